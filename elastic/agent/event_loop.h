@@ -1,0 +1,50 @@
+#ifndef DDP_ELASTIC_AGENT_EVENT_LOOP_H_
+#define DDP_ELASTIC_AGENT_EVENT_LOOP_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+namespace ddp::elastic {
+
+// The one epoll of the agent's one thread: descriptors and timers call back, nothing polls.
+//
+// Not thread-safe: every call, and every callback, is on the thread that calls Run(). A callback
+// may watch, unwatch, add and cancel, its own registration included.
+class EventLoop {
+ public:
+  using TimerId = uint64_t;
+
+  static absl::StatusOr<std::unique_ptr<EventLoop>> Create();
+  ~EventLoop();
+
+  // Calls `callback` with the ready epoll events each time `fd` has one of `events` (EPOLLIN, ...;
+  // level-triggered). Does not own `fd`; Unwatch it before closing it. An fd is watched once:
+  // kAlreadyExists.
+  absl::Status Watch(int fd, uint32_t events, std::function<void(uint32_t events)> callback);
+
+  // Does nothing when `fd` is not watched. After it returns the callback is never called again.
+  void Unwatch(int fd);
+
+  // Calls `callback` once, `delay` from now.
+  TimerId AddTimer(absl::Duration delay, std::function<void()> callback);
+  // Does nothing when the timer has fired or is unknown.
+  void CancelTimer(TimerId id);
+
+  // Dispatches until Stop() is called from a callback. Errors: what epoll_wait returns.
+  absl::Status Run();
+  void Stop();
+
+ private:
+  struct State;
+  explicit EventLoop(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace ddp::elastic
+
+#endif  // DDP_ELASTIC_AGENT_EVENT_LOOP_H_

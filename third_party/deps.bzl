@@ -1,0 +1,77 @@
+"""Everything that this workspace depends on. Called by our WORKSPACE and by every user's alike."""
+
+load(
+    "@bazel_tools//tools/build_defs/repo:utils.bzl",
+    "maybe",
+)
+load(
+    "//third_party:bazel_stubs.bzl",
+    "coverage_tools_stub",
+    "installed_repository",
+    "rules_cc_stub",
+)
+load("//third_party:system_library.bzl", "system_library")
+load("//third_party/cuda:repo.bzl", "cuda_repository")
+load("//third_party/libtorch:repo.bzl", "libtorch_repository")
+load("//third_party/nccl:repo.bzl", "nccl_repository")
+
+_ABSEIL_MODULES = [
+    "absl_base",
+    "absl_flat_hash_map",
+    "absl_hash",
+    "absl_status",
+    "absl_statusor",
+    "absl_str_format",
+    "absl_strings",
+    "absl_time",
+]
+
+# name: (Debian package, header that proves it is there, {pkg-config module: link without it})
+_SYSTEM_LIBRARIES = {
+    "abseil": ("libabsl-dev", "absl/status/statusor.h", {module: "-l" + module for module in _ABSEIL_MODULES}),
+    "benchmark": ("libbenchmark-dev", "benchmark/benchmark.h", {"benchmark": "-lbenchmark"}),
+    "gflags": ("libgflags-dev", "gflags/gflags.h", {"gflags": "-lgflags"}),
+    "glog": ("libgoogle-glog-dev", "glog/logging.h", {"libglog": "-lglog"}),
+    "googletest": ("libgmock-dev libgtest-dev", "gmock/gmock.h", {
+        "gmock": "-lgmock",
+        "gtest": "-lgtest",
+        "gtest_main": "-lgtest_main",
+    }),
+    "hiredis": ("libhiredis-dev", "hiredis/hiredis.h", {"hiredis": "-lhiredis"}),
+    "nlohmann_json": ("nlohmann-json3-dev", "nlohmann/json.hpp", {"nlohmann_json": ""}),
+    "xxhash": ("libxxhash-dev", "xxhash.h", {"libxxhash": "-lxxhash"}),
+}
+
+# Bazel 4.2.3 reports no version; newer Bazel has this function and needs none of our stubs.
+def _is_bazel_4():
+    return not getattr(native, "bazel_version", "") and not hasattr(native, "package_relative_label")
+
+def ddp_deps():
+    """Declares every repository that is not declared yet: a user's earlier choice wins."""
+    if _is_bazel_4():
+        maybe(rules_cc_stub, name = "rules_cc")
+        maybe(
+            installed_repository,
+            name = "rules_java",
+            apt_package = "bazel-rules-java",
+            path = "/usr/share/bazel/rules/java",
+        )
+        maybe(coverage_tools_stub, name = "remote_coverage_tools")
+        maybe(
+            installed_repository,
+            name = "bazel_skylib",
+            apt_package = "bazel-skylib",
+            path = "/usr/share/bazel/tools/skylib",
+        )
+    for name, (apt_package, header, modules) in _SYSTEM_LIBRARIES.items():
+        maybe(
+            system_library,
+            name = name,
+            apt_package = apt_package,
+            build_file = Label("//third_party/%s:system.BUILD.tpl" % name),
+            header = header,
+            pkg_config = modules,
+        )
+    maybe(libtorch_repository, name = "libtorch")
+    maybe(nccl_repository, name = "nccl")
+    maybe(cuda_repository, name = "cuda")

@@ -1,0 +1,32 @@
+"""@nccl: NCCL's header and library: beside TORCH_PATH's torch, else by hash from its wheel.
+
+Fetched only when something is built with --config=cuda.
+"""
+
+load("//third_party:versions.bzl", "NCCL_WHEELS")
+load("//third_party:wheels.bzl", "fetch_wheels")
+
+def _nccl_impl(ctx):
+    torch = ctx.os.environ.get("TORCH_PATH", "")
+    beside = ctx.path(torch).dirname.get_child("nvidia/nccl") if torch else None
+    if beside and beside.get_child("include/nccl.h").exists:
+        nccl = beside
+    else:
+        fetch_wheels(ctx, NCCL_WHEELS, "site-packages")
+        nccl = ctx.path("site-packages/nvidia/nccl")
+    version = [
+        line.split(" ")[-1].strip("\"")
+        for line in ctx.read(nccl.get_child("include/nccl.h")).split("\n")
+        if line.startswith("#define NCCL_VERSION_CODE")
+    ]
+    ctx.symlink(nccl.get_child("include"), "include")
+    ctx.template("BUILD.bazel", ctx.attr.build_file, {
+        "%{lib}": str(nccl.get_child("lib")),
+        "%{version}": version[0] if version else "unknown",
+    })
+
+nccl_repository = repository_rule(
+    implementation = _nccl_impl,
+    attrs = {"build_file": attr.label(default = Label("//third_party/nccl:nccl.BUILD.tpl"))},
+    environ = ["TORCH_PATH"],
+)

@@ -1,0 +1,79 @@
+"""The macros that our BUILD files and our users' are written with."""
+
+load("@rules_cc//cc:defs.bzl", "cc_binary", "cc_library", "cc_test")
+
+# The language is also in .bazelrc, which users of this workspace do not inherit.
+_COPTS = ["-std=c++20"]
+
+_WARNINGS = [
+    "-Wall",
+    "-Wextra",
+    "-Wno-sign-compare",
+    "-Wno-unused-parameter",
+]
+
+def _copts(copts):
+    return _COPTS + _WARNINGS + select({
+        "@ddp//tools:with_werror": ["-Werror"],
+        "//conditions:default": [],
+    }) + copts
+
+def if_cuda(with_cuda, without = []):
+    """Chooses by --config=cuda."""
+    return select({
+        "@ddp//:with_cuda": with_cuda,
+        "//conditions:default": without,
+    })
+
+def ddp_cc_library(name, copts = [], **kwargs):
+    cc_library(name = name, copts = _copts(copts), **kwargs)
+
+def ddp_cc_binary(name, copts = [], **kwargs):
+    cc_binary(name = name, copts = _copts(copts), **kwargs)
+
+def ddp_cc_test(name, size, copts = [], **kwargs):
+    """A test; `size` has no default, so that everybody chooses one."""
+    cc_test(name = name, size = size, copts = _copts(copts), **kwargs)
+
+def ddp_embed(name, srcs, **kwargs):
+    """Text files as constants: `join.lua` is `ddp::embedded::<name>::kJoin` in "<package>/<name>.h".
+
+    Args:
+      name: of the cc_library to depend on, of the header and of the namespace.
+      srcs: the files; stems in snake_case.
+      **kwargs: passed to the cc_library.
+    """
+    native.genrule(
+        name = name + "_header",
+        srcs = srcs,
+        outs = [name + ".h"],
+        cmd = "$(location @ddp//tools:embed) %s $@ $(SRCS)" % name,
+        tools = ["@ddp//tools:embed"],
+    )
+    cc_library(name = name, hdrs = [name + ".h"], **kwargs)
+
+def ddp_trainer(name, srcs, deps = [], data = [], args = [], **kwargs):
+    """A training program, and `NAME.launch`, which runs it under ddprun.
+
+        bazel run //my:train.launch -- --nproc-per-node=2 -- --lr=0.1
+
+    What stands before the second `--` goes to ddprun, what follows to the program.
+
+    Args:
+      name: of the program.
+      srcs: as of cc_binary.
+      deps: as of cc_binary.
+      data: files that the program finds in its runfiles.
+      args: given to the program before the user's own.
+      **kwargs: passed to the cc_binary.
+    """
+    ddp_cc_binary(name = name, srcs = srcs, deps = deps, data = data, **kwargs)
+    native.sh_binary(
+        name = name + ".launch",
+        srcs = ["@ddp//tools:launch.sh"],
+        args = ["$(rootpath @ddp//launcher:ddprun)", "$(rootpath :%s)" % name] + args,
+        data = [
+            "@ddp//launcher:ddprun",
+            ":" + name,
+        ] + data,
+    )
