@@ -1,0 +1,22 @@
+#include "elastic/agent/worker_failure.h"
+
+#include <string.h>
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+
+namespace ddp::elastic {
+
+std::string SignalName(int signal) {
+  const char* abbreviation = sigabbrev_np(signal);
+  if (abbreviation == nullptr) return absl::StrCat("signal ", signal);
+  return absl::StrCat("SIG", abbreviation);
+}
+
+std::string DescribeExit(const ExitStatus& status) {
+  if (status.signal != 0) return absl::StrCat("was killed by ", SignalName(status.signal));
+  return absl::StrCat("exited with code ", status.exit_code);
+}
+
+}  // namespace ddp::elastic

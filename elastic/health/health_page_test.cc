@@ -1,0 +1,194 @@
+#include "elastic/health/health_page.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdint>
+#include <limits>
+#include <thread>
+
+#include "base/clock.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace ddp::elastic {
+namespace {
+
+using ::testing::HasSubstr;
+
+// A second view of `page`, as a worker gets it.
+HealthPage MapAgain(const HealthPage& page) {
+  absl::StatusOr<HealthPage> mapped = HealthPage::Map(dup(page.fd()));
+  EXPECT_TRUE(mapped.ok()) << mapped.status();
+  return *std::move(mapped);
+}
+
+HealthPage MakePage() {
+  absl::StatusOr<HealthPage> page = HealthPage::Create();
+  EXPECT_TRUE(page.ok()) << page.status();
+  return *std::move(page);
+}
+
+// Runs `body` in a child process and waits for its end; returns the wait status.
+template <typename Body>
+int RunInChild(Body body) {
+  const pid_t pid = fork();
+  if (pid == 0) {
+    body();
+    _exit(0);
+  }
+  int status = 0;
+  while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
+  }
+  return status;
+}
+
+TEST(HealthPageTest, StartsWithoutAStep) {
+  const HealthPage page = MakePage();
+  const HealthPage::Snapshot snapshot = page.Read();
+  EXPECT_EQ(snapshot.generation, 0u);
+  EXPECT_FALSE(snapshot.has_step);
+  EXPECT_EQ(snapshot.worker, HealthPage::Worker::kNotAttached);
+}
+
+TEST(HealthPageTest, ReaderSeesTheFirstAndTheLastCommit) {
+  HealthPage agent = MakePage();
+  agent.BeginGeneration(7);
+  HealthPage worker = MapAgain(agent);
+  const int64_t before_ns = MonotonicNanoseconds();
+  worker.CommitStep(40);
+  const int64_t between_ns = MonotonicNanoseconds();
+  worker.CommitStep(41);
+  const int64_t after_ns = MonotonicNanoseconds();
+
+  const HealthPage::Snapshot snapshot = agent.Read();
+  EXPECT_EQ(snapshot.generation, 7u);
+  EXPECT_TRUE(snapshot.has_step);
+  EXPECT_EQ(snapshot.step, 41);
+  EXPECT_GE(snapshot.first_commit_monotonic_ns, before_ns);
+  EXPECT_LE(snapshot.first_commit_monotonic_ns, between_ns);
+  EXPECT_GE(snapshot.last_commit_monotonic_ns, between_ns);
+  EXPECT_LE(snapshot.last_commit_monotonic_ns, after_ns);
+}
+
+TEST(HealthPageTest, AGenerationForgetsTheStepsBeforeIt) {
+  HealthPage page = MakePage();
+  page.BeginGeneration(1);
+  page.CommitStep(3);
+  page.BeginGeneration(2);
+  EXPECT_EQ(page.Read().generation, 2u);
+  EXPECT_FALSE(page.Read().has_step);
+  EXPECT_EQ(page.Read().first_commit_monotonic_ns, 0);
+}
+
+TEST(HealthPageTest, AnotherProcessCommitsThroughAnInheritedDescriptor) {
+  HealthPage page = MakePage();
+  const int status = RunInChild([&page] {
+    absl::StatusOr<HealthPage> mine = HealthPage::Map(page.fd());
+    if (!mine.ok()) _exit(1);
+    mine->CommitStep(12);
+  });
+  ASSERT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  EXPECT_EQ(page.Read().step, 12);
+}
+
+TEST(HealthPageTest, ReaderSeesThatTheWorkerWasKilled) {
+  HealthPage page = MakePage();
+  int attached[2];
+  ASSERT_EQ(pipe(attached), 0);
+  const pid_t pid = fork();
+  if (pid == 0) {
+    absl::StatusOr<HealthPage> mine = HealthPage::Map(page.fd());
+    if (!mine.ok() || !mine->Attach().ok()) _exit(1);
+    (void)!write(attached[1], "x", 1);
+    for (;;) pause();
+  }
+  char byte = 0;
+  ASSERT_EQ(read(attached[0], &byte, 1), 1);
+  EXPECT_EQ(page.Read().worker, HealthPage::Worker::kAttached);
+  EXPECT_EQ(page.Attach().code(), absl::StatusCode::kFailedPrecondition);
+
+  kill(pid, SIGKILL);
+  ASSERT_EQ(waitpid(pid, nullptr, 0), pid);
+  EXPECT_EQ(page.Read().worker, HealthPage::Worker::kDied);
+  close(attached[0]);
+  close(attached[1]);
+}
+
+TEST(HealthPageTest, AWorkerMayTakeOverThePageOfADeadOne) {
+  HealthPage page = MakePage();
+  RunInChild([&page] { _exit(HealthPage::Map(page.fd())->Attach().ok() ? 0 : 1); });
+  ASSERT_EQ(page.Read().worker, HealthPage::Worker::kDied);
+  EXPECT_TRUE(page.Attach().ok());
+  EXPECT_EQ(page.Read().worker, HealthPage::Worker::kAttached);
+}
+
+TEST(HealthPageTest, ThePageCannotShrinkUnderItsReader) {
+  const HealthPage page = MakePage();
+  EXPECT_EQ(ftruncate(page.fd(), 0), -1);
+  EXPECT_EQ(errno, EPERM);
+  EXPECT_FALSE(page.Read().has_step);
+}
+
+TEST(HealthPageTest, ReadsEndWhateverThePageHolds) {
+  HealthPage page = MakePage();
+  auto* bytes = static_cast<unsigned char*>(
+      mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, page.fd(), 0));
+  ASSERT_NE(bytes, MAP_FAILED);
+  for (int value : {0xff, 0x01, 0x80}) {
+    for (int i = 0; i < 4096; ++i) bytes[i] = static_cast<unsigned char>(value);
+    page.Read();
+  }
+  EXPECT_TRUE(page.Read().has_step);
+  munmap(bytes, 4096);
+}
+
+TEST(HealthPageTest, ReaderNeverSeesHalfACommit) {
+  HealthPage page = MakePage();
+  HealthPage worker = MapAgain(page);
+  std::atomic<bool> stop{false};
+  std::thread writer([&] {
+    for (uint64_t generation = 1; !stop.load(std::memory_order_relaxed); ++generation) {
+      worker.BeginGeneration(generation);
+      worker.CommitStep(static_cast<int64_t>(generation));
+    }
+  });
+  for (int i = 0; i < 20'000; ++i) {
+    const HealthPage::Snapshot snapshot = page.Read();
+    if (snapshot.has_step) {
+      EXPECT_EQ(static_cast<uint64_t>(snapshot.step), snapshot.generation);
+    }
+  }
+  stop = true;
+  writer.join();
+}
+
+TEST(HealthPageTest, RefusesWhatIsNoHealthPage) {
+  EXPECT_EQ(HealthPage::Map(-1).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(HealthPage::Map(1'000'000).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(HealthPage::Map(open("/dev/null", O_RDWR)).status().message(),
+              HasSubstr("is not a health page"));
+  const int wrong_magic = memfd_create("other", MFD_CLOEXEC);
+  ASSERT_EQ(ftruncate(wrong_magic, 4096), 0);
+  EXPECT_THAT(HealthPage::Map(wrong_magic).status().message(), HasSubstr("wrong magic"));
+  const int short_file = memfd_create("other", MFD_CLOEXEC);
+  ASSERT_EQ(ftruncate(short_file, 100), 0);
+  EXPECT_EQ(HealthPage::Map(short_file).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST(HealthPageTest, NamesBothVersionsWhenTheyDiffer) {
+  HealthPage page = MakePage();
+  const uint32_t newer = 99;
+  ASSERT_EQ(pwrite(page.fd(), &newer, sizeof(newer), 8), 4);
+  const absl::Status status = HealthPage::Map(dup(page.fd())).status();
+  EXPECT_THAT(status.message(), HasSubstr("version 99"));
+  EXPECT_THAT(status.message(), HasSubstr("this program knows 1"));
+}
+
+}  // namespace
+}  // namespace ddp::elastic
