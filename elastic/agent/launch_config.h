@@ -28,7 +28,7 @@ struct LaunchConfig {
   int master_port = 0;
 
   // Timing.
-  absl::Duration lease = absl::Seconds(3);             // of this node in the rendezvous
+  absl::Duration lease = absl::Seconds(3);  // of this node in the rendezvous
   absl::Duration rendezvous_timeout = absl::Minutes(10);
   absl::Duration fault_grace = absl::Milliseconds(200);  // SIGTERM to SIGKILL after a fault
   absl::Duration shutdown_timeout = absl::Seconds(30);   // the same after a user's signal

@@ -17,18 +17,18 @@ namespace ddp::elastic {
 struct WorkerSpec {
   int local_rank = 0;
   int rank = 0;
-  int attempt = 0;                           // restart count: names the log folder
-  std::string role;                          // for the prefix of teed lines
-  std::vector<std::string> argv;             // argv[0] is looked up on PATH as execvp does
+  int attempt = 0;                                 // restart count: names the log folder
+  std::string role;                                // for the prefix of teed lines
+  std::vector<std::string> argv;                   // argv[0] is looked up on PATH as execvp does
   std::map<std::string, std::string> environment;  // over what the agent itself inherited
-  std::vector<int> inherited_fds;            // stay open in the worker under the same number
+  std::vector<int> inherited_fds;                  // stay open in the worker under the same number
 };
 
 // How a process ended.
 struct ExitStatus {
-  int exit_code = 0;  // meaningful when signal == 0
-  int signal = 0;     // the signal that killed it, or 0
-  std::string error_file;  // where the worker was told to describe its failure; may not exist
+  int exit_code = 0;            // meaningful when signal == 0
+  int signal = 0;               // the signal that killed it, or 0
+  std::string error_file = {};  // where the worker was told to describe its failure; may not exist
   bool succeeded() const { return exit_code == 0 && signal == 0; }
 };
 
@@ -44,8 +44,9 @@ class ProcessSpawner {
   // Called once per worker, when it was reaped and its last output was written where it belongs.
   using ExitCallback = std::function<void(pid_t pid, ExitStatus status)>;
 
-  // Adds TORCHELASTIC_ERROR_FILE to the environment. Returns the pid once exec has succeeded. Errors: kNotFound (no such program),
-  // kPermissionDenied (not executable), kResourceExhausted (fork, pipe), kInternal.
+  // Adds TORCHELASTIC_ERROR_FILE to the environment. Returns the pid once exec has succeeded.
+  // Errors: kNotFound (no such program), kPermissionDenied (not executable), kResourceExhausted
+  // (fork, pipe), kInternal.
   virtual absl::StatusOr<pid_t> Spawn(const WorkerSpec& spec, ExitCallback on_exit) = 0;
 
   // Sends `signal` to the process group of `pid`; ESRCH is no error.

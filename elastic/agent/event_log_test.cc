@@ -1,0 +1,116 @@
+#include "elastic/agent/event_log.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+
+namespace ddp::elastic {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::vector<nlohmann::json> ReadLines(const std::string& path) {
+  std::ifstream file(path);
+  std::vector<nlohmann::json> lines;
+  for (std::string line; std::getline(file, line);) lines.push_back(nlohmann::json::parse(line));
+  return lines;
+}
+
+class EventLogTest : public ::testing::Test {
+ protected:
+  EventLogTest() : path_(::testing::TempDir() + "/events-" + std::to_string(getpid()) + ".jsonl") {}
+  ~EventLogTest() override { unlink(path_.c_str()); }
+
+  EventLog Open(const std::string& run_id = "digits") {
+    absl::StatusOr<EventLog> log = EventLog::Open(path_, run_id);
+    EXPECT_TRUE(log.ok()) << log.status();
+    return *std::move(log);
+  }
+
+  const std::string path_;
+};
+
+TEST_F(EventLogTest, WritesOneObjectPerEvent) {
+  const int64_t before_ns = MonotonicNanoseconds();
+  EventLog log = Open();
+  log.GenerationStarted(1, {{.rank = 0, .pid = 10}, {.rank = 1, .pid = 11}});
+  log.FirstStepDone(1, {.rank = 1, .step = 5, .monotonic_ns = 1234});
+  log.WorkerExited(1, {.rank = 1, .pid = 11}, {.signal = SIGKILL});
+  log.WorkerExited(1, {.rank = 0, .pid = 10}, {.exit_code = 3});
+  log.Restarted(2, {.restart = 1, .max_restarts = 5, .reason = "rank 1 was killed by SIGKILL"});
+  log.JobFinished(2, 0);
+
+  const std::vector<nlohmann::json> lines = ReadLines(path_);
+  ASSERT_EQ(lines.size(), 6u);
+  EXPECT_EQ(lines[0]["event"], "generation_started");
+  EXPECT_EQ(lines[0]["run_id"], "digits");
+  EXPECT_EQ(lines[0]["generation"], 1);
+  EXPECT_EQ(lines[0]["ranks"], nlohmann::json({0, 1}));
+  EXPECT_EQ(lines[0]["pids"], nlohmann::json({10, 11}));
+  EXPECT_GE(lines[0]["monotonic_ns"].get<int64_t>(), before_ns);
+  EXPECT_GT(lines[0]["unix_time"].get<double>(), 1e9);
+  EXPECT_EQ(lines[1]["event"], "first_step");
+  EXPECT_EQ(lines[1]["monotonic_ns"], 1234);
+  EXPECT_EQ(lines[1]["step"], 5);
+  EXPECT_EQ(lines[2]["signal"], SIGKILL);
+  EXPECT_FALSE(lines[2].contains("exit_code"));
+  EXPECT_EQ(lines[3]["exit_code"], 3);
+  EXPECT_FALSE(lines[3].contains("signal"));
+  EXPECT_EQ(lines[4]["event"], "restart");
+  EXPECT_EQ(lines[4]["generation"], 2);
+  EXPECT_EQ(lines[4]["reason"], "rank 1 was killed by SIGKILL");
+  EXPECT_EQ(lines[5]["exit_code"], 0);
+}
+
+TEST_F(EventLogTest, AppendsToAnEarlierLog) {
+  Open("first").JobFinished(1, 1);
+  Open("second").JobFinished(1, 0);
+  const std::vector<nlohmann::json> lines = ReadLines(path_);
+  ASSERT_EQ(lines.size(), 2u);
+  EXPECT_EQ(lines[0]["run_id"], "first");
+  EXPECT_EQ(lines[1]["run_id"], "second");
+}
+
+TEST_F(EventLogTest, BytesThatAreNoTextDoNotEndTheJob) {
+  EventLog log = Open("run\xff\xfe\n");
+  log.Restarted(2, {.restart = 1, .max_restarts = 1, .reason = "\xc3("});
+  EXPECT_EQ(ReadLines(path_).size(), 1u);
+}
+
+TEST_F(EventLogTest, WithoutAPathNothingIsWritten) {
+  absl::StatusOr<EventLog> log = EventLog::Open("", "digits");
+  ASSERT_TRUE(log.ok());
+  EXPECT_FALSE(log->enabled());
+  log->JobFinished(1, 0);
+  EXPECT_NE(access(path_.c_str(), F_OK), 0);
+}
+
+TEST_F(EventLogTest, NamesTheFileThatCannotBeOpened) {
+  const absl::Status status = EventLog::Open("/nonexistent/events.jsonl", "digits").status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(status.message(), HasSubstr("/nonexistent/events.jsonl"));
+  EXPECT_THAT(status.message(), HasSubstr("No such file"));
+}
+
+TEST_F(EventLogTest, AFullDiskEndsTheLogOnly) {
+  absl::StatusOr<EventLog> log = EventLog::Open("/dev/full", "digits");
+  ASSERT_TRUE(log.ok());
+  ::testing::internal::CaptureStderr();
+  log->JobFinished(1, 0);
+  log->JobFinished(1, 0);
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(),
+            "ddprun: the event log /dev/full ends here: No space left on device\n");
+  EXPECT_FALSE(log->enabled());
+}
+
+}  // namespace
+}  // namespace ddp::elastic
