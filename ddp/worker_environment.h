@@ -1,0 +1,54 @@
+#ifndef DDP_WORKER_ENVIRONMENT_H_
+#define DDP_WORKER_ENVIRONMENT_H_
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "absl/status/statusor.h"
+
+namespace ddp {
+
+// What a launcher tells a worker through environment variables: torchrun's names, and ours for
+// what torchrun does not have. A value; thread-compatible.
+struct WorkerEnvironment {
+  // Its place in the job. 0 <= rank < world_size and 0 <= local_rank < local_world_size hold.
+  int rank = 0;              // RANK
+  int world_size = 1;        // WORLD_SIZE
+  int local_rank = 0;        // LOCAL_RANK; RANK where that is unset
+  int local_world_size = 1;  // LOCAL_WORLD_SIZE; WORLD_SIZE where that is unset
+  int group_rank = 0;        // GROUP_RANK, the node's number; 0 where that is unset
+
+  // Where the ranks meet: our store when DDP_STORE is set, else a TCPStore at this address.
+  std::string store_url;      // DDP_STORE, a URL without secrets; may be empty
+  std::string master_addr;    // MASTER_ADDR; may be empty when store_url is not
+  int master_port = 0;        // MASTER_PORT, 1..65535; 0 when unset
+  bool agent_store = false;   // TORCHELASTIC_USE_AGENT_STORE=True: the launcher serves it
+
+  // The attempt. A generation is a number and a nonce; both are unique to one set of processes.
+  uint64_t generation = 0;        // DDP_GENERATION
+  std::string generation_nonce;   // DDP_GENERATION_NONCE
+  int64_t restart_count = 0;      // TORCHELASTIC_RESTART_COUNT
+  int64_t max_restarts = 0;       // TORCHELASTIC_MAX_RESTARTS
+  std::string run_id;             // TORCHELASTIC_RUN_ID
+
+  // Channels back to the agent; empty or -1 outside ddprun.
+  std::string error_file;  // TORCHELASTIC_ERROR_FILE
+  int health_fd = -1;      // DDP_HEALTH_FD
+
+  // True when RANK and WORLD_SIZE are there, so that a launcher is behind us.
+  static bool Launched();
+
+  // Reads and checks the variables. kInvalidArgument names every variable that is missing, is not a
+  // number or contradicts another, and how to start the program so that they are set.
+  static absl::StatusOr<WorkerEnvironment> FromEnvironment();
+
+  // The same over any source of variables: `get` returns nullopt for one that is unset.
+  using Getter = std::function<std::optional<std::string>(const std::string& name)>;
+  static absl::StatusOr<WorkerEnvironment> Parse(const Getter& get);
+};
+
+}  // namespace ddp
+
+#endif  // DDP_WORKER_ENVIRONMENT_H_
