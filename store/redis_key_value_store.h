@@ -1,0 +1,171 @@
+// What RedisStore does, without LibTorch: a key-value store in Redis whose waits are woken.
+//
+// How the data lies. All values of one store are the fields of one Redis hash, `<prefix>values`; each
+// queue is a list of its own, `<prefix>queue:<key>`. Therefore
+//   - the number of keys is HLEN, O(1), and listing them touches this store only (HSCAN in pieces):
+//     never KEYS or a scan of what others keep in the same server;
+//   - many values are one HMGET;
+//   - one time-to-live covers the whole store, so it cannot lose half of its keys: it is renewed by
+//     every write and, at most once per 1% of it, by reads.
+// The price: appending to a value costs its whole length in the server each time.
+//
+// How a wait is woken. Every script that creates or changes a key publishes on the key's channel,
+// `<prefix>changed:<key>`, in the same atomic step. A waiter asks once; when the key is missing it
+// sends MULTI, SUBSCRIBE, the same question, EXEC: so between the question and the subscription nothing
+// can slip through. Then it sleeps in poll() and costs the server nothing until the push. When many
+// keys are missing it subscribes to one of them, chosen at random, and asks again for all when that
+// one has come: an expected log2(n) rounds for n keys that come in any order, where one subscription
+// per key would cost n^2 messages for n clients that wait for each other.
+// Publish/subscribe delivers at most once, yet nothing is lost: a subscription lives and dies with its
+// connection, and whoever finds its connection broken asks again on a new one. A peer that vanished
+// without a word is found by TCP keepalive.
+// (Why not a blocking list per waiter: the waiter would have to be written down in the server, found
+// by every write, and cleaned up after a waiter that died.)
+//
+// Connections. An operation borrows a connection for its duration; a wait keeps its one while it is
+// blocked. So a store used by one thread has exactly one connection, and another thread's `Set` never
+// stands behind a blocked `Wait`: it gets a connection of its own, of which at most one is kept idle.
+#ifndef DDP_STORE_REDIS_KEY_VALUE_STORE_H_
+#define DDP_STORE_REDIS_KEY_VALUE_STORE_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "base/clock.h"
+#include "base/mutex.h"
+#include "store/redis_connection.h"
+#include "store/redis_endpoint.h"
+#include "store/redis_script.h"
+
+namespace ddp::store {
+
+// A shared map from keys to byte strings, and queues of byte strings beside it. Keys and values may
+// hold any bytes. Values and queues have separate names: a value "a" and a queue "a" do not meet,
+// except that Wait and Check take either for present.
+//
+// Thread-safe: any number of threads may call any method at the same time.
+//
+// Every method has a `timeout`, within which it also survives the loss of the server, by connecting
+// again. Errors are those of RedisConnection, and where a method waits for a key:
+//   kDeadlineExceeded   the key did not come; the message names what is missing and for how long it
+//                       was waited for.
+// An operation that may have been applied when the connection broke (Add, CompareSet, Append, Delete,
+// queue operations) is not repeated: kUnavailable. The others are.
+class RedisKeyValueStore {
+ public:
+  struct Options {
+    // How long the store's keys outlive the last use of the store.
+    absl::Duration key_ttl = absl::Hours(24 * 7);
+    // total_timeout is used for the first connect alone; afterwards each method's `timeout` rules.
+    RedisConnectionOptions connection;
+  };
+
+  // Connects. Errors as RedisConnection::Connect; kInvalidArgument: the prefix is empty.
+  static absl::StatusOr<std::unique_ptr<RedisKeyValueStore>> Connect(const StoreAddress& address,
+                                                                     const Options& options);
+  ~RedisKeyValueStore();
+  RedisKeyValueStore(const RedisKeyValueStore&) = delete;
+  RedisKeyValueStore& operator=(const RedisKeyValueStore&) = delete;
+
+  absl::Status Set(const std::string& key, const std::string& value, absl::Duration timeout);
+
+  // Waits until the key has a value.
+  absl::StatusOr<std::string> Get(const std::string& key, absl::Duration timeout);
+
+  // Sets the key to `desired` when its value is `expected`, or when it has none and `expected` is
+  // empty. Returns the value the key has now; when it has none, `expected`.
+  absl::StatusOr<std::string> CompareSet(const std::string& key, const std::string& expected,
+                                         const std::string& desired, absl::Duration timeout);
+
+  // Adds to a decimal number; a missing key counts as 0. Returns the sum. kFailedPrecondition: the
+  // value is not a 64-bit decimal number, or the sum does not fit.
+  absl::StatusOr<int64_t> Add(const std::string& key, int64_t value, absl::Duration timeout);
+
+  // Removes the key, its value and its queue. Returns whether there was anything.
+  absl::StatusOr<bool> Delete(const std::string& key, absl::Duration timeout);
+
+  // Whether all keys are present, now.
+  absl::StatusOr<bool> Check(const std::vector<std::string>& keys, absl::Duration timeout);
+
+  // Waits until all keys are present at one moment.
+  absl::Status Wait(const std::vector<std::string>& keys, absl::Duration timeout);
+
+  // Puts `value` behind what the key has; a missing key counts as empty.
+  absl::Status Append(const std::string& key, const std::string& value, absl::Duration timeout);
+
+  // Waits until all keys have values, and returns them in the order of `keys`: one HMGET when all are
+  // there.
+  absl::StatusOr<std::vector<std::string>> MultiGet(const std::vector<std::string>& keys,
+                                                    absl::Duration timeout);
+
+  // Sets all, or in case of an error none. kInvalidArgument: the lists differ in length.
+  absl::Status MultiSet(const std::vector<std::string>& keys,
+                        const std::vector<std::string>& values, absl::Duration timeout);
+
+  absl::Status QueuePush(const std::string& key, const std::string& value, absl::Duration timeout);
+
+  // Takes the oldest element of the queue; waits until there is one.
+  absl::StatusOr<std::string> QueuePop(const std::string& key, absl::Duration timeout);
+
+  // As QueuePop, but nullopt at once when the queue is empty.
+  absl::StatusOr<std::optional<std::string>> QueueTryPop(const std::string& key,
+                                                         absl::Duration timeout);
+
+  absl::StatusOr<int64_t> QueueLength(const std::string& key, absl::Duration timeout);
+
+  // The number of keys with a value.
+  absl::StatusOr<int64_t> NumKeys(absl::Duration timeout);
+
+  // The keys with a value, sorted. A key that is set or removed meanwhile may or may not be listed.
+  absl::StatusOr<std::vector<std::string>> ListKeys(absl::Duration timeout);
+
+  // Renews the time-to-live of the values now; for a store that may be idle for longer than key_ttl.
+  absl::Status RefreshTtl(absl::Duration timeout);
+
+  const StoreAddress& address() const { return address_; }
+  const Options& options() const { return options_; }
+
+ private:
+  class Borrowed;
+
+  RedisKeyValueStore(const StoreAddress& address, const Options& options);
+
+  std::string QueueKey(const std::string& key) const;
+  std::string ChannelOf(const std::string& key) const;
+  std::string TtlMilliseconds() const;
+
+  absl::StatusOr<Borrowed> Borrow(absl::Time deadline);
+  void Return(std::unique_ptr<RedisConnection> connection);
+
+  absl::StatusOr<RedisReply> Run(const std::vector<std::string>& args, bool idempotent,
+                                 absl::Time deadline);
+  absl::StatusOr<RedisReply> RunScript(const RedisScript& script,
+                                       const std::vector<std::string>& keys,
+                                       const std::vector<std::string>& args, bool idempotent,
+                                       absl::Time deadline);
+  absl::StatusOr<std::vector<std::string>> MissingOf(RedisConnection& connection,
+                                                     const std::vector<std::string>& keys,
+                                                     absl::Time deadline);
+  absl::Status RefreshTtlIfDue(absl::Time deadline);
+
+  // Constant after construction.
+  const StoreAddress address_;
+  const Options options_;
+  const std::string values_key_;
+  const MonotonicClock clock_;
+
+  Mutex mutex_;
+  std::vector<std::unique_ptr<RedisConnection>> idle_ ABSL_GUARDED_BY(mutex_);
+  absl::Time last_refresh_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace ddp::store
+
+#endif  // DDP_STORE_REDIS_KEY_VALUE_STORE_H_
