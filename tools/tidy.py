@@ -1,0 +1,540 @@
+"""The rules of this repository that a machine can check, one function each.
+
+A rule takes every file of the tree and returns what is wrong, as "path:line: what; what to do".
+tools/tidy_test.py runs them, over bad examples first and over the tree then. To add a rule, write
+the function, put it into RULES and give tidy_test.py a bad example of it.
+
+The rules read text, not a syntax tree: they are made for code that clang-format has formatted, and
+they err on the side of silence.
+"""
+
+import ast
+import fnmatch
+import os
+import re
+import subprocess
+from dataclasses import dataclass, field
+
+MAX_LINE = 100
+MAX_FUNCTION_LINES = 70
+
+CXX_SUFFIXES = (".h", ".cc")
+CODE_SUFFIXES = CXX_SUFFIXES + (".py", ".bzl", ".lua", ".sh", ".supp", ".tpl", ".bazel")
+
+
+@dataclass
+class File:
+    """One file of the tree: its path from the root, its text and whether it may be executed."""
+
+    path: str
+    text: str
+    executable: bool = False
+    binary: bool = False
+    _code: str = field(default=None, repr=False)
+
+    @property
+    def lines(self):
+        return self.text.split("\n")
+
+    @property
+    def name(self):
+        return os.path.basename(self.path)
+
+    @property
+    def folder(self):
+        return os.path.dirname(self.path)
+
+    @property
+    def is_header(self):
+        return self.path.endswith(".h")
+
+    @property
+    def is_cxx(self):
+        return self.path.endswith(CXX_SUFFIXES)
+
+    @property
+    def is_test(self):
+        return self.path.endswith("_test.cc") or self.path.startswith("testing/")
+
+    @property
+    def is_build(self):
+        return self.name in ("BUILD.bazel", "BUILD")
+
+    @property
+    def is_script(self):
+        return self.text.startswith("#!") and not self.path.endswith(".py")
+
+    @property
+    def is_code(self):
+        return self.path.endswith(CODE_SUFFIXES) or self.is_script or self.is_build
+
+    @property
+    def code(self):
+        """C++ text with comments and literals blanked out, every line and column kept."""
+        if self._code is None:
+            self._code = blank_comments_and_literals(self.text)
+        return self._code
+
+
+_CXX_TOKEN = re.compile(
+    r"""//[^\n]*|/\*.*?\*/|R"(?P<tag>[^\s()\\]{0,16})\(.*?\)(?P=tag)"|"(?:\\.|[^"\\\n])*"|"""
+    r"""(?<![0-9A-Za-z_])'(?:\\.|[^'\\\n])+'""",
+    re.DOTALL,
+)
+
+
+def blank_comments_and_literals(text):
+    def blank(match):
+        token = match.group(0)
+        if token.startswith("//") or token.startswith("/*"):
+            return re.sub(r"[^\n]", " ", token)
+        return '"' + re.sub(r"[^\n]", " ", token[1:-1]) + '"'
+
+    # The path of an #include is no literal: rules look at it.
+    return "".join(
+        part if line.startswith("#include") else _CXX_TOKEN.sub(blank, part)
+        for line, part in _statements(text)
+    )
+
+
+def _statements(text):
+    """Splits off #include lines; the rest stays in whole blocks, so that tokens may span lines."""
+    block = []
+    for line in text.splitlines(keepends=True):
+        if line.startswith("#include"):
+            yield "", "".join(block)
+            block = []
+            yield line, line
+        else:
+            block.append(line)
+    yield "", "".join(block)
+
+
+def line_of(text, offset):
+    return text.count("\n", 0, offset) + 1
+
+
+def read_tree(root):
+    """Every file that git tracks or would track."""
+    command = ["git", "-c", "safe.directory=*", "-C", root, "ls-files", "-z", "--cached"]
+    listed = subprocess.run(
+        command + ["--others", "--exclude-standard"], check=True, capture_output=True
+    ).stdout.decode()
+    files = []
+    for path in sorted(set(filter(None, listed.split("\0")))):
+        full = os.path.join(root, path)
+        if not os.path.isfile(full) or os.path.islink(full):
+            continue
+        with open(full, "rb") as stream:
+            data = stream.read()
+        binary = b"\0" in data
+        text = "" if binary else data.decode("utf-8", errors="replace")
+        files.append(File(path, text, os.access(full, os.X_OK), binary))
+    return files
+
+
+# ---- Text -----------------------------------------------------------------------------------
+
+
+# A hash or an address has no place to break.
+_UNBREAKABLE = re.compile(r"\b[0-9a-f]{64}\b|https?://\S{60,}")
+
+
+def line_length(files):
+    for f in files:
+        if not f.is_code:
+            continue
+        for number, line in enumerate(f.lines, 1):
+            if len(line) > MAX_LINE and not _UNBREAKABLE.search(line):
+                yield f"{f.path}:{number}: {len(line)} columns; break the line at {MAX_LINE}"
+
+
+def white_space(files):
+    for f in files:
+        if not f.is_code and not f.path.endswith((".md", ".json")):
+            continue
+        for number, line in enumerate(f.lines, 1):
+            if line != line.rstrip():
+                yield f"{f.path}:{number}: white space at the end of the line; remove it"
+            if "\t" in line:
+                yield f"{f.path}:{number}: a tab; write spaces"
+        if f.text and not f.text.endswith("\n"):
+            yield f"{f.path}:{len(f.lines)}: the last line has no newline; add one"
+
+
+def markers(files):
+    for f in files:
+        if not f.is_code or f.path.startswith("tools/tidy"):
+            continue
+        for number, line in enumerate(f.lines, 1):
+            if re.search(r"\b(FIXME|XXX|HACK|DO NOT SUBMIT)\b", line):
+                yield f"{f.path}:{number}: a leftover marker; finish it or write a TODO"
+            todo = re.search(r"\bTODO\b(\(\w*\))?", line)
+            if todo and todo.group(1) not in ("(soon)", "(perf)", "(test)"):
+                yield f"{f.path}:{number}: a TODO carries its kind: TODO(soon|perf|test)"
+
+
+# Data of the examples: the only files that are not text.
+BINARY_FILES = ("*-idx1-ubyte", "*-idx3-ubyte")
+
+
+def binaries(files):
+    for f in files:
+        if f.binary and not any(fnmatch.fnmatch(f.path, p) for p in BINARY_FILES):
+            yield f"{f.path}:1: a binary file; the repository holds text"
+
+
+def one_title(files):
+    for f in files:
+        if not f.path.endswith(".md"):
+            continue
+        prose = re.sub(r"^ {0,3}```.*?^ {0,3}```", "", f.text, flags=re.DOTALL | re.MULTILINE)
+        titles = len(re.findall(r"^# ", prose, flags=re.MULTILINE))
+        if titles != 1 or not f.text.startswith("# "):
+            yield f"{f.path}:1: {titles} titles; a document has one, on its first line"
+
+
+def scripts(files):
+    for f in files:
+        if not f.is_script:
+            continue
+        if not f.executable:
+            yield f"{f.path}:1: a script that cannot be run; chmod +x it"
+        if "sh" in f.lines[0] and not re.search(r"^set -e", f.text, flags=re.MULTILINE):
+            yield f"{f.path}:1: goes on after a failed command; set -euo pipefail"
+
+
+# ---- C++ ------------------------------------------------------------------------------------
+
+
+@dataclass
+class Ban:
+    """A pattern that code may not contain, where, and what to write in its place."""
+
+    pattern: str
+    instead: str
+    applies: object = lambda f: True
+    # path -> why it may. A pattern (fnmatch) as path covers a folder.
+    allowed: dict = field(default_factory=dict)
+
+
+BANS = [
+    Ban(
+        r"\b(usleep|nanosleep|sleep_for|sleep_until|SleepFor|(?<!\w)sleep)\s*\(",
+        "wait for an event with a deadline",
+    ),
+    Ban(
+        r"\bsystem_clock\b|\babsl::Now\(|\bgettimeofday\(|\bCLOCK_REALTIME\b|\btime\((nullptr|0)\)",
+        "take a Clock (base/clock.h)",
+    ),
+    Ban(r"#include [<\"]torch/torch\.h", "include what is used", lambda f: f.is_header),
+    Ban(r"#include [<\"]torch/extension\.h", "include what is used"),
+    Ban(
+        r"\bredis(v?Append|Connect|v?Command|Buffer|Get|Set)\w*\s*\(|#include <hiredis/",
+        "go through store/redis_connection.h",
+        lambda f: not f.path.startswith("store/"),
+    ),
+    Ban(
+        r"\bstd::(recursive_|timed_|shared_)?(mutex|condition_variable(_any)?|lock_guard|"
+        r"unique_lock|scoped_lock)\b",
+        "use Mutex, MutexLock and CondVar of base/mutex.h",
+        allowed={"base/mutex.h": "the wrapper itself"},
+    ),
+    Ban(r"\babsl::(Mutex|MutexLock|CondVar)\b", "use base/mutex.h: absl's is not instrumented"),
+    Ban(r"#include [<\"]absl/(flags|log|synchronization)/", "use gflags, glog and base/mutex.h"),
+    Ban(r"\bGTEST_SKIP\(\)(?!\s*<<)", "give the reason: GTEST_SKIP() << ..."),
+    Ban(r"(?<!\w)assert\s*\(", "use CHECK: it stays on in release builds"),
+    Ban(r"^\s*using namespace\b", "name what is used", lambda f: f.is_header),
+    Ban(r"\b(system|popen|tmpnam|mktemp|strtok|sprintf|gets)\s*\(", "use a safe call"),
+]
+
+
+def banned(files):
+    for f in files:
+        if not f.is_cxx:
+            continue
+        for ban in BANS:
+            if not ban.applies(f) or any(fnmatch.fnmatch(f.path, p) for p in ban.allowed):
+                continue
+            for match in re.finditer(ban.pattern, f.code, flags=re.MULTILINE):
+                what = " ".join(match.group(0).split())
+                yield f"{f.path}:{line_of(f.code, match.start())}: {what}; {ban.instead}"
+
+
+TORCH_INCLUDE = re.compile(r'^#include [<"](torch|ATen|c10)/', re.MULTILINE)
+
+
+def glog_after_torch(files):
+    for f in files:
+        if not f.is_cxx or f.path == "ddp/logging.h":
+            continue
+        if TORCH_INCLUDE.search(f.code) and "#include <glog/logging.h>" in f.code:
+            yield f"{f.path}:1: torch and glog both define LOG; include ddp/logging.h for glog"
+
+
+def flags_in_main(files):
+    for f in files:
+        match = re.search(r"^DEFINE_\w+\(", f.code, re.MULTILINE) if f.is_cxx else None
+        if match and not re.search(r"\bint main\(", f.code):
+            yield (
+                f"{f.path}:{line_of(f.code, match.start())}: a gflag outside the file of main(); "
+                "take an option struct"
+            )
+
+
+# Folder -> what its headers and sources may include, besides itself, base/ and generated headers.
+# Tests may include testing/ as well. The longest matching folder counts.
+LAYERS = {
+    "base": [],
+    "store": [],
+    "ddp": ["store"],
+    "elastic/agent": ["store", "elastic/health", "elastic/rendezvous"],
+    "elastic/checkpoint": ["store", "ddp", "elastic/data", "elastic/worker"],
+    "elastic/data": ["store", "ddp"],
+    "elastic/health": ["store"],
+    "elastic/rendezvous": ["store"],
+    "elastic/worker": ["store", "ddp", "elastic/health"],
+    "launcher": ["store", "elastic/agent", "elastic/rendezvous", "elastic/health"],
+}
+OUR_FOLDERS = ("base", "store", "ddp", "elastic", "launcher", "testing", "tools", "examples")
+# The one torch-bound type of an otherwise torch-free folder.
+TORCH_FREE = ("base/", "launcher/", "store/", "elastic/agent/", "elastic/health/",
+              "elastic/rendezvous/")
+TORCH_BOUND = ("store/redis_store",)
+
+
+def layers(files):
+    for f in files:
+        layer = max((x for x in LAYERS if f.path.startswith(x + "/")), key=len, default=None)
+        if not f.is_cxx or layer is None:
+            continue
+        may = [layer, "base"] + LAYERS[layer] + (["testing"] if f.path.endswith("_test.cc") else [])
+        for match in re.finditer(r'^#include "([^"]+)"', f.code, flags=re.MULTILINE):
+            path = match.group(1)
+            ours = path.startswith(tuple(x + "/" for x in OUR_FOLDERS))
+            if ours and not path.startswith(tuple(x + "/" for x in may)):
+                yield (
+                    f"{f.path}:{line_of(f.code, match.start())}: includes {path}; {layer}/ may "
+                    f"depend on {', '.join(may[1:])} only"
+                )
+
+
+def torch_free(files):
+    for f in files:
+        if not f.is_cxx or not f.path.startswith(TORCH_FREE) or f.path.startswith(TORCH_BOUND):
+            continue
+        match = TORCH_INCLUDE.search(f.code)
+        if match:
+            yield f"{f.path}:{line_of(f.code, match.start())}: {f.folder}/ is free of LibTorch"
+
+
+def header_form(files):
+    for f in files:
+        if not f.is_header or f.path.startswith("third_party/"):
+            continue
+        guard = "DDP_" + re.sub(r"\W", "_", re.sub(r"^ddp/", "", f.path)).upper() + "_"
+        guards = (guard, "DDP_" + re.sub(r"\W", "_", f.path).upper() + "_")
+        found = re.search(r"^#ifndef (\w+)\n#define (\w+)$", f.text, flags=re.MULTILINE)
+        if not found or found.group(1) != found.group(2) or found.group(1) not in guards:
+            yield f"{f.path}:1: no include guard {guards[1]}; add it"
+        if not re.search(r"^ *// \w", f.text, flags=re.MULTILINE):
+            yield f"{f.path}:1: a header without a comment; say what it is and how to use it"
+
+
+def own_header_first(files):
+    headers = {f.path for f in files if f.is_header}
+    for f in files:
+        if not f.path.endswith(".cc"):
+            continue
+        stem = re.sub(r"(_test|_benchmark|_fuzz)?\.cc$", "", f.path)
+        own = stem + ".h"
+        first = re.search(r'^#include [<"]([^>"]+)', f.code, flags=re.MULTILINE)
+        if own in headers and (not first or first.group(1) != own):
+            yield f"{f.path}:1: includes another header before {own}; include its own first"
+
+
+_CONTAINER = re.compile(r"\b(namespace|class|struct|union|enum|extern)\b")
+
+
+def _kind_of_block(head):
+    """What the braces after `head`, at the level of a namespace or class, enclose."""
+    outside = re.sub(r"\(.*\)|<.*>", "", head, flags=re.DOTALL)
+    if "=" in re.sub(r"[=!<>]=|operator=", "", outside):
+        return "block"  # a table: kNames[] = {
+    if _CONTAINER.search(outside):
+        return "container"
+    return "function" if "(" in head else "block"
+
+
+def functions(code):
+    """Yields (name, first line, last line) of every function body, found by matching braces."""
+    stack = []  # of (kind, offset of the head)
+    head = 0  # where the statement that leads to the next brace begins
+    depth = 0  # of parentheses: braces within them belong to an expression
+    for match in re.finditer(r"[{}();]|^#[^\n]*(?:\\\n[^\n]*)*", code, flags=re.MULTILINE):
+        token = match.group(0)
+        if token.startswith("#"):
+            head = match.end() if depth == 0 else head
+        elif token == "(":
+            depth += 1
+        elif token == ")":
+            depth = max(0, depth - 1)
+        elif token == ";" and depth == 0:
+            head = match.end()
+        elif token == "{":
+            text = code[head : match.start()]
+            inside = bool(stack) and stack[-1][0] != "container"
+            kind = "block" if inside or depth > 0 else _kind_of_block(text)
+            if kind == "function" and not text[-1].isspace():
+                kind = "value"  # member_{x}: the function's own brace stands after a space
+            stack.append((kind, head, depth))
+            depth = 0
+            head = match.end()
+        elif token == "}" and stack:
+            kind, start, depth = stack.pop()
+            if kind == "function":
+                text = code[start:]
+                start += len(text) - len(text.lstrip())
+                name = re.search(r"([\w:~]+)\s*\(", code[start:])
+                yield name.group(1), line_of(code, start), line_of(code, match.start())
+            head = start if kind == "value" else match.end()
+
+
+def function_length(files):
+    for f in files:
+        if not f.is_cxx:
+            continue
+        for name, first, last in functions(f.code):
+            if last - first + 1 > MAX_FUNCTION_LINES:
+                yield (
+                    f"{f.path}:{first}: {name} has {last - first + 1} lines; a function fits a "
+                    f"screen, {MAX_FUNCTION_LINES} lines"
+                )
+
+
+# ---- Bazel ----------------------------------------------------------------------------------
+
+TEST_TAGS = ("cpu", "gpu", "nccl", "redis", "multiproc", "slow", "manual", "exclusive", "local")
+SIZES = ("small", "medium", "large", "enormous")
+SORTED_LISTS = ("srcs", "hdrs", "deps", "data", "tags", "textual_hdrs")
+
+
+def build_calls(f):
+    """The calls of a BUILD file as (rule, {attribute: ast node}, line); None: no valid file."""
+    try:
+        tree = ast.parse(f.text)
+    except SyntaxError:
+        return None
+    calls = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            attributes = {k.arg: k.value for k in node.keywords if k.arg}
+            calls.append((node.func.id, attributes, node))
+    return calls
+
+
+def _is_rule(rule, attributes):
+    return "name" in attributes and rule not in ("workspace", "maybe")
+
+
+def _strings(node):
+    return [x.value for x in ast.walk(node) if isinstance(x, ast.Constant) and
+            isinstance(x.value, str)]
+
+
+def _sort_key(label):
+    phase = 1 if label.startswith(":") else 2 if label.startswith("//") else 3
+    phase = phase if label.startswith((":", "//", "@")) else 0
+    return phase, label.replace(":", ".").split(".")
+
+
+def build_form(files):
+    for f in files:
+        if not f.is_build:
+            continue
+        calls = build_calls(f)
+        if calls is None:
+            yield f"{f.path}:1: cannot be parsed"
+            continue
+        names = set()
+        rules = [(r, a, n.lineno) for r, a, n in calls if _is_rule(r, a)]
+        cxx = any(r.startswith("ddp_cc") for r, _, _ in rules)
+        if cxx and not any(r == "package" and "layering_check" in ast.dump(n) for r, _, n in calls):
+            yield f'{f.path}:1: package() lacks features = ["layering_check"]'
+        for rule, attributes, line in rules:
+            name = "".join(_strings(attributes["name"]))
+            if name in names:
+                yield f"{f.path}:{line}: a second target {name}"
+            names.add(name)
+            yield from _attribute_findings(f, rule, attributes, line)
+
+
+def _attribute_findings(f, rule, attributes, line):
+    if rule in ("cc_library", "cc_test", "cc_binary") and not f.path.startswith("third_party/"):
+        yield f"{f.path}:{line}: {rule}; use ddp_{rule}, which adds our options"
+    if rule.endswith("_test"):
+        size = _strings(attributes["size"]) if "size" in attributes else []
+        if not size or size[0] not in SIZES:
+            yield f"{f.path}:{line}: a test states its size: {', '.join(SIZES)}"
+        for tag in _strings(attributes["tags"]) if "tags" in attributes else []:
+            if tag not in TEST_TAGS and not re.fullmatch(r"cpu:\d+", tag):
+                yield f'{f.path}:{line}: unknown tag "{tag}"; known: {", ".join(TEST_TAGS)}'
+    for attribute in SORTED_LISTS:
+        node = attributes.get(attribute)
+        if not isinstance(node, ast.List):
+            continue
+        values = [x.value for x in node.elts if isinstance(x, ast.Constant)]
+        if values != sorted(values, key=_sort_key):
+            yield f"{f.path}:{node.lineno}: {attribute} is not sorted"
+        if len(values) != len(set(values)):
+            yield f"{f.path}:{node.lineno}: {attribute} names something twice"
+
+
+# Found by the tools that read them, not by a target.
+UNBUILT = ("testing/consumer/*", "third_party/*", "tools/*.py", "tools/bench/*.py")
+
+
+def built(files):
+    packages = {f.folder: f for f in files if f.is_build}
+    named = {}
+    for folder, build in packages.items():
+        globs, strings = [], set()
+        for rule, _, node in build_calls(build) or []:
+            (globs.extend if rule == "glob" else strings.update)(_strings(node))
+        named[folder] = (globs, strings)
+    for f in files:
+        if not f.path.endswith(CXX_SUFFIXES + (".lua", ".py")):
+            continue
+        if any(fnmatch.fnmatch(f.path, p) for p in UNBUILT):
+            continue
+        package = f.folder
+        while package not in packages and package:
+            package = os.path.dirname(package)
+        if package not in packages:
+            yield f"{f.path}:1: in no Bazel package; add a BUILD.bazel"
+            continue
+        globs, strings = named[package]
+        relative = os.path.relpath(f.path, package or ".")
+        if relative not in strings and ":" + relative not in strings:
+            if not any(fnmatch.fnmatch(relative, g.replace("**/", "*")) for g in globs):
+                yield f"{f.path}:1: in no target of {packages[package].path}; add it to one"
+
+
+RULES = [
+    line_length,
+    white_space,
+    markers,
+    binaries,
+    one_title,
+    scripts,
+    banned,
+    glog_after_torch,
+    flags_in_main,
+    layers,
+    torch_free,
+    header_form,
+    own_header_first,
+    function_length,
+    build_form,
+    built,
+]

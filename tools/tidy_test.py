@@ -1,0 +1,242 @@
+#!/usr/bin/env python3
+"""Tests the rules of tools/tidy.py on bad and good examples, then holds the whole tree to them.
+
+    tools/tidy_test.py             # every rule
+    tools/tidy_test.py -k layers   # one of them
+"""
+
+import os
+import sys
+import unittest
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import tidy  # noqa: E402  (found beside this file)
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+HEADER = """// What it is.
+#ifndef DDP_{0}_H_
+#define DDP_{0}_H_
+{1}
+#endif  // DDP_{0}_H_
+"""
+
+BUILD = """package(features = ["layering_check"])
+
+ddp_cc_library(
+    name = "a",
+    srcs = ["a.cc"],
+    hdrs = ["a.h"],
+    deps = [{}],
+)
+"""
+
+LONG_BODY = "  Step();\n" * 69
+TEST_RULE = 'ddp_cc_test(name = "t", srcs = ["t.cc"]{})\n'
+LAYERED = 'package(features = ["layering_check"])\n'
+
+# rule -> the bad examples: each a path and a text, or a list of them.
+BAD = {
+    "line_length": [
+        ("a.cc", "int " + "x" * 97 + ";\n"),
+        ("tools/setup", "#!/bin/bash\nset -e\n" + "x" * 101 + "\n"),
+    ],
+    "white_space": [
+        ("a.cc", "int x; \n"),
+        ("a.h", "\tint x;\n"),
+        ("a.md", "# A"),
+    ],
+    "markers": [
+        ("a.cc", "// FIX" + "ME\n"),
+        ("a.cc", "// TO" + "DO: later\n"),
+        ("a.cc", "// TO" + "DO(someone): later\n"),
+    ],
+    "one_title": [
+        ("a.md", "# One\n\n# Two\n"),
+        ("a.md", "No title.\n"),
+        ("a.md", "Text first.\n\n# Title\n"),
+    ],
+    "banned": [
+        ("a.cc", "void F() { usleep(3); }\n"),
+        ("a.cc", "void F() { std::this_thread::sleep_for(x); }\n"),
+        ("a.cc", "void F() { absl::SleepFor(x); }\n"),
+        ("a.cc", "auto t = std::chrono::system_clock::now();\n"),
+        ("a.cc", "auto t = absl::Now();\n"),
+        ("a.h", "#include <torch/torch.h>\n"),
+        ("ddp/a.cc", "auto* r = redisCommand(c, x);\n"),
+        ("ddp/a.cc", "#include <hiredis/hiredis.h>\n"),
+        ("a.cc", "std::mutex m;\n"),
+        ("a.cc", "std::lock_guard<std::mutex> lock(m);\n"),
+        ("a.cc", "absl::Mutex m;\n"),
+        ("a_test.cc", "void F() { GTEST_SKIP(); }\n"),
+        ("a.cc", "void F() { assert(x); }\n"),
+        ("a.h", "using namespace std;\n"),
+        ("a.cc", 'void F() { system("ls"); }\n'),
+    ],
+    "glog_after_torch": [
+        ("ddp/a.cc", "#include <ATen/ATen.h>\n#include <glog/logging.h>\n"),
+    ],
+    "flags_in_main": [("a.cc", 'DEFINE_int32(x, 1, "");\n')],
+    "layers": [
+        ("store/a.cc", '#include "ddp/b.h"\n'),
+        ("base/a.cc", '#include "store/b.h"\n'),
+        ("elastic/agent/a.h", '#include "launcher/b.h"\n'),
+        ("launcher/a.h", '#include "testing/b.h"\n'),
+        ("elastic/agent/a.cc", '#include "elastic/checkpoint/b.h"\n'),
+    ],
+    "torch_free": [
+        ("launcher/a.cc", "#include <c10/util/Exception.h>\n"),
+        ("store/redis_connection.cc", "#include <ATen/ATen.h>\n"),
+    ],
+    "header_form": [
+        ("store/a.h", "// Comment.\nint x;\n"),
+        ("store/a.h", HEADER.format("STORE_B", "")),
+        ("store/a.h", HEADER.format("STORE_A", "").replace("// What it is.\n", "")),
+    ],
+    "own_header_first": [
+        [("s/a.h", ""), ("s/a.cc", '#include <vector>\n\n#include "s/a.h"\n')],
+        [("s/a.h", ""), ("s/a_test.cc", "#include <gtest/gtest.h>\n")],
+    ],
+    "function_length": [
+        ("a.cc", "void F() {\n" + LONG_BODY + "}\n"),
+        ("a.cc", "namespace n {\nclass C {\n  void F() {\n" + LONG_BODY + "  }\n};\n}\n"),
+        ("a.cc", "TEST(A, B) {\n  for (;;) {\n" + LONG_BODY + "  }\n}\n"),
+        ("a.cc", "C::C(int x)\n    : x_(x), y_{x} {\n" + LONG_BODY + "}\n"),
+    ],
+    "scripts": [("tools/x", "#!/usr/bin/env bash\nset -e\n")],
+    "build_form": [
+        ("s/BUILD.bazel", "ddp_cc_library(\n"),
+        ("s/BUILD.bazel", 'ddp_cc_library(name = "a")\n'),
+        ("s/BUILD.bazel", LAYERED + TEST_RULE.format("")),
+        ("s/BUILD.bazel", LAYERED + TEST_RULE.format(', size = "huge"')),
+        ("s/BUILD.bazel", LAYERED + TEST_RULE.format(', size = "small", tags = ["quick"]')),
+        ("s/BUILD.bazel", LAYERED + 'cc_library(name = "a")\n'),
+        ("s/BUILD.bazel", LAYERED + 'x(name = "a")\nx(name = "a")\n'),
+        ("s/BUILD.bazel", BUILD.format('"//b", ":a"')),
+        ("s/BUILD.bazel", BUILD.format('"@glog", "//b"')),
+        ("s/BUILD.bazel", BUILD.format('":a", ":a"')),
+    ],
+    "built": [
+        [("s/BUILD.bazel", BUILD.format("")), ("s/b.cc", "")],
+        [("s/b.h", "")],
+        [("s/BUILD.bazel", "# b.lua\n"), ("s/b.lua", "")],
+    ],
+}
+
+# The same rules must be silent about these.
+GOOD = {
+    "line_length": [
+        ("a.cc", "x" * 100 + "\n"),
+        ("a.md", "# Long\n" + "x" * 300 + "\n"),
+        ("a.bzl", '"name": "' + "0123456789abcdef" * 4 + '" ' + "#" * 40 + "\n"),
+    ],
+    "white_space": [("a.cc", "int x;\n")],
+    "markers": [("a.cc", "// TO" + "DO(perf): later\n")],
+    "one_title": [("a.md", "# One\n\n```\n# a comment in code\n```\n\n## Part\n")],
+    "banned": [
+        ("a.cc", '// usleep(3), absl::Now()\nconst char* k = "system(x) absl::Now()";\n'),
+        ("a.cc", 'const char* k = R"(absl::Now() " )";\nint x = 1\'000;\n'),
+        ("store/a.cc", "auto* r = redisCommand(c, x);\n"),
+        ("base/mutex.h", "std::mutex mutex_;\n"),
+        ("a_test.cc", 'void F() { GTEST_SKIP() << "no GPU"; }\n'),
+        ("a.cc", "static_assert(x);\n#include <torch/torch.h>\n"),
+    ],
+    "glog_after_torch": [("ddp/a.cc", '#include <ATen/ATen.h>\n\n#include "ddp/logging.h"\n')],
+    "flags_in_main": [("a.cc", 'DEFINE_int32(x, 1, "");\nint main(int argc, char** argv) {}\n')],
+    "layers": [
+        ("store/a.cc", '#include "base/b.h"\n#include "store/c.h"\n#include "absl/d.h"\n'),
+        ("store/a_test.cc", '#include "testing/b.h"\n'),
+        ("elastic/agent/a.cc", '#include "elastic/health/b.h"\n'),
+    ],
+    "torch_free": [
+        ("store/redis_store.cc", "#include <c10/util/Exception.h>\n"),
+        ("ddp/a.cc", "#include <ATen/ATen.h>\n"),
+    ],
+    "header_form": [
+        ("store/a.h", HEADER.format("STORE_A", "")),
+        ("ddp/comm/a.h", HEADER.format("COMM_A", "")),
+    ],
+    "own_header_first": [
+        [("s/a.h", ""), ("s/a.cc", '#include "s/a.h"\n\n#include <vector>\n')],
+        [("s/main.cc", "#include <vector>\n")],
+    ],
+    "function_length": [
+        ("a.cc", "void F() {\n" + LONG_BODY[:-10] + "}\n"),
+        ("a.cc", "const char* const kTable[] = {\n" + '    F("x"),\n' * 90 + "};\n"),
+        ("a.cc", "namespace n {\n" + "void F();\n" * 90 + "}\n"),
+        ("a.cc", "struct S {\n" + "  int x = F();\n" * 90 + "};\n"),
+        ("a.cc", '#define M(x) \\\n  F({x})\nconst char* k = "{";\n' + "void F() {}\n" * 90),
+    ],
+    "build_form": [
+        ("s/BUILD.bazel", BUILD.format('":b", "//a", "//b:c", "@glog"')),
+        ("s/BUILD.bazel", LAYERED + TEST_RULE.format(', size = "small", tags = ["cpu:2"]')),
+        ("s/BUILD.bazel", 'exports_files(["x"])\n'),
+    ],
+    "built": [
+        [("s/BUILD.bazel", BUILD.format("")), ("s/a.cc", ""), ("s/a.h", "")],
+        [("s/BUILD.bazel", 'x(srcs = glob(["t/**/*.lua"]))\n'), ("s/t/b.lua", "")],
+    ],
+}
+
+
+def findings(rule, example):
+    files = example if isinstance(example, list) else [example]
+    return list(getattr(tidy, rule)([tidy.File(path, text) for path, text in files]))
+
+
+class RuleTest(unittest.TestCase):
+    """Each rule finds what it is for, and only that."""
+
+    def test_every_rule_has_a_bad_example(self):
+        untested = {rule.__name__ for rule in tidy.RULES} - set(BAD) - {"binaries"}
+        self.assertEqual(untested, set())
+
+    def test_bad_examples_are_found(self):
+        for rule, examples in BAD.items():
+            for example in examples:
+                with self.subTest(rule=rule, example=example):
+                    self.assertNotEqual(findings(rule, example), [])
+
+    def test_good_examples_pass(self):
+        for rule, examples in GOOD.items():
+            for example in examples:
+                with self.subTest(rule=rule, example=example):
+                    self.assertEqual(findings(rule, example), [])
+
+    def test_binaries_are_data_only(self):
+        stray = tidy.File("a.so", "", binary=True)
+        data = tidy.File("examples/digits/data/train-images-idx3-ubyte", "", binary=True)
+        self.assertEqual(len(list(tidy.binaries([stray, data]))), 1)
+
+    def test_a_finding_names_the_line(self):
+        found = findings("banned", ("a.cc", "/* a\n   b */\nint x;\nauto t = absl::Now();\n"))
+        self.assertTrue(found[0].startswith("a.cc:4: "), found)
+
+    def test_functions_are_told_by_name_and_extent(self):
+        code = "namespace n {\n\nint F(int a) {\n  if (a) {\n  }\n}\n\nA::~A() {}\n\n}  // namespace n\n"
+        self.assertEqual(list(tidy.functions(code)), [("F", 3, 6), ("A::~A", 8, 8)])
+
+
+class TreeTest(unittest.TestCase):
+    """The tree keeps every rule."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.files = tidy.read_tree(ROOT)
+
+
+def _add_tree_tests():
+    for rule in tidy.RULES:
+
+        def keeps(self, rule=rule):
+            found = list(rule(self.files))
+            self.assertEqual(found, [], "\n" + "\n".join(found))
+
+        keeps.__doc__ = rule.__name__
+        setattr(TreeTest, "test_" + rule.__name__, keeps)
+
+
+_add_tree_tests()
+
+if __name__ == "__main__":
+    unittest.main()
