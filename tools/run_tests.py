@@ -1,0 +1,369 @@
+"""Builds and tests the tree, counts the test cases, and shows what failed. See tools/test.
+
+Bazel runs the tests; what it did is read from its build event file, so that nothing is counted that
+this run did not ask for. Python's own tests (the tidy test among them) and the consumer workspace
+run beside it.
+"""
+
+import argparse
+import io
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+import urllib.parse
+import xml.etree.ElementTree as ElementTree
+from dataclasses import dataclass, field
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import torch_units  # noqa: E402  (found beside this file)
+
+ROOT = torch_units.ROOT
+CONSUMER = "testing/consumer"
+# Another Bazel, or one with startup options: BAZEL="bazel --output_base=..." tools/test.
+BAZEL = shlex.split(os.environ.get("BAZEL", "bazel"))
+# How much of the log of a test that died is shown.
+LOG_TAIL_LINES = 100
+
+
+@dataclass
+class Totals:
+    """What all steps together have come to."""
+
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    failures: list = field(default_factory=list)  # of (name, output)
+    skips: list = field(default_factory=list)  # of (name, reason)
+
+    def fail(self, name, output):
+        self.failed += 1
+        self.failures.append((name, output.strip("\n")))
+
+    def skip(self, name, reason):
+        self.skipped += 1
+        self.skips.append((name, reason))
+
+
+def say(text):
+    print(f"\n==== {text}", flush=True)
+
+
+# ---- What Bazel did -------------------------------------------------------------------------
+
+
+def read_events(path):
+    """The events of a build event file. A cut last line, of a Bazel that was killed, is dropped."""
+    events = []
+    with open(path, encoding="utf-8", errors="replace") as stream:
+        for line in stream:
+            try:
+                events.append(json.loads(line))
+            except ValueError:
+                break
+    return events
+
+
+def count_bazel(events, totals):
+    """Adds up the test cases of one run of Bazel."""
+    for event in events:
+        identity = event.get("id", {})
+        aborted = event.get("aborted")
+        if "testResult" in event:
+            count_test(identity["testResult"]["label"], event["testResult"], totals)
+        elif "testSummary" in event and event["testSummary"].get("overallStatus") in (
+            "FAILED_TO_BUILD",
+            "NO_STATUS",
+        ):
+            totals.fail(identity["testSummary"]["label"], "was not run: it could not be built")
+        elif aborted and "targetCompleted" in identity:
+            label = identity["targetCompleted"]["label"]
+            if aborted.get("reason") == "SKIPPED":
+                totals.skip(label, "needs a GPU configuration: --config=cuda and a GPU to run on")
+            else:
+                totals.fail(label, aborted.get("description", aborted.get("reason", "aborted")))
+        elif "completed" in event and "targetCompleted" in identity:
+            # A test that cannot be built has a testSummary besides; the others have only this.
+            completed = event["completed"]
+            if not completed.get("success") and not _has_summary(events, identity):
+                totals.fail(identity["targetCompleted"]["label"], "could not be built")
+
+
+def _has_summary(events, identity):
+    label = identity["targetCompleted"]["label"]
+    return any(e.get("id", {}).get("testSummary", {}).get("label") == label for e in events)
+
+
+def _read_output(result, name):
+    for output in result.get("testActionOutput", []):
+        if output.get("name") == name:
+            path = urllib.parse.unquote(urllib.parse.urlparse(output.get("uri", "")).path)
+            try:
+                with open(path, encoding="utf-8", errors="replace") as stream:
+                    return stream.read()
+            except OSError:
+                return ""
+    return ""
+
+
+def count_test(label, result, totals):
+    """Counts the cases of one test target from its test.xml."""
+    status = result.get("status", "NO_STATUS")
+    log = _read_output(result, "test.log")
+    failed_before = totals.failed
+    try:
+        suites = ElementTree.fromstring(_read_output(result, "test.xml"))
+    except ElementTree.ParseError:
+        suites = ElementTree.Element("none")
+    cases = list(suites.iter("testcase"))
+    for case in cases:
+        count_case(label, case, log, totals)
+    if status not in ("PASSED", "FLAKY") and totals.failed == failed_before:
+        tail = "\n".join(log.split("\n")[-LOG_TAIL_LINES:])
+        totals.fail(label, f"{status}, although no case of it reports a failure:\n{tail}")
+    elif suites.tag == "none" and status in ("PASSED", "FLAKY"):
+        totals.passed += 1  # no report at all: the target is the case
+
+
+def count_case(label, case, log, totals):
+    suite = case.get("classname")
+    full = f"{suite}.{case.get('name')}" if suite else case.get("name", "")
+    name = f"{label} {full}"
+    skipped = case.find("skipped")
+    if case.find("failure") is not None or case.find("error") is not None:
+        totals.fail(name, case_output(log, full) or _message(case) or log)
+    elif skipped is not None:
+        totals.skip(name, (skipped.get("message") or skipped.text or "").strip())
+    elif case.get("status") == "notrun":
+        totals.skip(name, "disabled")
+    else:
+        totals.passed += 1
+
+
+def _message(case):
+    parts = [child.get("message") or child.text or "" for child in case]
+    return "\n".join(part for part in parts if part)
+
+
+def case_output(log, name):
+    """What one gtest case has printed, from its RUN line to its FAILED line."""
+    pattern = r"^\[ RUN      \] {0}$.*?^\[  FAILED  \] {0}\b[^\n]*$".format(re.escape(name))
+    match = re.search(pattern, log, re.DOTALL | re.MULTILINE)
+    return match.group(0) if match else ""
+
+
+# ---- What to run ----------------------------------------------------------------------------
+
+_TEST_MACRO = re.compile(
+    r"\b(?:TYPED_)?TEST(?:_F|_P)?(?:_P)?\(\s*(\w+),\s*(\w+)\s*\)|^\s*def (test_\w+)", re.MULTILINE
+)
+
+
+def case_names(text):
+    """The names of the cases that a source file defines."""
+    return {f"{a}.{b}" if b else c for a, b, c in _TEST_MACRO.findall(text)}
+
+
+def query(expression, *flags):
+    command = [*BAZEL, "query", expression, "--noshow_progress", "--keep_going", *flags]
+    answer = subprocess.run(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False
+    )
+    if answer.returncode not in (0, 3):  # 3: some packages could not be loaded
+        sys.exit(f"tools/test: bazel query failed:\n{answer.stderr}")
+    return answer.stdout
+
+
+def _label_to_path(label):
+    return label[2:].replace(":", "/").lstrip("/") if label.startswith("//") else ""
+
+
+def source_files():
+    """test label -> the files of ours that may define its cases: its own and its direct deps'."""
+    rules = ElementTree.fromstring(query("//...", "--output=xml"))
+    inputs = {
+        rule.get("name"): [x.get("name") for x in rule.findall("rule-input")]
+        for rule in rules.iter("rule")
+    }
+    tests = [r.get("name") for r in rules.iter("rule") if r.get("class", "").endswith("_test")]
+    files = {}
+    for test in tests:
+        labels = set(inputs[test])
+        for dependency in inputs[test]:
+            labels.update(inputs.get(dependency, []))
+        files[test] = [_label_to_path(x) for x in labels if x.endswith((".cc", ".h"))]
+    return files
+
+
+def select(wanted):
+    """Splits the tests that `wanted` asks for into whole targets and targets with such cases."""
+    whole, partial = [], []
+    for label, paths in sorted(source_files().items()):
+        if wanted in label:
+            whole.append(label)
+            continue
+        for path in paths:
+            full = os.path.join(ROOT, path)
+            if not os.path.isfile(full):
+                continue
+            with open(full, encoding="utf-8", errors="replace") as stream:
+                if any(wanted in name for name in case_names(stream.read())):
+                    partial.append(label)
+                    break
+    return whole, partial
+
+
+# ---- Steps ----------------------------------------------------------------------------------
+
+
+def run_bazel(targets, flags, totals):
+    """Runs `bazel test`, its progress visible, and counts what came of it."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "events.json")
+        command = [*BAZEL, "test", "--keep_going", "--test_output=summary"]
+        command += [f"--build_event_json_file={path}", *flags, "--", *targets]
+        code = subprocess.run(command, cwd=ROOT, check=False).returncode
+        events = read_events(path) if os.path.exists(path) else []
+    failed_before = totals.failed
+    count_bazel(events, totals)
+    # 0: passed, 3: some tests failed, 4: nothing to test. Anything else must not pass unseen.
+    if code not in (0, 3, 4) and totals.failed == failed_before:
+        totals.fail("bazel test", f"exited with code {code}; see its messages above")
+
+
+def run_python_tests(wanted, totals):
+    """The tests written in Python: tools/**/*_test.py, the tidy test among them."""
+    suite = unittest.TestSuite()
+    for folder in ("tools", "tools/bench"):
+        start = os.path.join(ROOT, folder)
+        if os.path.isdir(start):
+            suite.addTests(_cases(unittest.TestLoader().discover(start, "*_test.py"), wanted))
+    output = io.StringIO()
+    result = unittest.TextTestRunner(stream=output, verbosity=0).run(suite)
+    failures = [(str(test.id()), text) for test, text in result.failures + result.errors]
+    failed = {test.id() for test, _ in result.failures + result.errors}
+    for name, text in failures:
+        totals.fail(f"python {name}", text)
+    for test, reason in result.skipped:
+        totals.skip(f"python {test.id()}", reason)
+    totals.passed += max(0, result.testsRun - len(failed) - len(result.skipped))
+    print(f"{result.testsRun} cases, {len(failed)} failed")
+    return result.testsRun
+
+
+def _cases(suite, wanted):
+    for item in suite:
+        if isinstance(item, unittest.TestSuite):
+            yield from _cases(item, wanted)
+        elif not wanted or wanted in item.id():
+            yield item
+
+
+def run_consumer(totals):
+    """The workspace of an outside user: one case."""
+    script = os.path.join(ROOT, CONSUMER, "run")
+    answer = subprocess.run(
+        [script], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    print(answer.stdout, end="")
+    if answer.returncode == 0:
+        totals.passed += 1
+    else:
+        totals.fail(CONSUMER, f"exited with code {answer.returncode}; its output stands above")
+
+
+def count_torch_units(totals):
+    units = torch_units.torch_units(BAZEL)
+    if units is None:
+        print("translation units with LibTorch: not counted, the tree cannot be analyzed")
+        return
+    print(f"translation units with LibTorch: {len(units)} (budget {torch_units.BUDGET})")
+    if len(units) > torch_units.BUDGET:
+        listed = "\n".join(f"{source}  {target}" for target, source in units)
+        totals.fail("torch translation units", f"{len(units)} are over the budget:\n{listed}")
+
+
+# ---- Main -----------------------------------------------------------------------------------
+
+
+def parse_arguments(argv):
+    parser = argparse.ArgumentParser(prog="tools/test", description="Builds and tests the tree.")
+    parser.add_argument(
+        "--filter",
+        metavar="TEXT",
+        default="",
+        help="only tests whose label, or whose case's name, contains TEXT",
+    )
+    parser.add_argument(
+        "--config",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a configuration of .bazelrc (asan, tsan, ubsan, opt, clang, cuda); Bazel's tests only."
+        " tsan leaves out what links LibTorch, which is not instrumented",
+    )
+    parser.add_argument("flags", nargs="*", help="after --: further flags of bazel test")
+    return parser.parse_args(argv)
+
+
+def bazel_step(options, totals):
+    """Returns whether anything was there to run."""
+    flags = [f"--config={name}" for name in options.config] + options.flags
+    targets = ["//..."]
+    if "tsan" in options.config:
+        # An uninstrumented LibTorch makes ThreadSanitizer report races where there are none.
+        targets = query("tests(//...) except rdeps(//..., @libtorch//:all)").split()
+    if not options.filter:
+        say(f"bazel test {' '.join(flags)}")
+        run_bazel(targets, flags, totals)
+        return True
+    whole, partial = select(options.filter)
+    if targets != ["//..."]:
+        whole = [label for label in whole if label in targets]
+        partial = [label for label in partial if label in targets]
+    if whole:
+        say(f"bazel test of {len(whole)} targets named *{options.filter}*")
+        run_bazel(whole, flags, totals)
+    if partial:
+        say(f"bazel test of the cases named *{options.filter}* in {len(partial)} targets")
+        run_bazel(partial, [*flags, f"--test_filter=*{options.filter}*"], totals)
+    return bool(whole or partial)
+
+
+def report(totals, started):
+    for name, reason in totals.skips:
+        print(f"SKIPPED {name}: {reason}")
+    for name, output in totals.failures:
+        print(f"\n---- FAILED {name}\n{output}")
+    print(f"\ntools/test took {time.monotonic() - started:.0f} s")
+    print(f"{totals.passed} passed, {totals.failed} failed, {totals.skipped} skipped", flush=True)
+
+
+def main(argv):
+    options = parse_arguments(argv)
+    started = time.monotonic()
+    totals = Totals()
+    found = bazel_step(options, totals)
+    if not options.config:
+        say("Python tests: the tidy test and the tools' own")
+        found = run_python_tests(options.filter, totals) > 0 or found
+        if os.path.isdir(os.path.join(ROOT, CONSUMER)) and options.filter in CONSUMER:
+            say(f"{CONSUMER}: a workspace that uses this one from outside")
+            run_consumer(totals)
+            found = True
+        if not options.filter:
+            say("LibTorch in the build")
+            count_torch_units(totals)
+    if not found:
+        totals.fail("tools/test", f"no test's label or case name contains {options.filter!r}")
+    report(totals, started)
+    return 1 if totals.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
