@@ -9,7 +9,7 @@ load("//third_party:wheels.bzl", "fetch_wheels")
 
 def _cuda_impl(ctx):
     torch = ctx.os.environ.get("TORCH_PATH", "")
-    candidates = [ctx.path(torch).dirname.get_child("nvidia/cu13/include")] if torch else []
+    candidates = [ctx.path(str(ctx.path(torch).dirname) + "/nvidia/cu13/include")] if torch else []
     candidates.append(ctx.path("/usr/local/cuda/include"))
     include = None
     for candidate in candidates:

@@ -10,7 +10,7 @@ load("//third_party:wheels.bzl", "fetch_wheels")
 
 def _check_installed(ctx, torch):
     for part in ["lib/libtorch_cpu.so", "include/c10/core/TensorImpl.h", "version.py"]:
-        if not torch.get_child(part).exists:
+        if not ctx.path(str(torch) + "/" + part).exists:
             fail(("TORCH_PATH=%s is not a torch package: %s is missing. Name the folder that `python3 -c " +
                   "'import torch; print(torch.__path__[0])'` prints, or unset it to fetch torch %s.") %
                  (torch, part, TORCH_VERSION))
@@ -18,7 +18,7 @@ def _check_installed(ctx, torch):
     if version.split("+")[0] != TORCH_VERSION:
         fail("TORCH_PATH=%s holds torch %s; this library needs %s. Unset TORCH_PATH to fetch that." %
              (torch, version, TORCH_VERSION))
-    config = torch.get_child("share/cmake/Torch/TorchConfig.cmake")
+    config = ctx.path(str(torch) + "/share/cmake/Torch/TorchConfig.cmake")
     if config.exists and "_GLIBCXX_USE_CXX11_ABI=0" in ctx.read(config):
         fail("TORCH_PATH=%s was built with the old C++ ABI (_GLIBCXX_USE_CXX11_ABI=0)." % torch)
 

@@ -8,15 +8,15 @@ load("//third_party:wheels.bzl", "fetch_wheels")
 
 def _nccl_impl(ctx):
     torch = ctx.os.environ.get("TORCH_PATH", "")
-    beside = ctx.path(torch).dirname.get_child("nvidia/nccl") if torch else None
-    if beside and beside.get_child("include/nccl.h").exists:
+    beside = ctx.path(str(ctx.path(torch).dirname) + "/nvidia/nccl") if torch else None
+    if beside and ctx.path(str(beside) + "/include/nccl.h").exists:
         nccl = beside
     else:
         fetch_wheels(ctx, NCCL_WHEELS, "site-packages")
         nccl = ctx.path("site-packages/nvidia/nccl")
     version = [
         line.split(" ")[-1].strip("\"")
-        for line in ctx.read(nccl.get_child("include/nccl.h")).split("\n")
+        for line in ctx.read(ctx.path(str(nccl) + "/include/nccl.h")).split("\n")
         if line.startswith("#define NCCL_VERSION_CODE")
     ]
     ctx.symlink(nccl.get_child("include"), "include")

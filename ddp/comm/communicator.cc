@@ -1,0 +1,137 @@
+#include "ddp/comm/communicator.h"
+
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/ivalue.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "base/clock.h"
+#include "ddp/comm/failure_notice.h"
+#include "ddp/error.h"
+#include "ddp/logging.h"
+
+namespace ddp {
+
+Communicator::Communicator(c10::intrusive_ptr<c10d::Backend> backend,
+                           std::shared_ptr<FailureNotice> notice, const Options& options)
+    : options_(options), notice_(std::move(notice)), backend_(std::move(backend)) {}
+
+Communicator::~Communicator() {
+  // Destroying a backend waits for its operations. One that a peer never joins would hold us here.
+  if (retired_ || in_flight_ > 0) (void)backend_.release();
+}
+
+template <typename Start>
+Communicator::Pending Communicator::StartOperation(at::Tensor tensor, std::string what,
+                                                   Start start) {
+  ThrowIfRetired();
+  Pending pending{.work = {}, .tensor = std::move(tensor), .what = std::move(what)};
+  if (options_.size == 1) return pending;
+  std::vector<at::Tensor> tensors = {pending.tensor};
+  try {
+    pending.work = start(tensors);
+  } catch (const c10::Error& error) {
+    Fail(pending, error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    Fail(pending, error.what());
+  }
+  ++in_flight_;
+  return pending;
+}
+
+Communicator::Pending Communicator::AllReduce(at::Tensor tensor, std::string what) {
+  return StartOperation(std::move(tensor), std::move(what), [this](std::vector<at::Tensor>& t) {
+    return backend_->allreduce(t, c10d::AllreduceOptions());
+  });
+}
+
+Communicator::Pending Communicator::AllReduceMin(at::Tensor tensor, std::string what) {
+  return StartOperation(std::move(tensor), std::move(what), [this](std::vector<at::Tensor>& t) {
+    c10d::AllreduceOptions options;
+    options.reduceOp = c10d::ReduceOp::MIN;
+    return backend_->allreduce(t, options);
+  });
+}
+
+Communicator::Pending Communicator::AllReduceMax(at::Tensor tensor, std::string what) {
+  return StartOperation(std::move(tensor), std::move(what), [this](std::vector<at::Tensor>& t) {
+    c10d::AllreduceOptions options;
+    options.reduceOp = c10d::ReduceOp::MAX;
+    return backend_->allreduce(t, options);
+  });
+}
+
+Communicator::Pending Communicator::Broadcast(at::Tensor tensor, int root, std::string what) {
+  return StartOperation(std::move(tensor), std::move(what),
+                        [this, root](std::vector<at::Tensor>& t) {
+                          c10d::BroadcastOptions options;
+                          options.rootRank = root;
+                          return backend_->broadcast(t, options);
+                        });
+}
+
+void Communicator::Wait(Pending& pending) {
+  if (!pending.work) return;  // a group of one
+  ThrowIfRetired();
+  if (pending.tensor.is_cuda()) {
+    // Orders the streams; the host goes on.
+    pending.work->synchronize();
+    --in_flight_;
+    pending.work.reset();
+    return;
+  }
+  const MonotonicClock clock;
+  const absl::Time start = clock.Now();
+  const c10::intrusive_ptr<c10::ivalue::Future> future = pending.work->getFuture();
+  // The backend's own timeout is the same; the margin lets its more precise text win.
+  const FailureNotice::WaitResult result =
+      notice_->Wait(*future, options_.timeout + absl::Seconds(1));
+  const std::string waited = absl::FormatDuration(absl::Trunc(clock.Now() - start, absl::Milliseconds(1)));
+  if (result == FailureNotice::WaitResult::kTimedOut) {
+    Fail(pending, absl::StrCat("not all ranks came within ", waited));
+  }
+  if (result == FailureNotice::WaitResult::kCompleted && !future->hasError()) {
+    --in_flight_;
+    pending.work.reset();
+    return;
+  }
+  // A peer that failed may also have closed its connections: its own words say more than ours.
+  if (result == FailureNotice::WaitResult::kPeerFailed) Fail(pending, "");
+  Fail(pending, absl::StrCat("after ", waited, ": ", future->tryRetrieveErrorMessage()));
+}
+
+void Communicator::Barrier() {
+  Pending pending = AllReduce(at::zeros({1}, at::kInt), "a barrier");
+  Wait(pending);
+}
+
+void Communicator::Fail(Pending& pending, const std::string& reason) {
+  retired_ = true;
+  const std::string what = pending.what;
+  // The backend may still use the tensor; both stay until the process ends.
+  (void)new Pending(std::move(pending));
+  const std::optional<FailureNotice::Failure> failure = notice_->failure();
+  if (failure.has_value() && failure->rank != options_.rank) {
+    throw PeerFailedError(failure->rank,
+                          absl::StrCat("rank ", options_.rank, ": stopped in ", what, ", because rank ",
+                                       failure->rank, " failed: ", failure->reason));
+  }
+  const std::string message =
+      absl::StrCat("rank ", options_.rank, ": ", what, " failed: ", reason);
+  notice_->Report(message);
+  throw CommunicationError(message);
+}
+
+void Communicator::ThrowIfRetired() const {
+  if (!retired_) return;
+  const std::optional<FailureNotice::Failure> failure = notice_->failure();
+  const std::string why = failure.has_value() ? failure->reason : "an operation failed";
+  throw CommunicationError(absl::StrCat("rank ", options_.rank,
+                                        ": the process group cannot be used any more: ", why));
+}
+
+}  // namespace ddp

@@ -1,0 +1,39 @@
+// The only file that reads ProcessGroupGloo.hpp: Gloo's headers are stand-ins of ours, so no inline
+// function that is compiled from them may be visible outside (see the target's copts).
+#include "ddp/comm/gloo_backend.h"
+
+#include <chrono>
+#include <cstdlib>
+
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "ddp/error.h"
+
+namespace ddp {
+
+c10::intrusive_ptr<c10d::Backend> MakeGlooBackend(const c10::intrusive_ptr<c10d::Store>& store,
+                                                  const GlooBackendOptions& options) {
+  using Gloo = c10d::ProcessGroupGloo;
+  const char* interface = std::getenv("GLOO_SOCKET_IFNAME");
+  try {
+    auto gloo = Gloo::Options::create(absl::ToChronoMilliseconds(options.timeout));
+    if (interface != nullptr && *interface != '\0') {
+      gloo->devices.push_back(Gloo::createDeviceForInterface(interface));
+    } else if (options.single_host) {
+      gloo->devices.push_back(Gloo::createDeviceForHostname("127.0.0.1"));
+    } else {
+      gloo->devices.push_back(Gloo::createDefaultDevice());
+    }
+    return c10::make_intrusive<Gloo>(store, options.rank, options.size, gloo);
+  } catch (const c10::Error& error) {
+    throw CommunicationError(absl::StrCat("rank ", options.rank, " of ", options.size,
+                                          ": Gloo could not connect the ranks: ",
+                                          error.what_without_backtrace()));
+  } catch (const std::exception& error) {
+    throw CommunicationError(absl::StrCat("rank ", options.rank, " of ", options.size,
+                                          ": Gloo could not connect the ranks: ", error.what()));
+  }
+}
+
+}  // namespace ddp

@@ -1,0 +1,34 @@
+#ifndef DDP_COMM_GLOO_BACKEND_H_
+#define DDP_COMM_GLOO_BACKEND_H_
+
+#include <string>
+
+#include <c10/util/intrusive_ptr.h>
+
+#include "absl/time/time.h"
+
+namespace c10d {
+class Backend;
+class Store;
+}  // namespace c10d
+
+namespace ddp {
+
+struct GlooBackendOptions {
+  int rank = 0;
+  int size = 1;
+  absl::Duration timeout = absl::Minutes(30);  // of one operation and of the connecting
+
+  // Whether all ranks run on this host: then they talk over the loopback address. Otherwise over
+  // the interface that GLOO_SOCKET_IFNAME names, or the address of the host's own name.
+  bool single_host = false;
+};
+
+// LibTorch's own Gloo backend, connected to all ranks through `store`. Blocks until they came.
+// Throws CommunicationError, naming the store's or Gloo's reason.
+c10::intrusive_ptr<c10d::Backend> MakeGlooBackend(const c10::intrusive_ptr<c10d::Store>& store,
+                                                  const GlooBackendOptions& options);
+
+}  // namespace ddp
+
+#endif  // DDP_COMM_GLOO_BACKEND_H_

@@ -1,0 +1,17 @@
+// The same interface in a build without --config=cuda.
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include "ddp/comm/nccl_backend.h"
+#include "ddp/error.h"
+
+namespace ddp {
+
+bool NcclAvailable() { return false; }
+
+c10::intrusive_ptr<c10d::Backend> MakeNcclBackend(const c10::intrusive_ptr<c10d::Store>& store,
+                                                  const NcclBackendOptions& options) {
+  throw ConfigurationError(
+      "the NCCL backend is not in this program: build it with --config=cuda, or choose gloo");
+}
+
+}  // namespace ddp
