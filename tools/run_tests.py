@@ -69,6 +69,10 @@ def read_events(path):
     return events
 
 
+# Why Bazel gave up on everything at once: its exit code is then the one failure to report.
+_WHOLE_RUN = ("INTERNAL", "USER_INTERRUPTED", "NO_ANALYZE", "NO_BUILD", "REMOTE_ENVIRONMENT_FAILURE")
+
+
 def count_bazel(events, totals):
     """Adds up the test cases of one run of Bazel."""
     for event in events:
@@ -85,8 +89,8 @@ def count_bazel(events, totals):
             label = identity["targetCompleted"]["label"]
             if aborted.get("reason") == "SKIPPED":
                 totals.skip(label, "needs a GPU configuration: --config=cuda and a GPU to run on")
-            else:
-                totals.fail(label, aborted.get("description", aborted.get("reason", "aborted")))
+            elif aborted.get("reason") not in _WHOLE_RUN:
+                totals.fail(label, aborted.get("description") or aborted.get("reason"))
         elif "completed" in event and "targetCompleted" in identity:
             # A test that cannot be built has a testSummary besides; the others have only this.
             completed = event["completed"]
@@ -124,10 +128,13 @@ def count_test(label, result, totals):
     for case in cases:
         count_case(label, case, log, totals)
     if status not in ("PASSED", "FLAKY") and totals.failed == failed_before:
-        tail = "\n".join(log.split("\n")[-LOG_TAIL_LINES:])
-        totals.fail(label, f"{status}, although no case of it reports a failure:\n{tail}")
+        totals.fail(label, f"{status}, although no case of it failed:\n{tail_of(log)}")
     elif suites.tag == "none" and status in ("PASSED", "FLAKY"):
         totals.passed += 1  # no report at all: the target is the case
+
+
+def tail_of(log):
+    return "\n".join(log.rstrip("\n").split("\n")[-LOG_TAIL_LINES:])
 
 
 def count_case(label, case, log, totals):
@@ -136,9 +143,10 @@ def count_case(label, case, log, totals):
     name = f"{label} {full}"
     skipped = case.find("skipped")
     if case.find("failure") is not None or case.find("error") is not None:
-        totals.fail(name, case_output(log, full) or _message(case) or log)
+        # Of a process that died there is no case: Bazel's own report says how, the log says where.
+        totals.fail(name, case_output(log, full) or f"{_message(case)}\n{tail_of(log)}")
     elif skipped is not None:
-        totals.skip(name, (skipped.get("message") or skipped.text or "").strip())
+        totals.skip(name, " ".join((skipped.get("message") or skipped.text or "").split()))
     elif case.get("status") == "notrun":
         totals.skip(name, "disabled")
     else:
@@ -304,8 +312,8 @@ def parse_arguments(argv):
         action="append",
         default=[],
         metavar="NAME",
-        help="a configuration of .bazelrc (asan, tsan, ubsan, opt, clang, cuda); Bazel's tests only."
-        " tsan leaves out what links LibTorch, which is not instrumented",
+        help="a configuration of .bazelrc (asan, tsan, ubsan, opt, clang, cuda); Bazel's tests"
+        " only. tsan leaves out what links LibTorch, which is not instrumented",
     )
     parser.add_argument("flags", nargs="*", help="after --: further flags of bazel test")
     return parser.parse_args(argv)

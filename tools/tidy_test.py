@@ -213,7 +213,7 @@ class RuleTest(unittest.TestCase):
         self.assertTrue(found[0].startswith("a.cc:4: "), found)
 
     def test_functions_are_told_by_name_and_extent(self):
-        code = "namespace n {\n\nint F(int a) {\n  if (a) {\n  }\n}\n\nA::~A() {}\n\n}  // namespace n\n"
+        code = "namespace n {\n\nint F(int a) {\n  if (a) {\n  }\n}\n\nA::~A() {}\n\n}  // n\n"
         self.assertEqual(list(tidy.functions(code)), [("F", 3, 6), ("A::~A", 8, 8)])
 
 
@@ -230,7 +230,8 @@ def _add_tree_tests():
 
         def keeps(self, rule=rule):
             found = list(rule(self.files))
-            self.assertEqual(found, [], "\n" + "\n".join(found))
+            if found:
+                self.fail("\n" + "\n".join(found))
 
         keeps.__doc__ = rule.__name__
         setattr(TreeTest, "test_" + rule.__name__, keeps)
