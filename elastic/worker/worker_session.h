@@ -2,7 +2,6 @@
 #define DDP_ELASTIC_WORKER_WORKER_SESSION_H_
 
 #include <cstdint>
-#include <memory>
 #include <string>
 
 namespace ddp::elastic {
@@ -21,8 +20,9 @@ class HealthPage;
 // a commit goes nowhere. With none of these variables set, the process is a job of its own: rank 0
 // of 1, generation 0.
 //
-// Threads: commit() from one thread at a time; everything else from any. Movable. A session does
-// not touch the process group or the store; it may be made before them.
+// Threads: commit() from one thread at a time; everything else from any. A small value: copies
+// speak for the same process. A session does not touch the process group or the store; it may be
+// made before them.
 class WorkerSession {
  public:
   // Reads the environment. Throws std::runtime_error, with one line that names the variable and
@@ -31,10 +31,6 @@ class WorkerSession {
   // main thread: under ddprun the agent takes the end of the calling thread for the end of the
   // worker.
   static WorkerSession from_environment();
-
-  WorkerSession(WorkerSession&& other) noexcept;
-  WorkerSession& operator=(WorkerSession&& other) noexcept;
-  ~WorkerSession();
 
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
@@ -55,7 +51,7 @@ class WorkerSession {
   void commit(int64_t step);
 
  private:
-  WorkerSession();
+  WorkerSession() = default;
 
   int rank_ = 0;
   int world_size_ = 1;
@@ -64,7 +60,7 @@ class WorkerSession {
   std::string generation_nonce_;
   int64_t restart_count_ = 0;
   std::string run_id_;
-  std::unique_ptr<HealthPage> page_;  // null where no agent listens
+  HealthPage* page_ = nullptr;  // this process's, for its whole life; null where no agent listens
 };
 
 }  // namespace ddp::elastic
