@@ -1,0 +1,202 @@
+#include "launcher/keeper.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <iterator>
+#include <set>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/unique_fd.h"
+#include "elastic/agent/worker_failure.h"
+#include "launcher/private_folder.h"
+#include "launcher/process_tree.h"
+
+namespace ddp::launcher {
+namespace {
+
+constexpr int kForwarded[] = {SIGTERM, SIGINT, SIGHUP, SIGQUIT};
+constexpr char kAgentName[] = "ddp-agent";
+
+// Only a process stuck in the kernel needs more than a few milliseconds.
+constexpr absl::Duration kKillTimeout = absl::Seconds(10);
+
+UniqueFd PidfdOpen(pid_t pid) {
+  return UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+}
+
+sigset_t ForwardedSignals() {
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int signal : kForwarded) {
+    struct sigaction action {};
+    ::sigaction(signal, nullptr, &action);
+    if (action.sa_handler != SIG_IGN) sigaddset(&set, signal);
+  }
+  return set;
+}
+
+// Shows `title` as the command line of this process, as far as the room of the old one goes.
+void SetProcessTitle(const KeeperOptions& options) {
+  ::prctl(PR_SET_NAME, kAgentName);
+  if (options.argc < 1 || options.argv == nullptr) return;
+  // The kernel lays the arguments out one behind the other.
+  char* begin = options.argv[0];
+  char* end = begin;
+  for (int i = 0; i < options.argc && options.argv[i] == end; ++i) {
+    end += std::strlen(options.argv[i]) + 1;
+  }
+  const size_t room = static_cast<size_t>(end - begin);
+  if (room == 0) return;
+  std::memset(begin, 0, room);
+  std::memcpy(begin, options.agent_title.data(), std::min(room - 1, options.agent_title.size()));
+}
+
+void RemoveFolders(const std::vector<std::string>& folders) {
+  for (const std::string& folder : folders) {
+    const absl::Status removed = RemoveFolder(folder);
+    if (!removed.ok()) {
+      std::fprintf(stderr, "ddprun: %s\n", std::string(removed.message()).c_str());
+    }
+  }
+}
+
+// The agent's second thread: waits for the keeper's end, which is then everybody's.
+class KeeperWatcher {
+ public:
+  // Starts the thread, with all signals blocked. It never ends before the process does.
+  KeeperWatcher(UniqueFd keeper_pidfd, std::vector<std::string> folders,
+                std::atomic<bool>* doomed) {
+    sigset_t all;
+    sigset_t old;
+    sigfillset(&all);
+    ::pthread_sigmask(SIG_SETMASK, &all, &old);
+    std::thread([keeper = std::move(keeper_pidfd), folders = std::move(folders), doomed]() {
+      ::prctl(PR_SET_NAME, "keeper-watcher");
+      AwaitEnd(keeper.get());
+      doomed->store(true);
+      EndEverything(folders);
+    }).detach();
+    ::pthread_sigmask(SIG_SETMASK, &old, nullptr);
+  }
+
+ private:
+  static void AwaitEnd(int pidfd) {
+    pollfd polled{.fd = pidfd, .events = POLLIN, .revents = 0};
+    while (::poll(&polled, 1, -1) != 1) {
+    }
+  }
+
+  [[noreturn]] static void EndEverything(const std::vector<std::string>& folders) {
+    KillChildren({}, kKillTimeout);
+    RemoveFolders(folders);
+    // The main thread may have been in the middle of starting a worker.
+    KillChildren({}, kKillTimeout);
+    std::fprintf(stderr, "ddprun: the process that was started by the user is gone: stopped\n");
+    ::_exit(1);
+  }
+};
+
+[[noreturn]] void RunAgent(UniqueFd keeper_pidfd, const KeeperOptions& options,
+                           const std::function<int(const AgentContext&)>& agent) {
+  ::setsid();
+  ::prctl(PR_SET_CHILD_SUBREAPER, 1);
+  SetProcessTitle(options);
+  static std::atomic<bool> doomed = false;  // trivially destroyed, so the thread may outlive main
+  const KeeperWatcher watcher(std::move(keeper_pidfd),
+                              {options.runtime_folder, options.temporary_log_folder}, &doomed);
+  const int code = agent(AgentContext{&doomed});
+  if (doomed.load()) {
+    // The watcher ends the process when it is done; without this, exit() would cut it short.
+    while (true) ::pause();
+  }
+  std::exit(code);  // NOLINT(concurrency-mt-unsafe): the watcher uses nothing that exit() destroys
+}
+
+// Forwards signals until the agent has ended; returns how.
+siginfo_t KeepUntilEnd(pid_t agent, const UniqueFd& agent_pidfd, const UniqueFd& signals) {
+  pollfd polled[] = {{.fd = agent_pidfd.get(), .events = POLLIN, .revents = 0},
+                     {.fd = signals.get(), .events = POLLIN, .revents = 0}};
+  while (true) {
+    if (::poll(polled, std::size(polled), -1) < 0) continue;
+    if ((polled[1].revents & POLLIN) != 0) {
+      signalfd_siginfo info{};
+      if (::read(signals.get(), &info, sizeof(info)) == sizeof(info)) {
+        ::kill(agent, static_cast<int>(info.ssi_signo));
+      }
+    }
+    if ((polled[0].revents & POLLIN) != 0) break;
+  }
+  siginfo_t info{};
+  while (::waitid(P_PID, static_cast<id_t>(agent), &info, WEXITED) != 0 && errno == EINTR) {
+  }
+  return info;
+}
+
+int CleanUp(const siginfo_t& end, const KeeperOptions& options, const std::set<pid_t>& spared) {
+  const bool killed = end.si_code != CLD_EXITED;
+  const KillOutcome outcome = KillChildren(spared, kKillTimeout);
+  std::vector<std::string> folders = {options.runtime_folder};
+  if (killed) folders.push_back(options.temporary_log_folder);
+  RemoveFolders(folders);
+  if (!outcome.complete) {
+    std::fprintf(stderr, "ddprun: some processes did not end by SIGKILL within %s\n",
+                 absl::FormatDuration(kKillTimeout).c_str());
+  }
+  if (!killed) return end.si_status;
+  std::fprintf(stderr, "ddprun: the agent (pid %d) was killed by %s: stopped all that it ran\n",
+               end.si_pid, elastic::SignalName(end.si_status).c_str());
+  return 128 + end.si_status;
+}
+
+}  // namespace
+
+void HoldSignals() {
+  const sigset_t set = ForwardedSignals();
+  ::pthread_sigmask(SIG_BLOCK, &set, nullptr);
+}
+
+absl::StatusOr<int> RunWithKeeper(const KeeperOptions& options,
+                                  const std::function<int(const AgentContext&)>& agent) {
+  const std::vector<pid_t> children = ChildrenOf(::getpid());
+  const std::set<pid_t> spared(children.begin(), children.end());
+  UniqueFd keeper_pidfd = PidfdOpen(::getpid());  // for the agent
+  if (!keeper_pidfd.valid()) {
+    return absl::UnimplementedError(
+        absl::StrCat("pidfd_open: ", std::strerror(errno), " (Linux 5.3 or newer is needed)"));
+  }
+  const sigset_t set = ForwardedSignals();
+  const UniqueFd signals(::signalfd(-1, &set, SFD_CLOEXEC));
+  if (!signals.valid()) {
+    return absl::ResourceExhaustedError(absl::StrCat("signalfd: ", std::strerror(errno)));
+  }
+  ::prctl(PR_SET_CHILD_SUBREAPER, 1);
+  std::fflush(nullptr);
+  const pid_t pid = ::fork();
+  if (pid < 0) {
+    return absl::ResourceExhaustedError(absl::StrCat("fork: ", std::strerror(errno)));
+  }
+  if (pid == 0) RunAgent(std::move(keeper_pidfd), options, agent);
+  keeper_pidfd.reset();
+  const UniqueFd agent_pidfd = PidfdOpen(pid);
+  if (!agent_pidfd.valid()) {
+    ::kill(pid, SIGKILL);
+    ::waitpid(pid, nullptr, 0);
+    return absl::ResourceExhaustedError(absl::StrCat("pidfd_open: ", std::strerror(errno)));
+  }
+  return CleanUp(KeepUntilEnd(pid, agent_pidfd, signals), options, spared);
+}
+
+}  // namespace ddp::launcher

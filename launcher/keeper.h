@@ -1,0 +1,66 @@
+#ifndef DDP_LAUNCHER_KEEPER_H_
+#define DDP_LAUNCHER_KEEPER_H_
+
+#include <atomic>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace ddp::launcher {
+
+// Runs the agent in a child process, so that whichever of the two is killed, by SIGKILL too, the
+// other one leaves nothing behind: no process, no socket, no folder.
+//
+//   keeper   the process that the user started. Forwards signals to the agent, returns its exit code.
+//     `- agent   does the work; every worker and the private Redis server are below it.
+//
+// Both are child subreapers. When the agent dies, all its descendants, those in sessions of their
+// own included, become the keeper's, which kills them until none is left. When the keeper dies, the
+// agent's watcher (a thread, so that it never waits for anything the agent does) kills everything
+// below the agent and ends it. In both cases the survivor then removes the folders. A process that
+// dies with the agent's main thread by itself (PDEATHSIG) only makes that faster.
+//
+// The agent has a session of its own and another name in the process table ("ddp-agent"): neither a
+// signal to the terminal's process group nor a kill by name takes both at once.
+//
+// What this cannot survive is SIGKILL to both within the same millisecond.
+struct KeeperOptions {
+  // Removed at the end in any case.
+  std::string runtime_folder;
+
+  // Removed when the keeper or the agent was killed; else they are the agent's business. Empty: none.
+  std::string temporary_log_folder;
+
+  // How the agent is shown in the process table, over the arguments that main() was called with.
+  // Without `argv` only the short name is set.
+  std::string agent_title;
+  int argc = 0;
+  char** argv = nullptr;
+};
+
+// What the agent's process is told. Lives as long as the process.
+struct AgentContext {
+  // True once the keeper is dead and everything is being killed: start nothing any more.
+  const std::atomic<bool>* doomed = nullptr;
+};
+
+// Blocks SIGTERM, SIGINT, SIGHUP and SIGQUIT in the calling thread, except those that this process
+// was started to ignore (nohup), until RunWithKeeper forwards them. Call it before making the
+// folders: a signal from then on ends the job in order.
+void HoldSignals();
+
+// Forks; in the child calls `agent` and exits with what it returns; in the parent returns that code
+// when the agent has ended and all is cleaned up, or 128 + N with a line on stderr when signal N
+// killed the agent.
+//
+// Call it on the main thread of a process that has no other, after HoldSignals(). Children that the
+// process already has are left alone. Errors: kResourceExhausted (no process or descriptor to be
+// had), kUnimplemented (a kernel without pidfd_open, older than 5.3); nothing was started then.
+absl::StatusOr<int> RunWithKeeper(const KeeperOptions& options,
+                                  const std::function<int(const AgentContext&)>& agent);
+
+}  // namespace ddp::launcher
+
+#endif  // DDP_LAUNCHER_KEEPER_H_

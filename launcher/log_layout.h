@@ -1,0 +1,46 @@
+#ifndef DDP_LAUNCHER_LOG_LAYOUT_H_
+#define DDP_LAUNCHER_LOG_LAYOUT_H_
+
+#include <string>
+
+#include "absl/status/statusor.h"
+
+namespace ddp::launcher {
+
+// Where the files of each worker are: as torchrun's,
+//   <log_dir>/<run id>_<random>/attempt_<n>/<local rank>/{stdout.log,stderr.log,error.json}
+//
+// A value. Thread-compatible.
+class LogLayout {
+ public:
+  // Of one worker in one attempt. All empty where there are no files (--log-dir=/dev/null).
+  struct WorkerFiles {
+    std::string folder;
+    std::string stdout_log;
+    std::string stderr_log;
+    std::string error_file;
+  };
+
+  // No files: workers get no error file, and redirected output is dropped.
+  LogLayout() = default;
+
+  // Makes `<log_dir>/<run id>_<random>` and the folders above it. Characters of the run id that
+  // cannot stand in a file name become `_`. With "/dev/null" the same as LogLayout().
+  // Errors: kInvalidArgument, names the folder and why it cannot be made.
+  static absl::StatusOr<LogLayout> Create(const std::string& log_dir, const std::string& run_id);
+
+  // Makes the folder of a worker. Errors: kInternal, names it and the reason.
+  absl::StatusOr<WorkerFiles> MakeWorkerFolder(int attempt, int local_rank) const;
+
+  // `<log_dir>/<run id>_<random>`; empty where there are no files.
+  const std::string& root() const { return root_; }
+
+ private:
+  explicit LogLayout(std::string root);
+
+  std::string root_;
+};
+
+}  // namespace ddp::launcher
+
+#endif  // DDP_LAUNCHER_LOG_LAYOUT_H_

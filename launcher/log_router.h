@@ -1,0 +1,82 @@
+#ifndef DDP_LAUNCHER_LOG_ROUTER_H_
+#define DDP_LAUNCHER_LOG_ROUTER_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "base/unique_fd.h"
+#include "elastic/agent/event_loop.h"
+#include "launcher/console.h"
+
+namespace ddp::launcher {
+
+// Carries the output of teed workers from their pipes to their files, byte for byte and at once, and
+// to the console, there by whole lines behind a prefix. Any number of busy workers: no line is lost,
+// cut or run together with another. A worker that writes faster than the console reads comes to
+// wait, and so does every other teed worker of that console; the event loop does not.
+//
+// A last line without its newline gets one on the console when its pipe is closed. A "line" longer
+// than kMaxLineBytes is cut on the console (not in the file), each piece with its prefix.
+//
+// Not thread-safe; on the thread of the event loop.
+class LogRouter {
+ public:
+  using StreamId = uint64_t;
+  static constexpr size_t kMaxLineBytes = 1 << 20;
+
+  // `stdout_fd` and `stderr_fd` are the consoles; when both lead to the same place they are written
+  // as one. Nothing is owned; all must outlive the router.
+  LogRouter(elastic::EventLoop* event_loop, int stdout_fd, int stderr_fd);
+  LogRouter(const LogRouter&) = delete;
+  LogRouter& operator=(const LogRouter&) = delete;
+  ~LogRouter();
+
+  struct Stream {
+    UniqueFd pipe;          // the reading end, made non-blocking here
+    UniqueFd file;          // gets every byte; may be none
+    std::string file_path;  // for messages
+    std::string prefix;     // "[default0]:"
+    bool to_stderr = false;
+  };
+
+  // Carries `stream` until its pipe is closed or CloseStream(). Errors: kInternal (epoll).
+  absl::StatusOr<StreamId> AddStream(Stream stream);
+
+  // Takes all that is in the pipe at this moment: after a worker's end, its last words. Not the end
+  // of the stream: a child of the worker may still write. Nothing when the stream has ended.
+  void DrainStream(StreamId id);
+
+  // Takes what is in the pipe and ends the stream. Nothing when the stream has ended.
+  void CloseStream(StreamId id);
+
+  // Writes what the consoles have not taken yet, waiting for them; see Console::Flush.
+  void Flush(absl::Duration stall_timeout);
+
+ private:
+  struct Open;
+
+  Console& ConsoleOf(const Open& open);
+  void Read(StreamId id);
+  bool ReadSome(Open& open, size_t max_bytes);
+  void Take(Open& open, const char* data, size_t size);
+  void WriteToFile(Open& open, const char* data, size_t size);
+  void End(StreamId id);
+  void Pause(const Console& console);
+  void Resume(const Console& console);
+  absl::Status Watch(StreamId id, Open& open);
+
+  elastic::EventLoop* const event_loop_;
+  Console stdout_console_;
+  Console stderr_console_;
+  const bool one_console_;
+  std::map<StreamId, std::unique_ptr<Open>> streams_;
+  StreamId next_id_ = 1;
+};
+
+}  // namespace ddp::launcher
+
+#endif  // DDP_LAUNCHER_LOG_ROUTER_H_

@@ -1,0 +1,298 @@
+#include "launcher/posix_process_spawner.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/epoll.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "launcher/process_tree.h"
+#include "launcher/worker_command.h"
+
+namespace ddp::launcher {
+namespace {
+
+constexpr absl::Duration kKillTimeout = absl::Seconds(10);
+constexpr char kErrorFileVariable[] = "TORCHELASTIC_ERROR_FILE";
+
+absl::Status ErrnoStatus(const std::string& what) {
+  const std::string text = absl::StrCat(what, ": ", std::strerror(errno));
+  if (errno == EMFILE || errno == ENFILE || errno == EAGAIN || errno == ENOMEM) {
+    return absl::ResourceExhaustedError(text);
+  }
+  return absl::InternalError(text);
+}
+
+struct Pipe {
+  UniqueFd read;
+  UniqueFd write;
+};
+
+absl::StatusOr<Pipe> MakePipe() {
+  std::array<int, 2> fds{};
+  if (::pipe2(fds.data(), O_CLOEXEC) != 0) return ErrnoStatus("pipe");
+  return Pipe{UniqueFd(fds[0]), UniqueFd(fds[1])};
+}
+
+// argv or envp, as exec takes it. Points into the strings that it was made of.
+std::vector<char*> Pointers(std::vector<std::string>& strings) {
+  std::vector<char*> result;
+  result.reserve(strings.size() + 1);
+  for (std::string& text : strings) result.push_back(text.data());
+  result.push_back(nullptr);
+  return result;
+}
+
+std::vector<std::string> MergedEnvironment(const std::map<std::string, std::string>& changes) {
+  std::vector<std::string> result;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string text = *entry;
+    if (changes.count(text.substr(0, text.find('='))) == 0) result.push_back(text);
+  }
+  for (const auto& [name, value] : changes) result.push_back(absl::StrCat(name, "=", value));
+  return result;
+}
+
+// All that the child needs, made before the fork: between fork and exec nothing may be allocated.
+struct Child {
+  std::vector<char*> argv;
+  std::vector<char*> environment;
+  std::vector<int> inherited_fds;
+  int stdout_fd = -1;  // -1: ours
+  int stderr_fd = -1;
+  int error_fd = -1;   // closed by exec, or told errno
+  pid_t parent = 0;
+};
+
+void ResetSignals() {
+  struct sigaction action {};
+  action.sa_handler = SIG_DFL;
+  for (int signal = 1; signal < NSIG; ++signal) ::sigaction(signal, &action, nullptr);
+  sigset_t none;
+  sigemptyset(&none);
+  ::sigprocmask(SIG_SETMASK, &none, nullptr);
+}
+
+[[noreturn]] void RunChild(const Child& child) {
+  ::setsid();
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  // It does not fire for a parent that is dead already.
+  if (::getppid() != child.parent) ::_exit(127);
+  if (child.stdout_fd >= 0) ::dup2(child.stdout_fd, STDOUT_FILENO);
+  if (child.stderr_fd >= 0) ::dup2(child.stderr_fd, STDERR_FILENO);
+  // Closed by exec, not here: error_fd is still needed.
+  ::syscall(SYS_close_range, STDERR_FILENO + 1, ~0U, 1U << 2 /* CLOSE_RANGE_CLOEXEC */);
+  for (const int fd : child.inherited_fds) ::fcntl(fd, F_SETFD, 0);
+  ResetSignals();
+  ::execvpe(child.argv[0], child.argv.data(), child.environment.data());
+  const int error = errno;
+  (void)!::write(child.error_fd, &error, sizeof(error));
+  ::_exit(127);
+}
+
+absl::Status ExecError(const std::string& program, int error) {
+  const std::string text = absl::StrCat("cannot run ", program, ": ", std::strerror(error));
+  if (error == ENOENT || error == ENOTDIR) return absl::NotFoundError(text);
+  if (error == EACCES || error == EPERM) return absl::PermissionDeniedError(text);
+  return absl::InternalError(text);
+}
+
+// Forks; returns the pid when exec has succeeded.
+absl::StatusOr<pid_t> Start(Child child) {
+  DDP_ASSIGN_OR_RETURN(Pipe error_pipe, MakePipe());
+  child.error_fd = error_pipe.write.get();
+  child.parent = ::getpid();
+  const pid_t pid = ::fork();
+  if (pid < 0) return ErrnoStatus("fork");
+  if (pid == 0) RunChild(child);
+  error_pipe.write.reset();
+  int error = 0;
+  ssize_t count = 0;
+  do {
+    count = ::read(error_pipe.read.get(), &error, sizeof(error));
+  } while (count < 0 && errno == EINTR);
+  if (count == 0) return pid;
+  ::waitpid(pid, nullptr, 0);
+  return ExecError(child.argv[0], error);
+}
+
+}  // namespace
+
+// Where one output stream of a worker goes.
+struct PosixProcessSpawner::Output {
+  UniqueFd child_end;  // to become its descriptor 1 or 2; none: it keeps ours
+  LogRouter::Stream stream;  // with a pipe: to be carried by the router
+};
+
+PosixProcessSpawner::PosixProcessSpawner(elastic::EventLoop* event_loop, LogRouter* router,
+                                         Options options)
+    : event_loop_(event_loop), router_(router), options_(std::move(options)) {}
+
+absl::StatusOr<std::unique_ptr<PosixProcessSpawner>> PosixProcessSpawner::Create(
+    elastic::EventLoop* event_loop, LogRouter* router, Options options) {
+  std::unique_ptr<PosixProcessSpawner> spawner(
+      new PosixProcessSpawner(event_loop, router, std::move(options)));
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGCHLD);
+  ::pthread_sigmask(SIG_BLOCK, &set, nullptr);
+  UniqueFd fd(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
+  if (!fd.valid()) return ErrnoStatus("signalfd");
+  PosixProcessSpawner* self = spawner.get();
+  DDP_RETURN_IF_ERROR(event_loop->Watch(fd.get(), EPOLLIN, [self](uint32_t) {
+    signalfd_siginfo info{};
+    while (::read(self->child_signals_.get(), &info, sizeof(info)) > 0) {
+    }
+    ReapChildren(self->Spared());
+  }));
+  spawner->child_signals_ = std::move(fd);
+  return spawner;
+}
+
+PosixProcessSpawner::~PosixProcessSpawner() {
+  for (auto& [pid, worker] : workers_) {
+    event_loop_->Unwatch(worker.pidfd.get());
+    ended_streams_.insert(ended_streams_.end(), worker.streams.begin(), worker.streams.end());
+  }
+  workers_.clear();
+  KillStrays();
+  if (child_signals_.valid()) event_loop_->Unwatch(child_signals_.get());
+}
+
+std::set<pid_t> PosixProcessSpawner::Spared() const {
+  std::set<pid_t> spared = options_.spared;
+  for (const auto& [pid, worker] : workers_) spared.insert(pid);
+  return spared;
+}
+
+absl::StatusOr<PosixProcessSpawner::Output> PosixProcessSpawner::OpenOutput(
+    const elastic::WorkerSpec& spec, Streams stream, const std::string& path) const {
+  const bool tee = (options_.tee.Get(spec.local_rank) & stream) != 0;
+  const bool redirect = (options_.redirects.Get(spec.local_rank) & stream) != 0;
+  Output output;
+  if (!tee && !redirect) return output;
+  UniqueFd file;
+  if (!path.empty() || !tee) {
+    const char* name = path.empty() ? "/dev/null" : path.c_str();
+    file.reset(::open(name, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
+    if (!file.valid()) return ErrnoStatus(absl::StrCat("cannot open ", name));
+  }
+  if (!tee) {
+    output.child_end = std::move(file);
+    return output;
+  }
+  DDP_ASSIGN_OR_RETURN(Pipe pipe, MakePipe());
+  output.child_end = std::move(pipe.write);
+  output.stream.pipe = std::move(pipe.read);
+  output.stream.file = std::move(file);
+  output.stream.file_path = path;
+  output.stream.prefix = absl::StrCat("[", spec.role, spec.rank, "]:");
+  output.stream.to_stderr = stream == kStderr;
+  return output;
+}
+
+absl::StatusOr<pid_t> PosixProcessSpawner::Spawn(const elastic::WorkerSpec& spec,
+                                                 ExitCallback on_exit) {
+  if (options_.doomed != nullptr && options_.doomed->load()) {
+    return absl::CancelledError("ddprun is being stopped");
+  }
+  DDP_ASSIGN_OR_RETURN(const LogLayout::WorkerFiles files,
+                       options_.layout.MakeWorkerFolder(spec.attempt, spec.local_rank));
+  DDP_ASSIGN_OR_RETURN(Output out, OpenOutput(spec, kStdout, files.stdout_log));
+  DDP_ASSIGN_OR_RETURN(Output err, OpenOutput(spec, kStderr, files.stderr_log));
+
+  std::vector<std::string> argv;
+  for (const std::string& argument : spec.argv) {
+    argv.push_back(SubstituteLocalRank(argument, spec.local_rank));
+  }
+  std::map<std::string, std::string> changes = spec.environment;
+  changes[kErrorFileVariable] = files.error_file;
+  std::vector<std::string> environment = MergedEnvironment(changes);
+  Child child;
+  child.argv = Pointers(argv);
+  child.environment = Pointers(environment);
+  child.inherited_fds = spec.inherited_fds;
+  child.stdout_fd = out.child_end.get();
+  child.stderr_fd = err.child_end.get();
+  DDP_ASSIGN_OR_RETURN(const pid_t pid, Start(std::move(child)));
+
+  Worker worker;
+  worker.error_file = files.error_file;
+  worker.on_exit = std::move(on_exit);
+  for (Output* output : {&out, &err}) {
+    output->child_end.reset();
+    if (!output->stream.pipe.valid()) continue;
+    absl::StatusOr<LogRouter::StreamId> id = router_->AddStream(std::move(output->stream));
+    if (!id.ok()) {
+      ::kill(-pid, SIGKILL);
+      ::waitpid(pid, nullptr, 0);
+      return id.status();
+    }
+    worker.streams.push_back(*id);
+  }
+  DDP_RETURN_IF_ERROR(Adopt(pid, std::move(worker)));
+  return pid;
+}
+
+absl::Status PosixProcessSpawner::Adopt(pid_t pid, Worker worker) {
+  worker.pidfd.reset(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+  absl::Status status = worker.pidfd.valid() ? absl::OkStatus() : ErrnoStatus("pidfd_open");
+  if (status.ok()) {
+    status = event_loop_->Watch(worker.pidfd.get(), EPOLLIN, [this, pid](uint32_t) { OnExit(pid); });
+  }
+  if (!status.ok()) {
+    ::kill(-pid, SIGKILL);
+    ::waitpid(pid, nullptr, 0);
+    return status;
+  }
+  workers_.emplace(pid, std::move(worker));
+  return absl::OkStatus();
+}
+
+void PosixProcessSpawner::OnExit(pid_t pid) {
+  siginfo_t info{};
+  if (::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG) != 0 || info.si_pid == 0) {
+    return;
+  }
+  const auto found = workers_.find(pid);
+  Worker worker = std::move(found->second);
+  workers_.erase(found);
+  event_loop_->Unwatch(worker.pidfd.get());
+  for (const LogRouter::StreamId id : worker.streams) router_->DrainStream(id);
+  ended_streams_.insert(ended_streams_.end(), worker.streams.begin(), worker.streams.end());
+  elastic::ExitStatus status;
+  status.error_file = std::move(worker.error_file);
+  if (info.si_code == CLD_EXITED) {
+    status.exit_code = info.si_status;
+  } else {
+    status.signal = info.si_status;
+  }
+  worker.on_exit(pid, std::move(status));
+}
+
+void PosixProcessSpawner::Signal(pid_t pid, int signal) {
+  // The group is named after its leader and exists as long as any member does.
+  ::kill(-pid, signal);
+}
+
+void PosixProcessSpawner::KillStrays() {
+  const KillOutcome outcome = KillChildren(Spared(), kKillTimeout);
+  if (!outcome.complete) {
+    std::fprintf(stderr, "ddprun: some processes of the workers did not end by SIGKILL within %s\n",
+                 absl::FormatDuration(kKillTimeout).c_str());
+  }
+  for (const LogRouter::StreamId id : ended_streams_) router_->CloseStream(id);
+  ended_streams_.clear();
+}
+
+}  // namespace ddp::launcher

@@ -1,0 +1,86 @@
+#ifndef DDP_LAUNCHER_POSIX_PROCESS_SPAWNER_H_
+#define DDP_LAUNCHER_POSIX_PROCESS_SPAWNER_H_
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/unique_fd.h"
+#include "elastic/agent/event_loop.h"
+#include "elastic/agent/process_spawner.h"
+#include "launcher/launch_options.h"
+#include "launcher/log_layout.h"
+#include "launcher/log_router.h"
+
+namespace ddp::launcher {
+
+// The real ProcessSpawner: fork and exec, one session per worker, pidfds on the event loop.
+//
+// A worker starts with default signal dispositions, an empty signal mask, stdin as ours, stdout and
+// stderr where -r and -t send them, no other descriptor than those of its spec, and SIGKILL as its
+// parent-death signal. Make this process a child subreaper first: descendants that a worker leaves
+// behind come to it, are reaped when they end, and are what KillStrays() kills.
+//
+// Not thread-safe; on the thread of the event loop, which must be the one that outlives the workers:
+// the kernel kills them when the *thread* that started them ends. Takes SIGCHLD by a signalfd for as
+// long as it lives.
+class PosixProcessSpawner final : public elastic::ProcessSpawner {
+ public:
+  struct Options {
+    StreamMap redirects;  // to the worker's files only
+    StreamMap tee;        // to files and console; wins over `redirects`
+    LogLayout layout;
+    std::set<pid_t> spared;  // children that are none of the workers' and not ours to reap
+    // Where it is true nothing is started any more; may be nullptr. See AgentContext::doomed.
+    const std::atomic<bool>* doomed = nullptr;
+  };
+
+  // `event_loop` and `router` are not owned and must outlive the spawner.
+  // Errors: kInternal (signalfd, epoll).
+  static absl::StatusOr<std::unique_ptr<PosixProcessSpawner>> Create(
+      elastic::EventLoop* event_loop, LogRouter* router, Options options);
+
+  // Kills what is left.
+  ~PosixProcessSpawner() override;
+
+  absl::StatusOr<pid_t> Spawn(const elastic::WorkerSpec& spec, ExitCallback on_exit) override;
+  void Signal(pid_t pid, int signal) override;
+
+  // Returns when all of them are gone, at most after 10 s; then says on stderr that some are not.
+  // Also ends the streams of workers that have ended.
+  void KillStrays() override;
+
+ private:
+  struct Worker {
+    UniqueFd pidfd;
+    std::string error_file;
+    std::vector<LogRouter::StreamId> streams;
+    ExitCallback on_exit;
+  };
+  struct Output;
+
+  PosixProcessSpawner(elastic::EventLoop* event_loop, LogRouter* router, Options options);
+
+  absl::StatusOr<Output> OpenOutput(const elastic::WorkerSpec& spec, Streams stream,
+                                    const std::string& path) const;
+  absl::Status Adopt(pid_t pid, Worker worker);
+  void OnExit(pid_t pid);
+  std::set<pid_t> Spared() const;
+
+  elastic::EventLoop* const event_loop_;
+  LogRouter* const router_;
+  const Options options_;
+  UniqueFd child_signals_;
+  std::map<pid_t, Worker> workers_;                  // running
+  std::vector<LogRouter::StreamId> ended_streams_;   // of workers that have ended
+};
+
+}  // namespace ddp::launcher
+
+#endif  // DDP_LAUNCHER_POSIX_PROCESS_SPAWNER_H_
