@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "base/clock.h"
 #include "base/unique_fd.h"
 #include "store/redis_endpoint.h"
 #include "store/redis_reply.h"
@@ -129,23 +130,31 @@ class RedisConnection {
   const Options& options() const { return options_; }
 
  private:
-  struct Attempt;
-
   RedisConnection(const RedisEndpoint& endpoint, const Options& options);
 
+  // `replies` is how many replies `request`, which is commands in wire form, brings. Error replies are
+  // returned among them. `what` names the commands in messages.
   absl::StatusOr<std::vector<RedisReply>> Call(const std::string& request, size_t replies,
+                                               const std::string& what,
                                                const RedisCallOptions& call);
-  absl::Status ConnectOnce(absl::Time deadline);
+  absl::StatusOr<std::vector<RedisReply>> TryOnce(const std::string& request, size_t replies,
+                                                  absl::Time deadline, absl::Duration timeout,
+                                                  bool& sent);
+  absl::Status Ensure(absl::Time deadline);
   absl::Status Greet(absl::Time deadline);
-  absl::Status Write(const std::string& bytes, absl::Time deadline, bool& any_byte_sent);
+  absl::Status Write(const std::string& bytes, absl::Time deadline, bool& sent);
   absl::StatusOr<RedisReply> Read(absl::Time deadline);
-  absl::Status FillReader();
+  absl::Status ReceiveBytes();
   bool StillOpen() const;
   bool Pause(int attempt, absl::Time deadline);
+  absl::Status GiveUp(const absl::Status& last, int attempts, absl::Duration tried) const;
+  RedisCallOptions WithDefaults(RedisCallOptions call) const;
 
   // Constant after construction.
   const RedisEndpoint endpoint_;
   const Options options_;
+
+  const MonotonicClock clock_;
 
   UniqueFd fd_;
   RedisReplyReader reader_;

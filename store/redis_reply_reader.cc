@@ -1,0 +1,113 @@
+#include "store/redis_reply_reader.h"
+
+#include <hiredis/read.h>
+
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace ddp::store {
+
+// hiredis parses; these functions build our values straight from its buffer, without a redisReply in
+// between. Elements are added as they come, never ahead of the bytes that they are made of.
+struct RedisReplyReader::Builder {
+  struct FreeReader {
+    void operator()(redisReader* reader) const { redisReaderFree(reader); }
+  };
+
+  explicit Builder(const Limits& limits) : limits(limits) {
+    functions.createString = &CreateString;
+    functions.createArray = &CreateArray;
+    functions.createInteger = &CreateInteger;
+    functions.createNil = &CreateNil;
+    functions.freeObject = [](void* reply) { delete static_cast<RedisReply*>(reply); };
+    reader.reset(redisReaderCreateWithFunctions(&functions));
+    reader->privdata = this;
+  }
+
+  // Gives `reply` its place: in its array, or as a root, which hiredis hands back or frees. nullptr:
+  // refused, which hiredis reports as an error.
+  static void* Place(const redisReadTask* task, RedisReply reply) {
+    auto* self = static_cast<Builder*>(task->privdata);
+    if (++self->elements > self->limits.max_reply_elements) {
+      self->refusal = absl::StrCat("a reply has more than ", self->limits.max_reply_elements,
+                                   " elements");
+      return nullptr;
+    }
+    if (task->parent == nullptr) return new RedisReply(std::move(reply));
+    auto* parent = static_cast<RedisReply*>(task->parent->obj);
+    // While an element is being built nothing is added to its parent: the pointer stays good.
+    parent->elements_.push_back(std::move(reply));
+    return &parent->elements_.back();
+  }
+
+  static void* CreateString(const redisReadTask* task, char* text, size_t size) {
+    switch (task->type) {
+      case REDIS_REPLY_ERROR:
+        return Place(task, RedisReply::Error(std::string(text, size)));
+      case REDIS_REPLY_STATUS:
+        return Place(task, RedisReply::Status(std::string(text, size)));
+      default:
+        return Place(task, RedisReply::String(std::string(text, size)));
+    }
+  }
+
+  static void* CreateArray(const redisReadTask* task, int size) {
+    return Place(task, RedisReply::Array({}));
+  }
+
+  static void* CreateInteger(const redisReadTask* task, long long value) {
+    return Place(task, RedisReply::Integer(value));
+  }
+
+  static void* CreateNil(const redisReadTask* task) { return Place(task, RedisReply()); }
+
+  const Limits limits;
+  redisReplyObjectFunctions functions{};  // outlives the reader, which points to it
+  std::unique_ptr<redisReader, FreeReader> reader;
+  size_t elements = 0;        // of the reply that is being read
+  size_t unfinished_bytes = 0;  // fed and not yet part of a finished reply
+  std::string refusal;
+};
+
+RedisReplyReader::RedisReplyReader() : RedisReplyReader(Limits()) {}
+
+RedisReplyReader::RedisReplyReader(const Limits& limits)
+    : limits_(limits), builder_(std::make_unique<Builder>(limits)) {}
+
+RedisReplyReader::~RedisReplyReader() = default;
+
+void RedisReplyReader::Reset() { builder_ = std::make_unique<Builder>(limits_); }
+
+absl::Status RedisReplyReader::Feed(const char* data, size_t size) {
+  if (redisReaderFeed(builder_->reader.get(), data, size) != REDIS_OK) {
+    return absl::InternalError(
+        absl::StrCat("reading Redis's reply: ", builder_->reader->errstr));
+  }
+  builder_->unfinished_bytes += size;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::optional<RedisReply>> RedisReplyReader::Next() {
+  redisReader* const reader = builder_->reader.get();
+  void* root = nullptr;
+  if (redisReaderGetReply(reader, &root) != REDIS_OK) {
+    const std::string& refusal = builder_->refusal;
+    return absl::InternalError(absl::StrCat("what Redis sent is not a reply to be accepted: ",
+                                            refusal.empty() ? reader->errstr : refusal));
+  }
+  if (root == nullptr) {
+    if (builder_->unfinished_bytes > limits_.max_reply_bytes) {
+      return absl::InternalError(absl::StrCat(
+          "Redis sent a reply of more than ", limits_.max_reply_bytes, " bytes"));
+    }
+    return std::optional<RedisReply>();
+  }
+  const std::unique_ptr<RedisReply> reply(static_cast<RedisReply*>(root));
+  builder_->elements = 0;
+  builder_->unfinished_bytes = reader->len - reader->pos;
+  return std::optional<RedisReply>(std::move(*reply));
+}
+
+}  // namespace ddp::store

@@ -1,0 +1,107 @@
+#include "store/redis_socket.h"
+
+#include <errno.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/clock.h"
+#include "store/redis_errors.h"
+
+namespace ddp::store {
+namespace {
+
+void SetOption(int fd, int level, int name, int value) {
+  // A kernel that lacks the option leaves us with its defaults, which still work.
+  (void)setsockopt(fd, level, name, &value, sizeof(value));
+}
+
+void SetTcpOptions(int fd) {
+  SetOption(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+  // A waiter sends nothing: only these probes tell it that the server's machine is gone.
+  SetOption(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+  SetOption(fd, IPPROTO_TCP, TCP_KEEPIDLE, 10);
+  SetOption(fd, IPPROTO_TCP, TCP_KEEPINTVL, 5);
+  SetOption(fd, IPPROTO_TCP, TCP_KEEPCNT, 3);
+  SetOption(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, 25'000);
+}
+
+absl::StatusOr<UniqueFd> ConnectTo(const sockaddr* address, socklen_t size,
+                                   const RedisEndpoint& endpoint, absl::Time deadline) {
+  UniqueFd fd(socket(address->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!fd.valid()) return ConnectionError("making a socket to", endpoint, errno);
+  if (connect(fd.get(), address, size) != 0) {
+    if (errno != EINPROGRESS) return ConnectionError("cannot reach", endpoint, errno);
+    if (!AwaitSocket(fd.get(), POLLOUT, deadline)) {
+      return ConnectionError("cannot reach", endpoint, ETIMEDOUT);
+    }
+    int error_number = 0;
+    socklen_t length = sizeof(error_number);
+    getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error_number, &length);
+    if (error_number != 0) return ConnectionError("cannot reach", endpoint, error_number);
+  }
+  if (!endpoint.is_unix()) SetTcpOptions(fd.get());
+  return fd;
+}
+
+absl::StatusOr<UniqueFd> ConnectUnix(const RedisEndpoint& endpoint, absl::Time deadline) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (endpoint.unix_path.size() >= sizeof(address.sun_path)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the path of a unix socket is too long: ", endpoint.unix_path));
+  }
+  memcpy(address.sun_path, endpoint.unix_path.data(), endpoint.unix_path.size());
+  return ConnectTo(reinterpret_cast<const sockaddr*>(&address), sizeof(address), endpoint, deadline);
+}
+
+}  // namespace
+
+absl::StatusOr<UniqueFd> ConnectSocket(const RedisEndpoint& endpoint, absl::Time deadline) {
+  if (endpoint.is_unix()) return ConnectUnix(endpoint, deadline);
+  addrinfo hints{};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  const std::string port = absl::StrCat(endpoint.port);
+  const int error = getaddrinfo(endpoint.host.c_str(), port.c_str(), &hints, &found);
+  if (error != 0) {
+    return absl::UnavailableError(absl::StrCat("cannot reach Redis at ", endpoint.DebugString(),
+                                               ": host name: ", gai_strerror(error)));
+  }
+  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(found, &freeaddrinfo);
+  absl::Status last = ConnectionError("cannot reach", endpoint, EADDRNOTAVAIL);
+  for (const addrinfo* address = found; address != nullptr; address = address->ai_next) {
+    absl::StatusOr<UniqueFd> fd =
+        ConnectTo(address->ai_addr, address->ai_addrlen, endpoint, deadline);
+    if (fd.ok()) return fd;
+    last = fd.status();
+  }
+  return last;
+}
+
+bool AwaitSocket(int fd, short events, absl::Time deadline) {
+  const MonotonicClock clock;
+  pollfd entry{.fd = fd, .events = events, .revents = 0};
+  while (true) {
+    const absl::Duration left = std::max(deadline - clock.Now(), absl::ZeroDuration());
+    const timespec timeout = absl::ToTimespec(left);
+    const bool forever = deadline == absl::InfiniteFuture();
+    const int ready = ppoll(&entry, 1, forever ? nullptr : &timeout, nullptr);
+    // Other errors (a bad descriptor) come back from the read or write that follows.
+    if (ready > 0 || (ready < 0 && errno != EINTR)) return true;
+    if (ready == 0) return false;
+  }
+}
+
+}  // namespace ddp::store

@@ -1,0 +1,25 @@
+// Sockets to a Redis server, with deadlines. For RedisConnection.
+#ifndef DDP_STORE_REDIS_SOCKET_H_
+#define DDP_STORE_REDIS_SOCKET_H_
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "base/unique_fd.h"
+#include "store/redis_endpoint.h"
+
+namespace ddp::store {
+
+// A connected, non-blocking, close-on-exec socket. Of a name with several addresses, the first that
+// answers. A TCP socket sends small writes at once and finds a vanished peer within half a minute.
+// `deadline` is a time of MonotonicClock.
+//
+// kUnavailable: not reachable, or not by `deadline`; the reason is in the message.
+absl::StatusOr<UniqueFd> ConnectSocket(const RedisEndpoint& endpoint, absl::Time deadline);
+
+// Waits until `fd` has one of the poll(2) events or an error, or until `deadline`. Returns false at the
+// deadline.
+bool AwaitSocket(int fd, short events, absl::Time deadline);
+
+}  // namespace ddp::store
+
+#endif  // DDP_STORE_REDIS_SOCKET_H_
