@@ -16,6 +16,10 @@
 
 namespace ddp {
 
+struct Communicator::Operation {
+  c10::intrusive_ptr<c10d::Work> work;
+};
+
 Communicator::Communicator(c10::intrusive_ptr<c10d::Backend> backend,
                            std::shared_ptr<FailureNotice> notice, const Options& options)
     : options_(options), notice_(std::move(notice)), backend_(std::move(backend)) {}
@@ -29,11 +33,11 @@ template <typename Start>
 Communicator::Pending Communicator::StartOperation(at::Tensor tensor, std::string what,
                                                    Start start) {
   ThrowIfRetired();
-  Pending pending{.work = {}, .tensor = std::move(tensor), .what = std::move(what)};
+  Pending pending{.operation = {}, .tensor = std::move(tensor), .what = std::move(what)};
   if (options_.size == 1) return pending;
   std::vector<at::Tensor> tensors = {pending.tensor};
   try {
-    pending.work = start(tensors);
+    pending.operation = std::make_shared<Operation>(Operation{start(tensors)});
   } catch (const c10::Error& error) {
     Fail(pending, error.what_without_backtrace());
   } catch (const std::exception& error) {
@@ -75,18 +79,18 @@ Communicator::Pending Communicator::Broadcast(at::Tensor tensor, int root, std::
 }
 
 void Communicator::Wait(Pending& pending) {
-  if (!pending.work) return;  // a group of one
+  if (!pending.operation) return;  // a group of one
   ThrowIfRetired();
   if (pending.tensor.is_cuda()) {
     // Orders the streams; the host goes on.
-    pending.work->synchronize();
+    pending.operation->work->synchronize();
     --in_flight_;
-    pending.work.reset();
+    pending.operation.reset();
     return;
   }
   const MonotonicClock clock;
   const absl::Time start = clock.Now();
-  const c10::intrusive_ptr<c10::ivalue::Future> future = pending.work->getFuture();
+  const c10::intrusive_ptr<c10::ivalue::Future> future = pending.operation->work->getFuture();
   // The backend's own timeout is the same; the margin lets its more precise text win.
   const FailureNotice::WaitResult result =
       notice_->Wait(*future, options_.timeout + absl::Seconds(1));
@@ -96,7 +100,7 @@ void Communicator::Wait(Pending& pending) {
   }
   if (result == FailureNotice::WaitResult::kCompleted && !future->hasError()) {
     --in_flight_;
-    pending.work.reset();
+    pending.operation.reset();
     return;
   }
   // A peer that failed may also have closed its connections: its own words say more than ours.
@@ -104,9 +108,11 @@ void Communicator::Wait(Pending& pending) {
   Fail(pending, absl::StrCat("after ", waited, ": ", future->tryRetrieveErrorMessage()));
 }
 
-void Communicator::Barrier() {
-  Pending pending = AllReduce(at::zeros({1}, at::kInt), "a barrier");
+void Communicator::Barrier(at::Device device) {
+  const at::Tensor token = at::zeros({1}, at::TensorOptions().dtype(at::kInt).device(device));
+  Pending pending = AllReduce(token, "a barrier");
   Wait(pending);
+  if (token.is_cuda()) (void)token.item();  // the host waits as well
 }
 
 void Communicator::Fail(Pending& pending, const std::string& reason) {

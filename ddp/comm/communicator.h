@@ -11,7 +11,6 @@
 
 namespace c10d {
 class Backend;
-class Work;
 }  // namespace c10d
 
 namespace ddp {
@@ -35,8 +34,9 @@ class Communicator {
   };
 
   // An operation under way. Keeps its tensor alive.
+  struct Operation;
   struct Pending {
-    c10::intrusive_ptr<c10d::Work> work;
+    std::shared_ptr<Operation> operation;  // null: complete
     at::Tensor tensor;
     std::string what;  // for messages: "the all-reduce of bucket 3"
   };
@@ -62,8 +62,8 @@ class Communicator {
   // which the communicator is retired and the peers have been told.
   void Wait(Pending& pending);
 
-  // Blocks until every rank has come here.
-  void Barrier();
+  // Blocks until every rank has come here; `device` is where the backend wants its tensors.
+  void Barrier(at::Device device);
 
   bool retired() const { return retired_; }
 
