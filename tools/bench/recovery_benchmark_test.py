@@ -1,0 +1,85 @@
+#!/usr/bin/env python3
+"""Tests of tools/bench/recovery_benchmark.py on an event log as ddprun writes it."""
+
+import json
+import os
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import recovery_benchmark as benchmark  # noqa: E402  (found beside this file)
+
+SECOND = 1_000_000_000
+
+
+def event(name, generation, at_s, **fields):
+    return {"event": name, "generation": generation, "monotonic_ns": int(at_s * SECOND), **fields}
+
+
+def started(generation, at_s, pids):
+    return event("generation_started", generation, at_s, ranks=[0, 1], pids=pids)
+
+
+def stepped(generation, at_s, rank, step=1):
+    return event("first_step", generation, at_s, rank=rank, step=step)
+
+
+KILL = benchmark.Kill(generation=1, rank=1, pid=11, monotonic_ns=20 * SECOND)
+BEFORE = [started(1, 10, [10, 11]), stepped(1, 11, 0), stepped(1, 11, 1)]
+AFTER = [
+    event("worker_exited", 1, 20.25, rank=1, pid=11, signal=9),
+    event("worker_exited", 1, 20.5, rank=0, pid=10, signal=15),
+    event("restart", 2, 20.5, restart=1, max_restarts=5, reason="rank 1 was killed by SIGKILL"),
+    started(2, 20.75, [12, 13]),
+    stepped(2, 21.5, 1, step=31),
+    stepped(2, 21.0, 0, step=31),
+]
+
+
+class RecoveryTest(unittest.TestCase):
+    def test_ends_with_the_first_step_of_the_slowest_rank(self):
+        recovery = benchmark.recovery_of(BEFORE + AFTER, KILL)
+        self.assertEqual(recovery.stepped_s, 1.5)
+        self.assertEqual(recovery.started_s, 0.75)
+        self.assertEqual(recovery.noticed_s, 0.25)
+        self.assertEqual((recovery.generation, recovery.step), (2, 31))
+
+    def test_is_not_over_before_every_rank_has_stepped(self):
+        for end in range(len(AFTER)):
+            self.assertIsNone(benchmark.recovery_of(BEFORE + AFTER[:end], KILL))
+
+    def test_steps_of_the_killed_generation_do_not_count(self):
+        self.assertIsNone(benchmark.recovery_of(BEFORE + [stepped(1, 21, 0)], KILL))
+
+    def test_a_line_that_is_being_written_is_left_for_later(self):
+        text = "".join(json.dumps(e) + "\n" for e in BEFORE)
+        self.assertEqual(benchmark.parse_events(text + '{"event": "fir'), BEFORE)
+        self.assertEqual(benchmark.parse_events(""), [])
+
+
+class FilesTest(unittest.TestCase):
+    def test_the_last_checkpoint_is_compared_without_what_differs_between_runs(self):
+        with tempfile.TemporaryDirectory() as root:
+            for folder in ("step-000000000010.g0001", "step-000000000020.g0003"):
+                os.mkdir(os.path.join(root, folder))
+                for name in ("model-00001-of-00001.safetensors", "MANIFEST.json"):
+                    with open(os.path.join(root, folder, name), "wb") as stream:
+                        stream.write(folder.encode())
+            name, files = benchmark.final_files(root)
+        self.assertEqual(name, "step-000000000020.g0003")
+        self.assertEqual(files, {"model-00001-of-00001.safetensors": name.encode()})
+
+    def test_a_folder_without_checkpoints_is_an_error(self):
+        with tempfile.TemporaryDirectory() as root:
+            self.assertRaises(benchmark.BenchmarkError, benchmark.final_files, root)
+
+    def test_differences_are_told(self):
+        self.assertIsNone(benchmark.first_difference({"a": b"x"}, {"a": b"x"}))
+        self.assertIn("byte 1", benchmark.first_difference({"a": b"xy"}, {"a": b"xz"}))
+        self.assertIn("shorter", benchmark.first_difference({"a": b"xy"}, {"a": b"x"}))
+        self.assertIn("files are", benchmark.first_difference({"a": b""}, {"b": b""}))
+
+
+if __name__ == "__main__":
+    unittest.main()
