@@ -40,6 +40,7 @@ struct HealthPage::Layout {
   std::atomic<uint64_t> generation;
   std::atomic<uint64_t> commits;  // in this generation
   std::atomic<int64_t> step;
+  std::atomic<int64_t> first_step;
   std::atomic<int64_t> first_commit_ns;
   std::atomic<int64_t> last_commit_ns;
   // Only the worker ever locks it. The list pointers of a robust mutex live in the page, so locking
@@ -155,6 +156,7 @@ void HealthPage::BeginGeneration(uint64_t generation) {
   layout_->generation.store(generation, std::memory_order_relaxed);
   layout_->commits.store(0, std::memory_order_relaxed);
   layout_->step.store(0, std::memory_order_relaxed);
+  layout_->first_step.store(0, std::memory_order_relaxed);
   layout_->first_commit_ns.store(0, std::memory_order_relaxed);
   layout_->last_commit_ns.store(0, std::memory_order_relaxed);
   layout_->EndWrite();
@@ -165,7 +167,10 @@ void HealthPage::CommitStep(int64_t step) {
   const uint64_t commits = layout_->commits.load(std::memory_order_relaxed);
   layout_->BeginWrite();
   layout_->step.store(step, std::memory_order_relaxed);
-  if (commits == 0) layout_->first_commit_ns.store(now_ns, std::memory_order_relaxed);
+  if (commits == 0) {
+    layout_->first_step.store(step, std::memory_order_relaxed);
+    layout_->first_commit_ns.store(now_ns, std::memory_order_relaxed);
+  }
   layout_->last_commit_ns.store(now_ns, std::memory_order_relaxed);
   layout_->commits.store(commits + 1, std::memory_order_relaxed);
   layout_->EndWrite();
@@ -189,6 +194,7 @@ HealthPage::Snapshot HealthPage::Read() const {
     snapshot.generation = layout_->generation.load(std::memory_order_relaxed);
     snapshot.has_step = layout_->commits.load(std::memory_order_relaxed) > 0;
     snapshot.step = layout_->step.load(std::memory_order_relaxed);
+    snapshot.first_step = layout_->first_step.load(std::memory_order_relaxed);
     snapshot.first_commit_monotonic_ns = layout_->first_commit_ns.load(std::memory_order_relaxed);
     snapshot.last_commit_monotonic_ns = layout_->last_commit_ns.load(std::memory_order_relaxed);
     std::atomic_thread_fence(std::memory_order_acquire);

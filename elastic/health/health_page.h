@@ -32,8 +32,9 @@ class HealthPage {
 
   struct Snapshot {
     uint64_t generation = 0;
-    bool has_step = false;  // a step was committed in this generation; else the rest is 0
-    int64_t step = 0;       // of the last commit
+    bool has_step = false;   // a step was committed in this generation; else the rest is 0
+    int64_t step = 0;        // of the last commit
+    int64_t first_step = 0;  // of the generation's first commit
     int64_t first_commit_monotonic_ns = 0;  // CLOCK_MONOTONIC, of the generation's first commit
     int64_t last_commit_monotonic_ns = 0;
     Worker worker = Worker::kNotAttached;

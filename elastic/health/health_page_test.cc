@@ -70,6 +70,7 @@ TEST(HealthPageTest, ReaderSeesTheFirstAndTheLastCommit) {
   EXPECT_EQ(snapshot.generation, 7u);
   EXPECT_TRUE(snapshot.has_step);
   EXPECT_EQ(snapshot.step, 41);
+  EXPECT_EQ(snapshot.first_step, 40);
   EXPECT_GE(snapshot.first_commit_monotonic_ns, before_ns);
   EXPECT_LE(snapshot.first_commit_monotonic_ns, between_ns);
   EXPECT_GE(snapshot.last_commit_monotonic_ns, between_ns);

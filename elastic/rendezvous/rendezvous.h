@@ -1,48 +1,15 @@
 #ifndef DDP_ELASTIC_RENDEZVOUS_RENDEZVOUS_H_
 #define DDP_ELASTIC_RENDEZVOUS_RENDEZVOUS_H_
 
-#include <cstdint>
 #include <functional>
 #include <string>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "elastic/rendezvous/round.h"
 
 namespace ddp::elastic {
-
-// Which generation a message belongs to. Both parts are compared: after a fail-over that lost
-// writes two generations may carry the same number, never the same nonce.
-struct GenerationId {
-  uint64_t number = 0;  // counts from 1; 0: none yet
-  std::string nonce;    // 16 hexadecimal digits
-  bool operator==(const GenerationId&) const = default;
-};
-
-// What a node brings into a round.
-struct NodeOffer {
-  int nproc = 1;            // workers that it runs
-  std::string role;         // of its workers
-  std::string master_addr;  // where the others reach this node, should it hold rank 0
-  int master_port = 0;      // a port found free there
-};
-
-// A node in a complete round.
-struct RoundMember {
-  std::string node;    // unique per agent process
-  int group_rank = 0;  // 0 .. members - 1; a survivor keeps its own when that is in range
-  NodeOffer offer;
-};
-
-// A complete round: the same for every member, but for `self`.
-struct Round {
-  GenerationId generation;
-  int restarts = 0;                  // charged to the whole job so far
-  std::vector<RoundMember> members;  // by group rank
-  int self = 0;                      // this node's index in `members`
-  std::string store_url;             // of the workers' store in this generation; no secrets
-};
 
 // What the job decided about a failure.
 struct FailureVerdict {

@@ -1,0 +1,99 @@
+#include "elastic/agent/worker_environment_builder.h"
+
+#include <map>
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace ddp::elastic {
+namespace {
+
+using ::testing::Contains;
+using ::testing::Key;
+using ::testing::Not;
+using ::testing::Pair;
+using Environment = std::map<std::string, std::string>;
+
+RoundMember Node(int group_rank, int nproc, const std::string& role) {
+  return {.node = std::to_string(group_rank),
+          .group_rank = group_rank,
+          .offer = {.nproc = nproc,
+                    .role = role,
+                    .master_addr = "10.0.0." + std::to_string(group_rank + 1),
+                    .master_port = 21'000 + group_rank}};
+}
+
+LaunchConfig Config(int nproc) {
+  LaunchConfig config;
+  config.run_id = "digits";
+  config.role = "trainer";
+  config.nproc_per_node = nproc;
+  config.max_restarts = 5;
+  return config;
+}
+
+// This node is the second of three, and the first has another role.
+Round ThreeNodes() {
+  return {.generation = {.number = 4, .nonce = "00c0ffee00c0ffee"},
+          .restarts = 2,
+          .members = {Node(0, 1, "reader"), Node(1, 2, "trainer"), Node(2, 3, "trainer")},
+          .self = 1,
+          .store_url = "redis://10.0.0.9:6379?prefix=p"};
+}
+
+TEST(WorkerEnvironmentBuilderTest, TellsAWorkerEverything) {
+  const Environment environment =
+      BuildWorkerEnvironment(Config(2), ThreeNodes(), /*local_rank=*/1, /*health_fd=*/17, {});
+  const Environment expected = {
+      {"LOCAL_RANK", "1"},
+      {"RANK", "2"},
+      {"GROUP_RANK", "1"},
+      {"ROLE_RANK", "1"},
+      {"ROLE_NAME", "trainer"},
+      {"LOCAL_WORLD_SIZE", "2"},
+      {"WORLD_SIZE", "6"},
+      {"GROUP_WORLD_SIZE", "3"},
+      {"ROLE_WORLD_SIZE", "5"},
+      {"MASTER_ADDR", "10.0.0.1"},
+      {"MASTER_PORT", "21000"},
+      {"TORCHELASTIC_RESTART_COUNT", "2"},
+      {"TORCHELASTIC_MAX_RESTARTS", "5"},
+      {"TORCHELASTIC_RUN_ID", "digits"},
+      {"TORCHELASTIC_USE_AGENT_STORE", "False"},
+      {"TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT"},
+      {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"},
+      {"OMP_NUM_THREADS", "1"},
+      {"DDP_STORE", "redis://10.0.0.9:6379?prefix=p"},
+      {"DDP_GENERATION", "4"},
+      {"DDP_GENERATION_NONCE", "00c0ffee00c0ffee"},
+      {"DDP_HEALTH_FD", "17"},
+  };
+  EXPECT_EQ(environment, expected);
+}
+
+TEST(WorkerEnvironmentBuilderTest, KeepsTheUsersNumberOfThreads) {
+  const Environment inherited = {{"OMP_NUM_THREADS", "8"}};
+  EXPECT_THAT(BuildWorkerEnvironment(Config(2), ThreeNodes(), 0, 3, inherited),
+              Not(Contains(Key("OMP_NUM_THREADS"))));
+  EXPECT_FALSE(SetsOmpNumThreads(Config(2), inherited));
+  EXPECT_TRUE(SetsOmpNumThreads(Config(2), {}));
+}
+
+TEST(WorkerEnvironmentBuilderTest, OneWorkerMayUseTheWholeMachine) {
+  EXPECT_FALSE(SetsOmpNumThreads(Config(1), {}));
+}
+
+TEST(WorkerEnvironmentBuilderTest, PassesErrorHandlingThrough) {
+  EXPECT_THAT(BuildWorkerEnvironment(Config(2), ThreeNodes(), 0, 3,
+                                     {{"TORCH_NCCL_ASYNC_ERROR_HANDLING", "3"}}),
+              Contains(Pair("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3")));
+}
+
+TEST(WorkerEnvironmentBuilderTest, SubstitutesTheLocalRankWhereverItStands) {
+  EXPECT_EQ(SubstituteLocalRank("--log=${local_rank}/${local_rank}.txt", 12), "--log=12/12.txt");
+  EXPECT_EQ(SubstituteLocalRank("$local_rank ${rank}", 1), "$local_rank ${rank}");
+}
+
+}  // namespace
+}  // namespace ddp::elastic

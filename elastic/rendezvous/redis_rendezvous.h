@@ -1,0 +1,72 @@
+#ifndef DDP_ELASTIC_RENDEZVOUS_REDIS_RENDEZVOUS_H_
+#define DDP_ELASTIC_RENDEZVOUS_REDIS_RENDEZVOUS_H_
+
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "elastic/agent/event_loop.h"
+#include "elastic/rendezvous/rendezvous.h"
+#include "store/redis_endpoint.h"
+
+namespace ddp::elastic {
+
+// The rendezvous of one agent, in Redis: each request is one Lua script, sent and answered over one
+// connection that the agent's event loop watches.
+//
+// A job's keys are all `ddp:{RUN_ID}:i<instance>:...`, so that they live in one hash slot, and
+// expire a day after the last agent was heard. While the agent is in a round its lease is renewed
+// every third of its length, by the server's clock.
+//
+// Out of reach: requests and heartbeats are tried again with growing pauses. Only connecting can
+// block the event loop, for `reconnect_timeout` per try; all else waits in the loop.
+//
+// Thread: that of the event loop.
+class RedisRendezvous final : public Rendezvous {
+ public:
+  struct Options {
+    store::RedisEndpoint endpoint;
+    std::string run_id;
+    int max_restarts = 0;  // of the job; the first node's value counts
+    int nodes = 1;         // of a complete round
+    absl::Duration lease = absl::Seconds(3);
+
+    // How long Open() tries to reach the server.
+    absl::Duration connect_timeout = absl::Seconds(30);
+    // One try, later on.
+    absl::Duration reconnect_timeout = absl::Milliseconds(250);
+    // One script, later on: after that the connection counts as broken.
+    absl::Duration reply_timeout = absl::Seconds(2);
+
+    // Takes part in this instance of the run; 0: opens a new one.
+    int64_t instance = 0;
+  };
+
+  // Reaches the server and opens an instance of the run. Blocks, at most for connect_timeout.
+  // Errors: kUnavailable (says where, how long and why), kUnauthenticated, kPermissionDenied,
+  // kInternal. `loop` is not owned and must outlive the rendezvous.
+  static absl::StatusOr<std::unique_ptr<RedisRendezvous>> Open(const Options& options,
+                                                               EventLoop* loop);
+  ~RedisRendezvous() override;
+
+  // The instance of the run id that this job is, from 1.
+  int64_t instance() const;
+
+  void Join(const NodeOffer& offer, absl::Duration timeout, JoinDone done) override;
+  void ReportFailure(const Failure& failure, absl::Duration timeout, FailureDone done) override;
+  void Complete(const GenerationId& generation, absl::Duration timeout, Done done) override;
+  void Leave(absl::Duration timeout, Done done) override;
+  void Cancel() override;
+  void WatchContact(Done on_contact) override;
+
+ private:
+  struct State;
+  explicit RedisRendezvous(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace ddp::elastic
+
+#endif  // DDP_ELASTIC_RENDEZVOUS_REDIS_RENDEZVOUS_H_
