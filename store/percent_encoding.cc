@@ -40,8 +40,9 @@ std::string PercentEncodeForUrl(const std::string& text) {
   static constexpr char kPlain[] = "-._~:/";
   std::string out;
   for (const char character : text) {
-    const bool plain = character != '\0' && (absl::ascii_isalnum(character) ||
-                                             std::string(kPlain).find(character) != std::string::npos);
+    const bool plain =
+        character != '\0' && (absl::ascii_isalnum(character) ||
+                              std::string(kPlain).find(character) != std::string::npos);
     if (plain) {
       out.push_back(character);
     } else {

@@ -17,8 +17,8 @@ std::string PercentEncodeForUrl(const std::string& text);
 // Undoes either. kInvalidArgument: a '%' without two hexadecimal digits behind it.
 absl::StatusOr<std::string> PercentDecode(const std::string& text);
 
-// `run_id` as it stands between the braces of "ddp:{RUN_ID}:": with { } % encoded, so that no run id
-// can end the hash tag early, or make two runs share one key.
+// `run_id` as it stands between the braces of "ddp:{RUN_ID}:": with { } % encoded, so that no run
+// id can end the hash tag early, or make two runs share one key.
 std::string EncodeRunIdForKey(const std::string& run_id);
 
 }  // namespace ddp::store

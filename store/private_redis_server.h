@@ -19,20 +19,20 @@ namespace ddp::store {
 // can enter, without a TCP port, keeping nothing on disk and evicting nothing.
 //
 // Its life is bound to ours: it is stopped by the destructor, and killed by the kernel when the
-// *thread* that called Start() ends in any way, SIGKILL of the process included. So call Start() from
-// the main thread, or from one that outlives the server. It runs in a session of its own, so that
-// Ctrl-C on the terminal does not reach it.
+// *thread* that called Start() ends in any way, SIGKILL of the process included. So call Start()
+// from the main thread, or from one that outlives the server. It runs in a session of its own, so
+// that Ctrl-C on the terminal does not reach it.
 //
-// In its folder it has redis.sock, redis.conf and redis.log (what it printed); the destructor removes
-// them, and the folder too when Start() made it. When we are killed, that is left to whoever cleans
-// up after us (ddprun's keeper), who needs directory() and pid().
+// In its folder it has redis.sock, redis.conf and redis.log (what it printed); the destructor
+// removes them, and the folder too when Start() made it. When we are killed, that is left to
+// whoever cleans up after us (ddprun's keeper), who needs directory() and pid().
 //
 // Thread-compatible.
 class PrivateRedisServer {
  public:
   struct Options {
-    // An existing folder of this user with mode 0700, or empty: a new one under TMPDIR, or under /tmp
-    // when TMPDIR is unset or too long for the path of a unix socket (107 bytes).
+    // An existing folder of this user with mode 0700, or empty: a new one under TMPDIR, or under
+    // /tmp when TMPDIR is unset or too long for the path of a unix socket (107 bytes).
     std::string directory;
 
     // A path, or a name that is looked for on PATH.
@@ -47,11 +47,11 @@ class PrivateRedisServer {
 
   // Starts the server and returns when it answers.
   //
-  // kNotFound: there is no such program ("install redis-server"). kInvalidArgument: the folder's path
-  // is too long for a socket. kFailedPrecondition: the folder is not a folder of ours with mode 0700,
-  // or already holds a socket. kUnavailable: the server ended at once; the end of what it printed is
-  // in the message. kDeadlineExceeded: it did not answer within start_timeout. Other codes: a system
-  // call failed; it is named.
+  // kNotFound: there is no such program ("install redis-server"). kInvalidArgument: the folder's
+  // path is too long for a socket. kFailedPrecondition: the folder is not a folder of ours with
+  // mode 0700, or already holds a socket. kUnavailable: the server ended at once; the end of what
+  // it printed is in the message. kDeadlineExceeded: it did not answer within start_timeout. Other
+  // codes: a system call failed; it is named.
   static absl::StatusOr<std::unique_ptr<PrivateRedisServer>> Start(const Options& options);
   static absl::StatusOr<std::unique_ptr<PrivateRedisServer>> Start() { return Start(Options()); }
 

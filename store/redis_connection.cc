@@ -175,10 +175,9 @@ absl::StatusOr<std::vector<RedisReply>> RedisConnection::Call(const std::string&
 absl::Status RedisConnection::GiveUp(const absl::Status& last, int attempts,
                                      absl::Duration tried) const {
   const absl::Duration shown = absl::Trunc(tried, absl::Milliseconds(1));
-  return absl::Status(last.code(),
-                      absl::StrCat(last.message(), " (tried ", attempts,
-                                   attempts == 1 ? " time in " : " times in ",
-                                   absl::FormatDuration(shown), ")"));
+  return absl::Status(last.code(), absl::StrCat(last.message(), " (tried ", attempts,
+                                                attempts == 1 ? " time in " : " times in ",
+                                                absl::FormatDuration(shown), ")"));
 }
 
 // `sent`: whether the server may have got any of the request.
@@ -227,7 +226,8 @@ absl::Status RedisConnection::Greet(absl::Time deadline) {
     commands.push_back({"AUTH", endpoint_.password});
   }
   if (endpoint_.database != 0) commands.push_back({"SELECT", absl::StrCat(endpoint_.database)});
-  if (!options_.client_name.empty()) commands.push_back({"CLIENT", "SETNAME", options_.client_name});
+  if (!options_.client_name.empty())
+    commands.push_back({"CLIENT", "SETNAME", options_.client_name});
   // Who answers, is it Redis, and are we welcome?
   commands.push_back({"PING"});
   bool sent = false;

@@ -28,7 +28,8 @@ struct RedisConnectionOptions {
   // One attempt at a command: from its first byte out to the last byte of its reply.
   absl::Duration command_timeout = absl::Seconds(10);
 
-  // One call of a method, with all reconnects, repeats and pauses inside it. Zero: a single attempt.
+  // One call of a method, with all reconnects, repeats and pauses inside it. Zero: a single
+  // attempt.
   absl::Duration total_timeout = absl::Seconds(30);
 
   // The pause before the n-th repeat is drawn evenly from [0, min(max, initial * 2^n)], so that the
@@ -45,8 +46,8 @@ struct RedisConnectionOptions {
 
 // What one call wants to differ from the connection's options.
 struct RedisCallOptions {
-  // The caller says that doing the command twice is as good as doing it once. Only such a command is
-  // sent again when the connection breaks between sending and reply; any other fails then with
+  // The caller says that doing the command twice is as good as doing it once. Only such a command
+  // is sent again when the connection breaks between sending and reply; any other fails then with
   // kUnavailable, "may or may not have been applied".
   bool idempotent = false;
 
@@ -95,23 +96,23 @@ class RedisConnection {
                                   const std::vector<std::string>& args,
                                   const RedisCallOptions& call = {});
 
-  // Sends all commands in one go and returns their replies in order. When one of them is answered by
-  // an error, the result is that error (of the first such one), although all were sent: for MULTI or
-  // for commands of which each may fail by itself, use Send and Receive.
+  // Sends all commands in one go and returns their replies in order. When one of them is answered
+  // by an error, the result is that error (of the first such one), although all were sent: for
+  // MULTI or for commands of which each may fail by itself, use Send and Receive.
   absl::StatusOr<std::vector<RedisReply>> Pipeline(
       const std::vector<std::vector<std::string>>& commands, const RedisCallOptions& call = {});
 
   // The lower level, for subscriptions and event loops. -------------------------------------------
 
-  // Sends commands without waiting for replies. Never reconnects and never repeats: kUnavailable when
-  // not connected or when the connection breaks. After Send, the caller must Receive every reply
-  // before calling Command, Eval or Pipeline again; a connection that is out of step is dropped with
-  // Disconnect().
+  // Sends commands without waiting for replies. Never reconnects and never repeats: kUnavailable
+  // when not connected or when the connection breaks. After Send, the caller must Receive every
+  // reply before calling Command, Eval or Pipeline again; a connection that is out of step is
+  // dropped with Disconnect().
   absl::Status Send(const std::vector<std::vector<std::string>>& commands);
 
   // The next reply or pushed message, error replies included, when it has come in full by `timeout`
-  // (zero: only what can be had without waiting). kDeadlineExceeded: not yet; nothing is lost and the
-  // connection stays usable. kUnavailable: the connection broke, and is closed now.
+  // (zero: only what can be had without waiting). kDeadlineExceeded: not yet; nothing is lost and
+  // the connection stays usable. kUnavailable: the connection broke, and is closed now.
   absl::StatusOr<RedisReply> Receive(absl::Duration timeout);
 
   // Readable when Receive() may have something; -1 while not connected. It changes on a reconnect.
@@ -132,8 +133,8 @@ class RedisConnection {
  private:
   RedisConnection(const RedisEndpoint& endpoint, const Options& options);
 
-  // `replies` is how many replies `request`, which is commands in wire form, brings. Error replies are
-  // returned among them. `what` names the commands in messages.
+  // `replies` is how many replies `request`, which is commands in wire form, brings. Error replies
+  // are returned among them. `what` names the commands in messages.
   absl::StatusOr<std::vector<RedisReply>> Call(const std::string& request, size_t replies,
                                                const std::string& what,
                                                const RedisCallOptions& call);

@@ -87,9 +87,9 @@ absl::Status SetUnixPath(const std::string& text, const std::string& path,
     return Malformed(text, "a socket's path must be absolute: unix:///run/redis.sock");
   }
   if (path.size() >= sizeof(sockaddr_un::sun_path)) {
-    return Malformed(text, absl::StrCat("the socket's path has ", path.size(),
-                                        " bytes, the system allows ",
-                                        sizeof(sockaddr_un::sun_path) - 1));
+    return Malformed(
+        text, absl::StrCat("the socket's path has ", path.size(), " bytes, the system allows ",
+                           sizeof(sockaddr_un::sun_path) - 1));
   }
   if (path.find('\0') != std::string::npos) return Malformed(text, "the path holds a zero byte");
   endpoint.unix_path = path;
@@ -146,8 +146,7 @@ absl::StatusOr<std::string> ReadPasswordFile(const std::string& path) {
   if (absl::EndsWith(password, "\n")) password.pop_back();
   if (absl::EndsWith(password, "\r")) password.pop_back();
   if (password.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("DDP_REDIS_PASSWORD_FILE: ", path, " is empty"));
+    return absl::InvalidArgumentError(absl::StrCat("DDP_REDIS_PASSWORD_FILE: ", path, " is empty"));
   }
   return password;
 }

@@ -1,8 +1,8 @@
 // Where a Redis server is, who we are there, and under which prefix a store keeps its keys.
 //
-// An endpoint as a person types it and a store's address as one process hands it to another are both
-// plain text without secrets, so both may stand in argv, environments and logs. User and password
-// come from the environment only (ApplyRedisCredentialsFromEnvironment).
+// An endpoint as a person types it and a store's address as one process hands it to another are
+// both plain text without secrets, so both may stand in argv, environments and logs. User and
+// password come from the environment only (ApplyRedisCredentialsFromEnvironment).
 #ifndef DDP_STORE_REDIS_ENDPOINT_H_
 #define DDP_STORE_REDIS_ENDPOINT_H_
 

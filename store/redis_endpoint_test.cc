@@ -36,14 +36,27 @@ TEST(ParseRedisEndpointTest, AcceptsWhatAPersonTypes) {
 }
 
 TEST(ParseRedisEndpointTest, RefusesEverythingElseAndSaysWhy) {
-  for (const std::string& text :
-       {std::string(""), std::string(":6379"), std::string("host:"), std::string("host:0"),
-        std::string("host:65536"), std::string("host:99999999999"), std::string("host:+1"),
-        std::string("host: 1"), std::string("host:a"), std::string("ho st"), std::string("[::1"),
-        std::string("[::1]6379"), std::string("[]:1"), std::string("http://host"),
-        std::string("redis://"), std::string("redis://host/x"), std::string("redis://host/-1"),
-        std::string("unix://run/redis.sock"), std::string("unix://"), std::string("host?prefix=a"),
-        "unix:///" + std::string(107, 'a')}) {
+  for (const std::string& text : {std::string(""),
+                                  std::string(":6379"),
+                                  std::string("host:"),
+                                  std::string("host:0"),
+                                  std::string("host:65536"),
+                                  std::string("host:99999999999"),
+                                  std::string("host:+1"),
+                                  std::string("host: 1"),
+                                  std::string("host:a"),
+                                  std::string("ho st"),
+                                  std::string("[::1"),
+                                  std::string("[::1]6379"),
+                                  std::string("[]:1"),
+                                  std::string("http://host"),
+                                  std::string("redis://"),
+                                  std::string("redis://host/x"),
+                                  std::string("redis://host/-1"),
+                                  std::string("unix://run/redis.sock"),
+                                  std::string("unix://"),
+                                  std::string("host?prefix=a"),
+                                  "unix:///" + std::string(107, 'a')}) {
     const absl::Status status = ParseRedisEndpoint(text).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << text;
     EXPECT_EQ(status.message().find('\n'), absl::string_view::npos);
@@ -55,8 +68,8 @@ TEST(ParseRedisEndpointTest, RefusesASecretWithoutRepeatingIt) {
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_TRUE(absl::StrContains(status.message(), "DDP_REDIS_PASSWORD_FILE"));
   EXPECT_FALSE(absl::StrContains(status.message(), "hunter2"));
-  EXPECT_FALSE(absl::StrContains(
-      ParseStoreAddress("redis://me:hunter2@host:1").status().message(), "hunter2"));
+  EXPECT_FALSE(absl::StrContains(ParseStoreAddress("redis://me:hunter2@host:1").status().message(),
+                                 "hunter2"));
 }
 
 TEST(RedisEndpointTest, DebugStringHidesThePassword) {
@@ -68,7 +81,8 @@ TEST(RedisEndpointTest, DebugStringHidesThePassword) {
 }
 
 TEST(StoreAddressTest, ComesBackAsItWas) {
-  for (const char* endpoint : {"host:7000", "redis://[::1]:7000/2", "unix:///tmp/a%3Fb c/redis.sock"}) {
+  for (const char* endpoint :
+       {"host:7000", "redis://[::1]:7000/2", "unix:///tmp/a%3Fb c/redis.sock"}) {
     for (const std::string& prefix :
          {std::string("ddp:{run}:i1:g2.abcd:store:"), std::string("a&b=c?d%e f/\n\xff")}) {
       StoreAddress address{*ParseRedisEndpoint(endpoint), prefix};
@@ -90,9 +104,10 @@ TEST(StoreAddressTest, CarriesNoCredentials) {
 }
 
 TEST(StoreAddressTest, RefusesWhatIsNoStore) {
-  for (const char* url : {"", "host:1", "redis://host:1", "redis://host:1?", "redis://host:1?prefix=",
-                          "redis://host:1?prefix=%4", "redis://host:1?other=1&prefix=a",
-                          "unix:///a?database=x&prefix=a", "host:1?prefix=a"}) {
+  for (const char* url :
+       {"", "host:1", "redis://host:1", "redis://host:1?",
+        "redis://host:1?prefix=", "redis://host:1?prefix=%4", "redis://host:1?other=1&prefix=a",
+        "unix:///a?database=x&prefix=a", "host:1?prefix=a"}) {
     EXPECT_EQ(ParseStoreAddress(url).status().code(), absl::StatusCode::kInvalidArgument) << url;
   }
 }

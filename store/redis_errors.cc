@@ -30,7 +30,8 @@ absl::Status StatusOfErrorReply(const std::string& text, const RedisEndpoint& en
   }
   if (SaysNoPasswordIsConfigured(text)) {
     return absl::UnauthenticatedError(absl::StrCat(
-        message, ": this server has no password: unset DDP_REDIS_PASSWORD, DDP_REDIS_PASSWORD_FILE"));
+        message,
+        ": this server has no password: unset DDP_REDIS_PASSWORD, DDP_REDIS_PASSWORD_FILE"));
   }
   if (absl::StartsWith(text, "NOPERM")) return absl::PermissionDeniedError(message);
   if (absl::StartsWith(text, "OOM")) return absl::ResourceExhaustedError(message);
@@ -39,8 +40,8 @@ absl::Status StatusOfErrorReply(const std::string& text, const RedisEndpoint& en
 }
 
 bool IsPassingRefusal(const std::string& error_reply) {
-  for (const char* prefix : {"LOADING", "BUSY ", "MASTERDOWN", "READONLY", "CLUSTERDOWN", "TRYAGAIN",
-                             "NOREPLICAS", "ERR max number of clients"}) {
+  for (const char* prefix : {"LOADING", "BUSY ", "MASTERDOWN", "READONLY", "CLUSTERDOWN",
+                             "TRYAGAIN", "NOREPLICAS", "ERR max number of clients"}) {
     if (absl::StartsWith(error_reply, prefix)) return true;
   }
   return false;
@@ -51,8 +52,8 @@ bool IsUnknownScript(const std::string& error_reply) {
 }
 
 absl::Status ConnectionError(const char* what, const RedisEndpoint& endpoint, int error_number) {
-  return absl::UnavailableError(absl::StrCat(what, " Redis at ", endpoint.DebugString(), ": ",
-                                             strerror(error_number)));
+  return absl::UnavailableError(
+      absl::StrCat(what, " Redis at ", endpoint.DebugString(), ": ", strerror(error_number)));
 }
 
 }  // namespace ddp::store

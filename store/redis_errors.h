@@ -9,9 +9,9 @@
 
 namespace ddp::store {
 
-// The status for an error reply `text` ("WRONGPASS invalid ...") of the server at `endpoint`; the codes
-// are those that RedisConnection documents. The message names the server and, where there is one, the
-// cure.
+// The status for an error reply `text` ("WRONGPASS invalid ...") of the server at `endpoint`; the
+// codes are those that RedisConnection documents. The message names the server and, where there is
+// one, the cure.
 absl::Status StatusOfErrorReply(const std::string& text, const RedisEndpoint& endpoint);
 
 // Whether the server refused a command, without applying any of it, for a reason that passes: it is

@@ -1,7 +1,7 @@
 // What RedisStore does, without LibTorch: a key-value store in Redis whose waits are woken.
 //
-// How the data lies. All values of one store are the fields of one Redis hash, `<prefix>values`; each
-// queue is a list of its own, `<prefix>queue:<key>`. Therefore
+// How the data lies. All values of one store are the fields of one Redis hash, `<prefix>values`;
+// each queue is a list of its own, `<prefix>queue:<key>`. Therefore
 //   - the number of keys is HLEN, O(1), and listing them touches this store only (HSCAN in pieces):
 //     never KEYS or a scan of what others keep in the same server;
 //   - many values are one HMGET;
@@ -11,20 +11,21 @@
 //
 // How a wait is woken. Every script that creates or changes a key publishes on the key's channel,
 // `<prefix>changed:<key>`, in the same atomic step. A waiter asks once; when the key is missing it
-// sends MULTI, SUBSCRIBE, the same question, EXEC: so between the question and the subscription nothing
-// can slip through. Then it sleeps in poll() and costs the server nothing until the push. When many
-// keys are missing it subscribes to one of them, chosen at random, and asks again for all when that
-// one has come: an expected log2(n) rounds for n keys that come in any order, where one subscription
-// per key would cost n^2 messages for n clients that wait for each other.
-// Publish/subscribe delivers at most once, yet nothing is lost: a subscription lives and dies with its
-// connection, and whoever finds its connection broken asks again on a new one. A peer that vanished
-// without a word is found by TCP keepalive.
-// (Why not a blocking list per waiter: the waiter would have to be written down in the server, found
-// by every write, and cleaned up after a waiter that died.)
+// sends MULTI, SUBSCRIBE, the same question, EXEC: so between the question and the subscription
+// nothing can slip through. Then it sleeps in poll() and costs the server nothing until the push.
+// When many keys are missing it subscribes to one of them, chosen at random, and asks again for all
+// when that one has come: an expected log2(n) rounds for n keys that come in any order, where one
+// subscription per key would cost n^2 messages for n clients that wait for each other.
+// Publish/subscribe delivers at most once, yet nothing is lost: a subscription lives and dies with
+// its connection, and whoever finds its connection broken asks again on a new one. A peer that
+// vanished without a word is found by TCP keepalive. (Why not a blocking list per waiter: the
+// waiter would have to be written down in the server, found by every write, and cleaned up after a
+// waiter that died.)
 //
 // Connections. An operation borrows a connection for its duration; a wait keeps its one while it is
-// blocked. So a store used by one thread has exactly one connection, and another thread's `Set` never
-// stands behind a blocked `Wait`: it gets a connection of its own, of which at most one is kept idle.
+// blocked. So a store used by one thread has exactly one connection, and another thread's `Set`
+// never stands behind a blocked `Wait`: it gets a connection of its own, of which at most one is
+// kept idle.
 #ifndef DDP_STORE_REDIS_KEY_VALUE_STORE_H_
 #define DDP_STORE_REDIS_KEY_VALUE_STORE_H_
 
@@ -56,8 +57,8 @@ namespace ddp::store {
 // again. Errors are those of RedisConnection, and where a method waits for a key:
 //   kDeadlineExceeded   the key did not come; the message names what is missing and for how long it
 //                       was waited for.
-// An operation that may have been applied when the connection broke (Add, CompareSet, Append, Delete,
-// queue operations) is not repeated: kUnavailable. The others are.
+// An operation that may have been applied when the connection broke (Add, CompareSet, Append,
+// Delete, queue operations) is not repeated: kUnavailable. The others are.
 class RedisKeyValueStore {
  public:
   struct Options {
@@ -100,8 +101,8 @@ class RedisKeyValueStore {
   // Puts `value` behind what the key has; a missing key counts as empty.
   absl::Status Append(const std::string& key, const std::string& value, absl::Duration timeout);
 
-  // Waits until all keys have values, and returns them in the order of `keys`: one HMGET when all are
-  // there.
+  // Waits until all keys have values, and returns them in the order of `keys`: one HMGET when all
+  // are there.
   absl::StatusOr<std::vector<std::string>> MultiGet(const std::vector<std::string>& keys,
                                                     absl::Duration timeout);
 
@@ -126,7 +127,8 @@ class RedisKeyValueStore {
   // The keys with a value, sorted. A key that is set or removed meanwhile may or may not be listed.
   absl::StatusOr<std::vector<std::string>> ListKeys(absl::Duration timeout);
 
-  // Renews the time-to-live of the values now; for a store that may be idle for longer than key_ttl.
+  // Renews the time-to-live of the values now; for a store that may be idle for longer than
+  // key_ttl.
   absl::Status RefreshTtl(absl::Duration timeout);
 
   const StoreAddress& address() const { return address_; }

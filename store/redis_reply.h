@@ -13,8 +13,8 @@ namespace ddp::store {
 // One reply of a Redis server: a value that owns all it holds. Copy and move it freely;
 // thread-compatible.
 //
-// What Redis sends is not trusted to have the shape that the caller expects, so each accessor checks
-// the type and answers kInternal, naming both types, when it is another one:
+// What Redis sends is not trusted to have the shape that the caller expects, so each accessor
+// checks the type and answers kInternal, naming both types, when it is another one:
 //
 //   DDP_ASSIGN_OR_RETURN(RedisReply reply, connection->Command({"HMGET", key, "a", "b"}));
 //   DDP_ASSIGN_OR_RETURN(std::vector<RedisReply> values, std::move(reply).AsArray());

@@ -9,8 +9,8 @@
 
 namespace ddp::store {
 
-// hiredis parses; these functions build our values straight from its buffer, without a redisReply in
-// between. Elements are added as they come, never ahead of the bytes that they are made of.
+// hiredis parses; these functions build our values straight from its buffer, without a redisReply
+// in between. Elements are added as they come, never ahead of the bytes that they are made of.
 struct RedisReplyReader::Builder {
   struct FreeReader {
     void operator()(redisReader* reader) const { redisReaderFree(reader); }
@@ -26,13 +26,13 @@ struct RedisReplyReader::Builder {
     reader->privdata = this;
   }
 
-  // Gives `reply` its place: in its array, or as a root, which hiredis hands back or frees. nullptr:
-  // refused, which hiredis reports as an error.
+  // Gives `reply` its place: in its array, or as a root, which hiredis hands back or frees.
+  // nullptr: refused, which hiredis reports as an error.
   static void* Place(const redisReadTask* task, RedisReply reply) {
     auto* self = static_cast<Builder*>(task->privdata);
     if (++self->elements > self->limits.max_reply_elements) {
-      self->refusal = absl::StrCat("a reply has more than ", self->limits.max_reply_elements,
-                                   " elements");
+      self->refusal =
+          absl::StrCat("a reply has more than ", self->limits.max_reply_elements, " elements");
       return nullptr;
     }
     if (task->parent == nullptr) return new RedisReply(std::move(reply));
@@ -66,7 +66,7 @@ struct RedisReplyReader::Builder {
   const Limits limits;
   redisReplyObjectFunctions functions{};  // outlives the reader, which points to it
   std::unique_ptr<redisReader, FreeReader> reader;
-  size_t elements = 0;        // of the reply that is being read
+  size_t elements = 0;          // of the reply that is being read
   size_t unfinished_bytes = 0;  // fed and not yet part of a finished reply
   std::string refusal;
 };
@@ -82,8 +82,7 @@ void RedisReplyReader::Reset() { builder_ = std::make_unique<Builder>(limits_); 
 
 absl::Status RedisReplyReader::Feed(const char* data, size_t size) {
   if (redisReaderFeed(builder_->reader.get(), data, size) != REDIS_OK) {
-    return absl::InternalError(
-        absl::StrCat("reading Redis's reply: ", builder_->reader->errstr));
+    return absl::InternalError(absl::StrCat("reading Redis's reply: ", builder_->reader->errstr));
   }
   builder_->unfinished_bytes += size;
   return absl::OkStatus();
@@ -99,8 +98,8 @@ absl::StatusOr<std::optional<RedisReply>> RedisReplyReader::Next() {
   }
   if (root == nullptr) {
     if (builder_->unfinished_bytes > limits_.max_reply_bytes) {
-      return absl::InternalError(absl::StrCat(
-          "Redis sent a reply of more than ", limits_.max_reply_bytes, " bytes"));
+      return absl::InternalError(
+          absl::StrCat("Redis sent a reply of more than ", limits_.max_reply_bytes, " bytes"));
     }
     return std::optional<RedisReply>();
   }

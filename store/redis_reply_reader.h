@@ -13,8 +13,9 @@ struct redisReader;
 
 namespace ddp::store {
 
-// Turns the bytes of a Redis connection (protocol RESP2) into replies. Does no I/O: bytes in, replies
-// out. What comes is not trusted: limits hold before memory is taken, whatever lengths are announced.
+// Turns the bytes of a Redis connection (protocol RESP2) into replies. Does no I/O: bytes in,
+// replies out. What comes is not trusted: limits hold before memory is taken, whatever lengths are
+// announced.
 //
 // Thread-compatible. After an error it stays in error until Reset().
 class RedisReplyReader {
@@ -37,8 +38,8 @@ class RedisReplyReader {
   // ended a reply.
   absl::Status Feed(const char* data, size_t size);
 
-  // The next reply that has come in full; nullopt: more bytes are needed. kInternal: these bytes are
-  // not the protocol, or exceed a limit.
+  // The next reply that has come in full; nullopt: more bytes are needed. kInternal: these bytes
+  // are not the protocol, or exceed a limit.
   absl::StatusOr<std::optional<RedisReply>> Next();
 
   // Forgets everything, for a new connection.

@@ -74,8 +74,9 @@ TEST(RedisReplyReaderTest, TakesBytesInAnyPortion) {
 }
 
 TEST(RedisReplyReaderTest, RefusesWhatIsNotTheProtocol) {
-  for (const char* bytes : {"HTTP/1.1 200 OK\r\n", "$x\r\n", "$-2\r\n", ":1x\r\n", "*99999999999\r\n",
-                            "$99999999999999999999\r\n", "%1\r\n+a\r\n+b\r\n"}) {
+  for (const char* bytes :
+       {"HTTP/1.1 200 OK\r\n", "$x\r\n", "$-2\r\n", ":1x\r\n", "*99999999999\r\n",
+        "$99999999999999999999\r\n", "%1\r\n+a\r\n+b\r\n"}) {
     RedisReplyReader reader;
     const auto reply = Parse(reader, bytes);
     EXPECT_EQ(reply.status().code(), absl::StatusCode::kInternal) << bytes;
@@ -104,8 +105,7 @@ TEST(RedisReplyReaderTest, HoldsItsLimits) {
   EXPECT_TRUE(Parse(few, "*2\r\n:1\r\n:2\r\n")->has_value());
   EXPECT_TRUE(Parse(few, "*2\r\n:1\r\n:2\r\n")->has_value()) << "counted per reply";
   const auto many = Parse(few, "*3\r\n:1\r\n:2\r\n:3\r\n");
-  EXPECT_TRUE(absl::StrContains(many.status().message(), "more than 3 elements"))
-      << many.status();
+  EXPECT_TRUE(absl::StrContains(many.status().message(), "more than 3 elements")) << many.status();
 
   RedisReplyReader small({.max_reply_bytes = 100});
   EXPECT_FALSE(Parse(small, "$1000\r\n" + std::string(50, 'a'))->has_value());

@@ -5,8 +5,8 @@
 
 namespace ddp::store {
 
-// The source of a Lua script for Redis and the name that Redis knows it by. Immutable, so one object
-// may serve any number of threads and connections:
+// The source of a Lua script for Redis and the name that Redis knows it by. Immutable, so one
+// object may serve any number of threads and connections:
 //
 //   #include "elastic/rendezvous/scripts.h"    // made from join.lua by ddp_embed()
 //   const RedisScript join(ddp::embedded::scripts::kJoin);

@@ -62,7 +62,8 @@ absl::StatusOr<UniqueFd> ConnectUnix(const RedisEndpoint& endpoint, absl::Time d
         absl::StrCat("the path of a unix socket is too long: ", endpoint.unix_path));
   }
   memcpy(address.sun_path, endpoint.unix_path.data(), endpoint.unix_path.size());
-  return ConnectTo(reinterpret_cast<const sockaddr*>(&address), sizeof(address), endpoint, deadline);
+  return ConnectTo(reinterpret_cast<const sockaddr*>(&address), sizeof(address), endpoint,
+                   deadline);
 }
 
 }  // namespace

@@ -16,8 +16,8 @@ namespace ddp::store {
 // kUnavailable: not reachable, or not by `deadline`; the reason is in the message.
 absl::StatusOr<UniqueFd> ConnectSocket(const RedisEndpoint& endpoint, absl::Time deadline);
 
-// Waits until `fd` has one of the poll(2) events or an error, or until `deadline`. Returns false at the
-// deadline.
+// Waits until `fd` has one of the poll(2) events or an error, or until `deadline`. Returns false at
+// the deadline.
 bool AwaitSocket(int fd, short events, absl::Time deadline);
 
 }  // namespace ddp::store

@@ -15,9 +15,9 @@ namespace ddp::store {
 
 class RedisKeyValueStore;
 
-// A c10d::Store whose keys live in Redis: hand it to any c10d backend, wrap it in a c10d::PrefixStore,
-// as you would a TCPStore. Unlike TCPStore it has no server inside one of the ranks that takes all
-// others with it, it needs no port, and reading many keys is one round trip.
+// A c10d::Store whose keys live in Redis: hand it to any c10d backend, wrap it in a
+// c10d::PrefixStore, as you would a TCPStore. Unlike TCPStore it has no server inside one of the
+// ranks that takes all others with it, it needs no port, and reading many keys is one round trip.
 //
 //   auto store = c10::make_intrusive<ddp::store::RedisStore>(address);    // or, under ddprun:
 //   auto store = ddp::store::RedisStore::connect(std::getenv("DDP_STORE"));
@@ -25,32 +25,34 @@ class RedisKeyValueStore;
 //
 // Semantics are those of LibTorch 2.11's stores (one conformance suite runs over all of them): get,
 // multiGet and wait block until the keys are there; add keeps decimal text. redis_key_value_store.h
-// says how the data lies in Redis and how waiters are woken. Where the stores of LibTorch differ among
-// each other, or do worse:
+// says how the data lies in Redis and how waiters are woken. Where the stores of LibTorch differ
+// among each other, or do worse:
 //   - getNumKeys and listKeys count and name the user's keys only;
 //   - set, multiSet and append return when the server has applied them;
-//   - getTimeout/setTimeout bound every operation, reconnecting to a lost server included. A timeout of
+//   - getTimeout/setTimeout bound every operation, reconnecting to a lost server included. A
+//   timeout of
 //     0 (c10d's kNoTimeout) in wait means: check once, as TCPStore and HashStore do;
 //   - a wait that times out says which keys are missing.
 //
-// Threads: thread-safe, as the backends need; a thread that is blocked in wait, get or queuePop holds
-// up no other (see redis_key_value_store.h, Connections). Only setTimeout must not race getTimeout,
-// which returns a reference.
+// Threads: thread-safe, as the backends need; a thread that is blocked in wait, get or queuePop
+// holds up no other (see redis_key_value_store.h, Connections). Only setTimeout must not race
+// getTimeout, which returns a reference.
 //
 // Errors:
-//   c10::DistStoreError       a key did not come in time; add to a value that is no number; the server
+//   c10::DistStoreError       a key did not come in time; add to a value that is no number; the
+//   server
 //                             refuses our user or password, or a write for want of memory
 //   c10::DistQueueEmptyError  queuePop(key, false) on an empty queue
-//   c10::DistNetworkError     the server cannot be reached, or stopped answering, within the timeout
-//   c10::ValueError           malformed address; lists of different length
+//   c10::DistNetworkError     the server cannot be reached, or stopped answering, within the
+//   timeout c10::ValueError           malformed address; lists of different length
 class RedisStore final : public c10d::Store {
  public:
   // Connects within `timeout`, which is then the timeout of the store's operations.
   explicit RedisStore(const StoreAddress& address,
                       std::chrono::milliseconds timeout = kDefaultTimeout);
 
-  // The store at `url` (see ParseStoreAddress), as the user that the environment names (DDP_REDIS_USER,
-  // DDP_REDIS_PASSWORD, DDP_REDIS_PASSWORD_FILE).
+  // The store at `url` (see ParseStoreAddress), as the user that the environment names
+  // (DDP_REDIS_USER, DDP_REDIS_PASSWORD, DDP_REDIS_PASSWORD_FILE).
   static c10::intrusive_ptr<RedisStore> connect(
       const std::string& url, std::chrono::milliseconds timeout = kDefaultTimeout);
 
@@ -88,8 +90,8 @@ class RedisStore final : public c10d::Store {
 
   std::vector<std::string> listKeys() override;
 
-  // Renews the keys' time-to-live (7 days from the last use of the store). For a program that may leave
-  // its store untouched for longer.
+  // Renews the keys' time-to-live (7 days from the last use of the store). For a program that may
+  // leave its store untouched for longer.
   void refresh_ttl();
 
   const StoreAddress& address() const;
