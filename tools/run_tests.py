@@ -70,7 +70,7 @@ def read_events(path):
 
 
 # Why Bazel gave up on everything at once: its exit code is then the one failure to report.
-_WHOLE_RUN = ("INTERNAL", "USER_INTERRUPTED", "NO_ANALYZE", "NO_BUILD", "REMOTE_ENVIRONMENT_FAILURE")
+_WHOLE_RUN = ("INTERNAL", "USER_INTERRUPTED", "NO_ANALYZE", "NO_BUILD")
 
 
 def count_bazel(events, totals):

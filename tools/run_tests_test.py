@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests of tools/run_tests.py and tools/torch_units.py, on reports as Bazel and gtest write them."""
+"""Tests tools/run_tests.py and tools/torch_units.py on reports as Bazel and gtest write them."""
 
 import os
 import sys

@@ -98,11 +98,8 @@ def recovery_of(events, kill):
         return (event["monotonic_ns"] - kill.monotonic_ns) / 1e9
 
     exits = [e for e in events if e["event"] == "worker_exited" and e["pid"] == kill.pid]
-    starts = [
-        e
-        for e in events
-        if e["event"] == "generation_started" and e["generation"] == generation
-    ]
+    started = ("generation_started", generation)
+    starts = [e for e in events if (e["event"], e["generation"]) == started]
     return Recovery(
         kill=kill,
         generation=generation,
@@ -257,7 +254,8 @@ def torch_version():
 def report(options, recoveries, epoch_s):
     times = [r.stepped_s for r in recoveries]
     print(f"machine   {describe_machine()}")
-    print(f"versions  commit {first_line('git', 'rev-parse', '--short', 'HEAD')}, LibTorch", end=" ")
+    commit = first_line("git", "rev-parse", "--short", "HEAD")
+    print(f"versions  commit {commit}, LibTorch", end=" ")
     print(f"{torch_version()}, {first_line('redis-server', '--version')}")
     print(f"job       {options.ranks} ranks, an epoch takes {epoch_s:.2f} s in peace")
     print("\nseconds from the kill to  noticed  workers started  first step done on all ranks")
