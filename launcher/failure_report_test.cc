@@ -22,12 +22,12 @@ const ReportedFailure kFailure = {.rank = 5,
 
 TEST(FailureReportTest, OneFailure) {
   EXPECT_EQ(FormatFailureReport("./train", {kFailure}),
-            R"(======================================
+            R"(===================================
 ./train FAILED
---------------------------------------
+-----------------------------------
 Failures:
   <NO_OTHER_FAILURES>
---------------------------------------
+-----------------------------------
 Root Cause (first observed failure):
 [0]:
   time      : 2026-01-02_03:04:05
@@ -37,7 +37,7 @@ Root Cause (first observed failure):
   error_file: /logs/error.json
   traceback : RuntimeError: no data
                 at line 1
-======================================
+===================================
 )");
 }
 

@@ -43,7 +43,10 @@ sigset_t ForwardedSignals() {
   for (const int signal : kForwarded) {
     struct sigaction action {};
     ::sigaction(signal, nullptr, &action);
-    if (action.sa_handler != SIG_IGN) sigaddset(&set, signal);
+    // What nohup asks for. Shells start background jobs with SIGINT and SIGQUIT ignored, but a signal
+    // sent to such a job is still meant.
+    if (signal == SIGHUP && action.sa_handler == SIG_IGN) continue;
+    sigaddset(&set, signal);
   }
   return set;
 }
@@ -125,8 +128,15 @@ class KeeperWatcher {
   std::exit(code);  // NOLINT(concurrency-mt-unsafe): the watcher uses nothing that exit() destroys
 }
 
-// Forwards signals until the agent has ended; returns how.
-siginfo_t KeepUntilEnd(pid_t agent, const UniqueFd& agent_pidfd, const UniqueFd& signals) {
+// How the agent ended.
+struct AgentEnd {
+  siginfo_t status{};
+  std::set<int> forwarded;  // signals that it was sent by us
+};
+
+// Forwards signals until the agent has ended.
+AgentEnd KeepUntilEnd(pid_t agent, const UniqueFd& agent_pidfd, const UniqueFd& signals) {
+  AgentEnd end;
   pollfd polled[] = {{.fd = agent_pidfd.get(), .events = POLLIN, .revents = 0},
                      {.fd = signals.get(), .events = POLLIN, .revents = 0}};
   while (true) {
@@ -135,18 +145,18 @@ siginfo_t KeepUntilEnd(pid_t agent, const UniqueFd& agent_pidfd, const UniqueFd&
       signalfd_siginfo info{};
       if (::read(signals.get(), &info, sizeof(info)) == sizeof(info)) {
         ::kill(agent, static_cast<int>(info.ssi_signo));
+        end.forwarded.insert(static_cast<int>(info.ssi_signo));
       }
     }
     if ((polled[0].revents & POLLIN) != 0) break;
   }
-  siginfo_t info{};
-  while (::waitid(P_PID, static_cast<id_t>(agent), &info, WEXITED) != 0 && errno == EINTR) {
+  while (::waitid(P_PID, static_cast<id_t>(agent), &end.status, WEXITED) != 0 && errno == EINTR) {
   }
-  return info;
+  return end;
 }
 
-int CleanUp(const siginfo_t& end, const KeeperOptions& options, const std::set<pid_t>& spared) {
-  const bool killed = end.si_code != CLD_EXITED;
+int CleanUp(const AgentEnd& end, const KeeperOptions& options, const std::set<pid_t>& spared) {
+  const bool killed = end.status.si_code != CLD_EXITED;
   const KillOutcome outcome = KillChildren(spared, kKillTimeout);
   std::vector<std::string> folders = {options.runtime_folder};
   if (killed) folders.push_back(options.temporary_log_folder);
@@ -155,10 +165,16 @@ int CleanUp(const siginfo_t& end, const KeeperOptions& options, const std::set<p
     std::fprintf(stderr, "ddprun: some processes did not end by SIGKILL within %s\n",
                  absl::FormatDuration(kKillTimeout).c_str());
   }
-  if (!killed) return end.si_status;
+  const int status = end.status.si_status;
+  if (!killed) return status;
+  const std::string signal = elastic::SignalName(status);
+  if (end.forwarded.count(status) != 0) {
+    std::fprintf(stderr, "ddprun: stopped by %s\n", signal.c_str());
+    return 1;
+  }
   std::fprintf(stderr, "ddprun: the agent (pid %d) was killed by %s: stopped all that it ran\n",
-               end.si_pid, elastic::SignalName(end.si_status).c_str());
-  return 128 + end.si_status;
+               end.status.si_pid, signal.c_str());
+  return 128 + status;
 }
 
 }  // namespace
@@ -166,6 +182,11 @@ int CleanUp(const siginfo_t& end, const KeeperOptions& options, const std::set<p
 void HoldSignals() {
   const sigset_t set = ForwardedSignals();
   ::pthread_sigmask(SIG_BLOCK, &set, nullptr);
+}
+
+void ReleaseSignals() {
+  const sigset_t set = ForwardedSignals();
+  ::pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
 }
 
 absl::StatusOr<int> RunWithKeeper(const KeeperOptions& options,

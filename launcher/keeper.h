@@ -46,14 +46,18 @@ struct AgentContext {
   const std::atomic<bool>* doomed = nullptr;
 };
 
-// Blocks SIGTERM, SIGINT, SIGHUP and SIGQUIT in the calling thread, except those that this process
-// was started to ignore (nohup), until RunWithKeeper forwards them. Call it before making the
-// folders: a signal from then on ends the job in order.
+// Blocks SIGTERM, SIGINT, SIGHUP (unless nohup had it ignored) and SIGQUIT in the calling thread,
+// until RunWithKeeper forwards them. Call it before making the folders: a signal from then on ends the
+// job in order.
 void HoldSignals();
 
+// For the agent, while it prepares the job: lets a forwarded signal end it at once, which the keeper
+// answers by cleaning up. HoldSignals() again before what must end in order.
+void ReleaseSignals();
+
 // Forks; in the child calls `agent` and exits with what it returns; in the parent returns that code
-// when the agent has ended and all is cleaned up, or 128 + N with a line on stderr when signal N
-// killed the agent.
+// when the agent has ended and all is cleaned up. When signal N killed the agent: a line on stderr, and
+// 1 if N was forwarded to it, else 128 + N.
 //
 // Call it on the main thread of a process that has no other, after HoldSignals(). Children that the
 // process already has are left alone. Errors: kResourceExhausted (no process or descriptor to be

@@ -17,7 +17,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "launcher/process_tree.h"
-#include "launcher/worker_command.h"
 
 namespace ddp::launcher {
 namespace {
@@ -211,10 +210,7 @@ absl::StatusOr<pid_t> PosixProcessSpawner::Spawn(const elastic::WorkerSpec& spec
   DDP_ASSIGN_OR_RETURN(Output out, OpenOutput(spec, kStdout, files.stdout_log));
   DDP_ASSIGN_OR_RETURN(Output err, OpenOutput(spec, kStderr, files.stderr_log));
 
-  std::vector<std::string> argv;
-  for (const std::string& argument : spec.argv) {
-    argv.push_back(SubstituteLocalRank(argument, spec.local_rank));
-  }
+  std::vector<std::string> argv = spec.argv;
   std::map<std::string, std::string> changes = spec.environment;
   changes[kErrorFileVariable] = files.error_file;
   std::vector<std::string> environment = MergedEnvironment(changes);

@@ -1,1 +1,243 @@
-int unused_placeholder;
+#include "launcher/posix_process_spawner.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <sstream>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+
+namespace ddp::launcher {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr absl::Duration kDeadline = absl::Seconds(60);
+
+std::string Slurp(const std::string& path) {
+  std::stringstream text;
+  text << std::ifstream(path, std::ios::binary).rdbuf();
+  return text.str();
+}
+
+class PosixProcessSpawnerTest : public ::testing::Test {
+ protected:
+  PosixProcessSpawnerTest()
+      : loop_(*elastic::EventLoop::Create()), router_(loop_.get(), STDOUT_FILENO, STDERR_FILENO) {
+    ::prctl(PR_SET_CHILD_SUBREAPER, 1);
+  }
+
+  void Make(PosixProcessSpawner::Options options = {}) {
+    spawner_.reset();
+    spawner_ = *PosixProcessSpawner::Create(loop_.get(), &router_, std::move(options));
+  }
+
+  static LogLayout Layout() { return *LogLayout::Create(::testing::TempDir() + "/logs", "run"); }
+
+  absl::StatusOr<pid_t> Spawn(elastic::WorkerSpec spec) {
+    ++running_;
+    auto pid = spawner_->Spawn(spec, [this](pid_t pid, elastic::ExitStatus status) {
+      exits_[pid] = std::move(status);
+      if (--running_ == 0) loop_->Stop();
+    });
+    if (!pid.ok()) --running_;
+    return pid;
+  }
+
+  absl::StatusOr<pid_t> Shell(const std::string& script) {
+    elastic::WorkerSpec spec;
+    spec.role = "default";
+    spec.argv = {"/bin/sh", "-c", script};
+    return Spawn(spec);
+  }
+
+  // Until every worker has ended.
+  void Run() {
+    const auto timer = loop_->AddTimer(kDeadline, [this] {
+      ADD_FAILURE() << "the workers did not end";
+      loop_->Stop();
+    });
+    ASSERT_TRUE(loop_->Run().ok());
+    loop_->CancelTimer(timer);
+  }
+
+  std::unique_ptr<elastic::EventLoop> loop_;
+  LogRouter router_;
+  std::unique_ptr<PosixProcessSpawner> spawner_;
+  std::map<pid_t, elastic::ExitStatus> exits_;
+  int running_ = 0;
+};
+
+TEST_F(PosixProcessSpawnerTest, ExitCodesAndSignals) {
+  Make();
+  const pid_t good = *Shell("exit 0");
+  const pid_t bad = *Shell("exit 3");
+  const pid_t killed = *Shell("kill -KILL $$");
+  Run();
+  EXPECT_TRUE(exits_[good].succeeded());
+  EXPECT_EQ(exits_[bad].exit_code, 3);
+  EXPECT_EQ(exits_[bad].signal, 0);
+  EXPECT_EQ(exits_[killed].signal, SIGKILL);
+}
+
+TEST_F(PosixProcessSpawnerTest, WhatCannotRunIsAnErrorAndLeavesNothing) {
+  Make();
+  elastic::WorkerSpec spec;
+  spec.argv = {"/no/such/program"};
+  EXPECT_TRUE(absl::IsNotFound(Spawn(spec).status()));
+  spec.argv = {"/etc/passwd"};
+  const auto status = Spawn(spec).status();
+  EXPECT_TRUE(absl::IsPermissionDenied(status));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("/etc/passwd"));
+  EXPECT_EQ(::waitpid(-1, nullptr, WNOHANG), -1);
+}
+
+TEST_F(PosixProcessSpawnerTest, TheWorkersWorld) {
+  PosixProcessSpawner::Options options;
+  options.layout = Layout();
+  options.redirects.all = kBothStreams;
+  Make(options);
+  const int inherited = ::memfd_create("inherited", MFD_CLOEXEC);
+  const int other = ::open("/dev/null", O_RDONLY);  // without O_CLOEXEC, as a careless parent has it
+  ::signal(SIGPIPE, SIG_IGN);
+  elastic::WorkerSpec spec;
+  spec.local_rank = 12;
+  spec.attempt = 3;
+  spec.environment = {{"RANK", "12"}};
+  spec.inherited_fds = {inherited};
+  // Asks the kernel what it made of this process.
+  spec.argv = {"/bin/sh", "-c",
+               "echo rank=$RANK arg=$1; echo file=$TORCHELASTIC_ERROR_FILE;"
+               "echo session=$(cut -d' ' -f6 /proc/$$/stat) pid=$$;"
+               "grep -E '^Sig(Blk|Ign):' /proc/$$/status;"
+               "cd /proc/$$/fd; for fd in *; do [ $fd -gt 2 ] && echo fd=$fd; done; echo to-err >&2",
+               "sh", "x y"};
+  const auto pid = Spawn(spec);
+  ASSERT_TRUE(pid.ok()) << pid.status();
+  Run();
+  const std::string folder = absl::StrCat(options.layout.root(), "/attempt_3/12");
+  const std::string out = Slurp(folder + "/stdout.log");
+  EXPECT_THAT(out, HasSubstr("rank=12 arg=x y\n"));
+  EXPECT_THAT(out, HasSubstr(absl::StrCat("file=", folder, "/error.json\n")));
+  EXPECT_THAT(out, HasSubstr(absl::StrCat("session=", *pid, " pid=", *pid, "\n")));
+  EXPECT_THAT(out, HasSubstr("SigBlk:\t0000000000000000"));
+  // Of the signals that a program can set; the C library keeps two above them.
+  const size_t ignored = out.find("SigIgn:\t");
+  ASSERT_NE(ignored, std::string::npos);
+  EXPECT_EQ(std::stoull(out.substr(ignored + 8, 16), nullptr, 16) & 0x7fffffff, 0U);
+  EXPECT_THAT(out, HasSubstr(absl::StrCat("fd=", inherited, "\n")));
+  EXPECT_THAT(out, ::testing::Not(HasSubstr(absl::StrCat("fd=", other, "\n"))));
+  EXPECT_EQ(Slurp(folder + "/stderr.log"), "to-err\n");
+  EXPECT_EQ(exits_[*pid].error_file, folder + "/error.json");
+  ::close(inherited);
+  ::close(other);
+}
+
+TEST_F(PosixProcessSpawnerTest, TeedOutputIsWholeWhenTheExitIsTold) {
+  PosixProcessSpawner::Options options;
+  options.layout = Layout();
+  options.tee.by_local_rank = {{0, kStdout}};
+  Make(options);
+  ASSERT_TRUE(Shell("seq 1 20000").ok());
+  Run();
+  const std::string out = Slurp(options.layout.root() + "/attempt_0/0/stdout.log");
+  EXPECT_THAT(out, ::testing::EndsWith("\n20000\n"));
+  EXPECT_EQ(out.size(), 108894U);
+}
+
+TEST_F(PosixProcessSpawnerTest, ASignalReachesTheWholeGroup) {
+  Make();
+  const pid_t pid = *Shell("trap 'exit 7' TERM; echo ready >&2; sleep 1000 & wait");
+  loop_->AddTimer(absl::ZeroDuration(), [&] { spawner_->Signal(pid, SIGKILL); });
+  Run();
+  EXPECT_EQ(exits_[pid].signal, SIGKILL);
+  spawner_->Signal(pid, SIGTERM);  // gone: no error
+}
+
+// A worker's child that has left its session, and that one's own child.
+constexpr char kLeaveStrays[] =
+    "setsid sh -c 'sleep 1000 & echo $$ $! > \"$0\"; : > \"$0.ready\"; wait' $1 & "
+    "while [ ! -e $1.ready ]; do sleep 0.01; done; exit $2";
+
+TEST_F(PosixProcessSpawnerTest, StraysDieAndLiveWorkersDoNot) {
+  Make();
+  const std::string note = ::testing::TempDir() + "/strays";
+  ::unlink((note + ".ready").c_str());
+  elastic::WorkerSpec spec;
+  spec.argv = {"/bin/sh", "-c", kLeaveStrays, "sh", note, "3"};
+  const pid_t leaver = *Spawn(spec);
+  Run();
+  EXPECT_EQ(exits_[leaver].exit_code, 3);
+  const std::vector<std::string> pids = absl::StrSplit(Slurp(note), ' ');
+  ASSERT_EQ(pids.size(), 2U);
+  int stray = 0;
+  ASSERT_TRUE(absl::SimpleAtoi(pids[0], &stray));
+  ASSERT_EQ(::kill(stray, 0), 0) << "the stray should outlive its worker";
+
+  const pid_t live = *Shell("sleep 1000");
+  spawner_->KillStrays();
+  for (const std::string& text : pids) {
+    int pid = 0;
+    ASSERT_TRUE(absl::SimpleAtoi(text, &pid));
+    EXPECT_EQ(::kill(pid, 0), -1) << pid;
+  }
+  EXPECT_EQ(::kill(live, 0), 0);
+  spawner_->Signal(live, SIGTERM);
+  Run();
+  EXPECT_EQ(exits_[live].signal, SIGTERM);
+}
+
+TEST_F(PosixProcessSpawnerTest, TheSparedAreSpared) {
+  const pid_t friendly = ::fork();
+  if (friendly == 0) {
+    while (true) ::pause();
+  }
+  PosixProcessSpawner::Options options;
+  options.spared = {friendly};
+  Make(options);
+  spawner_->KillStrays();
+  EXPECT_EQ(::kill(friendly, 0), 0);
+  EXPECT_EQ(::waitpid(friendly, nullptr, WNOHANG), 0);
+  ::kill(friendly, SIGKILL);
+  ::waitpid(friendly, nullptr, 0);
+}
+
+TEST_F(PosixProcessSpawnerTest, AdoptedOrphansAreReaped) {
+  Make();
+  // A number is free again only when the orphan that had it was reaped; until then the worker stays.
+  const pid_t pid = *Shell(
+      "orphan=$( (sleep 0.01 >/dev/null & echo $!) );"
+      "while kill -0 $orphan 2>/dev/null; do sleep 0.01; done");
+  Run();
+  EXPECT_TRUE(exits_[pid].succeeded());
+}
+
+TEST_F(PosixProcessSpawnerTest, ADoomedSpawnerStartsNothing) {
+  const std::atomic<bool> doomed = true;
+  PosixProcessSpawner::Options options;
+  options.doomed = &doomed;
+  Make(options);
+  EXPECT_FALSE(Shell("exit 0").ok());
+}
+
+TEST_F(PosixProcessSpawnerTest, TheDestructorLeavesNothing) {
+  Make();
+  const pid_t pid = *Shell("sleep 1000 & sleep 1000");
+  spawner_.reset();
+  EXPECT_EQ(::kill(pid, 0), -1);
+  EXPECT_EQ(::waitpid(-1, nullptr, WNOHANG), -1);
+}
+
+}  // namespace
+}  // namespace ddp::launcher

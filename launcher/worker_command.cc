@@ -9,7 +9,6 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
 
@@ -105,10 +104,6 @@ absl::StatusOr<std::vector<std::string>> WorkerCommand(const ProgramRequest& req
   }
   command.insert(command.end(), request.program.begin() + 1, request.program.end());
   return command;
-}
-
-std::string SubstituteLocalRank(const std::string& argument, int local_rank) {
-  return absl::StrReplaceAll(argument, {{"${local_rank}", std::to_string(local_rank)}});
 }
 
 }  // namespace ddp::launcher

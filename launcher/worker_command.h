@@ -18,7 +18,7 @@ struct ProgramRequest {
   std::optional<std::string> path;         // $PATH
 };
 
-// The argv of a worker, `${local_rank}` still in it. A Python module, or a script, which is one by
+// The argv of a worker, `${local_rank}` still in it (the agent knows the number). A Python module, or a script, which is one by
 // flag or by the `.py` at its end, runs under $PYTHON_EXEC, else python3, with -u; anything else is
 // executed itself. argv[0] is the path of a file that exists and may be executed, so that a
 // mistake is found before any process is started.
@@ -27,9 +27,6 @@ struct ProgramRequest {
 // kNotFound (no such program, script or interpreter), kPermissionDenied (it is no executable
 // file; says what to do).
 absl::StatusOr<std::vector<std::string>> WorkerCommand(const ProgramRequest& request);
-
-// `argument` with every `${local_rank}` replaced. Pure.
-std::string SubstituteLocalRank(const std::string& argument, int local_rank);
 
 }  // namespace ddp::launcher
 

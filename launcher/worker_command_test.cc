@@ -99,10 +99,5 @@ TEST_F(WorkerCommandTest, WhatCannotRunIsNamedBeforeAnythingStarts) {
   EXPECT_THAT(std::string(Error({script_}).message()), HasSubstr("python3 is not on PATH"));
 }
 
-TEST(SubstituteLocalRankTest, EveryOccurrence) {
-  EXPECT_EQ(SubstituteLocalRank("--gpu=${local_rank} ${local_rank}", 11), "--gpu=11 11");
-  EXPECT_EQ(SubstituteLocalRank("$local_rank ${rank}", 1), "$local_rank ${rank}");
-}
-
 }  // namespace
 }  // namespace ddp::launcher

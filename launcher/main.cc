@@ -1,0 +1,217 @@
+// ddprun: starts a program once per worker and keeps the job going.
+//
+// This process is the keeper; the agent, in a process of its own, does the work (launcher/job.h).
+
+#include <fcntl.h>
+#include <gflags/gflags.h>
+#include <glog/logging.h>
+#include <signal.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "launcher/command_line.h"
+#include "launcher/host_resources.h"
+#include "launcher/job.h"
+#include "launcher/keeper.h"
+#include "launcher/launch_options.h"
+#include "launcher/private_folder.h"
+#include "launcher/worker_command.h"
+#include "store/redis_endpoint.h"
+
+// The table in launcher/command_line.h says what they mean and what stands in them.
+#define DDPRUN_FLAG(name) DEFINE_string(name, ::ddp::launcher::DefaultOf(#name), "see ddprun --help")
+#define DDPRUN_SWITCH(name) DEFINE_bool(name, false, "see ddprun --help")
+DDPRUN_FLAG(nnodes);
+DDPRUN_FLAG(nproc_per_node);
+DDPRUN_FLAG(role);
+DDPRUN_FLAG(master_addr);
+DDPRUN_FLAG(master_port);
+DDPRUN_SWITCH(module);
+DDPRUN_SWITCH(no_python);
+DDPRUN_SWITCH(run_path);
+DDPRUN_SWITCH(standalone);
+DDPRUN_FLAG(rdzv_backend);
+DDPRUN_FLAG(rdzv_endpoint);
+DDPRUN_FLAG(rdzv_id);
+DDPRUN_FLAG(lease_ms);
+DDPRUN_FLAG(max_restarts);
+DDPRUN_FLAG(fault_grace_ms);
+DDPRUN_FLAG(shutdown_timeout);
+DDPRUN_FLAG(worker_log_dir);
+DDPRUN_FLAG(redirects);
+DDPRUN_FLAG(tee);
+DDPRUN_FLAG(event_log_file);
+
+namespace ddp::launcher {
+namespace {
+
+constexpr char kVersion[] = "ddprun 0.1.0";
+constexpr int kUsageError = 2;
+constexpr int kError = 1;
+
+int Fail(const absl::Status& status, int exit_code) {
+  std::fprintf(stderr, "ddprun: %s\n", std::string(status.message()).c_str());
+  return exit_code;
+}
+
+std::optional<std::string> Environment(const std::string& name) {
+  const char* value = std::getenv(name.c_str());
+  if (value == nullptr) return std::nullopt;
+  return value;
+}
+
+// A descriptor that we open must never become 0, 1 or 2.
+void OpenMissingStandardStreams() {
+  while (true) {
+    const int fd = ::open("/dev/null", O_RDWR);
+    if (fd > STDERR_FILENO) ::close(fd);
+    if (fd < 0 || fd > STDERR_FILENO) return;
+  }
+}
+
+void InitLogging() {
+  FLAGS_logtostderr = true;
+  if (std::getenv("GLOG_minloglevel") == nullptr) FLAGS_minloglevel = google::GLOG_WARNING;
+  google::InitGoogleLogging("ddprun");
+}
+
+FlagValues ReadFlags(const CommandLine& command_line) {
+  std::vector<std::string> arguments = {"ddprun"};
+  arguments.insert(arguments.end(), command_line.gflags.begin(), command_line.gflags.end());
+  std::vector<char*> pointers;
+  for (std::string& argument : arguments) pointers.push_back(argument.data());
+  int argc = static_cast<int>(pointers.size());
+  char** argv = pointers.data();
+  gflags::ParseCommandLineFlags(&argc, &argv, /*remove_flags=*/true);
+  return {.nnodes = FLAGS_nnodes,
+          .nproc_per_node = FLAGS_nproc_per_node,
+          .role = FLAGS_role,
+          .master_addr = FLAGS_master_addr,
+          .master_port = FLAGS_master_port,
+          .module = FLAGS_module,
+          .no_python = FLAGS_no_python,
+          .run_path = FLAGS_run_path,
+          .standalone = FLAGS_standalone,
+          .rdzv_backend = FLAGS_rdzv_backend,
+          .rdzv_endpoint = FLAGS_rdzv_endpoint,
+          .rdzv_id = FLAGS_rdzv_id,
+          .lease_ms = FLAGS_lease_ms,
+          .max_restarts = FLAGS_max_restarts,
+          .fault_grace_ms = FLAGS_fault_grace_ms,
+          .shutdown_timeout = FLAGS_shutdown_timeout,
+          .worker_log_dir = FLAGS_worker_log_dir,
+          .redirects = FLAGS_redirects,
+          .tee = FLAGS_tee,
+          .event_log_file = FLAGS_event_log_file};
+}
+
+std::string RandomRunId() {
+  std::string bytes(6, '\0');
+  PCHECK(::getrandom(bytes.data(), bytes.size(), 0) == static_cast<ssize_t>(bytes.size()));
+  return absl::BytesToHexString(bytes);
+}
+
+elastic::LaunchConfig Config(const LaunchOptions& options, std::vector<std::string> command,
+                             const CommandLine& command_line) {
+  elastic::LaunchConfig config;
+  config.run_id = options.run_id.empty() ? RandomRunId() : options.run_id;
+  config.role = options.role;
+  config.nproc_per_node = options.nproc_per_node;
+  config.max_restarts = options.max_restarts;
+  config.command = std::move(command);
+  config.entrypoint = command_line.program[0];
+  config.master_addr = options.master_addr;
+  config.master_port = options.master_port;
+  config.lease = options.lease;
+  config.fault_grace = options.fault_grace;
+  config.shutdown_timeout = options.shutdown_timeout;
+  config.event_log_file = options.event_log_file;
+  return config;
+}
+
+absl::StatusOr<std::optional<store::RedisEndpoint>> Endpoint(const LaunchOptions& options) {
+  if (options.rdzv_endpoint.empty()) return std::nullopt;
+  absl::StatusOr<store::RedisEndpoint> endpoint =
+      store::ParseRedisEndpoint(options.rdzv_endpoint);
+  if (!endpoint.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--rdzv-endpoint: ", std::string(endpoint.status().message())));
+  }
+  DDP_RETURN_IF_ERROR(store::ApplyRedisCredentialsFromEnvironment(*endpoint));
+  return *endpoint;
+}
+
+int KeepJob(JobSpec spec, int argc, char** argv) {
+  HoldSignals();
+  absl::StatusOr<std::string> runtime_folder = MakePrivateFolder("ddprun_");
+  if (!runtime_folder.ok()) return Fail(runtime_folder.status(), kError);
+  spec.runtime_folder = *runtime_folder;
+  if (spec.log_dir.empty()) {
+    absl::StatusOr<std::string> log_folder = MakePrivateFolder("ddprun_logs_");
+    if (!log_folder.ok()) {
+      (void)RemoveFolder(spec.runtime_folder);
+      return Fail(log_folder.status(), kError);
+    }
+    spec.log_dir = spec.temporary_log_folder = *log_folder;
+  }
+  const absl::StatusOr<int> code = RunWithKeeper(
+      {.runtime_folder = spec.runtime_folder,
+       .temporary_log_folder = spec.temporary_log_folder,
+       .agent_title = absl::StrCat("ddp-agent ", spec.config.run_id),
+       .argc = argc,
+       .argv = argv},
+      [&spec](const AgentContext& context) { return RunJob(spec, context); });
+  if (code.ok()) return *code;
+  (void)RemoveFolder(spec.runtime_folder);
+  (void)RemoveFolder(spec.temporary_log_folder);
+  return Fail(code.status(), kError);
+}
+
+int Main(int argc, char** argv) {
+  OpenMissingStandardStreams();
+  ::signal(SIGPIPE, SIG_IGN);
+  const absl::StatusOr<CommandLine> command_line =
+      ParseCommandLine(std::vector<std::string>(argv + 1, argv + argc), &Environment);
+  if (!command_line.ok()) return Fail(command_line.status(), kUsageError);
+  if (command_line->help || command_line->version) {
+    std::puts(command_line->help ? HelpText().c_str() : kVersion);
+    return 0;
+  }
+  const FlagValues flags = ReadFlags(*command_line);
+  InitLogging();
+  const absl::StatusOr<LaunchOptions> options =
+      ParseLaunchOptions(flags, command_line->spelled, ReadHostResources());
+  if (!options.ok()) return Fail(options.status(), kUsageError);
+  absl::StatusOr<std::optional<store::RedisEndpoint>> endpoint = Endpoint(*options);
+  if (!endpoint.ok()) return Fail(endpoint.status(), kUsageError);
+  absl::StatusOr<std::vector<std::string>> command =
+      WorkerCommand({.kind = options->program_kind,
+                     .program = command_line->program,
+                     .python_exec = Environment("PYTHON_EXEC"),
+                     .path = Environment("PATH")});
+  if (!command.ok()) return Fail(command.status(), kError);
+
+  JobSpec spec;
+  spec.config = Config(*options, *std::move(command), *command_line);
+  spec.endpoint = *std::move(endpoint);
+  spec.redirects = options->redirects;
+  spec.tee = options->tee;
+  spec.log_dir = options->log_dir;
+  return KeepJob(std::move(spec), argc, argv);
+}
+
+}  // namespace
+}  // namespace ddp::launcher
+
+int main(int argc, char** argv) { return ddp::launcher::Main(argc, argv); }
