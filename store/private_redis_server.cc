@@ -250,6 +250,8 @@ std::string PrivateRedisServer::LogTail() const {
 }
 
 void PrivateRedisServer::Stop() {
+  // Once only: by the second time the folder may hold the files of our successor.
+  if (std::exchange(stopped_, true)) return;
   if (pid_ > 0) {
     // It holds nothing that would be worth a slower end. The pidfd cannot hit a stranger, whoever
     // has reaped our child in the meantime.

@@ -83,6 +83,7 @@ class PrivateRedisServer {
   RedisEndpoint endpoint_;
   pid_t pid_ = -1;
   UniqueFd pidfd_;
+  bool stopped_ = false;
 };
 
 }  // namespace ddp::store

@@ -1,0 +1,118 @@
+#include "testing/redis_fixture.h"
+
+#include <glog/logging.h>
+#include <netinet/in.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "base/unique_fd.h"
+
+namespace ddp::testing {
+namespace {
+
+constexpr int kPortAttempts = 20;
+
+std::string MakeFolder() {
+  char path[] = "/tmp/ddp-redis-test-XXXXXX";
+  CHECK(mkdtemp(path) != nullptr) << "cannot make a folder in /tmp";
+  return path;
+}
+
+// A port that was free a moment ago. redis-server cannot choose one itself.
+int FreePort() {
+  const UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  CHECK_EQ(bind(fd.get(), reinterpret_cast<sockaddr*>(&address), size), 0);
+  CHECK_EQ(getsockname(fd.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
+  return ntohs(address.sin_port);
+}
+
+}  // namespace
+
+RedisFixture::RedisFixture(const std::string& directory) : directory_(directory) {}
+
+RedisFixture::~RedisFixture() {
+  server_.reset();
+  rmdir(directory_.c_str());
+}
+
+std::unique_ptr<RedisFixture> RedisFixture::Start() {
+  std::unique_ptr<RedisFixture> fixture(new RedisFixture(MakeFolder()));
+  fixture->Restart();
+  fixture->endpoint_ = fixture->server_->endpoint();
+  return fixture;
+}
+
+std::unique_ptr<RedisFixture> RedisFixture::StartTcp(const std::string& password) {
+  std::unique_ptr<RedisFixture> fixture(new RedisFixture(MakeFolder()));
+  fixture->endpoint_.host = "127.0.0.1";
+  fixture->endpoint_.password = password;
+  absl::Status last;
+  for (int attempt = 0; attempt < kPortAttempts; ++attempt) {
+    fixture->endpoint_.port = FreePort();
+    fixture->config_ = {"bind 127.0.0.1", absl::StrCat("port ", fixture->endpoint_.port)};
+    if (!password.empty()) fixture->config_.push_back(absl::StrCat("requirepass ", password));
+    store::PrivateRedisServer::Options options;
+    options.directory = fixture->directory_;
+    options.extra_config = fixture->config_;
+    auto server = store::PrivateRedisServer::Start(options);
+    if (server.ok()) {
+      fixture->server_ = *std::move(server);
+      return fixture;
+    }
+    last = server.status();
+  }
+  LOG(FATAL) << "no redis-server on any of " << kPortAttempts << " ports: " << last;
+  return nullptr;
+}
+
+void RedisFixture::Kill() {
+  if (server_ != nullptr) server_->Stop();
+}
+
+void RedisFixture::Restart() {
+  Kill();
+  store::PrivateRedisServer::Options options;
+  options.directory = directory_;
+  options.extra_config = config_;
+  auto server = store::PrivateRedisServer::Start(options);
+  CHECK(server.ok()) << server.status();
+  server_ = *std::move(server);
+}
+
+store::StoreAddress RedisFixture::Address(const std::string& name) const {
+  return {endpoint_, absl::StrCat("ddp:{", name, "}:i0:g1.0:store:")};
+}
+
+std::unique_ptr<store::RedisConnection> RedisFixture::Connect() const {
+  auto connection = store::RedisConnection::Connect(endpoint_);
+  CHECK(connection.ok()) << connection.status();
+  return *std::move(connection);
+}
+
+std::map<std::string, int64_t> RedisFixture::CommandCalls() const {
+  auto reply = Connect()->Command({"INFO", "commandstats"});
+  CHECK(reply.ok()) << reply.status();
+  std::map<std::string, int64_t> calls;
+  for (absl::string_view line : absl::StrSplit(*reply->AsString(), "\r\n")) {
+    // cmdstat_hget:calls=3,usec=...
+    const std::vector<std::string> parts = absl::StrSplit(line, absl::ByAnyChar("_:=,"));
+    int64_t count = 0;
+    if (parts.size() > 3 && parts[0] == "cmdstat" && absl::SimpleAtoi(parts[3], &count)) {
+      calls[parts[1]] = count;
+    }
+  }
+  return calls;
+}
+
+}  // namespace ddp::testing
