@@ -1,0 +1,487 @@
+#include "elastic/rendezvous/redis_rendezvous.h"
+
+#include <signal.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "elastic/agent/event_loop.h"
+#include "elastic/rendezvous/rendezvous.h"
+#include "elastic/rendezvous/round.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "store/private_redis_server.h"
+#include "store/redis_connection.h"
+#include "store/redis_endpoint.h"
+#include "store/redis_reply.h"
+
+namespace ddp::elastic {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::MatchesRegex;
+using ::testing::Not;
+using ::testing::StartsWith;
+using Decision = FailureVerdict::Decision;
+
+// Long enough for a machine under load; nothing waits for it to pass when all is well.
+constexpr absl::Duration kLong = absl::Seconds(30);
+
+class RedisRendezvousTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::string folder = "/tmp/ddp-rdzv-XXXXXX";
+    ASSERT_NE(mkdtemp(folder.data()), nullptr);
+    folder_ = folder;
+    StartServer();
+    absl::StatusOr<std::unique_ptr<EventLoop>> loop = EventLoop::Create();
+    ASSERT_TRUE(loop.ok()) << loop.status();
+    loop_ = *std::move(loop);
+  }
+
+  void TearDown() override {
+    if (server_ != nullptr) server_->Stop();
+    server_.reset();
+    rmdir(folder_.c_str());
+  }
+
+  void StartServer(std::vector<std::string> extra_config = {}) {
+    store::PrivateRedisServer::Options options;
+    options.directory = folder_;
+    options.extra_config = std::move(extra_config);
+    absl::StatusOr<std::unique_ptr<store::PrivateRedisServer>> server =
+        store::PrivateRedisServer::Start(options);
+    ASSERT_TRUE(server.ok()) << server.status();
+    server_ = *std::move(server);
+    endpoint_ = server_->endpoint();
+  }
+
+  RedisRendezvous::Options MakeOptions() {
+    RedisRendezvous::Options options;
+    options.endpoint = endpoint_;
+    options.run_id = "digits";
+    options.max_restarts = 2;
+    return options;
+  }
+
+  std::unique_ptr<RedisRendezvous> Open(const RedisRendezvous::Options& options) {
+    absl::StatusOr<std::unique_ptr<RedisRendezvous>> rendezvous =
+        RedisRendezvous::Open(options, loop_.get());
+    EXPECT_TRUE(rendezvous.ok()) << rendezvous.status();
+    return *std::move(rendezvous);
+  }
+  std::unique_ptr<RedisRendezvous> Open() { return Open(MakeOptions()); }
+
+  // Runs the loop until the request that `start` makes has been answered.
+  template <typename Answer, typename Start>
+  Answer Await(Start start) {
+    std::optional<Answer> answer;
+    start([&](Answer given) {
+      answer = std::move(given);
+      loop_->Stop();
+    });
+    EXPECT_FALSE(answer.has_value()) << "answered from within the request";
+    RunLoop();
+    return *std::move(answer);
+  }
+
+  // Until somebody stops it.
+  void RunLoop() {
+    const EventLoop::TimerId guard = loop_->AddTimer(2 * kLong, [] {
+      FAIL() << "nothing happened";
+      abort();
+    });
+    ASSERT_TRUE(loop_->Run().ok());
+    loop_->CancelTimer(guard);
+  }
+
+  absl::StatusOr<Round> Join(Rendezvous& rendezvous, const NodeOffer& offer = Offer(),
+                             absl::Duration timeout = kLong) {
+    return Await<absl::StatusOr<Round>>(
+        [&](Rendezvous::JoinDone done) { rendezvous.Join(offer, timeout, std::move(done)); });
+  }
+
+  // Both join, in this order, and the loop runs until both are in.
+  std::pair<Round, Round> JoinBoth(Rendezvous& first, Rendezvous& second) {
+    std::vector<Round> rounds(2);
+    int missing = 2;
+    const auto take = [&](size_t index) {
+      return [&, index](absl::StatusOr<Round> round) {
+        ASSERT_TRUE(round.ok()) << round.status();
+        rounds[index] = *std::move(round);
+        if (--missing == 0) loop_->Stop();
+      };
+    };
+    first.Join(Offer(), kLong, take(0));
+    second.Join(Offer(), kLong, take(1));
+    RunLoop();
+    return {rounds[0], rounds[1]};
+  }
+
+  absl::StatusOr<FailureVerdict> Report(Rendezvous& rendezvous, const GenerationId& generation,
+                                        int rank, absl::Duration timeout = kLong) {
+    return Await<absl::StatusOr<FailureVerdict>>([&](Rendezvous::FailureDone done) {
+      rendezvous.ReportFailure(
+          {.generation = generation, .rank = rank, .cause = absl::StrCat("rank ", rank, " failed")},
+          timeout, std::move(done));
+    });
+  }
+
+  absl::Status Complete(Rendezvous& rendezvous, const GenerationId& generation) {
+    return Await<absl::Status>(
+        [&](Rendezvous::Done done) { rendezvous.Complete(generation, kLong, std::move(done)); });
+  }
+
+  absl::Status Leave(Rendezvous& rendezvous) {
+    return Await<absl::Status>(
+        [&](Rendezvous::Done done) { rendezvous.Leave(kLong, std::move(done)); });
+  }
+
+  store::RedisReply Redis(const std::vector<std::string>& command) {
+    absl::StatusOr<std::unique_ptr<store::RedisConnection>> connection =
+        store::RedisConnection::Connect(endpoint_);
+    EXPECT_TRUE(connection.ok()) << connection.status();
+    absl::StatusOr<store::RedisReply> reply = (*connection)->Command(command);
+    EXPECT_TRUE(reply.ok()) << reply.status();
+    return *std::move(reply);
+  }
+
+  static NodeOffer Offer() {
+    return {.nproc = 2, .role = "default", .master_addr = "127.0.0.1", .master_port = 20'000};
+  }
+
+  std::string folder_;
+  std::unique_ptr<store::PrivateRedisServer> server_;
+  store::RedisEndpoint endpoint_;
+  std::unique_ptr<EventLoop> loop_;
+};
+
+TEST_F(RedisRendezvousTest, OneNodeFormsARoundAtOnce) {
+  const std::unique_ptr<RedisRendezvous> rendezvous = Open();
+  const absl::StatusOr<Round> round = Join(*rendezvous);
+  ASSERT_TRUE(round.ok()) << round.status();
+  EXPECT_EQ(round->generation.number, 1u);
+  EXPECT_THAT(round->generation.nonce, MatchesRegex("[0-9a-f]+"));
+  EXPECT_EQ(round->generation.nonce.size(), 16u);
+  EXPECT_EQ(round->restarts, 0);
+  ASSERT_EQ(round->members.size(), 1u);
+  EXPECT_EQ(round->members[0].offer, Offer());
+  EXPECT_EQ(round->self, 0);
+
+  const absl::StatusOr<store::StoreAddress> address = store::ParseStoreAddress(round->store_url);
+  ASSERT_TRUE(address.ok()) << address.status();
+  EXPECT_EQ(address->endpoint.unix_path, endpoint_.unix_path);
+  EXPECT_EQ(address->prefix,
+            absl::StrCat("ddp:{digits}:i1:g1.", round->generation.nonce, ":store:"));
+}
+
+TEST_F(RedisRendezvousTest, ARunIdUsedAgainInheritsNothing) {
+  const std::unique_ptr<RedisRendezvous> first = Open();
+  const Round first_round = *Join(*first);
+  ASSERT_EQ(Report(*first, first_round.generation, 0)->restarts, 1);
+
+  const std::unique_ptr<RedisRendezvous> second = Open();
+  EXPECT_EQ(first->instance(), 1);
+  EXPECT_EQ(second->instance(), 2);
+  const Round second_round = *Join(*second);
+  EXPECT_EQ(second_round.generation.number, 1u);
+  EXPECT_EQ(second_round.restarts, 0);
+  EXPECT_EQ(second_round.members.size(), 1u);
+  EXPECT_NE(second_round.store_url, first_round.store_url);
+  // The first job has not noticed.
+  EXPECT_EQ(Join(*first)->generation.number, 2u);
+}
+
+TEST_F(RedisRendezvousTest, FailuresAreChargedUntilTheBudgetIsSpent) {
+  const std::unique_ptr<RedisRendezvous> rendezvous = Open();
+  for (int restarts = 0; restarts < 2; ++restarts) {
+    const Round round = *Join(*rendezvous);
+    EXPECT_EQ(round.generation.number, restarts + 1u);
+    EXPECT_EQ(round.restarts, restarts);
+    const absl::StatusOr<FailureVerdict> verdict = Report(*rendezvous, round.generation, 1);
+    ASSERT_TRUE(verdict.ok()) << verdict.status();
+    EXPECT_EQ(verdict->decision, Decision::kRestart);
+    EXPECT_EQ(verdict->restarts, restarts + 1);
+    EXPECT_EQ(verdict->root_cause, "rank 1 failed");
+  }
+  const Round last = *Join(*rendezvous);
+  EXPECT_EQ(last.generation.number, 3u);
+  const absl::StatusOr<FailureVerdict> verdict = Report(*rendezvous, last.generation, 0);
+  ASSERT_TRUE(verdict.ok()) << verdict.status();
+  EXPECT_EQ(verdict->decision, Decision::kFail);
+  EXPECT_EQ(verdict->restarts, 2);
+  EXPECT_EQ(Join(*rendezvous).status().code(), absl::StatusCode::kFailedPrecondition);
+}
+
+TEST_F(RedisRendezvousTest, TheFirstFailureOfAGenerationDecidesAndIsChargedOnce) {
+  const std::unique_ptr<RedisRendezvous> rendezvous = Open();
+  const Round round = *Join(*rendezvous);
+  for (int rank : {1, 0, 1}) {
+    const absl::StatusOr<FailureVerdict> verdict = Report(*rendezvous, round.generation, rank);
+    ASSERT_TRUE(verdict.ok()) << verdict.status();
+    EXPECT_EQ(verdict->decision, Decision::kRestart);
+    EXPECT_EQ(verdict->restarts, 1);
+    EXPECT_EQ(verdict->root_cause, "rank 1 failed");
+  }
+}
+
+TEST_F(RedisRendezvousTest, AnEarlierGenerationIsRefused) {
+  const std::unique_ptr<RedisRendezvous> rendezvous = Open();
+  const Round first = *Join(*rendezvous);
+  ASSERT_TRUE(Report(*rendezvous, first.generation, 0).ok());
+  const Round second = *Join(*rendezvous);
+
+  const absl::StatusOr<FailureVerdict> late = Report(*rendezvous, first.generation, 1);
+  ASSERT_TRUE(late.ok()) << late.status();
+  EXPECT_EQ(late->decision, Decision::kStale);
+  EXPECT_EQ(late->restarts, 1);
+  EXPECT_EQ(Complete(*rendezvous, first.generation).code(), absl::StatusCode::kAborted);
+  GenerationId forged = second.generation;
+  forged.nonce = "0000000000000000";
+  EXPECT_EQ(Report(*rendezvous, forged, 1)->decision, Decision::kStale);
+  EXPECT_TRUE(Complete(*rendezvous, second.generation).ok());
+}
+
+TEST_F(RedisRendezvousTest, ACompletedJobTakesNobodyIn) {
+  const std::unique_ptr<RedisRendezvous> rendezvous = Open();
+  const Round round = *Join(*rendezvous);
+  EXPECT_TRUE(Complete(*rendezvous, round.generation).ok());
+  EXPECT_TRUE(Complete(*rendezvous, round.generation).ok()) << "sent again";
+  EXPECT_TRUE(Leave(*rendezvous).ok());
+  RedisRendezvous::Options options = MakeOptions();
+  options.instance = rendezvous->instance();
+  const absl::Status late = Join(*Open(options)).status();
+  EXPECT_EQ(late.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(late.message(), HasSubstr("succeeded"));
+}
+
+TEST_F(RedisRendezvousTest, TwoNodesMeetAndKeepTheirRanks) {
+  RedisRendezvous::Options options = MakeOptions();
+  options.nodes = 2;
+  const std::unique_ptr<RedisRendezvous> a = Open(options);
+  options.instance = a->instance();
+  const std::unique_ptr<RedisRendezvous> b = Open(options);
+  const auto [a_first, b_first] = JoinBoth(*a, *b);
+  EXPECT_EQ(a_first.generation, b_first.generation);
+  EXPECT_EQ(a_first.members, b_first.members);
+  EXPECT_EQ(a_first.store_url, b_first.store_url);
+  EXPECT_NE(a_first.self, b_first.self);
+
+  ASSERT_EQ(Report(*b, b_first.generation, 3)->decision, Decision::kRestart);
+  const auto [b_second, a_second] = JoinBoth(*b, *a);
+  EXPECT_EQ(a_second.generation.number, 2u);
+  EXPECT_EQ(a_second.restarts, 1);
+  EXPECT_EQ(a_second.self, a_first.self);
+  EXPECT_EQ(b_second.self, b_first.self);
+
+  // A newcomer fills the hole of the one that left.
+  ASSERT_TRUE(Leave(*a).ok());
+  const std::unique_ptr<RedisRendezvous> c = Open(options);
+  const auto [c_third, b_third] = JoinBoth(*c, *b);
+  EXPECT_EQ(b_third.self, b_first.self);
+  EXPECT_EQ(c_third.self, a_first.self);
+}
+
+TEST_F(RedisRendezvousTest, BothNodesMustCompleteForTheJobToSucceed) {
+  RedisRendezvous::Options options = MakeOptions();
+  options.nodes = 2;
+  const std::unique_ptr<RedisRendezvous> a = Open(options);
+  options.instance = a->instance();
+  const std::unique_ptr<RedisRendezvous> b = Open(options);
+  const Round round = JoinBoth(*a, *b).first;
+  EXPECT_TRUE(Complete(*a, round.generation).ok());
+  EXPECT_EQ(*Redis({"HGET", "ddp:{digits}:i1:job", "state"}).AsString(), "running");
+  EXPECT_TRUE(Complete(*b, round.generation).ok());
+  EXPECT_EQ(*Redis({"HGET", "ddp:{digits}:i1:job", "state"}).AsString(), "succeeded");
+}
+
+TEST_F(RedisRendezvousTest, ANodeThatDiedWhileWaitingHoldsNobodyUp) {
+  RedisRendezvous::Options options = MakeOptions();
+  options.nodes = 2;
+  options.lease = absl::Milliseconds(30);
+  std::unique_ptr<RedisRendezvous> dead = Open(options);
+  EXPECT_EQ(Join(*dead, Offer(), absl::Milliseconds(1)).ok(), false);
+  dead.reset();
+  options.instance = 1;
+  options.lease = kLong;
+  const std::unique_ptr<RedisRendezvous> a = Open(options);
+  const std::unique_ptr<RedisRendezvous> b = Open(options);
+  // Its lease runs out by the server's clock, whatever we do; until then it counts.
+  while (Redis({"EVAL",
+                "local t = redis.call('TIME') "
+                "return redis.call('ZCOUNT', KEYS[1], t[1] * 1000 + t[2] / 1000, '+inf')",
+                "1", "ddp:{digits}:i1:leases"})
+             .AsInteger()
+             .value() != 0) {
+  }
+  const Round round = JoinBoth(*a, *b).first;
+  EXPECT_EQ(round.members.size(), 2u);
+}
+
+TEST_F(RedisRendezvousTest, SaysWhoIsMissing) {
+  RedisRendezvous::Options options = MakeOptions();
+  options.nodes = 2;
+  const std::unique_ptr<RedisRendezvous> alone = Open(options);
+  const absl::Status status = Join(*alone, Offer(), absl::Milliseconds(300)).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(status.message(), "only 1 of 2 nodes have joined after 300ms");
+}
+
+TEST_F(RedisRendezvousTest, AServerThatLostItsMemoryAdoptsTheHighestGeneration) {
+  const std::unique_ptr<RedisRendezvous> rendezvous = Open();
+  ASSERT_TRUE(Report(*rendezvous, Join(*rendezvous)->generation, 0).ok());
+  const Round second = *Join(*rendezvous);
+  ASSERT_EQ(second.generation.number, 2u);
+
+  Redis({"FLUSHALL"});
+  const absl::StatusOr<FailureVerdict> verdict = Report(*rendezvous, second.generation, 1);
+  ASSERT_TRUE(verdict.ok()) << verdict.status();
+  EXPECT_EQ(verdict->decision, Decision::kRestart);
+  EXPECT_EQ(verdict->restarts, 2) << "what was charged stays charged";
+  Redis({"FLUSHALL"});
+  const Round third = *Join(*rendezvous);
+  EXPECT_EQ(third.generation.number, 3u);
+  EXPECT_EQ(third.restarts, 2);
+  Redis({"FLUSHALL"});
+  EXPECT_TRUE(Complete(*rendezvous, third.generation).ok());
+}
+
+TEST_F(RedisRendezvousTest, HeartbeatsRenewTheLease) {
+  RedisRendezvous::Options options = MakeOptions();
+  options.lease = absl::Milliseconds(30);
+  const std::unique_ptr<RedisRendezvous> rendezvous = Open(options);
+  const Round round = *Join(*rendezvous);
+  const std::string node = round.members[0].node;
+  const auto lease = [&] { return *Redis({"ZSCORE", "ddp:{digits}:i1:leases", node}).AsString(); };
+  const std::string first = lease();
+  std::function<void()> look = [&] {
+    if (lease() != first) return loop_->Stop();
+    loop_->AddTimer(absl::Milliseconds(1), look);
+  };
+  look();
+  RunLoop();
+  ASSERT_TRUE(Leave(*rendezvous).ok());
+  EXPECT_TRUE(Redis({"ZSCORE", "ddp:{digits}:i1:leases", node}).IsNil());
+}
+
+TEST_F(RedisRendezvousTest, LosingTheServerIsToldOnceAndMends) {
+  RedisRendezvous::Options options = MakeOptions();
+  options.lease = absl::Milliseconds(30);
+  const std::unique_ptr<RedisRendezvous> rendezvous = Open(options);
+  const Round round = *Join(*rendezvous);
+  std::vector<absl::Status> told;
+  rendezvous->WatchContact([&](const absl::Status& status) {
+    told.push_back(status);
+    loop_->Stop();
+  });
+  server_->Stop();
+  RunLoop();
+  ASSERT_EQ(told.size(), 1u);
+  EXPECT_EQ(told[0].code(), absl::StatusCode::kUnavailable);
+
+  const absl::Status status =
+      Report(*rendezvous, round.generation, 0, absl::Milliseconds(100)).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr(endpoint_.unix_path), HasSubstr("in 100ms"), HasSubstr("tr")));
+  EXPECT_EQ(told.size(), 1u);
+
+  server_.reset();
+  StartServer();
+  RunLoop();
+  ASSERT_EQ(told.size(), 2u);
+  EXPECT_TRUE(told[1].ok());
+  EXPECT_EQ(Report(*rendezvous, round.generation, 0)->decision, Decision::kRestart);
+  EXPECT_EQ(Join(*rendezvous)->generation.number, 2u);
+}
+
+TEST_F(RedisRendezvousTest, ARequestSurvivesAnOutage) {
+  const std::unique_ptr<RedisRendezvous> rendezvous = Open();
+  const Round round = *Join(*rendezvous);
+  server_->Stop();
+  server_.reset();
+  loop_->AddTimer(absl::Milliseconds(50), [this] { StartServer(); });
+  EXPECT_EQ(Report(*rendezvous, round.generation, 0)->decision, Decision::kRestart);
+}
+
+TEST_F(RedisRendezvousTest, AServerThatHangsDoesNotStopTheLoop) {
+  RedisRendezvous::Options options = MakeOptions();
+  options.reply_timeout = absl::Milliseconds(20);
+  options.reconnect_timeout = absl::Milliseconds(20);
+  const std::unique_ptr<RedisRendezvous> rendezvous = Open(options);
+  ASSERT_EQ(kill(server_->pid(), SIGSTOP), 0);
+  int turns = 0;
+  std::function<void()> turn = [&] {
+    if (++turns == 20) kill(server_->pid(), SIGCONT);
+    loop_->AddTimer(absl::Milliseconds(5), turn);
+  };
+  turn();
+  const absl::StatusOr<Round> round = Join(*rendezvous);
+  EXPECT_GE(turns, 20);
+  // What was sent before the hang may have been applied; sent again, it must not count twice.
+  ASSERT_TRUE(round.ok()) << round.status();
+  EXPECT_EQ(round->generation.number, 1u);
+}
+
+TEST_F(RedisRendezvousTest, ACancelledRequestIsNotAnswered) {
+  const std::unique_ptr<RedisRendezvous> rendezvous = Open();
+  rendezvous->Join(Offer(), kLong, [](const absl::StatusOr<Round>&) { FAIL(); });
+  rendezvous->Cancel();
+  EXPECT_TRUE(Leave(*rendezvous).ok());
+  rendezvous->Cancel();  // nothing outstanding: nothing
+}
+
+TEST_F(RedisRendezvousTest, EveryKeyIsInTheRunsSlotAndExpires) {
+  RedisRendezvous::Options options = MakeOptions();
+  options.run_id = "a{b}%c";
+  const std::unique_ptr<RedisRendezvous> rendezvous = Open(options);
+  const Round round = *Join(*rendezvous);
+  ASSERT_TRUE(Report(*rendezvous, round.generation, 0).ok());
+  ASSERT_TRUE(Complete(*rendezvous, Join(*rendezvous)->generation).ok());
+  const store::RedisReply keys = Redis({"KEYS", "*"});
+  EXPECT_GE(keys.AsArray()->size(), 6u);
+  for (const store::RedisReply& key : *keys.AsArray()) {
+    EXPECT_THAT(*key.AsString(), StartsWith("ddp:{a%7Bb%7D%25c}:"));
+    EXPECT_GT(*Redis({"PTTL", *key.AsString()}).AsInteger(), 0) << *key.AsString();
+  }
+}
+
+TEST_F(RedisRendezvousTest, RefusesARoundThatMakesNoSense) {
+  RedisRendezvous::Options options = MakeOptions();
+  const std::unique_ptr<RedisRendezvous> rendezvous = Open(options);
+  NodeOffer offer = Offer();
+  offer.nproc = 0;
+  EXPECT_THAT(Join(*rendezvous, offer).status().message(), HasSubstr("offers 0 workers"));
+}
+
+TEST_F(RedisRendezvousTest, SaysWhereItTriedAndForHowLong) {
+  server_->Stop();
+  RedisRendezvous::Options options = MakeOptions();
+  options.connect_timeout = absl::Milliseconds(50);
+  const absl::Status status = RedisRendezvous::Open(options, loop_.get()).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(status.message()), HasSubstr(endpoint_.unix_path));
+}
+
+TEST_F(RedisRendezvousTest, SaysThatAPasswordIsNeeded) {
+  server_->Stop();
+  server_.reset();
+  StartServer({"requirepass open-sesame"});
+  endpoint_.password = "";
+  const absl::Status status = RedisRendezvous::Open(MakeOptions(), loop_.get()).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnauthenticated);
+  endpoint_.password = "open-sesame";
+  const std::unique_ptr<RedisRendezvous> rendezvous = Open();
+  EXPECT_THAT(Join(*rendezvous)->store_url, Not(HasSubstr("sesame")));
+}
+
+}  // namespace
+}  // namespace ddp::elastic
