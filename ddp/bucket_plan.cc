@@ -129,8 +129,8 @@ absl::StatusOr<BucketPlan> BucketPlan::Decode(const std::vector<int32_t>& words,
   }
   const int64_t count = words[parameters];
   if (count < 0 || count > parameters) {
-    return absl::InvalidArgumentError(absl::StrCat("a plan of ", count, " buckets for ", parameters,
-                                                   " parameters"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("a plan of ", count, " buckets for ", parameters, " parameters"));
   }
   BucketPlan plan;
   int64_t next = 0;

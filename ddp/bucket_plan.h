@@ -32,8 +32,9 @@ class BucketPlan {
   // Deals `tensors`, taken in the order of the indices `order`, into buckets. Each kind fills one
   // bucket at a time: a tensor is added first and the bucket closed once it has reached its limit,
   // so a bucket may exceed its limit by one tensor. The n-th bucket of a kind has the n-th limit of
-  // `limits_bytes`, the last limit serving all further ones. Buckets stand in the order in which they
-  // were closed, those never filled last, by kind. (The rules are PyTorch's, whose plans ours equal.)
+  // `limits_bytes`, the last limit serving all further ones. Buckets stand in the order in which
+  // they were closed, those never filled last, by kind. (The rules are PyTorch's, whose plans ours
+  // equal.)
   //
   // kInvalidArgument: `order` is not a permutation of the indices; no limit, or one below 1.
   static absl::StatusOr<BucketPlan> Assign(const std::vector<Tensor>& tensors,
@@ -61,7 +62,8 @@ class BucketPlan {
                                            const std::vector<Tensor>& tensors);
 
   const std::vector<Bucket>& buckets() const { return buckets_; }
-  std::vector<std::vector<std::string>> Names(const std::vector<std::string>& parameter_names) const;
+  std::vector<std::vector<std::string>> Names(
+      const std::vector<std::string>& parameter_names) const;
 
   friend bool operator==(const BucketPlan&, const BucketPlan&) = default;
 

@@ -30,8 +30,7 @@ TEST(BucketPlanTest, FirstLimitServesTheFirstBucketOnly) {
 }
 
 TEST(BucketPlanTest, KindsDoNotMix) {
-  const auto plan =
-      BucketPlan::Assign({{4, 0}, {8, 1}, {4, 0}, {8, 1}}, {100}, {0, 1, 2, 3});
+  const auto plan = BucketPlan::Assign({{4, 0}, {8, 1}, {4, 0}, {8, 1}}, {100}, {0, 1, 2, 3});
   ASSERT_TRUE(plan.ok());
   EXPECT_THAT(Indices(*plan), ElementsAre(ElementsAre(0, 2), ElementsAre(1, 3)));
 }
@@ -62,7 +61,8 @@ TEST(BucketPlanTest, EncodingIsExactForRandomPlans) {
     std::vector<BucketPlan::Tensor> tensors(1 + random() % 40);
     std::vector<int> order;
     for (auto& tensor : tensors) {
-      tensor = {.bytes = static_cast<int64_t>(random() % 64), .kind = static_cast<int>(random() % 3)};
+      tensor = {.bytes = static_cast<int64_t>(random() % 64),
+                .kind = static_cast<int>(random() % 3)};
       order.push_back(static_cast<int>(order.size()));
     }
     std::shuffle(order.begin(), order.end(), random);

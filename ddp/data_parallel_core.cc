@@ -7,8 +7,8 @@
 
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
-#include <torch/csrc/distributed/c10d/Store.hpp>
 #include <torch/nn/module.h>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -73,8 +73,8 @@ std::optional<BucketPlan> GivenPlan(const std::vector<std::vector<std::string>>&
   }
   absl::StatusOr<BucketPlan> plan = BucketPlan::FromNames(layout, names, tensors);
   if (!plan.ok()) {
-    throw ConfigurationError(
-        absl::StrCat("bucket_layout does not fit the model: ", std::string(plan.status().message())));
+    throw ConfigurationError(absl::StrCat("bucket_layout does not fit the model: ",
+                                          std::string(plan.status().message())));
   }
   return *std::move(plan);
 }
@@ -121,12 +121,12 @@ void DataParallelCore::SyncBuffers() {
 
 void DataParallelCore::CheckPlacement() const {
   const at::Device device = group_->device();
-  const auto check = [&](const std::string& sort, const std::string& name, const at::Tensor& tensor) {
+  const auto check = [&](const std::string& sort, const std::string& name,
+                         const at::Tensor& tensor) {
     if (tensor.device() == device) return;
-    throw ConfigurationError(absl::StrCat(sort, " ", name, " is on ", tensor.device().str(),
-                                          ", but the process group (", group_->backend(),
-                                          ") works on ", device.str(),
-                                          ": move the model there with to() first"));
+    throw ConfigurationError(absl::StrCat(
+        sort, " ", name, " is on ", tensor.device().str(), ", but the process group (",
+        group_->backend(), ") works on ", device.str(), ": move the model there with to() first"));
   };
   for (const auto& item : module_->named_parameters()) check("parameter", item.key(), item.value());
   for (const auto& item : module_->named_buffers()) check("buffer", item.key(), item.value());

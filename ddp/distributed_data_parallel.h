@@ -51,7 +51,7 @@ class DistributedDataParallel {
 
   // From TORCH_MODULE's holders.
   template <typename Holder>
-    requires requires(const Holder& holder) { holder.ptr(); }
+  requires requires(const Holder& holder) { holder.ptr(); }
   DistributedDataParallel(const Holder& holder, std::shared_ptr<ProcessGroup> group,
                           const DistributedDataParallelOptions& options = {})
       : DistributedDataParallel(holder.ptr(), std::move(group), options) {}

@@ -41,9 +41,10 @@ FlatBuckets::FlatBuckets(BucketPlan plan, std::vector<at::Tensor> parameters, in
     for (const int index : bucket.parameters) {
       const at::Tensor& parameter = parameters_[index];
       Slot& slot = slots_[index];
-      slot.view = parameter.is_non_overlapping_and_dense()
-                      ? flats_.back().as_strided(parameter.sizes(), parameter.strides(), slot.offset)
-                      : flats_.back().narrow(0, slot.offset, slot.count).view(parameter.sizes());
+      slot.view =
+          parameter.is_non_overlapping_and_dense()
+              ? flats_.back().as_strided(parameter.sizes(), parameter.strides(), slot.offset)
+              : flats_.back().narrow(0, slot.offset, slot.count).view(parameter.sizes());
       at::Tensor& gradient = parameters_[index].mutable_grad();
       if (gradient_as_view_ && gradient.defined()) {
         slot.view.copy_(gradient);
@@ -92,8 +93,9 @@ void FlatBuckets::CopyIn(int parameter) {
     slot.view.zero_();
     return;
   }
-  TORCH_CHECK_TYPE(gradient.scalar_type() == slot.view.scalar_type(), "expected a gradient of type ",
-                   slot.view.scalar_type(), ", got ", gradient.scalar_type());
+  TORCH_CHECK_TYPE(gradient.scalar_type() == slot.view.scalar_type(),
+                   "expected a gradient of type ", slot.view.scalar_type(), ", got ",
+                   gradient.scalar_type());
   Scale(slot, gradient);
   if (gradient_as_view_ && !gradient.is_same(slot.view)) gradient = slot.view;
 }

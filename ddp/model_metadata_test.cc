@@ -7,7 +7,10 @@ namespace ddp {
 namespace {
 
 ModelMetadata::Tensor Weight() {
-  return {.name = "fc.weight", .dtype = "float", .shape = {10, 4}, .strides = {4, 1},
+  return {.name = "fc.weight",
+          .dtype = "float",
+          .shape = {10, 4},
+          .strides = {4, 1},
           .requires_grad = true};
 }
 
@@ -63,9 +66,10 @@ TEST(ModelMetadataTest, NamesItemsOfDifferentSorts) {
   longer.AddOption("bucket_cap_mb", "25");
   longer.AddParameter(Weight());
   longer.AddParameter(Weight());
-  EXPECT_THAT(Difference(Model(Weight()), longer),
-              ::testing::HasSubstr("rank 0 has buffer 0 (count long [] strides []) where rank 3 has "
-                                   "parameter 1"));
+  EXPECT_THAT(
+      Difference(Model(Weight()), longer),
+      ::testing::HasSubstr("rank 0 has buffer 0 (count long [] strides []) where rank 3 has "
+                           "parameter 1"));
 }
 
 }  // namespace

@@ -45,9 +45,8 @@ c10::intrusive_ptr<c10d::Store> TorchrunStore(const WorkerEnvironment& env,
 
 c10::intrusive_ptr<c10d::Store> ConnectStore(const WorkerEnvironment& env,
                                              std::chrono::milliseconds timeout) {
-  const std::string where = env.store_url.empty()
-                                ? absl::StrCat(env.master_addr, ":", env.master_port)
-                                : env.store_url;
+  const std::string where =
+      env.store_url.empty() ? absl::StrCat(env.master_addr, ":", env.master_port) : env.store_url;
   try {
     if (env.store_url.empty()) return TorchrunStore(env, timeout);
     return store::RedisStore::connect(env.store_url, timeout);
@@ -69,16 +68,15 @@ ProcessGroup::ProcessGroup(c10::intrusive_ptr<c10d::Store> store, const Place& p
   notice_ = std::make_shared<FailureNotice>(Prefixed("ddp/notice", store_), place.rank, place.size);
   c10::intrusive_ptr<c10d::Backend> connected;
   if (backend_ == "nccl") {
-    connected = MakeNcclBackend(Prefixed("ddp/nccl", store_), {.rank = place.rank,
-                                                               .size = place.size,
-                                                               .device = place.local_rank,
-                                                               .timeout = timeout});
+    connected = MakeNcclBackend(
+        Prefixed("ddp/nccl", store_),
+        {.rank = place.rank, .size = place.size, .device = place.local_rank, .timeout = timeout});
   } else if (place.size > 1) {
-    connected =
-        MakeGlooBackend(Prefixed("ddp/gloo", store_), {.rank = place.rank,
-                                                       .size = place.size,
-                                                       .timeout = timeout,
-                                                       .single_host = place.local_size == place.size});
+    connected = MakeGlooBackend(Prefixed("ddp/gloo", store_),
+                                {.rank = place.rank,
+                                 .size = place.size,
+                                 .timeout = timeout,
+                                 .single_host = place.local_size == place.size});
   }
   communicator_ = std::make_unique<Communicator>(
       std::move(connected), notice_,
@@ -98,8 +96,8 @@ void ProcessGroup::all_reduce(at::Tensor tensor) {
 }
 
 void ProcessGroup::broadcast(at::Tensor tensor, int root) {
-  Communicator::Pending pending =
-      communicator_->Broadcast(std::move(tensor), root, absl::StrCat("a broadcast from rank ", root));
+  Communicator::Pending pending = communicator_->Broadcast(
+      std::move(tensor), root, absl::StrCat("a broadcast from rank ", root));
   communicator_->Wait(pending);
 }
 
@@ -111,18 +109,17 @@ std::shared_ptr<ProcessGroup> init_process_group(const ProcessGroupOptions& opti
   const absl::StatusOr<WorkerEnvironment> env = WorkerEnvironment::FromEnvironment();
   if (!env.ok()) throw ConfigurationError(std::string(env.status().message()));
   if (options.expected_world_size >= 0 && options.expected_world_size != env->world_size) {
-    throw ConfigurationError(absl::StrCat("this program expects a world size of ",
-                                          options.expected_world_size,
-                                          ", but it was started with WORLD_SIZE=", env->world_size));
+    throw ConfigurationError(
+        absl::StrCat("this program expects a world size of ", options.expected_world_size,
+                     ", but it was started with WORLD_SIZE=", env->world_size));
   }
   ChooseBackend(options.backend);  // before anything is connected
-  return std::make_shared<ProcessGroup>(
-      ConnectStore(*env, options.timeout),
-      ProcessGroup::Place{.rank = env->rank,
-                          .size = env->world_size,
-                          .local_rank = env->local_rank,
-                          .local_size = env->local_world_size},
-      options);
+  return std::make_shared<ProcessGroup>(ConnectStore(*env, options.timeout),
+                                        ProcessGroup::Place{.rank = env->rank,
+                                                            .size = env->world_size,
+                                                            .local_rank = env->local_rank,
+                                                            .local_size = env->local_world_size},
+                                        options);
 }
 
 }  // namespace ddp

@@ -49,8 +49,8 @@ class ProcessGroup {
   struct Place {
     int rank = 0;
     int size = 1;
-    int local_rank = 0;    // which GPU
-    int local_size = 1;    // equal to `size`: all ranks are on this host
+    int local_rank = 0;  // which GPU
+    int local_size = 1;  // equal to `size`: all ranks are on this host
   };
   ProcessGroup(c10::intrusive_ptr<c10d::Store> store, const Place& place,
                const ProcessGroupOptions& options = {});

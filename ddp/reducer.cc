@@ -35,7 +35,8 @@ std::vector<BucketPlan::Tensor> Describe(const std::vector<Reducer::Parameter>& 
 
 BucketPlan OrThrow(absl::StatusOr<BucketPlan> plan) {
   if (plan.ok()) return *std::move(plan);
-  throw ConfigurationError(absl::StrCat("the gradient buckets: ", std::string(plan.status().message())));
+  throw ConfigurationError(
+      absl::StrCat("the gradient buckets: ", std::string(plan.status().message())));
 }
 
 }  // namespace
@@ -44,9 +45,8 @@ class Reducer::GradientHook : public torch::autograd::FunctionPostHook {
  public:
   GradientHook(Reducer* reducer, int parameter) : reducer_(reducer), parameter_(parameter) {}
 
-  torch::autograd::variable_list operator()(
-      const torch::autograd::variable_list& outputs,
-      const torch::autograd::variable_list& inputs) override {
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
+                                            const torch::autograd::variable_list& inputs) override {
     reducer_->OnGradient(parameter_);
     return outputs;  // an accumulator has none
   }
@@ -64,10 +64,10 @@ Reducer::Reducer(std::vector<Parameter> parameters, std::shared_ptr<ProcessGroup
       descriptions_(Describe(parameters_)),
       rebuilt_(options.plan.has_value()),
       ready_pass_(parameters_.size(), 0) {
-  BucketPlan plan = options.plan.has_value()
-                        ? *options.plan
-                        : OrThrow(BucketPlan::AssignReversed(descriptions_,
-                                                             options.bucket_limits_bytes));
+  BucketPlan plan =
+      options.plan.has_value()
+          ? *options.plan
+          : OrThrow(BucketPlan::AssignReversed(descriptions_, options.bucket_limits_bytes));
   buckets_ = std::make_unique<FlatBuckets>(std::move(plan), Tensors(), group_->size(),
                                            options.gradient_as_bucket_view);
   ready_order_.reserve(parameters_.size());
@@ -129,8 +129,7 @@ void Reducer::OnGradient(int parameter) {
   if (state_ == State::kLocal) return;
   if (state_ == State::kDone || ready_pass_[parameter] == pass_) {
     const std::string message = absl::StrCat(
-        "rank ", group_->rank(), ": a second gradient for parameter ",
-        parameters_[parameter].name,
+        "rank ", group_->rank(), ": a second gradient for parameter ", parameters_[parameter].name,
         " after its gradient of this forward was reduced. A synchronized forward allows one "
         "backward: add the losses up and call backward once, or run every further backward after "
         "a forward of its own, or under no_sync()");
@@ -147,9 +146,9 @@ void Reducer::OnGradient(int parameter) {
 void Reducer::LaunchReadyBuckets() {
   Communicator& communicator = group_->communicator();
   while (next_bucket_ < buckets_->count() && missing_[next_bucket_] == 0) {
-    launched_.push_back(communicator.AllReduce(
-        buckets_->flat(next_bucket_),
-        absl::StrCat("the all-reduce of gradient bucket ", next_bucket_)));
+    launched_.push_back(
+        communicator.AllReduce(buckets_->flat(next_bucket_),
+                               absl::StrCat("the all-reduce of gradient bucket ", next_bucket_)));
     ++next_bucket_;
   }
   if (next_bucket_ == buckets_->count()) {

@@ -24,13 +24,16 @@ class ProcessGroup;
 // Averages the gradients of one model over the ranks while they are computed.
 //
 // A hook on every parameter's gradient accumulator puts the gradient into its bucket. When all of a
-// bucket are there, its all-reduce starts, always in plan order so that the ranks agree; the rest of
-// the backward runs meanwhile. At the backward's end a callback waits for the sums and makes them
-// the gradients. After the first backward the buckets are dealt anew by the order in which rank 0
-// saw the gradients become ready. (The method is that of PyTorch's DDP: Li et al., VLDB 2020.)
+// bucket are there, its all-reduce starts, always in plan order so that the ranks agree; the rest
+// of the backward runs meanwhile. At the backward's end a callback waits for the sums and makes
+// them the gradients. After the first backward the buckets are dealt anew by the order in which
+// rank 0 saw the gradients become ready. (The method is that of PyTorch's DDP: Li et al., VLDB
+// 2020.)
 //
-//   local <--BeginBackward(false)-- done --BeginBackward(true)--> expecting --first gradient--> reducing
-//                                     ^------------------- all gradients, end of the backward ------'
+//   local <--BeginBackward(false)-- done --BeginBackward(true)--> expecting --first gradient-->
+//   reducing
+//                                     ^------------------- all gradients, end of the backward
+//                                     ------'
 //
 // Thread-compatible; gradients of one model come from one thread (autograd's thread for the
 // device). The parameters must outlive the reducer's group but not the reducer.
@@ -57,8 +60,8 @@ class Reducer {
   Reducer& operator=(const Reducer&) = delete;
 
   // Before a forward whose backward is to be synchronized. Deals the buckets anew when that is due,
-  // which is a collective. Throws ReductionError, naming the parameters, when the last backward left
-  // a reduction unfinished: the peers are told, since they wait for it.
+  // which is a collective. Throws ReductionError, naming the parameters, when the last backward
+  // left a reduction unfinished: the peers are told, since they wait for it.
   void BeginForward();
 
   // After a forward. With `synchronize` the next backward is reduced; without, the backwards until

@@ -53,10 +53,9 @@ class Reader {
 
   absl::Status Result() const {
     if (problems_.empty()) return absl::OkStatus();
-    return absl::InvalidArgumentError(
-        absl::StrCat("the environment of this rank is not complete: ",
-                     absl::StrJoin(problems_, "; "),
-                     ". Start the program with ddprun: ddprun --nproc-per-node=2 PROGRAM"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the environment of this rank is not complete: ", absl::StrJoin(problems_, "; "),
+        ". Start the program with ddprun: ddprun --nproc-per-node=2 PROGRAM"));
   }
 
  private:
@@ -87,8 +86,7 @@ absl::StatusOr<WorkerEnvironment> WorkerEnvironment::Parse(const Getter& get) {
   env.world_size = reader.Required<int>("WORLD_SIZE", 1, kMaxWorldSize);
   env.rank = reader.Required<int>("RANK", 0, kMaxWorldSize);
   env.local_rank = reader.Optional<int>("LOCAL_RANK", env.rank, 0, kMaxWorldSize);
-  env.local_world_size =
-      reader.Optional<int>("LOCAL_WORLD_SIZE", env.world_size, 1, kMaxWorldSize);
+  env.local_world_size = reader.Optional<int>("LOCAL_WORLD_SIZE", env.world_size, 1, kMaxWorldSize);
   env.group_rank = reader.Optional<int>("GROUP_RANK", 0, 0, kMaxWorldSize);
   reader.Check(env.rank < env.world_size || env.world_size <= 0,
                absl::StrCat("RANK=", env.rank, " must be below WORLD_SIZE=", env.world_size));

@@ -21,17 +21,17 @@ struct WorkerEnvironment {
   int group_rank = 0;        // GROUP_RANK, the node's number; 0 where that is unset
 
   // Where the ranks meet: our store when DDP_STORE is set, else a TCPStore at this address.
-  std::string store_url;      // DDP_STORE, a URL without secrets; may be empty
-  std::string master_addr;    // MASTER_ADDR; may be empty when store_url is not
-  int master_port = 0;        // MASTER_PORT, 1..65535; 0 when unset
-  bool agent_store = false;   // TORCHELASTIC_USE_AGENT_STORE=True: the launcher serves it
+  std::string store_url;     // DDP_STORE, a URL without secrets; may be empty
+  std::string master_addr;   // MASTER_ADDR; may be empty when store_url is not
+  int master_port = 0;       // MASTER_PORT, 1..65535; 0 when unset
+  bool agent_store = false;  // TORCHELASTIC_USE_AGENT_STORE=True: the launcher serves it
 
   // The attempt. A generation is a number and a nonce; both are unique to one set of processes.
-  uint64_t generation = 0;        // DDP_GENERATION
-  std::string generation_nonce;   // DDP_GENERATION_NONCE
-  int64_t restart_count = 0;      // TORCHELASTIC_RESTART_COUNT
-  int64_t max_restarts = 0;       // TORCHELASTIC_MAX_RESTARTS
-  std::string run_id;             // TORCHELASTIC_RUN_ID
+  uint64_t generation = 0;       // DDP_GENERATION
+  std::string generation_nonce;  // DDP_GENERATION_NONCE
+  int64_t restart_count = 0;     // TORCHELASTIC_RESTART_COUNT
+  int64_t max_restarts = 0;      // TORCHELASTIC_MAX_RESTARTS
+  std::string run_id;            // TORCHELASTIC_RUN_ID
 
   // Channels back to the agent; empty or -1 outside ddprun.
   std::string error_file;  // TORCHELASTIC_ERROR_FILE

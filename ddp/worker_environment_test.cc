@@ -54,18 +54,17 @@ TEST(WorkerEnvironmentTest, NamesEveryProblemAtOnce) {
   const auto env = Parse({{"RANK", "two"}, {"MASTER_PORT", "99999"}});
   ASSERT_FALSE(env.ok());
   EXPECT_EQ(env.status().code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(env.status().message()),
-              AllOf(HasSubstr("WORLD_SIZE is not set"),
-                    HasSubstr("RANK=\"two\" is not a whole number"),
-                    HasSubstr("MASTER_PORT=99999 must be in 1..65535"),
-                    HasSubstr("neither DDP_STORE nor MASTER_ADDR is set"), HasSubstr("ddprun")));
+  EXPECT_THAT(
+      std::string(env.status().message()),
+      AllOf(HasSubstr("WORLD_SIZE is not set"), HasSubstr("RANK=\"two\" is not a whole number"),
+            HasSubstr("MASTER_PORT=99999 must be in 1..65535"),
+            HasSubstr("neither DDP_STORE nor MASTER_ADDR is set"), HasSubstr("ddprun")));
 }
 
 TEST(WorkerEnvironmentTest, RankMustBeBelowWorldSize) {
   const auto env = Parse({{"RANK", "2"}, {"WORLD_SIZE", "2"}, {"DDP_STORE", "x"}});
   ASSERT_FALSE(env.ok());
-  EXPECT_THAT(std::string(env.status().message()),
-              HasSubstr("RANK=2 must be below WORLD_SIZE=2"));
+  EXPECT_THAT(std::string(env.status().message()), HasSubstr("RANK=2 must be below WORLD_SIZE=2"));
 }
 
 }  // namespace

@@ -94,7 +94,8 @@ void Communicator::Wait(Pending& pending) {
   // The backend's own timeout is the same; the margin lets its more precise text win.
   const FailureNotice::WaitResult result =
       notice_->Wait(*future, options_.timeout + absl::Seconds(1));
-  const std::string waited = absl::FormatDuration(absl::Trunc(clock.Now() - start, absl::Milliseconds(1)));
+  const std::string waited =
+      absl::FormatDuration(absl::Trunc(clock.Now() - start, absl::Milliseconds(1)));
   if (result == FailureNotice::WaitResult::kTimedOut) {
     Fail(pending, absl::StrCat("not all ranks came within ", waited));
   }
@@ -122,12 +123,11 @@ void Communicator::Fail(Pending& pending, const std::string& reason) {
   (void)new Pending(std::move(pending));
   const std::optional<FailureNotice::Failure> failure = notice_->failure();
   if (failure.has_value() && failure->rank != options_.rank) {
-    throw PeerFailedError(failure->rank,
-                          absl::StrCat("rank ", options_.rank, ": stopped in ", what, ", because rank ",
-                                       failure->rank, " failed: ", failure->reason));
+    throw PeerFailedError(failure->rank, absl::StrCat("rank ", options_.rank, ": stopped in ", what,
+                                                      ", because rank ", failure->rank,
+                                                      " failed: ", failure->reason));
   }
-  const std::string message =
-      absl::StrCat("rank ", options_.rank, ": ", what, " failed: ", reason);
+  const std::string message = absl::StrCat("rank ", options_.rank, ": ", what, " failed: ", reason);
   notice_->Report(message);
   throw CommunicationError(message);
 }
@@ -136,8 +136,8 @@ void Communicator::ThrowIfRetired() const {
   if (!retired_) return;
   const std::optional<FailureNotice::Failure> failure = notice_->failure();
   const std::string why = failure.has_value() ? failure->reason : "an operation failed";
-  throw CommunicationError(absl::StrCat("rank ", options_.rank,
-                                        ": the process group cannot be used any more: ", why));
+  throw CommunicationError(
+      absl::StrCat("rank ", options_.rank, ": the process group cannot be used any more: ", why));
 }
 
 }  // namespace ddp

@@ -72,8 +72,8 @@ FailureNotice::~FailureNotice() {
   try {
     store_->set(KeyOf(rank_), std::string());
   } catch (const std::exception& error) {
-    LOG(WARNING) << "rank " << rank_ << ": the store is gone at the end of the process group: "
-                 << error.what();
+    LOG(WARNING) << "rank " << rank_
+                 << ": the store is gone at the end of the process group: " << error.what();
   }
   thread_->thread.join();
 }
@@ -143,8 +143,8 @@ void FailureNotice::WatchStore(const c10::intrusive_ptr<c10d::Store>& store) {
       // Losing the store does not stop training: collectives still have their timeouts.
       MutexLock lock(state_->mutex);
       if (!state_->stopping) {
-        LOG(WARNING) << "rank " << rank_ << ": no news of failing peers from now on: "
-                     << error.what();
+        LOG(WARNING) << "rank " << rank_
+                     << ": no news of failing peers from now on: " << error.what();
       }
       return;
     } catch (const std::exception&) {

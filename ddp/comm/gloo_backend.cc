@@ -27,9 +27,9 @@ c10::intrusive_ptr<c10d::Backend> MakeGlooBackend(const c10::intrusive_ptr<c10d:
     }
     return c10::make_intrusive<Gloo>(store, options.rank, options.size, gloo);
   } catch (const c10::Error& error) {
-    throw CommunicationError(absl::StrCat("rank ", options.rank, " of ", options.size,
-                                          ": Gloo could not connect the ranks: ",
-                                          error.what_without_backtrace()));
+    throw CommunicationError(
+        absl::StrCat("rank ", options.rank, " of ", options.size,
+                     ": Gloo could not connect the ranks: ", error.what_without_backtrace()));
   } catch (const std::exception& error) {
     throw CommunicationError(absl::StrCat("rank ", options.rank, " of ", options.size,
                                           ": Gloo could not connect the ranks: ", error.what()));

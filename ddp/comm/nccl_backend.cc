@@ -24,9 +24,9 @@ c10::intrusive_ptr<c10d::Backend> MakeNcclBackend(const c10::intrusive_ptr<c10d:
     nccl->timeout = absl::ToChronoMilliseconds(options.timeout);
     return c10::make_intrusive<Nccl>(store, options.rank, options.size, nccl);
   } catch (const c10::Error& error) {
-    throw CommunicationError(absl::StrCat("rank ", options.rank, " of ", options.size,
-                                          ": NCCL could not be set up: ",
-                                          error.what_without_backtrace()));
+    throw CommunicationError(
+        absl::StrCat("rank ", options.rank, " of ", options.size,
+                     ": NCCL could not be set up: ", error.what_without_backtrace()));
   }
 }
 

@@ -1,0 +1,532 @@
+// DistributedDataParallel on real processes: every body below runs as the ranks of one group.
+#include "ddp/distributed_data_parallel.h"
+
+#include <torch/torch.h>
+
+#include <map>
+
+#include "ddp/comm/communicator.h"
+#include "ddp/error.h"
+#include "ddp/process_group.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "testing/rank_harness.h"
+
+namespace ddp {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+// Three layers of different sizes and a batch norm, so that there are buffers.
+struct NetImpl : torch::nn::Module {
+  NetImpl() {
+    first = register_module("first", torch::nn::Linear(4, 8));
+    norm = register_module("norm", torch::nn::BatchNorm1d(8));
+    last = register_module("last", torch::nn::Linear(8, 2));
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    return last->forward(torch::relu(norm->forward(first->forward(x))));
+  }
+  torch::nn::Linear first{nullptr}, last{nullptr};
+  torch::nn::BatchNorm1d norm{nullptr};
+};
+TORCH_MODULE(Net);
+
+// No batch norm: its statistics depend on how a batch is split.
+struct PlainNetImpl : torch::nn::Module {
+  PlainNetImpl() {
+    first = register_module("first", torch::nn::Linear(4, 16));
+    last = register_module("last", torch::nn::Linear(16, 3));
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    return last->forward(torch::tanh(first->forward(x)));
+  }
+  torch::nn::Linear first{nullptr}, last{nullptr};
+};
+TORCH_MODULE(PlainNet);
+
+torch::Tensor Flatten(const std::vector<torch::Tensor>& tensors) {
+  std::vector<torch::Tensor> parts;
+  for (const torch::Tensor& tensor : tensors) {
+    parts.push_back(tensor.detach().to(torch::kDouble).reshape({-1}));
+  }
+  return torch::cat(parts);
+}
+
+torch::Tensor Gradients(const torch::nn::Module& module) {
+  std::vector<torch::Tensor> gradients;
+  for (const torch::Tensor& parameter : module.parameters()) gradients.push_back(parameter.grad());
+  return Flatten(gradients);
+}
+
+// Whether all ranks hold the same bits.
+bool SameOnAllRanks(ProcessGroup& group, const torch::Tensor& mine) {
+  torch::Tensor zero = mine.clone();
+  group.broadcast(zero, 0);
+  torch::Tensor differing = torch::tensor({torch::equal(mine, zero) ? 0 : 1});
+  group.all_reduce(differing);
+  return differing.item<int64_t>() == 0;
+}
+
+// The gradient of every rank's batch, averaged, as one process computes it.
+torch::Tensor ExpectedGradients(const PlainNet& net, int ranks, int64_t step) {
+  PlainNet copy = std::dynamic_pointer_cast<PlainNetImpl>(net.ptr()->clone());
+  copy->zero_grad();
+  for (int rank = 0; rank < ranks; ++rank) {
+    torch::manual_seed(1000 * step + rank);
+    (copy->forward(torch::randn({5, 4})).pow(2).mean() / ranks).backward();
+  }
+  return Gradients(*copy);
+}
+
+torch::Tensor Batch(int rank, int64_t step) {
+  torch::manual_seed(1000 * step + rank);
+  return torch::randn({5, 4});
+}
+
+int AveragesGradients() {
+  const auto group = init_process_group();
+  for (const bool view : {false, true}) {
+    torch::manual_seed(group->rank());  // the constructor has to make them equal
+    PlainNet net;
+    DistributedDataParallel model(net, group, {.gradient_as_bucket_view = view});
+    EXPECT_TRUE(SameOnAllRanks(*group, Flatten(net->parameters())));
+    for (int64_t step = 0; step < 4; ++step) {
+      net->zero_grad(/*set_to_none=*/step % 2 == 0);
+      const torch::Tensor expected = ExpectedGradients(net, group->size(), step);
+      model.forward(Batch(group->rank(), step)).pow(2).mean().backward();
+      const torch::Tensor gradients = Gradients(*net);
+      EXPECT_TRUE(torch::allclose(gradients, expected, 1e-5, 1e-7)) << "step " << step;
+      EXPECT_TRUE(SameOnAllRanks(*group, gradients)) << "step " << step;
+    }
+  }
+  return 0;
+}
+
+int ViewsAndCopiesGiveTheSameBits() {
+  const auto group = init_process_group();
+  std::map<bool, torch::Tensor> result;
+  for (const bool view : {false, true}) {
+    torch::manual_seed(5);
+    PlainNet net;
+    DistributedDataParallel model(
+        net, group,
+        {.bucket_cap_mb = 1e-4, .first_bucket_cap_mb = 1e-5, .gradient_as_bucket_view = view});
+    torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+    for (int64_t step = 0; step < 5; ++step) {
+      optimizer.zero_grad(step % 2 == 0);
+      model.forward(Batch(group->rank(), step)).pow(2).mean().backward();
+      optimizer.step();
+    }
+    result[view] = Flatten(net->parameters());
+    if (view) {
+      // Parts of one bucket share its storage.
+      EXPECT_GT(model.bucket_layout().size(), 1u);
+      EXPECT_FALSE(net->last->bias.grad().is_alias_of(net->last->bias));
+    }
+  }
+  EXPECT_TRUE(torch::equal(result[false], result[true]));
+  return 0;
+}
+
+// k steps on N ranks are k steps of one process on the joint batch.
+template <typename Optimizer, typename Options>
+void TrainsAsOneProcess(ProcessGroup& group, const std::shared_ptr<ProcessGroup>& shared,
+                        const Options& options) {
+  torch::manual_seed(3);
+  PlainNet joint;
+  PlainNet net = std::dynamic_pointer_cast<PlainNetImpl>(joint.ptr()->clone());
+  DistributedDataParallel model(net, shared);
+  Optimizer optimizer(net->parameters(), options);
+  Optimizer joint_optimizer(joint->parameters(), options);
+  for (int64_t step = 0; step < 12; ++step) {
+    optimizer.zero_grad();
+    model.forward(Batch(group.rank(), step)).pow(2).mean().backward();
+    optimizer.step();
+
+    std::vector<torch::Tensor> batches;
+    for (int rank = 0; rank < group.size(); ++rank) batches.push_back(Batch(rank, step));
+    joint_optimizer.zero_grad();
+    joint->forward(torch::cat(batches)).pow(2).mean().backward();
+    joint_optimizer.step();
+  }
+  const torch::Tensor mine = Flatten(net->parameters());
+  EXPECT_TRUE(torch::allclose(mine, Flatten(joint->parameters()), 1e-4, 1e-6))
+      << (mine - Flatten(joint->parameters())).abs().max();
+  EXPECT_TRUE(SameOnAllRanks(group, mine));
+}
+
+int EqualsOneProcessWithTheJointBatch() {
+  const auto group = init_process_group();
+  TrainsAsOneProcess<torch::optim::SGD>(*group, group, torch::optim::SGDOptions(0.1).momentum(0.9));
+  TrainsAsOneProcess<torch::optim::AdamW>(*group, group, torch::optim::AdamWOptions(0.01));
+  return 0;
+}
+
+int BuffersFollowRankZero() {
+  const auto group = init_process_group();
+  Net net;
+  DistributedDataParallel model(net, group);
+  for (int64_t step = 0; step < 3; ++step) {
+    net->zero_grad();
+    model.forward(Batch(group->rank(), step)).sum().backward();
+    EXPECT_FALSE(group->size() > 1 && SameOnAllRanks(*group, net->norm->running_mean));
+  }
+  model.sync_buffers();
+  EXPECT_TRUE(SameOnAllRanks(*group, Flatten(net->buffers())));
+
+  // Two forwards before one backward: the copies must not spoil what the first one saved.
+  net->zero_grad();
+  (model.forward(Batch(group->rank(), 7)) + model.forward(Batch(group->rank(), 8)))
+      .sum()
+      .backward();
+  EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*net)));
+
+  Net own;
+  DistributedDataParallel unsynced(own, group, {.broadcast_buffers = false});
+  for (int64_t step = 0; step < 2; ++step) {
+    own->zero_grad();
+    unsynced.forward(Batch(group->rank(), step)).sum().backward();
+  }
+  EXPECT_FALSE(SameOnAllRanks(*group, own->norm->running_mean));
+  return 0;
+}
+
+int NoSyncAccumulatesLocally() {
+  const auto group = init_process_group();
+  for (const bool view : {false, true}) {
+    torch::manual_seed(1);
+    PlainNet net;
+    DistributedDataParallel model(net, group, {.gradient_as_bucket_view = view});
+    for (int round = 0; round < 3; ++round) {
+      net->zero_grad();
+      const torch::Tensor expected =
+          ExpectedGradients(net, group->size(), 10) + ExpectedGradients(net, group->size(), 11);
+      {
+        auto guard = model.no_sync();
+        model.forward(Batch(group->rank(), 10)).pow(2).mean().backward();
+        EXPECT_FALSE(SameOnAllRanks(*group, Gradients(*net)));
+      }
+      model.forward(Batch(group->rank(), 11)).pow(2).mean().backward();
+      EXPECT_TRUE(torch::allclose(Gradients(*net), expected, 1e-5, 1e-7)) << "round " << round;
+      EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*net)));
+    }
+  }
+  return 0;
+}
+
+int BucketsAreDealtAnewByReadyOrder() {
+  const auto group = init_process_group();
+  PlainNet net;
+  const DistributedDataParallelOptions small{.bucket_cap_mb = 1e-4, .first_bucket_cap_mb = 1e-5};
+  DistributedDataParallel model(net, group, small);
+  const auto initial = model.bucket_layout();
+  EXPECT_EQ(initial.front().front(), "last.bias");
+  const auto step = [&](int64_t number) {
+    net->zero_grad();
+    model.forward(Batch(group->rank(), number)).pow(2).mean().backward();
+    return Gradients(*net);
+  };
+  step(0);
+  EXPECT_EQ(model.bucket_layout(), initial);
+  const torch::Tensor expected = ExpectedGradients(net, group->size(), 1);
+  EXPECT_TRUE(torch::allclose(step(1), expected, 1e-5, 1e-7));
+  const auto rebuilt = model.bucket_layout();
+  size_t parameters = 0;
+  for (const auto& bucket : rebuilt) parameters += bucket.size();
+  EXPECT_EQ(parameters, net->parameters().size());
+  step(2);
+  EXPECT_EQ(model.bucket_layout(), rebuilt);  // once
+
+  // A layout that is given is kept, from the first step on.
+  const std::vector<std::vector<std::string>> layout = {{"first.weight", "last.bias"},
+                                                        {"last.weight", "first.bias"}};
+  PlainNet other;
+  DistributedDataParallel given(other, group, {.bucket_layout = layout});
+  for (int64_t number = 0; number < 3; ++number) {
+    other->zero_grad();
+    const torch::Tensor wanted = ExpectedGradients(other, group->size(), number);
+    given.forward(Batch(group->rank(), number)).pow(2).mean().backward();
+    EXPECT_TRUE(torch::allclose(Gradients(*other), wanted, 1e-5, 1e-7));
+    EXPECT_EQ(given.bucket_layout(), layout);
+  }
+  EXPECT_THROW(
+      DistributedDataParallel(other, group, {.bucket_layout = {{"first.weight", "nowhere"}}}),
+      ConfigurationError);
+  return 0;
+}
+
+// Parameters of many kinds in one model.
+struct MixedImpl : torch::nn::Module {
+  MixedImpl() {
+    single = register_parameter("single", torch::randn({3, 2}));
+    wide = register_parameter("wide", torch::randn({2, 3}, torch::kDouble));
+    half = register_parameter("half", torch::ones({4}, torch::kBFloat16));
+    empty = register_parameter("empty", torch::zeros({0, 3}));
+    image = register_parameter("image",
+                               torch::randn({2, 3, 4, 4}).to(torch::MemoryFormat::ChannelsLast));
+    complex = register_parameter("complex", torch::randn({2, 2}, torch::kComplexFloat));
+    frozen = register_parameter("frozen", torch::randn({2}), /*requires_grad=*/false);
+  }
+  torch::Tensor forward(double x) {
+    return (single * x).sum() + (wide * x).sum() + (half * x).sum() + (empty * x).sum() +
+           (image * x).sum() + torch::real(complex * x).sum();
+  }
+  torch::Tensor single, wide, half, empty, image, complex, frozen;
+};
+TORCH_MODULE(Mixed);
+
+int AnyDenseParameterWorks() {
+  const auto group = init_process_group();
+  for (const bool view : {false, true}) {
+    Mixed net;
+    DistributedDataParallel model(net, group, {.gradient_as_bucket_view = view});
+    EXPECT_TRUE(SameOnAllRanks(*group, net->frozen));
+    for (int step = 0; step < 3; ++step) {
+      net->zero_grad(step == 1);
+      model.forward(group->rank() + 1.0).backward();
+      const double mean = (group->size() + 1) / 2.0;
+      for (const auto& item : net->named_parameters()) {
+        if (!item.value().requires_grad()) continue;
+        const torch::Tensor gradient = item.value().grad();
+        EXPECT_EQ(gradient.scalar_type(), item.value().scalar_type());
+        EXPECT_TRUE(torch::allclose(torch::real(gradient).to(torch::kDouble),
+                                    torch::full(gradient.sizes(), mean, torch::kDouble), 1e-2))
+            << item.key() << " " << gradient;
+      }
+      EXPECT_TRUE(net->image.grad().is_contiguous(torch::MemoryFormat::ChannelsLast));
+    }
+  }
+  return 0;
+}
+
+int EvaluatesOnOneRankAlone() {
+  const auto group = init_process_group();
+  Net net;
+  DistributedDataParallel model(net, group);
+  model.forward(Batch(group->rank(), 0)).sum().backward();
+  if (group->rank() == 0) {
+    torch::NoGradGuard no_grad;
+    net->eval();
+    EXPECT_EQ(model.forward(Batch(0, 1)).size(1), 2);
+    net->train();
+  }
+  net->zero_grad();
+  model.forward(Batch(group->rank(), 2)).sum().backward();
+  EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*net)));
+  return 0;
+}
+
+template <typename Error>
+std::string ErrorOf(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    return error.what();
+  } catch (const std::exception& error) {
+    return std::string("another error: ") + error.what();
+  }
+  return "no error";
+}
+
+int SecondBackwardIsRefused() {
+  const auto group = init_process_group();
+  PlainNet net;
+  DistributedDataParallel model(net, group);
+  const torch::Tensor loss = model.forward(Batch(group->rank(), 0)).sum();
+  loss.backward({}, /*retain_graph=*/true);
+  EXPECT_THAT(ErrorOf<ReductionError>([&] { loss.backward(); }),
+              AllOf(HasSubstr("second gradient for parameter last."), HasSubstr("no_sync()")));
+  return 0;
+}
+
+// Rank 1 leaves a layer out. It learns so at its next forward, and the others from it, long before
+// the timeout.
+struct BranchingImpl : torch::nn::Module {
+  BranchingImpl() {
+    always = register_module("always", torch::nn::Linear(4, 4));
+    sometimes = register_module("sometimes", torch::nn::Linear(4, 4));
+  }
+  torch::Tensor forward(const torch::Tensor& x, bool both) {
+    const torch::Tensor y = always->forward(x);
+    return both ? y + sometimes->forward(x) : y;
+  }
+  torch::nn::Linear always{nullptr}, sometimes{nullptr};
+};
+TORCH_MODULE(Branching);
+
+int UnusedParameterIsNamedOnEveryRank() {
+  const auto group = init_process_group();
+  Branching net;
+  DistributedDataParallel model(net, group);
+  const std::string names = "no gradient came for sometimes.weight, sometimes.bias";
+  if (group->rank() == 1) {
+    model.forward(torch::ones({1, 4}), false).sum().backward();
+    EXPECT_THAT(ErrorOf<ReductionError>([&] {
+                  model.forward(torch::ones({1, 4}), true);
+                }),
+                AllOf(HasSubstr("rank 1"), HasSubstr(names)));
+  } else {
+    EXPECT_THAT(ErrorOf<PeerFailedError>([&] {
+                  model.forward(torch::ones({1, 4}), true).sum().backward();
+                }),
+                AllOf(HasSubstr("because rank 1 failed"), HasSubstr(names)));
+    EXPECT_THAT(ErrorOf<CommunicationError>([&] { group->barrier(); }),
+                HasSubstr("cannot be used any more"));
+  }
+  return 0;
+}
+
+int DifferentModelsAreNamed() {
+  const auto group = init_process_group();
+  const bool odd = group->rank() == group->size() - 1;
+  const std::string last = std::to_string(group->size() - 1);
+  torch::nn::Linear shape(4, odd ? 5 : 6);
+  const std::string text = ErrorOf<ConfigurationError>(
+      [&] { DistributedDataParallel<torch::nn::LinearImpl> model(shape, group); });
+  EXPECT_THAT(text, HasSubstr("the ranks have different models: parameter 0 is weight Float [6, 4] "
+                              "strides [4, 1] requires_grad on rank 0 and weight Float [5, 4] "
+                              "strides [4, 1] requires_grad on rank " +
+                              last));
+
+  torch::nn::Linear dtype(4, 6);
+  if (odd) dtype->to(torch::kDouble);
+  EXPECT_THAT(ErrorOf<ConfigurationError>(
+                  [&] { DistributedDataParallel<torch::nn::LinearImpl> model(dtype, group); }),
+              HasSubstr("Double [6, 4]"));
+
+  torch::nn::Linear same(4, 6);
+  EXPECT_THAT(ErrorOf<ConfigurationError>([&] {
+                DistributedDataParallel model(same, group, {.gradient_as_bucket_view = odd});
+              }),
+              HasSubstr("option gradient_as_bucket_view is 0 on rank 0 and 1 on rank " + last));
+
+  // Nothing is left behind: an equal model works on the same group.
+  DistributedDataParallel model(same, group);
+  model.forward(torch::ones({1, 4})).sum().backward();
+  EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*same)));
+  return 0;
+}
+
+int MisuseIsOneClearLine() {
+  EXPECT_THAT(ErrorOf<ConfigurationError>([] { init_process_group({.expected_world_size = 64}); }),
+              AllOf(HasSubstr("expects a world size of 64"), HasSubstr("WORLD_SIZE=")));
+  EXPECT_THAT(ErrorOf<ConfigurationError>([] { init_process_group({.backend = "mpi"}); }),
+              HasSubstr("backend \"mpi\" is unknown"));
+  const auto group = init_process_group();
+  torch::nn::Linear frozen(2, 2);
+  for (auto& parameter : frozen->parameters()) parameter.set_requires_grad(false);
+  EXPECT_THAT(ErrorOf<ConfigurationError>(
+                  [&] { DistributedDataParallel<torch::nn::LinearImpl> model(frozen, group); }),
+              HasSubstr("no parameter that requires a gradient"));
+  torch::nn::Linear fine(2, 2);
+  EXPECT_THAT(ErrorOf<ConfigurationError>(
+                  [&] { DistributedDataParallel model(fine, group, {.bucket_cap_mb = -1}); }),
+              HasSubstr("bucket_cap_mb=-1 must be above 0"));
+  EXPECT_THAT(ErrorOf<ConfigurationError>(
+                  [&] { DistributedDataParallel model(fine, std::shared_ptr<ProcessGroup>()); }),
+              HasSubstr("needs a module and a process group"));
+  return 0;
+}
+
+// A collective that a peer does not join ends by the group's timeout; leaving the group then does
+// not wait for it, and in-flight tensors stay valid.
+int AbsentPeerEndsInATimeout() {
+  const auto group = init_process_group({.timeout = std::chrono::seconds(4)});
+  group->barrier();
+  if (group->rank() == 0) {
+    const std::string text =
+        ErrorOf<CommunicationError>([&] { group->all_reduce(torch::ones({4})); });
+    EXPECT_THAT(text, AllOf(HasSubstr("rank 0"), HasSubstr("an all-reduce")));
+    EXPECT_THAT(ErrorOf<CommunicationError>([&] { group->barrier(); }),
+                HasSubstr("cannot be used any more"));
+    group->store()->set("timed_out", "1");
+  } else {
+    group->store()->wait({"timed_out"}, std::chrono::seconds(60));
+  }
+  return 0;
+}
+
+int ReportedFailureReachesWaitingRanks() {
+  const auto group = init_process_group();
+  group->barrier();
+  if (group->rank() == 1) {
+    group->report_failure("the disk is full");
+    group->store()->wait({"seen"}, std::chrono::seconds(60));
+    return 0;
+  }
+  const std::string text = ErrorOf<PeerFailedError>([&] { group->all_reduce(torch::ones({4})); });
+  EXPECT_THAT(text, AllOf(HasSubstr("because rank 1 failed: the disk is full"),
+                          HasSubstr("an all-reduce")));
+  if (group->rank() == 0) group->store()->set("seen", "1");
+  return 0;
+}
+
+int DyingPeerIsAnError() {
+  const auto group = init_process_group();
+  group->barrier();
+  if (group->rank() == 1) _exit(0);
+  EXPECT_THAT(ErrorOf<CommunicationError>([&] { group->all_reduce(torch::ones({1 << 20})); }),
+              HasSubstr("an all-reduce failed"));
+  return 0;
+}
+
+const std::map<std::string, std::function<int()>>& Bodies() {
+  static const auto& bodies = *new std::map<std::string, std::function<int()>>{
+      {"AveragesGradients", AveragesGradients},
+      {"ViewsAndCopiesGiveTheSameBits", ViewsAndCopiesGiveTheSameBits},
+      {"EqualsOneProcessWithTheJointBatch", EqualsOneProcessWithTheJointBatch},
+      {"BuffersFollowRankZero", BuffersFollowRankZero},
+      {"NoSyncAccumulatesLocally", NoSyncAccumulatesLocally},
+      {"BucketsAreDealtAnewByReadyOrder", BucketsAreDealtAnewByReadyOrder},
+      {"AnyDenseParameterWorks", AnyDenseParameterWorks},
+      {"EvaluatesOnOneRankAlone", EvaluatesOnOneRankAlone},
+      {"SecondBackwardIsRefused", SecondBackwardIsRefused},
+      {"UnusedParameterIsNamedOnEveryRank", UnusedParameterIsNamedOnEveryRank},
+      {"DifferentModelsAreNamed", DifferentModelsAreNamed},
+      {"MisuseIsOneClearLine", MisuseIsOneClearLine},
+      {"AbsentPeerEndsInATimeout", AbsentPeerEndsInATimeout},
+      {"ReportedFailureReachesWaitingRanks", ReportedFailureReachesWaitingRanks},
+      {"DyingPeerIsAnError", DyingPeerIsAnError},
+  };
+  return bodies;
+}
+
+// Each body on two ranks, and on three where the number matters; the ranks meet on a TCPStore as
+// under torchrun.
+class DistributedDataParallelTest : public ::testing::TestWithParam<std::tuple<std::string, int>> {
+};
+
+TEST_P(DistributedDataParallelTest, Ranks) {
+  const auto& [body, world_size] = GetParam();
+  ASSERT_TRUE(::ddp::testing::RanksSucceed({.world_size = world_size, .body = body}));
+}
+
+std::vector<std::tuple<std::string, int>> Cases() {
+  std::vector<std::tuple<std::string, int>> cases;
+  for (const auto& [name, body] : Bodies()) cases.emplace_back(name, 2);
+  for (const char* name :
+       {"AveragesGradients", "BucketsAreDealtAnewByReadyOrder", "EqualsOneProcessWithTheJointBatch",
+        "DifferentModelsAreNamed", "UnusedParameterIsNamedOnEveryRank"}) {
+    cases.emplace_back(name, 3);
+  }
+  cases.emplace_back("AveragesGradients", 1);
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, DistributedDataParallelTest, ::testing::ValuesIn(Cases()),
+                         [](const auto& info) {
+                           return std::get<0>(info.param) + "On" +
+                                  std::to_string(std::get<1>(info.param));
+                         });
+
+}  // namespace
+}  // namespace ddp
+
+int main(int argc, char** argv) {
+  ::testing::InitGoogleTest(&argc, argv);
+  torch::set_num_threads(1);
+  if (const auto exit_code = ddp::testing::RunRankBody(ddp::Bodies())) return *exit_code;
+  return RUN_ALL_TESTS();
+}
