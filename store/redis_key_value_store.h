@@ -26,12 +26,18 @@
 // blocked. So a store used by one thread has exactly one connection, and another thread's `Set`
 // never stands behind a blocked `Wait`: it gets a connection of its own, of which at most one is
 // kept idle.
+//
+// What a Redis user needs for this: keys ~<prefix>*, channels &<prefix>*, and the commands hget
+// hmget hset hdel hlen hexists hscan hincrby exists lpop llen rpush pexpire publish subscribe
+// unsubscribe multi exec eval evalsha ping select.
 #ifndef DDP_STORE_REDIS_KEY_VALUE_STORE_H_
 #define DDP_STORE_REDIS_KEY_VALUE_STORE_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -43,6 +49,7 @@
 #include "base/mutex.h"
 #include "store/redis_connection.h"
 #include "store/redis_endpoint.h"
+#include "store/redis_reply.h"
 #include "store/redis_script.h"
 
 namespace ddp::store {
@@ -89,7 +96,7 @@ class RedisKeyValueStore {
   // value is not a 64-bit decimal number, or the sum does not fit.
   absl::StatusOr<int64_t> Add(const std::string& key, int64_t value, absl::Duration timeout);
 
-  // Removes the key, its value and its queue. Returns whether there was anything.
+  // Removes the key's value. Returns whether there was one.
   absl::StatusOr<bool> Delete(const std::string& key, absl::Duration timeout);
 
   // Whether all keys are present, now.
@@ -136,36 +143,52 @@ class RedisKeyValueStore {
 
  private:
   class Borrowed;
+  using Question = std::vector<std::string>;  // a command that asks for something to come
+  using IsAnswer = std::function<bool(const RedisReply&)>;  // has it come?
 
   RedisKeyValueStore(const StoreAddress& address, const Options& options);
 
   std::string QueueKey(const std::string& key) const;
-  std::string ChannelOf(const std::string& key) const;
-  std::string TtlMilliseconds() const;
+  std::string Channel(const std::string& key) const;
+  std::string Ttl() const;
+  absl::Time DeadlineOf(absl::Duration timeout) const;
+  RedisCallOptions CallOptions(bool idempotent, absl::Time deadline) const;
 
   absl::StatusOr<Borrowed> Borrow(absl::Time deadline);
-  void Return(std::unique_ptr<RedisConnection> connection);
+  void GiveBack(std::unique_ptr<RedisConnection> connection);
+  absl::Status RenewTtlIfDue(RedisConnection& connection, absl::Time deadline);
 
-  absl::StatusOr<RedisReply> Run(const std::vector<std::string>& args, bool idempotent,
+  absl::StatusOr<RedisReply> Run(const std::vector<std::string>& command, bool idempotent,
                                  absl::Time deadline);
-  absl::StatusOr<RedisReply> RunScript(const RedisScript& script,
-                                       const std::vector<std::string>& keys,
-                                       const std::vector<std::string>& args, bool idempotent,
-                                       absl::Time deadline);
-  absl::StatusOr<std::vector<std::string>> MissingOf(RedisConnection& connection,
-                                                     const std::vector<std::string>& keys,
-                                                     absl::Time deadline);
-  absl::Status RefreshTtlIfDue(absl::Time deadline);
+  // A script of `script`'s kind: over the values, with the arguments time-to-live, channels,
+  // `args`.
+  absl::StatusOr<RedisReply> Write(const RedisScript& script, const std::vector<std::string>& args,
+                                   bool idempotent, absl::Time deadline);
+
+  Question WhichAreMissing(const std::vector<std::string>& keys, bool queues_count) const;
+  absl::Status AwaitAll(RedisConnection& connection, const std::vector<std::string>& keys,
+                        bool queues_count, absl::Time start, absl::Time deadline);
+  absl::Status AwaitNarrowing(RedisConnection& connection, std::vector<std::string> missing,
+                              bool queues_count, absl::Time start, absl::Time deadline);
+  absl::StatusOr<RedisReply> AwaitOne(RedisConnection& connection, const std::string& key,
+                                      const Question& question, bool idempotent,
+                                      absl::Time deadline);
+  absl::StatusOr<RedisReply> AskOnChange(RedisConnection& connection, const std::string& key,
+                                         const Question& question, const IsAnswer& is_answer,
+                                         absl::Time deadline);
+  absl::Status TimedOut(const std::vector<std::string>& missing, absl::Time start) const;
 
   // Constant after construction.
   const StoreAddress address_;
   const Options options_;
   const std::string values_key_;
+  const std::string channels_;  // what the name of each key's channel begins with
   const MonotonicClock clock_;
 
   Mutex mutex_;
   std::vector<std::unique_ptr<RedisConnection>> idle_ ABSL_GUARDED_BY(mutex_);
-  absl::Time last_refresh_ ABSL_GUARDED_BY(mutex_);
+  absl::Time renewed_ ABSL_GUARDED_BY(mutex_);
+  std::mt19937_64 random_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace ddp::store

@@ -1,6 +1,7 @@
 #ifndef DDP_STORE_REDIS_STORE_H_
 #define DDP_STORE_REDIS_STORE_H_
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -41,10 +42,11 @@ class RedisKeyValueStore;
 // Errors:
 //   c10::DistStoreError       a key did not come in time; add to a value that is no number; the
 //   server
-//                             refuses our user or password, or a write for want of memory
+//                             refuses our user, our password, or a write for want of memory
 //   c10::DistQueueEmptyError  queuePop(key, false) on an empty queue
-//   c10::DistNetworkError     the server cannot be reached, or stopped answering, within the
-//   timeout c10::ValueError           malformed address; lists of different length
+//   c10::DistNetworkError     the server cannot be reached for as long as the timeout, or the
+//                             connection broke during an operation that must not be done twice
+//   c10::ValueError           malformed address; lists of different length
 class RedisStore final : public c10d::Store {
  public:
   // Connects within `timeout`, which is then the timeout of the store's operations.
@@ -70,6 +72,7 @@ class RedisStore final : public c10d::Store {
 
   std::vector<uint8_t> get(const std::string& key) override;
   int64_t add(const std::string& key, int64_t value) override;
+  // Removes the key's value (a queue of that name stays). Returns whether there was one.
   bool deleteKey(const std::string& key) override;
   bool check(const std::vector<std::string>& keys) override;
   int64_t getNumKeys() override;
@@ -90,6 +93,8 @@ class RedisStore final : public c10d::Store {
 
   std::vector<std::string> listKeys() override;
 
+  void setTimeout(const std::chrono::milliseconds& timeout) override;
+
   // Renews the keys' time-to-live (7 days from the last use of the store). For a program that may
   // leave its store untouched for longer.
   void refresh_ttl();
@@ -97,7 +102,10 @@ class RedisStore final : public c10d::Store {
   const StoreAddress& address() const;
 
  private:
-  const std::unique_ptr<RedisKeyValueStore> store_;
+  absl::Duration Timeout() const;
+
+  std::unique_ptr<RedisKeyValueStore> store_;
+  std::atomic<std::chrono::milliseconds::rep> timeout_ms_;  // of timeout_, for any thread
 };
 
 }  // namespace ddp::store
