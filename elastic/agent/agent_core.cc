@@ -211,9 +211,11 @@ void AgentCore::ConcludeVerdict() {
       JoinNext();
       break;
     case FailureVerdict::Decision::kFail:
-      Leave(1, options_.max_restarts == 0 ? cause
-                                          : absl::StrCat(cause, ", and all ", options_.max_restarts,
-                                                         " restarts are spent"));
+      Leave(1,
+            options_.max_restarts == 0
+                ? cause
+                : absl::StrCat(cause, ", and the budget of ", options_.max_restarts,
+                               options_.max_restarts == 1 ? " restart" : " restarts", " is spent"));
       break;
   }
 }
@@ -240,8 +242,8 @@ void AgentCore::On(const SignalEvent& event) {
       break;
     case Phase::kShuttingDown:
       if (event.signal == SIGINT || event.signal == SIGTERM) {
-        decision_.reason = absl::StrCat("received ", SignalName(event.signal), " again: killing ",
-                                        Workers(living_.size()));
+        decision_.reason = absl::StrCat("received ", SignalName(event.signal),
+                                        " while stopping: killing ", Workers(living_.size()));
         SignalAll(SIGKILL);
       } else {
         SignalAll(event.signal);

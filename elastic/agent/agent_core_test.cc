@@ -1,0 +1,281 @@
+// Replays the stories in testing/scenarios/agent over an AgentCore.
+//
+// A story is a text file. Lines that begin with `#` are comments, `options` sets what the agent was
+// launched with, `> ...` is an event, and what stands below an event is what the core must decide:
+//
+//   > exit 1 signal 9
+//   send SIGTERM to local ranks 0
+//   report rank 1 within 10m: rank 1 was killed by SIGKILL
+//   deadline in 200ms
+//
+// After a change of the core, write what it decides now into the files and review the difference:
+//   bazel run //elastic/agent:agent_core_test -- --rewrite
+#include <stdlib.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/time.h"
+#include "elastic/agent/agent_core.h"
+#include "elastic/agent/process_spawner.h"
+#include "elastic/agent/worker_failure.h"
+#include "elastic/rendezvous/rendezvous.h"
+#include "elastic/rendezvous/round.h"
+#include "gtest/gtest.h"
+
+namespace ddp::elastic {
+namespace {
+
+constexpr char kFolder[] = "testing/scenarios/agent";
+
+bool rewrite = false;
+
+// A player of one story.
+class Story {
+ public:
+  // "options nproc=2 max_restarts=1": what the later events are about.
+  void SetOptions(const std::vector<std::string>& words) {
+    for (size_t i = 1; i < words.size(); ++i) {
+      const std::vector<std::string> parts = absl::StrSplit(words[i], '=');
+      ASSERT_EQ(parts.size(), 2u) << words[i];
+      if (parts[0] == "nproc") {
+        nproc_ = Number(parts[1]);
+      } else if (parts[0] == "max_restarts") {
+        options_.max_restarts = Number(parts[1]);
+      } else if (parts[0] == "shutdown_timeout") {
+        options_.shutdown_timeout = Duration(parts[1]);
+      } else {
+        FAIL() << "unknown option " << parts[0];
+      }
+    }
+  }
+
+  // Plays "exit 1 signal 9" and returns the lines of what the core decided.
+  std::vector<std::string> Play(const std::vector<std::string>& words) {
+    if (words[0] == "wait") {
+      now_ += Duration(words.at(1));
+      return now_ < core().next_deadline() ? std::vector<std::string>() : Step(TickEvent{});
+    }
+    return Step(MakeEvent(words));
+  }
+
+ private:
+  static int Number(const std::string& text) {
+    int number = 0;
+    EXPECT_TRUE(absl::SimpleAtoi(text, &number)) << text;
+    return number;
+  }
+
+  static absl::Duration Duration(const std::string& text) {
+    absl::Duration duration;
+    EXPECT_TRUE(absl::ParseDuration(text, &duration)) << text;
+    return duration;
+  }
+
+  static int Signal(const std::string& name) {
+    for (int signal = 1; signal < 32; ++signal) {
+      if (SignalName(signal) == name) return signal;
+    }
+    ADD_FAILURE() << "unknown signal " << name;
+    return 0;
+  }
+
+  AgentCore& core() {
+    if (!core_.has_value()) core_.emplace(options_);
+    return *core_;
+  }
+
+  Round NextRound() {
+    Round round;
+    round.generation = {.number = ++generation_, .nonce = "n"};
+    round.restarts = restarts_;
+    round.members = {{.node = "node",
+                      .group_rank = 0,
+                      .offer = {.nproc = nproc_,
+                                .role = "default",
+                                .master_addr = "127.0.0.1",
+                                .master_port = 20'000}}};
+    return round;
+  }
+
+  AgentEvent MakeEvent(const std::vector<std::string>& words) {
+    const std::string& event = words[0];
+    const absl::Status out_of_reach = absl::UnavailableError("Redis is out of reach");
+    const bool reached = words.back() != "unreachable";
+    if (event == "start") return StartEvent{};
+    if (event == "round") {
+      return reached ? RoundEvent{NextRound()} : RoundEvent{out_of_reach};
+    }
+    if (event == "started") {
+      WorkersStartedEvent started;
+      const int count = words.size() > 1 ? Number(words[1]) : nproc_;
+      for (int i = 0; i < count; ++i) started.started.push_back(i);
+      if (count < nproc_) started.status = absl::NotFoundError("there is no program ./train");
+      return started;
+    }
+    if (event == "exit") return MakeExit(words);
+    if (event == "verdict") return MakeVerdict(words, out_of_reach);
+    if (event == "completed") {
+      return CompletedEvent{reached ? absl::OkStatus() : out_of_reach};
+    }
+    if (event == "left") return LeftEvent{reached ? absl::OkStatus() : out_of_reach};
+    if (event == "signal") return SignalEvent{Signal(words.at(1))};
+    ADD_FAILURE() << "unknown event " << event;
+    return TickEvent{};
+  }
+
+  static AgentEvent MakeExit(const std::vector<std::string>& words) {
+    WorkerExitedEvent exited;
+    exited.local_rank = Number(words.at(1));
+    exited.pid = 100 + exited.local_rank;
+    (words.at(2) == "signal" ? exited.status.signal : exited.status.exit_code) =
+        Number(words.at(3));
+    return exited;
+  }
+
+  AgentEvent MakeVerdict(const std::vector<std::string>& words, const absl::Status& out_of_reach) {
+    const std::string& decision = words.at(1);
+    FailureVerdict verdict;
+    if (decision == "unreachable") return VerdictEvent{out_of_reach};
+    if (decision == "restart") {
+      verdict.decision = FailureVerdict::Decision::kRestart;
+      ++restarts_;
+    } else if (decision == "stale") {
+      verdict.decision = FailureVerdict::Decision::kStale;
+    } else {
+      EXPECT_EQ(decision, "fail");
+    }
+    verdict.restarts = restarts_;
+    verdict.root_cause =
+        absl::StrJoin(std::vector<std::string>(words.begin() + 2, words.end()), " ");
+    return VerdictEvent{verdict};
+  }
+
+  std::vector<std::string> Step(const AgentEvent& event) {
+    const absl::Time deadline_before = core().next_deadline();
+    const AgentCore::Decision decision = core().Step(event, now_);
+    std::vector<std::string> lines;
+    if (!decision.reason.empty()) lines.push_back(absl::StrCat("say: ", decision.reason));
+    bool finished = false;
+    for (const AgentAction& action : decision.actions) {
+      lines.push_back(DebugString(action));
+      finished |= std::holds_alternative<FinishAction>(action);
+    }
+    if (core().next_deadline() != deadline_before) {
+      lines.push_back(
+          core().next_deadline() == absl::InfiniteFuture()
+              ? "no deadline"
+              : absl::StrCat("deadline in ", absl::FormatDuration(core().next_deadline() - now_)));
+    }
+    if (finished) {
+      const JobResult result = core().result();
+      EXPECT_EQ(result.exit_code == 0, result.reason.empty());
+      if (!result.reason.empty()) lines.push_back(absl::StrCat("reason: ", result.reason));
+      for (const WorkerFailure& failure : result.failures) {
+        lines.push_back(absl::StrCat("failure: rank ", failure.rank, " ",
+                                     DescribeExit(failure.status), ", pid ", failure.pid));
+      }
+    }
+    return lines;
+  }
+
+  AgentCore::Options options_;
+  int nproc_ = 1;
+  std::optional<AgentCore> core_;
+  absl::Time now_ = absl::FromUnixSeconds(1'000'000);
+  uint64_t generation_ = 0;
+  int restarts_ = 0;
+};
+
+// The file as it would read if everything in it were expected.
+std::string Replay(const std::string& path) {
+  std::ifstream file(path);
+  EXPECT_TRUE(file.is_open()) << path;
+  Story story;
+  std::ostringstream out;
+  bool before_first_event = true;
+  for (std::string line; std::getline(file, line);) {
+    const bool is_event = line.rfind("> ", 0) == 0;
+    if (is_event) before_first_event = false;
+    // What was decided is written anew.
+    if (!is_event && !before_first_event && !line.empty() && line[0] != '#') continue;
+    out << line << "\n";
+    const std::vector<std::string> words =
+        absl::StrSplit(is_event ? line.substr(2) : line, ' ', absl::SkipEmpty());
+    if (!is_event) {
+      if (!words.empty() && words[0] == "options") story.SetOptions(words);
+      continue;
+    }
+    for (const std::string& decided : story.Play(words)) out << decided << "\n";
+  }
+  return out.str();
+}
+
+std::string ReadFile(const std::string& path) {
+  std::ifstream file(path);
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+std::vector<std::string> StoryFiles() {
+  // `bazel run` says where the sources are; a test stands in its runfiles.
+  const char* sources = getenv("BUILD_WORKSPACE_DIRECTORY");
+  const std::string folder =
+      rewrite && sources != nullptr ? absl::StrCat(sources, "/", kFolder) : std::string(kFolder);
+  std::vector<std::string> files;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    files.push_back(entry.path().string());
+  }
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+class StoryTest : public ::testing::Test {
+ public:
+  explicit StoryTest(std::string path) : path_(std::move(path)) {}
+
+  void TestBody() override {
+    const std::string replayed = Replay(path_);
+    if (rewrite) {
+      std::ofstream(path_) << replayed;
+      return;
+    }
+    EXPECT_EQ(replayed, ReadFile(path_))
+        << "if this is meant: bazel run //elastic/agent:agent_core_test -- --rewrite";
+  }
+
+ private:
+  const std::string path_;
+};
+
+// One test case for each story.
+void RegisterStories() {
+  const std::vector<std::string> files = StoryFiles();
+  for (const std::string& file : files) {
+    const std::string name = std::filesystem::path(file).stem().string();
+    ::testing::RegisterTest("AgentCoreTest", name.c_str(), nullptr, nullptr, __FILE__, __LINE__,
+                            [file]() -> StoryTest* { return new StoryTest(file); });
+  }
+}
+
+}  // namespace
+}  // namespace ddp::elastic
+
+int main(int argc, char** argv) {
+  ::testing::InitGoogleTest(&argc, argv);
+  for (int i = 1; i < argc; ++i) ddp::elastic::rewrite |= std::string(argv[i]) == "--rewrite";
+  ddp::elastic::RegisterStories();
+  return RUN_ALL_TESTS();
+}

@@ -1,0 +1,346 @@
+#include "elastic/agent/agent.h"
+
+#include <netinet/in.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/clock.h"
+#include "base/unique_fd.h"
+#include "elastic/agent/event_log.h"
+#include "elastic/agent/event_loop.h"
+#include "elastic/agent/launch_config.h"
+#include "elastic/agent/process_spawner.h"
+#include "elastic/agent/worker_failure.h"
+#include "elastic/health/health_page.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+#include "testing/fake_process_spawner.h"
+#include "testing/fake_rendezvous.h"
+
+namespace ddp::elastic {
+namespace {
+
+using ::ddp::testing::FakeProcessSpawner;
+using ::ddp::testing::FakeRendezvous;
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Pair;
+using Worker = FakeProcessSpawner::Worker;
+
+class AgentTest : public ::testing::Test {
+ protected:
+  AgentTest()
+      : log_path_(absl::StrCat(::testing::TempDir(), "/agent-events-", getpid(), ".jsonl")) {
+    setenv("OMP_NUM_THREADS", "1", 1);
+    config_.run_id = "digits";
+    config_.nproc_per_node = 2;
+    config_.command = {"./train", "--rank=${local_rank}"};
+  }
+  ~AgentTest() override { unlink(log_path_.c_str()); }
+
+  void SetUp() override {
+    absl::StatusOr<std::unique_ptr<EventLoop>> loop = EventLoop::Create();
+    ASSERT_TRUE(loop.ok()) << loop.status();
+    loop_ = *std::move(loop);
+    loop_->AddTimer(absl::Seconds(60), [] {
+      ADD_FAILURE() << "the job did not end";
+      abort();
+    });
+    rendezvous_ = std::make_unique<FakeRendezvous>(loop_.get(), /*max_restarts=*/2);
+    config_.max_restarts = 2;
+  }
+
+  // In the next turn of the loop.
+  void Soon(std::function<void()> what) { loop_->AddTimer(absl::ZeroDuration(), std::move(what)); }
+
+  // What the workers do when they are started: `behave` per worker, in the next turn.
+  void OnStart(std::function<void(const Worker&)> behave) {
+    spawner_.OnSpawn(
+        [this, behave](const Worker& worker) { Soon([behave, worker] { behave(worker); }); });
+  }
+
+  // Workers end by the signals that they are sent.
+  void ObeySignals() {
+    spawner_.OnSignal([this](const Worker& worker, int signal) {
+      Soon([this, pid = worker.pid, signal] { spawner_.Exit(pid, {.signal = signal}); });
+    });
+  }
+
+  JobResult Run() {
+    absl::StatusOr<EventLog> log = EventLog::Open(log_path_, config_.run_id);
+    EXPECT_TRUE(log.ok()) << log.status();
+    Agent agent(config_, {loop_.get(), &spawner_, rendezvous_.get(), &clock_, &*log});
+    ::testing::internal::CaptureStderr();
+    const JobResult result = agent.Run();
+    stderr_ = ::testing::internal::GetCapturedStderr();
+    return result;
+  }
+
+  std::vector<nlohmann::json> Events(const std::string& name) const {
+    std::ifstream file(log_path_);
+    std::vector<nlohmann::json> events;
+    for (std::string line; std::getline(file, line);) {
+      nlohmann::json event = nlohmann::json::parse(line);
+      if (event["event"] == name) events.push_back(std::move(event));
+    }
+    return events;
+  }
+
+  // Ends all workers when the log has `count` first steps, which the agent looks for by a timer.
+  void EndAllOnceLogged(size_t count) {
+    if (Events("first_step").size() < count) {
+      loop_->AddTimer(absl::Milliseconds(1), [this, count] { EndAllOnceLogged(count); });
+      return;
+    }
+    for (const Worker& worker : std::vector<Worker>(spawner_.workers())) {
+      spawner_.Exit(worker.pid, {});
+    }
+  }
+
+  const std::string log_path_;
+  LaunchConfig config_;
+  MonotonicClock clock_;
+  std::unique_ptr<EventLoop> loop_;
+  FakeProcessSpawner spawner_;
+  std::unique_ptr<FakeRendezvous> rendezvous_;
+  std::string stderr_;
+};
+
+TEST_F(AgentTest, RunsTheWorkersToTheEnd) {
+  OnStart([this](const Worker& worker) { spawner_.Exit(worker.pid, {}); });
+  const JobResult result = Run();
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_THAT(result.failures, IsEmpty());
+  EXPECT_EQ(result.reason, "");
+  EXPECT_EQ(stderr_, "");
+  EXPECT_THAT(rendezvous_->requests(), ElementsAre("join", "complete 1", "leave"));
+
+  ASSERT_EQ(spawner_.workers().size(), 2u);
+  const WorkerSpec& spec = spawner_.workers()[1].spec;
+  EXPECT_EQ(spec.local_rank, 1);
+  EXPECT_EQ(spec.rank, 1);
+  EXPECT_EQ(spec.attempt, 0);
+  EXPECT_THAT(spec.argv, ElementsAre("./train", "--rank=1"));
+  EXPECT_THAT(spec.environment, Contains(Pair("WORLD_SIZE", "2")));
+  EXPECT_THAT(spec.environment, Contains(Pair("DDP_STORE", "unix:///fake.sock?prefix=g1")));
+  ASSERT_EQ(spec.inherited_fds.size(), 1u);
+  EXPECT_EQ(spec.environment.at("DDP_HEALTH_FD"), std::to_string(spec.inherited_fds[0]));
+  EXPECT_EQ(spec.environment.at("MASTER_PORT"),
+            std::to_string(rendezvous_->offers()[0].master_port));
+
+  EXPECT_EQ(Events("generation_started").size(), 1u);
+  EXPECT_EQ(Events("worker_exited").size(), 2u);
+  EXPECT_EQ(Events("job_finished").at(0)["exit_code"], 0);
+}
+
+TEST_F(AgentTest, AKilledRankStartsANewGeneration) {
+  ObeySignals();
+  OnStart([this](const Worker& worker) {
+    if (worker.pid > 1002) return spawner_.Exit(worker.pid, {});
+    if (worker.spec.rank == 1) spawner_.Exit(worker.pid, {.signal = SIGKILL});
+  });
+  EXPECT_EQ(Run().exit_code, 0);
+  EXPECT_EQ(stderr_, "restart 1 of 2: generation 2: rank 1 was killed by SIGKILL\n");
+  EXPECT_THAT(spawner_.workers()[0].signals, ElementsAre(SIGTERM));
+  ASSERT_EQ(spawner_.workers().size(), 4u);
+  const WorkerSpec& second = spawner_.workers()[2].spec;
+  EXPECT_EQ(second.attempt, 1);
+  EXPECT_THAT(second.environment, Contains(Pair("TORCHELASTIC_RESTART_COUNT", "1")));
+  EXPECT_THAT(second.environment, Contains(Pair("DDP_GENERATION", "2")));
+  EXPECT_THAT(second.environment, Contains(Pair("DDP_STORE", "unix:///fake.sock?prefix=g2")));
+  EXPECT_EQ(spawner_.strays_killed(), 2);
+
+  const nlohmann::json restart = Events("restart").at(0);
+  EXPECT_EQ(restart["generation"], 2);
+  EXPECT_EQ(restart["restart"], 1);
+  EXPECT_EQ(restart["max_restarts"], 2);
+  EXPECT_EQ(restart["reason"], "rank 1 was killed by SIGKILL");
+  EXPECT_EQ(Events("worker_exited").at(0)["signal"], SIGKILL);
+}
+
+TEST_F(AgentTest, TheReportNamesTheRootCauseOfTheLastGeneration) {
+  ObeySignals();
+  OnStart([this](const Worker& worker) {
+    if (worker.spec.rank == 0) {
+      spawner_.Exit(worker.pid, {.exit_code = 3, .error_file = "/logs/0/error.json"});
+    }
+  });
+  const JobResult result = Run();
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_EQ(result.reason, "rank 0 exited with code 3, and the budget of 2 restarts is spent");
+  ASSERT_EQ(result.failures.size(), 1u);
+  EXPECT_EQ(result.failures[0].rank, 0);
+  EXPECT_EQ(result.failures[0].pid, 1005);
+  EXPECT_EQ(result.failures[0].status.exit_code, 3);
+  EXPECT_EQ(result.failures[0].error_file, "/logs/0/error.json");
+  EXPECT_EQ(stderr_,
+            "restart 1 of 2: generation 2: rank 0 exited with code 3\n"
+            "restart 2 of 2: generation 3: rank 0 exited with code 3\n");
+}
+
+TEST_F(AgentTest, AWorkerThatIgnoresSigtermIsKilledAfterTheGrace) {
+  config_.fault_grace = absl::Milliseconds(1);
+  spawner_.OnSignal([this](const Worker& worker, int signal) {
+    if (signal != SIGKILL) return;
+    Soon([this, pid = worker.pid] { spawner_.Exit(pid, {.signal = SIGKILL}); });
+  });
+  OnStart([this](const Worker& worker) {
+    if (worker.pid == 1001) spawner_.Exit(worker.pid, {.exit_code = 1});
+    if (worker.pid > 1002) spawner_.Exit(worker.pid, {});
+  });
+  EXPECT_EQ(Run().exit_code, 0);
+  EXPECT_THAT(spawner_.workers()[1].signals, ElementsAre(SIGTERM, SIGKILL));
+}
+
+TEST_F(AgentTest, ForwardsAUsersSignalAndWaits) {
+  ObeySignals();
+  OnStart([](const Worker& worker) {
+    if (worker.spec.rank == 1) kill(getpid(), SIGINT);
+  });
+  const JobResult result = Run();
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_EQ(result.reason, "stopped by SIGINT");
+  EXPECT_THAT(result.failures, IsEmpty());
+  EXPECT_EQ(stderr_, "ddprun: received SIGINT: stopping 2 workers, at most 30s\n");
+  for (const Worker& worker : spawner_.workers()) EXPECT_THAT(worker.signals, ElementsAre(SIGINT));
+}
+
+TEST_F(AgentTest, ASecondSignalKills) {
+  spawner_.OnSignal([this](const Worker& worker, int signal) {
+    if (signal == SIGKILL) {
+      Soon([this, pid = worker.pid] { spawner_.Exit(pid, {.signal = SIGKILL}); });
+    } else if (worker.spec.rank == 1) {
+      Soon([] { kill(getpid(), SIGTERM); });
+    }
+  });
+  OnStart([](const Worker& worker) {
+    if (worker.spec.rank == 1) kill(getpid(), SIGTERM);
+  });
+  EXPECT_EQ(Run().exit_code, 1);
+  for (const Worker& worker : spawner_.workers()) {
+    EXPECT_THAT(worker.signals, ElementsAre(SIGTERM, SIGKILL));
+  }
+}
+
+TEST_F(AgentTest, GivesTheSignalsBack) {
+  sigset_t before;
+  sigprocmask(SIG_SETMASK, nullptr, &before);
+  OnStart([this](const Worker& worker) { spawner_.Exit(worker.pid, {}); });
+  Run();
+  sigset_t after;
+  sigprocmask(SIG_SETMASK, nullptr, &after);
+  for (int signal : {SIGTERM, SIGINT, SIGHUP, SIGQUIT}) {
+    EXPECT_EQ(sigismember(&before, signal), sigismember(&after, signal));
+  }
+}
+
+TEST_F(AgentTest, AWorkerThatCannotBeStartedEndsTheJob) {
+  ObeySignals();
+  spawner_.FailSpawn(1, absl::NotFoundError("./train: no such program"));
+  const JobResult result = Run();
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_EQ(result.reason, "./train: no such program");
+  EXPECT_THAT(spawner_.workers()[0].signals, ElementsAre(SIGKILL));
+}
+
+TEST_F(AgentTest, WithoutTheRendezvousNothingStarts) {
+  rendezvous_->SetReach(absl::UnavailableError("Redis is away"));
+  const JobResult result = Run();
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_EQ(result.reason, "the job cannot start: Redis is away");
+  EXPECT_THAT(spawner_.workers(), IsEmpty());
+}
+
+TEST_F(AgentTest, LosingTheRendezvousDoesNotStopTheWorkers) {
+  OnStart([this](const Worker& worker) {
+    if (worker.spec.rank != 1) return;
+    rendezvous_->TellContact(absl::UnavailableError("Redis is away"));
+    rendezvous_->TellContact(absl::OkStatus());
+    for (const Worker& each : std::vector<Worker>(spawner_.workers())) spawner_.Exit(each.pid, {});
+  });
+  EXPECT_EQ(Run().exit_code, 0);
+  EXPECT_EQ(stderr_,
+            "ddprun: the rendezvous is out of reach, the workers go on: Redis is away\n"
+            "ddprun: the rendezvous is in reach again\n");
+}
+
+TEST_F(AgentTest, AUserMayGiveUpWhileTheRendezvousIsSilent) {
+  rendezvous_->StopAnswering();
+  Soon([] { kill(getpid(), SIGTERM); });
+  const JobResult result = Run();
+  EXPECT_EQ(result.reason, "stopped by SIGTERM");
+  EXPECT_THAT(rendezvous_->requests(), ElementsAre("join", "cancel", "leave"));
+}
+
+TEST_F(AgentTest, LogsTheFirstStepWithTheWorkersOwnStamp) {
+  int64_t stamp_ns = 0;
+  OnStart([&](const Worker& worker) {
+    absl::StatusOr<HealthPage> page = HealthPage::Map(dup(worker.spec.inherited_fds[0]));
+    ASSERT_TRUE(page.ok()) << page.status();
+    if (worker.spec.rank == 1) {
+      page->CommitStep(7);
+      page->CommitStep(8);
+      stamp_ns = page->Read().first_commit_monotonic_ns;
+    }
+    spawner_.Exit(worker.pid, {});
+  });
+  EXPECT_EQ(Run().exit_code, 0);
+  const std::vector<nlohmann::json> events = Events("first_step");
+  ASSERT_EQ(events.size(), 1u);
+  EXPECT_EQ(events[0]["rank"], 1);
+  EXPECT_EQ(events[0]["step"], 7);
+  EXPECT_EQ(events[0]["generation"], 1);
+  EXPECT_EQ(events[0]["monotonic_ns"], stamp_ns);
+}
+
+TEST_F(AgentTest, SeesTheFirstStepOfAWorkerThatRunsOn) {
+  OnStart([this](const Worker& worker) {
+    HealthPage::Map(dup(worker.spec.inherited_fds[0]))->CommitStep(1);
+    if (worker.spec.rank != 1) return;
+    EndAllOnceLogged(2);
+  });
+  EXPECT_EQ(Run().exit_code, 0);
+  EXPECT_EQ(Events("first_step").size(), 2u);
+}
+
+TEST_F(AgentTest, SaysOnceThatItSetsOmpNumThreads) {
+  unsetenv("OMP_NUM_THREADS");
+  OnStart([this](const Worker& worker) {
+    spawner_.Exit(worker.pid, {.exit_code = worker.pid <= 1002 ? 1 : 0});
+  });
+  EXPECT_EQ(Run().exit_code, 0);
+  EXPECT_THAT(spawner_.workers()[0].spec.environment, Contains(Pair("OMP_NUM_THREADS", "1")));
+  const size_t first = stderr_.find("OMP_NUM_THREADS");
+  ASSERT_NE(first, std::string::npos);
+  EXPECT_EQ(stderr_.find("OMP_NUM_THREADS", first + 1), std::string::npos);
+}
+
+TEST_F(AgentTest, APortInUseIsNamedBeforeAnythingStarts) {
+  UniqueFd listener(socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in6 address{};
+  address.sin6_family = AF_INET6;
+  socklen_t size = sizeof(address);
+  ASSERT_EQ(bind(listener.get(), reinterpret_cast<sockaddr*>(&address), size), 0);
+  ASSERT_EQ(listen(listener.get(), 1), 0);
+  ASSERT_EQ(getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
+  config_.master_port = ntohs(address.sin6_port);
+  const JobResult result = Run();
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.reason, HasSubstr(absl::StrCat("port ", config_.master_port)));
+  EXPECT_THAT(spawner_.workers(), IsEmpty());
+}
+
+}  // namespace
+}  // namespace ddp::elastic

@@ -1,0 +1,61 @@
+#ifndef DDP_TESTING_FAKE_PROCESS_SPAWNER_H_
+#define DDP_TESTING_FAKE_PROCESS_SPAWNER_H_
+
+#include <sys/types.h>
+
+#include <functional>
+#include <map>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "elastic/agent/process_spawner.h"
+
+namespace ddp::testing {
+
+// A spawner without processes: the test says when and how each worker ends. Pids count from 1001
+// and belong to nobody. Thread-compatible.
+class FakeProcessSpawner final : public elastic::ProcessSpawner {
+ public:
+  struct Worker {
+    elastic::WorkerSpec spec;
+    pid_t pid = 0;
+    std::vector<int> signals;  // that it was sent, in order
+    bool running = true;
+  };
+
+  absl::StatusOr<pid_t> Spawn(const elastic::WorkerSpec& spec, ExitCallback on_exit) override;
+  void Signal(pid_t pid, int signal) override;
+  void KillStrays() override { ++strays_killed_; }
+
+  // Called with each worker that starts, and with each signal that one gets. May call Exit(), as
+  // long as it is not from within Spawn(): use a timer.
+  void OnSpawn(std::function<void(const Worker&)> on_spawn) { on_spawn_ = std::move(on_spawn); }
+  void OnSignal(std::function<void(const Worker&, int signal)> on_signal) {
+    on_signal_ = std::move(on_signal);
+  }
+
+  // The worker of `local_rank` cannot be started any more.
+  void FailSpawn(int local_rank, absl::Status status);
+
+  // Ends a running worker; does nothing when it has ended.
+  void Exit(pid_t pid, const elastic::ExitStatus& status);
+
+  // All that were ever started, in order.
+  const std::vector<Worker>& workers() const { return workers_; }
+  int strays_killed() const { return strays_killed_; }
+
+ private:
+  Worker* Find(pid_t pid);
+
+  std::vector<Worker> workers_;
+  std::map<pid_t, ExitCallback> exit_callbacks_;
+  std::map<int, absl::Status> spawn_failures_;
+  std::function<void(const Worker&)> on_spawn_;
+  std::function<void(const Worker&, int)> on_signal_;
+  int strays_killed_ = 0;
+};
+
+}  // namespace ddp::testing
+
+#endif  // DDP_TESTING_FAKE_PROCESS_SPAWNER_H_
