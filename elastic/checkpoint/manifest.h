@@ -1,0 +1,103 @@
+#ifndef DDP_ELASTIC_CHECKPOINT_MANIFEST_H_
+#define DDP_ELASTIC_CHECKPOINT_MANIFEST_H_
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "elastic/checkpoint/checkpoint_id.h"
+#include "elastic/checkpoint/content_hash.h"
+#include "elastic/checkpoint/tensor_view.h"
+#include "elastic/data/elastic_sampler.h"
+
+namespace ddp::elastic {
+
+// The name of the file inside a checkpoint's folder.
+inline constexpr char kManifestName[] = "MANIFEST.json";
+
+// An optimizer without its tensors.
+struct OptimizerRecord {
+  using Option = std::variant<bool, double, std::vector<double>>;
+  struct Group {
+    std::vector<std::string> parameters;  // their names in the model, in the optimizer's order
+    std::map<std::string, Option> options;
+
+    friend bool operator==(const Group&, const Group&) = default;
+  };
+
+  std::string type;  // "SGD", "Adam", "AdamW"
+  std::vector<Group> groups;
+  std::map<std::string, int64_t> steps;  // by parameter, where the optimizer counts them
+
+  friend bool operator==(const OptimizerRecord&, const OptimizerRecord&) = default;
+};
+
+struct FileRecord {
+  std::string name;  // inside the checkpoint's folder
+  uint64_t bytes = 0;
+  ContentHash hash;
+
+  friend bool operator==(const FileRecord&, const FileRecord&) = default;
+};
+
+struct TensorRecord {
+  std::string name;
+  std::string file;
+  TensorType type;
+  uint64_t offset = 0;  // of its bytes in the file
+  uint64_t bytes = 0;
+  ContentHash hash;
+
+  friend bool operator==(const TensorRecord&, const TensorRecord&) = default;
+};
+
+// MANIFEST.json: everything about a checkpoint but the tensors' values, and a hash of all of those.
+// A checkpoint is whole when its manifest is, and the files are as the manifest says.
+//
+// The file's last field hashes all of the file before it, so that a change of any bit is seen:
+//   ...,
+//   "manifest_xxh3_128": "<32 digits: XXH3-128 of all bytes before the comma above>"
+//   }
+struct Manifest {
+  // What the state is.
+  CheckpointId id;
+  int64_t epoch = 0;
+  std::optional<SamplerState> sampler;
+  std::optional<OptimizerRecord> optimizer;
+  std::vector<std::vector<std::string>> bucket_layout;
+  std::map<std::string, std::string> aliases;  // tied tensors: other name -> name it is saved under
+  int world_size = 1;                          // of the job that saved it
+  std::vector<FileRecord> files;               // by name
+  std::vector<TensorRecord> tensors;           // by file, then offset
+  ContentHash state_hash;                      // of the model's and optimizer's tensors
+
+  // Information for people.
+  std::string run_id;
+  std::string generation_nonce;
+  std::string torch_version;
+  int64_t saved_unix_seconds = 0;
+
+  friend bool operator==(const Manifest&, const Manifest&) = default;
+};
+
+// The text of the file.
+std::string EncodeManifest(const Manifest& manifest);
+
+// Trusts nothing. What it returns is consistent in itself: plain file names, each once; tensors in
+// listed files and inside of their bytes, with sizes that match their shapes. Errors: kDataLoss
+// (damaged, or a lie), kUnimplemented (of a newer version of the format).
+absl::StatusOr<Manifest> ParseManifest(const std::string& text);
+
+// The hash of the whole text, by which ranks agree that they see the same manifest.
+ContentHash ManifestHash(const std::string& text);
+
+// Over names, types and hashes of `tensors`, in any order.
+ContentHash StateHash(const std::vector<TensorRecord>& tensors);
+
+}  // namespace ddp::elastic
+
+#endif  // DDP_ELASTIC_CHECKPOINT_MANIFEST_H_

@@ -1,0 +1,242 @@
+// What every FileSystem promises, on the real one and on the fake; and what only the fake can show.
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "elastic/checkpoint/file_system.h"
+#include "elastic/checkpoint/posix_file_system.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "testing/file_system/memory_file_system.h"
+
+namespace ddp::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::UnorderedElementsAre;
+
+struct Implementation {
+  std::string name;
+  std::function<std::unique_ptr<elastic::FileSystem>()> make;
+};
+
+class FileSystemConformanceTest : public ::testing::TestWithParam<Implementation> {
+ protected:
+  FileSystemConformanceTest() : file_system_(GetParam().make()) {
+    if (GetParam().name == "Posix") {
+      std::string folder = absl::StrCat(::testing::TempDir(), "/fsXXXXXX");
+      root_ = mkdtemp(folder.data());
+    } else {
+      root_ = "/root";
+      EXPECT_TRUE(file_system_->MakeDirectory(root_).ok());
+    }
+  }
+
+  std::string Path(const std::string& name) const { return absl::StrCat(root_, "/", name); }
+
+  void Write(const std::string& name, const std::string& text) {
+    auto file = file_system_->CreateFile(Path(name));
+    ASSERT_TRUE(file.ok()) << file.status();
+    ASSERT_TRUE((*file)->Reserve(text.size()).ok());
+    ASSERT_TRUE((*file)->Append(text.data(), text.size()).ok());
+    ASSERT_TRUE((*file)->Sync().ok());
+    ASSERT_TRUE((*file)->Close().ok());
+  }
+
+  std::string Read(const std::string& name) {
+    auto file = file_system_->OpenFile(Path(name));
+    if (!file.ok()) return absl::StrCat("error: ", file.status().ToString());
+    std::string text((*file)->size(), '?');
+    EXPECT_TRUE((*file)->Read(0, text.data(), text.size()).ok());
+    return text;
+  }
+
+  const std::unique_ptr<elastic::FileSystem> file_system_;
+  std::string root_;
+};
+
+TEST_P(FileSystemConformanceTest, ReadsWhatWasWritten) {
+  Write("a", "hello");
+  EXPECT_EQ(Read("a"), "hello");
+  auto file = file_system_->OpenFile(Path("a"));
+  ASSERT_TRUE(file.ok());
+  char part[3] = {};
+  EXPECT_TRUE((*file)->Read(1, part, 3).ok());
+  EXPECT_EQ(std::string(part, 3), "ell");
+}
+
+TEST_P(FileSystemConformanceTest, ReadingPastTheEndIsDataLoss) {
+  Write("a", "hello");
+  auto file = file_system_->OpenFile(Path("a"));
+  ASSERT_TRUE(file.ok());
+  char part[3] = {};
+  EXPECT_EQ((*file)->Read(3, part, 3).code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ((*file)->Read(100, part, 1).code(), absl::StatusCode::kDataLoss);
+}
+
+TEST_P(FileSystemConformanceTest, CreateNeverTouchesWhatExists) {
+  Write("a", "hello");
+  EXPECT_EQ(file_system_->CreateFile(Path("a")).status().code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ(Read("a"), "hello");
+  ASSERT_TRUE(file_system_->MakeDirectory(Path("d")).ok());
+  EXPECT_EQ(file_system_->MakeDirectory(Path("d")).code(), absl::StatusCode::kAlreadyExists);
+}
+
+TEST_P(FileSystemConformanceTest, WhatIsMissingIsNotFoundByName) {
+  EXPECT_EQ(file_system_->OpenFile(Path("none")).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(file_system_->OpenFile(Path("none")).status().message()),
+              HasSubstr(Path("none")));
+  EXPECT_EQ(file_system_->CreateFile(Path("none/a")).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(file_system_->MakeDirectory(Path("none/a")).code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(file_system_->ListDirectory(Path("none")).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(file_system_->SyncDirectory(Path("none")).code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(file_system_->RemoveFile(Path("none")).code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(file_system_->Rename(Path("none"), Path("b")).code(), absl::StatusCode::kNotFound);
+}
+
+TEST_P(FileSystemConformanceTest, FoldersAreListedAndAreNoFiles) {
+  ASSERT_TRUE(file_system_->MakeDirectory(Path("d")).ok());
+  Write("d/a", "1");
+  Write("d/line\nbreak", "2");
+  auto names = file_system_->ListDirectory(Path("d"));
+  ASSERT_TRUE(names.ok()) << names.status();
+  EXPECT_THAT(*names, UnorderedElementsAre("a", "line\nbreak"));
+  EXPECT_TRUE(file_system_->SyncDirectory(Path("d")).ok());
+  EXPECT_EQ(file_system_->OpenFile(Path("d")).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(file_system_->ListDirectory(Path("d/a")).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+}
+
+TEST_P(FileSystemConformanceTest, RenameMovesAFolderAndNeverReplaces) {
+  ASSERT_TRUE(file_system_->MakeDirectory(Path("from")).ok());
+  Write("from/a", "1");
+  ASSERT_TRUE(file_system_->MakeDirectory(Path("taken")).ok());
+  EXPECT_EQ(file_system_->Rename(Path("from"), Path("taken")).code(),
+            absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ(Read("from/a"), "1");
+  EXPECT_TRUE(file_system_->Rename(Path("from"), Path("to")).ok());
+  EXPECT_EQ(Read("to/a"), "1");
+  EXPECT_EQ(file_system_->ListDirectory(Path("from")).status().code(), absl::StatusCode::kNotFound);
+}
+
+TEST_P(FileSystemConformanceTest, ReplaceFileReplaces) {
+  Write("old", "1");
+  Write("new", "2");
+  EXPECT_TRUE(file_system_->ReplaceFile(Path("new"), Path("old")).ok());
+  EXPECT_EQ(Read("old"), "2");
+  EXPECT_EQ(file_system_->OpenFile(Path("new")).status().code(), absl::StatusCode::kNotFound);
+}
+
+TEST_P(FileSystemConformanceTest, RemovesFilesAndOnlyEmptyFolders) {
+  ASSERT_TRUE(file_system_->MakeDirectory(Path("d")).ok());
+  Write("d/a", "1");
+  EXPECT_EQ(file_system_->RemoveDirectory(Path("d")).code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(file_system_->RemoveFile(Path("d")).code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(file_system_->RemoveFile(Path("d/a")).ok());
+  EXPECT_TRUE(file_system_->RemoveDirectory(Path("d")).ok());
+  EXPECT_EQ(file_system_->ListDirectory(Path("d")).status().code(), absl::StatusCode::kNotFound);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, FileSystemConformanceTest,
+    ::testing::Values(
+        Implementation{"Posix", [] { return std::make_unique<elastic::PosixFileSystem>(); }},
+        Implementation{"Memory", [] { return std::make_unique<MemoryFileSystem>(); }}),
+    [](const auto& info) { return info.param.name; });
+
+TEST(PosixFileSystemTest, FifoIsNoFileAndDoesNotBlock) {
+  std::string folder = absl::StrCat(::testing::TempDir(), "/fifoXXXXXX");
+  const std::string path = absl::StrCat(mkdtemp(folder.data()), "/fifo");
+  ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
+  elastic::PosixFileSystem file_system;
+  EXPECT_EQ(file_system.OpenFile(path).status().code(), absl::StatusCode::kFailedPrecondition);
+}
+
+TEST(PosixFileSystemTest, FullDiskIsToldWhenSpaceIsReserved) {
+  std::string folder = absl::StrCat(::testing::TempDir(), "/fullXXXXXX");
+  const std::string path = absl::StrCat(mkdtemp(folder.data()), "/large");
+  elastic::PosixFileSystem file_system;
+  auto file = file_system.CreateFile(path);
+  ASSERT_TRUE(file.ok());
+  const absl::Status status = (*file)->Reserve(uint64_t{1} << 62);
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr(path));
+}
+
+class MemoryFileSystemTest : public ::testing::Test {
+ protected:
+  using Loss = MemoryFileSystem::Loss;
+
+  // One synced file, one whose content is not, one whose name is not.
+  void Prepare() {
+    ASSERT_TRUE(file_system_.MakeDirectory("/d").ok());
+    ASSERT_TRUE(file_system_.SyncDirectory("/").ok());
+    Write("/d/safe", true);
+    Write("/d/content_unsynced", false);
+    ASSERT_TRUE(file_system_.SyncDirectory("/d").ok());
+    Write("/d/name_unsynced", true);
+  }
+
+  void Write(const std::string& path, bool sync) {
+    auto file = file_system_.CreateFile(path);
+    ASSERT_TRUE(file.ok());
+    ASSERT_TRUE((*file)->Append("abc", 3).ok());
+    if (!sync) return;
+    ASSERT_TRUE((*file)->Sync().ok());
+  }
+
+  MemoryFileSystem file_system_;
+};
+
+TEST_F(MemoryFileSystemTest, PowerCutLosesWhatWasNotSynced) {
+  Prepare();
+  file_system_.PowerCut(Loss::kEverythingUnsynced);
+  EXPECT_EQ(file_system_.Content("/d/safe"), "abc");
+  EXPECT_EQ(file_system_.Content("/d/content_unsynced"), "");
+  EXPECT_EQ(file_system_.Content("/d/name_unsynced"), std::nullopt);
+}
+
+TEST_F(MemoryFileSystemTest, PowerCutMayKeepNamesWithoutContent) {
+  Prepare();
+  file_system_.PowerCut(Loss::kUnsyncedContent);
+  EXPECT_EQ(file_system_.Content("/d/content_unsynced"), std::string(3, '\0'));
+  EXPECT_EQ(file_system_.Content("/d/name_unsynced"), "abc");
+}
+
+TEST_F(MemoryFileSystemTest, PowerCutMayKeepContentWithoutNames) {
+  Prepare();
+  file_system_.PowerCut(Loss::kUnsyncedNames);
+  EXPECT_EQ(file_system_.Content("/d/content_unsynced"), "abc");
+  EXPECT_EQ(file_system_.Content("/d/name_unsynced"), std::nullopt);
+}
+
+TEST_F(MemoryFileSystemTest, RenameIsUndoneUntilTheFolderIsSynced) {
+  Prepare();
+  ASSERT_TRUE(file_system_.Rename("/d", "/e").ok());
+  file_system_.PowerCut(Loss::kEverythingUnsynced);
+  EXPECT_EQ(file_system_.Content("/d/safe"), "abc");
+  EXPECT_EQ(file_system_.Content("/e/safe"), std::nullopt);
+}
+
+TEST_F(MemoryFileSystemTest, FailsTheCallsItWasTold) {
+  file_system_.FailCall(2, absl::ResourceExhaustedError("full"));
+  EXPECT_TRUE(file_system_.MakeDirectory("/a").ok());
+  EXPECT_EQ(file_system_.MakeDirectory("/b").code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(file_system_.MakeDirectory("/c").ok());
+  EXPECT_EQ(file_system_.calls(), 3);
+  file_system_.FailFromCall(5, absl::InternalError("gone"));
+  EXPECT_TRUE(file_system_.MakeDirectory("/d").ok());
+  EXPECT_FALSE(file_system_.MakeDirectory("/e").ok());
+  EXPECT_FALSE(file_system_.ListDirectory("/").ok());
+}
+
+}  // namespace
+}  // namespace ddp::testing

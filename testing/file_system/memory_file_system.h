@@ -1,0 +1,90 @@
+#ifndef DDP_TESTING_FILE_SYSTEM_MEMORY_FILE_SYSTEM_H_
+#define DDP_TESTING_FILE_SYSTEM_MEMORY_FILE_SYSTEM_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "base/mutex.h"
+#include "elastic/checkpoint/file_system.h"
+
+namespace ddp::testing {
+
+// A FileSystem in memory that forgets like a disk: content that was not synced and names whose
+// folder was not synced are gone after PowerCut(). Every call is numbered from 1, and any of them
+// can be made to fail.
+//
+// Thread-safe. Files that are open outlive neither a power cut nor this object.
+class MemoryFileSystem final : public elastic::FileSystem {
+ public:
+  // What an interrupted write-back has left; a disk may leave any mixture of these.
+  enum class Loss {
+    kEverythingUnsynced,
+    kUnsyncedContent,  // the names are there, their content is zeros: delayed allocation
+    kUnsyncedNames,    // content was written, but the folders are as last synced
+    kNothing,          // a crash of the process alone
+  };
+
+  MemoryFileSystem();
+  ~MemoryFileSystem() override;
+
+  // The calls so far, reading ones included.
+  int64_t calls() const;
+
+  // Call number `call` fails with `error`; a failing Append has still written half.
+  void FailCall(int64_t call, absl::Status error);
+  // So do all calls from it on: the process is gone.
+  void FailFromCall(int64_t call, absl::Status error);
+
+  // Loses what `loss` says, and ends all failures.
+  void PowerCut(Loss loss);
+
+  // Changes a file behind everybody's back; as if synced. The file must exist.
+  void Corrupt(const std::string& path, const std::function<void(std::string&)>& change);
+
+  // The content of a file; nothing when there is no such file.
+  std::optional<std::string> Content(const std::string& path) const;
+
+  absl::StatusOr<std::unique_ptr<elastic::WritableFile>> CreateFile(
+      const std::string& path) override;
+  absl::StatusOr<std::unique_ptr<elastic::ReadableFile>> OpenFile(const std::string& path) override;
+  absl::Status MakeDirectory(const std::string& path) override;
+  absl::StatusOr<std::vector<std::string>> ListDirectory(const std::string& path) override;
+  absl::Status SyncDirectory(const std::string& path) override;
+  absl::Status Rename(const std::string& from, const std::string& to) override;
+  absl::Status ReplaceFile(const std::string& from, const std::string& to) override;
+  absl::Status RemoveFile(const std::string& path) override;
+  absl::Status RemoveDirectory(const std::string& path) override;
+
+ private:
+  struct Node;
+  class Writer;
+  class Reader;
+  struct Place {
+    std::shared_ptr<Node> folder;
+    std::string name;
+    std::shared_ptr<Node> node;  // null: no such name
+  };
+
+  absl::Status Count() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<Place> Find(const std::string& path) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status Move(const std::string& from, const std::string& to, bool replace)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  mutable Mutex mutex_;
+  std::shared_ptr<Node> root_ ABSL_GUARDED_BY(mutex_);
+  int64_t calls_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::map<int64_t, absl::Status> failing_calls_ ABSL_GUARDED_BY(mutex_);
+  int64_t fail_from_ ABSL_GUARDED_BY(mutex_) = INT64_MAX;
+  absl::Status fail_from_error_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace ddp::testing
+
+#endif  // DDP_TESTING_FILE_SYSTEM_MEMORY_FILE_SYSTEM_H_
