@@ -25,7 +25,8 @@
 #include "launcher/log_router.h"
 #include "launcher/posix_process_spawner.h"
 #include "launcher/private_folder.h"
-#include "store/private_redis_server.h"
+#include "launcher/server_guard.h"
+#include "store/redis_endpoint.h"
 
 namespace ddp::launcher {
 namespace {
@@ -50,8 +51,8 @@ std::string HostName() {
 struct Parts {
   LogLayout layout;
   elastic::EventLog event_log;
-  std::unique_ptr<store::PrivateRedisServer> server;  // none: the user's
   std::unique_ptr<elastic::EventLoop> event_loop;
+  std::unique_ptr<ServerGuard> server;  // none: the user has one
   std::unique_ptr<LogRouter> router;
   std::unique_ptr<PosixProcessSpawner> spawner;
   std::unique_ptr<elastic::RedisRendezvous> rendezvous;
@@ -60,9 +61,7 @@ struct Parts {
 
 absl::StatusOr<store::RedisEndpoint> Endpoint(const JobSpec& spec, Parts& parts) {
   if (spec.endpoint.has_value()) return *spec.endpoint;
-  store::PrivateRedisServer::Options options;
-  options.directory = spec.runtime_folder;
-  DDP_ASSIGN_OR_RETURN(parts.server, store::PrivateRedisServer::Start(options));
+  DDP_ASSIGN_OR_RETURN(parts.server, ServerGuard::Start(spec.runtime_folder));
   // The workers find these and would offer them to a server that wants none.
   for (const char* name : {"DDP_REDIS_USER", "DDP_REDIS_PASSWORD", "DDP_REDIS_PASSWORD_FILE"}) {
     ::unsetenv(name);
@@ -86,10 +85,15 @@ absl::Status Prepare(const JobSpec& spec, const AgentContext& context, Parts& pa
   spawner.tee = spec.tee;
   spawner.layout = parts.layout;
   spawner.doomed = context.doomed;
-  if (parts.server != nullptr) spawner.spared.insert(parts.server->pid());
   DDP_ASSIGN_OR_RETURN(parts.spawner,
                        PosixProcessSpawner::Create(parts.event_loop.get(), parts.router.get(),
                                                    std::move(spawner)));
+  if (parts.server != nullptr) {
+    PosixProcessSpawner* const spare = parts.spawner.get();
+    spare->Spare(parts.server->pid());
+    DDP_RETURN_IF_ERROR(parts.server->Watch(parts.event_loop.get(),
+                                            [spare](pid_t pid) { spare->Spare(pid); }));
+  }
 
   elastic::RedisRendezvous::Options rendezvous;
   rendezvous.endpoint = endpoint;

@@ -169,7 +169,7 @@ PosixProcessSpawner::~PosixProcessSpawner() {
 }
 
 std::set<pid_t> PosixProcessSpawner::Spared() const {
-  std::set<pid_t> spared = options_.spared;
+  std::set<pid_t> spared = spared_;
   for (const auto& [pid, worker] : workers_) spared.insert(pid);
   return spared;
 }

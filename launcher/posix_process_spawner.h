@@ -36,7 +36,6 @@ class PosixProcessSpawner final : public elastic::ProcessSpawner {
     StreamMap redirects;  // to the worker's files only
     StreamMap tee;        // to files and console; wins over `redirects`
     LogLayout layout;
-    std::set<pid_t> spared;  // children that are none of the workers' and not ours to reap
     // Where it is true nothing is started any more; may be nullptr. See AgentContext::doomed.
     const std::atomic<bool>* doomed = nullptr;
   };
@@ -48,6 +47,9 @@ class PosixProcessSpawner final : public elastic::ProcessSpawner {
 
   // Kills what is left.
   ~PosixProcessSpawner() override;
+
+  // `pid` is a child that has nothing to do with the workers: it is neither killed nor reaped here.
+  void Spare(pid_t pid) { spared_.insert(pid); }
 
   absl::StatusOr<pid_t> Spawn(const elastic::WorkerSpec& spec, ExitCallback on_exit) override;
   void Signal(pid_t pid, int signal) override;
@@ -76,6 +78,7 @@ class PosixProcessSpawner final : public elastic::ProcessSpawner {
   elastic::EventLoop* const event_loop_;
   LogRouter* const router_;
   const Options options_;
+  std::set<pid_t> spared_;
   UniqueFd child_signals_;
   std::map<pid_t, Worker> workers_;                  // running
   std::vector<LogRouter::StreamId> ended_streams_;   // of workers that have ended

@@ -203,9 +203,8 @@ TEST_F(PosixProcessSpawnerTest, TheSparedAreSpared) {
   if (friendly == 0) {
     while (true) ::pause();
   }
-  PosixProcessSpawner::Options options;
-  options.spared = {friendly};
-  Make(options);
+  Make();
+  spawner_->Spare(friendly);
   spawner_->KillStrays();
   EXPECT_EQ(::kill(friendly, 0), 0);
   EXPECT_EQ(::waitpid(friendly, nullptr, WNOHANG), 0);

@@ -1,0 +1,55 @@
+#ifndef DDP_LAUNCHER_SERVER_GUARD_H_
+#define DDP_LAUNCHER_SERVER_GUARD_H_
+
+#include <sys/types.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "elastic/agent/event_loop.h"
+#include "store/private_redis_server.h"
+
+namespace ddp::launcher {
+
+// The job's private Redis server, and a new one at the same place when it dies.
+//
+// What the old one held is lost: the agent presents the generation that it has seen to the new one,
+// so the job goes on, and the next generation's store is empty anyway. Not thread-safe; on the
+// thread that outlives the server (see PrivateRedisServer).
+class ServerGuard {
+ public:
+  // After that many replacements the server stays dead: something kills it on purpose.
+  static constexpr int kMaxReplacements = 3;
+
+  // Starts the first server in `folder`. Errors: those of PrivateRedisServer::Start.
+  static absl::StatusOr<std::unique_ptr<ServerGuard>> Start(const std::string& folder);
+  ~ServerGuard();
+
+  // The same for every server that there will be.
+  const store::RedisEndpoint& endpoint() const { return endpoint_; }
+  pid_t pid() const { return server_ == nullptr ? -1 : server_->pid(); }
+
+  // From now on replaces the server when it dies, says so on stderr, and calls `on_replaced` with
+  // the new one's pid. `event_loop` is not owned and must outlive the guard. Errors: kInternal.
+  absl::Status Watch(elastic::EventLoop* event_loop, std::function<void(pid_t)> on_replaced);
+
+ private:
+  ServerGuard(std::string folder, std::unique_ptr<store::PrivateRedisServer> server);
+
+  absl::Status WatchServer();
+  void Replace();
+
+  const std::string folder_;
+  std::unique_ptr<store::PrivateRedisServer> server_;
+  const store::RedisEndpoint endpoint_;
+  elastic::EventLoop* event_loop_ = nullptr;
+  std::function<void(pid_t)> on_replaced_;
+  int replacements_ = 0;
+};
+
+}  // namespace ddp::launcher
+
+#endif  // DDP_LAUNCHER_SERVER_GUARD_H_
