@@ -111,12 +111,10 @@ class DistributedDataParallel {
   DataParallelCore core_;
 };
 
-template <typename Holder, typename... Rest>
-DistributedDataParallel(const Holder&, Rest&&...)
+template <typename Holder>
+DistributedDataParallel(const Holder&, std::shared_ptr<ProcessGroup>,
+                        const DistributedDataParallelOptions& = {})
     -> DistributedDataParallel<typename Holder::ContainedType>;
-
-template <typename Module, typename... Rest>
-DistributedDataParallel(std::shared_ptr<Module>, Rest&&...) -> DistributedDataParallel<Module>;
 
 }  // namespace ddp
 

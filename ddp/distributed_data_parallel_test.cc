@@ -2,6 +2,7 @@
 #include "ddp/distributed_data_parallel.h"
 
 #include <torch/torch.h>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <map>
 

@@ -65,7 +65,7 @@ class ProcessGroup {
   // Where this rank's tensors belong: the CPU, or its GPU.
   at::Device device() const;
 
-  // Shared by all ranks, for keys of the program's own.
+  // Shared by all ranks, for keys of the program's own (torch/csrc/distributed/c10d/Store.hpp).
   const c10::intrusive_ptr<c10d::Store>& store() const { return store_; }
 
   // The sum over all ranks, in place. Blocks; on a GPU it orders the current stream instead. Throws

@@ -8,6 +8,7 @@ _COPTS = ["-std=c++20"]
 _WARNINGS = [
     "-Wall",
     "-Wextra",
+    "-Wno-missing-field-initializers",  # designated initializers leave out what has a default
     "-Wno-sign-compare",
     "-Wno-unused-parameter",
 ]
