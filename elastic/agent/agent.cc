@@ -183,7 +183,7 @@ JobResult Agent::Run() {
 
 absl::Status Agent::State::TakeSignals() {
   handled_signals = HandledSignalSet();
-  sigprocmask(SIG_BLOCK, &handled_signals, &earlier_mask);
+  pthread_sigmask(SIG_BLOCK, &handled_signals, &earlier_mask);
   signal_fd.reset(signalfd(-1, &handled_signals, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!signal_fd.valid()) {
     return absl::InternalError(absl::StrCat("signalfd: ", strerror(errno)));
@@ -198,7 +198,7 @@ void Agent::State::GiveSignalsBack() {
   while (read(signal_fd.get(), &info, sizeof(info)) == static_cast<ssize_t>(sizeof(info))) {
   }
   signal_fd.reset();
-  sigprocmask(SIG_SETMASK, &earlier_mask, nullptr);
+  pthread_sigmask(SIG_SETMASK, &earlier_mask, nullptr);
 }
 
 void Agent::State::OnSignalReadable() {

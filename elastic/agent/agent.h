@@ -27,8 +27,9 @@ namespace ddp::elastic {
 //
 // Signals: Run() blocks SIGTERM, SIGINT, SIGHUP and SIGQUIT for the calling thread and takes them
 // from a signalfd; the mask is restored when it returns. The first one is forwarded to the workers,
-// which have `shutdown_timeout` to end; a second SIGINT or SIGTERM kills them at once. Only single
-// threaded processes may call Run(): another thread that does not block them would be killed.
+// which have `shutdown_timeout` to end; a second SIGINT or SIGTERM kills them at once. SIGHUP that
+// was ignored from the start (nohup) stays ignored. Other threads of the process must block these
+// signals, or one of them gets the signal and ends the process.
 //
 // Not thread-safe; one Run() per object.
 class Agent {

@@ -387,7 +387,21 @@ absl::StatusOr<Manifest> ParseManifest(const std::string& text) {
   return manifest;
 }
 
-ContentHash ManifestHash(const std::string& text) { return ContentHash::Of(text); }
+std::string EncodeRecords(const WrittenRecords& records) {
+  return absl::StrCat("{\"files\": ", Lines(records.files),
+                      ", \"tensors\": ", Lines(records.tensors), "}");
+}
+
+absl::StatusOr<WrittenRecords> ParseRecords(const std::string& text) {
+  DDP_ASSIGN_OR_RETURN(const json root, ParseStrictJson(text));
+  absl::Status status;
+  Fields fields(root, "the report", status);
+  WrittenRecords records;
+  records.files = ParseFiles(fields.Array("files"), status);
+  records.tensors = ParseTensors(fields.Array("tensors"), records.files, status);
+  DDP_RETURN_IF_ERROR(status);
+  return records;
+}
 
 ContentHash StateHash(const std::vector<TensorRecord>& tensors) {
   std::vector<std::string> lines;

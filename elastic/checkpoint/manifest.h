@@ -92,8 +92,13 @@ std::string EncodeManifest(const Manifest& manifest);
 // (damaged, or a lie), kUnimplemented (of a newer version of the format).
 absl::StatusOr<Manifest> ParseManifest(const std::string& text);
 
-// The hash of the whole text, by which ranks agree that they see the same manifest.
-ContentHash ManifestHash(const std::string& text);
+// What one rank has written, as it is told to rank 0. Parsing trusts nothing, as ParseManifest.
+struct WrittenRecords {
+  std::vector<FileRecord> files;
+  std::vector<TensorRecord> tensors;
+};
+std::string EncodeRecords(const WrittenRecords& records);
+absl::StatusOr<WrittenRecords> ParseRecords(const std::string& text);
 
 // Over names, types and hashes of `tensors`, in any order.
 ContentHash StateHash(const std::vector<TensorRecord>& tensors);

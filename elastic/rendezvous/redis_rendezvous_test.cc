@@ -447,8 +447,9 @@ TEST_F(RedisRendezvousTest, EveryKeyIsInTheRunsSlotAndExpires) {
   ASSERT_TRUE(Report(*rendezvous, round.generation, 0).ok());
   ASSERT_TRUE(Complete(*rendezvous, Join(*rendezvous)->generation).ok());
   const store::RedisReply keys = Redis({"KEYS", "*"});
-  EXPECT_GE(keys.AsArray()->size(), 6u);
-  for (const store::RedisReply& key : *keys.AsArray()) {
+  const absl::Span<const store::RedisReply> names = *keys.AsArray();
+  EXPECT_GE(names.size(), 6u);
+  for (const store::RedisReply& key : names) {
     EXPECT_THAT(*key.AsString(), StartsWith("ddp:{a%7Bb%7D%25c}:"));
     EXPECT_GT(*Redis({"PTTL", *key.AsString()}).AsInteger(), 0) << *key.AsString();
   }
