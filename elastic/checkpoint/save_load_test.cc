@@ -1,0 +1,613 @@
+// Saving and loading through every fault that a synchronous save can meet: the rows of the failure
+// table, on a file system that forgets like a disk.
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "elastic/checkpoint/checkpoint_storage.h"
+#include "elastic/checkpoint/in_process_group.h"
+#include "elastic/checkpoint/load_checkpoint.h"
+#include "elastic/checkpoint/save_checkpoint.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "testing/file_system/memory_file_system.h"
+
+namespace ddp::elastic {
+namespace {
+
+using ::ddp::testing::MemoryFileSystem;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using Loss = MemoryFileSystem::Loss;
+
+constexpr char kRoot[] = "/jobs/digits";
+
+// A little training state whose values tell the step.
+struct State {
+  explicit State(int64_t step, int rank = 0)
+      : step(step),
+        weight(absl::StrCat("weight of step ", 1000 + step)),
+        moment(absl::StrCat("moment of step ", 1000 + step)),
+        rng(absl::StrCat("rng of rank ", rank, " at step ", 1000 + step)) {}
+
+  CheckpointContents Contents(uint64_t generation) const {
+    CheckpointContents contents;
+    contents.description.id = {step, generation};
+    contents.description.epoch = step / 10;
+    contents.description.run_id = "digits";
+    contents.parameters = {View("fc.weight", weight)};
+    contents.buffers = {View("bn.mean", rng)};  // differs between ranks; rank 0's counts
+    contents.optimizer = {View("state.fc.weight.exp_avg", moment)};
+    contents.extra = {View("rng.cpu", rng)};
+    return contents;
+  }
+
+  static TensorView View(const std::string& name, const std::string& bytes) {
+    return {name, {Dtype::kU8, {bytes.size()}}, bytes.data(), bytes.size()};
+  }
+
+  int64_t step;
+  std::string weight;
+  std::string moment;
+  std::string rng;
+};
+
+std::string Text(const std::map<std::string, TensorView>& tensors, const std::string& name) {
+  const auto found = tensors.find(name);
+  if (found == tensors.end()) return "none";
+  return std::string(found->second.data, found->second.bytes);
+}
+
+std::vector<std::string> FitsAlways(const Manifest&) { return {}; }
+
+CheckpointOwner Owner(uint64_t generation) {
+  return {"digits", generation, absl::StrCat("nonce", generation)};
+}
+
+// One process of one generation, alone.
+class Process {
+ public:
+  Process(FileSystem* file_system, uint64_t generation)
+      : file_system_(file_system), storage_(file_system, kRoot), generation_(generation) {}
+
+  absl::StatusOr<std::string> Save(int64_t step) {
+    SoloGroup group;
+    return SaveCheckpoint(*file_system_, storage_, group, {.owner = Owner(generation_)},
+                          State(step).Contents(generation_));
+  }
+
+  absl::StatusOr<std::optional<LoadedCheckpoint>> Load() {
+    SoloGroup group;
+    return LoadNewestCheckpoint(storage_, group, FitsAlways);
+  }
+
+  // The step that loads, with the right values; -1: none.
+  int64_t LoadedStep() {
+    absl::StatusOr<std::optional<LoadedCheckpoint>> loaded = Load();
+    EXPECT_TRUE(loaded.ok()) << loaded.status();
+    if (!loaded.ok() || !loaded->has_value()) return -1;
+    const LoadedCheckpoint& checkpoint = **loaded;
+    const State state(checkpoint.manifest.id.step);
+    EXPECT_EQ(Text(checkpoint.model, "fc.weight"), state.weight);
+    EXPECT_EQ(Text(checkpoint.model, "bn.mean"), state.rng);
+    EXPECT_EQ(Text(checkpoint.optimizer, "state.fc.weight.exp_avg"), state.moment);
+    EXPECT_EQ(Text(checkpoint.extra, "rng.cpu"), state.rng);
+    EXPECT_EQ(checkpoint.manifest.epoch, state.step / 10);
+    return checkpoint.manifest.id.step;
+  }
+
+ private:
+  FileSystem* const file_system_;
+  CheckpointStorage storage_;
+  const uint64_t generation_;
+};
+
+std::vector<std::string> Names(MemoryFileSystem& file_system) {
+  return *file_system.ListDirectory(kRoot);
+}
+
+class SaveLoadTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    Process process(&file_system_, 1);
+    ASSERT_TRUE(process.Save(1).ok());
+    ASSERT_TRUE(process.Save(2).ok());
+  }
+
+  std::string Path(int64_t step, const std::string& file) {
+    return absl::StrCat(kRoot, "/", FolderName({step, 1}), "/", file);
+  }
+
+  // Step 2 is damaged: step 1 loads, and the reason is `reason`.
+  void ExpectFallsBack(const std::string& reason) {
+    Process process(&file_system_, 2);
+    EXPECT_EQ(process.LoadedStep(), 1);
+    const auto loaded = process.Load();
+    ASSERT_TRUE(loaded.ok() && loaded->has_value());
+    EXPECT_THAT((*loaded)->passed_over, ElementsAre(HasSubstr(reason)));
+  }
+
+  MemoryFileSystem file_system_;
+};
+
+TEST(SaveLoadEmptyTest, NoFolderIsNoCheckpoint) {
+  MemoryFileSystem file_system;
+  EXPECT_EQ(Process(&file_system, 1).LoadedStep(), -1);
+}
+
+TEST(SaveLoadEmptyTest, FolderWithOtherThingsIsNoCheckpoint) {
+  MemoryFileSystem file_system;
+  ASSERT_TRUE(file_system.MakeDirectory("/jobs").ok());
+  ASSERT_TRUE(file_system.MakeDirectory(kRoot).ok());
+  ASSERT_TRUE(file_system.MakeDirectory(absl::StrCat(kRoot, "/LATEST")).ok());
+  EXPECT_EQ(Process(&file_system, 1).LoadedStep(), -1);
+}
+
+TEST_F(SaveLoadTest, NewestLoads) {
+  EXPECT_EQ(Process(&file_system_, 2).LoadedStep(), 2);
+  EXPECT_THAT(Names(file_system_),
+              ElementsAre(".owner", "step-000000000001.g0001", "step-000000000002.g0001"));
+  EXPECT_THAT(
+      *file_system_.ListDirectory(absl::StrCat(kRoot, "/step-000000000002.g0001")),
+      ElementsAre("MANIFEST.json", "extra-00000.safetensors", "model-00001-of-00001.safetensors",
+                  "optimizer-00001-of-00001.safetensors"));
+}
+
+TEST_F(SaveLoadTest, EqualStateGivesEqualFilesInEveryGeneration) {
+  ASSERT_TRUE(Process(&file_system_, 9).Save(2).ok());
+  for (const char* name : {"model-00001-of-00001.safetensors",
+                           "optimizer-00001-of-00001.safetensors", "extra-00000.safetensors"}) {
+    EXPECT_EQ(file_system_.Content(Path(2, name)),
+              file_system_.Content(absl::StrCat(kRoot, "/step-000000000002.g0009/", name)));
+  }
+}
+
+// Rows 1, 2 and 12: at every call, the process dies, the power goes in one of several ways, and the
+// next generation dies at some call as well before a third one looks.
+TEST(SaveLoadFaultTest, DeathAtEveryCallLeavesThePreviousOrTheNew) {
+  for (const Loss loss :
+       {Loss::kNothing, Loss::kEverythingUnsynced, Loss::kUnsyncedContent, Loss::kUnsyncedNames}) {
+    bool survived = false;
+    for (int64_t call = 1; !survived; ++call) {
+      MemoryFileSystem file_system;
+      ASSERT_TRUE(Process(&file_system, 1).Save(1).ok());
+      Process process(&file_system, 2);
+      file_system.FailFromCall(file_system.calls() + call, absl::InternalError("dead"));
+      survived = process.Save(2).ok();
+      file_system.PowerCut(loss);
+      Process next(&file_system, 3);
+      const int64_t step = next.LoadedStep();
+      ASSERT_TRUE(step == 2 || (step == 1 && !survived)) << "call " << call << " step " << step;
+
+      file_system.FailFromCall(file_system.calls() + 1 + call % 13, absl::InternalError("dead"));
+      (void)next.Save(3).ok();
+      file_system.PowerCut(loss);
+      Process last(&file_system, 4);
+      ASSERT_GE(last.LoadedStep(), step) << "call " << call;
+      ASSERT_TRUE(last.Save(4).ok());
+      ASSERT_EQ(last.LoadedStep(), 4);
+      for (const std::string& name : Names(file_system)) {
+        ASSERT_FALSE(absl::StartsWith(name, ".tmp-") || absl::StartsWith(name, ".owner-")) << name;
+      }
+    }
+  }
+}
+
+// Row 6: any single call fails, and the process lives on.
+TEST(SaveLoadFaultTest, FailureOfEveryCallIsReportedAndTheNextSaveWorks) {
+  int64_t failed = 0;
+  for (int64_t call = 1;; ++call) {
+    MemoryFileSystem file_system;
+    Process process(&file_system, 1);
+    ASSERT_TRUE(process.Save(1).ok());
+    const int64_t first = file_system.calls();
+    file_system.FailCall(first + call, absl::ResourceExhaustedError("no space left on device"));
+    const absl::StatusOr<std::string> saved = process.Save(2);
+    if (file_system.calls() < first + call) break;
+    if (!saved.ok()) {
+      ++failed;
+      EXPECT_THAT(std::string(saved.status().message()), HasSubstr("no space left"));
+    }
+    const int64_t step = process.LoadedStep();
+    ASSERT_TRUE(step == 2 || (step == 1 && !saved.ok())) << "call " << call;
+    ASSERT_TRUE(process.Save(3).ok()) << "call " << call;
+    ASSERT_EQ(process.LoadedStep(), 3);
+  }
+  EXPECT_GT(failed, 15);
+}
+
+TEST(SaveLoadFaultTest, FailedSaveCanBeRepeatedAtTheSameStep) {
+  for (int64_t call = 1; call < 40; ++call) {
+    MemoryFileSystem file_system;
+    Process process(&file_system, 1);
+    file_system.FailCall(call, absl::ResourceExhaustedError("no space left on device"));
+    (void)process.Save(1).ok();
+    ASSERT_TRUE(process.Save(1).ok()) << "call " << call;
+    ASSERT_EQ(process.LoadedStep(), 1);
+  }
+}
+
+// Rows 3, 4 and 5.
+TEST_F(SaveLoadTest, EveryDamageToEveryFileIsFoundAndNamed) {
+  for (const char* name : {"MANIFEST.json", "model-00001-of-00001.safetensors",
+                           "optimizer-00001-of-00001.safetensors", "extra-00000.safetensors"}) {
+    const std::string path = Path(2, name);
+    const std::string whole = *file_system_.Content(path);
+    std::vector<std::string> damaged = {"", whole.substr(0, 1), whole + "x",
+                                        whole.substr(0, whole.size() - 1),
+                                        whole.substr(0, whole.size() / 2)};
+    for (size_t byte = 0; byte < whole.size(); byte += byte < 40 || byte > 4090 ? 5 : 777) {
+      damaged.push_back(whole);
+      damaged.back()[byte] ^= static_cast<char>(1 << (byte % 8));
+    }
+    damaged.push_back(whole);
+    for (size_t i = whole.size() / 2; i < whole.size(); ++i) damaged.back()[i] = '\0';
+    for (const std::string& content : damaged) {
+      file_system_.Corrupt(path, [&](std::string& text) { text = content; });
+      ExpectFallsBack(path);
+    }
+    file_system_.Corrupt(path, [&](std::string& text) { text = whole; });
+  }
+}
+
+TEST_F(SaveLoadTest, DamagedTensorIsNamed) {
+  file_system_.Corrupt(Path(2, "model-00001-of-00001.safetensors"),
+                       [](std::string& text) { text.back() ^= 1; });
+  ExpectFallsBack("tensor fc.weight is damaged");
+}
+
+// Row 8.
+TEST_F(SaveLoadTest, MissingFileIsFoundAndUnknownFileIsIgnored) {
+  ASSERT_TRUE(file_system_
+                  .Rename(Path(2, "optimizer-00001-of-00001.safetensors"),
+                          Path(2, "optimizer-00001-of-00002.safetensors"))
+                  .ok());
+  ExpectFallsBack("optimizer-00001-of-00001.safetensors");
+  ASSERT_TRUE(file_system_
+                  .Rename(Path(2, "optimizer-00001-of-00002.safetensors"),
+                          Path(2, "optimizer-00001-of-00001.safetensors"))
+                  .ok());
+  ASSERT_TRUE(file_system_.CreateFile(Path(2, "NOTES.txt")).ok());
+  EXPECT_EQ(Process(&file_system_, 2).LoadedStep(), 2);
+  ASSERT_TRUE(file_system_.RemoveFile(Path(2, "MANIFEST.json")).ok());
+  ExpectFallsBack("MANIFEST.json");
+}
+
+TEST_F(SaveLoadTest, ManifestOfAnotherCheckpointIsRefused) {
+  const std::string other = *file_system_.Content(Path(1, "MANIFEST.json"));
+  file_system_.Corrupt(Path(2, "MANIFEST.json"), [&](std::string& text) { text = other; });
+  ExpectFallsBack("is the manifest of step-000000000001.g0001");
+}
+
+TEST_F(SaveLoadTest, NothingReadableIsAnErrorAndNotAFreshStart) {
+  for (const int64_t step : {1, 2}) {
+    ASSERT_TRUE(file_system_.RemoveFile(Path(step, "MANIFEST.json")).ok());
+  }
+  const auto loaded = Process(&file_system_, 2).Load();
+  EXPECT_EQ(loaded.status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(std::string(loaded.status().message()),
+              AllOf(HasSubstr("none of the checkpoints in /jobs/digits can be read"),
+                    HasSubstr(Path(1, "MANIFEST.json")), HasSubstr(Path(2, "MANIFEST.json"))));
+}
+
+// Row 9: an earlier generation comes back after a later one has taken over.
+TEST(SaveLoadFencingTest, EarlierGenerationCannotCommitAfterALaterOneHasSaved) {
+  MemoryFileSystem file_system;
+  Process earlier(&file_system, 1);
+  Process later(&file_system, 2);
+  ASSERT_TRUE(earlier.Save(1).ok());
+  ASSERT_TRUE(later.Save(2).ok());
+  const absl::StatusOr<std::string> refused = earlier.Save(3);
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(refused.status().message()),
+              AllOf(HasSubstr("another generation"), HasSubstr("\"generation\":2")));
+  EXPECT_EQ(later.LoadedStep(), 2);
+  EXPECT_TRUE(later.Save(3).ok());
+}
+
+TEST(SaveLoadFencingTest, SaveThatIsUnderWayLosesItsFolderToALaterGeneration) {
+  MemoryFileSystem file_system;
+  CheckpointStorage earlier(&file_system, kRoot);
+  const absl::StatusOr<std::string> folder = earlier.Begin(Owner(1), {5, 1});
+  ASSERT_TRUE(folder.ok());
+  ASSERT_TRUE(Process(&file_system, 2).Save(4).ok());
+  Manifest manifest;
+  manifest.id = {5, 1};
+  EXPECT_FALSE(earlier.Commit(Owner(1), *folder, manifest).ok());
+  EXPECT_EQ(Process(&file_system, 3).LoadedStep(), 4);
+}
+
+TEST(SaveLoadFencingTest, OneStepOfTwoGenerationsIsTwoCheckpointsAndTheLaterLoads) {
+  MemoryFileSystem file_system;
+  ASSERT_TRUE(Process(&file_system, 1).Save(7).ok());
+  ASSERT_TRUE(Process(&file_system, 2).Save(7).ok());
+  const auto loaded = Process(&file_system, 3).Load();
+  ASSERT_TRUE(loaded.ok() && loaded->has_value());
+  EXPECT_EQ((*loaded)->manifest.id.generation, 2u);
+}
+
+// A job that is started anew counts its generations from the start again.
+TEST_F(SaveLoadTest, SavingTheSameStateOnceMoreIsNoFault) {
+  const std::string path = Path(2, "MANIFEST.json");
+  const std::string before = *file_system_.Content(path);
+  MemoryFileSystem* file_system = &file_system_;
+  CheckpointStorage storage(file_system, kRoot);
+  SoloGroup group;
+  const auto saved =
+      SaveCheckpoint(file_system_, storage, group, {.owner = {"other run", 1, "othernonce"}},
+                     State(2).Contents(1));
+  ASSERT_TRUE(saved.ok()) << saved.status();
+  EXPECT_EQ(file_system_.Content(path), before);
+  EXPECT_THAT(Names(file_system_),
+              ElementsAre(".owner", "step-000000000001.g0001", "step-000000000002.g0001"));
+}
+
+TEST_F(SaveLoadTest, AnotherStateNeverReplacesAWholeCheckpoint) {
+  CheckpointStorage storage(&file_system_, kRoot);
+  SoloGroup group;
+  CheckpointContents contents = State(2).Contents(1);
+  const std::string other = "another weight......";
+  contents.parameters = {State::View("fc.weight", other)};
+  const auto saved = SaveCheckpoint(file_system_, storage, group, {.owner = Owner(1)}, contents);
+  EXPECT_EQ(saved.status().code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_THAT(std::string(saved.status().message()), HasSubstr("save into another folder"));
+  EXPECT_EQ(Process(&file_system_, 2).LoadedStep(), 2);
+  EXPECT_THAT(Names(file_system_), Not(::testing::Contains(HasSubstr(".tmp-"))));
+}
+
+TEST_F(SaveLoadTest, DamagedCheckpointMakesWayForItsRepetition) {
+  file_system_.Corrupt(Path(2, "model-00001-of-00001.safetensors"),
+                       [](std::string& text) { text.back() ^= 1; });
+  ASSERT_TRUE(Process(&file_system_, 1).Save(2).ok());
+  EXPECT_EQ(Process(&file_system_, 2).LoadedStep(), 2);
+  EXPECT_THAT(Names(file_system_), Not(::testing::Contains(HasSubstr(".tmp-"))));
+}
+
+// Row 17.
+TEST_F(SaveLoadTest, StrangeNamesAndManyOldEntriesAreNoTrouble) {
+  for (const char* name : {"step-00000000000\n3.g0001", "step-x.g0001", "LATEST", ".tmp"}) {
+    ASSERT_TRUE(file_system_.MakeDirectory(absl::StrCat(kRoot, "/", name)).ok());
+  }
+  for (int i = 0; i < 20'000; ++i) {
+    ASSERT_TRUE(file_system_.MakeDirectory(absl::StrCat(kRoot, "/old-", i)).ok());
+  }
+  EXPECT_EQ(Process(&file_system_, 2).LoadedStep(), 2);
+  ASSERT_TRUE(Process(&file_system_, 2).Save(3).ok());
+}
+
+// ---- Several ranks ----
+
+// A view of a file system in which the files whose path contains a text cannot be opened.
+class BlindFileSystem final : public FileSystem {
+ public:
+  BlindFileSystem(FileSystem* real, std::string hidden) : real_(real), hidden_(std::move(hidden)) {}
+
+  absl::StatusOr<std::unique_ptr<WritableFile>> CreateFile(const std::string& path) override {
+    if (Hides(path)) return absl::ResourceExhaustedError(absl::StrCat(path, ": no space left"));
+    return real_->CreateFile(path);
+  }
+  absl::StatusOr<std::unique_ptr<ReadableFile>> OpenFile(const std::string& path) override {
+    if (Hides(path)) return absl::NotFoundError(absl::StrCat(path, ": no such file"));
+    return real_->OpenFile(path);
+  }
+  absl::Status MakeDirectory(const std::string& path) override {
+    return real_->MakeDirectory(path);
+  }
+  absl::StatusOr<std::vector<std::string>> ListDirectory(const std::string& path) override {
+    if (Hides(path)) return std::vector<std::string>();
+    return real_->ListDirectory(path);
+  }
+  absl::Status SyncDirectory(const std::string& path) override {
+    return real_->SyncDirectory(path);
+  }
+  absl::Status Rename(const std::string& from, const std::string& to) override {
+    return real_->Rename(from, to);
+  }
+  absl::Status ReplaceFile(const std::string& from, const std::string& to) override {
+    return real_->ReplaceFile(from, to);
+  }
+  absl::Status RemoveFile(const std::string& path) override { return real_->RemoveFile(path); }
+  absl::Status RemoveDirectory(const std::string& path) override {
+    return real_->RemoveDirectory(path);
+  }
+
+ private:
+  bool Hides(const std::string& path) const {
+    return !hidden_.empty() && absl::StrContains(path, hidden_);
+  }
+
+  FileSystem* const real_;
+  const std::string hidden_;
+};
+
+class RanksTest : public ::testing::Test {
+ protected:
+  // Every rank's result of one save, with `change` applied to what the rank brings.
+  std::vector<absl::StatusOr<std::string>> Save(
+      int world_size, int64_t step, uint64_t generation,
+      const std::function<void(int, absl::StatusOr<CheckpointContents>&)>& change = nullptr) {
+    std::vector<absl::StatusOr<std::string>> results(static_cast<size_t>(world_size));
+    RunRanks(world_size, [&](CheckpointGroup& group) {
+      BlindFileSystem file_system(&file_system_, Hidden(group.rank()));
+      CheckpointStorage storage(&file_system, kRoot);
+      const State state(step, group.rank());
+      absl::StatusOr<CheckpointContents> contents = state.Contents(generation);
+      if (change != nullptr) change(group.rank(), contents);
+      results[static_cast<size_t>(group.rank())] =
+          SaveCheckpoint(file_system, storage, group,
+                         {.owner = Owner(generation), .file_bytes_max = 20}, contents);
+    });
+    return results;
+  }
+
+  struct Loaded {
+    absl::Status status;
+    int64_t step = -1;
+    std::string weight;
+    std::string rng;
+    std::vector<std::string> passed_over;
+  };
+
+  std::vector<Loaded> Load(int world_size) {
+    std::vector<Loaded> results(static_cast<size_t>(world_size));
+    RunRanks(world_size, [&](CheckpointGroup& group) {
+      BlindFileSystem file_system(&file_system_, Hidden(group.rank()));
+      const CheckpointStorage storage(&file_system, kRoot);
+      Loaded& result = results[static_cast<size_t>(group.rank())];
+      const auto loaded = LoadNewestCheckpoint(storage, group, FitsAlways);
+      result.status = loaded.status();
+      if (!loaded.ok() || !loaded->has_value()) return;
+      result.step = (*loaded)->manifest.id.step;
+      result.weight = Text((*loaded)->model, "fc.weight");
+      result.rng = Text((*loaded)->extra, "rng.cpu");
+      result.passed_over = (*loaded)->passed_over;
+    });
+    return results;
+  }
+
+  std::string Hidden(int rank) const {
+    const auto found = hidden_.find(rank);
+    return found == hidden_.end() ? "" : found->second;
+  }
+
+  MemoryFileSystem file_system_;
+  std::map<int, std::string> hidden_;  // by rank
+};
+
+TEST_F(RanksTest, RanksShareTheWorkAndEachGetsItsOwnBack) {
+  for (const auto& saved : Save(3, 5, 1)) {
+    ASSERT_TRUE(saved.ok()) << saved.status();
+    EXPECT_EQ(*saved, "/jobs/digits/step-000000000005.g0001");
+  }
+  const std::vector<Loaded> loaded = Load(3);
+  for (int rank = 0; rank < 3; ++rank) {
+    const State state(5, rank);
+    EXPECT_EQ(loaded[static_cast<size_t>(rank)].step, 5);
+    EXPECT_EQ(loaded[static_cast<size_t>(rank)].weight, state.weight);
+    EXPECT_EQ(loaded[static_cast<size_t>(rank)].rng, state.rng);
+  }
+}
+
+// Row 13.
+TEST_F(RanksTest, AnotherWorldSizeLoads) {
+  ASSERT_TRUE(Save(2, 5, 1)[0].ok());
+  for (const int world_size : {1, 2, 4}) {
+    const std::vector<Loaded> loaded = Load(world_size);
+    for (int rank = 0; rank < world_size; ++rank) {
+      EXPECT_EQ(loaded[static_cast<size_t>(rank)].step, 5);
+      EXPECT_EQ(loaded[static_cast<size_t>(rank)].rng, rank < 2 ? State(5, rank).rng : "none");
+    }
+  }
+}
+
+TEST_F(RanksTest, ModelAndOptimizerFilesDoNotDependOnTheWorldSize) {
+  ASSERT_TRUE(Save(1, 5, 1)[0].ok());
+  ASSERT_TRUE(Save(3, 5, 2)[0].ok());
+  const auto names = *file_system_.ListDirectory(absl::StrCat(kRoot, "/step-000000000005.g0001"));
+  int compared = 0;
+  for (const std::string& name : names) {
+    if (!absl::StartsWith(name, "model-") && !absl::StartsWith(name, "optimizer-")) continue;
+    ++compared;
+    EXPECT_EQ(file_system_.Content(absl::StrCat(kRoot, "/step-000000000005.g0001/", name)),
+              file_system_.Content(absl::StrCat(kRoot, "/step-000000000005.g0002/", name)))
+        << name;
+  }
+  EXPECT_EQ(compared, 3);  // file_bytes_max cuts the model in two
+}
+
+TEST_F(RanksTest, RanksThatDisagreeAreToldHow) {
+  const auto results = Save(2, 5, 1, [](int rank, absl::StatusOr<CheckpointContents>& contents) {
+    if (rank == 1) contents->description.id.step = 6;
+  });
+  for (const auto& result : results) {
+    EXPECT_EQ(result.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(result.status().message()),
+                AllOf(HasSubstr("rank 0 has step 5"), HasSubstr("rank 1 has step 6")));
+  }
+  EXPECT_EQ(Load(1)[0].step, -1);
+}
+
+TEST_F(RanksTest, RankThatCannotSaveTellsTheOthersWhy) {
+  const auto results = Save(3, 5, 1, [](int rank, absl::StatusOr<CheckpointContents>& contents) {
+    if (rank == 2) contents = absl::InvalidArgumentError("tensor x has no safetensors dtype");
+  });
+  for (const auto& result : results) {
+    EXPECT_EQ(result.status().message(), "rank 2: tensor x has no safetensors dtype");
+  }
+}
+
+TEST_F(RanksTest, FullDiskOnOneRankFailsTheSaveEverywhereAndLeavesNothing) {
+  ASSERT_TRUE(Save(3, 4, 1)[0].ok());
+  hidden_[2] = "extra-00002";
+  for (const auto& result : Save(3, 5, 1)) {
+    EXPECT_EQ(result.status().code(), absl::StatusCode::kResourceExhausted);
+    EXPECT_THAT(std::string(result.status().message()),
+                AllOf(HasSubstr("rank 2: "), HasSubstr("extra-00002.safetensors: no space left")));
+  }
+  hidden_.clear();
+  EXPECT_THAT(Names(file_system_), ElementsAre(".owner", "step-000000000004.g0001"));
+  EXPECT_EQ(Load(3)[2].step, 4);
+}
+
+TEST_F(RanksTest, AllTakeTheNewestThatEveryRankCanRead) {
+  for (const int64_t step : {1, 2, 3, 4}) ASSERT_TRUE(Save(3, step, 1)[0].ok());
+  hidden_[1] = "step-000000000004.g0001/model";
+  hidden_[2] = "step-000000000003.g0001/MANIFEST";
+  for (const Loaded& loaded : Load(3)) {
+    EXPECT_EQ(loaded.step, 2) << loaded.status;
+    EXPECT_THAT(loaded.passed_over,
+                ElementsAre(AllOf(HasSubstr("rank 1: "), HasSubstr("step-000000000004")),
+                            AllOf(HasSubstr("rank 2: "), HasSubstr("step-000000000003"))));
+  }
+}
+
+TEST_F(RanksTest, RankThatSeesAnotherFolderIsNamed) {
+  ASSERT_TRUE(Save(3, 5, 1)[0].ok());
+  hidden_[1] = kRoot;
+  for (const Loaded& loaded : Load(3)) {
+    EXPECT_THAT(std::string(loaded.status.message()),
+                HasSubstr("rank 1 of 3 see no checkpoint in /jobs/digits"));
+  }
+}
+
+TEST_F(RanksTest, EveryExtraFileIsCheckedBySomebody) {
+  ASSERT_TRUE(Save(4, 5, 1)[0].ok());
+  ASSERT_TRUE(Save(4, 6, 1)[0].ok());
+  for (const char* name : {"extra-00000", "extra-00001", "extra-00002", "extra-00003"}) {
+    const std::string path = absl::StrCat(kRoot, "/step-000000000006.g0001/", name, ".safetensors");
+    const std::string whole = *file_system_.Content(path);
+    file_system_.Corrupt(path, [](std::string& text) { text.back() ^= 1; });
+    for (const int world_size : {1, 3}) {
+      for (const Loaded& loaded : Load(world_size)) EXPECT_EQ(loaded.step, 5) << name;
+    }
+    file_system_.Corrupt(path, [&](std::string& text) { text = whole; });
+  }
+}
+
+// Row 14: what does not fit is told in full, and is no reason to take an older one.
+TEST_F(RanksTest, CheckpointThatDoesNotFitIsAnErrorWithEveryMismatch) {
+  ASSERT_TRUE(Save(2, 5, 1)[0].ok());
+  RunRanks(2, [&](CheckpointGroup& group) {
+    const CheckpointStorage storage(&file_system_, kRoot);
+    const auto loaded = LoadNewestCheckpoint(storage, group, [](const Manifest&) {
+      return std::vector<std::string>{"fc.weight: shape differs", "fc.bias: missing"};
+    });
+    EXPECT_EQ(loaded.status().code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(std::string(loaded.status().message()),
+                AllOf(HasSubstr("nothing was loaded"), HasSubstr("fc.weight: shape differs"),
+                      HasSubstr("fc.bias: missing"), Not(HasSubstr("rank"))));
+  });
+}
+
+}  // namespace
+}  // namespace ddp::elastic
