@@ -46,7 +46,8 @@ class RedisKeyValueStoreTest : public ::testing::Test {
     while (clock.Now() < deadline) {
       const auto reply = connection->Command({"PUBSUB", "CHANNELS"});
       std::vector<std::string> ask = {"PUBSUB", "NUMSUB"};
-      for (const RedisReply& channel : *reply->AsArray()) ask.push_back(*channel.AsString());
+      const auto channels = *reply->AsArray();
+      for (const RedisReply& channel : channels) ask.push_back(*channel.AsString());
       const auto counts = connection->Command(ask);
       int64_t sum = 0;
       const auto pairs = *counts->AsArray();
@@ -91,7 +92,8 @@ TEST_F(RedisKeyValueStoreTest, EveryKeyOfTheStoreHasATimeToLive) {
   const auto connection = redis_->Connect();
   const auto keys = connection->Command({"KEYS", "*"});
   EXPECT_EQ(keys->AsArray()->size(), 2);
-  for (const RedisReply& key : *keys->AsArray()) {
+  const auto elements = *keys->AsArray();
+  for (const RedisReply& key : elements) {
     EXPECT_TRUE(absl::StartsWith(*key.AsString(), store_->address().prefix)) << *key.AsString();
     EXPECT_GT(*connection->Command({"TTL", *key.AsString()})->AsInteger(), 24 * 3600);
   }

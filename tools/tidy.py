@@ -252,6 +252,10 @@ BANS = [
     Ban(r"#include [<\"]absl/(flags|log|synchronization)/", "use gflags, glog and base/mutex.h"),
     Ban(r"\bGTEST_SKIP\(\)(?!\s*<<)", "give the reason: GTEST_SKIP() << ..."),
     Ban(r"(?<!\w)assert\s*\(", "use CHECK: it stays on in release builds"),
+    Ban(
+        r"\bfor \([^;\n]* : \*[^;\n]*\(\)\)",
+        "name the value first: what a temporary holds is gone before the loop begins",
+    ),
     Ban(r"^\s*using namespace\b", "name what is used", lambda f: f.is_header),
     Ban(r"\b(system|popen|tmpnam|mktemp|strtok|sprintf|gets)\s*\(", "use a safe call"),
 ]

@@ -71,6 +71,7 @@ BAD = {
         ("a_test.cc", "void F() { GTEST_SKIP(); }\n"),
         ("a.cc", "void F() { assert(x); }\n"),
         ("a.h", "using namespace std;\n"),
+        ("a.cc", "void F() {\n  for (auto& x : *reply->AsArray()) Use(x);\n}\n"),
         ("a.cc", 'void F() { system("ls"); }\n'),
     ],
     "glog_after_torch": [
@@ -139,6 +140,7 @@ GOOD = {
         ("store/a.cc", "auto* r = redisCommand(c, x);\n"),
         ("base/mutex.h", "std::mutex mutex_;\n"),
         ("a_test.cc", 'void F() { GTEST_SKIP() << "no GPU"; }\n'),
+        ("a.cc", "void F() {\n  for (auto& x : *pointer) Use(x());\n}\n"),
         ("a.cc", "static_assert(x);\n#include <torch/torch.h>\n"),
     ],
     "glog_after_torch": [("ddp/a.cc", '#include <ATen/ATen.h>\n\n#include "ddp/logging.h"\n')],
