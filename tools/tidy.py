@@ -253,7 +253,7 @@ BANS = [
     Ban(r"\bGTEST_SKIP\(\)(?!\s*<<)", "give the reason: GTEST_SKIP() << ..."),
     Ban(r"(?<!\w)assert\s*\(", "use CHECK: it stays on in release builds"),
     Ban(
-        r"\bfor \([^;\n]* : \*[^;\n]*\(\)\)",
+        r"\bfor \([^;\n]* : \*[\w.>-]+\(\)\)",
         "name the value first: what a temporary holds is gone before the loop begins",
     ),
     Ban(r"^\s*using namespace\b", "name what is used", lambda f: f.is_header),
