@@ -47,6 +47,15 @@ struct PlainNetImpl : torch::nn::Module {
 };
 TORCH_MODULE(PlainNet);
 
+PlainNet Copy(const PlainNet& net) {
+  torch::NoGradGuard no_grad;
+  PlainNet copy;
+  for (size_t i = 0; i < net->parameters().size(); ++i) {
+    copy->parameters()[i].copy_(net->parameters()[i]);
+  }
+  return copy;
+}
+
 torch::Tensor Flatten(const std::vector<torch::Tensor>& tensors) {
   std::vector<torch::Tensor> parts;
   for (const torch::Tensor& tensor : tensors) {
@@ -72,8 +81,7 @@ bool SameOnAllRanks(ProcessGroup& group, const torch::Tensor& mine) {
 
 // The gradient of every rank's batch, averaged, as one process computes it.
 torch::Tensor ExpectedGradients(const PlainNet& net, int ranks, int64_t step) {
-  PlainNet copy = std::dynamic_pointer_cast<PlainNetImpl>(net.ptr()->clone());
-  copy->zero_grad();
+  PlainNet copy = Copy(net);
   for (int rank = 0; rank < ranks; ++rank) {
     torch::manual_seed(1000 * step + rank);
     (copy->forward(torch::randn({5, 4})).pow(2).mean() / ranks).backward();
@@ -137,7 +145,7 @@ void TrainsAsOneProcess(ProcessGroup& group, const std::shared_ptr<ProcessGroup>
                         const Options& options) {
   torch::manual_seed(3);
   PlainNet joint;
-  PlainNet net = std::dynamic_pointer_cast<PlainNetImpl>(joint.ptr()->clone());
+  PlainNet net = Copy(joint);
   DistributedDataParallel model(net, shared);
   Optimizer optimizer(net->parameters(), options);
   Optimizer joint_optimizer(joint->parameters(), options);

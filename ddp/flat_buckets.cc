@@ -41,10 +41,12 @@ FlatBuckets::FlatBuckets(BucketPlan plan, std::vector<at::Tensor> parameters, in
     for (const int index : bucket.parameters) {
       const at::Tensor& parameter = parameters_[index];
       Slot& slot = slots_[index];
-      slot.view =
+      const at::Tensor view =
           parameter.is_non_overlapping_and_dense()
               ? flats_.back().as_strided(parameter.sizes(), parameter.strides(), slot.offset)
               : flats_.back().narrow(0, slot.offset, slot.count).view(parameter.sizes());
+      // For autograd a tensor of its own: zero_grad(false) detaches in place, which a view refuses.
+      slot.view = view.variable_data();
       at::Tensor& gradient = parameters_[index].mutable_grad();
       if (gradient_as_view_ && gradient.defined()) {
         slot.view.copy_(gradient);

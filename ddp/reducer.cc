@@ -128,13 +128,12 @@ void Reducer::BeginBackward(bool synchronize) {
 void Reducer::OnGradient(int parameter) {
   if (state_ == State::kLocal) return;
   if (state_ == State::kDone || ready_pass_[parameter] == pass_) {
-    const std::string message = absl::StrCat(
+    // Nobody waits for this rank: what all ranks share is complete.
+    throw ReductionError(absl::StrCat(
         "rank ", group_->rank(), ": a second gradient for parameter ", parameters_[parameter].name,
         " after its gradient of this forward was reduced. A synchronized forward allows one "
         "backward: add the losses up and call backward once, or run every further backward after "
-        "a forward of its own, or under no_sync()");
-    group_->report_failure(message);
-    throw ReductionError(message);
+        "a forward of its own, or under no_sync()"));
   }
   state_ = State::kReducing;
   ready_pass_[parameter] = pass_;
