@@ -113,8 +113,7 @@ absl::Status ReadEnvironment(const EnvironmentLookup& environment, CommandLine& 
 absl::Status ReadFlag(const std::vector<std::string>& arguments, size_t& index,
                       CommandLine& result) {
   const std::string& argument = arguments[index];
-  absl::StatusOr<Token> token =
-      argument[1] == '-' ? ReadLong(argument) : ReadShort(argument);
+  absl::StatusOr<Token> token = argument[1] == '-' ? ReadLong(argument) : ReadShort(argument);
   if (!token.ok()) return token.status();
   ++index;
   const FlagSpec& flag = *token->flag;

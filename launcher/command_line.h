@@ -23,11 +23,11 @@ enum class HelpGroup { kJob, kProgram, kRendezvous, kFailures, kLogs, kOther };
 
 // One flag of ddprun. Texts live as long as the program.
 struct FlagSpec {
-  const char* name;           // as the help shows it: "nproc-per-node"; `_` is as good as `-`
-  char short_name;            // 'm' for -m; 0: none
-  bool takes_value;           // false: a switch
-  const char* environment;    // sets it where the command line does not; nullptr: nothing does
-  const char* gflag;          // its name in gflags; nullptr: answered by the parser itself
+  const char* name;         // as the help shows it: "nproc-per-node"; `_` is as good as `-`
+  char short_name;          // 'm' for -m; 0: none
+  bool takes_value;         // false: a switch
+  const char* environment;  // sets it where the command line does not; nullptr: nothing does
+  const char* gflag;        // its name in gflags; nullptr: answered by the parser itself
   HelpGroup group;
   const char* default_value;  // "" for switches and for flags without one
   const char* value_name;     // "N|cpu|gpu|auto"; "" for switches

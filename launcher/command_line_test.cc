@@ -39,10 +39,9 @@ TEST(CommandLineTest, BothSpellingsAndAllFormsOfAValue) {
   const auto result = Parse({"--nproc_per_node=2", "--max-restarts", "3", "-t3", "-r", "1", "-r=2",
                              "--log-dir=/x", "--standalone", "--no_python", "prog"});
   ASSERT_TRUE(result.ok()) << result.status();
-  EXPECT_THAT(result->gflags,
-              ElementsAre("--nproc_per_node=2", "--max_restarts=3", "--tee=3", "--redirects=1",
-                          "--redirects=2", "--worker_log_dir=/x", "--standalone=true",
-                          "--no_python=true"));
+  EXPECT_THAT(result->gflags, ElementsAre("--nproc_per_node=2", "--max_restarts=3", "--tee=3",
+                                          "--redirects=1", "--redirects=2", "--worker_log_dir=/x",
+                                          "--standalone=true", "--no_python=true"));
   EXPECT_EQ(result->spelled.at("nproc_per_node"), "--nproc_per_node");
   EXPECT_EQ(result->spelled.at("tee"), "-t");
 }
@@ -67,9 +66,10 @@ TEST(CommandLineTest, ANegativeNumberIsAValue) {
 }
 
 TEST(CommandLineTest, TheCommandLineBeatsTheEnvironment) {
-  const auto result = Parse({"--nproc-per-node=2", "prog"},
-                            {{"PET_NPROC_PER_NODE", "4"}, {"PET_TEE", "3"}, {"PET_STANDALONE", "1"},
-                             {"PET_NO_PYTHON", "0"}});
+  const auto result = Parse({"--nproc-per-node=2", "prog"}, {{"PET_NPROC_PER_NODE", "4"},
+                                                             {"PET_TEE", "3"},
+                                                             {"PET_STANDALONE", "1"},
+                                                             {"PET_NO_PYTHON", "0"}});
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_THAT(result->gflags, ElementsAre("--nproc_per_node=4", "--no_python=false",
                                           "--standalone=true", "--tee=3", "--nproc_per_node=2"));
@@ -84,8 +84,8 @@ TEST(CommandLineTest, MistakesAreOneClearLine) {
   EXPECT_THAT(Error({"--frobnicate", "prog"}), HasSubstr("unknown flag --frobnicate"));
   EXPECT_THAT(Error({"-x", "prog"}), HasSubstr("unknown flag -x"));
   EXPECT_THAT(Error({"-m3", "prog"}), HasSubstr("unknown flag -m3"));
-  EXPECT_THAT(Error({"--nproc-per-node"}), AllOf(HasSubstr("--nproc-per-node needs a value"),
-                                                 HasSubstr("N|cpu|gpu|auto")));
+  EXPECT_THAT(Error({"--nproc-per-node"}),
+              AllOf(HasSubstr("--nproc-per-node needs a value"), HasSubstr("N|cpu|gpu|auto")));
   EXPECT_THAT(Error({"--role", "--standalone", "prog"}), HasSubstr("--role needs a value"));
   EXPECT_THAT(Error({"prog"}, {{"PET_STANDALONE", "yes"}}),
               HasSubstr("PET_STANDALONE=yes: expected 0 or 1"));

@@ -127,7 +127,8 @@ void Console::OnWritable() {
 void Console::Flush(absl::Duration stall_timeout) {
   while (!WritePending()) {
     pollfd polled{.fd = write_fd_, .events = POLLOUT, .revents = 0};
-    const int ready = ::poll(&polled, 1, static_cast<int>(absl::ToInt64Milliseconds(stall_timeout)));
+    const int ready =
+        ::poll(&polled, 1, static_cast<int>(absl::ToInt64Milliseconds(stall_timeout)));
     if (ready == 0) {
       std::fprintf(stderr, "ddprun: nobody reads the output: %zu bytes of it are lost\n",
                    pending());

@@ -16,9 +16,9 @@ namespace ddp::launcher {
 // Writes whole lines to stdout or stderr of this process without ever making the event loop wait.
 //
 // What the terminal or pipe does not take at once is kept and written when it takes more. Above
-// `kFullBytes` the console is full(): the owner stops giving it lines, and so the workers that write
-// them come to wait, as they would if the console were theirs; no line is lost. A console that is
-// closed for good (`ddprun ... | head`) swallows everything from then on.
+// `kFullBytes` the console is full(): the owner stops giving it lines, and so the workers that
+// write them come to wait, as they would if the console were theirs; no line is lost. A console
+// that is closed for good (`ddprun ... | head`) swallows everything from then on.
 //
 // Into a pipe, lines are written by whole lines per write() as long as they fit PIPE_BUF, so that
 // they do not mix with what others write there.
@@ -74,7 +74,7 @@ class Console {
   int write_fd_;
   bool closed_ = false;  // for good, by the other side
   bool watched_ = false;
-  std::string queue_;    // lines; the first `written_` bytes are out
+  std::string queue_;  // lines; the first `written_` bytes are out
   size_t written_ = 0;
   std::function<void()> on_room_;
 };

@@ -22,7 +22,8 @@
 namespace ddp::launcher {
 namespace {
 
-// Relative to the folder in which bazel starts a test; made absolute, for workers that change theirs.
+// Relative to the folder in which bazel starts a test; made absolute, for workers that change
+// theirs.
 constexpr char kDdprun[] = "launcher/ddprun";
 
 absl::Time Now() { return MonotonicClock().Now(); }
@@ -32,9 +33,8 @@ UniqueFd PidfdOpen(pid_t pid) {
 }
 
 int Milliseconds(absl::Time deadline) {
-  return static_cast<int>(
-      std::max<int64_t>(0, absl::ToInt64Milliseconds(absl::Ceil(deadline - Now(),
-                                                                absl::Milliseconds(1)))));
+  return static_cast<int>(std::max<int64_t>(
+      0, absl::ToInt64Milliseconds(absl::Ceil(deadline - Now(), absl::Milliseconds(1)))));
 }
 
 // Under /tmp: the path of a unix socket is short.

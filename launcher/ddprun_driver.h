@@ -13,8 +13,8 @@
 namespace ddp::launcher {
 
 // One run of the real ddprun in a test: in an environment of its own, with a folder of its own for
-// what is temporary, its output caught. Every wait has a deadline, after which the test fails and the
-// run is killed. For tests only; not thread-safe.
+// what is temporary, its output caught. Every wait has a deadline, after which the test fails and
+// the run is killed. For tests only; not thread-safe.
 //
 // The test's process becomes a child subreaper: what ddprun leaves behind comes to it, is found by
 // Leftovers(), and is killed by the destructor.
@@ -47,8 +47,8 @@ class DdprunDriver {
   // The same for stderr.
   void AwaitStderr(const std::string& text);
 
-  // Until ddprun has ended and nobody holds its output any more. Returns its exit code, or minus the
-  // signal that ended it.
+  // Until ddprun has ended and nobody holds its output any more. Returns its exit code, or minus
+  // the signal that ended it.
   int Wait();
 
   const std::string& out() const { return out_; }

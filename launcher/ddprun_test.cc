@@ -83,7 +83,8 @@ TEST(DdprunTest, VersionAndHelp) {
 }
 
 TEST(DdprunTest, RunsEveryWorkerAndLeavesNothing) {
-  DdprunDriver run({.arguments = Shell({"--standalone", "--nproc-per-node=3"}, "echo worker $RANK")});
+  DdprunDriver run(
+      {.arguments = Shell({"--standalone", "--nproc-per-node=3"}, "echo worker $RANK")});
   EXPECT_EQ(run.Wait(), 0);
   EXPECT_EQ(Count(run.out(), "worker "), 3) << run.out();
   for (const char* line : {"worker 0\n", "worker 1\n", "worker 2\n"}) {
@@ -96,7 +97,7 @@ TEST(DdprunTest, RunsEveryWorkerAndLeavesNothing) {
 TEST(DdprunTest, TheWorkersEnvironment) {
   DdprunDriver run({.arguments = Shell({"--nproc-per-node=2", "--rdzv-id=my/run{1}%",
                                         "--role=trainer", "--max-restarts=4"},
-                                       "[ $RANK = 1 ] && env"),
+                                       "if [ $RANK = 1 ]; then env; fi"),
                     .environment = {{"DDP_REDIS_PASSWORD", "not for a private server"}}});
   run.Wait();
   std::map<std::string, std::string> seen;
@@ -148,8 +149,8 @@ TEST(DdprunTest, PythonProgramsRunUnderTheInterpreter) {
                     .environment = {{"PYTHON_EXEC", python}}});
   EXPECT_EQ(run.Wait(), 0) << run.err();
   EXPECT_EQ(run.out(), absl::StrCat("ran -u ", script, " --index=0 -x\n"));
-  DdprunDriver module({.arguments = {"-m", "pkg.train", "-m"},
-                       .environment = {{"PYTHON_EXEC", python}}});
+  DdprunDriver module(
+      {.arguments = {"-m", "pkg.train", "-m"}, .environment = {{"PYTHON_EXEC", python}}});
   EXPECT_EQ(module.Wait(), 0) << module.err();
   EXPECT_EQ(module.out(), "ran -u -m pkg.train -m\n");
 }
@@ -172,13 +173,15 @@ TEST(DdprunTest, AFailureRestartsEveryRankInANewGeneration) {
   const Folder folder;
   // Rank 1 fails in its first two attempts; rank 0 would wait for ever.
   const std::string script =
-      "echo rank=$RANK attempt=$TORCHELASTIC_RESTART_COUNT generation=$DDP_GENERATION store=$DDP_STORE;"
+      "echo rank=$RANK attempt=$TORCHELASTIC_RESTART_COUNT generation=$DDP_GENERATION "
+      "store=$DDP_STORE;"
       "if [ $TORCHELASTIC_RESTART_COUNT = 2 ]; then exit 0; fi;"
       "if [ $RANK = 0 ]; then exec sleep 1000; fi;"
       "if [ $TORCHELASTIC_RESTART_COUNT = 0 ]; then exit 3; else kill -KILL $$; fi";
-  DdprunDriver run({.arguments = Shell({"--nproc-per-node=2", "--max-restarts=5", "--fault-grace-ms=50",
-                                        "--event-log-file=" + folder / "events"},
-                                       script)});
+  DdprunDriver run(
+      {.arguments = Shell({"--nproc-per-node=2", "--max-restarts=5", "--fault-grace-ms=50",
+                           "--event-log-file=" + folder / "events"},
+                          script)});
   EXPECT_EQ(run.Wait(), 0) << run.err();
   EXPECT_EQ(run.err(),
             "restart 1 of 5: generation 2: rank 1 exited with code 3\n"
@@ -206,9 +209,9 @@ TEST(DdprunTest, ASpentBudgetEndsInTheReport) {
   EXPECT_THAT(run.err(), HasSubstr("\nsh FAILED\n"));
   const size_t root = run.err().find("Root Cause (first observed failure):\n[0]:\n");
   ASSERT_NE(root, std::string::npos) << run.err();
-  EXPECT_THAT(run.err().substr(root), AllOf(HasSubstr("  rank      : 1 (local_rank: 1)\n"),
-                                            HasSubstr("  exitcode  : 7 (pid: "),
-                                            HasSubstr("  error_file: <N/A>\n")));
+  EXPECT_THAT(run.err().substr(root),
+              AllOf(HasSubstr("  rank      : 1 (local_rank: 1)\n"),
+                    HasSubstr("  exitcode  : 7 (pid: "), HasSubstr("  error_file: <N/A>\n")));
   EXPECT_THAT(run.TemporaryEntries(), IsEmpty());
 }
 
@@ -216,8 +219,9 @@ TEST(DdprunTest, TheReportShowsWhatTheWorkerWrote) {
   const std::string json =
       R"({"message": {"message": "std::runtime_error: no data", "extraInfo":
          {"py_callstack": "at main", "timestamp": "1700000000"}}})";
-  DdprunDriver run({.arguments = Shell({}, "printf '%s' \"$JSON\" > $TORCHELASTIC_ERROR_FILE; exit 1"),
-                    .environment = {{"JSON", json}}});
+  DdprunDriver run(
+      {.arguments = Shell({}, "printf '%s' \"$JSON\" > $TORCHELASTIC_ERROR_FILE; exit 1"),
+       .environment = {{"JSON", json}}});
   EXPECT_EQ(run.Wait(), 1);
   EXPECT_THAT(run.err(), AllOf(HasSubstr("  traceback : std::runtime_error: no data\n"),
                                HasSubstr("at main\n"), HasSubstr("/attempt_0/0/error.json\n")));
@@ -227,11 +231,13 @@ TEST(DdprunTest, TheReportShowsWhatTheWorkerWrote) {
 }
 
 TEST(DdprunTest, AnErrorFileThatMakesNoSenseHarmsNothing) {
-  DdprunDriver run({.arguments = Shell({"--max-restarts=1"},
-                                       "head -c 3000000 /dev/urandom > $TORCHELASTIC_ERROR_FILE; exit 1")});
+  DdprunDriver run(
+      {.arguments = Shell({"--max-restarts=1"},
+                          "head -c 3000000 /dev/urandom > $TORCHELASTIC_ERROR_FILE; exit 1")});
   EXPECT_EQ(run.Wait(), 1);
-  EXPECT_THAT(run.err(), AllOf(HasSubstr("restart 1 of 1"), HasSubstr("the error file cannot be used"),
-                               HasSubstr("larger than")));
+  EXPECT_THAT(run.err(),
+              AllOf(HasSubstr("restart 1 of 1"), HasSubstr("the error file cannot be used"),
+                    HasSubstr("larger than")));
 }
 
 TEST(DdprunTest, TeeLosesNoLineOfBusyRanks) {
@@ -284,8 +290,8 @@ TEST(DdprunTest, RedirectsByLocalRankOfAnyLength) {
   EXPECT_EQ(Slurp(root / "attempt_0/10/stdout.log"), "out 10\n");
   EXPECT_EQ(Slurp(root / "attempt_0/10/stderr.log"), "err 10\n");
   EXPECT_FALSE(std::filesystem::exists(root / "attempt_0/1/stdout.log"));
-  EXPECT_THAT(run.out(), AllOf(HasSubstr("out 1\n"), Not(HasSubstr("out 0")),
-                               Not(HasSubstr("out 10"))));
+  EXPECT_THAT(run.out(),
+              AllOf(HasSubstr("out 1\n"), Not(HasSubstr("out 0")), Not(HasSubstr("out 10"))));
   EXPECT_THAT(run.err(), AllOf(HasSubstr("err 0\n"), Not(HasSubstr("err 10"))));
 }
 
@@ -301,8 +307,8 @@ TEST(DdprunTest, EachAttemptHasFilesOfItsOwn) {
 }
 
 TEST(DdprunTest, WithoutFilesThereIsNoErrorFile) {
-  DdprunDriver run({.arguments = Shell({"--log-dir=/dev/null", "-t1"},
-                                       "echo file=$TORCHELASTIC_ERROR_FILE.")});
+  DdprunDriver run(
+      {.arguments = Shell({"--log-dir=/dev/null", "-t1"}, "echo file=$TORCHELASTIC_ERROR_FILE.")});
   EXPECT_EQ(run.Wait(), 0) << run.err();
   EXPECT_EQ(run.out(), "[default0]:file=.\n");
 }
@@ -314,8 +320,9 @@ TEST(DdprunTest, AClosedConsoleEndsNeitherTheJobNorTheFiles) {
   UniqueFd read(fds[0]);
   const UniqueFd write(fds[1]);
   read.reset();  // as of a `head` that has seen enough
-  DdprunDriver run({.arguments = Shell({"-t1", "--log-dir=" + folder.path()}, "seq 1 30000; echo ok"),
-                    .stdout_fd = write.get()});
+  DdprunDriver run(
+      {.arguments = Shell({"-t1", "--log-dir=" + folder.path()}, "seq 1 30000; echo ok"),
+       .stdout_fd = write.get()});
   EXPECT_EQ(run.Wait(), 0) << run.err();
   EXPECT_THAT(Slurp(RunFolder(folder.path()) / "attempt_0/0/stdout.log"), EndsWith("30000\nok\n"));
 }

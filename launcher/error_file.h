@@ -10,8 +10,8 @@ namespace ddp::launcher {
 
 // What a worker wrote about its failure into the file that TORCHELASTIC_ERROR_FILE names.
 struct ErrorFile {
-  std::string message;    // "RuntimeError: the data has ended"; never empty
-  std::string callstack;  // several lines, or empty
+  std::string message;                     // "RuntimeError: the data has ended"; never empty
+  std::string callstack;                   // several lines, or empty
   absl::Time time = absl::InfinitePast();  // when the worker failed; InfinitePast: it did not say
 };
 

@@ -19,13 +19,13 @@ std::string Entry(size_t index, const ReportedFailure& failure) {
   // Further lines of the text stand under its first one.
   const std::string text =
       absl::StrReplaceAll(failure.text, {{"\n", absl::StrCat("\n", std::string(14, ' '))}});
-  return absl::StrCat("[", index, "]:\n",                                               //
-                      "  time      : ", failure.time, "\n",                             //
-                      "  host      : ", failure.host, "\n",                             //
-                      "  rank      : ", failure.rank,                                   //
-                      " (local_rank: ", failure.local_rank, ")\n",                      //
+  return absl::StrCat("[", index, "]:\n",                                                  //
+                      "  time      : ", failure.time, "\n",                                //
+                      "  host      : ", failure.host, "\n",                                //
+                      "  rank      : ", failure.rank,                                      //
+                      " (local_rank: ", failure.local_rank, ")\n",                         //
                       "  exitcode  : ", failure.exit_code, " (pid: ", failure.pid, ")\n",  //
-                      "  error_file: ", failure.error_file, "\n",                       //
+                      "  error_file: ", failure.error_file, "\n",                          //
                       "  traceback : ", text, "\n");
 }
 
@@ -45,8 +45,8 @@ std::string FormatFailureReport(const std::string& entrypoint,
   for (size_t i = 1; i < failures.size(); ++i) absl::StrAppend(&others, Entry(i, failures[i]));
   if (others.empty()) others = "  <NO_OTHER_FAILURES>\n";
   const std::string root = Entry(0, failures.at(0));
-  const size_t width = std::min(
-      kMaxBorder, std::max({title.size(), LongestLine(others), LongestLine(root)}));
+  const size_t width =
+      std::min(kMaxBorder, std::max({title.size(), LongestLine(others), LongestLine(root)}));
   const std::string border(width, '=');
   const std::string section(width, '-');
   return absl::StrCat(border, "\n", title, "\n", section, "\nFailures:\n", others, section,
@@ -59,17 +59,15 @@ ReportedFailure DescribeFailure(const elastic::WorkerFailure& failure,
   result.rank = failure.rank;
   result.local_rank = failure.local_rank;
   result.pid = failure.pid;
-  result.exit_code =
-      failure.status.signal != 0 ? -failure.status.signal : failure.status.exit_code;
+  result.exit_code = failure.status.signal != 0 ? -failure.status.signal : failure.status.exit_code;
   result.host = context.host;
   result.error_file = kNoErrorFile;
-  result.text =
-      failure.status.signal != 0
-          ? absl::StrCat("Signal ", failure.status.signal, " (",
-                         elastic::SignalName(failure.status.signal), ") received by PID ",
-                         failure.pid)
-          : absl::StrCat("The worker ", elastic::DescribeExit(failure.status),
-                         " and wrote no error file; its own output says more");
+  result.text = failure.status.signal != 0
+                    ? absl::StrCat("Signal ", failure.status.signal, " (",
+                                   elastic::SignalName(failure.status.signal), ") received by PID ",
+                                   failure.pid)
+                    : absl::StrCat("The worker ", elastic::DescribeExit(failure.status),
+                                   " and wrote no error file; its own output says more");
   absl::Time time = failure.wall_time;
   if (!failure.error_file.empty()) {
     const absl::StatusOr<ErrorFile> error = ReadErrorFile(failure.error_file);
@@ -80,8 +78,9 @@ ReportedFailure DescribeFailure(const elastic::WorkerFailure& failure,
       if (error->time != absl::InfinitePast()) time = error->time;
     } else if (!absl::IsNotFound(error.status())) {
       result.error_file = failure.error_file;
-      absl::StrAppend(&result.text, "\n(the error file cannot be used: ",
-                      std::string(error.status().message()), ")");
+      absl::StrAppend(&result.text,
+                      "\n(the error file cannot be used: ", std::string(error.status().message()),
+                      ")");
     }
   }
   result.time = absl::FormatTime("%Y-%m-%d_%H:%M:%S", time, context.time_zone);

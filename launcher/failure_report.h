@@ -14,7 +14,7 @@ struct ReportedFailure {
   int rank = 0;
   int local_rank = 0;
   int pid = 0;
-  int exit_code = 0;       // minus the signal where one killed the worker, as torchrun shows it
+  int exit_code = 0;  // minus the signal where one killed the worker, as torchrun shows it
   std::string host;
   std::string time;        // "2026-11-21_01:36:32"
   std::string error_file;  // its path, or "<N/A>" when the worker wrote none
@@ -22,8 +22,8 @@ struct ReportedFailure {
 };
 
 // The report that ends the output of a failed job, laid out as torchrun's, because people and
-// programs look for it there. `failures` begins with the root cause and must not be empty. Ends in a
-// newline. Pure; any thread.
+// programs look for it there. `failures` begins with the root cause and must not be empty. Ends in
+// a newline. Pure; any thread.
 std::string FormatFailureReport(const std::string& entrypoint,
                                 const std::vector<ReportedFailure>& failures);
 
@@ -33,8 +33,8 @@ struct ReportContext {
   absl::TimeZone time_zone = absl::LocalTimeZone();
 };
 
-// Adds to `failure` what the worker said in its error file. A file that cannot be understood becomes
-// part of the text; nothing in it can do harm. Reads the file; any thread.
+// Adds to `failure` what the worker said in its error file. A file that cannot be understood
+// becomes part of the text; nothing in it can do harm. Reads the file; any thread.
 ReportedFailure DescribeFailure(const elastic::WorkerFailure& failure,
                                 const ReportContext& context);
 

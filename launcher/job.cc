@@ -71,28 +71,26 @@ absl::StatusOr<store::RedisEndpoint> Endpoint(const JobSpec& spec, Parts& parts)
 
 // What can fail for the user's sake comes first, what costs time last.
 absl::Status Prepare(const JobSpec& spec, const AgentContext& context, Parts& parts) {
-  DDP_ASSIGN_OR_RETURN(
-      parts.event_log,
-      elastic::EventLog::Open(spec.config.event_log_file, spec.config.run_id));
+  DDP_ASSIGN_OR_RETURN(parts.event_log,
+                       elastic::EventLog::Open(spec.config.event_log_file, spec.config.run_id));
   DDP_ASSIGN_OR_RETURN(parts.layout, LogLayout::Create(spec.log_dir, spec.config.run_id));
   DDP_ASSIGN_OR_RETURN(const store::RedisEndpoint endpoint, Endpoint(spec, parts));
   DDP_ASSIGN_OR_RETURN(parts.event_loop, elastic::EventLoop::Create());
-  parts.router =
-      std::make_unique<LogRouter>(parts.event_loop.get(), STDOUT_FILENO, STDERR_FILENO);
+  parts.router = std::make_unique<LogRouter>(parts.event_loop.get(), STDOUT_FILENO, STDERR_FILENO);
 
   PosixProcessSpawner::Options spawner;
   spawner.redirects = spec.redirects;
   spawner.tee = spec.tee;
   spawner.layout = parts.layout;
   spawner.doomed = context.doomed;
-  DDP_ASSIGN_OR_RETURN(parts.spawner,
-                       PosixProcessSpawner::Create(parts.event_loop.get(), parts.router.get(),
-                                                   std::move(spawner)));
+  DDP_ASSIGN_OR_RETURN(
+      parts.spawner,
+      PosixProcessSpawner::Create(parts.event_loop.get(), parts.router.get(), std::move(spawner)));
   if (parts.server != nullptr) {
     PosixProcessSpawner* const spare = parts.spawner.get();
     spare->Spare(parts.server->pid());
-    DDP_RETURN_IF_ERROR(parts.server->Watch(parts.event_loop.get(),
-                                            [spare](pid_t pid) { spare->Spare(pid); }));
+    DDP_RETURN_IF_ERROR(
+        parts.server->Watch(parts.event_loop.get(), [spare](pid_t pid) { spare->Spare(pid); }));
   }
 
   elastic::RedisRendezvous::Options rendezvous;
@@ -120,8 +118,12 @@ bool Exists(const std::string& path) { return !path.empty() && ::access(path.c_s
 
 // The files in a temporary folder are kept when somebody may want to read them: the output that was
 // sent there, the error files that the report names.
-void SettleTemporaryLogs(const JobSpec& spec, const LogLayout& layout,
-                         const elastic::JobResult& result) {
+void SettleLogs(const JobSpec& spec, const LogLayout& layout, const elastic::JobResult& result) {
+  // Goes when no worker was started: then it is empty.
+  if (!layout.root().empty() && ::rmdir(layout.root().c_str()) == 0) {
+    if (!spec.temporary_log_folder.empty()) ::rmdir(spec.temporary_log_folder.c_str());
+    return;
+  }
   if (spec.temporary_log_folder.empty()) return;
   if (!spec.redirects.empty() || !spec.tee.empty()) {
     Say(absl::StrCat("ddprun: the workers' output is in ", layout.root(),
@@ -145,6 +147,7 @@ int Run(const JobSpec& spec, const AgentContext& context) {
   HoldSignals();
   if (!prepared.ok()) {
     SayError(prepared);
+    SettleLogs(spec, parts.layout, {});
     return 1;
   }
   elastic::Agent agent(spec.config, {.event_loop = parts.event_loop.get(),
@@ -156,7 +159,7 @@ int Run(const JobSpec& spec, const AgentContext& context) {
   parts.spawner->KillStrays();
   parts.router->Flush(kConsoleStallTimeout);
   Report(spec, result);
-  SettleTemporaryLogs(spec, parts.layout, result);
+  SettleLogs(spec, parts.layout, result);
   return result.exit_code;
 }
 
@@ -164,10 +167,6 @@ int Run(const JobSpec& spec, const AgentContext& context) {
 
 int RunJob(const JobSpec& spec, const AgentContext& context) {
   const int code = Run(spec, context);
-  if (code != 0 && !spec.temporary_log_folder.empty()) {
-    // Empty when nothing was started; rmdir leaves anything else alone.
-    ::rmdir(spec.temporary_log_folder.c_str());
-  }
   if (const absl::Status removed = RemoveFolder(spec.runtime_folder); !removed.ok()) {
     SayError(removed);
   }

@@ -22,9 +22,9 @@ struct JobSpec {
   std::string temporary_log_folder;  // ours, or empty where the user named a folder
 };
 
-// Runs the job in this process, the agent's: makes the parts, hands them to an Agent, reports how it
-// ended. Says on stderr, in one line each, what could not be started, and the failure report at the
-// end of a job that failed. Returns ddprun's exit code.
+// Runs the job in this process, the agent's: makes the parts, hands them to an Agent, reports how
+// it ended. Says on stderr, in one line each, what could not be started, and the failure report at
+// the end of a job that failed. Returns ddprun's exit code.
 //
 // Call it on the main thread, under RunWithKeeper.
 int RunJob(const JobSpec& spec, const AgentContext& context);

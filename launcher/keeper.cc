@@ -43,8 +43,8 @@ sigset_t ForwardedSignals() {
   for (const int signal : kForwarded) {
     struct sigaction action {};
     ::sigaction(signal, nullptr, &action);
-    // What nohup asks for. Shells start background jobs with SIGINT and SIGQUIT ignored, but a signal
-    // sent to such a job is still meant.
+    // What nohup asks for. Shells start background jobs with SIGINT and SIGQUIT ignored, but a
+    // signal sent to such a job is still meant.
     if (signal == SIGHUP && action.sa_handler == SIG_IGN) continue;
     sigaddset(&set, signal);
   }

@@ -13,7 +13,8 @@ namespace ddp::launcher {
 // Runs the agent in a child process, so that whichever of the two is killed, by SIGKILL too, the
 // other one leaves nothing behind: no process, no socket, no folder.
 //
-//   keeper   the process that the user started. Forwards signals to the agent, returns its exit code.
+//   keeper   the process that the user started. Forwards signals to the agent, returns its exit
+//   code.
 //     `- agent   does the work; every worker and the private Redis server are below it.
 //
 // Both are child subreapers. When the agent dies, all its descendants, those in sessions of their
@@ -30,7 +31,8 @@ struct KeeperOptions {
   // Removed at the end in any case.
   std::string runtime_folder;
 
-  // Removed when the keeper or the agent was killed; else they are the agent's business. Empty: none.
+  // Removed when the keeper or the agent was killed; else they are the agent's business. Empty:
+  // none.
   std::string temporary_log_folder;
 
   // How the agent is shown in the process table, over the arguments that main() was called with.
@@ -47,17 +49,17 @@ struct AgentContext {
 };
 
 // Blocks SIGTERM, SIGINT, SIGHUP (unless nohup had it ignored) and SIGQUIT in the calling thread,
-// until RunWithKeeper forwards them. Call it before making the folders: a signal from then on ends the
-// job in order.
+// until RunWithKeeper forwards them. Call it before making the folders: a signal from then on ends
+// the job in order.
 void HoldSignals();
 
-// For the agent, while it prepares the job: lets a forwarded signal end it at once, which the keeper
-// answers by cleaning up. HoldSignals() again before what must end in order.
+// For the agent, while it prepares the job: lets a forwarded signal end it at once, which the
+// keeper answers by cleaning up. HoldSignals() again before what must end in order.
 void ReleaseSignals();
 
 // Forks; in the child calls `agent` and exits with what it returns; in the parent returns that code
-// when the agent has ended and all is cleaned up. When signal N killed the agent: a line on stderr, and
-// 1 if N was forwarded to it, else 128 + N.
+// when the agent has ended and all is cleaned up. When signal N killed the agent: a line on stderr,
+// and 1 if N was forwarded to it, else 128 + N.
 //
 // Call it on the main thread of a process that has no other, after HoldSignals(). Children that the
 // process already has are left alone. Errors: kResourceExhausted (no process or descriptor to be

@@ -62,8 +62,8 @@ absl::Status CheckNodes(const std::string& text, const Spelled& spelled) {
   const std::vector<std::string> parts = absl::StrSplit(text, ':');
   int64_t min = 0;
   int64_t max = 0;
-  if (parts.size() > 2 || !ParseInteger(parts.front(), &min) ||
-      !ParseInteger(parts.back(), &max) || min < 1 || max < min) {
+  if (parts.size() > 2 || !ParseInteger(parts.front(), &min) || !ParseInteger(parts.back(), &max) ||
+      min < 1 || max < min) {
     return BadValue("nnodes", text, spelled,
                     "expected N or MIN:MAX with 1 <= MIN <= MAX (this version runs one node: 1)");
   }
@@ -100,8 +100,7 @@ absl::StatusOr<absl::Duration> Seconds(const std::string& gflag, const std::stri
   constexpr double kMaxSeconds = 7 * 24 * 3600;
   double value = 0;
   if (!absl::SimpleAtod(text, &value) || !(value >= 0 && value <= kMaxSeconds)) {
-    return BadValue(gflag, text, spelled,
-                    absl::StrCat("expected seconds from 0 to ", kMaxSeconds));
+    return BadValue(gflag, text, spelled, absl::StrCat("expected seconds from 0 to ", kMaxSeconds));
   }
   return absl::Seconds(value);
 }
@@ -130,8 +129,7 @@ absl::Status CheckName(const std::string& gflag, const std::string& text, const 
   constexpr size_t kMaxLength = 128;
   if (text.empty() || text.size() > kMaxLength || !IsPrintable(text)) {
     return BadValue(gflag, text.size() > kMaxLength ? text.substr(0, kMaxLength) + "..." : text,
-                    spelled,
-                    absl::StrCat("expected 1 to ", kMaxLength, " printable characters"));
+                    spelled, absl::StrCat("expected 1 to ", kMaxLength, " printable characters"));
   }
   return absl::OkStatus();
 }
@@ -191,8 +189,7 @@ absl::StatusOr<StreamMap> ParseStreamMap(const std::string& text) {
       return absl::InvalidArgumentError(expected);
     }
     if (!map.by_local_rank.emplace(static_cast<int>(local_rank), bits).second) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("local rank ", local_rank, " is named twice"));
+      return absl::InvalidArgumentError(absl::StrCat("local rank ", local_rank, " is named twice"));
     }
   }
   return map;
@@ -211,9 +208,9 @@ absl::StatusOr<LaunchOptions> ParseLaunchOptions(const FlagValues& values, const
   DDP_ASSIGN_OR_RETURN(options.program_kind, KindOfProgram(values, spelled));
   DDP_ASSIGN_OR_RETURN(const int64_t lease_ms,
                        Integer("lease_ms", values.lease_ms, {100, kMaxMilliseconds}, spelled));
-  DDP_ASSIGN_OR_RETURN(const int64_t max_restarts,
-                       Integer("max_restarts", values.max_restarts,
-                               {0, std::numeric_limits<int>::max()}, spelled));
+  DDP_ASSIGN_OR_RETURN(
+      const int64_t max_restarts,
+      Integer("max_restarts", values.max_restarts, {0, std::numeric_limits<int>::max()}, spelled));
   DDP_ASSIGN_OR_RETURN(
       const int64_t fault_grace_ms,
       Integer("fault_grace_ms", values.fault_grace_ms, {0, kMaxMilliseconds}, spelled));

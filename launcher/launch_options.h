@@ -41,7 +41,7 @@ enum Streams : int { kNoStream = 0, kStdout = 1, kStderr = 2, kBothStreams = 3 }
 
 // Streams by local rank: what -r and -t say.
 struct StreamMap {
-  int all = kNoStream;         // for ranks that `by_local_rank` does not name
+  int all = kNoStream;  // for ranks that `by_local_rank` does not name
   std::map<int, int> by_local_rank;
 
   int Get(int local_rank) const;

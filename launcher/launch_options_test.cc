@@ -79,7 +79,8 @@ TEST(LaunchOptionsTest, OnlyOneNodeInThisVersion) {
 TEST(LaunchOptionsTest, MistakesNameFlagValueAndWhatIsAllowed) {
   FlagValues values = Defaults();
   values.nproc_per_node = "lots";
-  EXPECT_THAT(Error(values), AllOf(HasSubstr("--nproc-per-node=lots"), HasSubstr("cpu, gpu or auto")));
+  EXPECT_THAT(Error(values),
+              AllOf(HasSubstr("--nproc-per-node=lots"), HasSubstr("cpu, gpu or auto")));
   values = Defaults();
   values.master_port = "65536";
   EXPECT_THAT(Error(values), AllOf(HasSubstr("--master-port=65536"), HasSubstr("0 to 65535")));
@@ -103,7 +104,8 @@ TEST(LaunchOptionsTest, MistakesNameFlagValueAndWhatIsAllowed) {
 TEST(LaunchOptionsTest, TheUsersOwnSpellingIsNamed) {
   FlagValues values = Defaults();
   values.nproc_per_node = "lots";
-  const auto options = ParseLaunchOptions(values, {{"nproc_per_node", "PET_NPROC_PER_NODE"}}, kHost);
+  const auto options =
+      ParseLaunchOptions(values, {{"nproc_per_node", "PET_NPROC_PER_NODE"}}, kHost);
   EXPECT_THAT(std::string(options.status().message()), HasSubstr("PET_NPROC_PER_NODE=lots: "));
 }
 

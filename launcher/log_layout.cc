@@ -29,8 +29,7 @@ std::string FileName(std::string name) {
 
 LogLayout::LogLayout(std::string root) : root_(std::move(root)) {}
 
-absl::StatusOr<LogLayout> LogLayout::Create(const std::string& log_dir,
-                                            const std::string& run_id) {
+absl::StatusOr<LogLayout> LogLayout::Create(const std::string& log_dir, const std::string& run_id) {
   if (log_dir == "/dev/null") return LogLayout();
   std::error_code error;
   const std::string absolute = std::filesystem::absolute(log_dir, error).string();
@@ -39,8 +38,8 @@ absl::StatusOr<LogLayout> LogLayout::Create(const std::string& log_dir,
     return absl::InvalidArgumentError(
         absl::StrCat("cannot make the log folder ", log_dir, ": ", error.message()));
   }
-  std::string root = absl::StrCat(absolute, absolute.back() == '/' ? "" : "/", FileName(run_id),
-                                  "_XXXXXX");
+  std::string root =
+      absl::StrCat(absolute, absolute.back() == '/' ? "" : "/", FileName(run_id), "_XXXXXX");
   if (::mkdtemp(root.data()) == nullptr) {
     return absl::InvalidArgumentError(
         absl::StrCat("cannot write to the log folder ", log_dir, ": ", std::strerror(errno)));

@@ -115,9 +115,8 @@ void LogRouter::Take(Open& open, const char* data, size_t size) {
   std::string lines;
   while (size > 0) {
     const void* newline = std::memchr(data, '\n', size);
-    size_t part = newline == nullptr
-                      ? size
-                      : static_cast<size_t>(static_cast<const char*>(newline) - data);
+    size_t part =
+        newline == nullptr ? size : static_cast<size_t>(static_cast<const char*>(newline) - data);
     const size_t room = kMaxLineBytes - open.line.size();
     const bool cut = part > room;
     if (cut) part = room;

@@ -14,10 +14,10 @@
 
 namespace ddp::launcher {
 
-// Carries the output of teed workers from their pipes to their files, byte for byte and at once, and
-// to the console, there by whole lines behind a prefix. Any number of busy workers: no line is lost,
-// cut or run together with another. A worker that writes faster than the console reads comes to
-// wait, and so does every other teed worker of that console; the event loop does not.
+// Carries the output of teed workers from their pipes to their files, byte for byte and at once,
+// and to the console, there by whole lines behind a prefix. Any number of busy workers: no line is
+// lost, cut or run together with another. A worker that writes faster than the console reads comes
+// to wait, and so does every other teed worker of that console; the event loop does not.
 //
 // A last line without its newline gets one on the console when its pipe is closed. A "line" longer
 // than kMaxLineBytes is cut on the console (not in the file), each piece with its prefix.

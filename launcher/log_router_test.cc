@@ -266,8 +266,8 @@ TEST_F(LogRouterTest, BusyWritersLoseNoLineThroughASocket) {
 }
 
 TEST_F(LogRouterTest, AConsoleThatNobodyReadsMakesWritersWaitAndNotTheLoop) {
-  auto router = std::make_unique<LogRouter>(loop_.get(), console_.write.get(),
-                                            console_.write.get());
+  auto router =
+      std::make_unique<LogRouter>(loop_.get(), console_.write.get(), console_.write.get());
   Pipe pipe;
   const int writer_fd = pipe.write.get();
   ASSERT_EQ(::fcntl(writer_fd, F_SETFL, O_NONBLOCK), 0);

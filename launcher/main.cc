@@ -30,7 +30,8 @@
 #include "store/redis_endpoint.h"
 
 // The table in launcher/command_line.h says what they mean and what stands in them.
-#define DDPRUN_FLAG(name) DEFINE_string(name, ::ddp::launcher::DefaultOf(#name), "see ddprun --help")
+#define DDPRUN_FLAG(name) \
+  DEFINE_string(name, ::ddp::launcher::DefaultOf(#name), "see ddprun --help")
 #define DDPRUN_SWITCH(name) DEFINE_bool(name, false, "see ddprun --help")
 DDPRUN_FLAG(nnodes);
 DDPRUN_FLAG(nproc_per_node);
@@ -142,8 +143,7 @@ elastic::LaunchConfig Config(const LaunchOptions& options, std::vector<std::stri
 
 absl::StatusOr<std::optional<store::RedisEndpoint>> Endpoint(const LaunchOptions& options) {
   if (options.rdzv_endpoint.empty()) return std::nullopt;
-  absl::StatusOr<store::RedisEndpoint> endpoint =
-      store::ParseRedisEndpoint(options.rdzv_endpoint);
+  absl::StatusOr<store::RedisEndpoint> endpoint = store::ParseRedisEndpoint(options.rdzv_endpoint);
   if (!endpoint.ok()) {
     return absl::InvalidArgumentError(
         absl::StrCat("--rdzv-endpoint: ", std::string(endpoint.status().message())));
@@ -165,13 +165,13 @@ int KeepJob(JobSpec spec, int argc, char** argv) {
     }
     spec.log_dir = spec.temporary_log_folder = *log_folder;
   }
-  const absl::StatusOr<int> code = RunWithKeeper(
-      {.runtime_folder = spec.runtime_folder,
-       .temporary_log_folder = spec.temporary_log_folder,
-       .agent_title = absl::StrCat("ddp-agent ", spec.config.run_id),
-       .argc = argc,
-       .argv = argv},
-      [&spec](const AgentContext& context) { return RunJob(spec, context); });
+  const absl::StatusOr<int> code =
+      RunWithKeeper({.runtime_folder = spec.runtime_folder,
+                     .temporary_log_folder = spec.temporary_log_folder,
+                     .agent_title = absl::StrCat("ddp-agent ", spec.config.run_id),
+                     .argc = argc,
+                     .argv = argv},
+                    [&spec](const AgentContext& context) { return RunJob(spec, context); });
   if (code.ok()) return *code;
   (void)RemoveFolder(spec.runtime_folder);
   (void)RemoveFolder(spec.temporary_log_folder);

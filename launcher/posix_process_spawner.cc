@@ -69,7 +69,7 @@ struct Child {
   std::vector<int> inherited_fds;
   int stdout_fd = -1;  // -1: ours
   int stderr_fd = -1;
-  int error_fd = -1;   // closed by exec, or told errno
+  int error_fd = -1;  // closed by exec, or told errno
   pid_t parent = 0;
 };
 
@@ -129,7 +129,7 @@ absl::StatusOr<pid_t> Start(Child child) {
 
 // Where one output stream of a worker goes.
 struct PosixProcessSpawner::Output {
-  UniqueFd child_end;  // to become its descriptor 1 or 2; none: it keeps ours
+  UniqueFd child_end;        // to become its descriptor 1 or 2; none: it keeps ours
   LogRouter::Stream stream;  // with a pipe: to be carried by the router
 };
 
@@ -244,7 +244,8 @@ absl::Status PosixProcessSpawner::Adopt(pid_t pid, Worker worker) {
   worker.pidfd.reset(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
   absl::Status status = worker.pidfd.valid() ? absl::OkStatus() : ErrnoStatus("pidfd_open");
   if (status.ok()) {
-    status = event_loop_->Watch(worker.pidfd.get(), EPOLLIN, [this, pid](uint32_t) { OnExit(pid); });
+    status =
+        event_loop_->Watch(worker.pidfd.get(), EPOLLIN, [this, pid](uint32_t) { OnExit(pid); });
   }
   if (!status.ok()) {
     ::kill(-pid, SIGKILL);

@@ -27,9 +27,9 @@ namespace ddp::launcher {
 // parent-death signal. Make this process a child subreaper first: descendants that a worker leaves
 // behind come to it, are reaped when they end, and are what KillStrays() kills.
 //
-// Not thread-safe; on the thread of the event loop, which must be the one that outlives the workers:
-// the kernel kills them when the *thread* that started them ends. Takes SIGCHLD by a signalfd for as
-// long as it lives.
+// Not thread-safe; on the thread of the event loop, which must be the one that outlives the
+// workers: the kernel kills them when the *thread* that started them ends. Takes SIGCHLD by a
+// signalfd for as long as it lives.
 class PosixProcessSpawner final : public elastic::ProcessSpawner {
  public:
   struct Options {
@@ -42,8 +42,9 @@ class PosixProcessSpawner final : public elastic::ProcessSpawner {
 
   // `event_loop` and `router` are not owned and must outlive the spawner.
   // Errors: kInternal (signalfd, epoll).
-  static absl::StatusOr<std::unique_ptr<PosixProcessSpawner>> Create(
-      elastic::EventLoop* event_loop, LogRouter* router, Options options);
+  static absl::StatusOr<std::unique_ptr<PosixProcessSpawner>> Create(elastic::EventLoop* event_loop,
+                                                                     LogRouter* router,
+                                                                     Options options);
 
   // Kills what is left.
   ~PosixProcessSpawner() override;
@@ -80,8 +81,8 @@ class PosixProcessSpawner final : public elastic::ProcessSpawner {
   const Options options_;
   std::set<pid_t> spared_;
   UniqueFd child_signals_;
-  std::map<pid_t, Worker> workers_;                  // running
-  std::vector<LogRouter::StreamId> ended_streams_;   // of workers that have ended
+  std::map<pid_t, Worker> workers_;                 // running
+  std::vector<LogRouter::StreamId> ended_streams_;  // of workers that have ended
 };
 
 }  // namespace ddp::launcher

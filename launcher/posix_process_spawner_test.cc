@@ -109,7 +109,8 @@ TEST_F(PosixProcessSpawnerTest, TheWorkersWorld) {
   options.redirects.all = kBothStreams;
   Make(options);
   const int inherited = ::memfd_create("inherited", MFD_CLOEXEC);
-  const int other = ::open("/dev/null", O_RDONLY);  // without O_CLOEXEC, as a careless parent has it
+  const int other =
+      ::open("/dev/null", O_RDONLY);  // without O_CLOEXEC, as a careless parent has it
   ::signal(SIGPIPE, SIG_IGN);
   elastic::WorkerSpec spec;
   spec.local_rank = 12;
@@ -117,12 +118,13 @@ TEST_F(PosixProcessSpawnerTest, TheWorkersWorld) {
   spec.environment = {{"RANK", "12"}};
   spec.inherited_fds = {inherited};
   // Asks the kernel what it made of this process.
-  spec.argv = {"/bin/sh", "-c",
-               "echo rank=$RANK arg=$1; echo file=$TORCHELASTIC_ERROR_FILE;"
-               "echo session=$(cut -d' ' -f6 /proc/$$/stat) pid=$$;"
-               "grep -E '^Sig(Blk|Ign):' /proc/$$/status;"
-               "cd /proc/$$/fd; for fd in *; do [ $fd -gt 2 ] && echo fd=$fd; done; echo to-err >&2",
-               "sh", "x y"};
+  spec.argv = {
+      "/bin/sh", "-c",
+      "echo rank=$RANK arg=$1; echo file=$TORCHELASTIC_ERROR_FILE;"
+      "echo session=$(cut -d' ' -f6 /proc/$$/stat) pid=$$;"
+      "grep -E '^Sig(Blk|Ign):' /proc/$$/status;"
+      "cd /proc/$$/fd; for fd in *; do [ $fd -gt 2 ] && echo fd=$fd; done; echo to-err >&2",
+      "sh", "x y"};
   const auto pid = Spawn(spec);
   ASSERT_TRUE(pid.ok()) << pid.status();
   Run();
@@ -214,7 +216,8 @@ TEST_F(PosixProcessSpawnerTest, TheSparedAreSpared) {
 
 TEST_F(PosixProcessSpawnerTest, AdoptedOrphansAreReaped) {
   Make();
-  // A number is free again only when the orphan that had it was reaped; until then the worker stays.
+  // A number is free again only when the orphan that had it was reaped; until then the worker
+  // stays.
   const pid_t pid = *Shell(
       "orphan=$( (sleep 0.01 >/dev/null & echo $!) );"
       "while kill -0 $orphan 2>/dev/null; do sleep 0.01; done");

@@ -9,8 +9,8 @@
 namespace ddp::launcher {
 
 // Makes a folder that only this user can enter (0700), named `<prefix>XXXXXX` with random letters,
-// under TMPDIR, or under /tmp where TMPDIR is unset or so long that the path of a unix socket inside
-// would not fit. Returns its path. Errors: kInternal, names the folder and the reason.
+// under TMPDIR, or under /tmp where TMPDIR is unset or so long that the path of a unix socket
+// inside would not fit. Returns its path. Errors: kInternal, names the folder and the reason.
 absl::StatusOr<std::string> MakePrivateFolder(const std::string& prefix);
 
 // Removes `folder` and all that is in it. Follows no symbolic link; a folder that is not there is

@@ -82,8 +82,8 @@ int KillBelow(pid_t root) {
 
 bool IsZombie(pid_t pid) {
   siginfo_t info{};
-  return ::waitid(P_PID, static_cast<id_t>(pid), &info,
-                  WEXITED | WNOHANG | WNOWAIT | __WALL) == 0 &&
+  return ::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG | WNOWAIT | __WALL) ==
+             0 &&
          info.si_pid == pid;
 }
 

@@ -8,9 +8,10 @@
 
 #include "absl/time/time.h"
 
-// The processes below this one, and their end. A child subreaper (PR_SET_CHILD_SUBREAPER) gets every
-// descendant whose parent dies as a child of its own, whatever session or group it moved to; so who
-// kills its children, and what becomes its child by that, until none is left, has killed them all.
+// The processes below this one, and their end. A child subreaper (PR_SET_CHILD_SUBREAPER) gets
+// every descendant whose parent dies as a child of its own, whatever session or group it moved to;
+// so who kills its children, and what becomes its child by that, until none is left, has killed
+// them all.
 namespace ddp::launcher {
 
 // Children of `pid`, ended but not yet reaped ones included. Empty when there is no such process.
@@ -22,12 +23,12 @@ struct KillOutcome {
   bool complete = true;  // none is left; false: some would not die in time (stuck in the kernel)
 };
 
-// SIGKILLs every child of this process that is not in `spared`, with all descendants, and those that
-// become children thereby; reaps them; returns when none is left or `timeout` has passed. The spared
-// and what is below them are left alone.
+// SIGKILLs every child of this process that is not in `spared`, with all descendants, and those
+// that become children thereby; reaps them; returns when none is left or `timeout` has passed. The
+// spared and what is below them are left alone.
 //
-// The calling process should be a child subreaper. Any thread, but nobody else may reap the children
-// in question.
+// The calling process should be a child subreaper. Any thread, but nobody else may reap the
+// children in question.
 KillOutcome KillChildren(const std::set<pid_t>& spared, absl::Duration timeout);
 
 // Reaps every child that has ended and is not in `spared`: adopted ones that nobody waits for.

@@ -59,7 +59,8 @@ TEST_F(WorkerCommandTest, APythonScriptIsKnownByItsName) {
 }
 
 TEST_F(WorkerCommandTest, RunPathMakesAnythingAScript) {
-  EXPECT_THAT(Command({program_}, ProgramKind::kPythonScript), ElementsAre(python_, "-u", program_));
+  EXPECT_THAT(Command({program_}, ProgramKind::kPythonScript),
+              ElementsAre(python_, "-u", program_));
 }
 
 TEST_F(WorkerCommandTest, AModuleNeedsNoFile) {

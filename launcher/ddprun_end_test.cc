@@ -1,0 +1,223 @@
+// How a run of the real ddprun ends when somebody wants it to: signals, SIGKILL of any of its
+// processes, a lost Redis server. Whatever happens, no process and no folder is left.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "base/clock.h"
+#include "launcher/ddprun_driver.h"
+#include "launcher/process_tree.h"
+
+namespace ddp::launcher {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Contains;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+std::vector<std::string> Shell(std::vector<std::string> flags, const std::string& script) {
+  flags.insert(flags.end(), {"sh", "-c", script});
+  return flags;
+}
+
+// A worker with a child, a grandchild that has left its session, one below that, and one whose
+// parent is gone. It prints "ready" when all of them run.
+constexpr char kFamily[] =
+    "sleep 1000 & "
+    "setsid sh -c 'sleep 1000 & setsid sleep 1000 & echo ready; wait' & "
+    "(setsid sh -c 'echo ready; exec sleep 1000' &) ; "
+    "echo worker $$; echo ready; wait";
+constexpr int kReadyPerWorker = 3;
+constexpr int kProcessesPerWorker = 6;
+
+std::string NameOf(pid_t pid) {
+  std::ifstream file(absl::StrCat("/proc/", pid, "/comm"));
+  std::string name;
+  std::getline(file, name);
+  return name;
+}
+
+std::string CommandLineOf(pid_t pid) {
+  std::stringstream text;
+  text << std::ifstream(absl::StrCat("/proc/", pid, "/cmdline")).rdbuf();
+  return text.str();
+}
+
+// A run whose workers have the family above, and everybody in it.
+class FamilyTest : public ::testing::Test {
+ protected:
+  FamilyTest()
+      : run_({.arguments =
+                  Shell({"--standalone", "--nproc-per-node=2", "--max-restarts=3"}, kFamily)}) {
+    run_.AwaitStdout("ready", 2 * kReadyPerWorker);
+    agent_ = run_.AgentPid();
+    // The last sleeps may still be on their way from fork to exec; nobody else is to come.
+    const size_t expected = 2 /* ddprun */ + 1 /* redis */ + 2 * kProcessesPerWorker;
+    const absl::Time deadline = MonotonicClock().Now() + DdprunDriver::kDeadline;
+    std::vector<pid_t> tree = run_.Tree();
+    while (tree.size() < expected && MonotonicClock().Now() < deadline) tree = run_.Tree();
+    EXPECT_EQ(tree.size(), expected);
+    for (const pid_t pid : tree) {
+      everybody_.emplace_back(pid);
+      if (NameOf(pid) == "redis-server") redis_ = pid;
+      const std::string line = absl::StrCat("worker ", pid, "\n");
+      if (Count(run_.out(), line) != 0) workers_.push_back(pid);
+    }
+  }
+
+  void ExpectNothingIsLeft() {
+    const absl::Time deadline = MonotonicClock().Now() + DdprunDriver::kDeadline;
+    for (const HeldProcess& process : everybody_) {
+      EXPECT_TRUE(process.AwaitEnd(deadline)) << process.pid() << " " << NameOf(process.pid());
+    }
+    EXPECT_THAT(run_.TemporaryEntries(), IsEmpty());
+  }
+
+  DdprunDriver run_;
+  pid_t agent_ = -1;
+  pid_t redis_ = -1;
+  std::vector<pid_t> workers_;
+  std::vector<HeldProcess> everybody_;
+};
+
+TEST_F(FamilyTest, SigkillOfTheKeeperLeavesNothing) {
+  ::kill(run_.pid(), SIGKILL);
+  EXPECT_EQ(run_.Wait(), -SIGKILL);
+  ExpectNothingIsLeft();
+}
+
+TEST_F(FamilyTest, SigkillOfTheAgentLeavesNothing) {
+  ::kill(agent_, SIGKILL);
+  EXPECT_EQ(run_.Wait(), 128 + SIGKILL);
+  EXPECT_THAT(run_.err(),
+              HasSubstr(absl::StrCat("the agent (pid ", agent_, ") was killed by SIGKILL")));
+  ExpectNothingIsLeft();
+}
+
+TEST_F(FamilyTest, ACrashOfTheAgentLeavesNothing) {
+  ::kill(agent_, SIGSEGV);
+  EXPECT_EQ(run_.Wait(), 128 + SIGSEGV);
+  ExpectNothingIsLeft();
+}
+
+TEST_F(FamilyTest, SigkillOfTheProcessGroupLeavesNothing) {
+  ::kill(-run_.pid(), SIGKILL);
+  EXPECT_EQ(run_.Wait(), -SIGKILL);
+  ExpectNothingIsLeft();
+}
+
+TEST_F(FamilyTest, AKillByNameDoesNotTakeBoth) {
+  EXPECT_EQ(NameOf(run_.pid()), "ddprun");
+  EXPECT_EQ(NameOf(agent_), "ddp-agent");
+  EXPECT_THAT(CommandLineOf(agent_), Not(HasSubstr("ddprun")));
+  ::kill(run_.pid(), SIGTERM);
+  EXPECT_EQ(run_.Wait(), 1);
+  ExpectNothingIsLeft();
+}
+
+TEST_F(FamilyTest, SigkillOfAWorkerEndsItsFamilyBeforeTheNextGeneration) {
+  ASSERT_EQ(workers_.size(), 2U);
+  ::kill(workers_[0], SIGKILL);
+  run_.AwaitStderr("restart 1 of 3: generation 2: ");
+  run_.AwaitStdout("ready", 4 * kReadyPerWorker);
+  // Of the first generation only ddprun and Redis are there.
+  for (const HeldProcess& process : everybody_) {
+    const bool stays =
+        process.pid() == run_.pid() || process.pid() == agent_ || process.pid() == redis_;
+    EXPECT_EQ(process.AwaitEnd(absl::InfinitePast()), !stays) << process.pid();
+  }
+  ::kill(run_.pid(), SIGINT);
+  EXPECT_EQ(run_.Wait(), 1);
+  ExpectNothingIsLeft();
+}
+
+TEST_F(FamilyTest, ALostRedisServerIsReplacedAndTheJobGoesOn) {
+  ASSERT_GT(redis_, 0);
+  ASSERT_EQ(workers_.size(), 2U);
+  ::kill(redis_, SIGKILL);
+  run_.AwaitStderr("the private Redis server died: started another one");
+  ::kill(workers_[1], SIGKILL);
+  run_.AwaitStderr("restart 1 of 3: generation 2: ");
+  run_.AwaitStdout("ready", 4 * kReadyPerWorker);
+  ::kill(run_.pid(), SIGTERM);
+  EXPECT_EQ(run_.Wait(), 1);
+  ExpectNothingIsLeft();
+}
+
+TEST(DdprunEndTest, WhatWorkersLeaveBehindEndsWithTheJob) {
+  DdprunDriver run({.arguments = Shell({},
+                                       "(setsid sh -c 'echo ready; exec sleep 1000' &) ; "
+                                       "setsid sleep 1000 & echo done")});
+  EXPECT_EQ(run.Wait(), 0);
+  EXPECT_THAT(ChildrenOf(::getpid()), IsEmpty());
+  EXPECT_THAT(run.TemporaryEntries(), IsEmpty());
+}
+
+class SignalTest : public ::testing::TestWithParam<int> {};
+
+TEST_P(SignalTest, IsForwardedToTheWorkersWhichEndInOrder) {
+  const int signal = GetParam();
+  DdprunDriver run(
+      {.arguments = Shell({"--nproc-per-node=2", "--shutdown-timeout=1000", "--max-restarts=3"},
+                          "for s in TERM INT HUP QUIT; do trap \"echo got $s; exit 5\" $s; done;"
+                          "echo ready; while :; do sleep 0.05; done")});
+  run.AwaitStdout("ready", 2);
+  ::kill(run.pid(), signal);
+  EXPECT_EQ(run.Wait(), 1);
+  const std::map<int, std::string> names = {
+      {SIGTERM, "TERM"}, {SIGINT, "INT"}, {SIGHUP, "HUP"}, {SIGQUIT, "QUIT"}};
+  EXPECT_EQ(Count(run.out(), "got " + names.at(signal)), 2) << run.out();
+  EXPECT_THAT(run.err(), AllOf(HasSubstr("SIG" + names.at(signal)), Not(HasSubstr("restart"))));
+  EXPECT_THAT(run.TemporaryEntries(), IsEmpty());
+}
+
+INSTANTIATE_TEST_SUITE_P(All, SignalTest, ::testing::Values(SIGTERM, SIGINT, SIGHUP, SIGQUIT));
+
+TEST(DdprunEndTest, ASecondSignalKillsAtOnce) {
+  DdprunDriver run({.arguments = Shell({"--shutdown-timeout=100000"},
+                                       "trap 'echo no' INT; echo ready; "
+                                       "while :; do sleep 0.05; done")});
+  run.AwaitStdout("ready");
+  ::kill(run.pid(), SIGINT);
+  run.AwaitStdout("no");
+  ::kill(run.pid(), SIGINT);
+  EXPECT_EQ(run.Wait(), 1);
+  EXPECT_THAT(run.TemporaryEntries(), IsEmpty());
+}
+
+TEST(DdprunEndTest, AStubbornWorkerIsKilledAfterTheShutdownTimeout) {
+  DdprunDriver run({.arguments = Shell({"--shutdown-timeout=0.2"},
+                                       "trap '' TERM; echo ready; while :; do sleep 0.05; done")});
+  run.AwaitStdout("ready");
+  ::kill(run.pid(), SIGTERM);
+  EXPECT_EQ(run.Wait(), 1);
+}
+
+TEST(DdprunEndTest, ASignalWhileRedisIsOutOfReachEndsTheRunAtOnce) {
+  // Nothing listens on port 1. The agent's preparations are what the signal meets.
+  DdprunDriver run({.arguments = Shell({"--rdzv-endpoint=127.0.0.1:1"}, "echo started")});
+  pid_t agent = -1;
+  while (agent < 0) {
+    const std::vector<pid_t> children = ChildrenOf(run.pid());
+    if (!children.empty()) agent = children[0];
+  }
+  ::kill(run.pid(), SIGINT);
+  EXPECT_EQ(run.Wait(), 1);
+  EXPECT_EQ(run.err(), "ddprun: stopped by SIGINT\n");
+  EXPECT_EQ(run.out(), "");
+  EXPECT_THAT(run.TemporaryEntries(), IsEmpty());
+}
+
+}  // namespace
+}  // namespace ddp::launcher
