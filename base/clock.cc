@@ -10,8 +10,6 @@ int64_t MonotonicNanoseconds() {
   return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
 }
 
-absl::Time MonotonicClock::Now() const {
-  return absl::FromUnixNanos(MonotonicNanoseconds());
-}
+absl::Time MonotonicClock::Now() const { return absl::FromUnixNanos(MonotonicNanoseconds()); }
 
 }  // namespace ddp

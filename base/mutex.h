@@ -57,8 +57,7 @@ class CondVar {
   // Returns false when `timeout` has passed. Holds `mutex` on return in both cases.
   bool WaitFor(Mutex& mutex, absl::Duration timeout) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     std::unique_lock<std::mutex> lock(mutex.mutex_, std::adopt_lock);
-    const std::cv_status status =
-        condition_.wait_for(lock, absl::ToChronoNanoseconds(timeout));
+    const std::cv_status status = condition_.wait_for(lock, absl::ToChronoNanoseconds(timeout));
     lock.release();
     return status == std::cv_status::no_timeout;
   }

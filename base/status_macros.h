@@ -9,12 +9,12 @@
 #include "base/language.h"
 
 // Returns from the enclosing function when `expression`, an absl::Status, is not OK.
-#define DDP_RETURN_IF_ERROR(expression)                       \
-  do {                                                        \
-    absl::Status ddp_status = (expression);                   \
-    if (!ddp_status.ok()) [[unlikely]] {                      \
-      return ddp_status;                                      \
-    }                                                         \
+#define DDP_RETURN_IF_ERROR(expression)     \
+  do {                                      \
+    absl::Status ddp_status = (expression); \
+    if (!ddp_status.ok()) [[unlikely]] {    \
+      return ddp_status;                    \
+    }                                       \
   } while (false)
 
 // Declares or assigns `lhs` from an absl::StatusOr, or returns its status:
