@@ -82,7 +82,7 @@ JobResult AgentCore::result() const {
 
 template <typename Action>
 void AgentCore::Do(Action action) {
-  decision_.actions.push_back(std::move(action));
+  decision_.actions.emplace_back(std::in_place_type<Action>, std::move(action));
 }
 
 void AgentCore::On(const StartEvent&) { JoinNext(); }
