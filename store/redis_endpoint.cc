@@ -83,7 +83,7 @@ absl::Status SetAuthority(const std::string& text, const std::string& authority,
 
 absl::Status SetUnixPath(const std::string& text, const std::string& path,
                          RedisEndpoint& endpoint) {
-  if (!absl::StartsWith(path, "/")) {
+  if (path.empty() || path[0] != '/') {
     return Malformed(text, "a socket's path must be absolute: unix:///run/redis.sock");
   }
   if (path.size() >= sizeof(sockaddr_un::sun_path)) {

@@ -90,6 +90,26 @@ void RedisFixture::Restart() {
   server_ = *std::move(server);
 }
 
+store::RedisEndpoint RedisFixture::SocketEndpoint() const {
+  store::RedisEndpoint endpoint = server_->endpoint();
+  endpoint.password = endpoint_.password;
+  return endpoint;
+}
+
+std::string RedisFixture::ServerVersion() const {
+  const std::string text = Info("server");
+  const std::string label = "redis_version:";
+  const size_t at = text.find(label);
+  CHECK_NE(at, std::string::npos) << text;
+  return text.substr(at + label.size(), text.find("\r\n", at) - at - label.size());
+}
+
+std::string RedisFixture::Info(const std::string& section) const {
+  auto reply = Connect()->Command({"INFO", section});
+  CHECK(reply.ok()) << reply.status();
+  return *std::move(*reply).AsString();
+}
+
 store::StoreAddress RedisFixture::Address(const std::string& name) const {
   return {endpoint_, absl::StrCat("ddp:{", name, "}:i0:g1.0:store:")};
 }
@@ -101,10 +121,9 @@ std::unique_ptr<store::RedisConnection> RedisFixture::Connect() const {
 }
 
 std::map<std::string, int64_t> RedisFixture::CommandCalls() const {
-  auto reply = Connect()->Command({"INFO", "commandstats"});
-  CHECK(reply.ok()) << reply.status();
+  const std::string text = Info("commandstats");
   std::map<std::string, int64_t> calls;
-  for (absl::string_view line : absl::StrSplit(*reply->AsString(), "\r\n")) {
+  for (absl::string_view line : absl::StrSplit(text, "\r\n")) {
     // cmdstat_hget:calls=3,usec=...
     const std::vector<std::string> parts = absl::StrSplit(line, absl::ByAnyChar("_:=,"));
     int64_t count = 0;

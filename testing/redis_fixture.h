@@ -33,6 +33,12 @@ class RedisFixture {
   // The TCP address after StartTcp, else the socket.
   const store::RedisEndpoint& endpoint() const { return endpoint_; }
 
+  // The unix socket, in either case.
+  store::RedisEndpoint SocketEndpoint() const;
+
+  // "7.0.15"
+  std::string ServerVersion() const;
+
   // A store's address in this server; equal names are equal stores.
   store::StoreAddress Address(const std::string& name = "test") const;
 
@@ -50,6 +56,8 @@ class RedisFixture {
 
  private:
   explicit RedisFixture(const std::string& directory);
+
+  std::string Info(const std::string& section) const;
 
   const std::string directory_;
   std::vector<std::string> config_;

@@ -1,0 +1,341 @@
+// RedisStore beside LibTorch's TCPStore, in one run.
+//
+//   bazel run -c opt //tools/bench:store_benchmark
+//
+// Three subjects take turns in every round, so that a machine that gets slower gets slower for all:
+// TCPStore (libuv, its server in a process of its own), RedisStore over TCP, RedisStore over the
+// unix socket of the same redis-server. A figure is the median over the rounds, its spread the
+// range from the first to the third quartile; a ratio is the median of the rounds' own ratios.
+// TCPStore does not wait for the answer to a set, so that what is compared is a set followed by a
+// get.
+
+#include <gflags/gflags.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/unique_fd.h"
+#include "c10/util/Exception.h"
+#include "store/redis_endpoint.h"
+#include "store/redis_store.h"
+#include "testing/redis_fixture.h"
+#include "torch/csrc/distributed/c10d/TCPStore.hpp"
+#include "torch/version.h"
+
+DEFINE_int32(rounds, 15, "rounds of every measurement");
+DEFINE_int32(calls, 200, "calls per round of the small operations");
+DEFINE_int32(members, 256, "clients that join and read each other's addresses");
+DEFINE_int32(join_rounds, 5,
+             "rounds of the joining, which makes `members` threads and connections");
+DEFINE_bool(check, false, "end with 1 when a target is missed");
+
+namespace ddp {
+namespace {
+
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+using Bytes = std::vector<uint8_t>;
+
+constexpr int kManyKeys = 1024;
+constexpr char kAddress[] = "10.123.231.132:54321#rank007";
+
+struct Subject {
+  std::string name;
+  std::function<StorePtr()> open;
+  StorePtr store;
+};
+
+// TCPStore's server, in a process that dies with ours.
+class TcpServerProcess {
+ public:
+  TcpServerProcess() {
+    int ends[2];
+    TORCH_CHECK(pipe(ends) == 0);
+    const UniqueFd from(ends[0]);
+    const UniqueFd to(ends[1]);
+    pid_ = fork();
+    if (pid_ == 0) Serve(to.get());
+    TORCH_CHECK(read(from.get(), &port_, sizeof(port_)) == sizeof(port_), "no TCPStore server");
+  }
+  ~TcpServerProcess() {
+    kill(pid_, SIGKILL);
+    waitpid(pid_, nullptr, 0);
+  }
+
+  StorePtr Open() const {
+    c10d::TCPStoreOptions options;
+    options.port = port_;
+    options.waitWorkers = false;
+    return c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+  }
+
+ private:
+  [[noreturn]] static void Serve(int to) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    c10d::TCPStoreOptions options;
+    options.port = 0;
+    options.isServer = true;
+    options.waitWorkers = false;
+    const c10d::TCPStore server("127.0.0.1", options);
+    TORCH_CHECK(server.isLibUvBackend());
+    const uint16_t port = server.getPort();
+    TORCH_CHECK(write(to, &port, sizeof(port)) == sizeof(port));
+    while (true) pause();
+  }
+
+  pid_t pid_ = -1;
+  uint16_t port_ = 0;
+};
+
+double Percentile(std::vector<double> values, double part) {
+  std::sort(values.begin(), values.end());
+  return values[static_cast<size_t>(part * (values.size() - 1) + 0.5)];
+}
+
+double MicrosecondsOf(const std::function<void()>& work) {
+  const int64_t start = MonotonicNanoseconds();
+  work();
+  return static_cast<double>(MonotonicNanoseconds() - start) / 1000.0;
+}
+
+void PauseMilliseconds(int milliseconds) { poll(nullptr, 0, milliseconds); }
+
+class Benchmark {
+ public:
+  explicit Benchmark(std::vector<Subject> subjects) : subjects_(std::move(subjects)) {}
+
+  bool all_met() const { return all_met_; }
+
+  // Measures `once`, which returns microseconds, for each subject in each round. `target`: the
+  // largest good ratio to TCPStore's figure; 0: none is set.
+  void Compare(const char* what, int rounds, double target,
+               const std::function<double(const Subject&)>& once) {
+    std::vector<std::vector<double>> figures(subjects_.size());
+    for (int round = -1; round < rounds; ++round) {  // the first one warms up
+      for (size_t i = 0; i < subjects_.size(); ++i) {
+        const size_t turn = (i + round + 1) % subjects_.size();
+        const double figure = once(subjects_[turn]);
+        if (round >= 0) figures[turn].push_back(figure);
+      }
+    }
+    for (size_t i = 0; i < subjects_.size(); ++i) Print(what, figures, i, target);
+  }
+
+  void Verdict(const std::string& what, bool met) {
+    printf("%-58s %s\n", what.c_str(), met ? "met" : "MISSED");
+    all_met_ = all_met_ && met;
+  }
+
+  const std::vector<Subject>& subjects() const { return subjects_; }
+
+ private:
+  void Print(const char* what, const std::vector<std::vector<double>>& figures, size_t i,
+             double target) {
+    printf("%-24s %-18s %10.1f us  [%.1f, %.1f]", i == 0 ? what : "", subjects_[i].name.c_str(),
+           Percentile(figures[i], 0.5), Percentile(figures[i], 0.25), Percentile(figures[i], 0.75));
+    if (i > 0) {
+      std::vector<double> ratios;
+      for (size_t r = 0; r < figures[i].size(); ++r) {
+        ratios.push_back(figures[i][r] / figures[0][r]);
+      }
+      const double ratio = Percentile(ratios, 0.5);
+      printf("  ratio %.3f", ratio);
+      if (target > 0) {
+        const bool met = ratio <= target;
+        printf("  target %.1f: %s", target, met ? "met" : "MISSED");
+        all_met_ = all_met_ && met;
+      }
+    }
+    printf("\n");
+    fflush(stdout);
+  }
+
+  std::vector<Subject> subjects_;
+  bool all_met_ = true;
+};
+
+// The time of one call, from a batch of them.
+std::function<double(const Subject&)> Each(std::function<void(c10d::Store&, int)> call) {
+  return [call = std::move(call)](const Subject& subject) {
+    return MicrosecondsOf([&] {
+             for (int i = 0; i < FLAGS_calls; ++i) call(*subject.store, i);
+           }) /
+           FLAGS_calls;
+  };
+}
+
+void CompareSmallOperations(Benchmark& benchmark) {
+  const Bytes value(kAddress, kAddress + sizeof(kAddress) - 1);
+  for (const Subject& subject : benchmark.subjects()) subject.store->set("present", value);
+  benchmark.Compare("set, then get", FLAGS_rounds, 0, Each([&](c10d::Store& store, int i) {
+                      const std::string key = "k" + std::to_string(i);
+                      store.set(key, value);
+                      store.get(key);
+                    }));
+  benchmark.Compare("get", FLAGS_rounds, 0.6,
+                    Each([](c10d::Store& store, int) { store.get("present"); }));
+  benchmark.Compare("add", FLAGS_rounds, 0,
+                    Each([](c10d::Store& store, int) { store.add("counter", 1); }));
+}
+
+void CompareMultiGet(Benchmark& benchmark) {
+  std::vector<std::string> keys;
+  const std::vector<Bytes> values(kManyKeys, Bytes(kAddress, kAddress + sizeof(kAddress) - 1));
+  for (int i = 0; i < kManyKeys; ++i) keys.push_back("address/" + std::to_string(i));
+  for (const Subject& subject : benchmark.subjects()) subject.store->multiSet(keys, values);
+  benchmark.Compare("multiGet of 1,024 keys", FLAGS_rounds, 0.6, [&](const Subject& subject) {
+    return MicrosecondsOf([&] { subject.store->multiGet(keys); });
+  });
+}
+
+// From just before the set to the return of the get that waited for it.
+void CompareWake(Benchmark& benchmark) {
+  int turn = 0;
+  std::map<std::string, std::vector<double>> figures;
+  benchmark.Compare("get, woken by a set", FLAGS_rounds, 0, [&](const Subject& subject) {
+    const std::string key = "wake/" + std::to_string(turn++);
+    const StorePtr waiting = subject.open();
+    std::atomic<int64_t> woken{0};
+    std::thread waiter([&] {
+      waiting->get(key);
+      woken = MonotonicNanoseconds();
+    });
+    PauseMilliseconds(20);  // by now it waits; of TCPStore it cannot be asked
+    const int64_t start = MonotonicNanoseconds();
+    subject.store->set(key, "v");
+    waiter.join();
+    const double figure = static_cast<double>(woken - start) / 1000.0;
+    figures[subject.name].push_back(figure);
+    return figure;
+  });
+  for (const auto& [name, values] : figures) {
+    if (name == benchmark.subjects()[0].name) continue;
+    benchmark.Verdict(name + ": woken in under 1 ms (median)", Percentile(values, 0.5) < 1000);
+  }
+}
+
+// What the server is asked during a second in which eight clients wait.
+void CountPolling(Benchmark& benchmark, const testing::RedisFixture& redis) {
+  constexpr int kWaiters = 8;
+  const Subject& subject = benchmark.subjects().back();
+  std::vector<std::thread> waiters;
+  waiters.reserve(kWaiters);
+  for (int i = 0; i < kWaiters; ++i) {
+    waiters.emplace_back([store = subject.open()] { store->get("polling"); });
+  }
+  PauseMilliseconds(300);
+  const auto total = [&] {
+    int64_t sum = 0;
+    for (const auto& [command, calls] : redis.CommandCalls()) {
+      if (command != "info" && command != "ping" && command != "auth") sum += calls;
+    }
+    return sum;
+  };
+  const int64_t before = total();
+  PauseMilliseconds(1000);
+  const int64_t asked = total() - before;
+  subject.store->set("polling", "v");
+  for (std::thread& waiter : waiters) waiter.join();
+  benchmark.Verdict(
+      "commands in 1 s of 8 blocked waits (INFO commandstats): " + std::to_string(asked),
+      asked == 0);
+}
+
+// Opens `count` clients, all at the same time.
+std::vector<StorePtr> OpenMany(const Subject& subject, int count) {
+  std::vector<StorePtr> stores(count);
+  std::vector<std::thread> threads;
+  threads.reserve(count);
+  for (StorePtr& store : stores) threads.emplace_back([&] { store = subject.open(); });
+  for (std::thread& thread : threads) thread.join();
+  return stores;
+}
+
+// Each member sets its address and reads those of all. They are connected before: TCPStore's client
+// looks up a host name for its log, which takes as long as the machine's name service likes.
+void CompareJoining(Benchmark& benchmark) {
+  std::map<std::string, std::vector<StorePtr>> stores;
+  for (const Subject& subject : benchmark.subjects()) {
+    stores[subject.name] = OpenMany(subject, FLAGS_members);
+  }
+  int turn = 0;
+  const std::string what = std::to_string(FLAGS_members) + " clients join";
+  benchmark.Compare(what.c_str(), FLAGS_join_rounds, 0, [&](const Subject& subject) {
+    const std::string prefix = "join/" + std::to_string(turn++) + "/";
+    std::vector<std::string> keys;
+    for (int m = 0; m < FLAGS_members; ++m) keys.push_back(prefix + std::to_string(m));
+    return MicrosecondsOf([&] {
+      std::vector<std::thread> threads;
+      threads.reserve(keys.size());
+      for (size_t m = 0; m < keys.size(); ++m) {
+        threads.emplace_back([&, m, store = stores[subject.name][m]] {
+          store->set(keys[m], kAddress);
+          const std::vector<Bytes> addresses = store->multiGet(keys);
+          TORCH_CHECK(addresses.size() == keys.size());
+          TORCH_CHECK(addresses[m].size() + 1 == sizeof(kAddress));
+        });
+      }
+      for (std::thread& thread : threads) thread.join();
+    });
+  });
+}
+
+int Main() {
+  const TcpServerProcess tcp_server;  // forked while we have one thread
+  const auto redis = testing::RedisFixture::StartTcp();
+  store::StoreAddress by_tcp = redis->Address();
+  store::StoreAddress by_socket = by_tcp;
+  by_socket.endpoint = redis->SocketEndpoint();
+  const auto redis_at = [](const store::StoreAddress& address) {
+    return [address]() -> StorePtr { return c10::make_intrusive<store::RedisStore>(address); };
+  };
+  std::vector<Subject> subjects = {{"TCPStore", [&] { return tcp_server.Open(); }, nullptr},
+                                   {"RedisStore TCP", redis_at(by_tcp), nullptr},
+                                   {"RedisStore socket", redis_at(by_socket), nullptr}};
+  for (Subject& subject : subjects) subject.store = subject.open();
+#ifdef NDEBUG
+  const char* build = "optimized";
+#else
+  const char* build = "not optimized: build with -c opt";
+#endif
+  printf("LibTorch %s TCPStore (libuv) against Redis %s; %u CPUs; %s\n", TORCH_VERSION,
+         redis->ServerVersion().c_str(), std::thread::hardware_concurrency(), build);
+  printf("median of %d rounds [quartiles]; ratio to TCPStore\n\n", FLAGS_rounds);
+  Benchmark benchmark(std::move(subjects));
+  CompareSmallOperations(benchmark);
+  CompareMultiGet(benchmark);
+  CompareWake(benchmark);
+  CountPolling(benchmark, *redis);
+  CompareJoining(benchmark);
+  return FLAGS_check && !benchmark.all_met() ? 1 : 0;
+}
+
+}  // namespace
+}  // namespace ddp
+
+int main(int argc, char** argv) {
+  gflags::SetUsageMessage("RedisStore beside LibTorch's TCPStore, in one run");
+  gflags::ParseCommandLineFlags(&argc, &argv, true);
+  if (FLAGS_rounds < 1 || FLAGS_calls < 1 || FLAGS_members < 1 || FLAGS_join_rounds < 1) {
+    fprintf(stderr,
+            "store_benchmark: --rounds, --calls, --members, --join_rounds must be at least 1\n");
+    return 2;
+  }
+  return ddp::Main();
+}
