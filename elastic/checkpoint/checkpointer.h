@@ -130,6 +130,7 @@ class Checkpointer {
   std::optional<RestoredCheckpoint> restore(TrainingState& state);
 
   // Whether the folder holds a checkpoint, whole or not, as this rank sees it. Not a collective.
+  // Throws CheckpointError when the folder is there and cannot be read.
   bool has_checkpoint() const;
 
  private:

@@ -1,0 +1,335 @@
+#include "elastic/checkpoint/checkpointer.h"
+
+#include <functional>
+#include <random>
+#include <utility>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/headeronly/version.h>
+#include <torch/nn/module.h>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "base/status_macros.h"
+#include "ddp/logging.h"
+#include "elastic/checkpoint/checkpoint_group.h"
+#include "elastic/checkpoint/checkpoint_storage.h"
+#include "elastic/checkpoint/content_hash.h"
+#include "elastic/checkpoint/load_checkpoint.h"
+#include "elastic/checkpoint/optimizer_state.h"
+#include "elastic/checkpoint/posix_file_system.h"
+#include "elastic/checkpoint/save_checkpoint.h"
+#include "elastic/checkpoint/shard_plan.h"
+#include "elastic/checkpoint/store_group.h"
+#include "elastic/checkpoint/torch_tensors.h"
+#include "elastic/checkpoint/wire_status.h"
+#include "elastic/data/elastic_sampler.h"
+#include "elastic/worker/worker_session.h"
+
+namespace ddp::elastic {
+namespace {
+
+std::string RandomNonce() {
+  std::random_device device;
+  return absl::StrFormat("%08x%08x", device(), device());
+}
+
+// Nonces become parts of file names.
+bool IsPlainNonce(const std::string& nonce) {
+  if (nonce.empty() || nonce.size() > 100) return false;
+  for (const char character : nonce) {
+    if (!absl::ascii_isalnum(static_cast<unsigned char>(character)) && character != '-') {
+      return false;
+    }
+  }
+  return true;
+}
+
+std::unique_ptr<CheckpointGroup> MakeGroup(const Checkpointer::Options& options) {
+  if (options.world_size == 1) return std::make_unique<SoloGroup>();
+  return std::make_unique<StoreGroup>(StoreGroup::Options{
+      .store = options.store,
+      .rank = options.rank,
+      .world_size = options.world_size,
+      .prefix = absl::StrCat("checkpoint/", ContentHash::Of(options.folder).Hex(), "/",
+                             options.generation, ".", options.generation_nonce),
+      .timeout = options.timeout});
+}
+
+// ---- Random generators ----
+
+// One of the rank's generators and the name of its state.
+struct NamedGenerator {
+  std::string kind;  // "cpu", "cuda"
+  at::Generator generator;
+};
+
+// Those that this process uses: the CPU's, and with CUDA the current device's.
+std::vector<NamedGenerator> Generators() {
+  std::vector<NamedGenerator> generators = {{"cpu", at::detail::getDefaultCPUGenerator()}};
+  if (at::globalContext().hasCUDA()) {
+    const c10::impl::VirtualGuardImpl guard(c10::kCUDA);
+    generators.push_back({"cuda", at::globalContext().defaultGenerator(guard.getDevice())});
+  }
+  return generators;
+}
+
+std::string RngName(const std::string& kind, int rank) {
+  return absl::StrCat("rng.", kind, ".", rank);
+}
+
+std::vector<NamedTensor> RngStates(int rank) {
+  std::vector<NamedTensor> states;
+  for (const NamedGenerator& named : Generators()) {
+    states.push_back({RngName(named.kind, rank), named.generator.get_state()});
+  }
+  return states;
+}
+
+// For a rank that the checkpoint does not know: a seed that depends on the state that rank 0 was
+// saved in, and differs from rank to rank.
+uint64_t DerivedSeed(const Manifest& manifest, const std::string& kind, int rank) {
+  std::string material =
+      absl::StrCat("ddp.elastic.checkpoint.rng ", kind, " ", rank, " ", manifest.id.step, " ");
+  for (const TensorRecord& tensor : manifest.tensors) {
+    if (tensor.name == RngName(kind, 0)) absl::StrAppend(&material, tensor.hash.Hex());
+  }
+  uint64_t seed = 0;
+  CHECK(absl::SimpleHexAtoi(ContentHash::Of(material).Hex().substr(0, 16), &seed));
+  return seed;
+}
+
+// Checks the states and returns what puts them in place, which cannot fail: a copy of each
+// generator has taken its state already.
+absl::StatusOr<std::function<void()>> PrepareRng(const LoadedCheckpoint& checkpoint, int rank) {
+  std::vector<std::pair<at::Generator, at::Tensor>> states;
+  for (const NamedGenerator& named : Generators()) {
+    at::Generator copy = named.generator.clone();
+    const auto saved = checkpoint.extra.find(RngName(named.kind, rank));
+    if (saved == checkpoint.extra.end()) {
+      copy.set_current_seed(DerivedSeed(checkpoint.manifest, named.kind, rank));
+      states.emplace_back(named.generator, copy.get_state());
+      continue;
+    }
+    const at::Tensor state = TensorOver(saved->second).clone();
+    try {
+      copy.set_state(state);
+    } catch (const c10::Error& error) {
+      return absl::DataLossError(absl::StrCat(
+          saved->first, " is no state of a generator: ", error.what_without_backtrace()));
+    }
+    states.emplace_back(named.generator, state);
+  }
+  return std::function<void()>([states = std::move(states)]() mutable {
+    for (auto& [generator, state] : states) generator.set_state(state);
+  });
+}
+
+std::string Lines(const std::vector<std::string>& lines) {
+  std::string text;
+  for (const std::string& line : lines) absl::StrAppend(&text, "\n  ", line);
+  return text;
+}
+
+}  // namespace
+
+CheckpointError::CheckpointError(std::string message)
+    : c10::Error(std::move(message), /*backtrace=*/nullptr) {}
+
+class Checkpointer::Impl {
+ public:
+  explicit Impl(Options options)
+      : options_(std::move(options)),
+        owner_nonce_(options_.generation_nonce.empty() ? RandomNonce() : options_.generation_nonce),
+        storage_(&file_system_, options_.folder),
+        group_(MakeGroup(options_)) {}
+
+  absl::StatusOr<std::string> Save(const TrainingState& state);
+  absl::StatusOr<std::optional<RestoredCheckpoint>> Restore(TrainingState& state);
+  bool HasCheckpoint() const;
+
+ private:
+  absl::StatusOr<CheckpointContents> Collect(const TrainingState& state,
+                                             std::vector<at::Tensor>& keep) const;
+  std::vector<std::string> Mismatches(const TrainingState& state, const ModelTensors& model,
+                                      const Manifest& manifest) const;
+  absl::Status AgreeOn(const absl::Status& mine);
+
+  const Options options_;
+  const std::string owner_nonce_;
+  PosixFileSystem file_system_;
+  CheckpointStorage storage_;
+  const std::unique_ptr<CheckpointGroup> group_;
+};
+
+absl::StatusOr<CheckpointContents> Checkpointer::Impl::Collect(
+    const TrainingState& state, std::vector<at::Tensor>& keep) const {
+  const ModelTensors model = TensorsOf(*state.model);
+  CheckpointContents contents;
+  Manifest& description = contents.description;
+  description.id = {state.step, options_.generation};
+  description.epoch = state.epoch;
+  description.bucket_layout = state.bucket_layout;
+  description.aliases = model.aliases;
+  description.run_id = options_.run_id;
+  description.generation_nonce = owner_nonce_;
+  description.torch_version = TORCH_VERSION;
+  description.saved_unix_seconds = absl::ToUnixSeconds(absl::Now());
+  if (state.sampler != nullptr) description.sampler = state.sampler->state();
+  DDP_ASSIGN_OR_RETURN(contents.parameters, ViewsOf(model.parameters, keep));
+  DDP_ASSIGN_OR_RETURN(contents.buffers, ViewsOf(model.buffers, keep));
+  DDP_ASSIGN_OR_RETURN(contents.extra, ViewsOf(RngStates(options_.rank), keep));
+  if (state.optimizer != nullptr) {
+    DDP_ASSIGN_OR_RETURN(OptimizerState optimizer, StateOf(*state.optimizer, model));
+    description.optimizer = std::move(optimizer.record);
+    DDP_ASSIGN_OR_RETURN(contents.optimizer, ViewsOf(optimizer.tensors, keep));
+  }
+  return contents;
+}
+
+absl::StatusOr<std::string> Checkpointer::Impl::Save(const TrainingState& state) {
+  std::vector<at::Tensor> keep;
+  const SaveOptions options = {.owner = {options_.run_id, options_.generation, owner_nonce_}};
+  return SaveCheckpoint(file_system_, storage_, *group_, options, Collect(state, keep));
+}
+
+std::vector<std::string> Checkpointer::Impl::Mismatches(const TrainingState& state,
+                                                        const ModelTensors& model,
+                                                        const Manifest& manifest) const {
+  std::vector<std::string> mismatches = ModelMismatches(model, manifest);
+  if (state.optimizer != nullptr) {
+    for (std::string& line : OptimizerMismatches(*state.optimizer, model, manifest)) {
+      mismatches.push_back(std::move(line));
+    }
+  }
+  if (state.sampler != nullptr) {
+    const std::string difference = manifest.sampler.has_value()
+                                       ? state.sampler->difference(*manifest.sampler)
+                                       : "the checkpoint has no position";
+    if (!difference.empty()) mismatches.push_back(absl::StrCat("data: ", difference));
+  }
+  return mismatches;
+}
+
+// OK when it is on all ranks.
+absl::Status Checkpointer::Impl::AgreeOn(const absl::Status& mine) {
+  const auto decide = [](const std::vector<std::string>& values) {
+    for (size_t rank = 0; rank < values.size(); ++rank) {
+      const absl::Status status = DecodeResult(values[rank]).status();
+      if (status.ok()) continue;
+      return EncodeResult(
+          absl::Status(status.code(), absl::StrCat("rank ", rank, ": ", status.message())));
+    }
+    return EncodeResult(std::string());
+  };
+  const std::string value = mine.ok() ? EncodeResult(std::string()) : EncodeResult(mine);
+  DDP_ASSIGN_OR_RETURN(const std::string answer, group_->Decide(value, decide));
+  return DecodeResult(answer).status();
+}
+
+absl::StatusOr<std::optional<RestoredCheckpoint>> Checkpointer::Impl::Restore(
+    TrainingState& state) {
+  const ModelTensors model = TensorsOf(*state.model);
+  DDP_ASSIGN_OR_RETURN(std::optional<LoadedCheckpoint> loaded,
+                       LoadNewestCheckpoint(storage_, *group_, [&](const Manifest& manifest) {
+                         return Mismatches(state, model, manifest);
+                       }));
+  if (!loaded.has_value()) return std::optional<RestoredCheckpoint>();
+
+  // What may fail comes first, on every rank.
+  const Manifest& manifest = loaded->manifest;
+  const absl::StatusOr<std::function<void()>> put_rng = PrepareRng(*loaded, options_.rank);
+  std::function<void()> put_optimizer = [] {};
+  if (state.optimizer != nullptr && put_rng.ok()) {
+    put_optimizer =
+        PrepareOptimizer(*state.optimizer, model, *manifest.optimizer, loaded->optimizer);
+  }
+  DDP_RETURN_IF_ERROR(AgreeOn(put_rng.status()));
+
+  LoadModel(model, manifest.aliases, loaded->model);
+  put_optimizer();
+  (*put_rng)();
+  if (state.sampler != nullptr) state.sampler->restore(*manifest.sampler);
+  state.step = manifest.id.step;
+  state.epoch = manifest.epoch;
+  state.bucket_layout = manifest.bucket_layout;
+  return std::optional<RestoredCheckpoint>(
+      RestoredCheckpoint{.folder = storage_.Folder(manifest.id),
+                         .step = manifest.id.step,
+                         .generation = manifest.id.generation,
+                         .world_size = manifest.world_size,
+                         .passed_over = std::move(loaded->passed_over)});
+}
+
+bool Checkpointer::Impl::HasCheckpoint() const {
+  const absl::StatusOr<std::vector<CheckpointId>> ids = storage_.List();
+  if (!ids.ok()) throw CheckpointError(std::string(ids.status().message()));
+  return !ids->empty();
+}
+
+Checkpointer::Options Checkpointer::options_for(const WorkerSession& session,
+                                                c10::intrusive_ptr<c10d::Store> store,
+                                                std::string folder) {
+  Options options;
+  options.folder = std::move(folder);
+  options.rank = session.rank();
+  options.world_size = session.world_size();
+  options.generation = session.generation();
+  options.generation_nonce = session.generation_nonce();
+  if (options.generation_nonce.empty() && session.world_size() > 1) {
+    // A launcher that has no generations, but restarts, maybe with the same store.
+    options.generation_nonce = absl::StrCat("restart-", session.restart_count());
+  }
+  options.run_id = session.run_id();
+  options.store = std::move(store);
+  return options;
+}
+
+Checkpointer::Checkpointer(Options options) {
+  const auto require = [](bool ok, const std::string& message) {
+    if (!ok) throw CheckpointError(absl::StrCat("Checkpointer: ", message));
+  };
+  require(!options.folder.empty(), "the folder has no name");
+  require(options.world_size >= 1 && options.rank >= 0 && options.rank < options.world_size,
+          absl::StrCat("rank ", options.rank, " is not in a world of ", options.world_size));
+  require(options.store != nullptr || options.world_size == 1,
+          absl::StrCat(options.world_size, " ranks need a store"));
+  require(options.generation_nonce.empty() || IsPlainNonce(options.generation_nonce),
+          "the generation's nonce has other characters than letters, digits and \"-\"");
+  require(options.timeout > absl::ZeroDuration(), "the timeout must be positive");
+  impl_ = std::make_unique<Impl>(std::move(options));
+}
+
+Checkpointer::~Checkpointer() = default;
+
+std::string Checkpointer::save(const TrainingState& state) {
+  CHECK(state.model != nullptr) << "a checkpoint without a model";
+  CHECK_GE(state.step, 0) << "a checkpoint of a negative step";
+  absl::StatusOr<std::string> folder = impl_->Save(state);
+  if (folder.ok()) return *std::move(folder);
+  throw CheckpointError(absl::StrCat("the checkpoint of step ", state.step,
+                                     " was not saved: ", folder.status().message()));
+}
+
+std::optional<RestoredCheckpoint> Checkpointer::restore(TrainingState& state) {
+  CHECK(state.model != nullptr) << "a checkpoint without a model";
+  absl::StatusOr<std::optional<RestoredCheckpoint>> restored = impl_->Restore(state);
+  if (!restored.ok()) {
+    throw CheckpointError(
+        absl::StrCat("no checkpoint was restored: ", restored.status().message()));
+  }
+  if (restored->has_value() && !(*restored)->passed_over.empty()) {
+    LOG(WARNING) << "restored " << (*restored)->folder
+                 << "; newer ones were passed over:" << Lines((*restored)->passed_over);
+  }
+  return *std::move(restored);
+}
+
+bool Checkpointer::has_checkpoint() const { return impl_->HasCheckpoint(); }
+
+}  // namespace ddp::elastic
