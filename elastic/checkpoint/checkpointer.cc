@@ -1,6 +1,8 @@
 #include "elastic/checkpoint/checkpointer.h"
 
+#include <exception>
 #include <functional>
+#include <mutex>
 #include <random>
 #include <utility>
 
@@ -86,7 +88,9 @@ std::string RngName(const std::string& kind, int rank) {
 std::vector<NamedTensor> RngStates(int rank) {
   std::vector<NamedTensor> states;
   for (const NamedGenerator& named : Generators()) {
-    states.push_back({RngName(named.kind, rank), named.generator.get_state()});
+    at::Generator generator = named.generator;
+    const std::lock_guard<std::mutex> lock(generator.mutex());
+    states.push_back({RngName(named.kind, rank), generator.get_state()});
   }
   return states;
 }
@@ -104,12 +108,23 @@ uint64_t DerivedSeed(const Manifest& manifest, const std::string& kind, int rank
   return seed;
 }
 
+// LibTorch throws; a rank that throws while the others wait for it would leave them without a
+// reason.
+absl::Status FromException(const std::exception& error) {
+  const std::string text = error.what();
+  return absl::InternalError(text.substr(0, text.find('\n')));
+}
+
 // Checks the states and returns what puts them in place, which cannot fail: a copy of each
 // generator has taken its state already.
 absl::StatusOr<std::function<void()>> PrepareRng(const LoadedCheckpoint& checkpoint, int rank) {
   std::vector<std::pair<at::Generator, at::Tensor>> states;
   for (const NamedGenerator& named : Generators()) {
-    at::Generator copy = named.generator.clone();
+    at::Generator copy = [&named] {
+      at::Generator generator = named.generator;
+      const std::lock_guard<std::mutex> lock(generator.mutex());
+      return generator.clone();
+    }();
     const auto saved = checkpoint.extra.find(RngName(named.kind, rank));
     if (saved == checkpoint.extra.end()) {
       copy.set_current_seed(DerivedSeed(checkpoint.manifest, named.kind, rank));
@@ -126,7 +141,10 @@ absl::StatusOr<std::function<void()>> PrepareRng(const LoadedCheckpoint& checkpo
     states.emplace_back(named.generator, state);
   }
   return std::function<void()>([states = std::move(states)]() mutable {
-    for (auto& [generator, state] : states) generator.set_state(state);
+    for (auto& [generator, state] : states) {
+      const std::lock_guard<std::mutex> lock(generator.mutex());
+      generator.set_state(state);
+    }
   });
 }
 
@@ -158,6 +176,9 @@ class Checkpointer::Impl {
                                              std::vector<at::Tensor>& keep) const;
   std::vector<std::string> Mismatches(const TrainingState& state, const ModelTensors& model,
                                       const Manifest& manifest) const;
+  absl::StatusOr<std::function<void()>> Prepare(const TrainingState& state,
+                                                const ModelTensors& model,
+                                                const LoadedCheckpoint& loaded) const;
   absl::Status AgreeOn(const absl::Status& mine);
 
   const Options options_;
@@ -195,7 +216,13 @@ absl::StatusOr<CheckpointContents> Checkpointer::Impl::Collect(
 absl::StatusOr<std::string> Checkpointer::Impl::Save(const TrainingState& state) {
   std::vector<at::Tensor> keep;
   const SaveOptions options = {.owner = {options_.run_id, options_.generation, owner_nonce_}};
-  return SaveCheckpoint(file_system_, storage_, *group_, options, Collect(state, keep));
+  absl::StatusOr<CheckpointContents> contents = absl::InternalError("nothing collected");
+  try {
+    contents = Collect(state, keep);
+  } catch (const std::exception& error) {
+    contents = FromException(error);
+  }
+  return SaveCheckpoint(file_system_, storage_, *group_, options, contents);
 }
 
 std::vector<std::string> Checkpointer::Impl::Mismatches(const TrainingState& state,
@@ -232,6 +259,23 @@ absl::Status Checkpointer::Impl::AgreeOn(const absl::Status& mine) {
   return DecodeResult(answer).status();
 }
 
+// Everything but the model's tensors, made beside what it will replace.
+absl::StatusOr<std::function<void()>> Checkpointer::Impl::Prepare(
+    const TrainingState& state, const ModelTensors& model, const LoadedCheckpoint& loaded) const {
+  try {
+    DDP_ASSIGN_OR_RETURN(const std::function<void()> put_rng, PrepareRng(loaded, options_.rank));
+    if (state.optimizer == nullptr) return put_rng;
+    const std::function<void()> put_optimizer =
+        PrepareOptimizer(*state.optimizer, model, *loaded.manifest.optimizer, loaded.optimizer);
+    return std::function<void()>([put_rng, put_optimizer] {
+      put_optimizer();
+      put_rng();
+    });
+  } catch (const std::exception& error) {
+    return FromException(error);
+  }
+}
+
 absl::StatusOr<std::optional<RestoredCheckpoint>> Checkpointer::Impl::Restore(
     TrainingState& state) {
   const ModelTensors model = TensorsOf(*state.model);
@@ -243,17 +287,11 @@ absl::StatusOr<std::optional<RestoredCheckpoint>> Checkpointer::Impl::Restore(
 
   // What may fail comes first, on every rank.
   const Manifest& manifest = loaded->manifest;
-  const absl::StatusOr<std::function<void()>> put_rng = PrepareRng(*loaded, options_.rank);
-  std::function<void()> put_optimizer = [] {};
-  if (state.optimizer != nullptr && put_rng.ok()) {
-    put_optimizer =
-        PrepareOptimizer(*state.optimizer, model, *manifest.optimizer, loaded->optimizer);
-  }
-  DDP_RETURN_IF_ERROR(AgreeOn(put_rng.status()));
+  const absl::StatusOr<std::function<void()>> put = Prepare(state, model, *loaded);
+  DDP_RETURN_IF_ERROR(AgreeOn(put.status()));
 
   LoadModel(model, manifest.aliases, loaded->model);
-  put_optimizer();
-  (*put_rng)();
+  (*put)();
   if (state.sampler != nullptr) state.sampler->restore(*manifest.sampler);
   state.step = manifest.id.step;
   state.epoch = manifest.epoch;

@@ -77,8 +77,9 @@ std::string StoreGroup::Follow(const std::string& value) {
 }
 
 std::string StoreGroup::WaitFor(const std::string& key, absl::Time deadline) {
-  const absl::Duration left = std::max(deadline - MonotonicClock().Now(), absl::Milliseconds(1));
-  options_.store->wait({key}, absl::ToChronoMilliseconds(left));
+  // Rounded up: a wait that ends in time is not to look like one that ended early.
+  const absl::Duration left = std::max(deadline - MonotonicClock().Now(), absl::ZeroDuration());
+  options_.store->wait({key}, absl::ToChronoMilliseconds(left + absl::Milliseconds(1)));
   return ToText(options_.store->get(key));
 }
 

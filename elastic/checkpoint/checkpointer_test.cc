@@ -1,0 +1,519 @@
+// The facade on real models, optimizers and files. What can go wrong on the way to the disk and
+// between ranks is shown by save_load_test.
+#include "elastic/checkpoint/checkpointer.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <torch/torch.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "elastic/data/elastic_sampler.h"
+#include "elastic/worker/worker_session.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace ddp::elastic {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::SizeIs;
+
+// Convolution in channels-last, batch norm, dropout: strides, buffers and random numbers matter.
+struct NetImpl : torch::nn::Module {
+  explicit NetImpl(int64_t hidden = 6)
+      : conv(register_module("conv", torch::nn::Conv2d(2, 4, 3))),
+        norm(register_module("norm", torch::nn::BatchNorm2d(4))),
+        fc(register_module("fc", torch::nn::Linear(16, hidden))),
+        head(register_module("head", torch::nn::Linear(hidden, 3))) {
+    conv->weight.set_data(conv->weight.contiguous(at::MemoryFormat::ChannelsLast));
+  }
+
+  torch::Tensor forward(const torch::Tensor& x) {
+    const torch::Tensor features = norm(conv(x)).relu().flatten(1);
+    return head(torch::dropout(fc(features).relu(), 0.3, is_training()));
+  }
+
+  torch::nn::Conv2d conv;
+  torch::nn::BatchNorm2d norm;
+  torch::nn::Linear fc;
+  torch::nn::Linear head;
+};
+TORCH_MODULE(Net);
+
+using MakeOptimizer = std::function<std::unique_ptr<torch::optim::Optimizer>(Net&)>;
+
+// Two parameter groups with different options.
+template <typename Optimizer, typename Options>
+MakeOptimizer TwoGroups(Options options) {
+  return [options](Net& net) -> std::unique_ptr<torch::optim::Optimizer> {
+    Options slower = options;
+    slower.lr(options.lr() / 2);
+    std::vector<torch::optim::OptimizerParamGroup> groups;
+    groups.emplace_back(net->conv->parameters(), std::make_unique<Options>(options));
+    std::vector<torch::Tensor> rest = net->norm->parameters();
+    for (const torch::Tensor& tensor : net->fc->parameters()) rest.push_back(tensor);
+    for (const torch::Tensor& tensor : net->head->parameters()) rest.push_back(tensor);
+    groups.emplace_back(rest, std::make_unique<Options>(slower));
+    return std::make_unique<Optimizer>(groups, options);
+  };
+}
+
+MakeOptimizer Sgd() {
+  return TwoGroups<torch::optim::SGD>(torch::optim::SGDOptions(0.1).momentum(0.9).nesterov(true));
+}
+MakeOptimizer Adam() {
+  return TwoGroups<torch::optim::Adam>(torch::optim::AdamOptions(0.01).amsgrad(true));
+}
+MakeOptimizer AdamW() {
+  return TwoGroups<torch::optim::AdamW>(torch::optim::AdamWOptions(0.01).betas({0.8, 0.9}));
+}
+
+// One training process.
+class Trainer {
+ public:
+  explicit Trainer(const MakeOptimizer& make_optimizer, uint64_t seed = 1) {
+    torch::manual_seed(seed);
+    net = Net();
+    optimizer = make_optimizer(net);
+    sampler = std::make_unique<ElasticSampler>(
+        ElasticSampler::Options{.dataset_size = 40, .global_batch_size = 8, .seed = 3}, 0, 1);
+    state.model = net.get();
+    state.optimizer = optimizer.get();
+    state.sampler = sampler.get();
+  }
+
+  void Train(int steps) {
+    const torch::Tensor data = torch::arange(40 * 2 * 4 * 4).view({40, 2, 4, 4}).sin();
+    for (int i = 0; i < steps; ++i) {
+      const std::optional<ElasticSampler::Batch> batch = sampler->next_batch();
+      const torch::Tensor indices = torch::tensor(batch->indices);
+      optimizer->zero_grad();
+      torch::nn::functional::cross_entropy(net(data.index_select(0, indices)), indices % 3)
+          .backward();
+      optimizer->step();
+      sampler->commit();
+      ++state.step;
+    }
+  }
+
+  std::vector<torch::Tensor> Values() const {
+    std::vector<torch::Tensor> values;
+    for (const auto& item : net->named_parameters())
+      values.push_back(item.value().detach().clone());
+    for (const auto& item : net->named_buffers()) values.push_back(item.value().clone());
+    return values;
+  }
+
+  Net net{nullptr};
+  std::unique_ptr<torch::optim::Optimizer> optimizer;
+  std::unique_ptr<ElasticSampler> sampler;
+  TrainingState state;
+};
+
+void ExpectEqual(const std::vector<torch::Tensor>& a, const std::vector<torch::Tensor>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(torch::equal(a[i], b[i])) << "tensor " << i;
+}
+
+class CheckpointerTest : public ::testing::Test {
+ protected:
+  CheckpointerTest() {
+    torch::set_num_threads(1);  // tiny tensors; and tests run beside each other
+    std::string folder = absl::StrCat(::testing::TempDir(), "/checkpointsXXXXXX");
+    folder_ = absl::StrCat(mkdtemp(folder.data()), "/run");
+  }
+
+  Checkpointer::Options Options(uint64_t generation = 1) {
+    Checkpointer::Options options;
+    options.folder = folder_;
+    options.generation = generation;
+    options.run_id = "test";
+    return options;
+  }
+
+  static std::string Contents(const std::string& path) {
+    std::ifstream stream(path, std::ios::binary);
+    std::ostringstream text;
+    text << stream.rdbuf();
+    return text.str();
+  }
+
+  std::string ErrorOfRestore(TrainingState& state) {
+    try {
+      Checkpointer(Options(2)).restore(state);
+    } catch (const CheckpointError& error) {
+      return error.what();
+    }
+    return "";
+  }
+
+  // Interrupted by a restart, training gives what it gives uninterrupted, to the bit.
+  void ExpectResumesExactly(const MakeOptimizer& make_optimizer) {
+    Trainer trainer(make_optimizer);
+    trainer.Train(3);
+    trainer.state.epoch = 7;
+    trainer.state.bucket_layout = {{"head.bias", "head.weight"}, {"fc.bias"}};
+    Checkpointer(Options()).save(trainer.state);
+    trainer.Train(2);
+
+    Trainer resumed(make_optimizer, /*seed=*/99);
+    resumed.Train(1);  // it need not be fresh
+    const std::optional<RestoredCheckpoint> restored =
+        Checkpointer(Options(2)).restore(resumed.state);
+    ASSERT_TRUE(restored.has_value());
+    EXPECT_EQ(restored->step, 3);
+    EXPECT_EQ(restored->generation, 1u);
+    EXPECT_EQ(restored->folder, absl::StrCat(folder_, "/step-000000000003.g0001"));
+    EXPECT_EQ(resumed.state.step, 3);
+    EXPECT_EQ(resumed.state.epoch, 7);
+    EXPECT_EQ(resumed.state.bucket_layout, trainer.state.bucket_layout);
+    EXPECT_EQ(resumed.sampler->state().cursor, 24);
+    resumed.Train(2);
+    ExpectEqual(resumed.Values(), trainer.Values());
+  }
+
+  std::string folder_;
+};
+
+TEST_F(CheckpointerTest, EmptyFolderRestoresNothing) {
+  Trainer trainer(Sgd());
+  const std::vector<torch::Tensor> before = trainer.Values();
+  Checkpointer checkpointer(Options());
+  EXPECT_FALSE(checkpointer.has_checkpoint());
+  EXPECT_FALSE(checkpointer.restore(trainer.state).has_value());
+  ExpectEqual(trainer.Values(), before);
+  checkpointer.save(trainer.state);
+  EXPECT_TRUE(checkpointer.has_checkpoint());
+}
+
+TEST_F(CheckpointerTest, SgdResumesExactly) { ExpectResumesExactly(Sgd()); }
+TEST_F(CheckpointerTest, AdamResumesExactly) { ExpectResumesExactly(Adam()); }
+TEST_F(CheckpointerTest, AdamWResumesExactly) { ExpectResumesExactly(AdamW()); }
+
+TEST_F(CheckpointerTest, OptionsOfTheOptimizerComeFromTheCheckpoint) {
+  Trainer trainer(AdamW());
+  trainer.optimizer->param_groups()[1].options().set_lr(0.1 + 0.2);
+  Checkpointer(Options()).save(trainer.state);
+  Trainer resumed(AdamW());
+  Checkpointer(Options(2)).restore(resumed.state);
+  EXPECT_EQ(resumed.optimizer->param_groups()[1].options().get_lr(), 0.1 + 0.2);
+  EXPECT_EQ(resumed.optimizer->param_groups()[0].options().get_lr(), 0.01);
+}
+
+TEST_F(CheckpointerTest, MemoryOfTheModelStaysWhereItIs) {
+  Trainer trainer(Sgd());
+  trainer.Train(1);
+  Checkpointer checkpointer(Options());
+  checkpointer.save(trainer.state);
+  const torch::Tensor weight = trainer.net->fc->weight;
+  const void* memory = weight.data_ptr();
+  trainer.Train(1);
+  checkpointer.restore(trainer.state);
+  EXPECT_EQ(trainer.net->fc->weight.data_ptr(), memory);
+  EXPECT_TRUE(trainer.net->fc->weight.is_same(weight));
+  EXPECT_TRUE(weight.requires_grad());
+}
+
+TEST_F(CheckpointerTest, EqualStateGivesEqualFilesInEveryRun) {
+  Trainer first(AdamW());
+  first.Train(3);
+  const std::string first_folder = Checkpointer(Options(1)).save(first.state);
+  Trainer second(AdamW());
+  second.Train(3);
+  const std::string second_folder = Checkpointer(Options(2)).save(second.state);
+  EXPECT_NE(first_folder, second_folder);
+  for (const char* name : {"model-00001-of-00001.safetensors",
+                           "optimizer-00001-of-00001.safetensors", "extra-00000.safetensors"}) {
+    const std::string bytes = Contents(absl::StrCat(first_folder, "/", name));
+    EXPECT_THAT(bytes, SizeIs(::testing::Gt(4096u))) << name;
+    EXPECT_EQ(bytes, Contents(absl::StrCat(second_folder, "/", name))) << name;
+  }
+}
+
+TEST_F(CheckpointerTest, FinishedJobThatIsResumedAndEndsAtOnceSavesAgain) {
+  Trainer trainer(Sgd());
+  trainer.Train(2);
+  const std::string folder = Checkpointer(Options()).save(trainer.state);
+  Trainer resumed(Sgd(), /*seed=*/5);
+  Checkpointer again(Options());
+  ASSERT_TRUE(again.restore(resumed.state).has_value());
+  EXPECT_EQ(again.save(resumed.state), folder);
+}
+
+TEST_F(CheckpointerTest, DamagedNewestIsPassedOverWithTheReason) {
+  Trainer trainer(Sgd());
+  Checkpointer checkpointer(Options());
+  trainer.Train(1);
+  checkpointer.save(trainer.state);
+  const std::vector<torch::Tensor> at_one = trainer.Values();
+  trainer.Train(1);
+  const std::string newest = checkpointer.save(trainer.state);
+  {
+    std::fstream file(newest + "/model-00001-of-00001.safetensors",
+                      std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(-1, std::ios::end);
+    file.put('\x55');
+  }
+  const std::optional<RestoredCheckpoint> restored =
+      Checkpointer(Options(2)).restore(trainer.state);
+  ASSERT_TRUE(restored.has_value());
+  EXPECT_EQ(restored->step, 1);
+  EXPECT_THAT(restored->passed_over,
+              ElementsAre(AllOf(HasSubstr(newest), HasSubstr("is damaged"))));
+  ExpectEqual(trainer.Values(), at_one);
+}
+
+TEST_F(CheckpointerTest, NothingReadableIsAnErrorAndNotAFreshStart) {
+  Trainer trainer(Sgd());
+  std::filesystem::remove(Checkpointer(Options()).save(trainer.state) + "/MANIFEST.json");
+  EXPECT_THAT(ErrorOfRestore(trainer.state), HasSubstr("none of the checkpoints"));
+}
+
+TEST_F(CheckpointerTest, CheckpointOfAnotherModelListsEveryMismatchAndLoadsNothing) {
+  Trainer trainer(Sgd());
+  trainer.Train(1);
+  Checkpointer(Options()).save(trainer.state);
+
+  Trainer other(Adam(), /*seed=*/7);
+  other.net->fc->weight.set_data(torch::zeros({5, 16}));
+  other.net->head->bias.set_data(torch::zeros({3}, torch::kDouble));
+  other.net->register_parameter("extra", torch::zeros({2}));
+  const std::vector<torch::Tensor> before = other.Values();
+  const std::string error = ErrorOfRestore(other.state);
+  EXPECT_THAT(error, HasSubstr("nothing was loaded"));
+  EXPECT_THAT(error,
+              HasSubstr("fc.weight: F32 [5, 16] in the model, F32 [6, 16] in the checkpoint"));
+  EXPECT_THAT(error, HasSubstr("head.bias: F64 [3] in the model, F32 [3] in the checkpoint"));
+  EXPECT_THAT(error, HasSubstr("extra: in the model, not in the checkpoint"));
+  EXPECT_THAT(error, HasSubstr("the optimizer is Adam here, SGD in the checkpoint"));
+  EXPECT_THAT(error, Not(HasSubstr("Exception raised from")));
+  ExpectEqual(other.Values(), before);
+  EXPECT_EQ(other.state.step, 0);
+}
+
+TEST_F(CheckpointerTest, OtherParameterGroupsAreAMismatch) {
+  Trainer trainer(Sgd());
+  Checkpointer(Options()).save(trainer.state);
+  Trainer other([](Net& net) {
+    return std::make_unique<torch::optim::SGD>(net->parameters(), torch::optim::SGDOptions(0.1));
+  });
+  EXPECT_THAT(ErrorOfRestore(other.state),
+              HasSubstr("1 parameter groups here, 2 in the checkpoint"));
+}
+
+TEST_F(CheckpointerTest, OtherDataIsAMismatch) {
+  Trainer trainer(Sgd());
+  Checkpointer(Options()).save(trainer.state);
+  Trainer other(Sgd());
+  *other.sampler = ElasticSampler({.dataset_size = 41, .global_batch_size = 8, .seed = 3}, 0, 1);
+  EXPECT_THAT(ErrorOfRestore(other.state),
+              HasSubstr("data: dataset_size is 40 in the checkpoint and 41 here"));
+}
+
+TEST_F(CheckpointerTest, ModelAloneCanBeRestored) {
+  Trainer trainer(Sgd());
+  trainer.Train(2);
+  Checkpointer(Options()).save(trainer.state);
+  Trainer other(Adam(), /*seed=*/7);
+  TrainingState state;
+  state.model = other.net.get();
+  ASSERT_TRUE(Checkpointer(Options(2)).restore(state).has_value());
+  ExpectEqual(other.Values(), trainer.Values());
+}
+
+TEST_F(CheckpointerTest, EveryTensorTypeAndLayoutComesBack) {
+  const auto make = [](bool filled) {
+    auto module = std::make_shared<torch::nn::Module>();
+    const auto add = [&](const std::string& name, torch::Tensor tensor) {
+      module->register_buffer(name, filled ? tensor : torch::zeros_like(tensor));
+    };
+    const torch::Tensor numbers = torch::arange(12).view({3, 4});
+    for (const auto type :
+         {torch::kByte, torch::kChar, torch::kShort, torch::kInt, torch::kLong, torch::kHalf,
+          torch::kBFloat16, torch::kFloat, torch::kDouble, torch::kBool, torch::kComplexFloat}) {
+      add(absl::StrCat("t", static_cast<int>(type)), numbers.to(type));
+    }
+    add("scalar", torch::tensor(5, torch::kLong));
+    add("empty", torch::zeros({0, 3}));
+    add("transposed", numbers.to(torch::kFloat).t());
+    add("strided", numbers.to(torch::kFloat).slice(1, 0, 4, 2));
+    return module;
+  };
+  const auto saved = make(true);
+  TrainingState state{.model = saved.get()};
+  Checkpointer(Options()).save(state);
+  const auto loaded = make(false);
+  state.model = loaded.get();
+  ASSERT_TRUE(Checkpointer(Options(2)).restore(state).has_value());
+  for (const auto& item : saved->named_buffers()) {
+    EXPECT_TRUE(torch::equal(loaded->named_buffers()[item.key()], item.value())) << item.key();
+  }
+}
+
+TEST_F(CheckpointerTest, TiedWeightsAreSavedOnceAndStayTied) {
+  const auto make = [](float value, bool tied) {
+    auto module = std::make_shared<torch::nn::Module>();
+    const torch::Tensor weight =
+        module->register_parameter("embedding", torch::full({4, 2}, value));
+    module->register_parameter("output", tied ? weight : torch::full({4, 2}, value + 1));
+    return module;
+  };
+  const auto saved = make(3, true);
+  TrainingState state{.model = saved.get()};
+  const std::string folder = Checkpointer(Options()).save(state);
+  EXPECT_THAT(Contents(folder + "/MANIFEST.json"),
+              HasSubstr("\"aliases\": {\"output\":\"embedding\"}"));
+  for (const bool tied : {true, false}) {
+    const auto loaded = make(0, tied);
+    state.model = loaded.get();
+    ASSERT_TRUE(Checkpointer(Options(2)).restore(state).has_value());
+    EXPECT_TRUE(torch::equal(loaded->named_parameters()["output"], torch::full({4, 2}, 3.0F)));
+  }
+  const auto untied = make(3, false);
+  state.model = untied.get();
+  state.step = 1;
+  Checkpointer(Options()).save(state);
+  state.model = saved.get();
+  EXPECT_THAT(ErrorOfRestore(state), HasSubstr("output: one tensor with embedding in the model"));
+}
+
+TEST_F(CheckpointerTest, WhatCannotBeSavedIsNamed) {
+  Trainer trainer(
+      [](Net& net) { return std::make_unique<torch::optim::RMSprop>(net->parameters()); });
+  EXPECT_THROW(Checkpointer(Options()).save(trainer.state), CheckpointError);
+  trainer.state.optimizer = nullptr;
+  trainer.net->register_buffer("wave", torch::zeros({2}, torch::kComplexDouble));
+  try {
+    Checkpointer(Options()).save(trainer.state);
+    FAIL();
+  } catch (const CheckpointError& error) {
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("tensor wave"), HasSubstr("ComplexDouble")));
+  }
+  EXPECT_FALSE(Checkpointer(Options()).has_checkpoint());
+}
+
+TEST_F(CheckpointerTest, FolderThatCannotBeMadeIsNamed) {
+  const std::string file = absl::StrCat(::testing::TempDir(), "/a_file");
+  std::ofstream(file) << "not a folder";
+  Checkpointer::Options options = Options();
+  options.folder = file + "/checkpoints";
+  Trainer trainer(Sgd());
+  try {
+    Checkpointer(options).save(trainer.state);
+    FAIL();
+  } catch (const CheckpointError& error) {
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("the checkpoint of step 0 was not saved"),
+                                    HasSubstr(options.folder), HasSubstr("Not a directory")));
+  }
+}
+
+TEST_F(CheckpointerTest, FolderMayBeALink) {
+  const std::string real = folder_ + "-real";
+  ASSERT_EQ(mkdir(real.c_str(), 0700), 0);
+  ASSERT_EQ(symlink(real.c_str(), folder_.c_str()), 0);
+  Trainer trainer(Sgd());
+  Checkpointer(Options()).save(trainer.state);
+  EXPECT_TRUE(Checkpointer(Options(2)).restore(trainer.state).has_value());
+}
+
+TEST_F(CheckpointerTest, OptionsAreChecked) {
+  const auto refused = [this](const std::function<void(Checkpointer::Options&)>& change) {
+    Checkpointer::Options options = Options();
+    change(options);
+    EXPECT_THROW(Checkpointer{options}, CheckpointError);
+  };
+  refused([](auto& options) { options.folder = ""; });
+  refused([](auto& options) { options.rank = 1; });
+  refused([](auto& options) { options.world_size = 2; });  // without a store
+  refused([](auto& options) { options.generation_nonce = "../up"; });
+  refused([](auto& options) { options.timeout = absl::ZeroDuration(); });
+}
+
+// ---- Several ranks, over a store ----
+
+// Runs `body` on one thread per rank. (The CPU's generator is one for all of them.)
+void RunRanks(int world_size, Checkpointer::Options options,
+              const std::function<void(Checkpointer&, int)>& body) {
+  options.world_size = world_size;
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < world_size; ++rank) {
+    options.rank = rank;
+    threads.emplace_back([options, rank, &body] {
+      Checkpointer checkpointer(options);
+      body(checkpointer, rank);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST_F(CheckpointerTest, RanksSaveAndRestoreTogetherThroughAStore) {
+  Checkpointer::Options options = Options();
+  options.store = c10::make_intrusive<c10d::HashStore>();
+  std::vector<std::unique_ptr<Trainer>> trainers;
+  for (int rank = 0; rank < 3; ++rank) {
+    trainers.push_back(std::make_unique<Trainer>(AdamW()));
+    trainers.back()->Train(2);
+  }
+  const std::vector<torch::Tensor> saved = trainers[0]->Values();
+  // A second group of checkpointers on the same store, and another world size, as well.
+  for (const int world_size : {3, 3, 2}) {
+    RunRanks(world_size, options, [&](Checkpointer& checkpointer, int rank) {
+      Trainer& trainer = *trainers[static_cast<size_t>(rank)];
+      EXPECT_EQ(checkpointer.restore(trainer.state).has_value(),
+                world_size == 2 || trainer.state.step > 2);
+      const std::string folder = checkpointer.save(trainer.state);
+      EXPECT_EQ(folder, absl::StrCat(folder_, "/step-00000000000", trainer.state.step, ".g0001"));
+      ++trainer.state.step;
+      checkpointer.save(trainer.state);
+    });
+    options.store->getNumKeys();
+    options.generation_nonce = absl::StrCat("world-", world_size);
+  }
+  ExpectEqual(trainers[1]->Values(), saved);
+}
+
+TEST_F(CheckpointerTest, RankThatDoesNotComeIsNamed) {
+  Checkpointer::Options options = Options();
+  options.store = c10::make_intrusive<c10d::HashStore>();
+  options.timeout = absl::Milliseconds(300);
+  Trainer trainer(Sgd());
+  RunRanks(3, options, [&](Checkpointer& checkpointer, int rank) {
+    if (rank == 1) return;
+    try {
+      checkpointer.save(trainer.state);
+      ADD_FAILURE() << "saved without rank 1";
+    } catch (const CheckpointError& error) {
+      EXPECT_THAT(error.what(), HasSubstr(rank == 0 ? "for rank 1" : "for rank 0"));
+    }
+  });
+  EXPECT_FALSE(Checkpointer(Options()).has_checkpoint());
+}
+
+TEST_F(CheckpointerTest, OptionsForASessionOutsideOfALauncher) {
+  for (const char* name : {"RANK", "WORLD_SIZE", "DDP_STORE", "DDP_HEALTH_FD"}) unsetenv(name);
+  const Checkpointer::Options options =
+      Checkpointer::options_for(WorkerSession::from_environment(), nullptr, folder_);
+  EXPECT_EQ(options.world_size, 1);
+  Trainer trainer(Sgd());
+  EXPECT_EQ(Checkpointer(options).save(trainer.state), folder_ + "/step-000000000000.g0000");
+}
+
+}  // namespace
+}  // namespace ddp::elastic
