@@ -161,7 +161,7 @@ JobResult Agent::Run() {
     broken.reason = std::string(status.message());
     return broken;
   }
-  state.rendezvous.WatchContact([&state](const absl::Status& status) {
+  state.rendezvous.WatchContact([](const absl::Status& status) {
     if (status.ok()) {
       PrintLine("ddprun: the rendezvous is in reach again");
     } else {
