@@ -41,6 +41,11 @@ const RedisReply* FirstPassingRefusal(const std::vector<RedisReply>& replies) {
   return nullptr;
 }
 
+// Whether this is a transaction of which nothing was applied.
+bool IsAbortedTransaction(const std::vector<RedisReply>& replies) {
+  return !replies.empty() && IsTransactionAborted(replies.back().error_text());
+}
+
 std::vector<std::string> EvalCommand(const char* verb, const std::string& script,
                                      const std::vector<std::string>& keys,
                                      const std::vector<std::string>& args) {
@@ -92,6 +97,24 @@ absl::StatusOr<std::vector<RedisReply>> RedisConnection::Pipeline(
     if (reply.IsError()) return StatusOfErrorReply(reply.error_text(), endpoint_);
   }
   return replies;
+}
+
+absl::StatusOr<std::vector<RedisReply>> RedisConnection::Transaction(
+    const std::vector<std::vector<std::string>>& commands, const RedisCallOptions& call) {
+  std::vector<std::vector<std::string>> all = {{"MULTI"}};
+  all.insert(all.end(), commands.begin(), commands.end());
+  all.push_back({"EXEC"});
+  DDP_ASSIGN_OR_RETURN(std::vector<RedisReply> replies, Pipeline(all, call));
+  DDP_ASSIGN_OR_RETURN(std::vector<RedisReply> results, std::move(replies.back()).AsArray());
+  if (results.size() != commands.size()) {
+    return absl::InternalError(absl::StrCat("Redis at ", endpoint_.DebugString(), " answered ",
+                                            results.size(), " replies to a transaction of ",
+                                            commands.size()));
+  }
+  for (const RedisReply& result : results) {
+    if (result.IsError()) return StatusOfErrorReply(result.error_text(), endpoint_);
+  }
+  return results;
 }
 
 absl::StatusOr<RedisReply> RedisConnection::Eval(const RedisScript& script,
@@ -157,7 +180,8 @@ absl::StatusOr<std::vector<RedisReply>> RedisConnection::Call(const std::string&
     if (result.ok()) {
       const RedisReply* refusal = FirstPassingRefusal(*result);
       // Of a pipeline the other commands may have been applied.
-      if (refusal == nullptr || (replies > 1 && !call.idempotent)) return result;
+      const bool all_refused = replies == 1 || IsAbortedTransaction(*result);
+      if (refusal == nullptr || (!all_refused && !call.idempotent)) return result;
       last = StatusOfErrorReply(refusal->error_text(), endpoint_);
     } else {
       last = result.status();

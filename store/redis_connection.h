@@ -102,6 +102,12 @@ class RedisConnection {
   absl::StatusOr<std::vector<RedisReply>> Pipeline(
       const std::vector<std::vector<std::string>>& commands, const RedisCallOptions& call = {});
 
+  // Runs the commands as one transaction (MULTI, EXEC) in one round trip and returns their replies:
+  // nobody sees a part of it, and what is refused before EXEC (no memory, no right, loading) is
+  // refused as a whole. An error of a single command does not undo the others, and is the result.
+  absl::StatusOr<std::vector<RedisReply>> Transaction(
+      const std::vector<std::vector<std::string>>& commands, const RedisCallOptions& call = {});
+
   // The lower level, for subscriptions and event loops. -------------------------------------------
 
   // Sends commands without waiting for replies. Never reconnects and never repeats: kUnavailable

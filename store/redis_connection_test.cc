@@ -143,6 +143,21 @@ TEST_F(RedisConnectionTest, OutOfMemoryIsResourceExhausted) {
             absl::StatusCode::kResourceExhausted);
 }
 
+TEST_F(RedisConnectionTest, TransactionAnswersItsCommands) {
+  const auto replies = connection_->Transaction({{"SET", "a", "1"}, {"INCR", "a"}, {"GET", "a"}});
+  ASSERT_TRUE(replies.ok()) << replies.status();
+  ASSERT_EQ(replies->size(), 3);
+  EXPECT_EQ(*(*replies)[1].AsInteger(), 2);
+  EXPECT_EQ(*(*replies)[2].AsString(), "2");
+  const absl::Status failed =
+      connection_->Transaction({{"SET", "s", "text"}, {"INCR", "s"}}).status();
+  EXPECT_EQ(failed.code(), absl::StatusCode::kFailedPrecondition) << failed;
+  ASSERT_TRUE(connection_->Command({"CONFIG", "SET", "maxmemory", "1"}).ok());
+  const absl::Status refused = connection_->Transaction({{"SET", "b", "1"}}).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
+  EXPECT_EQ(*connection_->Command({"ECHO", "in step"})->AsString(), "in step");
+}
+
 TEST_F(RedisConnectionTest, ScriptsTravelOnce) {
   const RedisScript script("return {KEYS[1], ARGV[1], redis.call('INCR', KEYS[1])}");
   EXPECT_EQ(*connection_->Command({"SCRIPT", "LOAD", script.source()})->AsString(),
@@ -334,6 +349,18 @@ TEST(RedisRetryTest, WaitsWhileTheServerIsLoading) {
   const auto reply = (*connection)->Command({"INCR", "n"});
   ASSERT_TRUE(reply.ok()) << reply.status();
   EXPECT_EQ(*reply->AsInteger(), 1);
+}
+
+TEST(RedisRetryTest, ARefusedTransactionIsSentAgain) {
+  const std::string refused =
+      "+OK\r\n-LOADING Redis is loading the dataset in memory\r\n"
+      "-EXECABORT Transaction discarded because of previous errors.\r\n";
+  ScriptedServer server({Answers{"+PONG\r\n", refused, refused, "+OK\r\n+QUEUED\r\n*1\r\n:1\r\n"}});
+  const auto connection = RedisConnection::Connect(server.endpoint(), Hasty(absl::Seconds(20)));
+  ASSERT_TRUE(connection.ok()) << connection.status();
+  const auto replies = (*connection)->Transaction({{"INCR", "n"}});
+  ASSERT_TRUE(replies.ok()) << replies.status();
+  EXPECT_EQ(*(*replies)[0].AsInteger(), 1);
 }
 
 TEST(RedisRetryTest, TotalTimeoutHolds) {

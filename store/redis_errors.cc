@@ -51,6 +51,10 @@ bool IsUnknownScript(const std::string& error_reply) {
   return absl::StartsWith(error_reply, "NOSCRIPT");
 }
 
+bool IsTransactionAborted(const std::string& error_reply) {
+  return absl::StartsWith(error_reply, "EXECABORT");
+}
+
 absl::Status ConnectionError(const char* what, const RedisEndpoint& endpoint, int error_number) {
   return absl::UnavailableError(
       absl::StrCat(what, " Redis at ", endpoint.DebugString(), ": ", strerror(error_number)));

@@ -21,6 +21,10 @@ bool IsPassingRefusal(const std::string& error_reply);
 // Whether the server does not know the script of an EVALSHA.
 bool IsUnknownScript(const std::string& error_reply);
 
+// Whether it is EXEC's answer to a transaction of which a command was refused, so that none was
+// applied.
+bool IsTransactionAborted(const std::string& error_reply);
+
 // kUnavailable: "<what> Redis at <endpoint>: <text of error_number>".
 absl::Status ConnectionError(const char* what, const RedisEndpoint& endpoint, int error_number);
 

@@ -144,7 +144,7 @@ absl::StatusOr<std::unique_ptr<RedisKeyValueStore>> RedisKeyValueStore::Connect(
 
 absl::Status RedisKeyValueStore::Set(const std::string& key, const std::string& value,
                                      absl::Duration timeout) {
-  return Write(Script<scripts::kSetValues>(), {key, value}, true, DeadlineOf(timeout)).status();
+  return Change(key, {"HSET", values_key_, key, value}, true, DeadlineOf(timeout)).status();
 }
 
 absl::Status RedisKeyValueStore::MultiSet(const std::vector<std::string>& keys,
@@ -161,7 +161,7 @@ absl::Status RedisKeyValueStore::MultiSet(const std::vector<std::string>& keys,
     args.push_back(keys[i]);
     args.push_back(values[i]);
   }
-  return Write(Script<scripts::kSetValues>(), args, true, DeadlineOf(timeout)).status();
+  return ChangeByScript(Script<scripts::kSetValues>(), args, true, DeadlineOf(timeout)).status();
 }
 
 absl::StatusOr<std::string> RedisKeyValueStore::Get(const std::string& key,
@@ -208,8 +208,8 @@ absl::StatusOr<std::string> RedisKeyValueStore::CompareSet(const std::string& ke
                                                            const std::string& desired,
                                                            absl::Duration timeout) {
   DDP_ASSIGN_OR_RETURN(RedisReply reply,
-                       Write(Script<scripts::kCompareSetValue>(), {key, expected, desired}, false,
-                             DeadlineOf(timeout)));
+                       ChangeByScript(Script<scripts::kCompareSetValue>(), {key, expected, desired},
+                                      false, DeadlineOf(timeout)));
   return std::move(reply).AsString();
 }
 
@@ -217,13 +217,14 @@ absl::StatusOr<int64_t> RedisKeyValueStore::Add(const std::string& key, int64_t 
                                                 absl::Duration timeout) {
   DDP_ASSIGN_OR_RETURN(
       const RedisReply reply,
-      Write(Script<scripts::kAddValue>(), {key, absl::StrCat(value)}, false, DeadlineOf(timeout)));
+      Change(key, {"HINCRBY", values_key_, key, absl::StrCat(value)}, false, DeadlineOf(timeout)));
   return reply.AsInteger();
 }
 
 absl::Status RedisKeyValueStore::Append(const std::string& key, const std::string& value,
                                         absl::Duration timeout) {
-  return Write(Script<scripts::kAppendValue>(), {key, value}, false, DeadlineOf(timeout)).status();
+  return ChangeByScript(Script<scripts::kAppendValue>(), {key, value}, false, DeadlineOf(timeout))
+      .status();
 }
 
 absl::StatusOr<bool> RedisKeyValueStore::Delete(const std::string& key, absl::Duration timeout) {
@@ -290,12 +291,7 @@ absl::Status RedisKeyValueStore::RefreshTtl(absl::Duration timeout) {
 
 absl::Status RedisKeyValueStore::QueuePush(const std::string& key, const std::string& value,
                                            absl::Duration timeout) {
-  const absl::Time deadline = DeadlineOf(timeout);
-  DDP_ASSIGN_OR_RETURN(const Borrowed connection, Borrow(deadline));
-  return connection
-      ->Eval(Script<scripts::kPushToQueue>(), {QueueKey(key)}, {Ttl(), Channel(key), value},
-             CallOptions(false, deadline))
-      .status();
+  return Change(key, {"RPUSH", QueueKey(key), value}, false, DeadlineOf(timeout)).status();
 }
 
 absl::StatusOr<std::string> RedisKeyValueStore::QueuePop(const std::string& key,
@@ -403,9 +399,21 @@ absl::StatusOr<RedisReply> RedisKeyValueStore::Run(const std::vector<std::string
   return connection->Command(command, CallOptions(idempotent, deadline));
 }
 
-absl::StatusOr<RedisReply> RedisKeyValueStore::Write(const RedisScript& script,
-                                                     const std::vector<std::string>& args,
-                                                     bool idempotent, absl::Time deadline) {
+absl::StatusOr<RedisReply> RedisKeyValueStore::Change(const std::string& key,
+                                                      const std::vector<std::string>& command,
+                                                      bool idempotent, absl::Time deadline) {
+  DDP_ASSIGN_OR_RETURN(const Borrowed connection, Borrow(deadline));
+  DDP_ASSIGN_OR_RETURN(std::vector<RedisReply> replies,
+                       connection->Transaction(
+                           {command, {"PEXPIRE", command[1], Ttl()}, {"PUBLISH", Channel(key), ""}},
+                           CallOptions(idempotent, deadline)));
+  return std::move(replies.front());
+}
+
+absl::StatusOr<RedisReply> RedisKeyValueStore::ChangeByScript(const RedisScript& script,
+                                                              const std::vector<std::string>& args,
+                                                              bool idempotent,
+                                                              absl::Time deadline) {
   DDP_ASSIGN_OR_RETURN(const Borrowed connection, Borrow(deadline));
   std::vector<std::string> all = {Ttl(), channels_};
   all.insert(all.end(), args.begin(), args.end());
