@@ -227,11 +227,12 @@ TEST(SaveLoadFaultTest, FailureOfEveryCallIsReportedAndTheNextSaveWorks) {
 }
 
 TEST(SaveLoadFaultTest, FailedSaveCanBeRepeatedAtTheSameStep) {
-  for (int64_t call = 1; call < 40; ++call) {
+  for (int64_t call = 1;; ++call) {
     MemoryFileSystem file_system;
     Process process(&file_system, 1);
     file_system.FailCall(call, absl::ResourceExhaustedError("no space left on device"));
     (void)process.Save(1).ok();
+    if (file_system.calls() < call) break;
     ASSERT_TRUE(process.Save(1).ok()) << "call " << call;
     ASSERT_EQ(process.LoadedStep(), 1);
   }
