@@ -33,7 +33,6 @@ using store::RedisReply;
 using store::RedisScript;
 
 constexpr absl::Duration kKeysTimeToLive = absl::Hours(24);
-constexpr absl::Duration kInstanceCounterTimeToLive = absl::Hours(24 * 30);
 // For how long a request to open an instance may be sent again.
 constexpr absl::Duration kOpenRequestTimeToLive = absl::Minutes(10);
 
@@ -93,6 +92,15 @@ struct Outcome {
   }
 };
 
+constexpr char kForeign[] = "foreign";
+
+absl::Status ForeignInstance() {
+  return absl::FailedPreconditionError(
+      "Redis lost its memory, and another job with the same run id has taken this job's place; "
+      "give "
+      "each job its own --rdzv-id");
+}
+
 absl::StatusOr<Outcome> ParseOutcome(RedisReply reply) {
   DDP_ASSIGN_OR_RETURN(std::vector<RedisReply> parts, std::move(reply).AsArray());
   if (parts.size() < 4) return BadReply("fewer than four parts");
@@ -142,6 +150,41 @@ absl::StatusOr<Round> ParseRound(const Outcome& outcome, const std::string& node
   return round;
 }
 
+std::string RunPrefix(const std::string& run_id) {
+  return absl::StrCat("ddp:{", store::EncodeRunIdForKey(run_id), "}:");
+}
+
+// One job under a run id. The token tells it from another job that was given the same number by a
+// server that had lost its memory.
+struct Instance {
+  int64_t number = 0;
+  std::string token;
+};
+
+absl::StatusOr<Instance> OpenInstance(const RedisRendezvous::Options& options,
+                                      store::RedisConnection& connection) {
+  const RedisScript open(embedded::scripts::kOpenInstance);
+  const std::string prefix = RunPrefix(options.run_id);
+  const std::string token = RandomHex();
+  DDP_ASSIGN_OR_RETURN(
+      const RedisReply reply,
+      connection.Eval(open, {prefix + "instance", absl::StrCat(prefix, "opened:", token)},
+                      {prefix, absl::StrCat(options.instance), token, Milliseconds(kKeysTimeToLive),
+                       Milliseconds(kOpenRequestTimeToLive)},
+                      {.idempotent = true}));
+  DDP_ASSIGN_OR_RETURN(const absl::Span<const RedisReply> parts, reply.AsArray());
+  if (parts.size() != 2) return BadReply("an instance in other than two parts");
+  Instance instance;
+  DDP_ASSIGN_OR_RETURN(instance.number, parts[0].AsInteger());
+  DDP_ASSIGN_OR_RETURN(instance.token, parts[1].AsString());
+  if (instance.token.empty()) {
+    return absl::NotFoundError(absl::StrCat("run ", options.run_id, " has no instance ",
+                                            options.instance, " at Redis at ",
+                                            options.endpoint.DebugString()));
+  }
+  return instance;
+}
+
 // Whether trying again could help.
 bool IsPassing(const absl::Status& status) {
   return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) ||
@@ -164,13 +207,12 @@ struct RedisRendezvous::State {
     std::function<void(absl::Status)> on_error;
   };
 
-  State(const Options& given, EventLoop* event_loop, int64_t opened_instance)
+  State(const Options& given, EventLoop* event_loop, const Instance& opened_instance)
       : options(given),
         loop(*event_loop),
         instance(opened_instance),
         node(NodeName()),
-        key_prefix(absl::StrCat("ddp:{", store::EncodeRunIdForKey(given.run_id), "}:i",
-                                opened_instance, ":")) {}
+        key_prefix(absl::StrCat(RunPrefix(given.run_id), "i", opened_instance.number, ":")) {}
   ~State();
 
   std::vector<std::string> Keys() const;
@@ -195,7 +237,7 @@ struct RedisRendezvous::State {
 
   const Options options;
   EventLoop& loop;
-  const int64_t instance;
+  const Instance instance;
   const std::string node;
   const std::string key_prefix;
   const Scripts scripts;
@@ -224,7 +266,7 @@ struct RedisRendezvous::State {
 RedisRendezvous::RedisRendezvous(std::unique_ptr<State> state) : state_(std::move(state)) {}
 RedisRendezvous::~RedisRendezvous() = default;
 
-int64_t RedisRendezvous::instance() const { return state_->instance; }
+int64_t RedisRendezvous::instance() const { return state_->instance.number; }
 
 absl::StatusOr<std::unique_ptr<RedisRendezvous>> RedisRendezvous::Open(const Options& options,
                                                                        EventLoop* loop) {
@@ -235,19 +277,7 @@ absl::StatusOr<std::unique_ptr<RedisRendezvous>> RedisRendezvous::Open(const Opt
   connection_options.client_name = "ddprun";
   DDP_ASSIGN_OR_RETURN(std::unique_ptr<store::RedisConnection> connection,
                        store::RedisConnection::Connect(options.endpoint, connection_options));
-  int64_t instance = options.instance;
-  if (instance == 0) {
-    const RedisScript open(embedded::scripts::kOpenInstance);
-    const std::string prefix =
-        absl::StrCat("ddp:{", store::EncodeRunIdForKey(options.run_id), "}:");
-    DDP_ASSIGN_OR_RETURN(
-        const RedisReply reply,
-        connection->Eval(
-            open, {prefix + "instance", absl::StrCat(prefix, "opened:", RandomHex())},
-            {Milliseconds(kInstanceCounterTimeToLive), Milliseconds(kOpenRequestTimeToLive)},
-            {.idempotent = true}));
-    DDP_ASSIGN_OR_RETURN(instance, reply.AsInteger());
-  }
+  DDP_ASSIGN_OR_RETURN(const Instance instance, OpenInstance(options, *connection));
   auto state = std::make_unique<State>(options, loop, instance);
   state->channel.emplace(std::move(connection), loop, options.reply_timeout);
   return std::unique_ptr<RedisRendezvous>(new RedisRendezvous(std::move(state)));
@@ -265,6 +295,7 @@ std::vector<std::string> RedisRendezvous::State::Keys() const {
        {"job", "leases", "joined", "members", "ranks", "completed", "failures"}) {
     keys.push_back(absl::StrCat(key_prefix, name));
   }
+  keys.push_back(RunPrefix(options.run_id) + "instance");
   return keys;
 }
 
@@ -274,7 +305,9 @@ std::vector<std::string> RedisRendezvous::State::Args(const std::vector<std::str
                                    Milliseconds(kKeysTimeToLive),
                                    absl::StrCat(seen.number),
                                    seen.nonce,
-                                   absl::StrCat(restarts_seen)};
+                                   absl::StrCat(restarts_seen),
+                                   absl::StrCat(instance.number),
+                                   instance.token};
   args.insert(args.end(), more.begin(), more.end());
   return args;
 }
@@ -346,6 +379,10 @@ void RedisRendezvous::State::OnRequestReply(uint64_t serial, absl::StatusOr<Redi
     FailRequest(outcome.status());
     return;
   }
+  if (outcome->name == kForeign) {
+    FailRequest(ForeignInstance());
+    return;
+  }
   restarts_seen = std::max(restarts_seen, outcome->restarts);
   // A copy: an answer ends the request, and may start the next one.
   const auto on_outcome = request->on_outcome;
@@ -359,7 +396,8 @@ void RedisRendezvous::State::OnHeartbeatReply(absl::StatusOr<RedisReply> reply) 
     OnCallFailed(reply.status());
     return;
   }
-  OnContact(absl::OkStatus());
+  const absl::StatusOr<Outcome> outcome = ParseOutcome(*std::move(reply));
+  OnContact(outcome.ok() && outcome->name == kForeign ? ForeignInstance() : outcome.status());
   heartbeat_due = false;
   ScheduleHeartbeat();
   if (request.has_value()) PumpIn(absl::ZeroDuration());
@@ -378,7 +416,7 @@ void RedisRendezvous::State::OnContact(const absl::Status& status) {
   if (status.ok()) failures_in_a_row = 0;
   if (status.ok() == in_contact) return;
   // A connection that was cut and is mended at once is no news.
-  if (!status.ok() && failures_in_a_row < kFailuresBeforeOutOfReach) return;
+  if (!status.ok() && IsPassing(status) && failures_in_a_row < kFailuresBeforeOutOfReach) return;
   in_contact = status.ok();
   if (on_contact) on_contact(status);
 }

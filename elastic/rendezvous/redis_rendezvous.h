@@ -40,7 +40,7 @@ class RedisRendezvous final : public Rendezvous {
     // One script, later on: after that the connection counts as broken.
     absl::Duration reply_timeout = absl::Seconds(2);
 
-    // Takes part in this instance of the run; 0: opens a new one.
+    // Takes part in this instance of the run, which must be open; 0: opens a new one.
     int64_t instance = 0;
   };
 

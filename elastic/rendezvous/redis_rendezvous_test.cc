@@ -361,6 +361,40 @@ TEST_F(RedisRendezvousTest, AServerThatLostItsMemoryAdoptsTheHighestGeneration) 
   EXPECT_TRUE(Complete(*rendezvous, third.generation).ok());
 }
 
+TEST_F(RedisRendezvousTest, ALostCounterDoesNotGiveARunningInstanceAway) {
+  const std::unique_ptr<RedisRendezvous> first = Open();
+  const std::unique_ptr<RedisRendezvous> second = Open();
+  const Round round = *Join(*second);
+  Redis({"FLUSHALL"});
+  // The first sign of life brings the instance and the counter back.
+  ASSERT_TRUE(Report(*second, round.generation, 0).ok());
+  EXPECT_EQ(Open()->instance(), 3);
+  Redis({"DEL", "ddp:{digits}:instance"});
+  EXPECT_EQ(Open()->instance(), 1);
+  EXPECT_EQ(Open()->instance(), 4) << "2 and 3 are there";
+}
+
+TEST_F(RedisRendezvousTest, AnotherJobInOurPlaceIsNotOurs) {
+  const std::unique_ptr<RedisRendezvous> robbed = Open();
+  const Round round = *Join(*robbed);
+  Redis({"FLUSHALL"});
+  const std::unique_ptr<RedisRendezvous> robber = Open();
+  ASSERT_EQ(robber->instance(), robbed->instance());
+  ASSERT_EQ(Join(*robber)->generation.number, 1u);
+  const absl::Status status = Report(*robbed, round.generation, 0).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("--rdzv-id"));
+  EXPECT_EQ(Join(*robber)->generation.number, 2u) << "untouched";
+}
+
+TEST_F(RedisRendezvousTest, AnInstanceThatIsNotOpenCannotBeJoined) {
+  RedisRendezvous::Options options = MakeOptions();
+  options.instance = 7;
+  const absl::Status status = RedisRendezvous::Open(options, loop_.get()).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("no instance 7"));
+}
+
 TEST_F(RedisRendezvousTest, HeartbeatsRenewTheLease) {
   RedisRendezvous::Options options = MakeOptions();
   options.lease = absl::Milliseconds(30);

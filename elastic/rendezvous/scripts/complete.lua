@@ -1,9 +1,10 @@
 -- All workers of a node have succeeded; with the last node of the round, so has the job.
 --
--- ARGV  7 generation, 8 its nonce
+-- ARGV  9 generation, 10 its nonce
 -- Outcomes: stale
 --           ok + state
-if tonumber(ARGV[7]) ~= generation or ARGV[8] ~= nonce or state == 'forming' or state == 'failed' then
+local is_current = tonumber(ARGV[9]) == generation and ARGV[10] == nonce
+if not is_current or state == 'forming' or state == 'failed' then
   return reply('stale')
 end
 renew_lease()

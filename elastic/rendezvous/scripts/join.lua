@@ -1,11 +1,11 @@
 -- A node offers itself for the next round; the last one to come completes it.
 --
--- ARGV  7 offer, 8 nodes of a round, 9 the nonce of the generation, should this call start it,
---       10 the restarts that the job may spend
+-- ARGV  9 offer, 10 nodes of a round, 11 the nonce of the generation, should this call start it,
+--       12 the restarts that the job may spend
 -- Outcomes: ended + state
 --           waiting + nodes that have joined
 --           round + a list: of each member its node, group rank and offer
-local offer, nodes, new_nonce, max_restarts = ARGV[7], tonumber(ARGV[8]), ARGV[9], ARGV[10]
+local offer, nodes, new_nonce, max_restarts = ARGV[9], tonumber(ARGV[10]), ARGV[11], ARGV[12]
 
 local function round()
   local table_of_ranks = {}
