@@ -6,12 +6,13 @@
 
 #include <map>
 
-#include "ddp/comm/communicator.h"
 #include "ddp/error.h"
 #include "ddp/process_group.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "store/redis_endpoint.h"
 #include "testing/rank_harness.h"
+#include "testing/redis_fixture.h"
 
 namespace ddp {
 namespace {
@@ -502,32 +503,55 @@ const std::map<std::string, std::function<int()>>& Bodies() {
   return bodies;
 }
 
-// Each body on two ranks, and on three where the number matters; the ranks meet on a TCPStore as
-// under torchrun.
-class DistributedDataParallelTest : public ::testing::TestWithParam<std::tuple<std::string, int>> {
+// Each body on two ranks, and on three where the number matters. The ranks meet in Redis, as under
+// ddprun, or on a TCPStore, as under torchrun.
+enum class Meet { kInRedis, kOnTcpStore };
+
+struct Case {
+  std::string body;
+  int world_size = 2;
+  Meet meet = Meet::kInRedis;
 };
 
+class DistributedDataParallelTest : public ::testing::TestWithParam<Case> {
+ protected:
+  static void SetUpTestSuite() { redis_ = ::ddp::testing::RedisFixture::Start(); }
+  static void TearDownTestSuite() { redis_.reset(); }
+
+  static std::unique_ptr<::ddp::testing::RedisFixture> redis_;
+};
+std::unique_ptr<::ddp::testing::RedisFixture> DistributedDataParallelTest::redis_;
+
 TEST_P(DistributedDataParallelTest, Ranks) {
-  const auto& [body, world_size] = GetParam();
-  ASSERT_TRUE(::ddp::testing::RanksSucceed({.world_size = world_size, .body = body}));
+  const Case& parameters = GetParam();
+  const std::string name = ::testing::UnitTest::GetInstance()->current_test_info()->name();
+  ASSERT_TRUE(::ddp::testing::RanksSucceed(
+      {.world_size = parameters.world_size,
+       .body = parameters.body,
+       .store_url = parameters.meet == Meet::kInRedis
+                        ? store::FormatStoreAddress(redis_->Address(name))
+                        : ""}));
 }
 
-std::vector<std::tuple<std::string, int>> Cases() {
-  std::vector<std::tuple<std::string, int>> cases;
-  for (const auto& [name, body] : Bodies()) cases.emplace_back(name, 2);
+std::vector<Case> Cases() {
+  std::vector<Case> cases;
+  for (const auto& [name, body] : Bodies()) cases.push_back({name});
   for (const char* name :
        {"AveragesGradients", "BucketsAreDealtAnewByReadyOrder", "EqualsOneProcessWithTheJointBatch",
         "DifferentModelsAreNamed", "UnusedParameterIsNamedOnEveryRank"}) {
-    cases.emplace_back(name, 3);
+    cases.push_back({name, 3});
   }
-  cases.emplace_back("AveragesGradients", 1);
+  cases.push_back({"AveragesGradients", 1});
+  for (const char* name : {"AveragesGradients", "UnusedParameterIsNamedOnEveryRank"}) {
+    cases.push_back({name, 2, Meet::kOnTcpStore});
+  }
   return cases;
 }
 
 INSTANTIATE_TEST_SUITE_P(All, DistributedDataParallelTest, ::testing::ValuesIn(Cases()),
                          [](const auto& info) {
-                           return std::get<0>(info.param) + "On" +
-                                  std::to_string(std::get<1>(info.param));
+                           return info.param.body + "On" + std::to_string(info.param.world_size) +
+                                  (info.param.meet == Meet::kOnTcpStore ? "ByTcpStore" : "");
                          });
 
 }  // namespace

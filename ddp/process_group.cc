@@ -1,5 +1,6 @@
 #include "ddp/process_group.h"
 
+#include <exception>
 #include <utility>
 
 #include <ATen/core/ivalue.h>
@@ -63,7 +64,10 @@ c10::intrusive_ptr<c10d::Store> ConnectStore(const WorkerEnvironment& env,
 
 ProcessGroup::ProcessGroup(c10::intrusive_ptr<c10d::Store> store, const Place& place,
                            const ProcessGroupOptions& options)
-    : place_(place), store_(std::move(store)), backend_(ChooseBackend(options.backend)) {
+    : place_(place),
+      store_(std::move(store)),
+      backend_(ChooseBackend(options.backend)),
+      exceptions_at_start_(std::uncaught_exceptions()) {
   const absl::Duration timeout = absl::FromChrono(options.timeout);
   notice_ = std::make_shared<FailureNotice>(Prefixed("ddp/notice", store_), place.rank, place.size);
   c10::intrusive_ptr<c10d::Backend> connected;
@@ -83,7 +87,12 @@ ProcessGroup::ProcessGroup(c10::intrusive_ptr<c10d::Store> store, const Place& p
       Communicator::Options{.rank = place.rank, .size = place.size, .timeout = timeout});
 }
 
-ProcessGroup::~ProcessGroup() = default;
+ProcessGroup::~ProcessGroup() {
+  if (std::uncaught_exceptions() > exceptions_at_start_) {
+    report_failure(absl::StrCat("an exception ended the program of rank ", place_.rank,
+                                "; its own output says which"));
+  }
+}
 
 at::Device ProcessGroup::device() const {
   if (backend_ != "nccl") return at::Device(at::kCPU);

@@ -54,6 +54,7 @@ class ProcessGroup {
   };
   ProcessGroup(c10::intrusive_ptr<c10d::Store> store, const Place& place,
                const ProcessGroupOptions& options = {});
+  // While an exception passes by, tells the peers that this rank ends because of one.
   ~ProcessGroup();
   ProcessGroup(const ProcessGroup&) = delete;
   ProcessGroup& operator=(const ProcessGroup&) = delete;
@@ -96,6 +97,7 @@ class ProcessGroup {
   std::shared_ptr<FailureNotice> notice_;
   std::unique_ptr<Communicator> communicator_;
   int sequence_ = 0;
+  const int exceptions_at_start_;
 };
 
 // Meets the other ranks of this job and connects to them. Call it once, first of all; blocks until

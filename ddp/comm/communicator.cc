@@ -15,6 +15,12 @@
 #include "ddp/logging.h"
 
 namespace ddp {
+namespace {
+
+// How long the victim of a broken connection waits for the reason.
+constexpr absl::Duration kExplanationTimeout = absl::Milliseconds(300);
+
+}  // namespace
 
 struct Communicator::Operation {
   c10::intrusive_ptr<c10d::Work> work;
@@ -104,8 +110,10 @@ void Communicator::Wait(Pending& pending) {
     pending.operation.reset();
     return;
   }
-  // A peer that failed may also have closed its connections: its own words say more than ours.
   if (result == FailureNotice::WaitResult::kPeerFailed) Fail(pending, "");
+  // A peer that fails also closes its connections. Its own words say more than our error, and it,
+  // not its victim, should be the first to end.
+  notice_->AwaitFailure(kExplanationTimeout);
   Fail(pending, absl::StrCat("after ", waited, ": ", future->tryRetrieveErrorMessage()));
 }
 

@@ -107,6 +107,18 @@ std::optional<FailureNotice::Failure> FailureNotice::failure() const {
   return state_->failure;
 }
 
+std::optional<FailureNotice::Failure> FailureNotice::AwaitFailure(absl::Duration timeout) const {
+  const MonotonicClock clock;
+  const absl::Time deadline = clock.Now() + timeout;
+  MutexLock lock(state_->mutex);
+  while (!state_->failure.has_value()) {
+    const absl::Duration left = deadline - clock.Now();
+    if (left <= absl::ZeroDuration()) break;
+    state_->changed.WaitFor(state_->mutex, left);
+  }
+  return state_->failure;
+}
+
 FailureNotice::WaitResult FailureNotice::Wait(c10::ivalue::Future& future,
                                               absl::Duration timeout) const {
   if (future.completed()) return WaitResult::kCompleted;

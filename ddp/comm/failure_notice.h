@@ -49,6 +49,10 @@ class FailureNotice {
 
   std::optional<Failure> failure() const;
 
+  // The same, after waiting up to `timeout` for one. For a rank whose connections broke: the news
+  // of why usually follows at once.
+  std::optional<Failure> AwaitFailure(absl::Duration timeout) const;
+
   // Blocks until `future` is complete (with a value or an error), a failure is known, or `timeout`
   // has passed; looked at in this order.
   WaitResult Wait(c10::ivalue::Future& future, absl::Duration timeout) const;

@@ -199,7 +199,11 @@ class Trainer {
         std::fprintf(stderr, "goes on from %s\n", restored->folder.c_str());
       }
     }
-    if (group_->rank() == 0) RequireOk(metrics_.CutBackTo(state_.step));
+    if (group_->rank() != 0) return;
+    std::error_code error;
+    fs::create_directories(FLAGS_checkpoint_dir, error);
+    Require(!error, "cannot make the folder " + FLAGS_checkpoint_dir + ": " + error.message());
+    RequireOk(metrics_.CutBackTo(state_.step));
   }
 
   void RunEpoch(uint32_t epoch) {
