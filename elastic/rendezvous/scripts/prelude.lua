@@ -12,8 +12,8 @@
 -- ARGV  1 node, 2 lease in ms, 3 time to live of the keys in ms
 --       4 the highest generation that the node has seen, 5 its nonce, 6 the restarts it has seen
 --       7 the instance, 8 its token
--- Every reply is {outcome, generation, nonce, restarts, ...}. The outcome `foreign`: the server lost
--- its memory, and another job was given our instance before we came to claim it again.
+-- Every reply is {outcome, generation, nonce, restarts, ...}. The outcome `foreign`: the server has
+-- lost its memory, and another job was given our instance before we came to claim it again.
 local job, leases, joined, members = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local ranks, completed, failures, instance_counter = KEYS[5], KEYS[6], KEYS[7], KEYS[8]
 local node, lease_ms, ttl_ms = ARGV[1], tonumber(ARGV[2]), ARGV[3]
