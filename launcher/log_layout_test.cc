@@ -1,0 +1,88 @@
+#include "launcher/log_layout.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <filesystem>
+
+#include "launcher/private_folder.h"
+
+namespace ddp::launcher {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+TEST(LogLayoutTest, AsTorchrunsLayout) {
+  const std::string log_dir = ::testing::TempDir() + "/a/b";
+  const auto layout = LogLayout::Create(log_dir, "run");
+  ASSERT_TRUE(layout.ok()) << layout.status();
+  EXPECT_THAT(layout->root(), StartsWith(log_dir + "/run_"));
+  const auto files = layout->MakeWorkerFolder(2, 11);
+  ASSERT_TRUE(files.ok()) << files.status();
+  EXPECT_EQ(files->stdout_log, layout->root() + "/attempt_2/11/stdout.log");
+  EXPECT_EQ(files->stderr_log, layout->root() + "/attempt_2/11/stderr.log");
+  EXPECT_EQ(files->error_file, layout->root() + "/attempt_2/11/error.json");
+  EXPECT_TRUE(std::filesystem::is_directory(files->folder));
+}
+
+TEST(LogLayoutTest, TwoRunsOfOneIdDoNotMeet) {
+  const auto first = LogLayout::Create(::testing::TempDir(), "same");
+  const auto second = LogLayout::Create(::testing::TempDir(), "same");
+  EXPECT_NE(first->root(), second->root());
+}
+
+TEST(LogLayoutTest, ARunIdCannotLeaveTheFolder) {
+  for (const char* id : {"../../x", "..", "/etc", "a\tb", ".hidden"}) {
+    const auto layout = LogLayout::Create(::testing::TempDir(), id);
+    ASSERT_TRUE(layout.ok()) << layout.status();
+    const std::filesystem::path root(layout->root());
+    EXPECT_TRUE(std::filesystem::equivalent(root.parent_path(), ::testing::TempDir())) << id;
+    EXPECT_NE(root.filename().string()[0], '.');
+  }
+  EXPECT_TRUE(LogLayout::Create(::testing::TempDir(), std::string(1000, 'x')).ok());
+}
+
+TEST(LogLayoutTest, DevNullMeansNoFiles) {
+  const auto layout = LogLayout::Create("/dev/null", "run");
+  ASSERT_TRUE(layout.ok());
+  EXPECT_EQ(layout->root(), "");
+  EXPECT_EQ(layout->MakeWorkerFolder(0, 0)->error_file, "");
+}
+
+TEST(LogLayoutTest, AFolderThatCannotBeMadeIsNamed) {
+  const auto layout = LogLayout::Create("/proc/nowhere", "run");
+  EXPECT_TRUE(absl::IsInvalidArgument(layout.status()));
+  EXPECT_THAT(std::string(layout.status().message()), HasSubstr("/proc/nowhere"));
+}
+
+TEST(PrivateFolderTest, IsOursAloneAndGoesWithAllThatIsInIt) {
+  const auto folder = MakePrivateFolder("ddprun_");
+  ASSERT_TRUE(folder.ok()) << folder.status();
+  struct stat info {};
+  ASSERT_EQ(::stat(folder->c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 0777, 0700U);
+  const std::string outside = ::testing::TempDir() + "/outside";
+  std::filesystem::create_directories(outside);
+  std::filesystem::create_directories(*folder + "/deep/er");
+  std::filesystem::create_directory_symlink(outside, *folder + "/deep/link");
+  EXPECT_TRUE(RemoveFolder(*folder).ok());
+  EXPECT_FALSE(std::filesystem::exists(*folder));
+  EXPECT_TRUE(std::filesystem::exists(outside));
+  EXPECT_TRUE(RemoveFolder(*folder).ok());
+  EXPECT_TRUE(RemoveFolder("").ok());
+}
+
+TEST(PrivateFolderTest, IsShortEnoughForASocketWhereverTmpdirIs) {
+  const std::string before = std::getenv("TMPDIR") == nullptr ? "/tmp" : std::getenv("TMPDIR");
+  ::setenv("TMPDIR", (::testing::TempDir() + std::string(100, 'x')).c_str(), 1);
+  const auto folder = MakePrivateFolder("ddprun_");
+  ::setenv("TMPDIR", before.c_str(), 1);
+  ASSERT_TRUE(folder.ok()) << folder.status();
+  EXPECT_THAT(*folder, StartsWith("/tmp/ddprun_"));
+  EXPECT_TRUE(RemoveFolder(*folder).ok());
+}
+
+}  // namespace
+}  // namespace ddp::launcher
