@@ -1,8 +1,8 @@
 #ifndef DDP_TESTING_FAKE_RENDEZVOUS_H_
 #define DDP_TESTING_FAKE_RENDEZVOUS_H_
 
-#include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -48,8 +48,10 @@ class FakeRendezvous final : public elastic::Rendezvous {
   const int max_restarts_;
   absl::Status reach_;
   bool answers_ = true;
-  uint64_t generation_ = 0;
+  bool ended_ = false;
+  elastic::GenerationId generation_;
   int restarts_ = 0;
+  std::optional<elastic::FailureVerdict> verdict_;  // of the current generation
   elastic::EventLoop::TimerId outstanding_ = 0;
   std::vector<std::string> requests_;
   std::vector<elastic::NodeOffer> offers_;

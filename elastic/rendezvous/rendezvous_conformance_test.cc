@@ -1,0 +1,175 @@
+// What every Rendezvous promises, held against the real one and against the fake that tests of the
+// agent stand on.
+#include <stdlib.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "elastic/agent/event_loop.h"
+#include "elastic/rendezvous/redis_rendezvous.h"
+#include "elastic/rendezvous/rendezvous.h"
+#include "elastic/rendezvous/round.h"
+#include "gtest/gtest.h"
+#include "store/private_redis_server.h"
+#include "testing/fake_rendezvous.h"
+
+namespace ddp::elastic {
+namespace {
+
+using Decision = FailureVerdict::Decision;
+
+constexpr absl::Duration kLong = absl::Seconds(30);
+constexpr int kMaxRestarts = 1;
+
+class RendezvousConformanceTest : public ::testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    absl::StatusOr<std::unique_ptr<EventLoop>> loop = EventLoop::Create();
+    ASSERT_TRUE(loop.ok()) << loop.status();
+    loop_ = *std::move(loop);
+    loop_->AddTimer(2 * kLong, [] {
+      ADD_FAILURE() << "a request was not answered";
+      abort();
+    });
+    if (std::string(GetParam()) == "Fake") {
+      rendezvous_ = std::make_unique<ddp::testing::FakeRendezvous>(loop_.get(), kMaxRestarts);
+      return;
+    }
+    absl::StatusOr<std::unique_ptr<store::PrivateRedisServer>> server =
+        store::PrivateRedisServer::Start();
+    ASSERT_TRUE(server.ok()) << server.status();
+    server_ = *std::move(server);
+    RedisRendezvous::Options options;
+    options.endpoint = server_->endpoint();
+    options.run_id = "digits";
+    options.max_restarts = kMaxRestarts;
+    absl::StatusOr<std::unique_ptr<RedisRendezvous>> rendezvous =
+        RedisRendezvous::Open(options, loop_.get());
+    ASSERT_TRUE(rendezvous.ok()) << rendezvous.status();
+    rendezvous_ = *std::move(rendezvous);
+  }
+
+  // Runs the loop until the request that `start` makes has been answered.
+  template <typename Answer, typename Start>
+  Answer Await(Start start) {
+    std::optional<Answer> answer;
+    start([&](Answer given) {
+      answer = std::move(given);
+      loop_->Stop();
+    });
+    EXPECT_FALSE(answer.has_value()) << "answered from within the request";
+    EXPECT_TRUE(loop_->Run().ok());
+    return *std::move(answer);
+  }
+
+  absl::StatusOr<Round> Join() {
+    return Await<absl::StatusOr<Round>>(
+        [&](Rendezvous::JoinDone done) { rendezvous_->Join(Offer(), kLong, std::move(done)); });
+  }
+
+  absl::StatusOr<FailureVerdict> Report(const GenerationId& generation, int rank) {
+    return Await<absl::StatusOr<FailureVerdict>>([&](Rendezvous::FailureDone done) {
+      rendezvous_->ReportFailure(
+          {.generation = generation, .rank = rank, .cause = absl::StrCat("rank ", rank, " failed")},
+          kLong, std::move(done));
+    });
+  }
+
+  absl::Status Complete(const GenerationId& generation) {
+    return Await<absl::Status>(
+        [&](Rendezvous::Done done) { rendezvous_->Complete(generation, kLong, std::move(done)); });
+  }
+
+  absl::Status Leave() {
+    return Await<absl::Status>(
+        [&](Rendezvous::Done done) { rendezvous_->Leave(kLong, std::move(done)); });
+  }
+
+  static NodeOffer Offer() {
+    return {.nproc = 2, .role = "default", .master_addr = "127.0.0.1", .master_port = 20'000};
+  }
+
+  std::unique_ptr<store::PrivateRedisServer> server_;
+  std::unique_ptr<EventLoop> loop_;
+  std::unique_ptr<Rendezvous> rendezvous_;
+};
+
+TEST_P(RendezvousConformanceTest, TheFirstRoundIsGenerationOne) {
+  const absl::StatusOr<Round> round = Join();
+  ASSERT_TRUE(round.ok()) << round.status();
+  EXPECT_TRUE(ValidateRound(*round).ok());
+  EXPECT_EQ(round->generation.number, 1u);
+  EXPECT_FALSE(round->generation.nonce.empty());
+  EXPECT_EQ(round->restarts, 0);
+  ASSERT_EQ(round->members.size(), 1u);
+  EXPECT_EQ(round->members[0].offer, Offer());
+  EXPECT_TRUE(Complete(round->generation).ok());
+  EXPECT_TRUE(Leave().ok());
+}
+
+TEST_P(RendezvousConformanceTest, AFailureLeadsToANewGenerationWithNothingOfTheOld) {
+  const Round first = *Join();
+  const absl::StatusOr<FailureVerdict> verdict = Report(first.generation, 1);
+  ASSERT_TRUE(verdict.ok()) << verdict.status();
+  EXPECT_EQ(verdict->decision, Decision::kRestart);
+  EXPECT_EQ(verdict->restarts, 1);
+  EXPECT_EQ(verdict->root_cause, "rank 1 failed");
+  const Round second = *Join();
+  EXPECT_EQ(second.generation.number, 2u);
+  EXPECT_NE(second.generation.nonce, first.generation.nonce);
+  EXPECT_NE(second.store_url, first.store_url);
+  EXPECT_EQ(second.restarts, 1);
+}
+
+TEST_P(RendezvousConformanceTest, TheFirstFailureOfAGenerationDecides) {
+  const Round round = *Join();
+  for (int rank : {1, 0}) {
+    const absl::StatusOr<FailureVerdict> verdict = Report(round.generation, rank);
+    ASSERT_TRUE(verdict.ok()) << verdict.status();
+    EXPECT_EQ(verdict->decision, Decision::kRestart);
+    EXPECT_EQ(verdict->restarts, 1);
+    EXPECT_EQ(verdict->root_cause, "rank 1 failed");
+  }
+  EXPECT_EQ(Complete(round.generation).code(), absl::StatusCode::kAborted);
+}
+
+TEST_P(RendezvousConformanceTest, ASpentBudgetEndsTheJob) {
+  ASSERT_TRUE(Report(Join()->generation, 0).ok());
+  const absl::StatusOr<FailureVerdict> verdict = Report(Join()->generation, 0);
+  ASSERT_TRUE(verdict.ok()) << verdict.status();
+  EXPECT_EQ(verdict->decision, Decision::kFail);
+  EXPECT_EQ(verdict->restarts, kMaxRestarts);
+  EXPECT_EQ(Join().status().code(), absl::StatusCode::kFailedPrecondition);
+}
+
+TEST_P(RendezvousConformanceTest, ACompletedJobEndsToo) {
+  ASSERT_TRUE(Complete(Join()->generation).ok());
+  EXPECT_EQ(Join().status().code(), absl::StatusCode::kFailedPrecondition);
+}
+
+TEST_P(RendezvousConformanceTest, WhatComesFromAnEarlierGenerationIsRefused) {
+  const Round first = *Join();
+  ASSERT_TRUE(Report(first.generation, 0).ok());
+  const Round second = *Join();
+  EXPECT_EQ(Report(first.generation, 0)->decision, Decision::kStale);
+  EXPECT_EQ(Complete(first.generation).code(), absl::StatusCode::kAborted);
+  EXPECT_TRUE(Complete(second.generation).ok());
+}
+
+TEST_P(RendezvousConformanceTest, ACancelledRequestIsNotAnswered) {
+  rendezvous_->Join(Offer(), kLong, [](const absl::StatusOr<Round>&) { FAIL(); });
+  rendezvous_->Cancel();
+  rendezvous_->Cancel();
+  EXPECT_TRUE(Leave().ok());
+}
+
+INSTANTIATE_TEST_SUITE_P(Rendezvous, RendezvousConformanceTest, ::testing::Values("Fake", "Redis"),
+                         [](const auto& info) { return std::string(info.param); });
+
+}  // namespace
+}  // namespace ddp::elastic
