@@ -229,6 +229,7 @@ BANS = [
         allowed={
             "elastic/agent/agent.cc": "the failure report tells people when a worker failed",
             "elastic/agent/event_log.cc": "unix_time of an event, for people",
+            "elastic/checkpoint/checkpointer.cc": "saved_unix_seconds of a manifest, for people",
             "elastic/worker/error_file.cc": "the timestamp is part of torchrun's format",
         },
     ),
@@ -245,6 +246,7 @@ BANS = [
         "use Mutex, MutexLock and CondVar of base/mutex.h",
         allowed={
             "base/mutex.h": "the wrapper itself",
+            "elastic/checkpoint/checkpointer.cc": "LibTorch's random generators bring their own",
             "elastic/worker/error_file.cc": "in std::terminate: a lock with a deadline, kept",
         },
     ),
