@@ -157,11 +157,11 @@ AgentEnd KeepUntilEnd(pid_t agent, const UniqueFd& agent_pidfd, const UniqueFd& 
 
 int CleanUp(const AgentEnd& end, const KeeperOptions& options, const std::set<pid_t>& spared) {
   const bool killed = end.status.si_code != CLD_EXITED;
-  const KillOutcome outcome = KillChildren(spared, kKillTimeout);
+  const bool all_gone = KillChildren(spared, kKillTimeout);
   std::vector<std::string> folders = {options.runtime_folder};
   if (killed) folders.push_back(options.temporary_log_folder);
   RemoveFolders(folders);
-  if (!outcome.complete) {
+  if (!all_gone) {
     std::fprintf(stderr, "ddprun: some processes did not end by SIGKILL within %s\n",
                  absl::FormatDuration(kKillTimeout).c_str());
   }

@@ -283,8 +283,7 @@ void PosixProcessSpawner::Signal(pid_t pid, int signal) {
 }
 
 void PosixProcessSpawner::KillStrays() {
-  const KillOutcome outcome = KillChildren(Spared(), kKillTimeout);
-  if (!outcome.complete) {
+  if (!KillChildren(Spared(), kKillTimeout)) {
     std::fprintf(stderr, "ddprun: some processes of the workers did not end by SIGKILL within %s\n",
                  absl::FormatDuration(kKillTimeout).c_str());
   }

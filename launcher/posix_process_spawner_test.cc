@@ -34,7 +34,7 @@ std::string Slurp(const std::string& path) {
 class PosixProcessSpawnerTest : public ::testing::Test {
  protected:
   PosixProcessSpawnerTest()
-      : loop_(*elastic::EventLoop::Create()), router_(loop_.get(), STDOUT_FILENO, STDERR_FILENO) {
+      : loop_(*elastic::EventLoop::Create()), router_(loop_.get(), console_.get(), console_.get()) {
     ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   }
 
@@ -73,6 +73,8 @@ class PosixProcessSpawnerTest : public ::testing::Test {
   }
 
   std::unique_ptr<elastic::EventLoop> loop_;
+  // Nobody is to read it: the files are looked at.
+  const UniqueFd console_{::open("/dev/null", O_WRONLY | O_CLOEXEC)};
   LogRouter router_;
   std::unique_ptr<PosixProcessSpawner> spawner_;
   std::map<pid_t, elastic::ExitStatus> exits_;
@@ -122,7 +124,7 @@ TEST_F(PosixProcessSpawnerTest, TheWorkersWorld) {
       "/bin/sh", "-c",
       "echo rank=$RANK arg=$1; echo file=$TORCHELASTIC_ERROR_FILE;"
       "echo session=$(cut -d' ' -f6 /proc/$$/stat) pid=$$;"
-      "grep -E '^Sig(Blk|Ign):' /proc/$$/status;"
+      "grep -E '^Sig(Blk|Ign):' /proc/self/status;"
       "cd /proc/$$/fd; for fd in *; do [ $fd -gt 2 ] && echo fd=$fd; done; echo to-err >&2",
       "sh", "x y"};
   const auto pid = Spawn(spec);

@@ -59,25 +59,23 @@ std::vector<pid_t> ChildrenByScan(pid_t parent) {
 
 // Sends SIGKILL to `pid` if it is (still) a child of `parent`: between reading a list and acting on
 // it a number may have come to mean another process.
-bool KillChildOf(pid_t parent, pid_t pid) {
+void KillChildOf(pid_t parent, pid_t pid) {
   const UniqueFd pidfd(PidfdOpen(pid));
-  if (!pidfd.valid() || ParentOf(pid) != parent) return false;
-  return ::syscall(SYS_pidfd_send_signal, pidfd.get(), SIGKILL, nullptr, 0) == 0;
+  if (!pidfd.valid() || ParentOf(pid) != parent) return;
+  ::syscall(SYS_pidfd_send_signal, pidfd.get(), SIGKILL, nullptr, 0);
 }
 
 // Kills what is below `root`, parents first, so that none of them starts a replacement.
-int KillBelow(pid_t root) {
-  int killed = 0;
+void KillBelow(pid_t root) {
   std::vector<pid_t> open = {root};
   while (!open.empty()) {
     const pid_t parent = open.back();
     open.pop_back();
     for (const pid_t pid : ChildrenOf(parent)) {
-      if (KillChildOf(parent, pid)) ++killed;
+      KillChildOf(parent, pid);
       open.push_back(pid);
     }
   }
-  return killed;
 }
 
 bool IsZombie(pid_t pid) {
@@ -127,28 +125,26 @@ std::vector<pid_t> ChildrenOf(pid_t pid) {
   return result;
 }
 
-KillOutcome KillChildren(const std::set<pid_t>& spared, absl::Duration timeout) {
+bool KillChildren(const std::set<pid_t>& spared, absl::Duration timeout) {
   const MonotonicClock clock;
   const absl::Time deadline = clock.Now() + timeout;
-  KillOutcome outcome;
-  std::set<pid_t> killed;  // not to count them again while they die
   int empty_looks = 0;
   while (true) {
     std::vector<pid_t> children = OwnChildren(spared);
     // One look may miss a child that is being adopted.
     empty_looks = children.empty() ? empty_looks + 1 : 0;
-    if (empty_looks == 2) return outcome;
+    if (empty_looks == 2) return true;
     for (const pid_t pid : children) {
+      // Its number is its own until we reap it.
+      ::kill(pid, SIGKILL);
+      KillBelow(pid);
+    }
+    std::erase_if(children, [](pid_t pid) {
       const bool ended = IsZombie(pid);
-      if (!ended && ::kill(pid, SIGKILL) == 0 && killed.insert(pid).second) ++outcome.killed;
-      outcome.killed += KillBelow(pid);
       if (ended) Reap(pid);
-    }
-    std::erase_if(children, [](pid_t pid) { return ::kill(pid, 0) != 0; });
-    if (clock.Now() >= deadline) {
-      outcome.complete = children.empty();
-      return outcome;
-    }
+      return ended;
+    });
+    if (clock.Now() >= deadline) return children.empty();
     if (!children.empty()) AwaitAnEnd(children);
   }
 }

@@ -18,18 +18,13 @@ namespace ddp::launcher {
 // A child that is started or adopted at the same moment may be missing: ask again.
 std::vector<pid_t> ChildrenOf(pid_t pid);
 
-struct KillOutcome {
-  int killed = 0;        // processes that were sent SIGKILL
-  bool complete = true;  // none is left; false: some would not die in time (stuck in the kernel)
-};
-
 // SIGKILLs every child of this process that is not in `spared`, with all descendants, and those
 // that become children thereby; reaps them; returns when none is left or `timeout` has passed. The
 // spared and what is below them are left alone.
 //
 // The calling process should be a child subreaper. Any thread, but nobody else may reap the
 // children in question.
-KillOutcome KillChildren(const std::set<pid_t>& spared, absl::Duration timeout);
+bool KillChildren(const std::set<pid_t>& spared, absl::Duration timeout);
 
 // Reaps every child that has ended and is not in `spared`: adopted ones that nobody waits for.
 void ReapChildren(const std::set<pid_t>& spared);
