@@ -156,13 +156,15 @@ absl::Status CheckpointStorage::CheckWhole(const Manifest& manifest) const {
 absl::StatusOr<std::string> CheckpointStorage::Begin(const CheckpointOwner& owner,
                                                      const CheckpointId& id) {
   CHECK(!owner.nonce.empty()) << "an owner without a nonce cannot be told from another";
-  if (claimed_nonce_ != owner.nonce) {
+  const absl::Status owned =
+      claimed_nonce_ == owner.nonce ? CheckOwner(owner) : absl::NotFoundError("not claimed yet");
+  if (absl::IsNotFound(owned)) {  // or somebody has emptied the folder since
     DDP_RETURN_IF_ERROR(MakeRoot());
     DDP_RETURN_IF_ERROR(Claim(owner));
     DDP_RETURN_IF_ERROR(RemoveLeftovers());
     claimed_nonce_ = owner.nonce;
   } else {
-    DDP_RETURN_IF_ERROR(CheckOwner(owner));
+    DDP_RETURN_IF_ERROR(owned);
   }
   const std::string folder = Path(absl::StrCat(kWritingPrefix, FolderName(id), ".", owner.nonce));
   absl::Status made = file_system_->MakeDirectory(folder);

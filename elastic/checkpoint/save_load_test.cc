@@ -374,6 +374,15 @@ TEST_F(SaveLoadTest, DamagedCheckpointMakesWayForItsRepetition) {
   EXPECT_THAT(Names(file_system_), Not(::testing::Contains(HasSubstr(".tmp-"))));
 }
 
+TEST(SaveLoadFaultTest, FolderThatWasEmptiedBetweenSavesIsFilledAgain) {
+  MemoryFileSystem file_system;
+  Process process(&file_system, 1);
+  ASSERT_TRUE(process.Save(1).ok());
+  ASSERT_TRUE(file_system.Rename("/jobs", "/trash").ok());
+  ASSERT_TRUE(process.Save(2).ok());
+  EXPECT_EQ(process.LoadedStep(), 2);
+}
+
 // Row 17.
 TEST_F(SaveLoadTest, StrangeNamesAndManyOldEntriesAreNoTrouble) {
   for (const char* name : {"step-00000000000\n3.g0001", "step-x.g0001", "LATEST", ".tmp"}) {

@@ -48,7 +48,7 @@ absl::StatusOr<std::string> StoreGroup::Decide(const std::string& value, const D
     }
     return absl::DeadlineExceededError(absl::StrCat(
         "rank ", options_.rank, " has waited ",
-        absl::FormatDuration(absl::Trunc(waited, absl::Seconds(1))), " for ", Missing()));
+        absl::FormatDuration(absl::Trunc(waited, absl::Milliseconds(1))), " for ", Missing()));
   }
 }
 
