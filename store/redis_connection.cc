@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <charconv>
 #include <optional>
 #include <utility>
 
@@ -17,11 +18,29 @@ namespace ddp::store {
 namespace {
 
 constexpr size_t kReceiveBytes = 32 * 1024;
+// A reply is first awaited in recv() itself, this long: a system call less than to poll before it.
+constexpr absl::Duration kBlockingReceive = absl::Milliseconds(100);
+
+// "$5\r\n" and the like: a mark, a number, a line end.
+void AppendHeader(char mark, size_t number, std::string& out) {
+  char digits[24];
+  const std::to_chars_result end = std::to_chars(digits, digits + sizeof(digits), number);
+  out.push_back(mark);
+  out.append(digits, end.ptr);
+  out.append("\r\n");
+}
 
 // The wire form of a command (RESP2): an array of byte strings.
 void AppendCommand(const std::vector<std::string>& args, std::string& out) {
-  absl::StrAppend(&out, "*", args.size(), "\r\n");
-  for (const std::string& arg : args) absl::StrAppend(&out, "$", arg.size(), "\r\n", arg, "\r\n");
+  size_t size = out.size() + 16;
+  for (const std::string& arg : args) size += arg.size() + 16;
+  if (size > out.capacity()) out.reserve(std::max(size, 2 * out.capacity()));
+  AppendHeader('*', args.size(), out);
+  for (const std::string& arg : args) {
+    AppendHeader('$', arg.size(), out);
+    out.append(arg);
+    out.append("\r\n");
+  }
 }
 
 std::string WireForm(const std::vector<std::vector<std::string>>& commands) {
@@ -93,27 +112,33 @@ absl::StatusOr<std::vector<RedisReply>> RedisConnection::Pipeline(
   const std::string what = commands.empty() || commands[0].empty() ? "" : commands[0][0];
   DDP_ASSIGN_OR_RETURN(std::vector<RedisReply> replies,
                        Call(WireForm(commands), commands.size(), what, call));
+  DDP_RETURN_IF_ERROR(FirstError(replies));
+  return replies;
+}
+
+absl::Status RedisConnection::FirstError(const std::vector<RedisReply>& replies) const {
   for (const RedisReply& reply : replies) {
     if (reply.IsError()) return StatusOfErrorReply(reply.error_text(), endpoint_);
   }
-  return replies;
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::vector<RedisReply>> RedisConnection::Transaction(
     const std::vector<std::vector<std::string>>& commands, const RedisCallOptions& call) {
-  std::vector<std::vector<std::string>> all = {{"MULTI"}};
-  all.insert(all.end(), commands.begin(), commands.end());
-  all.push_back({"EXEC"});
-  DDP_ASSIGN_OR_RETURN(std::vector<RedisReply> replies, Pipeline(all, call));
+  std::string request;
+  AppendCommand({"MULTI"}, request);
+  request.append(WireForm(commands));
+  AppendCommand({"EXEC"}, request);
+  DDP_ASSIGN_OR_RETURN(std::vector<RedisReply> replies,
+                       Call(request, commands.size() + 2, "the transaction", call));
+  DDP_RETURN_IF_ERROR(FirstError(replies));
   DDP_ASSIGN_OR_RETURN(std::vector<RedisReply> results, std::move(replies.back()).AsArray());
   if (results.size() != commands.size()) {
     return absl::InternalError(absl::StrCat("Redis at ", endpoint_.DebugString(), " answered ",
                                             results.size(), " replies to a transaction of ",
                                             commands.size()));
   }
-  for (const RedisReply& result : results) {
-    if (result.IsError()) return StatusOfErrorReply(result.error_text(), endpoint_);
-  }
+  DDP_RETURN_IF_ERROR(FirstError(results));
   return results;
 }
 
@@ -153,9 +178,11 @@ absl::StatusOr<RedisReply> RedisConnection::Receive(absl::Duration timeout) {
     return absl::UnavailableError(
         absl::StrCat("not connected to Redis at ", endpoint_.DebugString()));
   }
-  absl::StatusOr<RedisReply> reply = Read(clock_.Now() + timeout);
-  if (!reply.ok() && !absl::IsDeadlineExceeded(reply.status())) Disconnect();
-  return reply;
+  RedisReply reply;
+  const absl::Status status = Read(clock_.Now() + timeout, reply);
+  if (status.ok()) return reply;
+  if (!absl::IsDeadlineExceeded(status)) Disconnect();
+  return status;
 }
 
 RedisCallOptions RedisConnection::WithDefaults(RedisCallOptions call) const {
@@ -216,8 +243,7 @@ absl::StatusOr<std::vector<RedisReply>> RedisConnection::TryOnce(const std::stri
   std::vector<RedisReply> result;
   result.reserve(replies);
   while (result.size() < replies) {
-    DDP_ASSIGN_OR_RETURN(RedisReply reply, Read(attempt_deadline));
-    result.push_back(std::move(reply));
+    DDP_RETURN_IF_ERROR(Read(attempt_deadline, result.emplace_back()));
   }
   return result;
 }
@@ -228,6 +254,7 @@ absl::Status RedisConnection::Ensure(absl::Time deadline) {
   Disconnect();
   const absl::Time attempt_deadline = std::min(deadline, clock_.Now() + options_.connect_timeout);
   DDP_ASSIGN_OR_RETURN(fd_, ConnectSocket(endpoint_, attempt_deadline));
+  DDP_RETURN_IF_ERROR(LimitBlocking(fd_.get(), kBlockingReceive));
   const absl::Status greeted = Greet(attempt_deadline);
   if (!greeted.ok()) Disconnect();
   return greeted;
@@ -258,7 +285,8 @@ absl::Status RedisConnection::Greet(absl::Time deadline) {
   DDP_RETURN_IF_ERROR(Write(WireForm(commands), deadline, sent));
   absl::Status result;
   for (const std::vector<std::string>& command : commands) {
-    DDP_ASSIGN_OR_RETURN(const RedisReply reply, Read(deadline));
+    RedisReply reply;
+    DDP_RETURN_IF_ERROR(Read(deadline, reply));
     // The name is a courtesy: a user may lack the right to set it.
     const bool courtesy = command[0] == "CLIENT";
     if (result.ok() && reply.IsError() && !courtesy) {
@@ -271,7 +299,8 @@ absl::Status RedisConnection::Greet(absl::Time deadline) {
 absl::Status RedisConnection::Write(const std::string& bytes, absl::Time deadline, bool& sent) {
   size_t done = 0;
   while (done < bytes.size()) {
-    const ssize_t count = send(fd_.get(), bytes.data() + done, bytes.size() - done, MSG_NOSIGNAL);
+    const ssize_t count =
+        send(fd_.get(), bytes.data() + done, bytes.size() - done, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (count >= 0) {
       done += count;
       sent = true;
@@ -287,25 +316,29 @@ absl::Status RedisConnection::Write(const std::string& bytes, absl::Time deadlin
   return absl::OkStatus();
 }
 
-absl::StatusOr<RedisReply> RedisConnection::Read(absl::Time deadline) {
+absl::Status RedisConnection::Read(absl::Time deadline, RedisReply& reply) {
+  bool may_block = deadline - clock_.Now() > kBlockingReceive;
   while (true) {
-    absl::StatusOr<std::optional<RedisReply>> reply = reader_.Next();
-    if (!reply.ok()) {
-      return absl::Status(reply.status().code(), absl::StrCat("Redis at ", endpoint_.DebugString(),
-                                                              ": ", reply.status().message()));
+    const absl::StatusOr<bool> complete = reader_.Next(reply);
+    if (!complete.ok()) {
+      return absl::Status(
+          complete.status().code(),
+          absl::StrCat("Redis at ", endpoint_.DebugString(), ": ", complete.status().message()));
     }
-    if (reply->has_value()) return **std::move(reply);
-    if (!AwaitSocket(fd_.get(), POLLIN, deadline)) {
+    if (*complete) return absl::OkStatus();
+    if (!may_block && !AwaitSocket(fd_.get(), POLLIN, deadline)) {
       return absl::DeadlineExceededError(
           absl::StrCat("Redis at ", endpoint_.DebugString(), " did not answer in time"));
     }
-    DDP_RETURN_IF_ERROR(ReceiveBytes());
+    DDP_RETURN_IF_ERROR(ReceiveBytes(may_block));
+    may_block = false;
   }
 }
 
-absl::Status RedisConnection::ReceiveBytes() {
+// What has come. With `may_block`, waits for it, but not for longer than kBlockingReceive.
+absl::Status RedisConnection::ReceiveBytes(bool may_block) {
   char buffer[kReceiveBytes];
-  const ssize_t count = recv(fd_.get(), buffer, sizeof(buffer), MSG_DONTWAIT);
+  const ssize_t count = recv(fd_.get(), buffer, sizeof(buffer), may_block ? 0 : MSG_DONTWAIT);
   if (count > 0) return reader_.Feed(buffer, count);
   if (count == 0) {
     return absl::UnavailableError(

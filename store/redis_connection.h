@@ -147,11 +147,12 @@ class RedisConnection {
   absl::StatusOr<std::vector<RedisReply>> TryOnce(const std::string& request, size_t replies,
                                                   absl::Time deadline, absl::Duration timeout,
                                                   bool& sent);
+  absl::Status FirstError(const std::vector<RedisReply>& replies) const;
   absl::Status Ensure(absl::Time deadline);
   absl::Status Greet(absl::Time deadline);
   absl::Status Write(const std::string& bytes, absl::Time deadline, bool& sent);
-  absl::StatusOr<RedisReply> Read(absl::Time deadline);
-  absl::Status ReceiveBytes();
+  absl::Status Read(absl::Time deadline, RedisReply& reply);
+  absl::Status ReceiveBytes(bool may_block);
   bool StillOpen() const;
   bool Pause(int attempt, absl::Time deadline);
   absl::Status GiveUp(const absl::Status& last, int attempts, absl::Duration tried) const;

@@ -123,6 +123,7 @@ RedisKeyValueStore::RedisKeyValueStore(const StoreAddress& address, const Option
       options_(options),
       values_key_(absl::StrCat(address.prefix, "values")),
       channels_(absl::StrCat(address.prefix, "changed:")),
+      renewal_interval_(options.key_ttl / 100),
       renewed_(clock_.Now()),
       random_(std::random_device()()) {}
 
@@ -387,7 +388,7 @@ absl::Status RedisKeyValueStore::RenewTtlIfDue(RedisConnection& connection, absl
   {
     const MutexLock lock(mutex_);
     const absl::Time now = clock_.Now();
-    if (now - renewed_ < options_.key_ttl / 100) return absl::OkStatus();
+    if (now - renewed_ < renewal_interval_) return absl::OkStatus();
     renewed_ = now;
   }
   return connection.Command({"PEXPIRE", values_key_, Ttl()}, CallOptions(true, deadline)).status();

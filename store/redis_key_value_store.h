@@ -187,7 +187,8 @@ class RedisKeyValueStore {
   const StoreAddress address_;
   const Options options_;
   const std::string values_key_;
-  const std::string channels_;  // what the name of each key's channel begins with
+  const std::string channels_;             // what the name of each key's channel begins with
+  const absl::Duration renewal_interval_;  // of the time-to-live
   const MonotonicClock clock_;
 
   Mutex mutex_;

@@ -21,7 +21,7 @@ struct RedisReplyReader::Builder {
     functions.createArray = &CreateArray;
     functions.createInteger = &CreateInteger;
     functions.createNil = &CreateNil;
-    functions.freeObject = [](void* reply) { delete static_cast<RedisReply*>(reply); };
+    functions.freeObject = [](void* reply) {};  // all live in `root`
     reader.reset(redisReaderCreateWithFunctions(&functions));
     reader->privdata = this;
   }
@@ -35,7 +35,10 @@ struct RedisReplyReader::Builder {
           absl::StrCat("a reply has more than ", self->limits.max_reply_elements, " elements");
       return nullptr;
     }
-    if (task->parent == nullptr) return new RedisReply(std::move(reply));
+    if (task->parent == nullptr) {
+      self->root = std::move(reply);
+      return &self->root;
+    }
     auto* parent = static_cast<RedisReply*>(task->parent->obj);
     // While an element is being built nothing is added to its parent: the pointer stays good.
     parent->elements_.push_back(std::move(reply));
@@ -66,6 +69,7 @@ struct RedisReplyReader::Builder {
   const Limits limits;
   redisReplyObjectFunctions functions{};  // outlives the reader, which points to it
   std::unique_ptr<redisReader, FreeReader> reader;
+  RedisReply root;              // of the reply that is being read
   size_t elements = 0;          // of the reply that is being read
   size_t unfinished_bytes = 0;  // fed and not yet part of a finished reply
   std::string refusal;
@@ -88,7 +92,7 @@ absl::Status RedisReplyReader::Feed(const char* data, size_t size) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::optional<RedisReply>> RedisReplyReader::Next() {
+absl::StatusOr<bool> RedisReplyReader::Next(RedisReply& reply) {
   redisReader* const reader = builder_->reader.get();
   void* root = nullptr;
   if (redisReaderGetReply(reader, &root) != REDIS_OK) {
@@ -101,12 +105,12 @@ absl::StatusOr<std::optional<RedisReply>> RedisReplyReader::Next() {
       return absl::InternalError(
           absl::StrCat("Redis sent a reply of more than ", limits_.max_reply_bytes, " bytes"));
     }
-    return std::optional<RedisReply>();
+    return false;
   }
-  const std::unique_ptr<RedisReply> reply(static_cast<RedisReply*>(root));
+  reply = std::move(builder_->root);
   builder_->elements = 0;
   builder_->unfinished_bytes = reader->len - reader->pos;
-  return std::optional<RedisReply>(std::move(*reply));
+  return true;
 }
 
 }  // namespace ddp::store

@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <memory>
-#include <optional>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -38,9 +37,9 @@ class RedisReplyReader {
   // ended a reply.
   absl::Status Feed(const char* data, size_t size);
 
-  // The next reply that has come in full; nullopt: more bytes are needed. kInternal: these bytes
-  // are not the protocol, or exceed a limit.
-  absl::StatusOr<std::optional<RedisReply>> Next();
+  // Moves the next reply into `reply`, if it has come in full; false: more bytes are needed.
+  // kInternal: these bytes are not the protocol, or exceed a limit.
+  absl::StatusOr<bool> Next(RedisReply& reply);
 
   // Forgets everything, for a new connection.
   void Reset();

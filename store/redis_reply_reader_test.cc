@@ -3,6 +3,7 @@
 #include <optional>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -14,11 +15,18 @@
 namespace ddp::store {
 namespace {
 
+absl::StatusOr<std::optional<RedisReply>> Next(RedisReplyReader& reader) {
+  RedisReply reply;
+  const absl::StatusOr<bool> complete = reader.Next(reply);
+  if (!complete.ok()) return complete.status();
+  return *complete ? std::make_optional(std::move(reply)) : std::nullopt;
+}
+
 absl::StatusOr<std::optional<RedisReply>> Parse(RedisReplyReader& reader,
                                                 const std::string& bytes) {
   const absl::Status fed = reader.Feed(bytes.data(), bytes.size());
   if (!fed.ok()) return fed;
-  return reader.Next();
+  return Next(reader);
 }
 
 RedisReply MustParse(const std::string& bytes) {
@@ -63,7 +71,7 @@ TEST(RedisReplyReaderTest, TakesBytesInAnyPortion) {
       ASSERT_TRUE(reply.ok());
       while (reply->has_value()) {
         replies.push_back(**reply);
-        reply = reader.Next();
+        reply = Next(reader);
         ASSERT_TRUE(reply.ok());
       }
     }
@@ -80,7 +88,7 @@ TEST(RedisReplyReaderTest, RefusesWhatIsNotTheProtocol) {
     RedisReplyReader reader;
     const auto reply = Parse(reader, bytes);
     EXPECT_EQ(reply.status().code(), absl::StatusCode::kInternal) << bytes;
-    EXPECT_EQ(reader.Next().status().code(), absl::StatusCode::kInternal) << "stays in error";
+    EXPECT_EQ(Next(reader).status().code(), absl::StatusCode::kInternal) << "stays in error";
     reader.Reset();
     EXPECT_TRUE(Parse(reader, "+OK\r\n")->has_value());
   }
@@ -123,7 +131,7 @@ TEST(RedisReplyReaderTest, SurvivesDamagedReplies) {
     }
     RedisReplyReader reader({.max_reply_bytes = 1000, .max_reply_elements = 100});
     absl::StatusOr<std::optional<RedisReply>> reply = Parse(reader, bytes);
-    for (int i = 0; i < 100 && reply.ok() && reply->has_value(); ++i) reply = reader.Next();
+    for (int i = 0; i < 100 && reply.ok() && reply->has_value(); ++i) reply = Next(reader);
   }
 }
 

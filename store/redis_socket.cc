@@ -1,6 +1,7 @@
 #include "store/redis_socket.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -91,13 +92,23 @@ absl::StatusOr<UniqueFd> ConnectSocket(const RedisEndpoint& endpoint, absl::Time
   return last;
 }
 
+absl::Status LimitBlocking(int fd, absl::Duration limit) {
+  const timeval value = absl::ToTimeval(limit);
+  const int flags = fcntl(fd, F_GETFL);
+  if (setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &value, sizeof(value)) != 0 || flags < 0 ||
+      fcntl(fd, F_SETFL, flags & ~O_NONBLOCK) != 0) {
+    return absl::ErrnoToStatus(errno, "preparing a socket to Redis");
+  }
+  return absl::OkStatus();
+}
+
 bool AwaitSocket(int fd, short events, absl::Time deadline) {
   const MonotonicClock clock;
   pollfd entry{.fd = fd, .events = events, .revents = 0};
   while (true) {
+    const bool forever = deadline == absl::InfiniteFuture();
     const absl::Duration left = std::max(deadline - clock.Now(), absl::ZeroDuration());
     const timespec timeout = absl::ToTimespec(left);
-    const bool forever = deadline == absl::InfiniteFuture();
     const int ready = ppoll(&entry, 1, forever ? nullptr : &timeout, nullptr);
     // Other errors (a bad descriptor) come back from the read or write that follows.
     if (ready > 0 || (ready < 0 && errno != EINTR)) return true;

@@ -2,6 +2,7 @@
 #ifndef DDP_STORE_REDIS_SOCKET_H_
 #define DDP_STORE_REDIS_SOCKET_H_
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/unique_fd.h"
@@ -15,6 +16,10 @@ namespace ddp::store {
 //
 // kUnavailable: not reachable, or not by `deadline`; the reason is in the message.
 absl::StatusOr<UniqueFd> ConnectSocket(const RedisEndpoint& endpoint, absl::Time deadline);
+
+// Makes a non-blocking socket one whose recv() blocks, for at most `limit`, unless it is told
+// MSG_DONTWAIT.
+absl::Status LimitBlocking(int fd, absl::Duration limit);
 
 // Waits until `fd` has one of the poll(2) events or an error, or until `deadline`. Returns false at
 // the deadline.
