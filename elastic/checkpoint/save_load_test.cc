@@ -40,6 +40,7 @@ struct State {
         moment(absl::StrCat("moment of step ", 1000 + step)),
         rng(absl::StrCat("rng of rank ", rank, " at step ", 1000 + step)) {}
 
+  // Views of this state, which must outlive them.
   CheckpointContents Contents(uint64_t generation) const {
     CheckpointContents contents;
     contents.description.id = {step, generation};
@@ -356,7 +357,8 @@ TEST_F(SaveLoadTest, SavingTheSameStateOnceMoreIsNoFault) {
 TEST_F(SaveLoadTest, AnotherStateNeverReplacesAWholeCheckpoint) {
   CheckpointStorage storage(&file_system_, kRoot);
   SoloGroup group;
-  CheckpointContents contents = State(2).Contents(1);
+  const State state(2);
+  CheckpointContents contents = state.Contents(1);
   const std::string other = "another weight......";
   contents.parameters = {State::View("fc.weight", other)};
   const auto saved = SaveCheckpoint(file_system_, storage, group, {.owner = Owner(1)}, contents);
