@@ -39,6 +39,9 @@ struct ProcessGroupOptions {
 // A group in which a collective failed is of no use any more: every further call throws. Under
 // ddprun let the exception end the process; the job goes on in a new generation.
 //
+// With Gloo the process ignores SIGPIPE from here on, unless the program handles it: a broken
+// connection is an error and not the end.
+//
 // Collectives: all ranks call the same ones in the same order. Thread-compatible. Owns the
 // connections, and one thread that waits for news of failing peers.
 class ProcessGroup {

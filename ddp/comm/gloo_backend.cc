@@ -2,6 +2,8 @@
 // function that is compiled from them may be visible outside (see the target's copts).
 #include "ddp/comm/gloo_backend.h"
 
+#include <signal.h>
+
 #include <chrono>
 #include <cstdlib>
 
@@ -11,10 +13,24 @@
 #include "ddp/error.h"
 
 namespace ddp {
+namespace {
+
+// Gloo writes to a peer's socket with a plain write: when the peer is gone, the process would be
+// killed by SIGPIPE instead of seeing an error. A handler of the program's own stays.
+void IgnoreBrokenPipes() {
+  struct sigaction action {};
+  if (::sigaction(SIGPIPE, nullptr, &action) == 0 && action.sa_handler == SIG_DFL) {
+    action.sa_handler = SIG_IGN;
+    ::sigaction(SIGPIPE, &action, nullptr);
+  }
+}
+
+}  // namespace
 
 c10::intrusive_ptr<c10d::Backend> MakeGlooBackend(const c10::intrusive_ptr<c10d::Store>& store,
                                                   const GlooBackendOptions& options) {
   using Gloo = c10d::ProcessGroupGloo;
+  IgnoreBrokenPipes();
   const char* interface = std::getenv("GLOO_SOCKET_IFNAME");
   try {
     auto gloo = Gloo::Options::create(absl::ToChronoMilliseconds(options.timeout));

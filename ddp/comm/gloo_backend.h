@@ -25,6 +25,7 @@ struct GlooBackendOptions {
 };
 
 // LibTorch's own Gloo backend, connected to all ranks through `store`. Blocks until they came.
+// From then on the process ignores SIGPIPE, unless the program handles it.
 // Throws CommunicationError, naming the store's or Gloo's reason.
 c10::intrusive_ptr<c10d::Backend> MakeGlooBackend(const c10::intrusive_ptr<c10d::Store>& store,
                                                   const GlooBackendOptions& options);
