@@ -103,7 +103,11 @@ void RedisConnection::Disconnect() {
 
 absl::StatusOr<RedisReply> RedisConnection::Command(const std::vector<std::string>& args,
                                                     const RedisCallOptions& call) {
-  DDP_ASSIGN_OR_RETURN(std::vector<RedisReply> replies, Pipeline({args}, call));
+  std::string request;
+  AppendCommand(args, request);
+  DDP_ASSIGN_OR_RETURN(std::vector<RedisReply> replies,
+                       Call(request, 1, args.empty() ? "" : args[0], call));
+  DDP_RETURN_IF_ERROR(FirstError(replies));
   return std::move(replies.front());
 }
 
@@ -203,7 +207,7 @@ absl::StatusOr<std::vector<RedisReply>> RedisConnection::Call(const std::string&
   for (int attempt = 1;; ++attempt) {
     bool sent = false;
     absl::StatusOr<std::vector<RedisReply>> result =
-        TryOnce(request, replies, deadline, call.command_timeout, sent);
+        TryOnce(request, replies, call, deadline, sent);
     if (result.ok()) {
       const RedisReply* refusal = FirstPassingRefusal(*result);
       // Of a pipeline the other commands may have been applied.
@@ -234,11 +238,13 @@ absl::Status RedisConnection::GiveUp(const absl::Status& last, int attempts,
 // `sent`: whether the server may have got any of the request.
 absl::StatusOr<std::vector<RedisReply>> RedisConnection::TryOnce(const std::string& request,
                                                                  size_t replies,
-                                                                 absl::Time deadline,
-                                                                 absl::Duration timeout,
-                                                                 bool& sent) {
-  DDP_RETURN_IF_ERROR(Ensure(deadline));
-  const absl::Time attempt_deadline = std::min(deadline, clock_.Now() + timeout);
+                                                                 const RedisCallOptions& call,
+                                                                 absl::Time deadline, bool& sent) {
+  // What may be sent twice need not be preceded by a look whether the connection still stands.
+  if (!connected() || (!call.idempotent && !StillOpen())) {
+    DDP_RETURN_IF_ERROR(MakeConnection(deadline));
+  }
+  const absl::Time attempt_deadline = std::min(deadline, clock_.Now() + call.command_timeout);
   DDP_RETURN_IF_ERROR(Write(request, attempt_deadline, sent));
   std::vector<RedisReply> result;
   result.reserve(replies);
@@ -248,9 +254,7 @@ absl::StatusOr<std::vector<RedisReply>> RedisConnection::TryOnce(const std::stri
   return result;
 }
 
-// A connection that is open and in step: the present one, or a new one.
-absl::Status RedisConnection::Ensure(absl::Time deadline) {
-  if (connected() && StillOpen()) return absl::OkStatus();
+absl::Status RedisConnection::MakeConnection(absl::Time deadline) {
   Disconnect();
   const absl::Time attempt_deadline = std::min(deadline, clock_.Now() + options_.connect_timeout);
   DDP_ASSIGN_OR_RETURN(fd_, ConnectSocket(endpoint_, attempt_deadline));

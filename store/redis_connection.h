@@ -145,10 +145,10 @@ class RedisConnection {
                                                const std::string& what,
                                                const RedisCallOptions& call);
   absl::StatusOr<std::vector<RedisReply>> TryOnce(const std::string& request, size_t replies,
-                                                  absl::Time deadline, absl::Duration timeout,
+                                                  const RedisCallOptions& call, absl::Time deadline,
                                                   bool& sent);
   absl::Status FirstError(const std::vector<RedisReply>& replies) const;
-  absl::Status Ensure(absl::Time deadline);
+  absl::Status MakeConnection(absl::Time deadline);
   absl::Status Greet(absl::Time deadline);
   absl::Status Write(const std::string& bytes, absl::Time deadline, bool& sent);
   absl::Status Read(absl::Time deadline, RedisReply& reply);

@@ -1,6 +1,7 @@
 #include "store/redis_key_value_store.h"
 
 #include <algorithm>
+#include <numeric>
 #include <set>
 #include <utility>
 
@@ -44,6 +45,35 @@ absl::StatusOr<std::vector<std::string>> Pick(const std::vector<std::string>& as
     missing.push_back(asked[index - 1]);
   }
   return missing;
+}
+
+// Moves the values that have come to their places, and takes these out of `missing`, for which the
+// reply was asked.
+absl::Status TakeValues(RedisReply reply, std::vector<size_t>& missing,
+                        std::vector<std::string>& values) {
+  DDP_ASSIGN_OR_RETURN(std::vector<RedisReply> elements, std::move(reply).AsArray());
+  if (elements.size() != missing.size()) {
+    return absl::InternalError(
+        absl::StrCat("Redis answered ", elements.size(), " values for ", missing.size(), " keys"));
+  }
+  std::vector<size_t> still;
+  for (size_t i = 0; i < elements.size(); ++i) {
+    if (elements[i].IsNil()) {
+      still.push_back(missing[i]);
+    } else {
+      DDP_ASSIGN_OR_RETURN(values[missing[i]], std::move(elements[i]).AsString());
+    }
+  }
+  missing = std::move(still);
+  return absl::OkStatus();
+}
+
+std::vector<std::string> NamesOf(const std::vector<std::string>& keys,
+                                 const std::vector<size_t>& places) {
+  std::vector<std::string> names;
+  names.reserve(places.size());
+  for (const size_t place : places) names.push_back(keys[place]);
+  return names;
 }
 
 // A push about a channel: ["message", channel, payload], ["unsubscribe", channel, count] and so on.
@@ -176,31 +206,30 @@ absl::StatusOr<std::string> RedisKeyValueStore::Get(const std::string& key,
 
 absl::StatusOr<std::vector<std::string>> RedisKeyValueStore::MultiGet(
     const std::vector<std::string>& keys, absl::Duration timeout) {
-  std::vector<std::string> values;
+  std::vector<std::string> values(keys.size());
   if (keys.empty()) return values;
   const absl::Time start = clock_.Now();
-  const absl::Time deadline = DeadlineOf(timeout);
-  std::vector<std::string> command = {"HMGET", values_key_};
-  command.insert(command.end(), keys.begin(), keys.end());
+  const absl::Time deadline = start + timeout;
+  std::vector<size_t> missing(keys.size());  // places in `keys`
+  std::iota(missing.begin(), missing.end(), 0);
   DDP_ASSIGN_OR_RETURN(const Borrowed connection, Borrow(deadline));
+  absl::StatusOr<RedisReply> reply =
+      connection->Command(WhichValues(keys, missing), CallOptions(true, deadline));
   while (true) {
-    DDP_ASSIGN_OR_RETURN(RedisReply reply,
-                         connection->Command(command, CallOptions(true, deadline)));
-    DDP_ASSIGN_OR_RETURN(std::vector<RedisReply> elements, std::move(reply).AsArray());
-    if (elements.size() != keys.size()) {
-      return absl::InternalError(
-          absl::StrCat("Redis answered ", elements.size(), " values for ", keys.size(), " keys"));
+    DDP_RETURN_IF_ERROR(reply.status());
+    DDP_RETURN_IF_ERROR(TakeValues(*std::move(reply), missing, values));
+    if (missing.empty()) return values;
+    if (clock_.Now() >= deadline) return TimedOut(NamesOf(keys, missing), start);
+    const size_t chosen = Draw(missing.size());
+    const Question question = WhichValues(keys, missing);
+    const IsAnswer chosen_has_come = [&](const RedisReply& answer) {
+      const auto elements = answer.AsArray();
+      return !elements.ok() || chosen >= elements->size() || HasCome((*elements)[chosen]);
+    };
+    reply = AskOnChange(*connection, keys[missing[chosen]], question, chosen_has_come, deadline);
+    if (absl::IsUnavailable(reply.status())) {
+      reply = connection->Command(question, CallOptions(true, deadline));
     }
-    if (std::all_of(elements.begin(), elements.end(), HasCome)) {
-      values.reserve(elements.size());
-      for (RedisReply& element : elements) {
-        DDP_ASSIGN_OR_RETURN(std::string value, std::move(element).AsString());
-        values.push_back(std::move(value));
-      }
-      return values;
-    }
-    // A key that is deleted again before we ask makes another round, within the deadline.
-    DDP_RETURN_IF_ERROR(AwaitAll(*connection, keys, false, start, deadline));
   }
 }
 
@@ -239,7 +268,7 @@ absl::StatusOr<bool> RedisKeyValueStore::Check(const std::vector<std::string>& k
                                                absl::Duration timeout) {
   if (keys.empty()) return true;
   DDP_ASSIGN_OR_RETURN(const RedisReply reply,
-                       Run(WhichAreMissing(keys, true), true, DeadlineOf(timeout)));
+                       Run(WhichAreMissing(keys), true, DeadlineOf(timeout)));
   DDP_ASSIGN_OR_RETURN(const std::vector<std::string> missing, Pick(keys, reply));
   return missing.empty();
 }
@@ -247,10 +276,18 @@ absl::StatusOr<bool> RedisKeyValueStore::Check(const std::vector<std::string>& k
 absl::Status RedisKeyValueStore::Wait(const std::vector<std::string>& keys,
                                       absl::Duration timeout) {
   if (keys.empty()) return absl::OkStatus();
-  const absl::Time deadline = DeadlineOf(timeout);
   const absl::Time start = clock_.Now();
+  const absl::Time deadline = start + timeout;
   DDP_ASSIGN_OR_RETURN(const Borrowed connection, Borrow(deadline));
-  return AwaitAll(*connection, keys, true, start, deadline);
+  while (true) {
+    DDP_ASSIGN_OR_RETURN(const RedisReply reply,
+                         connection->Command(WhichAreMissing(keys), CallOptions(true, deadline)));
+    DDP_ASSIGN_OR_RETURN(std::vector<std::string> missing, Pick(keys, reply));
+    if (missing.empty()) return absl::OkStatus();
+    DDP_RETURN_IF_ERROR(AwaitNarrowing(*connection, std::move(missing), start, deadline));
+    // One of several may be gone again when the last one has come.
+    if (keys.size() == 1) return absl::OkStatus();
+  }
 }
 
 absl::StatusOr<int64_t> RedisKeyValueStore::NumKeys(absl::Duration timeout) {
@@ -362,12 +399,16 @@ absl::Status RedisKeyValueStore::TimedOut(const std::vector<std::string>& missin
 
 absl::StatusOr<RedisKeyValueStore::Borrowed> RedisKeyValueStore::Borrow(absl::Time deadline) {
   std::unique_ptr<RedisConnection> connection;
+  bool renew = false;
   {
     const MutexLock lock(mutex_);
     if (!idle_.empty()) {
       connection = std::move(idle_.back());
       idle_.pop_back();
     }
+    const absl::Time now = clock_.Now();
+    renew = now - renewed_ >= renewal_interval_;
+    if (renew) renewed_ = now;
   }
   if (connection == nullptr) {
     RedisConnectionOptions options = options_.connection;
@@ -375,23 +416,16 @@ absl::StatusOr<RedisKeyValueStore::Borrowed> RedisKeyValueStore::Borrow(absl::Ti
     DDP_ASSIGN_OR_RETURN(connection, RedisConnection::Connect(address_.endpoint, options));
   }
   Borrowed borrowed(this, std::move(connection));
-  DDP_RETURN_IF_ERROR(RenewTtlIfDue(*borrowed, deadline));
+  if (renew) {
+    const std::vector<std::string> command = {"PEXPIRE", values_key_, Ttl()};
+    DDP_RETURN_IF_ERROR(borrowed->Command(command, CallOptions(true, deadline)).status());
+  }
   return borrowed;
 }
 
 void RedisKeyValueStore::GiveBack(std::unique_ptr<RedisConnection> connection) {
   const MutexLock lock(mutex_);
   if (idle_.size() < kMaxIdleConnections) idle_.push_back(std::move(connection));
-}
-
-absl::Status RedisKeyValueStore::RenewTtlIfDue(RedisConnection& connection, absl::Time deadline) {
-  {
-    const MutexLock lock(mutex_);
-    const absl::Time now = clock_.Now();
-    if (now - renewed_ < renewal_interval_) return absl::OkStatus();
-    renewed_ = now;
-  }
-  return connection.Command({"PEXPIRE", values_key_, Ttl()}, CallOptions(true, deadline)).status();
 }
 
 absl::StatusOr<RedisReply> RedisKeyValueStore::Run(const std::vector<std::string>& command,
@@ -423,54 +457,39 @@ absl::StatusOr<RedisReply> RedisKeyValueStore::ChangeByScript(const RedisScript&
 
 // Waits. -----------------------------------------------------------------------------------------
 
+RedisKeyValueStore::Question RedisKeyValueStore::WhichValues(
+    const std::vector<std::string>& keys, const std::vector<size_t>& places) const {
+  Question question = {"HMGET", values_key_};
+  question.reserve(question.size() + places.size());
+  for (const size_t place : places) question.push_back(keys[place]);
+  return question;
+}
+
 // With its source, not by its name: inside MULTI there is no second try.
 RedisKeyValueStore::Question RedisKeyValueStore::WhichAreMissing(
-    const std::vector<std::string>& keys, bool queues_count) const {
+    const std::vector<std::string>& keys) const {
   Question question = {"EVAL", Script<scripts::kMissingKeys>().source(),
-                       absl::StrCat(queues_count ? keys.size() + 1 : 1), values_key_};
+                       absl::StrCat(keys.size() + 1), values_key_};
   question.reserve(question.size() + 2 * keys.size());
-  if (queues_count) {
-    for (const std::string& key : keys) question.push_back(QueueKey(key));
-  }
+  for (const std::string& key : keys) question.push_back(QueueKey(key));
   question.insert(question.end(), keys.begin(), keys.end());
   return question;
 }
 
-// Waits until all keys are there at one moment.
-absl::Status RedisKeyValueStore::AwaitAll(RedisConnection& connection,
-                                          const std::vector<std::string>& keys, bool queues_count,
-                                          absl::Time start, absl::Time deadline) {
-  while (true) {
-    DDP_ASSIGN_OR_RETURN(
-        const RedisReply reply,
-        connection.Command(WhichAreMissing(keys, queues_count), CallOptions(true, deadline)));
-    DDP_ASSIGN_OR_RETURN(std::vector<std::string> missing, Pick(keys, reply));
-    if (missing.empty()) return absl::OkStatus();
-    DDP_RETURN_IF_ERROR(
-        AwaitNarrowing(connection, std::move(missing), queues_count, start, deadline));
-    if (keys.size() == 1) return absl::OkStatus();
-  }
-}
-
 // Waits until each of the missing keys has been there once.
 absl::Status RedisKeyValueStore::AwaitNarrowing(RedisConnection& connection,
-                                                std::vector<std::string> missing, bool queues_count,
-                                                absl::Time start, absl::Time deadline) {
+                                                std::vector<std::string> missing, absl::Time start,
+                                                absl::Time deadline) {
   while (!missing.empty()) {
     if (clock_.Now() >= deadline) return TimedOut(missing, start);
-    size_t chosen = 0;
-    {
-      const MutexLock lock(mutex_);
-      chosen = random_() % missing.size();
-    }
+    const std::string chosen = missing[Draw(missing.size())];
     const IsAnswer chosen_has_come = [&](const RedisReply& reply) {
       const auto still = Pick(missing, reply);
-      return !still.ok() ||
-             std::find(still->begin(), still->end(), missing[chosen]) == still->end();
+      return !still.ok() || std::find(still->begin(), still->end(), chosen) == still->end();
     };
-    const Question question = WhichAreMissing(missing, queues_count);
+    const Question question = WhichAreMissing(missing);
     absl::StatusOr<RedisReply> reply =
-        AskOnChange(connection, missing[chosen], question, chosen_has_come, deadline);
+        AskOnChange(connection, chosen, question, chosen_has_come, deadline);
     if (absl::IsUnavailable(reply.status())) {
       reply = connection.Command(question, CallOptions(true, deadline));
     }
@@ -478,6 +497,11 @@ absl::Status RedisKeyValueStore::AwaitNarrowing(RedisConnection& connection,
     DDP_ASSIGN_OR_RETURN(missing, Pick(missing, *reply));
   }
   return absl::OkStatus();
+}
+
+size_t RedisKeyValueStore::Draw(size_t count) {
+  const MutexLock lock(mutex_);
+  return random_() % count;
 }
 
 // Asks a question about one key until the answer is not nil.

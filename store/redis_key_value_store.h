@@ -14,9 +14,9 @@
 // is needed: it costs the server a fifth of a script.) A waiter asks once; when the key is missing
 // it sends MULTI, SUBSCRIBE, the same question, EXEC: so between the question and the subscription
 // nothing can slip through. Then it sleeps in poll() and costs the server nothing until the push.
-// When many keys are missing it subscribes to one of them, chosen at random, and asks again for all
-// when that one has come: an expected log2(n) rounds for n keys that come in any order, where one
-// subscription per key would cost n^2 messages for n clients that wait for each other.
+// When many keys are missing it subscribes to one of them, chosen at random, and asks again for the
+// rest when that one has come: an expected log2(n) rounds for n keys that come in any order, where
+// one subscription per key would cost n^2 messages for n clients that wait for each other.
 // Publish/subscribe delivers at most once, yet nothing is lost: a subscription lives and dies with
 // its connection, and whoever finds its connection broken asks again on a new one. A peer that
 // vanished without a word is found by TCP keepalive. (Why not a blocking list per waiter: the
@@ -109,8 +109,8 @@ class RedisKeyValueStore {
   // Puts `value` behind what the key has; a missing key counts as empty.
   absl::Status Append(const std::string& key, const std::string& value, absl::Duration timeout);
 
-  // Waits until all keys have values, and returns them in the order of `keys`: one HMGET when all
-  // are there.
+  // Waits for the keys that have no value yet, and returns all values in the order of `keys`, each
+  // as it was at some moment during the call: one HMGET when all are there.
   absl::StatusOr<std::vector<std::string>> MultiGet(const std::vector<std::string>& keys,
                                                     absl::Duration timeout);
 
@@ -157,7 +157,6 @@ class RedisKeyValueStore {
 
   absl::StatusOr<Borrowed> Borrow(absl::Time deadline);
   void GiveBack(std::unique_ptr<RedisConnection> connection);
-  absl::Status RenewTtlIfDue(RedisConnection& connection, absl::Time deadline);
 
   absl::StatusOr<RedisReply> Run(const std::vector<std::string>& command, bool idempotent,
                                  absl::Time deadline);
@@ -170,11 +169,12 @@ class RedisKeyValueStore {
                                             const std::vector<std::string>& args, bool idempotent,
                                             absl::Time deadline);
 
-  Question WhichAreMissing(const std::vector<std::string>& keys, bool queues_count) const;
-  absl::Status AwaitAll(RedisConnection& connection, const std::vector<std::string>& keys,
-                        bool queues_count, absl::Time start, absl::Time deadline);
+  Question WhichValues(const std::vector<std::string>& keys,
+                       const std::vector<size_t>& places) const;
+  Question WhichAreMissing(const std::vector<std::string>& keys) const;
+  size_t Draw(size_t count);
   absl::Status AwaitNarrowing(RedisConnection& connection, std::vector<std::string> missing,
-                              bool queues_count, absl::Time start, absl::Time deadline);
+                              absl::Time start, absl::Time deadline);
   absl::StatusOr<RedisReply> AwaitOne(RedisConnection& connection, const std::string& key,
                                       const Question& question, bool idempotent,
                                       absl::Time deadline);
