@@ -170,6 +170,7 @@ class Checkpointer::Impl {
   absl::StatusOr<std::string> Save(const TrainingState& state);
   absl::StatusOr<std::optional<RestoredCheckpoint>> Restore(TrainingState& state);
   bool HasCheckpoint() const;
+  std::string NewestRunId() const;
 
  private:
   absl::StatusOr<CheckpointContents> Collect(const TrainingState& state,
@@ -310,6 +311,16 @@ bool Checkpointer::Impl::HasCheckpoint() const {
   return !ids->empty();
 }
 
+std::string Checkpointer::Impl::NewestRunId() const {
+  const absl::StatusOr<std::vector<CheckpointId>> ids = storage_.List();
+  if (!ids.ok()) throw CheckpointError(std::string(ids.status().message()));
+  for (const CheckpointId& id : *ids) {
+    const absl::StatusOr<CheckpointStorage::StoredManifest> stored = storage_.ReadManifest(id);
+    if (stored.ok()) return stored->manifest.run_id;
+  }
+  return "";
+}
+
 Checkpointer::Options Checkpointer::options_for(const WorkerSession& session,
                                                 c10::intrusive_ptr<c10d::Store> store,
                                                 std::string folder) {
@@ -369,5 +380,7 @@ std::optional<RestoredCheckpoint> Checkpointer::restore(TrainingState& state) {
 }
 
 bool Checkpointer::has_checkpoint() const { return impl_->HasCheckpoint(); }
+
+std::string Checkpointer::newest_run_id() const { return impl_->NewestRunId(); }
 
 }  // namespace ddp::elastic

@@ -102,7 +102,7 @@ class Checkpointer {
     int world_size = 1;
     uint64_t generation = 0;
     std::string generation_nonce;
-    std::string run_id;                     // for the manifest, information only
+    std::string run_id;                     // for the manifest: see newest_run_id()
     c10::intrusive_ptr<c10d::Store> store;  // may be null when world_size is 1
 
     // How long a rank waits for the others in one save or restore before it gives up, naming them.
@@ -132,6 +132,11 @@ class Checkpointer {
   // Whether the folder holds a checkpoint, whole or not, as this rank sees it. Not a collective.
   // Throws CheckpointError when the folder is there and cannot be read.
   bool has_checkpoint() const;
+
+  // The run id of the job that wrote the newest checkpoint whose manifest can be read, as this rank
+  // sees it; empty when there is none. Tells a restarted job's own checkpoints from what an earlier
+  // job left in the folder. Not a collective.
+  std::string newest_run_id() const;
 
  private:
   class Impl;

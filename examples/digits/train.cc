@@ -185,8 +185,10 @@ class Trainer {
     if (FLAGS_checkpoint_dir.empty()) return;
     checkpointer_ = std::make_unique<Checkpointer>(
         Checkpointer::options_for(session_, group_->store(), FLAGS_checkpoint_dir));
-    const bool new_job = session_.restart_count() == 0 && session_.generation() <= 1;
-    Require(!new_job || FLAGS_resume || !checkpointer_->has_checkpoint(),
+    // Restarted, it finds what its earlier generations wrote. Anything else is another job's.
+    const bool restarted = session_.restart_count() > 0 || session_.generation() > 1;
+    const bool own = restarted && checkpointer_->newest_run_id() == session_.run_id();
+    Require(own || FLAGS_resume || !checkpointer_->has_checkpoint(),
             FLAGS_checkpoint_dir +
                 " holds checkpoints already: go on from them with --resume, or name another "
                 "folder with --checkpoint_dir");

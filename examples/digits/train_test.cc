@@ -1,0 +1,177 @@
+// The main job, as a user runs it: the real ddprun, the real trainer, the real digits.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "launcher/ddprun_driver.h"
+
+namespace ddp::examples {
+namespace {
+
+namespace fs = std::filesystem;
+using launcher::DdprunDriver;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr char kTrain[] = "examples/digits/train";
+
+std::string Read(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+std::vector<nlohmann::json> JsonLines(const fs::path& path) {
+  std::vector<nlohmann::json> lines;
+  std::istringstream text(Read(path));
+  for (std::string line; std::getline(text, line);) lines.push_back(nlohmann::json::parse(line));
+  return lines;
+}
+
+class DigitsTest : public ::testing::Test {
+ protected:
+  DigitsTest()
+      : folder_(fs::path(::testing::TempDir()) /
+                ::testing::UnitTest::GetInstance()->current_test_info()->name()) {
+    fs::create_directories(folder_);
+  }
+
+  fs::path Checkpoints(const std::string& name) const { return folder_ / name; }
+
+  // ddprun's arguments for two ranks that keep checkpoints in `name`.
+  DdprunDriver::Options Job(const std::string& name, std::vector<std::string> flags) const {
+    std::vector<std::string> arguments = {"--standalone",
+                                          "--nproc-per-node=2",
+                                          "--max-restarts=3",
+                                          "--event-log-file=" + EventLog(name).string(),
+                                          kTrain,
+                                          "--checkpoint_dir=" + Checkpoints(name).string()};
+    arguments.insert(arguments.end(), flags.begin(), flags.end());
+    return {.arguments = arguments};
+  }
+
+  fs::path EventLog(const std::string& name) const { return folder_ / (name + ".events"); }
+
+  pid_t PidOf(const std::string& name, uint64_t generation, size_t rank) const {
+    for (const nlohmann::json& event : JsonLines(EventLog(name))) {
+      if (event["event"] == "generation_started" && event["generation"] == generation) {
+        return event["pids"][rank];
+      }
+    }
+    return -1;
+  }
+
+  fs::path Newest(const std::string& name) const {
+    std::vector<fs::path> found;
+    for (const auto& entry : fs::directory_iterator(Checkpoints(name))) {
+      if (entry.is_directory()) found.push_back(entry.path());
+    }
+    std::sort(found.begin(), found.end());
+    return found.empty() ? fs::path() : found.back();
+  }
+
+  // The .safetensors files of the newest checkpoint, by name.
+  std::map<std::string, std::string> Tensors(const std::string& name) const {
+    std::map<std::string, std::string> files;
+    for (const auto& entry : fs::directory_iterator(Newest(name))) {
+      if (entry.path().extension() == ".safetensors") {
+        files[entry.path().filename()] = Read(entry.path());
+      }
+    }
+    return files;
+  }
+
+  std::vector<int> Epochs(const std::string& name) const {
+    std::vector<int> epochs;
+    for (const nlohmann::json& line : JsonLines(Checkpoints(name) / "metrics.jsonl")) {
+      epochs.push_back(line["epoch"]);
+    }
+    return epochs;
+  }
+
+  const fs::path folder_;
+};
+
+TEST_F(DigitsTest, LearnsTheDigits) {
+  DdprunDriver run(Job("job", {"--epochs=12"}));
+  EXPECT_EQ(run.Wait(), 0) << run.err();
+  EXPECT_THAT(run.out(),
+              ::testing::ContainsRegex("epoch 11 loss 0\\.[0-9]{4} test_accuracy 0\\.[0-9]{4} "
+                                       "samples_per_second [0-9]+\n"));
+  const nlohmann::json last = JsonLines(Checkpoints("job") / "metrics.jsonl").back();
+  EXPECT_GE(last["test_accuracy"].get<double>(), 0.95);
+  EXPECT_EQ(Newest("job").filename(), "step-000000000540.g0001");
+}
+
+TEST_F(DigitsTest, AKilledRankCostsNoBitOfTheResult) {
+  const std::vector<std::string> flags = {"--epochs=6", "--checkpoint_every=20"};
+  DdprunDriver peaceful(Job("peaceful", flags));
+  ASSERT_EQ(peaceful.Wait(), 0) << peaceful.err();
+
+  DdprunDriver run(Job("killed", flags));
+  run.AwaitStdout("epoch 1 ");
+  ASSERT_EQ(::kill(PidOf("killed", 1, 1), SIGKILL), 0);
+  run.AwaitStdout("epoch 3 ");
+  ASSERT_EQ(::kill(PidOf("killed", 2, 0), SIGKILL), 0);
+  EXPECT_EQ(run.Wait(), 0) << run.err();
+  EXPECT_THAT(run.err(), HasSubstr("restart 1 of 3: generation 2: rank 1 was killed by SIGKILL\n"));
+  EXPECT_THAT(run.err(), HasSubstr("restart 2 of 3: generation 3: rank 0 was killed by SIGKILL\n"));
+  EXPECT_THAT(run.err(), HasSubstr("goes on from "));
+
+  EXPECT_TRUE(Tensors("killed") == Tensors("peaceful"));
+  EXPECT_EQ(Tensors("killed").size(), 4u);  // model, optimizer, two ranks' generators
+  EXPECT_THAT(Epochs("killed"), ElementsAre(0, 1, 2, 3, 4, 5));
+}
+
+TEST_F(DigitsTest, ANewJobResumesOnlyWhenToldTo) {
+  ASSERT_EQ(DdprunDriver(Job("job", {"--epochs=1"})).Wait(), 0);
+  const auto before = Tensors("job");
+
+  DdprunDriver careless(Job("job", {"--epochs=2"}));
+  EXPECT_EQ(careless.Wait(), 1);
+  EXPECT_THAT(careless.err(), HasSubstr("holds checkpoints already: go on from them with "
+                                        "--resume, or name another folder with --checkpoint_dir"));
+  EXPECT_TRUE(Tensors("job") == before);
+
+  DdprunDriver resumed(Job("job", {"--epochs=2", "--resume"}));
+  EXPECT_EQ(resumed.Wait(), 0) << resumed.err();
+  EXPECT_THAT(resumed.out(), Not(HasSubstr("epoch 0 ")));
+  EXPECT_THAT(Epochs("job"), ElementsAre(0, 1));
+
+  DdprunDriver in_one_go(Job("other", {"--epochs=2"}));
+  ASSERT_EQ(in_one_go.Wait(), 0);
+  EXPECT_TRUE(Tensors("job") == Tensors("other"));
+}
+
+TEST_F(DigitsTest, BadDataAndFlagsAreOneClearLine) {
+  const fs::path data = folder_ / "data";
+  fs::create_directories(data);
+  for (const auto& entry : fs::directory_iterator("examples/digits/data")) {
+    fs::copy_file(entry.path(), data / entry.path().filename());
+  }
+  fs::resize_file(data / "train-images-idx3-ubyte", 5000);
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"--data_dir=" + data.string(), "train-images-idx3-ubyte is not usable: the header promises"},
+      {"--data_dir=/nonexistent", "cannot read /nonexistent/train-images-idx3-ubyte: No such file"},
+      {"--epochs=0", "--epochs=0 must be at least 1"},
+      {"--lr=-1", "must be above 0"}};
+  for (const auto& [flag, text] : cases) {
+    DdprunDriver run({.arguments = {"--nproc-per-node=2", kTrain, flag}});
+    EXPECT_EQ(run.Wait(), 1) << flag;
+    EXPECT_THAT(run.err(), HasSubstr(text)) << flag;
+  }
+}
+
+}  // namespace
+}  // namespace ddp::examples
