@@ -196,17 +196,19 @@ void CompareSmallOperations(Benchmark& benchmark) {
                     Each([](c10d::Store& store, int) { store.add("counter", 1); }));
 }
 
+// The best of five calls: one call is long enough for the scheduler to get into most of them.
 void CompareMultiGet(Benchmark& benchmark) {
   std::vector<std::string> keys;
   const std::vector<Bytes> values(kManyKeys, Bytes(kAddress, kAddress + sizeof(kAddress) - 1));
   for (int i = 0; i < kManyKeys; ++i) keys.push_back("address/" + std::to_string(i));
   for (const Subject& subject : benchmark.subjects()) subject.store->multiSet(keys, values);
   benchmark.Compare("multiGet of 1,024 keys", FLAGS_rounds, 0.6, [&](const Subject& subject) {
-    std::vector<double> times;
+    double best = 0;
     for (int i = 0; i < 5; ++i) {
-      times.push_back(MicrosecondsOf([&] { subject.store->multiGet(keys); }));
+      const double time = MicrosecondsOf([&] { subject.store->multiGet(keys); });
+      best = i == 0 ? time : std::min(best, time);
     }
-    return Percentile(std::move(times), 0.5);
+    return best;
   });
 }
 
