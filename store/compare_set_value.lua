@@ -1,5 +1,6 @@
--- Replaces a value if it is the expected one. A missing value is as good as expected when the expected
--- one is empty. Returns what the key has afterwards; where it has nothing, the expected value.
+-- Replaces a value if it is the expected one. A missing value is as good as expected when the
+-- expected one is empty. Returns what the key has afterwards; where it has nothing, the expected
+-- value.
 --
 -- KEYS[1]  the store's values
 -- ARGV[1]  time to live, in milliseconds

@@ -1,5 +1,5 @@
--- One page of the store's keys, without their values. Returns the cursor of the next page ("0" after
--- the last one) and the keys.
+-- One page of the store's keys, without their values. Returns the cursor of the next page ("0"
+-- after the last one) and the keys.
 --
 -- KEYS[1]  the store's values
 -- ARGV[1]  cursor

@@ -34,7 +34,8 @@ def _coverage_tools_impl(ctx):
     ]))
 
     # Bazel asks for the tools under this package.
-    ctx.file("tools/test/CoverageOutputGenerator/java/com/google/devtools/coverageoutputgenerator/BUILD.bazel", "".join([
+    java = "tools/test/CoverageOutputGenerator/java"
+    ctx.file(java + "/com/google/devtools/coverageoutputgenerator/BUILD.bazel", "".join([
         "filegroup(name = \"%s\", visibility = [\"//visibility:public\"])\n" % name
         for name in ["Main", "coverage_report_generator"]
     ]))

@@ -28,7 +28,10 @@ _ABSEIL_MODULES = [
 
 # name: (Debian package, header that proves it is there, {pkg-config module: link without it})
 _SYSTEM_LIBRARIES = {
-    "abseil": ("libabsl-dev", "absl/status/statusor.h", {module: "-l" + module for module in _ABSEIL_MODULES}),
+    "abseil": ("libabsl-dev", "absl/status/statusor.h", {
+        module: "-l" + module
+        for module in _ABSEIL_MODULES
+    }),
     "benchmark": ("libbenchmark-dev", "benchmark/benchmark.h", {"benchmark": "-lbenchmark"}),
     "gflags": ("libgflags-dev", "gflags/gflags.h", {"gflags": "-lgflags"}),
     "glog": ("libgoogle-glog-dev", "glog/logging.h", {"libglog": "-lglog"}),
@@ -44,7 +47,8 @@ _SYSTEM_LIBRARIES = {
 
 # Bazel 4.2.3 reports no version; newer Bazel has this function and needs none of our stubs.
 def _is_bazel_4():
-    return not getattr(native, "bazel_version", "") and not hasattr(native, "package_relative_label")
+    newer = getattr(native, "bazel_version", "") or hasattr(native, "package_relative_label")
+    return not newer
 
 def ddp_deps():
     """Declares every repository that is not declared yet: a user's earlier choice wins."""

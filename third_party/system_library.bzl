@@ -25,8 +25,14 @@ system_library = repository_rule(
     attrs = {
         "apt_package": attr.string(mandatory = True),
         "build_file": attr.label(mandatory = True, allow_single_file = True),
-        "header": attr.string(mandatory = True, doc = "A header below /usr/include that proves it is there."),
-        "pkg_config": attr.string_dict(mandatory = True, doc = "Module -> what to link without a .pc file."),
+        "header": attr.string(
+            mandatory = True,
+            doc = "A header below /usr/include that proves it is there.",
+        ),
+        "pkg_config": attr.string_dict(
+            mandatory = True,
+            doc = "Module -> what to link without a .pc file.",
+        ),
     },
     configure = True,
     environ = ["PATH", "PKG_CONFIG_PATH"],

@@ -12,7 +12,8 @@ def fetch_wheels(ctx, wheels, destination):
     """
     python = ctx.which("python3")
     if not python:
-        fail("python3 is needed to fetch %s. Run: apt-get install python3 python3-pip" % wheels.keys())
+        fail("python3 is needed to fetch %s. Run: apt-get install python3 python3-pip" %
+             wheels.keys())
     requirements = "".join(["%s --hash=sha256:%s\n" % item for item in wheels.items()])
     ctx.file("requirements.txt", requirements)
     platforms = []
@@ -28,7 +29,8 @@ def fetch_wheels(ctx, wheels, destination):
         quiet = False,
     )
     if result.return_code != 0:
-        fail("Could not fetch %s by pip (is python3-pip installed, and the package registry reachable?):\n%s" %
+        fail(("Could not fetch %s by pip (is python3-pip installed, and the package registry " +
+              "reachable?):\n%s") %
              (", ".join(wheels.keys()), result.stderr))
     for wheel in ctx.path("wheels").readdir():
         ctx.report_progress("unpacking " + wheel.basename)

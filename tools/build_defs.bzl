@@ -37,7 +37,9 @@ def ddp_cc_test(name, size, copts = [], **kwargs):
     cc_test(name = name, size = size, copts = _copts(copts), **kwargs)
 
 def ddp_embed(name, srcs, **kwargs):
-    """Text files as constants: `join.lua` is `ddp::embedded::<name>::kJoin` in "<package>/<name>.h".
+    """Text files as constants in "<package>/<name>.h".
+
+    `join.lua` is `ddp::embedded::<name>::kJoin`.
 
     Args:
       name: of the cc_library to depend on, of the header and of the namespace.

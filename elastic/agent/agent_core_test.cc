@@ -10,6 +10,8 @@
 //
 // After a change of the core, write what it decides now into the files and review the difference:
 //   bazel run //elastic/agent:agent_core_test -- --rewrite
+#include "elastic/agent/agent_core.h"
+
 #include <stdlib.h>
 
 #include <algorithm>
@@ -27,7 +29,6 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/time.h"
-#include "elastic/agent/agent_core.h"
 #include "elastic/agent/process_spawner.h"
 #include "elastic/agent/worker_failure.h"
 #include "elastic/rendezvous/rendezvous.h"

@@ -11,12 +11,14 @@ load("//third_party:wheels.bzl", "fetch_wheels")
 def _check_installed(ctx, torch):
     for part in ["lib/libtorch_cpu.so", "include/c10/core/TensorImpl.h", "version.py"]:
         if not ctx.path(str(torch) + "/" + part).exists:
-            fail(("TORCH_PATH=%s is not a torch package: %s is missing. Name the folder that `python3 -c " +
-                  "'import torch; print(torch.__path__[0])'` prints, or unset it to fetch torch %s.") %
+            fail(("TORCH_PATH=%s is not a torch package: %s is missing. Name the folder that " +
+                  "`python3 -c 'import torch; print(torch.__path__[0])'` prints, or unset it " +
+                  "to fetch torch %s.") %
                  (torch, part, TORCH_VERSION))
     version = ctx.read(torch.get_child("version.py")).split("__version__ = '")[1].split("'")[0]
     if version.split("+")[0] != TORCH_VERSION:
-        fail("TORCH_PATH=%s holds torch %s; this library needs %s. Unset TORCH_PATH to fetch that." %
+        fail(("TORCH_PATH=%s holds torch %s; this library needs %s. " +
+              "Unset TORCH_PATH to fetch that.") %
              (torch, version, TORCH_VERSION))
     config = ctx.path(str(torch) + "/share/cmake/Torch/TorchConfig.cmake")
     if config.exists and "_GLIBCXX_USE_CXX11_ABI=0" in ctx.read(config):
@@ -41,6 +43,8 @@ def _libtorch_impl(ctx):
 
 libtorch_repository = repository_rule(
     implementation = _libtorch_impl,
-    attrs = {"build_file": attr.label(default = Label("//third_party/libtorch:libtorch.BUILD.tpl"))},
+    attrs = {
+        "build_file": attr.label(default = Label("//third_party/libtorch:libtorch.BUILD.tpl")),
+    },
     environ = ["TORCH_PATH"],
 )

@@ -1,4 +1,5 @@
-// A stand-in with the one member that c10d's header calls: LibTorch carries Gloo without its headers.
+// A stand-in with the one member that c10d's header calls: LibTorch carries Gloo without its
+// headers.
 #ifndef DDP_THIRD_PARTY_GLOO_CONTEXT_H_
 #define DDP_THIRD_PARTY_GLOO_CONTEXT_H_
 

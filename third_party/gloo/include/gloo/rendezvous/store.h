@@ -8,8 +8,8 @@
 
 namespace gloo::rendezvous {
 
-// Only so that ProcessGroupGloo.hpp can derive from it on paper: nothing of ours makes or calls one,
-// and the real class, with its own layout of virtuals, stays inside LibTorch.
+// Only so that ProcessGroupGloo.hpp can derive from it on paper: nothing of ours makes or calls
+// one, and the real class, with its own layout of virtuals, stays inside LibTorch.
 class Store {
  public:
   virtual ~Store() = default;
