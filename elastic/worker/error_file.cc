@@ -25,7 +25,7 @@ namespace {
 
 struct Description {
   std::string summary;  // "<type>: <text>", one line
-  std::string detail;   // everything the exception says
+  std::string detail;   // everything the exception says, if that is more; else empty
 };
 
 std::string TypeName(const std::type_info& type) {
@@ -50,7 +50,8 @@ Description Describe(const std::exception_ptr& error) {
     std::rethrow_exception(error);
   } catch (const std::exception& exception) {
     const std::string text = exception.what();
-    return {absl::StrCat(TypeName(typeid(exception)), ": ", TextWithoutStack(text)), text};
+    const std::string line = TextWithoutStack(text);
+    return {absl::StrCat(TypeName(typeid(exception)), ": ", line), line == text ? "" : text};
   } catch (...) {
     const std::type_info* type = abi::__cxa_current_exception_type();
     const std::string name = type != nullptr ? TypeName(*type) : "unknown";
