@@ -1,5 +1,7 @@
 #include "ddp/comm/communicator.h"
 
+#include <atomic>
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -16,6 +18,17 @@
 
 namespace ddp {
 namespace {
+
+// Never frees `object`. It stays reachable from here, so that a leak checker sees the intention.
+void KeepUntilExit(std::shared_ptr<void> object) {
+  struct Kept {
+    std::shared_ptr<void> object;
+    Kept* next;
+  };
+  static std::atomic<Kept*> kept{nullptr};
+  Kept* const entry = new Kept{std::move(object), nullptr};
+  entry->next = kept.exchange(entry);
+}
 
 // How long the victim of a broken connection waits for the reason.
 constexpr absl::Duration kExplanationTimeout = absl::Milliseconds(300);
@@ -127,8 +140,7 @@ void Communicator::Barrier(at::Device device) {
 void Communicator::Fail(Pending& pending, const std::string& reason) {
   retired_ = true;
   const std::string what = pending.what;
-  // The backend may still use the tensor; both stay until the process ends.
-  (void)new Pending(std::move(pending));
+  KeepUntilExit(std::make_shared<Pending>(std::move(pending)));  // the backend may still use it
   const std::optional<FailureNotice::Failure> failure = notice_->failure();
   if (failure.has_value() && failure->rank != options_.rank) {
     throw PeerFailedError(failure->rank, absl::StrCat("rank ", options_.rank, ": stopped in ", what,
