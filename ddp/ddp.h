@@ -3,7 +3,7 @@
 //   #include <torch/torch.h>
 //   #include "ddp/ddp.h"
 //
-//   int main() {
+//   int Train() {
 //     auto group = ddp::init_process_group();          // meets the other ranks
 //     auto net = std::make_shared<Net>();
 //     ddp::DistributedDataParallel model(net, group);  // rank 0's weights everywhere
@@ -11,7 +11,10 @@
 //     ...
 //     loss.backward();                                 // averages the gradients over the ranks
 //     optimizer.step();
+//     return 0;
 //   }
+//
+//   int main() { return ddp::elastic::run_worker(Train); }  // elastic/worker/error_file.h
 //
 // and is started by `ddprun --nproc-per-node=2 ./trainer`.
 //

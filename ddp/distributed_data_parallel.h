@@ -97,8 +97,8 @@ class DistributedDataParallel {
   void sync_buffers() { core_.SyncBuffers(); }
 
   // Which parameters share a bucket, in the order of reduction, by name: for a checkpoint, see
-  // DistributedDataParallelOptions::bucket_layout. Dealt anew once, at the second synchronized
-  // forward.
+  // DistributedDataParallelOptions::bucket_layout. Dealt anew once, at the end of the first
+  // synchronized backward.
   std::vector<std::vector<std::string>> bucket_layout() const {
     return core_.reducer().plan_names();
   }

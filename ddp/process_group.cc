@@ -52,8 +52,9 @@ c10::intrusive_ptr<c10d::Store> ConnectStore(const WorkerEnvironment& env,
     if (env.store_url.empty()) return TorchrunStore(env, timeout);
     return store::RedisStore::connect(env.store_url, timeout);
   } catch (const c10::ValueError& error) {
-    throw ConfigurationError(absl::StrCat("rank ", env.rank, ": DDP_STORE=\"", where,
-                                          "\" is not usable: ", error.what_without_backtrace()));
+    throw ConfigurationError(absl::StrCat(
+        "rank ", env.rank, ": ", env.store_url.empty() ? "MASTER_ADDR:MASTER_PORT" : "DDP_STORE",
+        "=\"", where, "\" is not usable: ", error.what_without_backtrace()));
   } catch (const c10::Error& error) {
     throw CommunicationError(absl::StrCat("rank ", env.rank, ": no store at ", where, ": ",
                                           error.what_without_backtrace()));

@@ -102,9 +102,6 @@ std::vector<std::vector<std::string>> Reducer::plan_names() const {
 
 void Reducer::BeginForward() {
   if (state_ == State::kReducing) ThrowUnfinished();
-  if (!rebuilt_ && state_ == State::kDone && ready_order_.size() == parameters_.size()) {
-    RebuildBuckets();
-  }
 }
 
 void Reducer::BeginBackward(bool synchronize) {
@@ -128,17 +125,26 @@ void Reducer::BeginBackward(bool synchronize) {
 void Reducer::OnGradient(int parameter) {
   if (state_ == State::kLocal) return;
   if (state_ == State::kDone || ready_pass_[parameter] == pass_) {
-    // Nobody waits for this rank: what all ranks share is complete.
-    throw ReductionError(absl::StrCat(
+    const std::string message = absl::StrCat(
         "rank ", group_->rank(), ": a second gradient for parameter ", parameters_[parameter].name,
         " after its gradient of this forward was reduced. A synchronized forward allows one "
         "backward: add the losses up and call backward once, or run every further backward after "
-        "a forward of its own, or under no_sync()"));
+        "a forward of its own, or under no_sync()");
+    // In the state kDone nobody waits for this rank: what all ranks share is complete.
+    if (state_ == State::kReducing) group_->report_failure(message);
+    throw ReductionError(message);
   }
   state_ = State::kReducing;
   ready_pass_[parameter] = pass_;
   if (!rebuilt_) ready_order_.push_back(parameter);  // reserved
-  buckets_->CopyIn(parameter);
+  try {
+    buckets_->CopyIn(parameter);
+  } catch (const c10::Error& error) {
+    group_->report_failure(absl::StrCat("rank ", group_->rank(), ": parameter ",
+                                        parameters_[parameter].name, ": ",
+                                        error.what_without_backtrace()));
+    throw;
+  }
   if (--missing_[buckets_->bucket_of(parameter)] == 0) LaunchReadyBuckets();
 }
 
@@ -160,6 +166,8 @@ void Reducer::Finalize() {
     group_->communicator().Wait(launched_[b]);
     buckets_->CopyOut(b);
   }
+  // Here, where every rank comes after the same collectives, whatever it does between backwards.
+  if (!rebuilt_) RebuildBuckets();
   state_ = State::kDone;
 }
 

@@ -26,14 +26,15 @@ class ProcessGroup;
 // A hook on every parameter's gradient accumulator puts the gradient into its bucket. When all of a
 // bucket are there, its all-reduce starts, always in plan order so that the ranks agree; the rest
 // of the backward runs meanwhile. At the backward's end a callback waits for the sums and makes
-// them the gradients. After the first backward the buckets are dealt anew by the order in which
-// rank 0 saw the gradients become ready. (The method is that of PyTorch's DDP: Li et al., VLDB
-// 2020.)
+// them the gradients. At the end of the first synchronized backward the buckets are dealt anew, in
+// the order in which rank 0 saw the gradients become ready. (The method is that of PyTorch's DDP:
+// Li et al., VLDB 2020.)
 //
-//   local <--BeginBackward(false)-- done --BeginBackward(true)--> expecting --first gradient-->
-//   reducing
-//                                     ^------------------- all gradients, end of the backward
-//                                     ------'
+//   state        what a gradient means        leaves it
+//   kLocal       accumulates on this rank     BeginBackward(true) -> kExpecting
+//   kExpecting   the first of a reduction     that gradient -> kReducing
+//   kReducing    one more of it               the last one, at the backward's end -> kDone
+//   kDone        an error: a second backward  BeginBackward(true) -> kExpecting, (false) -> kLocal
 //
 // Thread-compatible; gradients of one model come from one thread (autograd's thread for the
 // device). The parameters must outlive the reducer's group but not the reducer.
@@ -59,9 +60,9 @@ class Reducer {
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
 
-  // Before a forward whose backward is to be synchronized. Deals the buckets anew when that is due,
-  // which is a collective. Throws ReductionError, naming the parameters, when the last backward
-  // left a reduction unfinished: the peers are told, since they wait for it.
+  // Before a forward whose backward is to be synchronized. Throws ReductionError, naming the
+  // parameters, when the last backward left a reduction unfinished: the peers are told, since they
+  // wait for it.
   void BeginForward();
 
   // After a forward. With `synchronize` the next backward is reduced; without, the backwards until
@@ -70,7 +71,6 @@ class Reducer {
 
   const BucketPlan& plan() const { return buckets_->plan(); }
   std::vector<std::vector<std::string>> plan_names() const;
-  bool has_rebuilt() const { return rebuilt_; }
 
  private:
   enum class State { kLocal, kExpecting, kReducing, kDone };

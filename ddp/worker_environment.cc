@@ -67,10 +67,6 @@ constexpr int kMaxWorldSize = 1 << 24;
 
 }  // namespace
 
-bool WorkerEnvironment::Launched() {
-  return std::getenv("RANK") != nullptr && std::getenv("WORLD_SIZE") != nullptr;
-}
-
 absl::StatusOr<WorkerEnvironment> WorkerEnvironment::FromEnvironment() {
   return Parse([](const std::string& name) -> std::optional<std::string> {
     const char* value = std::getenv(name.c_str());
@@ -87,7 +83,6 @@ absl::StatusOr<WorkerEnvironment> WorkerEnvironment::Parse(const Getter& get) {
   env.rank = reader.Required<int>("RANK", 0, kMaxWorldSize);
   env.local_rank = reader.Optional<int>("LOCAL_RANK", env.rank, 0, kMaxWorldSize);
   env.local_world_size = reader.Optional<int>("LOCAL_WORLD_SIZE", env.world_size, 1, kMaxWorldSize);
-  env.group_rank = reader.Optional<int>("GROUP_RANK", 0, 0, kMaxWorldSize);
   reader.Check(env.rank < env.world_size || env.world_size <= 0,
                absl::StrCat("RANK=", env.rank, " must be below WORLD_SIZE=", env.world_size));
   reader.Check(env.local_rank < env.local_world_size,
@@ -107,9 +102,7 @@ absl::StatusOr<WorkerEnvironment> WorkerEnvironment::Parse(const Getter& get) {
   env.generation = reader.Optional<uint64_t>("DDP_GENERATION", 0, 0, kMax);
   env.generation_nonce = reader.Text("DDP_GENERATION_NONCE");
   env.restart_count = reader.Optional<int64_t>("TORCHELASTIC_RESTART_COUNT", 0, 0, kMax);
-  env.max_restarts = reader.Optional<int64_t>("TORCHELASTIC_MAX_RESTARTS", 0, 0, kMax);
   env.run_id = reader.Text("TORCHELASTIC_RUN_ID");
-  env.error_file = reader.Text("TORCHELASTIC_ERROR_FILE");
   env.health_fd = reader.Optional<int>("DDP_HEALTH_FD", -1, 0, 1 << 20);
 
   const absl::Status status = reader.Result();

@@ -18,7 +18,6 @@ struct WorkerEnvironment {
   int world_size = 1;        // WORLD_SIZE
   int local_rank = 0;        // LOCAL_RANK; RANK where that is unset
   int local_world_size = 1;  // LOCAL_WORLD_SIZE; WORLD_SIZE where that is unset
-  int group_rank = 0;        // GROUP_RANK, the node's number; 0 where that is unset
 
   // Where the ranks meet: our store when DDP_STORE is set, else a TCPStore at this address.
   std::string store_url;     // DDP_STORE, a URL without secrets; may be empty
@@ -30,15 +29,10 @@ struct WorkerEnvironment {
   uint64_t generation = 0;       // DDP_GENERATION
   std::string generation_nonce;  // DDP_GENERATION_NONCE
   int64_t restart_count = 0;     // TORCHELASTIC_RESTART_COUNT
-  int64_t max_restarts = 0;      // TORCHELASTIC_MAX_RESTARTS
   std::string run_id;            // TORCHELASTIC_RUN_ID
 
-  // Channels back to the agent; empty or -1 outside ddprun.
-  std::string error_file;  // TORCHELASTIC_ERROR_FILE
-  int health_fd = -1;      // DDP_HEALTH_FD
-
-  // True when RANK and WORLD_SIZE are there, so that a launcher is behind us.
-  static bool Launched();
+  // The page that the agent reads; -1 outside ddprun. See elastic/health.
+  int health_fd = -1;  // DDP_HEALTH_FD
 
   // Reads and checks the variables. kInvalidArgument names every variable that is missing, is not a
   // number or contradicts another, and how to start the program so that they are set.

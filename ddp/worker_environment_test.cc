@@ -24,7 +24,6 @@ TEST(WorkerEnvironmentTest, ReadsWhatTheLauncherSays) {
                           {"WORLD_SIZE", "8"},
                           {"LOCAL_RANK", "1"},
                           {"LOCAL_WORLD_SIZE", "2"},
-                          {"GROUP_RANK", "1"},
                           {"DDP_STORE", "unix:///tmp/s?prefix=p"},
                           {"DDP_GENERATION", "4"},
                           {"TORCHELASTIC_RESTART_COUNT", "3"},
@@ -34,7 +33,6 @@ TEST(WorkerEnvironmentTest, ReadsWhatTheLauncherSays) {
   EXPECT_EQ(env->world_size, 8);
   EXPECT_EQ(env->local_rank, 1);
   EXPECT_EQ(env->local_world_size, 2);
-  EXPECT_EQ(env->group_rank, 1);
   EXPECT_EQ(env->generation, 4u);
   EXPECT_EQ(env->restart_count, 3);
   EXPECT_EQ(env->health_fd, 7);

@@ -31,8 +31,7 @@ class RedisKeyValueStore;
 //   - getNumKeys and listKeys count and name the user's keys only;
 //   - set, multiSet and append return when the server has applied them;
 //   - getTimeout/setTimeout bound every operation, reconnecting to a lost server included. A
-//   timeout of
-//     0 (c10d's kNoTimeout) in wait means: check once, as TCPStore and HashStore do;
+//     timeout of 0 (c10d's kNoTimeout) in wait means: no limit;
 //   - a wait that times out says which keys are missing.
 //
 // Threads: thread-safe, as the backends need; a thread that is blocked in wait, get or queuePop
@@ -41,8 +40,7 @@ class RedisKeyValueStore;
 //
 // Errors:
 //   c10::DistStoreError       a key did not come in time; add to a value that is no number; the
-//   server
-//                             refuses our user, our password, or a write for want of memory
+//                             server refuses our user, our password, or a write for want of memory
 //   c10::DistQueueEmptyError  queuePop(key, false) on an empty queue
 //   c10::DistNetworkError     the server cannot be reached for as long as the timeout, or the
 //                             connection broke during an operation that must not be done twice

@@ -55,6 +55,8 @@ def ddp_embed(name, srcs, **kwargs):
     )
     cc_library(name = name, hdrs = [name + ".h"], **kwargs)
 
+_COMMON_ATTRIBUTES = ["tags", "target_compatible_with", "testonly", "visibility"]
+
 def ddp_trainer(name, srcs, deps = [], data = [], args = [], **kwargs):
     """A training program, and `NAME.launch`, which runs it under ddprun.
 
@@ -68,15 +70,21 @@ def ddp_trainer(name, srcs, deps = [], data = [], args = [], **kwargs):
       deps: as of cc_binary.
       data: files that the program finds in its runfiles.
       args: given to the program before the user's own.
-      **kwargs: passed to the cc_binary.
+      **kwargs: passed to the cc_binary; what both have, to `NAME.launch` too.
     """
     ddp_cc_binary(name = name, srcs = srcs, deps = deps, data = data, **kwargs)
+    common = {key: kwargs[key] for key in _COMMON_ATTRIBUTES if key in kwargs}
     native.sh_binary(
         name = name + ".launch",
         srcs = ["@ddp//tools:launch.sh"],
-        args = ["$(rootpath @ddp//launcher:ddprun)", "$(rootpath :%s)" % name] + args,
+        args = [
+            "$(rootpath @ddp//launcher:ddprun)",
+            "$(rootpath :%s)" % name,
+            str(len(args)),
+        ] + args,
         data = [
             "@ddp//launcher:ddprun",
             ":" + name,
         ] + data,
+        **common
     )

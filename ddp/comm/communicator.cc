@@ -80,14 +80,6 @@ Communicator::Pending Communicator::AllReduceMin(at::Tensor tensor, std::string 
   });
 }
 
-Communicator::Pending Communicator::AllReduceMax(at::Tensor tensor, std::string what) {
-  return StartOperation(std::move(tensor), std::move(what), [this](std::vector<at::Tensor>& t) {
-    c10d::AllreduceOptions options;
-    options.reduceOp = c10d::ReduceOp::MAX;
-    return backend_->allreduce(t, options);
-  });
-}
-
 Communicator::Pending Communicator::Broadcast(at::Tensor tensor, int root, std::string what) {
   return StartOperation(std::move(tensor), std::move(what),
                         [this, root](std::vector<at::Tensor>& t) {
@@ -100,13 +92,7 @@ Communicator::Pending Communicator::Broadcast(at::Tensor tensor, int root, std::
 void Communicator::Wait(Pending& pending) {
   if (!pending.operation) return;  // a group of one
   ThrowIfRetired();
-  if (pending.tensor.is_cuda()) {
-    // Orders the streams; the host goes on.
-    pending.operation->work->synchronize();
-    --in_flight_;
-    pending.operation.reset();
-    return;
-  }
+  if (pending.tensor.is_cuda()) return OrderStreams(pending);
   const MonotonicClock clock;
   const absl::Time start = clock.Now();
   const c10::intrusive_ptr<c10::ivalue::Future> future = pending.operation->work->getFuture();
@@ -128,6 +114,18 @@ void Communicator::Wait(Pending& pending) {
   // not its victim, should be the first to end.
   notice_->AwaitFailure(kExplanationTimeout);
   Fail(pending, absl::StrCat("after ", waited, ": ", future->tryRetrieveErrorMessage()));
+}
+
+// The host does not wait for NCCL, so it looks for news and goes on.
+void Communicator::OrderStreams(Pending& pending) {
+  if (notice_->failure().has_value()) Fail(pending, "");
+  try {
+    pending.operation->work->synchronize();
+  } catch (const c10::Error& error) {
+    Fail(pending, error.what_without_backtrace());
+  }
+  --in_flight_;
+  pending.operation.reset();
 }
 
 void Communicator::Barrier(at::Device device) {

@@ -24,6 +24,9 @@ class FailureNotice;
 // write into the tensors of that operation, so it and they are kept until the process ends, every
 // further call throws, and the destructor does not block. (LibTorch 2.11's Gloo cannot abort.)
 //
+// On a GPU the host never waits: a peer's failure is then seen by the next Wait, and a broken
+// operation by NCCL's own watchdog, after the timeout.
+//
 // All ranks call the same operations in the same order. Thread-compatible.
 class Communicator {
  public:
@@ -50,9 +53,8 @@ class Communicator {
   // Starts a sum over all ranks, in place. Throws CommunicationError.
   Pending AllReduce(at::Tensor tensor, std::string what);
 
-  // Starts the same with the element-wise minimum or maximum.
+  // Starts the same with the element-wise minimum.
   Pending AllReduceMin(at::Tensor tensor, std::string what);
-  Pending AllReduceMax(at::Tensor tensor, std::string what);
 
   // Starts a copy of `root`'s tensor into the others'.
   Pending Broadcast(at::Tensor tensor, int root, std::string what);
@@ -65,11 +67,10 @@ class Communicator {
   // Blocks until every rank has come here; `device` is where the backend wants its tensors.
   void Barrier(at::Device device);
 
-  bool retired() const { return retired_; }
-
  private:
   template <typename Start>
   Pending StartOperation(at::Tensor tensor, std::string what, Start start);
+  void OrderStreams(Pending& pending);
   [[noreturn]] void Fail(Pending& pending, const std::string& reason);
   void ThrowIfRetired() const;
 

@@ -142,6 +142,7 @@ FailureNotice::WaitResult FailureNotice::Wait(c10::ivalue::Future& future,
 void FailureNotice::WatchStore(const c10::intrusive_ptr<c10d::Store>& store) {
   const std::string key = KeyOf(rank_);
   while (true) {
+    const int64_t start_ns = MonotonicNanoseconds();
     try {
       store->wait({key}, kWatchSlice);
       const std::string text = store->get_to_str(key);
@@ -151,18 +152,15 @@ void FailureNotice::WatchStore(const c10::intrusive_ptr<c10d::Store>& store) {
         state_->changed.NotifyAll();
       }
       return;
-    } catch (const c10::DistNetworkError& error) {
-      // Losing the store does not stop training: collectives still have their timeouts.
-      MutexLock lock(state_->mutex);
-      if (!state_->stopping) {
-        LOG(WARNING) << "rank " << rank_
-                     << ": no news of failing peers from now on: " << error.what();
-      }
-      return;
-    } catch (const std::exception&) {
-      // The slice is over.
+    } catch (const std::exception& error) {
+      const absl::Duration waited = absl::Nanoseconds(MonotonicNanoseconds() - start_ns);
       MutexLock lock(state_->mutex);
       if (state_->stopping) return;
+      if (waited >= absl::FromChrono(kWatchSlice)) continue;  // the slice is over
+      // Losing the store does not stop training: collectives still have their timeouts.
+      LOG(WARNING) << "rank " << rank_
+                   << ": no news of failing peers from now on: " << error.what();
+      return;
     }
   }
 }

@@ -77,8 +77,7 @@ struct RestoredCheckpoint {
 // On disk: one folder per checkpoint, `step-000000001200.g0007/` (step, generation), with
 //   model-*.safetensors, optimizer-*.safetensors   each tensor once; dealt to the ranks by size
 //   extra-<rank>.safetensors                       the rank's random generators
-//   MANIFEST.json                                  all else, and an XXH3-128 of every tensor and
-//   file
+//   MANIFEST.json                                  all else, and an XXH3-128 of each part
 // Equal state gives equal .safetensors files, byte for byte. Any safetensors reader opens them.
 //
 // save() is synchronous and durable: when it returns, the checkpoint survives a power cut; when it

@@ -8,8 +8,8 @@
 // The report goes to the file that the launcher names in TORCHELASTIC_ERROR_FILE, in the form that
 // torchrun and ddprun read:
 //   {"message": {"message": "<type>: <text>",
-//                "extraInfo": {"py_callstack": "<all that what() says, if more>", "timestamp":
-//                "<seconds>"}}}
+//                "extraInfo": {"py_callstack": "<all of what(), if more>",
+//                              "timestamp": "<seconds>"}}}
 // It appears at once and whole (written beside, then renamed). The first error of a process wins;
 // later ones, usually its consequences, do not replace it. Without the variable nothing is written.
 // Nothing here ever makes a failure worse: an error file that cannot be written costs one line on

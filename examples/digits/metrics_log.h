@@ -27,7 +27,8 @@ class MetricsLog {
   absl::Status Append(const Entry& entry) const;
 
   // Removes the lines of steps after `step`, and one that was not written to its end: what the job
-  // is about to do again. Replaces the file at once or not at all. No file is no error.
+  // is about to do again. Replaces the file at once or not at all; makes it where there is none.
+  // kUnavailable, naming the file, when it cannot be written.
   absl::Status CutBackTo(int64_t step) const;
 
  private:

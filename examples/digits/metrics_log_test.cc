@@ -41,6 +41,9 @@ TEST(MetricsLogTest, DropsALineThatWasNotFinished) {
 
 TEST(MetricsLogTest, NoFileIsFineAndAFolderThatIsMissingIsNot) {
   EXPECT_TRUE(MetricsLog(Path()).CutBackTo(0).ok());
+  EXPECT_EQ(Content(Path()), "");
+  EXPECT_THAT(std::string(MetricsLog("/nonexistent/m").CutBackTo(0).message()),
+              ::testing::HasSubstr("/nonexistent/m"));
   EXPECT_THAT(std::string(MetricsLog("/nonexistent/m").Append({}).message()),
               ::testing::HasSubstr("/nonexistent/m"));
 }

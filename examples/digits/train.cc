@@ -83,7 +83,7 @@ IdxFile ReadIdx(const std::string& path, int dimensions) {
   return *std::move(file);
 }
 
-Dataset Load(const std::string& folder, const std::string& part) {
+Dataset Load(const std::string& folder, const std::string& part, torch::Device device) {
   const std::string labels_path = folder + "/" + part + "-labels-idx1-ubyte";
   const IdxFile images = ReadIdx(folder + "/" + part + "-images-idx3-ubyte", 3);
   const IdxFile labels = ReadIdx(labels_path, 1);
@@ -98,6 +98,8 @@ Dataset Load(const std::string& folder, const std::string& part) {
                     .reshape({images.shape[0], 1, images.shape[1], images.shape[2]});
   data.labels = torch::tensor(labels.values, torch::kUInt8).to(torch::kLong);
   Require(data.labels.max().item<int64_t>() <= 9, labels_path + ": a label above 9");
+  data.images = data.images.to(device);
+  data.labels = data.labels.to(device);
   return data;
 }
 
@@ -132,7 +134,7 @@ double Accuracy(Net& net, const Dataset& test, ddp::ProcessGroup& group) {
   net->eval();
   const int64_t first = test.size() * group.rank() / group.size();
   const int64_t last = test.size() * (group.rank() + 1) / group.size();
-  torch::Tensor correct = torch::zeros({1}, torch::kLong);
+  torch::Tensor correct = torch::zeros({1}, torch::kLong).to(group.device());
   constexpr int64_t kChunk = 1000;
   for (int64_t begin = first; begin < last; begin += kChunk) {
     const int64_t end = std::min(last, begin + kChunk);
@@ -150,10 +152,12 @@ class Trainer {
   Trainer(WorkerSession& session, std::shared_ptr<ddp::ProcessGroup> group)
       : session_(session), group_(std::move(group)), metrics_(MetricsPath()) {
     const std::string folder = DataFolder();
-    train_ = Load(folder, "train");
-    test_ = Load(folder, "t10k");
+    const torch::Device device = group_->device();  // the CPU, or this rank's GPU
+    train_ = Load(folder, "train", device);
+    test_ = Load(folder, "t10k", device);
     torch::manual_seed(FLAGS_seed);
     net_ = Net(train_.images.size(2), train_.images.size(3));
+    net_->to(device);
     // From here on the generator only serves dropout, which shall differ between the ranks.
     torch::manual_seed(FLAGS_seed + 1 + group_->rank());
     optimizer_ = std::make_unique<torch::optim::SGD>(
@@ -226,7 +230,7 @@ class Trainer {
 
   // Returns the sum of this rank's losses.
   double Step(const ElasticSampler::Batch& batch) {
-    const torch::Tensor mine = torch::tensor(batch.indices, torch::kLong);
+    const torch::Tensor mine = torch::tensor(batch.indices, torch::kLong).to(group_->device());
     const torch::Tensor scores = model_->forward(train_.images.index_select(0, mine));
     const torch::Tensor loss = torch::nn::functional::cross_entropy(
         scores, train_.labels.index_select(0, mine),
@@ -243,7 +247,7 @@ class Trainer {
   }
 
   void Report(uint32_t epoch, double loss_sum, int64_t seen, std::chrono::duration<double> took) {
-    torch::Tensor total = torch::tensor({loss_sum}, torch::kDouble);
+    torch::Tensor total = torch::tensor({loss_sum}, torch::kDouble).to(group_->device());
     group_->all_reduce(total);
     const double accuracy = Accuracy(net_, test_, *group_);
     if (group_->rank() != 0) return;

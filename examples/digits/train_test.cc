@@ -164,6 +164,9 @@ TEST_F(DigitsTest, BadDataAndFlagsAreOneClearLine) {
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"--data_dir=" + data.string(), "train-images-idx3-ubyte is not usable: the header promises"},
       {"--data_dir=/nonexistent", "cannot read /nonexistent/train-images-idx3-ubyte: No such file"},
+      {"--checkpoint_dir=" + (data / "t10k-labels-idx1-ubyte").string(), "t10k-labels-idx1-ubyte"},
+      {"--checkpoint_dir=" + (data / "t10k-labels-idx1-ubyte" / "x").string(),
+       "t10k-labels-idx1-ubyte/x"},
       {"--epochs=0", "--epochs=0 must be at least 1"},
       {"--lr=-1", "must be above 0"}};
   for (const auto& [flag, text] : cases) {

@@ -3,6 +3,7 @@
 //   bazel run //examples/minimal:train.launch -- --nproc-per-node=2
 #include <torch/torch.h>
 
+#include <cstdint>
 #include <cstdio>
 
 #include "ddp/ddp.h"
@@ -20,12 +21,15 @@ int Train() {
 
   // Every rank has all the data here; the sampler says which samples are this rank's.
   torch::manual_seed(1);
-  const torch::Tensor inputs = torch::rand({kSamples, 1});
-  const torch::Tensor targets = 3 * inputs + 1 + 0.01 * torch::randn({kSamples, 1});
+  const torch::Device device = group->device();  // the CPU, or this rank's GPU
+  const torch::Tensor inputs = torch::rand({kSamples, 1}).to(device);
+  const torch::Tensor noise = torch::randn({kSamples, 1}).to(device);
+  const torch::Tensor targets = 3 * inputs + 1 + 0.01 * noise;
   ddp::elastic::ElasticSampler sampler(
       {.dataset_size = kSamples, .global_batch_size = 50, .seed = 1}, group->rank(), group->size());
 
   torch::nn::Linear net(1, 1);
+  net->to(device);
   ddp::DistributedDataParallel model(net, group);
   torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.5));
 
@@ -34,7 +38,7 @@ int Train() {
     sampler.set_epoch(epoch);
     double loss_sum = 0;
     while (const auto batch = sampler.next_batch()) {
-      const torch::Tensor mine = torch::tensor(batch->indices, torch::kLong);
+      const torch::Tensor mine = torch::tensor(batch->indices, torch::kLong).to(device);
       const torch::Tensor errors =
           model.forward(inputs.index_select(0, mine)) - targets.index_select(0, mine);
       const torch::Tensor loss = errors.pow(2).sum();
@@ -47,7 +51,7 @@ int Train() {
       session.commit(++step);
       loss_sum += loss.item<double>();
     }
-    torch::Tensor total = torch::tensor({loss_sum}, torch::kDouble);
+    torch::Tensor total = torch::tensor({loss_sum}, torch::kDouble).to(device);
     group->all_reduce(total);
     if (group->rank() == 0) {
       std::printf("epoch %u loss %.6f weight %.3f bias %.3f\n", epoch,
