@@ -195,7 +195,10 @@ def kill_in_mid_epoch(job, rank, epoch_s):
             break
     pid = workers_of(job.events(), generation)[rank]
     kill = Kill(generation, rank, pid, time.monotonic_ns())
-    os.kill(pid, signal.SIGKILL)
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        raise BenchmarkError("the job was done before all kills; raise --epochs") from None
     return kill
 
 
@@ -279,7 +282,7 @@ def parse_arguments(argv):
     parser.add_argument("--train", default=os.path.join(built, "examples/digits/train"))
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--epochs", type=int, default=40)
+    parser.add_argument("--epochs", type=int, default=80)
     parser.add_argument("--checkpoint_every", type=int, default=10, help="steps")
     options = parser.parse_args(argv)
     for program in (options.ddprun, options.train):
