@@ -33,6 +33,9 @@ void KeepUntilExit(std::shared_ptr<void> object) {
 // How long the victim of a broken connection waits for the reason.
 constexpr absl::Duration kExplanationTimeout = absl::Milliseconds(300);
 
+// How much later than the peer that failed its victims end.
+constexpr absl::Duration kHeadStart = absl::Milliseconds(200);
+
 }  // namespace
 
 struct Communicator::Operation {
@@ -109,10 +112,13 @@ void Communicator::Wait(Pending& pending) {
     pending.operation.reset();
     return;
   }
-  if (result == FailureNotice::WaitResult::kPeerFailed) Fail(pending, "");
+  if (result == FailureNotice::WaitResult::kPeerFailed) {
+    notice_->YieldToCause(kHeadStart);
+    Fail(pending, "");
+  }
   // A peer that fails also closes its connections. Its own words say more than our error, and it,
   // not its victim, should be the first to end.
-  notice_->AwaitFailure(kExplanationTimeout);
+  if (notice_->AwaitFailure(kExplanationTimeout).has_value()) notice_->YieldToCause(kHeadStart);
   Fail(pending, absl::StrCat("after ", waited, ": ", future->tryRetrieveErrorMessage()));
 }
 

@@ -119,6 +119,16 @@ std::optional<FailureNotice::Failure> FailureNotice::AwaitFailure(absl::Duration
   return state_->failure;
 }
 
+void FailureNotice::YieldToCause(absl::Duration head_start) const {
+  const MonotonicClock clock;
+  const absl::Time deadline = clock.Now() + head_start;
+  MutexLock lock(state_->mutex);
+  for (absl::Duration left = head_start; left > absl::ZeroDuration();
+       left = deadline - clock.Now()) {
+    state_->changed.WaitFor(state_->mutex, left);
+  }
+}
+
 FailureNotice::WaitResult FailureNotice::Wait(c10::ivalue::Future& future,
                                               absl::Duration timeout) const {
   if (future.completed()) return WaitResult::kCompleted;

@@ -53,6 +53,10 @@ class FailureNotice {
   // of why usually follows at once.
   std::optional<Failure> AwaitFailure(absl::Duration timeout) const;
 
+  // Returns after `head_start`: a rank that ends because of a peer lets that peer end first, so
+  // that whoever watches the processes sees the cause before its consequences.
+  void YieldToCause(absl::Duration head_start) const;
+
   // Blocks until `future` is complete (with a value or an error), a failure is known, or `timeout`
   // has passed; looked at in this order.
   WaitResult Wait(c10::ivalue::Future& future, absl::Duration timeout) const;
