@@ -1,0 +1,104 @@
+#ifndef DDP_LOGGING_DATA_H_
+#define DDP_LOGGING_DATA_H_
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+
+namespace ddp {
+
+class IterationTimer;
+
+// What a DistributedDataParallel model is and does, for logs and monitoring: the fields of
+// PyTorch's _get_ddp_logging_data() under the same names, with the same meaning and, in to_json(),
+// in the same form (lists as text, flags as 0 and 1). A value; thread-compatible.
+struct DDPLoggingData {
+  // --- The model and the options. Set once.
+  std::string module_name;   // the module's class
+  std::string backend_name;  // "gloo", "nccl"
+  std::string dtypes;        // of the parameters, "float, double"
+  std::string device_ids;    // "0"; empty on the CPU
+  int64_t output_device = -1;
+  int64_t world_size = 0;
+  int64_t rank = 0;
+  int64_t num_parameter_tensors = 0;       // those whose gradients are reduced
+  int64_t total_parameter_size_bytes = 0;  // of the same
+  int64_t bucket_cap_bytes = 0;
+  bool is_multi_device_module = false;
+  bool broadcast_buffers = false;
+  bool has_sync_bn = false;
+  bool find_unused_parameters = false;
+  bool gradient_as_bucket_view = false;
+  bool static_graph = false;
+  bool join_uneven_inputs = false;       // has been under a Join
+  std::optional<std::string> comm_hook;  // its name; none registered: absent
+
+  // --- The buckets, in the order of reduction. Lists as PyTorch writes them: "1024, 512" for
+  // sizes in bytes, "5 4, 3 2 1 0" for the parameters of each bucket.
+  std::string bucket_sizes;  // as first dealt
+  bool has_rebuilt_buckets = false;
+  std::string rebuilt_bucket_sizes;
+  std::string rebuilt_per_bucket_param_indices;
+  std::string prev_iteration_grad_ready_order_indices;  // "5, 4, 3, 2, 1, 0"
+
+  // --- The newest sampled iteration, and means over all samples. Nanoseconds; 0 before the first.
+  // What lies between which events is said in iteration_timer.h.
+  int64_t iteration = 0;  // synchronized forwards so far
+  int64_t num_buckets_reduced = 0;
+  int64_t unused_parameter_size = 0;  // bytes of the parameters that no rank used
+  // Found with find_unused_parameters: the unused set never changed, so static_graph would do.
+  std::optional<bool> can_set_static_graph;
+  int64_t forward_compute_time = 0;
+  int64_t backward_compute_time = 0;
+  int64_t backward_comm_time = 0;
+  int64_t backward_compute_comm_overlap_time = 0;
+  int64_t avg_forward_compute_time = 0;
+  int64_t avg_backward_compute_time = 0;
+  int64_t avg_backward_comm_time = 0;
+  int64_t avg_backward_compute_comm_overlap_time = 0;
+  int64_t forward_compute_time_start = 0;
+  int64_t backward_compute_time_start = 0;
+  int64_t backward_comm_time_start = 0;
+  int64_t backward_compute_time_end = 0;
+  int64_t backward_comm_time_end = 0;
+  // Ours: the share of the communication's time that was hidden behind the backward, over all
+  // samples, 0 to 1.
+  double overlap_ratio = 0;
+
+  // --- The environment: "N/A" for a variable that is unset.
+  std::string master_addr;
+  std::string master_port;
+  std::string cuda_visible_devices;
+  std::string torch_distributed_debug;
+  // Present with the backend of that name.
+  std::optional<std::string> nccl_socket_ifname;
+  std::optional<std::string> nccl_blocking_wait;
+  std::optional<std::string> nccl_async_error_handling;
+  std::optional<std::string> nccl_debug;
+  std::optional<std::string> nccl_nthreads;
+  std::optional<std::string> nccl_ib_timeout;
+  std::optional<std::string> gloo_socket_ifname;
+  std::optional<std::string> gloo_device_transport;
+  std::optional<int64_t> gloo_num_threads;  // PyTorch's backend starts 2 without being asked
+
+  // The text of the error that ended the training. In JSON also as has_error, which is absent
+  // without one.
+  std::optional<std::string> error;
+
+  // Fills the fields of the environment. Set backend_name before. `get` returns nullopt for a
+  // variable that is unset.
+  using Getter = std::function<std::optional<std::string>(const std::string& name)>;
+  void FillEnvironment(const Getter& get);
+
+  // Fills the fields of times and overlap_ratio.
+  void FillTimes(const IterationTimer& timer);
+
+  // One JSON object on one line, keys in alphabetical order, so that texts can be compared. Fields
+  // that are absent have no key. Text that is not UTF-8 is mended, not an error.
+  std::string to_json() const;
+};
+
+}  // namespace ddp
+
+#endif  // DDP_LOGGING_DATA_H_
