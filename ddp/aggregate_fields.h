@@ -1,0 +1,343 @@
+// The fields of a plain struct, without a word from its author: what C++20 has no reflection for.
+//
+// A struct is plain if it is an aggregate (all fields public, no constructors) without base classes
+// and with 1 to 24 fields. Their number is found by trying with how many values the struct can be
+// initialized; a structured binding then names them. No field is copied, moved or created.
+//
+// Not seen through, kFieldCount is 0: base classes, more fields, arrays that make the struct need
+// more than 64 initial values. Not to be given to these templates, the compiler refuses them:
+// unions, structs with an anonymous union or with a field that has a default value and could not be
+// made without one.
+#ifndef DDP_AGGREGATE_FIELDS_H_
+#define DDP_AGGREGATE_FIELDS_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <exception>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+namespace ddp {
+namespace aggregate_internal {
+
+constexpr size_t kMaxFields = 24;
+constexpr size_t kMaxInitializers = 64;  // more than fields: an array takes one per element
+
+// Becomes a value of any type but Struct and its bases, so that it stands for fields alone. Never
+// does so in a program that runs; defined, because compilers warn of what is not.
+template <typename Struct>
+struct AnyValue {
+  template <typename T>
+  requires(!std::is_base_of_v<T, Struct>) operator T() const noexcept { std::terminate(); }
+};
+
+// The same for fields that are references, too. (Not for all: it cannot make what cannot be moved.)
+template <typename Struct>
+struct AnyReference {
+  template <typename T>
+  requires(!std::is_base_of_v<T, Struct>) operator T&() const& noexcept { std::terminate(); }
+  template <typename T>
+  requires(!std::is_base_of_v<T, Struct>) operator T&&() const&& noexcept { std::terminate(); }
+};
+
+template <typename Struct>
+struct AnyBase {
+  template <typename T>
+  requires(std::is_base_of_v<T, Struct> && !std::is_same_v<T, Struct>) operator T() const noexcept {
+    std::terminate();
+  }
+};
+
+template <typename Any, size_t>
+using Repeat = Any;
+
+template <typename T, typename Any, size_t... I>
+constexpr bool TakesSequence(std::index_sequence<I...>) {
+  return requires { T{Repeat<Any, I>{}...}; };
+}
+
+// Whether T can be made of `count` values.
+template <typename T, typename Any, size_t count>
+constexpr bool kTakes = TakesSequence<T, Any>(std::make_index_sequence<count>());
+
+template <typename T, typename Any, size_t... I, size_t... J>
+constexpr bool TakesBracesSequence(std::index_sequence<I...>, std::index_sequence<J...>) {
+  return requires { T{Repeat<Any, I>{}..., {}, Repeat<Any, J>{}...}; };
+}
+
+// Whether T can be made of `before` values, a pair of braces and `after` more values.
+template <typename T, typename Any, size_t before, size_t after>
+constexpr bool kTakesBraces = TakesBracesSequence<T, Any>(std::make_index_sequence<before>(),
+                                                          std::make_index_sequence<after>());
+
+// The largest number of values of which T can be made, at most `most`; 0 if there is none.
+template <typename T, typename Any, size_t most>
+constexpr size_t InitializerCount() {
+  if constexpr (most == 0 || kTakes<T, Any, most>) {
+    return most;
+  } else {
+    return InitializerCount<T, Any, most - 1>();
+  }
+}
+
+// How many of the `total` initial values go to the field that takes the one at `index`: above 1 for
+// an array alone. Braces stand for any whole field, so the fewer values go in after them, the more
+// the field had taken. (A field that braces cannot make is taken for one that is no array.)
+template <typename T, typename Any, size_t index, size_t total, size_t guess = 1>
+constexpr size_t InitializersOfField() {
+  if constexpr (index + guess > total) {
+    return 1;
+  } else if constexpr (kTakesBraces<T, Any, index, total - index - guess>) {
+    return guess;
+  } else {
+    return InitializersOfField<T, Any, index, total, guess + 1>();
+  }
+}
+
+template <typename T, typename Any, size_t index, size_t total>
+constexpr size_t CountFrom() {
+  if constexpr (index >= total) {
+    return 0;
+  } else {
+    return 1 + CountFrom<T, Any, index + InitializersOfField<T, Any, index, total>(), total>();
+  }
+}
+
+template <typename T>
+constexpr size_t Count() {
+  if constexpr (!std::is_class_v<T> || !std::is_aggregate_v<T> || std::is_empty_v<T>) {
+    return 0;
+  } else if constexpr (requires { T{AnyBase<T>{}}; }) {
+    return 0;
+  } else {
+    constexpr size_t kMost = std::min(kMaxInitializers, 8 * sizeof(T) + 1);  // bit-fields
+    constexpr size_t kValues = InitializerCount<T, AnyValue<T>, kMost>();
+    if constexpr (kValues > 0) {
+      return kValues == kMaxInitializers ? 0 : CountFrom<T, AnyValue<T>, 0, kValues>();
+    } else {
+      constexpr size_t kReferences = InitializerCount<T, AnyReference<T>, kMost>();
+      return kReferences == kMaxInitializers ? 0 : CountFrom<T, AnyReference<T>, 0, kReferences>();
+    }
+  }
+}
+
+template <typename T>
+constexpr size_t kCount = Count<T>() <= kMaxFields ? Count<T>() : 0;
+
+}  // namespace aggregate_internal
+
+// How many fields T has; 0 if it is not a plain struct.
+template <typename T>
+inline constexpr size_t kFieldCount = aggregate_internal::kCount<T>;
+
+namespace aggregate_internal {
+
+template <typename T, typename F>
+constexpr decltype(auto) WithFieldsTo24(T& value, F&& f) {
+  if constexpr (kFieldCount<std::remove_const_t<T>> == 20) {
+    auto& [f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12, f13, f14, f15, f16, f17, f18, f19,
+           f20] = value;
+    return f.template
+    operator()<decltype(f1), decltype(f2), decltype(f3), decltype(f4), decltype(f5), decltype(f6),
+               decltype(f7), decltype(f8), decltype(f9), decltype(f10), decltype(f11),
+               decltype(f12), decltype(f13), decltype(f14), decltype(f15), decltype(f16),
+               decltype(f17), decltype(f18), decltype(f19), decltype(f20)>(
+        f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12, f13, f14, f15, f16, f17, f18, f19, f20);
+  } else if constexpr (kFieldCount<std::remove_const_t<T>> == 21) {
+    auto& [f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12, f13, f14, f15, f16, f17, f18, f19,
+           f20, f21] = value;
+    return f.template
+    operator()<decltype(f1), decltype(f2), decltype(f3), decltype(f4), decltype(f5), decltype(f6),
+               decltype(f7), decltype(f8), decltype(f9), decltype(f10), decltype(f11),
+               decltype(f12), decltype(f13), decltype(f14), decltype(f15), decltype(f16),
+               decltype(f17), decltype(f18), decltype(f19), decltype(f20), decltype(f21)>(
+        f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12, f13, f14, f15, f16, f17, f18, f19, f20,
+        f21);
+  } else if constexpr (kFieldCount<std::remove_const_t<T>> == 22) {
+    auto& [f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12, f13, f14, f15, f16, f17, f18, f19,
+           f20, f21, f22] = value;
+    return f.template operator()<
+        decltype(f1), decltype(f2), decltype(f3), decltype(f4), decltype(f5), decltype(f6),
+        decltype(f7), decltype(f8), decltype(f9), decltype(f10), decltype(f11), decltype(f12),
+        decltype(f13), decltype(f14), decltype(f15), decltype(f16), decltype(f17), decltype(f18),
+        decltype(f19), decltype(f20), decltype(f21), decltype(f22)>(
+        f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12, f13, f14, f15, f16, f17, f18, f19, f20,
+        f21, f22);
+  } else if constexpr (kFieldCount<std::remove_const_t<T>> == 23) {
+    auto& [f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12, f13, f14, f15, f16, f17, f18, f19,
+           f20, f21, f22, f23] = value;
+    return f.template operator()<
+        decltype(f1), decltype(f2), decltype(f3), decltype(f4), decltype(f5), decltype(f6),
+        decltype(f7), decltype(f8), decltype(f9), decltype(f10), decltype(f11), decltype(f12),
+        decltype(f13), decltype(f14), decltype(f15), decltype(f16), decltype(f17), decltype(f18),
+        decltype(f19), decltype(f20), decltype(f21), decltype(f22), decltype(f23)>(
+        f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12, f13, f14, f15, f16, f17, f18, f19, f20,
+        f21, f22, f23);
+  } else if constexpr (kFieldCount<std::remove_const_t<T>> == 24) {
+    auto& [f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12, f13, f14, f15, f16, f17, f18, f19,
+           f20, f21, f22, f23, f24] = value;
+    return f.template operator()<
+        decltype(f1), decltype(f2), decltype(f3), decltype(f4), decltype(f5), decltype(f6),
+        decltype(f7), decltype(f8), decltype(f9), decltype(f10), decltype(f11), decltype(f12),
+        decltype(f13), decltype(f14), decltype(f15), decltype(f16), decltype(f17), decltype(f18),
+        decltype(f19), decltype(f20), decltype(f21), decltype(f22), decltype(f23), decltype(f24)>(
+        f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12, f13, f14, f15, f16, f17, f18, f19, f20,
+        f21, f22, f23, f24);
+  }
+}
+
+template <typename T, typename F>
+constexpr decltype(auto) WithFieldsTo19(T& value, F&& f) {
+  if constexpr (kFieldCount<std::remove_const_t<T>> == 15) {
+    auto& [f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12, f13, f14, f15] = value;
+    return f.template
+    operator()<decltype(f1), decltype(f2), decltype(f3), decltype(f4), decltype(f5), decltype(f6),
+               decltype(f7), decltype(f8), decltype(f9), decltype(f10), decltype(f11),
+               decltype(f12), decltype(f13), decltype(f14), decltype(f15)>(
+        f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12, f13, f14, f15);
+  } else if constexpr (kFieldCount<std::remove_const_t<T>> == 16) {
+    auto& [f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12, f13, f14, f15, f16] = value;
+    return f.template
+    operator()<decltype(f1), decltype(f2), decltype(f3), decltype(f4), decltype(f5), decltype(f6),
+               decltype(f7), decltype(f8), decltype(f9), decltype(f10), decltype(f11),
+               decltype(f12), decltype(f13), decltype(f14), decltype(f15), decltype(f16)>(
+        f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12, f13, f14, f15, f16);
+  } else if constexpr (kFieldCount<std::remove_const_t<T>> == 17) {
+    auto& [f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12, f13, f14, f15, f16, f17] = value;
+    return f.template operator()<
+        decltype(f1), decltype(f2), decltype(f3), decltype(f4), decltype(f5), decltype(f6),
+        decltype(f7), decltype(f8), decltype(f9), decltype(f10), decltype(f11), decltype(f12),
+        decltype(f13), decltype(f14), decltype(f15), decltype(f16), decltype(f17)>(
+        f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12, f13, f14, f15, f16, f17);
+  } else if constexpr (kFieldCount<std::remove_const_t<T>> == 18) {
+    auto& [f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12, f13, f14, f15, f16, f17, f18] = value;
+    return f.template operator()<
+        decltype(f1), decltype(f2), decltype(f3), decltype(f4), decltype(f5), decltype(f6),
+        decltype(f7), decltype(f8), decltype(f9), decltype(f10), decltype(f11), decltype(f12),
+        decltype(f13), decltype(f14), decltype(f15), decltype(f16), decltype(f17), decltype(f18)>(
+        f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12, f13, f14, f15, f16, f17, f18);
+  } else if constexpr (kFieldCount<std::remove_const_t<T>> == 19) {
+    auto& [f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12, f13, f14, f15, f16, f17, f18, f19] =
+        value;
+    return f.template
+    operator()<decltype(f1), decltype(f2), decltype(f3), decltype(f4), decltype(f5), decltype(f6),
+               decltype(f7), decltype(f8), decltype(f9), decltype(f10), decltype(f11),
+               decltype(f12), decltype(f13), decltype(f14), decltype(f15), decltype(f16),
+               decltype(f17), decltype(f18), decltype(f19)>(
+        f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12, f13, f14, f15, f16, f17, f18, f19);
+  } else {
+    return WithFieldsTo24(value, f);
+  }
+}
+
+template <typename T, typename F>
+constexpr decltype(auto) WithFieldsTo14(T& value, F&& f) {
+  if constexpr (kFieldCount<std::remove_const_t<T>> == 9) {
+    auto& [f1, f2, f3, f4, f5, f6, f7, f8, f9] = value;
+    return f.template
+    operator()<decltype(f1), decltype(f2), decltype(f3), decltype(f4), decltype(f5), decltype(f6),
+               decltype(f7), decltype(f8), decltype(f9)>(f1, f2, f3, f4, f5, f6, f7, f8, f9);
+  } else if constexpr (kFieldCount<std::remove_const_t<T>> == 10) {
+    auto& [f1, f2, f3, f4, f5, f6, f7, f8, f9, f10] = value;
+    return f
+        .template operator()<decltype(f1), decltype(f2), decltype(f3), decltype(f4), decltype(f5),
+                             decltype(f6), decltype(f7), decltype(f8), decltype(f9), decltype(f10)>(
+            f1, f2, f3, f4, f5, f6, f7, f8, f9, f10);
+  } else if constexpr (kFieldCount<std::remove_const_t<T>> == 11) {
+    auto& [f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11] = value;
+    return f.template
+    operator()<decltype(f1), decltype(f2), decltype(f3), decltype(f4), decltype(f5), decltype(f6),
+               decltype(f7), decltype(f8), decltype(f9), decltype(f10), decltype(f11)>(
+        f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11);
+  } else if constexpr (kFieldCount<std::remove_const_t<T>> == 12) {
+    auto& [f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12] = value;
+    return f.template operator()<decltype(f1), decltype(f2), decltype(f3), decltype(f4),
+                                 decltype(f5), decltype(f6), decltype(f7), decltype(f8),
+                                 decltype(f9), decltype(f10), decltype(f11), decltype(f12)>(
+        f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12);
+  } else if constexpr (kFieldCount<std::remove_const_t<T>> == 13) {
+    auto& [f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12, f13] = value;
+    return f
+        .template operator()<decltype(f1), decltype(f2), decltype(f3), decltype(f4), decltype(f5),
+                             decltype(f6), decltype(f7), decltype(f8), decltype(f9), decltype(f10),
+                             decltype(f11), decltype(f12), decltype(f13)>(
+            f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12, f13);
+  } else if constexpr (kFieldCount<std::remove_const_t<T>> == 14) {
+    auto& [f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12, f13, f14] = value;
+    return f
+        .template operator()<decltype(f1), decltype(f2), decltype(f3), decltype(f4), decltype(f5),
+                             decltype(f6), decltype(f7), decltype(f8), decltype(f9), decltype(f10),
+                             decltype(f11), decltype(f12), decltype(f13), decltype(f14)>(
+            f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12, f13, f14);
+  } else {
+    return WithFieldsTo19(value, f);
+  }
+}
+
+template <typename T, typename F>
+constexpr decltype(auto) WithFieldsTo8(T& value, F&& f) {
+  if constexpr (kFieldCount<std::remove_const_t<T>> == 1) {
+    auto& [f1] = value;
+    return f.template operator()<decltype(f1)>(f1);
+  } else if constexpr (kFieldCount<std::remove_const_t<T>> == 2) {
+    auto& [f1, f2] = value;
+    return f.template operator()<decltype(f1), decltype(f2)>(f1, f2);
+  } else if constexpr (kFieldCount<std::remove_const_t<T>> == 3) {
+    auto& [f1, f2, f3] = value;
+    return f.template operator()<decltype(f1), decltype(f2), decltype(f3)>(f1, f2, f3);
+  } else if constexpr (kFieldCount<std::remove_const_t<T>> == 4) {
+    auto& [f1, f2, f3, f4] = value;
+    return f.template operator()<decltype(f1), decltype(f2), decltype(f3), decltype(f4)>(f1, f2, f3,
+                                                                                         f4);
+  } else if constexpr (kFieldCount<std::remove_const_t<T>> == 5) {
+    auto& [f1, f2, f3, f4, f5] = value;
+    return f
+        .template operator()<decltype(f1), decltype(f2), decltype(f3), decltype(f4), decltype(f5)>(
+            f1, f2, f3, f4, f5);
+  } else if constexpr (kFieldCount<std::remove_const_t<T>> == 6) {
+    auto& [f1, f2, f3, f4, f5, f6] = value;
+    return f.template operator()<decltype(f1), decltype(f2), decltype(f3), decltype(f4),
+                                 decltype(f5), decltype(f6)>(f1, f2, f3, f4, f5, f6);
+  } else if constexpr (kFieldCount<std::remove_const_t<T>> == 7) {
+    auto& [f1, f2, f3, f4, f5, f6, f7] = value;
+    return f.template operator()<decltype(f1), decltype(f2), decltype(f3), decltype(f4),
+                                 decltype(f5), decltype(f6), decltype(f7)>(f1, f2, f3, f4, f5, f6,
+                                                                           f7);
+  } else if constexpr (kFieldCount<std::remove_const_t<T>> == 8) {
+    auto& [f1, f2, f3, f4, f5, f6, f7, f8] = value;
+    return f.template operator()<decltype(f1), decltype(f2), decltype(f3), decltype(f4),
+                                 decltype(f5), decltype(f6), decltype(f7), decltype(f8)>(
+        f1, f2, f3, f4, f5, f6, f7, f8);
+  } else {
+    return WithFieldsTo14(value, f);
+  }
+}
+
+struct TypesOfFields {
+  template <typename... Ts>
+  constexpr auto operator()(const std::remove_reference_t<Ts>&...) const {
+    return std::type_identity<std::tuple<Ts...>>();
+  }
+};
+
+}  // namespace aggregate_internal
+
+// Calls f.operator()<Fields...>(fields...) with all fields of `value`. Fields are their declared
+// types, const where `value` is. Take the arguments as const std::remove_reference_t<Fields>&...:
+// nothing else binds to a bit-field, which arrives as a copy. The others arrive as themselves, so
+// that casting the const away gives back what `value` was given as.
+template <typename T, typename F>
+constexpr decltype(auto) WithFields(T& value, F&& f) {
+  static_assert(kFieldCount<std::remove_const_t<T>> > 0);
+  return aggregate_internal::WithFieldsTo8(value, f);
+}
+
+// A std::tuple of the fields' types, as WithFields gives them; never to be made.
+template <typename T>
+using FieldTypes =
+    typename decltype(WithFields(std::declval<T&>(), aggregate_internal::TypesOfFields()))::type;
+
+}  // namespace ddp
+
+#endif  // DDP_AGGREGATE_FIELDS_H_
