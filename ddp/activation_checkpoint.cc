@@ -1,0 +1,429 @@
+#include "ddp/activation_checkpoint.h"
+
+#include <algorithm>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+
+#include <ATen/Context.h>
+#include <ATen/Functions.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/core/Generator.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/functions/basic_ops.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/custom_class.h>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "ddp/error.h"
+
+namespace ddp {
+namespace checkpoint_internal {
+namespace {
+
+using torch::autograd::AccumulateGrad;
+using torch::autograd::Edge;
+using torch::autograd::Engine;
+using torch::autograd::Node;
+namespace impl = torch::autograd::impl;
+
+bool RequiresGrad(const Tensors& tensors) {
+  return std::any_of(tensors.begin(), tensors.end(),
+                     [](const at::Tensor& tensor) { return tensor.requires_grad(); });
+}
+
+// Without those that have been there before: autograd gives a tensor one place in the graph.
+// `places`: where each is in the result.
+Tensors Unique(const Tensors& tensors, std::vector<size_t>* places = nullptr) {
+  Tensors unique;
+  std::unordered_map<const c10::TensorImpl*, size_t> seen;
+  for (const at::Tensor& tensor : tensors) {
+    const auto [found, is_new] = seen.try_emplace(tensor.unsafeGetTensorImpl(), unique.size());
+    if (is_new) unique.push_back(tensor);
+    if (places != nullptr) places->push_back(found->second);
+  }
+  return unique;
+}
+
+std::string Describe(const at::Tensor& tensor) {
+  return absl::StrCat(c10::toString(tensor.scalar_type()), "[",
+                      absl::StrJoin(tensor.sizes().vec(), ", "), "]");
+}
+
+std::string Describe(const Tensors& tensors) {
+  return absl::StrJoin(tensors, ", ", [](std::string* out, const at::Tensor& tensor) {
+    out->append(Describe(tensor));
+  });
+}
+
+// The states of the generators that a segment may draw from.
+class RandomState {
+ public:
+  static RandomState Now(std::vector<at::Device> devices) {
+    RandomState state;
+    for (const at::Device& device : devices) {
+      WithGenerator(device, [&](at::Generator& generator) {
+        state.states_.emplace_back(device, generator.get_state());
+      });
+    }
+    return state;
+  }
+
+  void Restore() const {
+    for (const auto& item : states_) {
+      WithGenerator(item.first,
+                    [&](at::Generator& generator) { generator.set_state(item.second); });
+    }
+  }
+
+  std::vector<at::Device> devices() const {
+    std::vector<at::Device> devices;
+    for (const auto& item : states_) devices.push_back(item.first);
+    return devices;
+  }
+
+ private:
+  template <typename F>
+  static void WithGenerator(at::Device device, F&& f) {
+    at::Generator generator = at::globalContext().defaultGenerator(device);
+    generator.mutex().lock();
+    try {
+      f(generator);
+    } catch (...) {
+      generator.mutex().unlock();
+      throw;
+    }
+    generator.mutex().unlock();
+  }
+
+  std::vector<std::pair<at::Device, at::Tensor>> states_;
+};
+
+// Autocast of this thread. Its cache stays off around a segment: a copy of a weight made without
+// gradients must not serve those who want one, nor one made for another graph the recomputation.
+class Autocast {
+ public:
+  static Autocast Now() {
+    Autocast state;
+    for (Device& device : state.devices_) {
+      device.enabled = at::autocast::is_autocast_enabled(device.type);
+      device.dtype = at::autocast::get_autocast_dtype(device.type);
+    }
+    state.cache_ = at::autocast::is_autocast_cache_enabled();
+    return state;
+  }
+
+  Autocast WithoutCache() const {
+    Autocast state = *this;
+    state.cache_ = false;
+    return state;
+  }
+
+  void Restore() const {
+    for (const Device& device : devices_) {
+      at::autocast::set_autocast_enabled(device.type, device.enabled);
+      at::autocast::set_autocast_dtype(device.type, device.dtype);
+    }
+    at::autocast::set_autocast_cache_enabled(cache_);
+  }
+
+ private:
+  struct Device {
+    at::DeviceType type;
+    bool enabled = false;
+    at::ScalarType dtype = at::kFloat;
+  };
+  Device devices_[2] = {{at::kCPU}, {at::kCUDA}};
+  bool cache_ = true;
+};
+
+// Takes on a state of random generators or of autocast, and goes back to the one before.
+template <typename State>
+class [[nodiscard]] Within {
+ public:
+  Within(const State& state, State before) : before_(std::move(before)) { state.Restore(); }
+  ~Within() { before_.Restore(); }
+  Within(const Within&) = delete;
+  Within& operator=(const Within&) = delete;
+
+ private:
+  const State before_;
+};
+
+// A tensor of the recomputation's own in front of one of the model: gradients stop there instead
+// of running the model's hooks a second time. With create_graph, the way on is there, too.
+std::shared_ptr<Node> StopBefore(const at::Tensor& tensor) {
+  auto stop = std::make_shared<torch::autograd::Identity>();
+  stop->add_next_edge(impl::gradient_edge(tensor));
+  stop->add_input_metadata(tensor);
+  return stop;
+}
+
+// While it lives, operations on the parameters are recorded as operations on their stops.
+class [[nodiscard]] StoppedParameters {
+ public:
+  explicit StoppedParameters(const Tensors& parameters) : parameters_(parameters) {
+    for (const at::Tensor& parameter : parameters_) {
+      std::shared_ptr<Node> stop = StopBefore(parameter);
+      // Kept alive by the stop's edge.
+      accumulators_.push_back(impl::try_get_grad_accumulator(parameter));
+      impl::set_grad_accumulator(parameter, stop);
+      stops_.push_back(std::move(stop));
+    }
+  }
+  ~StoppedParameters() {
+    for (size_t i = 0; i < stops_.size(); ++i) {
+      impl::set_grad_accumulator(parameters_[i], accumulators_[i]);
+    }
+  }
+  StoppedParameters(const StoppedParameters&) = delete;
+  StoppedParameters& operator=(const StoppedParameters&) = delete;
+
+  const std::vector<std::shared_ptr<Node>>& stops() const { return stops_; }
+
+ private:
+  const Tensors& parameters_;
+  std::vector<std::shared_ptr<Node>> stops_;
+  std::vector<std::shared_ptr<Node>> accumulators_;
+};
+
+// What the backward has to have, kept by the graph's node beside the inputs.
+struct Recomputation : torch::CustomClassHolder {
+  Function function;
+  bool reentrant = false;
+  Tensors parameters;  // leaves that require a gradient, each once; none if reentrant
+  RandomState random;
+  Autocast autocast;
+  std::string outputs;         // of the forward: types and shapes
+  std::vector<size_t> places;  // of the function's outputs among those that the graph knows
+
+  // With gradients on.
+  Tensors Run(const Tensors& inputs) const {
+    const Within<RandomState> as_then(random, RandomState::Now(random.devices()));
+    const Within<Autocast> cast_as_then(autocast.WithoutCache(), Autocast::Now());
+    Tensors again = Unique(function(inputs));
+    const std::string now = Describe(again);
+    if (now == outputs) return again;
+    throw ConfigurationError(absl::StrCat("a checkpointed segment returned ", now,
+                                          " when it was recomputed in the "
+                                          "backward, but ",
+                                          outputs,
+                                          " in the forward: it must do the same both times"));
+  }
+};
+
+// The parts of the graph where gradients flow into it: outputs whose gradient is defined.
+struct Roots {
+  torch::autograd::edge_list edges;
+  Tensors gradients;
+};
+
+Roots DefinedRoots(const Tensors& outputs, const Tensors& gradients) {
+  Roots roots;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (!gradients[i].defined() || !outputs[i].requires_grad()) continue;
+    roots.edges.push_back(impl::gradient_edge(outputs[i]));
+    roots.gradients.push_back(gradients[i]);
+  }
+  return roots;
+}
+
+// Throws if the graph behind `roots` has other leaves than `stops`.
+void CheckLeaves(const Roots& roots, const std::vector<std::shared_ptr<Node>>& stops) {
+  std::unordered_set<const Node*> seen;
+  for (const std::shared_ptr<Node>& stop : stops) seen.insert(stop.get());
+  std::vector<Node*> left;
+  for (const Edge& edge : roots.edges) left.push_back(edge.function.get());
+  while (!left.empty()) {
+    Node* node = left.back();
+    left.pop_back();
+    if (!seen.insert(node).second) continue;
+    if (const auto* leaf = dynamic_cast<const AccumulateGrad*>(node)) {
+      throw ConfigurationError(absl::StrCat(
+          "a checkpointed segment depends on a tensor ", Describe(leaf->variable),
+          " that requires a gradient and would not get one: it is neither an input nor one of the "
+          "segment's parameters. Name it in CheckpointOptions::parameters, or pass what the "
+          "segment uses of it as an input"));
+    }
+    for (const Edge& edge : node->next_edges()) {
+      if (edge.is_valid()) left.push_back(edge.function.get());
+    }
+  }
+}
+
+// Inputs first, then parameters; undefined where none was asked for or none came.
+Tensors Gradients(const Recomputation& recomputation, const Tensors& saved,
+                  const Tensors& gradients, const std::function<bool(size_t)>& is_needed) {
+  const bool create_graph = at::GradMode::is_enabled();
+  std::vector<std::shared_ptr<Node>> stops;  // null for what has no gradient
+  Tensors inputs;
+  for (const at::Tensor& tensor : saved) {
+    inputs.push_back(tensor.variable_data());
+    stops.push_back(tensor.requires_grad() ? StopBefore(tensor) : nullptr);
+    if (stops.back()) impl::set_gradient_edge(inputs.back(), {stops.back(), 0});
+  }
+  Tensors outputs;
+  {
+    const StoppedParameters stopped(recomputation.parameters);
+    stops.insert(stops.end(), stopped.stops().begin(), stopped.stops().end());
+    const at::AutoGradMode with_gradients(true);
+    outputs = recomputation.Run(inputs);
+  }
+  const Roots roots = DefinedRoots(outputs, gradients);
+  CheckLeaves(roots, stops);
+  torch::autograd::edge_list wanted;
+  std::vector<size_t> places;
+  for (size_t i = 0; i < stops.size(); ++i) {
+    if (!stops[i] || !is_needed(i)) continue;
+    wanted.emplace_back(stops[i], 0);
+    places.push_back(i);
+  }
+  Tensors result(stops.size());
+  if (roots.edges.empty() || wanted.empty()) return result;
+  Tensors found = Engine::get_default_engine().execute(roots.edges, roots.gradients,
+                                                       /*keep_graph=*/create_graph, create_graph,
+                                                       /*accumulate_grad=*/false, wanted);
+  for (size_t i = 0; i < places.size(); ++i) result[places[i]] = std::move(found[i]);
+  return result;
+}
+
+// Of the inputs; the parameters' accumulate.
+Tensors AccumulateGradients(const Recomputation& recomputation, const Tensors& saved,
+                            const Tensors& gradients) {
+  if (!Engine::get_default_engine().is_checkpoint_valid()) {
+    throw ConfigurationError(
+        "a reentrant checkpoint works in backward() alone, not in torch::autograd::grad() or a "
+        "backward with inputs: set CheckpointOptions::use_reentrant to false");
+  }
+  if (at::GradMode::is_enabled()) {
+    throw ConfigurationError(
+        "a reentrant checkpoint has no second derivatives: set CheckpointOptions::use_reentrant "
+        "to false, or call backward without create_graph");
+  }
+  Tensors inputs;
+  Roots roots;
+  {
+    const at::AutoGradMode with_gradients(true);
+    for (const at::Tensor& tensor : saved) {
+      inputs.push_back(tensor.variable_data());
+      if (tensor.requires_grad()) inputs.back().requires_grad_();
+    }
+    roots = DefinedRoots(recomputation.Run(inputs), gradients);
+  }
+  if (!roots.edges.empty()) {
+    Engine::get_default_engine().execute(roots.edges, roots.gradients, /*keep_graph=*/false,
+                                         /*create_graph=*/false, /*accumulate_grad=*/true);
+  }
+  Tensors result;
+  for (const at::Tensor& input : inputs) result.push_back(input.grad());
+  return result;
+}
+
+class CheckpointFunction : public torch::autograd::Function<CheckpointFunction> {
+ public:
+  // The parameters are arguments so that the node has edges to them.
+  static Tensors forward(torch::autograd::AutogradContext* context, at::TensorList inputs,
+                         at::TensorList parameters,
+                         c10::intrusive_ptr<Recomputation> recomputation) {
+    std::vector<int64_t> versions;
+    for (const at::Tensor& input : inputs) versions.push_back(input._version());
+    Tensors outputs;
+    {
+      const Within<Autocast> uncached(recomputation->autocast.WithoutCache(),
+                                      recomputation->autocast);
+      outputs = Unique(recomputation->function(inputs.vec()), &recomputation->places);
+    }
+    for (size_t i = 0; i < versions.size(); ++i) {
+      if (inputs[i]._version() == versions[i]) continue;
+      throw ConfigurationError(absl::StrCat(
+          "a checkpointed segment changed its input ", i, ", ", Describe(inputs[i]),
+          ", in place, so that it cannot be recomputed from it: let it work on a clone"));
+    }
+    recomputation->outputs = Describe(outputs);
+    context->save_for_backward(inputs.vec());
+    context->saved_data["recomputation"] = c10::IValue::make_capsule(recomputation);
+    context->set_materialize_grads(false);
+    return outputs;
+  }
+
+  static Tensors backward(torch::autograd::AutogradContext* context, const Tensors& gradients) {
+    const auto holder = context->saved_data["recomputation"].toCapsule();
+    const auto& recomputation = static_cast<const Recomputation&>(*holder);
+    const Tensors saved = context->get_saved_variables();
+    Tensors result;
+    if (std::any_of(gradients.begin(), gradients.end(),
+                    [](const at::Tensor& gradient) { return gradient.defined(); })) {
+      result = recomputation.reentrant ? AccumulateGradients(recomputation, saved, gradients)
+                                       : Gradients(recomputation, saved, gradients, [&](size_t i) {
+                                           return context->needs_input_grad(i);
+                                         });
+    }
+    result.resize(saved.size() + recomputation.parameters.size() + 1);  // and the recomputation
+    return result;
+  }
+};
+
+Tensors TrainableParameters(const Tensors& parameters) {
+  Tensors trainable;
+  for (const at::Tensor& parameter : Unique(parameters)) {
+    if (!parameter.defined() || !parameter.requires_grad()) continue;
+    if (!parameter.is_leaf()) {
+      throw ConfigurationError(absl::StrCat("CheckpointOptions::parameters has a tensor ",
+                                            Describe(parameter),
+                                            " that is computed from others: pass it as an input"));
+    }
+    trainable.push_back(parameter);
+  }
+  return trainable;
+}
+
+// Every generator that the segment may draw from, as far as its tensors tell.
+std::vector<at::Device> RandomDevices(const CheckpointOptions& options, const Tensors& inputs) {
+  if (!options.preserve_rng_state) return {};
+  std::vector<at::Device> devices = {at::Device(at::kCPU)};
+  for (const Tensors* tensors : {&inputs, &options.parameters}) {
+    for (const at::Tensor& tensor : *tensors) {
+      if (tensor.is_cuda() &&
+          std::find(devices.begin(), devices.end(), tensor.device()) == devices.end()) {
+        devices.push_back(tensor.device());
+      }
+    }
+  }
+  return devices;
+}
+
+}  // namespace
+
+at::Tensor Placeholder() { return at::empty({0}); }
+
+Tensors Run(const CheckpointOptions& options, Function function, const Tensors& inputs) {
+  if (!at::GradMode::is_enabled()) return function(inputs);
+  auto recomputation = c10::make_intrusive<Recomputation>();
+  if (options.use_reentrant) {
+    if (!RequiresGrad(inputs)) {
+      throw ConfigurationError(
+          "no input of a reentrant checkpoint requires a gradient, so the segment's parameters "
+          "would get none: set CheckpointOptions::use_reentrant to false, or call "
+          "requires_grad_() on an input");
+    }
+  } else {
+    recomputation->parameters = TrainableParameters(options.parameters);
+    if (recomputation->parameters.empty() && !RequiresGrad(inputs)) return function(inputs);
+  }
+  recomputation->function = std::move(function);
+  recomputation->reentrant = options.use_reentrant;
+  recomputation->random = RandomState::Now(RandomDevices(options, inputs));
+  recomputation->autocast = Autocast::Now();
+  const Tensors outputs = CheckpointFunction::apply(
+      at::TensorList(inputs), at::TensorList(recomputation->parameters), recomputation);
+  Tensors result;
+  for (const size_t place : recomputation->places) result.push_back(outputs[place]);
+  return result;
+}
+
+}  // namespace checkpoint_internal
+}  // namespace ddp
