@@ -95,6 +95,15 @@ enum class BufferCommHookLocation { kPreForward, kPostForward };
 using BufferCommHook =
     std::function<std::vector<TensorFuture>(const std::map<std::string, at::Tensor>& buffers)>;
 
+// The same for a hook that keeps something, as BindCommHook.
+template <typename State, typename Hook>
+BufferCommHook BindBufferCommHook(State state, Hook hook) {
+  return [state = std::move(state),
+          hook = std::move(hook)](const std::map<std::string, at::Tensor>& buffers) mutable {
+    return hook(state, buffers);
+  };
+}
+
 }  // namespace ddp
 
 #endif  // DDP_COMM_HOOK_H_

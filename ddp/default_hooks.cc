@@ -1,0 +1,69 @@
+#include "ddp/default_hooks.h"
+
+#include <utility>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/core/jit_type.h>
+
+#include "ddp/error.h"
+#include "ddp/process_group.h"
+
+namespace ddp {
+namespace {
+
+// A sparse tensor's numbers; any other tensor itself.
+at::Tensor ValuesOf(const at::Tensor& tensor) {
+  return tensor.is_sparse() ? tensor._values() : tensor;
+}
+
+void Divide(const at::Tensor& tensor, int size) {
+  if (size > 1) ValuesOf(tensor).mul_(1.0 / size);
+}
+
+}  // namespace
+
+TensorFuture allreduce_hook(const std::shared_ptr<ProcessGroup>& group, GradBucket& bucket) {
+  const at::NoGradGuard no_grad;
+  Divide(bucket.buffer(), group->size());
+  return group->all_reduce_async(bucket.buffer());
+}
+
+TensorFuture fp16_compress_hook(const std::shared_ptr<ProcessGroup>& group, GradBucket& bucket) {
+  return RunInType(at::kHalf, bucket,
+                   [&group](GradBucket& inner) { return allreduce_hook(group, inner); });
+}
+
+TensorFuture bf16_compress_hook(const std::shared_ptr<ProcessGroup>& group, GradBucket& bucket) {
+  return RunInType(at::kBFloat16, bucket,
+                   [&group](GradBucket& inner) { return allreduce_hook(group, inner); });
+}
+
+TensorFuture noop_hook(GradBucket& bucket) {
+  auto future = c10::make_intrusive<c10::ivalue::Future>(
+      c10::TensorType::get(), bucket.buffer().is_cuda()
+                                  ? std::vector<c10::Device>{bucket.buffer().device()}
+                                  : std::vector<c10::Device>{});
+  future->markCompleted(bucket.buffer());
+  return future;
+}
+
+TensorFuture RunInType(c10::ScalarType type, GradBucket& bucket, const CommHook& hook) {
+  const at::NoGradGuard no_grad;
+  GradBucket inner = bucket;
+  inner.set_buffer(bucket.buffer().to(type));
+  const TensorFuture reduced = hook(inner);
+  if (!reduced) throw ReductionError("the comm hook inside a compress wrapper returned no future");
+  return reduced->then(
+      [inner, buffer = bucket.buffer()](c10::ivalue::Future& done) -> c10::IValue {
+        const at::NoGradGuard no_grad;  // this is another thread
+        const at::Tensor result = CheckedHookResult(inner, done.value());
+        // A sum of sparse tensors has entries of its own.
+        if (buffer.is_sparse()) return result.to(buffer.scalar_type());
+        at::Tensor(buffer).copy_(result);
+        return buffer;
+      },
+      c10::TensorType::get());
+}
+
+}  // namespace ddp

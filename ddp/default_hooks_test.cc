@@ -1,0 +1,298 @@
+// The comm hooks of the library, and what every comm hook gets and gives, on real processes: every
+// body below runs as the ranks of one group.
+#include "ddp/default_hooks.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ddp/comm_hook.h"
+#include "ddp/error.h"
+#include "ddp/process_group.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "store/redis_endpoint.h"
+#include "testing/rank_harness.h"
+#include "testing/redis_fixture.h"
+
+namespace ddp {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+constexpr int kRows = 1000;
+
+// A matrix and a vector; the same on every rank but for the gradients.
+GradBucket DenseBucket(const at::Tensor& buffer) {
+  const int64_t columns = buffer.numel() / kRows - 1;
+  return GradBucket({.index = 2,
+                     .is_last = true,
+                     .buffer = buffer,
+                     .parameters = {at::zeros({kRows, columns}), at::zeros({kRows})},
+                     .names = {"layer.weight", "layer.bias"}});
+}
+
+at::Tensor GradientOf(int rank) {
+  at::Tensor gradient = at::arange(kRows * 4, at::kFloat) * 0.001 + rank;
+  return gradient.sin_().mul_(rank + 1);
+}
+
+// Rows that some ranks share and some do not; row 0 comes twice.
+at::Tensor SparseGradientOf(int rank) {
+  const at::Tensor indices = at::empty({1, 4}, at::kLong);
+  for (int i = 0; i < 4; ++i) indices[0][i] = i == 3 ? 0 : i * (rank + 1);
+  return at::sparse_coo_tensor(indices, GradientOf(rank).narrow(0, 0, 12).view({4, 3}), {50, 3});
+}
+
+// What each rank contributes in `type`, and the sum as the backend makes it, back in float. Exact:
+// a sum of two has one rounding, whatever its order.
+at::Tensor Average(int ranks, at::ScalarType type,
+                   const std::function<at::Tensor(int)>& gradient_of) {
+  at::Tensor sum;
+  for (int rank = 0; rank < ranks; ++rank) {
+    const at::Tensor part = gradient_of(rank).to(type).mul_(1.0 / ranks);
+    sum = sum.defined() ? sum.add_(part) : part;
+  }
+  return sum.to(at::kFloat);
+}
+
+at::Tensor ResultOf(const CommHook& hook, GradBucket& bucket) {
+  const TensorFuture future = hook(bucket);
+  future->waitAndThrow();
+  return CheckedHookResult(bucket, future->value());
+}
+
+const std::map<std::string, at::ScalarType>& Types() {
+  static const auto& types = *new std::map<std::string, at::ScalarType>{
+      {"allreduce", at::kFloat}, {"fp16", at::kHalf}, {"bf16", at::kBFloat16}};
+  return types;
+}
+
+std::map<std::string, CommHook> HooksOver(const std::shared_ptr<ProcessGroup>& group) {
+  return {{"allreduce", BindCommHook(group, allreduce_hook)},
+          {"fp16", BindCommHook(group, fp16_compress_hook)},
+          {"bf16", BindCommHook(group, bf16_compress_hook)}};
+}
+
+int AveragesDenseGradients() {
+  const auto group = init_process_group();
+  for (const auto& [name, hook] : HooksOver(group)) {
+    GradBucket bucket = DenseBucket(GradientOf(group->rank()));
+    const at::Tensor result = ResultOf(hook, bucket);
+    EXPECT_TRUE(result.is_same(bucket.buffer())) << name;  // no second copy of the gradients
+    EXPECT_TRUE(at::equal(result, Average(group->size(), Types().at(name), GradientOf))) << name;
+    EXPECT_TRUE(at::equal(bucket.gradients()[1], result.narrow(0, 3 * kRows, kRows)));
+  }
+  return 0;
+}
+
+int AveragesSparseGradients() {
+  const auto group = init_process_group();
+  for (const auto& [name, hook] : HooksOver(group)) {
+    GradBucket bucket({.buffer = SparseGradientOf(group->rank()),
+                       .parameters = {at::zeros({50, 3})},
+                       .names = {"table"}});
+    EXPECT_TRUE(bucket.gradients()[0].is_same(bucket.buffer()));
+    const at::Tensor result = ResultOf(hook, bucket).to_dense();
+    const at::Tensor expected = Average(group->size(), at::kFloat, SparseGradientOf).to_dense();
+    const double tolerance = name == "allreduce" ? 1e-6 : name == "fp16" ? 2e-3 : 2e-2;
+    EXPECT_TRUE(at::allclose(result, expected, tolerance, tolerance)) << name;
+  }
+  return 0;
+}
+
+// What a hook keeps, its type known to nobody else.
+struct Recorder {
+  std::shared_ptr<ProcessGroup> group;
+  int calls = 0;
+  at::ScalarType type = at::kFloat;
+  std::vector<std::vector<int64_t>> shapes;
+};
+
+TensorFuture Record(const std::shared_ptr<Recorder>& state, GradBucket& bucket) {
+  ++state->calls;
+  state->type = bucket.buffer().scalar_type();
+  state->shapes.clear();
+  for (const at::Tensor& gradient : bucket.gradients()) {
+    state->shapes.push_back(gradient.sizes().vec());
+    EXPECT_TRUE(gradient.is_alias_of(bucket.buffer()));
+  }
+  EXPECT_EQ(bucket.index(), 2);
+  EXPECT_TRUE(bucket.is_last());
+  EXPECT_THAT(bucket.names(), ElementsAre("layer.weight", "layer.bias"));
+  return allreduce_hook(state->group, bucket);
+}
+
+int WrappersShowTheHookALowerType() {
+  const auto group = init_process_group();
+  const auto state = std::make_shared<Recorder>(Recorder{.group = group});
+  const auto check = [&](const CommHook& hook, at::ScalarType type) {
+    GradBucket bucket = DenseBucket(GradientOf(group->rank()));
+    const at::Tensor buffer = bucket.buffer();
+    const at::Tensor result = ResultOf(hook, bucket);
+    EXPECT_TRUE(result.is_same(buffer));
+    EXPECT_TRUE(at::equal(result, Average(group->size(), type, GradientOf)));
+    EXPECT_EQ(state->type, type);
+    EXPECT_THAT(state->shapes, ElementsAre(ElementsAre(kRows, 3), ElementsAre(kRows)));
+  };
+  // With the state from outside, and with a hook that has it already.
+  check(BindCommHook(state, fp16_compress_wrapper(Record)), at::kHalf);
+  check(bf16_compress_wrapper(BindCommHook(state, Record)), at::kBFloat16);
+  EXPECT_EQ(state->calls, 2);
+  return 0;
+}
+
+int NoopKeepsEveryRanksOwn() {
+  const auto group = init_process_group();
+  GradBucket bucket = DenseBucket(GradientOf(group->rank()));
+  EXPECT_TRUE(at::equal(ResultOf(noop_hook, bucket), GradientOf(group->rank())));
+  return 0;
+}
+
+const std::map<std::string, std::function<int()>>& Bodies() {
+  static const auto& bodies = *new std::map<std::string, std::function<int()>>{
+      {"AveragesDenseGradients", AveragesDenseGradients},
+      {"AveragesSparseGradients", AveragesSparseGradients},
+      {"WrappersShowTheHookALowerType", WrappersShowTheHookALowerType},
+      {"NoopKeepsEveryRanksOwn", NoopKeepsEveryRanksOwn},
+  };
+  return bodies;
+}
+
+class DefaultHooksTest : public ::testing::TestWithParam<std::string> {
+ protected:
+  static void SetUpTestSuite() { redis_ = ::ddp::testing::RedisFixture::Start(); }
+  static void TearDownTestSuite() { redis_.reset(); }
+
+  static std::unique_ptr<::ddp::testing::RedisFixture> redis_;
+};
+std::unique_ptr<::ddp::testing::RedisFixture> DefaultHooksTest::redis_;
+
+TEST_P(DefaultHooksTest, Ranks) {
+  ASSERT_TRUE(::ddp::testing::RanksSucceed(
+      {.world_size = 2,
+       .body = GetParam(),
+       .store_url = store::FormatStoreAddress(redis_->Address(GetParam()))}));
+}
+
+std::vector<std::string> Names() {
+  std::vector<std::string> names;
+  for (const auto& [name, body] : Bodies()) names.push_back(name);
+  return names;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, DefaultHooksTest, ::testing::ValuesIn(Names()),
+                         [](const auto& info) { return info.param; });
+
+// ---- Without ranks.
+
+template <typename Function>
+std::string ReductionErrorOf(const Function& function) {
+  try {
+    function();
+  } catch (const ReductionError& error) {
+    return error.what_without_backtrace();
+  }
+  return "no ReductionError";
+}
+
+std::string ComplaintAbout(const c10::IValue& value) {
+  const GradBucket bucket = DenseBucket(at::zeros({kRows * 4}));
+  return ReductionErrorOf([&] { CheckedHookResult(bucket, value); });
+}
+
+TEST(CheckedHookResultTest, NamesBucketParametersAndBothSides) {
+  EXPECT_EQ(ComplaintAbout(at::zeros({kRows * 4}, at::kDouble)),
+            "the comm hook's result for gradient bucket 2 (layer.weight, layer.bias) is a tensor "
+            "of shape [4000], Double, on cpu; it must be like the bucket's buffer, a tensor of "
+            "shape [4000], Float, on cpu");
+  EXPECT_THAT(ComplaintAbout(at::zeros({10})), HasSubstr("is a tensor of shape [10], Float"));
+  EXPECT_THAT(ComplaintAbout(at::zeros({kRows, 4})), HasSubstr("of shape [1000, 4]"));
+  EXPECT_THAT(ComplaintAbout(at::zeros({kRows * 4}, at::kMeta)), HasSubstr("on meta; it must"));
+  EXPECT_THAT(ComplaintAbout(at::zeros({kRows * 4}).to_sparse()), HasSubstr("a sparse tensor"));
+  EXPECT_THAT(ComplaintAbout(at::Tensor()), HasSubstr("is an undefined tensor"));
+  EXPECT_THAT(ComplaintAbout(c10::IValue(1.5)), HasSubstr("a future gave Double where a tensor"));
+  EXPECT_THAT(ComplaintAbout(c10::IValue()), HasSubstr("a future gave None"));
+  const std::vector<at::Tensor> two(2, at::zeros({kRows * 4}));
+  EXPECT_THAT(ComplaintAbout(two), HasSubstr("a list of 2 tensors"));
+}
+
+TEST(CheckedHookResultTest, TakesATensorOrAListOfOne) {
+  const GradBucket bucket = DenseBucket(at::zeros({kRows * 4}));
+  const at::Tensor result = at::ones({kRows * 4});
+  EXPECT_TRUE(CheckedHookResult(bucket, result).is_same(result));
+  EXPECT_TRUE(CheckedHookResult(bucket, std::vector<at::Tensor>{result}).is_same(result));
+}
+
+TEST(CheckedHookResultTest, ShortensManyNames) {
+  std::vector<std::string> names;
+  for (int i = 0; i < 1000; ++i) names.push_back("p" + std::to_string(i));
+  const GradBucket bucket({.buffer = at::zeros({1000}), .names = names});
+  EXPECT_THAT(ReductionErrorOf([&] { CheckedHookResult(bucket, at::zeros({1})); }),
+              HasSubstr("(p0, p1, p2, p3, p4, p5, p6, p7 and 992 more) is"));
+}
+
+TEST(GradBucketTest, GradientsAreTheBuffersPartsInTheParametersShapes) {
+  const at::Tensor image = at::zeros({2, 3, 4, 5}).contiguous(at::MemoryFormat::ChannelsLast);
+  const at::Tensor complex = at::zeros({3, 2}, at::kComplexFloat).t();
+  const at::Tensor expanded = at::zeros({1}).expand({4});
+  const at::Tensor buffer = at::arange(120 + 12 + 0 + 4, at::kFloat);
+  GradBucket bucket(
+      {.buffer = buffer, .parameters = {image, complex, at::zeros({0, 7}), expanded}});
+  const std::vector<at::Tensor> gradients = bucket.gradients();
+  ASSERT_EQ(gradients.size(), 4u);
+  EXPECT_EQ(gradients[0].strides(), image.strides());
+  EXPECT_EQ(gradients[1].strides(), complex.strides());
+  EXPECT_EQ(gradients[2].sizes(), at::IntArrayRef({0, 7}));
+  EXPECT_EQ(gradients[3].strides(), at::IntArrayRef({1}));
+  EXPECT_EQ(gradients[0][0][1][0][0].item<float>(), 1);
+  EXPECT_EQ(gradients[1][1][0].item<c10::complex<float>>(), c10::complex<float>(122, 123));
+  EXPECT_EQ(gradients[3][0].item<float>(), 132);
+  for (const at::Tensor& gradient : gradients) EXPECT_TRUE(gradient.is_alias_of(buffer));
+  // They follow the buffer.
+  bucket.set_buffer(buffer.to(at::kDouble) * 2);
+  EXPECT_EQ(bucket.gradients()[3][0].item<double>(), 264);
+  EXPECT_EQ(bucket.gradients()[1].scalar_type(), at::kComplexDouble);
+}
+
+TEST(CompressWrapperTest, PassesOnWhatTheHookDoesWrong) {
+  GradBucket bucket = DenseBucket(at::ones({kRows * 4}));
+  const auto result_of = [&](CommHook hook) { ResultOf(fp16_compress_wrapper(hook), bucket); };
+  EXPECT_THROW(result_of([](GradBucket&) -> TensorFuture { throw std::runtime_error("full"); }),
+               std::runtime_error);
+  EXPECT_THAT(ReductionErrorOf([&] { result_of([](GradBucket&) { return TensorFuture(); }); }),
+              HasSubstr("returned no future"));
+  // A result of another type, seen in a continuation.
+  const auto float_hook = [](GradBucket& inner) {
+    GradBucket other = inner;
+    other.set_buffer(inner.buffer().to(at::kFloat));
+    return noop_hook(other);
+  };
+  EXPECT_THAT(
+      ReductionErrorOf([&] { result_of(float_hook); }),
+      AllOf(StartsWith("the comm hook's result for gradient bucket 2"), EndsWith("Half, on cpu")));
+  // bfloat16's 8 bits: 1.01 becomes 1.0078125.
+  GradBucket fine = DenseBucket(at::full({kRows * 4}, 1.01));
+  EXPECT_EQ(ResultOf(bf16_compress_wrapper(noop_hook), fine)[0].item<float>(), 1.0078125);
+}
+
+}  // namespace
+}  // namespace ddp
+
+int main(int argc, char** argv) {
+  ::testing::InitGoogleTest(&argc, argv);
+  at::set_num_threads(1);
+  if (const auto exit_code = ddp::testing::RunRankBody(ddp::Bodies())) return *exit_code;
+  return RUN_ALL_TESTS();
+}

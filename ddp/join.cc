@@ -1,0 +1,222 @@
+#include "ddp/join.h"
+
+#include <algorithm>
+#include <exception>
+#include <iterator>
+#include <map>
+#include <utility>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/zeros.h>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "ddp/error.h"
+#include "ddp/logging.h"
+#include "ddp/process_group.h"
+
+namespace ddp {
+namespace {
+
+// What a rank that has joined says; everybody else's code is larger.
+constexpr int64_t kJoined = 0;
+
+// After so many rounds of the others the inputs are hardly meant to be so uneven.
+constexpr int64_t kRoundsBeforeWarning = 1000;
+
+std::string Ranks(const std::vector<int>& ranks) {
+  return absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ", absl::StrJoin(ranks, ", "));
+}
+
+std::string TextOf(const std::exception& error) {
+  const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
+  return torch_error != nullptr ? torch_error->what_without_backtrace() : error.what();
+}
+
+}  // namespace
+
+Join::Join(std::vector<Joinable*> joinables, const JoinOptions& options)
+    : joinables_(std::move(joinables)),
+      options_(options),
+      exceptions_at_start_(std::uncaught_exceptions()) {
+  if (joinables_.empty()) throw ConfigurationError("a Join needs at least one joinable");
+  group_ = joinables_.front()->join_process_group();
+  for (size_t i = 0; i < joinables_.size(); ++i) {
+    Joinable* const joinable = joinables_[i];
+    if (joinable->join_process_group() != group_) {
+      throw ConfigurationError(absl::StrCat("rank ", group_->rank(), ": joinable ", i,
+                                            " of a Join has another process group than joinable "
+                                            "0; all must have the same"));
+    }
+    if (joinable->in_join_ ||
+        std::find(joinables_.begin(), joinables_.begin() + i, joinable) != joinables_.begin() + i) {
+      throw ConfigurationError(absl::StrCat("rank ", group_->rank(), ": joinable ", i,
+                                            " is under a Join already; finish() that one first"));
+    }
+  }
+  if (!options_.enable) {
+    ended_ = true;
+    return;
+  }
+  group_->ensure_usable();
+  for (Joinable* const joinable : joinables_) hooks_.push_back(joinable->join_hook(options_));
+  for (Joinable* const joinable : joinables_) {
+    joinable->in_join_ = true;
+    joinable->enter_join(this);
+  }
+}
+
+Join::~Join() {
+  if (ended_) return;
+  if (std::uncaught_exceptions() > exceptions_at_start_) {
+    abandon(absl::StrCat("an exception ended the loop under a Join on rank ", group_->rank(),
+                         "; its own output says which"));
+    return;
+  }
+  const std::string reason =
+      absl::StrCat("rank ", group_->rank(), " left the scope of a Join without finish()");
+  LOG(ERROR) << reason << ": call it after the loop";
+  abandon(reason);
+}
+
+void Join::abandon(const std::string& reason) {
+  if (ended_) return;
+  Leave();
+  group_->report_failure(reason);
+}
+
+void Join::Leave() {
+  ended_ = true;
+  for (Joinable* const joinable : joinables_) {
+    joinable->in_join_ = false;
+    joinable->leave_join();
+  }
+}
+
+int64_t Join::CodeOf(const Joinable& joinable, int event) const {
+  const auto found = std::find(joinables_.begin(), joinables_.end(), &joinable);
+  CHECK(found != joinables_.end()) << "notify() from a joinable that is not under this Join";
+  CHECK(event >= 0 && event < kMaxEvents) << "event " << event << " is not below " << kMaxEvents;
+  return kJoined + 1 + (found - joinables_.begin()) * kMaxEvents + event;
+}
+
+JoinRound Join::notify(const Joinable& joinable, int event) {
+  CHECK(!ended_) << "notify() after the Join has ended";
+  const JoinRound round = Exchange(CodeOf(joinable, event)).round;
+  if (options_.throw_on_early_termination && round.num_active() < group_->size()) {
+    ThrowEarlyTermination(round);
+  }
+  return round;
+}
+
+// Every rank's code, in one all-reduce: each adds its own to an entry that is zero elsewhere.
+Join::Announcement Join::Exchange(int64_t code) {
+  const at::Tensor tensor = at::zeros({group_->size()}, at::kLong);
+  tensor.mutable_data_ptr<int64_t>()[group_->rank()] = code;
+  const at::Tensor on_device = tensor.to(group_->device());
+  group_->all_reduce(on_device);
+  const at::Tensor sum = on_device.to(at::kCPU);
+  const std::vector<int64_t> codes(sum.const_data_ptr<int64_t>(),
+                                   sum.const_data_ptr<int64_t>() + sum.numel());
+  Announcement announcement;
+  int64_t agreed = kJoined;
+  for (int rank = 0; rank < group_->size(); ++rank) {
+    if (codes[rank] == kJoined) continue;
+    announcement.round.active_ranks.push_back(rank);
+    if (agreed == kJoined) agreed = codes[rank];
+    if (codes[rank] != agreed) {
+      Leave();  // all ranks throw
+      throw ReductionError(Disagreement(codes));
+    }
+  }
+  if (agreed == kJoined) return announcement;
+  announcement.joinable = static_cast<int>((agreed - 1) / kMaxEvents);
+  announcement.round.event = static_cast<int>((agreed - 1) % kMaxEvents);
+  last_joiner_ = announcement.round.active_ranks.back();
+  return announcement;
+}
+
+std::string Join::Disagreement(const std::vector<int64_t>& codes) const {
+  std::map<int64_t, std::vector<int>> ranks_by_code;
+  for (size_t rank = 0; rank < codes.size(); ++rank) {
+    if (codes[rank] != kJoined) ranks_by_code[codes[rank]].push_back(static_cast<int>(rank));
+  }
+  std::vector<std::string> parts;
+  for (const auto& [code, ranks] : ranks_by_code) {
+    parts.push_back(absl::StrCat(Ranks(ranks), " came to event ", (code - 1) % kMaxEvents,
+                                 " of joinable ", (code - 1) / kMaxEvents));
+  }
+  return absl::StrCat("under a Join the ranks with inputs must do the same, but ",
+                      absl::StrJoin(parts, ", "));
+}
+
+// All ranks throw, so the group stays as it is.
+void Join::ThrowEarlyTermination(const JoinRound& round) {
+  Leave();
+  std::vector<int> exhausted;
+  for (int rank = 0, next = 0; rank < group_->size(); ++rank) {
+    if (next < round.num_active() && round.active_ranks[next] == rank) {
+      ++next;
+    } else {
+      exhausted.push_back(rank);
+    }
+  }
+  throw ReductionError(
+      absl::StrCat("Detected at least one rank that exhausted inputs. Throwing across all ranks. "
+                   "Without inputs: ",
+                   Ranks(exhausted), "."));
+}
+
+void Join::finish() {
+  if (ended_) return;
+  try {
+    group_->ensure_usable();
+    Shadow();
+    for (const auto& hook : hooks_) {
+      hook->post_hook(last_joiner_ == group_->rank(), last_joiner_);
+    }
+  } catch (const CommunicationError&) {
+    if (!ended_) Leave();  // all ranks know, or will by their own means
+    throw;
+  } catch (const std::exception& error) {
+    abandon(absl::StrCat("in the finish() of a Join: ", TextOf(error)));
+    throw;
+  } catch (...) {
+    abandon("an exception of unknown type in the finish() of a Join");
+    throw;
+  }
+  Leave();
+}
+
+void Join::Shadow() {
+  for (int64_t rounds = 1;; ++rounds) {
+    const Announcement announcement = Exchange(kJoined);
+    if (announcement.round.active_ranks.empty()) return;
+    if (options_.throw_on_early_termination) {
+      Leave();
+      throw ReductionError(absl::StrCat("Rank ", group_->rank(), " exhausted all inputs."));
+    }
+    if (rounds == kRoundsBeforeWarning) {
+      LOG(WARNING) << "rank " << group_->rank() << " has no inputs left and has taken part in "
+                   << rounds << " rounds of " << Ranks(announcement.round.active_ranks)
+                   << ": the inputs are very uneven, which costs time";
+    }
+    hooks_[announcement.joinable]->main_hook(announcement.round);
+  }
+}
+
+void join(std::vector<Joinable*> joinables, const JoinOptions& options,
+          const std::function<void()>& loop) {
+  Join guard(std::move(joinables), options);
+  try {
+    loop();
+  } catch (const CommunicationError&) {
+    throw;  // the guard's destructor does what is left
+  } catch (const std::exception& error) {
+    guard.abandon(absl::StrCat("in the loop under a Join: ", TextOf(error)));
+    throw;
+  }
+  guard.finish();
+}
+
+}  // namespace ddp

@@ -1,0 +1,374 @@
+// Join over joinables of the test's own, on real processes: every body below runs as the ranks of
+// one group.
+#include "ddp/join.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ddp/error.h"
+#include "ddp/process_group.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "store/redis_endpoint.h"
+#include "testing/rank_harness.h"
+#include "testing/redis_fixture.h"
+
+namespace ddp {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+// What some steps have in common; enough for any test.
+constexpr int kLengths = 3;
+
+std::vector<int> AllRanks(int size) {
+  std::vector<int> ranks(size);
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+// One collective per step: the sum of a tensor whose length depends on the event, so that a shadow
+// that mistakes the event is an error.
+class Summer : public Joinable {
+ public:
+  explicit Summer(std::shared_ptr<ProcessGroup> group) : group_(std::move(group)) {}
+
+  double Step(double value, int event = 0) {
+    round =
+        join_ != nullptr ? join_->notify(*this, event) : JoinRound{event, AllRanks(group_->size())};
+    return Sum(value, event);
+  }
+
+  std::unique_ptr<JoinHook> join_hook(const JoinOptions& options) override {
+    ++hooks;
+    return std::make_unique<Shadow>(this);
+  }
+  std::shared_ptr<ProcessGroup> join_process_group() override { return group_; }
+  void enter_join(Join* join) override { join_ = join; }
+  void leave_join() override { join_ = nullptr; }
+
+  JoinRound round;  // the last one, on either side
+  int hooks = 0;
+  int shadowed = 0;
+  int ended = 0;
+  bool was_last = false;
+  int last_joiner = -1;
+  std::function<void()> on_shadow = [] {};
+
+ private:
+  class Shadow : public JoinHook {
+   public:
+    explicit Shadow(Summer* summer) : summer_(summer) {}
+    void main_hook(const JoinRound& round) override {
+      ++summer_->shadowed;
+      summer_->round = round;
+      summer_->on_shadow();
+      summer_->Sum(0, round.event);
+    }
+    void post_hook(bool is_last_joiner, int last_joiner) override {
+      ++summer_->ended;
+      summer_->was_last = is_last_joiner;
+      summer_->last_joiner = last_joiner;
+    }
+
+   private:
+    Summer* const summer_;
+  };
+
+  double Sum(double value, int event) {
+    const at::Tensor tensor = at::full({event % kLengths + 1}, value, at::kDouble);
+    group_->all_reduce(tensor);
+    return tensor[0].item<double>();
+  }
+
+  const std::shared_ptr<ProcessGroup> group_;
+  Join* join_ = nullptr;
+};
+
+template <typename Error>
+std::string ErrorOf(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    return error.what_without_backtrace();
+  }
+  return "no error of this type";
+}
+
+// `lengths`: the number of inputs of each rank. Checks every sum, and who took part.
+void RunUneven(const std::shared_ptr<ProcessGroup>& group, const std::vector<int>& lengths,
+               int last_joiner) {
+  Summer summer(group);
+  const int steps = lengths[group->rank()];
+  Join join({&summer});
+  for (int step = 0; step < steps; ++step) {
+    std::vector<int> active;
+    double expected = 0;
+    for (int rank = 0; rank < group->size(); ++rank) {
+      if (lengths[rank] <= step) continue;
+      active.push_back(rank);
+      expected += rank + 1;
+    }
+    EXPECT_EQ(summer.Step(group->rank() + 1, step % Join::kMaxEvents), expected);
+    EXPECT_EQ(summer.round.active_ranks, active);
+    EXPECT_EQ(summer.round.source(), active.front());
+    EXPECT_EQ(summer.round.num_active(), active.size());
+  }
+  join.finish();
+  join.finish();  // does nothing
+  EXPECT_EQ(summer.shadowed, *std::max_element(lengths.begin(), lengths.end()) - steps);
+  EXPECT_EQ(summer.ended, 1);
+  EXPECT_EQ(summer.last_joiner, last_joiner);
+  EXPECT_EQ(summer.was_last, last_joiner == group->rank());
+}
+
+int ShadowsWhatOthersDo() {
+  const auto group = init_process_group();
+  RunUneven(group, {1, 5, 3}, /*last_joiner=*/1);
+  RunUneven(group, {0, 2, 2}, /*last_joiner=*/2);  // rank 0 first, and without a single input
+  RunUneven(group, {70, 0, 3}, /*last_joiner=*/0);
+  RunUneven(group, {4, 4, 4}, /*last_joiner=*/2);
+  RunUneven(group, {0, 0, 0}, /*last_joiner=*/0);
+  return 0;
+}
+
+int ShadowsSeveralJoinables() {
+  const auto group = init_process_group();
+  Summer first(group), second(group);
+  join({&first, &second}, {}, [&] {
+    for (int step = 0; step <= 2 * group->rank(); ++step) {
+      first.Step(1, 1);
+      first.Step(1, 2);             // several times in one iteration
+      if (step % 2 == 1) continue;  // and not in every one
+      const double sum = second.Step(1, 63);
+      EXPECT_EQ(sum, second.round.num_active());
+    }
+  });
+  const int missed = 2 * (group->size() - 1 - group->rank());
+  EXPECT_EQ(first.shadowed, 2 * missed);
+  EXPECT_EQ(second.shadowed, missed / 2);
+  EXPECT_EQ(second.last_joiner, group->size() - 1);
+  EXPECT_EQ(first.last_joiner, group->size() - 1);
+  return 0;
+}
+
+int ThrowsOnEarlyTermination() {
+  const auto group = init_process_group();
+  Summer summer(group);
+  const JoinOptions options{.throw_on_early_termination = true};
+  for (int repeat = 0; repeat < 2; ++repeat) {  // the group stays as good as it was
+    int done = 0;
+    const std::string error = ErrorOf<ReductionError>([&] {
+      join({&summer}, options, [&] {
+        for (int step = 0; step < (group->rank() == 0 ? 1 : 3); ++step, ++done) summer.Step(1);
+      });
+    });
+    EXPECT_EQ(done, 1);
+    EXPECT_EQ(error, group->rank() == 0
+                         ? "Rank 0 exhausted all inputs."
+                         : "Detected at least one rank that exhausted inputs. Throwing across all "
+                           "ranks. Without inputs: rank 0.");
+    EXPECT_EQ(summer.ended, 0);
+  }
+  join({&summer}, options, [&] { summer.Step(1); });  // all at once is not early
+  EXPECT_EQ(summer.ended, 1);
+  return 0;
+}
+
+int NamesDisagreement() {
+  const auto group = init_process_group();
+  Summer first(group), second(group);
+  const std::string error = ErrorOf<ReductionError>([&] {
+    join({&first, &second}, {}, [&] {
+      if (group->rank() == 0) first.Step(1, 5);
+      if (group->rank() == 1) second.Step(1, 2);
+    });
+  });
+  EXPECT_EQ(error,  // on rank 2 as well, which has joined
+            "under a Join the ranks with inputs must do the same, but rank 0 came to event 5 of "
+            "joinable 0, rank 1 came to event 2 of joinable 1");
+  RunUneven(group, {1, 2, 3}, 2);
+  return 0;
+}
+
+int DoesNothingWhenDisabled() {
+  const auto group = init_process_group();
+  Summer summer(group);
+  Join join({&summer}, {.enable = false});
+  EXPECT_EQ(summer.Step(1), group->size());
+  join.finish();
+  EXPECT_EQ(summer.hooks, 0);
+  EXPECT_EQ(summer.ended, 0);
+  return 0;
+}
+
+int MisuseIsOneClearLine() {
+  const auto group = init_process_group();
+  Summer summer(group);
+  EXPECT_EQ(ErrorOf<ConfigurationError>([] { Join join({}); }),
+            "a Join needs at least one joinable");
+  Summer alone(std::make_shared<ProcessGroup>(
+      c10::make_intrusive<c10d::PrefixStore>(std::to_string(group->rank()), group->store()),
+      ProcessGroup::Place{}));
+  EXPECT_THAT(ErrorOf<ConfigurationError>([&] {
+                Join join({&summer, &alone});
+              }),
+              HasSubstr("joinable 1 of a Join has another process group than joinable 0"));
+  const std::string nested = "is under a Join already; finish() that one first";
+  EXPECT_THAT(ErrorOf<ConfigurationError>([&] {
+                Join join({&summer, &summer});
+              }),
+              HasSubstr(nested));
+  Join join({&summer});
+  EXPECT_THAT(ErrorOf<ConfigurationError>([&] { Join inner({&summer}); }), HasSubstr(nested));
+  join.finish();
+  RunUneven(group, {1, 2, 1}, 1);
+  return 0;
+}
+
+// Rank 1 fails while rank 0 is in the loop and rank 2 has joined.
+int ExceptionInTheLoopReachesAll() {
+  const auto group = init_process_group();
+  Summer summer(group);
+  for (const bool guard : {false, true}) {
+    const auto loop = [&] {
+      summer.Step(1);
+      if (group->rank() == 2) return;
+      if (group->rank() == 1) throw std::runtime_error("no such file: batch 1");
+      summer.Step(1);
+    };
+    const auto run = [&] {
+      if (!guard) return join({&summer}, {}, loop);
+      Join join({&summer});
+      loop();
+      join.finish();
+    };
+    if (group->rank() == 1) {
+      EXPECT_THROW(run(), std::runtime_error);
+    } else {
+      EXPECT_THAT(ErrorOf<PeerFailedError>(run),
+                  HasSubstr(guard ? "an exception ended the loop under a Join on rank 1"
+                                  : "in the loop under a Join: no such file: batch 1"));
+    }
+    EXPECT_EQ(summer.ended, 0);
+    // The next one begins afresh, with all ranks together.
+    RunUneven(group, {2, 1, 3}, 2);
+  }
+  return 0;
+}
+
+int ForgottenFinishReachesAll() {
+  const auto group = init_process_group();
+  Summer summer(group);
+  if (group->rank() == 0) {
+    ::testing::internal::CaptureStderr();
+    { Join join({&summer}); }
+    EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("without finish(): call it"));
+  } else {
+    EXPECT_THAT(ErrorOf<PeerFailedError>([&] { join({&summer}, {}, [&] { summer.Step(1); }); }),
+                HasSubstr("rank 0 left the scope of a Join without finish()"));
+  }
+  RunUneven(group, {2, 1, 3}, 2);
+  return 0;
+}
+
+int FailingHookReachesAll() {
+  const auto group = init_process_group();
+  Summer summer(group);
+  summer.on_shadow = [] { throw std::runtime_error("out of memory"); };
+  const auto run = [&] {
+    join({&summer}, {}, [&] {
+      if (group->rank() != 0) summer.Step(1);
+    });
+  };
+  if (group->rank() == 0) {
+    EXPECT_THROW(run(), std::runtime_error);
+  } else {
+    EXPECT_THAT(ErrorOf<PeerFailedError>(run),
+                HasSubstr("in the finish() of a Join: out of memory"));
+  }
+  RunUneven(group, {2, 1, 3}, 2);
+  return 0;
+}
+
+int VeryUnevenInputsAreMentionedOnce() {
+  const auto group = init_process_group();
+  Summer summer(group);
+  ::testing::internal::CaptureStderr();
+  join({&summer}, {}, [&] {
+    for (int step = 0; step < (group->rank() == 0 ? 0 : 1100); ++step) summer.Step(1);
+  });
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  const std::string warning = "has no inputs left and has taken part in 1000 rounds of ranks 1, 2";
+  if (group->rank() == 0) {
+    EXPECT_THAT(log, HasSubstr(warning));
+    EXPECT_EQ(log.find(warning), log.rfind(warning));
+  } else {
+    EXPECT_THAT(log, Not(HasSubstr("no inputs left")));
+  }
+  return 0;
+}
+
+const std::map<std::string, std::function<int()>>& Bodies() {
+  static const auto& bodies = *new std::map<std::string, std::function<int()>>{
+      {"ShadowsWhatOthersDo", ShadowsWhatOthersDo},
+      {"ShadowsSeveralJoinables", ShadowsSeveralJoinables},
+      {"ThrowsOnEarlyTermination", ThrowsOnEarlyTermination},
+      {"NamesDisagreement", NamesDisagreement},
+      {"DoesNothingWhenDisabled", DoesNothingWhenDisabled},
+      {"MisuseIsOneClearLine", MisuseIsOneClearLine},
+      {"ExceptionInTheLoopReachesAll", ExceptionInTheLoopReachesAll},
+      {"ForgottenFinishReachesAll", ForgottenFinishReachesAll},
+      {"FailingHookReachesAll", FailingHookReachesAll},
+      {"VeryUnevenInputsAreMentionedOnce", VeryUnevenInputsAreMentionedOnce},
+  };
+  return bodies;
+}
+
+// Each body on three ranks.
+class JoinTest : public ::testing::TestWithParam<std::string> {
+ protected:
+  static void SetUpTestSuite() { redis_ = ::ddp::testing::RedisFixture::Start(); }
+  static void TearDownTestSuite() { redis_.reset(); }
+
+  static std::unique_ptr<::ddp::testing::RedisFixture> redis_;
+};
+std::unique_ptr<::ddp::testing::RedisFixture> JoinTest::redis_;
+
+TEST_P(JoinTest, Ranks) {
+  ASSERT_TRUE(::ddp::testing::RanksSucceed(
+      {.world_size = 3,
+       .body = GetParam(),
+       .store_url = store::FormatStoreAddress(redis_->Address(GetParam()))}));
+}
+
+std::vector<std::string> Names() {
+  std::vector<std::string> names;
+  for (const auto& [name, body] : Bodies()) names.push_back(name);
+  return names;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, JoinTest, ::testing::ValuesIn(Names()),
+                         [](const auto& info) { return info.param; });
+
+}  // namespace
+}  // namespace ddp
+
+int main(int argc, char** argv) {
+  ::testing::InitGoogleTest(&argc, argv);
+  at::set_num_threads(1);
+  if (const auto exit_code = ddp::testing::RunRankBody(ddp::Bodies())) return *exit_code;
+  return RUN_ALL_TESTS();
+}
