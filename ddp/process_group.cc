@@ -1,6 +1,8 @@
 #include "ddp/process_group.h"
 
+#include <algorithm>
 #include <exception>
+#include <optional>
 #include <utility>
 
 #include <ATen/core/ivalue.h>
@@ -9,17 +11,31 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/time.h"
+#include "ddp/comm/collective_check.h"
 #include "ddp/comm/communicator.h"
+#include "ddp/comm/debug_level.h"
 #include "ddp/comm/failure_notice.h"
 #include "ddp/comm/gloo_backend.h"
 #include "ddp/comm/nccl_backend.h"
+#include "ddp/comm/renewal.h"
+#include "ddp/comm/store_meeting.h"
 #include "ddp/error.h"
 #include "ddp/worker_environment.h"
 #include "store/redis_store.h"
+#include "xxhash.h"
 
 namespace ddp {
 namespace {
+
+constexpr char kControlPrefix[] = "ddp/control";
+
+// How long a lost store may hold up the report of a failure, or the end of a group.
+constexpr std::chrono::milliseconds kNewsTimeout{5000};
+
+// All ranks were here a moment ago, so connecting anew takes no time, or one of them has died.
+constexpr std::chrono::milliseconds kReconnectTimeout{60000};
 
 c10::intrusive_ptr<c10d::Store> Prefixed(const std::string& prefix,
                                          const c10::intrusive_ptr<c10d::Store>& store) {
@@ -66,26 +82,64 @@ c10::intrusive_ptr<c10d::Store> ConnectStore(const WorkerEnvironment& env,
 ProcessGroup::ProcessGroup(c10::intrusive_ptr<c10d::Store> store, const Place& place,
                            const ProcessGroupOptions& options)
     : place_(place),
+      options_(options),
       store_(std::move(store)),
+      control_(Prefixed(kControlPrefix, store_)),
       backend_(ChooseBackend(options.backend)),
       exceptions_at_start_(std::uncaught_exceptions()) {
-  const absl::Duration timeout = absl::FromChrono(options.timeout);
-  notice_ = std::make_shared<FailureNotice>(Prefixed("ddp/notice", store_), place.rank, place.size);
-  c10::intrusive_ptr<c10d::Backend> connected;
-  if (backend_ == "nccl") {
-    connected = MakeNcclBackend(
-        Prefixed("ddp/nccl", store_),
-        {.rank = place.rank, .size = place.size, .device = place.local_rank, .timeout = timeout});
-  } else if (place.size > 1) {
-    connected = MakeGlooBackend(Prefixed("ddp/gloo", store_),
-                                {.rank = place.rank,
-                                 .size = place.size,
-                                 .timeout = timeout,
-                                 .single_host = place.local_size == place.size});
+  if (!DebugLevelFromEnvironment().ok()) {
+    throw ConfigurationError(absl::StrCat(
+        "rank ", place.rank, ": ", std::string(DebugLevelFromEnvironment().status().message())));
   }
-  communicator_ = std::make_unique<Communicator>(
-      std::move(connected), notice_,
-      Communicator::Options{.rank = place.rank, .size = place.size, .timeout = timeout});
+  // A connection of its own: a report must not wait for what else goes on in the store.
+  const c10::intrusive_ptr<c10d::Store> news = store_->clone();
+  if (news.get() != store_.get()) news->setTimeout(std::min(options.timeout, kNewsTimeout));
+  notice_ = std::make_shared<FailureNotice>(Prefixed(kControlPrefix, news), place.rank, place.size);
+  Connect(options.timeout);
+}
+
+c10::intrusive_ptr<c10d::Backend> ProcessGroup::MakeBackend(
+    std::chrono::milliseconds connect_timeout) const {
+  const std::string prefix = absl::StrCat("ddp/", backend_, "/", incarnation_);
+  if (backend_ == "nccl") {
+    return MakeNcclBackend(Prefixed(prefix, store_),
+                           {.rank = place_.rank,
+                            .size = place_.size,
+                            .device = place_.local_rank,
+                            .timeout = absl::FromChrono(options_.timeout)});
+  }
+  if (place_.size == 1) return nullptr;
+  auto gloo =
+      MakeGlooBackend(Prefixed(prefix, store_), {.rank = place_.rank,
+                                                 .size = place_.size,
+                                                 .timeout = absl::FromChrono(connect_timeout),
+                                                 .single_host = place_.local_size == place_.size});
+  gloo->setTimeout(options_.timeout);
+  return gloo;
+}
+
+void ProcessGroup::Connect(std::chrono::milliseconds connect_timeout) {
+  const absl::Duration timeout = absl::FromChrono(options_.timeout);
+  const Communicator::Options options{
+      .rank = place_.rank, .size = place_.size, .timeout = timeout, .incarnation = incarnation_};
+  communicator_.reset();
+  try {
+    c10::intrusive_ptr<c10d::Backend> connected = MakeBackend(connect_timeout);
+    std::unique_ptr<CollectiveCheck> check;
+    if (CurrentDebugLevel() == DebugLevel::kDetail && place_.size > 1) {
+      check =
+          std::make_unique<CollectiveCheck>(control_, notice_,
+                                            CollectiveCheck::Options{.rank = place_.rank,
+                                                                     .size = place_.size,
+                                                                     .incarnation = incarnation_,
+                                                                     .timeout = timeout});
+    }
+    communicator_ =
+        std::make_unique<Communicator>(std::move(connected), notice_, options, std::move(check));
+  } catch (const std::exception&) {
+    communicator_ = std::make_unique<Communicator>(nullptr, notice_, options);
+    throw;
+  }
 }
 
 ProcessGroup::~ProcessGroup() {
@@ -105,15 +159,135 @@ void ProcessGroup::all_reduce(at::Tensor tensor) {
   communicator_->Wait(pending);
 }
 
+c10::intrusive_ptr<c10::ivalue::Future> ProcessGroup::all_reduce_async(at::Tensor tensor) {
+  return communicator_->AllReduceAsync(std::move(tensor), "an asynchronous all-reduce");
+}
+
 void ProcessGroup::broadcast(at::Tensor tensor, int root) {
-  Communicator::Pending pending = communicator_->Broadcast(
-      std::move(tensor), root, absl::StrCat("a broadcast from rank ", root));
+  Communicator::Pending pending =
+      communicator_->Broadcast(std::move(tensor), root, {"a broadcast from rank", root});
   communicator_->Wait(pending);
 }
 
 void ProcessGroup::barrier() { communicator_->Barrier(device()); }
 
-void ProcessGroup::report_failure(const std::string& reason) { notice_->Report(reason); }
+void ProcessGroup::monitored_barrier(std::chrono::milliseconds timeout, bool wait_all_ranks) {
+  ThrowIfGone();
+  const auto throw_failure = [this] {
+    notice_->MarkRaised();
+    const FailureNotice::Failure failure =
+        notice_->AwaitFailure(absl::Seconds(1)).value_or(FailureNotice::Failure());
+    throw PeerFailedError(
+        failure.rank,
+        absl::StrCat("rank ", place_.rank, ": stopped in a monitored barrier, because ", "rank ",
+                     failure.rank, " failed: ", failure.reason));
+  };
+  if (notice_->failed()) throw_failure();
+  StoreMeeting meeting(control_, absl::StrCat("barrier/", incarnation_, "/", barriers_++),
+                       place_.rank, place_.size);
+  MeetingEnd end;
+  try {
+    const FailureNotice::EndMeetingOnFailure guard(*notice_, meeting.verdict_key());
+    end = AttendMeeting(meeting, "", absl::FromChrono(timeout));
+  } catch (const std::exception& error) {
+    throw CommunicationError(absl::StrCat(
+        "rank ", place_.rank, ": the store failed in a monitored barrier: ", error.what()));
+  }
+  if (end.verdict == FailureNotice::kFailedVerdict) throw_failure();
+  if (end.missing.empty()) return;
+  if (!wait_all_ranks) end.missing.resize(1);
+  throw CommunicationError(
+      absl::StrCat("rank ", place_.rank, ": the monitored barrier failed: ", RankList(end.missing),
+                   wait_all_ranks ? "" : " (and perhaps others)", " did not come within ",
+                   absl::FormatDuration(absl::FromChrono(timeout))));
+}
+
+void ProcessGroup::report_failure(const std::string& reason) {
+  notice_->MarkRaised();
+  notice_->Report(reason);
+}
+
+bool ProcessGroup::failed() const { return notice_->failed(); }
+
+void ProcessGroup::ThrowIfGone() const {
+  const std::optional<FailureNotice::Failure> gone = notice_->gone();
+  if (!gone.has_value()) return;
+  throw PeerFailedError(gone->rank,
+                        absl::StrCat("rank ", place_.rank,
+                                     ": the process group cannot be used any more, because rank ",
+                                     gone->rank, " is gone: ", gone->reason));
+}
+
+void ProcessGroup::ensure_usable() {
+  if (!notice_->failed()) return;
+  ThrowIfGone();
+  if (notice_->MarkRaised()) return renew();
+  const FailureNotice::Failure failure = notice_->failure().value_or(FailureNotice::Failure());
+  throw PeerFailedError(
+      failure.rank, absl::StrCat("rank ", place_.rank, ": rank ", failure.rank,
+                                 " failed since this rank's last collective: ", failure.reason));
+}
+
+void ProcessGroup::renew() {
+  ThrowIfGone();
+  communicator_->Retire();
+  if (!notice_->failed()) notice_->Report("the process group is being renewed");
+  std::optional<FailureNotice::Failure> gone;
+  try {
+    if (place_.size > 1) {
+      gone = MeetForRenewal(control_, *notice_,
+                            {.rank = place_.rank,
+                             .size = place_.size,
+                             .incarnation = incarnation_ + 1,
+                             .timeout = absl::FromChrono(options_.timeout)});
+    }
+  } catch (const std::exception& error) {
+    throw CommunicationError(absl::StrCat("rank ", place_.rank,
+                                          ": the process group could not be renewed, because the ",
+                                          "store failed: ", error.what()));
+  }
+  if (gone.has_value()) {
+    notice_->SetGone(*gone);
+    ThrowIfGone();
+  }
+  ++incarnation_;
+  barriers_ = 0;
+  notice_->Begin(incarnation_);
+  try {
+    Connect(std::min(options_.timeout, kReconnectTimeout));
+  } catch (const c10::Error& error) {
+    report_failure(error.what_without_backtrace());
+    throw;
+  }
+}
+
+std::shared_ptr<ProcessGroup> ProcessGroup::new_group(const std::vector<int>& ranks) {
+  std::vector<int> members = ranks;
+  std::sort(members.begin(), members.end());
+  if (members.empty() || members.front() < 0 || members.back() >= place_.size ||
+      std::adjacent_find(members.begin(), members.end()) != members.end()) {
+    throw ConfigurationError(absl::StrCat("rank ", place_.rank, ": new_group([",
+                                          absl::StrJoin(ranks, ", "), "]) needs different ranks ",
+                                          "of 0 to ", place_.size - 1, ", at least one"));
+  }
+  const auto mine = std::lower_bound(members.begin(), members.end(), place_.rank);
+  if (mine == members.end() || *mine != place_.rank) return nullptr;
+  // Its members alone agree on the name, without a word: by their ranks, and how often these came.
+  const std::string text = absl::StrJoin(members, ",");
+  const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
+  const std::string name =
+      absl::StrCat("ddp/group/", absl::Hex(hash.high64, absl::kZeroPad16),
+                   absl::Hex(hash.low64, absl::kZeroPad16), "/", new_groups_[text]++);
+  const int size = static_cast<int>(members.size());
+  const bool one_host = place_.local_size == place_.size;
+  return std::make_shared<ProcessGroup>(
+      Prefixed(name, store_),
+      Place{.rank = static_cast<int>(mine - members.begin()),
+            .size = size,
+            .local_rank = place_.local_rank,
+            .local_size = one_host ? size : 0},
+      ProcessGroupOptions{.backend = backend_, .timeout = options_.timeout});
+}
 
 std::shared_ptr<ProcessGroup> init_process_group(const ProcessGroupOptions& options) {
   const absl::StatusOr<WorkerEnvironment> env = WorkerEnvironment::FromEnvironment();

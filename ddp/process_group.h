@@ -2,15 +2,22 @@
 #define DDP_PROCESS_GROUP_H_
 
 #include <chrono>
+#include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/intrusive_ptr.h>
 
 namespace c10d {
+class Backend;
 class Store;
 }  // namespace c10d
+namespace c10::ivalue {
+struct Future;
+}  // namespace c10::ivalue
 
 namespace ddp {
 
@@ -36,19 +43,27 @@ struct ProcessGroupOptions {
 // Made by init_process_group(). There is no default group inside the library: the program owns this
 // one and hands it to what needs it.
 //
-// A group in which a collective failed is of no use any more: every further call throws. Under
-// ddprun let the exception end the process; the job goes on in a new generation.
+// When a rank fails (a collective breaks, or report_failure()), every rank throws once, and the
+// group is of no use until all ranks have built a new communicator: its next *incarnation*. The
+// next synchronized forward of a DistributedDataParallel does that by ensure_usable(), or a program
+// by renew(). A rank that is gone for good (it ended, was killed, left) makes every further call
+// throw PeerFailedError with its number: under ddprun let the exception end the process; the job
+// goes on in a new generation.
 //
 // With Gloo the process ignores SIGPIPE from here on, unless the program handles it: a broken
 // connection is an error and not the end.
 //
-// Collectives: all ranks call the same ones in the same order. Thread-compatible. Owns the
-// connections, and one thread that waits for news of failing peers.
+// TORCH_DISTRIBUTED_DEBUG=DETAIL in the environment makes every collective compare its operation,
+// shape and the like across the ranks first: slow, and it names the rank that went another way.
+//
+// Collectives: all ranks call the same ones in the same order. Thread-compatible, but for
+// report_failure() and failed(), which any thread may call. Owns the connections, and one thread
+// that waits for news of failing peers.
 class ProcessGroup {
  public:
-  // Over any c10d store, for programs that have one already. `store` must be fresh: keys of an
-  // earlier group with the same prefix would be taken for this one's. Throws as
-  // init_process_group() does.
+  // Over any c10d store with compareSet and add (all of LibTorch's have them), for programs that
+  // have one already. `store` must be fresh: keys of an earlier group with the same prefix would be
+  // taken for this one's. Throws as init_process_group() does.
   struct Place {
     int rank = 0;
     int size = 1;
@@ -57,7 +72,8 @@ class ProcessGroup {
   };
   ProcessGroup(c10::intrusive_ptr<c10d::Store> store, const Place& place,
                const ProcessGroupOptions& options = {});
-  // While an exception passes by, tells the peers that this rank ends because of one.
+  // While an exception passes by, tells the peers that this rank ends because of one. Ranks that
+  // wait for this one to renew the group learn that it has left.
   ~ProcessGroup();
   ProcessGroup(const ProcessGroup&) = delete;
   ProcessGroup& operator=(const ProcessGroup&) = delete;
@@ -73,8 +89,14 @@ class ProcessGroup {
   const c10::intrusive_ptr<c10d::Store>& store() const { return store_; }
 
   // The sum over all ranks, in place. Blocks; on a GPU it orders the current stream instead. Throws
-  // CommunicationError and PeerFailedError, as all collectives here.
+  // CommunicationError and PeerFailedError, as all collectives here. Complex and sparse (COO)
+  // tensors are summed as well; one without elements is complete at once.
   void all_reduce(at::Tensor tensor);
+
+  // Starts the same. The future completes with a list of one, `tensor`; chain on it by then(). In a
+  // comm hook return it; elsewhere wait by communicator().WaitFuture() and not by the future's own
+  // wait(), which a peer's failure does not end.
+  c10::intrusive_ptr<c10::ivalue::Future> all_reduce_async(at::Tensor tensor);
 
   // Copies `root`'s tensor into the others'.
   void broadcast(at::Tensor tensor, int root = 0);
@@ -82,11 +104,41 @@ class ProcessGroup {
   // Returns when every rank has called it.
   void barrier();
 
+  // The same through the store, to find out who is missing: after `timeout` every rank that came,
+  // and one that comes later, throws CommunicationError with the lowest missing rank, or with all
+  // of them. The group stays usable. Throws PeerFailedError when a failure is known.
+  void monitored_barrier(std::chrono::milliseconds timeout, bool wait_all_ranks = false);
+
   // Tells all ranks that this one cannot go on, so that nobody waits for it: their waits throw
-  // PeerFailedError within a second. Never throws.
+  // PeerFailedError within a second. Never throws. The caller is about to throw itself, so
+  // ensure_usable() goes on to renew() at once.
   void report_failure(const std::string& reason);
 
-  // For the library's own use.
+  // Whether some rank has failed in this incarnation. One atomic load.
+  bool failed() const;
+
+  // Called at the start of every synchronized forward. Returns at once when nothing failed. After a
+  // failure for which this rank has not thrown yet, throws PeerFailedError naming rank and reason;
+  // after one for which it has, renews the group.
+  void ensure_usable();
+
+  // All ranks meet and build a new communicator; the incarnation is one more. Blocks until all
+  // have come: a rank that is alive, but busy, for up to the group's timeout. Throws
+  // PeerFailedError naming a rank that will not come, as does every later call, at once; and
+  // CommunicationError when the store or the connecting fails, after which it may be tried again.
+  void renew();
+
+  // The number of communicators before this one. Equal on all ranks whenever none of them is in
+  // renew(). What a model keeps about operations under way is void when it changes.
+  int64_t incarnation() const { return incarnation_; }
+
+  // A group of some of this one's ranks, on the same store. Collective over those ranks, which all
+  // name the same set; the others may call it too and get nullptr at once. The order does not
+  // matter: the new group numbers them in rising order. Its failures are its own. Throws
+  // ConfigurationError (no rank, one twice, one that is not here), and as the constructor does.
+  std::shared_ptr<ProcessGroup> new_group(const std::vector<int>& ranks);
+
+  // For the library's own use; another one after renew().
   Communicator& communicator() { return *communicator_; }
 
   // Counts the models and the like that are set up on this group, which needs no talk since all
@@ -94,11 +146,20 @@ class ProcessGroup {
   int next_sequence() { return sequence_++; }
 
  private:
+  void Connect(std::chrono::milliseconds connect_timeout);
+  c10::intrusive_ptr<c10d::Backend> MakeBackend(std::chrono::milliseconds connect_timeout) const;
+  void ThrowIfGone() const;
+
   const Place place_;
+  const ProcessGroupOptions options_;
   const c10::intrusive_ptr<c10d::Store> store_;
+  const c10::intrusive_ptr<c10d::Store> control_;  // store_'s part for what is no collective
   std::string backend_;
   std::shared_ptr<FailureNotice> notice_;
   std::unique_ptr<Communicator> communicator_;
+  int64_t incarnation_ = 0;
+  int64_t barriers_ = 0;                   // monitored ones of this incarnation
+  std::map<std::string, int> new_groups_;  // by their ranks
   int sequence_ = 0;
   const int exceptions_at_start_;
 };

@@ -1,34 +1,38 @@
 #include "ddp/comm/communicator.h"
 
-#include <atomic>
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include <ATen/core/ivalue.h>
+#include <ATen/ops/view_as_real.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
+#include "base/mutex.h"
+#include "ddp/comm/collective_check.h"
 #include "ddp/comm/failure_notice.h"
 #include "ddp/error.h"
 #include "ddp/logging.h"
 
 namespace ddp {
-namespace {
 
-// Never frees `object`. It stays reachable from here, so that a leak checker sees the intention.
-void KeepUntilExit(std::shared_ptr<void> object) {
-  struct Kept {
-    std::shared_ptr<void> object;
-    Kept* next;
-  };
-  static std::atomic<Kept*> kept{nullptr};
-  Kept* const entry = new Kept{std::move(object), nullptr};
-  entry->next = kept.exchange(entry);
-}
+struct Communicator::Operation {
+  int64_t incarnation = 0;
+  c10::intrusive_ptr<c10d::Work> work;
+  Future future;
+  at::Tensor tensor;
+  std::vector<at::Tensor> more_tensors;
+};
+
+namespace {
 
 // How long the victim of a broken connection waits for the reason.
 constexpr absl::Duration kExplanationTimeout = absl::Milliseconds(300);
@@ -36,102 +40,295 @@ constexpr absl::Duration kExplanationTimeout = absl::Milliseconds(300);
 // How much later than the peer that failed its victims end.
 constexpr absl::Duration kHeadStart = absl::Milliseconds(200);
 
-}  // namespace
+// Backends that could not be destroyed when their communicator was, because an operation was still
+// at work, with what that works on. Reachable until the process ends, for leak checkers too.
+class AbandonedBackends {
+ public:
+  struct Entry {
+    c10::intrusive_ptr<c10d::Backend> backend;
+    std::vector<Communicator::Future> futures;
+    std::vector<std::shared_ptr<void>> operations;
+    bool for_good = false;
+  };
 
-struct Communicator::Operation {
-  c10::intrusive_ptr<c10d::Work> work;
+  static AbandonedBackends& Instance() {
+    static auto* const instance = new AbandonedBackends();
+    return *instance;
+  }
+
+  void Add(Entry entry) {
+    MutexLock lock(mutex_);
+    entries_.push_back(std::move(entry));
+  }
+
+  // Frees those whose operations have come to an end meanwhile.
+  void Sweep() {
+    std::vector<Entry> ended;  // destroyed without the lock: it joins the backend's threads
+    MutexLock lock(mutex_);
+    const auto is_over = [](const Entry& entry) {
+      return !entry.for_good && std::all_of(entry.futures.begin(), entry.futures.end(),
+                                            [](const auto& future) { return future->completed(); });
+    };
+    const auto over = std::partition(entries_.begin(), entries_.end(),
+                                     [&](const Entry& entry) { return !is_over(entry); });
+    std::move(over, entries_.end(), std::back_inserter(ended));
+    entries_.erase(over, entries_.end());
+  }
+
+ private:
+  Mutex mutex_;
+  std::vector<Entry> entries_ ABSL_GUARDED_BY(mutex_);
 };
 
-Communicator::Communicator(c10::intrusive_ptr<c10d::Backend> backend,
-                           std::shared_ptr<FailureNotice> notice, const Options& options)
-    : options_(options), notice_(std::move(notice)), backend_(std::move(backend)) {}
-
-Communicator::~Communicator() {
-  // Destroying a backend waits for its operations. One that a peer never joins would hold us here.
-  if (retired_ || in_flight_ > 0) (void)backend_.release();
+Communicator::Future CompleteFuture(const at::Tensor& tensor) {
+  auto future =
+      c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+  future->markCompleted(c10::IValue(std::vector<at::Tensor>{tensor}));
+  return future;
 }
 
-template <typename Start>
-Communicator::Pending Communicator::StartOperation(at::Tensor tensor, std::string what,
-                                                   Start start) {
-  ThrowIfRetired();
+// As the backend is to see it: no backend sums complex numbers.
+at::Tensor OnTheWire(const at::Tensor& tensor) {
+  const bool complex = tensor.layout() == at::kStrided && tensor.is_complex();
+  return complex ? at::view_as_real(tensor) : tensor;
+}
+
+bool WantsRegisteredMemory() {
+  const char* disabled = std::getenv("DDP_DISABLE_COMM_MEM");
+  return disabled != nullptr && std::strcmp(disabled, "0") == 0;
+}
+
+}  // namespace
+
+Communicator::Communicator(c10::intrusive_ptr<c10d::Backend> backend,
+                           std::shared_ptr<FailureNotice> notice, const Options& options,
+                           std::unique_ptr<CollectiveCheck> check)
+    : options_(options),
+      notice_(std::move(notice)),
+      backend_(std::move(backend)),
+      check_(std::move(check)),
+      retired_(options.size > 1 && !backend_) {
+  AbandonedBackends::Instance().Sweep();
+}
+
+// Destroying a backend waits for its operations. One that a peer never joins would hold us here.
+Communicator::~Communicator() {
+  if (!backend_) return;
+  AbandonedBackends::Entry entry;
+  bool on_gpu = false;
+  for (std::shared_ptr<Operation>& operation : in_flight_) {
+    if (!operation->future->completed()) entry.futures.push_back(operation->future);
+    on_gpu |= operation->tensor.defined() && operation->tensor.is_cuda();
+    entry.operations.push_back(std::move(operation));
+  }
+  if (retired_ && on_gpu) {
+    // NCCL's futures say nothing about its kernels, which would block the GPU.
+    entry.for_good = true;
+    try {
+      backend_->abort();
+    } catch (const std::exception& error) {
+      LOG(WARNING) << "rank " << options_.rank << ": could not abort NCCL: " << error.what();
+    }
+  }
+  if (entry.futures.empty() && !entry.for_good) return;
+  entry.backend = std::move(backend_);
+  AbandonedBackends::Instance().Add(std::move(entry));
+}
+
+std::shared_ptr<Communicator::Operation> Communicator::NewOperation() {
+  ForgetComplete();
+  std::shared_ptr<Operation> operation;
+  if (!spare_.empty()) {
+    operation = std::move(spare_.back());
+    spare_.pop_back();
+  } else {
+    operation = std::make_shared<Operation>();
+  }
+  operation->incarnation = options_.incarnation;
+  return operation;
+}
+
+// Operations complete in about the order in which they started, so this looks at few.
+void Communicator::ForgetComplete() {
+  size_t count = 0;
+  while (count < in_flight_.size() && in_flight_[count]->future->completed() &&
+         !in_flight_[count]->future->hasError()) {
+    std::shared_ptr<Operation>& operation = in_flight_[count++];
+    if (operation.use_count() > 1) continue;  // somebody has not waited for it yet
+    *operation = Operation();
+    spare_.push_back(std::move(operation));
+  }
+  in_flight_.erase(in_flight_.begin(), in_flight_.begin() + static_cast<int64_t>(count));
+}
+
+bool Communicator::AnOperationFailed() const {
+  return std::any_of(in_flight_.begin(), in_flight_.end(),
+                     [](const auto& operation) { return operation->future->hasError(); });
+}
+
+c10::intrusive_ptr<c10d::Work> Communicator::Launch(Kind kind, std::vector<at::Tensor>& tensors,
+                                                    int root) {
+  if (kind == Kind::kBroadcast) {
+    c10d::BroadcastOptions options;
+    options.rootRank = root;
+    return backend_->broadcast(tensors, options);
+  }
+  c10d::AllreduceOptions options;
+  if (kind == Kind::kMin) options.reduceOp = c10d::ReduceOp::MIN;
+  if (kind == Kind::kMax) options.reduceOp = c10d::ReduceOp::MAX;
+  const bool sparse_on_gpu = tensors[0].is_sparse() && tensors[0].is_cuda();
+  return sparse_on_gpu ? backend_->allreduce_sparse(tensors, options)
+                       : backend_->allreduce(tensors, options);
+}
+
+void Communicator::CheckAcrossRanks(Kind kind, const at::Tensor& tensor, int root,
+                                    const OperationName& what) {
+  static constexpr const char* kNames[] = {"all-reduce (sum)", "all-reduce (minimum)",
+                                           "all-reduce (maximum)", "broadcast"};
+  CollectiveFingerprint mine{.operation = kNames[static_cast<int>(kind)],
+                             .what = what.ToString(),
+                             .dtype = c10::toString(tensor.scalar_type()),
+                             .shape = tensor.sizes().vec(),
+                             .layout = c10::str(tensor.layout()),
+                             .device = c10::DeviceTypeName(tensor.device().type(), true),
+                             .root = root};
+  CollectiveCheck::Result result;
+  try {
+    result = check_->Run(mine);
+  } catch (const std::exception& error) {
+    Fail(what, absl::StrCat("its comparison across the ranks failed: ", error.what()));
+  }
+  if (result.peer_failed) {
+    (void)notice_->AwaitFailure(absl::Seconds(1));  // our own thread may be a moment behind
+    Fail(what, "a peer failed");
+  }
+  if (result.error.empty()) return;
+  retired_ = true;
+  notice_->MarkRaised();
+  notice_->Report(result.error);
+  throw CommunicationError(result.error);
+}
+
+Communicator::Pending Communicator::Start(Kind kind, at::Tensor tensor, int root,
+                                          OperationName what) {
+  ThrowIfUnusable();
   Pending pending{.operation = {}, .tensor = std::move(tensor), .what = std::move(what)};
   if (options_.size == 1) return pending;
-  std::vector<at::Tensor> tensors = {pending.tensor};
+  if (check_) CheckAcrossRanks(kind, pending.tensor, root, pending.what);
+  if (pending.tensor.layout() == at::kStrided && pending.tensor.numel() == 0) return pending;
   try {
-    pending.operation = std::make_shared<Operation>(Operation{start(tensors)});
+    std::vector<at::Tensor> tensors = {OnTheWire(pending.tensor)};
+    std::shared_ptr<Operation> operation = NewOperation();
+    operation->tensor = pending.tensor;
+    operation->work = Launch(kind, tensors, root);
+    operation->future = operation->work->getFuture();
+    in_flight_.push_back(operation);
+    pending.operation = std::move(operation);
   } catch (const c10::Error& error) {
-    Fail(pending, error.what_without_backtrace());
+    Fail(pending.what, error.what_without_backtrace());
   } catch (const std::exception& error) {
-    Fail(pending, error.what());
+    Fail(pending.what, error.what());
   }
-  ++in_flight_;
   return pending;
 }
 
-Communicator::Pending Communicator::AllReduce(at::Tensor tensor, std::string what) {
-  return StartOperation(std::move(tensor), std::move(what), [this](std::vector<at::Tensor>& t) {
-    return backend_->allreduce(t, c10d::AllreduceOptions());
-  });
+Communicator::Pending Communicator::AllReduce(at::Tensor tensor, OperationName what) {
+  return Start(Kind::kSum, std::move(tensor), -1, std::move(what));
 }
 
-Communicator::Pending Communicator::AllReduceMin(at::Tensor tensor, std::string what) {
-  return StartOperation(std::move(tensor), std::move(what), [this](std::vector<at::Tensor>& t) {
-    c10d::AllreduceOptions options;
-    options.reduceOp = c10d::ReduceOp::MIN;
-    return backend_->allreduce(t, options);
-  });
+Communicator::Pending Communicator::AllReduceMin(at::Tensor tensor, OperationName what) {
+  return Start(Kind::kMin, std::move(tensor), -1, std::move(what));
 }
 
-Communicator::Pending Communicator::Broadcast(at::Tensor tensor, int root, std::string what) {
-  return StartOperation(std::move(tensor), std::move(what),
-                        [this, root](std::vector<at::Tensor>& t) {
-                          c10d::BroadcastOptions options;
-                          options.rootRank = root;
-                          return backend_->broadcast(t, options);
-                        });
+Communicator::Pending Communicator::AllReduceMax(at::Tensor tensor, OperationName what) {
+  return Start(Kind::kMax, std::move(tensor), -1, std::move(what));
+}
+
+Communicator::Pending Communicator::Broadcast(at::Tensor tensor, int root, OperationName what) {
+  return Start(Kind::kBroadcast, std::move(tensor), root, std::move(what));
+}
+
+Communicator::Future Communicator::AllReduceAsync(at::Tensor tensor, OperationName what) {
+  const Pending pending = Start(Kind::kSum, std::move(tensor), -1, std::move(what));
+  if (!pending.operation) return CompleteFuture(pending.tensor);
+  const Future& future = pending.operation->future;
+  if (!pending.tensor.is_complex() && !pending.tensor.is_sparse()) return future;
+  // The backend's value is its own view of the tensor.
+  return future->then(
+      [tensor = pending.tensor](c10::ivalue::Future& sum) {
+        (void)sum.value();  // throws its error
+        return c10::IValue(std::vector<at::Tensor>{tensor});
+      },
+      c10::ListType::create(c10::TensorType::get()));
 }
 
 void Communicator::Wait(Pending& pending) {
-  if (!pending.operation) return;  // a group of one
-  ThrowIfRetired();
+  if (!pending.operation) return;  // complete from the start
+  if (retired_ || pending.operation->incarnation != options_.incarnation) {
+    retired_ = retired_ || notice_->failed();
+    pending.operation.reset();
+    ThrowIfUnusable();
+    throw CommunicationError(absl::StrCat("rank ", options_.rank, ": ", pending.what.ToString(),
+                                          " was started before the process group was renewed"));
+  }
   if (pending.tensor.is_cuda()) return OrderStreams(pending);
+  WaitFuture(pending.operation->future, {}, pending.what);
+  pending.operation.reset();
+  ForgetComplete();
+}
+
+void Communicator::WaitFuture(const Future& future, std::vector<at::Tensor> keep_alive,
+                              OperationName what) {
+  if (retired_) ThrowIfUnusable();
   const MonotonicClock clock;
   const absl::Time start = clock.Now();
-  const c10::intrusive_ptr<c10::ivalue::Future> future = pending.operation->work->getFuture();
   // The backend's own timeout is the same; the margin lets its more precise text win.
   const FailureNotice::WaitResult result =
       notice_->Wait(*future, options_.timeout + absl::Seconds(1));
+  if (result == FailureNotice::WaitResult::kCompleted && !future->hasError()) {
+    future->wait();  // orders the current streams behind it; nothing to do on the CPU
+    return;
+  }
   const std::string waited =
       absl::FormatDuration(absl::Trunc(clock.Now() - start, absl::Milliseconds(1)));
-  if (result == FailureNotice::WaitResult::kTimedOut) {
-    Fail(pending, absl::StrCat("not all ranks came within ", waited));
+  if (result != FailureNotice::WaitResult::kCompleted) {
+    std::shared_ptr<Operation> given_up = NewOperation();
+    given_up->future = future;
+    given_up->more_tensors = std::move(keep_alive);
+    in_flight_.push_back(std::move(given_up));
   }
-  if (result == FailureNotice::WaitResult::kCompleted && !future->hasError()) {
-    --in_flight_;
-    pending.operation.reset();
-    return;
+  if (result == FailureNotice::WaitResult::kTimedOut) {
+    Fail(what, absl::StrCat("not all ranks came within ", waited));
   }
   if (result == FailureNotice::WaitResult::kPeerFailed) {
     notice_->YieldToCause(kHeadStart);
-    Fail(pending, "");
+    Fail(what, "a peer failed");
+  }
+  const std::string error = future->tryRetrieveErrorMessage();
+  if (!AnOperationFailed()) {
+    retired_ = true;
+    notice_->MarkRaised();
+    const std::string message =
+        absl::StrCat("rank ", options_.rank, ": ", what.ToString(), " failed: ", error);
+    notice_->Report(message);
+    throw ReductionError(message);
   }
   // A peer that fails also closes its connections. Its own words say more than our error, and it,
   // not its victim, should be the first to end.
   if (notice_->AwaitFailure(kExplanationTimeout).has_value()) notice_->YieldToCause(kHeadStart);
-  Fail(pending, absl::StrCat("after ", waited, ": ", future->tryRetrieveErrorMessage()));
+  Fail(what, absl::StrCat("after ", waited, ": ", error));
 }
 
 // The host does not wait for NCCL, so it looks for news and goes on.
 void Communicator::OrderStreams(Pending& pending) {
-  if (notice_->failure().has_value()) Fail(pending, "");
+  if (notice_->failed()) Fail(pending.what, "a peer failed");
   try {
     pending.operation->work->synchronize();
   } catch (const c10::Error& error) {
-    Fail(pending, error.what_without_backtrace());
+    Fail(pending.what, error.what_without_backtrace());
   }
-  --in_flight_;
   pending.operation.reset();
+  ForgetComplete();
 }
 
 void Communicator::Barrier(at::Device device) {
@@ -141,27 +338,52 @@ void Communicator::Barrier(at::Device device) {
   if (token.is_cuda()) (void)token.item();  // the host waits as well
 }
 
-void Communicator::Fail(Pending& pending, const std::string& reason) {
+at::Tensor Communicator::AllocateBuffer(int64_t count, const at::TensorOptions& options) {
+  static const bool registered = WantsRegisteredMemory();
+  if (registered && backend_ && options.device().is_cuda() &&
+      backend_->supportsTensorAlloc(options.device().index())) {
+    return backend_->allocateTensor(count, options).zero_();
+  }
+  return at::zeros({count}, options);
+}
+
+void Communicator::Fail(const OperationName& what, const std::string& reason) {
   retired_ = true;
-  const std::string what = pending.what;
-  KeepUntilExit(std::make_shared<Pending>(std::move(pending)));  // the backend may still use it
+  notice_->MarkRaised();
   const std::optional<FailureNotice::Failure> failure = notice_->failure();
   if (failure.has_value() && failure->rank != options_.rank) {
-    throw PeerFailedError(failure->rank, absl::StrCat("rank ", options_.rank, ": stopped in ", what,
-                                                      ", because rank ", failure->rank,
-                                                      " failed: ", failure->reason));
+    throw PeerFailedError(failure->rank, absl::StrCat("rank ", options_.rank, ": stopped in ",
+                                                      what.ToString(), ", because rank ",
+                                                      failure->rank, " failed: ", failure->reason));
   }
-  const std::string message = absl::StrCat("rank ", options_.rank, ": ", what, " failed: ", reason);
+  const std::string message =
+      absl::StrCat("rank ", options_.rank, ": ", what.ToString(),
+                   " failed: ", failure.has_value() ? failure->reason : reason);
   notice_->Report(message);
   throw CommunicationError(message);
 }
 
-void Communicator::ThrowIfRetired() const {
-  if (!retired_) return;
+void Communicator::ThrowIfUnusable() {
+  if (!retired_ && !notice_->failed()) return;
+  retired_ = true;
+  const std::optional<FailureNotice::Failure> gone = notice_->gone();
+  if (gone.has_value()) {
+    throw PeerFailedError(gone->rank,
+                          absl::StrCat("rank ", options_.rank,
+                                       ": the process group cannot be used any more, because rank ",
+                                       gone->rank, " is gone: ", gone->reason));
+  }
+  notice_->MarkRaised();
   const std::optional<FailureNotice::Failure> failure = notice_->failure();
-  const std::string why = failure.has_value() ? failure->reason : "an operation failed";
-  throw CommunicationError(
-      absl::StrCat("rank ", options_.rank, ": the process group cannot be used any more: ", why));
+  const std::string message = absl::StrCat(
+      "rank ", options_.rank, ": the process group cannot be used until all ranks renew it (the ",
+      "next synchronized forward does, or ProcessGroup::renew()): ",
+      failure.has_value() ? absl::StrCat("rank ", failure->rank, " failed: ", failure->reason)
+                          : std::string("an operation failed"));
+  if (failure.has_value() && failure->rank != options_.rank) {
+    throw PeerFailedError(failure->rank, message);
+  }
+  throw CommunicationError(message);
 }
 
 }  // namespace ddp

@@ -1,84 +1,135 @@
 #ifndef DDP_COMM_COMMUNICATOR_H_
 #define DDP_COMM_COMMUNICATOR_H_
 
+#include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include "absl/time/time.h"
+#include "ddp/comm/operation_name.h"
 
 namespace c10d {
 class Backend;
+class Work;
 }  // namespace c10d
+namespace c10::ivalue {
+struct Future;
+}  // namespace c10::ivalue
 
 namespace ddp {
 
+class CollectiveCheck;
 class FailureNotice;
 
 // A c10d backend together with the rule by which everything in ddp/ waits for it: until the
 // operation is complete, or a peer is known to have failed, or the timeout has passed.
 //
 // A communicator in which an operation failed or was given up is retired: the backend may still
-// write into the tensors of that operation, so it and they are kept until the process ends, every
-// further call throws, and the destructor does not block. (LibTorch 2.11's Gloo cannot abort.)
+// write into the tensors of that operation, so it and they are kept until that has ended (looked at
+// when the next communicator is made or retired), and every further call throws. The destructor
+// never blocks, whatever is in flight. (LibTorch 2.11's Gloo cannot abort.)
 //
 // On a GPU the host never waits: a peer's failure is then seen by the next Wait, and a broken
 // operation by NCCL's own watchdog, after the timeout.
 //
-// All ranks call the same operations in the same order. Thread-compatible.
+// Sums of complex tensors are sums of their parts. A sparse (COO) tensor may have other indices on
+// every rank; after Wait it holds the sum. A strided tensor without elements is complete at once
+// and sends nothing. In a group of one everything is.
+//
+// Whatever here throws PeerFailedError or CommunicationError notes in the FailureNotice that this
+// rank has raised. All ranks call the same operations in the same order. Thread-compatible.
 class Communicator {
  public:
   struct Options {
     int rank = 0;
     int size = 1;
     absl::Duration timeout = absl::Minutes(30);  // of one operation
+    int64_t incarnation = 0;                     // of the group; says which failures count
   };
+
+  using Future = c10::intrusive_ptr<c10::ivalue::Future>;
 
   // An operation under way. Keeps its tensor alive.
   struct Operation;
   struct Pending {
     std::shared_ptr<Operation> operation;  // null: complete
     at::Tensor tensor;
-    std::string what;  // for messages: "the all-reduce of bucket 3"
+    OperationName what = "";
   };
 
+  // `check` compares every operation across the ranks before it starts; null: none does. A null
+  // backend makes a communicator that is retired from the start, or one of a group of one.
   Communicator(c10::intrusive_ptr<c10d::Backend> backend, std::shared_ptr<FailureNotice> notice,
-               const Options& options);
+               const Options& options, std::unique_ptr<CollectiveCheck> check = nullptr);
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
   // Starts a sum over all ranks, in place. Throws CommunicationError.
-  Pending AllReduce(at::Tensor tensor, std::string what);
+  Pending AllReduce(at::Tensor tensor, OperationName what);
 
-  // Starts the same with the element-wise minimum.
-  Pending AllReduceMin(at::Tensor tensor, std::string what);
+  // The same for those who chain on the result: the future completes with a list of one, `tensor`.
+  // Whoever waits for it, or for one that comes from it, does so by WaitFuture().
+  Future AllReduceAsync(at::Tensor tensor, OperationName what);
+
+  // Starts the same with the element-wise minimum, or maximum.
+  Pending AllReduceMin(at::Tensor tensor, OperationName what);
+  Pending AllReduceMax(at::Tensor tensor, OperationName what);
 
   // Starts a copy of `root`'s tensor into the others'.
-  Pending Broadcast(at::Tensor tensor, int root, std::string what);
+  Pending Broadcast(at::Tensor tensor, int root, OperationName what);
 
   // Returns when the tensor may be read: on the CPU the operation is complete, on a GPU the current
   // stream waits for it. Throws PeerFailedError, or CommunicationError (timeout, network), after
   // which the communicator is retired and the peers have been told.
   void Wait(Pending& pending);
 
+  // The same for any future that this rank's peers, too, wait for: one that a comm hook returned.
+  // Afterwards its value() is there, ordered before the current stream's further work. `keep_alive`
+  // are the tensors that it may still write to if it is given up. An error in the future that no
+  // operation of ours caused (a hook's `then` threw) is reported to the peers and thrown as
+  // ReductionError, naming `what`.
+  void WaitFuture(const Future& future, std::vector<at::Tensor> keep_alive, OperationName what);
+
   // Blocks until every rank has come here; `device` is where the backend wants its tensors.
   void Barrier(at::Device device);
 
+  // A zeroed buffer of `count` elements for operations to run on. With DDP_DISABLE_COMM_MEM=0 in
+  // the environment it lies in memory that is registered with the network, where the backend has
+  // such (NCCL); else it is an ordinary one.
+  at::Tensor AllocateBuffer(int64_t count, const at::TensorOptions& options);
+
+  // From now on every call throws. For a group whose incarnation has ended.
+  void Retire() { retired_ = true; }
+  bool retired() const { return retired_; }
+
  private:
-  template <typename Start>
-  Pending StartOperation(at::Tensor tensor, std::string what, Start start);
+  enum class Kind { kSum, kMin, kMax, kBroadcast };
+
+  Pending Start(Kind kind, at::Tensor tensor, int root, OperationName what);
+  void CheckAcrossRanks(Kind kind, const at::Tensor& tensor, int root, const OperationName& what);
+  c10::intrusive_ptr<c10d::Work> Launch(Kind kind, std::vector<at::Tensor>& tensors, int root);
+  std::shared_ptr<Operation> NewOperation();
+  void ForgetComplete();
+  bool AnOperationFailed() const;
   void OrderStreams(Pending& pending);
-  [[noreturn]] void Fail(Pending& pending, const std::string& reason);
-  void ThrowIfRetired() const;
+  [[noreturn]] void Fail(const OperationName& what, const std::string& reason);
+  void ThrowIfUnusable();
 
   const Options options_;
   const std::shared_ptr<FailureNotice> notice_;
   c10::intrusive_ptr<c10d::Backend> backend_;
-  int in_flight_ = 0;
+  const std::unique_ptr<CollectiveCheck> check_;
   bool retired_ = false;
+
+  // What the backend may still be at, whoever waits for it, in the order of starting. The vectors
+  // keep their capacity and operations are used again, so that a step allocates nothing here.
+  std::vector<std::shared_ptr<Operation>> in_flight_;
+  std::vector<std::shared_ptr<Operation>> spare_;
 };
 
 }  // namespace ddp

@@ -2,8 +2,11 @@
 
 #include <pthread.h>
 
+#include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <exception>
+#include <map>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -13,8 +16,11 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "base/clock.h"
 #include "base/mutex.h"
+#include "ddp/comm/notice_message.h"
+#include "ddp/comm/store_meeting.h"
 #include "ddp/logging.h"
 
 namespace ddp {
@@ -24,21 +30,18 @@ namespace {
 // store is gone, and is no polling interval: news and the end wake the wait at once.
 constexpr std::chrono::milliseconds kWatchSlice{5000};
 
-std::string KeyOf(int rank) { return absl::StrCat("failure/", rank); }
+std::string EntryKey(int64_t entry) { return absl::StrCat("log/", entry); }
 
-// "<rank> <reason>"; an empty value means: this process ends in peace.
-std::string Encode(const FailureNotice::Failure& failure) {
-  return absl::StrCat(failure.rank, " ", failure.reason);
-}
+// Set when the entry is there, or when the rank itself is to wake up and end.
+std::string WakeKey(int rank, int64_t entry) { return absl::StrCat("wake/", rank, "/", entry); }
 
-FailureNotice::Failure Decode(const std::string& text) {
-  FailureNotice::Failure failure;
-  const size_t space = text.find(' ');
-  if (space == std::string::npos || !absl::SimpleAtoi(text.substr(0, space), &failure.rank)) {
-    return {.rank = -1, .reason = text};
+void SetAll(c10d::Store& store, const std::vector<std::string>& keys) {
+  const std::vector<uint8_t> value = {'1'};
+  if (store.hasExtendedApi()) {
+    store.multiSet(keys, std::vector<std::vector<uint8_t>>(keys.size(), value));
+  } else {
+    for (const std::string& key : keys) store.set(key, value);
   }
-  failure.reason = text.substr(space + 1);
-  return failure;
 }
 
 }  // namespace
@@ -46,31 +49,47 @@ FailureNotice::Failure Decode(const std::string& text) {
 struct FailureNotice::State {
   mutable Mutex mutex;
   mutable CondVar changed;
+  std::atomic<bool> failed{false};  // failure.has_value(), for those who only look
+  int64_t incarnation ABSL_GUARDED_BY(mutex) = 0;
   std::optional<Failure> failure ABSL_GUARDED_BY(mutex);
+  std::map<int64_t, Failure> later ABSL_GUARDED_BY(mutex);  // by incarnation
+  bool raised ABSL_GUARDED_BY(mutex) = false;
+  std::optional<Failure> gone ABSL_GUARDED_BY(mutex);
   bool stopping ABSL_GUARDED_BY(mutex) = false;
+  int64_t next_entry ABSL_GUARDED_BY(mutex) = 0;  // of the log, that the thread has not read
+  std::string meeting ABSL_GUARDED_BY(mutex);     // verdict key; empty: none
 };
 
 struct FailureNotice::Thread {
   std::thread thread;
 };
 
-FailureNotice::FailureNotice(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size)
+FailureNotice::FailureNotice(c10::intrusive_ptr<c10d::Store> store, int rank, int size)
     : rank_(rank),
       size_(size),
-      store_(store),
+      store_(std::move(store)),
       state_(std::make_shared<State>()),
       thread_(std::make_unique<Thread>()) {
-  thread_->thread = std::thread([this, watched = store->clone()] { WatchStore(watched); });
+  thread_->thread = std::thread([this, watched = store_->clone()] { WatchStore(*watched); });
   pthread_setname_np(thread_->thread.native_handle(), "ddp-failure");
 }
 
 FailureNotice::~FailureNotice() {
+  int64_t entry = 0;
+  int64_t incarnation = 0;
   {
     MutexLock lock(state_->mutex);
     state_->stopping = true;
+    entry = state_->next_entry;
+    incarnation = state_->incarnation;
   }
   try {
-    store_->set(KeyOf(rank_), std::string());
+    store_->set(WakeKey(rank_, entry), std::string("1"));
+    if (size_ > 1) {
+      const Failure left{.rank = rank_, .reason = "it has left the process group"};
+      store_->compareSet(StoreMeeting::VerdictKey(RenewalName(incarnation + 1)), std::string(),
+                         GoneVerdict(left));
+    }
   } catch (const std::exception& error) {
     LOG(WARNING) << "rank " << rank_
                  << ": the store is gone at the end of the process group: " << error.what();
@@ -78,28 +97,137 @@ FailureNotice::~FailureNotice() {
   thread_->thread.join();
 }
 
+std::string FailureNotice::AliveKey(int64_t number, int rank) {
+  return absl::StrCat("alive/", number, "/", rank);
+}
+
+std::string FailureNotice::RenewalName(int64_t incarnation) {
+  return absl::StrCat("renewal/", incarnation);
+}
+
+std::string FailureNotice::GoneVerdict(const Failure& failure) {
+  return absl::StrCat("gone ", failure.rank, " ", failure.reason);
+}
+
+std::optional<FailureNotice::Failure> FailureNotice::ParseGoneVerdict(const std::string& verdict) {
+  const std::vector<std::string> words = absl::StrSplit(verdict, absl::MaxSplits(' ', 2));
+  Failure failure;
+  if (words.size() != 3 || words[0] != "gone" || !absl::SimpleAtoi(words[1], &failure.rank)) {
+    return std::nullopt;
+  }
+  failure.reason = words[2];
+  return failure;
+}
+
 void FailureNotice::Report(const std::string& reason) {
-  const Failure failure{.rank = rank_, .reason = reason};
+  NoticeMessage message{.kind = NoticeMessage::Kind::kFailure, .rank = rank_, .reason = reason};
   {
     MutexLock lock(state_->mutex);
     if (state_->failure.has_value() || state_->stopping) return;
-    state_->failure = failure;
+    message.incarnation = state_->incarnation;
+    state_->failure = Failure{.rank = rank_, .reason = reason};
+    state_->failed = true;
     state_->changed.NotifyAll();
   }
-  const std::string text = Encode(failure);
-  const std::vector<uint8_t> value(text.begin(), text.end());
+  if (size_ == 1) return;
   try {
-    if (store_->hasExtendedApi()) {
-      std::vector<std::string> keys;
-      for (int rank = 0; rank < size_; ++rank) keys.push_back(KeyOf(rank));
-      store_->multiSet(keys, std::vector<std::vector<uint8_t>>(keys.size(), value));
-    } else {
-      for (int rank = 0; rank < size_; ++rank) store_->set(KeyOf(rank), value);
-    }
+    Publish(message);
+    EndMeeting(*store_);
   } catch (const std::exception& error) {
     LOG(WARNING) << "rank " << rank_ << ": could not tell the other ranks that this one failed ("
                  << reason << "): " << error.what();
   }
+}
+
+void FailureNotice::Ping(int64_t number, const std::vector<int>& ranks) {
+  Publish({.kind = NoticeMessage::Kind::kPing,
+           .incarnation = incarnation(),
+           .number = number,
+           .ranks = ranks});
+}
+
+// Whoever finds the slot empty owns it. An author that dies before it wakes the others costs
+// nothing: the next one wakes them for its entry as well.
+void FailureNotice::Publish(const NoticeMessage& message) {
+  const std::string text = message.Serialize();
+  int64_t entry = 0;
+  {
+    MutexLock lock(state_->mutex);
+    entry = state_->next_entry;
+  }
+  const int64_t first = entry;
+  for (;; ++entry) {
+    const std::string found = store_->compareSet(EntryKey(entry), std::string(), text);
+    if (found == text) break;
+    const std::optional<NoticeMessage> other = NoticeMessage::Parse(found);
+    // All hear of that one already, so that thousands of ranks that fail together stay quiet.
+    if (other.has_value() && message.kind == NoticeMessage::Kind::kFailure &&
+        other->kind == message.kind && other->incarnation >= message.incarnation) {
+      return;
+    }
+  }
+  std::vector<std::string> keys;
+  for (int64_t missed = first; missed <= entry; ++missed) {
+    for (int rank = 0; rank < size_; ++rank) keys.push_back(WakeKey(rank, missed));
+  }
+  SetAll(*store_, keys);
+}
+
+void FailureNotice::EndMeeting(c10d::Store& store) {
+  std::string meeting;
+  {
+    MutexLock lock(state_->mutex);
+    meeting = state_->meeting;
+  }
+  if (!meeting.empty()) store.compareSet(meeting, std::string(), std::string(kFailedVerdict));
+}
+
+FailureNotice::EndMeetingOnFailure::EndMeetingOnFailure(FailureNotice& notice,
+                                                        const std::string& verdict_key)
+    : notice_(notice) {
+  {
+    MutexLock lock(notice_.state_->mutex);
+    notice_.state_->meeting = verdict_key;
+  }
+  if (notice_.failed()) notice_.EndMeeting(*notice_.store_);
+}
+
+FailureNotice::EndMeetingOnFailure::~EndMeetingOnFailure() {
+  MutexLock lock(notice_.state_->mutex);
+  notice_.state_->meeting.clear();
+}
+
+bool FailureNotice::failed() const { return state_->failed; }
+
+bool FailureNotice::MarkRaised() {
+  MutexLock lock(state_->mutex);
+  return std::exchange(state_->raised, true);
+}
+
+int64_t FailureNotice::incarnation() const {
+  MutexLock lock(state_->mutex);
+  return state_->incarnation;
+}
+
+void FailureNotice::Begin(int64_t incarnation) {
+  MutexLock lock(state_->mutex);
+  state_->incarnation = incarnation;
+  state_->raised = false;
+  state_->failure.reset();
+  const auto known = state_->later.find(incarnation);
+  if (known != state_->later.end()) state_->failure = known->second;
+  state_->later.erase(state_->later.begin(), state_->later.upper_bound(incarnation));
+  state_->failed = state_->failure.has_value();
+}
+
+void FailureNotice::SetGone(Failure failure) {
+  MutexLock lock(state_->mutex);
+  if (!state_->gone.has_value()) state_->gone = std::move(failure);
+}
+
+std::optional<FailureNotice::Failure> FailureNotice::gone() const {
+  MutexLock lock(state_->mutex);
+  return state_->gone;
 }
 
 std::optional<FailureNotice::Failure> FailureNotice::failure() const {
@@ -149,19 +277,18 @@ FailureNotice::WaitResult FailureNotice::Wait(c10::ivalue::Future& future,
   }
 }
 
-void FailureNotice::WatchStore(const c10::intrusive_ptr<c10d::Store>& store) {
-  const std::string key = KeyOf(rank_);
+void FailureNotice::WatchStore(c10d::Store& store) {
   while (true) {
+    int64_t entry = 0;
+    {
+      MutexLock lock(state_->mutex);
+      if (state_->stopping) return;
+      entry = state_->next_entry;
+    }
     const int64_t start_ns = MonotonicNanoseconds();
     try {
-      store->wait({key}, kWatchSlice);
-      const std::string text = store->get_to_str(key);
-      MutexLock lock(state_->mutex);
-      if (!text.empty() && !state_->failure.has_value()) {
-        state_->failure = Decode(text);
-        state_->changed.NotifyAll();
-      }
-      return;
+      store.wait({WakeKey(rank_, entry)}, kWatchSlice);
+      if (!TakeInNews(store)) return;
     } catch (const std::exception& error) {
       const absl::Duration waited = absl::Nanoseconds(MonotonicNanoseconds() - start_ns);
       MutexLock lock(state_->mutex);
@@ -173,6 +300,48 @@ void FailureNotice::WatchStore(const c10::intrusive_ptr<c10d::Store>& store) {
       return;
     }
   }
+}
+
+// Reads the log as far as it goes. Returns false when there was nothing: the end woke us.
+bool FailureNotice::TakeInNews(c10d::Store& store) {
+  bool any = false;
+  while (true) {
+    int64_t entry = 0;
+    {
+      MutexLock lock(state_->mutex);
+      entry = state_->next_entry;
+    }
+    if (!store.check({EntryKey(entry)})) return any;
+    const std::optional<NoticeMessage> message =
+        NoticeMessage::Parse(store.get_to_str(EntryKey(entry)));
+    if (message.has_value()) HandleMessage(store, *message);
+    store.deleteKey(WakeKey(rank_, entry));
+    MutexLock lock(state_->mutex);
+    ++state_->next_entry;
+    any = true;
+  }
+}
+
+void FailureNotice::HandleMessage(c10d::Store& store, const NoticeMessage& message) {
+  if (message.kind == NoticeMessage::Kind::kPing) {
+    const bool asked =
+        std::find(message.ranks.begin(), message.ranks.end(), rank_) != message.ranks.end();
+    if (asked) store.set(AliveKey(message.number, rank_), std::string("1"));
+    return;
+  }
+  {
+    MutexLock lock(state_->mutex);
+    const Failure failure{.rank = message.rank, .reason = message.reason};
+    if (message.incarnation > state_->incarnation) {
+      state_->later.try_emplace(message.incarnation, failure);
+      return;
+    }
+    if (message.incarnation < state_->incarnation || state_->failure.has_value()) return;
+    state_->failure = failure;
+    state_->failed = true;
+    state_->changed.NotifyAll();
+  }
+  EndMeeting(store);
 }
 
 }  // namespace ddp

@@ -1,0 +1,36 @@
+#ifndef DDP_COMM_OPERATION_NAME_H_
+#define DDP_COMM_OPERATION_NAME_H_
+
+#include <cstdint>
+#include <string>
+#include <utility>
+
+namespace ddp {
+
+// What a collective is for, as messages and TORCH_DISTRIBUTED_DEBUG=DETAIL show it: "the all-reduce
+// of gradient bucket 3". The text is put together only when somebody reads it, so that naming an
+// operation costs nothing in a backward. Converts from a literal, so `AllReduce(t, "a barrier")`
+// and `AllReduce(t, {"the all-reduce of gradient bucket", 3})` read well.
+class OperationName {
+ public:
+  // `text` must outlive the name: a literal. A negative index is not shown.
+  OperationName(const char* text, int64_t index = -1)  // NOLINT: implicit on purpose
+      : text_(text), index_(index) {}
+  OperationName(std::string text)  // NOLINT: implicit on purpose
+      : owned_(std::move(text)) {}
+
+  std::string ToString() const {
+    std::string name = text_ == nullptr ? owned_ : text_;
+    if (index_ >= 0) name += " " + std::to_string(index_);
+    return name;
+  }
+
+ private:
+  const char* text_ = nullptr;
+  int64_t index_ = -1;
+  std::string owned_;
+};
+
+}  // namespace ddp
+
+#endif  // DDP_COMM_OPERATION_NAME_H_
