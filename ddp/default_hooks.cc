@@ -49,6 +49,7 @@ TensorFuture noop_hook(GradBucket& bucket) {
 }
 
 TensorFuture RunInType(c10::ScalarType type, GradBucket& bucket, const CommHook& hook) {
+  if (bucket.buffer().is_sparse()) return hook(bucket);
   const at::NoGradGuard no_grad;
   GradBucket inner = bucket;
   inner.set_buffer(bucket.buffer().to(type));
@@ -57,10 +58,7 @@ TensorFuture RunInType(c10::ScalarType type, GradBucket& bucket, const CommHook&
   return reduced->then(
       [inner, buffer = bucket.buffer()](c10::ivalue::Future& done) -> c10::IValue {
         const at::NoGradGuard no_grad;  // this is another thread
-        const at::Tensor result = CheckedHookResult(inner, done.value());
-        // A sum of sparse tensors has entries of its own.
-        if (buffer.is_sparse()) return result.to(buffer.scalar_type());
-        at::Tensor(buffer).copy_(result);
+        buffer.copy_(CheckedHookResult(inner, done.value()));
         return buffer;
       },
       c10::TensorType::get());

@@ -25,7 +25,8 @@ TensorFuture allreduce_hook(const std::shared_ptr<ProcessGroup>& group, GradBuck
 
 // The same in half precision, or bfloat16: half the bytes for float gradients. Each rank divides
 // after the conversion, and sums are rounded to the type as well; Gloo adds in it. float16's
-// largest number is 65504: larger gradients become infinite.
+// largest number is 65504: larger gradients become infinite. Sparse gradients stay as they are:
+// Gloo cannot add sparse tensors of these types.
 TensorFuture fp16_compress_hook(const std::shared_ptr<ProcessGroup>& group, GradBucket& bucket);
 TensorFuture bf16_compress_hook(const std::shared_ptr<ProcessGroup>& group, GradBucket& bucket);
 
@@ -34,7 +35,7 @@ TensorFuture bf16_compress_hook(const std::shared_ptr<ProcessGroup>& group, Grad
 TensorFuture noop_hook(GradBucket& bucket);
 
 // Lets `hook` see the bucket with a buffer of type `type`, and converts its result back into the
-// bucket's own buffer.
+// bucket's own buffer. A bucket of a sparse gradient goes to `hook` as it is.
 TensorFuture RunInType(c10::ScalarType type, GradBucket& bucket, const CommHook& hook);
 
 // Any hook, in half precision or bfloat16. A hook with a state keeps it:

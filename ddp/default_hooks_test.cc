@@ -106,8 +106,7 @@ int AveragesSparseGradients() {
     EXPECT_TRUE(bucket.gradients()[0].is_same(bucket.buffer()));
     const at::Tensor result = ResultOf(hook, bucket).to_dense();
     const at::Tensor expected = Average(group->size(), at::kFloat, SparseGradientOf).to_dense();
-    const double tolerance = name == "allreduce" ? 1e-6 : name == "fp16" ? 2e-3 : 2e-2;
-    EXPECT_TRUE(at::allclose(result, expected, tolerance, tolerance)) << name;
+    EXPECT_TRUE(at::allclose(result, expected, 1e-6, 1e-6)) << name;
   }
   return 0;
 }
