@@ -376,7 +376,8 @@ void Communicator::ThrowIfUnusable() {
   notice_->MarkRaised();
   const std::optional<FailureNotice::Failure> failure = notice_->failure();
   const std::string message = absl::StrCat(
-      "rank ", options_.rank, ": the process group cannot be used until all ranks renew it (the ",
+      "rank ", options_.rank,
+      ": the process group cannot be used any more, until all ranks renew it (the ",
       "next synchronized forward does, or ProcessGroup::renew()): ",
       failure.has_value() ? absl::StrCat("rank ", failure->rank, " failed: ", failure->reason)
                           : std::string("an operation failed"));

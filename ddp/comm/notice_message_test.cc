@@ -1,0 +1,46 @@
+#include "ddp/comm/notice_message.h"
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace ddp {
+namespace {
+
+TEST(NoticeMessageTest, FailureKeepsItsText) {
+  const NoticeMessage sent{.kind = NoticeMessage::Kind::kFailure,
+                           .incarnation = 12,
+                           .rank = 3,
+                           .reason = "rank 3: two words\nand a second line "};
+  const auto read = NoticeMessage::Parse(sent.Serialize());
+  ASSERT_TRUE(read.has_value());
+  EXPECT_EQ(read->kind, NoticeMessage::Kind::kFailure);
+  EXPECT_EQ(read->incarnation, 12);
+  EXPECT_EQ(read->rank, 3);
+  EXPECT_EQ(read->reason, sent.reason);
+}
+
+TEST(NoticeMessageTest, AnEmptyReasonIsOne) {
+  const auto read = NoticeMessage::Parse(NoticeMessage{.rank = 1}.Serialize());
+  ASSERT_TRUE(read.has_value());
+  EXPECT_EQ(read->reason, "");
+}
+
+TEST(NoticeMessageTest, PingNamesItsRanks) {
+  const NoticeMessage sent{
+      .kind = NoticeMessage::Kind::kPing, .incarnation = 1, .number = 7, .ranks = {0, 5, 1000}};
+  const auto read = NoticeMessage::Parse(sent.Serialize());
+  ASSERT_TRUE(read.has_value());
+  EXPECT_EQ(read->kind, NoticeMessage::Kind::kPing);
+  EXPECT_EQ(read->number, 7);
+  EXPECT_THAT(read->ranks, ::testing::ElementsAre(0, 5, 1000));
+}
+
+TEST(NoticeMessageTest, OtherTextsAreRefused) {
+  for (const char* text : {"", "failure", "failure x 1 why", "failure 0 one why", "ping 0 1",
+                           "ping 0 1 2,x", "hello 0 1 2"}) {
+    EXPECT_FALSE(NoticeMessage::Parse(text).has_value()) << text;
+  }
+}
+
+}  // namespace
+}  // namespace ddp
