@@ -12,9 +12,12 @@
 #include <vector>
 
 #include "ddp/activation_checkpoint.h"
+#include "ddp/comm_hook.h"
 #include "ddp/error.h"
+#include "ddp/process_group.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "testing/rank_harness.h"
 
 namespace ddp {
 namespace {
@@ -317,5 +320,41 @@ TEST(MixedPrecisionTest, RefusesTypesThatAreNoFloatingPoint) {
   EXPECT_EQ(MixedPrecision().reduction_dtype(), std::nullopt);
 }
 
+// --- On the ranks of a group.
+
+int AveragesInTheGivenType() {
+  const auto group = init_process_group();
+  const auto of_rank = [](int rank) { return torch::full({3}, 1.0 / 3 + rank); };
+  for (const torch::ScalarType dtype : {torch::kHalf, torch::kBFloat16, torch::kDouble}) {
+    const torch::Tensor buffer = of_rank(group->rank());
+    GradBucket bucket({.buffer = buffer, .parameters = {torch::zeros({3})}, .names = {"w"}});
+    const TensorFuture future = reduce_dtype_hook(group, dtype)(bucket);
+    future->waitAndThrow();
+    const torch::Tensor result = CheckedHookResult(bucket, future->value());
+    torch::Tensor expected = torch::zeros({3}, dtype);
+    for (int rank = 0; rank < group->size(); ++rank) {
+      expected += of_rank(rank).to(dtype) / group->size();
+    }
+    EXPECT_EQ(result.scalar_type(), torch::kFloat);
+    EXPECT_TRUE(torch::equal(result, expected.to(torch::kFloat))) << dtype;
+    EXPECT_TRUE(result.is_same(buffer));
+  }
+  return 0;
+}
+
+TEST(MixedPrecisionTest, TheReductionHasATypeOfItsOwn) {
+  ASSERT_TRUE(
+      ::ddp::testing::RanksSucceed({.world_size = 2, .body = "averages_in_the_given_type"}));
+}
+
 }  // namespace
 }  // namespace ddp
+
+int main(int argc, char** argv) {
+  ::testing::InitGoogleTest(&argc, argv);
+  if (const auto exit_code = ddp::testing::RunRankBody(
+          {{"averages_in_the_given_type", ddp::AveragesInTheGivenType}})) {
+    return *exit_code;
+  }
+  return RUN_ALL_TESTS();
+}
