@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 
 namespace ddp {
@@ -47,6 +48,10 @@ absl::StatusOr<BucketPlan> BucketPlan::Assign(const std::vector<Tensor>& tensors
   std::vector<Bucket> buckets;
   std::map<int, OpenBucket> open;
   for (const int index : order) {
+    if (tensors[index].sparse) {
+      buckets.push_back({{index}});
+      continue;
+    }
     OpenBucket& current = open[tensors[index].kind];
     current.bucket.parameters.push_back(index);
     current.bytes += tensors[index].bytes;
@@ -156,6 +161,24 @@ std::vector<std::vector<std::string>> BucketPlan::Names(
   return names;
 }
 
+BucketPlan BucketPlan::Reversed() const {
+  BucketPlan reversed = *this;
+  std::reverse(reversed.buckets_.begin(), reversed.buckets_.end());
+  for (Bucket& bucket : reversed.buckets_) {
+    std::reverse(bucket.parameters.begin(), bucket.parameters.end());
+  }
+  return reversed;
+}
+
+std::string BucketPlan::ToString(const std::vector<std::string>& parameter_names) const {
+  std::string text;
+  int number = 0;
+  for (const std::vector<std::string>& names : Names(parameter_names)) {
+    absl::StrAppend(&text, "bucket ", number++, ": ", absl::StrJoin(names, ", "), "\n");
+  }
+  return text;
+}
+
 absl::Status BucketPlan::Validate(const std::vector<Tensor>& tensors) const {
   std::vector<int> order;
   for (size_t b = 0; b < buckets_.size(); ++b) {
@@ -171,6 +194,10 @@ absl::Status BucketPlan::Validate(const std::vector<Tensor>& tensors) const {
       if (tensors[index].kind != tensors[buckets_[b].parameters.front()].kind) {
         return absl::InvalidArgumentError(
             absl::StrCat("bucket ", b, " mixes parameters of different types or devices"));
+      }
+      if (tensors[index].sparse && buckets_[b].parameters.size() > 1) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "bucket ", b, " holds a parameter with a sparse gradient together with others"));
       }
     }
   }

@@ -19,7 +19,8 @@ class BucketPlan {
   // What the assignment needs to know of one parameter.
   struct Tensor {
     int64_t bytes = 0;
-    int kind = 0;  // parameters of different kinds (dtype, device) never share a bucket
+    int kind = 0;         // parameters of different kinds (dtype, device) never share a bucket
+    bool sparse = false;  // expects a sparse gradient, and so a bucket of its own
   };
 
   struct Bucket {
@@ -29,12 +30,12 @@ class BucketPlan {
 
   BucketPlan() = default;
 
-  // Deals `tensors`, taken in the order of the indices `order`, into buckets. Each kind fills one
-  // bucket at a time: a tensor is added first and the bucket closed once it has reached its limit,
-  // so a bucket may exceed its limit by one tensor. The n-th bucket of a kind has the n-th limit of
-  // `limits_bytes`, the last limit serving all further ones. Buckets stand in the order in which
-  // they were closed, those never filled last, by kind. (The rules are PyTorch's, whose plans ours
-  // equal.)
+  // Deals `tensors`, taken in the order of the indices `order`, into buckets. A sparse one gets a
+  // bucket of its own at once; of the others each kind fills one bucket at a time: a tensor is
+  // added first and the bucket closed once it has reached its limit, so a bucket may exceed its
+  // limit by one tensor. The n-th bucket of a kind has the n-th limit of `limits_bytes`, the last
+  // limit serving all further ones. Buckets stand in the order in which they were closed, those
+  // never filled last, by kind. (The rules are PyTorch's, whose plans ours equal.)
   //
   // kInvalidArgument: `order` is not a permutation of the indices; no limit, or one below 1.
   static absl::StatusOr<BucketPlan> Assign(const std::vector<Tensor>& tensors,
@@ -64,6 +65,13 @@ class BucketPlan {
   const std::vector<Bucket>& buckets() const { return buckets_; }
   std::vector<std::vector<std::string>> Names(
       const std::vector<std::string>& parameter_names) const;
+
+  // The same plan with its buckets, and the parameters in each, the other way round.
+  BucketPlan Reversed() const;
+
+  // For a person, a line for each bucket:
+  //   bucket 0: fc2.bias, fc2.weight
+  std::string ToString(const std::vector<std::string>& parameter_names) const;
 
   friend bool operator==(const BucketPlan&, const BucketPlan&) = default;
 

@@ -32,32 +32,38 @@ BucketPlan Chunks(const std::vector<at::Tensor>& tensors, int64_t chunk_bytes) {
   return *std::move(plan);
 }
 
-// variable_data() shares the storage and not the version counter.
 void Receive(const at::Tensor& flat, const std::vector<at::Tensor>& tensors,
-             const std::vector<int>& members) {
+             const std::vector<int>& members, bool fresh_memory) {
   int64_t offset = 0;
   for (const int index : members) {
-    const at::Tensor target = tensors[index].variable_data();
+    at::Tensor tensor = tensors[index];
+    // Shares the memory and not the version counter.
+    const at::Tensor target = tensor.variable_data();
     const at::Tensor value = flat.narrow(0, offset, target.numel()).view(target.sizes());
     offset += target.numel();
-    if (!at::equal(target, value)) target.copy_(value);
+    if (at::equal(target, value)) continue;
+    if (fresh_memory) {
+      tensor.set_data(at::empty_like(target).copy_(value));
+    } else {
+      target.copy_(value);
+    }
   }
 }
 
 }  // namespace
 
 void BroadcastCoalesced(Communicator& communicator, const std::vector<at::Tensor>& tensors,
-                        int rank, int root, int64_t chunk_bytes, const std::string& what) {
+                        const CoalescedBroadcastOptions& options) {
   if (tensors.empty()) return;
   at::NoGradGuard no_grad;
-  const BucketPlan plan = Chunks(tensors, chunk_bytes);
+  const BucketPlan plan = Chunks(tensors, options.chunk_bytes);
   std::deque<std::pair<Communicator::Pending, const std::vector<int>*>> in_flight;
   const auto finish_oldest = [&] {
     auto [pending, members] = std::move(in_flight.front());
     in_flight.pop_front();
     const at::Tensor flat = pending.tensor;
     communicator.Wait(pending);
-    if (rank != root) Receive(flat, tensors, *members);
+    if (options.rank != options.root) Receive(flat, tensors, *members, options.fresh_memory);
   };
   for (const BucketPlan::Bucket& chunk : plan.buckets()) {
     std::vector<at::Tensor> parts;
@@ -65,7 +71,8 @@ void BroadcastCoalesced(Communicator& communicator, const std::vector<at::Tensor
       parts.push_back(tensors[index].variable_data().reshape({-1}));
     }
     if (in_flight.size() == kInFlight) finish_oldest();
-    in_flight.emplace_back(communicator.Broadcast(at::cat(parts), root, what), &chunk.parameters);
+    in_flight.emplace_back(communicator.Broadcast(at::cat(parts), options.root, {options.what}),
+                           &chunk.parameters);
   }
   while (!in_flight.empty()) finish_oldest();
 }

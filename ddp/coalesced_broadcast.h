@@ -2,7 +2,6 @@
 #define DDP_COALESCED_BROADCAST_H_
 
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -11,13 +10,23 @@ namespace ddp {
 
 class Communicator;
 
-// Copies `root`'s tensors into the others', in place, in messages of at most about `chunk_bytes`
-// (more for a single larger tensor), two of them under way at once. All ranks give tensors of equal
-// types and shapes, in equal order. A tensor that is equal already is not written to, and no
-// tensor's autograd version is raised: a graph that saved it stays valid. Throws as
-// Communicator::Wait.
+struct CoalescedBroadcastOptions {
+  int rank = 0;  // this one
+  int root = 0;
+  int64_t chunk_bytes = int64_t{250} << 20;  // of one message; more for a single larger tensor
+
+  // A tensor that changes gets new memory, so that what a graph saved of it stays as it was.
+  // Otherwise it is written to in place, and the graph is wrong from then on without noticing.
+  bool fresh_memory = false;
+
+  const char* what = "a coalesced broadcast";  // for messages
+};
+
+// Copies `root`'s tensors into the others', two messages under way at once. All ranks give tensors
+// of equal types and shapes, in equal order. A tensor that is equal already is left alone, and no
+// tensor's autograd version is raised. Throws as Communicator::Wait.
 void BroadcastCoalesced(Communicator& communicator, const std::vector<at::Tensor>& tensors,
-                        int rank, int root, int64_t chunk_bytes, const std::string& what);
+                        const CoalescedBroadcastOptions& options);
 
 }  // namespace ddp
 

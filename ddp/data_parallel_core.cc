@@ -1,61 +1,52 @@
 #include "ddp/data_parallel_core.h"
 
 #include <algorithm>
-#include <optional>
-#include <set>
+#include <cstdlib>
+#include <exception>
 #include <utility>
 
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/module.h>
-#include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/clock.h"
 #include "ddp/coalesced_broadcast.h"
 #include "ddp/comm/communicator.h"
+#include "ddp/delayed_all_reduce.h"
 #include "ddp/error.h"
+#include "ddp/logging.h"
+#include "ddp/model_agreement.h"
 #include "ddp/model_metadata.h"
+#include "ddp/model_report.h"
+#include "ddp/model_tensors.h"
 #include "ddp/process_group.h"
-#include "ddp/reducer.h"
 
 namespace ddp {
 namespace {
 
-constexpr int64_t kMebibyte = 1 << 20;
-constexpr int64_t kBroadcastChunkBytes = 250 * kMebibyte;
+constexpr double kMebibyte = 1 << 20;
+constexpr double kDefaultBucketCapMb = 25;
+constexpr double kDefaultFirstBucketCapMb = 1;
 
 int64_t LimitBytes(const std::string& name, double mebibytes) {
   if (!(mebibytes > 0) || mebibytes > 1e9) {
     throw ConfigurationError(absl::StrCat(name, "=", mebibytes, " must be above 0, in MiB"));
   }
-  return std::max<int64_t>(1, static_cast<int64_t>(mebibytes * static_cast<double>(kMebibyte)));
+  return std::max<int64_t>(1, static_cast<int64_t>(mebibytes * kMebibyte));
 }
 
-ModelMetadata::Tensor Describe(const std::string& name, const at::Tensor& tensor) {
-  return {.name = name,
-          .dtype = c10::toString(tensor.scalar_type()),
-          .shape = tensor.sizes().vec(),
-          .strides = tensor.strides().vec(),
-          .requires_grad = tensor.requires_grad()};
-}
-
-// Trainable parameters by their first name; a tensor that several modules share is there once.
-std::vector<Reducer::Parameter> TrainableParameters(const torch::nn::Module& module) {
-  std::vector<Reducer::Parameter> parameters;
-  std::set<const c10::TensorImpl*> seen;
-  for (const auto& item : module.named_parameters()) {
-    const at::Tensor& tensor = item.value();
-    if (!tensor.defined() || !tensor.requires_grad()) continue;
-    if (!seen.insert(tensor.unsafeGetTensorImpl()).second) continue;
-    parameters.push_back({item.key(), tensor});
+std::vector<int64_t> BucketLimits(const DistributedDataParallelOptions& options) {
+  std::vector<int64_t> limits;
+  for (const double mebibytes : options.bucket_cap_mb_list) {
+    limits.push_back(LimitBytes("bucket_cap_mb_list", mebibytes));
   }
-  if (parameters.empty()) {
-    throw ConfigurationError(
-        "the model has no parameter that requires a gradient, so there is nothing to average: use "
-        "it without DistributedDataParallel");
-  }
-  return parameters;
+  if (!limits.empty()) return limits;
+  const double cap = options.bucket_cap_mb.value_or(kDefaultBucketCapMb);
+  const double first = options.first_bucket_cap_mb.value_or(
+      options.bucket_cap_mb.has_value() ? cap : kDefaultFirstBucketCapMb);
+  return {LimitBytes("first_bucket_cap_mb", first), LimitBytes("bucket_cap_mb", cap)};
 }
 
 std::optional<BucketPlan> GivenPlan(const std::vector<std::vector<std::string>>& layout,
@@ -69,7 +60,8 @@ std::optional<BucketPlan> GivenPlan(const std::vector<std::vector<std::string>>&
     tensors.push_back({.bytes = 0,
                        .kind = static_cast<int>(parameter.tensor.scalar_type()) * 1024 +
                                static_cast<int>(parameter.tensor.device().type()) * 64 +
-                               parameter.tensor.device().index() + 1});
+                               parameter.tensor.device().index() + 1,
+                       .sparse = parameter.sparse});
   }
   absl::StatusOr<BucketPlan> plan = BucketPlan::FromNames(layout, names, tensors);
   if (!plan.ok()) {
@@ -79,107 +71,458 @@ std::optional<BucketPlan> GivenPlan(const std::vector<std::vector<std::string>>&
   return *std::move(plan);
 }
 
+std::shared_ptr<ProcessGroup> GroupOf(const DistributedDataParallelOptions& options) {
+  return options.process_group;
+}
+
+bool IsSet(const char* variable) {
+  const char* value = std::getenv(variable);
+  return value != nullptr && std::string(value) == "1";
+}
+
 }  // namespace
 
+DistributedDataParallelOptions WithGroup(DistributedDataParallelOptions options,
+                                         std::shared_ptr<ProcessGroup> group) {
+  if (options.process_group && options.process_group != group) {
+    throw ConfigurationError(
+        "the constructor's process group and options.process_group are two different ones");
+  }
+  options.process_group = std::move(group);
+  return options;
+}
+
 DataParallelCore::DataParallelCore(std::shared_ptr<torch::nn::Module> module,
-                                   std::shared_ptr<ProcessGroup> group,
-                                   const DistributedDataParallelOptions& options)
-    : module_(std::move(module)), group_(std::move(group)), options_(options) {
+                                   DistributedDataParallelOptions options)
+    : module_(std::move(module)),
+      options_(std::move(options)),
+      group_(GroupOf(options_)),
+      buffers_(module_, options_.params_and_buffers_to_ignore) {
   if (!module_ || !group_) {
     throw ConfigurationError("DistributedDataParallel needs a module and a process group");
   }
-  std::vector<Reducer::Parameter> parameters = TrainableParameters(*module_);
-  CheckPlacement();
-  AgreeOnMetadata();
-  BroadcastState();
-  Reducer::Options reducer_options{
-      .bucket_limits_bytes = {LimitBytes("first_bucket_cap_mb", options.first_bucket_cap_mb),
-                              LimitBytes("bucket_cap_mb", options.bucket_cap_mb)},
-      .gradient_as_bucket_view = options.gradient_as_bucket_view,
-      .plan = GivenPlan(options.bucket_layout, parameters)};
-  reducer_ = std::make_unique<Reducer>(std::move(parameters), group_, reducer_options);
+  group_->ensure_usable();
+  ModelTensors tensors;
+  std::vector<Reducer::Parameter> trainable;
+  Reducer::Options reducer_options;
+  try {
+    CheckOptions();
+    tensors = ModelTensors::Of(*module_, options_.params_and_buffers_to_ignore);
+    CheckPlacement(tensors);
+    trainable = tensors.trainable;
+    TakeDelayed(trainable);
+    reducer_options = ReducerOptions(trainable);
+  } catch (const c10::Error& error) {
+    // The others wait for this rank, unless they find the same.
+    group_->report_failure(
+        absl::StrCat("rank ", group_->rank(), ": ", error.what_without_backtrace()));
+    throw;
+  }
+  SetUp(tensors, std::move(trainable), reducer_options);
+}
+
+void DataParallelCore::SetUp(const ModelTensors& tensors, std::vector<Reducer::Parameter> trainable,
+                             const Reducer::Options& reducer_options) {
+  AgreeOnMetadata(tensors);
+  if (options_.init_sync) BroadcastState(tensors, 0);
+  reducer_ = std::make_unique<Reducer>(std::move(trainable), group_, reducer_options);
+  reducer_->set_on_complete([this] { OnReductionComplete(); });
+  if (options_.mixed_precision.has_value()) SetUpMixedPrecision(tensors);
+  if (!options_.delay_all_reduce_named_params.empty()) {
+    delayed_ = std::make_unique<DelayedAllReduce>(options_.delay_all_reduce_named_params,
+                                                  options_.param_to_hook_all_reduce, group_);
+  }
+  first_bucket_sizes_ = BucketSizes(*reducer_);
+  incarnation_ = group_->incarnation();
 }
 
 DataParallelCore::~DataParallelCore() = default;
 
-void DataParallelCore::BeforeForward() {
-  if (!at::GradMode::is_enabled() || !synchronize_) return;
-  reducer_->BeginForward();
-  if (options_.broadcast_buffers && module_->is_training()) SyncBuffers();
+void DataParallelCore::CheckOptions() const {
+  const auto fail = [](const std::string& message) { throw ConfigurationError(message); };
+  if (options_.device_ids.size() > 1) {
+    fail("device_ids holds more than one device: one process drives one GPU; start one per GPU");
+  }
+  if (options_.output_device.has_value() && options_.device_ids.empty()) {
+    fail("output_device is set without device_ids");
+  }
+  if (!options_.bucket_cap_mb_list.empty() &&
+      (options_.bucket_cap_mb.has_value() || options_.first_bucket_cap_mb.has_value())) {
+    fail("bucket_cap_mb_list stands for bucket_cap_mb and first_bucket_cap_mb: set it alone");
+  }
+  if (options_.delay_all_reduce_named_params.empty() !=
+      !options_.param_to_hook_all_reduce.defined()) {
+    fail("delay_all_reduce_named_params and param_to_hook_all_reduce go together: set both");
+  }
+  if (options_.lazy_bucket_allocation && options_.gradient_as_bucket_view) {
+    fail(
+        "lazy_bucket_allocation frees the buckets that gradient_as_bucket_view keeps the gradients "
+        "in: set one of them");
+  }
+  if (options_.skip_all_reduce_unused_params && !options_.find_unused_parameters &&
+      !options_.static_graph) {
+    fail("skip_all_reduce_unused_params needs find_unused_parameters or static_graph");
+  }
+  if (options_.mixed_precision.has_value()) CheckMixedPrecision(*options_.mixed_precision);
+  if (options_.static_graph && options_.find_unused_parameters) {
+    LOG(WARNING) << "static_graph finds unused parameters by itself, once: "
+                    "find_unused_parameters changes nothing";
+  }
 }
 
-void DataParallelCore::AfterForward() {
-  if (!at::GradMode::is_enabled()) return;
-  reducer_->BeginBackward(synchronize_);
-}
-
-void DataParallelCore::SyncBuffers() {
-  // Read anew: a module may have replaced its buffers.
-  BroadcastCoalesced(group_->communicator(), module_->buffers(), group_->rank(), /*root=*/0,
-                     kBroadcastChunkBytes, "the broadcast of buffers");
-}
-
-void DataParallelCore::CheckPlacement() const {
-  const at::Device device = group_->device();
-  const auto check = [&](const std::string& sort, const std::string& name,
-                         const at::Tensor& tensor) {
-    if (tensor.device() == device) return;
+void DataParallelCore::CheckPlacement(const ModelTensors& tensors) const {
+  if (tensors.trainable.empty()) {
+    throw ConfigurationError(
+        "the model has no parameter that requires a gradient, so there is nothing to average: use "
+        "it without DistributedDataParallel");
+  }
+  tensors.CheckDevices(group_->device(), group_->backend());
+  if (options_.device_ids.empty()) return;
+  const int wanted = options_.device_ids.front();
+  for (const NamedTensor& item : tensors.parameters) {
+    const at::Device device = item.tensor.device();
+    if (device.is_cuda() && device.index() == wanted) continue;
     throw ConfigurationError(absl::StrCat(
-        sort, " ", name, " is on ", tensor.device().str(), ", but the process group (",
-        group_->backend(), ") works on ", device.str(), ": move the model there with to() first"));
-  };
-  for (const auto& item : module_->named_parameters()) check("parameter", item.key(), item.value());
-  for (const auto& item : module_->named_buffers()) check("buffer", item.key(), item.value());
+        "device_ids={", wanted, "}, but parameter ", item.name, " is on ", device.str(),
+        ": leave device_ids empty for a module on the CPU or on several GPUs, or move it there"));
+  }
 }
 
-void DataParallelCore::AgreeOnMetadata() const {
+void DataParallelCore::TakeDelayed(std::vector<Reducer::Parameter>& trainable) const {
+  for (const auto& [name, tensor] : options_.delay_all_reduce_named_params) {
+    const auto found =
+        std::find_if(trainable.begin(), trainable.end(),
+                     [&](const Reducer::Parameter& p) { return p.tensor.is_same(tensor); });
+    if (found == trainable.end()) {
+      throw ConfigurationError(absl::StrCat("delay_all_reduce_named_params: ", name,
+                                            " is no parameter of the model that requires a "
+                                            "gradient, or is there twice"));
+    }
+    trainable.erase(found);
+  }
+}
+
+Reducer::Options DataParallelCore::ReducerOptions(
+    const std::vector<Reducer::Parameter>& trainable) const {
+  return {.initial_limits_bytes = BucketLimits(options_),
+          .rebuild_limits_bytes = BucketLimits(options_),
+          .last_bucket_is_small = IsSet("DDP_SET_LAST_BUCKET_CAP"),
+          .plan = GivenPlan(options_.bucket_layout, trainable),
+          .find_unused_parameters = options_.find_unused_parameters,
+          .static_graph = options_.static_graph,
+          .skip_unused_buckets = options_.skip_all_reduce_unused_params,
+          .buckets = {.gradient_as_view = options_.gradient_as_bucket_view,
+                      .batched_copy = options_.batched_grad_copy,
+                      .lazy = options_.lazy_bucket_allocation}};
+}
+
+void DataParallelCore::BroadcastState(const ModelTensors& tensors, int source) const {
+  std::vector<at::Tensor> state;
+  for (const NamedTensor& item : tensors.parameters) state.push_back(item.tensor);
+  if (options_.broadcast_buffers) {
+    for (const NamedTensor& item : tensors.buffers) state.push_back(item.tensor);
+  }
+  BroadcastCoalesced(
+      group_->communicator(), state,
+      {.rank = group_->rank(), .root = source, .what = "the broadcast of the model"});
+}
+
+void DataParallelCore::SetUpMixedPrecision(const ModelTensors& tensors) {
+  const MixedPrecision& config = *options_.mixed_precision;
+  if (config.buffer_dtype.has_value()) {
+    std::vector<at::Tensor> buffers;
+    for (const NamedTensor& item : tensors.buffers) buffers.push_back(item.tensor);
+    CastBuffers(buffers, *config.buffer_dtype);
+  }
+  if (config.reduction_dtype().has_value()) {
+    reducer_->RegisterHook("mixed precision", [this](GradBucket& bucket) {
+      return reduce_dtype_hook(group_, *options_.mixed_precision->reduction_dtype())(bucket);
+    });
+  }
+  if (!config.param_dtype.has_value()) return;
+  std::vector<at::Tensor> parameters;
+  for (const NamedTensor& item : tensors.parameters) parameters.push_back(item.tensor);
+  mixed_precision_ = std::make_unique<MixedPrecisionParameters>(parameters, *config.param_dtype);
+  reducer_->set_backward_callbacks({.begin = [this] { mixed_precision_->BeginBackward(); },
+                                    .end = [this] { mixed_precision_->EndBackward(); }});
+}
+
+// ---- The forward.
+
+void DataParallelCore::BeforeForward() {
+  if (at::GradMode::is_enabled()) BeginIteration();
+  if (mixed_precision_) mixed_precision_->BeginForward();
+}
+
+void DataParallelCore::BeginIteration() {
+  group_->ensure_usable();
+  if (group_->incarnation() != incarnation_) {
+    incarnation_ = group_->incarnation();
+    reducer_->Reset(group_);
+    if (delayed_) delayed_->Reset(group_);
+  }
+  reducer_->CheckFinished();
+  if (!synchronize_) return;
+  ++iteration_;
+  if (timer_.IsSampled(iteration_)) timer_.StartIteration(iteration_, MonotonicNanoseconds());
+  SyncForward();
+}
+
+bool DataParallelCore::SyncsBuffers() const {
+  return options_.forward_sync_buffers.value_or(options_.broadcast_buffers) &&
+         module_->is_training();
+}
+
+void DataParallelCore::SyncForward() {
+  const bool sync = SyncsBuffers();
+  const bool before = sync && buffers_.Due(BufferCommHookLocation::kPreForward);
+  const bool after = sync && buffers_.Due(BufferCommHookLocation::kPostForward);
+  int source = 0;
+  if (join_ != nullptr && (before || after || join_options_.throw_on_early_termination)) {
+    const JoinRound round = join_->notify(
+        *this, kForward + (before ? kBuffersBefore : 0) + (after ? kBuffersAfter : 0));
+    source = round.source();
+  }
+  if (before) buffers_.Run(*group_, BufferCommHookLocation::kPreForward, source);
+}
+
+void DataParallelCore::AfterForward(const std::vector<at::Tensor>& outputs, bool complete) {
+  if (mixed_precision_) mixed_precision_->EndForward(at::GradMode::is_enabled());
+  if (!at::GradMode::is_enabled()) return;
+  if (synchronize_) {
+    if (SyncsBuffers()) buffers_.Run(*group_, BufferCommHookLocation::kPostForward, 0);
+    if (timer_.active()) timer_.StartBackward(MonotonicNanoseconds());
+    if (options_.find_unused_parameters && !options_.static_graph && outputs.empty()) {
+      throw ConfigurationError(absl::StrCat(
+          "rank ", group_->rank(),
+          ": find_unused_parameters has to see the tensors that the "
+          "forward returns, and ",
+          complete ? "it returned none"
+                   : "found none in what it "
+                     "returned: return tensors, containers or plain structs of them, or write a "
+                     "for_each_tensor_in for its type (ddp/tensor_traversal.h)"));
+    }
+  }
+  if (delayed_) delayed_->EndForward(synchronize_);
+  reducer_->EndForward(outputs, synchronize_);
+}
+
+void DataParallelCore::OnForwardException() {
+  if (mixed_precision_) mixed_precision_->EndForward(/*backward_may_follow=*/false);
+  if (!at::GradMode::is_enabled() || !synchronize_) return;
+  std::string text = "an exception that is no std::exception";
+  try {
+    throw;
+  } catch (const c10::Error& error) {
+    text = error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    text = error.what();
+  } catch (...) {
+  }
+  group_->report_failure(absl::StrCat("rank ", group_->rank(), ": the forward threw: ", text));
+}
+
+void DataParallelCore::OnReductionComplete() {
+  buffers_.Finish(*group_);
+  if (!timer_.active()) return;
+  const Reducer::PassTimes& times = reducer_->times();
+  timer_.StartCommunication(times.first_launch_ns);
+  timer_.EndCompute(times.last_gradient_ns);
+  timer_.EndCommunication(times.complete_ns);
+}
+
+bool DataParallelCore::places_inputs() const {
+  return !options_.device_ids.empty() ||
+         (mixed_precision_ && options_.mixed_precision->cast_forward_inputs);
+}
+
+at::Tensor DataParallelCore::PlaceInput(const at::Tensor& input) const {
+  at::Tensor placed = input;
+  if (!options_.device_ids.empty()) {
+    placed = placed.to(at::Device(at::kCUDA, static_cast<at::DeviceIndex>(options_.device_ids[0])),
+                       /*non_blocking=*/true);
+  }
+  if (mixed_precision_ && options_.mixed_precision->cast_forward_inputs) {
+    placed = CastInput(placed, *options_.mixed_precision->param_dtype);
+  }
+  return placed;
+}
+
+at::Tensor DataParallelCore::PlaceOutput(const at::Tensor& output) const {
+  return output.to(at::Device(at::kCUDA, static_cast<at::DeviceIndex>(*options_.output_device)));
+}
+
+// ---- What users call.
+
+void DataParallelCore::SyncBuffers() { buffers_.Broadcast(*group_, 0); }
+
+void DataParallelCore::CheckFinished() { reducer_->CheckFinished(); }
+
+void DataParallelCore::RegisterCommHook(std::string name, CommHook hook) {
+  reducer_->RegisterHook(std::move(name), std::move(hook));
+}
+
+void DataParallelCore::RegisterBufferCommHook(BufferCommHook hook,
+                                              BufferCommHookLocation location) {
+  buffers_.RegisterHook(std::move(hook), location);
+}
+
+void DataParallelCore::UpdateProcessGroup(std::shared_ptr<ProcessGroup> group) {
+  if (!group) throw ConfigurationError("update_process_group needs a process group");
+  reducer_->CheckFinished();
+  const ModelTensors tensors = ModelTensors::Of(*module_, options_.params_and_buffers_to_ignore);
+  tensors.CheckDevices(group->device(), group->backend());
+  group_ = std::move(group);
+  AgreeOnMetadata(tensors);
+  incarnation_ = group_->incarnation();
+  reducer_->Reset(group_);
+  if (delayed_) delayed_->Reset(group_);
+}
+
+// ---- Agreement.
+
+void DataParallelCore::AgreeOnMetadata(const ModelTensors& tensors) const {
   ModelMetadata metadata;
-  metadata.AddOption("bucket_cap_mb", absl::StrCat(options_.bucket_cap_mb));
-  metadata.AddOption("first_bucket_cap_mb", absl::StrCat(options_.first_bucket_cap_mb));
-  metadata.AddOption("broadcast_buffers", absl::StrCat(options_.broadcast_buffers));
-  metadata.AddOption("gradient_as_bucket_view", absl::StrCat(options_.gradient_as_bucket_view));
+  const auto option = [&](const char* name, const auto& value) {
+    metadata.AddOption(name, absl::StrCat(value));
+  };
+  option("init_sync", options_.init_sync);
+  option("broadcast_buffers", options_.broadcast_buffers);
+  option("forward_sync_buffers",
+         options_.forward_sync_buffers.value_or(options_.broadcast_buffers));
+  option("bucket_caps", absl::StrJoin(BucketLimits(options_), " "));
+  option("gradient_as_bucket_view", options_.gradient_as_bucket_view);
+  option("find_unused_parameters", options_.find_unused_parameters);
+  option("static_graph", options_.static_graph);
+  option("skip_all_reduce_unused_params", options_.skip_all_reduce_unused_params);
+  option("DDP_SET_LAST_BUCKET_CAP", IsSet("DDP_SET_LAST_BUCKET_CAP"));
+  for (const std::string& name : options_.params_and_buffers_to_ignore) {
+    option("params_and_buffers_to_ignore", name);
+  }
+  for (const auto& [name, tensor] : options_.delay_all_reduce_named_params) {
+    option("delay_all_reduce_named_params", name);
+  }
+  if (options_.mixed_precision.has_value()) {
+    const auto type = [](const std::optional<at::ScalarType>& dtype) {
+      return dtype.has_value() ? c10::toString(*dtype) : "as it is";
+    };
+    const MixedPrecision& config = *options_.mixed_precision;
+    option("mixed_precision.param_dtype", type(config.param_dtype));
+    option("mixed_precision.reduce_dtype", type(config.reduce_dtype));
+    option("mixed_precision.buffer_dtype", type(config.buffer_dtype));
+  }
   for (const auto& bucket : options_.bucket_layout) {
-    metadata.AddOption("bucket_layout", absl::StrJoin(bucket, " "));
+    option("bucket_layout", absl::StrJoin(bucket, " "));
   }
-  for (const auto& item : module_->named_parameters()) {
-    metadata.AddParameter(Describe(item.key(), item.value()));
-  }
-  for (const auto& item : module_->named_buffers()) {
-    metadata.AddBuffer(Describe(item.key(), item.value()));
-  }
+  tensors.Describe(metadata);
 
-  // Minimum of the hash and of its negative: equal to ours both times on every rank, or nowhere.
-  const auto [high, low] = metadata.Hash();
-  const int64_t a = static_cast<int64_t>(high >> 1);
-  const int64_t b = static_cast<int64_t>(low >> 1);
-  const at::Tensor mine = at::tensor({a, b, -a, -b}, at::kLong);
-  const at::Tensor least = mine.clone().to(group_->device());
-  Communicator::Pending pending =
-      group_->communicator().AllReduceMin(least, "the comparison of models");
-  group_->communicator().Wait(pending);
-  const int sequence = group_->next_sequence();
-  const at::Tensor answer = least.to(at::kCPU);
-  const int64_t* found = answer.const_data_ptr<int64_t>();
-  if (found[0] == -found[2] && found[1] == -found[3]) return;
+  AgreeOnModel(*group_, metadata);
+}
 
-  // They differ somewhere. Every rank reads the same texts and so finds the same first difference.
-  const auto key = [&](int rank) { return absl::StrCat("ddp/model/", sequence, "/", rank); };
-  group_->store()->set(key(group_->rank()), metadata.Serialize());
-  const std::string first = group_->store()->get_to_str(key(0));
-  for (int rank = 1; rank < group_->size(); ++rank) {
-    const std::string other = group_->store()->get_to_str(key(rank));
-    const std::string difference = ModelMetadata::FirstDifference(first, 0, other, rank);
-    if (difference.empty()) continue;
-    group_->barrier();  // nobody leaves, and perhaps ends the store, before all have read
-    throw ConfigurationError(absl::StrCat("the ranks have different models: ", difference));
+// ---- Join.
+
+// What a rank without inputs does while others go on.
+class DataParallelCore::Shadow : public JoinHook {
+ public:
+  explicit Shadow(DataParallelCore* core) : core_(core) {}
+
+  void main_hook(const JoinRound& round) override { core_->ShadowRound(round); }
+  void post_hook(bool is_last_joiner, int last_joiner) override { core_->FinishJoin(last_joiner); }
+
+ private:
+  DataParallelCore* const core_;
+};
+
+std::unique_ptr<JoinHook> DataParallelCore::join_hook(const JoinOptions& options) {
+  join_options_ = options;
+  return std::make_unique<Shadow>(this);
+}
+
+void DataParallelCore::enter_join(Join* join) {
+  join_ = join;
+  was_joined_ = true;
+  const auto divisor = [this](const JoinRound& round) {
+    return join_options_.divide_by_initial_world_size ? group_->size() : round.num_active();
+  };
+  reducer_->set_announce([this, divisor](int flags) {
+    const JoinRound round = join_->notify(*this, flags);
+    return Reducer::PassStart{.divisor = divisor(round), .source = round.source()};
+  });
+  if (!delayed_) return;
+  delayed_->set_announce([this, divisor] { return divisor(join_->notify(*this, kDelayed)); });
+}
+
+void DataParallelCore::leave_join() {
+  join_ = nullptr;
+  reducer_->set_announce({});
+  if (delayed_) delayed_->set_announce({});
+}
+
+void DataParallelCore::ShadowRound(const JoinRound& round) {
+  const int source = round.source();
+  if (round.event == kDelayed) return delayed_->Shadow();
+  if (round.event < kForward) {
+    reducer_->Shadow(round.event, source);
+    return buffers_.Finish(*group_);
+  }
+  if ((round.event & kBuffersBefore) != 0) {
+    buffers_.Run(*group_, BufferCommHookLocation::kPreForward, source);
+  }
+  if ((round.event & kBuffersAfter) != 0) {
+    buffers_.Run(*group_, BufferCommHookLocation::kPostForward, source);
   }
 }
 
-void DataParallelCore::BroadcastState() const {
-  std::vector<at::Tensor> tensors = module_->parameters();
-  for (const at::Tensor& buffer : module_->buffers()) tensors.push_back(buffer);
-  BroadcastCoalesced(group_->communicator(), tensors, group_->rank(), /*root=*/0,
-                     kBroadcastChunkBytes, "the broadcast of the model");
+void DataParallelCore::FinishJoin(int last_joiner) {
+  reducer_->CheckFinished();
+  buffers_.Finish(*group_);
+  BroadcastState(ModelTensors::Of(*module_, options_.params_and_buffers_to_ignore), last_joiner);
+  if (!options_.static_graph) return;
+  // A rank that had no input at all has not seen the graph: then all look at it once more.
+  const at::Tensor counted =
+      at::tensor({reducer_->must_count() ? 0 : 1}, at::kInt).to(group_->device());
+  Communicator::Pending pending =
+      group_->communicator().AllReduceMin(counted, {"the end of a join"});
+  group_->communicator().Wait(pending);
+  if (counted.item<int>() == 0) reducer_->ForgetCounts();
+}
+
+// ---- What can be seen.
+
+DDPLoggingData DataParallelCore::LoggingData() const {
+  DDPLoggingData data;
+  data.module_name = module_->name();
+  data.backend_name = group_->backend();
+  data.world_size = group_->size();
+  data.rank = group_->rank();
+  data.device_ids = absl::StrJoin(options_.device_ids, ", ");
+  data.output_device = options_.output_device.value_or(-1);
+  data.bucket_cap_bytes = BucketLimits(options_).back();
+  data.broadcast_buffers = options_.broadcast_buffers;
+  data.find_unused_parameters = options_.find_unused_parameters;
+  data.gradient_as_bucket_view = options_.gradient_as_bucket_view;
+  data.static_graph = options_.static_graph;
+  data.join_uneven_inputs = was_joined_;
+  data.iteration = iteration_;
+  DescribeParameters(*reducer_, data);
+  data.bucket_sizes = first_bucket_sizes_;
+  data.error = error_;
+  data.FillEnvironment([](const std::string& name) -> std::optional<std::string> {
+    const char* value = std::getenv(name.c_str());
+    return value == nullptr ? std::nullopt : std::optional<std::string>(value);
+  });
+  data.FillTimes(timer_);
+  return data;
+}
+
+void DataParallelCore::SetLoggingSampleRate(int64_t iterations) {
+  const absl::Status status = timer_.SetSampleRate(iterations);
+  if (!status.ok()) throw ConfigurationError(std::string(status.message()));
+}
+
+std::string DataParallelCore::Describe() const {
+  return absl::StrCat(module_->name(), " on rank ", group_->rank(), " of ", group_->size(), " (",
+                      group_->backend(), "), ", BucketTable(*reducer_));
 }
 
 }  // namespace ddp

@@ -2,10 +2,19 @@
 #define DDP_DATA_PARALLEL_CORE_H_
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+
+#include "ddp/buffer_sync.h"
+#include "ddp/comm_hook.h"
+#include "ddp/iteration_timer.h"
+#include "ddp/join.h"
+#include "ddp/logging_data.h"
+#include "ddp/options.h"
+#include "ddp/reducer.h"
 
 namespace torch::nn {
 class Module;
@@ -13,65 +22,108 @@ class Module;
 
 namespace ddp {
 
+class DelayedAllReduce;
 class ProcessGroup;
-class Reducer;
+struct ModelTensors;
 
-// The names, defaults and effects are those of PyTorch's DistributedDataParallel.
-struct DistributedDataParallelOptions {
-  // Size in MiB up to which gradients are gathered before they are reduced together. Larger:
-  // fewer, longer messages; smaller: more overlap with the backward.
-  double bucket_cap_mb = 25;
-
-  // The same for the bucket that is ready first, so that communication starts early.
-  double first_bucket_cap_mb = 1;
-
-  // Every synchronized forward of a model in training begins with rank 0's buffers (running
-  // statistics of batch norms) on all ranks.
-  bool broadcast_buffers = true;
-
-  // Lets gradients be parts of the buckets instead of copies: saves one gradient's memory and a
-  // copy per step. Then gradients must not be detached in place or replaced by other tensors;
-  // zero_grad() is fine in both its forms.
-  bool gradient_as_bucket_view = false;
-
-  // The buckets of an earlier run, as bucket_layout() gave them and a checkpoint kept them. Sums
-  // over more than two ranks depend on the buckets to the bit, so a run that is to continue another
-  // bit by bit needs its layout. Empty: dealt by size, and once more after the first backward.
-  std::vector<std::vector<std::string>> bucket_layout;
-};
+// `options` over `group`. Throws ConfigurationError when they name another one.
+DistributedDataParallelOptions WithGroup(DistributedDataParallelOptions options,
+                                         std::shared_ptr<ProcessGroup> group);
 
 // DistributedDataParallel without the module's type: everything but the forward itself.
 //
-// Collectives: the constructor, and BeforeForward of every synchronized forward.
+// Collectives: the constructor, and of a synchronized iteration, in this order: the buffers, or the
+// user's hook for them, in BeforeForward; the hook in AfterForward, where it was asked for there;
+// the reduction, in the backward. Under a Join every one of them is announced first.
+//
+// A failure on any rank is thrown once on each: by whatever waits for that rank, or else by the
+// next BeforeForward. The BeforeForward after that begins afresh, with all ranks together.
+//
 // Thread-compatible.
-class DataParallelCore {
+class DataParallelCore : public Joinable {
  public:
-  DataParallelCore(std::shared_ptr<torch::nn::Module> module, std::shared_ptr<ProcessGroup> group,
-                   const DistributedDataParallelOptions& options);
-  ~DataParallelCore();
+  // Exactly one of options.process_group and options.device_mesh is set.
+  DataParallelCore(std::shared_ptr<torch::nn::Module> module,
+                   DistributedDataParallelOptions options);
+  ~DataParallelCore() override;
   DataParallelCore(const DataParallelCore&) = delete;
   DataParallelCore& operator=(const DataParallelCore&) = delete;
 
   void BeforeForward();
-  void AfterForward();
+  // `outputs`: all tensors that the module returned. `complete`: there can be none besides.
+  void AfterForward(const std::vector<at::Tensor>& outputs, bool complete);
+  // In a catch block, when the module's forward threw.
+  void OnForwardException();
+
+  // What the module is to get for an input, and the caller for an output: moved and cast.
+  bool places_inputs() const;
+  at::Tensor PlaceInput(const at::Tensor& input) const;
+  bool places_outputs() const { return options_.output_device.has_value(); }
+  at::Tensor PlaceOutput(const at::Tensor& output) const;
 
   bool synchronize() const { return synchronize_; }
   void set_synchronize(bool synchronize) { synchronize_ = synchronize; }
 
   void SyncBuffers();
+  void CheckFinished();
+  void RegisterCommHook(std::string name, CommHook hook);
+  void RegisterBufferCommHook(BufferCommHook hook, BufferCommHookLocation location);
+  void RebuildBuckets() { reducer_->RequestRebuild(); }
+  void UpdateProcessGroup(std::shared_ptr<ProcessGroup> group);
+
+  DDPLoggingData LoggingData() const;
+  void SetLoggingSampleRate(int64_t iterations);
+  std::string Describe() const;
 
   const Reducer& reducer() const { return *reducer_; }
+  const std::shared_ptr<ProcessGroup>& group() const { return group_; }
+
+  // Joinable
+  std::unique_ptr<JoinHook> join_hook(const JoinOptions& options) override;
+  std::shared_ptr<ProcessGroup> join_process_group() override { return group_; }
+  void enter_join(Join* join) override;
+  void leave_join() override;
 
  private:
-  void CheckPlacement() const;
-  void AgreeOnMetadata() const;
-  void BroadcastState() const;
+  class Shadow;
+  // What a Join is told that the ranks are about to do. Below kForward: a reduction, with these as
+  // Reducer::PassFlags.
+  enum JoinEvent : int { kForward = 8, kBuffersBefore = 1, kBuffersAfter = 2, kDelayed = 16 };
+
+  void SetUp(const ModelTensors& tensors, std::vector<Reducer::Parameter> trainable,
+             const Reducer::Options& reducer_options);
+  void CheckOptions() const;
+  void CheckPlacement(const ModelTensors& tensors) const;
+  Reducer::Options ReducerOptions(const std::vector<Reducer::Parameter>& trainable) const;
+  void TakeDelayed(std::vector<Reducer::Parameter>& trainable) const;
+  void AgreeOnMetadata(const ModelTensors& tensors) const;
+  void BroadcastState(const ModelTensors& tensors, int source) const;
+  bool SyncsBuffers() const;
+  void BeginIteration();
+  void SyncForward();
+  void ShadowRound(const JoinRound& round);
+  void FinishJoin(int last_joiner);
+  void OnReductionComplete();
+  void SetUpMixedPrecision(const ModelTensors& tensors);
 
   const std::shared_ptr<torch::nn::Module> module_;
-  const std::shared_ptr<ProcessGroup> group_;
   const DistributedDataParallelOptions options_;
+  std::shared_ptr<ProcessGroup> group_;
+  int64_t incarnation_ = 0;  // of the group that the reducer was set up on
+  BufferSync buffers_;
+  std::unique_ptr<MixedPrecisionParameters> mixed_precision_;
   std::unique_ptr<Reducer> reducer_;
+  std::unique_ptr<DelayedAllReduce> delayed_;
   bool synchronize_ = true;
+
+  Join* join_ = nullptr;
+  JoinOptions join_options_;
+  bool was_joined_ = false;
+
+  IterationTimer timer_;
+  int64_t iteration_ = 0;
+  std::string first_bucket_sizes_;
+  std::optional<std::string> error_;
 };
 
 }  // namespace ddp

@@ -3,11 +3,12 @@
 
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "ddp/data_parallel_core.h"
-#include "ddp/reducer.h"
+#include "ddp/tensor_traversal.h"
 
 namespace ddp {
 
@@ -47,7 +48,7 @@ class DistributedDataParallel {
  public:
   DistributedDataParallel(std::shared_ptr<Module> module, std::shared_ptr<ProcessGroup> group,
                           const DistributedDataParallelOptions& options = {})
-      : module_(module), core_(std::move(module), std::move(group), options) {}
+      : module_(module), core_(std::move(module), WithGroup(options, std::move(group))) {}
 
   // From TORCH_MODULE's holders.
   template <typename Holder>
@@ -56,12 +57,28 @@ class DistributedDataParallel {
                           const DistributedDataParallelOptions& options = {})
       : DistributedDataParallel(holder.ptr(), std::move(group), options) {}
 
-  // The module's own forward, with whatever it takes and returns.
+  // As above, with the group or mesh in the options.
+  DistributedDataParallel(std::shared_ptr<Module> module,
+                          const DistributedDataParallelOptions& options)
+      : module_(module), core_(std::move(module), options) {}
+
+  // The module's own forward, with whatever it takes and returns: a tensor, a container or plain
+  // struct of tensors, or anything that ddp/tensor_traversal.h can look into.
   template <typename... Inputs>
   auto forward(Inputs&&... inputs) {
     core_.BeforeForward();
-    auto outputs = module_->forward(std::forward<Inputs>(inputs)...);
-    core_.AfterForward();
+    auto outputs = Run(std::forward<Inputs>(inputs)...);
+    using Outputs = decltype(outputs);
+    if constexpr (may_hold_tensors_v<Outputs>) {
+      if (core_.places_outputs()) {
+        for_each_tensor(outputs, [&](at::Tensor& tensor) { tensor = core_.PlaceOutput(tensor); });
+      }
+    }
+    std::vector<at::Tensor> tensors;
+    for_each_tensor(std::as_const(outputs), [&](const at::Tensor& tensor) {
+      if (tensor.defined()) tensors.push_back(tensor);
+    });
+    core_.AfterForward(tensors, /*complete=*/!may_hide_tensors_v<Outputs>);
     return outputs;
   }
 
@@ -96,20 +113,107 @@ class DistributedDataParallel {
   // collective.
   void sync_buffers() { core_.SyncBuffers(); }
 
+  // Reduces gradients with `hook` instead of a plain average: `hook(state, bucket)` returns a
+  // future of the reduced tensor, like the bucket's buffer, and divides by itself. `state` is
+  // anything that can be copied, usually a shared_ptr; the model keeps it. Once, before the first
+  // backward, on all ranks alike. See comm_hook.h, and default_hooks.h for those that exist.
+  template <typename State, typename Hook>
+  void register_comm_hook(State state, Hook hook, const std::string& name = "custom") {
+    core_.RegisterCommHook(name, BindCommHook(std::move(state), std::move(hook)));
+  }
+
+  // Keeps buffers in step with `hook(state, buffers by name)`, called before or after every
+  // synchronized forward of a module in training, instead of by a broadcast. The backward waits
+  // for the futures that it returns.
+  template <typename State, typename Hook>
+  void register_buffer_comm_hook(
+      State state, Hook hook,
+      BufferCommHookLocation location = BufferCommHookLocation::kPreForward) {
+    core_.RegisterBufferCommHook(BindBufferCommHook(std::move(state), std::move(hook)), location);
+  }
+
+  // Throws ReductionError, naming the parameters without a gradient, when a reduction has begun and
+  // is not complete; see also ddp::check_finished. The next forward checks the same.
+  void check_finished() { core_.CheckFinished(); }
+
+  // The next synchronized backward also records the order in which gradients come, and ends with
+  // new buckets: for a graph that has changed. On all ranks before the same backward.
+  void rebuild_buckets() { core_.RebuildBuckets(); }
+
+  // Goes on over other ranks, with parameters, gradients and options as they are. On all ranks of
+  // `group`; a rank that is new there constructs its model with init_sync=false, after it has got
+  // the state from somewhere. Throws as the constructor.
+  void update_process_group(std::shared_ptr<ProcessGroup> group) {
+    core_.UpdateProcessGroup(std::move(group));
+  }
+
   // Which parameters share a bucket, in the order of reduction, by name: for a checkpoint, see
   // DistributedDataParallelOptions::bucket_layout. Dealt anew once, at the end of the first
-  // synchronized backward.
+  // synchronized backward (not with find_unused_parameters: see rebuild_buckets).
   std::vector<std::vector<std::string>> bucket_layout() const {
     return core_.reducer().plan_names();
   }
+
+  // What the model is and does, times included; logging_data().to_json() for a log.
+  DDPLoggingData logging_data() const { return core_.LoggingData(); }
+
+  // Times are taken in the first 10 iterations and then in every `iterations`-th. Unset: 100.
+  void set_logging_sample_rate(int64_t iterations) { core_.SetLoggingSampleRate(iterations); }
+
+  // See ddp::describe.
+  std::string describe() const { return core_.Describe(); }
+
+  // What a ddp::Join takes.
+  Joinable* joinable() { return &core_; }
 
   const std::shared_ptr<Module>& module() const { return module_; }
   Module* operator->() const { return module_.get(); }
 
  private:
+  // The module's forward. What it throws is told to the peers, which wait for this rank.
+  template <typename... Inputs>
+  auto Run(Inputs&&... inputs) {
+    try {
+      if (core_.places_inputs()) return module_->forward(Place<Inputs>(inputs)...);
+      return module_->forward(std::forward<Inputs>(inputs)...);
+    } catch (...) {
+      core_.OnForwardException();
+      throw;
+    }
+  }
+
+  // A copy whose tensors are where, and of the type, that the module wants. What cannot be copied
+  // or holds no tensor is handed on as it is.
+  template <typename Input>
+  decltype(auto) Place(std::remove_reference_t<Input>& input) {
+    using Value = std::remove_cvref_t<Input>;
+    if constexpr (may_hold_tensors_v<Value> && std::is_copy_constructible_v<Value>) {
+      Value placed = input;
+      for_each_tensor(placed, [this](at::Tensor& tensor) {
+        if (tensor.defined()) tensor = core_.PlaceInput(tensor);
+      });
+      return placed;
+    } else {
+      return std::forward<Input>(input);
+    }
+  }
+
   const std::shared_ptr<Module> module_;
   DataParallelCore core_;
 };
+
+// Throws ReductionError when a reduction of `model` has begun and is not complete: to be called
+// where a program wants to know at once, instead of at the next forward.
+template <typename Module>
+void check_finished(DistributedDataParallel<Module>& model) {
+  model.check_finished();
+}
+
+// A table of the model's buckets for a person to read.
+template <typename Module>
+std::string describe(const DistributedDataParallel<Module>& model) {
+  return model.describe();
+}
 
 template <typename Holder>
 DistributedDataParallel(const Holder&, std::shared_ptr<ProcessGroup>,

@@ -1,6 +1,8 @@
 #include "ddp/reducer.h"
 
 #include <algorithm>
+#include <exception>
+#include <iterator>
 #include <map>
 #include <utility>
 
@@ -10,11 +12,13 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
+#include "base/clock.h"
 #include "ddp/error.h"
-#include "ddp/logging.h"
+#include "ddp/name_list.h"
 #include "ddp/process_group.h"
+#include "ddp/unused_parameters.h"
 
 namespace ddp {
 namespace {
@@ -28,7 +32,8 @@ std::vector<BucketPlan::Tensor> Describe(const std::vector<Reducer::Parameter>& 
     const auto kind = kinds.try_emplace({tensor.device().str(), tensor.scalar_type()},
                                         static_cast<int>(kinds.size()));
     descriptions.push_back({.bytes = tensor.numel() * static_cast<int64_t>(tensor.element_size()),
-                            .kind = kind.first->second});
+                            .kind = kind.first->second,
+                            .sparse = parameter.sparse});
   }
   return descriptions;
 }
@@ -57,25 +62,29 @@ class Reducer::GradientHook : public torch::autograd::FunctionPostHook {
 };
 
 Reducer::Reducer(std::vector<Parameter> parameters, std::shared_ptr<ProcessGroup> group,
-                 const Options& options)
+                 Options options)
     : parameters_(std::move(parameters)),
-      group_(std::move(group)),
-      options_(options),
+      options_(std::move(options)),
       descriptions_(Describe(parameters_)),
-      rebuilt_(options.plan.has_value()),
-      ready_pass_(parameters_.size(), 0) {
-  BucketPlan plan =
-      options.plan.has_value()
-          ? *options.plan
-          : OrThrow(BucketPlan::AssignReversed(descriptions_, options.bucket_limits_bytes));
-  buckets_ = std::make_unique<FlatBuckets>(std::move(plan), Tensors(), group_->size(),
-                                           options.gradient_as_bucket_view);
-  ready_order_.reserve(parameters_.size());
+      ready_pass_(parameters_.size(), 0),
+      used_(parameters_.size(), 0),
+      untouched_(parameters_.size(), 0),
+      counts_(parameters_.size(), 0),
+      remaining_(parameters_.size(), 0),
+      last_seen_(parameters_.size(), 0) {
+  order_.reserve(parameters_.size());
+  Reset(std::move(group));
   AddHooks();
 }
 
 Reducer::~Reducer() {
   for (const Hook& hook : hooks_) hook.accumulator->del_post_hook(hook.key);
+  if (state_ == State::kCounting || state_ == State::kReducing) {
+    Break(absl::StrCat("rank ", group_->rank(),
+                       ": the model was destroyed before the reduction of its gradients was "
+                       "complete: no gradient came for ",
+                       Missing()));
+  }
 }
 
 void Reducer::AddHooks() {
@@ -94,117 +103,599 @@ std::vector<at::Tensor> Reducer::Tensors() const {
   return tensors;
 }
 
+std::vector<bool> Reducer::Sparse() const {
+  std::vector<bool> sparse;
+  for (const Parameter& parameter : parameters_) sparse.push_back(parameter.sparse);
+  return sparse;
+}
+
 std::vector<std::vector<std::string>> Reducer::plan_names() const {
   std::vector<std::string> names;
   for (const Parameter& parameter : parameters_) names.push_back(parameter.name);
   return plan().Names(names);
 }
 
-void Reducer::BeginForward() {
-  if (state_ == State::kReducing) ThrowUnfinished();
+std::vector<int> Reducer::untouched() const {
+  std::vector<int> indices;
+  for (size_t i = 0; i < untouched_.size(); ++i) {
+    if (untouched_[i]) indices.push_back(static_cast<int>(i));
+  }
+  return indices;
 }
 
-void Reducer::BeginBackward(bool synchronize) {
-  if (!synchronize) {
-    // An earlier forward's backward may still be to come; it stays synchronized.
-    if (state_ == State::kDone) state_ = State::kLocal;
-    return;
-  }
-  state_ = State::kExpecting;
-  ++pass_;
-  next_bucket_ = 0;
+BucketPlan Reducer::FirstPlan() const {
+  if (options_.plan.has_value()) return *options_.plan;
+  return OrThrow(BucketPlan::AssignReversed(descriptions_, options_.initial_limits_bytes));
+}
+
+void Reducer::SetPlan(BucketPlan plan) {
+  FlatBuckets::Options options = options_.buckets;
+  options.allocate = [group = group_](int64_t count, const at::TensorOptions& tensor_options) {
+    return group->communicator().AllocateBuffer(count, tensor_options);
+  };
+  buckets_ = std::make_unique<FlatBuckets>(std::move(plan), Tensors(), Sparse(), options);
   launched_.clear();
   launched_.reserve(buckets_->count());
-  missing_.resize(buckets_->count());
-  for (int b = 0; b < buckets_->count(); ++b) {
-    missing_[b] = static_cast<int>(plan().buckets()[b].parameters.size());
-  }
-  if (!rebuilt_) ready_order_.clear();
+  missing_.assign(buckets_->count(), 0);
+  dropped_.assign(buckets_->count(), 0);
+  hook_buckets_.clear();
 }
+
+void Reducer::Reset(std::shared_ptr<ProcessGroup> group) {
+  group_ = std::move(group);
+  state_ = State::kIdle;
+  untraced_ = Untraced::kLocal;
+  rebuilt_ = options_.plan.has_value();
+  rebuild_requested_ = false;
+  counted_ = false;
+  untouched_known_ = false;
+  outstanding_.clear();
+  forwards_.clear();
+  used_map_ = {};
+  std::fill(used_.begin(), used_.end(), 0);
+  std::fill(untouched_.begin(), untouched_.end(), 0);
+  SetPlan(FirstPlan());
+}
+
+void Reducer::RegisterHook(std::string name, CommHook hook) {
+  if (comm_hook_) {
+    throw ConfigurationError(absl::StrCat("a comm hook is registered already (", hook_name_,
+                                          "): there can be one, for the model's whole life"));
+  }
+  if (pass_ > 0) {
+    throw ConfigurationError("a comm hook has to be registered before the first backward");
+  }
+  hook_name_ = std::move(name);
+  comm_hook_ = std::move(hook);
+}
+
+void Reducer::RequestRebuild() {
+  CheckFinished();
+  rebuild_requested_ = true;
+  ForgetCounts();
+}
+
+void Reducer::CheckFinished() {
+  if (state_ == State::kCounting || state_ == State::kReducing) ThrowUnfinished();
+}
+
+void Reducer::EndForward(const std::vector<at::Tensor>& outputs, bool synchronize) {
+  const auto record = std::make_shared<ForwardRecord>(ForwardRecord{.synchronized = synchronize});
+  watch_.Watch(outputs, record);
+  untraced_ = synchronize ? Untraced::kReduce : Untraced::kLocal;
+  if (!synchronize || !options_.find_unused_parameters || options_.static_graph) return;
+  std::vector<torch::autograd::Node*> accumulators;
+  accumulators.reserve(hooks_.size());
+  for (const Hook& hook : hooks_) accumulators.push_back(hook.accumulator.get());
+  record->unused = FindUnused(outputs, accumulators);
+  if (record->unused.size() < parameters_.size()) {
+    outstanding_.push_back(record);
+    return;
+  }
+  // No gradient will ever come from this forward, and the peers would wait for it.
+  outstanding_.assign({record});
+  BeginPass();
+  MarkUnused();
+  Finalize();
+}
+
+// ---- The hot path: nothing here but array accesses, for every gradient.
 
 void Reducer::OnGradient(int parameter) {
-  if (state_ == State::kLocal) return;
-  if (state_ == State::kDone || ready_pass_[parameter] == pass_) {
-    const std::string message = absl::StrCat(
-        "rank ", group_->rank(), ": a second gradient for parameter ", parameters_[parameter].name,
-        " after its gradient of this forward was reduced. A synchronized forward allows one "
-        "backward: add the losses up and call backward once, or run every further backward after "
-        "a forward of its own, or under no_sync()");
-    // In the state kDone nobody waits for this rank: what all ranks share is complete.
-    if (state_ == State::kReducing) group_->report_failure(message);
-    throw ReductionError(message);
+  if (state_ != State::kReducing) {
+    if (state_ == State::kIdle) {
+      if (!BeginsPass(parameter)) {
+        used_[parameter] |= parameters_[parameter].tensor.grad().defined();
+        return;
+      }
+      BeginPass();
+    }
+    if (state_ != State::kReducing) return CountGradient(parameter);
+    MarkUnused();
   }
-  state_ = State::kReducing;
-  ready_pass_[parameter] = pass_;
-  if (!rebuilt_) ready_order_.push_back(parameter);  // reserved
-  try {
-    buckets_->CopyIn(parameter);
-  } catch (const c10::Error& error) {
-    group_->report_failure(absl::StrCat("rank ", group_->rank(), ": parameter ",
-                                        parameters_[parameter].name, ": ",
-                                        error.what_without_backtrace()));
-    throw;
-  }
-  if (--missing_[buckets_->bucket_of(parameter)] == 0) LaunchReadyBuckets();
-}
-
-void Reducer::LaunchReadyBuckets() {
-  Communicator& communicator = group_->communicator();
-  while (next_bucket_ < buckets_->count() && missing_[next_bucket_] == 0) {
-    launched_.push_back(
-        communicator.AllReduce(buckets_->flat(next_bucket_),
-                               absl::StrCat("the all-reduce of gradient bucket ", next_bucket_)));
-    ++next_bucket_;
-  }
+  if (ready_pass_[parameter] == pass_) ThrowSecondGradient(parameter);
+  used_[parameter] |= parameters_[parameter].tensor.grad().defined();
+  if (counted_ && --remaining_[parameter] > 0) return;
+  order_.push_back(parameter);  // reserved
+  MarkReady(parameter);
   if (next_bucket_ == buckets_->count()) {
     torch::autograd::Engine::get_default_engine().queue_callback([this] { Finalize(); });
   }
 }
 
-void Reducer::Finalize() {
-  for (int b = 0; b < buckets_->count(); ++b) {
-    group_->communicator().Wait(launched_[b]);
-    buckets_->CopyOut(b);
+void Reducer::MarkReady(int parameter) {
+  ready_pass_[parameter] = pass_;
+  try {
+    buckets_->CopyIn(parameter);
+    const int bucket = buckets_->bucket_of(parameter);
+    if (--missing_[bucket] == 0) {
+      buckets_->FinishCopyIn(bucket);
+      LaunchReadyBuckets();
+    }
+  } catch (...) {
+    Rethrow(absl::StrCat("the gradient of parameter ", parameters_[parameter].name));
   }
-  // Here, where every rank comes after the same collectives, whatever it does between backwards.
-  if (!rebuilt_) RebuildBuckets();
-  state_ = State::kDone;
 }
 
-void Reducer::RebuildBuckets() {
+void Reducer::LaunchReadyBuckets() {
+  if (next_bucket_ == 0) current_times_.first_launch_ns = MonotonicNanoseconds();
+  while (next_bucket_ < buckets_->count() && missing_[next_bucket_] == 0) Launch(next_bucket_++);
+  if (next_bucket_ < buckets_->count()) return;
+  current_times_.last_gradient_ns = MonotonicNanoseconds();
+  if ((flags_ & kUsedMapAfter) != 0) StartUsedMap();
+}
+
+// ---- The beginning of a pass.
+
+bool Reducer::BeginsPass(int parameter) const {
+  Untraced origin = untraced_;
+  const BackwardWatch::Backward& backward = watch_.current();
+  if (backward.task >= 0) {
+    origin = backward.synchronized.empty() ? Untraced::kLocal : Untraced::kReduced;
+    for (const auto& forward : backward.synchronized) {
+      if (!forward->reduced) origin = Untraced::kReduce;
+    }
+  }
+  if (origin == Untraced::kReduced) {
+    // Nobody waits for this rank: what all ranks share is complete.
+    throw ReductionError(absl::StrCat(
+        "rank ", group_->rank(), ": a second gradient for parameter ", parameters_[parameter].name,
+        " after its gradient of this forward was reduced. A synchronized forward allows one "
+        "backward: add the losses up and call backward once, or run every further backward after "
+        "a forward of its own, or under no_sync()"));
+  }
+  return origin == Untraced::kReduce;
+}
+
+int Reducer::FlagsOfNextPass() const {
+  const bool counting = must_count();
+  const bool dynamic = finds_unused();
+  int flags = 0;
+  if (rebuild_requested_ || (!rebuilt_ && !dynamic)) flags |= kRebuildAfter;
+  if (counting || (dynamic && !options_.skip_unused_buckets)) flags |= kUsedMapAfter;
+  if (dynamic && options_.skip_unused_buckets) flags |= kUsedMapBefore;
+  return flags;
+}
+
+void Reducer::BeginPass() {
+  flags_ = FlagsOfNextPass();
+  start_ = announce_ ? announce_(flags_) : PassStart{.divisor = group_->size(), .source = 0};
+  PrepareCounters();
+  if (must_count()) {
+    state_ = State::kCounting;
+    std::fill(counts_.begin(), counts_.end(), 0);
+    seen_ = 0;
+    // Through a known output the watch tells of the end.
+    if (watch_.current().task < 0) {
+      torch::autograd::Engine::get_default_engine().queue_callback([this] { OnBackwardEnd(); });
+    }
+    return;
+  }
+  state_ = State::kReducing;
+  if (options_.static_graph) {
+    remaining_ = counts_;
+    return;
+  }
+  if (!options_.find_unused_parameters) return;
+  unused_ = UnusedOfOutstandingForwards();
+  if (pass_ > 1 && unused_ != last_unused_) can_set_static_graph_ = false;
+  last_unused_ = unused_;
+}
+
+void Reducer::PrepareCounters() {
+  ++pass_;
+  next_bucket_ = 0;
+  launched_.clear();
+  order_.clear();
+  for (int b = 0; b < buckets_->count(); ++b) {
+    missing_[b] = static_cast<int>(plan().buckets()[b].parameters.size());
+  }
+  buckets_->set_factor(comm_hook_ ? 1.0 : 1.0 / start_.divisor);
+  current_times_ = {.first_gradient_ns = MonotonicNanoseconds()};
+}
+
+std::vector<int> Reducer::UnusedOfOutstandingForwards() const {
+  std::vector<int> unused;
+  bool first = true;
+  for (const auto& weak : outstanding_) {
+    const std::shared_ptr<ForwardRecord> forward = weak.lock();
+    if (!forward || forward->reduced) continue;
+    if (std::exchange(first, false)) {
+      unused = forward->unused;
+      continue;
+    }
+    std::vector<int> both;
+    std::set_intersection(unused.begin(), unused.end(), forward->unused.begin(),
+                          forward->unused.end(), std::back_inserter(both));
+    unused = std::move(both);
+  }
+  return unused;
+}
+
+void Reducer::MarkUnused() {
+  if (options_.skip_unused_buckets) AgreeOnUnused();
+  for (const int parameter : unused_) MarkReady(parameter);
+}
+
+void Reducer::CountGradient(int parameter) {
+  if (state_ == State::kBroken) {
+    throw ReductionError(absl::StrCat("rank ", group_->rank(), ": a gradient for parameter ",
+                                      parameters_[parameter].name,
+                                      " after a reduction that failed: run a forward first"));
+  }
+  ++counts_[parameter];
+  last_seen_[parameter] = ++seen_;
+  used_[parameter] |= parameters_[parameter].tensor.grad().defined();
+  ready_pass_[parameter] = pass_;
+}
+
+// ---- The end of a backward.
+
+void Reducer::OnBackwardBegin() {
+  if (callbacks_.begin) callbacks_.begin();
+}
+
+void Reducer::OnBackwardEnd() {
+  if (callbacks_.end) callbacks_.end();
+  if (state_ == State::kIdle || state_ == State::kBroken) return;
+  const auto& forwards = watch_.current().synchronized;
+  forwards_.insert(forwards_.end(), forwards.begin(), forwards.end());
+  if (state_ == State::kCounting) ReduceCounted();
+}
+
+void Reducer::OnBackwardException() {
+  if (callbacks_.end) callbacks_.end();
+  bool awaited = state_ == State::kCounting || state_ == State::kReducing;
+  for (const auto& forward : watch_.current().synchronized) {
+    if (state_ == State::kIdle && !forward->reduced) awaited = true;
+  }
+  if (!awaited) return;
+  Break(absl::StrCat("rank ", group_->rank(),
+                     ": an exception ended the backward; this rank's own output says which. No "
+                     "gradient had come for ",
+                     state_ == State::kIdle ? "any parameter" : Missing()));
+}
+
+void Reducer::ReduceCounted() {
+  counted_ = true;
+  unused_.clear();
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (counts_[i] == 0) unused_.push_back(static_cast<int>(i));
+  }
+  order_ = RecordedOrder();
+  state_ = State::kReducing;
+  std::fill(dropped_.begin(), dropped_.end(), 0);
+  for (const int parameter : order_) MarkReady(parameter);
+  Finalize();
+}
+
+void Reducer::Launch(int bucket) {
+  launched_.emplace_back();
+  if (dropped_[bucket]) return;
+  if (comm_hook_) return LaunchHook(bucket);
+  if (buckets_->elements(bucket) > 0) {
+    launched_.back().pending = group_->communicator().AllReduce(
+        buckets_->flat(bucket), {"the all-reduce of gradient bucket", bucket});
+  }
+}
+
+void Reducer::LaunchHook(int bucket) {
+  if (hook_buckets_.size() != static_cast<size_t>(buckets_->count())) MakeHookBuckets();
+  try {
+    GradBucket& argument = *hook_buckets_[bucket];
+    argument.set_buffer(buckets_->flat(bucket));
+    launched_.back().future = comm_hook_(argument);
+    if (!launched_.back().future) throw ReductionError("it returned no future");
+  } catch (...) {
+    Rethrow(hook_names_[bucket]);
+  }
+}
+
+void Reducer::MakeHookBuckets() {
+  hook_buckets_.clear();
+  hook_names_.clear();
+  for (int b = 0; b < buckets_->count(); ++b) {
+    hook_names_.push_back(absl::StrCat("the comm hook, called for ", NamesOfBucket(b)));
+    std::vector<at::Tensor> tensors;
+    std::vector<std::string> names;
+    for (const int index : plan().buckets()[b].parameters) {
+      tensors.push_back(parameters_[index].tensor);
+      names.push_back(parameters_[index].name);
+    }
+    hook_buckets_.push_back(
+        std::make_unique<GradBucket>(GradBucket::Contents{.index = b,
+                                                          .is_last = b + 1 == buckets_->count(),
+                                                          .buffer = buckets_->flat(b),
+                                                          .parameters = std::move(tensors),
+                                                          .names = std::move(names)}));
+  }
+}
+
+void Reducer::StartUsedMap() {
+  at::Tensor map = at::empty({static_cast<int64_t>(parameters_.size())}, at::kInt);
+  std::copy(used_.begin(), used_.end(), map.mutable_data_ptr<int32_t>());
+  used_map_ = group_->communicator().AllReduce(map.to(group_->device()),
+                                               {"the all-reduce of used parameters"});
+}
+
+void Reducer::FinishUsedMap() {
+  const at::Tensor sum = used_map_.tensor;
+  group_->communicator().Wait(used_map_);
+  used_map_ = {};
+  const bool all_used = std::find(used_.begin(), used_.end(), 0) == used_.end();
+  if (all_used && !options_.static_graph) {
+    std::fill(untouched_.begin(), untouched_.end(), 0);
+    return;  // on a GPU the host need not wait for it
+  }
+  const at::Tensor map = sum.to(at::kCPU);
+  const int32_t* found = map.const_data_ptr<int32_t>();
+  for (size_t i = 0; i < untouched_.size(); ++i) untouched_[i] = found[i] == 0;
+  untouched_known_ = options_.static_graph;
+}
+
+// What this rank is going to use is known from the search of the graph; the rest from all ranks.
+void Reducer::AgreeOnUnused() {
+  if ((flags_ & kUsedMapBefore) != 0) {
+    std::vector<uint8_t> used_already = used_;
+    std::fill(used_.begin(), used_.end(), 1);
+    for (const int parameter : unused_) used_[parameter] = used_already[parameter];
+    StartUsedMap();
+    FinishUsedMap();
+    used_ = std::move(used_already);
+  }
+  FindDroppedBuckets();
+}
+
+void Reducer::FindDroppedBuckets() {
+  for (int b = 0; b < buckets_->count(); ++b) {
+    const std::vector<int>& members = plan().buckets()[b].parameters;
+    dropped_[b] = std::all_of(members.begin(), members.end(),
+                              [this](int parameter) { return untouched_[parameter] != 0; });
+  }
+}
+
+void Reducer::Finalize() {
+  if (state_ != State::kReducing && state_ != State::kCounting) return;  // broken meanwhile
+  try {
+    if (used_map_.tensor.defined()) FinishUsedMap();
+    for (int b = 0; b < buckets_->count(); ++b) WaitAndCopyOut(b);
+    last_order_ = order_;
+    buckets_reduced_ =
+        buckets_->count() - static_cast<int>(std::count(dropped_.begin(), dropped_.end(), 1));
+    // Here, where every rank comes after the same collectives, whatever it does between backwards.
+    if ((flags_ & kRebuildAfter) != 0) RebuildBuckets(start_.source);
+    FinishForwards();
+    std::fill(used_.begin(), used_.end(), 0);
+    current_times_.complete_ns = MonotonicNanoseconds();
+    times_ = current_times_;
+    state_ = State::kIdle;
+    untraced_ = Untraced::kReduced;
+    if (on_complete_) on_complete_();
+  } catch (...) {
+    Rethrow("the end of the backward");
+  }
+}
+
+void Reducer::WaitAndCopyOut(int bucket) {
+  Launched& launched = launched_[bucket];
+  if (dropped_[bucket]) return buckets_->Discard(bucket);
+  const bool mapped = (flags_ & (kUsedMapAfter | kUsedMapBefore)) != 0 || untouched_known_;
+  const uint8_t* untouched = mapped ? untouched_.data() : nullptr;
+  if (!launched.future) {
+    group_->communicator().Wait(launched.pending);
+    // A sparse sum is another tensor.
+    buckets_->CopyOut(
+        bucket,
+        launched.pending.tensor.defined() ? launched.pending.tensor : buckets_->flat(bucket),
+        untouched);
+    return;
+  }
+  try {
+    group_->communicator().WaitFuture(launched.future, {buckets_->flat(bucket)},
+                                      hook_names_[bucket].c_str());
+    buckets_->CopyOut(bucket,
+                      CheckedHookResult(*hook_buckets_[bucket], launched.future->constValue()),
+                      untouched);
+  } catch (...) {
+    Rethrow(hook_names_[bucket]);
+  }
+}
+
+void Reducer::FinishForwards() {
+  const auto& current = watch_.current().synchronized;  // still under way in a nested backward
+  forwards_.insert(forwards_.end(), current.begin(), current.end());
+  for (const auto& forward : forwards_) forward->reduced = true;
+  forwards_.clear();
+  // Forwards before the newest reduced one are taken to have no backward.
+  size_t keep_from = 0;
+  for (size_t i = 0; i < outstanding_.size(); ++i) {
+    const std::shared_ptr<ForwardRecord> forward = outstanding_[i].lock();
+    if (!forward || forward->reduced) keep_from = i + 1;
+  }
+  outstanding_.erase(outstanding_.begin(), outstanding_.begin() + static_cast<int>(keep_from));
+}
+
+void Reducer::Shadow(int flags, int source) {
+  flags_ = flags;
+  start_ = {.divisor = 1, .source = source};
+  PrepareCounters();
+  try {
+    std::fill(used_.begin(), used_.end(), 0);
+    if ((flags_ & kUsedMapBefore) != 0) {
+      StartUsedMap();
+      FinishUsedMap();
+    }
+    if (options_.skip_unused_buckets && (flags_ & kUsedMapAfter) == 0) FindDroppedBuckets();
+    for (int b = 0; b < buckets_->count(); ++b) {
+      buckets_->Zero(b);
+      Launch(b);
+    }
+    if ((flags_ & kUsedMapAfter) != 0) {
+      StartUsedMap();
+      FinishUsedMap();
+    }
+    for (int b = 0; b < buckets_->count(); ++b) {
+      if (!launched_[b].future) {
+        group_->communicator().Wait(launched_[b].pending);
+      } else {
+        group_->communicator().WaitFuture(launched_[b].future, {buckets_->flat(b)},
+                                          {"the comm hook's result for gradient bucket", b});
+      }
+    }
+    if ((flags_ & kRebuildAfter) != 0) RebuildBuckets(source);
+    state_ = State::kIdle;
+  } catch (...) {
+    Rethrow("taking part with zeros in the reduction of the others");
+  }
+}
+
+std::vector<int> Reducer::RecordedOrder() const {
+  std::vector<int> order = order_;
+  if (options_.static_graph) {
+    order.clear();
+    for (size_t i = 0; i < parameters_.size(); ++i) {
+      if (counts_[i] > 0) order.push_back(static_cast<int>(i));
+    }
+    std::sort(order.begin(), order.end(),
+              [this](int a, int b) { return last_seen_[a] < last_seen_[b]; });
+  }
+  std::vector<bool> recorded(parameters_.size(), false);
+  for (const int index : order) recorded[index] = true;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (!recorded[i]) order.push_back(static_cast<int>(i));
+  }
+  return order;
+}
+
+void Reducer::RebuildBuckets(int source) {
+  if (callbacks_.end) callbacks_.end();  // in a nested backward the outer one has not ended yet
   const int64_t words = BucketPlan::EncodedSize(static_cast<int64_t>(parameters_.size()));
   at::Tensor message = at::zeros({words}, at::kInt);
-  if (group_->rank() == 0) {
-    const std::vector<int32_t> plan =
-        OrThrow(BucketPlan::Assign(descriptions_, options_.bucket_limits_bytes, ready_order_))
-            .Encode();
-    std::copy(plan.begin(), plan.end(), message.mutable_data_ptr<int32_t>());
+  if (group_->rank() == source) {
+    std::vector<int> order = RecordedOrder();
+    if (options_.last_bucket_is_small) std::reverse(order.begin(), order.end());
+    BucketPlan plan =
+        OrThrow(BucketPlan::Assign(descriptions_, options_.rebuild_limits_bytes, order));
+    if (options_.last_bucket_is_small) plan = plan.Reversed();
+    const std::vector<int32_t> encoded = plan.Encode();
+    std::copy(encoded.begin(), encoded.end(), message.mutable_data_ptr<int32_t>());
   }
   const at::Tensor sent = message.to(group_->device());
-  group_->broadcast(sent, 0);
+  group_->broadcast(sent, source);
   message = sent.to(at::kCPU);
   const int32_t* first = message.const_data_ptr<int32_t>();
-  BucketPlan plan =
-      OrThrow(BucketPlan::Decode(std::vector<int32_t>(first, first + words), descriptions_));
-  buckets_ = std::make_unique<FlatBuckets>(std::move(plan), Tensors(), group_->size(),
-                                           options_.gradient_as_bucket_view);
+  SetPlan(OrThrow(BucketPlan::Decode(std::vector<int32_t>(first, first + words), descriptions_)));
   rebuilt_ = true;
+  rebuild_requested_ = false;
 }
 
-void Reducer::ThrowUnfinished() {
+// ---- What goes wrong.
+
+std::string Reducer::Missing() const {
   std::vector<std::string> names;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (ready_pass_[i] != pass_) names.push_back(parameters_[i].name);
   }
-  const std::string message = absl::StrCat(
-      "rank ", group_->rank(),
-      ": the last backward did not finish the reduction of gradients: no gradient came for ",
-      names.empty() ? "(all came; the backward ended with an exception)"
-                    : absl::StrJoin(names, ", "),
-      ". Every parameter that requires a gradient must contribute to the loss of every "
-      "synchronized backward, on every rank; freeze those that do not (set_requires_grad(false)) "
-      "before wrapping the model");
-  group_->report_failure(message);
+  return names.empty() ? "(all came)" : NameList(names);
+}
+
+std::string Reducer::NamesOfBucket(int bucket) const {
+  std::vector<std::string> names;
+  for (const int index : plan().buckets()[bucket].parameters) {
+    names.push_back(parameters_[index].name);
+  }
+  return absl::StrCat("gradient bucket ", bucket, " (", NameList(names), ")");
+}
+
+void Reducer::Break(const std::string& reason) {
+  state_ = State::kBroken;
+  group_->report_failure(reason);
+}
+
+void Reducer::Rethrow(const std::string& about) {
+  std::string text;
+  try {
+    throw;
+  } catch (const CommunicationError&) {
+    state_ = State::kBroken;  // the peers know
+    throw;
+  } catch (const c10::Error& error) {
+    text = error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    text = error.what();
+  }
+  const std::string prefix = absl::StrCat("rank ", group_->rank(), ": ");
+  if (state_ == State::kBroken && absl::StartsWith(text, prefix)) throw;  // from an inner step
+  const std::string message = absl::StrCat(prefix, about, ": ", text);
+  Break(message);
+  throw ReductionError(message);
+}
+
+void Reducer::ThrowSecondGradient(int parameter) {
+  const std::string& name = parameters_[parameter].name;
+  std::string message;
+  if (options_.static_graph) {
+    message = absl::StrCat(
+        "rank ", group_->rank(), ": the graph has changed: parameter ", name, " got more than the ",
+        counts_[parameter],
+        " gradients that it got in the first synchronized backward, and static_graph promises "
+        "that all backwards are alike. Leave static_graph off, or call rebuild_buckets() on all "
+        "ranks before the graph changes");
+  } else {
+    message = absl::StrCat(
+        "rank ", group_->rank(), ": a second gradient for parameter ", name,
+        " while the reduction that its first one belongs to is not complete. Reasons: a second "
+        "backward through the same outputs; a re-entrant checkpoint of a segment that is used "
+        "twice (use static_graph, or a checkpoint that is not re-entrant)",
+        options_.find_unused_parameters
+            ? "; a parameter used otherwise than through the forward's outputs, which "
+              "find_unused_parameters took to be unused"
+            : "");
+  }
+  Break(message);
+  throw ReductionError(message);
+}
+
+void Reducer::ThrowUnfinished() {
+  const char* advice =
+      "Every parameter that requires a gradient must contribute to the loss of every synchronized "
+      "backward, on every rank: freeze those that never do (set_requires_grad(false)) before "
+      "wrapping the model, or set find_unused_parameters when it depends on the input";
+  if (options_.static_graph) {
+    advice =
+        "In the first synchronized backward each of them got a gradient, and static_graph promises "
+        "that all backwards are alike: leave it off when the graph depends on the input";
+  } else if (options_.find_unused_parameters) {
+    advice =
+        "They are reached from the outputs of the forward, but not from what backward was called "
+        "on: let every output contribute to the loss, or do not return it from the forward";
+  }
+  const std::string message =
+      absl::StrCat("rank ", group_->rank(),
+                   ": the last backward did not finish the reduction of gradients: no gradient "
+                   "came for ",
+                   Missing(), ". ", advice);
+  Break(message);
   throw ReductionError(message);
 }
 

@@ -2,15 +2,20 @@
 #define DDP_REDUCER_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/intrusive_ptr.h>
 
+#include "ddp/backward_watch.h"
 #include "ddp/bucket_plan.h"
 #include "ddp/comm/communicator.h"
+#include "ddp/comm_hook.h"
 #include "ddp/flat_buckets.h"
 
 namespace torch::autograd {
@@ -26,67 +31,187 @@ class ProcessGroup;
 // A hook on every parameter's gradient accumulator puts the gradient into its bucket. When all of a
 // bucket are there, its all-reduce starts, always in plan order so that the ranks agree; the rest
 // of the backward runs meanwhile. At the backward's end a callback waits for the sums and makes
-// them the gradients. At the end of the first synchronized backward the buckets are dealt anew, in
-// the order in which rank 0 saw the gradients become ready. (The method is that of PyTorch's DDP:
-// Li et al., VLDB 2020.)
+// them the gradients. (The method is that of PyTorch's DDP: Li et al., VLDB 2020.)
 //
-//   state        what a gradient means        leaves it
-//   kLocal       accumulates on this rank     BeginBackward(true) -> kExpecting
-//   kExpecting   the first of a reduction     that gradient -> kReducing
-//   kReducing    one more of it               the last one, at the backward's end -> kDone
-//   kDone        an error: a second backward  BeginBackward(true) -> kExpecting, (false) -> kLocal
+// One such reduction is a *pass*. It begins with the first gradient of a backward that comes from a
+// synchronized forward, and is complete when every parameter has contributed; the backward that
+// began it may end earlier, and another one may go on with it.
+//
+//   state      what a gradient means                        leaves it
+//   idle       begins a pass, or accumulates on this rank   first of a pass -> reducing, or
+//              only (no_sync), or is an error (its forward  -> counting (static graph, first time)
+//              was reduced already)
+//   counting   is counted                                   backward's end -> reducing -> idle
+//   reducing   goes into its bucket                         the last one, at the backward's end ->
+//   idle broken     is an error                                  Reset() -> idle
+//
+// Collectives of a pass, in this order on every rank: [which parameters are used, where unused
+// buckets are skipped]; the buckets in plan order; [which parameters are used, where that is asked
+// for]; [the new plan, in the pass that ends with new buckets].
 //
 // Thread-compatible; gradients of one model come from one thread (autograd's thread for the
 // device). The parameters must outlive the reducer's group but not the reducer.
-class Reducer {
+class Reducer : private BackwardWatch::Observer {
  public:
   struct Parameter {
     std::string name;
-    at::Tensor tensor;  // a leaf that requires a gradient
+    at::Tensor tensor;    // a leaf that requires a gradient
+    bool sparse = false;  // its gradient will be
   };
 
   struct Options {
-    std::vector<int64_t> bucket_limits_bytes;  // first bucket, further buckets
-    bool gradient_as_bucket_view = false;
-    std::optional<BucketPlan> plan;  // given: used as it is, from the first backward on
+    std::vector<int64_t> initial_limits_bytes;  // first bucket, further buckets
+    std::vector<int64_t> rebuild_limits_bytes;  // the same, once the order is known
+    bool last_bucket_is_small = false;          // the first limit is for the last bucket
+    std::optional<BucketPlan> plan;             // given: used as it is, from the first backward on
+    bool find_unused_parameters = false;
+    bool static_graph = false;
+    bool skip_unused_buckets = false;
+    FlatBuckets::Options buckets;
+  };
+
+  // What a pass consists of beyond its buckets: bits of one small number, for ranks that have
+  // joined and can know it from the others only.
+  enum PassFlags : int {
+    kRebuildAfter = 1,   // new buckets at the end
+    kUsedMapAfter = 2,   // which parameters were used, after the buckets
+    kUsedMapBefore = 4,  // the same before them
+    kAllPassFlags = 7,
+  };
+
+  // Under a Join: tells the ranks that have joined that a pass begins.
+  struct PassStart {
+    int divisor = 1;  // what sums are divided by
+    int source = 0;   // the rank that decides for all: one that still has inputs
+  };
+  using Announce = std::function<PassStart(int flags)>;
+
+  // When what happened, on the monotonic clock, of the last complete pass.
+  struct PassTimes {
+    int64_t first_gradient_ns = 0;
+    int64_t last_gradient_ns = 0;
+    int64_t first_launch_ns = 0;
+    int64_t complete_ns = 0;
   };
 
   // All ranks give equal parameters and options. Throws ConfigurationError.
-  Reducer(std::vector<Parameter> parameters, std::shared_ptr<ProcessGroup> group,
-          const Options& options);
+  Reducer(std::vector<Parameter> parameters, std::shared_ptr<ProcessGroup> group, Options options);
 
-  // Takes its hooks back.
+  // Takes its hooks back. A pass that is not complete is reported to the peers that wait for it.
   ~Reducer();
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
 
-  // Before a forward whose backward is to be synchronized. Throws ReductionError, naming the
-  // parameters, when the last backward left a reduction unfinished: the peers are told, since they
-  // wait for it.
-  void BeginForward();
+  // Throws ReductionError, naming the parameters, when a pass is not complete; the peers are told,
+  // since they wait for it. Afterwards the reducer is broken.
+  void CheckFinished();
 
-  // After a forward. With `synchronize` the next backward is reduced; without, the backwards until
-  // the next call only accumulate.
-  void BeginBackward(bool synchronize);
+  // Starts afresh over `group`, on all its ranks: idle, with the buckets of the beginning, which
+  // are dealt anew after the next pass. Gradients stay. Tensors that an abandoned communicator may
+  // still write to are left behind.
+  void Reset(std::shared_ptr<ProcessGroup> group);
+
+  // After a forward. Whether `outputs` are all that its backward may start from is for the caller
+  // to know; none: then it is taken that the next backward belongs to this forward.
+  void EndForward(const std::vector<at::Tensor>& outputs, bool synchronize);
+
+  // Once, before the first pass; `hook` then reduces the buckets and is to divide by itself.
+  void RegisterHook(std::string name, CommHook hook);
+
+  // The next pass also records the order in which gradients come, and ends with new buckets. For
+  // all ranks alike.
+  void RequestRebuild();
+
+  // Takes part in a pass of the others with zeros.
+  void Shadow(int flags, int source);
+
+  // Unset again by an empty function.
+  void set_announce(Announce announce) { announce_ = std::move(announce); }
+  // Called at the end of every pass, on the backward's thread. May throw.
+  void set_on_complete(std::function<void()> on_complete) { on_complete_ = std::move(on_complete); }
+
+  // Called when a backward comes to a forward's outputs, and at its end, good or bad, before
+  // anything is done with the sums. Every backward, synchronized or not.
+  struct BackwardCallbacks {
+    std::function<void()> begin;
+    std::function<void()> end;
+  };
+  void set_backward_callbacks(BackwardCallbacks callbacks) { callbacks_ = std::move(callbacks); }
+
+  // Whether the first pass of a static graph is still to come on this rank.
+  bool must_count() const { return options_.static_graph && !counted_; }
+  void ForgetCounts() { counted_ = false; }
 
   const BucketPlan& plan() const { return buckets_->plan(); }
   std::vector<std::vector<std::string>> plan_names() const;
+  const FlatBuckets& buckets() const { return *buckets_; }
+  const std::vector<Parameter>& parameters() const { return parameters_; }
+  bool rebuilt() const { return rebuilt_; }
+  const std::string& hook_name() const { return hook_name_; }
+  // Of the last pass.
+  const std::vector<int>& ready_order() const { return last_order_; }
+  const PassTimes& times() const { return times_; }
+  int buckets_reduced() const { return buckets_reduced_; }
+  std::vector<int> untouched() const;  // parameters that no rank used
+  bool finds_unused() const { return options_.find_unused_parameters && !options_.static_graph; }
+  // Whether the unused parameters were the same in all passes so far.
+  bool can_set_static_graph() const { return can_set_static_graph_; }
 
  private:
-  enum class State { kLocal, kExpecting, kReducing, kDone };
+  enum class State { kIdle, kCounting, kReducing, kBroken };
+  // What a gradient means whose backward came through no output that is known.
+  enum class Untraced { kLocal, kReduce, kReduced };
   class GradientHook;
 
+  // BackwardWatch::Observer
+  void OnBackwardBegin() override;
+  void OnBackwardEnd() override;
+  void OnBackwardException() override;
+
   void AddHooks();
-  void OnGradient(int parameter);
-  void LaunchReadyBuckets();
-  void Finalize();
-  void RebuildBuckets();
   std::vector<at::Tensor> Tensors() const;
+  std::vector<bool> Sparse() const;
+  BucketPlan FirstPlan() const;
+  void SetPlan(BucketPlan plan);
+
+  // The hot path.
+  void OnGradient(int parameter);
+  void MarkReady(int parameter);
+  void LaunchReadyBuckets();
+
+  // Whether a gradient that comes in the idle state is to begin a pass; throws when it is an error.
+  bool BeginsPass(int parameter) const;
+  int FlagsOfNextPass() const;
+  void BeginPass();
+  void PrepareCounters();
+  std::vector<int> UnusedOfOutstandingForwards() const;
+  void MarkUnused();
+  void CountGradient(int parameter);
+  void ReduceCounted();
+
+  void Launch(int bucket);
+  void LaunchHook(int bucket);
+  void MakeHookBuckets();
+  void StartUsedMap();
+  void FinishUsedMap();
+  void AgreeOnUnused();
+  void FindDroppedBuckets();
+  void Finalize();
+  void WaitAndCopyOut(int bucket);
+  void FinishForwards();
+  void RebuildBuckets(int source);
+  std::vector<int> RecordedOrder() const;
+
+  std::string Missing() const;
+  std::string NamesOfBucket(int bucket) const;
   [[noreturn]] void ThrowUnfinished();
+  [[noreturn]] void ThrowSecondGradient(int parameter);
+  // In a catch block: tells the peers, who wait for this rank, and throws what they are told.
+  [[noreturn]] void Rethrow(const std::string& about);
+  void Break(const std::string& reason);
 
   // Constant after construction.
   const std::vector<Parameter> parameters_;
-  const std::shared_ptr<ProcessGroup> group_;
   const Options options_;
   std::vector<BucketPlan::Tensor> descriptions_;
   struct Hook {
@@ -95,17 +220,60 @@ class Reducer {
   };
   std::vector<Hook> hooks_;
 
-  std::unique_ptr<FlatBuckets> buckets_;
-  State state_ = State::kLocal;
-  bool rebuilt_ = false;
-  std::vector<int> ready_order_;  // of the first synchronized backward
+  std::shared_ptr<ProcessGroup> group_;
+  CommHook comm_hook_;
+  std::string hook_name_;
+  Announce announce_;
+  std::function<void()> on_complete_;
+  BackwardCallbacks callbacks_;
 
-  // Of the current backward. A parameter is ready when its entry equals pass_.
+  std::unique_ptr<FlatBuckets> buckets_;
+  State state_ = State::kIdle;
+  Untraced untraced_ = Untraced::kLocal;
+  bool rebuilt_ = false;
+  bool rebuild_requested_ = false;
+  std::vector<std::weak_ptr<ForwardRecord>> outstanding_;  // synchronized and not reduced
+
+  // Of the pass under way. A parameter is ready when its entry equals pass_.
+  struct Launched {
+    Communicator::Pending pending;
+    TensorFuture future;  // of the comm hook, where there is one
+  };
   uint64_t pass_ = 0;
+  int flags_ = 0;
+  PassStart start_;
   std::vector<uint64_t> ready_pass_;
   std::vector<int> missing_;  // gradients that each bucket still waits for
   int next_bucket_ = 0;       // the first that is not launched
-  std::vector<Communicator::Pending> launched_;
+  std::vector<Launched> launched_;
+  std::vector<std::unique_ptr<GradBucket>> hook_buckets_;  // what the comm hook gets
+  std::vector<std::string> hook_names_;                    // and how messages name the call
+  std::vector<int> order_;                                 // of readiness, reserved
+  std::vector<std::shared_ptr<ForwardRecord>> forwards_;
+  PassTimes current_times_;
+
+  // Which parameters were used: on this rank since the last pass, and on any rank in this one.
+  std::vector<uint8_t> used_;
+  std::vector<int> unused_;         // by this rank, known at the beginning of the pass
+  std::vector<uint8_t> untouched_;  // by all ranks
+  bool untouched_known_ = false;
+  Communicator::Pending used_map_;
+  std::vector<uint8_t> dropped_;  // buckets that are not sent
+
+  // Of a static graph.
+  bool counted_ = false;
+  std::vector<int> counts_;     // gradients of one backward
+  std::vector<int> remaining_;  // of them, in this backward
+  std::vector<int> last_seen_;  // when the last one came, in the first backward
+  int seen_ = 0;
+
+  std::vector<int> last_order_;
+  std::vector<int> last_unused_;
+  bool can_set_static_graph_ = true;
+  int buckets_reduced_ = 0;
+  PassTimes times_;
+
+  BackwardWatch watch_{this};  // last: its hooks call into all of the above
 };
 
 }  // namespace ddp

@@ -1,0 +1,676 @@
+// Every way in which a training loop may call forward and backward, on real processes: what is
+// averaged is compared with what one process computes from all ranks' inputs.
+#include <torch/torch.h>
+
+#include <map>
+#include <optional>
+#include <tuple>
+
+#include "ddp/activation_checkpoint.h"
+#include "ddp/distributed_data_parallel.h"
+#include "ddp/error.h"
+#include "ddp/process_group.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "store/redis_endpoint.h"
+#include "testing/distributed_checks.h"
+#include "testing/rank_harness.h"
+#include "testing/redis_fixture.h"
+
+namespace ddp {
+namespace {
+
+using ::ddp::testing::ErrorOf;
+using ::ddp::testing::Flatten;
+using ::ddp::testing::Gradients;
+using ::ddp::testing::SameOnAllRanks;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+// Two heads on one trunk; each head can be left out.
+struct HeadsImpl : torch::nn::Module {
+  HeadsImpl() {
+    trunk = register_module("trunk", torch::nn::Linear(3, 4));
+    left = register_module("left", torch::nn::Linear(4, 2));
+    right = register_module("right", torch::nn::Linear(4, 2));
+    spare = register_module("spare", torch::nn::Linear(4, 2));
+  }
+  std::map<std::string, torch::Tensor> forward(const torch::Tensor& x, bool use_left,
+                                               bool use_right) {
+    const torch::Tensor y = torch::tanh(trunk->forward(x));
+    std::map<std::string, torch::Tensor> outputs;
+    if (use_left) outputs["left"] = left->forward(y);
+    if (use_right) outputs["right"] = right->forward(y);
+    return outputs;
+  }
+  torch::nn::Linear trunk{nullptr}, left{nullptr}, right{nullptr}, spare{nullptr};
+};
+TORCH_MODULE(Heads);
+
+// Two layers that share nothing: outputs with disjoint parameters.
+struct DisjointOutputs {
+  torch::Tensor first;
+  std::optional<torch::Tensor> second;
+};
+struct DisjointImpl : torch::nn::Module {
+  DisjointImpl() {
+    first = register_module("first", torch::nn::Linear(3, 2));
+    second = register_module("second", torch::nn::Linear(3, 2));
+  }
+  DisjointOutputs forward(const torch::Tensor& x) {
+    return {first->forward(x), second->forward(x)};
+  }
+  torch::nn::Linear first{nullptr}, second{nullptr};
+};
+TORCH_MODULE(Disjoint);
+
+torch::Tensor Input(int rank, int step) {
+  torch::manual_seed(100 * step + rank);
+  return torch::randn({4, 3});
+}
+
+torch::Tensor Sum(const std::map<std::string, torch::Tensor>& outputs) {
+  torch::Tensor sum = torch::zeros({});
+  for (const auto& [name, output] : outputs) sum = sum + output.pow(2).mean();
+  return sum;
+}
+
+Heads Copy(const Heads& net) {
+  torch::NoGradGuard no_grad;
+  Heads copy;
+  for (size_t i = 0; i < net->parameters().size(); ++i) {
+    copy->parameters()[i].copy_(net->parameters()[i]);
+  }
+  return copy;
+}
+
+// Gradients by name as one process computes them; `use` says which heads a rank uses.
+std::map<std::string, torch::Tensor> Expected(
+    const Heads& net, int ranks, int step, const std::function<std::pair<bool, bool>(int)>& use) {
+  Heads copy = Copy(net);
+  for (int rank = 0; rank < ranks; ++rank) {
+    const auto [left, right] = use(rank);
+    (Sum(copy->forward(Input(rank, step), left, right)) / ranks).backward();
+  }
+  std::map<std::string, torch::Tensor> gradients;
+  for (const auto& item : copy->named_parameters()) gradients[item.key()] = item.value().grad();
+  return gradients;
+}
+
+void ExpectGradients(const torch::nn::Module& net,
+                     const std::map<std::string, torch::Tensor>& expected) {
+  for (const auto& item : net.named_parameters()) {
+    const torch::Tensor& wanted = expected.at(item.key());
+    const torch::Tensor gradient = item.value().grad();
+    ASSERT_EQ(gradient.defined(), wanted.defined()) << item.key();
+    if (!wanted.defined()) continue;
+    EXPECT_TRUE(torch::allclose(gradient, wanted, 1e-5, 1e-7)) << item.key();
+  }
+}
+
+// ---- Unused parameters.
+
+int UnusedParametersAreFound() {
+  const auto group = init_process_group();
+  for (const bool skip : {false, true}) {
+    for (const bool view : {false, true}) {
+      Heads net;
+      DistributedDataParallel model(net, group,
+                                    {.bucket_cap_mb = 1e-5,
+                                     .gradient_as_bucket_view = view,
+                                     .find_unused_parameters = true,
+                                     .skip_all_reduce_unused_params = skip});
+      const auto initial = model.bucket_layout();
+      // Left only; one head on each rank; right on rank 0 only, others the trunk alone by left.
+      const std::vector<std::function<std::pair<bool, bool>(int)>> uses = {
+          [](int) { return std::pair(true, false); },
+          [](int rank) { return std::pair(rank % 2 == 0, rank % 2 == 1); },
+          [](int rank) { return std::pair(true, rank == 0); },
+          [](int) { return std::pair(true, true); }};
+      for (int step = 0; step < 8; ++step) {
+        const auto& use = uses[step % uses.size()];
+        net->zero_grad(/*set_to_none=*/true);
+        const auto [left, right] = use(group->rank());
+        const auto expected = Expected(net, group->size(), step, use);
+        Sum(model.forward(Input(group->rank(), step), left, right)).backward();
+        ExpectGradients(*net, expected);  // undefined stays undefined, also of "spare"
+        EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*net)));
+      }
+      EXPECT_EQ(model.bucket_layout(), initial);
+      model.rebuild_buckets();
+      net->zero_grad();
+      Sum(model.forward(Input(group->rank(), 9), true, true)).backward();
+      EXPECT_NE(model.bucket_layout(), initial);
+      EXPECT_EQ(model.logging_data().can_set_static_graph, false);
+    }
+  }
+  return 0;
+}
+
+int UnusedParametersWithAccumulation() {
+  const auto group = init_process_group();
+  Heads net;
+  DistributedDataParallel model(net, group, {.find_unused_parameters = true});
+  for (int step = 0; step < 3; ++step) {
+    net->zero_grad();
+    const auto left = [](int) { return std::pair(true, false); };
+    const auto right = [](int) { return std::pair(false, true); };
+    auto expected = Expected(net, group->size(), step, left);
+    for (const auto& [name, gradient] : Expected(net, group->size(), step + 50, right)) {
+      if (!gradient.defined()) continue;
+      expected[name] = expected[name].defined() ? expected[name] + gradient : gradient;
+    }
+    {
+      const auto guard = model.no_sync();
+      Sum(model.forward(Input(group->rank(), step), true, false)).backward();
+    }
+    // The left head was used in the window only, and counts as used.
+    Sum(model.forward(Input(group->rank(), step + 50), false, true)).backward();
+    ExpectGradients(*net, expected);
+  }
+  return 0;
+}
+
+// A forward from which no parameter is reached: the others must not wait for its gradients.
+struct MaybeImpl : torch::nn::Module {
+  MaybeImpl() { layer = register_module("layer", torch::nn::Linear(3, 1)); }
+  torch::Tensor forward(const torch::Tensor& x, bool use) {
+    return use ? layer->forward(x).sum() : x.sum();
+  }
+  torch::nn::Linear layer{nullptr};
+};
+TORCH_MODULE(Maybe);
+
+int ForwardWithoutParametersTakesPart() {
+  const auto group = init_process_group();
+  Maybe net;
+  DistributedDataParallel model(net, group, {.find_unused_parameters = true});
+  for (int step = 0; step < 3; ++step) {
+    net->zero_grad();
+    const bool use = group->rank() != 1;
+    const torch::Tensor loss = model.forward(torch::ones({1, 3}).requires_grad_(), use);
+    if (use) loss.backward();
+    EXPECT_TRUE(
+        torch::allclose(net->layer->weight.grad(), torch::full({1, 3}, 1.0 - 1.0 / group->size())));
+  }
+  return 0;
+}
+
+// ---- Static graph.
+
+int StaticGraphLearnsOnce() {
+  const auto group = init_process_group();
+  const auto use = [](int) { return std::pair(true, true); };
+  for (const bool view : {false, true}) {
+    for (const bool accumulate_first : {false, true}) {
+      Heads net;
+      DistributedDataParallel model(
+          net, group,
+          {.bucket_cap_mb = 1e-5, .gradient_as_bucket_view = view, .static_graph = true});
+      const auto initial = model.bucket_layout();
+      for (int step = 0; step < 4; ++step) {
+        net->zero_grad();
+        auto expected = Expected(net, group->size(), step, use);
+        if (accumulate_first) {
+          for (const auto& [name, gradient] : Expected(net, group->size(), step + 70, use)) {
+            if (gradient.defined()) expected[name] = expected[name] + gradient;
+          }
+          const auto guard = model.no_sync();
+          for (int half = 0; half < 2; ++half) {
+            (Sum(model.forward(Input(group->rank(), step + 70), true, true)) / 2).backward();
+          }
+        }
+        Sum(model.forward(Input(group->rank(), step), true, true)).backward();
+        ExpectGradients(*net, expected);
+        EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*net)));
+        // Dealt anew after the first synchronized backward already.
+        EXPECT_EQ(model.bucket_layout().front().front().substr(0, 5), "right");
+      }
+    }
+  }
+  return 0;
+}
+
+int StaticGraphRefusesChanges() {
+  const auto group = init_process_group();
+  {
+    Heads net;
+    DistributedDataParallel model(net, group, {.static_graph = true});
+    Sum(model.forward(Input(group->rank(), 0), true, true)).backward();
+    Sum(model.forward(Input(group->rank(), 1), true, false)).backward();
+    EXPECT_THAT(
+        ErrorOf<ReductionError>([&] { model.forward(Input(group->rank(), 2), true, false); }),
+        AllOf(HasSubstr("right.weight, right.bias"), HasSubstr("static_graph")));
+    // And goes on, after all have said so.
+    model.rebuild_buckets();
+    net->zero_grad();
+    Sum(model.forward(Input(group->rank(), 2), true, false)).backward();
+    ExpectGradients(*net,
+                    Expected(net, group->size(), 2, [](int) { return std::pair(true, false); }));
+  }
+  return 0;
+}
+
+// ---- Several forwards, several backwards.
+
+int SeveralForwardsAndBackwards() {
+  const auto group = init_process_group();
+  const auto use = [](int) { return std::pair(true, true); };
+  const int rank = group->rank();
+  for (const bool find_unused : {false, true}) {
+    Heads net;
+    net->spare->weight.set_requires_grad(false);
+    net->spare->bias.set_requires_grad(false);
+    DistributedDataParallel model(net, group, {.find_unused_parameters = find_unused});
+    const auto both = [&](int a, int b) {
+      auto expected = Expected(net, group->size(), a, use);
+      for (const auto& [name, gradient] : Expected(net, group->size(), b, use)) {
+        if (gradient.defined()) expected[name] = expected[name] + gradient;
+      }
+      return expected;
+    };
+    // Two forwards, one backward.
+    net->zero_grad();
+    auto expected = both(0, 1);
+    (Sum(model.forward(Input(rank, 0), true, true)) +
+     Sum(model.forward(Input(rank, 1), true, true)))
+        .backward();
+    ExpectGradients(*net, expected);
+    // Two forwards, two backwards: both are averaged.
+    net->zero_grad();
+    expected = both(2, 3);
+    const torch::Tensor first = Sum(model.forward(Input(rank, 2), true, true));
+    const torch::Tensor second = Sum(model.forward(Input(rank, 3), true, true));
+    first.backward();
+    second.backward({}, /*retain_graph=*/true);
+    ExpectGradients(*net, expected);
+    // A further one through an output that was reduced is not.
+    EXPECT_THAT(ErrorOf<ReductionError>([&] { second.backward(); }),
+                HasSubstr("a second gradient for parameter"));
+    // A forward under no_sync stays local whatever comes after it.
+    net->zero_grad();
+    torch::Tensor local;
+    {
+      const auto guard = model.no_sync();
+      local = Sum(model.forward(Input(rank, 4), true, true));
+    }
+    const torch::Tensor synchronized = Sum(model.forward(Input(rank, 5), true, true));
+    local.backward();
+    EXPECT_FALSE(SameOnAllRanks(*group, Gradients(*net)));
+    synchronized.backward();
+    EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*net)));
+  }
+  return 0;
+}
+
+int DisjointOutputsOneByOne() {
+  const auto group = init_process_group();
+  for (const bool find_unused : {false, true}) {
+    Disjoint net;
+    DistributedDataParallel model(net, group, {.find_unused_parameters = find_unused});
+    for (int step = 0; step < 3; ++step) {
+      net->zero_grad();
+      const DisjointOutputs outputs = model.forward(Input(group->rank(), step));
+      outputs.second->sum().backward();
+      outputs.first.sum().backward();
+      check_finished(model);
+      EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*net)));
+    }
+    // One of them left out is found by the next forward, on every rank, and only once.
+    model.forward(Input(group->rank(), 3)).second->sum().backward();
+    EXPECT_THAT(ErrorOf<c10::Error>([&] { model.forward(Input(group->rank(), 4)); }),
+                HasSubstr("no gradient came for first.weight, first.bias"));
+    net->zero_grad();
+    const DisjointOutputs outputs = model.forward(Input(group->rank(), 5));
+    (outputs.first + *outputs.second).sum().backward();
+    EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*net)));
+  }
+  return 0;
+}
+
+// ---- Kinds of parameters and graphs.
+
+// One layer used twice, and its weight a third time by another name.
+struct SharedImpl : torch::nn::Module {
+  SharedImpl() {
+    layer = register_module("layer", torch::nn::Linear(3, 3));
+    again = register_module("again", torch::nn::Linear(3, 3));
+    again->weight = again->register_parameter("weight_of_layer", layer->weight);
+  }
+  torch::Tensor forward(const torch::Tensor& x, bool checkpointed, bool reentrant) {
+    const CheckpointOptions options{.use_reentrant = reentrant};
+    torch::Tensor y = x;
+    for (int i = 0; i < 2; ++i) {
+      y = checkpointed ? checkpoint(options, layer, y) : layer->forward(y);
+      y = torch::tanh(y);
+    }
+    return again->forward(y).pow(2).mean();
+  }
+  torch::nn::Linear layer{nullptr}, again{nullptr};
+};
+TORCH_MODULE(Shared);
+
+int SharedAndCheckpointedParameters() {
+  const auto group = init_process_group();
+  struct Way {
+    bool checkpointed, reentrant, static_graph, find_unused;
+  };
+  for (const Way& way : {Way{false, false, false, false}, Way{true, false, false, false},
+                         Way{true, false, false, true}, Way{true, true, true, false},
+                         Way{true, false, true, false}}) {
+    torch::manual_seed(7);
+    Shared net;
+    for (const auto& item : net->named_parameters()) {
+      // The module keeps it under this name, without a use.
+      if (item.key() == "again.weight") item.value().set_requires_grad(false);
+    }
+    DistributedDataParallel model(
+        net, group, {.find_unused_parameters = way.find_unused, .static_graph = way.static_graph});
+    for (int step = 0; step < 3; ++step) {
+      net->zero_grad();
+      torch::manual_seed(7);
+      Shared alone;
+      for (int rank = 0; rank < group->size(); ++rank) {
+        (alone->forward(Input(rank, step), false, false) / group->size()).backward();
+      }
+      model.forward(Input(group->rank(), step).requires_grad_(), way.checkpointed, way.reentrant)
+          .backward();
+      EXPECT_TRUE(torch::allclose(net->layer->weight.grad(), alone->layer->weight.grad(), 1e-5));
+      EXPECT_TRUE(torch::allclose(net->layer->bias.grad(), alone->layer->bias.grad(), 1e-5));
+      EXPECT_TRUE(torch::allclose(net->again->bias.grad(), alone->again->bias.grad(), 1e-5));
+      EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*net)));
+    }
+  }
+  return 0;
+}
+
+struct WordsImpl : torch::nn::Module {
+  WordsImpl() {
+    words = register_module("words",
+                            torch::nn::Embedding(torch::nn::EmbeddingOptions(10, 3).sparse(true)));
+    last = register_module("last", torch::nn::Linear(3, 1));
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    return last->forward(words->forward(x)).pow(2).sum();
+  }
+  torch::nn::Embedding words{nullptr};
+  torch::nn::Linear last{nullptr};
+};
+TORCH_MODULE(Words);
+
+int SparseGradientsStaySparse() {
+  const auto group = init_process_group();
+  const auto input = [](int rank, int step) {
+    return torch::tensor({rank, 2 * rank + 1, (step + rank) % 10}, torch::kLong);
+  };
+  for (const bool find_unused : {false, true}) {
+    torch::manual_seed(3);
+    Words net;
+    DistributedDataParallel model(net, group, {.find_unused_parameters = find_unused});
+    for (int step = 0; step < 3; ++step) {
+      torch::manual_seed(3);
+      Words alone;
+      for (int rank = 0; rank < group->size(); ++rank) {
+        (alone->forward(input(rank, step)) / group->size()).backward();
+      }
+      net->zero_grad();
+      model.forward(input(group->rank(), step)).backward();
+      const torch::Tensor gradient = net->words->weight.grad();
+      EXPECT_TRUE(gradient.is_sparse());
+      EXPECT_TRUE(torch::allclose(gradient.to_dense(), alone->words->weight.grad().to_dense()));
+      EXPECT_TRUE(torch::allclose(net->last->weight.grad(), alone->last->weight.grad(), 1e-5));
+      EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*net)));
+    }
+  }
+  return 0;
+}
+
+int GradientsOfGradients() {
+  const auto group = init_process_group();
+  const auto penalized = [](const torch::Tensor& x,
+                            const std::function<torch::Tensor(const torch::Tensor&)>& forward) {
+    const torch::Tensor input = x.clone().requires_grad_();
+    const torch::Tensor output = forward(input).pow(2).sum();
+    // Does not average, and begins nothing.
+    const torch::Tensor slope = torch::autograd::grad({output}, {input}, {}, /*retain_graph=*/true,
+                                                      /*create_graph=*/true)[0];
+    return output + slope.pow(2).sum();
+  };
+  torch::manual_seed(4);
+  torch::nn::Linear net(3, 2);
+  DistributedDataParallel<torch::nn::LinearImpl> model(net, group);
+  for (int step = 0; step < 2; ++step) {
+    torch::manual_seed(4);
+    torch::nn::Linear alone(3, 2);
+    for (int rank = 0; rank < group->size(); ++rank) {
+      (penalized(Input(rank, step), [&](const torch::Tensor& x) { return alone->forward(x); }) /
+       group->size())
+          .backward();
+    }
+    net->zero_grad();
+    penalized(Input(group->rank(), step), [&](const torch::Tensor& x) {
+      return model.forward(x);
+    }).backward();
+    EXPECT_TRUE(torch::allclose(net->weight.grad(), alone->weight.grad(), 1e-4));
+  }
+  // create_graph: averaged, and cut off from the graph.
+  net->zero_grad();
+  model.forward(Input(group->rank(), 5)).pow(2).sum().backward({}, true, /*create_graph=*/true);
+  EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*net)));
+  EXPECT_FALSE(net->weight.grad().requires_grad());
+  return 0;
+}
+
+// ---- Options.
+
+int OptionsOfBuckets() {
+  const auto group = init_process_group();
+  const auto use = [](int) { return std::pair(true, true); };
+  std::optional<torch::Tensor> reference;
+  for (const DistributedDataParallelOptions& options : std::vector<DistributedDataParallelOptions>{
+           {.find_unused_parameters = true},
+           {.bucket_cap_mb_list = {1e-5, 2e-5}, .find_unused_parameters = true},
+           {.batched_grad_copy = true, .find_unused_parameters = true},
+           {.lazy_bucket_allocation = true, .find_unused_parameters = true},
+           {.gradient_as_bucket_view = true, .batched_grad_copy = true, .static_graph = true},
+           {.lazy_bucket_allocation = true, .static_graph = true}}) {
+    torch::manual_seed(9);
+    Heads net;
+    DistributedDataParallel model(net, group, options);
+    for (int step = 0; step < 3; ++step) {
+      net->zero_grad();
+      const auto expected = Expected(net, group->size(), step, use);
+      Sum(model.forward(Input(group->rank(), step), true, true)).backward();
+      ExpectGradients(*net, expected);
+    }
+    if (!reference.has_value()) reference = Gradients(*net);
+    EXPECT_TRUE(torch::equal(*reference, Gradients(*net)));
+  }
+  const auto refused = [&](const DistributedDataParallelOptions& options) {
+    Heads net;
+    return ErrorOf<ConfigurationError>([&] { DistributedDataParallel model(net, group, options); });
+  };
+  EXPECT_THAT(refused({.device_ids = {0, 1}}), HasSubstr("device_ids holds more than one device"));
+  EXPECT_THAT(refused({.device_ids = {0}}), HasSubstr("parameter trunk.weight is on cpu"));
+  EXPECT_THAT(refused({.output_device = 0}), HasSubstr("output_device is set without device_ids"));
+  EXPECT_THAT(refused({.bucket_cap_mb = 1, .bucket_cap_mb_list = {1}}),
+              HasSubstr("bucket_cap_mb_list"));
+  EXPECT_THAT(refused({.gradient_as_bucket_view = true, .lazy_bucket_allocation = true}),
+              HasSubstr("lazy_bucket_allocation"));
+  EXPECT_THAT(refused({.skip_all_reduce_unused_params = true}),
+              HasSubstr("needs find_unused_parameters or static_graph"));
+  EXPECT_THAT(refused({.param_to_hook_all_reduce = torch::ones({1})}), HasSubstr("set both"));
+  EXPECT_THAT(refused({.params_and_buffers_to_ignore = {"nothing"}}),
+              HasSubstr("names nothing, which the module does not have"));
+  Heads meta;
+  meta->trunk->weight = meta->trunk->register_parameter(
+      "elsewhere", torch::empty({4, 3}, torch::TensorOptions().device(torch::kMeta)));
+  EXPECT_THAT(ErrorOf<ConfigurationError>([&] { DistributedDataParallel model(meta, group); }),
+              HasSubstr("on several types of devices"));
+  return 0;
+}
+
+int IgnoredAndDelayedParameters() {
+  const auto group = init_process_group();
+  const auto use = [](int) { return std::pair(true, true); };
+  {
+    torch::manual_seed(group->rank());
+    Heads net;
+    DistributedDataParallel model(net, group,
+                                  {.params_and_buffers_to_ignore = {"left.weight", "left.bias",
+                                                                    "spare.weight", "spare.bias"}});
+    EXPECT_FALSE(SameOnAllRanks(*group, net->left->weight));  // not even copied
+    EXPECT_TRUE(SameOnAllRanks(*group, net->right->weight));
+    Sum(model.forward(Input(group->rank(), 0), true, true)).backward();
+    EXPECT_FALSE(SameOnAllRanks(*group, net->left->weight.grad()));
+    EXPECT_TRUE(SameOnAllRanks(*group, net->right->weight.grad()));
+  }
+  Heads net;
+  net->spare->weight.set_requires_grad(false);
+  net->spare->bias.set_requires_grad(false);
+  // The trunk's gradients come after the heads'.
+  DistributedDataParallel model(
+      net, group,
+      {.delay_all_reduce_named_params = {{"left.weight", net->left->weight},
+                                         {"left.bias", net->left->bias}},
+       .param_to_hook_all_reduce = net->trunk->weight});
+  for (const auto& bucket : model.bucket_layout()) {
+    EXPECT_THAT(bucket, Not(::testing::Contains("left.weight")));
+  }
+  for (int step = 0; step < 3; ++step) {
+    if (step != 1) net->zero_grad();
+    for (auto* layer : {&net->trunk, &net->right}) (*layer)->zero_grad();
+    const auto expected = Expected(net, group->size(), step, use);
+    Sum(model.forward(Input(group->rank(), step), true, true)).backward();
+    ExpectGradients(*net, expected);
+  }
+  return 0;
+}
+
+int StateWithoutInitialCopy() {
+  const auto group = init_process_group();
+  torch::manual_seed(group->rank());
+  Heads net;
+  DistributedDataParallel model(net, group, {.init_sync = false, .find_unused_parameters = true});
+  EXPECT_FALSE(SameOnAllRanks(*group, Flatten(net->parameters())));
+  return 0;
+}
+
+// ---- What can be seen.
+
+int DescribesItself() {
+  const auto group = init_process_group();
+  Heads net;
+  net->spare->weight.set_requires_grad(false);
+  net->spare->bias.set_requires_grad(false);
+  DistributedDataParallel model(net, group, {.bucket_cap_mb = 1e-4});
+  EXPECT_THAT(describe(model), AllOf(HasSubstr("6 parameters"), HasSubstr("as first dealt"),
+                                     HasSubstr("right.bias")));
+  for (int step = 0; step < 3; ++step) {
+    Sum(model.forward(Input(group->rank(), step), true, true)).backward();
+  }
+  EXPECT_THAT(describe(model), HasSubstr("in the order in which gradients come"));
+  const DDPLoggingData data = model.logging_data();
+  EXPECT_EQ(data.world_size, group->size());
+  EXPECT_EQ(data.rank, group->rank());
+  EXPECT_EQ(data.iteration, 3);
+  EXPECT_EQ(data.num_parameter_tensors, 6);
+  EXPECT_EQ(data.total_parameter_size_bytes, 4 * (12 + 4 + 8 + 2 + 8 + 2));
+  EXPECT_TRUE(data.has_rebuilt_buckets);
+  EXPECT_GT(data.forward_compute_time, 0);
+  EXPECT_GT(data.backward_comm_time, 0);
+  EXPECT_GE(data.overlap_ratio, 0);
+  EXPECT_THAT(data.prev_iteration_grad_ready_order_indices, HasSubstr(", "));
+  EXPECT_THAT(data.to_json(), HasSubstr("\"rebuilt_bucket_sizes\""));
+  EXPECT_THAT(ErrorOf<ConfigurationError>([&] { model.set_logging_sample_rate(0); }),
+              HasSubstr("0"));
+  return 0;
+}
+
+int MovesToAnotherGroup() {
+  const auto group = init_process_group();
+  const auto use = [](int) { return std::pair(true, true); };
+  Heads net;
+  DistributedDataParallel model(net, group, {.find_unused_parameters = true});
+  Sum(model.forward(Input(group->rank(), 0), true, true)).backward();
+  const auto smaller = group->new_group({0, 1});
+  if (!smaller) return 0;
+  model.update_process_group(smaller);
+  for (int step = 1; step < 4; ++step) {
+    net->zero_grad();
+    const auto expected = Expected(net, 2, step, use);
+    Sum(model.forward(Input(group->rank(), step), true, true)).backward();
+    ExpectGradients(*net, expected);
+    EXPECT_TRUE(SameOnAllRanks(*smaller, Gradients(*net)));
+  }
+  return 0;
+}
+
+const std::map<std::string, std::function<int()>>& Bodies() {
+  static const auto& bodies = *new std::map<std::string, std::function<int()>>{
+      {"UnusedParametersAreFound", UnusedParametersAreFound},
+      {"UnusedParametersWithAccumulation", UnusedParametersWithAccumulation},
+      {"ForwardWithoutParametersTakesPart", ForwardWithoutParametersTakesPart},
+      {"StaticGraphLearnsOnce", StaticGraphLearnsOnce},
+      {"StaticGraphRefusesChanges", StaticGraphRefusesChanges},
+      {"SeveralForwardsAndBackwards", SeveralForwardsAndBackwards},
+      {"DisjointOutputsOneByOne", DisjointOutputsOneByOne},
+      {"SharedAndCheckpointedParameters", SharedAndCheckpointedParameters},
+      {"SparseGradientsStaySparse", SparseGradientsStaySparse},
+      {"GradientsOfGradients", GradientsOfGradients},
+      {"OptionsOfBuckets", OptionsOfBuckets},
+      {"IgnoredAndDelayedParameters", IgnoredAndDelayedParameters},
+      {"StateWithoutInitialCopy", StateWithoutInitialCopy},
+      {"DescribesItself", DescribesItself},
+      {"MovesToAnotherGroup", MovesToAnotherGroup},
+  };
+  return bodies;
+}
+
+struct Case {
+  std::string body;
+  int world_size;
+};
+
+class BackwardModesTest : public ::testing::TestWithParam<Case> {
+ protected:
+  static void SetUpTestSuite() { redis_ = ::ddp::testing::RedisFixture::Start(); }
+  static void TearDownTestSuite() { redis_.reset(); }
+
+  static std::unique_ptr<::ddp::testing::RedisFixture> redis_;
+};
+std::unique_ptr<::ddp::testing::RedisFixture> BackwardModesTest::redis_;
+
+TEST_P(BackwardModesTest, Ranks) {
+  const std::string name = ::testing::UnitTest::GetInstance()->current_test_info()->name();
+  ASSERT_TRUE(::ddp::testing::RanksSucceed(
+      {.world_size = GetParam().world_size,
+       .body = GetParam().body,
+       .store_url = store::FormatStoreAddress(redis_->Address(name))}));
+}
+
+std::vector<Case> Cases() {
+  std::vector<Case> cases;
+  for (const auto& [name, body] : Bodies()) cases.push_back({name, 2});
+  for (const char* name : {"UnusedParametersAreFound", "MovesToAnotherGroup"}) {
+    cases.push_back({name, 3});
+  }
+  cases.push_back({"StaticGraphLearnsOnce", 1});
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, BackwardModesTest, ::testing::ValuesIn(Cases()),
+                         [](const auto& info) {
+                           return info.param.body + "On" + std::to_string(info.param.world_size);
+                         });
+
+}  // namespace
+}  // namespace ddp
+
+int main(int argc, char** argv) {
+  ::testing::InitGoogleTest(&argc, argv);
+  torch::set_num_threads(1);
+  if (const auto exit_code = ddp::testing::RunRankBody(ddp::Bodies())) return *exit_code;
+  return RUN_ALL_TESTS();
+}

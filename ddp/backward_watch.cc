@@ -1,0 +1,77 @@
+#include "ddp/backward_watch.h"
+
+#include <algorithm>
+
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+namespace ddp {
+
+// Lives as long as the graph task that holds its callback.
+class BackwardWatch::Token {
+ public:
+  Token(std::weak_ptr<BackwardWatch*> watch, int task) : watch_(std::move(watch)), task_(task) {}
+  ~Token() {
+    const auto watch = watch_.lock();
+    if (!ended_ && watch) (*watch)->Leave(task_, /*with_exception=*/true);
+  }
+  Token(const Token&) = delete;
+  Token& operator=(const Token&) = delete;
+
+  void End() {
+    ended_ = true;
+    if (const auto watch = watch_.lock()) (*watch)->Leave(task_, /*with_exception=*/false);
+  }
+
+ private:
+  const std::weak_ptr<BackwardWatch*> watch_;
+  const int task_;
+  bool ended_ = false;
+};
+
+BackwardWatch::BackwardWatch(Observer* observer)
+    : observer_(observer), self_(std::make_shared<BackwardWatch*>(this)) {}
+
+BackwardWatch::~BackwardWatch() = default;
+
+void BackwardWatch::Watch(const std::vector<at::Tensor>& outputs,
+                          const std::shared_ptr<ForwardRecord>& record) {
+  for (const at::Tensor& output : outputs) {
+    // A parameter that is handed out as it is would keep the hook for ever.
+    if (!output.requires_grad() || output.is_leaf()) continue;
+    output.register_hook([watch = std::weak_ptr<BackwardWatch*>(self_), record](const at::Tensor&) {
+      if (const auto alive = watch.lock()) (*alive)->Enter(record);
+    });
+  }
+}
+
+void BackwardWatch::Enter(const std::shared_ptr<ForwardRecord>& record) {
+  const int task = torch::autograd::get_current_graph_task_id();
+  if (task != current_.task) {
+    current_ = {.task = task};
+    const auto token = std::make_shared<Token>(self_, task);
+    torch::autograd::Engine::get_default_engine().queue_callback([token] { token->End(); });
+    observer_->OnBackwardBegin();
+  }
+  if (!record->synchronized) {
+    current_.local = true;
+  } else if (std::find(current_.synchronized.begin(), current_.synchronized.end(), record) ==
+             current_.synchronized.end()) {
+    current_.synchronized.push_back(record);
+  }
+}
+
+void BackwardWatch::Leave(int task, bool with_exception) {
+  if (task != current_.task) return;
+  if (with_exception) {
+    observer_->OnBackwardException();
+    current_ = {};
+    return;
+  }
+  current_.task = -1;  // what follows is another backward
+  observer_->OnBackwardEnd();
+  current_ = {};
+}
+
+}  // namespace ddp

@@ -1,0 +1,49 @@
+#include "ddp/model_agreement.h"
+
+#include <string>
+
+#include <ATen/Functions.h>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "ddp/comm/communicator.h"
+#include "ddp/error.h"
+#include "ddp/model_metadata.h"
+#include "ddp/process_group.h"
+
+namespace ddp {
+namespace {
+
+// Every rank reads the same texts and so finds the same first difference.
+void ThrowFirstDifference(ProcessGroup& group, const ModelMetadata& metadata, int sequence) {
+  const auto key = [&](int rank) { return absl::StrCat("ddp/model/", sequence, "/", rank); };
+  group.store()->set(key(group.rank()), metadata.Serialize());
+  const std::string first = group.store()->get_to_str(key(0));
+  for (int rank = 1; rank < group.size(); ++rank) {
+    const std::string other = group.store()->get_to_str(key(rank));
+    const std::string difference = ModelMetadata::FirstDifference(first, 0, other, rank);
+    if (difference.empty()) continue;
+    group.barrier();  // nobody leaves, and perhaps ends the store, before all have read
+    throw ConfigurationError(absl::StrCat("the ranks have different models: ", difference));
+  }
+}
+
+}  // namespace
+
+void AgreeOnModel(ProcessGroup& group, const ModelMetadata& metadata) {
+  // Minimum of the hash and of its negative: equal to ours both times on every rank, or nowhere.
+  const auto [high, low] = metadata.Hash();
+  const int64_t a = static_cast<int64_t>(high >> 1);
+  const int64_t b = static_cast<int64_t>(low >> 1);
+  const at::Tensor least = at::tensor({a, b, -a, -b}, at::kLong).to(group.device());
+  Communicator::Pending pending =
+      group.communicator().AllReduceMin(least, {"the comparison of models"});
+  group.communicator().Wait(pending);
+  const int sequence = group.next_sequence();
+  const at::Tensor answer = least.to(at::kCPU);
+  const int64_t* found = answer.const_data_ptr<int64_t>();
+  if (found[0] == -found[2] && found[1] == -found[3]) return;
+  ThrowFirstDifference(group, metadata, sequence);
+}
+
+}  // namespace ddp

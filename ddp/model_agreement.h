@@ -1,0 +1,16 @@
+#ifndef DDP_MODEL_AGREEMENT_H_
+#define DDP_MODEL_AGREEMENT_H_
+
+namespace ddp {
+
+class ModelMetadata;
+class ProcessGroup;
+
+// Compares the ranks' metadata: one small all-reduce of a hash, and only where that shows a
+// difference the whole texts, over the store. Then throws ConfigurationError on every rank, with
+// the same text, which names the first difference. A collective.
+void AgreeOnModel(ProcessGroup& group, const ModelMetadata& metadata);
+
+}  // namespace ddp
+
+#endif  // DDP_MODEL_AGREEMENT_H_

@@ -1,0 +1,92 @@
+#include "ddp/model_tensors.h"
+
+#include <torch/nn/module.h>
+#include <torch/nn/modules/embedding.h>
+
+#include "absl/strings/str_cat.h"
+#include "ddp/error.h"
+
+namespace ddp {
+namespace {
+
+std::set<const c10::TensorImpl*> WeightsWithSparseGradients(const torch::nn::Module& module) {
+  std::set<const c10::TensorImpl*> weights;
+  for (const auto& submodule : module.modules()) {
+    if (const auto* embedding = submodule->as<torch::nn::EmbeddingImpl>();
+        embedding != nullptr && embedding->options.sparse()) {
+      weights.insert(embedding->weight.unsafeGetTensorImpl());
+    }
+    if (const auto* bag = submodule->as<torch::nn::EmbeddingBagImpl>();
+        bag != nullptr && bag->options.sparse()) {
+      weights.insert(bag->weight.unsafeGetTensorImpl());
+    }
+  }
+  return weights;
+}
+
+ModelMetadata::Tensor Description(const NamedTensor& item) {
+  return {.name = item.name,
+          .dtype = c10::toString(item.tensor.scalar_type()),
+          .shape = item.tensor.sizes().vec(),
+          .strides = item.tensor.strides().vec(),
+          .requires_grad = item.tensor.requires_grad()};
+}
+
+}  // namespace
+
+ModelTensors ModelTensors::Of(const torch::nn::Module& module,
+                              const std::set<std::string>& ignored) {
+  ModelTensors tensors;
+  std::set<std::string> unknown = ignored;
+  const auto take = [&](const auto& items, std::vector<NamedTensor>& into) {
+    for (const auto& item : items) {
+      unknown.erase(item.key());
+      if (item.value().defined() && !ignored.contains(item.key())) {
+        into.push_back({item.key(), item.value()});
+      }
+    }
+  };
+  take(module.named_parameters(), tensors.parameters);
+  take(module.named_buffers(), tensors.buffers);
+  if (!unknown.empty()) {
+    throw ConfigurationError(absl::StrCat("params_and_buffers_to_ignore names ", *unknown.begin(),
+                                          ", which the module does not have"));
+  }
+  const std::set<const c10::TensorImpl*> sparse = WeightsWithSparseGradients(module);
+  std::set<const c10::TensorImpl*> seen;
+  for (const NamedTensor& item : tensors.parameters) {
+    const c10::TensorImpl* const identity = item.tensor.unsafeGetTensorImpl();
+    if (!item.tensor.requires_grad() || !seen.insert(identity).second) continue;
+    tensors.trainable.push_back(
+        {.name = item.name, .tensor = item.tensor, .sparse = sparse.contains(identity)});
+  }
+  return tensors;
+}
+
+void ModelTensors::Describe(ModelMetadata& metadata) const {
+  for (const NamedTensor& item : parameters) metadata.AddParameter(Description(item));
+  for (const NamedTensor& item : buffers) metadata.AddBuffer(Description(item));
+}
+
+void ModelTensors::CheckDevices(at::Device device, const std::string& backend) const {
+  const NamedTensor* first = nullptr;
+  const auto check = [&](const char* sort, const NamedTensor& item) {
+    const at::Device found = item.tensor.device();
+    if (first == nullptr) first = &item;
+    if (found.type() != first->tensor.device().type()) {
+      throw ConfigurationError(
+          absl::StrCat("the model is on several types of devices: ", first->name, " is on ",
+                       first->tensor.device().str(), ", ", item.name, " on ", found.str(),
+                       ": move it to one of them with to() first"));
+    }
+    if (found.type() != device.type()) {
+      throw ConfigurationError(absl::StrCat(
+          sort, " ", item.name, " is on ", found.str(), ", but the process group (", backend,
+          ") works on ", device.str(), ": move the model there with to() first"));
+    }
+  };
+  for (const NamedTensor& item : parameters) check("parameter", item);
+  for (const NamedTensor& item : buffers) check("buffer", item);
+}
+
+}  // namespace ddp

@@ -1,0 +1,21 @@
+#ifndef DDP_NAME_LIST_H_
+#define DDP_NAME_LIST_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+namespace ddp {
+
+// Names for a message: "a, b, c", and beyond `limit` of them "a, b, c and 7 more".
+inline std::string NameList(const std::vector<std::string>& names, size_t limit = 20) {
+  if (names.size() <= limit) return absl::StrJoin(names, ", ");
+  return absl::StrCat(absl::StrJoin(names.begin(), names.begin() + static_cast<int>(limit), ", "),
+                      " and ", names.size() - limit, " more");
+}
+
+}  // namespace ddp
+
+#endif  // DDP_NAME_LIST_H_

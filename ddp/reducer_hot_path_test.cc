@@ -1,0 +1,171 @@
+// The steady-state backward costs no allocation, no lock and no ATen operation per parameter. What
+// a step does on the thread of the backward is counted for the wrapped and for the bare module,
+// each with few and with many parameters: the difference that the wrapper makes must not grow.
+#include <dlfcn.h>
+#include <pthread.h>
+
+#include <ATen/record_function.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/torch.h>
+
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <new>
+
+#include "ddp/distributed_data_parallel.h"
+#include "ddp/process_group.h"
+#include "gtest/gtest.h"
+#include "store/redis_endpoint.h"
+#include "testing/rank_harness.h"
+#include "testing/redis_fixture.h"
+
+namespace {
+
+struct Counts {
+  int64_t allocations = 0;
+  int64_t locks = 0;
+  int64_t operations = 0;
+};
+
+thread_local bool counting = false;
+thread_local Counts counts;
+
+}  // namespace
+
+// Instead of the C++ library's: every object and container of ours comes from here.
+void* operator new(std::size_t size) {
+  if (counting) ++counts.allocations;
+  void* memory = std::malloc(size == 0 ? 1 : size);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+
+// Instead of libc's, which does the work: std::mutex comes to here.
+extern "C" int pthread_mutex_lock(pthread_mutex_t* mutex) {
+  using Lock = int (*)(pthread_mutex_t*);
+  static Lock lock = nullptr;  // not a guarded initialization: that would lock
+  if (lock == nullptr) lock = reinterpret_cast<Lock>(dlsym(RTLD_NEXT, "pthread_mutex_lock"));
+  if (counting) ++counts.locks;
+  return lock(mutex);
+}
+
+namespace ddp {
+namespace {
+
+struct ManyImpl : torch::nn::Module {
+  explicit ManyImpl(int count) {
+    for (int i = 0; i < count; ++i) {
+      weights.push_back(
+          register_parameter("weight" + std::to_string(i), torch::ones({16}) * (i % 3)));
+    }
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    torch::Tensor y = x;
+    for (const torch::Tensor& weight : weights) y = y + weight;
+    return y;
+  }
+  std::vector<torch::Tensor> weights;
+};
+TORCH_MODULE(Many);
+
+// Autograd itself copies a list for every accumulator that has a hook, whatever the hook does. The
+// bare module gets hooks too, so that this does not count as ours.
+struct NoHook : torch::autograd::FunctionPostHook {
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
+                                            const torch::autograd::variable_list&) override {
+    return outputs;
+  }
+};
+
+// Of the fifth backward: the buckets are dealt, the gradients are there.
+template <typename Forward>
+Counts CountBackward(Many net, Forward forward) {
+  for (int step = 0; step < 4; ++step) {
+    net->zero_grad(/*set_to_none=*/false);
+    forward().sum().backward();
+  }
+  net->zero_grad(false);
+  const torch::Tensor loss = forward().sum();
+  counts = {};
+  counting = true;
+  loss.backward();
+  counting = false;
+  return counts;
+}
+
+Counts CostOfWrapper(const std::shared_ptr<ProcessGroup>& group, int parameters,
+                     const DistributedDataParallelOptions& options) {
+  const torch::Tensor input = torch::ones({16});
+  Many bare(parameters);
+  std::vector<std::shared_ptr<torch::autograd::Node>>
+      accumulators;  // held weakly by the parameters
+  for (const torch::Tensor& weight : bare->weights) {
+    accumulators.push_back(torch::autograd::impl::grad_accumulator(weight));
+    accumulators.back()->add_post_hook(std::make_unique<NoHook>());
+  }
+  const Counts without = CountBackward(bare, [&] { return bare->forward(input); });
+  Many net(parameters);
+  DistributedDataParallel model(net, group, options);
+  const Counts with = CountBackward(net, [&] { return model.forward(input); });
+  return {.allocations = with.allocations - without.allocations,
+          .locks = with.locks - without.locks,
+          .operations = with.operations - without.operations};
+}
+
+int NothingGrowsWithTheParameters() {
+  at::addGlobalCallback(at::RecordFunctionCallback([](const at::RecordFunction&)
+                                                       -> std::unique_ptr<at::ObserverContext> {
+                          if (counting) ++counts.operations;
+                          return nullptr;
+                        }).scopes({at::RecordScope::FUNCTION}));
+  const auto group = init_process_group();
+  for (const DistributedDataParallelOptions& options : std::vector<DistributedDataParallelOptions>{
+           {}, {.gradient_as_bucket_view = true}, {.static_graph = true}}) {
+    const Counts few = CostOfWrapper(group, 20, options);
+    const Counts many = CostOfWrapper(group, 420, options);
+    // Waiting for the peer takes a lock each time it is woken, so a few more or less mean nothing.
+    constexpr int kNoise = 40;
+    EXPECT_LT(many.allocations - few.allocations, kNoise);
+    EXPECT_LT(many.locks - few.locks, kNoise);
+    EXPECT_EQ(many.operations, few.operations);
+  }
+  return 0;
+}
+
+// That the counters count: a wrapper that did this per parameter would be seen.
+TEST(ReducerHotPathTest, CountersCount) {
+  counts = {};
+  counting = true;
+  { std::vector<int> vector(3); }
+  std::mutex mutex;
+  { std::lock_guard lock(mutex); }
+  counting = false;
+  EXPECT_EQ(counts.allocations, 1);
+  EXPECT_EQ(counts.locks, 1);
+}
+
+TEST(ReducerHotPathTest, NothingGrowsWithTheParameters) {
+  const auto redis = ::ddp::testing::RedisFixture::Start();
+  ASSERT_TRUE(::ddp::testing::RanksSucceed(
+      {.world_size = 2,
+       .body = "NothingGrowsWithTheParameters",
+       .store_url = store::FormatStoreAddress(redis->Address("hot-path"))}));
+}
+
+}  // namespace
+}  // namespace ddp
+
+int main(int argc, char** argv) {
+  ::testing::InitGoogleTest(&argc, argv);
+  torch::set_num_threads(1);
+  if (const auto exit_code = ddp::testing::RunRankBody(
+          {{"NothingGrowsWithTheParameters", ddp::NothingGrowsWithTheParameters}})) {
+    return *exit_code;
+  }
+  return RUN_ALL_TESTS();
+}

@@ -1,0 +1,268 @@
+// What goes wrong in a step on one rank is an error on every rank, once and with the reason, and
+// the next step begins afresh. On real processes, with a timeout of half an hour: a rank that waits
+// for it fails the test.
+#include <sys/types.h>
+#include <unistd.h>
+
+#include <torch/torch.h>
+
+#include <map>
+#include <optional>
+
+#include "ddp/comm_hook.h"
+#include "ddp/distributed_data_parallel.h"
+#include "ddp/error.h"
+#include "ddp/process_group.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "store/redis_endpoint.h"
+#include "testing/distributed_checks.h"
+#include "testing/rank_harness.h"
+#include "testing/redis_fixture.h"
+
+namespace ddp {
+namespace {
+
+using ::ddp::testing::ErrorOf;
+using ::ddp::testing::Gradients;
+using ::ddp::testing::SameOnAllRanks;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+// Throws in the backward.
+struct Explosive : torch::autograd::Function<Explosive> {
+  static torch::Tensor forward(torch::autograd::AutogradContext*, const torch::Tensor& x) {
+    return x.clone();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 const torch::autograd::variable_list&) {
+    throw std::runtime_error("not a number in the middle of the model");
+  }
+};
+
+enum class Fault { kNone, kForward, kBackwardAtOnce, kBackwardLater, kLeaveOut };
+
+struct NetImpl : torch::nn::Module {
+  NetImpl() {
+    first = register_module("first", torch::nn::Linear(3, 4));
+    last = register_module("last", torch::nn::Linear(4, 2));
+    sometimes = register_module("sometimes", torch::nn::Linear(4, 2));
+  }
+  torch::Tensor forward(const torch::Tensor& x, Fault fault) {
+    if (fault == Fault::kForward) throw std::runtime_error("a sample that cannot be read");
+    torch::Tensor y = torch::tanh(first->forward(x));
+    if (fault == Fault::kBackwardLater) y = Explosive::apply(y);
+    torch::Tensor z = last->forward(y);
+    if (fault != Fault::kLeaveOut) z = z + sometimes->forward(y);
+    return fault == Fault::kBackwardAtOnce ? Explosive::apply(z) : z;
+  }
+  torch::nn::Linear first{nullptr}, last{nullptr}, sometimes{nullptr};
+};
+TORCH_MODULE(Net);
+
+constexpr int kCulprit = 1;
+
+// One training step; the text of what it throws.
+template <typename Model>
+std::string Step(Model& model, ProcessGroup& group, Fault fault) {
+  model->zero_grad();
+  return ErrorOf<std::exception>([&] {
+    torch::manual_seed(group.rank());
+    const Fault mine = group.rank() == kCulprit ? fault : Fault::kNone;
+    model.forward(torch::randn({4, 3}), mine).pow(2).mean().backward();
+  });
+}
+
+// Two good steps, compared over the ranks.
+template <typename Model>
+void ExpectHealthy(Model& model, ProcessGroup& group) {
+  for (int step = 0; step < 2; ++step) {
+    EXPECT_EQ(Step(model, group, Fault::kNone), "no error");
+    EXPECT_TRUE(SameOnAllRanks(group, Gradients(*model.module())));
+  }
+}
+
+const std::vector<DistributedDataParallelOptions>& Variants() {
+  static const auto& variants = *new std::vector<DistributedDataParallelOptions>{
+      {},
+      {.bucket_cap_mb = 1e-5, .gradient_as_bucket_view = true},
+      {.bucket_cap_mb = 1e-5, .find_unused_parameters = true},
+      {.static_graph = true}};
+  return variants;
+}
+
+int ExceptionsReachEveryRank() {
+  const auto group = init_process_group();
+  for (const DistributedDataParallelOptions& options : Variants()) {
+    Net net;
+    DistributedDataParallel model(net, group, options);
+    for (const auto& [fault, culprit_text, news] :
+         std::vector<std::tuple<Fault, std::string, std::string>>{
+             {Fault::kForward, "a sample that cannot be read",
+              "the forward threw: a sample that cannot be read"},
+             {Fault::kBackwardAtOnce, "not a number", "an exception ended the backward"},
+             {Fault::kBackwardLater, "not a number", "for first.weight, first.bias"}}) {
+      ExpectHealthy(model, *group);
+      const std::string text = Step(model, *group, fault);
+      if (group->rank() == kCulprit) {
+        EXPECT_THAT(text, HasSubstr(culprit_text));
+      } else {
+        EXPECT_THAT(text, AllOf(HasSubstr("because rank 1 failed"), HasSubstr(news)));
+      }
+    }
+    ExpectHealthy(model, *group);
+  }
+  return 0;
+}
+
+int UnusedParameterOnOneRankIsFoundByTheNextForward() {
+  const auto group = init_process_group();
+  for (const bool view : {false, true}) {
+    Net net;
+    DistributedDataParallel model(net, group, {.gradient_as_bucket_view = view});
+    ExpectHealthy(model, *group);
+    std::string text = Step(model, *group, Fault::kLeaveOut);
+    if (group->rank() == kCulprit) {
+      EXPECT_EQ(text, "no error");  // it cannot know yet
+      text = Step(model, *group, Fault::kNone);
+      EXPECT_THAT(text, HasSubstr("find_unused_parameters"));
+    } else {
+      EXPECT_THAT(text, HasSubstr("because rank 1 failed"));
+    }
+    EXPECT_THAT(text, HasSubstr("no gradient came for sometimes.weight, sometimes.bias"));
+    ExpectHealthy(model, *group);
+  }
+  // By the model's end, where there is no next forward; and by the check.
+  for (const bool check : {false, true}) {
+    Net net;
+    std::string text;
+    {
+      DistributedDataParallel model(net, group);
+      text = Step(model, *group, Fault::kLeaveOut);
+      if (check && group->rank() == kCulprit) {
+        text = ErrorOf<ReductionError>([&] { check_finished(model); });
+      }
+    }
+    if (check || group->rank() != kCulprit) {
+      EXPECT_THAT(text, HasSubstr("no gradient came for sometimes.weight, sometimes.bias"));
+    }
+    Net next;
+    DistributedDataParallel model(next, group);
+    ExpectHealthy(model, *group);
+  }
+  return 0;
+}
+
+int HookThatThrows() {
+  const auto group = init_process_group();
+  Net net;
+  DistributedDataParallel model(net, group);
+  enum class Way { kFine, kThrow, kWrongType, kWrongShape, kFailLater, kNoFuture };
+  Way way = Way::kFine;
+  const auto hook = [&](const std::shared_ptr<ProcessGroup>& state, GradBucket& bucket) {
+    const Way mine = state->rank() == kCulprit ? way : Way::kFine;
+    if (mine == Way::kThrow) throw std::runtime_error("the hook has no memory");
+    if (mine == Way::kNoFuture) return TensorFuture();
+    const at::Tensor buffer = bucket.buffer().div_(state->size());
+    const TensorFuture reduced = state->all_reduce_async(buffer);
+    if (mine == Way::kFine) return reduced;
+    return reduced->then(
+        [mine, buffer](c10::ivalue::Future&) -> c10::IValue {
+          if (mine == Way::kFailLater) throw std::runtime_error("decompression failed");
+          if (mine == Way::kWrongType) return buffer.to(at::kDouble);
+          return buffer.narrow(0, 0, 1).clone();
+        },
+        c10::TensorType::get());
+  };
+  model.register_comm_hook(group, hook);
+  for (const auto& [next, news] :
+       std::vector<std::pair<Way, std::string>>{{Way::kThrow, "the hook has no memory"},
+                                                {Way::kWrongType, "ouble"},
+                                                {Way::kWrongShape, "[1]"},
+                                                {Way::kFailLater, "decompression failed"},
+                                                {Way::kNoFuture, "no future"}}) {
+    way = Way::kFine;
+    ExpectHealthy(model, *group);
+    way = next;
+    std::string text = Step(model, *group, Fault::kNone);
+    // Where the hook's own sum was complete, the others may hear of it in their next step only.
+    if (text == "no error" && group->rank() != kCulprit) text = Step(model, *group, Fault::kNone);
+    EXPECT_THAT(text, AllOf(HasSubstr("rank 1"), HasSubstr(news), HasSubstr("last.weight")));
+  }
+  way = Way::kFine;
+  ExpectHealthy(model, *group);
+  EXPECT_THAT(ErrorOf<ConfigurationError>([&] { model.register_comm_hook(group, hook); }),
+              HasSubstr("registered already"));
+  return 0;
+}
+
+int RankThatIsGoneIsNamedByEveryForward() {
+  const auto group = init_process_group();
+  Net net;
+  DistributedDataParallel model(net, group);
+  ExpectHealthy(model, *group);
+  if (group->rank() == kCulprit) _exit(0);
+  EXPECT_THAT(Step(model, *group, Fault::kNone), HasSubstr("rank"));
+  for (int step = 0; step < 3; ++step) {
+    model->zero_grad();
+    EXPECT_THAT(ErrorOf<PeerFailedError>([&] {
+                  model.forward(torch::randn({4, 3}), Fault::kNone);
+                }),
+                HasSubstr("rank 1"));
+  }
+  return 0;
+}
+
+const std::map<std::string, std::function<int()>>& Bodies() {
+  static const auto& bodies = *new std::map<std::string, std::function<int()>>{
+      {"ExceptionsReachEveryRank", ExceptionsReachEveryRank},
+      {"UnusedParameterOnOneRankIsFoundByTheNextForward",
+       UnusedParameterOnOneRankIsFoundByTheNextForward},
+      {"HookThatThrows", HookThatThrows},
+      {"RankThatIsGoneIsNamedByEveryForward", RankThatIsGoneIsNamedByEveryForward},
+  };
+  return bodies;
+}
+
+struct Case {
+  std::string body;
+  int world_size;
+};
+
+class StepFailureTest : public ::testing::TestWithParam<Case> {
+ protected:
+  static void SetUpTestSuite() { redis_ = ::ddp::testing::RedisFixture::Start(); }
+  static void TearDownTestSuite() { redis_.reset(); }
+
+  static std::unique_ptr<::ddp::testing::RedisFixture> redis_;
+};
+std::unique_ptr<::ddp::testing::RedisFixture> StepFailureTest::redis_;
+
+TEST_P(StepFailureTest, Ranks) {
+  const std::string name = ::testing::UnitTest::GetInstance()->current_test_info()->name();
+  ASSERT_TRUE(::ddp::testing::RanksSucceed(
+      {.world_size = GetParam().world_size,
+       .body = GetParam().body,
+       .store_url = store::FormatStoreAddress(redis_->Address(name))}));
+}
+
+std::vector<Case> Cases() {
+  std::vector<Case> cases;
+  for (const auto& [name, body] : Bodies()) cases.push_back({name, 2});
+  cases.push_back({"ExceptionsReachEveryRank", 3});
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, StepFailureTest, ::testing::ValuesIn(Cases()), [](const auto& info) {
+  return info.param.body + "On" + std::to_string(info.param.world_size);
+});
+
+}  // namespace
+}  // namespace ddp
+
+int main(int argc, char** argv) {
+  ::testing::InitGoogleTest(&argc, argv);
+  torch::set_num_threads(1);
+  if (const auto exit_code = ddp::testing::RunRankBody(ddp::Bodies())) return *exit_code;
+  return RUN_ALL_TESTS();
+}

@@ -1,0 +1,60 @@
+// What tests of distributed training ask of models and errors, inside a rank's body.
+#ifndef DDP_TESTING_DISTRIBUTED_CHECKS_H_
+#define DDP_TESTING_DISTRIBUTED_CHECKS_H_
+
+#include <exception>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <torch/torch.h>
+
+#include "ddp/process_group.h"
+
+namespace ddp::testing {
+
+// All elements, as doubles, in one row. Complex numbers give two.
+inline torch::Tensor Flatten(const std::vector<torch::Tensor>& tensors) {
+  std::vector<torch::Tensor> parts = {torch::zeros({0}, torch::kDouble)};
+  for (const torch::Tensor& tensor : tensors) {
+    torch::Tensor plain = tensor.detach();
+    if (plain.is_sparse()) plain = plain.to_dense();
+    if (plain.is_complex()) plain = torch::view_as_real(plain);
+    parts.push_back(plain.to(torch::kDouble).reshape({-1}));
+  }
+  return torch::cat(parts);
+}
+
+// Of all parameters that have one.
+inline torch::Tensor Gradients(const torch::nn::Module& module) {
+  std::vector<torch::Tensor> gradients;
+  for (const torch::Tensor& parameter : module.parameters()) {
+    if (parameter.grad().defined()) gradients.push_back(parameter.grad());
+  }
+  return Flatten(gradients);
+}
+
+// Whether all ranks hold the same bits. A collective.
+inline bool SameOnAllRanks(ProcessGroup& group, const torch::Tensor& mine) {
+  torch::Tensor zero = mine.clone();
+  group.broadcast(zero, 0);
+  torch::Tensor differing = torch::tensor({torch::equal(mine, zero) ? 0 : 1});
+  group.all_reduce(differing);
+  return differing.item<int64_t>() == 0;
+}
+
+// The text of the Error that `action` throws; else what happened instead.
+template <typename Error>
+std::string ErrorOf(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const std::exception& error) {
+    const bool expected = dynamic_cast<const Error*>(&error) != nullptr;
+    return std::string(expected ? "" : "another error: ") + error.what();
+  }
+  return "no error";
+}
+
+}  // namespace ddp::testing
+
+#endif  // DDP_TESTING_DISTRIBUTED_CHECKS_H_
