@@ -13,6 +13,7 @@
 
 #include "ddp/activation_checkpoint.h"
 #include "ddp/comm_hook.h"
+#include "ddp/distributed_data_parallel.h"
 #include "ddp/error.h"
 #include "ddp/process_group.h"
 #include "gmock/gmock.h"
@@ -342,6 +343,83 @@ int AveragesInTheGivenType() {
   return 0;
 }
 
+torch::Tensor WordsOf(int rank, int step) {
+  torch::manual_seed(100 * step + rank);
+  return torch::randint(0, 10, {3, 4});
+}
+
+// The gradients of all ranks' batches, computed in bfloat16, each divided and added in `dtype`.
+std::vector<torch::Tensor> AverageGradients(Net& net, int ranks, int step,
+                                            torch::ScalarType dtype) {
+  std::vector<torch::Tensor> sums;
+  for (int rank = 0; rank < ranks; ++rank) {
+    Net low = MakeNet();
+    {
+      const torch::NoGradGuard no_grad;
+      for (size_t i = 0; i < net->parameters().size(); ++i) {
+        low->parameters()[i].copy_(net->parameters()[i]);
+      }
+    }
+    low->to(torch::kBFloat16);
+    low->forward(WordsOf(rank, step)).to(torch::kFloat).pow(2).sum().backward();
+    size_t next = 0;
+    for (const torch::Tensor& parameter : low->parameters()) {
+      if (!parameter.requires_grad()) continue;
+      const torch::Tensor part = parameter.grad().to(dtype) / ranks;
+      if (rank == 0) sums.push_back(part);
+      if (rank > 0) sums[next] += part;
+      ++next;
+    }
+  }
+  return sums;
+}
+
+// Through the whole wrapper, over the dealing of buckets, with every way of reducing.
+int TrainsInLowerPrecision() {
+  const auto group = init_process_group();
+  for (const bool view : {false, true}) {
+    for (const auto reduce_dtype : {std::optional<torch::ScalarType>(), {torch::kFloat}}) {
+      Net net = MakeNet();
+      DistributedDataParallel model(
+          net, group,
+          {.first_bucket_cap_mb = 0.0001,
+           .gradient_as_bucket_view = view,
+           .find_unused_parameters = view,
+           .mixed_precision = MixedPrecision{.param_dtype = torch::kBFloat16,
+                                             .reduce_dtype = reduce_dtype,
+                                             .buffer_dtype = torch::kBFloat16}});
+      torch::optim::SGD optimizer(net->parameters(), 0.01);
+      for (int step = 0; step < 3; ++step) {
+        optimizer.zero_grad();
+        const auto expected =
+            AverageGradients(net, group->size(), step, reduce_dtype.value_or(torch::kBFloat16));
+        const torch::Tensor output = model.forward(WordsOf(group->rank(), step));
+        EXPECT_EQ(output.scalar_type(), torch::kBFloat16);
+        EXPECT_EQ(net->linear->weight.scalar_type(), torch::kFloat);
+        output.to(torch::kFloat).pow(2).sum().backward();
+        size_t next = 0;
+        for (const auto& parameter : net->named_parameters()) {
+          EXPECT_EQ(parameter.value().scalar_type(), torch::kFloat) << parameter.key();
+          if (!parameter.value().requires_grad()) continue;
+          const torch::Tensor gradient = parameter.value().grad();
+          EXPECT_EQ(gradient.scalar_type(), torch::kFloat) << parameter.key();
+          EXPECT_TRUE(torch::equal(gradient, expected[next++].to(torch::kFloat)))
+              << parameter.key() << ", step " << step;
+        }
+        optimizer.step();
+      }
+      const torch::NoGradGuard no_grad;
+      EXPECT_EQ(model.forward(WordsOf(0, 0)).scalar_type(), torch::kBFloat16);
+      EXPECT_EQ(net->linear->weight.scalar_type(), torch::kFloat);
+    }
+  }
+  return 0;
+}
+
+TEST(MixedPrecisionTest, TrainsInLowerPrecision) {
+  ASSERT_TRUE(::ddp::testing::RanksSucceed({.world_size = 2, .body = "trains_in_lower_precision"}));
+}
+
 TEST(MixedPrecisionTest, TheReductionHasATypeOfItsOwn) {
   ASSERT_TRUE(
       ::ddp::testing::RanksSucceed({.world_size = 2, .body = "averages_in_the_given_type"}));
@@ -352,8 +430,9 @@ TEST(MixedPrecisionTest, TheReductionHasATypeOfItsOwn) {
 
 int main(int argc, char** argv) {
   ::testing::InitGoogleTest(&argc, argv);
-  if (const auto exit_code = ddp::testing::RunRankBody(
-          {{"averages_in_the_given_type", ddp::AveragesInTheGivenType}})) {
+  if (const auto exit_code =
+          ddp::testing::RunRankBody({{"averages_in_the_given_type", ddp::AveragesInTheGivenType},
+                                     {"trains_in_lower_precision", ddp::TrainsInLowerPrecision}})) {
     return *exit_code;
   }
   return RUN_ALL_TESTS();
