@@ -175,7 +175,7 @@ def markers(files):
 
 
 # Data of the examples: the only files that are not text.
-BINARY_FILES = ("*-idx1-ubyte", "*-idx3-ubyte")
+BINARY_FILES = ("*-idx1-ubyte", "*-idx3-ubyte", "testing/oracle/golden/*.safetensors")
 
 
 def binaries(files):

@@ -1,0 +1,306 @@
+// Our DistributedDataParallel against PyTorch's, scenario by scenario: see README.md.
+//
+// By default against the committed values, which were made on another machine. With
+// DDP_ORACLE_DIRECTORY, where generate.py has just written, against those and in strict bounds.
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <set>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "elastic/checkpoint/posix_file_system.h"
+#include "elastic/checkpoint/safetensors_reader.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+#include "store/redis_endpoint.h"
+#include "testing/oracle/comparison.h"
+#include "testing/oracle/scenario.h"
+#include "testing/oracle/scenario_runner.h"
+#include "testing/rank_harness.h"
+#include "testing/redis_fixture.h"
+
+namespace ddp::testing {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr char kFolder[] = "testing/oracle/";
+
+// What ours may differ by. A float's last digits depend on the processor: on the machine where
+// PyTorch's values were made ours are held to more.
+struct Bounds {
+  double loss_relative = 1e-4;
+  double gradient_of_model = 1e-4;  // of the model's largest gradient
+  int64_t ulps = 0;                 // not looked at in committed values
+  double of_tensor = 0;             // or this part of the tensor's largest element
+};
+
+Bounds StrictBounds(int world_size) {
+  return {.loss_relative = 1e-6,
+          .ulps = world_size == 2 ? 2 : 4,
+          .of_tensor = world_size == 2 ? 0 : 1e-6};
+}
+
+std::string ReadText(const std::string& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+std::string FreshDirectory() {
+  const char* directory = std::getenv("DDP_ORACLE_DIRECTORY");
+  return directory == nullptr ? "" : directory;
+}
+
+std::vector<Scenario> Scenarios() {
+  auto scenarios = ParseScenarios(ReadText(absl::StrCat(kFolder, "scenarios.json")));
+  return scenarios.ok() ? *std::move(scenarios) : std::vector<Scenario>();
+}
+
+// The tensors of one file, by name.
+class TensorFile {
+ public:
+  // Empty when there is no such file.
+  explicit TensorFile(const std::string& path) {
+    elastic::PosixFileSystem files;
+    const auto opened = files.OpenFile(path);
+    if (!opened.ok()) return;
+    auto loaded = elastic::LoadSafetensors(**opened, path);
+    if (!loaded.ok()) return;
+    file_ = *std::move(loaded);
+    for (const elastic::TensorView& view : file_.tensors) views_[view.name] = &view;
+  }
+
+  const elastic::TensorView* Find(const std::string& name) const {
+    const auto found = views_.find(name);
+    return found == views_.end() ? nullptr : found->second;
+  }
+
+  // What comes after `prefix` in the names that begin with it.
+  std::set<std::string> NamesUnder(const std::string& prefix) const {
+    std::set<std::string> names;
+    for (const auto& [name, view] : views_) {
+      if (absl::StartsWith(name, prefix)) names.insert(name.substr(prefix.size()));
+    }
+    return names;
+  }
+
+ private:
+  elastic::LoadedFile file_;
+  std::map<std::string, const elastic::TensorView*> views_;
+};
+
+Difference Compare(const elastic::TensorView& ours, const elastic::TensorView& theirs) {
+  return CompareFloats(reinterpret_cast<const float*>(ours.data),
+                       reinterpret_cast<const float*>(theirs.data), ours.bytes / sizeof(float));
+}
+
+bool SameBits(const elastic::TensorView& a, const elastic::TensorView& b) {
+  return a.type == b.type && std::memcmp(a.data, b.data, a.bytes) == 0;
+}
+
+// All scenarios on one number of ranks: ours, run here, and PyTorch's.
+struct World {
+  RankRun run;
+  std::vector<std::unique_ptr<TensorFile>> ours;  // of each rank
+  std::vector<Json> our_facts;
+  std::unique_ptr<TensorFile> theirs;
+  Json their_facts;
+};
+
+class GoldenTest : public ::testing::TestWithParam<std::tuple<Scenario, int>> {
+ protected:
+  static void SetUpTestSuite() {
+    redis_ = RedisFixture::Start();
+    for (const int world_size : {2, 3}) worlds_[world_size] = RunWorld(world_size);
+  }
+  static void TearDownTestSuite() {
+    worlds_.clear();
+    redis_.reset();
+  }
+
+  static std::unique_ptr<World> RunWorld(int world_size) {
+    const std::string golden =
+        FreshDirectory().empty() ? absl::StrCat(kFolder, "golden") : FreshDirectory();
+    std::string results = absl::StrCat(::testing::TempDir(), "/oracle_XXXXXX");
+    EXPECT_NE(mkdtemp(results.data()), nullptr) << results;
+    auto world = std::make_unique<World>();
+    world->run =
+        RunRanks({.world_size = world_size,
+                  .body = "scenarios",
+                  .store_url = store::FormatStoreAddress(redis_->Address(absl::StrCat(world_size))),
+                  .environment = {{kOracleTable, absl::StrCat(kFolder, "scenarios.json")},
+                                  {kOracleModels, absl::StrCat(golden, "/models.safetensors")},
+                                  {kOracleResults, results}}});
+    for (int rank = 0; rank < world_size; ++rank) {
+      world->ours.push_back(
+          std::make_unique<TensorFile>(absl::StrCat(results, "/tensors_", rank, ".safetensors")));
+      world->our_facts.push_back(ReadJson(absl::StrCat(results, "/facts_", rank, ".json")));
+    }
+    world->theirs =
+        std::make_unique<TensorFile>(absl::StrCat(golden, "/results_", world_size, ".safetensors"));
+    world->their_facts = ReadJson(absl::StrCat(golden, "/facts_", world_size, ".json"));
+    return world;
+  }
+
+  static Json ReadJson(const std::string& path) {
+    Json json = Json::parse(ReadText(path), nullptr, /*allow_exceptions=*/false);
+    return json.is_object() ? json : Json::object();
+  }
+
+  void CompareFacts() const;
+  void CompareLosses() const;
+  void CompareGradients();
+  void CompareFinals();
+  void CompareRanks() const;
+
+  const Scenario& scenario() const { return std::get<0>(GetParam()); }
+  int world_size() const { return std::get<1>(GetParam()); }
+  const World& world() const { return *worlds_.at(world_size()); }
+  int recorded_rank() const { return scenario().RecordedRank(world_size()); }
+  const TensorFile& ours() const { return *world().ours[static_cast<size_t>(recorded_rank())]; }
+  std::string Path(const std::string& rest) const {
+    return absl::StrCat(scenario().name, "/", rest);
+  }
+
+  const Bounds bounds_ = FreshDirectory().empty() ? Bounds() : StrictBounds(world_size());
+  Difference worst_;
+
+ private:
+  static std::unique_ptr<RedisFixture> redis_;
+  static std::map<int, std::unique_ptr<World>> worlds_;
+
+  double LargestGradient() const;
+};
+std::unique_ptr<RedisFixture> GoldenTest::redis_;
+std::map<int, std::unique_ptr<World>> GoldenTest::worlds_;
+
+// Exactly: the buckets, and which gradients are undefined, and which are sparse.
+void GoldenTest::CompareFacts() const {
+  const Json& theirs = world().their_facts.at(scenario().name);
+  const Json& ours = world().our_facts[static_cast<size_t>(recorded_rank())].at(scenario().name);
+  for (const char* fact : {"buckets", "undefined", "sparse"}) {
+    EXPECT_EQ(ours.at(fact), theirs.at(fact)) << fact;
+  }
+}
+
+void GoldenTest::CompareLosses() const {
+  for (int rank = 0; rank < world_size(); ++rank) {
+    const auto* ours = world().ours[static_cast<size_t>(rank)]->Find(Path("loss"));
+    const auto* theirs = world().theirs->Find(Path(absl::StrCat("loss/", rank)));
+    ASSERT_TRUE(ours != nullptr && theirs != nullptr) << "rank " << rank;
+    ASSERT_EQ(ours->type, theirs->type) << "rank " << rank;
+    EXPECT_LE(Compare(*ours, *theirs).relative, bounds_.loss_relative) << "rank " << rank;
+  }
+}
+
+double GoldenTest::LargestGradient() const {
+  Difference all;
+  for (const std::string& name : world().theirs->NamesUnder(Path("grad/0/"))) {
+    const auto* tensor = world().theirs->Find(Path("grad/0/" + name));
+    all.Include(Compare(*tensor, *tensor));
+  }
+  return all.largest;
+}
+
+// Of every step that the golden values have.
+void GoldenTest::CompareGradients() {
+  const double largest = LargestGradient();
+  for (const std::string& name : world().theirs->NamesUnder(Path("grad/"))) {
+    const auto* theirs = world().theirs->Find(Path("grad/" + name));
+    const auto* mine = ours().Find(Path("grad/" + name));
+    ASSERT_NE(mine, nullptr) << name << " has no gradient here";
+    ASSERT_EQ(mine->type, theirs->type) << name;
+    const Difference difference = Compare(*mine, *theirs);
+    worst_.Include(difference);
+    if (absl::StartsWith(name, "0/")) {
+      EXPECT_LE(difference.absolute, bounds_.gradient_of_model * largest) << name;
+    }
+    if (bounds_.ulps > 0) {
+      EXPECT_TRUE(difference.ulps <= bounds_.ulps ||
+                  difference.absolute <= bounds_.of_tensor * difference.largest)
+          << name << ": " << difference.ulps << " ulp, " << difference.absolute << " of "
+          << difference.largest;
+    }
+  }
+}
+
+// Weights and buffers after the last step, where the golden values have them.
+void GoldenTest::CompareFinals() {
+  for (const std::string& name : world().theirs->NamesUnder(Path("final/"))) {
+    const auto* theirs = world().theirs->Find(Path("final/" + name));
+    const auto* mine = ours().Find(Path("final/" + name));
+    ASSERT_NE(mine, nullptr) << name;
+    ASSERT_EQ(mine->type, theirs->type) << name;
+    if (theirs->type.dtype != elastic::Dtype::kF32) {
+      EXPECT_TRUE(SameBits(*mine, *theirs)) << name;
+      continue;
+    }
+    const Difference difference = Compare(*mine, *theirs);
+    EXPECT_LE(difference.absolute, std::max(1e-6 * difference.largest, 1e-9)) << name;
+  }
+}
+
+// Our ranks have the same gradients at every step and end with the same weights, to the bit.
+void GoldenTest::CompareRanks() const {
+  const std::set<std::string> gradients = ours().NamesUnder(Path("grad/"));
+  for (int rank = 0; rank < world_size(); ++rank) {
+    const TensorFile& other = *world().ours[static_cast<size_t>(rank)];
+    for (const std::string& name : gradients) {
+      if (std::atoi(name.c_str()) >= scenario().StepsOf(rank)) continue;
+      const auto* gradient = other.Find(Path("grad/" + name));
+      ASSERT_NE(gradient, nullptr) << name << " on rank " << rank;
+      EXPECT_TRUE(SameBits(*ours().Find(Path("grad/" + name)), *gradient))
+          << name << " on rank " << rank;
+    }
+    for (const std::string& name : ours().NamesUnder(Path("final/"))) {
+      // Without a join every rank's own last batch has gone into its running statistics.
+      const bool buffer = absl::StrContains(name, "running_");
+      if (buffer && scenario().batches.empty()) continue;
+      EXPECT_TRUE(SameBits(*ours().Find(Path("final/" + name)), *other.Find(Path("final/" + name))))
+          << name << " on rank " << rank;
+    }
+  }
+}
+
+TEST_P(GoldenTest, EqualsPyTorch) {
+  for (int rank = 0; rank < world_size(); ++rank) {
+    const Json& facts = world().our_facts[static_cast<size_t>(rank)];
+    ASSERT_TRUE(facts.contains(scenario().name)) << world().run.Describe();
+    const Json& fact = facts.at(scenario().name);
+    ASSERT_FALSE(fact.contains("error")) << "rank " << rank << ": " << fact.at("error");
+  }
+  ASSERT_TRUE(world().their_facts.contains(scenario().name)) << "no golden values: generate.py";
+  CompareFacts();
+  CompareLosses();
+  CompareGradients();
+  CompareFinals();
+  CompareRanks();
+  std::cout << scenario().name << " on " << world_size() << " ranks: largest difference "
+            << worst_.ulps << " ulp, " << worst_.absolute << "\n";
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, GoldenTest, ::testing::Combine(::testing::ValuesIn(Scenarios()), ::testing::Values(2, 3)),
+    [](const auto& info) {
+      return absl::StrCat(std::get<0>(info.param).name, "On", std::get<1>(info.param));
+    });
+
+TEST(GoldenTableTest, IsThere) { EXPECT_GT(Scenarios().size(), 40u); }
+
+}  // namespace
+}  // namespace ddp::testing
+
+int main(int argc, char** argv) {
+  ::testing::InitGoogleTest(&argc, argv);
+  const auto exit_code =
+      ddp::testing::RunRankBody({{"scenarios", ddp::testing::RunOracleScenarios}});
+  return exit_code ? *exit_code : RUN_ALL_TESTS();
+}

@@ -1,0 +1,219 @@
+#include "testing/oracle/scenario_runner.h"
+
+#include <torch/torch.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <set>
+#include <sstream>
+
+#include "absl/strings/str_cat.h"
+#include "ddp/ddp.h"
+#include "ddp/default_hooks.h"
+#include "ddp/join.h"
+#include "ddp/logging.h"
+#include "elastic/checkpoint/posix_file_system.h"
+#include "elastic/checkpoint/safetensors_reader.h"
+#include "elastic/checkpoint/safetensors_writer.h"
+#include "elastic/checkpoint/torch_tensors.h"
+#include "nlohmann/json.hpp"
+#include "testing/oracle/models.h"
+#include "testing/oracle/scenario.h"
+
+namespace ddp::testing {
+namespace {
+
+using Model = DistributedDataParallel<OracleModel>;
+using Names = std::vector<std::string>;
+using Tensors = std::map<std::string, at::Tensor>;
+
+std::string Variable(const char* name) {
+  const char* value = std::getenv(name);
+  CHECK(value != nullptr) << name << " is not set";
+  return value;
+}
+
+std::string ReadText(const std::string& path) {
+  std::ifstream file(path);
+  CHECK(file) << "cannot read " << path;
+  std::stringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+// The tensors share `file`'s memory.
+Tensors ReadTensors(const std::string& path, elastic::LoadedFile& file) {
+  elastic::PosixFileSystem files;
+  auto opened = files.OpenFile(path);
+  CHECK(opened.ok()) << opened.status();
+  auto loaded = elastic::LoadSafetensors(**opened, path);
+  CHECK(loaded.ok()) << loaded.status();
+  file = *std::move(loaded);
+  Tensors tensors;
+  for (const elastic::TensorView& view : file.tensors) {
+    tensors[view.name] = elastic::TensorOver(view);
+  }
+  return tensors;
+}
+
+void WriteTensors(const std::string& path, const Tensors& tensors) {
+  std::vector<elastic::NamedTensor> named;
+  for (const auto& [name, tensor] : tensors) named.push_back({name, tensor});
+  std::vector<at::Tensor> keep;
+  const auto views = elastic::ViewsOf(named, keep);
+  CHECK(views.ok()) << views.status();
+  elastic::PosixFileSystem files;
+  const auto written = elastic::WriteSafetensors(files, path, *views);
+  CHECK(written.ok()) << written.status();
+}
+
+Tensors StateOf(const OracleModel& net) {
+  Tensors state;
+  for (const auto& item : net.named_parameters()) state[item.key()] = item.value();
+  for (const auto& item : net.named_buffers()) state[item.key()] = item.value();
+  return state;
+}
+
+DistributedDataParallelOptions OptionsOf(const Scenario& scenario) {
+  DistributedDataParallelOptions options;
+  options.broadcast_buffers = scenario.broadcast_buffers;
+  options.bucket_cap_mb = scenario.bucket_cap_mb;
+  options.bucket_cap_mb_list = scenario.bucket_cap_mb_list;
+  options.find_unused_parameters = scenario.find_unused_parameters;
+  options.gradient_as_bucket_view = scenario.gradient_as_bucket_view;
+  options.static_graph = scenario.static_graph;
+  return options;
+}
+
+void RegisterHook(const std::string& name, const std::shared_ptr<ProcessGroup>& group,
+                  Model& model) {
+  if (name == "allreduce_hook") {
+    model.register_comm_hook(group, allreduce_hook);
+  } else if (name == "fp16_compress_hook") {
+    model.register_comm_hook(group, fp16_compress_hook);
+  } else if (name == "bf16_compress_hook") {
+    model.register_comm_hook(group, bf16_compress_hook);
+  } else if (name == "fp16_compress_wrapper") {
+    model.register_comm_hook(group, fp16_compress_wrapper(allreduce_hook));
+  } else {
+    CHECK(name.empty()) << "unknown comm hook " << name;
+  }
+}
+
+// One scenario on one rank.
+class Run {
+ public:
+  Run(const Scenario& scenario, const Tensors& inputs, std::shared_ptr<ProcessGroup> group)
+      : scenario_(scenario),
+        group_(std::move(group)),
+        x_(inputs.at(scenario.model + "/x")[group_->rank()]),
+        y_(inputs.at(scenario.model + "/y")[group_->rank()]),
+        net_(MakeOracleModel(scenario.model)) {
+    CHECK(net_ != nullptr) << "unknown model " << scenario.model;
+    torch::NoGradGuard no_grad;
+    for (auto& [name, tensor] : StateOf(*net_)) {
+      const auto initial = inputs.find(absl::StrCat(scenario.model, "/state/", name));
+      if (initial != inputs.end()) tensor.copy_(initial->second);
+    }
+  }
+
+  nlohmann::json Execute() {
+    Model model(net_, group_, OptionsOf(scenario_));
+    RegisterHook(scenario_.hook, group_, model);
+    if (scenario_.batches.empty()) {
+      Train(model);
+    } else {
+      join({model.joinable()},
+           {.divide_by_initial_world_size = scenario_.divide_by_initial_world_size},
+           [&] { Train(model); });
+    }
+    tensors_["loss"] = torch::stack(losses_);
+    for (const auto& [name, tensor] : StateOf(*net_)) Record("final/" + name, tensor);
+    return {{"buckets", model.bucket_layout()}, {"undefined", undefined_}, {"sparse", sparse_}};
+  }
+
+  const Tensors& tensors() const { return tensors_; }
+
+ private:
+  void Train(Model& model) {
+    torch::optim::SGD optimizer(
+        net_->parameters(),
+        torch::optim::SGDOptions(kOracleLearningRate).momentum(scenario_.momentum));
+    for (int step = 0; step < scenario_.StepsOf(group_->rank()); ++step) {
+      optimizer.zero_grad(scenario_.set_to_none);
+      if (scenario_.accumulate) {
+        const auto guard = model.no_sync();
+        Backward(model, step, 1);
+      }
+      Backward(model, step, 0);
+      RecordGradients(step);
+      optimizer.step();
+    }
+  }
+
+  void Backward(Model& model, int step, int micro) {
+    const at::Tensor outputs = model.forward(x_[step][micro], group_->rank(), step);
+    const at::Tensor loss = net_->Loss(outputs, y_[step][micro]);
+    loss.backward();
+    losses_.push_back(loss.detach());
+  }
+
+  void RecordGradients(int step) {
+    Names& undefined = undefined_.emplace_back();
+    for (const auto& item : net_->named_parameters()) {
+      const at::Tensor gradient = item.value().grad();
+      if (!gradient.defined()) {
+        undefined.push_back(item.key());
+        continue;
+      }
+      if (gradient.is_sparse()) sparse_.insert(item.key());
+      Record(absl::StrCat("grad/", step, "/", item.key()),
+             gradient.is_sparse() ? gradient.to_dense() : gradient);
+    }
+  }
+
+  void Record(const std::string& name, const at::Tensor& tensor) {
+    if (scenario_.model != "wide") tensors_[name] = tensor.detach().clone();
+  }
+
+  const Scenario& scenario_;
+  const std::shared_ptr<ProcessGroup> group_;
+  const at::Tensor x_, y_;
+  const std::shared_ptr<OracleModel> net_;
+  Tensors tensors_;
+  std::vector<at::Tensor> losses_;
+  std::vector<Names> undefined_;
+  std::set<std::string> sparse_;
+};
+
+}  // namespace
+
+int RunOracleScenarios() {
+  torch::set_num_threads(1);
+  const auto scenarios = ParseScenarios(ReadText(Variable(kOracleTable)));
+  CHECK(scenarios.ok()) << scenarios.status();
+  elastic::LoadedFile file;
+  const Tensors inputs = ReadTensors(Variable(kOracleModels), file);
+  const auto group = init_process_group({.timeout = std::chrono::seconds(60)});
+  Tensors results;
+  nlohmann::json facts = nlohmann::json::object();
+  for (const Scenario& scenario : *scenarios) {
+    try {
+      Run run(scenario, inputs, group);
+      facts[scenario.name] = run.Execute();
+      for (const auto& [name, tensor] : run.tensors()) {
+        results[absl::StrCat(scenario.name, "/", name)] = tensor;
+      }
+    } catch (const std::exception& error) {
+      facts[scenario.name] = {{"error", error.what()}};
+    }
+  }
+  const std::string folder = Variable(kOracleResults);
+  WriteTensors(absl::StrCat(folder, "/tensors_", group->rank(), ".safetensors"), results);
+  std::ofstream(absl::StrCat(folder, "/facts_", group->rank(), ".json")) << facts.dump(1);
+  return 0;
+}
+
+}  // namespace ddp::testing
