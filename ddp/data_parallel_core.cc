@@ -15,6 +15,7 @@
 #include "ddp/coalesced_broadcast.h"
 #include "ddp/comm/communicator.h"
 #include "ddp/delayed_all_reduce.h"
+#include "ddp/device_mesh.h"
 #include "ddp/error.h"
 #include "ddp/logging.h"
 #include "ddp/model_agreement.h"
@@ -72,7 +73,16 @@ std::optional<BucketPlan> GivenPlan(const std::vector<std::vector<std::string>>&
 }
 
 std::shared_ptr<ProcessGroup> GroupOf(const DistributedDataParallelOptions& options) {
-  return options.process_group;
+  if (options.process_group && options.device_mesh) {
+    throw ConfigurationError("process_group and device_mesh are both set: give one of them");
+  }
+  if (!options.device_mesh) return options.process_group;
+  if (options.device_mesh->ndim() != 1) {
+    throw ConfigurationError(absl::StrCat("device_mesh has ", options.device_mesh->ndim(),
+                                          " dimensions: data parallelism takes a mesh of one; "
+                                          "slice it by the dimension's name"));
+  }
+  return options.device_mesh->get_group(0);
 }
 
 bool IsSet(const char* variable) {
@@ -426,6 +436,7 @@ class DataParallelCore::Shadow : public JoinHook {
  public:
   explicit Shadow(DataParallelCore* core) : core_(core) {}
 
+  void on_join() override { core_->CheckFinished(); }
   void main_hook(const JoinRound& round) override { core_->ShadowRound(round); }
   void post_hook(bool is_last_joiner, int last_joiner) override { core_->FinishJoin(last_joiner); }
 
@@ -474,7 +485,6 @@ void DataParallelCore::ShadowRound(const JoinRound& round) {
 }
 
 void DataParallelCore::FinishJoin(int last_joiner) {
-  reducer_->CheckFinished();
   buffers_.Finish(*group_);
   BroadcastState(ModelTensors::Of(*module_, options_.params_and_buffers_to_ignore), last_joiner);
   if (!options_.static_graph) return;

@@ -96,8 +96,8 @@ class DistributedDataParallel {
   //   loss(model.forward(second)).backward();
   class [[nodiscard]] NoSyncGuard {
    public:
-    explicit NoSyncGuard(DataParallelCore& core) : core_(core), before_(core.synchronize()) {
-      core_.set_synchronize(false);
+    NoSyncGuard(DataParallelCore& core, bool active) : core_(core), before_(core.synchronize()) {
+      if (active) core_.set_synchronize(false);
     }
     ~NoSyncGuard() { core_.set_synchronize(before_); }
     NoSyncGuard(const NoSyncGuard&) = delete;
@@ -107,7 +107,8 @@ class DistributedDataParallel {
     DataParallelCore& core_;
     const bool before_;
   };
-  NoSyncGuard no_sync() { return NoSyncGuard(core_); }
+  // In a loop, `active` says which iterations are meant: no_sync(i + 1 < n).
+  NoSyncGuard no_sync(bool active = true) { return NoSyncGuard(core_, active); }
 
   // Copies rank 0's buffers to all ranks now: before an evaluation on all of them, say. A
   // collective.

@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "ddp/comm/communicator.h"
 #include "ddp/error.h"
 #include "ddp/logging.h"
 #include "ddp/process_group.h"
@@ -114,7 +115,9 @@ Join::Announcement Join::Exchange(int64_t code) {
   const at::Tensor tensor = at::zeros({group_->size()}, at::kLong);
   tensor.mutable_data_ptr<int64_t>()[group_->rank()] = code;
   const at::Tensor on_device = tensor.to(group_->device());
-  group_->all_reduce(on_device);
+  Communicator::Pending pending =
+      group_->communicator().AllReduce(on_device, {"the exchange of a Join"});
+  group_->communicator().Wait(pending);
   const at::Tensor sum = on_device.to(at::kCPU);
   const std::vector<int64_t> codes(sum.const_data_ptr<int64_t>(),
                                    sum.const_data_ptr<int64_t>() + sum.numel());
@@ -171,6 +174,7 @@ void Join::finish() {
   if (ended_) return;
   try {
     group_->ensure_usable();
+    for (const auto& hook : hooks_) hook->on_join();
     Shadow();
     for (const auto& hook : hooks_) {
       hook->post_hook(last_joiner_ == group_->rank(), last_joiner_);

@@ -46,14 +46,19 @@ struct JoinRound {
   std::vector<int> active_ranks;  // ascending, at least one: those that have inputs
 
   int num_active() const { return static_cast<int>(active_ranks.size()); }
-  // The rank whose data counts where one rank's does: buffers, the order of buckets.
-  int source() const { return active_ranks.front(); }
+  // The rank whose data counts where one rank's does: buffers, the order of buckets. The highest,
+  // as for the state after the Join, and as PyTorch chooses.
+  int source() const { return active_ranks.back(); }
 };
 
 // What a joinable does on a rank that has joined. Belongs to one Join.
 class JoinHook {
  public:
   virtual ~JoinHook() = default;
+
+  // When this rank has no inputs left, before anything is shadowed. Throws if the loop left
+  // something unfinished that the others wait for.
+  virtual void on_join() {}
 
   // Takes part in the collectives that `round` announces, in the same order as the active ranks.
   virtual void main_hook(const JoinRound& round) {}

@@ -1,0 +1,295 @@
+// DistributedDataParallel under a Join, with ranks that run out of inputs at different times: every
+// active rank's gradient is compared in every step with what one process computes.
+#include <torch/torch.h>
+
+#include <map>
+#include <tuple>
+
+#include "ddp/comm_hook.h"
+#include "ddp/default_hooks.h"
+#include "ddp/distributed_data_parallel.h"
+#include "ddp/error.h"
+#include "ddp/join.h"
+#include "ddp/process_group.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "store/redis_endpoint.h"
+#include "testing/distributed_checks.h"
+#include "testing/rank_harness.h"
+#include "testing/redis_fixture.h"
+
+namespace ddp {
+namespace {
+
+using ::ddp::testing::ErrorOf;
+using ::ddp::testing::Flatten;
+using ::ddp::testing::SameOnAllRanks;
+using ::testing::HasSubstr;
+
+struct NetImpl : torch::nn::Module {
+  NetImpl() {
+    first = register_module("first", torch::nn::Linear(3, 4));
+    last = register_module("last", torch::nn::Linear(4, 2));
+    unused = register_module("unused", torch::nn::Linear(4, 2));
+    seen = register_buffer("seen", torch::zeros({1}));
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    if (is_training()) seen.add_(1);
+    return last->forward(torch::tanh(first->forward(x)));
+  }
+  torch::nn::Linear first{nullptr}, last{nullptr}, unused{nullptr};
+  torch::Tensor seen;
+};
+TORCH_MODULE(Net);
+
+torch::Tensor Input(int rank, int step) {
+  torch::manual_seed(100 * step + rank);
+  return torch::randn({4, 3});
+}
+
+// The sum over the ranks with inputs, divided.
+std::map<std::string, torch::Tensor> Expected(const Net& net, const std::vector<int>& inputs,
+                                              const std::vector<int>& steps, bool by_size) {
+  Net copy;
+  {
+    torch::NoGradGuard no_grad;
+    for (size_t i = 0; i < net->parameters().size(); ++i) {
+      copy->parameters()[i].copy_(net->parameters()[i]);
+    }
+  }
+  int active = 0;
+  for (const int count : inputs) active += steps.back() < count ? 1 : 0;
+  const int divisor = by_size ? static_cast<int>(inputs.size()) : active;
+  for (const int step : steps) {
+    for (size_t rank = 0; rank < inputs.size(); ++rank) {
+      if (steps.back() >= inputs[rank]) continue;
+      (copy->forward(Input(static_cast<int>(rank), step)).pow(2).mean() / divisor).backward();
+    }
+  }
+  std::map<std::string, torch::Tensor> gradients;
+  for (const auto& item : copy->named_parameters()) gradients[item.key()] = item.value().grad();
+  return gradients;
+}
+
+struct Variant {
+  DistributedDataParallelOptions options;
+  bool freeze_unused = true;
+  bool hook = false;
+  bool buffer_hook = false;
+  bool accumulate = false;
+  bool by_size = true;
+};
+
+void TrainUnevenly(const std::shared_ptr<ProcessGroup>& group, const Variant& variant,
+                   const std::vector<int>& inputs) {
+  torch::manual_seed(1);
+  Net net;
+  if (variant.freeze_unused) {
+    net->unused->weight.set_requires_grad(false);
+    net->unused->bias.set_requires_grad(false);
+  }
+  DistributedDataParallel model(net, group, variant.options);
+  if (variant.hook) model.register_comm_hook(group, allreduce_hook);
+  int buffers_seen = 0;
+  if (variant.buffer_hook) {
+    model.register_buffer_comm_hook(
+        group,
+        [&](const std::shared_ptr<ProcessGroup>& state,
+            const std::map<std::string, torch::Tensor>& buffers) {
+          ++buffers_seen;
+          return std::vector<TensorFuture>{state->all_reduce_async(buffers.at("seen"))};
+        },
+        BufferCommHookLocation::kPostForward);
+  }
+  torch::optim::SGD optimizer(net->parameters(), 0.1);
+  const int mine = inputs[group->rank()];
+  Join join({model.joinable()}, {.divide_by_initial_world_size = variant.by_size});
+  const int stride = variant.accumulate ? 2 : 1;
+  for (int step = 0; step + stride <= mine; step += stride) {
+    optimizer.zero_grad();
+    std::vector<int> steps;
+    for (int i = 0; i < stride; ++i) steps.push_back(step + i);
+    const auto expected = Expected(net, inputs, steps, variant.by_size);
+    for (const int number : steps) {
+      const auto guard = model.no_sync(number != steps.back());
+      model.forward(Input(group->rank(), number)).pow(2).mean().backward();
+    }
+    for (const auto& item : net->named_parameters()) {
+      if (!item.value().requires_grad()) continue;
+      const torch::Tensor& wanted = expected.at(item.key());
+      EXPECT_EQ(item.value().grad().defined(), wanted.defined()) << item.key();
+      if (!wanted.defined() || !item.value().grad().defined()) continue;
+      EXPECT_TRUE(torch::allclose(item.value().grad(), wanted, 1e-4, 1e-6))
+          << item.key() << " in step " << step;
+    }
+    optimizer.step();
+  }
+  join.finish();
+  EXPECT_TRUE(SameOnAllRanks(*group, Flatten(net->parameters())));
+  EXPECT_EQ(buffers_seen > 0, variant.buffer_hook);
+  // The model goes on without a Join, with all ranks.
+  for (int step = 0; step < 3; ++step) {
+    net->zero_grad();
+    const auto expected =
+        Expected(net, std::vector<int>(inputs.size(), 100), {50 + step}, /*by_size=*/true);
+    model.forward(Input(group->rank(), 50 + step)).pow(2).mean().backward();
+    EXPECT_TRUE(torch::allclose(net->first->weight.grad(), expected.at("first.weight"), 1e-4, 1e-6))
+        << "after the join";
+  }
+}
+
+// Rank 0 first; rank 0 last; one without any input.
+std::vector<std::vector<int>> Inputs(int size) {
+  if (size == 2) return {{2, 6}, {6, 2}, {0, 4}, {4, 0}};
+  return {{2, 6, 4}, {4, 0, 2}};
+}
+
+void TryAll(const Variant& variant) {
+  const auto group = init_process_group();
+  for (const std::vector<int>& inputs : Inputs(group->size())) {
+    TrainUnevenly(group, variant, inputs);
+  }
+}
+
+int Plain() {
+  TryAll({});
+  return 0;
+}
+int SmallBucketsAndViews() {
+  TryAll({.options = {.bucket_cap_mb = 1e-5, .gradient_as_bucket_view = true}});
+  return 0;
+}
+int UnusedParameters() {
+  // What nobody uses stays without a gradient, whatever joined ranks contribute.
+  TryAll(
+      {.options = {.bucket_cap_mb = 1e-5, .find_unused_parameters = true}, .freeze_unused = false});
+  TryAll({.options = {.bucket_cap_mb = 1e-5,
+                      .find_unused_parameters = true,
+                      .skip_all_reduce_unused_params = true},
+          .freeze_unused = false});
+  return 0;
+}
+int StaticGraph() {
+  TryAll({.options = {.bucket_cap_mb = 1e-5, .static_graph = true}, .freeze_unused = false});
+  return 0;
+}
+int Accumulation() {
+  TryAll({.accumulate = true});
+  TryAll({.options = {.static_graph = true}, .accumulate = true});
+  return 0;
+}
+int CommHooks() {
+  TryAll({.hook = true});
+  TryAll({.buffer_hook = true});
+  return 0;
+}
+int DividedByActiveRanks() {
+  TryAll({.by_size = false});
+  return 0;
+}
+
+int BucketsFollowAnActiveRank() {
+  const auto group = init_process_group();
+  torch::manual_seed(1);
+  Net net;
+  DistributedDataParallel model(net, group, {.bucket_cap_mb = 1e-5, .static_graph = true});
+  // Rank 0 has nothing, so it has seen no gradient, and the order still is the true one.
+  ddp::join({model.joinable()}, {}, [&] {
+    if (group->rank() == 0) return;
+    for (int step = 0; step < 2; ++step) model.forward(Input(1, step)).sum().backward();
+  });
+  EXPECT_EQ(model.bucket_layout().front().front().substr(0, 4), "last");
+  EXPECT_THAT(model.bucket_layout().back().front(), HasSubstr("unused"));
+  return 0;
+}
+
+int EarlyTerminationThrowsEverywhere() {
+  const auto group = init_process_group();
+  Net net;
+  DistributedDataParallel model(net, group, {.find_unused_parameters = true});
+  const int mine = group->rank() == 0 ? 1 : 3;
+  const std::string text = ErrorOf<ReductionError>([&] {
+    Join join({model.joinable()}, {.throw_on_early_termination = true});
+    for (int step = 0; step < mine; ++step) {
+      model.forward(Input(group->rank(), step)).sum().backward();
+    }
+    join.finish();
+  });
+  EXPECT_THAT(text, HasSubstr(group->rank() == 0 ? "Rank 0 exhausted all inputs."
+                                                 : "at least one rank that exhausted inputs"));
+  return 0;
+}
+
+int UnfinishedReductionIsFoundAtTheExit() {
+  const auto group = init_process_group();
+  Net net;  // "unused" is never used
+  DistributedDataParallel model(net, group);
+  EXPECT_THAT(ErrorOf<c10::Error>([&] {
+                Join join({model.joinable()});
+                model.forward(Input(group->rank(), 0)).sum().backward();
+                join.finish();
+              }),
+              HasSubstr("no gradient came for unused.weight, unused.bias"));
+  return 0;
+}
+
+const std::map<std::string, std::function<int()>>& Bodies() {
+  static const auto& bodies = *new std::map<std::string, std::function<int()>>{
+      {"Plain", Plain},
+      {"SmallBucketsAndViews", SmallBucketsAndViews},
+      {"UnusedParameters", UnusedParameters},
+      {"StaticGraph", StaticGraph},
+      {"Accumulation", Accumulation},
+      {"CommHooks", CommHooks},
+      {"DividedByActiveRanks", DividedByActiveRanks},
+      {"BucketsFollowAnActiveRank", BucketsFollowAnActiveRank},
+      {"EarlyTerminationThrowsEverywhere", EarlyTerminationThrowsEverywhere},
+      {"UnfinishedReductionIsFoundAtTheExit", UnfinishedReductionIsFoundAtTheExit},
+  };
+  return bodies;
+}
+
+struct Case {
+  std::string body;
+  int world_size;
+};
+
+class UnevenInputsTest : public ::testing::TestWithParam<Case> {
+ protected:
+  static void SetUpTestSuite() { redis_ = ::ddp::testing::RedisFixture::Start(); }
+  static void TearDownTestSuite() { redis_.reset(); }
+
+  static std::unique_ptr<::ddp::testing::RedisFixture> redis_;
+};
+std::unique_ptr<::ddp::testing::RedisFixture> UnevenInputsTest::redis_;
+
+TEST_P(UnevenInputsTest, Ranks) {
+  const std::string name = ::testing::UnitTest::GetInstance()->current_test_info()->name();
+  ASSERT_TRUE(::ddp::testing::RanksSucceed(
+      {.world_size = GetParam().world_size,
+       .body = GetParam().body,
+       .store_url = store::FormatStoreAddress(redis_->Address(name))}));
+}
+
+std::vector<Case> Cases() {
+  std::vector<Case> cases;
+  for (const auto& [name, body] : Bodies()) cases.push_back({name, 2});
+  for (const char* name : {"Plain", "UnusedParameters", "StaticGraph", "DividedByActiveRanks"}) {
+    cases.push_back({name, 3});
+  }
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, UnevenInputsTest, ::testing::ValuesIn(Cases()), [](const auto& info) {
+  return info.param.body + "On" + std::to_string(info.param.world_size);
+});
+
+}  // namespace
+}  // namespace ddp
+
+int main(int argc, char** argv) {
+  ::testing::InitGoogleTest(&argc, argv);
+  torch::set_num_threads(1);
+  if (const auto exit_code = ddp::testing::RunRankBody(ddp::Bodies())) return *exit_code;
+  return RUN_ALL_TESTS();
+}
