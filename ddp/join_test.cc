@@ -61,6 +61,7 @@ class Summer : public Joinable {
 
   JoinRound round;  // the last one, on either side
   int hooks = 0;
+  int joined = 0;
   int shadowed = 0;
   int ended = 0;
   bool was_last = false;
@@ -71,6 +72,10 @@ class Summer : public Joinable {
   class Shadow : public JoinHook {
    public:
     explicit Shadow(Summer* summer) : summer_(summer) {}
+    void on_join() override {
+      EXPECT_EQ(summer_->shadowed, 0);
+      ++summer_->joined;
+    }
     void main_hook(const JoinRound& round) override {
       ++summer_->shadowed;
       summer_->round = round;
@@ -123,12 +128,13 @@ void RunUneven(const std::shared_ptr<ProcessGroup>& group, const std::vector<int
     }
     EXPECT_EQ(summer.Step(group->rank() + 1, step % Join::kMaxEvents), expected);
     EXPECT_EQ(summer.round.active_ranks, active);
-    EXPECT_EQ(summer.round.source(), active.front());
+    EXPECT_EQ(summer.round.source(), active.back());
     EXPECT_EQ(summer.round.num_active(), active.size());
   }
   join.finish();
   join.finish();  // does nothing
   EXPECT_EQ(summer.shadowed, *std::max_element(lengths.begin(), lengths.end()) - steps);
+  EXPECT_EQ(summer.joined, 1);
   EXPECT_EQ(summer.ended, 1);
   EXPECT_EQ(summer.last_joiner, last_joiner);
   EXPECT_EQ(summer.was_last, last_joiner == group->rank());
