@@ -21,10 +21,12 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass, field
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-import torch_units  # noqa: E402  (found beside this file)
+import oracle  # noqa: E402  (found beside this file)
+import torch_units  # noqa: E402
 
 ROOT = torch_units.ROOT
 CONSUMER = "testing/consumer"
+ORACLE_TEST = "//testing/oracle:golden_test"
 # Another Bazel, or one with startup options: BAZEL="bazel --output_base=..." tools/test.
 BAZEL = shlex.split(os.environ.get("BAZEL", "bazel"))
 # How much of the log of a test that died is shown.
@@ -236,7 +238,10 @@ def _read_source(path):
 
 
 def run_bazel(targets, flags, totals):
-    """Runs `bazel test`, its progress visible, and counts what came of it."""
+    """Runs `bazel test`, its progress visible, and counts what came of it.
+
+    Returns what the tests have measured: the lines of their logs that say so.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "events.json")
         command = [*BAZEL, "test", "--keep_going", "--test_output=summary"]
@@ -248,6 +253,12 @@ def run_bazel(targets, flags, totals):
     # 0: passed, 3: some tests failed, 4: nothing to test. Anything else must not pass unseen.
     if code not in (0, 3, 4) and totals.failed == failed_before:
         totals.fail("bazel test", f"exited with code {code}; see its messages above")
+    return measurements(events)
+
+
+def measurements(events):
+    logs = [_read_output(e["testResult"], "test.log") for e in events if "testResult" in e]
+    return [line for log in logs for line in log.splitlines() if line.startswith("measured: ")]
 
 
 def run_python_tests(wanted, totals):
@@ -288,6 +299,18 @@ def run_consumer(totals):
         totals.fail(CONSUMER, f"exited with code {code}; its output stands above")
 
 
+def run_oracle(flags, totals):
+    """PyTorch's DDP and ours, both on this machine and now, and what lies between them."""
+    try:
+        folder = oracle.generate()
+    except oracle.OracleError as error:
+        totals.fail("PyTorch's side of the oracle", str(error))
+        return
+    flags = [*flags, "--nocache_test_results", f"--test_env=DDP_ORACLE_DIRECTORY={folder}"]
+    for line in run_bazel([ORACLE_TEST], flags, totals):
+        print(line)
+
+
 def count_torch_units(totals):
     units = torch_units.torch_units(BAZEL)
     if units is None:
@@ -317,6 +340,13 @@ def parse_arguments(argv):
         metavar="NAME",
         help="a configuration of .bazelrc (asan, tsan, ubsan, opt, clang, cuda); Bazel's tests"
         " only. tsan leaves out what links LibTorch, which is not instrumented",
+    )
+    parser.add_argument(
+        "--oracle",
+        action="store_true",
+        help="only the comparison with PyTorch's DDP, both sides run afresh on this machine in"
+        " strict bounds. Installs PyTorch in a folder of its own, outside the checkout, unless"
+        " DDP_ORACLE_PYTHON names a Python that has it",
     )
     parser.add_argument("flags", nargs="*", help="after --: further flags of bazel test")
     return parser.parse_args(argv)
@@ -359,6 +389,11 @@ def main(argv):
     options = parse_arguments(argv)
     started = time.monotonic()
     totals = Totals()
+    if options.oracle:
+        say("PyTorch's DDP and ours, side by side")
+        run_oracle([f"--config={name}" for name in options.config] + options.flags, totals)
+        report(totals, started)
+        return 1 if totals.failed else 0
     found = bazel_step(options, totals)
     if not options.config:
         say("Python tests: the tidy test and the tools' own")

@@ -283,8 +283,8 @@ TEST_P(GoldenTest, EqualsPyTorch) {
   CompareGradients();
   CompareFinals();
   CompareRanks();
-  std::cout << scenario().name << " on " << world_size() << " ranks: largest difference "
-            << worst_.ulps << " ulp, " << worst_.absolute << "\n";
+  std::cout << "measured: " << scenario().name << " on " << world_size()
+            << " ranks: largest difference " << worst_.ulps << " ulp, " << worst_.absolute << "\n";
 }
 
 INSTANTIATE_TEST_SUITE_P(
