@@ -144,47 +144,47 @@ std::vector<std::vector<int>> Inputs(int size) {
   return {{2, 6, 4}, {4, 0, 2}};
 }
 
-void TryAll(const Variant& variant) {
+void TryAll(const std::vector<Variant>& variants) {
   const auto group = init_process_group();
-  for (const std::vector<int>& inputs : Inputs(group->size())) {
-    TrainUnevenly(group, variant, inputs);
+  for (const Variant& variant : variants) {
+    for (const std::vector<int>& inputs : Inputs(group->size())) {
+      TrainUnevenly(group, variant, inputs);
+    }
   }
 }
 
 int Plain() {
-  TryAll({});
+  TryAll({{}});
   return 0;
 }
 int SmallBucketsAndViews() {
-  TryAll({.options = {.bucket_cap_mb = 1e-5, .gradient_as_bucket_view = true}});
+  TryAll({{.options = {.bucket_cap_mb = 1e-5, .gradient_as_bucket_view = true}}});
   return 0;
 }
+// What nobody uses stays without a gradient, whatever joined ranks contribute.
 int UnusedParameters() {
-  // What nobody uses stays without a gradient, whatever joined ranks contribute.
   TryAll(
-      {.options = {.bucket_cap_mb = 1e-5, .find_unused_parameters = true}, .freeze_unused = false});
-  TryAll({.options = {.bucket_cap_mb = 1e-5,
-                      .find_unused_parameters = true,
-                      .skip_all_reduce_unused_params = true},
-          .freeze_unused = false});
+      {{.options = {.bucket_cap_mb = 1e-5, .find_unused_parameters = true}, .freeze_unused = false},
+       {.options = {.bucket_cap_mb = 1e-5,
+                    .find_unused_parameters = true,
+                    .skip_all_reduce_unused_params = true},
+        .freeze_unused = false}});
   return 0;
 }
 int StaticGraph() {
-  TryAll({.options = {.bucket_cap_mb = 1e-5, .static_graph = true}, .freeze_unused = false});
+  TryAll({{.options = {.bucket_cap_mb = 1e-5, .static_graph = true}, .freeze_unused = false}});
   return 0;
 }
 int Accumulation() {
-  TryAll({.accumulate = true});
-  TryAll({.options = {.static_graph = true}, .accumulate = true});
+  TryAll({{.accumulate = true}, {.options = {.static_graph = true}, .accumulate = true}});
   return 0;
 }
 int CommHooks() {
-  TryAll({.hook = true});
-  TryAll({.buffer_hook = true});
+  TryAll({{.hook = true}, {.buffer_hook = true}});
   return 0;
 }
 int DividedByActiveRanks() {
-  TryAll({.by_size = false});
+  TryAll({{.by_size = false}});
   return 0;
 }
 
