@@ -187,6 +187,40 @@ TEST_P(CheckpointTest, TakesAndReturnsMoreThanATensor) {
   ExpectSame(run(true, false), run(false, false));
 }
 
+TEST_P(CheckpointTest, RunsTheModulesOfLibTorch) {
+  torch::nn::Sequential sequential(torch::nn::Linear(6, 6), torch::nn::ReLU());
+  torch::nn::LSTM lstm(6, 4);
+  torch::nn::Embedding words(torch::nn::EmbeddingOptions(5, 6).sparse(true));
+  const torch::Tensor indices = torch::tensor({1, 3, 1});
+  const auto run = [&](bool with_checkpoint) {
+    for (torch::Tensor parameter : sequential->parameters()) parameter.mutable_grad().reset();
+    for (torch::Tensor parameter : lstm->parameters()) parameter.mutable_grad().reset();
+    words->weight.mutable_grad().reset();
+    const torch::Tensor scale = torch::ones({}, torch::requires_grad());
+    auto look_up = [words](const torch::Tensor& which, const torch::Tensor& factor) mutable {
+      return words->forward(which) * factor;
+    };
+    const CheckpointOptions options{.use_reentrant = GetParam(), .parameters = {words->weight}};
+    torch::Tensor x =
+        with_checkpoint ? checkpoint(options, look_up, indices, scale) : look_up(indices, scale);
+    x = with_checkpoint ? checkpoint(options_, sequential, x) : sequential->forward(x);
+    const auto [y, state] = with_checkpoint ? checkpoint(options_, lstm, x.unsqueeze(1))
+                                            : lstm->forward(x.unsqueeze(1));
+    (y.sum() + std::get<1>(state).sum()).backward();
+    EXPECT_TRUE(words->weight.grad().is_sparse());
+    std::vector<torch::Tensor> gradients = {words->weight.grad().to_dense(), scale.grad()};
+    for (const torch::Tensor& parameter : sequential->parameters()) {
+      gradients.push_back(parameter.grad().clone());
+    }
+    for (const torch::Tensor& parameter : lstm->parameters()) {
+      gradients.push_back(parameter.grad().clone());
+    }
+    return gradients;
+  };
+  const auto expected = run(false);
+  ExpectSame(run(true), expected);
+}
+
 TEST_P(CheckpointTest, OneOfTheOutputsMayGoUnused) {
   const auto segment = [](const torch::Tensor& x) { return std::tuple(x * 2, x * 3); };
   const torch::Tensor x = torch::ones({2}, torch::requires_grad());
