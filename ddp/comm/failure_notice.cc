@@ -80,6 +80,7 @@ FailureNotice::~FailureNotice() {
   {
     MutexLock lock(state_->mutex);
     state_->stopping = true;
+    state_->changed.NotifyAll();
     entry = state_->next_entry;
     incarnation = state_->incarnation;
   }
@@ -97,8 +98,8 @@ FailureNotice::~FailureNotice() {
   thread_->thread.join();
 }
 
-std::string FailureNotice::AliveKey(int64_t number, int rank) {
-  return absl::StrCat("alive/", number, "/", rank);
+std::string FailureNotice::AliveKey(int64_t incarnation, int64_t number, int rank) {
+  return absl::StrCat("alive/", incarnation, "/", number, "/", rank);
 }
 
 std::string FailureNotice::RenewalName(int64_t incarnation) {
@@ -139,15 +140,15 @@ void FailureNotice::Report(const std::string& reason) {
   }
 }
 
-void FailureNotice::Ping(int64_t number, const std::vector<int>& ranks) {
+void FailureNotice::Ping(int64_t incarnation, int64_t number, const std::vector<int>& ranks) {
   Publish({.kind = NoticeMessage::Kind::kPing,
-           .incarnation = incarnation(),
+           .incarnation = incarnation,
            .number = number,
            .ranks = ranks});
 }
 
-// Whoever finds the slot empty owns it. An author that dies before it wakes the others costs
-// nothing: the next one wakes them for its entry as well.
+// Whoever finds the slot empty owns it. The entries of authors that died before they could wake the
+// others are not lost: the next author wakes them for those as well.
 void FailureNotice::Publish(const NoticeMessage& message) {
   const std::string text = message.Serialize();
   int64_t entry = 0;
@@ -160,7 +161,7 @@ void FailureNotice::Publish(const NoticeMessage& message) {
     const std::string found = store_->compareSet(EntryKey(entry), std::string(), text);
     if (found == text) break;
     const std::optional<NoticeMessage> other = NoticeMessage::Parse(found);
-    // All hear of that one already, so that thousands of ranks that fail together stay quiet.
+    // All hear of that one already. Thousands of ranks that fail together thus make one entry.
     if (other.has_value() && message.kind == NoticeMessage::Kind::kFailure &&
         other->kind == message.kind && other->incarnation >= message.incarnation) {
       return;
@@ -278,6 +279,7 @@ FailureNotice::WaitResult FailureNotice::Wait(c10::ivalue::Future& future,
 }
 
 void FailureNotice::WatchStore(c10d::Store& store) {
+  bool lost = false;
   while (true) {
     int64_t entry = 0;
     {
@@ -289,15 +291,22 @@ void FailureNotice::WatchStore(c10d::Store& store) {
     try {
       store.wait({WakeKey(rank_, entry)}, kWatchSlice);
       if (!TakeInNews(store)) return;
+      lost = false;
     } catch (const std::exception& error) {
       const absl::Duration waited = absl::Nanoseconds(MonotonicNanoseconds() - start_ns);
       MutexLock lock(state_->mutex);
       if (state_->stopping) return;
       if (waited >= absl::FromChrono(kWatchSlice)) continue;  // the slice is over
       // Losing the store does not stop training: collectives still have their timeouts.
-      LOG(WARNING) << "rank " << rank_
-                   << ": no news of failing peers from now on: " << error.what();
-      return;
+      LOG_IF(WARNING, !lost) << "rank " << rank_ << ": no news of failing peers until the store "
+                             << "answers again: " << error.what();
+      lost = true;
+      const MonotonicClock clock;
+      const absl::Time next = clock.Now() + absl::FromChrono(kWatchSlice);
+      while (!state_->stopping && clock.Now() < next) {
+        state_->changed.WaitFor(state_->mutex, next - clock.Now());
+      }
+      if (state_->stopping) return;
     }
   }
 }
@@ -326,7 +335,7 @@ void FailureNotice::HandleMessage(c10d::Store& store, const NoticeMessage& messa
   if (message.kind == NoticeMessage::Kind::kPing) {
     const bool asked =
         std::find(message.ranks.begin(), message.ranks.end(), rank_) != message.ranks.end();
-    if (asked) store.set(AliveKey(message.number, rank_), std::string("1"));
+    if (asked) store.set(AliveKey(message.incarnation, message.number, rank_), std::string("1"));
     return;
   }
   {

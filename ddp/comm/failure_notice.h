@@ -21,16 +21,20 @@ namespace ddp {
 
 struct NoticeMessage;
 
-// Spreads the news that a rank cannot go on, so that its peers stop waiting for it.
+// Spreads the news that a rank cannot go on, so that its peers stop waiting for it, and answers for
+// this process when a peer asks whether it is alive.
 //
 // A collective of Gloo that a peer will never join ends only by its timeout, and cannot be aborted.
-// So whoever waits in ddp/ waits for two things at once: the collective, or the news. The news
-// travels through the store: the group has a log there, whose entries are written by whoever has
-// something to say, and in every process a thread of this class waits for the next one. It also
-// answers pings, so that a rank that is busy can be told from one that is gone.
+// So whoever waits in ddp/ waits for two things at once: the collective, or the news.
 //
-// A failure belongs to an incarnation of the group. The first news of an incarnation stays; later
-// ones are its consequences. News of an older incarnation is ignored, of a later one kept for then.
+// A failure belongs to an incarnation of the group (see ProcessGroup). Within one the first news
+// stays; later ones are its consequences. News of an earlier incarnation is ignored, of a later one
+// kept until this rank is there.
+//
+// The news travels through the store, as entries of one log that all ranks read. A rank appends an
+// entry (one compareSet, so that no entry is lost or half there, whoever dies) and wakes every rank
+// by a key of its own (one multiSet): two commands, however many ranks there are. In every process
+// a thread of this class is blocked in the store until it is woken; there is no polling.
 //
 // Thread-safe. Owns one thread, "ddp-failure", blocked in the store on a connection of its own.
 class FailureNotice {
@@ -42,10 +46,12 @@ class FailureNotice {
 
   enum class WaitResult { kCompleted, kPeerFailed, kTimedOut };
 
-  // `store` is this group's alone (a prefix); it must not be null.
+  // `store` is this group's alone (a prefix); it must not be null. Its timeout should be seconds:
+  // it bounds how long a lost store holds up Report() and the destructor.
   FailureNotice(c10::intrusive_ptr<c10d::Store> store, int rank, int size);
 
-  // Ends the thread: at once while the store answers, else within 5 s.
+  // Ends the thread: at once while the store answers, else within seconds. Tells ranks that wait
+  // for this one in a renewal that it has left.
   ~FailureNotice();
   FailureNotice(const FailureNotice&) = delete;
   FailureNotice& operator=(const FailureNotice&) = delete;
@@ -54,32 +60,39 @@ class FailureNotice {
   // already. Never throws: a store that cannot be reached costs a line in the log.
   void Report(const std::string& reason);
 
-  // Asks `ranks` to set AliveKey(number, rank). Throws what the store throws.
-  void Ping(int64_t number, const std::vector<int>& ranks);
-  static std::string AliveKey(int64_t number, int rank);
-
-  // The news of the current incarnation.
+  // The news of this incarnation; and whether there is any: one atomic load.
   std::optional<Failure> failure() const;
-  bool failed() const;  // whether there is any; cheap
+  bool failed() const;
 
-  // Notes that this rank has thrown for the failure; returns whether it had before.
+  // Notes that this rank has thrown because of this incarnation's failure, whoever's it is. Returns
+  // whether it had before.
   bool MarkRaised();
 
-  int64_t incarnation() const;
+  // The group has a new communicator: forgets the failures of earlier ones.
   void Begin(int64_t incarnation);
+  int64_t incarnation() const;
 
-  // A rank that will never come back; the first one stays.
+  // A rank that will never come back, which makes the group useless for good. The first one stays.
   void SetGone(Failure failure);
   std::optional<Failure> gone() const;
 
-  // How the meeting that begins an incarnation is called, and how it ends when a rank is gone or
-  // when somebody fails meanwhile: the verdicts of its StoreMeeting.
+  // Asks ranks that are missing where an incarnation is to be built whether their process is alive;
+  // each sets AliveKey() within milliseconds. `number` tells the questions apart. Throws what the
+  // store throws.
+  void Ping(int64_t incarnation, int64_t number, const std::vector<int>& ranks);
+  static std::string AliveKey(int64_t incarnation, int64_t number, int rank);
+
+  // The meeting at which the ranks build an incarnation (see StoreMeeting), and the verdict that
+  // ends it when a rank is gone.
   static std::string RenewalName(int64_t incarnation);
   static std::string GoneVerdict(const Failure& failure);
   static std::optional<Failure> ParseGoneVerdict(const std::string& verdict);
+
+  // The verdict of a meeting that the news of a failure ended.
   static constexpr char kFailedVerdict[] = "failed";
 
-  // While it lives, a failure ends the meeting with this verdict key.
+  // While it lives, such news ends the meeting with this verdict key, for all its ranks; news that
+  // is known already does so in the constructor. One at a time.
   class EndMeetingOnFailure {
    public:
     EndMeetingOnFailure(FailureNotice& notice, const std::string& verdict_key);

@@ -10,6 +10,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "ddp/error.h"
 
 namespace ddp {
@@ -31,11 +32,13 @@ c10::intrusive_ptr<c10d::Backend> MakeGlooBackend(const c10::intrusive_ptr<c10d:
                                                   const GlooBackendOptions& options) {
   using Gloo = c10d::ProcessGroupGloo;
   IgnoreBrokenPipes();
-  const char* interface = std::getenv("GLOO_SOCKET_IFNAME");
+  const char* const interface = std::getenv("GLOO_SOCKET_IFNAME");
   try {
     auto gloo = Gloo::Options::create(absl::ToChronoMilliseconds(options.timeout));
     if (interface != nullptr && *interface != '\0') {
-      gloo->devices.push_back(Gloo::createDeviceForInterface(interface));
+      for (const auto name : absl::StrSplit(interface, ',', absl::SkipWhitespace())) {
+        gloo->devices.push_back(Gloo::createDeviceForInterface(std::string(name)));
+      }
     } else if (options.single_host) {
       gloo->devices.push_back(Gloo::createDeviceForHostname("127.0.0.1"));
     } else {

@@ -20,7 +20,8 @@ struct GlooBackendOptions {
   absl::Duration timeout = absl::Minutes(30);  // of one operation and of the connecting
 
   // Whether all ranks run on this host: then they talk over the loopback address. Otherwise over
-  // the interface that GLOO_SOCKET_IFNAME names, or the address of the host's own name.
+  // the address of the host's own name. GLOO_SOCKET_IFNAME (one interface, or several with commas
+  // between them, which then share the traffic) decides in either case.
   bool single_host = false;
 };
 

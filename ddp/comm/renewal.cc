@@ -19,26 +19,50 @@ constexpr absl::Duration kGrace = absl::Milliseconds(200);
 // How long a process has to answer that it is alive.
 constexpr absl::Duration kAnswerTimeout = absl::Seconds(3);
 
-constexpr char kPings[] = "pings";  // counts the pings of the group's whole life
+// The questions "are you alive?" that the ranks of one renewal put to those who are missing:
+// numbered from 1, each asked by one rank for all.
+class Questions {
+ public:
+  Questions(c10d::Store& store, FailureNotice& notice, int64_t incarnation)
+      : store_(store), notice_(notice), incarnation_(incarnation) {}
 
-// Asks the missing ranks whether they are alive, unless another rank has asked since `last`.
-// Returns the number of the question.
-int64_t Ask(c10d::Store& store, FailureNotice& notice, const std::vector<int>& missing,
-            int64_t last) {
-  const int64_t newest = store.add(kPings, 0);
-  if (newest != last) return newest;
-  const int64_t mine = store.add(kPings, 1);
-  if (mine == last + 1) notice.Ping(mine, missing);
-  return mine;
-}
+  // The newest one that was asked; 0: there is none. Its answers may be old, so a rank that came
+  // late may need one more to see that a process is gone.
+  int64_t Newest() { return store_.add(Key("count"), 0); }
 
-std::vector<int> Silent(c10d::Store& store, const std::vector<int>& missing, int64_t question) {
-  std::vector<int> silent;
-  for (const int rank : missing) {
-    if (!store.check({FailureNotice::AliveKey(question, rank)})) silent.push_back(rank);
+  void Ask(int64_t number, const std::vector<int>& missing) {
+    if (store_.add(Key(absl::StrCat("claim/", number)), 1) != 1) return;
+    notice_.Ping(incarnation_, number, missing);
+    store_.set(Key(absl::StrCat("asked/", number)), std::string("1"));
+    store_.add(Key("count"), 1);
   }
-  return silent;
-}
+
+  // Who has not answered. Empty when the rank that was to ask died before it could: then this one
+  // asks, and the time for an answer begins now.
+  std::vector<int> Silent(int64_t number, const std::vector<int>& missing) {
+    std::vector<int> silent;
+    if (!store_.check({Key(absl::StrCat("asked/", number))})) {
+      notice_.Ping(incarnation_, number, missing);
+      store_.set(Key(absl::StrCat("asked/", number)), std::string("1"));
+      return silent;
+    }
+    for (const int rank : missing) {
+      if (!store_.check({FailureNotice::AliveKey(incarnation_, number, rank)})) {
+        silent.push_back(rank);
+      }
+    }
+    return silent;
+  }
+
+ private:
+  std::string Key(const std::string& name) const {
+    return absl::StrCat("question/", incarnation_, "/", name);
+  }
+
+  c10d::Store& store_;
+  FailureNotice& notice_;
+  const int64_t incarnation_;
+};
 
 }  // namespace
 
@@ -50,12 +74,13 @@ std::optional<FailureNotice::Failure> MeetForRenewal(const c10::intrusive_ptr<c1
   StoreMeeting meeting(store, FailureNotice::RenewalName(options.incarnation), options.rank,
                        options.size);
   meeting.Arrive("");
-  int64_t question = store->add(kPings, 0);
-  bool asked = false;
+  Questions questions(*store, notice, options.incarnation);
+  int64_t question = 0;  // the last that was asked; 0: none yet
   std::optional<std::string> verdict = meeting.AwaitVerdict(std::min(kGrace, options.timeout));
   while (!verdict.has_value()) {
     const std::vector<int> missing = meeting.Missing();
-    const std::vector<int> silent = asked ? Silent(*store, missing, question) : std::vector<int>();
+    std::vector<int> silent;
+    if (question > 0) silent = questions.Silent(question, missing);
     if (missing.empty()) {
       verdict = meeting.Decide(StoreMeeting::kMet);  // the last to come had no time to say so
     } else if (!silent.empty()) {
@@ -71,8 +96,12 @@ std::optional<FailureNotice::Failure> MeetForRenewal(const c10::intrusive_ptr<c1
                                   absl::FormatDuration(options.timeout),
                                   " after a failure, although the process is alive")}));
     } else {
-      question = Ask(*store, notice, missing, question);
-      asked = true;
+      const int64_t newest = questions.Newest();
+      if (newest > question) {
+        question = newest;
+      } else {
+        questions.Ask(++question, missing);
+      }
       verdict = meeting.AwaitVerdict(kAnswerTimeout);
     }
   }

@@ -1,0 +1,642 @@
+// Process groups on real processes, on Redis and on LibTorch's TCPStore: what happens when a rank
+// fails, dies, leaves or is busy, and everything else about a group that needs several ranks.
+#include "ddp/process_group.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/ivalue.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "base/clock.h"
+#include "ddp/comm/communicator.h"
+#include "ddp/device_mesh.h"
+#include "ddp/error.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "store/redis_endpoint.h"
+#include "testing/rank_harness.h"
+#include "testing/redis_fixture.h"
+
+namespace ddp {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr std::chrono::seconds kDeadline{60};
+
+template <typename Error>
+std::string ErrorOf(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    return error.what();
+  } catch (const std::exception& error) {
+    return std::string("another error: ") + error.what();
+  }
+  return "no error";
+}
+
+// The rank that a PeerFailedError names, or a number that is none.
+int PeerOf(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const PeerFailedError& error) {
+    return error.rank();
+  } catch (const std::exception& error) {
+    ADD_FAILURE() << "another error: " << error.what();
+    return -2;
+  }
+  return -1;
+}
+
+// The news comes from another thread.
+void AwaitNews(const ProcessGroup& group) {
+  const MonotonicClock clock;
+  const absl::Time deadline = clock.Now() + absl::FromChrono(kDeadline);
+  while (!group.failed() && clock.Now() < deadline) std::this_thread::yield();
+  ASSERT_TRUE(group.failed()) << "no news of a failure";
+}
+
+// Returns when every rank is here, by the store: a rank that fails next hits nobody in a collective
+// that it has left itself.
+void MeetInStore(ProcessGroup& group, const std::string& name) {
+  std::vector<std::string> keys;
+  for (int rank = 0; rank < group.size(); ++rank) keys.push_back(absl::StrCat(name, "/", rank));
+  group.store()->set(keys[group.rank()], "1");
+  group.store()->wait(keys, kDeadline);
+}
+
+void ExpectSum(ProcessGroup& group) {
+  const at::Tensor sum = at::full({1000}, group.rank() + 1.0F);
+  group.all_reduce(sum);
+  const float expected = static_cast<float>(group.size() * (group.size() + 1)) / 2;
+  EXPECT_TRUE(at::equal(sum, at::full({1000}, expected))) << sum[0];
+}
+
+int RenewsAfterEachFailure() {
+  const auto group = init_process_group();
+  EXPECT_EQ(group->incarnation(), 0);
+  for (int round = 0; round < 3; ++round) {
+    const std::string reason = absl::StrCat("bad batch in round ", round);
+    if (group->rank() == round) {
+      group->report_failure(reason);
+      EXPECT_TRUE(group->failed());
+      EXPECT_THAT(ErrorOf<CommunicationError>([&] { group->barrier(); }), HasSubstr(reason));
+    } else {
+      const std::string text = ErrorOf<PeerFailedError>([&] { group->all_reduce(at::ones({4})); });
+      EXPECT_THAT(text,
+                  AllOf(HasSubstr(absl::StrCat("rank ", round, " failed")), HasSubstr(reason)));
+    }
+    group->ensure_usable();  // all have raised
+    EXPECT_FALSE(group->failed());
+    EXPECT_EQ(group->incarnation(), round + 1);
+    ExpectSum(*group);
+    group->ensure_usable();
+    EXPECT_EQ(group->incarnation(), round + 1);
+    MeetInStore(*group, absl::StrCat("round/", round));
+  }
+  group->barrier();
+  return 0;
+}
+
+// Rank 0 is not in a collective when rank 1 fails.
+int RaisesOncePerFailure() {
+  const auto group = init_process_group();
+  for (int round = 0; round < 2; ++round) {
+    if (group->rank() == 1) {
+      group->report_failure("out of memory");
+    } else {
+      AwaitNews(*group);
+      EXPECT_THAT(ErrorOf<PeerFailedError>([&] { group->ensure_usable(); }),
+                  AllOf(HasSubstr("rank 0: rank 1 failed"), HasSubstr("out of memory")));
+    }
+    group->ensure_usable();
+    EXPECT_EQ(group->incarnation(), round + 1);
+    ExpectSum(*group);
+    MeetInStore(*group, absl::StrCat("round/", round));
+  }
+  group->barrier();
+  return 0;
+}
+
+// Nothing failed: the program asks for a new communicator.
+int RenewsOnRequest() {
+  const auto group = init_process_group();
+  ExpectSum(*group);
+  MeetInStore(*group, "summed");
+  group->renew();
+  EXPECT_EQ(group->incarnation(), 1);
+  ExpectSum(*group);
+  return 0;
+}
+
+int KilledPeerIsNamed() {
+  const auto group = init_process_group();
+  ExpectSum(*group);
+  MeetInStore(*group, "summed");
+  if (group->rank() == 2) ::kill(::getpid(), SIGKILL);
+  EXPECT_THAT(ErrorOf<CommunicationError>([&] { group->all_reduce(at::ones({4})); }),
+              HasSubstr("all-reduce"));
+  for (int again = 0; again < 3; ++again) {
+    EXPECT_EQ(PeerOf([&] { group->ensure_usable(); }), 2);
+  }
+  EXPECT_THAT(ErrorOf<PeerFailedError>([&] { group->barrier(); }),
+              AllOf(HasSubstr("cannot be used any more"), HasSubstr("rank 2 is gone"),
+                    HasSubstr("no sign of life from rank 2")));
+  return 0;
+}
+
+int RankThatLeftIsNamed() {
+  auto group = init_process_group();
+  const c10::intrusive_ptr<c10d::Store> store = group->store();
+  if (group->rank() == 1) {
+    group->report_failure("gives up");
+    group.reset();
+    store->set("left", "1");
+    store->wait({"seen/0", "seen/2"}, kDeadline);
+    return 0;
+  }
+  EXPECT_EQ(PeerOf([&] { group->barrier(); }), 1);
+  store->wait({"left"}, kDeadline);
+  const MonotonicClock clock;
+  const absl::Time start = clock.Now();
+  EXPECT_THAT(ErrorOf<PeerFailedError>([&] { group->ensure_usable(); }),
+              AllOf(HasSubstr("rank 1 is gone"), HasSubstr("has left")));
+  EXPECT_EQ(PeerOf([&] { group->renew(); }), 1);
+  EXPECT_LT(clock.Now() - start, absl::Seconds(3)) << "waited as if it might be alive";
+  store->set(absl::StrCat("seen/", group->rank()), "1");
+  store->wait({"seen/0", "seen/2"}, kDeadline);  // rank 0 may be the store's server
+  return 0;
+}
+
+// Rank 1 is busy until its process has answered two questions whether it is alive, the second of
+// which comes more than the time allowed for an answer after the first.
+int BusyPeerIsWaitedFor() {
+  const auto group = init_process_group();
+  if (group->rank() == 1) {
+    group->report_failure("has something to save first");
+    group->store()->wait({"ddp/control/alive/1/2/1"}, kDeadline);
+  } else {
+    EXPECT_EQ(PeerOf([&] { group->barrier(); }), 1);
+  }
+  group->ensure_usable();
+  EXPECT_EQ(group->incarnation(), 1);
+  ExpectSum(*group);
+  return 0;
+}
+
+// A rank that is alive and does not come: the group's timeout.
+int AbsentPeerIsGivenUp() {
+  const auto group = init_process_group({.timeout = std::chrono::seconds(5)});
+  if (group->rank() == 1) {
+    group->report_failure("never comes back");
+    group->store()->wait({"given_up"}, kDeadline);
+    EXPECT_EQ(PeerOf([&] { group->ensure_usable(); }), 1) << "learns what the others decided";
+    return 0;
+  }
+  EXPECT_EQ(PeerOf([&] { group->barrier(); }), 1);
+  EXPECT_THAT(ErrorOf<PeerFailedError>([&] { group->ensure_usable(); }),
+              AllOf(HasSubstr("rank 1 did not come back within 5s"),
+                    HasSubstr("although the process is alive")));
+  group->store()->set("given_up", "1");
+  return 0;
+}
+
+// Leaves with operations under way that the peer never joins; their tensors are gone already.
+int LeavesWithOperationsInFlight() {
+  auto group = init_process_group();
+  const c10::intrusive_ptr<c10d::Store> store = group->store();
+  group->barrier();
+  if (group->rank() == 0) {
+    for (int i = 0; i < 3; ++i) group->all_reduce_async(at::ones({100000}));
+    Communicator::Pending pending = group->communicator().AllReduce(at::ones({7}), "one more");
+    group.reset();
+    store->set("left", "1");
+    store->wait({"done"}, kDeadline);
+  } else {
+    store->wait({"left"}, kDeadline);
+    store->set("done", "1");
+  }
+  return 0;
+}
+
+// The same at a renewal: what was under way in the old incarnation harms nobody.
+int RenewsWithOperationsInFlight() {
+  const auto group = init_process_group();
+  for (int round = 0; round < 2; ++round) {
+    if (group->rank() == 0) {
+      Communicator::Pending pending =
+          group->communicator().AllReduce(at::ones({100000}), "the lost one");
+      group->store()->set(absl::StrCat("started/", round), "1");
+      EXPECT_EQ(PeerOf([&] { group->communicator().Wait(pending); }), 1);
+      Communicator::Pending old = pending;
+      group->ensure_usable();
+      EXPECT_THAT(ErrorOf<CommunicationError>([&] { group->communicator().Wait(old); }),
+                  HasSubstr("the lost one was started before the process group was renewed"));
+    } else {
+      group->store()->wait({absl::StrCat("started/", round)}, kDeadline);
+      group->report_failure("does not join");
+      group->ensure_usable();
+    }
+    ExpectSum(*group);
+    MeetInStore(*group, absl::StrCat("round/", round));
+  }
+  group->barrier();
+  return 0;
+}
+
+int KindsOfTensors() {
+  const auto group = init_process_group();
+  const int64_t rank = group->rank();
+
+  const at::Tensor complex =
+      at::complex(at::full({3}, 1.0F), at::full({3}, static_cast<float>(rank)));
+  group->all_reduce(complex);
+  EXPECT_TRUE(at::equal(at::real(complex), at::full({3}, 3.0F)));
+  EXPECT_TRUE(at::equal(at::imag(complex), at::full({3}, 3.0F)));
+  const auto sum = group->all_reduce_async(complex);
+  group->communicator().WaitFuture(sum, {complex}, "a complex sum");
+  EXPECT_TRUE(sum->value().toTensorVector().at(0).is_same(complex));
+  const at::Tensor received = at::complex(at::full({2}, rank * 1.0F), at::full({2}, 5.0F));
+  group->broadcast(received, 2);
+  EXPECT_EQ(at::real(received).sum().item<float>(), 4);
+
+  // Rank r has one entry of its own and one that all have, twice: not coalesced.
+  const at::Tensor sparse =
+      at::sparse_coo_tensor(at::tensor({rank, int64_t{9}, int64_t{9}}, at::kLong).view({1, 3}),
+                            at::ones({3, 2}), {10, 2});
+  for (const bool async : {false, true}) {
+    const at::Tensor mine = sparse.clone();
+    if (async) {
+      const auto future = group->all_reduce_async(mine);
+      group->communicator().WaitFuture(future, {mine}, "a sparse sum");
+      EXPECT_TRUE(future->value().toTensorVector().at(0).is_same(mine));
+    } else {
+      group->all_reduce(mine);
+    }
+    const at::Tensor dense = mine.to_dense();
+    EXPECT_EQ(dense[9][1].item<float>(), 2 * group->size());
+    EXPECT_EQ(dense.slice(0, 0, 3).sum().item<float>(), 2 * group->size());
+    EXPECT_EQ(dense.sum().item<float>(), 6 * group->size());
+  }
+
+  group->all_reduce(at::zeros({0, 4}));
+  EXPECT_TRUE(group->all_reduce_async(at::zeros({0}))->completed());
+  const at::Tensor least = at::full({2}, rank, at::kLong);
+  Communicator::Pending pending = group->communicator().AllReduceMax(least, "the maximum");
+  group->communicator().Wait(pending);
+  EXPECT_EQ(least[1].item<int64_t>(), 2);
+  EXPECT_EQ(group->communicator().AllocateBuffer(8, at::kDouble).sum().item<double>(), 0);
+  return 0;
+}
+
+// What comm hooks do: a chain on the sum, waited for at its end.
+int ChainsOnFutures() {
+  const auto group = init_process_group();
+  Communicator& communicator = group->communicator();
+  const at::Tensor tensor = at::ones({4});
+  const auto half = group->all_reduce_async(tensor)->then(
+      [](c10::ivalue::Future& sum) { return c10::IValue(sum.value().toTensorVector().at(0) / 2); },
+      c10::TensorType::get());
+  communicator.WaitFuture(half, {tensor}, {"the comm hook of bucket", 3});
+  EXPECT_EQ(half->value().toTensor().sum().item<float>(), 2.0F * group->size());
+
+  if (group->rank() == 0) {
+    const auto broken = group->all_reduce_async(at::ones({4}))
+                            ->then(
+                                [](c10::ivalue::Future&) -> c10::IValue {
+                                  throw std::runtime_error("out of luck");
+                                },
+                                c10::TensorType::get());
+    EXPECT_THAT(
+        ErrorOf<ReductionError>([&] {
+          communicator.WaitFuture(broken, {}, {"the comm hook of bucket", 3});
+        }),
+        AllOf(HasSubstr("rank 0: the comm hook of bucket 3 failed"), HasSubstr("out of luck")));
+  } else {
+    EXPECT_THAT(ErrorOf<PeerFailedError>([&] {
+                  group->all_reduce(at::ones({4}));
+                  group->barrier();
+                }),
+                HasSubstr("out of luck"));
+  }
+  group->ensure_usable();
+  ExpectSum(*group);
+  return 0;
+}
+
+// Every rank's text, in rank order.
+std::vector<std::string> TextsOfAll(ProcessGroup& group, const std::string& name,
+                                    const std::string& mine) {
+  group.store()->set(absl::StrCat(name, "/", group.rank()), mine);
+  std::vector<std::string> texts;
+  for (int rank = 0; rank < group.size(); ++rank) {
+    texts.push_back(group.store()->get_to_str(absl::StrCat(name, "/", rank)));
+  }
+  return texts;
+}
+
+int MismatchesAreNamed() {
+  const auto group = init_process_group();
+  ExpectSum(*group);
+  group->barrier();
+  const bool odd = group->rank() == 2;
+  const std::vector<std::pair<std::string, std::function<void()>>> cases = {
+      {"they differ in shape", [&] { group->all_reduce(at::ones({odd ? 3 : 2})); }},
+      {"they differ in dtype",
+       [&] { group->all_reduce(at::ones({2}, odd ? at::kDouble : at::kFloat)); }},
+      {"they differ in root", [&] { group->broadcast(at::ones({2}), odd ? 1 : 0); }},
+      {"they differ in operation, shape",
+       [&] {
+         odd ? group->broadcast(at::ones({2, 2})) : group->all_reduce(at::ones({2}));
+       }},
+      {"they differ in layout",
+       [&] { group->all_reduce(odd ? at::ones({2}).to_sparse() : at::ones({2})); }},
+  };
+  for (const auto& [difference, action] : cases) {
+    const std::string text = ErrorOf<CommunicationError>(action);
+    EXPECT_THAT(
+        text, AllOf(HasSubstr("Detected mismatch between collectives on ranks"),
+                    HasSubstr("ranks 0, 1 run"), HasSubstr("rank 2 runs"), HasSubstr(difference)));
+    for (const std::string& other : TextsOfAll(*group, difference, text)) EXPECT_EQ(other, text);
+    group->ensure_usable();
+    ExpectSum(*group);
+  }
+  return 0;
+}
+
+int DetailNamesTheAbsent() {
+  const auto group = init_process_group({.timeout = std::chrono::seconds(4)});
+  ExpectSum(*group);
+  if (group->rank() == 1) {
+    AwaitNews(*group);
+    EXPECT_THAT(ErrorOf<PeerFailedError>([&] { group->ensure_usable(); }),
+                HasSubstr("rank 1 did not come to collective 1 within 4s"));
+  } else {
+    EXPECT_THAT(ErrorOf<CommunicationError>([&] { group->all_reduce(at::ones({2})); }),
+                HasSubstr("rank 1 did not come to collective 1 within 4s"));
+  }
+  group->ensure_usable();
+  ExpectSum(*group);
+  return 0;
+}
+
+// The comparison itself must not be what a rank hangs in.
+int NewsEndsAComparison() {
+  const auto group = init_process_group();
+  for (int round = 0; round < 2; ++round) {
+    if (group->rank() == 1) {
+      group->store()->wait({absl::StrCat("ddp/control/check/", round, "/0/0")}, kDeadline);
+      group->report_failure("a peer waits in vain");
+    } else {
+      EXPECT_THAT(ErrorOf<PeerFailedError>([&] { group->all_reduce(at::ones({2})); }),
+                  HasSubstr("a peer waits in vain"));
+    }
+    group->ensure_usable();
+  }
+  ExpectSum(*group);
+  return 0;
+}
+
+int BadDebugLevelIsRefused() {
+  EXPECT_THAT(ErrorOf<ConfigurationError>([] { init_process_group(); }),
+              HasSubstr("TORCH_DISTRIBUTED_DEBUG=\"LOUD\" is unknown; it is OFF, INFO or DETAIL"));
+  return 0;
+}
+
+int MonitoredBarrierNamesTheMissing() {
+  const auto group = init_process_group();
+  const bool late = group->rank() % 2 == 1;
+  group->monitored_barrier(kDeadline);
+  for (const bool all : {false, true}) {
+    const std::string done = absl::StrCat("done/", all);
+    if (late) group->store()->wait({absl::StrCat(done, "/0"), absl::StrCat(done, "/2")}, kDeadline);
+    const std::string text = ErrorOf<CommunicationError>(
+        [&] { group->monitored_barrier(std::chrono::milliseconds(500), all); });
+    EXPECT_THAT(text,
+                HasSubstr(all ? "the monitored barrier failed: ranks 1, 3 did not come within "
+                                "500ms"
+                              : "the monitored barrier failed: rank 1 (and perhaps others) "
+                                "did not come within 500ms"));
+    group->store()->set(absl::StrCat(done, "/", group->rank()), "1");
+  }
+  group->monitored_barrier(kDeadline);
+  ExpectSum(*group);
+  MeetInStore(*group, "summed");
+
+  if (group->rank() == 3) {
+    group->report_failure("will not come");
+  } else {
+    EXPECT_THAT(ErrorOf<PeerFailedError>([&] { group->monitored_barrier(kDeadline); }),
+                HasSubstr("will not come"));
+  }
+  group->ensure_usable();
+  group->monitored_barrier(kDeadline);
+  group->barrier();
+  return 0;
+}
+
+int GroupsOfSomeRanks() {
+  const auto group = init_process_group();
+  const int rank = group->rank();
+  for (int round = 0; round < 2; ++round) {
+    const auto even = group->new_group({2, 0});
+    const auto odd = group->new_group({1, 3});
+    EXPECT_EQ(even == nullptr, rank % 2 == 1);
+    EXPECT_EQ(odd == nullptr, rank % 2 == 0);
+    ProcessGroup& mine = even ? *even : *odd;
+    EXPECT_EQ(mine.size(), 2);
+    EXPECT_EQ(mine.rank(), rank / 2);
+    const at::Tensor sum = at::full({3}, rank, at::kLong);
+    mine.all_reduce(sum);
+    EXPECT_EQ(sum[0].item<int64_t>(), rank % 2 == 0 ? 2 : 4);
+    MeetInStore(mine, "summed");
+    if (rank == 3) mine.report_failure("of the odd ones only");
+    if (rank == 1) EXPECT_EQ(PeerOf([&] { mine.barrier(); }), 1);
+    mine.ensure_usable();
+    EXPECT_EQ(mine.incarnation(), rank % 2);
+    ExpectSum(mine);
+  }
+  const auto alone = group->new_group({rank});
+  ExpectSum(*alone);
+  EXPECT_FALSE(group->failed());
+  ExpectSum(*group);
+  for (const std::vector<int>& bad : std::vector<std::vector<int>>{{}, {0, 0}, {0, 4}, {-1}}) {
+    EXPECT_THAT(ErrorOf<ConfigurationError>([&] { group->new_group(bad); }),
+                HasSubstr("needs different ranks of 0 to 3, at least one"));
+  }
+  group->barrier();
+  return 0;
+}
+
+int MeshOfTwoDimensions() {
+  const auto group = init_process_group();
+  const int rank = group->rank();
+  const DeviceMesh mesh = init_device_mesh(group, "cpu", {2, 2}, {"replicate", "shard"});
+  EXPECT_EQ(mesh.ndim(), 2);
+  EXPECT_EQ(mesh.size(), 4);
+  EXPECT_THAT(mesh.shape(), ::testing::ElementsAre(2, 2));
+  EXPECT_THAT(mesh.coordinate(), ::testing::ElementsAre(rank / 2, rank % 2));
+  const at::Tensor down = at::full({1}, rank, at::kLong);
+  mesh.get_group(0)->all_reduce(down);
+  EXPECT_EQ(down.item<int64_t>(), rank % 2 == 0 ? 2 : 4);
+  const DeviceMesh line = mesh["shard"];
+  EXPECT_EQ(line.ndim(), 1);
+  EXPECT_EQ(line.get_group(), mesh.get_group("shard"));
+  const at::Tensor across = at::full({1}, rank, at::kLong);
+  line.get_group()->all_reduce(across);
+  EXPECT_EQ(across.item<int64_t>(), rank < 2 ? 1 : 5);
+  EXPECT_EQ(init_device_mesh(group, "cpu", {4}).get_group(), group);
+
+  EXPECT_THAT(ErrorOf<ConfigurationError>([&] { mesh["pipeline"]; }),
+              HasSubstr("no dimension \"pipeline\"; it has [replicate, shard]"));
+  EXPECT_THAT(ErrorOf<ConfigurationError>([&] { mesh.get_group(2); }),
+              HasSubstr("of 2 dimensions has no dimension 2"));
+  EXPECT_THAT(ErrorOf<ConfigurationError>([&] {
+                init_device_mesh(group, "cpu", {2, 3});
+              }),
+              HasSubstr("shape [2, 3] does not fit a group of 4 ranks"));
+  EXPECT_THAT(ErrorOf<ConfigurationError>([&] {
+                init_device_mesh(group, "cpu", {0, 4});
+              }),
+              HasSubstr("does not fit"));
+  EXPECT_THAT(ErrorOf<ConfigurationError>([&] { init_device_mesh(group, "cuda", {4}); }),
+              HasSubstr("\"cuda\" does not fit a process group that works on cpu (gloo)"));
+  EXPECT_THAT(ErrorOf<ConfigurationError>([&] {
+                init_device_mesh(group, "cpu", {2, 2}, {"a", "a"});
+              }),
+              HasSubstr("needs as many different names, not [a, a]"));
+  group->barrier();
+  return 0;
+}
+
+int AnExceptionIsToldToThePeers() {
+  try {
+    const auto group = init_process_group();
+    MeetInStore(*group, "here");
+    if (group->rank() == 1) throw std::runtime_error("of the program");
+    EXPECT_THAT(ErrorOf<PeerFailedError>([&] { group->all_reduce(at::ones({2})); }),
+                HasSubstr("an exception ended the program of rank 1"));
+  } catch (const std::runtime_error& error) {
+    EXPECT_STREQ(error.what(), "of the program");
+  }
+  return 0;
+}
+
+struct Case {
+  std::string body;
+  int world_size = 2;
+  std::string debug_level = "";
+  int killed_rank = -1;  // by the body itself
+};
+
+struct Body {
+  Case parameters;
+  std::function<int()> run;
+};
+
+const std::vector<Body>& Bodies() {
+  static const auto* const bodies = new std::vector<Body>{
+      {{"RenewsAfterEachFailure", 3}, RenewsAfterEachFailure},
+      {{"RaisesOncePerFailure", 2}, RaisesOncePerFailure},
+      {{"RenewsOnRequest", 2}, RenewsOnRequest},
+      {{"KilledPeerIsNamed", 3, "", 2}, KilledPeerIsNamed},
+      {{"RankThatLeftIsNamed", 3}, RankThatLeftIsNamed},
+      {{"BusyPeerIsWaitedFor", 3}, BusyPeerIsWaitedFor},
+      {{"AbsentPeerIsGivenUp", 2}, AbsentPeerIsGivenUp},
+      {{"LeavesWithOperationsInFlight", 2}, LeavesWithOperationsInFlight},
+      {{"RenewsWithOperationsInFlight", 2}, RenewsWithOperationsInFlight},
+      {{"KindsOfTensors", 3}, KindsOfTensors},
+      {{"ChainsOnFutures", 2}, ChainsOnFutures},
+      {{"MismatchesAreNamed", 3, "DETAIL"}, MismatchesAreNamed},
+      {{"DetailNamesTheAbsent", 3, "DETAIL"}, DetailNamesTheAbsent},
+      {{"NewsEndsAComparison", 2, "DETAIL"}, NewsEndsAComparison},
+      {{"BadDebugLevelIsRefused", 1, "LOUD"}, BadDebugLevelIsRefused},
+      {{"MonitoredBarrierNamesTheMissing", 4}, MonitoredBarrierNamesTheMissing},
+      {{"GroupsOfSomeRanks", 4}, GroupsOfSomeRanks},
+      {{"MeshOfTwoDimensions", 4}, MeshOfTwoDimensions},
+      {{"AnExceptionIsToldToThePeers", 2}, AnExceptionIsToldToThePeers},
+  };
+  return *bodies;
+}
+
+std::map<std::string, std::function<int()>> BodiesByName() {
+  std::map<std::string, std::function<int()>> bodies;
+  for (const Body& body : Bodies()) bodies[body.parameters.body] = body.run;
+  return bodies;
+}
+
+// Every body on Redis, as under ddprun, and on a TCPStore that rank 0 serves, as under torchrun.
+class ProcessGroupTest : public ::testing::TestWithParam<std::tuple<Case, bool>> {
+ protected:
+  static void SetUpTestSuite() { redis_ = ::ddp::testing::RedisFixture::Start(); }
+  static void TearDownTestSuite() { redis_.reset(); }
+
+  static std::unique_ptr<::ddp::testing::RedisFixture> redis_;
+};
+std::unique_ptr<::ddp::testing::RedisFixture> ProcessGroupTest::redis_;
+
+TEST_P(ProcessGroupTest, Ranks) {
+  const auto& [parameters, on_redis] = GetParam();
+  const std::string name = ::testing::UnitTest::GetInstance()->current_test_info()->name();
+  ::ddp::testing::RankJob job{.world_size = parameters.world_size, .body = parameters.body};
+  if (on_redis) job.store_url = store::FormatStoreAddress(redis_->Address(name));
+  job.environment["TORCH_DISTRIBUTED_DEBUG"] = parameters.debug_level;
+  const ::ddp::testing::RankRun run = ::ddp::testing::RunRanks(job);
+  for (const ::ddp::testing::RankResult& result : run.ranks) {
+    const bool as_meant =
+        result.rank == parameters.killed_rank ? result.signal == SIGKILL : result.succeeded();
+    EXPECT_TRUE(as_meant) << run.Describe();
+  }
+}
+
+std::vector<Case> Cases() {
+  std::vector<Case> cases;
+  for (const Body& body : Bodies()) cases.push_back(body.parameters);
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, ProcessGroupTest,
+                         ::testing::Combine(::testing::ValuesIn(Cases()), ::testing::Bool()),
+                         [](const auto& info) {
+                           return std::get<0>(info.param).body +
+                                  (std::get<1>(info.param) ? "InRedis" : "OnTcpStore");
+                         });
+
+// A group of one needs no store to speak of, and fails and recovers by itself.
+TEST(ProcessGroupOfOneTest, FailsAndRenews) {
+  ProcessGroup group(c10::make_intrusive<c10d::HashStore>(), {});
+  ExpectSum(group);
+  group.report_failure("alone");
+  EXPECT_THAT(ErrorOf<CommunicationError>([&] { group.barrier(); }), HasSubstr("alone"));
+  group.ensure_usable();
+  EXPECT_EQ(group.incarnation(), 1);
+  ExpectSum(group);
+  group.monitored_barrier(kDeadline);
+}
+
+}  // namespace
+}  // namespace ddp
+
+int main(int argc, char** argv) {
+  ::testing::InitGoogleTest(&argc, argv);
+  at::set_num_threads(1);
+  if (const auto exit_code = ddp::testing::RunRankBody(ddp::BodiesByName())) return *exit_code;
+  return RUN_ALL_TESTS();
+}
