@@ -14,6 +14,7 @@
 #include "base/clock.h"
 #include "ddp/coalesced_broadcast.h"
 #include "ddp/comm/communicator.h"
+#include "ddp/comm/debug_level.h"
 #include "ddp/delayed_all_reduce.h"
 #include "ddp/device_mesh.h"
 #include "ddp/error.h"
@@ -143,6 +144,7 @@ void DataParallelCore::SetUp(const ModelTensors& tensors, std::vector<Reducer::P
                                                   options_.param_to_hook_all_reduce, group_);
   }
   first_bucket_sizes_ = BucketSizes(*reducer_);
+  if (CurrentDebugLevel() != DebugLevel::kOff) LOG(INFO) << Describe() << LoggingData().to_json();
   incarnation_ = group_->incarnation();
 }
 
@@ -199,12 +201,12 @@ void DataParallelCore::CheckPlacement(const ModelTensors& tensors) const {
 }
 
 void DataParallelCore::TakeDelayed(std::vector<Reducer::Parameter>& trainable) const {
-  for (const auto& [name, tensor] : options_.delay_all_reduce_named_params) {
+  for (const auto& delayed : options_.delay_all_reduce_named_params) {
     const auto found =
         std::find_if(trainable.begin(), trainable.end(),
-                     [&](const Reducer::Parameter& p) { return p.tensor.is_same(tensor); });
+                     [&](const Reducer::Parameter& p) { return p.tensor.is_same(delayed.second); });
     if (found == trainable.end()) {
-      throw ConfigurationError(absl::StrCat("delay_all_reduce_named_params: ", name,
+      throw ConfigurationError(absl::StrCat("delay_all_reduce_named_params: ", delayed.first,
                                             " is no parameter of the model that requires a "
                                             "gradient, or is there twice"));
     }
@@ -302,19 +304,21 @@ void DataParallelCore::AfterForward(const std::vector<at::Tensor>& outputs, bool
   if (synchronize_) {
     if (SyncsBuffers()) buffers_.Run(*group_, BufferCommHookLocation::kPostForward, 0);
     if (timer_.active()) timer_.StartBackward(MonotonicNanoseconds());
-    if (options_.find_unused_parameters && !options_.static_graph && outputs.empty()) {
-      throw ConfigurationError(absl::StrCat(
-          "rank ", group_->rank(),
-          ": find_unused_parameters has to see the tensors that the "
-          "forward returns, and ",
-          complete ? "it returned none"
-                   : "found none in what it "
-                     "returned: return tensors, containers or plain structs of them, or write a "
-                     "for_each_tensor_in for its type (ddp/tensor_traversal.h)"));
-    }
+    if (reducer_->finds_unused() && outputs.empty()) ThrowNoOutputs(complete);
   }
   if (delayed_) delayed_->EndForward(synchronize_);
   reducer_->EndForward(outputs, synchronize_);
+}
+
+void DataParallelCore::ThrowNoOutputs(bool complete) {
+  const std::string message = absl::StrCat(
+      "rank ", group_->rank(),
+      ": find_unused_parameters has to see the tensors that the forward returns, and ",
+      complete ? "it returned none"
+               : "found none in what it returned: return tensors, containers or plain structs of "
+                 "them, or write a for_each_tensor_in for its type (ddp/tensor_traversal.h)");
+  group_->report_failure(message);
+  throw ConfigurationError(message);
 }
 
 void DataParallelCore::OnForwardException() {
@@ -339,6 +343,7 @@ void DataParallelCore::OnReductionComplete() {
   timer_.StartCommunication(times.first_launch_ns);
   timer_.EndCompute(times.last_gradient_ns);
   timer_.EndCommunication(times.complete_ns);
+  if (CurrentDebugLevel() == DebugLevel::kDetail) LOG(INFO) << LoggingData().to_json();
 }
 
 bool DataParallelCore::places_inputs() const {
@@ -516,7 +521,7 @@ DDPLoggingData DataParallelCore::LoggingData() const {
   data.iteration = iteration_;
   DescribeParameters(*reducer_, data);
   data.bucket_sizes = first_bucket_sizes_;
-  data.error = error_;
+  data.error = reducer_->error();
   data.FillEnvironment([](const std::string& name) -> std::optional<std::string> {
     const char* value = std::getenv(name.c_str());
     return value == nullptr ? std::nullopt : std::optional<std::string>(value);

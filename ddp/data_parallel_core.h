@@ -100,6 +100,7 @@ class DataParallelCore : public Joinable {
   void BroadcastState(const ModelTensors& tensors, int source) const;
   bool SyncsBuffers() const;
   void BeginIteration();
+  [[noreturn]] void ThrowNoOutputs(bool complete);
   void SyncForward();
   void ShadowRound(const JoinRound& round);
   void FinishJoin(int last_joiner);
@@ -123,7 +124,6 @@ class DataParallelCore : public Joinable {
   IterationTimer timer_;
   int64_t iteration_ = 0;
   std::string first_bucket_sizes_;
-  std::optional<std::string> error_;
 };
 
 }  // namespace ddp

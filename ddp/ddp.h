@@ -18,15 +18,30 @@
 //
 // and is started by `ddprun --nproc-per-node=2 ./trainer`.
 //
-// Where to read on: process_group.h (who the ranks are and how they meet),
-// distributed_data_parallel.h (the wrapper and its rules), data_parallel_core.h (its options),
-// error.h (what is thrown).
+// Where to read on:
+//   process_group.h              who the ranks are and how they meet; device_mesh.h: in a grid
+//   distributed_data_parallel.h  the wrapper and its rules
+//   options.h                    its options, PyTorch's; mixed_precision.h for one of them
+//   join.h                       ranks with different numbers of inputs
+//   comm_hook.h                  how gradients travel; default_hooks.h: those that there are
+//   activation_checkpoint.h      memory for time
+//   tensor_traversal.h           which types a module may return
+//   logging_data.h               what a model tells of itself
+//   error.h                      what is thrown
 #ifndef DDP_DDP_H_
 #define DDP_DDP_H_
 
 #include "base/language.h"
+#include "ddp/activation_checkpoint.h"
+#include "ddp/comm_hook.h"
+#include "ddp/default_hooks.h"
+#include "ddp/device_mesh.h"
 #include "ddp/distributed_data_parallel.h"
 #include "ddp/error.h"
+#include "ddp/join.h"
+#include "ddp/logging_data.h"
+#include "ddp/options.h"
 #include "ddp/process_group.h"
+#include "ddp/tensor_traversal.h"
 
 #endif  // DDP_DDP_H_

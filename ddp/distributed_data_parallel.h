@@ -33,13 +33,22 @@ namespace ddp {
 //   options) and then copies rank 0's parameters and buffers to all.
 // - Gradients are averaged, not summed: scale the loss by the share of samples when shares differ.
 // - Do not change the set of parameters or their requires_grad afterwards.
-// - Every trainable parameter must take part in every synchronized backward, and each synchronized
-//   forward is followed by one backward; anything else is an error that names the parameters.
-// - torch::autograd::grad() does not average.
+// - Every trainable parameter must take part in every synchronized backward, unless
+//   find_unused_parameters or static_graph is set; what is missing is an error that names the
+//   parameters, at the next forward at the latest.
+// - A backward goes through the outputs of one or more forwards. Each forward's outputs are reduced
+//   once: together, or one after the other when they share no parameter. A further backward through
+//   them is an error, never a silent local sum; under no_sync() it accumulates.
+// - torch::autograd::grad() does not average. After a backward with create_graph the averaged
+//   gradients are cut off from the graph.
 //
 // Errors: ConfigurationError (constructor: models or options that differ or are not usable),
 // ReductionError (forward, backward: misuse as above), CommunicationError and PeerFailedError
-// (anywhere). After an error of communication nothing but destruction is allowed.
+// (anywhere). What goes wrong on one rank is thrown once on every rank, by the collective that
+// waits for it or by the next forward; the forward after that meets the other ranks again and
+// begins afresh, gradients as they are: call zero_grad(). When a rank is gone for good every
+// forward throws PeerFailedError; under ddprun let that end the process, and the job goes on in a
+// new generation.
 //
 // The wrapper shares the module with the caller, who may go on using it directly; optimizers take
 // its parameters. Thread-compatible; not movable.

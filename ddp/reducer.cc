@@ -15,7 +15,9 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
+#include "ddp/comm/debug_level.h"
 #include "ddp/error.h"
+#include "ddp/logging.h"
 #include "ddp/name_list.h"
 #include "ddp/process_group.h"
 #include "ddp/unused_parameters.h"
@@ -109,10 +111,10 @@ std::vector<bool> Reducer::Sparse() const {
   return sparse;
 }
 
-std::vector<std::vector<std::string>> Reducer::plan_names() const {
+std::vector<std::string> Reducer::Names() const {
   std::vector<std::string> names;
   for (const Parameter& parameter : parameters_) names.push_back(parameter.name);
-  return plan().Names(names);
+  return names;
 }
 
 std::vector<int> Reducer::untouched() const {
@@ -298,8 +300,20 @@ void Reducer::BeginPass() {
   }
   if (!options_.find_unused_parameters) return;
   unused_ = UnusedOfOutstandingForwards();
+  if (pass_ == 1 && unused_.empty()) {
+    LOG(WARNING) << "find_unused_parameters is set, and the first iteration used every parameter: "
+                    "leave it off if that stays so, since it costs a search of the graph each time";
+  }
   if (pass_ > 1 && unused_ != last_unused_) can_set_static_graph_ = false;
   last_unused_ = unused_;
+  LogUnused(DebugLevel::kDetail);
+}
+
+void Reducer::LogUnused(DebugLevel least) const {
+  if (CurrentDebugLevel() < least || unused_.empty()) return;
+  std::vector<std::string> names;
+  for (const int parameter : unused_) names.push_back(parameters_[parameter].name);
+  LOG(INFO) << "rank " << group_->rank() << ": this iteration does not use " << NameList(names);
 }
 
 void Reducer::PrepareCounters() {
@@ -382,6 +396,7 @@ void Reducer::ReduceCounted() {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (counts_[i] == 0) unused_.push_back(static_cast<int>(i));
   }
+  LogUnused(DebugLevel::kInfo);
   order_ = RecordedOrder();
   state_ = State::kReducing;
   std::fill(dropped_.begin(), dropped_.end(), 0);
@@ -607,6 +622,9 @@ void Reducer::RebuildBuckets(int source) {
   SetPlan(OrThrow(BucketPlan::Decode(std::vector<int32_t>(first, first + words), descriptions_)));
   rebuilt_ = true;
   rebuild_requested_ = false;
+  if (CurrentDebugLevel() != DebugLevel::kOff) {
+    LOG(INFO) << "rank " << group_->rank() << ": new buckets\n" << plan().ToString(Names());
+  }
 }
 
 // ---- What goes wrong.
@@ -629,6 +647,7 @@ std::string Reducer::NamesOfBucket(int bucket) const {
 
 void Reducer::Break(const std::string& reason) {
   state_ = State::kBroken;
+  error_ = reason;
   group_->report_failure(reason);
 }
 
@@ -636,8 +655,9 @@ void Reducer::Rethrow(const std::string& about) {
   std::string text;
   try {
     throw;
-  } catch (const CommunicationError&) {
+  } catch (const CommunicationError& error) {
     state_ = State::kBroken;  // the peers know
+    error_ = error.what_without_backtrace();
     throw;
   } catch (const c10::Error& error) {
     text = error.what_without_backtrace();

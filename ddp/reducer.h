@@ -25,6 +25,7 @@ struct Node;
 namespace ddp {
 
 class ProcessGroup;
+enum class DebugLevel;
 
 // Averages the gradients of one model over the ranks while they are computed.
 //
@@ -51,7 +52,7 @@ class ProcessGroup;
 //
 // Thread-compatible; gradients of one model come from one thread (autograd's thread for the
 // device). The parameters must outlive the reducer's group but not the reducer.
-class Reducer : private BackwardWatch::Observer {
+class Reducer final : private BackwardWatch::Observer {
  public:
   struct Parameter {
     std::string name;
@@ -143,7 +144,7 @@ class Reducer : private BackwardWatch::Observer {
   void ForgetCounts() { counted_ = false; }
 
   const BucketPlan& plan() const { return buckets_->plan(); }
-  std::vector<std::vector<std::string>> plan_names() const;
+  std::vector<std::vector<std::string>> plan_names() const { return plan().Names(Names()); }
   const FlatBuckets& buckets() const { return *buckets_; }
   const std::vector<Parameter>& parameters() const { return parameters_; }
   bool rebuilt() const { return rebuilt_; }
@@ -151,6 +152,7 @@ class Reducer : private BackwardWatch::Observer {
   // Of the last pass.
   const std::vector<int>& ready_order() const { return last_order_; }
   const PassTimes& times() const { return times_; }
+  const std::optional<std::string>& error() const { return error_; }  // the last one
   int buckets_reduced() const { return buckets_reduced_; }
   std::vector<int> untouched() const;  // parameters that no rank used
   bool finds_unused() const { return options_.find_unused_parameters && !options_.static_graph; }
@@ -170,6 +172,8 @@ class Reducer : private BackwardWatch::Observer {
 
   void AddHooks();
   std::vector<at::Tensor> Tensors() const;
+  std::vector<std::string> Names() const;
+  void LogUnused(DebugLevel least) const;
   std::vector<bool> Sparse() const;
   BucketPlan FirstPlan() const;
   void SetPlan(BucketPlan plan);
@@ -271,6 +275,7 @@ class Reducer : private BackwardWatch::Observer {
   std::vector<int> last_unused_;
   bool can_set_static_graph_ = true;
   int buckets_reduced_ = 0;
+  std::optional<std::string> error_;
   PassTimes times_;
 
   BackwardWatch watch_{this};  // last: its hooks call into all of the above
