@@ -24,11 +24,13 @@
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "ddp/comm/communicator.h"
+#include "ddp/comm/failure_notice.h"
 #include "ddp/device_mesh.h"
 #include "ddp/error.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "store/redis_endpoint.h"
+#include "store/redis_store.h"
 #include "testing/rank_harness.h"
 #include "testing/redis_fixture.h"
 
@@ -618,6 +620,49 @@ INSTANTIATE_TEST_SUITE_P(All, ProcessGroupTest,
                            return std::get<0>(info.param).body +
                                   (std::get<1>(info.param) ? "InRedis" : "OnTcpStore");
                          });
+
+// Thousands of ranks hear of a failure by two commands to the store: one entry in the log, one list
+// of keys.
+TEST(FailureNoticeTest, AReportDoesNotGrowWithTheGroup) {
+  const auto redis = ::ddp::testing::RedisFixture::Start();
+  const auto store = store::RedisStore::connect(store::FormatStoreAddress(redis->Address("many")));
+  constexpr int kRanks = 4000;
+  FailureNotice first(store, 0, kRanks);
+  FailureNotice last(store, kRanks - 1, kRanks);
+  const MonotonicClock clock;
+  const absl::Time start = clock.Now();
+  first.Report("does not fit");
+  const absl::Duration reported = clock.Now() - start;
+  const auto failure = last.AwaitFailure(absl::FromChrono(kDeadline));
+  const absl::Duration heard = clock.Now() - start;
+  ASSERT_TRUE(failure.has_value());
+  EXPECT_EQ(failure->rank, 0);
+  EXPECT_EQ(failure->reason, "does not fit");
+  EXPECT_LT(reported, absl::Seconds(1));  // some 10 ms; one command for each rank takes far longer
+  RecordProperty("reported_ms", static_cast<int>(absl::ToInt64Milliseconds(reported)));
+  RecordProperty("heard_ms", static_cast<int>(absl::ToInt64Milliseconds(heard)));
+}
+
+// News of an incarnation that has ended is ignored, of one to come kept until then.
+TEST(FailureNoticeTest, NewsBelongsToItsIncarnation) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  FailureNotice ahead(store, 0, 2);
+  FailureNotice behind(store, 1, 2);
+  ahead.Begin(1);
+  ahead.Report("of incarnation 1");
+  ASSERT_EQ(ahead.failure()->reason, "of incarnation 1");
+  behind.Report("of incarnation 0");
+  EXPECT_EQ(behind.failure()->reason, "of incarnation 0");
+  behind.Begin(1);
+  ASSERT_TRUE(behind.AwaitFailure(absl::FromChrono(kDeadline)).has_value());
+  EXPECT_EQ(behind.failure()->reason, "of incarnation 1");
+  EXPECT_FALSE(behind.MarkRaised());
+  EXPECT_TRUE(behind.MarkRaised());
+  ahead.Begin(2);
+  behind.Begin(2);
+  EXPECT_FALSE(ahead.failed());
+  EXPECT_FALSE(behind.failed());
+}
 
 // A group of one needs no store to speak of, and fails and recovers by itself.
 TEST(ProcessGroupOfOneTest, FailsAndRenews) {
