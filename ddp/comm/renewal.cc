@@ -73,7 +73,9 @@ std::optional<FailureNotice::Failure> MeetForRenewal(const c10::intrusive_ptr<c1
   const absl::Time deadline = clock.Now() + options.timeout;
   StoreMeeting meeting(store, FailureNotice::RenewalName(options.incarnation), options.rank,
                        options.size);
-  meeting.Arrive("");
+  // An earlier attempt may have got as far as this before the store failed. Should it have failed
+  // between the two steps of arriving, the loop below finds that all are here.
+  if (!meeting.HasArrived()) meeting.Arrive("");
   Questions questions(*store, notice, options.incarnation);
   int64_t question = 0;  // the last that was asked; 0: none yet
   std::optional<std::string> verdict = meeting.AwaitVerdict(std::min(kGrace, options.timeout));

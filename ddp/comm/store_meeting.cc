@@ -37,6 +37,8 @@ void StoreMeeting::Arrive(const std::string& value) {
   if (store_->add(absl::StrCat(name_, "/count"), 1) == size_) Decide(kMet);
 }
 
+bool StoreMeeting::HasArrived() { return store_->check({ValueKey(rank_)}); }
+
 std::optional<std::string> StoreMeeting::AwaitVerdict(absl::Duration timeout) {
   const std::chrono::milliseconds limit =
       std::max(absl::ToChronoMilliseconds(timeout), std::chrono::milliseconds(1));

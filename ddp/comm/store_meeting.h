@@ -37,8 +37,9 @@ class StoreMeeting {
   static std::string VerdictKey(const std::string& name);
   std::string verdict_key() const { return VerdictKey(name_); }
 
-  // Once, and first.
+  // Once, and first. Where the store may fail and the meeting be tried again: unless HasArrived().
   void Arrive(const std::string& value);
+  bool HasArrived();
 
   // Nullopt: there is none after `timeout`.
   std::optional<std::string> AwaitVerdict(absl::Duration timeout);
