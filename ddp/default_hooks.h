@@ -4,8 +4,8 @@
 //
 //   model.register_comm_hook(group, ddp::fp16_compress_hook);
 //
-// They average as the reducer itself does: each rank multiplies by 1/N, then the sum is made. In half
-// precision it divides by N.
+// They average as the reducer itself does: each rank multiplies by 1/N, then the sum is made. In
+// half precision it divides by N.
 #ifndef DDP_DEFAULT_HOOKS_H_
 #define DDP_DEFAULT_HOOKS_H_
 
