@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "ddp/activation_checkpoint.h"
+#include "ddp/device_mesh.h"
 #include "ddp/distributed_data_parallel.h"
 #include "ddp/error.h"
 #include "ddp/process_group.h"
@@ -588,6 +589,39 @@ int DescribesItself() {
   EXPECT_THAT(data.to_json(), HasSubstr("\"rebuilt_bucket_sizes\""));
   EXPECT_THAT(ErrorOf<ConfigurationError>([&] { model.set_logging_sample_rate(0); }),
               HasSubstr("0"));
+  // The tenth timed iteration is told to the program's own logger, as LibTorch has it.
+  std::vector<c10::DDPLoggingData> told;
+  c10::SetPyTorchDDPUsageLogger([&](const c10::DDPLoggingData& usage) { told.push_back(usage); });
+  for (int step = 3; step < 12; ++step) {
+    Sum(model.forward(Input(group->rank(), step), true, true)).backward();
+  }
+  EXPECT_EQ(told.size(), 1u);
+  if (told.size() == 1) {
+    EXPECT_EQ(told[0].ints_map.at("world_size"), group->size());
+    EXPECT_EQ(told[0].strs_map.at("backend_name"), "gloo");
+  }
+  return 0;
+}
+
+int TakesADeviceMesh() {
+  const auto group = init_process_group();
+  const auto use = [](int) { return std::pair(true, true); };
+  const auto mesh = init_device_mesh(group, "cpu", {group->size()}, {"replicate"});
+  Heads net;
+  DistributedDataParallel model(
+      net, DistributedDataParallelOptions{.device_mesh = mesh, .find_unused_parameters = true});
+  const auto expected = Expected(net, group->size(), 0, use);
+  Sum(model.forward(Input(group->rank(), 0), true, true)).backward();
+  ExpectGradients(*net, expected);
+  EXPECT_THAT(ErrorOf<ConfigurationError>(
+                  [&] { DistributedDataParallel both(net, group, {.device_mesh = mesh}); }),
+              HasSubstr("process_group and device_mesh are both set"));
+  const auto grid = init_device_mesh(group, "cpu", {1, group->size()}, {"shard", "replicate"});
+  EXPECT_THAT(ErrorOf<ConfigurationError>([&] {
+                DistributedDataParallel flat(net,
+                                             DistributedDataParallelOptions{.device_mesh = grid});
+              }),
+              HasSubstr("device_mesh has 2 dimensions"));
   return 0;
 }
 
@@ -626,6 +660,7 @@ const std::map<std::string, std::function<int()>>& Bodies() {
       {"IgnoredAndDelayedParameters", IgnoredAndDelayedParameters},
       {"StateWithoutInitialCopy", StateWithoutInitialCopy},
       {"DescribesItself", DescribesItself},
+      {"TakesADeviceMesh", TakesADeviceMesh},
       {"MovesToAnotherGroup", MovesToAnotherGroup},
   };
   return bodies;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <exception>
+#include <iterator>
 #include <utility>
 
 #include <ATen/Functions.h>
@@ -15,6 +16,7 @@
 #include "ddp/coalesced_broadcast.h"
 #include "ddp/comm/communicator.h"
 #include "ddp/comm/debug_level.h"
+#include "ddp/copy_to_device.h"
 #include "ddp/delayed_all_reduce.h"
 #include "ddp/device_mesh.h"
 #include "ddp/error.h"
@@ -31,6 +33,9 @@ namespace {
 constexpr double kMebibyte = 1 << 20;
 constexpr double kDefaultBucketCapMb = 25;
 constexpr double kDefaultFirstBucketCapMb = 1;
+
+// After how many timed iterations the program's usage logger is told; PyTorch's numbers.
+constexpr int64_t kUsageSamples[] = {10, 20, 50, 100, 500, 800, 1000};
 
 int64_t LimitBytes(const std::string& name, double mebibytes) {
   if (!(mebibytes > 0) || mebibytes > 1e9) {
@@ -343,6 +348,9 @@ void DataParallelCore::OnReductionComplete() {
   timer_.StartCommunication(times.first_launch_ns);
   timer_.EndCompute(times.last_gradient_ns);
   timer_.EndCommunication(times.complete_ns);
+  if (std::binary_search(std::begin(kUsageSamples), std::end(kUsageSamples), timer_.samples())) {
+    ReportUsage(LoggingData());
+  }
   if (CurrentDebugLevel() == DebugLevel::kDetail) LOG(INFO) << LoggingData().to_json();
 }
 
@@ -354,8 +362,8 @@ bool DataParallelCore::places_inputs() const {
 at::Tensor DataParallelCore::PlaceInput(const at::Tensor& input) const {
   at::Tensor placed = input;
   if (!options_.device_ids.empty()) {
-    placed = placed.to(at::Device(at::kCUDA, static_cast<at::DeviceIndex>(options_.device_ids[0])),
-                       /*non_blocking=*/true);
+    placed = CopyToDevice(
+        input, at::Device(at::kCUDA, static_cast<at::DeviceIndex>(options_.device_ids[0])));
   }
   if (mixed_precision_ && options_.mixed_precision->cast_forward_inputs) {
     placed = CastInput(placed, *options_.mixed_precision->param_dtype);

@@ -71,6 +71,11 @@ class DistributedDataParallel {
                           const DistributedDataParallelOptions& options)
       : module_(module), core_(std::move(module), options) {}
 
+  template <typename Holder>
+  requires requires(const Holder& holder) { holder.ptr(); }
+  DistributedDataParallel(const Holder& holder, const DistributedDataParallelOptions& options)
+      : DistributedDataParallel(holder.ptr(), options) {}
+
   // The module's own forward, with whatever it takes and returns: a tensor, a container or plain
   // struct of tensors, or anything that ddp/tensor_traversal.h can look into.
   template <typename... Inputs>
@@ -224,6 +229,10 @@ template <typename Module>
 std::string describe(const DistributedDataParallel<Module>& model) {
   return model.describe();
 }
+
+template <typename Holder>
+DistributedDataParallel(const Holder&, const DistributedDataParallelOptions&)
+    -> DistributedDataParallel<typename Holder::ContainedType>;
 
 template <typename Holder>
 DistributedDataParallel(const Holder&, std::shared_ptr<ProcessGroup>,

@@ -3,6 +3,9 @@
 #include <set>
 #include <vector>
 
+#include <c10/util/Logging.h>
+#include <nlohmann/json.hpp>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -85,6 +88,16 @@ void DescribeParameters(const Reducer& reducer, DDPLoggingData& data) {
   }
   data.rebuilt_bucket_sizes = BucketSizes(reducer);
   data.rebuilt_per_bucket_param_indices = absl::StrJoin(lists, ", ");
+}
+
+void ReportUsage(const DDPLoggingData& data) {
+  c10::DDPLoggingData usage;
+  const nlohmann::json fields = nlohmann::json::parse(data.to_json());
+  for (const auto& [name, value] : fields.items()) {
+    if (value.is_string()) usage.strs_map[name] = value.get<std::string>();
+    if (value.is_number_integer()) usage.ints_map[name] = value.get<int64_t>();
+  }
+  c10::LogPyTorchDDPUsage(usage);
 }
 
 }  // namespace ddp

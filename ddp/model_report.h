@@ -22,6 +22,9 @@ std::string BucketSizes(const Reducer& reducer);
 // Fills the fields of `data` that the reducer knows, except the sizes of its first buckets.
 void DescribeParameters(const Reducer& reducer, DDPLoggingData& data);
 
+// Hands `data` to the function that the program gave to c10::SetPyTorchDDPUsageLogger, if any.
+void ReportUsage(const DDPLoggingData& data);
+
 }  // namespace ddp
 
 #endif  // DDP_MODEL_REPORT_H_

@@ -10,11 +10,11 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "ddp/device_mesh.h"
 #include "ddp/mixed_precision.h"
 
 namespace ddp {
 
-class DeviceMesh;
 class ProcessGroup;
 
 // Names, defaults and effects are those of PyTorch's DistributedDataParallel, except where a field
@@ -26,7 +26,7 @@ struct DistributedDataParallelOptions {
   std::shared_ptr<ProcessGroup> process_group;
 
   // A one-dimensional mesh in place of a process group.
-  std::shared_ptr<DeviceMesh> device_mesh;
+  std::optional<DeviceMesh> device_mesh;
 
   // The one GPU that holds the module; inputs are then moved there before every forward. Empty:
   // the module may be anywhere, also on several GPUs, and inputs are taken as they come.
@@ -106,7 +106,7 @@ struct DistributedDataParallelOptions {
 
   // Parameters, by name, that are left out of the buckets. Their gradients are parts of one tensor,
   // which is averaged when `param_to_hook_all_reduce` gets its gradient; they are valid at the
-  // backward's end. For parameters that other programs than the backward write to.
+  // backward's end. For parameters whose gradients are complete only when a certain other one's is.
   std::vector<std::pair<std::string, at::Tensor>> delay_all_reduce_named_params;
   at::Tensor param_to_hook_all_reduce;
 
