@@ -132,7 +132,6 @@ def run_scenario(scenario, initial, rank, tensors):
 
 def run_rank(rank, world_size, folder):
     torch.set_num_threads(1)
-    os.environ["TORCH_DISTRIBUTED_DEBUG"] = "INFO"
     store = dist.FileStore(os.path.join(folder, f"store_{world_size}"), world_size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
     initial = safetensors_file.load(os.path.join(folder, "models.safetensors"))

@@ -15,6 +15,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "elastic/checkpoint/posix_file_system.h"
 #include "elastic/checkpoint/safetensors_reader.h"
 #include "gmock/gmock.h"
@@ -22,6 +23,7 @@
 #include "nlohmann/json.hpp"
 #include "store/redis_endpoint.h"
 #include "testing/oracle/comparison.h"
+#include "testing/oracle/error_runner.h"
 #include "testing/oracle/scenario.h"
 #include "testing/oracle/scenario_runner.h"
 #include "testing/rank_harness.h"
@@ -52,6 +54,19 @@ Bounds StrictBounds(int world_size) {
 std::string ReadText(const std::string& path) {
   std::ifstream file(path);
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+// Empty when there is none.
+Json ReadJson(const std::string& path) {
+  Json json = Json::parse(ReadText(path), nullptr, /*allow_exceptions=*/false);
+  return json.is_object() ? json : Json::object();
+}
+
+// Which rank finds something out first is a matter of chance.
+std::string WithoutRank(const std::string& text) {
+  return absl::StrReplaceAll(
+      text,
+      {{"rank 0", "rank R"}, {"rank 1", "rank R"}, {"Rank 0", "Rank R"}, {"Rank 1", "Rank R"}});
 }
 
 std::string FreshDirectory() {
@@ -148,11 +163,6 @@ class GoldenTest : public ::testing::TestWithParam<std::tuple<Scenario, int>> {
         std::make_unique<TensorFile>(absl::StrCat(golden, "/results_", world_size, ".safetensors"));
     world->their_facts = ReadJson(absl::StrCat(golden, "/facts_", world_size, ".json"));
     return world;
-  }
-
-  static Json ReadJson(const std::string& path) {
-    Json json = Json::parse(ReadText(path), nullptr, /*allow_exceptions=*/false);
-    return json.is_object() ? json : Json::object();
   }
 
   void CompareFacts() const;
@@ -293,6 +303,37 @@ INSTANTIATE_TEST_SUITE_P(
       return absl::StrCat(std::get<0>(info.param).name, "On", std::get<1>(info.param));
     });
 
+// What PyTorch says of a misuse, in the golden values, and what ours say: to the letter, and with
+// every parameter that PyTorch names.
+TEST(GoldenErrorsTest, AreAsUseful) {
+  const auto redis = RedisFixture::Start();
+  std::string results = absl::StrCat(::testing::TempDir(), "/oracle_errors_XXXXXX");
+  ASSERT_NE(mkdtemp(results.data()), nullptr) << results;
+  ASSERT_TRUE(RanksSucceed({.world_size = 2,
+                            .body = "errors",
+                            .store_url = store::FormatStoreAddress(redis->Address("errors")),
+                            .environment = {{kOracleResults, results}}}));
+  const Json golden = ReadJson(absl::StrCat(kFolder, "golden/errors.json"));
+  ASSERT_FALSE(golden.empty());
+  const std::vector<Json> ours = {ReadJson(absl::StrCat(results, "/errors_0.json")),
+                                  ReadJson(absl::StrCat(results, "/errors_1.json"))};
+  for (const auto& [name, expected] : golden.items()) {
+    bool said = false;
+    for (size_t rank = 0; rank < ours.size(); ++rank) {
+      SCOPED_TRACE(absl::StrCat(name, " on rank ", rank));
+      const std::string mine = WithoutRank(ours[rank].at(name));
+      const std::string text = WithoutRank(expected.at("ours").at(rank));
+      // One rank may hear of it before it finds out itself, and says so in front.
+      EXPECT_THAT(mine, ::testing::HasSubstr(text));
+      said |= mine == text;
+      for (const std::string parameter : expected.at("names")) {
+        EXPECT_THAT(mine, ::testing::HasSubstr(parameter));
+      }
+    }
+    EXPECT_TRUE(said) << name;
+  }
+}
+
 TEST(GoldenTableTest, IsThere) { EXPECT_GT(Scenarios().size(), 40u); }
 
 }  // namespace
@@ -300,7 +341,7 @@ TEST(GoldenTableTest, IsThere) { EXPECT_GT(Scenarios().size(), 40u); }
 
 int main(int argc, char** argv) {
   ::testing::InitGoogleTest(&argc, argv);
-  const auto exit_code =
-      ddp::testing::RunRankBody({{"scenarios", ddp::testing::RunOracleScenarios}});
+  const auto exit_code = ddp::testing::RunRankBody(
+      {{"scenarios", ddp::testing::RunOracleScenarios}, {"errors", ddp::testing::RunOracleErrors}});
   return exit_code ? *exit_code : RUN_ALL_TESTS();
 }

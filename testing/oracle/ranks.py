@@ -16,7 +16,7 @@ SHORT_TIMEOUT_SECONDS = 6
 
 def _run(rank, world_size, folder, timeout_seconds, body):
     torch.set_num_threads(1)
-    os.environ["TORCH_DISTRIBUTED_DEBUG"] = "INFO"
+    dist.set_debug_level(dist.DebugLevel.INFO)
     store = dist.FileStore(os.path.join(folder, "store"), world_size)
     timeout = datetime.timedelta(seconds=timeout_seconds)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)
@@ -41,7 +41,7 @@ def first_line(error):
 
 
 def run_ranks(body, world_size=2, timeout_seconds=60, kill_after_seconds=90):
-    """body(rank)'s JSON value for each rank; None where the rank did not come back in time."""
+    """body(rank)'s JSON value for each rank, or how the rank ended without one."""
     with tempfile.TemporaryDirectory() as folder:
         context = multiprocessing.get_context("spawn")
         processes = [
@@ -53,15 +53,21 @@ def run_ranks(body, world_size=2, timeout_seconds=60, kill_after_seconds=90):
         deadline = time.monotonic() + kill_after_seconds
         for process in processes:
             process.join(max(0, deadline - time.monotonic()))
-            if process.is_alive():
-                process.kill()
-                process.join()
-        return [_said(folder, rank) for rank in range(world_size)]
+        ends = [_end_of(process, kill_after_seconds) for process in processes]
+        return [_said(folder, rank, ends[rank]) for rank in range(world_size)]
 
 
-def _said(folder, rank):
+def _end_of(process, seconds):
+    if process.is_alive():
+        process.kill()
+        process.join()
+        return f"hung, killed after {seconds} s"
+    return f"the process ended with exit code {process.exitcode}"
+
+
+def _said(folder, rank, end):
     try:
         with open(os.path.join(folder, f"said_{rank}"), encoding="utf-8") as stream:
             return json.load(stream)
     except OSError:
-        return None
+        return end
