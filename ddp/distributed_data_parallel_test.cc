@@ -11,12 +11,17 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "store/redis_endpoint.h"
+#include "testing/distributed_checks.h"
 #include "testing/rank_harness.h"
 #include "testing/redis_fixture.h"
 
 namespace ddp {
 namespace {
 
+using ::ddp::testing::ErrorOf;
+using ::ddp::testing::Flatten;
+using ::ddp::testing::Gradients;
+using ::ddp::testing::SameOnAllRanks;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
@@ -55,29 +60,6 @@ PlainNet Copy(const PlainNet& net) {
     copy->parameters()[i].copy_(net->parameters()[i]);
   }
   return copy;
-}
-
-torch::Tensor Flatten(const std::vector<torch::Tensor>& tensors) {
-  std::vector<torch::Tensor> parts;
-  for (const torch::Tensor& tensor : tensors) {
-    parts.push_back(tensor.detach().to(torch::kDouble).reshape({-1}));
-  }
-  return torch::cat(parts);
-}
-
-torch::Tensor Gradients(const torch::nn::Module& module) {
-  std::vector<torch::Tensor> gradients;
-  for (const torch::Tensor& parameter : module.parameters()) gradients.push_back(parameter.grad());
-  return Flatten(gradients);
-}
-
-// Whether all ranks hold the same bits.
-bool SameOnAllRanks(ProcessGroup& group, const torch::Tensor& mine) {
-  torch::Tensor zero = mine.clone();
-  group.broadcast(zero, 0);
-  torch::Tensor differing = torch::tensor({torch::equal(mine, zero) ? 0 : 1});
-  group.all_reduce(differing);
-  return differing.item<int64_t>() == 0;
 }
 
 // The gradient of every rank's batch, averaged, as one process computes it.
@@ -332,18 +314,6 @@ int EvaluatesOnOneRankAlone() {
   model.forward(Batch(group->rank(), 2)).sum().backward();
   EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*net)));
   return 0;
-}
-
-template <typename Error>
-std::string ErrorOf(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error.what();
-  } catch (const std::exception& error) {
-    return std::string("another error: ") + error.what();
-  }
-  return "no error";
 }
 
 int SecondBackwardIsRefused() {

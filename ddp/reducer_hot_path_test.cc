@@ -12,9 +12,9 @@
 
 #include <cstdlib>
 #include <map>
-#include <mutex>
 #include <new>
 
+#include "base/mutex.h"
 #include "ddp/distributed_data_parallel.h"
 #include "ddp/process_group.h"
 #include "gtest/gtest.h"
@@ -142,8 +142,8 @@ TEST(ReducerHotPathTest, CountersCount) {
   counts = {};
   counting = true;
   { std::vector<int> vector(3); }
-  std::mutex mutex;
-  { std::lock_guard lock(mutex); }
+  Mutex mutex;
+  { MutexLock lock(mutex); }
   counting = false;
   EXPECT_EQ(counts.allocations, 1);
   EXPECT_EQ(counts.locks, 1);

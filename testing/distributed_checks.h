@@ -7,7 +7,9 @@
 #include <string>
 #include <vector>
 
-#include <torch/torch.h>
+#include <ATen/Functions.h>
+#include <torch/nn/module.h>
+#include <torch/types.h>
 
 #include "ddp/process_group.h"
 
