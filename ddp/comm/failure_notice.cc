@@ -28,7 +28,11 @@ namespace {
 
 // How long one wait in the store lasts before it is asked again. It bounds the destructor when the
 // store is gone, and is no polling interval: news and the end wake the wait at once.
-constexpr std::chrono::milliseconds kWatchSlice{5000};
+// Long, because LibTorch's TCPStore writes two warnings to the log at the end of each.
+constexpr std::chrono::seconds kWatchSlice{60};
+
+// How long after the store failed it is tried again.
+constexpr absl::Duration kRetryInterval = absl::Seconds(5);
 
 std::string EntryKey(int64_t entry) { return absl::StrCat("log/", entry); }
 
@@ -302,7 +306,7 @@ void FailureNotice::WatchStore(c10d::Store& store) {
                              << "answers again: " << error.what();
       lost = true;
       const MonotonicClock clock;
-      const absl::Time next = clock.Now() + absl::FromChrono(kWatchSlice);
+      const absl::Time next = clock.Now() + kRetryInterval;
       while (!state_->stopping && clock.Now() < next) {
         state_->changed.WaitFor(state_->mutex, next - clock.Now());
       }

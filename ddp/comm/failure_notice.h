@@ -50,7 +50,7 @@ class FailureNotice {
   // it bounds how long a lost store holds up Report() and the destructor.
   FailureNotice(c10::intrusive_ptr<c10d::Store> store, int rank, int size);
 
-  // Ends the thread: at once while the store answers, else within seconds. Tells ranks that wait
+  // Ends the thread: at once while the store answers, else within a minute. Tells ranks that wait
   // for this one in a renewal that it has left.
   ~FailureNotice();
   FailureNotice(const FailureNotice&) = delete;
