@@ -1,6 +1,7 @@
 #include "testing/oracle/error_runner.h"
 
 #include <torch/torch.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <cstdlib>
 #include <fstream>
@@ -25,6 +26,7 @@ using Group = std::shared_ptr<ProcessGroup>;
 using Model = DistributedDataParallel<OracleModel>;
 using Action = std::function<void()>;
 
+// Whole cases: a rank may hear of the other's error while it still waits for something before.
 std::string TextOf(const Action& action) { return ErrorOf<c10::Error>(action); }
 
 // `use_right`: see Branches::forward.
@@ -34,28 +36,31 @@ void BranchStep(Model& model, bool use_right) {
 }
 
 std::string UnusedParameter(const Group& group) {
-  Model model(MakeOracleModel("branches"), group);
   return TextOf([&] {
+    Model model(MakeOracleModel("branches"), group);
     for (int step = 0; step < 2; ++step) BranchStep(model, true);
   });
 }
 
 std::string MarkedTwice(const Group& group) {
-  Model model(MakeOracleModel("checkpointed"), group);
-  return TextOf([&] { model.forward(torch::ones({4, 6}), 0, 0).sum().backward(); });
+  return TextOf([&] {
+    Model model(MakeOracleModel("checkpointed"), group);
+    model.forward(torch::ones({4, 6}), 0, 0).sum().backward();
+  });
 }
 
 std::string StaticGraphMore(const Group& group) {
-  Model model(MakeOracleModel("branches"), group, {.static_graph = true});
-  BranchStep(model, false);
-  return TextOf([&] { BranchStep(model, true); });
+  return TextOf([&] {
+    Model model(MakeOracleModel("branches"), group, {.static_graph = true});
+    BranchStep(model, false);
+    BranchStep(model, true);
+  });
 }
 
 std::string StaticGraphFewer(const Group& group) {
-  Model model(MakeOracleModel("branches"), group, {.static_graph = true});
-  BranchStep(model, true);
   return TextOf([&] {
-    for (int step = 0; step < 2; ++step) BranchStep(model, false);
+    Model model(MakeOracleModel("branches"), group, {.static_graph = true});
+    for (const bool use_right : {true, false, false}) BranchStep(model, use_right);
   });
 }
 
@@ -80,27 +85,30 @@ std::string NoTrainableParameter(const Group& group) {
 }
 
 std::string SecondHook(const Group& group) {
-  DistributedDataParallel model(torch::nn::Linear(2, 2), group);
-  model.register_comm_hook(group, allreduce_hook);
-  return TextOf([&] { model.register_comm_hook(group, allreduce_hook); });
+  return TextOf([&] {
+    DistributedDataParallel model(torch::nn::Linear(2, 2), group);
+    for (int count = 0; count < 2; ++count) model.register_comm_hook(group, allreduce_hook);
+  });
 }
 
 std::string ReplacedView(const Group& group) {
-  const auto net = MakeOracleModel("mlp");
-  Model model(net, group, {.gradient_as_bucket_view = true});
-  const auto parameters = net->named_parameters();
-  torch::Tensor first = parameters["fc1.weight"];
-  model.forward(torch::ones({4, 8}), 0, 0).sum().backward();
-  first.register_hook([last = parameters["fc3.weight"]](const torch::Tensor&) {
-    torch::Tensor replaced = last;
-    replaced.mutable_grad() = last.grad().clone();
+  return TextOf([&] {
+    const auto net = MakeOracleModel("mlp");
+    Model model(net, group, {.gradient_as_bucket_view = true});
+    const auto parameters = net->named_parameters();
+    torch::Tensor first = parameters["fc1.weight"];
+    model.forward(torch::ones({4, 8}), 0, 0).sum().backward();
+    first.register_hook([last = parameters["fc3.weight"]](const torch::Tensor&) {
+      torch::Tensor replaced = last;
+      replaced.mutable_grad() = last.grad().clone();
+    });
+    model.forward(torch::ones({4, 8}), 0, 1).sum().backward();
   });
-  return TextOf([&] { model.forward(torch::ones({4, 8}), 0, 1).sum().backward(); });
 }
 
 std::string EarlyTermination(const Group& group) {
-  DistributedDataParallel model(torch::nn::Linear(2, 2), group);
   return TextOf([&] {
+    DistributedDataParallel model(torch::nn::Linear(2, 2), group);
     join({model.joinable()}, {.throw_on_early_termination = true}, [&] {
       for (int step = 0; step < 2 - group->rank(); ++step) {
         model.forward(torch::ones({1, 2})).sum().backward();
@@ -134,7 +142,18 @@ int RunOracleErrors() {
       {"two_devices", TwoDevices},
   };
   nlohmann::json texts = nlohmann::json::object();
-  for (const auto& [name, run] : cases) texts[name] = run(group);
+  // A group for each, all of them kept: one rank may be in the next case while the other still
+  // waits in this one, and is to hear nothing of it.
+  std::vector<Group> groups;
+  for (const auto& [name, run] : cases) {
+    groups.push_back(
+        std::make_shared<ProcessGroup>(c10::make_intrusive<c10d::PrefixStore>(name, group->store()),
+                                       ProcessGroup::Place{.rank = group->rank(),
+                                                           .size = group->size(),
+                                                           .local_rank = group->rank(),
+                                                           .local_size = group->size()}));
+    texts[name] = run(groups.back());
+  }
   std::ofstream(absl::StrCat(folder, "/errors_", group->rank(), ".json")) << texts.dump(1);
   return 0;
 }
