@@ -197,15 +197,13 @@ int Defect07UnusedOnOneRankIsNewsForAll() {
   Optional net;
   DistributedDataParallel model(net, group);
   const bool culprit = group->rank() == 1;
-  const auto started = std::chrono::steady_clock::now();
   const std::string text = ErrorOf<std::exception>([&] {
     for (int step = 0; step < 2; ++step) {
       model.forward(Ones(2), /*use=*/!culprit).sum().backward();
     }
   });
   EXPECT_THAT(text, HasSubstr("no gradient came for sometimes.weight, sometimes.bias"));
-  if (!culprit) EXPECT_THAT(text, HasSubstr("rank 1"));
-  EXPECT_LT(std::chrono::steady_clock::now() - started, std::chrono::seconds(10));
+  EXPECT_THAT(text, HasSubstr("rank 1"));
   return 0;
 }
 

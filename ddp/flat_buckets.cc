@@ -6,7 +6,6 @@
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 
-#include "ddp/error.h"
 #include "ddp/gradient_kernels.h"
 #include "ddp/logging.h"
 
@@ -216,7 +215,7 @@ void FlatBuckets::Zero(int b) {
   buckets_[b].flat.zero_();
 }
 
-void FlatBuckets::CopyOut(int b, const at::Tensor& result, const uint8_t* untouched) {
+int FlatBuckets::CopyOut(int b, const at::Tensor& result, const uint8_t* untouched) {
   at::NoGradGuard no_grad;
   Bucket& bucket = buckets_[b];
   const std::vector<int>& members = plan_.buckets()[b].parameters;
@@ -224,16 +223,19 @@ void FlatBuckets::CopyOut(int b, const at::Tensor& result, const uint8_t* untouc
     if (untouched == nullptr || !untouched[members.front()]) {
       parameters_[members.front()].mutable_grad() = result.detach();
     }
-    return Discard(b);
+    Discard(b);
+    return -1;
   }
   if (!result.is_same(bucket.flat) && !(result.is_alias_of(bucket.flat) &&
                                         result.storage_offset() == bucket.flat.storage_offset())) {
     bucket.flat.copy_(result);
   }
   for (const int index : members) {
-    if (untouched == nullptr || !untouched[index]) CopyOutDense(index);
+    const bool mine = untouched == nullptr || !untouched[index];
+    if (mine && !CopyOutDense(index)) return index;
   }
   Discard(b);
+  return -1;
 }
 
 void FlatBuckets::Discard(int b) {
@@ -243,19 +245,15 @@ void FlatBuckets::Discard(int b) {
   for (const int index : members) slots_[index].view.reset();
 }
 
-void FlatBuckets::CopyOutDense(int parameter) {
+bool FlatBuckets::CopyOutDense(int parameter) {
   const Slot& slot = slots_[parameter];
   at::Tensor& gradient = parameters_[parameter].mutable_grad();
   if (!gradient.defined()) {
     gradient = options_.gradient_as_view ? slot.view : slot.view.clone();
-    return;
+    return true;
   }
-  if (IsView(slot, gradient)) return;
-  if (options_.gradient_as_view) {
-    throw ReductionError(
-        "the gradient is not the part of its bucket that gradient_as_bucket_view promises: "
-        "something replaced it during the backward; let hooks change gradients in place");
-  }
+  if (IsView(slot, gradient)) return true;
+  if (options_.gradient_as_view) return false;
   if (gradient.requires_grad()) {
     gradient = slot.view.clone();  // cut off from the graph, as CopyIn has warned
   } else if (SameLayout(slot, gradient)) {
@@ -264,6 +262,7 @@ void FlatBuckets::CopyOutDense(int parameter) {
   } else {
     gradient.copy_(slot.view);
   }
+  return true;
 }
 
 }  // namespace ddp

@@ -70,8 +70,9 @@ class FlatBuckets {
 
   // Makes the reduced values the parameters' gradients. `result` is flat(bucket) or a tensor like
   // it. Parameters with a set entry in `untouched` (by parameter; null: none) keep what they have.
-  // Throws ReductionError when a gradient that should be a view was replaced in between.
-  void CopyOut(int bucket, const at::Tensor& result, const uint8_t* untouched);
+  // Returns the first parameter whose gradient should be a view and was replaced in between; -1
+  // when there is none.
+  int CopyOut(int bucket, const at::Tensor& result, const uint8_t* untouched);
 
  private:
   struct Slot {
@@ -95,7 +96,7 @@ class FlatBuckets {
   static bool IsView(const Slot& slot, const at::Tensor& gradient);
   void Scale(Slot& slot, const at::Tensor& gradient) const;
   void CopyInSparse(int parameter);
-  void CopyOutDense(int parameter);
+  bool CopyOutDense(int parameter);  // false: replaced
   void WarnOfStrides(Slot& slot, const at::Tensor& gradient) const;
 
   const BucketPlan plan_;

@@ -93,8 +93,10 @@ ProcessGroup::ProcessGroup(c10::intrusive_ptr<c10d::Store> store, const Place& p
   }
   // A connection of its own: a report must not wait for what else goes on in the store.
   const c10::intrusive_ptr<c10d::Store> news = store_->clone();
-  if (news.get() != store_.get()) news->setTimeout(std::min(options.timeout, kNewsTimeout));
-  notice_ = std::make_shared<FailureNotice>(Prefixed(kControlPrefix, news), place.rank, place.size);
+  const bool own = news.get() != store_.get();  // a HashStore, for example, has no connections
+  notice_ = std::make_shared<FailureNotice>(
+      Prefixed(kControlPrefix, news), place.rank, place.size,
+      own ? std::min(options.timeout, kNewsTimeout) : std::chrono::milliseconds(0));
   Connect(options.timeout);
 }
 

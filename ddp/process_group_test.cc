@@ -470,7 +470,9 @@ int GroupsOfSomeRanks() {
     EXPECT_EQ(sum[0].item<int64_t>(), rank % 2 == 0 ? 2 : 4);
     MeetInStore(mine, "summed");
     if (rank == 3) mine.report_failure("of the odd ones only");
-    if (rank == 1) EXPECT_EQ(PeerOf([&] { mine.barrier(); }), 1);
+    if (rank == 1) {
+      EXPECT_EQ(PeerOf([&] { mine.barrier(); }), 1);
+    }
     mine.ensure_usable();
     EXPECT_EQ(mine.incarnation(), rank % 2);
     ExpectSum(mine);

@@ -514,26 +514,28 @@ void Reducer::Finalize() {
 void Reducer::WaitAndCopyOut(int bucket) {
   Launched& launched = launched_[bucket];
   if (dropped_[bucket]) return buckets_->Discard(bucket);
-  const bool mapped = (flags_ & (kUsedMapAfter | kUsedMapBefore)) != 0 || untouched_known_;
-  const uint8_t* untouched = mapped ? untouched_.data() : nullptr;
-  if (!launched.future) {
+  at::Tensor result;
+  if (launched.future) {
+    try {
+      group_->communicator().WaitFuture(launched.future, {buckets_->flat(bucket)},
+                                        hook_names_[bucket].c_str());
+      result = CheckedHookResult(*hook_buckets_[bucket], launched.future->constValue());
+    } catch (...) {
+      Rethrow(hook_names_[bucket]);
+    }
+  } else {
     group_->communicator().Wait(launched.pending);
-    // A sparse sum is another tensor.
-    buckets_->CopyOut(
-        bucket,
-        launched.pending.tensor.defined() ? launched.pending.tensor : buckets_->flat(bucket),
-        untouched);
-    return;
+    result = launched.pending.tensor;
   }
-  try {
-    group_->communicator().WaitFuture(launched.future, {buckets_->flat(bucket)},
-                                      hook_names_[bucket].c_str());
-    buckets_->CopyOut(bucket,
-                      CheckedHookResult(*hook_buckets_[bucket], launched.future->constValue()),
-                      untouched);
-  } catch (...) {
-    Rethrow(hook_names_[bucket]);
-  }
+  const bool mapped = (flags_ & (kUsedMapAfter | kUsedMapBefore)) != 0 || untouched_known_;
+  // An empty bucket was not sent.
+  const int replaced = buckets_->CopyOut(bucket, result.defined() ? result : buckets_->flat(bucket),
+                                         mapped ? untouched_.data() : nullptr);
+  if (replaced < 0) return;
+  throw ReductionError(absl::StrCat(
+      "the gradient of parameter ", parameters_[replaced].name,
+      " is not the part of its bucket that gradient_as_bucket_view promises: something replaced it "
+      "during the backward; let hooks change gradients in place"));
 }
 
 void Reducer::FinishForwards() {

@@ -211,7 +211,7 @@ void Communicator::CheckAcrossRanks(Kind kind, const at::Tensor& tensor, int roo
 
 Communicator::Pending Communicator::Start(Kind kind, at::Tensor tensor, int root,
                                           OperationName what) {
-  ThrowIfUnusable();
+  ThrowIfUnusable(what);
   Pending pending{.operation = {}, .tensor = std::move(tensor), .what = std::move(what)};
   if (options_.size == 1) return pending;
   if (check_) CheckAcrossRanks(kind, pending.tensor, root, pending.what);
@@ -267,7 +267,7 @@ void Communicator::Wait(Pending& pending) {
   if (retired_ || pending.operation->incarnation != options_.incarnation) {
     retired_ = retired_ || notice_->failed();
     pending.operation.reset();
-    ThrowIfUnusable();
+    ThrowIfUnusable(pending.what);
     throw CommunicationError(absl::StrCat("rank ", options_.rank, ": ", pending.what.ToString(),
                                           " was started before the process group was renewed"));
   }
@@ -279,7 +279,7 @@ void Communicator::Wait(Pending& pending) {
 
 void Communicator::WaitFuture(const Future& future, std::vector<at::Tensor> keep_alive,
                               OperationName what) {
-  if (retired_) ThrowIfUnusable();
+  if (retired_) ThrowIfUnusable(what);
   const MonotonicClock clock;
   const absl::Time start = clock.Now();
   // The backend's own timeout is the same; the margin lets its more precise text win.
@@ -363,8 +363,10 @@ void Communicator::Fail(const OperationName& what, const std::string& reason) {
   throw CommunicationError(message);
 }
 
-void Communicator::ThrowIfUnusable() {
+void Communicator::ThrowIfUnusable(const OperationName& what) {
   if (!retired_ && !notice_->failed()) return;
+  // News that this rank has not thrown for yet reads as if it had come a moment later.
+  if (!retired_ && !notice_->gone().has_value()) Fail(what, "");
   retired_ = true;
   const std::optional<FailureNotice::Failure> gone = notice_->gone();
   if (gone.has_value()) {

@@ -118,7 +118,7 @@ class Communicator {
   bool AnOperationFailed() const;
   void OrderStreams(Pending& pending);
   [[noreturn]] void Fail(const OperationName& what, const std::string& reason);
-  void ThrowIfUnusable();
+  void ThrowIfUnusable(const OperationName& what);
 
   const Options options_;
   const std::shared_ptr<FailureNotice> notice_;

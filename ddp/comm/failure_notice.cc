@@ -68,13 +68,20 @@ struct FailureNotice::Thread {
   std::thread thread;
 };
 
-FailureNotice::FailureNotice(c10::intrusive_ptr<c10d::Store> store, int rank, int size)
+FailureNotice::FailureNotice(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
+                             std::chrono::milliseconds command_timeout)
     : rank_(rank),
       size_(size),
       store_(std::move(store)),
       state_(std::make_shared<State>()),
       thread_(std::make_unique<Thread>()) {
-  thread_->thread = std::thread([this, watched = store_->clone()] { WatchStore(*watched); });
+  const c10::intrusive_ptr<c10d::Store> watched = store_->clone();
+  if (command_timeout.count() > 0) {
+    // Only now: connecting may take longer on a busy host.
+    store_->setTimeout(command_timeout);
+    watched->setTimeout(command_timeout);
+  }
+  thread_->thread = std::thread([this, watched] { WatchStore(*watched); });
   pthread_setname_np(thread_->thread.native_handle(), "ddp-failure");
 }
 

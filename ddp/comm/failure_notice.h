@@ -1,6 +1,7 @@
 #ifndef DDP_COMM_FAILURE_NOTICE_H_
 #define DDP_COMM_FAILURE_NOTICE_H_
 
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
@@ -46,9 +47,11 @@ class FailureNotice {
 
   enum class WaitResult { kCompleted, kPeerFailed, kTimedOut };
 
-  // `store` is this group's alone (a prefix); it must not be null. Its timeout should be seconds:
-  // it bounds how long a lost store holds up Report() and the destructor.
-  FailureNotice(c10::intrusive_ptr<c10d::Store> store, int rank, int size);
+  // `store` is this group's alone (a prefix); it must not be null. `command_timeout` becomes its
+  // timeout once it has connected: seconds, since it bounds how long a lost store holds up Report()
+  // and the destructor. Zero: the store keeps its own.
+  FailureNotice(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
+                std::chrono::milliseconds command_timeout = std::chrono::milliseconds(0));
 
   // Ends the thread: at once while the store answers, else within a minute. Tells ranks that wait
   // for this one in a renewal that it has left.
