@@ -117,7 +117,7 @@ DataParallelCore::DataParallelCore(std::shared_ptr<torch::nn::Module> module,
   if (!module_ || !group_) {
     throw ConfigurationError("DistributedDataParallel needs a module and a process group");
   }
-  group_->ensure_usable();
+  // First what this rank alone can find, so that ranks with the same mistake all name it.
   ModelTensors tensors;
   std::vector<Reducer::Parameter> trainable;
   Reducer::Options reducer_options;
@@ -134,6 +134,7 @@ DataParallelCore::DataParallelCore(std::shared_ptr<torch::nn::Module> module,
         absl::StrCat("rank ", group_->rank(), ": ", error.what_without_backtrace()));
     throw;
   }
+  group_->ensure_usable();
   SetUp(tensors, std::move(trainable), reducer_options);
 }
 
