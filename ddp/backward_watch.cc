@@ -54,10 +54,8 @@ void BackwardWatch::Enter(const std::shared_ptr<ForwardRecord>& record) {
     torch::autograd::Engine::get_default_engine().queue_callback([token] { token->End(); });
     observer_->OnBackwardBegin();
   }
-  if (!record->synchronized) {
-    current_.local = true;
-  } else if (std::find(current_.synchronized.begin(), current_.synchronized.end(), record) ==
-             current_.synchronized.end()) {
+  if (record->synchronized && std::find(current_.synchronized.begin(), current_.synchronized.end(),
+                                        record) == current_.synchronized.end()) {
     current_.synchronized.push_back(record);
   }
 }

@@ -42,8 +42,7 @@ class BackwardWatch {
 
   // What the backward under way is known to pass through.
   struct Backward {
-    int task = -1;       // autograd's number of it; -1: none that came through a watched output
-    bool local = false;  // through a forward that is not synchronized
+    int task = -1;  // autograd's number of it; -1: none that came through a watched output
     std::vector<std::shared_ptr<ForwardRecord>> synchronized;
   };
 

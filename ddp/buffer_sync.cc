@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
 #include <torch/nn/module.h>
 
 #include "ddp/coalesced_broadcast.h"
@@ -53,6 +55,13 @@ void BufferSync::Broadcast(ProcessGroup& group, int source) {
                       .root = source,
                       .fresh_memory = true,
                       .what = "the broadcast of buffers"});
+}
+
+void BufferSync::Abandon() {
+  at::NoGradGuard no_grad;
+  for (at::Tensor& buffer : in_use_) buffer.set_data(buffer.clone());
+  started_.clear();
+  in_use_.clear();
 }
 
 void BufferSync::Finish(ProcessGroup& group) {

@@ -45,6 +45,10 @@ class BufferSync {
   // Waits for what hooks have started since the last call.
   void Finish(ProcessGroup& group);
 
+  // Forgets it instead, after a failure. The buffers get memory of their own, since what was given
+  // up may still write to the old one.
+  void Abandon();
+
   std::map<std::string, at::Tensor> Buffers() const;
 
  private:

@@ -34,6 +34,8 @@ constexpr double kMebibyte = 1 << 20;
 constexpr double kDefaultBucketCapMb = 25;
 constexpr double kDefaultFirstBucketCapMb = 1;
 
+constexpr char kMixedPrecisionHook[] = "mixed precision";
+
 // After how many timed iterations the program's usage logger is told; PyTorch's numbers.
 constexpr int64_t kUsageSamples[] = {10, 20, 50, 100, 500, 800, 1000};
 
@@ -117,37 +119,30 @@ DataParallelCore::DataParallelCore(std::shared_ptr<torch::nn::Module> module,
   if (!module_ || !group_) {
     throw ConfigurationError("DistributedDataParallel needs a module and a process group");
   }
-  // First what this rank alone can find, so that ranks with the same mistake all name it.
-  ModelTensors tensors;
-  std::vector<Reducer::Parameter> trainable;
-  Reducer::Options reducer_options;
-  try {
-    CheckOptions();
-    tensors = ModelTensors::Of(*module_, options_.params_and_buffers_to_ignore);
-    CheckPlacement(tensors);
-    trainable = tensors.trainable;
-    TakeDelayed(trainable);
-    reducer_options = ReducerOptions(trainable);
-  } catch (const c10::Error& error) {
-    // The others wait for this rank, unless they find the same.
-    group_->report_failure(
-        absl::StrCat("rank ", group_->rank(), ": ", error.what_without_backtrace()));
-    throw;
-  }
+  // First what this rank alone can find, so that ranks with the same mistake all name it. It is not
+  // reported: the others may still be in what comes before, and a program that ends because of it
+  // tells them by its process group's end.
+  CheckOptions();
+  const ModelTensors tensors = ModelTensors::Of(*module_, options_.params_and_buffers_to_ignore);
+  CheckPlacement(tensors);
+  std::vector<Reducer::Parameter> trainable = tensors.trainable;
+  TakeDelayed(trainable);
+  const Reducer::Options reducer_options = ReducerOptions(trainable);
   group_->ensure_usable();
   SetUp(tensors, std::move(trainable), reducer_options);
 }
 
 void DataParallelCore::SetUp(const ModelTensors& tensors, std::vector<Reducer::Parameter> trainable,
                              const Reducer::Options& reducer_options) {
-  AgreeOnMetadata(tensors);
+  AgreeOnMetadata(tensors, *group_);
   if (options_.init_sync) BroadcastState(tensors, 0);
   reducer_ = std::make_unique<Reducer>(std::move(trainable), group_, reducer_options);
   reducer_->set_on_complete([this] { OnReductionComplete(); });
   if (options_.mixed_precision.has_value()) SetUpMixedPrecision(tensors);
   if (!options_.delay_all_reduce_named_params.empty()) {
     delayed_ = std::make_unique<DelayedAllReduce>(options_.delay_all_reduce_named_params,
-                                                  options_.param_to_hook_all_reduce, group_);
+                                                  options_.param_to_hook_all_reduce, group_,
+                                                  DelayedStart());
   }
   first_bucket_sizes_ = BucketSizes(*reducer_);
   if (CurrentDebugLevel() != DebugLevel::kOff) LOG(INFO) << Describe() << LoggingData().to_json();
@@ -253,7 +248,7 @@ void DataParallelCore::SetUpMixedPrecision(const ModelTensors& tensors) {
     CastBuffers(buffers, *config.buffer_dtype);
   }
   if (config.reduction_dtype().has_value()) {
-    reducer_->RegisterHook("mixed precision", [this](GradBucket& bucket) {
+    reducer_->RegisterHook(kMixedPrecisionHook, [this](GradBucket& bucket) {
       return reduce_dtype_hook(group_, *options_.mixed_precision->reduction_dtype())(bucket);
     });
   }
@@ -274,16 +269,23 @@ void DataParallelCore::BeforeForward() {
 
 void DataParallelCore::BeginIteration() {
   group_->ensure_usable();
-  if (group_->incarnation() != incarnation_) {
-    incarnation_ = group_->incarnation();
-    reducer_->Reset(group_);
-    if (delayed_) delayed_->Reset(group_);
-  }
+  FollowIncarnation();
   reducer_->CheckFinished();
   if (!synchronize_) return;
   ++iteration_;
   if (timer_.IsSampled(iteration_)) timer_.StartIteration(iteration_, MonotonicNanoseconds());
   SyncForward();
+}
+
+void DataParallelCore::FollowIncarnation() {
+  if (group_->incarnation() != incarnation_) StartAfresh();
+}
+
+void DataParallelCore::StartAfresh() {
+  incarnation_ = group_->incarnation();
+  buffers_.Abandon();
+  reducer_->Reset(group_);
+  if (delayed_) delayed_->Reset(group_);
 }
 
 bool DataParallelCore::SyncsBuffers() const {
@@ -333,6 +335,10 @@ void DataParallelCore::OnForwardException() {
   std::string text = "an exception that is no std::exception";
   try {
     throw;
+  } catch (const CommunicationError&) {
+    return;  // all ranks know, or find the same themselves; so with the next one
+  } catch (const ReductionError&) {
+    return;
   } catch (const c10::Error& error) {
     text = error.what_without_backtrace();
   } catch (const std::exception& error) {
@@ -344,6 +350,7 @@ void DataParallelCore::OnForwardException() {
 
 void DataParallelCore::OnReductionComplete() {
   buffers_.Finish(*group_);
+  if (delayed_ && !reducer_->parameters().empty()) delayed_->Complete(reducer_->divisor());
   if (!timer_.active()) return;
   const Reducer::PassTimes& times = reducer_->times();
   timer_.StartCommunication(times.first_launch_ns);
@@ -393,19 +400,20 @@ void DataParallelCore::RegisterBufferCommHook(BufferCommHook hook,
 
 void DataParallelCore::UpdateProcessGroup(std::shared_ptr<ProcessGroup> group) {
   if (!group) throw ConfigurationError("update_process_group needs a process group");
+  if (join_ != nullptr) {
+    throw ConfigurationError("update_process_group cannot be called under a Join: finish it first");
+  }
   reducer_->CheckFinished();
   const ModelTensors tensors = ModelTensors::Of(*module_, options_.params_and_buffers_to_ignore);
   tensors.CheckDevices(group->device(), group->backend());
+  AgreeOnMetadata(tensors, *group);
   group_ = std::move(group);
-  AgreeOnMetadata(tensors);
-  incarnation_ = group_->incarnation();
-  reducer_->Reset(group_);
-  if (delayed_) delayed_->Reset(group_);
+  StartAfresh();
 }
 
 // ---- Agreement.
 
-void DataParallelCore::AgreeOnMetadata(const ModelTensors& tensors) const {
+void DataParallelCore::AgreeOnMetadata(const ModelTensors& tensors, ProcessGroup& group) const {
   ModelMetadata metadata;
   const auto option = [&](const char* name, const auto& value) {
     metadata.AddOption(name, absl::StrCat(value));
@@ -440,7 +448,7 @@ void DataParallelCore::AgreeOnMetadata(const ModelTensors& tensors) const {
   }
   tensors.Describe(metadata);
 
-  AgreeOnModel(*group_, metadata);
+  AgreeOnModel(group, metadata);
 }
 
 // ---- Join.
@@ -450,7 +458,10 @@ class DataParallelCore::Shadow : public JoinHook {
  public:
   explicit Shadow(DataParallelCore* core) : core_(core) {}
 
-  void on_join() override { core_->CheckFinished(); }
+  void on_join() override {
+    core_->FollowIncarnation();
+    core_->CheckFinished();
+  }
   void main_hook(const JoinRound& round) override { core_->ShadowRound(round); }
   void post_hook(bool is_last_joiner, int last_joiner) override { core_->FinishJoin(last_joiner); }
 
@@ -459,6 +470,11 @@ class DataParallelCore::Shadow : public JoinHook {
 };
 
 std::unique_ptr<JoinHook> DataParallelCore::join_hook(const JoinOptions& options) {
+  if (reducer_->hook_name() == kMixedPrecisionHook && !options.divide_by_initial_world_size) {
+    throw ConfigurationError(
+        "mixed_precision reduces by a hook, which divides by the world size: a Join over it needs "
+        "divide_by_initial_world_size");
+  }
   join_options_ = options;
   return std::make_unique<Shadow>(this);
 }
@@ -474,13 +490,25 @@ void DataParallelCore::enter_join(Join* join) {
     return Reducer::PassStart{.divisor = divisor(round), .source = round.source()};
   });
   if (!delayed_) return;
+  delayed_->set_start(reducer_->parameters().empty() ? DelayedAllReduce::When::kAtTriggerAlone
+                                                     : DelayedAllReduce::When::kAfterBuckets);
   delayed_->set_announce([this, divisor] { return divisor(join_->notify(*this, kDelayed)); });
+}
+
+// With the same graph on every rank the trigger comes at the same place among the buckets.
+DelayedAllReduce::When DataParallelCore::DelayedStart() const {
+  if (reducer_->parameters().empty()) return DelayedAllReduce::When::kAtTriggerAlone;
+  return options_.find_unused_parameters || options_.static_graph
+             ? DelayedAllReduce::When::kAfterBuckets
+             : DelayedAllReduce::When::kAtTrigger;
 }
 
 void DataParallelCore::leave_join() {
   join_ = nullptr;
   reducer_->set_announce({});
-  if (delayed_) delayed_->set_announce({});
+  if (!delayed_) return;
+  delayed_->set_announce({});
+  delayed_->set_start(DelayedStart());
 }
 
 void DataParallelCore::ShadowRound(const JoinRound& round) {
@@ -488,6 +516,7 @@ void DataParallelCore::ShadowRound(const JoinRound& round) {
   if (round.event == kDelayed) return delayed_->Shadow();
   if (round.event < kForward) {
     reducer_->Shadow(round.event, source);
+    if (delayed_) delayed_->Shadow();
     return buffers_.Finish(*group_);
   }
   if ((round.event & kBuffersBefore) != 0) {

@@ -10,6 +10,7 @@
 
 #include "ddp/buffer_sync.h"
 #include "ddp/comm_hook.h"
+#include "ddp/delayed_all_reduce.h"
 #include "ddp/iteration_timer.h"
 #include "ddp/join.h"
 #include "ddp/logging_data.h"
@@ -22,7 +23,6 @@ class Module;
 
 namespace ddp {
 
-class DelayedAllReduce;
 class ProcessGroup;
 struct ModelTensors;
 
@@ -96,10 +96,13 @@ class DataParallelCore : public Joinable {
   void CheckPlacement(const ModelTensors& tensors) const;
   Reducer::Options ReducerOptions(const std::vector<Reducer::Parameter>& trainable) const;
   void TakeDelayed(std::vector<Reducer::Parameter>& trainable) const;
-  void AgreeOnMetadata(const ModelTensors& tensors) const;
+  void AgreeOnMetadata(const ModelTensors& tensors, ProcessGroup& group) const;
   void BroadcastState(const ModelTensors& tensors, int source) const;
   bool SyncsBuffers() const;
   void BeginIteration();
+  void FollowIncarnation();
+  void StartAfresh();
+  DelayedAllReduce::When DelayedStart() const;
   [[noreturn]] void ThrowNoOutputs(bool complete);
   void SyncForward();
   void ShadowRound(const JoinRound& round);

@@ -28,11 +28,15 @@ void CheckParameters(const std::vector<std::pair<std::string, at::Tensor>>& para
 }  // namespace
 
 DelayedAllReduce::DelayedAllReduce(std::vector<std::pair<std::string, at::Tensor>> parameters,
-                                   const at::Tensor& trigger, std::shared_ptr<ProcessGroup> group)
-    : parameters_(std::move(parameters)), trigger_(trigger), group_(std::move(group)) {
+                                   const at::Tensor& trigger, std::shared_ptr<ProcessGroup> group,
+                                   When start)
+    : parameters_(std::move(parameters)),
+      trigger_(trigger),
+      group_(std::move(group)),
+      start_(start) {
   CheckParameters(parameters_);
   PointGradients();
-  hook_ = trigger_.register_hook([this](const at::Tensor&) { Start(); });
+  hook_ = trigger_.register_hook([this](const at::Tensor&) { OnTrigger(); });
 }
 
 DelayedAllReduce::~DelayedAllReduce() { trigger_.remove_hook(hook_); }
@@ -59,19 +63,29 @@ void DelayedAllReduce::EndForward(bool synchronize) {
   averaged_ = false;
 }
 
-void DelayedAllReduce::Start() {
-  if (!synchronize_) return;
+void DelayedAllReduce::OnTrigger() {
+  if (!synchronize_ || start_ == When::kAfterBuckets) return;
   if (pending_.tensor.defined()) {
     throw ReductionError(absl::StrCat(
         "rank ", group_->rank(),
         ": param_to_hook_all_reduce got a second gradient in one backward, when the delayed "
         "gradients were being averaged already"));
   }
+  Start(announce_ ? announce_() : group_->size());
+  if (start_ == When::kAtTriggerAlone) {
+    torch::autograd::Engine::get_default_engine().queue_callback([this] { Finish(); });
+  }
+}
+
+void DelayedAllReduce::Complete(int divisor) {
+  if (!pending_.tensor.defined()) Start(divisor);
+  Finish();
+}
+
+void DelayedAllReduce::Start(int divisor) {
   at::NoGradGuard no_grad;
-  const int divisor = announce_ ? announce_() : group_->size();
   flat_.mul_(1.0 / divisor);
   pending_ = group_->communicator().AllReduce(flat_, {"the all-reduce of delayed gradients"});
-  torch::autograd::Engine::get_default_engine().queue_callback([this] { Finish(); });
 }
 
 void DelayedAllReduce::Finish() {

@@ -22,9 +22,17 @@ class ProcessGroup;
 // backward's thread, and the backward does not end before it is complete. Thread-compatible.
 class DelayedAllReduce {
  public:
+  // When the all-reduce starts. Only where the trigger comes at the same place among the buckets on
+  // every rank may it start there; otherwise it waits for them.
+  enum class When {
+    kAtTrigger,       // and Complete() waits for it
+    kAfterBuckets,    // in Complete()
+    kAtTriggerAlone,  // there are no buckets: a callback of the backward waits for it
+  };
+
   // `parameters` are dense, of one type and on one device. Throws ConfigurationError else.
   DelayedAllReduce(std::vector<std::pair<std::string, at::Tensor>> parameters,
-                   const at::Tensor& trigger, std::shared_ptr<ProcessGroup> group);
+                   const at::Tensor& trigger, std::shared_ptr<ProcessGroup> group, When start);
 
   // Takes its hook back.
   ~DelayedAllReduce();
@@ -35,7 +43,13 @@ class DelayedAllReduce {
   // the gradients become zero, as a new iteration's.
   void EndForward(bool synchronize);
 
-  // Under a Join: called before the all-reduce, gives what sums are divided by. Unset: world size.
+  void set_start(When start) { start_ = start; }
+
+  // At the end of a pass, on every rank: the gradients are averages when it returns.
+  void Complete(int divisor);
+
+  // Under a Join, where there are no buckets: called before the all-reduce, gives what sums are
+  // divided by. Unset: world size.
   void set_announce(std::function<int()> announce) { announce_ = std::move(announce); }
 
   // Takes part in an all-reduce of the others with zeros.
@@ -45,7 +59,8 @@ class DelayedAllReduce {
 
  private:
   void PointGradients();
-  void Start();
+  void OnTrigger();
+  void Start(int divisor);
   void Finish();
 
   const std::vector<std::pair<std::string, at::Tensor>> parameters_;
@@ -54,6 +69,7 @@ class DelayedAllReduce {
   std::function<int()> announce_;
   at::Tensor flat_;
   unsigned hook_ = 0;
+  When start_;
   bool synchronize_ = false;
   bool averaged_ = false;
   Communicator::Pending pending_;

@@ -80,20 +80,12 @@ class DistributedDataParallel {
   // struct of tensors, or anything that ddp/tensor_traversal.h can look into.
   template <typename... Inputs>
   auto forward(Inputs&&... inputs) {
-    core_.BeforeForward();
-    auto outputs = Run(std::forward<Inputs>(inputs)...);
-    using Outputs = decltype(outputs);
-    if constexpr (may_hold_tensors_v<Outputs>) {
-      if (core_.places_outputs()) {
-        for_each_tensor(outputs, [&](at::Tensor& tensor) { tensor = core_.PlaceOutput(tensor); });
-      }
+    try {
+      return Run(std::forward<Inputs>(inputs)...);
+    } catch (...) {
+      core_.OnForwardException();  // the peers wait for this rank
+      throw;
     }
-    std::vector<at::Tensor> tensors;
-    for_each_tensor(std::as_const(outputs), [&](const at::Tensor& tensor) {
-      if (tensor.defined()) tensors.push_back(tensor);
-    });
-    core_.AfterForward(tensors, /*complete=*/!may_hide_tensors_v<Outputs>);
-    return outputs;
   }
 
   template <typename... Inputs>
@@ -185,16 +177,28 @@ class DistributedDataParallel {
   Module* operator->() const { return module_.get(); }
 
  private:
-  // The module's forward. What it throws is told to the peers, which wait for this rank.
   template <typename... Inputs>
   auto Run(Inputs&&... inputs) {
-    try {
-      if (core_.places_inputs()) return module_->forward(Place<Inputs>(inputs)...);
-      return module_->forward(std::forward<Inputs>(inputs)...);
-    } catch (...) {
-      core_.OnForwardException();
-      throw;
+    core_.BeforeForward();
+    auto outputs = RunModule(std::forward<Inputs>(inputs)...);
+    using Outputs = decltype(outputs);
+    if constexpr (may_hold_tensors_v<Outputs>) {
+      if (core_.places_outputs()) {
+        for_each_tensor(outputs, [&](at::Tensor& tensor) { tensor = core_.PlaceOutput(tensor); });
+      }
     }
+    std::vector<at::Tensor> tensors;
+    for_each_tensor(std::as_const(outputs), [&](const at::Tensor& tensor) {
+      if (tensor.defined()) tensors.push_back(tensor);
+    });
+    core_.AfterForward(tensors, /*complete=*/!may_hide_tensors_v<Outputs>);
+    return outputs;
+  }
+
+  template <typename... Inputs>
+  auto RunModule(Inputs&&... inputs) {
+    if (core_.places_inputs()) return module_->forward(Place<Inputs>(inputs)...);
+    return module_->forward(std::forward<Inputs>(inputs)...);
   }
 
   // A copy whose tensors are where, and of the type, that the module wants. What cannot be copied

@@ -23,8 +23,8 @@ class ReductionError : public c10::Error {
   explicit ReductionError(std::string message) : c10::Error(std::move(message), nullptr) {}
 };
 
-// A collective did not complete: time ran out, the network failed. The process group cannot be used
-// any more; the job has to go on in a new generation.
+// A collective did not complete: time ran out, the network failed. The next synchronized forward,
+// or ProcessGroup::renew(), meets the other ranks again; what is gone for good stays an error.
 class CommunicationError : public c10::DistError {
  public:
   explicit CommunicationError(std::string message) : c10::DistError(std::move(message), nullptr) {}

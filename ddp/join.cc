@@ -60,6 +60,7 @@ Join::Join(std::vector<Joinable*> joinables, const JoinOptions& options)
     return;
   }
   group_->ensure_usable();
+  incarnation_ = group_->incarnation();
   for (Joinable* const joinable : joinables_) hooks_.push_back(joinable->join_hook(options_));
   for (Joinable* const joinable : joinables_) {
     joinable->in_join_ = true;
@@ -86,6 +87,14 @@ void Join::abandon(const std::string& reason) {
   group_->report_failure(reason);
 }
 
+// After a failure some ranks have left the Join and some have not: then it is over for all.
+void Join::CheckIncarnation() {
+  if (group_->incarnation() == incarnation_) return;
+  Leave();
+  throw ReductionError(
+      absl::StrCat("rank ", group_->rank(), ": a failure has ended this Join: begin a new one"));
+}
+
 void Join::Leave() {
   ended_ = true;
   for (Joinable* const joinable : joinables_) {
@@ -103,6 +112,7 @@ int64_t Join::CodeOf(const Joinable& joinable, int event) const {
 
 JoinRound Join::notify(const Joinable& joinable, int event) {
   CHECK(!ended_) << "notify() after the Join has ended";
+  CheckIncarnation();
   const JoinRound round = Exchange(CodeOf(joinable, event)).round;
   if (options_.throw_on_early_termination && round.num_active() < group_->size()) {
     ThrowEarlyTermination(round);
@@ -174,6 +184,7 @@ void Join::finish() {
   if (ended_) return;
   try {
     group_->ensure_usable();
+    CheckIncarnation();
     for (const auto& hook : hooks_) hook->on_join();
     Shadow();
     for (const auto& hook : hooks_) {

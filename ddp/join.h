@@ -140,11 +140,13 @@ class Join {
   std::string Disagreement(const std::vector<int64_t>& codes) const;
   [[noreturn]] void ThrowEarlyTermination(const JoinRound& round);
   void Shadow();
+  void CheckIncarnation();
   void Leave();
 
   const std::vector<Joinable*> joinables_;
   const JoinOptions options_;
   const int exceptions_at_start_;
+  int64_t incarnation_ = 0;  // of the group, at the beginning
   std::shared_ptr<ProcessGroup> group_;
   std::vector<std::unique_ptr<JoinHook>> hooks_;  // in the order of joinables_
   int last_joiner_ = 0;

@@ -16,7 +16,9 @@ namespace {
 
 // Every rank reads the same texts and so finds the same first difference.
 void ThrowFirstDifference(ProcessGroup& group, const ModelMetadata& metadata, int sequence) {
-  const auto key = [&](int rank) { return absl::StrCat("ddp/model/", sequence, "/", rank); };
+  const auto key = [&](int rank) {
+    return absl::StrCat("ddp/model/", group.incarnation(), "/", sequence, "/", rank);
+  };
   group.store()->set(key(group.rank()), metadata.Serialize());
   const std::string first = group.store()->get_to_str(key(0));
   for (int rank = 1; rank < group.size(); ++rank) {
@@ -36,10 +38,10 @@ void AgreeOnModel(ProcessGroup& group, const ModelMetadata& metadata) {
   const int64_t a = static_cast<int64_t>(high >> 1);
   const int64_t b = static_cast<int64_t>(low >> 1);
   const at::Tensor least = at::tensor({a, b, -a, -b}, at::kLong).to(group.device());
+  const int sequence = group.next_sequence();  // counted also where the comparison fails
   Communicator::Pending pending =
       group.communicator().AllReduceMin(least, {"the comparison of models"});
   group.communicator().Wait(pending);
-  const int sequence = group.next_sequence();
   const at::Tensor answer = least.to(at::kCPU);
   const int64_t* found = answer.const_data_ptr<int64_t>();
   if (found[0] == -found[2] && found[1] == -found[3]) return;

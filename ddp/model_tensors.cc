@@ -1,5 +1,7 @@
 #include "ddp/model_tensors.h"
 
+#include <map>
+
 #include <torch/nn/module.h>
 #include <torch/nn/modules/embedding.h>
 
@@ -64,7 +66,16 @@ ModelTensors ModelTensors::Of(const torch::nn::Module& module,
 }
 
 void ModelTensors::Describe(ModelMetadata& metadata) const {
-  for (const NamedTensor& item : parameters) metadata.AddParameter(Description(item));
+  // Which parameters are one tensor, and which have sparse gradients, decides over the buckets.
+  std::map<std::string, bool> sparse;
+  for (const Reducer::Parameter& item : trainable) sparse[item.name] = item.sparse;
+  for (const NamedTensor& item : parameters) {
+    ModelMetadata::Tensor description = Description(item);
+    const auto found = sparse.find(item.name);
+    if (item.tensor.requires_grad() && found == sparse.end()) description.dtype += " (shared)";
+    if (found != sparse.end() && found->second) description.dtype += " (sparse gradient)";
+    metadata.AddParameter(description);
+  }
   for (const NamedTensor& item : buffers) metadata.AddBuffer(Description(item));
 }
 

@@ -105,8 +105,9 @@ struct DistributedDataParallelOptions {
   bool skip_all_reduce_unused_params = false;
 
   // Parameters, by name, that are left out of the buckets. Their gradients are parts of one tensor,
-  // which is averaged when `param_to_hook_all_reduce` gets its gradient; they are valid at the
-  // backward's end. For parameters whose gradients are complete only when a certain other one's is.
+  // which is averaged when `param_to_hook_all_reduce` gets its gradient, or after the buckets where
+  // ranks may differ in what they use; they are averages when the backward returns. The next
+  // forward makes them zero: step the optimizer before it.
   std::vector<std::pair<std::string, at::Tensor>> delay_all_reduce_named_params;
   at::Tensor param_to_hook_all_reduce;
 

@@ -190,7 +190,11 @@ void Reducer::EndForward(const std::vector<at::Tensor>& outputs, bool synchroniz
   accumulators.reserve(hooks_.size());
   for (const Hook& hook : hooks_) accumulators.push_back(hook.accumulator.get());
   record->unused = FindUnused(outputs, accumulators);
-  if (record->unused.size() < parameters_.size()) {
+  const bool others = std::any_of(outstanding_.begin(), outstanding_.end(), [](const auto& weak) {
+    const std::shared_ptr<ForwardRecord> forward = weak.lock();
+    return forward && !forward->reduced;
+  });
+  if (others || record->unused.size() < parameters_.size()) {
     outstanding_.push_back(record);
     return;
   }
@@ -228,8 +232,8 @@ void Reducer::OnGradient(int parameter) {
 void Reducer::MarkReady(int parameter) {
   ready_pass_[parameter] = pass_;
   try {
-    buckets_->CopyIn(parameter);
     const int bucket = buckets_->bucket_of(parameter);
+    if (!dropped_[bucket]) buckets_->CopyIn(parameter);
     if (--missing_[bucket] == 0) {
       buckets_->FinishCopyIn(bucket);
       LaunchReadyBuckets();
@@ -281,7 +285,8 @@ int Reducer::FlagsOfNextPass() const {
 
 void Reducer::BeginPass() {
   flags_ = FlagsOfNextPass();
-  start_ = announce_ ? announce_(flags_) : PassStart{.divisor = group_->size(), .source = 0};
+  const Announce announce = announce_;  // it may end the Join, and unset itself
+  start_ = announce ? announce(flags_) : PassStart{.divisor = group_->size(), .source = 0};
   PrepareCounters();
   if (must_count()) {
     state_ = State::kCounting;
@@ -321,6 +326,7 @@ void Reducer::PrepareCounters() {
   next_bucket_ = 0;
   launched_.clear();
   order_.clear();
+  std::fill(dropped_.begin(), dropped_.end(), 0);
   for (int b = 0; b < buckets_->count(); ++b) {
     missing_[b] = static_cast<int>(plan().buckets()[b].parameters.size());
   }
@@ -331,7 +337,11 @@ void Reducer::PrepareCounters() {
 std::vector<int> Reducer::UnusedOfOutstandingForwards() const {
   std::vector<int> unused;
   bool first = true;
-  for (const auto& weak : outstanding_) {
+  // Those that this backward passes may have been taken for without a backward.
+  std::vector<std::weak_ptr<ForwardRecord>> forwards = outstanding_;
+  const auto& passed = watch_.current().synchronized;
+  forwards.insert(forwards.end(), passed.begin(), passed.end());
+  for (const auto& weak : forwards) {
     const std::shared_ptr<ForwardRecord> forward = weak.lock();
     if (!forward || forward->reduced) continue;
     if (std::exchange(first, false)) {
@@ -399,7 +409,6 @@ void Reducer::ReduceCounted() {
   LogUnused(DebugLevel::kInfo);
   order_ = RecordedOrder();
   state_ = State::kReducing;
-  std::fill(dropped_.begin(), dropped_.end(), 0);
   for (const int parameter : order_) MarkReady(parameter);
   Finalize();
 }
@@ -494,6 +503,7 @@ void Reducer::Finalize() {
   try {
     if (used_map_.tensor.defined()) FinishUsedMap();
     for (int b = 0; b < buckets_->count(); ++b) WaitAndCopyOut(b);
+    ForgetLaunched();
     last_order_ = order_;
     buckets_reduced_ =
         buckets_->count() - static_cast<int>(std::count(dropped_.begin(), dropped_.end(), 1));
@@ -538,6 +548,12 @@ void Reducer::WaitAndCopyOut(int bucket) {
       "during the backward; let hooks change gradients in place"));
 }
 
+// Lazy buckets live no longer than their gradients.
+void Reducer::ForgetLaunched() {
+  launched_.clear();
+  if (options_.buckets.lazy) hook_buckets_.clear();
+}
+
 void Reducer::FinishForwards() {
   const auto& current = watch_.current().synchronized;  // still under way in a nested backward
   forwards_.insert(forwards_.end(), current.begin(), current.end());
@@ -579,6 +595,8 @@ void Reducer::Shadow(int flags, int source) {
                                           {"the comm hook's result for gradient bucket", b});
       }
     }
+    for (int b = 0; b < buckets_->count(); ++b) buckets_->Discard(b);
+    ForgetLaunched();
     if ((flags_ & kRebuildAfter) != 0) RebuildBuckets(source);
     state_ = State::kIdle;
   } catch (...) {
@@ -658,8 +676,10 @@ void Reducer::Rethrow(const std::string& about) {
   try {
     throw;
   } catch (const CommunicationError& error) {
-    state_ = State::kBroken;  // the peers know
+    state_ = State::kBroken;
     error_ = error.what_without_backtrace();
+    // The peers know, unless it is about another group: a hook may have its own.
+    if (!group_->failed()) group_->report_failure(*error_);
     throw;
   } catch (const c10::Error& error) {
     text = error.what_without_backtrace();

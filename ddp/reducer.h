@@ -51,7 +51,7 @@ enum class DebugLevel;
 // for]; [the new plan, in the pass that ends with new buckets].
 //
 // Thread-compatible; gradients of one model come from one thread (autograd's thread for the
-// device). The parameters must outlive the reducer's group but not the reducer.
+// device). Keeps the parameters' tensors.
 class Reducer final : private BackwardWatch::Observer {
  public:
   struct Parameter {
@@ -77,7 +77,6 @@ class Reducer final : private BackwardWatch::Observer {
     kRebuildAfter = 1,   // new buckets at the end
     kUsedMapAfter = 2,   // which parameters were used, after the buckets
     kUsedMapBefore = 4,  // the same before them
-    kAllPassFlags = 7,
   };
 
   // Under a Join: tells the ranks that have joined that a pass begins.
@@ -153,6 +152,7 @@ class Reducer final : private BackwardWatch::Observer {
   const std::vector<int>& ready_order() const { return last_order_; }
   const PassTimes& times() const { return times_; }
   const std::optional<std::string>& error() const { return error_; }  // the last one
+  int divisor() const { return start_.divisor; }                      // of the last pass
   int buckets_reduced() const { return buckets_reduced_; }
   std::vector<int> untouched() const;  // parameters that no rank used
   bool finds_unused() const { return options_.find_unused_parameters && !options_.static_graph; }
@@ -202,6 +202,7 @@ class Reducer final : private BackwardWatch::Observer {
   void FindDroppedBuckets();
   void Finalize();
   void WaitAndCopyOut(int bucket);
+  void ForgetLaunched();
   void FinishForwards();
   void RebuildBuckets(int source);
   std::vector<int> RecordedOrder() const;

@@ -196,6 +196,28 @@ int HookThatThrows() {
   return 0;
 }
 
+int BufferHookThatThrows() {
+  const auto group = init_process_group();
+  Net net;
+  net->register_buffer("seen", torch::zeros({1}));
+  DistributedDataParallel model(net, group);
+  bool fail = false;
+  model.register_buffer_comm_hook(group, [&](const std::shared_ptr<ProcessGroup>& state,
+                                             const std::map<std::string, torch::Tensor>& buffers) {
+    if (fail && state->rank() == kCulprit) throw std::runtime_error("no such buffer");
+    return std::vector<TensorFuture>{state->all_reduce_async(buffers.at("seen"))};
+  });
+  for (int round = 0; round < 2; ++round) {
+    fail = false;
+    ExpectHealthy(model, *group);
+    fail = true;
+    EXPECT_THAT(Step(model, *group, Fault::kNone), HasSubstr("no such buffer"));
+  }
+  fail = false;
+  ExpectHealthy(model, *group);
+  return 0;
+}
+
 int RankThatIsGoneIsNamedByEveryForward() {
   const auto group = init_process_group();
   Net net;
@@ -219,6 +241,7 @@ const std::map<std::string, std::function<int()>>& Bodies() {
       {"UnusedParameterOnOneRankIsFoundByTheNextForward",
        UnusedParameterOnOneRankIsFoundByTheNextForward},
       {"HookThatThrows", HookThatThrows},
+      {"BufferHookThatThrows", BufferHookThatThrows},
       {"RankThatIsGoneIsNamedByEveryForward", RankThatIsGoneIsNamedByEveryForward},
   };
   return bodies;

@@ -78,6 +78,7 @@ struct Variant {
   bool buffer_hook = false;
   bool accumulate = false;
   bool by_size = true;
+  bool delayed = false;
 };
 
 void TrainUnevenly(const std::shared_ptr<ProcessGroup>& group, const Variant& variant,
@@ -88,7 +89,12 @@ void TrainUnevenly(const std::shared_ptr<ProcessGroup>& group, const Variant& va
     net->unused->weight.set_requires_grad(false);
     net->unused->bias.set_requires_grad(false);
   }
-  DistributedDataParallel model(net, group, variant.options);
+  DistributedDataParallelOptions options = variant.options;
+  if (variant.delayed) {
+    options.delay_all_reduce_named_params = {{"last.weight", net->last->weight}};
+    options.param_to_hook_all_reduce = net->first->weight;
+  }
+  DistributedDataParallel model(net, group, options);
   if (variant.hook) model.register_comm_hook(group, allreduce_hook);
   int buffers_seen = 0;
   if (variant.buffer_hook) {
@@ -183,6 +189,11 @@ int CommHooks() {
   TryAll({{.hook = true}, {.buffer_hook = true}});
   return 0;
 }
+int DelayedParameters() {
+  TryAll(
+      {{.delayed = true}, {.options = {.bucket_cap_mb = 1e-5}, .by_size = false, .delayed = true}});
+  return 0;
+}
 int DividedByActiveRanks() {
   TryAll({{.by_size = false}});
   return 0;
@@ -241,6 +252,7 @@ const std::map<std::string, std::function<int()>>& Bodies() {
       {"StaticGraph", StaticGraph},
       {"Accumulation", Accumulation},
       {"CommHooks", CommHooks},
+      {"DelayedParameters", DelayedParameters},
       {"DividedByActiveRanks", DividedByActiveRanks},
       {"BucketsFollowAnActiveRank", BucketsFollowAnActiveRank},
       {"EarlyTerminationThrowsEverywhere", EarlyTerminationThrowsEverywhere},
