@@ -18,7 +18,7 @@
 
 namespace ddp::launcher {
 
-Console::Console(elastic::EventLoop* event_loop, int fd)
+Console::Console(EventLoop* event_loop, int fd)
     : event_loop_(event_loop), fd_(fd), write_fd_(fd) {
   struct stat info {};
   if (::fstat(fd, &info) != 0) {

@@ -9,7 +9,7 @@
 
 #include "absl/time/time.h"
 #include "base/unique_fd.h"
-#include "elastic/agent/event_loop.h"
+#include "base/event_loop.h"
 
 namespace ddp::launcher {
 
@@ -29,7 +29,7 @@ class Console {
   static constexpr size_t kFullBytes = 1 << 20;
 
   // `event_loop` and the descriptor `fd` are not owned and must outlive the console.
-  Console(elastic::EventLoop* event_loop, int fd);
+  Console(EventLoop* event_loop, int fd);
   Console(const Console&) = delete;
   Console& operator=(const Console&) = delete;
   ~Console();
@@ -67,7 +67,7 @@ class Console {
   void Unwatch();
   void OnWritable();
 
-  elastic::EventLoop* const event_loop_;
+  EventLoop* const event_loop_;
   const int fd_;
   Kind kind_ = Kind::kUnknown;
   UniqueFd own_fd_;  // for kPipe and kStream

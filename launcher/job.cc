@@ -18,7 +18,7 @@
 #include "base/status_macros.h"
 #include "elastic/agent/agent.h"
 #include "elastic/agent/event_log.h"
-#include "elastic/agent/event_loop.h"
+#include "base/event_loop.h"
 #include "elastic/rendezvous/redis_rendezvous.h"
 #include "launcher/failure_report.h"
 #include "launcher/log_layout.h"
@@ -51,7 +51,7 @@ std::string HostName() {
 struct Parts {
   LogLayout layout;
   elastic::EventLog event_log;
-  std::unique_ptr<elastic::EventLoop> event_loop;
+  std::unique_ptr<EventLoop> event_loop;
   std::unique_ptr<ServerGuard> server;  // none: the user has one
   std::unique_ptr<LogRouter> router;
   std::unique_ptr<PosixProcessSpawner> spawner;
@@ -75,7 +75,7 @@ absl::Status Prepare(const JobSpec& spec, const AgentContext& context, Parts& pa
                        elastic::EventLog::Open(spec.config.event_log_file, spec.config.run_id));
   DDP_ASSIGN_OR_RETURN(parts.layout, LogLayout::Create(spec.log_dir, spec.config.run_id));
   DDP_ASSIGN_OR_RETURN(const store::RedisEndpoint endpoint, Endpoint(spec, parts));
-  DDP_ASSIGN_OR_RETURN(parts.event_loop, elastic::EventLoop::Create());
+  DDP_ASSIGN_OR_RETURN(parts.event_loop, EventLoop::Create());
   parts.router = std::make_unique<LogRouter>(parts.event_loop.get(), STDOUT_FILENO, STDERR_FILENO);
 
   PosixProcessSpawner::Options spawner;

@@ -31,7 +31,7 @@ struct LogRouter::Open {
   bool watched = false;
 };
 
-LogRouter::LogRouter(elastic::EventLoop* event_loop, int stdout_fd, int stderr_fd)
+LogRouter::LogRouter(EventLoop* event_loop, int stdout_fd, int stderr_fd)
     : event_loop_(event_loop),
       stdout_console_(event_loop, stdout_fd),
       stderr_console_(event_loop, stderr_fd),

@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "base/unique_fd.h"
-#include "elastic/agent/event_loop.h"
+#include "base/event_loop.h"
 #include "launcher/console.h"
 
 namespace ddp::launcher {
@@ -30,7 +30,7 @@ class LogRouter {
 
   // `stdout_fd` and `stderr_fd` are the consoles; when both lead to the same place they are written
   // as one. Nothing is owned; all must outlive the router.
-  LogRouter(elastic::EventLoop* event_loop, int stdout_fd, int stderr_fd);
+  LogRouter(EventLoop* event_loop, int stdout_fd, int stderr_fd);
   LogRouter(const LogRouter&) = delete;
   LogRouter& operator=(const LogRouter&) = delete;
   ~LogRouter();
@@ -69,7 +69,7 @@ class LogRouter {
   void Resume(const Console& console);
   absl::Status Watch(StreamId id, Open& open);
 
-  elastic::EventLoop* const event_loop_;
+  EventLoop* const event_loop_;
   Console stdout_console_;
   Console stderr_console_;
   const bool one_console_;

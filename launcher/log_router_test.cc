@@ -60,7 +60,7 @@ std::string Slurp(const std::string& path) {
 
 class LogRouterTest : public ::testing::Test {
  protected:
-  LogRouterTest() : loop_(*elastic::EventLoop::Create()) {}
+  LogRouterTest() : loop_(*EventLoop::Create()) {}
 
   static LogRouter::Stream MakeStream(Pipe& pipe, const std::string& prefix,
                                       const std::string& path = "") {
@@ -87,7 +87,7 @@ class LogRouterTest : public ::testing::Test {
     return text;
   }
 
-  std::unique_ptr<elastic::EventLoop> loop_;
+  std::unique_ptr<EventLoop> loop_;
   Pipe console_;
 };
 
@@ -210,7 +210,7 @@ struct BusyWriters {
 };
 
 // Runs busy writers against a console that is `console_fd` for the router and read from `read_fd`.
-std::string RunBusyWriters(elastic::EventLoop* loop, int console_fd, UniqueFd* console_owner,
+std::string RunBusyWriters(EventLoop* loop, int console_fd, UniqueFd* console_owner,
                            int read_fd) {
   std::string output;
   std::thread reader([&] { output = ReadToEnd(read_fd); });

@@ -133,12 +133,12 @@ struct PosixProcessSpawner::Output {
   LogRouter::Stream stream;  // with a pipe: to be carried by the router
 };
 
-PosixProcessSpawner::PosixProcessSpawner(elastic::EventLoop* event_loop, LogRouter* router,
+PosixProcessSpawner::PosixProcessSpawner(EventLoop* event_loop, LogRouter* router,
                                          Options options)
     : event_loop_(event_loop), router_(router), options_(std::move(options)) {}
 
 absl::StatusOr<std::unique_ptr<PosixProcessSpawner>> PosixProcessSpawner::Create(
-    elastic::EventLoop* event_loop, LogRouter* router, Options options) {
+    EventLoop* event_loop, LogRouter* router, Options options) {
   std::unique_ptr<PosixProcessSpawner> spawner(
       new PosixProcessSpawner(event_loop, router, std::move(options)));
   sigset_t set;

@@ -12,7 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/unique_fd.h"
-#include "elastic/agent/event_loop.h"
+#include "base/event_loop.h"
 #include "elastic/agent/process_spawner.h"
 #include "launcher/launch_options.h"
 #include "launcher/log_layout.h"
@@ -42,7 +42,7 @@ class PosixProcessSpawner final : public elastic::ProcessSpawner {
 
   // `event_loop` and `router` are not owned and must outlive the spawner.
   // Errors: kInternal (signalfd, epoll).
-  static absl::StatusOr<std::unique_ptr<PosixProcessSpawner>> Create(elastic::EventLoop* event_loop,
+  static absl::StatusOr<std::unique_ptr<PosixProcessSpawner>> Create(EventLoop* event_loop,
                                                                      LogRouter* router,
                                                                      Options options);
 
@@ -68,7 +68,7 @@ class PosixProcessSpawner final : public elastic::ProcessSpawner {
   };
   struct Output;
 
-  PosixProcessSpawner(elastic::EventLoop* event_loop, LogRouter* router, Options options);
+  PosixProcessSpawner(EventLoop* event_loop, LogRouter* router, Options options);
 
   absl::StatusOr<Output> OpenOutput(const elastic::WorkerSpec& spec, Streams stream,
                                     const std::string& path) const;
@@ -76,7 +76,7 @@ class PosixProcessSpawner final : public elastic::ProcessSpawner {
   void OnExit(pid_t pid);
   std::set<pid_t> Spared() const;
 
-  elastic::EventLoop* const event_loop_;
+  EventLoop* const event_loop_;
   LogRouter* const router_;
   const Options options_;
   std::set<pid_t> spared_;

@@ -34,7 +34,7 @@ std::string Slurp(const std::string& path) {
 class PosixProcessSpawnerTest : public ::testing::Test {
  protected:
   PosixProcessSpawnerTest()
-      : loop_(*elastic::EventLoop::Create()), router_(loop_.get(), console_.get(), console_.get()) {
+      : loop_(*EventLoop::Create()), router_(loop_.get(), console_.get(), console_.get()) {
     ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   }
 
@@ -72,7 +72,7 @@ class PosixProcessSpawnerTest : public ::testing::Test {
     loop_->CancelTimer(timer);
   }
 
-  std::unique_ptr<elastic::EventLoop> loop_;
+  std::unique_ptr<EventLoop> loop_;
   // Nobody is to read it: the files are looked at.
   const UniqueFd console_{::open("/dev/null", O_WRONLY | O_CLOEXEC)};
   LogRouter router_;

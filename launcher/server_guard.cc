@@ -31,7 +31,7 @@ absl::StatusOr<std::unique_ptr<ServerGuard>> ServerGuard::Start(const std::strin
   return std::unique_ptr<ServerGuard>(new ServerGuard(folder, std::move(server)));
 }
 
-absl::Status ServerGuard::Watch(elastic::EventLoop* event_loop,
+absl::Status ServerGuard::Watch(EventLoop* event_loop,
                                 std::function<void(pid_t)> on_replaced) {
   event_loop_ = event_loop;
   on_replaced_ = std::move(on_replaced);

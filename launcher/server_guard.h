@@ -9,7 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "elastic/agent/event_loop.h"
+#include "base/event_loop.h"
 #include "store/private_redis_server.h"
 
 namespace ddp::launcher {
@@ -34,7 +34,7 @@ class ServerGuard {
 
   // From now on replaces the server when it dies, says so on stderr, and calls `on_replaced` with
   // the new one's pid. `event_loop` is not owned and must outlive the guard. Errors: kInternal.
-  absl::Status Watch(elastic::EventLoop* event_loop, std::function<void(pid_t)> on_replaced);
+  absl::Status Watch(EventLoop* event_loop, std::function<void(pid_t)> on_replaced);
 
  private:
   ServerGuard(std::string folder, std::unique_ptr<store::PrivateRedisServer> server);
@@ -45,7 +45,7 @@ class ServerGuard {
   const std::string folder_;
   std::unique_ptr<store::PrivateRedisServer> server_;
   const store::RedisEndpoint endpoint_;
-  elastic::EventLoop* event_loop_ = nullptr;
+  EventLoop* event_loop_ = nullptr;
   std::function<void(pid_t)> on_replaced_;
   int replacements_ = 0;
 };

@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "elastic/agent/event_loop.h"
+#include "base/event_loop.h"
 #include "elastic/rendezvous/rendezvous.h"
 #include "elastic/rendezvous/round.h"
 
@@ -19,7 +19,7 @@ namespace ddp::testing {
 class FakeRendezvous final : public elastic::Rendezvous {
  public:
   // `loop` is not owned and must outlive the rendezvous.
-  FakeRendezvous(elastic::EventLoop* loop, int max_restarts)
+  FakeRendezvous(EventLoop* loop, int max_restarts)
       : loop_(loop), max_restarts_(max_restarts) {}
 
   // Not OK: every request from now on is answered by it.
@@ -44,7 +44,7 @@ class FakeRendezvous final : public elastic::Rendezvous {
  private:
   void Answer(std::string request, std::function<void()> answer);
 
-  elastic::EventLoop* const loop_;
+  EventLoop* const loop_;
   const int max_restarts_;
   absl::Status reach_;
   bool answers_ = true;
@@ -52,7 +52,7 @@ class FakeRendezvous final : public elastic::Rendezvous {
   elastic::GenerationId generation_;
   int restarts_ = 0;
   std::optional<elastic::FailureVerdict> verdict_;  // of the current generation
-  elastic::EventLoop::TimerId outstanding_ = 0;
+  EventLoop::TimerId outstanding_ = 0;
   std::vector<std::string> requests_;
   std::vector<elastic::NodeOffer> offers_;
   Done on_contact_;

@@ -307,7 +307,7 @@ LAYERS = {
     "elastic/data": ["store", "ddp"],
     "elastic/health": ["store"],
     # The agent's one loop, on which a rendezvous runs too.
-    "elastic/rendezvous": ["store", "elastic/agent/event_loop.h"],
+    "elastic/rendezvous": ["store"],
     "elastic/worker": ["store", "ddp", "elastic/health"],
     "launcher": ["store", "elastic/agent", "elastic/rendezvous", "elastic/health"],
 }

@@ -16,7 +16,7 @@
 #include "base/clock.h"
 #include "base/unique_fd.h"
 #include "elastic/agent/event_log.h"
-#include "elastic/agent/event_loop.h"
+#include "base/event_loop.h"
 #include "elastic/agent/launch_config.h"
 #include "elastic/agent/process_spawner.h"
 #include "elastic/agent/worker_failure.h"

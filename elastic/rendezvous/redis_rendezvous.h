@@ -7,7 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "elastic/agent/event_loop.h"
+#include "base/event_loop.h"
 #include "elastic/rendezvous/rendezvous.h"
 #include "store/redis_endpoint.h"
 

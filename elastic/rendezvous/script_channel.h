@@ -8,7 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "elastic/agent/event_loop.h"
+#include "base/event_loop.h"
 #include "store/redis_connection.h"
 #include "store/redis_reply.h"
 #include "store/redis_script.h"

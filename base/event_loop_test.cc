@@ -1,4 +1,4 @@
-#include "elastic/agent/event_loop.h"
+#include "base/event_loop.h"
 
 #include <sys/epoll.h>
 #include <unistd.h>
@@ -9,7 +9,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace ddp::elastic {
+namespace ddp {
 namespace {
 
 using ::testing::ElementsAre;
@@ -166,4 +166,4 @@ TEST_F(EventLoopTest, RunsAgainAfterAStop) {
 }
 
 }  // namespace
-}  // namespace ddp::elastic
+}  // namespace ddp

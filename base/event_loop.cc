@@ -1,4 +1,4 @@
-#include "elastic/agent/event_loop.h"
+#include "base/event_loop.h"
 
 #include <errno.h>
 #include <string.h>
@@ -17,7 +17,7 @@
 #include "base/clock.h"
 #include "base/unique_fd.h"
 
-namespace ddp::elastic {
+namespace ddp {
 namespace {
 
 absl::Status ErrnoStatus(const char* what) {
@@ -175,4 +175,4 @@ absl::Status EventLoop::Run() {
 
 void EventLoop::Stop() { state_->stopped = true; }
 
-}  // namespace ddp::elastic
+}  // namespace ddp

@@ -1,5 +1,5 @@
-#ifndef DDP_ELASTIC_AGENT_EVENT_LOOP_H_
-#define DDP_ELASTIC_AGENT_EVENT_LOOP_H_
+#ifndef DDP_BASE_EVENT_LOOP_H_
+#define DDP_BASE_EVENT_LOOP_H_
 
 #include <cstdint>
 #include <functional>
@@ -9,7 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 
-namespace ddp::elastic {
+namespace ddp {
 
 // The one epoll of the agent's one thread: descriptors and timers call back, nothing polls.
 //
@@ -45,6 +45,6 @@ class EventLoop {
   std::unique_ptr<State> state_;
 };
 
-}  // namespace ddp::elastic
+}  // namespace ddp
 
-#endif  // DDP_ELASTIC_AGENT_EVENT_LOOP_H_
+#endif  // DDP_BASE_EVENT_LOOP_H_
