@@ -14,34 +14,73 @@
 #include "nlohmann/json.hpp"
 
 namespace ddp::elastic {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// For tools that know torchrun's events: the ends of workers and of the agent under its names.
+void AddTorchelasticName(bool succeeded, const char* source, Json& fields) {
+  fields["name"] = absl::StrCat("torchelastic.worker.status.", succeeded ? "SUCCEEDED" : "FAILED");
+  fields["source"] = source;
+}
+
+}  // namespace
 
 struct EventLog::Line {
   int64_t monotonic_ns = MonotonicNanoseconds();
-  nlohmann::ordered_json fields = nlohmann::ordered_json::object();
+  Json fields = Json::object();
 };
 
-EventLog::EventLog(UniqueFd fd, std::string path, std::string run_id)
-    : fd_(std::move(fd)), path_(std::move(path)), run_id_(std::move(run_id)) {}
-
-absl::StatusOr<EventLog> EventLog::Open(const std::string& path, const std::string& run_id) {
-  if (path.empty()) return EventLog();
-  UniqueFd fd(open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
-  if (!fd.valid()) {
+absl::StatusOr<EventLog> EventLog::Open(const Options& options) {
+  EventLog log;
+  log.options_ = options;
+  log.console_ = options.console;
+  if (options.path.empty()) return log;
+  log.file_.reset(open(options.path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
+  if (!log.file_.valid()) {
     return absl::InvalidArgumentError(
-        absl::StrCat("cannot open the event log ", path, ": ", strerror(errno)));
+        absl::StrCat("cannot open the event log ", options.path, ": ", strerror(errno)));
   }
-  return EventLog(std::move(fd), path, run_id);
+  return log;
+}
+
+void EventLog::Joining(uint64_t generation, const Offer& offer) {
+  Line line;
+  line.fields["nodes_min"] = offer.nodes_min;
+  line.fields["nodes_max"] = offer.nodes_max;
+  line.fields["nproc"] = offer.nproc;
+  Write("joining", generation, std::move(line));
+}
+
+void EventLog::Joined(uint64_t generation, const Place& place) {
+  group_rank_ = place.group_rank;
+  Line line;
+  line.fields["nonce"] = place.nonce;
+  line.fields["nodes"] = place.nodes;
+  line.fields["world_size"] = place.world_size;
+  line.fields["first_rank"] = place.first_rank;
+  line.fields["nproc"] = place.nproc;
+  line.fields["restarts"] = place.restarts;
+  Write("joined", generation, std::move(line));
 }
 
 void EventLog::GenerationStarted(uint64_t generation, const std::vector<Worker>& workers) {
   Line line;
-  line.fields["ranks"] = nlohmann::ordered_json::array();
-  line.fields["pids"] = nlohmann::ordered_json::array();
+  line.fields["ranks"] = Json::array();
+  line.fields["pids"] = Json::array();
   for (const Worker& worker : workers) {
     line.fields["ranks"].push_back(worker.rank);
     line.fields["pids"].push_back(worker.pid);
   }
   Write("generation_started", generation, std::move(line));
+}
+
+void EventLog::FirstStepDone(uint64_t generation, const FirstStep& first_step) {
+  Line line;
+  line.monotonic_ns = first_step.monotonic_ns;
+  line.fields["rank"] = first_step.rank;
+  line.fields["step"] = first_step.step;
+  Write("first_step", generation, std::move(line));
 }
 
 void EventLog::WorkerExited(uint64_t generation, const Worker& worker, const ExitStatus& status) {
@@ -53,7 +92,52 @@ void EventLog::WorkerExited(uint64_t generation, const Worker& worker, const Exi
   } else {
     line.fields["exit_code"] = status.exit_code;
   }
+  AddTorchelasticName(status.signal == 0 && status.exit_code == 0, "WORKER", line.fields);
   Write("worker_exited", generation, std::move(line));
+}
+
+void EventLog::WorkerHangs(uint64_t generation, const Hang& hang) {
+  Line line;
+  line.fields["rank"] = hang.rank;
+  line.fields["phase"] = hang.phase;
+  line.fields["stalled_s"] = absl::ToDoubleSeconds(hang.stalled_for);
+  line.fields["longest_step_s"] = absl::ToDoubleSeconds(hang.longest_step);
+  line.fields["waits_for_peers"] = hang.waits_for_peers;
+  Write("hang", generation, std::move(line));
+}
+
+void EventLog::WorkerStraggles(uint64_t generation, const Straggler& straggler) {
+  Line line;
+  line.fields["rank"] = straggler.rank;
+  line.fields["phase"] = straggler.phase;
+  line.fields["factor"] = straggler.factor;
+  Write("straggler", generation, std::move(line));
+}
+
+void EventLog::GenerationOver(uint64_t generation, const std::string& reason) {
+  Line line;
+  line.fields["reason"] = reason;
+  Write("generation_over", generation, std::move(line));
+}
+
+void EventLog::NodeLost(uint64_t generation, const std::string& node, const std::string& reason) {
+  Line line;
+  line.fields["node"] = node;
+  line.fields["reason"] = reason;
+  Write("node_lost", generation, std::move(line));
+}
+
+void EventLog::Drains(uint64_t generation, const Drain& drain) {
+  Line line;
+  line.fields["reason"] = drain.reason;
+  line.fields["stop_at_step"] = drain.stop_at_step;
+  Write("drain", generation, std::move(line));
+}
+
+void EventLog::Evicted(uint64_t generation, const std::string& reason) {
+  Line line;
+  line.fields["reason"] = reason;
+  Write("evicted", generation, std::move(line));
 }
 
 void EventLog::Restarted(uint64_t generation, const Restart& restart) {
@@ -64,40 +148,60 @@ void EventLog::Restarted(uint64_t generation, const Restart& restart) {
   Write("restart", generation, std::move(line));
 }
 
-void EventLog::FirstStepDone(uint64_t generation, const FirstStep& first_step) {
+void EventLog::StoreOutOfReach(uint64_t generation, const std::string& reason) {
   Line line;
-  line.monotonic_ns = first_step.monotonic_ns;
-  line.fields["rank"] = first_step.rank;
-  line.fields["step"] = first_step.step;
-  Write("first_step", generation, std::move(line));
+  line.fields["reason"] = reason;
+  Write("store_out_of_reach", generation, std::move(line));
 }
 
-void EventLog::JobFinished(uint64_t generation, int exit_code) {
+void EventLog::StoreBack(uint64_t generation, absl::Duration outage) {
+  Line line;
+  line.fields["outage_s"] = absl::ToDoubleSeconds(outage);
+  Write("store_back", generation, std::move(line));
+}
+
+void EventLog::SignalReceived(uint64_t generation, int signal) {
+  Line line;
+  line.fields["signal"] = signal;
+  Write("signal", generation, std::move(line));
+}
+
+void EventLog::JobFinished(uint64_t generation, int exit_code, const std::string& reason) {
   Line line;
   line.fields["exit_code"] = exit_code;
+  if (!reason.empty()) line.fields["reason"] = reason;
+  AddTorchelasticName(exit_code == 0, "AGENT", line.fields);
   Write("job_finished", generation, std::move(line));
 }
 
 void EventLog::Write(const char* event, uint64_t generation, Line line) {
   if (!enabled()) return;
-  nlohmann::ordered_json object;
+  Json object;
   object["event"] = event;
   object["monotonic_ns"] = line.monotonic_ns;
   object["unix_time"] = absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch());
-  object["run_id"] = run_id_;
+  object["run_id"] = options_.run_id;
   object["generation"] = generation;
+  if (!options_.host.empty()) object["host"] = options_.host;
+  if (!options_.role.empty()) object["role"] = options_.role;
+  if (group_rank_ >= 0) object["group_rank"] = group_rank_;
   object.update(line.fields);
   // A run id or a reason may hold bytes that are no UTF-8: they must not end the job.
-  std::string text = object.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  std::string text = object.dump(-1, ' ', false, Json::error_handler_t::replace);
   text.push_back('\n');
+  if (file_.valid()) WriteToFile(text);
+  if (console_) (void)!write(STDERR_FILENO, text.data(), text.size());
+}
+
+void EventLog::WriteToFile(const std::string& text) {
   ssize_t written = 0;
   do {
-    written = write(fd_.get(), text.data(), text.size());
+    written = write(file_.get(), text.data(), text.size());
   } while (written < 0 && errno == EINTR);
   if (written == static_cast<ssize_t>(text.size())) return;
-  fprintf(stderr, "ddprun: the event log %s ends here: %s\n", path_.c_str(),
+  fprintf(stderr, "ddprun: the event log %s ends here: %s\n", options_.path.c_str(),
           written < 0 ? strerror(errno) : "a line was cut short");
-  fd_.reset();
+  file_.reset();
 }
 
 }  // namespace ddp::elastic

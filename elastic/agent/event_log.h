@@ -6,66 +6,136 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "base/unique_fd.h"
 #include "elastic/agent/process_spawner.h"
 
 namespace ddp::elastic {
 
-// Writes what happened to a job as JSON lines, for programs: benchmarks, dashboards, tests.
+// Writes what happened to a job, as one node sees it, as JSON lines, for programs: benchmarks,
+// dashboards, tests. docs/watching.md explains every event and every field.
 //
 // Each line is one object with `event`, `monotonic_ns` (CLOCK_MONOTONIC), `unix_time` (seconds),
-// `run_id`, `generation`, and by event:
-//   generation_started  ranks, pids                       all workers of this node are running
-//   worker_exited       rank, pid, exit_code | signal     every end, good or bad, asked for or not
-//   restart             restart, max_restarts, reason     `generation` is the new one
-//   first_step          rank, step                        `monotonic_ns` is the worker's own stamp
-//                                                         at the end of its first optimizer step
-//   job_finished        exit_code
+// `run_id`, `generation` (the last one that this node took part in where nothing else is said),
+// the node's `host` and `role`, its `group_rank` once it has one, and by event:
+//
+//   joining             nodes_min, nodes_max, nproc
+//   joined              nonce, nodes, world_size, first_rank, nproc, restarts: `generation` is new
+//   generation_started  ranks, pids: all workers of this node are running
+//   first_step          rank, step: `monotonic_ns` is the worker's own stamp at the step's end
+//   worker_exited       rank, pid, exit_code | signal: every end, good or bad, asked for or not
+//   hang                rank, phase, stalled_s, longest_step_s, waits_for_peers
+//   straggler           rank, phase, factor
+//   generation_over     reason: the job ended it
+//   node_lost           node, reason
+//   drain               reason, stop_at_step: membership is about to change
+//   evicted             reason: the job goes on without this node
+//   restart             restart, max_restarts, reason: `generation` is the new one
+//   store_out_of_reach  reason
+//   store_back          outage_s
+//   signal              signal: sent to ddprun
+//   job_finished        exit_code, reason: the last line
 //
 // A line is one write() to a file opened for appending, so lines never mix and a reader never sees
 // half of one that is complete. A write that fails is reported once on stderr and stops the log,
 // not the job. Not thread-safe.
 class EventLog {
  public:
+  struct Options {
+    std::string path;      // appended to, made if missing; empty: no file
+    bool console = false;  // lines go to stderr (too)
+    std::string run_id;
+    std::string host;  // label of this node; empty: lines do not tell
+    std::string role;  // of its workers; the same
+  };
+
   // Writes nothing.
   EventLog() = default;
 
-  // Appends to `path`, made if missing; an empty path writes nothing. Errors: kInvalidArgument
-  // (names the path and why it cannot be opened).
-  static absl::StatusOr<EventLog> Open(const std::string& path, const std::string& run_id);
+  // Errors: kInvalidArgument (names the path and why it cannot be opened).
+  static absl::StatusOr<EventLog> Open(const Options& options);
+  static absl::StatusOr<EventLog> Open(const std::string& path, const std::string& run_id) {
+    Options options;
+    options.path = path;
+    options.run_id = run_id;
+    return Open(options);
+  }
 
+  struct Offer {
+    int nodes_min = 1;
+    int nodes_max = 1;
+    int nproc = 1;
+  };
+  // Where this node stands in a generation.
+  struct Place {
+    std::string nonce;
+    int group_rank = 0;
+    int nodes = 1;
+    int world_size = 1;
+    int first_rank = 0;
+    int nproc = 1;
+    int restarts = 0;  // charged to the job so far
+  };
   struct Worker {
     int rank = 0;
     pid_t pid = 0;
-  };
-  struct Restart {
-    int restart = 0;
-    int max_restarts = 0;
-    std::string reason;
   };
   struct FirstStep {
     int rank = 0;
     int64_t step = 0;
     int64_t monotonic_ns = 0;
   };
+  struct Hang {
+    int rank = 0;
+    std::string phase;
+    absl::Duration stalled_for;
+    absl::Duration longest_step;
+    bool waits_for_peers = false;  // more likely a victim of the rank that hangs than that rank
+  };
+  struct Straggler {
+    int rank = 0;
+    std::string phase;  // that it loses the time in
+    double factor = 1;
+  };
+  struct Drain {
+    std::string reason;
+    int64_t stop_at_step = -1;  // -1: at once
+  };
+  struct Restart {
+    int restart = 0;
+    int max_restarts = 0;
+    std::string reason;
+  };
 
+  // What is called when: the first list above, in its order. `generation` is a generation's number.
+  void Joining(uint64_t generation, const Offer& offer);
+  void Joined(uint64_t generation, const Place& place);
   void GenerationStarted(uint64_t generation, const std::vector<Worker>& workers);
-  void WorkerExited(uint64_t generation, const Worker& worker, const ExitStatus& status);
-  void Restarted(uint64_t generation, const Restart& restart);
   void FirstStepDone(uint64_t generation, const FirstStep& first_step);
-  void JobFinished(uint64_t generation, int exit_code);
+  void WorkerExited(uint64_t generation, const Worker& worker, const ExitStatus& status);
+  void WorkerHangs(uint64_t generation, const Hang& hang);
+  void WorkerStraggles(uint64_t generation, const Straggler& straggler);
+  void GenerationOver(uint64_t generation, const std::string& reason);
+  void NodeLost(uint64_t generation, const std::string& node, const std::string& reason);
+  void Drains(uint64_t generation, const Drain& drain);
+  void Evicted(uint64_t generation, const std::string& reason);
+  void Restarted(uint64_t generation, const Restart& restart);
+  void StoreOutOfReach(uint64_t generation, const std::string& reason);
+  void StoreBack(uint64_t generation, absl::Duration outage);
+  void SignalReceived(uint64_t generation, int signal);
+  void JobFinished(uint64_t generation, int exit_code, const std::string& reason = "");
 
-  bool enabled() const { return fd_.valid(); }
+  bool enabled() const { return file_.valid() || console_; }
 
  private:
-  EventLog(UniqueFd fd, std::string path, std::string run_id);
-
   struct Line;
   void Write(const char* event, uint64_t generation, Line line);
+  void WriteToFile(const std::string& text);
 
-  UniqueFd fd_;
-  std::string path_;
-  std::string run_id_;
+  UniqueFd file_;
+  bool console_ = false;
+  Options options_;
+  int group_rank_ = -1;  // -1: none yet
 };
 
 }  // namespace ddp::elastic

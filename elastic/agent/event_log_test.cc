@@ -71,6 +71,87 @@ TEST_F(EventLogTest, WritesOneObjectPerEvent) {
   EXPECT_EQ(lines[5]["exit_code"], 0);
 }
 
+TEST_F(EventLogTest, SaysWhatManyNodesNeed) {
+  absl::StatusOr<EventLog> log =
+      EventLog::Open({.path = path_, .console = false, .run_id = "r", .host = "a-1", .role = "t"});
+  ASSERT_TRUE(log.ok()) << log.status();
+  log->Joining(0, {.nodes_min = 2, .nodes_max = 3, .nproc = 4});
+  log->Joined(7, {.nonce = "0123456789abcdef",
+                  .group_rank = 1,
+                  .nodes = 3,
+                  .world_size = 12,
+                  .first_rank = 4,
+                  .nproc = 4,
+                  .restarts = 2});
+  log->WorkerHangs(7, {.rank = 5,
+                       .phase = "backward",
+                       .stalled_for = absl::Milliseconds(1500),
+                       .longest_step = absl::Milliseconds(250),
+                       .waits_for_peers = true});
+  log->WorkerStraggles(7, {.rank = 5, .phase = "data", .factor = 2.5});
+  log->StoreOutOfReach(7, "no answer");
+  log->StoreBack(7, absl::Seconds(20));
+  log->NodeLost(7, "a-2", "its lease ran out");
+  log->GenerationOver(7, "node a-2 was lost");
+  log->Drains(7, {.reason = "node a-3 joins", .stop_at_step = 90});
+  log->Evicted(7, "its lease ran out");
+  log->SignalReceived(7, SIGTERM);
+  log->JobFinished(7, 1, "node a-2 was lost");
+
+  const std::vector<nlohmann::json> lines = ReadLines(path_);
+  ASSERT_EQ(lines.size(), 12u);
+  EXPECT_FALSE(lines[0].contains("group_rank"));
+  EXPECT_EQ(lines[0]["nodes_min"], 2);
+  for (size_t i = 1; i < lines.size(); ++i) {
+    EXPECT_EQ(lines[i]["host"], "a-1");
+    EXPECT_EQ(lines[i]["role"], "t");
+    EXPECT_EQ(lines[i]["group_rank"], 1);
+    EXPECT_EQ(lines[i]["generation"], 7);
+  }
+  EXPECT_EQ(lines[1]["nonce"], "0123456789abcdef");
+  EXPECT_EQ(lines[1]["world_size"], 12);
+  EXPECT_EQ(lines[1]["first_rank"], 4);
+  EXPECT_EQ(lines[1]["restarts"], 2);
+  EXPECT_EQ(lines[2]["stalled_s"], 1.5);
+  EXPECT_EQ(lines[2]["waits_for_peers"], true);
+  EXPECT_EQ(lines[3]["factor"], 2.5);
+  EXPECT_EQ(lines[5]["outage_s"], 20);
+  EXPECT_EQ(lines[6]["node"], "a-2");
+  EXPECT_EQ(lines[8]["stop_at_step"], 90);
+  EXPECT_EQ(lines[10]["signal"], SIGTERM);
+  EXPECT_EQ(lines[11]["reason"], "node a-2 was lost");
+}
+
+TEST_F(EventLogTest, NamesEndsAsTorchrunDoes) {
+  EventLog log = Open();
+  log.WorkerExited(1, {.rank = 0, .pid = 10}, {.exit_code = 0});
+  log.WorkerExited(1, {.rank = 1, .pid = 11}, {.signal = SIGKILL});
+  log.JobFinished(1, 1);
+  const std::vector<nlohmann::json> lines = ReadLines(path_);
+  ASSERT_EQ(lines.size(), 3u);
+  EXPECT_EQ(lines[0]["name"], "torchelastic.worker.status.SUCCEEDED");
+  EXPECT_EQ(lines[0]["source"], "WORKER");
+  EXPECT_EQ(lines[1]["name"], "torchelastic.worker.status.FAILED");
+  EXPECT_EQ(lines[2]["name"], "torchelastic.worker.status.FAILED");
+  EXPECT_EQ(lines[2]["source"], "AGENT");
+}
+
+TEST_F(EventLogTest, WritesToTheConsoleAndToAFile) {
+  EventLog::Options options;
+  options.path = path_;
+  options.console = true;
+  options.run_id = "digits";
+  absl::StatusOr<EventLog> log = EventLog::Open(options);
+  ASSERT_TRUE(log.ok());
+  ::testing::internal::CaptureStderr();
+  log->JobFinished(3, 0);
+  const std::string printed = ::testing::internal::GetCapturedStderr();
+  ASSERT_THAT(printed, ::testing::EndsWith("}\n"));
+  const nlohmann::json line = nlohmann::json::parse(printed);
+  EXPECT_EQ(line["generation"], 3);
+  EXPECT_EQ(ReadLines(path_), std::vector<nlohmann::json>{line});
+}
+
 TEST_F(EventLogTest, AppendsToAnEarlierLog) {
   Open("first").JobFinished(1, 1);
   Open("second").JobFinished(1, 0);
