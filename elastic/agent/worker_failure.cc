@@ -8,6 +8,15 @@
 
 namespace ddp::elastic {
 
+std::string DescribeFailure(const WorkerFailure& failure) {
+  return failure.hang.empty() ? DescribeExit(failure.status) : failure.hang;
+}
+
+int ShellExitCode(const ExitStatus& status) {
+  constexpr int kSignalOffset = 128;
+  return status.signal != 0 ? kSignalOffset + status.signal : status.exit_code;
+}
+
 std::string SignalName(int signal) {
   const char* abbreviation = sigabbrev_np(signal);
   if (abbreviation == nullptr) return absl::StrCat("signal ", signal);

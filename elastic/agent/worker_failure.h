@@ -21,11 +21,30 @@ struct WorkerFailure {
   ExitStatus status;
   absl::Time wall_time;    // when the agent saw it, for people
   std::string error_file;  // where the worker was told to describe its failure; may not exist
+  bool is_victim = false;  // by its own account a peer failed first
+  std::string hang = {};   // it did not end but made no progress: "made no step for 42s ..."
+};
+
+// Why a job ended for this node.
+enum class JobEndReason {
+  kSucceeded,
+  kWorkerFailed,       // and the job had no restarts to spend
+  kBudgetSpent,        // and the restarts were spent
+  kNoProgress,         // restarting does not help
+  kClosed,             // another node could not take part, or the job was over before
+  kRendezvousTimeout,  // not enough nodes came
+  kStoreLost,          // the rendezvous was out of reach for too long
+  kPreempted,          // by a signal
+  kCannotStart,        // the program or its place
 };
 
 // How a job ended on this node.
 struct JobResult {
-  int exit_code = 0;  // of ddprun: 0 or 1
+  JobEndReason end = JobEndReason::kSucceeded;
+  int exit_code = 0;  // 0 or 1, as torchrun's
+  // Of the process that is the root cause, on whatever node, as a shell has it (128 + N for
+  // signals); 0 where there is none or it is not known.
+  int root_exit_code = 0;
   // Of the last generation, in the order in which they were seen: the first is the root cause.
   // Empty when the job succeeded, was stopped by a signal or could not be started.
   std::vector<WorkerFailure> failures;
@@ -35,6 +54,12 @@ struct JobResult {
 
 // "exited with code 3", "was killed by SIGKILL".
 std::string DescribeExit(const ExitStatus& status);
+
+// The same, or what its hang was.
+std::string DescribeFailure(const WorkerFailure& failure);
+
+// As a shell has it: 128 + N after signal N.
+int ShellExitCode(const ExitStatus& status);
 
 // "SIGKILL"; "signal 99" for a number without a name.
 std::string SignalName(int signal);
