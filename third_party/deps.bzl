@@ -42,6 +42,9 @@ _SYSTEM_LIBRARIES = {
     }),
     "hiredis": ("libhiredis-dev", "hiredis/hiredis.h", {"hiredis": "-lhiredis"}),
     "nlohmann_json": ("nlohmann-json3-dev", "nlohmann/json.hpp", {"nlohmann_json": ""}),
+    "prometheus_cpp": ("prometheus-cpp-dev", "prometheus/text_serializer.h", {
+        "prometheus-cpp-core": "-lprometheus-cpp-core",
+    }),
     "xxhash": ("libxxhash-dev", "xxhash.h", {"libxxhash": "-lxxhash"}),
 }
 

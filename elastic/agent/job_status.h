@@ -23,7 +23,7 @@ namespace ddp::elastic {
 struct RankRow {
   int rank = -1;
   int local_rank = -1;
-  pid_t pid = 0;
+  pid_t pid = 0;                // 0: it has ended
   int64_t step = -1;             // the last one that it committed in this generation
   double steps_per_second = -1;  // over the last steps
   std::string phase;             // "forward"; empty where the program does not say
@@ -40,7 +40,7 @@ struct NodeRow {
   pid_t agent_pid = 0;
   uint64_t generation = 0;     // the last one that it took part in; 0: none yet
   std::string state;           // what its agent does: "joining", "running", "stopping", ...
-  std::vector<RankRow> ranks;  // workers that run, by local rank
+  std::vector<RankRow> ranks;  // of `generation`, by local rank
   bool operator==(const NodeRow&) const = default;
 };
 

@@ -31,11 +31,17 @@ void NodeStatusTracker::WorkerStarted(int local_rank, int rank, pid_t pid, absl:
   workers_[local_rank] = std::move(worker);
 }
 
-void NodeStatusTracker::WorkerEnded(int local_rank) { workers_.erase(local_rank); }
+void NodeStatusTracker::WorkerEnded(int local_rank) {
+  const auto found = workers_.find(local_rank);
+  if (found == workers_.end()) return;
+  found->second.pid = 0;
+  found->second.phase.clear();
+  found->second.straggler_factor = -1;
+}
 
 void NodeStatusTracker::Observe(int local_rank, const Progress& progress, absl::Time now) {
   const auto found = workers_.find(local_rank);
-  if (found == workers_.end()) return;
+  if (found == workers_.end() || found->second.pid == 0) return;
   Worker& worker = found->second;
   worker.phase = progress.phase;
   if (progress.step < 0) return;
@@ -55,7 +61,8 @@ void NodeStatusTracker::Observe(int local_rank, const Progress& progress, absl::
 
 void NodeStatusTracker::SetStragglerFactor(int local_rank, double factor) {
   const auto found = workers_.find(local_rank);
-  if (found != workers_.end()) found->second.straggler_factor = factor;
+  if (found == workers_.end() || found->second.pid == 0) return;
+  found->second.straggler_factor = factor;
 }
 
 void NodeStatusTracker::StoreOutOfReach() {
@@ -71,7 +78,7 @@ int64_t NodeStatusTracker::highest_step() const {
 }
 
 double NodeStatusTracker::Speed(const Worker& worker, absl::Time now) {
-  if (worker.commits.size() < 2) return -1;
+  if (worker.pid == 0 || worker.commits.size() < 2) return -1;
   const Commit& oldest = worker.commits.front();
   const Commit& newest = worker.commits.back();
   const double measured_s = absl::ToDoubleSeconds(newest.at - oldest.at);

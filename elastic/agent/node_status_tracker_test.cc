@@ -126,13 +126,27 @@ TEST_F(NodeStatusTrackerTest, ANewGenerationForgetsTheWorkers) {
   Commit(0, 10, now_);
   tracker_.SetStragglerFactor(0, 2.5);
   EXPECT_EQ(tracker_.Row(now_).ranks[0].straggler_factor, 2.5);
-  tracker_.WorkerEnded(1);
-  EXPECT_EQ(tracker_.Row(now_).ranks.size(), 1u);
   tracker_.BeginGeneration({.number = 5});
   EXPECT_TRUE(tracker_.Row(now_).ranks.empty());
   tracker_.WorkerStarted(0, 0, 200, now_);
   EXPECT_EQ(tracker_.Row(now_).ranks[0].step, -1);
   EXPECT_EQ(tracker_.Row(now_).ranks[0].straggler_factor, -1);
+}
+
+TEST_F(NodeStatusTrackerTest, AWorkerThatHasEndedStaysWhereItWas) {
+  Commit(0, 10, now_ += absl::Seconds(1), "optimizer");
+  Commit(0, 11, now_ += absl::Seconds(1), "optimizer");
+  tracker_.SetStragglerFactor(0, 2.5);
+  tracker_.WorkerEnded(0);
+  tracker_.WorkerEnded(7);
+  Commit(0, 12, now_);
+  const NodeRow row = tracker_.Row(now_);
+  ASSERT_EQ(row.ranks.size(), 2u);
+  EXPECT_EQ(row.ranks[0].pid, 0);
+  EXPECT_EQ(row.ranks[0].step, 11);
+  EXPECT_EQ(row.ranks[0].steps_per_second, -1);
+  EXPECT_EQ(row.ranks[0].phase, "");
+  EXPECT_EQ(row.ranks[0].straggler_factor, -1);
 }
 
 TEST_F(NodeStatusTrackerTest, TellsTheRowAnewWhenItIsDue) {
@@ -147,7 +161,7 @@ TEST_F(NodeStatusTrackerTest, TellsTheRowAnewWhenItIsDue) {
   tracker_.SetState("stopping");
   EXPECT_EQ(ParseNodeRow(tracker_.RowText(now_))->state, "stopping");
   tracker_.WorkerEnded(0);
-  EXPECT_EQ(ParseNodeRow(tracker_.RowText(now_))->ranks.size(), 1u);
+  EXPECT_EQ(ParseNodeRow(tracker_.RowText(now_))->ranks[0].pid, 0);
 }
 
 TEST_F(NodeStatusTrackerTest, IsTheJobAsOneNodeKnowsIt) {
