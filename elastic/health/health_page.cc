@@ -7,8 +7,11 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstring>
+#include <limits>
 #include <new>
 #include <type_traits>
 #include <utility>
@@ -21,12 +24,17 @@ namespace ddp::elastic {
 namespace {
 
 constexpr uint64_t kMagic = 0x4547'4150'5044'4844;  // "DHDPPAGE", little-endian
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
 constexpr size_t kPageBytes = 4096;
 
-// A writer is inside for some ten instructions, so a reader that has seen this many torn reads is
-// looking at a writer that died inside or that lies.
-constexpr int kReadTriesMax = 64;
+// A writer is inside for some dozens of instructions, so a reader that has seen this many torn
+// reads is looking at a writer that died or was stopped inside, or that lies.
+constexpr int kReadTriesMax = 1000;
+
+constexpr int64_t kNoStop = std::numeric_limits<int64_t>::max();
+
+constexpr uint32_t kStopAware = 1;
+constexpr uint32_t kStoppedAsAsked = 2;
 
 }  // namespace
 
@@ -35,18 +43,32 @@ struct HealthPage::Layout {
   uint64_t magic;
   uint32_t version;
   uint32_t reserved;
-  // Sequence lock: odd while a writer is inside.
+
+  // The agent's line: a step, kStopAtOnce or kNoStop.
+  alignas(64) std::atomic<int64_t> stop_at_step;
+
+  // The worker's lines. The marks are single bits that are only ever set.
+  alignas(64) std::atomic<uint32_t> marks;
+  // Sequence lock over all that follows: odd while a writer is inside.
   std::atomic<uint64_t> sequence;
   std::atomic<uint64_t> generation;
-  std::atomic<uint64_t> commits;  // in this generation
+  std::atomic<int64_t> commits;  // in this generation
   std::atomic<int64_t> step;
   std::atomic<int64_t> first_step;
   std::atomic<int64_t> first_commit_ns;
   std::atomic<int64_t> last_commit_ns;
+  std::atomic<int64_t> longest_step_ns;
+  std::atomic<int64_t> step_start_ns;
+  std::atomic<int64_t>
+      interrupted_ns;  // since the last commit, in phases that are no part of steps
+  std::atomic<int64_t> phase_start_ns;
+  std::atomic<uint32_t> phase;
+  std::array<std::atomic<int64_t>, kPhaseCount> phase_total_ns;
+
   // Only the worker ever locks it. The list pointers of a robust mutex live in the page, so locking
   // a page that somebody else can write would let him choose what our unlock overwrites; a reader
   // only looks at the lock word.
-  pthread_mutex_t life;
+  alignas(64) pthread_mutex_t life;
 
   void BeginWrite() {
     sequence.store(sequence.load(std::memory_order_relaxed) | 1, std::memory_order_relaxed);
@@ -55,9 +77,34 @@ struct HealthPage::Layout {
   void EndWrite() {
     sequence.store(sequence.load(std::memory_order_relaxed) + 1, std::memory_order_release);
   }
+
+  // Inside a write.
+  void SwitchPhase(Phase to, int64_t now_ns);
+  void BookPhase(int64_t now_ns);
 };
 
 namespace {
+
+// Only one writer changes these, so that reading needs no order.
+int64_t Get(const std::atomic<int64_t>& value) { return value.load(std::memory_order_relaxed); }
+void Set(std::atomic<int64_t>& value, int64_t to) { value.store(to, std::memory_order_relaxed); }
+
+// Any number may lie in the page: wraps around instead of overflowing.
+int64_t Plus(int64_t a, int64_t b) {
+  return static_cast<int64_t>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
+}
+int64_t Minus(int64_t a, int64_t b) {
+  return static_cast<int64_t>(static_cast<uint64_t>(a) - static_cast<uint64_t>(b));
+}
+void Add(std::atomic<int64_t>& value, int64_t more) { Set(value, Plus(Get(value), more)); }
+
+int64_t Microseconds(const std::atomic<int64_t>& nanoseconds) {
+  return std::max<int64_t>(Get(nanoseconds), 0) / 1000;
+}
+
+Phase ValidPhase(uint32_t value) {
+  return value < kPhaseCount ? static_cast<Phase>(value) : Phase::kOther;
+}
 
 absl::Status InitializeLifeMutex(pthread_mutex_t* mutex) {
   pthread_mutexattr_t attributes;
@@ -115,6 +162,7 @@ absl::StatusOr<HealthPage> HealthPage::Create() {
   HealthPage page(std::move(fd), layout);
   layout->magic = kMagic;
   layout->version = kVersion;
+  page.BeginGeneration(0);
   if (absl::Status status = InitializeLifeMutex(&layout->life); !status.ok()) return status;
   return page;
 }
@@ -152,28 +200,95 @@ absl::StatusOr<HealthPage> HealthPage::Map(int fd_number) {
 }
 
 void HealthPage::BeginGeneration(uint64_t generation) {
+  const int64_t now_ns = MonotonicNanoseconds();
+  layout_->stop_at_step.store(kNoStop, std::memory_order_relaxed);
+  layout_->marks.store(0, std::memory_order_relaxed);
   layout_->BeginWrite();
   layout_->generation.store(generation, std::memory_order_relaxed);
-  layout_->commits.store(0, std::memory_order_relaxed);
-  layout_->step.store(0, std::memory_order_relaxed);
-  layout_->first_step.store(0, std::memory_order_relaxed);
-  layout_->first_commit_ns.store(0, std::memory_order_relaxed);
-  layout_->last_commit_ns.store(0, std::memory_order_relaxed);
+  for (std::atomic<int64_t>* value :
+       {&layout_->commits, &layout_->step, &layout_->first_step, &layout_->first_commit_ns,
+        &layout_->last_commit_ns, &layout_->longest_step_ns, &layout_->interrupted_ns}) {
+    Set(*value, 0);
+  }
+  for (std::atomic<int64_t>& total : layout_->phase_total_ns) Set(total, 0);
+  Set(layout_->step_start_ns, now_ns);
+  Set(layout_->phase_start_ns, now_ns);
+  layout_->phase.store(static_cast<uint32_t>(Phase::kStartup), std::memory_order_relaxed);
   layout_->EndWrite();
+}
+
+void HealthPage::RequestStop(int64_t stop_at_step) {
+  layout_->stop_at_step.store(stop_at_step, std::memory_order_release);
+}
+
+void HealthPage::ClearStop() { RequestStop(kNoStop); }
+
+// Books the stay in the current phase until now.
+void HealthPage::Layout::BookPhase(int64_t now_ns) {
+  const Phase current = ValidPhase(phase.load(std::memory_order_relaxed));
+  const int64_t stay_ns = Minus(now_ns, Get(phase_start_ns));
+  Add(phase_total_ns[static_cast<size_t>(current)], stay_ns);
+  if (!IsPartOfStep(current)) {
+    Add(interrupted_ns, stay_ns);
+    Set(step_start_ns, now_ns);
+  }
+  Set(phase_start_ns, now_ns);
+}
+
+void HealthPage::Layout::SwitchPhase(Phase to, int64_t now_ns) {
+  BookPhase(now_ns);
+  phase.store(static_cast<uint32_t>(to), std::memory_order_relaxed);
 }
 
 void HealthPage::CommitStep(int64_t step) {
   const int64_t now_ns = MonotonicNanoseconds();
-  const uint64_t commits = layout_->commits.load(std::memory_order_relaxed);
+  const int64_t commits = Get(layout_->commits);
   layout_->BeginWrite();
-  layout_->step.store(step, std::memory_order_relaxed);
-  if (commits == 0) {
-    layout_->first_step.store(step, std::memory_order_relaxed);
-    layout_->first_commit_ns.store(now_ns, std::memory_order_relaxed);
+  // A trainer need not name phases, and its first step ends its startup. The stay in any other
+  // phase goes on over the commit.
+  if (phase() == Phase::kStartup) {
+    layout_->SwitchPhase(Phase::kOther, now_ns);
+  } else if (!IsPartOfStep(phase())) {
+    layout_->BookPhase(now_ns);
   }
-  layout_->last_commit_ns.store(now_ns, std::memory_order_relaxed);
-  layout_->commits.store(commits + 1, std::memory_order_relaxed);
+  Set(layout_->step, step);
+  if (commits == 0) {
+    Set(layout_->first_step, step);
+    Set(layout_->first_commit_ns, now_ns);
+  } else {
+    const int64_t took_ns =
+        Minus(Minus(now_ns, Get(layout_->last_commit_ns)), Get(layout_->interrupted_ns));
+    Set(layout_->longest_step_ns, std::max(Get(layout_->longest_step_ns), took_ns));
+  }
+  Set(layout_->interrupted_ns, 0);
+  Set(layout_->step_start_ns, now_ns);
+  Set(layout_->last_commit_ns, now_ns);
+  Set(layout_->commits, Plus(commits, 1));
   layout_->EndWrite();
+}
+
+void HealthPage::EnterPhase(Phase phase) {
+  const int64_t now_ns = MonotonicNanoseconds();
+  if (phase == Phase::kStartup && Get(layout_->commits) > 0) phase = Phase::kOther;
+  layout_->BeginWrite();
+  layout_->SwitchPhase(phase, now_ns);
+  layout_->EndWrite();
+}
+
+Phase HealthPage::phase() const {
+  return ValidPhase(layout_->phase.load(std::memory_order_relaxed));
+}
+
+bool HealthPage::ShouldStop() {
+  const uint32_t marks = layout_->marks.load(std::memory_order_relaxed);
+  if ((marks & kStoppedAsAsked) != 0) return true;
+  const int64_t stop_at = layout_->stop_at_step.load(std::memory_order_acquire);
+  const bool committed = Get(layout_->commits) > 0 && Get(layout_->step) >= stop_at;
+  const bool stop = stop_at == kStopAtOnce || (stop_at != kNoStop && committed);
+  const uint32_t now = kStopAware | (stop ? kStoppedAsAsked : 0);
+  // Not in every step: the line would go back and forth between us and the agent that reads it.
+  if ((marks | now) != marks) layout_->marks.fetch_or(now, std::memory_order_release);
+  return stop;
 }
 
 absl::Status HealthPage::Attach() {
@@ -192,15 +307,26 @@ HealthPage::Snapshot HealthPage::Read() const {
   for (int tries = 0; tries < kReadTriesMax; ++tries) {
     const uint64_t before = layout_->sequence.load(std::memory_order_acquire);
     snapshot.generation = layout_->generation.load(std::memory_order_relaxed);
-    snapshot.has_step = layout_->commits.load(std::memory_order_relaxed) > 0;
-    snapshot.step = layout_->step.load(std::memory_order_relaxed);
-    snapshot.first_step = layout_->first_step.load(std::memory_order_relaxed);
-    snapshot.first_commit_monotonic_ns = layout_->first_commit_ns.load(std::memory_order_relaxed);
-    snapshot.last_commit_monotonic_ns = layout_->last_commit_ns.load(std::memory_order_relaxed);
+    snapshot.commits = std::max<int64_t>(Get(layout_->commits), 0);
+    snapshot.has_step = snapshot.commits > 0;
+    snapshot.step = Get(layout_->step);
+    snapshot.first_step = Get(layout_->first_step);
+    snapshot.first_commit_monotonic_ns = Get(layout_->first_commit_ns);
+    snapshot.last_commit_monotonic_ns = Get(layout_->last_commit_ns);
+    snapshot.longest_step_us = Microseconds(layout_->longest_step_ns);
+    snapshot.phase = phase();
+    snapshot.phase_start_monotonic_ns = Get(layout_->phase_start_ns);
+    snapshot.step_start_monotonic_ns = Get(layout_->step_start_ns);
+    for (size_t i = 0; i < kPhaseCount; ++i) {
+      snapshot.phase_total_us[i] = Microseconds(layout_->phase_total_ns[i]);
+    }
     std::atomic_thread_fence(std::memory_order_acquire);
     const uint64_t after = layout_->sequence.load(std::memory_order_relaxed);
     if (before == after && before % 2 == 0) break;
   }
+  const uint32_t marks = layout_->marks.load(std::memory_order_acquire);
+  snapshot.stop_aware = (marks & kStopAware) != 0;
+  snapshot.stopped_as_asked = (marks & kStoppedAsAsked) != 0;
   snapshot.worker = ReadLife(layout_->life);
   return snapshot;
 }

@@ -87,6 +87,133 @@ TEST(HealthPageTest, AGenerationForgetsTheStepsBeforeIt) {
   EXPECT_EQ(page.Read().first_commit_monotonic_ns, 0);
 }
 
+TEST(HealthPageTest, StartupEndsWithTheFirstCommitOfATrainerWithoutPhases) {
+  HealthPage page = MakePage();
+  const int64_t before_ns = MonotonicNanoseconds();
+  page.BeginGeneration(1);
+  EXPECT_EQ(page.Read().phase, Phase::kStartup);
+  EXPECT_GE(page.Read().phase_start_monotonic_ns, before_ns);
+  EXPECT_EQ(page.Read().step_start_monotonic_ns, page.Read().phase_start_monotonic_ns);
+  page.CommitStep(1);
+  const HealthPage::Snapshot snapshot = page.Read();
+  EXPECT_EQ(snapshot.phase, Phase::kOther);
+  EXPECT_EQ(snapshot.commits, 1);
+  EXPECT_EQ(snapshot.longest_step_us, 0);
+  EXPECT_EQ(snapshot.phase_start_monotonic_ns, snapshot.last_commit_monotonic_ns);
+  EXPECT_EQ(snapshot.step_start_monotonic_ns, snapshot.last_commit_monotonic_ns);
+}
+
+// Until the clock shows `us` more than now.
+void Spend(int64_t us) {
+  const int64_t until_ns = MonotonicNanoseconds() + us * 1000;
+  while (MonotonicNanoseconds() < until_ns) {
+  }
+}
+
+int64_t Total(const HealthPage::Snapshot& snapshot, Phase phase) {
+  return snapshot.phase_total_us[static_cast<size_t>(phase)];
+}
+
+TEST(HealthPageTest, EachPhaseHasItsTime) {
+  HealthPage page = MakePage();
+  page.BeginGeneration(1);
+  page.CommitStep(1);
+  const HealthPage::Snapshot before = page.Read();
+  page.EnterPhase(Phase::kData);
+  Spend(2000);
+  page.EnterPhase(Phase::kBackward);
+  Spend(500);
+  page.CommitStep(2);
+  page.EnterPhase(Phase::kOther);
+  const HealthPage::Snapshot after = page.Read();
+  EXPECT_GE(Total(after, Phase::kData), 2000);
+  EXPECT_GE(Total(after, Phase::kBackward), 500);
+  EXPECT_EQ(Total(after, Phase::kForward), 0);
+  // The stays add up to the time between the first and the last change, but for roundings.
+  int64_t sum_us = 0;
+  for (const int64_t total_us : after.phase_total_us) sum_us += total_us;
+  EXPECT_NEAR(sum_us - Total(before, Phase::kStartup),
+              (after.phase_start_monotonic_ns - before.phase_start_monotonic_ns) / 1000,
+              kPhaseCount);
+  EXPECT_GE(after.longest_step_us, 2500);
+  EXPECT_LE(after.longest_step_us,
+            (after.last_commit_monotonic_ns - before.last_commit_monotonic_ns) / 1000);
+}
+
+TEST(HealthPageTest, CheckpointsAndEvaluationsAreNoPartOfAStep) {
+  HealthPage page = MakePage();
+  page.BeginGeneration(1);
+  page.CommitStep(1);
+  for (const Phase phase : {Phase::kCheckpoint, Phase::kEvaluation}) {
+    page.EnterPhase(phase);
+    Spend(20'000);
+    page.EnterPhase(Phase::kOther);
+  }
+  const HealthPage::Snapshot between = page.Read();
+  EXPECT_EQ(between.step_start_monotonic_ns, between.phase_start_monotonic_ns);
+  page.CommitStep(2);
+  const HealthPage::Snapshot after = page.Read();
+  EXPECT_LE(after.longest_step_us,
+            (after.last_commit_monotonic_ns - between.last_commit_monotonic_ns) / 1000 - 40'000);
+}
+
+TEST(HealthPageTest, ThereIsNoStartupAfterTheFirstCommit) {
+  HealthPage page = MakePage();
+  page.BeginGeneration(1);
+  page.EnterPhase(Phase::kData);
+  page.EnterPhase(Phase::kStartup);
+  EXPECT_EQ(page.Read().phase, Phase::kStartup);
+  page.EnterPhase(Phase::kData);
+  page.CommitStep(1);
+  EXPECT_EQ(page.Read().phase, Phase::kData);
+  page.EnterPhase(Phase::kStartup);
+  EXPECT_EQ(page.Read().phase, Phase::kOther);
+}
+
+TEST(HealthPageTest, AWorkerStopsAfterTheStepItIsAskedTo) {
+  HealthPage agent = MakePage();
+  agent.BeginGeneration(1);
+  HealthPage worker = MapAgain(agent);
+  EXPECT_FALSE(agent.Read().stop_aware);
+  EXPECT_FALSE(worker.ShouldStop());
+  EXPECT_TRUE(agent.Read().stop_aware);
+  agent.RequestStop(12);
+  EXPECT_FALSE(worker.ShouldStop());  // after a restore nothing is committed yet
+  worker.CommitStep(11);
+  EXPECT_FALSE(worker.ShouldStop());
+  EXPECT_FALSE(agent.Read().stopped_as_asked);
+  worker.CommitStep(12);
+  EXPECT_TRUE(worker.ShouldStop());
+  EXPECT_TRUE(agent.Read().stopped_as_asked);
+  agent.ClearStop();
+  EXPECT_TRUE(worker.ShouldStop());
+}
+
+TEST(HealthPageTest, ARequestIsTakenBackReplacedAndForgotten) {
+  HealthPage page = MakePage();
+  page.BeginGeneration(1);
+  page.CommitStep(5);
+  page.RequestStop(7);
+  page.ClearStop();
+  page.CommitStep(7);
+  EXPECT_FALSE(page.ShouldStop());
+  page.RequestStop(9);
+  page.RequestStop(8);
+  page.CommitStep(8);
+  EXPECT_TRUE(page.ShouldStop());
+  page.BeginGeneration(2);
+  page.CommitStep(9);
+  EXPECT_FALSE(page.ShouldStop());
+  EXPECT_FALSE(page.Read().stopped_as_asked);
+}
+
+TEST(HealthPageTest, AStopAtOnceWaitsForNoStep) {
+  HealthPage page = MakePage();
+  page.BeginGeneration(1);
+  page.RequestStop(HealthPage::kStopAtOnce);
+  EXPECT_TRUE(page.ShouldStop());
+}
+
 TEST(HealthPageTest, AnotherProcessCommitsThroughAnInheritedDescriptor) {
   HealthPage page = MakePage();
   const int status = RunInChild([&page] {
@@ -141,9 +268,16 @@ TEST(HealthPageTest, ReadsEndWhateverThePageHolds) {
   auto* bytes = static_cast<unsigned char*>(
       mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, page.fd(), 0));
   ASSERT_NE(bytes, MAP_FAILED);
-  for (int value : {0xff, 0x01, 0x80}) {
+  for (int value : {0xff, 0x80, 0x01}) {
     for (int i = 0; i < 4096; ++i) bytes[i] = static_cast<unsigned char>(value);
-    page.Read();
+    const HealthPage::Snapshot snapshot = page.Read();
+    EXPECT_LT(static_cast<int>(snapshot.phase), kPhaseCount);
+    EXPECT_GE(snapshot.commits, 0);
+    EXPECT_GE(snapshot.longest_step_us, 0);
+    // What the worker computes with its own page is arithmetic without traps.
+    page.EnterPhase(Phase::kCheckpoint);
+    page.CommitStep(1);
+    page.ShouldStop();
   }
   EXPECT_TRUE(page.Read().has_step);
   munmap(bytes, 4096);
@@ -156,13 +290,18 @@ TEST(HealthPageTest, ReaderNeverSeesHalfACommit) {
   std::thread writer([&] {
     for (uint64_t generation = 1; !stop.load(std::memory_order_relaxed); ++generation) {
       worker.BeginGeneration(generation);
+      worker.EnterPhase(Phase::kForward);
       worker.CommitStep(static_cast<int64_t>(generation));
+      worker.EnterPhase(Phase::kData);
+      Spend(1);
     }
   });
   for (int i = 0; i < 20'000; ++i) {
     const HealthPage::Snapshot snapshot = page.Read();
     if (snapshot.has_step) {
       EXPECT_EQ(static_cast<uint64_t>(snapshot.step), snapshot.generation);
+      EXPECT_EQ(snapshot.commits, 1);
+      EXPECT_TRUE(snapshot.phase == Phase::kForward || snapshot.phase == Phase::kData);
     }
   }
   stop = true;
@@ -188,7 +327,7 @@ TEST(HealthPageTest, NamesBothVersionsWhenTheyDiffer) {
   ASSERT_EQ(pwrite(page.fd(), &newer, sizeof(newer), 8), 4);
   const absl::Status status = HealthPage::Map(dup(page.fd())).status();
   EXPECT_THAT(status.message(), HasSubstr("version 99"));
-  EXPECT_THAT(status.message(), HasSubstr("this program knows 1"));
+  EXPECT_THAT(status.message(), HasSubstr("this program knows 2"));
 }
 
 }  // namespace
