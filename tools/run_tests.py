@@ -206,7 +206,7 @@ def source_files():
         labels = set(inputs[test])
         for dependency in inputs[test]:
             labels.update(inputs.get(dependency, []))
-        files[test] = [_label_to_path(x) for x in labels if x.endswith((".cc", ".h"))]
+        files[test] = [_label_to_path(x) for x in labels if x.endswith((".cc", ".h", ".py"))]
     return files
 
 
