@@ -191,7 +191,8 @@ class Process:
         try:
             self._wrapper.wait(patience_s)
         except subprocess.TimeoutExpired:
-            raise HostsError(self.quote(f"{self.command[0]} did not end in {patience_s} s")) from None
+            what = f"{self.command[0]} did not end in {patience_s} s"
+            raise HostsError(self.quote(what)) from None
         return self._wrapper.returncode
 
     def output(self):
@@ -372,7 +373,8 @@ class Network:
     def plug(self, port, pid, hardware_address):
         """Connects the network of process `pid` with the bridge; its end is called eth0."""
         self._in_switch(
-            f"ip link add {port} type veth peer name eth0 address {hardware_address} netns {pid} && "
+            f"ip link add {port} type veth "
+            f"peer name eth0 address {hardware_address} netns {pid} && "
             f"ip link set {port} master br0 && ip link set {port} up"
         )
 
