@@ -1,0 +1,61 @@
+#ifndef DDP_LAUNCHER_STATIC_RENDEZVOUS_H_
+#define DDP_LAUNCHER_STATIC_RENDEZVOUS_H_
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "base/event_loop.h"
+#include "launcher/server_guard.h"
+#include "store/redis_endpoint.h"
+#include "store/tcp_store_server.h"
+
+namespace ddp::launcher {
+
+// How the agents of --node-rank, --master-addr and --master-port find each other without an
+// endpoint: node 0 serves the workers' TCPStore at MASTER_ADDR:MASTER_PORT from the start, starts a
+// private Redis beside it, and publishes there where that Redis is.
+struct StaticRendezvousOptions {
+  static constexpr int kDefaultMasterPort = 29500;
+
+  int node_rank = 0;
+  std::string master_addr = "127.0.0.1";  // a name or an address
+  int master_port = kDefaultMasterPort;
+
+  // A folder of ours for the Redis server of node 0 (PrivateRedisServer::Options::directory).
+  std::string folder;
+
+  // How long another node waits for node 0.
+  absl::Duration timeout = absl::Minutes(10);
+};
+
+// What came of it.
+struct StaticMeeting {
+  // Where the rendezvous is, with the password to be there.
+  store::RedisEndpoint endpoint;
+
+  // Of node 0 only. To be kept while the job lives; Clear() the store for each new generation, it
+  // goes on telling late nodes where the rendezvous is.
+  std::unique_ptr<ServerGuard> server;
+  std::unique_ptr<store::TcpStoreServer> worker_store;
+};
+
+// On node 0 starts the two servers and returns; the others are served while `event_loop` runs. On
+// other nodes asks node 0, waiting for it for at most `timeout`. `event_loop` is not owned and must
+// outlive the meeting. Call it on the main thread (see PrivateRedisServer).
+//
+// The Redis server wants a password: the one that DDP_REDIS_PASSWORD or DDP_REDIS_PASSWORD_FILE
+// gives, which all nodes must have then and which is sent nowhere, else a random one, which whoever
+// reaches MASTER_ADDR:MASTER_PORT can read, as it can the workers' keys.
+//
+// kInvalidArgument: the environment's credentials, or a wildcard as address. kFailedPrecondition:
+// master_addr is no address of node 0's machine. kAlreadyExists: the port is taken.
+// kDeadlineExceeded, kUnavailable: node 0 was not to be found. Else what
+// PrivateRedisServer::Start says. All as one line that names flag, value and fix.
+absl::StatusOr<StaticMeeting> MeetStatically(const StaticRendezvousOptions& options,
+                                             EventLoop* event_loop);
+
+}  // namespace ddp::launcher
+
+#endif  // DDP_LAUNCHER_STATIC_RENDEZVOUS_H_
