@@ -20,7 +20,7 @@ struct WorkerFailure {
   pid_t pid = 0;
   ExitStatus status;
   absl::Time wall_time;    // when the agent saw it, for people
-  std::string error_file;  // where the worker was told to describe its failure; may not exist
+  std::string error_file = {};  // where the worker was told to describe its failure; may not exist
   bool is_victim = false;  // by its own account a peer failed first
   std::string hang = {};   // it did not end but made no progress: "made no step for 42s ..."
 };
