@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
-#include "launcher/error_file.h"
+#include "elastic/health/error_record.h"
 
 namespace ddp::launcher {
 namespace {
@@ -70,7 +70,7 @@ ReportedFailure DescribeFailure(const elastic::WorkerFailure& failure,
                                    " and wrote no error file; its own output says more");
   absl::Time time = failure.wall_time;
   if (!failure.error_file.empty()) {
-    const absl::StatusOr<ErrorFile> error = ReadErrorFile(failure.error_file);
+    const absl::StatusOr<elastic::ErrorRecord> error = elastic::ReadErrorRecord(failure.error_file);
     if (error.ok()) {
       result.error_file = failure.error_file;
       result.text = error->message;

@@ -1,4 +1,4 @@
-#include "launcher/error_file.h"
+#include "elastic/health/error_record.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -7,13 +7,15 @@
 #include <cerrno>
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "base/status_macros.h"
 #include "base/unique_fd.h"
 
-namespace ddp::launcher {
+namespace ddp::elastic {
 namespace {
 
 using Json = nlohmann::json;
@@ -60,6 +62,12 @@ std::string TextAt(const Json& object, const char* key) {
   return Printable(found->get<std::string>());
 }
 
+std::optional<bool> BooleanAt(const Json& object, const char* key) {
+  const auto found = object.find(key);
+  if (found == object.end() || !found->is_boolean()) return std::nullopt;
+  return found->get<bool>();
+}
+
 absl::Time TimeAt(const Json& object, const char* key) {
   const auto found = object.find(key);
   if (found == object.end()) return absl::InfinitePast();
@@ -74,16 +82,57 @@ absl::Time TimeAt(const Json& object, const char* key) {
   return absl::UnixEpoch() + absl::Seconds(seconds);
 }
 
+// A text that tells of a lost peer: it holds `place`, the code that speaks, and `what`.
+struct VictimText {
+  absl::string_view place;
+  absl::string_view what;
+};
+
+constexpr VictimText kVictimTexts[] = {
+    // "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [...]"
+    {"gloo/", "Connection closed by peer"},
+    {"gloo/", "Connection reset by peer"},
+    {"gloo/", "Broken pipe"},
+    {"gloo/", "Connection refused"},
+    {"gloo/", "Application timeout caused pair closure"},
+    {"gloo/", "Timed out waiting"},
+    {"Gloo connectFullMesh failed", ""},
+    {"NCCL", "ncclRemoteError"},
+    {"NCCL", "Connection closed by remote peer"},
+    {"NCCL", "remote process exited or there was a network error"},
+    {"TCPStore", "Connection was likely closed"},
+    // The store's socket, whose place in the source is all the text there is.
+    {"Failed to recv, got 0 bytes", "Did the remote server shutdown or crash?"},
+};
+
 }  // namespace
 
-absl::StatusOr<ErrorFile> ParseErrorFile(const std::string& text) {
+bool SoundsLikeVictim(absl::string_view message) {
+  for (const VictimText& text : kVictimTexts) {
+    if (absl::StrContains(message, text.place) && absl::StrContains(message, text.what)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+std::string FormatErrorRecord(const ErrorRecord& record) {
+  Json extra = {{"py_callstack", record.callstack},
+                {"timestamp", absl::StrCat(absl::ToUnixSeconds(record.time))}};
+  if (record.is_victim) extra["victim"] = true;
+  const Json json = {{"message", {{"message", record.message}, {"extraInfo", std::move(extra)}}}};
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+absl::StatusOr<ErrorRecord> ParseErrorRecord(const std::string& text) {
   if (NestsTooDeep(text)) return absl::InvalidArgumentError("it nests too deep");
   const Json root = Json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (root.is_discarded()) return absl::InvalidArgumentError("it is not JSON");
   if (!root.is_object()) return absl::InvalidArgumentError("it is not a JSON object");
   const auto message = root.find("message");
   if (message == root.end()) return absl::InvalidArgumentError("it has no \"message\"");
-  ErrorFile result;
+  ErrorRecord result;
+  std::optional<bool> is_victim;
   if (message->is_string()) {
     result.message = Printable(message->get<std::string>());
     result.time = TimeAt(root, "timestamp");
@@ -93,13 +142,15 @@ absl::StatusOr<ErrorFile> ParseErrorFile(const std::string& text) {
     if (extra != message->end() && extra->is_object()) {
       result.callstack = TextAt(*extra, "py_callstack");
       result.time = TimeAt(*extra, "timestamp");
+      is_victim = BooleanAt(*extra, "victim");
     }
   }
   if (result.message.empty()) return absl::InvalidArgumentError("its \"message\" holds no text");
+  result.is_victim = is_victim.has_value() ? *is_victim : SoundsLikeVictim(result.message);
   return result;
 }
 
-absl::StatusOr<ErrorFile> ReadErrorFile(const std::string& path) {
+absl::StatusOr<ErrorRecord> ReadErrorRecord(const std::string& path) {
   // Not blocking, for the case that it is a pipe.
   const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
   if (!fd.valid()) {
@@ -110,7 +161,7 @@ absl::StatusOr<ErrorFile> ReadErrorFile(const std::string& path) {
   if (::fstat(fd.get(), &info) != 0 || !S_ISREG(info.st_mode)) {
     return absl::InvalidArgumentError(absl::StrCat(path, ": not a regular file"));
   }
-  std::string text(kMaxErrorFileBytes + 1, '\0');
+  std::string text(kMaxErrorRecordBytes + 1, '\0');
   size_t size = 0;
   while (size < text.size()) {
     const ssize_t count = ::read(fd.get(), text.data() + size, text.size() - size);
@@ -122,16 +173,16 @@ absl::StatusOr<ErrorFile> ReadErrorFile(const std::string& path) {
     size += static_cast<size_t>(count);
   }
   if (size == 0) return absl::NotFoundError(absl::StrCat(path, ": empty"));
-  if (size > kMaxErrorFileBytes) {
+  if (size > kMaxErrorRecordBytes) {
     return absl::InvalidArgumentError(
-        absl::StrCat(path, ": larger than ", kMaxErrorFileBytes, " bytes"));
+        absl::StrCat(path, ": larger than ", kMaxErrorRecordBytes, " bytes"));
   }
   text.resize(size);
-  absl::StatusOr<ErrorFile> result = ParseErrorFile(text);
+  absl::StatusOr<ErrorRecord> result = ParseErrorRecord(text);
   if (!result.ok()) {
     return absl::InvalidArgumentError(absl::StrCat(path, ": ", result.status().message()));
   }
   return result;
 }
 
-}  // namespace ddp::launcher
+}  // namespace ddp::elastic
