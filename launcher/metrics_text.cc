@@ -6,11 +6,13 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <sstream>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "launcher/printable.h"
 
 namespace ddp::launcher {
 namespace {
@@ -21,14 +23,6 @@ using prometheus::ClientMetric;
 using prometheus::MetricFamily;
 using prometheus::MetricType;
 using Labels = std::vector<ClientMetric::Label>;
-
-// Prometheus drops the whole scrape for one byte that is no UTF-8.
-std::string Printable(std::string text) {
-  for (char& byte : text) {
-    if (byte < ' ' || byte == '\x7f') byte = '?';  // negative from 0x80 on
-  }
-  return text;
-}
 
 class Families {
  public:
