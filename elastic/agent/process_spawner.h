@@ -3,6 +3,7 @@
 
 #include <sys/types.h>
 
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <string>
@@ -18,6 +19,7 @@ struct WorkerSpec {
   int local_rank = 0;
   int rank = 0;
   int attempt = 0;                                 // restart count: names the log folder
+  uint64_t generation = 0;                         // tells the folders of one attempt apart
   std::string role;                                // for the prefix of teed lines
   std::vector<std::string> argv;                   // argv[0] is looked up on PATH as execvp does
   std::map<std::string, std::string> environment;  // over what the agent itself inherited
