@@ -1,0 +1,86 @@
+#ifndef DDP_TESTING_SIMULATOR_MEMORY_DATABASE_H_
+#define DDP_TESTING_SIMULATOR_MEMORY_DATABASE_H_
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <variant>
+
+#include "absl/types/span.h"
+
+namespace ddp::testing {
+
+// Where a command's reply goes: one call for a simple reply; BeginArray(n) and n simple ones for an
+// array, which holds no further arrays here.
+class ReplySink {
+ public:
+  virtual ~ReplySink() = default;
+  virtual void Nil() = 0;
+  virtual void Status(std::string_view text) = 0;
+  virtual void Error(std::string_view text) = 0;
+  virtual void String(std::string_view text) = 0;
+  virtual void Integer(int64_t value) = 0;
+  virtual void BeginArray(size_t size) = 0;
+  // The command was not run: there is none of that name, or it takes other arguments.
+  virtual void Refused(bool is_unknown, std::string_view text) { Error(text); }
+};
+
+// The part of Redis 7.0 that this project's scripts use, in memory: strings, hashes, sets, sorted
+// sets, lists, expiry, TIME and PUBLISH, each command with the replies and the errors of the real
+// server (redis-server's documentation is the documentation; lua_redis_test compares the two).
+// Other commands answer the error of an unknown command.
+//
+// Deterministic: equal commands at equal times give equal replies, in equal order. Where Redis
+// promises no order (HGETALL, SMEMBERS) this one's order is another than the real server's.
+// A value: a copy is a snapshot, and assigning it back is a server that lost its last writes.
+//
+// Thread-compatible.
+class MemoryDatabase {
+ public:
+  // What a command sees of the outside.
+  struct World {
+    std::function<int64_t()> now_us;  // the server's clock, microseconds of Unix time
+    // Returns how many subscribers the message was sent to.
+    std::function<int64_t(std::string_view channel, std::string_view message)> publish;
+  };
+
+  // `args[0]` names the command in any case; at least one argument.
+  void Run(absl::Span<const std::string_view> args, const World& world, ReplySink& sink);
+
+  void Clear() { keys_.clear(); }
+  size_t size() const { return keys_.size(); }
+
+ private:
+  friend struct DatabaseCommands;
+
+  struct TextHash {
+    using is_transparent = void;
+    size_t operator()(std::string_view text) const { return std::hash<std::string_view>()(text); }
+  };
+  template <typename Mapped>
+  using TextMap = std::unordered_map<std::string, Mapped, TextHash, std::equal_to<>>;
+
+  using Hash = TextMap<std::string>;
+  using Set = std::unordered_set<std::string, TextHash, std::equal_to<>>;
+  struct SortedSet {
+    TextMap<double> scores;
+    std::set<std::pair<double, std::string>> order;
+  };
+  using List = std::deque<std::string>;
+  struct Entry {
+    std::variant<std::string, Hash, Set, SortedSet, List> value;
+    int64_t expires_at_us = INT64_MAX;
+  };
+
+  TextMap<Entry> keys_;
+};
+
+}  // namespace ddp::testing
+
+#endif  // DDP_TESTING_SIMULATOR_MEMORY_DATABASE_H_
