@@ -59,11 +59,11 @@ struct HealthPage::Layout {
   std::atomic<int64_t> last_commit_ns;
   std::atomic<int64_t> longest_step_ns;
   std::atomic<int64_t> step_start_ns;
-  std::atomic<int64_t>
-      interrupted_ns;  // since the last commit, in phases that are no part of steps
+  std::atomic<int64_t> booked_until_ns;
   std::atomic<int64_t> phase_start_ns;
   std::atomic<uint32_t> phase;
-  std::array<std::atomic<int64_t>, kPhaseCount> phase_total_ns;
+  std::array<std::atomic<int64_t>, kPhaseCount> phase_total_ns;  // up to the last commit
+  std::array<std::atomic<int64_t>, kPhaseCount> phase_since_commit_ns;
 
   // Only the worker ever locks it. The list pointers of a robust mutex live in the page, so locking
   // a page that somebody else can write would let him choose what our unlock overwrites; a reader
@@ -79,8 +79,9 @@ struct HealthPage::Layout {
   }
 
   // Inside a write.
-  void SwitchPhase(Phase to, int64_t now_ns);
   void BookPhase(int64_t now_ns);
+  void SwitchPhase(Phase to, int64_t now_ns);
+  int64_t CloseStep();
 };
 
 namespace {
@@ -207,12 +208,15 @@ void HealthPage::BeginGeneration(uint64_t generation) {
   layout_->generation.store(generation, std::memory_order_relaxed);
   for (std::atomic<int64_t>* value :
        {&layout_->commits, &layout_->step, &layout_->first_step, &layout_->first_commit_ns,
-        &layout_->last_commit_ns, &layout_->longest_step_ns, &layout_->interrupted_ns}) {
+        &layout_->last_commit_ns, &layout_->longest_step_ns}) {
     Set(*value, 0);
   }
   for (std::atomic<int64_t>& total : layout_->phase_total_ns) Set(total, 0);
-  Set(layout_->step_start_ns, now_ns);
-  Set(layout_->phase_start_ns, now_ns);
+  for (std::atomic<int64_t>& total : layout_->phase_since_commit_ns) Set(total, 0);
+  for (std::atomic<int64_t>* value :
+       {&layout_->step_start_ns, &layout_->phase_start_ns, &layout_->booked_until_ns}) {
+    Set(*value, now_ns);
+  }
   layout_->phase.store(static_cast<uint32_t>(Phase::kStartup), std::memory_order_relaxed);
   layout_->EndWrite();
 }
@@ -226,41 +230,44 @@ void HealthPage::ClearStop() { RequestStop(kNoStop); }
 // Books the stay in the current phase until now.
 void HealthPage::Layout::BookPhase(int64_t now_ns) {
   const Phase current = ValidPhase(phase.load(std::memory_order_relaxed));
-  const int64_t stay_ns = Minus(now_ns, Get(phase_start_ns));
-  Add(phase_total_ns[static_cast<size_t>(current)], stay_ns);
-  if (!IsPartOfStep(current)) {
-    Add(interrupted_ns, stay_ns);
-    Set(step_start_ns, now_ns);
-  }
-  Set(phase_start_ns, now_ns);
+  Add(phase_since_commit_ns[static_cast<size_t>(current)], Minus(now_ns, Get(booked_until_ns)));
+  Set(booked_until_ns, now_ns);
+  if (!IsPartOfStep(current)) Set(step_start_ns, now_ns);
 }
 
 void HealthPage::Layout::SwitchPhase(Phase to, int64_t now_ns) {
   BookPhase(now_ns);
   phase.store(static_cast<uint32_t>(to), std::memory_order_relaxed);
+  Set(phase_start_ns, now_ns);
+}
+
+// Moves what was booked since the last commit to the totals. Returns how long the step took.
+int64_t HealthPage::Layout::CloseStep() {
+  int64_t took_ns = 0;
+  for (size_t i = 0; i < kPhaseCount; ++i) {
+    const int64_t stay_ns = Get(phase_since_commit_ns[i]);
+    Add(phase_total_ns[i], stay_ns);
+    Set(phase_since_commit_ns[i], 0);
+    if (IsPartOfStep(static_cast<Phase>(i))) took_ns = Plus(took_ns, stay_ns);
+  }
+  return took_ns;
 }
 
 void HealthPage::CommitStep(int64_t step) {
   const int64_t now_ns = MonotonicNanoseconds();
   const int64_t commits = Get(layout_->commits);
   layout_->BeginWrite();
-  // A trainer need not name phases, and its first step ends its startup. The stay in any other
-  // phase goes on over the commit.
-  if (phase() == Phase::kStartup) {
-    layout_->SwitchPhase(Phase::kOther, now_ns);
-  } else if (!IsPartOfStep(phase())) {
-    layout_->BookPhase(now_ns);
-  }
+  layout_->BookPhase(now_ns);
+  const int64_t took_ns = layout_->CloseStep();
+  // A trainer need not name phases: its first step ends its startup.
+  if (phase() == Phase::kStartup) layout_->SwitchPhase(Phase::kOther, now_ns);
   Set(layout_->step, step);
   if (commits == 0) {
     Set(layout_->first_step, step);
     Set(layout_->first_commit_ns, now_ns);
   } else {
-    const int64_t took_ns =
-        Minus(Minus(now_ns, Get(layout_->last_commit_ns)), Get(layout_->interrupted_ns));
     Set(layout_->longest_step_ns, std::max(Get(layout_->longest_step_ns), took_ns));
   }
-  Set(layout_->interrupted_ns, 0);
   Set(layout_->step_start_ns, now_ns);
   Set(layout_->last_commit_ns, now_ns);
   Set(layout_->commits, Plus(commits, 1));

@@ -53,7 +53,8 @@ class HealthPage {
     // Since when the current step has gone on without interruption: the last commit, the end of a
     // checkpoint or evaluation after it, or the start of the generation.
     int64_t step_start_monotonic_ns = 0;
-    std::array<int64_t, kPhaseCount> phase_total_us{};  // by phase, without the current stay
+    // By phase, from the generation's start to the last commit: of whole steps.
+    std::array<int64_t, kPhaseCount> phase_total_us{};
 
     Worker worker = Worker::kNotAttached;
     bool stop_aware = false;        // has called ShouldStop() at least once

@@ -123,17 +123,20 @@ TEST(HealthPageTest, EachPhaseHasItsTime) {
   Spend(2000);
   page.EnterPhase(Phase::kBackward);
   Spend(500);
+  const int64_t backward_start_ns = page.Read().phase_start_monotonic_ns;
+  EXPECT_EQ(Total(page.Read(), Phase::kData), 0);  // the step is not whole yet
   page.CommitStep(2);
-  page.EnterPhase(Phase::kOther);
   const HealthPage::Snapshot after = page.Read();
   EXPECT_GE(Total(after, Phase::kData), 2000);
   EXPECT_GE(Total(after, Phase::kBackward), 500);
   EXPECT_EQ(Total(after, Phase::kForward), 0);
-  // The stays add up to the time between the first and the last change, but for roundings.
+  EXPECT_EQ(after.phase, Phase::kBackward);
+  EXPECT_EQ(after.phase_start_monotonic_ns, backward_start_ns);
+  // The stays add up to the time between the commits, but for roundings.
   int64_t sum_us = 0;
   for (const int64_t total_us : after.phase_total_us) sum_us += total_us;
   EXPECT_NEAR(sum_us - Total(before, Phase::kStartup),
-              (after.phase_start_monotonic_ns - before.phase_start_monotonic_ns) / 1000,
+              (after.last_commit_monotonic_ns - before.last_commit_monotonic_ns) / 1000,
               kPhaseCount);
   EXPECT_GE(after.longest_step_us, 2500);
   EXPECT_LE(after.longest_step_us,

@@ -1,0 +1,143 @@
+#include "elastic/health/hang_detector.h"
+
+#include <algorithm>
+#include <tuple>
+
+#include "absl/strings/str_cat.h"
+
+namespace ddp::elastic {
+namespace {
+
+// Ranks that have come so far towards their limit when another one reaches his are stalled too:
+// they stopped together, and who was the first to reach the limit says nothing.
+constexpr double kStalledShare = 0.5;
+
+}  // namespace
+
+HangDetector::HangDetector(const Options& options) : options_(options) {}
+
+void HangDetector::Begin(absl::Time now, int nodes) {
+  nodes_ = nodes;
+  begin_ = looked_ = counted_since_ = now;
+  ranks_.clear();
+  earlier_steps_ += generation_steps_;
+  generation_steps_ = 0;
+}
+
+// The page's stamp, where it can be true.
+absl::Time HangDetector::Stamp(int64_t monotonic_ns, absl::Time now) const {
+  return std::clamp(absl::FromUnixNanos(monotonic_ns), begin_, std::max(begin_, now));
+}
+
+void HangDetector::Observe(int local_rank, const HealthPage::Snapshot& page, absl::Time now) {
+  if (begin_ == absl::InfinitePast()) Begin(now, nodes_);
+  // We ask to be called four times in a floor.
+  if (now - looked_ > options_.floor * 0.75) counted_since_ = now;
+  looked_ = std::max(looked_, now);
+
+  if (page.worker != HealthPage::Worker::kNotAttached) attached_.insert(local_rank);
+  if (!attached_.contains(local_rank)) return;
+  const auto [found, is_new] = ranks_.try_emplace(local_rank);
+  Rank& rank = found->second;
+  if (is_new) rank.observed = rank.commit_after = begin_;
+  Learn(rank, page, now);
+  const bool was_slow = rank.is_slow;
+  const bool interrupts = !page.has_step || !IsPartOfStep(page.phase);
+  rank.is_slow = interrupts || page.stopped_as_asked;
+  const bool by_phase = page.has_step && interrupts;
+  rank.since = Stamp(by_phase ? page.phase_start_monotonic_ns : page.step_start_monotonic_ns, now);
+  // Whoever waited for it does so for a step from now on.
+  if (was_slow && !rank.is_slow) counted_since_ = std::max(counted_since_, rank.since);
+  rank.page = page;
+}
+
+// Takes in the commits since the last time. The page says how long they took; that it cannot be
+// longer than the time in which they were made is what we know ourselves.
+void HangDetector::Learn(Rank& rank, const HealthPage::Snapshot& page, absl::Time now) {
+  if (page.commits != rank.page.commits) {
+    const absl::Duration bound = now - rank.commit_after;
+    longest_step_ =
+        std::max(longest_step_, std::min(absl::Microseconds(page.longest_step_us), bound));
+    rank.commit_after = rank.observed;
+  }
+  rank.observed = now;
+  // A bound that no counter reaches, so that sums of it do not overflow.
+  constexpr int64_t kManySteps = int64_t{1} << 40;
+  generation_steps_ = std::max(generation_steps_, std::min(page.commits, kManySteps));
+}
+
+void HangDetector::Forget(int local_rank) { ranks_.erase(local_rank); }
+
+bool HangDetector::IsOn() const {
+  return options_.floor > absl::ZeroDuration() &&
+         earlier_steps_ + generation_steps_ >= options_.min_steps;
+}
+
+bool HangDetector::SomebodyIsSlow() const {
+  return std::any_of(ranks_.begin(), ranks_.end(),
+                     [](const auto& entry) { return entry.second.is_slow; });
+}
+
+absl::Duration HangDetector::Limit(const Rank& rank) const {
+  absl::Duration floor = options_.floor;
+  if (SomebodyIsSlow()) {
+    floor = std::max(floor, options_.slow_floor);
+  } else if (nodes_ > 1 && WaitsForPeers(rank.page.phase)) {
+    floor = std::max(floor, options_.waiting_floor);
+  }
+  return std::max(floor, longest_step_ * options_.factor);
+}
+
+std::optional<HangDetector::Hang> HangDetector::Check(absl::Time now) const {
+  if (!IsOn()) return std::nullopt;
+  bool is_hung = false;
+  const std::pair<const int, Rank>* suspect = nullptr;
+  // Who works rather than waits, who is behind, who has stood still for longer.
+  const auto order = [](const std::pair<const int, Rank>& entry) {
+    const Rank& rank = entry.second;
+    const int64_t step = rank.page.has_step ? rank.page.step : -1;
+    return std::make_tuple(WaitsForPeers(rank.page.phase), step, rank.since, entry.first);
+  };
+  for (const auto& entry : ranks_) {
+    const absl::Duration stalled_for = now - std::max(entry.second.since, counted_since_);
+    const absl::Duration limit = Limit(entry.second);
+    if (stalled_for >= limit) is_hung = true;
+    if (stalled_for < limit * kStalledShare) continue;
+    if (suspect == nullptr || order(entry) < order(*suspect)) suspect = &entry;
+  }
+  if (!is_hung) return std::nullopt;
+  const Rank& rank = suspect->second;
+  return Hang{.local_rank = suspect->first,
+              .stalled_for = now - std::max(rank.since, counted_since_),
+              .longest_step = longest_step_,
+              .phase = rank.page.phase,
+              .waits_for_peers = WaitsForPeers(rank.page.phase),
+              .step = rank.page.has_step ? rank.page.step : -1};
+}
+
+absl::Time HangDetector::next_check() const {
+  if (options_.floor <= absl::ZeroDuration() || begin_ == absl::InfinitePast()) {
+    return absl::InfiniteFuture();
+  }
+  const absl::Time regular = looked_ + options_.floor / 4;
+  if (!IsOn()) return regular;
+  absl::Time next = regular;
+  for (const auto& [local_rank, rank] : ranks_) {
+    next = std::min(next, std::max(rank.since, counted_since_) + Limit(rank));
+  }
+  return std::max(next, looked_);
+}
+
+std::string DescribeHang(const HangDetector::Hang& hang) {
+  const auto rounded = [](absl::Duration duration) {
+    const absl::Duration unit =
+        duration < absl::Seconds(10) ? absl::Milliseconds(1) : absl::Seconds(1);
+    return absl::FormatDuration(absl::Trunc(duration, unit));
+  };
+  return absl::StrCat("made no step for ", rounded(hang.stalled_for), ", in ",
+                      std::string(PhaseName(hang.phase)),
+                      hang.waits_for_peers ? " (which waits for peers)" : "",
+                      "; the longest step took ", rounded(hang.longest_step));
+}
+
+}  // namespace ddp::elastic

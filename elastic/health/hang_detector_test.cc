@@ -1,0 +1,274 @@
+#include "elastic/health/hang_detector.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+
+namespace ddp::elastic {
+namespace {
+
+using ::testing::HasSubstr;
+
+const absl::Time kStart = absl::FromUnixSeconds(1'000'000);
+constexpr int kOneNode = 1;
+constexpr int kTwoNodes = 2;
+
+int64_t Nanoseconds(absl::Time time) { return absl::ToUnixNanos(time); }
+
+// One rank, as its page would show it.
+struct FakeRank {
+  HealthPage::Snapshot page;
+
+  void Start(absl::Time now) {
+    page = {.generation = 1, .worker = HealthPage::Worker::kAttached};
+    page.step_start_monotonic_ns = page.phase_start_monotonic_ns = Nanoseconds(now);
+  }
+  void Commit(int64_t step, absl::Time now, absl::Duration took = absl::Seconds(1)) {
+    page.has_step = true;
+    page.step = step;
+    ++page.commits;
+    page.last_commit_monotonic_ns = page.step_start_monotonic_ns = Nanoseconds(now);
+    page.longest_step_us = std::max(page.longest_step_us, absl::ToInt64Microseconds(took));
+    if (page.phase == Phase::kStartup) Enter(Phase::kOther, now);
+  }
+  void Enter(Phase phase, absl::Time now) {
+    if (!IsPartOfStep(page.phase)) page.step_start_monotonic_ns = Nanoseconds(now);
+    page.phase = phase;
+    page.phase_start_monotonic_ns = Nanoseconds(now);
+  }
+};
+
+// A node of two ranks whose agent looks when it is asked to.
+class HangDetectorTest : public ::testing::Test {
+ protected:
+  explicit HangDetectorTest(HangDetector::Options options = {}) : detector_(options) {}
+
+  void Begin(int nodes = kOneNode) {
+    detector_.Begin(now_, nodes);
+    for (FakeRank& rank : ranks_) rank.Start(now_);
+    step_ = 0;
+  }
+
+  // Lets time pass; returns the first verdict.
+  std::optional<HangDetector::Hang> Wait(absl::Duration duration) {
+    const absl::Time end = now_ + duration;
+    for (;;) {
+      for (int i = 0; i < 2; ++i) detector_.Observe(i, ranks_[i].page, now_);
+      if (const auto hang = detector_.Check(now_)) return hang;
+      if (now_ >= end) return std::nullopt;
+      const absl::Time next = detector_.next_check();
+      EXPECT_GT(next, now_);
+      now_ = std::min(end, next);
+    }
+  }
+
+  // Both ranks make steps of a second. Nobody is hung meanwhile.
+  void Train(int steps) {
+    for (int i = 0; i < steps; ++i) {
+      EXPECT_EQ(Wait(absl::Seconds(1)), std::nullopt);
+      ++step_;
+      for (FakeRank& rank : ranks_) rank.Commit(step_, now_);
+    }
+    Wait(absl::ZeroDuration());
+  }
+
+  absl::Time now_ = kStart;
+  HangDetector detector_;
+  FakeRank ranks_[2];
+  int64_t step_ = 0;
+};
+
+TEST_F(HangDetectorTest, ARankThatMakesNoStepIsFoundAtTheFloor) {
+  Begin();
+  Train(20);
+  const absl::Time last = now_;
+  ranks_[0].Enter(Phase::kBackward, now_);
+  ranks_[1].Enter(Phase::kData, now_);
+  const auto hang = Wait(absl::Hours(1));
+  ASSERT_TRUE(hang.has_value());
+  EXPECT_EQ(now_ - last, absl::Seconds(30));
+  EXPECT_EQ(hang->local_rank, 1);
+  EXPECT_EQ(hang->phase, Phase::kData);
+  EXPECT_FALSE(hang->waits_for_peers);
+  EXPECT_EQ(hang->stalled_for, absl::Seconds(30));
+  EXPECT_EQ(hang->longest_step, absl::Seconds(1));
+  EXPECT_EQ(hang->step, 20);
+  EXPECT_EQ(DescribeHang(*hang), "made no step for 30s, in data; the longest step took 1s");
+}
+
+TEST_F(HangDetectorTest, TheLimitIsLearnedFromTheLongestStep) {
+  Begin();
+  Train(10);
+  EXPECT_EQ(Wait(absl::Seconds(20)), std::nullopt);
+  ++step_;
+  for (FakeRank& rank : ranks_) rank.Commit(step_, now_, absl::Seconds(20));
+  const absl::Time last = now_;
+  ASSERT_TRUE(Wait(absl::Hours(1)).has_value());
+  EXPECT_EQ(now_ - last, absl::Seconds(100));
+}
+
+TEST_F(HangDetectorTest, NobodyIsHungBeforeEnoughWasSeen) {
+  Begin();
+  EXPECT_EQ(Wait(absl::Hours(2)), std::nullopt);
+  Train(9);
+  EXPECT_EQ(Wait(absl::Hours(2)), std::nullopt);
+}
+
+TEST_F(HangDetectorTest, ARestartedJobIsWatchedFromItsStart) {
+  Begin();
+  Train(6);
+  Begin();
+  Train(6);
+  now_ += absl::Seconds(1);
+  Begin();
+  const absl::Time start = now_;
+  const auto hang = Wait(absl::Hours(1));
+  ASSERT_TRUE(hang.has_value());
+  EXPECT_EQ(now_ - start, absl::Minutes(10));
+  EXPECT_EQ(hang->phase, Phase::kStartup);
+  EXPECT_EQ(hang->step, -1);
+}
+
+TEST_F(HangDetectorTest, ALongCheckpointIsNoHangAndItsPeersMayWait) {
+  Begin();
+  Train(20);
+  ranks_[0].Enter(Phase::kCheckpoint, now_);
+  ranks_[1].Enter(Phase::kBackward, now_);
+  EXPECT_EQ(Wait(absl::Minutes(9)), std::nullopt);
+  ranks_[0].Enter(Phase::kOther, now_);
+  // The checkpoint is over: the step goes on from here.
+  EXPECT_EQ(Wait(absl::Seconds(29)), std::nullopt) << "rank 1 had waited longer";
+}
+
+TEST_F(HangDetectorTest, ACheckpointThatDoesNotEndIsAHang) {
+  Begin();
+  Train(20);
+  const absl::Time last = now_;
+  ranks_[0].Enter(Phase::kBackward, now_);
+  ranks_[1].Enter(Phase::kCheckpoint, now_);
+  const auto hang = Wait(absl::Hours(1));
+  ASSERT_TRUE(hang.has_value());
+  EXPECT_EQ(now_ - last, absl::Minutes(10));
+  EXPECT_EQ(hang->local_rank, 1);
+}
+
+TEST_F(HangDetectorTest, WhoIsBehindIsTheCulprit) {
+  Begin();
+  Train(20);
+  ranks_[0].Commit(21, now_);
+  ranks_[1].Enter(Phase::kOther, now_);
+  const auto hang = Wait(absl::Hours(1));
+  ASSERT_TRUE(hang.has_value());
+  EXPECT_EQ(hang->local_rank, 1);
+  EXPECT_EQ(hang->step, 20);
+}
+
+TEST_F(HangDetectorTest, ACulpritThatStoppedALittleLaterIsStillTheCulprit) {
+  Begin();
+  Train(20);
+  ranks_[0].Enter(Phase::kSynchronize, now_);
+  EXPECT_EQ(Wait(absl::Milliseconds(10)), std::nullopt);
+  ranks_[1].Commit(20, now_);
+  ranks_[1].Enter(Phase::kForward, now_);
+  const auto hang = Wait(absl::Hours(1));
+  ASSERT_TRUE(hang.has_value());
+  EXPECT_EQ(hang->local_rank, 1);
+  EXPECT_LT(hang->stalled_for, absl::Seconds(30));
+}
+
+TEST_F(HangDetectorTest, RanksThatWaitForAnotherNodeGetMoreTime) {
+  Begin(kTwoNodes);
+  Train(20);
+  const absl::Time last = now_;
+  for (FakeRank& rank : ranks_) rank.Enter(Phase::kBackward, now_);
+  const auto hang = Wait(absl::Hours(1));
+  ASSERT_TRUE(hang.has_value());
+  EXPECT_EQ(now_ - last, absl::Minutes(2));
+  EXPECT_TRUE(hang->waits_for_peers);
+  EXPECT_THAT(DescribeHang(*hang), HasSubstr("in backward (which waits for peers)"));
+}
+
+TEST_F(HangDetectorTest, ANodeAloneHasNobodyElseToWaitFor) {
+  Begin(kOneNode);
+  Train(20);
+  const absl::Time last = now_;
+  for (FakeRank& rank : ranks_) rank.Enter(Phase::kBackward, now_);
+  ASSERT_TRUE(Wait(absl::Hours(1)).has_value());
+  EXPECT_EQ(now_ - last, absl::Seconds(30));
+}
+
+TEST_F(HangDetectorTest, AnAgentThatWasStoppedItselfAccusesNobody) {
+  Begin();
+  Train(20);
+  now_ += absl::Hours(3);  // nobody has looked; the workers stood still too
+  EXPECT_EQ(Wait(absl::Seconds(29)), std::nullopt);
+  EXPECT_TRUE(Wait(absl::Seconds(1)).has_value());
+}
+
+TEST_F(HangDetectorTest, WhoHasEndedIsNotHung) {
+  Begin();
+  Train(20);
+  const absl::Time end = now_ + absl::Hours(1);
+  detector_.Forget(0);
+  detector_.Forget(1);
+  for (; now_ < end; now_ = detector_.next_check()) {
+    ASSERT_EQ(detector_.Check(now_), std::nullopt);
+    ASSERT_GT(detector_.next_check(), now_) << "a node without ranks is looked at in vain";
+    detector_.Forget(0);
+    if (detector_.next_check() > now_) break;
+  }
+}
+
+TEST_F(HangDetectorTest, ARankThatWasAskedToStopMaySaveItsCheckpoint) {
+  Begin();
+  Train(20);
+  for (FakeRank& rank : ranks_) rank.page.stopped_as_asked = true;
+  EXPECT_EQ(Wait(absl::Minutes(9)), std::nullopt);
+}
+
+TEST_F(HangDetectorTest, AProgramThatIsNoneOfOursIsNotWatched) {
+  Begin();
+  ranks_[1].page.worker = HealthPage::Worker::kNotAttached;
+  for (int i = 1; i <= 20; ++i) {
+    EXPECT_EQ(Wait(absl::Seconds(1)), std::nullopt);
+    ranks_[0].Commit(i, now_);
+  }
+  for (int i = 21; i < 1000; ++i) {
+    ASSERT_EQ(Wait(absl::Seconds(1)), std::nullopt);
+    ranks_[0].Commit(i, now_);
+  }
+}
+
+class NoHangDetectorTest : public HangDetectorTest {
+ protected:
+  NoHangDetectorTest() : HangDetectorTest({.floor = absl::ZeroDuration()}) {}
+};
+
+TEST_F(NoHangDetectorTest, AFloorOfZeroTurnsItOff) {
+  Begin();
+  EXPECT_EQ(detector_.next_check(), absl::InfiniteFuture());
+  for (int i = 1; i < 100; ++i) ranks_[0].Commit(i, now_);
+  detector_.Observe(0, ranks_[0].page, now_);
+  EXPECT_EQ(detector_.Check(now_ + absl::Hours(100)), std::nullopt);
+}
+
+TEST_F(HangDetectorTest, AHostilePageDoesNotTurnDetectionOffForOthers) {
+  Begin();
+  Train(20);
+  for (const int64_t lie :
+       {std::numeric_limits<int64_t>::max(), std::numeric_limits<int64_t>::min(), int64_t{-1}}) {
+    HealthPage::Snapshot& page = ranks_[0].page;
+    page.step = page.first_step = page.last_commit_monotonic_ns = lie;
+    page.phase_start_monotonic_ns = page.step_start_monotonic_ns = lie;
+    page.commits = page.longest_step_us = std::numeric_limits<int64_t>::max();
+    EXPECT_EQ(Wait(absl::ZeroDuration()), std::nullopt);
+  }
+  // A step as long as the time in which it was committed is the most that it can make us believe.
+  const auto hang = Wait(absl::Hours(1));
+  ASSERT_TRUE(hang.has_value());
+  EXPECT_LE(hang->longest_step, absl::Seconds(2));
+}
+
+}  // namespace
+}  // namespace ddp::elastic
