@@ -5,8 +5,8 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 
 namespace ddp::launcher {
 namespace {
@@ -92,21 +92,47 @@ void Set(const FlagSpec& flag, const std::string& spelled, const std::string& va
   result.spelled[flag.gflag] = spelled;
 }
 
-absl::Status ReadEnvironment(const EnvironmentLookup& environment, CommandLine& result) {
-  for (const FlagSpec& flag : kFlagTable) {
-    if (flag.environment == nullptr) continue;
-    const std::optional<std::string> value = environment(flag.environment);
-    if (!value.has_value()) continue;
-    if (flag.takes_value) {
-      Set(flag, flag.environment, *value, result);
-    } else if (*value == "0" || *value == "1") {
-      Set(flag, flag.environment, *value == "1" ? "true" : "false", result);
-    } else {
-      return absl::InvalidArgumentError(
-          absl::StrCat(flag.environment, "=", *value, ": expected 0 or 1"));
-    }
+absl::Status SetFromVariable(const FlagSpec& flag, const std::string& name,
+                             const std::string& value, CommandLine& result) {
+  if (flag.takes_value) {
+    Set(flag, name, value, result);
+  } else if (value == "0" || value == "1") {
+    Set(flag, name, value == "1" ? "true" : "false", result);
+  } else {
+    return absl::InvalidArgumentError(absl::StrCat(name, "=", value, ": expected 0 or 1"));
   }
   return absl::OkStatus();
+}
+
+absl::Status ReadEnvironment(const EnvironmentLookup& environment, CommandLine& result) {
+  for (const FlagSpec& flag : kFlagTable) {
+    std::string name = VariableOf(flag);
+    if (name.empty()) continue;
+    std::optional<std::string> value = environment(name);
+    if (!value.has_value() && flag.other_variable != nullptr) {
+      name = flag.other_variable;
+      value = environment(name);
+      // torchrun takes these for unset, and PET_* for what they say.
+      if (value.has_value() && value->empty()) continue;
+    }
+    if (!value.has_value()) continue;
+    absl::Status status = SetFromVariable(flag, name, *value, result);
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+// Those that the parser itself answers.
+bool IsOurs(const FlagSpec& flag) { return flag.gflag == nullptr; }
+
+void Answer(const FlagSpec& flag, const std::string& value, CommandLine& result) {
+  if (std::strcmp(flag.name, "help") == 0) {
+    result.help = true;
+  } else if (std::strcmp(flag.name, "version") == 0) {
+    result.version = true;
+  } else {
+    result.completion = value;
+  }
 }
 
 // Reads the flag at `arguments[index]` and moves `index` past it and its value.
@@ -122,10 +148,8 @@ absl::Status ReadFlag(const std::vector<std::string>& arguments, size_t& index,
       return absl::InvalidArgumentError(
           absl::StrCat(token->spelled, "=", *token->value, ": this flag takes no value"));
     }
-    if (std::strcmp(flag.name, "help") == 0) {
-      result.help = true;
-    } else if (std::strcmp(flag.name, "version") == 0) {
-      result.version = true;
+    if (IsOurs(flag)) {
+      Answer(flag, "", result);
     } else {
       Set(flag, token->spelled, "true", result);
     }
@@ -138,7 +162,14 @@ absl::Status ReadFlag(const std::vector<std::string>& arguments, size_t& index,
     }
     token->value = arguments[index++];
   }
-  Set(flag, token->spelled, *token->value, result);
+  if (!IsOurs(flag)) {
+    Set(flag, token->spelled, *token->value, result);
+  } else if (*token->value == "bash" || *token->value == "zsh") {
+    Answer(flag, *token->value, result);
+  } else {
+    return absl::InvalidArgumentError(
+        absl::StrCat(token->spelled, "=", *token->value, ": ", Expected(flag)));
+  }
   return absl::OkStatus();
 }
 
@@ -152,8 +183,10 @@ const char* GroupTitle(HelpGroup group) {
       return "Where nodes meet";
     case HelpGroup::kFailures:
       return "Failures and signals";
-    case HelpGroup::kLogs:
-      return "Output";
+    case HelpGroup::kWatching:
+      return "Watching the job";
+    case HelpGroup::kOutput:
+      return "The workers' output";
     case HelpGroup::kOther:
       return "Other";
   }
@@ -194,6 +227,13 @@ std::string FlagHelp(const FlagSpec& flag) {
 }
 
 }  // namespace
+
+std::string VariableOf(const FlagSpec& flag) {
+  if (IsOurs(flag)) return "";
+  std::string variable = absl::StrCat("PET_", absl::AsciiStrToUpper(flag.name));
+  std::replace(variable.begin(), variable.end(), '-', '_');
+  return variable;
+}
 
 absl::StatusOr<CommandLine> ParseCommandLine(const std::vector<std::string>& arguments,
                                              const EnvironmentLookup& environment) {

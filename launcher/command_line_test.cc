@@ -5,6 +5,8 @@
 
 #include <map>
 
+#include "launcher/flag_table.h"
+
 namespace ddp::launcher {
 namespace {
 

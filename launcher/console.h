@@ -8,8 +8,8 @@
 #include <string>
 
 #include "absl/time/time.h"
-#include "base/unique_fd.h"
 #include "base/event_loop.h"
+#include "base/unique_fd.h"
 
 namespace ddp::launcher {
 

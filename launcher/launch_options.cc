@@ -1,155 +1,371 @@
 #include "launcher/launch_options.h"
 
+#include <signal.h>
+
 #include <algorithm>
-#include <cctype>
 #include <limits>
 #include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "base/status_macros.h"
-#include "launcher/command_line.h"
+#include "elastic/agent/worker_failure.h"
+#include "launcher/rendezvous_conf.h"
 
 namespace ddp::launcher {
 namespace {
 
-using Spelled = std::map<std::string, std::string>;
-
-// What the user wrote to set `gflag`, or the flag's name where it has its default.
-std::string NameOf(const std::string& gflag, const Spelled& spelled) {
-  const auto found = spelled.find(gflag);
-  if (found != spelled.end()) return found->second;
-  for (const FlagSpec& flag : kFlagTable) {
-    if (flag.gflag != nullptr && gflag == flag.gflag) return absl::StrCat("--", flag.name);
-  }
-  return absl::StrCat("--", gflag);
-}
-
-absl::Status BadValue(const std::string& gflag, const std::string& value, const Spelled& spelled,
-                      const std::string& expected) {
-  return absl::InvalidArgumentError(
-      absl::StrCat(NameOf(gflag, spelled), "=", value, ": ", expected));
-}
-
-// Digits with an optional minus; no blanks, no plus.
-bool ParseInteger(const std::string& text, int64_t* value) {
-  const size_t digits = text.rfind('-', 0) == 0 ? 1 : 0;
-  if (text.size() == digits) return false;
-  if (!std::all_of(text.begin() + static_cast<std::ptrdiff_t>(digits), text.end(),
-                   [](unsigned char c) { return std::isdigit(c) != 0; })) {
-    return false;
-  }
-  return absl::SimpleAtoi(text, value);
-}
-
-struct Range {
-  int64_t min;
-  int64_t max;
-};
-
-absl::StatusOr<int64_t> Integer(const std::string& gflag, const std::string& text, Range range,
-                                const Spelled& spelled) {
-  int64_t value = 0;
-  if (!ParseInteger(text, &value) || value < range.min || value > range.max) {
-    return BadValue(gflag, text, spelled,
-                    absl::StrCat("expected a whole number from ", range.min, " to ", range.max));
-  }
-  return value;
-}
-
-absl::Status CheckNodes(const std::string& text, const Spelled& spelled) {
-  const std::vector<std::string> parts = absl::StrSplit(text, ':');
-  int64_t min = 0;
-  int64_t max = 0;
-  if (parts.size() > 2 || !ParseInteger(parts.front(), &min) || !ParseInteger(parts.back(), &max) ||
-      min < 1 || max < min) {
-    return BadValue("nnodes", text, spelled,
-                    "expected N or MIN:MAX with 1 <= MIN <= MAX (this version runs one node: 1)");
-  }
-  if (max != 1) {
-    return BadValue("nnodes", text, spelled, "this version runs one node only: expected 1 or 1:1");
-  }
-  return absl::OkStatus();
-}
-
+constexpr char kLoopback[] = "127.0.0.1";
+constexpr int kStaticPort = 29500;
+constexpr int64_t kMaxPort = 65535;
+constexpr int64_t kMaxNodes = 100'000;
+constexpr int64_t kMaxInt = std::numeric_limits<int>::max();
+constexpr int64_t kMinLeaseMs = 100;
+constexpr int64_t kMaxMilliseconds = 24 * 3600 * 1000;
+constexpr double kMaxStragglerFactor = 1000;
 // Far above any real host, low enough that a mistyped number is no fork bomb.
 constexpr int kMaxProcessesPerNode = 4096;
 
-absl::StatusOr<int> ProcessesPerNode(const std::string& text, const HostResources& host,
-                                     const Spelled& spelled) {
+absl::Status ReadNodes(const FlagReader& flags, LaunchOptions& options) {
+  const std::vector<std::string> parts = absl::StrSplit(flags.Text("nnodes"), ':');
+  int64_t min = 0;
+  int64_t max = 0;
+  if (parts.size() > 2 || !ParseInteger(parts.front(), &min) || !ParseInteger(parts.back(), &max) ||
+      min < 1 || max < min || max > kMaxNodes) {
+    return flags.BadValue(
+        "nnodes", absl::StrCat("expected N or MIN:MAX with 1 <= MIN <= MAX <= ", kMaxNodes));
+  }
+  options.min_nodes = static_cast<int>(min);
+  options.max_nodes = static_cast<int>(max);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<int> ProcessesPerNode(const FlagReader& flags, const HostResources& host) {
+  const std::string& text = flags.Text("nproc_per_node");
   if (text == "cpu") return host.cpus;
   if (text == "auto") return host.gpus > 0 ? host.gpus : host.cpus;
   if (text == "gpu") {
     if (host.gpus > 0) return host.gpus;
-    return BadValue("nproc_per_node", text, spelled,
-                    "this host shows no GPU (/dev/nvidia0, ..., narrowed by CUDA_VISIBLE_DEVICES);"
-                    " give a number, cpu or auto");
+    return flags.BadValue(
+        "nproc_per_node",
+        "this host shows no GPU (/dev/nvidia0, ..., narrowed by CUDA_VISIBLE_DEVICES);"
+        " give a number, cpu or auto");
+  }
+  if (text == "xpu") {
+    return flags.BadValue("nproc_per_node",
+                          "ddprun counts NVIDIA GPUs only; give a number, cpu, gpu or auto");
   }
   int64_t value = 0;
   if (!ParseInteger(text, &value) || value < 1 || value > kMaxProcessesPerNode) {
-    return BadValue(
-        "nproc_per_node", text, spelled,
+    return flags.BadValue(
+        "nproc_per_node",
         absl::StrCat("expected a number from 1 to ", kMaxProcessesPerNode, ", cpu, gpu or auto"));
   }
   return static_cast<int>(value);
 }
 
-absl::StatusOr<absl::Duration> Seconds(const std::string& gflag, const std::string& text,
-                                       const Spelled& spelled) {
-  constexpr double kMaxSeconds = 7 * 24 * 3600;
-  double value = 0;
-  if (!absl::SimpleAtod(text, &value) || !(value >= 0 && value <= kMaxSeconds)) {
-    return BadValue(gflag, text, spelled, absl::StrCat("expected seconds from 0 to ", kMaxSeconds));
-  }
-  return absl::Seconds(value);
-}
-
-absl::StatusOr<ProgramKind> KindOfProgram(const FlagValues& values, const Spelled& spelled) {
+absl::StatusOr<ProgramKind> KindOfProgram(const FlagReader& flags) {
   const auto conflict = [&](const char* a, const char* b) {
-    return absl::InvalidArgumentError(absl::StrCat(NameOf(a, spelled), " and ", NameOf(b, spelled),
+    return absl::InvalidArgumentError(absl::StrCat(flags.NameOf(a), " and ", flags.NameOf(b),
                                                    " contradict each other: give one of them"));
   };
-  if (values.no_python && values.module) return conflict("no_python", "module");
-  if (values.no_python && values.run_path) return conflict("no_python", "run_path");
-  if (values.run_path && values.module) return conflict("run_path", "module");
-  if (values.no_python) return ProgramKind::kExecutable;
-  if (values.module) return ProgramKind::kPythonModule;
-  if (values.run_path) return ProgramKind::kPythonScript;
+  if (flags.IsOn("run_path") && flags.IsOn("module")) return conflict("run_path", "module");
+  if (flags.IsOn("run_path")) return ProgramKind::kPythonScript;
+  if (flags.IsOn("no_python") && flags.IsOn("module")) return conflict("no_python", "module");
+  if (flags.IsOn("no_python")) return ProgramKind::kExecutable;
+  if (flags.IsOn("module")) return ProgramKind::kPythonModule;
   return ProgramKind::kByName;
 }
 
-bool IsPrintable(const std::string& text) {
-  return std::none_of(text.begin(), text.end(),
-                      [](unsigned char c) { return c < 0x20 || c == 0x7f; });
+absl::StatusOr<StreamMap> StreamsFlag(const FlagReader& flags, const std::string& gflag) {
+  absl::StatusOr<StreamMap> map = ParseStreamMap(flags.Text(gflag));
+  if (!map.ok()) return flags.BadValue(gflag, std::string(map.status().message()));
+  return map;
 }
 
-// Names end up in environment variables, key and folder names and log prefixes.
-absl::Status CheckName(const std::string& gflag, const std::string& text, const Spelled& spelled) {
-  constexpr size_t kMaxLength = 128;
-  if (text.empty() || text.size() > kMaxLength || !IsPrintable(text)) {
-    return BadValue(gflag, text.size() > kMaxLength ? text.substr(0, kMaxLength) + "..." : text,
-                    spelled, absl::StrCat("expected 1 to ", kMaxLength, " printable characters"));
+// The index in `names` of what the flag says.
+absl::StatusOr<int> OneOf(const FlagReader& flags, const std::string& gflag,
+                          const std::vector<std::string>& names) {
+  const auto found = std::find(names.begin(), names.end(), flags.Text(gflag));
+  if (found != names.end()) return static_cast<int>(found - names.begin());
+  return flags.BadValue(gflag, absl::StrCat("expected ", absl::StrJoin(names, ", ")));
+}
+
+absl::Status ReadProgram(const FlagReader& flags, LaunchOptions& options) {
+  DDP_ASSIGN_OR_RETURN(options.program_kind, KindOfProgram(flags));
+  options.virtual_local_rank = flags.IsOn("virtual_local_rank");
+  if (flags.IsGiven("numa_binding")) {
+    DDP_ASSIGN_OR_RETURN(const int binding, OneOf(flags, "numa_binding",
+                                                  {"node", "socket", "exclusive", "core-complex"}));
+    options.numa_binding = static_cast<NumaBinding>(binding + 1);
+  }
+  return OneOf(flags, "start_method", {"spawn", "fork", "forkserver"}).status();
+}
+
+// What an error of a part of a flag's value says, behind the flag's name and value.
+absl::Status ReadConf(const FlagReader& flags, RendezvousConf& conf, LaunchOptions& options) {
+  absl::StatusOr<RendezvousConf> parsed = ParseRendezvousConf(flags.Text("rdzv_conf"));
+  if (!parsed.ok()) return flags.BadValue("rdzv_conf", std::string(parsed.status().message()));
+  conf = *std::move(parsed);
+  if (!conf.without_meaning.empty()) {
+    options.notices.push_back(absl::StrCat(flags.NameOf("rdzv_conf"), ": ",
+                                           absl::StrJoin(conf.without_meaning, ", "),
+                                           " means nothing here and is left out of account"));
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<StreamMap> StreamsFlag(const std::string& gflag, const std::string& text,
-                                      const Spelled& spelled) {
-  absl::StatusOr<StreamMap> map = ParseStreamMap(text);
-  if (!map.ok()) return BadValue(gflag, text, spelled, std::string(map.status().message()));
-  return map;
+// torchrun's pair of interval and count is our pair of heartbeat and lease.
+absl::Status ReadLease(const FlagReader& flags, const RendezvousConf& conf,
+                       RendezvousOptions& rendezvous) {
+  constexpr int kHeartbeatsPerLease = 6;
+  const FlagReader::Range range = {kMinLeaseMs, kMaxMilliseconds};
+  DDP_ASSIGN_OR_RETURN(rendezvous.lease, flags.Milliseconds("lease_ms", range));
+  std::optional<absl::Duration> heartbeat = conf.keep_alive_interval;
+  if (flags.IsGiven("heartbeat_ms")) {
+    DDP_ASSIGN_OR_RETURN(heartbeat, flags.Milliseconds("heartbeat_ms", {1, kMaxMilliseconds}));
+  }
+  const bool has_conf = conf.keep_alive_interval || conf.keep_alive_max_attempt;
+  if (has_conf && !flags.IsGiven("lease_ms")) {
+    rendezvous.lease = heartbeat.value_or(rendezvous.lease / kHeartbeatsPerLease) *
+                       conf.keep_alive_max_attempt.value_or(kHeartbeatsPerLease);
+    if (rendezvous.lease < absl::Milliseconds(range.min) ||
+        rendezvous.lease > absl::Milliseconds(range.max)) {
+      return flags.BadValue(
+          "rdzv_conf", absl::StrCat("keep_alive_interval times keep_alive_max_attempt is the lease,"
+                                    " which must be between ",
+                                    range.min, " and ", range.max, " ms"));
+    }
+  }
+  rendezvous.heartbeat = heartbeat.value_or(rendezvous.lease / kHeartbeatsPerLease);
+  if (rendezvous.heartbeat * 2 > rendezvous.lease) {
+    return flags.BadValue(
+        flags.IsGiven("heartbeat_ms") ? "heartbeat_ms" : "rdzv_conf",
+        absl::StrCat("a heartbeat every ", absl::FormatDuration(rendezvous.heartbeat),
+                     " is too rare for a lease of ", absl::FormatDuration(rendezvous.lease),
+                     ": expected half of the lease or less"));
+  }
+  rendezvous.heartbeat_timeout =
+      std::min(conf.heartbeat_timeout.value_or(rendezvous.lease), rendezvous.lease);
+  return absl::OkStatus();
 }
 
-absl::Status CheckNames(const FlagValues& values, const Spelled& spelled) {
-  DDP_RETURN_IF_ERROR(CheckName("role", values.role, spelled));
-  DDP_RETURN_IF_ERROR(CheckName("master_addr", values.master_addr, spelled));
-  if (!values.rdzv_id.empty() || spelled.count("rdzv_id") != 0) {
-    DDP_RETURN_IF_ERROR(CheckName("rdzv_id", values.rdzv_id, spelled));
+absl::Status ReadNodeRank(const FlagReader& flags, const RendezvousConf& conf,
+                          LaunchOptions& options) {
+  const FlagReader::Range range = {0, options.max_nodes - 1};
+  if (flags.IsGiven("node_rank")) {
+    DDP_ASSIGN_OR_RETURN(const int64_t rank, flags.Integer("node_rank", range));
+    options.node_rank = static_cast<int>(rank);
+  } else if (conf.rank.has_value()) {
+    if (*conf.rank > range.max) {
+      return flags.BadValue("rdzv_conf", absl::StrCat("rank: expected at most ", range.max));
+    }
+    options.node_rank = *conf.rank;
+  } else if (options.rendezvous.kind == RendezvousKind::kStatic) {
+    options.node_rank = 0;
   }
-  if (values.rdzv_backend != "redis") {
-    return BadValue("rdzv_backend", values.rdzv_backend, spelled,
-                    "this version meets in Redis only: expected redis");
+  return absl::OkStatus();
+}
+
+// "[::1]" is "::1" to whoever takes address and port apart.
+std::string WithoutBrackets(const std::string& address) {
+  if (address.size() < 2 || address.front() != '[' || address.back() != ']') return address;
+  return address.substr(1, address.size() - 2);
+}
+
+absl::Status ReadStaticEndpoint(const FlagReader& flags, LaunchOptions& options) {
+  const std::string& text = flags.Text("rdzv_endpoint");
+  const size_t colon = text.rfind(':');
+  int64_t port = kStaticPort;
+  const bool has_port = colon != std::string::npos && text.find(']', colon) == std::string::npos;
+  const std::string host = has_port ? text.substr(0, colon) : text;
+  if (host.empty() ||
+      (has_port && (!ParseInteger(text.substr(colon + 1), &port) || port < 0 || port > kMaxPort))) {
+    return flags.BadValue("rdzv_endpoint", "expected HOST or HOST:PORT for the static rendezvous");
+  }
+  options.master_addr = WithoutBrackets(host);
+  options.master_port = static_cast<int>(port);
+  return absl::OkStatus();
+}
+
+absl::Status ReadMaster(const FlagReader& flags, LaunchOptions& options) {
+  const RendezvousKind kind = options.rendezvous.kind;
+  const bool is_static = kind == RendezvousKind::kStatic;
+  if (flags.IsGiven("local_addr")) DDP_RETURN_IF_ERROR(flags.CheckName("local_addr"));
+  options.local_addr = WithoutBrackets(flags.Text("local_addr"));
+  options.master_addr = kLoopback;
+  options.master_port = is_static ? kStaticPort : 0;
+  if (flags.IsGiven("master_addr")) {
+    DDP_RETURN_IF_ERROR(flags.CheckName("master_addr"));
+    options.master_addr = WithoutBrackets(flags.Text("master_addr"));
+  }
+  if (flags.IsGiven("master_port")) {
+    DDP_ASSIGN_OR_RETURN(const int64_t port, flags.Integer("master_port", {0, kMaxPort}));
+    options.master_port = static_cast<int>(port);
+  }
+  if (is_static && flags.IsGiven("rdzv_endpoint")) {
+    DDP_RETURN_IF_ERROR(ReadStaticEndpoint(flags, options));
+  }
+  if (is_static && options.max_nodes > 1 && options.master_port == 0) {
+    return flags.BadValue("master_port", "the other nodes must know it: expected 1 to 65535");
+  }
+  if (kind != RendezvousKind::kRedis) return absl::OkStatus();
+  for (const char* gflag : {"master_addr", "master_port"}) {
+    if (!flags.IsGivenAsFlag(gflag)) continue;
+    options.notices.push_back(
+        absl::StrCat(flags.NameOf(gflag), ": means nothing with --rdzv-endpoint, where MASTER_ADDR",
+                     " and MASTER_PORT are those of the node with rank 0"));
+  }
+  options.master_addr = options.local_addr;
+  options.master_port = 0;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<RendezvousChoice> Choose(const FlagReader& flags, const RendezvousConf& conf,
+                                        const LaunchOptions& options) {
+  return ChooseRendezvous(
+      {.min_nodes = options.min_nodes,
+       .max_nodes = options.max_nodes,
+       .standalone = flags.IsOn("standalone"),
+       .backend = flags.Text("rdzv_backend"),
+       .backend_flag = flags.NameOf("rdzv_backend"),
+       .has_endpoint = flags.IsGiven("rdzv_endpoint"),
+       .has_node_rank = flags.IsGiven("node_rank") || conf.rank.has_value(),
+       .has_master = flags.IsGiven("master_addr") || flags.IsGiven("master_port")});
+}
+
+absl::Status ReadRendezvous(const FlagReader& flags, LaunchOptions& options) {
+  RendezvousOptions& rendezvous = options.rendezvous;
+  RendezvousConf conf;
+  DDP_RETURN_IF_ERROR(ReadConf(flags, conf, options));
+  DDP_ASSIGN_OR_RETURN(const RendezvousChoice choice, Choose(flags, conf, options));
+  rendezvous.kind = choice.kind;
+  rendezvous.default_port = choice.default_port;
+  if (!choice.notice.empty()) options.notices.push_back(choice.notice);
+  if (choice.kind == RendezvousKind::kPrivate) options.max_nodes = 1;
+  if (choice.kind == RendezvousKind::kRedis) rendezvous.endpoint = flags.Text("rdzv_endpoint");
+  // torchrun's default is a name like any other, which would make all jobs one.
+  if (flags.IsGiven("rdzv_id") && flags.Text("rdzv_id") != "none" && !flags.IsOn("standalone")) {
+    DDP_RETURN_IF_ERROR(flags.CheckName("rdzv_id"));
+    rendezvous.run_id = flags.Text("rdzv_id");
+  }
+  DDP_RETURN_IF_ERROR(ReadLease(flags, conf, rendezvous));
+  DDP_RETURN_IF_ERROR(ReadNodeRank(flags, conf, options));
+  DDP_RETURN_IF_ERROR(ReadMaster(flags, options));
+  DDP_ASSIGN_OR_RETURN(rendezvous.store_outage_timeout, flags.Seconds("store_outage_timeout"));
+  rendezvous.join_timeout = conf.join_timeout.value_or(rendezvous.join_timeout);
+  rendezvous.last_call = conf.last_call_timeout.value_or(rendezvous.last_call);
+  rendezvous.close_timeout = conf.close_timeout.value_or(rendezvous.close_timeout);
+  rendezvous.read_timeout = conf.read_timeout.value_or(rendezvous.read_timeout);
+  rendezvous.is_host = conf.is_host;
+  return absl::OkStatus();
+}
+
+// The numbers of the signals that have a name here and can be waited for without harm: not those
+// that nobody can catch, that a crash raises, or that the agent itself needs.
+absl::StatusOr<int> SignalNumber(const std::string& name) {
+  const std::string full = name.rfind("SIG", 0) == 0 ? name : absl::StrCat("SIG", name);
+  for (const int number :
+       {SIGHUP, SIGINT, SIGQUIT, SIGUSR1, SIGUSR2, SIGALRM, SIGTERM, SIGTSTP, SIGCONT, SIGTTIN,
+        SIGTTOU, SIGURG, SIGXCPU, SIGXFSZ, SIGVTALRM, SIGPROF, SIGWINCH, SIGIO, SIGPWR}) {
+    if (full == elastic::SignalName(number)) return number;
+  }
+  return absl::InvalidArgumentError(name);
+}
+
+absl::StatusOr<std::vector<int>> ReadSignals(const FlagReader& flags) {
+  std::vector<int> signals;
+  const std::vector<std::string> names = absl::StrSplit(flags.Text("signals_to_handle"), ',');
+  for (const std::string& entry : names) {
+    const absl::StatusOr<int> number = SignalNumber(std::string(absl::StripAsciiWhitespace(entry)));
+    if (!number.ok()) {
+      return flags.BadValue("signals_to_handle",
+                            "expected names such as SIGTERM,SIGINT,SIGUSR1 of signals that a"
+                            " program may handle");
+    }
+    if (std::find(signals.begin(), signals.end(), *number) == signals.end()) {
+      signals.push_back(*number);
+    }
+  }
+  return signals;
+}
+
+absl::Status ReadFailures(const FlagReader& flags, LaunchOptions& options) {
+  DDP_ASSIGN_OR_RETURN(const int64_t restarts, flags.Integer("max_restarts", {0, kMaxInt}));
+  options.max_restarts = static_cast<int>(restarts);
+  DDP_ASSIGN_OR_RETURN(const int64_t limit, flags.Integer("no_progress_limit", {0, kMaxInt}));
+  options.no_progress_limit = static_cast<int>(limit);
+  DDP_ASSIGN_OR_RETURN(const int64_t strikes, flags.Integer("quarantine_strikes", {0, kMaxInt}));
+  options.quarantine_strikes = static_cast<int>(strikes);
+  DDP_ASSIGN_OR_RETURN(options.hang_floor, flags.Seconds("hang_timeout"));
+  DDP_ASSIGN_OR_RETURN(options.fault_grace,
+                       flags.Milliseconds("fault_grace_ms", {0, kMaxMilliseconds}));
+  DDP_ASSIGN_OR_RETURN(options.shutdown_timeout, flags.Seconds("shutdown_timeout"));
+  DDP_ASSIGN_OR_RETURN(options.exit_barrier_timeout, flags.Seconds("exit_barrier_timeout"));
+  DDP_ASSIGN_OR_RETURN(options.signals_to_handle, ReadSignals(flags));
+  DDP_ASSIGN_OR_RETURN(const int style, OneOf(flags, "exit_code", {"default", "worker", "reason"}));
+  options.exit_code = static_cast<ExitCodeStyle>(style);
+  if (!flags.IsGiven("monitor_interval")) return absl::OkStatus();
+  options.notices.push_back(absl::StrCat(
+      flags.NameOf("monitor_interval"),
+      ": means nothing here: ddprun is told by the kernel when a worker ends and does not poll"));
+  return flags.Seconds("monitor_interval").status();
+}
+
+absl::Status ReadWatching(const FlagReader& flags, LaunchOptions& options) {
+  double factor = 0;
+  if (!absl::SimpleAtod(flags.Text("straggler_factor"), &factor) ||
+      !(factor == 0 || (factor > 1 && factor <= kMaxStragglerFactor))) {
+    return flags.BadValue(
+        "straggler_factor",
+        absl::StrCat("expected 0 (no report) or a number above 1, up to ", kMaxStragglerFactor));
+  }
+  options.straggler_factor = factor;
+  if (flags.IsGiven("metrics_port")) {
+    DDP_ASSIGN_OR_RETURN(const int64_t port, flags.Integer("metrics_port", {0, kMaxPort}));
+    options.metrics_port = static_cast<int>(port);
+  }
+  options.event_log_file = flags.Text("event_log_file");
+  DDP_ASSIGN_OR_RETURN(const int handler, OneOf(flags, "event_log_handler",
+                                                {"null", "console", "dynamic_rendezvous"}));
+  options.events_to_console = handler == 1;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::set<int>> LocalRanks(const FlagReader& flags) {
+  std::set<int> ranks;
+  const std::string& text = flags.Text("local_ranks_filter");
+  if (text.empty()) return ranks;
+  const std::vector<std::string> entries = absl::StrSplit(text, ',');
+  for (const std::string& entry : entries) {
+    int64_t rank = 0;
+    const std::string number(absl::StripAsciiWhitespace(entry));
+    if (!ParseInteger(number, &rank) || rank < 0 || rank >= kMaxProcessesPerNode) {
+      return flags.BadValue("local_ranks_filter",
+                            "expected local ranks with commas between, such as 0,1,2");
+    }
+    ranks.insert(static_cast<int>(rank));
+  }
+  return ranks;
+}
+
+absl::Status ReadOutput(const FlagReader& flags, LaunchOptions& options) {
+  OutputOptions& output = options.output;
+  output.log_dir = flags.Text("worker_log_dir");
+  DDP_ASSIGN_OR_RETURN(output.redirects, StreamsFlag(flags, "redirects"));
+  DDP_ASSIGN_OR_RETURN(output.tee, StreamsFlag(flags, "tee"));
+  DDP_ASSIGN_OR_RETURN(output.local_ranks_filter, LocalRanks(flags));
+  output.filters_of_stdout = SplitFilters(flags.Text("duplicate_stdout_filters"));
+  output.filters_of_stderr = SplitFilters(flags.Text("duplicate_stderr_filters"));
+  output.prefix_template = flags.Text("log_line_prefix_template");
+  if (output.prefix_template.find('\n') != std::string::npos) {
+    return flags.BadValue("log_line_prefix_template", "expected one line");
+  }
+  if (flags.Text("logs_specs") != "default") {
+    return flags.BadValue("logs_specs", "ddprun has no plug-ins for output: expected default");
   }
   return absl::OkStatus();
 }
@@ -195,39 +411,36 @@ absl::StatusOr<StreamMap> ParseStreamMap(const std::string& text) {
   return map;
 }
 
-absl::StatusOr<LaunchOptions> ParseLaunchOptions(const FlagValues& values, const Spelled& spelled,
+std::vector<std::string> SplitFilters(const std::string& text) {
+  std::vector<std::string> result;
+  std::string filter;
+  for (size_t i = 0; i <= text.size(); ++i) {
+    const bool is_escape = i + 1 < text.size() && text[i] == ',' && text[i + 1] == ',';
+    if (is_escape) ++i;
+    if (i < text.size() && (text[i] != ',' || is_escape)) {
+      filter += text[i];
+    } else {
+      if (!filter.empty()) result.push_back(std::move(filter));
+      filter.clear();
+    }
+  }
+  return result;
+}
+
+absl::StatusOr<LaunchOptions> ParseLaunchOptions(const FlagValues& values,
+                                                 const std::map<std::string, std::string>& spelled,
                                                  const HostResources& host) {
-  constexpr int64_t kMaxMilliseconds = 24 * 3600 * 1000;
+  const FlagReader flags(values, spelled);
   LaunchOptions options;
-  DDP_RETURN_IF_ERROR(CheckNodes(values.nnodes, spelled));
-  DDP_RETURN_IF_ERROR(CheckNames(values, spelled));
-  DDP_ASSIGN_OR_RETURN(options.nproc_per_node,
-                       ProcessesPerNode(values.nproc_per_node, host, spelled));
-  DDP_ASSIGN_OR_RETURN(const int64_t port,
-                       Integer("master_port", values.master_port, {0, 65535}, spelled));
-  DDP_ASSIGN_OR_RETURN(options.program_kind, KindOfProgram(values, spelled));
-  DDP_ASSIGN_OR_RETURN(const int64_t lease_ms,
-                       Integer("lease_ms", values.lease_ms, {100, kMaxMilliseconds}, spelled));
-  DDP_ASSIGN_OR_RETURN(
-      const int64_t max_restarts,
-      Integer("max_restarts", values.max_restarts, {0, std::numeric_limits<int>::max()}, spelled));
-  DDP_ASSIGN_OR_RETURN(
-      const int64_t fault_grace_ms,
-      Integer("fault_grace_ms", values.fault_grace_ms, {0, kMaxMilliseconds}, spelled));
-  DDP_ASSIGN_OR_RETURN(options.shutdown_timeout,
-                       Seconds("shutdown_timeout", values.shutdown_timeout, spelled));
-  DDP_ASSIGN_OR_RETURN(options.redirects, StreamsFlag("redirects", values.redirects, spelled));
-  DDP_ASSIGN_OR_RETURN(options.tee, StreamsFlag("tee", values.tee, spelled));
-  options.role = values.role;
-  options.master_addr = values.master_addr;
-  options.master_port = static_cast<int>(port);
-  if (!values.standalone) options.rdzv_endpoint = values.rdzv_endpoint;
-  options.run_id = values.rdzv_id;
-  options.lease = absl::Milliseconds(lease_ms);
-  options.max_restarts = static_cast<int>(max_restarts);
-  options.fault_grace = absl::Milliseconds(fault_grace_ms);
-  options.log_dir = values.worker_log_dir;
-  options.event_log_file = values.event_log_file;
+  DDP_RETURN_IF_ERROR(ReadNodes(flags, options));
+  DDP_ASSIGN_OR_RETURN(options.nproc_per_node, ProcessesPerNode(flags, host));
+  DDP_RETURN_IF_ERROR(flags.CheckName("role"));
+  options.role = flags.Text("role");
+  DDP_RETURN_IF_ERROR(ReadProgram(flags, options));
+  DDP_RETURN_IF_ERROR(ReadRendezvous(flags, options));
+  DDP_RETURN_IF_ERROR(ReadFailures(flags, options));
+  DDP_RETURN_IF_ERROR(ReadWatching(flags, options));
+  DDP_RETURN_IF_ERROR(ReadOutput(flags, options));
   return options;
 }
 

@@ -2,55 +2,93 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "launcher/exit_code.h"
+#include "launcher/flag_reader.h"
+#include "launcher/flag_table.h"
+#include "launcher/rendezvous_choice.h"
 
 namespace ddp::launcher {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using ::testing::StartsWith;
 
 constexpr HostResources kHost = {.cpus = 8, .gpus = 2};
 
-// What gflags holds when the user gives nothing.
-FlagValues Defaults() {
+using Spelled = std::map<std::string, std::string>;
+
+// What main() reads when the user gave `given`, by gflags name, each as a flag.
+absl::StatusOr<LaunchOptions> Parse(const FlagValues& given, const HostResources& host = kHost,
+                                    Spelled spelled = {}) {
   FlagValues values;
-  values.nnodes = "1:1";
-  values.nproc_per_node = "1";
-  values.role = "default";
-  values.master_addr = "127.0.0.1";
-  values.master_port = "0";
-  values.rdzv_backend = "redis";
-  values.lease_ms = "3000";
-  values.max_restarts = "0";
-  values.fault_grace_ms = "200";
-  values.shutdown_timeout = "30";
-  values.redirects = "0";
-  values.tee = "0";
-  return values;
+  for (const FlagSpec& flag : kFlagTable) {
+    if (flag.gflag != nullptr) values[flag.gflag] = flag.takes_value ? flag.default_value : "false";
+  }
+  for (const auto& [name, value] : given) {
+    EXPECT_EQ(values.count(name), 1U) << name;
+    values[name] = value;
+    std::string flag = "--" + (name == "worker_log_dir" ? "log-dir" : name);
+    std::replace(flag.begin(), flag.end(), '_', '-');
+    spelled.emplace(name, flag);
+  }
+  return ParseLaunchOptions(values, spelled, host);
 }
 
-std::string Error(const FlagValues& values, const HostResources& host = kHost) {
-  const auto options = ParseLaunchOptions(values, {}, host);
+LaunchOptions Options(const FlagValues& given) {
+  const absl::StatusOr<LaunchOptions> options = Parse(given);
+  EXPECT_TRUE(options.ok()) << options.status();
+  return options.ok() ? *options : LaunchOptions();
+}
+
+std::string Error(const FlagValues& given, const HostResources& host = kHost) {
+  const absl::StatusOr<LaunchOptions> options = Parse(given, host);
   return options.ok() ? "no error" : std::string(options.status().message());
 }
 
 TEST(LaunchOptionsTest, Defaults) {
-  const auto options = ParseLaunchOptions(Defaults(), {}, kHost);
-  ASSERT_TRUE(options.ok()) << options.status();
-  EXPECT_EQ(options->nproc_per_node, 1);
-  EXPECT_EQ(options->lease, absl::Seconds(3));
-  EXPECT_EQ(options->fault_grace, absl::Milliseconds(200));
-  EXPECT_EQ(options->shutdown_timeout, absl::Seconds(30));
-  EXPECT_EQ(options->program_kind, ProgramKind::kByName);
-  EXPECT_TRUE(options->run_id.empty());
-  EXPECT_TRUE(options->tee.empty());
+  const LaunchOptions options = Options({});
+  EXPECT_EQ(options.min_nodes, 1);
+  EXPECT_EQ(options.max_nodes, 1);
+  EXPECT_EQ(options.nproc_per_node, 1);
+  EXPECT_EQ(options.role, "default");
+  EXPECT_EQ(options.node_rank, -1);
+  EXPECT_EQ(options.master_addr, "127.0.0.1");
+  EXPECT_EQ(options.master_port, 0);
+  EXPECT_EQ(options.program_kind, ProgramKind::kByName);
+  EXPECT_EQ(options.numa_binding, NumaBinding::kNone);
+  EXPECT_EQ(options.rendezvous.kind, RendezvousKind::kPrivate);
+  EXPECT_EQ(options.rendezvous.run_id, "");
+  EXPECT_EQ(options.rendezvous.join_timeout, absl::Minutes(10));
+  EXPECT_EQ(options.rendezvous.last_call, absl::Seconds(30));
+  EXPECT_EQ(options.rendezvous.lease, absl::Seconds(3));
+  EXPECT_EQ(options.rendezvous.heartbeat, absl::Milliseconds(500));
+  EXPECT_EQ(options.rendezvous.store_outage_timeout, absl::Minutes(10));
+  EXPECT_EQ(options.fault_grace, absl::Milliseconds(200));
+  EXPECT_EQ(options.shutdown_timeout, absl::Seconds(30));
+  EXPECT_EQ(options.exit_barrier_timeout, absl::Minutes(5));
+  EXPECT_EQ(options.hang_floor, absl::Seconds(30));
+  EXPECT_THAT(options.signals_to_handle, ElementsAre(SIGTERM, SIGINT, SIGHUP, SIGQUIT));
+  EXPECT_EQ(options.exit_code, ExitCodeStyle::kDefault);
+  EXPECT_EQ(options.straggler_factor, 1.5);
+  EXPECT_FALSE(options.metrics_port.has_value());
+  EXPECT_TRUE(options.output.tee.empty());
+  EXPECT_EQ(options.output.prefix_template, "[${role_name}${local_rank}]:");
+  EXPECT_THAT(options.notices, IsEmpty());
 }
 
 TEST(LaunchOptionsTest, ProcessesPerNode) {
   const auto count = [](const std::string& text, const HostResources& host) {
-    FlagValues values = Defaults();
-    values.nproc_per_node = text;
-    const auto options = ParseLaunchOptions(values, {}, host);
+    const auto options = Parse({{"nproc_per_node", text}}, host);
     return options.ok() ? options->nproc_per_node : -1;
   };
   EXPECT_EQ(count("3", kHost), 3);
@@ -62,67 +100,285 @@ TEST(LaunchOptionsTest, ProcessesPerNode) {
   for (const char* bad : {"0", "-1", "", "two", "2x", " 2", "+2", "2.0", "99999999999", "xpu"}) {
     EXPECT_EQ(count(bad, kHost), -1) << bad;
   }
+  EXPECT_THAT(Error({{"nproc_per_node", "xpu"}}), HasSubstr("NVIDIA GPUs only"));
 }
 
-TEST(LaunchOptionsTest, OnlyOneNodeInThisVersion) {
-  FlagValues values = Defaults();
-  for (const char* good : {"1", "1:1"}) {
-    values.nnodes = good;
-    EXPECT_EQ(Error(values), "no error") << good;
-  }
-  for (const char* bad : {"2", "1:2", "0", "", "a", "1:1:1", "2:1", ":", "1:"}) {
-    values.nnodes = bad;
-    EXPECT_THAT(Error(values), HasSubstr(std::string("--nnodes=") + bad + ": ")) << bad;
+TEST(LaunchOptionsTest, Nodes) {
+  const auto nodes = [](const std::string& text) {
+    const LaunchOptions options = Options({{"nnodes", text}, {"rdzv_endpoint", "h"}});
+    return std::pair(options.min_nodes, options.max_nodes);
+  };
+  EXPECT_EQ(nodes("1"), std::pair(1, 1));
+  EXPECT_EQ(nodes("3"), std::pair(3, 3));
+  EXPECT_EQ(nodes("2:16"), std::pair(2, 16));
+  for (const char* bad : {"0", "", "a", "1:1:1", "2:1", ":", "1:", "0:2", "-1", "1:99999999"}) {
+    EXPECT_THAT(Error({{"nnodes", bad}}),
+                HasSubstr(std::string("--nnodes=") + bad + ": expected N or MIN:MAX"))
+        << bad;
   }
 }
+
+TEST(LaunchOptionsTest, WithAnEndpointNodesMeetInRedis) {
+  const LaunchOptions options = Options({{"nnodes", "2"},
+                                         {"rdzv_endpoint", "host"},
+                                         {"rdzv_id", "digits"},
+                                         {"node_rank", "1"},
+                                         {"local_addr", "10.0.0.7"}});
+  EXPECT_EQ(options.rendezvous.kind, RendezvousKind::kRedis);
+  EXPECT_EQ(options.rendezvous.endpoint, "host");
+  EXPECT_EQ(options.rendezvous.default_port, 6379);
+  EXPECT_EQ(options.rendezvous.run_id, "digits");
+  EXPECT_EQ(options.node_rank, 1);
+  EXPECT_EQ(options.local_addr, "10.0.0.7");
+  EXPECT_EQ(options.master_addr, "10.0.0.7");
+  EXPECT_EQ(options.master_port, 0);
+  EXPECT_THAT(options.notices, IsEmpty());
+}
+
+TEST(LaunchOptionsTest, C10dIsRedisAtItsOwnPortAndSaysSoOnce) {
+  const LaunchOptions options =
+      Options({{"nnodes", "2"}, {"rdzv_backend", "c10d"}, {"rdzv_endpoint", "host"}});
+  EXPECT_EQ(options.rendezvous.kind, RendezvousKind::kRedis);
+  EXPECT_EQ(options.rendezvous.default_port, 29400);
+  EXPECT_THAT(options.notices, ElementsAre(HasSubstr("--rdzv-backend=c10d: ")));
+}
+
+TEST(LaunchOptionsTest, MasterFlagsWithAnEndpointAreLeftOutOfAccount) {
+  const FlagValues given = {
+      {"rdzv_endpoint", "h"}, {"master_addr", "10.0.0.1"}, {"master_port", "2000"}};
+  EXPECT_THAT(Options(given).notices,
+              ElementsAre(HasSubstr("--master-addr: "), HasSubstr("--master-port: ")));
+  EXPECT_EQ(Options(given).master_port, 0);
+  // Operators of clusters set the variables everywhere: no reason to talk.
+  const auto options =
+      Parse(given, kHost, {{"master_addr", "PET_MASTER_ADDR"}, {"master_port", "PET_MASTER_PORT"}});
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_THAT(options->notices, IsEmpty());
+}
+
+TEST(LaunchOptionsTest, StaticRendezvous) {
+  const LaunchOptions options = Options(
+      {{"nnodes", "2"}, {"node_rank", "1"}, {"master_addr", "[fd00::7]"}, {"master_port", "2000"}});
+  EXPECT_EQ(options.rendezvous.kind, RendezvousKind::kStatic);
+  EXPECT_EQ(options.node_rank, 1);
+  EXPECT_EQ(options.master_addr, "fd00::7");
+  EXPECT_EQ(options.master_port, 2000);
+  // What is not said is as in torchrun.
+  const LaunchOptions first = Options({{"nnodes", "2"}, {"master_addr", "node-0"}});
+  EXPECT_EQ(first.node_rank, 0);
+  EXPECT_EQ(first.master_port, 29500);
+  EXPECT_EQ(Options({{"node_rank", "0"}}).master_addr, "127.0.0.1");
+  // torchrun's other way to say it.
+  const LaunchOptions endpoint =
+      Options({{"nnodes", "2"}, {"rdzv_backend", "static"}, {"rdzv_endpoint", "node-0:3000"}});
+  EXPECT_EQ(endpoint.rendezvous.kind, RendezvousKind::kStatic);
+  EXPECT_EQ(endpoint.master_addr, "node-0");
+  EXPECT_EQ(endpoint.master_port, 3000);
+}
+
+TEST(LaunchOptionsTest, AnEmptyVariableIsNotGiven) {
+  const LaunchOptions options = Options({{"rdzv_endpoint", ""},
+                                         {"rdzv_backend", ""},
+                                         {"rdzv_id", ""},
+                                         {"node_rank", ""},
+                                         {"master_addr", ""},
+                                         {"master_port", ""}});
+  EXPECT_EQ(options.rendezvous.kind, RendezvousKind::kPrivate);
+}
+
+TEST(LaunchOptionsTest, StandaloneOverridesWhatSaysWhereNodesMeet) {
+  const LaunchOptions options = Options({{"standalone", "true"},
+                                         {"nnodes", "1:4"},
+                                         {"rdzv_backend", "c10d"},
+                                         {"rdzv_endpoint", "elsewhere:1"},
+                                         {"rdzv_id", "x"}});
+  EXPECT_EQ(options.rendezvous.kind, RendezvousKind::kPrivate);
+  EXPECT_EQ(options.rendezvous.endpoint, "");
+  EXPECT_EQ(options.rendezvous.run_id, "");
+  EXPECT_EQ(options.max_nodes, 1);
+  EXPECT_THAT(options.notices, IsEmpty());
+}
+
+TEST(LaunchOptionsTest, TheIdThatTorchrunGivesByDefaultIsNone) {
+  EXPECT_EQ(Options({{"rdzv_endpoint", "h"}, {"rdzv_id", "none"}}).rendezvous.run_id, "");
+}
+
+TEST(LaunchOptionsTest, LeaseAndHeartbeat) {
+  const auto lease = [](const FlagValues& given) {
+    const LaunchOptions options = Options(given);
+    return std::pair(absl::ToInt64Milliseconds(options.rendezvous.lease),
+                     absl::ToInt64Milliseconds(options.rendezvous.heartbeat));
+  };
+  EXPECT_EQ(lease({{"lease_ms", "1200"}}), std::pair(int64_t{1200}, int64_t{200}));
+  EXPECT_EQ(lease({{"lease_ms", "1200"}, {"heartbeat_ms", "100"}}),
+            std::pair(int64_t{1200}, int64_t{100}));
+  // torchrun's pair says the same.
+  EXPECT_EQ(lease({{"rdzv_conf", "keep_alive_interval=2,keep_alive_max_attempt=4"}}),
+            std::pair(int64_t{8000}, int64_t{2000}));
+  EXPECT_EQ(lease({{"rdzv_conf", "keep_alive_max_attempt=4"}}),
+            std::pair(int64_t{2000}, int64_t{333}));
+  // Our own flags count over it.
+  EXPECT_EQ(lease({{"rdzv_conf", "keep_alive_interval=2,keep_alive_max_attempt=4"},
+                   {"lease_ms", "6000"}}),
+            std::pair(int64_t{6000}, int64_t{2000}));
+  EXPECT_THAT(Error({{"heartbeat_ms", "1501"}}),
+              AllOf(HasSubstr("--heartbeat-ms=1501: "), HasSubstr("half of the lease")));
+  EXPECT_THAT(Error({{"rdzv_conf", "keep_alive_interval=5,keep_alive_max_attempt=1"}}),
+              AllOf(HasSubstr("--rdzv-conf="), HasSubstr("half of the lease")));
+}
+
+TEST(LaunchOptionsTest, EveryKeyOfRdzvConfArrives) {
+  const LaunchOptions options =
+      Options({{"nnodes", "9"},
+               {"rdzv_endpoint", "h"},
+               {"rdzv_conf",
+                "join_timeout=60,last_call_timeout=1,close_timeout=3,read_timeout=4,"
+                "heartbeat_timeout=2,is_host=0,store_type=file,rank=3"}});
+  EXPECT_EQ(options.rendezvous.join_timeout, absl::Seconds(60));
+  EXPECT_EQ(options.rendezvous.last_call, absl::Seconds(1));
+  EXPECT_EQ(options.rendezvous.close_timeout, absl::Seconds(3));
+  EXPECT_EQ(options.rendezvous.read_timeout, absl::Seconds(4));
+  EXPECT_EQ(options.rendezvous.heartbeat_timeout, absl::Seconds(2));
+  EXPECT_EQ(options.rendezvous.is_host, false);
+  EXPECT_EQ(options.node_rank, 3);
+  EXPECT_THAT(options.notices,
+              ElementsAre(AllOf(HasSubstr("--rdzv-conf: "), HasSubstr("store_type"))));
+}
+
+TEST(LaunchOptionsTest, FailuresAndWatching) {
+  const LaunchOptions options = Options({{"max_restarts", "7"},
+                                         {"no_progress_limit", "0"},
+                                         {"quarantine_strikes", "5"},
+                                         {"hang_timeout", "0"},
+                                         {"exit_code", "worker"},
+                                         {"signals_to_handle", "SIGTERM, USR1,SIGUSR2,SIGTERM"},
+                                         {"straggler_factor", "0"},
+                                         {"metrics_port", "0"},
+                                         {"event_log_handler", "console"}});
+  EXPECT_EQ(options.max_restarts, 7);
+  EXPECT_EQ(options.no_progress_limit, 0);
+  EXPECT_EQ(options.quarantine_strikes, 5);
+  EXPECT_EQ(options.hang_floor, absl::ZeroDuration());
+  EXPECT_EQ(options.exit_code, ExitCodeStyle::kWorker);
+  EXPECT_THAT(options.signals_to_handle, ElementsAre(SIGTERM, SIGUSR1, SIGUSR2));
+  EXPECT_EQ(options.straggler_factor, 0);
+  EXPECT_EQ(options.metrics_port, 0);
+  EXPECT_TRUE(options.events_to_console);
+  EXPECT_EQ(Options({{"exit_code", "reason"}}).exit_code, ExitCodeStyle::kReason);
+}
+
+TEST(LaunchOptionsTest, WhatMeansNothingHereIsCheckedAndSaidOnce) {
+  const LaunchOptions options = Options({{"monitor_interval", "5"},
+                                         {"start_method", "forkserver"},
+                                         {"logs_specs", "default"},
+                                         {"event_log_handler", "dynamic_rendezvous"}});
+  EXPECT_THAT(options.notices, ElementsAre(HasSubstr("--monitor-interval: means nothing here")));
+}
+
+TEST(LaunchOptionsTest, Output) {
+  const LaunchOptions options = Options({{"worker_log_dir", "/logs"},
+                                         {"redirects", "3"},
+                                         {"tee", "0:1"},
+                                         {"local_ranks_filter", "0, 11"},
+                                         {"duplicate_stdout_filters", "loss,a,,b"},
+                                         {"duplicate_stderr_filters", "Error"},
+                                         {"log_line_prefix_template", "${rank}> "}});
+  EXPECT_EQ(options.output.log_dir, "/logs");
+  EXPECT_EQ(options.output.redirects.Get(5), kBothStreams);
+  EXPECT_EQ(options.output.tee.Get(0), kStdout);
+  EXPECT_THAT(options.output.local_ranks_filter, ElementsAre(0, 11));
+  EXPECT_THAT(options.output.filters_of_stdout, ElementsAre("loss", "a,b"));
+  EXPECT_THAT(options.output.filters_of_stderr, ElementsAre("Error"));
+  EXPECT_EQ(options.output.prefix_template, "${rank}> ");
+}
+
+TEST(LaunchOptionsTest, ProgramKinds) {
+  EXPECT_EQ(Options({{"module", "true"}}).program_kind, ProgramKind::kPythonModule);
+  EXPECT_EQ(Options({{"no_python", "true"}}).program_kind, ProgramKind::kExecutable);
+  // As torchrun's help says.
+  EXPECT_EQ(Options({{"run_path", "true"}, {"no_python", "true"}}).program_kind,
+            ProgramKind::kPythonScript);
+  EXPECT_THAT(Error({{"no_python", "true"}, {"module", "true"}}),
+              HasSubstr("--no-python and --module contradict"));
+  EXPECT_THAT(Error({{"run_path", "true"}, {"module", "true"}}),
+              HasSubstr("--run-path and --module contradict"));
+}
+
+TEST(LaunchOptionsTest, NumaBindings) {
+  EXPECT_EQ(Options({{"numa_binding", "node"}}).numa_binding, NumaBinding::kNode);
+  EXPECT_EQ(Options({{"numa_binding", "socket"}}).numa_binding, NumaBinding::kSocket);
+  EXPECT_EQ(Options({{"numa_binding", "exclusive"}}).numa_binding, NumaBinding::kExclusive);
+  EXPECT_EQ(Options({{"numa_binding", "core-complex"}}).numa_binding, NumaBinding::kCoreComplex);
+}
+
+struct Mistake {
+  const char* gflag;
+  const char* value;
+  const char* expected;
+};
 
 TEST(LaunchOptionsTest, MistakesNameFlagValueAndWhatIsAllowed) {
-  FlagValues values = Defaults();
-  values.nproc_per_node = "lots";
-  EXPECT_THAT(Error(values),
-              AllOf(HasSubstr("--nproc-per-node=lots"), HasSubstr("cpu, gpu or auto")));
-  values = Defaults();
-  values.master_port = "65536";
-  EXPECT_THAT(Error(values), AllOf(HasSubstr("--master-port=65536"), HasSubstr("0 to 65535")));
-  values = Defaults();
-  values.max_restarts = "-1";
-  EXPECT_THAT(Error(values), HasSubstr("--max-restarts=-1: expected a whole number"));
-  values = Defaults();
-  values.shutdown_timeout = "nan";
-  EXPECT_THAT(Error(values), HasSubstr("--shutdown-timeout=nan: expected seconds"));
-  values = Defaults();
-  values.rdzv_backend = "etcd";
-  EXPECT_THAT(Error(values), HasSubstr("--rdzv-backend=etcd"));
-  values = Defaults();
-  values.role = "a\nb";
-  EXPECT_THAT(Error(values), HasSubstr("--role="));
-  values = Defaults();
-  values.tee = "4";
-  EXPECT_THAT(Error(values), HasSubstr("--tee=4: expected 0 (nothing)"));
+  const std::vector<Mistake> mistakes = {
+      {"nproc_per_node", "lots", "cpu, gpu or auto"},
+      {"role", "", "printable"},
+      {"role", "a\nb", "printable"},
+      {"node_rank", "1", "from 0 to 0"},
+      {"node_rank", "-1", "from 0 to 0"},
+      {"master_port", "65536", "0 to 65535"},
+      {"start_method", "thread", "spawn, fork, forkserver"},
+      {"numa_binding", "core", "node, socket, exclusive, core-complex"},
+      {"rdzv_backend", "etcd", "--rdzv-backend=redis"},
+      {"rdzv_conf", "x=1", "unknown key x"},
+      {"lease_ms", "99", "from 100 to"},
+      {"heartbeat_ms", "0", "from 1 to"},
+      {"store_outage_timeout", "-1", "seconds from 0"},
+      {"max_restarts", "-1", "a whole number"},
+      {"no_progress_limit", "x", "a whole number"},
+      {"quarantine_strikes", "1.5", "a whole number"},
+      {"hang_timeout", "-1", "seconds from 0"},
+      {"fault_grace_ms", "-1", "a whole number"},
+      {"shutdown_timeout", "nan", "seconds from 0"},
+      {"shutdown_timeout", "-1", "seconds from 0"},
+      {"exit_barrier_timeout", "-1", "seconds from 0"},
+      {"signals_to_handle", "SIGKILL", "that a program may handle"},
+      {"signals_to_handle", "", "names such as"},
+      {"signals_to_handle", "SIGTERM,,SIGINT", "names such as"},
+      {"exit_code", "true", "default, worker, reason"},
+      {"monitor_interval", "often", "seconds from 0"},
+      {"straggler_factor", "1", "above 1"},
+      {"straggler_factor", "inf", "above 1"},
+      {"metrics_port", "http", "0 to 65535"},
+      {"event_log_handler", "file", "null, console, dynamic_rendezvous"},
+      {"redirects", "4", "0 (nothing)"},
+      {"tee", "4", "0 (nothing)"},
+      {"local_ranks_filter", "0;1", "local ranks with commas"},
+      {"local_ranks_filter", "-1", "local ranks with commas"},
+      {"log_line_prefix_template", "a\nb", "one line"},
+      {"logs_specs", "mine", "no plug-ins"},
+  };
+  for (const Mistake& mistake : mistakes) {
+    const std::string error = Error({{mistake.gflag, mistake.value}});
+    std::string flag = std::string("--") + mistake.gflag + "=";
+    std::replace(flag.begin(), flag.end(), '_', '-');
+    EXPECT_THAT(error, AllOf(StartsWith(flag), HasSubstr(mistake.expected)));
+    EXPECT_THAT(error, Not(HasSubstr("\n")));
+  }
 }
 
 TEST(LaunchOptionsTest, TheUsersOwnSpellingIsNamed) {
-  FlagValues values = Defaults();
-  values.nproc_per_node = "lots";
   const auto options =
-      ParseLaunchOptions(values, {{"nproc_per_node", "PET_NPROC_PER_NODE"}}, kHost);
+      Parse({{"nproc_per_node", "lots"}}, kHost, {{"nproc_per_node", "PET_NPROC_PER_NODE"}});
   EXPECT_THAT(std::string(options.status().message()), HasSubstr("PET_NPROC_PER_NODE=lots: "));
 }
 
-TEST(LaunchOptionsTest, ContradictionsAreRefused) {
-  FlagValues values = Defaults();
-  values.no_python = values.module = true;
-  EXPECT_THAT(Error(values), HasSubstr("--no-python and --module contradict"));
-  values = Defaults();
-  values.run_path = values.module = true;
-  EXPECT_THAT(Error(values), HasSubstr("--run-path and --module contradict"));
-}
-
-TEST(LaunchOptionsTest, StandaloneIgnoresTheEndpoint) {
-  FlagValues values = Defaults();
-  values.standalone = true;
-  values.rdzv_endpoint = "elsewhere:1";
-  EXPECT_EQ(ParseLaunchOptions(values, {}, kHost)->rdzv_endpoint, "");
+TEST(SplitFiltersTest, ACommaIsWrittenTwice) {
+  EXPECT_THAT(SplitFilters(""), IsEmpty());
+  EXPECT_THAT(SplitFilters("a"), ElementsAre("a"));
+  EXPECT_THAT(SplitFilters("a,b"), ElementsAre("a", "b"));
+  EXPECT_THAT(SplitFilters("a,,b,c"), ElementsAre("a,b", "c"));
+  EXPECT_THAT(SplitFilters(",,"), ElementsAre(","));
+  EXPECT_THAT(SplitFilters("a,,,b"), ElementsAre("a,", "b"));
+  EXPECT_THAT(SplitFilters("a,"), ElementsAre("a"));
 }
 
 TEST(StreamMapTest, OneValueForAll) {

@@ -8,8 +8,8 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "base/unique_fd.h"
 #include "base/event_loop.h"
+#include "base/unique_fd.h"
 #include "launcher/console.h"
 
 namespace ddp::launcher {

@@ -21,38 +21,65 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "launcher/command_line.h"
+#include "launcher/completion.h"
+#include "launcher/flag_reader.h"
+#include "launcher/flag_table.h"
 #include "launcher/host_resources.h"
 #include "launcher/job.h"
 #include "launcher/keeper.h"
 #include "launcher/launch_options.h"
 #include "launcher/private_folder.h"
+#include "launcher/rendezvous_choice.h"
 #include "launcher/worker_command.h"
 #include "store/redis_endpoint.h"
 
-// The table in launcher/command_line.h says what they mean and what stands in them.
+// The table in launcher/flag_table.h says what they mean and what stands in them.
 #define DDPRUN_FLAG(name) \
   DEFINE_string(name, ::ddp::launcher::DefaultOf(#name), "see ddprun --help")
 #define DDPRUN_SWITCH(name) DEFINE_bool(name, false, "see ddprun --help")
 DDPRUN_FLAG(nnodes);
 DDPRUN_FLAG(nproc_per_node);
 DDPRUN_FLAG(role);
+DDPRUN_FLAG(node_rank);
 DDPRUN_FLAG(master_addr);
 DDPRUN_FLAG(master_port);
+DDPRUN_FLAG(local_addr);
 DDPRUN_SWITCH(module);
 DDPRUN_SWITCH(no_python);
 DDPRUN_SWITCH(run_path);
+DDPRUN_FLAG(start_method);
+DDPRUN_SWITCH(virtual_local_rank);
+DDPRUN_FLAG(numa_binding);
 DDPRUN_SWITCH(standalone);
 DDPRUN_FLAG(rdzv_backend);
 DDPRUN_FLAG(rdzv_endpoint);
 DDPRUN_FLAG(rdzv_id);
+DDPRUN_FLAG(rdzv_conf);
 DDPRUN_FLAG(lease_ms);
+DDPRUN_FLAG(heartbeat_ms);
+DDPRUN_FLAG(store_outage_timeout);
 DDPRUN_FLAG(max_restarts);
+DDPRUN_FLAG(no_progress_limit);
+DDPRUN_FLAG(quarantine_strikes);
+DDPRUN_FLAG(hang_timeout);
 DDPRUN_FLAG(fault_grace_ms);
 DDPRUN_FLAG(shutdown_timeout);
+DDPRUN_FLAG(exit_barrier_timeout);
+DDPRUN_FLAG(signals_to_handle);
+DDPRUN_FLAG(exit_code);
+DDPRUN_FLAG(monitor_interval);
+DDPRUN_FLAG(straggler_factor);
+DDPRUN_FLAG(metrics_port);
+DDPRUN_FLAG(event_log_file);
+DDPRUN_FLAG(event_log_handler);
 DDPRUN_FLAG(worker_log_dir);
 DDPRUN_FLAG(redirects);
 DDPRUN_FLAG(tee);
-DDPRUN_FLAG(event_log_file);
+DDPRUN_FLAG(local_ranks_filter);
+DDPRUN_FLAG(duplicate_stdout_filters);
+DDPRUN_FLAG(duplicate_stderr_filters);
+DDPRUN_FLAG(log_line_prefix_template);
+DDPRUN_FLAG(logs_specs);
 
 namespace ddp::launcher {
 namespace {
@@ -95,26 +122,12 @@ FlagValues ReadFlags(const CommandLine& command_line) {
   int argc = static_cast<int>(pointers.size());
   char** argv = pointers.data();
   gflags::ParseCommandLineFlags(&argc, &argv, /*remove_flags=*/true);
-  return {.nnodes = FLAGS_nnodes,
-          .nproc_per_node = FLAGS_nproc_per_node,
-          .role = FLAGS_role,
-          .master_addr = FLAGS_master_addr,
-          .master_port = FLAGS_master_port,
-          .module = FLAGS_module,
-          .no_python = FLAGS_no_python,
-          .run_path = FLAGS_run_path,
-          .standalone = FLAGS_standalone,
-          .rdzv_backend = FLAGS_rdzv_backend,
-          .rdzv_endpoint = FLAGS_rdzv_endpoint,
-          .rdzv_id = FLAGS_rdzv_id,
-          .lease_ms = FLAGS_lease_ms,
-          .max_restarts = FLAGS_max_restarts,
-          .fault_grace_ms = FLAGS_fault_grace_ms,
-          .shutdown_timeout = FLAGS_shutdown_timeout,
-          .worker_log_dir = FLAGS_worker_log_dir,
-          .redirects = FLAGS_redirects,
-          .tee = FLAGS_tee,
-          .event_log_file = FLAGS_event_log_file};
+  FlagValues values;
+  for (const FlagSpec& flag : kFlagTable) {
+    if (flag.gflag == nullptr) continue;
+    CHECK(gflags::GetCommandLineOption(flag.gflag, &values[flag.gflag])) << flag.gflag;
+  }
+  return values;
 }
 
 std::string RandomRunId() {
@@ -126,24 +139,35 @@ std::string RandomRunId() {
 elastic::LaunchConfig Config(const LaunchOptions& options, std::vector<std::string> command,
                              const CommandLine& command_line) {
   elastic::LaunchConfig config;
-  config.run_id = options.run_id.empty() ? RandomRunId() : options.run_id;
+  config.run_id = options.rendezvous.run_id.empty() ? RandomRunId() : options.rendezvous.run_id;
   config.role = options.role;
   config.nproc_per_node = options.nproc_per_node;
+  config.min_nodes = options.min_nodes;
+  config.max_nodes = options.max_nodes;
   config.max_restarts = options.max_restarts;
+  config.node_rank = options.node_rank;
   config.command = std::move(command);
   config.entrypoint = command_line.program[0];
   config.master_addr = options.master_addr;
   config.master_port = options.master_port;
-  config.lease = options.lease;
+  config.virtual_local_rank = options.virtual_local_rank;
+  config.lease = options.rendezvous.lease;
+  config.rendezvous_timeout = options.rendezvous.join_timeout;
   config.fault_grace = options.fault_grace;
   config.shutdown_timeout = options.shutdown_timeout;
+  config.exit_barrier_timeout = options.exit_barrier_timeout;
+  config.store_outage_timeout = options.rendezvous.store_outage_timeout;
+  config.signals_to_handle = options.signals_to_handle;
+  config.hang_floor = options.hang_floor;
+  config.straggler_factor = options.straggler_factor;
   config.event_log_file = options.event_log_file;
   return config;
 }
 
 absl::StatusOr<std::optional<store::RedisEndpoint>> Endpoint(const LaunchOptions& options) {
-  if (options.rdzv_endpoint.empty()) return std::nullopt;
-  absl::StatusOr<store::RedisEndpoint> endpoint = store::ParseRedisEndpoint(options.rdzv_endpoint);
+  const RendezvousOptions& rendezvous = options.rendezvous;
+  if (rendezvous.kind != RendezvousKind::kRedis) return std::nullopt;
+  absl::StatusOr<store::RedisEndpoint> endpoint = store::ParseRedisEndpoint(rendezvous.endpoint);
   if (!endpoint.ok()) {
     return absl::InvalidArgumentError(
         absl::StrCat("--rdzv-endpoint: ", std::string(endpoint.status().message())));
@@ -178,14 +202,21 @@ int KeepJob(JobSpec spec, int argc, char** argv) {
   return Fail(code.status(), kError);
 }
 
+// What flags that are questions ask for.
+std::string Answer(const CommandLine& command_line) {
+  if (command_line.help) return HelpText();
+  if (command_line.version) return kVersion;
+  return CompletionScript(command_line.completion);
+}
+
 int Main(int argc, char** argv) {
   OpenMissingStandardStreams();
   ::signal(SIGPIPE, SIG_IGN);
   const absl::StatusOr<CommandLine> command_line =
       ParseCommandLine(std::vector<std::string>(argv + 1, argv + argc), &Environment);
   if (!command_line.ok()) return Fail(command_line.status(), kUsageError);
-  if (command_line->help || command_line->version) {
-    std::puts(command_line->help ? HelpText().c_str() : kVersion);
+  if (command_line->help || command_line->version || !command_line->completion.empty()) {
+    std::puts(Answer(*command_line).c_str());
     return 0;
   }
   const FlagValues flags = ReadFlags(*command_line);
@@ -193,6 +224,9 @@ int Main(int argc, char** argv) {
   const absl::StatusOr<LaunchOptions> options =
       ParseLaunchOptions(flags, command_line->spelled, ReadHostResources());
   if (!options.ok()) return Fail(options.status(), kUsageError);
+  for (const std::string& notice : options->notices) {
+    std::fprintf(stderr, "ddprun: %s\n", notice.c_str());
+  }
   absl::StatusOr<std::optional<store::RedisEndpoint>> endpoint = Endpoint(*options);
   if (!endpoint.ok()) return Fail(endpoint.status(), kUsageError);
   absl::StatusOr<std::vector<std::string>> command =
@@ -205,9 +239,9 @@ int Main(int argc, char** argv) {
   JobSpec spec;
   spec.config = Config(*options, *std::move(command), *command_line);
   spec.endpoint = *std::move(endpoint);
-  spec.redirects = options->redirects;
-  spec.tee = options->tee;
-  spec.log_dir = options->log_dir;
+  spec.redirects = options->output.redirects;
+  spec.tee = options->output.tee;
+  spec.log_dir = options->output.log_dir;
   return KeepJob(std::move(spec), argc, argv);
 }
 

@@ -11,8 +11,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "base/unique_fd.h"
 #include "base/event_loop.h"
+#include "base/unique_fd.h"
 #include "elastic/agent/process_spawner.h"
 #include "launcher/launch_options.h"
 #include "launcher/log_layout.h"

@@ -1,0 +1,150 @@
+#include "launcher/completion.h"
+
+#include <algorithm>
+#include <cctype>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
+#include "launcher/flag_table.h"
+
+namespace ddp::launcher {
+namespace {
+
+// The words among the alternatives of a flag's value: those in lower case, by the table's rule.
+std::vector<std::string> Words(const FlagSpec& flag) {
+  std::vector<std::string> words;
+  const std::vector<std::string> alternatives = absl::StrSplit(flag.value_name, '|');
+  for (const std::string& word : alternatives) {
+    if (!word.empty() && std::none_of(word.begin(), word.end(),
+                                      [](unsigned char c) { return std::isupper(c) != 0; })) {
+      words.push_back(word);
+    }
+  }
+  return words;
+}
+
+bool NamesFolder(const FlagSpec& flag) { return std::string(flag.value_name) == "FOLDER"; }
+bool NamesFile(const FlagSpec& flag) { return std::string(flag.value_name) == "FILE"; }
+
+// "--tee" and "-t", each behind a blank.
+std::string Names(const FlagSpec& flag) {
+  std::string names = absl::StrCat(" --", flag.name);
+  if (flag.short_name != 0) absl::StrAppend(&names, " -", std::string(1, flag.short_name));
+  return names;
+}
+
+std::string BashCase(const FlagSpec& flag, const std::string& reply) {
+  std::string pattern = absl::StrCat("--", flag.name);
+  if (flag.short_name != 0) absl::StrAppend(&pattern, "|-", std::string(1, flag.short_name));
+  return absl::StrCat("    ", pattern, ") COMPREPLY=($(compgen ", reply, " -- \"$current\")) ;;\n");
+}
+
+std::string BashCases() {
+  std::string cases;
+  for (const FlagSpec& flag : kFlagTable) {
+    const std::vector<std::string> words = Words(flag);
+    if (!flag.takes_value) continue;
+    if (!words.empty()) {
+      absl::StrAppend(&cases, BashCase(flag, absl::StrCat("-W '", absl::StrJoin(words, " "), "'")));
+    } else if (NamesFolder(flag)) {
+      absl::StrAppend(&cases, BashCase(flag, "-d"));
+    } else if (NamesFile(flag)) {
+      absl::StrAppend(&cases, BashCase(flag, "-f"));
+    }
+  }
+  return cases;
+}
+
+// Bash takes `--flag=value` for three words.
+constexpr char kBash[] = R"(# Completion of ddprun for bash.
+_ddprun() {
+  local all='@ALL@ '
+  local with_value='@WITH_VALUE@ '
+  local current=${COMP_WORDS[COMP_CWORD]} flag='' word i
+  COMPREPLY=()
+  for ((i = 1; i < COMP_CWORD; ++i)); do
+    word=${COMP_WORDS[i]}
+    if [[ $word == '=' ]]; then
+      continue
+    elif [[ -n $flag ]]; then
+      flag=''
+    elif [[ $word == -?* && $word != -- ]]; then
+      word=${word//_/-}
+      [[ $with_value == *" $word "* ]] && flag=$word
+    else
+      return  # the program is there: what follows is its own
+    fi
+  done
+  [[ $current == '=' ]] && current=''
+  case $flag in
+    '')
+      if [[ $current == -* ]]; then
+        COMPREPLY=($(compgen -W "$all" -- "${current//_/-}"))
+      else
+        COMPREPLY=($(compgen -c -- "$current"))
+      fi
+      ;;
+@CASES@  esac
+}
+complete -o default -F _ddprun ddprun
+)";
+
+std::string BashScript() {
+  std::string all;
+  std::string with_value;
+  for (const FlagSpec& flag : kFlagTable) {
+    absl::StrAppend(&all, Names(flag));
+    if (flag.takes_value) absl::StrAppend(&with_value, Names(flag));
+  }
+  return absl::StrReplaceAll(
+      kBash, {{"@ALL@", all}, {"@WITH_VALUE@", with_value}, {"@CASES@", BashCases()}});
+}
+
+// The first sentence of the help, for within '...[...]...'.
+std::string ZshText(const FlagSpec& flag) {
+  const std::string help = flag.help;
+  return absl::StrReplaceAll(help.substr(0, help.find(". ")),
+                             {{"'", "'\\''"}, {"[", "\\["}, {"]", "\\]"}, {":", "\\:"}});
+}
+
+std::string ZshAction(const FlagSpec& flag) {
+  const std::vector<std::string> words = Words(flag);
+  if (!words.empty()) return absl::StrCat("(", absl::StrJoin(words, " "), ")");
+  if (NamesFolder(flag)) return "_files -/";
+  if (NamesFile(flag)) return "_files";
+  return " ";
+}
+
+std::string ZshScript() {
+  std::string script =
+      "#compdef ddprun\n# Completion of ddprun for zsh.\n_ddprun() {\n  _arguments -S \\\n";
+  const auto add = [&](const FlagSpec& flag, const std::string& name) {
+    absl::StrAppend(&script, "    '", name, "[", ZshText(flag), "]");
+    if (flag.takes_value) {
+      const std::string value_name = absl::StrReplaceAll(flag.value_name, {{":", "\\:"}});
+      absl::StrAppend(&script, ":", value_name, ":", ZshAction(flag));
+    }
+    absl::StrAppend(&script, "' \\\n");
+  };
+  for (const FlagSpec& flag : kFlagTable) {
+    add(flag, absl::StrCat("--", flag.name, flag.takes_value ? "=" : ""));
+    if (flag.short_name != 0) {
+      add(flag, absl::StrCat("-", std::string(1, flag.short_name), flag.takes_value ? "+" : ""));
+    }
+  }
+  absl::StrAppend(&script,
+                  "    '(-)1:program:_command_names -e' \\\n    '*::argument:_default'\n}\n"
+                  "compdef _ddprun ddprun\n");
+  return script;
+}
+
+}  // namespace
+
+std::string CompletionScript(const std::string& shell) {
+  return shell == "zsh" ? ZshScript() : BashScript();
+}
+
+}  // namespace ddp::launcher

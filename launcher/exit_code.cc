@@ -1,0 +1,58 @@
+#include "launcher/exit_code.h"
+
+namespace ddp::launcher {
+namespace {
+
+using elastic::JobEndReason;
+
+int CodeOfReason(JobEndReason reason) {
+  switch (reason) {
+    case JobEndReason::kSucceeded:
+      return kReasonSucceeded;
+    case JobEndReason::kWorkerFailed:
+      return kReasonWorkerFailed;
+    case JobEndReason::kBudgetSpent:
+      return kReasonBudgetSpent;
+    case JobEndReason::kNoProgress:
+      return kReasonNoProgress;
+    case JobEndReason::kClosed:
+      return kReasonClosed;
+    case JobEndReason::kRendezvousTimeout:
+      return kReasonRendezvousTimeout;
+    case JobEndReason::kStoreLost:
+      return kReasonStoreLost;
+    case JobEndReason::kPreempted:
+      return kReasonPreempted;
+    case JobEndReason::kCannotStart:
+      return kReasonCannotStart;
+  }
+  return kReasonWorkerFailed;
+}
+
+// The root cause as a shell has it; 1 where no worker is to blame or nobody knows its code.
+int CodeOfWorker(const elastic::JobResult& result) {
+  int code = result.root_exit_code;
+  if (code == 0 && !result.failures.empty()) {
+    code = elastic::ShellExitCode(result.failures.front().status);
+  }
+  return code > 0 && code < 256 ? code : 1;
+}
+
+}  // namespace
+
+int ExitCodeOf(const elastic::JobResult& result, ExitCodeStyle style) {
+  if (result.end == JobEndReason::kSucceeded && result.exit_code == 0) return 0;
+  switch (style) {
+    case ExitCodeStyle::kWorker:
+      return CodeOfWorker(result);
+    case ExitCodeStyle::kReason:
+      // A result that was never filled in is no success.
+      return result.end == JobEndReason::kSucceeded ? int{kReasonWorkerFailed}
+                                                    : CodeOfReason(result.end);
+    case ExitCodeStyle::kDefault:
+      break;
+  }
+  return 1;
+}
+
+}  // namespace ddp::launcher
