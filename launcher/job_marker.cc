@@ -43,15 +43,18 @@ std::optional<JobMarker> ParseMarker(const std::string& text) {
   const auto run_id = json.find("run_id");
   const auto instance = json.find("instance");
   const auto endpoint = json.find("endpoint");
+  const auto with_credentials = json.find("with_credentials");
   const auto agent_pid = json.find("agent_pid");
-  for (const auto& found : {run_id, instance, endpoint, agent_pid}) {
+  for (const auto& found : {run_id, instance, endpoint, with_credentials, agent_pid}) {
     if (found == json.end()) return std::nullopt;
   }
   if (!run_id->is_string() || !endpoint->is_string()) return std::nullopt;
+  if (!with_credentials->is_boolean()) return std::nullopt;
   if (!instance->is_number_integer() || !agent_pid->is_number_integer()) return std::nullopt;
   return JobMarker{.run_id = run_id->get<std::string>(),
                    .instance = instance->get<int64_t>(),
                    .endpoint = endpoint->get<std::string>(),
+                   .with_credentials = with_credentials->get<bool>(),
                    .agent_pid = agent_pid->get<pid_t>()};
 }
 
@@ -76,6 +79,7 @@ absl::Status WriteJobMarker(const std::string& runtime_folder, const JobMarker& 
   const nlohmann::json json = {{"run_id", marker.run_id},
                                {"instance", marker.instance},
                                {"endpoint", marker.endpoint},
+                               {"with_credentials", marker.with_credentials},
                                {"agent_pid", marker.agent_pid}};
   const std::string text = json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace);
   const std::string path = absl::StrCat(runtime_folder, "/", kFileName);

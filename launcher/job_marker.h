@@ -18,6 +18,7 @@ struct JobMarker {
   std::string run_id;
   int64_t instance = 0;  // of the run id
   std::string endpoint;  // "host:port", "unix:///path": as --rdzv-endpoint takes it; no secrets
+  bool with_credentials = false;  // the endpoint wants those of DDP_REDIS_USER, ...
   pid_t agent_pid = 0;
 };
 

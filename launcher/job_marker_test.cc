@@ -32,6 +32,7 @@ class JobMarkerTest : public ::testing::Test {
     return {.run_id = run_id,
             .instance = 3,
             .endpoint = "unix:///tmp/ddprun_x/redis.sock",
+            .with_credentials = true,
             .agent_pid = ::getpid()};
   }
 
@@ -51,6 +52,7 @@ TEST_F(JobMarkerTest, IsFoundAgain) {
   EXPECT_EQ(markers[0].run_id, "alpha");
   EXPECT_EQ(markers[0].instance, 3);
   EXPECT_EQ(markers[0].endpoint, "unix:///tmp/ddprun_x/redis.sock");
+  EXPECT_TRUE(markers[0].with_credentials);
   EXPECT_EQ(markers[0].agent_pid, ::getpid());
   EXPECT_EQ(markers[1].run_id, "beta");
 }
@@ -69,10 +71,11 @@ TEST_F(JobMarkerTest, WhatOthersCanWriteIsNotBelieved) {
 TEST_F(JobMarkerTest, WhatIsNoMarkerIsPassedOver) {
   int number = 0;
   for (const char* text :
-       {"", "{", "[]", "7", "{}", R"({"run_id":7,"instance":1,"endpoint":"e","agent_pid":1})",
-        R"({"run_id":"r","instance":"1","endpoint":"e","agent_pid":1})",
-        R"({"run_id":"r","instance":1,"endpoint":"e","agent_pid":-1})",
-        R"({"run_id":"r","instance":1,"endpoint":"e","agent_pid":1e99})"}) {
+       {"", "{", "[]", "7", "{}",
+        R"({"run_id":7,"instance":1,"endpoint":"e","with_credentials":true,"agent_pid":1})",
+        R"({"run_id":"r","instance":"1","endpoint":"e","with_credentials":true,"agent_pid":1})",
+        R"({"run_id":"r","instance":1,"endpoint":"e","with_credentials":true,"agent_pid":-1})",
+        R"({"run_id":"r","instance":1,"endpoint":"e","with_credentials":true,"agent_pid":1e99})"}) {
     const std::string file = Folder(absl::StrCat("ddprun_", number++)) + "/job.json";
     std::ofstream(file) << text;
     ASSERT_EQ(::chmod(file.c_str(), 0600), 0);
