@@ -7,6 +7,9 @@
 namespace ddp::testing {
 
 using elastic::FailureVerdict;
+using elastic::JobEnd;
+using elastic::JoinAnswer;
+using elastic::News;
 using elastic::Round;
 
 void FakeRendezvous::Answer(std::string request, std::function<void()> answer) {
@@ -18,45 +21,79 @@ void FakeRendezvous::Join(const elastic::NodeOffer& offer, absl::Duration, JoinD
   offers_.push_back(offer);
   Answer("join", [this, offer, done] {
     if (!reach_.ok()) return done(reach_);
-    if (ended_) return done(absl::FailedPreconditionError("the job has ended"));
+    if (end_.has_value()) return done(JoinAnswer(*end_));
     ++generation_.number;
     generation_.nonce = absl::StrCat("nonce-", generation_.number);
-    verdict_.reset();
+    running_ = true;
+    draining_ = false;
     Round round;
     round.generation = generation_;
     round.restarts = restarts_;
-    round.members = {{.node = "node", .group_rank = 0, .offer = offer}};
+    round.placement = placement_.value_or(elastic::NodePlacement{.group_rank = 0,
+                                                                 .group_world_size = 1,
+                                                                 .local_world_size = offer.nproc,
+                                                                 .first_rank = 0,
+                                                                 .world_size = offer.nproc,
+                                                                 .first_role_rank = 0,
+                                                                 .role_world_size = offer.nproc,
+                                                                 .master_addr = offer.master_addr,
+                                                                 .master_port = offer.master_port});
     round.store_url = absl::StrCat("unix:///fake.sock?prefix=g", generation_.number);
-    done(std::move(round));
+    round.reason = std::exchange(reason_, "");
+    round.charged = std::exchange(charged_, false);
+    round.masters = round.placement.group_rank == 0;
+    done(JoinAnswer(std::move(round)));
   });
 }
 
 void FakeRendezvous::ReportFailure(const Failure& failure, absl::Duration, FailureDone done) {
   Answer(absl::StrCat("report ", failure.cause), [this, failure, done] {
     if (!reach_.ok()) return done(reach_);
-    if (failure.generation != generation_) {
-      return done(FailureVerdict{FailureVerdict::Decision::kStale, restarts_, ""});
-    }
-    if (!verdict_.has_value()) {
-      verdict_ = FailureVerdict{FailureVerdict::Decision::kFail, restarts_, failure.cause};
-      ended_ = restarts_ >= max_restarts_;
-      if (!ended_) {
-        verdict_->decision = FailureVerdict::Decision::kRestart;
-        verdict_->restarts = ++restarts_;
+    using Decision = FailureVerdict::Decision;
+    if (failure.generation != generation_) return done(FailureVerdict{Decision::kStale, {}});
+    if (running_) {
+      running_ = false;
+      reason_ = failure.cause;
+      charged_ = !draining_ && restarts_ < max_restarts_;
+      if (charged_) {
+        ++restarts_;
+      } else if (!draining_) {
+        end_ = JobEnd{JobEnd::Kind::kBudgetSpent, failure.cause};
       }
     }
-    done(*verdict_);
+    if (end_.has_value()) return done(FailureVerdict{Decision::kEnded, *end_});
+    done(FailureVerdict{Decision::kRestart, {}});
   });
 }
 
 void FakeRendezvous::Complete(const elastic::GenerationId& generation, absl::Duration, Done done) {
   Answer(absl::StrCat("complete ", generation.number), [this, generation, done] {
     if (!reach_.ok()) return done(reach_);
-    if (generation != generation_ || verdict_.has_value()) {
+    if (generation != generation_ || (!running_ && !end_.has_value())) {
       return done(absl::AbortedError("the generation is over"));
     }
-    ended_ = true;
+    if (!end_.has_value()) end_ = JobEnd{JobEnd::Kind::kSucceeded, ""};
+    running_ = false;
     done(absl::OkStatus());
+    // The news comes after the answer, as a push does.
+    loop_->AddTimer(absl::ZeroDuration(), [this] {
+      if (on_news_) on_news_({.kind = News::Kind::kJobEnded, .end = *end_});
+    });
+  });
+}
+
+void FakeRendezvous::Drain(const elastic::GenerationId& generation, const std::string& cause,
+                           absl::Duration, Done done) {
+  Answer(absl::StrCat("drain ", generation.number, " ", cause), [this, generation, cause, done] {
+    if (!reach_.ok()) return done(reach_);
+    done(absl::OkStatus());
+    if (generation != generation_ || !running_ || std::exchange(draining_, true)) return;
+    reason_ = cause;
+    loop_->AddTimer(absl::ZeroDuration(), [this, generation, cause] {
+      if (on_news_) {
+        on_news_({.kind = News::Kind::kDrain, .generation = generation, .cause = cause});
+      }
+    });
   });
 }
 
@@ -64,6 +101,15 @@ void FakeRendezvous::Leave(absl::Duration, Done done) {
   // Even one that answers nothing lets its caller go.
   answers_ = true;
   Answer("leave", [this, done] { done(reach_); });
+}
+
+void FakeRendezvous::Close(const JobEnd& end, absl::Duration, Done done) {
+  Answer(absl::StrCat("close ", end.reason), [this, end, done] {
+    if (!reach_.ok()) return done(reach_);
+    if (!end_.has_value()) end_ = end;
+    running_ = false;
+    done(absl::OkStatus());
+  });
 }
 
 void FakeRendezvous::Cancel() {

@@ -1,6 +1,7 @@
 #ifndef DDP_TESTING_FAKE_RENDEZVOUS_H_
 #define DDP_TESTING_FAKE_RENDEZVOUS_H_
 
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
@@ -15,31 +16,44 @@
 namespace ddp::testing {
 
 // The rendezvous of a job of one node, in memory: answers in the next turn of the event loop, keeps
-// the budget, and is out of reach when the test says so. Thread-compatible.
+// the budget, and is out of reach when the test says so. A drain is announced to its own watcher.
+// Thread-compatible.
 class FakeRendezvous final : public elastic::Rendezvous {
  public:
   // `loop` is not owned and must outlive the rendezvous.
-  FakeRendezvous(EventLoop* loop, int max_restarts)
-      : loop_(loop), max_restarts_(max_restarts) {}
+  FakeRendezvous(EventLoop* loop, int max_restarts) : loop_(loop), max_restarts_(max_restarts) {}
 
   // Not OK: every request from now on is answered by it.
   void SetReach(absl::Status reach) { reach_ = std::move(reach); }
   // From now on requests are not answered at all, until they are cancelled.
   void StopAnswering() { answers_ = false; }
   // Tells the watcher, as a real one does by itself.
-  void TellContact(const absl::Status& status) const { on_contact_(status); }
+  void Tell(const elastic::News& news) const { on_news_(news); }
+  // The next rounds put this node there, in place of alone; `masters` follows from the group rank.
+  void SetPlacement(elastic::NodePlacement placement) { placement_ = std::move(placement); }
+  // What median_busy_us() answers.
+  void SetMedianBusy(int64_t busy_us) { median_busy_us_ = busy_us; }
 
   void Join(const elastic::NodeOffer& offer, absl::Duration timeout, JoinDone done) override;
   void ReportFailure(const Failure& failure, absl::Duration timeout, FailureDone done) override;
   void Complete(const elastic::GenerationId& generation, absl::Duration timeout,
                 Done done) override;
+  void Drain(const elastic::GenerationId& generation, const std::string& cause,
+             absl::Duration timeout, Done done) override;
   void Leave(absl::Duration timeout, Done done) override;
+  void Close(const elastic::JobEnd& end, absl::Duration timeout, Done done) override;
   void Cancel() override;
-  void WatchContact(Done on_contact) override { on_contact_ = std::move(on_contact); }
+  void SetReport(const elastic::NodeReport& report) override { report_ = report; }
+  int64_t median_busy_us() const override { return median_busy_us_; }
+  void Watch(std::function<void(const elastic::News&)> on_news) override {
+    on_news_ = std::move(on_news);
+  }
 
-  // "join", "report rank 1 failed", "complete 2", "leave", "cancel".
+  // "join", "report rank 1 failed", "complete 2", "drain 2 going away", "leave", "close no
+  // program", "cancel".
   const std::vector<std::string>& requests() const { return requests_; }
   const std::vector<elastic::NodeOffer>& offers() const { return offers_; }
+  const elastic::NodeReport& report() const { return report_; }
 
  private:
   void Answer(std::string request, std::function<void()> answer);
@@ -48,14 +62,20 @@ class FakeRendezvous final : public elastic::Rendezvous {
   const int max_restarts_;
   absl::Status reach_;
   bool answers_ = true;
-  bool ended_ = false;
   elastic::GenerationId generation_;
   int restarts_ = 0;
-  std::optional<elastic::FailureVerdict> verdict_;  // of the current generation
+  std::optional<elastic::JobEnd> end_;
+  bool running_ = false;   // the current generation goes on
+  bool draining_ = false;  // and a membership change is announced
+  std::string reason_;     // why the last generation ended
+  bool charged_ = false;
+  std::optional<elastic::NodePlacement> placement_;
+  int64_t median_busy_us_ = -1;
+  elastic::NodeReport report_;
   EventLoop::TimerId outstanding_ = 0;
   std::vector<std::string> requests_;
   std::vector<elastic::NodeOffer> offers_;
-  Done on_contact_;
+  std::function<void(const elastic::News&)> on_news_;
 };
 
 }  // namespace ddp::testing

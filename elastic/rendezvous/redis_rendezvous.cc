@@ -8,6 +8,7 @@
 #include <array>
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <optional>
 #include <random>
 #include <utility>
@@ -128,25 +129,37 @@ absl::StatusOr<Round> ParseRound(const Outcome& outcome, const std::string& node
   Round round;
   round.generation = outcome.generation;
   round.restarts = outcome.restarts;
-  round.self = -1;
+  std::map<int64_t, std::pair<std::string, NodeOffer>> members;
   for (size_t i = 0; i < parts.size(); i += 3) {
-    RoundMember member;
-    DDP_ASSIGN_OR_RETURN(member.node, parts[i].AsString());
+    std::pair<std::string, NodeOffer> member;
+    DDP_ASSIGN_OR_RETURN(member.first, parts[i].AsString());
     DDP_ASSIGN_OR_RETURN(const int64_t group_rank, parts[i + 1].AsInteger());
     DDP_ASSIGN_OR_RETURN(const std::string offer, parts[i + 2].AsString());
-    DDP_ASSIGN_OR_RETURN(member.offer, ParseOffer(offer));
-    if (group_rank < 0 || group_rank > std::numeric_limits<int>::max()) {
-      return BadReply(absl::StrCat("group rank ", group_rank));
-    }
-    member.group_rank = static_cast<int>(group_rank);
-    round.members.push_back(std::move(member));
+    DDP_ASSIGN_OR_RETURN(member.second, ParseOffer(offer));
+    members[group_rank] = std::move(member);
   }
-  std::sort(round.members.begin(), round.members.end(),
-            [](const RoundMember& a, const RoundMember& b) { return a.group_rank < b.group_rank; });
-  for (size_t i = 0; i < round.members.size(); ++i) {
-    if (round.members[i].node == node) round.self = static_cast<int>(i);
+  NodePlacement& placement = round.placement;
+  placement.group_rank = -1;
+  std::string own_role;
+  for (const auto& [rank, member] : members) {
+    if (member.first != node) continue;
+    placement.group_rank = static_cast<int>(rank);
+    own_role = member.second.role;
   }
-  DDP_RETURN_IF_ERROR(ValidateRound(round));
+  placement.group_world_size = static_cast<int>(members.size());
+  for (const auto& [rank, member] : members) {
+    const NodeOffer& offer = member.second;
+    if (rank == placement.group_rank) placement.local_world_size = offer.nproc;
+    if (rank < placement.group_rank) placement.first_rank += offer.nproc;
+    placement.world_size += offer.nproc;
+    if (offer.role != own_role) continue;
+    if (rank < placement.group_rank) placement.first_role_rank += offer.nproc;
+    placement.role_world_size += offer.nproc;
+  }
+  placement.master_addr = members.begin()->second.second.master_addr;
+  placement.master_port = members.begin()->second.second.master_port;
+  round.masters = placement.group_rank == 0;
+  DDP_RETURN_IF_ERROR(ValidatePlacement(placement));
   return round;
 }
 
@@ -248,6 +261,7 @@ struct RedisRendezvous::State {
 
   GenerationId seen;  // the highest generation that this node took part in
   int restarts_seen = 0;
+  std::string root_cause;
 
   std::optional<Request> request;
   uint64_t request_serial = 0;  // of `request`; an answer to an earlier one is dropped
@@ -260,7 +274,7 @@ struct RedisRendezvous::State {
   EventLoop::TimerId pump_timer = 0;
   int failures_in_a_row = 0;
   bool in_contact = true;
-  Done on_contact;
+  std::function<void(const News&)> on_news;
 };
 
 RedisRendezvous::RedisRendezvous(std::unique_ptr<State> state) : state_(std::move(state)) {}
@@ -418,7 +432,11 @@ void RedisRendezvous::State::OnContact(const absl::Status& status) {
   // A connection that was cut and is mended at once is no news.
   if (!status.ok() && IsPassing(status) && failures_in_a_row < kFailuresBeforeOutOfReach) return;
   in_contact = status.ok();
-  if (on_contact) on_contact(status);
+  if (!on_news) return;
+  News news;
+  news.kind = status.ok() ? News::Kind::kBackInReach : News::Kind::kOutOfReach;
+  news.cause = std::string(status.message());
+  on_news(news);
 }
 
 void RedisRendezvous::State::OnRequestTimeout() {
@@ -461,24 +479,33 @@ bool RedisRendezvous::State::OnJoinOutcome(Request& asked, const Outcome& outcom
   if (outcome.name == "waiting") {
     const absl::StatusOr<std::string> present = outcome.Text(0);
     asked.last_error = absl::FailedPreconditionError(absl::StrCat(
-        "only ", present.value_or("some"), " of ", options.nodes, " nodes have joined"));
+        "only ", present.value_or("some"), " of ", options.max_nodes, " nodes have joined"));
     return false;
   }
-  absl::StatusOr<Round> round = BadReply(absl::StrCat("outcome ", outcome.name));
   if (outcome.name == "ended") {
-    round = absl::FailedPreconditionError(
-        absl::StrCat("the job has ended: it has ", outcome.Text(0).value_or("ended")));
-  } else if (outcome.name == "round") {
-    round = ParseRound(outcome, node);
+    const std::string state = outcome.Text(0).value_or("");
+    JobEnd end;
+    end.kind = state == "succeeded" ? JobEnd::Kind::kSucceeded : JobEnd::Kind::kBudgetSpent;
+    EndRequest();
+    done(JoinAnswer(end));
+    return true;
   }
+  absl::StatusOr<Round> round = BadReply(absl::StrCat("outcome ", outcome.name));
+  if (outcome.name == "round") round = ParseRound(outcome, node);
   if (round.ok()) {
     round->store_url = StoreUrl(round->generation);
+    round->charged = round->restarts > 0;
+    round->reason = root_cause;
     seen = round->generation;
     in_job = true;
     ScheduleHeartbeat();
   }
   EndRequest();
-  done(std::move(round));
+  if (!round.ok()) {
+    done(round.status());
+  } else {
+    done(JoinAnswer(*std::move(round)));
+  }
   return true;
 }
 
@@ -486,7 +513,7 @@ void RedisRendezvous::Join(const NodeOffer& offer, absl::Duration timeout, JoinD
   State* const state = state_.get();
   State::Request request;
   request.script = &state->scripts.join;
-  request.args = {FormatOffer(offer), absl::StrCat(state->options.nodes), RandomHex(),
+  request.args = {FormatOffer(offer), absl::StrCat(state->options.max_nodes), RandomHex(),
                   absl::StrCat(state->options.max_restarts)};
   request.timeout = timeout;
   request.on_error = done;
@@ -510,10 +537,13 @@ void RedisRendezvous::ReportFailure(const Failure& failure, absl::Duration timeo
     absl::StatusOr<FailureVerdict> verdict = BadReply(absl::StrCat("outcome ", outcome.name));
     using Decision = FailureVerdict::Decision;
     if (outcome.name == "stale") {
-      verdict = FailureVerdict{Decision::kStale, outcome.restarts, ""};
-    } else if (outcome.name == "restart" || outcome.name == "fail") {
-      verdict = FailureVerdict{outcome.name == "fail" ? Decision::kFail : Decision::kRestart,
-                               outcome.restarts, outcome.Text(0).value_or("")};
+      verdict = FailureVerdict{Decision::kStale, {}};
+    } else if (outcome.name == "restart") {
+      state->root_cause = outcome.Text(0).value_or("");
+      verdict = FailureVerdict{Decision::kRestart, {}};
+    } else if (outcome.name == "fail") {
+      verdict = FailureVerdict{Decision::kEnded,
+                               {JobEnd::Kind::kBudgetSpent, outcome.Text(0).value_or("")}};
     }
     state->EndRequest();
     done(std::move(verdict));
@@ -564,6 +594,19 @@ void RedisRendezvous::Cancel() {
   if (state_->request.has_value()) state_->EndRequest();
 }
 
-void RedisRendezvous::WatchContact(Done on_contact) { state_->on_contact = std::move(on_contact); }
+void RedisRendezvous::Drain(const GenerationId&, const std::string&, absl::Duration, Done done) {
+  state_->loop.AddTimer(absl::ZeroDuration(), [done] { done(absl::UnimplementedError("drain")); });
+}
+
+void RedisRendezvous::Close(const JobEnd&, absl::Duration, Done done) {
+  state_->loop.AddTimer(absl::ZeroDuration(), [done] { done(absl::UnimplementedError("close")); });
+}
+
+void RedisRendezvous::SetReport(const NodeReport&) {}
+int64_t RedisRendezvous::median_busy_us() const { return -1; }
+
+void RedisRendezvous::Watch(std::function<void(const News&)> on_news) {
+  state_->on_news = std::move(on_news);
+}
 
 }  // namespace ddp::elastic

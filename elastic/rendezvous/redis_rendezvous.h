@@ -1,6 +1,8 @@
 #ifndef DDP_ELASTIC_RENDEZVOUS_REDIS_RENDEZVOUS_H_
 #define DDP_ELASTIC_RENDEZVOUS_REDIS_RENDEZVOUS_H_
 
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -29,9 +31,21 @@ class RedisRendezvous final : public Rendezvous {
   struct Options {
     store::RedisEndpoint endpoint;
     std::string run_id;
-    int max_restarts = 0;  // of the job; the first node's value counts
-    int nodes = 1;         // of a complete round
+    // Empty: the run id alone says which job this is. Else agents meet by this text as well, and a
+    // job that has all its nodes is left alone: what agents without a run id of their own use.
+    std::string fingerprint;
+
+    // Of the job; those of the node that opens it count.
+    int max_restarts = 0;
+    int min_nodes = 1;
+    int max_nodes = 1;
+    absl::Duration last_call = absl::Seconds(30);  // of the first round, once min_nodes have come
+    int no_progress_limit = 3;                     // failures in a row without a step; 0: no limit
+    int quarantine_strikes = 3;                    // failures of one machine; 0: no quarantine
+    absl::Duration quarantine_cooldown = absl::Seconds(60);
+
     absl::Duration lease = absl::Seconds(3);
+    absl::Duration heartbeat;  // zero: a sixth of the lease
 
     // How long Open() tries to reach the server.
     absl::Duration connect_timeout = absl::Seconds(30);
@@ -40,7 +54,7 @@ class RedisRendezvous final : public Rendezvous {
     // One script, later on: after that the connection counts as broken.
     absl::Duration reply_timeout = absl::Seconds(2);
 
-    // Takes part in this instance of the run, which must be open; 0: opens a new one.
+    // Takes part in this instance of the run, which must be open; 0: chosen by the rules above.
     int64_t instance = 0;
   };
 
@@ -57,9 +71,14 @@ class RedisRendezvous final : public Rendezvous {
   void Join(const NodeOffer& offer, absl::Duration timeout, JoinDone done) override;
   void ReportFailure(const Failure& failure, absl::Duration timeout, FailureDone done) override;
   void Complete(const GenerationId& generation, absl::Duration timeout, Done done) override;
+  void Drain(const GenerationId& generation, const std::string& cause, absl::Duration timeout,
+             Done done) override;
   void Leave(absl::Duration timeout, Done done) override;
+  void Close(const JobEnd& end, absl::Duration timeout, Done done) override;
   void Cancel() override;
-  void WatchContact(Done on_contact) override;
+  void SetReport(const NodeReport& report) override;
+  int64_t median_busy_us() const override;
+  void Watch(std::function<void(const News&)> on_news) override;
 
  private:
   struct State;

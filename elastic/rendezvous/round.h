@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <string>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -22,26 +21,11 @@ struct GenerationId {
 struct NodeOffer {
   int nproc = 1;            // workers that it runs
   std::string role;         // of its workers
-  std::string master_addr;  // where the others reach this node, should it hold rank 0
-  int master_port = 0;      // a port found free there
+  std::string host;         // the machine, for people and for the quarantine of machines
+  std::string master_addr;  // where the others reach this node
+  int master_port = 0;      // where its workers' store listens, should it hold rank 0
+  int node_rank = -1;       // the group rank that it wants (--node-rank); -1: any
   bool operator==(const NodeOffer&) const = default;
-};
-
-// A node in a complete round.
-struct RoundMember {
-  std::string node;    // unique per agent process
-  int group_rank = 0;  // 0 .. members - 1; a survivor keeps its own when that is in range
-  NodeOffer offer;
-  bool operator==(const RoundMember&) const = default;
-};
-
-// A complete round: the same for every member, but for `self`.
-struct Round {
-  GenerationId generation;
-  int restarts = 0;                  // charged to the whole job so far
-  std::vector<RoundMember> members;  // by group rank
-  int self = 0;                      // this node's index in `members`
-  std::string store_url;             // of the workers' store in this generation; no secrets
 };
 
 // Where a node's workers stand among all. Ranks are contiguous per node, in the order of the nodes;
@@ -56,14 +40,43 @@ struct NodePlacement {
   int role_world_size = 0;
   std::string master_addr;  // of the node that holds rank 0
   int master_port = 0;
+  bool operator==(const NodePlacement&) const = default;
 };
 
-// The placement of `round.self`. `round` must be valid.
-NodePlacement PlaceNode(const Round& round);
+// A complete round, in the eyes of one of its nodes. `generation`, `restarts`, `store_url`,
+// `reason` and `charged` are the same for all.
+struct Round {
+  GenerationId generation;
+  int restarts = 0;  // failures charged to the whole job so far
+  NodePlacement placement;
+  std::string store_url;  // of the workers' store in this generation; no secrets
+  // Why the generation before ended, one line: "rank 1 was killed by SIGKILL", "node a-12 was
+  // lost", "node b-7 joins". Empty for the first.
+  std::string reason;
+  bool charged = false;  // whether that was charged to the budget
+  bool masters = false;  // rank 0 is on this node
+};
 
-// kInternal, naming what is wrong, unless the members are ordered by group ranks 0, 1, 2, ..., each
-// has a sensible offer and `self` is one of them. For rounds that came over a wire.
-absl::Status ValidateRound(const Round& round);
+// How a job ended, for all of its nodes.
+struct JobEnd {
+  enum class Kind {
+    kSucceeded,    // all workers of all nodes have
+    kBudgetSpent,  // a failure, and no restart left to spend
+    kNoProgress,   // failed again and again without a step between
+    kClosed,       // a node ended it: its program cannot be started
+  };
+  Kind kind = Kind::kClosed;
+  std::string reason;  // the root cause, one line; empty on success
+  int exit_code = 0;   // of the process that is the root cause, as a shell has it; 0: unknown
+  bool operator==(const JobEnd&) const = default;
+};
+
+// "succeeded", "budget_spent", "no_progress", "closed".
+const char* JobEndName(JobEnd::Kind kind);
+
+// kInternal, naming what is wrong, unless a placement could be one: ranks and sizes that agree with
+// each other. For what came over a wire.
+absl::Status ValidatePlacement(const NodePlacement& placement);
 
 // An offer as text and back. Parsing refuses what FormatOffer cannot have written: kInternal.
 std::string FormatOffer(const NodeOffer& offer);

@@ -11,76 +11,64 @@ namespace {
 
 using ::testing::HasSubstr;
 
-RoundMember Member(int group_rank, int nproc, const std::string& role) {
-  return {.node = "node-" + std::to_string(group_rank),
-          .group_rank = group_rank,
-          .offer = {.nproc = nproc,
-                    .role = role,
-                    .master_addr = "10.0.0." + std::to_string(group_rank),
-                    .master_port = 20'000 + group_rank}};
+// The second of three nodes; the third has another role.
+NodePlacement Placement() {
+  return {.group_rank = 1,
+          .group_world_size = 3,
+          .local_world_size = 3,
+          .first_rank = 2,
+          .world_size = 10,
+          .first_role_rank = 2,
+          .role_world_size = 5,
+          .master_addr = "10.0.0.1",
+          .master_port = 20'000};
 }
 
-Round MakeRound(std::vector<RoundMember> members, int self) {
-  return {.generation = {.number = 1, .nonce = "00"},
-          .restarts = 0,
-          .members = std::move(members),
-          .self = self,
-          .store_url = ""};
-}
+TEST(RoundTest, TakesAPlacementThatCouldBe) { EXPECT_TRUE(ValidatePlacement(Placement()).ok()); }
 
-TEST(RoundTest, OneNodeHoldsAllRanks) {
-  const NodePlacement placement = PlaceNode(MakeRound({Member(0, 4, "default")}, 0));
-  EXPECT_EQ(placement.first_rank, 0);
-  EXPECT_EQ(placement.world_size, 4);
-  EXPECT_EQ(placement.local_world_size, 4);
-  EXPECT_EQ(placement.group_world_size, 1);
-  EXPECT_EQ(placement.role_world_size, 4);
-}
-
-TEST(RoundTest, RanksAreContiguousAcrossNodesOfDifferentSizes) {
-  const std::vector<RoundMember> members = {Member(0, 2, "a"), Member(1, 3, "b"),
-                                            Member(2, 5, "a")};
-  const NodePlacement placement = PlaceNode(MakeRound(members, 2));
-  EXPECT_EQ(placement.group_rank, 2);
-  EXPECT_EQ(placement.first_rank, 5);
-  EXPECT_EQ(placement.world_size, 10);
-  EXPECT_EQ(placement.first_role_rank, 2);
-  EXPECT_EQ(placement.role_world_size, 7);
-  EXPECT_EQ(placement.master_addr, "10.0.0.0");
-  EXPECT_EQ(placement.master_port, 20'000);
+TEST(RoundTest, RefusesPlacementsThatCannotBe) {
+  const auto refuses = [](auto change, const std::string& why) {
+    NodePlacement placement = Placement();
+    change(placement);
+    const absl::Status status = ValidatePlacement(placement);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
+    EXPECT_THAT(std::string(status.message()), HasSubstr(why));
+  };
+  refuses([](NodePlacement& p) { p.local_world_size = 0; }, "0 workers");
+  refuses([](NodePlacement& p) { p.group_rank = 3; }, "group rank 3 of 3 nodes");
+  refuses([](NodePlacement& p) { p.group_rank = -1; }, "group rank -1");
+  refuses([](NodePlacement& p) { p.first_rank = 8; }, "rank 8 and 3 workers of 10");
+  refuses([](NodePlacement& p) { p.world_size = 2'000'000'000; }, "of 2000000000");
+  refuses([](NodePlacement& p) { p.first_role_rank = 3; }, "role rank 3");
+  refuses([](NodePlacement& p) { p.role_world_size = 11; }, "of 11");
+  refuses([](NodePlacement& p) { p.master_port = 0; }, "port is 0");
 }
 
 TEST(RoundTest, AnOfferSurvivesItsText) {
-  const NodeOffer offer = {
-      .nproc = 8, .role = "with \"quotes\" and \n", .master_addr = "fe80::1", .master_port = 65535};
+  const NodeOffer offer = {.nproc = 8,
+                           .role = "with \"quotes\" and \n",
+                           .host = "a-12",
+                           .master_addr = "fe80::1",
+                           .master_port = 65535,
+                           .node_rank = 3};
   const absl::StatusOr<NodeOffer> parsed = ParseOffer(FormatOffer(offer));
   ASSERT_TRUE(parsed.ok()) << parsed.status();
   EXPECT_EQ(*parsed, offer);
 }
 
-TEST(RoundTest, RefusesOffersOfAnotherShape) {
-  for (const char* text :
-       {"", "7", "[]", "{}", "{\"nproc\":1", R"({"nproc":"1","role":"r","master_addr":"a"})",
-        R"({"nproc":1.5,"role":"r","master_addr":"a","master_port":1})",
-        R"({"nproc":99999999999,"role":"r","master_addr":"a","master_port":1})",
-        R"({"nproc":-1,"role":"r","master_addr":"a","master_port":1})",
-        R"({"nproc":1,"role":7,"master_addr":"a","master_port":1})"}) {
+TEST(RoundTest, AnOfferFromElsewhereIsRefused) {
+  const std::string good = FormatOffer({.master_port = 1});
+  ASSERT_TRUE(ParseOffer(good).ok());
+  for (const std::string& text : std::vector<std::string>{
+           "", "7", "[]", "{}", good.substr(1), R"({"nproc": 1})",
+           R"({"nproc":1e9,"master_port":1,"node_rank":0,"role":"","host":"","master_addr":""})",
+           R"({"nproc":-1,"master_port":1,"node_rank":0,"role":"","host":"","master_addr":""})",
+           R"({"nproc":1,"master_port":70000,"node_rank":0,"role":"","host":"","master_addr":""})",
+           R"({"nproc":1,"master_port":1,"node_rank":-2,"role":"","host":"","master_addr":""})",
+           R"({"nproc":1,"master_port":1,"node_rank":0,"role":7,"host":"","master_addr":""})",
+           std::string(5000, ' ') + good}) {
     EXPECT_EQ(ParseOffer(text).status().code(), absl::StatusCode::kInternal) << text;
   }
-  EXPECT_FALSE(ParseOffer(std::string(100'000, '[')).ok());
-}
-
-TEST(RoundTest, ValidatesWhatCameOverTheWire) {
-  EXPECT_TRUE(ValidateRound(MakeRound({Member(0, 1, "a"), Member(1, 1, "a")}, 1)).ok());
-  EXPECT_THAT(ValidateRound(MakeRound({}, 0)).message(), HasSubstr("0 nodes"));
-  EXPECT_THAT(ValidateRound(MakeRound({Member(1, 1, "a")}, 0)).message(),
-              HasSubstr("group rank 1 in place 0"));
-  EXPECT_THAT(ValidateRound(MakeRound({Member(0, 0, "a")}, 0)).message(),
-              HasSubstr("offers 0 workers"));
-  EXPECT_THAT(ValidateRound(MakeRound({Member(0, 1, "a")}, 1)).message(), HasSubstr("no member"));
-  Round without_port = MakeRound({Member(0, 1, "a")}, 0);
-  without_port.members[0].offer.master_port = 0;
-  EXPECT_FALSE(ValidateRound(without_port).ok());
 }
 
 }  // namespace
