@@ -2,51 +2,34 @@
 
 #include <errno.h>
 #include <signal.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
 
 #include <deque>
-#include <map>
 #include <optional>
 #include <string>
 #include <utility>
 #include <variant>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/unique_fd.h"
 #include "elastic/agent/agent_core.h"
-#include "elastic/agent/free_port.h"
-#include "elastic/agent/worker_environment_builder.h"
-#include "elastic/health/health_page.h"
+#include "elastic/agent/agent_events.h"
+#include "elastic/agent/say_line.h"
+#include "elastic/agent/worker_group.h"
+#include "elastic/agent/worker_store.h"
 
 namespace ddp::elastic {
 namespace {
 
-// How often the pages are looked at until every worker has done its first step. The event carries
-// the worker's own stamp, so this costs the reader of the log a delay and no precision.
-constexpr absl::Duration kFirstStepPollMin = absl::Milliseconds(20);
-constexpr absl::Duration kFirstStepPollMax = absl::Seconds(1);
-
-std::map<std::string, std::string> InheritedEnvironment() {
-  std::map<std::string, std::string> environment;
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    const char* equals = strchr(*entry, '=');
-    if (equals != nullptr) environment[std::string(*entry, equals - *entry)] = equals + 1;
-  }
-  return environment;
-}
-
 // The signals to take over. One that is ignored from the start (nohup) stays ignored: taken from a
 // signalfd it would be seen all the same.
-sigset_t HandledSignalSet() {
+sigset_t SignalSet(const std::vector<int>& handled) {
   sigset_t signals;
   sigemptyset(&signals);
-  for (int signal : {SIGTERM, SIGINT, SIGHUP, SIGQUIT}) {
+  for (int signal : handled) {
     struct sigaction action {};
     if (signal == SIGHUP && sigaction(signal, nullptr, &action) == 0 &&
         action.sa_handler == SIG_IGN) {
@@ -57,39 +40,38 @@ sigset_t HandledSignalSet() {
   return signals;
 }
 
-void PrintLine(const std::string& line) {
-  // One write, so that it does not mix with what workers print.
-  const std::string text = line + "\n";
-  (void)!write(STDERR_FILENO, text.data(), text.size());
-}
-
 AgentCore::Options CoreOptions(const LaunchConfig& config) {
   AgentCore::Options options;
   options.max_restarts = config.max_restarts;
+  options.max_nodes = config.max_nodes;
   options.role = config.role;
+  options.host = config.host;
   options.rendezvous_timeout = config.rendezvous_timeout;
   options.fault_grace = config.fault_grace;
   options.shutdown_timeout = config.shutdown_timeout;
+  options.exit_barrier_timeout = config.exit_barrier_timeout;
+  options.store_outage_timeout = config.store_outage_timeout;
   return options;
 }
 
 }  // namespace
 
 struct Agent::State {
-  struct Worker {
-    pid_t pid = 0;
-    HealthPage page;
-    bool first_step_seen = false;
-  };
-
-  State(LaunchConfig launch_config, Dependencies dependencies)
+  State(LaunchConfig launch_config, const Dependencies& dependencies)
       : config(std::move(launch_config)),
         loop(*dependencies.event_loop),
-        spawner(*dependencies.spawner),
         rendezvous(*dependencies.rendezvous),
         clock(*dependencies.clock),
         event_log(*dependencies.event_log),
-        inherited(InheritedEnvironment()),
+        status(*dependencies.status),
+        worker_store(config, &loop, dependencies.worker_store),
+        workers(config,
+                {.event_loop = &loop,
+                 .spawner = dependencies.spawner,
+                 .clock = &clock,
+                 .event_log = &event_log,
+                 .status = &status},
+                [this](AgentEvent event) { Post(std::move(event)); }),
         core(CoreOptions(config)) {}
 
   absl::Status TakeSignals();
@@ -99,33 +81,36 @@ struct Agent::State {
   // Takes the event and all that follow from it through the core.
   void Post(AgentEvent event);
   void ArmDeadline();
+  void OnNews(const News& news);
+  void OnJoined(absl::StatusOr<JoinAnswer> answer);
+  void Report();
 
   void Do(const JoinAction& action);
-  void Do(const StartWorkersAction& action);
   void Do(const ReportFailureAction& action);
   void Do(const CompleteAction& action);
+  void Do(const DrainAction& action);
+  void Do(const CloseAction& action);
   void Do(const LeaveAction& action);
   void Do(const CancelRequestAction& action);
+  void Do(const StartWorkersAction& action);
   void Do(const SignalWorkersAction& action);
+  void Do(const StopWorkersAction& action);
   void Do(const KillStraysAction& action);
   void Do(const LogRestartAction& action);
   void Do(const FinishAction& action);
 
-  absl::Status StartWorker(int local_rank);
-  void OnWorkerExit(uint64_t generation, int local_rank, const ExitStatus& status);
-  void LookForFirstSteps();
-  bool LookForFirstStep(int local_rank, Worker& worker);
-  int RankOf(int local_rank) const { return PlaceNode(*round).first_rank + local_rank; }
-
   const LaunchConfig config;
   EventLoop& loop;
-  ProcessSpawner& spawner;
   Rendezvous& rendezvous;
   const Clock& clock;
   EventLog& event_log;
-  const std::map<std::string, std::string> inherited;
+  NodeStatusTracker& status;
 
+  WorkerStore worker_store;
+  WorkerGroup workers;
   AgentCore core;
+  Round round;  // the last one
+
   std::deque<AgentEvent> events;
   bool stepping = false;
   bool finished = false;
@@ -136,16 +121,7 @@ struct Agent::State {
 
   absl::Time armed_deadline = absl::InfiniteFuture();
   EventLoop::TimerId deadline_timer = 0;
-
-  // Of the current generation.
-  std::optional<Round> round;
-  std::map<int, Worker> workers;  // by local rank; those that run
-  int64_t generation_started_ns = 0;
-  EventLoop::TimerId first_step_timer = 0;
-  absl::Duration first_step_poll;
-
-  bool told_of_omp_num_threads = false;
-  bool checked_master_port = false;
+  absl::Time store_lost_at = absl::InfiniteFuture();
 };
 
 Agent::Agent(LaunchConfig config, Dependencies dependencies)
@@ -156,23 +132,18 @@ Agent::~Agent() = default;
 JobResult Agent::Run() {
   State& state = *state_;
   JobResult broken;
+  broken.end = JobEndReason::kCannotStart;
   broken.exit_code = 1;
   if (absl::Status status = state.TakeSignals(); !status.ok()) {
     broken.reason = std::string(status.message());
     return broken;
   }
-  state.rendezvous.WatchContact([](const absl::Status& status) {
-    if (status.ok()) {
-      PrintLine("ddprun: the rendezvous is in reach again");
-    } else {
-      PrintLine(absl::StrCat("ddprun: the rendezvous is out of reach, the workers go on: ",
-                             std::string(status.message())));
-    }
-  });
+  state.rendezvous.Watch([&state](const News& news) { state.OnNews(news); });
+  state.workers.AfterLook([&state] { state.Report(); });
   state.Post(StartEvent{});
   absl::Status loop_status;
   if (!state.finished) loop_status = state.loop.Run();
-  state.rendezvous.WatchContact(nullptr);
+  state.rendezvous.Watch(nullptr);
   state.GiveSignalsBack();
   if (!loop_status.ok()) {
     broken.reason = std::string(loop_status.message());
@@ -182,7 +153,7 @@ JobResult Agent::Run() {
 }
 
 absl::Status Agent::State::TakeSignals() {
-  handled_signals = HandledSignalSet();
+  handled_signals = SignalSet(config.signals_to_handle);
   pthread_sigmask(SIG_BLOCK, &handled_signals, &earlier_mask);
   signal_fd.reset(signalfd(-1, &handled_signals, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!signal_fd.valid()) {
@@ -205,7 +176,9 @@ void Agent::State::OnSignalReadable() {
   signalfd_siginfo info;
   while (!finished &&
          read(signal_fd.get(), &info, sizeof(info)) == static_cast<ssize_t>(sizeof(info))) {
-    Post(SignalEvent{static_cast<int>(info.ssi_signo)});
+    const int signal = static_cast<int>(info.ssi_signo);
+    event_log.SignalReceived(core.generation(), signal);
+    Post(SignalEvent{signal});
   }
 }
 
@@ -219,15 +192,17 @@ void Agent::State::Post(AgentEvent event) {
     const AgentCore::Decision decision = core.Step(next, clock.Now());
     bool is_restart = false;
     for (const AgentAction& action : decision.actions) {
-      is_restart |= std::holds_alternative<LogRestartAction>(action);
+      const auto* restart = std::get_if<LogRestartAction>(&action);
+      is_restart |= restart != nullptr && restart->charged;
     }
     // The line of a restart is a contract with whoever reads our stderr.
-    if (!decision.reason.empty()) PrintLine((is_restart ? "" : "ddprun: ") + decision.reason);
+    if (!decision.reason.empty()) SayLine((is_restart ? "" : "ddprun: ") + decision.reason);
     for (const AgentAction& action : decision.actions) {
       std::visit([this](const auto& a) { Do(a); }, action);
     }
   }
   stepping = false;
+  status.SetState(core.state_name());
   ArmDeadline();
 }
 
@@ -242,119 +217,107 @@ void Agent::State::ArmDeadline() {
   });
 }
 
+void Agent::State::OnNews(const News& news) {
+  const uint64_t generation = core.generation();
+  switch (news.kind) {
+    case News::Kind::kGenerationOver:
+      event_log.GenerationOver(news.generation.number, news.cause);
+      break;
+    case News::Kind::kDrain:
+      event_log.Drains(news.generation.number,
+                       {.reason = news.cause, .stop_at_step = news.stop_at_step});
+      break;
+    case News::Kind::kEvicted:
+      event_log.Evicted(generation, news.cause);
+      break;
+    case News::Kind::kOutOfReach:
+      store_lost_at = clock.Now();
+      status.StoreOutOfReach();
+      event_log.StoreOutOfReach(generation, news.cause);
+      break;
+    case News::Kind::kBackInReach:
+      status.StoreBack();
+      event_log.StoreBack(generation, std::max(absl::ZeroDuration(), clock.Now() - store_lost_at));
+      break;
+    case News::Kind::kJobEnded:
+    case News::Kind::kWaiting:
+      break;
+  }
+  Post(NewsEvent{news});
+}
+
+// What the next heartbeat tells.
+void Agent::State::Report() {
+  workers.SetMedianBusy(rendezvous.median_busy_us());
+  rendezvous.SetReport(workers.Report());
+}
+
 void Agent::State::Do(const JoinAction& action) {
-  NodeOffer offer{.nproc = config.nproc_per_node,
-                  .role = config.role,
-                  .master_addr = config.master_addr,
-                  .master_port = config.master_port};
-  if (config.master_port == 0) {
-    const absl::StatusOr<int> port = FindFreePort();
-    if (!port.ok()) return Post(RoundEvent{port.status()});
-    offer.master_port = *port;
-  } else if (!std::exchange(checked_master_port, true)) {
-    // Only before the first generation: in later ones its own connections may linger.
-    const absl::Status status = CheckPortIsFree(config.master_port);
-    if (!status.ok()) return Post(RoundEvent{status});
-  }
-  rendezvous.Join(offer, action.timeout, [this](absl::StatusOr<Round> joined) {
-    if (joined.ok()) round = *joined;
-    Post(RoundEvent{std::move(joined)});
-  });
+  const absl::StatusOr<int> port = worker_store.Prepare();
+  if (!port.ok()) return Post(JoinedEvent{port.status()});
+  event_log.Joining(core.generation(), {.nodes_min = config.min_nodes,
+                                        .nodes_max = config.max_nodes,
+                                        .nproc = config.nproc_per_node});
+  const NodeOffer offer = {.nproc = config.nproc_per_node,
+                           .role = config.role,
+                           .host = config.host,
+                           .master_addr = config.master_addr,
+                           .master_port = *port,
+                           .node_rank = config.node_rank};
+  rendezvous.Join(offer, action.timeout,
+                  [this](absl::StatusOr<JoinAnswer> answer) { OnJoined(std::move(answer)); });
 }
 
-void Agent::State::Do(const StartWorkersAction&) {
-  if (!told_of_omp_num_threads && SetsOmpNumThreads(config, inherited)) {
-    told_of_omp_num_threads = true;
-    PrintLine(absl::StrCat("ddprun: OMP_NUM_THREADS is not set: each of the ",
-                           config.nproc_per_node,
-                           " workers gets 1, so that they do not crowd each other out"));
+void Agent::State::OnJoined(absl::StatusOr<JoinAnswer> answer) {
+  if (answer.ok() && std::holds_alternative<Round>(*answer)) {
+    round = std::get<Round>(*answer);
+    const NodePlacement& place = round.placement;
+    worker_store.Settle(/*serves=*/place.group_rank == 0);
+    status.BeginGeneration({.number = round.generation.number,
+                            .nonce = round.generation.nonce,
+                            .reason = round.reason,
+                            .restarts = round.restarts,
+                            .group_rank = place.group_rank,
+                            .nodes = place.group_world_size,
+                            .world_size = place.world_size});
+    event_log.Joined(round.generation.number, {.nonce = round.generation.nonce,
+                                               .group_rank = place.group_rank,
+                                               .nodes = place.group_world_size,
+                                               .world_size = place.world_size,
+                                               .first_rank = place.first_rank,
+                                               .nproc = place.local_world_size,
+                                               .restarts = round.restarts});
   }
-  workers.clear();
-  generation_started_ns = MonotonicNanoseconds();
-  WorkersStartedEvent event;
-  std::vector<EventLog::Worker> started;
-  for (int local_rank = 0; local_rank < config.nproc_per_node && event.status.ok(); ++local_rank) {
-    event.status = StartWorker(local_rank);
-    if (!event.status.ok()) break;
-    event.started.push_back(local_rank);
-    started.push_back({.rank = RankOf(local_rank), .pid = workers.at(local_rank).pid});
-  }
-  if (event.status.ok()) {
-    event_log.GenerationStarted(round->generation.number, started);
-    first_step_poll = kFirstStepPollMin;
-    LookForFirstSteps();
-  }
-  Post(std::move(event));
-}
-
-absl::Status Agent::State::StartWorker(int local_rank) {
-  absl::StatusOr<HealthPage> page = HealthPage::Create();
-  if (!page.ok()) return page.status();
-  const uint64_t generation = round->generation.number;
-  page->BeginGeneration(generation);
-  WorkerSpec spec;
-  spec.local_rank = local_rank;
-  spec.rank = RankOf(local_rank);
-  spec.attempt = round->restarts;
-  spec.role = config.role;
-  for (const std::string& argument : config.command) {
-    spec.argv.push_back(SubstituteLocalRank(argument, local_rank));
-  }
-  spec.environment = BuildWorkerEnvironment(config, *round, local_rank, page->fd(), inherited);
-  spec.inherited_fds = {page->fd()};
-  const absl::StatusOr<pid_t> pid =
-      spawner.Spawn(spec, [this, generation, local_rank](pid_t, const ExitStatus& status) {
-        OnWorkerExit(generation, local_rank, status);
-      });
-  if (!pid.ok()) return pid.status();
-  workers.emplace(local_rank, Worker{.pid = *pid, .page = *std::move(page)});
-  return absl::OkStatus();
-}
-
-void Agent::State::OnWorkerExit(uint64_t generation, int local_rank, const ExitStatus& status) {
-  const auto found = workers.find(local_rank);
-  if (generation != core.generation() || found == workers.end()) return;
-  LookForFirstStep(local_rank, found->second);
-  const pid_t pid = found->second.pid;
-  workers.erase(found);
-  event_log.WorkerExited(generation, {.rank = RankOf(local_rank), .pid = pid}, status);
-  Post(WorkerExitedEvent{
-      .local_rank = local_rank, .pid = pid, .status = status, .wall_time = absl::Now()});
-}
-
-void Agent::State::LookForFirstSteps() {
-  first_step_timer = 0;
-  if (!event_log.enabled()) return;
-  bool all_seen = true;
-  for (auto& [local_rank, worker] : workers) all_seen &= LookForFirstStep(local_rank, worker);
-  if (all_seen) return;
-  first_step_timer = loop.AddTimer(first_step_poll, [this] { LookForFirstSteps(); });
-  first_step_poll = std::min(first_step_poll * 5 / 4, kFirstStepPollMax);
-}
-
-bool Agent::State::LookForFirstStep(int local_rank, Worker& worker) {
-  if (worker.first_step_seen || !event_log.enabled()) return true;
-  const HealthPage::Snapshot snapshot = worker.page.Read();
-  if (!snapshot.has_step || snapshot.generation != round->generation.number) return false;
-  worker.first_step_seen = true;
-  // The page is the worker's to write: a stamp that cannot be true is no measurement.
-  const int64_t stamp_ns = snapshot.first_commit_monotonic_ns;
-  if (stamp_ns < generation_started_ns || stamp_ns > MonotonicNanoseconds()) return true;
-  event_log.FirstStepDone(
-      round->generation.number,
-      {.rank = RankOf(local_rank), .step = snapshot.first_step, .monotonic_ns = stamp_ns});
-  return true;
+  Post(JoinedEvent{std::move(answer)});
 }
 
 void Agent::State::Do(const ReportFailureAction& action) {
-  rendezvous.ReportFailure(
-      {.generation = round->generation, .rank = action.rank, .cause = action.cause}, action.timeout,
-      [this](absl::StatusOr<FailureVerdict> verdict) { Post(VerdictEvent{std::move(verdict)}); });
+  Rendezvous::Failure failure = {.generation = round.generation,
+                                 .rank = action.rank,
+                                 .cause = action.cause,
+                                 .is_victim = action.is_victim};
+  failure.exit_code = action.exit_code;
+  failure.step = status.highest_step();
+  failure.progress_known = workers.progress_known();
+  rendezvous.ReportFailure(failure, action.timeout, [this](absl::StatusOr<FailureVerdict> verdict) {
+    Post(VerdictEvent{std::move(verdict)});
+  });
 }
 
 void Agent::State::Do(const CompleteAction& action) {
-  rendezvous.Complete(round->generation, action.timeout,
+  rendezvous.Complete(round.generation, action.timeout,
                       [this](absl::Status status) { Post(CompletedEvent{std::move(status)}); });
+}
+
+void Agent::State::Do(const DrainAction& action) {
+  Report();  // the common step depends on how far we are
+  rendezvous.Drain(round.generation, action.cause, action.timeout,
+                   [this](absl::Status status) { Post(DrainedEvent{std::move(status)}); });
+}
+
+void Agent::State::Do(const CloseAction& action) {
+  rendezvous.Close(action.end, action.timeout,
+                   [this](absl::Status status) { Post(ClosedEvent{std::move(status)}); });
 }
 
 void Agent::State::Do(const LeaveAction& action) {
@@ -364,26 +327,25 @@ void Agent::State::Do(const LeaveAction& action) {
 
 void Agent::State::Do(const CancelRequestAction&) { rendezvous.Cancel(); }
 
+void Agent::State::Do(const StartWorkersAction&) { Post(workers.Start(round)); }
+
 void Agent::State::Do(const SignalWorkersAction& action) {
-  for (int local_rank : action.local_ranks) {
-    const auto found = workers.find(local_rank);
-    if (found != workers.end()) spawner.Signal(found->second.pid, action.signal);
-  }
+  workers.Signal(action.signal, action.local_ranks);
 }
 
-void Agent::State::Do(const KillStraysAction&) {
-  loop.CancelTimer(first_step_timer);
-  spawner.KillStrays();
-}
+void Agent::State::Do(const StopWorkersAction& action) { workers.Stop(action); }
+
+void Agent::State::Do(const KillStraysAction&) { workers.KillStrays(); }
 
 void Agent::State::Do(const LogRestartAction& action) {
+  if (!action.charged) return;  // the log has said that the generation is over, or drained, and why
   event_log.Restarted(
-      round->generation.number,
+      round.generation.number,
       {.restart = action.restart, .max_restarts = config.max_restarts, .reason = action.reason});
 }
 
 void Agent::State::Do(const FinishAction& action) {
-  event_log.JobFinished(core.generation(), action.exit_code);
+  event_log.JobFinished(core.generation(), action.exit_code, core.result().reason);
   finished = true;
   loop.Stop();
 }

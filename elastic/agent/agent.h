@@ -4,32 +4,35 @@
 #include <memory>
 
 #include "base/clock.h"
-#include "elastic/agent/event_log.h"
 #include "base/event_loop.h"
+#include "elastic/agent/event_log.h"
 #include "elastic/agent/launch_config.h"
+#include "elastic/agent/node_status_tracker.h"
 #include "elastic/agent/process_spawner.h"
 #include "elastic/agent/worker_failure.h"
 #include "elastic/rendezvous/rendezvous.h"
+#include "store/tcp_store_server.h"
 
 namespace ddp::elastic {
 
-// Runs the workers of one node until the job has ended: joins the rendezvous, starts the workers
-// of the generation, restarts all of them when one fails and the job's budget lasts, stops them on
-// a user's signal.
+// Runs the workers of one node until the job has ended: joins the rendezvous, starts the workers of
+// the generation, stops and starts them anew when a generation ends, wherever that began, and stops
+// them on a user's signal.
 //
-//   EventLog event_log = ...;
-//   Agent agent(config, {event_loop.get(), &spawner, &rendezvous, &clock, &event_log});
+//   Agent agent(config, {event_loop.get(), &spawner, &rendezvous, &clock, &event_log, &status});
 //   JobResult result = agent.Run();
 //
-// The shell around AgentCore, which decides; this class only carries events in and actions out.
-// It says on stderr, one line each: every restart, the forwarding of a signal, the loss of the
-// rendezvous. It does not print the result.
+// The shell around AgentCore, which decides; WorkerGroup has the processes; this class carries
+// events in and actions out, and serves the TCPStore of programs that know no other store: a fresh
+// one for each generation, while this node holds rank 0. It says on stderr, one line each: every
+// new generation and why, the forwarding of a signal, the loss of the rendezvous. It does not print
+// the result.
 //
-// Signals: Run() blocks SIGTERM, SIGINT, SIGHUP and SIGQUIT for the calling thread and takes them
-// from a signalfd; the mask is restored when it returns. The first one is forwarded to the workers,
-// which have `shutdown_timeout` to end; a second SIGINT or SIGTERM kills them at once. SIGHUP that
-// was ignored from the start (nohup) stays ignored. Other threads of the process must block these
-// signals, or one of them gets the signal and ends the process.
+// Signals: Run() blocks LaunchConfig::signals_to_handle for the calling thread and takes them from
+// a signalfd; the mask is restored when it returns. The first one stops the workers, which have
+// `shutdown_timeout` to end; a second SIGINT or SIGTERM kills them at once. SIGHUP that was ignored
+// from the start (nohup) stays ignored. Other threads of the process must block these signals, or
+// one of them gets the signal and ends the process.
 //
 // Not thread-safe; one Run() per object.
 class Agent {
@@ -41,6 +44,9 @@ class Agent {
     Rendezvous* rendezvous = nullptr;
     const Clock* clock = nullptr;
     EventLog* event_log = nullptr;
+    NodeStatusTracker* status = nullptr;
+    // The TCPStore of a static rendezvous, on its node 0; null: the agent makes its own.
+    store::TcpStoreServer* worker_store = nullptr;
   };
 
   Agent(LaunchConfig config, Dependencies dependencies);

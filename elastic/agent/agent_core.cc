@@ -2,65 +2,32 @@
 
 #include <signal.h>
 
+#include <algorithm>
 #include <utility>
+#include <variant>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 
 namespace ddp::elastic {
 namespace {
 
-template <typename... Handlers>
-struct Overload : Handlers... {
-  using Handlers::operator()...;
-};
-template <typename... Handlers>
-Overload(Handlers...) -> Overload<Handlers...>;
-
 // A worker that ends like this after the agent asked it to end has not failed by itself. Shells and
 // interpreters turn the signal into 128 + its number.
-bool EndedAsAsked(const ExitStatus& status, bool kill_sent) {
+bool EndedAsAsked(const ExitStatus& status, int asked_by, bool kill_sent) {
   if (status.succeeded()) return true;
   const int signal = status.signal != 0 ? status.signal : status.exit_code - 128;
-  return signal == SIGTERM || (kill_sent && signal == SIGKILL);
+  return signal == SIGTERM || signal == asked_by || (kill_sent && signal == SIGKILL);
 }
 
-std::string Workers(size_t count) {
-  return absl::StrCat(count, count == 1 ? " worker" : " workers");
+std::string Count(size_t count, const char* what) {
+  return absl::StrCat(count, " ", what, count == 1 ? "" : "s");
+}
+
+std::string Cause(const WorkerFailure& failure) {
+  return absl::StrCat("rank ", failure.rank, " ", DescribeFailure(failure));
 }
 
 }  // namespace
-
-std::string DebugString(const AgentAction& action) {
-  return std::visit(
-      Overload{
-          [](const JoinAction& a) {
-            return absl::StrCat("join within ", absl::FormatDuration(a.timeout));
-          },
-          [](const StartWorkersAction&) { return std::string("start the workers"); },
-          [](const ReportFailureAction& a) {
-            return absl::StrCat("report rank ", a.rank, " within ", absl::FormatDuration(a.timeout),
-                                ": ", a.cause);
-          },
-          [](const CompleteAction& a) {
-            return absl::StrCat("complete within ", absl::FormatDuration(a.timeout));
-          },
-          [](const LeaveAction& a) {
-            return absl::StrCat("leave within ", absl::FormatDuration(a.timeout));
-          },
-          [](const CancelRequestAction&) { return std::string("cancel the request"); },
-          [](const SignalWorkersAction& a) {
-            return absl::StrCat("send ", SignalName(a.signal), " to local ranks ",
-                                absl::StrJoin(a.local_ranks, " "));
-          },
-          [](const KillStraysAction&) { return std::string("kill strays"); },
-          [](const LogRestartAction& a) {
-            return absl::StrCat("log restart ", a.restart, ": ", a.reason);
-          },
-          [](const FinishAction& a) { return absl::StrCat("finish with code ", a.exit_code); },
-      },
-      action);
-}
 
 AgentCore::AgentCore(Options options) : options_(std::move(options)) {}
 
@@ -71,13 +38,40 @@ AgentCore::Decision AgentCore::Step(const AgentEvent& event, absl::Time now) {
   return std::exchange(decision_, Decision());
 }
 
+absl::Time AgentCore::next_deadline() const { return std::min(deadline_, store_deadline_); }
+
 JobResult AgentCore::result() const {
   JobResult result;
-  result.exit_code = exit_code_;
-  result.reason = end_reason_;
+  result.end = end_;
+  result.exit_code = end_ == JobEndReason::kSucceeded ? 0 : 1;
+  result.reason = end_text_;
+  result.root_exit_code = root_exit_code_;
   // What a user's signal ended, no worker's failure did.
-  if (exit_code_ != 0 && shutdown_signal_ == 0) result.failures = failures_;
+  if (result.exit_code != 0 && shutdown_signal_ == 0) result.failures = failures_;
   return result;
+}
+
+std::string AgentCore::state_name() const {
+  switch (phase_) {
+    case Phase::kJoining:
+      return "joining";
+    case Phase::kRunning:
+      return "running";
+    case Phase::kDraining:
+      return "draining";
+    case Phase::kStopping:
+      return "stopping";
+    case Phase::kShuttingDown:
+      return "shutting down";
+    case Phase::kCompleting:
+      return "completed";
+    case Phase::kClosing:
+    case Phase::kLeaving:
+      return "leaving";
+    case Phase::kFinished:
+      break;
+  }
+  return "finished";
 }
 
 template <typename Action>
@@ -85,34 +79,66 @@ void AgentCore::Do(Action action) {
   decision_.actions.emplace_back(std::in_place_type<Action>, std::move(action));
 }
 
+template <typename Action>
+void AgentCore::Ask(Action request) {
+  CancelRequest();
+  asked_ = true;
+  Do(std::move(request));
+}
+
+void AgentCore::CancelRequest() {
+  if (std::exchange(asked_, false)) Do(CancelRequestAction{});
+}
+
+// Joining. ----------------------------------------------------------------------------------------
+
 void AgentCore::On(const StartEvent&) { JoinNext(); }
 
 void AgentCore::JoinNext() {
   phase_ = Phase::kJoining;
-  Do(JoinAction{options_.rendezvous_timeout});
+  deadline_ = absl::InfiniteFuture();
+  Ask(JoinAction{options_.rendezvous_timeout});
 }
 
-void AgentCore::On(const RoundEvent& event) {
+void AgentCore::On(const JoinedEvent& event) {
   if (phase_ != Phase::kJoining) return;  // overtaken by a signal
-  if (!event.round.ok()) {
-    const std::string cause(event.round.status().message());
-    Leave(1, restart_reason_.empty()
-                 ? absl::StrCat("the job cannot start: ", cause)
-                 : absl::StrCat(restart_reason_, ", and the job cannot restart: ", cause));
+  asked_ = false;
+  if (!event.answer.ok()) {
+    const absl::Status& status = event.answer.status();
+    const std::string cause(status.message());
+    const JobEndReason end = absl::IsDeadlineExceeded(status) ? JobEndReason::kRendezvousTimeout
+                             : absl::IsUnavailable(status)    ? JobEndReason::kStoreLost
+                                                              : JobEndReason::kClosed;
+    Leave(end, last_cause_.empty()
+                   ? absl::StrCat("the job cannot start: ", cause)
+                   : absl::StrCat(last_cause_, ", and the job cannot restart: ", cause));
     return;
   }
-  round_ = *event.round;
-  placement_ = PlaceNode(round_);
-  restarts_ = round_.restarts;
+  if (const auto* end = std::get_if<JobEnd>(&*event.answer)) {
+    LeaveBecause(*end);
+    return;
+  }
+  OnRound(std::get<Round>(*event.answer));
+}
+
+void AgentCore::OnRound(const Round& round) {
+  round_ = round;
+  restarts_ = std::max(restarts_, round_.restarts);
   failures_.clear();
+  reported_ = Reported::kNothing;
   verdict_.reset();
-  kill_sent_ = false;
+  over_ = stop_sent_ = kill_sent_ = false;
+  work_done_ = true;
   phase_ = Phase::kRunning;
-  if (!restart_reason_.empty()) {
+  if (!round_.reason.empty()) {
     decision_.reason =
-        absl::StrCat("restart ", restarts_, " of ", options_.max_restarts, ": generation ",
-                     round_.generation.number, ": ", restart_reason_);
-    Do(LogRestartAction{restarts_, std::exchange(restart_reason_, std::string())});
+        round_.charged
+            ? absl::StrCat("restart ", restarts_, " of ", options_.max_restarts, ": generation ",
+                           round_.generation.number, ": ", round_.reason)
+            : absl::StrCat("generation ", round_.generation.number, ": ",
+                           Count(round_.placement.world_size, "worker"), " on ",
+                           Count(round_.placement.group_world_size, "node"), ": ", round_.reason);
+    Do(LogRestartAction{restarts_, round_.charged, round_.reason});
   }
   Do(StartWorkersAction{});
 }
@@ -121,8 +147,7 @@ void AgentCore::On(const WorkersStartedEvent& event) {
   living_.insert(event.started.begin(), event.started.end());
   if (event.status.ok()) return;
   // The program or the machine is at fault: starting it again would end the same way.
-  abandon_reason_ = std::string(event.status.message());
-  phase_ = Phase::kShuttingDown;
+  Abandon(JobEndReason::kCannotStart, std::string(event.status.message()));
   if (living_.empty()) {
     OnAllEnded();
   } else {
@@ -130,40 +155,84 @@ void AgentCore::On(const WorkersStartedEvent& event) {
   }
 }
 
+// The end of workers. -----------------------------------------------------------------------------
+
 void AgentCore::On(const WorkerExitedEvent& event) {
   if (living_.erase(event.local_rank) == 0) return;
-  const bool asked = phase_ == Phase::kStopping && EndedAsAsked(event.status, kill_sent_);
+  const bool asked = (phase_ == Phase::kStopping || stop_sent_) &&
+                     EndedAsAsked(event.status, shutdown_signal_, kill_sent_);
+  if (!event.status.succeeded() || event.stopped_as_asked) work_done_ = false;
   if (!event.status.succeeded() && !asked && phase_ != Phase::kShuttingDown) {
-    failures_.push_back({.rank = placement_.first_rank + event.local_rank,
-                         .local_rank = event.local_rank,
-                         .role = options_.role,
-                         .pid = event.pid,
-                         .status = event.status,
-                         .wall_time = event.wall_time,
-                         .error_file = event.status.error_file});
-    if (phase_ == Phase::kRunning) OnFirstFailure(failures_.front());
+    OnFailure({.rank = round_.placement.first_rank + event.local_rank,
+               .local_rank = event.local_rank,
+               .role = options_.role,
+               .pid = event.pid,
+               .status = event.status,
+               .wall_time = event.wall_time,
+               .error_file = event.status.error_file,
+               .is_victim = event.is_victim});
   }
   if (living_.empty()) OnAllEnded();
 }
 
-void AgentCore::OnFirstFailure(const WorkerFailure& failure) {
+void AgentCore::On(const WorkerHungEvent& event) {
+  if (phase_ != Phase::kRunning || !living_.contains(event.local_rank)) return;
+  OnFailure({.rank = round_.placement.first_rank + event.local_rank,
+             .local_rank = event.local_rank,
+             .role = options_.role,
+             .pid = event.pid,
+             .status = {.signal = SIGKILL},
+             .wall_time = event.wall_time,
+             .is_victim = event.is_victim,
+             .hang = event.what});
+}
+
+void AgentCore::OnFailure(WorkerFailure failure) {
+  failures_.push_back(std::move(failure));
+  if (phase_ == Phase::kRunning || phase_ == Phase::kDraining) StopForFault();
+  ReportFailures();
+}
+
+// Stops the workers before anything else: they wait for the dead one, and every millisecond of it
+// is lost.
+void AgentCore::StopForFault() {
   phase_ = Phase::kStopping;
-  // First stop the others: they wait for the dead one, and every millisecond of it is lost.
-  if (!living_.empty()) {
-    SignalAll(SIGTERM);
-    deadline_ = now_ + options_.fault_grace;
+  deadline_ = absl::InfiniteFuture();
+  if (living_.empty()) return;
+  SignalAll(SIGTERM);
+  deadline_ = now_ + options_.fault_grace;
+}
+
+// The first failure ends the generation. When it was a victim's, whoever failed by itself later is
+// reported too: its cause is the one that the user wants to read.
+void AgentCore::ReportFailures() {
+  if (phase_ != Phase::kStopping || asked_ || reported_ == Reported::kCause) return;
+  auto next = std::find_if(failures_.begin(), failures_.end(),
+                           [](const WorkerFailure& failure) { return !failure.is_victim; });
+  if (reported_ == Reported::kNothing) next = failures_.begin();
+  if (next == failures_.end()) return;
+  reported_ = next->is_victim ? Reported::kVictim : Reported::kCause;
+  if (last_cause_generation_ != round_.generation.number || !next->is_victim) {
+    last_cause_generation_ = round_.generation.number;
+    last_cause_ = Cause(*next);
   }
-  // A budget that is spent is spent, wherever the store is; only a restart needs its consent.
-  const bool restart_possible = restarts_ < options_.max_restarts;
-  Do(ReportFailureAction{
-      failure.rank, absl::StrCat("rank ", failure.rank, " ", DescribeExit(failure.status)),
-      restart_possible ? options_.rendezvous_timeout : options_.farewell_timeout});
+  // On one node a budget that is spent is spent, wherever the store is; only a restart needs its
+  // consent.
+  const bool restart_possible = options_.max_nodes > 1 || restarts_ < options_.max_restarts;
+  Ask(ReportFailureAction{
+      .rank = next->rank,
+      .cause = Cause(*next),
+      .is_victim = next->is_victim,
+      .exit_code = ShellExitCode(next->status),
+      .timeout = restart_possible ? options_.rendezvous_timeout : options_.farewell_timeout});
 }
 
 void AgentCore::On(const VerdictEvent& event) {
   if (phase_ != Phase::kStopping) return;  // overtaken by a signal
+  asked_ = false;
   verdict_ = event.verdict;
-  if (living_.empty()) ConcludeVerdict();
+  ReportFailures();
+  if (living_.empty()) ConcludeStop();
 }
 
 void AgentCore::OnAllEnded() {
@@ -171,85 +240,211 @@ void AgentCore::OnAllEnded() {
   Do(KillStraysAction{});
   switch (phase_) {
     case Phase::kRunning:
-      phase_ = Phase::kCompleting;
-      Do(CompleteAction{options_.farewell_timeout});
+      Complete();
+      break;
+    case Phase::kDraining:
+      work_done_ ? Complete() : JoinNext();
       break;
     case Phase::kStopping:
-      if (verdict_.has_value()) ConcludeVerdict();
+      ConcludeStop();
       break;
     case Phase::kShuttingDown:
-      Leave(1, !abandon_reason_.empty()
-                   ? abandon_reason_
-                   : absl::StrCat("stopped by ", SignalName(shutdown_signal_)));
+      ConcludeShutDown();
       break;
     default:
       break;
   }
 }
 
-void AgentCore::ConcludeVerdict() {
-  const WorkerFailure& first = failures_.front();
-  const std::string cause = absl::StrCat("rank ", first.rank, " ", DescribeExit(first.status));
+void AgentCore::ConcludeStop() {
+  if (job_end_.has_value()) return LeaveBecause(*job_end_);
+  if (asked_) return;  // for the verdict
+  if (!verdict_.has_value() || (verdict_->ok() && over_)) return JoinNext();
   if (!verdict_->ok()) {
-    if (restarts_ >= options_.max_restarts) {
-      Leave(1, cause);
-    } else {
-      Leave(1, absl::StrCat(cause, ", and the job cannot restart: ", verdict_->status().message()));
-    }
-    return;
+    const bool one_node = options_.max_nodes == 1 && restarts_ >= options_.max_restarts;
+    if (one_node) return LeaveBecause({.kind = JobEnd::Kind::kBudgetSpent, .reason = last_cause_});
+    return Leave(JobEndReason::kStoreLost,
+                 absl::StrCat(last_cause_, ", and the job cannot restart: ",
+                              std::string(verdict_->status().message())));
   }
   const FailureVerdict& verdict = **verdict_;
-  restarts_ = verdict.restarts;
   switch (verdict.decision) {
     case FailureVerdict::Decision::kStale:
-      decision_.reason = absl::StrCat(cause, ", but generation ", round_.generation.number,
+      decision_.reason = absl::StrCat(last_cause_, ", but generation ", round_.generation.number,
                                       " was over already: joining the next one");
       JoinNext();
       break;
     case FailureVerdict::Decision::kRestart:
-      restart_reason_ = verdict.root_cause.empty() ? cause : verdict.root_cause;
       JoinNext();
       break;
-    case FailureVerdict::Decision::kFail:
-      Leave(1,
-            options_.max_restarts == 0
-                ? cause
-                : absl::StrCat(cause, ", and the budget of ", options_.max_restarts,
-                               options_.max_restarts == 1 ? " restart" : " restarts", " is spent"));
+    case FailureVerdict::Decision::kEnded:
+      LeaveBecause(verdict.end);
       break;
   }
+}
+
+// Completing. -------------------------------------------------------------------------------------
+
+void AgentCore::Complete() {
+  phase_ = Phase::kCompleting;
+  Ask(CompleteAction{options_.farewell_timeout});
 }
 
 void AgentCore::On(const CompletedEvent& event) {
   if (phase_ != Phase::kCompleting) return;
-  // The workers have done their work: that the store does not hear of it does not undo it.
-  if (!event.status.ok()) {
-    decision_.reason = absl::StrCat("the workers have succeeded, but the rendezvous was not told: ",
-                                    event.status.message());
+  asked_ = false;
+  if (event.status.ok()) {
+    // Other nodes still work; should one of them fail, this one takes part in the next generation.
+    deadline_ = now_ + options_.exit_barrier_timeout;
+    return;
   }
-  Leave(0, "");
+  if (absl::IsAborted(event.status)) return JoinNext();
+  // The workers have done their work: that the store does not hear of it does not undo it.
+  decision_.reason = absl::StrCat("the workers have succeeded, but the rendezvous was not told: ",
+                                  std::string(event.status.message()));
+  Leave(JobEndReason::kSucceeded, "");
 }
+
+// News. -------------------------------------------------------------------------------------------
+
+void AgentCore::On(const NewsEvent& event) {
+  const News& news = event.news;
+  switch (news.kind) {
+    case News::Kind::kGenerationOver:
+      if (news.generation == round_.generation) OnGenerationOver(news);
+      break;
+    case News::Kind::kDrain:
+      if (news.generation == round_.generation) OnDrain(news);
+      break;
+    case News::Kind::kJobEnded:
+      OnJobEnd(news.end);
+      break;
+    case News::Kind::kEvicted:
+      OnEvicted(news);
+      break;
+    case News::Kind::kWaiting:
+      if (phase_ == Phase::kJoining) decision_.reason = absl::StrCat("waiting: ", news.cause);
+      break;
+    case News::Kind::kOutOfReach:
+      if (store_deadline_ != absl::InfiniteFuture()) break;
+      store_deadline_ = now_ + options_.store_outage_timeout;
+      decision_.reason = absl::StrCat("the rendezvous is out of reach",
+                                      living_.empty() ? ": " : ", the workers go on: ", news.cause);
+      break;
+    case News::Kind::kBackInReach:
+      if (std::exchange(store_deadline_, absl::InfiniteFuture()) != absl::InfiniteFuture()) {
+        decision_.reason = "the rendezvous is in reach again";
+      }
+      break;
+  }
+}
+
+void AgentCore::OnGenerationOver(const News& news) {
+  switch (phase_) {
+    case Phase::kRunning:
+    case Phase::kDraining:
+      decision_.reason =
+          absl::StrCat("generation ", round_.generation.number, " is over: ", news.cause,
+                       ": stopping ", Count(living_.size(), "worker"));
+      over_ = true;
+      last_cause_ = news.cause;
+      StopForFault();
+      if (living_.empty()) ConcludeStop();
+      break;
+    case Phase::kStopping:
+      over_ = true;
+      break;
+    case Phase::kCompleting:
+      last_cause_ = news.cause;
+      JoinNext();
+      break;
+    default:
+      break;  // a user's signal has its own time limit
+  }
+}
+
+void AgentCore::OnDrain(const News& news) {
+  if (phase_ == Phase::kShuttingDown && !stop_sent_) {
+    StopWorkers(shutdown_signal_, news.stop_at_step);
+  } else if (phase_ == Phase::kRunning) {
+    phase_ = Phase::kDraining;
+    last_cause_ = news.cause;
+    decision_.reason =
+        absl::StrCat(news.cause, ": stopping ", Count(living_.size(), "worker"),
+                     news.stop_at_step < 0 ? "" : absl::StrCat(" after step ", news.stop_at_step),
+                     ", at most ", absl::FormatDuration(options_.shutdown_timeout));
+    deadline_ = now_ + options_.shutdown_timeout;
+    StopWorkers(SIGTERM, news.stop_at_step);
+  }
+}
+
+// The others go on without this node. Its workers must not disturb them, so nothing is asked.
+void AgentCore::OnEvicted(const News& news) {
+  if (phase_ == Phase::kJoining || phase_ == Phase::kClosing || phase_ == Phase::kLeaving ||
+      phase_ == Phase::kFinished) {
+    return;
+  }
+  decision_.reason = absl::StrCat("this node is no member any more: ", news.cause,
+                                  living_.empty() ? "" : ": killing ",
+                                  living_.empty() ? "" : Count(living_.size(), "worker"));
+  kill_sent_ = true;
+  if (phase_ == Phase::kShuttingDown) return SignalAll(SIGKILL);
+  CancelRequest();
+  verdict_.reset();
+  over_ = true;
+  last_cause_ = news.cause;
+  phase_ = Phase::kStopping;
+  deadline_ = absl::InfiniteFuture();
+  living_.empty() ? ConcludeStop() : SignalAll(SIGKILL);
+}
+
+void AgentCore::OnJobEnd(const JobEnd& end) {
+  switch (phase_) {
+    case Phase::kRunning:
+    case Phase::kDraining:
+      job_end_ = end;
+      StopForFault();
+      if (living_.empty()) ConcludeStop();
+      break;
+    case Phase::kStopping:
+      job_end_ = end;
+      if (living_.empty()) ConcludeStop();
+      break;
+    case Phase::kCompleting:
+      LeaveBecause(end);
+      break;
+    default:
+      break;  // joining: the answer says so too
+  }
+}
+
+// The user's signals. -----------------------------------------------------------------------------
 
 void AgentCore::On(const SignalEvent& event) {
   switch (phase_) {
     case Phase::kJoining:
+    case Phase::kRunning:
+    case Phase::kDraining:
     case Phase::kStopping:
-      Do(CancelRequestAction{});
       ShutDown(event.signal);
       break;
-    case Phase::kRunning:
-      ShutDown(event.signal);
+    case Phase::kCompleting:
+      if (asked_) break;  // over within farewell_timeout
+      decision_.reason = absl::StrCat("received ", SignalName(event.signal),
+                                      " while other nodes still work: leaving");
+      Leave(JobEndReason::kSucceeded, "");
       break;
     case Phase::kShuttingDown:
       if (event.signal == SIGINT || event.signal == SIGTERM) {
-        decision_.reason = absl::StrCat("received ", SignalName(event.signal),
-                                        " while stopping: killing ", Workers(living_.size()));
+        decision_.reason =
+            absl::StrCat("received ", SignalName(event.signal), " while stopping: killing ",
+                         Count(living_.size(), "worker"));
         SignalAll(SIGKILL);
       } else {
         SignalAll(event.signal);
       }
       break;
-    case Phase::kCompleting:
+    case Phase::kClosing:
     case Phase::kLeaving:
     case Phase::kFinished:
       break;  // over within farewell_timeout
@@ -257,59 +452,155 @@ void AgentCore::On(const SignalEvent& event) {
 }
 
 void AgentCore::ShutDown(int signal) {
-  const bool was_stopping = phase_ == Phase::kStopping;
-  phase_ = Phase::kShuttingDown;
+  const Phase phase = std::exchange(phase_, Phase::kShuttingDown);
   shutdown_signal_ = signal;
   const std::string received = absl::StrCat("received ", SignalName(signal));
+  if (phase != Phase::kRunning) CancelRequest();
   if (living_.empty()) {
     decision_.reason = absl::StrCat(received, " while no worker runs: leaving");
-    Leave(1, absl::StrCat("stopped by ", SignalName(signal)));
+    Leave(JobEndReason::kPreempted, absl::StrCat("stopped by ", SignalName(signal)));
     return;
   }
-  if (was_stopping) {
-    // They have had their SIGTERM, and keep the shorter grace of a fault.
+  if (phase == Phase::kStopping || phase == Phase::kDraining) {
+    // They were told to end, and keep the time that they have for it.
     decision_.reason = absl::StrCat(received, ": no restart any more");
     return;
   }
+  const bool others = round_.placement.group_world_size > 1;
+  if (others) {
+    // Before the first worker ends, so that nobody takes its end for a failure.
+    Ask(DrainAction{absl::StrCat("node ", options_.host, " leaves (", SignalName(signal), ")"),
+                    options_.farewell_timeout});
+  }
   if (options_.shutdown_timeout <= absl::ZeroDuration()) {
-    decision_.reason = absl::StrCat(received, ": killing ", Workers(living_.size()));
+    decision_.reason = absl::StrCat(received, ": killing ", Count(living_.size(), "worker"));
     SignalAll(SIGKILL);
     return;
   }
-  decision_.reason = absl::StrCat(received, ": stopping ", Workers(living_.size()), ", at most ",
-                                  absl::FormatDuration(options_.shutdown_timeout));
-  SignalAll(signal);
+  decision_.reason = absl::StrCat(received, ": stopping ", Count(living_.size(), "worker"),
+                                  ", at most ", absl::FormatDuration(options_.shutdown_timeout));
   deadline_ = now_ + options_.shutdown_timeout;
+  if (!others) StopWorkers(signal, std::nullopt);
 }
 
+void AgentCore::On(const DrainedEvent& event) {
+  if (phase_ != Phase::kShuttingDown || !asked_) return;
+  asked_ = false;
+  // OK: the step at which all nodes stop is on its way.
+  if (!event.status.ok() && !stop_sent_) StopWorkers(shutdown_signal_, std::nullopt);
+}
+
+void AgentCore::StopWorkers(int signal, std::optional<int64_t> stop_at_step) {
+  stop_sent_ = true;
+  Do(StopWorkersAction{signal, stop_at_step, Living()});
+}
+
+void AgentCore::ConcludeShutDown() {
+  if (abandoned_ == JobEndReason::kCannotStart) {
+    // No other node may wait for this one.
+    phase_ = Phase::kClosing;
+    end_text_ = abandon_text_;
+    Ask(CloseAction{{.kind = JobEnd::Kind::kClosed,
+                     .reason = absl::StrCat("node ", options_.host, ": ", abandon_text_)},
+                    options_.farewell_timeout});
+  } else if (abandoned_.has_value()) {
+    Leave(*abandoned_, abandon_text_);
+  } else {
+    Leave(JobEndReason::kPreempted, absl::StrCat("stopped by ", SignalName(shutdown_signal_)));
+  }
+}
+
+void AgentCore::On(const ClosedEvent&) {
+  if (phase_ == Phase::kClosing) Leave(*abandoned_, abandon_text_);
+}
+
+// Deadlines. --------------------------------------------------------------------------------------
+
 void AgentCore::On(const TickEvent&) {
-  if (now_ < deadline_) return;
+  if (now_ >= store_deadline_) OnStoreLost();
+  if (now_ >= deadline_) OnDeadline();
+}
+
+void AgentCore::OnDeadline() {
   deadline_ = absl::InfiniteFuture();
-  if (phase_ != Phase::kStopping && phase_ != Phase::kShuttingDown) return;
-  if (phase_ == Phase::kShuttingDown) {
-    decision_.reason = absl::StrCat(Workers(living_.size()), " did not end in time after ",
-                                    SignalName(shutdown_signal_), ": sending SIGKILL");
+  switch (phase_) {
+    case Phase::kCompleting:
+      decision_.reason = absl::StrCat("other nodes still work after ",
+                                      absl::FormatDuration(options_.exit_barrier_timeout),
+                                      ": leaving, the workers of this node have succeeded");
+      Leave(JobEndReason::kSucceeded, "");
+      return;
+    case Phase::kDraining:
+    case Phase::kShuttingDown:
+      decision_.reason = absl::StrCat(
+          Count(living_.size(), "worker"), " did not end in time after ",
+          SignalName(shutdown_signal_ == 0 ? SIGTERM : shutdown_signal_), ": sending SIGKILL");
+      break;
+    default:
+      break;
   }
   kill_sent_ = true;
   SignalAll(SIGKILL);
 }
 
-void AgentCore::Leave(int exit_code, std::string reason) {
+// Training on for ever without a store would be unseen and could not be mended.
+void AgentCore::OnStoreLost() {
+  store_deadline_ = absl::InfiniteFuture();
+  if (phase_ != Phase::kRunning) return;  // requests have their own time limits
+  const std::string text = absl::StrCat("the rendezvous was out of reach for ",
+                                        absl::FormatDuration(options_.store_outage_timeout));
+  decision_.reason = absl::StrCat(text, ": stopping ", Count(living_.size(), "worker"));
+  Abandon(JobEndReason::kStoreLost, text);
+  deadline_ = now_ + options_.shutdown_timeout;
+  StopWorkers(SIGTERM, std::nullopt);
+}
+
+void AgentCore::Abandon(JobEndReason end, std::string text) {
+  phase_ = Phase::kShuttingDown;
+  abandoned_ = end;
+  abandon_text_ = std::move(text);
+}
+
+// The end. ----------------------------------------------------------------------------------------
+
+void AgentCore::LeaveBecause(const JobEnd& end) {
+  root_exit_code_ = end.exit_code;
+  switch (end.kind) {
+    case JobEnd::Kind::kSucceeded:
+      return Leave(JobEndReason::kSucceeded, "");
+    case JobEnd::Kind::kBudgetSpent:
+      if (options_.max_restarts == 0) return Leave(JobEndReason::kWorkerFailed, end.reason);
+      return Leave(JobEndReason::kBudgetSpent,
+                   absl::StrCat(end.reason, ", and the budget of ",
+                                Count(options_.max_restarts, "restart"), " is spent"));
+    case JobEnd::Kind::kNoProgress:
+      return Leave(JobEndReason::kNoProgress,
+                   absl::StrCat(end.reason,
+                                ", and the job makes no progress: its last generations "
+                                "ended without one step"));
+    case JobEnd::Kind::kClosed:
+      return Leave(JobEndReason::kClosed, absl::StrCat("the job was closed: ", end.reason));
+  }
+}
+
+void AgentCore::Leave(JobEndReason end, std::string text) {
   phase_ = Phase::kLeaving;
-  exit_code_ = exit_code;
-  end_reason_ = std::move(reason);
-  Do(LeaveAction{options_.farewell_timeout});
+  deadline_ = store_deadline_ = absl::InfiniteFuture();
+  end_ = end;
+  end_text_ = std::move(text);
+  if (root_exit_code_ == 0 && !failures_.empty()) {
+    root_exit_code_ = ShellExitCode(failures_.front().status);
+  }
+  Ask(LeaveAction{options_.farewell_timeout});
 }
 
 void AgentCore::On(const LeftEvent&) {
   // Whether the store has heard the farewell or not: the lease ends it in any case.
   if (phase_ != Phase::kLeaving) return;
   phase_ = Phase::kFinished;
-  Do(FinishAction{exit_code_});
+  Do(FinishAction{result().exit_code});
 }
 
-void AgentCore::SignalAll(int signal) {
-  Do(SignalWorkersAction{signal, std::vector<int>(living_.begin(), living_.end())});
-}
+void AgentCore::SignalAll(int signal) { Do(SignalWorkersAction{signal, Living()}); }
 
 }  // namespace ddp::elastic

@@ -1,127 +1,66 @@
 #ifndef DDP_ELASTIC_AGENT_AGENT_CORE_H_
 #define DDP_ELASTIC_AGENT_AGENT_CORE_H_
 
-#include <sys/types.h>
-
 #include <cstdint>
 #include <optional>
 #include <set>
 #include <string>
-#include <variant>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "elastic/agent/process_spawner.h"
+#include "elastic/agent/agent_events.h"
 #include "elastic/agent/worker_failure.h"
 #include "elastic/rendezvous/rendezvous.h"
 #include "elastic/rendezvous/round.h"
 
 namespace ddp::elastic {
 
-// What can happen to an agent. `Tick`: the time that next_deadline() named has come.
-struct StartEvent {};
-struct RoundEvent {
-  absl::StatusOr<Round> round;
-};
-// `started` run now, by local rank. Not OK: the next one could not be started, and no more were.
-struct WorkersStartedEvent {
-  absl::Status status;
-  std::vector<int> started;
-};
-struct WorkerExitedEvent {
-  int local_rank = 0;
-  pid_t pid = 0;
-  ExitStatus status;
-  absl::Time wall_time;  // for people
-};
-struct VerdictEvent {
-  absl::StatusOr<FailureVerdict> verdict;
-};
-struct CompletedEvent {
-  absl::Status status;
-};
-struct LeftEvent {
-  absl::Status status;
-};
-struct SignalEvent {
-  int signal = 0;
-};
-struct TickEvent {};
-using AgentEvent = std::variant<StartEvent, RoundEvent, WorkersStartedEvent, WorkerExitedEvent,
-                                VerdictEvent, CompletedEvent, LeftEvent, SignalEvent, TickEvent>;
-
-// What an agent wants done, in this order. The first five are requests whose answers are events.
-struct JoinAction {
-  absl::Duration timeout;
-};
-struct StartWorkersAction {};  // of the last RoundEvent
-struct ReportFailureAction {
-  int rank = 0;
-  std::string cause;
-  absl::Duration timeout;
-};
-struct CompleteAction {
-  absl::Duration timeout;
-};
-struct LeaveAction {
-  absl::Duration timeout;
-};
-struct CancelRequestAction {};
-struct SignalWorkersAction {
-  int signal = 0;
-  std::vector<int> local_ranks;
-};
-struct KillStraysAction {};
-struct LogRestartAction {
-  int restart = 0;
-  std::string reason;
-};
-struct FinishAction {
-  int exit_code = 0;
-};
-using AgentAction =
-    std::variant<JoinAction, StartWorkersAction, ReportFailureAction, CompleteAction, LeaveAction,
-                 CancelRequestAction, SignalWorkersAction, KillStraysAction, LogRestartAction,
-                 FinishAction>;
-
-// One line, for traces.
-std::string DebugString(const AgentAction& action);
-
 // Decides what the agent of one node does: pure, holds no clock and does no I/O.
 //
-//                  round                all workers succeeded
-//   +---------+ --------> +---------+ ----------------------> +------------+
-//   | joining |           | running |                         | completing |
-//   +---------+ <-+       +---------+                         +------------+
-//        |        |            | a worker failed                     | answered
-//        |   all have ended,   v                                     v
-//        |   budget lasts +----------+  all have ended, budget  +---------+
-//        |        +------ | stopping | -----------------------> | leaving | --> finished
-//        |                +----------+  spent or out of reach   +---------+
-//        |                     | signal                              ^
-//        |                     v                                     |
-//        |              +---------------+    all have ended          |
-//        |              | shutting down | ---------------------------+
-//        |              +---------------+ <-- signal in running      |
-//        +-----------------------------------------------------------+
-//          signal, or no round
+//                    round              all workers succeeded                 job ended
+//   +---------+ ---------------> +---------+ -----------------> +------------+ --------+
+//   | joining |                  | running |                    | completing |         |
+//   +---------+ <--------+       +---------+                    +------------+         |
+//     |     ^            |         |     | drain                    | generation over  |
+//     |     |   all have |  fault  |     v                          v                  |
+//     |     |   ended    |         |   +----------+              (joining)             |
+//     |     |            |         |   | draining |                                    |
+//     |     +------------|---------|-- +----------+ all have ended                     |
+//     |                  |         v     | fault                                       |
+//     |              +----------+ <------+                                             |
+//     |              | stopping | ----> the job has ended, or cannot go on ----------> |
+//     |              +----------+                                                      v
+//     |                  |   signal                                              +---------+
+//     |                  v                                                       | leaving |
+//     |           +---------------+   all have ended                             +---------+
+//     |           | shutting down | ------------------------------------------------> |
+//     |           +---------------+ <-- signal in running, draining                    v
+//     +--- signal, or no round -----------------------------------------------> (finished)
 //
-// stopping: the other workers got SIGTERM and, `fault_grace` later, SIGKILL; the failure was
-// reported at once, so that the verdict is there when the last worker has ended. shutting down: the
-// user's signal was forwarded, `shutdown_timeout` later SIGKILL, at once on a second SIGINT or
-// SIGTERM.
+// stopping: a worker failed or hangs, or the generation is over for another reason. The workers got
+// SIGTERM and, `fault_grace` later, SIGKILL; a failure here was reported at once, so that the
+// verdict is there when the last worker has ended. An evicted node's workers get SIGKILL at once.
+//
+// draining: members are about to change; the workers end at one common step where they can, and
+// have `shutdown_timeout` for it. shutting down: the same because of the user's signal (the other
+// nodes were told to drain), with the end after it; a second SIGINT or SIGTERM kills at once.
+//
+// Losing the store changes nothing until `store_outage_timeout` has passed.
 //
 // Thread-compatible.
 class AgentCore {
  public:
   struct Options {
     int max_restarts = 0;
+    int max_nodes = 1;
     std::string role = "default";
+    std::string host;  // what other nodes call this one
     absl::Duration rendezvous_timeout = absl::Minutes(10);
     absl::Duration fault_grace = absl::Milliseconds(200);
     absl::Duration shutdown_timeout = absl::Seconds(30);
+    absl::Duration exit_barrier_timeout = absl::Minutes(5);
+    absl::Duration store_outage_timeout = absl::Minutes(10);
     // What the rendezvous gets for requests whose answer changes nothing for this node any more.
     absl::Duration farewell_timeout = absl::Seconds(2);
   };
@@ -138,66 +77,109 @@ class AgentCore {
   Decision Step(const AgentEvent& event, absl::Time now);
 
   // When Step(TickEvent) is due; infinite: never.
-  absl::Time next_deadline() const { return deadline_; }
+  absl::Time next_deadline() const;
 
   // Valid after FinishAction.
   JobResult result() const;
 
   uint64_t generation() const { return round_.generation.number; }
 
+  // Whether workers of generation() may be alive.
+  bool has_workers() const { return !living_.empty(); }
+
+  // "joining", "running", "draining", ...: the picture above, for people.
+  std::string state_name() const;
+
  private:
   enum class Phase {
     kJoining,
     kRunning,
+    kDraining,
     kStopping,
     kShuttingDown,
     kCompleting,
+    kClosing,
     kLeaving,
     kFinished,
   };
 
   void On(const StartEvent& event);
-  void On(const RoundEvent& event);
+  void On(const JoinedEvent& event);
   void On(const WorkersStartedEvent& event);
   void On(const WorkerExitedEvent& event);
+  void On(const WorkerHungEvent& event);
   void On(const VerdictEvent& event);
   void On(const CompletedEvent& event);
+  void On(const DrainedEvent& event);
+  void On(const ClosedEvent& event);
   void On(const LeftEvent& event);
+  void On(const NewsEvent& event);
   void On(const SignalEvent& event);
   void On(const TickEvent& event);
 
-  void OnFirstFailure(const WorkerFailure& failure);
-  void OnAllEnded();
   void JoinNext();
-  void ConcludeVerdict();
+  void OnRound(const Round& round);
+  void OnFailure(WorkerFailure failure);
+  void StopForFault();
+  void ReportFailures();
+  void OnAllEnded();
+  void ConcludeStop();
+  void Complete();
+  void OnGenerationOver(const News& news);
+  void OnDrain(const News& news);
+  void OnEvicted(const News& news);
+  void OnJobEnd(const JobEnd& end);
   void ShutDown(int signal);
-  void Leave(int exit_code, std::string reason);
+  void StopWorkers(int signal, std::optional<int64_t> stop_at_step);
+  void ConcludeShutDown();
+  void OnDeadline();
+  void OnStoreLost();
+  void Abandon(JobEndReason end, std::string text);
+  void LeaveBecause(const JobEnd& end);
+  void Leave(JobEndReason end, std::string text);
   void SignalAll(int signal);
   template <typename Action>
+  void Ask(Action request);  // in place of the request that is outstanding, if one is
+  void CancelRequest();
+  template <typename Action>
   void Do(Action action);
+  std::vector<int> Living() const { return {living_.begin(), living_.end()}; }
 
   const Options options_;
 
   Phase phase_ = Phase::kJoining;
-  absl::Time now_ = absl::InfinitePast();  // of the current Step
-  absl::Time deadline_ = absl::InfiniteFuture();
-  Decision decision_;  // being built by the current Step
+  absl::Time now_ = absl::InfinitePast();               // of the current Step
+  absl::Time deadline_ = absl::InfiniteFuture();        // of the phase
+  absl::Time store_deadline_ = absl::InfiniteFuture();  // finite while the store is out of reach
+  Decision decision_;                                   // being built by the current Step
+  bool asked_ = false;                                  // a request is outstanding
 
-  Round round_;              // the last one
-  NodePlacement placement_;  // in it
-  std::set<int> living_;     // local ranks
-  int restarts_ = 0;         // the highest charge seen
+  Round round_;           // the last one
+  std::set<int> living_;  // local ranks
+  int restarts_ = 0;      // the highest charge seen
 
   // Of the current generation.
+  enum class Reported { kNothing, kVictim, kCause };
   std::vector<WorkerFailure> failures_;
+  Reported reported_ = Reported::kNothing;
   std::optional<absl::StatusOr<FailureVerdict>> verdict_;
+  bool over_ = false;       // it is, by another node's doing
+  bool stop_sent_ = false;  // StopWorkersAction
   bool kill_sent_ = false;
+  bool work_done_ = true;  // no worker has ended before its work was done
 
-  std::string abandon_reason_;  // set when workers could not be started
-  std::string restart_reason_;  // set while a restart is on its way: the next round tells the user
+  // Why the last generation ended, as far as this node knows; empty before that.
+  std::string last_cause_;
+  uint64_t last_cause_generation_ = 0;
+
+  std::optional<JobEnd> job_end_;          // the job has ended, workers still run
+  std::optional<JobEndReason> abandoned_;  // this node gives up, workers still run
+  std::string abandon_text_;
   int shutdown_signal_ = 0;
-  int exit_code_ = 0;
-  std::string end_reason_;
+
+  JobEndReason end_ = JobEndReason::kSucceeded;
+  std::string end_text_;
+  int root_exit_code_ = 0;
 };
 
 }  // namespace ddp::elastic

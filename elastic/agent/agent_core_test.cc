@@ -29,6 +29,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/time.h"
+#include "elastic/agent/agent_events.h"
 #include "elastic/agent/process_spawner.h"
 #include "elastic/agent/worker_failure.h"
 #include "elastic/rendezvous/rendezvous.h"
@@ -52,6 +53,8 @@ class Story {
       ASSERT_EQ(parts.size(), 2u) << words[i];
       if (parts[0] == "nproc") {
         nproc_ = Number(parts[1]);
+      } else if (parts[0] == "nodes") {
+        nodes_ = options_.max_nodes = Number(parts[1]);
       } else if (parts[0] == "max_restarts") {
         options_.max_restarts = Number(parts[1]);
       } else if (parts[0] == "shutdown_timeout") {
@@ -97,27 +100,94 @@ class Story {
     return *core_;
   }
 
-  Round NextRound() {
+  // "round": the first, or the one that the last verdict promised. "round free node b was lost",
+  // "round charged rank 3 exited with code 1": another node had a hand in it.
+  Round NextRound(const std::vector<std::string>& words) {
     Round round;
     round.generation = {.number = ++generation_, .nonce = "n"};
+    round.reason = std::exchange(restart_reason_, std::string());
+    round.charged = !round.reason.empty();
+    if (words.size() > 1) {
+      round.charged = words[1] == "charged";
+      round.reason = From(words, 2);
+    }
+    if (round.charged) ++restarts_;
     round.restarts = restarts_;
-    round.members = {{.node = "node",
-                      .group_rank = 0,
-                      .offer = {.nproc = nproc_,
-                                .role = "default",
-                                .master_addr = "127.0.0.1",
-                                .master_port = 20'000}}};
+    round.placement = {.group_rank = 0,
+                       .group_world_size = nodes_,
+                       .local_world_size = nproc_,
+                       .world_size = nproc_ * nodes_,
+                       .role_world_size = nproc_ * nodes_,
+                       .master_addr = "127.0.0.1",
+                       .master_port = 20'000};
     return round;
+  }
+
+  static std::string From(const std::vector<std::string>& words, size_t first) {
+    if (words.size() <= first) return "";
+    return absl::StrJoin(words.begin() + static_cast<std::ptrdiff_t>(first), words.end(), " ");
+  }
+
+  // What a request got: "completed", "completed unreachable", "completed stale".
+  static absl::Status Answer(const std::vector<std::string>& words) {
+    if (words.back() == "unreachable") return absl::UnavailableError("Redis is out of reach");
+    if (words.back() == "stale") return absl::AbortedError("the generation is over");
+    if (words.back() == "late") return absl::DeadlineExceededError("only 1 of 2 nodes came");
+    return absl::OkStatus();
+  }
+
+  // "budget rank 1 exited with code 3"
+  static JobEnd MakeEnd(const std::vector<std::string>& words, size_t first) {
+    JobEnd end;
+    const std::string& kind = words.at(first);
+    end.kind = kind == "succeeded"    ? JobEnd::Kind::kSucceeded
+               : kind == "budget"     ? JobEnd::Kind::kBudgetSpent
+               : kind == "noprogress" ? JobEnd::Kind::kNoProgress
+                                      : JobEnd::Kind::kClosed;
+    end.reason = From(words, first + 1);
+    return end;
+  }
+
+  std::optional<NewsEvent> MakeNews(const std::vector<std::string>& words) const {
+    News news;
+    news.generation = {.number = generation_, .nonce = "n"};
+    news.cause = From(words, 1);
+    const std::string& event = words[0];
+    if (event == "over") {
+      news.kind = News::Kind::kGenerationOver;
+    } else if (event == "old") {  // of the generation before
+      news.kind = News::Kind::kGenerationOver;
+      --news.generation.number;
+    } else if (event == "drain") {
+      news.kind = News::Kind::kDrain;
+      news.stop_at_step = Number(words.at(1));
+      news.cause = From(words, 2);
+    } else if (event == "evicted") {
+      news.kind = News::Kind::kEvicted;
+    } else if (event == "job") {
+      news.kind = News::Kind::kJobEnded;
+      news.end = MakeEnd(words, 1);
+    } else if (event == "waiting") {
+      news.kind = News::Kind::kWaiting;
+    } else if (event == "lost") {
+      news.kind = News::Kind::kOutOfReach;
+    } else if (event == "back") {
+      news.kind = News::Kind::kBackInReach;
+    } else {
+      return std::nullopt;
+    }
+    return NewsEvent{news};
   }
 
   AgentEvent MakeEvent(const std::vector<std::string>& words) {
     const std::string& event = words[0];
-    const absl::Status out_of_reach = absl::UnavailableError("Redis is out of reach");
-    const bool reached = words.back() != "unreachable";
     if (event == "start") return StartEvent{};
     if (event == "round") {
-      return reached ? RoundEvent{NextRound()} : RoundEvent{out_of_reach};
+      const absl::Status answer = Answer(words);
+      if (!answer.ok()) return JoinedEvent{answer};
+      return JoinedEvent{JoinAnswer(NextRound(words))};
     }
+    if (event == "ended") return JoinedEvent{JoinAnswer(MakeEnd(words, 1))};
     if (event == "started") {
       WorkersStartedEvent started;
       const int count = words.size() > 1 ? Number(words[1]) : nproc_;
@@ -126,40 +196,49 @@ class Story {
       return started;
     }
     if (event == "exit") return MakeExit(words);
-    if (event == "verdict") return MakeVerdict(words, out_of_reach);
-    if (event == "completed") {
-      return CompletedEvent{reached ? absl::OkStatus() : out_of_reach};
+    if (event == "hung") {
+      return WorkerHungEvent{.local_rank = Number(words.at(1)),
+                             .pid = 100 + Number(words.at(1)),
+                             .what = "made no step for 42s",
+                             .wall_time = {},
+                             .is_victim = words.back() == "victim"};
     }
-    if (event == "left") return LeftEvent{reached ? absl::OkStatus() : out_of_reach};
+    if (event == "verdict") return MakeVerdict(words);
+    if (event == "completed") return CompletedEvent{Answer(words)};
+    if (event == "drained") return DrainedEvent{Answer(words)};
+    if (event == "closed") return ClosedEvent{Answer(words)};
+    if (event == "left") return LeftEvent{Answer(words)};
     if (event == "signal") return SignalEvent{Signal(words.at(1))};
+    if (std::optional<NewsEvent> news = MakeNews(words); news.has_value()) return *news;
     ADD_FAILURE() << "unknown event " << event;
     return TickEvent{};
   }
 
+  // "exit 1 code 3", "exit 0 signal 9 victim", "exit 0 code 0 asked"
   static AgentEvent MakeExit(const std::vector<std::string>& words) {
     WorkerExitedEvent exited;
     exited.local_rank = Number(words.at(1));
     exited.pid = 100 + exited.local_rank;
     (words.at(2) == "signal" ? exited.status.signal : exited.status.exit_code) =
         Number(words.at(3));
+    exited.is_victim = words.back() == "victim";
+    exited.stopped_as_asked = words.back() == "asked";
     return exited;
   }
 
-  AgentEvent MakeVerdict(const std::vector<std::string>& words, const absl::Status& out_of_reach) {
+  AgentEvent MakeVerdict(const std::vector<std::string>& words) {
     const std::string& decision = words.at(1);
     FailureVerdict verdict;
-    if (decision == "unreachable") return VerdictEvent{out_of_reach};
+    if (decision == "unreachable") return VerdictEvent{Answer(words)};
     if (decision == "restart") {
       verdict.decision = FailureVerdict::Decision::kRestart;
-      ++restarts_;
+      restart_reason_ = From(words, 2);
     } else if (decision == "stale") {
       verdict.decision = FailureVerdict::Decision::kStale;
     } else {
-      EXPECT_EQ(decision, "fail");
+      verdict.decision = FailureVerdict::Decision::kEnded;
+      verdict.end = MakeEnd(words, 1);
     }
-    verdict.restarts = restarts_;
-    verdict.root_cause =
-        absl::StrJoin(std::vector<std::string>(words.begin() + 2, words.end()), " ");
     return VerdictEvent{verdict};
   }
 
@@ -184,19 +263,21 @@ class Story {
       EXPECT_EQ(result.exit_code == 0, result.reason.empty());
       if (!result.reason.empty()) lines.push_back(absl::StrCat("reason: ", result.reason));
       for (const WorkerFailure& failure : result.failures) {
-        lines.push_back(absl::StrCat("failure: rank ", failure.rank, " ",
-                                     DescribeExit(failure.status), ", pid ", failure.pid));
+        lines.push_back(absl::StrCat("failure: rank ", failure.rank, " ", DescribeFailure(failure),
+                                     ", pid ", failure.pid));
       }
     }
     return lines;
   }
 
-  AgentCore::Options options_;
+  AgentCore::Options options_ = {.host = "here"};
   int nproc_ = 1;
+  int nodes_ = 1;
   std::optional<AgentCore> core_;
   absl::Time now_ = absl::FromUnixSeconds(1'000'000);
   uint64_t generation_ = 0;
   int restarts_ = 0;
+  std::string restart_reason_;  // of the round that the last verdict promised
 };
 
 // The file as it would read if everything in it were expected.

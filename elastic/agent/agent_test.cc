@@ -14,10 +14,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
+#include "base/event_loop.h"
 #include "base/unique_fd.h"
 #include "elastic/agent/event_log.h"
-#include "base/event_loop.h"
 #include "elastic/agent/launch_config.h"
+#include "elastic/agent/node_status_tracker.h"
 #include "elastic/agent/process_spawner.h"
 #include "elastic/agent/worker_failure.h"
 #include "elastic/health/health_page.h"
@@ -81,7 +82,8 @@ class AgentTest : public ::testing::Test {
   JobResult Run() {
     absl::StatusOr<EventLog> log = EventLog::Open(log_path_, config_.run_id);
     EXPECT_TRUE(log.ok()) << log.status();
-    Agent agent(config_, {loop_.get(), &spawner_, rendezvous_.get(), &clock_, &*log});
+    NodeStatusTracker status({.run_id = config_.run_id, .host = config_.host});
+    Agent agent(config_, {loop_.get(), &spawner_, rendezvous_.get(), &clock_, &*log, &status});
     ::testing::internal::CaptureStderr();
     const JobResult result = agent.Run();
     stderr_ = ::testing::internal::GetCapturedStderr();
@@ -266,8 +268,8 @@ TEST_F(AgentTest, WithoutTheRendezvousNothingStarts) {
 TEST_F(AgentTest, LosingTheRendezvousDoesNotStopTheWorkers) {
   OnStart([this](const Worker& worker) {
     if (worker.spec.rank != 1) return;
-    rendezvous_->TellContact(absl::UnavailableError("Redis is away"));
-    rendezvous_->TellContact(absl::OkStatus());
+    rendezvous_->Tell({.kind = News::Kind::kOutOfReach, .cause = "Redis is away"});
+    rendezvous_->Tell({.kind = News::Kind::kBackInReach});
     for (const Worker& each : std::vector<Worker>(spawner_.workers())) spawner_.Exit(each.pid, {});
   });
   EXPECT_EQ(Run().exit_code, 0);

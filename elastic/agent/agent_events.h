@@ -1,0 +1,145 @@
+#ifndef DDP_ELASTIC_AGENT_AGENT_EVENTS_H_
+#define DDP_ELASTIC_AGENT_AGENT_EVENTS_H_
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "elastic/agent/process_spawner.h"
+#include "elastic/rendezvous/rendezvous.h"
+
+namespace ddp::elastic {
+
+// What can happen to an agent. ----------------------------------------------------------------
+
+struct StartEvent {};
+
+// Answers to the requests below. A request that was cancelled has none.
+struct JoinedEvent {
+  absl::StatusOr<JoinAnswer> answer;
+};
+struct VerdictEvent {
+  absl::StatusOr<FailureVerdict> verdict;
+};
+struct CompletedEvent {
+  absl::Status status;
+};
+struct DrainedEvent {
+  absl::Status status;
+};
+struct ClosedEvent {
+  absl::Status status;
+};
+struct LeftEvent {
+  absl::Status status;
+};
+
+// `started` run now, by local rank. Not OK: the next one could not be started, and no more were.
+struct WorkersStartedEvent {
+  absl::Status status;
+  std::vector<int> started;
+};
+
+struct WorkerExitedEvent {
+  int local_rank = 0;
+  pid_t pid = 0;
+  ExitStatus status;
+  absl::Time wall_time;           // for people
+  bool is_victim = false;         // its error says that a peer failed first
+  bool stopped_as_asked = false;  // it has seen that it should stop, and its work is not done
+};
+
+// A worker makes no progress, though it did.
+struct WorkerHungEvent {
+  int local_rank = 0;
+  pid_t pid = 0;
+  std::string what;  // "made no step for 42s (longest so far 1s), in its backward"
+  absl::Time wall_time;
+  bool is_victim = false;  // it waits for its peers
+};
+
+struct NewsEvent {
+  News news;
+};
+struct SignalEvent {
+  int signal = 0;
+};
+// The time that next_deadline() named has come.
+struct TickEvent {};
+
+using AgentEvent = std::variant<StartEvent, JoinedEvent, WorkersStartedEvent, WorkerExitedEvent,
+                                WorkerHungEvent, VerdictEvent, CompletedEvent, DrainedEvent,
+                                ClosedEvent, LeftEvent, NewsEvent, SignalEvent, TickEvent>;
+
+// What an agent wants done, in this order. ----------------------------------------------------
+
+// Requests to the rendezvous; one at a time.
+struct JoinAction {
+  absl::Duration timeout;
+};
+struct ReportFailureAction {
+  int rank = 0;
+  std::string cause;
+  bool is_victim = false;
+  int exit_code = 1;  // as a shell has it
+  absl::Duration timeout;
+};
+struct CompleteAction {
+  absl::Duration timeout;
+};
+struct DrainAction {
+  std::string cause;
+  absl::Duration timeout;
+};
+struct CloseAction {
+  JobEnd end;
+  absl::Duration timeout;
+};
+struct LeaveAction {
+  absl::Duration timeout;
+};
+struct CancelRequestAction {};
+
+struct StartWorkersAction {};  // of the last round
+struct SignalWorkersAction {
+  int signal = 0;
+  std::vector<int> local_ranks;
+};
+// Workers that look at WorkerSession::should_stop() are told to stop after `stop_at_step`, the
+// others get `signal`. A step of -1: at once. None: the same step for all workers of this node,
+// soon.
+struct StopWorkersAction {
+  int signal = 0;
+  std::optional<int64_t> stop_at_step;
+  std::vector<int> local_ranks;
+};
+struct KillStraysAction {};
+
+// For the event log: a new generation after an earlier one, and why.
+struct LogRestartAction {
+  int restart = 0;  // charged so far, this one included when `charged`
+  bool charged = false;
+  std::string reason;
+};
+struct FinishAction {
+  int exit_code = 0;
+};
+
+using AgentAction =
+    std::variant<JoinAction, ReportFailureAction, CompleteAction, DrainAction, CloseAction,
+                 LeaveAction, CancelRequestAction, StartWorkersAction, SignalWorkersAction,
+                 StopWorkersAction, KillStraysAction, LogRestartAction, FinishAction>;
+
+// One line, for traces.
+std::string DebugString(const AgentAction& action);
+
+}  // namespace ddp::elastic
+
+#endif  // DDP_ELASTIC_AGENT_AGENT_EVENTS_H_

@@ -1,0 +1,265 @@
+#include "elastic/agent/worker_group.h"
+
+#include <string.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "elastic/agent/say_line.h"
+#include "elastic/agent/worker_environment_builder.h"
+#include "elastic/health/error_record.h"
+
+namespace ddp::elastic {
+namespace {
+
+// The pause between looks grows up to the period.
+constexpr absl::Duration kLookPauseMin = absl::Milliseconds(20);
+
+// What passes between a look at the pages and the moment at which every worker of this node can
+// know of a request to stop.
+constexpr double kTellSeconds = 0.05;
+
+std::map<std::string, std::string> InheritedEnvironment() {
+  std::map<std::string, std::string> environment;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const char* equals = strchr(*entry, '=');
+    if (equals != nullptr) environment[std::string(*entry, equals - *entry)] = equals + 1;
+  }
+  return environment;
+}
+
+bool SaysItIsAVictim(const std::string& error_file) {
+  const absl::StatusOr<ErrorRecord> record = ReadErrorRecord(error_file);
+  return record.ok() && record->is_victim;
+}
+
+}  // namespace
+
+WorkerGroup::WorkerGroup(const LaunchConfig& config, Dependencies dependencies, Post post)
+    : config_(config),
+      loop_(*dependencies.event_loop),
+      spawner_(*dependencies.spawner),
+      clock_(*dependencies.clock),
+      event_log_(*dependencies.event_log),
+      status_(*dependencies.status),
+      post_(std::move(post)),
+      inherited_environment_(InheritedEnvironment()),
+      hangs_({.floor = config.hang_floor}),
+      stragglers_({.factor = config.straggler_factor}) {}
+
+WorkerGroup::~WorkerGroup() { loop_.CancelTimer(look_timer_); }
+
+WorkersStartedEvent WorkerGroup::Start(const Round& round) {
+  if (!std::exchange(told_of_omp_num_threads_, true) &&
+      SetsOmpNumThreads(config_, inherited_environment_)) {
+    SayLine(absl::StrCat("ddprun: OMP_NUM_THREADS is not set: each of the ", config_.nproc_per_node,
+                         " workers gets 1, so that they do not crowd each other out"));
+  }
+  workers_.clear();
+  generation_ = round.generation.number;
+  started_ns_ = MonotonicNanoseconds();
+  progress_known_ = false;
+  WorkersStartedEvent event;
+  std::vector<EventLog::Worker> started;
+  for (int local_rank = 0; local_rank < config_.nproc_per_node; ++local_rank) {
+    event.status = StartWorker(round, local_rank);
+    if (!event.status.ok()) return event;
+    event.started.push_back(local_rank);
+    const Worker& worker = workers_.at(local_rank);
+    started.push_back({.rank = worker.rank, .pid = worker.pid});
+    status_.WorkerStarted(local_rank, worker.rank, worker.pid, clock_.Now());
+  }
+  event_log_.GenerationStarted(generation_, started);
+  look_pause_ = kLookPauseMin;
+  looks_for_hangs_ = true;
+  hangs_.Begin(clock_.Now(), round.placement.group_world_size);
+  stragglers_.Begin(clock_.Now());
+  Look();
+  return event;
+}
+
+absl::Status WorkerGroup::StartWorker(const Round& round, int local_rank) {
+  absl::StatusOr<HealthPage> page = HealthPage::Create();
+  if (!page.ok()) return page.status();
+  page->BeginGeneration(generation_);
+  WorkerSpec spec;
+  spec.local_rank = local_rank;
+  spec.rank = round.placement.first_rank + local_rank;
+  spec.attempt = round.restarts;
+  spec.generation = generation_;
+  spec.role = config_.role;
+  for (const std::string& argument : config_.command) {
+    spec.argv.push_back(SubstituteLocalRank(argument, local_rank));
+  }
+  spec.environment =
+      BuildWorkerEnvironment(config_, round, local_rank, page->fd(), inherited_environment_);
+  spec.inherited_fds = {page->fd()};
+  const absl::StatusOr<pid_t> pid = spawner_.Spawn(
+      spec, [this, generation = generation_, local_rank](pid_t, const ExitStatus& status) {
+        OnExit(generation, local_rank, status);
+      });
+  if (!pid.ok()) return pid.status();
+  workers_.emplace(local_rank, Worker{.rank = spec.rank, .pid = *pid, .page = *std::move(page)});
+  return absl::OkStatus();
+}
+
+void WorkerGroup::OnExit(uint64_t generation, int local_rank, const ExitStatus& status) {
+  const auto found = workers_.find(local_rank);
+  if (generation != generation_ || found == workers_.end()) return;
+  LookAt(local_rank, found->second);
+  WorkerExitedEvent event = {.local_rank = local_rank,
+                             .pid = found->second.pid,
+                             .status = status,
+                             .wall_time = absl::Now()};
+  // A program that was sent a signal may end it well, having saved what it had; its work is not
+  // done for that.
+  event.stopped_as_asked =
+      found->second.signalled_to_stop || found->second.page.Read().stopped_as_asked;
+  event.is_victim = !status.succeeded() && SaysItIsAVictim(status.error_file);
+  event_log_.WorkerExited(generation, {.rank = found->second.rank, .pid = event.pid}, status);
+  workers_.erase(found);
+  status_.WorkerEnded(local_rank);
+  hangs_.Forget(local_rank);
+  post_(std::move(event));
+}
+
+void WorkerGroup::Signal(int signal, const std::vector<int>& local_ranks) {
+  looks_for_hangs_ = false;
+  for (int local_rank : local_ranks) {
+    const auto found = workers_.find(local_rank);
+    if (found != workers_.end()) spawner_.Signal(found->second.pid, signal);
+  }
+}
+
+void WorkerGroup::Stop(const StopWorkersAction& stop) {
+  Look();
+  looks_for_hangs_ = false;
+  const int64_t step = stop.stop_at_step.value_or(NextCommonStep());
+  for (int local_rank : stop.local_ranks) {
+    const auto found = workers_.find(local_rank);
+    if (found == workers_.end()) continue;
+    Worker& worker = found->second;
+    if (worker.page.Read().stop_aware) {
+      worker.page.RequestStop(step);
+    } else {
+      worker.signalled_to_stop = true;
+      spawner_.Signal(worker.pid, stop.signal);
+    }
+  }
+}
+
+// A step that no worker of this node has begun by the time that all of them know.
+int64_t WorkerGroup::NextCommonStep() const {
+  const int64_t highest = status_.highest_step();
+  if (highest < 0) return HealthPage::kStopAtOnce;
+  const double speed = std::clamp(status_.StepsPerSecond(clock_.Now()), 0.0, 1e6);
+  return highest + 2 + static_cast<int64_t>(std::ceil(speed * kTellSeconds));
+}
+
+void WorkerGroup::KillStrays() {
+  loop_.CancelTimer(std::exchange(look_timer_, 0));
+  spawner_.KillStrays();
+}
+
+void WorkerGroup::Look() {
+  bool all_first_steps_seen = true;
+  for (auto& [local_rank, worker] : workers_) {
+    LookAt(local_rank, worker);
+    all_first_steps_seen &= worker.first_step_seen;
+  }
+  if (looks_for_hangs_) {
+    LookForStragglers();
+    LookForHang();
+  }
+  if (after_look_) after_look_();
+  look_pause_ = all_first_steps_seen ? kLookPeriod : std::min(look_pause_ * 5 / 4, kLookPeriod);
+  ScheduleLook();
+}
+
+void WorkerGroup::ScheduleLook() {
+  loop_.CancelTimer(std::exchange(look_timer_, 0));
+  if (workers_.empty()) return;
+  look_timer_ = loop_.AddTimer(look_pause_, [this] {
+    look_timer_ = 0;
+    Look();
+  });
+}
+
+void WorkerGroup::LookAt(int local_rank, Worker& worker) {
+  const HealthPage::Snapshot snapshot = worker.page.Read();
+  if (snapshot.generation != generation_) return;
+  progress_known_ |= snapshot.worker != HealthPage::Worker::kNotAttached;
+  LogFirstStep(worker, snapshot);
+  NodeStatusTracker::Progress progress;
+  if (snapshot.has_step) {
+    progress.step = snapshot.step;
+    progress.commit_monotonic_ns = snapshot.last_commit_monotonic_ns;
+  }
+  if (snapshot.worker != HealthPage::Worker::kNotAttached) {
+    progress.phase = std::string(PhaseName(snapshot.phase));
+  }
+  status_.Observe(local_rank, progress, clock_.Now());
+  hangs_.Observe(local_rank, snapshot, clock_.Now());
+  stragglers_.Observe(local_rank, snapshot, clock_.Now());
+}
+
+void WorkerGroup::LogFirstStep(Worker& worker, const HealthPage::Snapshot& snapshot) {
+  if (worker.first_step_seen || !snapshot.has_step) return;
+  worker.first_step_seen = true;
+  // The page is the worker's to write: a stamp that cannot be true is no measurement.
+  const int64_t stamp_ns = snapshot.first_commit_monotonic_ns;
+  if (stamp_ns < started_ns_ || stamp_ns > MonotonicNanoseconds()) return;
+  event_log_.FirstStepDone(
+      generation_, {.rank = worker.rank, .step = snapshot.first_step, .monotonic_ns = stamp_ns});
+}
+
+void WorkerGroup::LookForHang() {
+  const std::optional<HangDetector::Hang> hang = hangs_.Check(clock_.Now());
+  if (!hang.has_value()) return;
+  const auto found = workers_.find(hang->local_rank);
+  if (found == workers_.end()) return;
+  looks_for_hangs_ = false;
+  status_.WorkerHung();
+  event_log_.WorkerHangs(generation_, {.rank = found->second.rank,
+                                       .phase = std::string(PhaseName(hang->phase)),
+                                       .stalled_for = hang->stalled_for,
+                                       .longest_step = hang->longest_step,
+                                       .waits_for_peers = hang->waits_for_peers});
+  post_(WorkerHungEvent{.local_rank = hang->local_rank,
+                        .pid = found->second.pid,
+                        .what = DescribeHang(*hang),
+                        .wall_time = absl::Now(),
+                        .is_victim = hang->waits_for_peers});
+}
+
+void WorkerGroup::LookForStragglers() {
+  for (const auto& straggler : stragglers_.Check(clock_.Now(), median_busy_us_)) {
+    const auto found = workers_.find(straggler.local_rank);
+    if (found == workers_.end()) continue;
+    const int rank = found->second.rank;
+    SayLine(absl::StrCat("ddprun: rank ", rank, " is slow: it ", DescribeStraggler(straggler)));
+    event_log_.WorkerStraggles(generation_, {.rank = rank,
+                                             .phase = std::string(PhaseName(straggler.phase)),
+                                             .factor = straggler.factor});
+  }
+  for (const auto& [local_rank, worker] : workers_) status_.SetStragglerFactor(local_rank, -1);
+  for (const auto& straggler : stragglers_.stragglers()) {
+    status_.SetStragglerFactor(straggler.local_rank, straggler.factor);
+  }
+}
+
+NodeReport WorkerGroup::Report() {
+  const absl::Time now = clock_.Now();
+  NodeReport report;
+  report.step = status_.highest_step();
+  report.steps_per_second = std::max(0.0, status_.StepsPerSecond(now));
+  report.busy_us = stragglers_.busy_us();
+  report.row = status_.RowText(now);
+  return report;
+}
+
+}  // namespace ddp::elastic
