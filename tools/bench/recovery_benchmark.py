@@ -2,38 +2,34 @@
 
     bazel build //launcher:ddprun //examples/digits:train
     tools/bench/recovery_benchmark
+    tools/bench/recovery_benchmark --kills=100
 
 Trains the digits on two ranks twice: once in peace, once with a rank killed by SIGKILL in the
-middle of an epoch, ten times over. A recovery lasts from the kill to the end of the first optimizer
-step of the new generation on the slowest rank, restore included: the kill's time is taken here, the
-step's is the worker's own stamp, read from the event log of ddprun; both are CLOCK_MONOTONIC. Fails
-when the model or optimizer files of the two runs differ in a byte, whatever the times are.
+middle of an epoch, ten times over or as often as you like; which rank it is, is left to chance.
+A recovery lasts from the kill to the end of the first optimizer step of the new generation on the
+slowest rank, restore included: the kill's time is taken here, the step's is the worker's own stamp,
+read from the event log of ddprun; both are CLOCK_MONOTONIC. Fails when a restart
+was spent on anything but these kills, and when the model or optimizer files of the two runs differ
+in a byte, whatever the times are.
 """
 
 import argparse
-import json
 import os
-import platform
+import random
 import re
-import shutil
 import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from dataclasses import dataclass
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-TARGET_S = 2.0
-# How long anything may take that the benchmark waits for.
-PATIENCE_S = 180
-POLL_S = 0.005
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import benchmark_tools as tools  # noqa: E402  (found beside this file)
+from benchmark_tools import ROOT, BenchmarkError  # noqa: E402
 
-
-class BenchmarkError(Exception):
-    """The benchmark cannot go on; the text says why."""
+TARGET_S = 1.0
 
 
 @dataclass
@@ -52,11 +48,6 @@ class Recovery:
     noticed_s: float  # from the kill to the entry of the killed worker's end
     started_s: float  # to the start of the new workers
     stepped_s: float  # to the end of the first step on the slowest rank
-
-
-def parse_events(text):
-    """The events of a log that may still grow: a line without its end is left for later."""
-    return [json.loads(line) for line in text.split("\n")[:-1] if line.strip()]
 
 
 def workers_of(events, generation):
@@ -131,25 +122,15 @@ class Job:
         return self
 
     def __exit__(self, *_):
-        if self.process.poll() is None:
-            self.process.terminate()
-            try:
-                self.process.wait(PATIENCE_S)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
-        self.reader.join(PATIENCE_S)
+        tools.end(self.process)
+        self.reader.join(tools.PATIENCE_S)
 
     def _read(self):
         for line in self.process.stdout:
             self.output.append((time.monotonic(), line))
 
     def events(self):
-        try:
-            with open(self.event_log, encoding="utf-8") as stream:
-                return parse_events(stream.read())
-        except FileNotFoundError:
-            return []
+        return tools.read_events(self.event_log)
 
     def epoch_times(self):
         """When each epoch line came."""
@@ -157,23 +138,17 @@ class Job:
 
     def wait_for(self, what, condition):
         """Returns the first true value of `condition()`."""
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
-            value = condition()
-            if value:
-                return value
-            if self.process.poll() is not None:
-                raise BenchmarkError(self.quote(f"the job ended while waiting for {what}"))
-            if time.monotonic() > deadline:
-                raise BenchmarkError(self.quote(f"no {what} in {PATIENCE_S} s"))
-            time.sleep(POLL_S)
+        try:
+            return tools.wait_for(what, condition, tools.ended(self.process))
+        except BenchmarkError as error:
+            raise BenchmarkError(self.quote(str(error))) from None
 
     def finish(self):
         try:
-            code = self.process.wait(PATIENCE_S)
+            code = self.process.wait(tools.PATIENCE_S)
         except subprocess.TimeoutExpired:
-            raise BenchmarkError(self.quote(f"no end of the job in {PATIENCE_S} s")) from None
-        self.reader.join(PATIENCE_S)
+            raise BenchmarkError(self.quote(f"no end of the job in {tools.PATIENCE_S} s")) from None
+        self.reader.join(tools.PATIENCE_S)
         if code != 0:
             raise BenchmarkError(self.quote(f"the job ended with exit code {code}"))
 
@@ -230,25 +205,6 @@ def first_difference(left, right):
     return None
 
 
-def first_line(*command):
-    try:
-        answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-        return answer.stdout.strip().split("\n")[0]
-    except OSError:
-        return "unknown"
-
-
-def describe_machine():
-    processor = platform.machine()
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as stream:
-            processor = re.search(r"^model name\s*: (.*)$", stream.read(), re.MULTILINE).group(1)
-    except (OSError, AttributeError):
-        pass
-    cores = len(os.sched_getaffinity(0))
-    return f"{processor}, {cores} cores, Linux {platform.release()}"
-
-
 def torch_version():
     with open(os.path.join(ROOT, "third_party/versions.bzl"), encoding="utf-8") as stream:
         return re.search(r'TORCH_VERSION = "([^"]+)"', stream.read()).group(1)
@@ -256,10 +212,8 @@ def torch_version():
 
 def report(options, recoveries, epoch_s):
     times = [r.stepped_s for r in recoveries]
-    print(f"machine   {describe_machine()}")
-    commit = first_line("git", "rev-parse", "--short", "HEAD")
-    print(f"versions  commit {commit}, LibTorch", end=" ")
-    print(f"{torch_version()}, {first_line('redis-server', '--version')}")
+    redis = tools.first_line("redis-server", "--version")
+    tools.print_versions(f"LibTorch {torch_version()}", redis)
     print(f"job       {options.ranks} ranks, an epoch takes {epoch_s:.2f} s in peace")
     print("\nseconds from the kill to  noticed  workers started  first step done on all ranks")
     for r in recoveries:
@@ -277,20 +231,28 @@ def parse_arguments(argv):
     parser = argparse.ArgumentParser(
         prog="recovery_benchmark", description=__doc__.split("\n", maxsplit=1)[0]
     )
-    built = os.path.join(ROOT, "bazel-bin")
-    parser.add_argument("--ddprun", default=os.path.join(built, "launcher/ddprun"))
-    parser.add_argument("--train", default=os.path.join(built, "examples/digits/train"))
+    parser.add_argument("--ddprun", default=os.path.join(tools.BUILT, "launcher/ddprun"))
+    parser.add_argument("--train", default=os.path.join(tools.BUILT, "examples/digits/train"))
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--epochs", type=int, default=80)
+    parser.add_argument("--seed", type=int, default=0, help="chooses the ranks that are killed")
+    parser.add_argument("--epochs", type=int, default=0, help="default: 8 for each kill")
     parser.add_argument("--checkpoint_every", type=int, default=10, help="steps")
     options = parser.parse_args(argv)
-    for program in (options.ddprun, options.train):
-        if not os.access(program, os.X_OK):
-            parser.error(
-                f"{program} is missing; run: bazel build //launcher:ddprun //examples/digits:train"
-            )
+    build = "bazel build //launcher:ddprun //examples/digits:train"
+    tools.require_programs(parser, build, options.ddprun, options.train)
+    options.epochs = options.epochs or max(80, 8 * options.kills)
     return options
+
+
+def restarts_beyond(events, kills):
+    """Why the job's restarts are not one for each kill, in words; "" when they are."""
+    restarts = [e for e in events if e["event"] == "restart"]
+    causes = {f"rank {kill.rank} was killed by SIGKILL" for kill in kills}
+    others = [e["reason"] for e in restarts if e["reason"] not in causes]
+    if len(restarts) == len(kills) and not others:
+        return ""
+    return f"{len(restarts)} restarts after {len(kills)} kills; other causes: {others}"
 
 
 def run(options, folder):
@@ -308,16 +270,24 @@ def run(options, folder):
     epoch_s = statistics.median(b - a for a, b in zip(times, times[1:]))
 
     recoveries = []
+    chosen = random.Random(options.seed)
     with Job(options, war, options.kills) as job:
         job.wait_for("start of the workers", lambda: latest_generation(job.events()))
         for i in range(options.kills):
-            kill = kill_in_mid_epoch(job, i % options.ranks, epoch_s)
+            rank = chosen.randrange(options.ranks)
+            kill = kill_in_mid_epoch(job, rank, epoch_s)
             recovery = job.wait_for("recovery", lambda: recovery_of(job.events(), kill))
             print(f"kill {i + 1} of {options.kills}: {recovery.stepped_s:.3f} s", flush=True)
             recoveries.append(recovery)
         job.finish()
         found = final_files(job.checkpoints)
+        burnt = restarts_beyond(job.events(), [r.kill for r in recoveries])
     report(options, recoveries, epoch_s)
+    if burnt:
+        print(f"the budget was spent on something else: {burnt}")
+        return 1
+    count = len(recoveries)
+    print(f"{count} kills, {count} recoveries, and no restart for anything else")
     difference = first_difference(expected[1], found[1])
     names = f"{expected[0]} of the quiet run and {found[0]} of the other"
     if difference:
@@ -328,16 +298,6 @@ def run(options, folder):
     return 0
 
 
-def main(argv):
-    options = parse_arguments(argv)
-    folder = tempfile.mkdtemp(prefix="ddp-recovery.")
-    try:
-        code = run(options, folder)
-    except BenchmarkError as error:
-        sys.exit(f"recovery_benchmark: {error}\nIts files are kept in {folder}")
-    shutil.rmtree(folder, ignore_errors=True)
-    return code
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    options = parse_arguments(sys.argv[1:])
+    sys.exit(tools.run_main("recovery_benchmark", lambda folder: run(options, folder)))

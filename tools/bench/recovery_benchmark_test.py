@@ -52,10 +52,16 @@ class RecoveryTest(unittest.TestCase):
     def test_steps_of_the_killed_generation_do_not_count(self):
         self.assertIsNone(benchmark.recovery_of(BEFORE + [stepped(1, 21, 0)], KILL))
 
+    def test_restarts_have_no_other_cause_than_the_kills(self):
+        self.assertEqual(benchmark.restarts_beyond(BEFORE + AFTER, [KILL]), "")
+        self.assertIn("0 kills", benchmark.restarts_beyond(AFTER, []))
+        other = event("restart", 3, 30, reason="rank 0 exited with code 1")
+        self.assertIn("code 1", benchmark.restarts_beyond([*AFTER, other], [KILL, KILL]))
+
     def test_a_line_that_is_being_written_is_left_for_later(self):
         text = "".join(json.dumps(e) + "\n" for e in BEFORE)
-        self.assertEqual(benchmark.parse_events(text + '{"event": "fir'), BEFORE)
-        self.assertEqual(benchmark.parse_events(""), [])
+        self.assertEqual(benchmark.tools.parse_events(text + '{"event": "fir'), BEFORE)
+        self.assertEqual(benchmark.tools.parse_events(""), [])
 
 
 class FilesTest(unittest.TestCase):
