@@ -1,7 +1,13 @@
 #include "elastic/agent/worker_environment_builder.h"
 
+#include <vector>
+
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
+#include "elastic/agent/worker_failure.h"
 #include "elastic/health/health_page.h"
 
 namespace ddp::elastic {
@@ -9,6 +15,35 @@ namespace {
 
 constexpr char kAsyncErrorHandling[] = "TORCH_NCCL_ASYNC_ERROR_HANDLING";
 constexpr char kOmpNumThreads[] = "OMP_NUM_THREADS";
+constexpr char kVisibleDevices[] = "CUDA_VISIBLE_DEVICES";
+constexpr char kGlooInterface[] = "GLOO_SOCKET_IFNAME";
+
+using Environment = std::map<std::string, std::string>;
+
+std::string SignalNames(const std::vector<int>& signals) {
+  std::vector<std::string> names;
+  names.reserve(signals.size());
+  for (const int signal : signals) names.push_back(SignalName(signal));
+  return absl::StrJoin(names, ",");
+}
+
+// Which device a worker sees when it sees one only: the one that it would have taken by its local
+// rank among those that are visible to us.
+std::string DeviceOf(int local_rank, const Environment& inherited) {
+  const auto visible = inherited.find(kVisibleDevices);
+  if (visible == inherited.end()) return absl::StrCat(local_rank);
+  const std::vector<std::string> devices = absl::StrSplit(visible->second, ',');
+  const auto index = static_cast<size_t>(local_rank);
+  // More workers than devices: the launcher refuses that. None is what such a worker has.
+  if (index >= devices.size()) return "";
+  return std::string(absl::StripAsciiWhitespace(devices[index]));
+}
+
+void PassThrough(const std::string& name, const std::string& value, const Environment& inherited,
+                 Environment& environment) {
+  const auto found = inherited.find(name);
+  environment[name] = found == inherited.end() ? value : found->second;
+}
 
 }  // namespace
 
@@ -24,7 +59,7 @@ std::string SubstituteLocalRank(const std::string& argument, int local_rank) {
 std::map<std::string, std::string> BuildWorkerEnvironment(
     const LaunchConfig& config, const Round& round, int local_rank, int health_fd,
     const std::map<std::string, std::string>& inherited) {
-  const NodePlacement placement = PlaceNode(round);
+  const NodePlacement& placement = round.placement;
   std::map<std::string, std::string> environment = {
       {"LOCAL_RANK", absl::StrCat(local_rank)},
       {"RANK", absl::StrCat(placement.first_rank + local_rank)},
@@ -40,9 +75,9 @@ std::map<std::string, std::string> BuildWorkerEnvironment(
       {"TORCHELASTIC_RESTART_COUNT", absl::StrCat(round.restarts)},
       {"TORCHELASTIC_MAX_RESTARTS", absl::StrCat(config.max_restarts)},
       {"TORCHELASTIC_RUN_ID", config.run_id},
-      // Python compares the text: rank 0 serves the TCPStore itself.
-      {"TORCHELASTIC_USE_AGENT_STORE", "False"},
-      {"TORCHELASTIC_SIGNALS_TO_HANDLE", kHandledSignals},
+      // Python compares the text: the agent of rank 0's node serves the TCPStore.
+      {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+      {"TORCHELASTIC_SIGNALS_TO_HANDLE", SignalNames(config.signals_to_handle)},
       {"DDP_STORE", round.store_url},
       {"DDP_GENERATION", absl::StrCat(round.generation.number)},
       {"DDP_GENERATION_NONCE", round.generation.nonce},
@@ -50,10 +85,15 @@ std::map<std::string, std::string> BuildWorkerEnvironment(
   };
   // LibTorch's own default differs from the one that every program under torchrun has been run
   // with.
-  const auto async_error_handling = inherited.find(kAsyncErrorHandling);
-  environment[kAsyncErrorHandling] =
-      async_error_handling == inherited.end() ? "1" : async_error_handling->second;
+  PassThrough(kAsyncErrorHandling, "1", inherited, environment);
   if (SetsOmpNumThreads(config, inherited)) environment[kOmpNumThreads] = "1";
+  if (!config.socket_interface.empty()) {
+    PassThrough(kGlooInterface, config.socket_interface, inherited, environment);
+  }
+  if (config.virtual_local_rank) {
+    environment["LOCAL_RANK"] = "0";
+    environment[kVisibleDevices] = DeviceOf(local_rank, inherited);
+  }
   return environment;
 }
 

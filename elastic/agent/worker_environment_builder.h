@@ -9,15 +9,13 @@
 
 namespace ddp::elastic {
 
-// The signals that the agent takes and forwards, as TORCHELASTIC_SIGNALS_TO_HANDLE names them.
-inline constexpr char kHandledSignals[] = "SIGTERM,SIGINT,SIGHUP,SIGQUIT";
-
 // What one worker of a round is told in its environment, over what it inherits: the variables of
 // torchrun, and our DDP_STORE, DDP_GENERATION, DDP_GENERATION_NONCE and DDP_HEALTH_FD.
 // (TORCHELASTIC_ERROR_FILE is the spawner's, which knows where the logs lie.)
 //
-// `inherited` is the agent's own environment: TORCH_NCCL_ASYNC_ERROR_HANDLING and OMP_NUM_THREADS
-// keep the user's value where there is one. Pure.
+// `inherited` is the agent's own environment: TORCH_NCCL_ASYNC_ERROR_HANDLING, OMP_NUM_THREADS and
+// GLOO_SOCKET_IFNAME keep the user's value where there is one, and with virtual local ranks
+// CUDA_VISIBLE_DEVICES says which devices the workers share. Pure.
 std::map<std::string, std::string> BuildWorkerEnvironment(
     const LaunchConfig& config, const Round& round, int local_rank, int health_fd,
     const std::map<std::string, std::string>& inherited);

@@ -1,5 +1,7 @@
 #include "elastic/agent/worker_environment_builder.h"
 
+#include <signal.h>
+
 #include <map>
 #include <string>
 
@@ -15,15 +17,6 @@ using ::testing::Not;
 using ::testing::Pair;
 using Environment = std::map<std::string, std::string>;
 
-RoundMember Node(int group_rank, int nproc, const std::string& role) {
-  return {.node = std::to_string(group_rank),
-          .group_rank = group_rank,
-          .offer = {.nproc = nproc,
-                    .role = role,
-                    .master_addr = "10.0.0." + std::to_string(group_rank + 1),
-                    .master_port = 21'000 + group_rank}};
-}
-
 LaunchConfig Config(int nproc) {
   LaunchConfig config;
   config.run_id = "digits";
@@ -35,11 +28,20 @@ LaunchConfig Config(int nproc) {
 
 // This node is the second of three, and the first has another role.
 Round ThreeNodes() {
-  return {.generation = {.number = 4, .nonce = "00c0ffee00c0ffee"},
-          .restarts = 2,
-          .members = {Node(0, 1, "reader"), Node(1, 2, "trainer"), Node(2, 3, "trainer")},
-          .self = 1,
-          .store_url = "redis://10.0.0.9:6379?prefix=p"};
+  Round round;
+  round.generation = {.number = 4, .nonce = "00c0ffee00c0ffee"};
+  round.restarts = 2;
+  round.placement = {.group_rank = 1,
+                     .group_world_size = 3,
+                     .local_world_size = 2,
+                     .first_rank = 1,
+                     .world_size = 6,
+                     .first_role_rank = 0,
+                     .role_world_size = 5,
+                     .master_addr = "10.0.0.1",
+                     .master_port = 21'000};
+  round.store_url = "redis://10.0.0.9:6379?prefix=p";
+  return round;
 }
 
 TEST(WorkerEnvironmentBuilderTest, TellsAWorkerEverything) {
@@ -60,7 +62,7 @@ TEST(WorkerEnvironmentBuilderTest, TellsAWorkerEverything) {
       {"TORCHELASTIC_RESTART_COUNT", "2"},
       {"TORCHELASTIC_MAX_RESTARTS", "5"},
       {"TORCHELASTIC_RUN_ID", "digits"},
-      {"TORCHELASTIC_USE_AGENT_STORE", "False"},
+      {"TORCHELASTIC_USE_AGENT_STORE", "True"},
       {"TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT"},
       {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"},
       {"OMP_NUM_THREADS", "1"},
@@ -88,6 +90,41 @@ TEST(WorkerEnvironmentBuilderTest, PassesErrorHandlingThrough) {
   EXPECT_THAT(BuildWorkerEnvironment(Config(2), ThreeNodes(), 0, 3,
                                      {{"TORCH_NCCL_ASYNC_ERROR_HANDLING", "3"}}),
               Contains(Pair("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3")));
+}
+
+TEST(WorkerEnvironmentBuilderTest, NamesTheSignalsToHandle) {
+  LaunchConfig config = Config(2);
+  config.signals_to_handle = {SIGTERM, SIGUSR1};
+  EXPECT_THAT(BuildWorkerEnvironment(config, ThreeNodes(), 0, 3, {}),
+              Contains(Pair("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGUSR1")));
+}
+
+TEST(WorkerEnvironmentBuilderTest, AVirtualLocalRankSeesItsOwnDeviceAsTheFirst) {
+  LaunchConfig config = Config(2);
+  config.virtual_local_rank = true;
+  const Environment all = BuildWorkerEnvironment(config, ThreeNodes(), 1, 3, {});
+  EXPECT_THAT(all, Contains(Pair("LOCAL_RANK", "0")));
+  EXPECT_THAT(all, Contains(Pair("RANK", "2")));
+  EXPECT_THAT(all, Contains(Pair("CUDA_VISIBLE_DEVICES", "1")));
+  const Environment some =
+      BuildWorkerEnvironment(config, ThreeNodes(), 1, 3, {{"CUDA_VISIBLE_DEVICES", "4, GPU-ab"}});
+  EXPECT_THAT(some, Contains(Pair("CUDA_VISIBLE_DEVICES", "GPU-ab")));
+  const Environment none =
+      BuildWorkerEnvironment(config, ThreeNodes(), 1, 3, {{"CUDA_VISIBLE_DEVICES", "4"}});
+  EXPECT_THAT(none, Contains(Pair("CUDA_VISIBLE_DEVICES", "")));
+  EXPECT_THAT(BuildWorkerEnvironment(Config(2), ThreeNodes(), 1, 3, {}),
+              Not(Contains(Key("CUDA_VISIBLE_DEVICES"))));
+}
+
+TEST(WorkerEnvironmentBuilderTest, TellsGlooTheInterfaceUnlessTheUserDid) {
+  LaunchConfig config = Config(1);
+  config.socket_interface = "eth1";
+  EXPECT_THAT(BuildWorkerEnvironment(config, ThreeNodes(), 0, 3, {}),
+              Contains(Pair("GLOO_SOCKET_IFNAME", "eth1")));
+  EXPECT_THAT(BuildWorkerEnvironment(config, ThreeNodes(), 0, 3, {{"GLOO_SOCKET_IFNAME", "ib0"}}),
+              Contains(Pair("GLOO_SOCKET_IFNAME", "ib0")));
+  EXPECT_THAT(BuildWorkerEnvironment(Config(1), ThreeNodes(), 0, 3, {}),
+              Not(Contains(Key("GLOO_SOCKET_IFNAME"))));
 }
 
 TEST(WorkerEnvironmentBuilderTest, SubstitutesTheLocalRankWhereverItStands) {
