@@ -102,6 +102,7 @@ absl::StatusOr<WorkerEnvironment> WorkerEnvironment::Parse(const Getter& get) {
   env.generation = reader.Optional<uint64_t>("DDP_GENERATION", 0, 0, kMax);
   env.generation_nonce = reader.Text("DDP_GENERATION_NONCE");
   env.restart_count = reader.Optional<int64_t>("TORCHELASTIC_RESTART_COUNT", 0, 0, kMax);
+  env.max_restarts = reader.Optional<int64_t>("TORCHELASTIC_MAX_RESTARTS", 0, 0, kMax);
   env.run_id = reader.Text("TORCHELASTIC_RUN_ID");
   env.health_fd = reader.Optional<int>("DDP_HEALTH_FD", -1, 0, 1 << 20);
 

@@ -29,6 +29,7 @@ struct WorkerEnvironment {
   uint64_t generation = 0;       // DDP_GENERATION
   std::string generation_nonce;  // DDP_GENERATION_NONCE
   int64_t restart_count = 0;     // TORCHELASTIC_RESTART_COUNT
+  int64_t max_restarts = 0;      // TORCHELASTIC_MAX_RESTARTS
   std::string run_id;            // TORCHELASTIC_RUN_ID
 
   // The page that the agent reads; -1 outside ddprun. See elastic/health.

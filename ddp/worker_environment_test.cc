@@ -27,6 +27,7 @@ TEST(WorkerEnvironmentTest, ReadsWhatTheLauncherSays) {
                           {"DDP_STORE", "unix:///tmp/s?prefix=p"},
                           {"DDP_GENERATION", "4"},
                           {"TORCHELASTIC_RESTART_COUNT", "3"},
+                          {"TORCHELASTIC_MAX_RESTARTS", "5"},
                           {"DDP_HEALTH_FD", "7"}});
   ASSERT_TRUE(env.ok()) << env.status();
   EXPECT_EQ(env->rank, 3);
@@ -35,6 +36,7 @@ TEST(WorkerEnvironmentTest, ReadsWhatTheLauncherSays) {
   EXPECT_EQ(env->local_world_size, 2);
   EXPECT_EQ(env->generation, 4u);
   EXPECT_EQ(env->restart_count, 3);
+  EXPECT_EQ(env->max_restarts, 5);
   EXPECT_EQ(env->health_fd, 7);
 }
 

@@ -18,15 +18,29 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/unique_fd.h"
-#include "nlohmann/json.hpp"
+#include "elastic/health/error_record.h"
+#include "elastic/worker/fatal_signal.h"
+#include "elastic/worker/first_error.h"
 
 namespace ddp::elastic {
 namespace {
 
-struct Description {
-  std::string summary;  // "<type>: <text>", one line
-  std::string detail;   // everything the exception says, if that is more; else empty
-};
+// What is thrown when a peer has failed first; by name, because LibTorch is not needed here.
+constexpr char kPeerFailedError[] = "N3ddp15PeerFailedErrorE";
+
+// Whether `type` is the class with that mangled name or is derived from it.
+bool IsA(const std::type_info& type, const char* name) {
+  if (std::strcmp(type.name(), name) == 0) return true;
+  if (const auto* single = dynamic_cast<const abi::__si_class_type_info*>(&type)) {
+    return IsA(*single->__base_type, name);
+  }
+  if (const auto* several = dynamic_cast<const abi::__vmi_class_type_info*>(&type)) {
+    for (unsigned i = 0; i < several->__base_count; ++i) {
+      if (IsA(*several->__base_info[i].__base_type, name)) return true;
+    }
+  }
+  return false;
+}
 
 std::string TypeName(const std::type_info& type) {
   int status = 0;
@@ -45,21 +59,29 @@ std::string TextWithoutStack(const std::string& text) {
   return head;
 }
 
-Description Describe(const std::exception_ptr& error) {
+// The message is one line "<type>: <text>"; the call stack is everything that the exception says,
+// if that is more.
+ErrorRecord Describe(const std::exception_ptr& error) {
+  ErrorRecord record{.message = "", .time = absl::Now()};
   try {
     std::rethrow_exception(error);
   } catch (const std::exception& exception) {
     const std::string text = exception.what();
     const std::string line = TextWithoutStack(text);
-    return {absl::StrCat(TypeName(typeid(exception)), ": ", line), line == text ? "" : text};
+    record.message = absl::StrCat(TypeName(typeid(exception)), ": ", line);
+    record.callstack = line == text ? "" : text;
+    record.is_victim = IsA(typeid(exception), kPeerFailedError);
   } catch (...) {
     const std::type_info* type = abi::__cxa_current_exception_type();
     const std::string name = type != nullptr ? TypeName(*type) : "unknown";
-    return {absl::StrCat(name, ": an exception that is no std::exception"), ""};
+    record.message = absl::StrCat(name, ": an exception that is no std::exception");
   }
+  return record;
 }
 
-Description Terminated() { return {"std::terminate: called without an exception", ""}; }
+ErrorRecord Terminated() {
+  return {.message = "std::terminate: called without an exception", .time = absl::Now()};
+}
 
 // 0 or an errno, as below.
 int WriteAll(int fd, const std::string& text) {
@@ -87,32 +109,20 @@ int WriteFile(const std::string& path, const std::string& text) {
   return error;
 }
 
-std::string ErrorJson(const Description& description) {
-  const nlohmann::json json = {
-      {"message",
-       {{"message", description.summary},
-        {"extraInfo",
-         {{"py_callstack", description.detail},
-          {"timestamp", absl::StrCat(absl::ToUnixSeconds(absl::Now()))}}}}}};
-  // An exception's text may be any bytes; JSON is UTF-8.
-  return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-}
-
 // The one error of this process, to the file.
-void WriteOnce(const Description& description) {
-  static std::atomic<bool> written{false};
-  if (written.exchange(true)) return;
-  const char* path = std::getenv("TORCHELASTIC_ERROR_FILE");
-  if (path == nullptr || path[0] == '\0') return;
-  const int error = WriteFile(path, ErrorJson(description));
-  if (error != 0) {
-    std::fprintf(stderr, "cannot write the error file %s: %s\n", path, std::strerror(error));
+void WriteOnce(const ErrorRecord& record) {
+  if (!ClaimFirstError()) return AwaitFirstError();
+  const char* path = std::getenv(kErrorFileVariable);
+  if (path != nullptr && path[0] != '\0') {
+    const int error = WriteFile(path, FormatErrorRecord(record));
+    if (error != 0) {
+      std::fprintf(stderr, "cannot write the error file %s: %s\n", path, std::strerror(error));
+    }
   }
+  FinishFirstError();
 }
 
-void Print(const Description& description) {
-  std::fprintf(stderr, "%s\n", description.summary.c_str());
-}
+void Print(const ErrorRecord& record) { std::fprintf(stderr, "%s\n", record.message.c_str()); }
 
 // Process-wide because std::terminate's handler is.
 std::atomic<std::terminate_handler> previous_handler{nullptr};
@@ -127,9 +137,9 @@ void OnTerminate() {
   static std::timed_mutex first;
   if (first.try_lock_for(std::chrono::seconds(5))) {
     const std::exception_ptr error = std::current_exception();
-    const Description description = error != nullptr ? Describe(error) : Terminated();
-    Print(description);
-    WriteOnce(description);
+    const ErrorRecord record = error != nullptr ? Describe(error) : Terminated();
+    Print(record);
+    WriteOnce(record);
   }
   const std::terminate_handler previous = previous_handler.load();
   if (previous != nullptr) previous();
@@ -140,12 +150,13 @@ void OnTerminate() {
 
 int run_worker(const std::function<int()>& body) {
   install_terminate_handler();
+  install_fatal_signal_handlers();
   try {
     return body();
   } catch (...) {
-    const Description description = Describe(std::current_exception());
-    Print(description);
-    WriteOnce(description);
+    const ErrorRecord record = Describe(std::current_exception());
+    Print(record);
+    WriteOnce(record);
     return 1;
   }
 }

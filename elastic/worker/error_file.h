@@ -9,7 +9,9 @@
 // torchrun and ddprun read:
 //   {"message": {"message": "<type>: <text>",
 //                "extraInfo": {"py_callstack": "<all of what(), if more>",
-//                              "timestamp": "<seconds>"}}}
+//                              "timestamp": "<seconds>", "victim": true}}}
+// where "victim" stands only in the error of a rank that failed because a peer did
+// (ddp::PeerFailedError and what is derived from it): ddprun does not take it for the root cause.
 // It appears at once and whole (written beside, then renamed). The first error of a process wins;
 // later ones, usually its consequences, do not replace it. Without the variable nothing is written.
 // Nothing here ever makes a failure worse: an error file that cannot be written costs one line on
@@ -26,9 +28,10 @@ namespace ddp::elastic {
 // `body` is written to the error file and to stderr in one line "<type>: <text>", and the result is
 // 1. An exception that cannot leave `body`, because it was thrown on another thread or out of a
 // noexcept function, ends in std::terminate: it is written in the same way and the process aborts.
+// So is a signal that ends the process by its own fault, SIGSEGV and the like (fatal_signal.h).
 int run_worker(const std::function<int()>& body);
 
-// The second half of run_worker alone: from now on std::terminate writes the error file and the
+// One part of run_worker alone: from now on std::terminate writes the error file and the
 // line on stderr before the handler that was installed until now runs.
 void install_terminate_handler();
 

@@ -1,6 +1,12 @@
 #include "elastic/worker/worker_session.h"
 
+#include <signal.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <stdexcept>
 #include <utility>
@@ -44,7 +50,30 @@ HealthPage* PageOfThisProcess(int fd) {
   return page;
 }
 
+// Who sent SIGTERM. Process-wide because a signal's handler is; lock-free because it may run
+// anywhere.
+constexpr int64_t kNobody = -1;
+std::atomic<int64_t> sigterm_sender{kNobody};
+static_assert(std::atomic<int64_t>::is_always_lock_free);
+
+extern "C" void OnSigterm(int /*signal*/, siginfo_t* info, void* /*context*/) {
+  // Of several the agent's counts, whichever came last: it is our parent.
+  const int64_t sender = info->si_code <= 0 ? info->si_pid : 0;
+  if (sigterm_sender.load() == getppid()) return;
+  sigterm_sender.store(sender);
+}
+
 }  // namespace
+
+WorkerSession::PhaseScope::PhaseScope(HealthPage* page, Phase phase) : page_(page) {
+  if (page_ == nullptr) return;
+  previous_ = page_->phase();
+  page_->EnterPhase(phase);
+}
+
+WorkerSession::PhaseScope::~PhaseScope() {
+  if (page_ != nullptr) page_->EnterPhase(previous_);
+}
 
 WorkerSession WorkerSession::from_environment() {
   WorkerSession session;
@@ -54,9 +83,11 @@ WorkerSession WorkerSession::from_environment() {
   session.rank_ = environment->rank;
   session.world_size_ = environment->world_size;
   session.local_rank_ = environment->local_rank;
+  session.local_world_size_ = environment->local_world_size;
   session.generation_ = environment->generation;
   session.generation_nonce_ = std::move(environment->generation_nonce);
   session.restart_count_ = environment->restart_count;
+  session.max_restarts_ = environment->max_restarts;
   session.run_id_ = std::move(environment->run_id);
   if (environment->health_fd >= 0) session.page_ = PageOfThisProcess(environment->health_fd);
   return session;
@@ -64,6 +95,22 @@ WorkerSession WorkerSession::from_environment() {
 
 void WorkerSession::commit(int64_t step) {
   if (page_ != nullptr) page_->CommitStep(step);
+}
+
+bool WorkerSession::should_stop() {
+  const int64_t sender = sigterm_sender.load(std::memory_order_relaxed);
+  if (page_ == nullptr) return sender != kNobody;
+  return page_->ShouldStop() || (sender != kNobody && sender == getppid());
+}
+
+void WorkerSession::handle_sigterm() {
+  struct sigaction action {};
+  action.sa_sigaction = &OnSigterm;
+  action.sa_flags = SA_SIGINFO | SA_RESTART;
+  sigemptyset(&action.sa_mask);
+  if (sigaction(SIGTERM, &action, nullptr) != 0) {
+    throw std::runtime_error(absl::StrCat("handle_sigterm: sigaction: ", std::strerror(errno)));
+  }
 }
 
 }  // namespace ddp::elastic

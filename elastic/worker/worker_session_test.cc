@@ -1,5 +1,7 @@
 #include "elastic/worker/worker_session.h"
 
+#include <sched.h>
+#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -8,9 +10,12 @@
 #include <map>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/clock.h"
 #include "elastic/health/health_page.h"
+#include "elastic/health/phase.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -74,7 +79,12 @@ TEST(WorkerSessionTest, WithoutALauncherItIsAJobOfItsOwn) {
                       EXPECT_EQ(session.world_size(), 1);
                       EXPECT_EQ(session.local_rank(), 0);
                       EXPECT_EQ(session.generation(), 0u);
+                      EXPECT_EQ(session.local_world_size(), 1);
                       EXPECT_EQ(session.restart_count(), 0);
+                      EXPECT_EQ(session.max_restarts(), 0);
+                      EXPECT_FALSE(session.is_restart());
+                      EXPECT_FALSE(session.should_stop());
+                      auto phase = session.phase(Phase::kData);  // nobody listens
                       EXPECT_EQ(session.run_id(), "");
                       return ::testing::Test::HasFailure() ? 1 : 0;
                     }),
@@ -91,7 +101,10 @@ TEST(WorkerSessionTest, TellsWhatTheLauncherSaid) {
                       EXPECT_EQ(session.local_rank(), 1);
                       EXPECT_EQ(session.generation(), 4u);
                       EXPECT_EQ(session.generation_nonce(), "c0ffee");
+                      EXPECT_EQ(session.local_world_size(), 2);
                       EXPECT_EQ(session.restart_count(), 3);
+                      EXPECT_EQ(session.max_restarts(), 5);
+                      EXPECT_TRUE(session.is_restart());
                       EXPECT_EQ(session.run_id(), "digits");
                       return ::testing::Test::HasFailure() ? 1 : 0;
                     }),
@@ -123,6 +136,130 @@ TEST(WorkerSessionTest, CommitsReachTheAgentsPage) {
   EXPECT_EQ(snapshot.generation, 4u);
   EXPECT_LT(snapshot.first_commit_monotonic_ns, snapshot.last_commit_monotonic_ns);
   EXPECT_EQ(snapshot.worker, HealthPage::Worker::kDied);
+}
+
+TEST(WorkerSessionTest, AnyGenerationAfterTheFirstIsARestart) {
+  Variables variables = RankOneOfTwo();
+  variables["TORCHELASTIC_RESTART_COUNT"] = "0";
+  for (const auto& [generation, expected] : {std::pair("1", false), std::pair("2", true)}) {
+    variables["DDP_GENERATION"] = generation;
+    const bool is_restart = expected;
+    EXPECT_EQ(RunWith(variables,
+                      [is_restart] {
+                        return WorkerSession::from_environment().is_restart() == is_restart ? 0 : 1;
+                      }),
+              0);
+  }
+}
+
+// The agent's side of a worker that RunWith starts.
+class WithPageTest : public ::testing::Test {
+ protected:
+  WithPageTest() : page_(HealthPage::Create()) {
+    EXPECT_TRUE(page_.ok()) << page_.status();
+    page_->BeginGeneration(4);
+    variables_[kHealthFdVariable] = absl::StrCat(page_->fd());
+  }
+
+  absl::StatusOr<HealthPage> page_;
+  Variables variables_ = RankOneOfTwo();
+};
+
+TEST_F(WithPageTest, PhasesNestAndReachTheAgent) {
+  EXPECT_EQ(RunWith(variables_,
+                    [this] {
+                      WorkerSession session = WorkerSession::from_environment();
+                      const auto phase = [this] { return page_->Read().phase; };
+                      EXPECT_EQ(phase(), Phase::kStartup);
+                      {
+                        auto data = session.phase(Phase::kData);
+                        EXPECT_EQ(phase(), Phase::kData);
+                        {
+                          auto wait = session.phase(Phase::kSynchronize);
+                          EXPECT_EQ(phase(), Phase::kSynchronize);
+                        }
+                        EXPECT_EQ(phase(), Phase::kData);
+                      }
+                      EXPECT_EQ(phase(), Phase::kStartup);
+                      session.commit(1);
+                      EXPECT_EQ(phase(), Phase::kOther);
+                      try {
+                        auto forward = session.phase(Phase::kForward);
+                        throw std::runtime_error("x");
+                      } catch (const std::runtime_error&) {
+                        EXPECT_EQ(phase(), Phase::kOther);
+                      }
+                      return ::testing::Test::HasFailure() ? 1 : 0;
+                    }),
+            0);
+}
+
+TEST_F(WithPageTest, StopsAfterTheStepThatTheAgentNames) {
+  page_->RequestStop(12);
+  EXPECT_EQ(RunWith(variables_,
+                    [] {
+                      WorkerSession session = WorkerSession::from_environment();
+                      for (int64_t step = 10;; ++step) {
+                        if (session.should_stop()) return static_cast<int>(step - 1);
+                        if (step > 20) return 100;
+                        session.commit(step);
+                      }
+                    }),
+            12);
+  EXPECT_EQ(page_->Read().step, 12);
+  EXPECT_TRUE(page_->Read().stop_aware);
+  EXPECT_TRUE(page_->Read().stopped_as_asked);
+}
+
+TEST(WorkerSessionTest, WithoutAnAgentSigtermIsAReasonToStop) {
+  EXPECT_EQ(RunWith(RankOneOfTwo(),
+                    [] {
+                      WorkerSession session = WorkerSession::from_environment();
+                      session.handle_sigterm();
+                      if (session.should_stop()) return 1;
+                      raise(SIGTERM);
+                      return session.should_stop() && WorkerSession(session).should_stop() ? 0 : 2;
+                    }),
+            0);
+}
+
+TEST_F(WithPageTest, OnlyTheAgentsSigtermIsAReasonToStop) {
+  EXPECT_EQ(RunWith(variables_,
+                    [] {
+                      WorkerSession session = WorkerSession::from_environment();
+                      session.handle_sigterm();
+                      raise(SIGTERM);  // as from a scheduler that signals everybody
+                      return session.should_stop() ? 1 : 0;
+                    }),
+            0);
+  const int status = RunWith(variables_, [] {
+    WorkerSession session = WorkerSession::from_environment();
+    session.handle_sigterm();
+    sigset_t blocked, before;
+    sigemptyset(&blocked);
+    sigaddset(&blocked, SIGTERM);
+    sigprocmask(SIG_BLOCK, &blocked, &before);
+    // The parent of this child is the worker, so a grandchild asks it to play the agent.
+    const pid_t worker = getpid();
+    int tells[2];
+    if (pipe(tells) != 0) return 1;
+    const pid_t child = fork();
+    if (child == 0) {
+      WorkerSession mine = session;
+      sigprocmask(SIG_SETMASK, &before, nullptr);
+      (void)!write(tells[1], "x", 1);
+      const int64_t deadline_ns = MonotonicNanoseconds() + int64_t{30} * 1'000'000'000;
+      while (!mine.should_stop() && MonotonicNanoseconds() < deadline_ns) sched_yield();
+      _exit(mine.should_stop() && getppid() == worker ? 0 : 1);
+    }
+    char byte = 0;
+    if (read(tells[0], &byte, 1) != 1) return 1;
+    kill(child, SIGTERM);
+    int child_status = 0;
+    waitpid(child, &child_status, 0);
+    return WIFEXITED(child_status) ? WEXITSTATUS(child_status) : 3;
+  });
+  EXPECT_EQ(status, 0);
 }
 
 TEST(WorkerSessionTest, IncompleteOrWrongEnvironmentIsRefusedByName) {
