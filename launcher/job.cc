@@ -79,8 +79,10 @@ absl::Status Prepare(const JobSpec& spec, const AgentContext& context, Parts& pa
   parts.router = std::make_unique<LogRouter>(parts.event_loop.get(), STDOUT_FILENO, STDERR_FILENO);
 
   PosixProcessSpawner::Options spawner;
-  spawner.redirects = spec.redirects;
-  spawner.tee = spec.tee;
+  spawner.output.redirects = spec.redirects;
+  spawner.output.tee = spec.tee;
+  spawner.output.prefix_template = "[${role_name}${local_rank}]:";
+  spawner.host = HostName();
   spawner.layout = parts.layout;
   spawner.doomed = context.doomed;
   DDP_ASSIGN_OR_RETURN(

@@ -49,18 +49,25 @@ absl::StatusOr<LogLayout> LogLayout::Create(const std::string& log_dir, const st
   return LogLayout(std::move(root));
 }
 
-absl::StatusOr<LogLayout::WorkerFiles> LogLayout::MakeWorkerFolder(int attempt,
-                                                                   int local_rank) const {
+absl::StatusOr<LogLayout::WorkerFiles> LogLayout::MakeWorkerFolder(int attempt, uint64_t generation,
+                                                                   int local_rank) {
   if (root_.empty()) return WorkerFiles();
-  const std::string folder = absl::StrCat(root_, "/attempt_", attempt, "/", local_rank);
+  const uint64_t first = first_generation_.emplace(attempt, generation).first->second;
+  std::string attempt_folder = absl::StrCat(root_, "/attempt_", attempt);
+  if (generation != first) absl::StrAppend(&attempt_folder, ".g", generation);
+  const std::string folder = absl::StrCat(attempt_folder, "/", local_rank);
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   if (error) {
     return absl::InternalError(
         absl::StrCat("cannot make the log folder ", folder, ": ", error.message()));
   }
-  return WorkerFiles{folder, folder + "/stdout.log", folder + "/stderr.log",
-                     folder + "/error.json"};
+  return WorkerFiles{.folder = folder,
+                     .stdout_log = folder + "/stdout.log",
+                     .stderr_log = folder + "/stderr.log",
+                     .error_file = folder + "/error.json",
+                     .filtered_stdout = attempt_folder + "/filtered_stdout.log",
+                     .filtered_stderr = attempt_folder + "/filtered_stderr.log"};
 }
 
 }  // namespace ddp::launcher

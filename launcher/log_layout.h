@@ -1,6 +1,8 @@
 #ifndef DDP_LAUNCHER_LOG_LAYOUT_H_
 #define DDP_LAUNCHER_LOG_LAYOUT_H_
 
+#include <cstdint>
+#include <map>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -9,6 +11,10 @@ namespace ddp::launcher {
 
 // Where the files of each worker are: as torchrun's,
 //   <log_dir>/<run id>_<random>/attempt_<n>/<local rank>/{stdout.log,stderr.log,error.json}
+//
+// where n is the number of failures that the job was charged so far. A change of members starts the
+// workers again under the same n: their files are then in attempt_<n>.g<generation>, so that those
+// of the generation before stay as they are.
 //
 // A value. Thread-compatible.
 class LogLayout {
@@ -19,6 +25,9 @@ class LogLayout {
     std::string stdout_log;
     std::string stderr_log;
     std::string error_file;
+    // Of all workers of the attempt together: the lines that match a filter.
+    std::string filtered_stdout;
+    std::string filtered_stderr;
   };
 
   // No files: workers get no error file, and redirected output is dropped.
@@ -29,8 +38,9 @@ class LogLayout {
   // Errors: kInvalidArgument, names the folder and why it cannot be made.
   static absl::StatusOr<LogLayout> Create(const std::string& log_dir, const std::string& run_id);
 
-  // Makes the folder of a worker. Errors: kInternal, names it and the reason.
-  absl::StatusOr<WorkerFiles> MakeWorkerFolder(int attempt, int local_rank) const;
+  // Makes the folder of a worker. Generations never go back.
+  // Errors: kInternal, names the folder and the reason.
+  absl::StatusOr<WorkerFiles> MakeWorkerFolder(int attempt, uint64_t generation, int local_rank);
 
   // `<log_dir>/<run id>_<random>`; empty where there are no files.
   const std::string& root() const { return root_; }
@@ -39,6 +49,7 @@ class LogLayout {
   explicit LogLayout(std::string root);
 
   std::string root_;
+  std::map<int, uint64_t> first_generation_;  // by attempt
 };
 
 }  // namespace ddp::launcher

@@ -16,15 +16,33 @@ using ::testing::StartsWith;
 
 TEST(LogLayoutTest, AsTorchrunsLayout) {
   const std::string log_dir = ::testing::TempDir() + "/a/b";
-  const auto layout = LogLayout::Create(log_dir, "run");
+  auto layout = LogLayout::Create(log_dir, "run");
   ASSERT_TRUE(layout.ok()) << layout.status();
   EXPECT_THAT(layout->root(), StartsWith(log_dir + "/run_"));
-  const auto files = layout->MakeWorkerFolder(2, 11);
+  const auto files = layout->MakeWorkerFolder(2, 5, 11);
   ASSERT_TRUE(files.ok()) << files.status();
   EXPECT_EQ(files->stdout_log, layout->root() + "/attempt_2/11/stdout.log");
   EXPECT_EQ(files->stderr_log, layout->root() + "/attempt_2/11/stderr.log");
   EXPECT_EQ(files->error_file, layout->root() + "/attempt_2/11/error.json");
+  EXPECT_EQ(files->filtered_stdout, layout->root() + "/attempt_2/filtered_stdout.log");
+  EXPECT_EQ(files->filtered_stderr, layout->root() + "/attempt_2/filtered_stderr.log");
   EXPECT_TRUE(std::filesystem::is_directory(files->folder));
+}
+
+TEST(LogLayoutTest, AChangeOfMembersLeavesTheFilesOfItsAttemptAlone) {
+  auto layout = LogLayout::Create(::testing::TempDir(), "run");
+  ASSERT_TRUE(layout.ok()) << layout.status();
+  const auto folder = [&](int attempt, uint64_t generation, int local_rank) {
+    const auto files = layout->MakeWorkerFolder(attempt, generation, local_rank);
+    EXPECT_TRUE(files.ok()) << files.status();
+    return files.ok() ? files->folder.substr(layout->root().size()) : "";
+  };
+  EXPECT_EQ(folder(0, 2, 0), "/attempt_0/0");
+  EXPECT_EQ(folder(0, 2, 1), "/attempt_0/1");
+  EXPECT_EQ(folder(0, 3, 0), "/attempt_0.g3/0");
+  EXPECT_EQ(folder(0, 3, 1), "/attempt_0.g3/1");
+  EXPECT_EQ(folder(1, 4, 0), "/attempt_1/0");
+  EXPECT_EQ(folder(1, 7, 0), "/attempt_1.g7/0");
 }
 
 TEST(LogLayoutTest, TwoRunsOfOneIdDoNotMeet) {
@@ -45,10 +63,10 @@ TEST(LogLayoutTest, ARunIdCannotLeaveTheFolder) {
 }
 
 TEST(LogLayoutTest, DevNullMeansNoFiles) {
-  const auto layout = LogLayout::Create("/dev/null", "run");
+  auto layout = LogLayout::Create("/dev/null", "run");
   ASSERT_TRUE(layout.ok());
   EXPECT_EQ(layout->root(), "");
-  EXPECT_EQ(layout->MakeWorkerFolder(0, 0)->error_file, "");
+  EXPECT_EQ(layout->MakeWorkerFolder(0, 1, 0)->error_file, "");
 }
 
 TEST(LogLayoutTest, AFolderThatCannotBeMadeIsNamed) {

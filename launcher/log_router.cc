@@ -23,6 +23,27 @@ namespace {
 // The capacity of a pipe, unless someone raised it.
 constexpr size_t kReadBytes = 64 << 10;
 
+// Gives up a file that cannot be written, and says so.
+void WriteToFile(UniqueFd& file, const std::string& path, const char* data, size_t size) {
+  while (size > 0 && file.valid()) {
+    const ssize_t count = ::write(file.get(), data, size);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) {
+      std::fprintf(stderr, "ddprun: %s: %s: further output goes to the console only\n",
+                   path.c_str(), std::strerror(errno));
+      file.reset();
+      return;
+    }
+    data += count;
+    size -= static_cast<size_t>(count);
+  }
+}
+
+bool ContainsOneOf(const std::string& line, const std::vector<std::string>& texts) {
+  return std::any_of(texts.begin(), texts.end(),
+                     [&](const std::string& text) { return line.find(text) != std::string::npos; });
+}
+
 }  // namespace
 
 struct LogRouter::Open {
@@ -90,29 +111,15 @@ bool LogRouter::ReadSome(Open& open, size_t max_bytes) {
   } while (count < 0 && errno == EINTR);
   if (count < 0) return errno == EAGAIN;
   if (count == 0) return false;
-  WriteToFile(open, buffer.data(), static_cast<size_t>(count));
+  WriteToFile(open.stream.file, open.stream.file_path, buffer.data(), static_cast<size_t>(count));
   Take(open, buffer.data(), static_cast<size_t>(count));
   return true;
-}
-
-void LogRouter::WriteToFile(Open& open, const char* data, size_t size) {
-  while (size > 0 && open.stream.file.valid()) {
-    const ssize_t count = ::write(open.stream.file.get(), data, size);
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) {
-      std::fprintf(stderr, "ddprun: %s: %s: further output goes to the console only\n",
-                   open.stream.file_path.c_str(), std::strerror(errno));
-      open.stream.file.reset();
-      return;
-    }
-    data += count;
-    size -= static_cast<size_t>(count);
-  }
 }
 
 // Hands the lines that `data` completes to the console and keeps the rest.
 void LogRouter::Take(Open& open, const char* data, size_t size) {
   std::string lines;
+  std::string matching;
   while (size > 0) {
     const void* newline = std::memchr(data, '\n', size);
     size_t part =
@@ -125,10 +132,21 @@ void LogRouter::Take(Open& open, const char* data, size_t size) {
     size -= part;
     if (newline == nullptr && !cut) break;
     if (!cut) ++data, --size;
-    absl::StrAppend(&lines, open.stream.prefix, open.line, "\n");
-    open.line.clear();
+    AppendLine(open, &lines, &matching);
   }
+  WriteToFile(open.stream.filtered_file, open.stream.filtered_path, matching.data(),
+              matching.size());
   if (!lines.empty()) ConsoleOf(open).Write(lines);
+}
+
+// Ends the line that was begun.
+void LogRouter::AppendLine(Open& open, std::string* lines, std::string* matching) {
+  const Stream& stream = open.stream;
+  absl::StrAppend(lines, stream.prefix, open.line, "\n");
+  if (ContainsOneOf(open.line, stream.filters)) {
+    absl::StrAppend(matching, stream.prefix, open.line, "\n");
+  }
+  open.line.clear();
 }
 
 void LogRouter::DrainStream(StreamId id) {
@@ -159,9 +177,7 @@ void LogRouter::End(StreamId id) {
   const auto found = streams_.find(id);
   if (found == streams_.end()) return;
   Open& open = *found->second;
-  if (!open.line.empty()) {
-    ConsoleOf(open).Write(absl::StrCat(open.stream.prefix, open.line, "\n"));
-  }
+  if (!open.line.empty()) Take(open, "\n", 1);
   if (open.watched) event_loop_->Unwatch(open.stream.pipe.get());
   streams_.erase(found);
 }

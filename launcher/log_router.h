@@ -5,8 +5,10 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/event_loop.h"
 #include "base/unique_fd.h"
@@ -41,6 +43,12 @@ class LogRouter {
     std::string file_path;  // for messages
     std::string prefix;     // "[default0]:"
     bool to_stderr = false;
+
+    // Lines that contain one of these texts go to this file too, behind the prefix. Many streams
+    // may have one file: it is to be open for appending.
+    std::vector<std::string> filters;
+    UniqueFd filtered_file;
+    std::string filtered_path;
   };
 
   // Carries `stream` until its pipe is closed or CloseStream(). Errors: kInternal (epoll).
@@ -63,7 +71,7 @@ class LogRouter {
   void Read(StreamId id);
   bool ReadSome(Open& open, size_t max_bytes);
   void Take(Open& open, const char* data, size_t size);
-  void WriteToFile(Open& open, const char* data, size_t size);
+  static void AppendLine(Open& open, std::string* lines, std::string* matching);
   void End(StreamId id);
   void Pause(const Console& console);
   void Resume(const Console& console);

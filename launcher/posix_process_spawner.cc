@@ -16,6 +16,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "launcher/line_prefix.h"
 #include "launcher/process_tree.h"
 
 namespace ddp::launcher {
@@ -36,6 +37,14 @@ struct Pipe {
   UniqueFd read;
   UniqueFd write;
 };
+
+// Nothing for an empty path.
+absl::StatusOr<UniqueFd> OpenForAppending(const std::string& path) {
+  if (path.empty()) return UniqueFd();
+  UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
+  if (!file.valid()) return ErrnoStatus(absl::StrCat("cannot open ", path));
+  return file;
+}
 
 absl::StatusOr<Pipe> MakePipe() {
   std::array<int, 2> fds{};
@@ -69,7 +78,8 @@ struct Child {
   std::vector<int> inherited_fds;
   int stdout_fd = -1;  // -1: ours
   int stderr_fd = -1;
-  int error_fd = -1;  // closed by exec, or told errno
+  int error_fd = -1;                // closed by exec, or told errno
+  std::vector<unsigned long> cpus;  // a mask for the kernel; empty: our own CPUs
   pid_t parent = 0;
 };
 
@@ -92,6 +102,12 @@ void ResetSignals() {
   // Closed by exec, not here: error_fd is still needed.
   ::syscall(SYS_close_range, STDERR_FILENO + 1, ~0U, 1U << 2 /* CLOSE_RANGE_CLOEXEC */);
   for (const int fd : child.inherited_fds) ::fcntl(fd, F_SETFD, 0);
+  if (!child.cpus.empty() &&
+      ::syscall(SYS_sched_setaffinity, 0, child.cpus.size() * sizeof(child.cpus[0]),
+                child.cpus.data()) < 0) {
+    constexpr char kUnbound[] = "ddprun: cannot bind a worker to its CPUs; it may use all\n";
+    (void)!::write(STDERR_FILENO, kUnbound, sizeof(kUnbound) - 1);
+  }
   ResetSignals();
   ::execvpe(child.argv[0], child.argv.data(), child.environment.data());
   const int error = errno;
@@ -133,9 +149,11 @@ struct PosixProcessSpawner::Output {
   LogRouter::Stream stream;  // with a pipe: to be carried by the router
 };
 
-PosixProcessSpawner::PosixProcessSpawner(EventLoop* event_loop, LogRouter* router,
-                                         Options options)
-    : event_loop_(event_loop), router_(router), options_(std::move(options)) {}
+PosixProcessSpawner::PosixProcessSpawner(EventLoop* event_loop, LogRouter* router, Options options)
+    : event_loop_(event_loop),
+      router_(router),
+      options_(std::move(options)),
+      layout_(options_.layout) {}
 
 absl::StatusOr<std::unique_ptr<PosixProcessSpawner>> PosixProcessSpawner::Create(
     EventLoop* event_loop, LogRouter* router, Options options) {
@@ -175,29 +193,57 @@ std::set<pid_t> PosixProcessSpawner::Spared() const {
 }
 
 absl::StatusOr<PosixProcessSpawner::Output> PosixProcessSpawner::OpenOutput(
-    const elastic::WorkerSpec& spec, Streams stream, const std::string& path) const {
-  const bool tee = (options_.tee.Get(spec.local_rank) & stream) != 0;
-  const bool redirect = (options_.redirects.Get(spec.local_rank) & stream) != 0;
+    const elastic::WorkerSpec& spec, Streams stream, const LogLayout::WorkerFiles& files) const {
+  const OutputOptions& wanted = options_.output;
+  const bool tee = (wanted.tee.Get(spec.local_rank) & stream) != 0;
+  const bool redirect = (wanted.redirects.Get(spec.local_rank) & stream) != 0;
+  const bool shown =
+      wanted.local_ranks_filter.empty() || wanted.local_ranks_filter.count(spec.local_rank) != 0;
   Output output;
-  if (!tee && !redirect) return output;
-  UniqueFd file;
-  if (!path.empty() || !tee) {
-    const char* name = path.empty() ? "/dev/null" : path.c_str();
-    file.reset(::open(name, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
-    if (!file.valid()) return ErrnoStatus(absl::StrCat("cannot open ", name));
+  if (tee && shown) {
+    DDP_ASSIGN_OR_RETURN(Pipe pipe, MakePipe());
+    DDP_ASSIGN_OR_RETURN(output.stream, MakeStream(spec, stream, files));
+    output.child_end = std::move(pipe.write);
+    output.stream.pipe = std::move(pipe.read);
+  } else if (tee || redirect || !shown) {
+    const std::string& path = stream == kStdout ? files.stdout_log : files.stderr_log;
+    const bool has_file = (tee || redirect) && !path.empty();
+    DDP_ASSIGN_OR_RETURN(output.child_end, OpenForAppending(has_file ? path : "/dev/null"));
   }
-  if (!tee) {
-    output.child_end = std::move(file);
-    return output;
-  }
-  DDP_ASSIGN_OR_RETURN(Pipe pipe, MakePipe());
-  output.child_end = std::move(pipe.write);
-  output.stream.pipe = std::move(pipe.read);
-  output.stream.file = std::move(file);
-  output.stream.file_path = path;
-  output.stream.prefix = absl::StrCat("[", spec.role, spec.rank, "]:");
-  output.stream.to_stderr = stream == kStderr;
   return output;
+}
+
+// All but the pipe.
+absl::StatusOr<LogRouter::Stream> PosixProcessSpawner::MakeStream(
+    const elastic::WorkerSpec& spec, Streams stream, const LogLayout::WorkerFiles& files) const {
+  const bool is_out = stream == kStdout;
+  LogRouter::Stream result;
+  result.file_path = is_out ? files.stdout_log : files.stderr_log;
+  DDP_ASSIGN_OR_RETURN(result.file, OpenForAppending(result.file_path));
+  result.filters = is_out ? options_.output.filters_of_stdout : options_.output.filters_of_stderr;
+  if (!result.filters.empty()) {
+    result.filtered_path = is_out ? files.filtered_stdout : files.filtered_stderr;
+    DDP_ASSIGN_OR_RETURN(result.filtered_file, OpenForAppending(result.filtered_path));
+  }
+  result.prefix = ExpandTemplate(options_.output.prefix_template,
+                                 {{"role_name", spec.role},
+                                  {"local_rank", absl::StrCat(spec.local_rank)},
+                                  {"rank", absl::StrCat(spec.rank)},
+                                  {"hostname", options_.host}});
+  result.to_stderr = !is_out;
+  return result;
+}
+
+std::vector<unsigned long> PosixProcessSpawner::CpuMask(int local_rank) const {
+  std::vector<unsigned long> mask;
+  if (static_cast<size_t>(local_rank) >= options_.cpus.size()) return mask;
+  constexpr size_t kBits = 8 * sizeof(unsigned long);
+  for (const int cpu : options_.cpus[static_cast<size_t>(local_rank)]) {
+    const size_t word = static_cast<size_t>(cpu) / kBits;
+    if (word >= mask.size()) mask.resize(word + 1, 0);
+    mask[word] |= 1UL << (static_cast<size_t>(cpu) % kBits);
+  }
+  return mask;
 }
 
 absl::StatusOr<pid_t> PosixProcessSpawner::Spawn(const elastic::WorkerSpec& spec,
@@ -206,9 +252,9 @@ absl::StatusOr<pid_t> PosixProcessSpawner::Spawn(const elastic::WorkerSpec& spec
     return absl::CancelledError("ddprun is being stopped");
   }
   DDP_ASSIGN_OR_RETURN(const LogLayout::WorkerFiles files,
-                       options_.layout.MakeWorkerFolder(spec.attempt, spec.local_rank));
-  DDP_ASSIGN_OR_RETURN(Output out, OpenOutput(spec, kStdout, files.stdout_log));
-  DDP_ASSIGN_OR_RETURN(Output err, OpenOutput(spec, kStderr, files.stderr_log));
+                       layout_.MakeWorkerFolder(spec.attempt, spec.generation, spec.local_rank));
+  DDP_ASSIGN_OR_RETURN(Output out, OpenOutput(spec, kStdout, files));
+  DDP_ASSIGN_OR_RETURN(Output err, OpenOutput(spec, kStderr, files));
 
   std::vector<std::string> argv = spec.argv;
   std::map<std::string, std::string> changes = spec.environment;
@@ -220,6 +266,7 @@ absl::StatusOr<pid_t> PosixProcessSpawner::Spawn(const elastic::WorkerSpec& spec
   child.inherited_fds = spec.inherited_fds;
   child.stdout_fd = out.child_end.get();
   child.stderr_fd = err.child_end.get();
+  child.cpus = CpuMask(spec.local_rank);
   DDP_ASSIGN_OR_RETURN(const pid_t pid, Start(std::move(child)));
 
   Worker worker;

@@ -33,9 +33,11 @@ namespace ddp::launcher {
 class PosixProcessSpawner final : public elastic::ProcessSpawner {
  public:
   struct Options {
-    StreamMap redirects;  // to the worker's files only
-    StreamMap tee;        // to files and console; wins over `redirects`
+    OutputOptions output;  // its log_dir means nothing here: `layout` is made of it
     LogLayout layout;
+    std::string host;  // ${hostname} in the prefix of teed lines
+    // CPUs that a worker may run on, by local rank; empty: all of ours.
+    std::vector<std::vector<int>> cpus;
     // Where it is true nothing is started any more; may be nullptr. See AgentContext::doomed.
     const std::atomic<bool>* doomed = nullptr;
   };
@@ -71,7 +73,10 @@ class PosixProcessSpawner final : public elastic::ProcessSpawner {
   PosixProcessSpawner(EventLoop* event_loop, LogRouter* router, Options options);
 
   absl::StatusOr<Output> OpenOutput(const elastic::WorkerSpec& spec, Streams stream,
-                                    const std::string& path) const;
+                                    const LogLayout::WorkerFiles& files) const;
+  absl::StatusOr<LogRouter::Stream> MakeStream(const elastic::WorkerSpec& spec, Streams stream,
+                                               const LogLayout::WorkerFiles& files) const;
+  std::vector<unsigned long> CpuMask(int local_rank) const;
   absl::Status Adopt(pid_t pid, Worker worker);
   void OnExit(pid_t pid);
   std::set<pid_t> Spared() const;
@@ -79,6 +84,7 @@ class PosixProcessSpawner final : public elastic::ProcessSpawner {
   EventLoop* const event_loop_;
   LogRouter* const router_;
   const Options options_;
+  LogLayout layout_;
   std::set<pid_t> spared_;
   UniqueFd child_signals_;
   std::map<pid_t, Worker> workers_;                 // running

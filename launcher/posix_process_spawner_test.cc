@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -108,7 +109,7 @@ TEST_F(PosixProcessSpawnerTest, WhatCannotRunIsAnErrorAndLeavesNothing) {
 TEST_F(PosixProcessSpawnerTest, TheWorkersWorld) {
   PosixProcessSpawner::Options options;
   options.layout = Layout();
-  options.redirects.all = kBothStreams;
+  options.output.redirects.all = kBothStreams;
   Make(options);
   const int inherited = ::memfd_create("inherited", MFD_CLOEXEC);
   const int other =
@@ -151,13 +152,74 @@ TEST_F(PosixProcessSpawnerTest, TheWorkersWorld) {
 TEST_F(PosixProcessSpawnerTest, TeedOutputIsWholeWhenTheExitIsTold) {
   PosixProcessSpawner::Options options;
   options.layout = Layout();
-  options.tee.by_local_rank = {{0, kStdout}};
+  options.output.tee.by_local_rank = {{0, kStdout}};
   Make(options);
   ASSERT_TRUE(Shell("seq 1 20000").ok());
   Run();
   const std::string out = Slurp(options.layout.root() + "/attempt_0/0/stdout.log");
   EXPECT_THAT(out, ::testing::EndsWith("\n20000\n"));
   EXPECT_EQ(out.size(), 108894U);
+}
+
+TEST_F(PosixProcessSpawnerTest, ANewGenerationOfAnAttemptHasFilesOfItsOwn) {
+  PosixProcessSpawner::Options options;
+  options.layout = Layout();
+  options.output.redirects.all = kStdout;
+  Make(options);
+  for (const uint64_t generation : {1, 2}) {
+    elastic::WorkerSpec spec;
+    spec.generation = generation;
+    spec.argv = {"/bin/sh", "-c", absl::StrCat("echo generation ", generation)};
+    ASSERT_TRUE(Spawn(spec).ok());
+    Run();
+  }
+  EXPECT_EQ(Slurp(options.layout.root() + "/attempt_0/0/stdout.log"), "generation 1\n");
+  EXPECT_EQ(Slurp(options.layout.root() + "/attempt_0.g2/0/stdout.log"), "generation 2\n");
+}
+
+TEST_F(PosixProcessSpawnerTest, LinesThatMatchAFilterAreThereTwice) {
+  PosixProcessSpawner::Options options;
+  options.layout = Layout();
+  options.host = "a-12";
+  options.output.tee.all = kBothStreams;
+  options.output.local_ranks_filter = {0, 1};
+  options.output.filters_of_stdout = {"loss", "a,b"};
+  options.output.filters_of_stderr = {"warn"};
+  options.output.prefix_template = "${hostname} ${role_name}${local_rank}/${rank}> ";
+  Make(options);
+  for (const int local_rank : {0, 1, 2}) {
+    elastic::WorkerSpec spec;
+    spec.local_rank = local_rank;
+    spec.rank = 10 + local_rank;
+    spec.role = "r";
+    spec.argv = {"/bin/sh", "-c", "echo loss 1; echo x; printf a,b; echo warn 1 >&2"};
+    ASSERT_TRUE(Spawn(spec).ok());
+    Run();
+    spawner_->KillStrays();  // ends the streams, and with them the last line
+  }
+  const std::string attempt = options.layout.root() + "/attempt_0";
+  EXPECT_EQ(Slurp(attempt + "/filtered_stdout.log"),
+            "a-12 r0/10> loss 1\na-12 r0/10> a,b\na-12 r1/11> loss 1\na-12 r1/11> a,b\n");
+  EXPECT_EQ(Slurp(attempt + "/filtered_stderr.log"), "a-12 r0/10> warn 1\na-12 r1/11> warn 1\n");
+  // What the filter of ranks keeps from the console has its file all the same.
+  EXPECT_EQ(Slurp(attempt + "/2/stdout.log"), "loss 1\nx\na,b");
+}
+
+TEST_F(PosixProcessSpawnerTest, AWorkerRunsOnItsCpus) {
+  cpu_set_t ours;
+  ASSERT_EQ(::sched_getaffinity(0, sizeof(ours), &ours), 0);
+  int last = CPU_SETSIZE - 1;
+  while (CPU_ISSET(last, &ours) == 0) --last;
+  PosixProcessSpawner::Options options;
+  options.layout = Layout();
+  options.output.redirects.all = kStdout;
+  options.cpus = {{last}};
+  Make(options);
+  const char* script = "grep ^Cpus_allowed_list: /proc/self/status";
+  ASSERT_TRUE(Shell(script).ok());
+  Run();
+  EXPECT_EQ(Slurp(options.layout.root() + "/attempt_0/0/stdout.log"),
+            absl::StrCat("Cpus_allowed_list:\t", last, "\n"));
 }
 
 TEST_F(PosixProcessSpawnerTest, ASignalReachesTheWholeGroup) {
