@@ -69,6 +69,13 @@ double FastestRank(const JobStatus& status) {
   return fastest;
 }
 
+bool IsLost(const NodeStatus& node) { return node.has_lease && node.lease_left_s < 0; }
+
+std::string LeaseLeft(const NodeStatus& node) {
+  if (!node.has_lease) return "-";
+  return IsLost(node) ? "ran out" : Fixed(node.lease_left_s, 1) + " s";
+}
+
 std::string NodeName(const NodeStatus& node) {
   return Printable(node.row.host.empty() ? node.node : node.row.host);
 }
@@ -123,7 +130,7 @@ void WarnOfNodes(const JobStatus& status, std::vector<std::string>& warnings) {
   Lines lost;
   Lines silent;
   for (const NodeStatus& node : status.nodes) {
-    if (node.lease_left_s < 0) {
+    if (IsLost(node)) {
       lost.Add(absl::StrCat("node ", NodeName(node), " has not been heard: its lease ran out ",
                             Ago(-node.lease_left_s), " ago"));
     } else if (!node.row_known) {
@@ -216,15 +223,14 @@ std::string Nodes(const JobStatus& status, size_t rows_max) {
   std::vector<const NodeStatus*> nodes;
   for (const NodeStatus& node : status.nodes) nodes.push_back(&node);
   nodes = Chosen(std::move(nodes), rows_max, [](const NodeStatus* node) {
-    return node->lease_left_s < 0 || !node->row_known || !node->is_member;
+    return IsLost(*node) || !node->row_known || !node->is_member;
   });
   if (nodes.empty()) return "";
   Table table({"NODE", "HOST", "ROLE", "STATE", "LEASE LEFT", "RANKS", "AGENT"});
   for (const NodeStatus* node : nodes) {
     table.Add({node->is_member ? OrDash(node->row.group_rank) : "waits", NodeName(*node),
-               OrDash(node->row.role), OrDash(node->row.state),
-               node->lease_left_s < 0 ? "ran out" : Fixed(node->lease_left_s, 1) + " s",
-               RanksOf(*node), node->row.agent_pid > 0 ? absl::StrCat(node->row.agent_pid) : "-"});
+               OrDash(node->row.role), OrDash(node->row.state), LeaseLeft(*node), RanksOf(*node),
+               node->row.agent_pid > 0 ? absl::StrCat(node->row.agent_pid) : "-"});
   }
   return absl::StrCat("\n", table.Text(),
                       More(static_cast<size_t>(status.nodes_total), nodes.size(), "nodes"));
@@ -244,7 +250,7 @@ std::string Ranks(const JobStatus& status, size_t rows_max) {
   const double fastest = FastestRank(status);
   entries = Chosen(std::move(entries), rows_max, [fastest](const Entry& entry) {
     return StandsStill(*entry.rank, fastest) || entry.rank->straggler_factor >= kStragglerFactor ||
-           entry.node->lease_left_s < 0;
+           IsLost(*entry.node);
   });
   if (entries.empty()) return "";
   Table table(
@@ -298,7 +304,7 @@ Json NodeJson(const NodeStatus& node) {
                {"is_member", node.is_member},
                {"group_rank", OrNull(int64_t{node.row.group_rank})},
                {"generation", node.row.generation},
-               {"lease_left_s", node.lease_left_s},
+               {"lease_left_s", node.has_lease ? Json(node.lease_left_s) : Json()},
                {"state", OrNull(node.row.state)},
                {"agent_pid", node.row.agent_pid > 0 ? Json(node.row.agent_pid) : Json()},
                {"ranks", Json::array()}};

@@ -120,13 +120,6 @@ void EventLog::GenerationOver(uint64_t generation, const std::string& reason) {
   Write("generation_over", generation, std::move(line));
 }
 
-void EventLog::NodeLost(uint64_t generation, const std::string& node, const std::string& reason) {
-  Line line;
-  line.fields["node"] = node;
-  line.fields["reason"] = reason;
-  Write("node_lost", generation, std::move(line));
-}
-
 void EventLog::Drains(uint64_t generation, const Drain& drain) {
   Line line;
   line.fields["reason"] = drain.reason;

@@ -27,7 +27,6 @@ namespace ddp::elastic {
 //   hang                rank, phase, stalled_s, longest_step_s, waits_for_peers
 //   straggler           rank, phase, factor
 //   generation_over     reason: the job ended it
-//   node_lost           node, reason
 //   drain               reason, stop_at_step: membership is about to change
 //   evicted             reason: the job goes on without this node
 //   restart             restart, max_restarts, reason: `generation` is the new one
@@ -116,7 +115,6 @@ class EventLog {
   void WorkerHangs(uint64_t generation, const Hang& hang);
   void WorkerStraggles(uint64_t generation, const Straggler& straggler);
   void GenerationOver(uint64_t generation, const std::string& reason);
-  void NodeLost(uint64_t generation, const std::string& node, const std::string& reason);
   void Drains(uint64_t generation, const Drain& drain);
   void Evicted(uint64_t generation, const std::string& reason);
   void Restarted(uint64_t generation, const Restart& restart);

@@ -91,7 +91,6 @@ TEST_F(EventLogTest, SaysWhatManyNodesNeed) {
   log->WorkerStraggles(7, {.rank = 5, .phase = "data", .factor = 2.5});
   log->StoreOutOfReach(7, "no answer");
   log->StoreBack(7, absl::Seconds(20));
-  log->NodeLost(7, "a-2", "its lease ran out");
   log->GenerationOver(7, "node a-2 was lost");
   log->Drains(7, {.reason = "node a-3 joins", .stop_at_step = 90});
   log->Evicted(7, "its lease ran out");
@@ -99,7 +98,7 @@ TEST_F(EventLogTest, SaysWhatManyNodesNeed) {
   log->JobFinished(7, 1, "node a-2 was lost");
 
   const std::vector<nlohmann::json> lines = ReadLines(path_);
-  ASSERT_EQ(lines.size(), 12u);
+  ASSERT_EQ(lines.size(), 11u);
   EXPECT_FALSE(lines[0].contains("group_rank"));
   EXPECT_EQ(lines[0]["nodes_min"], 2);
   for (size_t i = 1; i < lines.size(); ++i) {
@@ -116,10 +115,9 @@ TEST_F(EventLogTest, SaysWhatManyNodesNeed) {
   EXPECT_EQ(lines[2]["waits_for_peers"], true);
   EXPECT_EQ(lines[3]["factor"], 2.5);
   EXPECT_EQ(lines[5]["outage_s"], 20);
-  EXPECT_EQ(lines[6]["node"], "a-2");
-  EXPECT_EQ(lines[8]["stop_at_step"], 90);
-  EXPECT_EQ(lines[10]["signal"], SIGTERM);
-  EXPECT_EQ(lines[11]["reason"], "node a-2 was lost");
+  EXPECT_EQ(lines[7]["stop_at_step"], 90);
+  EXPECT_EQ(lines[9]["signal"], SIGTERM);
+  EXPECT_EQ(lines[10]["reason"], "node a-2 was lost");
 }
 
 TEST_F(EventLogTest, NamesEndsAsTorchrunDoes) {

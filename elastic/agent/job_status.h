@@ -23,7 +23,7 @@ namespace ddp::elastic {
 struct RankRow {
   int rank = -1;
   int local_rank = -1;
-  pid_t pid = 0;                // 0: it has ended
+  pid_t pid = 0;                 // 0: it has ended
   int64_t step = -1;             // the last one that it committed in this generation
   double steps_per_second = -1;  // over the last steps
   std::string phase;             // "forward"; empty where the program does not say
@@ -61,6 +61,7 @@ inline constexpr size_t kTextBytesMax = 256;
 struct NodeStatus {
   std::string node;          // its agent process in the rendezvous: unique
   bool is_member = false;    // of the current generation; else it waits to join
+  bool has_lease = true;     // else it has left, or the store has forgotten it
   double lease_left_s = -1;  // by the store's clock; negative: it has run out
   bool row_known = false;    // false: `row` holds nothing, the node has not described itself
   NodeRow row;

@@ -18,9 +18,7 @@ struct NodeRecord {
   std::string node;
   bool is_member = false;
   int group_rank = -1;
-  std::string host;
-  std::string role;
-  int nproc = 0;
+  bool has_lease = true;
   double lease_left_s = 0;  // negative: it has run out
   std::string row;          // as the node sent it (NodeReport::row); not looked into; may be empty
 };
