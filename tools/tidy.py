@@ -231,6 +231,7 @@ BANS = [
             "elastic/agent/event_log.cc": "unix_time of an event, for people",
             "elastic/checkpoint/checkpointer.cc": "saved_unix_seconds of a manifest, for people",
             "elastic/worker/error_file.cc": "the timestamp is part of torchrun's format",
+            "elastic/worker/fatal_signal.cc": "the same, in a signal handler",
         },
     ),
     Ban(r"#include [<\"]torch/torch\.h", "include what is used", lambda f: f.is_header),
@@ -247,7 +248,6 @@ BANS = [
         allowed={
             "base/mutex.h": "the wrapper itself",
             "elastic/checkpoint/checkpointer.cc": "LibTorch's random generators bring their own",
-            "elastic/worker/error_file.cc": "in std::terminate: a lock with a deadline, kept",
         },
     ),
     Ban(r"\babsl::(Mutex|MutexLock|CondVar)\b", "use base/mutex.h: absl's is not instrumented"),

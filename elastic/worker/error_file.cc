@@ -6,12 +6,10 @@
 
 #include <atomic>
 #include <cerrno>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <typeinfo>
 
@@ -132,15 +130,11 @@ void OnTerminate() {
   thread_local bool inside = false;
   if (inside) std::abort();
   inside = true;
-  // The first thread here writes, then ends the process; it never unlocks. Another one that fails
-  // meanwhile must not end the process before the file is whole.
-  static std::timed_mutex first;
-  if (first.try_lock_for(std::chrono::seconds(5))) {
-    const std::exception_ptr error = std::current_exception();
-    const ErrorRecord record = error != nullptr ? Describe(error) : Terminated();
-    Print(record);
-    WriteOnce(record);
-  }
+  const std::exception_ptr error = std::current_exception();
+  const ErrorRecord record = error != nullptr ? Describe(error) : Terminated();
+  Print(record);
+  // Also waits for another thread that is writing: we must not end the process before it is done.
+  WriteOnce(record);
   const std::terminate_handler previous = previous_handler.load();
   if (previous != nullptr) previous();
   std::abort();

@@ -1,10 +1,13 @@
 #include "elastic/worker/first_error.h"
 
+#include <linux/futex.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
+#include <limits>
 
 namespace ddp::elastic {
 namespace {
@@ -14,9 +17,14 @@ constexpr int kDone = -1;
 
 // kNobody, the id of the thread that writes, or kDone.
 std::atomic<int> writer{kNobody};
-static_assert(std::atomic<int>::is_always_lock_free);
+static_assert(std::atomic<int>::is_always_lock_free && sizeof(writer) == sizeof(int));
 
 int ThreadId() { return static_cast<int>(syscall(SYS_gettid)); }
+
+// There is no std::atomic::wait with a deadline, nor one for signal handlers.
+long Futex(int operation, int value, const timespec* timeout) {
+  return syscall(SYS_futex, reinterpret_cast<int*>(&writer), operation, value, timeout, nullptr, 0);
+}
 
 }  // namespace
 
@@ -26,15 +34,19 @@ bool ClaimFirstError() {
   return writer.compare_exchange_strong(expected, self) || expected == self;
 }
 
-void FinishFirstError() { writer.store(kDone); }
+void FinishFirstError() {
+  writer.store(kDone);
+  Futex(FUTEX_WAKE_PRIVATE, std::numeric_limits<int>::max(), nullptr);
+}
 
 void AwaitFirstError() {
-  const int self = ThreadId();
-  for (int i = 0; i < 5000; ++i) {
-    const int now = writer.load();
-    if (now == kNobody || now == kDone || now == self) return;
-    const timespec pause{.tv_sec = 0, .tv_nsec = 1'000'000};
-    nanosleep(&pause, nullptr);
+  const int now = writer.load();
+  if (now == kNobody || now == kDone || now == ThreadId()) return;
+  // Signals may end a wait before its time, but not often.
+  constexpr int kMaxWaits = 100;
+  const timespec timeout{.tv_sec = 5, .tv_nsec = 0};
+  for (int i = 0; i < kMaxWaits && writer.load() == now; ++i) {
+    if (Futex(FUTEX_WAIT_PRIVATE, now, &timeout) != 0 && errno == ETIMEDOUT) return;
   }
 }
 
