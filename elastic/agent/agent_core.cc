@@ -19,6 +19,9 @@ bool EndedAsAsked(const ExitStatus& status, int asked_by, bool kill_sent) {
   return signal == SIGTERM || signal == asked_by || (kill_sent && signal == SIGKILL);
 }
 
+// How long a node whose workers have succeeded waits for a store that is away.
+constexpr absl::Duration kCompletedOutage = absl::Seconds(30);
+
 std::string Count(size_t count, const char* what) {
   return absl::StrCat(count, " ", what, count == 1 ? "" : "s");
 }
@@ -328,6 +331,10 @@ void AgentCore::On(const NewsEvent& event) {
     case News::Kind::kOutOfReach:
       if (store_deadline_ != absl::InfiniteFuture()) break;
       store_deadline_ = now_ + options_.store_outage_timeout;
+      // Whether the others have succeeded too may never be known.
+      if (phase_ == Phase::kCompleting && !asked_) {
+        deadline_ = std::min(deadline_, now_ + kCompletedOutage);
+      }
       decision_.reason = absl::StrCat("the rendezvous is out of reach",
                                       living_.empty() ? ": " : ", the workers go on: ", news.cause);
       break;
@@ -525,9 +532,12 @@ void AgentCore::OnDeadline() {
   deadline_ = absl::InfiniteFuture();
   switch (phase_) {
     case Phase::kCompleting:
-      decision_.reason = absl::StrCat("other nodes still work after ",
-                                      absl::FormatDuration(options_.exit_barrier_timeout),
-                                      ": leaving, the workers of this node have succeeded");
+      decision_.reason =
+          absl::StrCat(store_deadline_ != absl::InfiniteFuture()
+                           ? "nothing is heard of other nodes"
+                           : absl::StrCat("other nodes still work after ",
+                                          absl::FormatDuration(options_.exit_barrier_timeout)),
+                       ": leaving, the workers of this node have succeeded");
       Leave(JobEndReason::kSucceeded, "");
       return;
     case Phase::kDraining:
