@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/event_loop.h"
+#include "store/tcp_store_protocol.h"
 
 namespace ddp::store {
 
@@ -17,7 +18,8 @@ namespace ddp::store {
 // Like LibTorch's own it knows no passwords: whoever reaches the port reads and writes. Unlike it,
 // what a client may make us hold is bounded (TcpStoreLimits), and a client that goes beyond, or
 // sends what is no request, is dropped without harm to the others; so is one that does not read its
-// replies.
+// replies. (Keys fill the same memory for all: once they reach the limit, whoever adds some is
+// dropped.)
 //
 // Not thread-safe: everything is on the event loop's thread.
 class TcpStoreServer {
@@ -31,7 +33,8 @@ class TcpStoreServer {
   // kInternal: another system call failed; it is named.
   static absl::StatusOr<std::unique_ptr<TcpStoreServer>> Listen(EventLoop* event_loop,
                                                                 const std::string& bind_address,
-                                                                int port);
+                                                                int port,
+                                                                const TcpStoreLimits& limits = {});
 
   // Drops all clients.
   ~TcpStoreServer();
