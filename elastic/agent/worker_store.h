@@ -37,7 +37,7 @@ class WorkerStore {
   const LaunchConfig& config_;
   EventLoop* const event_loop_;
   store::TcpStoreServer* const given_;
-  bool checked_port_ = false;
+  std::unique_ptr<store::TcpStoreServer> own_;
 };
 
 }  // namespace ddp::elastic
