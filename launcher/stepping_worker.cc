@@ -1,0 +1,50 @@
+// A worker for tests of ddprun, as small as one can be: commits the steps 1 to STEPS of this
+// generation to its health page, says so, and ends when its agent asks it to or when FILE appears.
+//
+//   stepping_worker STEPS FILE
+
+#include <glog/logging.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/numbers.h"
+#include "absl/time/clock.h"
+#include "elastic/health/health_page.h"
+#include "elastic/health/phase.h"
+
+namespace {
+
+constexpr absl::Duration kPause = absl::Milliseconds(2);
+
+int EnvironmentNumber(const char* name) {
+  const char* text = std::getenv(name);
+  int number = -1;
+  CHECK(text != nullptr && absl::SimpleAtoi(text, &number)) << name;
+  return number;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  google::InitGoogleLogging(argv[0]);
+  int64_t steps = 0;
+  CHECK(argc == 3 && absl::SimpleAtoi(argv[1], &steps)) << "usage: stepping_worker STEPS FILE";
+  absl::StatusOr<ddp::elastic::HealthPage> page =
+      ddp::elastic::HealthPage::Map(EnvironmentNumber(ddp::elastic::kHealthFdVariable));
+  CHECK(page.ok()) << page.status();
+  CHECK(page->Attach().ok());
+  page->EnterPhase(ddp::elastic::Phase::kForward);
+  for (int64_t step = 1; step <= steps; ++step) {
+    absl::SleepFor(kPause);  // steps that take no time have no speed
+    page->CommitStep(step);
+  }
+  std::printf("rank %d is at step %lld\n", EnvironmentNumber("RANK"),
+              static_cast<long long>(steps));
+  std::fflush(stdout);
+  while (!page->ShouldStop() && ::access(argv[2], F_OK) != 0) absl::SleepFor(kPause);
+  return 0;
+}
