@@ -12,6 +12,7 @@
 #include "launcher/exit_code.h"
 #include "launcher/flag_reader.h"
 #include "launcher/host_resources.h"
+#include "launcher/numa_plan.h"
 #include "launcher/rendezvous_choice.h"
 
 namespace ddp::launcher {
@@ -30,9 +31,6 @@ struct StreamMap {
 
 // How the program is started.
 enum class ProgramKind { kByName, kPythonModule, kPythonScript, kExecutable };
-
-// Which CPUs a worker may run on; see --numa-binding.
-enum class NumaBinding { kNone, kNode, kSocket, kExclusive, kCoreComplex };
 
 // Where and how nodes meet.
 struct RendezvousOptions {

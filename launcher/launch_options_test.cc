@@ -11,6 +11,7 @@
 #include "launcher/exit_code.h"
 #include "launcher/flag_reader.h"
 #include "launcher/flag_table.h"
+#include "launcher/numa_plan.h"
 #include "launcher/rendezvous_choice.h"
 
 namespace ddp::launcher {
