@@ -49,7 +49,7 @@ int Train() {
   // One more number than is summed: how many ranks have seen the file.
   const int64_t ranks = group->size();
   const double expected = static_cast<double>(ranks * (ranks + 1)) / 2;
-  for (bool ends = false; !ends;) {
+  for (bool ends = false; !ends && !session.should_stop();) {
     // While the last rank computes, the others are in the middle of the all-reduce.
     if (group->rank() == ranks - 1) ::poll(nullptr, 0, FLAGS_step_ms);
     at::Tensor sum = at::full({FLAGS_numbers + 1}, group->rank() + 1, at::kDouble);
