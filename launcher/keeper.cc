@@ -27,7 +27,6 @@
 namespace ddp::launcher {
 namespace {
 
-constexpr int kForwarded[] = {SIGTERM, SIGINT, SIGHUP, SIGQUIT};
 constexpr char kAgentName[] = "ddp-agent";
 
 // Only a process stuck in the kernel needs more than a few milliseconds.
@@ -37,10 +36,10 @@ UniqueFd PidfdOpen(pid_t pid) {
   return UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
 }
 
-sigset_t ForwardedSignals() {
+sigset_t SignalSet(const std::vector<int>& signals) {
   sigset_t set;
   sigemptyset(&set);
-  for (const int signal : kForwarded) {
+  for (const int signal : signals) {
     struct sigaction action {};
     ::sigaction(signal, nullptr, &action);
     // What nohup asks for. Shells start background jobs with SIGINT and SIGQUIT ignored, but a
@@ -179,13 +178,13 @@ int CleanUp(const AgentEnd& end, const KeeperOptions& options, const std::set<pi
 
 }  // namespace
 
-void HoldSignals() {
-  const sigset_t set = ForwardedSignals();
+void HoldSignals(const std::vector<int>& signals) {
+  const sigset_t set = SignalSet(signals);
   ::pthread_sigmask(SIG_BLOCK, &set, nullptr);
 }
 
-void ReleaseSignals() {
-  const sigset_t set = ForwardedSignals();
+void ReleaseSignals(const std::vector<int>& signals) {
+  const sigset_t set = SignalSet(signals);
   ::pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
 }
 
@@ -198,7 +197,7 @@ absl::StatusOr<int> RunWithKeeper(const KeeperOptions& options,
     return absl::UnimplementedError(
         absl::StrCat("pidfd_open: ", std::strerror(errno), " (Linux 5.3 or newer is needed)"));
   }
-  const sigset_t set = ForwardedSignals();
+  const sigset_t set = SignalSet(options.signals);
   const UniqueFd signals(::signalfd(-1, &set, SFD_CLOEXEC));
   if (!signals.valid()) {
     return absl::ResourceExhaustedError(absl::StrCat("signalfd: ", std::strerror(errno)));
