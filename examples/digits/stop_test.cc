@@ -1,0 +1,134 @@
+// The trainer is asked to make way, as ddprun does when nodes come or leave: nothing is lost.
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "elastic/health/health_page.h"
+#include "elastic/health/phase.h"
+#include "store/redis_endpoint.h"
+#include "testing/rank_harness.h"
+#include "testing/redis_fixture.h"
+
+namespace ddp::examples {
+namespace {
+
+namespace fs = std::filesystem;
+using elastic::HealthPage;
+using elastic::Phase;
+
+constexpr int kRanks = 2;
+constexpr int64_t kStepsPerEpoch = 45;
+
+std::string Read(const fs::path& path) {
+  std::ostringstream text;
+  text << std::ifstream(path, std::ios::binary).rdbuf();
+  return text.str();
+}
+
+class StopTest : public ::testing::Test {
+ protected:
+  StopTest() : redis_(testing::RedisFixture::Start()) {
+    folder_ = fs::path(::testing::TempDir()) /
+              ::testing::UnitTest::GetInstance()->current_test_info()->name();
+    fs::create_directories(folder_);
+    for (int rank = 0; rank < kRanks; ++rank) {
+      pages_.push_back(HealthPage::Create().value());
+      EXPECT_EQ(fcntl(pages_.back().fd(), F_SETFD, 0), 0);  // the ranks inherit it
+    }
+  }
+
+  // Runs two epochs, or what is left of them, as generation `generation` of the job that keeps its
+  // checkpoints in `name`.
+  testing::RankRun Train(const std::string& name, uint64_t generation) {
+    // Each rank finds its own page, as under ddprun.
+    testing::RankJob job = {
+        .world_size = kRanks,
+        .argv = {"/bin/sh", "-c", "eval export DDP_HEALTH_FD=\\$PAGE_$RANK; exec \"$@\"", "sh",
+                 "examples/digits/train", "--epochs=2", "--checkpoint_every=20",
+                 "--checkpoint_dir=" + (folder_ / name).string()},
+        .store_url = store::FormatStoreAddress(redis_->Address(absl::StrCat(name, generation))),
+        .environment = {{"DDP_GENERATION", absl::StrCat(generation)}},
+    };
+    for (int rank = 0; rank < kRanks; ++rank) {
+      job.environment[absl::StrCat("PAGE_", rank)] = absl::StrCat(pages_[rank].fd());
+    }
+    return testing::RunRanks(job);
+  }
+
+  std::vector<std::string> Checkpoints(const std::string& name) const {
+    std::vector<std::string> found;
+    for (const auto& entry : fs::directory_iterator(folder_ / name)) {
+      if (entry.is_directory()) found.push_back(entry.path().filename());
+    }
+    std::sort(found.begin(), found.end());
+    return found;
+  }
+
+  // What the newest checkpoint holds, by file.
+  std::map<std::string, std::string> Tensors(const std::string& name) const {
+    std::map<std::string, std::string> files;
+    const fs::path newest = folder_ / name / Checkpoints(name).back();
+    for (const auto& entry : fs::directory_iterator(newest)) {
+      if (entry.path().extension() == ".safetensors") {
+        files[entry.path().filename()] = Read(entry.path());
+      }
+    }
+    return files;
+  }
+
+  void BeginGeneration(uint64_t generation) {
+    for (HealthPage& page : pages_) page.BeginGeneration(generation);
+  }
+
+  const std::unique_ptr<testing::RedisFixture> redis_;
+  fs::path folder_;
+  std::vector<HealthPage> pages_;
+};
+
+TEST_F(StopTest, AGenerationThatMakesWayLosesNoStep) {
+  BeginGeneration(1);
+  const testing::RankRun whole = Train("whole", 1);
+  ASSERT_TRUE(whole.succeeded()) << whole.Describe();
+  for (const HealthPage& page : pages_) {
+    EXPECT_TRUE(page.Read().stop_aware);
+    EXPECT_FALSE(page.Read().stopped_as_asked);
+    EXPECT_EQ(page.Read().step, 2 * kStepsPerEpoch);
+    for (const Phase phase : {Phase::kData, Phase::kForward, Phase::kBackward, Phase::kOptimizer,
+                              Phase::kCheckpoint, Phase::kEvaluation}) {
+      EXPECT_GT(page.Read().phase_total_us[static_cast<size_t>(phase)], 0) << PhaseName(phase);
+    }
+  }
+
+  BeginGeneration(1);
+  for (HealthPage& page : pages_) page.RequestStop(33);
+  const testing::RankRun first = Train("in_parts", 1);
+  ASSERT_TRUE(first.succeeded()) << first.Describe();
+  EXPECT_EQ(Checkpoints("in_parts").back(), "step-000000000033.g0001");
+  for (const HealthPage& page : pages_) {
+    EXPECT_TRUE(page.Read().stopped_as_asked);
+    EXPECT_EQ(page.Read().step, 33);
+  }
+
+  BeginGeneration(2);
+  const testing::RankRun second = Train("in_parts", 2);
+  ASSERT_TRUE(second.succeeded()) << second.Describe();
+  for (const HealthPage& page : pages_) {
+    EXPECT_EQ(page.Read().first_step, 34);
+    EXPECT_EQ(page.Read().step, 2 * kStepsPerEpoch);
+  }
+  EXPECT_EQ(Tensors("in_parts").size(), 4u);  // model, optimizer, two ranks' generators
+  EXPECT_TRUE(Tensors("in_parts") == Tensors("whole"));
+}
+
+}  // namespace
+}  // namespace ddp::examples
