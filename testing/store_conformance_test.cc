@@ -1,10 +1,13 @@
-// What every c10d::Store must do, run over LibTorch's own stores and over RedisStore, each also
-// behind a PrefixStore: so that ours is held to theirs, and theirs to what we say of them.
+// What every c10d::Store must do, run over LibTorch's own stores, over LibTorch's TCPStore client
+// with our server, and over RedisStore, each also behind a PrefixStore: so that ours are held to
+// theirs, and theirs to what we say of them.
 //
 // The stores differ among each other in a few points, which stand in `StoreKind`; everything else
 // must hold for all.
 
 #include <stdlib.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -19,11 +22,14 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "base/event_loop.h"
+#include "base/unique_fd.h"
 #include "c10/util/Exception.h"
 #include "ddp/comm/gloo_backend.h"
 #include "gtest/gtest.h"
 #include "store/redis_endpoint.h"
 #include "store/redis_store.h"
+#include "store/tcp_store_server.h"
 #include "testing/redis_fixture.h"
 #include "torch/csrc/distributed/c10d/Backend.hpp"
 #include "torch/csrc/distributed/c10d/FileStore.hpp"
@@ -106,6 +112,37 @@ class TcpWorld final : public StoreWorld {
   c10::intrusive_ptr<c10d::TCPStore> server_;
 };
 
+// Our server, LibTorch's clients.
+class OurTcpWorld final : public StoreWorld {
+ public:
+  explicit OurTcpWorld(bool use_libuv) : use_libuv_(use_libuv) {
+    stop_.reset(eventfd(0, EFD_CLOEXEC));
+    TORCH_CHECK(
+        event_loop_->Watch(stop_.get(), EPOLLIN, [this](uint32_t) { event_loop_->Stop(); }).ok());
+    thread_ = std::thread([this] { TORCH_CHECK(event_loop_->Run().ok()); });
+  }
+  ~OurTcpWorld() override {
+    const uint64_t one = 1;
+    TORCH_CHECK(write(stop_.get(), &one, sizeof(one)) == sizeof(one));
+    thread_.join();
+  }
+  StorePtr Open() override {
+    c10d::TCPStoreOptions options;
+    options.port = static_cast<uint16_t>(server_->port());
+    options.waitWorkers = false;
+    options.useLibUV = use_libuv_;
+    return c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+  }
+
+ private:
+  const bool use_libuv_;
+  const std::unique_ptr<EventLoop> event_loop_ = *EventLoop::Create();
+  const std::unique_ptr<store::TcpStoreServer> server_ =
+      *store::TcpStoreServer::Listen(event_loop_.get(), "127.0.0.1", 0);
+  UniqueFd stop_;
+  std::thread thread_;
+};
+
 class RedisWorld final : public StoreWorld {
  public:
   StorePtr Open() override { return c10::make_intrusive<store::RedisStore>(redis_->Address()); }
@@ -123,6 +160,14 @@ class PrefixWorld final : public StoreWorld {
   const std::unique_ptr<StoreWorld> inner_;
 };
 
+std::unique_ptr<StoreWorld> MakeOurTcp() { return std::make_unique<OurTcpWorld>(true); }
+std::unique_ptr<StoreWorld> MakeOurTcpForLegacyClients() {
+  return std::make_unique<OurTcpWorld>(false);
+}
+std::unique_ptr<StoreWorld> MakeOurTcpPrefixed() {
+  return std::make_unique<PrefixWorld>(MakeOurTcp());
+}
+
 template <typename World>
 std::unique_ptr<StoreWorld> Make() {
   return std::make_unique<World>();
@@ -139,7 +184,8 @@ struct StoreKind {
   // FileStore throws the base class, knows no queues or extended calls, answers deleteKey with true
   // for a key that is not there, and gives its clone the default timeout.
   bool is_file = false;
-  // TCPStore holds its one connection, and a lock, while it waits, and does not know kNoTimeout.
+  // LibTorch's client, with its server or ours: TCPStore holds its one connection, and a lock,
+  // while it waits, and does not know kNoTimeout.
   bool is_tcp = false;
   // A PrefixStore lists and counts what is under other prefixes, too.
   bool prefixed = false;
@@ -512,21 +558,26 @@ TEST_P(ExtendedConformanceTest, QueuesArePresentButNotKeys) {
 const StoreKind kHash{"Hash", &Make<HashWorld>};
 const StoreKind kFile{"File", &Make<FileWorld>, /*is_file=*/true};
 const StoreKind kTcp{"Tcp", &Make<TcpWorld>, false, /*is_tcp=*/true};
+const StoreKind kOurTcp{"OurTcp", &MakeOurTcp, false, /*is_tcp=*/true};
+// Knows no queues.
+const StoreKind kOurLegacyTcp{"OurLegacyTcp", &MakeOurTcpForLegacyClients, false, true};
 const StoreKind kRedis{"Redis", &Make<RedisWorld>};
 const StoreKind kPrefixHash{"PrefixHash", &MakePrefixed<HashWorld>, false, false, true};
 const StoreKind kPrefixFile{"PrefixFile", &MakePrefixed<FileWorld>, true, false, true};
 const StoreKind kPrefixTcp{"PrefixTcp", &MakePrefixed<TcpWorld>, false, true, true};
+const StoreKind kPrefixOurTcp{"PrefixOurTcp", &MakeOurTcpPrefixed, false, true, true};
 const StoreKind kPrefixRedis{"PrefixRedis", &MakePrefixed<RedisWorld>, false, false, true};
 
 std::string NameOf(const ::testing::TestParamInfo<StoreKind>& info) { return info.param.name; }
 
 INSTANTIATE_TEST_SUITE_P(Stores, StoreConformanceTest,
-                         ::testing::Values(kHash, kFile, kTcp, kRedis, kPrefixHash, kPrefixFile,
-                                           kPrefixTcp, kPrefixRedis),
+                         ::testing::Values(kHash, kFile, kTcp, kOurTcp, kOurLegacyTcp, kRedis,
+                                           kPrefixHash, kPrefixFile, kPrefixTcp, kPrefixOurTcp,
+                                           kPrefixRedis),
                          NameOf);
 INSTANTIATE_TEST_SUITE_P(Stores, ExtendedConformanceTest,
-                         ::testing::Values(kHash, kTcp, kRedis, kPrefixHash, kPrefixTcp,
-                                           kPrefixRedis),
+                         ::testing::Values(kHash, kTcp, kOurTcp, kRedis, kPrefixHash, kPrefixTcp,
+                                           kPrefixOurTcp, kPrefixRedis),
                          NameOf);
 
 // RedisStore alone.
