@@ -1,0 +1,44 @@
+#include "store/redis_acl.h"
+
+#include "absl/strings/str_cat.h"
+#include "store/percent_encoding.h"
+
+namespace ddp::store {
+namespace {
+
+constexpr char kCommands[] =
+    // Connections.
+    "+auth +ping +select +client|setname "
+    // Scripts and what they are made of, and what a store does without one.
+    "+eval +evalsha +multi +exec +time "
+    "+get +set +incr +exists +del +pexpire +rename "
+    "+hget +hset +hmget +hmset +hsetnx +hdel +hexists +hlen +hgetall +hkeys +hincrby +hscan "
+    "+sadd +scard +srem +sismember +smembers "
+    "+zadd +zrem +zscore +zcard +zcount +zrange +zrevrange +zrangebyscore +zrank "
+    "+lpush +lpop +rpush +llen +ltrim +lrange "
+    // Pushes.
+    "+publish +subscribe +unsubscribe";
+
+std::string Rules(const std::string& pattern) {
+  return absl::StrCat("resetkeys resetchannels -@all ~", pattern, " &", pattern, " ", kCommands);
+}
+
+// As a pattern of Redis that matches nothing else.
+std::string Glob(const std::string& text) {
+  std::string pattern;
+  for (const char c : text) {
+    if (c == '*' || c == '?' || c == '[' || c == ']' || c == '\\' || c == '^') pattern += '\\';
+    pattern += static_cast<unsigned char>(c) <= ' ' ? '?' : c;
+  }
+  return pattern;
+}
+
+}  // namespace
+
+std::string JobAclRules(const std::string& run_id) {
+  return Rules(absl::StrCat("ddp:{", Glob(EncodeRunIdForKey(run_id)), "}:*"));
+}
+
+std::string AllJobsAclRules() { return Rules("ddp:*"); }
+
+}  // namespace ddp::store
