@@ -28,7 +28,7 @@ class ReplySink {
   virtual void Integer(int64_t value) = 0;
   virtual void BeginArray(size_t size) = 0;
   // The command was not run: there is none of that name, or it takes other arguments.
-  virtual void Refused(bool is_unknown, std::string_view text) { Error(text); }
+  virtual void Refused(bool /*is_unknown*/, std::string_view text) { Error(text); }
 };
 
 // The part of Redis 7.0 that this project's scripts use, in memory: strings, hashes, sets, sorted

@@ -1,0 +1,229 @@
+#include "testing/simulator/job_checker.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+
+namespace ddp::testing {
+
+using elastic::GenerationId;
+using elastic::NodePlacement;
+using elastic::Round;
+
+namespace {
+
+std::string Name(const GenerationId& generation) {
+  return absl::StrCat("generation ", generation.number, ".", generation.nonce);
+}
+
+}  // namespace
+
+void JobChecker::Violate(const std::string& what) {
+  if (!violation_.has_value()) violation_ = what;
+}
+
+void JobChecker::OnContact(NodeId node, bool in_contact, int64_t now_us) {
+  Node& self = nodes_[node];
+  if (in_contact && !self.in_contact) self.in_contact_since_us = now_us;
+  self.in_contact = in_contact;
+}
+
+void JobChecker::OnRound(NodeId node, const Round& round, int nproc) {
+  const NodePlacement& placement = round.placement;
+  const std::string name = Name(round.generation);
+  const auto [found, is_first] =
+      generations_.try_emplace({round.generation.number, round.generation.nonce});
+  Generation& generation = found->second;
+  if (is_first) {
+    generation.round = round;
+    generation.disturbances_at_start = disturbances_;
+    generation.memory_losses_at_start = memory_losses_;
+    CheckBudget(generation);
+  }
+  CheckAgreement(round, generation.round);
+  CheckSequence(nodes_[node], round);
+  if (placement.local_world_size != nproc) {
+    Violate(absl::StrCat(name, ": node ", node, " offered ", nproc, " workers and got ",
+                         placement.local_world_size));
+  }
+  const auto [member, is_new] = generation.members.try_emplace(
+      placement.group_rank, Member{node, placement.first_rank, placement.local_world_size});
+  if (!is_new && member->second.node != node) {
+    Violate(absl::StrCat(name, ": group rank ", placement.group_rank, " was given to node ",
+                         member->second.node, " and to node ", node));
+  }
+  if (is_new) {
+    generation.ranks_known += placement.local_world_size;
+    CheckMembers(generation);
+  }
+}
+
+void JobChecker::CheckAgreement(const Round& told, const Round& known) {
+  const NodePlacement &a = told.placement, &b = known.placement;
+  const std::string name = Name(told.generation);
+  if (a.world_size != b.world_size || a.group_world_size != b.group_world_size) {
+    Violate(absl::StrCat(name, " has a world of ", a.world_size, " on ", a.group_world_size,
+                         " nodes for one and of ", b.world_size, " on ", b.group_world_size,
+                         " for another"));
+  }
+  if (told.restarts != known.restarts || told.charged != known.charged) {
+    Violate(absl::StrCat(name, " has ", told.restarts, " restarts for one and ", known.restarts,
+                         " for another"));
+  }
+  if (told.reason != known.reason) {
+    Violate(absl::StrCat(name, " has two reasons: ", told.reason, "; ", known.reason));
+  }
+  if (a.master_addr != b.master_addr || a.master_port != b.master_port) {
+    Violate(absl::StrCat(name, " has two masters: ", a.master_addr, ":", a.master_port, " and ",
+                         b.master_addr, ":", b.master_port));
+  }
+  if (told.store_url != known.store_url) {
+    Violate(absl::StrCat(name, " has two stores: ", told.store_url, " and ", known.store_url));
+  }
+  if (told.masters != (a.first_rank == 0 && a.local_world_size > 0)) {
+    Violate(absl::StrCat(name, ": the node of group rank ", a.group_rank,
+                         " is told wrongly whether it has rank 0"));
+  }
+  if (a.group_world_size < limits_.min_nodes || a.group_world_size > limits_.max_nodes) {
+    Violate(absl::StrCat(name, " has ", a.group_world_size, " nodes, allowed are ",
+                         limits_.min_nodes, " to ", limits_.max_nodes));
+  }
+  if (a.group_rank < 0 || a.group_rank >= a.group_world_size || a.first_rank < 0 ||
+      a.first_rank + a.local_world_size > a.world_size) {
+    Violate(absl::StrCat(name, ": group rank ", a.group_rank, " with ranks from ", a.first_rank,
+                         " is out of range"));
+  }
+}
+
+void JobChecker::CheckMembers(const Generation& generation) {
+  int end_of_last = 0;
+  int last_group_rank = -1;
+  for (const auto& [group_rank, member] : generation.members) {
+    const bool is_next = group_rank == last_group_rank + 1;
+    if (member.first_rank < end_of_last || (is_next && member.first_rank != end_of_last)) {
+      Violate(absl::StrCat(Name(generation.round.generation), ": group rank ", group_rank,
+                           " has ranks from ", member.first_rank, ", those before it end at ",
+                           end_of_last));
+    }
+    end_of_last = member.first_rank + member.local_world_size;
+    last_group_rank = group_rank;
+  }
+  const NodePlacement& any = generation.round.placement;
+  const bool is_complete = static_cast<int>(generation.members.size()) == any.group_world_size;
+  if (is_complete && generation.ranks_known != any.world_size) {
+    Violate(absl::StrCat(Name(generation.round.generation), " has ", generation.ranks_known,
+                         " ranks in a world of ", any.world_size));
+  }
+}
+
+void JobChecker::CheckSequence(Node& node, const Round& round) {
+  const GenerationId& id = round.generation;
+  const std::string name = Name(id);
+  const bool is_same = id.number == node.generation && id.nonce == node.nonce;
+  if (id.number == 0 || id.nonce.empty()) Violate(absl::StrCat(name, " is none"));
+  if (is_same || id.number <= node.generation) {
+    Violate(absl::StrCat("a node was given ", name, " after generation ", node.generation, ".",
+                         node.nonce));
+  }
+  const auto at = generations_.find({id.number, id.nonce});
+  if (at != generations_.begin()) {
+    const auto before = std::prev(at);
+    const bool repeats = before->first.first == id.number;
+    if (repeats && before->second.memory_losses_at_start == memory_losses_) {
+      Violate(absl::StrCat(name, " has the number of ", Name(before->second.round.generation)));
+    }
+  }
+  const bool was_in_the_last = node.group_rank >= 0 && node.generation + 1 == id.number;
+  if (was_in_the_last && node.memory_losses == memory_losses_ &&
+      node.group_rank < round.placement.group_world_size &&
+      node.group_rank != round.placement.group_rank) {
+    Violate(absl::StrCat(name, " moves a node from group rank ", node.group_rank, " to ",
+                         round.placement.group_rank));
+  }
+  node.generation = id.number;
+  node.nonce = id.nonce;
+  node.group_rank = round.placement.group_rank;
+  node.memory_losses = memory_losses_;
+}
+
+const JobChecker::Generation* JobChecker::Before(const Generation& generation) const {
+  const uint64_t number = generation.round.generation.number;
+  const auto found = generations_.lower_bound({number - 1, std::string()});
+  return found != generations_.end() && found->first.first == number - 1 ? &found->second : nullptr;
+}
+
+void JobChecker::CheckBudget(Generation& generation) {
+  const Round& round = generation.round;
+  const std::string name = Name(round.generation);
+  if (round.charged) ++charged_;
+  if (round.restarts < 0 || round.restarts > limits_.max_restarts) {
+    Violate(absl::StrCat(name, ": ", round.restarts, " restarts, the budget is ",
+                         limits_.max_restarts));
+  }
+  const Generation* const before = Before(generation);
+  if (before == nullptr || before->memory_losses_at_start != memory_losses_) return;
+  const int charge = round.restarts - before->round.restarts;
+  if (charge != (round.charged ? 1 : 0)) {
+    Violate(absl::StrCat(name, " counts ", round.restarts, " restarts after ",
+                         before->round.restarts, ", and says that the last was ",
+                         round.charged ? "charged" : "free"));
+  }
+  if (round.charged && before->own_failures == 0) {
+    Violate(absl::StrCat(name, ": a membership change was charged: ", round.reason));
+  }
+  if (is_quiet_ && !round.charged && before->own_failures > 0 &&
+      before->disturbances_at_start == disturbances_) {
+    Violate(absl::StrCat(name, ": a failure was not charged: ", round.reason));
+  }
+}
+
+void JobChecker::OnWorkerStarted(NodeId node, const GenerationId& id, int rank, int64_t now_us) {
+  const Key key(id.number, id.nonce);
+  Generation& generation = generations_[key];
+  const std::string name = Name(id);
+  const auto [at, is_new] = generation.running.try_emplace(rank, node);
+  if (!is_new) {
+    Violate(
+        absl::StrCat(name, ": rank ", rank, " runs on node ", at->second, " and on node ", node));
+  }
+  Node& self = nodes_[node];
+  if (self.living_workers > 0 && !(self.of_workers == id)) {
+    Violate(absl::StrCat("node ", node, " starts ", name, " while workers of ",
+                         Name(self.of_workers), " live"));
+  }
+  ++self.living_workers;
+  self.of_workers = id;
+  const auto world = static_cast<size_t>(generation.round.placement.world_size);
+  if (generation.running.size() == world) {
+    generation.is_whole = true;
+    whole_.push_back(key);
+    CheckOnlyOneRuns(key, now_us);
+  }
+}
+
+void JobChecker::OnWorkerEnded(NodeId node, const GenerationId& id, int rank, Cause cause) {
+  const Key key(id.number, id.nonce);
+  Generation& generation = generations_[key];
+  generation.running.erase(rank);
+  if (cause == Cause::kOwnFailure) ++generation.own_failures;
+  --nodes_[node].living_workers;
+  if (std::exchange(generation.is_whole, false)) {
+    whole_.erase(std::remove(whole_.begin(), whole_.end(), key), whole_.end());
+  }
+}
+
+void JobChecker::CheckOnlyOneRuns(const Key& key, int64_t now_us) {
+  for (const Key& other : whole_) {
+    if (other == key) continue;
+    for (const auto& [group_rank, member] : generations_[other].members) {
+      const Node& node = nodes_[member.node];
+      if (!node.in_contact || now_us - node.in_contact_since_us < limits_.fencing_us) continue;
+      Violate(absl::StrCat("generations ", key.first, ".", key.second, " and ", other.first, ".",
+                           other.second, " run at once; node ", member.node,
+                           " of the latter is in contact with the store"));
+      return;
+    }
+  }
+}
+
+}  // namespace ddp::testing

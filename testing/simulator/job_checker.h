@@ -1,0 +1,122 @@
+#ifndef DDP_TESTING_SIMULATOR_JOB_CHECKER_H_
+#define DDP_TESTING_SIMULATOR_JOB_CHECKER_H_
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "elastic/rendezvous/round.h"
+
+namespace ddp::testing {
+
+// Watches a job from above, where everything is known at once, and says what must never be seen:
+//
+//   * two generations that run whole at one time, each reachable by the store
+//   * a generation number that a node sees again or sees go back; one number with two nonces,
+//     unless the store lost its memory between
+//   * in a generation: a rank twice, a rank missing, ranks of a node apart, two opinions on the
+//     size of the world, the restarts, the reason or the master
+//   * a survivor whose group rank is in range and moved
+//   * fewer nodes than MIN, more than MAX, more restarts than the budget
+//   * a restart that is charged when no worker failed by itself, or is not when one did and nothing
+//     else happened
+//   * workers of two generations on one node
+//
+// A node is one life of an agent: one that starts anew is another node. Thread-compatible.
+class JobChecker {
+ public:
+  using NodeId = int;
+  struct Limits {
+    int min_nodes = 1;
+    int max_nodes = 1;
+    int max_restarts = 0;
+    // For how long a node may be in contact with the store and run a generation that is over.
+    int64_t fencing_us = 2000000;
+  };
+
+  explicit JobChecker(const Limits& limits) : limits_(limits) {}
+
+  // The first thing that must not be: one line. None so far: nothing.
+  const std::optional<std::string>& violation() const { return violation_; }
+  void Violate(const std::string& what);
+
+  // Facts, in the order in which they happen.
+  void OnRound(NodeId node, const elastic::Round& round, int nproc);
+  void OnWorkerStarted(NodeId node, const elastic::GenerationId& generation, int rank,
+                       int64_t now_us);
+  enum class Cause {
+    kOwnFailure,  // nothing else made it fail
+    kOther,       // asked to end, finished, or failed because a peer or its host was gone
+  };
+  void OnWorkerEnded(NodeId node, const elastic::GenerationId& generation, int rank, Cause cause);
+
+  // Something happened by which membership may change or failures may go unseen: a node died, left,
+  // came, was stopped or cut off. Restarts of now may be free.
+  void OnDisturbance() { ++disturbances_; }
+  // The store forgot something: numbers may repeat with another nonce, restarts may be lost.
+  void OnStoreLostMemory() {
+    ++memory_losses_;
+    OnDisturbance();
+  }
+  // Whether the node can hear the store.
+  void OnContact(NodeId node, bool in_contact, int64_t now_us);
+
+  // Whether messages arrive: then no membership changes unseen from here.
+  void SetQuiet(bool is_quiet) { is_quiet_ = is_quiet; }
+
+  // What the story's report counts.
+  int generations() const { return static_cast<int>(generations_.size()); }
+  int charged() const { return charged_; }
+
+ private:
+  struct Member {
+    NodeId node = -1;
+    int first_rank = 0;
+    int local_world_size = 0;
+  };
+  struct Generation {
+    elastic::Round round;           // as the first node told it
+    std::map<int, Member> members;  // by group rank, as far as they have told
+    std::map<int, NodeId> running;  // rank -> node
+    int ranks_known = 0;
+    int own_failures = 0;
+    int disturbances_at_start = 0;
+    int memory_losses_at_start = 0;
+    bool is_whole = false;
+  };
+  struct Node {
+    uint64_t generation = 0;  // the last it was told
+    std::string nonce;
+    int group_rank = -1;
+    int memory_losses = 0;  // when it was told
+    int living_workers = 0;
+    elastic::GenerationId of_workers;
+    bool in_contact = true;
+    int64_t in_contact_since_us = 0;
+  };
+  using Key = std::pair<uint64_t, std::string>;
+
+  void CheckAgreement(const elastic::Round& told, const elastic::Round& known);
+  void CheckMembers(const Generation& generation);
+  void CheckSequence(Node& node, const elastic::Round& round);
+  void CheckBudget(Generation& generation);
+  void CheckOnlyOneRuns(const Key& key, int64_t now_us);
+  const Generation* Before(const Generation& generation) const;
+
+  const Limits limits_;
+  std::optional<std::string> violation_;
+  std::map<Key, Generation> generations_;
+  std::map<NodeId, Node> nodes_;
+  std::vector<Key> whole_;  // that run whole now
+  bool is_quiet_ = true;
+  int charged_ = 0;
+  int disturbances_ = 0;
+  int memory_losses_ = 0;
+};
+
+}  // namespace ddp::testing
+
+#endif  // DDP_TESTING_SIMULATOR_JOB_CHECKER_H_

@@ -1,0 +1,171 @@
+#include "testing/simulator/job_checker.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "absl/strings/match.h"
+#include "elastic/rendezvous/round.h"
+
+namespace ddp::testing {
+namespace {
+
+using elastic::Round;
+using Cause = JobChecker::Cause;
+
+// A generation of nodes with two workers each, in the eyes of the one with this group rank.
+Round MakeRound(uint64_t number, const std::string& nonce, int group_rank, int nodes) {
+  Round round;
+  round.generation = {number, nonce};
+  round.placement.group_rank = group_rank;
+  round.placement.group_world_size = nodes;
+  round.placement.local_world_size = 2;
+  round.placement.first_rank = 2 * group_rank;
+  round.placement.world_size = 2 * nodes;
+  round.placement.master_addr = "host-0";
+  round.masters = group_rank == 0;
+  return round;
+}
+
+class JobCheckerTest : public ::testing::Test {
+ protected:
+  void Start(int node, const Round& round) {
+    checker_.OnRound(node, round, 2);
+    for (int i = 0; i < 2; ++i) {
+      checker_.OnWorkerStarted(node, round.generation, round.placement.first_rank + i, now_us_);
+    }
+  }
+  void End(int node, const Round& round, Cause cause = Cause::kOther) {
+    for (int i = 0; i < 2; ++i) {
+      checker_.OnWorkerEnded(node, round.generation, round.placement.first_rank + i, cause);
+    }
+  }
+  void StartBoth(uint64_t number, const std::string& nonce) {
+    Start(0, MakeRound(number, nonce, 0, 2));
+    Start(1, MakeRound(number, nonce, 1, 2));
+  }
+  void EndBoth(uint64_t number, const std::string& nonce, Cause cause) {
+    End(0, MakeRound(number, nonce, 0, 2), cause);
+    End(1, MakeRound(number, nonce, 1, 2));
+  }
+  bool Says(const std::string& part) {
+    return absl::StrContains(checker_.violation().value_or("nothing"), part);
+  }
+
+  JobChecker checker_{{.min_nodes = 1, .max_nodes = 2, .max_restarts = 1, .fencing_us = 1000}};
+  int64_t now_us_ = 0;
+};
+
+TEST_F(JobCheckerTest, AGoodJobIsGood) {
+  StartBoth(1, "a");
+  EndBoth(1, "a", Cause::kOwnFailure);
+  for (int node = 0; node < 2; ++node) {
+    Round round = MakeRound(2, "b", node, 2);
+    round.restarts = 1;
+    round.charged = true;
+    Start(node, round);
+  }
+  EXPECT_EQ(checker_.violation(), std::nullopt);
+  EXPECT_EQ(checker_.generations(), 2);
+  EXPECT_EQ(checker_.charged(), 1);
+}
+
+TEST_F(JobCheckerTest, SeesTwoGenerationsAtOnce) {
+  StartBoth(1, "a");
+  now_us_ = 2000;
+  Start(2, MakeRound(2, "b", 0, 1));
+  EXPECT_TRUE(Says("run at once")) << *checker_.violation();
+}
+
+TEST_F(JobCheckerTest, ANodeThatCannotHearMayRunOn) {
+  StartBoth(1, "a");
+  checker_.OnContact(0, false, 10);
+  checker_.OnContact(1, false, 10);
+  now_us_ = 2000;
+  Start(2, MakeRound(2, "b", 0, 1));
+  EXPECT_EQ(checker_.violation(), std::nullopt);
+}
+
+TEST_F(JobCheckerTest, SeesAGenerationThatComesBack) {
+  StartBoth(2, "a");
+  EndBoth(2, "a", Cause::kOwnFailure);
+  checker_.OnRound(0, MakeRound(1, "b", 0, 2), 2);
+  EXPECT_TRUE(Says("after generation 2.a"));
+}
+
+TEST_F(JobCheckerTest, SeesANumberTwice) {
+  checker_.OnRound(0, MakeRound(1, "a", 0, 1), 2);
+  checker_.OnRound(1, MakeRound(1, "b", 0, 1), 2);
+  EXPECT_TRUE(Says("generation 1.b has the number of generation 1.a"));
+}
+
+TEST_F(JobCheckerTest, ANumberMayComeTwiceAfterTheStoreForgot) {
+  checker_.OnRound(0, MakeRound(1, "a", 0, 1), 2);
+  checker_.OnStoreLostMemory();
+  checker_.OnRound(1, MakeRound(1, "b", 0, 1), 2);
+  EXPECT_EQ(checker_.violation(), std::nullopt);
+}
+
+TEST_F(JobCheckerTest, SeesARankTwice) {
+  Start(0, MakeRound(1, "a", 0, 2));
+  Start(1, MakeRound(1, "a", 0, 2));
+  EXPECT_TRUE(Says("group rank 0 was given to node 0 and to node 1"));
+}
+
+TEST_F(JobCheckerTest, SeesRanksThatOverlapOrLeaveAHole) {
+  Round round = MakeRound(1, "a", 1, 2);
+  round.placement.first_rank = 1;
+  checker_.OnRound(0, MakeRound(1, "a", 0, 2), 2);
+  checker_.OnRound(1, round, 2);
+  EXPECT_TRUE(Says("has ranks from 1, those before it end at 2"));
+}
+
+TEST_F(JobCheckerTest, SeesTwoOpinions) {
+  Round other = MakeRound(1, "a", 1, 2);
+  other.restarts = 1;
+  checker_.OnRound(0, MakeRound(1, "a", 0, 2), 2);
+  checker_.OnRound(1, other, 2);
+  EXPECT_TRUE(Says("has 1 restarts for one and 0 for another"));
+}
+
+TEST_F(JobCheckerTest, SeesASurvivorMove) {
+  StartBoth(1, "a");
+  EndBoth(1, "a", Cause::kOwnFailure);
+  checker_.OnDisturbance();
+  checker_.OnRound(0, MakeRound(2, "b", 1, 2), 2);
+  EXPECT_TRUE(Says("moves a node from group rank 0 to 1"));
+}
+
+TEST_F(JobCheckerTest, SeesAMembershipChangeCharged) {
+  StartBoth(1, "a");
+  checker_.OnDisturbance();
+  EndBoth(1, "a", Cause::kOther);
+  Round round = MakeRound(2, "b", 0, 2);
+  round.restarts = 1;
+  round.charged = true;
+  checker_.OnRound(0, round, 2);
+  EXPECT_TRUE(Says("a membership change was charged"));
+}
+
+TEST_F(JobCheckerTest, SeesAFailureForFree) {
+  StartBoth(1, "a");
+  EndBoth(1, "a", Cause::kOwnFailure);
+  checker_.OnRound(0, MakeRound(2, "b", 0, 2), 2);
+  EXPECT_TRUE(Says("a failure was not charged"));
+}
+
+TEST_F(JobCheckerTest, SeesTheBudgetExceeded) {
+  Round round = MakeRound(1, "a", 0, 2);
+  round.restarts = 2;
+  checker_.OnRound(0, round, 2);
+  EXPECT_TRUE(Says("2 restarts, the budget is 1"));
+}
+
+TEST_F(JobCheckerTest, SeesWorkersOfTwoGenerationsOnANode) {
+  Start(0, MakeRound(1, "a", 0, 2));
+  Start(0, MakeRound(2, "b", 0, 2));
+  EXPECT_TRUE(Says("starts generation 2.b while workers of generation 1.a live"));
+}
+
+}  // namespace
+}  // namespace ddp::testing

@@ -1,0 +1,45 @@
+#ifndef DDP_TESTING_SIMULATOR_RANDOM_H_
+#define DDP_TESTING_SIMULATOR_RANDOM_H_
+
+#include <cmath>
+#include <cstdint>
+
+namespace ddp::testing {
+
+// The same numbers from the same seed on every machine and with every library, which <random>'s
+// distributions do not promise. SplitMix64. Thread-compatible.
+class Random {
+ public:
+  explicit Random(uint64_t seed) : state_(seed) {}
+
+  uint64_t Next() {
+    uint64_t z = state_ += 0x9e3779b97f4a7c15;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
+    return z ^ (z >> 31);
+  }
+
+  // In [0, 1).
+  double Fraction() { return static_cast<double>(Next() >> 11) * 0x1p-53; }
+
+  bool Chance(double probability) { return Fraction() < probability; }
+
+  // In [low, high]. The bias of the remainder does not matter here.
+  int64_t Between(int64_t low, int64_t high) {
+    return low + static_cast<int64_t>(Next() % static_cast<uint64_t>(high - low + 1));
+  }
+
+  int64_t Exponential(double mean) {
+    return static_cast<int64_t>(-mean * std::log(1 - Fraction()));
+  }
+
+  // A stream of its own, so that what is drawn there does not shift what is drawn here.
+  Random Fork() { return Random(Next()); }
+
+ private:
+  uint64_t state_;
+};
+
+}  // namespace ddp::testing
+
+#endif  // DDP_TESTING_SIMULATOR_RANDOM_H_

@@ -1,0 +1,74 @@
+#ifndef DDP_TESTING_SIMULATOR_SIMULATED_PROCESS_H_
+#define DDP_TESTING_SIMULATOR_SIMULATED_PROCESS_H_
+
+#include <cstdint>
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "testing/simulator/event_queue.h"
+
+namespace ddp::testing {
+
+// The life of an agent's process as far as others see it: it has a clock of its own, it may stand
+// still and go on, and it ends. All that happens to the process happens through it. It must outlive
+// the queue's events, so a story keeps its processes until its end. Thread-compatible.
+class SimulatedProcess {
+ public:
+  using Callback = std::function<void()>;
+
+  // Its clock is off by `skew_us` and gains `drift` of the time that passes.
+  SimulatedProcess(EventQueue* queue, int64_t skew_us, double drift)
+      : queue_(queue), skew_us_(skew_us), rate_(1 + drift) {}
+
+  absl::Time now() const {
+    const auto own_us = static_cast<int64_t>(static_cast<double>(queue_->now_us()) * rate_);
+    return absl::FromUnixMicros(kEpochUs + skew_us_ + own_us);
+  }
+
+  bool is_over() const { return is_over_; }
+  bool is_stopped() const { return is_stopped_; }
+
+  // Runs `callback` now; when it goes on, if it stands still; never, if it is over.
+  void Deliver(const Callback& callback) {
+    if (is_over_) return;
+    if (is_stopped_) {
+      held_.push_back(callback);
+    } else {
+      callback();
+    }
+  }
+
+  // The same when its own clock says `at`.
+  void DeliverAt(absl::Time at, Callback callback) {
+    const auto own_us = static_cast<double>(absl::ToUnixMicros(at) - kEpochUs - skew_us_);
+    // One more, so that rounding never makes a timer early.
+    queue_->At(static_cast<int64_t>(own_us / rate_) + 1,
+               [this, callback = std::move(callback)] { Deliver(callback); });
+  }
+
+  void Stop() { is_stopped_ = true; }
+  void Continue() {
+    is_stopped_ = false;
+    for (const Callback& callback : std::exchange(held_, {})) Deliver(callback);
+  }
+  void End() {
+    is_over_ = true;
+    held_.clear();
+  }
+
+ private:
+  static constexpr int64_t kEpochUs = 1600000000000000;
+
+  EventQueue* const queue_;
+  const int64_t skew_us_;
+  const double rate_;
+  bool is_over_ = false;
+  bool is_stopped_ = false;
+  std::vector<Callback> held_;
+};
+
+}  // namespace ddp::testing
+
+#endif  // DDP_TESTING_SIMULATOR_SIMULATED_PROCESS_H_

@@ -1,0 +1,148 @@
+#ifndef DDP_TESTING_SIMULATOR_SIMULATED_STORE_H_
+#define DDP_TESTING_SIMULATOR_SIMULATED_STORE_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "store/redis_reply.h"
+#include "store/redis_script.h"
+#include "testing/simulator/event_queue.h"
+#include "testing/simulator/lua_redis.h"
+#include "testing/simulator/memory_database.h"
+#include "testing/simulator/random.h"
+#include "testing/simulator/trace.h"
+
+namespace ddp::testing {
+
+// How the network between clients and store behaves; probabilities are of one message.
+struct NetworkConditions {
+  int64_t delay_min_us = 50;
+  double delay_mean_us = 300;  // on top; exponential
+  double lose_request = 0;     // the connection breaks, the script does not run
+  double lose_reply = 0;       // the script runs, then the connection breaks
+  double swallow = 0;          // neither runs nor breaks: the client waits for its timeout
+  double duplicate = 0;        // runs again, `duplicate_mean_us` later or so
+  double duplicate_mean_us = 300000;
+  double lose_push = 0;           // one subscriber never gets it
+  double break_subscription = 0;  // one subscriber's connection breaks instead
+};
+
+// One Redis and the network to it, in simulated time: scripts run in it in the order of their
+// arrival; requests, replies and pushed messages are late, lost or doubled; it pauses, dies, and
+// comes back with all, without its last writes, or with nothing.
+// Thread-compatible.
+class SimulatedStore {
+ public:
+  using ClientId = int;
+  using ReplyDone = std::function<void(absl::StatusOr<store::RedisReply>)>;
+
+  // What happened to messages, for the report.
+  struct Counts {
+    uint64_t scripts = 0, lost_requests = 0, lost_replies = 0, swallowed = 0, duplicates = 0,
+             pushed = 0, lost_pushes = 0, broken_subscriptions = 0;
+  };
+
+  // Nothing is owned; all must outlive the store. `on_script` is told after each script that ran.
+  SimulatedStore(EventQueue* queue, Random random, const NetworkConditions& conditions,
+                 const Trace* trace, std::function<void(const store::RedisReply&)> on_script);
+
+  ClientId AddClient(std::string name);
+
+  // Sends a script; `done` is called later, once. Errors: kUnavailable (the connection broke, or
+  // there is nobody to connect to), kDeadlineExceeded (no answer within `timeout_us`; the script
+  // may have run, or may still).
+  void Call(ClientId client, const store::RedisScript& script, std::vector<std::string> keys,
+            std::vector<std::string> args, int64_t timeout_us, ReplyDone done);
+
+  // Listens to a channel until the connection breaks: then `on_end`, once. Subscribing where that
+  // is not possible now ends at once, too.
+  using OnPush = std::function<void(const std::string& text)>;
+  void Subscribe(ClientId client, std::string channel, OnPush on_push,
+                 std::function<void()> on_subscribed, std::function<void()> on_end);
+
+  // The client's process is gone: nothing is called any more.
+  void RemoveClient(ClientId client);
+
+  // While cut off, nothing from or to this client arrives, and nothing breaks either.
+  void SetCutOff(ClientId client, bool cut_off);
+
+  // Faults of the server. While paused it takes requests and runs them when it goes on.
+  void Pause();
+  void Continue();
+  enum class Memory { kAll, kSnapshot, kNothing };
+  void TakeSnapshot() { snapshot_ = redis_.database(); }
+  void Kill();
+  void Start(Memory memory, int64_t clock_jump_us);
+  bool up() const { return state_ == State::kUp; }
+  // Faultless from now on.
+  void Heal();
+
+  // Microseconds of Unix time as the server sees it.
+  int64_t server_now_us() const { return kEpochUs + queue_->now_us() + clock_offset_us_; }
+
+  LuaRedis& redis() { return redis_; }
+  const Counts& counts() const { return counts_; }
+
+ private:
+  static constexpr int64_t kEpochUs = 1700000000000000;
+  enum class State { kUp, kPaused, kDown };
+
+  struct Subscription {
+    std::string channel;
+    OnPush on_push;
+    std::function<void()> on_end;
+    uint64_t serial = 0;
+  };
+  struct Client {
+    std::string name;
+    bool gone = false;
+    bool cut_off = false;
+    std::optional<Subscription> subscription;
+  };
+  struct Request {
+    ClientId client;
+    const store::RedisScript* script;
+    std::vector<std::string> keys, args;
+    int64_t gives_up_at_us;
+    ReplyDone done;
+    bool is_answered = false;
+  };
+  using RequestPtr = std::shared_ptr<Request>;
+
+  int64_t Delay();
+  void Arrive(const RequestPtr& request);
+  store::RedisReply Run(const Request& request);
+  void Answer(const RequestPtr& request, absl::StatusOr<store::RedisReply> reply);
+  void AnswerNever(const RequestPtr& request);
+  void Deliver(const RequestPtr& request, const absl::StatusOr<store::RedisReply>& reply);
+  int64_t Publish(std::string_view channel, std::string_view text);
+  void Push(ClientId client, uint64_t serial, const std::shared_ptr<const std::string>& text);
+  void EndSubscription(ClientId client);
+
+  EventQueue* const queue_;
+  Random random_;
+  NetworkConditions conditions_;
+  const Trace* const trace_;
+  const std::function<void(const store::RedisReply&)> on_script_;
+
+  State state_ = State::kUp;
+  int64_t clock_offset_us_ = 0;
+  LuaRedis redis_;
+  MemoryDatabase snapshot_;
+  std::vector<Client> clients_;
+  std::map<std::string, std::vector<ClientId>, std::less<>> channels_;
+  std::vector<RequestPtr> waiting_;  // that came while the server was paused
+  uint64_t next_serial_ = 1;
+  Counts counts_;
+};
+
+}  // namespace ddp::testing
+
+#endif  // DDP_TESTING_SIMULATOR_SIMULATED_STORE_H_

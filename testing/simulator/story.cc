@@ -1,0 +1,142 @@
+#include "testing/simulator/story.h"
+
+#include <algorithm>
+#include <iterator>
+
+#include "absl/strings/str_cat.h"
+#include "testing/simulator/random.h"
+
+namespace ddp::testing {
+namespace {
+
+constexpr int64_t kSecond = 1000000;
+
+int DrawHosts(uint64_t seed, Random& random) {
+  if (seed % 100 == 0) return 1000;
+  const double draw = random.Fraction();
+  if (draw < 0.30) return 2;
+  if (draw < 0.90) return static_cast<int>(random.Between(2, 12));
+  if (draw < 0.99) return static_cast<int>(random.Between(12, 64));
+  return static_cast<int>(random.Between(64, 200));
+}
+
+void DrawJob(Story& story, Random& random) {
+  const int hosts = story.hosts;
+  story.max_nodes =
+      random.Chance(0.2) ? std::max(1, hosts - static_cast<int>(random.Between(1, 2))) : hosts;
+  const int slack = random.Chance(0.3) ? 0 : static_cast<int>(random.Between(1, 1 + hosts / 3));
+  story.min_nodes = std::max(1, story.max_nodes - slack);
+  story.max_restarts = static_cast<int>(random.Between(0, 8));
+  story.no_progress_limit = random.Chance(0.3) ? 0 : 3;
+  story.quarantine_strikes = random.Chance(0.3) ? 0 : 3;
+  story.lease_us = random.Chance(0.5) ? 3 * kSecond : random.Between(1, 8) * kSecond;
+  if (hosts >= 200) story.lease_us = std::max(story.lease_us, 4 * kSecond);
+  story.last_call_us = random.Between(0, 5) * kSecond;
+  story.training_s = static_cast<double>(random.Between(2, hosts >= 200 ? 8 : 25));
+  story.steps_per_second = static_cast<double>(random.Between(2, 50));
+  story.checkpoint_every = static_cast<int>(random.Between(1, 50));
+  story.worker_start_s = random.Chance(0.1) ? 3 : 0.2;
+  story.victim_chance = random.Fraction();
+  story.commits_steps = random.Chance(0.8);
+  story.stop_aware_chance = random.Chance(0.5) ? 1 : 0;
+  story.stubborn_chance = random.Chance(0.3) ? random.Fraction() : 0;
+  story.nproc_max = random.Chance(0.5) ? 1 : static_cast<int>(random.Between(2, 4));
+  if (hosts >= 200) story.nproc_max = 1;
+  if (random.Chance(0.02)) story.bad_host = static_cast<int>(random.Between(0, hosts - 1));
+  story.node_ranks = story.max_nodes == hosts && random.Chance(0.1);
+}
+
+void DrawMachines(Story& story, Random& random) {
+  story.start_spread_us = random.Between(0, 4) * kSecond;
+  if (random.Chance(0.5)) {
+    story.clock_skew_us = random.Between(0, 7200) * kSecond;
+    story.clock_drift = random.Fraction() * 1e-3;
+  }
+  story.comeback_chance = random.Chance(0.5) ? 1 : random.Fraction();
+  story.comeback_mean_s = random.Chance(0.2) ? 0.05 : 4;
+  NetworkConditions& network = story.network;
+  network.delay_mean_us = random.Chance(0.2) ? 20000 : 400;
+  // Every other network is sound; the others have some of the faults.
+  if (random.Chance(0.5)) return;
+  const auto rate = [&random](double most) {
+    return random.Chance(0.5) ? random.Fraction() * most : 0;
+  };
+  network.lose_request = rate(0.03);
+  network.lose_reply = rate(0.03);
+  network.swallow = rate(0.01);
+  network.duplicate = rate(0.05);
+  network.lose_push = random.Chance(0.2) ? 1 : rate(0.5);
+  network.break_subscription = rate(0.1);
+}
+
+FaultKind DrawKind(Random& random) {
+  static constexpr FaultKind kFrequent[] = {
+      FaultKind::kWorkerCrash, FaultKind::kWorkerCrash,     FaultKind::kWorkerCrash,
+      FaultKind::kWorkerCrash, FaultKind::kAgentKilled,     FaultKind::kAgentStopped,
+      FaultKind::kHostLost,    FaultKind::kHostLost,        FaultKind::kHostFrozen,
+      FaultKind::kCutOff,      FaultKind::kAgentTerminated, FaultKind::kStorePaused,
+      FaultKind::kNewcomer,    FaultKind::kStoreRestarted,  FaultKind::kStoreRolledBack,
+      FaultKind::kStoreWiped,
+  };
+  return kFrequent[random.Between(0, std::size(kFrequent) - 1)];
+}
+
+// Some stories are about one kind of fault, so that it meets itself.
+void DrawFaults(Story& story, Random& random) {
+  story.faults_end_us = random.Between(5, story.hosts >= 200 ? 12 : 30) * kSecond;
+  const auto count = random.Between(0, 10);
+  const bool one_kind = random.Chance(0.3);
+  const FaultKind only = DrawKind(random);
+  for (int64_t i = 0; i < count; ++i) {
+    Fault fault;
+    fault.kind = one_kind ? only : DrawKind(random);
+    // Faults come in bursts, too: within the recovery from another one.
+    fault.at_us = !story.faults.empty() && random.Chance(0.4)
+                      ? story.faults.back().at_us + random.Exponential(0.3 * kSecond)
+                      : random.Between(0, story.faults_end_us);
+    fault.at_us = std::min(fault.at_us, story.faults_end_us);
+    const double mean_s = random.Chance(0.5) ? 0.5 : 6;
+    fault.duration_us = std::min(random.Exponential(mean_s * kSecond), 30 * kSecond);
+    if (random.Chance(0.2)) fault.clock_jump_us = random.Between(0, 3600) * kSecond;
+    story.faults.push_back(fault);
+  }
+  std::sort(story.faults.begin(), story.faults.end(),
+            [](const Fault& a, const Fault& b) { return a.at_us < b.at_us; });
+}
+
+}  // namespace
+
+const char* FaultName(FaultKind kind) {
+  static constexpr const char* kNames[kFaultKinds] = {
+      "worker crash",  "agent killed",   "agent stopped", "agent terminated",
+      "host lost",     "host frozen",    "host cut off",  "store paused",
+      "store restart", "store rollback", "store wiped",   "newcomer"};
+  return kNames[static_cast<int>(kind)];
+}
+
+Story MakeStory(uint64_t seed, int hosts) {
+  Random random(seed);
+  Story story;
+  story.seed = seed;
+  const int drawn = DrawHosts(seed, random);
+  story.hosts = hosts > 0 ? hosts : drawn;
+  DrawJob(story, random);
+  DrawMachines(story, random);
+  DrawFaults(story, random);
+  return story;
+}
+
+std::string DebugString(const Story& story) {
+  std::string text =
+      absl::StrCat("seed ", story.seed, ": ", story.hosts, " hosts, --nnodes=", story.min_nodes,
+                   ":", story.max_nodes, ", up to ", story.nproc_max,
+                   " workers each, --max-restarts=", story.max_restarts, ", lease ",
+                   story.lease_us / kSecond, "s, ", story.training_s, "s of training");
+  for (const Fault& fault : story.faults) {
+    absl::StrAppend(&text, "; ", FaultName(fault.kind), " at ",
+                    static_cast<double>(fault.at_us) / kSecond);
+  }
+  return text;
+}
+
+}  // namespace ddp::testing

@@ -1,0 +1,91 @@
+#ifndef DDP_TESTING_SIMULATOR_STORY_H_
+#define DDP_TESTING_SIMULATOR_STORY_H_
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "testing/simulator/simulated_store.h"
+
+namespace ddp::testing {
+
+enum class FaultKind {
+  kWorkerCrash,      // one worker dies by itself
+  kAgentKilled,      // SIGKILL; its workers go with it
+  kAgentStopped,     // SIGSTOP, and later SIGCONT; its workers run on
+  kAgentTerminated,  // SIGTERM: the host is preempted
+  kHostLost,         // agent, workers and connection, without a goodbye
+  kHostFrozen,       // agent and workers stand still, and go on later
+  kCutOff,           // the host does not hear the store for a while, nor the store it
+  kStorePaused,
+  kStoreRestarted,   // comes back with all it knew
+  kStoreRolledBack,  // comes back without the last second of it
+  kStoreWiped,       // comes back with nothing
+  kNewcomer,         // a host more
+};
+inline constexpr int kFaultKinds = 12;
+const char* FaultName(FaultKind kind);
+
+struct Fault {
+  int64_t at_us = 0;
+  FaultKind kind = FaultKind::kWorkerCrash;
+  int64_t duration_us = 0;    // where it lasts
+  int64_t clock_jump_us = 0;  // of the server, where it restarts
+};
+
+// Everything that a seed decides before the job starts: the job, the machines, the network and when
+// which fault strikes (whom, is drawn when it does). Durations in microseconds.
+struct Story {
+  uint64_t seed = 0;
+
+  // The job.
+  int hosts = 2;  // at the start
+  int min_nodes = 2;
+  int max_nodes = 2;
+  int max_restarts = 3;
+  int no_progress_limit = 3;
+  int quarantine_strikes = 3;
+  int64_t lease_us = 3000000;
+  int64_t last_call_us = 2000000;
+  int64_t rendezvous_timeout_us = 60000000;
+  int64_t store_outage_timeout_us = 60000000;
+  int64_t exit_barrier_timeout_us = 60000000;
+  int64_t fault_grace_us = 200000;
+  int64_t shutdown_timeout_us = 3000000;
+
+  // Its training.
+  double training_s = 10;  // without interruption
+  double steps_per_second = 20;
+  int checkpoint_every = 20;       // steps
+  double worker_start_s = 0.3;     // mean, from its start to its first step
+  double victim_chance = 0.3;      // that a worker fails soon after a peer did; else it hangs
+  bool commits_steps = true;       // to the health page, so that progress is known
+  double stop_aware_chance = 0.5;  // that the program asks should_stop(); of the job
+  double stubborn_chance = 0.1;    // that a worker ignores SIGTERM
+  int bad_host = -1;               // where the program cannot be started; -1: nowhere
+  double slow_end_s = 0.02;        // mean, from SIGTERM to the end
+
+  // The machines.
+  int nproc_max = 1;
+  bool node_ranks = false;            // every host wants a group rank: its own number
+  int64_t start_spread_us = 2000000;  // of the agents' starts
+  int64_t clock_skew_us = 0;          // of a node's clock, at most, to either side
+  double clock_drift = 0;             // the same, relative
+  double comeback_chance = 0.8;       // that a lost host's agent is started anew
+  double comeback_mean_s = 3;
+
+  NetworkConditions network;
+  int64_t faults_end_us = 0;  // from then on nothing breaks, messages included
+  std::vector<Fault> faults;  // by time
+};
+
+// `hosts` 0: the seed decides, and every hundredth seed is a job of 1,000 agents.
+Story MakeStory(uint64_t seed, int hosts = 0);
+
+// One line: the job and how often what strikes.
+std::string DebugString(const Story& story);
+
+}  // namespace ddp::testing
+
+#endif  // DDP_TESTING_SIMULATOR_STORY_H_

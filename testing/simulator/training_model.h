@@ -1,0 +1,127 @@
+#ifndef DDP_TESTING_SIMULATOR_TRAINING_MODEL_H_
+#define DDP_TESTING_SIMULATOR_TRAINING_MODEL_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "elastic/agent/process_spawner.h"
+#include "elastic/rendezvous/round.h"
+#include "testing/simulator/event_queue.h"
+#include "testing/simulator/random.h"
+#include "testing/simulator/story.h"
+#include "testing/simulator/trace.h"
+
+namespace ddp::testing {
+
+// What all worker processes of a job do, in simulated time: they start, meet, make steps at one
+// pace while every rank of their generation is there, stand still when one is missing (or fail soon
+// after it), obey signals or ignore them, stop where they are asked to, and end when all is
+// trained. A generation begins at the last checkpoint.
+//
+// No event for each step: how far a generation is follows from when it began. Thread-compatible.
+class TrainingModel {
+ public:
+  using NodeId = int;
+  struct Exit {
+    NodeId node = -1;
+    int local_rank = 0;
+    int rank = 0;
+    pid_t pid = 0;
+    elastic::GenerationId generation;
+    elastic::ExitStatus status;
+    bool is_victim = false;         // and says so
+    bool stopped_as_asked = false;  // before the work was done
+    bool by_itself = false;         // a failure that nothing else caused
+    bool with_its_node = false;     // nobody is left to see it
+  };
+
+  // `on_exit` is called when a worker is gone. Nothing is owned.
+  TrainingModel(const Story* story, EventQueue* queue, Random random, const Trace* trace,
+                std::function<void(const Exit&)> on_exit);
+
+  // Returns the pid. `node` runs no worker of this local rank.
+  pid_t Start(NodeId node, int local_rank, const elastic::Round& round);
+  void Signal(NodeId node, int local_rank, int signal);
+  // By the health page: as StopWorkersAction says. Those that do not look at it get `signal`.
+  void Stop(NodeId node, const std::vector<int>& local_ranks, std::optional<int64_t> stop_at_step,
+            int signal);
+
+  // Faults. Crash: a worker of the node, by itself; false: it has none. Vanish: the processes are
+  // gone with their agent or host.
+  bool Crash(NodeId node);
+  void Vanish(NodeId node);
+  void Freeze(NodeId node);
+  void Thaw(NodeId node);
+
+  int living(NodeId node) const;
+  // As the workers of this node have committed; -1: nothing in this generation.
+  int64_t step(NodeId node);
+  double steps_per_second() const { return story_->steps_per_second; }
+  int64_t total_steps() const { return total_steps_; }
+  bool all_trained() const { return checkpoint_step_ >= total_steps_; }
+
+ private:
+  struct Generation;
+  struct Worker {
+    NodeId node = -1;
+    int local_rank = 0;
+    int rank = 0;
+    pid_t pid = 0;
+    Generation* generation = nullptr;
+    bool is_ready = false;  // to make steps
+    bool is_ending = false;
+    bool is_stubborn = false;
+    std::optional<int64_t> stop_at_step;
+  };
+  struct Generation {
+    elastic::GenerationId id;
+    int world_size = 0;
+    int ready = 0;
+    int frozen = 0;          // nodes with workers of it
+    bool is_broken = false;  // a rank has gone before its end
+    int64_t base_step = -1;  // at `running_since_us`
+    int64_t running_since_us = -1;
+    uint64_t serial = 0;  // of the plan: events of an earlier one are void
+    std::map<std::pair<NodeId, int>, Worker*> workers;
+  };
+  struct Node {
+    std::map<int, std::unique_ptr<Worker>> workers;
+    bool is_frozen = false;
+    std::vector<std::function<void()>> held;  // what its workers would have done
+  };
+
+  void Do(NodeId node, pid_t pid, int64_t delay_us, std::function<void(Worker&)> what);
+  void GetReady(Worker& worker);
+  void Run(Generation& generation);
+  void Halt(Generation& generation);
+  void Plan(Generation& generation);
+  void Break(Generation& generation);
+  void MissPeers(Worker& worker);
+  int64_t StepOf(const Generation& generation) const;
+  void OnStep(Generation& generation);
+  void End(Worker& worker, Exit exit);
+  static Exit ExitOf(const Worker& worker);
+
+  const Story* const story_;
+  EventQueue* const queue_;
+  Random random_;
+  const Trace* const trace_;
+  const std::function<void(const Exit&)> on_exit_;
+  const int64_t total_steps_;
+  const bool is_stop_aware_;
+
+  std::map<std::pair<uint64_t, std::string>, Generation> generations_;
+  std::map<NodeId, Node> nodes_;
+  int64_t checkpoint_step_ = 0;
+  pid_t next_pid_ = 1000;
+};
+
+}  // namespace ddp::testing
+
+#endif  // DDP_TESTING_SIMULATOR_TRAINING_MODEL_H_
