@@ -36,6 +36,19 @@ size_t LongestLine(const std::string& text) {
   return longest;
 }
 
+// What is known of a worker that said nothing itself.
+std::string WithoutErrorFile(const elastic::WorkerFailure& failure) {
+  const int signal = failure.status.signal;
+  std::string text = signal != 0
+                         ? absl::StrCat("Signal ", signal, " (", elastic::SignalName(signal),
+                                        ") received by PID ", failure.pid)
+                         : absl::StrCat("The worker ", elastic::DescribeExit(failure.status));
+  if (failure.was_stopped) return absl::StrCat(text, ": stopped because of the root cause");
+  if (!failure.hang.empty()) return absl::StrCat("The worker ", failure.hang, ": killed");
+  if (signal == 0) absl::StrAppend(&text, " and wrote no error file; its own output says more");
+  return text;
+}
+
 }  // namespace
 
 std::string FormatFailureReport(const std::string& entrypoint,
@@ -53,6 +66,14 @@ std::string FormatFailureReport(const std::string& entrypoint,
                       "\nRoot Cause (first observed failure):\n", root, border, "\n");
 }
 
+std::vector<elastic::WorkerFailure> RootCauseFirst(std::vector<elastic::WorkerFailure> failures) {
+  const auto root =
+      std::find_if(failures.begin(), failures.end(),
+                   [](const elastic::WorkerFailure& f) { return !f.is_victim && !f.was_stopped; });
+  if (root != failures.end()) std::rotate(failures.begin(), root, root + 1);
+  return failures;
+}
+
 ReportedFailure DescribeFailure(const elastic::WorkerFailure& failure,
                                 const ReportContext& context) {
   ReportedFailure result;
@@ -62,18 +83,14 @@ ReportedFailure DescribeFailure(const elastic::WorkerFailure& failure,
   result.exit_code = failure.status.signal != 0 ? -failure.status.signal : failure.status.exit_code;
   result.host = context.host;
   result.error_file = kNoErrorFile;
-  result.text = failure.status.signal != 0
-                    ? absl::StrCat("Signal ", failure.status.signal, " (",
-                                   elastic::SignalName(failure.status.signal), ") received by PID ",
-                                   failure.pid)
-                    : absl::StrCat("The worker ", elastic::DescribeExit(failure.status),
-                                   " and wrote no error file; its own output says more");
+  result.text = WithoutErrorFile(failure);
   absl::Time time = failure.wall_time;
   if (!failure.error_file.empty()) {
     const absl::StatusOr<elastic::ErrorRecord> error = elastic::ReadErrorRecord(failure.error_file);
     if (error.ok()) {
       result.error_file = failure.error_file;
       result.text = error->message;
+      if (failure.is_victim) absl::StrAppend(&result.text, "\n(it saw a peer fail first)");
       if (!error->callstack.empty()) absl::StrAppend(&result.text, "\n", error->callstack);
       if (error->time != absl::InfinitePast()) time = error->time;
     } else if (!absl::IsNotFound(error.status())) {

@@ -33,6 +33,10 @@ struct ReportContext {
   absl::TimeZone time_zone = absl::LocalTimeZone();
 };
 
+// Puts the root cause first: the first failure, in the order given, of a worker that was neither
+// stopped by the agent nor a victim of another failure. The others keep their order. Pure.
+std::vector<elastic::WorkerFailure> RootCauseFirst(std::vector<elastic::WorkerFailure> failures);
+
 // Adds to `failure` what the worker said in its error file. A file that cannot be understood
 // becomes part of the text; nothing in it can do harm. Reads the file; any thread.
 ReportedFailure DescribeFailure(const elastic::WorkerFailure& failure,

@@ -9,7 +9,9 @@
 namespace ddp::launcher {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 const ReportedFailure kFailure = {.rank = 5,
                                   .local_rank = 1,
@@ -83,6 +85,35 @@ TEST(DescribeFailureTest, WithoutAnErrorFile) {
   const ReportedFailure killed = DescribeFailure(failure, kContext);
   EXPECT_EQ(killed.exit_code, -9);
   EXPECT_EQ(killed.text, "Signal 9 (SIGKILL) received by PID 42");
+}
+
+TEST(DescribeFailureTest, TheStoppedAndTheHanging) {
+  elastic::WorkerFailure failure = Failure("");
+  failure.status = {.exit_code = 0, .signal = SIGTERM, .error_file = ""};
+  failure.was_stopped = true;
+  EXPECT_EQ(DescribeFailure(failure, kContext).text,
+            "Signal 15 (SIGTERM) received by PID 42: stopped because of the root cause");
+  failure = Failure("");
+  failure.status = {.exit_code = 0, .signal = SIGKILL, .error_file = ""};
+  failure.hang = "made no step for 42s";
+  EXPECT_EQ(DescribeFailure(failure, kContext).text, "The worker made no step for 42s: killed");
+}
+
+TEST(RootCauseFirstTest, NeitherVictimsNorTheStoppedAreTheRootCause) {
+  const auto ranks = [](const std::vector<elastic::WorkerFailure>& failures) {
+    std::vector<int> result;
+    for (const elastic::WorkerFailure& failure : failures) result.push_back(failure.rank);
+    return result;
+  };
+  std::vector<elastic::WorkerFailure> failures(4, Failure(""));
+  for (int rank = 0; rank < 4; ++rank) failures[static_cast<size_t>(rank)].rank = rank;
+  EXPECT_THAT(ranks(RootCauseFirst(failures)), ElementsAre(0, 1, 2, 3));
+  failures[0].is_victim = failures[1].is_victim = failures[3].was_stopped = true;
+  EXPECT_THAT(ranks(RootCauseFirst(failures)), ElementsAre(2, 0, 1, 3));
+  // It was on another node.
+  failures[2].is_victim = true;
+  EXPECT_THAT(ranks(RootCauseFirst(failures)), ElementsAre(0, 1, 2, 3));
+  EXPECT_THAT(ranks(RootCauseFirst({})), IsEmpty());
 }
 
 TEST(DescribeFailureTest, TheWorkersOwnWordsAndTime) {

@@ -50,7 +50,10 @@ JobResult AgentCore::result() const {
   result.reason = end_text_;
   result.root_exit_code = root_exit_code_;
   // What a user's signal ended, no worker's failure did.
-  if (result.exit_code != 0 && shutdown_signal_ == 0) result.failures = failures_;
+  if (result.exit_code != 0 && shutdown_signal_ == 0 && !failures_.empty()) {
+    result.failures = failures_;
+    result.failures.insert(result.failures.end(), stopped_.begin(), stopped_.end());
+  }
   return result;
 }
 
@@ -128,6 +131,7 @@ void AgentCore::OnRound(const Round& round) {
   round_ = round;
   restarts_ = std::max(restarts_, round_.restarts);
   failures_.clear();
+  stopped_.clear();
   reported_ = Reported::kNothing;
   verdict_.reset();
   over_ = stop_sent_ = kill_sent_ = false;
@@ -165,15 +169,21 @@ void AgentCore::On(const WorkerExitedEvent& event) {
   const bool asked = (phase_ == Phase::kStopping || stop_sent_) &&
                      EndedAsAsked(event.status, shutdown_signal_, kill_sent_);
   if (!event.status.succeeded() || event.stopped_as_asked) work_done_ = false;
-  if (!event.status.succeeded() && !asked && phase_ != Phase::kShuttingDown) {
-    OnFailure({.rank = round_.placement.first_rank + event.local_rank,
-               .local_rank = event.local_rank,
-               .role = options_.role,
-               .pid = event.pid,
-               .status = event.status,
-               .wall_time = event.wall_time,
-               .error_file = event.status.error_file,
-               .is_victim = event.is_victim});
+  if (!event.status.succeeded() && phase_ != Phase::kShuttingDown) {
+    WorkerFailure failure = {.rank = round_.placement.first_rank + event.local_rank,
+                             .local_rank = event.local_rank,
+                             .role = options_.role,
+                             .pid = event.pid,
+                             .status = event.status,
+                             .wall_time = event.wall_time,
+                             .error_file = event.status.error_file,
+                             .is_victim = event.is_victim,
+                             .was_stopped = asked};
+    if (asked) {
+      stopped_.push_back(std::move(failure));
+    } else {
+      OnFailure(std::move(failure));
+    }
   }
   if (living_.empty()) OnAllEnded();
 }

@@ -161,6 +161,7 @@ class AgentCore {
   // Of the current generation.
   enum class Reported { kNothing, kVictim, kCause };
   std::vector<WorkerFailure> failures_;
+  std::vector<WorkerFailure> stopped_;  // because of these
   Reported reported_ = Reported::kNothing;
   std::optional<absl::StatusOr<FailureVerdict>> verdict_;
   bool over_ = false;       // it is, by another node's doing

@@ -263,8 +263,9 @@ class Story {
       EXPECT_EQ(result.exit_code == 0, result.reason.empty());
       if (!result.reason.empty()) lines.push_back(absl::StrCat("reason: ", result.reason));
       for (const WorkerFailure& failure : result.failures) {
-        lines.push_back(absl::StrCat("failure: rank ", failure.rank, " ", DescribeFailure(failure),
-                                     ", pid ", failure.pid));
+        lines.push_back(absl::StrCat(failure.was_stopped ? "stopped: rank " : "failure: rank ",
+                                     failure.rank, " ", DescribeFailure(failure), ", pid ",
+                                     failure.pid));
       }
     }
     return lines;

@@ -11,18 +11,18 @@
 
 namespace ddp::elastic {
 
-// One worker that ended badly by itself; a worker that the agent stopped because of another one is
-// none.
+// One worker that ended badly.
 struct WorkerFailure {
   int rank = 0;
   int local_rank = 0;
   std::string role;
   pid_t pid = 0;
   ExitStatus status;
-  absl::Time wall_time;    // when the agent saw it, for people
+  absl::Time wall_time;         // when the agent saw it, for people
   std::string error_file = {};  // where the worker was told to describe its failure; may not exist
-  bool is_victim = false;  // by its own account a peer failed first
-  std::string hang = {};   // it did not end but made no progress: "made no step for 42s ..."
+  bool is_victim = false;       // by its own account a peer failed first
+  std::string hang = {};        // it did not end but made no progress: "made no step for 42s ..."
+  bool was_stopped = false;     // by the agent, because of a failure before: no failure of its own
 };
 
 // Why a job ended for this node.
@@ -45,7 +45,8 @@ struct JobResult {
   // Of the process that is the root cause, on whatever node, as a shell has it (128 + N for
   // signals); 0 where there is none or it is not known.
   int root_exit_code = 0;
-  // Of the last generation, in the order in which they were seen: the first is the root cause.
+  // Of the last generation, in the order in which they were seen: the first is the root cause. The
+  // workers that the agent stopped because of them come last.
   // Empty when the job succeeded, was stopped by a signal or could not be started.
   std::vector<WorkerFailure> failures;
   // One line for people, without a full stop: why the job ended. Empty on success.

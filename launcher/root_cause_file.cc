@@ -1,0 +1,63 @@
+#include "launcher/root_cause_file.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "base/unique_fd.h"
+#include "elastic/health/error_record.h"
+#include "launcher/failure_report.h"
+
+namespace ddp::launcher {
+namespace {
+
+elastic::ErrorRecord RecordOf(const elastic::WorkerFailure& failure) {
+  if (!failure.error_file.empty()) {
+    absl::StatusOr<elastic::ErrorRecord> record = elastic::ReadErrorRecord(failure.error_file);
+    if (record.ok()) {
+      if (record->time == absl::InfinitePast()) record->time = failure.wall_time;
+      return *std::move(record);
+    }
+  }
+  elastic::ErrorRecord record;
+  record.message = DescribeFailure(failure, {}).text;
+  record.time = failure.wall_time;
+  record.is_victim = failure.is_victim;
+  return record;
+}
+
+std::string Contents(const elastic::WorkerFailure& failure) {
+  using Json = nlohmann::json;
+  const std::string text = elastic::FormatErrorRecord(RecordOf(failure));
+  Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const int signal = failure.status.signal;
+  json["message"]["errorCode"] = signal != 0 ? -signal : failure.status.exit_code;
+  return json.dump();
+}
+
+}  // namespace
+
+absl::Status WriteRootCauseFile(const std::string& path, const elastic::WorkerFailure& root_cause) {
+  const auto error = [&path] {
+    return absl::InternalError(
+        absl::StrCat("TORCHELASTIC_ERROR_FILE=", path, ": ", std::strerror(errno)));
+  };
+  const UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  if (!file.valid()) return error();
+  const std::string contents = Contents(root_cause);
+  size_t written = 0;
+  while (written < contents.size()) {
+    const ssize_t count = ::write(file.get(), contents.data() + written, contents.size() - written);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) return error();
+    written += static_cast<size_t>(count);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace ddp::launcher

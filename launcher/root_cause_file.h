@@ -1,0 +1,21 @@
+#ifndef DDP_LAUNCHER_ROOT_CAUSE_FILE_H_
+#define DDP_LAUNCHER_ROOT_CAUSE_FILE_H_
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "elastic/agent/worker_failure.h"
+
+namespace ddp::launcher {
+
+// Writes what ended the job to `path`, which whoever started ddprun named in ddprun's own
+// TORCHELASTIC_ERROR_FILE: the error file of the worker that is the root cause, in torchrun's form
+// and with the worker's exit code (minus N for signal N) as "errorCode" in its "message". Of a
+// worker that wrote none, or one that cannot be used, what the agent knows.
+//
+// Reads and writes files; any thread. Errors: kInternal, names the file and the reason.
+absl::Status WriteRootCauseFile(const std::string& path, const elastic::WorkerFailure& root_cause);
+
+}  // namespace ddp::launcher
+
+#endif  // DDP_LAUNCHER_ROOT_CAUSE_FILE_H_
