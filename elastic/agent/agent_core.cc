@@ -52,6 +52,8 @@ JobResult AgentCore::result() const {
   // What a user's signal ended, no worker's failure did.
   if (result.exit_code != 0 && shutdown_signal_ == 0 && !failures_.empty()) {
     result.failures = failures_;
+    std::stable_partition(result.failures.begin(), result.failures.end(),
+                          [](const WorkerFailure& failure) { return !failure.is_victim; });
     result.failures.insert(result.failures.end(), stopped_.begin(), stopped_.end());
   }
   return result;

@@ -111,6 +111,17 @@ class AgentTest : public ::testing::Test {
     }
   }
 
+  // A worker that makes a step each turn, from `step` on, until it is to stop.
+  void StepUntilAsked(const Worker& worker, int64_t step) {
+    absl::StatusOr<HealthPage> page = HealthPage::Map(dup(worker.spec.inherited_fds[0]));
+    page->CommitStep(step);
+    if (page->ShouldStop()) {
+      stopped_after_.push_back(step);
+      return spawner_.Exit(worker.pid, {});
+    }
+    Soon([this, worker, step] { StepUntilAsked(worker, step + 1); });
+  }
+
   const std::string log_path_;
   LaunchConfig config_;
   MonotonicClock clock_;
@@ -118,6 +129,8 @@ class AgentTest : public ::testing::Test {
   FakeProcessSpawner spawner_;
   std::unique_ptr<FakeRendezvous> rendezvous_;
   std::string stderr_;
+  std::vector<int64_t> stopped_after_;
+  std::vector<HealthPage> pages_;  // of workers that hang
 };
 
 TEST_F(AgentTest, RunsTheWorkersToTheEnd) {
@@ -182,7 +195,9 @@ TEST_F(AgentTest, TheReportNamesTheRootCauseOfTheLastGeneration) {
   const JobResult result = Run();
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_EQ(result.reason, "rank 0 exited with code 3, and the budget of 2 restarts is spent");
-  ASSERT_EQ(result.failures.size(), 1u);
+  ASSERT_EQ(result.failures.size(), 2u);
+  EXPECT_TRUE(result.failures[1].was_stopped);
+  EXPECT_FALSE(result.failures[0].was_stopped);
   EXPECT_EQ(result.failures[0].rank, 0);
   EXPECT_EQ(result.failures[0].pid, 1005);
   EXPECT_EQ(result.failures[0].status.exit_code, 3);
@@ -315,6 +330,82 @@ TEST_F(AgentTest, SeesTheFirstStepOfAWorkerThatRunsOn) {
   });
   EXPECT_EQ(Run().exit_code, 0);
   EXPECT_EQ(Events("first_step").size(), 2u);
+}
+
+// One of the workers looks at should_stop(), the other knows nothing of it.
+TEST_F(AgentTest, ADrainStopsEachWorkerInItsOwnWay) {
+  ObeySignals();
+  std::vector<bool> asked;
+  OnStart([&](const Worker& worker) {
+    if (worker.pid > 1002) return spawner_.Exit(worker.pid, {});
+    absl::StatusOr<HealthPage> page = HealthPage::Map(dup(worker.spec.inherited_fds[0]));
+    ASSERT_TRUE(page.ok()) << page.status();
+    page->CommitStep(4);
+    if (worker.spec.rank == 0) {
+      EXPECT_FALSE(page->ShouldStop());
+      return;
+    }
+    rendezvous_->Tell({.kind = News::Kind::kDrain,
+                       .generation = {.number = 1, .nonce = "nonce-1"},
+                       .cause = "node b joins",
+                       .stop_at_step = 5});
+    const Worker& aware = spawner_.workers()[0];
+    absl::StatusOr<HealthPage> other = HealthPage::Map(dup(aware.spec.inherited_fds[0]));
+    asked.push_back(other->ShouldStop());
+    other->CommitStep(5);
+    asked.push_back(other->ShouldStop());
+    spawner_.Exit(aware.pid, {});
+  });
+  EXPECT_EQ(Run().exit_code, 0);
+  EXPECT_THAT(asked, ElementsAre(false, true));
+  EXPECT_THAT(spawner_.workers()[0].signals, IsEmpty());
+  EXPECT_THAT(spawner_.workers()[1].signals, ElementsAre(SIGTERM));
+  EXPECT_THAT(rendezvous_->requests(), ElementsAre("join", "join", "complete 2", "leave"));
+  EXPECT_EQ(Events("drain").at(0)["stop_at_step"], 5);
+  EXPECT_THAT(Events("restart"), IsEmpty());
+}
+
+// All of this node's workers learn one step, which none of them has reached.
+TEST_F(AgentTest, AUsersSignalStopsAwareWorkersAtOneStep) {
+  OnStart([this](const Worker& worker) {
+    StepUntilAsked(worker, worker.spec.rank == 0 ? 7 : 9);
+    if (worker.spec.rank == 1) kill(getpid(), SIGTERM);
+  });
+  EXPECT_EQ(Run().reason, "stopped by SIGTERM");
+  ASSERT_EQ(stopped_after_.size(), 2u);
+  EXPECT_EQ(stopped_after_[0], stopped_after_[1]);
+  EXPECT_GT(stopped_after_[0], 9);
+  for (const Worker& worker : spawner_.workers()) EXPECT_THAT(worker.signals, IsEmpty());
+}
+
+TEST_F(AgentTest, AWorkerThatHangsIsAFailure) {
+  ObeySignals();
+  config_.hang_floor = absl::Milliseconds(600);  // more than the pause between two looks
+  OnStart([this](const Worker& worker) {
+    if (worker.pid > 1002) return spawner_.Exit(worker.pid, {});
+    absl::StatusOr<HealthPage> page = HealthPage::Map(dup(worker.spec.inherited_fds[0]));
+    ASSERT_TRUE(page.ok()) << page.status();
+    // Attached by a thread that lives, as that of a worker that hangs does.
+    ASSERT_TRUE(page->Attach().ok());
+    for (int step = 1; step <= 100; ++step) page->CommitStep(step);
+    pages_.push_back(*std::move(page));
+  });
+  EXPECT_EQ(Run().exit_code, 0);
+  EXPECT_THAT(stderr_, HasSubstr("restart 1 of 2: generation 2: rank "));
+  EXPECT_THAT(stderr_, HasSubstr("made no step for"));
+  EXPECT_EQ(Events("hang").size(), 1u);
+}
+
+TEST_F(AgentTest, TellsTheRendezvousHowFarItIs) {
+  OnStart([this](const Worker& worker) {
+    absl::StatusOr<HealthPage> page = HealthPage::Map(dup(worker.spec.inherited_fds[0]));
+    ASSERT_TRUE(page.ok()) << page.status();
+    page->CommitStep(40 + worker.spec.rank);
+    if (worker.spec.rank == 1) EndAllOnceLogged(2);
+  });
+  EXPECT_EQ(Run().exit_code, 0);
+  EXPECT_EQ(rendezvous_->report().step, 41);
+  EXPECT_THAT(rendezvous_->report().row, HasSubstr("[1,1,1002,41,"));
 }
 
 TEST_F(AgentTest, SaysOnceThatItSetsOmpNumThreads) {

@@ -45,8 +45,8 @@ struct JobResult {
   // Of the process that is the root cause, on whatever node, as a shell has it (128 + N for
   // signals); 0 where there is none or it is not known.
   int root_exit_code = 0;
-  // Of the last generation, in the order in which they were seen: the first is the root cause. The
-  // workers that the agent stopped because of them come last.
+  // Of the last generation, in the order in which they were seen, victims behind the others: the
+  // first is the root cause. The workers that the agent stopped because of them come last.
   // Empty when the job succeeded, was stopped by a signal or could not be started.
   std::vector<WorkerFailure> failures;
   // One line for people, without a full stop: why the job ended. Empty on success.
