@@ -13,6 +13,7 @@
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
 #include <stdexcept>
 
 #include "ddp/ddp.h"
@@ -30,6 +31,9 @@ DEFINE_double(lr, 0.05, "learning rate of SGD with momentum");
 DEFINE_uint64(seed, 1, "of the weights, the order of the images and the dropout");
 DEFINE_string(checkpoint_dir, "", "where checkpoints and metrics.jsonl go; empty: nowhere");
 DEFINE_int32(checkpoint_every, 50, "steps between checkpoints; 0: only one, at the end");
+DEFINE_string(commit_log, "",
+              "existing folder for a file of each generation and rank: one line for each step, of "
+              "its number, its epoch and the images that this rank used; empty: none");
 DEFINE_bool(resume, false, "let a new job go on from the checkpoints in --checkpoint_dir");
 
 namespace {
@@ -170,6 +174,7 @@ class Trainer {
                                 .seed = FLAGS_seed},
         group_->rank(), group_->size());
     Restore();
+    OpenCommitLog();
     model_ = std::make_unique<ddp::DistributedDataParallel<NetImpl>>(
         net_, group_, ddp::DistributedDataParallelOptions{.bucket_layout = state_.bucket_layout});
   }
@@ -214,6 +219,15 @@ class Trainer {
     fs::create_directories(FLAGS_checkpoint_dir, error);
     Require(!error, "cannot make the folder " + FLAGS_checkpoint_dir + ": " + error.message());
     RequireOk(metrics_.CutBackTo(state_.step));
+  }
+
+  void OpenCommitLog() {
+    if (FLAGS_commit_log.empty()) return;
+    const std::string path =
+        FLAGS_commit_log + "/generation-" + std::to_string(session_.generation()) + "-rank-" +
+        std::to_string(group_->rank()) + "-of-" + std::to_string(group_->size()) + ".txt";
+    commits_.open(path, std::ios::app);
+    Require(commits_.is_open(), "cannot write " + path + ": is --commit_log a folder?");
   }
 
   void RunEpoch(uint32_t epoch) {
@@ -265,7 +279,15 @@ class Trainer {
     sampler_->commit();
     state_.epoch = batch.epoch;
     session_.commit(++state_.step);
+    LogCommit(batch);
     return loss.item<double>();
+  }
+
+  void LogCommit(const ElasticSampler::Batch& batch) {
+    if (!commits_.is_open()) return;
+    commits_ << state_.step << ' ' << batch.epoch;
+    for (const int64_t index : batch.indices) commits_ << ' ' << index;
+    commits_ << '\n' << std::flush;
   }
 
   void Report(uint32_t epoch, double loss_sum, int64_t seen, std::chrono::duration<double> took) {
@@ -296,6 +318,7 @@ class Trainer {
   WorkerSession& session_;
   const std::shared_ptr<ddp::ProcessGroup> group_;
   const MetricsLog metrics_;
+  std::ofstream commits_;
   Dataset train_;
   Dataset test_;
   Net net_{nullptr};
