@@ -7,6 +7,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "launcher/exit_code.h"
 
 namespace ddp::launcher {
 namespace {
@@ -277,9 +278,10 @@ std::string HelpText() {
     absl::StrAppend(&text, FlagHelp(flag));
   }
   absl::StrAppend(&text,
-                  "\nExit code: 0 when every worker succeeded, 1 when the job failed or was"
-                  " stopped, 2 for a\nmistake on the command line, 128 + N when ddprun's agent was"
-                  " killed by signal N.\n");
+                  "\nExit code: 0 when every worker succeeded, 2 for a mistake on the command line,"
+                  " 128 + N when\nddprun's agent was killed by signal N; else what --exit-code"
+                  " says. --exit-code=reason:\n",
+                  ReasonCodesText());
   return text;
 }
 

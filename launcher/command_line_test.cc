@@ -120,6 +120,10 @@ TEST(CommandLineTest, HelpNamesEveryFlagInLinesThatFit) {
   for (const FlagSpec& flag : kFlagTable) {
     EXPECT_THAT(help, HasSubstr(std::string("--") + flag.name));
   }
+  for (const char* code :
+       {"   1  ", "  10  ", "  11  ", "  12  ", "  13  ", "  14  ", "  15  ", "  16  "}) {
+    EXPECT_THAT(help, HasSubstr(std::string("\n") + code));
+  }
   size_t begin = 0;
   for (size_t end = 0; (end = help.find('\n', begin)) != std::string::npos; begin = end + 1) {
     EXPECT_LE(end - begin, 100U) << help.substr(begin, end - begin);

@@ -1,5 +1,7 @@
 #include "launcher/exit_code.h"
 
+#include "absl/strings/str_cat.h"
+
 namespace ddp::launcher {
 namespace {
 
@@ -38,7 +40,32 @@ int CodeOfWorker(const elastic::JobResult& result) {
   return code > 0 && code < 256 ? code : 1;
 }
 
+struct Meaning {
+  ReasonCode code;
+  const char* text;
+};
+
+constexpr Meaning kMeanings[] = {
+    {kReasonWorkerFailed, "a worker failed, and there were no restarts to spend"},
+    {kReasonCannotStart, "this node could not take part: the program, a folder, a port"},
+    {kReasonRendezvousTimeout, "not enough nodes came in time"},
+    {kReasonClosed, "another node ended the job, or it was over"},
+    {kReasonBudgetSpent, "a worker failed, and all of --max-restarts were spent"},
+    {kReasonNoProgress, "failures in a row without a step (--no-progress-limit)"},
+    {kReasonPreempted, "ddprun was told to stop by a signal"},
+    {kReasonStoreLost, "the Redis server was out of reach for too long"},
+};
+
 }  // namespace
+
+std::string ReasonCodesText() {
+  std::string text;
+  for (const Meaning& meaning : kMeanings) {
+    absl::StrAppend(&text, "  ", absl::Dec(meaning.code, absl::kSpacePad2), "  ", meaning.text,
+                    "\n");
+  }
+  return text;
+}
 
 int ExitCodeOf(const elastic::JobResult& result, ExitCodeStyle style) {
   if (result.end == JobEndReason::kSucceeded && result.exit_code == 0) return 0;

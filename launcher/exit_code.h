@@ -1,6 +1,8 @@
 #ifndef DDP_LAUNCHER_EXIT_CODE_H_
 #define DDP_LAUNCHER_EXIT_CODE_H_
 
+#include <string>
+
 #include "elastic/agent/worker_failure.h"
 
 namespace ddp::launcher {
@@ -25,6 +27,9 @@ enum ReasonCode : int {
   kReasonPreempted = 15,          // a signal, or its node's share of it
   kReasonStoreLost = 16,          // the Redis server was out of reach for too long
 };
+
+// The codes and what they mean, for the help text: one per line, indented by two.
+std::string ReasonCodesText();
 
 // The exit code of a job that ended with `result`. Pure.
 int ExitCodeOf(const elastic::JobResult& result, ExitCodeStyle style);

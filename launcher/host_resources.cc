@@ -8,6 +8,7 @@
 #include <cctype>
 #include <cstdlib>
 #include <memory>
+#include <vector>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
@@ -54,7 +55,14 @@ int CountVisibleGpus(int devices, const std::optional<std::string>& cuda_visible
 HostResources ReadHostResources() {
   std::optional<std::string> visible;
   if (const char* value = std::getenv("CUDA_VISIBLE_DEVICES")) visible = value;
-  return {.cpus = CountCpus(), .gpus = CountVisibleGpus(CountGpuDevices(), visible)};
+  HostResources host;
+  host.cpus = CountCpus();
+  host.gpus = CountVisibleGpus(CountGpuDevices(), visible);
+  if (visible.has_value()) {
+    const std::vector<std::string> names = absl::StrSplit(*visible, ',', absl::SkipWhitespace());
+    host.named_devices = static_cast<int>(names.size());
+  }
+  return host;
 }
 
 }  // namespace ddp::launcher

@@ -10,6 +10,8 @@ namespace ddp::launcher {
 struct HostResources {
   int cpus = 1;  // that this process may run on
   int gpus = 0;  // that a worker would see
+  // How many devices CUDA_VISIBLE_DEVICES names, whether they exist or not; unset: it is not set.
+  std::optional<int> named_devices = {};
 };
 
 // CPUs from this process's affinity mask; GPUs from /dev/nvidia<number>, narrowed by

@@ -94,9 +94,16 @@ absl::StatusOr<int> OneOf(const FlagReader& flags, const std::string& gflag,
   return flags.BadValue(gflag, absl::StrCat("expected ", absl::StrJoin(names, ", ")));
 }
 
-absl::Status ReadProgram(const FlagReader& flags, LaunchOptions& options) {
+absl::Status ReadProgram(const FlagReader& flags, const HostResources& host,
+                         LaunchOptions& options) {
   DDP_ASSIGN_OR_RETURN(options.program_kind, KindOfProgram(flags));
   options.virtual_local_rank = flags.IsOn("virtual_local_rank");
+  if (options.virtual_local_rank && host.named_devices.has_value() &&
+      *host.named_devices < options.nproc_per_node) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        flags.NameOf("virtual_local_rank"), " gives each of the ", options.nproc_per_node,
+        " workers a device of its own, and CUDA_VISIBLE_DEVICES names ", *host.named_devices));
+  }
   if (flags.IsGiven("numa_binding")) {
     DDP_ASSIGN_OR_RETURN(const int binding, OneOf(flags, "numa_binding",
                                                   {"node", "socket", "exclusive", "core-complex"}));
@@ -360,6 +367,12 @@ absl::Status ReadOutput(const FlagReader& flags, LaunchOptions& options) {
   DDP_ASSIGN_OR_RETURN(output.local_ranks_filter, LocalRanks(flags));
   output.filters_of_stdout = SplitFilters(flags.Text("duplicate_stdout_filters"));
   output.filters_of_stderr = SplitFilters(flags.Text("duplicate_stderr_filters"));
+  for (const auto& [gflag, stream] : {std::pair("duplicate_stdout_filters", kStdout),
+                                      std::pair("duplicate_stderr_filters", kStderr)}) {
+    if (!flags.IsGiven(gflag) || output.tee.Contains(stream)) continue;
+    options.notices.push_back(absl::StrCat(
+        flags.NameOf(gflag), ": means nothing without --tee: only teed lines are looked at"));
+  }
   output.prefix_template = flags.Text("log_line_prefix_template");
   if (output.prefix_template.find('\n') != std::string::npos) {
     return flags.BadValue("log_line_prefix_template", "expected one line");
@@ -377,10 +390,10 @@ int StreamMap::Get(int local_rank) const {
   return found == by_local_rank.end() ? all : found->second;
 }
 
-bool StreamMap::empty() const {
-  return all == kNoStream &&
-         std::all_of(by_local_rank.begin(), by_local_rank.end(),
-                     [](const auto& entry) { return entry.second == kNoStream; });
+bool StreamMap::Contains(Streams stream) const {
+  return (all & stream) != 0 ||
+         std::any_of(by_local_rank.begin(), by_local_rank.end(),
+                     [stream](const auto& entry) { return (entry.second & stream) != 0; });
 }
 
 absl::StatusOr<StreamMap> ParseStreamMap(const std::string& text) {
@@ -436,7 +449,7 @@ absl::StatusOr<LaunchOptions> ParseLaunchOptions(const FlagValues& values,
   DDP_ASSIGN_OR_RETURN(options.nproc_per_node, ProcessesPerNode(flags, host));
   DDP_RETURN_IF_ERROR(flags.CheckName("role"));
   options.role = flags.Text("role");
-  DDP_RETURN_IF_ERROR(ReadProgram(flags, options));
+  DDP_RETURN_IF_ERROR(ReadProgram(flags, host, options));
   DDP_RETURN_IF_ERROR(ReadRendezvous(flags, options));
   DDP_RETURN_IF_ERROR(ReadFailures(flags, options));
   DDP_RETURN_IF_ERROR(ReadWatching(flags, options));

@@ -26,7 +26,8 @@ struct StreamMap {
   std::map<int, int> by_local_rank;
 
   int Get(int local_rank) const;
-  bool empty() const;  // no stream of any rank
+  bool Contains(Streams stream) const;  // this one, or a part of it, of any rank
+  bool empty() const { return !Contains(kBothStreams); }
 };
 
 // How the program is started.

@@ -305,6 +305,20 @@ TEST(LaunchOptionsTest, ProgramKinds) {
               HasSubstr("--run-path and --module contradict"));
 }
 
+TEST(LaunchOptionsTest, FiltersWithoutTeeAreSaidToMeanNothing) {
+  EXPECT_THAT(Options({{"duplicate_stdout_filters", "x"}, {"tee", "2"}}).notices,
+              ElementsAre(HasSubstr("--duplicate-stdout-filters: means nothing without --tee")));
+  EXPECT_THAT(Options({{"duplicate_stdout_filters", "x"}, {"tee", "3:1"}}).notices, IsEmpty());
+}
+
+TEST(LaunchOptionsTest, VirtualLocalRanksNeedADeviceEach) {
+  const FlagValues given = {{"virtual_local_rank", "true"}, {"nproc_per_node", "2"}};
+  EXPECT_TRUE(Options(given).virtual_local_rank);
+  EXPECT_EQ(Error(given, {.cpus = 8, .gpus = 0, .named_devices = 2}), "no error");
+  EXPECT_THAT(Error(given, {.cpus = 8, .gpus = 0, .named_devices = 1}),
+              AllOf(HasSubstr("--virtual-local-rank"), HasSubstr("CUDA_VISIBLE_DEVICES names 1")));
+}
+
 TEST(LaunchOptionsTest, NumaBindings) {
   EXPECT_EQ(Options({{"numa_binding", "node"}}).numa_binding, NumaBinding::kNode);
   EXPECT_EQ(Options({{"numa_binding", "socket"}}).numa_binding, NumaBinding::kSocket);
