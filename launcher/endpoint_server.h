@@ -5,6 +5,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "launcher/server_guard.h"
 #include "store/redis_endpoint.h"
 
@@ -24,11 +25,15 @@ namespace ddp::launcher {
 // Returns nullptr when the endpoint is not ours, or is a unix socket: then a server is there, or
 // will be. Keep what is returned while the job lives, and Watch() it.
 //
+// A name that cannot be resolved is asked for again for `name_timeout`: a cluster's names may come
+// after its machines.
+//
 // kNotFound: the name has no address; or the endpoint is ours, but redis-server is not installed.
-// kInvalidArgument: a wildcard address (0.0.0.0, ::), which would be everybody's; a user besides
-// "default". Else what PrivateRedisServer::Start says.
-absl::StatusOr<std::unique_ptr<ServerGuard>> StartServerIfOurs(const store::RedisEndpoint& endpoint,
-                                                               const std::string& folder);
+// kInvalidArgument: a wildcard address (0.0.0.0, ::), which would be everybody's. Else what
+// PrivateRedisServer::Start says. Call it on the main thread (see there).
+absl::StatusOr<std::unique_ptr<ServerGuard>> StartServerIfOurs(
+    const store::RedisEndpoint& endpoint, const std::string& folder,
+    absl::Duration name_timeout = absl::Seconds(10));
 
 // For the workers, who connect with what stands in the environment (DDP_REDIS_USER,
 // DDP_REDIS_PASSWORD): sets it there to the endpoint's.

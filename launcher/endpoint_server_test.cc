@@ -1,0 +1,301 @@
+#include "launcher/endpoint_server.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <stdlib.h>
+
+#include <future>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "base/event_loop.h"
+#include "launcher/network_server.h"
+#include "launcher/private_folder.h"
+#include "store/redis_connection.h"
+#include "store/redis_key_value_store.h"
+
+namespace ddp::launcher {
+namespace {
+
+using Guard = std::unique_ptr<ServerGuard>;
+
+constexpr absl::Duration kLong = absl::Seconds(60);
+
+class EndpointServerTest : public ::testing::Test {
+ protected:
+  EndpointServerTest() : folder_(*MakePrivateFolder("ddp-test-")) {}
+  ~EndpointServerTest() override { EXPECT_TRUE(RemoveFolder(folder_).ok()); }
+
+  // A place where nothing listens now.
+  static store::RedisEndpoint FreeEndpoint(const std::string& address = "127.0.0.1") {
+    store::RedisEndpoint endpoint;
+    endpoint.host = address;
+    endpoint.port = *FreePort(address);
+    return endpoint;
+  }
+
+  // A server at a free place: `endpoint`, but for its port. Somebody may be faster than we.
+  Guard StartAt(store::RedisEndpoint& endpoint) {
+    for (int attempt = 0; attempt < 10; ++attempt) {
+      endpoint.port = *FreePort(endpoint.host);
+      auto server = StartServerIfOurs(endpoint, folder_);
+      EXPECT_TRUE(server.ok()) << server.status();
+      if (server.ok() && *server != nullptr) return *std::move(server);
+    }
+    ADD_FAILURE() << "no free port";
+    return nullptr;
+  }
+
+  static absl::Status TryConnect(const store::RedisEndpoint& endpoint) {
+    return store::RedisConnection::Connect(endpoint, {.total_timeout = absl::Seconds(5)}).status();
+  }
+
+  const std::string folder_;
+};
+
+TEST_F(EndpointServerTest, StartsWhereNobodyHasOnThatAddressOnly) {
+  store::RedisEndpoint endpoint = FreeEndpoint("127.0.0.5");
+  const Guard server = StartAt(endpoint);
+  ASSERT_NE(server, nullptr);
+  EXPECT_EQ(server->endpoint(), endpoint);
+  EXPECT_TRUE(TryConnect(endpoint).ok());
+  store::RedisEndpoint elsewhere = endpoint;
+  elsewhere.host = "127.0.0.6";
+  EXPECT_TRUE(absl::IsUnavailable(
+      store::RedisConnection::Connect(elsewhere, {.total_timeout = absl::ZeroDuration()})
+          .status()));
+}
+
+TEST_F(EndpointServerTest, TheSecondUsesTheFirstOnes) {
+  store::RedisEndpoint endpoint = FreeEndpoint();
+  const Guard server = StartAt(endpoint);
+  ASSERT_NE(server, nullptr);
+  const std::string other_folder = *MakePrivateFolder("ddp-test-");
+  const auto second = StartServerIfOurs(endpoint, other_folder);
+  ASSERT_TRUE(second.ok()) << second.status();
+  EXPECT_EQ(*second, nullptr);
+  EXPECT_TRUE(RemoveFolder(other_folder).ok());
+}
+
+TEST_F(EndpointServerTest, OfTwoAtOnceOneHasIt) {
+  for (int round = 0; round < 3; ++round) {
+    const store::RedisEndpoint endpoint = FreeEndpoint("127.0.0.7");
+    std::vector<std::string> folders;
+    std::vector<std::promise<Guard>> started(4);
+    // A server ends with the thread that started it.
+    std::promise<void> end;
+    const std::shared_future<void> ended = end.get_future().share();
+    std::vector<std::thread> agents;
+    for (auto& promise : started) {
+      folders.push_back(*MakePrivateFolder("ddp-test-"));
+      agents.emplace_back([&promise, &endpoint, ended, folder = folders.back()] {
+        auto server = StartServerIfOurs(endpoint, folder);
+        EXPECT_TRUE(server.ok()) << server.status();
+        promise.set_value(server.ok() ? *std::move(server) : nullptr);
+        ended.wait();
+      });
+    }
+    std::vector<Guard> guards;
+    int owners = 0;
+    for (auto& promise : started) {
+      guards.push_back(promise.get_future().get());
+      owners += guards.back() != nullptr;
+    }
+    EXPECT_EQ(owners, 1);
+    EXPECT_TRUE(TryConnect(endpoint).ok());
+    guards.clear();
+    end.set_value();
+    for (std::thread& agent : agents) agent.join();
+    for (const std::string& folder : folders) EXPECT_TRUE(RemoveFolder(folder).ok());
+  }
+}
+
+TEST_F(EndpointServerTest, OtherMachinesAddressesAndSocketsAreNotOurs) {
+  store::RedisEndpoint endpoint;
+  endpoint.host = "192.0.2.1";  // for documents only
+  const auto other = StartServerIfOurs(endpoint, folder_);
+  ASSERT_TRUE(other.ok()) << other.status();
+  EXPECT_EQ(*other, nullptr);
+  endpoint = {};
+  endpoint.unix_path = "/tmp/ddp-no-such.sock";
+  const auto socket = StartServerIfOurs(endpoint, folder_);
+  ASSERT_TRUE(socket.ok()) << socket.status();
+  EXPECT_EQ(*socket, nullptr);
+}
+
+TEST_F(EndpointServerTest, WhatCannotBeIsSaidInOneLine) {
+  store::RedisEndpoint endpoint = FreeEndpoint();
+  endpoint.host = "0.0.0.0";
+  const auto wildcard = StartServerIfOurs(endpoint, folder_);
+  EXPECT_TRUE(absl::IsInvalidArgument(wildcard.status())) << wildcard.status();
+  endpoint.host = "no-such-host.invalid";
+  const auto name = StartServerIfOurs(endpoint, folder_, absl::ZeroDuration());
+  EXPECT_TRUE(absl::IsNotFound(name.status())) << name.status();
+  EXPECT_NE(name.status().message().find("--rdzv-endpoint=no-such-host.invalid"),
+            std::string::npos);
+}
+
+TEST_F(EndpointServerTest, WithoutRedisInstalledSaysSo) {
+  const store::RedisEndpoint endpoint = FreeEndpoint();
+  const std::string path = getenv("PATH");
+  setenv("PATH", folder_.c_str(), 1);
+  const auto server = StartServerIfOurs(endpoint, folder_);
+  setenv("PATH", path.c_str(), 1);
+  EXPECT_TRUE(absl::IsNotFound(server.status())) << server.status();
+  for (const char* part : {"--rdzv-endpoint=127.0.0.1:", "install redis-server", "this node"}) {
+    EXPECT_NE(server.status().message().find(part), std::string::npos) << server.status();
+  }
+}
+
+TEST_F(EndpointServerTest, AllAddressesOfANameAreServed) {
+  store::RedisEndpoint endpoint = FreeEndpoint("localhost");
+  const Guard server = StartAt(endpoint);
+  ASSERT_NE(server, nullptr);
+  const auto probe = ProbeBind("localhost", endpoint.port);
+  ASSERT_TRUE(probe.ok());
+  EXPECT_TRUE(probe->ours.empty()) << probe->ours[0] << " is free";
+  EXPECT_TRUE(TryConnect(endpoint).ok());
+}
+
+TEST_F(EndpointServerTest, NobodyReadsOrChangesTheServer) {
+  store::RedisEndpoint endpoint = FreeEndpoint();
+  const Guard server = StartAt(endpoint);
+  const auto connection = store::RedisConnection::Connect(endpoint, {.total_timeout = kLong});
+  ASSERT_TRUE(connection.ok()) << connection.status();
+  const auto refused = [&](const std::vector<std::string>& command) {
+    const auto reply = (*connection)->Command(command);
+    const std::string why(reply.status().message());
+    // Redis has three ways to say so.
+    for (const char* text : {"NOPERM", "command not allowed", "The user executing the script"}) {
+      if (why.find(text) != std::string::npos) return true;
+    }
+    return false;
+  };
+  for (const std::vector<std::string>& command : std::vector<std::vector<std::string>>{
+           {"CONFIG", "GET", "*"},
+           {"CONFIG", "SET", "dir", "/tmp"},
+           {"MODULE", "LOAD", "/tmp/x.so"},
+           {"DEBUG", "SLEEP", "0"},
+           {"SAVE"},
+           {"BGSAVE"},
+           {"SHUTDOWN", "NOSAVE"},
+           {"FLUSHALL"},
+           {"FLUSHDB"},
+           {"KEYS", "*"},
+           {"SCAN", "0"},
+           {"ACL", "LIST"},
+           {"MONITOR"},
+           {"CLIENT", "LIST"},
+           {"CLIENT", "KILL", "TYPE", "normal"},
+           {"SCRIPT", "FLUSH"},
+           {"SCRIPT", "KILL"},
+           {"SLAVEOF", "127.0.0.1", "1"},
+           {"REPLICAOF", "127.0.0.1", "1"},
+           {"MIGRATE", "127.0.0.1", "1", "ddp:k", "0", "1"},
+           {"SET", "other", "v"},
+           {"GET", "other"},
+           {"PUBLISH", "other", "v"},
+           {"EVAL", "return redis.call('SET', 'other', 'v')", "0"},
+           {"EVAL", "return redis.call('FLUSHALL')", "0"},
+       }) {
+    EXPECT_TRUE(refused(command)) << command[0] << ": " << (*connection)->Command(command).status();
+  }
+  EXPECT_TRUE((*connection)->Command({"SET", "ddp:{job}:k", "v"}).ok());
+}
+
+TEST_F(EndpointServerTest, TheWorkersStoreFindsAllItsCommands) {
+  store::RedisEndpoint endpoint = FreeEndpoint();
+  const Guard server = StartAt(endpoint);
+  const auto opened = store::RedisKeyValueStore::Connect(
+      {.endpoint = endpoint, .prefix = "ddp:{job}:i1:g1.x:store:"}, {});
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  store::RedisKeyValueStore& kv = **opened;
+  EXPECT_TRUE(kv.Set("k", "1", kLong).ok());
+  auto late = std::async(std::launch::async, [&] { return kv.Get("late", kLong); });
+  auto all = std::async(std::launch::async, [&] { return kv.Wait({"k", "late", "x"}, kLong); });
+  EXPECT_TRUE(kv.MultiSet({"late", "x"}, {"v", "y"}, kLong).ok());
+  const auto got = late.get();
+  EXPECT_TRUE(got.ok()) << got.status();
+  EXPECT_TRUE(all.get().ok());
+  EXPECT_EQ(*kv.Add("n", 2, kLong), 2);
+  EXPECT_EQ(*kv.CompareSet("k", "1", "2", kLong), "2");
+  EXPECT_TRUE(kv.Append("k", "3", kLong).ok());
+  EXPECT_EQ(*kv.MultiGet({"k", "x"}, kLong), (std::vector<std::string>{"23", "y"}));
+  EXPECT_TRUE(*kv.Check({"k"}, kLong));
+  EXPECT_TRUE(*kv.Delete("k", kLong));
+  EXPECT_TRUE(kv.QueuePush("q", "e", kLong).ok());
+  EXPECT_EQ(*kv.QueueLength("q", kLong), 1);
+  EXPECT_EQ(*kv.QueuePop("q", kLong), "e");
+  EXPECT_FALSE((*kv.QueueTryPop("q", kLong)).has_value());
+  EXPECT_EQ(*kv.NumKeys(kLong), 3);
+  EXPECT_EQ((*kv.ListKeys(kLong)).size(), 3u);
+  EXPECT_TRUE(kv.RefreshTtl(kLong).ok());
+}
+
+TEST_F(EndpointServerTest, UserAndPasswordOfAnyCharacters) {
+  store::RedisEndpoint endpoint = FreeEndpoint();
+  endpoint.user = "alice";
+  endpoint.password = "a b\"c\\d'e\xc3\xa4 >#x";
+  const Guard server = StartAt(endpoint);
+  ASSERT_NE(server, nullptr);
+  EXPECT_TRUE(TryConnect(endpoint).ok()) << TryConnect(endpoint);
+  store::RedisEndpoint stranger = endpoint;
+  stranger.user = stranger.password = "";
+  EXPECT_TRUE(absl::IsUnauthenticated(TryConnect(stranger))) << TryConnect(stranger);
+  stranger.password = endpoint.password;
+  EXPECT_FALSE(TryConnect(stranger).ok()) << "the default user is off";
+  endpoint.user = "";
+  endpoint.password = "x";
+  store::RedisEndpoint other = endpoint;
+  const std::string folder = *MakePrivateFolder("ddp-test-");
+  other.port = *FreePort(other.host);
+  const auto second = StartServerIfOurs(other, folder);
+  ASSERT_TRUE(second.ok() && *second != nullptr);
+  EXPECT_TRUE(TryConnect(other).ok());
+  other.password = "y";
+  EXPECT_TRUE(absl::IsUnauthenticated(TryConnect(other)));
+  EXPECT_TRUE(RemoveFolder(folder).ok());
+}
+
+TEST_F(EndpointServerTest, IsReplacedAtItsPlaceWhenItDies) {
+  store::RedisEndpoint endpoint = FreeEndpoint("127.0.0.8");
+  endpoint.password = "secret";
+  const auto loop = *EventLoop::Create();  // outlives the guard
+  const Guard server = StartAt(endpoint);
+  pid_t second = -1;
+  ASSERT_TRUE(server
+                  ->Watch(loop.get(),
+                          [&](pid_t pid) {
+                            second = pid;
+                            loop->Stop();
+                          })
+                  .ok());
+  const pid_t first = server->pid();
+  ASSERT_EQ(kill(first, SIGKILL), 0);
+  loop->AddTimer(kLong, [&] { loop->Stop(); });
+  ASSERT_TRUE(loop->Run().ok());
+  EXPECT_EQ(server->pid(), second);
+  EXPECT_NE(second, first);
+  EXPECT_TRUE(TryConnect(endpoint).ok());
+}
+
+TEST(ExportCredentialsTest, LeavesWhatTheServerWantsAndNoMore) {
+  setenv("DDP_REDIS_PASSWORD_FILE", "/tmp/x", 1);
+  store::RedisEndpoint endpoint;
+  endpoint.password = "p";
+  ExportCredentials(endpoint);
+  EXPECT_STREQ(getenv("DDP_REDIS_PASSWORD"), "p");
+  EXPECT_EQ(getenv("DDP_REDIS_PASSWORD_FILE"), nullptr);
+  EXPECT_EQ(getenv("DDP_REDIS_USER"), nullptr);
+  ExportCredentials({});
+  EXPECT_EQ(getenv("DDP_REDIS_PASSWORD"), nullptr);
+}
+
+}  // namespace
+}  // namespace ddp::launcher
