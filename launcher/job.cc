@@ -14,19 +14,34 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "base/clock.h"
+#include "base/event_loop.h"
 #include "base/status_macros.h"
 #include "elastic/agent/agent.h"
 #include "elastic/agent/event_log.h"
-#include "base/event_loop.h"
+#include "elastic/agent/node_status_tracker.h"
+#include "elastic/health/error_record.h"
+#include "elastic/rendezvous/job_reader.h"
 #include "elastic/rendezvous/redis_rendezvous.h"
+#include "launcher/cpu_topology.h"
+#include "launcher/exit_code.h"
 #include "launcher/failure_report.h"
+#include "launcher/job_marker.h"
 #include "launcher/log_layout.h"
 #include "launcher/log_router.h"
+#include "launcher/meeting_place.h"
+#include "launcher/metrics_server.h"
+#include "launcher/numa_plan.h"
 #include "launcher/posix_process_spawner.h"
 #include "launcher/private_folder.h"
-#include "launcher/server_guard.h"
+#include "launcher/root_cause_file.h"
+#include "nlohmann/json.hpp"
+#include "store/redis_connection.h"
 #include "store/redis_endpoint.h"
+#include "xxhash.h"
 
 namespace ddp::launcher {
 namespace {
@@ -34,11 +49,9 @@ namespace {
 // How long the end of a job waits for a console that takes nothing.
 constexpr absl::Duration kConsoleStallTimeout = absl::Seconds(60);
 
-void Say(const std::string& line) { std::fprintf(stderr, "%s\n", line.c_str()); }
+void Say(const std::string& line) { std::fprintf(stderr, "ddprun: %s\n", line.c_str()); }
 
-void SayError(const absl::Status& status) {
-  Say(absl::StrCat("ddprun: ", std::string(status.message())));
-}
+void SayError(const absl::Status& status) { Say(std::string(status.message())); }
 
 std::string HostName() {
   std::array<char, HOST_NAME_MAX + 1> name{};
@@ -47,73 +60,158 @@ std::string HostName() {
 }
 
 // What one job is made of. Destroyed from the last member to the first: the workers before the
-// server that they talk to.
+// servers that they talk to.
 struct Parts {
+  MonotonicClock clock;
+  elastic::LaunchConfig config;
   LogLayout layout;
   elastic::EventLog event_log;
   std::unique_ptr<EventLoop> event_loop;
-  std::unique_ptr<ServerGuard> server;  // none: the user has one
+  MeetingPlace place;
   std::unique_ptr<LogRouter> router;
   std::unique_ptr<PosixProcessSpawner> spawner;
   std::unique_ptr<elastic::RedisRendezvous> rendezvous;
-  MonotonicClock clock;
+  std::unique_ptr<elastic::NodeStatusTracker> status;
+  std::unique_ptr<MetricsServer> metrics;
 };
 
-absl::StatusOr<store::RedisEndpoint> Endpoint(const JobSpec& spec, Parts& parts) {
-  if (spec.endpoint.has_value()) return *spec.endpoint;
-  DDP_ASSIGN_OR_RETURN(parts.server, ServerGuard::Start(spec.runtime_folder));
-  // The workers find these and would offer them to a server that wants none.
-  for (const char* name : {"DDP_REDIS_USER", "DDP_REDIS_PASSWORD", "DDP_REDIS_PASSWORD_FILE"}) {
-    ::unsetenv(name);
+void FillAddresses(const MeetingPlace& place, elastic::LaunchConfig& config) {
+  if (config.master_addr.empty()) config.master_addr = place.own.address;
+  // Gloo would look up this host's name and listen on what comes of it.
+  if (config.max_nodes > 1 && !place.own.is_loopback) {
+    config.socket_interface = place.own.interface;
   }
-  return parts.server->endpoint();
+}
+
+absl::Status OpenLogs(const JobSpec& spec, Parts& parts) {
+  elastic::EventLog::Options options;
+  options.path = spec.options.event_log_file;
+  options.console = spec.options.events_to_console;
+  options.run_id = parts.config.run_id;
+  options.host = parts.config.host;
+  options.role = parts.config.role;
+  DDP_ASSIGN_OR_RETURN(parts.event_log, elastic::EventLog::Open(options));
+  DDP_ASSIGN_OR_RETURN(parts.layout,
+                       LogLayout::Create(spec.options.output.log_dir, parts.config.run_id));
+  return absl::OkStatus();
+}
+
+// The CPUs of each worker; none where --numa-binding is not given, or this host does not tell.
+absl::StatusOr<std::vector<std::vector<int>>> CpusOfWorkers(const JobSpec& spec) {
+  if (spec.options.numa_binding == NumaBinding::kNone) return std::vector<std::vector<int>>();
+  const absl::StatusOr<CpuTopology> topology = ReadCpuTopologyOfThisHost();
+  if (topology.ok()) {
+    return PlanNuma(*topology, spec.options.numa_binding, spec.config.nproc_per_node);
+  }
+  Say(absl::StrCat("--numa-binding: the workers may use all CPUs, since this host does not tell how"
+                   " they lie: ",
+                   std::string(topology.status().message())));
+  return std::vector<std::vector<int>>();
+}
+
+absl::Status MakeSpawner(const JobSpec& spec, const AgentContext& context, Parts& parts) {
+  parts.router = std::make_unique<LogRouter>(parts.event_loop.get(), STDOUT_FILENO, STDERR_FILENO);
+  PosixProcessSpawner::Options options;
+  options.output = spec.options.output;
+  options.layout = parts.layout;
+  options.host = parts.config.host;
+  options.doomed = context.doomed;
+  DDP_ASSIGN_OR_RETURN(options.cpus, CpusOfWorkers(spec));
+  DDP_ASSIGN_OR_RETURN(
+      parts.spawner,
+      PosixProcessSpawner::Create(parts.event_loop.get(), parts.router.get(), std::move(options)));
+  if (parts.place.server == nullptr) return absl::OkStatus();
+  PosixProcessSpawner* const spare = parts.spawner.get();
+  spare->Spare(parts.place.server->pid());
+  return parts.place.server->Watch(parts.event_loop.get(),
+                                   [spare](pid_t pid) { spare->Spare(pid); });
+}
+
+absl::Status OpenRendezvous(const JobSpec& spec, Parts& parts) {
+  const RendezvousOptions& wanted = spec.options.rendezvous;
+  elastic::RedisRendezvous::Options options;
+  options.endpoint = parts.place.endpoint;
+  options.run_id = parts.config.run_id;
+  options.fingerprint = spec.fingerprint;
+  options.max_restarts = parts.config.max_restarts;
+  options.min_nodes = parts.config.min_nodes;
+  options.max_nodes = parts.config.max_nodes;
+  options.last_call = wanted.last_call;
+  options.no_progress_limit = spec.options.no_progress_limit;
+  options.quarantine_strikes = spec.options.quarantine_strikes;
+  options.lease = wanted.lease;
+  options.heartbeat = wanted.heartbeat;
+  options.connect_timeout = wanted.read_timeout;
+  if (wanted.heartbeat_timeout > absl::ZeroDuration()) {
+    options.reply_timeout = wanted.heartbeat_timeout;
+  }
+  DDP_ASSIGN_OR_RETURN(parts.rendezvous,
+                       elastic::RedisRendezvous::Open(options, parts.event_loop.get()));
+  return absl::OkStatus();
+}
+
+// What people and programs can look at while the job runs.
+absl::Status MakeVisible(const JobSpec& spec, Parts& parts) {
+  elastic::NodeStatusTracker::Identity identity;
+  identity.run_id = parts.config.run_id;
+  identity.instance = parts.rendezvous->instance();
+  identity.host = parts.config.host;
+  identity.role = parts.config.role;
+  identity.agent_pid = ::getpid();
+  identity.max_restarts = parts.config.max_restarts;
+  identity.min_nodes = parts.config.min_nodes;
+  identity.max_nodes = parts.config.max_nodes;
+  identity.heartbeat_interval_s = absl::ToDoubleSeconds(spec.options.rendezvous.heartbeat);
+  parts.status = std::make_unique<elastic::NodeStatusTracker>(std::move(identity));
+
+  store::RedisEndpoint place = parts.place.endpoint;
+  const bool with_credentials = !place.password.empty();
+  place.user.clear();
+  place.password.clear();
+  DDP_RETURN_IF_ERROR(WriteJobMarker(spec.runtime_folder, {.run_id = parts.config.run_id,
+                                                           .instance = parts.rendezvous->instance(),
+                                                           .endpoint = place.DebugString(),
+                                                           .with_credentials = with_credentials,
+                                                           .agent_pid = ::getpid()}));
+  if (!spec.options.metrics_port.has_value()) return absl::OkStatus();
+  DDP_ASSIGN_OR_RETURN(
+      parts.metrics,
+      MetricsServer::Listen(parts.event_loop.get(), {.port = *spec.options.metrics_port},
+                            [&parts] { return parts.status->Status(parts.clock.Now()); }));
+  if (*spec.options.metrics_port == 0) {
+    Say(absl::StrCat("metrics are served on port ", parts.metrics->port()));
+  }
+  return absl::OkStatus();
 }
 
 // What can fail for the user's sake comes first, what costs time last.
 absl::Status Prepare(const JobSpec& spec, const AgentContext& context, Parts& parts) {
-  DDP_ASSIGN_OR_RETURN(parts.event_log,
-                       elastic::EventLog::Open(spec.config.event_log_file, spec.config.run_id));
-  DDP_ASSIGN_OR_RETURN(parts.layout, LogLayout::Create(spec.log_dir, spec.config.run_id));
-  DDP_ASSIGN_OR_RETURN(const store::RedisEndpoint endpoint, Endpoint(spec, parts));
+  parts.config = spec.config;
+  parts.config.host = HostName();
+  DDP_RETURN_IF_ERROR(OpenLogs(spec, parts));
   DDP_ASSIGN_OR_RETURN(parts.event_loop, EventLoop::Create());
-  parts.router = std::make_unique<LogRouter>(parts.event_loop.get(), STDOUT_FILENO, STDERR_FILENO);
-
-  PosixProcessSpawner::Options spawner;
-  spawner.output.redirects = spec.redirects;
-  spawner.output.tee = spec.tee;
-  spawner.output.prefix_template = "[${role_name}${local_rank}]:";
-  spawner.host = HostName();
-  spawner.layout = parts.layout;
-  spawner.doomed = context.doomed;
-  DDP_ASSIGN_OR_RETURN(
-      parts.spawner,
-      PosixProcessSpawner::Create(parts.event_loop.get(), parts.router.get(), std::move(spawner)));
-  if (parts.server != nullptr) {
-    PosixProcessSpawner* const spare = parts.spawner.get();
-    spare->Spare(parts.server->pid());
-    DDP_RETURN_IF_ERROR(
-        parts.server->Watch(parts.event_loop.get(), [spare](pid_t pid) { spare->Spare(pid); }));
-  }
-
-  elastic::RedisRendezvous::Options rendezvous;
-  rendezvous.endpoint = endpoint;
-  rendezvous.run_id = spec.config.run_id;
-  rendezvous.max_restarts = spec.config.max_restarts;
-  rendezvous.lease = spec.config.lease;
-  DDP_ASSIGN_OR_RETURN(parts.rendezvous,
-                       elastic::RedisRendezvous::Open(rendezvous, parts.event_loop.get()));
-  return absl::OkStatus();
+  DDP_ASSIGN_OR_RETURN(parts.place, FindMeetingPlace(spec.options, spec.endpoint,
+                                                     spec.runtime_folder, parts.event_loop.get()));
+  FillAddresses(parts.place, parts.config);
+  DDP_RETURN_IF_ERROR(MakeSpawner(spec, context, parts));
+  DDP_RETURN_IF_ERROR(OpenRendezvous(spec, parts));
+  return MakeVisible(spec, parts);
 }
 
 void Report(const JobSpec& spec, const elastic::JobResult& result) {
-  if (!result.reason.empty()) Say(absl::StrCat("ddprun: ", result.reason));
+  if (!result.reason.empty()) Say(result.reason);
   if (result.failures.empty()) return;
   const ReportContext context = {.host = HostName()};
-  std::vector<ReportedFailure> failures;
-  for (const elastic::WorkerFailure& failure : result.failures) {
-    failures.push_back(DescribeFailure(failure, context));
+  const std::vector<elastic::WorkerFailure> failures = RootCauseFirst(result.failures);
+  std::vector<ReportedFailure> described;
+  for (const elastic::WorkerFailure& failure : failures) {
+    described.push_back(DescribeFailure(failure, context));
   }
-  std::fputs(FormatFailureReport(spec.config.entrypoint, failures).c_str(), stderr);
+  std::fputs(FormatFailureReport(spec.config.entrypoint, described).c_str(), stderr);
+  const char* own_error_file = std::getenv(elastic::kErrorFileVariable);
+  if (own_error_file == nullptr || *own_error_file == '\0') return;
+  const absl::Status written = WriteRootCauseFile(own_error_file, failures.front());
+  if (!written.ok()) SayError(written);
 }
 
 bool Exists(const std::string& path) { return !path.empty() && ::access(path.c_str(), F_OK) == 0; }
@@ -127,8 +225,9 @@ void SettleLogs(const JobSpec& spec, const LogLayout& layout, const elastic::Job
     return;
   }
   if (spec.temporary_log_folder.empty()) return;
-  if (!spec.redirects.empty() || !spec.tee.empty()) {
-    Say(absl::StrCat("ddprun: the workers' output is in ", layout.root(),
+  const OutputOptions& output = spec.options.output;
+  if (!output.redirects.empty() || !output.tee.empty()) {
+    Say(absl::StrCat("the workers' output is in ", layout.root(),
                      " (--log-dir chooses the place)"));
     return;
   }
@@ -141,31 +240,71 @@ void SettleLogs(const JobSpec& spec, const LogLayout& layout, const elastic::Job
   }
 }
 
+// The other nodes of a job that has ended learn that from the server that ends with us.
+void AwaitOthers(const elastic::JobResult& result, const Parts& parts) {
+  const bool all_end = result.end != elastic::JobEndReason::kPreempted;
+  if (parts.place.server == nullptr || parts.config.max_nodes == 1 || !all_end) return;
+  store::RedisConnectionOptions options;
+  options.total_timeout = parts.config.lease;
+  auto connection = store::RedisConnection::Connect(parts.place.endpoint, options);
+  if (!connection.ok()) return;
+  constexpr size_t kNodesAtATime = 1000;
+  const absl::Time deadline = parts.clock.Now() + 2 * parts.config.lease;
+  while (parts.clock.Now() < deadline) {
+    const absl::StatusOr<elastic::JobRecord> job = elastic::ReadJob(
+        **connection, parts.config.run_id, parts.rendezvous->instance(), kNodesAtATime);
+    if (!job.ok() || std::none_of(job->nodes.begin(), job->nodes.end(),
+                                  [](const auto& node) { return node.lease_left_s > 0; })) {
+      return;
+    }
+    absl::SleepFor(absl::Milliseconds(20));
+  }
+}
+
+elastic::JobResult CannotStart(const absl::Status& status) {
+  elastic::JobResult result;
+  result.end = absl::IsUnavailable(status) ? elastic::JobEndReason::kStoreLost
+                                           : elastic::JobEndReason::kCannotStart;
+  result.exit_code = 1;
+  return result;
+}
+
 int Run(const JobSpec& spec, const AgentContext& context) {
   Parts parts;
   // Nothing runs yet that would need more than to be killed, and reaching Redis can take long.
-  ReleaseSignals();
+  ReleaseSignals(spec.config.signals_to_handle);
   const absl::Status prepared = Prepare(spec, context, parts);
-  HoldSignals();
+  HoldSignals(spec.config.signals_to_handle);
   if (!prepared.ok()) {
     SayError(prepared);
     SettleLogs(spec, parts.layout, {});
-    return 1;
+    return ExitCodeOf(CannotStart(prepared), spec.options.exit_code);
   }
-  elastic::Agent agent(spec.config, {.event_loop = parts.event_loop.get(),
-                                     .spawner = parts.spawner.get(),
-                                     .rendezvous = parts.rendezvous.get(),
-                                     .clock = &parts.clock,
-                                     .event_log = &parts.event_log});
+  elastic::Agent agent(parts.config, {.event_loop = parts.event_loop.get(),
+                                      .spawner = parts.spawner.get(),
+                                      .rendezvous = parts.rendezvous.get(),
+                                      .clock = &parts.clock,
+                                      .event_log = &parts.event_log,
+                                      .status = parts.status.get(),
+                                      .worker_store = parts.place.worker_store.get()});
   const elastic::JobResult result = agent.Run();
   parts.spawner->KillStrays();
+  AwaitOthers(result, parts);
   parts.router->Flush(kConsoleStallTimeout);
   Report(spec, result);
   SettleLogs(spec, parts.layout, result);
-  return result.exit_code;
+  return ExitCodeOf(result, spec.options.exit_code);
 }
 
 }  // namespace
+
+std::string JobFingerprint(const elastic::LaunchConfig& config,
+                           const std::vector<std::string>& program) {
+  const nlohmann::json job = {config.min_nodes, config.max_nodes, config.role, program};
+  const std::string text = job.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
+  return absl::StrFormat("%016x%016x", hash.high64, hash.low64);
+}
 
 int RunJob(const JobSpec& spec, const AgentContext& context) {
   const int code = Run(spec, context);

@@ -3,6 +3,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "elastic/agent/launch_config.h"
 #include "launcher/keeper.h"
@@ -13,14 +14,24 @@ namespace ddp::launcher {
 
 // All that the agent's process needs to know.
 struct JobSpec {
+  LaunchOptions options;  // its log_dir is never empty: the user's, or `temporary_log_folder`
+
+  // Of `options`, with the program as the workers get it. The addresses are found later.
   elastic::LaunchConfig config;
-  std::optional<store::RedisEndpoint> endpoint;  // none: a private server in `runtime_folder`
-  StreamMap redirects;
-  StreamMap tee;
-  std::string log_dir;               // what the user named, or `temporary_log_folder`
-  std::string runtime_folder;        // ours, 0700; gone at the end
-  std::string temporary_log_folder;  // ours, or empty where the user named a folder
+
+  // The job by which agents without a run id of their own know each other; empty: by the run id.
+  std::string fingerprint;
+
+  std::optional<store::RedisEndpoint> endpoint;  // that the user named, with its credentials
+  std::string runtime_folder;                    // ours, 0700; gone at the end
+  std::string temporary_log_folder;              // ours, or empty where the user named a folder
 };
+
+// What agents of one job have in common, as one short text: nodes, role, program and arguments. Not
+// the number of workers or the place of an interpreter, which may differ from node to node.
+// `program`: as the user typed it, with its arguments. Pure.
+std::string JobFingerprint(const elastic::LaunchConfig& config,
+                           const std::vector<std::string>& program);
 
 // Runs the job in this process, the agent's: makes the parts, hands them to an Agent, reports how
 // it ended. Says on stderr, in one line each, what could not be started, and the failure report at

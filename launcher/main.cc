@@ -30,6 +30,7 @@
 #include "launcher/launch_options.h"
 #include "launcher/private_folder.h"
 #include "launcher/rendezvous_choice.h"
+#include "launcher/status_command.h"
 #include "launcher/worker_command.h"
 #include "store/redis_endpoint.h"
 
@@ -130,7 +131,12 @@ FlagValues ReadFlags(const CommandLine& command_line) {
   return values;
 }
 
-std::string RandomRunId() {
+// Where all nodes must have the same run id and the user gave none, they have torchrun's.
+constexpr char kCommonRunId[] = "none";
+
+std::string RunId(const RendezvousOptions& options) {
+  if (!options.run_id.empty()) return options.run_id;
+  if (options.kind != RendezvousKind::kPrivate) return kCommonRunId;
   std::string bytes(6, '\0');
   PCHECK(::getrandom(bytes.data(), bytes.size(), 0) == static_cast<ssize_t>(bytes.size()));
   return absl::BytesToHexString(bytes);
@@ -139,7 +145,7 @@ std::string RandomRunId() {
 elastic::LaunchConfig Config(const LaunchOptions& options, std::vector<std::string> command,
                              const CommandLine& command_line) {
   elastic::LaunchConfig config;
-  config.run_id = options.rendezvous.run_id.empty() ? RandomRunId() : options.rendezvous.run_id;
+  config.run_id = RunId(options.rendezvous);
   config.role = options.role;
   config.nproc_per_node = options.nproc_per_node;
   config.min_nodes = options.min_nodes;
@@ -164,10 +170,10 @@ elastic::LaunchConfig Config(const LaunchOptions& options, std::vector<std::stri
   return config;
 }
 
-absl::StatusOr<std::optional<store::RedisEndpoint>> Endpoint(const LaunchOptions& options) {
-  const RendezvousOptions& rendezvous = options.rendezvous;
-  if (rendezvous.kind != RendezvousKind::kRedis) return std::nullopt;
-  absl::StatusOr<store::RedisEndpoint> endpoint = store::ParseRedisEndpoint(rendezvous.endpoint);
+absl::StatusOr<std::optional<store::RedisEndpoint>> Endpoint(const RendezvousOptions& options) {
+  if (options.kind != RendezvousKind::kRedis) return std::nullopt;
+  absl::StatusOr<store::RedisEndpoint> endpoint =
+      store::ParseRedisEndpoint(options.endpoint, options.default_port);
   if (!endpoint.ok()) {
     return absl::InvalidArgumentError(
         absl::StrCat("--rdzv-endpoint: ", std::string(endpoint.status().message())));
@@ -177,21 +183,22 @@ absl::StatusOr<std::optional<store::RedisEndpoint>> Endpoint(const LaunchOptions
 }
 
 int KeepJob(JobSpec spec, int argc, char** argv) {
-  HoldSignals();
+  HoldSignals(spec.config.signals_to_handle);
   absl::StatusOr<std::string> runtime_folder = MakePrivateFolder("ddprun_");
   if (!runtime_folder.ok()) return Fail(runtime_folder.status(), kError);
   spec.runtime_folder = *runtime_folder;
-  if (spec.log_dir.empty()) {
+  if (spec.options.output.log_dir.empty()) {
     absl::StatusOr<std::string> log_folder = MakePrivateFolder("ddprun_logs_");
     if (!log_folder.ok()) {
       (void)RemoveFolder(spec.runtime_folder);
       return Fail(log_folder.status(), kError);
     }
-    spec.log_dir = spec.temporary_log_folder = *log_folder;
+    spec.options.output.log_dir = spec.temporary_log_folder = *log_folder;
   }
   const absl::StatusOr<int> code =
       RunWithKeeper({.runtime_folder = spec.runtime_folder,
                      .temporary_log_folder = spec.temporary_log_folder,
+                     .signals = spec.config.signals_to_handle,
                      .agent_title = absl::StrCat("ddp-agent ", spec.config.run_id),
                      .argc = argc,
                      .argv = argv},
@@ -212,8 +219,9 @@ std::string Answer(const CommandLine& command_line) {
 int Main(int argc, char** argv) {
   OpenMissingStandardStreams();
   ::signal(SIGPIPE, SIG_IGN);
-  const absl::StatusOr<CommandLine> command_line =
-      ParseCommandLine(std::vector<std::string>(argv + 1, argv + argc), &Environment);
+  const std::vector<std::string> arguments(argv + 1, argv + argc);
+  if (IsStatusCommand(arguments, &ProgramExists)) return RunStatusCommand(arguments);
+  const absl::StatusOr<CommandLine> command_line = ParseCommandLine(arguments, &Environment);
   if (!command_line.ok()) return Fail(command_line.status(), kUsageError);
   if (command_line->help || command_line->version || !command_line->completion.empty()) {
     std::puts(Answer(*command_line).c_str());
@@ -227,7 +235,7 @@ int Main(int argc, char** argv) {
   for (const std::string& notice : options->notices) {
     std::fprintf(stderr, "ddprun: %s\n", notice.c_str());
   }
-  absl::StatusOr<std::optional<store::RedisEndpoint>> endpoint = Endpoint(*options);
+  absl::StatusOr<std::optional<store::RedisEndpoint>> endpoint = Endpoint(options->rendezvous);
   if (!endpoint.ok()) return Fail(endpoint.status(), kUsageError);
   absl::StatusOr<std::vector<std::string>> command =
       WorkerCommand({.kind = options->program_kind,
@@ -239,9 +247,10 @@ int Main(int argc, char** argv) {
   JobSpec spec;
   spec.config = Config(*options, *std::move(command), *command_line);
   spec.endpoint = *std::move(endpoint);
-  spec.redirects = options->output.redirects;
-  spec.tee = options->output.tee;
-  spec.log_dir = options->output.log_dir;
+  spec.options = *options;
+  if (options->rendezvous.kind == RendezvousKind::kRedis && options->rendezvous.run_id.empty()) {
+    spec.fingerprint = JobFingerprint(spec.config, command_line->program);
+  }
   return KeepJob(std::move(spec), argc, argv);
 }
 

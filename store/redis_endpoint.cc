@@ -98,8 +98,10 @@ absl::Status SetUnixPath(const std::string& text, const std::string& path,
 }
 
 // Everything in front of a store address's '?'.
-absl::StatusOr<RedisEndpoint> ParseWithoutQuery(const std::string& text) {
+absl::StatusOr<RedisEndpoint> ParseWithoutQuery(const std::string& text,
+                                                int default_port = RedisEndpoint::kDefaultPort) {
   RedisEndpoint endpoint;
+  endpoint.port = default_port;
   if (absl::StartsWith(text, kUnixScheme)) {
     DDP_ASSIGN_OR_RETURN(const std::string path,
                          PercentDecode(text.substr(sizeof(kUnixScheme) - 1)));
@@ -179,10 +181,10 @@ std::string RedisEndpoint::DebugString() const {
   return absl::StrCat(out, " (user ", user.empty() ? "default" : user, ", with a password)");
 }
 
-absl::StatusOr<RedisEndpoint> ParseRedisEndpoint(const std::string& text) {
+absl::StatusOr<RedisEndpoint> ParseRedisEndpoint(const std::string& text, int default_port) {
   if (text.empty()) return Malformed(text, "nothing is given");
   if (text.find('?') != std::string::npos) return Malformed(text, "'?' has no place here");
-  return ParseWithoutQuery(text);
+  return ParseWithoutQuery(text, default_port);
 }
 
 absl::Status ApplyRedisCredentialsFromEnvironment(RedisEndpoint& endpoint) {

@@ -43,7 +43,7 @@ struct RedisEndpoint {
 };
 
 // Reads what a person gives as an endpoint:
-//   HOST  HOST:PORT  ADDRESS_V6  [ADDRESS_V6]:PORT    (port 6379 where it is left out)
+//   HOST  HOST:PORT  ADDRESS_V6  [ADDRESS_V6]:PORT    (`default_port` where it is left out)
 //   redis://HOST[:PORT][/DATABASE]  unix:///PATH/OF/SOCKET
 // The returned endpoint has no user and no password.
 //
@@ -51,7 +51,8 @@ struct RedisEndpoint {
 // (a unix socket's path has at most 107 bytes); or "user:password@", which does not belong in text
 // that other users of the machine can read: the message names the variables to use instead and does
 // not repeat the text.
-absl::StatusOr<RedisEndpoint> ParseRedisEndpoint(const std::string& text);
+absl::StatusOr<RedisEndpoint> ParseRedisEndpoint(const std::string& text,
+                                                 int default_port = RedisEndpoint::kDefaultPort);
 
 // Fills `endpoint`'s user and password from the environment of this process:
 //   DDP_REDIS_USER           the user; unset: Redis's "default"

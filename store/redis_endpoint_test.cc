@@ -35,6 +35,12 @@ TEST(ParseRedisEndpointTest, AcceptsWhatAPersonTypes) {
   EXPECT_EQ(ParseRedisEndpoint("unix:///run/redis.sock")->unix_path, "/run/redis.sock");
 }
 
+TEST(ParseRedisEndpointTest, TheCallersPortIsForThoseThatNameNone) {
+  EXPECT_EQ(ParseRedisEndpoint("head", 29400)->port, 29400);
+  EXPECT_EQ(ParseRedisEndpoint("head:6379", 29400)->port, 6379);
+  EXPECT_EQ(ParseRedisEndpoint("redis://[::1]/2", 29400)->port, 29400);
+}
+
 TEST(ParseRedisEndpointTest, RefusesEverythingElseAndSaysWhy) {
   for (const std::string& text : {std::string(""),
                                   std::string(":6379"),
