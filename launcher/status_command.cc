@@ -133,7 +133,7 @@ std::vector<Place> PlacesOf(const StatusRequest& request) {
   return places;
 }
 
-elastic::NodeStatus NodeStatusOf(elastic::NodeRecord record) {
+elastic::NodeStatus NodeStatusOf(elastic::NodeRecord record, uint64_t generation) {
   elastic::NodeStatus node;
   node.node = std::move(record.node);
   node.is_member = record.is_member;
@@ -142,7 +142,12 @@ elastic::NodeStatus NodeStatusOf(elastic::NodeRecord record) {
   absl::StatusOr<elastic::NodeRow> row = elastic::ParseNodeRow(record.row);
   node.row_known = row.ok();
   if (row.ok()) node.row = *std::move(row);
-  node.row.group_rank = record.is_member ? record.group_rank : -1;
+  // Ranks of an earlier generation are no ranks of this one.
+  if (node.row.generation != generation) node.row.ranks.clear();
+  node.row.host = std::move(record.host);
+  node.row.role = std::move(record.role);
+  node.row.group_rank = record.group_rank;
+  if (!node.is_member) node.row.state = "waiting";
   return node;
 }
 
@@ -163,10 +168,7 @@ JobStatus JobStatusOf(const std::string& run_id, elastic::JobRecord record) {
   status.unix_time_s = record.unix_time_s;
   status.nodes_total = record.nodes_total;
   for (elastic::NodeRecord& node : record.nodes) {
-    status.nodes.push_back(NodeStatusOf(std::move(node)));
-    // Ranks of an earlier generation are no ranks of this one.
-    elastic::NodeRow& row = status.nodes.back().row;
-    if (row.generation != status.generation) row.ranks.clear();
+    status.nodes.push_back(NodeStatusOf(std::move(node), status.generation));
   }
   for (elastic::FailureRecord& failure : record.failures) {
     status.failures.push_back({.unix_time_s = failure.unix_time_s,

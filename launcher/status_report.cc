@@ -57,7 +57,7 @@ std::string Plural(int64_t count, const char* one) {
 }
 
 bool HasEnded(const JobStatus& status) {
-  return status.state != "forming" && status.state != "running";
+  return status.state != "forming" && status.state != "running" && status.state != "draining";
 }
 
 double FastestRank(const JobStatus& status) {
@@ -191,9 +191,10 @@ std::string Summary(const JobStatus& status) {
   absl::StrAppend(&text, "; ", Plural(status.world_size, "rank"), "\n  restarts  ", status.restarts,
                   " of ", status.max_restarts, " spent\n");
   if (!status.reason.empty()) {
-    absl::StrAppend(&text, "  last end  generation ",
-                    status.generation > 0 ? status.generation - 1 : 0, ": ",
-                    Printable(status.reason), "\n");
+    const uint64_t before = status.generation > 0 ? status.generation - 1 : 0;
+    const uint64_t over = status.state == "running" ? before : status.generation;
+    const char* label = status.state == "draining" ? "  ending    " : "  last end  ";
+    absl::StrAppend(&text, label, "generation ", over, ": ", Printable(status.reason), "\n");
   }
   return text;
 }

@@ -113,11 +113,12 @@ TEST(StatusTableTest, AHealthyJobHasNoWarning) {
 
 TEST(StatusTableTest, AJobThatHasEndedSaysWhy) {
   elastic::JobStatus status = TwoNodes();
-  status.state = "failed";
+  status.state = "budget_spent";
   status.end_reason = "rank 1 was killed by SIGKILL, and no restart is left";
   status.nodes[1].lease_left_s = -4000;
-  EXPECT_THAT(StatusTable(status, 64),
-              HasSubstr("job digits (instance 2): failed: rank 1 was killed by SIGKILL, and no"));
+  EXPECT_THAT(
+      StatusTable(status, 64),
+      HasSubstr("job digits (instance 2): budget_spent: rank 1 was killed by SIGKILL, and no"));
   EXPECT_THAT(StatusWarnings(status), IsEmpty());
 }
 
@@ -170,7 +171,7 @@ TEST(StatusTableTest, TextFromTheStoreDoesNotSteerTheTerminal) {
   status.nodes[0].node = status.nodes[0].row.host = status.nodes[0].row.role = evil;
   status.nodes[0].row.state = status.nodes[0].row.ranks[0].phase = evil;
   status.failures[0].host = status.failures[0].cause = evil;
-  for (const char* state : {"running", "failed"}) {
+  for (const char* state : {"running", "closed"}) {
     status.state = state;
     for (const char byte : StatusTable(status, 64)) {
       EXPECT_TRUE(byte == '\n' || (byte >= ' ' && byte <= '~')) << int{byte};

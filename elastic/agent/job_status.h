@@ -80,11 +80,11 @@ struct FailureStatus {
 struct JobStatus {
   std::string run_id;
   int64_t instance = 0;    // of the run id, from 1
-  std::string state;       // "forming", "running", "succeeded", "failed", ...
+  std::string state;       // "forming", "running", "draining", or how it has ended
   std::string end_reason;  // one line, once the job has ended
   uint64_t generation = 0;
   std::string nonce;   // of the generation
-  std::string reason;  // why the generation before it ended; empty for the first
+  std::string reason;  // why the generation before ended; while forming or draining, why this one
   int restarts = 0;    // charged so far
   int max_restarts = 0;
   int min_nodes = 1;

@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "base/status_macros.h"
 #include "store/percent_encoding.h"
 #include "store/redis_reply.h"
@@ -23,6 +24,7 @@ using store::RedisReply;
 constexpr int64_t kInstancesMax = 32;
 // Nodes per command: so many rows hold a server up for a millisecond.
 constexpr size_t kBatch = 256;
+constexpr size_t kFailuresMax = 20;
 constexpr size_t kTextBytesMax = 4096;
 
 using Fields = std::map<std::string, std::string>;
@@ -48,6 +50,29 @@ absl::StatusOr<Fields> FieldsOf(const RedisReply& reply) {
   return fields;
 }
 
+// Of TIME.
+absl::StatusOr<double> SecondsOf(const RedisReply& reply) {
+  DDP_ASSIGN_OR_RETURN(const absl::Span<const RedisReply> time, reply.AsArray());
+  if (time.size() != 2) return Bad("the time");
+  DDP_ASSIGN_OR_RETURN(const int64_t seconds, time[0].AsInteger());
+  DDP_ASSIGN_OR_RETURN(const int64_t microseconds, time[1].AsInteger());
+  return static_cast<double>(seconds) + static_cast<double>(microseconds) * 1e-6;
+}
+
+// The server's time in seconds at which a lease runs out.
+absl::StatusOr<double> LeaseEnd(const std::string& text) {
+  double ms = 0;
+  if (!absl::SimpleAtod(text, &ms) || !std::isfinite(ms)) return Bad("a lease");
+  return ms * 1e-3;
+}
+
+// Of the node that was heard last; 0 where no node has a lease.
+absl::StatusOr<double> FreshestLease(const RedisReply& reply) {
+  DDP_ASSIGN_OR_RETURN(const Fields leases, FieldsOf(reply));
+  if (leases.empty()) return 0.0;
+  return LeaseEnd(leases.begin()->second);
+}
+
 std::string Text(const Fields& fields, const std::string& name) {
   const auto found = fields.find(name);
   return found == fields.end() ? "" : found->second.substr(0, kTextBytesMax);
@@ -63,18 +88,41 @@ Integer Number(const Fields& fields, const std::string& name) {
   return static_cast<Integer>(std::clamp<int64_t>(number, 0, max));
 }
 
-// As report_failure.lua writes it: "<server's ms> <cause>".
-absl::StatusOr<FailureRecord> ParseFailure(const std::string& rank, const std::string& text) {
+// "server's ms\ngeneration\nrank\ncharged\nhost\ncause", as membership.lua writes it.
+absl::StatusOr<FailureRecord> ParseFailure(const std::string& text) {
+  const std::vector<std::string> parts = absl::StrSplit(text, absl::MaxSplits('\n', 5));
   FailureRecord failure;
   double ms = 0;
-  const size_t blank = text.find(' ');
-  if (blank == std::string::npos || !absl::SimpleAtod(text.substr(0, blank), &ms) ||
-      !absl::SimpleAtoi(rank, &failure.rank) || !std::isfinite(ms)) {
+  if (parts.size() != 6 || !absl::SimpleAtod(parts[0], &ms) || !std::isfinite(ms) ||
+      !absl::SimpleAtoi(parts[1], &failure.generation) ||
+      !absl::SimpleAtoi(parts[2], &failure.rank)) {
     return Bad("a failure");
   }
   failure.unix_time_s = ms * 1e-3;
-  failure.cause = text.substr(blank + 1, kTextBytesMax);
+  failure.charged = parts[3] == "1";
+  failure.host = parts[4].substr(0, kTextBytesMax);
+  failure.cause = parts[5].substr(0, kTextBytesMax);
   return failure;
+}
+
+// A member's row begins "group_rank nodes nproc ...", an offer "arrival nproc ..."; both go on
+// "\nrole\nhost\naddress". See seats.lua.
+absl::StatusOr<NodeRecord> ParseNode(const std::string& name, const std::string& text,
+                                     bool is_member) {
+  const std::vector<std::string> lines = absl::StrSplit(text, '\n');
+  const std::vector<std::string> numbers = absl::StrSplit(lines[0], ' ');
+  const size_t nproc_at = is_member ? 2 : 1;
+  NodeRecord node;
+  node.node = name;
+  node.is_member = is_member;
+  if (lines.size() != 4 || numbers.size() <= nproc_at ||
+      !absl::SimpleAtoi(numbers[nproc_at], &node.nproc) ||
+      (is_member && !absl::SimpleAtoi(numbers[0], &node.group_rank))) {
+    return Bad(absl::StrCat("node ", name));
+  }
+  node.role = lines[1].substr(0, kTextBytesMax);
+  node.host = lines[2].substr(0, kTextBytesMax);
+  return node;
 }
 
 class Reader {
@@ -97,15 +145,13 @@ class Reader {
   absl::Status NotFound(const std::string& what) const {
     return absl::NotFoundError(absl::StrCat("there is no job with id ", run_id_, what));
   }
-  absl::Status TakeMembers(const RedisReply& reply);
-  absl::Status TakeLeases(const RedisReply& reply, size_t nodes_max);
+  void TakeState(const Fields& fields);
   absl::Status ReadRows(absl::Span<NodeRecord> nodes);
 
   store::RedisConnection& connection_;
   const std::string run_id_;
   const std::string run_prefix_;
   JobRecord job_;
-  std::map<std::string, int> group_ranks_;  // of members
 };
 
 absl::Status Reader::ChooseInstance(int64_t wanted) {
@@ -118,21 +164,25 @@ absl::Status Reader::ChooseInstance(int64_t wanted) {
     if (newest < 1) return Bad("its newest instance");
   }
   const int64_t oldest = wanted == 0 ? std::max<int64_t>(1, newest - kInstancesMax + 1) : wanted;
-  std::vector<std::vector<std::string>> commands;
+  std::vector<std::vector<std::string>> commands = {{"TIME"}};
   for (int64_t instance = newest; instance >= oldest; --instance) {
     commands.push_back({"HMGET", Key(instance, "job"), "state", "token"});
+    commands.push_back({"ZREVRANGE", Key(instance, "leases"), "0", "0", "WITHSCORES"});
   }
   DDP_ASSIGN_OR_RETURN(const std::vector<RedisReply> replies,
                        connection_.Pipeline(commands, Reading()));
+  if (replies.size() != commands.size()) return Bad("the replies about its instances");
+  DDP_ASSIGN_OR_RETURN(const double now_s, SecondsOf(replies[0]));
   int64_t newest_there = 0;
-  for (size_t i = 0; i < replies.size(); ++i) {
-    const int64_t instance = newest - static_cast<int64_t>(i);
+  for (size_t i = 1; i < replies.size(); i += 2) {
+    const int64_t instance = newest - static_cast<int64_t>(i / 2);
     DDP_ASSIGN_OR_RETURN(const absl::Span<const RedisReply> fields, replies[i].AsArray());
     if (fields.size() != 2) return Bad("a job's state");
     if (fields[1].IsNil()) continue;
     if (newest_there == 0) newest_there = instance;
-    const std::string state = fields[0].IsNil() ? "forming" : fields[0].AsString().value_or("");
-    if (state != "forming" && state != "running") continue;
+    const std::string state = fields[0].AsString().value_or("");
+    DDP_ASSIGN_OR_RETURN(const double freshest_s, FreshestLease(replies[i + 1]));
+    if ((state != "forming" && state != "running") || freshest_s < now_s) continue;
     if (job_.instance == 0) {
       job_.instance = instance;
     } else {
@@ -144,87 +194,70 @@ absl::Status Reader::ChooseInstance(int64_t wanted) {
   return NotFound(wanted == 0 ? "" : absl::StrCat(" and instance ", wanted));
 }
 
+void Reader::TakeState(const Fields& fields) {
+  job_.state = Text(fields, "state");
+  job_.reason = Text(fields, "reason");
+  if (job_.state == "ended") {
+    job_.state = Text(fields, "end_kind");
+    job_.end_reason = Text(fields, "end_reason");
+  } else if (job_.state == "forming") {
+    const std::string over = Text(fields, "over");
+    if (!over.empty()) job_.reason = over;
+  } else if (!Text(fields, "drain").empty()) {
+    job_.state = "draining";
+    job_.reason = Text(fields, "drain");
+  }
+}
+
 absl::Status Reader::ReadJob() {
   DDP_ASSIGN_OR_RETURN(
       const std::vector<RedisReply> replies,
-      connection_.Transaction({{"TIME"}, {"HGETALL", Key("job")}, {"HGETALL", Key("failures")}},
+      connection_.Transaction({{"TIME"},
+                               {"HGETALL", Key("job")},
+                               {"LRANGE", Key("failures"), "0", absl::StrCat(kFailuresMax - 1)}},
                               Reading()));
   if (replies.size() != 3) return Bad("the reply to three commands");
-  DDP_ASSIGN_OR_RETURN(const absl::Span<const RedisReply> time, replies[0].AsArray());
-  if (time.size() != 2) return Bad("the time");
-  DDP_ASSIGN_OR_RETURN(const int64_t seconds, time[0].AsInteger());
-  DDP_ASSIGN_OR_RETURN(const int64_t microseconds, time[1].AsInteger());
-  job_.unix_time_s = static_cast<double>(seconds) + static_cast<double>(microseconds) * 1e-6;
+  DDP_ASSIGN_OR_RETURN(job_.unix_time_s, SecondsOf(replies[0]));
   DDP_ASSIGN_OR_RETURN(const Fields fields, FieldsOf(replies[1]));
-  job_.state = Text(fields, "state");
-  if (job_.state.empty()) job_.state = "forming";
-  job_.end_reason = Text(fields, "end_reason");
+  TakeState(fields);
   job_.generation = Number<uint64_t>(fields, "generation");
   job_.nonce = Text(fields, "nonce");
-  job_.reason = Text(fields, "reason");
   job_.restarts = Number<int>(fields, "restarts");
   job_.max_restarts = Number<int>(fields, "max_restarts");
   job_.min_nodes = Number<int>(fields, "min_nodes");
   job_.max_nodes = Number<int>(fields, "max_nodes");
   job_.world_size = Number<int>(fields, "world_size");
-  DDP_ASSIGN_OR_RETURN(const Fields failures, FieldsOf(replies[2]));
-  for (const auto& [rank, text] : failures) {
-    DDP_ASSIGN_OR_RETURN(job_.failures.emplace_back(), ParseFailure(rank, text));
-    job_.failures.back().generation = job_.generation;
+  DDP_ASSIGN_OR_RETURN(const absl::Span<const RedisReply> failures, replies[2].AsArray());
+  for (const RedisReply& failure : failures) {
+    DDP_ASSIGN_OR_RETURN(const std::string text, failure.AsString());
+    DDP_ASSIGN_OR_RETURN(job_.failures.emplace_back(), ParseFailure(text));
   }
   return absl::OkStatus();
 }
 
 absl::Status Reader::ReadNodes(size_t nodes_max) {
-  DDP_ASSIGN_OR_RETURN(const RedisReply members,
-                       connection_.Command({"HGETALL", Key("ranks")}, Reading()));
-  DDP_RETURN_IF_ERROR(TakeMembers(members));
-  DDP_ASSIGN_OR_RETURN(
-      const RedisReply leases,
-      connection_.Command({"ZRANGE", Key("leases"), "0", "-1", "WITHSCORES"}, Reading()));
-  DDP_RETURN_IF_ERROR(TakeLeases(leases, nodes_max));
-  const absl::Span<NodeRecord> nodes = absl::MakeSpan(job_.nodes);
-  for (size_t begin = 0; begin < nodes.size(); begin += kBatch) {
-    DDP_RETURN_IF_ERROR(ReadRows(nodes.subspan(begin, kBatch)));
+  DDP_ASSIGN_OR_RETURN(const std::vector<RedisReply> replies,
+                       connection_.Transaction({{"HGETALL", Key("members")},
+                                                {"HGETALL", Key("joined")},
+                                                {"ZRANGE", Key("leases"), "0", "-1", "WITHSCORES"}},
+                                               Reading()));
+  if (replies.size() != 3) return Bad("the reply to three commands");
+  DDP_ASSIGN_OR_RETURN(const Fields members, FieldsOf(replies[0]));
+  DDP_ASSIGN_OR_RETURN(const Fields joined, FieldsOf(replies[1]));
+  DDP_ASSIGN_OR_RETURN(const Fields leases, FieldsOf(replies[2]));
+  for (const auto& [name, text] : members) {
+    DDP_ASSIGN_OR_RETURN(job_.nodes.emplace_back(), ParseNode(name, text, /*is_member=*/true));
   }
-  return absl::OkStatus();
-}
-
-absl::Status Reader::TakeMembers(const RedisReply& reply) {
-  DDP_ASSIGN_OR_RETURN(const Fields fields, FieldsOf(reply));
-  for (const auto& [node, text] : fields) {
-    int rank = -1;
-    if (!absl::SimpleAtoi(text, &rank) || rank < 0) return Bad("the rank of a node");
-    group_ranks_[node] = rank;
+  for (const auto& [name, text] : joined) {
+    if (members.count(name) > 0) continue;
+    DDP_ASSIGN_OR_RETURN(job_.nodes.emplace_back(), ParseNode(name, text, /*is_member=*/false));
   }
-  return absl::OkStatus();
-}
-
-// The nodes are those that have a lease, also one that ran out, and all members.
-absl::Status Reader::TakeLeases(const RedisReply& reply, size_t nodes_max) {
-  DDP_ASSIGN_OR_RETURN(const absl::Span<const RedisReply> parts, reply.AsArray());
-  if (parts.size() % 2 != 0) return Bad("the leases");
-  std::map<std::string, int> without_lease = group_ranks_;
-  for (size_t i = 0; i < parts.size(); i += 2) {
-    NodeRecord node;
-    DDP_ASSIGN_OR_RETURN(node.node, parts[i].AsString());
-    DDP_ASSIGN_OR_RETURN(const std::string until, parts[i + 1].AsString());
-    double until_ms = 0;
-    if (!absl::SimpleAtod(until, &until_ms) || !std::isfinite(until_ms)) return Bad("a lease");
-    node.lease_left_s = until_ms * 1e-3 - job_.unix_time_s;
-    const auto member = group_ranks_.find(node.node);
-    node.is_member = member != group_ranks_.end();
-    if (node.is_member) node.group_rank = member->second;
-    without_lease.erase(node.node);
-    job_.nodes.push_back(std::move(node));
-  }
-  for (const auto& [name, group_rank] : without_lease) {
-    NodeRecord node;
-    node.node = name;
-    node.is_member = true;
-    node.group_rank = group_rank;
-    node.has_lease = false;
-    job_.nodes.push_back(std::move(node));
+  for (NodeRecord& node : job_.nodes) {
+    const auto lease = leases.find(node.node);
+    node.has_lease = lease != leases.end();
+    if (!node.has_lease) continue;
+    DDP_ASSIGN_OR_RETURN(const double end_s, LeaseEnd(lease->second));
+    node.lease_left_s = end_s - job_.unix_time_s;
   }
   std::sort(job_.nodes.begin(), job_.nodes.end(), [](const NodeRecord& a, const NodeRecord& b) {
     return std::tuple(!a.is_member, a.group_rank, a.node) <
@@ -232,6 +265,10 @@ absl::Status Reader::TakeLeases(const RedisReply& reply, size_t nodes_max) {
   });
   job_.nodes_total = static_cast<int64_t>(job_.nodes.size());
   if (job_.nodes.size() > nodes_max) job_.nodes.resize(nodes_max);
+  const absl::Span<NodeRecord> nodes = absl::MakeSpan(job_.nodes);
+  for (size_t begin = 0; begin < nodes.size(); begin += kBatch) {
+    DDP_RETURN_IF_ERROR(ReadRows(nodes.subspan(begin, kBatch)));
+  }
   return absl::OkStatus();
 }
 

@@ -13,11 +13,14 @@ namespace ddp::elastic {
 
 // What the store holds of a job, for those who look at it from outside. Times are the store's.
 
-// A node that has a lease, or is a member of the current generation.
+// A member of the current generation, or a node that waits to join the next.
 struct NodeRecord {
   std::string node;
   bool is_member = false;
-  int group_rank = -1;
+  int group_rank = -1;  // of a member
+  std::string host;
+  std::string role;
+  int nproc = 0;
   bool has_lease = true;
   double lease_left_s = 0;  // negative: it has run out
   std::string row;          // as the node sent it (NodeReport::row); not looked into; may be empty
@@ -35,11 +38,13 @@ struct FailureRecord {
 struct JobRecord {
   int64_t instance = 0;
   std::vector<int64_t> other_running;  // instances of the same run id that run too
-  std::string state;                   // "forming", "running", or how it has ended
+  // "forming", "running", "draining" (membership is about to change), or how it has ended:
+  // "succeeded", "budget_spent", "no_progress", "closed", "abandoned".
+  std::string state;
   std::string end_reason;
   uint64_t generation = 0;
   std::string nonce;
-  std::string reason;  // why the generation before ended
+  std::string reason;  // why the generation before ended; while forming or draining, why this one
   int restarts = 0;
   int max_restarts = 0;
   int min_nodes = 0;
