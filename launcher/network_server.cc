@@ -17,6 +17,7 @@
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "base/unique_fd.h"
+#include "store/redis_acl.h"
 
 namespace ddp::launcher {
 namespace {
@@ -26,16 +27,6 @@ namespace {
 constexpr int kMaxClients = 65000;
 // The kernel takes what net.core.somaxconn allows.
 constexpr int kBacklog = 4096;
-
-// What the rendezvous' scripts, its subscriptions and RedisStore use, and nothing that shows or
-// changes the server.
-constexpr char kCommands[] =
-    "-@all +auth +ping +select +client|setname +multi +exec +discard +subscribe +unsubscribe "
-    "+publish +eval +evalsha +script|load +time +get +set +mget +incr +exists +del +unlink +rename "
-    "+expire +pexpire +pexpireat +pttl +hget +hset +hsetnx +hmget +hmset +hdel +hexists +hlen "
-    "+hgetall +hkeys +hincrby +hscan +sadd +scard +srem +sismember +smembers +zadd +zrem +zscore "
-    "+zcard +zcount +zrange +zrevrange +zrangebyscore +zrank +zremrangebyscore +lpush +rpush +lpop "
-    "+ltrim +lrange +llen";
 
 using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
@@ -154,7 +145,7 @@ store::PrivateRedisServer::Options NetworkServerConfig(const NetworkServerOption
       absl::StrCat("bind ", absl::StrJoin(options.addresses, " ")),
       absl::StrCat("maxclients ", kMaxClients),
       absl::StrCat("tcp-backlog ", kBacklog),
-      absl::StrCat("user ", user, " on ", secret, " ~ddp:* &ddp:* ", kCommands),
+      absl::StrCat("user ", user, " on ", secret, " ", store::AllJobsAclRules()),
   };
   if (!is_default) server.extra_config.push_back("user default off");
   return server;

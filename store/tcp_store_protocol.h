@@ -22,7 +22,7 @@
 //   wait         count, key...                 the byte kStopWaiting, once all are there
 //   cancel wait  -                             the byte kWaitCanceled, also where nothing waits
 //   queue push   key, value                    none
-//   queue pop    key                           a count, 0 or 1, and so many values
+//   queue pop    key                           its length and, unless that is 0, the oldest value
 //   queue len    key                           a number
 //
 // get, multi get and queue pop do not wait: the client sends a wait before, and cancels it when its

@@ -252,7 +252,7 @@ void TcpStoreState::Push(const std::string& key, std::string value, Replies& rep
 
 void TcpStoreState::Pop(const std::string& key, std::string& reply) {
   const auto queue = queues_.find(key);
-  AppendNumber(reply, queue == queues_.end() ? 0 : 1);
+  AppendNumber(reply, queue == queues_.end() ? 0 : static_cast<int64_t>(queue->second.size()));
   if (queue == queues_.end()) return;
   AppendString(reply, queue->second.front());
   stored_bytes_ -= Cost(queue->second.front());

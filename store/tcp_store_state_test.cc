@@ -184,7 +184,7 @@ TEST_F(TcpStoreStateTest, QueuesAreFirstInFirstOutAndNoKeys) {
   EXPECT_EQ(Ask(1, Q::kDelete, {"q"}), Number(0));
   EXPECT_EQ(Ask(1, Q::kGet, {"q"}), Text(""));
   Ask(1, Q::kSet, {"q"}, {"value"});
-  EXPECT_EQ(Ask(2, Q::kQueuePop, {"q"}), Number(1) + Text("a"));
+  EXPECT_EQ(Ask(2, Q::kQueuePop, {"q"}), Number(2) + Text("a"));
   EXPECT_EQ(Ask(1, Q::kQueuePop, {"q"}), Number(1) + Text(""));
   EXPECT_EQ(Ask(1, Q::kCheck, {"q"}), kReadyByte) << "the value is still there";
   Ask(1, Q::kDelete, {"q"});
@@ -201,7 +201,7 @@ TEST_F(TcpStoreStateTest, OneElementEndsOneWait) {
   Ask(4, Q::kQueuePush, {"q"}, {"b"});
   Ask(4, Q::kQueuePush, {"q"}, {"c"});
   EXPECT_EQ(Told(2) + Told(3), kStop + kStop);
-  EXPECT_EQ(Ask(3, Q::kQueuePop, {"q"}), Number(1) + Text("b"));
+  EXPECT_EQ(Ask(3, Q::kQueuePop, {"q"}), Number(2) + Text("b"));
   EXPECT_EQ(Ask(2, Q::kQueuePop, {"q"}), Number(1) + Text("c"));
 }
 
