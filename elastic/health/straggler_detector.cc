@@ -44,10 +44,14 @@ std::vector<StragglerDetector::Share> StragglerDetector::CloseWindow(absl::Durat
   std::vector<Share> shares;
   for (auto& [local_rank, rank] : ranks_) {
     const double steps = static_cast<double>(rank.last.commits - rank.first.commits);
+    if (steps <= 0) {
+      rank.first = rank.last;
+      continue;
+    }
     Share share{.local_rank = local_rank};
     double waited_us = 0;
     double sum_us = 0;
-    bool is_sane = steps > 0;
+    bool is_sane = true;
     for (size_t i = 0; i < kPhaseCount; ++i) {
       // Totals are not negative (HealthPage::Read), so this does not overflow.
       const int64_t spent_us = rank.last.phase_total_us[i] - rank.first.phase_total_us[i];
