@@ -249,7 +249,7 @@ absl::StatusOr<CommandLine> ParseCommandLine(const std::vector<std::string>& arg
     }
     if (argument.size() < 2 || argument[0] != '-') break;
     if (absl::Status status = ReadFlag(arguments, index, result); !status.ok()) return status;
-    if (result.help || result.version) return result;
+    if (result.help || result.version || !result.completion.empty()) return result;
   }
   result.program.assign(arguments.begin() + static_cast<std::ptrdiff_t>(index), arguments.end());
   if (result.program.empty() || result.program[0].empty()) {

@@ -3,6 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cctype>
+#include <iterator>
 #include <map>
 
 #include "launcher/flag_table.h"
@@ -113,6 +116,74 @@ TEST(CommandLineTest, HelpAndVersionNeedNoProgram) {
   ASSERT_TRUE(version.ok());
   EXPECT_TRUE(version->version);
   EXPECT_THAT(version->program, IsEmpty());
+  const auto completion = Parse({"--print_completion=zsh"});
+  ASSERT_TRUE(completion.ok()) << completion.status();
+  EXPECT_EQ(completion->completion, "zsh");
+}
+
+TEST(CommandLineTest, TorchrunsOwnVariablesComeAfterPet) {
+  const auto result = Parse({"prog"}, {{"TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "5"},
+                                       {"TORCH_ELASTIC_EXIT_BARRIER_TIMEOUT", ""},
+                                       {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "x"},
+                                       {"PET_LOG_LINE_PREFIX_TEMPLATE", "y"}});
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_THAT(result->gflags, ElementsAre("--shutdown_timeout=5", "--log_line_prefix_template=y"));
+  EXPECT_EQ(result->spelled.at("shutdown_timeout"), "TORCH_ELASTIC_SHUTDOWN_TIMEOUT");
+}
+
+TEST(CommandLineTest, EveryFlagHasItsVariableAndItsNameInGflags) {
+  for (const FlagSpec& flag : kFlagTable) {
+    std::string name = flag.name;
+    std::replace(name.begin(), name.end(), '-', '_');
+    if (flag.gflag == nullptr) {
+      EXPECT_EQ(VariableOf(flag), "");
+      continue;
+    }
+    EXPECT_EQ(flag.gflag, name == "log_dir" ? "worker_log_dir" : name);
+    std::string variable = "PET_" + name;
+    std::transform(variable.begin(), variable.end(), variable.begin(), ::toupper);
+    EXPECT_EQ(VariableOf(flag), variable);
+  }
+}
+
+TEST(CommandLineTest, NoFlagOfTorchrunIsMissing) {
+  // torchrun 2.11's, and those of its newest version.
+  for (const char* flag : {"nnodes",
+                           "nproc-per-node",
+                           "rdzv-backend",
+                           "rdzv-endpoint",
+                           "rdzv-id",
+                           "rdzv-conf",
+                           "standalone",
+                           "max-restarts",
+                           "monitor-interval",
+                           "start-method",
+                           "event-log-handler",
+                           "role",
+                           "module",
+                           "no-python",
+                           "run-path",
+                           "log-dir",
+                           "redirects",
+                           "tee",
+                           "node-rank",
+                           "master-addr",
+                           "master-port",
+                           "local-addr",
+                           "local-ranks-filter",
+                           "duplicate-stdout-filters",
+                           "logs-specs",
+                           "numa-binding",
+                           "duplicate-stderr-filters",
+                           "shutdown-timeout",
+                           "signals-to-handle",
+                           "virtual-local-rank",
+                           "print-completion",
+                           "log-line-prefix-template"}) {
+    EXPECT_TRUE(std::any_of(std::begin(kFlagTable), std::end(kFlagTable),
+                            [&](const FlagSpec& spec) { return std::string(flag) == spec.name; }))
+        << flag;
+  }
 }
 
 TEST(CommandLineTest, HelpNamesEveryFlagInLinesThatFit) {
