@@ -1,9 +1,12 @@
 // How a run of the real ddprun ends when somebody wants it to: signals, SIGKILL of any of its
 // processes, a lost Redis server. Whatever happens, no process and no folder is left.
 
+#include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <fstream>
@@ -14,6 +17,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
+#include "base/unique_fd.h"
 #include "launcher/ddprun_driver.h"
 #include "launcher/process_tree.h"
 
@@ -205,8 +209,17 @@ TEST(DdprunEndTest, AStubbornWorkerIsKilledAfterTheShutdownTimeout) {
 }
 
 TEST(DdprunEndTest, ASignalWhileRedisIsOutOfReachEndsTheRunAtOnce) {
-  // Nothing listens on port 1. The agent's preparations are what the signal meets.
-  DdprunDriver run({.arguments = Shell({"--rdzv-endpoint=127.0.0.1:1"}, "echo started")});
+  // Whoever has the port never answers. The agent's preparations are what the signal meets.
+  const UniqueFd deaf(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  ASSERT_EQ(::bind(deaf.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  ASSERT_EQ(::listen(deaf.get(), 1), 0);
+  socklen_t size = sizeof(address);
+  ASSERT_EQ(::getsockname(deaf.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
+  const std::string endpoint = absl::StrCat("127.0.0.1:", ntohs(address.sin_port));
+  DdprunDriver run({.arguments = Shell({"--rdzv-endpoint=" + endpoint}, "echo started")});
   pid_t agent = -1;
   while (agent < 0) {
     const std::vector<pid_t> children = ChildrenOf(run.pid());

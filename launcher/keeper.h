@@ -1,8 +1,6 @@
 #ifndef DDP_LAUNCHER_KEEPER_H_
 #define DDP_LAUNCHER_KEEPER_H_
 
-#include <signal.h>
-
 #include <atomic>
 #include <functional>
 #include <string>
@@ -38,7 +36,7 @@ struct KeeperOptions {
   std::string temporary_log_folder;
 
   // Forwarded to the agent, as HoldSignals() blocked them.
-  std::vector<int> signals = {SIGTERM, SIGINT, SIGHUP, SIGQUIT};
+  std::vector<int> signals;
 
   // How the agent is shown in the process table, over the arguments that main() was called with.
   // Without `argv` only the short name is set.
@@ -56,11 +54,11 @@ struct AgentContext {
 // Blocks `signals` (not SIGHUP where nohup had it ignored) in the calling thread, until
 // RunWithKeeper forwards them. Call it before making the folders: a signal from then on ends the
 // job in order.
-void HoldSignals(const std::vector<int>& signals = {SIGTERM, SIGINT, SIGHUP, SIGQUIT});
+void HoldSignals(const std::vector<int>& signals);
 
 // For the agent, while it prepares the job: lets a forwarded signal end it at once, which the
 // keeper answers by cleaning up. HoldSignals() again before what must end in order.
-void ReleaseSignals(const std::vector<int>& signals = {SIGTERM, SIGINT, SIGHUP, SIGQUIT});
+void ReleaseSignals(const std::vector<int>& signals);
 
 // Forks; in the child calls `agent` and exits with what it returns; in the parent returns that code
 // when the agent has ended and all is cleaned up. When signal N killed the agent: a line on stderr,

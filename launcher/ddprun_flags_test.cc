@@ -1,0 +1,302 @@
+// What the flags of the real ddprun do, as its users see it: output, exit codes, signals, the
+// workers' environment.
+
+#include <arpa/inet.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "base/unique_fd.h"
+#include "launcher/ddprun_driver.h"
+
+namespace ddp::launcher {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::MatchesRegex;
+using ::testing::Not;
+using ::testing::StartsWith;
+using ::testing::UnorderedElementsAre;
+
+std::string Slurp(const std::filesystem::path& path) {
+  std::stringstream text;
+  text << std::ifstream(path, std::ios::binary).rdbuf();
+  return text.str();
+}
+
+// Flags, then `sh -c script` as the program.
+std::vector<std::string> Shell(std::vector<std::string> flags, const std::string& script) {
+  flags.insert(flags.end(), {"sh", "-c", script});
+  return flags;
+}
+
+std::vector<std::string> Lines(const std::string& text) {
+  return absl::StrSplit(text, '\n', absl::SkipEmpty());
+}
+
+// A folder for one test, gone at its end.
+class Folder {
+ public:
+  Folder() : path_("/tmp/ddprun_case_XXXXXX") { EXPECT_NE(::mkdtemp(path_.data()), nullptr); }
+  ~Folder() { std::filesystem::remove_all(path_); }
+  std::string operator/(const std::string& name) const { return absl::StrCat(path_, "/", name); }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+// The folder of the only attempt in the only run under `log_dir`.
+std::filesystem::path AttemptFolder(const std::string& log_dir) {
+  std::vector<std::filesystem::path> found;
+  for (const auto& entry : std::filesystem::directory_iterator(log_dir)) found.push_back(entry);
+  EXPECT_EQ(found.size(), 1U);
+  return found.empty() ? std::filesystem::path() : found[0] / "attempt_0";
+}
+
+// A port that nobody had a moment ago.
+int FreePort() {
+  const UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  EXPECT_EQ(::bind(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  socklen_t size = sizeof(address);
+  EXPECT_EQ(::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
+  return ntohs(address.sin_port);
+}
+
+TEST(DdprunFlagsTest, OnlySomeLocalRanksReachTheConsole) {
+  const Folder folder;
+  DdprunDriver run({.arguments = Shell({"--nproc-per-node=3", "--local-ranks-filter=1", "-t",
+                                        "1:1,2:1", "--log-dir=" + folder.path()},
+                                       "echo out $RANK; echo err $RANK >&2")});
+  EXPECT_EQ(run.Wait(), 0) << run.err();
+  EXPECT_EQ(run.out(), "[default1]:out 1\n");
+  EXPECT_EQ(run.err(), "err 1\n");
+  const std::filesystem::path attempt = AttemptFolder(folder.path());
+  EXPECT_EQ(Slurp(attempt / "1/stdout.log"), "out 1\n");
+  EXPECT_EQ(Slurp(attempt / "2/stdout.log"), "out 2\n");
+  EXPECT_FALSE(std::filesystem::exists(attempt / "0/stdout.log"));
+}
+
+TEST(DdprunFlagsTest, PrefixesAndFilteredLines) {
+  const Folder folder;
+  DdprunDriver run(
+      {.arguments = Shell({"--nproc-per-node=2", "--tee=3", "--log-dir=" + folder.path(),
+                           "--role=r", "--duplicate_stdout_filters=loss,a,,b",
+                           "--log-line-prefix-template=${role_name}/${local_rank}/${rank}$$ "},
+                          "echo loss $RANK; echo a; echo a,b; echo loss >&2")});
+  EXPECT_EQ(run.Wait(), 0);
+  EXPECT_THAT(Lines(run.out()), UnorderedElementsAre("r/0/0$ loss 0", "r/0/0$ a", "r/0/0$ a,b",
+                                                     "r/1/1$ loss 1", "r/1/1$ a", "r/1/1$ a,b"));
+  const std::filesystem::path attempt = AttemptFolder(folder.path());
+  EXPECT_THAT(Lines(Slurp(attempt / "filtered_stdout.log")),
+              UnorderedElementsAre("r/0/0$ loss 0", "r/0/0$ a,b", "r/1/1$ loss 1", "r/1/1$ a,b"));
+  EXPECT_FALSE(std::filesystem::exists(attempt / "filtered_stderr.log"));
+  EXPECT_EQ(Slurp(attempt / "0/stdout.log"), "loss 0\na\na,b\n");
+}
+
+TEST(DdprunFlagsTest, ThePrefixTemplateOfTheEnvironment) {
+  DdprunDriver run({.arguments = Shell({"-t1", "--log-dir=/dev/null"}, "echo x"),
+                    .environment = {{"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "<${rank}> "}}});
+  EXPECT_EQ(run.Wait(), 0) << run.err();
+  EXPECT_EQ(run.out(), "<0> x\n");
+}
+
+struct ExitCase {
+  std::vector<std::string> flags;
+  std::string script;
+  int code;
+};
+
+TEST(DdprunFlagsTest, ExitCodes) {
+  const std::vector<ExitCase> cases = {
+      {{}, "exit 85", 1},
+      {{}, "kill -SEGV $$", 1},
+      {{"--exit-code=worker"}, "exit 85", 85},
+      {{"--exit-code=worker", "--max-restarts=1"}, "exit 85", 85},
+      {{"--exit-code=worker"}, "kill -KILL $$", 128 + SIGKILL},
+      // The root cause's, not that of the worker that was stopped because of it.
+      {{"--exit-code=worker", "--nproc-per-node=2"}, "[ $RANK = 1 ] && exit 7; sleep 1000", 7},
+      {{"--exit-code=worker"}, "exit 0", 0},
+      {{"--exit-code=reason"}, "exit 85", 1},
+      {{"--exit-code=reason", "--max-restarts=1"}, "exit 85", 13},
+      {{"--exit-code=reason", "--log-dir=/proc/nowhere"}, "exit 0", 10},
+      {{"--exit-code=reason"}, "exit 0", 0},
+  };
+  for (const ExitCase& exit_case : cases) {
+    DdprunDriver run({.arguments = Shell(exit_case.flags, exit_case.script)});
+    EXPECT_EQ(run.Wait(), exit_case.code)
+        << (exit_case.flags.empty() ? "" : exit_case.flags[0]) << ": " << exit_case.script << "\n"
+        << run.err();
+  }
+}
+
+TEST(DdprunFlagsTest, AStopByASignalHasACodeOfItsOwn) {
+  DdprunDriver run({.arguments = Shell({"--exit-code=reason"}, "echo ready; exec sleep 1000")});
+  run.AwaitStdout("ready");
+  ::kill(run.pid(), SIGTERM);
+  EXPECT_EQ(run.Wait(), 15);
+}
+
+TEST(DdprunFlagsTest, SignalsOfTheUsersChoice) {
+  DdprunDriver run(
+      {.arguments = Shell({"--signals-to-handle=SIGTERM,SIGUSR1"},
+                          "echo handles $TORCHELASTIC_SIGNALS_TO_HANDLE; trap 'echo got it; exit "
+                          "0' USR1; echo ready; while :; do sleep 0.05; done")});
+  run.AwaitStdout("ready");
+  ::kill(run.pid(), SIGUSR1);
+  EXPECT_EQ(run.Wait(), 1);
+  EXPECT_THAT(run.out(), AllOf(HasSubstr("handles SIGTERM,SIGUSR1\n"), HasSubstr("got it\n")));
+  EXPECT_THAT(run.err(), HasSubstr("SIGUSR1"));
+  EXPECT_THAT(run.TemporaryEntries(), IsEmpty());
+}
+
+TEST(DdprunFlagsTest, AStubbornWorkerDoesNotDelayARestart) {
+  // Were the time of a user's signal waited for, the test would not live to see the end.
+  DdprunDriver run(
+      {.arguments = Shell({"--nproc-per-node=2", "--max-restarts=1", "--shutdown-timeout=100000"},
+                          "[ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; if [ $RANK = 1 ]; then "
+                          "while :; do sleep 0.01; "
+                          "[ -e $(dirname $(dirname $TORCHELASTIC_ERROR_FILE))/ready ] && exit 3; "
+                          "done; fi; trap '' TERM; "
+                          ": > $(dirname $(dirname $TORCHELASTIC_ERROR_FILE))/ready; "
+                          "while :; do sleep 0.05; done")});
+  EXPECT_EQ(run.Wait(), 0) << run.err();
+  EXPECT_THAT(run.err(), HasSubstr("restart 1 of 1: generation 2: rank 1 exited with code 3\n"));
+}
+
+TEST(DdprunFlagsTest, TheReportListsTheStoppedAfterTheRootCause) {
+  DdprunDriver run(
+      {.arguments = Shell({"--nproc-per-node=3"}, "[ $RANK = 1 ] && exit 7; exec sleep 1000")});
+  EXPECT_EQ(run.Wait(), 1);
+  const size_t failures = run.err().find("Failures:\n");
+  const size_t root = run.err().find("Root Cause (first observed failure):\n[0]:\n");
+  ASSERT_NE(failures, std::string::npos) << run.err();
+  ASSERT_NE(root, std::string::npos) << run.err();
+  const std::string others = run.err().substr(failures, root - failures);
+  EXPECT_THAT(others,
+              AllOf(HasSubstr("[1]:\n"), HasSubstr("[2]:\n"),
+                    HasSubstr("  rank      : 0 (local_rank: 0)\n"),
+                    HasSubstr("  rank      : 2 (local_rank: 2)\n"),
+                    HasSubstr("  exitcode  : -15 (pid: "), HasSubstr("(SIGTERM) received by PID")));
+  EXPECT_THAT(run.err().substr(root), HasSubstr("  rank      : 1 (local_rank: 1)\n"));
+}
+
+TEST(DdprunFlagsTest, WhoeverStartedDdprunGetsTheRootCauseInItsErrorFile) {
+  const Folder folder;
+  const std::string json =
+      R"({"message": {"message": "ValueError: no", "extraInfo": {"timestamp": "1700000000"}}})";
+  DdprunDriver run(
+      {.arguments = Shell({}, "printf '%s' \"$JSON\" > $TORCHELASTIC_ERROR_FILE; exit 9"),
+       .environment = {{"JSON", json}, {"TORCHELASTIC_ERROR_FILE", folder / "error.json"}}});
+  EXPECT_EQ(run.Wait(), 1);
+  const auto written = nlohmann::json::parse(Slurp(folder / "error.json"), nullptr, false);
+  ASSERT_TRUE(written.is_object()) << Slurp(folder / "error.json");
+  EXPECT_EQ(written["message"]["message"], "ValueError: no");
+  EXPECT_EQ(written["message"]["errorCode"], 9);
+}
+
+TEST(DdprunFlagsTest, AVirtualLocalRankHasOneDevice) {
+  DdprunDriver run({.arguments = Shell({"--nproc-per-node=2", "--virtual-local-rank"},
+                                       "echo $RANK $LOCAL_RANK $CUDA_VISIBLE_DEVICES"),
+                    .environment = {{"CUDA_VISIBLE_DEVICES", "3,5"}}});
+  EXPECT_EQ(run.Wait(), 0) << run.err();
+  EXPECT_THAT(Lines(run.out()), UnorderedElementsAre("0 0 3", "1 0 5"));
+}
+
+TEST(DdprunFlagsTest, NumaBindingIsDoneOrSaidToBeImpossible) {
+  DdprunDriver run({.arguments = Shell({"--numa-binding=exclusive"},
+                                       "grep ^Cpus_allowed_list: /proc/self/status")});
+  EXPECT_EQ(run.Wait(), 0) << run.err();
+  EXPECT_THAT(run.out(), StartsWith("Cpus_allowed_list:"));
+  if (!run.err().empty()) {
+    EXPECT_THAT(run.err(), MatchesRegex("ddprun: --numa-binding: [^\n]*\n"));
+  }
+}
+
+TEST(DdprunFlagsTest, WhatAnOperatorOfClustersSets) {
+  // Kubeflow's variables, and a bare command line.
+  const int port = FreePort();
+  DdprunDriver run({.arguments = {"sh", "-c",
+                                  "echo $RANK of $WORLD_SIZE, node $GROUP_RANK of "
+                                  "$GROUP_WORLD_SIZE at $MASTER_ADDR:$MASTER_PORT"},
+                    .environment = {{"PET_NNODES", "1"},
+                                    {"PET_NPROC_PER_NODE", "2"},
+                                    {"PET_NODE_RANK", "0"},
+                                    {"PET_MASTER_ADDR", "127.0.0.1"},
+                                    {"PET_MASTER_PORT", absl::StrCat(port)}}});
+  EXPECT_EQ(run.Wait(), 0) << run.err();
+  EXPECT_THAT(Lines(run.out()),
+              UnorderedElementsAre(absl::StrCat("0 of 2, node 0 of 1 at 127.0.0.1:", port),
+                                   absl::StrCat("1 of 2, node 0 of 1 at 127.0.0.1:", port)));
+}
+
+TEST(DdprunFlagsTest, NodesThatKnowNode0) {
+  const std::string port = absl::StrCat("--master-port=", FreePort());
+  const std::string script = "echo rank $RANK of $WORLD_SIZE on node $GROUP_RANK";
+  const auto arguments = [&](const std::string& nproc, const std::string& node) {
+    return Shell({"--nnodes=2", "--nproc-per-node=" + nproc, "--node-rank=" + node,
+                  "--master-addr=127.0.0.1", port},
+                 script);
+  };
+  // The one that waits for the other comes first.
+  DdprunDriver second({.arguments = arguments("2", "1")});
+  DdprunDriver first({.arguments = arguments("1", "0")});
+  EXPECT_EQ(first.Wait(), 0) << first.err();
+  EXPECT_EQ(second.Wait(), 0) << second.err();
+  EXPECT_EQ(first.out(), "rank 0 of 3 on node 0\n");
+  EXPECT_THAT(Lines(second.out()),
+              UnorderedElementsAre("rank 1 of 3 on node 1", "rank 2 of 3 on node 1"));
+}
+
+TEST(DdprunFlagsTest, WhatMeansSomethingElseHereIsSaidOnce) {
+  DdprunDriver run({.arguments = Shell({"--rdzv-backend=c10d", "--monitor-interval=5",
+                                        "--rdzv-conf=store_type=file,last_call_timeout=1"},
+                                       "echo $RANK")});
+  EXPECT_EQ(run.Wait(), 0) << run.err();
+  EXPECT_EQ(run.out(), "0\n");
+  EXPECT_THAT(Lines(run.err()),
+              UnorderedElementsAre(HasSubstr("--rdzv-backend=c10d"),
+                                   HasSubstr("--monitor-interval"), HasSubstr("store_type")));
+}
+
+TEST(DdprunFlagsTest, CompletionForShells) {
+  DdprunDriver bash({.arguments = {"--print-completion", "bash"}});
+  EXPECT_EQ(bash.Wait(), 0);
+  EXPECT_THAT(bash.out(), HasSubstr("complete -o default -F _ddprun ddprun"));
+  DdprunDriver zsh({.arguments = {"--print-completion=zsh"}});
+  EXPECT_EQ(zsh.Wait(), 0);
+  EXPECT_THAT(zsh.out(), StartsWith("#compdef ddprun\n"));
+  DdprunDriver other({.arguments = {"--print-completion=fish"}});
+  EXPECT_EQ(other.Wait(), 2);
+  EXPECT_EQ(other.err(), "ddprun: --print-completion=fish: expected bash|zsh\n");
+}
+
+TEST(DdprunFlagsTest, EventsOnTheConsole) {
+  DdprunDriver run({.arguments = Shell({"--event-log-handler=console"}, "exit 0")});
+  EXPECT_EQ(run.Wait(), 0) << run.err();
+  for (const std::string& line : Lines(run.err())) {
+    EXPECT_TRUE(nlohmann::json::parse(line, nullptr, false).is_object()) << line;
+  }
+  EXPECT_THAT(run.err(), AllOf(HasSubstr("job_finished"), Not(HasSubstr("ddprun: "))));
+}
+
+}  // namespace
+}  // namespace ddp::launcher
