@@ -1,9 +1,6 @@
 #include "elastic/rendezvous/round.h"
 
-#include <utility>
-
 #include "absl/strings/str_cat.h"
-#include "nlohmann/json.hpp"
 
 namespace ddp::elastic {
 namespace {
@@ -12,7 +9,6 @@ namespace {
 constexpr int kNprocMax = 1 << 16;
 constexpr int kNodesMax = 1 << 16;
 constexpr int kWorldMax = 1 << 30;
-constexpr size_t kOfferBytesMax = 4096;
 
 absl::Status Bad(const std::string& what) {
   return absl::InternalError(absl::StrCat("rendezvous: ", what));
@@ -21,20 +17,6 @@ absl::Status Bad(const std::string& what) {
 // Whether `count` things from `first` on lie in 0 .. `size` - 1.
 bool Fits(int first, int count, int size) {
   return first >= 0 && count >= 0 && size <= kWorldMax && first <= size && count <= size - first;
-}
-
-absl::Status ReadInteger(const nlohmann::json& json, const char* name, int64_t min, int64_t max,
-                         int& value) {
-  const auto found = json.find(name);
-  if (found == json.end() || !found->is_number_integer()) {
-    return Bad(absl::StrCat("an offer of a node has no number ", name));
-  }
-  const int64_t number = found->get<int64_t>();
-  if (number < min || number > max) {
-    return Bad(absl::StrCat("an offer of a node has ", name, " ", number));
-  }
-  value = static_cast<int>(number);
-  return absl::OkStatus();
 }
 
 }  // namespace
@@ -77,37 +59,15 @@ absl::Status ValidatePlacement(const NodePlacement& placement) {
   return absl::OkStatus();
 }
 
-std::string FormatOffer(const NodeOffer& offer) {
-  const nlohmann::json json = {{"nproc", offer.nproc},
-                               {"role", offer.role},
-                               {"host", offer.host},
-                               {"master_addr", offer.master_addr},
-                               {"master_port", offer.master_port},
-                               {"node_rank", offer.node_rank}};
-  return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-}
-
-absl::StatusOr<NodeOffer> ParseOffer(const std::string& text) {
-  if (text.size() > kOfferBytesMax) return Bad("an offer of a node is too long");
-  const nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object()) return Bad("an offer of a node is no JSON object");
-  NodeOffer offer;
-  for (const absl::Status& status :
-       {ReadInteger(json, "nproc", 0, kNprocMax, offer.nproc),
-        ReadInteger(json, "master_port", 0, 65535, offer.master_port),
-        ReadInteger(json, "node_rank", -1, kNodesMax, offer.node_rank)}) {
-    if (!status.ok()) return status;
+absl::Status ValidateOffer(const NodeOffer& offer) {
+  if (offer.nproc < 1 || offer.nproc > kNprocMax) {
+    return absl::InvalidArgumentError(absl::StrCat("a node with ", offer.nproc, " workers"));
   }
-  for (const auto& [name, string] : {std::pair<const char*, std::string*>{"role", &offer.role},
-                                     {"host", &offer.host},
-                                     {"master_addr", &offer.master_addr}}) {
-    const auto found = json.find(name);
-    if (found == json.end() || !found->is_string()) {
-      return Bad(absl::StrCat("an offer of a node has no text ", name));
-    }
-    *string = found->get<std::string>();
+  if (offer.master_port < 1 || offer.master_port > 65535) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a node whose workers' store is at port ", offer.master_port));
   }
-  return offer;
+  return absl::OkStatus();
 }
 
 }  // namespace ddp::elastic

@@ -5,7 +5,6 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 
 namespace ddp::elastic {
 
@@ -78,9 +77,8 @@ const char* JobEndName(JobEnd::Kind kind);
 // each other. For what came over a wire.
 absl::Status ValidatePlacement(const NodePlacement& placement);
 
-// An offer as text and back. Parsing refuses what FormatOffer cannot have written: kInternal.
-std::string FormatOffer(const NodeOffer& offer);
-absl::StatusOr<NodeOffer> ParseOffer(const std::string& text);
+// kInvalidArgument, naming what is wrong, unless a node may offer this.
+absl::Status ValidateOffer(const NodeOffer& offer);
 
 }  // namespace ddp::elastic
 

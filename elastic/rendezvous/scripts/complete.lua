@@ -1,16 +1,24 @@
--- All workers of a node have succeeded; with the last node of the round, so has the job.
+-- All workers of a node have succeeded; with the last member of the generation, so has the job.
 --
--- ARGV  9 generation, 10 its nonce
--- Outcomes: stale
---           ok + state
-local is_current = tonumber(ARGV[9]) == generation and ARGV[10] == nonce
-if not is_current or state == 'forming' or state == 'failed' then
+-- Outcomes: ok, drain + step + why (as in heartbeat.lua)
+--           stale: the generation is over, or none of this node's
+--           ended + kind + exit code + reason; reopen
+if J.state == 'ended' then
+  return ended_reply()
+end
+if not is_current or not my_members_row or J.state ~= 'running' then
   return reply('stale')
 end
-renew_lease()
-redis.call('SADD', completed, node)
--- An adopted generation has lost its members: then nobody is known to be missing.
-if redis.call('SCARD', completed) >= redis.call('HLEN', members) then
-  set_state('succeeded')
+redis.call('ZADD', leases, text(now + lease_ms), node)
+if redis.call('HEXISTS', joined, node) == 0 then
+  redis.call('SADD', completed, node)
 end
-return reply('ok', state)
+try_success()
+try_round()
+if J.state == 'ended' then
+  return ended_reply()
+end
+if J.state == 'forming' then
+  return reply('stale')
+end
+return reply('ok')

@@ -1,5 +1,38 @@
--- A node says that it lives, and learns which generation is the current one.
+-- A member says that it lives and how far it is, and learns what it may have missed.
 --
--- Outcome: ok + state
-renew_lease()
-return reply('ok', state)
+-- ARGV  10 highest step, -1 for none; 11 steps per second; 12 us of own work per step, 13 its row
+--       for people: both only when they have changed, else ''
+-- Outcomes: ok + the job's median of ARGV 12
+--           drain + the step to stop after + why
+--           over + why        the generation is over
+--           evicted + why     the node is no member
+--           ended + kind + exit code + reason; reopen
+if J.state == 'ended' then
+  return ended_reply()
+end
+if not is_current or not my_members_row then
+  if redis.call('HEXISTS', joined, node) == 0 then
+    redis.call('ZREM', leases, node)
+  end
+  return reply('evicted', is_current and 'its lease ran out' or
+    'generation ' .. J.generation .. ' has begun without it')
+end
+redis.call('ZADD', leases, text(now + lease_ms), node)
+if J.state == 'forming' then
+  return reply('over', J.over)
+end
+if tonumber(ARGV[10]) > num('max_step') then
+  set('max_step', ARGV[10], 'rate', ARGV[11])
+end
+if ARGV[12] ~= '' then
+  redis.call('ZADD', busy, ARGV[12], node)
+  redis.call('PEXPIRE', busy, J.ttl_ms)
+end
+if ARGV[13] ~= '' then
+  redis.call('HSET', rows, node, ARGV[13])
+  redis.call('PEXPIRE', rows, J.ttl_ms)
+end
+if J.drain ~= '' then
+  return reply('drain', J.drain_stop, J.drain)
+end
+return reply('ok', J.median)

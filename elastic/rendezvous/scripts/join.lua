@@ -1,71 +1,99 @@
--- A node offers itself for the next round; the last one to come completes it.
+-- A node offers itself for the next round; sent again and again, it is also the sign of life of who
+-- waits. ARGV 6 to 8 tell the last round that the node was in.
 --
--- ARGV  9 offer, 10 nodes of a round, 11 the nonce of the generation, should this call start it,
---       12 the restarts that the job may spend
--- Outcomes: ended + state
---           waiting + nodes that have joined
---           round + a list: of each member its node, group rank and offer
-local offer, nodes, new_nonce, max_restarts = ARGV[9], tonumber(ARGV[10]), ARGV[11], ARGV[12]
+-- ARGV  10 offer: "nproc port wanted_rank\nrole\nhost\naddress"
+-- Outcomes: round + the node's row + why the last generation was over + whether that was charged
+--           waiting + what for
+--           spare + what for: the job runs, and the wait has no end of its own
+--           reopen: the instance was given up, there is or will be another
+--           ended + kind + exit code + reason
+local offer = ARGV[10]
+local host = host_of(offer)
 
-local function round()
-  local table_of_ranks = {}
-  local offers = redis.call('HGETALL', members)
-  for i = 1, #offers, 2 do
-    table_of_ranks[#table_of_ranks + 1] = offers[i]
-    table_of_ranks[#table_of_ranks + 1] = redis.call('HGET', ranks, offers[i])
-    table_of_ranks[#table_of_ranks + 1] = offers[i + 1]
+local function waiting_for()
+  local present = redis.call('HLEN', joined)
+  if J.generation == '0' then
+    local wanted = num('last_call_at') > 0 and J.max_nodes or J.min_nodes
+    return string.format('only %d of %s nodes have joined', present, wanted)
   end
-  return reply('round', table_of_ranks)
-end
-
-if state == 'failed' or state == 'succeeded' then
-  return reply('ended', state)
-end
-redis.call('HSETNX', job, 'max_restarts', max_restarts)
-renew_lease()
-
--- Sent again, because the reply that made the node a member was lost.
-if generation > seen_generation and redis.call('HEXISTS', members, node) == 1 then
-  return round()
-end
-
-redis.call('HSET', joined, node, offer)
-local dead = redis.call('ZRANGEBYSCORE', leases, '-inf', '(' .. text(now_ms), 'LIMIT', 0, 100)
-for _, name in ipairs(dead) do
-  redis.call('ZREM', leases, name)
-  redis.call('HDEL', joined, name)
-end
-local present = redis.call('HLEN', joined)
-if present < nodes then
-  return reply('waiting', text(present))
-end
-
--- A survivor keeps its rank where the new round has it; the others fill the holes by name.
-local names = redis.call('HKEYS', joined)
-table.sort(names)
-local holder, rank_of = {}, {}
-for _, name in ipairs(names) do
-  local rank = tonumber(redis.call('HGET', ranks, name) or '-1')
-  if rank >= 0 and rank < present and not holder[rank] then
-    holder[rank], rank_of[name] = name, rank
+  local missing = redis.call('SCARD', awaited) + num('unknown')
+  if missing == 0 then
+    return string.format('only %d of %s nodes have joined', present, J.min_nodes)
   end
-end
-local hole = 0
-for _, name in ipairs(names) do
-  if not rank_of[name] then
-    while holder[hole] do
-      hole = hole + 1
+  local names = {}
+  if missing <= 3 then
+    for _, name in ipairs(redis.call('SMEMBERS', awaited)) do
+      names[#names + 1] = host_of(redis.call('HGET', members, name) or '')
     end
-    holder[hole], rank_of[name] = name, hole
+    table.sort(names)
+  end
+  if missing == 1 and names[1] then
+    return 'node ' .. names[1] .. ' has not come back'
+  end
+  return string.format('%d nodes have not come back%s', missing,
+    #names > 0 and ': ' .. table.concat(names, ', ') or '')
+end
+
+local function enter()
+  local earlier = redis.call('HGET', joined, node)
+  local arrival = earlier and string.match(earlier, '^%d+') or text(now)
+  redis.call('HSET', joined, node, arrival .. ' ' .. offer)
+  redis.call('SREM', awaited, node)
+  redis.call('SREM', completed, node)
+  redis.call('ZADD', leases, text(now + lease_ms), node)
+  redis.call('PEXPIRE', joined, J.ttl_ms)
+  redis.call('PEXPIRE', leases, J.ttl_ms)
+end
+
+-- While a generation runs: what keeps a newcomer out of it, or nil.
+local function kept_out()
+  if redis.call('HLEN', members) >= num('max_nodes') then
+    return string.format('as a spare: all %s seats are taken', J.max_nodes)
+  end
+  if num('unknown') > 0 or is_frozen() then
+    return 'the store was away, membership is decided when all nodes had the time to come back'
+  end
+  if redis.call('SCARD', completed) > 0 then
+    return 'as a spare: nodes of the job have finished already'
+  end
+  if is_quarantined(host) then
+    return 'as a spare: ' .. host .. ' is in quarantine after repeated failures'
   end
 end
 
-redis.call('DEL', ranks, completed, failures)
-for _, name in ipairs(names) do
-  redis.call('HSET', ranks, name, text(rank_of[name]))
+if J.state == 'ended' then
+  return ended_reply()
 end
-redis.call('RENAME', joined, members)
-generation, nonce = generation + 1, new_nonce
-redis.call('HSET', job, 'generation', text(generation), 'nonce', nonce)
-set_state('running')
-return round()
+if redis.call('SISMEMBER', key('gone'), node) == 1 then
+  return reply('ended', 'closed', '0', 'this node has left')
+end
+-- Sent again, because the reply that told the node its place was lost.
+if my_members_row and not is_current then
+  redis.call('ZADD', leases, text(now + lease_ms), node)
+  return reply('round', my_members_row, J.reason, J.charged)
+end
+
+enter()
+if J.state == 'running' and J.drain == '' then
+  if my_members_row then
+    -- Its workers have stopped, and nobody was told.
+    local cause = 'node ' .. host .. ' starts again'
+    change(cause)
+    over(cause)
+  elseif not kept_out() then
+    start_drain('node ' .. host .. ' joins')
+  end
+end
+try_round()
+
+if J.state == 'ended' then
+  return ended_reply()
+end
+local row = redis.call('HGET', members, node)
+if row and not (my_generation == J.generation and my_nonce == J.nonce) then
+  return reply('round', row, J.reason, J.charged)
+end
+if J.state == 'running' and J.drain == '' then
+  return reply('spare', kept_out() or 'its turn')
+end
+return reply('waiting', waiting_for())

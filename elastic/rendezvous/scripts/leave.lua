@@ -1,6 +1,18 @@
 -- A node goes for good: nobody needs to wait for its lease to run out.
 --
 -- Outcome: ok
-redis.call('ZREM', leases, node)
-redis.call('HDEL', joined, node)
+redis.call('SADD', key('gone'), node)
+redis.call('PEXPIRE', key('gone'), J.ttl_ms)
+local row = forget(node)
+if J.state ~= 'ended' then
+  if row and redis.call('SREM', completed, node) == 0 then
+    local cause = 'node ' .. host_of(row) .. ' left'
+    change(cause)
+    if J.drain == '' then
+      over(cause)
+    end
+  end
+  try_success()
+  try_round()
+end
 return reply('ok')

@@ -1,29 +1,117 @@
--- A new instance of a run id, so that nothing of an earlier job under the same id is ever seen; or
--- the token of one that is open. Stands alone, without the prelude.
+-- Which job of a run id an agent belongs to: one that is open, or a new one, so that nothing of an
+-- earlier job under the same id is ever seen. Stands alone, without the prelude.
 --
 -- KEYS  1 the counter of instances, 2 what this request got (it may be sent again)
--- ARGV  1 what the keys of the run begin with, 2 the wanted instance, 0 for a new one
---       3 the token of the new instance, 4 time to live of the keys in ms, 5 of the request in ms
--- Reply: {instance, token}; the token is '' where the wanted instance does not exist.
+-- ARGV  1 what the keys of the run begin with
+--       2 the wanted instance, or 0: chosen here
+--       3 the token of this request: a new job's own; 4 '1': the job of ARGV 2 is known by this
+--         token, and is made anew where the server has forgotten it
+--       5 fingerprint, '' for none; 6 time to live of the keys in ms, 7 of the request in ms
+--       8 lease in ms, 9 heartbeat in ms, 10 max_restarts, 11 min_nodes, 12 max_nodes
+--       13 last call in ms, 14 no_progress_limit, 15 quarantine_strikes, 16 its cooldown in ms
+-- Reply: {instance, token, lease in ms}; the token is '' where the wanted instance does not exist.
+local server_time = redis.call('TIME')
+local now = string.format('%.0f', server_time[1] * 1000 + math.floor(server_time[2] / 1000))
+local prefix, wanted, token = ARGV[1], ARGV[2], ARGV[3]
+
 local function job_of(instance)
-  return ARGV[1] .. 'i' .. instance .. ':job'
+  return prefix .. 'i' .. instance .. ':job'
 end
 
-if ARGV[2] ~= '0' then
-  return {ARGV[2], redis.call('HGET', job_of(ARGV[2]), 'token') or ''}
+local function create(instance)
+  local job = job_of(instance)
+  redis.call('HSET', job, 'token', token, 'fingerprint', ARGV[5], 'opened', now, 'tick', now,
+    'ttl_ms', ARGV[6], 'lease_ms', ARGV[8], 'heartbeat_ms', ARGV[9], 'max_restarts', ARGV[10],
+    'min_nodes', ARGV[11], 'max_nodes', ARGV[12], 'last_call_ms', ARGV[13],
+    'no_progress_limit', ARGV[14], 'quarantine_strikes', ARGV[15], 'cooldown_ms', ARGV[16])
+  redis.call('HSET', job, 'state', 'forming', 'generation', '0', 'nonce', '', 'restarts', '0',
+    'drain', '', 'drain_stop', '-1', 'change', '', 'over', '', 'reason', '', 'charged', '0',
+    'max_step', '-1', 'rate', '0', 'median', '-1', 'unknown', '0', 'adopted', '0',
+    'frozen_until', '0', 'last_call_at', '0', 'expired_at', '0', 'no_progress', '0',
+    'fail_cause', '', 'fail_host', '', 'fail_rank', '', 'fail_exit', '', 'fail_victim', '',
+    'fail_at', '', 'fail_progress', '', 'fail_step', '-1', 'world_size', '0',
+    'end_kind', '', 'end_exit', '0', 'end_reason', '')
+  redis.call('PEXPIRE', job, ARGV[6])
 end
-local given = redis.call('GET', KEYS[2])
-if not given then
-  -- A server that lost the counter may still know, or know again, instances beyond it.
-  for _ = 1, 1000 do
-    given = string.format('%.0f', redis.call('INCR', KEYS[1]))
-    if redis.call('EXISTS', job_of(given)) == 0 then
-      break
+
+local function answer(instance)
+  local found = redis.call('HMGET', job_of(instance), 'token', 'lease_ms')
+  return {instance, found[1] or '', found[2] or ARGV[8]}
+end
+
+-- A server that lost the counter must not give a number away twice.
+local function raise_counter(instance)
+  if tonumber(redis.call('GET', KEYS[1]) or '0') < tonumber(instance) then
+    redis.call('SET', KEYS[1], instance)
+  end
+  redis.call('PEXPIRE', KEYS[1], ARGV[6])
+end
+
+if wanted ~= '0' then
+  if ARGV[4] == '1' then
+    if redis.call('EXISTS', job_of(wanted)) == 0 then
+      create(wanted)
+    end
+    raise_counter(wanted)
+  end
+  return answer(wanted)
+end
+
+-- Whether nobody is left of a job that has not begun: of one that has, its members decide.
+local function is_deserted(instance, job)
+  if job[3] ~= '0' then
+    return false
+  end
+  local freshest = redis.call('ZREVRANGE', prefix .. 'i' .. instance .. ':leases', 0, 0,
+    'WITHSCORES')
+  local alive_until = tonumber(freshest[2] or job[4]) + (freshest[2] and 0 or job[5])
+  return tonumber(now) > alive_until
+end
+
+local function is_full(instance, job)
+  local base = prefix .. 'i' .. instance .. ':'
+  local taken = redis.call('HLEN', base .. 'joined')
+  if job[2] == 'running' then
+    taken = redis.call('HLEN', base .. 'members') + tonumber(job[7])
+  elseif job[3] ~= '0' then
+    taken = taken + redis.call('SCARD', base .. 'awaited') + tonumber(job[7])
+  end
+  return taken >= tonumber(job[6])
+end
+
+local function open_instance(newest)
+  for instance = newest, math.max(1, newest - 31), -1 do
+    local name = string.format('%.0f', instance)
+    local job = redis.call('HMGET', job_of(name), 'fingerprint', 'state', 'generation', 'opened',
+      'lease_ms', 'max_nodes', 'unknown')
+    if job[1] == ARGV[5] and job[2] ~= 'ended' then
+      if is_deserted(name, job) then
+        -- Should somebody come back after all, the way on is told there.
+        redis.call('HSET', job_of(name), 'state', 'ended', 'end_kind', 'abandoned', 'end_exit', '0',
+          'end_reason', 'all nodes of the job were lost')
+      elseif ARGV[5] == '' or not is_full(name, job) then
+        return name
+      end
     end
   end
-  redis.call('HSET', job_of(given), 'token', ARGV[3])
-  redis.call('PEXPIRE', job_of(given), ARGV[4])
-  redis.call('SET', KEYS[2], given, 'PX', ARGV[5])
 end
-redis.call('PEXPIRE', KEYS[1], ARGV[4])
-return {given, ARGV[3]}
+
+local given = redis.call('GET', KEYS[2])
+if given then
+  return answer(given)
+end
+local newest = tonumber(redis.call('GET', KEYS[1]) or '0')
+given = open_instance(newest)
+if given then
+  return answer(given)
+end
+for _ = 1, 1000 do
+  given = string.format('%.0f', redis.call('INCR', KEYS[1]))
+  if redis.call('EXISTS', job_of(given)) == 0 then
+    break
+  end
+end
+create(given)
+redis.call('SET', KEYS[2], given, 'PX', ARGV[7])
+redis.call('PEXPIRE', KEYS[1], ARGV[6])
+return answer(given)

@@ -1,28 +1,22 @@
--- A worker has failed. The first report of a generation decides, and charges the budget; the others
--- get the same answer.
+-- A worker has failed. The first report ends the generation; later ones may name the root cause.
 --
--- ARGV  9 generation, 10 its nonce, 11 rank, 12 cause, 13 the restarts that the job may spend
--- Outcomes: stale
---           restart | fail + the cause of the generation's first failure
-local failed_generation, failed_nonce = tonumber(ARGV[9]), ARGV[10]
-local rank, cause = ARGV[11], ARGV[12]
-
-if failed_generation ~= generation or failed_nonce ~= nonce then
+-- ARGV  10 rank, 11 host, 12 cause, 13 whether it is a victim (1 or 0), 14 highest step or -1
+--       15 whether steps are known (1 or 0), 16 exit code
+-- Outcomes: restart: join again
+--           stale: the generation is none of this node's any more
+--           ended + kind + exit code + reason; reopen
+if J.state == 'ended' then
+  return ended_reply()
+end
+if not is_current or not my_members_row then
   return reply('stale')
 end
-renew_lease()
-redis.call('HSETNX', failures, rank, text(now_ms) .. ' ' .. cause)
-
-local fence = text(generation) .. '.' .. nonce
-if redis.call('HGET', job, 'decided_for') ~= fence then
-  local max_restarts = tonumber(redis.call('HGET', job, 'max_restarts') or ARGV[13])
-  local decision = 'fail'
-  if restarts < max_restarts then
-    decision = 'restart'
-    restarts = restarts + 1
-  end
-  redis.call('HSET', job, 'decided_for', fence, 'decision', decision, 'root_cause', cause,
-    'restarts', text(restarts))
-  set_state(decision == 'restart' and 'forming' or 'failed')
+redis.call('ZADD', leases, text(now + lease_ms), node)
+note_failure(ARGV[10], ARGV[11], ARGV[12], ARGV[13], ARGV[14], ARGV[15], ARGV[16])
+over(ARGV[12])
+if is_charged() and num('unknown') == 0 and redis.call('HLEN', members) == 1 and verdict() then
+  -- Nobody else can turn out to be lost, so this is the end already.
+  settle()
+  return ended_reply()
 end
-return reply(redis.call('HGET', job, 'decision'), redis.call('HGET', job, 'root_cause'))
+return reply('restart')

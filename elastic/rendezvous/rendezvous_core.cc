@@ -1,0 +1,718 @@
+#include "elastic/rendezvous/rendezvous_core.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "glog/logging.h"
+#include "store/percent_encoding.h"
+
+namespace ddp::elastic {
+namespace {
+
+constexpr absl::Duration kKeysTimeToLive = absl::Hours(24);
+// For how long a request to open an instance may be sent again.
+constexpr absl::Duration kOpenRequestTimeToLive = absl::Minutes(10);
+
+// The longest pause after the first failure; it doubles with each.
+constexpr absl::Duration kPauseMin = absl::Milliseconds(20);
+constexpr int kPauseDoublingsMax = 12;
+constexpr int kFailuresBeforeOutOfReach = 3;
+
+// What nodes say for people goes to the server at most so often, so that all nodes of a job
+// together stay under a thousand rows per second.
+constexpr absl::Duration kRowIntervalMin = absl::Seconds(1);
+constexpr absl::Duration kRowIntervalPerNode = absl::Milliseconds(1);
+constexpr double kBusyChange = 0.05;
+
+constexpr double kStepsPerSecondMax = 1e9;
+
+template <typename... Handlers>
+struct Overload : Handlers... {
+  using Handlers::operator()...;
+};
+template <typename... Handlers>
+Overload(Handlers...) -> Overload<Handlers...>;
+
+std::string Milliseconds(absl::Duration duration) {
+  return absl::StrCat(absl::ToInt64Milliseconds(duration));
+}
+
+// Whether trying again could help.
+bool IsPassing(const absl::Status& status) {
+  return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) ||
+         absl::IsResourceExhausted(status);
+}
+
+absl::Status ForeignInstance() {
+  return absl::FailedPreconditionError(
+      "Redis lost its memory, and another job with the same run id has taken this job's place; "
+      "give each job its own --rdzv-id");
+}
+
+absl::Status UnknownOutcome(const ScriptReply& reply) {
+  return absl::InternalError(
+      absl::StrCat("the rendezvous answers nonsense: outcome ", reply.outcome));
+}
+
+absl::Status GenerationIsOver(const ScriptReply& reply) {
+  return absl::AbortedError(
+      absl::StrCat("the generation is over, the current one is ", reply.generation.number));
+}
+
+std::string Step64(int64_t step) { return absl::StrCat(std::max<int64_t>(-1, step)); }
+
+}  // namespace
+
+std::string DebugString(const RendezvousCore::Action& action) {
+  using Core = RendezvousCore;
+  return std::visit(
+      Overload{
+          [](const Core::CallScript& a) {
+            return absl::StrCat("call ", ToString(a.script), " ", absl::StrJoin(a.args, "|"));
+          },
+          [](const Core::Subscribe& a) { return absl::StrCat("subscribe to ", a.channel); },
+          [](const Core::AnswerJoin& a) {
+            if (!a.answer.ok()) return absl::StrCat("answer: ", a.answer.status().message());
+            if (const auto* end = std::get_if<JobEnd>(&*a.answer)) {
+              return absl::StrCat("answer: ended, ", JobEndName(end->kind), " ", end->reason);
+            }
+            const Round& round = std::get<Round>(*a.answer);
+            return absl::StrCat("answer: round ", round.generation.number, ", group rank ",
+                                round.placement.group_rank, " of ",
+                                round.placement.group_world_size, ", ranks from ",
+                                round.placement.first_rank, " of ", round.placement.world_size,
+                                ", restarts ", round.restarts,
+                                round.reason.empty() ? "" : ", after: ", round.reason,
+                                round.charged ? " (charged)" : "");
+          },
+          [](const Core::AnswerFailure& a) {
+            if (!a.verdict.ok()) return absl::StrCat("answer: ", a.verdict.status().message());
+            using Decision = FailureVerdict::Decision;
+            if (a.verdict->decision == Decision::kRestart) return std::string("answer: restart");
+            if (a.verdict->decision == Decision::kStale) return std::string("answer: stale");
+            return absl::StrCat("answer: ended, ", JobEndName(a.verdict->end.kind), " ",
+                                a.verdict->end.reason);
+          },
+          [](const Core::AnswerDone& a) {
+            return absl::StrCat("answer: ", a.status.ok() ? "done" : a.status.message());
+          },
+          [](const Core::Tell& a) {
+            const News& news = a.news;
+            switch (news.kind) {
+              case News::Kind::kGenerationOver:
+                return absl::StrCat("news: generation ", news.generation.number,
+                                    " is over: ", news.cause);
+              case News::Kind::kDrain:
+                return absl::StrCat("news: stop after step ", news.stop_at_step, ": ", news.cause);
+              case News::Kind::kJobEnded:
+                return absl::StrCat("news: the job has ended, ", JobEndName(news.end.kind), " ",
+                                    news.end.reason);
+              case News::Kind::kEvicted:
+                return absl::StrCat("news: evicted: ", news.cause);
+              case News::Kind::kOutOfReach:
+                return absl::StrCat("news: out of reach: ", news.cause);
+              case News::Kind::kBackInReach:
+                return std::string("news: back in reach");
+              case News::Kind::kWaiting:
+                return absl::StrCat("news: waiting: ", news.cause);
+            }
+            return std::string("news");
+          },
+      },
+      action);
+}
+
+RendezvousCore::RendezvousCore(Options options)
+    : options_(std::move(options)), random_(options_.seed) {
+  open_token_ = RandomHex();
+}
+
+std::vector<RendezvousCore::Action> RendezvousCore::Step(const Event& event, absl::Time now) {
+  now_ = now;
+  actions_.clear();
+  std::visit([this](const auto& e) { On(e); }, event);
+  if (request_.has_value() && now_ >= request_->deadline) OnRequestTimeout();
+  Pump();
+  return std::exchange(actions_, {});
+}
+
+absl::Time RendezvousCore::next_deadline() const {
+  absl::Time next = subscribe_at_;
+  if (request_.has_value()) next = std::min(next, request_->deadline);
+  // What is on its way is answered, or told to have failed.
+  if (!in_flight_.has_value()) next = std::min(next, NextSend());
+  return next;
+}
+
+template <typename A>
+void RendezvousCore::Do(A action) {
+  actions_.emplace_back(std::in_place_type<A>, std::move(action));
+}
+
+// Time and chance. --------------------------------------------------------------------------------
+
+absl::Duration RendezvousCore::lease() const {
+  return opened_.has_value() ? absl::Milliseconds(opened_->lease_ms) : options_.lease;
+}
+
+absl::Duration RendezvousCore::heartbeat() const {
+  const absl::Duration wanted =
+      options_.heartbeat > absl::ZeroDuration() ? options_.heartbeat : lease() / 6;
+  return std::max(absl::Milliseconds(1), std::min(wanted, lease() / 3));
+}
+
+// Full jitter, so that the clients of a server that comes back do not all call at once.
+absl::Duration RendezvousCore::Pause(int failures) {
+  const int doublings = std::min(failures - 1, kPauseDoublingsMax);
+  const absl::Duration longest = std::min(kPauseMin * (1 << doublings), lease() / 6);
+  return std::max(absl::Milliseconds(1), longest * Share());
+}
+
+std::string RendezvousCore::RandomHex() { return absl::StrFormat("%016x", random_()); }
+
+std::string RendezvousCore::RunPrefix() const {
+  return absl::StrCat("ddp:{", store::EncodeRunIdForKey(options_.run_id), "}:");
+}
+
+std::string RendezvousCore::KeyPrefix() const {
+  return absl::StrCat(RunPrefix(), "i", opened_->number, ":");
+}
+
+// Requests. ---------------------------------------------------------------------------------------
+
+void RendezvousCore::Start(Requested what, absl::Duration timeout) {
+  CHECK(!request_.has_value()) << "one request at a time";
+  ++request_serial_;
+  request_.emplace();
+  request_->what = std::move(what);
+  request_->timeout = timeout;
+  request_->deadline = now_ + timeout;
+  request_->send_at = now_;
+  // Somebody waits for this one.
+  failures_in_a_row_ = std::min(failures_in_a_row_, 1);
+  pause_until_ = std::min(pause_until_, now_ + kPauseMin * Share());
+}
+
+void RendezvousCore::On(const JoinRequest& request) {
+  Start(request, request.timeout);
+  host_ = request.offer.host;
+  const absl::Status valid = ValidateOffer(request.offer);
+  if (!valid.ok()) FailRequest(valid);
+}
+
+void RendezvousCore::On(const LeaveRequest& request) {
+  mine_.reset();
+  left_ = true;
+  Start(request, request.timeout);
+  // Nobody knows this node.
+  if (!opened_.has_value() && !in_flight_.has_value()) Finish(absl::OkStatus());
+}
+
+void RendezvousCore::On(const Tick&) {
+  if (now_ >= subscribe_at_ && opened_.has_value()) {
+    // One connection is enough to find out that the server is away.
+    if (failures_in_a_row_ > 0) {
+      subscribe_at_ = now_ + lease() / 6;
+      return;
+    }
+    subscribe_at_ = absl::InfiniteFuture();
+    Do(Subscribe{KeyPrefix() + "news"});
+  }
+}
+
+void RendezvousCore::OnRequestTimeout() {
+  const Request& request = *request_;
+  const std::string waited = absl::FormatDuration(request.timeout);
+  if (!request.waiting_for.empty() && request.last_error.ok()) {
+    FailRequest(absl::DeadlineExceededError(absl::StrCat(request.waiting_for, " after ", waited)));
+    return;
+  }
+  FailRequest(absl::UnavailableError(absl::StrCat(
+      "no answer from Redis at ", options_.endpoint.DebugString(), " in ", waited, " and ",
+      request.tries, request.tries == 1 ? " try: " : " tries: ",
+      request.last_error.ok() ? "none came yet" : std::string(request.last_error.message()))));
+}
+
+void RendezvousCore::Finish(absl::Status status) {
+  request_.reset();
+  Do(AnswerDone{std::move(status)});
+}
+
+void RendezvousCore::FailRequest(absl::Status status) {
+  const Requested what = std::move(request_->what);
+  request_.reset();
+  if (std::holds_alternative<JoinRequest>(what)) {
+    Do(AnswerJoin{std::move(status)});
+  } else if (std::holds_alternative<FailureRequest>(what)) {
+    Do(AnswerFailure{std::move(status)});
+  } else {
+    Do(AnswerDone{std::move(status)});
+  }
+}
+
+// Sending. ----------------------------------------------------------------------------------------
+
+bool RendezvousCore::Beats() const { return mine_.has_value() && !left_ && !ended_; }
+
+// When the next script is due, were none on its way.
+absl::Time RendezvousCore::NextSend() const {
+  absl::Time next = absl::InfiniteFuture();
+  if (request_.has_value()) {
+    next = request_->send_at;
+  } else if (Beats()) {
+    next = heartbeat_at_;
+  } else if (wants_open_ && !opened_.has_value()) {
+    next = absl::InfinitePast();
+  }
+  return std::max(next, pause_until_);
+}
+
+void RendezvousCore::Pump() {
+  if (in_flight_.has_value() || now_ < NextSend()) return;
+  const bool leaves = request_.has_value() && std::holds_alternative<LeaveRequest>(request_->what);
+  if (!opened_.has_value() || (forgotten_ && !leaves)) {
+    SendOpen();
+  } else if (request_.has_value()) {
+    SendRequest();
+  } else {
+    SendHeartbeat();
+  }
+}
+
+void RendezvousCore::SendOpen() {
+  const std::string prefix = RunPrefix();
+  const std::string& token = opened_.has_value() ? opened_->token : open_token_;
+  const int64_t wanted = opened_.has_value() ? opened_->number : options_.instance;
+  in_flight_ = InFlight{ScriptName::kOpenInstance, request_.has_value() ? request_serial_ : 0};
+  if (request_.has_value()) ++request_->tries;
+  Do(CallScript{
+      ScriptName::kOpenInstance,
+      {prefix + "instance", absl::StrCat(prefix, "opened:", token)},
+      {prefix, absl::StrCat(wanted), token, opened_.has_value() ? "1" : "0", options_.fingerprint,
+       Milliseconds(kKeysTimeToLive), Milliseconds(kOpenRequestTimeToLive), Milliseconds(lease()),
+       Milliseconds(heartbeat()), absl::StrCat(options_.max_restarts),
+       absl::StrCat(options_.min_nodes), absl::StrCat(options_.max_nodes),
+       Milliseconds(options_.last_call), absl::StrCat(options_.no_progress_limit),
+       absl::StrCat(options_.quarantine_strikes), Milliseconds(options_.quarantine_cooldown)}});
+}
+
+void RendezvousCore::Send(ScriptName script, const GenerationId& about,
+                          std::vector<std::string> more) {
+  const std::string prefix = KeyPrefix();
+  const bool is_mine = mine_.has_value() && mine_->generation == about;
+  std::vector<std::string> args = {options_.node,
+                                   opened_->token,
+                                   absl::StrCat(seen_.number),
+                                   seen_.nonce,
+                                   absl::StrCat(restarts_seen_),
+                                   absl::StrCat(about.number),
+                                   about.nonce,
+                                   is_mine ? mine_->row : "",
+                                   RandomHex()};
+  args.insert(args.end(), std::make_move_iterator(more.begin()),
+              std::make_move_iterator(more.end()));
+  Do(CallScript{script, {prefix + "job", prefix + "leases"}, std::move(args)});
+}
+
+std::vector<std::string> RendezvousCore::ArgsOf(const Requested& what, ScriptName& script,
+                                                GenerationId& about) {
+  return std::visit(
+      Overload{
+          [&](const JoinRequest& r) -> std::vector<std::string> {
+            script = ScriptName::kJoin;
+            return {FormatOffer(r.offer)};
+          },
+          [&](const FailureRequest& r) -> std::vector<std::string> {
+            script = ScriptName::kReportFailure;
+            const Rendezvous::Failure& failure = r.failure;
+            about = failure.generation;
+            return {absl::StrCat(failure.rank),     OneLine(host_),
+                    OneLine(failure.cause),         failure.is_victim ? "1" : "0",
+                    Step64(failure.step),           failure.progress_known ? "1" : "0",
+                    absl::StrCat(failure.exit_code)};
+          },
+          [&](const CompleteRequest& r) -> std::vector<std::string> {
+            script = ScriptName::kComplete;
+            about = r.generation;
+            return {};
+          },
+          [&](const DrainRequest& r) -> std::vector<std::string> {
+            script = ScriptName::kDrain;
+            about = r.generation;
+            return {OneLine(r.cause)};
+          },
+          [&](const LeaveRequest&) -> std::vector<std::string> {
+            script = ScriptName::kLeave;
+            return {};
+          },
+          [&](const CloseRequest& r) -> std::vector<std::string> {
+            script = ScriptName::kClose;
+            return {JobEndName(r.end.kind), absl::StrCat(r.end.exit_code), OneLine(r.end.reason)};
+          },
+      },
+      what);
+}
+
+void RendezvousCore::SendRequest() {
+  ScriptName script = ScriptName::kJoin;
+  GenerationId about;
+  if (mine_.has_value()) about = mine_->generation;
+  std::vector<std::string> args = ArgsOf(request_->what, script, about);
+  ++request_->tries;
+  in_flight_ = InFlight{script, request_serial_};
+  ask_again_ = false;
+  Send(script, about, std::move(args));
+}
+
+void RendezvousCore::SendHeartbeat() {
+  InFlight call{ScriptName::kHeartbeat};
+  if (now_ >= row_at_) {
+    if (report_.row != row_sent_) call.row = report_.row;
+    const int64_t change = std::abs(report_.busy_us - busy_sent_us_);
+    if (report_.busy_us >= 0 &&
+        (busy_sent_us_ < 0 || change > kBusyChange * static_cast<double>(busy_sent_us_))) {
+      call.busy_us = report_.busy_us;
+    }
+  }
+  const double rate = std::isfinite(report_.steps_per_second)
+                          ? std::clamp(report_.steps_per_second, 0.0, kStepsPerSecondMax)
+                          : 0.0;
+  ask_again_ = false;
+  Send(ScriptName::kHeartbeat, mine_->generation,
+       {Step64(report_.step), absl::StrFormat("%.3f", rate),
+        call.busy_us >= 0 ? absl::StrCat(call.busy_us) : "", call.row});
+  in_flight_ = std::move(call);
+}
+
+// Replies. ----------------------------------------------------------------------------------------
+
+void RendezvousCore::On(const Replied& event) {
+  CHECK(in_flight_.has_value()) << "a reply to nothing";
+  const InFlight call = *std::exchange(in_flight_, std::nullopt);
+  const bool is_awaited = request_.has_value() && call.request == request_serial_;
+  if (!event.reply.ok()) {
+    const absl::Status& status = event.reply.status();
+    if (is_awaited) request_->last_error = status;
+    OnFailedCall(status);
+    if (is_awaited && !IsPassing(status)) FailRequest(status);
+    return;
+  }
+  if (call.script == ScriptName::kOpenInstance) return OnOpened(*event.reply);
+  const absl::StatusOr<ScriptReply> reply = ParseScriptReply(*event.reply);
+  if (!reply.ok()) {
+    OnFailedCall(reply.status());
+    if (is_awaited) FailRequest(reply.status());
+    return;
+  }
+  OnTransition(call, *reply);
+}
+
+void RendezvousCore::OnOpened(const store::RedisReply& reply) {
+  const absl::StatusOr<OpenedInstance> opened = ParseOpenedInstance(reply);
+  absl::Status status = opened.status();
+  wants_open_ = false;
+  if (opened.ok() && opened->token.empty()) {
+    status = absl::NotFoundError(absl::StrCat("run ", options_.run_id, " has no instance ",
+                                              opened->number, " at Redis at ",
+                                              options_.endpoint.DebugString()));
+  }
+  if (status.ok() && forgotten_ && opened->token != opened_->token) status = ForeignInstance();
+  open_status_ = status;
+  if (!status.ok()) {
+    OnFailedCall(status);
+    if (request_.has_value()) FailRequest(status);
+    return;
+  }
+  OnContact(absl::OkStatus());
+  const bool is_new = !opened_.has_value();
+  opened_ = *opened;
+  forgotten_ = false;
+  // What it was told before is forgotten too.
+  row_sent_.clear();
+  busy_sent_us_ = -1;
+  if (is_new && !left_) {
+    subscribe_at_ = absl::InfiniteFuture();
+    was_heard_ = false;
+    Do(Subscribe{KeyPrefix() + "news"});
+  }
+}
+
+// Whatever was sent is sent again after a pause.
+void RendezvousCore::OnFailedCall(const absl::Status& status) {
+  pause_until_ = now_ + Pause(++failures_in_a_row_);
+  if (request_.has_value() && request_->rest.has_value()) {
+    request_->deadline = now_ + *std::exchange(request_->rest, std::nullopt);
+  }
+  OnContact(status);
+}
+
+void RendezvousCore::OnContact(const absl::Status& status) {
+  if (status.ok()) {
+    failures_in_a_row_ = 0;
+    pause_until_ = absl::InfinitePast();
+  }
+  if (status.ok() == in_contact_) return;
+  // A connection that was cut and is mended at once is no news.
+  if (!status.ok() && IsPassing(status) && failures_in_a_row_ < kFailuresBeforeOutOfReach) return;
+  in_contact_ = status.ok();
+  News news;
+  news.kind = in_contact_ ? News::Kind::kBackInReach : News::Kind::kOutOfReach;
+  news.cause = OneLine(std::string(status.message()));
+  TellNews(std::move(news));
+}
+
+void RendezvousCore::OnTransition(const InFlight& call, const ScriptReply& reply) {
+  const bool is_awaited = request_.has_value() && call.request == request_serial_;
+  if (reply.outcome == "unknown") {
+    OnContact(absl::OkStatus());
+    forgotten_ = true;
+    // There is nothing to leave any more.
+    if (is_awaited && std::holds_alternative<LeaveRequest>(request_->what)) {
+      Finish(absl::OkStatus());
+    }
+    return;
+  }
+  if (reply.outcome == "foreign") {
+    if (is_awaited && std::holds_alternative<LeaveRequest>(request_->what)) {
+      return Finish(absl::OkStatus());
+    }
+    OnFailedCall(ForeignInstance());
+    if (is_awaited) FailRequest(ForeignInstance());
+    return;
+  }
+  OnContact(absl::OkStatus());
+  was_heard_ = true;
+  restarts_seen_ = std::max(restarts_seen_, reply.restarts);
+  if (reply.generation.number > seen_.number) seen_ = reply.generation;
+  if (call.script == ScriptName::kHeartbeat) return OnHeartbeat(call, reply);
+  if (!is_awaited) return;
+  request_->last_error = absl::OkStatus();
+  const Requested asked = request_->what;
+  std::visit([&](const auto& what) { OnAnswer(what, reply); }, asked);
+}
+
+void RendezvousCore::OnHeartbeat(const InFlight& call, const ScriptReply& reply) {
+  heartbeat_at_ = ask_again_ ? now_ : now_ + heartbeat() * (0.8 + 0.2 * Share());
+  if (!mine_.has_value()) return;
+  if (!call.row.empty() || call.busy_us >= 0) {
+    if (!call.row.empty()) row_sent_ = call.row;
+    if (call.busy_us >= 0) busy_sent_us_ = call.busy_us;
+    row_at_ = now_ + std::max(kRowIntervalMin, kRowIntervalPerNode * mine_->nodes);
+  }
+  if (reply.outcome == "ok") {
+    median_busy_us_ = reply.number(0, -1);
+  } else if (reply.outcome == "drain") {
+    TellDrain(reply.number(0, -1), reply.text(1));
+  } else if (reply.outcome == "over") {
+    TellOver(reply.text(0));
+  } else if (reply.outcome == "ended") {
+    TellEnd(ParseEndReply(reply));
+  } else if (reply.outcome == "evicted" || reply.outcome == "reopen") {
+    News news;
+    news.kind = News::Kind::kEvicted;
+    news.generation = mine_->generation;
+    news.cause = reply.outcome == "reopen" ? "all nodes of the job were given up for lost"
+                                           : OneLine(reply.text(0));
+    mine_.reset();
+    TellNews(std::move(news));
+    if (reply.outcome == "reopen") OpenAnother();
+  } else {
+    OnContact(UnknownOutcome(reply));
+  }
+}
+
+void RendezvousCore::OnAnswer(const JoinRequest&, const ScriptReply& reply) {
+  if (reply.outcome == "round") {
+    OnRound(reply);
+  } else if (reply.outcome == "waiting" || reply.outcome == "spare") {
+    OnWaiting(reply, reply.outcome == "spare");
+  } else if (reply.outcome == "ended") {
+    ended_ = true;
+    request_.reset();
+    Do(AnswerJoin{JoinAnswer(ParseEndReply(reply))});
+  } else if (reply.outcome == "reopen" && options_.instance == 0) {
+    mine_.reset();
+    OpenAnother();
+  } else if (reply.outcome == "reopen") {
+    FailRequest(absl::FailedPreconditionError("all nodes of the job were lost"));
+  } else {
+    FailRequest(UnknownOutcome(reply));
+  }
+}
+
+void RendezvousCore::OnRound(const ScriptReply& reply) {
+  absl::StatusOr<Round> round = ParseRoundReply(reply);
+  if (!round.ok()) return FailRequest(round.status());
+  const GenerationId& generation = round->generation;
+  round->store_url =
+      store::FormatStoreAddress({.endpoint = options_.endpoint,
+                                 .prefix = absl::StrCat(KeyPrefix(), "g", generation.number, ".",
+                                                        generation.nonce, ":store:")});
+  seen_ = generation;
+  mine_ = Membership{
+      .generation = generation, .row = reply.text(0), .nodes = round->placement.group_world_size};
+  // What is said of steps is about this generation from now on.
+  report_.step = -1;
+  busy_sent_us_ = -1;
+  median_busy_us_ = -1;
+  row_at_ = now_ + heartbeat() * Share();
+  heartbeat_at_ = now_ + heartbeat() * (0.3 + 0.7 * Share());
+  request_.reset();
+  Do(AnswerJoin{JoinAnswer(*std::move(round))});
+}
+
+void RendezvousCore::OnWaiting(const ScriptReply& reply, bool is_spare) {
+  Request& request = *request_;
+  request.send_at = ask_again_ ? now_ : now_ + heartbeat() * (0.8 + 0.2 * Share());
+  if (is_spare && !request.rest.has_value()) {
+    request.rest = std::max(absl::ZeroDuration(), request.deadline - now_);
+    request.deadline = absl::InfiniteFuture();
+  } else if (!is_spare && request.rest.has_value()) {
+    request.deadline = now_ + *std::exchange(request.rest, std::nullopt);
+  }
+  // The first answer often says what is over in the next moment.
+  const std::string text = OneLine(reply.text(0));
+  const bool is_news =
+      ++request.times_waited > 1 && (text != request.waiting_for || request.times_waited == 2);
+  request.waiting_for = text;
+  if (!is_news) return;
+  News news;
+  news.kind = News::Kind::kWaiting;
+  news.cause = text;
+  TellNews(std::move(news));
+}
+
+// The job that we wanted to join was given up before we were part of it. Nothing of it is taken
+// along.
+void RendezvousCore::OpenAnother() {
+  opened_.reset();
+  forgotten_ = false;
+  open_token_ = RandomHex();
+  seen_ = GenerationId();
+  restarts_seen_ = 0;
+}
+
+void RendezvousCore::OnAnswer(const FailureRequest& asked, const ScriptReply& reply) {
+  using Decision = FailureVerdict::Decision;
+  absl::StatusOr<FailureVerdict> verdict = UnknownOutcome(reply);
+  if (reply.outcome == "restart") {
+    verdict = FailureVerdict{Decision::kRestart, {}};
+  } else if (reply.outcome == "stale" || reply.outcome == "reopen") {
+    verdict = FailureVerdict{Decision::kStale, {}};
+  } else if (reply.outcome == "ended") {
+    ended_ = true;
+    verdict = FailureVerdict{Decision::kEnded, ParseEndReply(reply)};
+  }
+  if (mine_.has_value() && mine_->generation == asked.failure.generation) mine_->told_over = true;
+  request_.reset();
+  Do(AnswerFailure{std::move(verdict)});
+}
+
+void RendezvousCore::OnAnswer(const CompleteRequest&, const ScriptReply& reply) {
+  if (reply.outcome == "ok") return Finish(absl::OkStatus());
+  if (reply.outcome == "stale" || reply.outcome == "reopen") {
+    if (mine_.has_value()) mine_->told_over = true;
+    return Finish(GenerationIsOver(reply));
+  }
+  if (reply.outcome != "ended") return Finish(UnknownOutcome(reply));
+  const JobEnd end = ParseEndReply(reply);
+  const bool succeeded = end.kind == JobEnd::Kind::kSucceeded;
+  Finish(succeeded ? absl::OkStatus() : absl::AbortedError("the job has ended"));
+  TellEnd(end);
+}
+
+void RendezvousCore::OnAnswer(const DrainRequest&, const ScriptReply& reply) {
+  Finish(absl::OkStatus());
+  if (reply.outcome == "drain") {
+    TellDrain(reply.number(0, -1), reply.text(1));
+  } else if (reply.outcome == "ended") {
+    TellEnd(ParseEndReply(reply));
+  }
+}
+
+void RendezvousCore::OnAnswer(const LeaveRequest&, const ScriptReply&) { Finish(absl::OkStatus()); }
+
+void RendezvousCore::OnAnswer(const CloseRequest&, const ScriptReply&) {
+  ended_ = true;
+  Finish(absl::OkStatus());
+}
+
+// Pushed messages. --------------------------------------------------------------------------------
+
+void RendezvousCore::On(const Subscribed&) {
+  failed_subscriptions_ = 0;
+  if (!was_heard_) return;
+  // Something may have been told between the last answer and now.
+  ask_again_ = true;
+  heartbeat_at_ = now_;
+  if (request_.has_value()) request_->send_at = now_;
+}
+
+void RendezvousCore::On(const SubscriptionEnded&) {
+  if (left_ || !opened_.has_value()) return;
+  subscribe_at_ = now_ + Pause(++failed_subscriptions_);
+}
+
+void RendezvousCore::On(const Pushed& event) {
+  const absl::StatusOr<PushedMessage> message = ParsePushedMessage(event.text);
+  // Nonsense, or about another job in our place: the heartbeat tells the truth.
+  if (!message.ok() || !opened_.has_value() || message->token != opened_->token) return;
+  const bool joins = request_.has_value() && std::holds_alternative<JoinRequest>(request_->what);
+  const bool is_mine = mine_.has_value() && mine_->generation == message->generation;
+  switch (message->kind) {
+    case PushedMessage::Kind::kOver:
+      if (is_mine) TellOver(message->cause);
+      return;
+    case PushedMessage::Kind::kDrain:
+      if (is_mine) TellDrain(message->stop_at_step, message->cause);
+      return;
+    case PushedMessage::Kind::kEnded:
+      if (!request_.has_value() && mine_.has_value()) return TellEnd(message->end);
+      break;
+    case PushedMessage::Kind::kRound:
+      if (is_mine) return;
+      break;
+  }
+  // The answer is ready, or our generation was left behind.
+  ask_again_ = true;
+  heartbeat_at_ = now_;
+  if (joins) request_->send_at = now_;
+}
+
+void RendezvousCore::TellOver(const std::string& cause) {
+  if (!mine_.has_value() || std::exchange(mine_->told_over, true)) return;
+  // Who reports the failure knows.
+  if (request_.has_value() && std::holds_alternative<FailureRequest>(request_->what)) return;
+  News news;
+  news.kind = News::Kind::kGenerationOver;
+  news.generation = mine_->generation;
+  news.cause = OneLine(cause);
+  TellNews(std::move(news));
+}
+
+void RendezvousCore::TellDrain(int64_t stop_at_step, const std::string& cause) {
+  if (!mine_.has_value() || mine_->told_over || std::exchange(mine_->told_drain, true)) return;
+  News news;
+  news.kind = News::Kind::kDrain;
+  news.generation = mine_->generation;
+  news.stop_at_step = std::max<int64_t>(-1, stop_at_step);
+  news.cause = OneLine(cause);
+  TellNews(std::move(news));
+}
+
+void RendezvousCore::TellEnd(const JobEnd& end) {
+  if (std::exchange(ended_, true)) return;
+  News news;
+  news.kind = News::Kind::kJobEnded;
+  if (mine_.has_value()) news.generation = mine_->generation;
+  news.end = end;
+  TellNews(std::move(news));
+}
+
+void RendezvousCore::TellNews(News news) { Do(Tell{std::move(news)}); }
+
+}  // namespace ddp::elastic

@@ -1,0 +1,46 @@
+#ifndef DDP_ELASTIC_RENDEZVOUS_RENDEZVOUS_SCRIPTS_H_
+#define DDP_ELASTIC_RENDEZVOUS_RENDEZVOUS_SCRIPTS_H_
+
+#include <array>
+#include <functional>
+#include <string>
+
+#include "store/redis_script.h"
+
+namespace ddp::elastic {
+
+// The transitions of a job, each one Lua script. docs/rendezvous-protocol.md explains them; the
+// head of each file in scripts/ has its arguments and its replies.
+enum class ScriptName {
+  kOpenInstance,
+  kJoin,
+  kHeartbeat,
+  kReportFailure,
+  kComplete,
+  kDrain,
+  kLeave,
+  kClose,
+};
+inline constexpr int kScriptCount = 8;
+
+// "open_instance", "join", ...
+const char* ToString(ScriptName name);
+
+// The sources, as Redis gets them. Immutable: one object serves any number of clients.
+class RendezvousScripts {
+ public:
+  // `edit`, for tests: what is sent in place of a script's source.
+  explicit RendezvousScripts(
+      const std::function<std::string(ScriptName, std::string)>& edit = nullptr);
+
+  const store::RedisScript& operator[](ScriptName name) const {
+    return scripts_[static_cast<int>(name)];
+  }
+
+ private:
+  std::array<store::RedisScript, kScriptCount> scripts_;
+};
+
+}  // namespace ddp::elastic
+
+#endif  // DDP_ELASTIC_RENDEZVOUS_RENDEZVOUS_SCRIPTS_H_

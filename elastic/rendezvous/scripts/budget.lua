@@ -1,0 +1,101 @@
+-- What a failure costs: the job's budget of restarts, the guard against a job that makes no
+-- progress, the strikes of a machine that fails again and again.
+--
+-- Keys: strikes     hash: host -> strikes and when, of charged failures; they halve in ten minutes
+--       quarantine  hash: host -> the server's time in ms until which it is only taken in need
+local function forget_failure()
+  set('fail_cause', '', 'fail_host', '', 'fail_rank', '', 'fail_exit', '', 'fail_victim', '',
+    'fail_at', '', 'fail_progress', '', 'fail_step', '-1')
+end
+
+-- The first failure that is no victim's is the root cause, or else the first.
+local function note_failure(rank, host, cause, is_victim, step, progress_known, exit_code)
+  if J.fail_cause == '' or (J.fail_victim == '1' and is_victim ~= '1') then
+    set('fail_cause', cause, 'fail_host', host, 'fail_rank', rank, 'fail_exit', exit_code,
+      'fail_victim', is_victim, 'fail_at', text(now))
+  end
+  if progress_known == '1' and J.fail_progress ~= '1' then
+    set('fail_progress', '1')
+  end
+  if tonumber(step) > num('fail_step') then
+    set('fail_step', step)
+  end
+end
+
+local function is_charged()
+  return J.fail_cause ~= '' and J.change == ''
+end
+
+local function made_no_step()
+  return J.fail_progress == '1' and num('fail_step') < 0 and num('max_step') < 0
+end
+
+-- How the charge of the noted failure ends the job, or nil.
+local function verdict()
+  if num('restarts') >= num('max_restarts') then
+    return 'budget_spent'
+  end
+  local limit = num('no_progress_limit')
+  if limit > 0 and made_no_step() and num('no_progress') + 1 >= limit then
+    return 'no_progress'
+  end
+end
+
+local function strike(host)
+  local hash = key('strikes')
+  local all = redis.call('HGETALL', hash)
+  local own, total = 1, 1
+  for i = 1, #all, 2 do
+    local count, at = string.match(all[i + 1], '^(%S+) (%d+)$')
+    count = count * 0.5 ^ (math.max(0, now - at) / 600000)
+    if all[i] == host then
+      own = own + count
+    end
+    total = total + count
+    if count < 0.1 then
+      redis.call('HDEL', hash, all[i])
+    end
+  end
+  redis.call('HSET', hash, host, string.format('%.3f %.0f', own, now))
+  local limit = num('quarantine_strikes')
+  -- Half a strike is what decay may have taken.
+  if limit > 0 and own > limit - 0.5 and own * 2 > total then
+    redis.call('HSET', key('quarantine'), host, text(now + num('cooldown_ms')))
+  end
+end
+
+local function is_quarantined(host)
+  local till = redis.call('HGET', key('quarantine'), host)
+  if not till then
+    return false
+  end
+  if tonumber(till) > now then
+    return true
+  end
+  redis.call('HDEL', key('quarantine'), host)
+  return false
+end
+
+-- The generation before the one that begins now is over: who pays? False when the job ends of it.
+-- Sets why it was over, and whether that was charged.
+local function settle()
+  if not is_charged() then
+    if J.fail_cause ~= '' then
+      log_failure('0', J.fail_cause)
+    elseif J.change ~= '' and J.change == J.over then
+      log_failure('0', J.change)
+    end
+    set('charged', '0', 'reason', J.change ~= '' and J.change or J.over)
+    return true
+  end
+  local kind = verdict()
+  log_failure(kind and '0' or '1', J.fail_cause)
+  if kind then
+    end_job(kind, J.fail_exit, J.fail_cause)
+    return false
+  end
+  strike(J.fail_host)
+  set('charged', '1', 'reason', J.fail_cause, 'restarts', text(num('restarts') + 1),
+    'no_progress', made_no_step() and text(num('no_progress') + 1) or '0')
+  return true
+end

@@ -1,0 +1,8 @@
+-- A node ends the job for all.
+--
+-- ARGV  10 kind, 11 exit code, 12 reason
+-- Outcome: ended + kind + exit code + reason: of the first end, this one or another
+if J.state ~= 'ended' then
+  end_job(ARGV[10], ARGV[11], ARGV[12])
+end
+return ended_reply()

@@ -1,0 +1,147 @@
+-- Who belongs to the job, and what follows when that changes. Nothing here is a transition of its
+-- own; at the end of this text the clock's own transitions are made: leases that have run out.
+--
+-- Keys: joined     hash: node -> arrival and offer, of the nodes that wait for the next round
+--       members    hash: node -> its row, of the current generation (also while the next forms)
+--       awaited    set: the members that have not joined the next round
+--       completed  set: the members whose workers have all succeeded, and that have not joined
+--       rows       hash: node -> what it says of itself, for people
+--       busy       sorted set: node -> us of own work per step
+--       strikes, quarantine   see budget.lua
+--       gone       set: nodes that have left for good; what arrives late from them is void
+--       failures   list: the last failures and losses of the job
+--       news       the channel
+local function key(name)
+  return string.sub(job_key, 1, -4) .. name
+end
+local joined, members, awaited = key('joined'), key('members'), key('awaited')
+local completed, rows, busy = key('completed'), key('rows'), key('busy')
+
+local fields = redis.call('HGETALL', job_key)
+local J = {}
+for i = 1, #fields, 2 do
+  J[fields[i]] = fields[i + 1]
+end
+
+local function text(number)
+  return string.format('%.0f', number)
+end
+
+local function num(name)
+  return tonumber(J[name] or '') or 0
+end
+
+-- set(name, value, ...): in Redis and in J.
+local function set(...)
+  redis.call('HSET', job_key, ...)
+  local pairs_given = {...}
+  for i = 1, #pairs_given, 2 do
+    J[pairs_given[i]] = pairs_given[i + 1]
+  end
+end
+
+local lease_ms = num('lease_ms')
+
+local function reply(outcome, ...)
+  return {outcome, J.generation, J.nonce, J.restarts, ...}
+end
+
+local function ended_reply()
+  if J.end_kind == 'abandoned' then
+    return reply('reopen')
+  end
+  return reply('ended', J.end_kind, J.end_exit, J.end_reason)
+end
+
+-- One line each: token, kind, generation, nonce, and what the kind has.
+local function publish(kind, ...)
+  redis.call('PUBLISH', key('news'),
+    table.concat({token, kind, J.generation, J.nonce, ...}, '\n'))
+end
+
+local function expire_all()
+  for _, name in ipairs({'job', 'leases', 'joined', 'members', 'awaited', 'completed', 'rows',
+    'busy', 'strikes', 'quarantine', 'gone', 'failures'}) do
+    redis.call('PEXPIRE', key(name), J.ttl_ms)
+  end
+  set('expired_at', text(now + 60000))
+end
+
+-- node, role, master address and host of an offer or a row: "numbers\nrole\nhost\naddress".
+local function host_of(offer_or_row)
+  return string.match(offer_or_row, '^[^\n]*\n[^\n]*\n([^\n]*)\n') or '?'
+end
+
+local function rank_of(row)
+  return tonumber(string.match(row, '^%d+')) or 0
+end
+
+local function is_frozen()
+  return now < num('frozen_until')
+end
+
+local function log_failure(charged, cause)
+  redis.call('LPUSH', key('failures'), table.concat({J.fail_at ~= '' and J.fail_at or text(now),
+    J.generation, J.fail_rank ~= '' and J.fail_rank or '-1', charged, J.fail_host, cause}, '\n'))
+  redis.call('LTRIM', key('failures'), 0, 19)
+end
+
+local function end_job(kind, exit_code, reason)
+  set('state', 'ended', 'end_kind', kind, 'end_exit', exit_code, 'end_reason', reason, 'drain', '')
+  expire_all()
+  publish('ended', kind, exit_code, reason)
+end
+
+-- The membership of the current generation has changed: its end is free of charge.
+local function change(cause)
+  if J.change == '' then
+    set('change', cause)
+  end
+end
+
+-- The current generation is over, and everybody is told.
+local function over(cause)
+  if J.state == 'running' then
+    set('state', 'forming', 'drain', '', 'over', cause)
+    publish('over', cause)
+  end
+end
+
+-- All workers stop at a common step; the generation is over when all members have joined the next.
+-- The step leaves time for a heartbeat whose push was lost, and for what the job did since it last
+-- said how far it is.
+local function start_drain(cause)
+  if J.state ~= 'running' or J.drain ~= '' then
+    return
+  end
+  local stop = -1
+  if num('max_step') >= 0 then
+    stop = num('max_step') + math.ceil(num('rate') * 3 * num('heartbeat_ms') / 1000) + 2
+  end
+  set('drain', cause, 'drain_stop', text(stop))
+  change(cause)
+  publish('drain', J.drain_stop, cause)
+end
+
+-- The node holds no lease any more. Returns its row where it was a member.
+local function forget(name)
+  redis.call('ZREM', leases, name)
+  redis.call('HDEL', joined, name)
+  redis.call('HDEL', rows, name)
+  redis.call('ZREM', busy, name)
+  local row = redis.call('HGET', members, name)
+  if row then
+    redis.call('HDEL', members, name)
+    redis.call('SREM', awaited, name)
+  end
+  return row
+end
+
+-- A member is gone. Nobody misses one whose work was done.
+local function miss(name, row, what)
+  if redis.call('SREM', completed, name) == 0 then
+    local cause = 'node ' .. host_of(row) .. ' ' .. what
+    change(cause)
+    over(cause)
+  end
+end

@@ -1,0 +1,184 @@
+-- When a round is complete, and who sits where in it.
+
+-- Calls a command with a list of arguments that may be longer than Lua can pass at once.
+local function call_in_pieces(command, list_key, list)
+  for from = 1, #list, 1000 do
+    redis.call(command, list_key, unpack(list, from, math.min(from + 999, #list)))
+  end
+end
+
+local function parse_offer(name, value)
+  local arrival, nproc, port, wanted, role, host, address =
+    string.match(value, '^(%d+) (%d+) (%d+) (%-?%d+)\n([^\n]*)\n([^\n]*)\n([^\n]*)$')
+  return {name = name, arrival = tonumber(arrival), nproc = tonumber(nproc), port = port,
+    wanted = tonumber(wanted), role = role, host = host, address = address}
+end
+
+-- Who gets a seat: survivors first, then who came first; of a machine in quarantine only where the
+-- round would be too small.
+local function choose()
+  local old_ranks = {}
+  local old = redis.call('HGETALL', members)
+  for i = 1, #old, 2 do
+    old_ranks[old[i]] = rank_of(old[i + 1])
+  end
+  local any_quarantine = redis.call('EXISTS', key('quarantine')) == 1
+  local free, held = {}, {}
+  local all = redis.call('HGETALL', joined)
+  for i = 1, #all, 2 do
+    local offer = parse_offer(all[i], all[i + 1])
+    offer.old_rank = old_ranks[offer.name]
+    local list = any_quarantine and is_quarantined(offer.host) and held or free
+    list[#list + 1] = offer
+  end
+  local function comes_first(a, b)
+    local x, y = a.old_rank or 1e9, b.old_rank or 1e9
+    if x ~= y then return x < y end
+    if a.arrival ~= b.arrival then return a.arrival < b.arrival end
+    return a.name < b.name
+  end
+  table.sort(free, comes_first)
+  table.sort(held, comes_first)
+  local chosen, min, max = free, num('min_nodes'), num('max_nodes')
+  for _, offer in ipairs(held) do
+    if #chosen >= min then break end
+    chosen[#chosen + 1] = offer
+  end
+  for i = #chosen, max + 1, -1 do
+    chosen[i] = nil
+  end
+  return chosen
+end
+
+-- Group ranks from 0: who wants one by its number, then survivors where they sat, then the others
+-- in the holes, those of one machine side by side. Returns the list by group rank.
+local function seat(chosen)
+  local by_rank, rest = {}, {}
+  local function take(offer, rank)
+    if rank and rank >= 0 and rank < #chosen and not by_rank[rank + 1] and not offer.sits then
+      by_rank[rank + 1], offer.sits = offer, true
+    end
+  end
+  for _, offer in ipairs(chosen) do
+    if offer.old_rank == offer.wanted then take(offer, offer.wanted) end
+  end
+  for _, offer in ipairs(chosen) do take(offer, offer.wanted) end
+  for _, offer in ipairs(chosen) do take(offer, offer.old_rank) end
+  for _, offer in ipairs(chosen) do
+    if not offer.sits then rest[#rest + 1] = offer end
+  end
+  table.sort(rest, function(a, b)
+    if a.host ~= b.host then return a.host < b.host end
+    return a.name < b.name
+  end)
+  local hole = 1
+  for _, offer in ipairs(rest) do
+    while by_rank[hole] do hole = hole + 1 end
+    by_rank[hole] = offer
+  end
+  return by_rank
+end
+
+-- The row of each node: its place among all, so that it needs to be told nothing of the others.
+-- "group_rank groups nproc first_rank world first_role_rank role_world master_port\n
+--  role\nhost\nmaster_address".
+local function write_rows(by_rank)
+  local world, role_worlds = 0, {}
+  for _, offer in ipairs(by_rank) do
+    offer.first, offer.first_in_role = world, role_worlds[offer.role] or 0
+    world = world + offer.nproc
+    role_worlds[offer.role] = offer.first_in_role + offer.nproc
+  end
+  local rows_of, names = {}, {}
+  local master = by_rank[1]
+  for i, offer in ipairs(by_rank) do
+    names[i] = offer.name
+    rows_of[2 * i - 1] = offer.name
+    rows_of[2 * i] = string.format('%d %d %d %d %d %d %d %s\n%s\n%s\n%s', i - 1, #by_rank,
+      offer.nproc, offer.first, world, offer.first_in_role, role_worlds[offer.role], master.port,
+      offer.role, offer.host, master.address)
+  end
+  redis.call('DEL', members, awaited, completed, busy)
+  call_in_pieces('HSET', members, rows_of)
+  call_in_pieces('SADD', awaited, names)
+  call_in_pieces('HDEL', joined, names)
+  return world
+end
+
+local function start_generation()
+  if num('generation') > 0 and not settle() then
+    return
+  end
+  local by_rank = seat(choose())
+  local world = write_rows(by_rank)
+  forget_failure()
+  set('state', 'running', 'generation', text(num('generation') + 1), 'nonce', ARGV[9],
+    'world_size', text(world), 'drain', '', 'change', '', 'over', '', 'max_step', '-1',
+    'rate', '0', 'median', '-1', 'unknown', '0', 'adopted', '0', 'last_call_at', '0')
+  expire_all()
+  publish('round')
+end
+
+-- Whether somebody who waits may be gone: after the store was away, nobody is given up for lost yet.
+local function some_may_be_gone(present)
+  return is_frozen() and redis.call('ZCOUNT', leases, text(now), '+inf') < present
+end
+
+-- A new job waits for as many nodes as it can use, and for a last call once it has enough.
+local function try_first_round(present)
+  if present >= num('max_nodes') and not some_may_be_gone(present) then
+    return start_generation()
+  end
+  if present < num('min_nodes') then
+    if num('last_call_at') > 0 then set('last_call_at', '0') end
+  elseif num('last_call_at') == 0 then
+    set('last_call_at', text(now + num('last_call_ms')))
+  elseif now >= num('last_call_at') and not is_frozen() then
+    start_generation()
+  end
+end
+
+-- Starts the next generation as soon as nobody is missing: at once, whenever that comes to be.
+local function try_round()
+  if J.state == 'ended' or num('unknown') > 0 or (J.state == 'running' and J.drain == '') then
+    return
+  end
+  if J.generation == '0' then
+    return try_first_round(redis.call('HLEN', joined))
+  end
+  local missing = redis.call('SCARD', awaited)
+  if J.state == 'running' then
+    local done = redis.call('SCARD', completed)
+    if missing > done then
+      return  -- they stop at the common step, then they come
+    end
+    if done > 0 then
+      if redis.call('HLEN', members) == done then
+        return end_job('succeeded', '0', '')
+      end
+      -- They have finished, but others have not: all go on together.
+      return over(J.drain)
+    end
+  end
+  if missing > 0 then
+    return
+  end
+  local present = redis.call('HLEN', joined)
+  if redis.call('HLEN', members) == 0 and present > 0 then
+    -- Nobody is left who knows the job, so who came later is no part of it.
+    return end_job('abandoned', '0', 'all nodes of the job were lost')
+  end
+  if present < num('min_nodes') then
+    over(J.drain)
+  elseif not some_may_be_gone(present) then
+    start_generation()
+  end
+end
+
+local function try_success()
+  local done = redis.call('SCARD', completed)
+  if J.state == 'running' and done > 0 and num('unknown') == 0 and
+    done >= redis.call('HLEN', members) then
+    end_job('succeeded', '0', '')
+  end
+end
