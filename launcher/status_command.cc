@@ -35,7 +35,7 @@ constexpr int kUsageError = 2;
 constexpr int kError = 1;
 // Who asks wants an answer, also "it cannot be reached".
 constexpr absl::Duration kConnectTimeout = absl::Seconds(3);
-constexpr absl::Duration kTotalTimeout = absl::Seconds(10);
+constexpr absl::Duration kTotalTimeout = absl::Seconds(5);
 // Of nodes and of ranks, without --all.
 constexpr size_t kRowsMax = 40;
 // Above any job: what the store claims is believed up to here.
