@@ -37,6 +37,7 @@
 #include "launcher/numa_plan.h"
 #include "launcher/posix_process_spawner.h"
 #include "launcher/private_folder.h"
+#include "launcher/rendezvous_choice.h"
 #include "launcher/root_cause_file.h"
 #include "nlohmann/json.hpp"
 #include "store/redis_connection.h"
@@ -75,8 +76,10 @@ struct Parts {
   std::unique_ptr<MetricsServer> metrics;
 };
 
-void FillAddresses(const MeetingPlace& place, elastic::LaunchConfig& config) {
+void FillAddresses(const JobSpec& spec, const MeetingPlace& place, elastic::LaunchConfig& config) {
   if (config.master_addr.empty()) config.master_addr = place.own.address;
+  // MASTER_PORT is node 0's; another node that ran on its machine would find it taken.
+  if (spec.options.rendezvous.kind == RendezvousKind::kStatic) config.master_port = 0;
   // Gloo would look up this host's name and listen on what comes of it.
   if (config.max_nodes > 1 && !place.own.is_loopback) {
     config.socket_interface = place.own.interface;
@@ -103,7 +106,8 @@ absl::StatusOr<std::vector<std::vector<int>>> CpusOfWorkers(const JobSpec& spec)
   if (topology.ok()) {
     return PlanNuma(*topology, spec.options.numa_binding, spec.config.nproc_per_node);
   }
-  Say(absl::StrCat("--numa-binding: the workers may use all CPUs, since this host does not tell how"
+  Say(
+      absl::StrCat("--numa-binding: the workers may use all CPUs, since this host does not tell how"
                    " they lie: ",
                    std::string(topology.status().message())));
   return std::vector<std::vector<int>>();
@@ -192,7 +196,7 @@ absl::Status Prepare(const JobSpec& spec, const AgentContext& context, Parts& pa
   DDP_ASSIGN_OR_RETURN(parts.event_loop, EventLoop::Create());
   DDP_ASSIGN_OR_RETURN(parts.place, FindMeetingPlace(spec.options, spec.endpoint,
                                                      spec.runtime_folder, parts.event_loop.get()));
-  FillAddresses(parts.place, parts.config);
+  FillAddresses(spec, parts.place, parts.config);
   DDP_RETURN_IF_ERROR(MakeSpawner(spec, context, parts));
   DDP_RETURN_IF_ERROR(OpenRendezvous(spec, parts));
   return MakeVisible(spec, parts);
