@@ -181,21 +181,28 @@ std::string Headline(const JobStatus& status) {
   return line + "\n";
 }
 
-std::string Summary(const JobStatus& status) {
+std::string NodesLine(const JobStatus& status) {
+  if (HasEnded(status)) {
+    return absl::StrCat("  last      generation ", status.generation, ", ",
+                        Plural(status.world_size, "rank"), "\n");
+  }
   const auto members = std::count_if(status.nodes.begin(), status.nodes.end(),
                                      [](const NodeStatus& node) { return node.is_member; });
-  std::string text = absl::StrCat("  nodes     ", members, " of ", status.min_nodes);
-  if (status.max_nodes != status.min_nodes) absl::StrAppend(&text, ":", status.max_nodes);
+  std::string line = absl::StrCat("  nodes     ", members, " of ", status.min_nodes);
+  if (status.max_nodes != status.min_nodes) absl::StrAppend(&line, ":", status.max_nodes);
   const int64_t waiting = status.nodes_total - members;
-  if (waiting > 0) absl::StrAppend(&text, ", ", waiting, " more known, waiting or lost");
-  absl::StrAppend(&text, "; ", Plural(status.world_size, "rank"), "\n  restarts  ", status.restarts,
-                  " of ", status.max_restarts, " spent\n");
-  if (!status.reason.empty()) {
-    const uint64_t before = status.generation > 0 ? status.generation - 1 : 0;
-    const uint64_t over = status.state == "running" ? before : status.generation;
-    const char* label = status.state == "draining" ? "  ending    " : "  last end  ";
-    absl::StrAppend(&text, label, "generation ", over, ": ", Printable(status.reason), "\n");
-  }
+  if (waiting > 0) absl::StrAppend(&line, ", ", waiting, waiting == 1 ? " waits" : " wait");
+  return absl::StrCat(line, "; ", Plural(status.world_size, "rank"), "\n");
+}
+
+std::string Summary(const JobStatus& status) {
+  std::string text = absl::StrCat(NodesLine(status), "  restarts  ", status.restarts, " of ",
+                                  status.max_restarts, " spent\n");
+  if (status.reason.empty()) return text;
+  const bool is_this = status.state == "forming" || status.state == "draining";
+  const uint64_t over = is_this ? status.generation : std::max<uint64_t>(status.generation, 1) - 1;
+  absl::StrAppend(&text, status.state == "draining" ? "  draining  " : "  last end  ",
+                  "generation ", over, ": ", Printable(status.reason), "\n");
   return text;
 }
 

@@ -119,7 +119,19 @@ TEST(StatusTableTest, AJobThatHasEndedSaysWhy) {
   EXPECT_THAT(
       StatusTable(status, 64),
       HasSubstr("job digits (instance 2): budget_spent: rank 1 was killed by SIGKILL, and no"));
+  EXPECT_THAT(StatusTable(status, 64), HasSubstr("\n  last      generation 5, 4 ranks\n"));
   EXPECT_THAT(StatusWarnings(status), IsEmpty());
+}
+
+TEST(StatusTableTest, SaysWhichGenerationEndsWhy) {
+  elastic::JobStatus status = TwoNodes();
+  status.reason = "node c joins";
+  status.state = "draining";
+  EXPECT_THAT(StatusTable(status, 64), HasSubstr("\n  draining  generation 5: node c joins\n"));
+  status.state = "forming";
+  EXPECT_THAT(StatusTable(status, 64), HasSubstr("\n  last end  generation 5: node c joins\n"));
+  status.state = "succeeded";
+  EXPECT_THAT(StatusTable(status, 64), HasSubstr("\n  last end  generation 4: node c joins\n"));
 }
 
 TEST(StatusTableTest, AJobThatIsFormingSaysWhatItWaitsFor) {
@@ -133,7 +145,7 @@ TEST(StatusTableTest, AJobThatIsFormingSaysWhatItWaitsFor) {
   status.nodes[0].node = "n";
   status.nodes[0].lease_left_s = 1;
   EXPECT_EQ(StatusTable(status, 64), R"(job digits: forming
-  nodes     0 of 2, 1 more known, waiting or lost; 0 ranks
+  nodes     0 of 2, 1 waits; 0 ranks
   restarts  0 of 0 spent
   WARNING   node n has not described itself yet
   WARNING   no generation runs: nodes are being waited for, at least 2 are needed
