@@ -1,18 +1,20 @@
 #include "launcher/completion.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <cstdio>
 #include <fstream>
-#include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "base/unique_fd.h"
 #include "launcher/flag_table.h"
 
 namespace ddp::launcher {
@@ -29,16 +31,30 @@ struct Output {
   int exit_code = -1;
 };
 
-Output RunBash(const std::string& arguments) {
+// Runs bash with these arguments; what it prints on either stream.
+Output RunBash(std::vector<std::string> arguments) {
   Output output;
-  // NOLINTNEXTLINE(cert-env33-c): the test's own text
-  FILE* pipe = ::popen(absl::StrCat("bash ", arguments, " 2>&1").c_str(), "r");
-  if (pipe == nullptr) return output;
-  std::array<char, 4096> buffer;
-  for (size_t count = 0; (count = std::fread(buffer.data(), 1, buffer.size(), pipe)) > 0;) {
-    output.text.append(buffer.data(), count);
+  std::array<int, 2> fds{};
+  EXPECT_EQ(::pipe2(fds.data(), O_CLOEXEC), 0);
+  const UniqueFd read(fds[0]);
+  UniqueFd write(fds[1]);
+  arguments.insert(arguments.begin(), "bash");
+  std::vector<char*> argv;
+  for (std::string& argument : arguments) argv.push_back(argument.data());
+  argv.push_back(nullptr);
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    ::dup2(write.get(), STDOUT_FILENO);
+    ::dup2(write.get(), STDERR_FILENO);
+    ::execvp(argv[0], argv.data());
+    ::_exit(127);
   }
-  output.exit_code = ::pclose(pipe);
+  write.reset();
+  std::array<char, 4096> buffer;
+  for (ssize_t count = 0; (count = ::read(read.get(), buffer.data(), buffer.size())) > 0;) {
+    output.text.append(buffer.data(), static_cast<size_t>(count));
+  }
+  EXPECT_EQ(::waitpid(pid, &output.exit_code, 0), pid);
   return output;
 }
 
@@ -56,7 +72,7 @@ class BashCompletionTest : public ::testing::Test {
     for (const std::string& word : words) file << " '" << word << "'";
     file << ")\nCOMP_CWORD=" << words.size() << "\n_ddprun\nprintf '%s\\n' \"${COMPREPLY[@]}\"\n";
     file.close();
-    const Output output = RunBash("--norc " + driver);
+    const Output output = RunBash({"--norc", driver});
     EXPECT_EQ(output.exit_code, 0) << output.text;
     return absl::StrSplit(output.text, '\n', absl::SkipEmpty());
   }
@@ -65,7 +81,7 @@ class BashCompletionTest : public ::testing::Test {
 };
 
 TEST_F(BashCompletionTest, IsBash) {
-  const Output output = RunBash("-n " + path_);
+  const Output output = RunBash({"-n", path_});
   EXPECT_EQ(output.exit_code, 0) << output.text;
   EXPECT_EQ(output.text, "");
 }

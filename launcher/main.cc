@@ -163,6 +163,7 @@ elastic::LaunchConfig Config(const LaunchOptions& options, std::vector<std::stri
   config.shutdown_timeout = options.shutdown_timeout;
   config.exit_barrier_timeout = options.exit_barrier_timeout;
   config.store_outage_timeout = options.rendezvous.store_outage_timeout;
+  config.farewell_timeout = options.rendezvous.close_timeout;
   config.signals_to_handle = options.signals_to_handle;
   config.hang_floor = options.hang_floor;
   config.straggler_factor = options.straggler_factor;

@@ -51,6 +51,7 @@ AgentCore::Options CoreOptions(const LaunchConfig& config) {
   options.shutdown_timeout = config.shutdown_timeout;
   options.exit_barrier_timeout = config.exit_barrier_timeout;
   options.store_outage_timeout = config.store_outage_timeout;
+  options.farewell_timeout = config.farewell_timeout;
   return options;
 }
 

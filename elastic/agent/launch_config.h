@@ -48,6 +48,7 @@ struct LaunchConfig {
   absl::Duration shutdown_timeout = absl::Seconds(30);      // the same after a user's signal
   absl::Duration exit_barrier_timeout = absl::Minutes(5);   // for the other nodes to succeed too
   absl::Duration store_outage_timeout = absl::Minutes(10);  // that training goes on without a store
+  absl::Duration farewell_timeout = absl::Seconds(2);  // for what a node that leaves has to say
 
   // Signals that stop the job in order, besides being forwarded. SIGKILL is none.
   std::vector<int> signals_to_handle = {SIGTERM, SIGINT, SIGHUP, SIGQUIT};
