@@ -1,0 +1,178 @@
+// Several real ddprun on this machine, as several nodes: how they find each other, and whose server
+// they use.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <fstream>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "base/clock.h"
+#include "launcher/ddprun_driver.h"
+#include "launcher/network_server.h"
+
+namespace ddp::launcher {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr char kWorker[] = "launcher/meeting_worker";
+constexpr char kStarted[] = "ddprun: started Redis at ";
+
+using Agent = std::unique_ptr<DdprunDriver>;
+
+Agent Start(std::vector<std::string> flags, const std::vector<std::string>& worker = {},
+            const std::map<std::string, std::string>& environment = {}) {
+  flags.push_back("--nproc-per-node=2");
+  flags.push_back(kWorker);
+  flags.insert(flags.end(), worker.begin(), worker.end());
+  return std::make_unique<DdprunDriver>(
+      DdprunDriver::Options{.arguments = flags, .environment = environment});
+}
+
+// Flags of one of two nodes that meet at an endpoint where nobody serves yet.
+class Endpoint {
+ public:
+  explicit Endpoint(const std::string& address) : place_(absl::StrCat(address, ":")) {
+    place_ += absl::StrCat(*FreePort(address));
+  }
+  std::vector<std::string> Flags() const {
+    return {"--nnodes=2", absl::StrCat("--rdzv-endpoint=", place_), "--rdzv-id=job",
+            "--max-restarts=1"};
+  }
+
+ private:
+  std::string place_;
+};
+
+std::vector<std::string> StaticFlags(int node, int port) {
+  return {"--nnodes=2", absl::StrCat("--node-rank=", node), "--master-addr=127.0.0.1",
+          absl::StrCat("--master-port=", port), "--max-restarts=1"};
+}
+
+int PortOfMine() { return *FreePort("127.0.0.1"); }
+
+// Each of four ranks has met the others once, in this attempt.
+void ExpectAllMet(const DdprunDriver& one, const DdprunDriver& two, int restarts) {
+  const std::string out = one.out() + two.out();
+  for (int rank = 0; rank < 4; ++rank) {
+    const std::string line = absl::StrCat("rank ", rank, " met 4 after ", restarts, "\n");
+    EXPECT_EQ(Count(out, line), 1) << line << "in: " << out;
+  }
+}
+
+pid_t ServerOf(const DdprunDriver& agent) {
+  for (const pid_t pid : agent.Tree()) {
+    std::string name;
+    std::getline(std::ifstream(absl::StrCat("/proc/", pid, "/comm")), name);
+    if (name == "redis-server") return pid;
+  }
+  return -1;
+}
+
+TEST(DdprunMeetingTest, OneOfTwoServesTheEndpoint) {
+  const Endpoint endpoint("127.0.0.1");
+  const Agent one = Start(endpoint.Flags());
+  const Agent two = Start(endpoint.Flags());
+  EXPECT_EQ(one->Wait(), 0) << one->err();
+  EXPECT_EQ(two->Wait(), 0) << two->err();
+  ExpectAllMet(*one, *two, 0);
+  EXPECT_EQ(Count(one->err() + two->err(), kStarted), 1);
+}
+
+TEST(DdprunMeetingTest, AFailureOnOneNodeRestartsBothWithANewStore) {
+  const Endpoint endpoint("127.0.0.1");
+  const Agent one = Start(endpoint.Flags(), {"fail"});
+  const Agent two = Start(endpoint.Flags(), {"fail"});
+  EXPECT_EQ(one->Wait(), 0) << one->err();
+  EXPECT_EQ(two->Wait(), 0) << two->err();
+  ExpectAllMet(*one, *two, 0);
+  ExpectAllMet(*one, *two, 1);
+}
+
+TEST(DdprunMeetingTest, OnlyWhoKnowsThePasswordGetsIn) {
+  const Endpoint endpoint("127.0.0.1");
+  const std::map<std::string, std::string> secret = {{"DDP_REDIS_PASSWORD", "open sesame"}};
+  const Agent one = Start(endpoint.Flags(), {}, secret);
+  one->AwaitStderr(kStarted);
+  const Agent stranger = Start(endpoint.Flags());
+  EXPECT_EQ(stranger->Wait(), 1);
+  EXPECT_THAT(stranger->err(), HasSubstr("DDP_REDIS_PASSWORD"));
+  const Agent two = Start(endpoint.Flags(), {}, secret);
+  EXPECT_EQ(one->Wait(), 0) << one->err();
+  EXPECT_EQ(two->Wait(), 0) << two->err();
+  ExpectAllMet(*one, *two, 0);
+  EXPECT_THAT(one->err() + two->err() + stranger->err(), Not(HasSubstr("sesame")));
+}
+
+TEST(DdprunMeetingTest, AServerThatDiesIsReplacedAndTheJobGoesOn) {
+  const Endpoint endpoint("127.0.0.1");
+  const Agent one = Start(endpoint.Flags());
+  one->AwaitStderr(kStarted);
+  const std::string file = absl::StrCat(one->temporary_folder(), "/go");
+  const Agent two = Start(endpoint.Flags(), {"wait", file});
+  // They do not run the same program, but have the same id.
+  two->AwaitStdout(" met 4 after 0\n", 2);
+  ASSERT_EQ(kill(ServerOf(*one), SIGKILL), 0);
+  one->AwaitStderr("started another one");
+  std::ofstream(file) << "go";
+  EXPECT_EQ(one->Wait(), 0) << one->err();
+  EXPECT_EQ(two->Wait(), 0) << two->err();
+}
+
+TEST(DdprunMeetingTest, TheServerEndsWithItsAgent) {
+  const Endpoint endpoint("127.0.0.1");
+  const Agent agent = Start(endpoint.Flags());
+  agent->AwaitStderr(kStarted);
+  const HeldProcess server(ServerOf(*agent));
+  ASSERT_GT(server.pid(), 0);
+  ASSERT_EQ(kill(agent->AgentPid(), SIGKILL), 0);
+  EXPECT_TRUE(server.AwaitEnd(MonotonicClock().Now() + DdprunDriver::kDeadline));
+  EXPECT_NE(agent->Wait(), 0);
+  EXPECT_TRUE(agent->TemporaryEntries().empty());
+}
+
+TEST(DdprunMeetingTest, StaticNodesMeetAtTheMastersPort) {
+  const int port = PortOfMine();
+  const Agent one = Start(StaticFlags(1, port));
+  const Agent zero = Start(StaticFlags(0, port));
+  EXPECT_EQ(zero->Wait(), 0) << zero->err();
+  EXPECT_EQ(one->Wait(), 0) << one->err();
+  ExpectAllMet(*zero, *one, 0);
+  EXPECT_EQ(Count(zero->out(), "rank 0 met"), 1) << "node 0 has the first ranks";
+}
+
+TEST(DdprunMeetingTest, AStaticJobRestartsWithANewStoreAtTheSamePort) {
+  const int port = PortOfMine();
+  const Agent zero = Start(StaticFlags(0, port), {"fail"});
+  const Agent one = Start(StaticFlags(1, port), {"fail"});
+  EXPECT_EQ(zero->Wait(), 0) << zero->err();
+  EXPECT_EQ(one->Wait(), 0) << one->err();
+  ExpectAllMet(*zero, *one, 0);
+  ExpectAllMet(*zero, *one, 1);
+}
+
+TEST(DdprunMeetingTest, AMastersPortThatIsTakenIsOneLine) {
+  const int port = PortOfMine();
+  const Agent zero = Start(StaticFlags(0, port));
+  // It is there when the other node has been told where the rendezvous is.
+  const Agent one = Start(StaticFlags(1, port), {"wait", zero->temporary_folder() + "/go"});
+  one->AwaitStdout(" met 4 after 0\n", 2);
+  const Agent second = Start(StaticFlags(0, port));
+  EXPECT_EQ(second->Wait(), 1);
+  EXPECT_THAT(second->err(), HasSubstr(absl::StrCat("--master-port=", port)));
+  EXPECT_THAT(second->err(), HasSubstr("taken by another process"));
+  std::ofstream(zero->temporary_folder() + "/go") << "go";
+  EXPECT_EQ(zero->Wait(), 0) << zero->err();
+  EXPECT_EQ(one->Wait(), 0) << one->err();
+}
+
+}  // namespace
+}  // namespace ddp::launcher
