@@ -1,0 +1,505 @@
+// Replays the stories in testing/scenarios/rendezvous over RendezvousCores and the scripts, in a
+// Redis in memory whose clock belongs to the story.
+//
+// A story is a text file. Lines that begin with `#` are comments, `options` sets what the job is
+// launched with, `> ...` is an event, and what stands below it is what the agents are answered and
+// told because of it:
+//
+//   > fail b rank=1 rank 1 was killed by SIGKILL
+//   a: news: generation 1 is over: rank 1 was killed by SIGKILL
+//   b: answer: restart
+//
+// Scripts run, and their replies and pushes arrive, in no time. Events:
+//   join NODE [nproc=N] [role=R] [host=H] [rank=N] [timeout=D]      fail NODE rank=N [victim]
+//   complete NODE   drain NODE WHY   leave NODE   close NODE WHY         [step=N] [exit=N] CAUSE
+//   cancel NODE     report NODE step=N rate=N [busy=US]
+//   wait D                       time passes
+//   kill NODE                    it is gone without a word
+//   stop NODE, continue NODE     as SIGSTOP and SIGCONT do
+//   lose requests|replies|SCRIPT|pushes NODE    of all its scripts, or the replies of one only
+//   heal NODE
+//   repeat NODE SCRIPT           the network delivers its last such script once more
+//   store down|up|empty          out of reach, back with all it had, back with nothing
+//   store remember|roll-back     the state that a fail-over goes back to
+//   clock store|NODE +D          somebody sets a clock
+//   run NAME                     the nodes that join from now on are agents of another run id
+//   show                         what the store holds of the job
+//
+// After a change, write what happens now into the files and review the difference:
+//   bazel run //elastic/rendezvous:rendezvous_scenario_test -- --rewrite
+#include <stdlib.h>
+
+#include <algorithm>
+#include <deque>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/time.h"
+#include "elastic/rendezvous/rendezvous_core.h"
+#include "elastic/rendezvous/rendezvous_scripts.h"
+#include "gtest/gtest.h"
+#include "testing/simulator/lua_redis.h"
+
+namespace ddp::elastic {
+namespace {
+
+constexpr char kFolder[] = "testing/scenarios/rendezvous";
+
+using Core = RendezvousCore;
+using ::ddp::testing::LuaRedis;
+using ::ddp::testing::MemoryDatabase;
+using Words = std::vector<std::string>;
+
+bool rewrite = false;
+
+int Number(const std::string& text) {
+  int number = 0;
+  EXPECT_TRUE(absl::SimpleAtoi(text, &number)) << text;
+  return number;
+}
+
+absl::Duration Duration(std::string text) {
+  absl::Duration duration;
+  if (absl::StartsWith(text, "+")) text = text.substr(1);
+  EXPECT_TRUE(absl::ParseDuration(text, &duration)) << text;
+  return duration;
+}
+
+// Takes "name=value" out of `words`.
+std::optional<std::string> Take(Words& words, const std::string& name) {
+  for (auto word = words.begin(); word != words.end(); ++word) {
+    if (!absl::StartsWith(*word, name + "=")) continue;
+    const std::string value = word->substr(name.size() + 1);
+    words.erase(word);
+    return value;
+  }
+  return std::nullopt;
+}
+
+bool TakeFlag(Words& words, const std::string& name) {
+  const auto found = std::find(words.begin(), words.end(), name);
+  if (found == words.end()) return false;
+  words.erase(found);
+  return true;
+}
+
+const RendezvousScripts& Scripts() {
+  static const RendezvousScripts scripts;
+  return scripts;
+}
+
+class Story {
+ public:
+  void SetOptions(Words words) {
+    words.erase(words.begin());
+    if (const auto value = Take(words, "min")) options_.min_nodes = Number(*value);
+    if (const auto value = Take(words, "max")) options_.max_nodes = Number(*value);
+    if (const auto value = Take(words, "max_restarts")) options_.max_restarts = Number(*value);
+    if (const auto value = Take(words, "last_call")) options_.last_call = Duration(*value);
+    if (const auto value = Take(words, "no_progress")) options_.no_progress_limit = Number(*value);
+    if (const auto value = Take(words, "fingerprint")) options_.fingerprint = *value;
+    if (const auto value = Take(words, "strikes")) options_.quarantine_strikes = Number(*value);
+    EXPECT_TRUE(words.empty()) << "unknown option " << words[0];
+  }
+
+  // Plays one event and returns what came of it.
+  std::vector<std::string> Play(Words words) {
+    lines_.clear();
+    const std::string event = words[0];
+    words.erase(words.begin());
+    if (event == "wait") {
+      Wait(Duration(words.at(0)));
+    } else if (event == "store") {
+      PlayStore(words.at(0));
+    } else if (event == "clock") {
+      PlayClock(words);
+    } else if (event == "run") {
+      options_.run_id = words.at(0);
+    } else if (event == "show") {
+      Show();
+    } else if (event == "lose") {
+      NodeOf(words.at(1)).losses.insert(words.at(0));
+    } else {
+      PlayNode(event, words);
+    }
+    Settle();
+    return lines_;
+  }
+
+ private:
+  struct Node {
+    std::unique_ptr<Core> core;
+    absl::Duration clock_offset;
+    bool stopped = false;
+    std::set<std::string> losses;  // as in "lose"
+    std::string channel;           // subscribed
+    std::map<ScriptName, Core::CallScript> last_calls;
+    std::deque<Core::Event> inbox;  // what it has not looked at yet
+  };
+
+  Node& NodeOf(const std::string& name) {
+    std::unique_ptr<Node>& node = nodes_[name];
+    if (node == nullptr) {
+      node = std::make_unique<Node>();
+      Core::Options options = options_;
+      options.node = name;
+      options.endpoint.host = "redis";
+      for (const char c : name) options.seed = options.seed * 31 + static_cast<uint64_t>(c);
+      node->core = std::make_unique<Core>(options);
+    }
+    return *node;
+  }
+
+  absl::Time NowOf(const Node& node) const { return now_ + node.clock_offset; }
+
+  void PlayNode(const std::string& event, Words words) {
+    const std::string name = words.at(0);
+    words.erase(words.begin());
+    Node& node = NodeOf(name);
+    if (event == "kill") {
+      nodes_.erase(name);
+    } else if (event == "stop") {
+      node.stopped = true;
+    } else if (event == "continue") {
+      node.stopped = false;
+      node.inbox.push_back(Core::Tick{});
+    } else if (event == "heal") {
+      node.losses.clear();
+    } else if (event == "repeat") {
+      Repeat(node, words.at(0));
+    } else if (event == "report") {
+      NodeReport report;
+      if (const auto value = Take(words, "step")) report.step = Number(*value);
+      if (const auto value = Take(words, "rate")) report.steps_per_second = Number(*value);
+      if (const auto value = Take(words, "busy")) report.busy_us = Number(*value);
+      node.core->SetReport(report);
+    } else {
+      Post(name, node, MakeEvent(event, name, node, words));
+    }
+  }
+
+  Core::Event MakeEvent(const std::string& event, const std::string& name, Node& node,
+                        Words& words) {
+    constexpr absl::Duration kTimeout = absl::Minutes(10);
+    if (event == "join") return MakeJoin(name, words);
+    if (event == "fail") return MakeFailure(node, words);
+    if (event == "complete") return Core::CompleteRequest{generations_[name], kTimeout};
+    if (event == "drain") {
+      return Core::DrainRequest{generations_[name], absl::StrJoin(words, " "), kTimeout};
+    }
+    if (event == "leave") return Core::LeaveRequest{absl::Seconds(2)};
+    if (event == "close") {
+      return Core::CloseRequest{{JobEnd::Kind::kClosed, absl::StrJoin(words, " "), 1}, kTimeout};
+    }
+    EXPECT_EQ(event, "cancel") << "unknown event";
+    return Core::CancelRequest{};
+  }
+
+  Core::Event MakeJoin(const std::string& name, Words& words) {
+    Core::JoinRequest join;
+    join.offer = {.nproc = 2,
+                  .role = "default",
+                  .host = absl::StrCat("host-", name),
+                  .master_addr = absl::StrCat("10.0.0.", name),
+                  .master_port = 20'000};
+    join.timeout = absl::Minutes(10);
+    if (const auto value = Take(words, "nproc")) join.offer.nproc = Number(*value);
+    if (const auto value = Take(words, "role")) join.offer.role = *value;
+    if (const auto value = Take(words, "host")) join.offer.host = *value;
+    if (const auto value = Take(words, "rank")) join.offer.node_rank = Number(*value);
+    if (const auto value = Take(words, "timeout")) join.timeout = Duration(*value);
+    EXPECT_TRUE(words.empty()) << words[0];
+    return join;
+  }
+
+  Core::Event MakeFailure(Node& node, Words& words) {
+    Core::FailureRequest request;
+    request.timeout = absl::Minutes(10);
+    Rendezvous::Failure& failure = request.failure;
+    failure.generation = generations_[node.core->node()];
+    failure.is_victim = TakeFlag(words, "victim");
+    if (const auto value = Take(words, "rank")) failure.rank = Number(*value);
+    if (const auto value = Take(words, "exit")) failure.exit_code = Number(*value);
+    if (const auto value = Take(words, "step")) {
+      failure.step = Number(*value);
+      failure.progress_known = true;
+    }
+    failure.cause = absl::StrJoin(words, " ");
+    return request;
+  }
+
+  void PlayStore(const std::string& what) {
+    if (what == "down") {
+      SetStore(false);
+    } else if (what == "up") {
+      SetStore(true);
+    } else if (what == "empty") {
+      redis_.database().Clear();
+      SetStore(true);
+    } else if (what == "remember") {
+      remembered_ = redis_.database();
+    } else if (what == "roll-back") {
+      redis_.database() = remembered_;
+    } else {
+      ADD_FAILURE() << what;
+    }
+  }
+
+  void SetStore(bool is_up) {
+    store_up_ = is_up;
+    for (auto& [name, node] : nodes_) {
+      if (is_up || node->channel.empty()) continue;
+      node->channel.clear();
+      node->inbox.push_back(Core::SubscriptionEnded{});
+    }
+  }
+
+  void PlayClock(const Words& words) {
+    if (words.at(0) == "store") {
+      server_offset_ +=
+          absl::StartsWith(words.at(1), "-") ? -Duration(words[1].substr(1)) : Duration(words[1]);
+    } else {
+      NodeOf(words.at(0)).clock_offset += Duration(words.at(1));
+    }
+  }
+
+  void Repeat(Node& node, const std::string& script) {
+    for (const auto& [name, call] : node.last_calls) {
+      if (ToString(name) == script) Eval(call);
+    }
+  }
+
+  // Until nothing more follows from what has happened.
+  void Settle() {
+    for (bool busy = true; busy;) {
+      busy = false;
+      for (auto& [name, node] : nodes_) {
+        while (!node->stopped && !node->inbox.empty()) {
+          const Core::Event event = std::move(node->inbox.front());
+          node->inbox.pop_front();
+          Post(name, *node, event);
+          busy = true;
+        }
+        if (!node->stopped && node->core->next_deadline() <= NowOf(*node)) {
+          Post(name, *node, Core::Tick{});
+          busy = true;
+        }
+      }
+    }
+  }
+
+  void Wait(absl::Duration duration) {
+    const absl::Time end = now_ + duration;
+    for (;;) {
+      Settle();
+      absl::Time next = end;
+      for (const auto& [name, node] : nodes_) {
+        if (node->stopped) continue;
+        next = std::min(next, node->core->next_deadline() - node->clock_offset);
+      }
+      now_ = std::max(now_, next);
+      if (now_ >= end) return;
+    }
+  }
+
+  void Post(const std::string& name, Node& node, const Core::Event& event) {
+    for (const Core::Action& action : node.core->Step(event, NowOf(node))) {
+      std::visit([&](const auto& a) { Do(name, node, a); }, action);
+    }
+  }
+
+  void Do(const std::string&, Node& node, const Core::CallScript& call) {
+    node.last_calls[call.script] = call;
+    const absl::Status broken = absl::UnavailableError("the connection broke");
+    if (!store_up_ || node.losses.contains("requests")) {
+      node.inbox.push_back(Core::Replied{broken});
+      return;
+    }
+    store::RedisReply reply = Eval(call);
+    if (node.losses.contains("replies") || node.losses.contains(ToString(call.script))) {
+      node.inbox.push_back(Core::Replied{broken});
+    } else {
+      node.inbox.push_back(Core::Replied{std::move(reply)});
+    }
+  }
+
+  void Do(const std::string&, Node& node, const Core::Subscribe& action) {
+    const bool works = store_up_ && !node.losses.contains("pushes");
+    node.channel = works ? action.channel : "";
+    works ? node.inbox.push_back(Core::Subscribed{})
+          : node.inbox.push_back(Core::SubscriptionEnded{});
+  }
+
+  void Do(const std::string& name, Node&, const Core::AnswerJoin& answer) {
+    if (answer.answer.ok() && std::holds_alternative<Round>(*answer.answer)) {
+      generations_[name] = std::get<Round>(*answer.answer).generation;
+    }
+    Print(name, answer);
+  }
+  void Do(const std::string& name, Node&, const Core::AnswerFailure& a) { Print(name, a); }
+  void Do(const std::string& name, Node&, const Core::AnswerDone& a) { Print(name, a); }
+  void Do(const std::string& name, Node&, const Core::Tell& a) { Print(name, a); }
+
+  void Print(const std::string& name, const Core::Action& action) {
+    lines_.push_back(absl::StrCat(name, ": ", DebugString(action)));
+  }
+
+  store::RedisReply Eval(const Core::CallScript& call) {
+    store::RedisReply reply = redis_.Eval(Scripts()[call.script], call.keys, call.args);
+    EXPECT_FALSE(reply.IsError()) << ToString(call.script) << ": " << reply.error_text();
+    return reply;
+  }
+
+  int64_t Publish(const std::string& channel, const std::string& text) {
+    int64_t receivers = 0;
+    for (auto& [name, node] : nodes_) {
+      if (node->channel != channel || node->losses.contains("pushes")) continue;
+      node->inbox.push_back(Core::Pushed{text});
+      ++receivers;
+    }
+    return receivers;
+  }
+
+  std::string Text(const Words& command) { return redis_.Command(command).AsString().value_or(""); }
+
+  Words List(const Words& command) {
+    const store::RedisReply reply = redis_.Command(command);
+    Words words;
+    if (const auto parts = reply.AsArray(); parts.ok()) {
+      for (const store::RedisReply& part : *parts) words.push_back(part.AsString().value_or("?"));
+    }
+    std::sort(words.begin(), words.end());
+    return words;
+  }
+
+  void Show() {
+    for (int instance = 1;; ++instance) {
+      const std::string prefix = absl::StrCat("ddp:{", options_.run_id, "}:i", instance, ":");
+      const auto job = [&](const char* field) { return Text({"HGET", prefix + "job", field}); };
+      if (job("token").empty()) return;
+      std::string line = absl::StrCat("i", instance, ": ", job("state"));
+      if (job("state") == "ended") absl::StrAppend(&line, " ", job("end_kind"));
+      absl::StrAppend(&line, ", generation ", job("generation"), ", restarts ", job("restarts"),
+                      ", members ", absl::StrJoin(List({"HKEYS", prefix + "members"}), " "));
+      const Words waiting = List({"HKEYS", prefix + "joined"});
+      if (!waiting.empty()) absl::StrAppend(&line, ", waiting ", absl::StrJoin(waiting, " "));
+      lines_.push_back(line);
+    }
+  }
+
+  Core::Options options_ = [] {
+    Core::Options options;
+    options.run_id = "digits";
+    options.lease = absl::Seconds(3);
+    return options;
+  }();
+  absl::Time now_ = absl::FromUnixSeconds(1'000'000);
+  absl::Duration server_offset_;
+  bool store_up_ = true;
+  std::map<std::string, std::unique_ptr<Node>> nodes_;
+  std::map<std::string, GenerationId> generations_;  // that the agents were told
+  MemoryDatabase remembered_;
+  LuaRedis redis_{{.now_us = [this] { return absl::ToUnixMicros(now_ + server_offset_); },
+                   .publish =
+                       [this](std::string_view channel, std::string_view text) {
+                         return Publish(std::string(channel), std::string(text));
+                       }}};
+  std::vector<std::string> lines_;
+};
+
+// The file as it would read if everything in it were expected.
+std::string Replay(const std::string& path) {
+  std::ifstream file(path);
+  EXPECT_TRUE(file.is_open()) << path;
+  Story story;
+  std::ostringstream out;
+  bool before_first_event = true;
+  for (std::string line; std::getline(file, line);) {
+    const bool is_event = line.rfind("> ", 0) == 0;
+    if (is_event) before_first_event = false;
+    // What happened is written anew.
+    if (!is_event && !before_first_event && !line.empty() && line[0] != '#') continue;
+    out << line << "\n";
+    const Words words = absl::StrSplit(is_event ? line.substr(2) : line, ' ', absl::SkipEmpty());
+    if (!is_event) {
+      if (!words.empty() && words[0] == "options") story.SetOptions(words);
+      continue;
+    }
+    SCOPED_TRACE(line);
+    for (const std::string& happened : story.Play(words)) out << happened << "\n";
+  }
+  return out.str();
+}
+
+std::string ReadFile(const std::string& path) {
+  std::ifstream file(path);
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+std::vector<std::string> StoryFiles() {
+  // `bazel run` says where the sources are; a test stands in its runfiles.
+  const char* sources = getenv("BUILD_WORKSPACE_DIRECTORY");
+  const std::string folder =
+      rewrite && sources != nullptr ? absl::StrCat(sources, "/", kFolder) : std::string(kFolder);
+  std::vector<std::string> files;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    if (entry.path().extension() == ".txt") files.push_back(entry.path());
+  }
+  std::sort(files.begin(), files.end());
+  EXPECT_FALSE(files.empty());
+  return files;
+}
+
+class StoryTest : public ::testing::Test {
+ public:
+  explicit StoryTest(std::string path) : path_(std::move(path)) {}
+
+  void TestBody() override {
+    const std::string replayed = Replay(path_);
+    if (rewrite) {
+      std::ofstream(path_) << replayed;
+      return;
+    }
+    EXPECT_EQ(replayed, ReadFile(path_))
+        << "if this is meant: bazel run //elastic/rendezvous:rendezvous_scenario_test -- --rewrite";
+  }
+
+ private:
+  const std::string path_;
+};
+
+void RegisterStories() {
+  for (const std::string& file : StoryFiles()) {
+    const std::string name = std::filesystem::path(file).stem().string();
+    ::testing::RegisterTest("RendezvousScenarioTest", name.c_str(), nullptr, nullptr, __FILE__,
+                            __LINE__, [file]() -> StoryTest* { return new StoryTest(file); });
+  }
+}
+
+}  // namespace
+}  // namespace ddp::elastic
+
+int main(int argc, char** argv) {
+  ::testing::InitGoogleTest(&argc, argv);
+  for (int i = 1; i < argc; ++i) ddp::elastic::rewrite |= std::string(argv[i]) == "--rewrite";
+  ddp::elastic::RegisterStories();
+  return RUN_ALL_TESTS();
+}
