@@ -262,6 +262,7 @@ absl::StatusOr<CommandLine> ParseCommandLine(const std::vector<std::string>& arg
 std::string HelpText() {
   std::string text =
       "Usage: ddprun [flags] PROGRAM [arguments of the program]\n"
+      "       ddprun status [flags]    what jobs do now; see ddprun status --help\n"
       "\n"
       "Starts PROGRAM once per worker, restarts all workers when one fails, and leaves no process\n"
       "behind. A PROGRAM whose name ends in .py runs under $PYTHON_EXEC (else python3) -u; any\n"

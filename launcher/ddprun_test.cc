@@ -387,7 +387,7 @@ TEST(DdprunTest, MistakesAreOneLineAndNothingHalfDone) {
       {{"--nnodes=2", "true"}, 2, "where do the 2 nodes meet? Give all of them --rdzv-endpoint="},
       {{"--nnodes=1:2", "true"}, 2, "or each --node-rank=N and --master-addr=ADDRESS"},
       {{"--standalone", "--nnodes=2", "true"}, 2, "--standalone runs one node"},
-      {{"--node-rank=1", "true"}, 2, "--node-rank=1: expected a whole number from 0 to 0"},
+      {{"--node-rank=1", "true"}, 2, "--node-rank=1: expected a rank from 0 to 0"},
       {{"--nproc-per-node=xpu", "true"}, 2, "--nproc-per-node=xpu: ddprun counts NVIDIA GPUs only"},
       {{"--rdzv-conf=protocol=x", "true"}, 2, "--rdzv-conf=protocol=x: unknown key protocol"},
       {{"--exit-code=x", "true"}, 2, "--exit-code=x: expected default, worker, reason"},

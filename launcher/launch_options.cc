@@ -160,20 +160,32 @@ absl::Status ReadLease(const FlagReader& flags, const RendezvousConf& conf,
   return absl::OkStatus();
 }
 
+// What --node-rank or its other name says; -1: nothing.
+absl::StatusOr<int> GivenNodeRank(const FlagReader& flags, const RendezvousConf& conf) {
+  constexpr int64_t kMaxRank = 1'000'000;
+  if (!flags.IsGiven("node_rank")) return conf.rank.value_or(-1);
+  DDP_ASSIGN_OR_RETURN(const int64_t rank, flags.Integer("node_rank", {0, kMaxRank}));
+  return static_cast<int>(rank);
+}
+
 absl::Status ReadNodeRank(const FlagReader& flags, const RendezvousConf& conf,
                           LaunchOptions& options) {
-  const FlagReader::Range range = {0, options.max_nodes - 1};
-  if (flags.IsGiven("node_rank")) {
-    DDP_ASSIGN_OR_RETURN(const int64_t rank, flags.Integer("node_rank", range));
-    options.node_rank = static_cast<int>(rank);
-  } else if (conf.rank.has_value()) {
-    if (*conf.rank > range.max) {
-      return flags.BadValue("rdzv_conf", absl::StrCat("rank: expected at most ", range.max));
-    }
-    options.node_rank = *conf.rank;
-  } else if (options.rendezvous.kind == RendezvousKind::kStatic) {
-    options.node_rank = 0;
+  DDP_ASSIGN_OR_RETURN(const int rank, GivenNodeRank(flags, conf));
+  const RendezvousKind kind = options.rendezvous.kind;
+  if (kind == RendezvousKind::kPrivate) return absl::OkStatus();  // one node, whatever it is called
+  const std::string flag = flags.IsGiven("node_rank") ? "node_rank" : "rdzv_conf";
+  const std::string range = absl::StrCat("0 to ", options.max_nodes - 1, ", as --nnodes says");
+  options.node_rank = rank;
+  if (kind == RendezvousKind::kStatic) {
+    options.node_rank = std::max(rank, 0);
+    if (rank < options.max_nodes) return absl::OkStatus();
+    return flags.BadValue(flag, absl::StrCat("expected a rank from ", range));
   }
+  if (rank < options.max_nodes) return absl::OkStatus();
+  // A spare, or a cluster that numbers all that it starts.
+  options.node_rank = -1;
+  options.notices.push_back(absl::StrCat(flags.NameOf(flag), ": ranks of nodes go from ", range,
+                                         ": this node takes any that is free"));
   return absl::OkStatus();
 }
 
@@ -205,11 +217,15 @@ absl::Status ReadMaster(const FlagReader& flags, LaunchOptions& options) {
   options.local_addr = WithoutBrackets(flags.Text("local_addr"));
   options.master_addr = kLoopback;
   options.master_port = is_static ? kStaticPort : 0;
-  if (flags.IsGiven("master_addr")) {
+  // Variables that a cluster sets everywhere are not meant for a job of this node alone.
+  const auto is_meant = [&](const char* gflag) {
+    return kind == RendezvousKind::kPrivate ? flags.IsGivenAsFlag(gflag) : flags.IsGiven(gflag);
+  };
+  if (is_meant("master_addr")) {
     DDP_RETURN_IF_ERROR(flags.CheckName("master_addr"));
     options.master_addr = WithoutBrackets(flags.Text("master_addr"));
   }
-  if (flags.IsGiven("master_port")) {
+  if (is_meant("master_port")) {
     DDP_ASSIGN_OR_RETURN(const int64_t port, flags.Integer("master_port", {0, kMaxPort}));
     options.master_port = static_cast<int>(port);
   }

@@ -177,6 +177,29 @@ TEST(LaunchOptionsTest, StaticRendezvous) {
   EXPECT_EQ(endpoint.master_port, 3000);
 }
 
+TEST(LaunchOptionsTest, ARankBeyondTheSeatsIsASpares) {
+  const LaunchOptions options =
+      Options({{"nnodes", "1:2"}, {"rdzv_endpoint", "h"}, {"node_rank", "2"}});
+  EXPECT_EQ(options.node_rank, -1);
+  EXPECT_THAT(options.notices, ElementsAre(AllOf(HasSubstr("--node-rank: "), HasSubstr("0 to 1"))));
+}
+
+TEST(LaunchOptionsTest, VariablesOfAClusterDoNotReachAStandaloneJob) {
+  const auto options = Parse({{"standalone", "true"},
+                              {"node_rank", "3"},
+                              {"master_addr", "10.0.0.1"},
+                              {"master_port", "29500"}},
+                             kHost,
+                             {{"node_rank", "PET_NODE_RANK"},
+                              {"master_addr", "PET_MASTER_ADDR"},
+                              {"master_port", "PET_MASTER_PORT"}});
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_EQ(options->node_rank, -1);
+  EXPECT_EQ(options->master_addr, "127.0.0.1");
+  EXPECT_EQ(options->master_port, 0);
+  EXPECT_EQ(Options({{"standalone", "true"}, {"master_port", "2000"}}).master_port, 2000);
+}
+
 TEST(LaunchOptionsTest, AnEmptyVariableIsNotGiven) {
   const LaunchOptions options = Options({{"rdzv_endpoint", ""},
                                          {"rdzv_backend", ""},
@@ -337,8 +360,8 @@ TEST(LaunchOptionsTest, MistakesNameFlagValueAndWhatIsAllowed) {
       {"nproc_per_node", "lots", "cpu, gpu or auto"},
       {"role", "", "printable"},
       {"role", "a\nb", "printable"},
-      {"node_rank", "1", "from 0 to 0"},
-      {"node_rank", "-1", "from 0 to 0"},
+      {"node_rank", "1", "a rank from 0 to 0"},
+      {"node_rank", "-1", "a whole number"},
       {"master_port", "65536", "0 to 65535"},
       {"start_method", "thread", "spawn, fork, forkserver"},
       {"numa_binding", "core", "node, socket, exclusive, core-complex"},
