@@ -134,6 +134,24 @@ TEST_F(DigitsTest, AKilledRankCostsNoBitOfTheResult) {
   EXPECT_THAT(Epochs("killed"), ElementsAre(0, 1, 2, 3, 4, 5));
 }
 
+TEST_F(DigitsTest, AJobThatIsToldToLeaveSavesItsLastStep) {
+  const std::vector<std::string> flags = {"--epochs=4", "--checkpoint_every=0"};
+  DdprunDriver peaceful(Job("peaceful", flags));
+  ASSERT_EQ(peaceful.Wait(), 0) << peaceful.err();
+
+  // As a scheduler does before it takes the machine away.
+  DdprunDriver run(Job("preempted", flags));
+  run.AwaitStdout("epoch 0 ");
+  ASSERT_EQ(::kill(run.pid(), SIGTERM), 0);
+  EXPECT_EQ(run.Wait(), 1) << run.err();
+  EXPECT_THAT(Newest("preempted").filename().string(), ::testing::StartsWith("step-"));
+
+  DdprunDriver resumed(Job("preempted", {"--epochs=4", "--checkpoint_every=0", "--resume"}));
+  EXPECT_EQ(resumed.Wait(), 0) << resumed.err();
+  EXPECT_THAT(resumed.err(), HasSubstr("goes on from "));
+  EXPECT_TRUE(Tensors("preempted") == Tensors("peaceful"));
+}
+
 TEST_F(DigitsTest, ANewJobResumesOnlyWhenToldTo) {
   ASSERT_EQ(DdprunDriver(Job("job", {"--epochs=1"})).Wait(), 0);
   const auto before = Tensors("job");
