@@ -28,6 +28,9 @@ constexpr absl::Duration kRowIntervalMin = absl::Seconds(1);
 constexpr absl::Duration kRowIntervalPerNode = absl::Milliseconds(1);
 constexpr double kBusyChange = 0.05;
 
+// Who waits asks what for in every so many signs of life only.
+constexpr int kBriefHeartbeats = 4;
+
 constexpr double kStepsPerSecondMax = 1e9;
 
 template <typename... Handlers>
@@ -324,7 +327,7 @@ std::vector<std::string> RendezvousCore::ArgsOf(const Requested& what, ScriptNam
       Overload{
           [&](const JoinRequest& r) -> std::vector<std::string> {
             script = ScriptName::kJoin;
-            return {FormatOffer(r.offer)};
+            return {FormatOffer(r.offer), now_ < request_->brief_until ? "1" : "0"};
           },
           [&](const FailureRequest& r) -> std::vector<std::string> {
             script = ScriptName::kReportFailure;
@@ -444,6 +447,7 @@ void RendezvousCore::OnOpened(const store::RedisReply& reply) {
 // Whatever was sent is sent again after a pause.
 void RendezvousCore::OnFailedCall(const absl::Status& status) {
   pause_until_ = now_ + Pause(++failures_in_a_row_);
+  if (request_.has_value()) request_->brief_until = absl::InfinitePast();
   if (request_.has_value() && request_->rest.has_value()) {
     request_->deadline = now_ + *std::exchange(request_->rest, std::nullopt);
   }
@@ -530,6 +534,8 @@ void RendezvousCore::OnAnswer(const JoinRequest&, const ScriptReply& reply) {
     OnRound(reply);
   } else if (reply.outcome == "waiting" || reply.outcome == "spare") {
     OnWaiting(reply, reply.outcome == "spare");
+  } else if (reply.outcome == "same") {
+    request_->send_at = ask_again_ ? now_ : now_ + heartbeat() * (0.8 + 0.2 * Share());
   } else if (reply.outcome == "ended") {
     ended_ = true;
     request_.reset();
@@ -568,6 +574,7 @@ void RendezvousCore::OnRound(const ScriptReply& reply) {
 void RendezvousCore::OnWaiting(const ScriptReply& reply, bool is_spare) {
   Request& request = *request_;
   request.send_at = ask_again_ ? now_ : now_ + heartbeat() * (0.8 + 0.2 * Share());
+  request.brief_until = now_ + heartbeat() * kBriefHeartbeats;
   if (is_spare && !request.rest.has_value()) {
     request.rest = std::max(absl::ZeroDuration(), request.deadline - now_);
     request.deadline = absl::InfiniteFuture();

@@ -154,7 +154,8 @@ class RendezvousCore {
     absl::Status last_error;  // of the last try
     std::string waiting_for;  // of a join
     int times_waited = 0;
-    std::optional<absl::Duration> rest;  // of the timeout, while a spare's stands still
+    absl::Time brief_until = absl::InfinitePast();  // ask only whether anything is new
+    std::optional<absl::Duration> rest;             // of the timeout, while a spare's stands still
   };
   // The round that this node is in.
   struct Membership {

@@ -19,7 +19,7 @@ std::string Source(ScriptName name) {
     case ScriptName::kOpenInstance:
       return scripts::kOpenInstance;
     case ScriptName::kJoin:
-      return Transition("", scripts::kJoin);
+      return Transition(scripts::kJoinFast, scripts::kJoin);
     case ScriptName::kHeartbeat:
       return Transition(scripts::kHeartbeatFast, scripts::kHeartbeat);
     case ScriptName::kReportFailure:

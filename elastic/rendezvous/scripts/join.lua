@@ -2,9 +2,11 @@
 -- waits. ARGV 6 to 8 tell the last round that the node was in.
 --
 -- ARGV  10 offer: "nproc port wanted_rank\nrole\nhost\naddress"
+--       11 '1': the node has said so before, and only wants to know whether anything is new
 -- Outcomes: round + the node's row + why the last generation was over + whether that was charged
 --           waiting + what for
 --           spare + what for: the job runs, and the wait has no end of its own
+--           same: nothing is new
 --           reopen: the instance was given up, there is or will be another
 --           ended + kind + exit code + reason
 local offer = ARGV[10]

@@ -1,0 +1,12 @@
+-- The sign of life of a node that waits, and whose turn it is not. Whatever is out of the ordinary
+-- falls through to join.lua.
+--
+-- ARGV, outcomes  see join.lua
+if ARGV[11] == '1' and brief[2] ~= 'ended' and brief[3] == ARGV[3] and brief[4] == ARGV[4] then
+  local since_tick = now - tonumber(brief[7])
+  if since_tick >= 0 and since_tick * 12 < tonumber(brief[6]) and
+    redis.call('HEXISTS', string.sub(job_key, 1, -4) .. 'joined', node) == 1 and
+    redis.call('ZADD', leases, string.format('%.0f', now + brief[6]), node) == 0 then
+    return {'same', brief[3], brief[4], brief[5]}
+  end
+end
