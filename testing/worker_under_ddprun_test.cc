@@ -1,0 +1,50 @@
+// The worker library's side of the real ddprun: faults of a rank that only the health page and the
+// error file tell apart.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "launcher/ddprun_driver.h"
+
+namespace ddp::testing {
+namespace {
+
+using launcher::DdprunDriver;
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+DdprunDriver::Options Job(const std::string& fault, std::vector<std::string> flags) {
+  flags.insert(flags.end(),
+               {"--standalone", "--nproc-per-node=2", "testing/faulty_trainer", fault});
+  return {.arguments = flags};
+}
+
+TEST(WorkerUnderDdprunTest, ARankThatHangsIsFoundWithItsPhaseAndReplaced) {
+  DdprunDriver run(Job("hang", {"--hang-timeout=1", "--max-restarts=1"}));
+  EXPECT_EQ(run.Wait(), 0) << run.err();
+  // Not rank 0, which has stood still for as long, but in a phase of waiting.
+  EXPECT_THAT(run.err(),
+              ContainsRegex("restart 1 of 1: generation 2: rank 1 made no step for [0-9.]+m?s, in "
+                            "data; the longest step took "));
+}
+
+TEST(WorkerUnderDdprunTest, TheReportTellsWhereARankCrashed) {
+  DdprunDriver run(Job("segv", {}));
+  EXPECT_EQ(run.Wait(), 1) << run.err();
+  EXPECT_THAT(run.err(), ContainsRegex("Signal 11 \\(SIGSEGV\\) received by PID [0-9]+: no memory "
+                                       "at address 0x10\n +#0 [^\n]*faulty_trainer\\+0x"));
+  EXPECT_THAT(run.err(), HasSubstr("exitcode  : -11 (pid: "));
+}
+
+TEST(WorkerUnderDdprunTest, TheReportTellsWhatARankThrew) {
+  DdprunDriver run(Job("elephants", {}));
+  EXPECT_EQ(run.Wait(), 1) << run.err();
+  EXPECT_THAT(run.err(), HasSubstr("std::invalid_argument: no such fault: elephants"));
+  EXPECT_THAT(run.err(), Not(HasSubstr("cannot be used")));
+}
+
+}  // namespace
+}  // namespace ddp::testing
