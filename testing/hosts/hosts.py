@@ -27,7 +27,7 @@ import tempfile
 import time
 
 # How long anything may take that is waited for here.
-PATIENCE_S = 30
+PATIENCE_S = 60
 _TOOLS = ("unshare", "setpriv", "ip")
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)

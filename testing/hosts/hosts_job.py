@@ -128,12 +128,15 @@ class Job:
         self.nodes[host_name] = Node(host, process, event_log)
         return self.nodes[host_name]
 
-    def await_running(self, names, world_size):
-        """Until these nodes train together, and nobody else. Returns the generation."""
+    def await_running(self, names, world_size, after=0):
+        """Until these nodes, and nobody else, train together in a generation later than `after`.
+
+        Returns the generation.
+        """
 
         def together():
             generations = {self.nodes[name].trains() for name in names}
-            if len(generations) != 1 or generations == {0}:
+            if len(generations) != 1 or min(generations) <= after:
                 return 0
             joined = [self.nodes[name].last("joined") for name in names]
             return generations.pop() if {j["world_size"] for j in joined} == {world_size} else 0
