@@ -126,7 +126,8 @@ class WatchingTest : public ::testing::Test {
       if (output.exit_code != 0 || !json.is_object()) continue;
       for (const nlohmann::json& job : json["jobs"]) {
         const bool is_ours =
-            !job["nodes"].empty() && job["nodes"][0]["agent_pid"] == job_->AgentPid();
+            !arguments.empty() ||
+            (!job["nodes"].empty() && job["nodes"][0]["agent_pid"] == job_->AgentPid());
         if (is_ours && is_there(job)) return job;
       }
     }
@@ -239,6 +240,48 @@ TEST_F(WatchingTest, StatusReadsAnyJobAtAnEndpoint) {
   EXPECT_EQ(Count(wrong.text, "\n"), 1) << wrong.text;
 }
 
+TEST_F(WatchingTest, StatusShowsWhoWaitsAndWhoHasComeTogether) {
+  const auto redis = testing::RedisFixture::StartTcp();
+  const std::string endpoint = absl::StrCat("127.0.0.1:", redis->endpoint().port);
+  DdprunDriver::Options options;
+  options.arguments = {"--rdzv-endpoint=" + endpoint,
+                       "--rdzv-id=pair",
+                       "--nnodes=2",
+                       "--nproc-per-node=2",
+                       std::filesystem::absolute(kWorker).string(),
+                       "4",
+                       Path("finish")};
+  job_ = std::make_unique<DdprunDriver>(options);
+  const std::string there = absl::StrCat("--rdzv-id=pair --rdzv-endpoint=", endpoint);
+  nlohmann::json job =
+      AwaitStatus(there, [](const nlohmann::json& now) { return now["nodes"].size() == 1; });
+  ASSERT_TRUE(job.is_object());
+  EXPECT_EQ(job["state"], "forming");
+  EXPECT_EQ(job["generation"], 0);
+  EXPECT_EQ(job["nodes"][0]["is_member"], false);
+  EXPECT_EQ(job["nodes"][0]["state"], "waiting");
+  EXPECT_GT(job["nodes"][0]["lease_left_s"], 0);
+  EXPECT_THAT(Status(there).text, HasSubstr("at least 2 are needed"));
+
+  DdprunDriver other(options);
+  job = AwaitStatus(there, IsAtStep(4));
+  ASSERT_TRUE(job.is_object());
+  EXPECT_EQ(job["state"], "running");
+  EXPECT_EQ(job["world_size"], 4);
+  ASSERT_EQ(job["nodes"].size(), 2u);
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(job["nodes"][i]["group_rank"], i);
+    ASSERT_EQ(job["nodes"][i]["ranks"].size(), 2u);
+    EXPECT_EQ(job["nodes"][i]["ranks"][1]["rank"], 2 * i + 1);
+  }
+  EXPECT_EQ(job["warnings"], nlohmann::json::array());
+  // Two agents of one job on this host are one job.
+  const nlohmann::json here = nlohmann::json::parse(Status("--rdzv-id=pair --json").text);
+  EXPECT_EQ(here["jobs"].size(), 1u);
+  EXPECT_EQ(Finish(), 0);
+  EXPECT_EQ(other.Wait(), 0);
+}
+
 TEST_F(WatchingTest, StatusIsTheProgramWhereThereIsOne) {
   DdprunDriver::Options options;
   std::filesystem::create_directory(Path("bin"));
@@ -275,7 +318,7 @@ TEST_F(WatchingTest, MetricsFollowTheJob) {
   std::string text;
   while (clock.Now() < deadline) {
     text = Get(port, "/metrics");
-    if (Count(text, "ddp_step{") == 2) break;
+    if (Count(text, "\"} 7\n") == 2) break;  // the agent has looked at both workers' pages
     absl::SleepFor(absl::Milliseconds(20));
   }
   EXPECT_THAT(text, StartsWith("HTTP/1.1 200 OK\r\n"));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -137,16 +138,16 @@ absl::StatusOr<NodeRow> ParseNodeRow(const std::string& text) {
 }
 
 int64_t CommonStep(const JobStatus& status) {
-  int64_t lowest = -1;
-  bool is_first = true;
+  int64_t lowest = std::numeric_limits<int64_t>::max();
+  int64_t ranks = 0;
   for (const NodeStatus& node : status.nodes) {
     if (!node.is_member) continue;
     for (const RankRow& rank : node.row.ranks) {
-      lowest = is_first ? rank.step : std::min(lowest, rank.step);
-      is_first = false;
+      lowest = std::min(lowest, rank.step);
+      ++ranks;
     }
   }
-  return lowest;
+  return ranks > 0 && ranks >= status.world_size ? lowest : -1;
 }
 
 double CommonStepsPerSecond(const JobStatus& status) {

@@ -102,8 +102,8 @@ struct JobStatus {
   uint64_t hangs = 0;          // workers that it stopped because they hung
 };
 
-// The step that all members of the generation have committed: the smallest of their ranks'; -1 when
-// a rank has none. And the speed of the slowest rank that has one; -1 without any.
+// The step that all ranks of the generation have committed: the smallest; -1 while a rank has none
+// or is not known. And the speed of the slowest rank that has one; -1 without any.
 int64_t CommonStep(const JobStatus& status);
 double CommonStepsPerSecond(const JobStatus& status);
 

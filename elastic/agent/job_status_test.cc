@@ -136,6 +136,11 @@ TEST(JobStatusTest, TheJobIsWhereItsSlowestRankIs) {
   EXPECT_EQ(CommonStep(status), 1199);
   EXPECT_EQ(CommonStepsPerSecond(status), 2.25);
 
+  status.world_size = 4;
+  EXPECT_EQ(CommonStep(status), 1199);
+  status.world_size = 5;  // one has not been heard of yet
+  EXPECT_EQ(CommonStep(status), -1);
+  status.world_size = 4;
   status.nodes[1].row.ranks[1].step = -1;
   EXPECT_EQ(CommonStep(status), -1);
 }
