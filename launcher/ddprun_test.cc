@@ -172,17 +172,19 @@ TEST(DdprunTest, ARealPythonProgram) {
 
 TEST(DdprunTest, AFailureRestartsEveryRankInANewGeneration) {
   const Folder folder;
-  // Rank 1 fails in its first two attempts; rank 0 would wait for ever.
+  // Rank 1 fails in its first two attempts, when rank 0 has spoken, which would wait for ever.
   const std::string script =
       "echo rank=$RANK attempt=$TORCHELASTIC_RESTART_COUNT generation=$DDP_GENERATION "
       "store=$DDP_STORE;"
       "if [ $TORCHELASTIC_RESTART_COUNT = 2 ]; then exit 0; fi;"
-      "if [ $RANK = 0 ]; then exec sleep 1000; fi;"
+      "if [ $RANK = 0 ]; then : > $TALK/$TORCHELASTIC_RESTART_COUNT; exec sleep 1000; fi;"
+      "while [ ! -e $TALK/$TORCHELASTIC_RESTART_COUNT ]; do sleep 0.01; done;"
       "if [ $TORCHELASTIC_RESTART_COUNT = 0 ]; then exit 3; else kill -KILL $$; fi";
   DdprunDriver run(
       {.arguments = Shell({"--nproc-per-node=2", "--max-restarts=5", "--fault-grace-ms=50",
                            "--event-log-file=" + folder / "events"},
-                          script)});
+                          script),
+       .environment = {{"TALK", folder.path()}}});
   EXPECT_EQ(run.Wait(), 0) << run.err();
   EXPECT_EQ(run.err(),
             "restart 1 of 5: generation 2: rank 1 exited with code 3\n"
@@ -202,10 +204,11 @@ TEST(DdprunTest, AFailureRestartsEveryRankInANewGeneration) {
 }
 
 TEST(DdprunTest, ASpentBudgetEndsInTheReport) {
-  DdprunDriver run({.arguments = Shell({"--nproc-per-node=2", "--max-restarts=1"},
-                                       "echo attempt; [ $RANK = 1 ] && exit 7; exec sleep 1000")});
+  DdprunDriver run(
+      {.arguments = Shell({"--nproc-per-node=2", "--max-restarts=1"},
+                          "[ $RANK = 1 ] && echo attempt && exit 7; exec sleep 1000")});
   EXPECT_EQ(run.Wait(), 1);
-  EXPECT_EQ(Count(run.out(), "attempt\n"), 4);
+  EXPECT_EQ(Count(run.out(), "attempt\n"), 2);
   EXPECT_EQ(Count(run.err(), "restart 1 of 1: "), 1);
   EXPECT_THAT(run.err(), HasSubstr("\nsh FAILED\n"));
   const size_t root = run.err().find("Root Cause (first observed failure):\n[0]:\n");
