@@ -1,12 +1,14 @@
 #include "launcher/job.h"
 
 #include <limits.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -15,7 +17,6 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "base/event_loop.h"
@@ -35,6 +36,7 @@
 #include "launcher/meeting_place.h"
 #include "launcher/metrics_server.h"
 #include "launcher/numa_plan.h"
+#include "launcher/open_files.h"
 #include "launcher/posix_process_spawner.h"
 #include "launcher/private_folder.h"
 #include "launcher/rendezvous_choice.h"
@@ -64,6 +66,7 @@ std::string HostName() {
 // servers that they talk to.
 struct Parts {
   MonotonicClock clock;
+  rlimit open_files{};  // that the user gave us
   elastic::LaunchConfig config;
   LogLayout layout;
   elastic::EventLog event_log;
@@ -119,6 +122,7 @@ absl::Status MakeSpawner(const JobSpec& spec, const AgentContext& context, Parts
   options.output = spec.options.output;
   options.layout = parts.layout;
   options.host = parts.config.host;
+  options.open_files = parts.open_files;
   options.doomed = context.doomed;
   DDP_ASSIGN_OR_RETURN(options.cpus, CpusOfWorkers(spec));
   DDP_ASSIGN_OR_RETURN(
@@ -190,6 +194,7 @@ absl::Status MakeVisible(const JobSpec& spec, Parts& parts) {
 
 // What can fail for the user's sake comes first, what costs time last.
 absl::Status Prepare(const JobSpec& spec, const AgentContext& context, Parts& parts) {
+  parts.open_files = RaiseOpenFiles();  // before the servers, which live within it
   parts.config = spec.config;
   parts.config.host = HostName();
   DDP_RETURN_IF_ERROR(OpenLogs(spec, parts));
@@ -244,6 +249,15 @@ void SettleLogs(const JobSpec& spec, const LogLayout& layout, const elastic::Job
   }
 }
 
+// Whether no node of the job is left in the store.
+bool AllHaveLeft(const Parts& parts, store::RedisConnection& connection) {
+  constexpr size_t kNodesAtATime = 1000;
+  const absl::StatusOr<elastic::JobRecord> job = elastic::ReadJob(
+      connection, parts.config.run_id, parts.rendezvous->instance(), kNodesAtATime);
+  return !job.ok() || std::none_of(job->nodes.begin(), job->nodes.end(),
+                                   [](const auto& node) { return node.lease_left_s > 0; });
+}
+
 // The other nodes of a job that has ended learn that from the server that ends with us.
 void AwaitOthers(const elastic::JobResult& result, const Parts& parts) {
   const bool all_end = result.end != elastic::JobEndReason::kPreempted;
@@ -252,17 +266,16 @@ void AwaitOthers(const elastic::JobResult& result, const Parts& parts) {
   options.total_timeout = parts.config.lease;
   auto connection = store::RedisConnection::Connect(parts.place.endpoint, options);
   if (!connection.ok()) return;
-  constexpr size_t kNodesAtATime = 1000;
   const absl::Time deadline = parts.clock.Now() + 2 * parts.config.lease;
-  while (parts.clock.Now() < deadline) {
-    const absl::StatusOr<elastic::JobRecord> job = elastic::ReadJob(
-        **connection, parts.config.run_id, parts.rendezvous->instance(), kNodesAtATime);
-    if (!job.ok() || std::none_of(job->nodes.begin(), job->nodes.end(),
-                                  [](const auto& node) { return node.lease_left_s > 0; })) {
-      return;
+  std::function<void()> look = [&] {
+    if (parts.clock.Now() >= deadline || AllHaveLeft(parts, **connection)) {
+      parts.event_loop->Stop();
+    } else {
+      parts.event_loop->AddTimer(absl::Milliseconds(20), look);
     }
-    absl::SleepFor(absl::Milliseconds(20));
-  }
+  };
+  parts.event_loop->AddTimer(absl::ZeroDuration(), look);
+  if (const absl::Status status = parts.event_loop->Run(); !status.ok()) SayError(status);
 }
 
 elastic::JobResult CannotStart(const absl::Status& status) {

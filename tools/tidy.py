@@ -227,7 +227,7 @@ BANS = [
         r"\bsystem_clock\b|\babsl::Now\(|\bgettimeofday\(|\bCLOCK_REALTIME\b|\btime\((nullptr|0)\)",
         "take a Clock (base/clock.h)",
         allowed={
-            "elastic/agent/agent.cc": "the failure report tells people when a worker failed",
+            "elastic/agent/worker_group.cc": "the failure report tells people when a worker failed",
             "elastic/agent/event_log.cc": "unix_time of an event, for people",
             "elastic/checkpoint/checkpointer.cc": "saved_unix_seconds of a manifest, for people",
             "elastic/worker/error_file.cc": "the timestamp is part of torchrun's format",
@@ -410,7 +410,9 @@ def functions(code):
             if kind == "function":
                 text = code[start:]
                 start += len(text) - len(text.lstrip())
-                name = re.search(r"([\w:~]+)\s*\(", code[start:])
+                name = re.search(r"(operator\W+|[\w:~]+)\s*\(", code[start:])
+                if name is None:
+                    raise ValueError(f"a function without a name: {code[start : start + 80]!r}")
                 yield name.group(1), line_of(code, start), line_of(code, match.start())
             head = start if kind == "value" else match.end()
 
