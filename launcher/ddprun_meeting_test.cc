@@ -4,7 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/resource.h>
 
+#include <algorithm>
 #include <fstream>
 #include <map>
 #include <memory>
@@ -12,6 +14,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "launcher/ddprun_driver.h"
@@ -172,6 +175,23 @@ TEST(DdprunMeetingTest, AMastersPortThatIsTakenIsOneLine) {
   std::ofstream(zero->temporary_folder() + "/go") << "go";
   EXPECT_EQ(zero->Wait(), 0) << zero->err();
   EXPECT_EQ(one->Wait(), 0) << one->err();
+}
+
+TEST(DdprunMeetingTest, TheAgentMayHaveManyClientsAndItsWorkersHaveTheLimitOfTheUser) {
+  rlimit files{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &files), 0);
+  const rlimit few = {.rlim_cur = 128, .rlim_max = files.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+  DdprunDriver job({.arguments = {"--standalone", "sh", "-c",
+                                  "ulimit -Sn; grep 'open files' /proc/$PPID/limits"}});
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &files), 0);
+  EXPECT_EQ(job.Wait(), 0) << job.err();
+  EXPECT_EQ(Count("\n" + job.out(), "\n128\n"), 1) << job.out();
+  const std::vector<std::string> agent =
+      absl::StrSplit(job.out(), absl::ByAnyChar(" \n"), absl::SkipEmpty());
+  // 128, Max, open, files, soft, hard, files.
+  ASSERT_EQ(agent.size(), 7U) << job.out();
+  EXPECT_EQ(agent[4], absl::StrCat(std::min<rlim_t>(files.rlim_max, 1 << 18)));
 }
 
 }  // namespace

@@ -80,6 +80,7 @@ struct Child {
   int stderr_fd = -1;
   int error_fd = -1;                // closed by exec, or told errno
   std::vector<unsigned long> cpus;  // a mask for the kernel; empty: our own CPUs
+  std::optional<rlimit> open_files;
   pid_t parent = 0;
 };
 
@@ -102,6 +103,7 @@ void ResetSignals() {
   // Closed by exec, not here: error_fd is still needed.
   ::syscall(SYS_close_range, STDERR_FILENO + 1, ~0U, 1U << 2 /* CLOSE_RANGE_CLOEXEC */);
   for (const int fd : child.inherited_fds) ::fcntl(fd, F_SETFD, 0);
+  if (child.open_files.has_value()) ::setrlimit(RLIMIT_NOFILE, &*child.open_files);
   if (!child.cpus.empty() &&
       ::syscall(SYS_sched_setaffinity, 0, child.cpus.size() * sizeof(child.cpus[0]),
                 child.cpus.data()) < 0) {
@@ -267,6 +269,7 @@ absl::StatusOr<pid_t> PosixProcessSpawner::Spawn(const elastic::WorkerSpec& spec
   child.stdout_fd = out.child_end.get();
   child.stderr_fd = err.child_end.get();
   child.cpus = CpuMask(spec.local_rank);
+  child.open_files = options_.open_files;
   DDP_ASSIGN_OR_RETURN(const pid_t pid, Start(std::move(child)));
 
   Worker worker;

@@ -1,9 +1,12 @@
 #ifndef DDP_LAUNCHER_POSIX_PROCESS_SPAWNER_H_
 #define DDP_LAUNCHER_POSIX_PROCESS_SPAWNER_H_
 
+#include <sys/resource.h>
+
 #include <atomic>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -38,6 +41,8 @@ class PosixProcessSpawner final : public elastic::ProcessSpawner {
     std::string host;  // ${hostname} in the prefix of teed lines
     // CPUs that a worker may run on, by local rank; empty: all of ours.
     std::vector<std::vector<int>> cpus;
+    // The workers' limit of open files; none: ours.
+    std::optional<rlimit> open_files;
     // Where it is true nothing is started any more; may be nullptr. See AgentContext::doomed.
     const std::atomic<bool>* doomed = nullptr;
   };
