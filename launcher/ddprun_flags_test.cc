@@ -21,6 +21,7 @@
 #include "absl/strings/str_split.h"
 #include "base/unique_fd.h"
 #include "launcher/ddprun_driver.h"
+#include "testing/redis_fixture.h"
 
 namespace ddp::launcher {
 namespace {
@@ -264,6 +265,26 @@ TEST(DdprunFlagsTest, NodesThatKnowNode0) {
   EXPECT_EQ(first.out(), "rank 0 of 3 on node 0\n");
   EXPECT_THAT(Lines(second.out()),
               UnorderedElementsAre("rank 1 of 3 on node 1", "rank 2 of 3 on node 1"));
+}
+
+TEST(DdprunFlagsTest, ANodeThatJoinsCostsNoRestartAndNoLogFile) {
+  const Folder folder;
+  const auto redis = ::ddp::testing::RedisFixture::StartTcp("secret");
+  const DdprunDriver::Options options = {
+      .arguments = Shell({"--nnodes=1:2", "--rdzv-id=grows", "--rdzv-conf=last_call_timeout=0.05",
+                          absl::StrCat("--rdzv-endpoint=127.0.0.1:", redis->endpoint().port), "-r1",
+                          "--log-dir=" + folder.path()},
+                         "echo $WORLD_SIZE in attempt $TORCHELASTIC_RESTART_COUNT; "
+                         "[ $WORLD_SIZE = 2 ] && exit 0; echo ready >&2; exec sleep 1000"),
+      .environment = {{"DDP_REDIS_PASSWORD", "secret"}}};
+  DdprunDriver first(options);
+  first.AwaitStderr("ready");
+  const std::filesystem::path attempt = AttemptFolder(folder.path());
+  DdprunDriver second(options);
+  EXPECT_EQ(first.Wait(), 0) << first.err();
+  EXPECT_EQ(second.Wait(), 0) << second.err();
+  EXPECT_EQ(Slurp(attempt / "0/stdout.log"), "1 in attempt 0\n");
+  EXPECT_EQ(Slurp(attempt.string() + ".g2/0/stdout.log"), "2 in attempt 0\n");
 }
 
 TEST(DdprunFlagsTest, WhatMeansSomethingElseHereIsSaidOnce) {
