@@ -58,7 +58,7 @@ jobs of this user on this host (of --rdzv-id, where it is given).
   --json
       As JSON, every node and rank.
   --all
-      Every node and rank in the tables, not only the first 40 or those that something is wrong with.
+      Every node and rank in the tables, not only 40, those that something is wrong with first.
 
 Exit code: 0 when a job was shown, 1 when there was none or it could not be read, 2 for a mistake on
 the command line. A program named status is started by: ddprun -- status

@@ -1,16 +1,17 @@
 // How a job can be watched while the real ddprun runs it: ddprun status, metrics, the event log.
 
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -23,7 +24,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "base/clock.h"
 #include "base/unique_fd.h"
 #include "launcher/ddprun_driver.h"
@@ -39,6 +40,8 @@ using ::testing::StartsWith;
 
 constexpr char kWorker[] = "launcher/stepping_worker";
 constexpr char kDdprun[] = "launcher/ddprun";
+// Between two looks at a job that tells nobody when it changes.
+constexpr int kLookMs = 20;
 
 // What a program printed, and how it ended.
 struct Output {
@@ -47,13 +50,24 @@ struct Output {
 };
 
 Output Shell(const std::string& command) {
+  int fds[2] = {-1, -1};
+  EXPECT_EQ(::pipe2(fds, O_CLOEXEC), 0);
+  UniqueFd read_end(fds[0]);
+  UniqueFd write_end(fds[1]);
+  const pid_t pid = ::fork();
+  EXPECT_GE(pid, 0);
+  if (pid == 0) {
+    ::dup2(write_end.get(), STDOUT_FILENO);
+    ::execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
+    ::_exit(126);
+  }
+  write_end.reset();
   Output output;
-  FILE* pipe = ::popen(command.c_str(), "r");
-  EXPECT_NE(pipe, nullptr);
   char bytes[4096];
-  size_t got = 0;
-  while ((got = std::fread(bytes, 1, sizeof(bytes), pipe)) > 0) output.text.append(bytes, got);
-  const int status = ::pclose(pipe);
+  ssize_t got = 0;
+  while ((got = ::read(read_end.get(), bytes, sizeof(bytes))) > 0) output.text.append(bytes, got);
+  int status = 0;
+  EXPECT_EQ(::waitpid(pid, &status, 0), pid);
   output.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
   return output;
 }
@@ -120,7 +134,7 @@ class WatchingTest : public ::testing::Test {
     const absl::Time deadline = clock.Now() + DdprunDriver::kDeadline;
     Output output;
     while (clock.Now() < deadline) {
-      absl::SleepFor(absl::Milliseconds(50));
+      ::poll(nullptr, 0, kLookMs);
       output = Status(arguments + " --json");
       const nlohmann::json json = nlohmann::json::parse(output.text, nullptr, false);
       if (output.exit_code != 0 || !json.is_object()) continue;
@@ -319,7 +333,7 @@ TEST_F(WatchingTest, MetricsFollowTheJob) {
   while (clock.Now() < deadline) {
     text = Get(port, "/metrics");
     if (Count(text, "\"} 7\n") == 2) break;  // the agent has looked at both workers' pages
-    absl::SleepFor(absl::Milliseconds(20));
+    ::poll(nullptr, 0, kLookMs);
   }
   EXPECT_THAT(text, StartsWith("HTTP/1.1 200 OK\r\n"));
   for (const char* line : {"\nddp_generation 1\n", "\nddp_world_size 2\n", "\nddp_nodes 1\n",
