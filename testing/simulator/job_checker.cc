@@ -28,7 +28,7 @@ void JobChecker::OnContact(NodeId node, bool in_contact, int64_t now_us) {
   self.in_contact = in_contact;
 }
 
-void JobChecker::OnRound(NodeId node, const Round& round, int nproc) {
+void JobChecker::OnRound(NodeId node, const Round& round, int nproc, int64_t now_us) {
   const NodePlacement& placement = round.placement;
   const std::string name = Name(round.generation);
   const auto [found, is_first] =
@@ -36,7 +36,7 @@ void JobChecker::OnRound(NodeId node, const Round& round, int nproc) {
   Generation& generation = found->second;
   if (is_first) {
     generation.round = round;
-    generation.disturbances_at_start = disturbances_;
+    generation.started_us = now_us;
     generation.memory_losses_at_start = memory_losses_;
     CheckBudget(generation);
   }
@@ -134,7 +134,7 @@ void JobChecker::CheckSequence(Node& node, const Round& round) {
     }
   }
   const bool was_in_the_last = node.group_rank >= 0 && node.generation + 1 == id.number;
-  if (was_in_the_last && node.memory_losses == memory_losses_ &&
+  if (!limits_.ranks_are_wanted && was_in_the_last && node.memory_losses == memory_losses_ &&
       node.group_rank < round.placement.group_world_size &&
       node.group_rank != round.placement.group_rank) {
     Violate(absl::StrCat(name, " moves a node from group rank ", node.group_rank, " to ",
@@ -172,7 +172,7 @@ void JobChecker::CheckBudget(Generation& generation) {
     Violate(absl::StrCat(name, ": a membership change was charged: ", round.reason));
   }
   if (is_quiet_ && !round.charged && before->own_failures > 0 &&
-      before->disturbances_at_start == disturbances_) {
+      before->started_us - disturbed_at_us_ > limits_.fencing_us) {
     Violate(absl::StrCat(name, ": a failure was not charged: ", round.reason));
   }
 }

@@ -33,6 +33,7 @@ class JobChecker {
     int min_nodes = 1;
     int max_nodes = 1;
     int max_restarts = 0;
+    bool ranks_are_wanted = false;  // by their numbers: then a survivor may move
     // For how long a node may be in contact with the store and run a generation that is over.
     int64_t fencing_us = 2000000;
   };
@@ -44,7 +45,7 @@ class JobChecker {
   void Violate(const std::string& what);
 
   // Facts, in the order in which they happen.
-  void OnRound(NodeId node, const elastic::Round& round, int nproc);
+  void OnRound(NodeId node, const elastic::Round& round, int nproc, int64_t now_us);
   void OnWorkerStarted(NodeId node, const elastic::GenerationId& generation, int rank,
                        int64_t now_us);
   enum class Cause {
@@ -55,11 +56,11 @@ class JobChecker {
 
   // Something happened by which membership may change or failures may go unseen: a node died, left,
   // came, was stopped or cut off. Restarts of now may be free.
-  void OnDisturbance() { ++disturbances_; }
+  void OnDisturbance(int64_t now_us) { disturbed_at_us_ = now_us; }
   // The store forgot something: numbers may repeat with another nonce, restarts may be lost.
-  void OnStoreLostMemory() {
+  void OnStoreLostMemory(int64_t now_us) {
     ++memory_losses_;
-    OnDisturbance();
+    OnDisturbance(now_us);
   }
   // Whether the node can hear the store.
   void OnContact(NodeId node, bool in_contact, int64_t now_us);
@@ -83,7 +84,7 @@ class JobChecker {
     std::map<int, NodeId> running;  // rank -> node
     int ranks_known = 0;
     int own_failures = 0;
-    int disturbances_at_start = 0;
+    int64_t started_us = 0;
     int memory_losses_at_start = 0;
     bool is_whole = false;
   };
@@ -113,7 +114,7 @@ class JobChecker {
   std::vector<Key> whole_;  // that run whole now
   bool is_quiet_ = true;
   int charged_ = 0;
-  int disturbances_ = 0;
+  int64_t disturbed_at_us_ = INT64_MIN / 2;
   int memory_losses_ = 0;
 };
 

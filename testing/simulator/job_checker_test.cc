@@ -30,7 +30,7 @@ Round MakeRound(uint64_t number, const std::string& nonce, int group_rank, int n
 class JobCheckerTest : public ::testing::Test {
  protected:
   void Start(int node, const Round& round) {
-    checker_.OnRound(node, round, 2);
+    checker_.OnRound(node, round, 2, now_us_);
     for (int i = 0; i < 2; ++i) {
       checker_.OnWorkerStarted(node, round.generation, round.placement.first_rank + i, now_us_);
     }
@@ -89,20 +89,20 @@ TEST_F(JobCheckerTest, ANodeThatCannotHearMayRunOn) {
 TEST_F(JobCheckerTest, SeesAGenerationThatComesBack) {
   StartBoth(2, "a");
   EndBoth(2, "a", Cause::kOwnFailure);
-  checker_.OnRound(0, MakeRound(1, "b", 0, 2), 2);
+  checker_.OnRound(0, MakeRound(1, "b", 0, 2), 2, now_us_);
   EXPECT_TRUE(Says("after generation 2.a"));
 }
 
 TEST_F(JobCheckerTest, SeesANumberTwice) {
-  checker_.OnRound(0, MakeRound(1, "a", 0, 1), 2);
-  checker_.OnRound(1, MakeRound(1, "b", 0, 1), 2);
+  checker_.OnRound(0, MakeRound(1, "a", 0, 1), 2, now_us_);
+  checker_.OnRound(1, MakeRound(1, "b", 0, 1), 2, now_us_);
   EXPECT_TRUE(Says("generation 1.b has the number of generation 1.a"));
 }
 
 TEST_F(JobCheckerTest, ANumberMayComeTwiceAfterTheStoreForgot) {
-  checker_.OnRound(0, MakeRound(1, "a", 0, 1), 2);
-  checker_.OnStoreLostMemory();
-  checker_.OnRound(1, MakeRound(1, "b", 0, 1), 2);
+  checker_.OnRound(0, MakeRound(1, "a", 0, 1), 2, now_us_);
+  checker_.OnStoreLostMemory(now_us_);
+  checker_.OnRound(1, MakeRound(1, "b", 0, 1), 2, now_us_);
   EXPECT_EQ(checker_.violation(), std::nullopt);
 }
 
@@ -115,49 +115,49 @@ TEST_F(JobCheckerTest, SeesARankTwice) {
 TEST_F(JobCheckerTest, SeesRanksThatOverlapOrLeaveAHole) {
   Round round = MakeRound(1, "a", 1, 2);
   round.placement.first_rank = 1;
-  checker_.OnRound(0, MakeRound(1, "a", 0, 2), 2);
-  checker_.OnRound(1, round, 2);
+  checker_.OnRound(0, MakeRound(1, "a", 0, 2), 2, now_us_);
+  checker_.OnRound(1, round, 2, now_us_);
   EXPECT_TRUE(Says("has ranks from 1, those before it end at 2"));
 }
 
 TEST_F(JobCheckerTest, SeesTwoOpinions) {
   Round other = MakeRound(1, "a", 1, 2);
   other.restarts = 1;
-  checker_.OnRound(0, MakeRound(1, "a", 0, 2), 2);
-  checker_.OnRound(1, other, 2);
+  checker_.OnRound(0, MakeRound(1, "a", 0, 2), 2, now_us_);
+  checker_.OnRound(1, other, 2, now_us_);
   EXPECT_TRUE(Says("has 1 restarts for one and 0 for another"));
 }
 
 TEST_F(JobCheckerTest, SeesASurvivorMove) {
   StartBoth(1, "a");
   EndBoth(1, "a", Cause::kOwnFailure);
-  checker_.OnDisturbance();
-  checker_.OnRound(0, MakeRound(2, "b", 1, 2), 2);
+  checker_.OnDisturbance(now_us_);
+  checker_.OnRound(0, MakeRound(2, "b", 1, 2), 2, now_us_);
   EXPECT_TRUE(Says("moves a node from group rank 0 to 1"));
 }
 
 TEST_F(JobCheckerTest, SeesAMembershipChangeCharged) {
   StartBoth(1, "a");
-  checker_.OnDisturbance();
+  checker_.OnDisturbance(now_us_);
   EndBoth(1, "a", Cause::kOther);
   Round round = MakeRound(2, "b", 0, 2);
   round.restarts = 1;
   round.charged = true;
-  checker_.OnRound(0, round, 2);
+  checker_.OnRound(0, round, 2, now_us_);
   EXPECT_TRUE(Says("a membership change was charged"));
 }
 
 TEST_F(JobCheckerTest, SeesAFailureForFree) {
   StartBoth(1, "a");
   EndBoth(1, "a", Cause::kOwnFailure);
-  checker_.OnRound(0, MakeRound(2, "b", 0, 2), 2);
+  checker_.OnRound(0, MakeRound(2, "b", 0, 2), 2, now_us_);
   EXPECT_TRUE(Says("a failure was not charged"));
 }
 
 TEST_F(JobCheckerTest, SeesTheBudgetExceeded) {
   Round round = MakeRound(1, "a", 0, 2);
   round.restarts = 2;
-  checker_.OnRound(0, round, 2);
+  checker_.OnRound(0, round, 2, now_us_);
   EXPECT_TRUE(Says("2 restarts, the budget is 1"));
 }
 

@@ -11,6 +11,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/types/span.h"
 #include "store/redis_connection.h"
 #include "store/redis_reply.h"
 #include "store/redis_script.h"
@@ -38,7 +39,8 @@ std::string Show(const RedisReply& reply) {
       return absl::StrCat(":", *reply.AsInteger());
     case RedisReply::Type::kArray: {
       Words parts;
-      for (const RedisReply& part : *reply.AsArray()) parts.push_back(Show(part));
+      const absl::Span<const RedisReply> elements = *reply.AsArray();
+      for (const RedisReply& part : elements) parts.push_back(Show(part));
       return absl::StrCat("[", absl::StrJoin(parts, " "), "]");
     }
   }
@@ -53,7 +55,8 @@ std::string ShowSorted(const std::string& command, const RedisReply& reply) {
     return Show(reply);
   }
   Words parts;
-  for (const RedisReply& part : *reply.AsArray()) {
+  const absl::Span<const RedisReply> elements = *reply.AsArray();
+  for (const RedisReply& part : elements) {
     if (pairs && parts.size() % 2 == 1) absl::StrAppend(&parts.back(), "=", Show(part));
     parts.push_back(Show(part));
   }

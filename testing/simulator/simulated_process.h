@@ -1,6 +1,7 @@
 #ifndef DDP_TESTING_SIMULATOR_SIMULATED_PROCESS_H_
 #define DDP_TESTING_SIMULATOR_SIMULATED_PROCESS_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <utility>
@@ -42,10 +43,12 @@ class SimulatedProcess {
 
   // The same when its own clock says `at`.
   void DeliverAt(absl::Time at, Callback callback) {
-    const auto own_us = static_cast<double>(absl::ToUnixMicros(at) - kEpochUs - skew_us_);
-    // One more, so that rounding never makes a timer early.
-    queue_->At(static_cast<int64_t>(own_us / rate_) + 1,
-               [this, callback = std::move(callback)] { Deliver(callback); });
+    // The next microsecond for part of one, and one for the rounding: a timer is never early.
+    const auto own_us = static_cast<double>(absl::ToUnixMicros(at) + 1 - kEpochUs - skew_us_);
+    const int64_t at_us =
+        at <= now() ? queue_->now_us()
+                    : std::max(queue_->now_us() + 1, static_cast<int64_t>(own_us / rate_) + 1);
+    queue_->At(at_us, [this, callback = std::move(callback)] { Deliver(callback); });
   }
 
   void Stop() { is_stopped_ = true; }

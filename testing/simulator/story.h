@@ -46,6 +46,7 @@ struct Story {
   int max_restarts = 3;
   int no_progress_limit = 3;
   int quarantine_strikes = 3;
+  int64_t quarantine_cooldown_us = 10000000;
   int64_t lease_us = 3000000;
   int64_t last_call_us = 2000000;
   int64_t rendezvous_timeout_us = 60000000;

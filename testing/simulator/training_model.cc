@@ -86,7 +86,8 @@ int64_t TrainingModel::StepOf(const Generation& generation) const {
   if (generation.running_since_us < 0) return generation.base_step;
   const double seconds =
       static_cast<double>(queue_->now_us() - generation.running_since_us) / kSecond;
-  const auto steps = static_cast<int64_t>(seconds * story_->steps_per_second + 1e-6);
+  // Microseconds are rounded: a step that is all but done is done.
+  const auto steps = static_cast<int64_t>(seconds * story_->steps_per_second + 1e-3);
   return std::min(total_steps_, generation.base_step + steps);
 }
 

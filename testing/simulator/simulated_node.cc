@@ -1,0 +1,292 @@
+#include "testing/simulator/simulated_node.h"
+
+#include <signal.h>
+
+#include <algorithm>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+namespace ddp::testing {
+
+using elastic::AgentCore;
+using elastic::AgentEvent;
+using elastic::JoinAnswer;
+using elastic::News;
+using elastic::Rendezvous;
+using elastic::Round;
+
+namespace {
+
+AgentCore::Options CoreOptions(const Story& story, int host) {
+  AgentCore::Options options;
+  options.max_restarts = story.max_restarts;
+  options.max_nodes = story.max_nodes;
+  options.host = absl::StrCat("host-", host);
+  options.rendezvous_timeout = absl::Microseconds(story.rendezvous_timeout_us);
+  options.fault_grace = absl::Microseconds(story.fault_grace_us);
+  options.shutdown_timeout = absl::Microseconds(story.shutdown_timeout_us);
+  options.exit_barrier_timeout = absl::Microseconds(story.exit_barrier_timeout_us);
+  options.store_outage_timeout = absl::Microseconds(story.store_outage_timeout_us);
+  return options;
+}
+
+int64_t DrawSkew(const Story& story, Random& random) {
+  return story.clock_skew_us == 0 ? 0 : random.Between(-story.clock_skew_us, story.clock_skew_us);
+}
+
+}  // namespace
+
+SimulatedNode::SimulatedNode(const Identity& identity, const World& world, Random random)
+    : identity_(identity),
+      world_(world),
+      name_(absl::StrCat("node ", identity.id)),
+      process_(world.queue, DrawSkew(*world.story, random),
+               world.story->clock_drift * (2 * random.Fraction() - 1)),
+      core_(CoreOptions(*world.story, identity.host)),
+      rendezvous_({.name = absl::StrCat("host-", identity.host, "-", identity.id),
+                   .host = absl::StrCat("host-", identity.host),
+                   .story = world.story,
+                   .process = &process_,
+                   .store = world.store,
+                   .scripts = world.scripts,
+                   .trace = world.trace,
+                   .before_tick = [this] { Report(); },
+                   .after_step = [this] { CheckDeadlines(); }},
+                  random.Next()) {}
+
+void SimulatedNode::Start() {
+  started_us_ = world_.queue->now_us();
+  rendezvous_.Watch([this](const News& news) { Post(elastic::NewsEvent{news}); });
+  Post(elastic::StartEvent{});
+}
+
+void SimulatedNode::OnWorkerExit(const TrainingModel::Exit& exit) {
+  if (exit.with_its_node) return;
+  process_.Deliver([this, exit] {
+    elastic::WorkerExitedEvent event;
+    event.local_rank = exit.local_rank;
+    event.pid = exit.pid;
+    event.status = exit.status;
+    event.is_victim = exit.is_victim;
+    event.stopped_as_asked = exit.stopped_as_asked;
+    Post(event);
+  });
+}
+
+// The core, as elastic/agent/agent.cc uses it. ----------------------------------------------------
+
+void SimulatedNode::Post(AgentEvent event) {
+  events_.push_back(std::move(event));
+  if (std::exchange(stepping_, true)) return;
+  while (!events_.empty() && !finished_) {
+    const AgentEvent next = std::move(events_.front());
+    events_.pop_front();
+    Take(next);
+  }
+  stepping_ = false;
+  ArmDeadline();
+  CheckDeadlines();
+}
+
+void SimulatedNode::Take(const AgentEvent& event) {
+  const AgentCore::Decision decision = core_.Step(event, process_.now());
+  if (world_.trace->on()) {
+    if (!decision.reason.empty()) world_.trace->Add(name_, decision.reason);
+    for (const elastic::AgentAction& action : decision.actions) {
+      world_.trace->Add(name_, absl::StrCat("-> ", elastic::DebugString(action)));
+    }
+  }
+  for (const elastic::AgentAction& action : decision.actions) {
+    std::visit([this](const auto& a) { Do(a); }, action);
+  }
+}
+
+void SimulatedNode::ArmDeadline() {
+  if (core_.next_deadline() == armed_deadline_ || finished_) return;
+  armed_deadline_ = core_.next_deadline();
+  const uint64_t serial = ++timer_serial_;
+  if (armed_deadline_ == absl::InfiniteFuture()) return;
+  process_.DeliverAt(armed_deadline_, [this, serial] {
+    if (serial != timer_serial_) return;
+    armed_deadline_ = absl::InfiniteFuture();
+    Post(elastic::TickEvent{});
+  });
+}
+
+// Nothing may be waited for without an end: either core has to look again at some time. Only the
+// kernel needs no deadline to end a process by SIGKILL.
+void SimulatedNode::CheckDeadlines() {
+  const bool kills = kill_sent_ && core_.has_workers();
+  if (finished_ || stepping_ || rendezvous_.is_stepping() || kills) return;
+  const absl::Time next = std::min(core_.next_deadline(), rendezvous_.next_deadline());
+  if (next == absl::InfiniteFuture()) {
+    world_.checker(instance())
+        .Violate(absl::StrCat(name_, " is ", core_.state_name(), " and waits without a deadline"));
+  }
+}
+
+void SimulatedNode::Report() {
+  elastic::NodeReport report;
+  report.step = world_.training->step(identity_.id);
+  highest_step_ = std::max(highest_step_, report.step);
+  report.steps_per_second = report.step >= 0 ? world_.training->steps_per_second() : 0;
+  rendezvous_.SetReport(report);
+}
+
+// What the core wants done. -----------------------------------------------------------------------
+
+void SimulatedNode::Do(const elastic::JoinAction& action) {
+  const std::string host = absl::StrCat("host-", identity_.host);
+  const elastic::NodeOffer offer = {.nproc = identity_.nproc,
+                                    .role = "default",
+                                    .host = host,
+                                    .master_addr = host,
+                                    .master_port = 10000 + identity_.id % 50000,
+                                    .node_rank = world_.story->node_ranks ? identity_.host : -1};
+  rendezvous_.Join(offer, action.timeout,
+                   [this](absl::StatusOr<JoinAnswer> answer) { OnJoined(std::move(answer)); });
+}
+
+void SimulatedNode::OnJoined(absl::StatusOr<JoinAnswer> answer) {
+  if (answer.ok() && std::holds_alternative<Round>(*answer)) {
+    round_ = std::get<Round>(*answer);
+    highest_step_ = -1;
+    TellContact();
+    world_.checker(instance())
+        .OnRound(identity_.id, round_, identity_.nproc, world_.queue->now_us());
+  }
+  Post(elastic::JoinedEvent{std::move(answer)});
+}
+
+void SimulatedNode::Do(const elastic::ReportFailureAction& action) {
+  Report();
+  Rendezvous::Failure failure;
+  failure.generation = round_.generation;
+  failure.rank = action.rank;
+  failure.cause = action.cause;
+  failure.is_victim = action.is_victim;
+  failure.exit_code = action.exit_code;
+  failure.step = highest_step_;
+  failure.progress_known = world_.story->commits_steps;
+  rendezvous_.ReportFailure(failure, action.timeout,
+                            [this](absl::StatusOr<elastic::FailureVerdict> verdict) {
+                              Post(elastic::VerdictEvent{std::move(verdict)});
+                            });
+}
+
+void SimulatedNode::Do(const elastic::CompleteAction& action) {
+  rendezvous_.Complete(round_.generation, action.timeout, [this](absl::Status status) {
+    Post(elastic::CompletedEvent{std::move(status)});
+  });
+}
+
+void SimulatedNode::Do(const elastic::DrainAction& action) {
+  Report();
+  rendezvous_.Drain(round_.generation, action.cause, action.timeout, [this](absl::Status status) {
+    Post(elastic::DrainedEvent{std::move(status)});
+  });
+}
+
+void SimulatedNode::Do(const elastic::CloseAction& action) {
+  rendezvous_.Close(action.end, action.timeout,
+                    [this](absl::Status status) { Post(elastic::ClosedEvent{std::move(status)}); });
+}
+
+void SimulatedNode::Do(const elastic::LeaveAction& action) {
+  rendezvous_.Leave(action.timeout,
+                    [this](absl::Status status) { Post(elastic::LeftEvent{std::move(status)}); });
+}
+
+void SimulatedNode::Do(const elastic::CancelRequestAction&) { rendezvous_.Cancel(); }
+
+void SimulatedNode::Do(const elastic::StartWorkersAction&) {
+  kill_sent_ = false;
+  elastic::WorkersStartedEvent event;
+  if (!identity_.can_start) {
+    event.status = absl::NotFoundError("no such program");
+    return Post(event);
+  }
+  for (int local_rank = 0; local_rank < identity_.nproc; ++local_rank) {
+    world_.training->Start(identity_.id, local_rank, round_);
+    world_.checker(instance())
+        .OnWorkerStarted(identity_.id, round_.generation, round_.placement.first_rank + local_rank,
+                         world_.queue->now_us());
+    event.started.push_back(local_rank);
+  }
+  Post(event);
+}
+
+void SimulatedNode::Do(const elastic::SignalWorkersAction& action) {
+  if (action.signal == SIGKILL) kill_sent_ = true;
+  for (const int local_rank : action.local_ranks) {
+    world_.training->Signal(identity_.id, local_rank, action.signal);
+  }
+}
+
+void SimulatedNode::Do(const elastic::StopWorkersAction& action) {
+  world_.training->Stop(identity_.id, action.local_ranks, action.stop_at_step, action.signal);
+}
+
+void SimulatedNode::Do(const elastic::FinishAction& action) {
+  finished_ = true;
+  if (world_.trace->on()) {
+    world_.trace->Add(
+        name_, absl::StrCat("ends with code ", action.exit_code, ": ", core_.result().reason));
+  }
+  rendezvous_.End();
+  world_.training->Vanish(identity_.id);
+  process_.End();
+  world_.on_finished(*this);
+}
+
+// Faults. -----------------------------------------------------------------------------------------
+
+void SimulatedNode::TellContact() {
+  const bool in_contact = is_alive() && !process_.is_stopped() && !cut_off_;
+  world_.checker(instance()).OnContact(identity_.id, in_contact, world_.queue->now_us());
+}
+
+void SimulatedNode::Kill() {
+  rendezvous_.End();
+  process_.End();
+  world_.training->Vanish(identity_.id);
+  TellContact();
+}
+
+void SimulatedNode::StopAgent() {
+  process_.Stop();
+  TellContact();
+}
+
+void SimulatedNode::ContinueAgent() {
+  if (!is_alive()) return;
+  process_.Continue();
+  TellContact();
+}
+
+void SimulatedNode::Freeze() {
+  StopAgent();
+  world_.training->Freeze(identity_.id);
+}
+
+void SimulatedNode::Thaw() {
+  if (!is_alive()) return;
+  world_.training->Thaw(identity_.id);
+  ContinueAgent();
+}
+
+void SimulatedNode::SetCutOff(bool cut_off) {
+  if (!is_alive()) return;
+  cut_off_ = cut_off;
+  rendezvous_.SetCutOff(cut_off);
+  TellContact();
+}
+
+void SimulatedNode::Terminate() {
+  process_.Deliver([this] { Post(elastic::SignalEvent{SIGTERM}); });
+}
+
+}  // namespace ddp::testing

@@ -1,0 +1,123 @@
+#ifndef DDP_TESTING_SIMULATOR_SIMULATED_NODE_H_
+#define DDP_TESTING_SIMULATOR_SIMULATED_NODE_H_
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "elastic/agent/agent_core.h"
+#include "elastic/agent/agent_events.h"
+#include "elastic/agent/worker_failure.h"
+#include "elastic/rendezvous/rendezvous.h"
+#include "elastic/rendezvous/round.h"
+#include "testing/simulator/job_checker.h"
+#include "testing/simulator/simulated_process.h"
+#include "testing/simulator/simulated_rendezvous.h"
+#include "testing/simulator/story.h"
+#include "testing/simulator/trace.h"
+#include "testing/simulator/training_model.h"
+
+namespace ddp::testing {
+
+// One life of an agent: the real AgentCore and the real RendezvousCore, in a simulated process with
+// simulated workers. It stands where elastic/agent/agent.cc stands in a real agent, and does the
+// same: takes events through the core and does what it says. Thread-compatible.
+class SimulatedNode {
+ public:
+  using NodeId = int;
+  struct Identity {
+    NodeId id = 0;
+    int host = 0;
+    int nproc = 1;
+    bool can_start = true;  // its program
+  };
+  // Not owned; all must outlive the node.
+  struct World {
+    const Story* story = nullptr;
+    EventQueue* queue = nullptr;
+    SimulatedStore* store = nullptr;
+    TrainingModel* training = nullptr;
+    const elastic::RendezvousScripts* scripts = nullptr;
+    const Trace* trace = nullptr;
+    // The checker of the job instance that this node takes part in.
+    std::function<JobChecker&(int64_t instance)> checker;
+    std::function<void(SimulatedNode&)> on_finished;
+  };
+
+  SimulatedNode(const Identity& identity, const World& world, Random random);
+  SimulatedNode(const SimulatedNode&) = delete;
+  SimulatedNode& operator=(const SimulatedNode&) = delete;
+
+  void Start();
+
+  // Faults. Kill: agent and workers are gone, without a word.
+  void Kill();
+  void StopAgent();
+  void ContinueAgent();
+  void Freeze();
+  void Thaw();
+  void SetCutOff(bool cut_off);
+  void Terminate();
+
+  void OnWorkerExit(const TrainingModel::Exit& exit);
+
+  const Identity& identity() const { return identity_; }
+  const std::string& name() const { return name_; }
+  bool is_alive() const { return !process_.is_over(); }
+  bool has_finished() const { return finished_; }
+  // Nothing is wrong with it that it could not help.
+  bool is_sound() const { return is_alive() && !process_.is_stopped() && !cut_off_; }
+  elastic::JobResult result() const { return core_.result(); }
+  std::string state_name() const { return core_.state_name(); }
+  int64_t instance() const { return rendezvous_.instance(); }
+  int64_t started_us() const { return started_us_; }
+
+ private:
+  void Post(elastic::AgentEvent event);
+  void Take(const elastic::AgentEvent& event);
+  void ArmDeadline();
+  void CheckDeadlines();
+  void OnJoined(absl::StatusOr<elastic::JoinAnswer> answer);
+  void Report();
+  void TellContact();
+
+  void Do(const elastic::JoinAction& action);
+  void Do(const elastic::ReportFailureAction& action);
+  void Do(const elastic::CompleteAction& action);
+  void Do(const elastic::DrainAction& action);
+  void Do(const elastic::CloseAction& action);
+  void Do(const elastic::LeaveAction& action);
+  void Do(const elastic::CancelRequestAction& action);
+  void Do(const elastic::StartWorkersAction& action);
+  void Do(const elastic::SignalWorkersAction& action);
+  void Do(const elastic::StopWorkersAction& action);
+  void Do(const elastic::KillStraysAction&) {}
+  void Do(const elastic::LogRestartAction&) {}
+  void Do(const elastic::FinishAction& action);
+
+  const Identity identity_;
+  const World world_;
+  const std::string name_;
+  SimulatedProcess process_;
+  elastic::AgentCore core_;
+  SimulatedRendezvous rendezvous_;
+  elastic::Round round_;
+  int64_t highest_step_ = -1;
+
+  std::deque<elastic::AgentEvent> events_;
+  bool stepping_ = false;
+  bool finished_ = false;
+  bool cut_off_ = false;
+  bool kill_sent_ = false;  // to the workers of this generation
+  int64_t started_us_ = 0;
+  absl::Time armed_deadline_ = absl::InfiniteFuture();
+  uint64_t timer_serial_ = 0;
+};
+
+}  // namespace ddp::testing
+
+#endif  // DDP_TESTING_SIMULATOR_SIMULATED_NODE_H_

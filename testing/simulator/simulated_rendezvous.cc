@@ -1,0 +1,174 @@
+#include "testing/simulator/simulated_rendezvous.h"
+
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "store/redis_reply.h"
+
+namespace ddp::testing {
+namespace {
+
+using elastic::GenerationId;
+using elastic::JobEnd;
+using elastic::NodeOffer;
+using elastic::RendezvousCore;
+using store::RedisReply;
+
+constexpr int64_t kReplyTimeoutUs = 2000000;
+
+RendezvousCore::Options CoreOptions(const SimulatedRendezvous::Options& options, uint64_t seed) {
+  const Story& story = *options.story;
+  RendezvousCore::Options core;
+  core.node = options.name;
+  core.endpoint.host = "store";
+  core.run_id = "simulated";
+  core.max_restarts = story.max_restarts;
+  core.min_nodes = story.min_nodes;
+  core.max_nodes = story.max_nodes;
+  core.last_call = absl::Microseconds(story.last_call_us);
+  core.no_progress_limit = story.no_progress_limit;
+  core.quarantine_strikes = story.quarantine_strikes;
+  core.quarantine_cooldown = absl::Microseconds(story.quarantine_cooldown_us);
+  core.lease = absl::Microseconds(story.lease_us);
+  core.seed = seed;
+  return core;
+}
+
+std::string Show(const absl::StatusOr<RedisReply>& reply) {
+  if (!reply.ok()) return reply.status().ToString();
+  const auto parts = reply->AsArray();
+  if (!parts.ok()) return reply->DebugString();
+  std::string text;
+  for (const RedisReply& part : *parts) {
+    absl::StrAppend(&text, part.AsString().value_or(part.DebugString()), "|");
+  }
+  for (char& c : text) {
+    if (c == '\n') c = ' ';
+  }
+  return text;
+}
+
+}  // namespace
+
+SimulatedRendezvous::SimulatedRendezvous(const Options& options, uint64_t seed)
+    : options_(options),
+      core_(CoreOptions(options, seed)),
+      client_(options.store->AddClient(options.name)) {}
+
+void SimulatedRendezvous::End() { options_.store->RemoveClient(client_); }
+
+absl::Time SimulatedRendezvous::next_deadline() const {
+  return in_flight_ ? std::min(gives_up_at_, core_.next_deadline()) : core_.next_deadline();
+}
+
+void SimulatedRendezvous::Step(const Core::Event& event) {
+  ++depth_;
+  const std::vector<Core::Action> actions = core_.Step(event, options_.process->now());
+  for (const Core::Action& action : actions) {
+    if (options_.trace->on()) options_.trace->Add(options_.name, DebugString(action));
+    std::visit([this](const auto& a) { Do(a); }, action);
+  }
+  Arm();
+  if (--depth_ == 0) options_.after_step();
+}
+
+void SimulatedRendezvous::Arm() {
+  const absl::Time next = core_.next_deadline();
+  if (next == armed_) return;
+  armed_ = next;
+  const uint64_t serial = ++timer_serial_;
+  if (next == absl::InfiniteFuture()) return;
+  options_.process->DeliverAt(next, [this, serial] {
+    if (serial != timer_serial_) return;
+    armed_ = absl::InfiniteFuture();
+    options_.before_tick();
+    Step(Core::Tick{});
+  });
+}
+
+void SimulatedRendezvous::Do(const Core::CallScript& call) {
+  in_flight_ = true;
+  gives_up_at_ = options_.process->now() + absl::Microseconds(kReplyTimeoutUs);
+  options_.store->Call(client_, (*options_.scripts)[call.script], call.keys, call.args,
+                       kReplyTimeoutUs, [this](const absl::StatusOr<RedisReply>& reply) {
+                         options_.process->Deliver([this, reply] {
+                           in_flight_ = false;
+                           if (options_.trace->on())
+                             options_.trace->Add(options_.name, "<- " + Show(reply));
+                           Step(Core::Replied{reply});
+                         });
+                       });
+}
+
+void SimulatedRendezvous::Do(const Core::Subscribe& subscribe) {
+  SimulatedProcess* const process = options_.process;
+  options_.store->Subscribe(
+      client_, subscribe.channel,
+      [this, process](const std::string& text) {
+        process->Deliver([this, text] { Step(Core::Pushed{text}); });
+      },
+      [this, process] { process->Deliver([this] { Step(Core::Subscribed{}); }); },
+      [this, process] { process->Deliver([this] { Step(Core::SubscriptionEnded{}); }); });
+}
+
+void SimulatedRendezvous::Do(const Core::Tell& tell) {
+  if (on_news_) on_news_(tell.news);
+}
+
+template <typename Callback, typename Value>
+void SimulatedRendezvous::Answer(const Value& value) {
+  if (in_request_) {
+    options_.process->DeliverAt(options_.process->now(), [this, serial = serial_, value] {
+      if (serial == serial_) Answer<Callback>(value);
+    });
+    return;
+  }
+  Answered answered = std::exchange(done_, std::monostate());
+  std::get<Callback>(answered)(value);
+}
+
+template <typename Callback>
+void SimulatedRendezvous::Request(const Core::Event& request, Callback done) {
+  done_ = std::move(done);
+  ++serial_;
+  const bool nested = std::exchange(in_request_, true);
+  Step(request);
+  in_request_ = nested;
+}
+
+void SimulatedRendezvous::Join(const NodeOffer& offer, absl::Duration timeout, JoinDone done) {
+  Request(Core::JoinRequest{offer, timeout}, std::move(done));
+}
+
+void SimulatedRendezvous::ReportFailure(const Failure& failure, absl::Duration timeout,
+                                        FailureDone done) {
+  Request(Core::FailureRequest{failure, timeout}, std::move(done));
+}
+
+void SimulatedRendezvous::Complete(const GenerationId& generation, absl::Duration timeout,
+                                   Done done) {
+  Request(Core::CompleteRequest{generation, timeout}, std::move(done));
+}
+
+void SimulatedRendezvous::Drain(const GenerationId& generation, const std::string& cause,
+                                absl::Duration timeout, Done done) {
+  Request(Core::DrainRequest{generation, cause, timeout}, std::move(done));
+}
+
+void SimulatedRendezvous::Leave(absl::Duration timeout, Done done) {
+  Request(Core::LeaveRequest{timeout}, std::move(done));
+}
+
+void SimulatedRendezvous::Close(const JobEnd& end, absl::Duration timeout, Done done) {
+  Request(Core::CloseRequest{end, timeout}, std::move(done));
+}
+
+void SimulatedRendezvous::Cancel() {
+  done_ = std::monostate();
+  ++serial_;
+  Step(Core::CancelRequest{});
+}
+
+}  // namespace ddp::testing

@@ -1,0 +1,421 @@
+#include "testing/simulator/simulation.h"
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "elastic/agent/worker_failure.h"
+#include "store/redis_reply.h"
+#include "testing/simulator/event_queue.h"
+#include "testing/simulator/job_checker.h"
+#include "testing/simulator/random.h"
+#include "testing/simulator/simulated_node.h"
+#include "testing/simulator/training_model.h"
+
+namespace ddp::testing {
+
+using elastic::JobEndReason;
+using elastic::JobResult;
+
+namespace {
+
+constexpr int64_t kSecond = 1000000;
+// Room for what the timeouts of a story do not count: leases, heartbeats, retries.
+constexpr int64_t kSlackUs = 60 * kSecond;
+constexpr int64_t kVanishUs = 3000;
+
+const char* EndName(JobEndReason end) {
+  switch (end) {
+    case JobEndReason::kSucceeded:
+      return "succeeded";
+    case JobEndReason::kWorkerFailed:
+      return "worker failed";
+    case JobEndReason::kBudgetSpent:
+      return "budget spent";
+    case JobEndReason::kNoProgress:
+      return "no progress";
+    case JobEndReason::kClosed:
+      return "closed";
+    case JobEndReason::kRendezvousTimeout:
+      return "rendezvous timeout";
+    case JobEndReason::kStoreLost:
+      return "store lost";
+    case JobEndReason::kPreempted:
+      return "preempted";
+    case JobEndReason::kCannotStart:
+      return "cannot start";
+  }
+  return "?";
+}
+
+}  // namespace
+
+// One story in progress.
+class Simulation {
+ public:
+  Simulation(const Story& story, const elastic::RendezvousScripts& scripts,
+             const Trace::Writer& trace)
+      : story_(story),
+        random_(story.seed ^ 0x5eed),
+        trace_(&queue_, trace),
+        store_(&queue_, random_.Fork(), story.network, &trace_,
+               [this](const store::RedisReply& reply) { OnScript(reply); }),
+        training_(&story_, &queue_, random_.Fork(), &trace_,
+                  [this](const TrainingModel::Exit& exit) { OnWorkerExit(exit); }),
+        scripts_(scripts) {}
+
+  SimulationResult Run();
+
+ private:
+  void AddNode(int host, int nproc, int64_t at_us);
+  void ComeBack(const SimulatedNode& node);
+  SimulatedNode* Draw(bool sound_only);
+  void Strike(const Fault& fault);
+  void StrikeNode(const Fault& fault);
+  void StrikeStore(const Fault& fault);
+  void RestartStore(const Fault& fault, SimulatedStore::Memory memory);
+  void OnScript(const store::RedisReply& reply);
+  void OnWorkerExit(const TrainingModel::Exit& exit);
+  void OnFinished(SimulatedNode& node);
+  void CheckEnd(const SimulatedNode& node);
+  void CheckEnoughForARound(const SimulatedNode& node);
+  JobChecker& Checker(int64_t instance);
+  bool AllOver() const;
+  void Disturb();
+  const std::string* Violation() const;
+  void Mix(uint64_t value) { fingerprint_ = (fingerprint_ ^ value) * 0x100000001b3; }
+
+  const Story story_;
+  EventQueue queue_;
+  Random random_;
+  const Trace trace_;
+  SimulatedStore store_;
+  TrainingModel training_;
+  const elastic::RendezvousScripts& scripts_;
+
+  std::map<int64_t, std::unique_ptr<JobChecker>> checkers_;  // by instance
+  std::vector<std::unique_ptr<SimulatedNode>> nodes_;
+  int hosts_ = 0;
+  int nodes_to_come_ = 0;
+  int64_t store_sound_since_us_ = 0;
+  bool memory_was_lost_ = false;
+  uint64_t fingerprint_ = 0xcbf29ce484222325;
+  SimulationResult result_;
+};
+
+JobChecker& Simulation::Checker(int64_t instance) {
+  std::unique_ptr<JobChecker>& checker = checkers_[instance];
+  if (checker == nullptr) {
+    checker = std::make_unique<JobChecker>(
+        JobChecker::Limits{.min_nodes = story_.min_nodes,
+                           .max_nodes = story_.max_nodes,
+                           .max_restarts = story_.max_restarts,
+                           .ranks_are_wanted = story_.node_ranks,
+                           .fencing_us = story_.lease_us + 3 * kSecond});
+    checker->SetQuiet(
+        story_.network.lose_request + story_.network.lose_reply + story_.network.swallow == 0);
+  }
+  return *checker;
+}
+
+const std::string* Simulation::Violation() const {
+  for (const auto& [instance, checker] : checkers_) {
+    if (checker->violation().has_value()) return &*checker->violation();
+  }
+  return nullptr;
+}
+
+void Simulation::Disturb() {
+  for (const auto& [instance, checker] : checkers_) checker->OnDisturbance(queue_.now_us());
+}
+
+void Simulation::AddNode(int host, int nproc, int64_t at_us) {
+  ++nodes_to_come_;
+  queue_.At(at_us, [this, host, nproc] {
+    --nodes_to_come_;
+    const SimulatedNode::Identity identity = {.id = static_cast<int>(nodes_.size()),
+                                              .host = host,
+                                              .nproc = nproc,
+                                              .can_start = host != story_.bad_host};
+    const SimulatedNode::World world = {
+        .story = &story_,
+        .queue = &queue_,
+        .store = &store_,
+        .training = &training_,
+        .scripts = &scripts_,
+        .trace = &trace_,
+        .checker = [this](int64_t instance) -> JobChecker& { return Checker(instance); },
+        .on_finished = [this](SimulatedNode& node) { OnFinished(node); }};
+    nodes_.push_back(std::make_unique<SimulatedNode>(identity, world, random_.Fork()));
+    if (trace_.on()) trace_.Add(nodes_.back()->name(), absl::StrCat("starts on host ", host));
+    Disturb();
+    nodes_.back()->Start();
+  });
+}
+
+// A host that was lost, or its agent, is started anew by whoever watches over it.
+void Simulation::ComeBack(const SimulatedNode& node) {
+  if (!random_.Chance(story_.comeback_chance)) return;
+  const int64_t after_us = random_.Exponential(story_.comeback_mean_s * kSecond);
+  AddNode(node.identity().host, node.identity().nproc, queue_.now_us() + after_us);
+}
+
+SimulatedNode* Simulation::Draw(bool sound_only) {
+  std::vector<SimulatedNode*> candidates;
+  for (const std::unique_ptr<SimulatedNode>& node : nodes_) {
+    if (sound_only ? node->is_sound() : node->is_alive()) candidates.push_back(node.get());
+  }
+  if (candidates.empty()) return nullptr;
+  return candidates[random_.Between(0, static_cast<int64_t>(candidates.size()) - 1)];
+}
+
+void Simulation::Strike(const Fault& fault) {
+  switch (fault.kind) {
+    case FaultKind::kStorePaused:
+    case FaultKind::kStoreRestarted:
+    case FaultKind::kStoreRolledBack:
+    case FaultKind::kStoreWiped:
+      return StrikeStore(fault);
+    case FaultKind::kNewcomer:
+      ++result_.faults[static_cast<int>(fault.kind)];
+      return AddNode(hosts_++, static_cast<int>(random_.Between(1, story_.nproc_max)),
+                     queue_.now_us());
+    default:
+      return StrikeNode(fault);
+  }
+}
+
+void Simulation::StrikeNode(const Fault& fault) {
+  SimulatedNode* const node = Draw(fault.kind != FaultKind::kHostLost);
+  if (node == nullptr) return;
+  if (fault.kind == FaultKind::kWorkerCrash) {
+    // A failure is no change of members: nothing is disturbed.
+    if (training_.Crash(node->identity().id)) ++result_.faults[static_cast<int>(fault.kind)];
+    return;
+  }
+  ++result_.faults[static_cast<int>(fault.kind)];
+  trace_.Add(node->name(), absl::StrCat("*** ", FaultName(fault.kind)));
+  Disturb();
+  const auto later = [this, node, &fault](void (SimulatedNode::*end)()) {
+    queue_.After(fault.duration_us, [this, node, end] {
+      Disturb();
+      if (node->is_alive()) trace_.Add(node->name(), "*** goes on");
+      (node->*end)();
+    });
+  };
+  switch (fault.kind) {
+    case FaultKind::kAgentKilled:
+    case FaultKind::kHostLost:
+      node->Kill();
+      return ComeBack(*node);
+    case FaultKind::kAgentStopped:
+      node->StopAgent();
+      return later(&SimulatedNode::ContinueAgent);
+    case FaultKind::kHostFrozen:
+      node->Freeze();
+      return later(&SimulatedNode::Thaw);
+    case FaultKind::kCutOff:
+      node->SetCutOff(true);
+      queue_.After(fault.duration_us, [this, node] {
+        Disturb();
+        if (node->is_alive()) trace_.Add(node->name(), "*** goes on");
+        node->SetCutOff(false);
+      });
+      return;
+    case FaultKind::kAgentTerminated:
+      return node->Terminate();
+    default:
+      return;
+  }
+}
+
+void Simulation::StrikeStore(const Fault& fault) {
+  if (!store_.up()) return;
+  ++result_.faults[static_cast<int>(fault.kind)];
+  trace_.Add("store", absl::StrCat("*** ", FaultName(fault.kind)));
+  Disturb();
+  switch (fault.kind) {
+    case FaultKind::kStorePaused:
+      store_.Pause();
+      queue_.After(fault.duration_us, [this] {
+        trace_.Add("store", "*** goes on");
+        Disturb();
+        store_sound_since_us_ = queue_.now_us();
+        store_.Continue();
+      });
+      return;
+    case FaultKind::kStoreRestarted:
+      return RestartStore(fault, SimulatedStore::Memory::kAll);
+    case FaultKind::kStoreWiped:
+      return RestartStore(fault, SimulatedStore::Memory::kNothing);
+    case FaultKind::kStoreRolledBack:
+      store_.TakeSnapshot();
+      queue_.After(random_.Between(1, kSecond), [this, fault] {
+        if (store_.up()) RestartStore(fault, SimulatedStore::Memory::kSnapshot);
+      });
+      return;
+    default:
+      return;
+  }
+}
+
+void Simulation::RestartStore(const Fault& fault, SimulatedStore::Memory memory) {
+  trace_.Add("store", "*** is down");
+  store_.Kill();
+  queue_.After(fault.duration_us, [this, memory, jump_us = fault.clock_jump_us] {
+    trace_.Add("store", "*** is back");
+    if (memory != SimulatedStore::Memory::kAll) {
+      memory_was_lost_ = true;
+      for (const auto& [instance, checker] : checkers_) checker->OnStoreLostMemory(queue_.now_us());
+    }
+    Disturb();
+    store_sound_since_us_ = queue_.now_us();
+    store_.Start(memory, jump_us);
+  });
+}
+
+void Simulation::OnScript(const store::RedisReply& reply) {
+  Mix(static_cast<uint64_t>(queue_.now_us()));
+  if (reply.IsError()) Checker(0).Violate(absl::StrCat("a script failed: ", reply.error_text()));
+}
+
+void Simulation::OnWorkerExit(const TrainingModel::Exit& exit) {
+  Mix(static_cast<uint64_t>(queue_.now_us() + exit.pid));
+  SimulatedNode& node = *nodes_[exit.node];
+  Checker(node.instance())
+      .OnWorkerEnded(exit.node, exit.generation, exit.rank,
+                     exit.by_itself ? JobChecker::Cause::kOwnFailure : JobChecker::Cause::kOther);
+  queue_.After(kVanishUs, [this, exit] { nodes_[exit.node]->OnWorkerExit(exit); });
+}
+
+void Simulation::OnFinished(SimulatedNode& node) {
+  const JobResult result = node.result();
+  ++result_.ends[EndName(result.end)];
+  Mix(static_cast<uint64_t>(queue_.now_us()) * 31 + static_cast<uint64_t>(result.end));
+  Disturb();
+  CheckEnd(node);
+  // Whoever preempts a host gives it back some day.
+  const bool may_come_back = queue_.now_us() < story_.faults_end_us;
+  if (result.end == JobEndReason::kPreempted && may_come_back) ComeBack(node);
+}
+
+void Simulation::CheckEnd(const SimulatedNode& node) {
+  const JobResult result = node.result();
+  JobChecker& checker = Checker(node.instance());
+  const auto wrong = [&](const std::string& what) {
+    checker.Violate(absl::StrCat(node.name(), " ended (", EndName(result.end), ": ", result.reason,
+                                 "), though ", what));
+  };
+  switch (result.end) {
+    case JobEndReason::kSucceeded:
+      if (!training_.all_trained()) wrong("the work is not done");
+      break;
+    case JobEndReason::kPreempted:
+      if (result_.faults[static_cast<int>(FaultKind::kAgentTerminated)] == 0) {
+        wrong("nobody sent a signal");
+      }
+      break;
+    case JobEndReason::kWorkerFailed:
+      if (story_.max_restarts > 0) wrong("the job may restart");
+      break;
+    case JobEndReason::kBudgetSpent:
+      if (!memory_was_lost_ && checker.charged() < story_.max_restarts) {
+        wrong(absl::StrCat("only ", checker.charged(), " restarts were charged"));
+      }
+      break;
+    case JobEndReason::kCannotStart:
+      if (node.identity().can_start) wrong("its program can be started");
+      break;
+    case JobEndReason::kClosed:
+      if (story_.bad_host < 0) wrong("nobody closed it");
+      break;
+    case JobEndReason::kNoProgress:
+      if (story_.no_progress_limit == 0 || !story_.commits_steps) wrong("nobody can know");
+      break;
+    case JobEndReason::kStoreLost:
+    case JobEndReason::kRendezvousTimeout:
+      CheckEnoughForARound(node);
+      break;
+  }
+}
+
+// An agent that gave up waiting while all was well and enough others were there.
+void Simulation::CheckEnoughForARound(const SimulatedNode& node) {
+  const int64_t waited_us = story_.rendezvous_timeout_us;
+  const int64_t well_since_us =
+      std::max({store_sound_since_us_, story_.faults_end_us, node.started_us()});
+  if (!store_.up() || queue_.now_us() - well_since_us < waited_us + kSecond) return;
+  int others = 0;
+  for (const std::unique_ptr<SimulatedNode>& other : nodes_) {
+    const bool was_there = other.get() == &node || other->is_sound();
+    if (was_there && other->instance() == node.instance() &&
+        other->started_us() + waited_us < queue_.now_us()) {
+      ++others;
+    }
+  }
+  if (others < story_.min_nodes) return;
+  Checker(node.instance())
+      .Violate(absl::StrCat(node.name(), " gave up (", EndName(node.result().end), ": ",
+                            node.result().reason, ") while ", others,
+                            " agents were there for all of its wait; ", story_.min_nodes,
+                            " are enough"));
+}
+
+bool Simulation::AllOver() const {
+  if (nodes_to_come_ > 0 || queue_.now_us() < story_.faults_end_us) return false;
+  return std::none_of(nodes_.begin(), nodes_.end(),
+                      [](const auto& node) { return node->is_alive(); });
+}
+
+SimulationResult Simulation::Run() {
+  hosts_ = story_.hosts;
+  for (int host = 0; host < story_.hosts; ++host) {
+    AddNode(host, static_cast<int>(random_.Between(1, story_.nproc_max)),
+            random_.Between(0, story_.start_spread_us));
+  }
+  for (const Fault& fault : story_.faults) {
+    queue_.At(fault.at_us, [this, &fault] { Strike(fault); });
+  }
+  queue_.At(story_.faults_end_us, [this] {
+    trace_.Add("network", "*** is sound from now on");
+    store_.Heal();
+  });
+  const int64_t bound_us = story_.faults_end_us + 30 * kSecond + 2 * story_.rendezvous_timeout_us +
+                           2 * static_cast<int64_t>(story_.training_s * kSecond) +
+                           story_.exit_barrier_timeout_us + 2 * story_.shutdown_timeout_us +
+                           kSlackUs;
+  while (Violation() == nullptr && !AllOver() && queue_.RunNext(bound_us)) {
+  }
+  if (Violation() == nullptr && !AllOver()) {
+    for (const std::unique_ptr<SimulatedNode>& node : nodes_) {
+      if (!node->is_alive()) continue;
+      Checker(node->instance())
+          .Violate(absl::StrCat(node->name(), " is still ", node->state_name(), " ",
+                                (bound_us - story_.faults_end_us) / kSecond,
+                                "s after the last fault"));
+      break;
+    }
+  }
+  if (const std::string* violation = Violation()) result_.violation = *violation;
+  for (const auto& [instance, checker] : checkers_) {
+    result_.generations += checker->generations();
+    result_.charged += checker->charged();
+  }
+  result_.fingerprint = fingerprint_;
+  result_.simulated_us = queue_.now_us();
+  result_.events = queue_.events_run();
+  result_.agents = static_cast<int>(nodes_.size());
+  result_.messages = store_.counts();
+  return result_;
+}
+
+SimulationResult Simulate(const Story& story, const elastic::RendezvousScripts& scripts,
+                          const Trace::Writer& trace) {
+  return Simulation(story, scripts, trace).Run();
+}
+
+}  // namespace ddp::testing

@@ -1,0 +1,74 @@
+#include "testing/simulator/simulation.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "elastic/rendezvous/rendezvous_scripts.h"
+#include "testing/simulator/planted_bugs.h"
+#include "testing/simulator/run_seeds.h"
+#include "testing/simulator/story.h"
+
+namespace ddp::testing {
+namespace {
+
+using elastic::RendezvousScripts;
+
+std::string Failures(const SeedSummary& summary) {
+  std::string text;
+  for (const auto& [seed, what] : summary.failures) {
+    absl::StrAppend(&text, "seed ", seed, ": ", what, "\n  replay: bazel run --config=opt ",
+                    "//testing/simulator:simulate -- --trace --seed=", seed, "\n");
+  }
+  return text;
+}
+
+TEST(SimulationTest, NoSeedShowsWhatMustNeverBeSeen) {
+  const RendezvousScripts scripts;
+  const SeedSummary summary = RunSeeds({.first = 1, .count = 400, .threads = 2}, scripts);
+  EXPECT_TRUE(summary.failures.empty()) << Failures(summary);
+  // The seeds tell something.
+  EXPECT_GT(summary.total.generations, 400);
+  EXPECT_GT(summary.total.charged, 20);
+  EXPECT_GT(summary.total.ends.at("succeeded"), 400);
+  for (const int count : summary.total.faults) EXPECT_GT(count, 0);
+}
+
+TEST(SimulationTest, ASeedIsTheSameStoryEachTime) {
+  const RendezvousScripts scripts;
+  for (const uint64_t seed : {3, 17, 29}) {
+    std::vector<std::string> first, second;
+    const SimulationResult a = Simulate(
+        MakeStory(seed), scripts, [&first](const std::string& line) { first.push_back(line); });
+    const SimulationResult b = Simulate(
+        MakeStory(seed), scripts, [&second](const std::string& line) { second.push_back(line); });
+    EXPECT_EQ(a.fingerprint, b.fingerprint);
+    EXPECT_EQ(first, second);
+    EXPECT_EQ(a.fingerprint, Simulate(MakeStory(seed), scripts).fingerprint) << "without a trace";
+    EXPECT_GT(first.size(), 10);
+  }
+}
+
+class PlantedBugTest : public ::testing::TestWithParam<PlantedBug> {};
+
+TEST_P(PlantedBugTest, IsFound) {
+  const PlantedBug& bug = GetParam();
+  const RendezvousScripts scripts = Plant(bug);
+  const SeedSummary summary =
+      RunSeeds({.first = 1, .count = 400, .threads = 2, .failures_max = 3}, scripts);
+  ASSERT_FALSE(summary.failures.empty()) << bug.what;
+  bool is_named = false;
+  for (const auto& [seed, what] : summary.failures) {
+    is_named |= absl::StrContains(what, bug.symptom);
+  }
+  EXPECT_TRUE(is_named) << bug.what << "\n" << Failures(summary);
+}
+
+INSTANTIATE_TEST_SUITE_P(AllBugs, PlantedBugTest, ::testing::ValuesIn(PlantedBugs()),
+                         [](const auto& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace ddp::testing
