@@ -53,7 +53,7 @@ void FakeRendezvous::ReportFailure(const Failure& failure, absl::Duration, Failu
     if (failure.generation != generation_) return done(FailureVerdict{Decision::kStale, {}});
     if (running_) {
       running_ = false;
-      reason_ = failure.cause;
+      if (!draining_) reason_ = failure.cause;
       charged_ = !draining_ && restarts_ < max_restarts_;
       if (charged_) {
         ++restarts_;

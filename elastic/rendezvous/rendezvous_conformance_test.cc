@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 #include <variant>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -64,7 +65,7 @@ class RendezvousConformanceTest : public ::testing::TestWithParam<const char*> {
       loop_->Stop();
     });
     EXPECT_FALSE(answer.has_value()) << "answered from within the request";
-    EXPECT_TRUE(loop_->Run().ok());
+    while (!answer.has_value()) EXPECT_TRUE(loop_->Run().ok());  // news stop it too
     return *std::move(answer);
   }
 
@@ -96,6 +97,34 @@ class RendezvousConformanceTest : public ::testing::TestWithParam<const char*> {
         [&](Rendezvous::Done done) { rendezvous_->Leave(kLong, std::move(done)); });
   }
 
+  absl::Status Drain(const GenerationId& generation) {
+    return Await<absl::Status>([&](Rendezvous::Done done) {
+      rendezvous_->Drain(generation, "the host goes away", kLong, std::move(done));
+    });
+  }
+
+  absl::Status Close(const JobEnd& end) {
+    return Await<absl::Status>(
+        [&](Rendezvous::Done done) { rendezvous_->Close(end, kLong, std::move(done)); });
+  }
+
+  // Runs the loop until `kind` is told, and returns it.
+  News AwaitNews(News::Kind kind) {
+    for (;;) {
+      for (const News& news : news_) {
+        if (news.kind == kind) return news;
+      }
+      EXPECT_TRUE(loop_->Run().ok());
+    }
+  }
+  // From now on news are kept.
+  void Watch() {
+    rendezvous_->Watch([this](const News& news) {
+      news_.push_back(news);
+      loop_->Stop();
+    });
+  }
+
   static NodeOffer Offer() {
     return {.nproc = 2, .role = "default", .master_addr = "127.0.0.1", .master_port = 20'000};
   }
@@ -103,6 +132,7 @@ class RendezvousConformanceTest : public ::testing::TestWithParam<const char*> {
   std::unique_ptr<store::PrivateRedisServer> server_;
   std::unique_ptr<EventLoop> loop_;
   std::unique_ptr<Rendezvous> rendezvous_;
+  std::vector<News> news_;
 };
 
 TEST_P(RendezvousConformanceTest, TheFirstRoundIsGenerationOne) {
@@ -152,6 +182,42 @@ TEST_P(RendezvousConformanceTest, ASpentBudgetEndsTheJob) {
 
 TEST_P(RendezvousConformanceTest, ACompletedJobEndsToo) {
   ASSERT_TRUE(Complete(Join()->generation).ok());
+  EXPECT_EQ(Join().status().code(), absl::StatusCode::kFailedPrecondition);
+}
+
+TEST_P(RendezvousConformanceTest, TheEndOfTheJobIsTold) {
+  Watch();
+  ASSERT_TRUE(Complete(Join()->generation).ok());
+  EXPECT_EQ(AwaitNews(News::Kind::kJobEnded).end.kind, JobEnd::Kind::kSucceeded);
+  EXPECT_EQ(news_.size(), 1u);
+}
+
+TEST_P(RendezvousConformanceTest, ADrainIsToldOnceAndWhatFollowsIsFree) {
+  Watch();
+  const Round first = *Join();
+  ASSERT_TRUE(Drain(first.generation).ok());
+  ASSERT_TRUE(Drain(first.generation).ok()) << "sent again";
+  const News news = AwaitNews(News::Kind::kDrain);
+  EXPECT_EQ(news.generation, first.generation);
+  EXPECT_EQ(news.cause, "the host goes away");
+  ASSERT_EQ(Report(first.generation, 0)->decision, Decision::kRestart);
+  const Round second = *Join();
+  EXPECT_EQ(second.restarts, 0);
+  EXPECT_FALSE(second.charged);
+  EXPECT_EQ(second.reason, "the host goes away");
+  EXPECT_TRUE(Drain(first.generation).ok()) << "over already";
+  EXPECT_EQ(news_.size(), 1u);
+}
+
+TEST_P(RendezvousConformanceTest, WhoClosesTheJobEndsIt) {
+  const JobEnd end = {JobEnd::Kind::kClosed, "there is no program ./train", 127};
+  const GenerationId generation = Join()->generation;
+  ASSERT_TRUE(Close(end).ok());
+  ASSERT_TRUE(Close({JobEnd::Kind::kClosed, "another reason", 1}).ok());
+  const absl::StatusOr<FailureVerdict> verdict = Report(generation, 0);
+  ASSERT_TRUE(verdict.ok()) << verdict.status();
+  EXPECT_EQ(verdict->decision, Decision::kEnded);
+  EXPECT_EQ(verdict->end, end) << "the first end counts";
   EXPECT_EQ(Join().status().code(), absl::StatusCode::kFailedPrecondition);
 }
 

@@ -1,0 +1,436 @@
+// Several nodes on a real Redis, each with its own connections. The rules themselves are told in
+// testing/scenarios/rendezvous.
+#include <stdlib.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "base/event_loop.h"
+#include "elastic/rendezvous/redis_rendezvous.h"
+#include "elastic/rendezvous/rendezvous.h"
+#include "elastic/rendezvous/round.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "store/redis_acl.h"
+#include "store/redis_connection.h"
+#include "store/redis_endpoint.h"
+#include "store/redis_reply.h"
+#include "testing/redis_fixture.h"
+
+namespace ddp::elastic {
+namespace {
+
+using ::testing::HasSubstr;
+using Decision = FailureVerdict::Decision;
+
+// Nothing waits for it to pass when all is well.
+constexpr absl::Duration kLong = absl::Seconds(60);
+// Heartbeats of this lease come too late for any test: what is heard was pushed.
+constexpr absl::Duration kSlowLease = absl::Hours(1);
+// Short enough to wait for, long enough for a machine under load.
+constexpr absl::Duration kShortLease = absl::Milliseconds(900);
+
+class NodesTest : public ::testing::Test {
+ protected:
+  // One agent's rendezvous, and what it was told.
+  struct Node {
+    std::unique_ptr<RedisRendezvous> rendezvous;
+    std::optional<absl::StatusOr<JoinAnswer>> joined;
+    std::vector<News> news;
+    std::string host;
+
+    const Round& round() const { return std::get<Round>(**joined); }
+  };
+
+  NodesTest() : redis_(testing::RedisFixture::Start()), loop_(*EventLoop::Create()) {
+    options_.endpoint = redis_->endpoint();
+    options_.run_id = "digits";
+    options_.max_restarts = 5;
+    options_.min_nodes = 1;
+    options_.max_nodes = 2;
+    options_.lease = kSlowLease;
+  }
+
+  std::unique_ptr<Node> MakeNode(const std::string& host) {
+    auto node = std::make_unique<Node>();
+    node->host = host;
+    absl::StatusOr<std::unique_ptr<RedisRendezvous>> opened =
+        RedisRendezvous::Open(options_, loop_.get());
+    EXPECT_TRUE(opened.ok()) << opened.status();
+    node->rendezvous = *std::move(opened);
+    node->rendezvous->Watch([this, told = &node->news](const News& news) {
+      told->push_back(news);
+      Look();
+    });
+    return node;
+  }
+
+  // Runs the loop until `done` holds; it is looked at whenever something was told.
+  void RunUntil(std::function<bool()> done, const char* what) {
+    if (done()) return;
+    until_ = std::move(done);
+    const EventLoop::TimerId guard = loop_->AddTimer(kLong, [what] {
+      ADD_FAILURE() << "in vain waited for: " << what;
+      abort();
+    });
+    ASSERT_TRUE(loop_->Run().ok());
+    loop_->CancelTimer(guard);
+    until_ = nullptr;
+  }
+  void Look() {
+    if (until_ && until_()) loop_->Stop();
+  }
+
+  void StartJoin(Node& node) {
+    node.joined.reset();
+    const NodeOffer offer = {.nproc = 2,
+                             .role = "default",
+                             .host = node.host,
+                             .master_addr = "127.0.0.1",
+                             .master_port = 20'000};
+    node.rendezvous->Join(offer, kLong, [this, &node](absl::StatusOr<JoinAnswer> answer) {
+      EXPECT_TRUE(answer.ok()) << answer.status();
+      node.joined = std::move(answer);
+      Look();
+    });
+  }
+
+  void JoinAll(const std::vector<Node*>& nodes) {
+    for (Node* node : nodes) StartJoin(*node);
+    RunUntil(
+        [&] {
+          for (Node* node : nodes) {
+            if (!node->joined.has_value()) return false;
+          }
+          return true;
+        },
+        "all to be in");
+  }
+
+  template <typename Answer, typename Start>
+  Answer Await(Start start) {
+    std::optional<Answer> answer;
+    start([&](Answer given) {
+      answer = std::move(given);
+      Look();
+    });
+    RunUntil([&] { return answer.has_value(); }, "an answer");
+    return *std::move(answer);
+  }
+
+  absl::StatusOr<FailureVerdict> Fail(Node& node, const std::string& cause) {
+    return Await<absl::StatusOr<FailureVerdict>>([&](Rendezvous::FailureDone done) {
+      node.rendezvous->ReportFailure(
+          {.generation = node.round().generation, .rank = 1, .cause = cause}, kLong,
+          std::move(done));
+    });
+  }
+  absl::Status Complete(Node& node) {
+    return Await<absl::Status>([&](Rendezvous::Done done) {
+      node.rendezvous->Complete(node.round().generation, kLong, std::move(done));
+    });
+  }
+  absl::Status Drain(Node& node, const std::string& cause) {
+    return Await<absl::Status>([&](Rendezvous::Done done) {
+      node.rendezvous->Drain(node.round().generation, cause, kLong, std::move(done));
+    });
+  }
+  absl::Status Leave(Node& node) {
+    return Await<absl::Status>(
+        [&](Rendezvous::Done done) { node.rendezvous->Leave(kLong, std::move(done)); });
+  }
+  absl::Status Close(Node& node, const std::string& reason) {
+    return Await<absl::Status>([&](Rendezvous::Done done) {
+      node.rendezvous->Close({JobEnd::Kind::kClosed, reason, 1}, kLong, std::move(done));
+    });
+  }
+
+  void AwaitNews(Node& node, News::Kind kind) {
+    RunUntil(
+        [&] {
+          for (const News& news : node.news) {
+            if (news.kind == kind) return true;
+          }
+          return false;
+        },
+        "news");
+  }
+
+  store::RedisReply Redis(const std::vector<std::string>& command) {
+    absl::StatusOr<store::RedisReply> reply = redis_->Connect()->Command(command);
+    EXPECT_TRUE(reply.ok()) << reply.status();
+    return reply.value_or(store::RedisReply());
+  }
+
+  const std::unique_ptr<testing::RedisFixture> redis_;
+  const std::unique_ptr<EventLoop> loop_;
+  RedisRendezvous::Options options_;
+  std::function<bool()> until_;
+};
+
+TEST_F(NodesTest, AFailureIsPushedToAll) {
+  const auto a = MakeNode("a"), b = MakeNode("b");
+  JoinAll({a.get(), b.get()});
+  EXPECT_EQ(a->round().placement.world_size, 4);
+  EXPECT_NE(a->round().masters, b->round().masters);
+  ASSERT_EQ(Fail(*b, "rank 3 was killed by SIGKILL")->decision, Decision::kRestart);
+  AwaitNews(*a, News::Kind::kGenerationOver);
+  EXPECT_EQ(a->news.back().generation, a->round().generation);
+  EXPECT_EQ(a->news.back().cause, "rank 3 was killed by SIGKILL");
+  EXPECT_TRUE(b->news.empty()) << "it knows";
+  JoinAll({a.get(), b.get()});
+  EXPECT_EQ(a->round().generation.number, 2u);
+  EXPECT_EQ(a->round().restarts, 1);
+  EXPECT_EQ(b->round().restarts, 1);
+}
+
+TEST_F(NodesTest, WhatIsToldWhileASubscriptionIsBrokenIsNotMissed) {
+  const auto a = MakeNode("a"), b = MakeNode("b");
+  JoinAll({a.get(), b.get()});
+  EXPECT_EQ(*Redis({"CLIENT", "KILL", "TYPE", "pubsub"}).AsInteger(), 2);
+  ASSERT_EQ(Fail(*b, "rank 3 failed")->decision, Decision::kRestart);
+  AwaitNews(*a, News::Kind::kGenerationOver);
+}
+
+TEST_F(NodesTest, ADrainIsPushedToAllAndFreeOfCharge) {
+  options_.max_restarts = 0;
+  const auto a = MakeNode("a"), b = MakeNode("b");
+  JoinAll({a.get(), b.get()});
+  ASSERT_TRUE(Drain(*b, "node b leaves (SIGTERM)").ok());
+  AwaitNews(*a, News::Kind::kDrain);
+  AwaitNews(*b, News::Kind::kDrain);
+  EXPECT_EQ(a->news.back().cause, "node b leaves (SIGTERM)");
+  EXPECT_EQ(a->news.back().stop_at_step, -1) << "nobody has said how far it is";
+  StartJoin(*a);
+  ASSERT_TRUE(Leave(*b).ok());
+  RunUntil([&] { return a->joined.has_value(); }, "a to go on");
+  EXPECT_EQ(a->round().placement.group_world_size, 1);
+  EXPECT_EQ(a->round().restarts, 0);
+  EXPECT_FALSE(a->round().charged);
+}
+
+TEST_F(NodesTest, ClosingEndsTheJobForAll) {
+  const auto a = MakeNode("a"), b = MakeNode("b");
+  JoinAll({a.get(), b.get()});
+  ASSERT_TRUE(Close(*b, "node b: there is no program ./train").ok());
+  AwaitNews(*a, News::Kind::kJobEnded);
+  EXPECT_EQ(a->news.back().end,
+            (JobEnd{JobEnd::Kind::kClosed, "node b: there is no program ./train", 1}));
+  StartJoin(*a);
+  RunUntil([&] { return a->joined.has_value(); }, "the end");
+  EXPECT_TRUE(std::holds_alternative<JobEnd>(**a->joined));
+}
+
+TEST_F(NodesTest, TheLastToCompleteEndsTheJobForAll) {
+  const auto a = MakeNode("a"), b = MakeNode("b");
+  JoinAll({a.get(), b.get()});
+  EXPECT_TRUE(Complete(*a).ok());
+  EXPECT_TRUE(a->news.empty());
+  EXPECT_TRUE(Complete(*b).ok());
+  AwaitNews(*a, News::Kind::kJobEnded);
+  AwaitNews(*b, News::Kind::kJobEnded);
+  EXPECT_EQ(a->news.back().end.kind, JobEnd::Kind::kSucceeded);
+}
+
+TEST_F(NodesTest, ASpareIsPromoted) {
+  options_.min_nodes = 2;
+  const auto a = MakeNode("a"), b = MakeNode("b"), c = MakeNode("c");
+  JoinAll({a.get(), b.get()});
+  StartJoin(*c);
+  ASSERT_TRUE(Leave(*b).ok());
+  AwaitNews(*a, News::Kind::kGenerationOver);
+  StartJoin(*a);
+  RunUntil([&] { return a->joined.has_value() && c->joined.has_value(); }, "both to be in");
+  EXPECT_EQ(a->round().generation, c->round().generation);
+  EXPECT_EQ(a->round().reason, "node b left");
+}
+
+TEST_F(NodesTest, ALostNodeIsNoticedByTheOthers) {
+  options_.lease = kShortLease;
+  options_.max_restarts = 0;
+  const auto a = MakeNode("a");
+  auto b = MakeNode("b");
+  JoinAll({a.get(), b.get()});
+  b.reset();
+  AwaitNews(*a, News::Kind::kGenerationOver);
+  EXPECT_EQ(a->news.back().cause, "node b was lost");
+  JoinAll({a.get()});
+  EXPECT_EQ(a->round().placement.group_world_size, 1);
+  EXPECT_EQ(a->round().restarts, 0);
+}
+
+TEST_F(NodesTest, AServerThatComesBackEmptyInterruptsNothing) {
+  options_.lease = kShortLease;
+  const auto a = MakeNode("a"), b = MakeNode("b");
+  JoinAll({a.get(), b.get()});
+  ASSERT_TRUE(Fail(*b, "rank 2 failed").ok());
+  JoinAll({a.get(), b.get()});
+  a->news.clear();
+  b->news.clear();
+  redis_->Kill();
+  AwaitNews(*a, News::Kind::kOutOfReach);
+  AwaitNews(*b, News::Kind::kOutOfReach);
+  redis_->Restart();
+  AwaitNews(*a, News::Kind::kBackInReach);
+  AwaitNews(*b, News::Kind::kBackInReach);
+  // Both have registered again when the frozen time is over, or one would be lost.
+  ASSERT_EQ(Fail(*a, "rank 0 failed")->decision, Decision::kRestart);
+  JoinAll({a.get(), b.get()});
+  EXPECT_EQ(a->round().generation.number, 3u);
+  EXPECT_EQ(a->round().placement.group_world_size, 2);
+  EXPECT_EQ(a->round().restarts, 2) << "what was charged stays charged";
+  EXPECT_EQ(a->round().generation, b->round().generation);
+}
+
+TEST_F(NodesTest, AFailOverThatLosesTheLastWritesDoesNotTakeAGenerationBack) {
+  options_.lease = kShortLease;
+  const auto a = MakeNode("a"), b = MakeNode("b");
+  JoinAll({a.get(), b.get()});
+  std::map<std::string, std::string> dump;
+  const store::RedisReply keys = Redis({"KEYS", "*"});
+  for (const store::RedisReply& key : *keys.AsArray()) {
+    dump[*key.AsString()] = *Redis({"DUMP", *key.AsString()}).AsString();
+  }
+  ASSERT_TRUE(Fail(*b, "rank 2 failed").ok());
+  JoinAll({a.get(), b.get()});
+  const GenerationId second = a->round().generation;
+  Redis({"FLUSHALL"});
+  for (const auto& [key, value] : dump) Redis({"RESTORE", key, "0", value});
+  EXPECT_EQ(*Redis({"HGET", "ddp:{digits}:i1:job", "generation"}).AsString(), "1");
+  ASSERT_EQ(Fail(*a, "rank 0 failed")->decision, Decision::kRestart);
+  JoinAll({a.get(), b.get()});
+  EXPECT_EQ(a->round().generation.number, 3u);
+  EXPECT_NE(a->round().generation.nonce, second.nonce);
+  EXPECT_EQ(a->round().restarts, 2);
+}
+
+TEST_F(NodesTest, StepsOfTheJobDecideWhereADrainStops) {
+  const auto a = MakeNode("a"), b = MakeNode("b");
+  JoinAll({a.get(), b.get()});
+  a->rendezvous->SetReport({.step = 40, .steps_per_second = 0});
+  // Its next heartbeat is far away; a subscription that is mended sends one at once.
+  Redis({"CLIENT", "KILL", "TYPE", "pubsub"});
+  std::function<void()> look = [&] {
+    if (*Redis({"HGET", "ddp:{digits}:i1:job", "max_step"}).AsString() == "40")
+      return loop_->Stop();
+    loop_->AddTimer(absl::Milliseconds(1), look);
+  };
+  look();
+  ASSERT_TRUE(loop_->Run().ok());
+  ASSERT_TRUE(Drain(*b, "node b leaves").ok());
+  AwaitNews(*a, News::Kind::kDrain);
+  AwaitNews(*b, News::Kind::kDrain);
+  EXPECT_EQ(a->news.back().stop_at_step, 42);
+  EXPECT_EQ(b->news.back().stop_at_step, 42);
+}
+
+// What a job's user of Redis may do, and may not.
+// --------------------------------------------------
+
+class AclTest : public NodesTest {
+ protected:
+  AclTest() {
+    std::vector<std::string> command = {"ACL", "SETUSER", "job", "on", ">secret"};
+    for (const auto& rule : absl::StrSplit(store::JobAclRules("di{g}*ts"), ' ')) {
+      command.emplace_back(rule);
+    }
+    EXPECT_EQ(*Redis(command).AsString(), "OK");
+    options_.run_id = "di{g}*ts";
+    options_.endpoint.user = "job";
+    options_.endpoint.password = "secret";
+  }
+
+  absl::Status Try(const std::vector<std::string>& command) {
+    absl::StatusOr<std::unique_ptr<store::RedisConnection>> connection =
+        store::RedisConnection::Connect(options_.endpoint);
+    EXPECT_TRUE(connection.ok()) << connection.status();
+    return (*connection)->Command(command).status();
+  }
+};
+
+TEST_F(AclTest, AJobsUserMayDoAllThatAJobDoes) {
+  const auto a = MakeNode("a"), b = MakeNode("b");
+  JoinAll({a.get(), b.get()});
+  ASSERT_TRUE(Fail(*b, "rank 2 failed").ok());
+  AwaitNews(*a, News::Kind::kGenerationOver);
+  JoinAll({a.get(), b.get()});
+  ASSERT_TRUE(Drain(*b, "node b leaves").ok());
+  StartJoin(*a);
+  ASSERT_TRUE(Leave(*b).ok());
+  RunUntil([&] { return a->joined.has_value(); }, "a to go on");
+  EXPECT_TRUE(Complete(*a).ok());
+  const std::string key = "ddp:{di%7Bg%7D*ts}:i1:g1.n:store:x";
+  EXPECT_TRUE(Try({"HSET", key, "field", "value"}).ok());
+  EXPECT_TRUE(Try({"HGET", key, "field"}).ok());
+  EXPECT_TRUE(Try({"PUBLISH", key + ":pushed", "x"}).ok());
+}
+
+TEST_F(AclTest, AJobsUserCannotReachAnotherJob) {
+  const auto refused = [this](const std::vector<std::string>& command) {
+    EXPECT_EQ(Try(command).code(), absl::StatusCode::kPermissionDenied) << command[0];
+  };
+  for (const std::string& other :
+       std::vector<std::string>{"ddp:{other}:i1:job", "ddp:{di%7Bg%7D-ts}:i1:job", "other"}) {
+    refused({"GET", other});
+    refused({"HGETALL", other});
+    refused({"SET", other, "x"});
+    refused({"DEL", other});
+    refused({"EVAL", "return redis.call('GET', KEYS[1])", "1", other});
+    refused({"RENAME", other, "ddp:{di%7Bg%7D*ts}:x"});
+    refused({"SUBSCRIBE", other});
+    refused({"PUBLISH", other, "x"});
+    // Keys that a script does not declare are checked too.
+    const absl::Status hidden =
+        Try({"EVAL", absl::StrCat("return redis.call('GET', '", other, "')"), "0"});
+    EXPECT_FALSE(hidden.ok()) << other;
+  }
+}
+
+TEST_F(AclTest, AJobsUserIsNoAdministrator) {
+  for (const std::vector<std::string>& command :
+       std::vector<std::vector<std::string>>{{"CONFIG", "GET", "*"},
+                                             {"MODULE", "LIST"},
+                                             {"SAVE"},
+                                             {"SHUTDOWN"},
+                                             {"FLUSHALL"},
+                                             {"FLUSHDB"},
+                                             {"KEYS", "*"},
+                                             {"SCAN", "0"},
+                                             {"ACL", "LIST"},
+                                             {"CLIENT", "LIST"},
+                                             {"CLIENT", "KILL", "TYPE", "normal"},
+                                             {"SCRIPT", "FLUSH"},
+                                             {"PSUBSCRIBE", "*"},
+                                             {"MONITOR"},
+                                             {"REPLICAOF", "NO", "ONE"},
+                                             {"MIGRATE", "h", "1", "k", "0", "1"},
+                                             {"DUMP", "ddp:{di%7Bg%7D*ts}:x"}}) {
+    EXPECT_EQ(Try(command).code(), absl::StatusCode::kPermissionDenied) << command[0];
+  }
+}
+
+TEST_F(AclTest, TheUserOfAllJobsReachesNothingElse) {
+  std::vector<std::string> command = {"ACL", "SETUSER", "job"};
+  for (const auto& rule : absl::StrSplit(store::AllJobsAclRules(), ' ')) {
+    command.emplace_back(rule);
+  }
+  EXPECT_EQ(*Redis(command).AsString(), "OK");
+  options_.run_id = "another";
+  const auto a = MakeNode("a"), b = MakeNode("b");
+  JoinAll({a.get(), b.get()});
+  EXPECT_TRUE(Try({"GET", "ddp:{other}:instance"}).ok());
+  EXPECT_EQ(Try({"GET", "other"}).code(), absl::StatusCode::kPermissionDenied);
+}
+
+}  // namespace
+}  // namespace ddp::elastic
