@@ -200,6 +200,20 @@ TEST(DdprunEndTest, ASecondSignalKillsAtOnce) {
   EXPECT_THAT(run.TemporaryEntries(), IsEmpty());
 }
 
+// As schedulers and service managers do it. What comes to the agent twice is still one signal.
+TEST(DdprunEndTest, ASignalToEveryProcessOfTheJobLeavesTimeToSave) {
+  DdprunDriver run(
+      {.arguments = Shell({"--nproc-per-node=2", "--shutdown-timeout=1000"},
+                          "save() { i=0; while [ $i -lt 100000 ]; do i=$((i + 1)); done; "
+                          "echo saved; exit 0; }; trap save TERM; echo ready; "
+                          "while :; do sleep 0.05; done")});
+  run.AwaitStdout("ready", 2);
+  for (const pid_t pid : run.Tree()) ::kill(pid, SIGTERM);
+  EXPECT_EQ(run.Wait(), 1);
+  EXPECT_EQ(Count(run.out(), "saved"), 2) << run.err();
+  EXPECT_THAT(run.err(), Not(HasSubstr("killing")));
+}
+
 TEST(DdprunEndTest, AStubbornWorkerIsKilledAfterTheShutdownTimeout) {
   DdprunDriver run({.arguments = Shell({"--shutdown-timeout=0.2"},
                                        "trap '' TERM; echo ready; while :; do sleep 0.05; done")});

@@ -7,7 +7,9 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <deque>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -78,6 +80,7 @@ struct Agent::State {
   absl::Status TakeSignals();
   void GiveSignalsBack();
   void OnSignalReadable();
+  bool IsNews(int signal, bool is_forwarded);
 
   // Takes the event and all that follow from it through the core.
   void Post(AgentEvent event);
@@ -116,6 +119,11 @@ struct Agent::State {
   bool stepping = false;
   bool finished = false;
 
+  struct Received {
+    int forwarded = 0;
+    int direct = 0;
+  };
+  std::map<int, Received> received_signals;
   UniqueFd signal_fd;
   sigset_t handled_signals{};
   sigset_t earlier_mask{};
@@ -178,9 +186,20 @@ void Agent::State::OnSignalReadable() {
   while (!finished &&
          read(signal_fd.get(), &info, sizeof(info)) == static_cast<ssize_t>(sizeof(info))) {
     const int signal = static_cast<int>(info.ssi_signo);
+    if (!IsNews(signal, /*is_forwarded=*/static_cast<pid_t>(info.ssi_pid) == getppid())) continue;
     event_log.SignalReceived(core.generation(), signal);
     Post(SignalEvent{signal});
   }
+}
+
+// Schedulers and service managers signal every process of a job: then the same signal comes twice,
+// from them and from our parent, which forwards what it gets. That is one signal, not the second
+// one of an impatient user.
+bool Agent::State::IsNews(int signal, bool is_forwarded) {
+  Received& received = received_signals[signal];
+  const int before = std::max(received.forwarded, received.direct);
+  ++(is_forwarded ? received.forwarded : received.direct);
+  return std::max(received.forwarded, received.direct) > before;
 }
 
 void Agent::State::Post(AgentEvent event) {
