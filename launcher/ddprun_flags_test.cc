@@ -139,6 +139,7 @@ TEST(DdprunFlagsTest, ExitCodes) {
       {{"--exit-code=reason"}, "exit 85", 1},
       {{"--exit-code=reason", "--max-restarts=1"}, "exit 85", 13},
       {{"--exit-code=reason", "--log-dir=/proc/nowhere"}, "exit 0", 10},
+      {{"--exit-code=reason", "./no-such-program"}, "", 10},
       {{"--exit-code=reason"}, "exit 0", 0},
   };
   for (const ExitCase& exit_case : cases) {

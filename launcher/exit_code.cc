@@ -82,4 +82,11 @@ int ExitCodeOf(const elastic::JobResult& result, ExitCodeStyle style) {
   return 1;
 }
 
+int ExitCodeOf(JobEndReason end, ExitCodeStyle style) {
+  elastic::JobResult result;
+  result.end = end;
+  result.exit_code = end == JobEndReason::kSucceeded ? 0 : 1;
+  return ExitCodeOf(result, style);
+}
+
 }  // namespace ddp::launcher

@@ -34,6 +34,9 @@ std::string ReasonCodesText();
 // The exit code of a job that ended with `result`. Pure.
 int ExitCodeOf(const elastic::JobResult& result, ExitCodeStyle style);
 
+// That of a job that ended so before there was any worker.
+int ExitCodeOf(elastic::JobEndReason end, ExitCodeStyle style);
+
 }  // namespace ddp::launcher
 
 #endif  // DDP_LAUNCHER_EXIT_CODE_H_

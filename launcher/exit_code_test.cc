@@ -71,6 +71,13 @@ TEST(ExitCodeTest, TheReason) {
   }
 }
 
+TEST(ExitCodeTest, AnEndBeforeThereWasAWorker) {
+  EXPECT_EQ(ExitCodeOf(JobEndReason::kCannotStart, ExitCodeStyle::kDefault), 1);
+  EXPECT_EQ(ExitCodeOf(JobEndReason::kCannotStart, ExitCodeStyle::kWorker), 1);
+  EXPECT_EQ(ExitCodeOf(JobEndReason::kCannotStart, ExitCodeStyle::kReason), 10);
+  EXPECT_EQ(ExitCodeOf(JobEndReason::kSucceeded, ExitCodeStyle::kReason), 0);
+}
+
 TEST(ExitCodeTest, AFailureThatNamesNoReasonIsNoSuccess) {
   EXPECT_EQ(ExitCodeOf(Failed(JobEndReason::kSucceeded), ExitCodeStyle::kReason), 1);
   EXPECT_EQ(ExitCodeOf(Failed(JobEndReason::kSucceeded), ExitCodeStyle::kDefault), 1);

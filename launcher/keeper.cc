@@ -169,7 +169,7 @@ int CleanUp(const AgentEnd& end, const KeeperOptions& options, const std::set<pi
   const std::string signal = elastic::SignalName(status);
   if (end.forwarded.count(status) != 0) {
     std::fprintf(stderr, "ddprun: stopped by %s\n", signal.c_str());
-    return 1;
+    return options.stopped_exit_code;
   }
   std::fprintf(stderr, "ddprun: the agent (pid %d) was killed by %s: stopped all that it ran\n",
                end.status.si_pid, signal.c_str());

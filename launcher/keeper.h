@@ -38,6 +38,9 @@ struct KeeperOptions {
   // Forwarded to the agent, as HoldSignals() blocked them.
   std::vector<int> signals;
 
+  // What is returned when one of them ended the agent.
+  int stopped_exit_code = 1;
+
   // How the agent is shown in the process table, over the arguments that main() was called with.
   // Without `argv` only the short name is set.
   std::string agent_title;
@@ -62,7 +65,7 @@ void ReleaseSignals(const std::vector<int>& signals);
 
 // Forks; in the child calls `agent` and exits with what it returns; in the parent returns that code
 // when the agent has ended and all is cleaned up. When signal N killed the agent: a line on stderr,
-// and 1 if N was forwarded to it, else 128 + N.
+// and `stopped_exit_code` if N was forwarded to it, else 128 + N.
 //
 // Call it on the main thread of a process that has no other, after HoldSignals(). Children that the
 // process already has are left alone. Errors: kResourceExhausted (no process or descriptor to be

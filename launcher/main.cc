@@ -20,8 +20,11 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "elastic/agent/launch_config.h"
+#include "elastic/agent/worker_failure.h"
 #include "launcher/command_line.h"
 #include "launcher/completion.h"
+#include "launcher/exit_code.h"
 #include "launcher/flag_reader.h"
 #include "launcher/flag_table.h"
 #include "launcher/host_resources.h"
@@ -87,7 +90,6 @@ namespace {
 
 constexpr char kVersion[] = "ddprun 0.1.0";
 constexpr int kUsageError = 2;
-constexpr int kError = 1;
 
 int Fail(const absl::Status& status, int exit_code) {
   std::fprintf(stderr, "ddprun: %s\n", std::string(status.message()).c_str());
@@ -184,15 +186,17 @@ absl::StatusOr<std::optional<store::RedisEndpoint>> Endpoint(const RendezvousOpt
 }
 
 int KeepJob(JobSpec spec, int argc, char** argv) {
+  const ExitCodeStyle style = spec.options.exit_code;
+  const int cannot_start = ExitCodeOf(elastic::JobEndReason::kCannotStart, style);
   HoldSignals(spec.config.signals_to_handle);
   absl::StatusOr<std::string> runtime_folder = MakePrivateFolder("ddprun_");
-  if (!runtime_folder.ok()) return Fail(runtime_folder.status(), kError);
+  if (!runtime_folder.ok()) return Fail(runtime_folder.status(), cannot_start);
   spec.runtime_folder = *runtime_folder;
   if (spec.options.output.log_dir.empty()) {
     absl::StatusOr<std::string> log_folder = MakePrivateFolder("ddprun_logs_");
     if (!log_folder.ok()) {
       (void)RemoveFolder(spec.runtime_folder);
-      return Fail(log_folder.status(), kError);
+      return Fail(log_folder.status(), cannot_start);
     }
     spec.options.output.log_dir = spec.temporary_log_folder = *log_folder;
   }
@@ -200,6 +204,7 @@ int KeepJob(JobSpec spec, int argc, char** argv) {
       RunWithKeeper({.runtime_folder = spec.runtime_folder,
                      .temporary_log_folder = spec.temporary_log_folder,
                      .signals = spec.config.signals_to_handle,
+                     .stopped_exit_code = ExitCodeOf(elastic::JobEndReason::kPreempted, style),
                      .agent_title = absl::StrCat("ddp-agent ", spec.config.run_id),
                      .argc = argc,
                      .argv = argv},
@@ -207,7 +212,7 @@ int KeepJob(JobSpec spec, int argc, char** argv) {
   if (code.ok()) return *code;
   (void)RemoveFolder(spec.runtime_folder);
   (void)RemoveFolder(spec.temporary_log_folder);
-  return Fail(code.status(), kError);
+  return Fail(code.status(), cannot_start);
 }
 
 // What flags that are questions ask for.
@@ -243,7 +248,10 @@ int Main(int argc, char** argv) {
                      .program = command_line->program,
                      .python_exec = Environment("PYTHON_EXEC"),
                      .path = Environment("PATH")});
-  if (!command.ok()) return Fail(command.status(), kError);
+  if (!command.ok()) {
+    return Fail(command.status(),
+                ExitCodeOf(elastic::JobEndReason::kCannotStart, options->exit_code));
+  }
 
   JobSpec spec;
   spec.config = Config(*options, *std::move(command), *command_line);
