@@ -6,6 +6,7 @@
 #include <limits>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -247,6 +248,13 @@ absl::Status ReadMaster(const FlagReader& flags, LaunchOptions& options) {
   return absl::OkStatus();
 }
 
+// "localhost:0", which torchrun's documentation has for several jobs on one node: any free port,
+// so a place that only this node can know.
+bool HasPortZero(const FlagReader& flags) {
+  const std::string& endpoint = flags.Text("rdzv_endpoint");
+  return absl::EndsWith(endpoint, ":0") && !absl::StartsWith(endpoint, "unix:");
+}
+
 absl::StatusOr<RendezvousChoice> Choose(const FlagReader& flags, const RendezvousConf& conf,
                                         const LaunchOptions& options) {
   return ChooseRendezvous(
@@ -255,7 +263,7 @@ absl::StatusOr<RendezvousChoice> Choose(const FlagReader& flags, const Rendezvou
        .standalone = flags.IsOn("standalone"),
        .backend = flags.Text("rdzv_backend"),
        .backend_flag = flags.NameOf("rdzv_backend"),
-       .has_endpoint = flags.IsGiven("rdzv_endpoint"),
+       .has_endpoint = flags.IsGiven("rdzv_endpoint") && !HasPortZero(flags),
        .has_node_rank = flags.IsGiven("node_rank") || conf.rank.has_value(),
        .has_master = flags.IsGiven("master_addr") || flags.IsGiven("master_port")});
 }
@@ -264,6 +272,9 @@ absl::Status ReadRendezvous(const FlagReader& flags, LaunchOptions& options) {
   RendezvousOptions& rendezvous = options.rendezvous;
   RendezvousConf conf;
   DDP_RETURN_IF_ERROR(ReadConf(flags, conf, options));
+  if (HasPortZero(flags) && options.max_nodes > 1 && !flags.IsOn("standalone")) {
+    return flags.BadValue("rdzv_endpoint", "the other nodes must know the port: expected another");
+  }
   DDP_ASSIGN_OR_RETURN(const RendezvousChoice choice, Choose(flags, conf, options));
   rendezvous.kind = choice.kind;
   rendezvous.default_port = choice.default_port;

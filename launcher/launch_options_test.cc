@@ -144,6 +144,15 @@ TEST(LaunchOptionsTest, C10dIsRedisAtItsOwnPortAndSaysSoOnce) {
   EXPECT_THAT(options.notices, ElementsAre(HasSubstr("--rdzv-backend=c10d: ")));
 }
 
+TEST(LaunchOptionsTest, APortOfZeroIsAPlaceOfThisNodesOwn) {
+  // From torchrun's documentation, for several jobs on one node.
+  const FlagValues given = {{"rdzv_backend", "c10d"}, {"rdzv_endpoint", "localhost:0"}};
+  EXPECT_EQ(Options(given).rendezvous.kind, RendezvousKind::kPrivate);
+  EXPECT_EQ(Options({{"rdzv_endpoint", "localhost:0"}}).rendezvous.kind, RendezvousKind::kPrivate);
+  EXPECT_THAT(Error({{"rdzv_endpoint", "host:0"}, {"nnodes", "2"}}),
+              AllOf(HasSubstr("--rdzv-endpoint=host:0: "), HasSubstr("must know the port")));
+}
+
 TEST(LaunchOptionsTest, MasterFlagsWithAnEndpointAreLeftOutOfAccount) {
   const FlagValues given = {
       {"rdzv_endpoint", "h"}, {"master_addr", "10.0.0.1"}, {"master_port", "2000"}};

@@ -35,8 +35,7 @@ absl::StatusOr<RendezvousChoice> InRedis(const RendezvousRequest& request) {
     if (request.max_nodes > 1) return NobodySaidWhere(request);
     if (is_c10d) {
       choice.notice =
-          "--rdzv-backend=c10d without --rdzv-endpoint: this node meets itself, as with"
-          " --standalone";
+          "--rdzv-backend=c10d: this node is the only one and meets itself, as with --standalone";
     }
     return choice;
   }
