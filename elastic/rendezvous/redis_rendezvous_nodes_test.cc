@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/types/span.h"
 #include "base/event_loop.h"
 #include "elastic/rendezvous/redis_rendezvous.h"
 #include "elastic/rendezvous/rendezvous.h"
@@ -298,7 +299,8 @@ TEST_F(NodesTest, AFailOverThatLosesTheLastWritesDoesNotTakeAGenerationBack) {
   JoinAll({a.get(), b.get()});
   std::map<std::string, std::string> dump;
   const store::RedisReply keys = Redis({"KEYS", "*"});
-  for (const store::RedisReply& key : *keys.AsArray()) {
+  const absl::Span<const store::RedisReply> names = *keys.AsArray();
+  for (const store::RedisReply& key : names) {
     dump[*key.AsString()] = *Redis({"DUMP", *key.AsString()}).AsString();
   }
   ASSERT_TRUE(Fail(*b, "rank 2 failed").ok());

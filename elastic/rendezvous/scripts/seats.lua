@@ -119,7 +119,7 @@ local function start_generation()
   publish('round')
 end
 
--- Whether somebody who waits may be gone: after the store was away, nobody is given up for lost yet.
+-- Whether somebody who waits may be gone: nobody is given up for lost while the store was away.
 local function some_may_be_gone(present)
   return is_frozen() and redis.call('ZCOUNT', leases, text(now), '+inf') < present
 end
