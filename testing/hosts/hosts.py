@@ -203,14 +203,15 @@ class Process:
         def seen():
             if text in self.output():
                 return True
-            if not self.running() and text not in self.output():
-                raise HostsError(self.quote(f"{self.command[0]} ended without {text!r}"))
-            return False
+            # What it printed before its end may have come between the two looks.
+            return None if self.running() else text in self.output() or "ended"
 
         try:
-            wait_until(repr(text), seen)
+            ended = wait_until(repr(text), seen) == "ended"
         except HostsError as error:
             raise HostsError(self.quote(str(error))) from None
+        if ended:
+            raise HostsError(self.quote(f"{self.command[0]} ended without {text!r}"))
 
     def quote(self, what):
         tail = "".join(self.output().splitlines(keepends=True)[-40:])

@@ -76,8 +76,8 @@ class HostsTest(unittest.TestCase):
 
         hosts.wait_until("stop", lambda: states().count("T sh") == 2)
         self.b.resume()
-        process.await_output("gone on")
         self.assertEqual(process.wait(), 0)
+        hosts.wait_until("the other one", lambda: "gone on" in process.output())
 
         sleeper = self.b.start(["sh", "-c", "echo on; sleep 1000"], self.path("sleeper"))
         sleeper.await_output("on")

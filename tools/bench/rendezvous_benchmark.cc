@@ -9,8 +9,8 @@
 // shown: the store's, which is the processor time of redis-server, and that on the wall, to the
 // last agent, in which the clients of all nodes share this machine's cores with the store.
 //
-// Needs more open files than a process usually may have (ulimit -n): twice the agents. As root it
-// raises the limit itself.
+// Needs more open files than a process usually may have, twice the agents, and raises the limit as
+// far as it may (ulimit -Hn): where that is too low, fewer agents are measured, and it says so.
 
 #include <gflags/gflags.h>
 #include <poll.h>
@@ -101,6 +101,7 @@ struct Shared {
   Mark told;    // that the generation is over
   std::atomic<int64_t> instance;
   std::atomic<bool> broken;
+  std::atomic<int> out_of_reach;  // how often an agent lost contact
   // Of the newest round: how often each group rank was given.
   std::array<std::atomic<int>, kMostAgents> ranks;
 };
@@ -131,6 +132,9 @@ class Agents {
     options_.max_nodes = total;
     options_.heartbeat = absl::Milliseconds(FLAGS_heartbeat_ms);
     options_.lease = 6 * options_.heartbeat;
+    // Thousands of agents share a thread here: one of them may have to wait for its turn.
+    options_.reconnect_timeout = absl::Seconds(5);
+    options_.reply_timeout = absl::Seconds(10);
     for (int i = 0; i < count; ++i) Open(i);
   }
 
@@ -219,8 +223,11 @@ class Agents {
         return;
       case News::Kind::kWaiting:
         return;
+      case News::Kind::kBackInReach:
+        return;
       case News::Kind::kOutOfReach:
-        Fail(absl::UnavailableError(absl::StrCat("the store is out of reach: ", news.cause)));
+        ++shared_->out_of_reach;
+        return;
       case News::Kind::kEvicted:
         Fail(absl::InternalError("an agent was evicted: this machine is too slow for so many"));
       default:
@@ -255,7 +262,7 @@ class Job {
   explicit Job(int agents) : agents_(agents), shared_(MapShared()) {
     redis_ = testing::RedisFixture::StartTcp();
     connection_ = redis_->Connect();
-    Ask({"CONFIG", "SET", "maxclients", absl::StrCat(2 * agents + 100)});
+    Ask({"CONFIG", "SET", "maxclients", absl::StrCat(2 * agents + 20)});
     for (int i = 0; i < FLAGS_processes; ++i) StartProcess(i);
     Await("connected agents", shared_->opened, agents_);
   }
@@ -283,6 +290,8 @@ class Job {
     Print("a failure is known to all", told, 0.5);
     Print("and all have joined again", again, 0);
     Print("  store time of that", store, agents_ <= 1000 ? 0.5 : 3.0);
+    const int lost = shared_->out_of_reach;
+    if (lost > 0) printf("agents lost contact %d times: this machine is too slow for them\n", lost);
   }
 
  private:
@@ -429,17 +438,22 @@ class Job {
 
 // ---- Main -------------------------------------------------------------------------------------
 
-void RaiseFileLimit(int agents) {
-  const rlim_t wanted = static_cast<rlim_t>(2 * agents + 1000);
+// Redis keeps this many descriptors for itself, and we are clients too.
+constexpr int kFilesOfServer = 100;
+
+// Makes room for so many agents with two connections each; returns for how many there is room.
+int MakeRoom(int agents) {
+  const rlim_t wanted = static_cast<rlim_t>(2 * agents + kFilesOfServer);
   rlimit limit{};
   getrlimit(RLIMIT_NOFILE, &limit);
-  if (limit.rlim_cur >= wanted) return;
-  limit.rlim_cur = wanted;
-  limit.rlim_max = std::max(limit.rlim_max, wanted);
-  if (setrlimit(RLIMIT_NOFILE, &limit) != 0) {
-    Die(absl::StrCat("--agents=", agents, " needs ", wanted,
-                     " open files; raise the limit (ulimit -n), or be root"));
-  }
+  rlimit more{wanted, std::max(limit.rlim_max, wanted)};
+  if (limit.rlim_cur >= wanted || setrlimit(RLIMIT_NOFILE, &more) == 0) return agents;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+  const int room = (static_cast<int>(limit.rlim_cur) - kFilesOfServer) / 2;
+  printf("only %d of %d agents: a process may have %lu open files here (ulimit -Hn)\n", room,
+         agents, limit.rlim_cur);
+  return room;
 }
 
 int Run() {
@@ -451,11 +465,10 @@ int Run() {
     }
     sizes.push_back(size);
   }
-  RaiseFileLimit(*std::max_element(sizes.begin(), sizes.end()));
   printf("versions  redis-server %s, %u cores\n",
          testing::RedisFixture::Start()->ServerVersion().c_str(),
          std::thread::hardware_concurrency());
-  for (const int size : sizes) Job(size).Run();
+  for (const int size : sizes) Job(MakeRoom(size)).Run();
   return FLAGS_check && target_missed ? 1 : 0;
 }
 
