@@ -135,6 +135,18 @@ absl::Status MakeSpawner(const JobSpec& spec, const AgentContext& context, Parts
                                    [spare](pid_t pid) { spare->Spare(pid); });
 }
 
+// A server that this node has just started may be the second of a job whose other nodes live on:
+// they call within a sixth of a lease, know the job's generation, and must come before this node,
+// which would take the empty server for a new job's.
+void AwaitSurvivors(const JobSpec& spec, Parts& parts) {
+  const bool may_be = parts.place.server != nullptr && parts.config.max_nodes > 1 &&
+                      spec.options.rendezvous.kind == RendezvousKind::kRedis;
+  if (!may_be) return;
+  EventLoop* const loop = parts.event_loop.get();
+  loop->AddTimer(parts.config.lease / 3, [loop] { loop->Stop(); });
+  if (const absl::Status status = loop->Run(); !status.ok()) SayError(status);
+}
+
 absl::Status OpenRendezvous(const JobSpec& spec, Parts& parts) {
   const RendezvousOptions& wanted = spec.options.rendezvous;
   elastic::RedisRendezvous::Options options;
@@ -203,6 +215,7 @@ absl::Status Prepare(const JobSpec& spec, const AgentContext& context, Parts& pa
                                                      spec.runtime_folder, parts.event_loop.get()));
   FillAddresses(spec, parts.place, parts.config);
   DDP_RETURN_IF_ERROR(MakeSpawner(spec, context, parts));
+  AwaitSurvivors(spec, parts);
   DDP_RETURN_IF_ERROR(OpenRendezvous(spec, parts));
   return MakeVisible(spec, parts);
 }
@@ -216,10 +229,17 @@ void Report(const JobSpec& spec, const elastic::JobResult& result) {
   for (const elastic::WorkerFailure& failure : failures) {
     described.push_back(DescribeFailure(failure, context));
   }
-  std::fputs(FormatFailureReport(spec.config.entrypoint, described).c_str(), stderr);
+  // Victims, and who was stopped with them, of a failure that this node has only heard of.
+  const elastic::WorkerFailure& first = failures.front();
+  const bool is_elsewhere = spec.config.max_nodes > 1 && (first.is_victim || first.was_stopped);
+  const std::string elsewhere = is_elsewhere ? result.reason : "";
+  std::fputs(FormatFailureReport(spec.config.entrypoint, described, elsewhere).c_str(), stderr);
   const char* own_error_file = std::getenv(elastic::kErrorFileVariable);
   if (own_error_file == nullptr || *own_error_file == '\0') return;
-  const absl::Status written = WriteRootCauseFile(own_error_file, failures.front());
+  const absl::Status written = is_elsewhere
+                                   ? WriteRootCauseFile(own_error_file, elsewhere,
+                                                        result.root_exit_code, first.wall_time)
+                                   : WriteRootCauseFile(own_error_file, first);
   if (!written.ok()) SayError(written);
 }
 

@@ -256,6 +256,40 @@ TEST_F(NodesTest, ASpareIsPromoted) {
   EXPECT_EQ(a->round().reason, "node b left");
 }
 
+// Without a run id of their own: the seat of a node that was killed is free once its lease is over,
+// and by then the node may be back, in a job of its own that nobody else will ever join.
+TEST_F(NodesTest, ANodeThatWaitsAloneGoesToAnOlderJobOfItsKind) {
+  options_.lease = kShortLease;
+  options_.min_nodes = 2;
+  options_.fingerprint = "train";
+  const auto a = MakeNode("a");
+  auto b = MakeNode("b");
+  JoinAll({a.get(), b.get()});
+  b.reset();
+  const auto again = MakeNode("b");
+  EXPECT_NE(again->rendezvous->instance(), a->rendezvous->instance()) << "the job was full";
+  StartJoin(*again);
+  AwaitNews(*a, News::Kind::kGenerationOver);
+  StartJoin(*a);
+  RunUntil([&] { return a->joined.has_value() && again->joined.has_value(); }, "both to be in");
+  EXPECT_EQ(again->rendezvous->instance(), a->rendezvous->instance());
+  EXPECT_EQ(a->round().generation, again->round().generation);
+  EXPECT_EQ(a->round().restarts, 0);
+}
+
+TEST_F(NodesTest, ANewcomerPrefersAJobThatRunsToOneThatWaits) {
+  options_.lease = kShortLease;
+  options_.max_nodes = 3;
+  options_.min_nodes = 2;
+  options_.fingerprint = "train";
+  const auto a = MakeNode("a"), b = MakeNode("b"), c = MakeNode("c");
+  JoinAll({a.get(), b.get(), c.get()});
+  const auto waiting = MakeNode("d");
+  ASSERT_NE(waiting->rendezvous->instance(), a->rendezvous->instance());
+  ASSERT_TRUE(Leave(*c).ok());
+  EXPECT_EQ(MakeNode("e")->rendezvous->instance(), a->rendezvous->instance());
+}
+
 TEST_F(NodesTest, ALostNodeIsNoticedByTheOthers) {
   options_.lease = kShortLease;
   options_.max_restarts = 0;

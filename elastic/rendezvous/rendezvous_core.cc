@@ -683,6 +683,8 @@ void RendezvousCore::On(const Pushed& event) {
     case PushedMessage::Kind::kRound:
       if (is_mine) return;
       break;
+    case PushedMessage::Kind::kAbandoned:
+      break;
   }
   // The answer is ready, or our generation was left behind.
   ask_again_ = true;

@@ -178,6 +178,8 @@ absl::StatusOr<PushedMessage> ParsePushedMessage(const std::string& text) {
       DDP_ASSIGN_OR_RETURN(message.stop_at_step, ParseNumber(line(4), kNumberMax));
     }
     message.cause = OneLine(line(5));
+  } else if (lines[1] == "ended" && line(4) == "abandoned") {
+    message.kind = Kind::kAbandoned;
   } else if (lines[1] == "ended") {
     message.kind = Kind::kEnded;
     message.end = MakeEnd(line(4), line(5), line(6));

@@ -54,7 +54,8 @@ absl::StatusOr<OpenedInstance> ParseOpenedInstance(const store::RedisReply& repl
 
 // A text that was pushed to all nodes of a job.
 struct PushedMessage {
-  enum class Kind { kRound, kOver, kDrain, kEnded };
+  // kAbandoned: the job was given up; who still belongs to it asks for the way on.
+  enum class Kind { kRound, kOver, kDrain, kEnded, kAbandoned };
   std::string token;  // of the job that it is about
   Kind kind = Kind::kRound;
   GenerationId generation;

@@ -9,7 +9,7 @@ namespace {
 namespace scripts = embedded::scripts;
 
 // With all that may follow from a change of membership.
-std::string Transition(const char* before, const char* script) {
+std::string Transition(const char* before, const std::string& script) {
   return absl::StrCat(scripts::kPrelude, before, scripts::kMembership, scripts::kBudget,
                       scripts::kSeats, scripts::kClock, script);
 }
@@ -17,9 +17,9 @@ std::string Transition(const char* before, const char* script) {
 std::string Source(ScriptName name) {
   switch (name) {
     case ScriptName::kOpenInstance:
-      return scripts::kOpenInstance;
+      return absl::StrCat(scripts::kInstances, scripts::kOpenInstance);
     case ScriptName::kJoin:
-      return Transition(scripts::kJoinFast, scripts::kJoin);
+      return Transition(scripts::kJoinFast, absl::StrCat(scripts::kInstances, scripts::kJoin));
     case ScriptName::kHeartbeat:
       return Transition(scripts::kHeartbeatFast, scripts::kHeartbeat);
     case ScriptName::kReportFailure:

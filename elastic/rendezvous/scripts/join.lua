@@ -63,7 +63,29 @@ local function kept_out()
   end
 end
 
+-- Whether this node waits all alone for a job to begin, while one that the same agents make up, and
+-- that was full when this one was opened, has a seat.
+local function has_a_better_place()
+  if J.generation ~= '0' or J.fingerprint == '' or
+    redis.call('HLEN', joined) > redis.call('HEXISTS', joined, node) then
+    return false
+  end
+  local prefix, own = string.match(job_key, '^(.*:)i(%d+):job$')
+  for instance = math.max(1, own - instances_max + 1), own - 1 do
+    local job = look_at_job(prefix, text(instance))
+    if job.fingerprint == J.fingerprint and job.state ~= 'ended' and not is_deserted(job, now) and
+      not is_full(job) then
+      return true
+    end
+  end
+  return false
+end
+
 if J.state == 'ended' then
+  return ended_reply()
+end
+if has_a_better_place() then
+  end_job('abandoned', '0', 'its only node has gone to an older job')
   return ended_reply()
 end
 if redis.call('SISMEMBER', key('gone'), node) == 1 then

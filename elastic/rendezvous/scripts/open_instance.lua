@@ -1,5 +1,5 @@
 -- Which job of a run id an agent belongs to: one that is open, or a new one, so that nothing of an
--- earlier job under the same id is ever seen. Stands alone, without the prelude.
+-- earlier job under the same id is ever seen. Stands behind instances.lua, without the prelude.
 --
 -- KEYS  1 the counter of instances, 2 what this request got (it may be sent again)
 -- ARGV  1 what the keys of the run begin with
@@ -57,39 +57,17 @@ if wanted ~= '0' then
   return answer(wanted)
 end
 
--- Whether nobody is left of a job that has not begun: of one that has, its members decide.
-local function is_deserted(instance, job)
-  if job[3] ~= '0' then
-    return false
-  end
-  local freshest = redis.call('ZREVRANGE', prefix .. 'i' .. instance .. ':leases', 0, 0,
-    'WITHSCORES')
-  local alive_until = tonumber(freshest[2] or job[4]) + (freshest[2] and 0 or job[5])
-  return tonumber(now) > alive_until
-end
-
-local function is_full(instance, job)
-  local base = prefix .. 'i' .. instance .. ':'
-  local taken = redis.call('HLEN', base .. 'joined')
-  if job[2] == 'running' then
-    taken = redis.call('HLEN', base .. 'members') + tonumber(job[7])
-  elseif job[3] ~= '0' then
-    taken = taken + redis.call('SCARD', base .. 'awaited') + tonumber(job[7])
-  end
-  return taken >= tonumber(job[6])
-end
-
+-- The oldest that has a place: a job that runs comes before one that still waits for nodes.
 local function open_instance(newest)
-  for instance = newest, math.max(1, newest - 31), -1 do
+  for instance = math.max(1, newest - instances_max + 1), newest do
     local name = string.format('%.0f', instance)
-    local job = redis.call('HMGET', job_of(name), 'fingerprint', 'state', 'generation', 'opened',
-      'lease_ms', 'max_nodes', 'unknown')
-    if job[1] == ARGV[5] and job[2] ~= 'ended' then
-      if is_deserted(name, job) then
+    local job = look_at_job(prefix, name)
+    if job.fingerprint == ARGV[5] and job.state ~= 'ended' then
+      if is_deserted(job, now) then
         -- Should somebody come back after all, the way on is told there.
-        redis.call('HSET', job_of(name), 'state', 'ended', 'end_kind', 'abandoned', 'end_exit', '0',
+        redis.call('HSET', job.key, 'state', 'ended', 'end_kind', 'abandoned', 'end_exit', '0',
           'end_reason', 'all nodes of the job were lost')
-      elseif ARGV[5] == '' or not is_full(name, job) then
+      elseif ARGV[5] == '' or not is_full(job) then
         return name
       end
     end

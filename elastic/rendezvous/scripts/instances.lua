@@ -1,0 +1,34 @@
+-- The jobs of one run id, seen from outside: what open_instance.lua and join.lua both ask.
+-- `prefix`: what the keys of the run begin with. `now`: the server's time in ms.
+
+-- How many jobs back are looked at.
+local instances_max = 32
+
+local function look_at_job(prefix, instance)
+  local job_key = prefix .. 'i' .. instance .. ':job'
+  local found = redis.call('HMGET', job_key, 'fingerprint', 'state', 'generation', 'opened',
+    'lease_ms', 'max_nodes', 'unknown')
+  return {key = job_key, base = prefix .. 'i' .. instance .. ':', fingerprint = found[1],
+    state = found[2], generation = found[3], opened = found[4], lease_ms = found[5],
+    max_nodes = found[6], unknown = found[7]}
+end
+
+-- Whether nobody is left of a job that has not begun: of one that has, its members decide.
+local function is_deserted(job, now)
+  if job.generation ~= '0' then
+    return false
+  end
+  local freshest = redis.call('ZREVRANGE', job.base .. 'leases', 0, 0, 'WITHSCORES')
+  local alive_until = tonumber(freshest[2] or job.opened) + (freshest[2] and 0 or job.lease_ms)
+  return tonumber(now) > alive_until
+end
+
+local function is_full(job)
+  local taken = redis.call('HLEN', job.base .. 'joined')
+  if job.state == 'running' then
+    taken = redis.call('HLEN', job.base .. 'members') + tonumber(job.unknown)
+  elseif job.generation ~= '0' then
+    taken = taken + redis.call('SCARD', job.base .. 'awaited') + tonumber(job.unknown)
+  end
+  return taken >= tonumber(job.max_nodes)
+end
