@@ -7,6 +7,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "elastic/health/error_record.h"
 
 namespace ddp::launcher {
@@ -52,12 +54,17 @@ std::string WithoutErrorFile(const elastic::WorkerFailure& failure) {
 }  // namespace
 
 std::string FormatFailureReport(const std::string& entrypoint,
-                                const std::vector<ReportedFailure>& failures) {
+                                const std::vector<ReportedFailure>& failures,
+                                const std::string& elsewhere) {
   const std::string title = absl::StrCat(entrypoint, " FAILED");
+  const size_t first_other = elsewhere.empty() ? 1 : 0;
   std::string others;
-  for (size_t i = 1; i < failures.size(); ++i) absl::StrAppend(&others, Entry(i, failures[i]));
+  for (size_t i = first_other; i < failures.size(); ++i) {
+    absl::StrAppend(&others, Entry(i, failures[i]));
+  }
   if (others.empty()) others = "  <NO_OTHER_FAILURES>\n";
-  const std::string root = Entry(0, failures.at(0));
+  const std::string root = elsewhere.empty() ? Entry(0, failures.at(0))
+                                             : absl::StrCat("  on another node: ", elsewhere, "\n");
   const size_t width =
       std::min(kMaxBorder, std::max({title.size(), LongestLine(others), LongestLine(root)}));
   const std::string border(width, '=');
@@ -91,7 +98,10 @@ ReportedFailure DescribeFailure(const elastic::WorkerFailure& failure,
       result.error_file = failure.error_file;
       result.text = error->message;
       if (failure.is_victim) absl::StrAppend(&result.text, "\n(it saw a peer fail first)");
-      if (!error->callstack.empty()) absl::StrAppend(&result.text, "\n", error->callstack);
+      // Some writers begin the call stack with the message.
+      const absl::string_view callstack =
+          absl::StripPrefix(error->callstack, absl::StrCat(error->message, "\n"));
+      if (!callstack.empty()) absl::StrAppend(&result.text, "\n", callstack);
       if (error->time != absl::InfinitePast()) time = error->time;
     } else if (!absl::IsNotFound(error.status())) {
       result.error_file = failure.error_file;

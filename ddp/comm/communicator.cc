@@ -17,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
 #include "base/mutex.h"
+#include "base/peer_wait.h"
 #include "ddp/comm/collective_check.h"
 #include "ddp/comm/failure_notice.h"
 #include "ddp/error.h"
@@ -283,8 +284,10 @@ void Communicator::WaitFuture(const Future& future, std::vector<at::Tensor> keep
   const MonotonicClock clock;
   const absl::Time start = clock.Now();
   // The backend's own timeout is the same; the margin lets its more precise text win.
-  const FailureNotice::WaitResult result =
-      notice_->Wait(*future, options_.timeout + absl::Seconds(1));
+  const FailureNotice::WaitResult result = [&] {
+    const PeerWaitScope scope;
+    return notice_->Wait(*future, options_.timeout + absl::Seconds(1));
+  }();
   if (result == FailureNotice::WaitResult::kCompleted && !future->hasError()) {
     future->wait();  // orders the current streams behind it; nothing to do on the CPU
     return;

@@ -12,6 +12,8 @@ namespace {
 // they stopped together, and who was the first to reach the limit says nothing.
 constexpr double kStalledShare = 0.5;
 
+bool Waits(const HealthPage::Snapshot& page) { return WaitsForPeers(page.phase, page.tells_waits); }
+
 }  // namespace
 
 HangDetector::HangDetector(const Options& options) : options_(options) {}
@@ -82,7 +84,7 @@ absl::Duration HangDetector::Limit(const Rank& rank) const {
   absl::Duration floor = options_.floor;
   if (SomebodyIsSlow()) {
     floor = std::max(floor, options_.slow_floor);
-  } else if (nodes_ > 1 && WaitsForPeers(rank.page.phase)) {
+  } else if (nodes_ > 1 && Waits(rank.page)) {
     floor = std::max(floor, options_.waiting_floor);
   }
   return std::max(floor, longest_step_ * options_.factor);
@@ -96,7 +98,7 @@ std::optional<HangDetector::Hang> HangDetector::Check(absl::Time now) const {
   const auto order = [](const std::pair<const int, Rank>& entry) {
     const Rank& rank = entry.second;
     const int64_t step = rank.page.has_step ? rank.page.step : -1;
-    return std::make_tuple(WaitsForPeers(rank.page.phase), step, rank.since, entry.first);
+    return std::make_tuple(Waits(rank.page), step, rank.since, entry.first);
   };
   for (const auto& entry : ranks_) {
     const absl::Duration stalled_for = now - std::max(entry.second.since, counted_since_);
@@ -111,7 +113,7 @@ std::optional<HangDetector::Hang> HangDetector::Check(absl::Time now) const {
               .stalled_for = now - std::max(rank.since, counted_since_),
               .longest_step = longest_step_,
               .phase = rank.page.phase,
-              .waits_for_peers = WaitsForPeers(rank.page.phase),
+              .waits_for_peers = Waits(rank.page),
               .step = rank.page.has_step ? rank.page.step : -1};
 }
 

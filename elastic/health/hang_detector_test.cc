@@ -189,6 +189,20 @@ TEST_F(HangDetectorTest, RanksThatWaitForAnotherNodeGetMoreTime) {
   EXPECT_THAT(DescribeHang(*hang), HasSubstr("in backward (which waits for peers)"));
 }
 
+TEST_F(HangDetectorTest, BackwardIsWorkOfARankThatTellsItsWaits) {
+  Begin(kTwoNodes);
+  Train(20);
+  const absl::Time last = now_;
+  for (FakeRank& rank : ranks_) rank.page.tells_waits = true;
+  ranks_[0].Enter(Phase::kSynchronize, now_);
+  ranks_[1].Enter(Phase::kBackward, now_);
+  const auto hang = Wait(absl::Hours(1));
+  ASSERT_TRUE(hang.has_value());
+  EXPECT_EQ(now_ - last, absl::Seconds(30));
+  EXPECT_EQ(hang->local_rank, 1);
+  EXPECT_FALSE(hang->waits_for_peers);
+}
+
 TEST_F(HangDetectorTest, ANodeAloneHasNobodyElseToWaitFor) {
   Begin(kOneNode);
   Train(20);

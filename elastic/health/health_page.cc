@@ -35,6 +35,7 @@ constexpr int64_t kNoStop = std::numeric_limits<int64_t>::max();
 
 constexpr uint32_t kStopAware = 1;
 constexpr uint32_t kStoppedAsAsked = 2;
+constexpr uint32_t kTellsWaits = 4;
 
 }  // namespace
 
@@ -286,6 +287,11 @@ Phase HealthPage::phase() const {
   return ValidPhase(layout_->phase.load(std::memory_order_relaxed));
 }
 
+void HealthPage::TellWaits() {
+  if ((layout_->marks.load(std::memory_order_relaxed) & kTellsWaits) != 0) return;
+  layout_->marks.fetch_or(kTellsWaits, std::memory_order_release);
+}
+
 bool HealthPage::ShouldStop() {
   const uint32_t marks = layout_->marks.load(std::memory_order_relaxed);
   if ((marks & kStoppedAsAsked) != 0) return true;
@@ -332,6 +338,7 @@ HealthPage::Snapshot HealthPage::Read() const {
     if (before == after && before % 2 == 0) break;
   }
   const uint32_t marks = layout_->marks.load(std::memory_order_acquire);
+  snapshot.tells_waits = (marks & kTellsWaits) != 0;
   snapshot.stop_aware = (marks & kStopAware) != 0;
   snapshot.stopped_as_asked = (marks & kStoppedAsAsked) != 0;
   snapshot.worker = ReadLife(layout_->life);

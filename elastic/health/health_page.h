@@ -57,6 +57,7 @@ class HealthPage {
     std::array<int64_t, kPhaseCount> phase_total_us{};
 
     Worker worker = Worker::kNotAttached;
+    bool tells_waits = false;       // enters Phase::kSynchronize whenever it waits for peers
     bool stop_aware = false;        // has called ShouldStop() at least once
     bool stopped_as_asked = false;  // ShouldStop() has said true: it is ending because it was asked
   };
@@ -96,6 +97,9 @@ class HealthPage {
   // Phase::kOther.
   void EnterPhase(Phase phase);
   Phase phase() const;
+
+  // Worker: from now on it enters Phase::kSynchronize whenever it waits for peers within a step.
+  void TellWaits();
 
   // Worker: whether the agent has asked it to end and the step to end after is committed. Once true
   // it stays true. The snapshot tells the agent that the worker asks, and what it was told.

@@ -14,8 +14,9 @@ enum class Phase : uint8_t {
   kStartup,      // from the start of the process to its first committed step
   kData,         // gets the next batch
   kForward,      // model and loss
-  kBackward,     // gradients; in DDP also the wait for those of the peers
-  kSynchronize,  // waits for peers, or for the device, and does nothing else
+  kBackward,     // gradients
+  kSynchronize,  // waits for peers, or for the device, and does nothing else; //ddp enters it
+                 // itself
   kOptimizer,    // updates the parameters
   kCheckpoint,   // saves or restores state
   kEvaluation,   // validation and the like, between the steps of training
@@ -28,8 +29,10 @@ inline constexpr int kPhaseCount = 9;
 absl::string_view PhaseName(Phase phase);
 
 // Whether a rank that is stuck in `phase` may well be the victim of a peer that is stuck elsewhere.
-constexpr bool WaitsForPeers(Phase phase) {
-  return phase == Phase::kBackward || phase == Phase::kSynchronize;
+// `tells_waits`: it enters kSynchronize by itself whenever it waits, as ranks of //ddp do, so that
+// its backward is work.
+constexpr bool WaitsForPeers(Phase phase, bool tells_waits) {
+  return phase == Phase::kSynchronize || (phase == Phase::kBackward && !tells_waits);
 }
 
 // Whether time in `phase` is time of an optimizer step. The length of the others says nothing about

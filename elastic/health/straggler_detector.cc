@@ -10,7 +10,9 @@
 namespace ddp::elastic {
 namespace {
 
-bool IsOwn(Phase phase) { return IsPartOfStep(phase) && !WaitsForPeers(phase); }
+bool IsOwn(Phase phase, bool tells_waits) {
+  return IsPartOfStep(phase) && !WaitsForPeers(phase, tells_waits);
+}
 
 // The lower one of two: it is the slow rank of a pair that is to be found. `values` is not empty.
 double Median(std::vector<double> values) {
@@ -48,7 +50,7 @@ std::vector<StragglerDetector::Share> StragglerDetector::CloseWindow(absl::Durat
       rank.first = rank.last;
       continue;
     }
-    Share share{.local_rank = local_rank};
+    Share share{.local_rank = local_rank, .tells_waits = rank.last.tells_waits};
     double waited_us = 0;
     double sum_us = 0;
     bool is_sane = true;
@@ -60,12 +62,13 @@ std::vector<StragglerDetector::Share> StragglerDetector::CloseWindow(absl::Durat
       sum_us += static_cast<double>(spent_us);
       const Phase phase = static_cast<Phase>(i);
       if (IsPartOfStep(phase)) share.step_us += share.phase_us[i];
-      if (IsOwn(phase)) share.own_us += share.phase_us[i];
-      if (WaitsForPeers(phase)) waited_us += static_cast<double>(spent_us);
+      if (IsOwn(phase, share.tells_waits)) share.own_us += share.phase_us[i];
+      if (WaitsForPeers(phase, share.tells_waits)) waited_us += static_cast<double>(spent_us);
     }
     // The totals reach from one commit before the window to the last one in it.
     const double bound_us = 2 * absl::ToDoubleMicroseconds(length) + 2 * share.step_us;
-    if (is_sane && waited_us > 0 && sum_us <= bound_us) shares.push_back(share);
+    if (is_sane && (waited_us > 0 || share.tells_waits) && sum_us <= bound_us)
+      shares.push_back(share);
     rank.first = rank.last;
   }
   return shares;
@@ -84,7 +87,7 @@ StragglerDetector::Straggler StragglerDetector::Compare(const Share& share,
   Phase longest = Phase::kOther;
   for (size_t i = 0; i < kPhaseCount; ++i) {
     const Phase phase = static_cast<Phase>(i);
-    if (!IsOwn(phase)) continue;
+    if (!IsOwn(phase, share.tells_waits)) continue;
     std::vector<double> spent;
     for (const Share& other : all) spent.push_back(other.phase_us[i]);
     const double behind_us = share.phase_us[i] - Median(std::move(spent));

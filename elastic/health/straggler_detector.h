@@ -15,15 +15,14 @@ namespace ddp::elastic {
 
 // Finds the ranks that all others wait for. In synchronous training every rank's step takes the
 // same time, so it is a rank's own time in a step that tells: what it does not spend waiting
-// (phases data, forward, optimizer and other). A rank is a straggler when its own time is longer
-// than the median by a factor in several windows in a row, and by enough to be felt in the step.
+// (WaitsForPeers). A rank is a straggler when its own time is longer than the median by a factor in
+// several windows in a row, and by enough to be felt in the step.
 //
 //   each generation:    Begin(now)
 //   about once a second Observe(rank, page.Read(), now) for each local rank, then Check(now, ...)
 //
-// Own time is known only of a trainer that names its phases: one that never enters a phase of
-// waiting may wait anywhere, and nothing is said about it. Backward is such a phase, since the
-// gradients are exchanged in it: a rank that is slow in nothing else is not found.
+// Own time is known of a rank that tells its waits, as ranks of //ddp do on the CPU, and of one
+// that names its phases. A rank that does neither may wait anywhere, and nothing is said about it.
 //
 // Pure and thread-compatible; `now` and bounds on what a page says as in HangDetector.
 class StragglerDetector {
@@ -76,6 +75,7 @@ class StragglerDetector {
   // One rank's share of a window, per step, in microseconds.
   struct Share {
     int local_rank = 0;
+    bool tells_waits = false;
     double own_us = 0;
     double step_us = 0;
     std::array<double, kPhaseCount> phase_us{};

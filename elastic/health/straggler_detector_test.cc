@@ -162,6 +162,19 @@ TEST_F(StragglerDetectorTest, WithoutPhasesOfWaitingNothingIsSaid) {
   EXPECT_EQ(detector_.busy_us(), -1);
 }
 
+TEST_F(StragglerDetectorTest, ARankThatTellsItsWaitsIsFoundInAnyPhase) {
+  waiting_ = Phase::kSynchronize;
+  Begin({{{Phase::kBackward, 20}}, {{Phase::kBackward, 50}}});
+  for (HealthPage::Snapshot& page : pages_) page.tells_waits = true;
+  EXPECT_THAT(Windows(3), ElementsAre(0, 0, 1));
+  EXPECT_EQ(news_[0].local_rank, 1);
+  EXPECT_EQ(news_[0].phase, Phase::kBackward);
+
+  Begin({{{Phase::kOther, 20}}, {{Phase::kOther, 50}}});
+  for (HealthPage::Snapshot& page : pages_) page.tells_waits = true;
+  EXPECT_THAT(Windows(3), ElementsAre(0, 0, 1));
+}
+
 TEST_F(StragglerDetectorTest, CheckpointsOfOneRankAreNoOwnTime) {
   Work saves = kUsual;
   saves[Phase::kCheckpoint] = 100;

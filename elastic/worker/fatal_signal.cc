@@ -166,6 +166,8 @@ void WriteFile() {
   prepared.json.Clear();
   prepared.json.Add(R"({"message":{"message":")").AddQuotable(prepared.message.c_str());
   prepared.json.Add(R"(","extraInfo":{"py_callstack":")");
+  // torchrun shows this in place of the message, where it is not empty.
+  if (prepared.frame_count > 0) prepared.json.AddQuotable(prepared.message.c_str()).Add("\\n");
   for (int i = 0; i < prepared.frame_count; ++i) {
     const Frame& frame = prepared.frames[static_cast<size_t>(i)];
     prepared.json.Add("#").AddNumber(static_cast<uint64_t>(i)).Add(" ");

@@ -15,8 +15,10 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/mutex.h"
+#include "base/peer_wait.h"
 #include "ddp/worker_environment.h"
 #include "elastic/health/health_page.h"
+#include "elastic/health/phase.h"
 
 namespace ddp::elastic {
 namespace {
@@ -33,6 +35,35 @@ bool LauncherIsBehindUs() {
   throw std::runtime_error(absl::StrCat("WorkerSession: ", status.message()));
 }
 
+// The thread that commits and names phases: the only one that may write to the page.
+std::atomic<pid_t> page_thread{0};
+
+pid_t ThisThread() {
+  thread_local const pid_t id = gettid();
+  return id;
+}
+
+// Puts the waits that ddp/ tells of into the page.
+class PageWaits final : public PeerWaitObserver {
+ public:
+  explicit PageWaits(HealthPage* page) : page_(page) {}
+
+  bool Begin() override {
+    if (page_thread.load(std::memory_order_relaxed) != ThisThread()) return false;
+    // A checkpoint or an evaluation stays one while its ranks wait for each other.
+    previous_ = page_->phase();
+    if (!IsPartOfStep(previous_)) return false;
+    page_->TellWaits();
+    page_->EnterPhase(Phase::kSynchronize);
+    return true;
+  }
+  void End() override { page_->EnterPhase(previous_); }
+
+ private:
+  HealthPage* const page_;
+  Phase previous_ = Phase::kOther;
+};
+
 // The page of this process. It is attached to the life of the thread that maps it, through a lock
 // inside the page that the kernel marks at that thread's end, so it stays mapped until then: longer
 // than any session. A second session of the process gets the same page.
@@ -47,6 +78,8 @@ HealthPage* PageOfThisProcess(int fd) {
   const absl::Status attached = owned->Attach();
   if (!attached.ok()) Fail(attached);
   page = owned.release();
+  page_thread.store(ThisThread());
+  SetPeerWaitObserver(new PageWaits(page));  // as long as the page
   return page;
 }
 
@@ -67,6 +100,7 @@ extern "C" void OnSigterm(int /*signal*/, siginfo_t* info, void* /*context*/) {
 
 WorkerSession::PhaseScope::PhaseScope(HealthPage* page, Phase phase) : page_(page) {
   if (page_ == nullptr) return;
+  page_thread.store(ThisThread(), std::memory_order_relaxed);
   previous_ = page_->phase();
   page_->EnterPhase(phase);
 }
@@ -94,7 +128,9 @@ WorkerSession WorkerSession::from_environment() {
 }
 
 void WorkerSession::commit(int64_t step) {
-  if (page_ != nullptr) page_->CommitStep(step);
+  if (page_ == nullptr) return;
+  page_thread.store(ThisThread(), std::memory_order_relaxed);
+  page_->CommitStep(step);
 }
 
 bool WorkerSession::should_stop() {

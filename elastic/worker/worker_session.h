@@ -106,8 +106,9 @@ class WorkerSession {
   void handle_sigterm();
 
   // `auto phase = session.phase(Phase::kData);`: what this rank does until the end of the scope.
-  // Time outside of all scopes is startup until the first commit, and Phase::kOther after it. Costs
-  // no system call.
+  // Time outside of all scopes is startup until the first commit, and Phase::kOther after it; the
+  // collectives of a ddp::ProcessGroup are in Phase::kSynchronize by themselves while they wait on
+  // this thread. Costs no system call.
   [[nodiscard]] PhaseScope phase(Phase phase) { return {page_, phase}; }
 
  private:

@@ -10,10 +10,12 @@
 #include <map>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
+#include "base/peer_wait.h"
 #include "elastic/health/health_page.h"
 #include "elastic/health/phase.h"
 #include "gmock/gmock.h"
@@ -189,6 +191,38 @@ TEST_F(WithPageTest, PhasesNestAndReachTheAgent) {
                       } catch (const std::runtime_error&) {
                         EXPECT_EQ(phase(), Phase::kOther);
                       }
+                      return ::testing::Test::HasFailure() ? 1 : 0;
+                    }),
+            0);
+}
+
+TEST_F(WithPageTest, WaitsForPeersAreToldFromTheThreadThatCommits) {
+  EXPECT_EQ(RunWith(variables_,
+                    [this] {
+                      WorkerSession session = WorkerSession::from_environment();
+                      const auto phase = [this] { return page_->Read().phase; };
+                      {
+                        const PeerWaitScope startup;
+                        EXPECT_EQ(phase(), Phase::kStartup);
+                      }
+                      EXPECT_FALSE(page_->Read().tells_waits);
+                      session.commit(1);
+                      {
+                        auto backward = session.phase(Phase::kBackward);
+                        {
+                          const PeerWaitScope wait;
+                          EXPECT_EQ(phase(), Phase::kSynchronize);
+                        }
+                        EXPECT_EQ(phase(), Phase::kBackward);
+                        std::thread([&] {
+                          const PeerWaitScope wait;
+                          EXPECT_EQ(phase(), Phase::kBackward);
+                        }).join();
+                      }
+                      EXPECT_TRUE(page_->Read().tells_waits);
+                      auto save = session.phase(Phase::kCheckpoint);
+                      const PeerWaitScope wait;
+                      EXPECT_EQ(phase(), Phase::kCheckpoint);
                       return ::testing::Test::HasFailure() ? 1 : 0;
                     }),
             0);
