@@ -22,10 +22,12 @@ struct ReportedFailure {
 };
 
 // The report that ends the output of a failed job, laid out as torchrun's, because people and
-// programs look for it there. `failures` begins with the root cause and must not be empty. Ends in
-// a newline. Pure; any thread.
+// programs look for it there. `failures` begins with the root cause and must not be empty; where
+// the root cause is on another node, `elsewhere` says in one line what it was, and all of
+// `failures` are the others. Ends in a newline. Pure; any thread.
 std::string FormatFailureReport(const std::string& entrypoint,
-                                const std::vector<ReportedFailure>& failures);
+                                const std::vector<ReportedFailure>& failures,
+                                const std::string& elsewhere = "");
 
 // Where and when a report is made.
 struct ReportContext {

@@ -56,6 +56,15 @@ TEST(FailureReportTest, OtherFailuresStandAboveTheRootCause) {
   EXPECT_LT(root_at, report.find("rank      : 5"));
 }
 
+TEST(FailureReportTest, ARootCauseElsewhereIsNoneOfOurs) {
+  const std::string report =
+      FormatFailureReport("./train", {kFailure}, "rank 9 was killed by SIGKILL");
+  const size_t root_at = report.find("Root Cause (first observed failure):\n");
+  EXPECT_LT(report.find("[0]:\n"), root_at);
+  EXPECT_THAT(report.substr(root_at),
+              HasSubstr("  on another node: rank 9 was killed by SIGKILL\n="));
+}
+
 TEST(FailureReportTest, TheBorderIsAtMost60Wide) {
   ReportedFailure wide = kFailure;
   wide.text = std::string(200, 'x');

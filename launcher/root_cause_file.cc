@@ -31,25 +31,21 @@ elastic::ErrorRecord RecordOf(const elastic::WorkerFailure& failure) {
   return record;
 }
 
-std::string Contents(const elastic::WorkerFailure& failure) {
+std::string Contents(const elastic::ErrorRecord& record, int exit_code) {
   using Json = nlohmann::json;
-  const std::string text = elastic::FormatErrorRecord(RecordOf(failure));
+  const std::string text = elastic::FormatErrorRecord(record);
   Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-  const int signal = failure.status.signal;
-  json["message"]["errorCode"] = signal != 0 ? -signal : failure.status.exit_code;
+  if (exit_code != 0) json["message"]["errorCode"] = exit_code;
   return json.dump();
 }
 
-}  // namespace
-
-absl::Status WriteRootCauseFile(const std::string& path, const elastic::WorkerFailure& root_cause) {
+absl::Status Write(const std::string& path, const std::string& contents) {
   const auto error = [&path] {
     return absl::InternalError(
         absl::StrCat("TORCHELASTIC_ERROR_FILE=", path, ": ", std::strerror(errno)));
   };
   const UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
   if (!file.valid()) return error();
-  const std::string contents = Contents(root_cause);
   size_t written = 0;
   while (written < contents.size()) {
     const ssize_t count = ::write(file.get(), contents.data() + written, contents.size() - written);
@@ -58,6 +54,22 @@ absl::Status WriteRootCauseFile(const std::string& path, const elastic::WorkerFa
     written += static_cast<size_t>(count);
   }
   return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status WriteRootCauseFile(const std::string& path, const elastic::WorkerFailure& root_cause) {
+  const int signal = root_cause.status.signal;
+  return Write(path,
+               Contents(RecordOf(root_cause), signal != 0 ? -signal : root_cause.status.exit_code));
+}
+
+absl::Status WriteRootCauseFile(const std::string& path, const std::string& text, int exit_code,
+                                absl::Time time) {
+  elastic::ErrorRecord record;
+  record.message = text;
+  record.time = time;
+  return Write(path, Contents(record, exit_code));
 }
 
 }  // namespace ddp::launcher

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "elastic/agent/worker_failure.h"
 
 namespace ddp::launcher {
@@ -15,6 +16,11 @@ namespace ddp::launcher {
 //
 // Reads and writes files; any thread. Errors: kInternal, names the file and the reason.
 absl::Status WriteRootCauseFile(const std::string& path, const elastic::WorkerFailure& root_cause);
+
+// The same of a root cause on another node, of which no more is known than a line, the exit code as
+// a shell has it (0: not even that) and when it was felt here.
+absl::Status WriteRootCauseFile(const std::string& path, const std::string& text, int exit_code,
+                                absl::Time time);
 
 }  // namespace ddp::launcher
 

@@ -59,6 +59,18 @@ TEST(RootCauseFileTest, AnErrorFileThatMakesNoSenseIsNotCopied) {
   EXPECT_THAT(json["message"]["message"].get<std::string>(), HasSubstr("exited with code 3"));
 }
 
+TEST(RootCauseFileTest, ARootCauseOnAnotherNode) {
+  const std::string path = ::testing::TempDir() + "/elsewhere.json";
+  ASSERT_TRUE(
+      WriteRootCauseFile(path, "rank 9 exited with code 7", 7, absl::FromUnixSeconds(60)).ok());
+  std::stringstream text;
+  text << std::ifstream(path).rdbuf();
+  const auto json = nlohmann::json::parse(text.str(), nullptr, /*allow_exceptions=*/false);
+  EXPECT_EQ(json["message"]["message"], "rank 9 exited with code 7");
+  EXPECT_EQ(json["message"]["errorCode"], 7);
+  EXPECT_EQ(json["message"]["extraInfo"]["timestamp"], "60");
+}
+
 TEST(RootCauseFileTest, AFileThatCannotBeWrittenIsNamed) {
   const absl::Status status = WriteRootCauseFile("/proc/nowhere/x", Failure(1, 0, ""));
   EXPECT_THAT(std::string(status.message()),
