@@ -49,8 +49,10 @@
 namespace ddp::launcher {
 namespace {
 
-// How long the end of a job waits for a console that takes nothing.
+// How long the end of a job waits for a console that takes nothing, and how long it does so for
+// somebody who has told it to end.
 constexpr absl::Duration kConsoleStallTimeout = absl::Seconds(60);
+constexpr absl::Duration kConsoleStallTimeoutAfterSignal = absl::Seconds(2);
 
 void Say(const std::string& line) { std::fprintf(stderr, "ddprun: %s\n", line.c_str()); }
 
@@ -236,10 +238,10 @@ void Report(const JobSpec& spec, const elastic::JobResult& result) {
   std::fputs(FormatFailureReport(spec.config.entrypoint, described, elsewhere).c_str(), stderr);
   const char* own_error_file = std::getenv(elastic::kErrorFileVariable);
   if (own_error_file == nullptr || *own_error_file == '\0') return;
-  const absl::Status written = is_elsewhere
-                                   ? WriteRootCauseFile(own_error_file, elsewhere,
-                                                        result.root_exit_code, first.wall_time)
-                                   : WriteRootCauseFile(own_error_file, first);
+  const absl::Status written =
+      is_elsewhere
+          ? WriteRootCauseFile(own_error_file, elsewhere, result.root_exit_code, first.wall_time)
+          : WriteRootCauseFile(own_error_file, first);
   if (!written.ok()) SayError(written);
 }
 
@@ -327,7 +329,8 @@ int Run(const JobSpec& spec, const AgentContext& context) {
   const elastic::JobResult result = agent.Run();
   parts.spawner->KillStrays();
   AwaitOthers(result, parts);
-  parts.router->Flush(kConsoleStallTimeout);
+  const bool was_signalled = result.end == elastic::JobEndReason::kPreempted;
+  parts.router->Flush(was_signalled ? kConsoleStallTimeoutAfterSignal : kConsoleStallTimeout);
   Report(spec, result);
   SettleLogs(spec, parts.layout, result);
   return ExitCodeOf(result, spec.options.exit_code);

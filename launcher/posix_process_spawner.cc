@@ -324,6 +324,8 @@ void PosixProcessSpawner::OnExit(pid_t pid) {
   } else {
     status.signal = info.si_status;
   }
+  // Killed by us: no failure that the job should pay for.
+  if (options_.doomed != nullptr && options_.doomed->load()) return;
   worker.on_exit(pid, std::move(status));
 }
 

@@ -43,7 +43,8 @@ class PosixProcessSpawner final : public elastic::ProcessSpawner {
     std::vector<std::vector<int>> cpus;
     // The workers' limit of open files; none: ours.
     std::optional<rlimit> open_files;
-    // Where it is true nothing is started any more; may be nullptr. See AgentContext::doomed.
+    // Where it is true nothing is started any more, and no end is told; may be nullptr. See
+    // AgentContext::doomed.
     const std::atomic<bool>* doomed = nullptr;
   };
 

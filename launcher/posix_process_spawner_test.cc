@@ -12,12 +12,15 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <fstream>
+#include <functional>
 #include <sstream>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "base/clock.h"
 
 namespace ddp::launcher {
 namespace {
@@ -295,6 +298,28 @@ TEST_F(PosixProcessSpawnerTest, ADoomedSpawnerStartsNothing) {
   options.doomed = &doomed;
   Make(options);
   EXPECT_FALSE(Shell("exit 0").ok());
+}
+
+// What dies then was killed by us, and must not be taken for a failure of the job.
+TEST_F(PosixProcessSpawnerTest, ADoomedSpawnerTellsNoEnd) {
+  std::atomic<bool> doomed = false;
+  PosixProcessSpawner::Options options;
+  options.doomed = &doomed;
+  Make(options);
+  const pid_t pid = *Shell("sleep 1000");
+  doomed = true;
+  spawner_->Signal(pid, SIGKILL);
+  // Its end has been seen when nothing of it is left to wait for.
+  const absl::Time deadline = MonotonicClock().Now() + kDeadline;
+  const auto is_there = [pid] { return ::kill(pid, 0) == 0; };
+  std::function<void()> look = [&] {
+    if (!is_there() || MonotonicClock().Now() > deadline) return loop_->Stop();
+    loop_->AddTimer(absl::Milliseconds(1), look);
+  };
+  loop_->AddTimer(absl::ZeroDuration(), look);
+  ASSERT_TRUE(loop_->Run().ok());
+  EXPECT_FALSE(is_there());
+  EXPECT_FALSE(exits_.contains(pid));
 }
 
 TEST_F(PosixProcessSpawnerTest, TheDestructorLeavesNothing) {
