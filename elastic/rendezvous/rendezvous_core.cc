@@ -431,7 +431,7 @@ void RendezvousCore::OnOpened(const store::RedisReply& reply) {
     return;
   }
   OnContact(absl::OkStatus());
-  const bool is_new = !opened_.has_value();
+  const bool is_new = !opened_.has_value() || opened_->number != opened->number;
   opened_ = *opened;
   forgotten_ = false;
   // What it was told before is forgotten too.
@@ -471,21 +471,14 @@ void RendezvousCore::OnContact(const absl::Status& status) {
 
 void RendezvousCore::OnTransition(const InFlight& call, const ScriptReply& reply) {
   const bool is_awaited = request_.has_value() && call.request == request_serial_;
-  if (reply.outcome == "unknown") {
-    OnContact(absl::OkStatus());
-    forgotten_ = true;
+  if (reply.outcome == "unknown" || reply.outcome == "foreign") {
     // There is nothing to leave any more.
-    if (is_awaited && std::holds_alternative<LeaveRequest>(request_->what)) {
-      Finish(absl::OkStatus());
-    }
-    return;
-  }
-  if (reply.outcome == "foreign") {
     if (is_awaited && std::holds_alternative<LeaveRequest>(request_->what)) {
       return Finish(absl::OkStatus());
     }
-    OnFailedCall(ForeignInstance());
-    if (is_awaited) FailRequest(ForeignInstance());
+    forgotten_ = true;
+    // A job that has not begun needs not be brought back.
+    if (seen_.number == 0 && options_.instance == 0) OpenAnother();
     return;
   }
   OnContact(absl::OkStatus());

@@ -239,7 +239,6 @@ class RendezvousCore {
   absl::Status open_status_;
   std::optional<OpenedInstance> opened_;
   bool forgotten_ = false;  // the server does not know the job that we have opened
-  bool foreign_ = false;    // another job is in its place
 
   GenerationId seen_;  // the highest that was heard of
   int restarts_seen_ = 0;

@@ -5,7 +5,8 @@
 -- ARGV  1 what the keys of the run begin with
 --       2 the wanted instance, or 0: chosen here
 --       3 the token of this request: a new job's own; 4 '1': the job of ARGV 2 is known by this
---         token, and is made anew where the server has forgotten it
+--         token, and is made anew where the server has forgotten it: under another number when
+--         another job was given that one. If that has not begun, its nodes are sent to ours
 --       5 fingerprint, '' for none; 6 time to live of the keys in ms, 7 of the request in ms
 --       8 lease in ms, 9 heartbeat in ms, 10 max_restarts, 11 min_nodes, 12 max_nodes
 --       13 last call in ms, 14 no_progress_limit, 15 quarantine_strikes, 16 its cooldown in ms
@@ -47,14 +48,52 @@ local function raise_counter(instance)
   redis.call('PEXPIRE', KEYS[1], ARGV[6])
 end
 
-if wanted ~= '0' then
-  if ARGV[4] == '1' then
-    if redis.call('EXISTS', job_of(wanted)) == 0 then
-      create(wanted)
+local function new_number()
+  for _ = 1, 1000 do
+    local given = string.format('%.0f', redis.call('INCR', KEYS[1]))
+    if redis.call('EXISTS', job_of(given)) == 0 then
+      return given
     end
-    raise_counter(wanted)
   end
-  return answer(wanted)
+  error('the numbers of a thousand instances are taken')
+end
+
+-- Should somebody be there, or come back after all, the way on is told there.
+local function abandon(instance)
+  redis.call('HSET', job_of(instance), 'state', 'ended', 'end_kind', 'abandoned', 'end_exit', '0',
+    'end_reason', 'all nodes of the job were lost')
+end
+
+local function restore()
+  raise_counter(wanted)
+  local found = redis.call('HMGET', job_of(wanted), 'token', 'state', 'generation', 'fingerprint')
+  if found[1] == token then
+    return wanted
+  end
+  if not found[1] then
+    create(wanted)
+    return wanted
+  end
+  local newest = tonumber(redis.call('GET', KEYS[1]))
+  for instance = newest, math.max(1, newest - instances_max + 1), -1 do
+    local name = string.format('%.0f', instance)
+    if redis.call('HGET', job_of(name), 'token') == token then
+      return name
+    end
+  end
+  if found[2] ~= 'ended' and (found[3] ~= '0' or found[4] ~= ARGV[5]) then
+    return wanted  -- it has begun: the place is taken, and the token says so
+  end
+  if found[2] ~= 'ended' then
+    abandon(wanted)
+  end
+  local given = new_number()
+  create(given)
+  return given
+end
+
+if wanted ~= '0' then
+  return answer(ARGV[4] == '1' and restore() or wanted)
 end
 
 -- The oldest that has a place: a job that runs comes before one that still waits for nodes.
@@ -64,9 +103,7 @@ local function open_instance(newest)
     local job = look_at_job(prefix, name)
     if job.fingerprint == ARGV[5] and job.state ~= 'ended' then
       if is_deserted(job, now) then
-        -- Should somebody come back after all, the way on is told there.
-        redis.call('HSET', job.key, 'state', 'ended', 'end_kind', 'abandoned', 'end_exit', '0',
-          'end_reason', 'all nodes of the job were lost')
+        abandon(name)
       elseif ARGV[5] == '' or not is_full(job) then
         return name
       end
@@ -83,12 +120,7 @@ given = open_instance(newest)
 if given then
   return answer(given)
 end
-for _ = 1, 1000 do
-  given = string.format('%.0f', redis.call('INCR', KEYS[1]))
-  if redis.call('EXISTS', job_of(given)) == 0 then
-    break
-  end
-end
+given = new_number()
 create(given)
 redis.call('SET', KEYS[2], given, 'PX', ARGV[7])
 redis.call('PEXPIRE', KEYS[1], ARGV[6])

@@ -11,7 +11,7 @@
 --       9 the nonce of the next generation, should this call start it
 -- Every reply is {outcome, generation, nonce, restarts, ...}. For all transitions:
 --       unknown   there is no such job: the server has lost its memory. Open it again
---       foreign   another job is there in its place
+--       foreign   another job is there in its place. Open it again, too: it may be elsewhere
 local job_key, leases = KEYS[1], KEYS[2]
 local node, token = ARGV[1], ARGV[2]
 local my_generation, my_nonce = ARGV[6], ARGV[7]
