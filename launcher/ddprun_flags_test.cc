@@ -268,6 +268,27 @@ TEST(DdprunFlagsTest, NodesThatKnowNode0) {
               UnorderedElementsAre("rank 1 of 3 on node 1", "rank 2 of 3 on node 1"));
 }
 
+TEST(DdprunFlagsTest, AllNodesEndWithTheSameCountAndTheRootCausesCode) {
+  const std::string port = absl::StrCat("--master-port=", FreePort());
+  const auto arguments = [&](const std::string& node) {
+    return Shell({"--nnodes=2", "--node-rank=" + node, "--master-addr=127.0.0.1", port,
+                  "--max-restarts=1", "--exit-code=worker"},
+                 "echo attempt $TORCHELASTIC_RESTART_COUNT; [ $RANK = 1 ] && exit 7; "
+                 "exec sleep 1000");
+  };
+  DdprunDriver healthy({.arguments = arguments("0")});
+  DdprunDriver failing({.arguments = arguments("1")});
+  EXPECT_EQ(failing.Wait(), 7);
+  EXPECT_EQ(healthy.Wait(), 7);
+  EXPECT_EQ(failing.out(), "attempt 0\nattempt 1\n");
+  for (const DdprunDriver* run : {&failing, &healthy}) {
+    EXPECT_THAT(run->err(),
+                AllOf(HasSubstr("restart 1 of 1: generation 2: rank 1 exited with code 7\n"),
+                      HasSubstr("ddprun: rank 1 exited with code 7, and the budget of 1 restart is "
+                                "spent\n")));
+  }
+}
+
 TEST(DdprunFlagsTest, ANodeThatJoinsCostsNoRestartAndNoLogFile) {
   const Folder folder;
   const auto redis = ::ddp::testing::RedisFixture::StartTcp("secret");
