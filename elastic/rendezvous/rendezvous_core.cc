@@ -190,7 +190,7 @@ std::string RendezvousCore::KeyPrefix() const {
 void RendezvousCore::Start(Requested what, absl::Duration timeout) {
   CHECK(!request_.has_value()) << "one request at a time";
   ++request_serial_;
-  request_.emplace();
+  request_ = Request();
   request_->what = std::move(what);
   request_->timeout = timeout;
   request_->deadline = now_ + timeout;
