@@ -1,6 +1,8 @@
 #include "testing/simulator/job_checker.h"
 
 #include <algorithm>
+#include <iterator>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 
@@ -26,6 +28,8 @@ void JobChecker::OnContact(NodeId node, bool in_contact, int64_t now_us) {
   Node& self = nodes_[node];
   if (in_contact && !self.in_contact) self.in_contact_since_us = now_us;
   self.in_contact = in_contact;
+  // Its lease may have run out: then it is a newcomer, wherever it sat before.
+  if (!in_contact) self.group_rank = -1;
 }
 
 void JobChecker::OnRound(NodeId node, const Round& round, int nproc, int64_t now_us) {
@@ -133,7 +137,8 @@ void JobChecker::CheckSequence(Node& node, const Round& round) {
       Violate(absl::StrCat(name, " has the number of ", Name(before->second.round.generation)));
     }
   }
-  const bool was_in_the_last = node.group_rank >= 0 && node.generation + 1 == id.number;
+  const bool was_in_the_last =
+      is_quiet_ && node.group_rank >= 0 && node.generation + 1 == id.number;
   if (!limits_.ranks_are_wanted && was_in_the_last && node.memory_losses == memory_losses_ &&
       node.group_rank < round.placement.group_world_size &&
       node.group_rank != round.placement.group_rank) {
@@ -195,9 +200,9 @@ void JobChecker::OnWorkerStarted(NodeId node, const GenerationId& id, int rank, 
   self.of_workers = id;
   const auto world = static_cast<size_t>(generation.round.placement.world_size);
   if (generation.running.size() == world) {
-    generation.is_whole = true;
+    generation.whole_since_us = now_us;
     whole_.push_back(key);
-    CheckOnlyOneRuns(key, now_us);
+    CheckOnlyOneRuns(now_us);
   }
 }
 
@@ -207,22 +212,44 @@ void JobChecker::OnWorkerEnded(NodeId node, const GenerationId& id, int rank, Ca
   generation.running.erase(rank);
   if (cause == Cause::kOwnFailure) ++generation.own_failures;
   --nodes_[node].living_workers;
-  if (std::exchange(generation.is_whole, false)) {
+  if (std::exchange(generation.whole_since_us, -1) >= 0) {
     whole_.erase(std::remove(whole_.begin(), whole_.end(), key), whole_.end());
   }
 }
 
-void JobChecker::CheckOnlyOneRuns(const Key& key, int64_t now_us) {
-  for (const Key& other : whole_) {
-    if (other == key) continue;
-    for (const auto& [group_rank, member] : generations_[other].members) {
-      const Node& node = nodes_[member.node];
-      if (!node.in_contact || now_us - node.in_contact_since_us < limits_.fencing_us) continue;
-      Violate(absl::StrCat("generations ", key.first, ".", key.second, " and ", other.first, ".",
-                           other.second, " run at once; node ", member.node,
-                           " of the latter is in contact with the store"));
-      return;
-    }
+void JobChecker::OnStore(bool is_up, int64_t now_us) {
+  if (is_up && !store_is_up_) store_since_us_ = now_us;
+  store_is_up_ = is_up;
+}
+
+// Whether one of its nodes could have learned for long that its generation is over.
+bool JobChecker::HearsTheStore(const Generation& generation, int64_t now_us) {
+  if (!store_is_up_ || now_us - store_since_us_ < limits_.fencing_us) return false;
+  return std::any_of(generation.members.begin(), generation.members.end(), [&](const auto& entry) {
+    const Node& node = nodes_[entry.second.node];
+    return node.in_contact && now_us - node.in_contact_since_us >= limits_.fencing_us;
+  });
+}
+
+bool JobChecker::RunsInReach(int64_t now_us) {
+  return std::any_of(whole_.begin(), whole_.end(), [&](const Key& key) {
+    const Generation& generation = generations_[key];
+    return now_us - generation.whole_since_us >= limits_.fencing_us &&
+           HearsTheStore(generation, now_us);
+  });
+}
+
+void JobChecker::CheckOnlyOneRuns(int64_t now_us) {
+  for (size_t i = 1; i < whole_.size(); ++i) {
+    const Generation& one = generations_[whole_[i - 1]];
+    const Generation& other = generations_[whole_[i]];
+    const int64_t since_us = std::max(one.whole_since_us, other.whole_since_us);
+    // Where messages arrive, the earlier one was over before the later one began.
+    const bool is_clear = is_quiet_ && one.memory_losses_at_start == memory_losses_;
+    if (now_us - since_us < (is_clear ? 0 : limits_.fencing_us)) continue;
+    if (!HearsTheStore(one, now_us) && !HearsTheStore(other, now_us)) continue;
+    Violate(absl::StrCat(Name(one.round.generation), " and ", Name(other.round.generation),
+                         " run at once"));
   }
 }
 

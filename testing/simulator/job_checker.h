@@ -62,6 +62,12 @@ class JobChecker {
     ++memory_losses_;
     OnDisturbance(now_us);
   }
+  // Now and then: whether two generations have run whole for too long.
+  void CheckOnlyOneRuns(int64_t now_us);
+  // Whether one runs whole, for long and in reach of the store.
+  bool RunsInReach(int64_t now_us);
+  // The store is there for those that can hear it; from now on, where it was not.
+  void OnStore(bool is_up, int64_t now_us);
   // Whether the node can hear the store.
   void OnContact(NodeId node, bool in_contact, int64_t now_us);
 
@@ -86,7 +92,7 @@ class JobChecker {
     int own_failures = 0;
     int64_t started_us = 0;
     int memory_losses_at_start = 0;
-    bool is_whole = false;
+    int64_t whole_since_us = -1;  // -1: it is not whole
   };
   struct Node {
     uint64_t generation = 0;  // the last it was told
@@ -104,7 +110,7 @@ class JobChecker {
   void CheckMembers(const Generation& generation);
   void CheckSequence(Node& node, const elastic::Round& round);
   void CheckBudget(Generation& generation);
-  void CheckOnlyOneRuns(const Key& key, int64_t now_us);
+  bool HearsTheStore(const Generation& generation, int64_t now_us);
   const Generation* Before(const Generation& generation) const;
 
   const Limits limits_;
@@ -116,6 +122,8 @@ class JobChecker {
   int charged_ = 0;
   int64_t disturbed_at_us_ = INT64_MIN / 2;
   int memory_losses_ = 0;
+  bool store_is_up_ = true;
+  int64_t store_since_us_ = INT64_MIN / 2;
 };
 
 }  // namespace ddp::testing

@@ -120,8 +120,11 @@ void SimulatedRendezvous::Do(const Core::Tell& tell) {
 template <typename Callback, typename Value>
 void SimulatedRendezvous::Answer(const Value& value) {
   if (in_request_) {
+    answer_waits_ = true;
     options_.process->DeliverAt(options_.process->now(), [this, serial = serial_, value] {
-      if (serial == serial_) Answer<Callback>(value);
+      if (serial != serial_) return;
+      answer_waits_ = false;
+      Answer<Callback>(value);
     });
     return;
   }
@@ -166,6 +169,7 @@ void SimulatedRendezvous::Close(const JobEnd& end, absl::Duration timeout, Done 
 }
 
 void SimulatedRendezvous::Cancel() {
+  answer_waits_ = false;
   done_ = std::monostate();
   ++serial_;
   Step(Core::CancelRequest{});

@@ -43,7 +43,7 @@ class SimulatedRendezvous final : public elastic::Rendezvous {
   absl::Time next_deadline() const;
   int64_t instance() const { return core_.instance(); }
   // Whether some of what an event brought is still to be done.
-  bool is_stepping() const { return depth_ > 0; }
+  bool is_stepping() const { return depth_ > 0 || answer_waits_; }
 
   void Join(const elastic::NodeOffer& offer, absl::Duration timeout, JoinDone done) override;
   void ReportFailure(const Failure& failure, absl::Duration timeout, FailureDone done) override;
@@ -85,6 +85,7 @@ class SimulatedRendezvous final : public elastic::Rendezvous {
   Answered done_;  // of the outstanding request
   uint64_t serial_ = 0;
   bool in_request_ = false;  // the answer must wait until it has returned
+  bool answer_waits_ = false;
   bool in_flight_ = false;
   int depth_ = 0;           // of steps that follow from steps
   absl::Time gives_up_at_;  // of the script on its way

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "elastic/agent/worker_failure.h"
 #include "store/redis_reply.h"
@@ -27,6 +28,8 @@ constexpr int64_t kSecond = 1000000;
 // Room for what the timeouts of a story do not count: leases, heartbeats, retries.
 constexpr int64_t kSlackUs = 60 * kSecond;
 constexpr int64_t kVanishUs = 3000;
+// More than what 1,000 agents do at one time.
+constexpr int kEventsAtOnceMax = 200000;
 
 const char* EndName(JobEndReason end) {
   switch (end) {
@@ -86,6 +89,8 @@ class Simulation {
   JobChecker& Checker(int64_t instance);
   bool AllOver() const;
   void Disturb();
+  void OnStore(bool is_up);
+  void CheckNowAndThen();
   const std::string* Violation() const;
   void Mix(uint64_t value) { fingerprint_ = (fingerprint_ ^ value) * 0x100000001b3; }
 
@@ -131,6 +136,22 @@ const std::string* Simulation::Violation() const {
 
 void Simulation::Disturb() {
   for (const auto& [instance, checker] : checkers_) checker->OnDisturbance(queue_.now_us());
+}
+
+void Simulation::OnStore(bool is_up) {
+  Disturb();
+  if (is_up) store_sound_since_us_ = queue_.now_us();
+  for (const auto& [instance, checker] : checkers_) checker->OnStore(is_up, queue_.now_us());
+}
+
+void Simulation::CheckNowAndThen() {
+  int running = 0;
+  for (const auto& [instance, checker] : checkers_) {
+    checker->CheckOnlyOneRuns(queue_.now_us());
+    running += checker->RunsInReach(queue_.now_us()) ? 1 : 0;
+    if (running > 1) checker->Violate("two jobs of one run id run at once");
+  }
+  queue_.After(kSecond, [this] { CheckNowAndThen(); });
 }
 
 void Simulation::AddNode(int host, int nproc, int64_t at_us) {
@@ -241,10 +262,10 @@ void Simulation::StrikeStore(const Fault& fault) {
   switch (fault.kind) {
     case FaultKind::kStorePaused:
       store_.Pause();
+      OnStore(false);
       queue_.After(fault.duration_us, [this] {
         trace_.Add("store", "*** goes on");
-        Disturb();
-        store_sound_since_us_ = queue_.now_us();
+        OnStore(true);
         store_.Continue();
       });
       return;
@@ -266,14 +287,14 @@ void Simulation::StrikeStore(const Fault& fault) {
 void Simulation::RestartStore(const Fault& fault, SimulatedStore::Memory memory) {
   trace_.Add("store", "*** is down");
   store_.Kill();
+  OnStore(false);
   queue_.After(fault.duration_us, [this, memory, jump_us = fault.clock_jump_us] {
     trace_.Add("store", "*** is back");
     if (memory != SimulatedStore::Memory::kAll) {
       memory_was_lost_ = true;
       for (const auto& [instance, checker] : checkers_) checker->OnStoreLostMemory(queue_.now_us());
     }
-    Disturb();
-    store_sound_since_us_ = queue_.now_us();
+    OnStore(true);
     store_.Start(memory, jump_us);
   });
 }
@@ -331,7 +352,11 @@ void Simulation::CheckEnd(const SimulatedNode& node) {
       if (node.identity().can_start) wrong("its program can be started");
       break;
     case JobEndReason::kClosed:
-      if (story_.bad_host < 0) wrong("nobody closed it");
+      // Whoever was away while the store was wiped, and the job begun anew, is told so.
+      if (story_.bad_host < 0 &&
+          !(memory_was_lost_ && absl::StrContains(result.reason, "lost its memory"))) {
+        wrong("nobody closed it");
+      }
       break;
     case JobEndReason::kNoProgress:
       if (story_.no_progress_limit == 0 || !story_.commits_steps) wrong("nobody can know");
@@ -373,6 +398,7 @@ bool Simulation::AllOver() const {
 
 SimulationResult Simulation::Run() {
   hosts_ = story_.hosts;
+  CheckNowAndThen();
   for (int host = 0; host < story_.hosts; ++host) {
     AddNode(host, static_cast<int>(random_.Between(1, story_.nproc_max)),
             random_.Between(0, story_.start_spread_us));
@@ -388,7 +414,13 @@ SimulationResult Simulation::Run() {
                            2 * static_cast<int64_t>(story_.training_s * kSecond) +
                            story_.exit_barrier_timeout_us + 2 * story_.shutdown_timeout_us +
                            kSlackUs;
+  int64_t at_us = -1;
+  int events_at_once = 0;
   while (Violation() == nullptr && !AllOver() && queue_.RunNext(bound_us)) {
+    events_at_once = queue_.now_us() == at_us ? events_at_once + 1 : 0;
+    at_us = queue_.now_us();
+    if (events_at_once > kEventsAtOnceMax)
+      Checker(0).Violate("a core asks for time that stands still");
   }
   if (Violation() == nullptr && !AllOver()) {
     for (const std::unique_ptr<SimulatedNode>& node : nodes_) {

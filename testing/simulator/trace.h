@@ -1,6 +1,7 @@
 #ifndef DDP_TESTING_SIMULATOR_TRACE_H_
 #define DDP_TESTING_SIMULATOR_TRACE_H_
 
+#include <algorithm>
 #include <functional>
 #include <string>
 #include <utility>
@@ -24,7 +25,9 @@ class Trace {
   void Add(const std::string& who, const std::string& what) const {
     if (!on()) return;
     const auto seconds = static_cast<double>(queue_->now_us()) / 1e6;
-    writer_(absl::StrFormat("%12.6f %s: %s", seconds, who, what));
+    std::string line = absl::StrFormat("%12.6f %s: %s", seconds, who, what);
+    std::replace(line.begin(), line.end(), '\n', ' ');
+    writer_(line);
   }
 
  private:
