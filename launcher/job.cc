@@ -27,6 +27,7 @@
 #include "elastic/health/error_record.h"
 #include "elastic/rendezvous/job_reader.h"
 #include "elastic/rendezvous/redis_rendezvous.h"
+#include "elastic/rendezvous/round.h"
 #include "launcher/cpu_topology.h"
 #include "launcher/exit_code.h"
 #include "launcher/failure_report.h"
@@ -149,6 +150,21 @@ void AwaitSurvivors(const JobSpec& spec, Parts& parts) {
   if (const absl::Status status = loop->Run(); !status.ok()) SayError(status);
 }
 
+// One job, one set of limits: workers and messages tell the same on every node.
+void TakeLimits(const elastic::JobLimits& limits, elastic::LaunchConfig& config) {
+  const elastic::JobLimits wanted = {config.max_restarts, config.min_nodes, config.max_nodes};
+  if (limits == wanted) return;
+  const auto flags = [](const elastic::JobLimits& of) {
+    return absl::StrCat("--nnodes=", of.min_nodes, ":", of.max_nodes,
+                        " --max-restarts=", of.max_restarts);
+  };
+  Say(absl::StrCat("the job was opened with ", flags(limits), ", which counts for all nodes; here ",
+                   flags(wanted), " was given"));
+  config.max_restarts = limits.max_restarts;
+  config.min_nodes = limits.min_nodes;
+  config.max_nodes = limits.max_nodes;
+}
+
 absl::Status OpenRendezvous(const JobSpec& spec, Parts& parts) {
   const RendezvousOptions& wanted = spec.options.rendezvous;
   elastic::RedisRendezvous::Options options;
@@ -169,6 +185,7 @@ absl::Status OpenRendezvous(const JobSpec& spec, Parts& parts) {
   }
   DDP_ASSIGN_OR_RETURN(parts.rendezvous,
                        elastic::RedisRendezvous::Open(options, parts.event_loop.get()));
+  TakeLimits(parts.rendezvous->limits(), parts.config);
   return absl::OkStatus();
 }
 
@@ -302,8 +319,9 @@ void AwaitOthers(const elastic::JobResult& result, const Parts& parts) {
 
 elastic::JobResult CannotStart(const absl::Status& status) {
   elastic::JobResult result;
-  result.end = absl::IsUnavailable(status) ? elastic::JobEndReason::kStoreLost
-                                           : elastic::JobEndReason::kCannotStart;
+  result.end = absl::IsUnavailable(status)        ? elastic::JobEndReason::kStoreLost
+               : absl::IsDeadlineExceeded(status) ? elastic::JobEndReason::kRendezvousTimeout
+                                                  : elastic::JobEndReason::kCannotStart;
   result.exit_code = 1;
   return result;
 }

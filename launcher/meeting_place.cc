@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <utility>
 
 #include "base/status_macros.h"
@@ -61,6 +62,12 @@ absl::StatusOr<MeetingPlace> MeetAtMaster(const LaunchOptions& options, const st
   place.server = std::move(met.server);
   place.worker_store = std::move(met.worker_store);
   ExportCredentials(place.endpoint);
+  if (place.server != nullptr && options.max_nodes > 1) {
+    std::fprintf(
+        stderr,
+        "ddprun: this node, --node-rank=0, holds the rendezvous: if it is lost, the others' "
+        "workers go on, but the job cannot replace, restart or add any\n");
+  }
   return place;
 }
 

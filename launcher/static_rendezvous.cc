@@ -176,7 +176,9 @@ absl::StatusOr<StaticMeeting> Visit(const StaticRendezvousOptions& options,
     const bool may_pass =
         absl::IsUnavailable(answer.status()) || absl::IsDeadlineExceeded(answer.status());
     if (!may_pass || Now() >= deadline) {
-      return Explain(MasterFlags(options), answer.status(), "; is node 0 running?");
+      const absl::Status why =
+          Explain(MasterFlags(options), answer.status(), "; is node 0 running?");
+      return may_pass ? absl::DeadlineExceededError(why.message()) : why;
     }
     // An answer that breaks off is of a store that is going: another one may come.
     const timespec pause = absl::ToTimespec(kPause);

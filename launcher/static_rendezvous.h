@@ -51,7 +51,7 @@ struct StaticMeeting {
 //
 // kInvalidArgument: the environment's credentials, or a wildcard as address. kFailedPrecondition:
 // master_addr is no address of node 0's machine. kAlreadyExists: the port is taken.
-// kDeadlineExceeded, kUnavailable: node 0 was not to be found. Else what
+// kDeadlineExceeded: node 0 was not to be found. Else what
 // PrivateRedisServer::Start says. All as one line that names flag, value and fix.
 absl::StatusOr<StaticMeeting> MeetStatically(const StaticRendezvousOptions& options,
                                              EventLoop* event_loop);

@@ -106,7 +106,8 @@ absl::StatusOr<std::unique_ptr<TcpStoreClient>> TcpStoreClient::Connect(const st
     }
     if (Now() >= deadline) {
       return absl::UnavailableError(
-          absl::StrCat(std::string(status.message()), ", for ", absl::FormatDuration(timeout)));
+          absl::StrCat(std::string(status.message()), ", for ",
+                       absl::FormatDuration(absl::Trunc(timeout, absl::Milliseconds(1)))));
     }
     Pause(pause, deadline);
   }
@@ -183,8 +184,9 @@ absl::StatusOr<std::string> TcpStoreClient::Get(const std::string& key, absl::Du
   DDP_RETURN_IF_ERROR(Send(request, deadline));
   const absl::Status waited = Receive(1, deadline).status();
   if (absl::IsDeadlineExceeded(waited)) {
-    return absl::DeadlineExceededError(absl::StrCat("TCPStore at ", server_, ": no key '", key,
-                                                    "' within ", absl::FormatDuration(timeout)));
+    return absl::DeadlineExceededError(
+        absl::StrCat("TCPStore at ", server_, ": no key '", key, "' within ",
+                     absl::FormatDuration(absl::Trunc(timeout, absl::Milliseconds(1)))));
   }
   DDP_RETURN_IF_ERROR(waited);
   request.clear();

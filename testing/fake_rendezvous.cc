@@ -86,8 +86,11 @@ void FakeRendezvous::Drain(const elastic::GenerationId& generation, const std::s
                            absl::Duration, Done done) {
   Answer(absl::StrCat("drain ", generation.number, " ", cause), [this, generation, cause, done] {
     if (!reach_.ok()) return done(reach_);
+    if (generation != generation_ || !running_) {
+      return done(absl::AbortedError("the generation is over"));
+    }
     done(absl::OkStatus());
-    if (generation != generation_ || !running_ || std::exchange(draining_, true)) return;
+    if (std::exchange(draining_, true)) return;
     reason_ = cause;
     loop_->AddTimer(absl::ZeroDuration(), [this, generation, cause] {
       if (on_news_) {

@@ -19,6 +19,8 @@ bool EndedAsAsked(const ExitStatus& status, int asked_by, bool kill_sent) {
   return signal == SIGTERM || signal == asked_by || (kill_sent && signal == SIGKILL);
 }
 
+constexpr int64_t kStopAtOnce = -1;
+
 // How long a node whose workers have succeeded waits for a store that is away.
 constexpr absl::Duration kCompletedOutage = absl::Seconds(30);
 
@@ -231,6 +233,11 @@ void AgentCore::ReportFailures() {
     last_cause_generation_ = round_.generation.number;
     last_cause_ = Cause(*next);
   }
+  if (store_deadline_ != absl::InfiniteFuture()) {
+    decision_.reason =
+        absl::StrCat(last_cause_, ": waiting for the rendezvous, which is out of reach, at most ",
+                     absl::FormatDuration(store_deadline_ - now_));
+  }
   // On one node a budget that is spent is spent, wherever the store is; only a restart needs its
   // consent.
   const bool restart_possible = options_.max_nodes > 1 || restarts_ < options_.max_restarts;
@@ -377,8 +384,12 @@ void AgentCore::OnGenerationOver(const News& news) {
       last_cause_ = news.cause;
       JoinNext();
       break;
+    case Phase::kShuttingDown:
+      // No common step will come any more. A user's signal has its own time limit.
+      if (!stop_sent_) StopWorkers(shutdown_signal_, kStopAtOnce);
+      break;
     default:
-      break;  // a user's signal has its own time limit
+      break;
   }
 }
 
@@ -431,6 +442,9 @@ void AgentCore::OnJobEnd(const JobEnd& end) {
       break;
     case Phase::kCompleting:
       LeaveBecause(end);
+      break;
+    case Phase::kShuttingDown:
+      if (!stop_sent_) StopWorkers(shutdown_signal_, kStopAtOnce);
       break;
     default:
       break;  // joining: the answer says so too
@@ -565,16 +579,22 @@ void AgentCore::OnDeadline() {
   SignalAll(SIGKILL);
 }
 
-// Training on for ever without a store would be unseen and could not be mended.
+// Training on for ever without a store would be unseen and could not be mended, and so would
+// waiting for it.
 void AgentCore::OnStoreLost() {
   store_deadline_ = absl::InfiniteFuture();
-  if (phase_ != Phase::kRunning) return;  // requests have their own time limits
   const std::string text = absl::StrCat("the rendezvous was out of reach for ",
                                         absl::FormatDuration(options_.store_outage_timeout));
-  decision_.reason = absl::StrCat(text, ": stopping ", Count(living_.size(), "worker"));
-  Abandon(JobEndReason::kStoreLost, text);
-  deadline_ = now_ + options_.shutdown_timeout;
-  StopWorkers(SIGTERM, std::nullopt);
+  if (phase_ == Phase::kRunning) {
+    decision_.reason = absl::StrCat(text, ": stopping ", Count(living_.size(), "worker"));
+    Abandon(JobEndReason::kStoreLost, text);
+    deadline_ = now_ + options_.shutdown_timeout;
+    StopWorkers(SIGTERM, std::nullopt);
+  } else if ((phase_ == Phase::kJoining || phase_ == Phase::kStopping) && living_.empty()) {
+    Leave(JobEndReason::kStoreLost,
+          last_cause_.empty() ? absl::StrCat("the job cannot start: ", text)
+                              : absl::StrCat(last_cause_, ", and the job cannot restart: ", text));
+  }
 }
 
 void AgentCore::Abandon(JobEndReason end, std::string text) {

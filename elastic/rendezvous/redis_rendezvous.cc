@@ -222,6 +222,7 @@ RedisRendezvous::RedisRendezvous(std::unique_ptr<State> state) : state_(std::mov
 RedisRendezvous::~RedisRendezvous() = default;
 
 int64_t RedisRendezvous::instance() const { return state_->core.instance(); }
+JobLimits RedisRendezvous::limits() const { return state_->core.limits(); }
 
 absl::StatusOr<std::unique_ptr<RedisRendezvous>> RedisRendezvous::Open(const Options& options,
                                                                        EventLoop* loop) {

@@ -67,6 +67,8 @@ class RedisRendezvous final : public Rendezvous {
 
   // The instance of the run id that this job is, from 1.
   int64_t instance() const;
+  // Of the job, which may be another node's.
+  JobLimits limits() const;
 
   void Join(const NodeOffer& offer, absl::Duration timeout, JoinDone done) override;
   void ReportFailure(const Failure& failure, absl::Duration timeout, FailureDone done) override;

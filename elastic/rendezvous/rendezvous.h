@@ -117,7 +117,7 @@ class Rendezvous {
   virtual void Complete(const GenerationId& generation, absl::Duration timeout, Done done) = 0;
 
   // Announces that this node will leave (preemption, a user's SIGTERM): free of charge. All nodes
-  // get the news kDrain, this one too. OK also when the generation is over already.
+  // get the news kDrain, this one too. Also errors: kAborted (the generation is over already).
   virtual void Drain(const GenerationId& generation, const std::string& cause,
                      absl::Duration timeout, Done done) = 0;
 

@@ -591,6 +591,7 @@ void RendezvousCore::OnWaiting(const ScriptReply& reply, bool is_spare) {
 void RendezvousCore::OpenAnother() {
   opened_.reset();
   forgotten_ = false;
+  subscribe_at_ = absl::InfiniteFuture();  // there is nothing to listen to until then
   open_token_ = RandomHex();
   seen_ = GenerationId();
   restarts_seen_ = 0;
@@ -626,7 +627,7 @@ void RendezvousCore::OnAnswer(const CompleteRequest&, const ScriptReply& reply) 
 }
 
 void RendezvousCore::OnAnswer(const DrainRequest&, const ScriptReply& reply) {
-  Finish(absl::OkStatus());
+  Finish(reply.outcome == "drain" ? absl::OkStatus() : GenerationIsOver(reply));
   if (reply.outcome == "drain") {
     TellDrain(reply.number(0, -1), reply.text(1));
   } else if (reply.outcome == "ended") {

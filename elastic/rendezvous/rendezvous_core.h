@@ -139,6 +139,11 @@ class RendezvousCore {
   const absl::Status& open_status() const { return open_status_; }
   // The job that this node belongs to, by its number; 0: not known yet.
   int64_t instance() const { return opened_.has_value() ? opened_->number : 0; }
+  // Our own until the job is opened.
+  JobLimits limits() const {
+    if (opened_.has_value()) return opened_->limits;
+    return {options_.max_restarts, options_.min_nodes, options_.max_nodes};
+  }
   const std::string& node() const { return options_.node; }
 
  private:

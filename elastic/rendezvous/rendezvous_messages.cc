@@ -146,11 +146,19 @@ JobEnd ParseEndReply(const ScriptReply& reply) {
 
 absl::StatusOr<OpenedInstance> ParseOpenedInstance(const RedisReply& reply) {
   DDP_ASSIGN_OR_RETURN(const absl::Span<const RedisReply> parts, reply.AsArray());
-  if (parts.size() != 3) return Bad("an instance in other than three parts");
+  if (parts.size() != 6) return Bad("an instance in other than six parts");
   OpenedInstance instance;
   DDP_ASSIGN_OR_RETURN(instance.number, parts[0].AsInteger());
   DDP_ASSIGN_OR_RETURN(instance.token, parts[1].AsString());
   DDP_ASSIGN_OR_RETURN(instance.lease_ms, parts[2].AsInteger());
+  std::array<int64_t, 3> limits{};
+  for (size_t i = 0; i < limits.size(); ++i) {
+    DDP_ASSIGN_OR_RETURN(limits[i], parts[i + 3].AsInteger());
+    if (limits[i] < 0 || limits[i] > std::numeric_limits<int>::max()) return Bad("a job's limits");
+  }
+  instance.limits = {.max_restarts = static_cast<int>(limits[0]),
+                     .min_nodes = static_cast<int>(limits[1]),
+                     .max_nodes = static_cast<int>(limits[2])};
   if (instance.number < 1 || instance.number > kNumberMax || instance.token.size() > 64 ||
       instance.lease_ms < 1 || instance.lease_ms > kNumberMax) {
     return Bad("an instance that cannot be");

@@ -49,6 +49,7 @@ struct OpenedInstance {
   // memory. Empty: there is no such instance.
   std::string token;
   int64_t lease_ms = 0;
+  JobLimits limits;  // of the job, which the node that opened it has given it
 };
 absl::StatusOr<OpenedInstance> ParseOpenedInstance(const store::RedisReply& reply);
 

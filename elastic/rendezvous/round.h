@@ -56,6 +56,14 @@ struct Round {
   bool masters = false;  // rank 0 is on this node
 };
 
+// What the node that opened a job has given it, and what counts for all of its nodes.
+struct JobLimits {
+  int max_restarts = 0;
+  int min_nodes = 1;
+  int max_nodes = 1;
+  bool operator==(const JobLimits&) const = default;
+};
+
 // How a job ended, for all of its nodes.
 struct JobEnd {
   enum class Kind {

@@ -47,6 +47,14 @@ local function enter()
   redis.call('PEXPIRE', leases, J.ttl_ms)
 end
 
+local function has_other_machines()
+  local all = redis.call('HGETALL', members)
+  for i = 2, #all, 2 do
+    if host_of(all[i]) ~= host then return true end
+  end
+  return false
+end
+
 -- While a generation runs: what keeps a newcomer out of it, or nil.
 local function kept_out()
   if redis.call('HLEN', members) >= num('max_nodes') then
@@ -58,7 +66,7 @@ local function kept_out()
   if redis.call('SCARD', completed) > 0 then
     return 'as a spare: nodes of the job have finished already'
   end
-  if is_quarantined(host) then
+  if is_quarantined(host) and has_other_machines() then
     return 'as a spare: ' .. host .. ' is in quarantine after repeated failures'
   end
 end

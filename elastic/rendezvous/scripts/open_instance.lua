@@ -10,7 +10,8 @@
 --       5 fingerprint, '' for none; 6 time to live of the keys in ms, 7 of the request in ms
 --       8 lease in ms, 9 heartbeat in ms, 10 max_restarts, 11 min_nodes, 12 max_nodes
 --       13 last call in ms, 14 no_progress_limit, 15 quarantine_strikes, 16 its cooldown in ms
--- Reply: {instance, token, lease in ms}; the token is '' where the wanted instance does not exist.
+-- Reply: {instance, token, lease in ms, max_restarts, min_nodes, max_nodes}: the job's own. The token is
+--        '' where the wanted instance does not exist.
 local server_time = redis.call('TIME')
 local now = string.format('%.0f', server_time[1] * 1000 + math.floor(server_time[2] / 1000))
 local prefix, wanted, token = ARGV[1], ARGV[2], ARGV[3]
@@ -36,8 +37,10 @@ local function create(instance)
 end
 
 local function answer(instance)
-  local found = redis.call('HMGET', job_of(instance), 'token', 'lease_ms')
-  return {instance, found[1] or '', found[2] or ARGV[8]}
+  local found = redis.call('HMGET', job_of(instance), 'token', 'lease_ms', 'max_restarts',
+    'min_nodes', 'max_nodes')
+  return {instance, found[1] or '', found[2] or ARGV[8], found[3] or ARGV[10],
+    found[4] or ARGV[11], found[5] or ARGV[12]}
 end
 
 -- A server that lost the counter must not give a number away twice.

@@ -37,6 +37,9 @@ local function choose()
     if a.arrival ~= b.arrival then return a.arrival < b.arrival end
     return a.name < b.name
   end
+  if #free == 0 then
+    free, held = held, {}  -- there is no other machine that would be better
+  end
   table.sort(free, comes_first)
   table.sort(held, comes_first)
   local chosen, min, max = free, num('min_nodes'), num('max_nodes')
