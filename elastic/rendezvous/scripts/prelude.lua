@@ -20,7 +20,7 @@ local server_time = redis.call('TIME')
 local now = server_time[1] * 1000 + math.floor(server_time[2] / 1000)
 
 local brief = redis.call('HMGET', job_key, 'token', 'state', 'generation', 'nonce', 'restarts',
-  'lease_ms', 'tick', 'max_step', 'median', 'drain', 'drain_stop', 'over')
+  'lease_ms', 'tick', 'max_step', 'median', 'drain', 'drain_stop', 'over', 'unknown')
 if brief[1] ~= token then
   return {brief[1] and 'foreign' or 'unknown', '0', '', '0'}
 end
