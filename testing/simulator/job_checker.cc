@@ -4,6 +4,7 @@
 #include <iterator>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
 namespace ddp::testing {
@@ -43,6 +44,7 @@ void JobChecker::OnRound(NodeId node, const Round& round, int nproc, int64_t now
     generation.started_us = now_us;
     generation.memory_losses_at_start = memory_losses_;
     CheckBudget(generation);
+    CheckNobodyLost(generation);
   }
   CheckAgreement(round, generation.round);
   CheckSequence(nodes_[node], round);
@@ -157,7 +159,20 @@ const JobChecker::Generation* JobChecker::Before(const Generation& generation) c
   return found != generations_.end() && found->first.first == number - 1 ? &found->second : nullptr;
 }
 
-void JobChecker::CheckBudget(Generation& generation) {
+// A generation that was not told to all before the store forgot it has lost the others.
+void JobChecker::CheckNobodyLost(const Generation& generation) {
+  const Round& round = generation.round;
+  const Generation* const before = Before(generation);
+  if (!is_quiet_ || !nodes_are_sound_ || !absl::StrContains(round.reason, "lost")) return;
+  if (before != nullptr &&
+      static_cast<int>(before->members.size()) < before->round.placement.group_world_size) {
+    return;
+  }
+  Violate(
+      absl::StrCat(Name(round.generation), ": nothing happened to any node, yet ", round.reason));
+}
+
+void JobChecker::CheckBudget(const Generation& generation) {
   const Round& round = generation.round;
   const std::string name = Name(round.generation);
   if (round.charged) ++charged_;

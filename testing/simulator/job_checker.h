@@ -23,6 +23,7 @@ namespace ddp::testing {
 //   * fewer nodes than MIN, more than MAX, more restarts than the budget
 //   * a restart that is charged when no worker failed by itself, or is not when one did and nothing
 //     else happened
+//   * a node given up for lost to which nothing happened, whatever happened to the store
 //   * workers of two generations on one node
 //
 // A node is one life of an agent: one that starts anew is another node. Thread-compatible.
@@ -57,6 +58,8 @@ class JobChecker {
   // Something happened by which membership may change or failures may go unseen: a node died, left,
   // came, was stopped or cut off. Restarts of now may be free.
   void OnDisturbance(int64_t now_us) { disturbed_at_us_ = now_us; }
+  // Something happened to a node: from now on nodes may be lost.
+  void OnNodeInTrouble() { nodes_are_sound_ = false; }
   // The store forgot something: numbers may repeat with another nonce, restarts may be lost.
   void OnStoreLostMemory(int64_t now_us) {
     ++memory_losses_;
@@ -109,7 +112,8 @@ class JobChecker {
   void CheckAgreement(const elastic::Round& told, const elastic::Round& known);
   void CheckMembers(const Generation& generation);
   void CheckSequence(Node& node, const elastic::Round& round);
-  void CheckBudget(Generation& generation);
+  void CheckNobodyLost(const Generation& generation);
+  void CheckBudget(const Generation& generation);
   bool HearsTheStore(const Generation& generation, int64_t now_us);
   const Generation* Before(const Generation& generation) const;
 
@@ -119,6 +123,7 @@ class JobChecker {
   std::map<NodeId, Node> nodes_;
   std::vector<Key> whole_;  // that run whole now
   bool is_quiet_ = true;
+  bool nodes_are_sound_ = true;
   int charged_ = 0;
   int64_t disturbed_at_us_ = INT64_MIN / 2;
   int memory_losses_ = 0;

@@ -161,6 +161,13 @@ TEST_F(JobCheckerTest, SeesTheBudgetExceeded) {
   EXPECT_TRUE(Says("2 restarts, the budget is 1"));
 }
 
+TEST_F(JobCheckerTest, SeesASoundNodeGivenUp) {
+  Round round = MakeRound(1, "a", 0, 1);
+  round.reason = "node host-1 was lost";
+  checker_.OnRound(0, round, 2, now_us_);
+  EXPECT_TRUE(Says("nothing happened to any node"));
+}
+
 TEST_F(JobCheckerTest, SeesWorkersOfTwoGenerationsOnANode) {
   Start(0, MakeRound(1, "a", 0, 2));
   Start(0, MakeRound(2, "b", 0, 2));

@@ -123,8 +123,8 @@ void SimulatedNode::CheckDeadlines() {
   if (finished_ || stepping_ || rendezvous_.is_stepping() || kills) return;
   const absl::Time next = std::min(core_.next_deadline(), rendezvous_.next_deadline());
   if (next == absl::InfiniteFuture()) {
-    world_.checker(instance())
-        .Violate(absl::StrCat(name_, " is ", core_.state_name(), " and waits without a deadline"));
+    world_.checker(job()).Violate(
+        absl::StrCat(name_, " is ", core_.state_name(), " and waits without a deadline"));
   }
 }
 
@@ -153,10 +153,10 @@ void SimulatedNode::Do(const elastic::JoinAction& action) {
 void SimulatedNode::OnJoined(absl::StatusOr<JoinAnswer> answer) {
   if (answer.ok() && std::holds_alternative<Round>(*answer)) {
     round_ = std::get<Round>(*answer);
+    job_of_workers_ = job();
     highest_step_ = -1;
     TellContact();
-    world_.checker(instance())
-        .OnRound(identity_.id, round_, identity_.nproc, world_.queue->now_us());
+    world_.checker(job()).OnRound(identity_.id, round_, identity_.nproc, world_.queue->now_us());
   }
   Post(elastic::JoinedEvent{std::move(answer)});
 }
@@ -211,9 +211,9 @@ void SimulatedNode::Do(const elastic::StartWorkersAction&) {
   }
   for (int local_rank = 0; local_rank < identity_.nproc; ++local_rank) {
     world_.training->Start(identity_.id, local_rank, round_);
-    world_.checker(instance())
-        .OnWorkerStarted(identity_.id, round_.generation, round_.placement.first_rank + local_rank,
-                         world_.queue->now_us());
+    world_.checker(job()).OnWorkerStarted(identity_.id, round_.generation,
+                                          round_.placement.first_rank + local_rank,
+                                          world_.queue->now_us());
     event.started.push_back(local_rank);
   }
   Post(event);
@@ -246,7 +246,7 @@ void SimulatedNode::Do(const elastic::FinishAction& action) {
 
 void SimulatedNode::TellContact() {
   const bool in_contact = is_alive() && !process_.is_stopped() && !cut_off_;
-  world_.checker(instance()).OnContact(identity_.id, in_contact, world_.queue->now_us());
+  world_.checker(job()).OnContact(identity_.id, in_contact, world_.queue->now_us());
 }
 
 void SimulatedNode::Kill() {

@@ -43,8 +43,8 @@ class SimulatedNode {
     TrainingModel* training = nullptr;
     const elastic::RendezvousScripts* scripts = nullptr;
     const Trace* trace = nullptr;
-    // The checker of the job instance that this node takes part in.
-    std::function<JobChecker&(int64_t instance)> checker;
+    // By the token of a job.
+    std::function<JobChecker&(const std::string& job)> checker;
     std::function<void(SimulatedNode&)> on_finished;
   };
 
@@ -73,7 +73,9 @@ class SimulatedNode {
   bool is_sound() const { return is_alive() && !process_.is_stopped() && !cut_off_; }
   elastic::JobResult result() const { return core_.result(); }
   std::string state_name() const { return core_.state_name(); }
-  int64_t instance() const { return rendezvous_.instance(); }
+  // The token of the job that it takes part in, and of the one that its last workers did.
+  const std::string& job() const { return rendezvous_.job(); }
+  const std::string& job_of_workers() const { return job_of_workers_; }
   int64_t started_us() const { return started_us_; }
 
  private:
@@ -106,6 +108,7 @@ class SimulatedNode {
   elastic::AgentCore core_;
   SimulatedRendezvous rendezvous_;
   elastic::Round round_;
+  std::string job_of_workers_;
   int64_t highest_step_ = -1;
 
   std::deque<elastic::AgentEvent> events_;

@@ -41,7 +41,8 @@ class SimulatedRendezvous final : public elastic::Rendezvous {
 
   // When it will do something by itself, or is told that a script was not answered.
   absl::Time next_deadline() const;
-  int64_t instance() const { return core_.instance(); }
+  // The token of the job that this node knows of; "" before that.
+  const std::string& job() const { return job_; }
   // Whether some of what an event brought is still to be done.
   bool is_stepping() const { return depth_ > 0 || answer_waits_; }
 
@@ -86,6 +87,7 @@ class SimulatedRendezvous final : public elastic::Rendezvous {
   uint64_t serial_ = 0;
   bool in_request_ = false;  // the answer must wait until it has returned
   bool answer_waits_ = false;
+  std::string job_;
   bool in_flight_ = false;
   int depth_ = 0;           // of steps that follow from steps
   absl::Time gives_up_at_;  // of the script on its way

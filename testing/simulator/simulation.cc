@@ -86,7 +86,7 @@ class Simulation {
   void OnFinished(SimulatedNode& node);
   void CheckEnd(const SimulatedNode& node);
   void CheckEnoughForARound(const SimulatedNode& node);
-  JobChecker& Checker(int64_t instance);
+  JobChecker& Checker(const std::string& job);
   bool AllOver() const;
   void Disturb();
   void OnStore(bool is_up);
@@ -102,18 +102,20 @@ class Simulation {
   TrainingModel training_;
   const elastic::RendezvousScripts& scripts_;
 
-  std::map<int64_t, std::unique_ptr<JobChecker>> checkers_;  // by instance
+  std::map<std::string, std::unique_ptr<JobChecker>> checkers_;  // by the job's token
   std::vector<std::unique_ptr<SimulatedNode>> nodes_;
   int hosts_ = 0;
   int nodes_to_come_ = 0;
   int64_t store_sound_since_us_ = 0;
   bool memory_was_lost_ = false;
+  bool node_was_in_trouble_ = false;
+  int64_t disturbed_at_us_ = 0;
   uint64_t fingerprint_ = 0xcbf29ce484222325;
   SimulationResult result_;
 };
 
-JobChecker& Simulation::Checker(int64_t instance) {
-  std::unique_ptr<JobChecker>& checker = checkers_[instance];
+JobChecker& Simulation::Checker(const std::string& job) {
+  std::unique_ptr<JobChecker>& checker = checkers_[job];
   if (checker == nullptr) {
     checker = std::make_unique<JobChecker>(
         JobChecker::Limits{.min_nodes = story_.min_nodes,
@@ -121,6 +123,8 @@ JobChecker& Simulation::Checker(int64_t instance) {
                            .max_restarts = story_.max_restarts,
                            .ranks_are_wanted = story_.node_ranks,
                            .fencing_us = story_.lease_us + 3 * kSecond});
+    checker->OnDisturbance(disturbed_at_us_);
+    if (node_was_in_trouble_) checker->OnNodeInTrouble();
     checker->SetQuiet(
         story_.network.lose_request + story_.network.lose_reply + story_.network.swallow == 0);
   }
@@ -128,25 +132,26 @@ JobChecker& Simulation::Checker(int64_t instance) {
 }
 
 const std::string* Simulation::Violation() const {
-  for (const auto& [instance, checker] : checkers_) {
+  for (const auto& [job, checker] : checkers_) {
     if (checker->violation().has_value()) return &*checker->violation();
   }
   return nullptr;
 }
 
 void Simulation::Disturb() {
-  for (const auto& [instance, checker] : checkers_) checker->OnDisturbance(queue_.now_us());
+  disturbed_at_us_ = queue_.now_us();
+  for (const auto& [job, checker] : checkers_) checker->OnDisturbance(queue_.now_us());
 }
 
 void Simulation::OnStore(bool is_up) {
   Disturb();
   if (is_up) store_sound_since_us_ = queue_.now_us();
-  for (const auto& [instance, checker] : checkers_) checker->OnStore(is_up, queue_.now_us());
+  for (const auto& [job, checker] : checkers_) checker->OnStore(is_up, queue_.now_us());
 }
 
 void Simulation::CheckNowAndThen() {
   int running = 0;
-  for (const auto& [instance, checker] : checkers_) {
+  for (const auto& [job, checker] : checkers_) {
     checker->CheckOnlyOneRuns(queue_.now_us());
     running += checker->RunsInReach(queue_.now_us()) ? 1 : 0;
     if (running > 1) checker->Violate("two jobs of one run id run at once");
@@ -169,7 +174,7 @@ void Simulation::AddNode(int host, int nproc, int64_t at_us) {
         .training = &training_,
         .scripts = &scripts_,
         .trace = &trace_,
-        .checker = [this](int64_t instance) -> JobChecker& { return Checker(instance); },
+        .checker = [this](const std::string& job) -> JobChecker& { return Checker(job); },
         .on_finished = [this](SimulatedNode& node) { OnFinished(node); }};
     nodes_.push_back(std::make_unique<SimulatedNode>(identity, world, random_.Fork()));
     if (trace_.on()) trace_.Add(nodes_.back()->name(), absl::StrCat("starts on host ", host));
@@ -220,6 +225,8 @@ void Simulation::StrikeNode(const Fault& fault) {
   }
   ++result_.faults[static_cast<int>(fault.kind)];
   trace_.Add(node->name(), absl::StrCat("*** ", FaultName(fault.kind)));
+  node_was_in_trouble_ = true;
+  for (const auto& [job, checker] : checkers_) checker->OnNodeInTrouble();
   Disturb();
   const auto later = [this, node, &fault](void (SimulatedNode::*end)()) {
     queue_.After(fault.duration_us, [this, node, end] {
@@ -292,7 +299,7 @@ void Simulation::RestartStore(const Fault& fault, SimulatedStore::Memory memory)
     trace_.Add("store", "*** is back");
     if (memory != SimulatedStore::Memory::kAll) {
       memory_was_lost_ = true;
-      for (const auto& [instance, checker] : checkers_) checker->OnStoreLostMemory(queue_.now_us());
+      for (const auto& [job, checker] : checkers_) checker->OnStoreLostMemory(queue_.now_us());
     }
     OnStore(true);
     store_.Start(memory, jump_us);
@@ -301,13 +308,13 @@ void Simulation::RestartStore(const Fault& fault, SimulatedStore::Memory memory)
 
 void Simulation::OnScript(const store::RedisReply& reply) {
   Mix(static_cast<uint64_t>(queue_.now_us()));
-  if (reply.IsError()) Checker(0).Violate(absl::StrCat("a script failed: ", reply.error_text()));
+  if (reply.IsError()) Checker("").Violate(absl::StrCat("a script failed: ", reply.error_text()));
 }
 
 void Simulation::OnWorkerExit(const TrainingModel::Exit& exit) {
   Mix(static_cast<uint64_t>(queue_.now_us() + exit.pid));
   SimulatedNode& node = *nodes_[exit.node];
-  Checker(node.instance())
+  Checker(node.job_of_workers())
       .OnWorkerEnded(exit.node, exit.generation, exit.rank,
                      exit.by_itself ? JobChecker::Cause::kOwnFailure : JobChecker::Cause::kOther);
   queue_.After(kVanishUs, [this, exit] { nodes_[exit.node]->OnWorkerExit(exit); });
@@ -326,7 +333,7 @@ void Simulation::OnFinished(SimulatedNode& node) {
 
 void Simulation::CheckEnd(const SimulatedNode& node) {
   const JobResult result = node.result();
-  JobChecker& checker = Checker(node.instance());
+  JobChecker& checker = Checker(node.job());
   const auto wrong = [&](const std::string& what) {
     checker.Violate(absl::StrCat(node.name(), " ended (", EndName(result.end), ": ", result.reason,
                                  "), though ", what));
@@ -377,13 +384,13 @@ void Simulation::CheckEnoughForARound(const SimulatedNode& node) {
   int others = 0;
   for (const std::unique_ptr<SimulatedNode>& other : nodes_) {
     const bool was_there = other.get() == &node || other->is_sound();
-    if (was_there && other->instance() == node.instance() &&
+    if (was_there && other->job() == node.job() &&
         other->started_us() + waited_us < queue_.now_us()) {
       ++others;
     }
   }
   if (others < story_.min_nodes) return;
-  Checker(node.instance())
+  Checker(node.job())
       .Violate(absl::StrCat(node.name(), " gave up (", EndName(node.result().end), ": ",
                             node.result().reason, ") while ", others,
                             " agents were there for all of its wait; ", story_.min_nodes,
@@ -420,12 +427,12 @@ SimulationResult Simulation::Run() {
     events_at_once = queue_.now_us() == at_us ? events_at_once + 1 : 0;
     at_us = queue_.now_us();
     if (events_at_once > kEventsAtOnceMax)
-      Checker(0).Violate("a core asks for time that stands still");
+      Checker("").Violate("a core asks for time that stands still");
   }
   if (Violation() == nullptr && !AllOver()) {
     for (const std::unique_ptr<SimulatedNode>& node : nodes_) {
       if (!node->is_alive()) continue;
-      Checker(node->instance())
+      Checker(node->job())
           .Violate(absl::StrCat(node->name(), " is still ", node->state_name(), " ",
                                 (bound_us - story_.faults_end_us) / kSecond,
                                 "s after the last fault"));
@@ -433,7 +440,7 @@ SimulationResult Simulation::Run() {
     }
   }
   if (const std::string* violation = Violation()) result_.violation = *violation;
-  for (const auto& [instance, checker] : checkers_) {
+  for (const auto& [job, checker] : checkers_) {
     result_.generations += checker->generations();
     result_.charged += checker->charged();
   }
