@@ -11,8 +11,7 @@
 --       8 lease in ms, 9 heartbeat in ms, 10 max_restarts, 11 min_nodes, 12 max_nodes
 --       13 last call in ms, 14 no_progress_limit, 15 quarantine_strikes, 16 its cooldown in ms
 -- Reply: {instance, token, lease in ms, max_restarts, min_nodes, max_nodes}: the job's own. The
--- token is
---        '' where the wanted instance does not exist.
+--        token is '' where the wanted instance does not exist.
 local server_time = redis.call('TIME')
 local now = string.format('%.0f', server_time[1] * 1000 + math.floor(server_time[2] / 1000))
 local prefix, wanted, token = ARGV[1], ARGV[2], ARGV[3]
