@@ -46,7 +46,9 @@ std::string WithoutErrorFile(const elastic::WorkerFailure& failure) {
                                         ") received by PID ", failure.pid)
                          : absl::StrCat("The worker ", elastic::DescribeExit(failure.status));
   if (failure.was_stopped) return absl::StrCat(text, ": stopped because of the root cause");
-  if (!failure.hang.empty()) return absl::StrCat("The worker ", failure.hang, ": killed");
+  if (!failure.instead.empty()) {
+    return absl::StrCat("The worker ", failure.instead, failure.pid > 0 ? ": killed" : "");
+  }
   if (signal == 0) absl::StrAppend(&text, " and wrote no error file; its own output says more");
   return text;
 }

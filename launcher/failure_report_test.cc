@@ -104,7 +104,7 @@ TEST(DescribeFailureTest, TheStoppedAndTheHanging) {
             "Signal 15 (SIGTERM) received by PID 42: stopped because of the root cause");
   failure = Failure("");
   failure.status = {.exit_code = 0, .signal = SIGKILL, .error_file = ""};
-  failure.hang = "made no step for 42s";
+  failure.instead = "made no step for 42s";
   EXPECT_EQ(DescribeFailure(failure, kContext).text, "The worker made no step for 42s: killed");
 }
 

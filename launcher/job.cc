@@ -55,6 +55,9 @@ namespace {
 constexpr absl::Duration kConsoleStallTimeout = absl::Seconds(60);
 constexpr absl::Duration kConsoleStallTimeoutAfterSignal = absl::Seconds(2);
 
+// How long the server is looked for without a word.
+constexpr absl::Duration kQuietConnect = absl::Seconds(5);
+
 void Say(const std::string& line) { std::fprintf(stderr, "ddprun: %s\n", line.c_str()); }
 
 void SayError(const absl::Status& status) { Say(std::string(status.message())); }
@@ -83,9 +86,13 @@ struct Parts {
 };
 
 void FillAddresses(const JobSpec& spec, const MeetingPlace& place, elastic::LaunchConfig& config) {
-  if (config.master_addr.empty()) config.master_addr = place.own.address;
-  // MASTER_PORT is node 0's; another node that ran on its machine would find it taken.
-  if (spec.options.rendezvous.kind == RendezvousKind::kStatic) config.master_port = 0;
+  // MASTER_ADDR and MASTER_PORT of a static rendezvous are node 0's. Should another node come to
+  // hold rank 0, it has its own.
+  const bool is_static = spec.options.rendezvous.kind == RendezvousKind::kStatic;
+  if (is_static) config.master_port = 0;
+  if (config.master_addr.empty() || (is_static && config.node_rank > 0)) {
+    config.master_addr = place.own.address;
+  }
   // Gloo would look up this host's name and listen on what comes of it.
   if (config.max_nodes > 1 && !place.own.is_loopback) {
     config.socket_interface = place.own.interface;
@@ -165,6 +172,20 @@ void TakeLimits(const elastic::JobLimits& limits, elastic::LaunchConfig& config)
   config.max_nodes = limits.max_nodes;
 }
 
+// The node that has the server may start later than this one. The user hears of it after a while.
+absl::StatusOr<std::unique_ptr<elastic::RedisRendezvous>> ReachRendezvous(
+    elastic::RedisRendezvous::Options options, const RendezvousOptions& wanted, EventLoop* loop) {
+  const absl::Duration total =
+      wanted.read_timeout > absl::ZeroDuration() ? wanted.read_timeout : wanted.join_timeout;
+  options.connect_timeout = std::min(total, kQuietConnect);
+  auto rendezvous = elastic::RedisRendezvous::Open(options, loop);
+  if (!absl::IsUnavailable(rendezvous.status()) || total <= kQuietConnect) return rendezvous;
+  Say(absl::StrCat("waiting for the rendezvous, at most ", absl::FormatDuration(total), ": ",
+                   std::string(rendezvous.status().message())));
+  options.connect_timeout = total - kQuietConnect;
+  return elastic::RedisRendezvous::Open(options, loop);
+}
+
 absl::Status OpenRendezvous(const JobSpec& spec, Parts& parts) {
   const RendezvousOptions& wanted = spec.options.rendezvous;
   elastic::RedisRendezvous::Options options;
@@ -179,12 +200,10 @@ absl::Status OpenRendezvous(const JobSpec& spec, Parts& parts) {
   options.quarantine_strikes = spec.options.quarantine_strikes;
   options.lease = wanted.lease;
   options.heartbeat = wanted.heartbeat;
-  options.connect_timeout = wanted.read_timeout;
   if (wanted.heartbeat_timeout > absl::ZeroDuration()) {
     options.reply_timeout = wanted.heartbeat_timeout;
   }
-  DDP_ASSIGN_OR_RETURN(parts.rendezvous,
-                       elastic::RedisRendezvous::Open(options, parts.event_loop.get()));
+  DDP_ASSIGN_OR_RETURN(parts.rendezvous, ReachRendezvous(options, wanted, parts.event_loop.get()));
   TakeLimits(parts.rendezvous->limits(), parts.config);
   return absl::OkStatus();
 }
@@ -337,13 +356,15 @@ int Run(const JobSpec& spec, const AgentContext& context) {
     SettleLogs(spec, parts.layout, {});
     return ExitCodeOf(CannotStart(prepared), spec.options.exit_code);
   }
-  elastic::Agent agent(parts.config, {.event_loop = parts.event_loop.get(),
-                                      .spawner = parts.spawner.get(),
-                                      .rendezvous = parts.rendezvous.get(),
-                                      .clock = &parts.clock,
-                                      .event_log = &parts.event_log,
-                                      .status = parts.status.get(),
-                                      .worker_store = parts.place.worker_store.get()});
+  elastic::Agent agent(parts.config,
+                       {.event_loop = parts.event_loop.get(),
+                        .spawner = parts.spawner.get(),
+                        .rendezvous = parts.rendezvous.get(),
+                        .clock = &parts.clock,
+                        .event_log = &parts.event_log,
+                        .status = parts.status.get(),
+                        .say = [&parts](const std::string& line) { parts.router->Say(line); },
+                        .worker_store = parts.place.worker_store.get()});
   const elastic::JobResult result = agent.Run();
   parts.spawner->KillStrays();
   AwaitOthers(result, parts);

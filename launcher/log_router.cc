@@ -67,6 +67,10 @@ LogRouter::~LogRouter() {
   }
 }
 
+void LogRouter::Say(const std::string& line) {
+  (one_console_ ? stdout_console_ : stderr_console_).Write(line + "\n");
+}
+
 Console& LogRouter::ConsoleOf(const Open& open) {
   return open.stream.to_stderr && !one_console_ ? stderr_console_ : stdout_console_;
 }

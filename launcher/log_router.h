@@ -61,6 +61,9 @@ class LogRouter {
   // Takes what is in the pipe and ends the stream. Nothing when the stream has ended.
   void CloseStream(StreamId id);
 
+  // A line of ddprun's own for stderr, without its line end. Never waits.
+  void Say(const std::string& line);
+
   // Writes what the consoles have not taken yet, waiting for them; see Console::Flush.
   void Flush(absl::Duration stall_timeout);
 

@@ -20,6 +20,8 @@ namespace {
 constexpr size_t kReceiveBytes = 32 * 1024;
 // A reply is first awaited in recv() itself, this long: a system call less than to poll before it.
 constexpr absl::Duration kBlockingReceive = absl::Milliseconds(100);
+// Between two questions for the name of a server that is away.
+constexpr absl::Duration kNamePause = absl::Seconds(30);
 
 // "$5\r\n" and the like: a mark, a number, a line end.
 void AppendHeader(char mark, size_t number, std::string& out) {
@@ -254,10 +256,27 @@ absl::StatusOr<std::vector<RedisReply>> RedisConnection::TryOnce(const std::stri
   return result;
 }
 
+// Asking for a host's name may take many seconds where the network is broken, and cannot be cut
+// short. So the address that the server had is tried again and again, and its name only now and
+// then.
+absl::StatusOr<UniqueFd> RedisConnection::ConnectAgain(absl::Time deadline) {
+  const absl::Time now = clock_.Now();
+  RedisEndpoint endpoint = endpoint_;
+  if (!known_address_.empty() && now < name_due_) endpoint.host = known_address_;
+  absl::StatusOr<UniqueFd> fd = ConnectSocket(endpoint, deadline);
+  if (fd.ok()) {
+    known_address_ = PeerAddress(fd->get());
+    name_due_ = absl::InfiniteFuture();
+  } else if (now >= name_due_ || name_due_ == absl::InfiniteFuture()) {
+    name_due_ = now + kNamePause;
+  }
+  return fd;
+}
+
 absl::Status RedisConnection::MakeConnection(absl::Time deadline) {
   Disconnect();
   const absl::Time attempt_deadline = std::min(deadline, clock_.Now() + options_.connect_timeout);
-  DDP_ASSIGN_OR_RETURN(fd_, ConnectSocket(endpoint_, attempt_deadline));
+  DDP_ASSIGN_OR_RETURN(fd_, ConnectAgain(attempt_deadline));
   DDP_RETURN_IF_ERROR(LimitBlocking(fd_.get(), kBlockingReceive));
   const absl::Status greeted = Greet(attempt_deadline);
   if (!greeted.ok()) Disconnect();

@@ -22,7 +22,8 @@ namespace ddp::store {
 // How long a connection tries, and what it accepts.
 struct RedisConnectionOptions {
   // One attempt to connect: socket, AUTH, SELECT and PING together. (Resolving a host name is the
-  // one step that this cannot cut short.)
+  // one step that this cannot cut short; a server that was reached once is looked for at the
+  // address that it had, and by its name only once in half a minute.)
   absl::Duration connect_timeout = absl::Seconds(5);
 
   // One attempt at a command: from its first byte out to the last byte of its reply.
@@ -148,6 +149,7 @@ class RedisConnection {
                                                   const RedisCallOptions& call, absl::Time deadline,
                                                   bool& sent);
   absl::Status FirstError(const std::vector<RedisReply>& replies) const;
+  absl::StatusOr<UniqueFd> ConnectAgain(absl::Time deadline);
   absl::Status MakeConnection(absl::Time deadline);
   absl::Status Greet(absl::Time deadline);
   absl::Status Write(const std::string& bytes, absl::Time deadline, bool& sent);
@@ -163,6 +165,9 @@ class RedisConnection {
   const Options options_;
 
   const MonotonicClock clock_;
+
+  std::string known_address_;  // that the server had last; empty: none yet, or a unix socket
+  absl::Time name_due_ = absl::InfiniteFuture();  // when its name is to be asked for again
 
   UniqueFd fd_;
   RedisReplyReader reader_;

@@ -40,7 +40,8 @@ absl::Status StatusOfErrorReply(const std::string& text, const RedisEndpoint& en
 }
 
 bool IsPassingRefusal(const std::string& error_reply) {
-  for (const char* prefix : {"LOADING", "BUSY ", "MASTERDOWN", "READONLY", "CLUSTERDOWN",
+  // MISCONF: its disk is full, and it refuses writes until it is not.
+  for (const char* prefix : {"LOADING", "BUSY ", "MASTERDOWN", "READONLY", "MISCONF", "CLUSTERDOWN",
                              "TRYAGAIN", "NOREPLICAS", "ERR max number of clients"}) {
     if (absl::StartsWith(error_reply, prefix)) return true;
   }

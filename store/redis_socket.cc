@@ -11,6 +11,7 @@
 #include <sys/un.h>
 
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <string>
 #include <utility>
@@ -90,6 +91,18 @@ absl::StatusOr<UniqueFd> ConnectSocket(const RedisEndpoint& endpoint, absl::Time
     last = fd.status();
   }
   return last;
+}
+
+std::string PeerAddress(int fd) {
+  sockaddr_storage peer{};
+  socklen_t size = sizeof(peer);
+  std::array<char, NI_MAXHOST> host{};
+  auto* const address = reinterpret_cast<sockaddr*>(&peer);
+  if (getpeername(fd, address, &size) != 0 || peer.ss_family == AF_UNIX ||
+      getnameinfo(address, size, host.data(), host.size(), nullptr, 0, NI_NUMERICHOST) != 0) {
+    return "";
+  }
+  return host.data();
 }
 
 absl::Status LimitBlocking(int fd, absl::Duration limit) {

@@ -2,6 +2,8 @@
 #ifndef DDP_STORE_REDIS_SOCKET_H_
 #define DDP_STORE_REDIS_SOCKET_H_
 
+#include <string>
+
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -16,6 +18,10 @@ namespace ddp::store {
 //
 // kUnavailable: not reachable, or not by `deadline`; the reason is in the message.
 absl::StatusOr<UniqueFd> ConnectSocket(const RedisEndpoint& endpoint, absl::Time deadline);
+
+// The address at the other end of a TCP socket, as a number: "10.0.0.1", "fd00::1". Empty: a unix
+// socket, or not connected.
+std::string PeerAddress(int fd);
 
 // Makes a non-blocking socket one whose recv() blocks, for at most `limit`, unless it is told
 // MSG_DONTWAIT.

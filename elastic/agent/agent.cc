@@ -67,13 +67,15 @@ struct Agent::State {
         clock(*dependencies.clock),
         event_log(*dependencies.event_log),
         status(*dependencies.status),
+        say(dependencies.say ? dependencies.say : SayLine),
         worker_store(config, &loop, dependencies.worker_store),
         workers(config,
                 {.event_loop = &loop,
                  .spawner = dependencies.spawner,
                  .clock = &clock,
                  .event_log = &event_log,
-                 .status = &status},
+                 .status = &status,
+                 .say = say},
                 [this](AgentEvent event) { Post(std::move(event)); }),
         core(CoreOptions(config)) {}
 
@@ -109,6 +111,7 @@ struct Agent::State {
   const Clock& clock;
   EventLog& event_log;
   NodeStatusTracker& status;
+  const std::function<void(const std::string&)> say;
 
   WorkerStore worker_store;
   WorkerGroup workers;
@@ -216,7 +219,7 @@ void Agent::State::Post(AgentEvent event) {
       is_restart |= restart != nullptr && restart->charged;
     }
     // The line of a restart is a contract with whoever reads our stderr.
-    if (!decision.reason.empty()) SayLine((is_restart ? "" : "ddprun: ") + decision.reason);
+    if (!decision.reason.empty()) say((is_restart ? "" : "ddprun: ") + decision.reason);
     for (const AgentAction& action : decision.actions) {
       std::visit([this](const auto& a) { Do(a); }, action);
     }

@@ -1,7 +1,9 @@
 #ifndef DDP_ELASTIC_AGENT_AGENT_H_
 #define DDP_ELASTIC_AGENT_AGENT_H_
 
+#include <functional>
 #include <memory>
+#include <string>
 
 #include "base/clock.h"
 #include "base/event_loop.h"
@@ -45,6 +47,9 @@ class Agent {
     const Clock* clock = nullptr;
     EventLog* event_log = nullptr;
     NodeStatusTracker* status = nullptr;
+    // Takes each line for the user, without its line end, and must not wait: a console that nobody
+    // reads must not stop the agent. Empty: lines are written to stderr, waiting for it.
+    std::function<void(const std::string& line)> say;
     // The TCPStore of a static rendezvous, on its node 0; null: the agent makes its own.
     store::TcpStoreServer* worker_store = nullptr;
   };

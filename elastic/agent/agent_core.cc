@@ -11,6 +11,11 @@
 namespace ddp::elastic {
 namespace {
 
+// Whether no machine could start the program.
+bool IsThePrograms(const absl::Status& status) {
+  return absl::IsNotFound(status) || absl::IsPermissionDenied(status);
+}
+
 // A worker that ends like this after the agent asked it to end has not failed by itself. Shells and
 // interpreters turn the signal into 128 + its number.
 bool EndedAsAsked(const ExitStatus& status, int asked_by, bool kill_sent) {
@@ -20,6 +25,9 @@ bool EndedAsAsked(const ExitStatus& status, int asked_by, bool kill_sent) {
 }
 
 constexpr int64_t kStopAtOnce = -1;
+
+// How long the kernel may take to end a worker. One that is stuck inside it ends never.
+constexpr absl::Duration kKillTimeout = absl::Seconds(10);
 
 // How long a node whose workers have succeeded waits for a store that is away.
 constexpr absl::Duration kCompletedOutage = absl::Seconds(30);
@@ -156,13 +164,28 @@ void AgentCore::OnRound(const Round& round) {
 
 void AgentCore::On(const WorkersStartedEvent& event) {
   living_.insert(event.started.begin(), event.started.end());
-  if (event.status.ok()) return;
-  // The program or the machine is at fault: starting it again would end the same way.
+  if (event.status.ok() || absl::IsCancelled(event.status)) return;  // cancelled: we are dying
+  if (!IsThePrograms(event.status)) {
+    // The machine's: descriptors, memory, a full disk. It may pass, or other machines do without
+    // it.
+    const int local_rank = static_cast<int>(event.started.size());
+    OnFailure(
+        {.rank = round_.placement.first_rank + local_rank,
+         .local_rank = local_rank,
+         .role = options_.role,
+         .pid = 0,
+         .status = {.exit_code = 1},
+         .wall_time = event.wall_time,
+         .instead = absl::StrCat("could not be started: ", std::string(event.status.message()))});
+    if (living_.empty()) OnAllEnded();
+    return;
+  }
+  // Starting it again would end the same way.
   Abandon(JobEndReason::kCannotStart, std::string(event.status.message()));
   if (living_.empty()) {
     OnAllEnded();
   } else {
-    SignalAll(SIGKILL);
+    Kill();
   }
 }
 
@@ -201,7 +224,7 @@ void AgentCore::On(const WorkerHungEvent& event) {
              .status = {.signal = SIGKILL},
              .wall_time = event.wall_time,
              .is_victim = event.is_victim,
-             .hang = event.what});
+             .instead = event.what});
 }
 
 void AgentCore::OnFailure(WorkerFailure failure) {
@@ -309,7 +332,9 @@ void AgentCore::ConcludeStop() {
 
 void AgentCore::Complete() {
   phase_ = Phase::kCompleting;
-  Ask(CompleteAction{options_.farewell_timeout});
+  // Other nodes would take the end of one whose success was not told for a loss.
+  Ask(CompleteAction{options_.max_nodes > 1 ? std::max(options_.farewell_timeout, kCompletedOutage)
+                                            : options_.farewell_timeout});
 }
 
 void AgentCore::On(const CompletedEvent& event) {
@@ -417,15 +442,14 @@ void AgentCore::OnEvicted(const News& news) {
   decision_.reason = absl::StrCat("this node is no member any more: ", news.cause,
                                   living_.empty() ? "" : ": killing ",
                                   living_.empty() ? "" : Count(living_.size(), "worker"));
-  kill_sent_ = true;
-  if (phase_ == Phase::kShuttingDown) return SignalAll(SIGKILL);
+  if (phase_ == Phase::kShuttingDown) return Kill();
   CancelRequest();
   verdict_.reset();
   over_ = true;
   last_cause_ = news.cause;
   phase_ = Phase::kStopping;
   deadline_ = absl::InfiniteFuture();
-  living_.empty() ? ConcludeStop() : SignalAll(SIGKILL);
+  living_.empty() ? ConcludeStop() : Kill();
 }
 
 void AgentCore::OnJobEnd(const JobEnd& end) {
@@ -462,7 +486,7 @@ void AgentCore::On(const SignalEvent& event) {
       ShutDown(event.signal);
       break;
     case Phase::kCompleting:
-      if (asked_) break;  // over within farewell_timeout
+      if (asked_ && options_.max_nodes == 1) break;  // over within farewell_timeout
       decision_.reason = absl::StrCat("received ", SignalName(event.signal),
                                       " while other nodes still work: leaving");
       Leave(JobEndReason::kSucceeded, "");
@@ -507,7 +531,7 @@ void AgentCore::ShutDown(int signal) {
   }
   if (options_.shutdown_timeout <= absl::ZeroDuration()) {
     decision_.reason = absl::StrCat(received, ": killing ", Count(living_.size(), "worker"));
-    SignalAll(SIGKILL);
+    Kill();
     return;
   }
   decision_.reason = absl::StrCat(received, ": stopping ", Count(living_.size(), "worker"),
@@ -556,6 +580,7 @@ void AgentCore::On(const TickEvent&) {
 
 void AgentCore::OnDeadline() {
   deadline_ = absl::InfiniteFuture();
+  if (kill_sent_ && phase_ != Phase::kCompleting) return LeaveStuck();
   switch (phase_) {
     case Phase::kCompleting:
       decision_.reason =
@@ -575,8 +600,21 @@ void AgentCore::OnDeadline() {
     default:
       break;
   }
+  Kill();
+}
+
+void AgentCore::Kill() {
   kill_sent_ = true;
   SignalAll(SIGKILL);
+  deadline_ = now_ + kKillTimeout;
+}
+
+// The other nodes must not wait for this one.
+void AgentCore::LeaveStuck() {
+  const std::string text =
+      absl::StrCat(Count(living_.size(), "worker"), " of node ", options_.host,
+                   " did not end by SIGKILL within ", absl::FormatDuration(kKillTimeout));
+  Leave(shutdown_signal_ != 0 ? JobEndReason::kPreempted : JobEndReason::kCannotStart, text);
 }
 
 // Training on for ever without a store would be unseen and could not be mended, and so would

@@ -137,6 +137,8 @@ class AgentCore {
   void Abandon(JobEndReason end, std::string text);
   void LeaveBecause(const JobEnd& end);
   void Leave(JobEndReason end, std::string text);
+  void Kill();
+  void LeaveStuck();
   void SignalAll(int signal);
   template <typename Action>
   void Ask(Action request);  // in place of the request that is outstanding, if one is

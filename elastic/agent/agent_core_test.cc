@@ -192,7 +192,11 @@ class Story {
       WorkersStartedEvent started;
       const int count = words.size() > 1 ? Number(words[1]) : nproc_;
       for (int i = 0; i < count; ++i) started.started.push_back(i);
-      if (count < nproc_) started.status = absl::NotFoundError("there is no program ./train");
+      if (count < nproc_) {
+        started.status = words.back() == "full"
+                             ? absl::ResourceExhaustedError("the disk is full")
+                             : absl::NotFoundError("there is no program ./train");
+      }
       return started;
     }
     if (event == "exit") return MakeExit(words);

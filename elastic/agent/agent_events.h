@@ -45,6 +45,7 @@ struct LeftEvent {
 struct WorkersStartedEvent {
   absl::Status status;
   std::vector<int> started;
+  absl::Time wall_time;  // for people
 };
 
 struct WorkerExitedEvent {

@@ -9,7 +9,7 @@
 namespace ddp::elastic {
 
 std::string DescribeFailure(const WorkerFailure& failure) {
-  return failure.hang.empty() ? DescribeExit(failure.status) : failure.hang;
+  return failure.instead.empty() ? DescribeExit(failure.status) : failure.instead;
 }
 
 int ShellExitCode(const ExitStatus& status) {

@@ -21,8 +21,9 @@ struct WorkerFailure {
   absl::Time wall_time;         // when the agent saw it, for people
   std::string error_file = {};  // where the worker was told to describe its failure; may not exist
   bool is_victim = false;       // by its own account a peer failed first
-  std::string hang = {};        // it did not end but made no progress: "made no step for 42s ..."
-  bool was_stopped = false;     // by the agent, because of a failure before: no failure of its own
+  // What it did instead of ending: "made no step for 42s ...", "could not be started: ...".
+  std::string instead = {};
+  bool was_stopped = false;  // by the agent, because of a failure before: no failure of its own
 };
 
 // Why a job ended for this node.
@@ -56,7 +57,7 @@ struct JobResult {
 // "exited with code 3", "was killed by SIGKILL".
 std::string DescribeExit(const ExitStatus& status);
 
-// The same, or what its hang was.
+// The same, or what it did instead of ending.
 std::string DescribeFailure(const WorkerFailure& failure);
 
 // As a shell has it: 128 + N after signal N.

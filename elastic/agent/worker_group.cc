@@ -9,7 +9,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "elastic/agent/say_line.h"
 #include "elastic/agent/worker_environment_builder.h"
 #include "elastic/health/error_record.h"
 
@@ -46,6 +45,7 @@ WorkerGroup::WorkerGroup(const LaunchConfig& config, Dependencies dependencies, 
       clock_(*dependencies.clock),
       event_log_(*dependencies.event_log),
       status_(*dependencies.status),
+      say_(std::move(dependencies.say)),
       post_(std::move(post)),
       inherited_environment_(InheritedEnvironment()),
       hangs_({.floor = config.hang_floor}),
@@ -56,14 +56,15 @@ WorkerGroup::~WorkerGroup() { loop_.CancelTimer(look_timer_); }
 WorkersStartedEvent WorkerGroup::Start(const Round& round) {
   if (!std::exchange(told_of_omp_num_threads_, true) &&
       SetsOmpNumThreads(config_, inherited_environment_)) {
-    SayLine(absl::StrCat("ddprun: OMP_NUM_THREADS is not set: each of the ", config_.nproc_per_node,
-                         " workers gets 1, so that they do not crowd each other out"));
+    say_(absl::StrCat("ddprun: OMP_NUM_THREADS is not set: each of the ", config_.nproc_per_node,
+                      " workers gets 1, so that they do not crowd each other out"));
   }
   workers_.clear();
   generation_ = round.generation.number;
   started_ns_ = MonotonicNanoseconds();
   progress_known_ = false;
   WorkersStartedEvent event;
+  event.wall_time = absl::Now();
   std::vector<EventLog::Worker> started;
   for (int local_rank = 0; local_rank < config_.nproc_per_node; ++local_rank) {
     event.status = StartWorker(round, local_rank);
@@ -241,7 +242,7 @@ void WorkerGroup::LookForStragglers() {
     const auto found = workers_.find(straggler.local_rank);
     if (found == workers_.end()) continue;
     const int rank = found->second.rank;
-    SayLine(absl::StrCat("ddprun: rank ", rank, " is slow: it ", DescribeStraggler(straggler)));
+    say_(absl::StrCat("ddprun: rank ", rank, " is slow: it ", DescribeStraggler(straggler)));
     event_log_.WorkerStraggles(generation_, {.rank = rank,
                                              .phase = std::string(PhaseName(straggler.phase)),
                                              .factor = straggler.factor});

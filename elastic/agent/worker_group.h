@@ -44,6 +44,7 @@ class WorkerGroup {
     const Clock* clock = nullptr;
     EventLog* event_log = nullptr;
     NodeStatusTracker* status = nullptr;
+    std::function<void(const std::string& line)> say;  // see Agent::Dependencies
   };
 
   // WorkerExitedEvent and WorkerHungEvent, from the event loop.
@@ -108,6 +109,7 @@ class WorkerGroup {
   const Clock& clock_;
   EventLog& event_log_;
   NodeStatusTracker& status_;
+  const std::function<void(const std::string&)> say_;
   const Post post_;
   const std::map<std::string, std::string> inherited_environment_;
   std::function<void()> after_look_;

@@ -8,7 +8,8 @@ if J.state ~= 'ended' then
   if row and redis.call('SREM', completed, node) == 0 then
     local cause = 'node ' .. host_of(row) .. ' left'
     change(cause)
-    if J.drain == '' then
+    -- Members whose work is done take part again, so that what this one leaves is done too.
+    if J.drain == '' or redis.call('SCARD', completed) > 0 then
       over(cause)
     end
   end
