@@ -22,7 +22,7 @@
 namespace ddp::launcher {
 namespace {
 
-// An agent has two connections, a C++ worker one. Redis takes as many as the limit of open files
+// An agent has two connections, a C++ worker one and one more per process group. Redis takes as many as the limit of open files
 // allows, which it raises as far as it may.
 constexpr int kMaxClients = 65000;
 // The kernel takes what net.core.somaxconn allows.
