@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <map>
 #include <unordered_map>
 #include <utility>
@@ -28,6 +29,8 @@ absl::Status ErrnoStatus(const char* what) {
 // its descriptor was unwatched, closed and reused cannot reach the new owner.
 using RegistrationId = uint64_t;
 constexpr RegistrationId kTimerRegistration = 0;
+
+constexpr int64_t kNotArmed = std::numeric_limits<int64_t>::max();
 
 }  // namespace
 
@@ -52,6 +55,8 @@ struct EventLoop::State {
   std::map<std::pair<int64_t, TimerId>, std::function<void()>> timers;
   std::unordered_map<TimerId, int64_t> due_of_timer;
   TimerId next_timer = 1;
+  // When `timer` goes off at the latest.
+  int64_t armed_ns = kNotArmed;
 
   void ArmTimer();
   void FireTimers();
@@ -120,18 +125,19 @@ void EventLoop::CancelTimer(TimerId id) {
 }
 
 void EventLoop::State::ArmTimer() {
-  itimerspec spec{};  // of zeros: disarmed
-  if (!timers.empty()) {
-    const int64_t due_ns = timers.begin()->first.first;
-    spec.it_value.tv_sec = due_ns / 1'000'000'000;
-    spec.it_value.tv_nsec = due_ns % 1'000'000'000;
-  }
+  // Going off for a timer that was cancelled is cheaper than a system call for each that is.
+  if (timers.empty() || timers.begin()->first.first >= armed_ns) return;
+  armed_ns = timers.begin()->first.first;
+  itimerspec spec{};
+  spec.it_value.tv_sec = armed_ns / 1'000'000'000;
+  spec.it_value.tv_nsec = armed_ns % 1'000'000'000;
   timerfd_settime(timer.get(), TFD_TIMER_ABSTIME, &spec, nullptr);
 }
 
 void EventLoop::State::FireTimers() {
   uint64_t expirations = 0;
   (void)!read(timer.get(), &expirations, sizeof(expirations));
+  armed_ns = kNotArmed;
   // Timers that callbacks add are due later than `now_ns`, or fire in the next round, so that a
   // timer which adds itself again cannot starve the descriptors.
   const int64_t now_ns = MonotonicNanoseconds();
