@@ -307,26 +307,32 @@ void SettleLogs(const JobSpec& spec, const LogLayout& layout, const elastic::Job
   }
 }
 
-// Whether no node of the job is left in the store.
-bool AllHaveLeft(const Parts& parts, store::RedisConnection& connection) {
+// Whether the other nodes can do without the store that ends with us: none is left in it, or, when
+// only this node has left the job, they are in a generation of their own.
+bool OthersAreSettled(const elastic::JobResult& result, const Parts& parts,
+                      store::RedisConnection& connection) {
   constexpr size_t kNodesAtATime = 1000;
   const absl::StatusOr<elastic::JobRecord> job = elastic::ReadJob(
       connection, parts.config.run_id, parts.rendezvous->instance(), kNodesAtATime);
-  return !job.ok() || std::none_of(job->nodes.begin(), job->nodes.end(),
-                                   [](const auto& node) { return node.lease_left_s > 0; });
+  if (!job.ok() || std::none_of(job->nodes.begin(), job->nodes.end(),
+                                [](const auto& node) { return node.lease_left_s > 0; })) {
+    return true;
+  }
+  const uint64_t ours = parts.status->Status(parts.clock.Now()).generation;
+  return result.end == elastic::JobEndReason::kPreempted && job->state == "running" &&
+         job->generation > ours;
 }
 
-// The other nodes of a job that has ended learn that from the server that ends with us.
+// The server that the other nodes need ends with us.
 void AwaitOthers(const elastic::JobResult& result, const Parts& parts) {
-  const bool all_end = result.end != elastic::JobEndReason::kPreempted;
-  if (parts.place.server == nullptr || parts.config.max_nodes == 1 || !all_end) return;
+  if (parts.place.server == nullptr || parts.config.max_nodes == 1) return;
   store::RedisConnectionOptions options;
   options.total_timeout = parts.config.lease;
   auto connection = store::RedisConnection::Connect(parts.place.endpoint, options);
   if (!connection.ok()) return;
   const absl::Time deadline = parts.clock.Now() + 2 * parts.config.lease;
   std::function<void()> look = [&] {
-    if (parts.clock.Now() >= deadline || AllHaveLeft(parts, **connection)) {
+    if (parts.clock.Now() >= deadline || OthersAreSettled(result, parts, **connection)) {
       parts.event_loop->Stop();
     } else {
       parts.event_loop->AddTimer(absl::Milliseconds(20), look);

@@ -227,6 +227,7 @@ BANS = [
         r"\bsystem_clock\b|\babsl::Now\(|\bgettimeofday\(|\bCLOCK_REALTIME\b|\btime\((nullptr|0)\)",
         "take a Clock (base/clock.h)",
         allowed={
+            "testing/simulator/simulate.cc": "how long the seeds took, for people",
             "elastic/agent/worker_group.cc": "the failure report tells people when a worker failed",
             "elastic/agent/event_log.cc": "unix_time of an event, for people",
             "elastic/checkpoint/checkpointer.cc": "saved_unix_seconds of a manifest, for people",
