@@ -48,11 +48,6 @@ const std::vector<PlantedBug>& PlantedBugs() {
        .from = "if not is_frozen() then\n    reap()",
        .to = "if true then\n    reap()",
        .symptom = "nothing happened to any node"},
-      {.name = "no_nonce",
-       .what = "a generation is told from another by its number alone",
-       .from = "local is_current = my_generation == J.generation and my_nonce == J.nonce",
-       .to = "local is_current = my_generation == J.generation",
-       .symptom = ""},
   };
   return *kBugs;
 }

