@@ -384,11 +384,29 @@ TEST_F(RedisRendezvousTest, ALostCounterDoesNotGiveARunningInstanceAway) {
   EXPECT_EQ(open("e")->instance(), 4) << "2 and 3 are there";
 }
 
+// One run id is one job: it must not run twice.
+TEST_F(RedisRendezvousTest, AJobThatWasBegunAnewIsJoined) {
+  const std::unique_ptr<RedisRendezvous> late = Open();
+  const Round round = *Join(*late);
+  Redis({"FLUSHALL"});
+  const std::unique_ptr<RedisRendezvous> early = Open();
+  ASSERT_EQ(Join(*early)->generation.number, 1u);
+  const absl::StatusOr<FailureVerdict> verdict = Report(*late, round.generation, 0);
+  ASSERT_TRUE(verdict.ok()) << verdict.status();
+  EXPECT_EQ(verdict->decision, FailureVerdict::Decision::kStale);
+  EXPECT_EQ(Join(*early)->generation.number, 2u) << "untouched";
+}
+
 TEST_F(RedisRendezvousTest, AnotherJobInOurPlaceIsNotOurs) {
-  const std::unique_ptr<RedisRendezvous> robbed = Open();
+  const auto open = [this](const std::string& fingerprint) {
+    RedisRendezvous::Options options = MakeOptions();
+    options.fingerprint = fingerprint;
+    return Open(options);
+  };
+  const std::unique_ptr<RedisRendezvous> robbed = open("a");
   const Round round = *Join(*robbed);
   Redis({"FLUSHALL"});
-  const std::unique_ptr<RedisRendezvous> robber = Open();
+  const std::unique_ptr<RedisRendezvous> robber = open("b");
   ASSERT_EQ(robber->instance(), robbed->instance());
   ASSERT_EQ(Join(*robber)->generation.number, 1u);
   const absl::Status status = Report(*robbed, round.generation, 0).status();

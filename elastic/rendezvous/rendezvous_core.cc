@@ -423,7 +423,10 @@ void RendezvousCore::OnOpened(const store::RedisReply& reply) {
                                               opened->number, " at Redis at ",
                                               options_.endpoint.DebugString()));
   }
-  if (status.ok() && forgotten_ && opened->token != opened_->token) status = ForeignInstance();
+  if (status.ok() && forgotten_ && opened->token != opened_->token) {
+    if (options_.fingerprint.empty() && options_.instance == 0) return OnReplaced();
+    status = ForeignInstance();
+  }
   open_status_ = status;
   if (!status.ok()) {
     OnFailedCall(status);
@@ -583,6 +586,20 @@ void RendezvousCore::OnWaiting(const ScriptReply& reply, bool is_spare) {
   News news;
   news.kind = News::Kind::kWaiting;
   news.cause = text;
+  TellNews(std::move(news));
+}
+
+// Agents that reached an empty server before us have begun the job of this run id anew. It must not
+// run twice: the workers of this node make way, and it goes to the others.
+void RendezvousCore::OnReplaced() {
+  OnContact(absl::OkStatus());
+  OpenAnother();
+  if (!mine_.has_value()) return;
+  News news;
+  news.kind = News::Kind::kEvicted;
+  news.generation = mine_->generation;
+  news.cause = "the store lost its memory, and the job was begun anew without this node";
+  mine_.reset();
   TellNews(std::move(news));
 }
 

@@ -214,6 +214,7 @@ class RendezvousCore {
   void OnAnswer(const CloseRequest& asked, const ScriptReply& reply);
   void OnRound(const ScriptReply& reply);
   void OnWaiting(const ScriptReply& reply, bool is_spare);
+  void OnReplaced();
   void OpenAnother();
   void OnRequestTimeout();
 

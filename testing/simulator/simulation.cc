@@ -324,6 +324,9 @@ void Simulation::OnFinished(SimulatedNode& node) {
   const JobResult result = node.result();
   ++result_.ends[EndName(result.end)];
   Mix(static_cast<uint64_t>(queue_.now_us()) * 31 + static_cast<uint64_t>(result.end));
+  // Should the store forget that it has left, it is one that was lost.
+  node_was_in_trouble_ = true;
+  for (const auto& [job, checker] : checkers_) checker->OnNodeInTrouble();
   Disturb();
   CheckEnd(node);
   // Whoever preempts a host gives it back some day.
