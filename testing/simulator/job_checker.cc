@@ -262,7 +262,9 @@ void JobChecker::CheckOnlyOneRuns(int64_t now_us) {
     // Where messages arrive, the earlier one was over before the later one began.
     const bool is_clear = is_quiet_ && one.memory_losses_at_start == memory_losses_;
     if (now_us - since_us < (is_clear ? 0 : limits_.fencing_us)) continue;
-    if (!HearsTheStore(one, now_us) && !HearsTheStore(other, now_us)) continue;
+    // It is the earlier one that must not run any more, as soon as it can know.
+    const bool one_is_over = one.round.generation.number < other.round.generation.number;
+    if (!HearsTheStore(one_is_over ? one : other, now_us)) continue;
     Violate(absl::StrCat(Name(one.round.generation), " and ", Name(other.round.generation),
                          " run at once"));
   }

@@ -11,6 +11,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "absl/types/span.h"
 #include "store/redis_connection.h"
 #include "store/redis_reply.h"
@@ -124,85 +125,30 @@ TEST_F(LuaRedisTest, AScriptHasNoGlobalsAndNoWorld) {
   EXPECT_TRUE(absl::StartsWith(Run("return ("), "-ERR Error compiling script"));
 }
 
+// k: a key, m: a member, v: a value, i: an integer, s: a score, b: the bound of a range.
+constexpr char kCommands[] = R"(
+DEL k; EXISTS k k; PERSIST k; RENAME k k; TYPE k; GET k; MGET k k; SET k v; SET k v NX;
+SET k v XX; SET k v PX 100000; SET k v PX v; INCR k; DECR k; INCRBY k i; HGET k m;
+HMGET k m m m; HSET k m v; HSET k m v m v; HSET k m v m; HMSET k m v; HSETNX k m v; HDEL k m m;
+HEXISTS k m; HLEN k; HGETALL k; HKEYS k; HVALS k; HINCRBY k m i; SADD k m m; SREM k m; SCARD k;
+SISMEMBER k m; SMEMBERS k; ZADD k s m; ZADD k s m s m; ZADD k NX s m; ZADD k XX CH s m;
+ZADD k GT CH s m; ZADD k LT s m; ZADD k s; ZADD k s m s; ZINCRBY k s m; ZREM k m m; ZSCORE k m;
+ZCARD k; ZCOUNT k b b; ZRANK k m; ZRANGE k i i; ZRANGE k i i WITHSCORES; ZREVRANGE k i i;
+ZRANGEBYSCORE k b b; ZRANGEBYSCORE k b b LIMIT i i;
+ZRANGEBYSCORE k -inf b WITHSCORES LIMIT 0 2; ZREVRANGEBYSCORE k b b; ZREMRANGEBYSCORE k b b;
+LPUSH k v v; RPUSH k v; LLEN k; LRANGE k i i; LTRIM k i i; PUBLISH c v; PEXPIRE k 100000;
+PEXPIRE k -1; EXPIRE k v; GET; HGET k; hget k m; ZCOUNT k v b; LRANGE k v i
+)";
+
 // The commands on few keys and few members, so that they meet; some of the wrong type or shape.
 class RandomCommands {
  public:
   explicit RandomCommands(uint64_t seed) : random_(seed) {}
 
   Words Next() {
-    static const std::vector<Words> kShapes = {
-        {"DEL", "k"},
-        {"EXISTS", "k", "k"},
-        {"PERSIST", "k"},
-        {"RENAME", "k", "k"},
-        {"TYPE", "k"},
-        {"GET", "k"},
-        {"MGET", "k", "k"},
-        {"SET", "k", "v"},
-        {"SET", "k", "v", "NX"},
-        {"SET", "k", "v", "XX"},
-        {"SET", "k", "v", "PX", "100000"},
-        {"SET", "k", "v", "PX", "v"},
-        {"INCR", "k"},
-        {"DECR", "k"},
-        {"INCRBY", "k", "i"},
-        {"HGET", "k", "m"},
-        {"HMGET", "k", "m", "m", "m"},
-        {"HSET", "k", "m", "v"},
-        {"HSET", "k", "m", "v", "m", "v"},
-        {"HSET", "k", "m", "v", "m"},
-        {"HMSET", "k", "m", "v"},
-        {"HSETNX", "k", "m", "v"},
-        {"HDEL", "k", "m", "m"},
-        {"HEXISTS", "k", "m"},
-        {"HLEN", "k"},
-        {"HGETALL", "k"},
-        {"HKEYS", "k"},
-        {"HVALS", "k"},
-        {"HINCRBY", "k", "m", "i"},
-        {"SADD", "k", "m", "m"},
-        {"SREM", "k", "m"},
-        {"SCARD", "k"},
-        {"SISMEMBER", "k", "m"},
-        {"SMEMBERS", "k"},
-        {"ZADD", "k", "s", "m"},
-        {"ZADD", "k", "s", "m", "s", "m"},
-        {"ZADD", "k", "NX", "s", "m"},
-        {"ZADD", "k", "XX", "CH", "s", "m"},
-        {"ZADD", "k", "GT", "CH", "s", "m"},
-        {"ZADD", "k", "LT", "s", "m"},
-        {"ZADD", "k", "s"},
-        {"ZADD", "k", "s", "m", "s"},
-        {"ZINCRBY", "k", "s", "m"},
-        {"ZREM", "k", "m", "m"},
-        {"ZSCORE", "k", "m"},
-        {"ZCARD", "k"},
-        {"ZCOUNT", "k", "b", "b"},
-        {"ZRANK", "k", "m"},
-        {"ZRANGE", "k", "i", "i"},
-        {"ZRANGE", "k", "i", "i", "WITHSCORES"},
-        {"ZREVRANGE", "k", "i", "i"},
-        {"ZRANGEBYSCORE", "k", "b", "b"},
-        {"ZRANGEBYSCORE", "k", "b", "b", "LIMIT", "i", "i"},
-        {"ZRANGEBYSCORE", "k", "-inf", "b", "WITHSCORES", "LIMIT", "0", "2"},
-        {"ZREVRANGEBYSCORE", "k", "b", "b"},
-        {"ZREMRANGEBYSCORE", "k", "b", "b"},
-        {"LPUSH", "k", "v", "v"},
-        {"RPUSH", "k", "v"},
-        {"LLEN", "k"},
-        {"LRANGE", "k", "i", "i"},
-        {"LTRIM", "k", "i", "i"},
-        {"PUBLISH", "c", "v"},
-        {"PEXPIRE", "k", "100000"},
-        {"PEXPIRE", "k", "-1"},
-        {"EXPIRE", "k", "v"},
-        {"GET"},
-        {"HGET", "k"},
-        {"hget", "k", "m"},
-        {"ZCOUNT", "k", "v", "b"},
-        {"LRANGE", "k", "v", "i"},
-    };
-    Words words = kShapes[Pick(kShapes.size())];
+    static const std::vector<std::string> kShapes = absl::StrSplit(kCommands, ';');
+    Words words =
+        absl::StrSplit(kShapes[Pick(kShapes.size())], absl::ByAnyChar(" \n"), absl::SkipEmpty());
     // Mostly a key of the command's own type.
     const char own = words[0][0];
     for (size_t i = 1; i < words.size(); ++i) {
