@@ -177,7 +177,7 @@ TEST_F(LuaRedisTest, RandomCommandsAnswerAsARealRedis) {
   const RedisScript script("return {redis.pcall(unpack(ARGV))}");
   const auto real = RedisFixture::Start();
   const auto connection = real->Connect();
-  const auto forget = [this](std::string_view, std::string_view) { return int64_t{0}; };
+  const auto forget = [](std::string_view, std::string_view) { return int64_t{0}; };
   LuaRedis ours({.now_us = [this] { return now_us_; }, .publish = forget});
   for (uint64_t seed = 1; seed <= 10; ++seed) {
     SCOPED_TRACE(absl::StrCat("seed ", seed));
