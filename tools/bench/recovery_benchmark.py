@@ -236,12 +236,12 @@ def parse_arguments(argv):
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0, help="chooses the ranks that are killed")
-    parser.add_argument("--epochs", type=int, default=0, help="default: 8 for each kill")
+    parser.add_argument("--epochs", type=int, default=0, help="default: 4 for each kill")
     parser.add_argument("--checkpoint_every", type=int, default=10, help="steps")
     options = parser.parse_args(argv)
     build = "bazel build //launcher:ddprun //examples/digits:train"
     tools.require_programs(parser, build, options.ddprun, options.train)
-    options.epochs = options.epochs or max(80, 8 * options.kills)
+    options.epochs = options.epochs or max(80, 4 * options.kills)
     return options
 
 
