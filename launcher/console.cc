@@ -18,8 +18,7 @@
 
 namespace ddp::launcher {
 
-Console::Console(EventLoop* event_loop, int fd)
-    : event_loop_(event_loop), fd_(fd), write_fd_(fd) {
+Console::Console(EventLoop* event_loop, int fd) : event_loop_(event_loop), fd_(fd), write_fd_(fd) {
   struct stat info {};
   if (::fstat(fd, &info) != 0) {
     closed_ = true;

@@ -44,7 +44,7 @@ struct RendezvousOptions {
   absl::Duration lease = absl::Seconds(3);
   absl::Duration heartbeat = absl::Milliseconds(500);
   absl::Duration heartbeat_timeout;  // for the answer to one; never longer than the lease
-  absl::Duration read_timeout;  // for the store to be reached at the start; zero: join_timeout
+  absl::Duration read_timeout;       // for the store to be reached at the start; zero: join_timeout
   absl::Duration close_timeout = absl::Seconds(2);  // for the last requests of a node that leaves
   absl::Duration store_outage_timeout = absl::Minutes(10);
   std::optional<bool> is_host;  // whether this node serves the endpoint; unset: whoever can

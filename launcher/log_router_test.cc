@@ -210,8 +210,7 @@ struct BusyWriters {
 };
 
 // Runs busy writers against a console that is `console_fd` for the router and read from `read_fd`.
-std::string RunBusyWriters(EventLoop* loop, int console_fd, UniqueFd* console_owner,
-                           int read_fd) {
+std::string RunBusyWriters(EventLoop* loop, int console_fd, UniqueFd* console_owner, int read_fd) {
   std::string output;
   std::thread reader([&] { output = ReadToEnd(read_fd); });
   {
