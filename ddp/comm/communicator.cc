@@ -368,8 +368,9 @@ void Communicator::Fail(const OperationName& what, const std::string& reason) {
 
 void Communicator::ThrowIfUnusable(const OperationName& what) {
   if (!retired_ && !notice_->failed()) return;
-  // News that this rank has not thrown for yet reads as if it had come a moment later.
-  if (!retired_ && !notice_->gone().has_value()) Fail(what, "");
+  // News that this rank has not thrown for yet reads as if it had come a moment later. It may have
+  // been thrown elsewhere: ProcessGroup::ensure_usable() and report_failure() know no communicator.
+  if (!retired_ && !notice_->gone().has_value() && !notice_->MarkRaised()) Fail(what, "");
   retired_ = true;
   const std::optional<FailureNotice::Failure> gone = notice_->gone();
   if (gone.has_value()) {
