@@ -35,8 +35,8 @@ struct StaticMeeting {
   // Where the rendezvous is, with the password to be there.
   store::RedisEndpoint endpoint;
 
-  // Of node 0 only. To be kept while the job lives; Clear() the store for each new generation, it
-  // goes on telling late nodes where the rendezvous is.
+  // Of node 0 only. To be kept while the job lives; Hold() and Renew() the store for each new
+  // generation, it goes on telling late nodes where the rendezvous is.
   std::unique_ptr<ServerGuard> server;
   std::unique_ptr<store::TcpStoreServer> worker_store;
 };

@@ -132,7 +132,8 @@ TEST_F(StaticRendezvousTest, ANodeThatIsFirstWaitsForNodeZero) {
 
 TEST_F(StaticRendezvousTest, ANewGenerationStillTellsLateNodes) {
   const StaticMeeting host = Host();
-  host.worker_store->Clear();
+  host.worker_store->Renew();
+  host.worker_store->Hold();
   const LoopThread running(loop_.get());
   const auto met = MeetStatically(Options(2), loop_.get());
   ASSERT_TRUE(met.ok()) << met.status();

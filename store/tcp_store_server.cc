@@ -6,6 +6,7 @@
 #include <glog/logging.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -18,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/unique_fd.h"
@@ -143,6 +145,38 @@ int MaxClients(int limit) {
       std::clamp<rlim_t>(files.rlim_cur / 2, 1, static_cast<rlim_t>(std::max(limit, 1))));
 }
 
+bool HasGone(int fd) {
+  pollfd poller = {.fd = fd, .events = POLLRDHUP, .revents = 0};
+  return poll(&poller, 1, 0) > 0;
+}
+
+// Whether it asks for nothing but what the owner publishes, which is the same in every life of the
+// store.
+bool IsForTheOwners(const TcpStoreRequest& request) {
+  switch (request.query) {
+    case TcpStoreQuery::kValidate:
+    case TcpStoreQuery::kPing:
+    case TcpStoreQuery::kCancelWait:
+      return true;
+    case TcpStoreQuery::kGet:
+    case TcpStoreQuery::kMultiGet:
+    case TcpStoreQuery::kCheck:
+    case TcpStoreQuery::kWait:
+      return std::none_of(request.keys.begin(), request.keys.end(),
+                          [](const std::string& key) { return absl::StartsWith(key, "/"); });
+    default:
+      return false;
+  }
+}
+
+size_t BytesOf(const TcpStoreRequest& request) {
+  size_t bytes = kTcpStoreEntryBytes;
+  for (const auto* texts : {&request.keys, &request.values}) {
+    for (const std::string& text : *texts) bytes += text.size() + kTcpStoreEntryBytes;
+  }
+  return bytes;
+}
+
 void PrepareClient(int fd) {
   const int on = 1;
   const int idle_s = 15;
@@ -167,11 +201,11 @@ class TcpStoreServer::Shell {
         port_(PortOf(listener_.get())),
         limits_(limits),
         max_clients_(MaxClients(limits.max_clients)),
-        state_(std::in_place, &limits_),
+        state_(std::make_unique<TcpStoreState>(&limits_)),
         read_buffer_(kReadBytes) {}
 
   ~Shell() {
-    Forget();
+    for (const auto& [id, client] : clients_) event_loop_->Unwatch(client.fd.get());
     if (pause_.has_value()) event_loop_->CancelTimer(*pause_);
     event_loop_->Unwatch(listener_.get());
   }
@@ -182,20 +216,9 @@ class TcpStoreServer::Shell {
 
   int port() const { return port_; }
 
-  void Publish(const std::string& key, const std::string& value) {
-    published_[key] = value;
-    TcpStoreState::Replies replies;
-    state_->Set(key, value, replies);
-    Deliver(replies);
-    DropCondemned();
-  }
-
-  void Clear() {
-    Forget();
-    state_.emplace(&limits_);
-    TcpStoreState::Replies replies;  // of nobody
-    for (const auto& [key, value] : published_) state_->Set(key, value, replies);
-  }
+  void Publish(const std::string& key, const std::string& value);
+  void Hold();
+  void Renew();
 
  private:
   using ClientId = TcpStoreState::ClientId;
@@ -203,9 +226,13 @@ class TcpStoreServer::Shell {
   struct Client {
     Client(UniqueFd fd, const TcpStoreLimits* limits) : fd(std::move(fd)), parser(limits) {}
 
-    size_t held_bytes() const { return parser.held_bytes() + output.size() - sent; }
+    size_t held_bytes() const {
+      return parser.held_bytes() + output.size() - sent + (held.has_value() ? BytesOf(*held) : 0);
+    }
 
     UniqueFd fd;
+    bool is_past = false;                 // goes on in past_
+    std::optional<TcpStoreRequest> held;  // until Renew(); nothing is read meanwhile
     TcpStoreParser parser;
     std::string output;
     size_t sent = 0;           // of `output`
@@ -222,6 +249,7 @@ class TcpStoreServer::Shell {
   // Take what there is. Condemn the client when it has gone.
   void Read(ClientId id, Client& client);
   void Answer(ClientId id, Client& client);
+  void Handle(ClientId id, Client& client, TcpStoreRequest request);
   void Flush(ClientId id, Client& client);
   void WatchFor(ClientId id, Client& client, uint32_t events);
   void Deliver(const TcpStoreState::Replies& replies);
@@ -230,7 +258,8 @@ class TcpStoreServer::Shell {
   void HoldLimit();
   void Condemn(ClientId id, const absl::Status& why);
   void DropCondemned();
-  void Forget();
+  void DropPast();
+  TcpStoreState& StateOf(const Client& client) { return client.is_past ? *past_ : *state_; }
 
   EventLoop* const event_loop_;
   const UniqueFd listener_;
@@ -239,7 +268,8 @@ class TcpStoreServer::Shell {
   const int max_clients_;
   std::map<std::string, std::string> published_;
 
-  std::optional<TcpStoreState> state_;
+  std::unique_ptr<TcpStoreState> state_;
+  std::unique_ptr<TcpStoreState> past_;  // from Hold() to Renew(): of those who were there before
   std::map<ClientId, Client> clients_;
   std::set<ClientId> strangers_;  // those that have not shown yet that they speak the protocol
   std::set<ClientId> condemned_;  // to be dropped before the event loop goes on
@@ -248,6 +278,47 @@ class TcpStoreServer::Shell {
   std::optional<EventLoop::TimerId> pause_;
   std::vector<char> read_buffer_;
 };
+
+void TcpStoreServer::Shell::Publish(const std::string& key, const std::string& value) {
+  published_[key] = value;
+  TcpStoreState::Replies replies;
+  state_->Set(key, value, replies);
+  if (past_ != nullptr) past_->Set(key, value, replies);
+  Deliver(replies);
+  DropCondemned();
+}
+
+void TcpStoreServer::Shell::Hold() {
+  if (past_ != nullptr) return;
+  past_ = std::exchange(state_, std::make_unique<TcpStoreState>(&limits_));
+  TcpStoreState::Replies replies;  // of nobody
+  for (const auto& [key, value] : published_) state_->Set(key, value, replies);
+  for (auto& [id, client] : clients_) client.is_past = true;
+}
+
+void TcpStoreServer::Shell::Renew() {
+  Hold();
+  DropPast();
+  std::vector<ClientId> held;
+  for (const auto& [id, client] : clients_) {
+    if (HasGone(client.fd.get())) Condemn(id, absl::OkStatus());
+    if (client.held.has_value()) held.push_back(id);
+  }
+  DropCondemned();
+  for (const ClientId id : held) {
+    const auto found = clients_.find(id);
+    if (found == clients_.end()) continue;
+    Client& client = found->second;
+    TcpStoreRequest request = *std::move(client.held);
+    client.held.reset();
+    if (!client.is_writing) WatchFor(id, client, EPOLLIN);
+    Handle(id, client, std::move(request));
+    Answer(id, client);
+    Count(client);
+    HoldLimit();
+    DropCondemned();
+  }
+}
 
 void TcpStoreServer::Shell::Accept() {
   for (int i = 0; i < kMaxAccepts; ++i) {
@@ -304,6 +375,8 @@ void TcpStoreServer::Shell::OnReady(ClientId id, uint32_t events) {
   if (client.is_writing) {
     Flush(id, client);
     Answer(id, client);
+  } else if (client.held.has_value()) {
+    Condemn(id, absl::OkStatus());  // it has gone: nothing else is looked for
   } else if (events != 0) {
     Read(id, client);
   }
@@ -323,18 +396,30 @@ void TcpStoreServer::Shell::Read(ClientId id, Client& client) {
   Condemn(id, absl::OkStatus());
 }
 
-// Stops where replies cannot be sent: what follows is answered when they are.
+// Stops where replies cannot be sent: what follows is answered when they are. And at what must wait
+// for Renew().
 void TcpStoreServer::Shell::Answer(ClientId id, Client& client) {
-  while (!client.is_writing && !condemned_.contains(id)) {
+  while (!client.is_writing && !client.held.has_value() && !condemned_.contains(id)) {
     absl::StatusOr<std::optional<TcpStoreRequest>> request = client.parser.Next();
     if (!request.ok()) return Condemn(id, request.status());
     if (!request->has_value()) return;
-    TcpStoreState::Replies replies;
-    const absl::Status handled = state_->Handle(id, **std::move(request), replies);
-    if (!handled.ok()) return Condemn(id, handled);
-    if (!strangers_.empty() && state_->IsValidated(id)) strangers_.erase(id);
-    Deliver(replies);
+    const bool is_early = past_ != nullptr && !client.is_past && state_->IsValidated(id);
+    if (is_early && !IsForTheOwners(**request)) {
+      client.held = **std::move(request);
+      WatchFor(id, client, EPOLLRDHUP);
+      return;
+    }
+    Handle(id, client, **std::move(request));
   }
+}
+
+void TcpStoreServer::Shell::Handle(ClientId id, Client& client, TcpStoreRequest request) {
+  TcpStoreState& state = StateOf(client);
+  TcpStoreState::Replies replies;
+  const absl::Status handled = state.Handle(id, std::move(request), replies);
+  if (!handled.ok()) return Condemn(id, handled);
+  if (!strangers_.empty() && state.IsValidated(id)) strangers_.erase(id);
+  Deliver(replies);
 }
 
 void TcpStoreServer::Shell::Deliver(const TcpStoreState::Replies& replies) {
@@ -365,7 +450,7 @@ void TcpStoreServer::Shell::Flush(ClientId id, Client& client) {
   client.output = {};
   client.sent = 0;
   if (!std::exchange(client.is_writing, false)) return;
-  WatchFor(id, client, EPOLLIN);
+  WatchFor(id, client, client.held.has_value() ? EPOLLRDHUP : EPOLLIN);
 }
 
 void TcpStoreServer::Shell::WatchFor(ClientId id, Client& client, uint32_t events) {
@@ -409,22 +494,29 @@ void TcpStoreServer::Shell::DropCondemned() {
     if (found != clients_.end()) {
       event_loop_->Unwatch(found->second.fd.get());
       client_bytes_ -= found->second.counted_bytes;
+      TcpStoreState& state = StateOf(found->second);
       clients_.erase(found);
       strangers_.erase(id);
       TcpStoreState::Replies replies;
-      state_->Disconnect(id, replies);
+      state.Disconnect(id, replies);
       Deliver(replies);
     }
     condemned_.erase(id);
   }
 }
 
-void TcpStoreServer::Shell::Forget() {
-  for (const auto& [id, client] : clients_) event_loop_->Unwatch(client.fd.get());
-  clients_.clear();
-  strangers_.clear();
-  condemned_.clear();
-  client_bytes_ = 0;
+// With them goes what they knew: nobody waits for them.
+void TcpStoreServer::Shell::DropPast() {
+  for (auto next = clients_.begin(); next != clients_.end();) {
+    const auto at = next++;
+    if (!at->second.is_past) continue;
+    event_loop_->Unwatch(at->second.fd.get());
+    client_bytes_ -= at->second.counted_bytes;
+    strangers_.erase(at->first);
+    condemned_.erase(at->first);
+    clients_.erase(at);
+  }
+  past_.reset();
 }
 
 TcpStoreServer::TcpStoreServer(std::unique_ptr<Shell> shell) : shell_(std::move(shell)) {}
@@ -445,6 +537,8 @@ void TcpStoreServer::Publish(const std::string& key, const std::string& value) {
   shell_->Publish(key, value);
 }
 
-void TcpStoreServer::Clear() { shell_->Clear(); }
+void TcpStoreServer::Hold() { shell_->Hold(); }
+
+void TcpStoreServer::Renew() { shell_->Renew(); }
 
 }  // namespace ddp::store

@@ -43,13 +43,22 @@ class TcpStoreServer {
 
   int port() const;
 
-  // Sets a key of the owner's own, which Clear() leaves in place. TCPStore clients cannot name it
-  // by accident: they put a '/' before every key of theirs.
+  // Sets a key of the owner's own, which Renew() leaves in place. It must not begin with '/', as
+  // all keys of TCPStore clients do: so they cannot name it by accident.
   void Publish(const std::string& key, const std::string& value);
 
-  // Makes the server one that was started anew: drops all clients and forgets all keys but the
-  // published ones. The port stays.
-  void Clear();
+  // One port for the jobs of clients that follow each other, in two steps, since clients of the
+  // earlier one may still be there, or even come, when those of the next one are expected.
+  //
+  // Hold(): whoever is connected goes on with the keys that there are. Whoever comes from now on
+  // is greeted, may read the owner's keys, and waits with anything else, until
+  // Renew(): makes the server one that was started anew: drops those who were connected before
+  // Hold() and forgets all keys but the published ones. Those who came after it are served now; but
+  // for those that have gone in the meantime, of which nothing is ever applied.
+  //
+  // A second Hold() before Renew() does nothing; Renew() without Hold() drops everybody.
+  void Hold();
+  void Renew();
 
  private:
   class Shell;

@@ -138,6 +138,10 @@ class RawClient {
   }
 
   bool IsDropped() { return Receive(1).empty(); }
+  bool HasSomething() const {
+    pollfd entry{.fd = fd_.get(), .events = POLLIN, .revents = 0};
+    return poll(&entry, 1, 0) != 0;
+  }
 
  private:
   UniqueFd fd_;
@@ -225,7 +229,7 @@ TEST(TcpStoreServerTest, ThePortCanBeUsedAgainAtOnce) {
   EXPECT_TRUE(TcpStoreServer::Listen(loop.get(), "127.0.0.1", port).ok());
 }
 
-TEST(TcpStoreServerTest, ClearIsANewServerButForWhatIsPublished) {
+TEST(TcpStoreServerTest, RenewIsANewServerButForWhatIsPublished) {
   RunningServer server;
   RawClient waiter(server);
   waiter.Send(Wait("/k") + Wait("ours"));
@@ -234,12 +238,63 @@ TEST(TcpStoreServerTest, ClearIsANewServerButForWhatIsPublished) {
   server.Do([&] { server.server().Publish("ours", "v"); });
   EXPECT_EQ(early.Receive(1), std::string(1, kStopWaiting));
   ASSERT_TRUE(server.Connect()->Set("/old", "v", kLong).ok());
-  server.Do([&] { server.server().Clear(); });
+  server.Do([&] { server.server().Renew(); });
   EXPECT_TRUE(waiter.IsDropped());
   EXPECT_TRUE(early.IsDropped());
   const auto client = server.Connect();
   EXPECT_EQ(*client->Get("ours", kLong), "v");
   EXPECT_TRUE(absl::IsDeadlineExceeded(client->Get("/old", absl::Milliseconds(1)).status()));
+}
+
+TEST(TcpStoreServerTest, WhoWasThereBeforeHoldGoesOnUntilRenew) {
+  RunningServer server;
+  RawClient waiter(server);
+  waiter.Send(Wait("/barrier"));
+  const auto peer = server.Connect();
+  ASSERT_TRUE(peer->Set("/old", "v", kLong).ok());
+  server.Do([&] {
+    server.server().Hold();
+    server.server().Hold();
+  });
+  ASSERT_TRUE(peer->Set("/barrier", "all are here", kLong).ok());
+  EXPECT_EQ(waiter.Receive(1), std::string(1, kStopWaiting));
+  EXPECT_EQ(*peer->Get("/old", kLong), "v");
+  server.Do([&] { server.server().Renew(); });
+  EXPECT_TRUE(waiter.IsDropped());
+  EXPECT_FALSE(peer->Get("/old", kLong).ok());
+}
+
+TEST(TcpStoreServerTest, WhoComesAfterHoldReadsOnlyWhatIsPublishedUntilRenew) {
+  RunningServer server;
+  server.Do([&] { server.server().Hold(); });
+  RawClient next(server);
+  next.Send(Wait("ours"));
+  server.Do([&] { server.server().Publish("ours", "v"); });
+  EXPECT_EQ(next.Receive(1), std::string(1, kStopWaiting));
+  // The second request is behind the first that must wait.
+  std::string requests = Request(TcpStoreQuery::kGet, {"ours"});
+  requests += Request(TcpStoreQuery::kSet, {"/address", "new"}) + Wait("/address");
+  next.Send(requests);
+  std::string answer;
+  AppendString(answer, "v");
+  EXPECT_EQ(next.Receive(answer.size()), answer);
+  EXPECT_FALSE(next.HasSomething());
+  server.Do([&] { server.server().Renew(); });
+  EXPECT_EQ(next.Receive(1), std::string(1, kStopWaiting));
+  EXPECT_EQ(*server.Connect()->Get("/address", kLong), "new");
+}
+
+// A worker of the ending generation that was just starting, as its agent kills it.
+TEST(TcpStoreServerTest, NothingIsAppliedOfWhoCameAfterHoldAndWentBeforeRenew) {
+  RunningServer server;
+  server.Do([&] { server.server().Hold(); });
+  for (int i = 0; i < 20; ++i) {
+    RawClient dying(server);
+    dying.Send(Request(TcpStoreQuery::kSet, {"/address", "of a dead worker"}));
+  }
+  server.Do([&] { server.server().Renew(); });
+  const auto client = server.Connect();
+  EXPECT_TRUE(absl::IsDeadlineExceeded(client->Get("/address", absl::Milliseconds(1)).status()));
 }
 
 TEST(TcpStoreServerTest, ABadClientIsDroppedAndHarmsNobody) {

@@ -13,10 +13,9 @@ absl::StatusOr<int> WorkerStore::Prepare() {
                                       : config_.master_port != 0 ? own_.get()
                                                                  : nullptr;
   if (kept != nullptr) {
-    kept->Clear();
+    kept->Hold();
     return kept->port();
   }
-  own_.reset();
   // One node needs no other address than the loopback.
   const bool local = config_.max_nodes == 1 && config_.master_addr == "127.0.0.1";
   absl::StatusOr<std::unique_ptr<store::TcpStoreServer>> server = store::TcpStoreServer::Listen(
@@ -27,13 +26,25 @@ absl::StatusOr<int> WorkerStore::Prepare() {
                         absl::StrCat("--master-port=", config_.master_port, ": ",
                                      std::string(server.status().message())));
   }
-  own_ = *std::move(server);
-  return own_->port();
+  if (config_.master_port != 0) {
+    own_ = *std::move(server);
+    own_->Hold();
+    return own_->port();
+  }
+  next_ = *std::move(server);
+  return next_->port();
 }
 
 void WorkerStore::Settle(bool serves) {
-  // The user's port is kept: in a later generation this node may hold rank 0.
-  if (!serves && config_.master_port == 0) own_.reset();
+  store::TcpStoreServer* const kept = given_ != nullptr ? given_ : own_.get();
+  if (given_ == nullptr && config_.master_port == 0) {
+    own_ = serves ? std::move(next_) : nullptr;
+    next_.reset();
+  } else if (serves) {
+    // The user's port is kept also where this node does not hold rank 0: it may in a later
+    // generation.
+    kept->Renew();
+  }
 }
 
 }  // namespace ddp::elastic

@@ -16,7 +16,10 @@ namespace ddp::elastic {
 // between.
 //
 // With a port of the user's own the same server is emptied for each generation; else each
-// generation has a server of its own, at a port that the kernel chose.
+// generation has a server of its own, at a port that the kernel chose. Either way workers of the
+// ending generation keep their store until the next one is complete: on other nodes some may still
+// be saving a checkpoint together. What such workers, just starting maybe, say to the new one
+// before that is forgotten when they end.
 //
 // On the event loop's thread.
 class WorkerStore {
@@ -26,11 +29,13 @@ class WorkerStore {
   WorkerStore(const LaunchConfig& config, EventLoop* event_loop, store::TcpStoreServer* given)
       : config_(config), event_loop_(event_loop), given_(given) {}
 
-  // Before a round: an empty store is served; its port. Errors: those of TcpStoreServer::Listen,
-  // naming the flag where the port was the user's.
+  // Before a round: the port of the store that workers of the next generation will find. Errors:
+  // those of TcpStoreServer::Listen, naming the flag where the port was the user's.
   absl::StatusOr<int> Prepare();
 
-  // After it: whether this node holds rank 0. If not, nothing needs to be served.
+  // When the round is complete, and so no worker of an earlier generation is left: whether this
+  // node holds rank 0. If so, an empty store is served now, and the last one ends; if not, nothing
+  // needs to be served.
   void Settle(bool serves);
 
  private:
@@ -38,6 +43,7 @@ class WorkerStore {
   EventLoop* const event_loop_;
   store::TcpStoreServer* const given_;
   std::unique_ptr<store::TcpStoreServer> own_;
+  std::unique_ptr<store::TcpStoreServer> next_;  // from Prepare() to Settle()
 };
 
 }  // namespace ddp::elastic

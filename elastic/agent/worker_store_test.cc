@@ -34,10 +34,16 @@ class WorkerStoreTest : public ::testing::Test {
 
   // What a worker does, while the loop serves it.
   void AsWorker(int port, const std::function<void(store::TcpStoreClient&)>& body) {
-    std::thread worker([&] {
+    Beside([&] {
       auto client = store::TcpStoreClient::Connect("127.0.0.1", port, kLong);
       EXPECT_TRUE(client.ok()) << client.status();
       if (client.ok()) body(**client);
+    });
+  }
+
+  void Beside(const std::function<void()>& body) {
+    std::thread worker([&] {
+      body();
       done_.store(true);
     });
     StopOnceDone();
@@ -51,6 +57,11 @@ class WorkerStoreTest : public ::testing::Test {
       if (done_.load()) return loop_->Stop();
       StopOnceDone();
     });
+  }
+
+  int FreePort() {
+    WorkerStore any(config_, loop_.get(), nullptr);
+    return *any.Prepare();
   }
 
   LaunchConfig config_;
@@ -69,16 +80,14 @@ TEST_F(WorkerStoreTest, EachGenerationHasAStoreWithoutTheKeysOfTheLast) {
   });
   const absl::StatusOr<int> second = store.Prepare();
   ASSERT_TRUE(second.ok()) << second.status();
+  store.Settle(/*serves=*/true);
   AsWorker(*second, [](store::TcpStoreClient& worker) {
     EXPECT_TRUE(absl::IsDeadlineExceeded(worker.Get("/address", kShort).status()));
   });
 }
 
 TEST_F(WorkerStoreTest, TheUsersPortStaysAndIsEmptied) {
-  {
-    WorkerStore any(config_, loop_.get(), nullptr);
-    config_.master_port = *any.Prepare();
-  }
+  config_.master_port = FreePort();
   WorkerStore store(config_, loop_.get(), nullptr);
   ASSERT_EQ(*store.Prepare(), config_.master_port);
   store.Settle(/*serves=*/true);
@@ -87,9 +96,50 @@ TEST_F(WorkerStoreTest, TheUsersPortStaysAndIsEmptied) {
     EXPECT_TRUE(worker.Get("/address", kLong).ok());
   });
   ASSERT_EQ(*store.Prepare(), config_.master_port);
+  store.Settle(/*serves=*/true);
   AsWorker(config_.master_port, [](store::TcpStoreClient& worker) {
     EXPECT_TRUE(absl::IsDeadlineExceeded(worker.Get("/address", kShort).status()));
   });
+}
+
+// On another node, whose agent has not joined yet: it may have been starting all the time.
+TEST_F(WorkerStoreTest, AWorkerThatDiesWhileTheNextRoundFormsLeavesNoKeyAtTheUsersPort) {
+  config_.master_port = FreePort();
+  WorkerStore store(config_, loop_.get(), nullptr);
+  ASSERT_TRUE(store.Prepare().ok());
+  store.Settle(/*serves=*/true);
+  ASSERT_TRUE(store.Prepare().ok());
+  AsWorker(config_.master_port, [](store::TcpStoreClient& dying) {
+    EXPECT_TRUE(absl::IsDeadlineExceeded(dying.Set("/address", "of a dead worker", kShort)));
+  });
+  store.Settle(/*serves=*/true);
+  AsWorker(config_.master_port, [](store::TcpStoreClient& worker) {
+    EXPECT_TRUE(absl::IsDeadlineExceeded(worker.Get("/address", kShort).status()));
+    EXPECT_TRUE(worker.Set("/address", "mine", kLong).ok());
+  });
+}
+
+// A node that drains faster than the others joins while their workers save a checkpoint.
+TEST_F(WorkerStoreTest, WorkersOfTheEndingGenerationKeepTheirStoreUntilTheNextIsComplete) {
+  for (const int port : {0, FreePort()}) {
+    config_.master_port = port;
+    WorkerStore store(config_, loop_.get(), nullptr);
+    const int old_port = *store.Prepare();
+    store.Settle(/*serves=*/true);
+    std::unique_ptr<store::TcpStoreClient> saving;
+    AsWorker(old_port, [&](store::TcpStoreClient&) {
+      saving = *store::TcpStoreClient::Connect("127.0.0.1", old_port, kLong);
+      EXPECT_TRUE(saving->Set("/saved/0", "done", kLong).ok());
+    });
+    const int new_port = *store.Prepare();
+    EXPECT_EQ(new_port == old_port, port != 0);
+    Beside([&] {
+      EXPECT_TRUE(saving->Set("/saved/1", "done", kLong).ok());
+      EXPECT_EQ(*saving->Get("/saved/0", kLong), "done");
+    });
+    store.Settle(/*serves=*/true);
+    EXPECT_TRUE(absl::IsUnavailable(saving->Get("/saved/0", kLong).status()));
+  }
 }
 
 TEST_F(WorkerStoreTest, ANodeWithoutRankZeroServesNothing) {
