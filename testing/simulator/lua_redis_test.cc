@@ -97,9 +97,24 @@ TEST_F(LuaRedisTest, TheClockIsGivenAndKeysExpireByIt) {
   Command({"SET", "k", "v", "PX", "10"});
   now_us_ += 9999;
   EXPECT_EQ(Command({"GET", "k"}), "'v'");
-  EXPECT_EQ(Command({"PTTL", "k"}), ":1");
-  now_us_ += 1;
+  EXPECT_EQ(Command({"PTTL", "k"}), ":0");
+  now_us_ += 1000;
   EXPECT_EQ(Command({"EXISTS", "k"}), ":0");
+}
+
+TEST_F(LuaRedisTest, ALeaseIsRenewedByOneCommandWhileItLasts) {
+  Command({"SET", "beat", "1", "PX", "10"});
+  const MemoryDatabase before = redis_.database();
+  now_us_ += 8000;
+  EXPECT_EQ(Command({"PEXPIRE", "beat", "10"}), ":1");
+  now_us_ += 8000;
+  EXPECT_EQ(Command({"PTTL", "beat"}), ":2");
+  redis_.database() = before;  // the renewal was among the lost writes
+  EXPECT_EQ(Command({"PEXPIRE", "beat", "10"}), ":0");
+  EXPECT_EQ(Command({"PTTL", "beat"}), ":-2");
+  Command({"SET", "beat", "1", "PX", "10"});
+  EXPECT_EQ(Command({"DEL", "beat"}), ":1");
+  EXPECT_EQ(Command({"PEXPIRE", "beat", "10"}), ":0");
 }
 
 TEST_F(LuaRedisTest, PublishedTextsGoToTheCaller) {

@@ -116,7 +116,7 @@ struct DatabaseCommands {
   Entry* FindKey(std::string_view key) {
     const auto found = db.keys_.find(key);
     if (found == db.keys_.end()) return nullptr;
-    if (found->second.expires_at_us != INT64_MAX && found->second.expires_at_us <= world.now_us()) {
+    if (found->second.expires_at_ms != INT64_MAX && found->second.expires_at_ms < now_ms()) {
       db.keys_.erase(found);
       return nullptr;
     }
@@ -189,50 +189,51 @@ struct DatabaseCommands {
     sink.Integer(count);
   }
 
-  // None where the server's own milliseconds overflow.
-  std::optional<int64_t> ExpiryAfter(int64_t ttl, int64_t unit_us) {
-    int64_t at_ms = 0, at_us = 0;
-    if (__builtin_mul_overflow(ttl, unit_us / 1000, &at_ms) ||
-        __builtin_add_overflow(at_ms, world.now_us() / 1000, &at_ms)) {
+  // In milliseconds, as the server counts: a key is there until the last of them has passed.
+  int64_t now_ms() const { return world.now_us() / 1000; }
+
+  // None where the server's own numbers overflow.
+  std::optional<int64_t> ExpiryAfter(int64_t ttl, int64_t unit_ms) {
+    int64_t at_ms = 0;
+    if (__builtin_mul_overflow(ttl, unit_ms, &at_ms) ||
+        __builtin_add_overflow(at_ms, now_ms(), &at_ms)) {
       return {};
     }
-    const bool beyond_us = __builtin_mul_overflow(ttl, unit_us, &at_us) ||
-                           __builtin_add_overflow(at_us, world.now_us(), &at_us);
-    return beyond_us ? INT64_MAX - 1 : at_us;
+    return std::min(at_ms, INT64_MAX - 1);
   }
 
-  void ExpireAfter(int64_t unit_us) {
+  void ExpireAfter(int64_t unit_ms) {
     const std::optional<int64_t> ttl = ToInteger(args[2]);
     if (!ttl) return sink.Error(kNotInteger);
-    const std::optional<int64_t> at_us = ExpiryAfter(*ttl, unit_us);
-    if (!at_us) {
-      return sink.Error(unit_us == 1000 ? "ERR invalid expire time in 'pexpire' command"
-                                        : "ERR invalid expire time in 'expire' command");
+    const std::optional<int64_t> at_ms = ExpiryAfter(*ttl, unit_ms);
+    if (!at_ms) {
+      return sink.Error(unit_ms == 1 ? "ERR invalid expire time in 'pexpire' command"
+                                     : "ERR invalid expire time in 'expire' command");
     }
     Entry* const entry = FindKey(args[1]);
     if (entry == nullptr) return sink.Integer(0);
     if (*ttl <= 0) {
       EraseKey(args[1]);
     } else {
-      entry->expires_at_us = *at_us;
+      entry->expires_at_ms = *at_ms;
     }
     sink.Integer(1);
   }
-  void Expire() { ExpireAfter(1000000); }
-  void PExpire() { ExpireAfter(1000); }
+  void Expire() { ExpireAfter(1000); }
+  void PExpire() { ExpireAfter(1); }
 
   void Persist() {
     Entry* const entry = FindKey(args[1]);
-    const bool had = entry != nullptr && entry->expires_at_us != INT64_MAX;
-    if (had) entry->expires_at_us = INT64_MAX;
+    const bool had = entry != nullptr && entry->expires_at_ms != INT64_MAX;
+    if (had) entry->expires_at_ms = INT64_MAX;
     sink.Integer(had ? 1 : 0);
   }
 
   void Pttl() {
     const Entry* const entry = FindKey(args[1]);
     if (entry == nullptr) return sink.Integer(-2);
-    if (entry->expires_at_us == INT64_MAX) return sink.Integer(-1);
-    sink.Integer((entry->expires_at_us - world.now_us() + 999) / 1000);
+    if (entry->expires_at_ms == INT64_MAX) return sink.Integer(-1);
+    sink.Integer(entry->expires_at_ms - now_ms());
   }
 
   void Rename() {
@@ -270,7 +271,7 @@ struct DatabaseCommands {
 
   void SetString() {
     bool only_new = false, only_old = false, keep_ttl = false;
-    int64_t expires_at_us = INT64_MAX;
+    int64_t expires_at_ms = INT64_MAX;
     for (size_t i = 3; i < args.size(); ++i) {
       if (Is(args[i], "NX")) {
         only_new = true;
@@ -279,12 +280,12 @@ struct DatabaseCommands {
       } else if (Is(args[i], "KEEPTTL")) {
         keep_ttl = true;
       } else if ((Is(args[i], "PX") || Is(args[i], "EX")) && i + 1 < args.size()) {
-        const int64_t unit_us = Is(args[i], "PX") ? 1000 : 1000000;
+        const int64_t unit_ms = Is(args[i], "PX") ? 1 : 1000;
         const std::optional<int64_t> ttl = ToInteger(args[++i]);
         if (!ttl) return sink.Error(kNotInteger);
-        const std::optional<int64_t> at_us = ExpiryAfter(*ttl, unit_us);
-        if (*ttl <= 0 || !at_us) return sink.Error("ERR invalid expire time in 'set' command");
-        expires_at_us = *at_us;
+        const std::optional<int64_t> at_ms = ExpiryAfter(*ttl, unit_ms);
+        if (*ttl <= 0 || !at_ms) return sink.Error("ERR invalid expire time in 'set' command");
+        expires_at_ms = *at_ms;
       } else {
         return sink.Error(kSyntax);
       }
@@ -294,7 +295,7 @@ struct DatabaseCommands {
     if ((only_new && old != nullptr) || (only_old && old == nullptr)) return sink.Nil();
     Entry& entry = old != nullptr ? *old : db.keys_[std::string(args[1])];
     entry.value = std::string(args[2]);
-    if (!keep_ttl) entry.expires_at_us = expires_at_us;
+    if (!keep_ttl) entry.expires_at_ms = expires_at_ms;
     sink.Status("OK");
   }
 

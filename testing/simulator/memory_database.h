@@ -75,7 +75,7 @@ class MemoryDatabase {
   using List = std::deque<std::string>;
   struct Entry {
     std::variant<std::string, Hash, Set, SortedSet, List> value;
-    int64_t expires_at_us = INT64_MAX;
+    int64_t expires_at_ms = INT64_MAX;
   };
 
   TextMap<Entry> keys_;

@@ -12,12 +12,12 @@ using store::RedisReply;
 
 SimulatedStore::SimulatedStore(EventQueue* queue, Random random,
                                const NetworkConditions& conditions, const Trace* trace,
-                               std::function<void(const RedisReply&)> on_script)
+                               std::function<void(const RedisReply&)> on_run)
     : queue_(queue),
       random_(random),
       conditions_(conditions),
       trace_(trace),
-      on_script_(std::move(on_script)),
+      on_run_(std::move(on_run)),
       redis_({.now_us = [this] { return server_now_us(); },
               .publish = [this](std::string_view channel,
                                 std::string_view text) { return Publish(channel, text); }}) {}
@@ -34,13 +34,26 @@ int64_t SimulatedStore::Delay() {
 void SimulatedStore::Call(ClientId client, const store::RedisScript& script,
                           std::vector<std::string> keys, std::vector<std::string> args,
                           int64_t timeout_us, ReplyDone done) {
-  auto request = std::make_shared<Request>(Request{.client = client,
-                                                   .script = &script,
-                                                   .keys = std::move(keys),
-                                                   .args = std::move(args),
-                                                   .gives_up_at_us = queue_->now_us() + timeout_us,
-                                                   .done = std::move(done)});
-  queue_->After(Delay(), [this, request] { Arrive(request); });
+  Send({.client = client,
+        .script = &script,
+        .keys = std::move(keys),
+        .args = std::move(args),
+        .gives_up_at_us = queue_->now_us() + timeout_us,
+        .done = std::move(done)});
+}
+
+void SimulatedStore::Call(ClientId client, std::vector<std::string> words, int64_t timeout_us,
+                          ReplyDone done) {
+  Send({.client = client,
+        .keys = {},
+        .args = std::move(words),
+        .gives_up_at_us = queue_->now_us() + timeout_us,
+        .done = std::move(done)});
+}
+
+void SimulatedStore::Send(Request request) {
+  queue_->After(Delay(),
+                [this, shared = std::make_shared<Request>(std::move(request))] { Arrive(shared); });
 }
 
 void SimulatedStore::Arrive(const RequestPtr& request) {
@@ -78,9 +91,11 @@ void SimulatedStore::Arrive(const RequestPtr& request) {
 }
 
 RedisReply SimulatedStore::Run(const Request& request) {
-  ++counts_.scripts;
-  RedisReply reply = redis_.Eval(*request.script, request.keys, request.args);
-  on_script_(reply);
+  const bool is_script = request.script != nullptr;
+  ++(is_script ? counts_.scripts : counts_.commands);
+  RedisReply reply = is_script ? redis_.Eval(*request.script, request.keys, request.args)
+                               : redis_.Command(request.args);
+  on_run_(reply);
   return reply;
 }
 

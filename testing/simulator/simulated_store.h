@@ -34,10 +34,9 @@ struct NetworkConditions {
   double break_subscription = 0;  // one subscriber's connection breaks instead
 };
 
-// One Redis and the network to it, in simulated time: scripts run in it in the order of their
-// arrival; requests, replies and pushed messages are late, lost or doubled; it pauses, dies, and
-// comes back with all, without its last writes, or with nothing.
-// Thread-compatible.
+// One Redis and the network to it, in simulated time: scripts and commands run in it in the order
+// of their arrival; requests, replies and pushed messages are late, lost or doubled; it pauses,
+// dies, and comes back with all, without its last writes, or with nothing. Thread-compatible.
 class SimulatedStore {
  public:
   using ClientId = int;
@@ -45,13 +44,14 @@ class SimulatedStore {
 
   // What happened to messages, for the report.
   struct Counts {
-    uint64_t scripts = 0, lost_requests = 0, lost_replies = 0, swallowed = 0, duplicates = 0,
-             pushed = 0, lost_pushes = 0, broken_subscriptions = 0;
+    uint64_t scripts = 0, commands = 0, lost_requests = 0, lost_replies = 0, swallowed = 0,
+             duplicates = 0, pushed = 0, lost_pushes = 0, broken_subscriptions = 0;
   };
 
-  // Nothing is owned; all must outlive the store. `on_script` is told after each script that ran.
+  // Nothing is owned; all must outlive the store. `on_run` is told what each script and each
+  // command has answered.
   SimulatedStore(EventQueue* queue, Random random, const NetworkConditions& conditions,
-                 const Trace* trace, std::function<void(const store::RedisReply&)> on_script);
+                 const Trace* trace, std::function<void(const store::RedisReply&)> on_run);
 
   ClientId AddClient(std::string name);
 
@@ -60,6 +60,8 @@ class SimulatedStore {
   // may have run, or may still).
   void Call(ClientId client, const store::RedisScript& script, std::vector<std::string> keys,
             std::vector<std::string> args, int64_t timeout_us, ReplyDone done);
+  // The same for a command, by its words.
+  void Call(ClientId client, std::vector<std::string> words, int64_t timeout_us, ReplyDone done);
 
   // Listens to a channel until the connection breaks: then `on_end`, once. Subscribing where that
   // is not possible now ends at once, too.
@@ -107,16 +109,17 @@ class SimulatedStore {
     std::optional<Subscription> subscription;
   };
   struct Request {
-    ClientId client;
-    const store::RedisScript* script;
+    ClientId client = 0;
+    const store::RedisScript* script = nullptr;  // null: a command, by `args`
     std::vector<std::string> keys, args;
-    int64_t gives_up_at_us;
+    int64_t gives_up_at_us = 0;
     ReplyDone done;
     bool is_answered = false;
   };
   using RequestPtr = std::shared_ptr<Request>;
 
   int64_t Delay();
+  void Send(Request request);
   void Arrive(const RequestPtr& request);
   store::RedisReply Run(const Request& request);
   void Answer(const RequestPtr& request, absl::StatusOr<store::RedisReply> reply);
@@ -130,7 +133,7 @@ class SimulatedStore {
   Random random_;
   NetworkConditions conditions_;
   const Trace* const trace_;
-  const std::function<void(const store::RedisReply&)> on_script_;
+  const std::function<void(const store::RedisReply&)> on_run_;
 
   State state_ = State::kUp;
   int64_t clock_offset_us_ = 0;

@@ -66,7 +66,7 @@ class Simulation {
         random_(story.seed ^ 0x5eed),
         trace_(&queue_, trace),
         store_(&queue_, random_.Fork(), story.network, &trace_,
-               [this](const store::RedisReply& reply) { OnScript(reply); }),
+               [this](const store::RedisReply& reply) { OnReply(reply); }),
         training_(&story_, &queue_, random_.Fork(), &trace_,
                   [this](const TrainingModel::Exit& exit) { OnWorkerExit(exit); }),
         scripts_(scripts) {}
@@ -81,7 +81,7 @@ class Simulation {
   void StrikeNode(const Fault& fault);
   void StrikeStore(const Fault& fault);
   void RestartStore(const Fault& fault, SimulatedStore::Memory memory);
-  void OnScript(const store::RedisReply& reply);
+  void OnReply(const store::RedisReply& reply);
   void OnWorkerExit(const TrainingModel::Exit& exit);
   void OnFinished(SimulatedNode& node);
   void CheckEnd(const SimulatedNode& node);
@@ -306,9 +306,11 @@ void Simulation::RestartStore(const Fault& fault, SimulatedStore::Memory memory)
   });
 }
 
-void Simulation::OnScript(const store::RedisReply& reply) {
+void Simulation::OnReply(const store::RedisReply& reply) {
   Mix(static_cast<uint64_t>(queue_.now_us()));
-  if (reply.IsError()) Checker("").Violate(absl::StrCat("a script failed: ", reply.error_text()));
+  if (reply.IsError()) {
+    Checker("").Violate(absl::StrCat("the store answers an error: ", reply.error_text()));
+  }
 }
 
 void Simulation::OnWorkerExit(const TrainingModel::Exit& exit) {
