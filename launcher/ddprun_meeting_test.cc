@@ -142,6 +142,22 @@ TEST(DdprunMeetingTest, TheServerEndsWithItsAgent) {
   EXPECT_TRUE(agent->TemporaryEntries().empty());
 }
 
+// Nobody can join them at a server that is gone: they must not wait for it.
+TEST(DdprunMeetingTest, WhoTakesTheServerAwayFromTooFewEndsTheirJobAndTheyHearWhy) {
+  const Endpoint endpoint("127.0.0.1");
+  const Agent one = Start(endpoint.Flags(), {"wait", "/nonexistent"});
+  one->AwaitStderr(kStarted);
+  const Agent two = Start(endpoint.Flags(), {"wait", "/nonexistent"});
+  one->AwaitStdout(" met 4 after 0\n", 2);
+  two->AwaitStdout(" met 4 after 0\n", 2);
+  ASSERT_EQ(kill(one->pid(), SIGTERM), 0);
+  EXPECT_EQ(one->Wait(), 1) << one->err();
+  EXPECT_EQ(two->Wait(), 1) << two->err();
+  EXPECT_THAT(two->err(), HasSubstr("the job was closed: node "));
+  EXPECT_THAT(two->err(), HasSubstr("held the rendezvous"));
+  EXPECT_THAT(two->err(), Not(HasSubstr("out of reach")));
+}
+
 TEST(DdprunMeetingTest, StaticNodesMeetAtTheMastersPort) {
   const int port = PortOfMine();
   const Agent one = Start(StaticFlags(1, port));

@@ -8,7 +8,6 @@
 #include <array>
 #include <cstdio>
 #include <cstdlib>
-#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -21,11 +20,11 @@
 #include "base/clock.h"
 #include "base/event_loop.h"
 #include "base/status_macros.h"
+#include "base/unique_fd.h"
 #include "elastic/agent/agent.h"
 #include "elastic/agent/event_log.h"
 #include "elastic/agent/node_status_tracker.h"
 #include "elastic/health/error_record.h"
-#include "elastic/rendezvous/job_reader.h"
 #include "elastic/rendezvous/redis_rendezvous.h"
 #include "elastic/rendezvous/round.h"
 #include "launcher/cpu_topology.h"
@@ -42,8 +41,8 @@
 #include "launcher/private_folder.h"
 #include "launcher/rendezvous_choice.h"
 #include "launcher/root_cause_file.h"
+#include "launcher/server_farewell.h"
 #include "nlohmann/json.hpp"
-#include "store/redis_connection.h"
 #include "store/redis_endpoint.h"
 #include "xxhash.h"
 
@@ -307,39 +306,19 @@ void SettleLogs(const JobSpec& spec, const LogLayout& layout, const elastic::Job
   }
 }
 
-// Whether the other nodes can do without the store that ends with us: none is left in it, or, when
-// only this node has left the job, they are in a generation of their own.
-bool OthersAreSettled(const elastic::JobResult& result, const Parts& parts,
-                      store::RedisConnection& connection) {
-  constexpr size_t kNodesAtATime = 1000;
-  const absl::StatusOr<elastic::JobRecord> job = elastic::ReadJob(
-      connection, parts.config.run_id, parts.rendezvous->instance(), kNodesAtATime);
-  if (!job.ok() || std::none_of(job->nodes.begin(), job->nodes.end(),
-                                [](const auto& node) { return node.lease_left_s > 0; })) {
-    return true;
-  }
-  const uint64_t ours = parts.status->Status(parts.clock.Now()).generation;
-  return result.end == elastic::JobEndReason::kPreempted && job->state == "running" &&
-         job->generation > ours;
-}
-
 // The server that the other nodes need ends with us.
-void AwaitOthers(const elastic::JobResult& result, const Parts& parts) {
+void LeaveOthersWithoutServer(const JobSpec& spec, const Parts& parts, int hurry_fd) {
   if (parts.place.server == nullptr || parts.config.max_nodes == 1) return;
-  store::RedisConnectionOptions options;
-  options.total_timeout = parts.config.lease;
-  auto connection = store::RedisConnection::Connect(parts.place.endpoint, options);
-  if (!connection.ok()) return;
-  const absl::Time deadline = parts.clock.Now() + 2 * parts.config.lease;
-  std::function<void()> look = [&] {
-    if (parts.clock.Now() >= deadline || OthersAreSettled(result, parts, **connection)) {
-      parts.event_loop->Stop();
-    } else {
-      parts.event_loop->AddTimer(absl::Milliseconds(20), look);
-    }
-  };
-  parts.event_loop->AddTimer(absl::ZeroDuration(), look);
-  if (const absl::Status status = parts.event_loop->Run(); !status.ok()) SayError(status);
+  FarewellOptions options;
+  options.endpoint = parts.place.endpoint;
+  options.run_id = parts.config.run_id;
+  options.instance = parts.rendezvous->instance();
+  options.own_generation = parts.status->Status(parts.clock.Now()).generation;
+  options.host = parts.config.host;
+  options.lease = spec.options.rendezvous.lease;
+  options.shutdown_timeout = parts.config.shutdown_timeout;
+  options.hurry_fd = hurry_fd;
+  AwaitOthers(options, parts.event_loop.get(), parts.rendezvous.get(), parts.clock);
 }
 
 elastic::JobResult CannotStart(const absl::Status& status) {
@@ -372,8 +351,10 @@ int Run(const JobSpec& spec, const AgentContext& context) {
                         .say = [&parts](const std::string& line) { parts.router->Say(line); },
                         .worker_store = parts.place.worker_store.get()});
   const elastic::JobResult result = agent.Run();
+  // What comes from now on changes the result no more, but the user wants to wait no longer.
+  const UniqueFd hurry = WatchHeldSignals(spec.config.signals_to_handle);
   parts.spawner->KillStrays();
-  AwaitOthers(result, parts);
+  LeaveOthersWithoutServer(spec, parts, hurry.get());
   const bool was_signalled = result.end == elastic::JobEndReason::kPreempted;
   parts.router->Flush(was_signalled ? kConsoleStallTimeoutAfterSignal : kConsoleStallTimeout);
   Report(spec, result);

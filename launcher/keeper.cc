@@ -188,6 +188,11 @@ void ReleaseSignals(const std::vector<int>& signals) {
   ::pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
 }
 
+UniqueFd WatchHeldSignals(const std::vector<int>& signals) {
+  const sigset_t set = SignalSet(signals);
+  return UniqueFd(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
+}
+
 absl::StatusOr<int> RunWithKeeper(const KeeperOptions& options,
                                   const std::function<int(const AgentContext&)>& agent) {
   const std::vector<pid_t> children = ChildrenOf(::getpid());

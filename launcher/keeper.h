@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/unique_fd.h"
 
 namespace ddp::launcher {
 
@@ -62,6 +63,10 @@ void HoldSignals(const std::vector<int>& signals);
 // For the agent, while it prepares the job: lets a forwarded signal end it at once, which the
 // keeper answers by cleaning up. HoldSignals() again before what must end in order.
 void ReleaseSignals(const std::vector<int>& signals);
+
+// Readable once one of `signals`, which HoldSignals() holds back, has come: for who waits for
+// something else meanwhile. Invalid where no descriptor is left.
+UniqueFd WatchHeldSignals(const std::vector<int>& signals);
 
 // Forks; in the child calls `agent` and exits with what it returns; in the parent returns that code
 // when the agent has ended and all is cleaned up. When signal N killed the agent: a line on stderr,
