@@ -11,7 +11,7 @@ constexpr char kCommands[] =
     "+auth +ping +select +client|setname "
     // Scripts and what they are made of, and what a store does without one.
     "+eval +evalsha +multi +exec +time "
-    "+get +set +incr +exists +del +pexpire +rename "
+    "+get +set +incr +exists +del +pexpire +pttl +rename "
     "+hget +hset +hmget +hmset +hsetnx +hdel +hexists +hlen +hgetall +hkeys +hincrby +hscan "
     "+sadd +scard +srem +sismember +smembers "
     "+zadd +zrem +zscore +zcard +zcount +zrange +zrevrange +zrangebyscore +zrank "

@@ -102,6 +102,7 @@ struct RedisRendezvous::State {
   void ArmDeadline();
 
   void Do(const Core::CallScript& action);
+  void Do(const Core::CallCommand& action);
   void Do(const Core::Subscribe& action) { subscription.Listen(action.channel); }
   void Do(const Core::AnswerJoin& action) { Answer<JoinDone>(action.answer); }
   void Do(const Core::AnswerFailure& action) { Answer<FailureDone>(action.verdict); }
@@ -208,6 +209,12 @@ void RedisRendezvous::State::Do(const Core::CallScript& action) {
   channel->Call(
       scripts[action.script], action.keys, action.args,
       [this](absl::StatusOr<RedisReply> reply) { Post(Core::Replied{std::move(reply)}); });
+}
+
+void RedisRendezvous::State::Do(const Core::CallCommand& action) {
+  channel->Call(action.words, [this](absl::StatusOr<RedisReply> reply) {
+    Post(Core::Replied{std::move(reply)});
+  });
 }
 
 template <typename DoneType, typename AnswerType>

@@ -77,6 +77,7 @@ std::string DebugString(const RendezvousCore::Action& action) {
           [](const Core::CallScript& a) {
             return absl::StrCat("call ", ToString(a.script), " ", absl::StrJoin(a.args, "|"));
           },
+          [](const Core::CallCommand& a) { return absl::StrJoin(a.words, " "); },
           [](const Core::Subscribe& a) { return absl::StrCat("subscribe to ", a.channel); },
           [](const Core::AnswerJoin& a) {
             if (!a.answer.ok()) return absl::StrCat("answer: ", a.answer.status().message());
@@ -166,6 +167,19 @@ absl::Duration RendezvousCore::heartbeat() const {
   const absl::Duration wanted =
       options_.heartbeat > absl::ZeroDuration() ? options_.heartbeat : lease() / 6;
   return std::max(absl::Milliseconds(1), std::min(wanted, lease() / 3));
+}
+
+absl::Time RendezvousCore::NextHeartbeat() {
+  return ask_again_ ? now_ : now_ + heartbeat() * (0.9 + 0.2 * Share());
+}
+
+// How many follow a full heartbeat. Those cost the server twice as much, but they alone tell what
+// was missed, and it is their scripts that give up lost nodes: enough of them must come, and one of
+// each node per lease.
+int RendezvousCore::LightHeartbeats() const {
+  const int nodes_per_full = (mine_->nodes - 1) / options_.full_heartbeats;
+  const auto per_lease = static_cast<int>(absl::FDivDuration(lease(), heartbeat()));
+  return std::clamp(nodes_per_full, 0, per_lease - 1);
 }
 
 // Full jitter, so that the clients of a server that comes back do not all call at once.
@@ -300,7 +314,8 @@ void RendezvousCore::SendOpen() {
        Milliseconds(heartbeat()), absl::StrCat(options_.max_restarts),
        absl::StrCat(options_.min_nodes), absl::StrCat(options_.max_nodes),
        Milliseconds(options_.last_call), absl::StrCat(options_.no_progress_limit),
-       absl::StrCat(options_.quarantine_strikes), Milliseconds(options_.quarantine_cooldown)}});
+       absl::StrCat(options_.quarantine_strikes), Milliseconds(options_.quarantine_cooldown),
+       absl::StrCat(options_.full_heartbeats)}});
 }
 
 void RendezvousCore::Send(ScriptName script, const GenerationId& about,
@@ -371,7 +386,23 @@ void RendezvousCore::SendRequest() {
   Send(script, about, std::move(args));
 }
 
+// Says at once that this node lives, and hears what it may have missed.
+void RendezvousCore::BeatInFullNow() {
+  ask_again_ = true;
+  heartbeat_at_ = now_;
+  if (mine_.has_value()) mine_->light_heartbeats = 0;
+}
+
+void RendezvousCore::SendLightHeartbeat() {
+  --mine_->light_heartbeats;
+  ask_again_ = false;
+  in_flight_ = InFlight{.script = ScriptName::kHeartbeat, .is_light = true};
+  Do(CallCommand{
+      {"PEXPIRE", absl::StrCat(KeyPrefix(), "beat:", options_.node), Milliseconds(lease())}});
+}
+
 void RendezvousCore::SendHeartbeat() {
+  if (mine_->light_heartbeats > 0) return SendLightHeartbeat();
   InFlight call{ScriptName::kHeartbeat};
   if (now_ >= row_at_) {
     if (report_.row != row_sent_) call.row = report_.row;
@@ -387,7 +418,8 @@ void RendezvousCore::SendHeartbeat() {
   ask_again_ = false;
   Send(ScriptName::kHeartbeat, mine_->generation,
        {Step64(report_.step), absl::StrFormat("%.3f", rate),
-        call.busy_us >= 0 ? absl::StrCat(call.busy_us) : "", call.row});
+        call.busy_us >= 0 ? absl::StrCat(call.busy_us) : "", call.row,
+        LightHeartbeats() > 0 ? "1" : ""});
   in_flight_ = std::move(call);
 }
 
@@ -404,6 +436,7 @@ void RendezvousCore::On(const Replied& event) {
     if (is_awaited && !IsPassing(status)) FailRequest(status);
     return;
   }
+  if (call.is_light) return OnLightHeartbeat(*event.reply);
   if (call.script == ScriptName::kOpenInstance) return OnOpened(*event.reply);
   const absl::StatusOr<ScriptReply> reply = ParseScriptReply(*event.reply);
   if (!reply.ok()) {
@@ -450,6 +483,7 @@ void RendezvousCore::OnOpened(const store::RedisReply& reply) {
 // Whatever was sent is sent again after a pause.
 void RendezvousCore::OnFailedCall(const absl::Status& status) {
   pause_until_ = now_ + Pause(++failures_in_a_row_);
+  if (mine_.has_value()) mine_->light_heartbeats = 0;
   if (request_.has_value()) request_->brief_until = absl::InfinitePast();
   if (request_.has_value() && request_->rest.has_value()) {
     request_->deadline = now_ + *std::exchange(request_->rest, std::nullopt);
@@ -495,8 +529,17 @@ void RendezvousCore::OnTransition(const InFlight& call, const ScriptReply& reply
   std::visit([&](const auto& what) { OnAnswer(what, reply); }, asked);
 }
 
+// 1: the lease was renewed. 0: there is none, or the server does not know of it.
+void RendezvousCore::OnLightHeartbeat(const store::RedisReply& reply) {
+  const absl::StatusOr<int64_t> renewed = reply.AsInteger();
+  if (!renewed.ok()) return OnFailedCall(renewed.status());
+  OnContact(absl::OkStatus());
+  heartbeat_at_ = NextHeartbeat();
+  if (*renewed == 0) BeatInFullNow();
+}
+
 void RendezvousCore::OnHeartbeat(const InFlight& call, const ScriptReply& reply) {
-  heartbeat_at_ = ask_again_ ? now_ : now_ + heartbeat() * (0.8 + 0.2 * Share());
+  heartbeat_at_ = NextHeartbeat();
   if (!mine_.has_value()) return;
   if (!call.row.empty() || call.busy_us >= 0) {
     if (!call.row.empty()) row_sent_ = call.row;
@@ -505,6 +548,9 @@ void RendezvousCore::OnHeartbeat(const InFlight& call, const ScriptReply& reply)
   }
   if (reply.outcome == "ok") {
     median_busy_us_ = reply.number(0, -1);
+    // Where so many nodes are lost that the rest are rarely heard in full, no heartbeat is light.
+    const bool few_are_left = reply.text(1) == "1";
+    mine_->light_heartbeats = ask_again_ || few_are_left ? 0 : LightHeartbeats();
   } else if (reply.outcome == "drain") {
     TellDrain(reply.number(0, -1), reply.text(1));
   } else if (reply.outcome == "over") {
@@ -531,7 +577,7 @@ void RendezvousCore::OnAnswer(const JoinRequest&, const ScriptReply& reply) {
   } else if (reply.outcome == "waiting" || reply.outcome == "spare") {
     OnWaiting(reply, reply.outcome == "spare");
   } else if (reply.outcome == "same") {
-    request_->send_at = ask_again_ ? now_ : now_ + heartbeat() * (0.8 + 0.2 * Share());
+    request_->send_at = NextHeartbeat();
   } else if (reply.outcome == "ended") {
     ended_ = true;
     request_.reset();
@@ -569,7 +615,7 @@ void RendezvousCore::OnRound(const ScriptReply& reply) {
 
 void RendezvousCore::OnWaiting(const ScriptReply& reply, bool is_spare) {
   Request& request = *request_;
-  request.send_at = ask_again_ ? now_ : now_ + heartbeat() * (0.8 + 0.2 * Share());
+  request.send_at = NextHeartbeat();
   request.brief_until = now_ + heartbeat() * kBriefHeartbeats;
   if (is_spare && !request.rest.has_value()) {
     request.rest = std::max(absl::ZeroDuration(), request.deadline - now_);
@@ -665,8 +711,7 @@ void RendezvousCore::On(const Subscribed&) {
   failed_subscriptions_ = 0;
   if (!was_heard_) return;
   // Something may have been told between the last answer and now.
-  ask_again_ = true;
-  heartbeat_at_ = now_;
+  BeatInFullNow();
   if (request_.has_value()) request_->send_at = now_;
 }
 
@@ -698,8 +743,7 @@ void RendezvousCore::On(const Pushed& event) {
       break;
   }
   // The answer is ready, or our generation was left behind.
-  ask_again_ = true;
-  heartbeat_at_ = now_;
+  BeatInFullNow();
   if (joins) request_->send_at = now_;
 }
 

@@ -27,7 +27,8 @@ namespace ddp::elastic {
 //
 // It runs one script at a time and keeps trying: a script that fails is sent again after a pause
 // with full jitter, a sixth of the lease at most. While this node is in a round, or waits for one,
-// it is heard once per heartbeat. See docs/rendezvous-protocol.md.
+// it is heard once per heartbeat: in a large job mostly by a light one, a plain command that renews
+// its lease, and every so often in full. See docs/rendezvous-protocol.md.
 //
 // Thread-compatible.
 class RendezvousCore {
@@ -49,6 +50,7 @@ class RendezvousCore {
     absl::Duration lease = absl::Seconds(3);
 
     absl::Duration heartbeat;  // zero: a sixth of the lease; never more than a third of it
+    int full_heartbeats = 32;  // of all nodes together per interval, at least; the rest are light
     int64_t instance = 0;      // takes part in this one, which must exist; 0: by the rules
     uint64_t seed = 0;         // of nonces, tokens and pauses
   };
@@ -82,7 +84,8 @@ class RendezvousCore {
     absl::Duration timeout;
   };
   struct CancelRequest {};
-  // Answers the last CallScript. A status: it failed, and may or may not have been applied.
+  // Answers the last CallScript or CallCommand. A status: it failed, and may or may not have been
+  // applied.
   struct Replied {
     absl::StatusOr<store::RedisReply> reply;
   };
@@ -104,6 +107,9 @@ class RendezvousCore {
     std::vector<std::string> keys;
     std::vector<std::string> args;
   };
+  struct CallCommand {
+    std::vector<std::string> words;
+  };
   // In place of an earlier subscription.
   struct Subscribe {
     std::string channel;
@@ -121,7 +127,8 @@ class RendezvousCore {
   struct Tell {
     News news;
   };
-  using Action = std::variant<CallScript, Subscribe, AnswerJoin, AnswerFailure, AnswerDone, Tell>;
+  using Action =
+      std::variant<CallScript, CallCommand, Subscribe, AnswerJoin, AnswerFailure, AnswerDone, Tell>;
 
   explicit RendezvousCore(Options options);
 
@@ -167,13 +174,15 @@ class RendezvousCore {
     GenerationId generation;
     std::string row;
     int nodes = 1;
+    int light_heartbeats = 0;  // that come before the next full one
     bool told_over = false;
     bool told_drain = false;
   };
   struct InFlight {
     ScriptName script;
-    uint64_t request = 0;  // serial of the request that it is for; 0: none
-    std::string row;       // that a heartbeat carries
+    uint64_t request = 0;   // serial of the request that it is for; 0: none
+    bool is_light = false;  // a light heartbeat, no script
+    std::string row;        // that a heartbeat carries
     int64_t busy_us = -1;
   };
 
@@ -198,6 +207,8 @@ class RendezvousCore {
   void SendOpen();
   void SendRequest();
   void SendHeartbeat();
+  void SendLightHeartbeat();
+  void BeatInFullNow();
   void Send(ScriptName script, const GenerationId& about, std::vector<std::string> more);
   std::vector<std::string> ArgsOf(const Requested& what, ScriptName& script, GenerationId& about);
 
@@ -206,6 +217,7 @@ class RendezvousCore {
   void OnContact(const absl::Status& status);
   void OnTransition(const InFlight& call, const ScriptReply& reply);
   void OnHeartbeat(const InFlight& call, const ScriptReply& reply);
+  void OnLightHeartbeat(const store::RedisReply& reply);
   void OnAnswer(const JoinRequest& asked, const ScriptReply& reply);
   void OnAnswer(const FailureRequest& asked, const ScriptReply& reply);
   void OnAnswer(const CompleteRequest& asked, const ScriptReply& reply);
@@ -229,6 +241,8 @@ class RendezvousCore {
 
   absl::Duration lease() const;
   absl::Duration heartbeat() const;
+  absl::Time NextHeartbeat();
+  int LightHeartbeats() const;
   absl::Duration Pause(int failures);
   double Share() { return std::uniform_real_distribution<double>(0, 1)(random_); }
   std::string RandomHex();

@@ -16,6 +16,7 @@
 namespace ddp::elastic {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 using Core = RendezvousCore;
@@ -39,6 +40,24 @@ class RendezvousCoreTest : public ::testing::Test {
     std::vector<RedisReply> parts;
     for (const std::string& text : texts) parts.push_back(RedisReply::String(text));
     Step(Core::Replied{RedisReply::Array(std::move(parts))});
+  }
+  void Reply(int64_t number) { Step(Core::Replied{RedisReply::Integer(number)}); }
+  // Whether the next heartbeat is a light one.
+  bool NextIsLight() {
+    WaitForDeadline();
+    const auto* light = Find<Core::CallCommand>();
+    if (light == nullptr) {
+      EXPECT_EQ(Called(), ScriptName::kHeartbeat);
+      return false;
+    }
+    EXPECT_THAT(light->words, ElementsAre("PEXPIRE", "ddp:{digits}:i1:beat:a", "3000"));
+    return true;
+  }
+  void BeatLightly() {
+    ASSERT_FALSE(NextIsLight());
+    EXPECT_EQ(Find<Core::CallScript>()->args.at(13), "1");
+    Reply({"ok", "1", "n1", "0", "-1", ""});
+    ASSERT_TRUE(NextIsLight());
   }
   void Fail() { Step(Core::Replied{absl::UnavailableError("the connection broke")}); }
   void WaitForDeadline() {
@@ -73,14 +92,15 @@ class RendezvousCoreTest : public ::testing::Test {
     Reply({"1", "token", "3000", "3", "1", "2"});
     Step(Core::Subscribed{});
   }
-  void JoinAndRun() {
+  void JoinAndRun(const std::string& row = kRow) {
     Join();
     Open();
-    Reply({"round", "1", "n1", "0", kRow, "", "0"});
+    Reply({"round", "1", "n1", "0", row, "", "0"});
     ASSERT_NE(Find<Core::AnswerJoin>(), nullptr);
     ASSERT_TRUE(Find<Core::AnswerJoin>()->answer.ok());
   }
 
+  static constexpr char kRowOf1000[] = "0 1000 2 0 2000 0 2000 20000\ndefault\nh\n10.0.0.1";
   static constexpr char kRow[] = "0 1 2 0 2 0 2 20000\ndefault\nh\n10.0.0.1";
   std::optional<Core> core_;
   absl::Time now_ = absl::FromUnixSeconds(1'000'000);
@@ -139,11 +159,83 @@ TEST_F(RendezvousCoreTest, AHeartbeatEverySixthOfTheLeaseTellsTheMedian) {
   for (int i = 0; i < 10; ++i) {
     const absl::Time before = now_;
     WaitForDeadline();
-    EXPECT_LE(now_ - before, kLease / 6);
+    EXPECT_LE(now_ - before, kLease / 6 * 1.1);
     ASSERT_EQ(Called(), ScriptName::kHeartbeat);
     Reply({"ok", "1", "n1", "0", "1234"});
   }
   EXPECT_EQ(core_->median_busy_us(), 1234);
+}
+
+TEST_F(RendezvousCoreTest, ASmallJobBeatsInFull) {
+  JoinAndRun("0 32 2 0 64 0 64 20000\ndefault\nh\n10.0.0.1");
+  for (int i = 0; i < 20; ++i) {
+    ASSERT_FALSE(NextIsLight());
+    EXPECT_EQ(Find<Core::CallScript>()->args.at(13), "");
+    Reply({"ok", "1", "n1", "0", "-1", ""});
+  }
+}
+
+TEST_F(RendezvousCoreTest, ALargeJobBeatsInFullOncePerLease) {
+  JoinAndRun(kRowOf1000);
+  BeatLightly();
+  int light = 0;
+  const absl::Time start = now_;
+  for (int i = 0; i < 599; ++i) {
+    Reply(1);
+    if (NextIsLight()) {
+      ++light;
+      continue;
+    }
+    Reply({"ok", "1", "n1", "0", "-1", ""});
+    ASSERT_TRUE(NextIsLight());
+    ++light;
+  }
+  EXPECT_EQ(light, 599);
+  // Of six one was in full, and they came two per second on average.
+  const double per_second = light * 6.0 / 5 / absl::ToDoubleSeconds(now_ - start);
+  EXPECT_NEAR(per_second, 2.0, 0.1);
+}
+
+TEST_F(RendezvousCoreTest, ALightHeartbeatThatRenewsNothingIsFollowedByAFullOneAtOnce) {
+  JoinAndRun(kRowOf1000);
+  BeatLightly();
+  Reply(0);
+  EXPECT_EQ(Called(), ScriptName::kHeartbeat);
+}
+
+TEST_F(RendezvousCoreTest, AfterAFailureOrAPushAHeartbeatIsFull) {
+  JoinAndRun(kRowOf1000);
+  BeatLightly();
+  Fail();
+  EXPECT_FALSE(NextIsLight());
+  Reply({"ok", "1", "n1", "0", "-1", ""});
+  ASSERT_TRUE(NextIsLight());
+  Reply(1);
+  Step(Core::Pushed{"token\nround\n2\nn2"});
+  EXPECT_EQ(Called(), ScriptName::kHeartbeat);
+  Reply({"ok", "1", "n1", "0", "-1", ""});
+  ASSERT_TRUE(NextIsLight());
+  // The push comes while one is on its way.
+  Step(Core::Pushed{"token\nround\n2\nn2"});
+  Reply(1);
+  EXPECT_EQ(Called(), ScriptName::kHeartbeat);
+}
+
+TEST_F(RendezvousCoreTest, WhereFewAreLeftHeartbeatsAreFull) {
+  JoinAndRun(kRowOf1000);
+  BeatLightly();
+  Reply(0);
+  for (int i = 0; i < 10; ++i) {
+    Reply({"ok", "1", "n1", "0", "-1", "1"});
+    ASSERT_FALSE(NextIsLight());
+  }
+}
+
+TEST_F(RendezvousCoreTest, NonsenseInReplyToALightHeartbeatIsAFailure) {
+  JoinAndRun(kRowOf1000);
+  BeatLightly();
+  Reply({"what"});
+  EXPECT_FALSE(NextIsLight());
 }
 
 TEST_F(RendezvousCoreTest, SaysOfItselfOnlyWhatIsNewAndNotTooOften) {

@@ -16,14 +16,14 @@
 //   wait D                       time passes
 //   kill NODE                    it is gone without a word
 //   stop NODE, continue NODE     as SIGSTOP and SIGCONT do
-//   lose requests|replies|SCRIPT|pushes NODE    of all its scripts, or the replies of one only
-//   heal NODE
-//   repeat NODE SCRIPT           the network delivers its last such script once more
+//   lose requests|replies|SCRIPT|commands|pushes NODE    of all it sends, or the replies of one
+//   kind heal NODE repeat NODE SCRIPT           the network delivers its last such script once more
 //   store down|up|empty          out of reach, back with all it had, back with nothing
 //   store remember|roll-back     the state that a fail-over goes back to
 //   clock store|NODE +D          somebody sets a clock
 //   run NAME                     the nodes that join from now on are agents of another run id
 //   show                         what the store holds of the job
+//   light                        the light heartbeats that each node has sent since asked last
 //
 // After a change, write what happens now into the files and review the difference:
 //   bazel run //elastic/rendezvous:rendezvous_scenario_test -- --rewrite
@@ -33,6 +33,7 @@
 #include <deque>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -113,6 +114,7 @@ class Story {
     if (const auto value = Take(words, "max_restarts")) options_.max_restarts = Number(*value);
     if (const auto value = Take(words, "last_call")) options_.last_call = Duration(*value);
     if (const auto value = Take(words, "no_progress")) options_.no_progress_limit = Number(*value);
+    if (const auto value = Take(words, "full")) options_.full_heartbeats = Number(*value);
     if (const auto value = Take(words, "fingerprint")) options_.fingerprint = *value;
     if (const auto value = Take(words, "strikes")) options_.quarantine_strikes = Number(*value);
     EXPECT_TRUE(words.empty()) << "unknown option " << words[0];
@@ -133,6 +135,10 @@ class Story {
       options_.run_id = words.at(0);
     } else if (event == "show") {
       Show();
+    } else if (event == "light") {
+      for (auto& [name, node] : nodes_) {
+        lines_.push_back(absl::StrCat(name, ": ", std::exchange(node->commands, 0), " light"));
+      }
     } else if (event == "lose") {
       NodeOf(words.at(1)).losses.insert(words.at(0));
     } else {
@@ -150,6 +156,7 @@ class Story {
     std::set<std::string> losses;  // as in "lose"
     std::string channel;           // subscribed
     std::map<ScriptName, Core::CallScript> last_calls;
+    int commands = 0;
     std::deque<Core::Event> inbox;  // what it has not looked at yet
   };
 
@@ -326,13 +333,22 @@ class Story {
 
   void Do(const std::string&, Node& node, const Core::CallScript& call) {
     node.last_calls[call.script] = call;
+    Deliver(node, ToString(call.script), [&] { return Eval(call); });
+  }
+
+  void Do(const std::string&, Node& node, const Core::CallCommand& call) {
+    ++node.commands;
+    Deliver(node, "commands", [&] { return redis_.Command(call.words); });
+  }
+
+  void Deliver(Node& node, const char* what, const std::function<store::RedisReply()>& run) {
     const absl::Status broken = absl::UnavailableError("the connection broke");
     if (!store_up_ || node.losses.contains("requests")) {
       node.inbox.push_back(Core::Replied{broken});
       return;
     }
-    store::RedisReply reply = Eval(call);
-    if (node.losses.contains("replies") || node.losses.contains(ToString(call.script))) {
+    store::RedisReply reply = run();
+    if (node.losses.contains("replies") || node.losses.contains(what)) {
       node.inbox.push_back(Core::Replied{broken});
     } else {
       node.inbox.push_back(Core::Replied{std::move(reply)});

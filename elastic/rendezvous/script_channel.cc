@@ -25,17 +25,31 @@ void ScriptChannel::Call(const store::RedisScript& script, std::vector<std::stri
   for (std::string& key : keys) rest_of_command_.push_back(std::move(key));
   for (std::string& arg : args) rest_of_command_.push_back(std::move(arg));
   source_sent_ = false;
-  if (!connection_->connected()) {
-    // One try: whoever calls decides about the next one.
-    const absl::Status status = connection_->Reconnect({.total_timeout = absl::ZeroDuration()});
-    if (!status.ok()) return FinishSoon(status);
-  }
-  Send("EVALSHA", script.sha1_hex());
+  if (Connect()) SendScript("EVALSHA", script.sha1_hex());
 }
 
-void ScriptChannel::Send(const char* command, const std::string& script) {
+void ScriptChannel::Call(std::vector<std::string> words, Done done) {
+  CHECK(!busy()) << "one call at a time";
+  done_ = std::move(done);
+  script_ = nullptr;
+  if (Connect()) Send(std::move(words));
+}
+
+// One try: whoever calls decides about the next one.
+bool ScriptChannel::Connect() {
+  if (connection_->connected()) return true;
+  const absl::Status status = connection_->Reconnect({.total_timeout = absl::ZeroDuration()});
+  if (!status.ok()) FinishSoon(status);
+  return status.ok();
+}
+
+void ScriptChannel::SendScript(const char* command, const std::string& script) {
   std::vector<std::string> words = {command, script};
   words.insert(words.end(), rest_of_command_.begin(), rest_of_command_.end());
+  Send(std::move(words));
+}
+
+void ScriptChannel::Send(std::vector<std::string> words) {
   absl::Status status = connection_->Send({std::move(words)});
   if (status.ok() && watched_fd_ < 0) {
     const int fd = connection_->fd();
@@ -62,8 +76,9 @@ void ScriptChannel::OnReadable() {
 
 void ScriptChannel::OnReply(absl::StatusOr<store::RedisReply> reply) {
   if (reply.ok() && reply->IsError()) {
-    if (store::IsUnknownScript(reply->error_text()) && !std::exchange(source_sent_, true)) {
-      return Send("EVAL", script_->source());
+    if (script_ != nullptr && store::IsUnknownScript(reply->error_text()) &&
+        !std::exchange(source_sent_, true)) {
+      return SendScript("EVAL", script_->source());
     }
     StopWaiting();
     Done done = std::exchange(done_, nullptr);

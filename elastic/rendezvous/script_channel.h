@@ -15,7 +15,7 @@
 
 namespace ddp::elastic {
 
-// Runs one Redis script at a time without making the event loop wait for the answer.
+// Runs one Redis script or command at a time without making the event loop wait for the answer.
 //
 // A broken connection fails the call that finds it so, and the next call makes a new one; only that
 // blocks, for one try to connect. Nothing is repeated here: a call that failed may have been
@@ -40,9 +40,13 @@ class ScriptChannel {
   using Done = std::function<void(absl::StatusOr<store::RedisReply>)>;
   void Call(const store::RedisScript& script, std::vector<std::string> keys,
             std::vector<std::string> args, Done done);
+  // The same for a command, by its words.
+  void Call(std::vector<std::string> words, Done done);
 
  private:
-  void Send(const char* command, const std::string& script);
+  bool Connect();
+  void SendScript(const char* command, const std::string& script);
+  void Send(std::vector<std::string> words);
   void OnReadable();
   void OnReply(absl::StatusOr<store::RedisReply> reply);
   void Finish(absl::StatusOr<store::RedisReply> reply);
@@ -55,8 +59,8 @@ class ScriptChannel {
 
   // Of the call in flight.
   Done done_;
-  const store::RedisScript* script_ = nullptr;
-  std::vector<std::string> rest_of_command_;  // number of keys, keys, args
+  const store::RedisScript* script_ = nullptr;  // null: a command
+  std::vector<std::string> rest_of_command_;    // number of keys, keys, args
   bool source_sent_ = false;
   int watched_fd_ = -1;
   EventLoop::TimerId timer_ = 0;

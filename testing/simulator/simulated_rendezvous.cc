@@ -93,14 +93,23 @@ void SimulatedRendezvous::Do(const Core::CallScript& call) {
   if (call.script != elastic::ScriptName::kOpenInstance) job_ = call.args.at(1);
   gives_up_at_ = options_.process->now() + absl::Microseconds(kReplyTimeoutUs);
   options_.store->Call(client_, (*options_.scripts)[call.script], call.keys, call.args,
-                       kReplyTimeoutUs, [this](const absl::StatusOr<RedisReply>& reply) {
-                         options_.process->Deliver([this, reply] {
-                           in_flight_ = false;
-                           if (options_.trace->on())
-                             options_.trace->Add(options_.name, "<- " + Show(reply));
-                           Step(Core::Replied{reply});
-                         });
-                       });
+                       kReplyTimeoutUs, TakeReply());
+}
+
+void SimulatedRendezvous::Do(const Core::CallCommand& call) {
+  in_flight_ = true;
+  gives_up_at_ = options_.process->now() + absl::Microseconds(kReplyTimeoutUs);
+  options_.store->Call(client_, call.words, kReplyTimeoutUs, TakeReply());
+}
+
+std::function<void(const absl::StatusOr<RedisReply>&)> SimulatedRendezvous::TakeReply() {
+  return [this](const absl::StatusOr<RedisReply>& reply) {
+    options_.process->Deliver([this, reply] {
+      in_flight_ = false;
+      if (options_.trace->on()) options_.trace->Add(options_.name, "<- " + Show(reply));
+      Step(Core::Replied{reply});
+    });
+  };
 }
 
 void SimulatedRendezvous::Do(const Core::Subscribe& subscribe) {

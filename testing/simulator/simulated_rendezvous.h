@@ -70,6 +70,8 @@ class SimulatedRendezvous final : public elastic::Rendezvous {
   void Step(const Core::Event& event);
   void Arm();
   void Do(const Core::CallScript& call);
+  void Do(const Core::CallCommand& call);
+  std::function<void(const absl::StatusOr<store::RedisReply>&)> TakeReply();
   void Do(const Core::Subscribe& subscribe);
   void Do(const Core::AnswerJoin& answer) { Answer<JoinDone>(answer.answer); }
   void Do(const Core::AnswerFailure& answer) { Answer<FailureDone>(answer.verdict); }

@@ -5,6 +5,7 @@ local function start_clock_anew()
   local all = redis.call('ZRANGE', leases, 0, -1)
   for _, name in ipairs(all) do
     redis.call('ZADD', leases, text(now + lease_ms), name)
+    redis.call('PEXPIRE', beat_key(name), J.lease_ms)
   end
   if num('last_call_at') > 0 then
     set('last_call_at', text(now + num('last_call_ms')))
@@ -32,15 +33,22 @@ local function reap()
     change(cause)
     over(cause)
   end
-  local dead = redis.call('ZRANGEBYSCORE', leases, '-inf', '(' .. text(now), 'LIMIT', 0, 100)
-  for _, name in ipairs(dead) do
-    local row = forget(name)
-    if row then miss(name, row, 'was lost') end
+  local due = redis.call('ZRANGEBYSCORE', leases, '-inf', '(' .. text(now), 'LIMIT', 0, 100)
+  for _, name in ipairs(due) do
+    local left = redis.call('PTTL', beat_key(name))
+    if left > 0 then
+      redis.call('ZADD', leases, text(now + left), name)  -- it was heard since, if not in full
+    else
+      local row = forget(name)
+      if row then miss(name, row, 'was lost') end
+    end
   end
-  if #dead == 100 then
+  if #due == 100 then
     set('tick', text(now - math.ceil(lease_ms / 12)))  -- more of them: the next caller goes on
   end
 end
+
+local has_ticked = false
 
 local function tick()
   local since = now - num('tick')
@@ -49,6 +57,7 @@ local function tick()
     return
   end
   set('tick', text(now))
+  has_ticked = true
   if is_back then
     start_clock_anew()
   end

@@ -1,8 +1,9 @@
 -- A member says that it lives and how far it is, and learns what it may have missed.
 --
 -- ARGV  10 highest step, -1 for none; 11 steps per second; 12 us of own work per step, 13 its row
---       for people: both only when they have changed, else ''
--- Outcomes: ok + the job's median of ARGV 12
+--       for people: both only when they have changed, else ''; 14 '1': light heartbeats follow
+-- Outcomes: ok + the job's median of ARGV 12 + '1' where the clock's transitions were due, so that few
+--                nodes are heard in full
 --           drain + the step to stop after + why
 --           over + why        the generation is over
 --           evicted + why     the node is no member
@@ -11,13 +12,18 @@ if J.state == 'ended' then
   return ended_reply()
 end
 if not is_current or not my_members_row then
-  if redis.call('HEXISTS', joined, node) == 0 then
+  -- A member of the current generation that does not know of it yet is lost, not forgotten, should
+  -- it never come.
+  if not my_members_row and redis.call('HEXISTS', joined, node) == 0 then
     redis.call('ZREM', leases, node)
   end
   return reply('evicted', is_current and 'its lease ran out' or
     'generation ' .. J.generation .. ' has begun without it')
 end
 redis.call('ZADD', leases, text(now + lease_ms), node)
+if ARGV[14] == '1' then
+  redis.call('SET', beat_key(node), '1', 'PX', lease_ms)
+end
 if J.state == 'forming' then
   return reply('over', J.over)
 end
@@ -35,4 +41,4 @@ end
 if J.drain ~= '' then
   return reply('drain', J.drain_stop, J.drain)
 end
-return reply('ok', J.median)
+return reply('ok', J.median, has_ticked and '1' or '')

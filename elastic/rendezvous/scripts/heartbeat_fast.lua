@@ -1,5 +1,5 @@
 -- The heartbeat of a member about whom nothing has to be decided, which is nearly every one: four
--- commands. Whatever is out of the ordinary falls through to heartbeat.lua.
+-- commands, five in a large job. Whatever is out of the ordinary falls through to heartbeat.lua.
 --
 -- ARGV, outcomes  see heartbeat.lua
 -- After the server has lost its memory every member must be heard in full once: its lease may be
@@ -9,6 +9,9 @@ if brief[2] ~= 'ended' and brief[3] == my_generation and brief[4] == my_nonce an
   local since_tick = now - tonumber(brief[7])
   if since_tick >= 0 and since_tick * 12 < tonumber(brief[6]) and
     redis.call('ZADD', leases, string.format('%.0f', now + brief[6]), node) == 0 then
+    if ARGV[14] == '1' then
+      redis.call('SET', beat_key(node), '1', 'PX', brief[6])
+    end
     if brief[2] == 'forming' then
       return {'over', brief[3], brief[4], brief[5], brief[12]}
     end

@@ -1,7 +1,8 @@
 -- Who belongs to the job, and what follows when that changes. Nothing here is a transition of its
 -- own; at the end of this text the clock's own transitions are made: leases that have run out.
 --
--- Keys: joined     hash: node -> arrival and offer, of the nodes that wait for the next round
+-- Keys: beat:<node>   string that expires with the lease of a node that sends light heartbeats
+--       joined     hash: node -> arrival and offer, of the nodes that wait for the next round
 --       members    hash: node -> its row, of the current generation (also while the next forms)
 --       awaited    set: the members that have not joined the next round
 --       completed  set: the members whose workers have all succeeded, and that have not joined
@@ -108,15 +109,20 @@ local function over(cause)
 end
 
 -- All workers stop at a common step; the generation is over when all members have joined the next.
--- The step leaves time for a heartbeat whose push was lost, and for what the job did since it last
--- said how far it is.
+-- The step leaves time for a full heartbeat whose push was lost, and for what the job did since it
+-- last said how far it is.
 local function start_drain(cause)
   if J.state ~= 'running' or J.drain ~= '' then
     return
   end
   local stop = -1
   if num('max_step') >= 0 then
-    stop = num('max_step') + math.ceil(num('rate') * 3 * num('heartbeat_ms') / 1000) + 2
+    local wait_ms = num('heartbeat_ms')
+    if redis.call('HLEN', members) > num('full_heartbeats') then
+      wait_ms = lease_ms
+    end
+    wait_ms = wait_ms + 2 * num('heartbeat_ms')
+    stop = num('max_step') + math.ceil(num('rate') * wait_ms / 1000) + 2
   end
   set('drain', cause, 'drain_stop', text(stop))
   change(cause)
@@ -126,6 +132,7 @@ end
 -- The node holds no lease any more. Returns its row where it was a member.
 local function forget(name)
   redis.call('ZREM', leases, name)
+  redis.call('DEL', beat_key(name))
   redis.call('HDEL', joined, name)
   redis.call('HDEL', rows, name)
   redis.call('ZREM', busy, name)

@@ -4,7 +4,7 @@
 -- KEYS  1 job       hash: what is known of the job itself; see docs/rendezvous-protocol.md
 --       2 leases    sorted set: node -> the server's time in ms at which it counts as lost
 --       The job's other keys differ from these in their last word only, so that they live in the
---       same slot; they are named in membership.lua.
+--       same slot; they are named in membership.lua and below.
 -- ARGV  1 node, 2 token of the job
 --       3 the highest generation that the node has seen, 4 its nonce, 5 the most restarts
 --       6 the generation that this request is about, 7 its nonce, 8 the node's own row in it or ''
@@ -15,6 +15,11 @@
 local job_key, leases = KEYS[1], KEYS[2]
 local node, token = ARGV[1], ARGV[2]
 local my_generation, my_nonce = ARGV[6], ARGV[7]
+
+-- A light heartbeat is a command, not a script: PEXPIRE of this key, which is gone when the node is.
+local function beat_key(name)
+  return string.sub(job_key, 1, -4) .. 'beat:' .. name
+end
 
 local server_time = redis.call('TIME')
 local now = server_time[1] * 1000 + math.floor(server_time[2] / 1000)
