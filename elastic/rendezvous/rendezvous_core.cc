@@ -28,6 +28,9 @@ constexpr absl::Duration kRowIntervalMin = absl::Seconds(1);
 constexpr absl::Duration kRowIntervalPerNode = absl::Milliseconds(1);
 constexpr double kBusyChange = 0.05;
 
+// As many as there are in a lease by default.
+constexpr int kLightHeartbeatsMax = 5;
+
 // Who waits asks what for in every so many signs of life only.
 constexpr int kBriefHeartbeats = 4;
 
@@ -179,7 +182,7 @@ absl::Time RendezvousCore::NextHeartbeat() {
 int RendezvousCore::LightHeartbeats() const {
   const int nodes_per_full = (mine_->nodes - 1) / options_.full_heartbeats;
   const auto per_lease = static_cast<int>(absl::FDivDuration(lease(), heartbeat()));
-  return std::clamp(nodes_per_full, 0, per_lease - 1);
+  return std::clamp(nodes_per_full, 0, std::min(per_lease - 1, kLightHeartbeatsMax));
 }
 
 // Full jitter, so that the clients of a server that comes back do not all call at once.
