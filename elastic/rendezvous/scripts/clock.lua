@@ -96,6 +96,7 @@ local function adopt()
   if J.adopted == '1' and num('unknown') > 0 and ARGV[8] ~= '' and
     my_generation == J.generation and my_nonce == J.nonce and
     redis.call('HSETNX', members, node, ARGV[8]) == 1 then
+    redis.call('HDEL', joined, node)  -- where it waited for this very generation
     redis.call('SADD', awaited, node)
     local _, groups = string.match(ARGV[8], '^(%d+) (%d+) ')
     set('unknown', text(math.max(0, tonumber(groups or '0') - redis.call('HLEN', members))))
