@@ -1,7 +1,6 @@
 #include "elastic/rendezvous/rendezvous_core.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -22,19 +21,8 @@ constexpr absl::Duration kPauseMin = absl::Milliseconds(20);
 constexpr int kPauseDoublingsMax = 12;
 constexpr int kFailuresBeforeOutOfReach = 3;
 
-// What nodes say for people goes to the server at most so often, so that all nodes of a job
-// together stay under a thousand rows per second.
-constexpr absl::Duration kRowIntervalMin = absl::Seconds(1);
-constexpr absl::Duration kRowIntervalPerNode = absl::Milliseconds(1);
-constexpr double kBusyChange = 0.05;
-
-// As many as there are in a lease by default.
-constexpr int kLightHeartbeatsMax = 5;
-
 // Who waits asks what for in every so many signs of life only.
 constexpr int kBriefHeartbeats = 4;
-
-constexpr double kStepsPerSecondMax = 1e9;
 
 template <typename... Handlers>
 struct Overload : Handlers... {
@@ -172,17 +160,9 @@ absl::Duration RendezvousCore::heartbeat() const {
   return std::max(absl::Milliseconds(1), std::min(wanted, lease() / 3));
 }
 
-absl::Time RendezvousCore::NextHeartbeat() {
+// When who waits is heard next.
+absl::Time RendezvousCore::NextSignOfLife() {
   return ask_again_ ? now_ : now_ + heartbeat() * (0.9 + 0.2 * Share());
-}
-
-// How many follow a full heartbeat. Those cost the server twice as much, but they alone tell what
-// was missed, and it is their scripts that give up lost nodes: enough of them must come, and one of
-// each node per lease.
-int RendezvousCore::LightHeartbeats() const {
-  const int nodes_per_full = (mine_->nodes - 1) / options_.full_heartbeats;
-  const auto per_lease = static_cast<int>(absl::FDivDuration(lease(), heartbeat()));
-  return std::clamp(nodes_per_full, 0, std::min(per_lease - 1, kLightHeartbeatsMax));
 }
 
 // Full jitter, so that the clients of a server that comes back do not all call at once.
@@ -284,7 +264,7 @@ absl::Time RendezvousCore::NextSend() const {
   if (request_.has_value()) {
     next = request_->send_at;
   } else if (Beats()) {
-    next = heartbeat_at_;
+    next = heartbeats_.due();
   } else if (wants_open_ && !opened_.has_value()) {
     next = absl::InfinitePast();
   }
@@ -392,38 +372,18 @@ void RendezvousCore::SendRequest() {
 // Says at once that this node lives, and hears what it may have missed.
 void RendezvousCore::BeatInFullNow() {
   ask_again_ = true;
-  heartbeat_at_ = now_;
-  if (mine_.has_value()) mine_->light_heartbeats = 0;
-}
-
-void RendezvousCore::SendLightHeartbeat() {
-  --mine_->light_heartbeats;
-  ask_again_ = false;
-  in_flight_ = InFlight{.script = ScriptName::kHeartbeat, .is_light = true};
-  Do(CallCommand{
-      {"PEXPIRE", absl::StrCat(KeyPrefix(), "beat:", options_.node), Milliseconds(lease())}});
+  heartbeats_.BeInFullAt(now_);
 }
 
 void RendezvousCore::SendHeartbeat() {
-  if (mine_->light_heartbeats > 0) return SendLightHeartbeat();
-  InFlight call{ScriptName::kHeartbeat};
-  if (now_ >= row_at_) {
-    if (report_.row != row_sent_) call.row = report_.row;
-    const int64_t change = std::abs(report_.busy_us - busy_sent_us_);
-    if (report_.busy_us >= 0 &&
-        (busy_sent_us_ < 0 || change > kBusyChange * static_cast<double>(busy_sent_us_))) {
-      call.busy_us = report_.busy_us;
-    }
-  }
-  const double rate = std::isfinite(report_.steps_per_second)
-                          ? std::clamp(report_.steps_per_second, 0.0, kStepsPerSecondMax)
-                          : 0.0;
   ask_again_ = false;
-  Send(ScriptName::kHeartbeat, mine_->generation,
-       {Step64(report_.step), absl::StrFormat("%.3f", rate),
-        call.busy_us >= 0 ? absl::StrCat(call.busy_us) : "", call.row,
-        LightHeartbeats() > 0 ? "1" : ""});
-  in_flight_ = std::move(call);
+  in_flight_ = InFlight{.script = ScriptName::kHeartbeat, .is_light = heartbeats_.next_is_light()};
+  if (in_flight_->is_light) {
+    Do(CallCommand{
+        {"PEXPIRE", absl::StrCat(KeyPrefix(), "beat:", options_.node), Milliseconds(lease())}});
+  } else {
+    Send(ScriptName::kHeartbeat, mine_->generation, heartbeats_.Compose(now_));
+  }
 }
 
 // Replies. ----------------------------------------------------------------------------------------
@@ -474,8 +434,7 @@ void RendezvousCore::OnOpened(const store::RedisReply& reply) {
   opened_ = *opened;
   forgotten_ = false;
   // What it was told before is forgotten too.
-  row_sent_.clear();
-  busy_sent_us_ = -1;
+  heartbeats_.ForgetWhatWasSaid();
   if (is_new && !left_) {
     subscribe_at_ = absl::InfiniteFuture();
     was_heard_ = false;
@@ -486,7 +445,7 @@ void RendezvousCore::OnOpened(const store::RedisReply& reply) {
 // Whatever was sent is sent again after a pause.
 void RendezvousCore::OnFailedCall(const absl::Status& status) {
   pause_until_ = now_ + Pause(++failures_in_a_row_);
-  if (mine_.has_value()) mine_->light_heartbeats = 0;
+  heartbeats_.BeInFull();
   if (request_.has_value()) request_->brief_until = absl::InfinitePast();
   if (request_.has_value() && request_->rest.has_value()) {
     request_->deadline = now_ + *std::exchange(request_->rest, std::nullopt);
@@ -525,7 +484,7 @@ void RendezvousCore::OnTransition(const InFlight& call, const ScriptReply& reply
   was_heard_ = true;
   restarts_seen_ = std::max(restarts_seen_, reply.restarts);
   if (reply.generation.number > seen_.number) seen_ = reply.generation;
-  if (call.script == ScriptName::kHeartbeat) return OnHeartbeat(call, reply);
+  if (call.script == ScriptName::kHeartbeat) return OnHeartbeat(reply);
   if (!is_awaited) return;
   request_->last_error = absl::OkStatus();
   const Requested asked = request_->what;
@@ -537,24 +496,20 @@ void RendezvousCore::OnLightHeartbeat(const store::RedisReply& reply) {
   const absl::StatusOr<int64_t> renewed = reply.AsInteger();
   if (!renewed.ok()) return OnFailedCall(renewed.status());
   OnContact(absl::OkStatus());
-  heartbeat_at_ = NextHeartbeat();
-  if (*renewed == 0) BeatInFullNow();
+  heartbeats_.OnLightAnswer(now_, Share());
+  if (ask_again_ || *renewed == 0) BeatInFullNow();
 }
 
-void RendezvousCore::OnHeartbeat(const InFlight& call, const ScriptReply& reply) {
-  heartbeat_at_ = NextHeartbeat();
+void RendezvousCore::OnHeartbeat(const ScriptReply& reply) {
+  heartbeats_.OnFullAnswer(now_, Share());
+  if (ask_again_) BeatInFullNow();
   if (!mine_.has_value()) return;
-  if (!call.row.empty() || call.busy_us >= 0) {
-    if (!call.row.empty()) row_sent_ = call.row;
-    if (call.busy_us >= 0) busy_sent_us_ = call.busy_us;
-    row_at_ = now_ + std::max(kRowIntervalMin, kRowIntervalPerNode * mine_->nodes);
-  }
   if (reply.outcome == "ok") {
     median_busy_us_ = reply.number(0, -1);
     // Where so many nodes are lost that the rest are rarely heard in full, no heartbeat is light.
-    const bool few_are_left = reply.text(1) == "1";
-    mine_->light_heartbeats = ask_again_ || few_are_left ? 0 : LightHeartbeats();
+    if (reply.text(1) == "1") heartbeats_.BeInFull();
   } else if (reply.outcome == "drain") {
+    heartbeats_.BeInFull();
     TellDrain(reply.number(0, -1), reply.text(1));
   } else if (reply.outcome == "over") {
     TellOver(reply.text(0));
@@ -580,7 +535,7 @@ void RendezvousCore::OnAnswer(const JoinRequest&, const ScriptReply& reply) {
   } else if (reply.outcome == "waiting" || reply.outcome == "spare") {
     OnWaiting(reply, reply.outcome == "spare");
   } else if (reply.outcome == "same") {
-    request_->send_at = NextHeartbeat();
+    request_->send_at = NextSignOfLife();
   } else if (reply.outcome == "ended") {
     ended_ = true;
     request_.reset();
@@ -604,21 +559,21 @@ void RendezvousCore::OnRound(const ScriptReply& reply) {
                                  .prefix = absl::StrCat(KeyPrefix(), "g", generation.number, ".",
                                                         generation.nonce, ":store:")});
   seen_ = generation;
-  mine_ = Membership{
-      .generation = generation, .row = reply.text(0), .nodes = round->placement.group_world_size};
-  // What is said of steps is about this generation from now on.
-  report_.step = -1;
-  busy_sent_us_ = -1;
+  mine_ = Membership{.generation = generation, .row = reply.text(0)};
   median_busy_us_ = -1;
-  row_at_ = now_ + heartbeat() * Share();
-  heartbeat_at_ = now_ + heartbeat() * (0.3 + 0.7 * Share());
+  const double row_share = Share();
+  heartbeats_.Start({.interval = heartbeat(),
+                     .lease = lease(),
+                     .nodes = round->placement.group_world_size,
+                     .full_heartbeats = options_.full_heartbeats},
+                    now_, row_share, Share());
   request_.reset();
   Do(AnswerJoin{JoinAnswer(*std::move(round))});
 }
 
 void RendezvousCore::OnWaiting(const ScriptReply& reply, bool is_spare) {
   Request& request = *request_;
-  request.send_at = NextHeartbeat();
+  request.send_at = NextSignOfLife();
   request.brief_until = now_ + heartbeat() * kBriefHeartbeats;
   if (is_spare && !request.rest.has_value()) {
     request.rest = std::max(absl::ZeroDuration(), request.deadline - now_);

@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "elastic/rendezvous/heartbeat_plan.h"
 #include "elastic/rendezvous/rendezvous.h"
 #include "elastic/rendezvous/rendezvous_messages.h"
 #include "elastic/rendezvous/rendezvous_scripts.h"
@@ -139,7 +140,7 @@ class RendezvousCore {
   absl::Time next_deadline() const;
 
   // What the next heartbeats say.
-  void SetReport(const NodeReport& report) { report_ = report; }
+  void SetReport(const NodeReport& report) { heartbeats_.SetReport(report); }
   int64_t median_busy_us() const { return median_busy_us_; }
 
   // Why the job could not be opened the last time.
@@ -173,8 +174,6 @@ class RendezvousCore {
   struct Membership {
     GenerationId generation;
     std::string row;
-    int nodes = 1;
-    int light_heartbeats = 0;  // that come before the next full one
     bool told_over = false;
     bool told_drain = false;
   };
@@ -182,8 +181,6 @@ class RendezvousCore {
     ScriptName script;
     uint64_t request = 0;   // serial of the request that it is for; 0: none
     bool is_light = false;  // a light heartbeat, no script
-    std::string row;        // that a heartbeat carries
-    int64_t busy_us = -1;
   };
 
   void On(const Open&) { wants_open_ = true; }
@@ -207,7 +204,6 @@ class RendezvousCore {
   void SendOpen();
   void SendRequest();
   void SendHeartbeat();
-  void SendLightHeartbeat();
   void BeatInFullNow();
   void Send(ScriptName script, const GenerationId& about, std::vector<std::string> more);
   std::vector<std::string> ArgsOf(const Requested& what, ScriptName& script, GenerationId& about);
@@ -216,7 +212,7 @@ class RendezvousCore {
   void OnFailedCall(const absl::Status& status);
   void OnContact(const absl::Status& status);
   void OnTransition(const InFlight& call, const ScriptReply& reply);
-  void OnHeartbeat(const InFlight& call, const ScriptReply& reply);
+  void OnHeartbeat(const ScriptReply& reply);
   void OnLightHeartbeat(const store::RedisReply& reply);
   void OnAnswer(const JoinRequest& asked, const ScriptReply& reply);
   void OnAnswer(const FailureRequest& asked, const ScriptReply& reply);
@@ -241,8 +237,7 @@ class RendezvousCore {
 
   absl::Duration lease() const;
   absl::Duration heartbeat() const;
-  absl::Time NextHeartbeat();
-  int LightHeartbeats() const;
+  absl::Time NextSignOfLife();
   absl::Duration Pause(int failures);
   double Share() { return std::uniform_real_distribution<double>(0, 1)(random_); }
   std::string RandomHex();
@@ -272,7 +267,7 @@ class RendezvousCore {
   std::optional<InFlight> in_flight_;
   bool ask_again_ = false;  // something was pushed while a script was on its way
 
-  absl::Time heartbeat_at_ = absl::InfiniteFuture();
+  HeartbeatPlan heartbeats_;  // while this node is in a round
   absl::Time pause_until_ = absl::InfinitePast();
   int failures_in_a_row_ = 0;
   bool in_contact_ = true;
@@ -281,10 +276,6 @@ class RendezvousCore {
   int failed_subscriptions_ = 0;
   bool was_heard_ = false;  // a script was answered, so a push may have been missed
 
-  NodeReport report_;
-  std::string row_sent_;
-  int64_t busy_sent_us_ = -1;
-  absl::Time row_at_ = absl::InfinitePast();  // not before
   int64_t median_busy_us_ = -1;
 };
 

@@ -1,0 +1,76 @@
+#ifndef DDP_ELASTIC_RENDEZVOUS_HEARTBEAT_PLAN_H_
+#define DDP_ELASTIC_RENDEZVOUS_HEARTBEAT_PLAN_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "elastic/rendezvous/rendezvous.h"
+
+namespace ddp::elastic {
+
+// When a member of a round is heard next, whether lightly or in full, and what it says then. Pure;
+// a part of RendezvousCore.
+//
+// A light heartbeat costs the server half of a full one, but only full ones tell what was missed,
+// and it is their scripts that give up lost nodes. So the nodes of a job together send no fewer
+// than Rhythm::full_heartbeats full ones per interval, and each node at least one of six.
+//
+// Every `share`, drawn from [0, 1), spreads what all nodes would else do in the same moment.
+//
+// Thread-compatible.
+class HeartbeatPlan {
+ public:
+  struct Rhythm {
+    absl::Duration interval = absl::Milliseconds(500);
+    absl::Duration lease = absl::Seconds(3);
+    int nodes = 1;  // in the round
+    int full_heartbeats = 1;
+  };
+
+  // A round begins. What is said of steps is about this one from now on.
+  void Start(const Rhythm& rhythm, absl::Time now, double row_share, double share);
+
+  // What the next full heartbeats say; the row and the busy time only when they have changed, and
+  // so seldom that the rows of all nodes do not flood the server.
+  void SetReport(const NodeReport& report) { report_ = report; }
+
+  // The server has forgotten what it was told.
+  void ForgetWhatWasSaid();
+
+  // When the next one is due; infinite: no round has begun.
+  absl::Time due() const { return due_; }
+  bool next_is_light() const { return light_left_ > 0; }
+
+  // Whatever comes next is a full one; and is due at once.
+  void BeInFull() { light_left_ = 0; }
+  void BeInFullAt(absl::Time now);
+
+  // ARGV 10 to 14 of heartbeat.lua, for the full heartbeat that is sent now.
+  std::vector<std::string> Compose(absl::Time now);
+
+  // The one that was sent is answered: the next is due in about an interval.
+  void OnLightAnswer(absl::Time now, double share);
+  void OnFullAnswer(absl::Time now, double share);
+
+ private:
+  int LightPerFull() const;
+
+  Rhythm rhythm_;
+  absl::Time due_ = absl::InfiniteFuture();
+  int light_left_ = 0;  // that come before the next full one
+
+  NodeReport report_;
+  absl::Time row_at_ = absl::InfinitePast();  // not before
+  std::string row_said_;
+  int64_t busy_us_said_ = -1;
+
+  // On its way; empty and -1: not said.
+  std::string row_sent_;
+  int64_t busy_us_sent_ = -1;
+};
+
+}  // namespace ddp::elastic
+
+#endif  // DDP_ELASTIC_RENDEZVOUS_HEARTBEAT_PLAN_H_

@@ -1,0 +1,134 @@
+#include "elastic/rendezvous/heartbeat_plan.h"
+
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace ddp::elastic {
+namespace {
+
+using ::testing::ElementsAre;
+
+constexpr absl::Duration kInterval = absl::Milliseconds(500);
+const absl::Time kStart = absl::FromUnixSeconds(1'000'000);
+
+HeartbeatPlan::Rhythm RhythmOf(int nodes) {
+  return {.interval = kInterval, .lease = absl::Seconds(3), .nodes = nodes, .full_heartbeats = 32};
+}
+
+// How many light heartbeats come between two full ones.
+int LightPerFull(const HeartbeatPlan::Rhythm& rhythm) {
+  HeartbeatPlan plan;
+  plan.Start(rhythm, kStart, 0, 0);
+  EXPECT_FALSE(plan.next_is_light());
+  const bool announced = plan.Compose(plan.due()).at(4) == "1";
+  plan.OnFullAnswer(plan.due(), 0.5);
+  int light = 0;
+  for (; plan.next_is_light(); ++light) plan.OnLightAnswer(plan.due(), 0.5);
+  EXPECT_EQ(announced, light > 0);
+  return light;
+}
+
+TEST(HeartbeatPlanTest, AJobSendsEnoughFullHeartbeatsAndANodeOneOfSix) {
+  EXPECT_EQ(LightPerFull(RhythmOf(1)), 0);
+  EXPECT_EQ(LightPerFull(RhythmOf(32)), 0);
+  EXPECT_EQ(LightPerFull(RhythmOf(33)), 1);
+  EXPECT_EQ(LightPerFull(RhythmOf(64)), 1);
+  EXPECT_EQ(LightPerFull(RhythmOf(65)), 2);
+  EXPECT_EQ(LightPerFull(RhythmOf(161)), 5);
+  EXPECT_EQ(LightPerFull(RhythmOf(10'000)), 5);
+}
+
+TEST(HeartbeatPlanTest, ANodeIsHeardInFullOncePerLease) {
+  HeartbeatPlan::Rhythm rhythm = RhythmOf(10'000);
+  rhythm.interval = absl::Seconds(1);
+  EXPECT_EQ(LightPerFull(rhythm), 2);
+  rhythm.interval = absl::Seconds(3);
+  EXPECT_EQ(LightPerFull(rhythm), 0);
+}
+
+TEST(HeartbeatPlanTest, BeatsOncePerIntervalOnAverage) {
+  HeartbeatPlan plan;
+  EXPECT_EQ(plan.due(), absl::InfiniteFuture());
+  plan.Start(RhythmOf(2), kStart, 0, 0);
+  EXPECT_EQ(plan.due(), kStart + 0.3 * kInterval);
+  plan.OnFullAnswer(kStart, 0);
+  EXPECT_EQ(plan.due(), kStart + 0.9 * kInterval);
+  plan.OnFullAnswer(kStart, 0.5);
+  EXPECT_EQ(plan.due(), kStart + kInterval);
+  plan.OnLightAnswer(kStart, 1);
+  EXPECT_EQ(plan.due(), kStart + 1.1 * kInterval);
+}
+
+TEST(HeartbeatPlanTest, CanBeCalledForInFull) {
+  HeartbeatPlan plan;
+  plan.Start(RhythmOf(10'000), kStart, 0, 0);
+  plan.OnFullAnswer(kStart, 0);
+  ASSERT_TRUE(plan.next_is_light());
+  const absl::Time due = plan.due();
+  plan.BeInFull();
+  EXPECT_FALSE(plan.next_is_light());
+  EXPECT_EQ(plan.due(), due);
+  plan.OnFullAnswer(kStart, 0);
+  ASSERT_TRUE(plan.next_is_light());
+  plan.BeInFullAt(kStart + absl::Milliseconds(7));
+  EXPECT_FALSE(plan.next_is_light());
+  EXPECT_EQ(plan.due(), kStart + absl::Milliseconds(7));
+}
+
+TEST(HeartbeatPlanTest, SaysHowFarItIsAndWhatHasChanged) {
+  HeartbeatPlan plan;
+  plan.Start(RhythmOf(2), kStart, 0, 0);
+  plan.SetReport({.step = 5, .steps_per_second = 2.5, .busy_us = 1000, .row = "{1}"});
+  EXPECT_THAT(plan.Compose(kStart), ElementsAre("5", "2.500", "1000", "{1}", ""));
+  // Not answered: said again.
+  EXPECT_THAT(plan.Compose(kStart), ElementsAre("5", "2.500", "1000", "{1}", ""));
+  plan.OnFullAnswer(kStart, 0);
+  const absl::Time later = kStart + absl::Seconds(2);
+  EXPECT_THAT(plan.Compose(later), ElementsAre("5", "2.500", "", "", ""));
+  plan.SetReport({.step = 6, .steps_per_second = 3, .busy_us = 1049, .row = "{1}"});
+  EXPECT_THAT(plan.Compose(later), ElementsAre("6", "3.000", "", "", "")) << "hardly changed";
+  plan.SetReport({.step = 6, .steps_per_second = 3, .busy_us = 1051, .row = "{2}"});
+  EXPECT_THAT(plan.Compose(later), ElementsAre("6", "3.000", "1051", "{2}", ""));
+  plan.OnFullAnswer(later, 0);
+  plan.ForgetWhatWasSaid();
+  EXPECT_THAT(plan.Compose(later + absl::Seconds(2)), ElementsAre("6", "3.000", "1051", "{2}", ""));
+}
+
+TEST(HeartbeatPlanTest, RowsOfAllNodesStayUnderAThousandPerSecond) {
+  HeartbeatPlan plan;
+  plan.Start(RhythmOf(4000), kStart, 0.5, 0);
+  const auto says_row = [&](absl::Duration after) {
+    plan.SetReport({.row = absl::StrCat("{", absl::FormatDuration(after), "}")});
+    return !plan.Compose(kStart + after).at(3).empty();
+  };
+  EXPECT_FALSE(says_row(0.4 * kInterval));
+  EXPECT_TRUE(says_row(0.5 * kInterval));
+  plan.OnFullAnswer(kStart, 0);
+  EXPECT_FALSE(says_row(absl::Milliseconds(3900)));
+  EXPECT_TRUE(says_row(absl::Milliseconds(4000)));
+}
+
+TEST(HeartbeatPlanTest, WhatIsSaidOfStepsIsAboutTheRound) {
+  HeartbeatPlan plan;
+  plan.SetReport({.step = 5, .busy_us = 10});
+  plan.Start(RhythmOf(2), kStart, 0, 0);
+  EXPECT_EQ(plan.Compose(kStart).at(0), "-1");
+}
+
+TEST(HeartbeatPlanTest, NonsenseOfAWorkerDoesNotReachTheServer) {
+  HeartbeatPlan plan;
+  plan.Start(RhythmOf(2), kStart, 0, 0);
+  for (const double rate :
+       {std::numeric_limits<double>::quiet_NaN(), -std::numeric_limits<double>::infinity(), -1.0}) {
+    plan.SetReport({.step = -7, .steps_per_second = rate, .busy_us = -3});
+    EXPECT_THAT(plan.Compose(kStart), ElementsAre("-1", "0.000", "", "", ""));
+  }
+}
+
+}  // namespace
+}  // namespace ddp::elastic
