@@ -504,12 +504,11 @@ void RendezvousCore::OnHeartbeat(const ScriptReply& reply) {
   heartbeats_.OnFullAnswer(now_, Share());
   if (ask_again_) BeatInFullNow();
   if (!mine_.has_value()) return;
+  // No heartbeat is light where so many nodes are lost that the rest are rarely heard in full.
+  if (reply.outcome != "ok" || reply.text(1) == "1") heartbeats_.BeInFull();
   if (reply.outcome == "ok") {
     median_busy_us_ = reply.number(0, -1);
-    // Where so many nodes are lost that the rest are rarely heard in full, no heartbeat is light.
-    if (reply.text(1) == "1") heartbeats_.BeInFull();
   } else if (reply.outcome == "drain") {
-    heartbeats_.BeInFull();
     TellDrain(reply.number(0, -1), reply.text(1));
   } else if (reply.outcome == "over") {
     TellOver(reply.text(0));
