@@ -4,6 +4,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 
 namespace ddp::store {
 namespace {
@@ -11,6 +12,15 @@ namespace {
 constexpr char kHowToSetPassword[] =
     "set DDP_REDIS_PASSWORD_FILE or DDP_REDIS_PASSWORD, and DDP_REDIS_USER where the user is not "
     "'default'";
+
+// Redis before 7 wraps what a command within a script was refused with: "ERR Error running script
+// (call to f_5e2a...): @user_script:3: @user_script: 3: -READONLY You can't write ...".
+absl::string_view Unwrapped(absl::string_view error_reply) {
+  if (!absl::StartsWith(error_reply, "ERR Error running script")) return error_reply;
+  constexpr absl::string_view kBegin = ": -";
+  const size_t found = error_reply.find(kBegin);
+  return found == error_reply.npos ? error_reply : error_reply.substr(found + kBegin.size());
+}
 
 bool SaysNoPasswordIsConfigured(const std::string& text) {
   return absl::StrContains(text, "without any password configured");
@@ -34,16 +44,18 @@ absl::Status StatusOfErrorReply(const std::string& text, const RedisEndpoint& en
         ": this server has no password: unset DDP_REDIS_PASSWORD, DDP_REDIS_PASSWORD_FILE"));
   }
   if (absl::StartsWith(text, "NOPERM")) return absl::PermissionDeniedError(message);
-  if (absl::StartsWith(text, "OOM")) return absl::ResourceExhaustedError(message);
+  if (absl::StartsWith(Unwrapped(text), "OOM")) return absl::ResourceExhaustedError(message);
   if (IsPassingRefusal(text)) return absl::UnavailableError(message);
   return absl::FailedPreconditionError(message);
 }
 
 bool IsPassingRefusal(const std::string& error_reply) {
-  // MISCONF: its disk is full, and it refuses writes until it is not.
+  // What passes refuses a script's first write, so none of the script was applied. MISCONF: the
+  // disk is full, and writes are refused until it is not.
+  const absl::string_view reason = Unwrapped(error_reply);
   for (const char* prefix : {"LOADING", "BUSY ", "MASTERDOWN", "READONLY", "MISCONF", "CLUSTERDOWN",
                              "TRYAGAIN", "NOREPLICAS", "ERR max number of clients"}) {
-    if (absl::StartsWith(error_reply, prefix)) return true;
+    if (absl::StartsWith(reason, prefix)) return true;
   }
   return false;
 }
