@@ -382,7 +382,9 @@ void RendezvousCore::SendHeartbeat() {
     Do(CallCommand{
         {"PEXPIRE", absl::StrCat(KeyPrefix(), "beat:", options_.node), Milliseconds(lease())}});
   } else {
-    Send(ScriptName::kHeartbeat, mine_->generation, heartbeats_.Compose(now_));
+    std::vector<std::string> said = heartbeats_.Compose(now_);
+    said.push_back(mine_->completed ? "1" : "");
+    Send(ScriptName::kHeartbeat, mine_->generation, std::move(said));
   }
 }
 
@@ -633,8 +635,11 @@ void RendezvousCore::OnAnswer(const FailureRequest& asked, const ScriptReply& re
   Do(AnswerFailure{std::move(verdict)});
 }
 
-void RendezvousCore::OnAnswer(const CompleteRequest&, const ScriptReply& reply) {
-  if (reply.outcome == "ok") return Finish(absl::OkStatus());
+void RendezvousCore::OnAnswer(const CompleteRequest& asked, const ScriptReply& reply) {
+  if (reply.outcome == "ok") {
+    if (mine_.has_value() && mine_->generation == asked.generation) mine_->completed = true;
+    return Finish(absl::OkStatus());
+  }
   if (reply.outcome == "stale" || reply.outcome == "reopen") {
     if (mine_.has_value()) mine_->told_over = true;
     return Finish(GenerationIsOver(reply));

@@ -174,6 +174,7 @@ class RendezvousCore {
   struct Membership {
     GenerationId generation;
     std::string row;
+    bool completed = false;  // its workers have succeeded, and the server has said that it knows
     bool told_over = false;
     bool told_drain = false;
   };

@@ -1,7 +1,8 @@
 -- A member says that it lives and how far it is, and learns what it may have missed.
 --
 -- ARGV  10 highest step, -1 for none; 11 steps per second; 12 us of own work per step, 13 its row
---       for people: both only when they have changed, else ''; 14 '1': light heartbeats follow
+--       for people: both only when they have changed, else ''; 14 '1': light heartbeats follow;
+--       15 '1': its workers have all succeeded, and the server has been told; it may have forgotten
 -- Outcomes: ok + the job's median of ARGV 12 + '1' where the clock's transitions were due, so that few
 --                nodes are heard in full
 --           drain + the step to stop after + why
@@ -26,6 +27,17 @@ if ARGV[14] == '1' then
 end
 if J.state == 'forming' then
   return reply('over', J.over)
+end
+if ARGV[15] == '1' and redis.call('HEXISTS', joined, node) == 0 and
+  redis.call('SADD', completed, node) == 1 then
+  try_success()
+  try_round()
+  if J.state == 'ended' then
+    return ended_reply()
+  end
+  if J.state == 'forming' then
+    return reply('over', J.over)
+  end
 end
 if tonumber(ARGV[10]) > num('max_step') then
   set('max_step', ARGV[10], 'rate', ARGV[11])

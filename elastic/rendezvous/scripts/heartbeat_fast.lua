@@ -5,7 +5,8 @@
 -- After the server has lost its memory every member must be heard in full once: its lease may be
 -- remembered, its membership is not.
 if brief[2] ~= 'ended' and brief[3] == my_generation and brief[4] == my_nonce and
-  brief[13] == '0' and ARGV[12] == '' and ARGV[13] == '' then
+  brief[13] == '0' and ARGV[12] == '' and ARGV[13] == '' and (ARGV[15] == '' or
+  redis.call('SISMEMBER', string.sub(job_key, 1, -4) .. 'completed', node) == 1) then
   local since_tick = now - tonumber(brief[7])
   if since_tick >= 0 and since_tick * 12 < tonumber(brief[6]) and
     redis.call('ZADD', leases, string.format('%.0f', now + brief[6]), node) == 0 then

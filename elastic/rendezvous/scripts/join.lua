@@ -99,8 +99,10 @@ end
 if redis.call('SISMEMBER', key('gone'), node) == 1 then
   return reply('ended', 'closed', '0', 'this node has left')
 end
--- Sent again, because the reply that told the node its place was lost.
-if my_members_row and not is_current then
+-- Sent again, because the reply that told the node its place was lost. A node that has seen another
+-- generation of this number, which the server forgot, gets none under that number again.
+local is_new_to_it = num('generation') > tonumber(ARGV[3])
+if my_members_row and is_new_to_it then
   redis.call('ZADD', leases, text(now + lease_ms), node)
   return reply('round', my_members_row, J.reason, J.charged)
 end
@@ -122,7 +124,7 @@ if J.state == 'ended' then
   return ended_reply()
 end
 local row = redis.call('HGET', members, node)
-if row and not (my_generation == J.generation and my_nonce == J.nonce) then
+if row and num('generation') > tonumber(ARGV[3]) then
   return reply('round', row, J.reason, J.charged)
 end
 if J.state == 'running' and J.drain == '' then
