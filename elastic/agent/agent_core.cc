@@ -146,7 +146,7 @@ void AgentCore::OnRound(const Round& round) {
   stopped_.clear();
   reported_ = Reported::kNothing;
   verdict_.reset();
-  over_ = stop_sent_ = kill_sent_ = false;
+  over_ = stop_sent_ = kill_sent_ = hurried_ = false;
   work_done_ = true;
   phase_ = Phase::kRunning;
   if (!round_.reason.empty()) {
@@ -410,8 +410,7 @@ void AgentCore::OnGenerationOver(const News& news) {
       JoinNext();
       break;
     case Phase::kShuttingDown:
-      // No common step will come any more. A user's signal has its own time limit.
-      if (!stop_sent_) StopWorkers(shutdown_signal_, kStopAtOnce);
+      HurryShutDown();
       break;
     default:
       break;
@@ -468,7 +467,7 @@ void AgentCore::OnJobEnd(const JobEnd& end) {
       LeaveBecause(end);
       break;
     case Phase::kShuttingDown:
-      if (!stop_sent_) StopWorkers(shutdown_signal_, kStopAtOnce);
+      HurryShutDown();
       break;
     default:
       break;  // joining: the answer says so too
@@ -544,7 +543,19 @@ void AgentCore::On(const DrainedEvent& event) {
   if (phase_ != Phase::kShuttingDown || !asked_) return;
   asked_ = false;
   // OK: the step at which all nodes stop is on its way.
-  if (!event.status.ok() && !stop_sent_) StopWorkers(shutdown_signal_, std::nullopt);
+  if (absl::IsAborted(event.status)) {
+    HurryShutDown();
+  } else if (!event.status.ok() && !stop_sent_) {
+    StopWorkers(shutdown_signal_, std::nullopt);
+  }
+}
+
+// The generation is over. The step after which all should have stopped will not come, since peers
+// are dead, and workers that wait for them would use up the time that a user's signal gives.
+void AgentCore::HurryShutDown() {
+  if (kill_sent_ || std::exchange(hurried_, true)) return;
+  StopWorkers(shutdown_signal_ == 0 ? SIGTERM : shutdown_signal_, kStopAtOnce);
+  deadline_ = std::min(deadline_, now_ + options_.fault_grace);
 }
 
 void AgentCore::StopWorkers(int signal, std::optional<int64_t> stop_at_step) {

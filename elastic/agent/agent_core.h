@@ -44,7 +44,8 @@ namespace ddp::elastic {
 //
 // draining: members are about to change; the workers end at one common step where they can, and
 // have `shutdown_timeout` for it. shutting down: the same because of the user's signal (the other
-// nodes were told to drain), with the end after it; a second SIGINT or SIGTERM kills at once.
+// nodes were told to drain), with the end after it; a second SIGINT or SIGTERM kills at once. In
+// both a generation that is over leaves them no more than `fault_grace`.
 //
 // Losing the store changes nothing until `store_outage_timeout` has passed.
 //
@@ -130,6 +131,7 @@ class AgentCore {
   void OnEvicted(const News& news);
   void OnJobEnd(const JobEnd& end);
   void ShutDown(int signal);
+  void HurryShutDown();
   void StopWorkers(int signal, std::optional<int64_t> stop_at_step);
   void ConcludeShutDown();
   void OnDeadline();
@@ -169,6 +171,7 @@ class AgentCore {
   bool over_ = false;       // it is, by another node's doing
   bool stop_sent_ = false;  // StopWorkersAction
   bool kill_sent_ = false;
+  bool hurried_ = false;   // HurryShutDown
   bool work_done_ = true;  // no worker has ended before its work was done
 
   // Why the last generation ended, as far as this node knows; empty before that.

@@ -115,7 +115,7 @@ struct SignalWorkersAction {
 };
 // Workers that look at WorkerSession::should_stop() are told to stop after `stop_at_step`, the
 // others get `signal`. A step of -1: at once. None: the same step for all workers of this node,
-// soon.
+// soon. Replaces an earlier one; a worker that has got its signal gets no second one.
 struct StopWorkersAction {
   int signal = 0;
   std::optional<int64_t> stop_at_step;

@@ -146,7 +146,7 @@ void WorkerGroup::Stop(const StopWorkersAction& stop) {
     Worker& worker = found->second;
     if (worker.page.Read().stop_aware) {
       worker.page.RequestStop(step);
-    } else {
+    } else if (!worker.signalled_to_stop) {
       worker.signalled_to_stop = true;
       spawner_.Signal(worker.pid, stop.signal);
     }
