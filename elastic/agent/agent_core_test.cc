@@ -1,7 +1,7 @@
 // Replays the stories in testing/scenarios/agent over an AgentCore.
 //
-// A story is a text file. Lines that begin with `#` are comments, `options` sets what the agent was
-// launched with, `> ...` is an event, and what stands below an event is what the core must decide:
+// A story (testing/story_replay.h) has events, `options` set what the agent was launched with, and
+// what stands below an event is what the core must decide:
 //
 //   > exit 1 signal 9
 //   send SIGTERM to local ranks 0
@@ -12,13 +12,9 @@
 //   bazel run //elastic/agent:agent_core_test -- --rewrite
 #include "elastic/agent/agent_core.h"
 
-#include <stdlib.h>
-
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
+#include <memory>
 #include <optional>
-#include <sstream>
 #include <string>
 #include <utility>
 #include <variant>
@@ -35,19 +31,16 @@
 #include "elastic/rendezvous/rendezvous.h"
 #include "elastic/rendezvous/round.h"
 #include "gtest/gtest.h"
+#include "testing/story_replay.h"
 
 namespace ddp::elastic {
 namespace {
 
-constexpr char kFolder[] = "testing/scenarios/agent";
-
-bool rewrite = false;
-
 // A player of one story.
-class Story {
+class Story final : public ::ddp::testing::StoryPlayer {
  public:
   // "options nproc=2 max_restarts=1": what the later events are about.
-  void SetOptions(const std::vector<std::string>& words) {
+  void SetOptions(const Words& words) override {
     for (size_t i = 1; i < words.size(); ++i) {
       const std::vector<std::string> parts = absl::StrSplit(words[i], '=');
       ASSERT_EQ(parts.size(), 2u) << words[i];
@@ -66,7 +59,7 @@ class Story {
   }
 
   // Plays "exit 1 signal 9" and returns the lines of what the core decided.
-  std::vector<std::string> Play(const std::vector<std::string>& words) {
+  std::vector<std::string> Play(const Words& words) override {
     if (words[0] == "wait") {
       now_ += Duration(words.at(1));
       return now_ < core().next_deadline() ? std::vector<std::string>() : Step(TickEvent{});
@@ -285,84 +278,14 @@ class Story {
   std::string restart_reason_;  // of the round that the last verdict promised
 };
 
-// The file as it would read if everything in it were expected.
-std::string Replay(const std::string& path) {
-  std::ifstream file(path);
-  EXPECT_TRUE(file.is_open()) << path;
-  Story story;
-  std::ostringstream out;
-  bool before_first_event = true;
-  for (std::string line; std::getline(file, line);) {
-    const bool is_event = line.rfind("> ", 0) == 0;
-    if (is_event) before_first_event = false;
-    // What was decided is written anew.
-    if (!is_event && !before_first_event && !line.empty() && line[0] != '#') continue;
-    out << line << "\n";
-    const std::vector<std::string> words =
-        absl::StrSplit(is_event ? line.substr(2) : line, ' ', absl::SkipEmpty());
-    if (!is_event) {
-      if (!words.empty() && words[0] == "options") story.SetOptions(words);
-      continue;
-    }
-    for (const std::string& decided : story.Play(words)) out << decided << "\n";
-  }
-  return out.str();
-}
-
-std::string ReadFile(const std::string& path) {
-  std::ifstream file(path);
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
-
-std::vector<std::string> StoryFiles() {
-  // `bazel run` says where the sources are; a test stands in its runfiles.
-  const char* sources = getenv("BUILD_WORKSPACE_DIRECTORY");
-  const std::string folder =
-      rewrite && sources != nullptr ? absl::StrCat(sources, "/", kFolder) : std::string(kFolder);
-  std::vector<std::string> files;
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-    files.push_back(entry.path().string());
-  }
-  std::sort(files.begin(), files.end());
-  return files;
-}
-
-class StoryTest : public ::testing::Test {
- public:
-  explicit StoryTest(std::string path) : path_(std::move(path)) {}
-
-  void TestBody() override {
-    const std::string replayed = Replay(path_);
-    if (rewrite) {
-      std::ofstream(path_) << replayed;
-      return;
-    }
-    EXPECT_EQ(replayed, ReadFile(path_))
-        << "if this is meant: bazel run //elastic/agent:agent_core_test -- --rewrite";
-  }
-
- private:
-  const std::string path_;
-};
-
-// One test case for each story.
-void RegisterStories() {
-  const std::vector<std::string> files = StoryFiles();
-  for (const std::string& file : files) {
-    const std::string name = std::filesystem::path(file).stem().string();
-    ::testing::RegisterTest("AgentCoreTest", name.c_str(), nullptr, nullptr, __FILE__, __LINE__,
-                            [file]() -> StoryTest* { return new StoryTest(file); });
-  }
-}
-
 }  // namespace
 }  // namespace ddp::elastic
 
 int main(int argc, char** argv) {
-  ::testing::InitGoogleTest(&argc, argv);
-  for (int i = 1; i < argc; ++i) ddp::elastic::rewrite |= std::string(argv[i]) == "--rewrite";
-  ddp::elastic::RegisterStories();
-  return RUN_ALL_TESTS();
+  return ddp::testing::RunStories(
+      argc, argv,
+      {.name = "AgentCoreTest",
+       .folder = "testing/scenarios/agent",
+       .target = "//elastic/agent:agent_core_test",
+       .make_player = [] { return std::make_unique<ddp::elastic::Story>(); }});
 }
