@@ -117,19 +117,6 @@ std::optional<HangDetector::Hang> HangDetector::Check(absl::Time now) const {
               .step = rank.page.has_step ? rank.page.step : -1};
 }
 
-absl::Time HangDetector::next_check() const {
-  if (options_.floor <= absl::ZeroDuration() || begin_ == absl::InfinitePast()) {
-    return absl::InfiniteFuture();
-  }
-  const absl::Time regular = looked_ + options_.floor / 4;
-  if (!IsOn()) return regular;
-  absl::Time next = regular;
-  for (const auto& [local_rank, rank] : ranks_) {
-    next = std::min(next, std::max(rank.since, counted_since_) + Limit(rank));
-  }
-  return std::max(next, looked_);
-}
-
 std::string DescribeHang(const HangDetector::Hang& hang) {
   const auto rounded = [](absl::Duration duration) {
     const absl::Duration unit =

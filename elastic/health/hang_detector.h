@@ -17,7 +17,7 @@ namespace ddp::elastic {
 // from the job itself: some times the longest step that it has made.
 //
 //   each generation:        Begin(now, nodes)
-//   at next_check():        Observe(rank, page.Read(), now) for each local rank, then Check(now)
+//   several times a floor:  Observe(rank, page.Read(), now) for each local rank, then Check(now)
 //
 // Until enough steps were seen there is nothing to learn from, and nobody is called hung. What was
 // learned is kept over generations, so that a restarted job is watched from its start. A rank that
@@ -69,9 +69,6 @@ class HangDetector {
 
   // Whom to call hung at `now`; nullopt: nobody. The same answer until the next Observe or Begin.
   std::optional<Hang> Check(absl::Time now) const;
-
-  // When to look again at the latest; InfiniteFuture when detection is off.
-  absl::Time next_check() const;
 
  private:
   struct Rank {

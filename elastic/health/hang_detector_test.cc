@@ -39,7 +39,10 @@ struct FakeRank {
   }
 };
 
-// A node of two ranks whose agent looks when it is asked to.
+// As the agent does.
+constexpr absl::Duration kLookPeriod = absl::Milliseconds(250);
+
+// A node of two ranks whose agent looks while time passes.
 class HangDetectorTest : public ::testing::Test {
  protected:
   explicit HangDetectorTest(HangDetector::Options options = {}) : detector_(options) {}
@@ -57,9 +60,7 @@ class HangDetectorTest : public ::testing::Test {
       for (int i = 0; i < 2; ++i) detector_.Observe(i, ranks_[i].page, now_);
       if (const auto hang = detector_.Check(now_)) return hang;
       if (now_ >= end) return std::nullopt;
-      const absl::Time next = detector_.next_check();
-      EXPECT_GT(next, now_);
-      now_ = std::min(end, next);
+      now_ = std::min(end, now_ + kLookPeriod);
     }
   }
 
@@ -168,7 +169,8 @@ TEST_F(HangDetectorTest, ACulpritThatStoppedALittleLaterIsStillTheCulprit) {
   Begin();
   Train(20);
   ranks_[0].Enter(Phase::kSynchronize, now_);
-  EXPECT_EQ(Wait(absl::Milliseconds(10)), std::nullopt);
+  // The other's limit is over at a look at which its own is not.
+  EXPECT_EQ(Wait(kLookPeriod + absl::Milliseconds(50)), std::nullopt);
   ranks_[1].Commit(20, now_);
   ranks_[1].Enter(Phase::kForward, now_);
   const auto hang = Wait(absl::Hours(1));
@@ -223,14 +225,10 @@ TEST_F(HangDetectorTest, AnAgentThatWasStoppedItselfAccusesNobody) {
 TEST_F(HangDetectorTest, WhoHasEndedIsNotHung) {
   Begin();
   Train(20);
-  const absl::Time end = now_ + absl::Hours(1);
   detector_.Forget(0);
   detector_.Forget(1);
-  for (; now_ < end; now_ = detector_.next_check()) {
+  for (int i = 0; i < 1000; ++i, now_ += kLookPeriod) {
     ASSERT_EQ(detector_.Check(now_), std::nullopt);
-    ASSERT_GT(detector_.next_check(), now_) << "a node without ranks is looked at in vain";
-    detector_.Forget(0);
-    if (detector_.next_check() > now_) break;
   }
 }
 
@@ -261,7 +259,6 @@ class NoHangDetectorTest : public HangDetectorTest {
 
 TEST_F(NoHangDetectorTest, AFloorOfZeroTurnsItOff) {
   Begin();
-  EXPECT_EQ(detector_.next_check(), absl::InfiniteFuture());
   for (int i = 1; i < 100; ++i) ranks_[0].Commit(i, now_);
   detector_.Observe(0, ranks_[0].page, now_);
   EXPECT_EQ(detector_.Check(now_ + absl::Hours(100)), std::nullopt);
