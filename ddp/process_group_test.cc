@@ -5,7 +5,9 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <functional>
+#include <iostream>
 #include <map>
 #include <memory>
 #include <stdexcept>
@@ -20,7 +22,10 @@
 #include <ATen/core/ivalue.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "ddp/comm/communicator.h"
@@ -29,6 +34,7 @@
 #include "ddp/error.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "store/redis_connection.h"
 #include "store/redis_endpoint.h"
 #include "store/redis_store.h"
 #include "testing/rank_harness.h"
@@ -543,6 +549,64 @@ int AnExceptionIsToldToThePeers() {
   return 0;
 }
 
+// The server's clients, by the names that they gave themselves. What asks is not among them.
+std::map<std::string, int> Clients(store::RedisConnection& server) {
+  const auto list = server.Command({"CLIENT", "LIST"});
+  const std::string text = list->AsString().value();
+  std::map<std::string, int> clients;
+  for (const auto line : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
+    for (const auto word : absl::StrSplit(line, ' ')) {
+      if (absl::StartsWith(word, "name=") && word != "name=observer") {
+        ++clients[std::string(absl::StripPrefix(word, "name="))];
+      }
+    }
+  }
+  return clients;
+}
+
+// Every rank has one connection, whatever it does: rank 0 asks the server while all are there.
+int HoldsOneConnection() {
+  const MonotonicClock clock;
+  const absl::Time start = clock.Now();
+  const auto group = init_process_group();
+  const absl::Duration connected = clock.Now() - start;
+  const char* const url = std::getenv("DDP_STORE");
+  if (url == nullptr) return 0;  // a TCPStore counts its clients itself
+  std::map<std::string, int> one_each;
+  for (int rank = 0; rank < group->size(); ++rank) one_each[absl::StrCat("ddp-rank-", rank)] = 1;
+  store::RedisConnectionOptions options;
+  options.client_name = "observer";
+  const auto server =
+      *store::RedisConnection::Connect(store::ParseStoreAddress(url)->endpoint, options);
+  const auto expect_one_each = [&](const std::string& when) {
+    MeetInStore(*group, when);
+    EXPECT_EQ(Clients(*server), one_each) << when;
+    MeetInStore(*group, when + ", seen");
+  };
+  expect_one_each("when connected");
+  std::vector<std::shared_ptr<ProcessGroup>> groups;
+  for (int i = 0; i < 3; ++i) {
+    groups.push_back(group->new_group({0, 1, 2}));
+    if (groups.back() != nullptr) ExpectSum(*groups.back());
+  }
+  expect_one_each("with more groups");
+  if (group->rank() == 1) group->report_failure("on purpose");
+  AwaitNews(*group);
+  expect_one_each("when a failure is known");
+  if (group->rank() != 1) {
+    EXPECT_EQ(PeerOf([&] { group->barrier(); }), 1);
+  }
+  group->ensure_usable();
+  ExpectSum(*group);
+  group->monitored_barrier(kDeadline);
+  expect_one_each("after a renewal");
+  groups.clear();
+  expect_one_each("with one group again");
+  std::cout << "rank " << group->rank() << " was connected after "
+            << absl::FormatDuration(connected) << "\n";
+  return 0;
+}
+
 struct Case {
   std::string body;
   int world_size = 2;
@@ -576,6 +640,7 @@ const std::vector<Body>& Bodies() {
       {{"GroupsOfSomeRanks", 4}, GroupsOfSomeRanks},
       {{"MeshOfTwoDimensions", 4}, MeshOfTwoDimensions},
       {{"AnExceptionIsToldToThePeers", 2}, AnExceptionIsToldToThePeers},
+      {{"HoldsOneConnection", 4}, HoldsOneConnection},
   };
   return *bodies;
 }

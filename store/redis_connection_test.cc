@@ -2,11 +2,6 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/socket.h>
-#include <sys/un.h>
-#include <unistd.h>
 
 #include <memory>
 #include <string>
@@ -24,11 +19,14 @@
 #include "store/redis_reply.h"
 #include "store/redis_script.h"
 #include "testing/redis_fixture.h"
+#include "testing/scripted_redis_server.h"
 
 namespace ddp::store {
 namespace {
 
 using ::ddp::testing::RedisFixture;
+using ::ddp::testing::ScriptedRedisServer;
+using Answers = ScriptedRedisServer::Answers;
 
 RedisConnection::Options Hasty(absl::Duration total) {
   RedisConnection::Options options;
@@ -37,62 +35,6 @@ RedisConnection::Options Hasty(absl::Duration total) {
   options.backoff_max = absl::Milliseconds(5);
   return options;
 }
-
-using Answers = std::vector<std::string>;
-
-// A server that follows a script: each connection is a list of answers, of which the first goes to
-// the first thing that the client sends, and so on. After the last one the connection is closed.
-class ScriptedServer {
- public:
-  explicit ScriptedServer(std::vector<Answers> connections) : connections_(std::move(connections)) {
-    EXPECT_NE(mkdtemp(folder_), nullptr);
-    endpoint_.unix_path = absl::StrCat(folder_, "/s");
-    listener_ = UniqueFd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    sockaddr_un address{};
-    address.sun_family = AF_UNIX;
-    memcpy(address.sun_path, endpoint_.unix_path.data(), endpoint_.unix_path.size());
-    EXPECT_EQ(bind(listener_.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
-    EXPECT_EQ(listen(listener_.get(), 16), 0);
-    thread_ = std::thread([this] { Serve(); });
-  }
-
-  ~ScriptedServer() { Finish(); }
-
-  const RedisEndpoint& endpoint() const { return endpoint_; }
-
-  // What the client sent, one entry per answer; ends the server.
-  std::vector<std::string> Finish() {
-    if (thread_.joinable()) {
-      shutdown(listener_.get(), SHUT_RDWR);
-      thread_.join();
-      unlink(endpoint_.unix_path.c_str());
-      rmdir(folder_);
-    }
-    return received_;
-  }
-
- private:
-  void Serve() {
-    for (const Answers& answers : connections_) {
-      const UniqueFd client(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-      if (!client.valid()) return;
-      for (const std::string& answer : answers) {
-        char buffer[4096];
-        const ssize_t count = recv(client.get(), buffer, sizeof(buffer), 0);
-        if (count <= 0) break;
-        received_.emplace_back(buffer, count);
-        (void)!send(client.get(), answer.data(), answer.size(), MSG_NOSIGNAL);
-      }
-    }
-  }
-
-  const std::vector<Answers> connections_;
-  char folder_[32] = "/tmp/ddp-test-XXXXXX";
-  RedisEndpoint endpoint_;
-  UniqueFd listener_;
-  std::vector<std::string> received_;
-  std::thread thread_;
-};
 
 class RedisConnectionTest : public ::testing::Test {
  protected:
@@ -320,7 +262,7 @@ TEST(RedisAuthTest, PasswordForAServerWithoutOne) {
 }
 
 TEST(RedisRetryTest, WhatMayHaveBeenAppliedIsNotSentTwice) {
-  ScriptedServer server({Answers{"+PONG\r\n", ""}, Answers{"+PONG\r\n", ":1\r\n"}});
+  ScriptedRedisServer server({Answers{"+PONG\r\n", ""}, Answers{"+PONG\r\n", ":1\r\n"}});
   const auto connection = RedisConnection::Connect(server.endpoint(), Hasty(absl::Seconds(20)));
   ASSERT_TRUE(connection.ok()) << connection.status();
   const absl::Status status = (*connection)->Command({"INCR", "n"}).status();
@@ -331,7 +273,7 @@ TEST(RedisRetryTest, WhatMayHaveBeenAppliedIsNotSentTwice) {
 }
 
 TEST(RedisRetryTest, WhatIsIdempotentIsSentAgain) {
-  ScriptedServer server(
+  ScriptedRedisServer server(
       {Answers{"+PONG\r\n", ""}, Answers{"+PONG\r\n", ""}, Answers{"+PONG\r\n", "+OK\r\n"}});
   const auto connection = RedisConnection::Connect(server.endpoint(), Hasty(absl::Seconds(20)));
   ASSERT_TRUE(connection.ok()) << connection.status();
@@ -343,7 +285,7 @@ TEST(RedisRetryTest, WhatIsIdempotentIsSentAgain) {
 
 TEST(RedisRetryTest, WaitsWhileTheServerIsLoading) {
   const std::string loading = "-LOADING Redis is loading the dataset in memory\r\n";
-  ScriptedServer server({Answers{loading}, Answers{"+PONG\r\n", loading, loading, ":1\r\n"}});
+  ScriptedRedisServer server({Answers{loading}, Answers{"+PONG\r\n", loading, loading, ":1\r\n"}});
   const auto connection = RedisConnection::Connect(server.endpoint(), Hasty(absl::Seconds(20)));
   ASSERT_TRUE(connection.ok()) << connection.status();
   const auto reply = (*connection)->Command({"INCR", "n"});
@@ -355,7 +297,8 @@ TEST(RedisRetryTest, ARefusedTransactionIsSentAgain) {
   const std::string refused =
       "+OK\r\n-LOADING Redis is loading the dataset in memory\r\n"
       "-EXECABORT Transaction discarded because of previous errors.\r\n";
-  ScriptedServer server({Answers{"+PONG\r\n", refused, refused, "+OK\r\n+QUEUED\r\n*1\r\n:1\r\n"}});
+  ScriptedRedisServer server(
+      {Answers{"+PONG\r\n", refused, refused, "+OK\r\n+QUEUED\r\n*1\r\n:1\r\n"}});
   const auto connection = RedisConnection::Connect(server.endpoint(), Hasty(absl::Seconds(20)));
   ASSERT_TRUE(connection.ok()) << connection.status();
   const auto replies = (*connection)->Transaction({{"INCR", "n"}});
@@ -367,7 +310,7 @@ TEST(RedisRetryTest, TotalTimeoutHolds) {
   const std::string busy = "-BUSY Redis is busy running a script\r\n";
   Answers answers(1000, busy);
   answers[0] = "+PONG\r\n";
-  ScriptedServer server({answers});
+  ScriptedRedisServer server({answers});
   const auto connection =
       RedisConnection::Connect(server.endpoint(), Hasty(absl::Milliseconds(60)));
   ASSERT_TRUE(connection.ok()) << connection.status();
@@ -381,7 +324,7 @@ TEST(RedisHostileTest, GarbageIsAnErrorNotAnAnswer) {
                              "*1\r\n*1\r\n*1\r\n*1\r\n*1\r\n*1\r\n"
                              "*1\r\n*1\r\n*1\r\n*1\r\n",
                              "$-7\r\n"}) {
-    ScriptedServer server({Answers{"+PONG\r\n", answer}});
+    ScriptedRedisServer server({Answers{"+PONG\r\n", answer}});
     const auto connection = RedisConnection::Connect(server.endpoint(), Hasty(absl::Seconds(20)));
     ASSERT_TRUE(connection.ok()) << connection.status();
     EXPECT_EQ((*connection)->Command({"GET", "k"}).status().code(), absl::StatusCode::kInternal)

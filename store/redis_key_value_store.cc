@@ -9,17 +9,16 @@
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "store/key_value_scripts.h"
-#include "store/redis_errors.h"
 
 namespace ddp::store {
 namespace {
 
 namespace scripts = ::ddp::embedded::key_value_scripts;
 
-// A connection more than this would only be kept for threads that rarely meet.
-constexpr size_t kMaxIdleConnections = 1;
 constexpr absl::Duration kShortestAnswerTime = absl::Seconds(1);
 constexpr size_t kMaxNamedKeys = 8;
+// Of one HMGET: what Redis sends at once is to stay far below 32 MB (see Sizes).
+constexpr size_t kKeysPerPiece = 1024;
 constexpr char kKeysPerPage[] = "1000";
 
 // Immutable, and never destroyed, so that they serve a store that lives as long as the process.
@@ -76,84 +75,16 @@ std::vector<std::string> NamesOf(const std::vector<std::string>& keys,
   return names;
 }
 
-// A push about a channel: ["message", channel, payload], ["unsubscribe", channel, count] and so on.
-bool IsPush(const RedisReply& reply, const std::string& kind) {
-  const auto parts = reply.AsArray();
-  if (!parts.ok() || parts->size() != 3) return false;
-  const auto name = (*parts)[0].AsString();
-  return name.ok() && *name == kind;
-}
-
-absl::StatusOr<RedisReply> ReceiveNoError(RedisConnection& connection) {
-  DDP_ASSIGN_OR_RETURN(RedisReply reply, connection.Receive(connection.options().command_timeout));
-  if (reply.IsError()) return StatusOfErrorReply(reply.error_text(), connection.endpoint());
-  return reply;
-}
-
-// Subscribes and asks in one atomic step; returns the answer.
-absl::StatusOr<RedisReply> SubscribeAndAsk(RedisConnection& connection, const std::string& channel,
-                                           const std::vector<std::string>& question) {
-  DDP_RETURN_IF_ERROR(connection.Send({{"MULTI"}, {"SUBSCRIBE", channel}, question, {"EXEC"}}));
-  for (int i = 0; i < 3; ++i) {  // OK, QUEUED, QUEUED
-    DDP_RETURN_IF_ERROR(ReceiveNoError(connection).status());
-  }
-  DDP_ASSIGN_OR_RETURN(RedisReply executed, ReceiveNoError(connection));
-  DDP_ASSIGN_OR_RETURN(std::vector<RedisReply> both, std::move(executed).AsArray());
-  if (both.size() != 2) return absl::InternalError("Redis answered EXEC out of shape");
-  if (both[1].IsError()) return StatusOfErrorReply(both[1].error_text(), connection.endpoint());
-  return std::move(both[1]);
-}
-
-// Reads over pushes that are still on their way, up to the end of the subscription.
-absl::Status AwaitUnsubscribed(RedisConnection& connection) {
-  while (true) {
-    DDP_ASSIGN_OR_RETURN(const RedisReply reply, ReceiveNoError(connection));
-    if (IsPush(reply, "unsubscribe")) return absl::OkStatus();
-  }
-}
-
-absl::Status Unsubscribe(RedisConnection& connection, const std::string& channel) {
-  DDP_RETURN_IF_ERROR(connection.Send({{"UNSUBSCRIBE", channel}}));
-  return AwaitUnsubscribed(connection);
-}
-
-// Sleeps until a push or for `timeout`, then ends the subscription and asks, in one round trip.
-absl::StatusOr<RedisReply> AwaitPushAndAsk(RedisConnection& connection, const std::string& channel,
-                                           const std::vector<std::string>& question,
-                                           absl::Duration timeout) {
-  const absl::Status pushed = connection.Receive(timeout).status();
-  if (!pushed.ok() && !absl::IsDeadlineExceeded(pushed)) return pushed;
-  DDP_RETURN_IF_ERROR(connection.Send({{"UNSUBSCRIBE", channel}, question}));
-  DDP_RETURN_IF_ERROR(AwaitUnsubscribed(connection));
-  return ReceiveNoError(connection);
-}
-
 }  // namespace
 
-// A connection lent to one operation. Given back at the end, open or broken.
-class RedisKeyValueStore::Borrowed {
- public:
-  Borrowed(RedisKeyValueStore* store, std::unique_ptr<RedisConnection> connection)
-      : store_(store), connection_(std::move(connection)) {}
-  Borrowed(Borrowed&&) = default;
-  ~Borrowed() {
-    if (connection_ != nullptr) store_->GiveBack(std::move(connection_));
-  }
-
-  RedisConnection& operator*() const { return *connection_; }
-  RedisConnection* operator->() const { return connection_.get(); }
-
- private:
-  RedisKeyValueStore* store_;
-  std::unique_ptr<RedisConnection> connection_;
-};
-
-RedisKeyValueStore::RedisKeyValueStore(const StoreAddress& address, const Options& options)
+RedisKeyValueStore::RedisKeyValueStore(const StoreAddress& address, const Options& options,
+                                       std::unique_ptr<SharedRedisConnection> connection)
     : address_(address),
       options_(options),
       values_key_(absl::StrCat(address.prefix, "values")),
       channels_(absl::StrCat(address.prefix, "changed:")),
       renewal_interval_(options.key_ttl / 100),
+      connection_(std::move(connection)),
       renewed_(clock_.Now()),
       random_(std::random_device()()) {}
 
@@ -164,11 +95,10 @@ absl::StatusOr<std::unique_ptr<RedisKeyValueStore>> RedisKeyValueStore::Connect(
   if (address.prefix.empty()) {
     return absl::InvalidArgumentError("the store's prefix is empty");
   }
-  std::unique_ptr<RedisKeyValueStore> store(new RedisKeyValueStore(address, options));
-  DDP_ASSIGN_OR_RETURN(std::unique_ptr<RedisConnection> connection,
-                       RedisConnection::Connect(address.endpoint, options.connection));
-  store->GiveBack(std::move(connection));
-  return store;
+  DDP_ASSIGN_OR_RETURN(std::unique_ptr<SharedRedisConnection> connection,
+                       SharedRedisConnection::Connect(address.endpoint, options.connection));
+  return std::unique_ptr<RedisKeyValueStore>(
+      new RedisKeyValueStore(address, options, std::move(connection)));
 }
 
 // Values. ----------------------------------------------------------------------------------------
@@ -198,39 +128,23 @@ absl::Status RedisKeyValueStore::MultiSet(const std::vector<std::string>& keys,
 absl::StatusOr<std::string> RedisKeyValueStore::Get(const std::string& key,
                                                     absl::Duration timeout) {
   const absl::Time deadline = DeadlineOf(timeout);
-  DDP_ASSIGN_OR_RETURN(const Borrowed connection, Borrow(deadline));
-  DDP_ASSIGN_OR_RETURN(RedisReply reply,
-                       AwaitOne(*connection, key, {"HGET", values_key_, key}, true, deadline));
+  DDP_RETURN_IF_ERROR(RenewWhenDue(deadline));
+  DDP_ASSIGN_OR_RETURN(RedisReply reply, AwaitOne(key, {"HGET", values_key_, key}, true, deadline));
   return std::move(reply).AsString();
 }
 
 absl::StatusOr<std::vector<std::string>> RedisKeyValueStore::MultiGet(
     const std::vector<std::string>& keys, absl::Duration timeout) {
   std::vector<std::string> values(keys.size());
-  if (keys.empty()) return values;
   const absl::Time start = clock_.Now();
   const absl::Time deadline = start + timeout;
-  std::vector<size_t> missing(keys.size());  // places in `keys`
-  std::iota(missing.begin(), missing.end(), 0);
-  DDP_ASSIGN_OR_RETURN(const Borrowed connection, Borrow(deadline));
-  absl::StatusOr<RedisReply> reply =
-      connection->Command(WhichValues(keys, missing), CallOptions(true, deadline));
-  while (true) {
-    DDP_RETURN_IF_ERROR(reply.status());
-    DDP_RETURN_IF_ERROR(TakeValues(*std::move(reply), missing, values));
-    if (missing.empty()) return values;
-    if (clock_.Now() >= deadline) return TimedOut(NamesOf(keys, missing), start);
-    const size_t chosen = Draw(missing.size());
-    const Question question = WhichValues(keys, missing);
-    const IsAnswer chosen_has_come = [&](const RedisReply& answer) {
-      const auto elements = answer.AsArray();
-      return !elements.ok() || chosen >= elements->size() || HasCome((*elements)[chosen]);
-    };
-    reply = AskOnChange(*connection, keys[missing[chosen]], question, chosen_has_come, deadline);
-    if (absl::IsUnavailable(reply.status())) {
-      reply = connection->Command(question, CallOptions(true, deadline));
-    }
+  DDP_RETURN_IF_ERROR(RenewWhenDue(deadline));
+  for (size_t first = 0; first < keys.size(); first += kKeysPerPiece) {
+    std::vector<size_t> places(std::min(kKeysPerPiece, keys.size() - first));
+    std::iota(places.begin(), places.end(), first);
+    DDP_RETURN_IF_ERROR(AwaitValues(keys, std::move(places), start, deadline, values));
   }
+  return values;
 }
 
 absl::StatusOr<std::string> RedisKeyValueStore::CompareSet(const std::string& key,
@@ -278,13 +192,13 @@ absl::Status RedisKeyValueStore::Wait(const std::vector<std::string>& keys,
   if (keys.empty()) return absl::OkStatus();
   const absl::Time start = clock_.Now();
   const absl::Time deadline = start + timeout;
-  DDP_ASSIGN_OR_RETURN(const Borrowed connection, Borrow(deadline));
+  DDP_RETURN_IF_ERROR(RenewWhenDue(deadline));
   while (true) {
     DDP_ASSIGN_OR_RETURN(const RedisReply reply,
-                         connection->Command(WhichAreMissing(keys), CallOptions(true, deadline)));
+                         connection_->Command(WhichAreMissing(keys), CallOptions(true, deadline)));
     DDP_ASSIGN_OR_RETURN(std::vector<std::string> missing, Pick(keys, reply));
     if (missing.empty()) return absl::OkStatus();
-    DDP_RETURN_IF_ERROR(AwaitNarrowing(*connection, std::move(missing), start, deadline));
+    DDP_RETURN_IF_ERROR(AwaitNarrowing(std::move(missing), start, deadline));
     // One of several may be gone again when the last one has come.
     if (keys.size() == 1) return absl::OkStatus();
   }
@@ -298,13 +212,13 @@ absl::StatusOr<int64_t> RedisKeyValueStore::NumKeys(absl::Duration timeout) {
 
 absl::StatusOr<std::vector<std::string>> RedisKeyValueStore::ListKeys(absl::Duration timeout) {
   const absl::Time deadline = DeadlineOf(timeout);
-  DDP_ASSIGN_OR_RETURN(const Borrowed connection, Borrow(deadline));
+  DDP_RETURN_IF_ERROR(RenewWhenDue(deadline));
   std::set<std::string> keys;  // a scan may name a key twice
   std::string cursor = "0";
   do {
     DDP_ASSIGN_OR_RETURN(const RedisReply reply,
-                         connection->Eval(Script<scripts::kListKeys>(), {values_key_},
-                                          {cursor, kKeysPerPage}, CallOptions(true, deadline)));
+                         connection_->Eval(Script<scripts::kListKeys>(), {values_key_},
+                                           {cursor, kKeysPerPage}, CallOptions(true, deadline)));
     DDP_ASSIGN_OR_RETURN(const absl::Span<const RedisReply> page, reply.AsArray());
     if (page.size() != 2) return absl::InternalError("Redis answered a scan out of shape");
     DDP_ASSIGN_OR_RETURN(cursor, page[0].AsString());
@@ -335,9 +249,8 @@ absl::Status RedisKeyValueStore::QueuePush(const std::string& key, const std::st
 absl::StatusOr<std::string> RedisKeyValueStore::QueuePop(const std::string& key,
                                                          absl::Duration timeout) {
   const absl::Time deadline = DeadlineOf(timeout);
-  DDP_ASSIGN_OR_RETURN(const Borrowed connection, Borrow(deadline));
-  DDP_ASSIGN_OR_RETURN(RedisReply reply,
-                       AwaitOne(*connection, key, {"LPOP", QueueKey(key)}, false, deadline));
+  DDP_RETURN_IF_ERROR(RenewWhenDue(deadline));
+  DDP_ASSIGN_OR_RETURN(RedisReply reply, AwaitOne(key, {"LPOP", QueueKey(key)}, false, deadline));
   return std::move(reply).AsString();
 }
 
@@ -395,51 +308,31 @@ absl::Status RedisKeyValueStore::TimedOut(const std::vector<std::string>& missin
       " (in Redis at ", address_.endpoint.DebugString(), " under ", address_.prefix, ")"));
 }
 
-// Connections. -----------------------------------------------------------------------------------
+// Commands. --------------------------------------------------------------------------------------
 
-absl::StatusOr<RedisKeyValueStore::Borrowed> RedisKeyValueStore::Borrow(absl::Time deadline) {
-  std::unique_ptr<RedisConnection> connection;
-  bool renew = false;
+absl::Status RedisKeyValueStore::RenewWhenDue(absl::Time deadline) {
   {
     const MutexLock lock(mutex_);
-    if (!idle_.empty()) {
-      connection = std::move(idle_.back());
-      idle_.pop_back();
-    }
     const absl::Time now = clock_.Now();
-    renew = now - renewed_ >= renewal_interval_;
-    if (renew) renewed_ = now;
+    if (now - renewed_ < renewal_interval_) return absl::OkStatus();
+    renewed_ = now;
   }
-  if (connection == nullptr) {
-    RedisConnectionOptions options = options_.connection;
-    options.total_timeout = CallOptions(true, deadline).total_timeout;
-    DDP_ASSIGN_OR_RETURN(connection, RedisConnection::Connect(address_.endpoint, options));
-  }
-  Borrowed borrowed(this, std::move(connection));
-  if (renew) {
-    const std::vector<std::string> command = {"PEXPIRE", values_key_, Ttl()};
-    DDP_RETURN_IF_ERROR(borrowed->Command(command, CallOptions(true, deadline)).status());
-  }
-  return borrowed;
-}
-
-void RedisKeyValueStore::GiveBack(std::unique_ptr<RedisConnection> connection) {
-  const MutexLock lock(mutex_);
-  if (idle_.size() < kMaxIdleConnections) idle_.push_back(std::move(connection));
+  const std::vector<std::string> command = {"PEXPIRE", values_key_, Ttl()};
+  return connection_->Command(command, CallOptions(true, deadline)).status();
 }
 
 absl::StatusOr<RedisReply> RedisKeyValueStore::Run(const std::vector<std::string>& command,
                                                    bool idempotent, absl::Time deadline) {
-  DDP_ASSIGN_OR_RETURN(const Borrowed connection, Borrow(deadline));
-  return connection->Command(command, CallOptions(idempotent, deadline));
+  DDP_RETURN_IF_ERROR(RenewWhenDue(deadline));
+  return connection_->Command(command, CallOptions(idempotent, deadline));
 }
 
 absl::StatusOr<RedisReply> RedisKeyValueStore::Change(const std::string& key,
                                                       const std::vector<std::string>& command,
                                                       bool idempotent, absl::Time deadline) {
-  DDP_ASSIGN_OR_RETURN(const Borrowed connection, Borrow(deadline));
+  DDP_RETURN_IF_ERROR(RenewWhenDue(deadline));
   DDP_ASSIGN_OR_RETURN(std::vector<RedisReply> replies,
-                       connection->Transaction(
+                       connection_->Transaction(
                            {command, {"PEXPIRE", command[1], Ttl()}, {"PUBLISH", Channel(key), ""}},
                            CallOptions(idempotent, deadline)));
   return std::move(replies.front());
@@ -449,10 +342,10 @@ absl::StatusOr<RedisReply> RedisKeyValueStore::ChangeByScript(const RedisScript&
                                                               const std::vector<std::string>& args,
                                                               bool idempotent,
                                                               absl::Time deadline) {
-  DDP_ASSIGN_OR_RETURN(const Borrowed connection, Borrow(deadline));
+  DDP_RETURN_IF_ERROR(RenewWhenDue(deadline));
   std::vector<std::string> all = {Ttl(), channels_};
   all.insert(all.end(), args.begin(), args.end());
-  return connection->Eval(script, {values_key_}, all, CallOptions(idempotent, deadline));
+  return connection_->Eval(script, {values_key_}, all, CallOptions(idempotent, deadline));
 }
 
 // Waits. -----------------------------------------------------------------------------------------
@@ -477,8 +370,7 @@ RedisKeyValueStore::Question RedisKeyValueStore::WhichAreMissing(
 }
 
 // Waits until each of the missing keys has been there once.
-absl::Status RedisKeyValueStore::AwaitNarrowing(RedisConnection& connection,
-                                                std::vector<std::string> missing, absl::Time start,
+absl::Status RedisKeyValueStore::AwaitNarrowing(std::vector<std::string> missing, absl::Time start,
                                                 absl::Time deadline) {
   while (!missing.empty()) {
     if (clock_.Now() >= deadline) return TimedOut(missing, start);
@@ -489,9 +381,9 @@ absl::Status RedisKeyValueStore::AwaitNarrowing(RedisConnection& connection,
     };
     const Question question = WhichAreMissing(missing);
     absl::StatusOr<RedisReply> reply =
-        AskOnChange(connection, chosen, question, chosen_has_come, deadline);
+        connection_->AskOnPush(Channel(chosen), question, chosen_has_come, deadline);
     if (absl::IsUnavailable(reply.status())) {
-      reply = connection.Command(question, CallOptions(true, deadline));
+      reply = connection_->Command(question, CallOptions(true, deadline));
     }
     DDP_RETURN_IF_ERROR(reply.status());
     DDP_ASSIGN_OR_RETURN(missing, Pick(missing, *reply));
@@ -505,42 +397,46 @@ size_t RedisKeyValueStore::Draw(size_t count) {
 }
 
 // Asks a question about one key until the answer is not nil.
-absl::StatusOr<RedisReply> RedisKeyValueStore::AwaitOne(RedisConnection& connection,
-                                                        const std::string& key,
+absl::StatusOr<RedisReply> RedisKeyValueStore::AwaitOne(const std::string& key,
                                                         const Question& question, bool idempotent,
                                                         absl::Time deadline) {
   const absl::Time start = clock_.Now();
   absl::StatusOr<RedisReply> reply =
-      connection.Command(question, CallOptions(idempotent, deadline));
+      connection_->Command(question, CallOptions(idempotent, deadline));
   while (reply.ok() && reply->IsNil()) {
     if (clock_.Now() >= deadline) return TimedOut({key}, start);
-    reply = AskOnChange(connection, key, question, HasCome, deadline);
+    reply = connection_->AskOnPush(Channel(key), question, HasCome, deadline);
     if (absl::IsUnavailable(reply.status()) && idempotent) {
-      reply = connection.Command(question, CallOptions(idempotent, deadline));
+      reply = connection_->Command(question, CallOptions(idempotent, deadline));
     }
   }
   return reply;
 }
 
-// Asks, and unless that is the answer, waits for a push about `key` or the deadline and asks again.
-// Leaves the connection unsubscribed, or, when this failed, disconnected.
-absl::StatusOr<RedisReply> RedisKeyValueStore::AskOnChange(RedisConnection& connection,
-                                                           const std::string& key,
-                                                           const Question& question,
-                                                           const IsAnswer& is_answer,
-                                                           absl::Time deadline) {
-  const std::string channel = Channel(key);
-  absl::StatusOr<RedisReply> reply = SubscribeAndAsk(connection, channel, question);
-  if (reply.ok() && is_answer(*reply)) {
-    // The answer stands, whatever becomes of the connection: it may have been taken from a queue.
-    if (!Unsubscribe(connection, channel).ok()) connection.Disconnect();
-    return reply;
+// Fills in the values at `missing`, places in `keys` and `values`.
+absl::Status RedisKeyValueStore::AwaitValues(const std::vector<std::string>& keys,
+                                             std::vector<size_t> missing, absl::Time start,
+                                             absl::Time deadline,
+                                             std::vector<std::string>& values) {
+  absl::StatusOr<RedisReply> reply =
+      connection_->Command(WhichValues(keys, missing), CallOptions(true, deadline));
+  while (true) {
+    DDP_RETURN_IF_ERROR(reply.status());
+    DDP_RETURN_IF_ERROR(TakeValues(*std::move(reply), missing, values));
+    if (missing.empty()) return absl::OkStatus();
+    if (clock_.Now() >= deadline) return TimedOut(NamesOf(keys, missing), start);
+    const size_t chosen = Draw(missing.size());
+    const Question question = WhichValues(keys, missing);
+    const IsAnswer chosen_has_come = [&](const RedisReply& answer) {
+      const auto elements = answer.AsArray();
+      return !elements.ok() || chosen >= elements->size() || HasCome((*elements)[chosen]);
+    };
+    reply =
+        connection_->AskOnPush(Channel(keys[missing[chosen]]), question, chosen_has_come, deadline);
+    if (absl::IsUnavailable(reply.status())) {
+      reply = connection_->Command(question, CallOptions(true, deadline));
+    }
   }
-  if (reply.ok()) {
-    reply = AwaitPushAndAsk(connection, channel, question, deadline - clock_.Now());
-  }
-  if (!reply.ok()) connection.Disconnect();
-  return reply;
 }
 
 }  // namespace ddp::store

@@ -4,7 +4,7 @@
 // each queue is a list of its own, `<prefix>queue:<key>`. Therefore
 //   - the number of keys is HLEN, O(1), and listing them touches this store only (HSCAN in pieces):
 //     never KEYS or a scan of what others keep in the same server;
-//   - many values are one HMGET;
+//   - many values are one HMGET (of 1,024 at most);
 //   - one time-to-live covers all values, so a store cannot lose half of them: it is renewed by
 //     every write and, at most once per 1% of it, by reads. (A queue's is renewed by each push.)
 // The price: appending to a value costs its whole length in the server each time.
@@ -12,8 +12,8 @@
 // How a wait is woken. Every script or transaction that creates or changes a key publishes on the
 // key's channel, `<prefix>changed:<key>`, in the same atomic step. (A transaction where no decision
 // is needed: it costs the server a fifth of a script.) A waiter asks once; when the key is missing
-// it sends MULTI, SUBSCRIBE, the same question, EXEC: so between the question and the subscription
-// nothing can slip through. Then it sleeps in poll() and costs the server nothing until the push.
+// it subscribes and asks again, in one round trip, so between the subscription and the question
+// nothing can slip through. Then it sleeps and costs the server nothing until the push.
 // When many keys are missing it subscribes to one of them, chosen at random, and asks again for the
 // rest when that one has come: an expected log2(n) rounds for n keys that come in any order, where
 // one subscription per key would cost n^2 messages for n clients that wait for each other.
@@ -23,10 +23,13 @@
 // waiter would have to be written down in the server, found by every write, and cleaned up after a
 // waiter that died.)
 //
-// Connections. An operation borrows a connection for its duration; a wait keeps its one while it is
-// blocked. So a store used by one thread has exactly one connection, and another thread's `Set`
-// never stands behind a blocked `Wait`: it gets a connection of its own, of which at most one is
-// kept idle.
+// Connections. A store has one, for all threads that use it and all their waits (see
+// shared_redis_connection.h): another thread's `Set` never stands behind a blocked `Wait`. It
+// speaks RESP3: Redis 6 or newer.
+//
+// Sizes. This is a place for addresses, numbers and short texts. While a wait is blocked, Redis
+// drops a client that is sent more than 32 MB at once (client-output-buffer-limit pubsub), so a
+// single value should stay below 16 MB; many values are fetched in pieces.
 //
 // What a Redis user needs for this: keys ~<prefix>*, channels &<prefix>*, and the commands hget
 // hmget hset hdel hlen hexists hscan hincrby exists lpop llen rpush pexpire publish subscribe
@@ -48,10 +51,11 @@
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "base/mutex.h"
-#include "store/redis_connection.h"
+#include "store/redis_caller.h"
 #include "store/redis_endpoint.h"
 #include "store/redis_reply.h"
 #include "store/redis_script.h"
+#include "store/shared_redis_connection.h"
 
 namespace ddp::store {
 
@@ -62,7 +66,7 @@ namespace ddp::store {
 // Thread-safe: any number of threads may call any method at the same time.
 //
 // Every method has a `timeout`, within which it also survives the loss of the server, by connecting
-// again. Errors are those of RedisConnection, and where a method waits for a key:
+// again. Errors are those of RedisCaller, and where a method waits for a key:
 //   kDeadlineExceeded   the key did not come; the message names what is missing and for how long it
 //                       was waited for.
 // An operation that may have been applied when the connection broke (Add, CompareSet, Append,
@@ -76,7 +80,7 @@ class RedisKeyValueStore {
     RedisConnectionOptions connection;
   };
 
-  // Connects. Errors as RedisConnection::Connect; kInvalidArgument: the prefix is empty.
+  // Connects. Errors as SharedRedisConnection::Connect; kInvalidArgument: the prefix is empty.
   static absl::StatusOr<std::unique_ptr<RedisKeyValueStore>> Connect(const StoreAddress& address,
                                                                      const Options& options);
   ~RedisKeyValueStore();
@@ -143,11 +147,11 @@ class RedisKeyValueStore {
   const Options& options() const { return options_; }
 
  private:
-  class Borrowed;
   using Question = std::vector<std::string>;  // a command that asks for something to come
   using IsAnswer = std::function<bool(const RedisReply&)>;  // has it come?
 
-  RedisKeyValueStore(const StoreAddress& address, const Options& options);
+  RedisKeyValueStore(const StoreAddress& address, const Options& options,
+                     std::unique_ptr<SharedRedisConnection> connection);
 
   std::string QueueKey(const std::string& key) const;
   std::string Channel(const std::string& key) const;
@@ -155,8 +159,8 @@ class RedisKeyValueStore {
   absl::Time DeadlineOf(absl::Duration timeout) const;
   RedisCallOptions CallOptions(bool idempotent, absl::Time deadline) const;
 
-  absl::StatusOr<Borrowed> Borrow(absl::Time deadline);
-  void GiveBack(std::unique_ptr<RedisConnection> connection);
+  // Before each operation, since it may be the first for long.
+  absl::Status RenewWhenDue(absl::Time deadline);
 
   absl::StatusOr<RedisReply> Run(const std::vector<std::string>& command, bool idempotent,
                                  absl::Time deadline);
@@ -173,14 +177,12 @@ class RedisKeyValueStore {
                        const std::vector<size_t>& places) const;
   Question WhichAreMissing(const std::vector<std::string>& keys) const;
   size_t Draw(size_t count);
-  absl::Status AwaitNarrowing(RedisConnection& connection, std::vector<std::string> missing,
-                              absl::Time start, absl::Time deadline);
-  absl::StatusOr<RedisReply> AwaitOne(RedisConnection& connection, const std::string& key,
-                                      const Question& question, bool idempotent,
-                                      absl::Time deadline);
-  absl::StatusOr<RedisReply> AskOnChange(RedisConnection& connection, const std::string& key,
-                                         const Question& question, const IsAnswer& is_answer,
-                                         absl::Time deadline);
+  absl::Status AwaitNarrowing(std::vector<std::string> missing, absl::Time start,
+                              absl::Time deadline);
+  absl::StatusOr<RedisReply> AwaitOne(const std::string& key, const Question& question,
+                                      bool idempotent, absl::Time deadline);
+  absl::Status AwaitValues(const std::vector<std::string>& keys, std::vector<size_t> missing,
+                           absl::Time start, absl::Time deadline, std::vector<std::string>& values);
   absl::Status TimedOut(const std::vector<std::string>& missing, absl::Time start) const;
 
   // Constant after construction.
@@ -190,9 +192,9 @@ class RedisKeyValueStore {
   const std::string channels_;             // what the name of each key's channel begins with
   const absl::Duration renewal_interval_;  // of the time-to-live
   const MonotonicClock clock_;
+  const std::unique_ptr<SharedRedisConnection> connection_;
 
   Mutex mutex_;
-  std::vector<std::unique_ptr<RedisConnection>> idle_ ABSL_GUARDED_BY(mutex_);
   absl::Time renewed_ ABSL_GUARDED_BY(mutex_);
   std::mt19937_64 random_ ABSL_GUARDED_BY(mutex_);
 };

@@ -1,10 +1,13 @@
 #include "store/redis_store.h"
 
+#include <cstdlib>
 #include <optional>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
 #include "c10/util/Exception.h"
 #include "store/redis_key_value_store.h"
 
@@ -46,14 +49,29 @@ std::vector<uint8_t> ToBytes(const std::string& text) {
   return std::vector<uint8_t>(text.begin(), text.end());
 }
 
+// For the person who looks at CLIENT LIST: "ddp-rank-3".
+std::string ClientName() {
+  const char* const rank = std::getenv("RANK");
+  int number = 0;
+  if (rank == nullptr || !absl::SimpleAtoi(rank, &number)) return "ddp";
+  return absl::StrCat("ddp-rank-", number);
+}
+
+std::shared_ptr<RedisKeyValueStore> Connect(const StoreAddress& address,
+                                            std::chrono::milliseconds timeout) {
+  RedisKeyValueStore::Options options;
+  options.connection.total_timeout = ToDuration(timeout);
+  options.connection.client_name = ClientName();
+  return ValueOrThrow(RedisKeyValueStore::Connect(address, options));
+}
+
 }  // namespace
 
 RedisStore::RedisStore(const StoreAddress& address, std::chrono::milliseconds timeout)
-    : Store(timeout), timeout_ms_(timeout.count()) {
-  RedisKeyValueStore::Options options;
-  options.connection.total_timeout = ToDuration(timeout);
-  store_ = ValueOrThrow(RedisKeyValueStore::Connect(address, options));
-}
+    : RedisStore(Connect(address, timeout), timeout) {}
+
+RedisStore::RedisStore(std::shared_ptr<RedisKeyValueStore> store, std::chrono::milliseconds timeout)
+    : Store(timeout), store_(std::move(store)), timeout_ms_(timeout.count()) {}
 
 RedisStore::~RedisStore() = default;
 
@@ -65,7 +83,8 @@ c10::intrusive_ptr<RedisStore> RedisStore::connect(const std::string& url,
 }
 
 c10::intrusive_ptr<c10d::Store> RedisStore::clone() {
-  return c10::make_intrusive<RedisStore>(address(), std::chrono::milliseconds(timeout_ms_.load()));
+  return c10::intrusive_ptr<RedisStore>::unsafe_steal_from_new(
+      new RedisStore(store_, std::chrono::milliseconds(timeout_ms_.load())));
 }
 
 const StoreAddress& RedisStore::address() const { return store_->address(); }

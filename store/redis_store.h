@@ -35,7 +35,9 @@ class RedisKeyValueStore;
 //   - a wait that times out says which keys are missing.
 //
 // Threads: thread-safe, as the backends need; a thread that is blocked in wait, get or queuePop
-// holds up no other (see redis_key_value_store.h, Connections). Only setTimeout must not race
+// holds up no other. All of them share one connection to the server, and so do the clones of a
+// store: however many process groups a worker has, it is one client (see redis_key_value_store.h,
+// Connections). Only setTimeout must not race
 // getTimeout, which returns a reference.
 //
 // Errors:
@@ -58,7 +60,7 @@ class RedisStore final : public c10d::Store {
 
   ~RedisStore() override;
 
-  // A store object of its own, with a connection of its own, over the same keys.
+  // A store object with a timeout of its own, over the same keys and the same connection.
   c10::intrusive_ptr<c10d::Store> clone() override;
 
   using c10d::Store::set;
@@ -100,9 +102,11 @@ class RedisStore final : public c10d::Store {
   const StoreAddress& address() const;
 
  private:
+  RedisStore(std::shared_ptr<RedisKeyValueStore> store, std::chrono::milliseconds timeout);
+
   absl::Duration Timeout() const;
 
-  std::unique_ptr<RedisKeyValueStore> store_;
+  const std::shared_ptr<RedisKeyValueStore> store_;
   std::atomic<std::chrono::milliseconds::rep> timeout_ms_;  // of timeout_, for any thread
 };
 

@@ -1,0 +1,121 @@
+#include "store/redis_push_splitter.h"
+
+#include <algorithm>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+
+namespace ddp::store {
+namespace {
+
+constexpr size_t kMaxHeaderBytes = 24;
+// What is pushed to us has three elements.
+constexpr int64_t kMaxPushItems = 1024;
+constexpr int64_t kMaxNumber = int64_t{1} << 31;
+
+absl::Status Refuse(const std::string& what) {
+  return absl::InternalError(absl::StrCat("what Redis sent is not a reply to be accepted: ", what));
+}
+
+}  // namespace
+
+absl::Status RedisPushSplitter::Split(const char* data, size_t size, std::string& replies,
+                                      std::string& pushes) {
+  for (size_t at = 0; at < size;) {
+    if (state_ == State::kPayload) {
+      const size_t count = std::min<size_t>(size - at, payload_left_);
+      Out(replies, pushes).append(data + at, count);
+      at += count;
+      payload_left_ -= static_cast<int64_t>(count);
+      if (payload_left_ == 0) EndItem(0);
+      continue;
+    }
+    const char byte = data[at++];
+    if (state_ == State::kType) {
+      const absl::Status taken = TakeType(byte);
+      if (!taken.ok()) return taken;
+    } else if (state_ == State::kHeader) {
+      header_.push_back(byte);
+      if (header_.size() > kMaxHeaderBytes) return Refuse("a number of too many digits");
+    }
+    if (state_ == State::kLine) Out(replies, pushes).push_back(byte);
+    const bool ended = line_ends_ && byte == '\n';
+    line_ends_ = byte == '\r';
+    if (!ended) continue;
+    if (state_ == State::kLine) {
+      EndItem(0);
+    } else {
+      const absl::Status taken = TakeHeader(replies, pushes);
+      if (!taken.ok()) return taken;
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RedisPushSplitter::TakeType(char type) {
+  switch (type) {
+    case '+':
+    case '-':
+    case ':':
+      state_ = State::kLine;
+      return absl::OkStatus();
+    case '>':
+      if (push_items_ > 0) return Refuse("a push in a push");
+      [[fallthrough]];
+    case '$':
+    case '*':
+    case '%':
+    case '_':
+      state_ = State::kHeader;
+      header_.assign(1, type);
+      return absl::OkStatus();
+    default:
+      return Refuse(absl::StrCat("an item of type '", absl::CEscape(std::string(1, type)), "'"));
+  }
+}
+
+// The line with the type and the number of an item is complete.
+absl::Status RedisPushSplitter::TakeHeader(std::string& replies, std::string& pushes) {
+  const char type = header_.front();
+  const std::string digits = header_.substr(1, header_.size() - 3);
+  if (type == '_') {
+    if (!digits.empty()) return Refuse("a nil with a value");
+    Out(replies, pushes).append("$-1\r\n");
+    EndItem(0);
+    return absl::OkStatus();
+  }
+  int64_t number = 0;
+  if (!absl::SimpleAtoi(digits, &number) || absl::StrCat(number) != digits || number < -1 ||
+      number > kMaxNumber) {
+    return Refuse(absl::StrCat("the length '", absl::CEscape(digits), "'"));
+  }
+  if (type == '>') {
+    if (number < 1 || number > kMaxPushItems) return Refuse("a push of such a length");
+    push_items_ = number + 1;  // itself, which ends here
+  } else if (type == '%') {
+    if (number < 0) return Refuse("a map of such a length");
+    number *= 2;
+  }
+  const bool bytes = type == '$';
+  absl::StrAppend(&Out(replies, pushes), bytes ? "$" : "*", number, "\r\n");
+  if (bytes && number >= 0) {
+    payload_left_ = number + 2;
+    state_ = State::kPayload;
+    return absl::OkStatus();
+  }
+  const int64_t nested = bytes || type == '>' ? 0 : std::max<int64_t>(number, 0);
+  if (push_items_ > 0 && nested > kMaxPushItems - push_items_) {
+    return Refuse("a push of such a length");
+  }
+  EndItem(nested);
+  return absl::OkStatus();
+}
+
+// An item is over, but for as many others that it consists of.
+void RedisPushSplitter::EndItem(int64_t nested) {
+  state_ = State::kType;
+  if (push_items_ > 0) push_items_ += nested - 1;
+}
+
+}  // namespace ddp::store
