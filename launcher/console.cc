@@ -9,12 +9,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/clock.h"
+#include "launcher/say.h"
 
 namespace ddp::launcher {
 
@@ -123,19 +125,35 @@ void Console::OnWritable() {
   if (was_full && !full() && on_room_) on_room_();
 }
 
-void Console::Flush(absl::Duration stall_timeout) {
+void Console::Flush(const Patience& patience) {
+  const MonotonicClock clock;
+  absl::Time end = absl::InfiniteFuture();  // finite once somebody is in a hurry
   while (!WritePending()) {
-    pollfd polled{.fd = write_fd_, .events = POLLOUT, .revents = 0};
-    const int ready =
-        ::poll(&polled, 1, static_cast<int>(absl::ToInt64Milliseconds(stall_timeout)));
-    if (ready == 0) {
-      std::fprintf(stderr, "ddprun: nobody reads the output: %zu bytes of it are lost\n",
-                   pending());
-      closed_ = true;
-      written_ = queue_.size();
+    const absl::Time now = clock.Now();
+    if (now >= end) {
+      GiveUp();
+      break;
     }
+    const absl::Duration wait =
+        absl::Ceil(std::min(patience.stall_timeout, end - now), absl::Milliseconds(1));
+    const int hurry_fd = end == absl::InfiniteFuture() ? patience.hurry_fd : -1;
+    std::array<pollfd, 2> polled = {pollfd{.fd = write_fd_, .events = POLLOUT, .revents = 0},
+                                    pollfd{.fd = hurry_fd, .events = POLLIN, .revents = 0}};
+    const int ready =
+        ::poll(polled.data(), polled.size(), static_cast<int>(absl::ToInt64Milliseconds(wait)));
+    if (polled[1].revents != 0) end = now + patience.hurried_timeout;
+    if (ready == 0) GiveUp();
   }
   Unwatch();
+}
+
+void Console::GiveUp() {
+  pollfd polled{.fd = STDERR_FILENO, .events = POLLOUT, .revents = 0};
+  if (!SameAs(STDERR_FILENO) && ::poll(&polled, 1, 0) == 1) {
+    Say(absl::StrCat("nobody reads the output: ", pending(), " bytes of it are lost"));
+  }
+  closed_ = true;
+  written_ = queue_.size();
 }
 
 }  // namespace ddp::launcher

@@ -42,9 +42,16 @@ class Console {
   // Called each time the console was full and is so no more.
   void OnRoom(std::function<void()> callback) { on_room_ = std::move(callback); }
 
-  // Writes what is kept, waiting for the other side. Gives up, and says on stderr how much is lost,
-  // when nothing is taken for `stall_timeout`.
-  void Flush(absl::Duration stall_timeout);
+  struct Patience {
+    absl::Duration stall_timeout;  // how long nothing may be taken
+    // Readable when somebody wants the end now: from then on all has this much time. -1: nobody.
+    int hurry_fd = -1;
+    absl::Duration hurried_timeout;
+  };
+
+  // Writes what is kept, waiting for the other side. Gives up when it loses patience, and says on
+  // stderr how much is lost, unless that would make it wait again.
+  void Flush(const Patience& patience);
 
   // Whether `fd` leads to the same file, pipe or terminal as this console.
   bool SameAs(int fd) const;
@@ -66,6 +73,7 @@ class Console {
   void Watch();
   void Unwatch();
   void OnWritable();
+  void GiveUp();
 
   EventLoop* const event_loop_;
   const int fd_;

@@ -2,6 +2,7 @@
 // processes, a lost Redis server. Whatever happens, no process and no folder is left.
 
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
@@ -9,6 +10,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <array>
 #include <fstream>
 #include <sstream>
 #include <string>
@@ -18,6 +20,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
 #include "base/unique_fd.h"
+#include "launcher/ddprun_case.h"
 #include "launcher/ddprun_driver.h"
 #include "launcher/process_tree.h"
 
@@ -29,11 +32,6 @@ using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
-
-std::vector<std::string> Shell(std::vector<std::string> flags, const std::string& script) {
-  flags.insert(flags.end(), {"sh", "-c", script});
-  return flags;
-}
 
 // A worker with a child, a grandchild that has left its session, one below that, and one whose
 // parent is gone. It prints "ready" when all of them run.
@@ -220,6 +218,24 @@ TEST(DdprunEndTest, AStubbornWorkerIsKilledAfterTheShutdownTimeout) {
   run.AwaitStdout("ready");
   ::kill(run.pid(), SIGTERM);
   EXPECT_EQ(run.Wait(), 1);
+}
+
+// The workers have ended, and their output waits for somebody to read it. The result stands.
+TEST(DdprunEndTest, ASignalAfterTheEndOfTheWorkersEndsTheWaitForTheConsole) {
+  std::array<int, 2> console{};
+  ASSERT_EQ(::pipe2(console.data(), O_CLOEXEC), 0);
+  const UniqueFd unread(console[0]);
+  const UniqueFd full(console[1]);
+  DdprunDriver run({.arguments = Shell({"--tee=1", "--event-log-handler=console"},
+                                       "i=0; while [ $i -lt 20000 ]; do echo $i line of a worker; "
+                                       "i=$((i + 1)); done"),
+                    .stdout_fd = full.get()});
+  run.AwaitStderr("job_finished");
+  const HeldProcess ddprun(run.pid());
+  ::kill(run.pid(), SIGINT);
+  EXPECT_TRUE(ddprun.AwaitEnd(MonotonicClock().Now() + DdprunDriver::kDeadline / 2));
+  EXPECT_EQ(run.Wait(), 0);
+  EXPECT_THAT(run.err(), HasSubstr("nobody reads the output"));
 }
 
 TEST(DdprunEndTest, ASignalWhileRedisIsOutOfReachEndsTheRunAtOnce) {

@@ -1,26 +1,23 @@
 // What the flags of the real ddprun do, as its users see it: output, exit codes, signals, the
 // workers' environment.
 
-#include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <netinet/in.h>
 #include <signal.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "base/unique_fd.h"
+#include "launcher/cpu_topology.h"
+#include "launcher/ddprun_case.h"
 #include "launcher/ddprun_driver.h"
+#include "launcher/network_server.h"
+#include "launcher/numa_plan.h"
 #include "testing/redis_fixture.h"
 
 namespace ddp::launcher {
@@ -34,54 +31,6 @@ using ::testing::Not;
 using ::testing::StartsWith;
 using ::testing::UnorderedElementsAre;
 
-std::string Slurp(const std::filesystem::path& path) {
-  std::stringstream text;
-  text << std::ifstream(path, std::ios::binary).rdbuf();
-  return text.str();
-}
-
-// Flags, then `sh -c script` as the program.
-std::vector<std::string> Shell(std::vector<std::string> flags, const std::string& script) {
-  flags.insert(flags.end(), {"sh", "-c", script});
-  return flags;
-}
-
-std::vector<std::string> Lines(const std::string& text) {
-  return absl::StrSplit(text, '\n', absl::SkipEmpty());
-}
-
-// A folder for one test, gone at its end.
-class Folder {
- public:
-  Folder() : path_("/tmp/ddprun_case_XXXXXX") { EXPECT_NE(::mkdtemp(path_.data()), nullptr); }
-  ~Folder() { std::filesystem::remove_all(path_); }
-  std::string operator/(const std::string& name) const { return absl::StrCat(path_, "/", name); }
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
-
-// The folder of the only attempt in the only run under `log_dir`.
-std::filesystem::path AttemptFolder(const std::string& log_dir) {
-  std::vector<std::filesystem::path> found;
-  for (const auto& entry : std::filesystem::directory_iterator(log_dir)) found.push_back(entry);
-  EXPECT_EQ(found.size(), 1U);
-  return found.empty() ? std::filesystem::path() : found[0] / "attempt_0";
-}
-
-// A port that nobody had a moment ago.
-int FreePort() {
-  const UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  EXPECT_EQ(::bind(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
-  socklen_t size = sizeof(address);
-  EXPECT_EQ(::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
-  return ntohs(address.sin_port);
-}
-
 TEST(DdprunFlagsTest, OnlySomeLocalRanksReachTheConsole) {
   const Folder folder;
   DdprunDriver run({.arguments = Shell({"--nproc-per-node=3", "--local-ranks-filter=1", "-t",
@@ -90,7 +39,7 @@ TEST(DdprunFlagsTest, OnlySomeLocalRanksReachTheConsole) {
   EXPECT_EQ(run.Wait(), 0) << run.err();
   EXPECT_EQ(run.out(), "[default1]:out 1\n");
   EXPECT_EQ(run.err(), "err 1\n");
-  const std::filesystem::path attempt = AttemptFolder(folder.path());
+  const std::filesystem::path attempt = RunFolder(folder.path()) / "attempt_0";
   EXPECT_EQ(Slurp(attempt / "1/stdout.log"), "out 1\n");
   EXPECT_EQ(Slurp(attempt / "2/stdout.log"), "out 2\n");
   EXPECT_FALSE(std::filesystem::exists(attempt / "0/stdout.log"));
@@ -106,7 +55,7 @@ TEST(DdprunFlagsTest, PrefixesAndFilteredLines) {
   EXPECT_EQ(run.Wait(), 0);
   EXPECT_THAT(Lines(run.out()), UnorderedElementsAre("r/0/0$ loss 0", "r/0/0$ a", "r/0/0$ a,b",
                                                      "r/1/1$ loss 1", "r/1/1$ a", "r/1/1$ a,b"));
-  const std::filesystem::path attempt = AttemptFolder(folder.path());
+  const std::filesystem::path attempt = RunFolder(folder.path()) / "attempt_0";
   EXPECT_THAT(Lines(Slurp(attempt / "filtered_stdout.log")),
               UnorderedElementsAre("r/0/0$ loss 0", "r/0/0$ a,b", "r/1/1$ loss 1", "r/1/1$ a,b"));
   EXPECT_FALSE(std::filesystem::exists(attempt / "filtered_stderr.log"));
@@ -223,19 +172,31 @@ TEST(DdprunFlagsTest, AVirtualLocalRankHasOneDevice) {
   EXPECT_THAT(Lines(run.out()), UnorderedElementsAre("0 0 3", "1 0 5"));
 }
 
-TEST(DdprunFlagsTest, NumaBindingIsDoneOrSaidToBeImpossible) {
-  DdprunDriver run({.arguments = Shell({"--numa-binding=exclusive"},
-                                       "grep ^Cpus_allowed_list: /proc/self/status")});
-  EXPECT_EQ(run.Wait(), 0) << run.err();
-  EXPECT_THAT(run.out(), StartsWith("Cpus_allowed_list:"));
-  if (!run.err().empty()) {
-    EXPECT_THAT(run.err(), MatchesRegex("ddprun: --numa-binding: [^\n]*\n"));
+// What the workers themselves say of their CPUs, beside the plan for this host.
+TEST(DdprunFlagsTest, NumaBindingIsWhatTheWorkersHave) {
+  const absl::StatusOr<CpuTopology> topology = ReadCpuTopologyOfThisHost();
+  if (!topology.ok()) GTEST_SKIP() << topology.status();
+  const auto plan = PlanNuma(*topology, NumaBinding::kExclusive, 2);
+  if (!plan.ok()) GTEST_SKIP() << "too few cores for two workers: " << plan.status();
+  DdprunDriver run({.arguments = Shell({"--numa-binding=exclusive", "--nproc-per-node=2"},
+                                       "echo $LOCAL_RANK "
+                                       "$(grep ^Cpus_allowed_list: /proc/self/status)")});
+  EXPECT_EQ(run.Wait(), 0);
+  EXPECT_EQ(run.err(), "");
+  ASSERT_EQ(Lines(run.out()).size(), 2U) << run.out();
+  for (const std::string& line : Lines(run.out())) {
+    const std::vector<std::string> words = absl::StrSplit(line, ' ');
+    ASSERT_EQ(words.size(), 3U) << line;
+    EXPECT_EQ(words[1], "Cpus_allowed_list:");
+    EXPECT_EQ(*ParseCpuList(words[2]), plan->at(words[0] == "0" ? 0 : 1)) << line;
   }
+  // Which is less than all, so it says something.
+  EXPECT_LT(plan->at(0).size(), topology->cpus.size());
 }
 
 TEST(DdprunFlagsTest, WhatAnOperatorOfClustersSets) {
   // Kubeflow's variables, and a bare command line.
-  const int port = FreePort();
+  const int port = *FreePort("127.0.0.1");
   DdprunDriver run({.arguments = {"sh", "-c",
                                   "echo $RANK of $WORLD_SIZE, node $GROUP_RANK of "
                                   "$GROUP_WORLD_SIZE at $MASTER_ADDR:$MASTER_PORT"},
@@ -251,7 +212,7 @@ TEST(DdprunFlagsTest, WhatAnOperatorOfClustersSets) {
 }
 
 TEST(DdprunFlagsTest, NodesThatKnowNode0) {
-  const std::string port = absl::StrCat("--master-port=", FreePort());
+  const std::string port = absl::StrCat("--master-port=", *FreePort("127.0.0.1"));
   const std::string script = "echo rank $RANK of $WORLD_SIZE on node $GROUP_RANK";
   const auto arguments = [&](const std::string& nproc, const std::string& node) {
     return Shell({"--nnodes=2", "--nproc-per-node=" + nproc, "--node-rank=" + node,
@@ -269,7 +230,7 @@ TEST(DdprunFlagsTest, NodesThatKnowNode0) {
 }
 
 TEST(DdprunFlagsTest, AllNodesEndWithTheSameCountAndTheRootCausesCode) {
-  const std::string port = absl::StrCat("--master-port=", FreePort());
+  const std::string port = absl::StrCat("--master-port=", *FreePort("127.0.0.1"));
   const auto arguments = [&](const std::string& node) {
     return Shell({"--nnodes=2", "--node-rank=" + node, "--master-addr=127.0.0.1", port,
                   "--max-restarts=1", "--exit-code=worker"},
@@ -301,7 +262,7 @@ TEST(DdprunFlagsTest, ANodeThatJoinsCostsNoRestartAndNoLogFile) {
       .environment = {{"DDP_REDIS_PASSWORD", "secret"}}};
   DdprunDriver first(options);
   first.AwaitStderr("ready");
-  const std::filesystem::path attempt = AttemptFolder(folder.path());
+  const std::filesystem::path attempt = RunFolder(folder.path()) / "attempt_0";
   DdprunDriver second(options);
   EXPECT_EQ(first.Wait(), 0) << first.err();
   EXPECT_EQ(second.Wait(), 0) << second.err();

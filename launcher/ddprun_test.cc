@@ -13,13 +13,13 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
-#include <sstream>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/unique_fd.h"
+#include "launcher/ddprun_case.h"
 #include "launcher/ddprun_driver.h"
 #include "testing/redis_fixture.h"
 
@@ -34,42 +34,10 @@ using ::testing::IsEmpty;
 using ::testing::Not;
 using ::testing::StartsWith;
 
-std::string Slurp(const std::filesystem::path& path) {
-  std::stringstream text;
-  text << std::ifstream(path, std::ios::binary).rdbuf();
-  return text.str();
-}
-
 std::string WriteFile(const std::string& path, const std::string& text, mode_t mode = 0644) {
   std::ofstream(path) << text;
   ::chmod(path.c_str(), mode);
   return path;
-}
-
-// Flags, then `sh -c script` as the program.
-std::vector<std::string> Shell(std::vector<std::string> flags, const std::string& script) {
-  flags.insert(flags.end(), {"sh", "-c", script});
-  return flags;
-}
-
-// A folder for one test, gone at its end.
-class Folder {
- public:
-  Folder() : path_("/tmp/ddprun_case_XXXXXX") { EXPECT_NE(::mkdtemp(path_.data()), nullptr); }
-  ~Folder() { std::filesystem::remove_all(path_); }
-  std::string operator/(const std::string& name) const { return absl::StrCat(path_, "/", name); }
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
-
-// The one `<run id>_<random>` folder of a run.
-std::filesystem::path RunFolder(const std::string& log_dir) {
-  std::vector<std::filesystem::path> found;
-  for (const auto& entry : std::filesystem::directory_iterator(log_dir)) found.push_back(entry);
-  EXPECT_EQ(found.size(), 1U);
-  return found.empty() ? std::filesystem::path() : found[0];
 }
 
 TEST(DdprunTest, VersionAndHelp) {

@@ -3,7 +3,6 @@
 #include <poll.h>
 #include <stdlib.h>
 
-#include <cstdio>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -11,6 +10,7 @@
 #include "base/clock.h"
 #include "base/status_macros.h"
 #include "launcher/network_server.h"
+#include "launcher/say.h"
 
 namespace ddp::launcher {
 namespace {
@@ -41,12 +41,12 @@ absl::StatusOr<BindProbe> Probe(const store::RedisEndpoint& endpoint, absl::Dura
 
 void Announce(const store::RedisEndpoint& endpoint, const BindProbe& probe) {
   std::string line = absl::StrCat(
-      "ddprun: started Redis at ", endpoint.host, ":", endpoint.port,
+      "started Redis at ", endpoint.host, ":", endpoint.port,
       " on this node; if the node is lost, the others' workers go on, but the job cannot replace, "
       "restart or add any");
   if (probe.is_loopback)
     absl::StrAppend(&line, " (a loopback address: other machines cannot reach it)");
-  std::fprintf(stderr, "%s\n", line.c_str());
+  Say(line);
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "launcher/endpoint_server.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -19,6 +20,7 @@
 #include "launcher/private_folder.h"
 #include "store/redis_connection.h"
 #include "store/redis_key_value_store.h"
+#include "store/tcp_store_server.h"
 
 namespace ddp::launcher {
 namespace {
@@ -269,19 +271,46 @@ TEST_F(EndpointServerTest, IsReplacedAtItsPlaceWhenItDies) {
   const auto loop = *EventLoop::Create();  // outlives the guard
   const Guard server = StartAt(endpoint);
   pid_t second = -1;
-  ASSERT_TRUE(server
-                  ->Watch(loop.get(),
-                          [&](pid_t pid) {
-                            second = pid;
-                            loop->Stop();
-                          })
-                  .ok());
+  ServerGuard::Hooks hooks;
+  hooks.on_replaced = [&](pid_t pid) {
+    second = pid;
+    loop->Stop();
+  };
+  hooks.say = [](const std::string&) {};
+  ASSERT_TRUE(server->Watch(loop.get(), hooks).ok());
   const pid_t first = server->pid();
   ASSERT_EQ(kill(first, SIGKILL), 0);
   loop->AddTimer(kLong, [&] { loop->Stop(); });
   ASSERT_TRUE(loop->Run().ok());
   EXPECT_EQ(server->pid(), second);
   EXPECT_NE(second, first);
+  EXPECT_TRUE(TryConnect(endpoint).ok());
+}
+
+// Another agent that looks whether the endpoint is its own holds the port for a moment.
+TEST_F(EndpointServerTest, IsReplacedLaterWhereItsPlaceIsTakenAtFirst) {
+  store::RedisEndpoint endpoint = FreeEndpoint("127.0.0.8");
+  const auto loop = *EventLoop::Create();  // outlives the guard
+  const Guard server = StartAt(endpoint);
+  std::vector<std::string> lines;
+  std::unique_ptr<store::TcpStoreServer> other;
+  ServerGuard::Hooks hooks;
+  hooks.on_replaced = [&](pid_t) { loop->Stop(); };
+  hooks.say = [&](const std::string& line) {
+    lines.push_back(line);
+    other.reset();
+  };
+  ASSERT_TRUE(server->Watch(loop.get(), hooks).ok());
+  ASSERT_EQ(kill(server->pid(), SIGKILL), 0);
+  while (other == nullptr) {
+    auto listening = store::TcpStoreServer::Listen(loop.get(), endpoint.host, endpoint.port);
+    if (listening.ok()) other = *std::move(listening);
+  }
+  loop->AddTimer(kLong, [&] { loop->Stop(); });
+  ASSERT_TRUE(loop->Run().ok());
+  ASSERT_EQ(lines.size(), 2U);
+  EXPECT_THAT(lines[0], ::testing::HasSubstr("cannot be replaced yet: "));
+  EXPECT_EQ(lines[1], "the private Redis server died: started another one");
   EXPECT_TRUE(TryConnect(endpoint).ok());
 }
 

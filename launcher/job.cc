@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <utility>
@@ -41,6 +40,7 @@
 #include "launcher/private_folder.h"
 #include "launcher/rendezvous_choice.h"
 #include "launcher/root_cause_file.h"
+#include "launcher/say.h"
 #include "launcher/server_farewell.h"
 #include "nlohmann/json.hpp"
 #include "store/redis_endpoint.h"
@@ -56,10 +56,6 @@ constexpr absl::Duration kConsoleStallTimeoutAfterSignal = absl::Seconds(2);
 
 // How long the server is looked for without a word.
 constexpr absl::Duration kQuietConnect = absl::Seconds(5);
-
-void Say(const std::string& line) { std::fprintf(stderr, "ddprun: %s\n", line.c_str()); }
-
-void SayError(const absl::Status& status) { Say(std::string(status.message())); }
 
 std::string HostName() {
   std::array<char, HOST_NAME_MAX + 1> name{};
@@ -140,8 +136,12 @@ absl::Status MakeSpawner(const JobSpec& spec, const AgentContext& context, Parts
   if (parts.place.server == nullptr) return absl::OkStatus();
   PosixProcessSpawner* const spare = parts.spawner.get();
   spare->Spare(parts.place.server->pid());
-  return parts.place.server->Watch(parts.event_loop.get(),
-                                   [spare](pid_t pid) { spare->Spare(pid); });
+  return parts.place.server->Watch(
+      parts.event_loop.get(),
+      {.on_replaced = [spare](pid_t pid) { spare->Spare(pid); },
+       .say = [router = parts.router.get()](
+                  const std::string& line) { router->Say(absl::StrCat("ddprun: ", line)); },
+       .doomed = context.doomed});
 }
 
 // A server that this node has just started may be the second of a job whose other nodes live on:
@@ -257,8 +257,8 @@ absl::Status Prepare(const JobSpec& spec, const AgentContext& context, Parts& pa
   return MakeVisible(spec, parts);
 }
 
-void Report(const JobSpec& spec, const elastic::JobResult& result) {
-  if (!result.reason.empty()) Say(result.reason);
+void Report(const JobSpec& spec, const elastic::JobResult& result, LogRouter& router) {
+  if (!result.reason.empty()) router.Say(absl::StrCat("ddprun: ", result.reason));
   if (result.failures.empty()) return;
   const ReportContext context = {.host = HostName()};
   const std::vector<elastic::WorkerFailure> failures = RootCauseFirst(result.failures);
@@ -270,14 +270,16 @@ void Report(const JobSpec& spec, const elastic::JobResult& result) {
   const elastic::WorkerFailure& first = failures.front();
   const bool is_elsewhere = spec.config.max_nodes > 1 && (first.is_victim || first.was_stopped);
   const std::string elsewhere = is_elsewhere ? result.reason : "";
-  std::fputs(FormatFailureReport(spec.config.entrypoint, described, elsewhere).c_str(), stderr);
+  std::string report = FormatFailureReport(spec.config.entrypoint, described, elsewhere);
+  report.pop_back();  // its line end
+  router.Say(report);
   const char* own_error_file = std::getenv(elastic::kErrorFileVariable);
   if (own_error_file == nullptr || *own_error_file == '\0') return;
   const absl::Status written =
       is_elsewhere
           ? WriteRootCauseFile(own_error_file, elsewhere, result.root_exit_code, first.wall_time)
           : WriteRootCauseFile(own_error_file, first);
-  if (!written.ok()) SayError(written);
+  if (!written.ok()) router.Say(absl::StrCat("ddprun: ", std::string(written.message())));
 }
 
 bool Exists(const std::string& path) { return !path.empty() && ::access(path.c_str(), F_OK) == 0; }
@@ -355,9 +357,11 @@ int Run(const JobSpec& spec, const AgentContext& context) {
   const UniqueFd hurry = WatchHeldSignals(spec.config.signals_to_handle);
   parts.spawner->KillStrays();
   LeaveOthersWithoutServer(spec, parts, hurry.get());
-  const bool was_signalled = result.end == elastic::JobEndReason::kPreempted;
-  parts.router->Flush(was_signalled ? kConsoleStallTimeoutAfterSignal : kConsoleStallTimeout);
-  Report(spec, result);
+  Report(spec, result, *parts.router);
+  parts.router->Flush({.stall_timeout = agent.was_signalled() ? kConsoleStallTimeoutAfterSignal
+                                                              : kConsoleStallTimeout,
+                       .hurry_fd = hurry.get(),
+                       .hurried_timeout = kConsoleStallTimeoutAfterSignal});
   SettleLogs(spec, parts.layout, result);
   return ExitCodeOf(result, spec.options.exit_code);
 }

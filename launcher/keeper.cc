@@ -10,7 +10,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <iterator>
@@ -23,6 +22,7 @@
 #include "elastic/agent/worker_failure.h"
 #include "launcher/private_folder.h"
 #include "launcher/process_tree.h"
+#include "launcher/say.h"
 
 namespace ddp::launcher {
 namespace {
@@ -69,9 +69,7 @@ void SetProcessTitle(const KeeperOptions& options) {
 void RemoveFolders(const std::vector<std::string>& folders) {
   for (const std::string& folder : folders) {
     const absl::Status removed = RemoveFolder(folder);
-    if (!removed.ok()) {
-      std::fprintf(stderr, "ddprun: %s\n", std::string(removed.message()).c_str());
-    }
+    if (!removed.ok()) SayError(removed);
   }
 }
 
@@ -104,9 +102,10 @@ class KeeperWatcher {
   [[noreturn]] static void EndEverything(const std::vector<std::string>& folders) {
     KillChildren({}, kKillTimeout);
     RemoveFolders(folders);
-    // The main thread may have been in the middle of starting a worker.
+    // The main thread may have been in the middle of starting a worker or a server.
     KillChildren({}, kKillTimeout);
-    std::fprintf(stderr, "ddprun: the process that was started by the user is gone: stopped\n");
+    RemoveFolders(folders);
+    Say("the process that was started by the user is gone: stopped");
     ::_exit(1);
   }
 };
@@ -161,18 +160,18 @@ int CleanUp(const AgentEnd& end, const KeeperOptions& options, const std::set<pi
   if (killed) folders.push_back(options.temporary_log_folder);
   RemoveFolders(folders);
   if (!all_gone) {
-    std::fprintf(stderr, "ddprun: some processes did not end by SIGKILL within %s\n",
-                 absl::FormatDuration(kKillTimeout).c_str());
+    Say(absl::StrCat("some processes did not end by SIGKILL within ",
+                     absl::FormatDuration(kKillTimeout)));
   }
   const int status = end.status.si_status;
   if (!killed) return status;
   const std::string signal = elastic::SignalName(status);
   if (end.forwarded.count(status) != 0) {
-    std::fprintf(stderr, "ddprun: stopped by %s\n", signal.c_str());
+    Say(absl::StrCat("stopped by ", signal));
     return options.stopped_exit_code;
   }
-  std::fprintf(stderr, "ddprun: the agent (pid %d) was killed by %s: stopped all that it ran\n",
-               end.status.si_pid, signal.c_str());
+  Say(absl::StrCat("the agent (pid ", end.status.si_pid, ") was killed by ", signal,
+                   ": stopped all that it ran"));
   return 128 + status;
 }
 

@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <utility>
 #include <vector>
@@ -23,20 +22,19 @@ namespace {
 // The capacity of a pipe, unless someone raised it.
 constexpr size_t kReadBytes = 64 << 10;
 
-// Gives up a file that cannot be written, and says so.
-void WriteToFile(UniqueFd& file, const std::string& path, const char* data, size_t size) {
+// A file that cannot be written is given up. Returns why, or "".
+std::string WriteToFile(UniqueFd& file, const char* data, size_t size) {
   while (size > 0 && file.valid()) {
     const ssize_t count = ::write(file.get(), data, size);
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) {
-      std::fprintf(stderr, "ddprun: %s: %s: further output goes to the console only\n",
-                   path.c_str(), std::strerror(errno));
       file.reset();
-      return;
+      return std::strerror(errno);
     }
     data += count;
     size -= static_cast<size_t>(count);
   }
+  return "";
 }
 
 bool ContainsOneOf(const std::string& line, const std::vector<std::string>& texts) {
@@ -69,6 +67,11 @@ LogRouter::~LogRouter() {
 
 void LogRouter::Say(const std::string& line) {
   (one_console_ ? stdout_console_ : stderr_console_).Write(line + "\n");
+}
+
+void LogRouter::SayLost(const std::string& path, const std::string& why) {
+  if (why.empty()) return;
+  Say(absl::StrCat("ddprun: ", path, ": ", why, ": further output goes to the console only"));
 }
 
 Console& LogRouter::ConsoleOf(const Open& open) {
@@ -115,7 +118,8 @@ bool LogRouter::ReadSome(Open& open, size_t max_bytes) {
   } while (count < 0 && errno == EINTR);
   if (count < 0) return errno == EAGAIN;
   if (count == 0) return false;
-  WriteToFile(open.stream.file, open.stream.file_path, buffer.data(), static_cast<size_t>(count));
+  SayLost(open.stream.file_path,
+          WriteToFile(open.stream.file, buffer.data(), static_cast<size_t>(count)));
   Take(open, buffer.data(), static_cast<size_t>(count));
   return true;
 }
@@ -138,8 +142,8 @@ void LogRouter::Take(Open& open, const char* data, size_t size) {
     if (!cut) ++data, --size;
     AppendLine(open, &lines, &matching);
   }
-  WriteToFile(open.stream.filtered_file, open.stream.filtered_path, matching.data(),
-              matching.size());
+  SayLost(open.stream.filtered_path,
+          WriteToFile(open.stream.filtered_file, matching.data(), matching.size()));
   if (!lines.empty()) ConsoleOf(open).Write(lines);
 }
 
@@ -198,14 +202,14 @@ void LogRouter::Resume(const Console& console) {
   for (const auto& [id, open] : streams_) {
     if (&ConsoleOf(*open) != &console || open->watched) continue;
     if (const absl::Status status = Watch(id, *open); !status.ok()) {
-      std::fprintf(stderr, "ddprun: %s\n", std::string(status.message()).c_str());
+      Say(absl::StrCat("ddprun: ", std::string(status.message())));
     }
   }
 }
 
-void LogRouter::Flush(absl::Duration stall_timeout) {
-  stdout_console_.Flush(stall_timeout);
-  if (!one_console_) stderr_console_.Flush(stall_timeout);
+void LogRouter::Flush(const Console::Patience& patience) {
+  stdout_console_.Flush(patience);
+  if (!one_console_) stderr_console_.Flush(patience);
 }
 
 }  // namespace ddp::launcher

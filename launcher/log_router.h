@@ -9,7 +9,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/time/time.h"
 #include "base/event_loop.h"
 #include "base/unique_fd.h"
 #include "launcher/console.h"
@@ -65,11 +64,12 @@ class LogRouter {
   void Say(const std::string& line);
 
   // Writes what the consoles have not taken yet, waiting for them; see Console::Flush.
-  void Flush(absl::Duration stall_timeout);
+  void Flush(const Console::Patience& patience);
 
  private:
   struct Open;
 
+  void SayLost(const std::string& path, const std::string& why);
   Console& ConsoleOf(const Open& open);
   void Read(StreamId id);
   bool ReadSome(Open& open, size_t max_bytes);

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -167,7 +168,7 @@ TEST_F(LogRouterTest, AConsoleThatIsGoneLosesNothingElse) {
   router.DrainStream(*id);
   WriteAll(pipe.write.get(), "two\n");
   router.CloseStream(*id);
-  router.Flush(kDeadline);
+  router.Flush({.stall_timeout = kDeadline});
   EXPECT_EQ(Slurp(path), "one\ntwo\n");
 }
 
@@ -241,7 +242,7 @@ std::string RunBusyWriters(EventLoop* loop, int console_fd, UniqueFd* console_ow
     loop->Unwatch(done.read.get());
     waiter.join();
     for (const auto id : ids) router.CloseStream(id);
-    router.Flush(kDeadline);
+    router.Flush({.stall_timeout = kDeadline});
   }
   console_owner->reset();
   reader.join();
@@ -296,13 +297,39 @@ TEST_F(LogRouterTest, AConsoleThatNobodyReadsMakesWritersWaitAndNotTheLoop) {
   std::string output;
   std::thread reader([&] { output = ReadToEnd(console_.read.get()); });
   for (int i = 0; i < 100; ++i) router->DrainStream(*id);
-  router->Flush(kDeadline);
+  router->Flush({.stall_timeout = kDeadline});
   console_.write.reset();
   router.reset();  // and with it its own opening of the console
   reader.join();
   size_t payload = 0;
   for (const char c : output) payload += c == 'x';
   EXPECT_EQ(payload, accepted - accepted / (text.size() + 1));
+}
+
+TEST_F(LogRouterTest, AConsoleThatNobodyReadsIsGivenUpSoonForSomebodyInAHurry) {
+  const UniqueFd signalled(::eventfd(1, EFD_CLOEXEC));
+  LogRouter router(loop_.get(), console_.write.get(), console_.write.get());
+  router.Say(std::string(Console::kFullBytes, 'x'));
+  // Without the signal this would be for ever.
+  router.Flush({.stall_timeout = absl::Hours(1),
+                .hurry_fd = signalled.get(),
+                .hurried_timeout = absl::Milliseconds(10)});
+  EXPECT_GT(Available(console_.read.get()).size(), 0U);
+}
+
+TEST_F(LogRouterTest, WhoIsInAHurryStillGetsWhatIsRead) {
+  const UniqueFd signalled(::eventfd(1, EFD_CLOEXEC));
+  auto router =
+      std::make_unique<LogRouter>(loop_.get(), console_.write.get(), console_.write.get());
+  router->Say(std::string(Console::kFullBytes, 'x'));
+  std::string output;
+  std::thread reader([&] { output = ReadToEnd(console_.read.get()); });
+  router->Flush(
+      {.stall_timeout = absl::Hours(1), .hurry_fd = signalled.get(), .hurried_timeout = kDeadline});
+  console_.write.reset();
+  router.reset();
+  reader.join();
+  EXPECT_EQ(output.size(), Console::kFullBytes + 1);
 }
 
 }  // namespace

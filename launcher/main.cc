@@ -33,6 +33,7 @@
 #include "launcher/launch_options.h"
 #include "launcher/private_folder.h"
 #include "launcher/rendezvous_choice.h"
+#include "launcher/say.h"
 #include "launcher/status_command.h"
 #include "launcher/worker_command.h"
 #include "store/redis_endpoint.h"
@@ -92,7 +93,7 @@ constexpr char kVersion[] = "ddprun 0.1.0";
 constexpr int kUsageError = 2;
 
 int Fail(const absl::Status& status, int exit_code) {
-  std::fprintf(stderr, "ddprun: %s\n", std::string(status.message()).c_str());
+  SayError(status);
   return exit_code;
 }
 
@@ -239,7 +240,7 @@ int Main(int argc, char** argv) {
       ParseLaunchOptions(flags, command_line->spelled, ReadHostResources());
   if (!options.ok()) return Fail(options.status(), kUsageError);
   for (const std::string& notice : options->notices) {
-    std::fprintf(stderr, "ddprun: %s\n", notice.c_str());
+    Say(notice);
   }
   absl::StatusOr<std::optional<store::RedisEndpoint>> endpoint = Endpoint(options->rendezvous);
   if (!endpoint.ok()) return Fail(endpoint.status(), kUsageError);

@@ -3,11 +3,11 @@
 #include <stdlib.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <utility>
 
 #include "base/status_macros.h"
 #include "launcher/endpoint_server.h"
+#include "launcher/say.h"
 #include "launcher/static_rendezvous.h"
 
 namespace ddp::launcher {
@@ -63,10 +63,8 @@ absl::StatusOr<MeetingPlace> MeetAtMaster(const LaunchOptions& options, const st
   place.worker_store = std::move(met.worker_store);
   ExportCredentials(place.endpoint);
   if (place.server != nullptr && options.max_nodes > 1) {
-    std::fprintf(
-        stderr,
-        "ddprun: this node, --node-rank=0, holds the rendezvous: if it is lost, the others' "
-        "workers go on, but the job cannot replace, restart or add any\n");
+    Say("this node, --node-rank=0, holds the rendezvous: if it is lost, the others' workers go on, "
+        "but the job cannot replace, restart or add any");
   }
   return place;
 }

@@ -11,7 +11,6 @@
 
 #include <array>
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
@@ -336,8 +335,9 @@ void PosixProcessSpawner::Signal(pid_t pid, int signal) {
 
 void PosixProcessSpawner::KillStrays() {
   if (!KillChildren(Spared(), kKillTimeout)) {
-    std::fprintf(stderr, "ddprun: some processes of the workers did not end by SIGKILL within %s\n",
-                 absl::FormatDuration(kKillTimeout).c_str());
+    router_->Say(
+        absl::StrCat("ddprun: some processes of the workers did not end by SIGKILL within ",
+                     absl::FormatDuration(kKillTimeout)));
   }
   for (const LogRouter::StreamId id : ended_streams_) router_->CloseStream(id);
   ended_streams_.clear();

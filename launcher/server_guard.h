@@ -3,6 +3,7 @@
 
 #include <sys/types.h>
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
@@ -26,6 +27,10 @@ class ServerGuard {
   // After that many replacements the server stays dead: something kills it on purpose.
   static constexpr int kMaxReplacements = 3;
 
+  // How often a replacement is tried that cannot be started, with growing pauses: about four
+  // minutes. Something may hold its port for a moment, or the disk be full.
+  static constexpr int kMaxTries = 60;
+
   // Starts the first server in `folder`, on its unix socket. Errors: those of
   // PrivateRedisServer::Start.
   static absl::StatusOr<std::unique_ptr<ServerGuard>> Start(const std::string& folder);
@@ -40,23 +45,33 @@ class ServerGuard {
   const store::RedisEndpoint& endpoint() const { return endpoint_; }
   pid_t pid() const { return server_ == nullptr ? -1 : server_->pid(); }
 
-  // From now on replaces the server when it dies, says so on stderr, and calls `on_replaced` with
-  // the new one's pid. `event_loop` is not owned and must outlive the guard. Errors: kInternal.
-  absl::Status Watch(EventLoop* event_loop, std::function<void(pid_t)> on_replaced);
+  struct Hooks {
+    std::function<void(pid_t)> on_replaced;            // with the new one's pid
+    std::function<void(const std::string& line)> say;  // for the user; must not wait
+    // True once all processes are being killed: replace nothing any more. Not owned; may be null.
+    const std::atomic<bool>* doomed = nullptr;
+  };
+
+  // From now on replaces the server when it dies. `event_loop` is not owned and must outlive the
+  // guard. Errors: kInternal.
+  absl::Status Watch(EventLoop* event_loop, Hooks hooks);
 
  private:
   ServerGuard(store::PrivateRedisServer::Options options, store::RedisEndpoint endpoint,
               std::unique_ptr<store::PrivateRedisServer> server);
 
   absl::Status WatchServer();
+  void OnDeath();
   void Replace();
 
   const store::PrivateRedisServer::Options options_;
   std::unique_ptr<store::PrivateRedisServer> server_;
   const store::RedisEndpoint endpoint_;
   EventLoop* event_loop_ = nullptr;
-  std::function<void(pid_t)> on_replaced_;
+  Hooks hooks_;
   int replacements_ = 0;
+  int tries_ = 0;  // of the present one
+  EventLoop::TimerId retry_ = 0;
 };
 
 }  // namespace ddp::launcher

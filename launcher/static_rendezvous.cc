@@ -5,7 +5,6 @@
 #include <sys/random.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <utility>
 #include <vector>
 
@@ -15,6 +14,7 @@
 #include "base/status_macros.h"
 #include "launcher/local_address.h"
 #include "launcher/network_server.h"
+#include "launcher/say.h"
 #include "nlohmann/json.hpp"
 #include "store/tcp_store_client.h"
 
@@ -185,8 +185,8 @@ absl::StatusOr<StaticMeeting> Visit(const StaticRendezvousOptions& options,
     (void)ppoll(nullptr, 0, &pause, nullptr);
     if (!told_user && Now() >= start + kQuietWait) {
       told_user = true;
-      std::fprintf(stderr, "ddprun: waiting for node 0 at %s:%d (--master-addr, --master-port)\n",
-                   options.master_addr.c_str(), options.master_port);
+      Say(absl::StrCat("waiting for node 0 at ", options.master_addr, ":", options.master_port,
+                       " (--master-addr, --master-port)"));
     }
   }
 }

@@ -17,6 +17,7 @@
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
 #include "elastic/agent/job_status.h"
+#include "elastic/agent/say_line.h"
 #include "elastic/rendezvous/job_reader.h"
 #include "launcher/job_marker.h"
 #include "launcher/printable.h"
@@ -214,8 +215,10 @@ absl::StatusOr<Reading> Read(const Place& place) {
   return reading;
 }
 
+void SayHere(const std::string& line) { elastic::SayLine(absl::StrCat("ddprun status: ", line)); }
+
 int Complain(const absl::Status& status) {
-  std::fprintf(stderr, "ddprun status: %s\n", Printable(std::string(status.message())).c_str());
+  SayHere(Printable(std::string(status.message())));
   return absl::IsInvalidArgument(status) ? kUsageError : kError;
 }
 
@@ -298,9 +301,8 @@ int RunStatusCommand(const std::vector<std::string>& arguments) {
       continue;
     }
     for (const int64_t instance : reading->other_running) {
-      std::fprintf(stderr, "ddprun status: instance %lld of %s runs too: --instance=%lld\n",
-                   static_cast<long long>(instance), Printable(place.run_id).c_str(),
-                   static_cast<long long>(instance));
+      SayHere(absl::StrCat("instance ", instance, " of ", Printable(place.run_id),
+                           " runs too: --instance=", instance));
     }
     jobs.push_back(std::move(reading->status));
   }

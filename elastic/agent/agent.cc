@@ -164,6 +164,8 @@ JobResult Agent::Run() {
   return state.core.result();
 }
 
+bool Agent::was_signalled() const { return !state_->received_signals.empty(); }
+
 absl::Status Agent::State::TakeSignals() {
   handled_signals = SignalSet(config.signals_to_handle);
   pthread_sigmask(SIG_BLOCK, &handled_signals, &earlier_mask);
@@ -176,9 +178,16 @@ absl::Status Agent::State::TakeSignals() {
 
 void Agent::State::GiveSignalsBack() {
   loop.Unwatch(signal_fd.get());
-  // What came too late to be forwarded must not hit us when it is unblocked.
-  signalfd_siginfo info;
-  while (read(signal_fd.get(), &info, sizeof(info)) == static_cast<ssize_t>(sizeof(info))) {
+  // What came too late to be forwarded must not hit us when it is unblocked. What stays blocked is
+  // the caller's to look at.
+  sigset_t unblocked = handled_signals;
+  for (const int signal : config.signals_to_handle) {
+    if (sigismember(&earlier_mask, signal) == 1) sigdelset(&unblocked, signal);
+  }
+  if (signalfd(signal_fd.get(), &unblocked, SFD_CLOEXEC | SFD_NONBLOCK) >= 0) {
+    signalfd_siginfo info;
+    while (read(signal_fd.get(), &info, sizeof(info)) == static_cast<ssize_t>(sizeof(info))) {
+    }
   }
   signal_fd.reset();
   pthread_sigmask(SIG_SETMASK, &earlier_mask, nullptr);

@@ -31,10 +31,11 @@ namespace ddp::elastic {
 // the result.
 //
 // Signals: Run() blocks LaunchConfig::signals_to_handle for the calling thread and takes them from
-// a signalfd; the mask is restored when it returns. The first one stops the workers, which have
-// `shutdown_timeout` to end; a second SIGINT or SIGTERM kills them at once. SIGHUP that was ignored
-// from the start (nohup) stays ignored. Other threads of the process must block these signals, or
-// one of them gets the signal and ends the process.
+// a signalfd; the mask is restored when it returns, and signals that the caller had blocked and
+// that came after the last worker's end are left to him. The first one stops the workers, which
+// have `shutdown_timeout` to end; a second SIGINT or SIGTERM kills them at once. SIGHUP that was
+// ignored from the start (nohup) stays ignored. Other threads of the process must block these
+// signals, or one of them gets the signal and ends the process.
 //
 // Not thread-safe; one Run() per object.
 class Agent {
@@ -61,6 +62,9 @@ class Agent {
 
   // Returns when no worker is left. Never throws; whatever goes wrong is in the result.
   JobResult Run();
+
+  // Whether Run() has taken a signal: then somebody wants the end soon, whatever the result is.
+  bool was_signalled() const;
 
  private:
   struct State;
