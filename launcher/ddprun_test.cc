@@ -321,6 +321,48 @@ TEST(DdprunTest, ARedisServerOfTheUsersOwn) {
   EXPECT_THAT(again.out(), HasSubstr(":i2:g1."));
 }
 
+// What torch.distributed.elastic.timer does, in a shell. Torchrun sends the signal to itself, too.
+TEST(DdprunTest, AWorkerWhoseTimerRunsOutIsKilledAndTheJobGoesOn) {
+  const char script[] = R"sh(
+    set_timer() {
+      echo "{\"version\": 1, \"pid\": $1, \"scope_id\": \"$2\", \"expiration_time\": $3," \
+           "\"signal\": 9}" > $TORCHELASTIC_TIMER_FILE
+    }
+    set_timer $$ released 2e9
+    set_timer $$ released -1
+    set_timer $PPID agent 1
+    if [ $TORCHELASTIC_RESTART_COUNT = 1 ]; then exit 0; fi
+    if [ $RANK = 1 ]; then set_timer $$ load 1; fi
+    while :; do sleep 0.05; done)sh";
+  DdprunDriver run({.arguments = Shell({"--nproc-per-node=2", "--max-restarts=1"}, script),
+                    .environment = {{"TORCHELASTIC_ENABLE_FILE_TIMER", "1"}}});
+  EXPECT_EQ(run.Wait(), 0) << run.err();
+  EXPECT_THAT(run.err(), HasSubstr("let its timer 'load' run out: sending SIGKILL\n"));
+  EXPECT_THAT(run.err(),
+              HasSubstr("restart 1 of 1: generation 2: rank 1 let its timer 'load' run out\n"));
+  EXPECT_THAT(run.TemporaryEntries(), IsEmpty());
+}
+
+// A data loader's timer is its worker's.
+TEST(DdprunTest, ATimerOfAChildEndsItsWorker) {
+  const char script[] = R"sh(
+    sh -c 'echo "{\"version\": 1, \"pid\": $$, \"scope_id\": \"s\", \"expiration_time\": 0," \
+                "\"signal\": 15}" > $TORCHELASTIC_TIMER_FILE
+           while :; do sleep 0.05; done'
+    echo unreachable)sh";
+  DdprunDriver run(
+      {.arguments = Shell({}, script), .environment = {{"TORCHELASTIC_ENABLE_FILE_TIMER", "1"}}});
+  EXPECT_EQ(run.Wait(), 1);
+  EXPECT_THAT(run.err(), HasSubstr("let its timer 's' run out: sending SIGTERM\n"));
+  EXPECT_EQ(run.out(), "");
+}
+
+TEST(DdprunTest, TimersAreServedOnRequestOnly) {
+  DdprunDriver run({.arguments = Shell({}, "echo file=$TORCHELASTIC_TIMER_FILE.")});
+  EXPECT_EQ(run.Wait(), 0);
+  EXPECT_EQ(run.out(), "file=.\n");
+}
+
 TEST(DdprunTest, TheMasterPortOfTheUser) {
   const UniqueFd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address{};

@@ -174,6 +174,15 @@ elastic::LaunchConfig Config(const LaunchOptions& options, std::vector<std::stri
   return config;
 }
 
+// Timers that workers set for themselves (torch.distributed.elastic.timer), as torchrun serves them
+// on request.
+std::string TimerFile(const std::string& runtime_folder) {
+  const char* enabled = std::getenv("TORCHELASTIC_ENABLE_FILE_TIMER");
+  if (enabled == nullptr || std::string(enabled) != "1") return "";
+  const char* path = std::getenv("TORCHELASTIC_TIMER_FILE");
+  return path == nullptr || *path == '\0' ? runtime_folder + "/timers" : path;
+}
+
 absl::StatusOr<std::optional<store::RedisEndpoint>> Endpoint(const RendezvousOptions& options) {
   if (options.kind != RendezvousKind::kRedis) return std::nullopt;
   absl::StatusOr<store::RedisEndpoint> endpoint =
@@ -193,6 +202,7 @@ int KeepJob(JobSpec spec, int argc, char** argv) {
   absl::StatusOr<std::string> runtime_folder = MakePrivateFolder("ddprun_");
   if (!runtime_folder.ok()) return Fail(runtime_folder.status(), cannot_start);
   spec.runtime_folder = *runtime_folder;
+  spec.config.timer_file = TimerFile(spec.runtime_folder);
   if (spec.options.output.log_dir.empty()) {
     absl::StatusOr<std::string> log_folder = MakePrivateFolder("ddprun_logs_");
     if (!log_folder.ok()) {

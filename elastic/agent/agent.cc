@@ -146,8 +146,10 @@ JobResult Agent::Run() {
   JobResult broken;
   broken.end = JobEndReason::kCannotStart;
   broken.exit_code = 1;
-  if (absl::Status status = state.TakeSignals(); !status.ok()) {
-    broken.reason = std::string(status.message());
+  absl::Status ready = state.workers.ServeTimers();
+  if (ready.ok()) ready = state.TakeSignals();
+  if (!ready.ok()) {
+    broken.reason = std::string(ready.message());
     return broken;
   }
   state.rendezvous.Watch([&state](const News& news) { state.OnNews(news); });

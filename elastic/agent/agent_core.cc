@@ -205,6 +205,7 @@ void AgentCore::On(const WorkerExitedEvent& event) {
                              .wall_time = event.wall_time,
                              .error_file = event.status.error_file,
                              .is_victim = event.is_victim,
+                             .instead = event.instead,
                              .was_stopped = asked};
     if (asked) {
       stopped_.push_back(std::move(failure));

@@ -55,6 +55,7 @@ struct WorkerExitedEvent {
   absl::Time wall_time;           // for people
   bool is_victim = false;         // its error says that a peer failed first
   bool stopped_as_asked = false;  // it has seen that it should stop, and its work is not done
+  std::string instead = {};       // see WorkerFailure: why the agent ended it
 };
 
 // A worker makes no progress, though it did.

@@ -41,6 +41,10 @@ struct LaunchConfig {
   // Each worker sees one device, as its first.
   bool virtual_local_rank = false;
 
+  // A named pipe for timers that workers set for themselves (TORCHELASTIC_TIMER_FILE), made by the
+  // agent; empty: none.
+  std::string timer_file;
+
   // Timing.
   absl::Duration lease = absl::Seconds(3);  // of this node in the rendezvous
   absl::Duration rendezvous_timeout = absl::Minutes(10);

@@ -90,6 +90,7 @@ std::map<std::string, std::string> BuildWorkerEnvironment(
   if (!config.socket_interface.empty()) {
     PassThrough(kGlooInterface, config.socket_interface, inherited, environment);
   }
+  if (!config.timer_file.empty()) environment["TORCHELASTIC_TIMER_FILE"] = config.timer_file;
   if (config.virtual_local_rank) {
     environment["LOCAL_RANK"] = "0";
     environment[kVisibleDevices] = DeviceOf(local_rank, inherited);

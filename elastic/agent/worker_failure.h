@@ -21,7 +21,8 @@ struct WorkerFailure {
   absl::Time wall_time;         // when the agent saw it, for people
   std::string error_file = {};  // where the worker was told to describe its failure; may not exist
   bool is_victim = false;       // by its own account a peer failed first
-  // What it did instead of ending: "made no step for 42s ...", "could not be started: ...".
+  // What it did instead of ending: "made no step for 42s ...", "could not be started: ...", "let
+  // its timer 'load' run out".
   std::string instead = {};
   bool was_stopped = false;  // by the agent, because of a failure before: no failure of its own
 };

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "elastic/agent/worker_environment_builder.h"
+#include "elastic/agent/worker_failure.h"
 #include "elastic/health/error_record.h"
 
 namespace ddp::elastic {
@@ -52,6 +53,36 @@ WorkerGroup::WorkerGroup(const LaunchConfig& config, Dependencies dependencies, 
       stragglers_({.factor = config.straggler_factor}) {}
 
 WorkerGroup::~WorkerGroup() { loop_.CancelTimer(look_timer_); }
+
+absl::Status WorkerGroup::ServeTimers() {
+  if (config_.timer_file.empty()) return absl::OkStatus();
+  absl::StatusOr<std::unique_ptr<TimerPipe>> pipe = TimerPipe::Open(
+      config_.timer_file,
+      {.event_loop = &loop_,
+       .clock = &clock_,
+       .find_worker = [this](pid_t pid) { return FindWorker(pid); },
+       .on_expired = [this](const WorkerTimers::Expired& expired) { OnTimerExpired(expired); },
+       .say = say_});
+  if (!pipe.ok()) return pipe.status();
+  timers_ = *std::move(pipe);
+  return absl::OkStatus();
+}
+
+std::optional<int> WorkerGroup::FindWorker(pid_t pid) const {
+  const auto found = std::find_if(workers_.begin(), workers_.end(),
+                                  [pid](const auto& entry) { return entry.second.pid == pid; });
+  return found == workers_.end() ? std::nullopt : std::optional<int>(found->first);
+}
+
+void WorkerGroup::OnTimerExpired(const WorkerTimers::Expired& expired) {
+  const auto found = workers_.find(expired.local_rank);
+  if (found == workers_.end()) return;
+  Worker& worker = found->second;
+  worker.timer_ran_out = expired.scope;
+  say_(absl::StrCat("ddprun: rank ", worker.rank, " (pid ", worker.pid, ") let its timer '",
+                    expired.scope, "' run out: sending ", SignalName(expired.signal)));
+  spawner_.Signal(worker.pid, expired.signal);
+}
 
 WorkersStartedEvent WorkerGroup::Start(const Round& round) {
   if (!std::exchange(told_of_omp_num_threads_, true) &&
@@ -120,11 +151,15 @@ void WorkerGroup::OnExit(uint64_t generation, int local_rank, const ExitStatus& 
   // done for that.
   event.stopped_as_asked =
       found->second.signalled_to_stop || found->second.page.Read().stopped_as_asked;
+  if (const std::string& timer = found->second.timer_ran_out; !timer.empty()) {
+    event.instead = absl::StrCat("let its timer '", timer, "' run out");
+  }
   event.is_victim = !status.succeeded() && SaysItIsAVictim(status.error_file);
   event_log_.WorkerExited(generation, {.rank = found->second.rank, .pid = event.pid}, status);
   workers_.erase(found);
   status_.WorkerEnded(local_rank);
   hangs_.Forget(local_rank);
+  if (timers_ != nullptr) timers_->Forget(local_rank);
   post_(std::move(event));
 }
 

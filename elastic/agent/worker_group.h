@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -19,9 +20,11 @@
 #include "elastic/agent/launch_config.h"
 #include "elastic/agent/node_status_tracker.h"
 #include "elastic/agent/process_spawner.h"
+#include "elastic/agent/timer_pipe.h"
 #include "elastic/health/hang_detector.h"
 #include "elastic/health/health_page.h"
 #include "elastic/health/straggler_detector.h"
+#include "elastic/health/worker_timers.h"
 #include "elastic/rendezvous/rendezvous.h"
 #include "elastic/rendezvous/round.h"
 
@@ -62,6 +65,11 @@ class WorkerGroup {
   // started. None of an earlier round may run.
   WorkersStartedEvent Start(const Round& round);
 
+  // Makes LaunchConfig::timer_file, where it is named, and watches over the timers of workers from
+  // now on: one that lets a timer run out gets the signal that it had asked for. Errors: those of
+  // TimerPipe::Open.
+  absl::Status ServeTimers();
+
   // Unknown local ranks and those that have ended are skipped, here and below.
   void Signal(int signal, const std::vector<int>& local_ranks);
 
@@ -92,10 +100,13 @@ class WorkerGroup {
     HealthPage page;
     bool first_step_seen = false;
     bool signalled_to_stop = false;  // because it does not look at should_stop()
+    std::string timer_ran_out;       // its name
   };
 
   absl::Status StartWorker(const Round& round, int local_rank);
   void OnExit(uint64_t generation, int local_rank, const ExitStatus& status);
+  std::optional<int> FindWorker(pid_t pid) const;
+  void OnTimerExpired(const WorkerTimers::Expired& expired);
   void LookAt(int local_rank, Worker& worker);
   void LogFirstStep(Worker& worker, const HealthPage::Snapshot& snapshot);
   void LookForHang();
@@ -123,6 +134,7 @@ class WorkerGroup {
   int64_t median_busy_us_ = -1;
   HangDetector hangs_;
   StragglerDetector stragglers_;
+  std::unique_ptr<TimerPipe> timers_;
   EventLoop::TimerId look_timer_ = 0;
   absl::Duration look_pause_;
 

@@ -1,0 +1,143 @@
+#include "elastic/agent/timer_pipe.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/status_macros.h"
+
+namespace ddp::elastic {
+namespace {
+
+constexpr size_t kReadBytes = size_t{64} << 10;
+constexpr int kMaxComplaints = 5;  // a worker must not fill the console
+
+absl::Status Failed(const std::string& path, const char* what) {
+  return absl::InternalError(
+      absl::StrCat("the pipe for timers of workers, ", path, ": ", what, ": ", strerror(errno)));
+}
+
+// Removes a pipe that an earlier job left.
+absl::Status MakeRoom(const std::string& path) {
+  struct stat info {};
+  if (::lstat(path.c_str(), &info) != 0) return absl::OkStatus();
+  if (!S_ISFIFO(info.st_mode) || info.st_uid != ::geteuid()) {
+    return absl::AlreadyExistsError(absl::StrCat(
+        "TORCHELASTIC_TIMER_FILE=", path, ": something else is there: name a path that is free"));
+  }
+  return ::unlink(path.c_str()) == 0 ? absl::OkStatus() : Failed(path, "unlink");
+}
+
+absl::Duration Until(double unix_s) {
+  constexpr double kLongestS = 1e9;
+  const double now_s = absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch());
+  return absl::Seconds(std::clamp(unix_s - now_s, 0.0, kLongestS));
+}
+
+}  // namespace
+
+TimerPipe::TimerPipe(std::string path, UniqueFd fd, Dependencies dependencies)
+    : path_(std::move(path)), fd_(std::move(fd)), dependencies_(std::move(dependencies)) {}
+
+TimerPipe::~TimerPipe() {
+  dependencies_.event_loop->CancelTimer(timer_);
+  dependencies_.event_loop->Unwatch(fd_.get());
+  ::unlink(path_.c_str());
+}
+
+absl::StatusOr<std::unique_ptr<TimerPipe>> TimerPipe::Open(const std::string& path,
+                                                           Dependencies dependencies) {
+  DDP_RETURN_IF_ERROR(MakeRoom(path));
+  if (::mkfifo(path.c_str(), 0600) != 0) return Failed(path, "mkfifo");
+  // With a writing end of our own there is no end of the file between two workers.
+  UniqueFd fd(::open(path.c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC | O_NOFOLLOW));
+  if (!fd.valid()) return Failed(path, "open");
+  std::unique_ptr<TimerPipe> pipe(new TimerPipe(path, std::move(fd), std::move(dependencies)));
+  TimerPipe* const self = pipe.get();
+  DDP_RETURN_IF_ERROR(self->dependencies_.event_loop->Watch(self->fd_.get(), EPOLLIN,
+                                                            [self](uint32_t) { self->Read(); }));
+  return pipe;
+}
+
+// One piece per event, so that a busy writer does not keep the loop.
+void TimerPipe::Read() {
+  std::array<char, kReadBytes> buffer;
+  const ssize_t count = ::read(fd_.get(), buffer.data(), buffer.size());
+  if (count <= 0) return;
+  const char* data = buffer.data();
+  const char* const end = data + count;
+  while (data < end) {
+    const char* const newline = std::find(data, end, '\n');
+    if (!skips_line_) line_.append(data, newline);
+    if (line_.size() > TimerRequest::kMaxBytes) {
+      skips_line_ = true;
+      line_.clear();
+    }
+    if (newline == end) break;
+    data = newline + 1;
+    if (skips_line_) {
+      Complain("a line that is too long");
+    } else {
+      TakeLine(line_);
+    }
+    skips_line_ = false;
+    line_.clear();
+  }
+  ArmTimer();
+}
+
+void TimerPipe::TakeLine(const std::string& line) {
+  const absl::StatusOr<TimerRequest> request = ParseTimerRequest(line);
+  if (!request.ok()) return Complain(std::string(request.status().message()));
+  const std::optional<int> owner = OwnerOf(static_cast<pid_t>(request->pid));
+  // It has ended in the meantime, or is none of ours.
+  if (!owner.has_value()) return;
+  const absl::Status applied = timers_.Apply(
+      *owner, *request, dependencies_.clock->Now() + Until(request->expiration_unix_s));
+  if (!applied.ok()) Complain(std::string(applied.message()));
+}
+
+// A worker leads a session of its own.
+std::optional<int> TimerPipe::OwnerOf(pid_t pid) const {
+  const std::optional<int> worker = dependencies_.find_worker(pid);
+  if (worker.has_value()) return worker;
+  const pid_t session = ::getsid(pid);
+  return session > 0 ? dependencies_.find_worker(session) : std::nullopt;
+}
+
+void TimerPipe::Complain(const std::string& what) {
+  if (++complaints_ > kMaxComplaints) return;
+  dependencies_.say(absl::StrCat("ddprun: ", path_, ": ", what, ": ignored"));
+}
+
+void TimerPipe::Forget(int local_rank) {
+  timers_.Forget(local_rank);
+  ArmTimer();
+}
+
+void TimerPipe::ArmTimer() {
+  dependencies_.event_loop->CancelTimer(std::exchange(timer_, 0));
+  const absl::Time next = timers_.next_deadline();
+  if (next == absl::InfiniteFuture()) return;
+  const absl::Duration pause = std::max(absl::ZeroDuration(), next - dependencies_.clock->Now());
+  timer_ = dependencies_.event_loop->AddTimer(pause, [this] {
+    timer_ = 0;
+    for (const WorkerTimers::Expired& expired : timers_.TakeExpired(dependencies_.clock->Now())) {
+      dependencies_.on_expired(expired);
+    }
+    ArmTimer();
+  });
+}
+
+}  // namespace ddp::elastic
