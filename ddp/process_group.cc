@@ -91,7 +91,8 @@ ProcessGroup::ProcessGroup(c10::intrusive_ptr<c10d::Store> store, const Place& p
     throw ConfigurationError(absl::StrCat(
         "rank ", place.rank, ": ", std::string(DebugLevelFromEnvironment().status().message())));
   }
-  // A connection of its own: a report must not wait for what else goes on in the store.
+  // With a timeout of its own, and where a store's waits hold up its other users (a TCPStore's do)
+  // with a connection of its own: a report must not wait for what else goes on in the store.
   const c10::intrusive_ptr<c10d::Store> news = store_->clone();
   const bool own = news.get() != store_.get();  // a HashStore, for example, has no connections
   notice_ = std::make_shared<FailureNotice>(
