@@ -10,6 +10,7 @@
 namespace ddp::testing {
 
 using elastic::GenerationId;
+using elastic::NodeOffer;
 using elastic::NodePlacement;
 using elastic::Round;
 
@@ -26,6 +27,7 @@ void JobChecker::Violate(const std::string& what) {
 }
 
 void JobChecker::OnContact(NodeId node, bool in_contact, int64_t now_us) {
+  ran_well_until_us_ = RanWellUntil(now_us);
   Node& self = nodes_[node];
   if (in_contact && !self.in_contact) self.in_contact_since_us = now_us;
   self.in_contact = in_contact;
@@ -33,7 +35,7 @@ void JobChecker::OnContact(NodeId node, bool in_contact, int64_t now_us) {
   if (!in_contact) self.group_rank = -1;
 }
 
-void JobChecker::OnRound(NodeId node, const Round& round, int nproc, int64_t now_us) {
+void JobChecker::OnRound(NodeId node, const Round& round, const NodeOffer& offer, int64_t now_us) {
   const NodePlacement& placement = round.placement;
   const std::string name = Name(round.generation);
   const auto [found, is_first] =
@@ -44,13 +46,17 @@ void JobChecker::OnRound(NodeId node, const Round& round, int nproc, int64_t now
     generation.started_us = now_us;
     generation.memory_losses_at_start = memory_losses_;
     CheckBudget(generation);
-    CheckNobodyLost(generation);
+    CheckReason(generation);
   }
   CheckAgreement(round, generation.round);
   CheckSequence(nodes_[node], round);
-  if (placement.local_world_size != nproc) {
-    Violate(absl::StrCat(name, ": node ", node, " offered ", nproc, " workers and got ",
+  if (placement.local_world_size != offer.nproc) {
+    Violate(absl::StrCat(name, ": node ", node, " offered ", offer.nproc, " workers and got ",
                          placement.local_world_size));
+  }
+  if (round.masters && placement.master_port != offer.master_port) {
+    Violate(absl::StrCat(name, ": node ", node, ", which has rank 0, offered port ",
+                         offer.master_port, ", the others were told ", placement.master_port));
   }
   const auto [member, is_new] = generation.members.try_emplace(
       placement.group_rank, Member{node, placement.first_rank, placement.local_world_size});
@@ -160,10 +166,16 @@ const JobChecker::Generation* JobChecker::Before(const Generation& generation) c
 }
 
 // A generation that was not told to all before the store forgot it has lost the others.
-void JobChecker::CheckNobodyLost(const Generation& generation) {
+void JobChecker::CheckReason(const Generation& generation) {
   const Round& round = generation.round;
   const Generation* const before = Before(generation);
-  if (!is_quiet_ || !nodes_are_sound_ || !absl::StrContains(round.reason, "lost")) return;
+  if (!is_quiet_ || !nodes_are_sound_) return;
+  // Unless the store forgot why its workers have stopped: a failure, or a newcomer.
+  const bool is_for_nothing =
+      absl::StrContains(round.reason, "starts again") && before != nullptr &&
+      before->own_failures == 0 &&
+      before->round.placement.group_world_size == round.placement.group_world_size;
+  if (!is_for_nothing && !absl::StrContains(round.reason, "lost")) return;
   if (before != nullptr &&
       static_cast<int>(before->members.size()) < before->round.placement.group_world_size) {
     return;
@@ -221,7 +233,9 @@ void JobChecker::OnWorkerStarted(NodeId node, const GenerationId& id, int rank, 
   }
 }
 
-void JobChecker::OnWorkerEnded(NodeId node, const GenerationId& id, int rank, Cause cause) {
+void JobChecker::OnWorkerEnded(NodeId node, const GenerationId& id, int rank, Cause cause,
+                               int64_t now_us) {
+  ran_well_until_us_ = RanWellUntil(now_us);
   const Key key(id.number, id.nonce);
   Generation& generation = generations_[key];
   generation.running.erase(rank);
@@ -244,6 +258,19 @@ bool JobChecker::HearsTheStore(const Generation& generation, int64_t now_us) {
     const Node& node = nodes_[entry.second.node];
     return node.in_contact && now_us - node.in_contact_since_us >= limits_.fencing_us;
   });
+}
+
+bool JobChecker::RunsWell(const Generation& generation) const {
+  return std::all_of(generation.members.begin(), generation.members.end(), [&](const auto& entry) {
+    const auto found = nodes_.find(entry.second.node);
+    return found == nodes_.end() || found->second.in_contact;
+  });
+}
+
+int64_t JobChecker::RanWellUntil(int64_t now_us) const {
+  const bool runs_well = std::any_of(
+      whole_.begin(), whole_.end(), [&](const Key& key) { return RunsWell(generations_.at(key)); });
+  return runs_well ? now_us : ran_well_until_us_;
 }
 
 bool JobChecker::RunsInReach(int64_t now_us) {

@@ -17,13 +17,15 @@ namespace ddp::testing {
 //   * two generations that run whole at one time, each reachable by the store
 //   * a generation number that a node sees again or sees go back; one number with two nonces,
 //     unless the store lost its memory between
+//   * a node that got something else than it had offered
 //   * in a generation: a rank twice, a rank missing, ranks of a node apart, two opinions on the
 //     size of the world, the restarts, the reason or the master
 //   * a survivor whose group rank is in range and moved
 //   * fewer nodes than MIN, more than MAX, more restarts than the budget
 //   * a restart that is charged when no worker failed by itself, or is not when one did and nothing
 //     else happened
-//   * a node given up for lost to which nothing happened, whatever happened to the store
+//   * a node given up for lost, or workers stopped, where nothing happened to any node, whatever
+//     happened to the store
 //   * workers of two generations on one node
 //
 // A node is one life of an agent: one that starts anew is another node. Thread-compatible.
@@ -46,14 +48,16 @@ class JobChecker {
   void Violate(const std::string& what);
 
   // Facts, in the order in which they happen.
-  void OnRound(NodeId node, const elastic::Round& round, int nproc, int64_t now_us);
+  void OnRound(NodeId node, const elastic::Round& round, const elastic::NodeOffer& offer,
+               int64_t now_us);
   void OnWorkerStarted(NodeId node, const elastic::GenerationId& generation, int rank,
                        int64_t now_us);
   enum class Cause {
     kOwnFailure,  // nothing else made it fail
     kOther,       // asked to end, finished, or failed because a peer or its host was gone
   };
-  void OnWorkerEnded(NodeId node, const elastic::GenerationId& generation, int rank, Cause cause);
+  void OnWorkerEnded(NodeId node, const elastic::GenerationId& generation, int rank, Cause cause,
+                     int64_t now_us);
 
   // Something happened by which membership may change or failures may go unseen: a node died, left,
   // came, was stopped or cut off. Restarts of now may be free.
@@ -69,6 +73,8 @@ class JobChecker {
   void CheckOnlyOneRuns(int64_t now_us);
   // Whether one runs whole, for long and in reach of the store.
   bool RunsInReach(int64_t now_us);
+  // The last time at which one ran whole and all of its nodes were in contact with the store.
+  int64_t RanWellUntil(int64_t now_us) const;
   // The store is there for those that can hear it; from now on, where it was not.
   void OnStore(bool is_up, int64_t now_us);
   // Whether the node can hear the store.
@@ -112,9 +118,10 @@ class JobChecker {
   void CheckAgreement(const elastic::Round& told, const elastic::Round& known);
   void CheckMembers(const Generation& generation);
   void CheckSequence(Node& node, const elastic::Round& round);
-  void CheckNobodyLost(const Generation& generation);
+  void CheckReason(const Generation& generation);
   void CheckBudget(const Generation& generation);
   bool HearsTheStore(const Generation& generation, int64_t now_us);
+  bool RunsWell(const Generation& generation) const;
   const Generation* Before(const Generation& generation) const;
 
   const Limits limits_;
@@ -122,6 +129,7 @@ class JobChecker {
   std::map<Key, Generation> generations_;
   std::map<NodeId, Node> nodes_;
   std::vector<Key> whole_;  // that run whole now
+  int64_t ran_well_until_us_ = INT64_MIN / 2;
   bool is_quiet_ = true;
   bool nodes_are_sound_ = true;
   int charged_ = 0;

@@ -10,8 +10,11 @@
 namespace ddp::testing {
 namespace {
 
+using elastic::NodeOffer;
 using elastic::Round;
 using Cause = JobChecker::Cause;
+
+const NodeOffer kOffer = {.nproc = 2};
 
 // A generation of nodes with two workers each, in the eyes of the one with this group rank.
 Round MakeRound(uint64_t number, const std::string& nonce, int group_rank, int nodes) {
@@ -30,14 +33,15 @@ Round MakeRound(uint64_t number, const std::string& nonce, int group_rank, int n
 class JobCheckerTest : public ::testing::Test {
  protected:
   void Start(int node, const Round& round) {
-    checker_.OnRound(node, round, 2, now_us_);
+    checker_.OnRound(node, round, kOffer, now_us_);
     for (int i = 0; i < 2; ++i) {
       checker_.OnWorkerStarted(node, round.generation, round.placement.first_rank + i, now_us_);
     }
   }
   void End(int node, const Round& round, Cause cause = Cause::kOther) {
     for (int i = 0; i < 2; ++i) {
-      checker_.OnWorkerEnded(node, round.generation, round.placement.first_rank + i, cause);
+      checker_.OnWorkerEnded(node, round.generation, round.placement.first_rank + i, cause,
+                             now_us_);
     }
   }
   void StartBoth(uint64_t number, const std::string& nonce) {
@@ -89,20 +93,20 @@ TEST_F(JobCheckerTest, ANodeThatCannotHearMayRunOn) {
 TEST_F(JobCheckerTest, SeesAGenerationThatComesBack) {
   StartBoth(2, "a");
   EndBoth(2, "a", Cause::kOwnFailure);
-  checker_.OnRound(0, MakeRound(1, "b", 0, 2), 2, now_us_);
+  checker_.OnRound(0, MakeRound(1, "b", 0, 2), kOffer, now_us_);
   EXPECT_TRUE(Says("after generation 2.a"));
 }
 
 TEST_F(JobCheckerTest, SeesANumberTwice) {
-  checker_.OnRound(0, MakeRound(1, "a", 0, 1), 2, now_us_);
-  checker_.OnRound(1, MakeRound(1, "b", 0, 1), 2, now_us_);
+  checker_.OnRound(0, MakeRound(1, "a", 0, 1), kOffer, now_us_);
+  checker_.OnRound(1, MakeRound(1, "b", 0, 1), kOffer, now_us_);
   EXPECT_TRUE(Says("generation 1.b has the number of generation 1.a"));
 }
 
 TEST_F(JobCheckerTest, ANumberMayComeTwiceAfterTheStoreForgot) {
-  checker_.OnRound(0, MakeRound(1, "a", 0, 1), 2, now_us_);
+  checker_.OnRound(0, MakeRound(1, "a", 0, 1), kOffer, now_us_);
   checker_.OnStoreLostMemory(now_us_);
-  checker_.OnRound(1, MakeRound(1, "b", 0, 1), 2, now_us_);
+  checker_.OnRound(1, MakeRound(1, "b", 0, 1), kOffer, now_us_);
   EXPECT_EQ(checker_.violation(), std::nullopt);
 }
 
@@ -115,16 +119,16 @@ TEST_F(JobCheckerTest, SeesARankTwice) {
 TEST_F(JobCheckerTest, SeesRanksThatOverlapOrLeaveAHole) {
   Round round = MakeRound(1, "a", 1, 2);
   round.placement.first_rank = 1;
-  checker_.OnRound(0, MakeRound(1, "a", 0, 2), 2, now_us_);
-  checker_.OnRound(1, round, 2, now_us_);
+  checker_.OnRound(0, MakeRound(1, "a", 0, 2), kOffer, now_us_);
+  checker_.OnRound(1, round, kOffer, now_us_);
   EXPECT_TRUE(Says("has ranks from 1, those before it end at 2"));
 }
 
 TEST_F(JobCheckerTest, SeesTwoOpinions) {
   Round other = MakeRound(1, "a", 1, 2);
   other.restarts = 1;
-  checker_.OnRound(0, MakeRound(1, "a", 0, 2), 2, now_us_);
-  checker_.OnRound(1, other, 2, now_us_);
+  checker_.OnRound(0, MakeRound(1, "a", 0, 2), kOffer, now_us_);
+  checker_.OnRound(1, other, kOffer, now_us_);
   EXPECT_TRUE(Says("has 1 restarts for one and 0 for another"));
 }
 
@@ -132,7 +136,7 @@ TEST_F(JobCheckerTest, SeesASurvivorMove) {
   StartBoth(1, "a");
   EndBoth(1, "a", Cause::kOwnFailure);
   checker_.OnDisturbance(now_us_);
-  checker_.OnRound(0, MakeRound(2, "b", 1, 2), 2, now_us_);
+  checker_.OnRound(0, MakeRound(2, "b", 1, 2), kOffer, now_us_);
   EXPECT_TRUE(Says("moves a node from group rank 0 to 1"));
 }
 
@@ -143,29 +147,50 @@ TEST_F(JobCheckerTest, SeesAMembershipChangeCharged) {
   Round round = MakeRound(2, "b", 0, 2);
   round.restarts = 1;
   round.charged = true;
-  checker_.OnRound(0, round, 2, now_us_);
+  checker_.OnRound(0, round, kOffer, now_us_);
   EXPECT_TRUE(Says("a membership change was charged"));
 }
 
 TEST_F(JobCheckerTest, SeesAFailureForFree) {
   StartBoth(1, "a");
   EndBoth(1, "a", Cause::kOwnFailure);
-  checker_.OnRound(0, MakeRound(2, "b", 0, 2), 2, now_us_);
+  checker_.OnRound(0, MakeRound(2, "b", 0, 2), kOffer, now_us_);
   EXPECT_TRUE(Says("a failure was not charged"));
 }
 
 TEST_F(JobCheckerTest, SeesTheBudgetExceeded) {
   Round round = MakeRound(1, "a", 0, 2);
   round.restarts = 2;
-  checker_.OnRound(0, round, 2, now_us_);
+  checker_.OnRound(0, round, kOffer, now_us_);
   EXPECT_TRUE(Says("2 restarts, the budget is 1"));
 }
 
 TEST_F(JobCheckerTest, SeesASoundNodeGivenUp) {
   Round round = MakeRound(1, "a", 0, 1);
   round.reason = "node host-1 was lost";
-  checker_.OnRound(0, round, 2, now_us_);
+  checker_.OnRound(0, round, kOffer, now_us_);
   EXPECT_TRUE(Says("nothing happened to any node"));
+}
+
+TEST_F(JobCheckerTest, SeesAPortThatWasNotOffered) {
+  Round round = MakeRound(1, "a", 0, 2);
+  round.placement.master_port = 7;
+  checker_.OnRound(0, round, kOffer, now_us_);
+  EXPECT_TRUE(Says("offered port 0, the others were told 7"));
+}
+
+TEST_F(JobCheckerTest, KnowsUntilWhenAGenerationRanWell) {
+  EXPECT_LT(checker_.RanWellUntil(5), 0);
+  now_us_ = 10;
+  StartBoth(1, "a");
+  EXPECT_EQ(checker_.RanWellUntil(20), 20);
+  checker_.OnContact(1, false, 30);
+  EXPECT_EQ(checker_.RanWellUntil(40), 30);
+  checker_.OnContact(1, true, 50);
+  EXPECT_EQ(checker_.RanWellUntil(60), 60);
+  now_us_ = 70;
+  End(0, MakeRound(1, "a", 0, 2));
+  EXPECT_EQ(checker_.RanWellUntil(80), 70);
 }
 
 TEST_F(JobCheckerTest, SeesWorkersOfTwoGenerationsOnANode) {

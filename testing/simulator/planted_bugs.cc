@@ -3,52 +3,67 @@
 #include <glog/logging.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_replace.h"
+#include "elastic/rendezvous/rendezvous_scripts.h"
+#include "testing/simulator/core_bugs.h"
 
 namespace ddp::testing {
 
 using elastic::RendezvousScripts;
 using elastic::ScriptName;
 
-const std::vector<PlantedBug>& PlantedBugs() {
-  static const auto* const kBugs = new std::vector<PlantedBug>{
+namespace {
+
+std::vector<PlantedBug> ScriptBugs() {
+  return {
       {.name = "charge_membership",
        .what = "a failure is charged although a node was lost",
+       .symptom = "a membership change was charged",
        .from = "return J.fail_cause ~= '' and J.change == ''",
-       .to = "return J.fail_cause ~= ''",
-       .symptom = "a membership change was charged"},
+       .to = "return J.fail_cause ~= ''"},
       {.name = "forget_ranks",
        .what = "a survivor takes any free rank",
+       .symptom = "moves a node from group rank",
        .from = "for _, offer in ipairs(chosen) do take(offer, offer.old_rank) end",
-       .to = "",
-       .symptom = "moves a node from group rank"},
+       .to = ""},
       {.name = "free_restarts",
        .what = "the budget is not looked at",
+       .symptom = "the budget is",
        .from = "if num('restarts') >= num('max_restarts') then",
-       .to = "if false then",
-       .symptom = "the budget is"},
+       .to = "if false then"},
       {.name = "no_adoption",
        .what = "a server that lost its memory does not learn the generation from its clients",
+       .symptom = "nothing happened to any node",
        .from = "if seen > num('generation') then",
-       .to = "if false then",
-       .symptom = "was given generation"},
+       .to = "if false then"},
       {.name = "rank_twice",
        .what = "the first two nodes of a round get the same ranks",
+       .symptom = "has rank",
        .from = "offer.first, offer.first_in_role = world, role_worlds[offer.role] or 0",
-       .to = "offer.first, offer.first_in_role = math.max(0, world - 1), 0",
-       .symptom = "has rank"},
+       .to = "offer.first, offer.first_in_role = math.max(0, world - 1), 0"},
       {.name = "never_reap",
        .what = "a node whose lease has run out stays",
+       .symptom = "no generation runs",
        .from = "if row then miss(name, row, 'was lost') end",
-       .to = "if row then redis.call('HSET', members, name, row) end",
-       .symptom = "is still"},
+       .to = "if row then redis.call('HSET', members, name, row) end"},
       {.name = "reap_while_frozen",
        .what = "nodes are given up for lost when it was the store that was away",
+       .symptom = "nothing happened to any node",
        .from = "if not is_frozen() then\n    reap()",
-       .to = "if true then\n    reap()",
-       .symptom = "nothing happened to any node"},
+       .to = "if true then\n    reap()"},
   };
+}
+
+}  // namespace
+
+const std::vector<PlantedBug>& PlantedBugs() {
+  static const auto* const kBugs = [] {
+    auto* const bugs = new std::vector<PlantedBug>(ScriptBugs());
+    for (PlantedBug& bug : CoreBugs()) bugs->push_back(std::move(bug));
+    return bugs;
+  }();
   return *kBugs;
 }
 
@@ -58,14 +73,17 @@ const PlantedBug* FindPlantedBug(const std::string& name) {
   return found == PlantedBugs().end() ? nullptr : &*found;
 }
 
-RendezvousScripts Plant(const PlantedBug& bug) {
+AgentCode Plant(const PlantedBug& bug) {
+  AgentCode code;
+  code.make_tamper = bug.make_tamper;
+  if (bug.from.empty()) return code;
   int planted = 0;
-  RendezvousScripts scripts([&bug, &planted](ScriptName, std::string source) {
+  code.scripts = RendezvousScripts([&bug, &planted](ScriptName, std::string source) {
     planted += absl::StrReplaceAll({{bug.from, bug.to}}, &source);
     return source;
   });
   CHECK_GT(planted, 0) << "no script has the text that the bug " << bug.name << " replaces";
-  return scripts;
+  return code;
 }
 
 }  // namespace ddp::testing

@@ -1,20 +1,26 @@
 #ifndef DDP_TESTING_SIMULATOR_PLANTED_BUGS_H_
 #define DDP_TESTING_SIMULATOR_PLANTED_BUGS_H_
 
+#include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
-#include "elastic/rendezvous/rendezvous_scripts.h"
+#include "testing/simulator/core_tamper.h"
 
 namespace ddp::testing {
 
-// A bug that the shipped scripts do not have, to see that the simulator finds it: in all scripts
-// that have it, a text is replaced by another. Nothing shipped knows of this.
+// A bug that what is shipped does not have, to see that the simulator finds it: in all scripts that
+// have it, a text is replaced by another; or what a core is told, or wants, is tampered with, so
+// that the agent behaves as if its core had the bug. Nothing shipped knows of this.
 struct PlantedBug {
   std::string name;
-  std::string what;      // for people
-  std::string from, to;  // `from` must be there, or the bug is out of date
-  std::string symptom;   // part of what the simulator says of it
+  std::string what;     // for people
+  std::string symptom;  // part of what the simulator says of it
+  // In scripts: `from` must be there, or the bug is out of date. Empty: none.
+  std::string from = {}, to = {};
+  // In a core; null: none.
+  std::function<std::unique_ptr<CoreTamper>()> make_tamper = nullptr;
 };
 
 const std::vector<PlantedBug>& PlantedBugs();
@@ -22,8 +28,8 @@ const std::vector<PlantedBug>& PlantedBugs();
 // Null: there is none of that name.
 const PlantedBug* FindPlantedBug(const std::string& name);
 
-// The scripts with the bug.
-elastic::RendezvousScripts Plant(const PlantedBug& bug);
+// What is shipped, with the bug.
+AgentCode Plant(const PlantedBug& bug);
 
 }  // namespace ddp::testing
 

@@ -82,13 +82,13 @@ class Work {
 
 }  // namespace
 
-SeedSummary RunSeeds(const SeedRange& range, const elastic::RendezvousScripts& scripts) {
+SeedSummary RunSeeds(const SeedRange& range, const AgentCode& code) {
   Work work(range);
-  const auto run = [&work, &range, &scripts] {
+  const auto run = [&work, &range, &code] {
     uint64_t seed = 0;
     while (work.Next(seed)) {
       const Story story = MakeStory(seed, range.hosts);
-      work.Done(story, Simulate(story, scripts));
+      work.Done(story, Simulate(story, code));
     }
   };
   std::vector<std::thread> threads;

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "elastic/rendezvous/rendezvous_scripts.h"
+#include "testing/simulator/core_tamper.h"
 #include "testing/simulator/simulation.h"
 
 namespace ddp::testing {
@@ -32,7 +32,7 @@ struct SeedSummary {
 };
 
 // Runs `range.count` seeds, or stops early because of failures.
-SeedSummary RunSeeds(const SeedRange& range, const elastic::RendezvousScripts& scripts);
+SeedSummary RunSeeds(const SeedRange& range, const AgentCode& code);
 
 // Several lines for people, without the failures.
 std::string DebugString(const SeedSummary& summary);

@@ -10,7 +10,7 @@
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "elastic/rendezvous/rendezvous_scripts.h"
+#include "testing/simulator/core_tamper.h"
 #include "testing/simulator/planted_bugs.h"
 #include "testing/simulator/run_seeds.h"
 #include "testing/simulator/simulation.h"
@@ -37,12 +37,12 @@ std::string HowToReplay(uint64_t seed) {
   return command;
 }
 
-int RunOne(const elastic::RendezvousScripts& scripts) {
+int RunOne(const AgentCode& code) {
   const Story story = MakeStory(FLAGS_seed, FLAGS_hosts);
   printf("%s\n", DebugString(story).c_str());
   Trace::Writer writer;
   if (FLAGS_trace) writer = [](const std::string& line) { printf("%s\n", line.c_str()); };
-  const SimulationResult result = Simulate(story, scripts, writer);
+  const SimulationResult result = Simulate(story, code, writer);
   printf("%d agents, %d generations, %.1f s, fingerprint %016lx\n", result.agents,
          result.generations, static_cast<double>(result.simulated_us) / 1e6, result.fingerprint);
   if (!result.violation) return 0;
@@ -50,7 +50,7 @@ int RunOne(const elastic::RendezvousScripts& scripts) {
   return 1;
 }
 
-int RunMany(const elastic::RendezvousScripts& scripts) {
+int RunMany(const AgentCode& code) {
   const unsigned cores = std::max(1U, std::thread::hardware_concurrency());
   const SeedRange range = {.first = FLAGS_first_seed,
                            .count = FLAGS_seeds,
@@ -58,7 +58,7 @@ int RunMany(const elastic::RendezvousScripts& scripts) {
                            .threads = FLAGS_threads > 0 ? FLAGS_threads : static_cast<int>(cores),
                            .failures_max = FLAGS_failures};
   const absl::Time start = absl::Now();
-  const SeedSummary summary = RunSeeds(range, scripts);
+  const SeedSummary summary = RunSeeds(range, code);
   printf("%s%.1f s on %d threads\n", DebugString(summary).c_str(),
          absl::ToDoubleSeconds(absl::Now() - start), range.threads);
   for (const auto& [seed, what] : summary.failures) {
@@ -74,7 +74,7 @@ int main(int argc, char** argv) {
   gflags::SetUsageMessage("simulates jobs with faults; see docs/hacking.md");
   gflags::ParseCommandLineFlags(&argc, &argv, /*remove_flags=*/true);
   google::InitGoogleLogging(argv[0]);
-  ddp::elastic::RendezvousScripts scripts;
+  ddp::testing::AgentCode code;
   if (!FLAGS_plant.empty()) {
     const ddp::testing::PlantedBug* const bug = ddp::testing::FindPlantedBug(FLAGS_plant);
     if (bug == nullptr) {
@@ -82,7 +82,7 @@ int main(int argc, char** argv) {
               FLAGS_plant.c_str());
       return 2;
     }
-    scripts = ddp::testing::Plant(*bug);
+    code = ddp::testing::Plant(*bug);
   }
-  return FLAGS_seed != 0 ? ddp::testing::RunOne(scripts) : ddp::testing::RunMany(scripts);
+  return FLAGS_seed != 0 ? ddp::testing::RunOne(code) : ddp::testing::RunMany(code);
 }

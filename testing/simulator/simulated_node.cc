@@ -45,14 +45,16 @@ SimulatedNode::SimulatedNode(const Identity& identity, const World& world, Rando
       name_(absl::StrCat("node ", identity.id)),
       process_(world.queue, DrawSkew(*world.story, random),
                world.story->clock_drift * (2 * random.Fraction() - 1)),
+      tamper_(world.code->make_tamper ? world.code->make_tamper() : nullptr),
       core_(CoreOptions(*world.story, identity.host)),
       rendezvous_({.name = absl::StrCat("host-", identity.host, "-", identity.id),
                    .host = absl::StrCat("host-", identity.host),
                    .story = world.story,
                    .process = &process_,
                    .store = world.store,
-                   .scripts = world.scripts,
+                   .scripts = &world.code->scripts,
                    .trace = world.trace,
+                   .tamper = tamper_.get(),
                    .before_tick = [this] { Report(); },
                    .after_step = [this] { CheckDeadlines(); }},
                   random.Next()) {}
@@ -61,6 +63,11 @@ void SimulatedNode::Start() {
   started_us_ = world_.queue->now_us();
   rendezvous_.Watch([this](const News& news) { Post(elastic::NewsEvent{news}); });
   Post(elastic::StartEvent{});
+}
+
+bool SimulatedNode::is_leaving() const {
+  const std::string state = state_name();
+  return state == "shutting down" || state == "leaving" || state == "finished";
 }
 
 void SimulatedNode::OnWorkerExit(const TrainingModel::Exit& exit) {
@@ -82,17 +89,22 @@ void SimulatedNode::Post(AgentEvent event) {
   events_.push_back(std::move(event));
   if (std::exchange(stepping_, true)) return;
   while (!events_.empty() && !finished_) {
-    const AgentEvent next = std::move(events_.front());
+    AgentEvent next = std::move(events_.front());
     events_.pop_front();
-    Take(next);
+    Take(std::move(next));
   }
   stepping_ = false;
   ArmDeadline();
   CheckDeadlines();
 }
 
-void SimulatedNode::Take(const AgentEvent& event) {
-  const AgentCore::Decision decision = core_.Step(event, process_.now());
+void SimulatedNode::Take(AgentEvent event) {
+  AgentCore::Decision decision;
+  if (tamper_ == nullptr || tamper_->TellsAgent(event)) {
+    decision = core_.Step(event, process_.now());
+  }
+  std::vector<AgentEvent> more;
+  if (tamper_ != nullptr) tamper_->AfterAgent(decision.actions, more);
   if (world_.trace->on()) {
     if (!decision.reason.empty()) world_.trace->Add(name_, decision.reason);
     for (const elastic::AgentAction& action : decision.actions) {
@@ -102,6 +114,7 @@ void SimulatedNode::Take(const AgentEvent& event) {
   for (const elastic::AgentAction& action : decision.actions) {
     std::visit([this](const auto& a) { Do(a); }, action);
   }
+  events_.insert(events_.end(), more.begin(), more.end());
 }
 
 void SimulatedNode::ArmDeadline() {
@@ -138,15 +151,18 @@ void SimulatedNode::Report() {
 
 // What the core wants done. -----------------------------------------------------------------------
 
-void SimulatedNode::Do(const elastic::JoinAction& action) {
+elastic::NodeOffer SimulatedNode::Offer() const {
   const std::string host = absl::StrCat("host-", identity_.host);
-  const elastic::NodeOffer offer = {.nproc = identity_.nproc,
-                                    .role = "default",
-                                    .host = host,
-                                    .master_addr = host,
-                                    .master_port = 10000 + identity_.id % 50000,
-                                    .node_rank = world_.story->node_ranks ? identity_.host : -1};
-  rendezvous_.Join(offer, action.timeout,
+  return {.nproc = identity_.nproc,
+          .role = "default",
+          .host = host,
+          .master_addr = host,
+          .master_port = 10000 + identity_.id % 50000,
+          .node_rank = world_.story->node_ranks ? identity_.host : -1};
+}
+
+void SimulatedNode::Do(const elastic::JoinAction& action) {
+  rendezvous_.Join(Offer(), action.timeout,
                    [this](absl::StatusOr<JoinAnswer> answer) { OnJoined(std::move(answer)); });
 }
 
@@ -156,7 +172,7 @@ void SimulatedNode::OnJoined(absl::StatusOr<JoinAnswer> answer) {
     job_of_workers_ = job();
     highest_step_ = -1;
     TellContact();
-    world_.checker(job()).OnRound(identity_.id, round_, identity_.nproc, world_.queue->now_us());
+    world_.checker(job()).OnRound(identity_.id, round_, Offer(), world_.queue->now_us());
   }
   Post(elastic::JoinedEvent{std::move(answer)});
 }
@@ -210,10 +226,10 @@ void SimulatedNode::Do(const elastic::StartWorkersAction&) {
     return Post(event);
   }
   for (int local_rank = 0; local_rank < identity_.nproc; ++local_rank) {
-    world_.training->Start(identity_.id, local_rank, round_);
     world_.checker(job()).OnWorkerStarted(identity_.id, round_.generation,
                                           round_.placement.first_rank + local_rank,
                                           world_.queue->now_us());
+    world_.training->Start(identity_.id, local_rank, round_);
     event.started.push_back(local_rank);
   }
   Post(event);

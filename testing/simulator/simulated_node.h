@@ -14,6 +14,7 @@
 #include "elastic/agent/worker_failure.h"
 #include "elastic/rendezvous/rendezvous.h"
 #include "elastic/rendezvous/round.h"
+#include "testing/simulator/core_tamper.h"
 #include "testing/simulator/job_checker.h"
 #include "testing/simulator/simulated_process.h"
 #include "testing/simulator/simulated_rendezvous.h"
@@ -41,7 +42,7 @@ class SimulatedNode {
     EventQueue* queue = nullptr;
     SimulatedStore* store = nullptr;
     TrainingModel* training = nullptr;
-    const elastic::RendezvousScripts* scripts = nullptr;
+    const AgentCode* code = nullptr;
     const Trace* trace = nullptr;
     // By the token of a job.
     std::function<JobChecker&(const std::string& job)> checker;
@@ -73,6 +74,8 @@ class SimulatedNode {
   bool is_sound() const { return is_alive() && !process_.is_stopped() && !cut_off_; }
   elastic::JobResult result() const { return core_.result(); }
   std::string state_name() const { return core_.state_name(); }
+  // On its way out, by itself or because the job has ended.
+  bool is_leaving() const;
   // The token of the job that it takes part in, and of the one that its last workers did.
   const std::string& job() const { return rendezvous_.job(); }
   const std::string& job_of_workers() const { return job_of_workers_; }
@@ -80,9 +83,10 @@ class SimulatedNode {
 
  private:
   void Post(elastic::AgentEvent event);
-  void Take(const elastic::AgentEvent& event);
+  void Take(elastic::AgentEvent event);
   void ArmDeadline();
   void CheckDeadlines();
+  elastic::NodeOffer Offer() const;
   void OnJoined(absl::StatusOr<elastic::JoinAnswer> answer);
   void Report();
   void TellContact();
@@ -105,6 +109,7 @@ class SimulatedNode {
   const World world_;
   const std::string name_;
   SimulatedProcess process_;
+  const std::unique_ptr<CoreTamper> tamper_;  // null: there is none
   elastic::AgentCore core_;
   SimulatedRendezvous rendezvous_;
   elastic::Round round_;

@@ -32,6 +32,7 @@ RendezvousCore::Options CoreOptions(const SimulatedRendezvous::Options& options,
   core.quarantine_strikes = story.quarantine_strikes;
   core.quarantine_cooldown = absl::Microseconds(story.quarantine_cooldown_us);
   core.lease = absl::Microseconds(story.lease_us);
+  core.full_heartbeats = story.full_heartbeats;
   core.seed = seed;
   return core;
 }
@@ -63,9 +64,14 @@ absl::Time SimulatedRendezvous::next_deadline() const {
   return in_flight_ ? std::min(gives_up_at_, core_.next_deadline()) : core_.next_deadline();
 }
 
-void SimulatedRendezvous::Step(const Core::Event& event) {
+void SimulatedRendezvous::Step(Core::Event event) {
   ++depth_;
-  const std::vector<Core::Action> actions = core_.Step(event, options_.process->now());
+  CoreTamper* const tamper = options_.tamper;
+  std::vector<Core::Action> actions;
+  if (tamper == nullptr || tamper->TellsRendezvous(event)) {
+    actions = core_.Step(event, options_.process->now());
+  }
+  if (tamper != nullptr) tamper->AfterRendezvous(actions);
   for (const Core::Action& action : actions) {
     if (options_.trace->on()) options_.trace->Add(options_.name, DebugString(action));
     std::visit([this](const auto& a) { Do(a); }, action);

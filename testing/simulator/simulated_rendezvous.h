@@ -10,6 +10,7 @@
 #include "elastic/rendezvous/rendezvous.h"
 #include "elastic/rendezvous/rendezvous_core.h"
 #include "elastic/rendezvous/rendezvous_scripts.h"
+#include "testing/simulator/core_tamper.h"
 #include "testing/simulator/simulated_process.h"
 #include "testing/simulator/simulated_store.h"
 #include "testing/simulator/story.h"
@@ -30,6 +31,7 @@ class SimulatedRendezvous final : public elastic::Rendezvous {
     SimulatedStore* store = nullptr;
     const elastic::RendezvousScripts* scripts = nullptr;
     const Trace* trace = nullptr;
+    CoreTamper* tamper = nullptr;       // null: there is none
     std::function<void()> before_tick;  // a heartbeat may be due: SetReport() now
     std::function<void()> after_step;   // all that followed from an event is done
   };
@@ -67,7 +69,7 @@ class SimulatedRendezvous final : public elastic::Rendezvous {
 
   template <typename Callback>
   void Request(const Core::Event& request, Callback done);
-  void Step(const Core::Event& event);
+  void Step(Core::Event event);
   void Arm();
   void Do(const Core::CallScript& call);
   void Do(const Core::CallCommand& call);

@@ -14,6 +14,7 @@
 #include "testing/simulator/event_queue.h"
 #include "testing/simulator/job_checker.h"
 #include "testing/simulator/random.h"
+#include "testing/simulator/recovery_bound.h"
 #include "testing/simulator/simulated_node.h"
 #include "testing/simulator/training_model.h"
 
@@ -60,8 +61,7 @@ const char* EndName(JobEndReason end) {
 // One story in progress.
 class Simulation {
  public:
-  Simulation(const Story& story, const elastic::RendezvousScripts& scripts,
-             const Trace::Writer& trace)
+  Simulation(const Story& story, const AgentCode& code, const Trace::Writer& trace)
       : story_(story),
         random_(story.seed ^ 0x5eed),
         trace_(&queue_, trace),
@@ -69,7 +69,7 @@ class Simulation {
                [this](const store::RedisReply& reply) { OnReply(reply); }),
         training_(&story_, &queue_, random_.Fork(), &trace_,
                   [this](const TrainingModel::Exit& exit) { OnWorkerExit(exit); }),
-        scripts_(scripts) {}
+        code_(code) {}
 
   SimulationResult Run();
 
@@ -91,6 +91,7 @@ class Simulation {
   void Disturb();
   void OnStore(bool is_up);
   void CheckNowAndThen();
+  void CheckRecovery();
   const std::string* Violation() const;
   void Mix(uint64_t value) { fingerprint_ = (fingerprint_ ^ value) * 0x100000001b3; }
 
@@ -100,7 +101,7 @@ class Simulation {
   const Trace trace_;
   SimulatedStore store_;
   TrainingModel training_;
-  const elastic::RendezvousScripts& scripts_;
+  const AgentCode& code_;
 
   std::map<std::string, std::unique_ptr<JobChecker>> checkers_;  // by the job's token
   std::vector<std::unique_ptr<SimulatedNode>> nodes_;
@@ -110,6 +111,8 @@ class Simulation {
   bool memory_was_lost_ = false;
   bool node_was_in_trouble_ = false;
   int64_t disturbed_at_us_ = 0;
+  int64_t last_fault_us_ = 0;  // also of one that changes no membership
+  uint64_t swallowed_ = 0;
   uint64_t fingerprint_ = 0xcbf29ce484222325;
   SimulationResult result_;
 };
@@ -139,7 +142,7 @@ const std::string* Simulation::Violation() const {
 }
 
 void Simulation::Disturb() {
-  disturbed_at_us_ = queue_.now_us();
+  disturbed_at_us_ = last_fault_us_ = queue_.now_us();
   for (const auto& [job, checker] : checkers_) checker->OnDisturbance(queue_.now_us());
 }
 
@@ -156,7 +159,38 @@ void Simulation::CheckNowAndThen() {
     running += checker->RunsInReach(queue_.now_us()) ? 1 : 0;
     if (running > 1) checker->Violate("two jobs of one run id run at once");
   }
+  CheckRecovery();
   queue_.After(kSecond, [this] { CheckNowAndThen(); });
+}
+
+// Enough nodes are there, and all has been well for long: then a generation runs, or the job ends.
+void Simulation::CheckRecovery() {
+  const int64_t now_us = queue_.now_us();
+  // A message that went astray costs as much as a host that is cut off.
+  if (std::exchange(swallowed_, store_.counts().swallowed) != store_.counts().swallowed) {
+    last_fault_us_ = now_us;
+  }
+  if (!store_.up()) return;
+  int64_t well_until_us = last_fault_us_;
+  for (const auto& [job, checker] : checkers_) {
+    well_until_us = std::max(well_until_us, checker->RanWellUntil(now_us));
+  }
+  if (now_us - well_until_us <= RecoveryBoundUs(story_, true)) return;
+  int nodes = 0;
+  bool has_begun = true;
+  std::string job;
+  for (const std::unique_ptr<SimulatedNode>& node : nodes_) {
+    if (!node->is_sound() || node->is_leaving()) continue;
+    ++nodes;
+    job = node->job();
+    has_begun &= Checker(job).generations() > 0;
+  }
+  const int64_t bound_us = RecoveryBoundUs(story_, has_begun);
+  if (nodes < story_.min_nodes || now_us - well_until_us <= bound_us) return;
+  Checker(job).Violate(absl::StrCat("no generation runs, ", (now_us - well_until_us) / 1000,
+                                    "ms after the last fault: at most ", bound_us / 1000,
+                                    "ms are allowed; ", nodes, " nodes are there, ",
+                                    story_.min_nodes, " are enough"));
 }
 
 void Simulation::AddNode(int host, int nproc, int64_t at_us) {
@@ -172,7 +206,7 @@ void Simulation::AddNode(int host, int nproc, int64_t at_us) {
         .queue = &queue_,
         .store = &store_,
         .training = &training_,
-        .scripts = &scripts_,
+        .code = &code_,
         .trace = &trace_,
         .checker = [this](const std::string& job) -> JobChecker& { return Checker(job); },
         .on_finished = [this](SimulatedNode& node) { OnFinished(node); }};
@@ -221,6 +255,7 @@ void Simulation::StrikeNode(const Fault& fault) {
   if (fault.kind == FaultKind::kWorkerCrash) {
     // A failure is no change of members: nothing is disturbed.
     if (training_.Crash(node->identity().id)) ++result_.faults[static_cast<int>(fault.kind)];
+    last_fault_us_ = queue_.now_us();
     return;
   }
   ++result_.faults[static_cast<int>(fault.kind)];
@@ -318,7 +353,8 @@ void Simulation::OnWorkerExit(const TrainingModel::Exit& exit) {
   SimulatedNode& node = *nodes_[exit.node];
   Checker(node.job_of_workers())
       .OnWorkerEnded(exit.node, exit.generation, exit.rank,
-                     exit.by_itself ? JobChecker::Cause::kOwnFailure : JobChecker::Cause::kOther);
+                     exit.by_itself ? JobChecker::Cause::kOwnFailure : JobChecker::Cause::kOther,
+                     queue_.now_us());
   queue_.After(kVanishUs, [this, exit] { nodes_[exit.node]->OnWorkerExit(exit); });
 }
 
@@ -457,9 +493,8 @@ SimulationResult Simulation::Run() {
   return result_;
 }
 
-SimulationResult Simulate(const Story& story, const elastic::RendezvousScripts& scripts,
-                          const Trace::Writer& trace) {
-  return Simulation(story, scripts, trace).Run();
+SimulationResult Simulate(const Story& story, const AgentCode& code, const Trace::Writer& trace) {
+  return Simulation(story, code, trace).Run();
 }
 
 }  // namespace ddp::testing

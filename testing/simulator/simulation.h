@@ -7,7 +7,7 @@
 #include <optional>
 #include <string>
 
-#include "elastic/rendezvous/rendezvous_scripts.h"
+#include "testing/simulator/core_tamper.h"
 #include "testing/simulator/simulated_store.h"
 #include "testing/simulator/story.h"
 #include "testing/simulator/trace.h"
@@ -18,8 +18,8 @@ namespace ddp::testing {
 // every step (see JobChecker) and at the end: every agent ends within a bounded time after the last
 // fault, in a way that the documentation knows and that fits what happened.
 //
-//   const elastic::RendezvousScripts scripts;
-//   const SimulationResult result = Simulate(MakeStory(17), scripts);
+//   const AgentCode code;
+//   const SimulationResult result = Simulate(MakeStory(17), code);
 //   if (result.violation) ...
 //
 // Equal stories give equal results, to the last event. Any number may run at once, each in a thread
@@ -38,7 +38,7 @@ struct SimulationResult {
 };
 
 // `trace` gets the lines of the story, where given.
-SimulationResult Simulate(const Story& story, const elastic::RendezvousScripts& scripts,
+SimulationResult Simulate(const Story& story, const AgentCode& code,
                           const Trace::Writer& trace = nullptr);
 
 }  // namespace ddp::testing

@@ -31,6 +31,8 @@ void DrawJob(Story& story, Random& random) {
   story.quarantine_strikes = random.Chance(0.3) ? 0 : 3;
   story.lease_us = random.Chance(0.5) ? 3 * kSecond : random.Between(1, 8) * kSecond;
   if (hosts >= 200) story.lease_us = std::max(story.lease_us, 4 * kSecond);
+  // Few, so that small jobs have light ones too.
+  if (random.Chance(0.4)) story.full_heartbeats = static_cast<int>(random.Between(1, 8));
   story.last_call_us = random.Between(0, 5) * kSecond;
   story.training_s = static_cast<double>(random.Between(2, hosts >= 200 ? 8 : 25));
   story.steps_per_second = static_cast<double>(random.Between(2, 50));

@@ -48,6 +48,7 @@ struct Story {
   int quarantine_strikes = 3;
   int64_t quarantine_cooldown_us = 10000000;
   int64_t lease_us = 3000000;
+  int full_heartbeats = 32;  // of all nodes per interval; the others are light
   int64_t last_call_us = 2000000;
   int64_t rendezvous_timeout_us = 60000000;
   int64_t store_outage_timeout_us = 60000000;

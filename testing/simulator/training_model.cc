@@ -42,6 +42,12 @@ void TrainingModel::Do(NodeId node, pid_t pid, int64_t delay_us,
 }
 
 pid_t TrainingModel::Start(NodeId node, int local_rank, const elastic::Round& round) {
+  Node& host = nodes_[node];
+  if (const auto old = host.workers.find(local_rank); old != host.workers.end()) {
+    Exit exit = ExitOf(*old->second);
+    exit.status.signal = SIGKILL;
+    End(*old->second, exit);
+  }
   Generation& generation = generations_[{round.generation.number, round.generation.nonce}];
   generation.id = round.generation;
   generation.world_size = round.placement.world_size;
@@ -54,7 +60,7 @@ pid_t TrainingModel::Start(NodeId node, int local_rank, const elastic::Round& ro
   worker->is_stubborn = random_.Chance(story_->stubborn_chance);
   generation.workers[{node, local_rank}] = worker.get();
   const pid_t pid = worker->pid;
-  nodes_[node].workers[local_rank] = std::move(worker);
+  host.workers[local_rank] = std::move(worker);
   Do(node, pid, random_.Exponential(story_->worker_start_s * kSecond),
      [this](Worker& self) { GetReady(self); });
   return pid;

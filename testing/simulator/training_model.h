@@ -45,7 +45,7 @@ class TrainingModel {
   TrainingModel(const Story* story, EventQueue* queue, Random random, const Trace* trace,
                 std::function<void(const Exit&)> on_exit);
 
-  // Returns the pid. `node` runs no worker of this local rank.
+  // Returns the pid. A worker of this local rank that still lives on the node is killed.
   pid_t Start(NodeId node, int local_rank, const elastic::Round& round);
   void Signal(NodeId node, int local_rank, int signal);
   // By the health page: as StopWorkersAction says. Those that do not look at it get `signal`.

@@ -1,0 +1,40 @@
+#include "testing/simulator/recovery_bound.h"
+
+#include <algorithm>
+
+namespace ddp::testing {
+namespace {
+
+// A request that nobody answers, and a farewell.
+constexpr int64_t kRequestsUs = 2 * 2000000;
+// Of processes: what the kernel takes to end them, and their agent to see it.
+constexpr int64_t kProcessesUs = 100000;
+// Messages that follow one from another; the slowest of a thousand nodes counts.
+constexpr int kMessages = 100;
+
+bool LosesMessages(const NetworkConditions& network) {
+  return network.lose_request + network.lose_reply + network.swallow > 0;
+}
+
+}  // namespace
+
+int64_t RecoveryBoundUs(const Story& story, bool has_begun) {
+  const int64_t lease_us = story.lease_us;
+  const int64_t heartbeat_us = lease_us / 6 * 11 / 10;
+  const int64_t pause_us = lease_us / 6;
+  const int64_t tick_us = lease_us / 12;
+  const bool some_are_light = story.hosts > story.full_heartbeats;
+
+  const int64_t lost_us = lease_us + tick_us + heartbeat_us;
+  const int64_t told_us = some_are_light ? lease_us + heartbeat_us : heartbeat_us;
+  const int64_t ended_us = story.shutdown_timeout_us + story.fault_grace_us + kProcessesUs;
+  const int64_t back_us = 2 * pause_us + 2 * heartbeat_us;
+  int64_t bound_us = lost_us + told_us + ended_us + kRequestsUs + back_us;
+  bound_us += kMessages * static_cast<int64_t>(story.network.delay_mean_us);
+  // A dozen tries in a row, or a silence that is taken for the store's.
+  if (LosesMessages(story.network)) bound_us += 2 * lease_us;
+  if (!has_begun) bound_us += story.last_call_us;
+  return bound_us;
+}
+
+}  // namespace ddp::testing

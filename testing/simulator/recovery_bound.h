@@ -1,0 +1,26 @@
+#ifndef DDP_TESTING_SIMULATOR_RECOVERY_BOUND_H_
+#define DDP_TESTING_SIMULATOR_RECOVERY_BOUND_H_
+
+#include <cstdint>
+
+#include "testing/simulator/story.h"
+
+namespace ddp::testing {
+
+// For how long, in microseconds, a job may be without a generation that runs, as its options say:
+// from the last of faults that overlap, the store being up and enough nodes there, to the moment at
+// which every rank of a new generation was started, or the job has ended.
+//
+//     a lost node's lease runs out, or membership is frozen as long   lease
+//   + everybody is told, by the next full heartbeat                   heartbeat, or lease
+//   + workers end, by force if need be                                shutdown timeout, grace
+//   + who leaves says so; what was on its way is given up             two timeouts of requests
+//   + all are back, and are told their places                         pauses, heartbeats
+//   + where the job has not begun: the last call
+//
+// `has_begun`: it has had a generation.
+int64_t RecoveryBoundUs(const Story& story, bool has_begun);
+
+}  // namespace ddp::testing
+
+#endif  // DDP_TESTING_SIMULATOR_RECOVERY_BOUND_H_
