@@ -69,14 +69,27 @@ local function abandon(instance)
     'end_reason', 'all nodes of the job were lost')
 end
 
+-- Another job of this run id that was begun in the meantime, under whatever number: a run id's job
+-- must not run twice. One that has not begun makes way.
+local function successor(newest)
+  for instance = math.max(1, newest - instances_max + 1), newest do
+    local name = string.format('%.0f', instance)
+    local job = look_at_job(prefix, name)
+    if job.fingerprint == ARGV[5] and job.state ~= 'ended' then
+      local freshest = redis.call('ZREVRANGE', job.base .. 'leases', 0, 0, 'WITHSCORES')
+      if job.generation == '0' then
+        abandon(name)
+      elseif freshest[2] and tonumber(freshest[2]) >= tonumber(now) then
+        return name
+      end
+    end
+  end
+end
+
 local function restore()
   raise_counter(wanted)
   local found = redis.call('HMGET', job_of(wanted), 'token', 'state', 'generation', 'fingerprint')
   if found[1] == token then
-    return wanted
-  end
-  if not found[1] then
-    create(wanted)
     return wanted
   end
   local newest = tonumber(redis.call('GET', KEYS[1]))
@@ -85,6 +98,14 @@ local function restore()
     if redis.call('HGET', job_of(name), 'token') == token then
       return name
     end
+  end
+  local other = ARGV[5] == '' and successor(newest)
+  if other then
+    return other  -- the token says so
+  end
+  if not found[1] then
+    create(wanted)
+    return wanted
   end
   if found[2] ~= 'ended' and (found[3] ~= '0' or found[4] ~= ARGV[5]) then
     return wanted  -- it has begun: the place is taken, and the token says so
