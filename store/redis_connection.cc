@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "store/redis_errors.h"
+#include "store/redis_greeting.h"
 #include "store/redis_socket.h"
 
 namespace ddp::store {
@@ -50,6 +51,13 @@ absl::StatusOr<UniqueFd> RedisConnection::Dial(absl::Time deadline) {
   UniqueFd fd = std::move(fd_);
   Disconnect();
   return fd;
+}
+
+absl::Status RedisConnection::Adopt(UniqueFd fd) {
+  Disconnect();
+  DDP_RETURN_IF_ERROR(LimitBlocking(fd.get(), kBlockingReceive));
+  fd_ = std::move(fd);
+  return absl::OkStatus();
 }
 
 void RedisConnection::Disconnect() {
@@ -142,28 +150,15 @@ bool RedisConnection::StillOpen() const {
 }
 
 absl::Status RedisConnection::Greet(absl::Time deadline) {
-  std::vector<std::vector<std::string>> commands;
-  if (!endpoint().password.empty() && !endpoint().user.empty()) {
-    commands.push_back({"AUTH", endpoint().user, endpoint().password});
-  } else if (!endpoint().password.empty()) {
-    commands.push_back({"AUTH", endpoint().password});
-  }
-  if (endpoint().database != 0) commands.push_back({"SELECT", absl::StrCat(endpoint().database)});
-  if (!options().client_name.empty())
-    commands.push_back({"CLIENT", "SETNAME", options().client_name});
-  // Who answers, is it Redis, and are we welcome?
-  commands.push_back({"PING"});
+  const std::vector<std::vector<std::string>> commands =
+      RedisGreeting(endpoint(), options().client_name);
   bool sent = false;
   DDP_RETURN_IF_ERROR(Write(RedisWireForm(commands), deadline, sent));
   absl::Status result;
   for (const std::vector<std::string>& command : commands) {
     RedisReply reply;
     DDP_RETURN_IF_ERROR(Read(deadline, reply));
-    // The name is a courtesy: a user may lack the right to set it.
-    const bool courtesy = command[0] == "CLIENT";
-    if (result.ok() && reply.IsError() && !courtesy) {
-      result = StatusOfErrorReply(reply.error_text(), endpoint());
-    }
+    if (result.ok()) result = JudgeGreeting(command, reply, endpoint());
   }
   return result;
 }

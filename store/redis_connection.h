@@ -63,6 +63,9 @@ class RedisConnection final : public RedisCaller {
   // Closes the connection; the next call of Command, Eval or Pipeline makes a new one.
   void Disconnect();
 
+  // Goes on with a socket of RedisDialer's, in place of what it is connected to.
+  absl::Status Adopt(UniqueFd fd);
+
   // For whoever speaks to the server himself: makes one attempt, by `deadline`, to connect and to
   // be greeted (AUTH, SELECT, PING), and hands over the socket. Its recv() blocks for at most 100
   // ms, unless it is told MSG_DONTWAIT. What this object is connected to is closed.

@@ -18,6 +18,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
+#include "base/status_macros.h"
 #include "store/redis_errors.h"
 
 namespace ddp::store {
@@ -38,25 +39,17 @@ void SetTcpOptions(int fd) {
   SetOption(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, 25'000);
 }
 
-absl::StatusOr<UniqueFd> ConnectTo(const sockaddr* address, socklen_t size,
-                                   const RedisEndpoint& endpoint, absl::Time deadline) {
+absl::StatusOr<UniqueFd> BeginTo(const sockaddr* address, socklen_t size,
+                                 const RedisEndpoint& endpoint) {
   UniqueFd fd(socket(address->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!fd.valid()) return ConnectionError("making a socket to", endpoint, errno);
-  if (connect(fd.get(), address, size) != 0) {
-    if (errno != EINPROGRESS) return ConnectionError("cannot reach", endpoint, errno);
-    if (!AwaitSocket(fd.get(), POLLOUT, deadline)) {
-      return ConnectionError("cannot reach", endpoint, ETIMEDOUT);
-    }
-    int error_number = 0;
-    socklen_t length = sizeof(error_number);
-    getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error_number, &length);
-    if (error_number != 0) return ConnectionError("cannot reach", endpoint, error_number);
+  if (connect(fd.get(), address, size) != 0 && errno != EINPROGRESS) {
+    return ConnectionError("cannot reach", endpoint, errno);
   }
-  if (!endpoint.is_unix()) SetTcpOptions(fd.get());
   return fd;
 }
 
-absl::StatusOr<UniqueFd> ConnectUnix(const RedisEndpoint& endpoint, absl::Time deadline) {
+absl::StatusOr<UniqueFd> BeginUnix(const RedisEndpoint& endpoint) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (endpoint.unix_path.size() >= sizeof(address.sun_path)) {
@@ -64,29 +57,58 @@ absl::StatusOr<UniqueFd> ConnectUnix(const RedisEndpoint& endpoint, absl::Time d
         absl::StrCat("the path of a unix socket is too long: ", endpoint.unix_path));
   }
   memcpy(address.sun_path, endpoint.unix_path.data(), endpoint.unix_path.size());
-  return ConnectTo(reinterpret_cast<const sockaddr*>(&address), sizeof(address), endpoint,
-                   deadline);
+  return BeginTo(reinterpret_cast<const sockaddr*>(&address), sizeof(address), endpoint);
+}
+
+absl::StatusOr<UniqueFd> AwaitConnected(absl::StatusOr<UniqueFd> fd, const RedisEndpoint& endpoint,
+                                        absl::Time deadline) {
+  if (!fd.ok()) return fd;
+  if (!AwaitSocket(fd->get(), POLLOUT, deadline)) {
+    return ConnectionError("cannot reach", endpoint, ETIMEDOUT);
+  }
+  DDP_RETURN_IF_ERROR(FinishConnecting(fd->get(), endpoint));
+  return fd;
+}
+
+using AddressList = std::unique_ptr<addrinfo, void (*)(addrinfo*)>;
+
+absl::StatusOr<AddressList> AddressesOf(const RedisEndpoint& endpoint, int flags) {
+  addrinfo hints{};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = flags;
+  addrinfo* found = nullptr;
+  const std::string port = absl::StrCat(endpoint.port);
+  const int error = getaddrinfo(endpoint.host.c_str(), port.c_str(), &hints, &found);
+  if (error == 0) return AddressList(found, &freeaddrinfo);
+  return absl::UnavailableError(absl::StrCat("cannot reach Redis at ", endpoint.DebugString(),
+                                             ": host name: ", gai_strerror(error)));
 }
 
 }  // namespace
 
+absl::StatusOr<UniqueFd> BeginConnecting(const RedisEndpoint& endpoint) {
+  if (endpoint.is_unix()) return BeginUnix(endpoint);
+  DDP_ASSIGN_OR_RETURN(const AddressList address, AddressesOf(endpoint, AI_NUMERICHOST));
+  return BeginTo(address->ai_addr, address->ai_addrlen, endpoint);
+}
+
+absl::Status FinishConnecting(int fd, const RedisEndpoint& endpoint) {
+  int error_number = 0;
+  socklen_t length = sizeof(error_number);
+  getsockopt(fd, SOL_SOCKET, SO_ERROR, &error_number, &length);
+  if (error_number != 0) return ConnectionError("cannot reach", endpoint, error_number);
+  if (!endpoint.is_unix()) SetTcpOptions(fd);
+  return absl::OkStatus();
+}
+
 absl::StatusOr<UniqueFd> ConnectSocket(const RedisEndpoint& endpoint, absl::Time deadline) {
-  if (endpoint.is_unix()) return ConnectUnix(endpoint, deadline);
-  addrinfo hints{};
-  hints.ai_family = AF_UNSPEC;
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  const std::string port = absl::StrCat(endpoint.port);
-  const int error = getaddrinfo(endpoint.host.c_str(), port.c_str(), &hints, &found);
-  if (error != 0) {
-    return absl::UnavailableError(absl::StrCat("cannot reach Redis at ", endpoint.DebugString(),
-                                               ": host name: ", gai_strerror(error)));
-  }
-  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(found, &freeaddrinfo);
+  if (endpoint.is_unix()) return AwaitConnected(BeginUnix(endpoint), endpoint, deadline);
+  DDP_ASSIGN_OR_RETURN(const AddressList addresses, AddressesOf(endpoint, 0));
   absl::Status last = ConnectionError("cannot reach", endpoint, EADDRNOTAVAIL);
-  for (const addrinfo* address = found; address != nullptr; address = address->ai_next) {
-    absl::StatusOr<UniqueFd> fd =
-        ConnectTo(address->ai_addr, address->ai_addrlen, endpoint, deadline);
+  for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
+    absl::StatusOr<UniqueFd> fd = AwaitConnected(
+        BeginTo(address->ai_addr, address->ai_addrlen, endpoint), endpoint, deadline);
     if (fd.ok()) return fd;
     last = fd.status();
   }

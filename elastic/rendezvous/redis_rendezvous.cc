@@ -103,7 +103,9 @@ struct RedisRendezvous::State {
 
   void Do(const Core::CallScript& action);
   void Do(const Core::CallCommand& action);
-  void Do(const Core::Subscribe& action) { subscription.Listen(action.channel); }
+  void Do(const Core::Subscribe& action) {
+    opening ? subscription.ListenFirst(action.channel) : subscription.Listen(action.channel);
+  }
   void Do(const Core::AnswerJoin& action) { Answer<JoinDone>(action.answer); }
   void Do(const Core::AnswerFailure& action) { Answer<FailureDone>(action.verdict); }
   void Do(const Core::AnswerDone& action) { Answer<Rendezvous::Done>(action.status); }
@@ -129,6 +131,7 @@ struct RedisRendezvous::State {
   };
   std::deque<Pending> events;
   bool running = false;
+  bool opening = false;
   EventLoop::TimerId request_timer = 0;
   EventLoop::TimerId deadline_timer = 0;
   absl::Time armed_deadline = absl::InfiniteFuture();
@@ -152,11 +155,11 @@ absl::Status RedisRendezvous::State::Open() {
   const std::vector<Core::Action> actions = core.Step(Core::Replied{std::move(reply)}, clock.Now());
   DDP_RETURN_IF_ERROR(core.open_status());
   channel.emplace(std::move(connection), &loop, options.reply_timeout);
-  running = true;
+  running = opening = true;
   for (const Core::Action& action : actions) {
     std::visit([this](const auto& a) { Do(a); }, action);
   }
-  running = false;
+  running = opening = false;
   return absl::OkStatus();
 }
 

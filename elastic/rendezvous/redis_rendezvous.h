@@ -22,8 +22,8 @@ namespace ddp::elastic {
 // expire a day after the last agent was heard. While the agent is in a round its lease is renewed
 // every third of its length, by the server's clock.
 //
-// Out of reach: requests and heartbeats are tried again with growing pauses. Only connecting can
-// block the event loop, for `reconnect_timeout` per try; all else waits in the loop.
+// Out of reach: requests and heartbeats are tried again with growing pauses. All waiting is done in
+// the event loop, that for a connection and for the server's name too; only Open() blocks.
 //
 // Thread: that of the event loop.
 class RedisRendezvous final : public Rendezvous {

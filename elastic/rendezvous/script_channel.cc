@@ -6,13 +6,20 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/unique_fd.h"
 #include "store/redis_errors.h"
+#include "store/redis_socket.h"
 
 namespace ddp::elastic {
 
 ScriptChannel::ScriptChannel(std::unique_ptr<store::RedisConnection> connection, EventLoop* loop,
                              absl::Duration reply_timeout)
-    : connection_(std::move(connection)), loop_(loop), reply_timeout_(reply_timeout) {}
+    : connection_(std::move(connection)),
+      loop_(loop),
+      reply_timeout_(reply_timeout),
+      dialer_(connection_->endpoint(), connection_->options(), loop) {
+  dialer_.FoundAt(store::PeerAddress(connection_->fd()));
+}
 
 ScriptChannel::~ScriptChannel() { StopWaiting(); }
 
@@ -25,22 +32,28 @@ void ScriptChannel::Call(const store::RedisScript& script, std::vector<std::stri
   for (std::string& key : keys) rest_of_command_.push_back(std::move(key));
   for (std::string& arg : args) rest_of_command_.push_back(std::move(arg));
   source_sent_ = false;
-  if (Connect()) SendScript("EVALSHA", script.sha1_hex());
+  Connect();
 }
 
 void ScriptChannel::Call(std::vector<std::string> words, Done done) {
   CHECK(!busy()) << "one call at a time";
   done_ = std::move(done);
   script_ = nullptr;
-  if (Connect()) Send(std::move(words));
+  words_ = std::move(words);
+  Connect();
 }
 
 // One try: whoever calls decides about the next one.
-bool ScriptChannel::Connect() {
-  if (connection_->connected()) return true;
-  const absl::Status status = connection_->Reconnect({.total_timeout = absl::ZeroDuration()});
-  if (!status.ok()) FinishSoon(status);
-  return status.ok();
+void ScriptChannel::Connect() {
+  if (connection_->connected()) return SendCall();
+  dialer_.Dial([this](absl::StatusOr<UniqueFd> fd) {
+    const absl::Status status = fd.ok() ? connection_->Adopt(*std::move(fd)) : fd.status();
+    status.ok() ? SendCall() : Finish(status);
+  });
+}
+
+void ScriptChannel::SendCall() {
+  script_ == nullptr ? Send(std::move(words_)) : SendScript("EVALSHA", script_->sha1_hex());
 }
 
 void ScriptChannel::SendScript(const char* command, const std::string& script) {
@@ -101,6 +114,7 @@ void ScriptChannel::FinishSoon(absl::Status status) {
 }
 
 void ScriptChannel::StopWaiting() {
+  dialer_.Cancel();
   loop_->CancelTimer(std::exchange(timer_, 0));
   if (watched_fd_ >= 0) loop_->Unwatch(std::exchange(watched_fd_, -1));
 }

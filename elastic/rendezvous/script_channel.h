@@ -10,6 +10,7 @@
 #include "absl/time/time.h"
 #include "base/event_loop.h"
 #include "store/redis_connection.h"
+#include "store/redis_dialer.h"
 #include "store/redis_reply.h"
 #include "store/redis_script.h"
 
@@ -17,8 +18,8 @@ namespace ddp::elastic {
 
 // Runs one Redis script or command at a time without making the event loop wait for the answer.
 //
-// A broken connection fails the call that finds it so, and the next call makes a new one; only that
-// blocks, for one try to connect. Nothing is repeated here: a call that failed may have been
+// A broken connection fails the call that finds it so, and the next call makes a new one, with one
+// try to connect; nothing of it blocks. Nothing is repeated here: a call that failed may have been
 // applied.
 //
 // Thread: that of the event loop.
@@ -44,7 +45,8 @@ class ScriptChannel {
   void Call(std::vector<std::string> words, Done done);
 
  private:
-  bool Connect();
+  void Connect();
+  void SendCall();
   void SendScript(const char* command, const std::string& script);
   void Send(std::vector<std::string> words);
   void OnReadable();
@@ -56,11 +58,13 @@ class ScriptChannel {
   const std::unique_ptr<store::RedisConnection> connection_;
   EventLoop* const loop_;
   const absl::Duration reply_timeout_;
+  store::RedisDialer dialer_;
 
   // Of the call in flight.
   Done done_;
   const store::RedisScript* script_ = nullptr;  // null: a command
-  std::vector<std::string> rest_of_command_;    // number of keys, keys, args
+  std::vector<std::string> words_;              // of a command
+  std::vector<std::string> rest_of_command_;    // of a script: number of keys, keys, args
   bool source_sent_ = false;
   int watched_fd_ = -1;
   EventLoop::TimerId timer_ = 0;

@@ -5,8 +5,9 @@
 #include <utility>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "store/redis_reply.h"
+#include "store/redis_socket.h"
 
 namespace ddp::elastic {
 namespace {
@@ -17,27 +18,23 @@ constexpr int kRepliesPerTurn = 64;
 // Between a Listen() and the server's word that it listens.
 constexpr absl::Duration kConfirmTimeout = absl::Seconds(5);
 
-store::RedisConnectionOptions OneTry(store::RedisConnectionOptions options) {
-  options.total_timeout = absl::ZeroDuration();
-  return options;
-}
-
 }  // namespace
 
 Subscription::Subscription(const store::RedisEndpoint& endpoint,
                            const store::RedisConnectionOptions& options, EventLoop* loop,
                            Callbacks callbacks)
-    : endpoint_(endpoint),
-      options_(OneTry(options)),
-      loop_(loop),
-      callbacks_(std::move(callbacks)) {}
+    : loop_(loop),
+      callbacks_(std::move(callbacks)),
+      dialer_(endpoint, options, loop),
+      connection_(store::RedisConnection::Unconnected(endpoint, options)) {}
 
 Subscription::~Subscription() { Stop(); }
 
 void Subscription::Stop() {
   loop_->CancelTimer(std::exchange(timer_, 0));
   if (watched_fd_ >= 0) loop_->Unwatch(std::exchange(watched_fd_, -1));
-  connection_.reset();
+  dialer_.Cancel();
+  connection_->Disconnect();
 }
 
 void Subscription::EndSoon() {
@@ -50,10 +47,20 @@ void Subscription::EndSoon() {
 
 void Subscription::Listen(const std::string& channel) {
   Stop();
-  absl::StatusOr<std::unique_ptr<store::RedisConnection>> connection =
-      store::RedisConnection::Connect(endpoint_, options_);
-  if (!connection.ok()) return EndSoon();
-  connection_ = *std::move(connection);
+  dialer_.Dial([this, channel](absl::StatusOr<UniqueFd> fd) {
+    if (!fd.ok() || !connection_->Adopt(*std::move(fd)).ok()) return EndSoon();
+    AskFor(channel);
+  });
+}
+
+void Subscription::ListenFirst(const std::string& channel) {
+  Stop();
+  if (!connection_->Reconnect({.total_timeout = absl::ZeroDuration()}).ok()) return EndSoon();
+  dialer_.FoundAt(store::PeerAddress(connection_->fd()));
+  AskFor(channel);
+}
+
+void Subscription::AskFor(const std::string& channel) {
   if (!connection_->Send({{"SUBSCRIBE", channel}}).ok()) return EndSoon();
   const int fd = connection_->fd();
   if (!loop_->Watch(fd, EPOLLIN, [this](uint32_t) { OnReadable(); }).ok()) return EndSoon();
@@ -65,7 +72,7 @@ void Subscription::Listen(const std::string& channel) {
 }
 
 void Subscription::OnReadable() {
-  for (int i = 0; i < kRepliesPerTurn && connection_ != nullptr; ++i) {
+  for (int i = 0; i < kRepliesPerTurn && connection_->connected(); ++i) {
     const absl::StatusOr<store::RedisReply> reply = connection_->Receive(absl::ZeroDuration());
     if (absl::IsDeadlineExceeded(reply.status())) return;  // the rest wakes us
     if (!reply.ok() || reply->IsError()) return EndSoon();
@@ -80,7 +87,7 @@ void Subscription::OnReadable() {
     }
   }
   // Replies that were read with others are in no socket that could wake us.
-  if (connection_ == nullptr || timer_ != 0) return;
+  if (!connection_->connected() || timer_ != 0) return;
   timer_ = loop_->AddTimer(absl::ZeroDuration(), [this] {
     timer_ = 0;
     OnReadable();

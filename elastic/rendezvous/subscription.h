@@ -5,9 +5,11 @@
 #include <memory>
 #include <string>
 
-#include "absl/time/time.h"
+#include "absl/status/statusor.h"
 #include "base/event_loop.h"
+#include "base/unique_fd.h"
 #include "store/redis_connection.h"
+#include "store/redis_dialer.h"
 #include "store/redis_endpoint.h"
 
 namespace ddp::elastic {
@@ -24,7 +26,7 @@ class Subscription {
     std::function<void()> on_end;  // could not subscribe, or the connection broke; once
   };
 
-  // `loop` is not owned. `options`: connect_timeout is for how long Listen() may block.
+  // `loop` is not owned. `options`: connect_timeout is for one try to connect. Nothing blocks.
   Subscription(const store::RedisEndpoint& endpoint, const store::RedisConnectionOptions& options,
                EventLoop* loop, Callbacks callbacks);
   ~Subscription();
@@ -35,17 +37,21 @@ class Subscription {
   // from the loop.
   void Listen(const std::string& channel);
 
+  // The same for who may wait for the connection: the server is asked for the channel before it is
+  // asked for anything that the caller sends after this.
+  void ListenFirst(const std::string& channel);
+
  private:
   void Stop();
+  void AskFor(const std::string& channel);
   void OnReadable();
   void EndSoon();
 
-  const store::RedisEndpoint endpoint_;
-  const store::RedisConnectionOptions options_;
   EventLoop* const loop_;
   const Callbacks callbacks_;
 
-  std::unique_ptr<store::RedisConnection> connection_;
+  store::RedisDialer dialer_;
+  const std::unique_ptr<store::RedisConnection> connection_;
   int watched_fd_ = -1;
   EventLoop::TimerId timer_ = 0;
 };

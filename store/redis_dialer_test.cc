@@ -1,0 +1,151 @@
+#include "store/redis_dialer.h"
+
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "base/event_loop.h"
+#include "base/unique_fd.h"
+#include "store/redis_caller.h"
+#include "store/redis_connection.h"
+#include "store/redis_endpoint.h"
+#include "testing/redis_fixture.h"
+
+namespace ddp::store {
+namespace {
+
+using ::ddp::testing::RedisFixture;
+
+constexpr absl::Duration kLong = absl::Seconds(60);
+
+class RedisDialerTest : public ::testing::Test {
+ protected:
+  RedisDialerTest() : loop_(*EventLoop::Create()) { options_.connect_timeout = kLong; }
+
+  // One attempt, and what the loop could do meanwhile.
+  absl::StatusOr<UniqueFd> Dial(RedisDialer& dialer) {
+    absl::StatusOr<UniqueFd> result = absl::CancelledError("not called");
+    dialer.Dial([&](absl::StatusOr<UniqueFd> fd) {
+      result = std::move(fd);
+      loop_->Stop();
+    });
+    EXPECT_TRUE(loop_->Run().ok());
+    return result;
+  }
+
+  absl::StatusOr<UniqueFd> Dial(const RedisEndpoint& endpoint) {
+    RedisDialer dialer(endpoint, options_, loop_.get());
+    return Dial(dialer);
+  }
+
+  const std::unique_ptr<EventLoop> loop_;
+  RedisConnectionOptions options_;
+};
+
+// A socket that listens and never answers.
+struct DeafServer {
+  DeafServer() : fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof(address);
+    auto* const name = reinterpret_cast<sockaddr*>(&address);
+    EXPECT_EQ(bind(fd.get(), name, size), 0);
+    EXPECT_EQ(listen(fd.get(), 1), 0);
+    EXPECT_EQ(getsockname(fd.get(), name, &size), 0);
+    endpoint.host = "127.0.0.1";
+    endpoint.port = ntohs(address.sin_port);
+  }
+  UniqueFd fd;
+  RedisEndpoint endpoint;
+};
+
+TEST_F(RedisDialerTest, TheSocketIsGreetedAndOfUse) {
+  options_.client_name = "test";
+  const auto redis = RedisFixture::StartTcp("secret");
+  for (const RedisEndpoint& endpoint : {redis->endpoint(), redis->SocketEndpoint()}) {
+    absl::StatusOr<UniqueFd> fd = Dial(endpoint);
+    ASSERT_TRUE(fd.ok()) << fd.status();
+    const auto connection = RedisConnection::Unconnected(endpoint, {});
+    ASSERT_TRUE(connection->Adopt(*std::move(fd)).ok());
+    EXPECT_EQ(*connection->Command({"CLIENT", "GETNAME"})->AsString(), "test");
+  }
+}
+
+TEST_F(RedisDialerTest, ANameIsLookedUp) {
+  const auto redis = RedisFixture::StartTcp();
+  RedisEndpoint endpoint = redis->endpoint();
+  endpoint.host = "localhost";
+  RedisDialer dialer(endpoint, options_, loop_.get());
+  EXPECT_TRUE(Dial(dialer).ok());
+  EXPECT_TRUE(Dial(dialer).ok()) << "and not again";
+}
+
+// What has no name server to ask is not asked of one.
+TEST_F(RedisDialerTest, AServerThatWasReachedIsLookedForAtItsAddress) {
+  const auto redis = RedisFixture::StartTcp();
+  RedisEndpoint endpoint = redis->endpoint();
+  endpoint.host = "no such name.invalid";
+  RedisDialer dialer(endpoint, options_, loop_.get());
+  dialer.FoundAt("127.0.0.1");
+  EXPECT_TRUE(Dial(dialer).ok());
+  redis->Kill();
+  EXPECT_TRUE(absl::IsUnavailable(Dial(dialer).status()));
+  redis->Restart();
+  EXPECT_TRUE(Dial(dialer).ok());
+}
+
+TEST_F(RedisDialerTest, ANameThatMeansNothing) {
+  RedisEndpoint endpoint;
+  endpoint.host = "no such name.invalid";
+  const absl::Status status = Dial(endpoint).status();
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_NE(status.message().find(endpoint.host), std::string::npos) << status;
+}
+
+TEST_F(RedisDialerTest, RefusalsAreToldApart) {
+  const auto redis = RedisFixture::StartTcp("secret");
+  RedisEndpoint endpoint = redis->endpoint();
+  endpoint.password = "wrong";
+  EXPECT_TRUE(absl::IsUnauthenticated(Dial(endpoint).status()));
+  redis->Kill();
+  const absl::Status status = Dial(redis->endpoint()).status();
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+}
+
+TEST_F(RedisDialerTest, TheLoopGoesOnWhileAServerDoesNotAnswer) {
+  const DeafServer deaf;
+  options_.connect_timeout = absl::Milliseconds(200);
+  int ticks = 0;
+  std::function<void()> tick = [&] {
+    ++ticks;
+    loop_->AddTimer(absl::Milliseconds(1), tick);
+  };
+  loop_->AddTimer(absl::ZeroDuration(), tick);
+  const absl::Status status = Dial(deaf.endpoint).status();
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_GT(ticks, 1);
+}
+
+TEST_F(RedisDialerTest, AnAttemptThatIsGivenUpIsNotAnswered) {
+  const DeafServer deaf;
+  RedisDialer dialer(deaf.endpoint, options_, loop_.get());
+  dialer.Dial([](const absl::StatusOr<UniqueFd>&) { ADD_FAILURE(); });
+  loop_->AddTimer(absl::Milliseconds(20), [&] {
+    dialer.Cancel();
+    loop_->AddTimer(absl::Milliseconds(20), [&] { loop_->Stop(); });
+  });
+  ASSERT_TRUE(loop_->Run().ok());
+}
+
+}  // namespace
+}  // namespace ddp::store

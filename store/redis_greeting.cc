@@ -1,0 +1,30 @@
+#include "store/redis_greeting.h"
+
+#include "absl/strings/str_cat.h"
+#include "store/redis_errors.h"
+
+namespace ddp::store {
+
+std::vector<std::vector<std::string>> RedisGreeting(const RedisEndpoint& endpoint,
+                                                    const std::string& client_name) {
+  std::vector<std::vector<std::string>> commands;
+  if (!endpoint.password.empty() && !endpoint.user.empty()) {
+    commands.push_back({"AUTH", endpoint.user, endpoint.password});
+  } else if (!endpoint.password.empty()) {
+    commands.push_back({"AUTH", endpoint.password});
+  }
+  if (endpoint.database != 0) commands.push_back({"SELECT", absl::StrCat(endpoint.database)});
+  if (!client_name.empty()) commands.push_back({"CLIENT", "SETNAME", client_name});
+  // Who answers, is it Redis, and are we welcome?
+  commands.push_back({"PING"});
+  return commands;
+}
+
+absl::Status JudgeGreeting(const std::vector<std::string>& command, const RedisReply& reply,
+                           const RedisEndpoint& endpoint) {
+  // The name is a courtesy: a user may lack the right to set it.
+  if (!reply.IsError() || command[0] == "CLIENT") return absl::OkStatus();
+  return StatusOfErrorReply(reply.error_text(), endpoint);
+}
+
+}  // namespace ddp::store
