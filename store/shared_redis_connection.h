@@ -58,7 +58,7 @@ class SharedRedisConnection final : public RedisCaller {
   // Subscribes to `channel` and asks `question`, in this order, so that nothing published after the
   // question was answered is missed. Unless the reply is an answer, waits for a message on the
   // channel or for `deadline` (of MonotonicClock), asks once more and returns that reply, answer
-  // or not. The subscription ends with the call.
+  // or not. The subscription ends with the call. `is_answer` must not call this object.
   //
   // Is not repeated and makes no connection: kUnavailable where there is none, or when it breaks
   // meanwhile. kDeadlineExceeded: no reply to a question within command_timeout.

@@ -37,8 +37,8 @@ struct NoticeMessage;
 // by a key of its own (one multiSet): two commands, however many ranks there are. In every process
 // a thread of this class is blocked in the store until it is woken; there is no polling.
 //
-// Thread-safe. Owns one thread, "ddp-failure", blocked in a clone of the store: on Redis that is the
-// connection that all groups of the process share, on a TCPStore one more.
+// Thread-safe. Owns one thread, "ddp-failure", blocked in a clone of the store: on Redis over the
+// connection that all groups of the process share, on a TCPStore over one more.
 class FailureNotice {
  public:
   struct Failure {
