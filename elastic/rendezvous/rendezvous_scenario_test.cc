@@ -1,9 +1,8 @@
 // Replays the stories in testing/scenarios/rendezvous over RendezvousCores and the scripts, in a
 // Redis in memory whose clock belongs to the story.
 //
-// A story is a text file. Lines that begin with `#` are comments, `options` sets what the job is
-// launched with, `> ...` is an event, and what stands below it is what the agents are answered and
-// told because of it:
+// A story (testing/story_replay.h) has events, `options` set what the job is launched with, and
+// what stands below an event is what the agents are answered and told because of it:
 //
 //   > fail b rank=1 rank 1 was killed by SIGKILL
 //   a: news: generation 1 is over: rank 1 was killed by SIGKILL
@@ -27,18 +26,13 @@
 //
 // After a change, write what happens now into the files and review the difference:
 //   bazel run //elastic/rendezvous:rendezvous_scenario_test -- --rewrite
-#include <stdlib.h>
-
 #include <algorithm>
 #include <deque>
-#include <filesystem>
-#include <fstream>
 #include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <set>
-#include <sstream>
 #include <string>
 #include <utility>
 #include <variant>
@@ -56,18 +50,15 @@
 #include "elastic/rendezvous/rendezvous_scripts.h"
 #include "gtest/gtest.h"
 #include "testing/simulator/lua_redis.h"
+#include "testing/story_replay.h"
 
 namespace ddp::elastic {
 namespace {
-
-constexpr char kFolder[] = "testing/scenarios/rendezvous";
 
 using Core = RendezvousCore;
 using ::ddp::testing::LuaRedis;
 using ::ddp::testing::MemoryDatabase;
 using Words = std::vector<std::string>;
-
-bool rewrite = false;
 
 int Number(const std::string& text) {
   int number = 0;
@@ -105,9 +96,10 @@ const RendezvousScripts& Scripts() {
   return scripts;
 }
 
-class Story {
+class Story final : public ::ddp::testing::StoryPlayer {
  public:
-  void SetOptions(Words words) {
+  void SetOptions(const Words& given) override {
+    Words words = given;
     words.erase(words.begin());
     if (const auto value = Take(words, "min")) options_.min_nodes = Number(*value);
     if (const auto value = Take(words, "max")) options_.max_nodes = Number(*value);
@@ -121,7 +113,8 @@ class Story {
   }
 
   // Plays one event and returns what came of it.
-  std::vector<std::string> Play(Words words) {
+  std::vector<std::string> Play(const Words& given) override {
+    Words words = given;
     lines_.clear();
     const std::string event = words[0];
     words.erase(words.begin());
@@ -439,83 +432,14 @@ class Story {
   std::vector<std::string> lines_;
 };
 
-// The file as it would read if everything in it were expected.
-std::string Replay(const std::string& path) {
-  std::ifstream file(path);
-  EXPECT_TRUE(file.is_open()) << path;
-  Story story;
-  std::ostringstream out;
-  bool before_first_event = true;
-  for (std::string line; std::getline(file, line);) {
-    const bool is_event = line.rfind("> ", 0) == 0;
-    if (is_event) before_first_event = false;
-    // What happened is written anew.
-    if (!is_event && !before_first_event && !line.empty() && line[0] != '#') continue;
-    out << line << "\n";
-    const Words words = absl::StrSplit(is_event ? line.substr(2) : line, ' ', absl::SkipEmpty());
-    if (!is_event) {
-      if (!words.empty() && words[0] == "options") story.SetOptions(words);
-      continue;
-    }
-    SCOPED_TRACE(line);
-    for (const std::string& happened : story.Play(words)) out << happened << "\n";
-  }
-  return out.str();
-}
-
-std::string ReadFile(const std::string& path) {
-  std::ifstream file(path);
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
-
-std::vector<std::string> StoryFiles() {
-  // `bazel run` says where the sources are; a test stands in its runfiles.
-  const char* sources = getenv("BUILD_WORKSPACE_DIRECTORY");
-  const std::string folder =
-      rewrite && sources != nullptr ? absl::StrCat(sources, "/", kFolder) : std::string(kFolder);
-  std::vector<std::string> files;
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-    if (entry.path().extension() == ".txt") files.push_back(entry.path());
-  }
-  std::sort(files.begin(), files.end());
-  EXPECT_FALSE(files.empty());
-  return files;
-}
-
-class StoryTest : public ::testing::Test {
- public:
-  explicit StoryTest(std::string path) : path_(std::move(path)) {}
-
-  void TestBody() override {
-    const std::string replayed = Replay(path_);
-    if (rewrite) {
-      std::ofstream(path_) << replayed;
-      return;
-    }
-    EXPECT_EQ(replayed, ReadFile(path_))
-        << "if this is meant: bazel run //elastic/rendezvous:rendezvous_scenario_test -- --rewrite";
-  }
-
- private:
-  const std::string path_;
-};
-
-void RegisterStories() {
-  for (const std::string& file : StoryFiles()) {
-    const std::string name = std::filesystem::path(file).stem().string();
-    ::testing::RegisterTest("RendezvousScenarioTest", name.c_str(), nullptr, nullptr, __FILE__,
-                            __LINE__, [file]() -> StoryTest* { return new StoryTest(file); });
-  }
-}
-
 }  // namespace
 }  // namespace ddp::elastic
 
 int main(int argc, char** argv) {
-  ::testing::InitGoogleTest(&argc, argv);
-  for (int i = 1; i < argc; ++i) ddp::elastic::rewrite |= std::string(argv[i]) == "--rewrite";
-  ddp::elastic::RegisterStories();
-  return RUN_ALL_TESTS();
+  return ddp::testing::RunStories(
+      argc, argv,
+      {.name = "RendezvousScenarioTest",
+       .folder = "testing/scenarios/rendezvous",
+       .target = "//elastic/rendezvous:rendezvous_scenario_test",
+       .make_player = [] { return std::make_unique<ddp::elastic::Story>(); }});
 }
