@@ -19,8 +19,8 @@ namespace ddp::store {
 // kUnavailable: not reachable, or not by `deadline`; the reason is in the message.
 absl::StatusOr<UniqueFd> ConnectSocket(const RedisEndpoint& endpoint, absl::Time deadline);
 
-// The same for who must not wait, in two steps: begins to connect to an address (`endpoint.host` is a
-// number, or it is a unix socket); and, once that is writable, says what came of it.
+// The same for who must not wait, in two steps: begins to connect to an address (`endpoint.host` is
+// a number, or it is a unix socket); and, once that is writable, says what came of it.
 absl::StatusOr<UniqueFd> BeginConnecting(const RedisEndpoint& endpoint);
 absl::Status FinishConnecting(int fd, const RedisEndpoint& endpoint);
 

@@ -230,6 +230,8 @@ BANS = [
             "testing/simulator/simulate.cc": "how long the seeds took, for people",
             "elastic/agent/worker_group.cc": "the failure report tells people when a worker failed",
             "elastic/agent/event_log.cc": "unix_time of an event, for people",
+            "elastic/agent/timer_pipe.cc": "PyTorch's timers end by the host's clock",
+            "elastic/agent/timer_pipe_test.cc": "the same",
             "elastic/checkpoint/checkpointer.cc": "saved_unix_seconds of a manifest, for people",
             "elastic/worker/error_file.cc": "the timestamp is part of torchrun's format",
             "elastic/worker/fatal_signal.cc": "the same, in a signal handler",
