@@ -83,6 +83,11 @@ class JobChecker {
   // Whether messages arrive: then no membership changes unseen from here.
   void SetQuiet(bool is_quiet) { is_quiet_ = is_quiet; }
 
+  // Whether a node was told of this generation.
+  bool Knows(const elastic::GenerationId& generation) const {
+    return generations_.contains({generation.number, generation.nonce});
+  }
+
   // What the story's report counts.
   int generations() const { return static_cast<int>(generations_.size()); }
   int charged() const { return charged_; }

@@ -21,38 +21,44 @@ std::vector<PlantedBug> ScriptBugs() {
       {.name = "charge_membership",
        .what = "a failure is charged although a node was lost",
        .symptom = "a membership change was charged",
-       .from = "return J.fail_cause ~= '' and J.change == ''",
-       .to = "return J.fail_cause ~= ''"},
+       .edits = {{.from = "return J.fail_cause ~= '' and J.change == ''",
+                  .to = "return J.fail_cause ~= ''"}}},
       {.name = "forget_ranks",
        .what = "a survivor takes any free rank",
        .symptom = "moves a node from group rank",
-       .from = "for _, offer in ipairs(chosen) do take(offer, offer.old_rank) end",
-       .to = ""},
+       .edits = {{.from = "for _, offer in ipairs(chosen) do take(offer, offer.old_rank) end",
+                  .to = ""}}},
       {.name = "free_restarts",
        .what = "the budget is not looked at",
        .symptom = "the budget is",
-       .from = "if num('restarts') >= num('max_restarts') then",
-       .to = "if false then"},
+       .edits = {{.from = "if num('restarts') >= num('max_restarts') then",
+                  .to = "if false then"}}},
       {.name = "no_adoption",
        .what = "a server that lost its memory does not learn the generation from its clients",
        .symptom = "nothing happened to any node",
-       .from = "if seen > num('generation') then",
-       .to = "if false then"},
+       .edits = {{.from = "if seen > num('generation') then", .to = "if false then"}}},
       {.name = "rank_twice",
        .what = "the first two nodes of a round get the same ranks",
        .symptom = "has rank",
-       .from = "offer.first, offer.first_in_role = world, role_worlds[offer.role] or 0",
-       .to = "offer.first, offer.first_in_role = math.max(0, world - 1), 0"},
+       .edits = {{.from = "offer.first, offer.first_in_role = world, role_worlds[offer.role] or 0",
+                  .to = "offer.first, offer.first_in_role = math.max(0, world - 1), 0"}}},
       {.name = "never_reap",
        .what = "a node whose lease has run out stays",
        .symptom = "no generation runs",
-       .from = "if row then miss(name, row, 'was lost') end",
-       .to = "if row then redis.call('HSET', members, name, row) end"},
+       .edits = {{.from = "if row then miss(name, row, 'was lost') end",
+                  .to = "if row then redis.call('HSET', members, name, row) end"}}},
       {.name = "reap_while_frozen",
        .what = "nodes are given up for lost when it was the store that was away",
        .symptom = "nothing happened to any node",
-       .from = "if not is_frozen() then\n    reap()",
-       .to = "if true then\n    reap()"},
+       .edits = {{.from = "if not is_frozen() then\n    reap()",
+                  .to = "if true then\n    reap()"}}},
+      {.name = "no_nonce",
+       .what = "two generations of one number are taken for the same",
+       .symptom = "no generation runs",
+       .edits = {{.from = "my_generation == J.generation and my_nonce == J.nonce",
+                  .to = "my_generation == J.generation"},
+                 {.from = "brief[3] == my_generation and brief[4] == my_nonce",
+                  .to = "brief[3] == my_generation"}}},
   };
 }
 
@@ -76,13 +82,18 @@ const PlantedBug* FindPlantedBug(const std::string& name) {
 AgentCode Plant(const PlantedBug& bug) {
   AgentCode code;
   code.make_tamper = bug.make_tamper;
-  if (bug.from.empty()) return code;
-  int planted = 0;
+  if (bug.edits.empty()) return code;
+  std::vector<int> planted(bug.edits.size());
   code.scripts = RendezvousScripts([&bug, &planted](ScriptName, std::string source) {
-    planted += absl::StrReplaceAll({{bug.from, bug.to}}, &source);
+    for (size_t i = 0; i < planted.size(); ++i) {
+      planted[i] += absl::StrReplaceAll({{bug.edits[i].from, bug.edits[i].to}}, &source);
+    }
     return source;
   });
-  CHECK_GT(planted, 0) << "no script has the text that the bug " << bug.name << " replaces";
+  for (size_t i = 0; i < planted.size(); ++i) {
+    CHECK_GT(planted[i], 0) << "no script has a text that the bug " << bug.name
+                            << " replaces: " << bug.edits[i].from;
+  }
   return code;
 }
 

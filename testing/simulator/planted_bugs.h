@@ -11,14 +11,17 @@
 namespace ddp::testing {
 
 // A bug that what is shipped does not have, to see that the simulator finds it: in all scripts that
-// have it, a text is replaced by another; or what a core is told, or wants, is tampered with, so
+// have them, texts are replaced by others; or what a core is told, or wants, is tampered with, so
 // that the agent behaves as if its core had the bug. Nothing shipped knows of this.
 struct PlantedBug {
   std::string name;
   std::string what;     // for people
   std::string symptom;  // part of what the simulator says of it
-  // In scripts: `from` must be there, or the bug is out of date. Empty: none.
-  std::string from = {}, to = {};
+  // In scripts: each `from` must be in one, or the bug is out of date.
+  struct Edit {
+    std::string from, to;
+  };
+  std::vector<Edit> edits = {};
   // In a core; null: none.
   std::function<std::unique_ptr<CoreTamper>()> make_tamper = nullptr;
 };

@@ -23,7 +23,8 @@ RendezvousCore::Options CoreOptions(const SimulatedRendezvous::Options& options,
   RendezvousCore::Options core;
   core.node = options.name;
   core.endpoint.host = "store";
-  core.run_id = "simulated";
+  core.run_id = story.has_id ? "simulated" : "none";
+  if (!story.has_id) core.fingerprint = "the same program";
   core.max_restarts = story.max_restarts;
   core.min_nodes = story.min_nodes;
   core.max_nodes = story.max_nodes;

@@ -74,7 +74,14 @@ void SimulatedStore::Arrive(const RequestPtr& request) {
     waiting_.push_back(request);
     return AnswerNever(request);
   }
+  MemoryDatabase before;
+  if (is_awaited_) before = redis_.database();
   RedisReply reply = Run(*request);
+  if (IsAwaited(reply)) {
+    snapshot_ = std::move(before);
+    ++counts_.lost_replies;
+    return Answer(request, absl::UnavailableError("the connection broke"));
+  }
   if (random_.Chance(conditions_.duplicate)) {
     ++counts_.duplicates;
     queue_->After(random_.Exponential(conditions_.duplicate_mean_us), [this, request] {
@@ -90,6 +97,19 @@ void SimulatedStore::Arrive(const RequestPtr& request) {
   Answer(request, std::move(reply));
 }
 
+void SimulatedStore::TakeSnapshotBefore(std::function<bool(const RedisReply&)> is_it,
+                                        std::function<void()> then) {
+  is_awaited_ = std::move(is_it);
+  then_ = std::move(then);
+}
+
+bool SimulatedStore::IsAwaited(const RedisReply& reply) {
+  if (!is_awaited_ || !is_awaited_(reply)) return false;
+  is_awaited_ = nullptr;
+  queue_->After(0, std::exchange(then_, nullptr));
+  return true;
+}
+
 RedisReply SimulatedStore::Run(const Request& request) {
   const bool is_script = request.script != nullptr;
   ++(is_script ? counts_.scripts : counts_.commands);
@@ -102,9 +122,11 @@ RedisReply SimulatedStore::Run(const Request& request) {
 void SimulatedStore::Answer(const RequestPtr& request, absl::StatusOr<RedisReply> reply) {
   const int64_t at_us = queue_->now_us() + Delay();
   if (at_us >= request->gives_up_at_us) return AnswerNever(request);
-  queue_->At(at_us, [this, request, reply = std::move(reply)] {
+  queue_->At(at_us, [this, request, reply = std::move(reply), starts = starts_] {
     if (clients_[request->client].cut_off) return AnswerNever(request);
-    Deliver(request, reply);
+    // What a server that is gone has sent does not arrive after the word of its successor.
+    const bool is_of_this_server = starts == starts_;
+    Deliver(request, is_of_this_server ? reply : absl::UnavailableError("the connection broke"));
   });
 }
 
@@ -219,6 +241,7 @@ void SimulatedStore::Start(Memory memory, int64_t clock_jump_us) {
   if (memory == Memory::kSnapshot) redis_.database() = snapshot_;
   if (memory == Memory::kNothing) redis_.database().Clear();
   clock_offset_us_ += clock_jump_us;
+  ++starts_;
   state_ = State::kUp;
 }
 

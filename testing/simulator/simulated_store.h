@@ -80,6 +80,9 @@ class SimulatedStore {
   void Continue();
   enum class Memory { kAll, kSnapshot, kNothing };
   void TakeSnapshot() { snapshot_ = redis_.database(); }
+  // Takes one before the next script whose reply `is_it`. That reply is lost, and `then` is called.
+  void TakeSnapshotBefore(std::function<bool(const store::RedisReply&)> is_it,
+                          std::function<void()> then);
   void Kill();
   void Start(Memory memory, int64_t clock_jump_us);
   bool up() const { return state_ == State::kUp; }
@@ -121,6 +124,7 @@ class SimulatedStore {
   int64_t Delay();
   void Send(Request request);
   void Arrive(const RequestPtr& request);
+  bool IsAwaited(const store::RedisReply& reply);
   store::RedisReply Run(const Request& request);
   void Answer(const RequestPtr& request, absl::StatusOr<store::RedisReply> reply);
   void AnswerNever(const RequestPtr& request);
@@ -137,8 +141,12 @@ class SimulatedStore {
 
   State state_ = State::kUp;
   int64_t clock_offset_us_ = 0;
+  int starts_ = 1;
   LuaRedis redis_;
   MemoryDatabase snapshot_;
+  // Of TakeSnapshotBefore(); null: nothing is awaited.
+  std::function<bool(const store::RedisReply&)> is_awaited_;
+  std::function<void()> then_;
   std::vector<Client> clients_;
   std::map<std::string, std::vector<ClientId>, std::less<>> channels_;
   std::vector<RequestPtr> waiting_;  // that came while the server was paused

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "elastic/agent/worker_failure.h"
 #include "store/redis_reply.h"
@@ -80,6 +81,7 @@ class Simulation {
   void Strike(const Fault& fault);
   void StrikeNode(const Fault& fault);
   void StrikeStore(const Fault& fault);
+  void ForgetNextRound(const Fault& fault);
   void RestartStore(const Fault& fault, SimulatedStore::Memory memory);
   void OnReply(const store::RedisReply& reply);
   void OnWorkerExit(const TrainingModel::Exit& exit);
@@ -157,7 +159,7 @@ void Simulation::CheckNowAndThen() {
   for (const auto& [job, checker] : checkers_) {
     checker->CheckOnlyOneRuns(queue_.now_us());
     running += checker->RunsInReach(queue_.now_us()) ? 1 : 0;
-    if (running > 1) checker->Violate("two jobs of one run id run at once");
+    if (running > 1 && story_.has_id) checker->Violate("two jobs of one run id run at once");
   }
   CheckRecovery();
   queue_.After(kSecond, [this] { CheckNowAndThen(); });
@@ -170,27 +172,34 @@ void Simulation::CheckRecovery() {
   if (std::exchange(swallowed_, store_.counts().swallowed) != store_.counts().swallowed) {
     last_fault_us_ = now_us;
   }
-  if (!store_.up()) return;
-  int64_t well_until_us = last_fault_us_;
-  for (const auto& [job, checker] : checkers_) {
-    well_until_us = std::max(well_until_us, checker->RanWellUntil(now_us));
-  }
-  if (now_us - well_until_us <= RecoveryBoundUs(story_, true)) return;
-  int nodes = 0;
-  bool has_begun = true;
-  std::string job;
+  if (!store_.up() || now_us - last_fault_us_ <= RecoveryBoundUs(story_, true)) return;
+  struct Job {
+    int nodes = 0;
+    bool has_begun = true;
+    int64_t well_until_us = 0;
+  };
+  std::map<std::string, Job> jobs;  // those of one run id are one
   for (const std::unique_ptr<SimulatedNode>& node : nodes_) {
     if (!node->is_sound() || node->is_leaving()) continue;
-    ++nodes;
-    job = node->job();
-    has_begun &= Checker(job).generations() > 0;
+    Job& job = jobs[story_.has_id ? "" : node->job()];
+    ++job.nodes;
+    job.has_begun &= Checker(node->job()).generations() > 0;
   }
-  const int64_t bound_us = RecoveryBoundUs(story_, has_begun);
-  if (nodes < story_.min_nodes || now_us - well_until_us <= bound_us) return;
-  Checker(job).Violate(absl::StrCat("no generation runs, ", (now_us - well_until_us) / 1000,
-                                    "ms after the last fault: at most ", bound_us / 1000,
-                                    "ms are allowed; ", nodes, " nodes are there, ",
-                                    story_.min_nodes, " are enough"));
+  for (const auto& [token, checker] : checkers_) {
+    const auto found = jobs.find(story_.has_id ? "" : token);
+    if (found == jobs.end()) continue;
+    Job& job = found->second;
+    job.well_until_us = std::max(job.well_until_us, checker->RanWellUntil(now_us));
+  }
+  for (const auto& [token, job] : jobs) {
+    const int64_t since_us = now_us - std::max(last_fault_us_, job.well_until_us);
+    const int64_t bound_us = RecoveryBoundUs(story_, job.has_begun);
+    if (job.nodes < story_.min_nodes || since_us <= bound_us) continue;
+    Checker(token).Violate(absl::StrCat("no generation runs, ", since_us / 1000,
+                                        "ms after the last fault: at most ", bound_us / 1000,
+                                        "ms are allowed; ", job.nodes, " nodes are there, ",
+                                        story_.min_nodes, " are enough"));
+  }
 }
 
 void Simulation::AddNode(int host, int nproc, int64_t at_us) {
@@ -239,6 +248,7 @@ void Simulation::Strike(const Fault& fault) {
     case FaultKind::kStoreRestarted:
     case FaultKind::kStoreRolledBack:
     case FaultKind::kStoreWiped:
+    case FaultKind::kRoundForgotten:
       return StrikeStore(fault);
     case FaultKind::kNewcomer:
       ++result_.faults[static_cast<int>(fault.kind)];
@@ -321,9 +331,32 @@ void Simulation::StrikeStore(const Fault& fault) {
         if (store_.up()) RestartStore(fault, SimulatedStore::Memory::kSnapshot);
       });
       return;
+    case FaultKind::kRoundForgotten:
+      return ForgetNextRound(fault);
     default:
       return;
   }
+}
+
+// Others fetch their places from the round before it is forgotten.
+void Simulation::ForgetNextRound(const Fault& fault) {
+  const auto is_new_round = [this](const store::RedisReply& reply) {
+    const auto parts = reply.AsArray();
+    uint64_t number = 0;
+    if (!parts.ok() || parts->size() < 3 || (*parts)[0].AsString().value_or("") != "round" ||
+        !absl::SimpleAtoi((*parts)[1].AsString().value_or(""), &number)) {
+      return false;
+    }
+    const elastic::GenerationId id = {number, (*parts)[2].AsString().value_or("")};
+    return std::none_of(checkers_.begin(), checkers_.end(),
+                        [&id](const auto& entry) { return entry.second->Knows(id); });
+  };
+  store_.TakeSnapshotBefore(is_new_round, [this, fault] {
+    const double mean_us = story_.network.delay_mean_us + 500;
+    queue_.After(random_.Exponential(4 * mean_us), [this, fault] {
+      if (store_.up()) RestartStore(fault, SimulatedStore::Memory::kSnapshot);
+    });
+  });
 }
 
 void Simulation::RestartStore(const Fault& fault, SimulatedStore::Memory memory) {

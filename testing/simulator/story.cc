@@ -33,6 +33,7 @@ void DrawJob(Story& story, Random& random) {
   if (hosts >= 200) story.lease_us = std::max(story.lease_us, 4 * kSecond);
   // Few, so that small jobs have light ones too.
   if (random.Chance(0.4)) story.full_heartbeats = static_cast<int>(random.Between(1, 8));
+  story.has_id = !random.Chance(0.15);
   story.last_call_us = random.Between(0, 5) * kSecond;
   story.training_s = static_cast<double>(random.Between(2, hosts >= 200 ? 8 : 25));
   story.steps_per_second = static_cast<double>(random.Between(2, 50));
@@ -78,7 +79,7 @@ FaultKind DrawKind(Random& random) {
       FaultKind::kHostLost,    FaultKind::kHostLost,        FaultKind::kHostFrozen,
       FaultKind::kCutOff,      FaultKind::kAgentTerminated, FaultKind::kStorePaused,
       FaultKind::kNewcomer,    FaultKind::kStoreRestarted,  FaultKind::kStoreRolledBack,
-      FaultKind::kStoreWiped,
+      FaultKind::kStoreWiped,  FaultKind::kRoundForgotten,
   };
   return kFrequent[random.Between(0, std::size(kFrequent) - 1)];
 }
@@ -99,6 +100,10 @@ void DrawFaults(Story& story, Random& random) {
     fault.at_us = std::min(fault.at_us, story.faults_end_us);
     const double mean_s = random.Chance(0.5) ? 0.5 : 6;
     fault.duration_us = std::min(random.Exponential(mean_s * kSecond), 30 * kSecond);
+    if (fault.kind == FaultKind::kRoundForgotten) {
+      // A short one, so that who was not told comes back before those who were.
+      fault.duration_us = random.Between(1000, 60000);
+    }
     if (random.Chance(0.2)) fault.clock_jump_us = random.Between(0, 3600) * kSecond;
     story.faults.push_back(fault);
   }
@@ -110,9 +115,9 @@ void DrawFaults(Story& story, Random& random) {
 
 const char* FaultName(FaultKind kind) {
   static constexpr const char* kNames[kFaultKinds] = {
-      "worker crash",  "agent killed",   "agent stopped", "agent terminated",
-      "host lost",     "host frozen",    "host cut off",  "store paused",
-      "store restart", "store rollback", "store wiped",   "newcomer"};
+      "worker crash", "agent killed",    "agent stopped", "agent terminated", "host lost",
+      "host frozen",  "host cut off",    "store paused",  "store restart",    "store rollback",
+      "store wiped",  "round forgotten", "newcomer"};
   return kNames[static_cast<int>(kind)];
 }
 
@@ -129,11 +134,11 @@ Story MakeStory(uint64_t seed, int hosts) {
 }
 
 std::string DebugString(const Story& story) {
-  std::string text =
-      absl::StrCat("seed ", story.seed, ": ", story.hosts, " hosts, --nnodes=", story.min_nodes,
-                   ":", story.max_nodes, ", up to ", story.nproc_max,
-                   " workers each, --max-restarts=", story.max_restarts, ", lease ",
-                   story.lease_us / kSecond, "s, ", story.training_s, "s of training");
+  std::string text = absl::StrCat(
+      "seed ", story.seed, ": ", story.hosts, " hosts, ", story.has_id ? "" : "no run id, ",
+      "--nnodes=", story.min_nodes, ":", story.max_nodes, ", up to ", story.nproc_max,
+      " workers each, --max-restarts=", story.max_restarts, ", lease ", story.lease_us / kSecond,
+      "s, ", story.training_s, "s of training");
   for (const Fault& fault : story.faults) {
     absl::StrAppend(&text, "; ", FaultName(fault.kind), " at ",
                     static_cast<double>(fault.at_us) / kSecond);

@@ -22,9 +22,10 @@ enum class FaultKind {
   kStoreRestarted,   // comes back with all it knew
   kStoreRolledBack,  // comes back without the last second of it
   kStoreWiped,       // comes back with nothing
+  kRoundForgotten,   // rolled back to before the next round; who completed it was not told
   kNewcomer,         // a host more
 };
-inline constexpr int kFaultKinds = 12;
+inline constexpr int kFaultKinds = 13;
 const char* FaultName(FaultKind kind);
 
 struct Fault {
@@ -40,7 +41,8 @@ struct Story {
   uint64_t seed = 0;
 
   // The job.
-  int hosts = 2;  // at the start
+  bool has_id = true;  // else agents meet by a fingerprint, and there may be several jobs
+  int hosts = 2;       // at the start
   int min_nodes = 2;
   int max_nodes = 2;
   int max_restarts = 3;
