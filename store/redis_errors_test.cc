@@ -19,8 +19,7 @@ std::string WithinScript(const std::string& refusal) {
 
 const char* const kPassing[] = {
     "READONLY You can't write against a read only replica.",
-    "MISCONF Redis is configured to save RDB snapshots, but it is currently not able to persist on "
-    "disk.",
+    "MISCONF Redis is configured to save RDB snapshots, but is unable to persist on disk.",
     "LOADING Redis is loading the dataset in memory",
     "MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.",
     "NOREPLICAS Not enough good replicas to write.",
