@@ -1,6 +1,10 @@
 #include "store/redis_push_splitter.h"
 
+#include <string.h>
+
 #include <algorithm>
+#include <charconv>
+#include <system_error>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
@@ -13,6 +17,29 @@ constexpr size_t kMaxHeaderBytes = 24;
 // What is pushed to us has three elements.
 constexpr int64_t kMaxPushItems = 1024;
 constexpr int64_t kMaxNumber = int64_t{1} << 31;
+
+// How many bytes from here on are whole items that pass as they are. Most are: so what follows is
+// for the others, which it judges byte by byte.
+size_t PassingBytes(const char* data, size_t size) {
+  size_t at = 0;
+  while (at < size) {
+    const char type = data[at];
+    if (type != '$' && type != '*' && type != ':' && type != '+' && type != '-') break;
+    const auto* const end = static_cast<const char*>(memchr(data + at, '\n', size - at));
+    if (end == nullptr || end[-1] != '\r') break;
+    size_t next = end + 1 - data;
+    if (type == '$' || type == '*') {
+      int number = 0;
+      const char* const first = data + at + 1;
+      const std::from_chars_result parsed = std::from_chars(first, end - 1, number);
+      if (parsed.ec != std::errc() || parsed.ptr != end - 1 || number < 0) break;
+      if (type == '$') next += static_cast<size_t>(number) + 2;
+    }
+    if (next > size) break;
+    at = next;
+  }
+  return at;
+}
 
 absl::Status Refuse(const std::string& what) {
   return absl::InternalError(absl::StrCat("what Redis sent is not a reply to be accepted: ", what));
@@ -30,6 +57,12 @@ absl::Status RedisPushSplitter::Split(const char* data, size_t size, std::string
       payload_left_ -= static_cast<int64_t>(count);
       if (payload_left_ == 0) EndItem(0);
       continue;
+    }
+    if (state_ == State::kType && push_items_ == 0) {
+      const size_t passing = PassingBytes(data + at, size - at);
+      replies.append(data + at, passing);
+      at += passing;
+      if (at == size) break;
     }
     const char byte = data[at++];
     if (state_ == State::kType) {
