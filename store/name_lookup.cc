@@ -18,6 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/unique_fd.h"
+#include "glog/logging.h"
 
 namespace ddp::store {
 namespace {
@@ -88,7 +89,10 @@ int NameLookup::fd() const { return state_->event.get(); }
 
 bool NameLookup::done() const { return state_->done.load(std::memory_order_acquire); }
 
-absl::StatusOr<std::vector<std::string>> NameLookup::Result() const { return state_->result; }
+absl::StatusOr<std::vector<std::string>> NameLookup::Result() const {
+  CHECK(done()) << "the answer is not there yet";
+  return state_->result;
+}
 
 bool IsNumericAddress(const std::string& host) {
   in6_addr address{};
