@@ -18,6 +18,7 @@
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "launcher/ddprun_driver.h"
+#include "launcher/exit_code.h"
 #include "launcher/network_server.h"
 
 namespace ddp::launcher {
@@ -191,6 +192,27 @@ TEST(DdprunMeetingTest, AMastersPortThatIsTakenIsOneLine) {
   std::ofstream(zero->temporary_folder() + "/go") << "go";
   EXPECT_EQ(zero->Wait(), 0) << zero->err();
   EXPECT_EQ(one->Wait(), 0) << one->err();
+}
+
+TEST(DdprunMeetingTest, ANameThatNeverComesIsWaitedForAsLongAsTheUserSays) {
+  const std::vector<std::vector<std::string>> places = {
+      {"--rdzv-endpoint=no-such-host.invalid:1234"},
+      {"--rdzv-endpoint=no-such-host.invalid:1234", "--rdzv-conf=is_host=0,timeout=600"},
+      {"--node-rank=0", "--master-addr=no-such-host.invalid",
+       absl::StrCat("--master-port=", PortOfMine())}};
+  for (std::vector<std::string> flags : places) {
+    const bool has_conf = flags.size() == 2;
+    flags.insert(flags.end(), {"--nnodes=2", "--exit-code=reason"});
+    if (has_conf) {
+      flags[1] += ",read_timeout=0.1";
+    } else {
+      flags.push_back("--rdzv-conf=join_timeout=0.1");
+    }
+    const Agent agent = Start(flags);
+    EXPECT_EQ(agent->Wait(), kReasonRendezvousTimeout) << agent->err();
+    EXPECT_THAT(agent->err(), HasSubstr("no-such-host.invalid"));
+    EXPECT_THAT(agent->err(), HasSubstr("waited for the name for 100ms"));
+  }
 }
 
 TEST(DdprunMeetingTest, TheAgentMayHaveManyClientsAndItsWorkersHaveTheLimitOfTheUser) {

@@ -1,47 +1,46 @@
 #include "launcher/endpoint_server.h"
 
-#include <poll.h>
 #include <stdlib.h>
 
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
-#include "base/clock.h"
 #include "base/status_macros.h"
+#include "launcher/name_wait.h"
 #include "launcher/network_server.h"
 #include "launcher/say.h"
 
 namespace ddp::launcher {
 namespace {
 
-constexpr absl::Duration kNamePause = absl::Milliseconds(500);
 // How often a server that could not be started is looked at again: another agent was faster.
 constexpr int kAttempts = 3;
 
-absl::Status AtFlag(const store::RedisEndpoint& endpoint, const absl::Status& status) {
-  return absl::Status(status.code(),
-                      absl::StrCat("--rdzv-endpoint=", endpoint.host, ":", endpoint.port, ": ",
-                                   std::string(status.message())));
+// As a person types it, without credentials.
+std::string PlaceOf(const store::RedisEndpoint& endpoint) {
+  store::RedisEndpoint place;
+  place.host = endpoint.host;
+  place.port = endpoint.port;
+  return place.DebugString();
+}
+
+std::string Flag(const store::RedisEndpoint& endpoint) {
+  return absl::StrCat("--rdzv-endpoint=", PlaceOf(endpoint));
 }
 
 absl::StatusOr<BindProbe> Probe(const store::RedisEndpoint& endpoint, absl::Duration name_timeout) {
-  const MonotonicClock clock;
-  const absl::Time deadline = clock.Now() + name_timeout;
-  while (true) {
-    absl::StatusOr<BindProbe> probe = ProbeBind(endpoint.host, endpoint.port);
-    if (!absl::IsUnavailable(probe.status())) return probe;
-    if (clock.Now() >= deadline) {
-      return absl::NotFoundError(std::string(probe.status().message()));
-    }
-    const timespec pause = absl::ToTimespec(kNamePause);
-    (void)ppoll(nullptr, 0, &pause, nullptr);
-  }
+  absl::StatusOr<BindProbe> probe;
+  DDP_RETURN_IF_ERROR(AwaitName({.what = Flag(endpoint), .timeout = name_timeout}, [&] {
+    probe = ProbeBind(endpoint.host, endpoint.port);
+    return probe.status();
+  }));
+  return probe;
 }
 
 void Announce(const store::RedisEndpoint& endpoint, const BindProbe& probe) {
   std::string line = absl::StrCat(
-      "started Redis at ", endpoint.host, ":", endpoint.port,
+      "started Redis at ", PlaceOf(endpoint),
       " on this node; if the node is lost, the others' workers go on, but the job cannot replace, "
       "restart or add any");
   if (probe.is_loopback)
@@ -58,27 +57,33 @@ absl::StatusOr<std::unique_ptr<ServerGuard>> StartServerIfOurs(const store::Redi
   if (endpoint.is_unix()) return none;
   absl::Status last;
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
-    const absl::StatusOr<BindProbe> probe = Probe(endpoint, name_timeout);
-    if (!probe.ok()) return AtFlag(endpoint, probe.status());
-    if (probe->ours.empty() || probe->in_use) return none;
+    DDP_ASSIGN_OR_RETURN(const BindProbe probe, Probe(endpoint, name_timeout));
+    if (probe.ours.empty() || probe.in_use) return none;
     absl::StatusOr<std::unique_ptr<ServerGuard>> server =
         ServerGuard::Start(NetworkServerConfig({.folder = folder,
-                                                .addresses = probe->ours,
+                                                .addresses = probe.ours,
                                                 .port = endpoint.port,
                                                 .user = endpoint.user,
                                                 .password = endpoint.password}),
                            endpoint);
     if (server.ok()) {
-      Announce(endpoint, *probe);
+      Announce(endpoint, probe);
       return server;
     }
     last = server.status();
     if (!absl::IsUnavailable(last)) break;
   }
-  return AtFlag(endpoint, absl::Status(last.code(),
-                                       absl::StrCat("no server is there, and none can be started "
-                                                    "on this node, whose address it is: ",
-                                                    std::string(last.message()))));
+  return absl::Status(last.code(),
+                      absl::StrCat(Flag(endpoint),
+                                   ": no server is there, and none can be started on this node, "
+                                   "whose address it is: ",
+                                   std::string(last.message())));
+}
+
+absl::Status AwaitEndpointName(const store::RedisEndpoint& endpoint, absl::Duration name_timeout) {
+  if (endpoint.is_unix()) return absl::OkStatus();
+  return AwaitName({.what = Flag(endpoint), .timeout = name_timeout},
+                   [&] { return LookUp(endpoint.host); });
 }
 
 void ExportCredentials(const store::RedisEndpoint& endpoint) {

@@ -25,15 +25,18 @@ namespace ddp::launcher {
 // Returns nullptr when the endpoint is not ours, or is a unix socket: then a server is there, or
 // will be. Keep what is returned while the job lives, and Watch() it.
 //
-// A name that cannot be resolved is asked for again for `name_timeout`: a cluster's names may come
-// after its machines.
+// A name that cannot be resolved yet is waited for, for `name_timeout` (launcher/name_wait.h).
 //
-// kNotFound: the name has no address; or the endpoint is ours, but redis-server is not installed.
-// kInvalidArgument: a wildcard address (0.0.0.0, ::), which would be everybody's. Else what
-// PrivateRedisServer::Start says. Call it on the main thread (see there).
-absl::StatusOr<std::unique_ptr<ServerGuard>> StartServerIfOurs(
-    const store::RedisEndpoint& endpoint, const std::string& folder,
-    absl::Duration name_timeout = absl::Seconds(10));
+// kDeadlineExceeded: the name had no address in that time. kNotFound: the endpoint is ours, but
+// redis-server is not installed. kInvalidArgument: a wildcard address (0.0.0.0, ::), which would be
+// everybody's. Else what PrivateRedisServer::Start says. Call it on the main thread (see there).
+absl::StatusOr<std::unique_ptr<ServerGuard>> StartServerIfOurs(const store::RedisEndpoint& endpoint,
+                                                               const std::string& folder,
+                                                               absl::Duration name_timeout);
+
+// As StartServerIfOurs() does, waits until the endpoint's name can be resolved, for a node that
+// starts no server. Errors: kDeadlineExceeded.
+absl::Status AwaitEndpointName(const store::RedisEndpoint& endpoint, absl::Duration name_timeout);
 
 // For the workers, who connect with what stands in the environment (DDP_REDIS_USER,
 // DDP_REDIS_PASSWORD): sets it there to the endpoint's.

@@ -46,7 +46,7 @@ class EndpointServerTest : public ::testing::Test {
   Guard StartAt(store::RedisEndpoint& endpoint) {
     for (int attempt = 0; attempt < 10; ++attempt) {
       endpoint.port = *FreePort(endpoint.host);
-      auto server = StartServerIfOurs(endpoint, folder_);
+      auto server = StartServerIfOurs(endpoint, folder_, kLong);
       EXPECT_TRUE(server.ok()) << server.status();
       if (server.ok() && *server != nullptr) return *std::move(server);
     }
@@ -79,7 +79,7 @@ TEST_F(EndpointServerTest, TheSecondUsesTheFirstOnes) {
   const Guard server = StartAt(endpoint);
   ASSERT_NE(server, nullptr);
   const std::string other_folder = *MakePrivateFolder("ddp-test-");
-  const auto second = StartServerIfOurs(endpoint, other_folder);
+  const auto second = StartServerIfOurs(endpoint, other_folder, kLong);
   ASSERT_TRUE(second.ok()) << second.status();
   EXPECT_EQ(*second, nullptr);
   EXPECT_TRUE(RemoveFolder(other_folder).ok());
@@ -97,7 +97,7 @@ TEST_F(EndpointServerTest, OfTwoAtOnceOneHasIt) {
     for (auto& promise : started) {
       folders.push_back(*MakePrivateFolder("ddp-test-"));
       agents.emplace_back([&promise, &endpoint, ended, folder = folders.back()] {
-        auto server = StartServerIfOurs(endpoint, folder);
+        auto server = StartServerIfOurs(endpoint, folder, kLong);
         EXPECT_TRUE(server.ok()) << server.status();
         promise.set_value(server.ok() ? *std::move(server) : nullptr);
         ended.wait();
@@ -121,12 +121,12 @@ TEST_F(EndpointServerTest, OfTwoAtOnceOneHasIt) {
 TEST_F(EndpointServerTest, OtherMachinesAddressesAndSocketsAreNotOurs) {
   store::RedisEndpoint endpoint;
   endpoint.host = "192.0.2.1";  // for documents only
-  const auto other = StartServerIfOurs(endpoint, folder_);
+  const auto other = StartServerIfOurs(endpoint, folder_, kLong);
   ASSERT_TRUE(other.ok()) << other.status();
   EXPECT_EQ(*other, nullptr);
   endpoint = {};
   endpoint.unix_path = "/tmp/ddp-no-such.sock";
-  const auto socket = StartServerIfOurs(endpoint, folder_);
+  const auto socket = StartServerIfOurs(endpoint, folder_, kLong);
   ASSERT_TRUE(socket.ok()) << socket.status();
   EXPECT_EQ(*socket, nullptr);
 }
@@ -134,20 +134,23 @@ TEST_F(EndpointServerTest, OtherMachinesAddressesAndSocketsAreNotOurs) {
 TEST_F(EndpointServerTest, WhatCannotBeIsSaidInOneLine) {
   store::RedisEndpoint endpoint = FreeEndpoint();
   endpoint.host = "0.0.0.0";
-  const auto wildcard = StartServerIfOurs(endpoint, folder_);
+  const auto wildcard = StartServerIfOurs(endpoint, folder_, kLong);
   EXPECT_TRUE(absl::IsInvalidArgument(wildcard.status())) << wildcard.status();
   endpoint.host = "no-such-host.invalid";
   const auto name = StartServerIfOurs(endpoint, folder_, absl::ZeroDuration());
-  EXPECT_TRUE(absl::IsNotFound(name.status())) << name.status();
+  EXPECT_TRUE(absl::IsDeadlineExceeded(name.status())) << name.status();
   EXPECT_NE(name.status().message().find("--rdzv-endpoint=no-such-host.invalid"),
             std::string::npos);
+  EXPECT_TRUE(absl::IsDeadlineExceeded(AwaitEndpointName(endpoint, absl::ZeroDuration())));
+  endpoint.host = "localhost";
+  EXPECT_TRUE(AwaitEndpointName(endpoint, absl::ZeroDuration()).ok());
 }
 
 TEST_F(EndpointServerTest, WithoutRedisInstalledSaysSo) {
   const store::RedisEndpoint endpoint = FreeEndpoint();
   const std::string path = getenv("PATH");
   setenv("PATH", folder_.c_str(), 1);
-  const auto server = StartServerIfOurs(endpoint, folder_);
+  const auto server = StartServerIfOurs(endpoint, folder_, kLong);
   setenv("PATH", path.c_str(), 1);
   EXPECT_TRUE(absl::IsNotFound(server.status())) << server.status();
   for (const char* part : {"--rdzv-endpoint=127.0.0.1:", "install redis-server", "this node"}) {
@@ -257,7 +260,7 @@ TEST_F(EndpointServerTest, UserAndPasswordOfAnyCharacters) {
   store::RedisEndpoint other = endpoint;
   const std::string folder = *MakePrivateFolder("ddp-test-");
   other.port = *FreePort(other.host);
-  const auto second = StartServerIfOurs(other, folder);
+  const auto second = StartServerIfOurs(other, folder, kLong);
   ASSERT_TRUE(second.ok() && *second != nullptr);
   EXPECT_TRUE(TryConnect(other).ok());
   other.password = "y";

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "launcher/endpoint_server.h"
 #include "launcher/say.h"
@@ -26,6 +27,13 @@ absl::StatusOr<LocalAddress> OwnAddress(const LaunchOptions& options, const std:
   return LocalAddressTowards(peer, /*beyond_host=*/options.max_nodes > 1);
 }
 
+// How long the place is looked for.
+absl::Duration Patience(const LaunchOptions& options) {
+  const RendezvousOptions& rendezvous = options.rendezvous;
+  return rendezvous.read_timeout > absl::ZeroDuration() ? rendezvous.read_timeout
+                                                        : rendezvous.join_timeout;
+}
+
 absl::StatusOr<MeetingPlace> MeetPrivately(const std::string& folder) {
   MeetingPlace place;
   DDP_ASSIGN_OR_RETURN(place.server, ServerGuard::Start(folder));
@@ -43,7 +51,9 @@ absl::StatusOr<MeetingPlace> MeetAtEndpoint(const LaunchOptions& options,
   MeetingPlace place;
   place.endpoint = endpoint;
   if (options.rendezvous.is_host.value_or(true)) {
-    DDP_ASSIGN_OR_RETURN(place.server, StartServerIfOurs(endpoint, folder));
+    DDP_ASSIGN_OR_RETURN(place.server, StartServerIfOurs(endpoint, folder, Patience(options)));
+  } else {
+    DDP_RETURN_IF_ERROR(AwaitEndpointName(endpoint, Patience(options)));
   }
   return place;
 }
@@ -55,7 +65,7 @@ absl::StatusOr<MeetingPlace> MeetAtMaster(const LaunchOptions& options, const st
   meeting.master_addr = options.master_addr;
   if (options.master_port != 0) meeting.master_port = options.master_port;
   meeting.folder = folder;
-  meeting.timeout = options.rendezvous.join_timeout;
+  meeting.timeout = Patience(options);
   DDP_ASSIGN_OR_RETURN(StaticMeeting met, MeetStatically(meeting, event_loop));
   MeetingPlace place;
   place.endpoint = std::move(met.endpoint);

@@ -117,6 +117,8 @@ absl::StatusOr<BindProbe> ProbeBind(const std::string& host, int port) {
   return probe;
 }
 
+absl::Status LookUp(const std::string& host) { return Resolve(host, 0).status(); }
+
 absl::StatusOr<int> FreePort(const std::string& numeric_address) {
   DDP_ASSIGN_OR_RETURN(const AddressList addresses, Resolve(numeric_address, 0));
   UniqueFd fd;

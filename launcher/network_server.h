@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "store/private_redis_server.h"
 #include "store/redis_endpoint.h"
@@ -28,6 +29,9 @@ struct BindProbe {
 // kUnavailable: the name cannot be resolved now. kInvalidArgument: a wildcard address, which every
 // machine has. kPermissionDenied: ports below 1024. kInternal: another system call failed.
 absl::StatusOr<BindProbe> ProbeBind(const std::string& host, int port);
+
+// Whether `host` can be resolved. Errors: kUnavailable, as above.
+absl::Status LookUp(const std::string& host);
 
 bool IsLoopback(const std::string& numeric_address);
 

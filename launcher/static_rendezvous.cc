@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "base/status_macros.h"
 #include "launcher/local_address.h"
+#include "launcher/name_wait.h"
 #include "launcher/network_server.h"
 #include "launcher/say.h"
 #include "nlohmann/json.hpp"
@@ -52,11 +53,14 @@ absl::StatusOr<std::string> RandomPassword() {
 
 // The addresses of this machine that the rendezvous' server listens on; the one that the others
 // are told is first.
-absl::StatusOr<std::vector<std::string>> ServerAddresses(const std::string& master_addr) {
-  const absl::StatusOr<BindProbe> probe = ProbeBind(master_addr, 0);
-  if (!probe.ok()) {
-    return Explain(absl::StrCat("--master-addr=", master_addr), probe.status());
-  }
+absl::StatusOr<std::vector<std::string>> ServerAddresses(const std::string& master_addr,
+                                                         absl::Duration timeout) {
+  absl::StatusOr<BindProbe> probe;
+  const std::string flag = absl::StrCat("--master-addr=", master_addr);
+  DDP_RETURN_IF_ERROR(AwaitName({.what = flag, .timeout = timeout}, [&] {
+    probe = ProbeBind(master_addr, 0);
+    return probe.status();
+  }));
   // Meant for this machine alone, when it says so. A name of its own that its hosts file calls a
   // loopback address, and an address that is translated on the way to us, are other matters: the
   // others need one that is an interface's.
@@ -109,7 +113,7 @@ absl::StatusOr<StaticMeeting> Host(const StaticRendezvousOptions& options,
   }
   meeting.worker_store = *std::move(worker_store);
   DDP_ASSIGN_OR_RETURN(const std::vector<std::string> addresses,
-                       ServerAddresses(options.master_addr));
+                       ServerAddresses(options.master_addr, options.timeout));
   const bool is_ours = credentials.password.empty();
   if (is_ours) {
     DDP_ASSIGN_OR_RETURN(credentials.password, RandomPassword());

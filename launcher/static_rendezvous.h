@@ -26,7 +26,7 @@ struct StaticRendezvousOptions {
   // A folder of ours for the Redis server of node 0 (PrivateRedisServer::Options::directory).
   std::string folder;
 
-  // How long another node waits for node 0.
+  // How long another node waits for node 0, and node 0 for its own name, master_addr.
   absl::Duration timeout = absl::Minutes(10);
 };
 
@@ -41,9 +41,10 @@ struct StaticMeeting {
   std::unique_ptr<store::TcpStoreServer> worker_store;
 };
 
-// On node 0 starts the two servers and returns; the others are served while `event_loop` runs. On
-// other nodes asks node 0, waiting for it for at most `timeout`. `event_loop` is not owned and must
-// outlive the meeting. Call it on the main thread (see PrivateRedisServer).
+// On node 0 starts the two servers, as soon as master_addr can be resolved, and returns; the others
+// are served while `event_loop` runs. On other nodes asks node 0, waiting for it for at most
+// `timeout`. `event_loop` is not owned and must outlive the meeting. Call it on the main thread
+// (see PrivateRedisServer).
 //
 // The Redis server wants a password: the one that DDP_REDIS_PASSWORD or DDP_REDIS_PASSWORD_FILE
 // gives, which all nodes must have then and which is sent nowhere, else a random one, which whoever
@@ -51,8 +52,8 @@ struct StaticMeeting {
 //
 // kInvalidArgument: the environment's credentials, or a wildcard as address. kFailedPrecondition:
 // master_addr is no address of node 0's machine. kAlreadyExists: the port is taken.
-// kDeadlineExceeded: node 0 was not to be found. Else what
-// PrivateRedisServer::Start says. All as one line that names flag, value and fix.
+// kDeadlineExceeded: node 0 or its name was not to be found. Else what PrivateRedisServer::Start
+// says. All as one line that names flag, value and fix.
 absl::StatusOr<StaticMeeting> MeetStatically(const StaticRendezvousOptions& options,
                                              EventLoop* event_loop);
 

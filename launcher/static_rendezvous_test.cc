@@ -176,6 +176,16 @@ TEST_F(StaticRendezvousTest, AWildcardIsNoAddressOfNodeZero) {
   EXPECT_TRUE(absl::IsInvalidArgument(met.status())) << met.status();
 }
 
+TEST_F(StaticRendezvousTest, NodeZeroWaitsForItsNameAsLongAsOthersForIt) {
+  port_ = *FreePort("127.0.0.1");
+  StaticRendezvousOptions options = Options(0);
+  options.master_addr = "no-such-host.invalid";
+  options.timeout = absl::Milliseconds(30);
+  const auto met = MeetStatically(options, loop_.get());
+  EXPECT_TRUE(absl::IsDeadlineExceeded(met.status())) << met.status();
+  EXPECT_NE(met.status().message().find("--master-addr=no-such-host.invalid"), std::string::npos);
+}
+
 TEST_F(StaticRendezvousTest, WithoutNodeZeroTheWaitEnds) {
   port_ = *FreePort("127.0.0.1");
   StaticRendezvousOptions options = Options(1);
