@@ -26,8 +26,13 @@ local function is_charged()
   return J.fail_cause ~= '' and J.change == ''
 end
 
+-- Whether this job counts steps: one that did so once, and now fails before it can, makes none.
+local function counts_steps()
+  return J.counts_steps == '1' or J.fail_progress == '1' or num('max_step') >= 0
+end
+
 local function made_no_step()
-  return J.fail_progress == '1' and num('fail_step') < 0 and num('max_step') < 0
+  return counts_steps() and num('fail_step') < 0 and num('max_step') < 0
 end
 
 -- How the charge of the noted failure ends the job, or nil.
@@ -79,6 +84,9 @@ end
 -- The generation before the one that begins now is over: who pays? False when the job ends of it.
 -- Sets why it was over, and whether that was charged.
 local function settle()
+  if J.counts_steps ~= '1' and counts_steps() then
+    set('counts_steps', '1')
+  end
   if not is_charged() then
     if J.fail_cause ~= '' then
       log_failure('0', J.fail_cause)

@@ -3,8 +3,8 @@
 -- ARGV  10 highest step, -1 for none; 11 steps per second; 12 us of own work per step, 13 its row
 --       for people: both only when they have changed, else ''; 14 '1': light heartbeats follow;
 --       15 '1': its workers have all succeeded, and the server has been told; it may have forgotten
--- Outcomes: ok + the job's median of ARGV 12 + '1' where the clock's transitions were due, so that few
---                nodes are heard in full
+-- Outcomes: ok + the job's median of ARGV 12 + '1' where the clock's transitions were due, so that
+--                few nodes are heard in full
 --           drain + the step to stop after + why
 --           over + why        the generation is over
 --           evicted + why     the node is no member

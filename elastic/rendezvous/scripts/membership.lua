@@ -47,11 +47,17 @@ local function reply(outcome, ...)
   return {outcome, J.generation, J.nonce, J.restarts, ...}
 end
 
+-- Where the failure was that has ended the job.
+local function end_host()
+  local is_failure = J.end_kind == 'budget_spent' or J.end_kind == 'no_progress'
+  return is_failure and J.fail_host or ''
+end
+
 local function ended_reply()
   if J.end_kind == 'abandoned' then
     return reply('reopen')
   end
-  return reply('ended', J.end_kind, J.end_exit, J.end_reason)
+  return reply('ended', J.end_kind, J.end_exit, J.end_reason, end_host())
 end
 
 -- One line each: token, kind, generation, nonce, and what the kind has.
@@ -90,7 +96,7 @@ end
 local function end_job(kind, exit_code, reason)
   set('state', 'ended', 'end_kind', kind, 'end_exit', exit_code, 'end_reason', reason, 'drain', '')
   expire_all()
-  publish('ended', kind, exit_code, reason)
+  publish('ended', kind, exit_code, reason, end_host())
 end
 
 -- The membership of the current generation has changed: its end is free of charge.

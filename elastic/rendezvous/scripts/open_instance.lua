@@ -32,6 +32,7 @@ local function create(instance)
     'drain', '', 'drain_stop', '-1', 'change', '', 'over', '', 'reason', '', 'charged', '0',
     'max_step', '-1', 'rate', '0', 'median', '-1', 'unknown', '0', 'adopted', '0',
     'frozen_until', '0', 'last_call_at', '0', 'expired_at', '0', 'no_progress', '0',
+    'counts_steps', '0',
     'fail_cause', '', 'fail_host', '', 'fail_rank', '', 'fail_exit', '', 'fail_victim', '',
     'fail_at', '', 'fail_progress', '', 'fail_step', '-1', 'world_size', '0',
     'end_kind', '', 'end_exit', '0', 'end_reason', '')

@@ -16,7 +16,7 @@ local job_key, leases = KEYS[1], KEYS[2]
 local node, token = ARGV[1], ARGV[2]
 local my_generation, my_nonce = ARGV[6], ARGV[7]
 
--- A light heartbeat is a command, not a script: PEXPIRE of this key, which is gone when the node is.
+-- A light heartbeat is a command, not a script: PEXPIRE of this key, which goes when the node does.
 local function beat_key(name)
   return string.sub(job_key, 1, -4) .. 'beat:' .. name
 end
