@@ -6,6 +6,7 @@
 #include <utility>
 #include <variant>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
 namespace ddp::elastic {
@@ -36,6 +37,15 @@ std::string Count(size_t count, const char* what) {
   return absl::StrCat(count, " ", what, count == 1 ? "" : "s");
 }
 
+bool IsFailureOfAWorker(const JobEnd& end) {
+  return end.kind == JobEnd::Kind::kBudgetSpent || end.kind == JobEnd::Kind::kNoProgress;
+}
+
+bool IsFailureOfAWorker(JobEndReason end) {
+  return end == JobEndReason::kWorkerFailed || end == JobEndReason::kBudgetSpent ||
+         end == JobEndReason::kNoProgress;
+}
+
 std::string Cause(const WorkerFailure& failure) {
   return absl::StrCat("rank ", failure.rank, " ", DescribeFailure(failure));
 }
@@ -60,13 +70,41 @@ JobResult AgentCore::result() const {
   result.reason = end_text_;
   result.root_exit_code = root_exit_code_;
   // What a user's signal ended, no worker's failure did.
-  if (result.exit_code != 0 && shutdown_signal_ == 0 && !failures_.empty()) {
-    result.failures = failures_;
-    std::stable_partition(result.failures.begin(), result.failures.end(),
-                          [](const WorkerFailure& failure) { return !failure.is_victim; });
-    result.failures.insert(result.failures.end(), stopped_.begin(), stopped_.end());
+  if (result.exit_code == 0 || shutdown_signal_ != 0) return result;
+  result.failures = failures_;
+  const auto here = RootCauseHere();
+  auto others = result.failures.begin();
+  if (here != failures_.end()) {
+    const auto root = others + (here - failures_.begin());
+    root->was_stopped = false;
+    std::rotate(others, root, root + 1);
+    ++others;
+  } else if (IsFailureOfAWorker(end_) || !failures_.empty() || !stopped_.empty()) {
+    result.cause_elsewhere = end_text_;
+    if (IsFailureOfAWorker(end_) && job_end_.has_value()) result.cause_host = job_end_->host;
   }
+  const auto behind = [](const WorkerFailure& f) {
+    return f.was_stopped ? 2 : f.is_victim ? 1 : 0;
+  };
+  std::stable_sort(others, result.failures.end(),
+                   [&](const auto& one, const auto& two) { return behind(one) < behind(two); });
+  result.failures.insert(result.failures.end(), stopped_.begin(), stopped_.end());
   return result;
+}
+
+std::vector<WorkerFailure>::const_iterator AgentCore::RootCauseHere() const {
+  if (options_.max_nodes > 1 && job_end_.has_value() && IsFailureOfAWorker(*job_end_)) {
+    // The store has decided, and a rank is one node's. What an evicted node has said interests
+    // nobody.
+    if (evicted_) return failures_.end();
+    return std::find_if(failures_.begin(), failures_.end(), [this](const WorkerFailure& failure) {
+      return absl::StartsWith(job_end_->reason, absl::StrCat("rank ", failure.rank, " "));
+    });
+  }
+  const auto own = std::find_if(
+      failures_.begin(), failures_.end(),
+      [](const WorkerFailure& failure) { return !failure.is_victim && !failure.was_stopped; });
+  return own == failures_.end() && options_.max_nodes == 1 ? failures_.begin() : own;
 }
 
 std::string AgentCore::state_name() const {
@@ -146,7 +184,7 @@ void AgentCore::OnRound(const Round& round) {
   stopped_.clear();
   reported_ = Reported::kNothing;
   verdict_.reset();
-  over_ = stop_sent_ = kill_sent_ = hurried_ = false;
+  over_ = evicted_ = stop_sent_ = kill_sent_ = hurried_ = false;
   work_done_ = true;
   phase_ = Phase::kRunning;
   if (!round_.reason.empty()) {
@@ -196,7 +234,9 @@ void AgentCore::On(const WorkerExitedEvent& event) {
   const bool asked = (phase_ == Phase::kStopping || stop_sent_) &&
                      EndedAsAsked(event.status, shutdown_signal_, kill_sent_);
   if (!event.status.succeeded() || event.stopped_as_asked) work_done_ = false;
-  if (!event.status.succeeded() && phase_ != Phase::kShuttingDown) {
+  if (CompleteHung(event)) {
+    ReportFailures();
+  } else if (!event.status.succeeded() && phase_ != Phase::kShuttingDown) {
     WorkerFailure failure = {.rank = round_.placement.first_rank + event.local_rank,
                              .local_rank = event.local_rank,
                              .role = options_.role,
@@ -206,7 +246,7 @@ void AgentCore::On(const WorkerExitedEvent& event) {
                              .error_file = event.status.error_file,
                              .is_victim = event.is_victim,
                              .instead = event.instead,
-                             .was_stopped = asked};
+                             .was_stopped = asked || over_ || job_end_.has_value()};
     if (asked) {
       stopped_.push_back(std::move(failure));
     } else {
@@ -216,13 +256,24 @@ void AgentCore::On(const WorkerExitedEvent& event) {
   if (living_.empty()) OnAllEnded();
 }
 
+// The end of a worker that hung is known now. Whether it was one.
+bool AgentCore::CompleteHung(const WorkerExitedEvent& event) {
+  const auto hung = std::find_if(
+      failures_.begin(), failures_.end(),
+      [&event](const WorkerFailure& failure) { return failure.local_rank == event.local_rank; });
+  if (hung == failures_.end()) return false;
+  hung->status = event.status;
+  hung->error_file = event.status.error_file;
+  return true;
+}
+
 void AgentCore::On(const WorkerHungEvent& event) {
   if (phase_ != Phase::kRunning || !living_.contains(event.local_rank)) return;
   OnFailure({.rank = round_.placement.first_rank + event.local_rank,
              .local_rank = event.local_rank,
              .role = options_.role,
              .pid = event.pid,
-             .status = {.signal = SIGKILL},
+             .status = {.signal = SIGKILL},  // unless it ends before
              .wall_time = event.wall_time,
              .is_victim = event.is_victim,
              .instead = event.what});
@@ -248,12 +299,18 @@ void AgentCore::StopForFault() {
 // reported too: its cause is the one that the user wants to read.
 void AgentCore::ReportFailures() {
   if (phase_ != Phase::kStopping || asked_ || reported_ == Reported::kCause) return;
-  auto next = std::find_if(failures_.begin(), failures_.end(),
+  // A worker that hangs comes before those that ended when they were asked to because of it.
+  const auto known =
+      std::find_if(failures_.begin(), failures_.end(), [this](const WorkerFailure& failure) {
+        return living_.contains(failure.local_rank) && !kill_sent_;
+      });
+  auto next = std::find_if(failures_.begin(), known,
                            [](const WorkerFailure& failure) { return !failure.is_victim; });
   if (reported_ == Reported::kNothing) next = failures_.begin();
-  if (next == failures_.end()) return;
+  if (next == known) return;
   reported_ = next->is_victim ? Reported::kVictim : Reported::kCause;
-  if (last_cause_generation_ != round_.generation.number || !next->is_victim) {
+  if (!next->was_stopped &&
+      (last_cause_generation_ != round_.generation.number || !next->is_victim)) {
     last_cause_generation_ = round_.generation.number;
     last_cause_ = Cause(*next);
   }
@@ -445,7 +502,8 @@ void AgentCore::OnEvicted(const News& news) {
   if (phase_ == Phase::kShuttingDown) return Kill();
   CancelRequest();
   verdict_.reset();
-  over_ = true;
+  over_ = evicted_ = true;
+  reported_ = Reported::kCause;
   last_cause_ = news.cause;
   phase_ = Phase::kStopping;
   deadline_ = absl::InfiniteFuture();
@@ -619,6 +677,7 @@ void AgentCore::Kill() {
   kill_sent_ = true;
   SignalAll(SIGKILL);
   deadline_ = now_ + kKillTimeout;
+  ReportFailures();
 }
 
 // The other nodes must not wait for this one.
@@ -656,6 +715,7 @@ void AgentCore::Abandon(JobEndReason end, std::string text) {
 // The end. ----------------------------------------------------------------------------------------
 
 void AgentCore::LeaveBecause(const JobEnd& end) {
+  job_end_ = end;
   root_exit_code_ = end.exit_code;
   switch (end.kind) {
     case JobEnd::Kind::kSucceeded:
@@ -680,8 +740,8 @@ void AgentCore::Leave(JobEndReason end, std::string text) {
   deadline_ = store_deadline_ = absl::InfiniteFuture();
   end_ = end;
   end_text_ = std::move(text);
-  if (root_exit_code_ == 0 && !failures_.empty()) {
-    root_exit_code_ = ShellExitCode(failures_.front().status);
+  if (root_exit_code_ == 0 && RootCauseHere() != failures_.end()) {
+    root_exit_code_ = ShellExitCode(RootCauseHere()->status);
   }
   Ask(LeaveAction{options_.farewell_timeout});
 }

@@ -40,7 +40,8 @@ namespace ddp::elastic {
 //
 // stopping: a worker failed or hangs, or the generation is over for another reason. The workers got
 // SIGTERM and, `fault_grace` later, SIGKILL; a failure here was reported at once, so that the
-// verdict is there when the last worker has ended. An evicted node's workers get SIGKILL at once.
+// verdict is there when the last worker has ended; a hanging worker is reported when it has ended,
+// or got SIGKILL, for only then is it known how. An evicted node's workers get SIGKILL at once.
 //
 // draining: members are about to change; the workers end at one common step where they can, and
 // have `shutdown_timeout` for it. shutting down: the same because of the user's signal (the other
@@ -123,6 +124,8 @@ class AgentCore {
   void OnFailure(WorkerFailure failure);
   void StopForFault();
   void ReportFailures();
+  bool CompleteHung(const WorkerExitedEvent& event);
+  std::vector<WorkerFailure>::const_iterator RootCauseHere() const;
   void OnAllEnded();
   void ConcludeStop();
   void Complete();
@@ -164,11 +167,14 @@ class AgentCore {
 
   // Of the current generation.
   enum class Reported { kNothing, kVictim, kCause };
+  // Those that ended when the generation was over already are among them, marked as stopped: the
+  // store may take one of them for the root cause yet.
   std::vector<WorkerFailure> failures_;
-  std::vector<WorkerFailure> stopped_;  // because of these
+  std::vector<WorkerFailure> stopped_;  // they ended as asked
   Reported reported_ = Reported::kNothing;
   std::optional<absl::StatusOr<FailureVerdict>> verdict_;
   bool over_ = false;       // it is, by another node's doing
+  bool evicted_ = false;    // and without this node
   bool stop_sent_ = false;  // StopWorkersAction
   bool kill_sent_ = false;
   bool hurried_ = false;   // HurryShutDown
@@ -178,7 +184,7 @@ class AgentCore {
   std::string last_cause_;
   uint64_t last_cause_generation_ = 0;
 
-  std::optional<JobEnd> job_end_;          // the job has ended, workers still run
+  std::optional<JobEnd> job_end_;          // the job has ended; workers may still run
   std::optional<JobEndReason> abandoned_;  // this node gives up, workers still run
   std::string abandon_text_;
   int shutdown_signal_ = 0;

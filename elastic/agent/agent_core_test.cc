@@ -129,10 +129,12 @@ class Story final : public ::ddp::testing::StoryPlayer {
     return absl::OkStatus();
   }
 
-  // "budget rank 1 exited with code 3"
+  // "budget rank 1 exited with code 3", "budget@b rank 1 exited with code 3" on host b
   static JobEnd MakeEnd(const std::vector<std::string>& words, size_t first) {
     JobEnd end;
-    const std::string& kind = words.at(first);
+    const std::vector<std::string> parts = absl::StrSplit(words.at(first), '@');
+    const std::string& kind = parts[0];
+    if (parts.size() > 1) end.host = parts[1];
     end.kind = kind == "succeeded"    ? JobEnd::Kind::kSucceeded
                : kind == "budget"     ? JobEnd::Kind::kBudgetSpent
                : kind == "noprogress" ? JobEnd::Kind::kNoProgress
@@ -263,6 +265,14 @@ class Story final : public ::ddp::testing::StoryPlayer {
         lines.push_back(absl::StrCat(failure.was_stopped ? "stopped: rank " : "failure: rank ",
                                      failure.rank, " ", DescribeFailure(failure), ", pid ",
                                      failure.pid));
+      }
+      if (!result.cause_elsewhere.empty()) {
+        lines.push_back(absl::StrCat("cause elsewhere",
+                                     result.cause_host.empty() ? "" : " on " + result.cause_host,
+                                     ": ", result.cause_elsewhere));
+      }
+      if (result.root_exit_code != 0) {
+        lines.push_back(absl::StrCat("code of the cause: ", result.root_exit_code));
       }
     }
     return lines;

@@ -24,7 +24,9 @@ struct WorkerFailure {
   // What it did instead of ending: "made no step for 42s ...", "could not be started: ...", "let
   // its timer 'load' run out".
   std::string instead = {};
-  bool was_stopped = false;  // by the agent, because of a failure before: no failure of its own
+  // By the agent, because of a failure before, or it ended when the generation was over already: no
+  // failure of its own.
+  bool was_stopped = false;
 };
 
 // Why a job ended for this node.
@@ -47,10 +49,15 @@ struct JobResult {
   // Of the process that is the root cause, on whatever node, as a shell has it (128 + N for
   // signals); 0 where there is none or it is not known.
   int root_exit_code = 0;
-  // Of the last generation, in the order in which they were seen, victims behind the others: the
-  // first is the root cause. The workers that the agent stopped because of them come last.
+  // Of this node's last generation: the root cause where it is here, then the others in the order
+  // in which they were seen, victims behind them; the workers that the agent stopped come last.
   // Empty when the job succeeded, was stopped by a signal or could not be started.
   std::vector<WorkerFailure> failures;
+  // Where the root cause is none of `failures`: what it was, on one line, and the host of the
+  // worker that it was, where that is known. Empty where `failures` begins with the root cause, and
+  // where nothing failed.
+  std::string cause_elsewhere;
+  std::string cause_host;
   // One line for people, without a full stop: why the job ended. Empty on success.
   std::string reason;
 };

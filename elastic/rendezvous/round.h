@@ -73,8 +73,9 @@ struct JobEnd {
     kClosed,       // a node ended it: its program cannot be started
   };
   Kind kind = Kind::kClosed;
-  std::string reason;  // the root cause, one line; empty on success
-  int exit_code = 0;   // of the process that is the root cause, as a shell has it; 0: unknown
+  std::string reason;     // the root cause, one line; empty on success
+  int exit_code = 0;      // of the process that is the root cause, as a shell has it; 0: unknown
+  std::string host = {};  // where that was; empty: unknown
   bool operator==(const JobEnd&) const = default;
 };
 
