@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -279,6 +280,19 @@ TEST(DdprunFlagsTest, WhatMeansSomethingElseHereIsSaidOnce) {
   EXPECT_THAT(Lines(run.err()),
               UnorderedElementsAre(HasSubstr("--rdzv-backend=c10d"),
                                    HasSubstr("--monitor-interval"), HasSubstr("store_type")));
+}
+
+TEST(DdprunFlagsTest, APlaceThatIsNoneIsAUsageError) {
+  for (const auto& [flag, why] : std::vector<std::pair<std::string, std::string>>{
+           {"--rdzv-endpoint=a:b:c", "it has more than one ':' and is no IPv6 address"},
+           {"--rdzv-endpoint=0.0.0.0:1234", "an address of every machine"},
+           {"--rdzv-endpoint=[::]:1234", "an address of every machine"},
+           {"--master-addr=0.0.0.0", "an address of every machine"}}) {
+    DdprunDriver run({.arguments = Shell({"--nnodes=2", flag}, "exit 0")});
+    EXPECT_EQ(run.Wait(), 2) << flag;
+    EXPECT_THAT(run.err(), AllOf(HasSubstr(flag.substr(0, flag.find('='))), HasSubstr(why)));
+    EXPECT_EQ(Lines(run.err()).size(), 1U) << run.err();
+  }
 }
 
 TEST(DdprunFlagsTest, CompletionForShells) {

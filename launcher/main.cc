@@ -31,6 +31,7 @@
 #include "launcher/job.h"
 #include "launcher/keeper.h"
 #include "launcher/launch_options.h"
+#include "launcher/network_server.h"
 #include "launcher/private_folder.h"
 #include "launcher/rendezvous_choice.h"
 #include "launcher/say.h"
@@ -183,6 +184,12 @@ std::string TimerFile(const std::string& runtime_folder) {
   return path == nullptr || *path == '\0' ? runtime_folder + "/timers" : path;
 }
 
+absl::Status CheckOneMachine(const std::string& flag, const std::string& host) {
+  if (!IsWildcard(host)) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(flag, ": ", host, " is an address of every machine: name the one of one machine"));
+}
+
 absl::StatusOr<std::optional<store::RedisEndpoint>> Endpoint(const RendezvousOptions& options) {
   if (options.kind != RendezvousKind::kRedis) return std::nullopt;
   absl::StatusOr<store::RedisEndpoint> endpoint =
@@ -191,6 +198,7 @@ absl::StatusOr<std::optional<store::RedisEndpoint>> Endpoint(const RendezvousOpt
     return absl::InvalidArgumentError(
         absl::StrCat("--rdzv-endpoint: ", std::string(endpoint.status().message())));
   }
+  DDP_RETURN_IF_ERROR(CheckOneMachine("--rdzv-endpoint", endpoint->host));
   DDP_RETURN_IF_ERROR(store::ApplyRedisCredentialsFromEnvironment(*endpoint));
   return *endpoint;
 }
@@ -254,6 +262,10 @@ int Main(int argc, char** argv) {
   }
   absl::StatusOr<std::optional<store::RedisEndpoint>> endpoint = Endpoint(options->rendezvous);
   if (!endpoint.ok()) return Fail(endpoint.status(), kUsageError);
+  if (options->rendezvous.kind == RendezvousKind::kStatic) {
+    const absl::Status master = CheckOneMachine("--master-addr", options->master_addr);
+    if (!master.ok()) return Fail(master, kUsageError);
+  }
   absl::StatusOr<std::vector<std::string>> command =
       WorkerCommand({.kind = options->program_kind,
                      .program = command_line->program,

@@ -49,8 +49,6 @@ std::string Text(const addrinfo& address) {
   return error == 0 ? host.data() : "";
 }
 
-bool IsWildcard(const std::string& numeric) { return numeric == "0.0.0.0" || numeric == "::"; }
-
 // Returns 0 or errno.
 int TryBind(const addrinfo& address, UniqueFd& fd) {
   fd.reset(socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -78,6 +76,13 @@ std::string Quoted(const std::string& text) {
 std::string BindProbe::Reachable() const {
   const auto found = std::find_if_not(ours.begin(), ours.end(), IsLoopback);
   return found == ours.end() ? ours.front() : *found;
+}
+
+bool IsWildcard(const std::string& host) {
+  in_addr v4{};
+  if (inet_aton(host.c_str(), &v4) != 0) return v4.s_addr == INADDR_ANY;
+  in6_addr v6{};
+  return inet_pton(AF_INET6, host.c_str(), &v6) == 1 && IN6_IS_ADDR_UNSPECIFIED(&v6);
 }
 
 bool IsLoopback(const std::string& numeric_address) {

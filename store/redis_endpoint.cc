@@ -1,5 +1,6 @@
 #include "store/redis_endpoint.h"
 
+#include <arpa/inet.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -61,6 +62,12 @@ absl::Status CheckHost(const std::string& text, const std::string& host) {
   return absl::OkStatus();
 }
 
+// A zone (fe80::1%eth0) belongs to it.
+bool IsIpv6(const std::string& text) {
+  in6_addr address{};
+  return inet_pton(AF_INET6, text.substr(0, text.find('%')).c_str(), &address) == 1;
+}
+
 // HOST, HOST:PORT, V6, [V6], [V6]:PORT.
 absl::Status SetAuthority(const std::string& text, const std::string& authority,
                           RedisEndpoint& endpoint) {
@@ -71,9 +78,15 @@ absl::Status SetAuthority(const std::string& text, const std::string& authority,
     endpoint.host = authority.substr(1, end - 1);
     rest = authority.substr(end + 1);
     if (!rest.empty() && rest[0] != ':') return Malformed(text, "':PORT' must follow ']'");
+    if (!IsIpv6(endpoint.host)) {
+      return Malformed(text, absl::StrCat("'", endpoint.host, "' is no IPv6 address"));
+    }
   } else {
     const size_t first = authority.find(':');
     const bool bare_v6 = first != std::string::npos && authority.rfind(':') != first;
+    if (bare_v6 && !IsIpv6(authority)) {
+      return Malformed(text, "it has more than one ':' and is no IPv6 address");
+    }
     endpoint.host = bare_v6 ? authority : authority.substr(0, first);
     rest = bare_v6 || first == std::string::npos ? "" : authority.substr(first);
   }

@@ -20,11 +20,12 @@ TEST(ParseRedisEndpointTest, AcceptsWhatAPersonTypes) {
     int port;
     int database;
   };
-  for (const Case& c : {Case{"node-1", "node-1", 6379, 0}, Case{"node-1:7000", "node-1", 7000, 0},
-                        Case{"10.0.0.1:1", "10.0.0.1", 1, 0}, Case{"[::1]:7000", "::1", 7000, 0},
-                        Case{"[fe80::1]", "fe80::1", 6379, 0}, Case{"fe80::1", "fe80::1", 6379, 0},
-                        Case{"redis://a", "a", 6379, 0}, Case{"redis://a:65535/3", "a", 65535, 3},
-                        Case{"redis://[::1]:5/", "::1", 5, 0}}) {
+  for (const Case& c :
+       {Case{"node-1", "node-1", 6379, 0}, Case{"node-1:7000", "node-1", 7000, 0},
+        Case{"10.0.0.1:1", "10.0.0.1", 1, 0}, Case{"[::1]:7000", "::1", 7000, 0},
+        Case{"[fe80::1]", "fe80::1", 6379, 0}, Case{"fe80::1", "fe80::1", 6379, 0},
+        Case{"redis://a", "a", 6379, 0}, Case{"redis://a:65535/3", "a", 65535, 3},
+        Case{"redis://[::1]:5/", "::1", 5, 0}, Case{"[fe80::1%eth0]:5", "fe80::1%eth0", 5, 0}}) {
     const absl::StatusOr<RedisEndpoint> endpoint = ParseRedisEndpoint(c.text);
     ASSERT_TRUE(endpoint.ok()) << c.text << ": " << endpoint.status();
     EXPECT_EQ(endpoint->host, c.host) << c.text;
@@ -55,6 +56,12 @@ TEST(ParseRedisEndpointTest, RefusesEverythingElseAndSaysWhy) {
                                   std::string("[::1"),
                                   std::string("[::1]6379"),
                                   std::string("[]:1"),
+                                  std::string("a:b:c"),
+                                  std::string("host:1:2"),
+                                  std::string("10.0.0.1:1:2"),
+                                  std::string("[host]:1"),
+                                  std::string("[10.0.0.1]:1"),
+                                  std::string("redis://a:b:c/1"),
                                   std::string("http://host"),
                                   std::string("redis://"),
                                   std::string("redis://host/x"),
