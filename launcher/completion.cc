@@ -9,6 +9,7 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "launcher/flag_table.h"
+#include "launcher/status_flags.h"
 
 namespace ddp::launcher {
 namespace {
@@ -63,8 +64,13 @@ constexpr char kBash[] = R"(# Completion of ddprun for bash.
 _ddprun() {
   local all='@ALL@ '
   local with_value='@WITH_VALUE@ '
+  local of_status='@OF_STATUS@ '
   local current=${COMP_WORDS[COMP_CWORD]} flag='' word i
   COMPREPLY=()
+  if [[ $COMP_CWORD -gt 1 && ${COMP_WORDS[1]} == status && ! -f status ]] && ! type -P status; then
+    [[ $current == -* ]] && COMPREPLY=($(compgen -W "$of_status" -- "${current//_/-}"))
+    return
+  fi >/dev/null
   for ((i = 1; i < COMP_CWORD; ++i)); do
     word=${COMP_WORDS[i]}
     if [[ $word == '=' ]]; then
@@ -79,12 +85,15 @@ _ddprun() {
     fi
   done
   [[ $current == '=' ]] && current=''
+  if [[ $COMP_CWORD == 1 && -n $current && status == "$current"* ]]; then
+    COMPREPLY=(status)
+  fi
   case $flag in
     '')
       if [[ $current == -* ]]; then
         COMPREPLY=($(compgen -W "$all" -- "${current//_/-}"))
       else
-        COMPREPLY=($(compgen -c -- "$current"))
+        COMPREPLY+=($(compgen -c -- "$current"))
       fi
       ;;
 @CASES@  esac
@@ -99,8 +108,12 @@ std::string BashScript() {
     absl::StrAppend(&all, Names(flag));
     if (flag.takes_value) absl::StrAppend(&with_value, Names(flag));
   }
-  return absl::StrReplaceAll(
-      kBash, {{"@ALL@", all}, {"@WITH_VALUE@", with_value}, {"@CASES@", BashCases()}});
+  std::string of_status;
+  for (const StatusFlag& flag : kStatusFlags) absl::StrAppend(&of_status, " --", flag.name);
+  return absl::StrReplaceAll(kBash, {{"@ALL@", all},
+                                     {"@WITH_VALUE@", with_value},
+                                     {"@OF_STATUS@", of_status},
+                                     {"@CASES@", BashCases()}});
 }
 
 // The first sentence of the help, for within '...[...]...'.
@@ -118,9 +131,28 @@ std::string ZshAction(const FlagSpec& flag) {
   return " ";
 }
 
+constexpr char kZshBegin[] = R"(#compdef ddprun
+# Completion of ddprun for zsh.
+_ddprun_program() {
+  _alternative 'commands:subcommand:(status)' 'programs:program:_command_names -e'
+}
+_ddprun() {
+  if [[ $CURRENT -gt 2 && $words[2] == status && ! -f status ]] && ! (( $+commands[status] )); then
+    shift words
+    (( CURRENT-- ))
+    _arguments -S @OF_STATUS@
+    return
+  fi
+  _arguments -S \
+)";
+
 std::string ZshScript() {
-  std::string script =
-      "#compdef ddprun\n# Completion of ddprun for zsh.\n_ddprun() {\n  _arguments -S \\\n";
+  std::string of_status;
+  for (const StatusFlag& flag : kStatusFlags) {
+    absl::StrAppend(&of_status, " '--", flag.name, flag.takes_value ? "=[" : "[", flag.help, "]",
+                    flag.takes_value ? ":value: '" : "'");
+  }
+  std::string script = absl::StrReplaceAll(kZshBegin, {{" @OF_STATUS@", of_status}});
   const auto add = [&](const FlagSpec& flag, const std::string& name) {
     absl::StrAppend(&script, "    '", name, "[", ZshText(flag), "]");
     if (flag.takes_value) {
@@ -136,7 +168,7 @@ std::string ZshScript() {
     }
   }
   absl::StrAppend(&script,
-                  "    '(-)1:program:_command_names -e' \\\n    '*::argument:_default'\n}\n"
+                  "    '(-)1:program:_ddprun_program' \\\n    '*::argument:_default'\n}\n"
                   "compdef _ddprun ddprun\n");
   return script;
 }

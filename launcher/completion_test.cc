@@ -25,6 +25,7 @@ using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 
 struct Output {
   std::string text;
@@ -113,6 +114,16 @@ TEST_F(BashCompletionTest, ValuesThatAreFoldersProgramsAndWhatIsTheProgramsOwn) 
   EXPECT_THAT(Complete({"--max-restarts", "=", "3", "train.py", "--"}), IsEmpty());
 }
 
+TEST_F(BashCompletionTest, TheSubcommandAndItsOwnFlags) {
+  EXPECT_THAT(Complete({"st"}), AllOf(Contains("status"), Contains("stat")));
+  EXPECT_THAT(Complete({"--standalone", "statu"}), Not(Contains("status")));
+  EXPECT_THAT(Complete({"status", "--"}), ElementsAre("--rdzv-endpoint", "--rdzv-id", "--instance",
+                                                      "--json", "--all", "--help"));
+  EXPECT_THAT(Complete({"status", "--json", "--rdzv_"}),
+              ElementsAre("--rdzv-endpoint", "--rdzv-id"));
+  EXPECT_THAT(Complete({"status", "--rdzv-id", "="}), IsEmpty());
+}
+
 TEST(ZshCompletionTest, EveryFlagWithItsValues) {
   const std::string script = CompletionScript("zsh");
   EXPECT_THAT(script, HasSubstr("#compdef ddprun\n"));
@@ -120,6 +131,8 @@ TEST(ZshCompletionTest, EveryFlagWithItsValues) {
     EXPECT_THAT(script, HasSubstr(absl::StrCat("'--", flag.name, flag.takes_value ? "=[" : "[")));
   }
   EXPECT_THAT(script, AllOf(HasSubstr(":(cpu gpu auto)'"), HasSubstr(":_files -/'")));
+  EXPECT_THAT(script, AllOf(HasSubstr("'commands:subcommand:(status)'"),
+                            HasSubstr(" '--rdzv-id=[the job there]:value: '")));
   // Quotes are even: none ends early.
   EXPECT_EQ(std::count(script.begin(), script.end(), '\'') % 2, 0);
 }

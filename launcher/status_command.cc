@@ -21,6 +21,7 @@
 #include "elastic/rendezvous/job_reader.h"
 #include "launcher/job_marker.h"
 #include "launcher/printable.h"
+#include "launcher/status_flags.h"
 #include "launcher/status_report.h"
 #include "store/redis_connection.h"
 #include "store/redis_endpoint.h"
@@ -80,7 +81,9 @@ absl::Status SetValue(const std::string& name, const std::string& value, StatusR
 }
 
 bool TakesValue(const std::string& name) {
-  return name == "rdzv-endpoint" || name == "rdzv-id" || name == "instance";
+  return std::any_of(kStatusFlags.begin(), kStatusFlags.end(), [&name](const StatusFlag& flag) {
+    return flag.takes_value && flag.name == name;
+  });
 }
 
 bool SetSwitch(const std::string& name, StatusRequest& request) {
