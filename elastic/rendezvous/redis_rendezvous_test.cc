@@ -227,6 +227,7 @@ TEST_F(RedisRendezvousTest, FailuresAreChargedUntilTheBudgetIsSpent) {
   EXPECT_EQ(verdict->decision, Decision::kEnded);
   EXPECT_EQ(verdict->end.kind, JobEnd::Kind::kBudgetSpent);
   EXPECT_EQ(verdict->end.reason, "rank 0 failed");
+  EXPECT_EQ(verdict->end.host, "a");
   EXPECT_EQ(Join(*rendezvous).status().code(), absl::StatusCode::kFailedPrecondition);
 }
 

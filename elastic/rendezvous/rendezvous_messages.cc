@@ -42,7 +42,8 @@ absl::StatusOr<GenerationId> ParseGeneration(const std::string& number, std::str
   return generation;
 }
 
-JobEnd MakeEnd(const std::string& kind, const std::string& exit_code, const std::string& reason) {
+JobEnd MakeEnd(const std::string& kind, const std::string& exit_code, const std::string& reason,
+               const std::string& host) {
   using Kind = JobEnd::Kind;
   JobEnd end;
   end.kind = Kind::kClosed;
@@ -52,6 +53,7 @@ JobEnd MakeEnd(const std::string& kind, const std::string& exit_code, const std:
   int code = 0;
   if (absl::SimpleAtoi(exit_code, &code) && code >= 0 && code <= 255) end.exit_code = code;
   end.reason = OneLine(reason);
+  end.host = OneLine(host);
   return end;
 }
 
@@ -141,7 +143,7 @@ absl::StatusOr<Round> ParseRoundReply(const ScriptReply& reply) {
 }
 
 JobEnd ParseEndReply(const ScriptReply& reply) {
-  return MakeEnd(reply.text(0), reply.text(1), reply.text(2));
+  return MakeEnd(reply.text(0), reply.text(1), reply.text(2), reply.text(3));
 }
 
 absl::StatusOr<OpenedInstance> ParseOpenedInstance(const RedisReply& reply) {
@@ -190,7 +192,7 @@ absl::StatusOr<PushedMessage> ParsePushedMessage(const std::string& text) {
     message.kind = Kind::kAbandoned;
   } else if (lines[1] == "ended") {
     message.kind = Kind::kEnded;
-    message.end = MakeEnd(line(4), line(5), line(6));
+    message.end = MakeEnd(line(4), line(5), line(6), line(7));
   } else {
     return Bad(absl::StrCat("message ", OneLine(lines[1]).substr(0, 40)));
   }

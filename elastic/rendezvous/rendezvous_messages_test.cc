@@ -98,6 +98,10 @@ TEST(RendezvousMessagesTest, ReadsAnEnd) {
   EXPECT_EQ(end("budget_spent", "137"), (JobEnd{JobEnd::Kind::kBudgetSpent, "why", 137}));
   EXPECT_EQ(end("no_progress", "3").kind, JobEnd::Kind::kNoProgress);
   EXPECT_EQ(end("anything", "-4"), (JobEnd{JobEnd::Kind::kClosed, "why", 0}));
+  const auto reply = ParseScriptReply(Texts({"ended", "1", "n", "0", "budget_spent", "3", "why",
+                                             "node\x1b"
+                                             "b"}));
+  EXPECT_EQ(ParseEndReply(*reply).host, "node b");
 }
 
 TEST(RendezvousMessagesTest, ReadsPushedMessages) {
@@ -115,6 +119,7 @@ TEST(RendezvousMessagesTest, ReadsPushedMessages) {
   EXPECT_EQ(ParsePushedMessage("t\nround\n3\nnn")->kind, Kind::kRound);
   EXPECT_EQ(ParsePushedMessage("t\nended\n3\nnn\nsucceeded\n0\n")->end.kind,
             JobEnd::Kind::kSucceeded);
+  EXPECT_EQ(ParsePushedMessage("t\nended\n3\nnn\nbudget_spent\n3\nwhy\nb")->end.host, "b");
 }
 
 TEST(RendezvousMessagesTest, RefusesPushedNonsense) {
