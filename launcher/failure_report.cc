@@ -38,19 +38,12 @@ size_t LongestLine(const std::string& text) {
   return longest;
 }
 
-// What is known of a worker that said nothing itself.
+// Of a worker that wrote nothing.
 std::string WithoutErrorFile(const elastic::WorkerFailure& failure) {
-  const int signal = failure.status.signal;
-  std::string text = signal != 0
-                         ? absl::StrCat("Signal ", signal, " (", elastic::SignalName(signal),
-                                        ") received by PID ", failure.pid)
-                         : absl::StrCat("The worker ", elastic::DescribeExit(failure.status));
-  if (failure.was_stopped) return absl::StrCat(text, ": stopped because of the root cause");
-  if (!failure.instead.empty()) {
-    return absl::StrCat("The worker ", failure.instead, failure.pid > 0 ? ": killed" : "");
-  }
-  if (signal == 0) absl::StrAppend(&text, " and wrote no error file; its own output says more");
-  return text;
+  const bool is_exit =
+      failure.status.signal == 0 && !failure.was_stopped && failure.instead.empty();
+  return absl::StrCat(AgentsWords(failure),
+                      is_exit ? " and wrote no error file; its own output says more" : "");
 }
 
 }  // namespace
@@ -65,8 +58,8 @@ std::string FormatFailureReport(const std::string& entrypoint,
     absl::StrAppend(&others, Entry(i, failures[i]));
   }
   if (others.empty()) others = "  <NO_OTHER_FAILURES>\n";
-  const std::string root = elsewhere.empty() ? Entry(0, failures.at(0))
-                                             : absl::StrCat("  on another node: ", elsewhere, "\n");
+  const std::string root =
+      elsewhere.empty() ? Entry(0, failures.at(0)) : absl::StrCat("  ", elsewhere, "\n");
   const size_t width =
       std::min(kMaxBorder, std::max({title.size(), LongestLine(others), LongestLine(root)}));
   const std::string border(width, '=');
@@ -75,12 +68,34 @@ std::string FormatFailureReport(const std::string& entrypoint,
                       "\nRoot Cause (first observed failure):\n", root, border, "\n");
 }
 
-std::vector<elastic::WorkerFailure> RootCauseFirst(std::vector<elastic::WorkerFailure> failures) {
-  const auto root =
-      std::find_if(failures.begin(), failures.end(),
-                   [](const elastic::WorkerFailure& f) { return !f.is_victim && !f.was_stopped; });
-  if (root != failures.end()) std::rotate(failures.begin(), root, root + 1);
-  return failures;
+std::string AgentsWords(const elastic::WorkerFailure& failure) {
+  const int signal = failure.status.signal;
+  if (!failure.instead.empty() && !failure.was_stopped) {
+    const std::string end = failure.pid > 0 ? absl::StrCat(": told to end, it ",
+                                                           elastic::DescribeExit(failure.status))
+                                            : "";
+    return absl::StrCat("The worker ", failure.instead, end);
+  }
+  const std::string text = signal != 0
+                               ? absl::StrCat("Signal ", signal, " (", elastic::SignalName(signal),
+                                              ") received by PID ", failure.pid)
+                               : absl::StrCat("The worker ", elastic::DescribeExit(failure.status));
+  return failure.was_stopped ? absl::StrCat(text, ": stopped because of the root cause") : text;
+}
+
+std::string DescribeCauseElsewhere(const elastic::JobResult& result) {
+  if (result.cause_elsewhere.empty()) return "";
+  switch (result.end) {
+    case elastic::JobEndReason::kWorkerFailed:
+    case elastic::JobEndReason::kBudgetSpent:
+    case elastic::JobEndReason::kNoProgress:
+      break;
+    default:  // no worker's failure, or the text says whose
+      return result.cause_elsewhere;
+  }
+  const std::string host =
+      result.cause_host.empty() ? "" : absl::StrCat(" (", result.cause_host, ")");
+  return absl::StrCat("on another node", host, ": ", result.cause_elsewhere);
 }
 
 ReportedFailure DescribeFailure(const elastic::WorkerFailure& failure,
@@ -98,7 +113,10 @@ ReportedFailure DescribeFailure(const elastic::WorkerFailure& failure,
     const absl::StatusOr<elastic::ErrorRecord> error = elastic::ReadErrorRecord(failure.error_file);
     if (error.ok()) {
       result.error_file = failure.error_file;
-      result.text = error->message;
+      // That it did not end by itself is none of its own words.
+      result.text = failure.instead.empty() || failure.was_stopped
+                        ? error->message
+                        : absl::StrCat(AgentsWords(failure), "\n", error->message);
       if (failure.is_victim) absl::StrAppend(&result.text, "\n(it saw a peer fail first)");
       // Some writers begin the call stack with the message.
       const absl::string_view callstack =
@@ -107,9 +125,8 @@ ReportedFailure DescribeFailure(const elastic::WorkerFailure& failure,
       if (error->time != absl::InfinitePast()) time = error->time;
     } else if (!absl::IsNotFound(error.status())) {
       result.error_file = failure.error_file;
-      absl::StrAppend(&result.text,
-                      "\n(the error file cannot be used: ", std::string(error.status().message()),
-                      ")");
+      result.text = absl::StrCat(AgentsWords(failure), "\n(the error file cannot be used: ",
+                                 std::string(error.status().message()), ")");
     }
   }
   result.time = absl::FormatTime("%Y-%m-%d_%H:%M:%S", time, context.time_zone);

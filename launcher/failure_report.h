@@ -22,12 +22,15 @@ struct ReportedFailure {
 };
 
 // The report that ends the output of a failed job, laid out as torchrun's, because people and
-// programs look for it there. `failures` begins with the root cause and must not be empty; where
-// the root cause is on another node, `elsewhere` says in one line what it was, and all of
-// `failures` are the others. Ends in a newline. Pure; any thread.
+// programs look for it there. `failures` begins with the root cause; where that is none of this
+// node's workers, `elsewhere` says in one line what and where it was, and all of `failures`, if
+// there are any, are the others. Ends in a newline. Pure; any thread.
 std::string FormatFailureReport(const std::string& entrypoint,
                                 const std::vector<ReportedFailure>& failures,
                                 const std::string& elsewhere = "");
+
+// `elsewhere` of a job that ended so; empty where the root cause is here, or nothing failed. Pure.
+std::string DescribeCauseElsewhere(const elastic::JobResult& result);
 
 // Where and when a report is made.
 struct ReportContext {
@@ -35,9 +38,8 @@ struct ReportContext {
   absl::TimeZone time_zone = absl::LocalTimeZone();
 };
 
-// Puts the root cause first: the first failure, in the order given, of a worker that was neither
-// stopped by the agent nor a victim of another failure. The others keep their order. Pure.
-std::vector<elastic::WorkerFailure> RootCauseFirst(std::vector<elastic::WorkerFailure> failures);
+// How a worker ended, in the agent's words, whatever it says itself. Pure.
+std::string AgentsWords(const elastic::WorkerFailure& failure);
 
 // Adds to `failure` what the worker said in its error file. A file that cannot be understood
 // becomes part of the text; nothing in it can do harm. Reads the file; any thread.

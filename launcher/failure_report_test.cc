@@ -9,9 +9,9 @@
 namespace ddp::launcher {
 namespace {
 
-using ::testing::ElementsAre;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
+using ::testing::Not;
 
 const ReportedFailure kFailure = {.rank = 5,
                                   .local_rank = 1,
@@ -58,7 +58,7 @@ TEST(FailureReportTest, OtherFailuresStandAboveTheRootCause) {
 
 TEST(FailureReportTest, ARootCauseElsewhereIsNoneOfOurs) {
   const std::string report =
-      FormatFailureReport("./train", {kFailure}, "rank 9 was killed by SIGKILL");
+      FormatFailureReport("./train", {kFailure}, "on another node: rank 9 was killed by SIGKILL");
   const size_t root_at = report.find("Root Cause (first observed failure):\n");
   EXPECT_LT(report.find("[0]:\n"), root_at);
   EXPECT_THAT(report.substr(root_at),
@@ -105,24 +105,32 @@ TEST(DescribeFailureTest, TheStoppedAndTheHanging) {
   failure = Failure("");
   failure.status = {.exit_code = 0, .signal = SIGKILL, .error_file = ""};
   failure.instead = "made no step for 42s";
-  EXPECT_EQ(DescribeFailure(failure, kContext).text, "The worker made no step for 42s: killed");
+  EXPECT_EQ(DescribeFailure(failure, kContext).text,
+            "The worker made no step for 42s: told to end, it was killed by SIGKILL");
 }
 
-TEST(RootCauseFirstTest, NeitherVictimsNorTheStoppedAreTheRootCause) {
-  const auto ranks = [](const std::vector<elastic::WorkerFailure>& failures) {
-    std::vector<int> result;
-    for (const elastic::WorkerFailure& failure : failures) result.push_back(failure.rank);
-    return result;
-  };
-  std::vector<elastic::WorkerFailure> failures(4, Failure(""));
-  for (int rank = 0; rank < 4; ++rank) failures[static_cast<size_t>(rank)].rank = rank;
-  EXPECT_THAT(ranks(RootCauseFirst(failures)), ElementsAre(0, 1, 2, 3));
-  failures[0].is_victim = failures[1].is_victim = failures[3].was_stopped = true;
-  EXPECT_THAT(ranks(RootCauseFirst(failures)), ElementsAre(2, 0, 1, 3));
-  // It was on another node.
-  failures[2].is_victim = true;
-  EXPECT_THAT(ranks(RootCauseFirst(failures)), ElementsAre(0, 1, 2, 3));
-  EXPECT_THAT(ranks(RootCauseFirst({})), IsEmpty());
+TEST(DescribeFailureTest, AHungWorkersOwnWordsStandBelowTheAgents) {
+  const std::string path = ::testing::TempDir() + "/late_words.json";
+  std::ofstream(path) << R"({"message": "KeyboardInterrupt", "timestamp": 60})";
+  elastic::WorkerFailure failure = Failure(path);
+  failure.instead = "made no step for 42s";
+  EXPECT_EQ(DescribeFailure(failure, kContext).text,
+            "The worker made no step for 42s: told to end, it exited with code 3\n"
+            "KeyboardInterrupt");
+}
+
+TEST(DescribeCauseElsewhereTest, NamesTheHostOfAWorkerElsewhere) {
+  elastic::JobResult result;
+  result.end = elastic::JobEndReason::kWorkerFailed;
+  EXPECT_EQ(DescribeCauseElsewhere(result), "");
+  result.cause_elsewhere = "rank 9 exited with code 7";
+  EXPECT_EQ(DescribeCauseElsewhere(result), "on another node: rank 9 exited with code 7");
+  result.cause_host = "b-7";
+  EXPECT_EQ(DescribeCauseElsewhere(result), "on another node (b-7): rank 9 exited with code 7");
+  // Not all that ends a job is on a node.
+  result.end = elastic::JobEndReason::kRendezvousTimeout;
+  result.cause_elsewhere = "node b-7 was lost, and the job cannot restart: only 1 of 2 nodes came";
+  EXPECT_EQ(DescribeCauseElsewhere(result), result.cause_elsewhere);
 }
 
 TEST(DescribeFailureTest, TheWorkersOwnWordsAndTime) {
@@ -140,8 +148,9 @@ TEST(DescribeFailureTest, AFileThatMakesNoSenseIsReportedAsSuch) {
   std::ofstream(path) << "{{{";
   const ReportedFailure failure = DescribeFailure(Failure(path), kContext);
   EXPECT_EQ(failure.error_file, path);
-  EXPECT_THAT(failure.text, HasSubstr("exited with code 3"));
-  EXPECT_THAT(failure.text, HasSubstr("the error file cannot be used"));
+  EXPECT_THAT(failure.text, AllOf(HasSubstr("The worker exited with code 3\n(the error file cannot "
+                                            "be used: "),
+                                  Not(HasSubstr("wrote no error file"))));
 }
 
 }  // namespace

@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "base/event_loop.h"
@@ -257,29 +258,30 @@ absl::Status Prepare(const JobSpec& spec, const AgentContext& context, Parts& pa
   return MakeVisible(spec, parts);
 }
 
+// For whoever started this ddprun as others start workers.
+void LeaveRootCause(const elastic::JobResult& result, LogRouter& router) {
+  const char* path = std::getenv(elastic::kErrorFileVariable);
+  if (path == nullptr || *path == '\0') return;
+  const bool is_here = result.cause_elsewhere.empty();
+  const absl::Status written = is_here ? WriteRootCauseFile(path, result.failures.front())
+                                       : WriteRootCauseFile(path, DescribeCauseElsewhere(result),
+                                                            result.root_exit_code, absl::Now());
+  if (!written.ok()) router.Say(absl::StrCat("ddprun: ", std::string(written.message())));
+}
+
 void Report(const JobSpec& spec, const elastic::JobResult& result, LogRouter& router) {
   if (!result.reason.empty()) router.Say(absl::StrCat("ddprun: ", result.reason));
-  if (result.failures.empty()) return;
+  if (result.failures.empty() && result.cause_elsewhere.empty()) return;
   const ReportContext context = {.host = HostName()};
-  const std::vector<elastic::WorkerFailure> failures = RootCauseFirst(result.failures);
   std::vector<ReportedFailure> described;
-  for (const elastic::WorkerFailure& failure : failures) {
+  for (const elastic::WorkerFailure& failure : result.failures) {
     described.push_back(DescribeFailure(failure, context));
   }
-  // Victims, and who was stopped with them, of a failure that this node has only heard of.
-  const elastic::WorkerFailure& first = failures.front();
-  const bool is_elsewhere = spec.config.max_nodes > 1 && (first.is_victim || first.was_stopped);
-  const std::string elsewhere = is_elsewhere ? result.reason : "";
-  std::string report = FormatFailureReport(spec.config.entrypoint, described, elsewhere);
+  std::string report =
+      FormatFailureReport(spec.config.entrypoint, described, DescribeCauseElsewhere(result));
   report.pop_back();  // its line end
   router.Say(report);
-  const char* own_error_file = std::getenv(elastic::kErrorFileVariable);
-  if (own_error_file == nullptr || *own_error_file == '\0') return;
-  const absl::Status written =
-      is_elsewhere
-          ? WriteRootCauseFile(own_error_file, elsewhere, result.root_exit_code, first.wall_time)
-          : WriteRootCauseFile(own_error_file, first);
-  if (!written.ok()) router.Say(absl::StrCat("ddprun: ", std::string(written.message())));
+  LeaveRootCause(result, router);
 }
 
 bool Exists(const std::string& path) { return !path.empty() && ::access(path.c_str(), F_OK) == 0; }

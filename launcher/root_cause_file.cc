@@ -21,6 +21,9 @@ elastic::ErrorRecord RecordOf(const elastic::WorkerFailure& failure) {
     absl::StatusOr<elastic::ErrorRecord> record = elastic::ReadErrorRecord(failure.error_file);
     if (record.ok()) {
       if (record->time == absl::InfinitePast()) record->time = failure.wall_time;
+      if (!failure.instead.empty()) {
+        record->message = absl::StrCat(AgentsWords(failure), "\n", record->message);
+      }
       return *std::move(record);
     }
   }

@@ -17,8 +17,8 @@ namespace ddp::launcher {
 // Reads and writes files; any thread. Errors: kInternal, names the file and the reason.
 absl::Status WriteRootCauseFile(const std::string& path, const elastic::WorkerFailure& root_cause);
 
-// The same of a root cause on another node, of which no more is known than a line, the exit code as
-// a shell has it (0: not even that) and when it was felt here.
+// The same of a root cause that is no worker of this node, of which no more is known than a line,
+// the exit code as a shell has it (0: not even that) and when it was heard of here.
 absl::Status WriteRootCauseFile(const std::string& path, const std::string& text, int exit_code,
                                 absl::Time time);
 

@@ -59,6 +59,16 @@ TEST(RootCauseFileTest, AnErrorFileThatMakesNoSenseIsNotCopied) {
   EXPECT_THAT(json["message"]["message"].get<std::string>(), HasSubstr("exited with code 3"));
 }
 
+TEST(RootCauseFileTest, AWorkerThatHungDoesNotKnowIt) {
+  const std::string path = ::testing::TempDir() + "/late.json";
+  std::ofstream(path) << R"({"message": "KeyboardInterrupt", "timestamp": 60})";
+  elastic::WorkerFailure failure = Failure(0, SIGTERM, path);
+  failure.instead = "made no step for 42s";
+  EXPECT_EQ(Written(failure)["message"]["message"],
+            "The worker made no step for 42s: told to end, it was killed by SIGTERM\n"
+            "KeyboardInterrupt");
+}
+
 TEST(RootCauseFileTest, ARootCauseOnAnotherNode) {
   const std::string path = ::testing::TempDir() + "/elsewhere.json";
   ASSERT_TRUE(
