@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/duration_text.h"
 #include "base/status_macros.h"
 #include "store/redis_errors.h"
 #include "store/redis_socket.h"
@@ -61,10 +62,9 @@ std::vector<std::string> EvalCommand(const char* verb, const std::string& script
 }
 
 absl::Status GiveUp(const absl::Status& last, int attempts, absl::Duration tried) {
-  const absl::Duration shown = absl::Trunc(tried, absl::Milliseconds(1));
   return absl::Status(last.code(), absl::StrCat(last.message(), " (tried ", attempts,
                                                 attempts == 1 ? " time in " : " times in ",
-                                                absl::FormatDuration(shown), ")"));
+                                                DurationText(tried), ")"));
 }
 
 }  // namespace

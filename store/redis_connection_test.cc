@@ -208,6 +208,7 @@ TEST(RedisConnectTest, SaysWhereAndHowLongItTried) {
   const absl::Status once =
       RedisConnection::Connect(endpoint, Hasty(absl::ZeroDuration())).status();
   EXPECT_TRUE(absl::StrContains(once.message(), "(tried 1 time in ")) << once;
+  EXPECT_FALSE(absl::StrContains(once.message(), " in 0)")) << once;
 }
 
 TEST(RedisConnectTest, NamesAnUnknownHost) {

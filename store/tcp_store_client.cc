@@ -16,6 +16,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
+#include "base/duration_text.h"
 #include "base/status_macros.h"
 #include "store/redis_socket.h"
 #include "store/tcp_store_protocol.h"
@@ -106,8 +107,7 @@ absl::StatusOr<std::unique_ptr<TcpStoreClient>> TcpStoreClient::Connect(const st
     }
     if (Now() >= deadline) {
       return absl::UnavailableError(
-          absl::StrCat(std::string(status.message()), ", for ",
-                       absl::FormatDuration(absl::Trunc(timeout, absl::Milliseconds(1)))));
+          absl::StrCat(std::string(status.message()), ", for ", DurationText(timeout)));
     }
     Pause(pause, deadline);
   }
@@ -184,9 +184,8 @@ absl::StatusOr<std::string> TcpStoreClient::Get(const std::string& key, absl::Du
   DDP_RETURN_IF_ERROR(Send(request, deadline));
   const absl::Status waited = Receive(1, deadline).status();
   if (absl::IsDeadlineExceeded(waited)) {
-    return absl::DeadlineExceededError(
-        absl::StrCat("TCPStore at ", server_, ": no key '", key, "' within ",
-                     absl::FormatDuration(absl::Trunc(timeout, absl::Milliseconds(1)))));
+    return absl::DeadlineExceededError(absl::StrCat("TCPStore at ", server_, ": no key '", key,
+                                                    "' within ", DurationText(timeout)));
   }
   DDP_RETURN_IF_ERROR(waited);
   request.clear();

@@ -143,6 +143,15 @@ struct RedisRendezvous::State {
 };
 
 // Blocks: so that whoever starts a job hears at once what is wrong with its server.
+// The server knows us, and does not let us be agents of this job.
+absl::Status NotOurKeys(const RedisRendezvous::Options& options, const absl::Status& refused) {
+  const std::string& user = options.endpoint.user;
+  return absl::PermissionDeniedError(absl::StrCat(
+      std::string(refused.message()), ": the rules of user '", user.empty() ? "default" : user,
+      "' do not allow a job with id '", options.run_id,
+      "': give the --rdzv-id that they name (~ddp:{ID}:*), or DDP_REDIS_USER another user"));
+}
+
 absl::Status RedisRendezvous::State::Open() {
   DDP_ASSIGN_OR_RETURN(
       std::unique_ptr<store::RedisConnection> connection,
@@ -150,9 +159,12 @@ absl::Status RedisRendezvous::State::Open() {
   const std::vector<Core::Action> asked = core.Step(Core::Open{}, clock.Now());
   CHECK_EQ(asked.size(), 1u);
   const auto& call = std::get<Core::CallScript>(asked.front());
-  DDP_ASSIGN_OR_RETURN(RedisReply reply, connection->Eval(scripts[call.script], call.keys,
-                                                          call.args, {.idempotent = true}));
-  const std::vector<Core::Action> actions = core.Step(Core::Replied{std::move(reply)}, clock.Now());
+  absl::StatusOr<RedisReply> reply =
+      connection->Eval(scripts[call.script], call.keys, call.args, {.idempotent = true});
+  if (absl::IsPermissionDenied(reply.status())) return NotOurKeys(options, reply.status());
+  DDP_RETURN_IF_ERROR(reply.status());
+  const std::vector<Core::Action> actions =
+      core.Step(Core::Replied{*std::move(reply)}, clock.Now());
   DDP_RETURN_IF_ERROR(core.open_status());
   channel.emplace(std::move(connection), &loop, options.reply_timeout);
   running = opening = true;

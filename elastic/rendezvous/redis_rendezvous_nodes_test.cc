@@ -432,6 +432,16 @@ TEST_F(AclTest, AJobsUserCannotReachAnotherJob) {
   }
 }
 
+TEST_F(AclTest, AnotherIdThanTheUsersIsNamedWithTheCure) {
+  options_.run_id = "other";
+  const absl::Status status = RedisRendezvous::Open(options_, loop_.get()).status();
+  EXPECT_TRUE(absl::IsPermissionDenied(status)) << status;
+  for (const char* text : {"user 'job'", "id 'other'", "--rdzv-id", "DDP_REDIS_USER"}) {
+    EXPECT_NE(status.message().find(text), std::string::npos) << text << " in: " << status;
+  }
+  EXPECT_EQ(status.message().find('\n'), std::string::npos);
+}
+
 TEST_F(AclTest, AJobsUserIsNoAdministrator) {
   for (const std::vector<std::string>& command :
        std::vector<std::vector<std::string>>{{"CONFIG", "GET", "*"},

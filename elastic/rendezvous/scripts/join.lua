@@ -58,7 +58,8 @@ end
 -- While a generation runs: what keeps a newcomer out of it, or nil.
 local function kept_out()
   if redis.call('HLEN', members) >= num('max_nodes') then
-    return string.format('as a spare: all %s seats are taken', J.max_nodes)
+    return num('max_nodes') == 1 and 'as a spare: the only seat is taken' or
+      string.format('as a spare: all %s seats are taken', J.max_nodes)
   end
   if num('unknown') > 0 or is_frozen() then
     return 'the store was away, membership is decided when all nodes had the time to come back'
