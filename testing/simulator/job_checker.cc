@@ -173,7 +173,7 @@ void JobChecker::CheckReason(const Generation& generation) {
   // Unless the store forgot why its workers have stopped: a failure, or a newcomer.
   const bool is_for_nothing =
       absl::StrContains(round.reason, "starts again") && before != nullptr &&
-      before->own_failures == 0 &&
+      before->own_failures == 0 && !before->is_draining &&
       before->round.placement.group_world_size == round.placement.group_world_size;
   if (!is_for_nothing && !absl::StrContains(round.reason, "lost")) return;
   if (before != nullptr &&
@@ -261,6 +261,7 @@ bool JobChecker::HearsTheStore(const Generation& generation, int64_t now_us) {
 }
 
 bool JobChecker::RunsWell(const Generation& generation) const {
+  if (generation.hangs) return false;
   return std::all_of(generation.members.begin(), generation.members.end(), [&](const auto& entry) {
     const auto found = nodes_.find(entry.second.node);
     return found == nodes_.end() || found->second.in_contact;

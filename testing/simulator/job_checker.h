@@ -59,6 +59,13 @@ class JobChecker {
   void OnWorkerEnded(NodeId node, const elastic::GenerationId& generation, int rank, Cause cause,
                      int64_t now_us);
 
+  // A node was told that all of this generation are about to stop; that a worker makes no progress.
+  void OnDrain(const elastic::GenerationId& generation) { At(generation).is_draining = true; }
+  void OnHang(const elastic::GenerationId& generation, int64_t now_us) {
+    ran_well_until_us_ = RanWellUntil(now_us);
+    At(generation).hangs = true;
+  }
+
   // Something happened by which membership may change or failures may go unseen: a node died, left,
   // came, was stopped or cut off. Restarts of now may be free.
   void OnDisturbance(int64_t now_us) { disturbed_at_us_ = now_us; }
@@ -73,7 +80,8 @@ class JobChecker {
   void CheckOnlyOneRuns(int64_t now_us);
   // Whether one runs whole, for long and in reach of the store.
   bool RunsInReach(int64_t now_us);
-  // The last time at which one ran whole and all of its nodes were in contact with the store.
+  // The last time at which one ran whole, got on, and had all of its nodes in contact with the
+  // store.
   int64_t RanWellUntil(int64_t now_us) const;
   // The store is there for those that can hear it; from now on, where it was not.
   void OnStore(bool is_up, int64_t now_us);
@@ -104,6 +112,8 @@ class JobChecker {
     std::map<int, NodeId> running;  // rank -> node
     int ranks_known = 0;
     int own_failures = 0;
+    bool is_draining = false;
+    bool hangs = false;
     int64_t started_us = 0;
     int memory_losses_at_start = 0;
     int64_t whole_since_us = -1;  // -1: it is not whole
@@ -120,6 +130,7 @@ class JobChecker {
   };
   using Key = std::pair<uint64_t, std::string>;
 
+  Generation& At(const elastic::GenerationId& id) { return generations_[{id.number, id.nonce}]; }
   void CheckAgreement(const elastic::Round& told, const elastic::Round& known);
   void CheckMembers(const Generation& generation);
   void CheckSequence(Node& node, const elastic::Round& round);

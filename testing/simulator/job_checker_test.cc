@@ -193,6 +193,12 @@ TEST_F(JobCheckerTest, KnowsUntilWhenAGenerationRanWell) {
   EXPECT_EQ(checker_.RanWellUntil(80), 70);
 }
 
+TEST_F(JobCheckerTest, AGenerationThatHangsDoesNotRunWell) {
+  StartBoth(1, "a");
+  checker_.OnHang({1, "a"}, 20);
+  EXPECT_EQ(checker_.RanWellUntil(30), 20);
+}
+
 TEST_F(JobCheckerTest, SeesWorkersOfTwoGenerationsOnANode) {
   Start(0, MakeRound(1, "a", 0, 2));
   Start(0, MakeRound(2, "b", 0, 2));

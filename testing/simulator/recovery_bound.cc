@@ -33,6 +33,7 @@ int64_t RecoveryBoundUs(const Story& story, bool has_begun) {
   bound_us += kMessages * static_cast<int64_t>(story.network.delay_mean_us);
   // A dozen tries in a row, or a silence that is taken for the store's.
   if (LosesMessages(story.network)) bound_us += 2 * lease_us;
+  bound_us += HangLimitUs(story) + story.hang_floor_us / 2;
   if (!has_begun) bound_us += story.last_call_us;
   return bound_us;
 }

@@ -12,6 +12,7 @@ namespace ddp::testing {
 // which every rank of a new generation was started, or the job has ended.
 //
 //     a lost node's lease runs out, or membership is frozen as long   lease
+//   + a worker that hangs is found                                  HangLimitUs()
 //   + everybody is told, by the next full heartbeat                   heartbeat, or lease
 //   + workers end, by force if need be                                shutdown timeout, grace
 //   + who leaves says so; what was on its way is given up             two timeouts of requests

@@ -33,6 +33,14 @@ AgentCore::Options CoreOptions(const Story& story, int host) {
   return options;
 }
 
+elastic::HangDetector::Options HangOptions(const Story& story) {
+  elastic::HangDetector::Options options;
+  options.floor = absl::Microseconds(story.hang_floor_us);
+  options.waiting_floor = absl::Microseconds(HangWaitingLimitUs(story));
+  options.slow_floor = 2 * options.waiting_floor;
+  return options;
+}
+
 int64_t DrawSkew(const Story& story, Random& random) {
   return story.clock_skew_us == 0 ? 0 : random.Between(-story.clock_skew_us, story.clock_skew_us);
 }
@@ -57,11 +65,15 @@ SimulatedNode::SimulatedNode(const Identity& identity, const World& world, Rando
                    .tamper = tamper_.get(),
                    .before_tick = [this] { Report(); },
                    .after_step = [this] { CheckDeadlines(); }},
-                  random.Next()) {}
+                  random.Next()),
+      hangs_(HangOptions(*world.story)) {}
 
 void SimulatedNode::Start() {
   started_us_ = world_.queue->now_us();
-  rendezvous_.Watch([this](const News& news) { Post(elastic::NewsEvent{news}); });
+  rendezvous_.Watch([this](const News& news) {
+    if (news.kind == News::Kind::kDrain) world_.checker(job()).OnDrain(news.generation);
+    Post(elastic::NewsEvent{news});
+  });
   Post(elastic::StartEvent{});
 }
 
@@ -73,6 +85,8 @@ bool SimulatedNode::is_leaving() const {
 void SimulatedNode::OnWorkerExit(const TrainingModel::Exit& exit) {
   if (exit.with_its_node) return;
   process_.Deliver([this, exit] {
+    hangs_.Forget(exit.local_rank);
+    pages_.erase(exit.local_rank);
     elastic::WorkerExitedEvent event;
     event.local_rank = exit.local_rank;
     event.pid = exit.pid;
@@ -141,11 +155,36 @@ void SimulatedNode::CheckDeadlines() {
   }
 }
 
+// As elastic/agent/worker_group.cc does, until the workers are asked to stop.
+void SimulatedNode::Look() {
+  const absl::Time now = absl::FromUnixMicros(world_.queue->now_us());
+  for (auto& [local_rank, page] : pages_) {
+    page = world_.training->Page(identity_.id, local_rank).value_or(page);
+    hangs_.Observe(local_rank, page, now);
+  }
+  if (const auto hang = hangs_.Check(now); hang.has_value()) {
+    ++look_serial_;
+    elastic::WorkerHungEvent event;
+    event.local_rank = hang->local_rank;
+    event.what = DescribeHang(*hang);
+    event.is_victim = hang->waits_for_peers;
+    return Post(event);
+  }
+  if (pages_.empty()) return;
+  world_.queue->After(world_.story->hang_floor_us / 4, [this, serial = look_serial_] {
+    process_.Deliver([this, serial] {
+      if (serial == look_serial_) Look();
+    });
+  });
+}
+
 void SimulatedNode::Report() {
   elastic::NodeReport report;
   report.step = world_.training->step(identity_.id);
   highest_step_ = std::max(highest_step_, report.step);
+  if (report.step >= 0 && stepping_since_us_ < 0) stepping_since_us_ = world_.queue->now_us();
   report.steps_per_second = report.step >= 0 ? world_.training->steps_per_second() : 0;
+  report.busy_us = report.step >= 0 ? world_.training->busy_us(identity_.id) : -1;
   rendezvous_.SetReport(report);
 }
 
@@ -171,6 +210,7 @@ void SimulatedNode::OnJoined(absl::StatusOr<JoinAnswer> answer) {
     round_ = std::get<Round>(*answer);
     job_of_workers_ = job();
     highest_step_ = -1;
+    stepping_since_us_ = -1;
     TellContact();
     world_.checker(job()).OnRound(identity_.id, round_, Offer(), world_.queue->now_us());
   }
@@ -231,11 +271,16 @@ void SimulatedNode::Do(const elastic::StartWorkersAction&) {
                                           world_.queue->now_us());
     world_.training->Start(identity_.id, local_rank, round_);
     event.started.push_back(local_rank);
+    pages_[local_rank] = {};
   }
+  ++look_serial_;
+  hangs_.Begin(absl::FromUnixMicros(world_.queue->now_us()), round_.placement.group_world_size);
+  if (world_.story->hang_floor_us > 0) Look();
   Post(event);
 }
 
 void SimulatedNode::Do(const elastic::SignalWorkersAction& action) {
+  ++look_serial_;
   if (action.signal == SIGKILL) kill_sent_ = true;
   for (const int local_rank : action.local_ranks) {
     world_.training->Signal(identity_.id, local_rank, action.signal);
@@ -243,6 +288,7 @@ void SimulatedNode::Do(const elastic::SignalWorkersAction& action) {
 }
 
 void SimulatedNode::Do(const elastic::StopWorkersAction& action) {
+  ++look_serial_;
   world_.training->Stop(identity_.id, action.local_ranks, action.stop_at_step, action.signal);
 }
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 
@@ -12,6 +13,8 @@
 #include "elastic/agent/agent_core.h"
 #include "elastic/agent/agent_events.h"
 #include "elastic/agent/worker_failure.h"
+#include "elastic/health/hang_detector.h"
+#include "elastic/health/health_page.h"
 #include "elastic/rendezvous/rendezvous.h"
 #include "elastic/rendezvous/round.h"
 #include "testing/simulator/core_tamper.h"
@@ -24,9 +27,9 @@
 
 namespace ddp::testing {
 
-// One life of an agent: the real AgentCore and the real RendezvousCore, in a simulated process with
-// simulated workers. It stands where elastic/agent/agent.cc stands in a real agent, and does the
-// same: takes events through the core and does what it says. Thread-compatible.
+// One life of an agent: the real AgentCore, RendezvousCore and HangDetector, in a simulated process
+// with simulated workers. It stands where elastic/agent/agent.cc stands in a real agent, and does
+// the same: takes events through the core and does what it says. Thread-compatible.
 class SimulatedNode {
  public:
   using NodeId = int;
@@ -74,12 +77,19 @@ class SimulatedNode {
   bool is_sound() const { return is_alive() && !process_.is_stopped() && !cut_off_; }
   elastic::JobResult result() const { return core_.result(); }
   std::string state_name() const { return core_.state_name(); }
+  // Own time of a step: of this node, and of the job as this node was told; -1: not known.
+  int64_t busy_us() const { return world_.training->busy_us(identity_.id); }
+  int64_t median_busy_us() const { return rendezvous_.median_busy_us(); }
   // On its way out, by itself or because the job has ended.
   bool is_leaving() const;
   // The token of the job that it takes part in, and of the one that its last workers did.
   const std::string& job() const { return rendezvous_.job(); }
   const std::string& job_of_workers() const { return job_of_workers_; }
   int64_t started_us() const { return started_us_; }
+  // For how long it has told of steps of its generation.
+  int64_t stepping_for_us() const {
+    return stepping_since_us_ < 0 ? 0 : world_.queue->now_us() - stepping_since_us_;
+  }
 
  private:
   void Post(elastic::AgentEvent event);
@@ -89,6 +99,7 @@ class SimulatedNode {
   elastic::NodeOffer Offer() const;
   void OnJoined(absl::StatusOr<elastic::JoinAnswer> answer);
   void Report();
+  void Look();
   void TellContact();
 
   void Do(const elastic::JoinAction& action);
@@ -114,6 +125,9 @@ class SimulatedNode {
   SimulatedRendezvous rendezvous_;
   elastic::Round round_;
   std::string job_of_workers_;
+  elastic::HangDetector hangs_;
+  std::map<int, elastic::HealthPage::Snapshot> pages_;  // of workers whose end was not seen yet
+  uint64_t look_serial_ = 0;
   int64_t highest_step_ = -1;
 
   std::deque<elastic::AgentEvent> events_;
@@ -122,6 +136,7 @@ class SimulatedNode {
   bool cut_off_ = false;
   bool kill_sent_ = false;  // to the workers of this generation
   int64_t started_us_ = 0;
+  int64_t stepping_since_us_ = -1;
   absl::Time armed_deadline_ = absl::InfiniteFuture();
   uint64_t timer_serial_ = 0;
 };

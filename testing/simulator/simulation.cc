@@ -79,6 +79,7 @@ class Simulation {
   void ComeBack(const SimulatedNode& node);
   SimulatedNode* Draw(bool sound_only);
   void Strike(const Fault& fault);
+  void Hang(SimulatedNode& node);
   void StrikeNode(const Fault& fault);
   void StrikeStore(const Fault& fault);
   void ForgetNextRound(const Fault& fault);
@@ -94,6 +95,7 @@ class Simulation {
   void OnStore(bool is_up);
   void CheckNowAndThen();
   void CheckRecovery();
+  void CheckMedians();
   const std::string* Violation() const;
   void Mix(uint64_t value) { fingerprint_ = (fingerprint_ ^ value) * 0x100000001b3; }
 
@@ -162,6 +164,7 @@ void Simulation::CheckNowAndThen() {
     if (running > 1 && story_.has_id) checker->Violate("two jobs of one run id run at once");
   }
   CheckRecovery();
+  CheckMedians();
   queue_.After(kSecond, [this] { CheckNowAndThen(); });
 }
 
@@ -199,6 +202,35 @@ void Simulation::CheckRecovery() {
                                         "ms after the last fault: at most ", bound_us / 1000,
                                         "ms are allowed; ", job.nodes, " nodes are there, ",
                                         story_.min_nodes, " are enough"));
+  }
+}
+
+// Long after anything happened every node knows how long a step takes the others: a slow one learns
+// from it that it is.
+void Simulation::CheckMedians() {
+  const int64_t settled_us = 4 * story_.lease_us + 4 * kSecond;
+  if (!story_.commits_steps || memory_was_lost_ || !store_.up() ||
+      queue_.now_us() - last_fault_us_ < settled_us) {
+    return;
+  }
+  std::map<std::string, std::vector<const SimulatedNode*>> jobs;
+  for (const std::unique_ptr<SimulatedNode>& node : nodes_) {
+    if (!node->is_alive()) continue;
+    // Somebody waits, or is on the way out.
+    if (!node->is_sound() || node->state_name() != "running") return;
+    if (node->stepping_for_us() < settled_us) return;
+    jobs[node->job()].push_back(node.get());
+  }
+  for (const auto& [job, nodes] : jobs) {
+    std::vector<int64_t> busy;
+    for (const SimulatedNode* node : nodes) busy.push_back(node->busy_us());
+    std::sort(busy.begin(), busy.end());
+    const int64_t median_us = busy[(busy.size() - 1) / 2];
+    for (const SimulatedNode* node : nodes) {
+      if (node->median_busy_us() == median_us) continue;
+      Checker(job).Violate(absl::StrCat(node->name(), " takes ", node->median_busy_us(),
+                                        "us for the median of the job, which is ", median_us));
+    }
   }
 }
 
@@ -268,6 +300,13 @@ void Simulation::StrikeNode(const Fault& fault) {
     last_fault_us_ = queue_.now_us();
     return;
   }
+  if (fault.kind == FaultKind::kWorkerHangs) return Hang(*node);
+  if (fault.kind == FaultKind::kHostSlows) {
+    ++result_.faults[static_cast<int>(fault.kind)];
+    trace_.Add(node->name(), "*** gets slow");
+    last_fault_us_ = queue_.now_us();
+    return training_.Slow(node->identity().id, story_.slow_factor);
+  }
   ++result_.faults[static_cast<int>(fault.kind)];
   trace_.Add(node->name(), absl::StrCat("*** ", FaultName(fault.kind)));
   node_was_in_trouble_ = true;
@@ -304,6 +343,16 @@ void Simulation::StrikeNode(const Fault& fault) {
     default:
       return;
   }
+}
+
+void Simulation::Hang(SimulatedNode& node) {
+  if (story_.hang_floor_us == 0) return;
+  const elastic::GenerationId* const generation = training_.Hang(node.identity().id);
+  if (generation == nullptr) return;
+  ++result_.faults[static_cast<int>(FaultKind::kWorkerHangs)];
+  trace_.Add(node.name(), "*** a worker hangs");
+  last_fault_us_ = queue_.now_us();
+  Checker(node.job_of_workers()).OnHang(*generation, queue_.now_us());
 }
 
 void Simulation::StrikeStore(const Fault& fault) {
@@ -491,10 +540,10 @@ SimulationResult Simulation::Run() {
     trace_.Add("network", "*** is sound from now on");
     store_.Heal();
   });
-  const int64_t bound_us = story_.faults_end_us + 30 * kSecond + 2 * story_.rendezvous_timeout_us +
-                           2 * static_cast<int64_t>(story_.training_s * kSecond) +
-                           story_.exit_barrier_timeout_us + 2 * story_.shutdown_timeout_us +
-                           kSlackUs;
+  const int64_t bound_us =
+      story_.faults_end_us + 30 * kSecond + 2 * story_.rendezvous_timeout_us +
+      static_cast<int64_t>(2 * story_.slow_factor * story_.training_s * kSecond) +
+      story_.exit_barrier_timeout_us + 2 * story_.shutdown_timeout_us + kSlackUs;
   int64_t at_us = -1;
   int events_at_once = 0;
   while (Violation() == nullptr && !AllOver() && queue_.RunNext(bound_us)) {

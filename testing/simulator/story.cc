@@ -37,6 +37,8 @@ void DrawJob(Story& story, Random& random) {
   story.last_call_us = random.Between(0, 5) * kSecond;
   story.training_s = static_cast<double>(random.Between(2, hosts >= 200 ? 8 : 25));
   story.steps_per_second = static_cast<double>(random.Between(2, 50));
+  story.slow_factor = 1.5 + 1.5 * random.Fraction();
+  story.hang_floor_us = hosts >= 200 ? 0 : random.Between(1, 4) * kSecond;
   story.checkpoint_every = static_cast<int>(random.Between(1, 50));
   story.worker_start_s = random.Chance(0.1) ? 3 : 0.2;
   story.victim_chance = random.Fraction();
@@ -79,7 +81,8 @@ FaultKind DrawKind(Random& random) {
       FaultKind::kHostLost,    FaultKind::kHostLost,        FaultKind::kHostFrozen,
       FaultKind::kCutOff,      FaultKind::kAgentTerminated, FaultKind::kStorePaused,
       FaultKind::kNewcomer,    FaultKind::kStoreRestarted,  FaultKind::kStoreRolledBack,
-      FaultKind::kStoreWiped,  FaultKind::kRoundForgotten,
+      FaultKind::kStoreWiped,  FaultKind::kRoundForgotten,  FaultKind::kWorkerHangs,
+      FaultKind::kHostSlows,
   };
   return kFrequent[random.Between(0, std::size(kFrequent) - 1)];
 }
@@ -115,9 +118,9 @@ void DrawFaults(Story& story, Random& random) {
 
 const char* FaultName(FaultKind kind) {
   static constexpr const char* kNames[kFaultKinds] = {
-      "worker crash", "agent killed",    "agent stopped", "agent terminated", "host lost",
-      "host frozen",  "host cut off",    "store paused",  "store restart",    "store rollback",
-      "store wiped",  "round forgotten", "newcomer"};
+      "worker crash",     "worker hangs",   "host slows",  "agent killed",    "agent stopped",
+      "agent terminated", "host lost",      "host frozen", "host cut off",    "store paused",
+      "store restart",    "store rollback", "store wiped", "round forgotten", "newcomer"};
   return kNames[static_cast<int>(kind)];
 }
 
@@ -131,6 +134,16 @@ Story MakeStory(uint64_t seed, int hosts) {
   DrawMachines(story, random);
   DrawFaults(story, random);
   return story;
+}
+
+int64_t HangLimitUs(const Story& story) {
+  if (story.hang_floor_us == 0) return 0;
+  const double step_us = kSecond / story.steps_per_second * story.slow_factor;
+  return std::max(story.hang_floor_us, static_cast<int64_t>(5 * step_us));
+}
+
+int64_t HangWaitingLimitUs(const Story& story) {
+  return 2 * HangLimitUs(story) + 2 * story.lease_us + kSecond;
 }
 
 std::string DebugString(const Story& story) {

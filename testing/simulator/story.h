@@ -12,6 +12,8 @@ namespace ddp::testing {
 
 enum class FaultKind {
   kWorkerCrash,      // one worker dies by itself
+  kWorkerHangs,      // one worker gets no further, and lives
+  kHostSlows,        // its workers take longer for their steps from now on
   kAgentKilled,      // SIGKILL; its workers go with it
   kAgentStopped,     // SIGSTOP, and later SIGCONT; its workers run on
   kAgentTerminated,  // SIGTERM: the host is preempted
@@ -25,7 +27,7 @@ enum class FaultKind {
   kRoundForgotten,   // rolled back to before the next round; who completed it was not told
   kNewcomer,         // a host more
 };
-inline constexpr int kFaultKinds = 13;
+inline constexpr int kFaultKinds = 15;
 const char* FaultName(FaultKind kind);
 
 struct Fault {
@@ -69,6 +71,8 @@ struct Story {
   double stubborn_chance = 0.1;    // that a worker ignores SIGTERM
   int bad_host = -1;               // where the program cannot be started; -1: nowhere
   double slow_end_s = 0.02;        // mean, from SIGTERM to the end
+  double slow_factor = 2;          // of a slow host's steps
+  int64_t hang_floor_us = 0;       // HangDetector's limit for a step; 0: nobody looks for hangs
 
   // The machines.
   int nproc_max = 1;
@@ -86,6 +90,11 @@ struct Story {
 
 // `hosts` 0: the seed decides, and every hundredth seed is a job of 1,000 agents.
 Story MakeStory(uint64_t seed, int hosts = 0);
+
+// After which a worker that hangs is found, and one that waits for it: the latter takes longer than
+// the loss of a host. 0: never.
+int64_t HangLimitUs(const Story& story);
+int64_t HangWaitingLimitUs(const Story& story);
 
 // One line: the job and how often what strikes.
 std::string DebugString(const Story& story);

@@ -75,14 +75,16 @@ void TrainingModel::GetReady(Worker& worker) {
 }
 
 void TrainingModel::Run(Generation& generation) {
-  if (generation.base_step < 0) generation.base_step = checkpoint_step_;
-  if (generation.frozen > 0) return;
+  if (generation.base_step < 0) generation.base_step = generation.first_step = checkpoint_step_;
+  if (generation.frozen > 0 || generation.hangs) return;
+  generation.pace = PaceOf(generation);
   generation.running_since_us = queue_->now_us();
   Plan(generation);
 }
 
 void TrainingModel::Halt(Generation& generation) {
   if (generation.running_since_us < 0) return;
+  generation.last_step_us = LastStepUs(generation);
   generation.base_step = StepOf(generation);
   generation.running_since_us = -1;
   ++generation.serial;
@@ -93,7 +95,7 @@ int64_t TrainingModel::StepOf(const Generation& generation) const {
   const double seconds =
       static_cast<double>(queue_->now_us() - generation.running_since_us) / kSecond;
   // Microseconds are rounded: a step that is all but done is done.
-  const auto steps = static_cast<int64_t>(seconds * story_->steps_per_second + 1e-3);
+  const auto steps = static_cast<int64_t>(seconds * StepsPerSecond(generation) + 1e-3);
   return std::min(total_steps_, generation.base_step + steps);
 }
 
@@ -109,7 +111,7 @@ void TrainingModel::Plan(Generation& generation) {
   }
   const uint64_t serial = ++generation.serial;
   const double seconds =
-      static_cast<double>(target - generation.base_step) / story_->steps_per_second;
+      static_cast<double>(target - generation.base_step) / StepsPerSecond(generation);
   queue_->At(generation.running_since_us + std::llround(seconds * kSecond),
              [this, &generation, serial] {
                if (generation.serial == serial) OnStep(generation);
@@ -147,7 +149,8 @@ TrainingModel::Exit TrainingModel::ExitOf(const Worker& worker) {
           .local_rank = worker.local_rank,
           .rank = worker.rank,
           .pid = worker.pid,
-          .generation = worker.generation->id};
+          .generation = worker.generation->id,
+          .by_itself = worker.hangs};
 }
 
 // The worker is gone after this.
@@ -182,7 +185,9 @@ void TrainingModel::Break(Generation& generation) {
 }
 
 void TrainingModel::MissPeers(Worker& worker) {
-  if (!worker.is_ready || worker.is_ending || !random_.Chance(story_->victim_chance)) return;
+  if (!worker.is_ready || worker.is_ending || worker.hangs ||
+      !random_.Chance(story_->victim_chance))
+    return;
   const bool says_so = random_.Chance(0.8);
   Do(worker.node, worker.pid, random_.Exponential(kVictimMeanUs), [this, says_so](Worker& self) {
     Exit exit = ExitOf(self);
@@ -241,6 +246,41 @@ bool TrainingModel::Crash(NodeId node) {
   return true;
 }
 
+const elastic::GenerationId* TrainingModel::Hang(NodeId node) {
+  // What HangDetector wants to have seen.
+  constexpr int64_t kStepsMin = 12;
+  Node& host = nodes_[node];
+  if (host.workers.empty() || host.is_frozen) return nullptr;
+  auto at = std::next(host.workers.begin(),
+                      random_.Between(0, static_cast<int64_t>(host.workers.size()) - 1));
+  Generation& generation = *at->second->generation;
+  if (generation.running_since_us < 0 || at->second->stop_at_step.has_value() ||
+      StepOf(generation) - generation.first_step < kStepsMin) {
+    return nullptr;
+  }
+  Halt(generation);
+  at->second->hangs = generation.hangs = true;
+  return &generation.id;
+}
+
+double TrainingModel::PaceOf(const Generation& generation) const {
+  double slowest = 1;
+  for (const auto& [key, worker] : generation.workers) {
+    slowest = std::max(slowest, nodes_.at(key.first).factor);
+  }
+  return 1 / slowest;
+}
+
+void TrainingModel::Slow(NodeId node, double factor) {
+  Node& host = nodes_[node];
+  host.factor = factor;
+  if (host.workers.empty()) return;
+  Generation& generation = *host.workers.begin()->second->generation;
+  if (generation.running_since_us < 0) return;
+  Halt(generation);
+  Run(generation);
+}
+
 void TrainingModel::Vanish(NodeId node) {
   Node& host = nodes_[node];
   if (std::exchange(host.is_frozen, false)) {
@@ -282,6 +322,45 @@ void TrainingModel::Thaw(NodeId node) {
 int TrainingModel::living(NodeId node) const {
   const auto found = nodes_.find(node);
   return found == nodes_.end() ? 0 : static_cast<int>(found->second.workers.size());
+}
+
+int64_t TrainingModel::LastStepUs(const Generation& generation) const {
+  if (generation.running_since_us < 0) return generation.last_step_us;
+  const auto steps = static_cast<double>(StepOf(generation) - generation.base_step);
+  return generation.running_since_us + std::llround(steps / StepsPerSecond(generation) * kSecond);
+}
+
+std::optional<elastic::HealthPage::Snapshot> TrainingModel::Page(NodeId node,
+                                                                 int local_rank) const {
+  using elastic::HealthPage;
+  using elastic::Phase;
+  const auto host = nodes_.find(node);
+  if (host == nodes_.end()) return std::nullopt;
+  const auto found = host->second.workers.find(local_rank);
+  if (found == host->second.workers.end()) return std::nullopt;
+  const Worker& worker = *found->second;
+  const Generation& generation = *worker.generation;
+  HealthPage::Snapshot page;
+  page.generation = generation.id.number;
+  page.worker = HealthPage::Worker::kAttached;
+  page.tells_waits = true;
+  page.commits = std::max<int64_t>(0, StepOf(generation) - generation.first_step);
+  page.has_step = worker.is_ready && page.commits > 0;
+  if (!page.has_step) return page;
+  page.step = StepOf(generation);
+  page.longest_step_us = std::llround(kSecond / StepsPerSecond(generation));
+  page.step_start_monotonic_ns = LastStepUs(generation) * 1000;
+  page.phase_start_monotonic_ns = page.step_start_monotonic_ns;
+  const bool waits = generation.running_since_us < 0 && !worker.hangs;
+  page.phase = waits ? Phase::kSynchronize : Phase::kForward;
+  page.stopped_as_asked = worker.is_ending;
+  return page;
+}
+
+int64_t TrainingModel::busy_us(NodeId node) const {
+  const auto host = nodes_.find(node);
+  const double factor = host == nodes_.end() ? 1 : host->second.factor;
+  return std::llround(kSecond / story_->steps_per_second * factor);
 }
 
 int64_t TrainingModel::step(NodeId node) {

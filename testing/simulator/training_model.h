@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "elastic/agent/process_spawner.h"
+#include "elastic/health/health_page.h"
 #include "elastic/rendezvous/round.h"
 #include "testing/simulator/event_queue.h"
 #include "testing/simulator/random.h"
@@ -52,9 +53,13 @@ class TrainingModel {
   void Stop(NodeId node, const std::vector<int>& local_ranks, std::optional<int64_t> stop_at_step,
             int signal);
 
-  // Faults. Crash: a worker of the node, by itself; false: it has none. Vanish: the processes are
-  // gone with their agent or host.
+  // Faults. Crash: a worker of the node, by itself; false: it has none. Hang: a worker of the node
+  // gets no further; its generation, or null where it makes no steps, or too few to be missed.
+  // Slow: its workers take `factor` times as long for a step. Vanish: the processes are gone with
+  // their agent or host.
   bool Crash(NodeId node);
+  const elastic::GenerationId* Hang(NodeId node);
+  void Slow(NodeId node, double factor);
   void Vanish(NodeId node);
   void Freeze(NodeId node);
   void Thaw(NodeId node);
@@ -62,6 +67,10 @@ class TrainingModel {
   int living(NodeId node) const;
   // As the workers of this node have committed; -1: nothing in this generation.
   int64_t step(NodeId node);
+  // What a worker says of itself; nullopt: there is none.
+  std::optional<elastic::HealthPage::Snapshot> Page(NodeId node, int local_rank) const;
+  // What the node's own workers need for a step, without waiting.
+  int64_t busy_us(NodeId node) const;
   double steps_per_second() const { return story_->steps_per_second; }
   int64_t total_steps() const { return total_steps_; }
   bool all_trained() const { return checkpoint_step_ >= total_steps_; }
@@ -77,6 +86,7 @@ class TrainingModel {
     bool is_ready = false;  // to make steps
     bool is_ending = false;
     bool is_stubborn = false;
+    bool hangs = false;
     std::optional<int64_t> stop_at_step;
   };
   struct Generation {
@@ -84,6 +94,10 @@ class TrainingModel {
     int world_size = 0;
     int ready = 0;
     int frozen = 0;          // nodes with workers of it
+    bool hangs = false;      // a worker of it does
+    double pace = 1;         // steps per second, of those of the story
+    int64_t first_step = 0;  // that it began at
+    int64_t last_step_us = -1;
     bool is_broken = false;  // a rank has gone before its end
     int64_t base_step = -1;  // at `running_since_us`
     int64_t running_since_us = -1;
@@ -93,12 +107,18 @@ class TrainingModel {
   struct Node {
     std::map<int, std::unique_ptr<Worker>> workers;
     bool is_frozen = false;
+    double factor = 1;
     std::vector<std::function<void()>> held;  // what its workers would have done
   };
 
   void Do(NodeId node, pid_t pid, int64_t delay_us, std::function<void(Worker&)> what);
   void GetReady(Worker& worker);
   void Run(Generation& generation);
+  double StepsPerSecond(const Generation& generation) const {
+    return story_->steps_per_second * generation.pace;
+  }
+  int64_t LastStepUs(const Generation& generation) const;
+  double PaceOf(const Generation& generation) const;
   void Halt(Generation& generation);
   void Plan(Generation& generation);
   void Break(Generation& generation);

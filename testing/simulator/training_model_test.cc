@@ -6,6 +6,7 @@
 #include <map>
 #include <vector>
 
+#include "elastic/health/phase.h"
 #include "elastic/rendezvous/round.h"
 #include "testing/simulator/event_queue.h"
 #include "testing/simulator/random.h"
@@ -120,6 +121,36 @@ TEST_F(TrainingModelTest, AllStopAfterTheSameStepWhenTheyAreAsked) {
   StartBoth(model, 2);
   RunFor(kSecond / 50);
   EXPECT_EQ(model.step(0), 33);
+}
+
+TEST_F(TrainingModelTest, AWorkerThatHangsHoldsTheOthersUpAndItsPageTellsWhoItIs) {
+  TrainingModel model = MakeModel();
+  StartBoth(model, 1);
+  RunFor(kSecond / 2);
+  EXPECT_EQ(model.Hang(1), nullptr) << "too few steps";
+  RunFor(5 * kSecond);
+  ASSERT_NE(model.Hang(1), nullptr);
+  const int64_t step = model.step(0);
+  RunFor(60 * kSecond);
+  EXPECT_EQ(model.step(0), step);
+  EXPECT_EQ(model.Page(0, 0)->phase, elastic::Phase::kSynchronize);
+  EXPECT_EQ(model.Page(1, 0)->phase, elastic::Phase::kForward);
+  EXPECT_NEAR(static_cast<double>(model.Page(1, 0)->step_start_monotonic_ns) / 1e9, 5.5, 0.2);
+  model.Signal(1, 0, SIGTERM);
+  RunFor(kSecond);
+  ASSERT_EQ(exits_.size(), 1);
+  EXPECT_TRUE(exits_[0].by_itself);
+}
+
+TEST_F(TrainingModelTest, ASlowHostSlowsAll) {
+  TrainingModel model = MakeModel();
+  StartBoth(model, 1);
+  RunFor(2 * kSecond);
+  model.Slow(1, 2);
+  RunFor(4 * kSecond);
+  EXPECT_NEAR(model.step(0), 40, 2);
+  EXPECT_EQ(model.busy_us(0), 100000);
+  EXPECT_EQ(model.busy_us(1), 200000);
 }
 
 TEST_F(TrainingModelTest, AFrozenHostHoldsTheOthersUp) {
