@@ -234,6 +234,7 @@ BANS = [
             "elastic/agent/timer_pipe_test.cc": "the same",
             "elastic/checkpoint/checkpointer.cc": "saved_unix_seconds of a manifest, for people",
             "elastic/worker/error_file.cc": "the timestamp is part of torchrun's format",
+            "launcher/job.cc": "the same, of a root cause on another node",
             "elastic/worker/fatal_signal.cc": "the same, in a signal handler",
         },
     ),
