@@ -36,7 +36,8 @@ std::vector<PlantedBug> ScriptBugs() {
       {.name = "no_adoption",
        .what = "a server that lost its memory does not learn the generation from its clients",
        .symptom = "nothing happened to any node",
-       .edits = {{.from = "if seen > num('generation') then", .to = "if false then"}}},
+       .edits = {{.from = "if seen > num('generation') then", .to = "if false then"}},
+       .first_seed = 110},
       {.name = "rank_twice",
        .what = "the first two nodes of a round get the same ranks",
        .symptom = "has rank",
@@ -52,13 +53,16 @@ std::vector<PlantedBug> ScriptBugs() {
        .symptom = "nothing happened to any node",
        .edits = {{.from = "if not is_frozen() then\n    reap()",
                   .to = "if true then\n    reap()"}}},
+      // It shows where a round was forgotten that some nodes had been told of, and another took its
+      // number before one of those was heard: some run the one, some the other, and none is whole.
       {.name = "no_nonce",
        .what = "two generations of one number are taken for the same",
        .symptom = "no generation runs",
        .edits = {{.from = "my_generation == J.generation and my_nonce == J.nonce",
                   .to = "my_generation == J.generation"},
                  {.from = "brief[3] == my_generation and brief[4] == my_nonce",
-                  .to = "brief[3] == my_generation"}}},
+                  .to = "brief[3] == my_generation"}},
+       .first_seed = 290},
   };
 }
 

@@ -1,6 +1,7 @@
 #ifndef DDP_TESTING_SIMULATOR_PLANTED_BUGS_H_
 #define DDP_TESTING_SIMULATOR_PLANTED_BUGS_H_
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -24,6 +25,8 @@ struct PlantedBug {
   std::vector<Edit> edits = {};
   // In a core; null: none.
   std::function<std::unique_ptr<CoreTamper>()> make_tamper = nullptr;
+  // From where it is found soon. Most are within a hundred seeds from anywhere, a few are rarer.
+  uint64_t first_seed = 1;
 };
 
 const std::vector<PlantedBug>& PlantedBugs();

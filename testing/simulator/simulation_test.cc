@@ -15,7 +15,7 @@
 namespace ddp::testing {
 namespace {
 
-constexpr uint64_t kSeedsAtOnce = 99;
+constexpr uint64_t kSeedsAtOnce = 33;
 constexpr uint64_t kSeedsMax = 600;
 
 std::string Failures(const SeedSummary& summary) {
@@ -59,10 +59,10 @@ TEST_P(PlantedBugTest, IsFound) {
   const PlantedBug& bug = GetParam();
   const AgentCode code = Plant(bug);
   std::string failures;
-  for (uint64_t first = 1; first < kSeedsMax && !absl::StrContains(failures, bug.symptom);
-       first += kSeedsAtOnce) {
+  for (uint64_t seeds = 0; seeds < kSeedsMax && !absl::StrContains(failures, bug.symptom);
+       seeds += kSeedsAtOnce) {
     const SeedRange range = {
-        .first = first, .count = kSeedsAtOnce, .threads = 2, .failures_max = 2};
+        .first = bug.first_seed + seeds, .count = kSeedsAtOnce, .threads = 2, .failures_max = 2};
     absl::StrAppend(&failures, Failures(RunSeeds(range, code)));
   }
   EXPECT_TRUE(absl::StrContains(failures, bug.symptom)) << bug.what << "\n" << failures;
