@@ -155,8 +155,8 @@ TEST(DdprunTest, AFailureRestartsEveryRankInANewGeneration) {
        .environment = {{"TALK", folder.path()}}});
   EXPECT_EQ(run.Wait(), 0) << run.err();
   EXPECT_EQ(run.err(),
-            "ddprun: restart 1 of 5: generation 2: rank 1 exited with code 3\n"
-            "ddprun: restart 2 of 5: generation 3: rank 1 was killed by SIGKILL\n");
+            "restart 1 of 5: generation 2: rank 1 exited with code 3\n"
+            "restart 2 of 5: generation 3: rank 1 was killed by SIGKILL\n");
   for (int rank : {0, 1}) {
     for (int attempt : {0, 1, 2}) {
       EXPECT_THAT(run.out(), HasSubstr(absl::StrCat("rank=", rank, " attempt=", attempt,

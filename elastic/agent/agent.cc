@@ -224,7 +224,13 @@ void Agent::State::Post(AgentEvent event) {
     const AgentEvent next = std::move(events.front());
     events.pop_front();
     const AgentCore::Decision decision = core.Step(next, clock.Now());
-    if (!decision.reason.empty()) say(absl::StrCat("ddprun: ", decision.reason));
+    bool is_restart = false;
+    for (const AgentAction& action : decision.actions) {
+      const auto* restart = std::get_if<LogRestartAction>(&action);
+      is_restart |= restart != nullptr && restart->charged;
+    }
+    // The line of a restart is a contract with whoever reads our stderr.
+    if (!decision.reason.empty()) say((is_restart ? "" : "ddprun: ") + decision.reason);
     for (const AgentAction& action : decision.actions) {
       std::visit([this](const auto& a) { Do(a); }, action);
     }

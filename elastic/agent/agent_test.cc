@@ -167,7 +167,7 @@ TEST_F(AgentTest, AKilledRankStartsANewGeneration) {
     if (worker.spec.rank == 1) spawner_.Exit(worker.pid, {.signal = SIGKILL});
   });
   EXPECT_EQ(Run().exit_code, 0);
-  EXPECT_EQ(stderr_, "ddprun: restart 1 of 2: generation 2: rank 1 was killed by SIGKILL\n");
+  EXPECT_EQ(stderr_, "restart 1 of 2: generation 2: rank 1 was killed by SIGKILL\n");
   EXPECT_THAT(spawner_.workers()[0].signals, ElementsAre(SIGTERM));
   ASSERT_EQ(spawner_.workers().size(), 4u);
   const WorkerSpec& second = spawner_.workers()[2].spec;
@@ -203,8 +203,8 @@ TEST_F(AgentTest, TheReportNamesTheRootCauseOfTheLastGeneration) {
   EXPECT_EQ(result.failures[0].status.exit_code, 3);
   EXPECT_EQ(result.failures[0].error_file, "/logs/0/error.json");
   EXPECT_EQ(stderr_,
-            "ddprun: restart 1 of 2: generation 2: rank 0 exited with code 3\n"
-            "ddprun: restart 2 of 2: generation 3: rank 0 exited with code 3\n");
+            "restart 1 of 2: generation 2: rank 0 exited with code 3\n"
+            "restart 2 of 2: generation 3: rank 0 exited with code 3\n");
 }
 
 TEST_F(AgentTest, AWorkerThatIgnoresSigtermIsKilledAfterTheGrace) {
@@ -391,7 +391,7 @@ TEST_F(AgentTest, AWorkerThatHangsIsAFailure) {
     pages_.push_back(*std::move(page));
   });
   EXPECT_EQ(Run().exit_code, 0);
-  EXPECT_THAT(stderr_, HasSubstr("ddprun: restart 1 of 2: generation 2: rank "));
+  EXPECT_THAT(stderr_, HasSubstr("restart 1 of 2: generation 2: rank "));
   EXPECT_THAT(stderr_, HasSubstr("made no step for"));
   EXPECT_EQ(Events("hang").size(), 1u);
 }
