@@ -186,8 +186,8 @@ std::string TimerFile(const std::string& runtime_folder) {
 
 absl::Status CheckOneMachine(const std::string& flag, const std::string& host) {
   if (!IsWildcard(host)) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(flag, ": ", host, " is an address of every machine: name the one of one machine"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      flag, ": ", host, " is an address of every machine: name the one of one machine"));
 }
 
 absl::StatusOr<std::optional<store::RedisEndpoint>> Endpoint(const RendezvousOptions& options) {
@@ -272,8 +272,9 @@ int Main(int argc, char** argv) {
                      .python_exec = Environment("PYTHON_EXEC"),
                      .path = Environment("PATH")});
   if (!command.ok()) {
-    return Fail(command.status(),
-                ExitCodeOf(elastic::JobEndReason::kCannotStart, options->exit_code));
+    const std::string why(command.status().message());
+    Say(absl::StrCat(why, HiddenStatusCommandHint(arguments)));
+    return ExitCodeOf(elastic::JobEndReason::kCannotStart, options->exit_code);
   }
 
   JobSpec spec;

@@ -13,9 +13,11 @@
 #include <cerrno>
 #include <cstring>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "launcher/line_prefix.h"
+#include "launcher/printable.h"
 #include "launcher/process_tree.h"
 
 namespace ddp::launcher {
@@ -116,8 +118,28 @@ void ResetSignals() {
   ::_exit(127);
 }
 
+// Why a file that is there does not exist for exec.
+std::string WhatIsMissing(const std::string& program) {
+  std::array<char, 256> head{};  // the kernel looks no further
+  const UniqueFd file(::open(program.c_str(), O_RDONLY | O_CLOEXEC));
+  const ssize_t size = file.valid() ? ::read(file.get(), head.data(), head.size()) : -1;
+  if (size < 0) return std::strerror(ENOENT);
+  std::string text(head.data(), static_cast<size_t>(size));
+  if (!absl::StartsWith(text, "#!")) return "the loader that it wants is not on this machine";
+  text = text.substr(2, text.find('\n') - 2);
+  text.erase(0, text.find_first_not_of(" \t"));
+  text = text.substr(0, text.find_first_of(" \t"));
+  const bool from_windows = absl::EndsWith(text, "\r");
+  if (from_windows) text.pop_back();
+  return absl::StrCat(
+      "its first line names the interpreter ", Printable(text),
+      from_windows ? " and ends as on Windows (CR LF), which must be LF" : ", which is not there");
+}
+
 absl::Status ExecError(const std::string& program, int error) {
-  const std::string text = absl::StrCat("cannot run ", program, ": ", std::strerror(error));
+  const std::string text =
+      absl::StrCat("cannot run ", program, ": ",
+                   error == ENOENT ? WhatIsMissing(program) : std::string(std::strerror(error)));
   if (error == ENOENT || error == ENOTDIR) return absl::NotFoundError(text);
   if (error == EACCES || error == EPERM) return absl::PermissionDeniedError(text);
   return absl::InternalError(text);

@@ -8,6 +8,7 @@
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -15,6 +16,7 @@
 #include <atomic>
 #include <fstream>
 #include <functional>
+#include <map>
 #include <sstream>
 
 #include "absl/strings/numbers.h"
@@ -107,6 +109,24 @@ TEST_F(PosixProcessSpawnerTest, WhatCannotRunIsAnErrorAndLeavesNothing) {
   EXPECT_TRUE(absl::IsPermissionDenied(status));
   EXPECT_THAT(std::string(status.message()), HasSubstr("/etc/passwd"));
   EXPECT_EQ(::waitpid(-1, nullptr, WNOHANG), -1);
+}
+
+TEST_F(PosixProcessSpawnerTest, AMissingInterpreterIsNamed) {
+  Make();
+  const std::string path = ::testing::TempDir() + "/badint";
+  elastic::WorkerSpec spec;
+  spec.argv = {path};
+  for (const auto& [first_line, text] : std::map<std::string, std::string>{
+           {"#! /no/such/interpreter -x\n", "the interpreter /no/such/interpreter, which is not"},
+           {"#!/no/such/interpreter", "the interpreter /no/such/interpreter, which is not"},
+           {"#!/bin/sh\r\nexit 0\r\n", "the interpreter /bin/sh and ends as on Windows"}}) {
+    std::ofstream(path) << first_line;
+    ASSERT_EQ(::chmod(path.c_str(), 0755), 0);
+    const auto status = Spawn(spec).status();
+    EXPECT_TRUE(absl::IsNotFound(status)) << status;
+    EXPECT_THAT(std::string(status.message()),
+                ::testing::AllOf(HasSubstr("cannot run " + path), HasSubstr(text)));
+  }
 }
 
 TEST_F(PosixProcessSpawnerTest, TheWorkersWorld) {

@@ -239,6 +239,12 @@ bool IsStatusCommand(const std::vector<std::string>& arguments,
   return !arguments.empty() && arguments[0] == kCommand && !program_exists(kCommand);
 }
 
+std::string HiddenStatusCommandHint(const std::vector<std::string>& arguments) {
+  if (arguments.empty() || arguments[0] != kCommand) return "";
+  return "; the file status in this folder hides the subcommand 'ddprun status': give that in "
+         "another folder";
+}
+
 bool ProgramExists(const std::string& name) {
   if (IsRegularFile(name)) return true;
   const std::vector<std::string> folders =

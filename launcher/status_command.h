@@ -24,6 +24,10 @@ namespace ddp::launcher {
 bool IsStatusCommand(const std::vector<std::string>& arguments,
                      const std::function<bool(const std::string&)>& program_exists);
 
+// What to add to the message that a program cannot be run, where the user may have meant this
+// command: a file that is named so, and cannot be run, hides it. Else empty.
+std::string HiddenStatusCommandHint(const std::vector<std::string>& arguments);
+
 // Whether `name` is a file in the current folder or an executable on PATH.
 bool ProgramExists(const std::string& name);
 

@@ -24,6 +24,13 @@ TEST(IsStatusCommandTest, IsTheFirstWordUnlessItIsAProgram) {
   EXPECT_FALSE(IsStatusCommand({"./status"}, &Never));
 }
 
+TEST(IsStatusCommandTest, AFileThatHidesItIsNamed) {
+  EXPECT_THAT(HiddenStatusCommandHint({"status", "--json"}),
+              HasSubstr("the file status in this folder hides the subcommand 'ddprun status'"));
+  EXPECT_EQ(HiddenStatusCommandHint({"--", "status"}), "");
+  EXPECT_EQ(HiddenStatusCommandHint({}), "");
+}
+
 TEST(ProgramExistsTest, LooksWhereAProgramWouldBeFound) {
   EXPECT_TRUE(ProgramExists("sh"));
   EXPECT_FALSE(ProgramExists("no_such_program_anywhere"));

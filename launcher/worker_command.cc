@@ -33,8 +33,9 @@ absl::Status CheckExecutable(const std::string& path) {
     return absl::PermissionDeniedError(absl::StrCat("cannot run ", path, ": it is a folder"));
   }
   if (::access(path.c_str(), X_OK) != 0) {
-    return absl::PermissionDeniedError(
-        absl::StrCat("cannot run ", path, ": it is not executable (chmod +x ", path, ")"));
+    return absl::PermissionDeniedError(absl::StrCat("cannot run ", path,
+                                                    ": it is not executable (chmod +x ", path,
+                                                    "; a Python script runs with --run-path)"));
   }
   return absl::OkStatus();
 }
@@ -51,10 +52,16 @@ absl::StatusOr<std::string> FindExecutable(const std::string& program,
     const std::string candidate = absl::StrCat(folder.empty() ? "." : folder, "/", program);
     if (IsRegularFile(candidate) && ::access(candidate.c_str(), X_OK) == 0) return candidate;
   }
-  const bool is_here = IsRegularFile(program);
+  std::string hint;
+  if (IsRegularFile(program)) {
+    hint = absl::StrCat("; did you mean ./", program,
+                        ::access(program.c_str(), X_OK) == 0
+                            ? "?"
+                            : ", which is not executable (chmod +x)? A Python script runs with "
+                              "--run-path");
+  }
   return absl::NotFoundError(
-      absl::StrCat("cannot run ", program, ": no such program on PATH",
-                   is_here ? absl::StrCat("; did you mean ./", program, "?") : std::string()));
+      absl::StrCat("cannot run ", program, ": no such program on PATH", hint));
 }
 
 absl::StatusOr<std::string> FindPython(const ProgramRequest& request) {

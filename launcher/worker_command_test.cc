@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <filesystem>
 #include <fstream>
 
 namespace ddp::launcher {
@@ -12,6 +13,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 class WorkerCommandTest : public ::testing::Test {
  protected:
@@ -82,6 +84,22 @@ TEST_F(WorkerCommandTest, PythonExecChoosesTheInterpreter) {
   EXPECT_THAT(Command({script_}, ProgramKind::kByName), ElementsAre(other, "-u", script_));
   request_.python_exec = "";
   EXPECT_THAT(Command({script_}, ProgramKind::kByName), ElementsAre(python_, "-u", script_));
+}
+
+TEST_F(WorkerCommandTest, AScriptWithoutItsEndingIsToldOfRunPath) {
+  const std::string folder = std::filesystem::current_path().string();
+  std::filesystem::current_path(::testing::TempDir());
+  const std::string script = File("noext", 0644);
+  const std::string by_name(Error({"noext"}).message());
+  File("noext", 0755);
+  const std::string executable(Error({"noext"}).message());
+  std::filesystem::remove(script);
+  std::filesystem::current_path(folder);
+  EXPECT_THAT(by_name, AllOf(HasSubstr("./noext, which is not executable (chmod +x)?"),
+                             HasSubstr("--run-path")));
+  EXPECT_THAT(executable, AllOf(HasSubstr("did you mean ./noext?"), Not(HasSubstr("--run-path"))));
+  EXPECT_THAT(std::string(Error({script_}, ProgramKind::kExecutable).message()),
+              HasSubstr("--run-path"));
 }
 
 TEST_F(WorkerCommandTest, WhatCannotRunIsNamedBeforeAnythingStarts) {
