@@ -168,6 +168,19 @@ TEST_F(EndpointServerTest, AllAddressesOfANameAreServed) {
   EXPECT_TRUE(TryConnect(endpoint).ok());
 }
 
+TEST_F(EndpointServerTest, SaysWhereItIsAsAPersonTypesIt) {
+  const auto probe = ProbeBind("::1", 0);
+  if (!probe.ok() || probe->ours.empty()) GTEST_SKIP() << "this machine has no IPv6";
+  store::RedisEndpoint endpoint = FreeEndpoint("::1");
+  endpoint.password = "secret";
+  ::testing::internal::CaptureStderr();
+  const Guard server = StartAt(endpoint);
+  const std::string said = ::testing::internal::GetCapturedStderr();
+  EXPECT_THAT(said, ::testing::HasSubstr(
+                        absl::StrCat("started Redis at [::1]:", endpoint.port, " on this node")));
+  EXPECT_THAT(said, ::testing::Not(::testing::HasSubstr("secret")));
+}
+
 TEST_F(EndpointServerTest, NobodyReadsOrChangesTheServer) {
   store::RedisEndpoint endpoint = FreeEndpoint();
   const Guard server = StartAt(endpoint);
