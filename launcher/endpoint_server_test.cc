@@ -4,7 +4,10 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 
+#include <atomic>
+#include <fstream>
 #include <future>
 #include <memory>
 #include <string>
@@ -56,6 +59,12 @@ class EndpointServerTest : public ::testing::Test {
 
   static absl::Status TryConnect(const store::RedisEndpoint& endpoint) {
     return store::RedisConnection::Connect(endpoint, {.total_timeout = absl::Seconds(5)}).status();
+  }
+
+  // Stops the loop once `doomed` is true.
+  static void RunWhenDoomed(EventLoop& loop, const std::atomic<bool>& doomed) {
+    if (doomed) return loop.Stop();
+    loop.AddTimer(absl::Milliseconds(1), [&] { RunWhenDoomed(loop, doomed); });
   }
 
   const std::string folder_;
@@ -328,6 +337,42 @@ TEST_F(EndpointServerTest, IsReplacedLaterWhereItsPlaceIsTakenAtFirst) {
   EXPECT_THAT(lines[0], ::testing::HasSubstr("cannot be replaced yet: "));
   EXPECT_EQ(lines[1], "the private Redis server died: started another one");
   EXPECT_TRUE(TryConnect(endpoint).ok());
+}
+
+// Whoever kills all processes kills the replacement, too: that is nothing to tell.
+TEST_F(EndpointServerTest, AReplacementThatEndsWithEverythingIsNotComplainedOf) {
+  store::RedisEndpoint endpoint = FreeEndpoint("127.0.0.8");
+  const auto loop = *EventLoop::Create();  // outlives the guard
+  const Guard server = StartAt(endpoint);
+  // A redis-server that ends when everything is doomed.
+  const std::string bin = *MakePrivateFolder("ddp-test-");
+  const std::string fifo = bin + "/fifo";
+  ASSERT_EQ(mkfifo(fifo.c_str(), 0700), 0);
+  const std::string fake = bin + "/redis-server";
+  std::ofstream(fake) << "#!/bin/sh\nread line < " << fifo << "\n";
+  ASSERT_EQ(chmod(fake.c_str(), 0755), 0);
+  const std::string path = getenv("PATH");
+  setenv("PATH", absl::StrCat(bin, ":", path).c_str(), 1);
+
+  std::atomic<bool> doomed = false;
+  ServerGuard::Hooks hooks;
+  hooks.on_replaced = [](pid_t) { ADD_FAILURE() << "replaced"; };
+  hooks.say = [](const std::string& line) { ADD_FAILURE() << line; };
+  hooks.doomed = &doomed;
+  ASSERT_TRUE(server->Watch(loop.get(), hooks).ok());
+  std::thread killer([&] {
+    std::ofstream told(fifo);  // opens when the fake reads it
+    doomed = true;
+    told << "end" << std::endl;
+  });
+  ASSERT_EQ(kill(server->pid(), SIGKILL), 0);
+  // Behind the server's end, which is seen first.
+  loop->AddTimer(absl::Milliseconds(1), [&] { RunWhenDoomed(*loop, doomed); });
+  ASSERT_TRUE(loop->Run().ok());
+  killer.join();
+  setenv("PATH", path.c_str(), 1);
+  EXPECT_EQ(server->pid(), -1);
+  EXPECT_TRUE(RemoveFolder(bin).ok());
 }
 
 TEST(ExportCredentialsTest, LeavesWhatTheServerWantsAndNoMore) {

@@ -65,8 +65,11 @@ void ServerGuard::OnDeath() {
 }
 
 void ServerGuard::Replace() {
-  if (hooks_.doomed != nullptr && hooks_.doomed->load()) return;
+  const auto is_doomed = [this] { return hooks_.doomed != nullptr && hooks_.doomed->load(); };
+  if (is_doomed()) return;
   auto server = store::PrivateRedisServer::Start(options_);
+  // Whoever kills all processes kills the new one, too.
+  if (is_doomed()) return;
   if (!server.ok()) {
     const bool is_last = ++tries_ >= kMaxTries;
     if (tries_ == 1 || is_last) {

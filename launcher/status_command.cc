@@ -37,7 +37,7 @@ constexpr int kUsageError = 2;
 constexpr int kError = 1;
 // Who asks wants an answer, also "it cannot be reached".
 constexpr absl::Duration kConnectTimeout = absl::Seconds(3);
-constexpr absl::Duration kTotalTimeout = absl::Seconds(5);
+constexpr absl::Duration kReplyTimeout = absl::Seconds(5);
 // Of nodes and of ranks, without --all.
 constexpr size_t kRowsMax = 40;
 // Above any job: what the store claims is believed up to here.
@@ -206,7 +206,9 @@ absl::StatusOr<Reading> Read(const Place& place) {
   }
   store::RedisConnectionOptions options;
   options.connect_timeout = kConnectTimeout;
-  options.total_timeout = kTotalTimeout;
+  options.command_timeout = kReplyTimeout;
+  options.total_timeout =
+      absl::ZeroDuration();  // a server that refuses us is an answer: no repeats
   options.client_name = "ddprun-status";
   DDP_ASSIGN_OR_RETURN(const std::unique_ptr<store::RedisConnection> connection,
                        store::RedisConnection::Connect(*endpoint, options));

@@ -28,6 +28,7 @@
 #include "base/clock.h"
 #include "base/unique_fd.h"
 #include "launcher/ddprun_driver.h"
+#include "launcher/network_server.h"
 #include "nlohmann/json.hpp"
 #include "testing/redis_fixture.h"
 
@@ -398,6 +399,13 @@ TEST_F(WatchingTest, TheEventLogTellsTheStoryOnTheConsoleToo) {
   EXPECT_EQ(std::count(events.begin(), events.end(), "first_step"), 2);
   EXPECT_EQ(std::count(events.begin(), events.end(), "worker_exited"), 2);
   EXPECT_EQ(events.back(), "job_finished");
+}
+
+TEST(StatusTest, AServerThatRefusesIsAnAnswer) {
+  const int port = *FreePort("127.0.0.1");
+  DdprunDriver status({.arguments = {"status", absl::StrCat("--rdzv-endpoint=127.0.0.1:", port)}});
+  EXPECT_EQ(status.Wait(), 1);
+  EXPECT_THAT(status.err(), HasSubstr("Connection refused (tried 1 time in "));
 }
 
 }  // namespace
