@@ -215,6 +215,18 @@ TEST(DdprunMeetingTest, ANameThatNeverComesIsWaitedForAsLongAsTheUserSays) {
   }
 }
 
+TEST(DdprunMeetingTest, HostileClientsOfTheWorkersStoreFillNoLog) {
+  DdprunDriver job({.arguments = {"--standalone", "bash", "-c",
+                                  "for ((i = 0; i < 30; ++i)); do"
+                                  " exec 3<>/dev/tcp/127.0.0.1/$MASTER_PORT;"
+                                  " echo 'GET / HTTP/1.1 and much more of it' >&3;"
+                                  " cat <&3 >/dev/null 2>&1; done; true"}});
+  EXPECT_EQ(job.Wait(), 0) << job.err();
+  EXPECT_EQ(Count(job.err(), "drops a client"), 10) << job.err();
+  EXPECT_EQ(Count(job.err(), "; more of these are not told\n"), 1) << job.err();
+  EXPECT_EQ(Count("\n" + job.err(), "\nddprun: TCPStore at port "), 10) << job.err();
+}
+
 TEST(DdprunMeetingTest, TheAgentMayHaveManyClientsAndItsWorkersHaveTheLimitOfTheUser) {
   rlimit files{};
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &files), 0);

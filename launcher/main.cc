@@ -113,8 +113,25 @@ void OpenMissingStandardStreams() {
   }
 }
 
+// What our libraries log is said as everything is that ddprun says.
+class LogLines final : public google::LogSink {
+ public:
+  using google::LogSink::send;
+  void send(google::LogSeverity severity, const char* /*full_filename*/,
+            const char* /*base_filename*/, int /*line*/, const google::LogMessageTime& /*time*/,
+            const char* message, size_t size) override {
+    if (severity < google::GLOG_FATAL) Say(std::string(message, size));
+  }
+};
+
 void InitLogging() {
-  FLAGS_logtostderr = true;
+  // No files, and on stderr only what ends the process.
+  FLAGS_stderrthreshold = google::GLOG_FATAL;
+  for (int severity = google::GLOG_INFO; severity < google::NUM_SEVERITIES; ++severity) {
+    google::SetLogDestination(severity, "");
+  }
+  static LogLines lines;
+  google::AddLogSink(&lines);
   if (std::getenv("GLOG_minloglevel") == nullptr) FLAGS_minloglevel = google::GLOG_WARNING;
   google::InitGoogleLogging("ddprun");
 }

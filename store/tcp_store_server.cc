@@ -12,6 +12,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <map>
 #include <optional>
@@ -36,7 +37,7 @@ constexpr int kMaxAccepts = 64;
 // How long nobody is accepted when the process has no descriptor left.
 constexpr absl::Duration kAcceptPause = absl::Milliseconds(100);
 // A run of bad clients must not fill the log.
-constexpr int kMaxDropsLogged = 50;
+constexpr int kMaxDropsLogged = 10;
 
 struct Address {
   sockaddr_storage storage{};
@@ -481,9 +482,12 @@ void TcpStoreServer::Shell::HoldLimit() {
 
 void TcpStoreServer::Shell::Condemn(ClientId id, const absl::Status& why) {
   if (!condemned_.insert(id).second || why.ok()) return;
-  LOG_FIRST_N(WARNING, kMaxDropsLogged)
-      << "TCPStore at port " << port_ << " drops a client at " << PeerOf(clients_.at(id).fd.get())
-      << ": " << std::string(why.message());
+  static std::atomic<int> told = 0;  // of all servers of the process
+  if (told >= kMaxDropsLogged) return;
+  const int number = ++told;
+  LOG(WARNING) << "TCPStore at port " << port_ << " drops a client at "
+               << PeerOf(clients_.at(id).fd.get()) << ": " << std::string(why.message())
+               << (number == kMaxDropsLogged ? "; more of these are not told" : "");
 }
 
 void TcpStoreServer::Shell::DropCondemned() {
