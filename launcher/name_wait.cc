@@ -14,7 +14,7 @@ namespace {
 constexpr absl::Duration kFirstPause = absl::Milliseconds(100);
 constexpr absl::Duration kLongestPause = absl::Seconds(2);
 
-void Sleep(absl::Duration duration) {
+void Rest(absl::Duration duration) {
   const timespec pause = absl::ToTimespec(duration);
   (void)ppoll(nullptr, 0, &pause, nullptr);
 }
@@ -46,7 +46,7 @@ absl::Status AwaitName(const NameWaitOptions& options,
     // The user hears of it in time, and the end is in time.
     const absl::Duration left = (told_user ? options.timeout : options.quiet) - waited;
     pause = std::min({pause, left, options.timeout - waited});
-    options.sleep ? options.sleep(pause) : Sleep(pause);
+    options.rest ? options.rest(pause) : Rest(pause);
   }
 }
 

@@ -18,7 +18,7 @@ struct NameWaitOptions {
 
   // Tests bring a time of their own. Empty: the real ones.
   std::function<absl::Time()> now;
-  std::function<void(absl::Duration)> sleep;
+  std::function<void(absl::Duration)> rest;
   std::function<void(const std::string& line)> say;
 };
 

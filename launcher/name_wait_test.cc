@@ -20,7 +20,7 @@ class NameWaitTest : public ::testing::Test {
     options_.what = "--rdzv-endpoint=node0:1";
     options_.timeout = absl::Minutes(10);
     options_.now = [this] { return now_; };
-    options_.sleep = [this](absl::Duration pause) {
+    options_.rest = [this](absl::Duration pause) {
       EXPECT_GT(pause, absl::ZeroDuration());
       EXPECT_LE(pause, absl::Seconds(2));
       now_ += pause;
