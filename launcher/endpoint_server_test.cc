@@ -62,9 +62,9 @@ class EndpointServerTest : public ::testing::Test {
   }
 
   // Stops the loop once `doomed` is true.
-  static void RunWhenDoomed(EventLoop& loop, const std::atomic<bool>& doomed) {
+  static void StopWhenDoomed(EventLoop& loop, const std::atomic<bool>& doomed) {
     if (doomed) return loop.Stop();
-    loop.AddTimer(absl::Milliseconds(1), [&] { RunWhenDoomed(loop, doomed); });
+    loop.AddTimer(absl::Milliseconds(1), [&] { StopWhenDoomed(loop, doomed); });
   }
 
   const std::string folder_;
@@ -366,8 +366,12 @@ TEST_F(EndpointServerTest, AReplacementThatEndsWithEverythingIsNotComplainedOf) 
     told << "end" << std::endl;
   });
   ASSERT_EQ(kill(server->pid(), SIGKILL), 0);
+  loop->AddTimer(kLong, [&] {
+    ADD_FAILURE() << "the server's end was not seen";
+    loop->Stop();
+  });
   // Behind the server's end, which is seen first.
-  loop->AddTimer(absl::Milliseconds(1), [&] { RunWhenDoomed(*loop, doomed); });
+  loop->AddTimer(absl::Milliseconds(1), [&] { StopWhenDoomed(*loop, doomed); });
   ASSERT_TRUE(loop->Run().ok());
   killer.join();
   setenv("PATH", path.c_str(), 1);
