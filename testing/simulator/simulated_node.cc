@@ -37,7 +37,6 @@ elastic::HangDetector::Options HangOptions(const Story& story) {
   elastic::HangDetector::Options options;
   options.floor = absl::Microseconds(story.hang_floor_us);
   options.waiting_floor = absl::Microseconds(HangWaitingLimitUs(story));
-  options.slow_floor = 2 * options.waiting_floor;
   return options;
 }
 
@@ -180,7 +179,7 @@ void SimulatedNode::Look() {
 
 void SimulatedNode::Report() {
   elastic::NodeReport report;
-  report.step = world_.training->step(identity_.id);
+  report.step = world_.story->commits_steps ? world_.training->step(identity_.id) : -1;
   highest_step_ = std::max(highest_step_, report.step);
   if (report.step >= 0 && stepping_since_us_ < 0) stepping_since_us_ = world_.queue->now_us();
   report.steps_per_second = report.step >= 0 ? world_.training->steps_per_second() : 0;

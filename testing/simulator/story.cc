@@ -38,11 +38,13 @@ void DrawJob(Story& story, Random& random) {
   story.training_s = static_cast<double>(random.Between(2, hosts >= 200 ? 8 : 25));
   story.steps_per_second = static_cast<double>(random.Between(2, 50));
   story.slow_factor = 1.5 + 1.5 * random.Fraction();
-  story.hang_floor_us = hosts >= 200 ? 0 : random.Between(1, 4) * kSecond;
   story.checkpoint_every = static_cast<int>(random.Between(1, 50));
   story.worker_start_s = random.Chance(0.1) ? 3 : 0.2;
   story.victim_chance = random.Fraction();
   story.commits_steps = random.Chance(0.8);
+  // Who does not say how far it is cannot be missed.
+  const bool looks_for_hangs = story.commits_steps && hosts < 200;
+  if (looks_for_hangs) story.hang_floor_us = random.Between(1, 4) * kSecond;
   story.stop_aware_chance = random.Chance(0.5) ? 1 : 0;
   story.stubborn_chance = random.Chance(0.3) ? random.Fraction() : 0;
   story.nproc_max = random.Chance(0.5) ? 1 : static_cast<int>(random.Between(2, 4));
