@@ -71,9 +71,9 @@ std::string FormatFailureReport(const std::string& entrypoint,
 std::string AgentsWords(const elastic::WorkerFailure& failure) {
   const int signal = failure.status.signal;
   if (!failure.instead.empty() && !failure.was_stopped) {
-    const std::string end = failure.pid > 0 ? absl::StrCat(": told to end, it ",
-                                                           elastic::DescribeExit(failure.status))
-                                            : "";
+    const std::string end =
+        failure.pid > 0 ? absl::StrCat(": told to end, it ", elastic::DescribeExit(failure.status))
+                        : "";
     return absl::StrCat("The worker ", failure.instead, end);
   }
   const std::string text = signal != 0
