@@ -26,6 +26,7 @@ using ::ddp::testing::ErrorOf;
 using ::ddp::testing::Gradients;
 using ::ddp::testing::SameOnAllRanks;
 using ::testing::AllOf;
+using ::testing::AnyOf;
 using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -242,7 +243,9 @@ int Defect08ExceptionInABackwardDoesNotStick() {
     };
     EXPECT_EQ(ErrorOf<std::exception>([&] { step(false); }), "no error");
     EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*net)));
-    EXPECT_THAT(ErrorOf<std::exception>([&] { step(true); }), HasSubstr("thrown in the backward"));
+    // Its own, or that of the other rank, which may be faster.
+    EXPECT_THAT(ErrorOf<std::exception>([&] { step(true); }),
+                AnyOf(HasSubstr("thrown in the backward"), HasSubstr("an exception ended the")));
   }
   EXPECT_EQ(ErrorOf<std::exception>([&] {
               net->zero_grad();
@@ -269,6 +272,7 @@ int Defect09HookResultsAreChecked() {
   for (const auto& [change, named] : changes) {
     torch::nn::Linear net(4, 4);
     DistributedDataParallel model(net, group);
+    group->barrier();  // none fails before all have their model
     model.register_comm_hook(change, [](const Change& change, GradBucket& bucket) {
       return Completed(change(bucket.buffer()));
     });

@@ -288,13 +288,19 @@ void Communicator::WaitFuture(const Future& future, std::vector<at::Tensor> keep
     const PeerWaitScope scope;
     return notice_->Wait(*future, options_.timeout + absl::Seconds(1));
   }();
-  if (result == FailureNotice::WaitResult::kCompleted && !future->hasError()) {
+  const absl::Time news_at = clock.Now();
+  // A peer that failed after it was through with this operation has sent what we wait for; the news
+  // may be faster. Nobody may miss a step that others have made: the next operation hears of it.
+  const bool completed = result == FailureNotice::WaitResult::kCompleted ||
+                         (result == FailureNotice::WaitResult::kPeerFailed &&
+                          notice_->AwaitCompletion(*future, kHeadStart));
+  if (completed && !future->hasError()) {
     future->wait();  // orders the current streams behind it; nothing to do on the CPU
     return;
   }
   const std::string waited =
       absl::FormatDuration(absl::Trunc(clock.Now() - start, absl::Milliseconds(1)));
-  if (result != FailureNotice::WaitResult::kCompleted) {
+  if (!completed) {
     std::shared_ptr<Operation> given_up = NewOperation();
     given_up->future = future;
     given_up->more_tensors = std::move(keep_alive);
@@ -304,7 +310,7 @@ void Communicator::WaitFuture(const Future& future, std::vector<at::Tensor> keep
     Fail(what, absl::StrCat("not all ranks came within ", waited));
   }
   if (result == FailureNotice::WaitResult::kPeerFailed) {
-    notice_->YieldToCause(kHeadStart);
+    notice_->YieldToCause(kHeadStart - (clock.Now() - news_at));
     Fail(what, "a peer failed");
   }
   const std::string error = future->tryRetrieveErrorMessage();

@@ -289,6 +289,17 @@ FailureNotice::WaitResult FailureNotice::Wait(c10::ivalue::Future& future,
   }
 }
 
+bool FailureNotice::AwaitCompletion(c10::ivalue::Future& future, absl::Duration timeout) const {
+  const MonotonicClock clock;
+  const absl::Time deadline = clock.Now() + timeout;
+  MutexLock lock(state_->mutex);
+  for (absl::Duration left = timeout; !future.completed() && left > absl::ZeroDuration();
+       left = deadline - clock.Now()) {
+    state_->changed.WaitFor(state_->mutex, left);
+  }
+  return future.completed();
+}
+
 void FailureNotice::WatchStore(c10d::Store& store) {
   bool lost = false;
   while (true) {

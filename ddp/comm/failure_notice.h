@@ -120,6 +120,10 @@ class FailureNotice {
   // has passed; looked at in this order.
   WaitResult Wait(c10::ivalue::Future& future, absl::Duration timeout) const;
 
+  // The same, whatever news there is: whether the future was complete within `timeout`. For one
+  // that Wait() has waited for.
+  bool AwaitCompletion(c10::ivalue::Future& future, absl::Duration timeout) const;
+
  private:
   struct State;
   void WatchStore(c10d::Store& store);

@@ -14,8 +14,9 @@ namespace ddp::elastic {
 // a part of RendezvousCore.
 //
 // A light heartbeat costs the server half of a full one, but only full ones tell what was missed,
-// and it is their scripts that give up lost nodes. So the nodes of a job together send no fewer
-// than Rhythm::full_heartbeats full ones per interval, and each node at least one of six.
+// and it is their scripts that give up lost nodes. So the nodes of a job together send about
+// Rhythm::full_heartbeats full ones per interval, no fewer than half of that, and each node at
+// least one of six.
 //
 // Every `share`, drawn from [0, 1), spreads what all nodes would else do in the same moment.
 //

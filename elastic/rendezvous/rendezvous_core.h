@@ -51,7 +51,7 @@ class RendezvousCore {
     absl::Duration lease = absl::Seconds(3);
 
     absl::Duration heartbeat;  // zero: a sixth of the lease; never more than a third of it
-    int full_heartbeats = 32;  // of all nodes together per interval, at least; the rest are light
+    int full_heartbeats = 32;  // about so many of all nodes together per interval; the rest: light
     int64_t instance = 0;      // takes part in this one, which must exist; 0: by the rules
     uint64_t seed = 0;         // of nonces, tokens and pauses
   };
