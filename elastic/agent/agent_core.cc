@@ -8,6 +8,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/duration_text.h"
 
 namespace ddp::elastic {
 namespace {
@@ -317,7 +318,7 @@ void AgentCore::ReportFailures() {
   if (store_deadline_ != absl::InfiniteFuture()) {
     decision_.reason =
         absl::StrCat(last_cause_, ": waiting for the rendezvous, which is out of reach, at most ",
-                     absl::FormatDuration(store_deadline_ - now_));
+                     DurationText(store_deadline_ - now_));
   }
   // On one node a budget that is spent is spent, wherever the store is; only a restart needs its
   // consent.

@@ -28,7 +28,7 @@ absl::Status Failed(const std::string& path, const char* what) {
       absl::StrCat("the pipe for timers of workers, ", path, ": ", what, ": ", strerror(errno)));
 }
 
-// Removes a pipe that an earlier job left.
+// Removes a pipe that an earlier job left: nobody reads it.
 absl::Status MakeRoom(const std::string& path) {
   struct stat info {};
   if (::lstat(path.c_str(), &info) != 0) return absl::OkStatus();
@@ -36,7 +36,24 @@ absl::Status MakeRoom(const std::string& path) {
     return absl::AlreadyExistsError(absl::StrCat(
         "TORCHELASTIC_TIMER_FILE=", path, ": something else is there: name a path that is free"));
   }
-  return ::unlink(path.c_str()) == 0 ? absl::OkStatus() : Failed(path, "unlink");
+  const UniqueFd writer(::open(path.c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC | O_NOFOLLOW));
+  if (writer.valid()) {
+    return absl::AlreadyExistsError(
+        absl::StrCat("TORCHELASTIC_TIMER_FILE=", path,
+                     ": another ddprun serves it: unset it or name another path"));
+  }
+  if (errno == ENOENT) return absl::OkStatus();  // its owner has just ended
+  if (errno != ENXIO) return Failed(path, "open");
+  const bool is_gone = ::unlink(path.c_str()) == 0 || errno == ENOENT;
+  return is_gone ? absl::OkStatus() : Failed(path, "unlink");
+}
+
+// Whether the pipe at `path` is the open one: somebody may have put another there.
+bool IsAt(const std::string& path, int fd) {
+  struct stat there {};
+  struct stat ours {};
+  return ::lstat(path.c_str(), &there) == 0 && ::fstat(fd, &ours) == 0 &&
+         there.st_dev == ours.st_dev && there.st_ino == ours.st_ino;
 }
 
 absl::Duration Until(double unix_s) {
@@ -53,7 +70,7 @@ TimerPipe::TimerPipe(std::string path, UniqueFd fd, Dependencies dependencies)
 TimerPipe::~TimerPipe() {
   dependencies_.event_loop->CancelTimer(timer_);
   dependencies_.event_loop->Unwatch(fd_.get());
-  ::unlink(path_.c_str());
+  if (IsAt(path_, fd_.get())) ::unlink(path_.c_str());
 }
 
 absl::StatusOr<std::unique_ptr<TimerPipe>> TimerPipe::Open(const std::string& path,

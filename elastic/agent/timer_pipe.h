@@ -36,9 +36,10 @@ class TimerPipe {
     std::function<void(const std::string& line)> say;  // for the user
   };
 
-  // Makes the pipe, which is removed at the end. One that is there already, of an earlier job of
-  // this user, is replaced.
-  // kAlreadyExists: something else is at `path`. kInternal: a system call failed. Both name it.
+  // Makes the pipe, which is removed at the end. One that is there already and that nobody reads
+  // any more, of an earlier job of this user, is replaced.
+  // kAlreadyExists: another agent serves `path`, or something else is there. kInternal: a system
+  // call failed. All name it.
   static absl::StatusOr<std::unique_ptr<TimerPipe>> Open(const std::string& path,
                                                          Dependencies dependencies);
   ~TimerPipe();

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
@@ -23,6 +24,7 @@
 #include "base/event_loop.h"
 #include "base/unique_fd.h"
 #include "elastic/health/worker_timers.h"
+#include "testing/fake_clock.h"
 
 namespace ddp::elastic {
 namespace {
@@ -46,22 +48,30 @@ class TimerPipeTest : public ::testing::Test {
   }
 
   absl::Status Open() {
-    auto pipe = TimerPipe::Open(
-        path_, {.event_loop = loop_.get(),
-                .clock = &clock_,
-                .find_worker = [](pid_t pid) -> std::optional<int> {
-                  if (pid == ::getpid()) return kOwnRank;
-                  return std::nullopt;
-                },
-                .on_expired =
-                    [this](const WorkerTimers::Expired& expired) {
-                      expired_.push_back(absl::StrCat(expired.local_rank, " ", expired.scope, " ",
-                                                      expired.signal));
-                      loop_->Stop();
-                    },
-                .say = [this](const std::string& line) { lines_.push_back(line); }});
+    auto pipe = TryOpen();
     if (pipe.ok()) pipe_ = *std::move(pipe);
     return pipe.status();
+  }
+
+  absl::StatusOr<std::unique_ptr<TimerPipe>> TryOpen() {
+    return TimerPipe::Open(path_,
+                           {.event_loop = loop_.get(),
+                            .clock = clock_,
+                            .find_worker = [](pid_t pid) -> std::optional<int> {
+                              if (pid == ::getpid()) return kOwnRank;
+                              return std::nullopt;
+                            },
+                            .on_expired =
+                                [this](const WorkerTimers::Expired& expired) {
+                                  expired_.push_back(absl::StrCat(
+                                      expired.local_rank, " ", expired.scope, " ", expired.signal));
+                                  loop_->Stop();
+                                },
+                            .say =
+                                [this](const std::string& line) {
+                                  lines_.push_back(line);
+                                  if (stops_when_told_) loop_->Stop();
+                                }});
   }
 
   // As a worker does: opens, writes a line, closes.
@@ -92,11 +102,13 @@ class TimerPipeTest : public ::testing::Test {
 
   std::string folder_;
   std::string path_;
-  const MonotonicClock clock_;
+  const MonotonicClock real_clock_;
+  const Clock* clock_ = &real_clock_;
   const std::unique_ptr<EventLoop> loop_;
   std::unique_ptr<TimerPipe> pipe_;
   std::vector<std::string> expired_;
   std::vector<std::string> lines_;
+  bool stops_when_told_ = false;
 };
 
 TEST_F(TimerPipeTest, ATimerRunsOut) {
@@ -123,16 +135,21 @@ TEST_F(TimerPipeTest, TimersOfOthersAndNonsenseAreVoid) {
 }
 
 TEST_F(TimerPipeTest, AWorkerThatHasEndedIsNotKilled) {
+  ddp::testing::FakeClock clock;
+  clock_ = &clock;
   ASSERT_TRUE(Open().ok());
-  Set("now", absl::ZeroDuration());
-  Set("soon", absl::Milliseconds(50));
+  Set("of the ended", absl::Hours(1));
   Write("nonsense");
+  stops_when_told_ = true;
   RunUntilOneExpires();
   ASSERT_THAT(lines_, SizeIs(1)) << "all was read";
+  ASSERT_THAT(expired_, SizeIs(0));
   pipe_->Forget(kOwnRank);
-  Set("of the next", absl::Milliseconds(100));
+  clock.Advance(absl::Hours(2));
+  Set("of the next", absl::ZeroDuration());
   RunUntilOneExpires();
-  EXPECT_THAT(expired_, ElementsAre("3 now 9", "3 of the next 9"));
+  EXPECT_THAT(expired_, ElementsAre("3 of the next 9"));
+  pipe_.reset();  // before the clock
 }
 
 TEST_F(TimerPipeTest, AnEarlierJobsPipeIsReplacedAndOursIsRemoved) {
@@ -143,6 +160,25 @@ TEST_F(TimerPipeTest, AnEarlierJobsPipeIsReplacedAndOursIsRemoved) {
   EXPECT_EQ(info.st_mode & 0777, 0600U);
   pipe_.reset();
   EXPECT_FALSE(std::filesystem::exists(path_));
+}
+
+TEST_F(TimerPipeTest, APipeThatAnotherServesIsLeftToIt) {
+  ASSERT_TRUE(Open().ok());
+  const absl::Status second = TryOpen().status();
+  EXPECT_TRUE(absl::IsAlreadyExists(second)) << second;
+  EXPECT_THAT(std::string(second.message()),
+              HasSubstr("TORCHELASTIC_TIMER_FILE=" + path_ + ": another ddprun serves it"));
+  Set("ours", absl::ZeroDuration());
+  RunUntilOneExpires();
+  EXPECT_THAT(expired_, ElementsAre("3 ours 9"));
+}
+
+TEST_F(TimerPipeTest, AnothersPipeInPlaceOfOursIsNotRemoved) {
+  ASSERT_TRUE(Open().ok());
+  ASSERT_EQ(::unlink(path_.c_str()), 0);
+  ASSERT_EQ(::mkfifo(path_.c_str(), 0600), 0);
+  pipe_.reset();
+  EXPECT_TRUE(std::filesystem::exists(path_));
 }
 
 TEST_F(TimerPipeTest, AFileOfTheUsersIsLeftAlone) {
