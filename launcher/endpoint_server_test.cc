@@ -379,6 +379,40 @@ TEST_F(EndpointServerTest, AReplacementThatEndsWithEverythingIsNotComplainedOf) 
   EXPECT_TRUE(RemoveFolder(bin).ok());
 }
 
+// The agent's heartbeats wait for it, so it is given up soon, and tried again.
+TEST_F(EndpointServerTest, AReplacementThatDoesNotAnswerHoldsTheLoopUpForAMomentOnly) {
+  store::RedisEndpoint endpoint = FreeEndpoint("127.0.0.8");
+  const auto loop = *EventLoop::Create();  // outlives the guard
+  const Guard server = StartAt(endpoint);
+  // A redis-server that never answers: nobody writes what it reads.
+  const std::string bin = *MakePrivateFolder("ddp-test-");
+  const std::string fifo = bin + "/fifo";
+  ASSERT_EQ(mkfifo(fifo.c_str(), 0700), 0);
+  const std::string fake = bin + "/redis-server";
+  std::ofstream(fake) << "#!/bin/sh\nread line < " << fifo << "\n";
+  ASSERT_EQ(chmod(fake.c_str(), 0755), 0);
+  const std::string path = getenv("PATH");
+  setenv("PATH", absl::StrCat(bin, ":", path).c_str(), 1);
+
+  std::vector<std::string> lines;
+  ServerGuard::Hooks hooks;
+  hooks.on_replaced = [&](pid_t) { loop->Stop(); };
+  hooks.say = [&](const std::string& line) {
+    lines.push_back(line);
+    setenv("PATH", path.c_str(), 1);
+  };
+  ASSERT_TRUE(server->Watch(loop.get(), hooks).ok());
+  ASSERT_EQ(kill(server->pid(), SIGKILL), 0);
+  loop->AddTimer(kLong, [&] { loop->Stop(); });
+  ASSERT_TRUE(loop->Run().ok());
+  setenv("PATH", path.c_str(), 1);
+  ASSERT_EQ(lines.size(), 2U);
+  EXPECT_THAT(lines[0], ::testing::HasSubstr(
+                            "cannot be replaced yet: redis-server did not answer within 1s"));
+  EXPECT_TRUE(TryConnect(endpoint).ok());
+  EXPECT_TRUE(RemoveFolder(bin).ok());
+}
+
 TEST(ExportCredentialsTest, LeavesWhatTheServerWantsAndNoMore) {
   setenv("DDP_REDIS_PASSWORD_FILE", "/tmp/x", 1);
   store::RedisEndpoint endpoint;

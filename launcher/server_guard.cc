@@ -15,11 +15,18 @@ namespace {
 constexpr absl::Duration kFirstPause = absl::Milliseconds(100);
 constexpr absl::Duration kLongestPause = absl::Seconds(5);
 
+store::PrivateRedisServer::Options OfReplacement(store::PrivateRedisServer::Options options) {
+  options.start_timeout = std::min(options.start_timeout, ServerGuard::kReplacementTimeout);
+  return options;
+}
+
 }  // namespace
 
 ServerGuard::ServerGuard(store::PrivateRedisServer::Options options, store::RedisEndpoint endpoint,
                          std::unique_ptr<store::PrivateRedisServer> server)
-    : options_(std::move(options)), server_(std::move(server)), endpoint_(std::move(endpoint)) {}
+    : options_(OfReplacement(std::move(options))),
+      server_(std::move(server)),
+      endpoint_(std::move(endpoint)) {}
 
 ServerGuard::~ServerGuard() {
   if (event_loop_ == nullptr) return;

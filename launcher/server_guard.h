@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "base/event_loop.h"
 #include "store/private_redis_server.h"
 #include "store/redis_endpoint.h"
@@ -27,16 +28,21 @@ class ServerGuard {
   // After that many replacements the server stays dead: something kills it on purpose.
   static constexpr int kMaxReplacements = 3;
 
-  // How often a replacement is tried that cannot be started, with growing pauses: about four
-  // minutes. Something may hold its port for a moment, or the disk be full.
+  // How often a replacement is tried that cannot be started: something may hold its port for a
+  // moment, or the disk be full. The pauses grow, and are nearly five minutes in all; one that
+  // starts and does not answer takes kReplacementTimeout more each time.
   static constexpr int kMaxTries = 60;
+
+  // For the first answer of a replacement. Meanwhile the event loop stands still, and with it the
+  // node's heartbeats: less than a lease of the default length.
+  static constexpr absl::Duration kReplacementTimeout = absl::Seconds(1);
 
   // Starts the first server in `folder`, on its unix socket. Errors: those of
   // PrivateRedisServer::Start.
   static absl::StatusOr<std::unique_ptr<ServerGuard>> Start(const std::string& folder);
 
-  // Starts the first server by `options`, which every later one is started by, too; `endpoint` is
-  // where it is reached. Errors: as above.
+  // Starts the first server by `options`, which every later one is started by, too, but for its
+  // start_timeout; `endpoint` is where it is reached. Errors: as above.
   static absl::StatusOr<std::unique_ptr<ServerGuard>> Start(
       const store::PrivateRedisServer::Options& options, const store::RedisEndpoint& endpoint);
   ~ServerGuard();
@@ -64,7 +70,7 @@ class ServerGuard {
   void OnDeath();
   void Replace();
 
-  const store::PrivateRedisServer::Options options_;
+  const store::PrivateRedisServer::Options options_;  // of a replacement
   std::unique_ptr<store::PrivateRedisServer> server_;
   const store::RedisEndpoint endpoint_;
   EventLoop* event_loop_ = nullptr;
