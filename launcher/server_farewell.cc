@@ -15,7 +15,8 @@ namespace ddp::launcher {
 namespace {
 
 constexpr size_t kNodesAtATime = 1000;
-constexpr absl::Duration kLookPause = absl::Milliseconds(20);
+constexpr absl::Duration kShortestPause = absl::Milliseconds(20);
+constexpr absl::Duration kPausePerNode = absl::Milliseconds(1);
 constexpr absl::Duration kCloseTimeout = absl::Seconds(2);
 
 // Nodes are heard within a sixth of a lease, and go at once.
@@ -53,6 +54,10 @@ Farewell DecideFarewell(const elastic::JobRecord& job, uint64_t own_generation,
   }
   // They are told that the job has ended; or they work on, and we are done.
   return waited >= TimeToHear(lease) ? Farewell::kGo : Farewell::kWait;
+}
+
+absl::Duration PauseBetweenLooks(int64_t nodes) {
+  return std::max(kShortestPause, nodes * kPausePerNode);
 }
 
 namespace {
@@ -100,7 +105,7 @@ class Goodbye {
       case Farewell::kGo:
         return event_loop_.Stop();
       case Farewell::kWait:
-        return ScheduleLook(kLookPause);
+        return ScheduleLook(PauseBetweenLooks(job->nodes_total));
       case Farewell::kClose:
         return Close();
     }

@@ -22,20 +22,24 @@ namespace ddp::launcher {
 // once and say why.
 enum class Farewell { kGo, kWait, kClose };
 
-// Pure. `waited` is how long the node has been waiting; `lease` and `shutdown_timeout` are the
-// job's. `job` is without this node, which has left.
+// Pure. `waited` is how long the node has been waiting; `lease` and `shutdown_timeout` are this
+// node's, for want of the others' own. `job` is without this node, which has left.
 Farewell DecideFarewell(const elastic::JobRecord& job, uint64_t own_generation,
                         absl::Duration waited, absl::Duration lease,
                         absl::Duration shutdown_timeout);
+
+// Until the job is looked at again that has so many nodes. Each look costs the server a piece of
+// work per node, and the nodes that still end want it, too.
+absl::Duration PauseBetweenLooks(int64_t nodes);
 
 struct FarewellOptions {
   store::RedisEndpoint endpoint;
   std::string run_id;
   int64_t instance = 0;
-  uint64_t own_generation = 0;  // the last one that this node was in
-  std::string host;             // what other nodes call this one
-  absl::Duration lease;
-  absl::Duration shutdown_timeout;
+  uint64_t own_generation = 0;      // the last one that this node was in
+  std::string host;                 // what other nodes call this one
+  absl::Duration lease;             // this node's; that of others is not known
+  absl::Duration shutdown_timeout;  // as well
   // Readable when the user wants the end now; -1: never.
   int hurry_fd = -1;
 };

@@ -73,5 +73,11 @@ TEST(ServerFarewellTest, NodesThatWereNotLookedAtCount) {
   EXPECT_EQ(Decide(job), Farewell::kWait);
 }
 
+TEST(ServerFarewellTest, ManyNodesAreLookedAtSeldom) {
+  EXPECT_EQ(PauseBetweenLooks(0), absl::Milliseconds(20));
+  EXPECT_EQ(PauseBetweenLooks(8), absl::Milliseconds(20));
+  EXPECT_EQ(PauseBetweenLooks(1000), absl::Seconds(1));
+}
+
 }  // namespace
 }  // namespace ddp::launcher
