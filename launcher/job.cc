@@ -18,6 +18,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
+#include "base/duration_text.h"
 #include "base/event_loop.h"
 #include "base/status_macros.h"
 #include "base/unique_fd.h"
@@ -57,6 +58,7 @@ constexpr absl::Duration kConsoleStallTimeoutAfterSignal = absl::Seconds(2);
 
 // How long the server is looked for without a word.
 constexpr absl::Duration kQuietConnect = absl::Seconds(5);
+constexpr absl::Duration kShortestReach = absl::Seconds(1);
 
 std::string HostName() {
   std::array<char, HOST_NAME_MAX + 1> name{};
@@ -174,19 +176,23 @@ void TakeLimits(const elastic::JobLimits& limits, elastic::LaunchConfig& config)
 
 // The node that has the server may start later than this one. The user hears of it after a while.
 absl::StatusOr<std::unique_ptr<elastic::RedisRendezvous>> ReachRendezvous(
-    elastic::RedisRendezvous::Options options, const RendezvousOptions& wanted, EventLoop* loop) {
-  const absl::Duration total =
-      wanted.read_timeout > absl::ZeroDuration() ? wanted.read_timeout : wanted.join_timeout;
+    elastic::RedisRendezvous::Options options, absl::Duration total, EventLoop* loop) {
   options.connect_timeout = std::min(total, kQuietConnect);
   auto rendezvous = elastic::RedisRendezvous::Open(options, loop);
   if (!absl::IsUnavailable(rendezvous.status()) || total <= kQuietConnect) return rendezvous;
-  Say(absl::StrCat("waiting for the rendezvous, at most ", absl::FormatDuration(total), ": ",
+  Say(absl::StrCat("waiting for the rendezvous, at most ", DurationText(total), ": ",
                    std::string(rendezvous.status().message())));
   options.connect_timeout = total - kQuietConnect;
   return elastic::RedisRendezvous::Open(options, loop);
 }
 
-absl::Status OpenRendezvous(const JobSpec& spec, Parts& parts) {
+// What is left until `deadline` for the server, after its name was waited for; or, where that came
+// late, a moment.
+absl::Duration TimeToReach(const RendezvousOptions& wanted, absl::Time deadline, absl::Time now) {
+  return std::max(deadline - now, std::min(wanted.ReachTimeout(), kShortestReach));
+}
+
+absl::Status OpenRendezvous(const JobSpec& spec, absl::Time deadline, Parts& parts) {
   const RendezvousOptions& wanted = spec.options.rendezvous;
   elastic::RedisRendezvous::Options options;
   options.endpoint = parts.place.endpoint;
@@ -203,7 +209,8 @@ absl::Status OpenRendezvous(const JobSpec& spec, Parts& parts) {
   if (wanted.heartbeat_timeout > absl::ZeroDuration()) {
     options.reply_timeout = wanted.heartbeat_timeout;
   }
-  DDP_ASSIGN_OR_RETURN(parts.rendezvous, ReachRendezvous(options, wanted, parts.event_loop.get()));
+  const absl::Duration left = TimeToReach(wanted, deadline, parts.clock.Now());
+  DDP_ASSIGN_OR_RETURN(parts.rendezvous, ReachRendezvous(options, left, parts.event_loop.get()));
   TakeLimits(parts.rendezvous->limits(), parts.config);
   return absl::OkStatus();
 }
@@ -249,12 +256,13 @@ absl::Status Prepare(const JobSpec& spec, const AgentContext& context, Parts& pa
   parts.config.host = HostName();
   DDP_RETURN_IF_ERROR(OpenLogs(spec, parts));
   DDP_ASSIGN_OR_RETURN(parts.event_loop, EventLoop::Create());
+  const absl::Time reached_by = parts.clock.Now() + spec.options.rendezvous.ReachTimeout();
   DDP_ASSIGN_OR_RETURN(parts.place, FindMeetingPlace(spec.options, spec.endpoint,
                                                      spec.runtime_folder, parts.event_loop.get()));
   FillAddresses(spec, parts.place, parts.config);
   DDP_RETURN_IF_ERROR(MakeSpawner(spec, context, parts));
   AwaitSurvivors(spec, parts);
-  DDP_RETURN_IF_ERROR(OpenRendezvous(spec, parts));
+  DDP_RETURN_IF_ERROR(OpenRendezvous(spec, reached_by, parts));
   return MakeVisible(spec, parts);
 }
 

@@ -47,6 +47,11 @@ struct RendezvousOptions {
   absl::Duration read_timeout;       // for the store to be reached at the start; zero: join_timeout
   absl::Duration close_timeout = absl::Seconds(2);  // for the last requests of a node that leaves
   absl::Duration store_outage_timeout = absl::Minutes(10);
+  // How long the place where nodes meet is waited for at the start: its name, then its server.
+  absl::Duration ReachTimeout() const {
+    return read_timeout > absl::ZeroDuration() ? read_timeout : join_timeout;
+  }
+
   std::optional<bool> is_host;  // whether this node serves the endpoint; unset: whoever can
 };
 

@@ -260,6 +260,16 @@ TEST(LaunchOptionsTest, LeaseAndHeartbeat) {
               AllOf(HasSubstr("--rdzv-conf="), HasSubstr("half of the lease")));
 }
 
+TEST(LaunchOptionsTest, ThePlaceIsWaitedForAsLongAsForNodesUnlessItsOwnTimeIsGiven) {
+  const auto timeout = [](const std::string& conf) {
+    return Options({{"nnodes", "2"}, {"rdzv_endpoint", "h"}, {"rdzv_conf", conf}})
+        .rendezvous.ReachTimeout();
+  };
+  EXPECT_EQ(timeout("join_timeout=60"), absl::Seconds(60));
+  EXPECT_EQ(timeout("join_timeout=60,read_timeout=4"), absl::Seconds(4));
+  EXPECT_EQ(timeout("read_timeout=90,join_timeout=60"), absl::Seconds(90));
+}
+
 TEST(LaunchOptionsTest, EveryKeyOfRdzvConfArrives) {
   const LaunchOptions options =
       Options({{"nnodes", "9"},

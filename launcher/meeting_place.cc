@@ -27,13 +27,6 @@ absl::StatusOr<LocalAddress> OwnAddress(const LaunchOptions& options, const std:
   return LocalAddressTowards(peer, /*beyond_host=*/options.max_nodes > 1);
 }
 
-// How long the place is looked for.
-absl::Duration Patience(const LaunchOptions& options) {
-  const RendezvousOptions& rendezvous = options.rendezvous;
-  return rendezvous.read_timeout > absl::ZeroDuration() ? rendezvous.read_timeout
-                                                        : rendezvous.join_timeout;
-}
-
 absl::StatusOr<MeetingPlace> MeetPrivately(const std::string& folder) {
   MeetingPlace place;
   DDP_ASSIGN_OR_RETURN(place.server, ServerGuard::Start(folder));
@@ -51,9 +44,10 @@ absl::StatusOr<MeetingPlace> MeetAtEndpoint(const LaunchOptions& options,
   MeetingPlace place;
   place.endpoint = endpoint;
   if (options.rendezvous.is_host.value_or(true)) {
-    DDP_ASSIGN_OR_RETURN(place.server, StartServerIfOurs(endpoint, folder, Patience(options)));
+    DDP_ASSIGN_OR_RETURN(place.server,
+                         StartServerIfOurs(endpoint, folder, options.rendezvous.ReachTimeout()));
   } else {
-    DDP_RETURN_IF_ERROR(AwaitEndpointName(endpoint, Patience(options)));
+    DDP_RETURN_IF_ERROR(AwaitEndpointName(endpoint, options.rendezvous.ReachTimeout()));
   }
   return place;
 }
@@ -65,7 +59,7 @@ absl::StatusOr<MeetingPlace> MeetAtMaster(const LaunchOptions& options, const st
   meeting.master_addr = options.master_addr;
   if (options.master_port != 0) meeting.master_port = options.master_port;
   meeting.folder = folder;
-  meeting.timeout = Patience(options);
+  meeting.timeout = options.rendezvous.ReachTimeout();
   DDP_ASSIGN_OR_RETURN(StaticMeeting met, MeetStatically(meeting, event_loop));
   MeetingPlace place;
   place.endpoint = std::move(met.endpoint);

@@ -31,7 +31,7 @@ struct MeetingPlace {
 //
 // `given` is the endpoint that the user named (RendezvousKind::kRedis), with its credentials.
 // `folder` is a folder of ours for a server. `event_loop` is not owned and must outlive the place.
-// May block for read_timeout, else join_timeout: for a name that cannot be resolved yet, and on
+// May block for RendezvousOptions::ReachTimeout(): for a name that cannot be resolved yet, and on
 // other nodes of a static rendezvous for node 0. Call it on the main thread (see
 // PrivateRedisServer).
 //
