@@ -142,7 +142,8 @@ struct RedisRendezvous::State {
   std::function<void(const News&)> on_news;
 };
 
-// Blocks: so that whoever starts a job hears at once what is wrong with its server.
+namespace {
+
 // The server knows us, and does not let us be agents of this job.
 absl::Status NotOurKeys(const RedisRendezvous::Options& options, const absl::Status& refused) {
   const std::string& user = options.endpoint.user;
@@ -152,6 +153,9 @@ absl::Status NotOurKeys(const RedisRendezvous::Options& options, const absl::Sta
       "': give the --rdzv-id that they name (~ddp:{ID}:*), or DDP_REDIS_USER another user"));
 }
 
+}  // namespace
+
+// Blocks: so that whoever starts a job hears at once what is wrong with its server.
 absl::Status RedisRendezvous::State::Open() {
   DDP_ASSIGN_OR_RETURN(
       std::unique_ptr<store::RedisConnection> connection,
