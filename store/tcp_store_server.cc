@@ -34,6 +34,7 @@ namespace {
 constexpr size_t kReadBytes = size_t{64} << 10;
 constexpr int kBacklog = 4096;  // the kernel takes what net.core.somaxconn allows
 constexpr int kMaxAccepts = 64;
+constexpr int kMaxBacklogRounds = kBacklog / kMaxAccepts + 1;
 // How long nobody is accepted when the process has no descriptor left.
 constexpr absl::Duration kAcceptPause = absl::Milliseconds(100);
 // A run of bad clients must not fill the log.
@@ -241,7 +242,7 @@ class TcpStoreServer::Shell {
     size_t counted_bytes = 0;  // of it, in client_bytes_
   };
 
-  void Accept();
+  bool Accept();  // whether more may be waiting
   void AcceptOne(UniqueFd fd);
   void PauseAccepting();
   void MakeRoom();
@@ -260,6 +261,7 @@ class TcpStoreServer::Shell {
   void Condemn(ClientId id, const absl::Status& why);
   void DropCondemned();
   void DropPast();
+  void DropGone();
   TcpStoreState& StateOf(const Client& client) { return client.is_past ? *past_ : *state_; }
 
   EventLoop* const event_loop_;
@@ -300,12 +302,17 @@ void TcpStoreServer::Shell::Hold() {
 void TcpStoreServer::Shell::Renew() {
   Hold();
   DropPast();
+  DropGone();
+  // Also those that the kernel alone has met so far: of them some have gone too.
+  bool more = true;
+  for (int i = 0; more && i < kMaxBacklogRounds; ++i) {
+    more = Accept();
+    DropGone();
+  }
   std::vector<ClientId> held;
   for (const auto& [id, client] : clients_) {
-    if (HasGone(client.fd.get())) Condemn(id, absl::OkStatus());
     if (client.held.has_value()) held.push_back(id);
   }
-  DropCondemned();
   for (const ClientId id : held) {
     const auto found = clients_.find(id);
     if (found == clients_.end()) continue;
@@ -321,8 +328,9 @@ void TcpStoreServer::Shell::Renew() {
   }
 }
 
-void TcpStoreServer::Shell::Accept() {
-  for (int i = 0; i < kMaxAccepts; ++i) {
+bool TcpStoreServer::Shell::Accept() {
+  bool more = true;
+  for (int i = 0; more && i < kMaxAccepts; ++i) {
     UniqueFd fd(accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (fd.valid()) {
       AcceptOne(std::move(fd));
@@ -330,9 +338,10 @@ void TcpStoreServer::Shell::Accept() {
     }
     if (errno == EINTR || errno == ECONNABORTED) continue;
     if (errno != EAGAIN && errno != EWOULDBLOCK) PauseAccepting();
-    break;
+    more = false;
   }
   DropCondemned();
+  return more;
 }
 
 void TcpStoreServer::Shell::AcceptOne(UniqueFd fd) {
@@ -361,6 +370,7 @@ void TcpStoreServer::Shell::MakeRoom() {
 
 // Out of descriptors: the listener stays ready, and calling back at once would be a busy loop.
 void TcpStoreServer::Shell::PauseAccepting() {
+  if (pause_.has_value()) return;
   LOG_FIRST_N(WARNING, kMaxDropsLogged)
       << "TCPStore at port " << port_ << " cannot accept a client: " << strerror(errno);
   event_loop_->Unwatch(listener_.get());
@@ -521,6 +531,13 @@ void TcpStoreServer::Shell::DropPast() {
     clients_.erase(at);
   }
   past_.reset();
+}
+
+void TcpStoreServer::Shell::DropGone() {
+  for (const auto& [id, client] : clients_) {
+    if (HasGone(client.fd.get())) Condemn(id, absl::OkStatus());
+  }
+  DropCondemned();
 }
 
 TcpStoreServer::TcpStoreServer(std::unique_ptr<Shell> shell) : shell_(std::move(shell)) {}

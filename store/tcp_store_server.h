@@ -54,7 +54,8 @@ class TcpStoreServer {
   // is greeted, may read the owner's keys, and waits with anything else, until
   // Renew(): makes the server one that was started anew: drops those who were connected before
   // Hold() and forgets all keys but the published ones. Those who came after it are served now; but
-  // for those that have gone in the meantime, of which nothing is ever applied.
+  // for those that have gone in the meantime, of which nothing is ever applied. (As far as the
+  // kernel knows: of a client whose machine has lost its power it learns half a minute later.)
   //
   // A second Hold() before Renew() does nothing; Renew() without Hold() drops everybody.
   void Hold();

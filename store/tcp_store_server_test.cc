@@ -278,6 +278,7 @@ TEST(TcpStoreServerTest, WhoComesAfterHoldReadsOnlyWhatIsPublishedUntilRenew) {
   std::string answer;
   AppendString(answer, "v");
   EXPECT_EQ(next.Receive(answer.size()), answer);
+  server.Do([] {});  // the server has seen all of it
   EXPECT_FALSE(next.HasSomething());
   server.Do([&] { server.server().Renew(); });
   EXPECT_EQ(next.Receive(1), std::string(1, kStopWaiting));
@@ -294,6 +295,26 @@ TEST(TcpStoreServerTest, NothingIsAppliedOfWhoCameAfterHoldAndWentBeforeRenew) {
   }
   server.Do([&] { server.server().Renew(); });
   const auto client = server.Connect();
+  EXPECT_TRUE(absl::IsDeadlineExceeded(client->Get("/address", absl::Milliseconds(1)).status()));
+}
+
+// The same where the server did not come round to accept them.
+TEST(TcpStoreServerTest, NothingIsAppliedOfWhoWentWithoutBeingAccepted) {
+  RunningServer server;
+  const std::string waiting = TcpStoreGreeting(1) + Request(TcpStoreQuery::kSet, {"/live", "v"});
+  std::unique_ptr<RawClient> living;
+  server.Do([&] {
+    server.server().Hold();
+    for (int i = 0; i < 100; ++i) {
+      RawClient dying(server, /*greet=*/false);
+      dying.Send(TcpStoreGreeting(1) + Request(TcpStoreQuery::kSet, {"/address", "of the dead"}));
+    }
+    living = std::make_unique<RawClient>(server, /*greet=*/false);
+    living->Send(waiting);
+    server.server().Renew();
+  });
+  const auto client = server.Connect();
+  EXPECT_EQ(*client->Get("/live", kLong), "v");
   EXPECT_TRUE(absl::IsDeadlineExceeded(client->Get("/address", absl::Milliseconds(1)).status()));
 }
 
