@@ -21,6 +21,8 @@ namespace {
 constexpr size_t kReceiveBytes = 4096;
 // Between two questions for the name of a server that is away.
 constexpr absl::Duration kNamePause = absl::Seconds(30);
+// The same while no address of it is known: each question is a thread.
+constexpr absl::Duration kFirstNamePause = absl::Seconds(1);
 
 }  // namespace
 
@@ -67,6 +69,7 @@ void RedisDialer::Begin() {
     const absl::Status asked = AskForName();
     if (!asked.ok() && addresses_.empty()) return Fail(asked);
   }
+  if (addresses_.empty() && lookup_ == nullptr) return Fail(no_name_);
   if (addresses_.empty()) {
     WatchFor(lookup_->fd(), EPOLLIN, &RedisDialer::TakeName);
     return;
@@ -89,8 +92,9 @@ void RedisDialer::TakeName() {
     addresses_ = *found;
     next_address_ = 0;
   } else if (addresses_.empty()) {
-    name_due_ = absl::InfinitePast();
-    return Fail(found.status());
+    name_due_ = clock_.Now() + kFirstNamePause;
+    no_name_ = found.status();
+    return Fail(no_name_);
   }
   left_to_try_ = addresses_.size();
   ConnectNext();

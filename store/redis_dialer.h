@@ -26,7 +26,8 @@ namespace ddp::store {
 // of its own (NameLookup).
 //
 // A server that was reached once is looked for at the address that it had; its name is asked for
-// again only once in half a minute while it is away, meanwhile.
+// again only once in half a minute while it is away, meanwhile. A name that had no address yet is
+// asked for once in a second: an attempt that is made earlier fails with what the last one heard.
 //
 // On the event loop's thread.
 class RedisDialer {
@@ -72,6 +73,7 @@ class RedisDialer {
   size_t next_address_ = 0;             // the first to be tried
   size_t left_to_try_ = 0;              // of them, in this attempt
   absl::Time name_due_ = absl::InfinitePast();
+  absl::Status no_name_;  // why the name had no address, when it was asked for last
   std::unique_ptr<NameLookup> lookup_;
 
   // Of the attempt.
