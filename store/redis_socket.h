@@ -1,4 +1,4 @@
-// Sockets to a Redis server, with deadlines. For RedisConnection.
+// Sockets to a Redis server, with deadlines.
 #ifndef DDP_STORE_REDIS_SOCKET_H_
 #define DDP_STORE_REDIS_SOCKET_H_
 
