@@ -36,10 +36,6 @@ void AppendCommand(const std::vector<std::string>& args, std::string& out) {
   }
 }
 
-bool IsPassing(const absl::Status& status) {
-  return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
-}
-
 const RedisReply* FirstPassingRefusal(const std::vector<RedisReply>& replies) {
   for (const RedisReply& reply : replies) {
     if (reply.IsError() && IsPassingRefusal(reply.error_text())) return &reply;

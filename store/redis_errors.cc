@@ -49,6 +49,10 @@ absl::Status StatusOfErrorReply(const std::string& text, const RedisEndpoint& en
   return absl::FailedPreconditionError(message);
 }
 
+bool IsPassing(const absl::Status& status) {
+  return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
+}
+
 bool IsPassingRefusal(const std::string& error_reply) {
   // What passes refuses a script's first write, so none of the script was applied. MISCONF: the
   // disk is full, and writes are refused until it is not.

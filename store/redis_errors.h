@@ -14,6 +14,9 @@ namespace ddp::store {
 // one, the cure.
 absl::Status StatusOfErrorReply(const std::string& text, const RedisEndpoint& endpoint);
 
+// Whether it may be otherwise a little later: no connection, or no reply in time.
+bool IsPassing(const absl::Status& status);
+
 // Whether the server refused a command, without applying any of it, for a reason that passes: it is
 // loading its data, running a script, became a replica, has too many clients.
 bool IsPassingRefusal(const std::string& error_reply);

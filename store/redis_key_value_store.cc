@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "store/key_value_scripts.h"
+#include "store/redis_errors.h"
 
 namespace ddp::store {
 namespace {
@@ -380,9 +381,10 @@ absl::Status RedisKeyValueStore::AwaitNarrowing(std::vector<std::string> missing
       return !still.ok() || std::find(still->begin(), still->end(), chosen) == still->end();
     };
     const Question question = WhichAreMissing(missing);
+    bool asked = false;
     absl::StatusOr<RedisReply> reply =
-        connection_->AskOnPush(Channel(chosen), question, chosen_has_come, deadline);
-    if (absl::IsUnavailable(reply.status())) {
+        connection_->AskOnPush(Channel(chosen), question, chosen_has_come, deadline, asked);
+    if (IsPassing(reply.status())) {
       reply = connection_->Command(question, CallOptions(true, deadline));
     }
     DDP_RETURN_IF_ERROR(reply.status());
@@ -405,10 +407,16 @@ absl::StatusOr<RedisReply> RedisKeyValueStore::AwaitOne(const std::string& key,
       connection_->Command(question, CallOptions(idempotent, deadline));
   while (reply.ok() && reply->IsNil()) {
     if (clock_.Now() >= deadline) return TimedOut({key}, start);
-    reply = connection_->AskOnPush(Channel(key), question, HasCome, deadline);
-    if (absl::IsUnavailable(reply.status()) && idempotent) {
-      reply = connection_->Command(question, CallOptions(idempotent, deadline));
+    bool asked = false;
+    reply = connection_->AskOnPush(Channel(key), question, HasCome, deadline, asked);
+    if (!IsPassing(reply.status())) continue;
+    // A wait that broke while nothing of it was on its way goes on, whatever it asks.
+    if (asked && !idempotent) {
+      return absl::Status(reply.status().code(),
+                          absl::StrCat(reply.status().message(), "; ", question[0],
+                                       " may or may not have been applied"));
     }
+    reply = connection_->Command(question, CallOptions(idempotent, deadline));
   }
   return reply;
 }
@@ -431,9 +439,10 @@ absl::Status RedisKeyValueStore::AwaitValues(const std::vector<std::string>& key
       const auto elements = answer.AsArray();
       return !elements.ok() || chosen >= elements->size() || HasCome((*elements)[chosen]);
     };
-    reply =
-        connection_->AskOnPush(Channel(keys[missing[chosen]]), question, chosen_has_come, deadline);
-    if (absl::IsUnavailable(reply.status())) {
+    bool asked = false;
+    reply = connection_->AskOnPush(Channel(keys[missing[chosen]]), question, chosen_has_come,
+                                   deadline, asked);
+    if (IsPassing(reply.status())) {
       reply = connection_->Command(question, CallOptions(true, deadline));
     }
   }

@@ -353,6 +353,40 @@ TEST_F(RedisKeyValueStoreTest, WaiterSurvivesTheLossOfTheServer) {
   waiter.join();
 }
 
+// Nothing of it was on its way, so nothing can have been taken.
+TEST_F(RedisKeyValueStoreTest, BlockedPopSurvivesTheLossOfTheServer) {
+  std::thread waiter([&] {
+    const auto value = store_->QueuePop("q", kLong);
+    ASSERT_TRUE(value.ok()) << value.status();
+    EXPECT_EQ(*value, "v");
+  });
+  AwaitSubscribers(1);
+  redis_->Restart();
+  AwaitSubscribers(1);
+  EXPECT_TRUE(Open()->QueuePush("q", "v", kLong).ok());
+  waiter.join();
+}
+
+// A wait's deadline is its own, not that of one attempt at asking.
+TEST_F(RedisKeyValueStoreTest, WaiterSurvivesASilentServer) {
+  RedisKeyValueStore::Options options;
+  options.connection.command_timeout = absl::Milliseconds(100);
+  std::vector<std::unique_ptr<RedisKeyValueStore>> stores;
+  for (int i = 0; i < 3; ++i) stores.push_back(Open(options));
+  std::vector<std::thread> waiters;
+  waiters.emplace_back([&] { EXPECT_TRUE(stores[0]->Get("late", kLong).ok()); });
+  waiters.emplace_back([&] { EXPECT_TRUE(stores[1]->MultiGet({"late"}, kLong).ok()); });
+  waiters.emplace_back([&] { EXPECT_TRUE(stores[2]->Wait({"late"}, kLong).ok()); });
+  AwaitSubscribers(3);
+  // Wakes them all, and answers none of their questions for a second.
+  const std::string channel = store_->address().prefix + "changed:late";
+  const auto silenced = redis_->Connect()->Transaction(
+      {{"CLIENT", "PAUSE", "1000", "ALL"}, {"PUBLISH", channel, ""}});
+  ASSERT_TRUE(silenced.ok()) << silenced.status();
+  EXPECT_TRUE(store_->Set("late", "v", kLong).ok());
+  for (std::thread& waiter : waiters) waiter.join();
+}
+
 TEST_F(RedisKeyValueStoreTest, LostServerIsUnavailableWithinTheTimeout) {
   redis_->Kill();
   const absl::Status status = store_->Set("a", "1", kShort);

@@ -75,8 +75,7 @@ absl::StatusOr<std::vector<RedisReply>> SharedRedisConnection::TryOnce(const Req
   DDP_RETURN_IF_ERROR(Write(request.bytes, attempt_deadline, sent));
   absl::StatusOr<std::vector<RedisReply>> replies = Await(*exchange, attempt_deadline);
   // Whoever has little time gives up alone; a server that is silent for long is lost to all.
-  if (absl::IsDeadlineExceeded(replies.status()) && epoch == epoch_ &&
-      clock_.Now() - start >= options().command_timeout) {
+  if (absl::IsDeadlineExceeded(replies.status()) && epoch == epoch_ && HasBeenSilentSince(start)) {
     Break(replies.status());
   }
   return replies;
@@ -165,6 +164,14 @@ absl::Status SharedRedisConnection::Silence() const {
       absl::StrCat("Redis at ", endpoint().DebugString(), " did not answer in time"));
 }
 
+// Whether a request has been unanswered for command_timeout: that of a caller who began at `start`,
+// or an earlier one. (If one's own alone counted, a server would never be given up whose callers
+// all have less time.)
+bool SharedRedisConnection::HasBeenSilentSince(absl::Time start) const {
+  const absl::Time oldest = exchanges_.empty() ? start : exchanges_.front()->sent_at;
+  return clock_.Now() - std::min(start, oldest) >= options().command_timeout;
+}
+
 // Writing. ---------------------------------------------------------------------------------------
 
 absl::Status SharedRedisConnection::BeginWriting(absl::Time deadline) {
@@ -187,6 +194,7 @@ std::shared_ptr<SharedRedisConnection::Exchange> SharedRedisConnection::Expect(
   auto exchange = std::make_shared<Exchange>();
   exchange->kind = kind;
   exchange->channel = channel;
+  exchange->sent_at = clock_.Now();
   exchange->wanted = wanted;
   exchanges_.push_back(exchange);
   return exchange;
@@ -395,13 +403,14 @@ absl::Status SharedRedisConnection::TakePush(const RedisReply& push) {
 
 absl::StatusOr<RedisReply> SharedRedisConnection::AskOnPush(
     const std::string& channel, const std::vector<std::string>& question, const IsAnswer& is_answer,
-    absl::Time deadline) {
+    absl::Time deadline, bool& asked) {
+  asked = false;
   const MutexLock lock(mutex_);
   DDP_RETURN_IF_ERROR(BeginWriting(clock_.Now() + options().command_timeout));
   const int64_t epoch = epoch_;
   const std::string subscribe = Join(channel);
   const int64_t seen = channels_[channel].messages;
-  absl::StatusOr<RedisReply> reply = Ask(question, subscribe);
+  absl::StatusOr<RedisReply> reply = Ask(question, subscribe, asked);
   if (epoch != epoch_) return reply;
   // What the server says to the subscription is known when it has answered the question.
   const absl::Status refusal = Own(channels_[channel].refusal);
@@ -417,7 +426,7 @@ absl::StatusOr<RedisReply> SharedRedisConnection::AskOnPush(
     return begun;
   }
   const std::string unsubscribe = Leave(channel);
-  if (!ended) return Ask(question, unsubscribe);
+  if (!ended) return Ask(question, unsubscribe, asked);
   bool sent = false;
   (void)Write(unsubscribe, clock_.Now() + options().command_timeout, sent);
   return reply;
@@ -441,15 +450,15 @@ std::string SharedRedisConnection::Leave(const std::string& channel) {
 
 // Writes what `before` holds and the question, and waits for its reply.
 absl::StatusOr<RedisReply> SharedRedisConnection::Ask(const std::vector<std::string>& question,
-                                                      const std::string& before) {
+                                                      const std::string& before, bool& asked) {
   const absl::Time deadline = clock_.Now() + options().command_timeout;
   const int64_t epoch = epoch_;
   const auto exchange = Expect(Exchange::Kind::kRequest, "", 1);
-  bool sent = false;
-  DDP_RETURN_IF_ERROR(Write(before + RedisWireForm({question}), deadline, sent));
+  DDP_RETURN_IF_ERROR(Write(before + RedisWireForm({question}), deadline, asked));
   absl::StatusOr<std::vector<RedisReply>> replies = Await(*exchange, deadline);
   if (absl::IsDeadlineExceeded(replies.status()) && epoch == epoch_) Break(replies.status());
   DDP_RETURN_IF_ERROR(replies.status());
+  asked = false;
   RedisReply& reply = replies->front();
   if (reply.IsError()) return StatusOfErrorReply(reply.error_text(), endpoint());
   return std::move(reply);

@@ -39,10 +39,10 @@ namespace ddp::store {
 // hands out what comes, and leaves the reading to another when it has got its own. So one thread
 // alone pays no more than on a connection of its own, and an idle process costs nothing.
 //
-// The price of sharing: when the server is silent for command_timeout the connection is given up,
-// for all of its callers; and Redis counts a client with a subscription as one that reads pushes,
-// so it drops it when a single reply is larger than its client-output-buffer-limit for pubsub
-// (32 MB as delivered).
+// The price of sharing: when a request is unanswered for command_timeout the connection is given
+// up, for all of its callers, by the next one whose own time ends; and Redis counts a client with a
+// subscription as one that reads pushes, so it drops it when a single reply is larger than its
+// client-output-buffer-limit for pubsub (32 MB as delivered).
 //
 // Thread-safe; nobody may be inside when it is destroyed. Raises no SIGPIPE; its descriptor is not
 // inherited by programs that are started.
@@ -61,10 +61,11 @@ class SharedRedisConnection final : public RedisCaller {
   // or not. The subscription ends with the call. `is_answer` must not call this object.
   //
   // Is not repeated and makes no connection: kUnavailable where there is none, or when it breaks
-  // meanwhile. kDeadlineExceeded: no reply to a question within command_timeout.
+  // meanwhile. kDeadlineExceeded: no reply to a question within command_timeout. After an error,
+  // `asked` says whether the server may have got a question that it has not answered.
   absl::StatusOr<RedisReply> AskOnPush(const std::string& channel,
                                        const std::vector<std::string>& question,
-                                       const IsAnswer& is_answer, absl::Time deadline);
+                                       const IsAnswer& is_answer, absl::Time deadline, bool& asked);
 
  protected:
   absl::StatusOr<std::vector<RedisReply>> TryOnce(const Request& request, absl::Time deadline,
@@ -87,6 +88,7 @@ class SharedRedisConnection final : public RedisCaller {
     };
     Kind kind = Kind::kRequest;
     std::string channel;  // of a subscription
+    absl::Time sent_at;   // when its writing began
     size_t wanted = 1;    // replies
     std::vector<RedisReply> replies;
     absl::Status status;  // why there are not as many
@@ -111,6 +113,7 @@ class SharedRedisConnection final : public RedisCaller {
   void CloseIfUnused() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void WaitForChange(absl::Time deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status Silence() const;
+  bool HasBeenSilentSince(absl::Time start) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // Writing: begun, then said what is to be answered, then written, by one thread at a time.
   absl::Status BeginWriting(absl::Time deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -135,7 +138,8 @@ class SharedRedisConnection final : public RedisCaller {
 
   // Subscriptions.
   absl::StatusOr<RedisReply> Ask(const std::vector<std::string>& question,
-                                 const std::string& before) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+                                 const std::string& before, bool& asked)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::string Join(const std::string& channel) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::string Leave(const std::string& channel) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status AwaitMessage(const std::string& channel, int64_t seen, absl::Time deadline)

@@ -49,7 +49,11 @@ class SharedRedisConnectionTest : public ::testing::Test {
 
   // Waits until the key has a value, and returns it or why there is none.
   absl::StatusOr<RedisReply> AwaitKey(const std::string& key, absl::Duration timeout = kLong) {
-    return shared_->AskOnPush("about " + key, {"GET", key}, HasCome, kClock.Now() + timeout);
+    bool asked = true;
+    auto reply =
+        shared_->AskOnPush("about " + key, {"GET", key}, HasCome, kClock.Now() + timeout, asked);
+    EXPECT_FALSE(asked) << "what was asked has been answered";
+    return reply;
   }
 
   absl::Status SetKey(RedisCaller& caller, const std::string& key) {
@@ -155,13 +159,14 @@ TEST_F(SharedRedisConnectionTest, RefusedSubscriptionIsThatCallersAlone) {
   endpoint.password = "secret";
   const auto shared = *SharedRedisConnection::Connect(endpoint, {});
   const absl::Time deadline = kClock.Now() + kLong;
+  bool asked = false;
   for (int i = 0; i < 2; ++i) {
-    EXPECT_EQ(shared->AskOnPush("theirs", {"GET", "a"}, HasCome, deadline).status().code(),
+    EXPECT_EQ(shared->AskOnPush("theirs", {"GET", "a"}, HasCome, deadline, asked).status().code(),
               absl::StatusCode::kPermissionDenied);
     EXPECT_TRUE(shared->Command({"SET", "b", "1"}).ok());
-    EXPECT_TRUE(shared->AskOnPush("ours", {"GET", "b"}, HasCome, deadline).ok());
+    EXPECT_TRUE(shared->AskOnPush("ours", {"GET", "b"}, HasCome, deadline, asked).ok());
   }
-  EXPECT_EQ(shared->AskOnPush("ours", {"LPOP", "b"}, HasCome, deadline).status().code(),
+  EXPECT_EQ(shared->AskOnPush("ours", {"LPOP", "b"}, HasCome, deadline, asked).status().code(),
             absl::StatusCode::kFailedPrecondition)
       << "a question that is refused ends the subscription too";
   EXPECT_EQ(redis->Connect()->Command({"PUBSUB", "CHANNELS"})->AsArray()->size(), 0);
@@ -214,16 +219,60 @@ TEST_F(SharedRedisConnectionTest, SilentServerIsGivenUpForAll) {
   options.command_timeout = absl::Milliseconds(500);
   const auto shared = Open(options);
   std::thread waiter([&] {
-    EXPECT_EQ(shared->AskOnPush("c", {"GET", "a"}, HasCome, kClock.Now() + kLong).status().code(),
-              absl::StatusCode::kUnavailable);
+    bool asked = true;
+    const auto reply = shared->AskOnPush("c", {"GET", "a"}, HasCome, kClock.Now() + kLong, asked);
+    EXPECT_EQ(reply.status().code(), absl::StatusCode::kUnavailable) << reply.status();
+    EXPECT_FALSE(asked);
   });
   AwaitChannels(1);
   EXPECT_TRUE(shared->Command({"PING"}).ok()) << "what was asked before has been answered";
   ASSERT_EQ(kill(redis_->pid(), SIGSTOP), 0);
-  EXPECT_EQ(shared->Command({"GET", "a"}, Within(absl::Milliseconds(510))).status().code(),
+  EXPECT_EQ(shared->Command({"GET", "a"}, Within(kLong)).status().code(),
             absl::StatusCode::kDeadlineExceeded);
   waiter.join();
   ASSERT_EQ(kill(redis_->pid(), SIGCONT), 0);
+  EXPECT_TRUE(shared->Command({"GET", "a"}, Within(kLong, true)).ok());
+}
+
+TEST_F(SharedRedisConnectionTest, AQuestionWithoutAnAnswerIsToldOf) {
+  RedisConnectionOptions options;
+  options.command_timeout = absl::Milliseconds(50);
+  const auto shared = Open(options);
+  ASSERT_EQ(kill(redis_->pid(), SIGSTOP), 0);
+  bool asked = false;
+  const auto ask = [&] {
+    return shared->AskOnPush("c", {"GET", "a"}, HasCome, kClock.Now() + kLong, asked).status();
+  };
+  EXPECT_EQ(ask().code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_TRUE(asked);
+  EXPECT_EQ(ask().code(), absl::StatusCode::kUnavailable) << "it makes no connection";
+  EXPECT_FALSE(asked);
+  ASSERT_EQ(kill(redis_->pid(), SIGCONT), 0);
+}
+
+// As after a fail-over by address: the connection leads nowhere, and nobody has time to see it.
+TEST_F(SharedRedisConnectionTest, SilentServerIsGivenUpAlsoWhenNobodyHasMuchTime) {
+  RedisConnectionOptions options;
+  options.command_timeout = absl::Milliseconds(200);
+  const auto shared = Open(options);
+  std::atomic<bool> given_up{false};
+  std::thread waiter([&] {
+    bool asked = true;
+    const auto reply = shared->AskOnPush("c", {"GET", "a"}, HasCome, kClock.Now() + kLong, asked);
+    EXPECT_EQ(reply.status().code(), absl::StatusCode::kUnavailable) << reply.status();
+    EXPECT_FALSE(asked);
+    given_up = true;
+  });
+  AwaitChannels(1);
+  EXPECT_TRUE(shared->Command({"PING"}).ok()) << "what was asked before has been answered";
+  ASSERT_EQ(kill(redis_->pid(), SIGSTOP), 0);
+  const absl::Time deadline = kClock.Now() + kLong / 2;
+  while (!given_up && kClock.Now() < deadline) {
+    EXPECT_FALSE(shared->Command({"GET", "a"}, Within(absl::Milliseconds(20))).ok());
+  }
+  EXPECT_TRUE(given_up);
+  ASSERT_EQ(kill(redis_->pid(), SIGCONT), 0);
+  waiter.join();
   EXPECT_TRUE(shared->Command({"GET", "a"}, Within(kLong, true)).ok());
 }
 
