@@ -266,8 +266,8 @@ TEST_F(SharedRedisConnectionTest, SilentServerIsGivenUpAlsoWhenNobodyHasMuchTime
   AwaitChannels(1);
   EXPECT_TRUE(shared->Command({"PING"}).ok()) << "what was asked before has been answered";
   ASSERT_EQ(kill(redis_->pid(), SIGSTOP), 0);
-  const absl::Time deadline = kClock.Now() + kLong / 2;
-  while (!given_up && kClock.Now() < deadline) {
+  // Far fewer than fill the socket, which would end the connection too.
+  for (int i = 0; i < 100 && !given_up; ++i) {
     EXPECT_FALSE(shared->Command({"GET", "a"}, Within(absl::Milliseconds(20))).ok());
   }
   EXPECT_TRUE(given_up);
