@@ -173,12 +173,14 @@ int RankThatLeftIsNamed() {
   auto group = init_process_group();
   const c10::intrusive_ptr<c10d::Store> store = group->store();
   if (group->rank() == 1) {
+    store->wait({"connected/0", "connected/2"}, kDeadline);
     group->report_failure("gives up");
     group.reset();
     store->set("left", "1");
     store->wait({"seen/0", "seen/2"}, kDeadline);
     return 0;
   }
+  store->set(absl::StrCat("connected/", group->rank()), "1");
   EXPECT_EQ(PeerOf([&] { group->barrier(); }), 1);
   store->wait({"left"}, kDeadline);
   const MonotonicClock clock;
