@@ -142,8 +142,7 @@ absl::Status MakeSpawner(const JobSpec& spec, const AgentContext& context, Parts
   return parts.place.server->Watch(
       parts.event_loop.get(),
       {.on_replaced = [spare](pid_t pid) { spare->Spare(pid); },
-       .say = [router = parts.router.get()](
-                  const std::string& line) { router->Say(absl::StrCat("ddprun: ", line)); },
+       .say = [router = parts.router.get()](const std::string& line) { router->Say(line); },
        .doomed = context.doomed});
 }
 
@@ -274,11 +273,11 @@ void LeaveRootCause(const elastic::JobResult& result, LogRouter& router) {
   const absl::Status written = is_here ? WriteRootCauseFile(path, result.failures.front())
                                        : WriteRootCauseFile(path, DescribeCauseElsewhere(result),
                                                             result.root_exit_code, absl::Now());
-  if (!written.ok()) router.Say(absl::StrCat("ddprun: ", std::string(written.message())));
+  if (!written.ok()) router.Say(std::string(written.message()));
 }
 
 void Report(const JobSpec& spec, const elastic::JobResult& result, LogRouter& router) {
-  if (!result.reason.empty()) router.Say(absl::StrCat("ddprun: ", result.reason));
+  if (!result.reason.empty()) router.Say(result.reason);
   if (result.failures.empty() && result.cause_elsewhere.empty()) return;
   const ReportContext context = {.host = HostName()};
   std::vector<ReportedFailure> described;
@@ -288,7 +287,7 @@ void Report(const JobSpec& spec, const elastic::JobResult& result, LogRouter& ro
   std::string report =
       FormatFailureReport(spec.config.entrypoint, described, DescribeCauseElsewhere(result));
   report.pop_back();  // its line end
-  router.Say(report);
+  router.SayAsItIs(report);
   LeaveRootCause(result, router);
 }
 
@@ -353,15 +352,17 @@ int Run(const JobSpec& spec, const AgentContext& context) {
     SettleLogs(spec, parts.layout, {});
     return ExitCodeOf(CannotStart(prepared), spec.options.exit_code);
   }
-  elastic::Agent agent(parts.config,
-                       {.event_loop = parts.event_loop.get(),
-                        .spawner = parts.spawner.get(),
-                        .rendezvous = parts.rendezvous.get(),
-                        .clock = &parts.clock,
-                        .event_log = &parts.event_log,
-                        .status = parts.status.get(),
-                        .say = [&parts](const std::string& line) { parts.router->Say(line); },
-                        .worker_store = parts.place.worker_store.get()});
+  elastic::Agent agent(
+      parts.config,
+      {.event_loop = parts.event_loop.get(),
+       .spawner = parts.spawner.get(),
+       .rendezvous = parts.rendezvous.get(),
+       .clock = &parts.clock,
+       .event_log = &parts.event_log,
+       .status = parts.status.get(),
+       .say = [&parts](const std::string& line) { parts.router->Say(line); },
+       .say_as_it_is = [&parts](const std::string& line) { parts.router->SayAsItIs(line); },
+       .worker_store = parts.place.worker_store.get()});
   const elastic::JobResult result = agent.Run();
   // What comes from now on changes the result no more, but the user wants to wait no longer.
   const UniqueFd hurry = WatchHeldSignals(spec.config.signals_to_handle);

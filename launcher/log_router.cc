@@ -65,13 +65,15 @@ LogRouter::~LogRouter() {
   }
 }
 
-void LogRouter::Say(const std::string& line) {
-  (one_console_ ? stdout_console_ : stderr_console_).Write(line + "\n");
+void LogRouter::Say(const std::string& line) { SayAsItIs(absl::StrCat("ddprun: ", line)); }
+
+void LogRouter::SayAsItIs(const std::string& text) {
+  (one_console_ ? stdout_console_ : stderr_console_).Write(text + "\n");
 }
 
 void LogRouter::SayLost(const std::string& path, const std::string& why) {
   if (why.empty()) return;
-  Say(absl::StrCat("ddprun: ", path, ": ", why, ": further output goes to the console only"));
+  Say(absl::StrCat(path, ": ", why, ": further output goes to the console only"));
 }
 
 Console& LogRouter::ConsoleOf(const Open& open) {
@@ -202,7 +204,7 @@ void LogRouter::Resume(const Console& console) {
   for (const auto& [id, open] : streams_) {
     if (&ConsoleOf(*open) != &console || open->watched) continue;
     if (const absl::Status status = Watch(id, *open); !status.ok()) {
-      Say(absl::StrCat("ddprun: ", std::string(status.message())));
+      Say(std::string(status.message()));
     }
   }
 }

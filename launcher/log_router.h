@@ -60,8 +60,11 @@ class LogRouter {
   // Takes what is in the pipe and ends the stream. Nothing when the stream has ended.
   void CloseStream(StreamId id);
 
-  // A line of ddprun's own for stderr, without its line end. Never waits.
+  // A line of ddprun's own for stderr, without "ddprun: " before it and its line end. Never waits.
   void Say(const std::string& line);
+
+  // The same for a text that is to stand there as it is: the failure report, the line of a restart.
+  void SayAsItIs(const std::string& text);
 
   // Writes what the consoles have not taken yet, waiting for them; see Console::Flush.
   void Flush(const Console::Patience& patience);

@@ -306,10 +306,18 @@ TEST_F(LogRouterTest, AConsoleThatNobodyReadsMakesWritersWaitAndNotTheLoop) {
   EXPECT_EQ(payload, accepted - accepted / (text.size() + 1));
 }
 
+TEST_F(LogRouterTest, DdprunsOwnLinesSayWhoseTheyAre) {
+  LogRouter router(loop_.get(), console_.write.get(), console_.write.get());
+  router.Say("one line");
+  router.SayAsItIs("restart 1 of 5: ...");
+  router.Flush({.stall_timeout = kDeadline});
+  EXPECT_EQ(Available(console_.read.get()), "ddprun: one line\nrestart 1 of 5: ...\n");
+}
+
 TEST_F(LogRouterTest, AConsoleThatNobodyReadsIsGivenUpSoonForSomebodyInAHurry) {
   const UniqueFd signalled(::eventfd(1, EFD_CLOEXEC));
   LogRouter router(loop_.get(), console_.write.get(), console_.write.get());
-  router.Say(std::string(Console::kFullBytes, 'x'));
+  router.SayAsItIs(std::string(Console::kFullBytes, 'x'));
   // Without the signal this would be for ever.
   router.Flush({.stall_timeout = absl::Hours(1),
                 .hurry_fd = signalled.get(),
@@ -321,7 +329,7 @@ TEST_F(LogRouterTest, WhoIsInAHurryStillGetsWhatIsRead) {
   const UniqueFd signalled(::eventfd(1, EFD_CLOEXEC));
   auto router =
       std::make_unique<LogRouter>(loop_.get(), console_.write.get(), console_.write.get());
-  router->Say(std::string(Console::kFullBytes, 'x'));
+  router->SayAsItIs(std::string(Console::kFullBytes, 'x'));
   std::string output;
   std::thread reader([&] { output = ReadToEnd(console_.read.get()); });
   router->Flush(

@@ -357,9 +357,8 @@ void PosixProcessSpawner::Signal(pid_t pid, int signal) {
 
 void PosixProcessSpawner::KillStrays() {
   if (!KillChildren(Spared(), kKillTimeout)) {
-    router_->Say(
-        absl::StrCat("ddprun: some processes of the workers did not end by SIGKILL within ",
-                     absl::FormatDuration(kKillTimeout)));
+    router_->Say(absl::StrCat("some processes of the workers did not end by SIGKILL within ",
+                              absl::FormatDuration(kKillTimeout)));
   }
   for (const LogRouter::StreamId id : ended_streams_) router_->CloseStream(id);
   ended_streams_.clear();

@@ -67,7 +67,8 @@ struct Agent::State {
         clock(*dependencies.clock),
         event_log(*dependencies.event_log),
         status(*dependencies.status),
-        say(dependencies.say ? dependencies.say : SayLine),
+        say(dependencies.say ? dependencies.say : SayOwnLine),
+        say_as_it_is(dependencies.say_as_it_is ? dependencies.say_as_it_is : SayLine),
         worker_store(config, &loop, dependencies.worker_store),
         workers(config,
                 {.event_loop = &loop,
@@ -112,6 +113,7 @@ struct Agent::State {
   EventLog& event_log;
   NodeStatusTracker& status;
   const std::function<void(const std::string&)> say;
+  const std::function<void(const std::string&)> say_as_it_is;
 
   WorkerStore worker_store;
   WorkerGroup workers;
@@ -230,7 +232,7 @@ void Agent::State::Post(AgentEvent event) {
       is_restart |= restart != nullptr && restart->charged;
     }
     // The line of a restart is a contract with whoever reads our stderr.
-    if (!decision.reason.empty()) say((is_restart ? "" : "ddprun: ") + decision.reason);
+    if (!decision.reason.empty()) (is_restart ? say_as_it_is : say)(decision.reason);
     for (const AgentAction& action : decision.actions) {
       std::visit([this](const auto& a) { Do(a); }, action);
     }

@@ -48,9 +48,12 @@ class Agent {
     const Clock* clock = nullptr;
     EventLog* event_log = nullptr;
     NodeStatusTracker* status = nullptr;
-    // Takes each line for the user, without its line end, and must not wait: a console that nobody
-    // reads must not stop the agent. Empty: lines are written to stderr, waiting for it.
+    // Takes each line for the user, puts "ddprun: " before it and its line end behind it, and must
+    // not wait: a console that nobody reads must not stop the agent. Empty: lines are written to
+    // stderr, waiting for it.
     std::function<void(const std::string& line)> say;
+    // The same for the line of a restart, before which nothing is put.
+    std::function<void(const std::string& line)> say_as_it_is;
     // The TCPStore of a static rendezvous, on its node 0; null: the agent makes its own.
     store::TcpStoreServer* worker_store = nullptr;
   };

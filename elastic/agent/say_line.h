@@ -14,6 +14,9 @@ inline void SayLine(const std::string& line) {
   (void)!write(STDERR_FILENO, text.data(), text.size());
 }
 
+// The same for a line of ddprun's, which says so.
+inline void SayOwnLine(const std::string& line) { SayLine("ddprun: " + line); }
+
 }  // namespace ddp::elastic
 
 #endif  // DDP_ELASTIC_AGENT_SAY_LINE_H_

@@ -135,7 +135,7 @@ std::optional<int> TimerPipe::OwnerOf(pid_t pid) const {
 
 void TimerPipe::Complain(const std::string& what) {
   if (++complaints_ > kMaxComplaints) return;
-  dependencies_.say(absl::StrCat("ddprun: ", path_, ": ", what, ": ignored"));
+  dependencies_.say(absl::StrCat(path_, ": ", what, ": ignored"));
 }
 
 void TimerPipe::Forget(int local_rank) {

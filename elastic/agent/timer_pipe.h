@@ -33,7 +33,7 @@ class TimerPipe {
     // The local rank of the worker with this pid; nullopt: there is none.
     std::function<std::optional<int>(pid_t pid)> find_worker;
     std::function<void(const WorkerTimers::Expired& expired)> on_expired;
-    std::function<void(const std::string& line)> say;  // for the user
+    std::function<void(const std::string& line)> say;  // see Agent::Dependencies
   };
 
   // Makes the pipe, which is removed at the end. One that is there already and that nobody reads

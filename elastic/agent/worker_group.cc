@@ -79,15 +79,15 @@ void WorkerGroup::OnTimerExpired(const WorkerTimers::Expired& expired) {
   if (found == workers_.end()) return;
   Worker& worker = found->second;
   worker.timer_ran_out = expired.scope;
-  say_(absl::StrCat("ddprun: rank ", worker.rank, " (pid ", worker.pid, ") let its timer '",
-                    expired.scope, "' run out: sending ", SignalName(expired.signal)));
+  say_(absl::StrCat("rank ", worker.rank, " (pid ", worker.pid, ") let its timer '", expired.scope,
+                    "' run out: sending ", SignalName(expired.signal)));
   spawner_.Signal(worker.pid, expired.signal);
 }
 
 WorkersStartedEvent WorkerGroup::Start(const Round& round) {
   if (!std::exchange(told_of_omp_num_threads_, true) &&
       SetsOmpNumThreads(config_, inherited_environment_)) {
-    say_(absl::StrCat("ddprun: OMP_NUM_THREADS is not set: each of the ", config_.nproc_per_node,
+    say_(absl::StrCat("OMP_NUM_THREADS is not set: each of the ", config_.nproc_per_node,
                       " workers gets 1, so that they do not crowd each other out"));
   }
   workers_.clear();
@@ -277,7 +277,7 @@ void WorkerGroup::LookForStragglers() {
     const auto found = workers_.find(straggler.local_rank);
     if (found == workers_.end()) continue;
     const int rank = found->second.rank;
-    say_(absl::StrCat("ddprun: rank ", rank, " is slow: it ", DescribeStraggler(straggler)));
+    say_(absl::StrCat("rank ", rank, " is slow: it ", DescribeStraggler(straggler)));
     event_log_.WorkerStraggles(generation_, {.rank = rank,
                                              .phase = std::string(PhaseName(straggler.phase)),
                                              .factor = straggler.factor});
