@@ -134,7 +134,9 @@ std::string ZshAction(const FlagSpec& flag) {
 constexpr char kZshBegin[] = R"(#compdef ddprun
 # Completion of ddprun for zsh.
 _ddprun_program() {
-  _alternative 'commands:subcommand:(status)' 'programs:program:_command_names -e'
+  local -a subcommand
+  (( CURRENT == 2 )) && subcommand=('commands:subcommand:(status)')
+  _alternative $subcommand 'programs:program:_command_names -e' 'files:script:_files'
 }
 _ddprun() {
   if [[ $CURRENT -gt 2 && $words[2] == status && ! -f status ]] && ! (( $+commands[status] )); then
@@ -143,6 +145,13 @@ _ddprun() {
     _arguments -S @OF_STATUS@
     return
   fi
+  # Flags come in two spellings; _arguments knows one.
+  local i
+  for ((i = 2; i <= CURRENT; ++i)); do
+    [[ $words[i] == -* ]] || continue
+    words[i]=${${words[i]%%=*}//_/-}${words[i]#${words[i]%%=*}}
+  done
+  [[ $PREFIX == --* ]] && PREFIX=${${PREFIX%%=*}//_/-}${PREFIX#${PREFIX%%=*}}
   _arguments -S \
 )";
 
@@ -169,7 +178,9 @@ std::string ZshScript() {
   }
   absl::StrAppend(&script,
                   "    '(-)1:program:_ddprun_program' \\\n    '*::argument:_default'\n}\n"
-                  "compdef _ddprun ddprun\n");
+                  "# As a file of $fpath, or by `source`.\n"
+                  "if [[ $funcstack[1] == _ddprun ]]; then\n  _ddprun \"$@\"\n"
+                  "else\n  compdef _ddprun ddprun\nfi\n");
   return script;
 }
 

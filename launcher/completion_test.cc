@@ -32,14 +32,14 @@ struct Output {
   int exit_code = -1;
 };
 
-// Runs bash with these arguments; what it prints on either stream.
-Output RunBash(std::vector<std::string> arguments) {
+// Runs a shell with these arguments; what it prints on either stream.
+Output RunShell(const std::string& shell, std::vector<std::string> arguments) {
   Output output;
   std::array<int, 2> fds{};
   EXPECT_EQ(::pipe2(fds.data(), O_CLOEXEC), 0);
   const UniqueFd read(fds[0]);
   UniqueFd write(fds[1]);
-  arguments.insert(arguments.begin(), "bash");
+  arguments.insert(arguments.begin(), shell);
   std::vector<char*> argv;
   for (std::string& argument : arguments) argv.push_back(argument.data());
   argv.push_back(nullptr);
@@ -73,7 +73,7 @@ class BashCompletionTest : public ::testing::Test {
     for (const std::string& word : words) file << " '" << word << "'";
     file << ")\nCOMP_CWORD=" << words.size() << "\n_ddprun\nprintf '%s\\n' \"${COMPREPLY[@]}\"\n";
     file.close();
-    const Output output = RunBash({"--norc", driver});
+    const Output output = RunShell("bash", {"--norc", driver});
     EXPECT_EQ(output.exit_code, 0) << output.text;
     return absl::StrSplit(output.text, '\n', absl::SkipEmpty());
   }
@@ -82,7 +82,7 @@ class BashCompletionTest : public ::testing::Test {
 };
 
 TEST_F(BashCompletionTest, IsBash) {
-  const Output output = RunBash({"-n", path_});
+  const Output output = RunShell("bash", {"-n", path_});
   EXPECT_EQ(output.exit_code, 0) << output.text;
   EXPECT_EQ(output.text, "");
 }
@@ -124,7 +124,7 @@ TEST_F(BashCompletionTest, TheSubcommandAndItsOwnFlags) {
   EXPECT_THAT(Complete({"status", "--rdzv-id", "="}), IsEmpty());
 }
 
-TEST(ZshCompletionTest, EveryFlagWithItsValues) {
+TEST(ZshCompletionScriptTest, EveryFlagWithItsValues) {
   const std::string script = CompletionScript("zsh");
   EXPECT_THAT(script, HasSubstr("#compdef ddprun\n"));
   for (const FlagSpec& flag : kFlagTable) {
@@ -135,6 +135,88 @@ TEST(ZshCompletionTest, EveryFlagWithItsValues) {
                             HasSubstr(" '--rdzv-id=[the job there]:value: '")));
   // Quotes are even: none ends early.
   EXPECT_EQ(std::count(script.begin(), script.end(), '\'') % 2, 0);
+}
+
+// What an interactive zsh does before the line that is to be completed: it prints what is offered
+// between two NULs, and ends.
+constexpr char kZshSetUp[] = R"(
+PROMPT=
+autoload -Uz compinit
+compinit -D -u
+source $COMPLETION
+bindkey '^I' complete-word
+print-nul() { print -rn -- $'\0' }
+compprefuncs=(print-nul)
+comppostfuncs=(print-nul exit)
+compadd() {
+  # With one of these it tells its caller what fits, and offers nothing.
+  if [[ ${@[1,(i)(-|--)]} == *-(O|A|D)\ * ]]; then
+    builtin compadd "$@"
+    return
+  fi
+  local -a fitting
+  builtin compadd -A fitting "$@"
+  (( $#fitting )) && print -rl -- $fitting
+  builtin compadd "$@"
+}
+print READY
+)";
+
+// Types $1 and a tabulator to such a zsh, on a terminal of its own.
+constexpr char kZshDriver[] = R"(
+zmodload zsh/zpty && zpty z zsh -f -i || exit 3
+zpty -w z "source $SET_UP"
+zpty -r -m z answer '*READY*' || exit 4
+zpty -w -n z "$1"$'\t'
+zpty -r -m z answer $'*\0*\0' || exit 5
+answer=${${answer#*$'\0'}%$'\0'}
+print -r -- "${answer//$'\r'/}"
+)";
+
+class ZshCompletionTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (RunShell("zsh", {"-f", "-c", "zmodload zsh/zpty && zpty z true"}).exit_code != 0) {
+      GTEST_SKIP() << "no zsh with zsh/zpty and a terminal is here";
+    }
+    std::ofstream(folder_ + "/completion.zsh") << CompletionScript("zsh");
+    std::ofstream(folder_ + "/set_up.zsh") << kZshSetUp;
+    std::ofstream(folder_ + "/train.py") << "";
+  }
+
+  // What is offered behind `line`.
+  std::vector<std::string> Complete(const std::string& line) {
+    const std::string driver =
+        absl::StrCat("cd ", folder_, "\nexport COMPLETION=", folder_,
+                     "/completion.zsh SET_UP=", folder_, "/set_up.zsh\n", kZshDriver);
+    const Output output = RunShell("zsh", {"-f", "-c", driver, "driver", line});
+    EXPECT_EQ(output.exit_code, 0) << line << ": " << output.text;
+    return absl::StrSplit(output.text, '\n', absl::SkipEmpty());
+  }
+
+  const std::string folder_ = ::testing::TempDir();
+};
+
+TEST_F(ZshCompletionTest, FlagsInEitherSpellingAndTheirValues) {
+  EXPECT_THAT(Complete("ddprun --nproc_p"), ElementsAre("--nproc-per-node"));
+  EXPECT_THAT(Complete("ddprun --tee 3 --max-r"), ElementsAre("--max-restarts"));
+  EXPECT_THAT(Complete("ddprun --numa-binding "),
+              ElementsAre("node", "socket", "exclusive", "core-complex"));
+  EXPECT_THAT(Complete("ddprun --exit_code=w"), ElementsAre("worker"));
+  EXPECT_THAT(Complete("ddprun --log-dir /us"), Contains("usr"));
+}
+
+TEST_F(ZshCompletionTest, ProgramsScriptsAndWhatIsTheProgramsOwn) {
+  EXPECT_THAT(Complete("ddprun --max_restarts=2 tra"), Contains("train.py"));
+  EXPECT_THAT(Complete("ddprun --tee 3 zs"), Contains("zsh"));
+  EXPECT_THAT(Complete("ddprun --standalone train.py --max-r"), IsEmpty());
+  EXPECT_THAT(Complete("ddprun train.py tra"), Contains("train.py"));
+}
+
+TEST_F(ZshCompletionTest, TheSubcommandAndItsOwnFlags) {
+  EXPECT_THAT(Complete("ddprun statu"), ElementsAre("status"));
+  EXPECT_THAT(Complete("ddprun --standalone statu"), Not(Contains("status")));
+  EXPECT_THAT(Complete("ddprun status --rdzv-"), ElementsAre("--rdzv-endpoint", "--rdzv-id"));
 }
 
 }  // namespace
