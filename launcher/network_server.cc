@@ -22,8 +22,8 @@
 namespace ddp::launcher {
 namespace {
 
-// An agent has two connections, a C++ worker one. Redis takes as many as the limit of open files
-// allows, which it raises as far as it may.
+// An agent has one connection, and so has a C++ worker. Redis takes as many as the limit of open
+// files allows, which it raises as far as it may.
 constexpr int kMaxClients = 65000;
 // The kernel takes what net.core.somaxconn allows.
 constexpr int kBacklog = 4096;

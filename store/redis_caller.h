@@ -38,6 +38,10 @@ struct RedisConnectionOptions {
   // What a reply may hold before it is taken for an attack or a fault.
   RedisReplyReader::Limits limits;
 
+  // Greets the server in RESP3 (HELLO 3), so that what subscribes may run commands as well. Needs
+  // Redis 6 or newer: an older one is kFailedPrecondition.
+  bool resp3 = false;
+
   // Shown by CLIENT LIST, for the person who looks after the server. No blanks. Empty: none.
   std::string client_name;
 };

@@ -48,20 +48,18 @@ absl::Status RedisConnection::Reconnect(const RedisCallOptions& call) {
 
 absl::StatusOr<UniqueFd> RedisConnection::Dial(absl::Time deadline) {
   DDP_RETURN_IF_ERROR(MakeConnection(deadline));
+  return Release();
+}
+
+UniqueFd RedisConnection::Release() {
   UniqueFd fd = std::move(fd_);
   Disconnect();
   return fd;
 }
 
-absl::Status RedisConnection::Adopt(UniqueFd fd) {
-  Disconnect();
-  DDP_RETURN_IF_ERROR(LimitBlocking(fd.get(), kBlockingReceive));
-  fd_ = std::move(fd);
-  return absl::OkStatus();
-}
-
 void RedisConnection::Disconnect() {
   fd_.reset();
+  splitter_.Reset();
   reader_.Reset();
 }
 
@@ -151,7 +149,7 @@ bool RedisConnection::StillOpen() const {
 
 absl::Status RedisConnection::Greet(absl::Time deadline) {
   const std::vector<std::vector<std::string>> commands =
-      RedisGreeting(endpoint(), options().client_name);
+      RedisGreeting(endpoint(), options().client_name, options().resp3);
   bool sent = false;
   DDP_RETURN_IF_ERROR(Write(RedisWireForm(commands), deadline, sent));
   absl::Status result;
@@ -206,6 +204,12 @@ absl::Status RedisConnection::Read(absl::Time deadline, RedisReply& reply) {
 absl::Status RedisConnection::ReceiveBytes(bool may_block) {
   char buffer[kReceiveBytes];
   const ssize_t count = recv(fd_.get(), buffer, sizeof(buffer), may_block ? 0 : MSG_DONTWAIT);
+  if (count > 0 && options().resp3) {
+    std::string replies;
+    std::string pushes;
+    DDP_RETURN_IF_ERROR(splitter_.Split(buffer, static_cast<size_t>(count), replies, pushes));
+    return reader_.Feed(replies.data(), replies.size());
+  }
   if (count > 0) return reader_.Feed(buffer, count);
   if (count == 0) {
     return absl::UnavailableError(

@@ -13,6 +13,7 @@
 #include "base/unique_fd.h"
 #include "store/redis_caller.h"
 #include "store/redis_endpoint.h"
+#include "store/redis_push_splitter.h"
 #include "store/redis_reply.h"
 #include "store/redis_reply_reader.h"
 
@@ -46,9 +47,10 @@ class RedisConnection final : public RedisCaller {
   // dropped with Disconnect().
   absl::Status Send(const std::vector<std::vector<std::string>>& commands);
 
-  // The next reply or pushed message, error replies included, when it has come in full by `timeout`
-  // (zero: only what can be had without waiting). kDeadlineExceeded: not yet; nothing is lost and
-  // the connection stays usable. kUnavailable: the connection broke, and is closed now.
+  // The next reply or, in RESP2, pushed message (with Options::resp3 such are dropped), error
+  // replies included, when it has come in full by `timeout` (zero: only what can be had without
+  // waiting). kDeadlineExceeded: not yet; nothing is lost and the connection stays usable.
+  // kUnavailable: the connection broke, and is closed now.
   absl::StatusOr<RedisReply> Receive(absl::Duration timeout);
 
   // Readable when Receive() may have something; -1 while not connected. It changes on a reconnect.
@@ -63,12 +65,13 @@ class RedisConnection final : public RedisCaller {
   // Closes the connection; the next call of Command, Eval or Pipeline makes a new one.
   void Disconnect();
 
-  // Goes on with a socket of RedisDialer's, in place of what it is connected to.
-  absl::Status Adopt(UniqueFd fd);
+  // Hands over the socket, for whoever goes on with it himself; none while not connected. Its
+  // recv() blocks for at most 100 ms, unless it is told MSG_DONTWAIT. Not while replies are due.
+  UniqueFd Release();
 
   // For whoever speaks to the server himself: makes one attempt, by `deadline`, to connect and to
-  // be greeted (AUTH, SELECT, PING), and hands over the socket. Its recv() blocks for at most 100
-  // ms, unless it is told MSG_DONTWAIT. What this object is connected to is closed.
+  // be greeted (AUTH, SELECT, PING), and hands over the socket, as Release() does. What this object
+  // is connected to is closed.
   absl::StatusOr<UniqueFd> Dial(absl::Time deadline);
 
  protected:
@@ -94,6 +97,7 @@ class RedisConnection final : public RedisCaller {
   absl::Time name_due_ = absl::InfiniteFuture();  // when its name is to be asked for again
 
   UniqueFd fd_;
+  RedisPushSplitter splitter_;  // with Options::resp3
   RedisReplyReader reader_;
 };
 

@@ -124,9 +124,10 @@ void RedisDialer::OnConnected() {
     last_ = connected;
     return ConnectNext();
   }
+  splitter_.Reset();
   reader_.Reset();
   replies_ = 0;
-  greeting_ = RedisGreeting(endpoint_, options_.client_name);
+  greeting_ = RedisGreeting(endpoint_, options_.client_name, options_.resp3);
   const std::string bytes = RedisWireForm(greeting_);
   // An empty socket takes a few hundred bytes at once.
   const ssize_t sent = send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -157,7 +158,13 @@ absl::StatusOr<bool> RedisDialer::ReadGreeting() {
     if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) return false;
     return ConnectionError("the connection broke to", endpoint_, errno);
   }
-  DDP_RETURN_IF_ERROR(reader_.Feed(buffer, static_cast<size_t>(count)));
+  std::string replies(buffer, static_cast<size_t>(count));
+  if (options_.resp3) {
+    replies.clear();
+    std::string pushes;  // nobody has asked for any
+    DDP_RETURN_IF_ERROR(splitter_.Split(buffer, static_cast<size_t>(count), replies, pushes));
+  }
+  DDP_RETURN_IF_ERROR(reader_.Feed(replies.data(), replies.size()));
   while (replies_ < greeting_.size()) {
     RedisReply reply;
     DDP_ASSIGN_OR_RETURN(const bool complete, reader_.Next(reply));

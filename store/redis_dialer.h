@@ -17,6 +17,7 @@
 #include "store/name_lookup.h"
 #include "store/redis_caller.h"
 #include "store/redis_endpoint.h"
+#include "store/redis_push_splitter.h"
 #include "store/redis_reply_reader.h"
 
 namespace ddp::store {
@@ -43,8 +44,8 @@ class RedisDialer {
   void FoundAt(const std::string& address);
 
   // Makes one attempt, for connect_timeout at most; one at a time. `done` is called from the loop,
-  // never from within Dial(), with a socket for RedisConnection::Adopt(). Errors: those of
-  // RedisCaller.
+  // never from within Dial(), with a greeted, non-blocking socket of which every reply was
+  // read. Errors: those of RedisCaller.
   using Done = std::function<void(absl::StatusOr<UniqueFd>)>;
   void Dial(Done done);
 
@@ -83,7 +84,8 @@ class RedisDialer {
   EventLoop::TimerId timer_ = 0;
   absl::Status last_;  // why the last address failed
   std::vector<std::vector<std::string>> greeting_;
-  size_t replies_ = 0;  // to it
+  size_t replies_ = 0;          // to it
+  RedisPushSplitter splitter_;  // with options_.resp3
   RedisReplyReader reader_;
 };
 

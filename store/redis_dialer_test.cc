@@ -3,22 +3,27 @@
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "base/clock.h"
 #include "base/event_loop.h"
 #include "base/unique_fd.h"
 #include "store/redis_caller.h"
-#include "store/redis_connection.h"
 #include "store/redis_endpoint.h"
+#include "store/redis_socket.h"
 #include "testing/redis_fixture.h"
+#include "testing/scripted_redis_server.h"
 
 namespace ddp::store {
 namespace {
@@ -40,6 +45,15 @@ class RedisDialerTest : public ::testing::Test {
     });
     EXPECT_TRUE(loop_->Run().ok());
     return result;
+  }
+
+  static std::string Ask(int fd, const std::vector<std::string>& command) {
+    const std::string question = RedisWireForm({command});
+    EXPECT_EQ(send(fd, question.data(), question.size(), 0), ssize_t(question.size()));
+    EXPECT_TRUE(AwaitSocket(fd, POLLIN, MonotonicClock().Now() + kLong));
+    char answer[256];
+    const ssize_t count = recv(fd, answer, sizeof(answer), MSG_DONTWAIT);
+    return std::string(answer, std::max<ssize_t>(count, 0));
   }
 
   absl::StatusOr<UniqueFd> Dial(const RedisEndpoint& endpoint) {
@@ -75,10 +89,24 @@ TEST_F(RedisDialerTest, TheSocketIsGreetedAndOfUse) {
   for (const RedisEndpoint& endpoint : {redis->endpoint(), redis->SocketEndpoint()}) {
     absl::StatusOr<UniqueFd> fd = Dial(endpoint);
     ASSERT_TRUE(fd.ok()) << fd.status();
-    const auto connection = RedisConnection::Unconnected(endpoint, {});
-    ASSERT_TRUE(connection->Adopt(*std::move(fd)).ok());
-    EXPECT_EQ(*connection->Command({"CLIENT", "GETNAME"})->AsString(), "test");
+    EXPECT_EQ(Ask(fd->get(), {"CLIENT", "GETNAME"}), "$4\r\ntest\r\n");
   }
+}
+
+TEST_F(RedisDialerTest, TheGreetingEndsInResp3WhereThatIsWanted) {
+  options_.resp3 = true;
+  const auto redis = RedisFixture::Start();
+  absl::StatusOr<UniqueFd> fd = Dial(redis->endpoint());
+  ASSERT_TRUE(fd.ok()) << fd.status();
+  EXPECT_EQ(Ask(fd->get(), {"GET", "nothing"}), "_\r\n");
+}
+
+TEST_F(RedisDialerTest, AServerThatDoesNotSpeakResp3) {
+  options_.resp3 = true;
+  testing::ScriptedRedisServer server({{"+PONG\r\n-ERR unknown command `HELLO`\r\n"}});
+  const absl::Status status = Dial(server.endpoint()).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+  EXPECT_NE(status.message().find("use Redis 6 or newer"), std::string::npos) << status;
 }
 
 TEST_F(RedisDialerTest, ANameIsLookedUp) {

@@ -1,12 +1,13 @@
 #include "store/redis_greeting.h"
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "store/redis_errors.h"
 
 namespace ddp::store {
 
 std::vector<std::vector<std::string>> RedisGreeting(const RedisEndpoint& endpoint,
-                                                    const std::string& client_name) {
+                                                    const std::string& client_name, bool resp3) {
   std::vector<std::vector<std::string>> commands;
   if (!endpoint.password.empty() && !endpoint.user.empty()) {
     commands.push_back({"AUTH", endpoint.user, endpoint.password});
@@ -17,6 +18,7 @@ std::vector<std::vector<std::string>> RedisGreeting(const RedisEndpoint& endpoin
   if (!client_name.empty()) commands.push_back({"CLIENT", "SETNAME", client_name});
   // Who answers, is it Redis, and are we welcome?
   commands.push_back({"PING"});
+  if (resp3) commands.push_back({"HELLO", "3"});
   return commands;
 }
 
@@ -24,7 +26,14 @@ absl::Status JudgeGreeting(const std::vector<std::string>& command, const RedisR
                            const RedisEndpoint& endpoint) {
   // The name is a courtesy: a user may lack the right to set it.
   if (!reply.IsError() || command[0] == "CLIENT") return absl::OkStatus();
-  return StatusOfErrorReply(reply.error_text(), endpoint);
+  const std::string& text = reply.error_text();
+  if (command[0] == "HELLO" &&
+      (absl::StartsWith(text, "ERR unknown command") || absl::StartsWith(text, "NOPROTO"))) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("Redis at ", endpoint.DebugString(),
+                     " does not speak RESP3; use Redis 6 or newer: ", text));
+  }
+  return StatusOfErrorReply(text, endpoint);
 }
 
 }  // namespace ddp::store

@@ -11,10 +11,10 @@
 
 namespace ddp::store {
 
-// AUTH and SELECT where they are needed, CLIENT SETNAME unless `client_name` is empty, PING. Each
-// brings one reply.
+// AUTH and SELECT where they are needed, CLIENT SETNAME unless `client_name` is empty, PING; with
+// `resp3`, HELLO 3, whose reply is the first in that protocol. Each brings one reply.
 std::vector<std::vector<std::string>> RedisGreeting(const RedisEndpoint& endpoint,
-                                                    const std::string& client_name);
+                                                    const std::string& client_name, bool resp3);
 
 // What `reply` to `command` of the greeting means: not OK when we are not welcome.
 absl::Status JudgeGreeting(const std::vector<std::string>& command, const RedisReply& reply,

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "store/redis_errors.h"
+#include "store/redis_greeting.h"
 #include "store/redis_socket.h"
 
 namespace ddp::store {
@@ -19,6 +20,7 @@ namespace {
 constexpr size_t kReceiveBytes = 32 * 1024;
 // What comes is first awaited in recv() itself, this long: see RedisConnection::Dial.
 constexpr absl::Duration kBlockingReceive = absl::Milliseconds(100);
+const std::vector<std::string> kHello = {"HELLO", "3"};
 // A condition variable's clock cannot count to "never".
 constexpr absl::Duration kLongestWait = absl::Hours(1);
 
@@ -118,7 +120,7 @@ absl::Status SharedRedisConnection::Dial(absl::Time deadline) {
   DDP_RETURN_IF_ERROR(BeginWriting(deadline));
   Expect(Exchange::Kind::kHello, "", 1);
   bool sent = false;
-  return Write(RedisWireForm({{"HELLO", "3"}}), clock_.Now() + options().connect_timeout, sent);
+  return Write(RedisWireForm({kHello}), clock_.Now() + options().connect_timeout, sent);
 }
 
 // Nobody gets anything from this connection any more.
@@ -352,11 +354,7 @@ absl::Status SharedRedisConnection::TakeReply(RedisReply reply) {
       exchange.replies.push_back(std::move(reply));
       break;
     case Exchange::Kind::kHello:
-      if (reply.IsError()) {
-        return absl::FailedPreconditionError(
-            absl::StrCat("Redis at ", endpoint().DebugString(),
-                         " does not speak RESP3; use Redis 6 or newer: ", reply.error_text()));
-      }
+      DDP_RETURN_IF_ERROR(JudgeGreeting(kHello, reply, endpoint()));
       exchange.replies.push_back(std::move(reply));
       break;
     case Exchange::Kind::kSubscribe:

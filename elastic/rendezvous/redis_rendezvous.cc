@@ -16,10 +16,9 @@
 #include "absl/strings/str_format.h"
 #include "base/clock.h"
 #include "base/status_macros.h"
+#include "elastic/rendezvous/rendezvous_connection.h"
 #include "elastic/rendezvous/rendezvous_core.h"
 #include "elastic/rendezvous/rendezvous_scripts.h"
-#include "elastic/rendezvous/script_channel.h"
-#include "elastic/rendezvous/subscription.h"
 #include "glog/logging.h"
 #include "store/redis_connection.h"
 #include "store/redis_reply.h"
@@ -68,6 +67,7 @@ store::RedisConnectionOptions ConnectionOptions(const RedisRendezvous::Options& 
   connection.connect_timeout = std::min(options.reconnect_timeout, options.connect_timeout);
   connection.command_timeout = options.reply_timeout;
   connection.total_timeout = options.connect_timeout;
+  connection.resp3 = true;
   connection.client_name = "ddprun";
   return connection;
 }
@@ -83,10 +83,10 @@ struct RedisRendezvous::State {
       : options(given),
         loop(*event_loop),
         core(CoreOptions(given)),
-        subscription(given.endpoint, ConnectionOptions(given), event_loop,
-                     {.on_subscribed = [this] { Post(Core::Subscribed{}); },
-                      .on_push = [this](std::string text) { Post(Core::Pushed{std::move(text)}); },
-                      .on_end = [this] { Post(Core::SubscriptionEnded{}); }}) {}
+        connection(given.endpoint, ConnectionOptions(given), event_loop,
+                   {.on_subscribed = [this] { Post(Core::Subscribed{}); },
+                    .on_push = [this](std::string text) { Post(Core::Pushed{std::move(text)}); },
+                    .on_end = [this] { Post(Core::SubscriptionEnded{}); }}) {}
   ~State() {
     loop.CancelTimer(deadline_timer);
     loop.CancelTimer(request_timer);
@@ -103,9 +103,7 @@ struct RedisRendezvous::State {
 
   void Do(const Core::CallScript& action);
   void Do(const Core::CallCommand& action);
-  void Do(const Core::Subscribe& action) {
-    opening ? subscription.ListenFirst(action.channel) : subscription.Listen(action.channel);
-  }
+  void Do(const Core::Subscribe& action) { connection.Listen(action.channel); }
   void Do(const Core::AnswerJoin& action) { Answer<JoinDone>(action.answer); }
   void Do(const Core::AnswerFailure& action) { Answer<FailureDone>(action.verdict); }
   void Do(const Core::AnswerDone& action) { Answer<Rendezvous::Done>(action.status); }
@@ -122,8 +120,7 @@ struct RedisRendezvous::State {
   const MonotonicClock clock;
   const RendezvousScripts scripts;
   Core core;
-  std::optional<ScriptChannel> channel;
-  Subscription subscription;
+  RendezvousConnection connection;
 
   struct Pending {
     Core::Event event;
@@ -131,7 +128,6 @@ struct RedisRendezvous::State {
   };
   std::deque<Pending> events;
   bool running = false;
-  bool opening = false;
   EventLoop::TimerId request_timer = 0;
   EventLoop::TimerId deadline_timer = 0;
   absl::Time armed_deadline = absl::InfiniteFuture();
@@ -158,24 +154,24 @@ absl::Status NotOurKeys(const RedisRendezvous::Options& options, const absl::Sta
 // Blocks: so that whoever starts a job hears at once what is wrong with its server.
 absl::Status RedisRendezvous::State::Open() {
   DDP_ASSIGN_OR_RETURN(
-      std::unique_ptr<store::RedisConnection> connection,
+      std::unique_ptr<store::RedisConnection> opener,
       store::RedisConnection::Connect(options.endpoint, ConnectionOptions(options)));
   const std::vector<Core::Action> asked = core.Step(Core::Open{}, clock.Now());
   CHECK_EQ(asked.size(), 1u);
   const auto& call = std::get<Core::CallScript>(asked.front());
   absl::StatusOr<RedisReply> reply =
-      connection->Eval(scripts[call.script], call.keys, call.args, {.idempotent = true});
+      opener->Eval(scripts[call.script], call.keys, call.args, {.idempotent = true});
   if (absl::IsPermissionDenied(reply.status())) return NotOurKeys(options, reply.status());
   DDP_RETURN_IF_ERROR(reply.status());
   const std::vector<Core::Action> actions =
       core.Step(Core::Replied{*std::move(reply)}, clock.Now());
   DDP_RETURN_IF_ERROR(core.open_status());
-  channel.emplace(std::move(connection), &loop, options.reply_timeout);
-  running = opening = true;
+  connection.Adopt(opener->Release());
+  running = true;
   for (const Core::Action& action : actions) {
     std::visit([this](const auto& a) { Do(a); }, action);
   }
-  running = opening = false;
+  running = false;
   return absl::OkStatus();
 }
 
@@ -225,13 +221,13 @@ void RedisRendezvous::State::ArmDeadline() {
 }
 
 void RedisRendezvous::State::Do(const Core::CallScript& action) {
-  channel->Call(
+  connection.Call(
       scripts[action.script], action.keys, action.args,
       [this](absl::StatusOr<RedisReply> reply) { Post(Core::Replied{std::move(reply)}); });
 }
 
 void RedisRendezvous::State::Do(const Core::CallCommand& action) {
-  channel->Call(action.words, [this](absl::StatusOr<RedisReply> reply) {
+  connection.Call(action.words, [this](absl::StatusOr<RedisReply> reply) {
     Post(Core::Replied{std::move(reply)});
   });
 }

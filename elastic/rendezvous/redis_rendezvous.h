@@ -15,8 +15,8 @@
 
 namespace ddp::elastic {
 
-// The rendezvous of one agent, in Redis: each request is one Lua script, sent and answered over one
-// connection that the agent's event loop watches.
+// The rendezvous of one agent, in Redis (6 or newer): each request is one Lua script. All of it,
+// the news of the other nodes too, travels over one connection that the agent's event loop watches.
 //
 // A job's keys are all `ddp:{RUN_ID}:i<instance>:...`, so that they live in one hash slot, and
 // expire a day after the last agent was heard. While the agent is in a round its lease is renewed
@@ -60,7 +60,8 @@ class RedisRendezvous final : public Rendezvous {
 
   // Reaches the server and opens an instance of the run. Blocks, at most for connect_timeout.
   // Errors: kUnavailable (says where, how long and why), kUnauthenticated, kPermissionDenied,
-  // kInternal. `loop` is not owned and must outlive the rendezvous.
+  // kFailedPrecondition (a server before Redis 6), kInternal. `loop` is not owned and must outlive
+  // the rendezvous.
   static absl::StatusOr<std::unique_ptr<RedisRendezvous>> Open(const Options& options,
                                                                EventLoop* loop);
   ~RedisRendezvous() override;

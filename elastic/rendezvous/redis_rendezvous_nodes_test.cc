@@ -1,11 +1,14 @@
-// Several nodes on a real Redis, each with its own connections. The rules themselves are told in
+// Several nodes on a real Redis, each with its own connection. The rules themselves are told in
 // testing/scenarios/rendezvous.
+#include <stdio.h>
 #include <stdlib.h>
 
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <variant>
@@ -13,6 +16,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/types/span.h"
@@ -173,6 +177,19 @@ class NodesTest : public ::testing::Test {
     return reply.value_or(store::RedisReply());
   }
 
+  // Numbers of the agents' connections, by the server's count.
+  std::set<int64_t> Connections() {
+    std::set<int64_t> ids;
+    const std::string list = *Redis({"CLIENT", "LIST"}).AsString();
+    for (const auto& line : absl::StrSplit(list, '\n')) {
+      int64_t id = 0;
+      if (!absl::StrContains(line, " name=ddprun ")) continue;
+      EXPECT_EQ(sscanf(std::string(line).c_str(), "id=%ld", &id), 1) << line;
+      ids.insert(id);
+    }
+    return ids;
+  }
+
   const std::unique_ptr<testing::RedisFixture> redis_;
   const std::unique_ptr<EventLoop> loop_;
   RedisRendezvous::Options options_;
@@ -195,12 +212,42 @@ TEST_F(NodesTest, AFailureIsPushedToAll) {
   EXPECT_EQ(b->round().restarts, 1);
 }
 
-TEST_F(NodesTest, WhatIsToldWhileASubscriptionIsBrokenIsNotMissed) {
+TEST_F(NodesTest, WhatIsToldWhileAConnectionIsBrokenIsNotMissed) {
   const auto a = MakeNode("a"), b = MakeNode("b");
   JoinAll({a.get(), b.get()});
   EXPECT_EQ(*Redis({"CLIENT", "KILL", "TYPE", "pubsub"}).AsInteger(), 2);
   ASSERT_EQ(Fail(*b, "rank 3 failed")->decision, Decision::kRestart);
   AwaitNews(*a, News::Kind::kGenerationOver);
+}
+
+TEST_F(NodesTest, AnAgentHasOneConnectionAlways) {
+  const auto a = MakeNode("a"), b = MakeNode("b");
+  const std::set<int64_t> opened = Connections();
+  EXPECT_EQ(opened.size(), 2u);
+  JoinAll({a.get(), b.get()});
+  EXPECT_EQ(Connections(), opened);
+  ASSERT_EQ(Fail(*b, "rank 3 failed")->decision, Decision::kRestart);
+  AwaitNews(*a, News::Kind::kGenerationOver);
+  EXPECT_EQ(Connections(), opened);
+
+  a->news.clear();
+  for (const int64_t id : opened) Redis({"CLIENT", "KILL", "ID", absl::StrCat(id)});
+  // They are back by themselves: nobody asks anything of them.
+  std::function<void()> look = [&] {
+    if (*(*Redis({"PUBSUB", "NUMSUB", "ddp:{digits}:i1:news"}).AsArray())[1].AsInteger() == 2) {
+      return loop_->Stop();
+    }
+    loop_->AddTimer(absl::Milliseconds(1), look);
+  };
+  look();
+  ASSERT_TRUE(loop_->Run().ok());
+  JoinAll({a.get(), b.get()});
+  const std::set<int64_t> again = Connections();
+  EXPECT_EQ(again.size(), 2u);
+  for (const int64_t id : again) EXPECT_EQ(opened.count(id), 0u) << id;
+  ASSERT_EQ(Fail(*b, "rank 2 failed")->decision, Decision::kRestart);
+  AwaitNews(*a, News::Kind::kGenerationOver);
+  EXPECT_EQ(Connections(), again);
 }
 
 TEST_F(NodesTest, ADrainIsPushedToAllAndFreeOfCharge) {

@@ -22,6 +22,7 @@
 #include "store/redis_connection.h"
 #include "store/redis_endpoint.h"
 #include "store/redis_reply.h"
+#include "testing/scripted_redis_server.h"
 
 namespace ddp::elastic {
 namespace {
@@ -541,6 +542,18 @@ TEST_F(RedisRendezvousTest, SaysWhereItTriedAndForHowLong) {
   const absl::Status status = RedisRendezvous::Open(options, loop_.get()).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(status.message()), HasSubstr(endpoint_.unix_path));
+}
+
+TEST_F(RedisRendezvousTest, SaysThatAServerIsTooOld) {
+  testing::ScriptedRedisServer old(
+      {{"+OK\r\n+PONG\r\n-ERR unknown command `HELLO`, with args beginning with: `3`\r\n"}});
+  RedisRendezvous::Options options = MakeOptions();
+  options.endpoint = old.endpoint();
+  const absl::Status status = RedisRendezvous::Open(options, loop_.get()).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr(old.endpoint().unix_path), HasSubstr("use Redis 6 or newer"),
+                    Not(HasSubstr("\n"))));
 }
 
 TEST_F(RedisRendezvousTest, SaysThatAPasswordIsNeeded) {

@@ -1,0 +1,334 @@
+#include "elastic/rendezvous/rendezvous_connection.h"
+
+#include <errno.h>
+#include <glog/logging.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "base/status_macros.h"
+#include "store/redis_errors.h"
+#include "store/redis_socket.h"
+
+namespace ddp::elastic {
+namespace {
+
+// What is read, and taken of what was read, in one turn of the loop: so that a flood does not keep
+// it from its other work.
+constexpr size_t kReceiveBytes = 32 * 1024;
+constexpr int kRepliesPerTurn = 64;
+
+// Between a Listen() and the server's word that it listens.
+constexpr absl::Duration kConfirmTimeout = absl::Seconds(5);
+
+store::RedisConnectionOptions WithPushes(store::RedisConnectionOptions options) {
+  options.resp3 = true;
+  return options;
+}
+
+}  // namespace
+
+RendezvousConnection::RendezvousConnection(const store::RedisEndpoint& endpoint,
+                                           const store::RedisConnectionOptions& options,
+                                           EventLoop* loop, Callbacks callbacks)
+    : endpoint_(endpoint),
+      options_(WithPushes(options)),
+      loop_(loop),
+      callbacks_(std::move(callbacks)),
+      dialer_(endpoint, options_, loop),
+      replies_(options.limits),
+      pushes_(options.limits) {}
+
+RendezvousConnection::~RendezvousConnection() { Close(); }
+
+// Asking. ----------------------------------------------------------------------------------------
+
+void RendezvousConnection::Call(const store::RedisScript& script,
+                                const std::vector<std::string>& keys,
+                                const std::vector<std::string>& args, Done done) {
+  CHECK(!busy()) << "one call at a time";
+  std::vector<std::string> words = {absl::StrCat(keys.size())};
+  words.insert(words.end(), keys.begin(), keys.end());
+  words.insert(words.end(), args.begin(), args.end());
+  call_ = PendingCall{std::move(done), &script, std::move(words)};
+  if (Ready()) SendCall();
+}
+
+void RendezvousConnection::Call(std::vector<std::string> words, Done done) {
+  CHECK(!busy()) << "one call at a time";
+  call_ = PendingCall{std::move(done), nullptr, std::move(words)};
+  if (Ready()) SendCall();
+}
+
+void RendezvousConnection::Listen(const std::string& channel) {
+  const std::string earlier = std::exchange(channel_, channel);
+  listening_ = false;
+  if (!Ready()) return;
+  if (!earlier.empty() && earlier != channel) {
+    Send({Awaited::Kind::kUnsubscribe, earlier}, {"UNSUBSCRIBE", earlier});
+  }
+  AskForChannel();
+}
+
+// Whether there is a connection. Else what is to be sent is sent once there is one, or fails with
+// it.
+bool RendezvousConnection::Ready() {
+  if (break_timer_ != 0) return false;
+  if (fd_.valid()) return true;
+  if (!std::exchange(dialing_, true)) {
+    dialer_.Dial([this](absl::StatusOr<UniqueFd> fd) {
+      dialing_ = false;
+      fd.ok() ? Adopt(*std::move(fd)) : Break(fd.status());
+    });
+  }
+  return false;
+}
+
+void RendezvousConnection::Adopt(UniqueFd fd) {
+  CHECK(!fd_.valid() && !dialing_) << "one connection at a time";
+  dialer_.FoundAt(store::PeerAddress(fd.get()));
+  fd_ = std::move(fd);
+  WatchFor(EPOLLIN);
+  if (!channel_.empty()) AskForChannel();
+  if (call_.has_value()) SendCall();
+}
+
+void RendezvousConnection::SendCall() {
+  std::vector<std::string> words = call_->words;
+  if (call_->script != nullptr) {
+    words.insert(words.begin(),
+                 {call_->source_sent ? "EVAL" : "EVALSHA",
+                  call_->source_sent ? call_->script->source() : call_->script->sha1_hex()});
+  }
+  loop_->CancelTimer(reply_timer_);
+  reply_timer_ = loop_->AddTimer(options_.command_timeout, [this] {
+    Break(absl::DeadlineExceededError(
+        absl::StrCat("no reply from Redis at ", endpoint_.DebugString(), " in ",
+                     absl::FormatDuration(options_.command_timeout))));
+  });
+  Send({Awaited::Kind::kCall, ""}, std::move(words));
+}
+
+void RendezvousConnection::AskForChannel() {
+  loop_->CancelTimer(confirm_timer_);
+  confirm_timer_ = loop_->AddTimer(kConfirmTimeout, [this] {
+    Break(absl::DeadlineExceededError(absl::StrCat("no answer to a subscription from Redis at ",
+                                                   endpoint_.DebugString(), " in ",
+                                                   absl::FormatDuration(kConfirmTimeout))));
+  });
+  Send({Awaited::Kind::kSubscribe, channel_}, {"SUBSCRIBE", channel_});
+}
+
+void RendezvousConnection::Send(Awaited awaited, std::vector<std::string> words) {
+  awaited_.push_back(std::move(awaited));
+  out_ += store::RedisWireForm({std::move(words)});
+  Flush();
+}
+
+void RendezvousConnection::Flush() {
+  if (break_timer_ != 0) return;
+  while (!out_.empty()) {
+    const ssize_t count = send(fd_.get(), out_.data(), out_.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (count >= 0) {
+      out_.erase(0, static_cast<size_t>(count));
+    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+      break;
+    } else if (errno != EINTR) {
+      return BreakSoon(store::ConnectionError("the connection broke to", endpoint_, errno));
+    }
+  }
+  WatchFor(out_.empty() ? EPOLLIN : EPOLLIN | EPOLLOUT);
+}
+
+void RendezvousConnection::WatchFor(uint32_t events) {
+  if (watched_events_ == events) return;
+  if (watched_events_ != 0) loop_->Unwatch(fd_.get());
+  watched_events_ = 0;
+  const absl::Status watched =
+      loop_->Watch(fd_.get(), events, [this](uint32_t ready) { OnEvents(ready); });
+  if (!watched.ok()) return BreakSoon(watched);
+  watched_events_ = events;
+}
+
+// Hearing. ---------------------------------------------------------------------------------------
+
+void RendezvousConnection::OnEvents(uint32_t events) {
+  if ((events & EPOLLOUT) != 0) Flush();
+  // One thing after the other: more is read when what was read has been taken.
+  if (break_timer_ != 0 || turn_timer_ != 0) return;
+  const absl::Status read = Read();
+  if (!read.ok()) return Break(read);
+  TakeTurn();
+}
+
+absl::Status RendezvousConnection::Read() {
+  char buffer[kReceiveBytes];
+  const ssize_t count = recv(fd_.get(), buffer, sizeof(buffer), MSG_DONTWAIT);
+  if (count == 0) {
+    return absl::UnavailableError(
+        absl::StrCat("Redis at ", endpoint_.DebugString(), " closed the connection"));
+  }
+  if (count < 0) {
+    if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) return absl::OkStatus();
+    return store::ConnectionError("the connection broke to", endpoint_, errno);
+  }
+  std::string replies;
+  std::string pushes;
+  DDP_RETURN_IF_ERROR(splitter_.Split(buffer, static_cast<size_t>(count), replies, pushes));
+  if (!pushes.empty()) DDP_RETURN_IF_ERROR(pushes_.Feed(pushes.data(), pushes.size()));
+  if (!replies.empty()) DDP_RETURN_IF_ERROR(replies_.Feed(replies.data(), replies.size()));
+  return absl::OkStatus();
+}
+
+void RendezvousConnection::TakeTurn() {
+  for (int i = 0; i < kRepliesPerTurn; ++i) {
+    const absl::StatusOr<bool> took = TakeNext();
+    if (!took.ok()) return Break(took.status());
+    if (!*took || break_timer_ != 0) return;
+  }
+  // What was read with the rest is in no socket that could wake us.
+  turn_timer_ = loop_->AddTimer(absl::ZeroDuration(), [this] {
+    turn_timer_ = 0;
+    TakeTurn();
+  });
+}
+
+// Returns whether there was anything. What answers the oldest question is known by the order alone:
+// a reply is that of the call, where a call is the oldest; else an error, and not before all pushes
+// have been looked at, one of which may be the answer.
+absl::StatusOr<bool> RendezvousConnection::TakeNext() {
+  const bool call_is_next = !awaited_.empty() && awaited_.front().kind == Awaited::Kind::kCall;
+  store::RedisReply next;
+  if (call_is_next) {
+    DDP_ASSIGN_OR_RETURN(const bool replied, Next(replies_, next));
+    if (replied) {
+      DDP_RETURN_IF_ERROR(TakeReply(std::move(next)));
+      return true;
+    }
+  }
+  DDP_ASSIGN_OR_RETURN(const bool pushed, Next(pushes_, next));
+  if (pushed) {
+    TakePush(next);
+    return true;
+  }
+  if (call_is_next) return false;
+  DDP_ASSIGN_OR_RETURN(const bool replied, Next(replies_, next));
+  if (replied) DDP_RETURN_IF_ERROR(TakeReply(std::move(next)));
+  return replied;
+}
+
+absl::StatusOr<bool> RendezvousConnection::Next(store::RedisReplyReader& reader,
+                                                store::RedisReply& next) {
+  absl::StatusOr<bool> complete = reader.Next(next);
+  if (complete.ok()) return complete;
+  const absl::Status& why = complete.status();
+  return absl::Status(why.code(),
+                      absl::StrCat("Redis at ", endpoint_.DebugString(), ": ", why.message()));
+}
+
+absl::Status RendezvousConnection::TakeReply(store::RedisReply reply) {
+  if (awaited_.empty()) {
+    return absl::InternalError(absl::StrCat("Redis at ", endpoint_.DebugString(),
+                                            " answered what was not asked: ", reply.DebugString()));
+  }
+  const Awaited asked = std::move(awaited_.front());
+  awaited_.pop_front();
+  if (asked.kind == Awaited::Kind::kCall) {
+    OnReply(std::move(reply));
+  } else if (!reply.IsError()) {
+    return absl::InternalError(absl::StrCat("Redis at ", endpoint_.DebugString(), " answered ",
+                                            reply.DebugString(), " to a subscription"));
+  } else if (asked.kind == Awaited::Kind::kSubscribe && asked.channel == channel_ &&
+             !Awaits(Awaited::Kind::kSubscribe, channel_)) {
+    EndSubscription();
+  }
+  return absl::OkStatus();
+}
+
+void RendezvousConnection::OnReply(store::RedisReply reply) {
+  if (reply.IsError() && call_->script != nullptr && store::IsUnknownScript(reply.error_text()) &&
+      !std::exchange(call_->source_sent, true)) {
+    return SendCall();
+  }
+  loop_->CancelTimer(std::exchange(reply_timer_, 0));
+  const PendingCall call = *std::exchange(call_, std::nullopt);
+  if (reply.IsError()) return call.done(store::StatusOfErrorReply(reply.error_text(), endpoint_));
+  call.done(std::move(reply));
+}
+
+void RendezvousConnection::TakePush(const store::RedisReply& push) {
+  const absl::StatusOr<absl::Span<const store::RedisReply>> parts = push.AsArray();
+  if (!parts.ok() || parts->size() != 3) return;
+  const std::string kind = (*parts)[0].AsString().value_or("");
+  const std::string name = (*parts)[1].AsString().value_or("");
+  if (kind == "message") {
+    // Else one of an earlier channel.
+    if (listening_ && name == channel_) callbacks_.on_push((*parts)[2].AsString().value_or(""));
+    return;
+  }
+  if (kind != "subscribe" && kind != "unsubscribe") return;
+  const Awaited::Kind confirmed =
+      kind == "subscribe" ? Awaited::Kind::kSubscribe : Awaited::Kind::kUnsubscribe;
+  const auto asked = std::find_if(awaited_.begin(), awaited_.end(), [&](const Awaited& awaited) {
+    return awaited.kind == confirmed && awaited.channel == name;
+  });
+  if (asked == awaited_.end()) return;
+  awaited_.erase(asked);
+  if (confirmed == Awaited::Kind::kUnsubscribe || name != channel_ || Awaits(confirmed, name)) {
+    return;
+  }
+  loop_->CancelTimer(std::exchange(confirm_timer_, 0));
+  listening_ = true;
+  callbacks_.on_subscribed();
+}
+
+bool RendezvousConnection::Awaits(Awaited::Kind kind, const std::string& channel) const {
+  return std::any_of(awaited_.begin(), awaited_.end(), [&](const Awaited& awaited) {
+    return awaited.kind == kind && awaited.channel == channel;
+  });
+}
+
+void RendezvousConnection::EndSubscription() {
+  loop_->CancelTimer(std::exchange(confirm_timer_, 0));
+  channel_.clear();
+  listening_ = false;
+  callbacks_.on_end();
+}
+
+// Breaking. --------------------------------------------------------------------------------------
+
+void RendezvousConnection::Break(const absl::Status& why) {
+  Close();
+  const std::optional<PendingCall> call = std::exchange(call_, std::nullopt);
+  if (!channel_.empty()) EndSubscription();
+  if (call.has_value()) call->done(why);
+}
+
+void RendezvousConnection::BreakSoon(const absl::Status& why) {
+  if (break_timer_ != 0) return;
+  break_timer_ = loop_->AddTimer(absl::ZeroDuration(), [this, why] { Break(why); });
+}
+
+void RendezvousConnection::Close() {
+  for (EventLoop::TimerId* const timer :
+       {&turn_timer_, &break_timer_, &reply_timer_, &confirm_timer_}) {
+    loop_->CancelTimer(std::exchange(*timer, 0));
+  }
+  dialer_.Cancel();
+  dialing_ = false;
+  if (watched_events_ != 0) loop_->Unwatch(fd_.get());
+  watched_events_ = 0;
+  fd_.reset();
+  out_.clear();
+  awaited_.clear();
+  splitter_.Reset();
+  replies_.Reset();
+  pushes_.Reset();
+}
+
+}  // namespace ddp::elastic
