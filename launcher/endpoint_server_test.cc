@@ -32,6 +32,34 @@ using Guard = std::unique_ptr<ServerGuard>;
 
 constexpr absl::Duration kLong = absl::Seconds(60);
 
+// What is started as redis-server while this lives: it answers nothing, and ends when somebody
+// writes a line to pipe().
+class SilentRedis {
+ public:
+  SilentRedis() {
+    EXPECT_EQ(mkfifo(pipe().c_str(), 0700), 0);
+    const std::string program = folder_ + "/redis-server";
+    std::ofstream(program) << "#!/bin/sh\nread line < " << pipe() << "\n";
+    EXPECT_EQ(chmod(program.c_str(), 0755), 0);
+    setenv("PATH", absl::StrCat(folder_, ":", path_).c_str(), 1);
+  }
+  ~SilentRedis() {
+    Uninstall();
+    EXPECT_TRUE(RemoveFolder(folder_).ok());
+  }
+  SilentRedis(const SilentRedis&) = delete;
+  SilentRedis& operator=(const SilentRedis&) = delete;
+
+  std::string pipe() const { return folder_ + "/pipe"; }
+
+  // The real one is started from now on.
+  void Uninstall() { setenv("PATH", path_.c_str(), 1); }
+
+ private:
+  const std::string folder_ = *MakePrivateFolder("ddp-test-");
+  const std::string path_ = getenv("PATH");
+};
+
 class EndpointServerTest : public ::testing::Test {
  protected:
   EndpointServerTest() : folder_(*MakePrivateFolder("ddp-test-")) {}
@@ -344,15 +372,7 @@ TEST_F(EndpointServerTest, AReplacementThatEndsWithEverythingIsNotComplainedOf) 
   store::RedisEndpoint endpoint = FreeEndpoint("127.0.0.8");
   const auto loop = *EventLoop::Create();  // outlives the guard
   const Guard server = StartAt(endpoint);
-  // A redis-server that ends when everything is doomed.
-  const std::string bin = *MakePrivateFolder("ddp-test-");
-  const std::string fifo = bin + "/fifo";
-  ASSERT_EQ(mkfifo(fifo.c_str(), 0700), 0);
-  const std::string fake = bin + "/redis-server";
-  std::ofstream(fake) << "#!/bin/sh\nread line < " << fifo << "\n";
-  ASSERT_EQ(chmod(fake.c_str(), 0755), 0);
-  const std::string path = getenv("PATH");
-  setenv("PATH", absl::StrCat(bin, ":", path).c_str(), 1);
+  SilentRedis silent;
 
   std::atomic<bool> doomed = false;
   ServerGuard::Hooks hooks;
@@ -361,7 +381,7 @@ TEST_F(EndpointServerTest, AReplacementThatEndsWithEverythingIsNotComplainedOf) 
   hooks.doomed = &doomed;
   ASSERT_TRUE(server->Watch(loop.get(), hooks).ok());
   std::thread killer([&] {
-    std::ofstream told(fifo);  // opens when the fake reads it
+    std::ofstream told(silent.pipe());  // opens when it is read
     doomed = true;
     told << "end" << std::endl;
   });
@@ -374,9 +394,7 @@ TEST_F(EndpointServerTest, AReplacementThatEndsWithEverythingIsNotComplainedOf) 
   loop->AddTimer(absl::Milliseconds(1), [&] { StopWhenDoomed(*loop, doomed); });
   ASSERT_TRUE(loop->Run().ok());
   killer.join();
-  setenv("PATH", path.c_str(), 1);
   EXPECT_EQ(server->pid(), -1);
-  EXPECT_TRUE(RemoveFolder(bin).ok());
 }
 
 // The agent's heartbeats wait for it, so it is given up soon, and tried again.
@@ -384,33 +402,23 @@ TEST_F(EndpointServerTest, AReplacementThatDoesNotAnswerHoldsTheLoopUpForAMoment
   store::RedisEndpoint endpoint = FreeEndpoint("127.0.0.8");
   const auto loop = *EventLoop::Create();  // outlives the guard
   const Guard server = StartAt(endpoint);
-  // A redis-server that never answers: nobody writes what it reads.
-  const std::string bin = *MakePrivateFolder("ddp-test-");
-  const std::string fifo = bin + "/fifo";
-  ASSERT_EQ(mkfifo(fifo.c_str(), 0700), 0);
-  const std::string fake = bin + "/redis-server";
-  std::ofstream(fake) << "#!/bin/sh\nread line < " << fifo << "\n";
-  ASSERT_EQ(chmod(fake.c_str(), 0755), 0);
-  const std::string path = getenv("PATH");
-  setenv("PATH", absl::StrCat(bin, ":", path).c_str(), 1);
+  SilentRedis silent;
 
   std::vector<std::string> lines;
   ServerGuard::Hooks hooks;
   hooks.on_replaced = [&](pid_t) { loop->Stop(); };
   hooks.say = [&](const std::string& line) {
     lines.push_back(line);
-    setenv("PATH", path.c_str(), 1);
+    silent.Uninstall();
   };
   ASSERT_TRUE(server->Watch(loop.get(), hooks).ok());
   ASSERT_EQ(kill(server->pid(), SIGKILL), 0);
   loop->AddTimer(kLong, [&] { loop->Stop(); });
   ASSERT_TRUE(loop->Run().ok());
-  setenv("PATH", path.c_str(), 1);
   ASSERT_EQ(lines.size(), 2U);
   EXPECT_THAT(lines[0], ::testing::HasSubstr(
                             "cannot be replaced yet: redis-server did not answer within 1s"));
   EXPECT_TRUE(TryConnect(endpoint).ok());
-  EXPECT_TRUE(RemoveFolder(bin).ok());
 }
 
 TEST(ExportCredentialsTest, LeavesWhatTheServerWantsAndNoMore) {
