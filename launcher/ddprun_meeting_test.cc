@@ -3,23 +3,31 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <poll.h>
 #include <signal.h>
+#include <sys/epoll.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <fstream>
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
+#include "base/event_loop.h"
+#include "base/unique_fd.h"
 #include "launcher/ddprun_driver.h"
 #include "launcher/exit_code.h"
 #include "launcher/network_server.h"
+#include "store/tcp_store_server.h"
 
 namespace ddp::launcher {
 namespace {
@@ -213,6 +221,75 @@ TEST(DdprunMeetingTest, ANameThatNeverComesIsWaitedForAsLongAsTheUserSays) {
     EXPECT_THAT(agent->err(), HasSubstr("no-such-host.invalid"));
     EXPECT_THAT(agent->err(), HasSubstr("waited for the name for 100ms"));
   }
+}
+
+// What listens and never answers.
+class SilentServer {
+ public:
+  SilentServer() : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof(address);
+    EXPECT_EQ(::bind(fd_.get(), reinterpret_cast<sockaddr*>(&address), size), 0);
+    EXPECT_EQ(::listen(fd_.get(), SOMAXCONN), 0);
+    EXPECT_EQ(::getsockname(fd_.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
+    port_ = ntohs(address.sin_port);
+  }
+  int fd() const { return fd_.get(); }
+  int port() const { return port_; }
+
+  // Until somebody has connected.
+  void AwaitClient() const {
+    pollfd polled = {.fd = fd_.get(), .events = POLLIN, .revents = 0};
+    EXPECT_EQ(::poll(&polled, 1, static_cast<int>(DdprunDriver::kDeadline / absl::Milliseconds(1))),
+              1)
+        << "nobody came";
+  }
+
+ private:
+  const UniqueFd fd_;
+  int port_ = 0;
+};
+
+TEST(DdprunMeetingTest, AServerThatNeverAnswersIsWaitedForAsLongAsTheUserSays) {
+  const SilentServer redis;
+  const Agent agent = Start({absl::StrCat("--rdzv-endpoint=127.0.0.1:", redis.port()), "--nnodes=2",
+                             "--rdzv-conf=read_timeout=6.5", "--exit-code=reason"});
+  agent->AwaitStderr("did not answer in time (tried ");
+  EXPECT_THAT(agent->err(), HasSubstr("ddprun: waiting for the rendezvous, at most "));
+  EXPECT_EQ(agent->Wait(), kReasonStoreLost) << agent->err();
+  // Once on the way, once at the end.
+  EXPECT_EQ(Count(agent->err(), "did not answer in time (tried "), 2) << agent->err();
+}
+
+// Node 0 comes late, and the server that it names never answers: it has what node 0 has left of the
+// one time.
+TEST(DdprunMeetingTest, ThePlaceAndItsServerAreWaitedForWithinOneTime) {
+  const SilentServer redis;
+  auto early = std::make_unique<SilentServer>();  // not node 0 yet
+  const int port = early->port();
+  std::vector<std::string> flags = StaticFlags(1, port);
+  flags.insert(flags.end(), {"--rdzv-conf=join_timeout=3", "--exit-code=reason"});
+  const Agent agent = Start(flags);
+  early->AwaitClient();
+  early.reset();
+  const auto loop = *EventLoop::Create();
+  std::unique_ptr<store::TcpStoreServer> zero;
+  loop->AddTimer(absl::Milliseconds(600), [&] {
+    auto listening = store::TcpStoreServer::Listen(loop.get(), "127.0.0.1", port);
+    ASSERT_TRUE(listening.ok()) << listening.status();
+    zero = *std::move(listening);
+    zero->Publish("ddp/static-rendezvous",
+                  absl::StrCat(R"({"host":"127.0.0.1","password":"x","port":)", redis.port(), "}"));
+  });
+  loop->AddTimer(DdprunDriver::kDeadline, [&] { loop->Stop(); });
+  ASSERT_TRUE(loop->Watch(redis.fd(), EPOLLIN, [&](uint32_t) { loop->Stop(); }).ok());
+  ASSERT_TRUE(loop->Run().ok());
+  loop->Unwatch(redis.fd());
+  EXPECT_EQ(agent->Wait(), kReasonStoreLost) << agent->err();
+  EXPECT_THAT(agent->err(), HasSubstr("did not answer in time (tried "));
+  EXPECT_THAT(agent->err(), Not(HasSubstr(" in 3s)")));
 }
 
 TEST(DdprunMeetingTest, HostileClientsOfTheWorkersStoreFillNoLog) {

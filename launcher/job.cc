@@ -173,16 +173,25 @@ void TakeLimits(const elastic::JobLimits& limits, elastic::LaunchConfig& config)
   config.max_nodes = limits.max_nodes;
 }
 
+// No server is there, or one that does not answer: a stopped one, or one that still loads.
+bool IsAway(const absl::Status& status) {
+  return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
+}
+
 // The node that has the server may start later than this one. The user hears of it after a while.
+// kUnavailable: the server was away for `total`.
 absl::StatusOr<std::unique_ptr<elastic::RedisRendezvous>> ReachRendezvous(
     elastic::RedisRendezvous::Options options, absl::Duration total, EventLoop* loop) {
   options.connect_timeout = std::min(total, kQuietConnect);
   auto rendezvous = elastic::RedisRendezvous::Open(options, loop);
-  if (!absl::IsUnavailable(rendezvous.status()) || total <= kQuietConnect) return rendezvous;
-  Say(absl::StrCat("waiting for the rendezvous, at most ", DurationText(total), ": ",
-                   std::string(rendezvous.status().message())));
-  options.connect_timeout = total - kQuietConnect;
-  return elastic::RedisRendezvous::Open(options, loop);
+  if (IsAway(rendezvous.status()) && total > kQuietConnect) {
+    Say(absl::StrCat("waiting for the rendezvous, at most ", DurationText(total), ": ",
+                     std::string(rendezvous.status().message())));
+    options.connect_timeout = total - kQuietConnect;
+    rendezvous = elastic::RedisRendezvous::Open(options, loop);
+  }
+  if (!IsAway(rendezvous.status())) return rendezvous;
+  return absl::UnavailableError(rendezvous.status().message());
 }
 
 // What is left until `deadline` for the server, after its name was waited for; or, where that came
