@@ -3,10 +3,10 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <set>
 #include <utility>
 #include <variant>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/duration_text.h"
 
@@ -72,40 +72,24 @@ JobResult AgentCore::result() const {
   result.root_exit_code = root_exit_code_;
   // What a user's signal ended, no worker's failure did.
   if (result.exit_code == 0 || shutdown_signal_ != 0) return result;
-  result.failures = failures_;
-  const auto here = RootCauseHere();
-  auto others = result.failures.begin();
-  if (here != failures_.end()) {
-    const auto root = others + (here - failures_.begin());
-    root->was_stopped = false;
-    std::rotate(others, root, root + 1);
-    ++others;
-  } else if (IsFailureOfAWorker(end_) || !failures_.empty() || !stopped_.empty()) {
+  const WorkerFailure* const root = RootCauseHere();
+  result.failures = failures_.InOrder(root);
+  if (root == nullptr && (IsFailureOfAWorker(end_) || !failures_.empty())) {
     result.cause_elsewhere = end_text_;
     if (IsFailureOfAWorker(end_) && job_end_.has_value()) result.cause_host = job_end_->host;
   }
-  const auto behind = [](const WorkerFailure& f) {
-    return f.was_stopped ? 2 : f.is_victim ? 1 : 0;
-  };
-  std::stable_sort(others, result.failures.end(),
-                   [&](const auto& one, const auto& two) { return behind(one) < behind(two); });
-  result.failures.insert(result.failures.end(), stopped_.begin(), stopped_.end());
   return result;
 }
 
-std::vector<WorkerFailure>::const_iterator AgentCore::RootCauseHere() const {
-  if (options_.max_nodes > 1 && job_end_.has_value() && IsFailureOfAWorker(*job_end_)) {
+const WorkerFailure* AgentCore::RootCauseHere() const {
+  const bool one_node = options_.max_nodes == 1;
+  if (!one_node && job_end_.has_value() && IsFailureOfAWorker(*job_end_)) {
     // The store has decided, and a rank is one node's. What an evicted node has said interests
     // nobody.
-    if (evicted_) return failures_.end();
-    return std::find_if(failures_.begin(), failures_.end(), [this](const WorkerFailure& failure) {
-      return absl::StartsWith(job_end_->reason, absl::StrCat("rank ", failure.rank, " "));
-    });
+    return evicted_ ? nullptr : failures_.CalledBy(job_end_->reason);
   }
-  const auto own = std::find_if(
-      failures_.begin(), failures_.end(),
-      [](const WorkerFailure& failure) { return !failure.is_victim && !failure.was_stopped; });
-  return own == failures_.end() && options_.max_nodes == 1 ? failures_.begin() : own;
+  const WorkerFailure* const own = failures_.FirstOwn();
+  return own == nullptr && one_node ? failures_.First() : own;
 }
 
 std::string AgentCore::state_name() const {
@@ -181,9 +165,7 @@ void AgentCore::On(const JoinedEvent& event) {
 void AgentCore::OnRound(const Round& round) {
   round_ = round;
   restarts_ = std::max(restarts_, round_.restarts);
-  failures_.clear();
-  stopped_.clear();
-  reported_ = Reported::kNothing;
+  failures_ = NodeFailures();
   verdict_.reset();
   over_ = evicted_ = stop_sent_ = kill_sent_ = hurried_ = false;
   work_done_ = true;
@@ -235,7 +217,7 @@ void AgentCore::On(const WorkerExitedEvent& event) {
   const bool asked = (phase_ == Phase::kStopping || stop_sent_) &&
                      EndedAsAsked(event.status, shutdown_signal_, kill_sent_);
   if (!event.status.succeeded() || event.stopped_as_asked) work_done_ = false;
-  if (CompleteHung(event)) {
+  if (failures_.Complete(event.local_rank, event.status)) {  // it hung
     ReportFailures();
   } else if (!event.status.succeeded() && phase_ != Phase::kShuttingDown) {
     WorkerFailure failure = {.rank = round_.placement.first_rank + event.local_rank,
@@ -249,23 +231,12 @@ void AgentCore::On(const WorkerExitedEvent& event) {
                              .instead = event.instead,
                              .was_stopped = asked || over_ || job_end_.has_value()};
     if (asked) {
-      stopped_.push_back(std::move(failure));
+      failures_.AddStopped(std::move(failure));
     } else {
       OnFailure(std::move(failure));
     }
   }
   if (living_.empty()) OnAllEnded();
-}
-
-// The end of a worker that hung is known now. Whether it was one.
-bool AgentCore::CompleteHung(const WorkerExitedEvent& event) {
-  const auto hung = std::find_if(
-      failures_.begin(), failures_.end(),
-      [&event](const WorkerFailure& failure) { return failure.local_rank == event.local_rank; });
-  if (hung == failures_.end()) return false;
-  hung->status = event.status;
-  hung->error_file = event.status.error_file;
-  return true;
 }
 
 void AgentCore::On(const WorkerHungEvent& event) {
@@ -281,7 +252,7 @@ void AgentCore::On(const WorkerHungEvent& event) {
 }
 
 void AgentCore::OnFailure(WorkerFailure failure) {
-  failures_.push_back(std::move(failure));
+  failures_.Add(std::move(failure));
   if (phase_ == Phase::kRunning || phase_ == Phase::kDraining) StopForFault();
   ReportFailures();
 }
@@ -296,20 +267,12 @@ void AgentCore::StopForFault() {
   deadline_ = now_ + options_.fault_grace;
 }
 
-// The first failure ends the generation. When it was a victim's, whoever failed by itself later is
-// reported too: its cause is the one that the user wants to read.
+// The first failure ends the generation. How a worker ends that got SIGKILL need not be waited for.
 void AgentCore::ReportFailures() {
-  if (phase_ != Phase::kStopping || asked_ || reported_ == Reported::kCause) return;
-  // A worker that hangs comes before those that ended when they were asked to because of it.
-  const auto known =
-      std::find_if(failures_.begin(), failures_.end(), [this](const WorkerFailure& failure) {
-        return living_.contains(failure.local_rank) && !kill_sent_;
-      });
-  auto next = std::find_if(failures_.begin(), known,
-                           [](const WorkerFailure& failure) { return !failure.is_victim; });
-  if (reported_ == Reported::kNothing) next = failures_.begin();
-  if (next == known) return;
-  reported_ = next->is_victim ? Reported::kVictim : Reported::kCause;
+  if (phase_ != Phase::kStopping || asked_) return;
+  const WorkerFailure* const next =
+      failures_.TakeNextToTell(kill_sent_ ? std::set<int>() : living_);
+  if (next == nullptr) return;
   if (!next->was_stopped &&
       (last_cause_generation_ != round_.generation.number || !next->is_victim)) {
     last_cause_generation_ = round_.generation.number;
@@ -504,7 +467,7 @@ void AgentCore::OnEvicted(const News& news) {
   CancelRequest();
   verdict_.reset();
   over_ = evicted_ = true;
-  reported_ = Reported::kCause;
+  failures_.TellNone();
   last_cause_ = news.cause;
   phase_ = Phase::kStopping;
   deadline_ = absl::InfiniteFuture();
@@ -741,9 +704,8 @@ void AgentCore::Leave(JobEndReason end, std::string text) {
   deadline_ = store_deadline_ = absl::InfiniteFuture();
   end_ = end;
   end_text_ = std::move(text);
-  if (root_exit_code_ == 0 && RootCauseHere() != failures_.end()) {
-    root_exit_code_ = ShellExitCode(RootCauseHere()->status);
-  }
+  const WorkerFailure* const root = RootCauseHere();
+  if (root_exit_code_ == 0 && root != nullptr) root_exit_code_ = ShellExitCode(root->status);
   Ask(LeaveAction{options_.farewell_timeout});
 }
 

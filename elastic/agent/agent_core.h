@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "elastic/agent/agent_events.h"
+#include "elastic/agent/node_failures.h"
 #include "elastic/agent/worker_failure.h"
 #include "elastic/rendezvous/rendezvous.h"
 #include "elastic/rendezvous/round.h"
@@ -124,8 +125,7 @@ class AgentCore {
   void OnFailure(WorkerFailure failure);
   void StopForFault();
   void ReportFailures();
-  bool CompleteHung(const WorkerExitedEvent& event);
-  std::vector<WorkerFailure>::const_iterator RootCauseHere() const;
+  const WorkerFailure* RootCauseHere() const;
   void OnAllEnded();
   void ConcludeStop();
   void Complete();
@@ -166,12 +166,7 @@ class AgentCore {
   int restarts_ = 0;      // the highest charge seen
 
   // Of the current generation.
-  enum class Reported { kNothing, kVictim, kCause };
-  // Those that ended when the generation was over already are among them, marked as stopped: the
-  // store may take one of them for the root cause yet.
-  std::vector<WorkerFailure> failures_;
-  std::vector<WorkerFailure> stopped_;  // they ended as asked
-  Reported reported_ = Reported::kNothing;
+  NodeFailures failures_;
   std::optional<absl::StatusOr<FailureVerdict>> verdict_;
   bool over_ = false;       // it is, by another node's doing
   bool evicted_ = false;    // and without this node

@@ -1,0 +1,132 @@
+#include "elastic/agent/node_failures.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <set>
+#include <vector>
+
+#include "elastic/agent/process_spawner.h"
+#include "elastic/agent/worker_failure.h"
+
+namespace ddp::elastic {
+namespace {
+
+using ::testing::ElementsAre;
+
+const std::set<int> kNobody;
+
+// Ranks of this node begin with 4.
+WorkerFailure Failure(int local_rank) {
+  WorkerFailure failure;
+  failure.rank = 4 + local_rank;
+  failure.local_rank = local_rank;
+  failure.status = {.exit_code = 1};
+  return failure;
+}
+
+WorkerFailure Victim(int local_rank) {
+  WorkerFailure failure = Failure(local_rank);
+  failure.is_victim = true;
+  return failure;
+}
+
+WorkerFailure Late(int local_rank) {
+  WorkerFailure failure = Failure(local_rank);
+  failure.was_stopped = true;
+  return failure;
+}
+
+// The local rank; -1 for none.
+int RankOf(const WorkerFailure* failure) { return failure == nullptr ? -1 : failure->local_rank; }
+
+std::vector<int> RanksOf(const std::vector<WorkerFailure>& failures) {
+  std::vector<int> ranks;
+  for (const WorkerFailure& failure : failures) ranks.push_back(failure.local_rank);
+  return ranks;
+}
+
+TEST(NodeFailuresTest, TheFirstIsToldOfAndNoOther) {
+  NodeFailures failures;
+  EXPECT_EQ(RankOf(failures.TakeNextToTell(kNobody)), -1);
+  failures.Add(Failure(2));
+  failures.Add(Failure(0));
+  EXPECT_EQ(RankOf(failures.TakeNextToTell(kNobody)), 2);
+  EXPECT_EQ(RankOf(failures.TakeNextToTell(kNobody)), -1);
+}
+
+TEST(NodeFailuresTest, BehindAVictimTheFirstThatIsNoneIsToldOfToo) {
+  NodeFailures failures;
+  failures.Add(Victim(0));
+  EXPECT_EQ(RankOf(failures.TakeNextToTell(kNobody)), 0);
+  failures.Add(Victim(1));
+  EXPECT_EQ(RankOf(failures.TakeNextToTell(kNobody)), -1) << "one victim is enough";
+  failures.Add(Failure(2));
+  EXPECT_EQ(RankOf(failures.TakeNextToTell(kNobody)), 2);
+  failures.Add(Failure(3));
+  EXPECT_EQ(RankOf(failures.TakeNextToTell(kNobody)), -1);
+}
+
+TEST(NodeFailuresTest, OneThatHangsIsWaitedForByThoseBehindIt) {
+  NodeFailures failures;
+  failures.Add(Failure(1));
+  failures.Add(Failure(0));
+  EXPECT_EQ(RankOf(failures.TakeNextToTell({1, 3})), -1);
+  EXPECT_FALSE(failures.Complete(3, {.signal = 9}));
+  EXPECT_TRUE(failures.Complete(1, {.signal = 9, .error_file = "error.json"}));
+  const WorkerFailure* const told = failures.TakeNextToTell({3});
+  ASSERT_EQ(RankOf(told), 1);
+  EXPECT_EQ(told->status.signal, 9);
+  EXPECT_EQ(told->error_file, "error.json");
+}
+
+TEST(NodeFailuresTest, AVictimIsToldOfBeforeOneThatStillHangs) {
+  NodeFailures failures;
+  failures.Add(Victim(0));
+  failures.Add(Failure(1));
+  EXPECT_EQ(RankOf(failures.TakeNextToTell({1})), 0);
+  EXPECT_EQ(RankOf(failures.TakeNextToTell({1})), -1);
+  EXPECT_EQ(RankOf(failures.TakeNextToTell(kNobody)), 1);
+}
+
+TEST(NodeFailuresTest, NobodyIsToldOfWhereNoneIsWantedAnyMore) {
+  NodeFailures failures;
+  failures.Add(Failure(0));
+  failures.TellNone();
+  EXPECT_EQ(RankOf(failures.TakeNextToTell(kNobody)), -1);
+}
+
+TEST(NodeFailuresTest, TheRootCauseByNameAndByOrder) {
+  NodeFailures failures;
+  EXPECT_EQ(failures.First(), nullptr);
+  EXPECT_EQ(failures.FirstOwn(), nullptr);
+  failures.Add(Victim(0));
+  failures.Add(Late(1));
+  EXPECT_EQ(failures.FirstOwn(), nullptr);
+  failures.Add(Failure(2));
+  EXPECT_EQ(RankOf(failures.First()), 0);
+  EXPECT_EQ(RankOf(failures.FirstOwn()), 2);
+  EXPECT_EQ(RankOf(failures.CalledBy("rank 5 exited with code 1")), 1);
+  EXPECT_EQ(RankOf(failures.CalledBy("rank 54 exited with code 1")), -1);
+  EXPECT_EQ(RankOf(failures.CalledBy("node a was lost")), -1);
+}
+
+TEST(NodeFailuresTest, PeopleReadOfTheRootCauseFirstAndOfWhoWasStoppedLast) {
+  NodeFailures failures;
+  EXPECT_TRUE(failures.empty());
+  failures.AddStopped(Late(5));
+  EXPECT_FALSE(failures.empty());
+  failures.Add(Late(4));
+  failures.Add(Victim(3));
+  failures.Add(Failure(2));
+  failures.Add(Late(1));
+  failures.Add(Failure(0));
+  EXPECT_THAT(RanksOf(failures.InOrder(nullptr)), ElementsAre(2, 0, 3, 4, 1, 5));
+  const std::vector<WorkerFailure> ordered =
+      failures.InOrder(failures.CalledBy("rank 5 exited with code 1"));
+  EXPECT_THAT(RanksOf(ordered), ElementsAre(1, 2, 0, 3, 4, 5));
+  EXPECT_FALSE(ordered[0].was_stopped) << "nobody's but its own doing, after all";
+}
+
+}  // namespace
+}  // namespace ddp::elastic
