@@ -1,10 +1,7 @@
 #include "launcher/metrics_server.h"
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <functional>
@@ -16,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "testing/loopback_client.h"
 
 namespace ddp::launcher {
 namespace {
@@ -24,33 +22,6 @@ using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::StartsWith;
-
-// A client's socket, which waits for nothing longer than a minute.
-UniqueFd Dial(int port) {
-  UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  const timeval timeout{60, 0};
-  ::setsockopt(fd.get(), SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof(timeout));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  address.sin_port = htons(static_cast<uint16_t>(port));
-  EXPECT_EQ(::connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
-  return fd;
-}
-
-void Put(const UniqueFd& fd, const std::string& text) {
-  EXPECT_EQ(::send(fd.get(), text.data(), text.size(), MSG_NOSIGNAL),
-            static_cast<ssize_t>(text.size()));
-}
-
-// All until the other side closes.
-std::string Drain(const UniqueFd& fd) {
-  std::string text;
-  char bytes[4096];
-  ssize_t got = 0;
-  while ((got = ::recv(fd.get(), bytes, sizeof(bytes), 0)) > 0) text.append(bytes, got);
-  return text;
-}
 
 class MetricsServerTest : public ::testing::Test {
  protected:
@@ -82,9 +53,9 @@ class MetricsServerTest : public ::testing::Test {
   }
 
   std::string Ask(const std::string& request) {
-    const UniqueFd fd = Dial(server_->port());
-    Put(fd, request);
-    return Drain(fd);
+    const UniqueFd fd = testing::DialLoopback(server_->port());
+    testing::SendText(fd, request);
+    return testing::ReceiveText(fd);
   }
 
   const std::unique_ptr<EventLoop> loop_;
@@ -117,11 +88,11 @@ TEST_F(MetricsServerTest, TakesARequestThatComesInPieces) {
   Listen({});
   std::string answer;
   Serve([&] {
-    const UniqueFd fd = Dial(server_->port());
+    const UniqueFd fd = testing::DialLoopback(server_->port());
     for (const char byte : std::string("GET /metrics?name=x HTTP/1.0\r\n\r\n")) {
-      Put(fd, std::string(1, byte));
+      testing::SendText(fd, std::string(1, byte));
     }
-    answer = Drain(fd);
+    answer = testing::ReceiveText(fd);
   });
   EXPECT_THAT(answer, StartsWith("HTTP/1.1 200 OK\r\n"));
 }
@@ -143,10 +114,10 @@ TEST_F(MetricsServerTest, ReadsNoMoreThanARequestMayHave) {
   Listen({});
   std::string answer;
   Serve([&] {
-    const UniqueFd fd = Dial(server_->port());
+    const UniqueFd fd = testing::DialLoopback(server_->port());
     // The last byte is one too many, and nothing is left unread.
-    Put(fd, std::string(8193, 'x'));
-    answer = Drain(fd);
+    testing::SendText(fd, std::string(8193, 'x'));
+    answer = testing::ReceiveText(fd);
   });
   EXPECT_THAT(answer, StartsWith("HTTP/1.1 431 "));
 }
@@ -155,8 +126,8 @@ TEST_F(MetricsServerTest, ClosesAConnectionThatSaysNothing) {
   Listen({.connection_timeout = absl::Milliseconds(1)});
   std::string answer = "none";
   Serve([&] {
-    const UniqueFd fd = Dial(server_->port());
-    answer = Drain(fd);
+    const UniqueFd fd = testing::DialLoopback(server_->port());
+    answer = testing::ReceiveText(fd);
   });
   EXPECT_THAT(answer, IsEmpty());
 }
@@ -164,12 +135,12 @@ TEST_F(MetricsServerTest, ClosesAConnectionThatSaysNothing) {
 TEST_F(MetricsServerTest, ClosesConnectionsBeyondItsBound) {
   Listen({.connection_timeout = absl::Hours(1), .connections_max = 2});
   Serve([&] {
-    const UniqueFd first = Dial(server_->port());
-    const UniqueFd second = Dial(server_->port());
-    const UniqueFd third = Dial(server_->port());
-    EXPECT_THAT(Drain(third), IsEmpty());
-    Put(first, "GET /metrics HTTP/1.1\r\n\r\n");
-    EXPECT_THAT(Drain(first), StartsWith("HTTP/1.1 200 OK\r\n"));
+    const UniqueFd first = testing::DialLoopback(server_->port());
+    const UniqueFd second = testing::DialLoopback(server_->port());
+    const UniqueFd third = testing::DialLoopback(server_->port());
+    EXPECT_THAT(testing::ReceiveText(third), IsEmpty());
+    testing::SendText(first, "GET /metrics HTTP/1.1\r\n\r\n");
+    EXPECT_THAT(testing::ReceiveText(first), StartsWith("HTTP/1.1 200 OK\r\n"));
     // There is room again. `second` is still open: it goes with the server.
     EXPECT_THAT(Ask("GET /metrics HTTP/1.1\r\n\r\n"), StartsWith("HTTP/1.1 200 OK\r\n"));
   });

@@ -30,6 +30,7 @@
 #include "launcher/ddprun_driver.h"
 #include "launcher/network_server.h"
 #include "nlohmann/json.hpp"
+#include "testing/loopback_client.h"
 #include "testing/redis_fixture.h"
 
 namespace ddp::launcher {
@@ -75,22 +76,10 @@ Output Shell(const std::string& command) {
 
 // `GET path` of this host, as text; empty where nobody answers.
 std::string Get(int port, const std::string& path) {
-  const UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  const timeval timeout{60, 0};
-  ::setsockopt(fd.get(), SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof(timeout));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  address.sin_port = htons(static_cast<uint16_t>(port));
-  if (::connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) return "";
-  const std::string request = absl::StrCat("GET ", path, " HTTP/1.1\r\nHost: localhost\r\n\r\n");
-  EXPECT_EQ(::send(fd.get(), request.data(), request.size(), MSG_NOSIGNAL),
-            static_cast<ssize_t>(request.size()));
-  std::string text;
-  char bytes[4096];
-  ssize_t got = 0;
-  while ((got = ::recv(fd.get(), bytes, sizeof(bytes), 0)) > 0) text.append(bytes, got);
-  return text;
+  const UniqueFd fd = testing::DialLoopback(port);
+  if (!fd.valid()) return "";
+  testing::SendText(fd, absl::StrCat("GET ", path, " HTTP/1.1\r\nHost: localhost\r\n\r\n"));
+  return testing::ReceiveText(fd);
 }
 
 class WatchingTest : public ::testing::Test {

@@ -1,11 +1,8 @@
 #include "store/tcp_store_listener.h"
 
-#include <arpa/inet.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>
-#include <netinet/in.h>
 #include <sys/resource.h>
-#include <sys/socket.h>
 
 #include <memory>
 #include <utility>
@@ -14,6 +11,7 @@
 #include "absl/time/time.h"
 #include "base/event_loop.h"
 #include "base/unique_fd.h"
+#include "testing/loopback_client.h"
 
 namespace ddp::store {
 namespace {
@@ -31,14 +29,10 @@ class TcpStoreListenerTest : public ::testing::Test {
                     .ok());
   }
 
-  UniqueFd Connect() {
-    UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_port = htons(static_cast<uint16_t>(listener_->port()));
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    EXPECT_EQ(connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
-    return fd;
+  UniqueFd Connect() const {
+    UniqueFd client = testing::DialLoopback(listener_->port());
+    EXPECT_TRUE(client.valid());
+    return client;
   }
 
   // Runs the loop until a client has come.
