@@ -9,7 +9,12 @@
 // shown: the store's, which is the processor time of redis-server, and that on the wall, to the
 // last agent, in which the clients of all nodes share this machine's cores with the store.
 //
-// Needs more open files than a process usually may have, twice the agents, and raises the limit as
+// What heartbeats cost is compared with a floor: as many PINGs per second over the same
+// connections, from the same processes and in the same rhythm (BeatRhythm), while no agent beats.
+// The two take turns: PINGs before the agents join, then heartbeats, and so on, each time in a new
+// round, so that heartbeats are spread as they are in a job. Of each the median counts.
+//
+// Needs more open files than a process usually may have, as many as agents, and raises the limit as
 // far as it may (ulimit -Hn): where that is too low, fewer agents are measured, and it says so.
 
 #include <gflags/gflags.h>
@@ -17,7 +22,6 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -25,15 +29,11 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
-#include <atomic>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -42,19 +42,17 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
-#include "base/event_loop.h"
 #include "base/unique_fd.h"
-#include "elastic/rendezvous/redis_rendezvous.h"
-#include "elastic/rendezvous/rendezvous.h"
-#include "elastic/rendezvous/round.h"
 #include "store/redis_connection.h"
 #include "store/redis_reply.h"
 #include "testing/redis_fixture.h"
+#include "tools/bench/rendezvous_agents.h"
 
 DEFINE_string(agents, "1000,10000", "sizes of the jobs, one after the other");
 DEFINE_int32(processes, 2, "that the agents are spread over");
 DEFINE_int32(failures, 10, "told to all, one after the other");
-DEFINE_int32(heartbeat_seconds, 10, "how long heartbeats are measured");
+DEFINE_int32(heartbeat_seconds, 5, "how long heartbeats are measured each time, and PINGs");
+DEFINE_int32(heartbeat_times, 3, "how often");
 DEFINE_int32(heartbeat_ms, 500, "of each agent");
 DEFINE_int32(lease_ms, 15000,
              "of each agent; longer than ddprun's, since thousands of agents share a core here and "
@@ -65,17 +63,11 @@ DEFINE_bool(check, false, "end with 1 when a target is missed");
 namespace ddp {
 namespace {
 
-using elastic::JoinAnswer;
-using elastic::News;
-using elastic::RedisRendezvous;
-using elastic::Rendezvous;
-using elastic::Round;
-
-constexpr int kMostAgents = 20000;
-constexpr absl::Duration kPatience = absl::Minutes(5);
-// What the parent writes into a child's pipe.
-constexpr char kJoin = 'j';
-constexpr char kFail = 'f';
+using bench::kMostAgents;
+using bench::kPatience;
+using bench::Mark;
+using bench::RendezvousAgents;
+using bench::Shared;
 
 bool target_missed = false;
 
@@ -84,32 +76,6 @@ bool target_missed = false;
   exit(1);
 }
 
-// What parent and children share: counts, and when the last of them was reached.
-struct Mark {
-  std::atomic<int> count;
-  std::atomic<int64_t> last_ns;
-
-  void Reset() { count = 0, last_ns = 0; }
-  void Add() {
-    const int64_t now = MonotonicNanoseconds();
-    int64_t last = last_ns;
-    while (last < now && !last_ns.compare_exchange_weak(last, now)) {
-    }
-    ++count;
-  }
-};
-
-struct Shared {
-  Mark opened;
-  Mark joined;  // the generation that is being formed
-  Mark told;    // that the generation is over
-  std::atomic<int64_t> instance;
-  std::atomic<bool> broken;
-  std::atomic<int> out_of_reach;  // how often an agent lost contact
-  // Of the newest round: how often each group rank was given.
-  std::array<std::atomic<int>, kMostAgents> ranks;
-};
-
 Shared* MapShared() {
   void* const memory =
       mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -117,141 +83,10 @@ Shared* MapShared() {
   return new (memory) Shared();
 }
 
-// ---- A process full of agents -----------------------------------------------------------------
-
-class Agents {
- public:
-  Agents(const store::RedisEndpoint& endpoint, int first, int count, int total, int commands,
-         Shared* shared)
-      : first_(first), total_(total), commands_(commands), shared_(shared) {
-    auto loop = EventLoop::Create();
-    if (!loop.ok()) Fail(loop.status());
-    loop_ = *std::move(loop);
-    options_.endpoint = endpoint;
-    options_.run_id = "scale";
-    options_.max_restarts = 1000000;
-    options_.no_progress_limit = 0;
-    options_.quarantine_strikes = 0;
-    options_.min_nodes = total;
-    options_.max_nodes = total;
-    options_.heartbeat = absl::Milliseconds(FLAGS_heartbeat_ms);
-    options_.lease = absl::Milliseconds(FLAGS_lease_ms);
-    // Thousands of agents share a thread here: one of them may have to wait for its turn.
-    options_.reconnect_timeout = absl::Seconds(5);
-    options_.reply_timeout = absl::Seconds(10);
-    for (int i = 0; i < count; ++i) Open(i);
-  }
-
-  [[noreturn]] void Run() {
-    const absl::Status watched = loop_->Watch(commands_, EPOLLIN, [this](uint32_t) { Obey(); });
-    if (!watched.ok()) Fail(watched);
-    Fail(loop_->Run());
-  }
-
- private:
-  struct Agent {
-    std::unique_ptr<RedisRendezvous> rendezvous;
-    elastic::GenerationId generation;
-  };
-
-  [[noreturn]] void Fail(const absl::Status& status) {
-    if (!shared_->broken.exchange(true)) {
-      fprintf(stderr, "rendezvous_benchmark: %s\n", std::string(status.message()).c_str());
-    }
-    _exit(1);
-  }
-
-  void Open(int index) {
-    // The first agent of all opens the job; the others wait until it has.
-    const bool opens = first_ == 0 && index == 0;
-    while (!opens && shared_->instance == 0) poll(nullptr, 0, 1);
-    options_.instance = opens ? 0 : shared_->instance.load();
-    auto rendezvous = RedisRendezvous::Open(options_, loop_.get());
-    if (!rendezvous.ok()) Fail(rendezvous.status());
-    if (opens) shared_->instance = (*rendezvous)->instance();
-    agents_.push_back({*std::move(rendezvous), {}});
-    agents_.back().rendezvous->Watch([this, index](const News& news) { OnNews(index, news); });
-    shared_->opened.Add();
-  }
-
-  void Obey() {
-    char command = 0;
-    if (read(commands_, &command, 1) != 1) _exit(0);  // the parent is done, or gone
-    if (command == kJoin) {
-      for (int i = 0; i < static_cast<int>(agents_.size()); ++i) Join(i);
-    } else if (command == kFail) {
-      ReportFailure();
-    }
-  }
-
-  void Join(int index) {
-    const elastic::NodeOffer offer{.nproc = 8,
-                                   .role = "default",
-                                   .host = absl::StrCat("host-", first_ + index),
-                                   .master_addr = "10.123.231.132",
-                                   .master_port = 29500};
-    Rendezvous& rendezvous = *agents_[index].rendezvous;
-    rendezvous.Join(offer, kPatience, [this, index](const absl::StatusOr<JoinAnswer>& answer) {
-      if (!answer.ok()) Fail(answer.status());
-      const Round* const round = std::get_if<Round>(&*answer);
-      if (round == nullptr) Fail(absl::InternalError("the job has ended"));
-      const elastic::NodePlacement& place = round->placement;
-      if (place.group_world_size != total_ || place.world_size != 8 * total_ ||
-          place.first_rank != 8 * place.group_rank) {
-        Fail(absl::InternalError(absl::StrCat("a wrong placement: rank ", place.first_rank)));
-      }
-      agents_[index].generation = round->generation;
-      ++shared_->ranks[place.group_rank];
-      shared_->joined.Add();
-    });
-  }
-
-  // A worker of the first agent has failed.
-  void ReportFailure() {
-    const Rendezvous::Failure failure{
-        .generation = agents_[0].generation, .rank = 0, .cause = "rank 0 was killed by SIGKILL"};
-    agents_[0].rendezvous->ReportFailure(
-        failure, kPatience, [this](const absl::StatusOr<elastic::FailureVerdict>& verdict) {
-          if (!verdict.ok()) Fail(verdict.status());
-          if (verdict->decision != elastic::FailureVerdict::Decision::kRestart) {
-            Fail(absl::InternalError("the failure was not followed by a restart"));
-          }
-          if (!agents_[0].generation.nonce.empty()) Told(0);  // the verdict is its news
-        });
-  }
-
-  void OnNews(int index, const News& news) {
-    switch (news.kind) {
-      case News::Kind::kGenerationOver:
-        if (news.generation == agents_[index].generation) Told(index);
-        return;
-      case News::Kind::kWaiting:
-        return;
-      case News::Kind::kBackInReach:
-        return;
-      case News::Kind::kOutOfReach:
-        ++shared_->out_of_reach;
-        return;
-      case News::Kind::kEvicted:
-        Fail(absl::InternalError("an agent was evicted: this machine is too slow for so many"));
-      default:
-        Fail(absl::InternalError(absl::StrCat("unexpected news, number ", int(news.kind))));
-    }
-  }
-
-  void Told(int index) {
-    agents_[index].generation = {};
-    shared_->told.Add();
-  }
-
-  const int first_;
-  const int total_;
-  const int commands_;
-  Shared* const shared_;
-  std::unique_ptr<EventLoop> loop_;
-  RedisRendezvous::Options options_;
-  std::vector<Agent> agents_;
-};
+double Median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
 
 // ---- The job ----------------------------------------------------------------------------------
 
@@ -265,11 +100,15 @@ class Job {
  public:
   explicit Job(int agents) : agents_(agents), shared_(MapShared()) {
     redis_ = testing::RedisFixture::StartTcp();
-    connection_ = redis_->Connect();
-    Ask({"CONFIG", "SET", "maxclients", absl::StrCat(2 * agents + 20)});
+    // Not over TCP: the processes inherit it, and PINGs go over all that they have there.
+    auto connection = store::RedisConnection::Connect(redis_->SocketEndpoint());
+    if (!connection.ok()) Die(std::string(connection.status().message()));
+    connection_ = *std::move(connection);
+    Ask({"CONFIG", "SET", "maxclients", absl::StrCat(agents + 20)});
     for (int i = 0; i < FLAGS_processes; ++i) StartProcess(i);
     Await("connected agents", shared_->opened, agents_);
     AwaitSubscriptions();
+    Settle();  // the agents have yet to hear of it
   }
 
   ~Job() {
@@ -283,8 +122,7 @@ class Job {
 
   void Run() {
     printf("\n%d agents, %.0f connections\n", agents_, Info("clients", "connected_clients"));
-    Joining("joined and running", agents_ <= 1000 ? 0.5 : 3.0);
-    Heartbeats();
+    HeartbeatsBesidePings();
     std::vector<double> told, again, store;
     for (int i = 0; i < FLAGS_failures; ++i) {
       told.push_back(Failure());
@@ -311,7 +149,14 @@ class Job {
     if (pid == 0) {
       prctl(PR_SET_PDEATHSIG, SIGKILL);
       close(ends[1]);
-      Agents(redis_->endpoint(), first, end - first, agents_, ends[0], shared_).Run();
+      RendezvousAgents({.endpoint = redis_->endpoint(),
+                        .first = first,
+                        .count = end - first,
+                        .total = agents_,
+                        .heartbeat = absl::Milliseconds(FLAGS_heartbeat_ms),
+                        .lease = absl::Milliseconds(FLAGS_lease_ms)},
+                       ends[0], shared_)
+          .Run();
     }
     close(ends[0]);
     commands_.emplace_back(ends[1]);
@@ -325,6 +170,9 @@ class Job {
   void Await(const char* what, const Mark& mark, int count) {
     const int64_t deadline = MonotonicNanoseconds() + absl::ToInt64Nanoseconds(kPatience);
     while (mark.count < count) {
+      for (const pid_t pid : children_) {
+        if (waitpid(pid, nullptr, WNOHANG) != 0 && !shared_->broken) Die("a process has crashed");
+      }
       if (shared_->broken) exit(1);  // it has said why
       if (MonotonicNanoseconds() > deadline) {
         Die(absl::StrCat("only ", mark.count.load(), " of ", count, " ", what));
@@ -333,15 +181,21 @@ class Job {
     }
   }
 
-  // The agents make their second connection on their own. While thousands do so in one thread, none
-  // of them does anything else.
+  // Each agent asks for it before it is asked for anything.
   void AwaitSubscriptions() {
+    const std::string channel = absl::StrCat("ddp:{scale}:i", shared_->instance.load(), ":news");
     const int64_t deadline = MonotonicNanoseconds() + absl::ToInt64Nanoseconds(kPatience);
-    while (Info("clients", "connected_clients") < 2 * agents_ + 1) {
+    while (Listeners(channel) < agents_) {
       if (shared_->broken) exit(1);
       if (MonotonicNanoseconds() > deadline) Die("not all agents have subscribed to the news");
       poll(nullptr, 0, 20);
     }
+  }
+
+  int64_t Listeners(const std::string& channel) {
+    const auto counts = Ask({"PUBSUB", "NUMSUB", channel}).AsArray();
+    if (!counts.ok() || counts->size() != 2) Die("PUBSUB NUMSUB does not tell");
+    return (*counts)[1].AsInteger().value_or(0);
   }
 
   // All agents join. Returns the seconds until the last one has its place.
@@ -349,7 +203,7 @@ class Job {
     shared_->joined.Reset();
     for (auto& given : shared_->ranks) given = 0;
     const int64_t start = MonotonicNanoseconds();
-    for (size_t i = 0; i < commands_.size(); ++i) Tell(i, kJoin);
+    for (size_t i = 0; i < commands_.size(); ++i) Tell(i, RendezvousAgents::kJoin);
     Await("agents joined", shared_->joined, agents_);
     for (int rank = 0; rank < agents_; ++rank) {
       if (shared_->ranks[rank] != 1) Die(absl::StrCat("rank ", rank, " was not given once"));
@@ -367,33 +221,83 @@ class Job {
     PrintScripts();
   }
 
-  void Heartbeats() {
-    Ask({"CONFIG", "RESETSTAT"});
+  // Of one core of the store, in percent, while so many seconds pass.
+  double ShareOfCore(int seconds) {
     const Spent before = Now();
-    poll(nullptr, 0, 1000 * FLAGS_heartbeat_seconds);
+    poll(nullptr, 0, 1000 * seconds);
     const Spent after = Now();
-    const double wall = static_cast<double>(after.wall_ns - before.wall_ns) / 1e9;
-    const double share = 100 * (after.cpu_s - before.cpu_s) / wall;
+    return 100 * (after.cpu_s - before.cpu_s) * 1e9 /
+           static_cast<double>(after.wall_ns - before.wall_ns);
+  }
+
+  // The agents stand still meanwhile.
+  double Pings() {
+    shared_->silent.Reset();
+    shared_->pinged.Reset();
+    shared_->ping_connections = 0;
+    shared_->ping = true;
+    for (size_t i = 0; i < commands_.size(); ++i) Tell(i, RendezvousAgents::kPing);
+    Await("processes silent", shared_->silent, FLAGS_processes);
+    const int64_t start = MonotonicNanoseconds();
+    const double share = ShareOfCore(FLAGS_heartbeat_seconds);
+    shared_->ping = false;
+    Await("processes back from PINGs", shared_->pinged, FLAGS_processes);
+    const auto wall = static_cast<double>(shared_->pinged.last_ns - start) / 1e9;
+    printf("  %.1f %% for %.0f PINGs per second on %d connections\n", share,
+           static_cast<double>(shared_->pings.exchange(0)) / wall,
+           shared_->ping_connections.load());
+    fflush(stdout);
+    return share;
+  }
+
+  double Heartbeats() {
+    Ask({"CONFIG", "RESETSTAT"});
+    const double share = ShareOfCore(FLAGS_heartbeat_seconds);
+    printf("  %.1f %% for heartbeats each %d ms\n", share, FLAGS_heartbeat_ms);
+    PrintScripts();
+    return share;
+  }
+
+  // PINGs and heartbeats by turns, each time in a new round. The first one is joined here.
+  void HeartbeatsBesidePings() {
+    std::vector<double> pings, beats;
+    for (int i = 0; i < FLAGS_heartbeat_times; ++i) {
+      pings.push_back(Pings());
+      if (i == 0) {
+        Joining("joined and running", agents_ <= 1000 ? 0.5 : 3.0);
+      } else {
+        Settle();  // what was put off is all due at once
+        Failure();
+        Join();
+      }
+      Settle();
+      beats.push_back(Heartbeats());
+    }
+    const double share = Median(beats);
     printf("%-28s %.1f %% of one core of the store (%s)\n",
            absl::StrCat("heartbeats each ", FLAGS_heartbeat_ms, " ms").c_str(), share,
            agents_ > 1000 ? Verdict(share, 40).c_str() : "no target");
-    PrintScripts();
+    printf("%-28s %.1f %% of one core of the store\n", "PINGs at the same rate", Median(pings));
+    printf("%-28s %.2f times a PING\n", "a heartbeat costs", share / Median(pings));
+    fflush(stdout);
   }
+
+  // For as long as a few heartbeats take.
+  static void Settle() { poll(nullptr, 0, 4 * FLAGS_heartbeat_ms); }
 
   // Returns the seconds from the report of a failure until the last agent knows.
   double Failure() {
     shared_->told.Reset();
     const int64_t start = MonotonicNanoseconds();
-    Tell(0, kFail);
+    Tell(0, RendezvousAgents::kFail);
     Await("agents told of a failure", shared_->told, agents_);
     return static_cast<double>(shared_->told.last_ns - start) / 1e9;
   }
 
-  void Print(const char* what, std::vector<double> values, double target) {
-    std::sort(values.begin(), values.end());
-    printf("%-28s median %.3f s, worst of %zu %.3f s%s\n", what, values[values.size() / 2],
-           values.size(), values.back(),
-           target > 0 ? absl::StrCat(" (", Verdict(values.back(), target), ")").c_str() : "");
+  void Print(const char* what, const std::vector<double>& values, double target) {
+    const double worst = *std::max_element(values.begin(), values.end());
+    printf("%-28s median %.3f s, worst of %zu %.3f s%s\n", what, Median(values), values.size(),
+           worst, target > 0 ? absl::StrCat(" (", Verdict(worst, target), ")").c_str() : "");
     fflush(stdout);
   }
 
@@ -457,16 +361,16 @@ class Job {
 // Redis keeps this many descriptors for itself, and we are clients too.
 constexpr int kFilesOfServer = 100;
 
-// Makes room for so many agents with two connections each; returns for how many there is room.
+// Makes room for so many agents with a connection each; returns for how many there is room.
 int MakeRoom(int agents) {
-  const rlim_t wanted = static_cast<rlim_t>(2 * agents + kFilesOfServer);
+  const rlim_t wanted = static_cast<rlim_t>(agents + kFilesOfServer);
   rlimit limit{};
   getrlimit(RLIMIT_NOFILE, &limit);
   rlimit more{wanted, std::max(limit.rlim_max, wanted)};
   if (limit.rlim_cur >= wanted || setrlimit(RLIMIT_NOFILE, &more) == 0) return agents;
   limit.rlim_cur = limit.rlim_max;
   setrlimit(RLIMIT_NOFILE, &limit);
-  const int room = (static_cast<int>(limit.rlim_cur) - kFilesOfServer) / 2;
+  const int room = static_cast<int>(limit.rlim_cur) - kFilesOfServer;
   printf("only %d of %d agents: a process may have %lu open files here (ulimit -Hn)\n", room,
          agents, limit.rlim_cur);
   return room;
@@ -480,6 +384,12 @@ int Run() {
       Die(absl::StrCat("--agents=", FLAGS_agents, ": numbers from 2 to ", kMostAgents));
     }
     sizes.push_back(size);
+  }
+  for (const auto& [name, value] : {std::pair("processes", FLAGS_processes),
+                                    {"failures", FLAGS_failures},
+                                    {"heartbeat_seconds", FLAGS_heartbeat_seconds},
+                                    {"heartbeat_times", FLAGS_heartbeat_times}}) {
+    if (value < 1) Die(absl::StrCat("--", name, "=", value, ": from 1"));
   }
   printf("versions  redis-server %s, %u cores\n",
          testing::RedisFixture::Start()->ServerVersion().c_str(),
