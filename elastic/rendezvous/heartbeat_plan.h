@@ -2,6 +2,7 @@
 #define DDP_ELASTIC_RENDEZVOUS_HEARTBEAT_PLAN_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,12 +14,15 @@ namespace ddp::elastic {
 // When a member of a round is heard next, whether lightly or in full, and what it says then. Pure;
 // a part of RendezvousCore.
 //
-// A light heartbeat costs the server half of a full one, but only full ones tell what was missed,
-// and it is their scripts that give up lost nodes. So the nodes of a job together send about
+// A light heartbeat costs the server a third of a full one, but only full ones say how far the node
+// is, and it is their scripts that give up lost nodes. So the nodes of a job together send about
 // Rhythm::full_heartbeats full ones per interval, no fewer than half of that, and each node at
-// least one of six.
+// least one in three leases.
 //
-// Every `share`, drawn from [0, 1), spreads what all nodes would else do in the same moment.
+// Every `share`, drawn from [0, 1), spreads what all nodes would else do in the same moment. But
+// not evenly: heartbeats are due at the beginning of one of the slots that the server's clock cuts
+// an interval into. A server that is idle must be woken for a heartbeat, which costs it more than
+// the heartbeat itself; so it is woken once for those of many nodes.
 //
 // Thread-compatible.
 class HeartbeatPlan {
@@ -51,16 +55,21 @@ class HeartbeatPlan {
   // ARGV 10 to 14 of heartbeat.lua, for the full heartbeat that is sent now.
   std::vector<std::string> Compose(absl::Time now);
 
-  // The one that was sent is answered: the next is due in about an interval.
+  // The one that was sent is answered: the next is due in about an interval. A full one may have
+  // told the server's time.
   void OnLightAnswer(absl::Time now, double share);
-  void OnFullAnswer(absl::Time now, double share);
+  void OnFullAnswer(absl::Time now, std::optional<absl::Time> server_now, double share);
 
  private:
   int LightPerFull() const;
+  void CompareClocks(absl::Duration server_ahead);
+  absl::Time NextDue(absl::Time now, double share) const;
 
   Rhythm rhythm_;
+  std::optional<absl::Duration> server_ahead_;  // of our clock
   absl::Time due_ = absl::InfiniteFuture();
-  int light_left_ = 0;  // that come before the next full one
+  int light_left_ = 0;     // that come before the next full one
+  bool is_first_ = false;  // no full one was answered in this round
 
   NodeReport report_;
   absl::Time row_at_ = absl::InfinitePast();  // not before

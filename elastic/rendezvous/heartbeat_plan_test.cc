@@ -1,6 +1,9 @@
 #include "elastic/rendezvous/heartbeat_plan.h"
 
 #include <limits>
+#include <map>
+#include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -26,29 +29,48 @@ int LightPerFull(const HeartbeatPlan::Rhythm& rhythm) {
   plan.Start(rhythm, kStart, 0, 0);
   EXPECT_FALSE(plan.next_is_light());
   const bool announced = plan.Compose(plan.due()).at(4) == "1";
-  plan.OnFullAnswer(plan.due(), 0.5);
+  for (int i = 0; i < 2; ++i) {  // the first is followed by fewer
+    while (plan.next_is_light()) plan.OnLightAnswer(plan.due(), 0.5);
+    plan.OnFullAnswer(plan.due(), std::nullopt, 0.5);
+  }
   int light = 0;
   for (; plan.next_is_light(); ++light) plan.OnLightAnswer(plan.due(), 0.5);
   EXPECT_EQ(announced, light > 0);
   return light;
 }
 
-TEST(HeartbeatPlanTest, AJobSendsEnoughFullHeartbeatsAndANodeOneOfSix) {
+TEST(HeartbeatPlanTest, AJobSendsEnoughFullHeartbeatsAndANodeOneInThreeLeases) {
   EXPECT_EQ(LightPerFull(RhythmOf(1)), 0);
   EXPECT_EQ(LightPerFull(RhythmOf(32)), 0);
   EXPECT_EQ(LightPerFull(RhythmOf(33)), 1);
   EXPECT_EQ(LightPerFull(RhythmOf(64)), 1);
   EXPECT_EQ(LightPerFull(RhythmOf(65)), 2);
   EXPECT_EQ(LightPerFull(RhythmOf(161)), 5);
-  EXPECT_EQ(LightPerFull(RhythmOf(10'000)), 5);
+  EXPECT_EQ(LightPerFull(RhythmOf(544)), 16);
+  EXPECT_EQ(LightPerFull(RhythmOf(545)), 17);
+  EXPECT_EQ(LightPerFull(RhythmOf(10'000)), 17);
 }
 
-TEST(HeartbeatPlanTest, ANodeIsHeardInFullOncePerLease) {
+TEST(HeartbeatPlanTest, SlowHeartbeatsAreMoreOftenFull) {
   HeartbeatPlan::Rhythm rhythm = RhythmOf(10'000);
   rhythm.interval = absl::Seconds(1);
-  EXPECT_EQ(LightPerFull(rhythm), 2);
+  EXPECT_EQ(LightPerFull(rhythm), 8);
   rhythm.interval = absl::Seconds(3);
-  EXPECT_EQ(LightPerFull(rhythm), 0);
+  EXPECT_EQ(LightPerFull(rhythm), 2);
+}
+
+TEST(HeartbeatPlanTest, TheFullOnesOfNodesThatBeganTogetherAreSpread) {
+  std::map<int, int> nodes_by_light;
+  for (int node = 0; node < 1800; ++node) {
+    HeartbeatPlan plan;
+    plan.Start(RhythmOf(1800), kStart, 0, 0);
+    plan.OnFullAnswer(kStart, std::nullopt, node / 1800.0);
+    int light = 0;
+    for (; plan.next_is_light(); ++light) plan.OnLightAnswer(plan.due(), 0.5);
+    ++nodes_by_light[light];
+  }
+  EXPECT_EQ(nodes_by_light.size(), 17u);
+  for (const auto& [light, nodes] : nodes_by_light) EXPECT_LE(nodes, 1800 / 17 + 1) << light;
 }
 
 TEST(HeartbeatPlanTest, BeatsOncePerIntervalOnAverage) {
@@ -56,24 +78,76 @@ TEST(HeartbeatPlanTest, BeatsOncePerIntervalOnAverage) {
   EXPECT_EQ(plan.due(), absl::InfiniteFuture());
   plan.Start(RhythmOf(2), kStart, 0, 0);
   EXPECT_EQ(plan.due(), kStart + 0.3 * kInterval);
-  plan.OnFullAnswer(kStart, 0);
+  plan.Start(RhythmOf(8000), kStart, 0, 1);
+  EXPECT_EQ(plan.due(), kStart + absl::Milliseconds(1200)) << "all nodes begin at once";
+  plan.Start(RhythmOf(100'000), kStart, 0, 1);
+  EXPECT_EQ(plan.due(), kStart + absl::Milliseconds(1500)) << "half of the lease";
+  plan.Start(RhythmOf(2), kStart, 0, 0);
+  plan.OnFullAnswer(kStart, std::nullopt, 0);
   EXPECT_EQ(plan.due(), kStart + 0.9 * kInterval);
-  plan.OnFullAnswer(kStart, 0.5);
+  plan.OnFullAnswer(kStart, std::nullopt, 0.5);
   EXPECT_EQ(plan.due(), kStart + kInterval);
   plan.OnLightAnswer(kStart, 1);
   EXPECT_EQ(plan.due(), kStart + 1.1 * kInterval);
 }
 
+TEST(HeartbeatPlanTest, NodesBeatAtTheSameMomentsOfTheServersClock) {
+  const absl::Duration slot = absl::Milliseconds(20);
+  const absl::Time server = absl::FromUnixMillis(1'700'000'000'013);
+  std::set<absl::Duration> slots_used;
+  for (int node = 0; node < 1000; ++node) {
+    // Each has a clock of its own, and gets its answer at another moment.
+    const absl::Duration behind = absl::Hours(node) + absl::Microseconds(node * 1300);
+    const absl::Time server_now = server + absl::Microseconds(517 * node);
+    const absl::Time now = server_now - behind;
+    HeartbeatPlan plan;
+    plan.Start(RhythmOf(1000), now, 0, 0);
+    plan.OnFullAnswer(now, server_now, node / 1000.0);
+    const absl::Time due = plan.due() + behind;
+    EXPECT_EQ(absl::ToUnixMicros(due) % absl::ToInt64Microseconds(slot), 0);
+    const absl::Duration wanted = kInterval * (0.9 + 0.2 * node / 1000.0);
+    EXPECT_LE(absl::AbsDuration(due - server_now - wanted), slot / 2);
+    slots_used.insert(due - server);
+    // Light ones go by what the last full one told.
+    plan.OnLightAnswer(plan.due(), 0.7);
+    EXPECT_EQ(absl::ToUnixMicros(plan.due() + behind) % absl::ToInt64Microseconds(slot), 0);
+  }
+  EXPECT_GE(slots_used.size(), 25u) << "not all in the same moment";
+}
+
+TEST(HeartbeatPlanTest, TheQuickestAnswerTellsTheServersClockBest) {
+  HeartbeatPlan plan;
+  plan.Start(RhythmOf(2), kStart, 0, 0);
+  const auto due_after = [&](absl::Duration server_ahead) {
+    plan.OnFullAnswer(kStart, kStart + server_ahead, 0.5);
+    return plan.due() - kStart - kInterval;  // the server was at a slot's beginning then
+  };
+  EXPECT_EQ(due_after(-absl::Milliseconds(5)), absl::Milliseconds(5)) << "late by 5 ms";
+  EXPECT_EQ(due_after(-absl::Milliseconds(2)), absl::Milliseconds(2));
+  EXPECT_EQ(due_after(-absl::Milliseconds(9)), absl::Milliseconds(2)) << "no better than the last";
+  EXPECT_EQ(due_after(-absl::Hours(1) - absl::Milliseconds(4)), absl::Milliseconds(4))
+      << "the server's clock was set";
+}
+
+TEST(HeartbeatPlanTest, SlotsAreShortWhereHeartbeatsAreFrequent) {
+  HeartbeatPlan::Rhythm rhythm = RhythmOf(2);
+  rhythm.interval = absl::Milliseconds(50);
+  HeartbeatPlan plan;
+  plan.Start(rhythm, kStart, 0, 0);
+  plan.OnFullAnswer(kStart, absl::UnixEpoch() + absl::Microseconds(900), 0.5);
+  EXPECT_EQ(plan.due(), kStart + absl::Microseconds(50'000 - 900));
+}
+
 TEST(HeartbeatPlanTest, CanBeCalledForInFull) {
   HeartbeatPlan plan;
   plan.Start(RhythmOf(10'000), kStart, 0, 0);
-  plan.OnFullAnswer(kStart, 0);
+  plan.OnFullAnswer(kStart, std::nullopt, 0.5);
   ASSERT_TRUE(plan.next_is_light());
   const absl::Time due = plan.due();
   plan.BeInFull();
   EXPECT_FALSE(plan.next_is_light());
   EXPECT_EQ(plan.due(), due);
-  plan.OnFullAnswer(kStart, 0);
+  plan.OnFullAnswer(kStart, std::nullopt, 0);
   ASSERT_TRUE(plan.next_is_light());
   plan.BeInFullAt(kStart + absl::Milliseconds(7));
   EXPECT_FALSE(plan.next_is_light());
@@ -87,14 +161,14 @@ TEST(HeartbeatPlanTest, SaysHowFarItIsAndWhatHasChanged) {
   EXPECT_THAT(plan.Compose(kStart), ElementsAre("5", "2.500", "1000", "{1}", ""));
   // Not answered: said again.
   EXPECT_THAT(plan.Compose(kStart), ElementsAre("5", "2.500", "1000", "{1}", ""));
-  plan.OnFullAnswer(kStart, 0);
+  plan.OnFullAnswer(kStart, std::nullopt, 0);
   const absl::Time later = kStart + absl::Seconds(2);
   EXPECT_THAT(plan.Compose(later), ElementsAre("5", "2.500", "", "", ""));
   plan.SetReport({.step = 6, .steps_per_second = 3, .busy_us = 1049, .row = "{1}"});
   EXPECT_THAT(plan.Compose(later), ElementsAre("6", "3.000", "", "", "")) << "hardly changed";
   plan.SetReport({.step = 6, .steps_per_second = 3, .busy_us = 1051, .row = "{2}"});
   EXPECT_THAT(plan.Compose(later), ElementsAre("6", "3.000", "1051", "{2}", ""));
-  plan.OnFullAnswer(later, 0);
+  plan.OnFullAnswer(later, std::nullopt, 0);
   plan.ForgetWhatWasSaid();
   EXPECT_THAT(plan.Compose(later + absl::Seconds(2)), ElementsAre("6", "3.000", "1051", "{2}", ""));
 }
@@ -108,7 +182,7 @@ TEST(HeartbeatPlanTest, RowsOfAllNodesStayUnderAThousandPerSecond) {
   };
   EXPECT_FALSE(says_row(0.4 * kInterval));
   EXPECT_TRUE(says_row(0.5 * kInterval));
-  plan.OnFullAnswer(kStart, 0);
+  plan.OnFullAnswer(kStart, std::nullopt, 0);
   EXPECT_FALSE(says_row(absl::Milliseconds(3900)));
   EXPECT_TRUE(says_row(absl::Milliseconds(4000)));
 }

@@ -132,16 +132,19 @@ void RendezvousConnection::Send(Awaited awaited, std::vector<std::string> words)
 
 void RendezvousConnection::Flush() {
   if (break_timer_ != 0) return;
-  while (!out_.empty()) {
-    const ssize_t count = send(fd_.get(), out_.data(), out_.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  size_t sent = 0;
+  while (sent < out_.size()) {
+    const ssize_t count =
+        send(fd_.get(), out_.data() + sent, out_.size() - sent, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (count >= 0) {
-      out_.erase(0, static_cast<size_t>(count));
+      sent += static_cast<size_t>(count);
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
       break;
     } else if (errno != EINTR) {
       return BreakSoon(store::ConnectionError("the connection broke to", endpoint_, errno));
     }
   }
+  out_.erase(0, sent);
   WatchFor(out_.empty() ? EPOLLIN : EPOLLIN | EPOLLOUT);
 }
 

@@ -286,15 +286,15 @@ TEST_F(RendezvousConnectionToRedisTest, AChannelThatIsForbiddenCostsNoConnection
 
 TEST_F(RendezvousConnectionToRedisTest, ACallLargerThanASocketTakesAtOnce) {
   const auto connection = To(redis_->endpoint());
-  const std::string large(32 << 20, 'x');
+  const std::string large(8 << 20, 'x');
   const absl::StatusOr<store::RedisReply> reply = Call(*connection, {"SET", "k", large});
   ASSERT_TRUE(reply.ok()) << reply.status();
-  EXPECT_EQ(*Redis({"STRLEN", "k"}).AsInteger(), 32 << 20);
+  EXPECT_EQ(*Redis({"STRLEN", "k"}).AsInteger(), 8 << 20);
 }
 
 TEST_F(RendezvousConnectionTest, TheServerIsAskedForTheChannelFirst) {
   options_.client_name = "";
-  ScriptedRedisServer server({{kGreeted, "", ""}});
+  ScriptedRedisServer server({{kGreeted, ""}});
   auto connection = To(server.endpoint());
   Begin(*connection, {"PING"});
   connection->Listen("news");

@@ -57,6 +57,13 @@ absl::Status GenerationIsOver(const ScriptReply& reply) {
       absl::StrCat("the generation is over, the current one is ", reply.generation.number));
 }
 
+// By an answered heartbeat: it tells when the lease that it has renewed ends.
+std::optional<absl::Time> ServerTime(const ScriptReply& reply, absl::Duration lease) {
+  const int64_t lease_end_ms = reply.outcome == "ok" ? reply.number(2, -1) : -1;
+  if (lease_end_ms < 0) return std::nullopt;
+  return absl::FromUnixMillis(lease_end_ms) - lease;
+}
+
 std::string Step64(int64_t step) { return absl::StrCat(std::max<int64_t>(-1, step)); }
 
 }  // namespace
@@ -162,7 +169,14 @@ absl::Duration RendezvousCore::heartbeat() const {
 
 // When who waits is heard next.
 absl::Time RendezvousCore::NextSignOfLife() {
-  return ask_again_ ? now_ : now_ + heartbeat() * (0.9 + 0.2 * Share());
+  return ask_again_ ? now_ : now_ + request_->pace * (0.9 + 0.2 * Share());
+}
+
+// Thousands that wait do not keep the server from those that are still to come: they are pushed
+// what they wait for, and one that is given up for lost comes back with its next sign of life.
+absl::Duration RendezvousCore::PaceOfWaiting(int64_t nodes) const {
+  if (nodes <= options_.full_heartbeats) return heartbeat();
+  return std::max(heartbeat(), lease() / 3);
 }
 
 // Full jitter, so that the clients of a server that comes back do not all call at once.
@@ -192,6 +206,7 @@ void RendezvousCore::Start(Requested what, absl::Duration timeout) {
   request_->timeout = timeout;
   request_->deadline = now_ + timeout;
   request_->send_at = now_;
+  request_->pace = heartbeat();
   // Somebody waits for this one.
   failures_in_a_row_ = std::min(failures_in_a_row_, 1);
   pause_until_ = std::min(pause_until_, now_ + kPauseMin * Share());
@@ -503,7 +518,7 @@ void RendezvousCore::OnLightHeartbeat(const store::RedisReply& reply) {
 }
 
 void RendezvousCore::OnHeartbeat(const ScriptReply& reply) {
-  heartbeats_.OnFullAnswer(now_, Share());
+  heartbeats_.OnFullAnswer(now_, ServerTime(reply, lease()), Share());
   if (ask_again_) BeatInFullNow();
   if (!mine_.has_value()) return;
   // No heartbeat is light where so many nodes are lost that the rest are rarely heard in full.
@@ -574,8 +589,9 @@ void RendezvousCore::OnRound(const ScriptReply& reply) {
 
 void RendezvousCore::OnWaiting(const ScriptReply& reply, bool is_spare) {
   Request& request = *request_;
+  request.pace = PaceOfWaiting(reply.number(1, 0));
   request.send_at = NextSignOfLife();
-  request.brief_until = now_ + heartbeat() * kBriefHeartbeats;
+  request.brief_until = now_ + request.pace * kBriefHeartbeats;
   if (is_spare && !request.rest.has_value()) {
     request.rest = std::max(absl::ZeroDuration(), request.deadline - now_);
     request.deadline = absl::InfiniteFuture();

@@ -167,6 +167,7 @@ class RendezvousCore {
     absl::Status last_error;  // of the last try
     std::string waiting_for;  // of a join
     int times_waited = 0;
+    absl::Duration pace;                            // of a join's signs of life
     absl::Time brief_until = absl::InfinitePast();  // ask only whether anything is new
     std::optional<absl::Duration> rest;             // of the timeout, while a spare's stands still
   };
@@ -239,6 +240,7 @@ class RendezvousCore {
   absl::Duration lease() const;
   absl::Duration heartbeat() const;
   absl::Time NextSignOfLife();
+  absl::Duration PaceOfWaiting(int64_t nodes) const;
   absl::Duration Pause(int failures);
   double Share() { return std::uniform_real_distribution<double>(0, 1)(random_); }
   std::string RandomHex();

@@ -25,10 +25,12 @@ int64_t RecoveryBoundUs(const Story& story, bool has_begun) {
   const int64_t tick_us = lease_us / 12;
   const bool some_are_light = story.hosts > story.full_heartbeats;
 
-  const int64_t lost_us = lease_us + tick_us + heartbeat_us;
-  const int64_t told_us = some_are_light ? lease_us + heartbeat_us : heartbeat_us;
+  const int64_t full_us = some_are_light ? 3 * lease_us * 11 / 10 : heartbeat_us;
+  const int64_t pace_us = some_are_light ? lease_us / 3 * 11 / 10 : heartbeat_us;  // of who waits
+  const int64_t lost_us = lease_us + tick_us + full_us;
+  const int64_t told_us = heartbeat_us + pause_us;
   const int64_t ended_us = story.shutdown_timeout_us + story.fault_grace_us + kProcessesUs;
-  const int64_t back_us = 2 * pause_us + 2 * heartbeat_us;
+  const int64_t back_us = 2 * pause_us + 2 * pace_us;
   int64_t bound_us = lost_us + told_us + ended_us + kRequestsUs + back_us;
   bound_us += kMessages * static_cast<int64_t>(story.network.delay_mean_us);
   // A dozen tries in a row, or a silence that is taken for the store's.

@@ -13,7 +13,8 @@ namespace ddp::testing {
 //
 //     a lost node's lease runs out, or membership is frozen as long   lease
 //   + a worker that hangs is found                                  HangLimitUs()
-//   + everybody is told, by the next full heartbeat                   heartbeat, or lease
+//   + few that are left beat in full, and find it out                 heartbeat, or three leases
+//   + everybody is told, whose connection has broken by using it      heartbeat, pause
 //   + workers end, by force if need be                                shutdown timeout, grace
 //   + who leaves says so; what was on its way is given up             two timeouts of requests
 //   + all are back, and are told their places                         pauses, heartbeats

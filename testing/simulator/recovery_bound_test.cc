@@ -21,7 +21,7 @@ TEST(RecoveryBoundTest, CountsWhatAJobWaitsFor) {
   const int64_t bound_us = RecoveryBoundUs(story, true);
   // The lease, the end of the workers, two requests; all else is fractions of a lease.
   EXPECT_GT(bound_us, 3000000 + 3200000 + 4000000);
-  EXPECT_LT(bound_us, 9 * 3000000 / 4 + 3200000 + 4000000);
+  EXPECT_LT(bound_us, 10 * 3000000 / 4 + 3200000 + 4000000);
   EXPECT_EQ(RecoveryBoundUs(story, false), bound_us + story.last_call_us);
 }
 
@@ -41,7 +41,8 @@ TEST(RecoveryBoundTest, LightHeartbeatsAndLostMessagesTakeTheirTime) {
   const int64_t bound_us = RecoveryBoundUs(story, true);
   Story other = story;
   other.hosts = other.full_heartbeats + 1;
-  EXPECT_EQ(RecoveryBoundUs(other, true), bound_us + story.lease_us);
+  EXPECT_GT(RecoveryBoundUs(other, true), bound_us + 3 * story.lease_us);
+  EXPECT_LT(RecoveryBoundUs(other, true), bound_us + 4 * story.lease_us);
   other = story;
   other.network.lose_reply = 0.01;
   EXPECT_GT(RecoveryBoundUs(other, true), bound_us);

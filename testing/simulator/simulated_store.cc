@@ -62,7 +62,7 @@ void SimulatedStore::Arrive(const RequestPtr& request) {
   if (state_ == State::kDown) {
     return Answer(request, absl::UnavailableError("the connection was refused"));
   }
-  if (random_.Chance(conditions_.lose_request)) {
+  if (clients_[request->client].is_broken || random_.Chance(conditions_.lose_request)) {
     ++counts_.lost_requests;
     return Answer(request, absl::UnavailableError("the connection broke"));
   }
@@ -139,6 +139,7 @@ void SimulatedStore::Deliver(const RequestPtr& request, const absl::StatusOr<Red
   if (clients_[request->client].gone || request->is_answered) return;
   request->is_answered = true;
   request->done(reply);
+  if (!reply.ok()) BreakConnection(request->client);
 }
 
 void SimulatedStore::Subscribe(ClientId client, std::string channel, OnPush on_push,
@@ -148,7 +149,8 @@ void SimulatedStore::Subscribe(ClientId client, std::string channel, OnPush on_p
                           on_subscribed = std::move(on_subscribed), on_end = std::move(on_end)] {
     Client& self = clients_[client];
     if (self.gone) return;
-    if (state_ == State::kDown || self.cut_off || random_.Chance(conditions_.lose_request)) {
+    if (state_ == State::kDown || self.cut_off || std::exchange(self.is_broken, false) ||
+        random_.Chance(conditions_.lose_request)) {
       queue_->After(Delay(), [this, client, on_end] {
         if (!clients_[client].gone) on_end();
       });
@@ -168,6 +170,16 @@ void SimulatedStore::EndSubscription(ClientId client) {
   subscription.reset();
 }
 
+void SimulatedStore::BreakConnection(ClientId client) {
+  clients_[client].is_broken = false;  // the next one is new
+  if (!clients_[client].subscription.has_value()) return;
+  const std::function<void()> on_end = clients_[client].subscription->on_end;
+  EndSubscription(client);
+  queue_->After(0, [this, client, on_end] {
+    if (!clients_[client].gone) on_end();
+  });
+}
+
 int64_t SimulatedStore::Publish(std::string_view channel, std::string_view text) {
   const auto found = channels_.find(channel);
   if (found == channels_.end()) return 0;
@@ -184,16 +196,14 @@ void SimulatedStore::Push(ClientId client, uint64_t serial,
                           const std::shared_ptr<const std::string>& text) {
   Client& self = clients_[client];
   if (self.gone || !self.subscription.has_value() || self.subscription->serial != serial) return;
-  if (self.cut_off || random_.Chance(conditions_.lose_push)) {
+  if (self.cut_off || self.is_broken || random_.Chance(conditions_.lose_push)) {
     ++counts_.lost_pushes;
+    self.is_broken = true;
     return;
   }
   if (random_.Chance(conditions_.break_subscription)) {
     ++counts_.broken_subscriptions;
-    const std::function<void()> on_end = self.subscription->on_end;
-    EndSubscription(client);
-    on_end();
-    return;
+    return BreakConnection(client);
   }
   const OnPush on_push = self.subscription->on_push;  // a copy: it may subscribe anew
   on_push(*text);

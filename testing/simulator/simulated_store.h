@@ -30,8 +30,8 @@ struct NetworkConditions {
   double swallow = 0;          // neither runs nor breaks: the client waits for its timeout
   double duplicate = 0;        // runs again, `duplicate_mean_us` later or so
   double duplicate_mean_us = 300000;
-  double lose_push = 0;           // one subscriber never gets it
-  double break_subscription = 0;  // one subscriber's connection breaks instead
+  double lose_push = 0;           // the connection has broken, which the client learns by its use
+  double break_subscription = 0;  // the connection breaks instead, and the client is told at once
 };
 
 // One Redis and the network to it, in simulated time: scripts and commands run in it in the order
@@ -63,8 +63,9 @@ class SimulatedStore {
   // The same for a command, by its words.
   void Call(ClientId client, std::vector<std::string> words, int64_t timeout_us, ReplyDone done);
 
-  // Listens to a channel until the connection breaks: then `on_end`, once. Subscribing where that
-  // is not possible now ends at once, too.
+  // Listens to a channel until the connection breaks: then `on_end`, once. A client has one
+  // connection, and gives it up when a call fails. Subscribing where that is not possible now ends
+  // at once, too.
   using OnPush = std::function<void(const std::string& text)>;
   void Subscribe(ClientId client, std::string channel, OnPush on_push,
                  std::function<void()> on_subscribed, std::function<void()> on_end);
@@ -109,6 +110,7 @@ class SimulatedStore {
     std::string name;
     bool gone = false;
     bool cut_off = false;
+    bool is_broken = false;  // the connection: nothing more arrives by it
     std::optional<Subscription> subscription;
   };
   struct Request {
@@ -132,6 +134,7 @@ class SimulatedStore {
   int64_t Publish(std::string_view channel, std::string_view text);
   void Push(ClientId client, uint64_t serial, const std::shared_ptr<const std::string>& text);
   void EndSubscription(ClientId client);
+  void BreakConnection(ClientId client);
 
   EventQueue* const queue_;
   Random random_;

@@ -33,7 +33,7 @@ local function reap()
     change(cause)
     over(cause)
   end
-  local due = redis.call('ZRANGEBYSCORE', leases, '-inf', '(' .. text(now), 'LIMIT', 0, 100)
+  local due = redis.call('ZRANGEBYSCORE', leases, '-inf', '(' .. text(now), 'LIMIT', 0, 500)
   for _, name in ipairs(due) do
     local left = redis.call('PTTL', beat_key(name))
     if left > 0 then
@@ -43,7 +43,7 @@ local function reap()
       if row then miss(name, row, 'was lost') end
     end
   end
-  if #due == 100 then
+  if #due == 500 then
     set('tick', text(now - math.ceil(lease_ms / 12)))  -- more of them: the next caller goes on
   end
 end

@@ -4,7 +4,7 @@
 --       for people: both only when they have changed, else ''; 14 '1': light heartbeats follow;
 --       15 '1': its workers have all succeeded, and the server has been told; it may have forgotten
 -- Outcomes: ok + the job's median of ARGV 12 + '1' where the clock's transitions were due, so that
---                few nodes are heard in full
+--                few nodes are heard in full + when the lease ends, by the server's clock
 --           drain + the step to stop after + why
 --           over + why        the generation is over
 --           evicted + why     the node is no member
@@ -21,7 +21,8 @@ if not is_current or not my_members_row then
   return reply('evicted', is_current and 'its lease ran out' or
     'generation ' .. J.generation .. ' has begun without it')
 end
-redis.call('ZADD', leases, text(now + lease_ms), node)
+local lease_end = text(now + lease_ms)
+redis.call('ZADD', leases, lease_end, node)
 if ARGV[14] == '1' then
   redis.call('SET', beat_key(node), '1', 'PX', lease_ms)
 end
@@ -53,4 +54,4 @@ end
 if J.drain ~= '' then
   return reply('drain', J.drain_stop, J.drain)
 end
-return reply('ok', J.median, has_ticked and '1' or '')
+return reply('ok', J.median, has_ticked and '1' or '', lease_end)

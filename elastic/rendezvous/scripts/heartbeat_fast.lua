@@ -8,8 +8,9 @@ if brief[2] ~= 'ended' and brief[3] == my_generation and brief[4] == my_nonce an
   brief[13] == '0' and ARGV[12] == '' and ARGV[13] == '' and (ARGV[15] == '' or
   redis.call('SISMEMBER', string.sub(job_key, 1, -4) .. 'completed', node) == 1) then
   local since_tick = now - tonumber(brief[7])
+  local lease_end = string.format('%.0f', now + brief[6])
   if since_tick >= 0 and since_tick * 12 < tonumber(brief[6]) and
-    redis.call('ZADD', leases, string.format('%.0f', now + brief[6]), node) == 0 then
+    redis.call('ZADD', leases, lease_end, node) == 0 then
     if ARGV[14] == '1' then
       redis.call('SET', beat_key(node), '1', 'PX', brief[6])
     end
@@ -22,6 +23,6 @@ if brief[2] ~= 'ended' and brief[3] == my_generation and brief[4] == my_nonce an
     if brief[10] ~= '' then
       return {'drain', brief[3], brief[4], brief[5], brief[11], brief[10]}
     end
-    return {'ok', brief[3], brief[4], brief[5], brief[9]}
+    return {'ok', brief[3], brief[4], brief[5], brief[9], '', lease_end}
   end
 end

@@ -4,7 +4,7 @@
 -- ARGV  10 offer: "nproc port wanted_rank\nrole\nhost\naddress"
 --       11 '1': the node has said so before, and only wants to know whether anything is new
 -- Outcomes: round + the node's row + why the last generation was over + whether that was charged
---           waiting + what for
+--           waiting + what for + how many do
 --           spare + what for: the job runs, and the wait has no end of its own
 --           same: nothing is new
 --           reopen: the instance was given up, there is or will be another
@@ -131,4 +131,4 @@ end
 if J.state == 'running' and J.drain == '' then
   return reply('spare', kept_out() or 'its turn')
 end
-return reply('waiting', waiting_for())
+return reply('waiting', waiting_for(), text(redis.call('HLEN', joined)))

@@ -115,8 +115,8 @@ local function over(cause)
 end
 
 -- All workers stop at a common step; the generation is over when all members have joined the next.
--- The step leaves time for a full heartbeat whose push was lost, and for what the job did since it
--- last said how far it is.
+-- The step leaves time for a node whose connection broke before the push, and for what the job did
+-- since it last said how far it is.
 local function start_drain(cause)
   if J.state ~= 'running' or J.drain ~= '' then
     return
