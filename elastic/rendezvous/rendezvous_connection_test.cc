@@ -294,7 +294,7 @@ TEST_F(RendezvousConnectionToRedisTest, ACallLargerThanASocketTakesAtOnce) {
 
 TEST_F(RendezvousConnectionTest, TheServerIsAskedForTheChannelFirst) {
   options_.client_name = "";
-  ScriptedRedisServer server({{kGreeted, ""}});
+  ScriptedRedisServer server({ScriptedRedisServer::Answers{kGreeted, ""}});
   auto connection = To(server.endpoint());
   Begin(*connection, {"PING"});
   connection->Listen("news");
