@@ -18,7 +18,7 @@ namespace ddp::store {
 
 // How long a connection tries, and what it accepts.
 struct RedisConnectionOptions {
-  // One attempt to connect: socket, AUTH, SELECT and PING together. (Resolving a host name is the
+  // One attempt to connect: socket, AUTH, SELECT, PING and HELLO together. (Resolving a host name is the
   // one step that this cannot cut short; a server that was reached once is looked for at the
   // address that it had, and by its name only once in half a minute.)
   absl::Duration connect_timeout = absl::Seconds(5);
@@ -39,7 +39,7 @@ struct RedisConnectionOptions {
   RedisReplyReader::Limits limits;
 
   // Greets the server in RESP3 (HELLO 3), so that what subscribes may run commands as well. Needs
-  // Redis 6 or newer: an older one is kFailedPrecondition.
+  // Redis 6 or newer: one that does not know HELLO is kFailedPrecondition.
   bool resp3 = false;
 
   // Shown by CLIENT LIST, for the person who looks after the server. No blanks. Empty: none.

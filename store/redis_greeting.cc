@@ -31,7 +31,7 @@ absl::Status JudgeGreeting(const std::vector<std::string>& command, const RedisR
       (absl::StartsWith(text, "ERR unknown command") || absl::StartsWith(text, "NOPROTO"))) {
     return absl::FailedPreconditionError(
         absl::StrCat("Redis at ", endpoint.DebugString(),
-                     " does not speak RESP3; use Redis 6 or newer: ", text));
+                     " does not speak RESP3; use Redis 6 or newer, or allow HELLO: ", text));
   }
   return StatusOfErrorReply(text, endpoint);
 }

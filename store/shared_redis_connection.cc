@@ -20,9 +20,10 @@ namespace {
 constexpr size_t kReceiveBytes = 32 * 1024;
 // What comes is first awaited in recv() itself, this long: see RedisConnection::Dial.
 constexpr absl::Duration kBlockingReceive = absl::Milliseconds(100);
-const std::vector<std::string> kHello = {"HELLO", "3"};
 // A condition variable's clock cannot count to "never".
 constexpr absl::Duration kLongestWait = absl::Hours(1);
+
+std::vector<std::string> HelloCommand() { return {"HELLO", "3"}; }
 
 // A status that shares nothing with another thread's. (The system's abseil counts references where
 // ThreadSanitizer does not see it.)
@@ -120,7 +121,7 @@ absl::Status SharedRedisConnection::Dial(absl::Time deadline) {
   DDP_RETURN_IF_ERROR(BeginWriting(deadline));
   Expect(Exchange::Kind::kHello, "", 1);
   bool sent = false;
-  return Write(RedisWireForm({kHello}), clock_.Now() + options().connect_timeout, sent);
+  return Write(RedisWireForm({HelloCommand()}), clock_.Now() + options().connect_timeout, sent);
 }
 
 // Nobody gets anything from this connection any more.
@@ -354,7 +355,7 @@ absl::Status SharedRedisConnection::TakeReply(RedisReply reply) {
       exchange.replies.push_back(std::move(reply));
       break;
     case Exchange::Kind::kHello:
-      DDP_RETURN_IF_ERROR(JudgeGreeting(kHello, reply, endpoint()));
+      DDP_RETURN_IF_ERROR(JudgeGreeting(HelloCommand(), reply, endpoint()));
       exchange.replies.push_back(std::move(reply));
       break;
     case Exchange::Kind::kSubscribe:

@@ -134,6 +134,7 @@ absl::Status TcpStoreListener::Watch() {
 }
 
 bool TcpStoreListener::Accept() {
+  CHECK(on_client_) << "Start() comes first";
   for (int i = 0; i < kMaxAccepts; ++i) {
     UniqueFd socket(accept4(fd_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (socket.valid()) {

@@ -42,7 +42,8 @@ class TcpStoreListener {
   // From now on `on_client` is called while the event loop runs. Once; kInternal: epoll.
   absl::Status Start(OnClient on_client);
 
-  // Takes some of those that wait now, without the event loop. Returns whether more may be waiting.
+  // Takes some of those that wait now, without the event loop. Only after Start(). Returns whether
+  // more may be waiting.
   bool Accept();
 
  private:

@@ -74,7 +74,7 @@ TEST_F(TcpStoreListenerTest, WithoutDescriptorsClientsWait) {
   none.rlim_cur = 0;
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
   EXPECT_FALSE(listener_->Accept());
-  EXPECT_FALSE(listener_->Accept()) << "and it is told once";
+  EXPECT_FALSE(listener_->Accept()) << "nor while it pauses";
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
   EXPECT_TRUE(clients_.empty());
   AwaitClient();
