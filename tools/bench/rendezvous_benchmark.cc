@@ -56,8 +56,8 @@ DEFINE_int32(heartbeat_times, 3, "how often");
 DEFINE_int32(heartbeat_ms, 500, "of each agent");
 DEFINE_int32(lease_ms, 15000,
              "of each agent; longer than ddprun's, since thousands of agents share a core here and "
-             "wait for each other. The store's work does not depend on it: of six heartbeats one "
-             "is in full here as there");
+             "wait for each other. The store's work does not depend on it: of eighteen heartbeats "
+             "one is in full here as there");
 DEFINE_bool(check, false, "end with 1 when a target is missed");
 
 namespace ddp {
