@@ -104,6 +104,9 @@ absl::Status OpenLogs(const JobSpec& spec, Parts& parts) {
   options.run_id = parts.config.run_id;
   options.host = parts.config.host;
   options.role = parts.config.role;
+  options.say = [&parts](const std::string& line) {
+    parts.router != nullptr ? parts.router->Say(line) : Say(line);
+  };
   DDP_ASSIGN_OR_RETURN(parts.event_log, elastic::EventLog::Open(options));
   DDP_ASSIGN_OR_RETURN(parts.layout,
                        LogLayout::Create(spec.options.output.log_dir, parts.config.run_id));

@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -11,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/clock.h"
+#include "elastic/agent/say_line.h"
 #include "nlohmann/json.hpp"
 
 namespace ddp::elastic {
@@ -192,9 +192,10 @@ void EventLog::WriteToFile(const std::string& text) {
     written = write(file_.get(), text.data(), text.size());
   } while (written < 0 && errno == EINTR);
   if (written == static_cast<ssize_t>(text.size())) return;
-  fprintf(stderr, "ddprun: the event log %s ends here: %s\n", options_.path.c_str(),
-          written < 0 ? strerror(errno) : "a line was cut short");
+  const char* const why = written < 0 ? strerror(errno) : "a line was cut short";
   file_.reset();
+  const std::string line = absl::StrCat("the event log ", options_.path, " ends here: ", why);
+  options_.say ? options_.say(line) : SayOwnLine(line);
 }
 
 }  // namespace ddp::elastic

@@ -2,6 +2,7 @@
 #define DDP_ELASTIC_AGENT_EVENT_LOG_H_
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -36,8 +37,8 @@ namespace ddp::elastic {
 //   job_finished        exit_code, reason: the last line
 //
 // A line is one write() to a file opened for appending, so lines never mix and a reader never sees
-// half of one that is complete. A write that fails is reported once on stderr and stops the log,
-// not the job. Not thread-safe.
+// half of one that is complete. A write that fails is told to the user once and stops the log, not
+// the job. Not thread-safe.
 class EventLog {
  public:
   struct Options {
@@ -46,6 +47,8 @@ class EventLog {
     std::string run_id;
     std::string host;  // label of this node; empty: lines do not tell
     std::string role;  // of its workers; the same
+    // Takes a line of ddprun's own, as Agent::Dependencies::say does. Empty: stderr, at once.
+    std::function<void(const std::string& line)> say;
   };
 
   // Writes nothing.

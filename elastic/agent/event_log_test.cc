@@ -191,5 +191,20 @@ TEST_F(EventLogTest, AFullDiskEndsTheLogOnly) {
   EXPECT_FALSE(log->enabled());
 }
 
+TEST_F(EventLogTest, TheEndOfTheLogIsToldByWhoeverTakesLines) {
+  EventLog::Options options;
+  options.path = "/dev/full";
+  std::vector<std::string> said;
+  options.say = [&](const std::string& line) { said.push_back(line); };
+  absl::StatusOr<EventLog> log = EventLog::Open(options);
+  ASSERT_TRUE(log.ok());
+  ::testing::internal::CaptureStderr();
+  log->JobFinished(1, 0);
+  log->JobFinished(1, 0);
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
+  EXPECT_EQ(said,
+            std::vector<std::string>{"the event log /dev/full ends here: No space left on device"});
+}
+
 }  // namespace
 }  // namespace ddp::elastic
