@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <deque>
 #include <optional>
+#include <set>
+#include <string>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -28,6 +30,15 @@ namespace {
 
 using Core = RendezvousCore;
 using store::RedisReply;
+
+// A server that words each refusal anew must not fill the log.
+constexpr size_t kMaxRefusalsTold = 10;
+
+// The connection broke, or there was none: the next one may be better.
+bool MayMend(const absl::Status& status) {
+  return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) ||
+         absl::IsInternal(status);
+}
 
 uint64_t RandomBits() {
   uint64_t bits = 0;
@@ -86,7 +97,11 @@ struct RedisRendezvous::State {
         connection(given.endpoint, ConnectionOptions(given), event_loop,
                    {.on_subscribed = [this] { Post(Core::Subscribed{}); },
                     .on_push = [this](std::string text) { Post(Core::Pushed{std::move(text)}); },
-                    .on_end = [this] { Post(Core::SubscriptionEnded{}); }}) {}
+                    .on_end =
+                        [this](const absl::Status& why) {
+                          TellRefusal(why);
+                          Post(Core::SubscriptionEnded{});
+                        }}) {}
   ~State() {
     loop.CancelTimer(deadline_timer);
     loop.CancelTimer(request_timer);
@@ -100,6 +115,7 @@ struct RedisRendezvous::State {
   void Request(Core::Event request, Done request_done);
   void Run();
   void ArmDeadline();
+  void TellRefusal(const absl::Status& why);
 
   void Do(const Core::CallScript& action);
   void Do(const Core::CallCommand& action);
@@ -136,6 +152,7 @@ struct RedisRendezvous::State {
   uint64_t request_serial = 0;  // of the last request that was made
   uint64_t core_serial = 0;     // of the last one that the core has seen
   std::function<void(const News&)> on_news;
+  std::set<std::string> refusals_told;
 };
 
 namespace {
@@ -218,6 +235,17 @@ void RedisRendezvous::State::ArmDeadline() {
     armed_deadline = absl::InfiniteFuture();
     Post(Core::Tick{});
   });
+}
+
+// Without news this node hears of the others by its heartbeats alone, later than it could: only the
+// one who looks after the server can mend that.
+void RedisRendezvous::State::TellRefusal(const absl::Status& why) {
+  if (MayMend(why) || refusals_told.size() >= kMaxRefusalsTold) return;
+  if (!refusals_told.insert(std::string(why.message())).second) return;
+  LOG(WARNING) << "the rendezvous sends this node no news: " << why.message()
+               << (absl::IsPermissionDenied(why)
+                       ? absl::StrCat("; allow its user the channels &ddp:", options.run_id, ":*")
+                       : "");
 }
 
 void RedisRendezvous::State::Do(const Core::CallScript& action) {

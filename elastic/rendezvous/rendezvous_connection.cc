@@ -23,9 +23,6 @@ namespace {
 constexpr size_t kReceiveBytes = 32 * 1024;
 constexpr int kRepliesPerTurn = 64;
 
-// Between a Listen() and the server's word that it listens.
-constexpr absl::Duration kConfirmTimeout = absl::Seconds(5);
-
 store::RedisConnectionOptions WithPushes(store::RedisConnectionOptions options) {
   options.resp3 = true;
   return options;
@@ -116,10 +113,10 @@ void RendezvousConnection::SendCall() {
 
 void RendezvousConnection::AskForChannel() {
   loop_->CancelTimer(confirm_timer_);
-  confirm_timer_ = loop_->AddTimer(kConfirmTimeout, [this] {
-    Break(absl::DeadlineExceededError(absl::StrCat("no answer to a subscription from Redis at ",
-                                                   endpoint_.DebugString(), " in ",
-                                                   absl::FormatDuration(kConfirmTimeout))));
+  confirm_timer_ = loop_->AddTimer(options_.command_timeout, [this] {
+    Break(absl::DeadlineExceededError(
+        absl::StrCat("no answer to a subscription from Redis at ", endpoint_.DebugString(), " in ",
+                     absl::FormatDuration(options_.command_timeout))));
   });
   Send({Awaited::Kind::kSubscribe, channel_}, {"SUBSCRIBE", channel_});
 }
@@ -248,7 +245,7 @@ absl::Status RendezvousConnection::TakeReply(store::RedisReply reply) {
                                             reply.DebugString(), " to a subscription"));
   } else if (asked.kind == Awaited::Kind::kSubscribe && asked.channel == channel_ &&
              !Awaits(Awaited::Kind::kSubscribe, channel_)) {
-    EndSubscription();
+    EndSubscription(store::StatusOfErrorReply(reply.error_text(), endpoint_));
   }
   return absl::OkStatus();
 }
@@ -296,11 +293,11 @@ bool RendezvousConnection::Awaits(Awaited::Kind kind, const std::string& channel
   });
 }
 
-void RendezvousConnection::EndSubscription() {
+void RendezvousConnection::EndSubscription(const absl::Status& why) {
   loop_->CancelTimer(std::exchange(confirm_timer_, 0));
   channel_.clear();
   listening_ = false;
-  callbacks_.on_end();
+  callbacks_.on_end(why);
 }
 
 // Breaking. --------------------------------------------------------------------------------------
@@ -308,7 +305,7 @@ void RendezvousConnection::EndSubscription() {
 void RendezvousConnection::Break(const absl::Status& why) {
   Close();
   const std::optional<PendingCall> call = std::exchange(call_, std::nullopt);
-  if (!channel_.empty()) EndSubscription();
+  if (!channel_.empty()) EndSubscription(why);
   if (call.has_value()) call->done(why);
 }
 

@@ -42,11 +42,14 @@ class RendezvousConnection {
   struct Callbacks {
     std::function<void()> on_subscribed;
     std::function<void(std::string text)> on_push;
-    std::function<void()> on_end;  // could not subscribe, or the connection broke; once
+    // Once per subscription. kUnavailable, kDeadlineExceeded, kInternal: the connection broke, or
+    // there was none. Else the server refused us, or the channel: its text, as of RedisCaller.
+    std::function<void(absl::Status why)> on_end;
   };
 
   // `loop` is not owned and must outlive this. Of `options`: connect_timeout, for one try to
-  // connect; command_timeout, from a call to its answer; limits; client_name. Connects with the
+  // connect; command_timeout, from a call to its answer and from Listen() to
+  // the server's word; limits; client_name. Connects with the
   // first Call() or Listen().
   RendezvousConnection(const store::RedisEndpoint& endpoint,
                        const store::RedisConnectionOptions& options, EventLoop* loop,
@@ -104,7 +107,7 @@ class RendezvousConnection {
   void OnReply(store::RedisReply reply);
   void TakePush(const store::RedisReply& push);
   bool Awaits(Awaited::Kind kind, const std::string& channel) const;
-  void EndSubscription();
+  void EndSubscription(const absl::Status& why);
 
   void Break(const absl::Status& why);
   void BreakSoon(const absl::Status& why);
