@@ -15,7 +15,8 @@ namespace {
 // together stay under a thousand rows per second.
 constexpr absl::Duration kRowIntervalMin = absl::Seconds(1);
 constexpr absl::Duration kRowIntervalPerNode = absl::Milliseconds(1);
-// The first heartbeats of all nodes: about six thousand per second.
+// The first heartbeats of all nodes, until half of the lease is over: under ten thousand per
+// second.
 constexpr absl::Duration kFirstIntervalPerNode = absl::Microseconds(150);
 constexpr double kBusyChange = 0.05;
 
@@ -25,16 +26,16 @@ constexpr double kStepsPerSecondMax = 1e9;
 constexpr int kLeasesPerFull = 3;
 constexpr int kLightPerFullMax = 17;
 
-// Of an interval: 20 ms long by default, so that of 10,000 nodes 400 share one, which keep a server
-// busy for a few milliseconds.
-constexpr int kSlotsPerInterval = 25;
+// Clocks drift from each other by less than this part of a second per second.
+constexpr double kDriftMax = 1e-4;
+// No answer is on its way for so long: a clock was set.
+constexpr absl::Duration kAnswerLateMax = absl::Seconds(2);
 
 }  // namespace
 
 void HeartbeatPlan::Start(const Rhythm& rhythm, absl::Time now, double row_share, double share) {
   rhythm_ = rhythm;
-  light_left_ = 0;
-  is_first_ = true;
+  BeInFull();
   report_.step = -1;
   busy_us_said_ = -1;
   row_at_ = now + rhythm_.interval * row_share;
@@ -56,8 +57,9 @@ void HeartbeatPlan::BeInFullAt(absl::Time now) {
 
 int HeartbeatPlan::LightPerFull() const {
   const int wanted = (rhythm_.nodes - 1) / rhythm_.full_heartbeats;
-  const auto per_lease = static_cast<int>(absl::FDivDuration(rhythm_.lease, rhythm_.interval));
-  return std::clamp(wanted, 0, std::min(kLeasesPerFull * per_lease - 1, kLightPerFullMax));
+  const double per_lease = std::floor(absl::FDivDuration(rhythm_.lease, rhythm_.interval));
+  const double most = std::clamp(kLeasesPerFull * per_lease - 1, 0.0, 1.0 * kLightPerFullMax);
+  return std::clamp(wanted, 0, static_cast<int>(most));
 }
 
 std::vector<std::string> HeartbeatPlan::Compose(absl::Time now) {
@@ -80,13 +82,13 @@ std::vector<std::string> HeartbeatPlan::Compose(absl::Time now) {
 }
 
 // An answer is on its way for a while, so that the server seems to be behind: the largest value is
-// the best, until a clock was set or has drifted away.
-void HeartbeatPlan::CompareClocks(absl::Duration server_ahead) {
-  const absl::Duration drift_max = rhythm_.interval / kSlotsPerInterval;
-  if (!server_ahead_.has_value() || server_ahead > *server_ahead_ ||
-      server_ahead < *server_ahead_ - drift_max) {
-    server_ahead_ = server_ahead;
-  }
+// the best, as long as clocks may not have drifted.
+void HeartbeatPlan::CompareClocks(absl::Time now, absl::Time server_now) {
+  const absl::Duration ahead = server_now - now;
+  const absl::Duration known = server_ahead_.value_or(ahead) - (now - compared_at_) * kDriftMax;
+  const bool is_known = server_ahead_.has_value() && ahead > known - kAnswerLateMax;
+  server_ahead_ = is_known ? std::max(known, ahead) : ahead;
+  compared_at_ = now;
 }
 
 absl::Time HeartbeatPlan::NextDue(absl::Time now, double share) const {
@@ -106,9 +108,9 @@ void HeartbeatPlan::OnLightAnswer(absl::Time now, double share) {
 void HeartbeatPlan::OnFullAnswer(absl::Time now, std::optional<absl::Time> server_now,
                                  double share) {
   light_left_ = LightPerFull();
-  // The full ones of all nodes, which begin together, are spread.
-  if (std::exchange(is_first_, false)) light_left_ = static_cast<int>(light_left_ * share);
-  if (server_now.has_value()) CompareClocks(*server_now - now);
+  // What has called for it may have called for those of all nodes, whose next ones are spread.
+  if (std::exchange(out_of_turn_, false)) light_left_ = static_cast<int>(light_left_ * share);
+  if (server_now.has_value()) CompareClocks(now, *server_now);
   due_ = NextDue(now, share);
   if (row_sent_.empty() && busy_us_sent_ < 0) return;
   if (!row_sent_.empty()) row_said_ = row_sent_;

@@ -20,7 +20,7 @@ namespace ddp::elastic {
 //
 // A job's keys are all `ddp:{RUN_ID}:i<instance>:...`, so that they live in one hash slot, and
 // expire a day after the last agent was heard. While the agent is in a round its lease is renewed
-// every third of its length, by the server's clock.
+// every sixth of its length, by the server's clock.
 //
 // Out of reach: requests and heartbeats are tried again with growing pauses. All waiting is done in
 // the event loop, that for a connection and for the server's name too; only Open() blocks.

@@ -175,8 +175,7 @@ absl::Time RendezvousCore::NextSignOfLife() {
 // Thousands that wait do not keep the server from those that are still to come: they are pushed
 // what they wait for, and one that is given up for lost comes back with its next sign of life.
 absl::Duration RendezvousCore::PaceOfWaiting(int64_t nodes) const {
-  if (nodes <= options_.full_heartbeats) return heartbeat();
-  return std::max(heartbeat(), lease() / 3);
+  return nodes <= options_.full_heartbeats ? heartbeat() : std::max(heartbeat(), lease() / 4);
 }
 
 // Full jitter, so that the clients of a server that comes back do not all call at once.
@@ -229,7 +228,7 @@ void RendezvousCore::On(const LeaveRequest& request) {
 
 void RendezvousCore::On(const Tick&) {
   if (now_ >= subscribe_at_ && opened_.has_value()) {
-    // One connection is enough to find out that the server is away.
+    // The call that is tried again finds out whether the server is back.
     if (failures_in_a_row_ > 0) {
       subscribe_at_ = now_ + lease() / 6;
       return;
@@ -392,7 +391,9 @@ void RendezvousCore::BeatInFullNow() {
 
 void RendezvousCore::SendHeartbeat() {
   ask_again_ = false;
-  in_flight_ = InFlight{.script = ScriptName::kHeartbeat, .is_light = heartbeats_.next_is_light()};
+  // Who is not pushed what happens asks for it.
+  in_flight_ = InFlight{.script = ScriptName::kHeartbeat,
+                        .is_light = subscribed_ && heartbeats_.next_is_light()};
   if (in_flight_->is_light) {
     Do(CallCommand{
         {"PEXPIRE", absl::StrCat(KeyPrefix(), "beat:", options_.node), Milliseconds(lease())}});
@@ -454,7 +455,7 @@ void RendezvousCore::OnOpened(const store::RedisReply& reply) {
   heartbeats_.ForgetWhatWasSaid();
   if (is_new && !left_) {
     subscribe_at_ = absl::InfiniteFuture();
-    was_heard_ = false;
+    subscribed_ = was_heard_ = false;
     Do(Subscribe{KeyPrefix() + "news"});
   }
 }
@@ -472,6 +473,8 @@ void RendezvousCore::OnFailedCall(const absl::Status& status) {
 
 void RendezvousCore::OnContact(const absl::Status& status) {
   if (status.ok()) {
+    // The connection is mended, by which the subscription is, too.
+    if (failures_in_a_row_ > 0 && subscribe_at_ < absl::InfiniteFuture()) subscribe_at_ = now_;
     failures_in_a_row_ = 0;
     pause_until_ = absl::InfinitePast();
   }
@@ -686,6 +689,7 @@ void RendezvousCore::OnAnswer(const CloseRequest&, const ScriptReply&) {
 // Pushed messages. --------------------------------------------------------------------------------
 
 void RendezvousCore::On(const Subscribed&) {
+  subscribed_ = true;
   failed_subscriptions_ = 0;
   if (!was_heard_) return;
   // Something may have been told between the last answer and now.
@@ -694,6 +698,7 @@ void RendezvousCore::On(const Subscribed&) {
 }
 
 void RendezvousCore::On(const SubscriptionEnded&) {
+  subscribed_ = false;
   if (left_ || !opened_.has_value()) return;
   subscribe_at_ = now_ + Pause(++failed_subscriptions_);
 }

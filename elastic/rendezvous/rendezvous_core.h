@@ -27,9 +27,10 @@ namespace ddp::elastic {
 //   Agent's requests, replies, pushed messages, time  --Step()-->  actions
 //
 // It runs one script at a time and keeps trying: a script that fails is sent again after a pause
-// with full jitter, a sixth of the lease at most. While this node is in a round, or waits for one,
-// it is heard once per heartbeat: in a large job mostly by a light one, a plain command that renews
-// its lease, and every so often in full. See docs/rendezvous-protocol.md.
+// with full jitter, a sixth of the lease at most. While this node is in a round it is heard once
+// per heartbeat: in a large job mostly by a light one, a plain command that renews its lease, and
+// every so often in full. While it waits for a round it says so as often, or once per quarter of
+// the lease where many wait. See docs/rendezvous-protocol.md.
 //
 // Thread-compatible.
 class RendezvousCore {
@@ -51,7 +52,7 @@ class RendezvousCore {
     absl::Duration lease = absl::Seconds(3);
 
     absl::Duration heartbeat;  // zero: a sixth of the lease; never more than a third of it
-    int full_heartbeats = 32;  // about so many of all nodes together per interval; the rest: light
+    int full_heartbeats = 32;  // of all nodes per interval, half at least; the others may be light
     int64_t instance = 0;      // takes part in this one, which must exist; 0: by the rules
     uint64_t seed = 0;         // of nonces, tokens and pauses
   };
@@ -277,6 +278,7 @@ class RendezvousCore {
 
   absl::Time subscribe_at_ = absl::InfiniteFuture();
   int failed_subscriptions_ = 0;
+  bool subscribed_ = false;
   bool was_heard_ = false;  // a script was answered, so a push may have been missed
 
   int64_t median_busy_us_ = -1;

@@ -204,8 +204,8 @@ TEST_F(RendezvousCoreTest, ManyThatWaitAreHeardLessOften) {
     return pace;
   };
   EXPECT_LE(pace_of("32"), kLease / 6 * 1.1);
-  EXPECT_GE(pace_of("33"), kLease / 3 * 0.9);
-  EXPECT_LE(pace_of("33"), kLease / 3 * 1.1);
+  EXPECT_GE(pace_of("33"), kLease / 4 * 0.9);
+  EXPECT_LE(pace_of("33"), kLease / 4 * 1.1);
   EXPECT_LE(pace_of("1"), kLease / 6 * 1.1);
 }
 

@@ -9,6 +9,10 @@ namespace {
 constexpr int64_t kRequestsUs = 2 * 2000000;
 // Of processes: what the kernel takes to end them, and their agent to see it.
 constexpr int64_t kProcessesUs = 100000;
+// Of light heartbeats between two full ones of a node: three leases less one.
+constexpr int kLightPerFullMax = 17;
+// Nodes for each turn: that none of them is due in two turns in a row is unheard of.
+constexpr int kMany = 8;
 // Messages that follow one from another; the slowest of a thousand nodes counts.
 constexpr int kMessages = 100;
 
@@ -18,15 +22,17 @@ bool LosesMessages(const NetworkConditions& network) {
 
 }  // namespace
 
-int64_t RecoveryBoundUs(const Story& story, bool has_begun) {
+int64_t RecoveryBoundUs(const Story& story, int nodes, bool has_begun) {
   const int64_t lease_us = story.lease_us;
   const int64_t heartbeat_us = lease_us / 6 * 11 / 10;
   const int64_t pause_us = lease_us / 6;
   const int64_t tick_us = lease_us / 12;
   const bool some_are_light = story.hosts > story.full_heartbeats;
 
-  const int64_t full_us = some_are_light ? 3 * lease_us * 11 / 10 : heartbeat_us;
-  const int64_t pace_us = some_are_light ? lease_us / 3 * 11 / 10 : heartbeat_us;  // of who waits
+  // From one full heartbeat of a node to its next; of many some come in each interval.
+  const int turns = 1 + std::min(kLightPerFullMax, (story.hosts - 1) / story.full_heartbeats);
+  const int64_t full_us = std::min(nodes < kMany * turns ? turns : 2, turns) * heartbeat_us;
+  const int64_t pace_us = some_are_light ? lease_us / 4 * 11 / 10 : heartbeat_us;  // of who waits
   const int64_t lost_us = lease_us + tick_us + full_us;
   const int64_t told_us = heartbeat_us + pause_us;
   const int64_t ended_us = story.shutdown_timeout_us + story.fault_grace_us + kProcessesUs;

@@ -13,15 +13,17 @@ namespace ddp::testing {
 //
 //     a lost node's lease runs out, or membership is frozen as long   lease
 //   + a worker that hangs is found                                  HangLimitUs()
-//   + few that are left beat in full, and find it out                 heartbeat, or three leases
+//   + one that is left beats in full, and finds it out                two heartbeats; where few
+//                                                                    are left as long as they are
+//                                                                    heard lightly in between
 //   + everybody is told, whose connection has broken by using it      heartbeat, pause
 //   + workers end, by force if need be                                shutdown timeout, grace
 //   + who leaves says so; what was on its way is given up             two timeouts of requests
 //   + all are back, and are told their places                         pauses, heartbeats
 //   + where the job has not begun: the last call
 //
-// `has_begun`: it has had a generation.
-int64_t RecoveryBoundUs(const Story& story, bool has_begun);
+// `nodes`: how many are left; the fewer, the longer. `has_begun`: it has had a generation.
+int64_t RecoveryBoundUs(const Story& story, int nodes, bool has_begun);
 
 }  // namespace ddp::testing
 

@@ -52,8 +52,9 @@ void SimulatedStore::Call(ClientId client, std::vector<std::string> words, int64
 }
 
 void SimulatedStore::Send(Request request) {
-  queue_->After(Delay(),
-                [this, shared = std::make_shared<Request>(std::move(request))] { Arrive(shared); });
+  const auto shared = std::make_shared<Request>(std::move(request));
+  clients_[shared->client].request = shared;
+  queue_->After(Delay(), [this, shared] { Arrive(shared); });
 }
 
 void SimulatedStore::Arrive(const RequestPtr& request) {
@@ -138,8 +139,8 @@ void SimulatedStore::AnswerNever(const RequestPtr& request) {
 void SimulatedStore::Deliver(const RequestPtr& request, const absl::StatusOr<RedisReply>& reply) {
   if (clients_[request->client].gone || request->is_answered) return;
   request->is_answered = true;
-  request->done(reply);
   if (!reply.ok()) BreakConnection(request->client);
+  request->done(reply);
 }
 
 void SimulatedStore::Subscribe(ClientId client, std::string channel, OnPush on_push,
@@ -170,14 +171,20 @@ void SimulatedStore::EndSubscription(ClientId client) {
   subscription.reset();
 }
 
+// Ends what is under way by it. The next one is new.
 void SimulatedStore::BreakConnection(ClientId client) {
-  clients_[client].is_broken = false;  // the next one is new
-  if (!clients_[client].subscription.has_value()) return;
-  const std::function<void()> on_end = clients_[client].subscription->on_end;
-  EndSubscription(client);
-  queue_->After(0, [this, client, on_end] {
-    if (!clients_[client].gone) on_end();
-  });
+  Client& self = clients_[client];
+  self.is_broken = false;
+  if (self.subscription.has_value()) {
+    const std::function<void()> on_end = self.subscription->on_end;
+    EndSubscription(client);
+    queue_->After(0, [this, client, on_end] {
+      if (!clients_[client].gone) on_end();
+    });
+  }
+  if (self.request != nullptr && !self.request->is_answered) {
+    Deliver(RequestPtr(self.request), absl::UnavailableError("the connection broke"));
+  }
 }
 
 int64_t SimulatedStore::Publish(std::string_view channel, std::string_view text) {

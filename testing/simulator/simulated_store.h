@@ -106,13 +106,6 @@ class SimulatedStore {
     std::function<void()> on_end;
     uint64_t serial = 0;
   };
-  struct Client {
-    std::string name;
-    bool gone = false;
-    bool cut_off = false;
-    bool is_broken = false;  // the connection: nothing more arrives by it
-    std::optional<Subscription> subscription;
-  };
   struct Request {
     ClientId client = 0;
     const store::RedisScript* script = nullptr;  // null: a command, by `args`
@@ -122,6 +115,14 @@ class SimulatedStore {
     bool is_answered = false;
   };
   using RequestPtr = std::shared_ptr<Request>;
+  struct Client {
+    std::string name;
+    bool gone = false;
+    bool cut_off = false;
+    bool is_broken = false;  // the connection: nothing more arrives by it
+    RequestPtr request;      // the last one
+    std::optional<Subscription> subscription;
+  };
 
   int64_t Delay();
   void Send(Request request);

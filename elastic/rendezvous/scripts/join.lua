@@ -5,7 +5,7 @@
 --       11 '1': the node has said so before, and only wants to know whether anything is new
 -- Outcomes: round + the node's row + why the last generation was over + whether that was charged
 --           waiting + what for + how many do
---           spare + what for: the job runs, and the wait has no end of its own
+--           spare + the same: the job runs, and the wait has no end of its own
 --           same: nothing is new
 --           reopen: the instance was given up, there is or will be another
 --           ended + kind + exit code + reason
@@ -128,7 +128,8 @@ local row = redis.call('HGET', members, node)
 if row and num('generation') > tonumber(ARGV[3]) then
   return reply('round', row, J.reason, J.charged)
 end
+local how_many_wait = text(redis.call('HLEN', joined))
 if J.state == 'running' and J.drain == '' then
-  return reply('spare', kept_out() or 'its turn')
+  return reply('spare', kept_out() or 'its turn', how_many_wait)
 end
-return reply('waiting', waiting_for(), text(redis.call('HLEN', joined)))
+return reply('waiting', waiting_for(), how_many_wait)
