@@ -11,6 +11,7 @@
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "base/unique_fd.h"
+#include "elastic/rendezvous/heartbeat_plan.h"
 
 namespace ddp::bench {
 
@@ -18,7 +19,7 @@ namespace ddp::bench {
 // interval, those of one slot together, as HeartbeatPlan has it. Slots are those of a clock of this
 // machine, so all processes have the same.
 struct BeatRhythm {
-  static constexpr int kSlotsPerInterval = 25;
+  static constexpr int kSlotsPerInterval = elastic::HeartbeatPlan::kSlotsPerInterval;
 
   absl::Duration interval = absl::Milliseconds(500);
   absl::Duration slot() const { return interval / kSlotsPerInterval; }
