@@ -196,8 +196,8 @@ TEST_F(RendezvousCoreTest, ALargeJobBeatsInFullOnceInThreeLeases) {
 TEST_F(RendezvousCoreTest, ManyThatWaitAreHeardLessOften) {
   Join();
   Open();
-  const auto pace_of = [&](const char* waiting) {
-    Reply({"waiting", "0", "", "0", "only some of 10000 nodes have joined", waiting});
+  const auto pace_of = [&](const char* waiting, const char* outcome = "waiting") {
+    Reply({outcome, "0", "", "0", "only some of 10000 nodes have joined", waiting});
     const absl::Duration pace = core_->next_deadline() - now_;
     WaitForDeadline();
     EXPECT_EQ(Called(), ScriptName::kJoin);
@@ -207,6 +207,44 @@ TEST_F(RendezvousCoreTest, ManyThatWaitAreHeardLessOften) {
   EXPECT_GE(pace_of("33"), kLease / 4 * 0.9);
   EXPECT_LE(pace_of("33"), kLease / 4 * 1.1);
   EXPECT_LE(pace_of("1"), kLease / 6 * 1.1);
+  EXPECT_GE(pace_of("33", "spare"), kLease / 4 * 0.9);
+}
+
+TEST_F(RendezvousCoreTest, WhoIsNotSubscribedBeatsInFull) {
+  JoinAndRun(kRowOf1000);
+  BeatLightly();
+  Step(Core::SubscriptionEnded{});
+  Reply(1);
+  int refused = 0, full = 0;
+  while (true) {
+    WaitForDeadline();
+    if (Find<Core::Subscribe>() == nullptr) {
+      ASSERT_EQ(Called(), ScriptName::kHeartbeat);
+      ++full;
+      Reply({"ok", "1", "n1", "0", "-1", ""});
+    } else if (++refused == 20) {
+      break;
+    } else {
+      Step(Core::SubscriptionEnded{});
+    }
+  }
+  EXPECT_GE(full, 5);
+  Step(Core::Subscribed{});
+  EXPECT_EQ(Called(), ScriptName::kHeartbeat) << "asks at once what was missed";
+  Reply({"ok", "1", "n1", "0", "-1", ""});
+  EXPECT_TRUE(NextIsLight());
+}
+
+TEST_F(RendezvousCoreTest, AMendedConnectionIsListenedToAtOnce) {
+  JoinAndRun();
+  WaitForDeadline();
+  Step(Core::SubscriptionEnded{});
+  Fail();
+  while (Called() != ScriptName::kHeartbeat) WaitForDeadline();
+  Reply({"ok", "1", "n1", "0", "-1", ""});
+  EXPECT_EQ(core_->next_deadline(), now_);
+  WaitForDeadline();
+  EXPECT_NE(Find<Core::Subscribe>(), nullptr);
 }
 
 TEST_F(RendezvousCoreTest, ALightHeartbeatThatRenewsNothingIsFollowedByAFullOneAtOnce) {
