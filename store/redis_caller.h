@@ -18,8 +18,8 @@ namespace ddp::store {
 
 // How long a connection tries, and what it accepts.
 struct RedisConnectionOptions {
-  // One attempt to connect: socket, AUTH, SELECT, PING and HELLO together. (Resolving a host name is the
-  // one step that this cannot cut short; a server that was reached once is looked for at the
+  // One attempt to connect: socket, AUTH, SELECT, PING and HELLO together. (Resolving a host name
+  // is the one step that this cannot cut short; a server that was reached once is looked for at the
   // address that it had, and by its name only once in half a minute.)
   absl::Duration connect_timeout = absl::Seconds(5);
 

@@ -70,8 +70,8 @@ class RedisConnection final : public RedisCaller {
   UniqueFd Release();
 
   // For whoever speaks to the server himself: makes one attempt, by `deadline`, to connect and to
-  // be greeted (AUTH, SELECT, PING; with Options::resp3, HELLO), and hands over the socket, as Release() does. What this object
-  // is connected to is closed.
+  // be greeted (AUTH, SELECT, PING; with Options::resp3, HELLO), and hands over the socket, as
+  // Release() does. What this object is connected to is closed.
   absl::StatusOr<UniqueFd> Dial(absl::Time deadline);
 
  protected:

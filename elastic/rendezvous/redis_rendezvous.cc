@@ -244,7 +244,7 @@ void RedisRendezvous::State::TellRefusal(const absl::Status& why) {
   if (!refusals_told.insert(std::string(why.message())).second) return;
   LOG(WARNING) << "the rendezvous sends this node no news: " << why.message()
                << (absl::IsPermissionDenied(why)
-                       ? absl::StrCat("; allow its user the channels &ddp:", options.run_id, ":*")
+                       ? absl::StrCat("; allow its user +subscribe &ddp:{", options.run_id, "}:*")
                        : "");
 }
 
