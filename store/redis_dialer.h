@@ -43,6 +43,11 @@ class RedisDialer {
   // The server was reached, by somebody else, at this address, a number; "": by a unix socket.
   void FoundAt(const std::string& address);
 
+  // What is at the known address is not the server that was meant, or is it no more: the next
+  // attempt asks for the name, goes to the known address once more meanwhile, and the one after
+  // that where the name leads.
+  void Doubt() { name_due_ = absl::InfinitePast(); }
+
   // Makes one attempt, for connect_timeout at most; one at a time. `done` is called from the loop,
   // never from within Dial(), with a greeted, non-blocking socket of which every reply was
   // read. Errors: those of RedisCaller.

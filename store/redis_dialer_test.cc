@@ -132,6 +132,18 @@ TEST_F(RedisDialerTest, AServerThatWasReachedIsLookedForAtItsAddress) {
   EXPECT_TRUE(Dial(dialer).ok());
 }
 
+TEST_F(RedisDialerTest, AnAddressThatIsDoubtedIsReplacedByThatOfTheName) {
+  const auto redis = RedisFixture::StartTcp();
+  RedisEndpoint endpoint = redis->endpoint();
+  endpoint.host = "localhost";
+  RedisDialer dialer(endpoint, options_, loop_.get());
+  dialer.FoundAt("127.0.0.2");
+  EXPECT_FALSE(Dial(dialer).ok()) << "the name is not asked for at once";
+  dialer.Doubt();
+  const absl::Time deadline = MonotonicClock().Now() + kLong;
+  while (!Dial(dialer).ok()) ASSERT_LT(MonotonicClock().Now(), deadline);
+}
+
 TEST_F(RedisDialerTest, ANameThatMeansNothing) {
   RedisEndpoint endpoint;
   endpoint.host = "no such name.invalid";

@@ -64,6 +64,11 @@ bool IsPassingRefusal(const std::string& error_reply) {
   return false;
 }
 
+bool IsReplicaRefusal(const std::string& error_reply) {
+  const absl::string_view reason = Unwrapped(error_reply);
+  return absl::StartsWith(reason, "READONLY") || absl::StartsWith(reason, "MASTERDOWN");
+}
+
 bool IsUnknownScript(const std::string& error_reply) {
   return absl::StartsWith(error_reply, "NOSCRIPT");
 }

@@ -21,6 +21,9 @@ bool IsPassing(const absl::Status& status);
 // loading its data, running a script, became a replica, has too many clients.
 bool IsPassingRefusal(const std::string& error_reply);
 
+// Whether the server refused a command because it is a replica: the master is elsewhere.
+bool IsReplicaRefusal(const std::string& error_reply);
+
 // Whether the server does not know the script of an EVALSHA.
 bool IsUnknownScript(const std::string& error_reply);
 

@@ -37,6 +37,15 @@ TEST(RedisErrorsTest, WhatPassesIsUnavailableWithinAScriptToo) {
   }
 }
 
+TEST(RedisErrorsTest, AReplicaIsToldFromWhatElseRefuses) {
+  const std::string readonly = "READONLY You can't write against a read only replica.";
+  EXPECT_TRUE(IsReplicaRefusal(readonly));
+  EXPECT_TRUE(IsReplicaRefusal(WithinScript(readonly)));
+  EXPECT_TRUE(IsReplicaRefusal("MASTERDOWN Link with MASTER is down"));
+  EXPECT_FALSE(IsReplicaRefusal("LOADING Redis is loading the dataset in memory"));
+  EXPECT_FALSE(IsReplicaRefusal("ERR user_script:7: READONLY is no number"));
+}
+
 TEST(RedisErrorsTest, WhatAScriptDoesWrongIsFinal) {
   for (const std::string text :
        {"ERR Error running script (call to f_01): @user_script:7: attempt to index a nil value",

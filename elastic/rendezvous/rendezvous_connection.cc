@@ -239,6 +239,11 @@ absl::Status RendezvousConnection::TakeReply(store::RedisReply reply) {
   const Awaited asked = std::move(awaited_.front());
   awaited_.pop_front();
   if (asked.kind == Awaited::Kind::kCall) {
+    if (reply.IsError() && store::IsReplicaRefusal(reply.error_text())) {
+      // A fail-over that has left us with the old master, where no news is published either.
+      dialer_.Doubt();
+      return store::StatusOfErrorReply(reply.error_text(), endpoint_);
+    }
     OnReply(std::move(reply));
   } else if (!reply.IsError()) {
     return absl::InternalError(absl::StrCat("Redis at ", endpoint_.DebugString(), " answered ",

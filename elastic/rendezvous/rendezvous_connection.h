@@ -28,9 +28,10 @@ namespace ddp::elastic {
 //
 // The connection breaks as a whole: the call in flight fails and the subscription ends, both at
 // once, also where the server was silent for too long, lest a late reply be taken for that of
-// another call. The next Call() or Listen() makes a new one, with one try to connect; both made
-// together share it. Nothing is repeated here: a call that failed may have been applied, and what
-// was published while there was no subscription is never seen.
+// another call, and where it refuses to write because it is a replica (now). The next Call() or
+// Listen() makes a new one, with one try to connect; both made together share it. Nothing is
+// repeated here: a call that failed may have been applied, and what was published while there was
+// no subscription is never seen.
 //
 // A call's reply is delivered before the messages that came just before it: its own script may have
 // published them.

@@ -234,6 +234,20 @@ TEST_F(RendezvousConnectionToRedisTest, ABreakEndsBothAndOneConnectionReplacesIt
   RunUntilTold("push b");
 }
 
+TEST_F(RendezvousConnectionToRedisTest, AServerThatBecomesAReplicaIsLeft) {
+  const auto connection = To(redis_->endpoint());
+  connection->Listen("news");
+  RunUntilTold("subscribed");
+  const int64_t id = *Call(*connection, {"CLIENT", "ID"})->AsInteger();
+  Redis({"REPLICAOF", "127.0.0.1", "1"});
+  Begin(*connection, {"SET", "key", "value"});
+  RunUntilTold("error UNAVAILABLE");
+  EXPECT_THAT(told_, ElementsAre("subscribed", "end", "error UNAVAILABLE"));
+  EXPECT_TRUE(absl::StrContains(why_ended_.message(), "READONLY")) << why_ended_;
+  Redis({"REPLICAOF", "NO", "ONE"});
+  EXPECT_NE(*Call(*connection, {"CLIENT", "ID"})->AsInteger(), id) << "another connection";
+}
+
 TEST_F(RendezvousConnectionToRedisTest, TheEndOfAnIdleConnectionIsNoticedAtOnce) {
   const auto connection = To(redis_->endpoint());
   connection->Listen("news");
