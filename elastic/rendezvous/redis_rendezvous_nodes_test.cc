@@ -351,6 +351,34 @@ TEST_F(NodesTest, ALostNodeIsNoticedByTheOthers) {
   EXPECT_EQ(a->round().restarts, 0);
 }
 
+// More than one script gives up.
+TEST_F(NodesTest, NodesThatAreLostByTheThousandAreAllGivenUp) {
+  options_.lease = kShortLease;
+  options_.max_nodes = 1;
+  const auto a = MakeNode("a");
+  JoinAll({a.get()});
+  const std::string prefix = "ddp:{digits}:i1:";
+  std::vector<std::string> members = {"HSET", prefix + "members"};
+  std::vector<std::string> awaited = {"SADD", prefix + "awaited"};
+  std::vector<std::string> leases = {"ZADD", prefix + "leases"};
+  for (int i = 1; i <= 1200; ++i) {
+    const std::string node = absl::StrCat("node-", i);
+    members.push_back(node);
+    members.push_back(absl::StrCat(i, " 1201 2 ", 2 * i, " 2402 ", 2 * i,
+                                   " 2402 20000\ndefault\nhost-", i, "\n127.0.0.1"));
+    awaited.push_back(node);
+    leases.push_back("1");  // a millisecond after the epoch it ran out
+    leases.push_back(node);
+  }
+  for (const auto& command : {members, awaited, leases}) Redis(command);
+  AwaitNews(*a, News::Kind::kGenerationOver);
+  JoinAll({a.get()});
+  EXPECT_EQ(a->round().placement.group_world_size, 1);
+  EXPECT_EQ(a->round().restarts, 0);
+  EXPECT_EQ(*Redis({"ZCARD", prefix + "leases"}).AsInteger(), 1);
+  EXPECT_EQ(*Redis({"HLEN", prefix + "members"}).AsInteger(), 1);
+}
+
 TEST_F(NodesTest, AServerThatComesBackEmptyInterruptsNothing) {
   options_.lease = kShortLease;
   const auto a = MakeNode("a"), b = MakeNode("b");
