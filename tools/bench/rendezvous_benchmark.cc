@@ -51,13 +51,17 @@
 DEFINE_string(agents, "1000,10000", "sizes of the jobs, one after the other");
 DEFINE_int32(processes, 2, "that the agents are spread over");
 DEFINE_int32(failures, 10, "told to all, one after the other");
-DEFINE_int32(heartbeat_seconds, 5, "how long heartbeats are measured each time, and PINGs");
+DEFINE_int32(heartbeat_seconds, 10,
+             "how long heartbeats are measured each time, and PINGs; a node is heard in full every "
+             "9 s");
 DEFINE_int32(heartbeat_times, 3, "how often");
 DEFINE_int32(heartbeat_ms, 500, "of each agent");
-DEFINE_int32(lease_ms, 15000,
-             "of each agent; longer than ddprun's, since thousands of agents share a core here and "
-             "wait for each other. The store's work does not depend on it: of eighteen heartbeats "
-             "one is in full here as there");
+DEFINE_int32(
+    lease_ms, 15000,
+    "of each agent; longer than ddprun's, since thousands of agents share a core here and "
+    "wait for each other. The store's work hardly depends on it: of eighteen heartbeats one "
+    "is in full here as there, and most nodes that wait have their round before they "
+    "would say again that they do");
 DEFINE_bool(check, false, "end with 1 when a target is missed");
 
 namespace ddp {
