@@ -20,6 +20,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "ddp/error.h"
+#include "ddp/torch_versions.h"
 
 namespace ddp {
 namespace checkpoint_internal {
@@ -29,6 +30,7 @@ using torch::autograd::AccumulateGrad;
 using torch::autograd::Edge;
 using torch::autograd::Engine;
 using torch::autograd::Node;
+using torch_versions::NodePtr;
 namespace impl = torch::autograd::impl;
 
 bool RequiresGrad(const Tensors& tensors) {
@@ -156,8 +158,8 @@ class [[nodiscard]] Within {
 
 // A tensor of the recomputation's own in front of one of the model: gradients stop there instead
 // of running the model's hooks a second time. With create_graph, the way on is there, too.
-std::shared_ptr<Node> StopBefore(const at::Tensor& tensor) {
-  auto stop = std::make_shared<torch::autograd::Identity>();
+NodePtr StopBefore(const at::Tensor& tensor) {
+  auto stop = torch_versions::MakeNode<torch::autograd::Identity>();
   stop->add_next_edge(impl::gradient_edge(tensor));
   stop->add_input_metadata(tensor);
   return stop;
@@ -168,27 +170,27 @@ class [[nodiscard]] StoppedParameters {
  public:
   explicit StoppedParameters(const Tensors& parameters) : parameters_(parameters) {
     for (const at::Tensor& parameter : parameters_) {
-      std::shared_ptr<Node> stop = StopBefore(parameter);
+      NodePtr stop = StopBefore(parameter);
       // Kept alive by the stop's edge.
       accumulators_.push_back(impl::try_get_grad_accumulator(parameter));
-      impl::set_grad_accumulator(parameter, stop);
+      impl::set_grad_accumulator(parameter, torch_versions::WeakNode(stop));
       stops_.push_back(std::move(stop));
     }
   }
   ~StoppedParameters() {
     for (size_t i = 0; i < stops_.size(); ++i) {
-      impl::set_grad_accumulator(parameters_[i], accumulators_[i]);
+      impl::set_grad_accumulator(parameters_[i], torch_versions::WeakNode(accumulators_[i]));
     }
   }
   StoppedParameters(const StoppedParameters&) = delete;
   StoppedParameters& operator=(const StoppedParameters&) = delete;
 
-  const std::vector<std::shared_ptr<Node>>& stops() const { return stops_; }
+  const std::vector<NodePtr>& stops() const { return stops_; }
 
  private:
   const Tensors& parameters_;
-  std::vector<std::shared_ptr<Node>> stops_;
-  std::vector<std::shared_ptr<Node>> accumulators_;
+  std::vector<NodePtr> stops_;
+  std::vector<NodePtr> accumulators_;
 };
 
 // What the backward has to have, kept by the graph's node beside the inputs.
@@ -233,9 +235,9 @@ Roots DefinedRoots(const Tensors& outputs, const Tensors& gradients) {
 }
 
 // Throws if the graph behind `roots` has other leaves than `stops`.
-void CheckLeaves(const Roots& roots, const std::vector<std::shared_ptr<Node>>& stops) {
+void CheckLeaves(const Roots& roots, const std::vector<NodePtr>& stops) {
   std::unordered_set<const Node*> seen;
-  for (const std::shared_ptr<Node>& stop : stops) seen.insert(stop.get());
+  for (const NodePtr& stop : stops) seen.insert(stop.get());
   std::vector<Node*> left;
   for (const Edge& edge : roots.edges) left.push_back(edge.function.get());
   while (!left.empty()) {
@@ -259,11 +261,11 @@ void CheckLeaves(const Roots& roots, const std::vector<std::shared_ptr<Node>>& s
 Tensors Gradients(const Recomputation& recomputation, const Tensors& saved,
                   const Tensors& gradients, const std::function<bool(size_t)>& is_needed) {
   const bool create_graph = at::GradMode::is_enabled();
-  std::vector<std::shared_ptr<Node>> stops;  // null for what has no gradient
+  std::vector<NodePtr> stops;  // null for what has no gradient
   Tensors inputs;
   for (const at::Tensor& tensor : saved) {
     inputs.push_back(tensor.variable_data());
-    stops.push_back(tensor.requires_grad() ? StopBefore(tensor) : nullptr);
+    stops.push_back(tensor.requires_grad() ? StopBefore(tensor) : NodePtr());
     if (stops.back()) impl::set_gradient_edge(inputs.back(), {stops.back(), 0});
   }
   Tensors outputs;

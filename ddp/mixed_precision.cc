@@ -7,6 +7,7 @@
 #include "ddp/comm_hook.h"
 #include "ddp/default_hooks.h"
 #include "ddp/error.h"
+#include "ddp/torch_versions.h"
 
 namespace ddp {
 namespace {
@@ -30,6 +31,14 @@ void CheckMixedPrecision(const MixedPrecision& config) {
   CheckFloating("reduce_dtype", config.reduce_dtype);
   CheckFloating("buffer_dtype", config.buffer_dtype);
 }
+
+struct MixedPrecisionParameters::Item {
+  at::Tensor tensor;
+  at::Tensor whole;  // shares the full-precision storage; defined while low
+  at::Tensor copy;   // in low precision
+  // Held while low: autograd would otherwise make another accumulator, for the wrong type.
+  torch_versions::NodePtr accumulator;
+};
 
 MixedPrecisionParameters::MixedPrecisionParameters(const std::vector<at::Tensor>& parameters,
                                                    at::ScalarType dtype)

@@ -17,10 +17,6 @@ namespace c10::ivalue {
 struct Future;
 }  // namespace c10::ivalue
 
-namespace torch::autograd {
-struct Node;
-}  // namespace torch::autograd
-
 namespace ddp {
 
 class GradBucket;
@@ -98,13 +94,7 @@ class MixedPrecisionParameters {
   bool low() const { return low_; }
 
  private:
-  struct Item {
-    at::Tensor tensor;
-    at::Tensor whole;  // shares the full-precision storage; defined while low
-    at::Tensor copy;   // in low precision
-    // Held, so that it is not made anew, and for the wrong type, while low.
-    std::shared_ptr<torch::autograd::Node> accumulator;
-  };
+  struct Item;
 
   void PointToCopies();
   void Restore();

@@ -16,6 +16,7 @@
 #include "ddp/distributed_data_parallel.h"
 #include "ddp/error.h"
 #include "ddp/process_group.h"
+#include "ddp/torch_versions.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "testing/rank_harness.h"
@@ -123,7 +124,7 @@ class Whole {  // that everything is as it was before
   Net net_;
   std::vector<void*> data_;
   std::vector<torch::Tensor> values_;
-  std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;
+  std::vector<torch_versions::NodePtr> accumulators_;
 };
 
 TEST(MixedPrecisionTest, GradientsAreThoseOfTheLowerPrecisionAsFullPrecisionNumbers) {

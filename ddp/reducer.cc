@@ -20,6 +20,7 @@
 #include "ddp/logging.h"
 #include "ddp/name_list.h"
 #include "ddp/process_group.h"
+#include "ddp/torch_versions.h"
 #include "ddp/unused_parameters.h"
 
 namespace ddp {
@@ -61,6 +62,12 @@ class Reducer::GradientHook : public torch::autograd::FunctionPostHook {
  private:
   Reducer* const reducer_;
   const int parameter_;
+};
+
+// A hook on one parameter's gradient accumulator.
+struct Reducer::Hook {
+  torch_versions::NodePtr accumulator;
+  uintptr_t key = 0;
 };
 
 Reducer::Reducer(std::vector<Parameter> parameters, std::shared_ptr<ProcessGroup> group,

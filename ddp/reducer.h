@@ -18,10 +18,6 @@
 #include "ddp/comm_hook.h"
 #include "ddp/flat_buckets.h"
 
-namespace torch::autograd {
-struct Node;
-}  // namespace torch::autograd
-
 namespace ddp {
 
 class ProcessGroup;
@@ -219,10 +215,7 @@ class Reducer final : private BackwardWatch::Observer {
   const std::vector<Parameter> parameters_;
   const Options options_;
   std::vector<BucketPlan::Tensor> descriptions_;
-  struct Hook {
-    std::shared_ptr<torch::autograd::Node> accumulator;
-    uintptr_t key = 0;
-  };
+  struct Hook;
   std::vector<Hook> hooks_;
 
   std::shared_ptr<ProcessGroup> group_;

@@ -17,6 +17,7 @@
 #include "base/mutex.h"
 #include "ddp/distributed_data_parallel.h"
 #include "ddp/process_group.h"
+#include "ddp/torch_versions.h"
 #include "gtest/gtest.h"
 #include "store/redis_endpoint.h"
 #include "testing/rank_harness.h"
@@ -102,8 +103,7 @@ Counts CostOfWrapper(const std::shared_ptr<ProcessGroup>& group, int parameters,
                      const DistributedDataParallelOptions& options) {
   const torch::Tensor input = torch::ones({16});
   Many bare(parameters);
-  std::vector<std::shared_ptr<torch::autograd::Node>>
-      accumulators;  // held weakly by the parameters
+  std::vector<torch_versions::NodePtr> accumulators;  // held weakly by the parameters
   for (const torch::Tensor& weight : bare->weights) {
     accumulators.push_back(torch::autograd::impl::grad_accumulator(weight));
     accumulators.back()->add_post_hook(std::make_unique<NoHook>());

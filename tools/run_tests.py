@@ -342,6 +342,12 @@ def parse_arguments(argv):
         " only. tsan leaves out what links LibTorch, which is not instrumented",
     )
     parser.add_argument(
+        "--torch",
+        metavar="VERSION",
+        help="with this version of LibTorch, fetched into an output folder of its own"
+        " (third_party/versions.bzl lists the versions)",
+    )
+    parser.add_argument(
         "--oracle",
         action="store_true",
         help="only the comparison with PyTorch's DDP, both sides run afresh on this machine in"
@@ -350,6 +356,20 @@ def parse_arguments(argv):
     )
     parser.add_argument("flags", nargs="*", help="after --: further flags of bazel test")
     return parser.parse_args(argv)
+
+
+def use_torch(version):
+    """Makes every later step fetch this LibTorch and build in an output folder of its own."""
+    info = subprocess.run(
+        [*BAZEL, "info", "output_base"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False
+    )
+    if info.returncode != 0:
+        sys.exit("tools/test: bazel info output_base failed; its message stands above")
+    # The folder in use keeps the other version, so that neither is fetched twice.
+    BAZEL.append(f"--output_base={info.stdout.strip()}-torch-{version}")
+    os.environ["BAZEL"] = shlex.join(BAZEL)  # read by testing/consumer/run
+    os.environ["DDP_TORCH_VERSION"] = version
+    os.environ.pop("TORCH_PATH", None)
 
 
 def bazel_step(options, totals):
@@ -389,6 +409,10 @@ def main(argv):
     options = parse_arguments(argv)
     started = time.monotonic()
     totals = Totals()
+    if options.torch:
+        if options.oracle and options.torch != oracle.PYTORCH:
+            sys.exit(f"tools/test: --oracle compares with PyTorch {oracle.PYTORCH} only")
+        use_torch(options.torch)
     if options.oracle:
         say("PyTorch's DDP and ours, side by side")
         run_oracle([f"--config={name}" for name in options.config] + options.flags, totals)

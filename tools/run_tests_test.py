@@ -5,6 +5,7 @@ import os
 import sys
 import tempfile
 import unittest
+import unittest.mock
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import run_tests  # noqa: E402  (found beside this file)
@@ -42,6 +43,25 @@ DEAD_XML = """<testsuites><testsuite name="t" tests="1" failures="0" errors="1">
 QUIET_XML = """<testsuites><testsuite name="t" tests="1" failures="0" errors="0">
 <testcase name="t" status="run"></testcase></testsuite></testsuites>"""
 NO_CASE_XML = '<testsuites tests="0" name="AllTests"></testsuites>'
+
+
+class TorchVersionTest(unittest.TestCase):
+    def test_another_version_is_built_in_a_folder_of_its_own(self):
+        with tempfile.TemporaryDirectory() as folder:
+            bazel = os.path.join(folder, "bazel")
+            with open(bazel, "w", encoding="utf-8") as stream:
+                stream.write('#!/bin/sh\n[ "$*" = "--batch info output_base" ] && echo /base\n')
+            os.chmod(bazel, 0o755)
+            environment = {"TORCH_PATH": "/a/torch", "DDP_TORCH_VERSION": ""}
+            with unittest.mock.patch.dict(os.environ, environment), unittest.mock.patch.object(
+                run_tests, "BAZEL", [bazel, "--batch"]
+            ):
+                run_tests.use_torch("2.15.0")
+                wanted = [bazel, "--batch", "--output_base=/base-torch-2.15.0"]
+                self.assertEqual(run_tests.BAZEL, wanted)
+                self.assertEqual(os.environ["BAZEL"].split(), wanted)
+                self.assertEqual(os.environ["DDP_TORCH_VERSION"], "2.15.0")
+                self.assertNotIn("TORCH_PATH", os.environ)
 
 
 class CountTest(unittest.TestCase):

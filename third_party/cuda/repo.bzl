@@ -4,7 +4,7 @@ Headers only. cuBLAS, cuSPARSE and cuSOLVER are not needed to compile: `opaque/`
 handle types that torch's headers mention. Fetched only when something is built with --config=cuda.
 """
 
-load("//third_party:versions.bzl", "TORCH_WHEELS")
+load("//third_party:versions.bzl", "TORCH_WHEELS", "chosen_torch_version")
 load("//third_party:wheels.bzl", "fetch_wheels")
 
 def _cuda_impl(ctx):
@@ -18,7 +18,7 @@ def _cuda_impl(ctx):
     if not include:
         runtime = {
             name: sha256
-            for name, sha256 in TORCH_WHEELS.items()
+            for name, sha256 in TORCH_WHEELS[chosen_torch_version(ctx)].cuda.items()
             if name.startswith("nvidia-cuda-runtime")
         }
         fetch_wheels(ctx, runtime, "site-packages")
@@ -36,5 +36,5 @@ cc_library(
 
 cuda_repository = repository_rule(
     implementation = _cuda_impl,
-    environ = ["TORCH_PATH"],
+    environ = ["DDP_TORCH_VERSION", "TORCH_PATH"],
 )

@@ -1,12 +1,19 @@
 """@libtorch: the C++ half of the PyTorch wheel, fetched by hash or taken from TORCH_PATH.
 
-TORCH_PATH names an installed torch package (the folder that holds `lib` and `include`). It must be
-of the very version in versions.bzl and have the C++11 ABI: the distributed classes that we build on
-change in every release.
+DDP_TORCH_VERSION names the version to fetch, one of versions.bzl's; unset: TORCH_VERSION.
+
+TORCH_PATH names an installed torch package (the folder that holds `lib` and `include`). It must
+have the C++11 ABI. A version between the oldest and the newest of versions.bzl is supported; any
+other is used with a warning, since the distributed classes that we build on change with releases.
 """
 
-load("//third_party:versions.bzl", "TORCH_VERSION", "TORCH_WHEELS")
+load("//third_party:versions.bzl", "TORCH_VERSION", "TORCH_WHEELS", "chosen_torch_version")
 load("//third_party:wheels.bzl", "fetch_wheels")
+
+def _release(version):
+    """The release series of a version: (2, 11) of "2.11.0+cpu"."""
+    major, minor = version.split("+")[0].split(".")[:2]
+    return (int(major), int(minor))
 
 def _check_installed(ctx, torch):
     for part in ["lib/libtorch_cpu.so", "include/c10/core/TensorImpl.h", "version.py"]:
@@ -16,10 +23,11 @@ def _check_installed(ctx, torch):
                   "to fetch torch %s.") %
                  (torch, part, TORCH_VERSION))
     version = ctx.read(torch.get_child("version.py")).split("__version__ = '")[1].split("'")[0]
-    if version.split("+")[0] != TORCH_VERSION:
-        fail(("TORCH_PATH=%s holds torch %s; this library needs %s. " +
-              "Unset TORCH_PATH to fetch that.") %
-             (torch, version, TORCH_VERSION))
+    supported = [_release(known) for known in TORCH_WHEELS]
+    if not min(supported) <= _release(version) or not _release(version) <= max(supported):
+        # buildifier: disable=print
+        print("WARNING: TORCH_PATH=%s holds torch %s; this library is tested with torch %s to %s." %
+              (torch, version, TORCH_WHEELS.keys()[0], TORCH_WHEELS.keys()[-1]))
     config = ctx.path(str(torch) + "/share/cmake/Torch/TorchConfig.cmake")
     if config.exists and "_GLIBCXX_USE_CXX11_ABI=0" in ctx.read(config):
         fail("TORCH_PATH=%s was built with the old C++ ABI (_GLIBCXX_USE_CXX11_ABI=0)." % torch)
@@ -30,7 +38,10 @@ def _libtorch_impl(ctx):
         torch = ctx.path(installed)
         _check_installed(ctx, torch)
     else:
-        fetch_wheels(ctx, TORCH_WHEELS, "site-packages")
+        version = chosen_torch_version(ctx)
+        wheels = dict(TORCH_WHEELS[version].cuda)
+        wheels["torch==" + version] = TORCH_WHEELS[version].sha256
+        fetch_wheels(ctx, wheels, "site-packages")
         torch = ctx.path("site-packages/torch")
 
         # Packages inside the wheel would end our globs.
@@ -46,5 +57,5 @@ libtorch_repository = repository_rule(
     attrs = {
         "build_file": attr.label(default = Label("//third_party/libtorch:libtorch.BUILD.tpl")),
     },
-    environ = ["TORCH_PATH"],
+    environ = ["DDP_TORCH_VERSION", "TORCH_PATH"],
 )

@@ -1,9 +1,11 @@
-"""@nccl: NCCL's header and library: beside TORCH_PATH's torch, else by hash from its wheel.
+"""@nccl: NCCL's header and library: beside TORCH_PATH's torch, else by hash from a wheel.
+
+The wheel is the one that the fetched torch requires.
 
 Fetched only when something is built with --config=cuda.
 """
 
-load("//third_party:versions.bzl", "NCCL_WHEELS")
+load("//third_party:versions.bzl", "TORCH_WHEELS", "chosen_torch_version")
 load("//third_party:wheels.bzl", "fetch_wheels")
 
 def _nccl_impl(ctx):
@@ -12,7 +14,7 @@ def _nccl_impl(ctx):
     if beside and ctx.path(str(beside) + "/include/nccl.h").exists:
         nccl = beside
     else:
-        fetch_wheels(ctx, NCCL_WHEELS, "site-packages")
+        fetch_wheels(ctx, TORCH_WHEELS[chosen_torch_version(ctx)].nccl, "site-packages")
         nccl = ctx.path("site-packages/nvidia/nccl")
     version = [
         line.split(" ")[-1].strip("\"")
@@ -28,5 +30,5 @@ def _nccl_impl(ctx):
 nccl_repository = repository_rule(
     implementation = _nccl_impl,
     attrs = {"build_file": attr.label(default = Label("//third_party/nccl:nccl.BUILD.tpl"))},
-    environ = ["TORCH_PATH"],
+    environ = ["DDP_TORCH_VERSION", "TORCH_PATH"],
 )
