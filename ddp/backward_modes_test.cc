@@ -315,7 +315,7 @@ int DisjointOutputsOneByOne() {
       const DisjointOutputs outputs = model.forward(Input(group->rank(), step));
       outputs.second->sum().backward();
       outputs.first.sum().backward();
-      check_finished(model);
+      model.check_finished();
       EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*net)));
     }
     // One of them left out is found by the next forward, on every rank, and only once. (Nothing
@@ -569,12 +569,12 @@ int DescribesItself() {
   net->spare->weight.set_requires_grad(false);
   net->spare->bias.set_requires_grad(false);
   DistributedDataParallel model(net, group, {.bucket_cap_mb = 1e-4});
-  EXPECT_THAT(describe(model), AllOf(HasSubstr("6 parameters"), HasSubstr("as first dealt"),
-                                     HasSubstr("right.bias")));
+  EXPECT_THAT(model.describe(), AllOf(HasSubstr("6 parameters"), HasSubstr("as first dealt"),
+                                      HasSubstr("right.bias")));
   for (int step = 0; step < 3; ++step) {
     Sum(model.forward(Input(group->rank(), step), true, true)).backward();
   }
-  EXPECT_THAT(describe(model), HasSubstr("in the order in which gradients come"));
+  EXPECT_THAT(model.describe(), HasSubstr("in the order in which gradients come"));
   const DDPLoggingData data = model.logging_data();
   EXPECT_EQ(data.world_size, group->size());
   EXPECT_EQ(data.rank, group->rank());

@@ -5,10 +5,11 @@
 //
 //   int Train() {
 //     auto group = ddp::init_process_group();          // meets the other ranks
-//     auto net = std::make_shared<Net>();
+//     Net net;                                         // a torch::nn::Module's holder
 //     ddp::DistributedDataParallel model(net, group);  // rank 0's weights everywhere
-//     torch::optim::SGD optimizer(net->parameters(), 0.1);
+//     torch::optim::SGD optimizer(model->parameters(), 0.1);
 //     ...
+//     auto loss = (model->forward(inputs) - targets).pow(2).mean();
 //     loss.backward();                                 // averages the gradients over the ranks
 //     optimizer.step();
 //     return 0;

@@ -101,7 +101,7 @@ int Defect03UnusedStaysUndefinedWhenARankHasJoined() {
   const auto group = init_process_group();
   Optional net;
   DistributedDataParallel model(net, group, {.find_unused_parameters = true});
-  join({model.joinable()}, {}, [&] {
+  join({&model}, {}, [&] {
     for (int step = 0; step < (group->rank() == 0 ? 3 : 1); ++step) {
       net->zero_grad();
       model.forward(Ones(2), /*use=*/step != 1).sum().backward();
@@ -115,7 +115,7 @@ int Defect04StaticGraphWithARankThatJoinsAtOnce() {
   const auto group = init_process_group();
   auto net = OneWeight();
   DistributedDataParallel model(net, group, {.static_graph = true});
-  join({model.joinable()}, {}, [&] {
+  join({&model}, {}, [&] {
     for (int step = 0; step < (group->rank() == 0 ? 3 : 0); ++step) {
       net->zero_grad();
       model.forward(X(3)).sum().backward();
@@ -129,7 +129,7 @@ int Defect05BucketsFollowARankWithInputs() {
   const auto group = init_process_group();
   auto net = Layers(3, 2);
   DistributedDataParallel model(net, group);
-  join({model.joinable()}, {}, [&] {
+  join({&model}, {}, [&] {
     for (int step = 0; step < (group->rank() == 0 ? 0 : 3); ++step) {
       model.forward(Ones(2)).sum().backward();
     }

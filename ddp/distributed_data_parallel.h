@@ -1,30 +1,183 @@
 #ifndef DDP_DISTRIBUTED_DATA_PARALLEL_H_
 #define DDP_DISTRIBUTED_DATA_PARALLEL_H_
 
+#include <cstddef>
+#include <cstdint>
+#include <iosfwd>
 #include <memory>
 #include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
-#include "ddp/data_parallel_core.h"
+#include <ATen/core/Tensor.h>
+
+#include "ddp/comm_hook.h"
+#include "ddp/logging_data.h"
+#include "ddp/options.h"
 #include "ddp/tensor_traversal.h"
 
+namespace torch::nn {
+class Module;
+}  // namespace torch::nn
+namespace torch::serialize {
+class InputArchive;
+class OutputArchive;
+}  // namespace torch::serialize
+
 namespace ddp {
+
+class DataParallelCore;
+class Joinable;
+class ProcessGroup;
+
+namespace internal {
+
+// A class that TORCH_MODULE made: a holder of a module.
+template <typename T>
+concept ModuleHolder = requires(const T& holder) {
+  typename T::ContainedType;
+  holder.ptr();
+};
+
+// DistributedDataParallel without the module's type. Every function throws ConfigurationError for
+// an empty wrapper.
+class DataParallelHandle {
+ public:
+  // While the guard lives, backwards of forwards made under it accumulate gradients on this rank
+  // only. The first synchronized backward afterwards averages what has gathered:
+  //   {
+  //     auto guard = model.no_sync();
+  //     loss(model.forward(first)).backward();
+  //   }
+  //   loss(model.forward(second)).backward();
+  // The wrapper may be moved, and may end, while the guard lives.
+  class [[nodiscard]] NoSyncGuard {
+   public:
+    NoSyncGuard(std::shared_ptr<DataParallelCore> core, bool active);
+    ~NoSyncGuard();
+    NoSyncGuard(const NoSyncGuard&) = delete;
+    NoSyncGuard& operator=(const NoSyncGuard&) = delete;
+
+   private:
+    const std::shared_ptr<DataParallelCore> core_;
+    const bool before_;
+  };
+  // In a loop, `active` says which iterations are meant: no_sync(i + 1 < n).
+  NoSyncGuard no_sync(bool active = true);
+
+  // Copies rank 0's buffers to all ranks now: before an evaluation on all of them, say. A
+  // collective.
+  void sync_buffers();
+
+  // Reduces gradients with `hook` instead of a plain average: `hook(state, bucket)` returns a
+  // future of the reduced tensor, like the bucket's buffer, and divides by itself. `state` is
+  // anything that can be copied, usually a shared_ptr; the model keeps it. Once, before the first
+  // backward, on all ranks alike. See comm_hook.h, and default_hooks.h for those that exist.
+  template <typename State, typename Hook>
+  void register_comm_hook(State state, Hook hook, const std::string& name = "custom") {
+    RegisterCommHook(name, BindCommHook(std::move(state), std::move(hook)));
+  }
+
+  // Keeps buffers in step with `hook(state, buffers by name)`, called before or after every
+  // synchronized forward of a module in training, instead of by a broadcast. The backward waits
+  // for the futures that it returns.
+  template <typename State, typename Hook>
+  void register_buffer_comm_hook(
+      State state, Hook hook,
+      BufferCommHookLocation location = BufferCommHookLocation::kPreForward) {
+    RegisterBufferCommHook(BindBufferCommHook(std::move(state), std::move(hook)), location);
+  }
+
+  // Throws ReductionError, naming the parameters without a gradient, when a reduction has begun and
+  // is not complete: for a program that wants to know at once. The next forward checks the same.
+  void check_finished();
+
+  // The next synchronized backward also records the order in which gradients come, and ends with
+  // new buckets: for a graph that has changed. On all ranks before the same backward.
+  void rebuild_buckets();
+
+  // Goes on over other ranks, with parameters, gradients and options as they are. On all ranks of
+  // `group`; a rank that is new there constructs its model with init_sync=false, after it has got
+  // the state from somewhere. Throws as the constructor.
+  void update_process_group(std::shared_ptr<ProcessGroup> group);
+
+  // Which parameters share a bucket, in the order of reduction, by name: for a checkpoint, see
+  // DistributedDataParallelOptions::bucket_layout. Dealt anew once, at the end of the first
+  // synchronized backward (not with find_unused_parameters: see rebuild_buckets).
+  std::vector<std::vector<std::string>> bucket_layout() const;
+
+  // What the model is and does, times included; logging_data().to_json() for a log.
+  DDPLoggingData logging_data() const;
+
+  // Times are taken in the first 10 iterations and then in every `iterations`-th. Unset: 100.
+  void set_logging_sample_rate(int64_t iterations);
+
+  // A table of the model's buckets for a person to read.
+  std::string describe() const;
+
+  // The model's joinable. A ddp::Join takes `&model` for it. The pointer stays valid when the
+  // wrapper moves.
+  Joinable* joinable() const;
+
+  // False for a wrapper of nullptr, and for a wrapper that the program has moved from.
+  explicit operator bool() const { return core_ != nullptr; }
+
+ protected:
+  DataParallelHandle() = default;
+  DataParallelHandle(std::shared_ptr<torch::nn::Module> module, std::shared_ptr<ProcessGroup> group,
+                     const DistributedDataParallelOptions& options);
+  DataParallelHandle(std::shared_ptr<torch::nn::Module> module,
+                     const DistributedDataParallelOptions& options);
+
+  void CheckNotEmpty() const;
+
+  // See data_parallel_core.h.
+  void BeforeForward();
+  void AfterForward(const std::vector<at::Tensor>& outputs, bool complete);
+  void OnForwardException();
+  bool PlacesInputs() const;
+  at::Tensor PlaceInput(const at::Tensor& input) const;
+  bool PlacesOutputs() const;
+  at::Tensor PlaceOutput(const at::Tensor& output) const;
+
+ private:
+  DataParallelCore& Core() const;
+  void RegisterCommHook(const std::string& name, CommHook hook);
+  void RegisterBufferCommHook(BufferCommHook hook, BufferCommHookLocation location);
+
+  std::shared_ptr<DataParallelCore> core_;
+};
+
+}  // namespace internal
 
 // Trains one module on all ranks of a process group as if on one: every rank runs forward and
 // backward on its own share of the batch, and when backward() returns every rank has the average of
 // all ranks' gradients.
 //
 //   auto group = ddp::init_process_group();
-//   auto net = std::make_shared<Net>();            // a torch::nn::Module, or a ModuleHolder
-//   ddp::DistributedDataParallel model(net, group);
-//   torch::optim::SGD optimizer(net->parameters(), 0.1);
-//   for (...) {
+//   Net net;                                       // TORCH_MODULE's, or
+//   std::make_shared<NetImpl>() ddp::DistributedDataParallel model(net, group); torch::optim::SGD
+//   optimizer(model->parameters(), 0.1); for (...) {
 //     optimizer.zero_grad();
-//     loss(model.forward(inputs), targets).backward();   // gradients are averaged in here
-//     optimizer.step();                                   // the same step on every rank
+//     loss(model->forward(inputs), targets).backward();  // gradients are averaged in here
+//     optimizer.step();                                  // the same step on every rank
 //   }
+//
+// The wrapper stands where the module stood:
+// - model->forward(x), model.forward(x) and model(x) are the synchronized forward. `->` gives the
+//   wrapper itself, so `.` and `->` are the same everywhere.
+// - parameters(), train(), to() and the other functions of torch::nn::Module below act on the
+//   module. Names have no prefix: a state that the wrapper saves fits the bare module, and the
+//   other way round. torch::save(model, path) and torch::load(model, path) work.
+// - model.module() is the module itself, with everything else that it has. Its own forward is not
+//   synchronized: gradients of its outputs stay on this rank.
+//
+// A wrapper is a handle, as LibTorch's module holders and tensors are. Copies share one model, and
+// the last copy destroys it. A wrapper may be a member, a return value and an element of a
+// container; a member that gets its model later begins as `{nullptr}`.
+// DistributedDataParallel<Net>, by the holder's name, and DistributedDataParallel<NetImpl> convert
+// to each other.
 //
 // Rules, as in PyTorch:
 // - Construct it, and call forward and backward, on every rank in the same order: they are
@@ -50,40 +203,40 @@ namespace ddp {
 // forward throws PeerFailedError; under ddprun let that end the process, and the job goes on in a
 // new generation.
 //
-// The wrapper shares the module with the caller, who may go on using it directly; optimizers take
-// its parameters. Thread-compatible; not movable.
+// Thread-compatible, copies included.
 template <typename Module>
-class DistributedDataParallel {
+class DistributedDataParallel : public internal::DataParallelHandle {
  public:
+  // An empty wrapper: for a member that gets its model later.
+  DistributedDataParallel(std::nullptr_t) {}
+
   DistributedDataParallel(std::shared_ptr<Module> module, std::shared_ptr<ProcessGroup> group,
                           const DistributedDataParallelOptions& options = {})
-      : module_(module), core_(std::move(module), WithGroup(options, std::move(group))) {}
-
-  // From TORCH_MODULE's holders.
-  template <typename Holder>
-  requires requires(const Holder& holder) { holder.ptr(); }
-  DistributedDataParallel(const Holder& holder, std::shared_ptr<ProcessGroup> group,
-                          const DistributedDataParallelOptions& options = {})
-      : DistributedDataParallel(holder.ptr(), std::move(group), options) {}
+      : DataParallelHandle(module, std::move(group), options), module_(std::move(module)) {}
 
   // As above, with the group or mesh in the options.
   DistributedDataParallel(std::shared_ptr<Module> module,
                           const DistributedDataParallelOptions& options)
-      : module_(module), core_(std::move(module), options) {}
+      : DataParallelHandle(module, options), module_(std::move(module)) {}
 
-  template <typename Holder>
-  requires requires(const Holder& holder) { holder.ptr(); }
+  // From TORCH_MODULE's holders.
+  template <internal::ModuleHolder Holder>
+  DistributedDataParallel(const Holder& holder, std::shared_ptr<ProcessGroup> group,
+                          const DistributedDataParallelOptions& options = {})
+      : DistributedDataParallel(holder.ptr(), std::move(group), options) {}
+  template <internal::ModuleHolder Holder>
   DistributedDataParallel(const Holder& holder, const DistributedDataParallelOptions& options)
       : DistributedDataParallel(holder.ptr(), options) {}
 
-  // The module's own forward, with whatever it takes and returns: a tensor, a container or plain
-  // struct of tensors, or anything that ddp/tensor_traversal.h can look into.
+  // The module's own forward, with whatever it takes and returns: nothing, a tensor, a container or
+  // plain struct of tensors, or anything that ddp/tensor_traversal.h can look into.
   template <typename... Inputs>
   auto forward(Inputs&&... inputs) {
+    CheckNotEmpty();
     try {
       return Run(std::forward<Inputs>(inputs)...);
     } catch (...) {
-      core_.OnForwardException();  // the peers wait for this rank
+      OnForwardException();  // the peers wait for this rank
       throw;
     }
   }
@@ -93,111 +246,96 @@ class DistributedDataParallel {
     return forward(std::forward<Inputs>(inputs)...);
   }
 
-  // While the guard lives, backwards of forwards made under it accumulate gradients on this rank
-  // only. The first synchronized backward afterwards averages what has gathered:
-  //   {
-  //     auto guard = model.no_sync();
-  //     loss(model.forward(first)).backward();
-  //   }
-  //   loss(model.forward(second)).backward();
-  class [[nodiscard]] NoSyncGuard {
-   public:
-    NoSyncGuard(DataParallelCore& core, bool active) : core_(core), before_(core.synchronize()) {
-      if (active) core_.set_synchronize(false);
-    }
-    ~NoSyncGuard() { core_.set_synchronize(before_); }
-    NoSyncGuard(const NoSyncGuard&) = delete;
-    NoSyncGuard& operator=(const NoSyncGuard&) = delete;
+  DistributedDataParallel* operator->() { return this; }
+  const DistributedDataParallel* operator->() const { return this; }
 
-   private:
-    DataParallelCore& core_;
-    const bool before_;
-  };
-  // In a loop, `active` says which iterations are meant: no_sync(i + 1 < n).
-  NoSyncGuard no_sync(bool active = true) { return NoSyncGuard(core_, active); }
-
-  // Copies rank 0's buffers to all ranks now: before an evaluation on all of them, say. A
-  // collective.
-  void sync_buffers() { core_.SyncBuffers(); }
-
-  // Reduces gradients with `hook` instead of a plain average: `hook(state, bucket)` returns a
-  // future of the reduced tensor, like the bucket's buffer, and divides by itself. `state` is
-  // anything that can be copied, usually a shared_ptr; the model keeps it. Once, before the first
-  // backward, on all ranks alike. See comm_hook.h, and default_hooks.h for those that exist.
-  template <typename State, typename Hook>
-  void register_comm_hook(State state, Hook hook, const std::string& name = "custom") {
-    core_.RegisterCommHook(name, BindCommHook(std::move(state), std::move(hook)));
-  }
-
-  // Keeps buffers in step with `hook(state, buffers by name)`, called before or after every
-  // synchronized forward of a module in training, instead of by a broadcast. The backward waits
-  // for the futures that it returns.
-  template <typename State, typename Hook>
-  void register_buffer_comm_hook(
-      State state, Hook hook,
-      BufferCommHookLocation location = BufferCommHookLocation::kPreForward) {
-    core_.RegisterBufferCommHook(BindBufferCommHook(std::move(state), std::move(hook)), location);
-  }
-
-  // Throws ReductionError, naming the parameters without a gradient, when a reduction has begun and
-  // is not complete; see also ddp::check_finished. The next forward checks the same.
-  void check_finished() { core_.CheckFinished(); }
-
-  // The next synchronized backward also records the order in which gradients come, and ends with
-  // new buckets: for a graph that has changed. On all ranks before the same backward.
-  void rebuild_buckets() { core_.RebuildBuckets(); }
-
-  // Goes on over other ranks, with parameters, gradients and options as they are. On all ranks of
-  // `group`; a rank that is new there constructs its model with init_sync=false, after it has got
-  // the state from somewhere. Throws as the constructor.
-  void update_process_group(std::shared_ptr<ProcessGroup> group) {
-    core_.UpdateProcessGroup(std::move(group));
-  }
-
-  // Which parameters share a bucket, in the order of reduction, by name: for a checkpoint, see
-  // DistributedDataParallelOptions::bucket_layout. Dealt anew once, at the end of the first
-  // synchronized backward (not with find_unused_parameters: see rebuild_buckets).
-  std::vector<std::vector<std::string>> bucket_layout() const {
-    return core_.reducer().plan_names();
-  }
-
-  // What the model is and does, times included; logging_data().to_json() for a log.
-  DDPLoggingData logging_data() const { return core_.LoggingData(); }
-
-  // Times are taken in the first 10 iterations and then in every `iterations`-th. Unset: 100.
-  void set_logging_sample_rate(int64_t iterations) { core_.SetLoggingSampleRate(iterations); }
-
-  // See ddp::describe.
-  std::string describe() const { return core_.Describe(); }
-
-  // What a ddp::Join takes.
-  Joinable* joinable() { return &core_; }
-
+  // The module itself; null in an empty wrapper.
   const std::shared_ptr<Module>& module() const { return module_; }
-  Module* operator->() const { return module_.get(); }
+
+  // ---- torch::nn::Module's functions, on the module.
+
+  auto parameters(bool recurse = true) const { return Bare().parameters(recurse); }
+  auto named_parameters(bool recurse = true) const { return Bare().named_parameters(recurse); }
+  auto buffers(bool recurse = true) const { return Bare().buffers(recurse); }
+  auto named_buffers(bool recurse = true) const { return Bare().named_buffers(recurse); }
+  auto modules(bool include_self = true) const { return Bare().modules(include_self); }
+  auto named_modules(const std::string& name_prefix = "", bool include_self = true) const {
+    return Bare().named_modules(name_prefix, include_self);
+  }
+  auto children() const { return Bare().children(); }
+  auto named_children() const { return Bare().named_children(); }
+  const std::string& name() const { return Bare().name(); }
+  bool is_training() const { return Bare().is_training(); }
+
+  void train(bool on = true) { Bare().train(on); }
+  void eval() { Bare().eval(); }
+  void zero_grad(bool set_to_none = true) { Bare().zero_grad(set_to_none); }
+  void to(at::Device device, at::ScalarType dtype, bool non_blocking = false) {
+    Bare().to(device, dtype, non_blocking);
+  }
+  void to(at::ScalarType dtype, bool non_blocking = false) { Bare().to(dtype, non_blocking); }
+  void to(at::Device device, bool non_blocking = false) { Bare().to(device, non_blocking); }
+  // Takes every function that torch::nn::Module::apply() takes.
+  template <typename Function>
+  void apply(Function&& function) {
+    Bare().apply(std::forward<Function>(function));
+  }
+  template <typename Function>
+  void apply(Function&& function, const std::string& name_prefix) {
+    Bare().apply(std::forward<Function>(function), name_prefix);
+  }
+  void save(torch::serialize::OutputArchive& archive) const { Bare().save(archive); }
+  // load() changes this rank only. Load the same archive on every rank.
+  void load(torch::serialize::InputArchive& archive) { Bare().load(archive); }
+
+  // For torch::save and torch::load.
+  friend torch::serialize::OutputArchive& operator<<(torch::serialize::OutputArchive& archive,
+                                                     const DistributedDataParallel& model) {
+    model.save(archive);
+    return archive;
+  }
+  friend torch::serialize::InputArchive& operator>>(torch::serialize::InputArchive& archive,
+                                                    DistributedDataParallel& model) {
+    model.load(archive);
+    return archive;
+  }
+  // Prints the module.
+  friend std::ostream& operator<<(std::ostream& stream, const DistributedDataParallel& model) {
+    return stream << model.Bare();
+  }
 
  private:
+  Module& Bare() const {
+    CheckNotEmpty();
+    return *module_;
+  }
+
   template <typename... Inputs>
   auto Run(Inputs&&... inputs) {
-    core_.BeforeForward();
-    auto outputs = RunModule(std::forward<Inputs>(inputs)...);
-    using Outputs = decltype(outputs);
-    if constexpr (may_hold_tensors_v<Outputs>) {
-      if (core_.places_outputs()) {
-        for_each_tensor(outputs, [&](at::Tensor& tensor) { tensor = core_.PlaceOutput(tensor); });
+    using Outputs = decltype(RunModule(std::forward<Inputs>(inputs)...));
+    BeforeForward();
+    if constexpr (std::is_void_v<Outputs>) {
+      RunModule(std::forward<Inputs>(inputs)...);
+      AfterForward({}, /*complete=*/true);
+    } else {
+      Outputs outputs = RunModule(std::forward<Inputs>(inputs)...);
+      if constexpr (may_hold_tensors_v<Outputs>) {
+        if (PlacesOutputs()) {
+          for_each_tensor(outputs, [&](at::Tensor& tensor) { tensor = PlaceOutput(tensor); });
+        }
       }
+      std::vector<at::Tensor> tensors;
+      for_each_tensor(std::as_const(outputs), [&](const at::Tensor& tensor) {
+        if (tensor.defined()) tensors.push_back(tensor);
+      });
+      AfterForward(tensors, /*complete=*/!may_hide_tensors_v<Outputs>);
+      return outputs;
     }
-    std::vector<at::Tensor> tensors;
-    for_each_tensor(std::as_const(outputs), [&](const at::Tensor& tensor) {
-      if (tensor.defined()) tensors.push_back(tensor);
-    });
-    core_.AfterForward(tensors, /*complete=*/!may_hide_tensors_v<Outputs>);
-    return outputs;
   }
 
   template <typename... Inputs>
   auto RunModule(Inputs&&... inputs) {
-    if (core_.places_inputs()) return module_->forward(Place<Inputs>(inputs)...);
+    if (PlacesInputs()) return module_->forward(Place<Inputs>(inputs)...);
     return module_->forward(std::forward<Inputs>(inputs)...);
   }
 
@@ -209,7 +347,7 @@ class DistributedDataParallel {
     if constexpr (may_hold_tensors_v<Value> && std::is_copy_constructible_v<Value>) {
       Value placed = input;
       for_each_tensor(placed, [this](at::Tensor& tensor) {
-        if (tensor.defined()) tensor = core_.PlaceInput(tensor);
+        if (tensor.defined()) tensor = PlaceInput(tensor);
       });
       return placed;
     } else {
@@ -217,31 +355,29 @@ class DistributedDataParallel {
     }
   }
 
-  const std::shared_ptr<Module> module_;
-  DataParallelCore core_;
+  std::shared_ptr<Module> module_;
 };
 
-// Throws ReductionError when a reduction of `model` has begun and is not complete: to be called
-// where a program wants to know at once, instead of at the next forward.
-template <typename Module>
-void check_finished(DistributedDataParallel<Module>& model) {
-  model.check_finished();
-}
+// The same wrapper, by the name of the module's holder.
+template <internal::ModuleHolder Holder>
+class DistributedDataParallel<Holder>
+    : public DistributedDataParallel<typename Holder::ContainedType> {
+  using OfModule = DistributedDataParallel<typename Holder::ContainedType>;
 
-// A table of the model's buckets for a person to read.
-template <typename Module>
-std::string describe(const DistributedDataParallel<Module>& model) {
-  return model.describe();
-}
+ public:
+  using OfModule::OfModule;
+  DistributedDataParallel(const OfModule& other) : OfModule(other) {}
+  DistributedDataParallel(OfModule&& other) : OfModule(std::move(other)) {}
+};
 
-template <typename Holder>
+template <internal::ModuleHolder Holder>
 DistributedDataParallel(const Holder&, const DistributedDataParallelOptions&)
-    -> DistributedDataParallel<typename Holder::ContainedType>;
+    -> DistributedDataParallel<Holder>;
 
-template <typename Holder>
+template <internal::ModuleHolder Holder>
 DistributedDataParallel(const Holder&, std::shared_ptr<ProcessGroup>,
                         const DistributedDataParallelOptions& = {})
-    -> DistributedDataParallel<typename Holder::ContainedType>;
+    -> DistributedDataParallel<Holder>;
 
 }  // namespace ddp
 

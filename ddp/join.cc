@@ -34,10 +34,16 @@ std::string TextOf(const std::exception& error) {
   return torch_error != nullptr ? torch_error->what_without_backtrace() : error.what();
 }
 
+std::vector<Joinable*> Addresses(const std::vector<JoinableRef>& joinables) {
+  std::vector<Joinable*> addresses;
+  for (const JoinableRef& joinable : joinables) addresses.push_back(joinable.get());
+  return addresses;
+}
+
 }  // namespace
 
-Join::Join(std::vector<Joinable*> joinables, const JoinOptions& options)
-    : joinables_(std::move(joinables)),
+Join::Join(const std::vector<JoinableRef>& joinables, const JoinOptions& options)
+    : joinables_(Addresses(joinables)),
       options_(options),
       exceptions_at_start_(std::uncaught_exceptions()) {
   if (joinables_.empty()) throw ConfigurationError("a Join needs at least one joinable");
@@ -220,9 +226,9 @@ void Join::Shadow() {
   }
 }
 
-void join(std::vector<Joinable*> joinables, const JoinOptions& options,
+void join(const std::vector<JoinableRef>& joinables, const JoinOptions& options,
           const std::function<void()>& loop) {
-  Join guard(std::move(joinables), options);
+  Join guard(joinables, options);
   try {
     loop();
   } catch (const CommunicationError&) {

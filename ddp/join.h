@@ -16,6 +16,7 @@
 #ifndef DDP_JOIN_H_
 #define DDP_JOIN_H_
 
+#include <concepts>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -90,6 +91,23 @@ class Joinable {
   bool in_join_ = false;
 };
 
+// The argument of a Join: the address of a Joinable, or of an object with a function joinable().
+// A DistributedDataParallel is such an object, and may move while the Join lives.
+class JoinableRef {
+ public:
+  JoinableRef(Joinable* joinable) : joinable_(joinable) {}
+  template <typename T>
+  requires requires(T& object) {
+    { object.joinable() } -> std::same_as<Joinable*>;
+  }
+  JoinableRef(T* object) : joinable_(object->joinable()) {}
+
+  Joinable* get() const { return joinable_; }
+
+ private:
+  Joinable* joinable_;
+};
+
 // See the top of this file. Its scope is the training loop; all ranks make one, of the same
 // joinables in the same order.
 //
@@ -106,7 +124,7 @@ class Join {
 
   // Throws ConfigurationError (no joinable, more than one group, a joinable that is under a Join
   // already) and PeerFailedError (news that this rank had not seen yet).
-  explicit Join(std::vector<Joinable*> joinables, const JoinOptions& options = {});
+  explicit Join(const std::vector<JoinableRef>& joinables, const JoinOptions& options = {});
   ~Join();
   Join(const Join&) = delete;
   Join& operator=(const Join&) = delete;
@@ -155,7 +173,7 @@ class Join {
 
 // Runs `loop` under a Join and finishes it. An exception that leaves the loop is told to the others
 // in its own words.
-void join(std::vector<Joinable*> joinables, const JoinOptions& options,
+void join(const std::vector<JoinableRef>& joinables, const JoinOptions& options,
           const std::function<void()>& loop);
 
 }  // namespace ddp

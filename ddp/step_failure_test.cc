@@ -140,7 +140,7 @@ int UnusedParameterOnOneRankIsFoundByTheNextForward() {
       DistributedDataParallel model(net, group);
       text = Step(model, *group, Fault::kLeaveOut);
       if (check && group->rank() == kCulprit) {
-        text = ErrorOf<ReductionError>([&] { check_finished(model); });
+        text = ErrorOf<ReductionError>([&] { model.check_finished(); });
       }
     }
     if (check || group->rank() != kCulprit) {

@@ -109,7 +109,7 @@ void TrainUnevenly(const std::shared_ptr<ProcessGroup>& group, const Variant& va
   }
   torch::optim::SGD optimizer(net->parameters(), 0.1);
   const int mine = inputs[group->rank()];
-  Join join({model.joinable()}, {.divide_by_initial_world_size = variant.by_size});
+  Join join({&model}, {.divide_by_initial_world_size = variant.by_size});
   const int stride = variant.accumulate ? 2 : 1;
   for (int step = 0; step + stride <= mine; step += stride) {
     optimizer.zero_grad();
@@ -205,7 +205,7 @@ int BucketsFollowAnActiveRank() {
   Net net;
   DistributedDataParallel model(net, group, {.bucket_cap_mb = 1e-5, .static_graph = true});
   // Rank 0 has nothing, so it has seen no gradient, and the order still is the true one.
-  ddp::join({model.joinable()}, {}, [&] {
+  ddp::join({&model}, {}, [&] {
     if (group->rank() == 0) return;
     for (int step = 0; step < 2; ++step) model.forward(Input(1, step)).sum().backward();
   });
@@ -220,7 +220,7 @@ int EarlyTerminationThrowsEverywhere() {
   DistributedDataParallel model(net, group, {.find_unused_parameters = true});
   const int mine = group->rank() == 0 ? 1 : 3;
   const std::string text = ErrorOf<ReductionError>([&] {
-    Join join({model.joinable()}, {.throw_on_early_termination = true});
+    Join join({&model}, {.throw_on_early_termination = true});
     for (int step = 0; step < mine; ++step) {
       model.forward(Input(group->rank(), step)).sum().backward();
     }
@@ -236,7 +236,7 @@ int UnfinishedReductionIsFoundAtTheExit() {
   Net net;  // "unused" is never used
   DistributedDataParallel model(net, group);
   EXPECT_THAT(ErrorOf<c10::Error>([&] {
-                Join join({model.joinable()});
+                Join join({&model});
                 model.forward(Input(group->rank(), 0)).sum().backward();
                 join.finish();
               }),

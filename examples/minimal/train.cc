@@ -31,7 +31,7 @@ int Train() {
   torch::nn::Linear net(1, 1);
   net->to(device);
   ddp::DistributedDataParallel model(net, group);
-  torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.5));
+  torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.5));
 
   int64_t step = 0;
   for (uint32_t epoch = 0; epoch < 5; ++epoch) {
@@ -40,7 +40,7 @@ int Train() {
     while (const auto batch = sampler.next_batch()) {
       const torch::Tensor mine = torch::tensor(batch->indices, torch::kLong).to(device);
       const torch::Tensor errors =
-          model.forward(inputs.index_select(0, mine)) - targets.index_select(0, mine);
+          model->forward(inputs.index_select(0, mine)) - targets.index_select(0, mine);
       const torch::Tensor loss = errors.pow(2).sum();
       optimizer.zero_grad();
       // Gradients are averaged over the ranks. Scaled like this, the average is the gradient of the

@@ -21,14 +21,14 @@ int Train() {
   torch::nn::Linear net(4, 1);
   net->to(group->device());
   ddp::DistributedDataParallel model(net, group);
-  torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.1));
+  torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.1));
   for (int64_t step = 1; step <= 400; ++step) {
     if (fail_once && step == 200 && session.restart_count() == 0 && session.rank() == 1) {
       throw std::runtime_error("told to fail");
     }
     const torch::Tensor inputs = torch::rand({16, 4}, group->device());
     optimizer.zero_grad();
-    (model.forward(inputs) - inputs.sum(1, true)).pow(2).mean().backward();
+    (model->forward(inputs) - inputs.sum(1, true)).pow(2).mean().backward();
     optimizer.step();
     session.commit(step);
   }

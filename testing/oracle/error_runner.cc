@@ -109,7 +109,7 @@ std::string ReplacedView(const Group& group) {
 std::string EarlyTermination(const Group& group) {
   return TextOf([&] {
     DistributedDataParallel model(torch::nn::Linear(2, 2), group);
-    join({model.joinable()}, {.throw_on_early_termination = true}, [&] {
+    join({&model}, {.throw_on_early_termination = true}, [&] {
       for (int step = 0; step < 2 - group->rank(); ++step) {
         model.forward(torch::ones({1, 2})).sum().backward();
       }

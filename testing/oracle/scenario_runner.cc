@@ -125,7 +125,7 @@ class Run {
     if (scenario_.batches.empty()) {
       Train(model);
     } else {
-      join({model.joinable()},
+      join({&model},
            {.divide_by_initial_world_size = scenario_.divide_by_initial_world_size},
            [&] { Train(model); });
     }

@@ -1,0 +1,347 @@
+// DistributedDataParallel as a LibTorch user meets it: what compiles, what it acts on, where it may
+// live. Every body below runs as the ranks of one group.
+#include <torch/torch.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "ddp/ddp.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "store/redis_endpoint.h"
+#include "testing/distributed_checks.h"
+#include "testing/rank_harness.h"
+#include "testing/redis_fixture.h"
+
+namespace ddp {
+namespace {
+
+using ::ddp::testing::ErrorOf;
+using ::ddp::testing::Flatten;
+using ::ddp::testing::Gradients;
+using ::ddp::testing::SameOnAllRanks;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+struct NetImpl : torch::nn::Module {
+  NetImpl() {
+    first = register_module("first", torch::nn::Linear(4, 6));
+    norm = register_module("norm", torch::nn::BatchNorm1d(6));
+    last = register_module("last", torch::nn::Linear(6, 2));
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    return last->forward(torch::tanh(norm->forward(first->forward(x))));
+  }
+  torch::nn::Linear first{nullptr}, last{nullptr};
+  torch::nn::BatchNorm1d norm{nullptr};
+};
+TORCH_MODULE(Net);
+
+// Leaves its result in a member.
+struct SilentNetImpl : torch::nn::Module {
+  SilentNetImpl() { layer = register_module("layer", torch::nn::Linear(4, 2)); }
+  void forward(const torch::Tensor& x) { result = layer->forward(x); }
+  torch::nn::Linear layer{nullptr};
+  torch::Tensor result;
+};
+TORCH_MODULE(SilentNet);
+
+torch::Tensor Input(const ProcessGroup& group, int64_t step = 0) {
+  torch::manual_seed(100 * step + group.rank());
+  return torch::randn({5, 4});
+}
+
+template <typename Model>
+void ExpectAveraged(Model& model, ProcessGroup& group) {
+  model.zero_grad();
+  model.forward(Input(group)).pow(2).mean().backward();
+  EXPECT_TRUE(SameOnAllRanks(group, Gradients(*model.module())));
+}
+
+int EveryForwardIsSynchronized() {
+  const auto group = init_process_group();
+  Net net;
+  DistributedDataParallel model(net, group);
+  const std::vector<std::function<torch::Tensor(const torch::Tensor&)>> forwards = {
+      [&](const torch::Tensor& x) { return model.forward(x); },
+      [&](const torch::Tensor& x) { return model->forward(x); },
+      [&](const torch::Tensor& x) { return model(x); },
+  };
+  for (const auto& forward : forwards) {
+    model->zero_grad();
+    forward(Input(*group)).pow(2).mean().backward();
+    EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*net)));
+  }
+  // Only the module itself is not.
+  static_assert(std::is_same_v<decltype(model.module()), const std::shared_ptr<NetImpl>&>);
+  Net bare;
+  DistributedDataParallel other(bare, group);
+  other.module()->forward(Input(*group)).pow(2).mean().backward();
+  EXPECT_FALSE(SameOnAllRanks(*group, Gradients(*bare)));
+  return 0;
+}
+
+int ModuleFunctionsActOnTheModule() {
+  const auto group = init_process_group();
+  Net net;
+  DistributedDataParallel model(net, group);
+  const auto& constant = model;
+  EXPECT_EQ(model->parameters().size(), net->parameters().size());
+  EXPECT_TRUE(model.parameters().front().is_same(net->first->weight));
+  EXPECT_THAT(model->named_parameters().keys(),
+              ElementsAre("first.weight", "first.bias", "norm.weight", "norm.bias", "last.weight",
+                          "last.bias"));
+  EXPECT_THAT(constant->named_buffers().keys(),
+              ElementsAre("norm.running_mean", "norm.running_var", "norm.num_batches_tracked"));
+  EXPECT_EQ(constant.buffers().size(), 3u);
+  EXPECT_THAT(constant->named_children().keys(), ElementsAre("first", "norm", "last"));
+  EXPECT_EQ(constant->children().size(), 3u);
+  EXPECT_EQ(constant->modules().size(), 4u);
+  EXPECT_EQ(constant->named_modules("net").keys().back(), "net.last");
+  EXPECT_EQ(constant->name(), net->name());
+
+  model->eval();
+  EXPECT_FALSE(model.is_training() || net->is_training() || net->norm->is_training());
+  model.train();
+  EXPECT_TRUE(constant->is_training() && net->norm->is_training());
+  model->train(false);
+  EXPECT_FALSE(net->is_training());
+  model->train();
+
+  torch::optim::SGD optimizer(model->parameters(), 0.1);
+  const torch::Tensor before = net->last->weight.detach().clone();
+  model->forward(Input(*group)).pow(2).mean().backward();
+  optimizer.step();
+  EXPECT_FALSE(torch::equal(net->last->weight, before));
+  model->zero_grad();
+  EXPECT_FALSE(net->last->weight.grad().defined());
+
+  model->to(group->device());
+  model.to(torch::kFloat);
+  model->to(group->device(), torch::kFloat, /*non_blocking=*/true);
+  EXPECT_EQ(net->last->weight.device(), group->device());
+  int seen = 0;
+  model->apply([&](torch::nn::Module& module) { seen += module.is_training(); });
+  model.apply([&](const std::string& name, torch::nn::Module&) { seen += name == "top.norm"; },
+              "top");
+  EXPECT_EQ(seen, 5);
+  std::ostringstream printed;
+  printed << model;
+  EXPECT_THAT(printed.str(), HasSubstr("torch::nn::BatchNorm1d"));
+  return 0;
+}
+
+// What a wrapped model saves a bare one loads, and the other way round.
+int SavesWithoutAPrefix() {
+  const auto group = init_process_group();
+  Net net, alone;
+  DistributedDataParallel model(net, group);
+  std::stringstream wrapped, bare;
+  torch::save(model, wrapped);
+  torch::load(alone, wrapped);
+  EXPECT_TRUE(torch::equal(Flatten(alone->parameters()), Flatten(net->parameters())));
+  {
+    torch::NoGradGuard no_grad;
+    for (torch::Tensor& parameter : alone->parameters()) parameter.add_(1);
+  }
+  torch::save(alone, bare);
+  torch::load(model, bare);
+  EXPECT_TRUE(torch::equal(Flatten(alone->parameters()), Flatten(net->parameters())));
+  return 0;
+}
+
+// A member, by the holder's name, and a return value.
+struct Trainer {
+  explicit Trainer(const std::shared_ptr<ProcessGroup>& group) : model(Net(), group) {}
+  DistributedDataParallel<Net> model;
+  DistributedDataParallel<NetImpl> later{nullptr};
+};
+
+DistributedDataParallel<Net> Wrapped(const std::shared_ptr<ProcessGroup>& group) {
+  DistributedDataParallel model(std::make_shared<NetImpl>(), group);
+  static_assert(std::is_same_v<decltype(model), DistributedDataParallel<NetImpl>>);
+  return model;
+}
+
+void TakesTheHolder(DistributedDataParallel<Net>& model, ProcessGroup& group) {
+  ExpectAveraged(model, group);
+}
+void TakesTheModule(DistributedDataParallel<NetImpl>& model, ProcessGroup& group) {
+  ExpectAveraged(model, group);
+}
+
+int LivesAnywhere() {
+  const auto group = init_process_group();
+  Net net;
+  DistributedDataParallel model(net, group);
+  static_assert(std::is_same_v<decltype(model), DistributedDataParallel<Net>>);
+  TakesTheHolder(model, *group);
+  TakesTheModule(model, *group);
+
+  Trainer trainer(group);
+  Trainer moved = std::move(trainer);
+  ExpectAveraged(moved.model, *group);
+  EXPECT_FALSE(moved.later);
+  EXPECT_THAT(ErrorOf<ConfigurationError>([&] {
+                moved.later->forward(torch::ones({5, 4}));
+              }),
+              HasSubstr("this DistributedDataParallel is empty"));
+  EXPECT_THAT(ErrorOf<ConfigurationError>([&] { moved.later->parameters(); }),
+              HasSubstr("this DistributedDataParallel is empty"));
+  moved.later = DistributedDataParallel<Net>(Net(), group);
+  ExpectAveraged(moved.later, *group);
+
+  std::vector<DistributedDataParallel<Net>> models;
+  for (int i = 0; i < 5; ++i) models.push_back(Wrapped(group));
+  models.emplace_back(Net(), group);
+  models.push_back(model);
+  for (auto& element : models) ExpectAveraged(element, *group);
+  std::map<std::string, DistributedDataParallel<NetImpl>> by_name;
+  by_name.insert({"net", std::move(models[1])});
+  models.clear();
+  ExpectAveraged(by_name.at("net"), *group);
+  std::optional<DistributedDataParallel<Net>> perhaps;
+  perhaps.emplace(std::make_shared<NetImpl>(), group);
+  ExpectAveraged(*perhaps, *group);
+  return 0;
+}
+
+int MovesUnderGuardAndJoin() {
+  const auto group = init_process_group();
+  auto model = std::make_unique<DistributedDataParallel<Net>>(Net(), group);
+  const auto net = model->module();
+  std::vector<DistributedDataParallel<Net>> models;
+  {
+    const auto guard = model->no_sync();
+    models.push_back(std::move(*model));
+    model.reset();
+    models.reserve(20);
+    models[0].forward(Input(*group)).pow(2).mean().backward();
+  }
+  EXPECT_FALSE(SameOnAllRanks(*group, Gradients(*net)));
+  ExpectAveraged(models[0], *group);
+
+  Join join({&models[0]});
+  models.reserve(100);
+  for (int step = 0; step <= group->rank(); ++step) {
+    models[0]->zero_grad();
+    models[0]->forward(Input(*group, step)).pow(2).mean().backward();
+  }
+  join.finish();
+  EXPECT_TRUE(SameOnAllRanks(*group, Flatten(models[0]->parameters())));
+
+  std::optional guarded = std::move(models[0]);
+  const auto guard = guarded->no_sync();
+  guarded.reset();  // the guard has the last share in the model
+  return 0;
+}
+
+// Beside a model, anything that is joinable.
+class Counter : public Joinable {
+ public:
+  explicit Counter(std::shared_ptr<ProcessGroup> group) : group_(std::move(group)) {}
+  std::unique_ptr<JoinHook> join_hook(const JoinOptions&) override {
+    return std::make_unique<JoinHook>();
+  }
+  std::shared_ptr<ProcessGroup> join_process_group() override { return group_; }
+  void enter_join(Join*) override { ++entered; }
+  void leave_join() override { ++left; }
+  int entered = 0, left = 0;
+
+ private:
+  const std::shared_ptr<ProcessGroup> group_;
+};
+
+int JoinTakesAddresses() {
+  const auto group = init_process_group();
+  DistributedDataParallel model(Net(), group);
+  Counter optimizer(group);
+  const auto loop = [&] {
+    for (int step = 0; step <= group->rank(); ++step) {
+      model->zero_grad();
+      model->forward(Input(*group, step)).pow(2).mean().backward();
+    }
+  };
+  Join join({&model, &optimizer});
+  loop();
+  join.finish();
+  ddp::join({&optimizer, &model}, {}, loop);
+  EXPECT_EQ(optimizer.entered, 2);
+  EXPECT_EQ(optimizer.left, 2);
+  return 0;
+}
+
+int ForwardMayReturnNothing() {
+  const auto group = init_process_group();
+  SilentNet net;
+  DistributedDataParallel model(net, group);
+  for (int64_t step = 0; step < 3; ++step) {
+    model->zero_grad();
+    static_assert(std::is_void_v<decltype(model.forward(torch::Tensor()))>);
+    model->forward(Input(*group, step));
+    net->result.pow(2).mean().backward();
+    EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*net)));
+  }
+  SilentNet searched;
+  DistributedDataParallel finds(searched, group, {.find_unused_parameters = true});
+  EXPECT_THAT(ErrorOf<ConfigurationError>([&] { finds(Input(*group)); }),
+              AllOf(HasSubstr("has to see the tensors"), HasSubstr("it returned none")));
+  return 0;
+}
+
+const std::map<std::string, std::function<int()>>& Bodies() {
+  static const auto& bodies = *new std::map<std::string, std::function<int()>>{
+      {"EveryForwardIsSynchronized", EveryForwardIsSynchronized},
+      {"ModuleFunctionsActOnTheModule", ModuleFunctionsActOnTheModule},
+      {"SavesWithoutAPrefix", SavesWithoutAPrefix},
+      {"LivesAnywhere", LivesAnywhere},
+      {"MovesUnderGuardAndJoin", MovesUnderGuardAndJoin},
+      {"JoinTakesAddresses", JoinTakesAddresses},
+      {"ForwardMayReturnNothing", ForwardMayReturnNothing},
+  };
+  return bodies;
+}
+
+class WrapperTest : public ::testing::TestWithParam<std::string> {
+ protected:
+  static void SetUpTestSuite() { redis_ = ::ddp::testing::RedisFixture::Start(); }
+  static void TearDownTestSuite() { redis_.reset(); }
+
+  static std::unique_ptr<::ddp::testing::RedisFixture> redis_;
+};
+std::unique_ptr<::ddp::testing::RedisFixture> WrapperTest::redis_;
+
+TEST_P(WrapperTest, Ranks) {
+  const std::string name = ::testing::UnitTest::GetInstance()->current_test_info()->name();
+  ASSERT_TRUE(::ddp::testing::RanksSucceed(
+      {.world_size = 2,
+       .body = GetParam(),
+       .store_url = store::FormatStoreAddress(redis_->Address(name))}));
+}
+
+std::vector<std::string> Names() {
+  std::vector<std::string> names;
+  for (const auto& [name, body] : Bodies()) names.push_back(name);
+  return names;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, WrapperTest, ::testing::ValuesIn(Names()),
+                         [](const auto& info) { return info.param; });
+
+}  // namespace
+}  // namespace ddp
+
+int main(int argc, char** argv) {
+  ::testing::InitGoogleTest(&argc, argv);
+  torch::set_num_threads(1);
+  if (const auto exit_code = ddp::testing::RunRankBody(ddp::Bodies())) return *exit_code;
+  return RUN_ALL_TESTS();
+}
