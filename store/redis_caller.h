@@ -20,7 +20,8 @@ namespace ddp::store {
 struct RedisConnectionOptions {
   // One attempt to connect: socket, AUTH, SELECT, PING and HELLO together. (Resolving a host name
   // is the one step that this cannot cut short; a server that was reached once is looked for at the
-  // address that it had, and by its name only once in half a minute.)
+  // address that it had, and by its name only once in half a minute; after a replica's refusal at
+  // once.)
   absl::Duration connect_timeout = absl::Seconds(5);
 
   // One attempt at a command: from its first byte out to the last byte of its reply.
@@ -68,7 +69,8 @@ std::string RedisWireForm(const std::vector<std::vector<std::string>>& commands)
 // or SharedRedisConnection (any number of them).
 //
 // A call finds a broken connection, makes a new one and goes on, within its deadline. It blocks its
-// caller, at most for total_timeout.
+// caller, at most for total_timeout. A server that answers READONLY or MASTERDOWN is a replica: the
+// call leaves it, looks up the server's name at once and tries there.
 //
 // Errors, of every method that talks to the server:
 //   kUnavailable         no connection for total_timeout (the message says where, for how long, how

@@ -22,6 +22,12 @@ constexpr absl::Duration kBlockingReceive = absl::Milliseconds(100);
 // Between two questions for the name of a server that is away.
 constexpr absl::Duration kNamePause = absl::Seconds(30);
 
+bool HasReplicaRefusal(const std::vector<RedisReply>& replies) {
+  return std::any_of(replies.begin(), replies.end(), [](const RedisReply& reply) {
+    return reply.IsError() && IsReplicaRefusal(reply.error_text());
+  });
+}
+
 }  // namespace
 
 RedisConnection::RedisConnection(const RedisEndpoint& endpoint, const Options& options)
@@ -90,7 +96,12 @@ absl::StatusOr<RedisReply> RedisConnection::Receive(absl::Duration timeout) {
 absl::StatusOr<std::vector<RedisReply>> RedisConnection::TryOnce(const Request& request,
                                                                  absl::Time deadline, bool& sent) {
   absl::StatusOr<std::vector<RedisReply>> replies = Exchange(request, deadline, sent);
-  if (!replies.ok()) Disconnect();
+  if (!replies.ok()) {
+    Disconnect();
+  } else if (HasReplicaRefusal(*replies)) {
+    Disconnect();
+    Doubt();
+  }
   return replies;
 }
 

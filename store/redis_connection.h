@@ -25,7 +25,9 @@ namespace ddp::store {
 // Threads: not thread-safe; one thread at a time. Blocks its caller, at most for total_timeout per
 // call. Raises no SIGPIPE; its descriptor is not inherited by programs that are started.
 //
-// The commands and the errors are RedisCaller's. kDeadlineExceeded: the connection is dropped.
+// The commands and the errors are RedisCaller's. kDeadlineExceeded: the connection is dropped. A
+// call that a replica refuses (READONLY: the master was demoted) drops it too and looks up the
+// name.
 class RedisConnection final : public RedisCaller {
  public:
   using Options = RedisConnectionOptions;
@@ -68,6 +70,10 @@ class RedisConnection final : public RedisCaller {
   // Hands over the socket, for whoever goes on with it himself; none while not connected. Its
   // recv() blocks for at most 100 ms, unless it is told MSG_DONTWAIT. Not while replies are due.
   UniqueFd Release();
+
+  // The server at the known address is not the master: the next attempt to connect looks up the
+  // host's name, whenever that was looked up last.
+  void Doubt() { name_due_ = absl::InfinitePast(); }
 
   // For whoever speaks to the server himself: makes one attempt, by `deadline`, to connect and to
   // be greeted (AUTH, SELECT, PING; with Options::resp3, HELLO), and hands over the socket, as

@@ -18,12 +18,14 @@
 #include "store/redis_endpoint.h"
 #include "store/redis_reply.h"
 #include "store/redis_script.h"
+#include "testing/redis_fail_over.h"
 #include "testing/redis_fixture.h"
 #include "testing/scripted_redis_server.h"
 
 namespace ddp::store {
 namespace {
 
+using ::ddp::testing::RedisFailOver;
 using ::ddp::testing::RedisFixture;
 using ::ddp::testing::ScriptedRedisServer;
 using Answers = ScriptedRedisServer::Answers;
@@ -218,6 +220,52 @@ TEST(RedisConnectTest, NamesAnUnknownHost) {
       RedisConnection::Connect(endpoint, Hasty(absl::ZeroDuration())).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
   EXPECT_TRUE(absl::StrContains(status.message(), "no-such-host.invalid:6379")) << status;
+}
+
+TEST(RedisFailOverTest, ADemotedMasterIsLeftForWhereItsNameLeads) {
+  RedisFailOver servers;
+  const auto connection = *RedisConnection::Connect(servers.endpoint());
+  ASSERT_EQ(*connection->Command({"INCR", "n"})->AsInteger(), 1);
+  servers.ChangeRoles();
+  EXPECT_TRUE(connection->Command({"PING"}).ok());
+  servers.MoveName();
+  // None of these may be sent twice, had it been applied.
+  const auto reply = connection->Command({"INCR", "n"});
+  ASSERT_TRUE(reply.ok()) << reply.status();
+  EXPECT_EQ(servers.AskSecond({"GET", "n"}), absl::StrCat(*reply->AsInteger()));
+  servers.AskSecond({"SET", "only", "there"});
+  EXPECT_EQ(*connection->Command({"GET", "only"})->AsString(), "there");
+}
+
+TEST(RedisFailOverTest, ATransactionAndAScriptGoOnAfterIt) {
+  const RedisScript script("return redis.call('SET', KEYS[1], ARGV[1])");
+  for (const bool by_script : {false, true}) {
+    RedisFailOver servers;
+    const auto connection = *RedisConnection::Connect(servers.endpoint());
+    ASSERT_TRUE(connection->Eval(script, {"k"}, {"old"}).ok());
+    servers.ChangeRoles();
+    servers.MoveName();
+    const absl::Status status = by_script ? connection->Eval(script, {"k"}, {"new"}).status()
+                                          : connection->Transaction({{"SET", "k", "new"}}).status();
+    EXPECT_TRUE(status.ok()) << status;
+    EXPECT_EQ(servers.AskSecond({"GET", "k"}), "new");
+  }
+}
+
+// The name follows later than the roles: the call asks for it again and again.
+TEST(RedisFailOverTest, ANameThatFollowsLateIsWaitedFor) {
+  RedisFailOver servers;
+  const auto connection = *RedisConnection::Connect(servers.endpoint(), Hasty(absl::Seconds(20)));
+  servers.ChangeRoles();
+  absl::Status status = absl::UnknownError("not asked yet");
+  std::thread asking([&] { status = connection->Command({"SET", "k", "v"}).status(); });
+  while (servers.AskFirst({"INFO", "errorstats"}).find("errorstat_READONLY") == std::string::npos) {
+    std::this_thread::yield();
+  }
+  servers.MoveName();
+  asking.join();
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(servers.AskSecond({"GET", "k"}), "v");
 }
 
 TEST(RedisAuthTest, PasswordAndUser) {

@@ -22,6 +22,12 @@ absl::string_view Unwrapped(absl::string_view error_reply) {
   return found == error_reply.npos ? error_reply : error_reply.substr(found + kBegin.size());
 }
 
+// Of a command that a script called: "ERR The user executing the script can't run this command
+// ...".
+bool IsRefusalWithinScript(const std::string& text) {
+  return absl::StrContains(text, "The user executing the script can't ");
+}
+
 bool SaysNoPasswordIsConfigured(const std::string& text) {
   return absl::StrContains(text, "without any password configured");
 }
@@ -43,7 +49,9 @@ absl::Status StatusOfErrorReply(const std::string& text, const RedisEndpoint& en
         message,
         ": this server has no password: unset DDP_REDIS_PASSWORD, DDP_REDIS_PASSWORD_FILE"));
   }
-  if (absl::StartsWith(text, "NOPERM")) return absl::PermissionDeniedError(message);
+  if (absl::StartsWith(text, "NOPERM") || IsRefusalWithinScript(text)) {
+    return absl::PermissionDeniedError(message);
+  }
   if (absl::StartsWith(Unwrapped(text), "OOM")) return absl::ResourceExhaustedError(message);
   if (IsPassingRefusal(text)) return absl::UnavailableError(message);
   return absl::FailedPreconditionError(message);

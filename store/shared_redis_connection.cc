@@ -75,8 +75,8 @@ absl::StatusOr<std::vector<RedisReply>> SharedRedisConnection::TryOnce(const Req
   DDP_RETURN_IF_ERROR(BeginWriting(attempt_deadline));
   const int64_t epoch = epoch_;
   const auto exchange = Expect(Exchange::Kind::kRequest, "", request.replies);
-  DDP_RETURN_IF_ERROR(Write(request.bytes, attempt_deadline, sent));
-  absl::StatusOr<std::vector<RedisReply>> replies = Await(*exchange, attempt_deadline);
+  absl::StatusOr<std::vector<RedisReply>> replies =
+      Converse(*exchange, request.bytes, attempt_deadline, sent);
   // Whoever has little time gives up alone; a server that is silent for long is lost to all.
   if (absl::IsDeadlineExceeded(replies.status()) && epoch == epoch_ && HasBeenSilentSince(start)) {
     Break(replies.status());
@@ -88,7 +88,7 @@ absl::StatusOr<std::vector<RedisReply>> SharedRedisConnection::TryOnce(const Req
 
 absl::Status SharedRedisConnection::Ensure(absl::Time deadline) {
   const int64_t failed_dials = failed_dials_;
-  while (!Usable()) {
+  while (!TakesRequests()) {
     if (!fd_.valid() && !dialing_) return Dial(deadline);
     if (clock_.Now() >= deadline) {
       return absl::UnavailableError(
@@ -103,7 +103,9 @@ absl::Status SharedRedisConnection::Ensure(absl::Time deadline) {
 
 absl::Status SharedRedisConnection::Dial(absl::Time deadline) {
   dialing_ = true;
+  const bool doubts = std::exchange(doubts_, false);
   mutex_.Unlock();
+  if (doubts) dialer_->Doubt();
   absl::StatusOr<UniqueFd> fd = dialer_->Dial(deadline);
   mutex_.Lock();
   dialing_ = false;
@@ -124,10 +126,19 @@ absl::Status SharedRedisConnection::Dial(absl::Time deadline) {
   return Write(RedisWireForm({HelloCommand()}), clock_.Now() + options().connect_timeout, sent);
 }
 
+// A fail-over has left us with the old master. Requests that were sent before its first refusal are
+// answered as well: only their replies tell a refusal from a change that was made.
+void SharedRedisConnection::LeaveReplica(const std::string& refusal) {
+  if (!leaving_.ok()) return;
+  leaving_ = StatusOfErrorReply(refusal, endpoint());
+  doubts_ = true;
+}
+
 // Nobody gets anything from this connection any more.
 void SharedRedisConnection::Break(const absl::Status& why) {
   if (!Usable()) return;
   broken_ = true;
+  leaving_ = absl::OkStatus();
   ++epoch_;
   // It is not their time that is over.
   const bool silent = absl::IsDeadlineExceeded(why);
@@ -184,6 +195,7 @@ absl::Status SharedRedisConnection::BeginWriting(absl::Time deadline) {
     WaitForChange(deadline);
     if (epoch != epoch_) return Own(last_error_);
   }
+  if (Usable() && !leaving_.ok()) return Own(leaving_);
   if (!Usable()) {
     return absl::UnavailableError(
         absl::StrCat("not connected to Redis at ", endpoint().DebugString()));
@@ -238,6 +250,20 @@ absl::Status SharedRedisConnection::WriteAll(const std::string& bytes, absl::Tim
     }
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<RedisReply>> SharedRedisConnection::Converse(Exchange& exchange,
+                                                                        const std::string& bytes,
+                                                                        absl::Time deadline,
+                                                                        bool& sent) {
+  ++conversing_;
+  const absl::Status written = Write(bytes, deadline, sent);
+  absl::StatusOr<std::vector<RedisReply>> replies = std::vector<RedisReply>();
+  if (written.ok()) replies = Await(exchange, deadline);
+  --conversing_;
+  if (conversing_ == 0 && !leaving_.ok()) Break(Own(leaving_));
+  if (!written.ok()) return written;
+  return replies;
 }
 
 // Waiting and reading. ---------------------------------------------------------------------------
@@ -352,6 +378,7 @@ absl::Status SharedRedisConnection::TakeReply(RedisReply reply) {
   Exchange& exchange = *exchanges_.front();
   switch (exchange.kind) {
     case Exchange::Kind::kRequest:
+      if (reply.IsError() && IsReplicaRefusal(reply.error_text())) LeaveReplica(reply.error_text());
       exchange.replies.push_back(std::move(reply));
       break;
     case Exchange::Kind::kHello:
@@ -373,7 +400,8 @@ absl::Status SharedRedisConnection::TakeReply(RedisReply reply) {
   if (exchange.status.ok() && exchange.replies.size() < exchange.wanted) return absl::OkStatus();
   Finish(exchange.waiter);
   exchanges_.pop_front();
-  return absl::OkStatus();
+  // Whoever asked has given up waiting.
+  return conversing_ == 0 ? Own(leaving_) : absl::OkStatus();
 }
 
 absl::Status SharedRedisConnection::TakePush(const RedisReply& push) {
@@ -420,7 +448,7 @@ absl::StatusOr<RedisReply> SharedRedisConnection::AskOnPush(
   }
   const absl::Status begun = BeginWriting(clock_.Now() + options().command_timeout);
   if (!begun.ok()) {
-    if (epoch == epoch_) Break(begun);
+    if (epoch == epoch_ && leaving_.ok()) Break(begun);
     if (ended) return reply;  // it stands, it may have been taken from a queue
     return begun;
   }
@@ -453,8 +481,8 @@ absl::StatusOr<RedisReply> SharedRedisConnection::Ask(const std::vector<std::str
   const absl::Time deadline = clock_.Now() + options().command_timeout;
   const int64_t epoch = epoch_;
   const auto exchange = Expect(Exchange::Kind::kRequest, "", 1);
-  DDP_RETURN_IF_ERROR(Write(before + RedisWireForm({question}), deadline, asked));
-  absl::StatusOr<std::vector<RedisReply>> replies = Await(*exchange, deadline);
+  absl::StatusOr<std::vector<RedisReply>> replies =
+      Converse(*exchange, before + RedisWireForm({question}), deadline, asked);
   if (absl::IsDeadlineExceeded(replies.status()) && epoch == epoch_) Break(replies.status());
   DDP_RETURN_IF_ERROR(replies.status());
   asked = false;

@@ -44,6 +44,10 @@ namespace ddp::store {
 // subscription as one that reads pushes, so it drops it when a single reply is larger than its
 // client-output-buffer-limit for pubsub (32 MB as delivered).
 //
+// A server that answers READONLY or MASTERDOWN was demoted. The connection then begins no request
+// any more, waits for the replies that are due, which are refusals too, and closes; waits for a
+// push end with kUnavailable. The next request looks up the server's name and connects there.
+//
 // Thread-safe; nobody may be inside when it is destroyed. Raises no SIGPIPE; its descriptor is not
 // inherited by programs that are started.
 class SharedRedisConnection final : public RedisCaller {
@@ -107,8 +111,13 @@ class SharedRedisConnection final : public RedisCaller {
 
   // The connection.
   bool Usable() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return fd_.valid() && !broken_; }
+  // Whether requests may be begun by it.
+  bool TakesRequests() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return Usable() && leaving_.ok();
+  }
   absl::Status Ensure(absl::Time deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status Dial(absl::Time deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void LeaveReplica(const std::string& refusal) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Break(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CloseIfUnused() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void WaitForChange(absl::Time deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -122,6 +131,11 @@ class SharedRedisConnection final : public RedisCaller {
   absl::Status Write(const std::string& bytes, absl::Time deadline, bool& sent)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status WriteAll(const std::string& bytes, absl::Time deadline, bool& sent)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // Writes a request and waits for its replies.
+  absl::StatusOr<std::vector<RedisReply>> Converse(Exchange& exchange, const std::string& bytes,
+                                                   absl::Time deadline, bool& sent)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // Waiting, and reading meanwhile.
@@ -155,6 +169,11 @@ class SharedRedisConnection final : public RedisCaller {
   bool broken_ ABSL_GUARDED_BY(mutex_) = false;
   bool dialing_ ABSL_GUARDED_BY(mutex_) = false;
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  // Why no request is begun any more and the connection is closed after the last one's replies; OK:
+  // the server is a master, as far as it has said.
+  absl::Status leaving_ ABSL_GUARDED_BY(mutex_);
+  int conversing_ ABSL_GUARDED_BY(mutex_) = 0;   // threads in Converse()
+  bool doubts_ ABSL_GUARDED_BY(mutex_) = false;  // look up the name for the next connection
   int64_t failed_dials_ ABSL_GUARDED_BY(mutex_) = 0;
 
   bool reading_ ABSL_GUARDED_BY(mutex_) = false;

@@ -18,12 +18,14 @@
 #include "store/redis_caller.h"
 #include "store/redis_endpoint.h"
 #include "store/redis_reply.h"
+#include "testing/redis_fail_over.h"
 #include "testing/redis_fixture.h"
 #include "testing/scripted_redis_server.h"
 
 namespace ddp::store {
 namespace {
 
+using ::ddp::testing::RedisFailOver;
 using ::ddp::testing::RedisFixture;
 using ::ddp::testing::ScriptedRedisServer;
 
@@ -288,6 +290,57 @@ TEST_F(SharedRedisConnectionTest, LargeRequestsAndRepliesPassEachOther) {
     });
   }
   for (std::thread& thread : threads) thread.join();
+}
+
+// A fail-over that ends no connection, in the middle of requests that must not be sent twice.
+TEST(SharedRedisConnectionFailOverTest, EveryThreadGoesOnAtTheNewMaster) {
+  constexpr int kThreads = 8;
+  constexpr int kCalls = 200;
+  RedisFailOver servers;
+  const auto shared = *SharedRedisConnection::Connect(servers.endpoint(), {});
+  std::atomic<int> called{0};
+  std::vector<std::thread> threads;
+  threads.reserve(kThreads);
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < kCalls; ++i, ++called) {
+        const auto reply = shared->Command({"INCR", absl::StrCat("n", t)});
+        EXPECT_TRUE(reply.ok()) << reply.status();
+      }
+    });
+  }
+  while (called < kThreads * kCalls / 4) std::this_thread::yield();
+  servers.ChangeRoles();
+  servers.MoveName();
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_TRUE(shared->Command({"SET", "last", "v"}).ok());
+  EXPECT_EQ(servers.AskSecond({"GET", "last"}), "v");
+  const int64_t id = *shared->Command({"CLIENT", "ID"})->AsInteger();
+  EXPECT_EQ(*shared->Command({"CLIENT", "ID"})->AsInteger(), id) << "it stays there";
+}
+
+TEST(SharedRedisConnectionFailOverTest, AWaitEndsWithTheConnectionAndMayBeBegunAgain) {
+  RedisFailOver servers;
+  const auto shared = *SharedRedisConnection::Connect(servers.endpoint(), {});
+  absl::Status ended;
+  bool asked = true;
+  std::thread waiter([&] {
+    ended = shared->AskOnPush("news", {"GET", "a"}, HasCome, kClock.Now() + kLong, asked).status();
+  });
+  while (servers.AskFirst({"PUBSUB", "CHANNELS"}) != "array of 1") {
+    std::this_thread::yield();
+  }
+  servers.ChangeRoles();
+  servers.MoveName();
+  EXPECT_TRUE(shared->Command({"SET", "b", "v"}).ok());
+  waiter.join();
+  EXPECT_TRUE(absl::IsUnavailable(ended)) << ended;
+  EXPECT_TRUE(absl::StrContains(ended.message(), "READONLY")) << ended;
+  EXPECT_FALSE(asked) << "what was asked has been answered";
+  servers.AskSecond({"SET", "a", "v"});
+  EXPECT_TRUE(shared->AskOnPush("news", {"GET", "a"}, HasCome, kClock.Now() + kLong, asked)
+                  ->AsString()
+                  .ok());
 }
 
 TEST(SharedRedisConnectionToOthersTest, OldServerIsNamed) {

@@ -76,6 +76,15 @@ std::unique_ptr<RedisFixture> RedisFixture::StartTcp(const std::string& password
   return nullptr;
 }
 
+std::unique_ptr<RedisFixture> RedisFixture::StartTcpAt(const std::string& address, int port) {
+  std::unique_ptr<RedisFixture> fixture(new RedisFixture(MakeFolder()));
+  fixture->endpoint_.host = address;
+  fixture->endpoint_.port = port;
+  fixture->config_ = {absl::StrCat("bind ", address), absl::StrCat("port ", port)};
+  fixture->Restart();
+  return fixture;
+}
+
 void RedisFixture::Kill() {
   if (server_ != nullptr) server_->Stop();
 }

@@ -26,6 +26,9 @@ class RedisFixture {
   // "default"; endpoint() carries it.
   static std::unique_ptr<RedisFixture> StartTcp(const std::string& password = "");
 
+  // The same on that port of another loopback address ("127.0.0.2"), without a password.
+  static std::unique_ptr<RedisFixture> StartTcpAt(const std::string& address, int port);
+
   ~RedisFixture();
   RedisFixture(const RedisFixture&) = delete;
   RedisFixture& operator=(const RedisFixture&) = delete;
