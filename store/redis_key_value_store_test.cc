@@ -14,9 +14,11 @@
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "gtest/gtest.h"
+#include "store/redis_acl.h"
 #include "store/redis_connection.h"
 #include "store/redis_endpoint.h"
 #include "store/redis_reply.h"
@@ -431,6 +433,40 @@ TEST_F(RedisKeyValueStoreTest, WorksWithTheRightsThatTheHeaderNames) {
   address.prefix = "ddp:{other}:";
   EXPECT_EQ((*RedisKeyValueStore::Connect(address, {}))->Set("a", "1", kLong).code(),
             absl::StatusCode::kPermissionDenied);
+}
+
+// What cannot be done as a whole is not begun.
+TEST(RedisKeyValueStoreAclTest, ARefusedChangeHasChangedNothing) {
+  const auto redis = RedisFixture::Start();
+  const auto root = redis->Connect();
+  const auto rules = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> command = {"ACL", "SETUSER", "job", "reset", "on", ">secret"};
+    for (const auto& rule : absl::StrSplit(JobAclRules("j"), ' ')) command.emplace_back(rule);
+    command.insert(command.end(), more.begin(), more.end());
+    ASSERT_TRUE(root->Command(command).ok());
+  };
+  StoreAddress address = redis->Address("j");
+  address.endpoint.user = "job";
+  address.endpoint.password = "secret";
+  for (const char* missing : {"-hset", "-pexpire", "-publish", "resetchannels"}) {
+    rules({});
+    ASSERT_TRUE(root->Command({"FLUSHALL"}).ok());
+    const auto store = *RedisKeyValueStore::Connect(address, {});
+    ASSERT_TRUE(store->Set("there", "1", kLong).ok());
+    const std::string values = absl::StrCat(address.prefix, "values");
+    const auto before = root->Command({"DUMP", values})->AsString();
+    rules({missing});
+    for (const char* key : {"there", "new"}) {
+      SCOPED_TRACE(absl::StrCat(missing, ", key ", key));
+      for (const absl::Status& status :
+           {store->Set(key, "2", kLong), store->MultiSet({key, "other"}, {"2", "2"}, kLong),
+            store->Append(key, "2", kLong),
+            store->CompareSet(key, key == std::string("there") ? "1" : "", "2", kLong).status()}) {
+        EXPECT_TRUE(absl::IsPermissionDenied(status)) << status;
+        EXPECT_EQ(root->Command({"DUMP", values})->AsString(), before);
+      }
+    }
+  }
 }
 
 }  // namespace

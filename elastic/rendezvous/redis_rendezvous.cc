@@ -163,7 +163,9 @@ absl::Status NotOurKeys(const RedisRendezvous::Options& options, const absl::Sta
   return absl::PermissionDeniedError(absl::StrCat(
       std::string(refused.message()), ": the rules of user '", user.empty() ? "default" : user,
       "' do not allow a job with id '", options.run_id,
-      "': give the --rdzv-id that they name (~ddp:{ID}:*), or DDP_REDIS_USER another user"));
+      "': give the --rdzv-id that they name (~ddp:{ID}:*), or DDP_REDIS_USER another user, or the "
+      "user "
+      "the rules of docs/rendezvous-protocol.md"));
 }
 
 }  // namespace

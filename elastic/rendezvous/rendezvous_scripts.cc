@@ -10,14 +10,14 @@ namespace scripts = embedded::scripts;
 
 // With all that may follow from a change of membership.
 std::string Transition(const char* before, const std::string& script) {
-  return absl::StrCat(scripts::kPrelude, before, scripts::kMembership, scripts::kBudget,
-                      scripts::kSeats, scripts::kClock, script);
+  return absl::StrCat(scripts::kPrelude, before, scripts::kPermissions, scripts::kMembership,
+                      scripts::kBudget, scripts::kSeats, scripts::kClock, script);
 }
 
 std::string Source(ScriptName name) {
   switch (name) {
     case ScriptName::kOpenInstance:
-      return absl::StrCat(scripts::kInstances, scripts::kOpenInstance);
+      return absl::StrCat(scripts::kInstances, scripts::kPermissions, scripts::kOpenInstance);
     case ScriptName::kJoin:
       return Transition(scripts::kJoinFast, absl::StrCat(scripts::kInstances, scripts::kJoin));
     case ScriptName::kHeartbeat:

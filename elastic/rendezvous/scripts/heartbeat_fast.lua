@@ -3,13 +3,16 @@
 --
 -- ARGV, outcomes  see heartbeat.lua
 -- After the server has lost its memory every member must be heard in full once: its lease may be
--- remembered, its membership is not.
+-- remembered, its membership is not. What may be refused is asked before the lease is renewed.
 if brief[2] ~= 'ended' and brief[3] == my_generation and brief[4] == my_nonce and
   brief[13] == '0' and ARGV[12] == '' and ARGV[13] == '' and (ARGV[15] == '' or
   redis.call('SISMEMBER', string.sub(job_key, 1, -4) .. 'completed', node) == 1) then
   local since_tick = now - tonumber(brief[7])
   local lease_end = string.format('%.0f', now + brief[6])
-  if since_tick >= 0 and since_tick * 12 < tonumber(brief[6]) and
+  local may = redis.acl_check_cmd
+  local is_allowed = not may or (may('HSET', job_key, 'max_step', ARGV[10]) and
+    (ARGV[14] ~= '1' or may('SET', beat_key(node), '1', 'PX', brief[6])))
+  if since_tick >= 0 and since_tick * 12 < tonumber(brief[6]) and is_allowed and
     redis.call('ZADD', leases, lease_end, node) == 0 then
     if ARGV[14] == '1' then
       redis.call('SET', beat_key(node), '1', 'PX', brief[6])

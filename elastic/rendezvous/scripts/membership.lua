@@ -15,6 +15,12 @@
 local function key(name)
   return string.sub(job_key, 1, -4) .. name
 end
+
+local refused = refused_for_job(key(''), node)
+if refused then
+  return refusal(refused)
+end
+
 local joined, members, awaited = key('joined'), key('members'), key('awaited')
 local completed, rows, busy = key('completed'), key('rows'), key('busy')
 

@@ -21,6 +21,24 @@ local function job_of(instance)
   return prefix .. 'i' .. instance .. ':job'
 end
 
+-- Of what this script does, and of what the transitions of a job will do.
+local function refused_command()
+  for _, command in ipairs(redis.acl_check_cmd and {
+    {'GET', KEYS[1]}, {'SET', KEYS[1], '1'}, {'INCR', KEYS[1]}, {'PEXPIRE', KEYS[1], '1'},
+    {'GET', KEYS[2]}, {'SET', KEYS[2], '1', 'PX', '1'},
+  } or {}) do
+    if not redis.acl_check_cmd(unpack(command)) then
+      return command
+    end
+  end
+  return refused_for_job(prefix .. 'i' .. (wanted == '0' and '1' or wanted) .. ':', 'node')
+end
+
+local refused = refused_command()
+if refused then
+  return refusal(refused)
+end
+
 local function create(instance)
   local job = job_of(instance)
   redis.call('HSET', job, 'token', token, 'fingerprint', ARGV[5], 'opened', now, 'tick', now,

@@ -1,0 +1,223 @@
+// The scripts under an ACL user of a real server whose rules lack something: a script that is
+// refused has changed nothing. What the scripts do is told in testing/scenarios/rendezvous.
+#include "elastic/rendezvous/rendezvous_scripts.h"
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/types/span.h"
+#include "gtest/gtest.h"
+#include "store/redis_acl.h"
+#include "store/redis_connection.h"
+#include "store/redis_endpoint.h"
+#include "store/redis_reply.h"
+#include "store/redis_script.h"
+#include "testing/redis_fixture.h"
+
+namespace ddp::elastic {
+namespace {
+
+constexpr char kRun[] = "ddp:{digits}:";
+constexpr char kJob[] = "ddp:{digits}:i1:";
+
+class RefusedScriptsTest : public ::testing::Test {
+ protected:
+  using Texts = std::vector<std::string>;
+  struct Call {
+    ScriptName script;
+    Texts keys;
+    Texts args;
+  };
+
+  RefusedScriptsTest() {
+    Texts rules = {"ACL", "SETUSER", "job", "reset", "on", ">secret"};
+    for (const auto& rule : absl::StrSplit(store::JobAclRules("digits"), ' ')) {
+      rules.emplace_back(rule);
+    }
+    Root(rules);
+    store::RedisEndpoint endpoint = redis_->endpoint();
+    endpoint.user = "job";
+    endpoint.password = "secret";
+    job_ = *store::RedisConnection::Connect(endpoint);
+    BeginJob();
+  }
+
+  store::RedisReply Root(const Texts& command) {
+    auto reply = root_->Command(command);
+    EXPECT_TRUE(reply.ok()) << reply.status();
+    return *std::move(reply);
+  }
+  // Changes the rules of the job's user.
+  void Rule(const std::string& rule) { Root({"ACL", "SETUSER", "job", rule}); }
+
+  std::string Job(const std::string& field) {
+    return Root({"HGET", absl::StrCat(kJob, "job"), field}).AsString().value_or("");
+  }
+
+  absl::Status Run(const Call& call) {
+    return job_->Eval(scripts_[call.script], call.keys, call.args).status();
+  }
+
+  Call Open(const std::string& token) const {
+    return {ScriptName::kOpenInstance,
+            {absl::StrCat(kRun, "instance"), absl::StrCat(kRun, "opened:", token)},
+            {kRun, "0", token, "0", "", "86400000", "600000", "3600000", "500000", "3", "1", "2",
+             "0", "3", "3", "60000", "32"}};
+  }
+
+  // Of `node`, about the current generation.
+  Call Transition(ScriptName script, const std::string& node, const Texts& more) {
+    const std::string generation = Job("generation"), nonce = Job("nonce");
+    const std::string row =
+        Root({"HGET", absl::StrCat(kJob, "members"), node}).AsString().value_or("");
+    Texts args = {node, Job("token"), generation, nonce, "0", generation, nonce, row, "next"};
+    args.insert(args.end(), more.begin(), more.end());
+    return {script, {absl::StrCat(kJob, "job"), absl::StrCat(kJob, "leases")}, args};
+  }
+  Call Join(const std::string& node) {
+    return Transition(ScriptName::kJoin, node,
+                      {absl::StrCat("1 2000 -1\ndefault\nhost-", node, "\n127.0.0.1"), ""});
+  }
+
+  // Two nodes train, and a third one waits.
+  void BeginJob() {
+    EXPECT_TRUE(Run(Open("token")).ok());
+    for (const char* node : {"a", "b", "c"}) {
+      const absl::Status joined = Run(Join(node));
+      EXPECT_TRUE(joined.ok()) << joined;
+    }
+    EXPECT_EQ(Job("state"), "running");
+  }
+
+  std::vector<Call> AllCalls() {
+    return {Open("another"),
+            Join("c"),
+            Join("d"),
+            Transition(ScriptName::kHeartbeat, "a", {"7", "1", "100", "{}", "1", ""}),
+            Transition(ScriptName::kHeartbeat, "a", {"7", "1", "", "", "1", ""}),
+            Transition(ScriptName::kReportFailure, "a", {"0", "host-a", "why", "0", "7", "1", "1"}),
+            Transition(ScriptName::kComplete, "a", {}),
+            Transition(ScriptName::kDrain, "a", {"why"}),
+            Transition(ScriptName::kLeave, "a", {}),
+            Transition(ScriptName::kClose, "a", {"closed", "1", "why"})};
+  }
+
+  std::map<std::string, std::string> Dump() {
+    std::map<std::string, std::string> dump;
+    const store::RedisReply keys = Root({"KEYS", "*"});
+    const absl::Span<const store::RedisReply> names = *keys.AsArray();
+    for (const store::RedisReply& key : names) {
+      dump[*key.AsString()] = *Root({"DUMP", *key.AsString()}).AsString();
+    }
+    return dump;
+  }
+  void Restore(const std::map<std::string, std::string>& dump) {
+    Root({"FLUSHALL"});
+    for (const auto& [key, value] : dump) Root({"RESTORE", key, "0", value});
+  }
+  // All keys with what they hold, in an order that is the same each time.
+  std::string Everything() {
+    static const store::RedisScript kScript(R"(
+      local lines = {}
+      for _, key in ipairs(redis.call('KEYS', '*')) do
+        local kind = redis.call('TYPE', key).ok
+        local held = {}
+        if kind == 'string' then
+          held = {redis.call('GET', key)}
+        elseif kind == 'list' then
+          held = redis.call('LRANGE', key, 0, -1)
+        elseif kind == 'zset' then
+          held = redis.call('ZRANGE', key, 0, -1, 'WITHSCORES')
+        elseif kind == 'set' then
+          held = redis.call('SMEMBERS', key)
+          table.sort(held)
+        else
+          local all = redis.call('HGETALL', key)
+          for i = 1, #all, 2 do held[#held + 1] = all[i] .. '=' .. all[i + 1] end
+          table.sort(held)
+        end
+        lines[#lines + 1] = key .. ': ' .. table.concat(held, ', ')
+      end
+      table.sort(lines)
+      return table.concat(lines, '\n'))");
+    return *root_->Eval(kScript, {}, {})->AsString();
+  }
+
+  // Runs all scripts, each on the job as it is. Returns how many were refused.
+  int RefusedOf(const std::vector<Call>& calls, const std::string& what) {
+    SCOPED_TRACE(what);
+    int refused = 0;
+    const auto dump = Dump();
+    const std::string before = Everything();
+    for (const Call& call : calls) {
+      const absl::Status status = Run(call);
+      if (status.ok()) {
+        Restore(dump);
+        continue;
+      }
+      ++refused;
+      EXPECT_TRUE(absl::IsPermissionDenied(status)) << status;
+      EXPECT_EQ(Everything(), before)
+          << ToString(call.script) << " was refused, and has changed something: " << status;
+    }
+    return refused;
+  }
+
+  const RendezvousScripts scripts_;
+  const std::unique_ptr<testing::RedisFixture> redis_ = testing::RedisFixture::Start();
+  const std::unique_ptr<store::RedisConnection> root_ = redis_->Connect();
+  std::unique_ptr<store::RedisConnection> job_;
+};
+
+TEST_F(RefusedScriptsTest, WithoutOneOfTheCommandsNothingIsChanged) {
+  const std::vector<Call> calls = AllCalls();
+  ASSERT_EQ(RefusedOf(calls, "all is allowed"), 0);
+  int refused = 0;
+  for (const absl::string_view rule : absl::StrSplit(store::JobAclRules("digits"), ' ')) {
+    const bool is_script = rule == "+eval" || rule == "+evalsha";
+    if (!absl::StartsWith(rule, "+") || is_script || absl::StrContains(rule, "|")) continue;
+    const std::string command(rule.substr(1));
+    Rule(absl::StrCat("-", command));
+    refused += RefusedOf(calls, command);
+    Rule(std::string(rule));
+  }
+  EXPECT_GT(refused, 100);
+}
+
+TEST_F(RefusedScriptsTest, WithoutTheChannelNothingIsChanged) {
+  const std::vector<Call> calls = AllCalls();
+  Rule("resetchannels");
+  // A heartbeat about which nothing has to be decided, and publishes nothing, goes on.
+  EXPECT_EQ(RefusedOf(calls, "the channel"), static_cast<int>(calls.size()) - 1);
+}
+
+TEST_F(RefusedScriptsTest, WithoutOneOfTheKeysNothingIsChanged) {
+  const std::vector<Call> calls = AllCalls();
+  for (const char* missing : {"leases", "joined", "members", "awaited", "completed", "rows", "busy",
+                              "strikes", "quarantine", "gone", "failures", "beat:a"}) {
+    Rule("resetkeys");
+    for (const char* key :
+         {"job", "leases", "joined", "members", "awaited", "completed", "rows", "busy", "strikes",
+          "quarantine", "gone", "failures", "beat:a", "beat:b", "beat:c", "beat:d", "beat:node"}) {
+      if (std::string(key) != missing) Rule(absl::StrCat("~", kJob, key));
+    }
+    Rule(absl::StrCat("~", kRun, "instance"));
+    Rule(absl::StrCat("~", kRun, "opened:*"));
+    EXPECT_GT(RefusedOf(calls, missing), 0) << missing;
+  }
+}
+
+TEST_F(RefusedScriptsTest, TheRefusalNamesTheCommandAndTheKey) {
+  Rule("-publish");
+  const absl::Status status = Run(Transition(ScriptName::kDrain, "a", {"why"}));
+  EXPECT_TRUE(absl::StrContains(status.message(), "refuse PUBLISH ddp:{digits}:i1:news")) << status;
+}
+
+}  // namespace
+}  // namespace ddp::elastic

@@ -1,0 +1,44 @@
+-- Whether the server's rules for this user allow all that a transition may do. A command that is
+-- refused in the middle of a script would leave half of a transition behind, so a script asks
+-- before its first write. Redis 6 cannot be asked (redis.acl_check_cmd is of Redis 7).
+--
+-- Each command stands here once at least, and so does each key of a job.
+
+-- Of what a job's transitions do to the keys that begin with `base`: the first that is refused, or
+-- nil.
+local function refused_for_job(base, name)
+  local may = redis.acl_check_cmd
+  if not may then
+    return nil
+  end
+  local job, leases = base .. 'job', base .. 'leases'
+  local joined, members = base .. 'joined', base .. 'members'
+  for _, command in ipairs({
+    {'TIME'}, {'PUBLISH', base .. 'news', ''},
+    {'HSET', job, 'f', 'v'}, {'HMGET', job, 'f'}, {'HGETALL', job}, {'EXISTS', job},
+    {'PEXPIRE', job, '1'},
+    {'ZADD', leases, '1', name}, {'ZREM', leases, name}, {'ZSCORE', leases, name},
+    {'ZCOUNT', leases, '1', '2'}, {'ZRANGE', leases, '0', '0'}, {'ZREVRANGE', leases, '0', '0'},
+    {'ZRANGEBYSCORE', leases, '1', '2'},
+    {'HSET', joined, name, 'v'}, {'HDEL', joined, name}, {'HLEN', joined},
+    {'HEXISTS', joined, name},
+    {'HSETNX', members, name, 'v'}, {'HGET', members, name}, {'DEL', members},
+    {'SADD', base .. 'awaited', name}, {'SCARD', base .. 'awaited'},
+    {'SMEMBERS', base .. 'awaited'},
+    {'SREM', base .. 'completed', name}, {'SISMEMBER', base .. 'gone', name},
+    {'SADD', base .. 'gone', name}, {'HSET', base .. 'rows', name, 'v'},
+    {'ZADD', base .. 'busy', '1', name}, {'ZCARD', base .. 'busy'},
+    {'HSET', base .. 'strikes', 'f', 'v'}, {'HSET', base .. 'quarantine', 'f', 'v'},
+    {'LPUSH', base .. 'failures', 'v'}, {'LTRIM', base .. 'failures', '0', '19'},
+    {'SET', base .. 'beat:' .. name, '1', 'PX', '1'}, {'PTTL', base .. 'beat:' .. name},
+  }) do
+    if not may(unpack(command)) then
+      return command
+    end
+  end
+end
+
+local function refusal(command)
+  return redis.error_reply('NOPERM the rules of this user refuse ' .. command[1] .. ' ' ..
+    (command[2] or '') .. ', which a job needs; nothing was changed')
+end
