@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -61,6 +62,41 @@ TEST(DdprunFlagsTest, PrefixesAndFilteredLines) {
               UnorderedElementsAre("r/0/0$ loss 0", "r/0/0$ a,b", "r/1/1$ loss 1", "r/1/1$ a,b"));
   EXPECT_FALSE(std::filesystem::exists(attempt / "filtered_stderr.log"));
   EXPECT_EQ(Slurp(attempt / "0/stdout.log"), "loss 0\na\na,b\n");
+}
+
+// As --log-dir=/tmp, under the most open umask.
+TEST(DdprunFlagsTest, NobodyElseCanWriteTheLogsOrLeadThemElsewhere) {
+  const Folder folder;
+  const std::string log_dir = folder / "shared";
+  const std::string elsewhere = folder / "elsewhere";
+  for (const std::string& path : {log_dir, elsewhere}) {
+    ASSERT_EQ(::mkdir(path.c_str(), 0700), 0);
+    ASSERT_EQ(::chmod(path.c_str(), 01777), 0);
+  }
+  const std::string root_cause = folder / "root_cause.json";
+  const mode_t before = ::umask(0);
+  // The worker puts a link where the next attempt's folder is to be, as another user could.
+  DdprunDriver run(
+      {.arguments = Shell({"--max-restarts=1", "--tee=3", "--duplicate-stdout-filters=secret",
+                           "--log-dir=" + log_dir},
+                          "echo secret; cd $(dirname $TORCHELASTIC_ERROR_FILE)/../..; "
+                          "ln -s $ELSEWHERE attempt_1; exit 3"),
+       .environment = {{"ELSEWHERE", elsewhere}, {"TORCHELASTIC_ERROR_FILE", root_cause}}});
+  ::umask(before);
+  EXPECT_EQ(run.Wait(), 1);
+  EXPECT_TRUE(std::filesystem::is_empty(elsewhere));
+  EXPECT_THAT(run.err(), HasSubstr("/attempt_1: a link or another file is in its place"));
+  struct stat info {};
+  ASSERT_EQ(::stat(root_cause.c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 0022, 0U);
+  int files = 0;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(log_dir)) {
+    if (entry.is_symlink()) continue;
+    ASSERT_EQ(::lstat(entry.path().c_str(), &info), 0);
+    EXPECT_EQ(info.st_mode & 07022, 0U) << entry.path();
+    files += entry.is_regular_file() ? 1 : 0;
+  }
+  EXPECT_EQ(files, 3) << "stdout.log, stderr.log, filtered_stdout.log";
 }
 
 TEST(DdprunFlagsTest, ThePrefixTemplateOfTheEnvironment) {

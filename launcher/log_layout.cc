@@ -1,14 +1,14 @@
 #include "launcher/log_layout.h"
 
 #include <cctype>
-#include <cerrno>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <system_error>
 #include <utility>
 
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 
 namespace ddp::launcher {
 namespace {
@@ -27,47 +27,45 @@ std::string FileName(std::string name) {
 
 }  // namespace
 
-LogLayout::LogLayout(std::string root) : root_(std::move(root)) {}
+LogLayout::LogLayout(LogRoot root) : root_(std::move(root)) {}
 
 absl::StatusOr<LogLayout> LogLayout::Create(const std::string& log_dir, const std::string& run_id) {
   if (log_dir == "/dev/null") return LogLayout();
   std::error_code error;
   const std::string absolute = std::filesystem::absolute(log_dir, error).string();
-  if (!error) std::filesystem::create_directories(absolute, error);
-  if (error) {
+  const absl::Status made =
+      error ? absl::InvalidArgumentError(error.message()) : MakeFolders(absolute);
+  if (!made.ok()) {
     return absl::InvalidArgumentError(
-        absl::StrCat("cannot make the log folder ", log_dir, ": ", error.message()));
+        absl::StrCat("cannot make the log folder ", log_dir, ": ", std::string(made.message())));
   }
-  std::string root =
-      absl::StrCat(absolute, absolute.back() == '/' ? "" : "/", FileName(run_id), "_XXXXXX");
-  if (::mkdtemp(root.data()) == nullptr) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("cannot write to the log folder ", log_dir, ": ", std::strerror(errno)));
+  absl::StatusOr<LogRoot> root = MakeLogRoot(absolute, FileName(run_id));
+  if (!root.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("cannot write to the log folder ", log_dir, ": ",
+                                                   std::string(root.status().message())));
   }
-  // mkdtemp's folders are for their user only; the user who named a folder chose who may read it.
-  std::filesystem::permissions(root, std::filesystem::status(absolute).permissions(), error);
-  return LogLayout(std::move(root));
+  return LogLayout(*std::move(root));
 }
 
 absl::StatusOr<LogLayout::WorkerFiles> LogLayout::MakeWorkerFolder(int attempt, uint64_t generation,
                                                                    int local_rank) {
-  if (root_.empty()) return WorkerFiles();
+  if (root().empty()) return WorkerFiles();
   const uint64_t first = first_generation_.emplace(attempt, generation).first->second;
-  std::string attempt_folder = absl::StrCat(root_, "/attempt_", attempt);
-  if (generation != first) absl::StrAppend(&attempt_folder, ".g", generation);
+  std::string attempt_name = absl::StrCat("attempt_", attempt);
+  if (generation != first) absl::StrAppend(&attempt_name, ".g", generation);
+  DDP_RETURN_IF_ERROR(MakeLogFolder(root_, absl::StrCat(attempt_name, "/", local_rank)));
+  const std::string attempt_folder = absl::StrCat(root(), "/", attempt_name);
   const std::string folder = absl::StrCat(attempt_folder, "/", local_rank);
-  std::error_code error;
-  std::filesystem::create_directories(folder, error);
-  if (error) {
-    return absl::InternalError(
-        absl::StrCat("cannot make the log folder ", folder, ": ", error.message()));
-  }
   return WorkerFiles{.folder = folder,
                      .stdout_log = folder + "/stdout.log",
                      .stderr_log = folder + "/stderr.log",
                      .error_file = folder + "/error.json",
                      .filtered_stdout = attempt_folder + "/filtered_stdout.log",
                      .filtered_stderr = attempt_folder + "/filtered_stderr.log"};
+}
+
+absl::StatusOr<UniqueFd> LogLayout::OpenFile(const std::string& path) const {
+  return OpenLogFile(root_, path);
 }
 
 }  // namespace ddp::launcher

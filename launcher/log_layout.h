@@ -6,6 +6,8 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "base/unique_fd.h"
+#include "launcher/log_files.h"
 
 namespace ddp::launcher {
 
@@ -34,21 +36,26 @@ class LogLayout {
   LogLayout() = default;
 
   // Makes `<log_dir>/<run id>_<random>` and the folders above it. Characters of the run id that
-  // cannot stand in a file name become `_`. With "/dev/null" the same as LogLayout().
+  // cannot stand in a file name become `_`. With "/dev/null" the same as LogLayout(). Others may
+  // read what they may read in `log_dir`; no folder that this makes can be written by others.
   // Errors: kInvalidArgument, names the folder and why it cannot be made.
   static absl::StatusOr<LogLayout> Create(const std::string& log_dir, const std::string& run_id);
 
-  // Makes the folder of a worker. Generations never go back.
-  // Errors: kInternal, names the folder and the reason.
+  // Makes the folder of a worker. Generations never go back. Follows no link.
+  // Errors: kFailedPrecondition (another user can write a folder or has put a link in its place),
+  // kInternal (another reason). Both name the folder.
   absl::StatusOr<WorkerFiles> MakeWorkerFolder(int attempt, uint64_t generation, int local_rank);
 
   // `<log_dir>/<run id>_<random>`; empty where there are no files.
-  const std::string& root() const { return root_; }
+  const std::string& root() const { return root_.path; }
+
+  // Opens one of the files that MakeWorkerFolder has named, for appending (OpenLogFile).
+  absl::StatusOr<UniqueFd> OpenFile(const std::string& path) const;
 
  private:
-  explicit LogLayout(std::string root);
+  explicit LogLayout(LogRoot root);
 
-  std::string root_;
+  LogRoot root_;
   std::map<int, uint64_t> first_generation_;  // by attempt
 };
 

@@ -75,6 +75,33 @@ TEST(LogLayoutTest, AFolderThatCannotBeMadeIsNamed) {
   EXPECT_THAT(std::string(layout.status().message()), HasSubstr("/proc/nowhere"));
 }
 
+// As --log-dir=/tmp is.
+TEST(LogLayoutTest, AWorldWritableFolderGetsARootThatNobodyElseCanWrite) {
+  const std::string log_dir = *MakePrivateFolder("ddp-test-") + "/tmp";
+  const mode_t before = ::umask(0);
+  ASSERT_EQ(::mkdir(log_dir.c_str(), 0777), 0);
+  ASSERT_EQ(::chmod(log_dir.c_str(), 01777), 0);
+  auto layout = LogLayout::Create(log_dir, "run");
+  ASSERT_TRUE(layout.ok()) << layout.status();
+  const auto files = layout->MakeWorkerFolder(0, 1, 0);
+  ASSERT_TRUE(files.ok()) << files.status();
+  EXPECT_TRUE(layout->OpenFile(files->stdout_log).ok());
+  ::umask(before);
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(log_dir)) {
+    struct stat info {};
+    ASSERT_EQ(::lstat(entry.path().c_str(), &info), 0);
+    EXPECT_EQ(info.st_mode & 07022, 0U) << entry.path();
+  }
+  std::filesystem::create_symlink("/dev/null", files->stderr_log);
+  EXPECT_TRUE(absl::IsFailedPrecondition(layout->OpenFile(files->stderr_log).status()));
+  ASSERT_EQ(::mkdir((layout->root() + "/attempt_1").c_str(), 0700), 0);
+  ASSERT_EQ(::chmod((layout->root() + "/attempt_1").c_str(), 0777), 0);
+  const auto refused = layout->MakeWorkerFolder(1, 2, 0);
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused.status())) << refused.status();
+  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("/attempt_1: other users"));
+  EXPECT_TRUE(RemoveFolder(std::filesystem::path(log_dir).parent_path()).ok());
+}
+
 TEST(PrivateFolderTest, IsOursAloneAndGoesWithAllThatIsInIt) {
   const auto folder = MakePrivateFolder("ddprun_");
   ASSERT_TRUE(folder.ok()) << folder.status();

@@ -39,12 +39,16 @@ struct Pipe {
   UniqueFd write;
 };
 
-// Nothing for an empty path.
-absl::StatusOr<UniqueFd> OpenForAppending(const std::string& path) {
-  if (path.empty()) return UniqueFd();
-  UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
-  if (!file.valid()) return ErrnoStatus(absl::StrCat("cannot open ", path));
+absl::StatusOr<UniqueFd> OpenNull() {
+  UniqueFd file(::open("/dev/null", O_WRONLY | O_CLOEXEC));
+  if (!file.valid()) return ErrnoStatus("cannot open /dev/null");
   return file;
+}
+
+// Nothing for an empty path.
+absl::StatusOr<UniqueFd> OpenOutputFile(const LogLayout& layout, const std::string& path) {
+  if (path.empty()) return UniqueFd();
+  return layout.OpenFile(path);
 }
 
 absl::StatusOr<Pipe> MakePipe() {
@@ -231,7 +235,7 @@ absl::StatusOr<PosixProcessSpawner::Output> PosixProcessSpawner::OpenOutput(
   } else if (tee || redirect || !shown) {
     const std::string& path = stream == kStdout ? files.stdout_log : files.stderr_log;
     const bool has_file = (tee || redirect) && !path.empty();
-    DDP_ASSIGN_OR_RETURN(output.child_end, OpenForAppending(has_file ? path : "/dev/null"));
+    DDP_ASSIGN_OR_RETURN(output.child_end, has_file ? OpenOutputFile(layout_, path) : OpenNull());
   }
   return output;
 }
@@ -242,11 +246,11 @@ absl::StatusOr<LogRouter::Stream> PosixProcessSpawner::MakeStream(
   const bool is_out = stream == kStdout;
   LogRouter::Stream result;
   result.file_path = is_out ? files.stdout_log : files.stderr_log;
-  DDP_ASSIGN_OR_RETURN(result.file, OpenForAppending(result.file_path));
+  DDP_ASSIGN_OR_RETURN(result.file, OpenOutputFile(layout_, result.file_path));
   result.filters = is_out ? options_.output.filters_of_stdout : options_.output.filters_of_stderr;
   if (!result.filters.empty()) {
     result.filtered_path = is_out ? files.filtered_stdout : files.filtered_stderr;
-    DDP_ASSIGN_OR_RETURN(result.filtered_file, OpenForAppending(result.filtered_path));
+    DDP_ASSIGN_OR_RETURN(result.filtered_file, OpenOutputFile(layout_, result.filtered_path));
   }
   result.prefix = ExpandTemplate(options_.output.prefix_template,
                                  {{"role_name", spec.role},

@@ -47,7 +47,8 @@ absl::Status Write(const std::string& path, const std::string& contents) {
     return absl::InternalError(
         absl::StrCat("TORCHELASTIC_ERROR_FILE=", path, ": ", std::strerror(errno)));
   };
-  const UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  const UniqueFd file(
+      ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0644));
   if (!file.valid()) return error();
   size_t written = 0;
   while (written < contents.size()) {

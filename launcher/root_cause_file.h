@@ -14,7 +14,8 @@ namespace ddp::launcher {
 // and with the worker's exit code (minus N for signal N) as "errorCode" in its "message". Of a
 // worker that wrote none, or one that cannot be used, what the agent knows.
 //
-// Reads and writes files; any thread. Errors: kInternal, names the file and the reason.
+// Reads and writes files; any thread. Follows no link at `path`, and gives no other user the right
+// to write a file that it makes. Errors: kInternal, names the file and the reason.
 absl::Status WriteRootCauseFile(const std::string& path, const elastic::WorkerFailure& root_cause);
 
 // The same of a root cause that is no worker of this node, of which no more is known than a line,

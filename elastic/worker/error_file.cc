@@ -98,7 +98,8 @@ int WriteFile(const std::string& path, const std::string& text) {
   const std::string beside = absl::StrCat(path, ".tmp", getpid());
   int error = 0;
   {
-    const UniqueFd fd(open(beside.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+    const UniqueFd fd(
+        open(beside.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600));
     if (!fd.valid()) return errno;
     error = WriteAll(fd.get(), text);
   }

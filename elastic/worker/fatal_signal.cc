@@ -179,8 +179,8 @@ void WriteFile() {
   }
   prepared.json.Add(R"(","timestamp":")").AddNumber(static_cast<uint64_t>(time(nullptr)));
   prepared.json.Add(R"("}}})");
-  const int fd =
-      open(prepared.beside.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, S_IRUSR | S_IWUSR);
+  const int fd = open(prepared.beside.c_str(),
+                      O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, S_IRUSR | S_IWUSR);
   if (fd < 0) return;
   const bool whole = prepared.json.WriteTo(fd);
   close(fd);
