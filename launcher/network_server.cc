@@ -124,6 +124,15 @@ absl::StatusOr<BindProbe> ProbeBind(const std::string& host, int port) {
 
 absl::Status LookUp(const std::string& host) { return Resolve(host, 0).status(); }
 
+absl::StatusOr<std::vector<std::string>> AddressesOf(const std::string& host) {
+  DDP_ASSIGN_OR_RETURN(const AddressList found, Resolve(host, 0));
+  std::vector<std::string> addresses;
+  for (const addrinfo* address = found.get(); address != nullptr; address = address->ai_next) {
+    addresses.push_back(Text(*address));
+  }
+  return addresses;
+}
+
 absl::StatusOr<int> FreePort(const std::string& numeric_address) {
   DDP_ASSIGN_OR_RETURN(const AddressList addresses, Resolve(numeric_address, 0));
   UniqueFd fd;

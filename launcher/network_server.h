@@ -33,6 +33,9 @@ absl::StatusOr<BindProbe> ProbeBind(const std::string& host, int port);
 // Whether `host` can be resolved. Errors: kUnavailable, as above.
 absl::Status LookUp(const std::string& host);
 
+// The numeric addresses that `host` stands for. Errors: as above.
+absl::StatusOr<std::vector<std::string>> AddressesOf(const std::string& host);
+
 // Whether it is an address of every machine: 0.0.0.0 or ::, in whatever spelling. A name is none.
 bool IsWildcard(const std::string& host);
 

@@ -1,17 +1,15 @@
 #include "launcher/static_rendezvous.h"
 
-#include <errno.h>
 #include <poll.h>
-#include <sys/random.h>
 
 #include <algorithm>
 #include <utility>
 #include <vector>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
 #include "base/status_macros.h"
+#include "launcher/address_proof.h"
 #include "launcher/local_address.h"
 #include "launcher/name_wait.h"
 #include "launcher/network_server.h"
@@ -24,12 +22,13 @@ namespace {
 
 // Where node 0 says in the workers' store where the rendezvous is.
 constexpr char kMeetingKey[] = "ddp/static-rendezvous";
+// Where node 0 answers a challenge: the nonce follows.
+constexpr char kProofPrefix[] = "ddp/static-proof/";
 // How long node 0 may be away before the user is told who is waited for.
 constexpr absl::Duration kQuietWait = absl::Seconds(5);
 constexpr absl::Duration kPause = absl::Milliseconds(50);
 // Between a port's being free and our server's listening there another program can be faster.
 constexpr int kPortAttempts = 8;
-constexpr size_t kPasswordBytes = 24;
 
 absl::Time Now() { return MonotonicClock().Now(); }
 
@@ -38,17 +37,14 @@ absl::Status Explain(const std::string& flag, const absl::Status& status,
   return absl::Status(status.code(), absl::StrCat(flag, ": ", std::string(status.message()), cure));
 }
 
+// As both sides of a proof spell it.
+std::string MasterOf(const StaticRendezvousOptions& options) {
+  return absl::StrCat(options.master_addr, ":", options.master_port);
+}
+
 std::string MasterFlags(const StaticRendezvousOptions& options) {
   return absl::StrCat("--master-addr=", options.master_addr,
                       " --master-port=", options.master_port);
-}
-
-absl::StatusOr<std::string> RandomPassword() {
-  std::string bytes(kPasswordBytes, '\0');
-  if (getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) {
-    return absl::ErrnoToStatus(errno, "getrandom");
-  }
-  return absl::BytesToHexString(bytes);
 }
 
 // The addresses of this machine that the rendezvous' server listens on; the one that the others
@@ -103,6 +99,26 @@ absl::StatusOr<std::unique_ptr<ServerGuard>> StartServer(
   return last;
 }
 
+// From now on the other nodes learn where the Redis server is: with a random password all who ask,
+// with the user's own those who send a challenge, together with the proof.
+void Tell(const StaticRendezvousOptions& options, const StaticMeeting& meeting) {
+  const store::RedisEndpoint& endpoint = meeting.endpoint;
+  nlohmann::json told = nlohmann::json::object();
+  if (meeting.has_users_password) {
+    const ProvenAddress address = {
+        .master = MasterOf(options), .host = endpoint.host, .port = endpoint.port};
+    meeting.worker_store->AnswerTo(
+        kProofPrefix, [address, password = endpoint.password](const std::string& nonce) {
+          const absl::StatusOr<std::string> own_nonce = MakeNonce();
+          return own_nonce.ok() ? AnswerChallenge(password, address, nonce, *own_nonce) : "";
+        });
+    told["challenge"] = true;
+  } else {
+    told = {{"host", endpoint.host}, {"port", endpoint.port}, {"password", endpoint.password}};
+  }
+  meeting.worker_store->Publish(kMeetingKey, told.dump());
+}
+
 absl::StatusOr<StaticMeeting> Host(const StaticRendezvousOptions& options,
                                    store::RedisEndpoint credentials, EventLoop* event_loop) {
   StaticMeeting meeting;
@@ -116,50 +132,101 @@ absl::StatusOr<StaticMeeting> Host(const StaticRendezvousOptions& options,
                        ServerAddresses(options.master_addr, options.timeout));
   const bool is_ours = credentials.password.empty();
   if (is_ours) {
-    DDP_ASSIGN_OR_RETURN(credentials.password, RandomPassword());
+    DDP_ASSIGN_OR_RETURN(credentials.password, MakeNonce());
   }
   DDP_ASSIGN_OR_RETURN(meeting.server, StartServer(options, credentials, addresses));
   meeting.endpoint = meeting.server->endpoint();
-  nlohmann::json told = {{"host", meeting.endpoint.host}, {"port", meeting.endpoint.port}};
-  if (is_ours) told["password"] = meeting.endpoint.password;
-  meeting.worker_store->Publish(kMeetingKey, told.dump());
+  meeting.has_users_password = !is_ours;
+  Tell(options, meeting);
   return meeting;
 }
 
-absl::StatusOr<store::RedisEndpoint> ParseMeeting(const std::string& text,
-                                                  store::RedisEndpoint credentials) {
-  const nlohmann::json told = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
-  const auto is_text = [&](const char* name) {
-    return told.contains(name) && told[name].is_string();
-  };
-  if (!told.is_object() || !is_text("host") || !told.contains("port") ||
-      !told["port"].is_number_integer()) {
+// What node 0 tells all who ask. Nothing of it is proved.
+struct Told {
+  bool wants_challenge = false;
+  store::RedisEndpoint endpoint;  // else
+};
+
+absl::StatusOr<Told> ParseMeeting(const std::string& text) {
+  const nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object()) {
     return absl::DataLossError("what node 0 says is no address; is it of the same version?");
   }
-  credentials.host = told["host"].get<std::string>();
-  const int64_t port = told["port"].get<int64_t>();
-  if (credentials.host.empty() || port < 1 || port > 65535) {
+  Told told;
+  if (json.contains("challenge")) {
+    told.wants_challenge = true;
+    return told;
+  }
+  const auto is_text = [&](const char* name) {
+    return json.contains(name) && json[name].is_string();
+  };
+  if (!is_text("host") || !is_text("password") || !json.contains("port") ||
+      !json["port"].is_number_integer()) {
+    return absl::DataLossError("what node 0 says is no address; is it of the same version?");
+  }
+  told.endpoint.host = json["host"].get<std::string>();
+  told.endpoint.password = json["password"].get<std::string>();
+  const int64_t port = json["port"].get<int64_t>();
+  if (told.endpoint.host.empty() || port < 1 || port > 65535) {
     return absl::DataLossError("what node 0 says is no address");
   }
-  credentials.port = static_cast<int>(port);
-  if (credentials.password.empty() && !is_text("password")) {
-    return absl::InvalidArgumentError(
-        "node 0 has DDP_REDIS_PASSWORD in its environment, and this node has not: set it on all "
-        "nodes, or on none");
+  told.endpoint.port = static_cast<int>(port);
+  return told;
+}
+
+// Whether the address that was proved is the one that this node's --master-addr means.
+absl::Status CheckMaster(const StaticRendezvousOptions& options, const ProvenAddress& address) {
+  if (address.master == MasterOf(options)) return absl::OkStatus();
+  const absl::StatusOr<std::vector<std::string>> known = AddressesOf(options.master_addr);
+  if (known.ok() && std::find(known->begin(), known->end(), address.host) != known->end()) {
+    return absl::OkStatus();
   }
-  if (is_text("password")) {
-    credentials.user.clear();
-    credentials.password = told["password"].get<std::string>();
+  return absl::UnauthenticatedError(absl::StrCat(
+      "node 0 is that of ", address.master, " and has its Redis server at ", address.host,
+      ", which is no address of ", options.master_addr,
+      ": give all nodes the same --master-addr and --master-port; the password was not sent"));
+}
+
+absl::StatusOr<store::RedisEndpoint> AskForProof(const StaticRendezvousOptions& options,
+                                                 store::RedisEndpoint credentials,
+                                                 store::TcpStoreClient& client) {
+  DDP_ASSIGN_OR_RETURN(const std::string nonce, MakeNonce());
+  const absl::StatusOr<std::string> answer =
+      client.Get(absl::StrCat(kProofPrefix, nonce), options.proof_timeout);
+  if (absl::IsUnavailable(answer.status())) return answer.status();
+  const absl::StatusOr<ProvenAddress> address =
+      answer.ok() ? CheckAnswer(credentials.password, nonce, *answer) : answer.status();
+  if (!address.ok()) {
+    return absl::UnauthenticatedError(
+        "what answers there does not prove that it knows this node's DDP_REDIS_PASSWORD: it is "
+        "another program, or node 0 has another password; the password was not sent");
   }
+  DDP_RETURN_IF_ERROR(CheckMaster(options, *address));
+  credentials.host = address->host;
+  credentials.port = address->port;
   return credentials;
 }
 
-// One attempt: to connect, and to be told.
-absl::StatusOr<std::string> Ask(const StaticRendezvousOptions& options, absl::Time deadline) {
+// One attempt: to connect, and to be told. kUnavailable, kDeadlineExceeded: another one may help.
+absl::StatusOr<store::RedisEndpoint> Ask(const StaticRendezvousOptions& options,
+                                         const store::RedisEndpoint& credentials,
+                                         absl::Time deadline) {
   DDP_ASSIGN_OR_RETURN(
       const std::unique_ptr<store::TcpStoreClient> client,
       store::TcpStoreClient::Connect(options.master_addr, options.master_port, deadline - Now()));
-  return client->Get(kMeetingKey, std::max(deadline - Now(), absl::ZeroDuration()));
+  DDP_ASSIGN_OR_RETURN(const std::string text,
+                       client->Get(kMeetingKey, std::max(deadline - Now(), absl::ZeroDuration())));
+  DDP_ASSIGN_OR_RETURN(Told told, ParseMeeting(text));
+  const bool has_password = !credentials.password.empty();
+  if (told.wants_challenge != has_password) {
+    return absl::InvalidArgumentError(
+        has_password
+            ? "this node has DDP_REDIS_PASSWORD in its environment, and node 0 has not: set it on "
+              "all nodes, or on none; the password was not sent"
+            : "node 0 has DDP_REDIS_PASSWORD in its environment, and this node has not: set it on "
+              "all nodes, or on none");
+  }
+  return has_password ? AskForProof(options, credentials, *client) : std::move(told.endpoint);
 }
 
 absl::StatusOr<StaticMeeting> Visit(const StaticRendezvousOptions& options,
@@ -169,20 +236,19 @@ absl::StatusOr<StaticMeeting> Visit(const StaticRendezvousOptions& options,
   bool told_user = false;
   while (true) {
     const absl::Time until = told_user ? deadline : std::min(deadline, start + kQuietWait);
-    const absl::StatusOr<std::string> answer = Ask(options, until);
-    if (answer.ok()) {
-      absl::StatusOr<store::RedisEndpoint> endpoint = ParseMeeting(*answer, credentials);
-      if (!endpoint.ok()) return Explain(MasterFlags(options), endpoint.status());
+    absl::StatusOr<store::RedisEndpoint> endpoint = Ask(options, credentials, until);
+    if (endpoint.ok()) {
       StaticMeeting meeting;
       meeting.endpoint = *std::move(endpoint);
       return meeting;
     }
-    const bool may_pass =
-        absl::IsUnavailable(answer.status()) || absl::IsDeadlineExceeded(answer.status());
-    if (!may_pass || Now() >= deadline) {
-      const absl::Status why =
-          Explain(MasterFlags(options), answer.status(), "; is node 0 running?");
-      return may_pass ? absl::DeadlineExceededError(why.message()) : why;
+    const absl::Status& why = endpoint.status();
+    if (!absl::IsUnavailable(why) && !absl::IsDeadlineExceeded(why)) {
+      return Explain(MasterFlags(options), why);
+    }
+    if (Now() >= deadline) {
+      const absl::Status late = Explain(MasterFlags(options), why, "; is node 0 running?");
+      return absl::DeadlineExceededError(late.message());
     }
     // An answer that breaks off is of a store that is going: another one may come.
     const timespec pause = absl::ToTimespec(kPause);

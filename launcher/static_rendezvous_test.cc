@@ -1,9 +1,12 @@
 #include "launcher/static_rendezvous.h"
 
+#include <arpa/inet.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <functional>
@@ -12,12 +15,14 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/event_loop.h"
 #include "base/unique_fd.h"
+#include "launcher/address_proof.h"
 #include "launcher/network_server.h"
 #include "launcher/private_folder.h"
 #include "store/redis_connection.h"
@@ -140,23 +145,128 @@ TEST_F(StaticRendezvousTest, ANewGenerationStillTellsLateNodes) {
   EXPECT_EQ(met->endpoint, host.endpoint);
 }
 
-TEST_F(StaticRendezvousTest, APasswordOfTheUsersIsSentNowhere) {
+TEST_F(StaticRendezvousTest, APasswordOfTheUsersGoesToAProvenServerOnly) {
   setenv("DDP_REDIS_PASSWORD", "open sesame", 1);
   const StaticMeeting host = Host();
   EXPECT_EQ(host.endpoint.password, "open sesame");
+  EXPECT_TRUE(host.has_users_password);
+  // A generation that begins holds strangers' requests; challenges are answered all the same.
+  host.worker_store->Hold();
   const LoopThread running(loop_.get());
   const auto client = store::TcpStoreClient::Connect("127.0.0.1", port_, kLong);
   ASSERT_TRUE(client.ok());
-  const auto told = (*client)->Get("ddp/static-rendezvous", kLong);
-  ASSERT_TRUE(told.ok());
-  EXPECT_EQ(told->find("password"), std::string::npos) << *told;
-  const auto met = MeetStatically(Options(1), loop_.get());
-  ASSERT_TRUE(met.ok()) << met.status();
-  EXPECT_TRUE(TryConnect(met->endpoint).ok());
+  for (const std::string& key :
+       {std::string("ddp/static-rendezvous"), absl::StrCat("ddp/static-proof/", *MakeNonce())}) {
+    const auto told = (*client)->Get(key, kLong);
+    ASSERT_TRUE(told.ok());
+    EXPECT_FALSE(told->empty());
+    EXPECT_EQ(told->find("open sesame"), std::string::npos) << *told;
+  }
+  for (int node = 1; node < 3; ++node) {
+    const auto met = MeetStatically(Options(node), loop_.get());
+    ASSERT_TRUE(met.ok()) << met.status();
+    EXPECT_EQ(met->endpoint, host.endpoint);
+    EXPECT_TRUE(TryConnect(met->endpoint).ok());
+  }
+  setenv("DDP_REDIS_PASSWORD", "another", 1);
+  const auto other = MeetStatically(Options(1), loop_.get());
+  EXPECT_TRUE(absl::IsUnauthenticated(other.status())) << other.status();
   unsetenv("DDP_REDIS_PASSWORD");
   const auto without = MeetStatically(Options(1), loop_.get());
   EXPECT_TRUE(absl::IsInvalidArgument(without.status())) << without.status();
   EXPECT_NE(without.status().message().find("DDP_REDIS_PASSWORD"), std::string::npos);
+}
+
+TEST_F(StaticRendezvousTest, WhereNodeZeroHasNoPasswordNoOneIsSent) {
+  const StaticMeeting host = Host();
+  EXPECT_FALSE(host.has_users_password);
+  const LoopThread running(loop_.get());
+  setenv("DDP_REDIS_PASSWORD", "open sesame", 1);
+  const auto met = MeetStatically(Options(1), loop_.get());
+  EXPECT_TRUE(absl::IsInvalidArgument(met.status())) << met.status();
+  EXPECT_NE(met.status().message().find("set it on all nodes"), std::string::npos);
+}
+
+// A server that would take the password, and a program that holds MASTER_PORT and names it.
+TEST_F(StaticRendezvousTest, WhoHoldsThePortWithoutThePasswordIsNotBelieved) {
+  setenv("DDP_REDIS_PASSWORD", "open sesame", 1);
+  const UniqueFd trap(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  sockaddr_in at{};
+  at.sin_family = AF_INET;
+  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(at);
+  ASSERT_EQ(bind(trap.get(), reinterpret_cast<sockaddr*>(&at), size), 0);
+  ASSERT_EQ(listen(trap.get(), 8), 0);
+  ASSERT_EQ(getsockname(trap.get(), reinterpret_cast<sockaddr*>(&at), &size), 0);
+  const ProvenAddress lie = {
+      .master = "127.0.0.1:0", .host = "127.0.0.1", .port = ntohs(at.sin_port)};
+  const std::string old_form = absl::StrCat(R"({"host":"127.0.0.1","port":)", lie.port);
+
+  const std::string earlier_nonce = *MakeNonce();
+  const std::string earlier =
+      AnswerChallenge("open sesame", lie, earlier_nonce, *MakeNonce());  // seen on the wire
+  using Answer = store::TcpStoreServer::Answer;
+  const std::vector<std::pair<std::string, Answer>> imposters = {
+      {absl::StrCat(old_form, "}"), nullptr},
+      {absl::StrCat(old_form, R"(,"password":"x"})"), nullptr},
+      {R"({"challenge":true})", nullptr},  // and no answer to it
+      {R"({"challenge":true})", [](const std::string&) { return "x"; }},
+      {R"({"challenge":true})", [&](const std::string&) { return earlier; }},
+      {R"({"challenge":true})",
+       [&](const std::string& nonce) {
+         return AnswerChallenge("a guess", lie, nonce, *MakeNonce());
+       }},
+  };
+  for (const auto& [told, answer] : imposters) {
+    const auto imposter = store::TcpStoreServer::Listen(loop_.get(), "127.0.0.1", 0);
+    ASSERT_TRUE(imposter.ok());
+    port_ = (*imposter)->port();
+    (*imposter)->Publish("ddp/static-rendezvous", told);
+    if (answer) (*imposter)->AnswerTo("ddp/static-proof/", answer);
+    const LoopThread running(loop_.get());
+    StaticRendezvousOptions options = Options(1);
+    options.proof_timeout = answer ? kLong : absl::Milliseconds(30);
+    const auto met = MeetStatically(options, nullptr);
+    EXPECT_FALSE(met.ok()) << told;
+    EXPECT_EQ(met.status().message().find('\n'), std::string::npos) << met.status();
+    EXPECT_NE(met.status().message().find(absl::StrCat("--master-port=", port_)), std::string::npos)
+        << met.status();
+    EXPECT_EQ(accept(trap.get(), nullptr, nullptr), -1) << "the named server was called";
+  }
+}
+
+TEST_F(StaticRendezvousTest, AServerThatIsNotMasterAddrsIsNotBelieved) {
+  setenv("DDP_REDIS_PASSWORD", "open sesame", 1);
+  const auto other = store::TcpStoreServer::Listen(loop_.get(), "127.0.0.9", 0);
+  ASSERT_TRUE(other.ok());
+  port_ = (*other)->port();
+  (*other)->Publish("ddp/static-rendezvous", R"({"challenge":true})");
+  std::string master = absl::StrCat("127.0.0.8:", port_);
+  std::string host = "127.0.0.8";
+  (*other)->AnswerTo("ddp/static-proof/", [&](const std::string& nonce) {
+    return AnswerChallenge("open sesame", {.master = master, .host = host, .port = 1}, nonce,
+                           *MakeNonce());
+  });
+  StaticRendezvousOptions options = Options(1);
+  options.master_addr = "127.0.0.9";
+  {
+    const LoopThread running(loop_.get());
+    const auto met = MeetStatically(options, nullptr);
+    EXPECT_TRUE(absl::IsUnauthenticated(met.status())) << met.status();
+    EXPECT_NE(met.status().message().find("127.0.0.8"), std::string::npos) << met.status();
+  }
+  // Another spelling of an address of ours is; so is node 0's word for the very same flags.
+  for (const auto& [its_master, its_host] :
+       {std::pair<std::string, std::string>("head:1", "127.0.0.9"),
+        {absl::StrCat("127.0.0.9:", port_), "127.0.0.8"}}) {
+    master = its_master;
+    host = its_host;
+    const LoopThread running(loop_.get());
+    const auto met = MeetStatically(options, nullptr);
+    ASSERT_TRUE(met.ok()) << met.status();
+    EXPECT_EQ(met->endpoint.host, host);
+    EXPECT_EQ(met->endpoint.password, "open sesame");
+  }
 }
 
 TEST_F(StaticRendezvousTest, ATakenPortIsOneClearLine) {

@@ -75,6 +75,10 @@ class TcpStoreServer::Shell {
   int port() const { return listener_->port(); }
 
   void Publish(const std::string& key, const std::string& value);
+  void AnswerTo(const std::string& prefix, Answer answer) {
+    prefix_ = prefix;
+    answer_ = std::move(answer);
+  }
   void Hold();
   void Renew();
 
@@ -98,6 +102,7 @@ class TcpStoreServer::Shell {
   // Both condemn the client when it errs or has gone.
   void Answer(ClientId id, Client& client);
   void Handle(ClientId id, const Client& client, TcpStoreRequest request);
+  std::optional<std::string> ReplyOfOwner(const TcpStoreRequest& request) const;
   void Deliver(const TcpStoreState::Replies& replies);
   void AnswerHeld(ClientId id);
 
@@ -115,6 +120,8 @@ class TcpStoreServer::Shell {
   const TcpStoreLimits limits_;
   const int max_clients_;
   std::map<std::string, std::string> published_;
+  std::string prefix_;  // of the keys that answer_ answers; empty: none
+  TcpStoreServer::Answer answer_;
 
   std::unique_ptr<TcpStoreState> state_;
   std::unique_ptr<TcpStoreState> past_;  // from Hold() to Renew(): of those who were there before
@@ -224,10 +231,29 @@ void TcpStoreServer::Shell::Answer(ClientId id, Client& client) {
 void TcpStoreServer::Shell::Handle(ClientId id, const Client& client, TcpStoreRequest request) {
   TcpStoreState& state = StateOf(client);
   TcpStoreState::Replies replies;
+  if (state.IsValidated(id)) {
+    if (std::optional<std::string> reply = ReplyOfOwner(request); reply.has_value()) {
+      return Deliver({{id, *std::move(reply)}});
+    }
+  }
   const absl::Status handled = state.Handle(id, std::move(request), replies);
   if (!handled.ok()) return CondemnUnlessOk(id, handled);
   if (!strangers_.empty() && state.IsValidated(id)) strangers_.erase(id);
   Deliver(replies);
+}
+
+// The reply to a question that AnswerTo() is for.
+std::optional<std::string> TcpStoreServer::Shell::ReplyOfOwner(
+    const TcpStoreRequest& request) const {
+  const bool waits = request.query == TcpStoreQuery::kWait;
+  if (prefix_.empty() || (!waits && request.query != TcpStoreQuery::kGet) ||
+      request.keys.size() != 1 || !absl::StartsWith(request.keys[0], prefix_)) {
+    return std::nullopt;
+  }
+  if (waits) return std::string(1, kStopWaiting);
+  std::string reply;
+  AppendString(reply, answer_(request.keys[0].substr(prefix_.size())));
+  return reply;
 }
 
 void TcpStoreServer::Shell::Deliver(const TcpStoreState::Replies& replies) {
@@ -332,6 +358,10 @@ int TcpStoreServer::port() const { return shell_->port(); }
 
 void TcpStoreServer::Publish(const std::string& key, const std::string& value) {
   shell_->Publish(key, value);
+}
+
+void TcpStoreServer::AnswerTo(const std::string& prefix, Answer answer) {
+  shell_->AnswerTo(prefix, std::move(answer));
 }
 
 void TcpStoreServer::Hold() { shell_->Hold(); }

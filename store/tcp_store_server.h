@@ -1,6 +1,7 @@
 #ifndef DDP_STORE_TCP_STORE_SERVER_H_
 #define DDP_STORE_TCP_STORE_SERVER_H_
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -46,6 +47,13 @@ class TcpStoreServer {
   // Sets a key of the owner's own, which Renew() leaves in place. It must not begin with '/', as
   // all keys of TCPStore clients do: so they cannot name it by accident.
   void Publish(const std::string& key, const std::string& value);
+
+  // From now on a client that gets `<prefix><question>` is given what `answer` returns for
+  // `question`, at once and also between Hold() and Renew(); a wait for such a key ends at once.
+  // Nothing is stored. `prefix` must not begin with '/'; a later call replaces an earlier one.
+  // `answer` runs on the event loop's thread, must be quick and must not call the server.
+  using Answer = std::function<std::string(const std::string& question)>;
+  void AnswerTo(const std::string& prefix, Answer answer);
 
   // One port for the jobs of clients that follow each other, in two steps, since clients of the
   // earlier one may still be there, or even come, when those of the next one are expected.

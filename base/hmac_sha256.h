@@ -1,0 +1,22 @@
+#ifndef DDP_BASE_HMAC_SHA256_H_
+#define DDP_BASE_HMAC_SHA256_H_
+
+#include <string>
+
+#include "absl/strings/string_view.h"
+
+namespace ddp {
+
+// HMAC-SHA256 (RFC 2104, FIPS 180-4) of `message` under `key`: 32 bytes. Pure; any thread.
+std::string HmacSha256(absl::string_view key, absl::string_view message);
+
+// The SHA-256 of `message`: 32 bytes. Pure; any thread.
+std::string Sha256(absl::string_view message);
+
+// Whether `one` and `two` are equal, in a time that depends on their sizes alone: an attacker
+// learns nothing about how far a guess is right.
+bool EqualInConstantTime(absl::string_view one, absl::string_view two);
+
+}  // namespace ddp
+
+#endif  // DDP_BASE_HMAC_SHA256_H_
