@@ -39,10 +39,13 @@ absl::StatusOr<BindProbe> Probe(const store::RedisEndpoint& endpoint, absl::Dura
 }
 
 void Announce(const store::RedisEndpoint& endpoint, const BindProbe& probe) {
-  std::string line = absl::StrCat(
-      "started Redis at ", PlaceOf(endpoint),
-      " on this node; if the node is lost, the others' workers go on, but the job cannot replace, "
-      "restart or add any");
+  std::string line =
+      absl::StrCat("started Redis at ", PlaceOf(endpoint), " on this node, ",
+                   endpoint.password.empty() ? "without a password (DDP_REDIS_PASSWORD): every "
+                                               "program that reaches it can stop the job"
+                                             : "guarded by the password in DDP_REDIS_PASSWORD",
+                   "; if the node is lost, the others' workers go on, but the job cannot replace, "
+                   "restart or add any");
   if (probe.is_loopback)
     absl::StrAppend(&line, " (a loopback address: other machines cannot reach it)");
   Say(line);

@@ -19,8 +19,8 @@ namespace ddp::launcher {
 //
 // The server listens on these addresses only, in `folder` (PrivateRedisServer::Options::directory),
 // wants `endpoint`'s password if there is one, knows no command that the rendezvous and RedisStore
-// do not need (store/redis_acl.h), and keeps nothing on disk. Says on stderr where it is, and that
-// losing this node ends membership changes.
+// do not need (store/redis_acl.h), and keeps nothing on disk. Says on stderr where it is,
+// whether a password guards it, and that losing this node ends membership changes.
 //
 // Returns nullptr when the endpoint is not ours, or is a unix socket: then a server is there, or
 // will be. Keep what is returned while the job lives, and Watch() it.

@@ -19,10 +19,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/event_loop.h"
+#include "elastic/rendezvous/rendezvous_scripts.h"
 #include "launcher/network_server.h"
 #include "launcher/private_folder.h"
 #include "store/redis_connection.h"
 #include "store/redis_key_value_store.h"
+#include "store/redis_script.h"
 #include "store/tcp_store_server.h"
 
 namespace ddp::launcher {
@@ -250,6 +252,13 @@ TEST_F(EndpointServerTest, NobodyReadsOrChangesTheServer) {
            {"CLIENT", "KILL", "TYPE", "normal"},
            {"SCRIPT", "FLUSH"},
            {"SCRIPT", "KILL"},
+           {"SCRIPT", "LOAD", "return 1"},
+           {"SCRIPT", "EXISTS", "e0e1f9fabfc9d4800c877a703b823ac0578ff8db"},
+           {"EVAL", "return 1", "0"},
+           {"EVAL_RO", "return 1", "0"},
+           {"FUNCTION", "LOAD", "#!lua name=x\nredis.register_function('f', function() end)"},
+           {"FCALL", "f", "0"},
+           {"ACL", "SETUSER", "default", "+@all"},
            {"SLAVEOF", "127.0.0.1", "1"},
            {"REPLICAOF", "127.0.0.1", "1"},
            {"MIGRATE", "127.0.0.1", "1", "ddp:k", "0", "1"},
@@ -262,6 +271,53 @@ TEST_F(EndpointServerTest, NobodyReadsOrChangesTheServer) {
     EXPECT_TRUE(refused(command)) << command[0] << ": " << (*connection)->Command(command).status();
   }
   EXPECT_TRUE((*connection)->Command({"SET", "ddp:{job}:k", "v"}).ok());
+  const absl::Status foreign = (*connection)->Eval(store::RedisScript("return 7"), {}, {}).status();
+  EXPECT_TRUE(absl::IsPermissionDenied(foreign)) << foreign;
+  EXPECT_THAT(std::string(foreign.message()),
+              ::testing::HasSubstr("of all nodes from one version"));
+}
+
+// Those of the rendezvous and of the workers' store, by their names alone.
+TEST_F(EndpointServerTest, KnowsTheScriptsOfJobsAlsoAfterItWasReplaced) {
+  store::RedisEndpoint endpoint = FreeEndpoint("127.0.0.8");
+  const auto loop = *EventLoop::Create();  // outlives the guard
+  const Guard server = StartAt(endpoint);
+  std::vector<store::RedisScript> scripts = store::KeyValueScripts();
+  const elastic::RendezvousScripts rendezvous;
+  for (int i = 0; i < elastic::kScriptCount; ++i) {
+    scripts.push_back(rendezvous[static_cast<elastic::ScriptName>(i)]);
+  }
+  const auto expect_known = [&] {
+    const auto connection = store::RedisConnection::Connect(endpoint, {.total_timeout = kLong});
+    ASSERT_TRUE(connection.ok()) << connection.status();
+    for (const store::RedisScript& script : scripts) {
+      // Without its keys and arguments it fails; but not because the server does not know it.
+      const auto reply = (*connection)->Command({"EVALSHA", script.sha1_hex(), "1", "ddp:{job}:k"});
+      EXPECT_FALSE(absl::IsNotFound(reply.status())) << reply.status();
+      EXPECT_FALSE(absl::IsPermissionDenied(reply.status())) << reply.status();
+    }
+  };
+  expect_known();
+  ServerGuard::Hooks hooks;
+  hooks.on_replaced = [&](pid_t) { loop->Stop(); };
+  hooks.say = [](const std::string&) {};
+  ASSERT_TRUE(server->Watch(loop.get(), hooks).ok());
+  ASSERT_EQ(kill(server->pid(), SIGKILL), 0);
+  loop->AddTimer(kLong, [&] { loop->Stop(); });
+  ASSERT_TRUE(loop->Run().ok());
+  expect_known();
+}
+
+TEST_F(EndpointServerTest, SaysWhetherAPasswordGuardsIt) {
+  for (const bool guarded : {true, false}) {
+    store::RedisEndpoint endpoint = FreeEndpoint();
+    if (guarded) endpoint.password = "secret";
+    ::testing::internal::CaptureStderr();
+    const Guard server = StartAt(endpoint);
+    const std::string said = ::testing::internal::GetCapturedStderr();
+    EXPECT_THAT(said, ::testing::HasSubstr(guarded ? "guarded by the password in DDP_REDIS_PASSWORD"
+                                                   : "without a password (DDP_REDIS_PASSWORD)"));
+  }
 }
 
 TEST_F(EndpointServerTest, TheWorkersStoreFindsAllItsCommands) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "launcher/endpoint_server.h"
@@ -67,8 +68,14 @@ absl::StatusOr<MeetingPlace> MeetAtMaster(const LaunchOptions& options, const st
   place.worker_store = std::move(met.worker_store);
   ExportCredentials(place.endpoint);
   if (place.server != nullptr && options.max_nodes > 1) {
-    Say("this node, --node-rank=0, holds the rendezvous: if it is lost, the others' workers go on, "
-        "but the job cannot replace, restart or add any");
+    Say(absl::StrCat(
+        "this node, --node-rank=0, holds the rendezvous, ",
+        met.has_users_password
+            ? "guarded by the password in DDP_REDIS_PASSWORD"
+            : "guarded by a random password that every program gets which reaches MASTER_PORT "
+              "(DDP_REDIS_PASSWORD sets one)",
+        "; if the node is lost, the others' workers go on, but the job cannot replace, restart or "
+        "add any"));
   }
   return place;
 }

@@ -17,7 +17,10 @@
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "base/unique_fd.h"
+#include "elastic/rendezvous/rendezvous_scripts.h"
 #include "store/redis_acl.h"
+#include "store/redis_key_value_store.h"
+#include "store/redis_script.h"
 
 namespace ddp::launcher {
 namespace {
@@ -60,6 +63,15 @@ int TryBind(const addrinfo& address, UniqueFd& fd) {
     (void)setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof(on));
   }
   return bind(fd.get(), address.ai_addr, address.ai_addrlen) == 0 ? 0 : errno;
+}
+
+std::vector<store::RedisScript> ScriptsOfJobs() {
+  std::vector<store::RedisScript> scripts = store::KeyValueScripts();
+  const elastic::RendezvousScripts rendezvous;
+  for (int i = 0; i < elastic::kScriptCount; ++i) {
+    scripts.push_back(rendezvous[static_cast<elastic::ScriptName>(i)]);
+  }
+  return scripts;
 }
 
 // In quotes, every byte by its number: no character of it has a meaning in the configuration.
@@ -156,8 +168,9 @@ store::PrivateRedisServer::Options NetworkServerConfig(const NetworkServerOption
       options.password.empty() ? "nopass" : Quoted(absl::StrCat(">", options.password));
   store::PrivateRedisServer::Options server;
   server.directory = options.folder;
+  server.scripts = ScriptsOfJobs();
+  server.port = options.port;
   server.extra_config = {
-      absl::StrCat("port ", options.port),
       absl::StrCat("bind ", absl::StrJoin(options.addresses, " ")),
       absl::StrCat("maxclients ", kMaxClients),
       absl::StrCat("tcp-backlog ", kBacklog),

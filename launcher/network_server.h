@@ -52,8 +52,9 @@ struct NetworkServerOptions {
   std::string password;  // empty: none is asked for
 };
 
-// How to start a server there: for many clients, keeping nothing, with one user who may run only
-// the commands that jobs need, on the keys and channels of jobs only.
+// How to start a server there: for many clients, keeping nothing, with the scripts of jobs loaded
+// and one user, who may run only the commands that jobs need, on the keys and channels of jobs
+// only. The user can run no script but these.
 store::PrivateRedisServer::Options NetworkServerConfig(const NetworkServerOptions& options);
 
 }  // namespace ddp::launcher

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
@@ -16,6 +17,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
@@ -132,6 +134,24 @@ absl::StatusOr<std::string> FindProgram(const std::string& name) {
   _exit(127);
 }
 
+// The user who loads the scripts and opens the port. Nobody else knows the name or the password.
+absl::StatusOr<RedisEndpoint> MakeStarter(const RedisEndpoint& endpoint) {
+  std::string bytes(32, '\0');
+  if (getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) {
+    return SystemError("getrandom");
+  }
+  RedisEndpoint starter = endpoint;
+  starter.user = absl::StrCat("ddp-start-", absl::BytesToHexString(bytes.substr(0, 8)));
+  starter.password = absl::BytesToHexString(bytes.substr(8));
+  return starter;
+}
+
+std::string RulesOf(const RedisEndpoint& starter) {
+  return absl::StrCat("user ", starter.user, " on >", starter.password,
+                      " resetkeys resetchannels -@all +auth +ping +client|setname +script|load "
+                      "+config|set +acl|setuser");
+}
+
 }  // namespace
 
 PrivateRedisServer::PrivateRedisServer(std::string directory, bool owns_directory)
@@ -152,13 +172,17 @@ absl::StatusOr<std::unique_ptr<PrivateRedisServer>> PrivateRedisServer::Start(
   }
   std::unique_ptr<PrivateRedisServer> server(
       new PrivateRedisServer(directory, options.directory.empty()));
-  DDP_RETURN_IF_ERROR(server->WriteConfig(options));
+  DDP_ASSIGN_OR_RETURN(const RedisEndpoint starter, MakeStarter(server->endpoint_));
+  const bool has_starter = options.port != 0 || !options.scripts.empty();
+  DDP_RETURN_IF_ERROR(server->WriteConfig(options, has_starter ? RulesOf(starter) : ""));
   DDP_RETURN_IF_ERROR(server->Spawn(program));
   DDP_RETURN_IF_ERROR(server->AwaitAnswer(options.start_timeout));
+  if (has_starter) DDP_RETURN_IF_ERROR(server->Open(options, starter));
   return server;
 }
 
-absl::Status PrivateRedisServer::WriteConfig(const Options& options) const {
+absl::Status PrivateRedisServer::WriteConfig(const Options& options,
+                                             const std::string& starter_rules) const {
   // Relative to the folder, in which the server runs: so no path needs quoting.
   std::vector<std::string> lines = {
       "port 0",
@@ -172,6 +196,7 @@ absl::Status PrivateRedisServer::WriteConfig(const Options& options) const {
       "logfile \"\"",
   };
   lines.insert(lines.end(), options.extra_config.begin(), options.extra_config.end());
+  lines.push_back(starter_rules);
   const std::string text = absl::StrCat(absl::StrJoin(lines, "\n"), "\n");
   const std::string path = Join(directory_, kConfigName);
   UniqueFd fd(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600));
@@ -233,6 +258,29 @@ absl::Status PrivateRedisServer::AwaitAnswer(absl::Duration timeout) {
     }
     pause = std::min(pause * 2, absl::Milliseconds(8));
   }
+}
+
+// Makes the server what its clients expect; the port comes last.
+absl::Status PrivateRedisServer::Open(const Options& options, const RedisEndpoint& starter) const {
+  RedisConnection::Options calls;
+  calls.connect_timeout = calls.command_timeout = options.start_timeout;
+  calls.total_timeout = absl::ZeroDuration();
+  DDP_ASSIGN_OR_RETURN(const std::unique_ptr<RedisConnection> connection,
+                       RedisConnection::Connect(starter, calls));
+  std::vector<std::vector<std::string>> loads;
+  for (const RedisScript& script : options.scripts) {
+    loads.push_back({"SCRIPT", "LOAD", script.source()});
+  }
+  if (!loads.empty()) DDP_RETURN_IF_ERROR(connection->Pipeline(loads).status());
+  if (options.port != 0) {
+    const absl::Status opened =
+        connection->Command({"CONFIG", "SET", "port", absl::StrCat(options.port)}).status();
+    if (!opened.ok()) {
+      return absl::UnavailableError(absl::StrCat("redis-server cannot listen on port ",
+                                                 options.port, ": ", opened.message(), LogTail()));
+    }
+  }
+  return connection->Command({"ACL", "SETUSER", starter.user, "reset"}).status();
 }
 
 // The end of what the server printed, as one line behind a message.

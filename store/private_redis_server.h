@@ -12,11 +12,13 @@
 #include "absl/time/time.h"
 #include "base/unique_fd.h"
 #include "store/redis_endpoint.h"
+#include "store/redis_script.h"
 
 namespace ddp::store {
 
 // A real redis-server for this process alone: on a unix socket inside a folder that only this user
-// can enter, without a TCP port, keeping nothing on disk and evicting nothing.
+// can enter, without a TCP port unless Options::port says so, keeping nothing on disk and evicting
+// nothing.
 //
 // Its life is bound to ours: it is stopped by the destructor, and killed by the kernel when the
 // *thread* that called Start() ends in any way, SIGKILL of the process included. So call Start()
@@ -41,6 +43,14 @@ class PrivateRedisServer {
     // From the start of the program to its first answer.
     absl::Duration start_timeout = absl::Seconds(10);
 
+    // Scripts that the server knows from its first client on, so that clients need no EVAL. A user
+    // of the server's own loads them, who exists until Start() returns and may do nothing else.
+    std::vector<RedisScript> scripts;
+
+    // A TCP port to listen on, once the scripts are loaded, at the addresses of a "bind" line in
+    // `extra_config`. 0: none. Needs redis-server 6.2 or newer.
+    int port = 0;
+
     // More lines for redis.conf (mode 0600, so a password may stand there), after our own.
     std::vector<std::string> extra_config;
   };
@@ -49,9 +59,9 @@ class PrivateRedisServer {
   //
   // kNotFound: there is no such program ("install redis-server"). kInvalidArgument: the folder's
   // path is too long for a socket. kFailedPrecondition: the folder is not a folder of ours with
-  // mode 0700, or already holds a socket. kUnavailable: the server ended at once; the end of what
-  // it printed is in the message. kDeadlineExceeded: it did not answer within start_timeout. Other
-  // codes: a system call failed; it is named.
+  // mode 0700, or already holds a socket. kUnavailable: the server ended at once, or cannot
+  // listen on `port`; the end of what it printed is in the message. kDeadlineExceeded: it did not
+  // answer within start_timeout. Other codes: a system call failed; it is named.
   static absl::StatusOr<std::unique_ptr<PrivateRedisServer>> Start(const Options& options);
   static absl::StatusOr<std::unique_ptr<PrivateRedisServer>> Start() { return Start(Options()); }
 
@@ -73,9 +83,10 @@ class PrivateRedisServer {
  private:
   PrivateRedisServer(std::string directory, bool owns_directory);
 
-  absl::Status WriteConfig(const Options& options) const;
+  absl::Status WriteConfig(const Options& options, const std::string& starter_rules) const;
   absl::Status Spawn(const std::string& program);
   absl::Status AwaitAnswer(absl::Duration timeout);
+  absl::Status Open(const Options& options, const RedisEndpoint& starter) const;
   std::string LogTail() const;
 
   const std::string directory_;

@@ -1,10 +1,13 @@
 #include "store/private_redis_server.h"
 
+#include <arpa/inet.h>
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -14,12 +17,16 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/unique_fd.h"
 #include "gtest/gtest.h"
 #include "store/redis_connection.h"
+#include "store/redis_endpoint.h"
+#include "store/redis_reply.h"
+#include "store/redis_script.h"
 
 namespace ddp::store {
 namespace {
@@ -66,6 +73,68 @@ TEST(PrivateRedisServerTest, OnlyThisUserCanEnter) {
   EXPECT_EQ(info.st_mode & 0077, 0U);
   ASSERT_EQ(stat(((*server)->directory() + "/redis.conf").c_str(), &info), 0);
   EXPECT_EQ(info.st_mode & 0777, 0600U);
+}
+
+// A port that is free on 127.0.0.1 now.
+int FreePort() {
+  const UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  EXPECT_EQ(bind(fd.get(), reinterpret_cast<sockaddr*>(&address), size), 0);
+  EXPECT_EQ(getsockname(fd.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
+  return ntohs(address.sin_port);
+}
+
+TEST(PrivateRedisServerTest, ClientsRunTheScriptsThatItWasGivenAndTheirLoaderIsGone) {
+  PrivateRedisServer::Options options;
+  options.scripts = {RedisScript("return 1"), RedisScript("return {KEYS[1], ARGV[1]}")};
+  options.extra_config = {"bind 127.0.0.1"};
+  absl::StatusOr<std::unique_ptr<PrivateRedisServer>> server = absl::UnavailableError("");
+  RedisEndpoint endpoint;
+  endpoint.host = "127.0.0.1";
+  for (int attempt = 0; attempt < 10 && absl::IsUnavailable(server.status()); ++attempt) {
+    options.port = endpoint.port = FreePort();  // another program may be faster than we
+    server = PrivateRedisServer::Start(options);
+  }
+  ASSERT_TRUE(server.ok()) << server.status();
+  auto connection = RedisConnection::Connect(endpoint);
+  ASSERT_TRUE(connection.ok()) << connection.status();
+  for (const RedisScript& script : options.scripts) {
+    const auto ran = (*connection)->Command({"EVALSHA", script.sha1_hex(), "1", "k", "v"});
+    EXPECT_TRUE(ran.ok()) << ran.status();
+  }
+  const auto reply = (*connection)->Command({"ACL", "LIST"});
+  ASSERT_TRUE(reply.ok()) << reply.status();
+  int starters = 0;
+  const auto users = *reply->AsArray();
+  for (const RedisReply& user : users) {
+    const std::string rules = *user.AsString();
+    if (!absl::StartsWith(rules, "user ddp-start-")) continue;
+    ++starters;
+    EXPECT_TRUE(absl::StrContains(rules, " off ")) << rules;
+    EXPECT_FALSE(absl::StrContains(rules, "#")) << "a password: " << rules;
+    EXPECT_FALSE(absl::StrContains(rules, "+")) << rules;
+  }
+  EXPECT_EQ(starters, 1);
+}
+
+TEST(PrivateRedisServerTest, APortThatIsTakenIsUnavailable) {
+  const UniqueFd other(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  ASSERT_EQ(bind(other.get(), reinterpret_cast<sockaddr*>(&address), size), 0);
+  ASSERT_EQ(listen(other.get(), 1), 0);
+  ASSERT_EQ(getsockname(other.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
+  PrivateRedisServer::Options options;
+  options.extra_config = {"bind 127.0.0.1"};
+  options.port = ntohs(address.sin_port);
+  const absl::Status status = PrivateRedisServer::Start(options).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), absl::StrCat(options.port))) << status;
 }
 
 TEST(PrivateRedisServerTest, StopLeavesNothingBehind) {

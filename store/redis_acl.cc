@@ -10,7 +10,7 @@ constexpr char kCommands[] =
     // Connections.
     "+auth +ping +select +client|setname "
     // Scripts and what they are made of, and what a store does without one.
-    "+eval +evalsha +multi +exec +time "
+    "+evalsha +multi +exec +time "
     "+get +set +incr +exists +del +pexpire +pttl +rename "
     "+hget +hset +hmget +hmset +hsetnx +hdel +hexists +hlen +hgetall +hkeys +hincrby +hscan "
     "+sadd +scard +srem +sismember +smembers "
@@ -19,8 +19,9 @@ constexpr char kCommands[] =
     // Pushes.
     "+publish +subscribe +unsubscribe";
 
-std::string Rules(const std::string& pattern) {
-  return absl::StrCat("resetkeys resetchannels -@all ~", pattern, " &", pattern, " ", kCommands);
+std::string Rules(const std::string& pattern, const std::string& more = "") {
+  return absl::StrCat("resetkeys resetchannels -@all ~", pattern, " &", pattern, " ", kCommands,
+                      more);
 }
 
 // As a pattern of Redis that matches nothing else.
@@ -36,7 +37,7 @@ std::string Glob(const std::string& text) {
 }  // namespace
 
 std::string JobAclRules(const std::string& run_id) {
-  return Rules(absl::StrCat("ddp:{", Glob(EncodeRunIdForKey(run_id)), "}:*"));
+  return Rules(absl::StrCat("ddp:{", Glob(EncodeRunIdForKey(run_id)), "}:*"), " +eval");
 }
 
 std::string AllJobsAclRules() { return Rules("ddp:*"); }

@@ -14,7 +14,9 @@ namespace ddp::store {
 // A blank in a run id cannot be told in redis.conf: it becomes `?`, any character.
 std::string JobAclRules(const std::string& run_id);
 
-// The same for all jobs, for a server that serves nothing else.
+// The same for all jobs, for a server that serves nothing else and has loaded the scripts itself
+// (PrivateRedisServer::Options::scripts). Clients may run these by name; EVAL and SCRIPT are
+// denied.
 std::string AllJobsAclRules();
 
 }  // namespace ddp::store

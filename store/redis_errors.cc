@@ -28,6 +28,11 @@ bool IsRefusalWithinScript(const std::string& text) {
   return absl::StrContains(text, "The user executing the script can't ");
 }
 
+// The user may not run EVAL: Redis 6 and 7 quote the command in different sentences.
+bool SaysNoEval(const std::string& text) {
+  return absl::StartsWith(text, "NOPERM") && absl::StrContains(text, "'eval'");
+}
+
 bool SaysNoPasswordIsConfigured(const std::string& text) {
   return absl::StrContains(text, "without any password configured");
 }
@@ -49,6 +54,14 @@ absl::Status StatusOfErrorReply(const std::string& text, const RedisEndpoint& en
         message,
         ": this server has no password: unset DDP_REDIS_PASSWORD, DDP_REDIS_PASSWORD_FILE"));
   }
+  if (SaysNoEval(text)) {
+    return absl::PermissionDeniedError(absl::StrCat(
+        message,
+        ": the server does not know this program's scripts, and this user may not send them: where "
+        "ddprun started the server, build ddprun and the trainers of all nodes from one version; "
+        "elsewhere, allow EVAL (docs/rendezvous-protocol.md)"));
+  }
+  if (IsUnknownScript(text)) return absl::NotFoundError(message);
   if (absl::StartsWith(text, "NOPERM") || IsRefusalWithinScript(text)) {
     return absl::PermissionDeniedError(message);
   }

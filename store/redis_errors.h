@@ -10,8 +10,8 @@
 namespace ddp::store {
 
 // The status for an error reply `text` ("WRONGPASS invalid ...") of the server at `endpoint`; the
-// codes are those that RedisConnection documents. The message names the server and, where there is
-// one, the cure.
+// codes are those that RedisConnection documents, and kNotFound where the server does not know a
+// script. The message names the server and, where there is one, the cure.
 absl::Status StatusOfErrorReply(const std::string& text, const RedisEndpoint& endpoint);
 
 // Whether it may be otherwise a little later: no connection, or no reply in time.

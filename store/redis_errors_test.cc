@@ -57,6 +57,24 @@ TEST(RedisErrorsTest, WhatAScriptDoesWrongIsFinal) {
   EXPECT_FALSE(IsPassingRefusal(WithinScript("WRONGTYPE Operation against a key")));
 }
 
+TEST(RedisErrorsTest, AScriptThatIsNeitherKnownNorTakenIsToldWithTheCure) {
+  for (const std::string text :
+       {"NOPERM User default has no permissions to run the 'eval' command",
+        "NOPERM this user has no permissions to run the 'eval' command or its subcommand"}) {
+    const absl::Status status = StatusOfErrorReply(text, RedisEndpoint());
+    EXPECT_TRUE(absl::IsPermissionDenied(status)) << status;
+    for (const char* part : {"of all nodes from one version", "allow EVAL"}) {
+      EXPECT_NE(status.message().find(part), std::string::npos) << status;
+    }
+  }
+  const absl::Status other = StatusOfErrorReply(
+      "NOPERM User default has no permissions to run the 'get' command", RedisEndpoint());
+  EXPECT_TRUE(absl::IsPermissionDenied(other)) << other;
+  EXPECT_EQ(other.message().find("EVAL"), std::string::npos) << other;
+  EXPECT_TRUE(absl::IsNotFound(
+      StatusOfErrorReply("NOSCRIPT No matching script. Please use EVAL.", RedisEndpoint())));
+}
+
 TEST(RedisErrorsTest, AFullMemoryIsToldAsSuch) {
   const std::string oom = "OOM command not allowed when used memory > 'maxmemory'.";
   EXPECT_TRUE(absl::IsResourceExhausted(StatusOfErrorReply(oom, RedisEndpoint())));

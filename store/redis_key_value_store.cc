@@ -182,8 +182,11 @@ absl::StatusOr<bool> RedisKeyValueStore::Delete(const std::string& key, absl::Du
 absl::StatusOr<bool> RedisKeyValueStore::Check(const std::vector<std::string>& keys,
                                                absl::Duration timeout) {
   if (keys.empty()) return true;
+  const absl::Time deadline = DeadlineOf(timeout);
+  DDP_RETURN_IF_ERROR(RenewWhenDue(deadline));
   DDP_ASSIGN_OR_RETURN(const RedisReply reply,
-                       Run(WhichAreMissing(keys), true, DeadlineOf(timeout)));
+                       connection_->Eval(Script<scripts::kMissingKeys>(), KeysOfWait(keys), keys,
+                                         CallOptions(true, deadline)));
   DDP_ASSIGN_OR_RETURN(const std::vector<std::string> missing, Pick(keys, reply));
   return missing.empty();
 }
@@ -196,7 +199,8 @@ absl::Status RedisKeyValueStore::Wait(const std::vector<std::string>& keys,
   DDP_RETURN_IF_ERROR(RenewWhenDue(deadline));
   while (true) {
     DDP_ASSIGN_OR_RETURN(const RedisReply reply,
-                         connection_->Command(WhichAreMissing(keys), CallOptions(true, deadline)));
+                         connection_->Eval(Script<scripts::kMissingKeys>(), KeysOfWait(keys), keys,
+                                           CallOptions(true, deadline)));
     DDP_ASSIGN_OR_RETURN(std::vector<std::string> missing, Pick(keys, reply));
     if (missing.empty()) return absl::OkStatus();
     DDP_RETURN_IF_ERROR(AwaitNarrowing(std::move(missing), start, deadline));
@@ -359,13 +363,21 @@ RedisKeyValueStore::Question RedisKeyValueStore::WhichValues(
   return question;
 }
 
-// With its source, not by its name: inside MULTI there is no second try.
+std::vector<std::string> RedisKeyValueStore::KeysOfWait(
+    const std::vector<std::string>& keys) const {
+  std::vector<std::string> all = {values_key_};
+  all.reserve(keys.size() + 1);
+  for (const std::string& key : keys) all.push_back(QueueKey(key));
+  return all;
+}
+
+// By the script's name: a server that ddprun has started takes no source.
 RedisKeyValueStore::Question RedisKeyValueStore::WhichAreMissing(
     const std::vector<std::string>& keys) const {
-  Question question = {"EVAL", Script<scripts::kMissingKeys>().source(),
-                       absl::StrCat(keys.size() + 1), values_key_};
-  question.reserve(question.size() + 2 * keys.size());
-  for (const std::string& key : keys) question.push_back(QueueKey(key));
+  Question question = {"EVALSHA", Script<scripts::kMissingKeys>().sha1_hex(),
+                       absl::StrCat(keys.size() + 1)};
+  const std::vector<std::string> places = KeysOfWait(keys);
+  question.insert(question.end(), places.begin(), places.end());
   question.insert(question.end(), keys.begin(), keys.end());
   return question;
 }
@@ -384,8 +396,10 @@ absl::Status RedisKeyValueStore::AwaitNarrowing(std::vector<std::string> missing
     bool asked = false;
     absl::StatusOr<RedisReply> reply =
         connection_->AskOnPush(Channel(chosen), question, chosen_has_come, deadline, asked);
-    if (IsPassing(reply.status())) {
-      reply = connection_->Command(question, CallOptions(true, deadline));
+    // A server that was restarted has forgotten the script.
+    if (IsPassing(reply.status()) || absl::IsNotFound(reply.status())) {
+      reply = connection_->Eval(Script<scripts::kMissingKeys>(), KeysOfWait(missing), missing,
+                                CallOptions(true, deadline));
     }
     DDP_RETURN_IF_ERROR(reply.status());
     DDP_ASSIGN_OR_RETURN(missing, Pick(missing, *reply));
@@ -446,6 +460,12 @@ absl::Status RedisKeyValueStore::AwaitValues(const std::vector<std::string>& key
       reply = connection_->Command(question, CallOptions(true, deadline));
     }
   }
+}
+
+std::vector<RedisScript> KeyValueScripts() {
+  return {Script<scripts::kAppendValue>(), Script<scripts::kCompareSetValue>(),
+          Script<scripts::kListKeys>(), Script<scripts::kMissingKeys>(),
+          Script<scripts::kSetValues>()};
 }
 
 }  // namespace ddp::store

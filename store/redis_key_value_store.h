@@ -175,6 +175,8 @@ class RedisKeyValueStore {
 
   Question WhichValues(const std::vector<std::string>& keys,
                        const std::vector<size_t>& places) const;
+  // For missing_keys.lua.
+  std::vector<std::string> KeysOfWait(const std::vector<std::string>& keys) const;
   Question WhichAreMissing(const std::vector<std::string>& keys) const;
   size_t Draw(size_t count);
   absl::Status AwaitNarrowing(std::vector<std::string> missing, absl::Time start,
@@ -198,6 +200,9 @@ class RedisKeyValueStore {
   absl::Time renewed_ ABSL_GUARDED_BY(mutex_);
   std::mt19937_64 random_ ABSL_GUARDED_BY(mutex_);
 };
+
+// All scripts that a RedisKeyValueStore runs, for a server whose clients may not send any.
+std::vector<RedisScript> KeyValueScripts();
 
 }  // namespace ddp::store
 

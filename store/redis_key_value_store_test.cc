@@ -22,6 +22,7 @@
 #include "store/redis_connection.h"
 #include "store/redis_endpoint.h"
 #include "store/redis_reply.h"
+#include "store/redis_script.h"
 #include "testing/redis_fixture.h"
 
 namespace ddp::store {
@@ -76,6 +77,28 @@ class RedisKeyValueStoreTest : public ::testing::Test {
   const std::unique_ptr<RedisFixture> redis_ = RedisFixture::Start();
   const std::unique_ptr<RedisKeyValueStore> store_ = Open();
 };
+
+// As after a restart of the server, or on a replica that has become the master.
+TEST_F(RedisKeyValueStoreTest, AServerThatForgetsItsScriptsLearnsThemAgain) {
+  const auto connection = redis_->Connect();
+  const auto flush = [&] { EXPECT_TRUE(connection->Command({"SCRIPT", "FLUSH"}).ok()); };
+  absl::Status waited = absl::UnknownError("not ended");
+  std::thread waiter([&] { waited = store_->Wait({"a", "b"}, kLong); });
+  AwaitSubscribers(1);
+  flush();  // while the wait is on its way
+  EXPECT_TRUE(Open()->MultiSet({"a", "b"}, {"1", "2"}, kLong).ok());
+  waiter.join();
+  EXPECT_TRUE(waited.ok()) << waited;
+  flush();
+  EXPECT_TRUE(*store_->Check({"a"}, kLong));
+  flush();
+  EXPECT_EQ(*store_->CompareSet("a", "1", "3", kLong), "3");
+  for (const RedisScript& script : KeyValueScripts()) {
+    const auto loaded = connection->Command({"SCRIPT", "LOAD", script.source()});
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    EXPECT_EQ(*loaded->AsString(), script.sha1_hex());
+  }
+}
 
 TEST_F(RedisKeyValueStoreTest, NumbersKeepAll64Bits) {
   constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
