@@ -4,16 +4,12 @@
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <stdlib.h>
-#include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <functional>
 #include <future>
 #include <memory>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -28,31 +24,14 @@
 #include "store/redis_connection.h"
 #include "store/tcp_store_client.h"
 #include "store/tcp_store_server.h"
+#include "testing/loop_thread.h"
 
 namespace ddp::launcher {
 namespace {
 
 constexpr absl::Duration kLong = absl::Seconds(60);
 
-// An event loop on a thread of its own; what is made for it is made before, and gone after.
-class LoopThread {
- public:
-  explicit LoopThread(EventLoop* loop) : loop_(loop), stop_(eventfd(0, EFD_CLOEXEC)) {
-    EXPECT_TRUE(loop_->Watch(stop_.get(), EPOLLIN, [this](uint32_t) { loop_->Stop(); }).ok());
-    thread_ = std::thread([this] { EXPECT_TRUE(loop_->Run().ok()); });
-  }
-  ~LoopThread() {
-    const uint64_t one = 1;
-    EXPECT_EQ(write(stop_.get(), &one, sizeof(one)), static_cast<ssize_t>(sizeof(one)));
-    thread_.join();
-    loop_->Unwatch(stop_.get());
-  }
-
- private:
-  EventLoop* const loop_;
-  const UniqueFd stop_;
-  std::thread thread_;
-};
+using ::ddp::testing::LoopThread;
 
 class StaticRendezvousTest : public ::testing::Test {
  protected:

@@ -55,7 +55,7 @@ absl::Status StatusOfErrorReply(const std::string& text, const RedisEndpoint& en
         ": this server has no password: unset DDP_REDIS_PASSWORD, DDP_REDIS_PASSWORD_FILE"));
   }
   if (SaysNoEval(text)) {
-    return absl::PermissionDeniedError(absl::StrCat(
+    return absl::FailedPreconditionError(absl::StrCat(
         message,
         ": the server does not know this program's scripts, and this user may not send them: where "
         "ddprun started the server, build ddprun and the trainers of all nodes from one version; "

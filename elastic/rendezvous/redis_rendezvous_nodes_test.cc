@@ -23,6 +23,7 @@
 #include "base/event_loop.h"
 #include "elastic/rendezvous/redis_rendezvous.h"
 #include "elastic/rendezvous/rendezvous.h"
+#include "elastic/rendezvous/rendezvous_scripts.h"
 #include "elastic/rendezvous/round.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -547,6 +548,15 @@ TEST_F(AclTest, TheUserOfAllJobsReachesNothingElse) {
   }
   EXPECT_EQ(*Redis(command).AsString(), "OK");
   options_.run_id = "another";
+  // It may send no script, so the server has to know them.
+  const absl::Status unknown = RedisRendezvous::Open(options_, loop_.get()).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(unknown)) << unknown;
+  EXPECT_NE(unknown.message().find("of all nodes from one version"), std::string::npos) << unknown;
+  EXPECT_EQ(unknown.message().find("--rdzv-id"), std::string::npos) << unknown;
+  const RendezvousScripts scripts;
+  for (int i = 0; i < kScriptCount; ++i) {
+    (void)Redis({"SCRIPT", "LOAD", scripts[static_cast<ScriptName>(i)].source()});
+  }
   const auto a = MakeNode("a"), b = MakeNode("b");
   JoinAll({a.get(), b.get()});
   EXPECT_TRUE(Try({"GET", "ddp:{other}:instance"}).ok());
