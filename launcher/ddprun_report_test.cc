@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <limits.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <array>
@@ -137,6 +138,63 @@ TEST(DdprunReportTest, AHungWorkerIsOneFailureWithItsRealEnd) {
                     ContainsRegex("The worker made no step for .*: told to end, it was killed by "
                                   "SIGTERM\n"),
                     Not(HasSubstr("SIGKILL"))));
+}
+
+// As torch.distributed.elastic's @record writes it: of `rank`, which failed at `second`.
+std::string WriteErrorFile(const std::string& rank, int second) {
+  return absl::StrCat(
+      "printf '{\"message\":{\"message\":\"ValueError: rank ", rank,
+      "\",\"extraInfo\":{\"py_callstack\":\"Traceback (most recent call last):\\\\n  in main\\\\n",
+      "ValueError: rank ", rank, "\",\"timestamp\":\"", second,
+      "\"}}}' > $TORCHELASTIC_ERROR_FILE; ");
+}
+
+std::string StackOf(const std::string& rank) {
+  const std::string margin(14, ' ');
+  return absl::StrCat("  traceback : Traceback (most recent call last):\n", margin, "  in main\n",
+                      margin, "ValueError: rank ", rank, "\n");
+}
+
+TEST(DdprunReportTest, OfTwoFailuresOfAHostTheEarlierErrorFileIsTheRootCause) {
+  const Folder folder;
+  // Rank 0 fails first and is slow to end; rank 1 waits for its error file, and ends at once.
+  DdprunDriver run(
+      {.arguments = Shell(
+           {"--nproc-per-node=2", "--exit-code=worker"},
+           absl::StrCat("if [ $RANK = 0 ]; then trap 'exit 4' TERM; ", WriteErrorFile("0", 1000),
+                        ": > $MEET; sleep 1000 & wait; fi; while ! [ -e $MEET ]; do "
+                        "sleep 0.02; done; ",
+                        WriteErrorFile("1", 2000), "exit 3")),
+       .environment = {{"MEET", folder / "meet"}, {"TORCHELASTIC_ERROR_FILE", folder / "e.json"}}});
+  EXPECT_EQ(run.Wait(), 4) << run.err();
+  const size_t root = run.err().find("Root Cause (first observed failure):\n");
+  ASSERT_NE(root, std::string::npos) << run.err();
+  EXPECT_THAT(run.err().substr(root),
+              AllOf(HasSubstr("  rank      : 0 (local_rank: 0)\n"), HasSubstr(StackOf("0"))));
+  EXPECT_THAT(run.err().substr(0, root),
+              AllOf(HasSubstr("ddprun: rank 0 exited with code 4\n"),
+                    HasSubstr("  rank      : 1 (local_rank: 1)\n"), HasSubstr(StackOf("1"))));
+  const auto written = nlohmann::json::parse(Slurp(folder / "e.json"), nullptr, false);
+  EXPECT_EQ(written["message"]["message"], "ValueError: rank 0") << written;
+  EXPECT_EQ(written["message"]["errorCode"], 4) << written;
+}
+
+// The same where rank 0 is killed by the signal that ddprun sends, and where another node reports.
+TEST(DdprunReportTest, AWorkerThatFailedBeforeItWasStoppedIsTheRootCauseOnAllNodes) {
+  TwoNodes job(absl::StrCat("[ $RANK = 2 ] && { ", WriteErrorFile("2", 1000), "}"),
+               absl::StrCat("if [ $RANK = 3 ]; then ", WriteErrorFile("3", 2000),
+                            "exit 3; fi; exec sleep 1000"));
+  job.Wait(128 + SIGTERM);
+  EXPECT_THAT(job.RootCause(1),
+              AllOf(HasSubstr("  rank      : 2 (local_rank: 0)\n"),
+                    HasSubstr("The worker failed before the others, as its error file says: told "
+                              "to end, it was killed by SIGTERM\n"),
+                    HasSubstr("ValueError: rank 2\n")));
+  EXPECT_THAT(job.OtherFailures(1), HasSubstr("  rank      : 3 (local_rank: 1)\n"));
+  EXPECT_EQ(Count(job.RootCause(0),
+                  OnAnotherNode("rank 2 failed before the others, as its error file says")),
+            1)
+      << job.RootCause(0);
 }
 
 TEST(DdprunReportTest, AnErrorFileThatCannotBeUsedIsNotOneThatIsMissing) {

@@ -4,6 +4,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
@@ -36,6 +37,16 @@ size_t LongestLine(const std::string& text) {
   const std::vector<std::string> lines = absl::StrSplit(text, '\n');
   for (const std::string& line : lines) longest = std::max(longest, line.size());
   return longest;
+}
+
+// The message and the call stack. Some writers begin the call stack with the message; Python ends
+// it with the message, and torchrun shows the call stack alone then.
+std::string OwnWords(const elastic::ErrorRecord& error, bool is_victim) {
+  const std::string saw = is_victim ? "\n(it saw a peer fail first)" : "";
+  if (absl::EndsWith(error.callstack, error.message)) return absl::StrCat(error.callstack, saw);
+  const absl::string_view callstack =
+      absl::StripPrefix(error.callstack, absl::StrCat(error.message, "\n"));
+  return absl::StrCat(error.message, saw, callstack.empty() ? "" : "\n", callstack);
 }
 
 // Of a worker that wrote nothing.
@@ -113,15 +124,11 @@ ReportedFailure DescribeFailure(const elastic::WorkerFailure& failure,
     const absl::StatusOr<elastic::ErrorRecord> error = elastic::ReadErrorRecord(failure.error_file);
     if (error.ok()) {
       result.error_file = failure.error_file;
+      result.text = OwnWords(*error, failure.is_victim);
       // That it did not end by itself is none of its own words.
-      result.text = failure.instead.empty() || failure.was_stopped
-                        ? error->message
-                        : absl::StrCat(AgentsWords(failure), "\n", error->message);
-      if (failure.is_victim) absl::StrAppend(&result.text, "\n(it saw a peer fail first)");
-      // Some writers begin the call stack with the message.
-      const absl::string_view callstack =
-          absl::StripPrefix(error->callstack, absl::StrCat(error->message, "\n"));
-      if (!callstack.empty()) absl::StrAppend(&result.text, "\n", callstack);
+      if (!failure.instead.empty() && !failure.was_stopped) {
+        result.text = absl::StrCat(AgentsWords(failure), "\n", result.text);
+      }
       if (error->time != absl::InfinitePast()) time = error->time;
     } else if (!absl::IsNotFound(error.status())) {
       result.error_file = failure.error_file;

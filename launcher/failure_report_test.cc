@@ -5,6 +5,8 @@
 
 #include <csignal>
 #include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
 
 namespace ddp::launcher {
 namespace {
@@ -141,6 +143,28 @@ TEST(DescribeFailureTest, TheWorkersOwnWordsAndTime) {
   EXPECT_EQ(failure.error_file, path);
   EXPECT_EQ(failure.text, "std::runtime_error: no data\n#0 main");
   EXPECT_EQ(failure.time, "1970-01-01_00:01:00");
+}
+
+TEST(DescribeFailureTest, TheCallStackOfPythonWhereverTheFileHasIt) {
+  const std::string path = ::testing::TempDir() + "/python.json";
+  const auto text = [&](const std::string& json) {
+    std::ofstream(path) << json;
+    return DescribeFailure(Failure(path), kContext).text;
+  };
+  // As torch.distributed.elastic's @record writes it: the message stands in the stack.
+  const std::string stack =
+      "Traceback (most recent call last):\n  File \"train.py\", line 3, in main\nValueError: no "
+      "data";
+  const std::string json = nlohmann::json(stack + "\n").dump();
+  EXPECT_EQ(text(R"({"message":{"message":"ValueError: no data","extraInfo":{"py_callstack":)" +
+                 json + R"(,"timestamp":"60"}}})"),
+            stack);
+  EXPECT_EQ(text(R"({"message":{"message":"worker 3","extraInfo":{"py_callstack":)" + json + "}}}"),
+            "worker 3\n" + stack);
+  EXPECT_EQ(text(R"({"message":"worker 3","extraInfo":{"py_callstack":)" + json + "}}"),
+            "worker 3\n" + stack);
+  EXPECT_EQ(text(R"({"message":{"extraInfo":{"py_callstack":)" + json + "}}}"), stack);
+  EXPECT_EQ(text(R"({"message":"m","extraInfo":{"py_callstack":["a\n","b", 3]}})"), "m\na\nb");
 }
 
 TEST(DescribeFailureTest, AFileThatMakesNoSenseIsReportedAsSuch) {

@@ -333,6 +333,7 @@ void Agent::State::Do(const ReportFailureAction& action) {
                                  .cause = action.cause,
                                  .is_victim = action.is_victim};
   failure.exit_code = action.exit_code;
+  failure.instead_of = action.instead_of;
   failure.step = status.highest_step();
   failure.progress_known = workers.progress_known();
   rendezvous.ReportFailure(failure, action.timeout, [this](absl::StatusOr<FailureVerdict> verdict) {

@@ -228,9 +228,14 @@ void AgentCore::On(const WorkerExitedEvent& event) {
                              .wall_time = event.wall_time,
                              .error_file = event.status.error_file,
                              .is_victim = event.is_victim,
-                             .instead = event.instead,
-                             .was_stopped = asked || over_ || job_end_.has_value()};
-    if (asked) {
+                             .said_at = event.said_at,
+                             .instead = event.instead};
+    const bool came_first = failures_.CameFirst(failure);
+    failure.was_stopped = !came_first && (asked || over_ || job_end_.has_value());
+    if (asked && came_first && failure.instead.empty()) {
+      failure.instead = "failed before the others, as its error file says";
+    }
+    if (asked && !came_first) {
       failures_.AddStopped(std::move(failure));
     } else {
       OnFailure(std::move(failure));
@@ -291,7 +296,8 @@ void AgentCore::ReportFailures() {
       .cause = Cause(*next),
       .is_victim = next->is_victim,
       .exit_code = ShellExitCode(next->status),
-      .timeout = restart_possible ? options_.rendezvous_timeout : options_.farewell_timeout});
+      .timeout = restart_possible ? options_.rendezvous_timeout : options_.farewell_timeout,
+      .instead_of = failures_.told_instead_of()});
 }
 
 void AgentCore::On(const VerdictEvent& event) {
@@ -678,7 +684,16 @@ void AgentCore::Abandon(JobEndReason end, std::string text) {
 
 // The end. ----------------------------------------------------------------------------------------
 
-void AgentCore::LeaveBecause(const JobEnd& end) {
+void AgentCore::LeaveBecause(JobEnd end) {
+  const WorkerFailure* const called = failures_.CalledBy(end.reason);
+  if (options_.max_nodes == 1 && IsFailureOfAWorker(end) && called != nullptr) {
+    // The first report ended the job of one node. A failure that came before was seen after it.
+    const WorkerFailure* const root = RootCauseHere();
+    if (root != nullptr && root != called) {
+      end.reason = Cause(*root);
+      end.exit_code = ShellExitCode(root->status);
+    }
+  }
   job_end_ = end;
   root_exit_code_ = end.exit_code;
   switch (end.kind) {

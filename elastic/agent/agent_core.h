@@ -140,7 +140,7 @@ class AgentCore {
   void OnDeadline();
   void OnStoreLost();
   void Abandon(JobEndReason end, std::string text);
-  void LeaveBecause(const JobEnd& end);
+  void LeaveBecause(JobEnd end);
   void Leave(JobEndReason end, std::string text);
   void Kill();
   void LeaveStuck();

@@ -213,7 +213,8 @@ class Story final : public ::ddp::testing::StoryPlayer {
     return TickEvent{};
   }
 
-  // "exit 1 code 3", "exit 0 signal 9 victim", "exit 0 code 0 asked"
+  // "exit 1 code 3", "exit 0 signal 9 victim", "exit 0 code 0 asked", "exit 0 code 1 file 100":
+  // with the second that its error file tells
   static AgentEvent MakeExit(const std::vector<std::string>& words) {
     WorkerExitedEvent exited;
     exited.local_rank = Number(words.at(1));
@@ -222,6 +223,9 @@ class Story final : public ::ddp::testing::StoryPlayer {
         Number(words.at(3));
     exited.is_victim = words.back() == "victim";
     exited.stopped_as_asked = words.back() == "asked";
+    if (words.size() > 5 && words.at(4) == "file") {
+      exited.said_at = absl::FromUnixSeconds(Number(words.at(5)));
+    }
     return exited;
   }
 

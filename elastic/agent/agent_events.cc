@@ -18,8 +18,9 @@ std::string LocalRanks(const std::vector<int>& local_ranks) {
 std::string Describe(const JoinAction& a) { return absl::StrCat("join", Within(a.timeout)); }
 
 std::string Describe(const ReportFailureAction& a) {
-  return absl::StrCat("report rank ", a.rank, a.is_victim ? " as a victim" : "", Within(a.timeout),
-                      ": ", a.cause);
+  return absl::StrCat("report rank ", a.rank, a.is_victim ? " as a victim" : "",
+                      a.instead_of >= 0 ? absl::StrCat(" instead of rank ", a.instead_of) : "",
+                      Within(a.timeout), ": ", a.cause);
 }
 
 std::string Describe(const CompleteAction& a) {

@@ -56,6 +56,7 @@ struct WorkerExitedEvent {
   bool is_victim = false;         // its error says that a peer failed first
   bool stopped_as_asked = false;  // it has seen that it should stop, and its work is not done
   std::string instead = {};       // see WorkerFailure: why the agent ended it
+  absl::Time said_at = absl::InfinitePast();  // see WorkerFailure
 };
 
 // A worker makes no progress, though it did.
@@ -92,6 +93,8 @@ struct ReportFailureAction {
   bool is_victim = false;
   int exit_code = 1;  // as a shell has it
   absl::Duration timeout;
+  // The rank whose failure this node has reported before, and which this one preceded; -1: none.
+  int instead_of = -1;
 };
 struct CompleteAction {
   absl::Duration timeout;

@@ -1,11 +1,37 @@
 #include "elastic/agent/node_failures.h"
 
 #include <algorithm>
+#include <cstdint>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 
 namespace ddp::elastic {
+
+namespace {
+
+// In whole seconds, as error files have it: of two that fall into one second none is earlier.
+int64_t SecondOf(const WorkerFailure& failure) {
+  return absl::ToUnixSeconds(failure.said_at == absl::InfinitePast() ? failure.wall_time
+                                                                     : failure.said_at);
+}
+
+// Whether the error file of `one` says so.
+bool CameBefore(const WorkerFailure& one, const WorkerFailure& two) {
+  return !one.is_victim && one.said_at != absl::InfinitePast() && SecondOf(one) < SecondOf(two);
+}
+
+}  // namespace
+
+bool NodeFailures::CameFirst(const WorkerFailure& failure) const {
+  if (const WorkerFailure* const own = FirstOwn(); own != nullptr) {
+    return CameBefore(failure, *own);
+  }
+  const auto victim = std::find_if(failures_.begin(), failures_.end(),
+                                   [](const WorkerFailure& other) { return !other.was_stopped; });
+  return victim != failures_.end() && CameBefore(failure, *victim);
+}
 
 bool NodeFailures::Complete(int local_rank, const ExitStatus& status) {
   const auto hung =
@@ -18,10 +44,12 @@ bool NodeFailures::Complete(int local_rank, const ExitStatus& status) {
 }
 
 const WorkerFailure* NodeFailures::TakeNextToTell(const std::set<int>& unended) {
-  if (told_ == Told::kCause) return nullptr;
+  told_instead_of_ = -1;
+  if (told_ == Told::kNoMore) return nullptr;
   const auto known = std::find_if(
       failures_.begin(), failures_.end(),
       [&](const WorkerFailure& failure) { return unended.contains(failure.local_rank); });
+  if (told_ == Told::kCause) return TakeEarlierThanTold(known - failures_.begin());
   auto next = failures_.begin();
   if (told_ == Told::kVictim) {
     next =
@@ -29,7 +57,24 @@ const WorkerFailure* NodeFailures::TakeNextToTell(const std::set<int>& unended) 
   }
   if (next == known) return nullptr;
   told_ = next->is_victim ? Told::kVictim : Told::kCause;
+  if (next->is_victim) return &*next;
+  for (auto other = failures_.begin(); other != known; ++other) {
+    if (other->was_stopped == next->was_stopped && CameBefore(*other, *next)) next = other;
+  }
+  told_rank_ = next->rank;
   return &*next;
+}
+
+// Of the first `known` failures.
+const WorkerFailure* NodeFailures::TakeEarlierThanTold(size_t known) {
+  const WorkerFailure* const own = FirstOwn();
+  if (own == nullptr || static_cast<size_t>(own - failures_.data()) >= known) return nullptr;
+  const auto told =
+      std::find_if(failures_.begin(), failures_.end(),
+                   [this](const WorkerFailure& failure) { return failure.rank == told_rank_; });
+  if (told == failures_.end() || !CameBefore(*own, *told)) return nullptr;
+  told_instead_of_ = std::exchange(told_rank_, own->rank);
+  return own;
 }
 
 const WorkerFailure* NodeFailures::CalledBy(const std::string& cause) const {
@@ -41,10 +86,12 @@ const WorkerFailure* NodeFailures::CalledBy(const std::string& cause) const {
 }
 
 const WorkerFailure* NodeFailures::FirstOwn() const {
-  const auto own = std::find_if(
-      failures_.begin(), failures_.end(),
-      [](const WorkerFailure& failure) { return !failure.is_victim && !failure.was_stopped; });
-  return own == failures_.end() ? nullptr : &*own;
+  const WorkerFailure* own = nullptr;
+  for (const WorkerFailure& failure : failures_) {
+    if (failure.is_victim || failure.was_stopped) continue;
+    if (own == nullptr || CameBefore(failure, *own)) own = &failure;
+  }
+  return own;
 }
 
 std::vector<WorkerFailure> NodeFailures::InOrder(const WorkerFailure* root) const {

@@ -25,6 +25,10 @@ class NodeFailures {
   // One that ended as it was asked to. It is no cause of anything.
   void AddStopped(WorkerFailure failure) { stopped_.push_back(std::move(failure)); }
 
+  // Whether the error file of `failure`, which is none of these yet, says that it came before all
+  // failures that brought the workers of this node to their end. Error files have whole seconds.
+  bool CameFirst(const WorkerFailure& failure) const;
+
   // How a worker ended that was added because it hung. False: none was.
   bool Complete(int local_rank, const ExitStatus& status);
 
@@ -33,15 +37,20 @@ class NodeFailures {
   // The failure that the rendezvous is to be told of now; null: none. It is told of the first one
   // and, when that is a victim's, of the first that is not: its cause is the one that the user
   // wants to read. One of a worker in `unended` is waited for, for only then is it known how it
-  // ended; those behind it may have ended because of it. What is returned counts as told.
+  // ended; those behind it may have ended because of it. After the cause it is told of one whose
+  // error file says that it came before that one. What is returned counts as told.
   const WorkerFailure* TakeNextToTell(const std::set<int>& unended);
+  // The rank whose failure was told as the cause, and which the one that was taken last preceded;
+  // -1: none.
+  int told_instead_of() const { return told_instead_of_; }
   // The rendezvous wants to hear of none any more.
-  void TellNone() { told_ = Told::kCause; }
+  void TellNone() { told_ = Told::kNoMore; }
 
   // The one that `cause`, "rank 3 exited with code 1", is of; null: none of this node's.
   const WorkerFailure* CalledBy(const std::string& cause) const;
 
-  // The first that no peer and no agent brought about; null: there is none.
+  // The first that no peer and no agent brought about: by the error files where these tell, else
+  // by the order in which they were seen. Null: there is none.
   const WorkerFailure* FirstOwn() const;
   const WorkerFailure* First() const { return failures_.empty() ? nullptr : &failures_.front(); }
 
@@ -50,11 +59,15 @@ class NodeFailures {
   std::vector<WorkerFailure> InOrder(const WorkerFailure* root) const;
 
  private:
-  enum class Told { kNothing, kVictim, kCause };
+  enum class Told { kNothing, kVictim, kCause, kNoMore };
+
+  const WorkerFailure* TakeEarlierThanTold(size_t known);
 
   std::vector<WorkerFailure> failures_;
   std::vector<WorkerFailure> stopped_;
   Told told_ = Told::kNothing;
+  int told_rank_ = -1;  // of the cause
+  int told_instead_of_ = -1;
 };
 
 }  // namespace ddp::elastic

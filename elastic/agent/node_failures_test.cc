@@ -6,6 +6,7 @@
 #include <set>
 #include <vector>
 
+#include "absl/time/time.h"
 #include "elastic/agent/process_spawner.h"
 #include "elastic/agent/worker_failure.h"
 
@@ -109,6 +110,51 @@ TEST(NodeFailuresTest, TheRootCauseByNameAndByOrder) {
   EXPECT_EQ(RankOf(failures.CalledBy("rank 5 exited with code 1")), 1);
   EXPECT_EQ(RankOf(failures.CalledBy("rank 54 exited with code 1")), -1);
   EXPECT_EQ(RankOf(failures.CalledBy("node a was lost")), -1);
+}
+
+WorkerFailure Said(WorkerFailure failure, int second) {
+  failure.said_at = absl::FromUnixSeconds(second);
+  return failure;
+}
+
+TEST(NodeFailuresTest, TheEarliestErrorFileNamesTheRootCause) {
+  NodeFailures failures;
+  EXPECT_FALSE(failures.CameFirst(Said(Failure(0), 1))) << "nothing came after it";
+  failures.Add(Said(Failure(1), 200));
+  EXPECT_EQ(RankOf(failures.TakeNextToTell(kNobody)), 1);
+  EXPECT_EQ(failures.told_instead_of(), -1);
+  EXPECT_FALSE(failures.CameFirst(Failure(0))) << "no file says so";
+  EXPECT_FALSE(failures.CameFirst(Said(Failure(0), 200))) << "the same second";
+  EXPECT_FALSE(failures.CameFirst(Said(Victim(0), 100))) << "a peer failed before it";
+  EXPECT_TRUE(failures.CameFirst(Said(Failure(0), 199)));
+  failures.Add(Said(Failure(3), 201));
+  failures.Add(Said(Victim(2), 50));
+  EXPECT_EQ(RankOf(failures.FirstOwn()), 1);
+  EXPECT_EQ(RankOf(failures.TakeNextToTell(kNobody)), -1);
+  failures.Add(Said(Failure(0), 100));
+  EXPECT_EQ(RankOf(failures.FirstOwn()), 0);
+  EXPECT_EQ(RankOf(failures.TakeNextToTell(kNobody)), 0);
+  EXPECT_EQ(failures.told_instead_of(), 5);
+  EXPECT_EQ(RankOf(failures.TakeNextToTell(kNobody)), -1);
+  EXPECT_THAT(RanksOf(failures.InOrder(failures.FirstOwn())), ElementsAre(0, 1, 3, 2));
+}
+
+TEST(NodeFailuresTest, WithoutAFileTheTimeIsTheOneAtWhichTheAgentSawTheEnd) {
+  NodeFailures failures;
+  WorkerFailure killed = Failure(0);
+  killed.wall_time = absl::FromUnixSeconds(100) + absl::Milliseconds(900);
+  failures.Add(killed);
+  EXPECT_FALSE(failures.CameFirst(Said(Failure(1), 100))) << "files have whole seconds";
+  EXPECT_TRUE(failures.CameFirst(Said(Failure(1), 99)));
+}
+
+TEST(NodeFailuresTest, AnEarlierFailureThanAVictimsIsItsCause) {
+  NodeFailures failures;
+  failures.Add(Said(Victim(1), 200));
+  EXPECT_TRUE(failures.CameFirst(Said(Failure(0), 199)));
+  failures.Add(Said(Failure(0), 199));
+  EXPECT_EQ(RankOf(failures.TakeNextToTell(kNobody)), 1);
+  EXPECT_EQ(RankOf(failures.TakeNextToTell(kNobody)), 0);
 }
 
 TEST(NodeFailuresTest, PeopleReadOfTheRootCauseFirstAndOfWhoWasStoppedLast) {

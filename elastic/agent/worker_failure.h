@@ -21,6 +21,8 @@ struct WorkerFailure {
   absl::Time wall_time;         // when the agent saw it, for people
   std::string error_file = {};  // where the worker was told to describe its failure; may not exist
   bool is_victim = false;       // by its own account a peer failed first
+  // When it failed, as its error file says; InfinitePast: no file says so.
+  absl::Time said_at = absl::InfinitePast();
   // What it did instead of ending: "made no step for 42s ...", "could not be started: ...", "let
   // its timer 'load' run out".
   std::string instead = {};

@@ -32,11 +32,6 @@ std::map<std::string, std::string> InheritedEnvironment() {
   return environment;
 }
 
-bool SaysItIsAVictim(const std::string& error_file) {
-  const absl::StatusOr<ErrorRecord> record = ReadErrorRecord(error_file);
-  return record.ok() && record->is_victim;
-}
-
 }  // namespace
 
 WorkerGroup::WorkerGroup(const LaunchConfig& config, Dependencies dependencies, Post post)
@@ -154,7 +149,11 @@ void WorkerGroup::OnExit(uint64_t generation, int local_rank, const ExitStatus& 
   if (const std::string& timer = found->second.timer_ran_out; !timer.empty()) {
     event.instead = absl::StrCat("let its timer '", timer, "' run out");
   }
-  event.is_victim = !status.succeeded() && SaysItIsAVictim(status.error_file);
+  if (!status.succeeded()) {
+    const absl::StatusOr<ErrorRecord> record = ReadErrorRecord(status.error_file);
+    event.is_victim = record.ok() && record->is_victim;
+    if (record.ok()) event.said_at = record->time;
+  }
   event_log_.WorkerExited(generation, {.rank = found->second.rank, .pid = event.pid}, status);
   workers_.erase(found);
   status_.WorkerEnded(local_rank);

@@ -56,6 +56,24 @@ std::string Printable(std::string text) {
   return text;
 }
 
+// Lines, as one text or as a list of them.
+std::string LinesAt(const Json& object, const char* key) {
+  const auto found = object.find(key);
+  if (found == object.end()) return "";
+  if (found->is_string()) return Printable(found->get<std::string>());
+  std::string lines;
+  if (!found->is_array()) return "";
+  for (const Json& line : *found) {
+    if (!line.is_string()) continue;
+    absl::StrAppend(&lines, line.get<std::string>());
+    if (!absl::EndsWith(lines, "\n")) lines.push_back('\n');
+  }
+  return Printable(lines);
+}
+
+// The last line of a call stack, which in Python is the exception.
+std::string LastLine(const std::string& text) { return text.substr(text.find_last_of('\n') + 1); }
+
 std::string TextAt(const Json& object, const char* key) {
   const auto found = object.find(key);
   if (found == object.end() || !found->is_string()) return "";
@@ -133,18 +151,21 @@ absl::StatusOr<ErrorRecord> ParseErrorRecord(const std::string& text) {
   if (message == root.end()) return absl::InvalidArgumentError("it has no \"message\"");
   ErrorRecord result;
   std::optional<bool> is_victim;
+  const Json* extra_owner = &root;
   if (message->is_string()) {
     result.message = Printable(message->get<std::string>());
     result.time = TimeAt(root, "timestamp");
   } else if (message->is_object()) {
     result.message = TextAt(*message, "message");
-    const auto extra = message->find("extraInfo");
-    if (extra != message->end() && extra->is_object()) {
-      result.callstack = TextAt(*extra, "py_callstack");
-      result.time = TimeAt(*extra, "timestamp");
-      is_victim = BooleanAt(*extra, "victim");
-    }
+    extra_owner = &*message;
   }
+  const auto extra = extra_owner->find("extraInfo");
+  if (extra != extra_owner->end() && extra->is_object()) {
+    result.callstack = LinesAt(*extra, "py_callstack");
+    if (result.time == absl::InfinitePast()) result.time = TimeAt(*extra, "timestamp");
+    is_victim = BooleanAt(*extra, "victim");
+  }
+  if (result.message.empty()) result.message = LastLine(result.callstack);
   if (result.message.empty()) return absl::InvalidArgumentError("its \"message\" holds no text");
   result.is_victim = is_victim.has_value() ? *is_victim : SoundsLikeVictim(result.message);
   return result;

@@ -35,8 +35,9 @@ absl::StatusOr<ErrorRecord> ReadErrorRecord(const std::string& path);
 // The same for the contents. Accepts both forms that torchrun's workers write:
 //   {"message": {"message": M, "extraInfo": {"py_callstack": C, "timestamp": T, "victim": V}}}
 //   {"message": M, "timestamp": T}
-// where T is a number of seconds, as a number or as text. V is ours, a boolean, and other readers
-// pass over it; where it is missing, M decides (SoundsLikeVictim). Pure.
+// and "extraInfo" in the second one, too. C is a text or a list of lines; where M is empty, the
+// last line of C stands for it. T is a number of seconds, as a number or as text. V is ours, a
+// boolean, and other readers pass over it; where it is missing, M decides (SoundsLikeVictim). Pure.
 absl::StatusOr<ErrorRecord> ParseErrorRecord(const std::string& text);
 
 // The first form, on one line. Bytes that are no UTF-8 are replaced; "victim" is there when it is

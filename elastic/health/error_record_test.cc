@@ -37,6 +37,20 @@ TEST(ErrorRecordTest, TheShortForm) {
   EXPECT_EQ(absl::ToUnixSeconds(error->time), 1700000000);
 }
 
+TEST(ErrorRecordTest, TheCallStackOfEitherForm) {
+  const auto error = ParseErrorRecord(
+      R"({"message": "went wrong", "timestamp": 60,
+          "extraInfo": {"py_callstack": ["Traceback:\n", "  line 1"], "timestamp": 70}})");
+  ASSERT_TRUE(error.ok()) << error.status();
+  EXPECT_EQ(error->message, "went wrong");
+  EXPECT_EQ(error->callstack, "Traceback:\n  line 1");
+  EXPECT_EQ(absl::ToUnixSeconds(error->time), 60);
+  const auto nameless = ParseErrorRecord(
+      R"({"message": {"extraInfo": {"py_callstack": "Traceback:\n  line 1\nKeyError: 'k'\n"}}})");
+  ASSERT_TRUE(nameless.ok()) << nameless.status();
+  EXPECT_EQ(nameless->message, "KeyError: 'k'");
+}
+
 TEST(ErrorRecordTest, ATimeThatMakesNoSenseIsNone) {
   for (const char* time : {"\"soon\"", "-5", "1e300", "null", "[]", "\"nan\"", "\"\""}) {
     const auto error =

@@ -107,6 +107,9 @@ class Rendezvous {
     bool progress_known =
         false;          // whether the workers commit steps at all; else `step` says nothing
     int exit_code = 1;  // of that worker, as a shell has it: 128 + N for signals
+    // The rank whose failure this node has reported before, and which this one preceded by the
+    // clock of the host: it is no root cause any more. -1: none.
+    int instead_of = -1;
   };
   using FailureDone = std::function<void(absl::StatusOr<FailureVerdict>)>;
   virtual void ReportFailure(const Failure& failure, absl::Duration timeout, FailureDone done) = 0;

@@ -345,10 +345,14 @@ std::vector<std::string> RendezvousCore::ArgsOf(const Requested& what, ScriptNam
             script = ScriptName::kReportFailure;
             const Rendezvous::Failure& failure = r.failure;
             about = failure.generation;
-            return {absl::StrCat(failure.rank),     OneLine(host_),
-                    OneLine(failure.cause),         failure.is_victim ? "1" : "0",
-                    Step64(failure.step),           failure.progress_known ? "1" : "0",
-                    absl::StrCat(failure.exit_code)};
+            return {absl::StrCat(failure.rank),
+                    OneLine(host_),
+                    OneLine(failure.cause),
+                    failure.is_victim ? "1" : "0",
+                    Step64(failure.step),
+                    failure.progress_known ? "1" : "0",
+                    absl::StrCat(failure.exit_code),
+                    absl::StrCat(failure.instead_of)};
           },
           [&](const CompleteRequest& r) -> std::vector<std::string> {
             script = ScriptName::kComplete;

@@ -235,6 +235,7 @@ class Story final : public ::ddp::testing::StoryPlayer {
     failure.generation = generations_[node.core->node()];
     failure.is_victim = TakeFlag(words, "victim");
     if (const auto value = Take(words, "rank")) failure.rank = Number(*value);
+    if (const auto value = Take(words, "instead_of")) failure.instead_of = Number(*value);
     if (const auto value = Take(words, "exit")) failure.exit_code = Number(*value);
     if (const auto value = Take(words, "step")) {
       failure.step = Number(*value);

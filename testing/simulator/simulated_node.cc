@@ -224,6 +224,7 @@ void SimulatedNode::Do(const elastic::ReportFailureAction& action) {
   failure.cause = action.cause;
   failure.is_victim = action.is_victim;
   failure.exit_code = action.exit_code;
+  failure.instead_of = action.instead_of;
   failure.step = highest_step_;
   failure.progress_known = world_.story->commits_steps;
   rendezvous_.ReportFailure(failure, action.timeout,

@@ -8,9 +8,11 @@ local function forget_failure()
     'fail_at', '', 'fail_progress', '', 'fail_step', '-1')
 end
 
--- The first failure that is no victim's is the root cause, or else the first.
-local function note_failure(rank, host, cause, is_victim, step, progress_known, exit_code)
-  if J.fail_cause == '' or (J.fail_victim == '1' and is_victim ~= '1') then
+-- The first failure that is no victim's is the root cause, or else the first. The host of the root
+-- cause may name another one of its own that was earlier by its clock.
+local function note_failure(rank, host, cause, is_victim, step, progress_known, exit_code, instead_of)
+  local is_earlier = J.fail_host == host and J.fail_rank == instead_of
+  if J.fail_cause == '' or (is_victim ~= '1' and (J.fail_victim == '1' or is_earlier)) then
     set('fail_cause', cause, 'fail_host', host, 'fail_rank', rank, 'fail_exit', exit_code,
       'fail_victim', is_victim, 'fail_at', text(now))
   end

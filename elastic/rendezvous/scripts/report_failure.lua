@@ -2,6 +2,7 @@
 --
 -- ARGV  10 rank, 11 host, 12 cause, 13 whether it is a victim (1 or 0), 14 highest step or -1
 --       15 whether steps are known (1 or 0), 16 exit code
+--       17 the rank that this host has reported before and that failed later, or -1
 -- Outcomes: restart: join again
 --           stale: the generation is none of this node's any more
 --           ended + kind + exit code + reason; reopen
@@ -12,7 +13,8 @@ if not is_current or not my_members_row then
   return reply('stale')
 end
 redis.call('ZADD', leases, text(now + lease_ms), node)
-note_failure(ARGV[10], ARGV[11], ARGV[12], ARGV[13], ARGV[14], ARGV[15], ARGV[16])
+note_failure(ARGV[10], ARGV[11], ARGV[12], ARGV[13], ARGV[14], ARGV[15], ARGV[16],
+  ARGV[17])
 over(ARGV[12])
 if is_charged() and num('unknown') == 0 and redis.call('HLEN', members) == 1 and verdict() then
   -- Nobody else can turn out to be lost, so this is the end already.
