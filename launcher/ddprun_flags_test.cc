@@ -8,6 +8,9 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <fstream>
+#include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
@@ -285,6 +288,56 @@ TEST(DdprunFlagsTest, AllNodesEndWithTheSameCountAndTheRootCausesCode) {
                       HasSubstr("ddprun: rank 1 exited with code 7, and the budget of 1 restart is "
                                 "spent\n")));
   }
+}
+
+// What each of several ddprun without an id has printed: "ID WORLD RANK".
+std::map<std::string, std::vector<std::string>> ByRunId(const std::vector<std::string>& lines) {
+  std::map<std::string, std::vector<std::string>> jobs;
+  for (const std::string& line : lines) {
+    const std::vector<std::string> parts = absl::StrSplit(line, absl::MaxSplits(' ', 1));
+    if (parts.size() == 2) jobs[parts[0]].push_back(parts[1]);
+  }
+  return jobs;
+}
+
+TEST(DdprunFlagsTest, IdenticalJobsWithoutAnIdHaveIdsOfTheirOwn) {
+  const auto redis = ::ddp::testing::RedisFixture::StartTcp();
+  const DdprunDriver::Options options = {
+      .arguments =
+          Shell({"--nnodes=2", absl::StrCat("--rdzv-endpoint=127.0.0.1:", redis->endpoint().port)},
+                "echo $TORCHELASTIC_RUN_ID $WORLD_SIZE $RANK")};
+  std::vector<std::unique_ptr<DdprunDriver>> nodes;
+  for (int i = 0; i < 6; ++i) nodes.push_back(std::make_unique<DdprunDriver>(options));
+  std::string out;
+  for (const auto& node : nodes) {
+    EXPECT_EQ(node->Wait(), 0) << node->err();
+    out += node->out();
+  }
+  const auto jobs = ByRunId(Lines(out));
+  EXPECT_EQ(jobs.size(), 3u) << out;
+  for (const auto& [id, ranks] : jobs) {
+    EXPECT_THAT(ranks, UnorderedElementsAre("2 0", "2 1")) << id;
+  }
+}
+
+TEST(DdprunFlagsTest, JobsOfOneNodeWithoutAnIdShareNothing) {
+  const Folder folder;
+  const std::string endpoint = absl::StrCat("--rdzv-endpoint=127.0.0.1:", *FreePort("127.0.0.1"));
+  const DdprunDriver::Options options = {
+      .arguments = Shell({"--nnodes=1", endpoint},
+                         "echo $TORCHELASTIC_RUN_ID $WORLD_SIZE $RANK; echo up >&2; while [ ! -e " +
+                             (folder / "go") + " ]; do sleep 0.01; done")};
+  DdprunDriver first(options);
+  DdprunDriver second(options);
+  first.AwaitStderr("up");
+  second.AwaitStderr("up");
+  std::ofstream(folder / "go") << "go";
+  EXPECT_EQ(first.Wait(), 0) << first.err();
+  EXPECT_EQ(second.Wait(), 0) << second.err();
+  const auto jobs = ByRunId(Lines(first.out() + second.out()));
+  EXPECT_EQ(jobs.size(), 2u) << first.out() << second.out();
+  for (const auto& [id, ranks] : jobs) EXPECT_THAT(ranks, UnorderedElementsAre("1 0")) << id;
+  EXPECT_EQ(Count(first.err() + second.err(), "started Redis"), 0) << "a server of both";
 }
 
 TEST(DdprunFlagsTest, ANodeThatJoinsCostsNoRestartAndNoLogFile) {

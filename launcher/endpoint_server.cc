@@ -83,6 +83,13 @@ absl::StatusOr<std::unique_ptr<ServerGuard>> StartServerIfOurs(const store::Redi
                                    std::string(last.message())));
 }
 
+absl::StatusOr<bool> WouldStartServer(const store::RedisEndpoint& endpoint,
+                                      absl::Duration name_timeout) {
+  if (endpoint.is_unix()) return false;
+  DDP_ASSIGN_OR_RETURN(const BindProbe probe, Probe(endpoint, name_timeout));
+  return !probe.ours.empty() && !probe.in_use;
+}
+
 absl::Status AwaitEndpointName(const store::RedisEndpoint& endpoint, absl::Duration name_timeout) {
   if (endpoint.is_unix()) return absl::OkStatus();
   return AwaitName({.what = Flag(endpoint), .timeout = name_timeout},

@@ -34,6 +34,10 @@ absl::StatusOr<std::unique_ptr<ServerGuard>> StartServerIfOurs(const store::Redi
                                                                const std::string& folder,
                                                                absl::Duration name_timeout);
 
+// Whether StartServerIfOurs() would start one. Errors: the same, as far as they can be known.
+absl::StatusOr<bool> WouldStartServer(const store::RedisEndpoint& endpoint,
+                                      absl::Duration name_timeout);
+
 // As StartServerIfOurs() does, waits until the endpoint's name can be resolved, for a node that
 // starts no server. Errors: kDeadlineExceeded.
 absl::Status AwaitEndpointName(const store::RedisEndpoint& endpoint, absl::Duration name_timeout);

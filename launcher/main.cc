@@ -155,12 +155,24 @@ FlagValues ReadFlags(const CommandLine& command_line) {
 // Where all nodes must have the same run id and the user gave none, they have torchrun's.
 constexpr char kCommonRunId[] = "none";
 
-std::string RunId(const RendezvousOptions& options) {
-  if (!options.run_id.empty()) return options.run_id;
-  if (options.kind != RendezvousKind::kPrivate) return kCommonRunId;
+std::string RandomHex() {
   std::string bytes(6, '\0');
   PCHECK(::getrandom(bytes.data(), bytes.size(), 0) == static_cast<ssize_t>(bytes.size()));
   return absl::BytesToHexString(bytes);
+}
+
+std::string RunId(const RendezvousOptions& options) {
+  if (!options.run_id.empty()) return options.run_id;
+  return options.kind == RendezvousKind::kPrivate ? RandomHex() : kCommonRunId;
+}
+
+// Which agents without an id make up one job. One node meets nobody. Nodes that name node 0 as
+// their master need not agree on anything else.
+std::string Fingerprint(RendezvousKind kind, const elastic::LaunchConfig& config,
+                        const std::vector<std::string>& program) {
+  if (kind == RendezvousKind::kPrivate) return "";
+  if (config.max_nodes == 1) return RandomHex();
+  return kind == RendezvousKind::kStatic ? "static" : JobFingerprint(config, program);
 }
 
 elastic::LaunchConfig Config(const LaunchOptions& options, std::vector<std::string> command,
@@ -298,8 +310,8 @@ int Main(int argc, char** argv) {
   spec.config = Config(*options, *std::move(command), *command_line);
   spec.endpoint = *std::move(endpoint);
   spec.options = *options;
-  if (options->rendezvous.kind == RendezvousKind::kRedis && options->rendezvous.run_id.empty()) {
-    spec.fingerprint = JobFingerprint(spec.config, command_line->program);
+  if (options->rendezvous.run_id.empty()) {
+    spec.fingerprint = Fingerprint(options->rendezvous.kind, spec.config, command_line->program);
   }
   return KeepJob(std::move(spec), argc, argv);
 }

@@ -44,7 +44,14 @@ absl::StatusOr<MeetingPlace> MeetAtEndpoint(const LaunchOptions& options,
                                             const std::string& folder) {
   MeetingPlace place;
   place.endpoint = endpoint;
-  if (options.rendezvous.is_host.value_or(true)) {
+  const bool is_host = options.rendezvous.is_host.value_or(true);
+  if (is_host && options.max_nodes == 1 && options.rendezvous.run_id.empty()) {
+    // Another ddprun must not come to depend on a server that ends with this one.
+    DDP_ASSIGN_OR_RETURN(const bool nobody_serves,
+                         WouldStartServer(endpoint, options.rendezvous.ReachTimeout()));
+    if (nobody_serves) return MeetPrivately(folder);
+  }
+  if (is_host) {
     DDP_ASSIGN_OR_RETURN(place.server,
                          StartServerIfOurs(endpoint, folder, options.rendezvous.ReachTimeout()));
   } else {

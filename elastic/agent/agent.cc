@@ -316,6 +316,7 @@ void Agent::State::OnJoined(absl::StatusOr<JoinAnswer> answer) {
                             .group_rank = place.group_rank,
                             .nodes = place.group_world_size,
                             .world_size = place.world_size});
+    if (!round.run_id.empty()) event_log.SetRunId(round.run_id);
     event_log.Joined(round.generation.number, {.nonce = round.generation.nonce,
                                                .group_rank = place.group_rank,
                                                .nodes = place.group_world_size,

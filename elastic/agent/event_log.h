@@ -63,6 +63,9 @@ class EventLog {
     return Open(options);
   }
 
+  // Of the lines from now on.
+  void SetRunId(const std::string& run_id) { options_.run_id = run_id; }
+
   struct Offer {
     int nodes_min = 1;
     int nodes_max = 1;

@@ -74,7 +74,7 @@ std::map<std::string, std::string> BuildWorkerEnvironment(
       {"MASTER_PORT", absl::StrCat(placement.master_port)},
       {"TORCHELASTIC_RESTART_COUNT", absl::StrCat(round.restarts)},
       {"TORCHELASTIC_MAX_RESTARTS", absl::StrCat(config.max_restarts)},
-      {"TORCHELASTIC_RUN_ID", config.run_id},
+      {"TORCHELASTIC_RUN_ID", round.run_id.empty() ? config.run_id : round.run_id},
       // Python compares the text: the agent of rank 0's node serves the TCPStore.
       {"TORCHELASTIC_USE_AGENT_STORE", "True"},
       {"TORCHELASTIC_SIGNALS_TO_HANDLE", SignalNames(config.signals_to_handle)},

@@ -325,6 +325,40 @@ TEST_F(NodesTest, ANodeThatWaitsAloneGoesToAnOlderJobOfItsKind) {
   EXPECT_EQ(a->round().restarts, 0);
 }
 
+// All have opened the same instance before the first one joins.
+TEST_F(NodesTest, AJobWithoutAnIdTakesInAgentsUntilItIsFull) {
+  options_.min_nodes = 2;
+  options_.fingerprint = "train";
+  const auto a = MakeNode("a"), b = MakeNode("b"), c = MakeNode("c"), d = MakeNode("d");
+  ASSERT_EQ(d->rendezvous->instance(), a->rendezvous->instance());
+  JoinAll({a.get(), b.get(), c.get(), d.get()});
+  std::map<std::string, int> nodes_by_run_id;
+  std::map<std::string, std::set<std::string>> nonces_by_run_id;
+  for (const Node* node : {a.get(), b.get(), c.get(), d.get()}) {
+    EXPECT_EQ(node->round().placement.group_world_size, 2);
+    ++nodes_by_run_id[node->round().run_id];
+    nonces_by_run_id[node->round().run_id].insert(node->round().generation.nonce);
+  }
+  EXPECT_EQ(nodes_by_run_id.size(), 2u) << "each job has a run id of its own";
+  for (const auto& [run_id, nodes] : nodes_by_run_id) {
+    EXPECT_EQ(nodes, 2) << run_id;
+    EXPECT_EQ(nonces_by_run_id[run_id].size(), 1u) << run_id << " is one job";
+    EXPECT_TRUE(absl::StartsWith(run_id, "digits-")) << run_id;
+    EXPECT_EQ(run_id.find(std::string(*Redis({"HGET", "ddp:{digits}:i1:job", "token"}).AsString())),
+              std::string::npos)
+        << "the token stays secret";
+  }
+  // The name stays over a restart.
+  const std::string run_id = a->round().run_id;
+  std::vector<Node*> job;
+  for (Node* node : {a.get(), b.get(), c.get(), d.get()}) {
+    if (node->round().run_id == run_id) job.push_back(node);
+  }
+  ASSERT_TRUE(Fail(*a, "rank 0 failed").ok());
+  JoinAll(job);
+  EXPECT_EQ(a->round().run_id, run_id);
+}
+
 TEST_F(NodesTest, ANewcomerPrefersAJobThatRunsToOneThatWaits) {
   options_.lease = kShortLease;
   options_.max_nodes = 3;

@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "glog/logging.h"
 #include "store/percent_encoding.h"
+#include "xxhash.h"
 
 namespace ddp::elastic {
 namespace {
@@ -186,6 +187,14 @@ absl::Duration RendezvousCore::Pause(int failures) {
 }
 
 std::string RendezvousCore::RandomHex() { return absl::StrFormat("%016x", random_()); }
+
+// Jobs without an id have the keys of one run. Their tokens tell them apart; the name keeps the
+// token secret.
+std::string RendezvousCore::run_id() const {
+  if (options_.fingerprint.empty() || !opened_.has_value()) return options_.run_id;
+  const std::string& token = opened_->token;
+  return absl::StrFormat("%s-%016x", options_.run_id, XXH3_64bits(token.data(), token.size()));
+}
 
 std::string RendezvousCore::RunPrefix() const {
   return absl::StrCat("ddp:{", store::EncodeRunIdForKey(options_.run_id), "}:");
@@ -577,6 +586,7 @@ void RendezvousCore::OnRound(const ScriptReply& reply) {
   absl::StatusOr<Round> round = ParseRoundReply(reply);
   if (!round.ok()) return FailRequest(round.status());
   const GenerationId& generation = round->generation;
+  round->run_id = run_id();
   round->store_url =
       store::FormatStoreAddress({.endpoint = options_.endpoint,
                                  .prefix = absl::StrCat(KeyPrefix(), "g", generation.number, ".",

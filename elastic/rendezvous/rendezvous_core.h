@@ -39,7 +39,7 @@ class RendezvousCore {
     std::string node;               // unique for every agent that ever was
     store::RedisEndpoint endpoint;  // for the workers' store, and for messages
     std::string run_id;
-    std::string fingerprint;  // not empty: agents meet by it too, and full jobs are left alone
+    std::string fingerprint;  // not empty: agents meet by it too, and a full job takes nobody in
 
     // Of the job; those of the node that opens it count.
     int max_restarts = 0;
@@ -148,6 +148,8 @@ class RendezvousCore {
   const absl::Status& open_status() const { return open_status_; }
   // The job that this node belongs to, by its number; 0: not known yet.
   int64_t instance() const { return opened_.has_value() ? opened_->number : 0; }
+  // What the job is called, as Round::run_id has it; the user's until the job is opened.
+  std::string run_id() const;
   // Our own until the job is opened.
   JobLimits limits() const {
     if (opened_.has_value()) return opened_->limits;

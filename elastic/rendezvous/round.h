@@ -42,12 +42,15 @@ struct NodePlacement {
   bool operator==(const NodePlacement&) const = default;
 };
 
-// A complete round, in the eyes of one of its nodes. `generation`, `restarts`, `store_url`,
-// `reason` and `charged` are the same for all.
+// A complete round, in the eyes of one of its nodes. `generation`, `run_id`, `restarts`,
+// `store_url`, `reason` and `charged` are the same for all.
 struct Round {
   GenerationId generation;
   int restarts = 0;  // failures charged to the whole job so far
   NodePlacement placement;
+  // What the workers are told as TORCHELASTIC_RUN_ID: the user's, or, where agents meet without an
+  // id, one of this job alone.
+  std::string run_id = {};
   std::string store_url;  // of the workers' store in this generation; no secrets
   // Why the generation before ended, one line: "rank 1 was killed by SIGKILL", "node a-12 was
   // lost", "node b-7 joins". Empty for the first.

@@ -7,6 +7,7 @@
 #include <variant>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
 namespace ddp::testing {
@@ -71,9 +72,20 @@ void SimulatedNode::Start() {
   started_us_ = world_.queue->now_us();
   rendezvous_.Watch([this](const News& news) {
     if (news.kind == News::Kind::kDrain) world_.checker(job()).OnDrain(news.generation);
+    CheckNoSpare(news);
     Post(elastic::NewsEvent{news});
   });
   Post(elastic::StartEvent{});
+}
+
+// A job without an id that is full takes nobody in.
+void SimulatedNode::CheckNoSpare(const News& news) {
+  if (world_.story->has_id || news.kind != News::Kind::kWaiting) return;
+  if (!absl::StrContains(news.cause, "as a spare: all ") &&
+      !absl::StrContains(news.cause, "as a spare: the only seat")) {
+    return;
+  }
+  world_.checker(job()).Violate(absl::StrCat(name_, " waits ", news.cause, ", without a run id"));
 }
 
 bool SimulatedNode::is_leaving() const {

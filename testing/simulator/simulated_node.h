@@ -101,6 +101,7 @@ class SimulatedNode {
   void Report();
   void Look();
   void TellContact();
+  void CheckNoSpare(const elastic::News& news);
 
   void Do(const elastic::JoinAction& action);
   void Do(const elastic::ReportFailureAction& action);

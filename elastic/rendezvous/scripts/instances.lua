@@ -23,11 +23,10 @@ local function is_deserted(job, now)
   return tonumber(now) > alive_until
 end
 
+-- Nodes that wait, newcomers among them, and members that do not wait yet.
 local function is_full(job)
   local taken = redis.call('HLEN', job.base .. 'joined')
-  if job.state == 'running' then
-    taken = redis.call('HLEN', job.base .. 'members') + tonumber(job.unknown)
-  elseif job.generation ~= '0' then
+  if job.generation ~= '0' then
     taken = taken + redis.call('SCARD', job.base .. 'awaited') + tonumber(job.unknown)
   end
   return taken >= tonumber(job.max_nodes)

@@ -7,7 +7,8 @@
 --           waiting + what for + how many do
 --           spare + the same: the job runs, and the wait has no end of its own
 --           same: nothing is new
---           reopen: the instance was given up, there is or will be another
+--           reopen: the instance was given up, or is a job without an id that is full: there is or
+--                   will be another
 --           ended + kind + exit code + reason
 local offer = ARGV[10]
 local host = host_of(offer)
@@ -90,6 +91,14 @@ local function has_a_better_place()
   return false
 end
 
+-- A job without an id has no spares. Agents that have opened it at the same time may be more than it
+-- has seats: a node that comes when all are taken opens another job.
+local function is_one_too_many()
+  return J.fingerprint ~= '' and not my_members_row and
+    redis.call('HEXISTS', joined, node) == 0 and
+    is_full(look_at_job(string.match(job_key, '^(.*:)i(%d+):job$')))
+end
+
 if J.state == 'ended' then
   return ended_reply()
 end
@@ -99,6 +108,9 @@ if has_a_better_place() then
 end
 if redis.call('SISMEMBER', key('gone'), node) == 1 then
   return reply('ended', 'closed', '0', 'this node has left')
+end
+if is_one_too_many() then
+  return reply('reopen')
 end
 -- Sent again, because the reply that told the node its place was lost. A node that has seen another
 -- generation of this number, which the server forgot, gets none under that number again.
