@@ -50,14 +50,19 @@ class ABSL_SCOPED_LOCKABLE MutexLock {
 // deadline; there is no wait without one.
 class CondVar {
  public:
+  static constexpr absl::Duration kLongestWait = absl::Hours(24 * 365);
+
   CondVar() = default;
   CondVar(const CondVar&) = delete;
   CondVar& operator=(const CondVar&) = delete;
 
-  // Returns false when `timeout` has passed. Holds `mutex` on return in both cases.
+  // Returns false when `timeout` has passed. Holds `mutex` on return in both cases. A timeout beyond
+  // kLongestWait, infinity included, is kLongestWait: the C++ library adds it to the present time,
+  // which would overflow, and the wait would end at once.
   bool WaitFor(Mutex& mutex, absl::Duration timeout) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     std::unique_lock<std::mutex> lock(mutex.mutex_, std::adopt_lock);
-    const std::cv_status status = condition_.wait_for(lock, absl::ToChronoNanoseconds(timeout));
+    const std::cv_status status = condition_.wait_for(
+        lock, absl::ToChronoNanoseconds(timeout < kLongestWait ? timeout : kLongestWait));
     lock.release();
     return status == std::cv_status::no_timeout;
   }
