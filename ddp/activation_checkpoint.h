@@ -11,22 +11,25 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "ddp/option.h"
 #include "ddp/tensor_traversal.h"
 
 namespace ddp {
 
 struct CheckpointOptions {
+  using Self = CheckpointOptions;
+
   // Which of the two kinds below; their differences matter to DistributedDataParallel.
-  bool use_reentrant = false;
+  DDP_OPTION(use_reentrant, bool) = false;
 
   // Draws the same random numbers in the recomputation (dropout!) as in the forward: of the CPU's
   // generator and those of the GPUs on which inputs and parameters are. Costs a copy of their
   // states; switch it off where nothing is random.
-  bool preserve_rng_state = true;
+  DDP_OPTION(preserve_rng_state, bool) = true;
 
   // Not reentrant only: the leaf tensors with gradient that a function uses beside its inputs. A
   // module's own parameters are known without this; give those that it borrows from elsewhere.
-  std::vector<at::Tensor> parameters;
+  DDP_OPTION(parameters, std::vector<at::Tensor>) = {};
 };
 
 // Runs a segment of a model without keeping its activations for the backward; the backward computes

@@ -416,7 +416,11 @@ void DataParallelCore::UpdateProcessGroup(std::shared_ptr<ProcessGroup> group) {
 void DataParallelCore::AgreeOnMetadata(const ModelTensors& tensors, ProcessGroup& group) const {
   ModelMetadata metadata;
   const auto option = [&](const char* name, const auto& value) {
-    metadata.AddOption(name, absl::StrCat(value));
+    if constexpr (requires { value(); }) {  // a field
+      metadata.AddOption(name, absl::StrCat(value()));
+    } else {
+      metadata.AddOption(name, absl::StrCat(value));
+    }
   };
   option("init_sync", options_.init_sync);
   option("broadcast_buffers", options_.broadcast_buffers);

@@ -23,6 +23,8 @@
 #include <string>
 #include <vector>
 
+#include "ddp/option.h"
+
 namespace ddp {
 
 class Join;
@@ -30,15 +32,17 @@ class ProcessGroup;
 
 // Names and defaults are those of PyTorch's Join. All ranks give equal ones.
 struct JoinOptions {
+  using Self = JoinOptions;
+
   // Sums over fewer ranks are still divided by the group's size, so that every input weighs the
   // same over the whole run. false: by the number of ranks that had inputs in that round.
-  bool divide_by_initial_world_size = true;
+  DDP_OPTION(divide_by_initial_world_size, bool) = true;
 
   // false: nothing is done. For loops whose inputs are known to be even.
-  bool enable = true;
+  DDP_OPTION(enable, bool) = true;
 
   // The first time that some ranks have inputs and some have none, every rank throws.
-  bool throw_on_early_termination = false;
+  DDP_OPTION(throw_on_early_termination, bool) = false;
 };
 
 // One announced group of collectives: the same on every rank.

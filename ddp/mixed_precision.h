@@ -11,6 +11,7 @@
 #include <c10/core/ScalarType.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include "ddp/option.h"
 #include "ddp/tensor_traversal.h"
 
 namespace c10::ivalue {
@@ -30,22 +31,24 @@ class ProcessGroup;
 // The gradients of parameters become full-precision numbers one by one, as they are computed, and
 // accumulate in full precision. (PyTorch accumulates in param_dtype.)
 struct MixedPrecision {
+  using Self = MixedPrecision;
+
   // The type of parameters in forward and backward. Unset: as they are.
-  std::optional<at::ScalarType> param_dtype;
+  DDP_OPTION(param_dtype, std::optional<at::ScalarType>) = {};
 
   // The type in which gradients travel and are summed. Unset: param_dtype, or as they are.
-  std::optional<at::ScalarType> reduce_dtype;
+  DDP_OPTION(reduce_dtype, std::optional<at::ScalarType>) = {};
 
   // The type of buffers, converted once and for all when the model is wrapped. Batch norms want the
   // type of their parameters here.
-  std::optional<at::ScalarType> buffer_dtype;
+  DDP_OPTION(buffer_dtype, std::optional<at::ScalarType>) = {};
 
   // Inputs of the module are converted to param_dtype. Without it the module has to do so.
-  bool cast_forward_inputs = true;
+  DDP_OPTION(cast_forward_inputs, bool) = true;
 
   // The type in which gradients are reduced, if not their own.
   std::optional<at::ScalarType> reduction_dtype() const {
-    return reduce_dtype.has_value() ? reduce_dtype : param_dtype;
+    return reduce_dtype.has_value() ? reduce_dtype() : param_dtype();
   }
 };
 

@@ -12,6 +12,7 @@
 
 #include "ddp/device_mesh.h"
 #include "ddp/mixed_precision.h"
+#include "ddp/option.h"
 
 namespace ddp {
 
@@ -19,72 +20,79 @@ class ProcessGroup;
 
 // Names, defaults and effects are those of PyTorch's DistributedDataParallel, except where a field
 // says otherwise. All ranks give equal options; the constructor compares them.
+//
+//   DistributedDataParallel model(net, group, {.bucket_cap_mb = 25, .static_graph = true});
+//   auto options = DistributedDataParallelOptions().bucket_cap_mb(25).static_graph(true);
+//
+// The other option structs of ddp/ take both styles too; see option.h.
 struct DistributedDataParallelOptions {
+  using Self = DistributedDataParallelOptions;
+
   // ---- Where ----
 
   // The ranks to average over. Given here or as the constructor's own argument, or by the mesh.
-  std::shared_ptr<ProcessGroup> process_group;
+  DDP_OPTION(process_group, std::shared_ptr<ProcessGroup>) = {};
 
   // A one-dimensional mesh in place of a process group.
-  std::optional<DeviceMesh> device_mesh;
+  DDP_OPTION(device_mesh, std::optional<DeviceMesh>) = {};
 
   // The one GPU that holds the module; inputs are then moved there before every forward. Empty:
   // the module may be anywhere, also on several GPUs, and inputs are taken as they come.
-  std::vector<int> device_ids;
+  DDP_OPTION(device_ids, std::vector<int>) = {};
 
   // The GPU to which device_ids' outputs go; unset: they stay where they are.
-  std::optional<int> output_device;
+  DDP_OPTION(output_device, std::optional<int>) = {};
 
   // ---- State that starts and stays equal ----
 
   // The constructor copies rank 0's parameters and buffers to all ranks. Without it they must be
   // equal already, from a checkpoint for example; nothing checks that they are.
-  bool init_sync = true;
+  DDP_OPTION(init_sync, bool) = true;
 
   // Every synchronized forward of a module in training begins with rank 0's buffers (running
   // statistics of batch norms) on all ranks. false: never, neither here nor in the constructor.
-  bool broadcast_buffers = true;
+  DDP_OPTION(broadcast_buffers, bool) = true;
 
   // Overrides broadcast_buffers for the forwards alone: with false the constructor still copies the
   // buffers once.
-  std::optional<bool> forward_sync_buffers;
+  DDP_OPTION(forward_sync_buffers, std::optional<bool>) = {};
 
   // Names of parameters and buffers that this wrapper leaves alone altogether, in copying and in
   // reducing ("layer.weight"). A name that the module does not have is an error.
-  std::set<std::string> params_and_buffers_to_ignore;
+  DDP_OPTION(params_and_buffers_to_ignore, std::set<std::string>) = {};
 
   // ---- Buckets ----
 
   // Size in MiB at which a gradient bucket is closed and reduced. Larger: fewer, longer messages;
   // smaller: more overlap with the backward. Unset: 25.
-  std::optional<double> bucket_cap_mb;
+  DDP_OPTION(bucket_cap_mb, std::optional<double>) = {};
 
   // The same for the bucket that is ready first, so that communication starts early. Unset: 1, or
   // bucket_cap_mb where that is set.
-  std::optional<double> first_bucket_cap_mb;
+  DDP_OPTION(first_bucket_cap_mb, std::optional<double>) = {};
 
   // A limit in MiB for each bucket in turn, the last one serving all further ones. Not together
   // with the other two.
-  std::vector<double> bucket_cap_mb_list;
+  DDP_OPTION(bucket_cap_mb_list, std::vector<double>) = {};
 
   // The buckets of an earlier run, by parameter names, as bucket_layout() gave them and a
   // checkpoint kept them. They are used from the first backward on and not dealt anew. Sums over
   // more than two ranks depend on the buckets to the bit, so a run that is to continue another bit
   // by bit needs its layout. (Not in PyTorch.)
-  std::vector<std::vector<std::string>> bucket_layout;
+  DDP_OPTION(bucket_layout, std::vector<std::vector<std::string>>) = {};
 
   // Lets gradients be parts of the buckets instead of copies: saves one gradient's memory and a
   // copy per step. Then gradients must not be detached in place or replaced by other tensors;
   // zero_grad() is fine in both its forms.
-  bool gradient_as_bucket_view = false;
+  DDP_OPTION(gradient_as_bucket_view, bool) = false;
 
   // Copies the gradients of a bucket together once all are there, in one operation, instead of one
   // by one. For GPUs; gradients in float or double on the CPU are copied by a faster way anyway.
-  bool batched_grad_copy = false;
+  DDP_OPTION(batched_grad_copy, bool) = false;
 
   // Allocates a bucket when its first gradient comes and frees it at the end of the backward: less
   // memory during the forward. Not together with gradient_as_bucket_view.
-  bool lazy_bucket_allocation = false;
+  DDP_OPTION(lazy_bucket_allocation, bool) = false;
 
   // ---- Which gradients come ----
 
@@ -92,27 +100,27 @@ struct DistributedDataParallelOptions {
   // forward the graph is searched from the outputs for parameters it does not reach; those count
   // as ready, with zeros, and a parameter that no rank used keeps its gradient as it is (undefined
   // stays undefined).
-  bool find_unused_parameters = false;
+  DDP_OPTION(find_unused_parameters, bool) = false;
 
   // The graph is the same in every iteration: the first synchronized one learns which parameters
   // get a gradient and how often, without a search ever. Allows what breaks the count otherwise:
   // re-entrant checkpoints of a segment that is used twice, and unused parameters.
-  bool static_graph = false;
+  DDP_OPTION(static_graph, bool) = false;
 
   // Buckets in which no rank used any parameter are not sent. Needs find_unused_parameters or
   // static_graph. The ranks agree on the unused ones before the buckets start, so that unlike in
   // PyTorch they may differ between ranks and iterations.
-  bool skip_all_reduce_unused_params = false;
+  DDP_OPTION(skip_all_reduce_unused_params, bool) = false;
 
   // Parameters, by name, that are left out of the buckets. Their gradients are parts of one tensor,
   // which is averaged when `param_to_hook_all_reduce` gets its gradient, or after the buckets where
   // ranks may differ in what they use; they are averages when the backward returns. The next
   // forward makes them zero: step the optimizer before it.
-  std::vector<std::pair<std::string, at::Tensor>> delay_all_reduce_named_params;
-  at::Tensor param_to_hook_all_reduce;
+  DDP_OPTION(delay_all_reduce_named_params, std::vector<std::pair<std::string, at::Tensor>>) = {};
+  DDP_OPTION(param_to_hook_all_reduce, at::Tensor) = {};
 
   // Forward and backward in lower precision; see mixed_precision.h. Unset: as the module is.
-  std::optional<MixedPrecision> mixed_precision;
+  DDP_OPTION(mixed_precision, std::optional<MixedPrecision>) = {};
 };
 
 }  // namespace ddp

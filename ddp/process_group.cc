@@ -97,7 +97,7 @@ ProcessGroup::ProcessGroup(c10::intrusive_ptr<c10d::Store> store, const Place& p
   const bool own = news.get() != store_.get();  // a HashStore, for example, has no connections
   notice_ = std::make_shared<FailureNotice>(
       Prefixed(kControlPrefix, news), place.rank, place.size,
-      own ? std::min(options.timeout, kNewsTimeout) : std::chrono::milliseconds(0));
+      own ? std::min(options.timeout(), kNewsTimeout) : std::chrono::milliseconds(0));
   Connect(options.timeout);
 }
 
@@ -257,7 +257,7 @@ void ProcessGroup::renew() {
   barriers_ = 0;
   notice_->Begin(incarnation_);
   try {
-    Connect(std::min(options_.timeout, kReconnectTimeout));
+    Connect(std::min(options_.timeout(), kReconnectTimeout));
   } catch (const c10::Error& error) {
     report_failure(error.what_without_backtrace());
     throw;
@@ -297,7 +297,7 @@ std::shared_ptr<ProcessGroup> init_process_group(const ProcessGroupOptions& opti
   if (!env.ok()) throw ConfigurationError(std::string(env.status().message()));
   if (options.expected_world_size >= 0 && options.expected_world_size != env->world_size) {
     throw ConfigurationError(
-        absl::StrCat("this program expects a world size of ", options.expected_world_size,
+        absl::StrCat("this program expects a world size of ", options.expected_world_size(),
                      ", but it was started with WORLD_SIZE=", env->world_size));
   }
   ChooseBackend(options.backend);  // before anything is connected

@@ -11,6 +11,8 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include "ddp/option.h"
+
 namespace c10d {
 class Backend;
 class Store;
@@ -26,16 +28,18 @@ class FailureNotice;
 struct WorkerEnvironment;
 
 struct ProcessGroupOptions {
+  using Self = ProcessGroupOptions;
+
   // "gloo" (tensors on the CPU), "nccl" (on GPUs; a build with --config=cuda), or empty: nccl where
   // this program has it and sees a GPU, else gloo.
-  std::string backend;
+  DDP_OPTION(backend, std::string) = {};
 
   // How long one collective, the connecting included, may take before the group fails.
-  std::chrono::milliseconds timeout = std::chrono::minutes(30);
+  DDP_OPTION(timeout, std::chrono::milliseconds) = std::chrono::minutes(30);
 
   // What this program believes the number of ranks to be; -1: whatever the environment says. A
   // launcher that started another number is an error instead of a wrong average.
-  int expected_world_size = -1;
+  DDP_OPTION(expected_world_size, int) = -1;
 };
 
 // The ranks of one generation of a job, connected: what a model reduces its gradients over.

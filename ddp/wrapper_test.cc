@@ -2,6 +2,7 @@
 // live. Every body below runs as the ranks of one group.
 #include <torch/torch.h>
 
+#include <chrono>
 #include <functional>
 #include <map>
 #include <memory>
@@ -297,6 +298,28 @@ int ForwardMayReturnNothing() {
   return 0;
 }
 
+int OptionsInEitherStyle() {
+  const auto group =
+      init_process_group(ProcessGroupOptions().backend("gloo").timeout(std::chrono::minutes(2)));
+  const DeviceMesh mesh = init_device_mesh(group, "cpu", {group->size()});
+  Net net;
+  DistributedDataParallel built(net, DistributedDataParallelOptions()
+                                         .device_mesh(mesh)
+                                         .bucket_cap_mb(1e-5)
+                                         .params_and_buffers_to_ignore({"norm.bias"}));
+  Net other;
+  DistributedDataParallel designated(
+      other,
+      {.device_mesh = mesh, .params_and_buffers_to_ignore = {"norm.bias"}, .bucket_cap_mb = 1e-5});
+  EXPECT_EQ(built.bucket_layout(), designated.bucket_layout());
+  EXPECT_GT(built.bucket_layout().size(), 2u);
+  DistributedDataParallel third(
+      Net(), group, DistributedDataParallelOptions().bucket_cap_mb(25).static_graph(true));
+  EXPECT_EQ(third.logging_data().bucket_cap_bytes, 25 << 20);
+  EXPECT_TRUE(third.logging_data().static_graph);
+  return 0;
+}
+
 const std::map<std::string, std::function<int()>>& Bodies() {
   static const auto& bodies = *new std::map<std::string, std::function<int()>>{
       {"EveryForwardIsSynchronized", EveryForwardIsSynchronized},
@@ -306,6 +329,7 @@ const std::map<std::string, std::function<int()>>& Bodies() {
       {"MovesUnderGuardAndJoin", MovesUnderGuardAndJoin},
       {"JoinTakesAddresses", JoinTakesAddresses},
       {"ForwardMayReturnNothing", ForwardMayReturnNothing},
+      {"OptionsInEitherStyle", OptionsInEitherStyle},
   };
   return bodies;
 }
@@ -331,6 +355,105 @@ std::vector<std::string> Names() {
   std::vector<std::string> names;
   for (const auto& [name, body] : Bodies()) names.push_back(name);
   return names;
+}
+
+// Every field, set and read in both styles.
+TEST(OptionsTest, EitherStyleSetsEveryField) {
+  const torch::Tensor tensor = torch::ones({2});
+  const DistributedDataParallelOptions designated{
+      .process_group = nullptr,
+      .device_mesh = std::nullopt,
+      .device_ids = {0},
+      .output_device = 0,
+      .init_sync = false,
+      .broadcast_buffers = false,
+      .forward_sync_buffers = false,
+      .params_and_buffers_to_ignore = {"a", "b"},
+      .bucket_cap_mb = 25,
+      .first_bucket_cap_mb = 0.5,
+      .bucket_cap_mb_list = {1, 2.5},
+      .bucket_layout = {{"a", "b"}, {"c"}},
+      .gradient_as_bucket_view = true,
+      .batched_grad_copy = true,
+      .lazy_bucket_allocation = true,
+      .find_unused_parameters = true,
+      .static_graph = true,
+      .skip_all_reduce_unused_params = true,
+      .delay_all_reduce_named_params = {{"a", tensor}},
+      .param_to_hook_all_reduce = tensor,
+      .mixed_precision = MixedPrecision{.param_dtype = torch::kHalf}};
+  const DistributedDataParallelOptions built =
+      DistributedDataParallelOptions()
+          .process_group(nullptr)
+          .device_mesh(std::nullopt)
+          .device_ids({0})
+          .output_device(0)
+          .init_sync(false)
+          .broadcast_buffers(false)
+          .forward_sync_buffers(false)
+          .params_and_buffers_to_ignore({"a", "b"})
+          .bucket_cap_mb(25)
+          .first_bucket_cap_mb(0.5)
+          .bucket_cap_mb_list({1, 2.5})
+          .bucket_layout({{"a", "b"}, {"c"}})
+          .gradient_as_bucket_view(true)
+          .batched_grad_copy(true)
+          .lazy_bucket_allocation(true)
+          .find_unused_parameters(true)
+          .static_graph(true)
+          .skip_all_reduce_unused_params(true)
+          .delay_all_reduce_named_params({{"a", tensor}})
+          .param_to_hook_all_reduce(tensor)
+          .mixed_precision(MixedPrecision().param_dtype(torch::kHalf));
+  for (const DistributedDataParallelOptions& options : {designated, built}) {
+    EXPECT_FALSE(options.process_group || options.device_mesh.has_value());
+    EXPECT_THAT(options.device_ids(), ElementsAre(0));
+    EXPECT_EQ(options.output_device, 0);
+    EXPECT_FALSE(options.init_sync || options.broadcast_buffers || *options.forward_sync_buffers);
+    EXPECT_THAT(options.params_and_buffers_to_ignore(), ElementsAre("a", "b"));
+    EXPECT_EQ(options.bucket_cap_mb.value_or(1), 25);
+    EXPECT_EQ(options.first_bucket_cap_mb.value(), 0.5);
+    EXPECT_THAT(options.bucket_cap_mb_list(), ElementsAre(1, 2.5));
+    EXPECT_THAT(options.bucket_layout(), ElementsAre(ElementsAre("a", "b"), ElementsAre("c")));
+    EXPECT_TRUE(options.gradient_as_bucket_view && options.batched_grad_copy() &&
+                options.lazy_bucket_allocation && options.find_unused_parameters &&
+                options.static_graph && options.skip_all_reduce_unused_params);
+    EXPECT_TRUE(options.delay_all_reduce_named_params.at(0).second.is_same(tensor));
+    EXPECT_TRUE(options.param_to_hook_all_reduce.is_same(tensor));
+    EXPECT_EQ(options.mixed_precision->param_dtype, torch::kHalf);
+  }
+  EXPECT_EQ(built.bucket_cap_mb, designated.bucket_cap_mb);
+  EXPECT_EQ(built.static_graph, designated.static_graph);
+}
+
+TEST(OptionsTest, FieldsAreAssignedAndCopied) {
+  DistributedDataParallelOptions options;
+  EXPECT_TRUE(options.init_sync);
+  EXPECT_FALSE(options.bucket_cap_mb.has_value());
+  options.bucket_cap_mb = 3;
+  options.device_ids = {1, 2};
+  options.device_ids.push_back(3);
+  options.static_graph = true;
+  DistributedDataParallelOptions copy = options;
+  copy.bucket_cap_mb(4).static_graph(false);  // of the copy
+  copy.device_ids = {};
+  EXPECT_EQ(options.bucket_cap_mb, 3);
+  EXPECT_EQ(copy.bucket_cap_mb, 4);
+  EXPECT_TRUE(options.static_graph && !copy.static_graph && copy.device_ids.empty());
+  EXPECT_EQ(options.device_ids.size(), 3u);
+  options.bucket_cap_mb = std::nullopt;
+  EXPECT_FALSE(options.bucket_cap_mb.has_value());
+}
+
+TEST(OptionsTest, OtherOptionsToo) {
+  const JoinOptions join = JoinOptions().enable(false).throw_on_early_termination(true);
+  EXPECT_TRUE(!join.enable && join.throw_on_early_termination && join.divide_by_initial_world_size);
+  const auto group = ProcessGroupOptions().timeout(std::chrono::seconds(3)).expected_world_size(2);
+  EXPECT_EQ(group.timeout, std::chrono::milliseconds(3000));
+  EXPECT_EQ(group.expected_world_size, 2);
+  EXPECT_EQ(group.backend, "");
+  const auto checkpoint = CheckpointOptions().use_reentrant(true).parameters({torch::ones({1})});
+  EXPECT_TRUE(checkpoint.use_reentrant && checkpoint.parameters.size() == 1);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, WrapperTest, ::testing::ValuesIn(Names()),
