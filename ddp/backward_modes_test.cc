@@ -198,6 +198,281 @@ int ForwardWithoutParametersTakesPart() {
   return 0;
 }
 
+// ---- Outputs that the loss leaves out.
+
+// Two outputs on one trunk, the second one deep in containers.
+using NestedOutputs = std::tuple<torch::Tensor, std::map<std::string, std::vector<torch::Tensor>>>;
+struct TwoOutputsImpl : torch::nn::Module {
+  TwoOutputsImpl() {
+    trunk = register_module("trunk", torch::nn::Linear(3, 4));
+    p = register_module("p", torch::nn::Linear(4, 2));
+    q = register_module("q", torch::nn::Linear(4, 2));
+    never = register_module("never", torch::nn::Linear(4, 2));
+  }
+  NestedOutputs forward(const torch::Tensor& x) {
+    const torch::Tensor y = torch::tanh(trunk->forward(x));
+    return {p->forward(y), {{"q", {q->forward(y)}}}};
+  }
+  torch::nn::Linear trunk{nullptr}, p{nullptr}, q{nullptr}, never{nullptr};
+};
+TORCH_MODULE(TwoOutputs);
+
+torch::Tensor LossOf(const NestedOutputs& outputs, bool use_p, bool use_q) {
+  torch::Tensor loss = torch::zeros({});
+  if (use_p) loss = loss + std::get<0>(outputs).pow(2).mean();
+  if (use_q) loss = loss + std::get<1>(outputs).at("q")[0].pow(2).mean();
+  return loss;
+}
+
+// As one process computes them: `use` says which outputs a rank's loss takes, of which step.
+std::map<std::string, torch::Tensor> ExpectedOfOutputs(
+    const TwoOutputs& net, int ranks, const std::vector<int>& steps,
+    const std::function<std::pair<bool, bool>(int rank, int step)>& use) {
+  TwoOutputs copy;
+  {
+    torch::NoGradGuard no_grad;
+    for (size_t i = 0; i < net->parameters().size(); ++i) {
+      copy->parameters()[i].copy_(net->parameters()[i]);
+    }
+  }
+  for (const int step : steps) {
+    for (int rank = 0; rank < ranks; ++rank) {
+      const auto [p, q] = use(rank, step);
+      (LossOf(copy->forward(Input(rank, step)), p, q) / ranks).backward();
+    }
+  }
+  std::map<std::string, torch::Tensor> gradients;
+  for (const auto& item : copy->named_parameters()) gradients[item.key()] = item.value().grad();
+  return gradients;
+}
+
+int OutputsMayBeLeftOutOfTheLoss() {
+  const auto group = init_process_group();
+  const int rank = group->rank();
+  using Use = std::function<std::pair<bool, bool>(int rank, int step)>;
+  const std::vector<Use> uses = {
+      [](int, int) { return std::pair(true, false); },               // q never
+      [](int, int step) { return std::pair(true, step % 2 == 1); },  // by step
+      [](int r, int) { return std::pair(true, r == 0); },            // by rank
+      [](int r, int) { return std::pair(r == 0, r != 0); }};         // one on each
+  for (const auto& [skip, view] : {std::pair(false, false), {false, true}, {true, false}}) {
+    for (size_t u = 0; u < uses.size(); ++u) {
+      const Use& use = uses[u];
+      TwoOutputs net;
+      DistributedDataParallel model(net, group,
+                                    {.bucket_cap_mb = 1e-5,
+                                     .gradient_as_bucket_view = view,
+                                     .find_unused_parameters = true,
+                                     .skip_all_reduce_unused_params = skip});
+      for (int step = 0; step < 4; ++step) {
+        const auto [p, q] = use(rank, step);
+        net->zero_grad(/*set_to_none=*/true);
+        const auto expected = ExpectedOfOutputs(net, group->size(), {step}, use);
+        LossOf(model.forward(Input(rank, step)), p, q).backward();
+        check_finished(model);
+        SCOPED_TRACE(std::to_string(u) + " in step " + std::to_string(step));
+        ExpectGradients(*net, expected);
+        EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*net)));
+      }
+    }
+  }
+  return 0;
+}
+
+int OutputsLeftOutWithAccumulation() {
+  const auto group = init_process_group();
+  const int rank = group->rank();
+  TwoOutputs net;
+  DistributedDataParallel model(net, group, {.find_unused_parameters = true});
+  const auto use = [](int, int step) { return std::pair(step % 2 == 0, step % 2 == 1); };
+  for (int step = 0; step < 3; ++step) {
+    net->zero_grad();
+    // q in the window only: its gradient is averaged with p's.
+    const auto expected = ExpectedOfOutputs(net, group->size(), {2 * step + 1, 2 * step + 2}, use);
+    {
+      const auto guard = model.no_sync();
+      LossOf(model.forward(Input(rank, 2 * step + 1)), false, true).backward();
+    }
+    LossOf(model.forward(Input(rank, 2 * step + 2)), true, false).backward();
+    ExpectGradients(*net, expected);
+  }
+  // Each output has a backward of its own, and a trunk in common: both are averaged.
+  for (int step = 0; step < 3; ++step) {
+    net->zero_grad();
+    const auto expected = ExpectedOfOutputs(net, group->size(), {step},
+                                            [](int, int) { return std::pair(true, true); });
+    const auto outputs = model.forward(Input(rank, step));
+    LossOf(outputs, true, false).backward({}, /*retain_graph=*/true);
+    LossOf(outputs, false, true).backward();
+    ExpectGradients(*net, expected);
+    EXPECT_THAT(ErrorOf<ReductionError>([&] { LossOf(outputs, true, false).backward(); }),
+                HasSubstr("a second gradient for parameter"));
+  }
+  // A static graph learns that q is never used.
+  TwoOutputs fixed;
+  DistributedDataParallel learned(fixed, group, {.static_graph = true});
+  const auto only_p = [](int, int) { return std::pair(true, false); };
+  for (int step = 0; step < 3; ++step) {
+    fixed->zero_grad();
+    const auto expected = ExpectedOfOutputs(fixed, group->size(), {step}, only_p);
+    LossOf(learned.forward(Input(rank, step)), true, false).backward();
+    ExpectGradients(*fixed, expected);
+  }
+  return 0;
+}
+
+// The backward reaches q, and was told to leave it out: its gradient is missing in truth.
+int ParameterThatIsReachedAndMissingIsNamed() {
+  const auto group = init_process_group();
+  TwoOutputs net;
+  DistributedDataParallel model(net, group, {.find_unused_parameters = true});
+  std::vector<torch::Tensor> inputs = net->parameters();
+  inputs.erase(inputs.begin() + 4, inputs.begin() + 6);  // q's
+  EXPECT_THAT(ErrorOf<c10::Error>([&] {
+                LossOf(model.forward(Input(group->rank(), 0)), true, true)
+                    .backward({}, std::nullopt, false, inputs);
+                model.forward(Input(group->rank(), 1));
+              }),
+              AllOf(HasSubstr("no gradient came for q.weight, q.bias"), HasSubstr("inputs")));
+  // autograd::grad() begins nothing.
+  net->zero_grad();
+  const torch::Tensor x = Input(group->rank(), 2).requires_grad_();
+  const auto outputs = model.forward(x);
+  torch::autograd::grad({std::get<0>(outputs).sum()}, {x}, {}, /*retain_graph=*/true);
+  LossOf(outputs, true, false).backward();
+  EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*net)));
+  EXPECT_FALSE(net->q->weight.grad().defined());
+  return 0;
+}
+
+// ---- The bare module.
+
+int BareModuleAccumulatesLocally() {
+  const auto group = init_process_group();
+  const int rank = group->rank();
+  const auto loss = [](const NestedOutputs& outputs) { return LossOf(outputs, true, true); };
+  for (const bool find_unused : {false, true}) {
+    for (const bool view : {false, true}) {
+      TwoOutputs net;
+      for (auto& parameter : net->never->parameters()) parameter.set_requires_grad(false);
+      DistributedDataParallel model(
+          net, group, {.gradient_as_bucket_view = view, .find_unused_parameters = find_unused});
+      const auto local = [&](int step) {
+        const auto bare = [&] { loss(net->forward(Input(rank, step))).backward(); };
+        const torch::Tensor before = net->p->weight.grad().defined()
+                                         ? net->p->weight.grad().clone()
+                                         : torch::zeros_like(net->p->weight);
+        bare();
+        EXPECT_FALSE(SameOnAllRanks(*group, net->p->weight.grad() - before));
+      };
+      const auto synchronized = [&](int step) {
+        const torch::Tensor out = loss(model.forward(Input(rank, step)));
+        if (step % 2 == 1) local(step + 50);  // between forward and backward as well
+        out.backward();
+        EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*net)));
+      };
+      local(10);  // before the first
+      for (int step = 0; step < 4; ++step) {
+        if (step % 2 == 0) net->zero_grad();
+        synchronized(step);
+        const torch::Tensor average = Gradients(*net);
+        torch::manual_seed(0);
+        TwoOutputs alone;
+        torch::NoGradGuard no_grad;
+        for (size_t i = 0; i < net->parameters().size(); ++i) {
+          alone->parameters()[i].copy_(net->parameters()[i]);
+        }
+        at::AutoGradMode grad(true);
+        for (auto& parameter : alone->never->parameters()) parameter.set_requires_grad(false);
+        loss(alone->forward(Input(rank, step + 20))).backward();
+        local(step + 20);
+        EXPECT_TRUE(torch::allclose(Gradients(*net), average + Gradients(*alone), 1e-5, 1e-7));
+      }
+    }
+  }
+  return 0;
+}
+
+// What `action` writes to standard error.
+std::string ErrorOutputOf(const std::function<void()>& action) {
+  ::testing::internal::CaptureStderr();
+  action();
+  return ::testing::internal::GetCapturedStderr();
+}
+
+int BareModuleInTrainingWarnsOnce() {
+  const auto group = init_process_group();
+  TwoOutputs net;
+  DistributedDataParallel model(net, group, {.find_unused_parameters = true});
+  const auto bare = [&] { LossOf(net->forward(Input(group->rank(), 0)), true, true).backward(); };
+  const auto step = [&] { LossOf(model.forward(Input(group->rank(), 0)), true, true).backward(); };
+  EXPECT_THAT(ErrorOutputOf([&] {
+                step();
+                {
+                  const auto guard = model.no_sync();
+                  bare();
+                  step();
+                }
+                net->eval();
+                bare();
+                net->train();
+                step();
+              }),
+              Not(HasSubstr("bare module")));
+  EXPECT_THAT(ErrorOutputOf(bare), AllOf(HasSubstr("through the bare module"), HasSubstr("no_sync"),
+                                         HasSubstr("model.forward"), HasSubstr("parameter q.")));
+  EXPECT_THAT(ErrorOutputOf([&] {
+                bare();
+                step();
+                bare();
+              }),
+              Not(HasSubstr("bare module")));
+  EXPECT_THAT(ErrorOutputOf([&] {
+                TwoOutputs other;
+                DistributedDataParallel fresh(other, group);
+                LossOf(other->forward(Input(group->rank(), 0)), true, true).backward();
+              }),
+              HasSubstr("through the bare module"));
+  return 0;
+}
+
+// A loss in a member passes no output of the forward, and belongs to it all the same; so does a
+// penalty on a parameter.
+struct AuxiliaryImpl : torch::nn::Module {
+  AuxiliaryImpl() {
+    layer = register_module("layer", torch::nn::Linear(3, 2));
+    penalized = register_parameter("penalized", torch::ones({2}));
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    const torch::Tensor y = layer->forward(x);
+    kept = (y * 2).sum();
+    return y;
+  }
+  torch::nn::Linear layer{nullptr};
+  torch::Tensor penalized, kept;
+};
+TORCH_MODULE(Auxiliary);
+
+int LossesBesideTheOutputsAreAveraged() {
+  const auto group = init_process_group();
+  for (const bool find_unused : {false, true}) {
+    Auxiliary net;
+    DistributedDataParallel model(net, group, {.find_unused_parameters = find_unused});
+    for (int step = 0; step < 3; ++step) {
+      net->zero_grad();
+      const torch::Tensor y = model.forward(Input(group->rank(), step));
+      const torch::Tensor penalty = (net->penalized * (group->rank() + 1)).sum();
+      (step == 1   ? net->kept + penalty
+       : step == 2 ? y.sum() + penalty
+                   : penalty + y.pow(2).sum())
+          .backward();
+      check_finished(model);
+      EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*net))) << step;
+    }
+  }
+  return 0;
+}
+
 // ---- Static graph.
 
 int StaticGraphLearnsOnce() {
@@ -318,8 +593,17 @@ int DisjointOutputsOneByOne() {
       model.check_finished();
       EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*net)));
     }
-    // One of them left out is found by the next forward, on every rank, and only once. (Nothing
-    // keeps the ranks in step here: a rank may hear of another one's finding before its own.)
+    if (find_unused) {
+      // One of them left out is unused, whatever a later backward brings.
+      net->zero_grad();
+      model.forward(Input(group->rank(), 3)).second->sum().backward();
+      model.forward(Input(group->rank(), 4));
+      EXPECT_FALSE(net->first->weight.grad().defined());
+      EXPECT_TRUE(SameOnAllRanks(*group, net->second->weight.grad()));
+      continue;
+    }
+    // Without, the next forward finds it on every rank, and only once. (Nothing keeps the ranks in
+    // step here: a rank may hear of another one's finding before its own.)
     EXPECT_THAT(ErrorOf<c10::Error>([&] {
                   model.forward(Input(group->rank(), 3)).second->sum().backward();
                   model.forward(Input(group->rank(), 4));
@@ -649,6 +933,12 @@ const std::map<std::string, std::function<int()>>& Bodies() {
       {"UnusedParametersAreFound", UnusedParametersAreFound},
       {"UnusedParametersWithAccumulation", UnusedParametersWithAccumulation},
       {"ForwardWithoutParametersTakesPart", ForwardWithoutParametersTakesPart},
+      {"OutputsMayBeLeftOutOfTheLoss", OutputsMayBeLeftOutOfTheLoss},
+      {"OutputsLeftOutWithAccumulation", OutputsLeftOutWithAccumulation},
+      {"ParameterThatIsReachedAndMissingIsNamed", ParameterThatIsReachedAndMissingIsNamed},
+      {"BareModuleAccumulatesLocally", BareModuleAccumulatesLocally},
+      {"BareModuleInTrainingWarnsOnce", BareModuleInTrainingWarnsOnce},
+      {"LossesBesideTheOutputsAreAveraged", LossesBesideTheOutputsAreAveraged},
       {"StaticGraphLearnsOnce", StaticGraphLearnsOnce},
       {"StaticGraphRefusesChanges", StaticGraphRefusesChanges},
       {"SeveralForwardsAndBackwards", SeveralForwardsAndBackwards},

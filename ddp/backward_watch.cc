@@ -35,24 +35,37 @@ BackwardWatch::BackwardWatch(Observer* observer)
 
 BackwardWatch::~BackwardWatch() = default;
 
-void BackwardWatch::Watch(const std::vector<at::Tensor>& outputs,
+bool BackwardWatch::Watch(const std::vector<at::Tensor>& outputs,
                           const std::shared_ptr<ForwardRecord>& record) {
-  for (const at::Tensor& output : outputs) {
+  bool any = false;
+  bool all = true;
+  record->outputs.assign(outputs.size(), ForwardRecord::Output::kFresh);
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (!outputs[i].requires_grad()) continue;
     // A parameter that is handed out as it is would keep the hook for ever.
-    if (!output.requires_grad() || output.is_leaf()) continue;
-    output.register_hook([watch = std::weak_ptr<BackwardWatch*>(self_), record](const at::Tensor&) {
-      if (const auto alive = watch.lock()) (*alive)->Enter(record);
-    });
+    if (outputs[i].is_leaf()) {
+      all = false;
+      continue;
+    }
+    any = true;
+    outputs[i].register_hook(
+        [watch = std::weak_ptr<BackwardWatch*>(self_), record, i](const at::Tensor&) {
+          if (const auto alive = watch.lock()) (*alive)->Enter(record, i);
+        });
   }
+  return any && all;
 }
 
-void BackwardWatch::Enter(const std::shared_ptr<ForwardRecord>& record) {
+void BackwardWatch::Enter(const std::shared_ptr<ForwardRecord>& record, size_t output) {
   const int task = torch::autograd::get_current_graph_task_id();
   if (task != current_.task) {
     current_ = {.task = task};
     const auto token = std::make_shared<Token>(self_, task);
     torch::autograd::Engine::get_default_engine().queue_callback([token] { token->End(); });
     observer_->OnBackwardBegin();
+  }
+  if (record->outputs[output] == ForwardRecord::Output::kFresh) {
+    record->outputs[output] = ForwardRecord::Output::kPassed;
   }
   if (record->synchronized && std::find(current_.synchronized.begin(), current_.synchronized.end(),
                                         record) == current_.synchronized.end()) {

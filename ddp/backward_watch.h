@@ -1,6 +1,8 @@
 #ifndef DDP_BACKWARD_WATCH_H_
 #define DDP_BACKWARD_WATCH_H_
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <vector>
 
@@ -10,9 +12,18 @@ namespace ddp {
 
 // One forward, kept alive by the graph of its outputs.
 struct ForwardRecord {
+  // Of one output: no backward has passed it; one has; and the gradients of that one are reduced.
+  enum class Output : uint8_t { kFresh, kPassed, kReduced };
+
   bool synchronized = false;  // its backward is to be reduced
-  bool reduced = false;       // and was
-  std::vector<int> unused;    // parameters that its outputs do not reach, where that was searched
+  bool reduced = false;       // a complete reduction contains gradients of it
+  std::vector<Output> outputs;
+
+  // Autograd numbers the nodes of a thread in the order of their creation. This forward created
+  // those of `thread` from first_node to end_node, exclusive.
+  uint64_t thread = 0;
+  uint64_t first_node = 0;
+  uint64_t end_node = 0;
 };
 
 // Tells when a backward through the outputs of watched forwards begins, which forwards it passes
@@ -52,15 +63,16 @@ class BackwardWatch {
   BackwardWatch(const BackwardWatch&) = delete;
   BackwardWatch& operator=(const BackwardWatch&) = delete;
 
-  // Hangs the hooks on those of `outputs` that have a history.
-  void Watch(const std::vector<at::Tensor>& outputs, const std::shared_ptr<ForwardRecord>& record);
+  // Registers a hook on every output that has a history. Returns whether each output that requires
+  // a gradient has a hook now, and at least one does: then no backward through them goes unseen.
+  bool Watch(const std::vector<at::Tensor>& outputs, const std::shared_ptr<ForwardRecord>& record);
 
   const Backward& current() const { return current_; }
 
  private:
   class Token;
 
-  void Enter(const std::shared_ptr<ForwardRecord>& record);
+  void Enter(const std::shared_ptr<ForwardRecord>& record, size_t output);
   void Leave(int task, bool with_exception);
 
   Observer* const observer_;

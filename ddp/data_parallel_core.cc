@@ -138,6 +138,7 @@ void DataParallelCore::SetUp(const ModelTensors& tensors, std::vector<Reducer::P
   if (options_.init_sync) BroadcastState(tensors, 0);
   reducer_ = std::make_unique<Reducer>(std::move(trainable), group_, reducer_options);
   reducer_->set_on_complete([this] { OnReductionComplete(); });
+  reducer_->set_on_bare_backward([this](const std::string& name) { WarnOfBareBackward(name); });
   if (options_.mixed_precision.has_value()) SetUpMixedPrecision(tensors);
   if (!options_.delay_all_reduce_named_params.empty()) {
     delayed_ = std::make_unique<DelayedAllReduce>(options_.delay_all_reduce_named_params,
@@ -265,6 +266,7 @@ void DataParallelCore::SetUpMixedPrecision(const ModelTensors& tensors) {
 void DataParallelCore::BeforeForward() {
   if (at::GradMode::is_enabled()) BeginIteration();
   if (mixed_precision_) mixed_precision_->BeginForward();
+  reducer_->BeginForward();
 }
 
 void DataParallelCore::BeginIteration() {
@@ -315,7 +317,7 @@ void DataParallelCore::AfterForward(const std::vector<at::Tensor>& outputs, bool
     if (reducer_->finds_unused() && outputs.empty()) ThrowNoOutputs(complete);
   }
   if (delayed_) delayed_->EndForward(synchronize_);
-  reducer_->EndForward(outputs, synchronize_);
+  reducer_->EndForward(outputs, complete, synchronize_);
 }
 
 void DataParallelCore::ThrowNoOutputs(bool complete) {
@@ -360,6 +362,16 @@ void DataParallelCore::OnReductionComplete() {
     ReportUsage(LoggingData());
   }
   if (CurrentDebugLevel() == DebugLevel::kDetail) LOG(INFO) << LoggingData().to_json();
+}
+
+void DataParallelCore::WarnOfBareBackward(const std::string& parameter) {
+  if (warned_of_bare_backward_ || !synchronize_ || !module_->is_training()) return;
+  warned_of_bare_backward_ = true;
+  LOG(WARNING) << "rank " << group_->rank() << ": a backward reached parameter " << parameter
+               << " through the bare module: it passed no forward of the DistributedDataParallel. "
+                  "Its gradients stay on this rank and are not averaged. Call the wrapper's "
+                  "forward, model.forward(...), to average them; where they are meant to be local, "
+                  "run the backward under no_sync()";
 }
 
 bool DataParallelCore::places_inputs() const {

@@ -108,6 +108,7 @@ class DataParallelCore : public Joinable {
   void ShadowRound(const JoinRound& round);
   void FinishJoin(int last_joiner);
   void OnReductionComplete();
+  void WarnOfBareBackward(const std::string& parameter);
   void SetUpMixedPrecision(const ModelTensors& tensors);
 
   const std::shared_ptr<torch::nn::Module> module_;
@@ -119,6 +120,7 @@ class DataParallelCore : public Joinable {
   std::unique_ptr<Reducer> reducer_;
   std::unique_ptr<DelayedAllReduce> delayed_;
   bool synchronize_ = true;
+  bool warned_of_bare_backward_ = false;
 
   Join* join_ = nullptr;
   JoinOptions join_options_;

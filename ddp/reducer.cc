@@ -4,12 +4,16 @@
 #include <exception>
 #include <iterator>
 #include <map>
+#include <numeric>
 #include <utility>
 
 #include <ATen/Functions.h>
+#include <ATen/SequenceNumber.h>
+#include <ATen/record_function.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include "absl/strings/match.h"
@@ -21,10 +25,12 @@
 #include "ddp/name_list.h"
 #include "ddp/process_group.h"
 #include "ddp/torch_versions.h"
-#include "ddp/unused_parameters.h"
 
 namespace ddp {
 namespace {
+
+// Forwards that are remembered for backwards that pass none of their outputs.
+constexpr size_t kRecentForwards = 32;
 
 // Parameters of one dtype and device get one number.
 std::vector<BucketPlan::Tensor> Describe(const std::vector<Reducer::Parameter>& parameters) {
@@ -88,7 +94,7 @@ Reducer::Reducer(std::vector<Parameter> parameters, std::shared_ptr<ProcessGroup
 
 Reducer::~Reducer() {
   for (const Hook& hook : hooks_) hook.accumulator->del_post_hook(hook.key);
-  if (state_ == State::kCounting || state_ == State::kReducing) {
+  if (InPass()) {
     Break(absl::StrCat("rank ", group_->rank(),
                        ": the model was destroyed before the reduction of its gradients was "
                        "complete: no gradient came for ",
@@ -103,7 +109,10 @@ void Reducer::AddHooks() {
     const uintptr_t key =
         accumulator->add_post_hook(std::make_unique<GradientHook>(this, static_cast<int>(i)));
     hooks_.push_back({std::move(accumulator), key});
+    accumulators_.push_back(hooks_.back().accumulator.get());
   }
+  sorted_accumulators_ = accumulators_;
+  std::sort(sorted_accumulators_.begin(), sorted_accumulators_.end());
 }
 
 std::vector<at::Tensor> Reducer::Tensors() const {
@@ -153,12 +162,14 @@ void Reducer::SetPlan(BucketPlan plan) {
 void Reducer::Reset(std::shared_ptr<ProcessGroup> group) {
   group_ = std::move(group);
   state_ = State::kIdle;
-  untraced_ = Untraced::kLocal;
   rebuilt_ = options_.plan.has_value();
   rebuild_requested_ = false;
   counted_ = false;
   untouched_known_ = false;
   outstanding_.clear();
+  recent_.clear();
+  unseen_.reset();
+  searched_.clear();
   forwards_.clear();
   used_map_ = {};
   std::fill(used_.begin(), used_.end(), 0);
@@ -185,47 +196,41 @@ void Reducer::RequestRebuild() {
 }
 
 void Reducer::CheckFinished() {
-  if (state_ == State::kCounting || state_ == State::kReducing) ThrowUnfinished();
+  if (InPass()) ThrowUnfinished();
 }
 
-void Reducer::EndForward(const std::vector<at::Tensor>& outputs, bool synchronize) {
-  const auto record = std::make_shared<ForwardRecord>(ForwardRecord{.synchronized = synchronize});
-  watch_.Watch(outputs, record);
-  untraced_ = synchronize ? Untraced::kReduce : Untraced::kLocal;
-  if (!synchronize || !options_.find_unused_parameters || options_.static_graph) return;
-  std::vector<torch::autograd::Node*> accumulators;
-  accumulators.reserve(hooks_.size());
-  for (const Hook& hook : hooks_) accumulators.push_back(hook.accumulator.get());
-  record->unused = FindUnused(outputs, accumulators);
+void Reducer::BeginForward() { first_node_ = at::sequence_number::peek(); }
+
+void Reducer::EndForward(const std::vector<at::Tensor>& outputs, bool complete, bool synchronize) {
+  const auto record =
+      std::make_shared<ForwardRecord>(ForwardRecord{.synchronized = synchronize,
+                                                    .outputs = {},
+                                                    .thread = at::RecordFunction::currentThreadId(),
+                                                    .first_node = first_node_,
+                                                    .end_node = at::sequence_number::peek()});
+  const bool watched = watch_.Watch(outputs, record);
+  recent_.push_back(record);
+  if (recent_.size() > kRecentForwards) recent_.pop_front();
+  unseen_ = synchronize && !(watched && complete) ? record : nullptr;
+  if (!synchronize || !finds_unused()) return;
   const bool others = std::any_of(outstanding_.begin(), outstanding_.end(), [](const auto& weak) {
     const std::shared_ptr<ForwardRecord> forward = weak.lock();
     return forward && !forward->reduced;
   });
-  if (others || record->unused.size() < parameters_.size()) {
+  if (others || ReachesAny(outputs, sorted_accumulators_)) {
     outstanding_.push_back(record);
     return;
   }
   // No gradient will ever come from this forward, and the peers would wait for it.
-  outstanding_.assign({record});
-  BeginPass();
-  MarkUnused();
-  Finalize();
+  forwards_.push_back(record);
+  std::fill(record->outputs.begin(), record->outputs.end(), ForwardRecord::Output::kPassed);
+  ReduceWithoutGradients();
 }
 
 // ---- The hot path: nothing here but array accesses, for every gradient.
 
 void Reducer::OnGradient(int parameter) {
-  if (state_ != State::kReducing) {
-    if (state_ == State::kIdle) {
-      if (!BeginsPass(parameter)) {
-        used_[parameter] |= parameters_[parameter].tensor.grad().defined();
-        return;
-      }
-      BeginPass();
-    }
-    if (state_ != State::kReducing) return CountGradient(parameter);
-    MarkUnused();
-  }
+  if (state_ != State::kReducing && !EntersPass(parameter)) return;
   if (ready_pass_[parameter] == pass_) ThrowSecondGradient(parameter);
   used_[parameter] |= parameters_[parameter].tensor.grad().defined();
   if (counted_ && --remaining_[parameter] > 0) return;
@@ -260,24 +265,107 @@ void Reducer::LaunchReadyBuckets() {
 
 // ---- The beginning of a pass.
 
-bool Reducer::BeginsPass(int parameter) const {
-  Untraced origin = untraced_;
+bool Reducer::EntersPass(int parameter) {
+  if (state_ == State::kIdle || state_ == State::kOpen) {
+    const Origin origin = FindOrigin(parameter);
+    if (origin == Origin::kReduced) ThrowReduced(parameter);
+    if (origin == Origin::kLocal) {
+      // The bucket has it already, and the average would replace what comes now.
+      if (state_ == State::kOpen && ready_pass_[parameter] == pass_) ThrowSecondGradient(parameter);
+      used_[parameter] |= parameters_[parameter].tensor.grad().defined();
+      return false;
+    }
+    // Through a watched output the watch reports the end.
+    const bool watched = watch_.current().task >= 0;
+    if (!watched) {
+      torch::autograd::Engine::get_default_engine().queue_callback([this] { OnBackwardEnd(); });
+      forwards_.insert(forwards_.end(), searched_.begin(), searched_.end());
+    }
+    if (state_ == State::kOpen) {
+      state_ = State::kReducing;
+      return true;
+    }
+    BeginPass(reach_.unreached);
+    if (state_ == State::kReducing) MarkUnused();
+  }
+  if (state_ == State::kReducing) return true;
+  CountGradient(parameter);
+  return false;
+}
+
+Reducer::Origin Reducer::FindOrigin(int parameter) {
   const BackwardWatch::Backward& backward = watch_.current();
   if (backward.task >= 0) {
-    origin = backward.synchronized.empty() ? Untraced::kLocal : Untraced::kReduced;
+    if (backward.synchronized.empty()) return Origin::kLocal;
     for (const auto& forward : backward.synchronized) {
-      if (!forward->reduced) origin = Untraced::kReduce;
+      if (AwaitsReduction(*forward)) return Origin::kReduce;
+    }
+    return Origin::kReduced;
+  }
+  const int task = torch::autograd::get_current_graph_task_id();
+  if (task != searched_task_) {
+    searched_task_ = task;
+    searched_origin_ = SearchGraphForForwards(parameter);
+  }
+  return searched_origin_;
+}
+
+// A loss that the module kept in a member passes a forward and none of its outputs; a penalty on a
+// parameter comes before the output. The nodes say which forward they are from.
+Reducer::Origin Reducer::SearchGraphForForwards(int parameter) {
+  searched_.clear();
+  if (finds_unused()) reach_ = ReachOfBackward(accumulators_);
+  bool local = false;
+  bool reduced = false;
+  const auto take = [&](const std::shared_ptr<ForwardRecord>& forward) {
+    const auto& outputs = forward->outputs;
+    if (!forward->synchronized) {
+      local = true;
+    } else if (forward->reduced &&
+               (!finds_unused() ||
+                std::count(outputs.begin(), outputs.end(), ForwardRecord::Output::kReduced) ==
+                    static_cast<int64_t>(outputs.size()))) {
+      reduced = true;
+    } else if (std::find(searched_.begin(), searched_.end(), forward) == searched_.end()) {
+      searched_.push_back(forward);
+    }
+  };
+  if (const auto* nodes = torch::autograd::get_current_graph_task_nodes_in_graph()) {
+    for (const torch::autograd::Node* node : *nodes) {
+      if (const auto* forward = ForwardOf(*node)) take(*forward);
     }
   }
-  if (origin == Untraced::kReduced) {
-    // Nobody waits for this rank: what all ranks share is complete.
-    throw ReductionError(absl::StrCat(
-        "rank ", group_->rank(), ": a second gradient for parameter ", parameters_[parameter].name,
-        " after its gradient of this forward was reduced. A synchronized forward allows one "
-        "backward: add the losses up and call backward once, or run every further backward after "
-        "a forward of its own, or under no_sync()"));
+  if (searched_.empty() && !reduced && !local && unseen_ && !unseen_->reduced) take(unseen_);
+  if (!searched_.empty()) return Origin::kReduce;
+  if (reduced) return Origin::kReduced;
+  if (!local && on_bare_backward_) on_bare_backward_(parameters_[parameter].name);
+  return Origin::kLocal;
+}
+
+const std::shared_ptr<ForwardRecord>* Reducer::ForwardOf(const torch::autograd::Node& node) const {
+  const uint64_t number = node.sequence_nr();
+  for (auto forward = recent_.rbegin(); forward != recent_.rend(); ++forward) {
+    const ForwardRecord& record = **forward;
+    if (number >= record.first_node && number < record.end_node &&
+        node.thread_id() == record.thread) {
+      return &*forward;
+    }
   }
-  return origin == Untraced::kReduce;
+  return nullptr;
+}
+
+// With find_unused_parameters every backward is a reduction of its own, so that outputs of one
+// forward may have one each. Without, a reduction waits for all parameters.
+bool Reducer::AwaitsReduction(const ForwardRecord& forward) const {
+  if (!finds_unused()) return !forward.reduced;
+  return std::find(forward.outputs.begin(), forward.outputs.end(),
+                   ForwardRecord::Output::kPassed) != forward.outputs.end();
+}
+
+std::vector<int> Reducer::AllParameters() const {
+  std::vector<int> all(parameters_.size());
+  std::iota(all.begin(), all.end(), 0);
+  return all;
 }
 
 int Reducer::FlagsOfNextPass() const {
@@ -290,7 +378,7 @@ int Reducer::FlagsOfNextPass() const {
   return flags;
 }
 
-void Reducer::BeginPass() {
+void Reducer::BeginPass(std::vector<int> unused) {
   flags_ = FlagsOfNextPass();
   const Announce announce = announce_;  // it may end the Join, and unset itself
   start_ = announce ? announce(flags_) : PassStart{.divisor = group_->size(), .source = 0};
@@ -299,10 +387,6 @@ void Reducer::BeginPass() {
     state_ = State::kCounting;
     std::fill(counts_.begin(), counts_.end(), 0);
     seen_ = 0;
-    // Through a known output the watch tells of the end.
-    if (watch_.current().task < 0) {
-      torch::autograd::Engine::get_default_engine().queue_callback([this] { OnBackwardEnd(); });
-    }
     return;
   }
   state_ = State::kReducing;
@@ -311,10 +395,11 @@ void Reducer::BeginPass() {
     return;
   }
   if (!options_.find_unused_parameters) return;
-  unused_ = UnusedOfOutstandingForwards();
+  unused_ = std::move(unused);
   if (pass_ == 1 && unused_.empty()) {
     LOG(WARNING) << "find_unused_parameters is set, and the first iteration used every parameter: "
-                    "leave it off if that stays so, since it costs a search of the graph each time";
+                    "leave it off if that stays so, since it costs a search and an all-reduce each "
+                    "time";
   }
   if (pass_ > 1 && unused_ != last_unused_) can_set_static_graph_ = false;
   last_unused_ = unused_;
@@ -341,31 +426,16 @@ void Reducer::PrepareCounters() {
   current_times_ = {.first_gradient_ns = MonotonicNanoseconds()};
 }
 
-std::vector<int> Reducer::UnusedOfOutstandingForwards() const {
-  std::vector<int> unused;
-  bool first = true;
-  // Those that this backward passes may have been taken for without a backward.
-  std::vector<std::weak_ptr<ForwardRecord>> forwards = outstanding_;
-  const auto& passed = watch_.current().synchronized;
-  forwards.insert(forwards.end(), passed.begin(), passed.end());
-  for (const auto& weak : forwards) {
-    const std::shared_ptr<ForwardRecord> forward = weak.lock();
-    if (!forward || forward->reduced) continue;
-    if (std::exchange(first, false)) {
-      unused = forward->unused;
-      continue;
-    }
-    std::vector<int> both;
-    std::set_intersection(unused.begin(), unused.end(), forward->unused.begin(),
-                          forward->unused.end(), std::back_inserter(both));
-    unused = std::move(both);
-  }
-  return unused;
-}
-
 void Reducer::MarkUnused() {
   if (options_.skip_unused_buckets) AgreeOnUnused();
   for (const int parameter : unused_) MarkReady(parameter);
+}
+
+// No gradient has come, and none will: the peers wait for this rank's zeros.
+void Reducer::ReduceWithoutGradients() {
+  BeginPass(AllParameters());
+  MarkUnused();
+  Finalize();
 }
 
 void Reducer::CountGradient(int parameter) {
@@ -383,22 +453,31 @@ void Reducer::CountGradient(int parameter) {
 // ---- The end of a backward.
 
 void Reducer::OnBackwardBegin() {
+  if (finds_unused()) reach_ = ReachOfBackward(accumulators_);
   if (callbacks_.begin) callbacks_.begin();
 }
 
 void Reducer::OnBackwardEnd() {
   if (callbacks_.end) callbacks_.end();
-  if (state_ == State::kIdle || state_ == State::kBroken) return;
   const auto& forwards = watch_.current().synchronized;
-  forwards_.insert(forwards_.end(), forwards.begin(), forwards.end());
-  if (state_ == State::kCounting) ReduceCounted();
+  const bool awaited = std::any_of(forwards.begin(), forwards.end(), [this](const auto& forward) {
+    return AwaitsReduction(*forward);
+  });
+  if (state_ == State::kCounting || state_ == State::kReducing) {
+    forwards_.insert(forwards_.end(), forwards.begin(), forwards.end());
+    if (state_ == State::kCounting) return ReduceCounted();
+    if (next_bucket_ < buckets_->count()) state_ = State::kOpen;
+  } else if (state_ == State::kIdle && finds_unused() && awaited && !reach_.limited) {
+    // The outputs that it passed reach no parameter.
+    ReduceWithoutGradients();
+  }
 }
 
 void Reducer::OnBackwardException() {
   if (callbacks_.end) callbacks_.end();
-  bool awaited = state_ == State::kCounting || state_ == State::kReducing;
+  bool awaited = InPass();
   for (const auto& forward : watch_.current().synchronized) {
-    if (state_ == State::kIdle && !forward->reduced) awaited = true;
+    if (state_ == State::kIdle && AwaitsReduction(*forward)) awaited = true;
   }
   if (!awaited) return;
   Break(absl::StrCat("rank ", group_->rank(),
@@ -521,7 +600,6 @@ void Reducer::Finalize() {
     current_times_.complete_ns = MonotonicNanoseconds();
     times_ = current_times_;
     state_ = State::kIdle;
-    untraced_ = Untraced::kReduced;
     if (on_complete_) on_complete_();
   } catch (...) {
     Rethrow("the end of the backward");
@@ -564,7 +642,11 @@ void Reducer::ForgetLaunched() {
 void Reducer::FinishForwards() {
   const auto& current = watch_.current().synchronized;  // still under way in a nested backward
   forwards_.insert(forwards_.end(), current.begin(), current.end());
-  for (const auto& forward : forwards_) forward->reduced = true;
+  for (const auto& forward : forwards_) {
+    forward->reduced = true;
+    std::replace(forward->outputs.begin(), forward->outputs.end(), ForwardRecord::Output::kPassed,
+                 ForwardRecord::Output::kReduced);
+  }
   forwards_.clear();
   // Forwards before the newest reduced one are taken to have no backward.
   size_t keep_from = 0;
@@ -700,6 +782,15 @@ void Reducer::Rethrow(const std::string& about) {
   throw ReductionError(message);
 }
 
+// Nobody waits for this rank: what all ranks share is complete.
+void Reducer::ThrowReduced(int parameter) const {
+  throw ReductionError(absl::StrCat(
+      "rank ", group_->rank(), ": a second gradient for parameter ", parameters_[parameter].name,
+      " after its gradient of this forward was reduced. A synchronized forward allows one "
+      "backward: add the losses up and call backward once, or run every further backward after "
+      "a forward of its own, or under no_sync()"));
+}
+
 void Reducer::ThrowSecondGradient(int parameter) {
   const std::string& name = parameters_[parameter].name;
   std::string message;
@@ -714,11 +805,11 @@ void Reducer::ThrowSecondGradient(int parameter) {
     message = absl::StrCat(
         "rank ", group_->rank(), ": a second gradient for parameter ", name,
         " while the reduction that its first one belongs to is not complete. Reasons: a second "
-        "backward through the same outputs; a re-entrant checkpoint of a segment that is used "
-        "twice (use static_graph, or a checkpoint that is not re-entrant)",
+        "backward through the same outputs; a backward of the bare module before the last one of "
+        "this forward; a re-entrant checkpoint of a segment that is used twice (use static_graph, "
+        "or a checkpoint that is not re-entrant)",
         options_.find_unused_parameters
-            ? "; a parameter used otherwise than through the forward's outputs, which "
-              "find_unused_parameters took to be unused"
+            ? "; a parameter of a re-entrant checkpoint, which find_unused_parameters cannot see"
             : "");
   }
   Break(message);
@@ -736,8 +827,9 @@ void Reducer::ThrowUnfinished() {
         "that all backwards are alike: leave it off when the graph depends on the input";
   } else if (options_.find_unused_parameters) {
     advice =
-        "They are reached from the outputs of the forward, but not from what backward was called "
-        "on: let every output contribute to the loss, or do not return it from the forward";
+        "The backward reaches them, but was called with inputs that leave them out: call it "
+        "without "
+        "inputs, or name every parameter";
   }
   const std::string message =
       absl::StrCat("rank ", group_->rank(),

@@ -2,6 +2,7 @@
 #define DDP_REDUCER_H_
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -17,6 +18,7 @@
 #include "ddp/comm/communicator.h"
 #include "ddp/comm_hook.h"
 #include "ddp/flat_buckets.h"
+#include "ddp/unused_parameters.h"
 
 namespace ddp {
 
@@ -36,11 +38,17 @@ enum class DebugLevel;
 //
 //   state      what a gradient means                        leaves it
 //   idle       begins a pass, or accumulates on this rank   first of a pass -> reducing, or
-//              only (no_sync), or is an error (its forward  -> counting (static graph, first time)
-//              was reduced already)
+//              only, or is an error: see below              -> counting (static graph, first time)
 //   counting   is counted                                   backward's end -> reducing -> idle
-//   reducing   goes into its bucket                         the last one, at the backward's end ->
-//   idle broken     is an error                                  Reset() -> idle
+//   reducing   goes into its bucket                         backward's end -> idle when it was the
+//                                                           last one of the pass, else -> open
+//   open       goes on with the pass, or accumulates on     as idle; -> reducing
+//              this rank only
+//   broken     is an error                                  Reset() -> idle
+//
+// A gradient belongs to the forwards that its backward passes. Where one of them is synchronized
+// and not reduced, it is reduced; where all synchronized ones are reduced already, it is an error;
+// else it accumulates on this rank only: under no_sync, and from the bare module, always.
 //
 // Collectives of a pass, in this order on every rank: [which parameters are used, where unused
 // buckets are skipped]; the buckets in plan order; [which parameters are used, where that is asked
@@ -107,9 +115,11 @@ class Reducer final : private BackwardWatch::Observer {
   // still write to are left behind.
   void Reset(std::shared_ptr<ProcessGroup> group);
 
-  // After a forward. Whether `outputs` are all that its backward may start from is for the caller
-  // to know; none: then it is taken that the next backward belongs to this forward.
-  void EndForward(const std::vector<at::Tensor>& outputs, bool synchronize);
+  // Around the module's forward. `complete`: its backward can start from `outputs` alone. Without
+  // it, or where no output has a history, a backward that passes no known forward belongs to this
+  // one, until it is reduced.
+  void BeginForward();
+  void EndForward(const std::vector<at::Tensor>& outputs, bool complete, bool synchronize);
 
   // Once, before the first pass; `hook` then reduces the buckets and is to divide by itself.
   void RegisterHook(std::string name, CommHook hook);
@@ -125,6 +135,12 @@ class Reducer final : private BackwardWatch::Observer {
   void set_announce(Announce announce) { announce_ = std::move(announce); }
   // Called at the end of every pass, on the backward's thread. May throw.
   void set_on_complete(std::function<void()> on_complete) { on_complete_ = std::move(on_complete); }
+
+  // Called with a parameter's name when its gradient comes from a backward that passes no forward
+  // of this reducer: it stays on this rank. Once for each such backward.
+  void set_on_bare_backward(std::function<void(const std::string&)> on_bare_backward) {
+    on_bare_backward_ = std::move(on_bare_backward);
+  }
 
   // Called when a backward comes to a forward's outputs, and at its end, good or bad, before
   // anything is done with the sums. Every backward, synchronized or not.
@@ -156,9 +172,9 @@ class Reducer final : private BackwardWatch::Observer {
   bool can_set_static_graph() const { return can_set_static_graph_; }
 
  private:
-  enum class State { kIdle, kCounting, kReducing, kBroken };
-  // What a gradient means whose backward came through no output that is known.
-  enum class Untraced { kLocal, kReduce, kReduced };
+  enum class State { kIdle, kCounting, kReducing, kOpen, kBroken };
+  // What a gradient means by the forwards that its backward passes.
+  enum class Origin { kLocal, kReduce, kReduced };
   class GradientHook;
 
   // BackwardWatch::Observer
@@ -179,13 +195,18 @@ class Reducer final : private BackwardWatch::Observer {
   void MarkReady(int parameter);
   void LaunchReadyBuckets();
 
-  // Whether a gradient that comes in the idle state is to begin a pass; throws when it is an error.
-  bool BeginsPass(int parameter) const;
+  // For a gradient that comes in any other state than reducing: whether it goes into its bucket.
+  bool EntersPass(int parameter);
+  Origin FindOrigin(int parameter);
+  Origin SearchGraphForForwards(int parameter);
+  const std::shared_ptr<ForwardRecord>* ForwardOf(const torch::autograd::Node& node) const;
+  bool AwaitsReduction(const ForwardRecord& forward) const;
+  std::vector<int> AllParameters() const;
   int FlagsOfNextPass() const;
-  void BeginPass();
+  void BeginPass(std::vector<int> unused);
   void PrepareCounters();
-  std::vector<int> UnusedOfOutstandingForwards() const;
   void MarkUnused();
+  void ReduceWithoutGradients();
   void CountGradient(int parameter);
   void ReduceCounted();
 
@@ -203,9 +224,13 @@ class Reducer final : private BackwardWatch::Observer {
   void RebuildBuckets(int source);
   std::vector<int> RecordedOrder() const;
 
+  bool InPass() const {
+    return state_ == State::kCounting || state_ == State::kReducing || state_ == State::kOpen;
+  }
   std::string Missing() const;
   std::string NamesOfBucket(int bucket) const;
   [[noreturn]] void ThrowUnfinished();
+  [[noreturn]] void ThrowReduced(int parameter) const;
   [[noreturn]] void ThrowSecondGradient(int parameter);
   // In a catch block: tells the peers, who wait for this rank, and throws what they are told.
   [[noreturn]] void Rethrow(const std::string& about);
@@ -217,20 +242,31 @@ class Reducer final : private BackwardWatch::Observer {
   std::vector<BucketPlan::Tensor> descriptions_;
   struct Hook;
   std::vector<Hook> hooks_;
+  std::vector<const torch::autograd::Node*> accumulators_;         // by parameter
+  std::vector<const torch::autograd::Node*> sorted_accumulators_;  // by address
 
   std::shared_ptr<ProcessGroup> group_;
   CommHook comm_hook_;
   std::string hook_name_;
   Announce announce_;
   std::function<void()> on_complete_;
+  std::function<void(const std::string&)> on_bare_backward_;
   BackwardCallbacks callbacks_;
 
   std::unique_ptr<FlatBuckets> buckets_;
   State state_ = State::kIdle;
-  Untraced untraced_ = Untraced::kLocal;
   bool rebuilt_ = false;
   bool rebuild_requested_ = false;
   std::vector<std::weak_ptr<ForwardRecord>> outstanding_;  // synchronized and not reduced
+
+  // Which forwards a backward passes that comes through no watched output.
+  uint64_t first_node_ = 0;                               // of the forward under way
+  std::deque<std::shared_ptr<ForwardRecord>> recent_;     // forwards, the newest last
+  std::shared_ptr<ForwardRecord> unseen_;                 // its backward may pass no known forward
+  int searched_task_ = -1;                                // autograd's number of the backward
+  Origin searched_origin_ = Origin::kLocal;               // and what was found for it
+  std::vector<std::shared_ptr<ForwardRecord>> searched_;  // the forwards to be reduced among them
+  BackwardReach reach_;                                   // of the backward under way
 
   // Of the pass under way. A parameter is ready when its entry equals pass_.
   struct Launched {

@@ -1,32 +1,50 @@
 #include "ddp/unused_parameters.h"
 
+#include <algorithm>
+
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include "absl/container/flat_hash_set.h"
 
 namespace ddp {
 
-std::vector<int> FindUnused(const std::vector<at::Tensor>& outputs,
-                            const std::vector<torch::autograd::Node*>& accumulators) {
-  absl::flat_hash_set<const torch::autograd::Node*> seen;
-  std::vector<const torch::autograd::Node*> open;
-  const auto visit = [&](const torch::autograd::Node* node) {
+using torch::autograd::Node;
+
+bool ReachesAny(const std::vector<at::Tensor>& outputs,
+                const std::vector<const Node*>& accumulators) {
+  absl::flat_hash_set<const Node*> seen;
+  std::vector<const Node*> open;
+  const auto visit = [&](const Node* node) {
     if (node != nullptr && seen.insert(node).second) open.push_back(node);
   };
   for (const at::Tensor& output : outputs) {
     if (output.requires_grad()) visit(torch::autograd::impl::gradient_edge(output).function.get());
   }
   while (!open.empty()) {
-    const torch::autograd::Node* node = open.back();
+    const Node* node = open.back();
     open.pop_back();
+    // Only an accumulator is an end of the graph.
+    if (node->next_edges().empty() &&
+        std::binary_search(accumulators.begin(), accumulators.end(), node)) {
+      return true;
+    }
     for (const torch::autograd::Edge& edge : node->next_edges()) visit(edge.function.get());
   }
-  std::vector<int> unused;
+  return false;
+}
+
+BackwardReach ReachOfBackward(const std::vector<const Node*>& accumulators) {
+  const auto* const nodes = torch::autograd::get_current_graph_task_nodes_in_graph();
+  const auto* const wanted = torch::autograd::get_current_graph_task_exec_info();
+  BackwardReach reach{.unreached = {}, .limited = wanted != nullptr && !wanted->empty()};
   for (size_t i = 0; i < accumulators.size(); ++i) {
-    if (!seen.contains(accumulators[i])) unused.push_back(static_cast<int>(i));
+    if (nodes == nullptr || !nodes->contains(const_cast<Node*>(accumulators[i]))) {
+      reach.unreached.push_back(static_cast<int>(i));
+    }
   }
-  return unused;
+  return reach;
 }
 
 }  // namespace ddp

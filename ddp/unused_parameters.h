@@ -11,10 +11,23 @@ struct Node;
 
 namespace ddp {
 
-// The indices of those gradient accumulators that no backward from `outputs` can reach: parameters
-// that this forward did not use. A search of the whole graph, O(its edges). Ascending.
-std::vector<int> FindUnused(const std::vector<at::Tensor>& outputs,
-                            const std::vector<torch::autograd::Node*>& accumulators);
+// Returns whether a backward from `outputs` can reach one of `accumulators`, which are sorted by
+// address. Searches the graph and stops at the first accumulator that it finds.
+bool ReachesAny(const std::vector<at::Tensor>& outputs,
+                const std::vector<const torch::autograd::Node*>& accumulators);
+
+// The backward under way on this thread, as autograd knows it.
+struct BackwardReach {
+  // The indices of those `accumulators` that the backward cannot reach, ascending.
+  std::vector<int> unreached;
+  // The caller named the tensors that get gradients: autograd::grad(), or backward() with inputs.
+  // Then not every accumulator that is reached gets a gradient.
+  bool limited = false;
+};
+
+// Asks autograd, which has searched the graph of every backward before it runs it: one look-up per
+// accumulator. Every accumulator counts as unreached when no backward is under way.
+BackwardReach ReachOfBackward(const std::vector<const torch::autograd::Node*>& accumulators);
 
 }  // namespace ddp
 
