@@ -46,6 +46,16 @@ ElasticSampler::ElasticSampler(const Options& options, int rank, int world_size)
           absl::StrCat("ElasticSampler: with drop_last, a global_batch_size of ",
                        options.global_batch_size, " leaves nothing of ", options.dataset_size,
                        " samples"));
+  const int64_t least = options.min_samples_per_rank;
+  Require(least >= 0,
+          absl::StrCat("ElasticSampler: min_samples_per_rank must not be below 0, as ", least));
+  const int64_t available = std::min(options.global_batch_size, options.dataset_size);
+  Require(least <= available / world_size,
+          absl::StrCat("ElasticSampler: min_samples_per_rank=", least, " on ", world_size,
+                       " ranks needs more samples than global_batch_size=",
+                       options.global_batch_size, " and dataset_size=", options.dataset_size,
+                       " give: enlarge the batch, or train on fewer ranks"));
+  least_batch_ = least * world_size;
   state_.seed = options.seed;
   state_.dataset_size = options.dataset_size;
   state_.global_batch_size = options.global_batch_size;
@@ -86,8 +96,11 @@ void ElasticSampler::set_epoch(uint32_t epoch) {
 
 int64_t ElasticSampler::steps_per_epoch() const {
   const int64_t full = state_.dataset_size / state_.global_batch_size;
-  const bool has_rest = state_.dataset_size % state_.global_batch_size != 0;
-  return full + (has_rest && !state_.drop_last ? 1 : 0);
+  const int64_t rest = state_.dataset_size % state_.global_batch_size;
+  if (rest == 0 || state_.drop_last) return full;
+  const bool merged =
+      full > 0 && rest < least_batch_ && state_.global_batch_size + rest < 2 * least_batch_;
+  return full + (merged ? 0 : 1);
 }
 
 std::string ElasticSampler::difference(const SamplerState& state) const {
@@ -114,9 +127,13 @@ void ElasticSampler::restore(const SamplerState& state) {
 }
 
 int64_t ElasticSampler::BatchSizeAt(int64_t position) const {
-  const int64_t size = std::min(state_.global_batch_size, state_.dataset_size - position);
-  if (state_.drop_last && size < state_.global_batch_size) return 0;
-  return size;
+  const int64_t full = state_.global_batch_size;
+  const int64_t left = state_.dataset_size - position;
+  if (state_.drop_last) return left < full ? 0 : full;
+  if (left <= full) return left;
+  if (left - full >= least_batch_) return full;
+  // A full batch would leave too few: two even ones, or all in one.
+  return left >= 2 * least_batch_ ? left - left / 2 : left;
 }
 
 int64_t ElasticSampler::IndexAt(int64_t position) const {

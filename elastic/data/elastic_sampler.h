@@ -41,8 +41,9 @@ struct SamplerState {
 //
 // One global cursor runs over one order of the dataset; a step takes the next n = min(G, N -
 // cursor) samples and rank r of W gets those from floor(r n / W) to floor((r + 1) n / W). So the
-// ranks' shares differ by at most one, there is no padding, and a rank may get no sample at all:
-// then `indices` is empty and the rank still takes part in the step. Because the shares differ, a
+// ranks' shares differ by at most one and there is no padding. At the end of an epoch a rank may
+// get no sample at all: then `indices` is empty and the rank still takes part in the step. A model
+// that cannot do that, as with a BatchNorm, sets min_samples_per_rank. Because the shares differ, a
 // rank's loss is scaled by world / global_size and not by its own count.
 //
 // The order of an epoch is a keyed permutation of (seed, epoch), computed per index in O(1) time
@@ -60,6 +61,14 @@ class ElasticSampler {
     uint64_t seed = 0;
     bool drop_last = false;  // leave out a last batch of fewer than global_batch_size samples
     bool shuffle = true;
+
+    // The least samples of a batch that every rank gets; with a BatchNorm in the model, 2. When the
+    // last batch of an epoch would be too small for that, the last two batches share their samples
+    // evenly, or are one batch where they are too small for two. Each sample is still used exactly
+    // once. That one batch may exceed global_batch_size by fewer than this many samples per rank.
+    // 0: the last batch is what is left. Not part of the state: a restart may change it. A job that
+    // grows between the last two batches of an epoch may find too few samples left for it.
+    int64_t min_samples_per_rank = 0;
   };
 
   struct Batch {
@@ -106,6 +115,7 @@ class ElasticSampler {
 
   int rank_;
   int world_size_;
+  int64_t least_batch_ = 0;  // samples; from min_samples_per_rank
   SamplerState state_;
   int64_t drawn_ = 0;  // position up to which batches were handed out; >= state_.cursor
   std::optional<IndexPermutation> permutation_;  // of the current epoch; none: dataset order

@@ -169,6 +169,70 @@ TEST(ElasticSamplerTest, RankWithoutSamplesStillGetsItsBatch) {
   EXPECT_EQ(batch->global_size, 2);
 }
 
+// Every size of a small dataset, on 3 ranks: nobody gets fewer than two samples, and each sample is
+// used once.
+TEST(ElasticSamplerTest, LeastSamplesOfARankAreKeptToTheEndOfTheEpoch) {
+  constexpr int kRanks = 3;
+  constexpr int64_t kLeast = 2;
+  for (const int64_t batch_size : {6, 7, 8, 11, 12, 13, 30}) {
+    for (int64_t size = kRanks * kLeast; size <= 60; ++size) {
+      SCOPED_TRACE(std::to_string(size) + " in batches of " + std::to_string(batch_size));
+      std::vector<ElasticSampler> samplers;
+      for (int rank = 0; rank < kRanks; ++rank) {
+        samplers.emplace_back(ElasticSampler::Options{.dataset_size = size,
+                                                      .global_batch_size = batch_size,
+                                                      .min_samples_per_rank = kLeast},
+                              rank, kRanks);
+      }
+      std::vector<int64_t> used;
+      int64_t steps = 0;
+      for (bool more = true; more; ++steps) {
+        for (ElasticSampler& sampler : samplers) {
+          const auto batch = sampler.next_batch();
+          more = batch.has_value();
+          if (!more) continue;
+          EXPECT_GE(static_cast<int64_t>(batch->indices.size()), kLeast);
+          EXPECT_LT(batch->global_size, batch_size + kLeast * kRanks);
+          used.insert(used.end(), batch->indices.begin(), batch->indices.end());
+          sampler.commit();
+        }
+      }
+      EXPECT_EQ(steps - 1, samplers[0].steps_per_epoch());
+      std::sort(used.begin(), used.end());
+      ASSERT_EQ(static_cast<int64_t>(used.size()), size);
+      for (int64_t i = 0; i < size; ++i) ASSERT_EQ(used[static_cast<size_t>(i)], i);
+    }
+  }
+  // Where a batch cannot give each rank that many, nothing is promised that cannot be kept.
+  const auto refused = [](int64_t dataset_size, int64_t batch_size) {
+    try {
+      ElasticSampler({.dataset_size = dataset_size,
+                      .global_batch_size = batch_size,
+                      .min_samples_per_rank = 2},
+                     0, 3);
+    } catch (const std::invalid_argument& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  EXPECT_THAT(refused(100, 5), HasSubstr("min_samples_per_rank=2 on 3 ranks"));
+  EXPECT_THAT(refused(5, 100), HasSubstr("dataset_size=5"));
+  EXPECT_EQ(refused(6, 6), "");
+}
+
+// A resize between the two batches that share the tail, and a restart: each sample exactly once.
+TEST(ElasticSamplerTest, SharedTailIsUsedOnceThroughAResize) {
+  Job job({.dataset_size = 25, .global_batch_size = 12, .seed = 3, .min_samples_per_rank = 2}, 3);
+  EXPECT_TRUE(job.Draw());  // 12, and then 7 and 6
+  job.Commit();
+  job.Resize(2);
+  while (job.Draw()) job.Commit();
+  std::vector<int64_t> used = job.consumed();
+  std::sort(used.begin(), used.end());
+  ASSERT_EQ(used.size(), 25u);
+  EXPECT_EQ(std::unique(used.begin(), used.end()), used.end());
+}
+
 TEST(ElasticSamplerTest, SetEpochKeepsThePositionWithinTheEpochAndTakesBackDrawnBatches) {
   ElasticSampler sampler({.dataset_size = 10, .global_batch_size = 2, .shuffle = false}, 0, 1);
   sampler.set_epoch(3);
