@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "ddp/activation_checkpoint.h"
+#include "ddp/default_hooks.h"
 #include "ddp/device_mesh.h"
 #include "ddp/distributed_data_parallel.h"
 #include "ddp/error.h"
@@ -796,6 +797,19 @@ int OptionsOfBuckets() {
       "elsewhere", torch::empty({4, 3}, torch::TensorOptions().device(torch::kMeta)));
   EXPECT_THAT(ErrorOf<ConfigurationError>([&] { DistributedDataParallel model(meta, group); }),
               HasSubstr("on several types of devices"));
+  // Gradients of a module on several GPUs would come from a thread for each.
+  const auto on = [](int8_t index) {
+    return torch::empty(
+        {2}, torch::TensorOptions().device(torch::Device(torch::kMeta, index)).requires_grad(true));
+  };
+  torch::nn::ParameterList spread;
+  spread->append(on(0));
+  spread->append(on(1));
+  EXPECT_THAT(ErrorOf<ConfigurationError>([&] {
+                DistributedDataParallel<torch::nn::ParameterListImpl> model(spread, group);
+              }),
+              AllOf(HasSubstr("on several devices: 0 is on meta:0, 1 on meta:1"),
+                    HasSubstr("one process for each GPU")));
   return 0;
 }
 
@@ -914,9 +928,17 @@ int MovesToAnotherGroup() {
   const auto use = [](int) { return std::pair(true, true); };
   Heads net;
   DistributedDataParallel model(net, group, {.find_unused_parameters = true});
+  // Its state is the group, and follows.
+  model.register_comm_hook(group, allreduce_hook);
+  Heads other;
+  DistributedDataParallel hooked(other, group, {.find_unused_parameters = true});
+  hooked.register_comm_hook(
+      0, [group](int&, GradBucket& bucket) { return allreduce_hook(group, bucket); }, "of my own");
   Sum(model.forward(Input(group->rank(), 0), true, true)).backward();
   const auto smaller = group->new_group({0, 1});
   if (!smaller) return 0;
+  EXPECT_THAT(ErrorOf<ConfigurationError>([&] { hooked.update_process_group(smaller); }),
+              AllOf(HasSubstr("the comm hook \"of my own\""), HasSubstr("init_sync=false")));
   model.update_process_group(smaller);
   for (int step = 1; step < 4; ++step) {
     net->zero_grad();

@@ -32,6 +32,7 @@ class BufferSync {
 
   // Replaces the broadcast. Once; throws ConfigurationError the second time.
   void RegisterHook(BufferCommHook hook, BufferCommHookLocation location);
+  BufferCommHook& hook() { return hook_; }  // empty: none
 
   // Whether something is to be done at that place of the forward.
   bool Due(BufferCommHookLocation location) const;

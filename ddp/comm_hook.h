@@ -3,7 +3,9 @@
 
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -12,6 +14,8 @@
 #include <c10/util/intrusive_ptr.h>
 
 namespace ddp {
+
+class ProcessGroup;
 
 // A tensor that is on its way. The future's value is a tensor, or a list with one tensor in it, as
 // c10d's own Work gives.
@@ -69,10 +73,23 @@ class GradBucket {
 // What a hook or its future throws ends the backward on every rank.
 using CommHook = std::function<TensorFuture(GradBucket& bucket)>;
 
+// A hook whose state is the group that it reduces over. update_process_group() gives it the new
+// group; a hook with another state is refused there, since nobody can know what it refers to.
+template <typename Result, typename Argument>
+struct GroupHook {
+  std::shared_ptr<ProcessGroup> group;
+  std::function<Result(std::shared_ptr<ProcessGroup>& group, Argument argument)> hook;
+  Result operator()(Argument argument) { return hook(group, argument); }
+};
+using GroupCommHook = GroupHook<TensorFuture, GradBucket&>;
+
 // A CommHook of a hook that keeps something between its calls, called as hook(state, bucket).
 // `state` is of any type that can be copied; a std::shared_ptr leaves it visible to the caller.
 template <typename State, typename Hook>
 CommHook BindCommHook(State state, Hook hook) {
+  if constexpr (std::is_same_v<State, std::shared_ptr<ProcessGroup>>) {
+    return GroupCommHook{std::move(state), std::move(hook)};
+  }
   return [state = std::move(state), hook = std::move(hook)](GradBucket& bucket) mutable {
     return hook(state, bucket);
   };
@@ -95,9 +112,15 @@ enum class BufferCommHookLocation { kPreForward, kPostForward };
 using BufferCommHook =
     std::function<std::vector<TensorFuture>(const std::map<std::string, at::Tensor>& buffers)>;
 
+using GroupBufferCommHook =
+    GroupHook<std::vector<TensorFuture>, const std::map<std::string, at::Tensor>&>;
+
 // The same for a hook that keeps something, as BindCommHook.
 template <typename State, typename Hook>
 BufferCommHook BindBufferCommHook(State state, Hook hook) {
+  if constexpr (std::is_same_v<State, std::shared_ptr<ProcessGroup>>) {
+    return GroupBufferCommHook{std::move(state), std::move(hook)};
+  }
   return [state = std::move(state),
           hook = std::move(hook)](const std::map<std::string, at::Tensor>& buffers) mutable {
     return hook(state, buffers);

@@ -198,7 +198,7 @@ void DataParallelCore::CheckPlacement(const ModelTensors& tensors) const {
     if (device.is_cuda() && device.index() == wanted) continue;
     throw ConfigurationError(absl::StrCat(
         "device_ids={", wanted, "}, but parameter ", item.name, " is on ", device.str(),
-        ": leave device_ids empty for a module on the CPU or on several GPUs, or move it there"));
+        ": leave device_ids empty for a module on the CPU, or move the module there"));
   }
 }
 
@@ -273,7 +273,12 @@ void DataParallelCore::BeginIteration() {
   group_->ensure_usable();
   FollowIncarnation();
   reducer_->CheckFinished();
+  if (reducer_->ParametersChanged()) FollowParameters();
   if (!synchronize_) return;
+  if (!agreed_) {
+    AgreeOnMetadata(ModelTensors::Of(*module_, options_.params_and_buffers_to_ignore), *group_);
+    agreed_ = true;
+  }
   ++iteration_;
   if (timer_.IsSampled(iteration_)) timer_.StartIteration(iteration_, MonotonicNanoseconds());
   SyncForward();
@@ -286,8 +291,22 @@ void DataParallelCore::FollowIncarnation() {
 void DataParallelCore::StartAfresh() {
   incarnation_ = group_->incarnation();
   buffers_.Abandon();
-  reducer_->Reset(group_);
+  reducer_->ResetAfterFailure(group_);
   if (delayed_) delayed_->Reset(group_);
+}
+
+// The module's to() gives a parameter that changes its type or device a new gradient accumulator,
+// without the reducer's hook.
+void DataParallelCore::FollowParameters() {
+  if (join_ != nullptr) {
+    throw ConfigurationError(absl::StrCat(
+        "rank ", group_->rank(),
+        ": a parameter has changed its type, device or shape under a Join: finish the Join first"));
+  }
+  CheckPlacement(ModelTensors::Of(*module_, options_.params_and_buffers_to_ignore));
+  reducer_->FollowParameters(GivenPlan(options_.bucket_layout, reducer_->parameters()));
+  if (delayed_) delayed_->Reset(group_);
+  agreed_ = false;
 }
 
 bool DataParallelCore::SyncsBuffers() const {
@@ -416,11 +435,38 @@ void DataParallelCore::UpdateProcessGroup(std::shared_ptr<ProcessGroup> group) {
     throw ConfigurationError("update_process_group cannot be called under a Join: finish it first");
   }
   reducer_->CheckFinished();
+  CheckHooksFollow(group_);
   const ModelTensors tensors = ModelTensors::Of(*module_, options_.params_and_buffers_to_ignore);
   tensors.CheckDevices(group->device(), group->backend());
   AgreeOnMetadata(tensors, *group);
+  if (auto* hook = reducer_->hook().target<GroupCommHook>()) hook->group = group;
+  if (auto* hook = buffers_.hook().target<GroupBufferCommHook>()) hook->group = group;
   group_ = std::move(group);
-  StartAfresh();
+  incarnation_ = group_->incarnation();
+  buffers_.Abandon();
+  reducer_->Reset(group_);
+  if (delayed_) delayed_->Reset(group_);
+}
+
+// A hook that goes on over the old group would average over the wrong ranks, or hang.
+void DataParallelCore::CheckHooksFollow(const std::shared_ptr<ProcessGroup>& group) {
+  const auto refuse = [](const std::string& what) {
+    throw ConfigurationError(absl::StrCat(
+        what,
+        " has a state other than the model's process group, so update_process_group cannot give it "
+        "the new group: construct a new DistributedDataParallel over the new group with "
+        "init_sync=false, and register the hook there"));
+  };
+  if (reducer_->hook() && reducer_->hook_name() != kMixedPrecisionHook) {
+    const auto* hook = reducer_->hook().target<GroupCommHook>();
+    if (hook == nullptr || hook->group != group) {
+      refuse(absl::StrCat("the comm hook \"", reducer_->hook_name(), "\""));
+    }
+  }
+  if (buffers_.hook()) {
+    const auto* hook = buffers_.hook().target<GroupBufferCommHook>();
+    if (hook == nullptr || hook->group != group) refuse("the buffer comm hook");
+  }
 }
 
 // ---- Agreement.
@@ -440,6 +486,11 @@ void DataParallelCore::AgreeOnMetadata(const ModelTensors& tensors, ProcessGroup
          options_.forward_sync_buffers.value_or(options_.broadcast_buffers));
   option("bucket_caps", absl::StrJoin(BucketLimits(options_), " "));
   option("gradient_as_bucket_view", options_.gradient_as_bucket_view);
+  option("batched_grad_copy", options_.batched_grad_copy);
+  option("lazy_bucket_allocation", options_.lazy_bucket_allocation);
+  // Ranks of one host name different GPUs.
+  option("device_ids.size()", options_.device_ids.size());
+  option("output_device.has_value()", options_.output_device.has_value());
   option("find_unused_parameters", options_.find_unused_parameters);
   option("static_graph", options_.static_graph);
   option("skip_all_reduce_unused_params", options_.skip_all_reduce_unused_params);
@@ -458,6 +509,7 @@ void DataParallelCore::AgreeOnMetadata(const ModelTensors& tensors, ProcessGroup
     option("mixed_precision.param_dtype", type(config.param_dtype));
     option("mixed_precision.reduce_dtype", type(config.reduce_dtype));
     option("mixed_precision.buffer_dtype", type(config.buffer_dtype));
+    option("mixed_precision.cast_forward_inputs", config.cast_forward_inputs);
   }
   for (const auto& bucket : options_.bucket_layout) {
     option("bucket_layout", absl::StrJoin(bucket, " "));

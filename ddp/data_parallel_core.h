@@ -102,6 +102,8 @@ class DataParallelCore : public Joinable {
   void BeginIteration();
   void FollowIncarnation();
   void StartAfresh();
+  void FollowParameters();
+  void CheckHooksFollow(const std::shared_ptr<ProcessGroup>& group);
   DelayedAllReduce::When DelayedStart() const;
   [[noreturn]] void ThrowNoOutputs(bool complete);
   void SyncForward();
@@ -120,6 +122,7 @@ class DataParallelCore : public Joinable {
   std::unique_ptr<Reducer> reducer_;
   std::unique_ptr<DelayedAllReduce> delayed_;
   bool synchronize_ = true;
+  bool agreed_ = true;  // false: the parameters have changed, and the ranks were not compared since
   bool warned_of_bare_backward_ = false;
 
   Join* join_ = nullptr;

@@ -397,6 +397,110 @@ int DifferentModelsAreNamed() {
   return 0;
 }
 
+// An option on the last rank only is named, whichever it is.
+int DifferentOptionsAreNamed() {
+  const auto group = init_process_group();
+  const bool odd = group->rank() == group->size() - 1;
+  const auto refused = [&](const DistributedDataParallelOptions& options) {
+    PlainNet net;
+    return ErrorOf<ConfigurationError>([&] {
+      DistributedDataParallel model(net, group, odd ? options : DistributedDataParallelOptions());
+    });
+  };
+  EXPECT_THAT(refused({.batched_grad_copy = true}),
+              HasSubstr("option batched_grad_copy is 0 on rank 0 and 1 on rank"));
+  EXPECT_THAT(refused({.lazy_bucket_allocation = true}),
+              HasSubstr("option lazy_bucket_allocation is 0 on rank 0 and 1 on rank"));
+  PlainNet net;
+  EXPECT_THAT(ErrorOf<ConfigurationError>([&] {
+                DistributedDataParallel model(
+                    net, group,
+                    {.mixed_precision = MixedPrecision{.param_dtype = torch::kBFloat16,
+                                                       .cast_forward_inputs = !odd}});
+              }),
+              HasSubstr("option mixed_precision.cast_forward_inputs is 1 on rank 0 and 0 on rank"));
+  return 0;
+}
+
+// ---- Parameters that change after wrapping.
+
+// The average of all ranks' gradients, computed in the net's own type.
+torch::Tensor ExpectedInItsType(const PlainNet& net, int ranks, int64_t step) {
+  PlainNet copy;
+  copy->to(net->first->weight.scalar_type());
+  torch::NoGradGuard no_grad;
+  for (size_t i = 0; i < net->parameters().size(); ++i) {
+    copy->parameters()[i].copy_(net->parameters()[i]);
+  }
+  at::AutoGradMode grad(true);
+  for (int rank = 0; rank < ranks; ++rank) {
+    const torch::Tensor batch = Batch(rank, step).to(net->first->weight.scalar_type());
+    (copy->forward(batch).pow(2).mean() / ranks).backward();
+  }
+  return Gradients(*copy);
+}
+
+int GoesOnAfterTheModulesTo() {
+  const auto group = init_process_group();
+  for (const DistributedDataParallelOptions& options : std::vector<DistributedDataParallelOptions>{
+           {},
+           {.bucket_cap_mb = 1e-4, .gradient_as_bucket_view = true},
+           {.find_unused_parameters = true},
+           {.bucket_layout = {{"first.weight", "last.bias"}, {"last.weight", "first.bias"}}},
+           {.static_graph = true}}) {
+    torch::manual_seed(group->rank());
+    PlainNet net;
+    DistributedDataParallel model(net, group, options);
+    int64_t step = 0;
+    const auto loss = [&](int64_t number) {
+      const torch::Tensor batch = Batch(group->rank(), number).to(net->first->weight.scalar_type());
+      return model.forward(batch).pow(2).mean();
+    };
+    const auto average = [&] {
+      for (int i = 0; i < 2; ++i, ++step) {
+        net->zero_grad();
+        const torch::Tensor expected = ExpectedInItsType(net, group->size(), step);
+        loss(step).backward();
+        EXPECT_TRUE(torch::allclose(Gradients(*net), expected, 1e-5, 1e-7));
+        EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*net)));
+        EXPECT_EQ(net->first->weight.grad().scalar_type(), net->first->weight.scalar_type());
+      }
+    };
+    net->to(torch::kDouble);  // before the first step
+    average();
+    net->to(torch::kFloat);  // in the middle
+    average();
+    net->last->weight.set_data(net->last->weight.detach().clone());
+    average();
+    // In an accumulation: what has gathered follows.
+    net->zero_grad();
+    torch::Tensor expected = ExpectedInItsType(net, group->size(), 70);
+    {
+      const auto guard = model.no_sync();
+      loss(70).backward();
+    }
+    net->to(torch::kDouble);
+    expected = expected + ExpectedInItsType(net, group->size(), 71);
+    loss(71).backward();
+    EXPECT_TRUE(torch::allclose(Gradients(*net), expected, 1e-5, 1e-7));
+    EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*net)));
+  }
+  return 0;
+}
+
+int ParametersThatChangeDifferentlyAreNamed() {
+  const auto group = init_process_group();
+  PlainNet net;
+  DistributedDataParallel model(net, group);
+  model.forward(Batch(group->rank(), 0)).sum().backward();
+  const bool odd = group->rank() == group->size() - 1;
+  net->to(odd ? torch::kDouble : torch::kBFloat16);
+  EXPECT_THAT(ErrorOf<ConfigurationError>(
+                  [&] { model.forward(Batch(0, 1).to(net->first->weight.scalar_type())); }),
+              AllOf(HasSubstr("parameter 0 is first.weight BFloat16"), HasSubstr("Double")));
+  return 0;
+}
+
 int MisuseIsOneClearLine() {
   EXPECT_THAT(ErrorOf<ConfigurationError>([] { init_process_group({.expected_world_size = 64}); }),
               AllOf(HasSubstr("expects a world size of 64"), HasSubstr("WORLD_SIZE=")));
@@ -473,6 +577,9 @@ const std::map<std::string, std::function<int()>>& Bodies() {
       {"SecondBackwardIsRefused", SecondBackwardIsRefused},
       {"UnusedParameterIsNamedOnEveryRank", UnusedParameterIsNamedOnEveryRank},
       {"DifferentModelsAreNamed", DifferentModelsAreNamed},
+      {"DifferentOptionsAreNamed", DifferentOptionsAreNamed},
+      {"GoesOnAfterTheModulesTo", GoesOnAfterTheModulesTo},
+      {"ParametersThatChangeDifferentlyAreNamed", ParametersThatChangeDifferentlyAreNamed},
       {"MisuseIsOneClearLine", MisuseIsOneClearLine},
       {"AbsentPeerEndsInATimeout", AbsentPeerEndsInATimeout},
       {"ReportedFailureReachesWaitingRanks", ReportedFailureReachesWaitingRanks},

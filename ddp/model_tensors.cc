@@ -90,6 +90,14 @@ void ModelTensors::CheckDevices(at::Device device, const std::string& backend) c
                        first->tensor.device().str(), ", ", item.name, " on ", found.str(),
                        ": move it to one of them with to() first"));
     }
+    // Autograd runs a thread for each GPU, and gradients of one model are to come from one thread.
+    if (!found.is_cpu() && found != first->tensor.device()) {
+      throw ConfigurationError(absl::StrCat(
+          "the model is on several devices: ", first->name, " is on ", first->tensor.device().str(),
+          ", ", item.name, " on ", found.str(),
+          ". One process trains on one GPU: start one process for each GPU, and move the whole "
+          "model to one of them with to() first"));
+    }
     if (found.type() != device.type()) {
       throw ConfigurationError(absl::StrCat(
           sort, " ", item.name, " is on ", found.str(), ", but the process group (", backend,

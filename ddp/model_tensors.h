@@ -36,8 +36,8 @@ struct ModelTensors {
   // Adds all of it, in order.
   void Describe(ModelMetadata& metadata) const;
 
-  // Throws ConfigurationError when the tensors are on more than one type of device, or on another
-  // type than `device` is.
+  // Throws ConfigurationError, which names two tensors, when the tensors are on more than one
+  // device, or on another type of device than `device` is.
   void CheckDevices(at::Device device, const std::string& backend) const;
 };
 

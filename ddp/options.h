@@ -37,7 +37,8 @@ struct DistributedDataParallelOptions {
   DDP_OPTION(device_mesh, std::optional<DeviceMesh>) = {};
 
   // The one GPU that holds the module; inputs are then moved there before every forward. Empty:
-  // the module may be anywhere, also on several GPUs, and inputs are taken as they come.
+  // inputs are taken as they come. A module on several GPUs is an error either way: one process
+  // trains on one GPU. Ranks may name different GPUs; either all name one or none does.
   DDP_OPTION(device_ids, std::vector<int>) = {};
 
   // The GPU to which device_ids' outputs go; unset: they stay where they are.
@@ -96,10 +97,10 @@ struct DistributedDataParallelOptions {
 
   // ---- Which gradients come ----
 
-  // Some parameters may get no gradient in some iterations, on some ranks or on all. After every
-  // forward the graph is searched from the outputs for parameters it does not reach; those count
-  // as ready, with zeros, and a parameter that no rank used keeps its gradient as it is (undefined
-  // stays undefined).
+  // Some parameters may get no gradient in some iterations, on some ranks or on all: a layer that a
+  // forward does not use, or an output that the loss leaves out. Every backward is a reduction of
+  // its own. Parameters that it does not reach count as ready, with zeros, and a parameter that no
+  // rank used keeps its gradient as it is (undefined stays undefined).
   DDP_OPTION(find_unused_parameters, bool) = false;
 
   // The graph is the same in every iteration: the first synchronized one learns which parameters

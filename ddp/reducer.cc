@@ -74,6 +74,11 @@ class Reducer::GradientHook : public torch::autograd::FunctionPostHook {
 struct Reducer::Hook {
   torch_versions::NodePtr accumulator;
   uintptr_t key = 0;
+  // The parameter as it was when the hook was set.
+  at::ScalarType type;
+  at::Device device;
+  std::vector<int64_t> sizes;
+  std::vector<int64_t> strides;
 };
 
 Reducer::Reducer(std::vector<Parameter> parameters, std::shared_ptr<ProcessGroup> group,
@@ -88,12 +93,13 @@ Reducer::Reducer(std::vector<Parameter> parameters, std::shared_ptr<ProcessGroup
       remaining_(parameters_.size(), 0),
       last_seen_(parameters_.size(), 0) {
   order_.reserve(parameters_.size());
+  given_plan_ = options_.plan;
   Reset(std::move(group));
   AddHooks();
 }
 
 Reducer::~Reducer() {
-  for (const Hook& hook : hooks_) hook.accumulator->del_post_hook(hook.key);
+  RemoveHooks();
   if (InPass()) {
     Break(absl::StrCat("rank ", group_->rank(),
                        ": the model was destroyed before the reduction of its gradients was "
@@ -105,14 +111,59 @@ Reducer::~Reducer() {
 void Reducer::AddHooks() {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     // Held by us: the parameter itself holds its accumulator only weakly.
-    auto accumulator = torch::autograd::impl::grad_accumulator(parameters_[i].tensor);
+    const at::Tensor& tensor = parameters_[i].tensor;
+    auto accumulator = torch::autograd::impl::grad_accumulator(tensor);
     const uintptr_t key =
         accumulator->add_post_hook(std::make_unique<GradientHook>(this, static_cast<int>(i)));
-    hooks_.push_back({std::move(accumulator), key});
+    hooks_.push_back({.accumulator = std::move(accumulator),
+                      .key = key,
+                      .type = tensor.scalar_type(),
+                      .device = tensor.device(),
+                      .sizes = tensor.sizes().vec(),
+                      .strides = tensor.strides().vec()});
     accumulators_.push_back(hooks_.back().accumulator.get());
   }
   sorted_accumulators_ = accumulators_;
   std::sort(sorted_accumulators_.begin(), sorted_accumulators_.end());
+}
+
+void Reducer::RemoveHooks() {
+  for (const Hook& hook : hooks_) hook.accumulator->del_post_hook(hook.key);
+  hooks_.clear();
+  accumulators_.clear();
+}
+
+bool Reducer::ParametersChanged() const {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const at::Tensor& tensor = parameters_[i].tensor;
+    const Hook& hook = hooks_[i];
+    if (torch::autograd::impl::try_get_grad_accumulator(tensor).get() != hook.accumulator.get() ||
+        tensor.scalar_type() != hook.type || tensor.device() != hook.device ||
+        tensor.sizes() != c10::IntArrayRef(hook.sizes) ||
+        tensor.strides() != c10::IntArrayRef(hook.strides)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+void Reducer::FollowParameters(std::optional<BucketPlan> plan) {
+  at::NoGradGuard no_grad;
+  RemoveHooks();
+  for (const Parameter& parameter : parameters_) {
+    const at::Tensor& tensor = parameter.tensor;
+    at::Tensor& gradient = tensor.mutable_grad();
+    if (!gradient.defined()) continue;
+    if (gradient.sizes() != tensor.sizes()) {
+      gradient.reset();
+    } else {
+      gradient = gradient.to(tensor.device(), tensor.scalar_type());
+    }
+  }
+  descriptions_ = Describe(parameters_);
+  given_plan_ = std::move(plan);
+  AddHooks();
+  Reset(group_);
 }
 
 std::vector<at::Tensor> Reducer::Tensors() const {
@@ -142,7 +193,7 @@ std::vector<int> Reducer::untouched() const {
 }
 
 BucketPlan Reducer::FirstPlan() const {
-  if (options_.plan.has_value()) return *options_.plan;
+  if (given_plan_.has_value()) return *given_plan_;
   return OrThrow(BucketPlan::AssignReversed(descriptions_, options_.initial_limits_bytes));
 }
 
@@ -159,10 +210,26 @@ void Reducer::SetPlan(BucketPlan plan) {
   hook_buckets_.clear();
 }
 
+void Reducer::TakeFirstPlan() {
+  rebuilt_ = given_plan_.has_value();
+  SetPlan(FirstPlan());
+}
+
 void Reducer::Reset(std::shared_ptr<ProcessGroup> group) {
+  Clear(std::move(group));
+  unsettled_ = false;
+  TakeFirstPlan();
+}
+
+void Reducer::ResetAfterFailure(std::shared_ptr<ProcessGroup> group) {
+  Clear(std::move(group));
+  unsettled_ = true;
+  SetPlan(BucketPlan(plan()));
+}
+
+void Reducer::Clear(std::shared_ptr<ProcessGroup> group) {
   group_ = std::move(group);
   state_ = State::kIdle;
-  rebuilt_ = options_.plan.has_value();
   rebuild_requested_ = false;
   counted_ = false;
   untouched_known_ = false;
@@ -174,7 +241,47 @@ void Reducer::Reset(std::shared_ptr<ProcessGroup> group) {
   used_map_ = {};
   std::fill(used_.begin(), used_.end(), 0);
   std::fill(untouched_.begin(), untouched_.end(), 0);
-  SetPlan(FirstPlan());
+}
+
+// The failure may have come when some ranks had the new buckets and others had not.
+void Reducer::SettlePlan() {
+  if (!unsettled_) return;
+  bool rebuild_requested = false;
+  bool agreed = false;
+  try {
+    agreed = AgreeOnPlan(&rebuild_requested);
+  } catch (...) {
+    Rethrow("the agreement on gradient buckets after a failure");
+  }
+  unsettled_ = false;
+  if (agreed && rebuilt_) {
+    if (!rebuild_requested) flags_ &= ~kRebuildAfter;
+    return;
+  }
+  // The buckets take the parameters' own types, also where the backward lowers them.
+  const bool in_backward = watch_.current().task >= 0;
+  if (in_backward && callbacks_.end) callbacks_.end();
+  TakeFirstPlan();
+  if (in_backward && callbacks_.begin) callbacks_.begin();
+}
+
+// The minimum of every number, and of its negative: equal to ours where all ranks are.
+bool Reducer::AgreeOnPlan(bool* rebuild_requested) {
+  std::vector<int32_t> words = plan().Encode();
+  words.push_back(rebuilt_ ? 1 : 0);
+  const size_t count = words.size();
+  for (size_t i = 0; i < count; ++i) words.push_back(-words[i]);
+  words.push_back(rebuild_requested_ ? 0 : 1);
+  at::Tensor least = at::empty({static_cast<int64_t>(words.size())}, at::kInt);
+  std::copy(words.begin(), words.end(), least.mutable_data_ptr<int32_t>());
+  least = least.to(group_->device());
+  Communicator::Pending pending = group_->communicator().AllReduceMin(
+      least, {"the agreement on gradient buckets after a failure"});
+  group_->communicator().Wait(pending);
+  least = least.to(at::kCPU);
+  const int32_t* found = least.const_data_ptr<int32_t>();
+  *rebuild_requested = found[2 * count] == 0;
+  return std::equal(words.begin(), words.begin() + static_cast<int64_t>(2 * count), found);
 }
 
 void Reducer::RegisterHook(std::string name, CommHook hook) {
@@ -372,7 +479,10 @@ int Reducer::FlagsOfNextPass() const {
   const bool counting = must_count();
   const bool dynamic = finds_unused();
   int flags = 0;
-  if (rebuild_requested_ || (!rebuilt_ && !dynamic)) flags |= kRebuildAfter;
+  // Before the ranks have agreed on it, a learned plan counts as none: SettlePlan() takes that
+  // back.
+  const bool rebuilt = rebuilt_ && (!unsettled_ || given_plan_.has_value());
+  if (rebuild_requested_ || (!rebuilt && !dynamic)) flags |= kRebuildAfter;
   if (counting || (dynamic && !options_.skip_unused_buckets)) flags |= kUsedMapAfter;
   if (dynamic && options_.skip_unused_buckets) flags |= kUsedMapBefore;
   return flags;
@@ -382,6 +492,7 @@ void Reducer::BeginPass(std::vector<int> unused) {
   flags_ = FlagsOfNextPass();
   const Announce announce = announce_;  // it may end the Join, and unset itself
   start_ = announce ? announce(flags_) : PassStart{.divisor = group_->size(), .source = 0};
+  SettlePlan();
   PrepareCounters();
   if (must_count()) {
     state_ = State::kCounting;
@@ -660,6 +771,7 @@ void Reducer::FinishForwards() {
 void Reducer::Shadow(int flags, int source) {
   flags_ = flags;
   start_ = {.divisor = 1, .source = source};
+  SettlePlan();
   PrepareCounters();
   try {
     std::fill(used_.begin(), used_.end(), 0);

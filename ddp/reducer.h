@@ -68,7 +68,7 @@ class Reducer final : private BackwardWatch::Observer {
     std::vector<int64_t> initial_limits_bytes;  // first bucket, further buckets
     std::vector<int64_t> rebuild_limits_bytes;  // the same, once the order is known
     bool last_bucket_is_small = false;          // the first limit is for the last bucket
-    std::optional<BucketPlan> plan;             // given: used as it is, from the first backward on
+    std::optional<BucketPlan> plan = {};        // given: used as it is, from the first backward on
     bool find_unused_parameters = false;
     bool static_graph = false;
     bool skip_unused_buckets = false;
@@ -115,6 +115,19 @@ class Reducer final : private BackwardWatch::Observer {
   // still write to are left behind.
   void Reset(std::shared_ptr<ProcessGroup> group);
 
+  // The same over the same ranks, after a failure. The buckets stay as they are: sums over more
+  // than two ranks depend on them to the bit. The next pass begins with an agreement on them, and
+  // all ranks return to the buckets of the beginning where some rank had not got the new ones.
+  void ResetAfterFailure(std::shared_ptr<ProcessGroup> group);
+
+  // Whether a parameter has another gradient accumulator, type, device or shape than when the hooks
+  // were set: after the module's to(), or set_data(). O(parameters), and no ATen operation.
+  bool ParametersChanged() const;
+
+  // Sets hooks and buckets for the parameters as they are now, on all ranks before the same pass.
+  // Gradients stay; their type and device follow the parameter's. `plan`: as in Options.
+  void FollowParameters(std::optional<BucketPlan> plan);
+
   // Around the module's forward. `complete`: its backward can start from `outputs` alone. Without
   // it, or where no output has a history, a backward that passes no known forward belongs to this
   // one, until it is reduced.
@@ -123,6 +136,7 @@ class Reducer final : private BackwardWatch::Observer {
 
   // Once, before the first pass; `hook` then reduces the buckets and is to divide by itself.
   void RegisterHook(std::string name, CommHook hook);
+  CommHook& hook() { return comm_hook_; }  // empty: none
 
   // The next pass also records the order in which gradients come, and ends with new buckets. For
   // all ranks alike.
@@ -183,11 +197,16 @@ class Reducer final : private BackwardWatch::Observer {
   void OnBackwardException() override;
 
   void AddHooks();
+  void RemoveHooks();
+  void Clear(std::shared_ptr<ProcessGroup> group);
   std::vector<at::Tensor> Tensors() const;
   std::vector<std::string> Names() const;
   void LogUnused(DebugLevel least) const;
   std::vector<bool> Sparse() const;
   BucketPlan FirstPlan() const;
+  void TakeFirstPlan();
+  void SettlePlan();
+  bool AgreeOnPlan(bool* rebuild_requested);
   void SetPlan(BucketPlan plan);
 
   // The hot path.
@@ -255,8 +274,10 @@ class Reducer final : private BackwardWatch::Observer {
 
   std::unique_ptr<FlatBuckets> buckets_;
   State state_ = State::kIdle;
+  std::optional<BucketPlan> given_plan_;
   bool rebuilt_ = false;
   bool rebuild_requested_ = false;
+  bool unsettled_ = false;  // after a failure: other ranks may have other buckets
   std::vector<std::weak_ptr<ForwardRecord>> outstanding_;  // synchronized and not reduced
 
   // Which forwards a backward passes that comes through no watched output.
