@@ -44,12 +44,15 @@ void HangDetector::Observe(int local_rank, const HealthPage::Snapshot& page, abs
   if (is_new) rank.observed = rank.commit_after = begin_;
   Learn(rank, page, now);
   const bool was_slow = rank.is_slow;
+  const absl::Time was_since = rank.since;
   const bool interrupts = !page.has_step || !IsPartOfStep(page.phase);
   rank.is_slow = interrupts || page.stopped_as_asked;
   const bool by_phase = page.has_step && interrupts;
   rank.since = Stamp(by_phase ? page.phase_start_monotonic_ns : page.step_start_monotonic_ns, now);
-  // Whoever waited for it does so for a step from now on.
-  if (was_slow && !rank.is_slow) counted_since_ = std::max(counted_since_, rank.since);
+  // The others may have waited for it. From now on they wait for a step, or for the rest of what it
+  // has got on with.
+  const bool got_on = !rank.is_slow || rank.since > was_since;
+  if (was_slow && got_on) counted_since_ = std::max(counted_since_, rank.since);
   rank.page = page;
 }
 

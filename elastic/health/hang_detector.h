@@ -27,6 +27,8 @@ namespace ddp::elastic {
 // evaluations, and the end of a rank that was asked to stop, have a limit of their own; while a
 // rank of this node is in one of these, the others are likely to wait for it and have it too. So
 // have, with one more limit, ranks that wait for peers on other nodes, of which we know nothing.
+// A rank that interrupts training may tell of progress (HealthPage::Progress): its time, and that
+// of the ranks that may wait for it, then counts from there.
 //
 // Times are those of MonotonicClock, as the stamps in the page are. A page is the worker's to
 // write: stamps that cannot be true are replaced by what the caller knows. A caller who has not

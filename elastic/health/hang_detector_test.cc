@@ -281,5 +281,24 @@ TEST_F(HangDetectorTest, AHostilePageDoesNotTurnDetectionOffForOthers) {
   EXPECT_LE(hang->longest_step, absl::Seconds(2));
 }
 
+// A save of an hour; its writer tells of progress once a minute, and the other rank waits for it.
+TEST_F(HangDetectorTest, ACheckpointThatMakesProgressIsNoHang) {
+  for (const Phase waiting : {Phase::kCheckpoint, Phase::kSynchronize}) {
+    Begin();
+    Train(20);
+    ranks_[0].Enter(Phase::kCheckpoint, now_);
+    ranks_[1].Enter(waiting, now_);
+    for (int minute = 0; minute < 60; ++minute) {
+      ASSERT_EQ(Wait(absl::Minutes(1)), std::nullopt) << "minute " << minute;
+      ranks_[0].Enter(Phase::kCheckpoint, now_);
+    }
+    // It gets no further.
+    const absl::Time last = now_;
+    const auto hang = Wait(absl::Hours(1));
+    ASSERT_TRUE(hang.has_value());
+    EXPECT_EQ(now_ - last, absl::Minutes(10));
+  }
+}
+
 }  // namespace
 }  // namespace ddp::elastic

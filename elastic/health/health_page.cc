@@ -287,6 +287,8 @@ Phase HealthPage::phase() const {
   return ValidPhase(layout_->phase.load(std::memory_order_relaxed));
 }
 
+void HealthPage::Progress() { EnterPhase(phase()); }
+
 void HealthPage::TellWaits() {
   if ((layout_->marks.load(std::memory_order_relaxed) & kTellsWaits) != 0) return;
   layout_->marks.fetch_or(kTellsWaits, std::memory_order_release);

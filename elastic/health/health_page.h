@@ -98,6 +98,10 @@ class HealthPage {
   void EnterPhase(Phase phase);
   Phase phase() const;
 
+  // Worker: what it does in this phase gets on: the phase counts from now. For long work that is no
+  // part of a step. Costs no system call.
+  void Progress();
+
   // Worker: from now on it enters Phase::kSynchronize whenever it waits for peers within a step.
   void TellWaits();
 

@@ -123,6 +123,7 @@ WorkerSession WorkerSession::from_environment() {
   session.restart_count_ = environment->restart_count;
   session.max_restarts_ = environment->max_restarts;
   session.run_id_ = std::move(environment->run_id);
+  session.store_url_ = std::move(environment->store_url);
   if (environment->health_fd >= 0) session.page_ = PageOfThisProcess(environment->health_fd);
   return session;
 }
@@ -131,6 +132,10 @@ void WorkerSession::commit(int64_t step) {
   if (page_ == nullptr) return;
   page_thread.store(ThisThread(), std::memory_order_relaxed);
   page_->CommitStep(step);
+}
+
+void WorkerSession::progress() {
+  if (page_ != nullptr) page_->Progress();
 }
 
 bool WorkerSession::should_stop() {

@@ -84,6 +84,9 @@ class WorkerSession {
 
   const std::string& run_id() const { return run_id_; }
 
+  // The address of this generation's store, as DDP_STORE has it; empty under other launchers.
+  const std::string& store_url() const { return store_url_; }
+
   // States that optimizer step `step` is complete on this rank. Costs no system call and never
   // fails. Call it after every step; the numbering is the trainer's, the same on all ranks, and
   // goes on after a restore.
@@ -111,6 +114,12 @@ class WorkerSession {
   // this thread. Costs no system call.
   [[nodiscard]] PhaseScope phase(Phase phase) { return {page_, phase}; }
 
+  // States that the work of this phase gets on, for work that is no part of a step and may take
+  // long: a rank in kCheckpoint or kEvaluation that tells so again and again is not called hung,
+  // nor is a rank of its node that waits for it. Checkpointer tells so by itself. On the thread
+  // that commits. Costs no system call.
+  void progress();
+
  private:
   WorkerSession() = default;
 
@@ -123,6 +132,7 @@ class WorkerSession {
   int64_t restart_count_ = 0;
   int64_t max_restarts_ = 0;
   std::string run_id_;
+  std::string store_url_;
   HealthPage* page_ = nullptr;  // this process's, for its whole life; null where no agent listens
 };
 
