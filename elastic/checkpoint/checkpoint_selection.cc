@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -52,24 +53,106 @@ std::vector<size_t> RanksWhere(const std::vector<Proposal>& proposals, Predicate
   return ranks;
 }
 
-// At least one rank has nothing to propose.
-Verdict WithoutProposal(const std::vector<Proposal>& proposals, const std::string& folder) {
+// What each rank knows of the newest checkpoint of all proposals.
+struct Outlook {
+  CheckpointId top;
+  bool is_damaged = false;             // for a rank
+  std::vector<std::string> obstacles;  // one line each, with the rank
+  std::set<std::string> missing;       // files
+};
+
+std::string ManifestPath(const std::string& folder, const CheckpointId& id) {
+  return absl::StrCat(folder, "/", FolderName(id), "/MANIFEST.json");
+}
+
+std::optional<CheckpointId> NewestOf(const std::vector<Proposal>& proposals) {
+  std::optional<CheckpointId> newest;
+  for (const Proposal& proposal : proposals) {
+    if (proposal.id.has_value()) newest = std::max(newest, proposal.id);
+    if (proposal.obstacle.has_value()) newest = std::max(newest, proposal.obstacle->id);
+  }
+  return newest;
+}
+
+Outlook LookAt(const CheckpointId& top, const std::vector<Proposal>& proposals,
+               const std::string& folder) {
+  Outlook outlook{.top = top};
+  for (size_t rank = 0; rank < proposals.size(); ++rank) {
+    const Proposal& proposal = proposals[rank];
+    const bool damaged =
+        std::find(proposal.damaged.begin(), proposal.damaged.end(), top) != proposal.damaged.end();
+    outlook.is_damaged |= damaged;
+    if (damaged || proposal.id == top) continue;
+    std::string file = ManifestPath(folder, top);
+    std::string message = absl::StrCat(file, ": no such file");
+    if (proposal.obstacle.has_value() && proposal.obstacle->id == top) {
+      file = proposal.obstacle->file;
+      message = proposal.obstacle->message;
+    }  // else this rank does not see the checkpoint at all
+    if (!file.empty()) outlook.missing.insert(file);
+    outlook.obstacles.push_back(absl::StrCat("rank ", rank, ": ", message));
+  }
+  return outlook;
+}
+
+// The first of the missing files that no rank sees; empty: each of them is seen by a rank, or not
+// every rank has looked yet.
+std::string MissingEverywhere(const Outlook& outlook, const std::vector<Proposal>& proposals) {
+  for (const std::string& file : outlook.missing) {
+    const bool everywhere =
+        std::all_of(proposals.begin(), proposals.end(), [&file](const Proposal& proposal) {
+          return std::find(proposal.absent.begin(), proposal.absent.end(), file) !=
+                 proposal.absent.end();
+        });
+    if (everywhere) return file;
+  }
+  return "";
+}
+
+// Ranks that see another folder than the others, or none. Kind kLoad: there are none.
+Verdict JudgeFolders(const std::vector<Proposal>& proposals, const std::string& folder,
+                     bool may_retry) {
   Verdict verdict;
-  verdict.passed_over = Merge(proposals, &Proposal::passed_over);
+  const std::vector<size_t> unlisted = RanksWhere(proposals, [](const Proposal& proposal) {
+    return proposal.obstacle.has_value() && !proposal.obstacle->id.has_value();
+  });
   const std::vector<size_t> blind =
       RanksWhere(proposals, [](const Proposal& proposal) { return proposal.listed == 0; });
-  if (blind.size() == proposals.size()) {
+  if (!unlisted.empty()) {
+    verdict.reason =
+        absl::StrCat("rank ", unlisted[0], ": ", proposals[unlisted[0]].obstacle->message);
+  } else if (blind.size() == proposals.size()) {
     verdict.kind = Verdict::Kind::kEmpty;
+    return verdict;
   } else if (!blind.empty()) {
     verdict.reason =
         absl::StrCat(RanksText(blind), " of ", proposals.size(), " see no checkpoint in ", folder,
                      ", others do: all ranks need the same folder");
   } else {
-    verdict.reason =
-        absl::StrCat("none of the checkpoints in ", folder,
-                     " can be read; remove them to start anew, or mend them:\n  ",
-                     verdict.passed_over.empty() ? "there is none that all ranks can read"
-                                                 : absl::StrJoin(verdict.passed_over, "\n  "));
+    verdict.kind = Verdict::Kind::kLoad;
+    return verdict;
+  }
+  verdict.kind = may_retry ? Verdict::Kind::kRetry : Verdict::Kind::kFail;
+  return verdict;
+}
+
+// Not every rank can read the newest one.
+Verdict JudgeObstacles(const Outlook& outlook, const std::vector<Proposal>& proposals,
+                       const std::string& folder, bool may_retry) {
+  Verdict verdict;
+  verdict.bound = outlook.top;
+  const std::string gone = MissingEverywhere(outlook, proposals);
+  if (outlook.is_damaged || !gone.empty()) {
+    verdict.kind = Verdict::Kind::kTryOlder;
+    if (!outlook.is_damaged) verdict.reason = absl::StrCat(gone, ": no rank sees such a file");
+  } else if (may_retry) {
+    verdict.kind = Verdict::Kind::kRetry;
+    verdict.look_for.assign(outlook.missing.begin(), outlook.missing.end());
+  } else {
+    verdict.reason = absl::StrCat(
+        folder, "/", FolderName(outlook.top),
+        " cannot be read, and is not known to be damaged, so no older one was taken:\n  ",
+        absl::StrJoin(outlook.obstacles, "\n  "));
   }
   return verdict;
 }
@@ -114,35 +197,44 @@ std::string Dump(const json& value) {
 
 }  // namespace
 
-Verdict SelectCheckpoint(const std::vector<Proposal>& proposals, const std::string& folder) {
+Verdict SelectCheckpoint(const std::vector<Proposal>& proposals, const std::string& folder,
+                         bool may_retry) {
   CHECK(!proposals.empty());
-  const bool all_propose = std::all_of(proposals.begin(), proposals.end(),
-                                       [](const Proposal& p) { return p.id.has_value(); });
-  if (!all_propose) return WithoutProposal(proposals, folder);
+  Verdict verdict = JudgeFolders(proposals, folder, may_retry);
+  if (verdict.kind != Verdict::Kind::kLoad) return verdict;
 
-  Verdict verdict;
-  verdict.passed_over = Merge(proposals, &Proposal::passed_over);
-  const auto lower = [](const Proposal& a, const Proposal& b) { return *a.id < *b.id; };
-  verdict.bound = *std::min_element(proposals.begin(), proposals.end(), lower)->id;
-  const bool same_id = std::all_of(proposals.begin(), proposals.end(),
-                                   [&](const Proposal& p) { return *p.id == verdict.bound; });
+  const std::vector<std::string> passed_over = Merge(proposals, &Proposal::passed_over);
+  const std::optional<CheckpointId> top = NewestOf(proposals);
+  if (!top.has_value()) {
+    verdict.kind = Verdict::Kind::kFail;
+    verdict.is_damage = true;
+    verdict.reason = absl::StrCat("none of the checkpoints in ", folder,
+                                  " can be read; remove them to start anew, or mend them:\n  ",
+                                  absl::StrJoin(passed_over, "\n  "));
+    return verdict;
+  }
+  const Outlook outlook = LookAt(*top, proposals, folder);
+  if (outlook.is_damaged || !outlook.obstacles.empty()) {
+    return JudgeObstacles(outlook, proposals, folder, may_retry);
+  }
+  verdict.bound = *top;
   const bool same_manifest =
       std::all_of(proposals.begin(), proposals.end(),
                   [&](const Proposal& p) { return p.manifest_hash == proposals[0].manifest_hash; });
-  if (!same_id || !same_manifest) {
-    verdict.kind = Verdict::Kind::kTryOlder;
-    verdict.bound_included = !same_id;
-    verdict.reason =
-        same_id ? absl::StrCat(FolderName(verdict.bound), ": the ranks see different manifests")
-                : absl::StrCat("the newest checkpoint that every rank can read is at most ",
-                               FolderName(verdict.bound));
+  if (!same_manifest) {
+    verdict.kind = may_retry ? Verdict::Kind::kRetry : Verdict::Kind::kFail;
+    verdict.read_again = true;
+    verdict.reason = absl::StrCat(ManifestPath(folder, *top),
+                                  ": the ranks see different manifests: all ranks need the same "
+                                  "folder");
     return verdict;
   }
   const std::vector<std::string> mismatches = Merge(proposals, &Proposal::mismatches);
   if (mismatches.empty()) {
-    verdict.kind = Verdict::Kind::kLoad;
-    return verdict;
+    verdict.passed_over = passed_over;
+    return verdict;  // kLoad
   }
+  verdict.kind = Verdict::Kind::kFail;
   verdict.does_not_fit = true;
   verdict.reason = absl::StrCat(folder, "/", FolderName(verdict.bound),
                                 " is a checkpoint of another model or job; nothing was loaded:\n  ",
@@ -151,11 +243,19 @@ Verdict SelectCheckpoint(const std::vector<Proposal>& proposals, const std::stri
 }
 
 std::string EncodeProposal(const Proposal& proposal) {
-  json object = {{"listed", proposal.listed},
-                 {"manifest_hash", proposal.manifest_hash},
-                 {"passed_over", proposal.passed_over},
-                 {"mismatches", proposal.mismatches}};
+  json damaged = json::array();
+  for (const CheckpointId& id : proposal.damaged) damaged.push_back(ToJson(id));
+  json object = {{"listed", proposal.listed},           {"manifest_hash", proposal.manifest_hash},
+                 {"damaged", std::move(damaged)},       {"absent", proposal.absent},
+                 {"passed_over", proposal.passed_over}, {"mismatches", proposal.mismatches}};
   if (proposal.id.has_value()) object["id"] = ToJson(*proposal.id);
+  if (proposal.obstacle.has_value()) {
+    object["obstacle"] = {{"file", proposal.obstacle->file},
+                          {"message", proposal.obstacle->message}};
+    if (proposal.obstacle->id.has_value()) {
+      object["obstacle"]["id"] = ToJson(*proposal.obstacle->id);
+    }
+  }
   return Dump(object);
 }
 
@@ -166,9 +266,22 @@ absl::StatusOr<Proposal> ParseProposal(const std::string& text) {
   proposal.listed = static_cast<int64_t>(std::min<uint64_t>(
       Get<uint64_t>(object, "listed", &json::is_number_unsigned, status), INT64_MAX));
   proposal.manifest_hash = Get<std::string>(object, "manifest_hash", &json::is_string, status);
+  for (const json& id : Get<json>(object, "damaged", &json::is_array, status)) {
+    proposal.damaged.push_back(GetId(id, status));
+  }
+  proposal.absent = GetTexts(object, "absent", status);
   proposal.passed_over = GetTexts(object, "passed_over", status);
   proposal.mismatches = GetTexts(object, "mismatches", status);
   if (object.is_object() && object.contains("id")) proposal.id = GetId(object["id"], status);
+  if (object.is_object() && object.contains("obstacle")) {
+    const json& obstacle = object["obstacle"];
+    proposal.obstacle.emplace();
+    proposal.obstacle->file = Get<std::string>(obstacle, "file", &json::is_string, status);
+    proposal.obstacle->message = Get<std::string>(obstacle, "message", &json::is_string, status);
+    if (obstacle.is_object() && obstacle.contains("id")) {
+      proposal.obstacle->id = GetId(obstacle["id"], status);
+    }
+  }
   DDP_RETURN_IF_ERROR(status);
   return proposal;
 }
@@ -176,9 +289,11 @@ absl::StatusOr<Proposal> ParseProposal(const std::string& text) {
 std::string EncodeVerdict(const Verdict& verdict) {
   return Dump({{"kind", static_cast<int>(verdict.kind)},
                {"bound", ToJson(verdict.bound)},
-               {"bound_included", verdict.bound_included},
                {"does_not_fit", verdict.does_not_fit},
+               {"is_damage", verdict.is_damage},
                {"reason", verdict.reason},
+               {"look_for", verdict.look_for},
+               {"read_again", verdict.read_again},
                {"passed_over", verdict.passed_over}});
 }
 
@@ -192,9 +307,11 @@ absl::StatusOr<Verdict> ParseVerdict(const std::string& text) {
   }
   verdict.kind = static_cast<Verdict::Kind>(kind);
   verdict.bound = GetId(Get<json>(object, "bound", &json::is_object, status), status);
-  verdict.bound_included = Get<bool>(object, "bound_included", &json::is_boolean, status);
   verdict.does_not_fit = Get<bool>(object, "does_not_fit", &json::is_boolean, status);
+  verdict.is_damage = Get<bool>(object, "is_damage", &json::is_boolean, status);
   verdict.reason = Get<std::string>(object, "reason", &json::is_string, status);
+  verdict.read_again = Get<bool>(object, "read_again", &json::is_boolean, status);
+  verdict.look_for = GetTexts(object, "look_for", status);
   verdict.passed_over = GetTexts(object, "passed_over", status);
   DDP_RETURN_IF_ERROR(status);
   return verdict;

@@ -1,5 +1,6 @@
 #include "elastic/checkpoint/checkpoint_storage.h"
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <utility>
@@ -8,23 +9,15 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "elastic/checkpoint/whole_file.h"
+#include "elastic/checkpoint/work_folder.h"
 #include "glog/logging.h"
-#include "nlohmann/json.hpp"
 
 namespace ddp::elastic {
 namespace {
 
-constexpr char kOwnerName[] = ".owner";
-constexpr char kWritingPrefix[] = ".tmp-";
 constexpr uint64_t kManifestBytesMax = uint64_t{256} << 20;
-constexpr uint64_t kOwnerBytesMax = 64 << 10;
-
-std::string OwnerText(const CheckpointOwner& owner) {
-  const nlohmann::json json = {{"generation", owner.generation},
-                               {"generation_nonce", owner.nonce},
-                               {"run_id", owner.run_id}};
-  return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
-}
+constexpr char kNotWhole[] = "not-whole";  // stands where a WorkFolder has a nonce
 
 // The parents of "/a/b/c" and itself: "/a", "/a/b", "/a/b/c".
 std::vector<std::string> PathsDownTo(const std::string& path) {
@@ -86,8 +79,11 @@ absl::Status CompareFile(const Manifest& manifest, const FileRecord& record,
 
 }  // namespace
 
-CheckpointStorage::CheckpointStorage(FileSystem* file_system, std::string root)
-    : file_system_(file_system), root_(std::move(root)) {
+CheckpointStorage::CheckpointStorage(FileSystem* file_system, std::string root, AskRendezvous ask)
+    : file_system_(file_system),
+      root_(std::move(root)),
+      ask_(std::move(ask)),
+      owner_file_(file_system, root_) {
   CHECK(!root_.empty()) << "checkpoints need a folder";
 }
 
@@ -106,21 +102,11 @@ absl::StatusOr<std::vector<CheckpointId>> CheckpointStorage::List() const {
   return NewestFirst(*names);
 }
 
-absl::StatusOr<std::string> CheckpointStorage::ReadText(const std::string& path,
-                                                        uint64_t bytes_max) const {
-  DDP_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> file, file_system_->OpenFile(path));
-  if (file->size() > bytes_max) {
-    return absl::DataLossError(absl::StrCat(path, " has ", file->size(), " bytes"));
-  }
-  std::string text(file->size(), '\0');
-  DDP_RETURN_IF_ERROR(file->Read(0, text.data(), text.size()));
-  return text;
-}
-
 absl::StatusOr<CheckpointStorage::StoredManifest> CheckpointStorage::ReadManifest(
     const CheckpointId& id) const {
   const std::string path = absl::StrCat(Folder(id), "/", kManifestName);
-  DDP_ASSIGN_OR_RETURN(const std::string text, ReadText(path, kManifestBytesMax));
+  DDP_ASSIGN_OR_RETURN(const std::string text,
+                       ReadWholeFile(*file_system_, path, kManifestBytesMax));
   absl::StatusOr<Manifest> manifest = ParseManifest(text);
   if (!manifest.ok()) return Prefixed(path, manifest.status());
   if (manifest->id != id) {
@@ -144,6 +130,11 @@ absl::StatusOr<LoadedFile> CheckpointStorage::LoadFile(const Manifest& manifest,
   return loaded;
 }
 
+bool CheckpointStorage::IsMissing(const std::string& path) const {
+  return absl::StartsWith(path, absl::StrCat(root_, "/")) &&
+         absl::IsNotFound(file_system_->OpenFile(path).status());
+}
+
 absl::Status CheckpointStorage::CheckWhole(const Manifest& manifest) const {
   for (const FileRecord& file : manifest.files) {
     DDP_RETURN_IF_ERROR(LoadFile(manifest, file).status());
@@ -155,27 +146,49 @@ absl::Status CheckpointStorage::CheckWhole(const Manifest& manifest) const {
 
 absl::StatusOr<std::string> CheckpointStorage::Begin(const CheckpointOwner& owner,
                                                      const CheckpointId& id) {
-  CHECK(!owner.nonce.empty()) << "an owner without a nonce cannot be told from another";
-  const absl::Status owned =
-      claimed_nonce_ == owner.nonce ? CheckOwner(owner) : absl::NotFoundError("not claimed yet");
-  if (absl::IsNotFound(owned)) {  // or somebody has emptied the folder since
+  CHECK(IsPlainNonce(owner.nonce)) << "an owner without a nonce cannot be told from another";
+  CheckpointOwner asked = owner;
+  DDP_RETURN_IF_ERROR(CheckGeneration(asked));
+  const absl::Status owned = CheckOwner(owner);
+  if (absl::IsNotFound(owned)) {  // not claimed yet, or somebody has emptied the folder since
     DDP_RETURN_IF_ERROR(MakeRoot());
-    DDP_RETURN_IF_ERROR(Claim(owner));
-    DDP_RETURN_IF_ERROR(RemoveLeftovers());
-    claimed_nonce_ = owner.nonce;
+    DDP_RETURN_IF_ERROR(Claim(asked));
   } else {
     DDP_RETURN_IF_ERROR(owned);
   }
-  const std::string folder = Path(absl::StrCat(kWritingPrefix, FolderName(id), ".", owner.nonce));
-  absl::Status made = file_system_->MakeDirectory(folder);
-  if (absl::IsAlreadyExists(made)) {
-    // Ours, of a save that failed and could not be cleaned up.
-    DDP_RETURN_IF_ERROR(RemoveFolder(folder));
-    made = file_system_->MakeDirectory(folder);
-  }
-  DDP_RETURN_IF_ERROR(made);
+  const std::string name = WorkFolderName({.id = id, .nonce = owner.nonce});
+  DDP_RETURN_IF_ERROR(MakeWorkFolder(name));
   DDP_RETURN_IF_ERROR(file_system_->SyncDirectory(root_));
-  return folder;
+  return Path(name);
+}
+
+absl::Status CheckpointStorage::MakeWorkFolder(const std::string& name) {
+  const absl::Status made = file_system_->MakeDirectory(Path(name));
+  if (!absl::IsAlreadyExists(made)) return made;
+  // Of a save of ours that failed and could not be cleaned up; the nonce is nobody else's.
+  DDP_RETURN_IF_ERROR(Retire(name));
+  return file_system_->MakeDirectory(Path(name));
+}
+
+// Adds to `owner` what the rendezvous knows of its job.
+absl::Status CheckpointStorage::CheckGeneration(CheckpointOwner& owner) {
+  if (ask_ == nullptr) return absl::OkStatus();
+  absl::StatusOr<std::string> job = ask_();
+  if (job.ok()) {
+    owner.job = *std::move(job);
+    rendezvous_is_silent_ = false;
+    return absl::OkStatus();
+  }
+  if (absl::IsFailedPrecondition(job.status())) {
+    return Prefixed(absl::StrCat(root_, ": ", OwnerText(owner), " may not save"), job.status());
+  }
+  // Training goes on without its store for a while. The numbers in the folder decide alone.
+  if (!rendezvous_is_silent_) {
+    LOG(WARNING) << root_ << ": the rendezvous cannot say whether generation " << owner.generation
+                 << " is the newest; the folder's owner decides: " << job.status().message();
+  }
+  rendezvous_is_silent_ = true;
+  return absl::OkStatus();
 }
 
 absl::Status CheckpointStorage::MakeRoot() {
@@ -192,58 +205,105 @@ absl::Status CheckpointStorage::MakeRoot() {
   return absl::OkStatus();
 }
 
-absl::Status CheckpointStorage::WriteText(const std::string& path, const std::string& text) {
-  DDP_ASSIGN_OR_RETURN(const std::unique_ptr<WritableFile> file, file_system_->CreateFile(path));
-  DDP_RETURN_IF_ERROR(file->Append(text.data(), text.size()));
-  DDP_RETURN_IF_ERROR(file->Sync());
-  return file->Close();
-}
-
-absl::Status CheckpointStorage::Claim(const CheckpointOwner& owner) {
-  const std::string beside = Path(absl::StrCat(kOwnerName, "-", owner.nonce));
-  const absl::Status removed = file_system_->RemoveFile(beside);
-  if (!removed.ok() && !absl::IsNotFound(removed)) return removed;
-  DDP_RETURN_IF_ERROR(WriteText(beside, OwnerText(owner)));
-  DDP_RETURN_IF_ERROR(file_system_->ReplaceFile(beside, Path(kOwnerName)));
-  return file_system_->SyncDirectory(root_);
-}
-
-absl::Status CheckpointStorage::CheckOwner(const CheckpointOwner& owner) const {
-  DDP_ASSIGN_OR_RETURN(std::string text, ReadText(Path(kOwnerName), kOwnerBytesMax));
-  if (text == OwnerText(owner)) return absl::OkStatus();
-  while (!text.empty() && text.back() == '\n') text.pop_back();
-  return absl::FailedPreconditionError(
-      absl::StrCat(root_, " now belongs to another generation, which saves in its place: ", text));
-}
-
-absl::Status CheckpointStorage::RemoveLeftovers() {
+absl::Status CheckpointStorage::Claim(CheckpointOwner owner) {
+  // Before the claim: every folder of this list belongs to an earlier one.
   DDP_ASSIGN_OR_RETURN(const std::vector<std::string> names, file_system_->ListDirectory(root_));
-  for (const std::string& name : names) {
-    const bool is_claim = absl::StartsWith(name, absl::StrCat(kOwnerName, "-"));
-    if (is_claim) DDP_RETURN_IF_ERROR(file_system_->RemoveFile(Path(name)));
-    if (!absl::StartsWith(name, kWritingPrefix)) continue;
-    LOG(INFO) << "removing what an interrupted save has left: " << Path(name);
-    // A writer that does not know yet that its time is over may still add files: what we cannot
-    // remove now is no checkpoint anyway.
-    Abandon(Path(name));
-  }
+  DDP_ASSIGN_OR_RETURN(claim_, owner_file_.Take(owner));
+  RemoveLeftovers(names);
   return absl::OkStatus();
 }
 
-absl::Status CheckpointStorage::RemoveFolder(const std::string& path) {
-  DDP_ASSIGN_OR_RETURN(const std::vector<std::string> names, file_system_->ListDirectory(path));
-  for (const std::string& name : names) {
-    DDP_RETURN_IF_ERROR(file_system_->RemoveFile(absl::StrCat(path, "/", name)));
+absl::Status CheckpointStorage::CheckOwner(const CheckpointOwner& owner) const {
+  if (!claim_.has_value() || !claim_->owner.IsSame(owner)) {
+    return absl::NotFoundError("not claimed yet");
   }
-  return file_system_->RemoveDirectory(path);
+  return owner_file_.Check(*claim_);
+}
+
+// What cannot be removed now is no checkpoint anyway, and the next claim tries again.
+void CheckpointStorage::RemoveLeftovers(const std::vector<std::string>& names) {
+  for (const std::string& name : names) {
+    absl::Status removed;
+    if (IsClaimText(name)) {
+      const absl::StatusOr<EntryKind> kind = file_system_->KindOf(Path(name));
+      if (!kind.ok() || *kind != EntryKind::kFile) continue;
+      removed = file_system_->RemoveFile(Path(name));
+    } else if (ParseWorkFolderName(name).has_value()) {
+      LOG(INFO) << "removing what an interrupted save has left: " << Path(name);
+      removed = Retire(name);
+    } else if (LooksLikeWorkFolder(name)) {
+      NameOnce(Path(name), "its name is not that of a save");
+    }
+    if (removed.ok() || absl::IsNotFound(removed)) continue;
+    LOG(WARNING) << "the next save will try again: " << removed.message();
+  }
+}
+
+void CheckpointStorage::NameOnce(const std::string& path, const std::string& reason) {
+  if (!named_.insert(path).second) return;
+  LOG(WARNING) << path << " stays where it is: " << reason;
+}
+
+absl::StatusOr<CheckpointStorage::Contents> CheckpointStorage::LookInto(
+    const std::string& path) const {
+  DDP_ASSIGN_OR_RETURN(const std::vector<std::string> names, file_system_->ListDirectory(path));
+  Contents contents;
+  for (const std::string& name : names) {
+    const absl::StatusOr<EntryKind> kind = file_system_->KindOf(absl::StrCat(path, "/", name));
+    if (absl::IsNotFound(kind.status())) continue;
+    DDP_RETURN_IF_ERROR(kind.status());
+    const bool ours = *kind == EntryKind::kFile && IsCheckpointFile(name);
+    (ours ? contents.files : contents.foreign).push_back(name);
+  }
+  // Without its manifest the folder is no checkpoint, whatever happens from then on.
+  std::stable_partition(contents.files.begin(), contents.files.end(),
+                        [](const std::string& name) { return name == kManifestName; });
+  return contents;
+}
+
+// Removes the work folder `name` of the root. A writer that does not know yet that its time is over
+// loses the folder by a rename first.
+absl::Status CheckpointStorage::Retire(const std::string& name) {
+  std::optional<WorkFolder> folder = ParseWorkFolderName(name);
+  CHECK(folder.has_value()) << name << " is no work folder";
+  DDP_ASSIGN_OR_RETURN(const EntryKind kind, file_system_->KindOf(Path(name)));
+  if (kind != EntryKind::kDirectory) {
+    NameOnce(Path(name), "it is a link or no folder, which no save makes");
+    return absl::OkStatus();
+  }
+  DDP_ASSIGN_OR_RETURN(const Contents contents, LookInto(Path(name)));
+  if (!folder->retired && contents.foreign.empty()) {
+    folder->retired = true;
+    const std::string aside = Path(WorkFolderName(*folder));
+    const absl::Status renamed = file_system_->Rename(Path(name), aside);
+    if (renamed.ok()) return RemoveFolder(aside);
+    // An earlier one could not be removed and has the name.
+    if (!absl::IsAlreadyExists(renamed)) return renamed;
+  }
+  return RemoveFolder(Path(name));
+}
+
+// Removes what a save has written into `path`, and `path` when nothing else is there.
+absl::Status CheckpointStorage::RemoveFolder(const std::string& path) {
+  DDP_ASSIGN_OR_RETURN(const Contents contents, LookInto(path));
+  for (const std::string& name : contents.files) {
+    const absl::Status removed = file_system_->RemoveFile(absl::StrCat(path, "/", name));
+    if (!absl::IsNotFound(removed)) DDP_RETURN_IF_ERROR(removed);
+  }
+  for (const std::string& name : contents.foreign) {
+    NameOnce(absl::StrCat(path, "/", name), "no save makes such an entry");
+  }
+  return contents.foreign.empty() ? file_system_->RemoveDirectory(path) : absl::OkStatus();
 }
 
 absl::StatusOr<std::string> CheckpointStorage::Commit(const CheckpointOwner& owner,
                                                       const std::string& writing_folder,
                                                       const Manifest& manifest) {
-  DDP_RETURN_IF_ERROR(
-      WriteText(absl::StrCat(writing_folder, "/", kManifestName), EncodeManifest(manifest)));
+  DDP_RETURN_IF_ERROR(WriteWholeFile(
+      *file_system_, absl::StrCat(writing_folder, "/", kManifestName), EncodeManifest(manifest)));
   DDP_RETURN_IF_ERROR(file_system_->SyncDirectory(writing_folder));
+  CheckpointOwner asked = owner;
+  DDP_RETURN_IF_ERROR(CheckGeneration(asked));
   DDP_RETURN_IF_ERROR(CheckOwner(owner));
   const std::string folder = Folder(manifest.id);
   absl::Status renamed = file_system_->Rename(writing_folder, folder);
@@ -279,16 +339,26 @@ absl::StatusOr<bool> CheckpointStorage::YieldToExisting(const Manifest& manifest
                      existing->manifest.run_id, "\": save into another folder, or remove it"));
   }
   if (!absl::IsDataLoss(whole) && !absl::IsNotFound(whole)) return whole;
+  DDP_ASSIGN_OR_RETURN(const EntryKind kind, file_system_->KindOf(folder));
+  if (kind != EntryKind::kDirectory) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(folder, " is a link or no folder, and holds no whole checkpoint: remove it"));
+  }
   LOG(WARNING) << "replacing a checkpoint that is not whole: " << whole.message();
   const std::string aside =
-      Path(absl::StrCat(kWritingPrefix, FolderName(manifest.id), ".not-whole"));
-  DDP_RETURN_IF_ERROR(file_system_->Rename(folder, aside));
-  DDP_RETURN_IF_ERROR(RemoveFolder(aside));
+      WorkFolderName({.id = manifest.id, .nonce = kNotWhole, .retired = true});
+  absl::Status renamed = file_system_->Rename(folder, Path(aside));
+  if (absl::IsAlreadyExists(renamed)) {
+    DDP_RETURN_IF_ERROR(Retire(aside));
+    renamed = file_system_->Rename(folder, Path(aside));
+  }
+  DDP_RETURN_IF_ERROR(renamed);
+  DDP_RETURN_IF_ERROR(RemoveFolder(Path(aside)));
   return true;
 }
 
 void CheckpointStorage::Abandon(const std::string& writing_folder) {
-  const absl::Status removed = RemoveFolder(writing_folder);
+  const absl::Status removed = Retire(writing_folder.substr(root_.size() + 1));
   if (removed.ok() || absl::IsNotFound(removed)) return;
   LOG(WARNING) << "the next save will try again: " << removed.message();
 }

@@ -2,49 +2,51 @@
 #define DDP_ELASTIC_CHECKPOINT_CHECKPOINT_STORAGE_H_
 
 #include <cstdint>
+#include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "elastic/checkpoint/checkpoint_id.h"
+#include "elastic/checkpoint/checkpoint_owner.h"
 #include "elastic/checkpoint/content_hash.h"
 #include "elastic/checkpoint/file_system.h"
 #include "elastic/checkpoint/manifest.h"
+#include "elastic/checkpoint/owner_file.h"
 #include "elastic/checkpoint/safetensors_reader.h"
 
 namespace ddp::elastic {
 
-// Who writes: the generation of a job. The nonce is unique to it.
-struct CheckpointOwner {
-  std::string run_id;
-  uint64_t generation = 0;
-  std::string nonce;  // not empty
-
-  friend bool operator==(const CheckpointOwner&, const CheckpointOwner&) = default;
-};
-
 // The folder of a job's checkpoints: what may be done to it, in which order, so that at every
 // moment each checkpoint in it is whole or detectably not.
 //
-//   root/.owner                                    who may commit
+//   root/.owner                                    the owner: see OwnerFile
 //   root/.tmp-step-000000001200.g0007.<nonce>/     being written, or left behind
+//   root/.del-step-000000001200.g0007.<nonce>/     being removed
 //   root/step-000000001200.g0007/                  committed: appears by one rename
 //
 // Writing: Begin() on the coordinator; files into the folder it returns, by any process, each file
 // synced and then the folder; Commit() on the coordinator. The rename in Commit() is the only
 // moment at which the checkpoint comes into being; nothing is ever written into a committed folder.
 //
-// Fencing: the first Begin() of an owner writes .owner and removes what others left behind. From
-// then on an earlier owner's Commit() fails: its folder is gone, and .owner names somebody else. An
-// owner that begins after a later one has begun is not kept out; that is the rendezvous's duty,
-// which lets one generation live at a time.
+// Fencing: the first Begin() of an owner claims the folder (OwnerFile) and removes the work folders
+// that it saw before its claim. Those belong to earlier claims, so a claimant that stood still
+// never removes the folder of a later one. From then on every Begin() and Commit() of an earlier
+// claim fails: OwnerFile names another claim, or its work folder was renamed. An older generation
+// of the same job cannot claim. Begin() and Commit() also ask the rendezvous, where there is one:
+// a generation that is over is refused before any claim is made.
+//
+// Removing: only folders with the exact name of a WorkFolder, in them only plain files with the
+// names of a save (IsCheckpointFile), and the folder once it is empty. Links, foreign files and
+// folders, and every other entry stay; the log names each once.
 //
 // Errors are those of FileSystem, with kFailedPrecondition also for a lost fence and kDataLoss for
 // damaged files. Thread-compatible.
 class CheckpointStorage {
  public:
-  // `file_system` must outlive this.
-  CheckpointStorage(FileSystem* file_system, std::string root);
+  // `file_system` must outlive this. `ask`: may be null.
+  CheckpointStorage(FileSystem* file_system, std::string root, AskRendezvous ask = nullptr);
 
   const std::string& root() const { return root_; }
   std::string Folder(const CheckpointId& id) const;
@@ -61,6 +63,9 @@ class CheckpointStorage {
   // Reads one of the manifest's files and compares every byte with what the manifest says.
   // kDataLoss names the file and, where it can, the tensor.
   absl::StatusOr<LoadedFile> LoadFile(const Manifest& manifest, const FileRecord& file) const;
+
+  // Whether there is no file `path` in the root.
+  bool IsMissing(const std::string& path) const;
 
   // Makes the folder to write checkpoint `id` into, and returns its path.
   absl::StatusOr<std::string> Begin(const CheckpointOwner& owner, const CheckpointId& id);
@@ -79,18 +84,29 @@ class CheckpointStorage {
  private:
   std::string Path(const std::string& name) const;
   absl::Status MakeRoot();
-  absl::Status Claim(const CheckpointOwner& owner);
+  absl::Status Claim(CheckpointOwner owner);
+  absl::Status CheckGeneration(CheckpointOwner& owner);
   absl::Status CheckOwner(const CheckpointOwner& owner) const;
-  absl::Status RemoveLeftovers();
+  absl::Status MakeWorkFolder(const std::string& name);
+  void RemoveLeftovers(const std::vector<std::string>& names);
+  absl::Status Retire(const std::string& name);
   absl::Status RemoveFolder(const std::string& path);
-  absl::Status WriteText(const std::string& path, const std::string& text);
-  absl::StatusOr<std::string> ReadText(const std::string& path, uint64_t bytes_max) const;
+  struct Contents {
+    std::vector<std::string> files;    // of a save, the manifest first
+    std::vector<std::string> foreign;  // everything else
+  };
+  absl::StatusOr<Contents> LookInto(const std::string& path) const;
+  void NameOnce(const std::string& path, const std::string& reason);
   absl::Status CheckWhole(const Manifest& manifest) const;
   absl::StatusOr<bool> YieldToExisting(const Manifest& manifest);
 
   FileSystem* const file_system_;
   const std::string root_;
-  std::string claimed_nonce_;  // of the owner whose .owner we wrote
+  const AskRendezvous ask_;
+  OwnerFile owner_file_;
+  std::optional<OwnerFile::Claim> claim_;  // the last one that Begin() made
+  std::set<std::string> named_;            // paths that the log has named
+  bool rendezvous_is_silent_ = false;      // the log has said so
 };
 
 }  // namespace ddp::elastic

@@ -12,47 +12,80 @@
 #include <torch/headeronly/version.h>
 #include <torch/nn/module.h>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
 #include "absl/time/clock.h"
+#include "base/clock.h"
 #include "base/status_macros.h"
 #include "ddp/logging.h"
 #include "elastic/checkpoint/checkpoint_group.h"
+#include "elastic/checkpoint/checkpoint_owner.h"
 #include "elastic/checkpoint/checkpoint_storage.h"
 #include "elastic/checkpoint/content_hash.h"
 #include "elastic/checkpoint/load_checkpoint.h"
 #include "elastic/checkpoint/optimizer_state.h"
 #include "elastic/checkpoint/posix_file_system.h"
+#include "elastic/checkpoint/progress_file_system.h"
+#include "elastic/checkpoint/rendezvous_check.h"
+#include "elastic/checkpoint/save_backoff.h"
 #include "elastic/checkpoint/save_checkpoint.h"
 #include "elastic/checkpoint/shard_plan.h"
 #include "elastic/checkpoint/store_group.h"
 #include "elastic/checkpoint/torch_tensors.h"
 #include "elastic/checkpoint/wire_status.h"
+#include "elastic/checkpoint/work_folder.h"
 #include "elastic/data/elastic_sampler.h"
 #include "elastic/worker/worker_session.h"
 
 namespace ddp::elastic {
 namespace {
 
+// A save does not wait long for a rendezvous that does not answer.
+constexpr absl::Duration kRendezvousTimeout = absl::Seconds(3);
+
 std::string RandomNonce() {
   std::random_device device;
   return absl::StrFormat("%08x%08x", device(), device());
 }
 
-// Nonces become parts of file names.
-bool IsPlainNonce(const std::string& nonce) {
-  if (nonce.empty() || nonce.size() > 100) return false;
-  for (const char character : nonce) {
-    if (!absl::ascii_isalnum(static_cast<unsigned char>(character)) && character != '-') {
+// The nonce of this writer. A launcher without generations gives the same one to every job.
+std::string OwnerNonce(const Checkpointer::Options& options) {
+  if (options.generation_nonce.empty()) return RandomNonce();
+  if (options.generation > 0) return options.generation_nonce;
+  return absl::StrCat(options.generation_nonce.substr(0, 80), "-", RandomNonce());
+}
+
+// Null: the job has none that could be asked.
+std::shared_ptr<RendezvousCheck> MakeRendezvousCheck(const Checkpointer::Options& options) {
+  if (options.store_url.empty()) return nullptr;
+  absl::StatusOr<std::unique_ptr<RendezvousCheck>> check =
+      RendezvousCheck::Of(options.store_url, kRendezvousTimeout);
+  return check.ok() ? *std::move(check) : nullptr;
+}
+
+AskRendezvous Asking(const std::shared_ptr<RendezvousCheck>& check) {
+  if (check == nullptr) return nullptr;
+  return [check] { return check->Ask(); };
+}
+
+// Whether a later save may work where this one has failed.
+bool MayPass(const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kFailedPrecondition:
+    case absl::StatusCode::kAlreadyExists:
+    case absl::StatusCode::kUnimplemented:
+    case absl::StatusCode::kDeadlineExceeded:  // a rank did not come: the ranks are out of step
       return false;
-    }
+    default:
+      return true;
   }
-  return true;
 }
 
 std::unique_ptr<CheckpointGroup> MakeGroup(const Checkpointer::Options& options) {
+  const std::shared_ptr<WorkerSession> session = options.session;
   if (options.world_size == 1) return std::make_unique<SoloGroup>();
   return std::make_unique<StoreGroup>(StoreGroup::Options{
       .store = options.store,
@@ -60,7 +93,10 @@ std::unique_ptr<CheckpointGroup> MakeGroup(const Checkpointer::Options& options)
       .world_size = options.world_size,
       .prefix = absl::StrCat("checkpoint/", ContentHash::Of(options.folder).Hex(), "/",
                              options.generation, ".", options.generation_nonce),
-      .timeout = options.timeout});
+      .timeout = options.timeout,
+      .on_progress = [session] {
+        if (session != nullptr) session->progress();
+      }});
 }
 
 // ---- Random generators ----
@@ -163,16 +199,27 @@ class Checkpointer::Impl {
  public:
   explicit Impl(Options options)
       : options_(std::move(options)),
-        owner_nonce_(options_.generation_nonce.empty() ? RandomNonce() : options_.generation_nonce),
-        storage_(&file_system_, options_.folder),
-        group_(MakeGroup(options_)) {}
+        rendezvous_(MakeRendezvousCheck(options_)),
+        owner_{.run_id = options_.run_id,
+               .generation = options_.generation,
+               .nonce = OwnerNonce(options_),
+               .instance = rendezvous_ == nullptr ? 0 : rendezvous_->instance()},
+        group_(MakeGroup(options_)),
+        posix_(options_.folder),
+        file_system_(&posix_, [this] { OnProgress(); }),
+        storage_(&file_system_, options_.folder, Asking(rendezvous_)),
+        backoff_({.first = options_.retry_pause, .max = options_.retry_pause_max}) {}
 
-  absl::StatusOr<std::string> Save(const TrainingState& state);
+  absl::StatusOr<std::string> Save(const TrainingState& state, Urgency urgency);
   absl::StatusOr<std::optional<RestoredCheckpoint>> Restore(TrainingState& state);
   bool HasCheckpoint() const;
   std::string NewestRunId() const;
+  const SaveStats& stats() const { return stats_; }
 
  private:
+  absl::StatusOr<std::string> TrySave(const TrainingState& state, Urgency urgency);
+  void Record(const absl::Status& saved, int64_t step);
+  void OnProgress();
   absl::StatusOr<CheckpointContents> Collect(const TrainingState& state,
                                              std::vector<at::Tensor>& keep) const;
   std::vector<std::string> Mismatches(const TrainingState& state, const ModelTensors& model,
@@ -181,13 +228,24 @@ class Checkpointer::Impl {
                                                 const ModelTensors& model,
                                                 const LoadedCheckpoint& loaded) const;
   absl::Status AgreeOn(const absl::Status& mine);
+  absl::StatusOr<std::optional<RestoredCheckpoint>> TryRestore(TrainingState& state);
 
   const Options options_;
-  const std::string owner_nonce_;
-  PosixFileSystem file_system_;
-  CheckpointStorage storage_;
+  const std::shared_ptr<RendezvousCheck> rendezvous_;  // may be null
+  const CheckpointOwner owner_;
   const std::unique_ptr<CheckpointGroup> group_;
+  const MonotonicClock clock_;
+  PosixFileSystem posix_;
+  ProgressFileSystem file_system_;
+  CheckpointStorage storage_;
+  SaveBackoff backoff_;  // rank 0's counts
+  SaveStats stats_;
 };
+
+void Checkpointer::Impl::OnProgress() {
+  group_->Progress();
+  if (options_.session != nullptr) options_.session->progress();
+}
 
 absl::StatusOr<CheckpointContents> Checkpointer::Impl::Collect(
     const TrainingState& state, std::vector<at::Tensor>& keep) const {
@@ -199,7 +257,7 @@ absl::StatusOr<CheckpointContents> Checkpointer::Impl::Collect(
   description.bucket_layout = state.bucket_layout;
   description.aliases = model.aliases;
   description.run_id = options_.run_id;
-  description.generation_nonce = owner_nonce_;
+  description.generation_nonce = owner_.nonce;
   description.torch_version = TORCH_VERSION;
   description.saved_unix_seconds = absl::ToUnixSeconds(absl::Now());
   if (state.sampler != nullptr) description.sampler = state.sampler->state();
@@ -214,16 +272,62 @@ absl::StatusOr<CheckpointContents> Checkpointer::Impl::Collect(
   return contents;
 }
 
-absl::StatusOr<std::string> Checkpointer::Impl::Save(const TrainingState& state) {
+absl::StatusOr<std::string> Checkpointer::Impl::TrySave(const TrainingState& state,
+                                                        Urgency urgency) {
   std::vector<at::Tensor> keep;
-  const SaveOptions options = {.owner = {options_.run_id, options_.generation, owner_nonce_}};
+  const SaveOptions options = {.owner = owner_, .hold_back = [this, urgency] {
+                                 if (urgency == Urgency::kLast || backoff_.MayTry(clock_.Now()))
+                                   return absl::OkStatus();
+                                 return absl::CancelledError("held back after a failure");
+                               }};
   absl::StatusOr<CheckpointContents> contents = absl::InternalError("nothing collected");
   try {
     contents = Collect(state, keep);
   } catch (const std::exception& error) {
-    contents = FromException(error);
+    contents = absl::InvalidArgumentError(FromException(error).message());
   }
   return SaveCheckpoint(file_system_, storage_, *group_, options, contents);
+}
+
+absl::StatusOr<std::string> Checkpointer::Impl::Save(const TrainingState& state, Urgency urgency) {
+  absl::StatusOr<std::string> saved = absl::InternalError("not tried");
+  if (options_.session != nullptr) {
+    const auto phase = options_.session->phase(Phase::kCheckpoint);
+    saved = TrySave(state, urgency);
+  } else {
+    saved = TrySave(state, urgency);
+  }
+  Record(saved.status(), state.step);
+  if (saved.ok() || absl::IsCancelled(saved.status())) return saved.ok() ? saved : std::string();
+  if (options_.on_error == OnError::kThrow || !MayPass(saved.status())) return saved;
+  return std::string();
+}
+
+// Counts and, on rank 0, says what has failed.
+void Checkpointer::Impl::Record(const absl::Status& saved, int64_t step) {
+  if (saved.ok()) {
+    if (options_.rank == 0 && stats_.failed_in_a_row > 0) {
+      LOG(INFO) << "the checkpoint of step " << step << " was saved, after "
+                << stats_.failed_in_a_row << " that were not";
+    }
+    ++stats_.saved;
+    stats_.failed_in_a_row = 0;
+    backoff_.Saved();
+    return;
+  }
+  if (absl::IsCancelled(saved)) {
+    ++stats_.held_back;
+    return;
+  }
+  ++stats_.failed;
+  ++stats_.failed_in_a_row;
+  stats_.last_error = std::string(saved.message());
+  backoff_.Failed(clock_.Now());
+  if (options_.rank != 0 || options_.on_error == OnError::kThrow || !MayPass(saved)) return;
+  LOG(ERROR) << "the checkpoint of step " << step << " was not saved; training goes on, and a save "
+             << "is tried again after " << absl::FormatDuration(backoff_.pause()) << " ("
+             << stats_.failed_in_a_row
+             << " failed in a row): " << absl::StrReplaceAll(saved.message(), {{"\n", " "}});
 }
 
 std::vector<std::string> Checkpointer::Impl::Mismatches(const TrainingState& state,
@@ -278,6 +382,13 @@ absl::StatusOr<std::function<void()>> Checkpointer::Impl::Prepare(
 }
 
 absl::StatusOr<std::optional<RestoredCheckpoint>> Checkpointer::Impl::Restore(
+    TrainingState& state) {
+  if (options_.session == nullptr) return TryRestore(state);
+  const auto phase = options_.session->phase(Phase::kCheckpoint);
+  return TryRestore(state);
+}
+
+absl::StatusOr<std::optional<RestoredCheckpoint>> Checkpointer::Impl::TryRestore(
     TrainingState& state) {
   const ModelTensors model = TensorsOf(*state.model);
   DDP_ASSIGN_OR_RETURN(std::optional<LoadedCheckpoint> loaded,
@@ -336,6 +447,8 @@ Checkpointer::Options Checkpointer::options_for(const WorkerSession& session,
   }
   options.run_id = session.run_id();
   options.store = std::move(store);
+  options.session = std::make_shared<WorkerSession>(session);
+  options.store_url = session.store_url();
   return options;
 }
 
@@ -351,19 +464,24 @@ Checkpointer::Checkpointer(Options options) {
   require(options.generation_nonce.empty() || IsPlainNonce(options.generation_nonce),
           "the generation's nonce has other characters than letters, digits and \"-\"");
   require(options.timeout > absl::ZeroDuration(), "the timeout must be positive");
+  require(
+      options.retry_pause >= absl::ZeroDuration() && options.retry_pause_max >= options.retry_pause,
+      "the pauses between tries must not be negative, nor the longest below the first");
   impl_ = std::make_unique<Impl>(std::move(options));
 }
 
 Checkpointer::~Checkpointer() = default;
 
-std::string Checkpointer::save(const TrainingState& state) {
+std::string Checkpointer::save(const TrainingState& state, Urgency urgency) {
   CHECK(state.model != nullptr) << "a checkpoint without a model";
   CHECK_GE(state.step, 0) << "a checkpoint of a negative step";
-  absl::StatusOr<std::string> folder = impl_->Save(state);
+  absl::StatusOr<std::string> folder = impl_->Save(state, urgency);
   if (folder.ok()) return *std::move(folder);
   throw CheckpointError(absl::StrCat("the checkpoint of step ", state.step,
                                      " was not saved: ", folder.status().message()));
 }
+
+const SaveStats& Checkpointer::stats() const { return impl_->stats(); }
 
 std::optional<RestoredCheckpoint> Checkpointer::restore(TrainingState& state) {
   CHECK(state.model != nullptr) << "a checkpoint without a model";

@@ -31,6 +31,15 @@ class CheckpointError : public c10::Error {
   explicit CheckpointError(std::string message);
 };
 
+// What became of the saves of one Checkpointer, as this rank knows it.
+struct SaveStats {
+  int64_t saved = 0;
+  int64_t failed = 0;
+  int64_t failed_in_a_row = 0;  // since the last one that was saved
+  int64_t held_back = 0;        // not tried, in the pause after a failure
+  std::string last_error;       // empty: none has failed
+};
+
 // What a checkpoint holds. The pointers are the trainer's own objects; none is kept after a call.
 struct TrainingState {
   // Parameters and buffers, by their names in the module. Required. For a model inside
@@ -58,7 +67,7 @@ struct RestoredCheckpoint {
   int64_t step = 0;
   uint64_t generation = 0;               // that wrote it
   int world_size = 0;                    // that wrote it
-  std::vector<std::string> passed_over;  // newer ones that are not whole: which, and why
+  std::vector<std::string> passed_over;  // every newer one: which, and why
 };
 
 // Saves the state of a training job to disk and brings it back.
@@ -80,20 +89,44 @@ struct RestoredCheckpoint {
 //   MANIFEST.json                                  all else, and an XXH3-128 of each part
 // Equal state gives equal .safetensors files, byte for byte. Any safetensors reader opens them.
 //
-// save() is synchronous and durable: when it returns, the checkpoint survives a power cut; when it
-// throws, or the process dies in it, there is no checkpoint and the ones before are as they were.
-// It writes to a hidden folder, syncs, and renames; it never replaces a checkpoint. The last
-// generation that saved into a folder owns it: a late writer of an earlier one is refused.
+// save() is synchronous and durable: when it returns a folder, the checkpoint survives a power cut.
+// When it fails, or the process dies in it, there is no checkpoint and the ones before are as they
+// were. It writes to a hidden folder, syncs, and renames; it never replaces a checkpoint.
 //
-// restore() takes the checkpoint of the highest (step, generation) that is whole on every rank; it
+// A fault of the environment (a full disk, an I/O error, a store that is away) fails one save and
+// not the job: rank 0 logs one line, stats() counts it, and training goes on. The next saves are
+// tried again, with a pause that doubles from failure to failure. OnError::kThrow changes that.
+//
+// The last generation that claimed a folder owns it. Late writers of earlier ones are refused by
+// their numbers, and by the job's rendezvous where there is one. Two jobs that write into one
+// folder never share an unfinished checkpoint: the later claim counts, the other job's save throws.
+// Nothing is removed from the folder but what a save has made: links and other files stay. No link
+// below the folder is followed in writing; the folder itself may be one.
+//
+// restore() takes the checkpoint of the highest (step, generation). It passes over one that is
+// damaged for a rank, or that has a file missing to every rank, and says so in `passed_over`. Other
+// obstacles (no descriptors, no permission, a file that one rank does not see, a newer format) are
+// looked at again for a few seconds; then restore() throws and names the rank and the file. It
 // checks every byte before it touches the model, and either loads all or changes nothing. Tensors
 // are copied into the existing ones, whose storage stays where it is. A job of another world size
 // loads too: a rank that the checkpoint does not know seeds its generators from rank 0's state and
 // its own number.
 //
-// Threads: one at a time. Options' store must live as long; so must nothing else.
+// Under ddprun save() and restore() are in Phase::kCheckpoint, and tell the agent and the other
+// ranks of every block of bytes that they move. A save of any length is not called hung while it
+// makes progress.
+//
+// Threads: one at a time; under ddprun the one that commits. Options' store must live as long; so
+// must nothing else.
 class Checkpointer {
  public:
+  // What save() does when the environment has failed it.
+  enum class OnError { kContinue, kThrow };
+
+  // Whether a save waits for the end of the pause after a failure. kLast does not: for the save
+  // before the process ends.
+  enum class Urgency { kRoutine, kLast };
+
   struct Options {
     std::string folder;  // of all checkpoints of the job; made by the first save
 
@@ -105,7 +138,19 @@ class Checkpointer {
     c10::intrusive_ptr<c10d::Store> store;  // may be null when world_size is 1
 
     // How long a rank waits for the others in one save or restore before it gives up, naming them.
+    // It begins anew whenever one of them makes progress.
     absl::Duration timeout = absl::Minutes(10);
+
+    OnError on_error = OnError::kContinue;
+    absl::Duration retry_pause = absl::Seconds(1);  // after the first failure; then it doubles
+    absl::Duration retry_pause_max = absl::Minutes(5);
+
+    // The agent sees its phase and progress. Null: no agent does.
+    std::shared_ptr<WorkerSession> session;
+
+    // The address of the generation's store, as DDP_STORE has it: the job's rendezvous, which lies
+    // beside it, is asked whether the generation is still the newest. Empty: nobody is asked.
+    std::string store_url;
   };
 
   // Options for this worker. `store`: of its generation, as ddp::ProcessGroup has it.
@@ -118,14 +163,22 @@ class Checkpointer {
   Checkpointer(const Checkpointer&) = delete;
   Checkpointer& operator=(const Checkpointer&) = delete;
 
-  // Saves and returns the new checkpoint's folder. Throws CheckpointError on every rank when it
-  // failed on any: disk full, folder not writable, a rank that did not come, a tensor type that
-  // the format lacks. Training may go on after that; the next save starts anew.
-  std::string save(const TrainingState& state);
+  // Saves and returns the new checkpoint's folder. Returns an empty text when it was not saved: the
+  // environment has failed it, or it was held back in the pause after a failure; the same on every
+  // rank, but for a rank that has lost the store.
+  //
+  // Throws CheckpointError with OnError::kThrow when the environment has failed it. Throws always
+  // when trying again is no help: a tensor type or an optimizer that the format lacks, ranks with
+  // different states, a rank that did not come, a folder that is a file or belongs to another job
+  // or a later generation.
+  std::string save(const TrainingState& state, Urgency urgency = Urgency::kRoutine);
+
+  const SaveStats& stats() const;
 
   // Loads the newest checkpoint into `state`. Empty, with nothing changed, when the folder holds
-  // none. Throws CheckpointError with nothing changed when there are some and none can be read, or
-  // when the one to load is of another model, optimizer or dataset (every difference is listed).
+  // none. Throws CheckpointError with nothing changed when there are some and none can be read,
+  // when the newest cannot be read for another reason than damage, or when the one to load is of
+  // another model, optimizer or dataset (every difference is listed).
   std::optional<RestoredCheckpoint> restore(TrainingState& state);
 
   // Whether the folder holds a checkpoint, whole or not, as this rank sees it. Not a collective.

@@ -2,15 +2,21 @@
 // between ranks is shown by save_load_test.
 #include "elastic/checkpoint/checkpointer.h"
 
+#include <poll.h>
+#include <signal.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -21,6 +27,8 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "elastic/checkpoint/store_group.h"
 #include "elastic/data/elastic_sampler.h"
 #include "elastic/worker/worker_session.h"
 #include "gmock/gmock.h"
@@ -153,6 +161,24 @@ class CheckpointerTest : public ::testing::Test {
     std::ostringstream text;
     text << stream.rdbuf();
     return text.str();
+  }
+
+  // As root sees any folder: in no order.
+  static std::vector<std::string> NamesIn(const std::string& folder) {
+    std::vector<std::string> names;
+    for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+      names.push_back(entry.path().filename());
+    }
+    return names;
+  }
+
+  std::string ErrorOfSave(Checkpointer& checkpointer, const TrainingState& state) {
+    try {
+      checkpointer.save(state);
+    } catch (const CheckpointError& error) {
+      return error.what();
+    }
+    return "";
   }
 
   std::string ErrorOfRestore(TrainingState& state) {
@@ -433,6 +459,147 @@ TEST_F(CheckpointerTest, FolderMayBeALink) {
   EXPECT_TRUE(Checkpointer(Options(2)).restore(trainer.state).has_value());
 }
 
+TEST_F(CheckpointerTest, ForeignFilesInTheFolderOutliveEverySave) {
+  const std::string precious = folder_ + "-precious";
+  std::filesystem::create_directories(precious + "/inner");
+  std::ofstream(precious + "/model-00001-of-00001.safetensors") << "text";
+  std::ofstream(precious + "/MANIFEST.json") << "text";
+  std::filesystem::create_directories(folder_ + "/.tmp-mine");
+  std::ofstream(folder_ + "/.tmp-mine/notes.txt") << "text";
+  const std::string leftover = folder_ + "/.tmp-step-000000000007.g0001.gone";
+  std::filesystem::create_directories(leftover + "/inner");
+  std::ofstream(leftover + "/extra-00000.safetensors") << "text";
+  const std::string swept = folder_ + "/.tmp-step-000000000008.g0001.gone";
+  std::filesystem::create_directories(swept);
+  std::ofstream(swept + "/extra-00000.safetensors") << "text";
+  for (const char* link : {"/.tmp-x", "/.tmp-step-000000000009.g0001.gone", "/.del-x"}) {
+    ASSERT_EQ(symlink(precious.c_str(), (folder_ + link).c_str()), 0);
+  }
+  const std::string file = precious + "/MANIFEST.json";
+  ASSERT_EQ(symlink(file.c_str(), (leftover + "/MANIFEST.json").c_str()), 0);
+
+  Trainer trainer(Sgd());
+  Checkpointer(Options(2)).save(trainer.state);
+  EXPECT_THAT(NamesIn(precious), ::testing::UnorderedElementsAre(
+                                     "inner", "MANIFEST.json", "model-00001-of-00001.safetensors"));
+  EXPECT_EQ(Contents(file), "text");
+  EXPECT_THAT(NamesIn(folder_ + "/.tmp-mine"), ElementsAre("notes.txt"));
+  EXPECT_THAT(NamesIn(leftover), ::testing::UnorderedElementsAre("inner", "MANIFEST.json"));
+  EXPECT_THAT(NamesIn(folder_),
+              ::testing::UnorderedElementsAre(
+                  ".owner", "step-000000000000.g0002", ".tmp-mine", ".tmp-x", ".del-x",
+                  ".tmp-step-000000000007.g0001.gone", ".tmp-step-000000000009.g0001.gone"));
+}
+
+// Bounds the size of every file that this process writes: a write beyond it fails, as on a full
+// disk.
+class FullDisk {
+ public:
+  FullDisk() {
+    (void)signal(SIGXFSZ, SIG_IGN);
+    EXPECT_EQ(getrlimit(RLIMIT_FSIZE, &before_), 0);
+    const rlimit small = {.rlim_cur = 2000, .rlim_max = before_.rlim_max};
+    EXPECT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  }
+  ~FullDisk() { EXPECT_EQ(setrlimit(RLIMIT_FSIZE, &before_), 0); }
+  FullDisk(const FullDisk&) = delete;
+  FullDisk& operator=(const FullDisk&) = delete;
+
+ private:
+  rlimit before_{};
+};
+
+TEST_F(CheckpointerTest, AFullDiskFailsASaveAndNotTheJob) {
+  Checkpointer::Options options = Options();
+  options.retry_pause = absl::Hours(1);
+  options.retry_pause_max = absl::Hours(1);
+  Checkpointer checkpointer(options);
+  Trainer trainer(Sgd());
+  const std::string first = checkpointer.save(trainer.state);
+  {
+    const FullDisk full;
+    trainer.Train(1);
+    EXPECT_EQ(checkpointer.save(trainer.state), "");
+  }
+  EXPECT_EQ(checkpointer.stats().failed, 1);
+  EXPECT_EQ(checkpointer.stats().failed_in_a_row, 1);
+  EXPECT_THAT(checkpointer.stats().last_error,
+              AllOf(HasSubstr(".safetensors"), HasSubstr("File too large")));
+  EXPECT_THAT(NamesIn(folder_),
+              ::testing::UnorderedElementsAre(".owner", "step-000000000000.g0001"));
+  // The pause holds back a routine save and not the last one.
+  trainer.Train(1);
+  EXPECT_EQ(checkpointer.save(trainer.state), "");
+  EXPECT_EQ(checkpointer.stats().held_back, 1);
+  EXPECT_EQ(checkpointer.save(trainer.state, Checkpointer::Urgency::kLast),
+            folder_ + "/step-000000000002.g0001");
+  EXPECT_EQ(checkpointer.stats().saved, 2);
+  EXPECT_EQ(checkpointer.stats().failed_in_a_row, 0);
+  trainer.Train(1);
+  EXPECT_EQ(checkpointer.save(trainer.state), folder_ + "/step-000000000003.g0001");
+  EXPECT_EQ(checkpointer.restore(trainer.state)->step, 3);
+}
+
+TEST_F(CheckpointerTest, AFailedSaveThrowsOnRequest) {
+  Checkpointer::Options options = Options();
+  options.on_error = Checkpointer::OnError::kThrow;
+  Checkpointer checkpointer(options);
+  Trainer trainer(Sgd());
+  const FullDisk full;
+  EXPECT_THAT(
+      ErrorOfSave(checkpointer, trainer.state),
+      AllOf(HasSubstr("the checkpoint of step 0 was not saved"), HasSubstr("File too large")));
+  EXPECT_EQ(checkpointer.stats().failed, 1);
+}
+
+TEST_F(CheckpointerTest, AnObstacleThatIsNoDamageIsNoReasonToTakeAnOlderCheckpoint) {
+  Trainer trainer(Sgd());
+  Checkpointer checkpointer(Options());
+  checkpointer.save(trainer.state);
+  trainer.Train(1);
+  const std::string file = checkpointer.save(trainer.state) + "/model-00001-of-00001.safetensors";
+  ASSERT_EQ(rename(file.c_str(), (file + ".away").c_str()), 0);
+  ASSERT_EQ(mkdir(file.c_str(), 0700), 0);
+  EXPECT_THAT(ErrorOfRestore(trainer.state),
+              AllOf(HasSubstr("no older one was taken"),
+                    HasSubstr("rank 0: " + file + " is not a plain file")));
+  ASSERT_EQ(rmdir(file.c_str()), 0);
+  ASSERT_EQ(rename((file + ".away").c_str(), file.c_str()), 0);
+  EXPECT_EQ(Checkpointer(Options(2)).restore(trainer.state)->step, 1);
+}
+
+TEST_F(CheckpointerTest, AnOlderGenerationCannotSaveAfterALaterOne) {
+  Trainer trainer(Sgd());
+  Checkpointer older(Options(1));  // stands still before its first save
+  Checkpointer newer(Options(2));
+  newer.save(trainer.state);
+  EXPECT_THAT(ErrorOfSave(older, trainer.state),
+              AllOf(HasSubstr("generation 1"), HasSubstr("is older than generation 2")));
+  ++trainer.state.step;
+  EXPECT_NE(newer.save(trainer.state), "");
+}
+
+// Launchers without generations give all of their jobs the same names.
+TEST_F(CheckpointerTest, TwoJobsUnderTorchrunNeverShareAWorkFolder) {
+  Checkpointer::Options options = Options(0);
+  options.generation_nonce = "restart-0";
+  Trainer trainer(Sgd());
+  Checkpointer first(options);
+  Checkpointer second(options);
+  std::set<std::string> nonces;
+  for (Checkpointer* checkpointer : {&first, &second}) {
+    ++trainer.state.step;
+    const std::string manifest = Contents(checkpointer->save(trainer.state) + "/MANIFEST.json");
+    const size_t begin = manifest.find("\"generation_nonce\": \"restart-0-");
+    ASSERT_NE(begin, std::string::npos) << manifest;
+    nonces.insert(manifest.substr(begin, manifest.find('\n', begin) - begin));
+  }
+  EXPECT_THAT(nonces, SizeIs(2));
+  ++trainer.state.step;
+  EXPECT_THAT(ErrorOfSave(first, trainer.state), HasSubstr("now belongs to another generation"));
+  EXPECT_NE(second.save(trainer.state), "");
+}
+
 TEST_F(CheckpointerTest, OptionsAreChecked) {
   const auto refused = [this](const std::function<void(Checkpointer::Options&)>& change) {
     Checkpointer::Options options = Options();
@@ -444,6 +611,7 @@ TEST_F(CheckpointerTest, OptionsAreChecked) {
   refused([](auto& options) { options.world_size = 2; });  // without a store
   refused([](auto& options) { options.generation_nonce = "../up"; });
   refused([](auto& options) { options.timeout = absl::ZeroDuration(); });
+  refused([](auto& options) { options.retry_pause_max = absl::ZeroDuration(); });
 }
 
 // ---- Several ranks, over a store ----
@@ -504,6 +672,128 @@ TEST_F(CheckpointerTest, RankThatDoesNotComeIsNamed) {
     }
   });
   EXPECT_FALSE(Checkpointer(Options()).has_checkpoint());
+}
+
+// Counts the round trips of each kind.
+class CountingStore final : public c10d::HashStore {
+ public:
+  std::vector<uint8_t> get(const std::string& key) override {
+    ++gets;
+    return HashStore::get(key);
+  }
+  void wait(const std::vector<std::string>& keys,
+            const std::chrono::milliseconds& timeout) override {
+    ++waits;
+    HashStore::wait(keys, timeout);
+  }
+  std::vector<std::vector<uint8_t>> multiGet(const std::vector<std::string>& keys) override {
+    ++multi_gets;
+    std::vector<std::vector<uint8_t>> values;  // HashStore's own calls get()
+    for (const std::string& key : keys) values.push_back(HashStore::get(key));
+    return values;
+  }
+  bool deleteKey(const std::string& key) override {
+    ++deletes;
+    return HashStore::deleteKey(key);
+  }
+
+  std::atomic<int> gets = 0;
+  std::atomic<int> waits = 0;
+  std::atomic<int> multi_gets = 0;
+  std::atomic<int> deletes = 0;
+};
+
+StoreGroup MakeStoreGroup(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
+                          absl::Duration timeout, std::function<void()> on_progress = nullptr) {
+  return StoreGroup({.store = store,
+                     .rank = rank,
+                     .world_size = world_size,
+                     .prefix = "group",
+                     .timeout = timeout,
+                     .on_progress = std::move(on_progress)});
+}
+
+std::string Joined(const std::vector<std::string>& values) { return absl::StrJoin(values, " "); }
+
+TEST(StoreGroupTest, RankZeroReadsAllRanksInOneRoundTrip) {
+  auto store = c10::make_intrusive<CountingStore>();
+  constexpr int kRanks = 6;
+  std::vector<StoreGroup> groups;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    groups.push_back(MakeStoreGroup(store, rank, kRanks, absl::Minutes(1)));
+  }
+  std::vector<std::thread> threads;
+  for (int rank = 1; rank < kRanks; ++rank) {
+    threads.emplace_back([&groups, rank] {
+      const auto answer = groups[static_cast<size_t>(rank)].Decide(absl::StrCat(rank), Joined);
+      EXPECT_EQ(*answer, "0 1 2 3 4 5");
+    });
+  }
+  EXPECT_EQ(*groups[0].Decide("0", Joined), "0 1 2 3 4 5");
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(store->gets, 0);
+  EXPECT_EQ(store->multi_gets, kRanks);   // one a rank
+  EXPECT_EQ(store->deletes, kRanks - 1);  // each its own
+}
+
+TEST(StoreGroupTest, AfterATimeoutNothingOfTheFailedAttemptIsRead) {
+  auto store = c10::make_intrusive<c10d::HashStore>();
+  const absl::Duration timeout = absl::Milliseconds(400);
+  StoreGroup zero = MakeStoreGroup(store, 0, 3, timeout);
+  StoreGroup one = MakeStoreGroup(store, 1, 3, absl::Minutes(1));
+  StoreGroup two = MakeStoreGroup(store, 2, 3, absl::Minutes(1));
+  // Rank 2 does not come. Rank 0 gives up and tells rank 1, whose own patience is longer.
+  std::thread waiting([&one] {
+    const auto answer = one.Decide("old-1", Joined);
+    EXPECT_EQ(answer.status().code(), absl::StatusCode::kDeadlineExceeded);
+    EXPECT_THAT(std::string(answer.status().message()),
+                AllOf(HasSubstr("rank 1 has waited for rank 0"), HasSubstr("for rank 2")));
+  });
+  const auto missing = zero.Decide("old-0", Joined);
+  EXPECT_THAT(std::string(missing.status().message()), HasSubstr("for rank 2"));
+  waiting.join();
+  // Then it does, for what is over.
+  EXPECT_THAT(std::string(two.Decide("old-2", Joined).status().message()), HasSubstr("gave up"));
+  // The next attempt: rank 0 comes first, and must not take what lies there for it.
+  std::vector<std::thread> threads;
+  for (StoreGroup* group : {&one, &two}) {
+    threads.emplace_back([group] {
+      EXPECT_EQ(*group->Decide(absl::StrCat("new-", group->rank()), Joined), "new-0 new-1 new-2");
+    });
+  }
+  EXPECT_EQ(*zero.Decide("new-0", Joined), "new-0 new-1 new-2");
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST(StoreGroupTest, AValueOfARankThatGaveUpIsNotReadInTheNextAttempt) {
+  auto store = c10::make_intrusive<c10d::HashStore>();
+  StoreGroup zero = MakeStoreGroup(store, 0, 2, absl::Milliseconds(300));
+  StoreGroup one = MakeStoreGroup(store, 1, 2, absl::Milliseconds(50));
+  EXPECT_FALSE(one.Decide("old", Joined).ok());  // its value lies there now
+  zero.StartAttempt();
+  zero.StartAttempt();
+  EXPECT_THAT(std::string(zero.Decide("mine", Joined).status().message()), HasSubstr("for rank 1"));
+}
+
+TEST(StoreGroupTest, ARankThatMakesProgressIsWaitedFor) {
+  auto store = c10::make_intrusive<c10d::HashStore>();
+  std::atomic<int> seen = 0;
+  const absl::Duration timeout = absl::Seconds(2);
+  StoreGroup zero = MakeStoreGroup(store, 0, 2, timeout, [&seen] { ++seen; });
+  StoreGroup one = MakeStoreGroup(store, 1, 2, timeout);
+  std::thread working([&] {
+    zero.StartAttempt();
+    EXPECT_EQ(*zero.Decide("0", Joined), "0 0");
+    EXPECT_EQ(*zero.Decide("0", Joined), "0 1");
+  });
+  EXPECT_TRUE(one.Decide("0", Joined).ok());
+  // Rank 0 looks four times in its timeout, so this is longer than it waits for a silent rank.
+  while (seen < 6) {
+    one.Progress();
+    (void)poll(nullptr, 0, 5);
+  }
+  EXPECT_TRUE(one.Decide("1", Joined).ok());
+  working.join();
 }
 
 TEST_F(CheckpointerTest, OptionsForASessionOutsideOfALauncher) {

@@ -41,13 +41,22 @@ class ReadableFile {
   virtual absl::Status Read(uint64_t offset, char* buffer, size_t bytes) const = 0;
 };
 
+// The kind of an entry of a folder. A link is kOther, whatever it points to.
+enum class EntryKind { kFile, kDirectory, kOther };
+
 // What checkpoints need of a file system, and its promises about a power cut: content is safe after
 // WritableFile::Sync(), names (creation, renaming, removal) after SyncDirectory() of the folder
 // that holds them; what is not synced may survive or not, in any combination.
 //
 // Errors: kNotFound, kAlreadyExists, kPermissionDenied (also a read-only file system),
 // kResourceExhausted (space, quota, descriptors), kFailedPrecondition (not a directory, directory
-// not empty, not a plain file), else kInternal. Messages name the path and the system's reason.
+// not empty, not a plain file, a link on the way), else kInternal. Messages name the path and the
+// system's reason.
+//
+// Links. OpenFile() follows links. No other call follows a link below the root of the checkpoints:
+// a link on the way to the last name is kFailedPrecondition, and the last name itself is never
+// resolved. The root and the folders above it may be links. An implementation says how it knows the
+// root.
 //
 // Safe for concurrent use.
 class FileSystem {
@@ -61,6 +70,8 @@ class FileSystem {
 
   // The parent must exist.
   virtual absl::Status MakeDirectory(const std::string& path) = 0;
+  // The kind of the entry itself. kNotFound: there is none.
+  virtual absl::StatusOr<EntryKind> KindOf(const std::string& path) = 0;
   // The names in it, in no order, without "." and "..".
   virtual absl::StatusOr<std::vector<std::string>> ListDirectory(const std::string& path) = 0;
   virtual absl::Status SyncDirectory(const std::string& path) = 0;
@@ -70,6 +81,7 @@ class FileSystem {
   // Atomic. Replaces the file `to`.
   virtual absl::Status ReplaceFile(const std::string& from, const std::string& to) = 0;
 
+  // Of what is not a folder. Removes a link, never the file that the link points to.
   virtual absl::Status RemoveFile(const std::string& path) = 0;
   // Only when empty.
   virtual absl::Status RemoveDirectory(const std::string& path) = 0;

@@ -11,8 +11,10 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "base/unique_fd.h"
+#include "absl/strings/str_split.h"
+#include "base/status_macros.h"
 
 namespace ddp::elastic {
 namespace {
@@ -131,8 +133,50 @@ struct CloseDirectory {
 
 }  // namespace
 
+// The last name of a path, and the folder that the name is looked up in.
+struct PosixFileSystem::Place {
+  UniqueFd folder;  // invalid: `name` is a path of its own
+  std::string name;
+
+  int at() const { return folder.valid() ? folder.get() : AT_FDCWD; }
+};
+
+PosixFileSystem::PosixFileSystem(std::string root) : root_(std::move(root)) {}
+
+bool PosixFileSystem::IsBelowRoot(const std::string& path) const {
+  return !root_.empty() && absl::StartsWith(path, absl::StrCat(root_, "/"));
+}
+
+absl::StatusOr<PosixFileSystem::Place> PosixFileSystem::Find(const std::string& action,
+                                                             const std::string& path) const {
+  if (!IsBelowRoot(path)) return Place{UniqueFd(), path};
+  const std::vector<std::string> names =
+      absl::StrSplit(path.substr(root_.size()), '/', absl::SkipEmpty());
+  if (names.empty()) return Place{UniqueFd(), path};
+  Place place{UniqueFd(open(root_.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC)), names.back()};
+  if (!place.folder.valid()) return Error(action, path, errno);
+  for (size_t i = 0; i + 1 < names.size(); ++i) {
+    UniqueFd next(openat(place.folder.get(), names[i].c_str(),
+                         O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+    if (!next.valid()) return Error(action, path, errno);
+    place.folder = std::move(next);
+  }
+  return place;
+}
+
+absl::StatusOr<UniqueFd> PosixFileSystem::OpenDirectory(const std::string& action,
+                                                        const std::string& path) const {
+  DDP_ASSIGN_OR_RETURN(const Place place, Find(action, path));
+  const int follow = place.folder.valid() ? O_NOFOLLOW : 0;
+  UniqueFd fd(openat(place.at(), place.name.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | follow));
+  if (!fd.valid()) return Error(action, path, errno);
+  return fd;
+}
+
 absl::StatusOr<std::unique_ptr<WritableFile>> PosixFileSystem::CreateFile(const std::string& path) {
-  UniqueFd fd(open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+  DDP_ASSIGN_OR_RETURN(const Place place, Find("create", path));
+  UniqueFd fd(openat(place.at(), place.name.c_str(),
+                     O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666));
   if (!fd.valid()) return Error("create", path, errno);
   return std::make_unique<PosixWritableFile>(std::move(fd), path);
 }
@@ -151,13 +195,26 @@ absl::StatusOr<std::unique_ptr<ReadableFile>> PosixFileSystem::OpenFile(const st
 }
 
 absl::Status PosixFileSystem::MakeDirectory(const std::string& path) {
-  if (mkdir(path.c_str(), 0777) == 0) return absl::OkStatus();
+  DDP_ASSIGN_OR_RETURN(const Place place, Find("make the folder", path));
+  if (mkdirat(place.at(), place.name.c_str(), 0777) == 0) return absl::OkStatus();
   return Error("make the folder", path, errno);
 }
 
+absl::StatusOr<EntryKind> PosixFileSystem::KindOf(const std::string& path) {
+  DDP_ASSIGN_OR_RETURN(const Place place, Find("look at", path));
+  struct stat info {};
+  if (fstatat(place.at(), place.name.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0) {
+    return Error("look at", path, errno);
+  }
+  if (S_ISREG(info.st_mode)) return EntryKind::kFile;
+  return S_ISDIR(info.st_mode) ? EntryKind::kDirectory : EntryKind::kOther;
+}
+
 absl::StatusOr<std::vector<std::string>> PosixFileSystem::ListDirectory(const std::string& path) {
-  const std::unique_ptr<DIR, CloseDirectory> directory(opendir(path.c_str()));
+  DDP_ASSIGN_OR_RETURN(UniqueFd fd, OpenDirectory("list the folder", path));
+  const std::unique_ptr<DIR, CloseDirectory> directory(fdopendir(fd.get()));
   if (directory == nullptr) return Error("list the folder", path, errno);
+  (void)fd.release();  // the directory's now
   std::vector<std::string> names;
   while (true) {
     errno = 0;
@@ -171,8 +228,7 @@ absl::StatusOr<std::vector<std::string>> PosixFileSystem::ListDirectory(const st
 }
 
 absl::Status PosixFileSystem::SyncDirectory(const std::string& path) {
-  const UniqueFd fd(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!fd.valid()) return Error("open the folder", path, errno);
+  DDP_ASSIGN_OR_RETURN(const UniqueFd fd, OpenDirectory("open the folder", path));
   // EINVAL: a file system that has nothing to sync for a folder.
   if (fsync(fd.get()) == 0 || errno == EINVAL) return absl::OkStatus();
   return Error("sync the folder", path, errno);
@@ -180,28 +236,51 @@ absl::Status PosixFileSystem::SyncDirectory(const std::string& path) {
 
 absl::Status PosixFileSystem::Rename(const std::string& from, const std::string& to) {
   const std::string action = absl::StrCat("rename ", from, " to");
-  if (renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE) == 0) {
+  DDP_ASSIGN_OR_RETURN(const Place source, Find(action, from));
+  DDP_ASSIGN_OR_RETURN(const Place target, Find(action, to));
+  const char* source_name = source.name.c_str();
+  const char* target_name = target.name.c_str();
+  if (renameat2(source.at(), source_name, target.at(), target_name, RENAME_NOREPLACE) == 0) {
     return absl::OkStatus();
   }
   if (errno != EINVAL && errno != ENOSYS) return Error(action, to, errno);
   struct stat info {};
-  if (lstat(to.c_str(), &info) == 0) return Error(action, to, EEXIST);
-  if (rename(from.c_str(), to.c_str()) == 0) return absl::OkStatus();
+  if (fstatat(source.at(), source_name, &info, AT_SYMLINK_NOFOLLOW) != 0) {
+    return Error(action, to, errno);
+  }
+  if (S_ISREG(info.st_mode)) {
+    if (linkat(source.at(), source_name, target.at(), target_name, 0) != 0) {
+      return Error(action, to, errno);
+    }
+    if (unlinkat(source.at(), source_name, 0) == 0) return absl::OkStatus();
+    return Error(action, to, errno);
+  }
+  if (fstatat(target.at(), target_name, &info, AT_SYMLINK_NOFOLLOW) == 0) {
+    return Error(action, to, EEXIST);
+  }
+  if (renameat(source.at(), source_name, target.at(), target_name) == 0) return absl::OkStatus();
   return Error(action, to, errno);
 }
 
 absl::Status PosixFileSystem::ReplaceFile(const std::string& from, const std::string& to) {
-  if (rename(from.c_str(), to.c_str()) == 0) return absl::OkStatus();
-  return Error(absl::StrCat("rename ", from, " to"), to, errno);
+  const std::string action = absl::StrCat("rename ", from, " to");
+  DDP_ASSIGN_OR_RETURN(const Place source, Find(action, from));
+  DDP_ASSIGN_OR_RETURN(const Place target, Find(action, to));
+  if (renameat(source.at(), source.name.c_str(), target.at(), target.name.c_str()) == 0) {
+    return absl::OkStatus();
+  }
+  return Error(action, to, errno);
 }
 
 absl::Status PosixFileSystem::RemoveFile(const std::string& path) {
-  if (unlink(path.c_str()) == 0) return absl::OkStatus();
+  DDP_ASSIGN_OR_RETURN(const Place place, Find("remove", path));
+  if (unlinkat(place.at(), place.name.c_str(), 0) == 0) return absl::OkStatus();
   return Error("remove", path, errno);
 }
 
 absl::Status PosixFileSystem::RemoveDirectory(const std::string& path) {
-  if (rmdir(path.c_str()) == 0) return absl::OkStatus();
+  DDP_ASSIGN_OR_RETURN(const Place place, Find("remove the folder", path));
+  if (unlinkat(place.at(), place.name.c_str(), AT_REMOVEDIR) == 0) return absl::OkStatus();
   return Error("remove the folder", path, errno);
 }
 

@@ -114,6 +114,8 @@ absl::StatusOr<std::string> Save(FileSystem& file_system, CheckpointStorage& sto
   const auto begin = [&](const std::vector<std::string>& values) {
     const absl::Status agreed = CheckAgreement(values);
     if (!agreed.ok()) return EncodeResult(agreed);
+    const absl::Status held = options.hold_back == nullptr ? absl::OkStatus() : options.hold_back();
+    if (!held.ok()) return EncodeResult(held);
     return EncodeResult(storage.Begin(options.owner, contents->description.id));
   };
   DDP_ASSIGN_OR_RETURN(const std::string begun, group.Decide(agreement, begin));
@@ -135,6 +137,7 @@ absl::StatusOr<std::string> Save(FileSystem& file_system, CheckpointStorage& sto
 absl::StatusOr<std::string> SaveCheckpoint(FileSystem& file_system, CheckpointStorage& storage,
                                            CheckpointGroup& group, const SaveOptions& options,
                                            const absl::StatusOr<CheckpointContents>& contents) {
+  group.StartAttempt();
   std::string folder;
   absl::StatusOr<std::string> saved = Save(file_system, storage, group, options, contents, folder);
   if (!saved.ok() && group.rank() == 0 && !folder.empty()) storage.Abandon(folder);

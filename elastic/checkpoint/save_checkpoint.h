@@ -2,6 +2,7 @@
 #define DDP_ELASTIC_CHECKPOINT_SAVE_CHECKPOINT_H_
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,9 @@ struct CheckpointContents {
 struct SaveOptions {
   CheckpointOwner owner;
   uint64_t file_bytes_max = uint64_t{1} << 30;
+  // Asked on rank 0 once the ranks agree. An error ends the save on every rank, with nothing
+  // written. Null: never.
+  std::function<absl::Status()> hold_back = nullptr;
 };
 
 // Saves one checkpoint and returns its folder. Every rank of `group` calls it; all get the same

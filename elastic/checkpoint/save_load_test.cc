@@ -71,6 +71,11 @@ std::string Text(const std::map<std::string, TensorView>& tensors, const std::st
 
 std::vector<std::string> FitsAlways(const Manifest&) { return {}; }
 
+// Retries without pauses.
+LoadOptions AtOnce() {
+  return {.pause = [](absl::Duration) {}};
+}
+
 CheckpointOwner Owner(uint64_t generation) {
   return {"digits", generation, absl::StrCat("nonce", generation)};
 }
@@ -89,7 +94,7 @@ class Process {
 
   absl::StatusOr<std::optional<LoadedCheckpoint>> Load() {
     SoloGroup group;
-    return LoadNewestCheckpoint(storage_, group, FitsAlways);
+    return LoadNewestCheckpoint(storage_, group, FitsAlways, AtOnce());
   }
 
   // The step that loads, with the right values; -1: none.
@@ -115,6 +120,16 @@ class Process {
 
 std::vector<std::string> Names(MemoryFileSystem& file_system) {
   return *file_system.ListDirectory(kRoot);
+}
+
+// A folder with one file of a save.
+void MakeLeftover(MemoryFileSystem& file_system, const std::string& name) {
+  ASSERT_TRUE(file_system.MakeDirectory(name).ok());
+  ASSERT_TRUE(file_system.CreateFile(name + "/extra-00000.safetensors").ok());
+}
+
+bool Exists(MemoryFileSystem& file_system, const std::string& path) {
+  return file_system.KindOf(path).ok();
 }
 
 class SaveLoadTest : public ::testing::Test {
@@ -329,6 +344,121 @@ TEST(SaveLoadFencingTest, SaveThatIsUnderWayLosesItsFolderToALaterGeneration) {
   EXPECT_EQ(Process(&file_system, 3).LoadedStep(), 4);
 }
 
+// Generation 1 stands still before each of its calls; meanwhile generation 2 saves and begins
+// another save. Whatever generation 1 does then, generation 2 loses nothing.
+TEST(SaveLoadFencingTest, AStalledWriterUndoesNothingOfALaterGeneration) {
+  int refused = 0;
+  for (int64_t call = 1;; ++call) {
+    MemoryFileSystem file_system;
+    Process earlier(&file_system, 1);
+    Process later(&file_system, 2);
+    CheckpointStorage later_storage(&file_system, kRoot);
+    bool stalled = false;
+    bool had_committed = false;
+    std::string in_progress;
+    file_system.RunBeforeCall(call, [&] {
+      stalled = true;
+      had_committed = Exists(file_system, absl::StrCat(kRoot, "/step-000000000005.g0001"));
+      ASSERT_TRUE(later.Save(4).ok()) << "call " << call;
+      const auto begun = later_storage.Begin(Owner(2), {6, 2});
+      ASSERT_TRUE(begun.ok()) << begun.status();
+      in_progress = *begun;
+    });
+    const absl::StatusOr<std::string> saved = earlier.Save(5);
+    if (!stalled) break;
+    ASSERT_EQ(saved.ok(), had_committed) << "call " << call << ": " << saved.status();
+    refused += saved.ok() ? 0 : 1;
+    ASSERT_TRUE(Exists(file_system, in_progress)) << "call " << call;
+    ASSERT_TRUE(later.Save(7).ok()) << "call " << call;
+    ASSERT_FALSE(earlier.Save(8).ok()) << "call " << call;
+    ASSERT_EQ(later.LoadedStep(), 7) << "call " << call;
+  }
+  EXPECT_GT(refused, 25);
+}
+
+// The same with three: generation 1 stands still, then generation 2 as well, and 3 saves.
+TEST(SaveLoadFencingTest, TwoStalledWritersUndoNothingOfALaterGeneration) {
+  bool all_done = false;
+  for (int64_t first = 1; !all_done; first += 3) {
+    bool first_done = false;
+    for (int64_t second = 1; !first_done; second += 5) {
+      MemoryFileSystem file_system;
+      Process one(&file_system, 1);
+      Process two(&file_system, 2);
+      Process three(&file_system, 3);
+      bool one_stalled = false;
+      bool two_stalled = false;
+      file_system.RunBeforeCall(first, [&] {
+        one_stalled = true;
+        file_system.RunBeforeCall(file_system.calls() + second, [&] {
+          two_stalled = true;
+          ASSERT_TRUE(three.Save(3).ok());
+        });
+        (void)two.Save(4).ok();
+      });
+      (void)one.Save(5).ok();
+      all_done = !one_stalled;
+      first_done = !two_stalled;
+      if (first_done) continue;
+      ASSERT_TRUE(three.Save(6).ok()) << "calls " << first << " and " << second;
+      ASSERT_FALSE(one.Save(7).ok());
+      ASSERT_FALSE(two.Save(7).ok());
+      ASSERT_EQ(three.LoadedStep(), 6);
+    }
+  }
+}
+
+TEST(SaveLoadFencingTest, AnOlderGenerationIsRefusedByNumberEvenInItsFirstSave) {
+  MemoryFileSystem file_system;
+  ASSERT_TRUE(Process(&file_system, 2).Save(2).ok());
+  const absl::StatusOr<std::string> refused = Process(&file_system, 1).Save(3);
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(refused.status().message()),
+              AllOf(HasSubstr("generation 1 (nonce1)"), HasSubstr("is older than"),
+                    HasSubstr("generation 2 (nonce2)")));
+}
+
+TEST(SaveLoadFencingTest, AJobThatIsStartedAnewFollowsWhateverItsNumbersAre) {
+  MemoryFileSystem file_system;
+  const auto save = [&file_system](CheckpointOwner owner, int64_t step, AskRendezvous ask) {
+    CheckpointStorage storage(&file_system, kRoot, std::move(ask));
+    SoloGroup group;
+    return SaveCheckpoint(file_system, storage, group, {.owner = owner},
+                          State(step).Contents(owner.generation));
+  };
+  const auto job = [](const std::string& token) {
+    return [token] { return absl::StatusOr<std::string>(token); };
+  };
+  ASSERT_TRUE(save({"run", 7, "a", 1}, 1, job("first")).ok());
+  EXPECT_FALSE(save({"run", 6, "b", 1}, 2, job("first")).ok());
+  EXPECT_TRUE(save({"run", 1, "c", 1}, 3, job("second")).ok());
+  EXPECT_FALSE(save({"run", 9, "d", 1}, 4, [] {
+                 return absl::StatusOr<std::string>(
+                     absl::FailedPreconditionError("generation 10 has begun"));
+               }).ok());
+  // The rendezvous does not answer: the numbers decide.
+  const auto silent = [] { return absl::StatusOr<std::string>(absl::UnavailableError("down")); };
+  EXPECT_FALSE(save({"run", 0, "e", 1}, 5, silent).ok());
+  EXPECT_TRUE(save({"run", 2, "f", 1}, 6, silent).ok());
+  EXPECT_TRUE(save({"other", 1, "g", 1}, 7, silent).ok());
+}
+
+// The generation ends while its files are written.
+TEST(SaveLoadFencingTest, ACommitIsAskedOfTheRendezvousToo) {
+  MemoryFileSystem file_system;
+  int asked = 0;
+  CheckpointStorage storage(&file_system, kRoot, [&asked]() -> absl::StatusOr<std::string> {
+    if (++asked == 1) return "job";
+    return absl::FailedPreconditionError("generation 2 has begun");
+  });
+  SoloGroup group;
+  const auto saved =
+      SaveCheckpoint(file_system, storage, group, {.owner = Owner(1)}, State(1).Contents(1));
+  EXPECT_THAT(std::string(saved.status().message()), HasSubstr("generation 2 has begun"));
+  EXPECT_EQ(Process(&file_system, 2).LoadedStep(), -1);
+  EXPECT_THAT(Names(file_system), ElementsAre(".owner"));
+}
+
 TEST(SaveLoadFencingTest, OneStepOfTwoGenerationsIsTwoCheckpointsAndTheLaterLoads) {
   MemoryFileSystem file_system;
   ASSERT_TRUE(Process(&file_system, 1).Save(7).ok());
@@ -336,6 +466,80 @@ TEST(SaveLoadFencingTest, OneStepOfTwoGenerationsIsTwoCheckpointsAndTheLaterLoad
   const auto loaded = Process(&file_system, 3).Load();
   ASSERT_TRUE(loaded.ok() && loaded->has_value());
   EXPECT_EQ((*loaded)->manifest.id.generation, 2u);
+}
+
+TEST_F(SaveLoadTest, LeftoversOfASaveAreRemovedAndNothingElseIs) {
+  const std::string root = kRoot;
+  MakeLeftover(file_system_, root + "/.tmp-step-000000000003.g0001.nonce1");
+  MakeLeftover(file_system_, root + "/.del-step-000000000003.g0001.nonce1");
+  MakeLeftover(file_system_, root + "/.tmp-mine");
+  MakeLeftover(file_system_, root + "/.del-mine");
+  MakeLeftover(file_system_, root + "/.tmp-step-000000000003.g0001");
+  MakeLeftover(file_system_, "/precious");
+  file_system_.MakeLink(root + "/.tmp-x", "/precious");
+  file_system_.MakeLink(root + "/.tmp-step-000000000004.g0001.nonce1", "/precious");
+  ASSERT_TRUE(file_system_.CreateFile(root + "/.tmp-step-000000000005.g0001.nonce1").ok());
+  ASSERT_TRUE(file_system_.CreateFile(root + "/.owner-notes.txt").ok());
+  ASSERT_TRUE(Process(&file_system_, 2).Save(9).ok());
+  EXPECT_THAT(Names(file_system_),
+              ::testing::UnorderedElementsAre(
+                  ".owner", "step-000000000001.g0001", "step-000000000002.g0001",
+                  "step-000000000009.g0002", ".tmp-mine", ".del-mine",
+                  ".tmp-step-000000000003.g0001", ".tmp-x", ".tmp-step-000000000004.g0001.nonce1",
+                  ".tmp-step-000000000005.g0001.nonce1", ".owner-notes.txt"));
+  EXPECT_TRUE(Exists(file_system_, "/precious/extra-00000.safetensors"));
+  EXPECT_TRUE(Exists(file_system_, root + "/.tmp-mine/extra-00000.safetensors"));
+}
+
+TEST_F(SaveLoadTest, OnlyFilesOfASaveAreRemovedFromALeftover) {
+  const std::string folder = absl::StrCat(kRoot, "/.tmp-step-000000000003.g0001.nonce1");
+  MakeLeftover(file_system_, folder);
+  ASSERT_TRUE(file_system_.CreateFile("/precious").ok());
+  ASSERT_TRUE(file_system_.CreateFile(folder + "/MANIFEST.json").ok());
+  ASSERT_TRUE(file_system_.CreateFile(folder + "/notes.txt").ok());
+  ASSERT_TRUE(file_system_.CreateFile(folder + "/model.safetensors").ok());
+  ASSERT_TRUE(file_system_.MakeDirectory(folder + "/more").ok());
+  ASSERT_TRUE(file_system_.MakeDirectory(folder + "/extra-00001.safetensors").ok());
+  file_system_.MakeLink(folder + "/model-00001-of-00001.safetensors", "/precious");
+  ASSERT_TRUE(Process(&file_system_, 2).Save(9).ok());
+  EXPECT_THAT(*file_system_.ListDirectory(folder),
+              ::testing::UnorderedElementsAre("notes.txt", "model.safetensors", "more",
+                                              "extra-00001.safetensors",
+                                              "model-00001-of-00001.safetensors"));
+  EXPECT_TRUE(Exists(file_system_, "/precious"));
+  EXPECT_EQ(Process(&file_system_, 3).LoadedStep(), 9);
+}
+
+TEST_F(SaveLoadTest, AForeignFileInADamagedCheckpointOutlivesItsReplacement) {
+  file_system_.Corrupt(Path(2, "model-00001-of-00001.safetensors"),
+                       [](std::string& text) { text.back() ^= 1; });
+  ASSERT_TRUE(file_system_.CreateFile(Path(2, "notes.txt")).ok());
+  ASSERT_TRUE(Process(&file_system_, 1).Save(2).ok());
+  EXPECT_EQ(Process(&file_system_, 2).LoadedStep(), 2);
+  EXPECT_THAT(
+      *file_system_.ListDirectory(absl::StrCat(kRoot, "/.del-step-000000000002.g0001.not-whole")),
+      ElementsAre("notes.txt"));
+}
+
+TEST_F(SaveLoadTest, AWriterFollowsNoLinkOfTheRoot) {
+  const std::string root = kRoot;
+  ASSERT_TRUE(file_system_.MakeDirectory("/elsewhere").ok());
+  // Where this very save will write.
+  file_system_.MakeLink(root + "/.tmp-step-000000000003.g0002.nonce2", "/elsewhere");
+  const auto saved = Process(&file_system_, 2).Save(3);
+  EXPECT_FALSE(saved.ok());
+  EXPECT_THAT(std::string(saved.status().message()), HasSubstr(".tmp-step-000000000003.g0002"));
+  EXPECT_THAT(*file_system_.ListDirectory("/elsewhere"), IsEmpty());
+
+  auto file = file_system_.CreateFile("/precious");
+  ASSERT_TRUE(file.ok());
+  ASSERT_TRUE((*file)->Append("text", 4).ok());
+  ASSERT_TRUE(file_system_.RemoveFile(root + "/.owner").ok());
+  file_system_.MakeLink(root + "/.owner", "/precious");
+  const auto refused = Process(&file_system_, 3).Save(4);
+  EXPECT_THAT(std::string(refused.status().message()),
+              HasSubstr("/.owner is not a plain file: remove it"));
+  EXPECT_EQ(file_system_.Content("/precious"), "text");
 }
 
 // A job that is started anew counts its generations from the start again.
@@ -399,21 +603,34 @@ TEST_F(SaveLoadTest, StrangeNamesAndManyOldEntriesAreNoTrouble) {
 
 // ---- Several ranks ----
 
-// A view of a file system in which the files whose path contains a text cannot be opened.
+// A view of a file system in which the files whose path contains a text cannot be opened: they are
+// not there, or `status` says why.
 class BlindFileSystem final : public FileSystem {
  public:
-  BlindFileSystem(FileSystem* real, std::string hidden) : real_(real), hidden_(std::move(hidden)) {}
+  BlindFileSystem(FileSystem* real, std::string hidden, absl::Status status = absl::OkStatus())
+      : real_(real), hidden_(std::move(hidden)), status_(std::move(status)) {}
+
+  // After so many more tries the files can be opened.
+  void RecoverAfter(int tries) { tries_ = tries; }
 
   absl::StatusOr<std::unique_ptr<WritableFile>> CreateFile(const std::string& path) override {
     if (Hides(path)) return absl::ResourceExhaustedError(absl::StrCat(path, ": no space left"));
     return real_->CreateFile(path);
   }
   absl::StatusOr<std::unique_ptr<ReadableFile>> OpenFile(const std::string& path) override {
-    if (Hides(path)) return absl::NotFoundError(absl::StrCat(path, ": no such file"));
+    if (Hides(path) && tries_ != 0) {
+      if (tries_ > 0) --tries_;
+      if (status_.ok()) return absl::NotFoundError(absl::StrCat(path, ": no such file"));
+      return absl::Status(status_.code(), absl::StrCat(path, ": ", status_.message()));
+    }
     return real_->OpenFile(path);
   }
   absl::Status MakeDirectory(const std::string& path) override {
     return real_->MakeDirectory(path);
+  }
+  absl::StatusOr<EntryKind> KindOf(const std::string& path) override {
+    if (Hides(path)) return absl::NotFoundError(absl::StrCat(path, ": no such file"));
+    return real_->KindOf(path);
   }
   absl::StatusOr<std::vector<std::string>> ListDirectory(const std::string& path) override {
     if (Hides(path)) return std::vector<std::string>();
@@ -440,6 +657,8 @@ class BlindFileSystem final : public FileSystem {
 
   FileSystem* const real_;
   const std::string hidden_;
+  const absl::Status status_;
+  int tries_ = -1;
 };
 
 class RanksTest : public ::testing::Test {
@@ -473,10 +692,11 @@ class RanksTest : public ::testing::Test {
   std::vector<Loaded> Load(int world_size) {
     std::vector<Loaded> results(static_cast<size_t>(world_size));
     RunRanks(world_size, [&](CheckpointGroup& group) {
-      BlindFileSystem file_system(&file_system_, Hidden(group.rank()));
+      BlindFileSystem file_system(&file_system_, Hidden(group.rank()), obstacle_);
+      if (group.rank() == 0) file_system.RecoverAfter(tries_of_rank_0_);
       const CheckpointStorage storage(&file_system, kRoot);
       Loaded& result = results[static_cast<size_t>(group.rank())];
-      const auto loaded = LoadNewestCheckpoint(storage, group, FitsAlways);
+      const auto loaded = LoadNewestCheckpoint(storage, group, FitsAlways, AtOnce());
       result.status = loaded.status();
       if (!loaded.ok() || !loaded->has_value()) return;
       result.step = (*loaded)->manifest.id.step;
@@ -494,6 +714,8 @@ class RanksTest : public ::testing::Test {
 
   MemoryFileSystem file_system_;
   std::map<int, std::string> hidden_;  // by rank
+  absl::Status obstacle_;              // to opening what is hidden; OK: it is not there
+  int tries_of_rank_0_ = -1;           // until rank 0 sees what is hidden; -1: never
 };
 
 TEST_F(RanksTest, RanksShareTheWorkAndEachGetsItsOwnBack) {
@@ -571,15 +793,65 @@ TEST_F(RanksTest, FullDiskOnOneRankFailsTheSaveEverywhereAndLeavesNothing) {
   EXPECT_EQ(Load(3)[2].step, 4);
 }
 
-TEST_F(RanksTest, AllTakeTheNewestThatEveryRankCanRead) {
+TEST_F(RanksTest, AllTakeTheNewestThatIsDamagedForNoRank) {
   for (const int64_t step : {1, 2, 3, 4}) ASSERT_TRUE(Save(3, step, 1)[0].ok());
   hidden_[1] = "step-000000000004.g0001/model";
   hidden_[2] = "step-000000000003.g0001/MANIFEST";
+  obstacle_ = absl::DataLossError("the disk lies");
   for (const Loaded& loaded : Load(3)) {
     EXPECT_EQ(loaded.step, 2) << loaded.status;
     EXPECT_THAT(loaded.passed_over,
                 ElementsAre(AllOf(HasSubstr("rank 1: "), HasSubstr("step-000000000004")),
                             AllOf(HasSubstr("rank 2: "), HasSubstr("step-000000000003"))));
+  }
+}
+
+TEST_F(RanksTest, AFileThatIsMissingToOneRankFailsByNameAndTakesNoOlderOne) {
+  for (const int64_t step : {3, 4}) ASSERT_TRUE(Save(3, step, 1)[0].ok());
+  for (const char* file : {"step-000000000004.g0001/model", "step-000000000004.g0001/MANIFEST",
+                           "step-000000000004.g0001/extra-00001"}) {
+    hidden_[1] = file;
+    for (const Loaded& loaded : Load(3)) {
+      EXPECT_EQ(loaded.step, -1);
+      EXPECT_EQ(loaded.status.code(), absl::StatusCode::kUnavailable);
+      EXPECT_THAT(std::string(loaded.status.message()),
+                  AllOf(HasSubstr("rank 1: /jobs/digits/step-000000000004"), HasSubstr(file)));
+    }
+  }
+}
+
+TEST_F(RanksTest, AFileThatIsMissingToEveryRankIsPassedOverWithTheReason) {
+  for (const int64_t step : {3, 4}) ASSERT_TRUE(Save(3, step, 1)[0].ok());
+  const std::string path = absl::StrCat(kRoot, "/step-000000000004.g0001/extra-00001.safetensors");
+  ASSERT_TRUE(file_system_.RemoveFile(path).ok());
+  for (const int world_size : {1, 3}) {
+    for (const Loaded& loaded : Load(world_size)) {
+      EXPECT_EQ(loaded.step, 3) << loaded.status;
+      EXPECT_THAT(loaded.passed_over, ElementsAre(path + ": no rank sees such a file"));
+    }
+  }
+}
+
+TEST_F(RanksTest, PassingErrorsAreRetriedAndThenFailByName) {
+  for (const int64_t step : {3, 4}) ASSERT_TRUE(Save(2, step, 1)[0].ok());
+  hidden_[0] = "step-000000000004.g0001/model";
+  for (const absl::Status& error :
+       {absl::ResourceExhaustedError("Too many open files"),
+        absl::PermissionDeniedError("Permission denied"), absl::InternalError("Stale file handle"),
+        absl::UnimplementedError("it has format version 2, this program knows 1")}) {
+    obstacle_ = error;
+    tries_of_rank_0_ = -1;
+    for (const Loaded& loaded : Load(2)) {
+      EXPECT_EQ(loaded.step, -1) << error;
+      EXPECT_THAT(std::string(loaded.status.message()),
+                  AllOf(HasSubstr("rank 0: /jobs/digits/step-000000000004.g0001/model-0000"),
+                        HasSubstr(std::string(error.message()))));
+    }
+    tries_of_rank_0_ = 3;
+    for (const Loaded& loaded : Load(2)) {
+      EXPECT_EQ(loaded.step, 4) << loaded.status;
+      EXPECT_THAT(loaded.passed_over, IsEmpty());
+    }
   }
 }
 

@@ -8,10 +8,16 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "base/clock.h"
+#include "elastic/checkpoint/wire_status.h"
 
 namespace ddp::elastic {
 namespace {
+
+constexpr char kAnswer[] = "answer";
+constexpr char kProgress[] = "progress";
+// A rank at work tells so more often than the waiting ones look.
+constexpr int kTellsPerTimeout = 16;
+constexpr int kLooksPerTimeout = 4;
 
 std::vector<uint8_t> ToBytes(const std::string& text) { return {text.begin(), text.end()}; }
 
@@ -24,31 +30,58 @@ std::string FirstLine(const std::string& text) { return text.substr(0, text.find
 
 StoreGroup::StoreGroup(Options options) : options_(std::move(options)) {}
 
-std::string StoreGroup::ValueKey(int64_t round, int rank) const {
-  return absl::StrCat(options_.prefix, "/", instance_, "/", round, "/value/", rank);
+std::string StoreGroup::AttemptKey(const std::string& name) const {
+  return absl::StrCat(options_.prefix, "/", instance_, "/", attempt_, "/", name);
 }
 
-std::string StoreGroup::AnswerKey(int64_t round) const {
-  return absl::StrCat(options_.prefix, "/", instance_, "/", round, "/answer");
+std::string StoreGroup::RoundKey(const std::string& name) const {
+  return AttemptKey(absl::StrCat(round_, "/", name));
+}
+
+std::string StoreGroup::ValueKey(int rank) const { return RoundKey(absl::StrCat("value/", rank)); }
+
+void StoreGroup::StartAttempt() {
+  // The counter of progress is rank 0's to delete.
+  if (attempt_ > 0 && options_.rank == 0) stale_keys_.push_back(AttemptKey(kProgress));
+  ++attempt_;
+  round_ = 0;
+  failed_ = false;
+}
+
+void StoreGroup::Progress() {
+  const absl::Time now = clock_.Now();
+  if (instance_ == 0 || now - told_ < options_.timeout / kTellsPerTimeout) return;
+  told_ = now;
+  try {
+    options_.store->add(AttemptKey(kProgress), 1);
+  } catch (const std::exception&) {
+    // The store is away for a while: the next call of Decide() says so.
+  }
 }
 
 absl::StatusOr<std::string> StoreGroup::Decide(const std::string& value, const Decision& decide) {
-  const absl::Time start = MonotonicClock().Now();
+  const absl::Time start = clock_.Now();
   try {
     if (instance_ == 0) StartInstance();
-    std::string answer = options_.rank == 0 ? Lead(value, decide) : Follow(value);
+    if (attempt_ == 0 || failed_) StartAttempt();
+    absl::StatusOr<std::string> answer = options_.rank == 0 ? Lead(value, decide) : Follow(value);
     ++round_;
+    failed_ = !answer.ok();
     return answer;
   } catch (const std::exception& error) {
-    const absl::Duration waited = MonotonicClock().Now() - start;
-    if (waited < options_.timeout) {
-      return absl::UnavailableError(
-          absl::StrCat("rank ", options_.rank,
-                       " cannot reach the others through the store: ", FirstLine(error.what())));
-    }
-    return absl::DeadlineExceededError(absl::StrCat(
-        "rank ", options_.rank, " has waited ",
-        absl::FormatDuration(absl::Trunc(waited, absl::Milliseconds(1))), " for ", Missing()));
+    failed_ = true;
+    const absl::Duration waited = clock_.Now() - start;
+    const absl::Status status =
+        waited < options_.timeout
+            ? absl::UnavailableError(absl::StrCat(
+                  "rank ", options_.rank,
+                  " cannot reach the others through the store: ", FirstLine(error.what())))
+            : absl::DeadlineExceededError(
+                  absl::StrCat("rank ", options_.rank, " has waited ",
+                               absl::FormatDuration(absl::Trunc(waited, absl::Milliseconds(1))),
+                               " for ", Missing()));
+    if (options_.rank == 0) GiveUp(status);
+    return status;
   }
 }
 
@@ -59,35 +92,96 @@ void StoreGroup::StartInstance() {
 }
 
 std::string StoreGroup::Lead(const std::string& value, const Decision& decide) {
-  const absl::Time deadline = MonotonicClock().Now() + options_.timeout;
-  std::vector<std::string> values = {value};
-  for (int rank = 1; rank < options_.world_size; ++rank) {
-    values.push_back(WaitFor(ValueKey(round_, rank), deadline));
-  }
-  // Everybody is in this round, so nobody reads the last one's keys any more.
-  if (round_ > 0) DeleteRound(round_ - 1);
+  std::vector<std::string> keys;
+  for (int rank = 1; rank < options_.world_size; ++rank) keys.push_back(ValueKey(rank));
+  Await(keys);
+  std::vector<std::string> values = Read(keys);
+  values.insert(values.begin(), value);
+  // Every rank is in this round, so nobody reads our keys of an earlier one any more.
+  DeleteStaleKeys();
   std::string answer = decide(values);
-  options_.store->set(AnswerKey(round_), ToBytes(answer));
+  const std::string key = RoundKey(kAnswer);
+  stale_keys_.push_back(key);
+  options_.store->set(key, ToBytes(EncodeResult(answer)));
   return answer;
 }
 
-std::string StoreGroup::Follow(const std::string& value) {
-  options_.store->set(ValueKey(round_, options_.rank), ToBytes(value));
-  return WaitFor(AnswerKey(round_), MonotonicClock().Now() + options_.timeout);
+absl::StatusOr<std::string> StoreGroup::Follow(const std::string& value) {
+  DeleteStaleKeys();
+  const std::string key = ValueKey(options_.rank);
+  stale_keys_.push_back(key);
+  options_.store->set(key, ToBytes(value));
+  const std::string answer_key = RoundKey(kAnswer);
+  Await({answer_key});
+  absl::StatusOr<std::string> answer = DecodeResult(Read({answer_key})[0]);
+  DeleteStaleKeys();  // rank 0 has read it, or never will
+  if (answer.ok()) return answer;
+  return absl::Status(
+      answer.status().code(),
+      absl::StrCat("rank ", options_.rank,
+                   " has waited for rank 0, which gave up: ", answer.status().message()));
 }
 
-std::string StoreGroup::WaitFor(const std::string& key, absl::Time deadline) {
-  // Rounded up: a wait that ends in time is not to look like one that ended early.
-  const absl::Duration left = std::max(deadline - MonotonicClock().Now(), absl::ZeroDuration());
-  options_.store->wait({key}, absl::ToChronoMilliseconds(left + absl::Milliseconds(1)));
-  return ToText(options_.store->get(key));
-}
-
-void StoreGroup::DeleteRound(int64_t round) {
-  for (int rank = 1; rank < options_.world_size; ++rank) {
-    options_.store->deleteKey(ValueKey(round, rank));
+// Throws the store's exception when the keys did not come. A rank that makes progress counts as
+// there, whichever rank it is: all of them end in the same round.
+void StoreGroup::Await(const std::vector<std::string>& keys) {
+  if (keys.empty()) return;
+  // Rank 0 gives up first and says whom it misses.
+  const absl::Duration look = options_.timeout / kLooksPerTimeout;
+  const absl::Duration patience =
+      options_.timeout + (options_.rank == 0 ? absl::ZeroDuration() : look);
+  absl::Time deadline = clock_.Now() + patience;
+  int64_t seen = -1;
+  while (true) {
+    const absl::Time start = clock_.Now();
+    // Rounded up: a wait that ends in time is not to look like one that ended early.
+    const absl::Duration slice =
+        std::min(look, std::max(deadline - start, absl::ZeroDuration())) + absl::Milliseconds(1);
+    try {
+      options_.store->wait(keys, absl::ToChronoMilliseconds(slice));
+      return;
+    } catch (const std::exception&) {
+      const absl::Time now = clock_.Now();
+      if (now - start < slice - absl::Milliseconds(1)) throw;  // not for want of time
+      const int64_t progress = options_.store->add(AttemptKey(kProgress), 0);
+      const bool moved = progress > std::max<int64_t>(seen, 0);
+      seen = progress;
+      if (moved) {
+        deadline = now + patience;
+        if (options_.on_progress != nullptr) options_.on_progress();
+      }
+      if (now >= deadline) throw;
+    }
   }
-  options_.store->deleteKey(AnswerKey(round));
+}
+
+std::vector<std::string> StoreGroup::Read(const std::vector<std::string>& keys) {
+  std::vector<std::string> values;
+  if (options_.store->hasExtendedApi()) {
+    for (const std::vector<uint8_t>& value : options_.store->multiGet(keys)) {
+      values.push_back(ToText(value));
+    }
+  } else {
+    for (const std::string& key : keys) values.push_back(ToText(options_.store->get(key)));
+  }
+  return values;
+}
+
+// A rank that comes late for this attempt shall not wait for an answer.
+void StoreGroup::GiveUp(const absl::Status& status) {
+  if (instance_ == 0) return;
+  try {
+    const std::string key = RoundKey(kAnswer);
+    stale_keys_.push_back(key);
+    options_.store->set(key, ToBytes(EncodeResult(status)));
+  } catch (const std::exception&) {
+    // The store is what is broken: the late rank waits until its own time is up.
+  }
+}
+
+void StoreGroup::DeleteStaleKeys() {
+  for (const std::string& key : stale_keys_) options_.store->deleteKey(key);
+  stale_keys_.clear();
 }
 
 std::string StoreGroup::Missing() {
@@ -95,7 +189,7 @@ std::string StoreGroup::Missing() {
   std::vector<std::string> missing;
   for (int rank = 1; rank < options_.world_size; ++rank) {
     try {
-      if (!options_.store->check({ValueKey(round_, rank)})) missing.push_back(absl::StrCat(rank));
+      if (!options_.store->check({ValueKey(rank)})) missing.push_back(absl::StrCat(rank));
     } catch (const std::exception&) {
       return "the other ranks, and the store does not answer";
     }

@@ -22,21 +22,27 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::UnorderedElementsAre;
 
+using elastic::EntryKind;
+
 struct Implementation {
   std::string name;
-  std::function<std::unique_ptr<elastic::FileSystem>()> make;
+  std::function<std::unique_ptr<elastic::FileSystem>(const std::string& root)> make;
+  // A link at `path` to `target`, made by other means than the file system's.
+  std::function<void(elastic::FileSystem&, const std::string& path, const std::string& target)>
+      link;
 };
+
+std::string FreshFolder(const std::string& name) {
+  std::string folder = absl::StrCat(::testing::TempDir(), "/", name, "XXXXXX");
+  return mkdtemp(folder.data());
+}
 
 class FileSystemConformanceTest : public ::testing::TestWithParam<Implementation> {
  protected:
-  FileSystemConformanceTest() : file_system_(GetParam().make()) {
-    if (GetParam().name == "Posix") {
-      std::string folder = absl::StrCat(::testing::TempDir(), "/fsXXXXXX");
-      root_ = mkdtemp(folder.data());
-    } else {
-      root_ = "/root";
-      EXPECT_TRUE(file_system_->MakeDirectory(root_).ok());
-    }
+  FileSystemConformanceTest()
+      : root_(GetParam().name == "Posix" ? FreshFolder("fs") : "/root"),
+        file_system_(GetParam().make(root_)) {
+    if (GetParam().name != "Posix") EXPECT_TRUE(file_system_->MakeDirectory(root_).ok());
   }
 
   std::string Path(const std::string& name) const { return absl::StrCat(root_, "/", name); }
@@ -58,8 +64,12 @@ class FileSystemConformanceTest : public ::testing::TestWithParam<Implementation
     return text;
   }
 
+  void Link(const std::string& name, const std::string& target) {
+    GetParam().link(*file_system_, Path(name), Path(target));
+  }
+
+  const std::string root_;
   const std::unique_ptr<elastic::FileSystem> file_system_;
-  std::string root_;
 };
 
 TEST_P(FileSystemConformanceTest, ReadsWhatWasWritten) {
@@ -145,12 +155,92 @@ TEST_P(FileSystemConformanceTest, RemovesFilesAndOnlyEmptyFolders) {
   EXPECT_EQ(file_system_->ListDirectory(Path("d")).status().code(), absl::StatusCode::kNotFound);
 }
 
+TEST_P(FileSystemConformanceTest, KindIsThatOfTheEntryItself) {
+  Write("a", "1");
+  ASSERT_TRUE(file_system_->MakeDirectory(Path("d")).ok());
+  Link("to_file", "a");
+  Link("to_folder", "d");
+  Link("to_nothing", "none");
+  EXPECT_EQ(*file_system_->KindOf(Path("a")), EntryKind::kFile);
+  EXPECT_EQ(*file_system_->KindOf(Path("d")), EntryKind::kDirectory);
+  for (const char* name : {"to_file", "to_folder", "to_nothing"}) {
+    EXPECT_EQ(*file_system_->KindOf(Path(name)), EntryKind::kOther) << name;
+  }
+  EXPECT_EQ(file_system_->KindOf(Path("none")).status().code(), absl::StatusCode::kNotFound);
+}
+
+TEST_P(FileSystemConformanceTest, OnlyOpenFileGoesThroughALinkToAFolder) {
+  ASSERT_TRUE(file_system_->MakeDirectory(Path("d")).ok());
+  ASSERT_TRUE(file_system_->MakeDirectory(Path("d/inner")).ok());
+  Write("d/a", "1");
+  Link("link", "d");
+  EXPECT_EQ(Read("link/a"), "1");
+  const auto refused = absl::StatusCode::kFailedPrecondition;
+  EXPECT_EQ(file_system_->CreateFile(Path("link/new")).status().code(), refused);
+  EXPECT_EQ(file_system_->MakeDirectory(Path("link/new")).code(), refused);
+  EXPECT_EQ(file_system_->KindOf(Path("link/a")).status().code(), refused);
+  EXPECT_EQ(file_system_->ListDirectory(Path("link")).status().code(), refused);
+  EXPECT_EQ(file_system_->SyncDirectory(Path("link")).code(), refused);
+  EXPECT_EQ(file_system_->Rename(Path("link/a"), Path("b")).code(), refused);
+  EXPECT_EQ(file_system_->Rename(Path("d/a"), Path("link/b")).code(), refused);
+  EXPECT_EQ(file_system_->ReplaceFile(Path("link/a"), Path("b")).code(), refused);
+  EXPECT_EQ(file_system_->RemoveFile(Path("link/a")).code(), refused);
+  EXPECT_EQ(file_system_->RemoveDirectory(Path("link/inner")).code(), refused);
+  EXPECT_EQ(file_system_->RemoveDirectory(Path("link")).code(), refused);
+  EXPECT_THAT(*file_system_->ListDirectory(Path("d")), UnorderedElementsAre("a", "inner"));
+}
+
+TEST_P(FileSystemConformanceTest, LinkToAFileIsAnEntryOfItsOwn) {
+  Write("a", "1");
+  Link("link", "a");
+  EXPECT_EQ(file_system_->CreateFile(Path("link")).status().code(),
+            absl::StatusCode::kAlreadyExists);
+  Write("new", "2");
+  EXPECT_TRUE(file_system_->ReplaceFile(Path("new"), Path("link")).ok());
+  EXPECT_EQ(Read("link"), "2");
+  EXPECT_EQ(Read("a"), "1");
+  Link("other", "a");
+  EXPECT_TRUE(file_system_->RemoveFile(Path("other")).ok());
+  EXPECT_EQ(Read("a"), "1");
+  Link("dangling", "none");
+  EXPECT_EQ(file_system_->CreateFile(Path("dangling")).status().code(),
+            absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ(file_system_->KindOf(Path("none")).status().code(), absl::StatusCode::kNotFound);
+}
+
 INSTANTIATE_TEST_SUITE_P(
     All, FileSystemConformanceTest,
-    ::testing::Values(
-        Implementation{"Posix", [] { return std::make_unique<elastic::PosixFileSystem>(); }},
-        Implementation{"Memory", [] { return std::make_unique<MemoryFileSystem>(); }}),
+    ::testing::Values(Implementation{"Posix",
+                                     [](const std::string& root) {
+                                       return std::make_unique<elastic::PosixFileSystem>(root);
+                                     },
+                                     [](elastic::FileSystem&, const std::string& path,
+                                        const std::string& target) {
+                                       ASSERT_EQ(symlink(target.c_str(), path.c_str()), 0);
+                                     }},
+                      Implementation{
+                          "Memory",
+                          [](const std::string&) { return std::make_unique<MemoryFileSystem>(); },
+                          [](elastic::FileSystem& file_system, const std::string& path,
+                             const std::string& target) {
+                            static_cast<MemoryFileSystem&>(file_system).MakeLink(path, target);
+                          }}),
     [](const auto& info) { return info.param.name; });
+
+TEST(PosixFileSystemTest, RootMayBeALinkAndSoMayFoldersAboveIt) {
+  const std::string top = FreshFolder("top");
+  const std::string real = top + "/real";
+  ASSERT_EQ(mkdir(real.c_str(), 0700), 0);
+  ASSERT_EQ(mkdir((real + "/run").c_str(), 0700), 0);
+  ASSERT_EQ(symlink(real.c_str(), (top + "/link").c_str()), 0);
+  ASSERT_EQ(symlink("run", (real + "/alias").c_str()), 0);
+  const std::string root = top + "/link/alias";
+  elastic::PosixFileSystem file_system(root);
+  EXPECT_TRUE(file_system.CreateFile(root + "/a").ok());
+  EXPECT_TRUE(file_system.SyncDirectory(root).ok());
+  EXPECT_THAT(*file_system.ListDirectory(root), UnorderedElementsAre("a"));
+  EXPECT_EQ(access((real + "/run/a").c_str(), F_OK), 0);
+}
 
 TEST(PosixFileSystemTest, FifoIsNoFileAndDoesNotBlock) {
   std::string folder = absl::StrCat(::testing::TempDir(), "/fifoXXXXXX");

@@ -11,6 +11,7 @@
 
 namespace ddp::testing {
 
+using elastic::EntryKind;
 using elastic::ReadableFile;
 using elastic::WritableFile;
 
@@ -19,6 +20,7 @@ struct MemoryFileSystem::Node {
   using Entries = std::map<std::string, std::shared_ptr<Node>>;
 
   bool is_folder = false;
+  std::optional<std::string> link;  // of a link: the path that it points to
   std::string content;
   std::string synced_content;
   Entries entries;
@@ -28,6 +30,7 @@ struct MemoryFileSystem::Node {
   std::shared_ptr<Node> After(Loss loss) const {
     auto after = std::make_shared<Node>();
     after->is_folder = is_folder;
+    after->link = link;
     const bool keep_content = loss == Loss::kNothing || loss == Loss::kUnsyncedNames;
     const bool keep_names = loss == Loss::kNothing || loss == Loss::kUnsyncedContent;
     after->content = keep_content ? content : synced_content;
@@ -47,11 +50,13 @@ class MemoryFileSystem::Writer final : public WritableFile {
       : owner_(owner), node_(std::move(node)) {}
 
   absl::Status Reserve(uint64_t bytes) override {
+    owner_->StandStill();
     MutexLock lock(owner_->mutex_);
     return owner_->Count();
   }
 
   absl::Status Append(const char* data, size_t bytes) override {
+    owner_->StandStill();
     MutexLock lock(owner_->mutex_);
     const absl::Status status = owner_->Count();
     node_->content.append(data, status.ok() ? bytes : bytes / 2);
@@ -59,6 +64,7 @@ class MemoryFileSystem::Writer final : public WritableFile {
   }
 
   absl::Status Sync() override {
+    owner_->StandStill();
     MutexLock lock(owner_->mutex_);
     DDP_RETURN_IF_ERROR(owner_->Count());
     node_->synced_content = node_->content;
@@ -66,6 +72,7 @@ class MemoryFileSystem::Writer final : public WritableFile {
   }
 
   absl::Status Close() override {
+    owner_->StandStill();
     MutexLock lock(owner_->mutex_);
     return owner_->Count();
   }
@@ -83,6 +90,7 @@ class MemoryFileSystem::Reader final : public ReadableFile {
   uint64_t size() const override { return content_.size(); }
 
   absl::Status Read(uint64_t offset, char* buffer, size_t bytes) const override {
+    owner_->StandStill();
     MutexLock lock(owner_->mutex_);
     DDP_RETURN_IF_ERROR(owner_->Count());
     if (offset > content_.size() || bytes > content_.size() - offset) {
@@ -118,6 +126,21 @@ void MemoryFileSystem::FailFromCall(int64_t call, absl::Status error) {
   fail_from_error_ = std::move(error);
 }
 
+void MemoryFileSystem::RunBeforeCall(int64_t call, std::function<void()> action) {
+  MutexLock lock(mutex_);
+  before_calls_[call] = std::move(action);
+}
+
+void MemoryFileSystem::MakeLink(const std::string& path, const std::string& target) {
+  MutexLock lock(mutex_);
+  const absl::StatusOr<Place> place = Find(path);
+  CHECK(place.ok() && place->node == nullptr) << "no place for a link at " << path;
+  auto link = std::make_shared<Node>();
+  link->link = target;
+  place->folder->entries[place->name] = link;
+  place->folder->synced_entries[place->name] = std::move(link);
+}
+
 void MemoryFileSystem::PowerCut(Loss loss) {
   MutexLock lock(mutex_);
   root_ = root_->After(loss);
@@ -141,6 +164,19 @@ std::optional<std::string> MemoryFileSystem::Content(const std::string& path) co
   return place->node->content;
 }
 
+// Outside of the lock: the action makes calls of its own.
+void MemoryFileSystem::StandStill() {
+  std::function<void()> action;
+  {
+    MutexLock lock(mutex_);
+    const auto found = before_calls_.find(calls_ + 1);
+    if (found == before_calls_.end()) return;
+    action = std::move(found->second);
+    before_calls_.erase(found);
+  }
+  action();
+}
+
 absl::Status MemoryFileSystem::Count() {
   ++calls_;
   if (calls_ >= fail_from_) return fail_from_error_;
@@ -156,7 +192,8 @@ absl::StatusOr<MemoryFileSystem::Place> MemoryFileSystem::Find(const std::string
       return absl::NotFoundError(absl::StrCat(path, ": no such file or directory"));
     }
     if (!place.node->is_folder) {
-      return absl::FailedPreconditionError(absl::StrCat(path, ": not a directory"));
+      return absl::FailedPreconditionError(absl::StrCat(
+          path, place.node->link.has_value() ? ": a link on the way" : ": not a directory"));
     }
     place.folder = place.node;
     place.name = name;
@@ -166,8 +203,29 @@ absl::StatusOr<MemoryFileSystem::Place> MemoryFileSystem::Find(const std::string
   return place;
 }
 
+// `path` with its links replaced by what they point to.
+std::string MemoryFileSystem::Resolve(std::string path) const {
+  constexpr int kLinksMax = 8;
+  for (int links = 0; links < kLinksMax; ++links) {
+    bool replaced = false;
+    for (size_t end = path.find('/', 1);; end = path.find('/', end + 1)) {
+      const absl::StatusOr<Place> place = Find(path.substr(0, end));
+      if (!place.ok() || place->node == nullptr) break;
+      if (place->node->link.has_value()) {
+        path = *place->node->link + (end == std::string::npos ? "" : path.substr(end));
+        replaced = true;
+        break;
+      }
+      if (end == std::string::npos) break;
+    }
+    if (!replaced) break;
+  }
+  return path;
+}
+
 absl::StatusOr<std::unique_ptr<WritableFile>> MemoryFileSystem::CreateFile(
     const std::string& path) {
+  StandStill();
   MutexLock lock(mutex_);
   DDP_RETURN_IF_ERROR(Count());
   DDP_ASSIGN_OR_RETURN(Place place, Find(path));
@@ -178,17 +236,19 @@ absl::StatusOr<std::unique_ptr<WritableFile>> MemoryFileSystem::CreateFile(
 }
 
 absl::StatusOr<std::unique_ptr<ReadableFile>> MemoryFileSystem::OpenFile(const std::string& path) {
+  StandStill();
   MutexLock lock(mutex_);
   DDP_RETURN_IF_ERROR(Count());
-  DDP_ASSIGN_OR_RETURN(const Place place, Find(path));
+  DDP_ASSIGN_OR_RETURN(const Place place, Find(Resolve(path)));
   if (place.node == nullptr) return absl::NotFoundError(absl::StrCat(path, ": no such file"));
-  if (place.node->is_folder) {
+  if (place.node->is_folder || place.node->link.has_value()) {
     return absl::FailedPreconditionError(absl::StrCat(path, " is not a plain file"));
   }
   return std::make_unique<Reader>(this, path, place.node->content);
 }
 
 absl::Status MemoryFileSystem::MakeDirectory(const std::string& path) {
+  StandStill();
   MutexLock lock(mutex_);
   DDP_RETURN_IF_ERROR(Count());
   DDP_ASSIGN_OR_RETURN(const Place place, Find(path));
@@ -199,7 +259,18 @@ absl::Status MemoryFileSystem::MakeDirectory(const std::string& path) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<EntryKind> MemoryFileSystem::KindOf(const std::string& path) {
+  StandStill();
+  MutexLock lock(mutex_);
+  DDP_RETURN_IF_ERROR(Count());
+  DDP_ASSIGN_OR_RETURN(const Place place, Find(path));
+  if (place.node == nullptr) return absl::NotFoundError(absl::StrCat(path, ": no such file"));
+  if (place.node->link.has_value()) return EntryKind::kOther;
+  return place.node->is_folder ? EntryKind::kDirectory : EntryKind::kFile;
+}
+
 absl::StatusOr<std::vector<std::string>> MemoryFileSystem::ListDirectory(const std::string& path) {
+  StandStill();
   MutexLock lock(mutex_);
   DDP_RETURN_IF_ERROR(Count());
   DDP_ASSIGN_OR_RETURN(const Place place, Find(path));
@@ -213,20 +284,26 @@ absl::StatusOr<std::vector<std::string>> MemoryFileSystem::ListDirectory(const s
 }
 
 absl::Status MemoryFileSystem::SyncDirectory(const std::string& path) {
+  StandStill();
   MutexLock lock(mutex_);
   DDP_RETURN_IF_ERROR(Count());
   DDP_ASSIGN_OR_RETURN(const Place place, Find(path));
   if (place.node == nullptr) return absl::NotFoundError(absl::StrCat(path, ": no such folder"));
+  if (!place.node->is_folder) {
+    return absl::FailedPreconditionError(absl::StrCat(path, ": not a directory"));
+  }
   place.node->synced_entries = place.node->entries;
   return absl::OkStatus();
 }
 
 absl::Status MemoryFileSystem::Rename(const std::string& from, const std::string& to) {
+  StandStill();
   MutexLock lock(mutex_);
   return Move(from, to, /*replace=*/false);
 }
 
 absl::Status MemoryFileSystem::ReplaceFile(const std::string& from, const std::string& to) {
+  StandStill();
   MutexLock lock(mutex_);
   return Move(from, to, /*replace=*/true);
 }
@@ -245,6 +322,7 @@ absl::Status MemoryFileSystem::Move(const std::string& from, const std::string& 
 }
 
 absl::Status MemoryFileSystem::RemoveFile(const std::string& path) {
+  StandStill();
   MutexLock lock(mutex_);
   DDP_RETURN_IF_ERROR(Count());
   DDP_ASSIGN_OR_RETURN(const Place place, Find(path));
@@ -257,6 +335,7 @@ absl::Status MemoryFileSystem::RemoveFile(const std::string& path) {
 }
 
 absl::Status MemoryFileSystem::RemoveDirectory(const std::string& path) {
+  StandStill();
   MutexLock lock(mutex_);
   DDP_RETURN_IF_ERROR(Count());
   DDP_ASSIGN_OR_RETURN(const Place place, Find(path));

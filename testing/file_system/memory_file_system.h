@@ -18,7 +18,9 @@ namespace ddp::testing {
 
 // A FileSystem in memory that forgets like a disk: content that was not synced and names whose
 // folder was not synced are gone after PowerCut(). Every call is numbered from 1, and any of them
-// can be made to fail.
+// can be made to fail or to stand still for a while.
+//
+// OpenFile() follows links; every other call refuses a link on its way, in every folder.
 //
 // Thread-safe. Files that are open outlive neither a power cut nor this object.
 class MemoryFileSystem final : public elastic::FileSystem {
@@ -42,6 +44,13 @@ class MemoryFileSystem final : public elastic::FileSystem {
   // So do all calls from it on: the process is gone.
   void FailFromCall(int64_t call, absl::Status error);
 
+  // Runs `action` on the caller's thread just before call number `call`: what others do while the
+  // caller stands still there. `action` may use this file system.
+  void RunBeforeCall(int64_t call, std::function<void()> action);
+
+  // Makes a link at `path` that points to the path `target`; as if synced.
+  void MakeLink(const std::string& path, const std::string& target);
+
   // Loses what `loss` says, and ends all failures.
   void PowerCut(Loss loss);
 
@@ -55,6 +64,7 @@ class MemoryFileSystem final : public elastic::FileSystem {
       const std::string& path) override;
   absl::StatusOr<std::unique_ptr<elastic::ReadableFile>> OpenFile(const std::string& path) override;
   absl::Status MakeDirectory(const std::string& path) override;
+  absl::StatusOr<elastic::EntryKind> KindOf(const std::string& path) override;
   absl::StatusOr<std::vector<std::string>> ListDirectory(const std::string& path) override;
   absl::Status SyncDirectory(const std::string& path) override;
   absl::Status Rename(const std::string& from, const std::string& to) override;
@@ -72,14 +82,17 @@ class MemoryFileSystem final : public elastic::FileSystem {
     std::shared_ptr<Node> node;  // null: no such name
   };
 
+  void StandStill() ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Count() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<Place> Find(const std::string& path) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::string Resolve(std::string path) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status Move(const std::string& from, const std::string& to, bool replace)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   mutable Mutex mutex_;
   std::shared_ptr<Node> root_ ABSL_GUARDED_BY(mutex_);
   int64_t calls_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::map<int64_t, std::function<void()>> before_calls_ ABSL_GUARDED_BY(mutex_);
   std::map<int64_t, absl::Status> failing_calls_ ABSL_GUARDED_BY(mutex_);
   int64_t fail_from_ ABSL_GUARDED_BY(mutex_) = INT64_MAX;
   absl::Status fail_from_error_ ABSL_GUARDED_BY(mutex_);

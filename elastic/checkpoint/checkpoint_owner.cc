@@ -1,0 +1,30 @@
+#include "elastic/checkpoint/checkpoint_owner.h"
+
+#include <tuple>
+
+#include "absl/strings/str_cat.h"
+
+namespace ddp::elastic {
+
+std::string OwnerText(const CheckpointOwner& owner) {
+  return absl::StrCat("generation ", owner.generation, " (", owner.nonce, ") of ",
+                      owner.instance > 0 ? absl::StrCat("instance ", owner.instance, " of ") : "",
+                      "run \"", owner.run_id, "\"");
+}
+
+absl::Status MayFollow(const CheckpointOwner& next, const CheckpointOwner& current) {
+  if (next.run_id != current.run_id) return absl::OkStatus();
+  if (!next.job.empty() && !current.job.empty() && next.job != current.job) {
+    return absl::OkStatus();
+  }
+  // A rank of another launcher than ddprun knows no instance.
+  const bool compares = next.instance > 0 && current.instance > 0;
+  const auto order = [compares](const CheckpointOwner& owner) {
+    return std::make_tuple(compares ? owner.instance : 0, owner.generation);
+  };
+  if (order(next) >= order(current)) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      OwnerText(next), " is older than ", OwnerText(current), ", another generation of its job"));
+}
+
+}  // namespace ddp::elastic
