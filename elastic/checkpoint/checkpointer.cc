@@ -428,6 +428,9 @@ std::string Checkpointer::Impl::NewestRunId() const {
   for (const CheckpointId& id : *ids) {
     const absl::StatusOr<CheckpointStorage::StoredManifest> stored = storage_.ReadManifest(id);
     if (stored.ok()) return stored->manifest.run_id;
+    // What may pass, as a want of descriptors, does not make the checkpoint another job's.
+    if (absl::IsDataLoss(stored.status()) || absl::IsNotFound(stored.status())) continue;
+    throw CheckpointError(std::string(stored.status().message()));
   }
   return "";
 }

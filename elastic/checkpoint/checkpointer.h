@@ -185,9 +185,10 @@ class Checkpointer {
   // Throws CheckpointError when the folder is there and cannot be read.
   bool has_checkpoint() const;
 
-  // The run id of the job that wrote the newest checkpoint whose manifest can be read, as this rank
-  // sees it; empty when there is none. Tells a restarted job's own checkpoints from what an earlier
-  // job left in the folder. Not a collective.
+  // The run id of the job that wrote the newest checkpoint whose manifest is not damaged, as this
+  // rank sees it; empty when there is none. Tells a restarted job's own checkpoints from what an
+  // earlier job left in the folder. Not a collective. Throws CheckpointError when the manifest
+  // cannot be read for another reason.
   std::string newest_run_id() const;
 
  private:

@@ -160,6 +160,23 @@ TEST(HealthPageTest, CheckpointsAndEvaluationsAreNoPartOfAStep) {
             (after.last_commit_monotonic_ns - between.last_commit_monotonic_ns) / 1000 - 40'000);
 }
 
+TEST(HealthPageTest, ProgressBeginsThePhaseAnewAndNothingElse) {
+  HealthPage page = MakePage();
+  page.BeginGeneration(1);
+  page.CommitStep(1);
+  page.EnterPhase(Phase::kCheckpoint);
+  const HealthPage::Snapshot before = page.Read();
+  Spend(1000);
+  page.Progress();
+  const HealthPage::Snapshot after = page.Read();
+  EXPECT_EQ(after.phase, Phase::kCheckpoint);
+  EXPECT_GE(after.phase_start_monotonic_ns, before.phase_start_monotonic_ns + 1'000'000);
+  EXPECT_EQ(after.commits, 1);
+  // The time in it is counted in full.
+  page.CommitStep(2);
+  EXPECT_GE(Total(page.Read(), Phase::kCheckpoint), 1000);
+}
+
 TEST(HealthPageTest, ThereIsNoStartupAfterTheFirstCommit) {
   HealthPage page = MakePage();
   page.BeginGeneration(1);

@@ -10,6 +10,7 @@
 
 #include <gflags/gflags.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
@@ -185,7 +186,7 @@ class Trainer {
     for (int64_t epoch = sampler_->epoch(); epoch < FLAGS_epochs && !stop_; ++epoch) {
       RunEpoch(static_cast<uint32_t>(epoch));
     }
-    if (saved_step_ != state_.step) Save();
+    if (saved_step_ != state_.step) Save(Checkpointer::Urgency::kLast);
   }
 
  private:
@@ -204,7 +205,6 @@ class Trainer {
             FLAGS_checkpoint_dir +
                 " holds checkpoints already: go on from them with --resume, or name another "
                 "folder with --checkpoint_dir");
-    const auto phase = session_.phase(Phase::kCheckpoint);
     if (const auto restored = checkpointer_->restore(state_)) {
       saved_step_ = state_.step;
       if (group_->rank() == 0) {
@@ -218,7 +218,10 @@ class Trainer {
     std::error_code error;
     fs::create_directories(FLAGS_checkpoint_dir, error);
     Require(!error, "cannot make the folder " + FLAGS_checkpoint_dir + ": " + error.message());
-    RequireOk(metrics_.CutBackTo(state_.step));
+    // A disk that is full by now ends no job that could begin.
+    const absl::Status cut = metrics_.CutBackTo(state_.step);
+    if (!session_.is_restart()) RequireOk(cut);
+    if (!cut.ok()) std::fprintf(stderr, "%s\n", std::string(cut.message()).c_str());
   }
 
   void OpenCommitLog() {
@@ -304,15 +307,24 @@ class Trainer {
     std::printf("epoch %u loss %.4f test_accuracy %.4f samples_per_second %.0f\n", epoch,
                 entry.loss, entry.test_accuracy, entry.samples_per_second);
     std::fflush(stdout);
-    if (checkpointer_) RequireOk(metrics_.Append(entry));
+    if (!checkpointer_) return;
+    // A full disk is no reason to stop.
+    const absl::Status appended = metrics_.Append(entry);
+    if (!appended.ok()) {
+      std::fprintf(stderr, "%s\n", std::string(appended.message()).c_str());
+    }
   }
 
-  void Save() {
+  // Training goes on when a checkpoint cannot be saved; the checkpointer has said why.
+  void Save(Checkpointer::Urgency urgency = Checkpointer::Urgency::kRoutine) {
     if (!checkpointer_) return;
-    const auto phase = session_.phase(Phase::kCheckpoint);
     state_.bucket_layout = model_->bucket_layout();
-    checkpointer_->save(state_);
-    saved_step_ = state_.step;
+    if (!checkpointer_->save(state_, urgency).empty()) {
+      saved_step_ = state_.step;
+    } else if (urgency == Checkpointer::Urgency::kLast && group_->rank() == 0) {
+      std::fprintf(stderr, "the last checkpoint was not saved: the steps from %lld on are lost\n",
+                   static_cast<long long>(std::max<int64_t>(saved_step_, 0)));
+    }
   }
 
   WorkerSession& session_;
