@@ -42,7 +42,9 @@ class FileSystemConformanceTest : public ::testing::TestWithParam<Implementation
   FileSystemConformanceTest()
       : root_(GetParam().name == "Posix" ? FreshFolder("fs") : "/root"),
         file_system_(GetParam().make(root_)) {
-    if (GetParam().name != "Posix") EXPECT_TRUE(file_system_->MakeDirectory(root_).ok());
+    if (GetParam().name != "Posix") {
+      EXPECT_TRUE(file_system_->MakeDirectory(root_).ok());
+    }
   }
 
   std::string Path(const std::string& name) const { return absl::StrCat(root_, "/", name); }
