@@ -77,6 +77,14 @@ absl::Status CompareFile(const Manifest& manifest, const FileRecord& record,
                                           record.hash.Hex()));
 }
 
+// What a program that loads one checkpoint or the other could tell apart.
+bool HoldsTheSame(const Manifest& a, const Manifest& b) {
+  // The tensors of all files: the model's, the optimizer's and each rank's generators.
+  return a.tensors == b.tensors && a.sampler == b.sampler && a.epoch == b.epoch &&
+         a.optimizer == b.optimizer && a.world_size == b.world_size && a.aliases == b.aliases &&
+         a.bucket_layout == b.bucket_layout;
+}
+
 }  // namespace
 
 CheckpointStorage::CheckpointStorage(FileSystem* file_system, std::string root, AskRendezvous ask)
@@ -299,9 +307,11 @@ absl::Status CheckpointStorage::RemoveFolder(const std::string& path) {
 absl::StatusOr<std::string> CheckpointStorage::Commit(const CheckpointOwner& owner,
                                                       const std::string& writing_folder,
                                                       const Manifest& manifest) {
+  DDP_RETURN_IF_ERROR(CheckManifest(manifest));
   DDP_RETURN_IF_ERROR(WriteWholeFile(
       *file_system_, absl::StrCat(writing_folder, "/", kManifestName), EncodeManifest(manifest)));
   DDP_RETURN_IF_ERROR(file_system_->SyncDirectory(writing_folder));
+  DDP_RETURN_IF_ERROR(CheckWritten(writing_folder, manifest));
   CheckpointOwner asked = owner;
   DDP_RETURN_IF_ERROR(CheckGeneration(asked));
   DDP_RETURN_IF_ERROR(CheckOwner(owner));
@@ -322,6 +332,30 @@ absl::StatusOr<std::string> CheckpointStorage::Commit(const CheckpointOwner& own
   return folder;
 }
 
+// That `folder` holds what is about to be committed: the manifest as it was meant, and each file
+// with its size. The files' bytes are not read again.
+absl::Status CheckpointStorage::CheckWritten(const std::string& folder,
+                                             const Manifest& manifest) const {
+  const std::string path = absl::StrCat(folder, "/", kManifestName);
+  DDP_ASSIGN_OR_RETURN(const std::string text,
+                       ReadWholeFile(*file_system_, path, kManifestBytesMax));
+  const absl::StatusOr<Manifest> written = ParseManifest(text);
+  if (!written.ok() || *written != manifest) {
+    return absl::UnavailableError(
+        absl::StrCat(path, " is not as it was written: ",
+                     written.ok() ? "it holds something else" : written.status().message()));
+  }
+  for (const FileRecord& record : manifest.files) {
+    const std::string file_path = absl::StrCat(folder, "/", record.name);
+    DDP_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> file,
+                         file_system_->OpenFile(file_path));
+    if (file->size() == record.bytes) continue;
+    return absl::UnavailableError(absl::StrCat(file_path, " has ", file->size(), " bytes, and ",
+                                               record.bytes, " were written"));
+  }
+  return absl::OkStatus();
+}
+
 // A folder stands where `manifest` is to go. True: it was not whole, and has made way. False: it
 // holds the same state.
 absl::StatusOr<bool> CheckpointStorage::YieldToExisting(const Manifest& manifest) {
@@ -329,11 +363,7 @@ absl::StatusOr<bool> CheckpointStorage::YieldToExisting(const Manifest& manifest
   const absl::StatusOr<StoredManifest> existing = ReadManifest(manifest.id);
   const absl::Status whole = existing.ok() ? CheckWhole(existing->manifest) : existing.status();
   if (whole.ok()) {
-    if (existing->manifest.state_hash == manifest.state_hash &&
-        existing->manifest.sampler == manifest.sampler &&
-        existing->manifest.epoch == manifest.epoch) {
-      return false;
-    }
+    if (HoldsTheSame(existing->manifest, manifest)) return false;
     return absl::AlreadyExistsError(
         absl::StrCat(folder, " exists and holds another state, saved by run \"",
                      existing->manifest.run_id, "\": save into another folder, or remove it"));

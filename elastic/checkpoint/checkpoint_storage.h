@@ -98,6 +98,7 @@ class CheckpointStorage {
   absl::StatusOr<Contents> LookInto(const std::string& path) const;
   void NameOnce(const std::string& path, const std::string& reason);
   absl::Status CheckWhole(const Manifest& manifest) const;
+  absl::Status CheckWritten(const std::string& folder, const Manifest& manifest) const;
   absl::StatusOr<bool> YieldToExisting(const Manifest& manifest);
 
   FileSystem* const file_system_;

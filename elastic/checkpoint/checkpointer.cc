@@ -368,6 +368,7 @@ absl::Status Checkpointer::Impl::AgreeOn(const absl::Status& mine) {
 absl::StatusOr<std::function<void()>> Checkpointer::Impl::Prepare(
     const TrainingState& state, const ModelTensors& model, const LoadedCheckpoint& loaded) const {
   try {
+    DDP_RETURN_IF_ERROR(CheckLoadable(model, loaded.manifest.aliases, loaded.model));
     DDP_ASSIGN_OR_RETURN(const std::function<void()> put_rng, PrepareRng(loaded, options_.rank));
     if (state.optimizer == nullptr) return put_rng;
     const std::function<void()> put_optimizer =

@@ -420,6 +420,62 @@ TEST_F(CheckpointerTest, TiedWeightsAreSavedOnceAndStayTied) {
   EXPECT_THAT(ErrorOfRestore(state), HasSubstr("output: one tensor with embedding in the model"));
 }
 
+// set_data() ties memory: two parameters, each with its own state in the optimizer.
+TEST_F(CheckpointerTest, ParametersTiedBySetDataKeepTheirOwnOptimizerState) {
+  struct Tied {
+    Tied() {
+      encoder = module->register_parameter("encoder", torch::full({2}, 1.0));
+      decoder = module->register_parameter("decoder", torch::full({2}, 1.0));
+      decoder.set_data(encoder.data());
+      optimizer = std::make_unique<torch::optim::Adam>(module->parameters(), 0.1);
+      state = {.model = module.get(), .optimizer = optimizer.get()};
+    }
+    void Step() {
+      optimizer->zero_grad();
+      (encoder.sum() + (3 * decoder).pow(2).sum()).backward();
+      optimizer->step();
+      ++state.step;
+    }
+    std::shared_ptr<torch::nn::Module> module = std::make_shared<torch::nn::Module>();
+    torch::Tensor encoder, decoder;
+    std::unique_ptr<torch::optim::Adam> optimizer;
+    TrainingState state;
+  };
+  Tied trained;
+  trained.Step();
+  Checkpointer(Options()).save(trained.state);
+  Tied resumed;
+  ASSERT_TRUE(Checkpointer(Options(2)).restore(resumed.state).has_value());
+  trained.Step();
+  resumed.Step();
+  EXPECT_TRUE(torch::equal(resumed.encoder, trained.encoder)) << resumed.encoder;
+}
+
+TEST_F(CheckpointerTest, AnExpandedBufferComesBackAndNothingIsHalfRestored) {
+  const auto make = [](float value, const torch::Tensor& scale) {
+    auto module = std::make_shared<torch::nn::Module>();
+    module->register_parameter("weight", torch::full({3}, value));
+    module->register_buffer("scale", scale);
+    return module;
+  };
+  const auto saved = make(5, torch::full({1}, 7.0F).expand({4}));
+  TrainingState state{.model = saved.get()};
+  Checkpointer(Options()).save(state);
+  const auto loaded = make(0, torch::zeros({1}).expand({4}));
+  state.model = loaded.get();
+  ASSERT_TRUE(Checkpointer(Options(2)).restore(state).has_value());
+  EXPECT_TRUE(torch::equal(loaded->named_parameters()["weight"], torch::full({3}, 5.0F)));
+  EXPECT_TRUE(torch::equal(loaded->named_buffers()["scale"], torch::full({4}, 7.0F)));
+
+  const auto varied = make(6, torch::arange(4).to(torch::kFloat));
+  state = {.model = varied.get(), .step = 1};
+  Checkpointer(Options()).save(state);
+  const auto untouched = make(0, torch::zeros({1}).expand({4}));
+  state.model = untouched.get();
+  EXPECT_THAT(ErrorOfRestore(state), HasSubstr("tensor scale is expanded"));
+  EXPECT_TRUE(torch::equal(untouched->named_parameters()["weight"], torch::zeros({3})));
+}
+
 TEST_F(CheckpointerTest, WhatCannotBeSavedIsNamed) {
   Trainer trainer(
       [](Net& net) { return std::make_unique<torch::optim::RMSprop>(net->parameters()); });

@@ -1,6 +1,7 @@
 #include "elastic/checkpoint/manifest.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <set>
 #include <type_traits>
@@ -80,6 +81,51 @@ std::string Lines(const std::vector<Record>& records) {
     separator = ",\n  ";
   }
   return text + "]";
+}
+
+// ---- Checking before writing ----
+
+absl::Status CheckNames(const Manifest& manifest) {
+  std::vector<const std::string*> names = {&manifest.run_id};
+  for (const TensorRecord& tensor : manifest.tensors) names.push_back(&tensor.name);
+  for (const auto& [alias, name] : manifest.aliases) {
+    names.push_back(&alias);
+    names.push_back(&name);
+  }
+  for (const std::vector<std::string>& bucket : manifest.bucket_layout) {
+    for (const std::string& name : bucket) names.push_back(&name);
+  }
+  if (manifest.optimizer.has_value()) {
+    for (const OptimizerRecord::Group& group : manifest.optimizer->groups) {
+      for (const std::string& name : group.parameters) names.push_back(&name);
+    }
+  }
+  for (const std::string* name : names) {
+    if (IsUtf8(*name)) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("the name \"", absl::CHexEscape(*name),
+                     "\" is no UTF-8, which the files' format asks for: rename it"));
+  }
+  return absl::OkStatus();
+}
+
+bool IsFinite(const OptimizerRecord::Option& option) {
+  if (const auto* number = std::get_if<double>(&option)) return std::isfinite(*number);
+  const auto* numbers = std::get_if<std::vector<double>>(&option);
+  return numbers == nullptr || std::all_of(numbers->begin(), numbers->end(),
+                                           [](double number) { return std::isfinite(number); });
+}
+
+absl::Status CheckOptions(const OptimizerRecord& optimizer) {
+  for (size_t i = 0; i < optimizer.groups.size(); ++i) {
+    for (const auto& [name, option] : optimizer.groups[i].options) {
+      if (IsFinite(option)) continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat("the optimizer's option \"", name, "\" of parameter group ", i,
+                       " is no finite number: a checkpoint with it could not be loaded"));
+    }
+  }
+  return absl::OkStatus();
 }
 
 // ---- Reading ----
@@ -364,6 +410,18 @@ std::string EncodeManifest(const Manifest& manifest) {
     separator = ",\n";
   }
   return body + Trailer(body);
+}
+
+absl::Status CheckManifest(const Manifest& manifest) {
+  DDP_RETURN_IF_ERROR(CheckNames(manifest));
+  if (manifest.optimizer.has_value()) DDP_RETURN_IF_ERROR(CheckOptions(*manifest.optimizer));
+  const absl::StatusOr<Manifest> again = ParseManifest(EncodeManifest(manifest));
+  if (!again.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the manifest cannot be written: ", again.status().message()));
+  }
+  if (*again == manifest) return absl::OkStatus();
+  return absl::InvalidArgumentError("the manifest cannot be written: it would be read as another");
 }
 
 absl::StatusOr<Manifest> ParseManifest(const std::string& text) {

@@ -87,6 +87,10 @@ struct Manifest {
 // The text of the file.
 std::string EncodeManifest(const Manifest& manifest);
 
+// Whether ParseManifest(EncodeManifest(manifest)) gives `manifest` again. kInvalidArgument, naming
+// what cannot be written: an option that is no finite number, a name that is no UTF-8.
+absl::Status CheckManifest(const Manifest& manifest);
+
 // Trusts nothing. What it returns is consistent in itself: plain file names, each once; tensors in
 // listed files and inside of their bytes, with sizes that match their shapes. Errors: kDataLoss
 // (damaged, or a lie), kUnimplemented (of a newer version of the format).

@@ -1,5 +1,7 @@
 #include "elastic/checkpoint/manifest.h"
 
+#include <functional>
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -139,6 +141,35 @@ TEST(ManifestTest, LiesWithARightHashAreRefused) {
 
 TEST(ManifestTest, UnknownFieldsAreForLaterVersions) {
   EXPECT_EQ(ErrorAfter("\"step\": 1200", "\"step\": 1200,\n\"new\": {\"a\":[1]}"), "");
+}
+
+std::string CheckError(const std::function<void(Manifest&)>& change) {
+  Manifest manifest = Example();
+  change(manifest);
+  const absl::Status status = CheckManifest(manifest);
+  if (status.ok()) return "";
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  return std::string(status.message());
+}
+
+TEST(ManifestTest, WhatCannotBeReadAgainIsRefusedBeforeItIsWritten) {
+  EXPECT_EQ(CheckError([](Manifest&) {}), "");
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const double infinity = std::numeric_limits<double>::infinity();
+  EXPECT_THAT(CheckError([&](Manifest& m) { m.optimizer->groups[0].options["lr"] = nan; }),
+              HasSubstr("option \"lr\" of parameter group 0 is no finite number"));
+  EXPECT_THAT(CheckError([&](Manifest& m) {
+                m.optimizer->groups[0].options["betas"] = std::vector<double>{0.9, infinity};
+              }),
+              HasSubstr("option \"betas\" of parameter group 0 is no finite number"));
+  EXPECT_THAT(CheckError([](Manifest& m) { m.tensors[1].name = "fc.\xff"; }),
+              HasSubstr("the name \"fc.\\xff\" is no UTF-8"));
+  EXPECT_THAT(CheckError([](Manifest& m) { m.run_id = "\xc3"; }), HasSubstr("is no UTF-8"));
+  EXPECT_THAT(CheckError([](Manifest& m) { m.aliases["x\xff"] = "fc.weight"; }),
+              HasSubstr("is no UTF-8"));
+  // Not in this list, but seen all the same.
+  EXPECT_THAT(CheckError([](Manifest& m) { m.files[0].name = "model.bin"; }),
+              HasSubstr("the manifest cannot be written"));
 }
 
 TEST(StrictJsonTest, BoundsDepth) {

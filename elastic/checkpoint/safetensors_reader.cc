@@ -258,8 +258,11 @@ absl::StatusOr<std::string> ReadStart(const ReadableFile& file) {
   }
   DDP_RETURN_IF_ERROR(file.Read(0, length, kLengthBytes));
   DDP_ASSIGN_OR_RETURN(const uint64_t end, SafetensorsHeaderEnd(length, file.size()));
-  std::string start(end, '\0');
-  DDP_RETURN_IF_ERROR(file.Read(0, start.data(), start.size()));
+  // The length is not read again: a file that changes meanwhile could then give another one.
+  std::string start(length, kLengthBytes);
+  start.resize(end);
+  DDP_RETURN_IF_ERROR(
+      file.Read(kLengthBytes, start.data() + kLengthBytes, start.size() - kLengthBytes));
   return start;
 }
 

@@ -1,4 +1,10 @@
 // The writer and the reader of safetensors files, against each other and against hostile files.
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <cstdint>
 #include <cstring>
 #include <limits>
@@ -8,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "elastic/checkpoint/content_hash.h"
+#include "elastic/checkpoint/file_system.h"
 #include "elastic/checkpoint/safetensors_reader.h"
 #include "elastic/checkpoint/safetensors_writer.h"
 #include "elastic/checkpoint/tensor_view.h"
@@ -159,6 +166,73 @@ TEST_F(SafetensorsTest, EveryFlippedBitChangesAHash) {
     const absl::StatusOr<LoadedFile> loaded = Load("/f");
     EXPECT_TRUE(!loaded.ok() || loaded->hash != written.hash) << "byte " << byte;
   }
+}
+
+// A file that is written anew between the first read of it and the next one.
+class ChangingFile final : public ReadableFile {
+ public:
+  ChangingFile(std::string first, std::string later)
+      : first_(std::move(first)), later_(std::move(later)) {}
+
+  uint64_t size() const override { return first_.size(); }
+  absl::Status Read(uint64_t offset, char* buffer, size_t bytes) const override {
+    const std::string& now = reads_++ == 0 ? first_ : later_;
+    if (offset + bytes > now.size()) return absl::DataLossError("the file ends before");
+    std::memcpy(buffer, now.data() + offset, bytes);
+    return absl::OkStatus();
+  }
+
+ private:
+  const std::string first_;
+  const std::string later_;
+  mutable int reads_ = 0;
+};
+
+TEST(SafetensorsHeaderTest, AFileThatChangesWhileItIsReadIsRefused) {
+  // The later file has a shorter header, and so 4,000 bytes of data more for the same size.
+  const auto file = [](const std::string& name, size_t data) {
+    return FileWith(absl::StrCat("{\"", name, "\":{\"dtype\":\"U8\",\"shape\":[", data,
+                                 "],\"data_offsets\":[0,", data, "]}}"),
+                    std::string(data, 'x'));
+  };
+  const std::string first = file(std::string(4001, 'a'), 1000);
+  const std::string later = file("a", 5000);
+  ASSERT_EQ(first.size(), later.size());
+  const auto loaded = LoadSafetensors(ChangingFile(first, later), "changing");
+  EXPECT_EQ(loaded.status().code(), absl::StatusCode::kDataLoss) << loaded.status();
+}
+
+TEST_F(SafetensorsTest, HashesAreOfTheBytesInTheFileWhateverTheTensorDoes) {
+  constexpr size_t kBytes = size_t{8} << 20;
+  void* const memory =
+      mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(memory, MAP_FAILED);
+  const pid_t trainer = fork();
+  ASSERT_GE(trainer, 0);
+  if (trainer == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    for (int value = 0;; ++value) std::memset(memory, value, kBytes);
+  }
+  for (int i = 0; i < 3; ++i) {
+    const std::string path = absl::StrCat("/moving-", i);
+    const WrittenFile written =
+        Write(path, {{"moving", {Dtype::kU8, {kBytes}}, static_cast<const char*>(memory), kBytes}});
+    const auto loaded = Load(path);
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    EXPECT_EQ(loaded->hashes[0], written.tensors[0].hash);
+    EXPECT_EQ(loaded->hash, written.hash);
+  }
+  ASSERT_EQ(kill(trainer, SIGKILL), 0);
+  ASSERT_EQ(waitpid(trainer, nullptr, 0), trainer);
+  munmap(memory, kBytes);
+}
+
+TEST_F(SafetensorsTest, WriterRefusesANameThatIsNoUtf8) {
+  const auto written =
+      WriteSafetensors(file_system_, "/file", {View("fc.\xff", Dtype::kU8, {3}, mask_)});
+  EXPECT_EQ(written.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(written.status().message()),
+              HasSubstr("the tensor name \"fc.\\xff\" is no UTF-8"));
 }
 
 TEST(SafetensorsHeaderTest, ReadsFilesOfOtherWriters) {

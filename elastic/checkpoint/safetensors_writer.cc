@@ -6,8 +6,10 @@
 #include <tuple>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "elastic/checkpoint/strict_json.h"
 #include "glog/logging.h"
 #include "nlohmann/json.hpp"
 
@@ -39,9 +41,11 @@ class HashingAppender {
     while (bytes > 0) {
       const size_t count =
           static_cast<size_t>(std::min<uint64_t>({bytes, kTileBytes, kBufferBytes - buffered_}));
-      file_hash_.Update(data, count);
-      if (part != nullptr) part->Update(data, count);
-      std::memcpy(buffer_.get() + buffered_, data, count);
+      // The hashes are of the copy that is written: the tensor may change at any moment.
+      char* const copy = buffer_.get() + buffered_;
+      std::memcpy(copy, data, count);
+      file_hash_.Update(copy, count);
+      if (part != nullptr) part->Update(copy, count);
       buffered_ += count;
       data += count;
       bytes -= count;
@@ -77,12 +81,17 @@ absl::StatusOr<std::string> EncodeSafetensorsHeader(const std::vector<TensorView
       return absl::InvalidArgumentError(
           absl::StrCat("two tensors are called \"", tensor.name, "\" in one file"));
     }
+    if (!IsUtf8(tensor.name)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("the tensor name \"", absl::CHexEscape(tensor.name),
+                       "\" is no UTF-8, which the format asks for: rename the tensor"));
+    }
     header[tensor.name] = {{"dtype", DtypeName(tensor.type.dtype)},
                            {"shape", tensor.type.shape},
                            {"data_offsets", {offset, offset + tensor.bytes}}};
     offset += tensor.bytes;
   }
-  std::string text = header.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  std::string text = header.dump();
   const uint64_t unpadded = kLengthBytes + text.size();
   const uint64_t padded =
       (unpadded + kSafetensorsAlignment - 1) / kSafetensorsAlignment * kSafetensorsAlignment;

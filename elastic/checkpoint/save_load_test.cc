@@ -1,5 +1,6 @@
 // Saving and loading through every fault that a synchronous save can meet: the rows of the failure
 // table, on a file system that forgets like a disk.
+#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -572,6 +573,72 @@ TEST_F(SaveLoadTest, AnotherStateNeverReplacesAWholeCheckpoint) {
   EXPECT_THAT(Names(file_system_), Not(::testing::Contains(HasSubstr(".tmp-"))));
 }
 
+TEST_F(SaveLoadTest, OptionsAndGeneratorsAreAnotherStateToo) {
+  CheckpointStorage storage(&file_system_, kRoot);
+  const State state(2);
+  const std::string other_rng = "rng of rank 0 at another moment";
+  const std::vector<std::function<void(CheckpointContents&)>> changes = {
+      [](CheckpointContents& c) {
+        c.description.optimizer = OptimizerRecord{"SGD", {{{"fc.weight"}, {{"lr", 0.5}}}}, {}};
+      },
+      [&](CheckpointContents& c) { c.extra = {State::View("rng.cpu", other_rng)}; },
+      [](CheckpointContents& c) { c.description.bucket_layout = {{"fc.weight"}}; }};
+  for (const auto& change : changes) {
+    SoloGroup group;
+    CheckpointContents contents = state.Contents(1);
+    change(contents);
+    const auto saved = SaveCheckpoint(file_system_, storage, group, {.owner = Owner(1)}, contents);
+    EXPECT_EQ(saved.status().code(), absl::StatusCode::kAlreadyExists) << saved.status();
+  }
+}
+
+// One rank; between writing and committing, it does something else.
+class MeddlingGroup final : public CheckpointGroup {
+ public:
+  explicit MeddlingGroup(std::function<void()> meddle) : meddle_(std::move(meddle)) {}
+  int rank() const override { return 0; }
+  int world_size() const override { return 1; }
+  absl::StatusOr<std::string> Decide(const std::string& value, const Decision& decide) override {
+    if (++decisions_ == 2) meddle_();
+    return decide({value});
+  }
+
+ private:
+  const std::function<void()> meddle_;
+  int decisions_ = 0;
+};
+
+TEST_F(SaveLoadTest, ACommitLooksAtEveryFileFirst) {
+  const std::string file =
+      absl::StrCat(kRoot, "/.tmp-step-000000000003.g0001.nonce1/model-00001-of-00001.safetensors");
+  const std::vector<std::pair<std::function<void()>, std::string>> cases = {
+      {[&] { file_system_.Corrupt(file, [](std::string& text) { text.pop_back(); }); },
+       "bytes, and "},
+      {[&] { ASSERT_TRUE(file_system_.RemoveFile(file).ok()); }, "model-00001-of-00001"}};
+  for (const auto& [meddle, reason] : cases) {
+    CheckpointStorage storage(&file_system_, kRoot);
+    MeddlingGroup group(meddle);
+    const auto saved =
+        SaveCheckpoint(file_system_, storage, group, {.owner = Owner(1)}, State(3).Contents(1));
+    EXPECT_FALSE(saved.ok());
+    EXPECT_THAT(std::string(saved.status().message()), HasSubstr(reason));
+    EXPECT_EQ(Process(&file_system_, 2).LoadedStep(), 2);
+  }
+}
+
+TEST_F(SaveLoadTest, AnOptionThatIsNoNumberIsNotCommitted) {
+  CheckpointStorage storage(&file_system_, kRoot);
+  SoloGroup group;
+  CheckpointContents contents = State(3).Contents(1);
+  contents.description.optimizer =
+      OptimizerRecord{"SGD", {{{"fc.weight"}, {{"lr", std::nan("")}}}}, {}};
+  const auto saved = SaveCheckpoint(file_system_, storage, group, {.owner = Owner(1)}, contents);
+  EXPECT_EQ(saved.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(saved.status().message()), HasSubstr("option \"lr\""));
+  EXPECT_EQ(Process(&file_system_, 2).LoadedStep(), 2);
+  EXPECT_THAT(Names(file_system_), Not(::testing::Contains(HasSubstr(".tmp-"))));
+}
+
 TEST_F(SaveLoadTest, DamagedCheckpointMakesWayForItsRepetition) {
   file_system_.Corrupt(Path(2, "model-00001-of-00001.safetensors"),
                        [](std::string& text) { text.back() ^= 1; });
@@ -742,6 +809,11 @@ TEST_F(RanksTest, AnotherWorldSizeLoads) {
       EXPECT_EQ(loaded[static_cast<size_t>(rank)].rng, rank < 2 ? State(5, rank).rng : "none");
     }
   }
+}
+
+TEST_F(RanksTest, AnotherWorldSizeIsAnotherState) {
+  ASSERT_TRUE(Save(2, 5, 1)[0].ok());
+  EXPECT_EQ(Save(1, 5, 1)[0].status().code(), absl::StatusCode::kAlreadyExists);
 }
 
 TEST_F(RanksTest, ModelAndOptimizerFilesDoNotDependOnTheWorldSize) {

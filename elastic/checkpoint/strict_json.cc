@@ -97,4 +97,13 @@ absl::StatusOr<nlohmann::json> ParseStrictJson(const std::string& text) {
   return builder.TakeResult();
 }
 
+bool IsUtf8(const std::string& text) {
+  try {
+    (void)nlohmann::json(text).dump();
+    return true;
+  } catch (const nlohmann::json::type_error&) {
+    return false;
+  }
+}
+
 }  // namespace ddp::elastic

@@ -12,6 +12,9 @@ namespace ddp::elastic {
 // deep, at most 20 million values. Errors: kDataLoss, with the byte.
 absl::StatusOr<nlohmann::json> ParseStrictJson(const std::string& text);
 
+// Whether JSON can hold the text.
+bool IsUtf8(const std::string& text);
+
 }  // namespace ddp::elastic
 
 #endif  // DDP_ELASTIC_CHECKPOINT_STRICT_JSON_H_

@@ -95,6 +95,27 @@ std::map<std::string, const TensorRecord*> RecordsWithAliases(
   return records;
 }
 
+const TensorView& ValueOf(const std::string& name,
+                          const std::map<std::string, std::string>& aliases,
+                          const std::map<std::string, TensorView>& values) {
+  const auto value = values.find(name);
+  return value != values.end() ? value->second : values.find(aliases.at(name))->second;
+}
+
+// The dimensions along which `tensor` shows one element several times.
+std::vector<int64_t> RepeatedDimensions(const at::Tensor& tensor) {
+  std::vector<int64_t> dimensions;
+  for (int64_t i = 0; i < tensor.dim(); ++i) {
+    if (tensor.size(i) > 1 && tensor.stride(i) == 0) dimensions.push_back(i);
+  }
+  return dimensions;
+}
+
+at::Tensor WithoutRepeats(at::Tensor tensor, const std::vector<int64_t>& dimensions) {
+  for (const int64_t dimension : dimensions) tensor = tensor.narrow(dimension, 0, 1);
+  return tensor;
+}
+
 }  // namespace
 
 ModelTensors TensorsOf(const torch::nn::Module& model) {
@@ -109,7 +130,7 @@ ModelTensors TensorsOf(const torch::nn::Module& model) {
     } else {
       tensors.aliases[name] = first->second;
     }
-    tensors.parameter_names.emplace(tensor.unsafeGetTensorImpl(), first->second);
+    tensors.parameter_names.emplace(tensor.unsafeGetTensorImpl(), name);
   };
   for (const auto& item : model.named_parameters()) {
     add(item.key(), item.value(), tensors.parameters);
@@ -198,13 +219,35 @@ std::vector<std::string> ModelMismatches(const ModelTensors& model, const Manife
   return mismatches;
 }
 
+absl::Status CheckLoadable(const ModelTensors& model,
+                           const std::map<std::string, std::string>& aliases,
+                           const std::map<std::string, TensorView>& values) {
+  const at::NoGradGuard no_grad;
+  for (const auto& [name, tensor] : WithAliases(model)) {
+    if (tensor.is_inference()) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "tensor ", name, " was made in inference mode and cannot be changed: clone it"));
+    }
+    const std::vector<int64_t> repeated = RepeatedDimensions(tensor);
+    if (repeated.empty()) continue;
+    const at::Tensor value = TensorOver(ValueOf(name, aliases, values));
+    if (!value.equal(WithoutRepeats(value, repeated).expand_as(value))) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "tensor ", name,
+          " is expanded from one with fewer values (a stride is 0), and the "
+          "checkpoint's values differ where the model has only one: register a contiguous tensor"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 void LoadModel(const ModelTensors& model, const std::map<std::string, std::string>& aliases,
                const std::map<std::string, TensorView>& values) {
   const at::NoGradGuard no_grad;
-  for (auto& [name, tensor] : WithAliases(model)) {
-    auto value = values.find(name);
-    if (value == values.end()) value = values.find(aliases.at(name));
-    tensor.copy_(TensorOver(value->second));
+  for (const auto& [name, tensor] : WithAliases(model)) {
+    const std::vector<int64_t> repeated = RepeatedDimensions(tensor);
+    WithoutRepeats(tensor, repeated)
+        .copy_(WithoutRepeats(TensorOver(ValueOf(name, aliases, values)), repeated));
   }
 }
 

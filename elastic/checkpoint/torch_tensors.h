@@ -29,7 +29,8 @@ struct ModelTensors {
   std::vector<NamedTensor> parameters;
   std::vector<NamedTensor> buffers;
   std::map<std::string, std::string> aliases;
-  // Of every parameter, tied ones too.
+  // Of every parameter and buffer. Tensors that are one object under several names have the first
+  // of them; tensors that only share their memory (set_data) have each their own.
   std::unordered_map<const c10::TensorImpl*, std::string> parameter_names;
 };
 ModelTensors TensorsOf(const torch::nn::Module& model);
@@ -49,7 +50,14 @@ at::Tensor TensorOver(const TensorView& view);
 // What of `manifest`'s model does not fit `model`, one line each.
 std::vector<std::string> ModelMismatches(const ModelTensors& model, const Manifest& manifest);
 
-// Copies into `model`'s memory. `values` is of a manifest without mismatches.
+// Whether LoadModel can copy every value. kFailedPrecondition names a tensor whose memory cannot
+// hold its value: an expanded tensor (a stride of 0) with values that differ along that dimension,
+// or an inference tensor.
+absl::Status CheckLoadable(const ModelTensors& model,
+                           const std::map<std::string, std::string>& aliases,
+                           const std::map<std::string, TensorView>& values);
+
+// Copies into `model`'s memory. `values` is of a manifest without mismatches, and loadable.
 void LoadModel(const ModelTensors& model, const std::map<std::string, std::string>& aliases,
                const std::map<std::string, TensorView>& values);
 
