@@ -696,14 +696,16 @@ TEST_F(CheckpointerTest, RanksSaveAndRestoreTogetherThroughAStore) {
     trainers.back()->Train(2);
   }
   const std::vector<torch::Tensor> saved = trainers[0]->Values();
-  // A second group of checkpointers on the same store, and another world size, as well.
+  // A second group of checkpointers on the same store as well, and a generation of another size.
   for (const int world_size : {3, 3, 2}) {
+    options.generation = world_size == 3 ? 1 : 2;
     RunRanks(world_size, options, [&](Checkpointer& checkpointer, int rank) {
       Trainer& trainer = *trainers[static_cast<size_t>(rank)];
       EXPECT_EQ(checkpointer.restore(trainer.state).has_value(),
                 world_size == 2 || trainer.state.step > 2);
       const std::string folder = checkpointer.save(trainer.state);
-      EXPECT_EQ(folder, absl::StrCat(folder_, "/step-00000000000", trainer.state.step, ".g0001"));
+      EXPECT_EQ(folder, absl::StrCat(folder_, "/step-00000000000", trainer.state.step, ".g000",
+                                     options.generation));
       ++trainer.state.step;
       checkpointer.save(trainer.state);
     });
