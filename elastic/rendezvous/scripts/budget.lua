@@ -10,7 +10,8 @@ end
 
 -- The first failure that is no victim's is the root cause, or else the first. The host of the root
 -- cause may name another one of its own that was earlier by its clock.
-local function note_failure(rank, host, cause, is_victim, step, progress_known, exit_code, instead_of)
+local function note_failure(rank, host, cause, is_victim, step, progress_known, exit_code,
+  instead_of)
   local is_earlier = J.fail_host == host and J.fail_rank == instead_of
   if J.fail_cause == '' or (is_victim ~= '1' and (J.fail_victim == '1' or is_earlier)) then
     set('fail_cause', cause, 'fail_host', host, 'fail_rank', rank, 'fail_exit', exit_code,
