@@ -162,6 +162,23 @@ std::string Wait(const std::string& key) {
   return out;
 }
 
+TEST(TcpStoreServerTest, TheOwnerAnswersQuestionsInEveryLifeOfTheStore) {
+  RunningServer running;
+  const auto early = running.Connect();
+  running.Do([&] {
+    running.server().AnswerTo("ask/", [](const std::string& question) { return question + "!"; });
+  });
+  EXPECT_EQ(*early->Get("ask/a", kLong), "a!");
+  EXPECT_TRUE(early->Set("ask/b", "stored", kLong).ok());
+  EXPECT_EQ(*early->Get("ask/b", kLong), "b!") << "no client answers in the owner's place";
+  running.Do([&] { running.server().Hold(); });
+  const auto late = running.Connect();
+  EXPECT_EQ(*late->Get("ask/c", kLong), "c!");
+  EXPECT_TRUE(absl::IsDeadlineExceeded(late->Get("other", absl::Milliseconds(20)).status()));
+  running.Do([&] { running.server().Renew(); });
+  EXPECT_EQ(*running.Connect()->Get("ask/d", kLong), "d!");
+}
+
 TEST(TcpStoreServerTest, ClientsReadWhatOthersSet) {
   RunningServer server;
   const auto one = server.Connect();
