@@ -56,9 +56,9 @@ class CondVar {
   CondVar(const CondVar&) = delete;
   CondVar& operator=(const CondVar&) = delete;
 
-  // Returns false when `timeout` has passed. Holds `mutex` on return in both cases. A timeout beyond
-  // kLongestWait, infinity included, is kLongestWait: the C++ library adds it to the present time,
-  // which would overflow, and the wait would end at once.
+  // Returns false when `timeout` has passed. Holds `mutex` on return in both cases. A timeout
+  // beyond kLongestWait, infinity included, is kLongestWait: the C++ library adds it to the present
+  // time, which would overflow, and the wait would end at once.
   bool WaitFor(Mutex& mutex, absl::Duration timeout) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     std::unique_lock<std::mutex> lock(mutex.mutex_, std::adopt_lock);
     const std::cv_status status = condition_.wait_for(

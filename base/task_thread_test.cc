@@ -109,10 +109,11 @@ TEST_F(TaskThreadTest, EndsCanBeTakenWithoutTheLoop) {
 }
 
 TEST_F(TaskThreadTest, DoneMayDestroyTheThread) {
-  thread_->Run([] {}, [&] {
-    thread_.reset();
-    loop_->Stop();
-  });
+  thread_->Run([] {},
+               [&] {
+                 thread_.reset();
+                 loop_->Stop();
+               });
   thread_->Run([] {}, [] { FAIL() << "the thread is gone"; });
   ASSERT_TRUE(loop_->Run().ok());
 }

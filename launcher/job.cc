@@ -21,6 +21,7 @@
 #include "base/duration_text.h"
 #include "base/event_loop.h"
 #include "base/status_macros.h"
+#include "base/task_thread.h"
 #include "base/unique_fd.h"
 #include "elastic/agent/agent.h"
 #include "elastic/agent/event_log.h"
@@ -76,6 +77,7 @@ struct Parts {
   elastic::EventLog event_log;
   std::unique_ptr<EventLoop> event_loop;
   MeetingPlace place;
+  std::unique_ptr<TaskThread> files;
   std::unique_ptr<LogRouter> router;
   std::unique_ptr<PosixProcessSpawner> spawner;
   std::unique_ptr<elastic::RedisRendezvous> rendezvous;
@@ -135,6 +137,9 @@ absl::Status MakeSpawner(const JobSpec& spec, const AgentContext& context, Parts
   options.host = parts.config.host;
   options.open_files = parts.open_files;
   options.doomed = context.doomed;
+  options.kill_timeout = parts.config.kill_timeout;
+  DDP_ASSIGN_OR_RETURN(parts.files, TaskThread::Create(parts.event_loop.get(), "worker-files"));
+  options.files = parts.files.get();
   DDP_ASSIGN_OR_RETURN(options.cpus, CpusOfWorkers(spec));
   DDP_ASSIGN_OR_RETURN(
       parts.spawner,
@@ -374,11 +379,12 @@ int Run(const JobSpec& spec, const AgentContext& context) {
        .status = parts.status.get(),
        .say = [&parts](const std::string& line) { parts.router->Say(line); },
        .say_as_it_is = [&parts](const std::string& line) { parts.router->SayAsItIs(line); },
+       .files = parts.files.get(),
        .worker_store = parts.place.worker_store.get()});
   const elastic::JobResult result = agent.Run();
   // What comes from now on changes the result no more, but the user wants to wait no longer.
   const UniqueFd hurry = WatchHeldSignals(spec.config.signals_to_handle);
-  parts.spawner->KillStrays();
+  parts.spawner->AwaitStrays();
   LeaveOthersWithoutServer(spec, parts, hurry.get());
   Report(spec, result, *parts.router);
   parts.router->Flush({.stall_timeout = agent.was_signalled() ? kConsoleStallTimeoutAfterSignal

@@ -15,15 +15,19 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/close_on_exec.h"
 #include "base/status_macros.h"
 #include "launcher/line_prefix.h"
 #include "launcher/printable.h"
-#include "launcher/process_tree.h"
 
 namespace ddp::launcher {
 namespace {
 
-constexpr absl::Duration kKillTimeout = absl::Seconds(10);
+// Between two looks for strays, unless one of them ends before.
+constexpr absl::Duration kHuntPause = absl::Milliseconds(20);
+// Looks in a row that find strays which end at once; a program that forks faster must not hold up
+// the event loop.
+constexpr int kMostLooks = 8;
 constexpr char kErrorFileVariable[] = "TORCHELASTIC_ERROR_FILE";
 
 absl::Status ErrnoStatus(const std::string& what) {
@@ -98,6 +102,11 @@ void ResetSignals() {
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
 }
 
+[[noreturn]] void Fail(const Child& child, int error) {
+  (void)!::write(child.error_fd, &error, sizeof(error));
+  ::_exit(127);
+}
+
 [[noreturn]] void RunChild(const Child& child) {
   ::setsid();
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -106,7 +115,8 @@ void ResetSignals() {
   if (child.stdout_fd >= 0) ::dup2(child.stdout_fd, STDOUT_FILENO);
   if (child.stderr_fd >= 0) ::dup2(child.stderr_fd, STDERR_FILENO);
   // Closed by exec, not here: error_fd is still needed.
-  ::syscall(SYS_close_range, STDERR_FILENO + 1, ~0U, 1U << 2 /* CLOSE_RANGE_CLOEXEC */);
+  const int not_closed = SetCloseOnExecFrom(STDERR_FILENO + 1);
+  if (not_closed != 0) Fail(child, not_closed);
   for (const int fd : child.inherited_fds) ::fcntl(fd, F_SETFD, 0);
   if (child.open_files.has_value()) ::setrlimit(RLIMIT_NOFILE, &*child.open_files);
   if (!child.cpus.empty() &&
@@ -117,9 +127,7 @@ void ResetSignals() {
   }
   ResetSignals();
   ::execvpe(child.argv[0], child.argv.data(), child.environment.data());
-  const int error = errno;
-  (void)!::write(child.error_fd, &error, sizeof(error));
-  ::_exit(127);
+  Fail(child, errno);
 }
 
 // Why a file that is there does not exist for exec.
@@ -149,23 +157,26 @@ absl::Status ExecError(const std::string& program, int error) {
   return absl::InternalError(text);
 }
 
-// Forks; returns the pid when exec has succeeded.
-absl::StatusOr<pid_t> Start(Child child) {
+// A process on its way to exec, and what tells how exec ended.
+struct Started {
+  pid_t pid = -1;
+  UniqueFd exec_error;  // readable then: errno, or the end of the file
+};
+
+absl::StatusOr<Started> Start(Child child) {
   DDP_ASSIGN_OR_RETURN(Pipe error_pipe, MakePipe());
   child.error_fd = error_pipe.write.get();
   child.parent = ::getpid();
   const pid_t pid = ::fork();
   if (pid < 0) return ErrnoStatus("fork");
   if (pid == 0) RunChild(child);
-  error_pipe.write.reset();
-  int error = 0;
-  ssize_t count = 0;
-  do {
-    count = ::read(error_pipe.read.get(), &error, sizeof(error));
-  } while (count < 0 && errno == EINTR);
-  if (count == 0) return pid;
-  ::waitpid(pid, nullptr, 0);
-  return ExecError(child.argv[0], error);
+  return Started{.pid = pid, .exec_error = std::move(error_pipe.read)};
+}
+
+// The process may not have made its session yet.
+void KillStarting(pid_t pid) {
+  ::kill(pid, SIGKILL);
+  ::kill(-pid, SIGKILL);
 }
 
 }  // namespace
@@ -176,11 +187,33 @@ struct PosixProcessSpawner::Output {
   LogRouter::Stream stream;  // with a pipe: to be carried by the router
 };
 
+// What one worker has for output, and errors. Made on the thread for files.
+struct PosixProcessSpawner::Outputs {
+  absl::Status status;
+  LogLayout::WorkerFiles files;
+  Output out;
+  Output err;
+};
+
+// Where output goes. Shared with the thread for files, and used there only.
+struct PosixProcessSpawner::OutputPlaces {
+  OutputOptions wanted;
+  LogLayout layout;
+  std::string host;
+
+  absl::Status Open(const elastic::WorkerSpec& spec, Outputs& outputs);
+  absl::StatusOr<Output> OpenOutput(const elastic::WorkerSpec& spec, Streams stream,
+                                    const LogLayout::WorkerFiles& files) const;
+  absl::StatusOr<LogRouter::Stream> MakeStream(const elastic::WorkerSpec& spec, Streams stream,
+                                               const LogLayout::WorkerFiles& files) const;
+};
+
 PosixProcessSpawner::PosixProcessSpawner(EventLoop* event_loop, LogRouter* router, Options options)
     : event_loop_(event_loop),
       router_(router),
       options_(std::move(options)),
-      layout_(options_.layout) {}
+      places_(std::make_shared<OutputPlaces>(
+          OutputPlaces{options_.output, options_.layout, options_.host})) {}
 
 absl::StatusOr<std::unique_ptr<PosixProcessSpawner>> PosixProcessSpawner::Create(
     EventLoop* event_loop, LogRouter* router, Options options) {
@@ -198,30 +231,41 @@ absl::StatusOr<std::unique_ptr<PosixProcessSpawner>> PosixProcessSpawner::Create
     while (::read(self->child_signals_.get(), &info, sizeof(info)) > 0) {
     }
     ReapChildren(self->Spared());
+    if (self->on_strays_gone_) self->Hunt();
   }));
   spawner->child_signals_ = std::move(fd);
   return spawner;
 }
 
 PosixProcessSpawner::~PosixProcessSpawner() {
+  CancelStart();
   for (auto& [pid, worker] : workers_) {
     event_loop_->Unwatch(worker.pidfd.get());
     ended_streams_.insert(ended_streams_.end(), worker.streams.begin(), worker.streams.end());
   }
   workers_.clear();
-  KillStrays();
+  AwaitStrays();
   if (child_signals_.valid()) event_loop_->Unwatch(child_signals_.get());
 }
 
 std::set<pid_t> PosixProcessSpawner::Spared() const {
   std::set<pid_t> spared = spared_;
   for (const auto& [pid, worker] : workers_) spared.insert(pid);
+  if (starting_.has_value()) spared.insert(starting_->pid);
   return spared;
 }
 
-absl::StatusOr<PosixProcessSpawner::Output> PosixProcessSpawner::OpenOutput(
+absl::Status PosixProcessSpawner::OutputPlaces::Open(const elastic::WorkerSpec& spec,
+                                                     Outputs& outputs) {
+  DDP_ASSIGN_OR_RETURN(outputs.files,
+                       layout.MakeWorkerFolder(spec.attempt, spec.generation, spec.local_rank));
+  DDP_ASSIGN_OR_RETURN(outputs.out, OpenOutput(spec, kStdout, outputs.files));
+  DDP_ASSIGN_OR_RETURN(outputs.err, OpenOutput(spec, kStderr, outputs.files));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<PosixProcessSpawner::Output> PosixProcessSpawner::OutputPlaces::OpenOutput(
     const elastic::WorkerSpec& spec, Streams stream, const LogLayout::WorkerFiles& files) const {
-  const OutputOptions& wanted = options_.output;
   const bool tee = (wanted.tee.Get(spec.local_rank) & stream) != 0;
   const bool redirect = (wanted.redirects.Get(spec.local_rank) & stream) != 0;
   const bool shown =
@@ -235,28 +279,28 @@ absl::StatusOr<PosixProcessSpawner::Output> PosixProcessSpawner::OpenOutput(
   } else if (tee || redirect || !shown) {
     const std::string& path = stream == kStdout ? files.stdout_log : files.stderr_log;
     const bool has_file = (tee || redirect) && !path.empty();
-    DDP_ASSIGN_OR_RETURN(output.child_end, has_file ? OpenOutputFile(layout_, path) : OpenNull());
+    DDP_ASSIGN_OR_RETURN(output.child_end, has_file ? OpenOutputFile(layout, path) : OpenNull());
   }
   return output;
 }
 
 // All but the pipe.
-absl::StatusOr<LogRouter::Stream> PosixProcessSpawner::MakeStream(
+absl::StatusOr<LogRouter::Stream> PosixProcessSpawner::OutputPlaces::MakeStream(
     const elastic::WorkerSpec& spec, Streams stream, const LogLayout::WorkerFiles& files) const {
   const bool is_out = stream == kStdout;
   LogRouter::Stream result;
   result.file_path = is_out ? files.stdout_log : files.stderr_log;
-  DDP_ASSIGN_OR_RETURN(result.file, OpenOutputFile(layout_, result.file_path));
-  result.filters = is_out ? options_.output.filters_of_stdout : options_.output.filters_of_stderr;
+  DDP_ASSIGN_OR_RETURN(result.file, OpenOutputFile(layout, result.file_path));
+  result.filters = is_out ? wanted.filters_of_stdout : wanted.filters_of_stderr;
   if (!result.filters.empty()) {
     result.filtered_path = is_out ? files.filtered_stdout : files.filtered_stderr;
-    DDP_ASSIGN_OR_RETURN(result.filtered_file, OpenOutputFile(layout_, result.filtered_path));
+    DDP_ASSIGN_OR_RETURN(result.filtered_file, OpenOutputFile(layout, result.filtered_path));
   }
-  result.prefix = ExpandTemplate(options_.output.prefix_template,
-                                 {{"role_name", spec.role},
-                                  {"local_rank", absl::StrCat(spec.local_rank)},
-                                  {"rank", absl::StrCat(spec.rank)},
-                                  {"hostname", options_.host}});
+  result.prefix =
+      ExpandTemplate(wanted.prefix_template, {{"role_name", spec.role},
+                                              {"local_rank", absl::StrCat(spec.local_rank)},
+                                              {"rank", absl::StrCat(spec.rank)},
+                                              {"hostname", host}});
   result.to_stderr = !is_out;
   return result;
 }
@@ -273,46 +317,113 @@ std::vector<unsigned long> PosixProcessSpawner::CpuMask(int local_rank) const {
   return mask;
 }
 
-absl::StatusOr<pid_t> PosixProcessSpawner::Spawn(const elastic::WorkerSpec& spec,
-                                                 ExitCallback on_exit) {
+void PosixProcessSpawner::Spawn(const elastic::WorkerSpec& spec, StartCallback on_start,
+                                ExitCallback on_exit) {
+  EndHunt();
   if (options_.doomed != nullptr && options_.doomed->load()) {
-    return absl::CancelledError("ddprun is being stopped");
+    return on_start(absl::CancelledError("ddprun is being stopped"));
   }
-  DDP_ASSIGN_OR_RETURN(const LogLayout::WorkerFiles files,
-                       layout_.MakeWorkerFolder(spec.attempt, spec.generation, spec.local_rank));
-  DDP_ASSIGN_OR_RETURN(Output out, OpenOutput(spec, kStdout, files));
-  DDP_ASSIGN_OR_RETURN(Output err, OpenOutput(spec, kStderr, files));
+  const auto outputs = std::make_shared<Outputs>();
+  starting_.emplace(Starting{.spec = spec,
+                             .on_start = std::move(on_start),
+                             .on_exit = std::move(on_exit),
+                             .outputs = outputs});
+  const auto open = [places = places_, spec, outputs] {
+    outputs->status = places->Open(spec, *outputs);
+  };
+  if (options_.files == nullptr) {
+    open();
+    return StartProcess();
+  }
+  options_.files->Run(open, [this, wanted = std::weak_ptr<Outputs>(outputs)] {
+    // Given up meanwhile, and so the files are closed, or this spawner is gone.
+    if (!wanted.expired()) StartProcess();
+  });
+}
 
-  std::vector<std::string> argv = spec.argv;
-  std::map<std::string, std::string> changes = spec.environment;
-  changes[kErrorFileVariable] = files.error_file;
+void PosixProcessSpawner::StartProcess() {
+  Starting& starting = *starting_;
+  Outputs& outputs = *starting.outputs;
+  if (!outputs.status.ok()) return EndStart(outputs.status);
+  if (options_.doomed != nullptr && options_.doomed->load()) {
+    return EndStart(absl::CancelledError("ddprun is being stopped"));
+  }
+  std::vector<std::string> argv = starting.spec.argv;
+  std::map<std::string, std::string> changes = starting.spec.environment;
+  changes[kErrorFileVariable] = outputs.files.error_file;
   std::vector<std::string> environment = MergedEnvironment(changes);
   Child child;
   child.argv = Pointers(argv);
   child.environment = Pointers(environment);
-  child.inherited_fds = spec.inherited_fds;
-  child.stdout_fd = out.child_end.get();
-  child.stderr_fd = err.child_end.get();
-  child.cpus = CpuMask(spec.local_rank);
+  child.inherited_fds = starting.spec.inherited_fds;
+  child.stdout_fd = outputs.out.child_end.get();
+  child.stderr_fd = outputs.err.child_end.get();
+  child.cpus = CpuMask(starting.spec.local_rank);
   child.open_files = options_.open_files;
-  DDP_ASSIGN_OR_RETURN(const pid_t pid, Start(std::move(child)));
+  absl::StatusOr<Started> started = Start(std::move(child));
+  if (!started.ok()) return EndStart(started.status());
+  outputs.out.child_end.reset();
+  outputs.err.child_end.reset();
+  starting.pid = started->pid;
+  starting.exec_error = std::move(started->exec_error);
+  const absl::Status watched =
+      event_loop_->Watch(starting.exec_error.get(), EPOLLIN, [this](uint32_t) { OnExecEnd(); });
+  if (watched.ok()) return;
+  KillStarting(starting.pid);
+  EndStart(watched);
+}
 
+void PosixProcessSpawner::OnExecEnd() {
+  Starting& starting = *starting_;
+  int error = 0;
+  const ssize_t count = ::read(starting.exec_error.get(), &error, sizeof(error));
+  if (count < 0) return;  // interrupted
+  event_loop_->Unwatch(starting.exec_error.get());
+  const pid_t pid = starting.pid;
+  if (count > 0) {
+    ::waitpid(pid, nullptr, 0);  // it has nothing to do any more but to end
+    return EndStart(ExecError(starting.spec.argv[0], error));
+  }
+  // Exec has succeeded; or the process was killed before, which its descriptor will tell.
   Worker worker;
-  worker.error_file = files.error_file;
-  worker.on_exit = std::move(on_exit);
-  for (Output* output : {&out, &err}) {
-    output->child_end.reset();
+  worker.error_file = starting.outputs->files.error_file;
+  worker.on_exit = std::move(starting.on_exit);
+  absl::Status status = AddStreams(*starting.outputs, worker);
+  if (status.ok()) status = Adopt(pid, std::move(worker));
+  if (!status.ok()) {
+    KillStarting(pid);
+    return EndStart(status);
+  }
+  EndStart(pid);
+}
+
+// The callback may begin the next start.
+void PosixProcessSpawner::EndStart(absl::StatusOr<pid_t> pid) {
+  const StartCallback on_start = std::move(starting_->on_start);
+  starting_.reset();
+  on_start(std::move(pid));
+}
+
+void PosixProcessSpawner::CancelStart() {
+  if (!starting_.has_value()) return;
+  if (starting_->pid > 0) {
+    event_loop_->Unwatch(starting_->exec_error.get());
+    KillStarting(starting_->pid);  // it is a stray from now on
+  }
+  starting_.reset();
+}
+
+absl::Status PosixProcessSpawner::AddStreams(Outputs& outputs, Worker& worker) {
+  for (Output* output : {&outputs.out, &outputs.err}) {
     if (!output->stream.pipe.valid()) continue;
-    absl::StatusOr<LogRouter::StreamId> id = router_->AddStream(std::move(output->stream));
+    const absl::StatusOr<LogRouter::StreamId> id = router_->AddStream(std::move(output->stream));
     if (!id.ok()) {
-      ::kill(-pid, SIGKILL);
-      ::waitpid(pid, nullptr, 0);
+      for (const LogRouter::StreamId added : worker.streams) router_->CloseStream(added);
       return id.status();
     }
     worker.streams.push_back(*id);
   }
-  DDP_RETURN_IF_ERROR(Adopt(pid, std::move(worker)));
-  return pid;
+  return absl::OkStatus();
 }
 
 absl::Status PosixProcessSpawner::Adopt(pid_t pid, Worker worker) {
@@ -323,8 +434,7 @@ absl::Status PosixProcessSpawner::Adopt(pid_t pid, Worker worker) {
         event_loop_->Watch(worker.pidfd.get(), EPOLLIN, [this, pid](uint32_t) { OnExit(pid); });
   }
   if (!status.ok()) {
-    ::kill(-pid, SIGKILL);
-    ::waitpid(pid, nullptr, 0);
+    for (const LogRouter::StreamId id : worker.streams) router_->CloseStream(id);
     return status;
   }
   workers_.emplace(pid, std::move(worker));
@@ -359,13 +469,50 @@ void PosixProcessSpawner::Signal(pid_t pid, int signal) {
   ::kill(-pid, signal);
 }
 
-void PosixProcessSpawner::KillStrays() {
-  if (!KillChildren(Spared(), kKillTimeout)) {
-    router_->Say(absl::StrCat("some processes of the workers did not end by SIGKILL within ",
-                              absl::FormatDuration(kKillTimeout)));
+void PosixProcessSpawner::KillStrays(std::function<void()> on_gone) {
+  EndHunt();
+  on_strays_gone_ = std::move(on_gone);
+  Hunt();
+}
+
+void PosixProcessSpawner::Hunt() {
+  event_loop_->CancelTimer(std::exchange(hunt_timer_, 0));
+  int empty_looks = 0;
+  KillPass pass;
+  for (int look = 0; look < kMostLooks && empty_looks < 2 && pass.left.empty(); ++look) {
+    pass = options_.kill_children(Spared());
+    empty_looks = pass.found_any ? 0 : empty_looks + 1;
   }
-  for (const LogRouter::StreamId id : ended_streams_) router_->CloseStream(id);
-  ended_streams_.clear();
+  if (empty_looks < 2) {
+    hunt_timer_ = event_loop_->AddTimer(kHuntPause, [this] {
+      hunt_timer_ = 0;
+      Hunt();
+    });
+    return;
+  }
+  const std::function<void()> on_gone = std::exchange(on_strays_gone_, nullptr);
+  CloseEndedStreams();
+  on_gone();
+}
+
+void PosixProcessSpawner::EndHunt() {
+  event_loop_->CancelTimer(std::exchange(hunt_timer_, 0));
+  on_strays_gone_ = nullptr;
+  CloseEndedStreams();
+}
+
+void PosixProcessSpawner::CloseEndedStreams() {
+  for (const LogRouter::StreamId id : std::exchange(ended_streams_, {})) router_->CloseStream(id);
+}
+
+void PosixProcessSpawner::AwaitStrays() {
+  event_loop_->CancelTimer(std::exchange(hunt_timer_, 0));
+  on_strays_gone_ = nullptr;
+  if (!KillChildren(Spared(), options_.kill_timeout)) {
+    router_->Say(absl::StrCat("some processes of the workers did not end by SIGKILL within ",
+                              absl::FormatDuration(options_.kill_timeout), " (--kill-timeout)"));
+  }
+  CloseEndedStreams();
 }
 
 }  // namespace ddp::launcher

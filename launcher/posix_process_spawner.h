@@ -4,6 +4,7 @@
 #include <sys/resource.h>
 
 #include <atomic>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -14,12 +15,15 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "base/event_loop.h"
+#include "base/task_thread.h"
 #include "base/unique_fd.h"
 #include "elastic/agent/process_spawner.h"
 #include "launcher/launch_options.h"
 #include "launcher/log_layout.h"
 #include "launcher/log_router.h"
+#include "launcher/process_tree.h"
 
 namespace ddp::launcher {
 
@@ -43,6 +47,13 @@ class PosixProcessSpawner final : public elastic::ProcessSpawner {
     std::vector<std::vector<int>> cpus;
     // The workers' limit of open files; none: ours.
     std::optional<rlimit> open_files;
+    // How long the end of the job and the destructor wait for what SIGKILL was sent to.
+    absl::Duration kill_timeout = absl::Seconds(10);
+    // Where folders are made and files opened, which may be on a mount that has stalled. Not owned;
+    // must outlive the spawner. Null: on the calling thread, waiting for it.
+    TaskThread* files = nullptr;
+    // Kills what workers have left behind; see KillChildrenOnce().
+    std::function<KillPass(const std::set<pid_t>& spared)> kill_children = KillChildrenOnce;
     // Where it is true nothing is started any more, and no end is told; may be nullptr. See
     // AgentContext::doomed.
     const std::atomic<bool>* doomed = nullptr;
@@ -60,12 +71,17 @@ class PosixProcessSpawner final : public elastic::ProcessSpawner {
   // `pid` is a child that has nothing to do with the workers: it is neither killed nor reaped here.
   void Spare(pid_t pid) { spared_.insert(pid); }
 
-  absl::StatusOr<pid_t> Spawn(const elastic::WorkerSpec& spec, ExitCallback on_exit) override;
+  void Spawn(const elastic::WorkerSpec& spec, StartCallback on_start,
+             ExitCallback on_exit) override;
+  void CancelStart() override;
   void Signal(pid_t pid, int signal) override;
 
-  // Returns when all of them are gone, at most after 10 s; then says on stderr that some are not.
-  // Also ends the streams of workers that have ended.
-  void KillStrays() override;
+  // Also ends the streams of workers that have ended, before `on_gone`.
+  void KillStrays(std::function<void()> on_gone) override;
+
+  // The same for the end of the job, where no heartbeat is due any more: waits, for
+  // Options::kill_timeout at most. Then says that some are not gone.
+  void AwaitStrays();
 
  private:
   struct Worker {
@@ -75,26 +91,43 @@ class PosixProcessSpawner final : public elastic::ProcessSpawner {
     ExitCallback on_exit;
   };
   struct Output;
+  struct OutputPlaces;
+  struct Outputs;
+  // The one start that is under way. Its files are made first, then its process, then exec follows.
+  struct Starting {
+    elastic::WorkerSpec spec;
+    StartCallback on_start;
+    ExitCallback on_exit;
+    std::shared_ptr<Outputs> outputs;
+    pid_t pid = -1;       // once there is a process
+    UniqueFd exec_error;  // then: errno of exec, or the end of the file when it has succeeded
+  };
 
   PosixProcessSpawner(EventLoop* event_loop, LogRouter* router, Options options);
 
-  absl::StatusOr<Output> OpenOutput(const elastic::WorkerSpec& spec, Streams stream,
-                                    const LogLayout::WorkerFiles& files) const;
-  absl::StatusOr<LogRouter::Stream> MakeStream(const elastic::WorkerSpec& spec, Streams stream,
-                                               const LogLayout::WorkerFiles& files) const;
   std::vector<unsigned long> CpuMask(int local_rank) const;
+  void StartProcess();
+  void OnExecEnd();
+  void EndStart(absl::StatusOr<pid_t> pid);
+  absl::Status AddStreams(Outputs& outputs, Worker& worker);
   absl::Status Adopt(pid_t pid, Worker worker);
   void OnExit(pid_t pid);
+  void Hunt();
+  void EndHunt();
+  void CloseEndedStreams();
   std::set<pid_t> Spared() const;
 
   EventLoop* const event_loop_;
   LogRouter* const router_;
   const Options options_;
-  LogLayout layout_;
+  const std::shared_ptr<OutputPlaces> places_;
   std::set<pid_t> spared_;
   UniqueFd child_signals_;
   std::map<pid_t, Worker> workers_;                 // running
   std::vector<LogRouter::StreamId> ended_streams_;  // of workers that have ended
+  std::optional<Starting> starting_;
+  std::function<void()> on_strays_gone_;  // while they are hunted
+  EventLoop::TimerId hunt_timer_ = 0;
 };
 
 }  // namespace ddp::launcher

@@ -14,15 +14,23 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <map>
+#include <memory>
+#include <set>
 #include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/clock.h"
+#include "base/task_thread.h"
+#include "testing/stalled_file.h"
 
 namespace ddp::launcher {
 namespace {
@@ -53,12 +61,22 @@ class PosixProcessSpawnerTest : public ::testing::Test {
 
   absl::StatusOr<pid_t> Spawn(elastic::WorkerSpec spec) {
     ++running_;
-    auto pid = spawner_->Spawn(spec, [this](pid_t pid, elastic::ExitStatus status) {
-      exits_[pid] = std::move(status);
-      if (--running_ == 0) loop_->Stop();
-    });
-    if (!pid.ok()) --running_;
-    return pid;
+    absl::StatusOr<pid_t> started = absl::UnknownError("no answer");
+    bool answered = false;
+    spawner_->Spawn(
+        spec,
+        [&](absl::StatusOr<pid_t> pid) {
+          started = std::move(pid);
+          answered = true;
+          loop_->Stop();
+        },
+        [this](pid_t pid, elastic::ExitStatus status) {
+          exits_[pid] = std::move(status);
+          if (--running_ == 0) loop_->Stop();
+        });
+    while (!answered) RunLoop();
+    if (!started.ok()) --running_;
+    return started;
   }
 
   absl::StatusOr<pid_t> Shell(const std::string& script) {
@@ -70,9 +88,14 @@ class PosixProcessSpawnerTest : public ::testing::Test {
 
   // Until every worker has ended.
   void Run() {
+    while (running_ > 0) RunLoop();
+  }
+
+  // Until something stops it.
+  void RunLoop() {
     const auto timer = loop_->AddTimer(kDeadline, [this] {
       ADD_FAILURE() << "the workers did not end";
-      loop_->Stop();
+      abort();
     });
     ASSERT_TRUE(loop_->Run().ok());
     loop_->CancelTimer(timer);
@@ -127,6 +150,127 @@ TEST_F(PosixProcessSpawnerTest, AMissingInterpreterIsNamed) {
     EXPECT_THAT(std::string(status.message()),
                 ::testing::AllOf(HasSubstr("cannot run " + path), HasSubstr(text)));
   }
+}
+
+// Counts turns of the event loop, one each millisecond, and calls `what` at the 20th.
+class Ticks {
+ public:
+  Ticks(EventLoop* loop, std::function<void()> what) : loop_(loop), what_(std::move(what)) {
+    Tick();
+  }
+  int count() const { return count_; }
+
+ private:
+  void Tick() {
+    if (++count_ == 20) return what_();
+    loop_->AddTimer(absl::Milliseconds(1), [this] { Tick(); });
+  }
+
+  EventLoop* const loop_;
+  const std::function<void()> what_;
+  int count_ = 0;
+};
+
+class SlowStartTest : public PosixProcessSpawnerTest {
+ protected:
+  // Begins to start `argv`, with a log file for stdout.
+  void Begin(const std::vector<std::string>& argv) {
+    elastic::WorkerSpec spec;
+    spec.argv = argv;
+    spawner_->Spawn(
+        spec,
+        [this](absl::StatusOr<pid_t> pid) {
+          started_ = std::move(pid);
+          loop_->Stop();
+        },
+        [this](pid_t pid, elastic::ExitStatus status) {
+          exits_[pid] = std::move(status);
+          loop_->Stop();
+        });
+  }
+
+  static std::string MakeProgram() {
+    std::string path = absl::StrCat(::testing::TempDir(), "/program-", ::getpid());
+    std::ofstream(path) << "#!/bin/sh\nexit 7\n";
+    EXPECT_EQ(::chmod(path.c_str(), 0755), 0);
+    return path;
+  }
+
+  absl::StatusOr<pid_t> started_ = absl::UnknownError("no answer");
+};
+
+TEST_F(SlowStartTest, TheLoopGoesOnWhileExecIsSlow) {
+  Make();
+  const std::string program = MakeProgram();
+  ::ddp::testing::StalledFile stalled(program);
+  if (!stalled.stalls()) GTEST_SKIP() << "no leases on this file system";
+  const Ticks ticks(loop_.get(), [&] { stalled.Release(); });
+  Begin({program});
+  RunLoop();
+  ASSERT_TRUE(started_.ok()) << started_.status();
+  EXPECT_EQ(ticks.count(), 20);
+  if (!exits_.contains(*started_)) RunLoop();
+  EXPECT_EQ(exits_[*started_].exit_code, 7);
+}
+
+TEST_F(SlowStartTest, AStartThatIsGivenUpLeavesNothing) {
+  Make();
+  const std::string program = MakeProgram();
+  ::ddp::testing::StalledFile stalled(program);
+  if (!stalled.stalls()) GTEST_SKIP() << "no leases on this file system";
+  Begin({program});
+  spawner_->CancelStart();
+  bool gone = false;
+  spawner_->KillStrays([&] {
+    gone = true;
+    loop_->Stop();
+  });
+  if (!gone) RunLoop();
+  EXPECT_EQ(started_.status().message(), "no answer");
+  EXPECT_EQ(::waitpid(-1, nullptr, WNOHANG), -1);
+  // And the next one is not held up by it.
+  EXPECT_TRUE(Shell("exit 0").ok());
+  Run();
+}
+
+TEST_F(SlowStartTest, TheLoopGoesOnWhileALogFileCannotBeOpened) {
+  const auto files = *TaskThread::Create(loop_.get(), "worker-files");
+  PosixProcessSpawner::Options options;
+  options.layout = Layout();
+  options.output.redirects.all = kStdout;
+  options.files = files.get();
+  Make(options);
+  const std::string folder = options.layout.root() + "/attempt_0/0";
+  std::filesystem::create_directories(folder);
+  std::ofstream(folder + "/stdout.log") << "earlier\n";
+  ::ddp::testing::StalledFile stalled(folder + "/stdout.log");
+  if (!stalled.stalls()) GTEST_SKIP() << "no leases on this file system";
+  const Ticks ticks(loop_.get(), [&] { stalled.Release(); });
+  Begin({"/bin/echo", "here"});
+  RunLoop();
+  ASSERT_TRUE(started_.ok()) << started_.status();
+  EXPECT_EQ(ticks.count(), 20);
+  if (!exits_.contains(*started_)) RunLoop();
+  EXPECT_EQ(Slurp(folder + "/stdout.log"), "earlier\nhere\n");
+  spawner_.reset();
+}
+
+TEST_F(SlowStartTest, AStartThatIsGivenUpBeforeItsFilesStartsNothing) {
+  const auto files = *TaskThread::Create(loop_.get(), "worker-files");
+  PosixProcessSpawner::Options options;
+  options.layout = Layout();
+  options.files = files.get();
+  Make(options);
+  Begin({"/bin/sh", "-c", "exit 1"});
+  spawner_->CancelStart();
+  EXPECT_EQ(files->pending(), 1U);
+  while (files->pending() > 0) {
+    loop_->AddTimer(absl::Milliseconds(1), [&] { loop_->Stop(); });
+    RunLoop();
+  }
+  EXPECT_EQ(::waitpid(-1, nullptr, WNOHANG), -1);
+  EXPECT_EQ(started_.status().message(), "no answer");
+  spawner_.reset();
 }
 
 TEST_F(PosixProcessSpawnerTest, TheWorkersWorld) {
@@ -218,7 +362,7 @@ TEST_F(PosixProcessSpawnerTest, LinesThatMatchAFilterAreThereTwice) {
     spec.argv = {"/bin/sh", "-c", "echo loss 1; echo x; printf a,b; echo warn 1 >&2"};
     ASSERT_TRUE(Spawn(spec).ok());
     Run();
-    spawner_->KillStrays();  // ends the streams, and with them the last line
+    spawner_->AwaitStrays();  // ends the streams, and with them the last line
   }
   const std::string attempt = options.layout.root() + "/attempt_0";
   EXPECT_EQ(Slurp(attempt + "/filtered_stdout.log"),
@@ -275,7 +419,12 @@ TEST_F(PosixProcessSpawnerTest, StraysDieAndLiveWorkersDoNot) {
   ASSERT_EQ(::kill(stray, 0), 0) << "the stray should outlive its worker";
 
   const pid_t live = *Shell("sleep 1000");
-  spawner_->KillStrays();
+  bool gone = false;
+  spawner_->KillStrays([&] {
+    gone = true;
+    loop_->Stop();
+  });
+  while (!gone) RunLoop();
   for (const std::string& text : pids) {
     int pid = 0;
     ASSERT_TRUE(absl::SimpleAtoi(text, &pid));
@@ -287,6 +436,40 @@ TEST_F(PosixProcessSpawnerTest, StraysDieAndLiveWorkersDoNot) {
   EXPECT_EQ(exits_[live].signal, SIGTERM);
 }
 
+// No real process can be told to outlive SIGKILL; one that is stuck in the kernel does.
+TEST_F(PosixProcessSpawnerTest, TheLoopGoesOnWhileAStrayOutlivesSigkill) {
+  bool stuck = true;
+  PosixProcessSpawner::Options options;
+  options.kill_children = [&](const std::set<pid_t>&) {
+    return stuck ? KillPass{.found_any = true, .left = {4711}} : KillPass{};
+  };
+  Make(options);
+  int gone_at = -1;
+  Ticks ticks(loop_.get(), [&] { stuck = false; });
+  spawner_->KillStrays([&] {
+    gone_at = ticks.count();
+    loop_->Stop();
+  });
+  RunLoop();
+  EXPECT_EQ(gone_at, 20);
+}
+
+TEST_F(PosixProcessSpawnerTest, TheNextStartEndsTheHuntForStrays) {
+  PosixProcessSpawner::Options options;
+  int passes = 0;
+  options.kill_children = [&](const std::set<pid_t>&) {
+    ++passes;
+    return KillPass{.found_any = true, .left = {4711}};
+  };
+  Make(options);
+  spawner_->KillStrays([] { ADD_FAILURE() << "it is not gone"; });
+  const pid_t pid = *Shell("exit 0");
+  const int before = passes;
+  Run();
+  EXPECT_TRUE(exits_[pid].succeeded());
+  EXPECT_EQ(passes, before);
+}
+
 TEST_F(PosixProcessSpawnerTest, TheSparedAreSpared) {
   const pid_t friendly = ::fork();
   if (friendly == 0) {
@@ -294,7 +477,7 @@ TEST_F(PosixProcessSpawnerTest, TheSparedAreSpared) {
   }
   Make();
   spawner_->Spare(friendly);
-  spawner_->KillStrays();
+  spawner_->AwaitStrays();
   EXPECT_EQ(::kill(friendly, 0), 0);
   EXPECT_EQ(::waitpid(friendly, nullptr, WNOHANG), 0);
   ::kill(friendly, SIGKILL);

@@ -125,27 +125,33 @@ std::vector<pid_t> ChildrenOf(pid_t pid) {
   return result;
 }
 
+KillPass KillChildrenOnce(const std::set<pid_t>& spared) {
+  KillPass pass;
+  pass.left = OwnChildren(spared);
+  pass.found_any = !pass.left.empty();
+  for (const pid_t pid : pass.left) {
+    // Its number is its own until we reap it.
+    ::kill(pid, SIGKILL);
+    KillBelow(pid);
+  }
+  std::erase_if(pass.left, [](pid_t pid) {
+    const bool ended = IsZombie(pid);
+    if (ended) Reap(pid);
+    return ended;
+  });
+  return pass;
+}
+
 bool KillChildren(const std::set<pid_t>& spared, absl::Duration timeout) {
   const MonotonicClock clock;
   const absl::Time deadline = clock.Now() + timeout;
   int empty_looks = 0;
   while (true) {
-    std::vector<pid_t> children = OwnChildren(spared);
-    // One look may miss a child that is being adopted.
-    empty_looks = children.empty() ? empty_looks + 1 : 0;
+    const KillPass pass = KillChildrenOnce(spared);
+    empty_looks = pass.found_any ? 0 : empty_looks + 1;
     if (empty_looks == 2) return true;
-    for (const pid_t pid : children) {
-      // Its number is its own until we reap it.
-      ::kill(pid, SIGKILL);
-      KillBelow(pid);
-    }
-    std::erase_if(children, [](pid_t pid) {
-      const bool ended = IsZombie(pid);
-      if (ended) Reap(pid);
-      return ended;
-    });
-    if (clock.Now() >= deadline) return children.empty();
-    if (!children.empty()) AwaitAnEnd(children);
+    if (clock.Now() >= deadline) return pass.left.empty();
+    if (!pass.left.empty()) AwaitAnEnd(pass.left);
   }
 }
 

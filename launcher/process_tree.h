@@ -18,6 +18,16 @@ namespace ddp::launcher {
 // A child that is started or adopted at the same moment may be missing: ask again.
 std::vector<pid_t> ChildrenOf(pid_t pid);
 
+// What one call of KillChildrenOnce() met.
+struct KillPass {
+  bool found_any = false;   // before it
+  std::vector<pid_t> left;  // after it: SIGKILL was sent, and they have not ended yet
+};
+
+// One step of KillChildren(), without waiting: SIGKILLs and reaps what is there now. Nothing is
+// left when two passes in a row have found none: one look may miss a child that is being adopted.
+KillPass KillChildrenOnce(const std::set<pid_t>& spared);
+
 // SIGKILLs every child of this process that is not in `spared`, with all descendants, and those
 // that become children thereby; reaps them; returns when none is left or `timeout` has passed. The
 // spared and what is below them are left alone.

@@ -22,6 +22,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/clock.h"
+#include "base/close_on_exec.h"
 #include "base/status_macros.h"
 #include "store/redis_connection.h"
 
@@ -124,10 +125,9 @@ absl::StatusOr<std::string> FindProgram(const std::string& name) {
       dup2(log_fd, STDOUT_FILENO) >= 0 && dup2(log_fd, STDERR_FILENO) >= 0 &&
       chdir(directory) == 0) {
     // What the caller has open is not the server's business.
-    constexpr unsigned kCloseOnExec = 1U << 2;
-    (void)syscall(SYS_close_range, 3U, ~0U, kCloseOnExec);
+    errno = SetCloseOnExecFrom(STDERR_FILENO + 1);
     char* const argv[] = {const_cast<char*>(program), const_cast<char*>(config), nullptr};
-    execv(program, argv);
+    if (errno == 0) execv(program, argv);
   }
   const int error_number = errno;
   (void)!write(failed_fd, &error_number, sizeof(error_number));

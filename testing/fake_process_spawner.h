@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <map>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -24,9 +25,11 @@ class FakeProcessSpawner final : public elastic::ProcessSpawner {
     bool running = true;
   };
 
-  absl::StatusOr<pid_t> Spawn(const elastic::WorkerSpec& spec, ExitCallback on_exit) override;
+  void Spawn(const elastic::WorkerSpec& spec, StartCallback on_start,
+             ExitCallback on_exit) override;
+  void CancelStart() override { held_start_ = nullptr; }
   void Signal(pid_t pid, int signal) override;
-  void KillStrays() override { ++strays_killed_; }
+  void KillStrays(std::function<void()> on_gone) override;
 
   // Called with each worker that starts, and with each signal that one gets. May call Exit(), as
   // long as it is not from within Spawn(): use a timer.
@@ -37,6 +40,18 @@ class FakeProcessSpawner final : public elastic::ProcessSpawner {
 
   // The worker of `local_rank` cannot be started any more.
   void FailSpawn(int local_rank, absl::Status status);
+
+  // The start of `local_rank` takes until FinishStart().
+  void HoldStart(int local_rank) { slow_rank_ = local_rank; }
+  void FinishStart();
+  bool start_is_held() const { return held_start_ != nullptr; }
+
+  // What workers leave behind lives until EndStrays(). `on_kill` is called when it is to be killed.
+  void HoldStrays(std::function<void()> on_kill = nullptr) {
+    strays_are_slow_ = true;
+    on_kill_strays_ = std::move(on_kill);
+  }
+  void EndStrays();
 
   // Ends a running worker; does nothing when it has ended.
   void Exit(pid_t pid, const elastic::ExitStatus& status);
@@ -51,6 +66,11 @@ class FakeProcessSpawner final : public elastic::ProcessSpawner {
   std::vector<Worker> workers_;
   std::map<pid_t, ExitCallback> exit_callbacks_;
   std::map<int, absl::Status> spawn_failures_;
+  int slow_rank_ = -1;
+  std::function<void()> held_start_;
+  bool strays_are_slow_ = false;
+  std::function<void()> on_kill_strays_;
+  std::function<void()> on_strays_gone_;
   std::function<void(const Worker&)> on_spawn_;
   std::function<void(const Worker&, int)> on_signal_;
   int strays_killed_ = 0;

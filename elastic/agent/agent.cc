@@ -51,6 +51,7 @@ AgentCore::Options CoreOptions(const LaunchConfig& config) {
   options.rendezvous_timeout = config.rendezvous_timeout;
   options.fault_grace = config.fault_grace;
   options.shutdown_timeout = config.shutdown_timeout;
+  options.kill_timeout = config.kill_timeout;
   options.exit_barrier_timeout = config.exit_barrier_timeout;
   options.store_outage_timeout = config.store_outage_timeout;
   options.farewell_timeout = config.farewell_timeout;
@@ -76,7 +77,8 @@ struct Agent::State {
                  .clock = &clock,
                  .event_log = &event_log,
                  .status = &status,
-                 .say = say},
+                 .say = say,
+                 .files = dependencies.files},
                 [this](AgentEvent event) { Post(std::move(event)); }),
         core(CoreOptions(config)) {}
 
@@ -365,7 +367,7 @@ void Agent::State::Do(const LeaveAction& action) {
 
 void Agent::State::Do(const CancelRequestAction&) { rendezvous.Cancel(); }
 
-void Agent::State::Do(const StartWorkersAction&) { Post(workers.Start(round)); }
+void Agent::State::Do(const StartWorkersAction&) { workers.Start(round); }
 
 void Agent::State::Do(const SignalWorkersAction& action) {
   workers.Signal(action.signal, action.local_ranks);

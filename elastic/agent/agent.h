@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/event_loop.h"
+#include "base/task_thread.h"
 #include "elastic/agent/event_log.h"
 #include "elastic/agent/launch_config.h"
 #include "elastic/agent/node_status_tracker.h"
@@ -54,6 +55,9 @@ class Agent {
     std::function<void(const std::string& line)> say;
     // The same for the line of a restart, before which nothing is put.
     std::function<void(const std::string& line)> say_as_it_is;
+    // Where files of workers are read, which may be on a mount that has stalled; null: on the
+    // thread of Run(), waiting for it.
+    TaskThread* files = nullptr;
     // The TCPStore of a static rendezvous, on its node 0; null: the agent makes its own.
     store::TcpStoreServer* worker_store = nullptr;
   };

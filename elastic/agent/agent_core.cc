@@ -28,9 +28,6 @@ bool EndedAsAsked(const ExitStatus& status, int asked_by, bool kill_sent) {
 
 constexpr int64_t kStopAtOnce = -1;
 
-// How long the kernel may take to end a worker. One that is stuck inside it ends never.
-constexpr absl::Duration kKillTimeout = absl::Seconds(10);
-
 // How long a node whose workers have succeeded waits for a store that is away.
 constexpr absl::Duration kCompletedOutage = absl::Seconds(30);
 
@@ -62,7 +59,9 @@ AgentCore::Decision AgentCore::Step(const AgentEvent& event, absl::Time now) {
   return std::exchange(decision_, Decision());
 }
 
-absl::Time AgentCore::next_deadline() const { return std::min(deadline_, store_deadline_); }
+absl::Time AgentCore::next_deadline() const {
+  return std::min({deadline_, store_deadline_, strays_deadline_});
+}
 
 JobResult AgentCore::result() const {
   JobResult result;
@@ -180,12 +179,21 @@ void AgentCore::OnRound(const Round& round) {
                            Count(round_.placement.group_world_size, "node"), ": ", round_.reason);
     Do(LogRestartAction{restarts_, round_.charged, round_.reason});
   }
+  for (int i = 0; i < round_.placement.local_world_size; ++i) living_.insert(i);
   Do(StartWorkersAction{});
 }
 
 void AgentCore::On(const WorkersStartedEvent& event) {
-  living_.insert(event.started.begin(), event.started.end());
-  if (event.status.ok() || absl::IsCancelled(event.status)) return;  // cancelled: we are dying
+  // Those that were not started have not ended either: no work of theirs is done.
+  const std::set<int> started(event.started.begin(), event.started.end());
+  if (std::erase_if(living_, [&](int rank) { return !started.contains(rank); }) > 0) {
+    work_done_ = false;
+  }
+  if (absl::IsCancelled(event.status)) return;  // ddprun is being killed
+  if (event.status.ok() || phase_ == Phase::kShuttingDown) {
+    if (living_.empty() && !strays_left()) OnAllEnded();
+    return;
+  }
   if (!IsThePrograms(event.status)) {
     // The machine's: descriptors, memory, a full disk. It may pass, or other machines do without
     // it.
@@ -202,6 +210,7 @@ void AgentCore::On(const WorkersStartedEvent& event) {
     return;
   }
   // Starting it again would end the same way.
+  CancelRequest();
   Abandon(JobEndReason::kCannotStart, std::string(event.status.message()));
   if (living_.empty()) {
     OnAllEnded();
@@ -305,12 +314,22 @@ void AgentCore::On(const VerdictEvent& event) {
   asked_ = false;
   verdict_ = event.verdict;
   ReportFailures();
-  if (living_.empty()) ConcludeStop();
+  if (all_ended()) ConcludeStop();
 }
 
+// What workers left behind may hold their ports, devices and files.
 void AgentCore::OnAllEnded() {
   deadline_ = absl::InfiniteFuture();
+  strays_deadline_ = now_ + options_.kill_timeout;
   Do(KillStraysAction{});
+}
+
+void AgentCore::On(const StraysGoneEvent&) {
+  if (strays_left()) OnNothingLeft();
+}
+
+void AgentCore::OnNothingLeft() {
+  strays_deadline_ = deadline_ = absl::InfiniteFuture();
   switch (phase_) {
     case Phase::kRunning:
       Complete();
@@ -428,7 +447,7 @@ void AgentCore::OnGenerationOver(const News& news) {
       over_ = true;
       last_cause_ = news.cause;
       StopForFault();
-      if (living_.empty()) ConcludeStop();
+      if (all_ended()) ConcludeStop();
       break;
     case Phase::kStopping:
       over_ = true;
@@ -455,6 +474,7 @@ void AgentCore::OnDrain(const News& news) {
         absl::StrCat(news.cause, ": stopping ", Count(living_.size(), "worker"),
                      news.stop_at_step < 0 ? "" : absl::StrCat(" after step ", news.stop_at_step),
                      ", at most ", absl::FormatDuration(options_.shutdown_timeout));
+    if (living_.empty()) return;  // what they left behind is being killed
     deadline_ = now_ + options_.shutdown_timeout;
     StopWorkers(SIGTERM, news.stop_at_step);
   }
@@ -477,7 +497,8 @@ void AgentCore::OnEvicted(const News& news) {
   last_cause_ = news.cause;
   phase_ = Phase::kStopping;
   deadline_ = absl::InfiniteFuture();
-  living_.empty() ? ConcludeStop() : Kill();
+  if (all_ended()) return ConcludeStop();
+  Kill();
 }
 
 void AgentCore::OnJobEnd(const JobEnd& end) {
@@ -486,11 +507,11 @@ void AgentCore::OnJobEnd(const JobEnd& end) {
     case Phase::kDraining:
       job_end_ = end;
       StopForFault();
-      if (living_.empty()) ConcludeStop();
+      if (all_ended()) ConcludeStop();
       break;
     case Phase::kStopping:
       job_end_ = end;
-      if (living_.empty()) ConcludeStop();
+      if (all_ended()) ConcludeStop();
       break;
     case Phase::kCompleting:
       LeaveBecause(end);
@@ -506,6 +527,8 @@ void AgentCore::OnJobEnd(const JobEnd& end) {
 // The user's signals. -----------------------------------------------------------------------------
 
 void AgentCore::On(const SignalEvent& event) {
+  // Nothing of the job is in what workers left behind: a user does not wait for its end.
+  if (strays_left()) OnNothingLeft();
   switch (phase_) {
     case Phase::kJoining:
     case Phase::kRunning:
@@ -582,7 +605,7 @@ void AgentCore::On(const DrainedEvent& event) {
 // The generation is over. The step after which all should have stopped will not come, since peers
 // are dead, and workers that wait for them would use up the time that a user's signal gives.
 void AgentCore::HurryShutDown() {
-  if (kill_sent_ || std::exchange(hurried_, true)) return;
+  if (kill_sent_ || living_.empty() || std::exchange(hurried_, true)) return;
   StopWorkers(shutdown_signal_ == 0 ? SIGTERM : shutdown_signal_, kStopAtOnce);
   deadline_ = std::min(deadline_, now_ + options_.fault_grace);
 }
@@ -614,6 +637,12 @@ void AgentCore::On(const ClosedEvent&) {
 // Deadlines. --------------------------------------------------------------------------------------
 
 void AgentCore::On(const TickEvent&) {
+  if (now_ >= strays_deadline_) {
+    decision_.reason =
+        absl::StrCat("some processes of the workers did not end by SIGKILL within ",
+                     DurationText(options_.kill_timeout), " (--kill-timeout): going on without");
+    OnNothingLeft();
+  }
   if (now_ >= store_deadline_) OnStoreLost();
   if (now_ >= deadline_) OnDeadline();
 }
@@ -644,9 +673,10 @@ void AgentCore::OnDeadline() {
 }
 
 void AgentCore::Kill() {
+  if (living_.empty()) return;
   kill_sent_ = true;
   SignalAll(SIGKILL);
-  deadline_ = now_ + kKillTimeout;
+  deadline_ = now_ + options_.kill_timeout;
   ReportFailures();
 }
 
@@ -654,7 +684,7 @@ void AgentCore::Kill() {
 void AgentCore::LeaveStuck() {
   const std::string text =
       absl::StrCat(Count(living_.size(), "worker"), " of node ", options_.host,
-                   " did not end by SIGKILL within ", absl::FormatDuration(kKillTimeout));
+                   " did not end by SIGKILL within ", absl::FormatDuration(options_.kill_timeout));
   Leave(shutdown_signal_ != 0 ? JobEndReason::kPreempted : JobEndReason::kCannotStart, text);
 }
 
@@ -664,7 +694,7 @@ void AgentCore::OnStoreLost() {
   store_deadline_ = absl::InfiniteFuture();
   const std::string text = absl::StrCat("the rendezvous was out of reach for ",
                                         absl::FormatDuration(options_.store_outage_timeout));
-  if (phase_ == Phase::kRunning) {
+  if (phase_ == Phase::kRunning && !living_.empty()) {
     decision_.reason = absl::StrCat(text, ": stopping ", Count(living_.size(), "worker"));
     Abandon(JobEndReason::kStoreLost, text);
     deadline_ = now_ + options_.shutdown_timeout;
@@ -716,7 +746,7 @@ void AgentCore::LeaveBecause(JobEnd end) {
 
 void AgentCore::Leave(JobEndReason end, std::string text) {
   phase_ = Phase::kLeaving;
-  deadline_ = store_deadline_ = absl::InfiniteFuture();
+  deadline_ = store_deadline_ = strays_deadline_ = absl::InfiniteFuture();
   end_ = end;
   end_text_ = std::move(text);
   const WorkerFailure* const root = RootCauseHere();

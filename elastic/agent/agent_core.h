@@ -51,6 +51,10 @@ namespace ddp::elastic {
 //
 // Losing the store changes nothing until `store_outage_timeout` has passed.
 //
+// "All have ended" means that nothing is left of them either: the processes that workers left
+// behind are killed first, for `kill_timeout` at most. What happens meanwhile is taken in as if the
+// last worker still ran; a user's signal ends the wait.
+//
 // Thread-compatible.
 class AgentCore {
  public:
@@ -62,6 +66,8 @@ class AgentCore {
     absl::Duration rendezvous_timeout = absl::Minutes(10);
     absl::Duration fault_grace = absl::Milliseconds(200);
     absl::Duration shutdown_timeout = absl::Seconds(30);
+    // How long the kernel may take to end a process by SIGKILL. One that is stuck in it never ends.
+    absl::Duration kill_timeout = absl::Seconds(10);
     absl::Duration exit_barrier_timeout = absl::Minutes(5);
     absl::Duration store_outage_timeout = absl::Minutes(10);
     // What the rendezvous gets for requests whose answer changes nothing for this node any more.
@@ -87,7 +93,7 @@ class AgentCore {
 
   uint64_t generation() const { return round_.generation.number; }
 
-  // Whether workers of generation() may be alive.
+  // Whether workers of generation() may be alive, or are still to be started.
   bool has_workers() const { return !living_.empty(); }
 
   // "joining", "running", "draining", ...: the picture above, for people.
@@ -110,6 +116,7 @@ class AgentCore {
   void On(const JoinedEvent& event);
   void On(const WorkersStartedEvent& event);
   void On(const WorkerExitedEvent& event);
+  void On(const StraysGoneEvent& event);
   void On(const WorkerHungEvent& event);
   void On(const VerdictEvent& event);
   void On(const CompletedEvent& event);
@@ -127,6 +134,9 @@ class AgentCore {
   void ReportFailures();
   const WorkerFailure* RootCauseHere() const;
   void OnAllEnded();
+  void OnNothingLeft();
+  bool all_ended() const { return living_.empty() && !strays_left(); }
+  bool strays_left() const { return strays_deadline_ != absl::InfiniteFuture(); }
   void ConcludeStop();
   void Complete();
   void OnGenerationOver(const News& news);
@@ -158,11 +168,13 @@ class AgentCore {
   absl::Time now_ = absl::InfinitePast();               // of the current Step
   absl::Time deadline_ = absl::InfiniteFuture();        // of the phase
   absl::Time store_deadline_ = absl::InfiniteFuture();  // finite while the store is out of reach
-  Decision decision_;                                   // being built by the current Step
-  bool asked_ = false;                                  // a request is outstanding
+  // Finite while what workers left behind is being killed.
+  absl::Time strays_deadline_ = absl::InfiniteFuture();
+  Decision decision_;   // being built by the current Step
+  bool asked_ = false;  // a request is outstanding
 
   Round round_;           // the last one
-  std::set<int> living_;  // local ranks
+  std::set<int> living_;  // local ranks, those that are still to be started included
   int restarts_ = 0;      // the highest charge seen
 
   // Of the current generation.

@@ -52,6 +52,8 @@ class Story final : public ::ddp::testing::StoryPlayer {
         options_.max_restarts = Number(parts[1]);
       } else if (parts[0] == "shutdown_timeout") {
         options_.shutdown_timeout = Duration(parts[1]);
+      } else if (parts[0] == "slow_strays") {
+        slow_strays_ = Number(parts[1]) != 0;
       } else {
         FAIL() << "unknown option " << parts[0];
       }
@@ -187,13 +189,14 @@ class Story final : public ::ddp::testing::StoryPlayer {
       WorkersStartedEvent started;
       const int count = words.size() > 1 ? Number(words[1]) : nproc_;
       for (int i = 0; i < count; ++i) started.started.push_back(i);
-      if (count < nproc_) {
+      if (count < nproc_ && words.back() != "cut") {
         started.status = words.back() == "full"
                              ? absl::ResourceExhaustedError("the disk is full")
                              : absl::NotFoundError("there is no program ./train");
       }
       return started;
     }
+    if (event == "gone") return StraysGoneEvent{};
     if (event == "exit") return MakeExit(words);
     if (event == "hung") {
       return WorkerHungEvent{.local_rank = Number(words.at(1)),
@@ -247,14 +250,22 @@ class Story final : public ::ddp::testing::StoryPlayer {
 
   std::vector<std::string> Step(const AgentEvent& event) {
     const absl::Time deadline_before = core().next_deadline();
-    const AgentCore::Decision decision = core().Step(event, now_);
     std::vector<std::string> lines;
-    if (!decision.reason.empty()) lines.push_back(absl::StrCat("say: ", decision.reason));
     bool finished = false;
-    for (const AgentAction& action : decision.actions) {
-      lines.push_back(DebugString(action));
-      finished |= std::holds_alternative<FinishAction>(action);
-    }
+    bool strays = false;
+    const auto take = [&](const AgentEvent& e) {
+      const AgentCore::Decision decision = core().Step(e, now_);
+      if (!decision.reason.empty()) lines.push_back(absl::StrCat("say: ", decision.reason));
+      strays = false;
+      for (const AgentAction& action : decision.actions) {
+        lines.push_back(DebugString(action));
+        finished |= std::holds_alternative<FinishAction>(action);
+        strays |= std::holds_alternative<KillStraysAction>(action);
+      }
+    };
+    take(event);
+    // As a rule workers leave nothing behind that takes time to kill.
+    if (strays && !slow_strays_) take(StraysGoneEvent{});
     if (core().next_deadline() != deadline_before) {
       lines.push_back(
           core().next_deadline() == absl::InfiniteFuture()
@@ -289,6 +300,7 @@ class Story final : public ::ddp::testing::StoryPlayer {
   absl::Time now_ = absl::FromUnixSeconds(1'000'000);
   uint64_t generation_ = 0;
   int restarts_ = 0;
+  bool slow_strays_ = false;    // they are gone with "> gone"
   std::string restart_reason_;  // of the round that the last verdict promised
 };
 

@@ -41,7 +41,9 @@ struct LeftEvent {
   absl::Status status;
 };
 
-// `started` run now, by local rank. Not OK: the next one could not be started, and no more were.
+// What has become of StartWorkersAction: `started` were started, by local rank, and may have ended
+// since. Not OK: the next one could not be started, and no more were. OK with fewer than all: a
+// signal for those that were still to be started took their place.
 struct WorkersStartedEvent {
   absl::Status status;
   std::vector<int> started;
@@ -58,6 +60,9 @@ struct WorkerExitedEvent {
   std::string instead = {};       // see WorkerFailure: why the agent ended it
   absl::Time said_at = absl::InfinitePast();  // see WorkerFailure
 };
+
+// KillStraysAction is done: nothing is left of the workers.
+struct StraysGoneEvent {};
 
 // A worker makes no progress, though it did.
 struct WorkerHungEvent {
@@ -77,9 +82,10 @@ struct SignalEvent {
 // The time that next_deadline() named has come.
 struct TickEvent {};
 
-using AgentEvent = std::variant<StartEvent, JoinedEvent, WorkersStartedEvent, WorkerExitedEvent,
-                                WorkerHungEvent, VerdictEvent, CompletedEvent, DrainedEvent,
-                                ClosedEvent, LeftEvent, NewsEvent, SignalEvent, TickEvent>;
+using AgentEvent =
+    std::variant<StartEvent, JoinedEvent, WorkersStartedEvent, WorkerExitedEvent, StraysGoneEvent,
+                 WorkerHungEvent, VerdictEvent, CompletedEvent, DrainedEvent, ClosedEvent,
+                 LeftEvent, NewsEvent, SignalEvent, TickEvent>;
 
 // What an agent wants done, in this order. ----------------------------------------------------
 
@@ -112,7 +118,9 @@ struct LeaveAction {
 };
 struct CancelRequestAction {};
 
-struct StartWorkersAction {};  // of the last round
+// Of the last round, one after the other; WorkersStartedEvent follows. A worker that is sent a
+// signal before it was started is not started any more, and neither are those behind it.
+struct StartWorkersAction {};
 struct SignalWorkersAction {
   int signal = 0;
   std::vector<int> local_ranks;
@@ -125,6 +133,8 @@ struct StopWorkersAction {
   std::optional<int64_t> stop_at_step;
   std::vector<int> local_ranks;
 };
+// Kills what workers left behind; StraysGoneEvent follows, or, where a process is stuck in the
+// kernel, does not. Ends with the next StartWorkersAction.
 struct KillStraysAction {};
 
 // For the event log: a new generation after an earlier one, and why.

@@ -1,5 +1,6 @@
 #include "elastic/agent/agent.h"
 
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -15,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
 #include "base/event_loop.h"
+#include "base/task_thread.h"
 #include "base/unique_fd.h"
 #include "elastic/agent/event_log.h"
 #include "elastic/agent/launch_config.h"
@@ -83,7 +85,13 @@ class AgentTest : public ::testing::Test {
     absl::StatusOr<EventLog> log = EventLog::Open(log_path_, config_.run_id);
     EXPECT_TRUE(log.ok()) << log.status();
     NodeStatusTracker status({.run_id = config_.run_id, .host = config_.host});
-    Agent agent(config_, {loop_.get(), &spawner_, rendezvous_.get(), &clock_, &*log, &status});
+    Agent agent(config_, {.event_loop = loop_.get(),
+                          .spawner = &spawner_,
+                          .rendezvous = rendezvous_.get(),
+                          .clock = &clock_,
+                          .event_log = &*log,
+                          .status = &status,
+                          .files = files_});
     ::testing::internal::CaptureStderr();
     const JobResult result = agent.Run();
     stderr_ = ::testing::internal::GetCapturedStderr();
@@ -128,6 +136,7 @@ class AgentTest : public ::testing::Test {
   std::unique_ptr<EventLoop> loop_;
   FakeProcessSpawner spawner_;
   std::unique_ptr<FakeRendezvous> rendezvous_;
+  TaskThread* files_ = nullptr;
   std::string stderr_;
   std::vector<int64_t> stopped_after_;
   std::vector<HealthPage> pages_;  // of workers that hang
@@ -433,6 +442,116 @@ TEST_F(AgentTest, APortInUseIsNamedBeforeAnythingStarts) {
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(result.reason, HasSubstr(absl::StrCat("port ", config_.master_port)));
   EXPECT_THAT(spawner_.workers(), IsEmpty());
+}
+
+// Heartbeats go out while the loop turns.
+TEST_F(AgentTest, TheLoopGoesOnWhileStraysDie) {
+  OnStart([this](const Worker& worker) { spawner_.Exit(worker.pid, {}); });
+  int ticks = 0;
+  std::function<void()> tick = [&] {
+    EXPECT_THAT(rendezvous_->requests(), ElementsAre("join"));  // and nothing is complete yet
+    if (++ticks == 20) return spawner_.EndStrays();
+    loop_->AddTimer(absl::Milliseconds(1), tick);
+  };
+  spawner_.HoldStrays([&] { tick(); });
+  EXPECT_EQ(Run().exit_code, 0);
+  EXPECT_EQ(ticks, 20);
+  EXPECT_THAT(rendezvous_->requests(), ElementsAre("join", "complete 1", "leave"));
+}
+
+TEST_F(AgentTest, StraysThatDoNotDieEndTheWaitAtTheLimit) {
+  config_.kill_timeout = absl::Milliseconds(20);
+  spawner_.HoldStrays();
+  OnStart([this](const Worker& worker) { spawner_.Exit(worker.pid, {}); });
+  EXPECT_EQ(Run().exit_code, 0);
+  EXPECT_EQ(stderr_,
+            "ddprun: some processes of the workers did not end by SIGKILL within 20ms "
+            "(--kill-timeout): going on without\n");
+}
+
+TEST_F(AgentTest, TheLoopGoesOnWhileAWorkerIsSlowToStart) {
+  spawner_.HoldStart(1);
+  int ticks = 0;
+  std::function<void()> tick = [&] {
+    if (++ticks == 20) return spawner_.FinishStart();
+    loop_->AddTimer(absl::Milliseconds(1), tick);
+  };
+  OnStart([&](const Worker& worker) {
+    if (worker.spec.rank == 0) return tick();
+    for (const Worker& each : std::vector<Worker>(spawner_.workers())) spawner_.Exit(each.pid, {});
+  });
+  EXPECT_EQ(Run().exit_code, 0);
+  EXPECT_EQ(ticks, 20);
+  EXPECT_EQ(Events("generation_started").size(), 1u);
+}
+
+TEST_F(AgentTest, ASignalCutsASlowStartShort) {
+  ObeySignals();
+  spawner_.HoldStart(1);
+  OnStart([](const Worker&) { kill(getpid(), SIGTERM); });
+  const JobResult result = Run();
+  EXPECT_EQ(result.reason, "stopped by SIGTERM");
+  EXPECT_FALSE(spawner_.start_is_held());
+  ASSERT_EQ(spawner_.workers().size(), 1u);
+  EXPECT_THAT(spawner_.workers()[0].signals, ElementsAre(SIGTERM));
+  EXPECT_THAT(Events("generation_started"), IsEmpty());
+}
+
+TEST_F(AgentTest, AFailureCutsASlowStartShortAndTheJobRestarts) {
+  ObeySignals();
+  spawner_.HoldStart(1);
+  OnStart([this](const Worker& worker) {
+    if (worker.pid > 1001) return spawner_.Exit(worker.pid, {});
+    spawner_.HoldStart(-1);
+    spawner_.Exit(worker.pid, {.exit_code = 3});
+  });
+  EXPECT_EQ(Run().exit_code, 0);
+  EXPECT_EQ(stderr_, "restart 1 of 2: generation 2: rank 0 exited with code 3\n");
+  EXPECT_EQ(spawner_.workers().size(), 3u);
+}
+
+// The error file is on a mount that has stalled.
+TEST_F(AgentTest, TheEndOfAWorkerDoesNotWaitLongForItsErrorFile) {
+  ObeySignals();
+  int gate[2];
+  ASSERT_EQ(pipe2(gate, O_CLOEXEC), 0);
+  const auto stalled = std::make_shared<UniqueFd>(gate[0]);
+  const UniqueFd open_gate(gate[1]);  // closed at the end of the test
+  const auto files = *TaskThread::Create(loop_.get(), "worker-files");
+  files_ = files.get();
+  files->Run([stalled] { (void)!read(stalled->get(), std::string(1, '.').data(), 1); }, nullptr);
+  int ticks = 0;
+  std::function<void()> tick = [&] {
+    ++ticks;
+    loop_->AddTimer(absl::Milliseconds(1), tick);
+  };
+  OnStart([&](const Worker& worker) {
+    if (worker.pid > 1002) return spawner_.Exit(worker.pid, {});
+    if (worker.spec.rank != 0) return;
+    spawner_.Exit(worker.pid, {.exit_code = 3, .error_file = log_path_});
+    tick();
+  });
+  EXPECT_EQ(Run().exit_code, 0);
+  EXPECT_GT(ticks, 20);
+  EXPECT_EQ(stderr_, "restart 1 of 2: generation 2: rank 0 exited with code 3\n");
+}
+
+TEST_F(AgentTest, AVictimIsKnownByItsErrorFile) {
+  ObeySignals();
+  const std::string path = log_path_ + ".error";
+  std::ofstream(path) << R"({"message": {"message": "a peer is gone", "extraInfo": )"
+                      << R"({"timestamp": "1", "victim": true}}})";
+  const auto files = *TaskThread::Create(loop_.get(), "worker-files");
+  files_ = files.get();
+  OnStart([&](const Worker& worker) {
+    if (worker.spec.rank == 0) {
+      spawner_.Exit(worker.pid, {.exit_code = 3, .error_file = path});
+    }
+  });
+  const JobResult result = Run();
+  ASSERT_FALSE(result.failures.empty());
+  EXPECT_TRUE(result.failures[0].is_victim);
+  unlink(path.c_str());
 }
 
 }  // namespace

@@ -50,6 +50,7 @@ struct LaunchConfig {
   absl::Duration rendezvous_timeout = absl::Minutes(10);
   absl::Duration fault_grace = absl::Milliseconds(200);     // SIGTERM to SIGKILL after a fault
   absl::Duration shutdown_timeout = absl::Seconds(30);      // the same after a user's signal
+  absl::Duration kill_timeout = absl::Seconds(10);          // for the kernel, after SIGKILL
   absl::Duration exit_barrier_timeout = absl::Minutes(5);   // for the other nodes to succeed too
   absl::Duration store_outage_timeout = absl::Minutes(10);  // that training goes on without a store
   absl::Duration farewell_timeout = absl::Seconds(2);  // for what a node that leaves has to say

@@ -43,20 +43,33 @@ class ProcessSpawner {
  public:
   virtual ~ProcessSpawner() = default;
 
-  // Called once per worker, when it was reaped and its last output was written where it belongs.
+  // Called once per start: with the pid when exec has succeeded, or the process has ended before;
+  // with an error when there is no process. Errors: kNotFound (no such program), kPermissionDenied
+  // (not executable), kResourceExhausted (fork, pipe), kInternal (log files), kCancelled (this
+  // process is being killed).
+  using StartCallback = std::function<void(absl::StatusOr<pid_t> pid)>;
+
+  // Called once per worker that was started, after its StartCallback, when it was reaped and its
+  // last output was taken from its pipes.
   using ExitCallback = std::function<void(pid_t pid, ExitStatus status)>;
 
-  // Adds TORCHELASTIC_ERROR_FILE to the environment. Returns the pid once exec has succeeded.
-  // Errors: kNotFound (no such program), kPermissionDenied (not executable), kResourceExhausted
-  // (fork, pipe), kInternal.
-  virtual absl::StatusOr<pid_t> Spawn(const WorkerSpec& spec, ExitCallback on_exit) = 0;
+  // Starts a worker, without waiting for its log files or for exec, which both may be on a mount
+  // that has stalled. Adds TORCHELASTIC_ERROR_FILE to the environment. One start at a time: the
+  // next one after `on_start`, which may be called before Spawn() returns. Ends KillStrays().
+  virtual void Spawn(const WorkerSpec& spec, StartCallback on_start, ExitCallback on_exit) = 0;
+
+  // Gives up the start that is under way, if one is: kills its process. Neither of its callbacks is
+  // called any more.
+  virtual void CancelStart() = 0;
 
   // Sends `signal` to the process group of `pid`; ESRCH is no error.
   virtual void Signal(pid_t pid, int signal) = 0;
 
   // SIGKILLs every descendant of this process that no Spawn() of the running generation accounts
-  // for: what workers left behind. Called between generations and at the end.
-  virtual void KillStrays() = 0;
+  // for: what workers left behind. Returns at once; calls `on_gone` when none is left, maybe before
+  // KillStrays() returns. A later KillStrays() or Spawn() takes its place: then `on_gone` is not
+  // called any more. Called between generations and at the end.
+  virtual void KillStrays(std::function<void()> on_gone) = 0;
 };
 
 }  // namespace ddp::elastic

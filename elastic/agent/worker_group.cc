@@ -32,6 +32,14 @@ std::map<std::string, std::string> InheritedEnvironment() {
   return environment;
 }
 
+// What the worker says itself of its failure.
+void AddRecord(const std::string& error_file, WorkerExitedEvent& event) {
+  const absl::StatusOr<ErrorRecord> record = ReadErrorRecord(error_file);
+  if (!record.ok()) return;
+  event.is_victim = record->is_victim;
+  event.said_at = record->time;
+}
+
 }  // namespace
 
 WorkerGroup::WorkerGroup(const LaunchConfig& config, Dependencies dependencies, Post post)
@@ -42,12 +50,18 @@ WorkerGroup::WorkerGroup(const LaunchConfig& config, Dependencies dependencies, 
       event_log_(*dependencies.event_log),
       status_(*dependencies.status),
       say_(std::move(dependencies.say)),
+      files_(dependencies.files),
       post_(std::move(post)),
       inherited_environment_(InheritedEnvironment()),
       hangs_({.floor = config.hang_floor}),
       stragglers_({.factor = config.straggler_factor}) {}
 
-WorkerGroup::~WorkerGroup() { loop_.CancelTimer(look_timer_); }
+WorkerGroup::~WorkerGroup() {
+  loop_.CancelTimer(look_timer_);
+  if (!launch_.has_value()) return;
+  loop_.CancelTimer(launch_->slow_timer);
+  spawner_.CancelStart();
+}
 
 absl::Status WorkerGroup::ServeTimers() {
   if (config_.timer_file.empty()) return absl::OkStatus();
@@ -79,7 +93,7 @@ void WorkerGroup::OnTimerExpired(const WorkerTimers::Expired& expired) {
   spawner_.Signal(worker.pid, expired.signal);
 }
 
-WorkersStartedEvent WorkerGroup::Start(const Round& round) {
+void WorkerGroup::Start(const Round& round) {
   if (!std::exchange(told_of_omp_num_threads_, true) &&
       SetsOmpNumThreads(config_, inherited_environment_)) {
     say_(absl::StrCat("OMP_NUM_THREADS is not set: each of the ", config_.nproc_per_node,
@@ -89,27 +103,70 @@ WorkersStartedEvent WorkerGroup::Start(const Round& round) {
   generation_ = round.generation.number;
   started_ns_ = MonotonicNanoseconds();
   progress_known_ = false;
-  WorkersStartedEvent event;
-  event.wall_time = absl::Now();
-  std::vector<EventLog::Worker> started;
-  for (int local_rank = 0; local_rank < config_.nproc_per_node; ++local_rank) {
-    event.status = StartWorker(round, local_rank);
-    if (!event.status.ok()) return event;
-    event.started.push_back(local_rank);
-    const Worker& worker = workers_.at(local_rank);
-    started.push_back({.rank = worker.rank, .pid = worker.pid});
-    status_.WorkerStarted(local_rank, worker.rank, worker.pid, clock_.Now());
-  }
-  event_log_.GenerationStarted(generation_, started);
-  look_pause_ = kLookPauseMin;
-  looks_for_hangs_ = true;
-  hangs_.Begin(clock_.Now(), round.placement.group_world_size);
-  stragglers_.Begin(clock_.Now());
-  Look();
-  return event;
+  launch_.emplace().round = round;
+  launch_->slow_timer = loop_.AddTimer(kSlowStart, [this] { SayStartIsSlow(); });
+  StartNext();
 }
 
-absl::Status WorkerGroup::StartWorker(const Round& round, int local_rank) {
+void WorkerGroup::StartNext() {
+  const int local_rank = static_cast<int>(launch_->started.size());
+  if (local_rank == config_.nproc_per_node) return EndStart(absl::OkStatus());
+  const absl::StatusOr<WorkerSpec> spec = MakeSpec(launch_->round, local_rank);
+  if (!spec.ok()) return EndStart(spec.status());
+  spawner_.Spawn(
+      *spec, [this, local_rank](const absl::StatusOr<pid_t>& pid) { OnStarted(local_rank, pid); },
+      [this, generation = generation_, local_rank](pid_t, const ExitStatus& status) {
+        OnExit(generation, local_rank, status);
+      });
+}
+
+void WorkerGroup::OnStarted(int local_rank, const absl::StatusOr<pid_t>& pid) {
+  if (!pid.ok()) return EndStart(pid.status());
+  const int rank = launch_->round.placement.first_rank + local_rank;
+  workers_.emplace(local_rank,
+                   Worker{.rank = rank, .pid = *pid, .page = *std::move(launch_->page)});
+  launch_->started.push_back(local_rank);
+  launch_->for_log.push_back({.rank = rank, .pid = *pid});
+  status_.WorkerStarted(local_rank, rank, *pid, clock_.Now());
+  StartNext();
+}
+
+void WorkerGroup::EndStart(const absl::Status& status) {
+  const Launch launch = *std::exchange(launch_, std::nullopt);
+  loop_.CancelTimer(launch.slow_timer);
+  const bool all = launch.started.size() == static_cast<size_t>(config_.nproc_per_node);
+  if (all) {
+    event_log_.GenerationStarted(generation_, launch.for_log);
+    look_pause_ = kLookPauseMin;
+    looks_for_hangs_ = true;
+    hangs_.Begin(clock_.Now(), launch.round.placement.group_world_size);
+    stragglers_.Begin(clock_.Now());
+    Look();
+  }
+  post_(WorkersStartedEvent{.status = status, .started = launch.started, .wall_time = absl::Now()});
+}
+
+// A signal for a worker that is still to be started is its end, and that of the start.
+void WorkerGroup::CutStart(const std::vector<int>& local_ranks) {
+  if (!launch_.has_value()) return;
+  const auto started = static_cast<int>(launch_->started.size());
+  const bool cut = std::any_of(local_ranks.begin(), local_ranks.end(),
+                               [started](int local_rank) { return local_rank >= started; });
+  if (!cut) return;
+  spawner_.CancelStart();
+  EndStart(absl::OkStatus());
+}
+
+void WorkerGroup::SayStartIsSlow() {
+  launch_->slow_timer = 0;
+  const auto next = static_cast<int>(launch_->started.size());
+  say_(absl::StrCat("rank ", launch_->round.placement.first_rank + next,
+                    " is still being started after ", absl::FormatDuration(kSlowStart),
+                    ": its log folder or its program ", config_.command[0],
+                    " may be on a mount that has stalled"));
+}
+
+absl::StatusOr<WorkerSpec> WorkerGroup::MakeSpec(const Round& round, int local_rank) {
   absl::StatusOr<HealthPage> page = HealthPage::Create();
   if (!page.ok()) return page.status();
   page->BeginGeneration(generation_);
@@ -125,13 +182,8 @@ absl::Status WorkerGroup::StartWorker(const Round& round, int local_rank) {
   spec.environment =
       BuildWorkerEnvironment(config_, round, local_rank, page->fd(), inherited_environment_);
   spec.inherited_fds = {page->fd()};
-  const absl::StatusOr<pid_t> pid = spawner_.Spawn(
-      spec, [this, generation = generation_, local_rank](pid_t, const ExitStatus& status) {
-        OnExit(generation, local_rank, status);
-      });
-  if (!pid.ok()) return pid.status();
-  workers_.emplace(local_rank, Worker{.rank = spec.rank, .pid = *pid, .page = *std::move(page)});
-  return absl::OkStatus();
+  launch_->page = *std::move(page);
+  return spec;
 }
 
 void WorkerGroup::OnExit(uint64_t generation, int local_rank, const ExitStatus& status) {
@@ -149,17 +201,37 @@ void WorkerGroup::OnExit(uint64_t generation, int local_rank, const ExitStatus& 
   if (const std::string& timer = found->second.timer_ran_out; !timer.empty()) {
     event.instead = absl::StrCat("let its timer '", timer, "' run out");
   }
-  if (!status.succeeded()) {
-    const absl::StatusOr<ErrorRecord> record = ReadErrorRecord(status.error_file);
-    event.is_victim = record.ok() && record->is_victim;
-    if (record.ok()) event.said_at = record->time;
-  }
   event_log_.WorkerExited(generation, {.rank = found->second.rank, .pid = event.pid}, status);
   workers_.erase(found);
   status_.WorkerEnded(local_rank);
   hangs_.Forget(local_rank);
   if (timers_ != nullptr) timers_->Forget(local_rank);
-  post_(std::move(event));
+  if (status.succeeded()) return post_(std::move(event));
+  PostFailure(std::move(event));
+}
+
+// Reads the error file first, and waits for it no longer than kErrorFileTimeout.
+void WorkerGroup::PostFailure(WorkerExitedEvent event) {
+  const std::string path = event.status.error_file;
+  if (files_ == nullptr || path.empty()) {
+    AddRecord(path, event);
+    return post_(std::move(event));
+  }
+  struct Pending {
+    WorkerExitedEvent event;
+    EventLoop::TimerId timer = 0;
+    bool posted = false;
+  };
+  const auto pending = std::make_shared<Pending>(Pending{.event = event});
+  const auto post = [this, pending,
+                     alive = std::weak_ptr<const bool>(alive_)](const WorkerExitedEvent& what) {
+    if (alive.expired() || std::exchange(pending->posted, true)) return;
+    loop_.CancelTimer(pending->timer);
+    post_(what);
+  };
+  pending->timer = loop_.AddTimer(kErrorFileTimeout, [post, pending] { post(pending->event); });
+  const auto read = std::make_shared<WorkerExitedEvent>(std::move(event));
+  files_->Run([read, path] { AddRecord(path, *read); }, [read, post] { post(*read); });
 }
 
 void WorkerGroup::Signal(int signal, const std::vector<int>& local_ranks) {
@@ -168,6 +240,7 @@ void WorkerGroup::Signal(int signal, const std::vector<int>& local_ranks) {
     const auto found = workers_.find(local_rank);
     if (found != workers_.end()) spawner_.Signal(found->second.pid, signal);
   }
+  CutStart(local_ranks);
 }
 
 void WorkerGroup::Stop(const StopWorkersAction& stop) {
@@ -185,6 +258,7 @@ void WorkerGroup::Stop(const StopWorkersAction& stop) {
       spawner_.Signal(worker.pid, stop.signal);
     }
   }
+  CutStart(stop.local_ranks);
 }
 
 // A step that no worker of this node has begun by the time that all of them know.
@@ -197,7 +271,9 @@ int64_t WorkerGroup::NextCommonStep() const {
 
 void WorkerGroup::KillStrays() {
   loop_.CancelTimer(std::exchange(look_timer_, 0));
-  spawner_.KillStrays();
+  spawner_.KillStrays([this, alive = std::weak_ptr<const bool>(alive_)] {
+    if (!alive.expired()) post_(StraysGoneEvent{});
+  });
 }
 
 void WorkerGroup::Look() {

@@ -15,6 +15,7 @@
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "base/event_loop.h"
+#include "base/task_thread.h"
 #include "elastic/agent/agent_events.h"
 #include "elastic/agent/event_log.h"
 #include "elastic/agent/launch_config.h"
@@ -48,12 +49,21 @@ class WorkerGroup {
     EventLog* event_log = nullptr;
     NodeStatusTracker* status = nullptr;
     std::function<void(const std::string& line)> say;  // see Agent::Dependencies
+    TaskThread* files = nullptr;                       // as well
   };
 
-  // WorkerExitedEvent and WorkerHungEvent, from the event loop.
+  // WorkersStartedEvent, WorkerExitedEvent, WorkerHungEvent and StraysGoneEvent, from the event
+  // loop or from within the call that asked for it.
   using Post = std::function<void(AgentEvent)>;
 
   static constexpr absl::Duration kLookPeriod = absl::Milliseconds(250);
+
+  // How long the end of a worker that failed waits for its error file, which may be on a mount that
+  // has stalled. Without it the worker counts as one that failed by itself.
+  static constexpr absl::Duration kErrorFileTimeout = absl::Seconds(1);
+
+  // From when on a start is called slow.
+  static constexpr absl::Duration kSlowStart = absl::Seconds(10);
 
   // `config` must outlive the group.
   WorkerGroup(const LaunchConfig& config, Dependencies dependencies, Post post);
@@ -62,8 +72,9 @@ class WorkerGroup {
   WorkerGroup& operator=(const WorkerGroup&) = delete;
 
   // Starts the workers of `round` in the order of their local ranks, up to the first that cannot be
-  // started. None of an earlier round may run.
-  WorkersStartedEvent Start(const Round& round);
+  // started or that is signalled before; posts WorkersStartedEvent then. None of an earlier round
+  // may run.
+  void Start(const Round& round);
 
   // Makes LaunchConfig::timer_file, where it is named, and watches over the timers of workers from
   // now on: one that lets a timer run out gets the signal that it had asked for. Errors: those of
@@ -76,7 +87,7 @@ class WorkerGroup {
   // See StopWorkersAction. From now on no hangs are looked for.
   void Stop(const StopWorkersAction& stop);
 
-  // No worker runs any more: kills what they left behind, stops looking.
+  // No worker runs any more: kills what they left behind, stops looking. Posts StraysGoneEvent.
   void KillStrays();
 
   // Looks at all pages now. `after_look` is called after every look, this one included.
@@ -103,8 +114,23 @@ class WorkerGroup {
     std::string timer_ran_out;       // its name
   };
 
-  absl::Status StartWorker(const Round& round, int local_rank);
+  // The start that is under way.
+  struct Launch {
+    Round round;
+    std::vector<int> started;  // local ranks
+    std::vector<EventLog::Worker> for_log;
+    std::optional<HealthPage> page;  // of the next one
+    EventLoop::TimerId slow_timer = 0;
+  };
+
+  void StartNext();
+  void OnStarted(int local_rank, const absl::StatusOr<pid_t>& pid);
+  void EndStart(const absl::Status& status);
+  void CutStart(const std::vector<int>& local_ranks);
+  void SayStartIsSlow();
+  absl::StatusOr<WorkerSpec> MakeSpec(const Round& round, int local_rank);
   void OnExit(uint64_t generation, int local_rank, const ExitStatus& status);
+  void PostFailure(WorkerExitedEvent event);
   std::optional<int> FindWorker(pid_t pid) const;
   void OnTimerExpired(const WorkerTimers::Expired& expired);
   void LookAt(int local_rank, Worker& worker);
@@ -121,12 +147,14 @@ class WorkerGroup {
   EventLog& event_log_;
   NodeStatusTracker& status_;
   const std::function<void(const std::string&)> say_;
+  TaskThread* const files_;
   const Post post_;
   const std::map<std::string, std::string> inherited_environment_;
   std::function<void()> after_look_;
 
   // Of the current generation.
   uint64_t generation_ = 0;
+  std::optional<Launch> launch_;
   std::map<int, Worker> workers_;  // by local rank; those that run
   int64_t started_ns_ = 0;
   bool looks_for_hangs_ = false;
@@ -139,6 +167,9 @@ class WorkerGroup {
   absl::Duration look_pause_;
 
   bool told_of_omp_num_threads_ = false;
+
+  // Expires with the group: for calls that come from elsewhere.
+  const std::shared_ptr<const bool> alive_ = std::make_shared<const bool>(true);
 };
 
 }  // namespace ddp::elastic
