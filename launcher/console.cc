@@ -8,19 +8,17 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/clock.h"
 #include "launcher/say.h"
 
 namespace ddp::launcher {
 
-Console::Console(EventLoop* event_loop, int fd) : event_loop_(event_loop), fd_(fd), write_fd_(fd) {
+Console::Console(EventLoop* event_loop, int fd, FileWriter* writer)
+    : event_loop_(event_loop), writer_(writer), fd_(fd), write_fd_(fd) {
   struct stat info {};
   if (::fstat(fd, &info) != 0) {
     closed_ = true;
@@ -35,9 +33,44 @@ Console::Console(EventLoop* event_loop, int fd) : event_loop_(event_loop), fd_(f
     kind_ = ::isatty(fd) != 0 ? Kind::kStream : Kind::kFile;
     if (kind_ == Kind::kStream) OpenAgain();
   }
+  const bool may_wait = S_ISREG(info.st_mode) || kind_ == Kind::kUnknown;
+  if (may_wait && !closed_ && writer_ != nullptr) UseWriter();
 }
 
-Console::~Console() { Unwatch(); }
+Console::~Console() {
+  Unwatch();
+  if (kind_ == Kind::kWriter) writer_->Remove(file_);
+}
+
+void Console::UseWriter() {
+  UniqueFd copy(::fcntl(fd_, F_DUPFD_CLOEXEC, STDERR_FILENO + 1));
+  if (!copy.valid()) return;
+  file_ = writer_->Add(std::move(copy), {.on_error = [this](const std::string&) { closed_ = true; },
+                                         .on_written =
+                                             [this] {
+                                               if (!was_full_ || full()) return;
+                                               was_full_ = false;
+                                               if (on_room_) on_room_();
+                                             }});
+  kind_ = Kind::kWriter;
+}
+
+// In pieces of whole lines, for the writer may not know what it writes to.
+void Console::WriteByWriter(const std::string& lines) {
+  queue_ = lines;
+  for (written_ = 0; written_ < queue_.size();) {
+    const size_t size = NextChunk();
+    writer_->Append(file_, queue_.substr(written_, size));
+    written_ += size;
+  }
+  queue_.clear();
+  written_ = 0;
+  was_full_ = was_full_ || full();
+}
+
+size_t Console::pending() const {
+  return kind_ == Kind::kWriter ? writer_->pending(file_) : queue_.size() - written_;
+}
 
 // O_NONBLOCK belongs to the open file, which we share with whoever started us: setting it there
 // would change the shell's terminal. A second opening has flags of its own.
@@ -60,14 +93,15 @@ bool Console::SameAs(int fd) const {
 
 void Console::Write(const std::string& lines) {
   if (closed_) return;
+  if (kind_ == Kind::kWriter) return WriteByWriter(lines);
   queue_ += lines;
   if (!watched_ && !WritePending()) Watch();
 }
 
 // How much to hand to the next write().
 size_t Console::NextChunk() const {
-  const size_t size = pending();
-  if (kind_ != Kind::kPipe && kind_ != Kind::kUnknown) return size;
+  const size_t size = queue_.size() - written_;
+  if (kind_ != Kind::kPipe && kind_ != Kind::kUnknown && kind_ != Kind::kWriter) return size;
   if (size <= PIPE_BUF) return size;
   const char* begin = queue_.data() + written_;
   const void* newline = ::memrchr(begin, '\n', PIPE_BUF);
@@ -90,7 +124,7 @@ ssize_t Console::WriteSome(const char* data, size_t size) const {
 
 // Returns true when nothing is left to write.
 bool Console::WritePending() {
-  while (pending() > 0) {
+  while (written_ < queue_.size()) {
     const ssize_t count = WriteSome(queue_.data() + written_, NextChunk());
     if (count < 0 && errno == EINTR) continue;
     if (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
@@ -102,7 +136,7 @@ bool Console::WritePending() {
     written_ += static_cast<size_t>(count);
   }
   // Moving the rest to the front each time would be quadratic in a long queue.
-  if (pending() == 0 || written_ >= kFullBytes) {
+  if (written_ == queue_.size() || written_ >= kFullBytes) {
     queue_.erase(0, written_);
     written_ = 0;
   }
@@ -126,23 +160,18 @@ void Console::OnWritable() {
 }
 
 void Console::Flush(const Patience& patience) {
-  const MonotonicClock clock;
-  absl::Time end = absl::InfiniteFuture();  // finite once somebody is in a hurry
-  while (!WritePending()) {
-    const absl::Time now = clock.Now();
-    if (now >= end) {
-      GiveUp();
-      break;
+  PatientPoll poll(patience);
+  if (kind_ == Kind::kWriter) {
+    while (pending() > 0) {
+      if (!poll.Wait(writer_->fd(), POLLIN)) return GiveUp();
+      writer_->Dispatch();
     }
-    const absl::Duration wait =
-        absl::Ceil(std::min(patience.stall_timeout, end - now), absl::Milliseconds(1));
-    const int hurry_fd = end == absl::InfiniteFuture() ? patience.hurry_fd : -1;
-    std::array<pollfd, 2> polled = {pollfd{.fd = write_fd_, .events = POLLOUT, .revents = 0},
-                                    pollfd{.fd = hurry_fd, .events = POLLIN, .revents = 0}};
-    const int ready =
-        ::poll(polled.data(), polled.size(), static_cast<int>(absl::ToInt64Milliseconds(wait)));
-    if (polled[1].revents != 0) end = now + patience.hurried_timeout;
-    if (ready == 0) GiveUp();
+    return;
+  }
+  while (!WritePending()) {
+    if (poll.Wait(write_fd_, POLLOUT)) continue;
+    GiveUp();
+    break;
   }
   Unwatch();
 }

@@ -7,9 +7,10 @@
 #include <memory>
 #include <string>
 
-#include "absl/time/time.h"
 #include "base/event_loop.h"
+#include "base/file_writer.h"
 #include "base/unique_fd.h"
+#include "launcher/patience.h"
 
 namespace ddp::launcher {
 
@@ -20,6 +21,9 @@ namespace ddp::launcher {
 // write them come to wait, as they would if the console were theirs; no line is lost. A console
 // that is closed for good (`ddprun ... | head`) swallows everything from then on.
 //
+// A regular file, which may be on a mount that has stalled, is written by a FileWriter where there
+// is one, and so is what knows no write() without waiting.
+//
 // Into a pipe, lines are written by whole lines per write() as long as they fit PIPE_BUF, so that
 // they do not mix with what others write there.
 //
@@ -28,8 +32,8 @@ class Console {
  public:
   static constexpr size_t kFullBytes = 1 << 20;
 
-  // `event_loop` and the descriptor `fd` are not owned and must outlive the console.
-  Console(EventLoop* event_loop, int fd);
+  // Nothing is owned, all must outlive the console. `writer` null: a regular file is waited for.
+  Console(EventLoop* event_loop, int fd, FileWriter* writer = nullptr);
   Console(const Console&) = delete;
   Console& operator=(const Console&) = delete;
   ~Console();
@@ -39,15 +43,11 @@ class Console {
 
   bool full() const { return pending() >= kFullBytes; }
 
+  // Bytes that were not taken yet.
+  size_t pending() const;
+
   // Called each time the console was full and is so no more.
   void OnRoom(std::function<void()> callback) { on_room_ = std::move(callback); }
-
-  struct Patience {
-    absl::Duration stall_timeout;  // how long nothing may be taken
-    // Readable when somebody wants the end now: from then on all has this much time. -1: nobody.
-    int hurry_fd = -1;
-    absl::Duration hurried_timeout;
-  };
 
   // Writes what is kept, waiting for the other side. Gives up when it loses patience, and says on
   // stderr how much is lost, unless that would make it wait again.
@@ -58,15 +58,17 @@ class Console {
 
  private:
   enum class Kind {
-    kFile,     // regular files, /dev/null: write() does not wait
+    kFile,     // regular files, /dev/null: write() does not wait, it is said
+    kWriter,   // regular files, and what would be kUnknown, where there is a FileWriter
     kPipe,     // opened a second time, so that O_NONBLOCK is ours alone
     kStream,   // a terminal, the same way
     kSocket,   // cannot be opened again, but each send() can say that it will not wait
     kUnknown,  // neither: one small write() at a time, after epoll said that there is room
   };
 
-  size_t pending() const { return queue_.size() - written_; }
   void OpenAgain();
+  void UseWriter();
+  void WriteByWriter(const std::string& lines);
   size_t NextChunk() const;
   ssize_t WriteSome(const char* data, size_t size) const;
   bool WritePending();
@@ -76,6 +78,9 @@ class Console {
   void GiveUp();
 
   EventLoop* const event_loop_;
+  FileWriter* const writer_;
+  FileWriter::FileId file_ = 0;  // for kWriter
+  bool was_full_ = false;        // the same
   const int fd_;
   Kind kind_ = Kind::kUnknown;
   UniqueFd own_fd_;  // for kPipe and kStream

@@ -98,7 +98,7 @@ void DdprunDriver::Start(const Options& options) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     ::setpgid(0, 0);
     ::dup2(options.stdout_fd >= 0 ? options.stdout_fd : out[1], STDOUT_FILENO);
-    ::dup2(err[1], STDERR_FILENO);
+    ::dup2(options.stderr_fd >= 0 ? options.stderr_fd : err[1], STDERR_FILENO);
     ::execve(argv_pointers[0], argv_pointers.data(), environment_pointers.data());
     ::_exit(126);
   }

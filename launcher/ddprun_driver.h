@@ -24,6 +24,7 @@ class DdprunDriver {
     std::vector<std::string> arguments;
     std::map<std::string, std::string> environment;  // over the test's own, less PET_* and DDP_*
     int stdout_fd = -1;  // where its stdout goes in place of being caught; not owned
+    int stderr_fd = -1;  // the same for stderr
   };
 
   static constexpr absl::Duration kDeadline = absl::Seconds(60);

@@ -1,6 +1,7 @@
 #include "launcher/job.h"
 
 #include <limits.h>
+#include <poll.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -20,12 +21,14 @@
 #include "base/clock.h"
 #include "base/duration_text.h"
 #include "base/event_loop.h"
+#include "base/file_writer.h"
 #include "base/status_macros.h"
 #include "base/task_thread.h"
 #include "base/unique_fd.h"
 #include "elastic/agent/agent.h"
 #include "elastic/agent/event_log.h"
 #include "elastic/agent/node_status_tracker.h"
+#include "elastic/agent/say_line.h"
 #include "elastic/health/error_record.h"
 #include "elastic/rendezvous/redis_rendezvous.h"
 #include "elastic/rendezvous/round.h"
@@ -39,6 +42,7 @@
 #include "launcher/metrics_server.h"
 #include "launcher/numa_plan.h"
 #include "launcher/open_files.h"
+#include "launcher/patience.h"
 #include "launcher/posix_process_spawner.h"
 #include "launcher/private_folder.h"
 #include "launcher/rendezvous_choice.h"
@@ -74,10 +78,12 @@ struct Parts {
   rlimit open_files{};  // that the user gave us
   elastic::LaunchConfig config;
   LogLayout layout;
-  elastic::EventLog event_log;
   std::unique_ptr<EventLoop> event_loop;
+  std::unique_ptr<FileWriter> event_writer;
+  elastic::EventLog event_log;
   MeetingPlace place;
   std::unique_ptr<TaskThread> files;
+  std::unique_ptr<FileWriter> log_writer;
   std::unique_ptr<LogRouter> router;
   std::unique_ptr<PosixProcessSpawner> spawner;
   std::unique_ptr<elastic::RedisRendezvous> rendezvous;
@@ -109,6 +115,12 @@ absl::Status OpenLogs(const JobSpec& spec, Parts& parts) {
   options.say = [&parts](const std::string& line) {
     parts.router != nullptr ? parts.router->Say(line) : Say(line);
   };
+  options.write_to_console = [&parts](const std::string& line) {
+    parts.router != nullptr ? parts.router->SayAsItIs(line) : elastic::SayLine(line);
+  };
+  DDP_ASSIGN_OR_RETURN(parts.event_writer,
+                       FileWriter::Create(parts.event_loop.get(), "event-writer"));
+  options.writer = parts.event_writer.get();
   DDP_ASSIGN_OR_RETURN(parts.event_log, elastic::EventLog::Open(options));
   DDP_ASSIGN_OR_RETURN(parts.layout,
                        LogLayout::Create(spec.options.output.log_dir, parts.config.run_id));
@@ -130,7 +142,9 @@ absl::StatusOr<std::vector<std::vector<int>>> CpusOfWorkers(const JobSpec& spec)
 }
 
 absl::Status MakeSpawner(const JobSpec& spec, const AgentContext& context, Parts& parts) {
-  parts.router = std::make_unique<LogRouter>(parts.event_loop.get(), STDOUT_FILENO, STDERR_FILENO);
+  DDP_ASSIGN_OR_RETURN(parts.log_writer, FileWriter::Create(parts.event_loop.get(), "log-writer"));
+  parts.router = std::make_unique<LogRouter>(parts.event_loop.get(), STDOUT_FILENO, STDERR_FILENO,
+                                             parts.log_writer.get());
   PosixProcessSpawner::Options options;
   options.output = spec.options.output;
   options.layout = parts.layout;
@@ -270,8 +284,8 @@ absl::Status Prepare(const JobSpec& spec, const AgentContext& context, Parts& pa
   parts.open_files = RaiseOpenFiles();  // before the servers, which live within it
   parts.config = spec.config;
   parts.config.host = HostName();
-  DDP_RETURN_IF_ERROR(OpenLogs(spec, parts));
   DDP_ASSIGN_OR_RETURN(parts.event_loop, EventLoop::Create());
+  DDP_RETURN_IF_ERROR(OpenLogs(spec, parts));
   const absl::Time reached_by = parts.clock.Now() + spec.options.rendezvous.ReachTimeout();
   DDP_ASSIGN_OR_RETURN(parts.place, FindMeetingPlace(spec.options, spec.endpoint,
                                                      spec.runtime_folder, parts.event_loop.get()));
@@ -304,7 +318,7 @@ void Report(const JobSpec& spec, const elastic::JobResult& result, LogRouter& ro
   std::string report =
       FormatFailureReport(spec.config.entrypoint, described, DescribeCauseElsewhere(result));
   report.pop_back();  // its line end
-  router.SayAsItIs(report);
+  router.SayAtTheEnd(report);
   LeaveRootCause(result, router);
 }
 
@@ -358,6 +372,15 @@ elastic::JobResult CannotStart(const absl::Status& status) {
   return result;
 }
 
+void FlushEvents(const Patience& patience, Parts& parts) {
+  FileWriter& writer = *parts.event_writer;
+  PatientPoll poll(patience);
+  while (writer.pending() > 0 && poll.Wait(writer.fd(), POLLIN)) writer.Dispatch();
+  if (writer.pending() == 0) return;
+  parts.router->Say(
+      absl::StrCat("the event log takes nothing: ", writer.pending(), " bytes of it are lost"));
+}
+
 int Run(const JobSpec& spec, const AgentContext& context) {
   Parts parts;
   // Nothing runs yet that would need more than to be killed, and reaching Redis can take long.
@@ -387,10 +410,13 @@ int Run(const JobSpec& spec, const AgentContext& context) {
   parts.spawner->AwaitStrays();
   LeaveOthersWithoutServer(spec, parts, hurry.get());
   Report(spec, result, *parts.router);
-  parts.router->Flush({.stall_timeout = agent.was_signalled() ? kConsoleStallTimeoutAfterSignal
-                                                              : kConsoleStallTimeout,
-                       .hurry_fd = hurry.get(),
-                       .hurried_timeout = kConsoleStallTimeoutAfterSignal});
+  const Patience patience = {.stall_timeout = agent.was_signalled()
+                                                  ? kConsoleStallTimeoutAfterSignal
+                                                  : kConsoleStallTimeout,
+                             .hurry_fd = hurry.get(),
+                             .hurried_timeout = kConsoleStallTimeoutAfterSignal};
+  FlushEvents(patience, parts);
+  parts.router->Flush(patience);
   SettleLogs(spec, parts.layout, result);
   return ExitCodeOf(result, spec.options.exit_code);
 }

@@ -46,29 +46,60 @@ bool ContainsOneOf(const std::string& line, const std::vector<std::string>& text
 
 struct LogRouter::Open {
   Stream stream;
+  FileWriter::FileId file = 0;  // of the writer, which has the stream's descriptors then
+  FileWriter::FileId filtered_file = 0;
   std::string line;  // begun, its newline not yet seen
   bool watched = false;
 };
 
-LogRouter::LogRouter(EventLoop* event_loop, int stdout_fd, int stderr_fd)
+LogRouter::LogRouter(EventLoop* event_loop, int stdout_fd, int stderr_fd, FileWriter* writer)
     : event_loop_(event_loop),
-      stdout_console_(event_loop, stdout_fd),
-      stderr_console_(event_loop, stderr_fd),
+      writer_(writer),
+      stdout_console_(event_loop, stdout_fd, writer),
+      stderr_console_(event_loop, stderr_fd, writer),
       one_console_(stdout_console_.SameAs(stderr_fd)) {
-  stdout_console_.OnRoom([this] { Resume(stdout_console_); });
-  stderr_console_.OnRoom([this] { Resume(stderr_console_); });
+  for (Console* console : {&stdout_console_, &stderr_console_}) {
+    console->OnRoom([this] {
+      SayDropped();
+      PauseAndResume();
+    });
+  }
+  if (writer_ != nullptr) writer_->OnProgress([this] { OnWritten(); });
 }
 
 LogRouter::~LogRouter() {
   for (const auto& [id, open] : streams_) {
     if (open->watched) event_loop_->Unwatch(open->stream.pipe.get());
   }
+  if (writer_ == nullptr) return;
+  writer_->OnProgress(nullptr);
+  for (const auto& [id, open] : streams_) {
+    writer_->Close(open->file);
+    writer_->Close(open->filtered_file);
+  }
 }
 
 void LogRouter::Say(const std::string& line) { SayAsItIs(absl::StrCat("ddprun: ", line)); }
 
 void LogRouter::SayAsItIs(const std::string& text) {
-  (one_console_ ? stdout_console_ : stderr_console_).Write(text + "\n");
+  if (OwnConsole().pending() >= Console::kFullBytes + kOwnBytes) {
+    ++dropped_;
+    return;
+  }
+  SayDropped();
+  OwnConsole().Write(text + "\n");
+}
+
+void LogRouter::SayAtTheEnd(const std::string& text) {
+  SayDropped();
+  OwnConsole().Write(text + "\n");
+}
+
+void LogRouter::SayDropped() {
+  const size_t dropped = std::exchange(dropped_, 0);
+  if (dropped == 0) return;
+  OwnConsole().Write(absl::StrCat("ddprun: ", dropped, dropped == 1 ? " line" : " lines",
+                                  " of ddprun's were dropped here: nobody read them in time\n"));
 }
 
 void LogRouter::SayLost(const std::string& path, const std::string& why) {
@@ -76,8 +107,34 @@ void LogRouter::SayLost(const std::string& path, const std::string& why) {
   Say(absl::StrCat(path, ": ", why, ": further output goes to the console only"));
 }
 
+const Console& LogRouter::ConsoleOf(const Open& open) const {
+  return open.stream.to_stderr && !one_console_ ? stderr_console_ : stdout_console_;
+}
+
 Console& LogRouter::ConsoleOf(const Open& open) {
   return open.stream.to_stderr && !one_console_ ? stderr_console_ : stdout_console_;
+}
+
+// Where the files are full, only those that have one wait.
+bool LogRouter::MayRead(const Open& open) const {
+  return !ConsoleOf(open).full() && (open.file == 0 || !files_were_full_);
+}
+
+// 0: there is no file, or no writer.
+FileWriter::FileId LogRouter::AddFile(UniqueFd file, const std::string& path) {
+  return writer_->Add(
+      std::move(file),
+      {.on_error =
+           [this, path, alive = std::weak_ptr<const bool>(alive_)](const std::string& why) {
+             if (!alive.expired()) SayLost(path, why);
+           },
+       .on_written = nullptr});
+}
+
+void LogRouter::OnWritten() {
+  if (!files_were_full_ || writer_->pending() >= FileWriter::kFullBytes / 2) return;
+  files_were_full_ = false;
+  PauseAndResume();
 }
 
 absl::StatusOr<LogRouter::StreamId> LogRouter::AddStream(Stream stream) {
@@ -88,8 +145,15 @@ absl::StatusOr<LogRouter::StreamId> LogRouter::AddStream(Stream stream) {
   const StreamId id = next_id_++;
   auto open = std::make_unique<Open>();
   open->stream = std::move(stream);
-  // A stream that comes to a full console waits with the others.
-  if (!ConsoleOf(*open).full()) DDP_RETURN_IF_ERROR(Watch(id, *open));
+  Stream& taken = open->stream;
+  if (writer_ != nullptr && taken.file.valid()) {
+    open->file = AddFile(std::move(taken.file), taken.file_path);
+  }
+  if (writer_ != nullptr && taken.filtered_file.valid()) {
+    open->filtered_file = AddFile(std::move(taken.filtered_file), taken.filtered_path);
+  }
+  // A stream that comes to a full console or file waits with the others.
+  if (MayRead(*open)) DDP_RETURN_IF_ERROR(Watch(id, *open));
   streams_.emplace(id, std::move(open));
   return id;
 }
@@ -108,7 +172,7 @@ void LogRouter::Read(StreamId id) {
     End(id);
     return;
   }
-  if (ConsoleOf(open).full()) Pause(ConsoleOf(open));
+  if (!MayRead(open)) PauseAndResume();
 }
 
 // Returns false at the end of the stream.
@@ -120,10 +184,23 @@ bool LogRouter::ReadSome(Open& open, size_t max_bytes) {
   } while (count < 0 && errno == EINTR);
   if (count < 0) return errno == EAGAIN;
   if (count == 0) return false;
-  SayLost(open.stream.file_path,
-          WriteToFile(open.stream.file, buffer.data(), static_cast<size_t>(count)));
+  AppendToFiles(open, buffer.data(), static_cast<size_t>(count));
   Take(open, buffer.data(), static_cast<size_t>(count));
   return true;
+}
+
+void LogRouter::AppendToFiles(Open& open, const char* data, size_t size) {
+  if (writer_ == nullptr) {
+    return SayLost(open.stream.file_path, WriteToFile(open.stream.file, data, size));
+  }
+  writer_->Append(open.file, std::string(data, size));
+  files_were_full_ = files_were_full_ || writer_->pending() >= FileWriter::kFullBytes;
+}
+
+void LogRouter::AppendMatching(Open& open, const std::string& lines) {
+  if (writer_ != nullptr) return writer_->Append(open.filtered_file, lines);
+  SayLost(open.stream.filtered_path,
+          WriteToFile(open.stream.filtered_file, lines.data(), lines.size()));
 }
 
 // Hands the lines that `data` completes to the console and keeps the rest.
@@ -144,8 +221,7 @@ void LogRouter::Take(Open& open, const char* data, size_t size) {
     if (!cut) ++data, --size;
     AppendLine(open, &lines, &matching);
   }
-  SayLost(open.stream.filtered_path,
-          WriteToFile(open.stream.filtered_file, matching.data(), matching.size()));
+  AppendMatching(open, matching);
   if (!lines.empty()) ConsoleOf(open).Write(lines);
 }
 
@@ -189,29 +265,37 @@ void LogRouter::End(StreamId id) {
   Open& open = *found->second;
   if (!open.line.empty()) Take(open, "\n", 1);
   if (open.watched) event_loop_->Unwatch(open.stream.pipe.get());
+  if (writer_ != nullptr) {
+    writer_->Close(open.file);
+    writer_->Close(open.filtered_file);
+  }
   streams_.erase(found);
 }
 
-void LogRouter::Pause(const Console& console) {
+void LogRouter::PauseAndResume() {
   for (const auto& [id, open] : streams_) {
-    if (&ConsoleOf(*open) != &console || !open->watched) continue;
-    event_loop_->Unwatch(open->stream.pipe.get());
-    open->watched = false;
-  }
-}
-
-void LogRouter::Resume(const Console& console) {
-  for (const auto& [id, open] : streams_) {
-    if (&ConsoleOf(*open) != &console || open->watched) continue;
-    if (const absl::Status status = Watch(id, *open); !status.ok()) {
+    const bool may_read = MayRead(*open);
+    if (may_read == open->watched) continue;
+    if (!may_read) {
+      event_loop_->Unwatch(open->stream.pipe.get());
+      open->watched = false;
+    } else if (const absl::Status status = Watch(id, *open); !status.ok()) {
       Say(std::string(status.message()));
     }
   }
 }
 
-void LogRouter::Flush(const Console::Patience& patience) {
+void LogRouter::Flush(const Patience& patience) {
+  SayDropped();
   stdout_console_.Flush(patience);
   if (!one_console_) stderr_console_.Flush(patience);
+  if (writer_ == nullptr) return;
+  PatientPoll poll(patience);
+  while (writer_->pending() > 0 && poll.Wait(writer_->fd(), POLLIN)) writer_->Dispatch();
+  if (writer_->pending() == 0) return;
+  SayAtTheEnd(absl::StrCat("ddprun: the log files take nothing: ", writer_->pending(),
+                           " bytes of the workers' output are lost"));
+  OwnConsole().Flush({.stall_timeout = absl::ZeroDuration()});
 }
 
 }  // namespace ddp::launcher

@@ -11,6 +11,8 @@
 #include <array>
 #include <cstdio>
 #include <fstream>
+#include <functional>
+#include <memory>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -19,6 +21,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "base/file_writer.h"
 
 namespace ddp::launcher {
 namespace {
@@ -338,6 +341,103 @@ TEST_F(LogRouterTest, WhoIsInAHurryStillGetsWhatIsRead) {
   router.reset();
   reader.join();
   EXPECT_EQ(output.size(), Console::kFullBytes + 1);
+}
+
+// A log file on a mount that has stalled is, for write(), a pipe that nobody reads.
+TEST_F(LogRouterTest, ALogFileThatTakesNothingMakesItsWriterWaitAndNotTheLoop) {
+  const auto writer = *FileWriter::Create(loop_.get(), "log-writer");
+  const UniqueFd console(::open("/dev/null", O_WRONLY | O_CLOEXEC));
+  LogRouter router(loop_.get(), console.get(), console.get(), writer.get());
+  Pipe file;
+  Pipe pipe;
+  const int writer_fd = pipe.write.get();
+  ASSERT_EQ(::fcntl(writer_fd, F_SETFL, O_NONBLOCK), 0);
+  LogRouter::Stream stream = MakeStream(pipe, "[r0]:");
+  stream.file = std::move(file.write);
+  const auto id = router.AddStream(std::move(stream));
+  const std::string text(1000, 'x');
+  size_t accepted = 0;
+  size_t last = 1;
+  std::function<void()> feed = [&] {
+    if (accepted == last) return loop_->Stop();
+    last = accepted;
+    for (ssize_t n = 0; (n = ::write(writer_fd, text.data(), text.size())) > 0;) {
+      accepted += static_cast<size_t>(n);
+    }
+    loop_->AddTimer(absl::Milliseconds(5), feed);
+  };
+  feed();
+  ASSERT_TRUE(loop_->Run().ok());
+  EXPECT_GE(accepted, FileWriter::kFullBytes);
+  EXPECT_LE(accepted, FileWriter::kFullBytes + (1 << 20));
+  // Nothing of it is lost, and a file that takes again is written while the loop turns.
+  std::string output;
+  std::thread reader([&] { output = ReadToEnd(file.read.get()); });
+  pipe.write.reset();
+  while (writer->pending() >= FileWriter::kFullBytes / 2) {
+    loop_->AddTimer(absl::Milliseconds(1), [&] { loop_->Stop(); });
+    ASSERT_TRUE(loop_->Run().ok());
+  }
+  router.CloseStream(*id);
+  router.Flush({.stall_timeout = kDeadline});
+  reader.join();
+  EXPECT_EQ(output.size(), accepted);
+}
+
+TEST_F(LogRouterTest, AConsoleThatIsAFileIsWrittenByTheWriter) {
+  const std::string path = ::testing::TempDir() + "/writer.console";
+  const UniqueFd console(
+      ::open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0600));
+  const auto writer = *FileWriter::Create(loop_.get(), "log-writer");
+  LogRouter router(loop_.get(), console.get(), console.get(), writer.get());
+  std::string expected;
+  for (int i = 0; i < 1000; ++i) {
+    router.Say(absl::StrCat("line ", i));
+    absl::StrAppend(&expected, "ddprun: line ", i, "\n");
+  }
+  EXPECT_EQ(writer->pending(), expected.size());
+  router.Flush({.stall_timeout = kDeadline});
+  EXPECT_EQ(Slurp(path), expected);
+}
+
+TEST_F(LogRouterTest, FilesThatTakeNothingAreGivenUpInTheEnd) {
+  const auto writer = *FileWriter::Create(loop_.get(), "log-writer");
+  LogRouter router(loop_.get(), console_.write.get(), console_.write.get(), writer.get());
+  Pipe file;
+  Pipe pipe;
+  LogRouter::Stream stream = MakeStream(pipe, "[r0]:");
+  stream.file = std::move(file.write);
+  const auto id = router.AddStream(std::move(stream));
+  for (int i = 0; i < 4; ++i) {
+    WriteAll(pipe.write.get(), std::string(32768, 'x'));
+    router.DrainStream(*id);
+  }
+  router.Flush({.stall_timeout = absl::Milliseconds(10)});
+  EXPECT_THAT(Available(console_.read.get()), ::testing::HasSubstr("the log files take nothing"));
+  (void)Available(file.read.get());  // lets the thread go
+}
+
+TEST_F(LogRouterTest, OwnLinesThatNobodyReadsAreDroppedAndCounted) {
+  auto router =
+      std::make_unique<LogRouter>(loop_.get(), console_.write.get(), console_.write.get());
+  constexpr int kLines = 4000;
+  for (int i = 0; i < kLines; ++i) router->Say(std::string(1000, 'x'));
+  std::string output;
+  std::thread reader([&] { output = ReadToEnd(console_.read.get()); });
+  router->SayAtTheEnd("the report");
+  router->Flush({.stall_timeout = kDeadline});
+  console_.write.reset();
+  router.reset();
+  reader.join();
+  EXPECT_LE(output.size(), Console::kFullBytes + LogRouter::kOwnBytes + (256 << 10));
+  const std::vector<std::string> lines = absl::StrSplit(output, '\n', absl::SkipEmpty());
+  int dropped = 0;
+  ASSERT_EQ(std::sscanf(lines.at(lines.size() - 2).c_str(),
+                        "ddprun: %d lines of ddprun's were dropped here", &dropped),
+            1);
+  EXPECT_EQ(static_cast<int>(lines.size()) - 2 + dropped, kLines);
+  EXPECT_GT(dropped, 0);
+  EXPECT_EQ(lines.back(), "the report");
 }
 
 }  // namespace

@@ -41,7 +41,53 @@ absl::StatusOr<EventLog> EventLog::Open(const Options& options) {
     return absl::InvalidArgumentError(
         absl::StrCat("cannot open the event log ", options.path, ": ", strerror(errno)));
   }
+  if (options.writer != nullptr) log.AddToWriter();
   return log;
+}
+
+struct EventLog::Sink {
+  Options options;
+  FileWriter::FileId file = 0;
+  size_t dropped = 0;  // lines, since it was full
+  bool ended = false;  // by an error
+
+  void Say(const std::string& line) const { options.say ? options.say(line) : SayOwnLine(line); }
+
+  void Append(const std::string& text) {
+    if (ended) return;
+    if (options.writer->pending(file) + text.size() > kKeptBytes) {
+      ++dropped;
+    } else {
+      options.writer->Append(file, text);
+    }
+  }
+
+  void OnError(const std::string& why) {
+    ended = true;
+    Say(absl::StrCat("the event log ", options.path, " ends here: ", why));
+  }
+
+  void OnWritten() {
+    if (dropped == 0 || options.writer->pending(file) > kKeptBytes / 2) return;
+    Say(absl::StrCat("the event log ", options.path, " took no lines for a while: ",
+                     std::exchange(dropped, 0), " of them were dropped"));
+  }
+};
+
+void EventLog::AddToWriter() {
+  sink_ = std::make_shared<Sink>();
+  sink_->options = options_;
+  const std::weak_ptr<Sink> weak = sink_;
+  sink_->file = options_.writer->Add(std::move(file_), {.on_error =
+                                                            [weak](const std::string& why) {
+                                                              if (const auto sink = weak.lock())
+                                                                sink->OnError(why);
+                                                            },
+                                                        .on_written =
+                                                            [weak] {
+                                                              if (const auto sink = weak.lock())
+                                                                sink->OnWritten();
+                                                            }});
 }
 
 void EventLog::Joining(uint64_t generation, const Offer& offer) {
@@ -183,7 +229,10 @@ void EventLog::Write(const char* event, uint64_t generation, Line line) {
   std::string text = object.dump(-1, ' ', false, Json::error_handler_t::replace);
   text.push_back('\n');
   if (file_.valid()) WriteToFile(text);
-  if (console_) (void)!write(STDERR_FILENO, text.data(), text.size());
+  if (sink_ != nullptr) sink_->Append(text);
+  if (!console_) return;
+  text.pop_back();
+  options_.write_to_console ? options_.write_to_console(text) : SayLine(text);
 }
 
 void EventLog::WriteToFile(const std::string& text) {

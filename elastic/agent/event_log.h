@@ -3,11 +3,13 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "base/file_writer.h"
 #include "base/unique_fd.h"
 #include "elastic/agent/process_spawner.h"
 
@@ -38,12 +40,20 @@ namespace ddp::elastic {
 //
 // A line is one write() to a file opened for appending, so lines never mix and a reader never sees
 // half of one that is complete. A write that fails is told to the user once and stops the log, not
-// the job. Not thread-safe.
+// the job. A file that takes nothing, on a mount that has stalled, stops neither where there is a
+// FileWriter: kKeptBytes of lines are kept for it. More are dropped, and how many were is told once
+// it takes lines again. Not thread-safe.
 class EventLog {
  public:
+  static constexpr size_t kKeptBytes = 1 << 20;
+
   struct Options {
     std::string path;      // appended to, made if missing; empty: no file
     bool console = false;  // lines go to stderr (too)
+    // Takes a line for stderr, without its line end, and must not wait. Empty: stderr, waiting.
+    std::function<void(const std::string& line)> write_to_console;
+    // Writes the file; not owned, must outlive the log. Null: each line is waited for.
+    FileWriter* writer = nullptr;
     std::string run_id;
     std::string host;  // label of this node; empty: lines do not tell
     std::string role;  // of its workers; the same
@@ -129,14 +139,17 @@ class EventLog {
   void SignalReceived(uint64_t generation, int signal);
   void JobFinished(uint64_t generation, int exit_code, const std::string& reason = "");
 
-  bool enabled() const { return file_.valid() || console_; }
+  bool enabled() const { return file_.valid() || sink_ != nullptr || console_; }
 
  private:
   struct Line;
+  struct Sink;  // the file at the writer, which may call back after the log's end
   void Write(const char* event, uint64_t generation, Line line);
   void WriteToFile(const std::string& text);
+  void AddToWriter();
 
   UniqueFd file_;
+  std::shared_ptr<Sink> sink_;  // in place of file_
   bool console_ = false;
   Options options_;
   int group_rank_ = -1;  // -1: none yet

@@ -2,13 +2,21 @@
 
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <fstream>
+#include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "base/clock.h"
+#include "base/event_loop.h"
+#include "base/file_writer.h"
+#include "base/unique_fd.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
@@ -202,6 +210,79 @@ TEST_F(EventLogTest, TheEndOfTheLogIsToldByWhoeverTakesLines) {
   log->JobFinished(1, 0);
   log->JobFinished(1, 0);
   EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
+  EXPECT_EQ(said,
+            std::vector<std::string>{"the event log /dev/full ends here: No space left on device"});
+}
+
+TEST_F(EventLogTest, LinesForTheConsoleGoToWhoeverTakesThem) {
+  EventLog::Options options;
+  options.console = true;
+  std::vector<std::string> lines;
+  options.write_to_console = [&](const std::string& line) { lines.push_back(line); };
+  absl::StatusOr<EventLog> log = EventLog::Open(options);
+  ASSERT_TRUE(log.ok());
+  ::testing::internal::CaptureStderr();
+  log->JobFinished(1, 0);
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
+  ASSERT_EQ(lines.size(), 1u);
+  EXPECT_EQ(nlohmann::json::parse(lines[0])["event"], "job_finished");
+}
+
+// A named pipe that nobody reads takes as little as a mount that has stalled.
+TEST_F(EventLogTest, AFileThatTakesNothingCostsLinesAndNoTime) {
+  ASSERT_EQ(mkfifo(path_.c_str(), 0600), 0);
+  const UniqueFd pipe(open(path_.c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC));
+  const std::unique_ptr<EventLoop> loop = *EventLoop::Create();
+  const std::unique_ptr<FileWriter> writer = *FileWriter::Create(loop.get(), "event-writer");
+  EventLog::Options options;
+  options.path = path_;
+  options.writer = writer.get();
+  std::vector<std::string> said;
+  options.say = [&](const std::string& line) { said.push_back(line); };
+  absl::StatusOr<EventLog> log = EventLog::Open(options);
+  ASSERT_TRUE(log.ok()) << log.status();
+  EXPECT_TRUE(log->enabled());
+  constexpr int kLines = 2000;
+  for (int i = 0; i < kLines; ++i) log->GenerationOver(i, std::string(1000, 'x'));
+  EXPECT_LE(writer->pending(), EventLog::kKeptBytes);
+  EXPECT_GT(writer->pending(), EventLog::kKeptBytes / 2);
+
+  // Somebody reads.
+  std::string text;
+  std::function<void()> read_some = [&] {
+    std::string bytes(65536, '\0');
+    for (ssize_t n = 0; (n = read(pipe.get(), bytes.data(), bytes.size())) > 0;) {
+      text.append(bytes, 0, static_cast<size_t>(n));
+    }
+    if (writer->pending() == 0 && !said.empty()) return loop->Stop();
+    loop->AddTimer(absl::Milliseconds(1), read_some);
+  };
+  read_some();
+  ASSERT_TRUE(loop->Run().ok());
+  const auto lines = static_cast<int>(std::count(text.begin(), text.end(), '\n'));
+  ASSERT_EQ(said.size(), 1u);
+  EXPECT_EQ(said[0], absl::StrCat("the event log ", path_, " took no lines for a while: ",
+                                  kLines - lines, " of them were dropped"));
+  EXPECT_EQ(nlohmann::json::parse(text.substr(0, text.find('\n')))["event"], "generation_over");
+}
+
+TEST_F(EventLogTest, AFullDiskEndsTheLogOnlyWithAWriterToo) {
+  const std::unique_ptr<EventLoop> loop = *EventLoop::Create();
+  const std::unique_ptr<FileWriter> writer = *FileWriter::Create(loop.get(), "event-writer");
+  EventLog::Options options;
+  options.path = "/dev/full";
+  options.writer = writer.get();
+  std::vector<std::string> said;
+  options.say = [&](const std::string& line) {
+    said.push_back(line);
+    loop->Stop();
+  };
+  absl::StatusOr<EventLog> log = EventLog::Open(options);
+  ASSERT_TRUE(log.ok());
+  log->JobFinished(1, 0);
+  ASSERT_TRUE(loop->Run().ok());
+  log->JobFinished(1, 0);
+  EXPECT_EQ(writer->pending(), 0u);
   EXPECT_EQ(said,
             std::vector<std::string>{"the event log /dev/full ends here: No space left on device"});
 }
