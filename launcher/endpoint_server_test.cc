@@ -452,18 +452,33 @@ TEST_F(EndpointServerTest, AReplacementThatEndsWithEverythingIsNotComplainedOf) 
   EXPECT_EQ(server->pid(), -1);
 }
 
-// The agent's heartbeats wait for it, so it is given up soon, and tried again.
-TEST_F(EndpointServerTest, AReplacementThatDoesNotAnswerHoldsTheLoopUpForAMomentOnly) {
+// The agent's heartbeats go out meanwhile.
+TEST_F(EndpointServerTest, AReplacementThatDoesNotAnswerDoesNotHoldTheLoopUp) {
   store::RedisEndpoint endpoint = FreeEndpoint("127.0.0.8");
   const auto loop = *EventLoop::Create();  // outlives the guard
   const Guard server = StartAt(endpoint);
   SilentRedis silent;
 
   std::vector<std::string> lines;
+  std::vector<pid_t> launched;
+  int ticks = 0;  // between the start of the silent one and its end
+  std::thread killer;
+  std::function<void()> tick = [&] {
+    if (++ticks == 20) {
+      killer = std::thread([&] { std::ofstream(silent.pipe()) << "end" << std::endl; });
+    }
+    loop->AddTimer(absl::Milliseconds(1), tick);
+  };
   ServerGuard::Hooks hooks;
+  hooks.on_launched = [&](pid_t pid) {
+    launched.push_back(pid);
+    if (launched.size() == 1) tick();
+  };
   hooks.on_replaced = [&](pid_t) { loop->Stop(); };
   hooks.say = [&](const std::string& line) {
     lines.push_back(line);
+    if (lines.size() > 1) return;
+    EXPECT_GE(ticks, 20);
     silent.Uninstall();
   };
   ASSERT_TRUE(server->Watch(loop.get(), hooks).ok());
@@ -471,9 +486,34 @@ TEST_F(EndpointServerTest, AReplacementThatDoesNotAnswerHoldsTheLoopUpForAMoment
   loop->AddTimer(kLong, [&] { loop->Stop(); });
   ASSERT_TRUE(loop->Run().ok());
   ASSERT_EQ(lines.size(), 2U);
-  EXPECT_THAT(lines[0], ::testing::HasSubstr(
-                            "cannot be replaced yet: redis-server did not answer within 1s"));
+  EXPECT_THAT(lines[0],
+              ::testing::HasSubstr("cannot be replaced yet: redis-server ended at its start"));
   EXPECT_TRUE(TryConnect(endpoint).ok());
+  ASSERT_EQ(launched.size(), 2U);
+  EXPECT_EQ(launched[1], server->pid());
+  killer.join();
+}
+
+TEST_F(EndpointServerTest, AReplacementThatDoesNotAnswerEndsWithTheGuard) {
+  store::RedisEndpoint endpoint = FreeEndpoint("127.0.0.8");
+  const auto loop = *EventLoop::Create();  // outlives the guard
+  Guard server = StartAt(endpoint);
+  SilentRedis silent;
+  pid_t launched = -1;
+  ServerGuard::Hooks hooks;
+  hooks.on_launched = [&](pid_t pid) {
+    launched = pid;
+    loop->Stop();
+  };
+  hooks.on_replaced = [](pid_t) { ADD_FAILURE() << "replaced"; };
+  hooks.say = [](const std::string& line) { ADD_FAILURE() << line; };
+  ASSERT_TRUE(server->Watch(loop.get(), hooks).ok());
+  ASSERT_EQ(kill(server->pid(), SIGKILL), 0);
+  loop->AddTimer(kLong, [&] { loop->Stop(); });
+  ASSERT_TRUE(loop->Run().ok());
+  ASSERT_GT(launched, 0);
+  server.reset();
+  EXPECT_EQ(kill(launched, 0), -1);
 }
 
 TEST(ExportCredentialsTest, LeavesWhatTheServerWantsAndNoMore) {

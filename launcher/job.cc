@@ -161,9 +161,14 @@ absl::Status MakeSpawner(const JobSpec& spec, const AgentContext& context, Parts
   if (parts.place.server == nullptr) return absl::OkStatus();
   PosixProcessSpawner* const spare = parts.spawner.get();
   spare->Spare(parts.place.server->pid());
+  const auto on_launched = [spare, last = parts.place.server->pid()](pid_t pid) mutable {
+    spare->SpareNoMore(std::exchange(last, pid));
+    spare->Spare(pid);
+  };
   return parts.place.server->Watch(
       parts.event_loop.get(),
-      {.on_replaced = [spare](pid_t pid) { spare->Spare(pid); },
+      {.on_replaced = [](pid_t) {},
+       .on_launched = on_launched,
        .say = [router = parts.router.get()](const std::string& line) { router->Say(line); },
        .doomed = context.doomed});
 }

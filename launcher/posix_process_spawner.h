@@ -70,6 +70,8 @@ class PosixProcessSpawner final : public elastic::ProcessSpawner {
 
   // `pid` is a child that has nothing to do with the workers: it is neither killed nor reaped here.
   void Spare(pid_t pid) { spared_.insert(pid); }
+  // Its number may come to mean another process.
+  void SpareNoMore(pid_t pid) { spared_.erase(pid); }
 
   void Spawn(const elastic::WorkerSpec& spec, StartCallback on_start,
              ExitCallback on_exit) override;

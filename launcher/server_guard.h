@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/event_loop.h"
+#include "base/task_thread.h"
 #include "store/private_redis_server.h"
 #include "store/redis_endpoint.h"
 
@@ -33,9 +34,9 @@ class ServerGuard {
   // starts and does not answer takes kReplacementTimeout more each time.
   static constexpr int kMaxTries = 60;
 
-  // For the first answer of a replacement. Meanwhile the event loop stands still, and with it the
-  // node's heartbeats: less than a lease of the default length.
-  static constexpr absl::Duration kReplacementTimeout = absl::Seconds(1);
+  // For the first answer of a replacement. The event loop does not wait for it: what may block is
+  // done on a thread ("server-guard").
+  static constexpr absl::Duration kReplacementTimeout = absl::Seconds(5);
 
   // Starts the first server in `folder`, on its unix socket. Errors: those of
   // PrivateRedisServer::Start.
@@ -45,6 +46,7 @@ class ServerGuard {
   // start_timeout; `endpoint` is where it is reached. Errors: as above.
   static absl::StatusOr<std::unique_ptr<ServerGuard>> Start(
       const store::PrivateRedisServer::Options& options, const store::RedisEndpoint& endpoint);
+  // Kills a replacement that has not answered yet.
   ~ServerGuard();
 
   // The same for every server that there will be.
@@ -52,7 +54,10 @@ class ServerGuard {
   pid_t pid() const { return server_ == nullptr ? -1 : server_->pid(); }
 
   struct Hooks {
-    std::function<void(pid_t)> on_replaced;            // with the new one's pid
+    std::function<void(pid_t)> on_replaced;  // with the new one's pid, once it answers
+    // With the pid of each that is tried, at once: it is a child that nobody else may kill or reap.
+    // May be empty.
+    std::function<void(pid_t)> on_launched;
     std::function<void(const std::string& line)> say;  // for the user; must not wait
     // True once all processes are being killed: replace nothing any more. Not owned; may be null.
     const std::atomic<bool>* doomed = nullptr;
@@ -67,16 +72,24 @@ class ServerGuard {
               std::unique_ptr<store::PrivateRedisServer> server);
 
   absl::Status WatchServer();
+  struct Attempt;
   void OnDeath();
+  bool is_doomed() const { return hooks_.doomed != nullptr && hooks_.doomed->load(); }
   void Replace();
+  void Launch();
+  void Conclude();
+  void TryAgain(const absl::Status& why);
 
   const store::PrivateRedisServer::Options options_;  // of a replacement
   std::unique_ptr<store::PrivateRedisServer> server_;
   const store::RedisEndpoint endpoint_;
   EventLoop* event_loop_ = nullptr;
+  std::unique_ptr<TaskThread> thread_;
+  std::shared_ptr<Attempt> attempt_;  // while one is under way
   Hooks hooks_;
   int replacements_ = 0;
-  int tries_ = 0;  // of the present one
+  int tries_ = 0;         // of the present one
+  bool closing_ = false;  // in the destructor
   EventLoop::TimerId retry_ = 0;
 };
 

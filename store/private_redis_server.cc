@@ -163,6 +163,14 @@ PrivateRedisServer::~PrivateRedisServer() { Stop(); }
 
 absl::StatusOr<std::unique_ptr<PrivateRedisServer>> PrivateRedisServer::Start(
     const Options& options) {
+  DDP_ASSIGN_OR_RETURN(std::unique_ptr<PrivateRedisServer> server, Prepare(options));
+  DDP_RETURN_IF_ERROR(server->Launch());
+  DDP_RETURN_IF_ERROR(server->AwaitAnswer());
+  return server;
+}
+
+absl::StatusOr<std::unique_ptr<PrivateRedisServer>> PrivateRedisServer::Prepare(
+    const Options& options) {
   DDP_ASSIGN_OR_RETURN(const std::string program, FindProgram(options.redis_server));
   std::string directory = options.directory;
   if (directory.empty()) {
@@ -172,17 +180,16 @@ absl::StatusOr<std::unique_ptr<PrivateRedisServer>> PrivateRedisServer::Start(
   }
   std::unique_ptr<PrivateRedisServer> server(
       new PrivateRedisServer(directory, options.directory.empty()));
-  DDP_ASSIGN_OR_RETURN(const RedisEndpoint starter, MakeStarter(server->endpoint_));
-  const bool has_starter = options.port != 0 || !options.scripts.empty();
-  DDP_RETURN_IF_ERROR(server->WriteConfig(options, has_starter ? RulesOf(starter) : ""));
-  DDP_RETURN_IF_ERROR(server->Spawn(program));
-  DDP_RETURN_IF_ERROR(server->AwaitAnswer(options.start_timeout));
-  if (has_starter) DDP_RETURN_IF_ERROR(server->Open(options, starter));
+  server->options_ = options;
+  server->program_ = program;
+  if (options.port != 0 || !options.scripts.empty()) {
+    DDP_ASSIGN_OR_RETURN(server->starter_, MakeStarter(server->endpoint_));
+  }
+  DDP_RETURN_IF_ERROR(server->WriteConfig());
   return server;
 }
 
-absl::Status PrivateRedisServer::WriteConfig(const Options& options,
-                                             const std::string& starter_rules) const {
+absl::Status PrivateRedisServer::WriteConfig() const {
   // Relative to the folder, in which the server runs: so no path needs quoting.
   std::vector<std::string> lines = {
       "port 0",
@@ -195,8 +202,8 @@ absl::Status PrivateRedisServer::WriteConfig(const Options& options,
       "protected-mode no",
       "logfile \"\"",
   };
-  lines.insert(lines.end(), options.extra_config.begin(), options.extra_config.end());
-  lines.push_back(starter_rules);
+  lines.insert(lines.end(), options_.extra_config.begin(), options_.extra_config.end());
+  if (starter_.has_value()) lines.push_back(RulesOf(*starter_));
   const std::string text = absl::StrCat(absl::StrJoin(lines, "\n"), "\n");
   const std::string path = Join(directory_, kConfigName);
   UniqueFd fd(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600));
@@ -207,7 +214,7 @@ absl::Status PrivateRedisServer::WriteConfig(const Options& options,
   return absl::OkStatus();
 }
 
-absl::Status PrivateRedisServer::Spawn(const std::string& program) {
+absl::Status PrivateRedisServer::Launch() {
   const std::string log = Join(directory_, kLogName);
   const UniqueFd log_fd(
       open(log.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0600));
@@ -215,30 +222,47 @@ absl::Status PrivateRedisServer::Spawn(const std::string& program) {
   const UniqueFd null_fd(open("/dev/null", O_RDONLY | O_CLOEXEC));
   int ends[2];
   if (!null_fd.valid() || pipe2(ends, O_CLOEXEC) != 0) return SystemError("starting redis-server");
-  const UniqueFd failed_read(ends[0]);
+  exec_error_.reset(ends[0]);
   UniqueFd failed_write(ends[1]);
   const pid_t parent = getpid();
   pid_ = fork();
   if (pid_ < 0) return SystemError("starting redis-server: fork");
   if (pid_ == 0) {
-    BecomeServer(program.c_str(), directory_.c_str(), kConfigName, log_fd.get(), null_fd.get(),
+    BecomeServer(program_.c_str(), directory_.c_str(), kConfigName, log_fd.get(), null_fd.get(),
                  failed_write.get(), parent);
   }
   failed_write.reset();
   pidfd_.reset(static_cast<int>(syscall(SYS_pidfd_open, pid_, 0)));
-  if (!pidfd_.valid()) return SystemError("starting redis-server: pidfd_open");
-  int error_number = 0;
-  ssize_t count = 0;
-  do {
-    count = read(failed_read.get(), &error_number, sizeof(error_number));
-  } while (count < 0 && errno == EINTR);
-  if (count == 0) return absl::OkStatus();  // closed by exec
-  return absl::ErrnoToStatus(error_number, absl::StrCat("cannot start ", program));
+  return pidfd_.valid() ? absl::OkStatus() : SystemError("starting redis-server: pidfd_open");
 }
 
-absl::Status PrivateRedisServer::AwaitAnswer(absl::Duration timeout) {
+absl::Status PrivateRedisServer::AwaitExec(absl::Time deadline) {
   const MonotonicClock clock;
-  const absl::Time deadline = clock.Now() + timeout;
+  pollfd entry{.fd = exec_error_.get(), .events = POLLIN, .revents = 0};
+  int ready = 0;
+  do {
+    const absl::Duration left = std::max(deadline - clock.Now(), absl::ZeroDuration());
+    ready = poll(&entry, 1, static_cast<int>(absl::ToInt64Milliseconds(left)));
+  } while (ready < 0 && errno == EINTR);
+  if (ready == 0) {
+    return absl::DeadlineExceededError(absl::StrCat("cannot start ", program_, " within ",
+                                                    absl::FormatDuration(options_.start_timeout)));
+  }
+  int error_number = 0;
+  const ssize_t count = read(exec_error_.get(), &error_number, sizeof(error_number));
+  if (count <= 0) return absl::OkStatus();  // closed by exec
+  return absl::ErrnoToStatus(error_number, absl::StrCat("cannot start ", program_));
+}
+
+absl::Status PrivateRedisServer::AwaitAnswer() {
+  const absl::Time deadline = MonotonicClock().Now() + options_.start_timeout;
+  DDP_RETURN_IF_ERROR(AwaitExec(deadline));
+  DDP_RETURN_IF_ERROR(AwaitConnection(deadline));
+  return starter_.has_value() ? Open() : absl::OkStatus();
+}
+
+absl::Status PrivateRedisServer::AwaitConnection(absl::Time deadline) {
+  const MonotonicClock clock;
   absl::Duration pause = absl::Milliseconds(1);
   RedisConnection::Options options;
   options.total_timeout = absl::ZeroDuration();
@@ -249,8 +273,8 @@ absl::Status PrivateRedisServer::AwaitAnswer(absl::Duration timeout) {
     if (connected.ok() || absl::IsUnauthenticated(connected)) return absl::OkStatus();
     if (clock.Now() >= deadline) {
       return absl::DeadlineExceededError(absl::StrCat("redis-server did not answer within ",
-                                                      absl::FormatDuration(timeout), ": ",
-                                                      connected.message(), LogTail()));
+                                                      absl::FormatDuration(options_.start_timeout),
+                                                      ": ", connected.message(), LogTail()));
     }
     pollfd entry{.fd = pidfd_.get(), .events = POLLIN, .revents = 0};
     if (poll(&entry, 1, static_cast<int>(absl::ToInt64Milliseconds(pause))) > 0) {
@@ -261,26 +285,26 @@ absl::Status PrivateRedisServer::AwaitAnswer(absl::Duration timeout) {
 }
 
 // Makes the server what its clients expect; the port comes last.
-absl::Status PrivateRedisServer::Open(const Options& options, const RedisEndpoint& starter) const {
+absl::Status PrivateRedisServer::Open() const {
   RedisConnection::Options calls;
-  calls.connect_timeout = calls.command_timeout = options.start_timeout;
+  calls.connect_timeout = calls.command_timeout = options_.start_timeout;
   calls.total_timeout = absl::ZeroDuration();
   DDP_ASSIGN_OR_RETURN(const std::unique_ptr<RedisConnection> connection,
-                       RedisConnection::Connect(starter, calls));
+                       RedisConnection::Connect(*starter_, calls));
   std::vector<std::vector<std::string>> loads;
-  for (const RedisScript& script : options.scripts) {
+  for (const RedisScript& script : options_.scripts) {
     loads.push_back({"SCRIPT", "LOAD", script.source()});
   }
   if (!loads.empty()) DDP_RETURN_IF_ERROR(connection->Pipeline(loads).status());
-  if (options.port != 0) {
+  if (options_.port != 0) {
     const absl::Status opened =
-        connection->Command({"CONFIG", "SET", "port", absl::StrCat(options.port)}).status();
+        connection->Command({"CONFIG", "SET", "port", absl::StrCat(options_.port)}).status();
     if (!opened.ok()) {
       return absl::UnavailableError(absl::StrCat("redis-server cannot listen on port ",
-                                                 options.port, ": ", opened.message(), LogTail()));
+                                                 options_.port, ": ", opened.message(), LogTail()));
     }
   }
-  return connection->Command({"ACL", "SETUSER", starter.user, "reset"}).status();
+  return connection->Command({"ACL", "SETUSER", starter_->user, "reset"}).status();
 }
 
 // The end of what the server printed, as one line behind a message.
@@ -295,6 +319,10 @@ std::string PrivateRedisServer::LogTail() const {
   const std::vector<std::string> lines = absl::StrSplit(tail, '\n', absl::SkipWhitespace());
   if (lines.empty()) return ", printing nothing";
   return absl::StrCat("; it printed: ", absl::StrJoin(lines, " | "));
+}
+
+void PrivateRedisServer::Kill() {
+  (void)syscall(SYS_pidfd_send_signal, pidfd_.get(), SIGKILL, nullptr, 0);
 }
 
 void PrivateRedisServer::Stop() {

@@ -4,6 +4,7 @@
 #include <sys/types.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -65,6 +66,17 @@ class PrivateRedisServer {
   static absl::StatusOr<std::unique_ptr<PrivateRedisServer>> Start(const Options& options);
   static absl::StatusOr<std::unique_ptr<PrivateRedisServer>> Start() { return Start(Options()); }
 
+  // The steps of Start(), for a caller that must not wait: Prepare() and AwaitAnswer() may block
+  // and may be called on any thread, Launch() does not and is bound to its thread as Start() is.
+  // Each once, in this order, with the errors of Start(). Before Launch() there is no process.
+  static absl::StatusOr<std::unique_ptr<PrivateRedisServer>> Prepare(const Options& options);
+  absl::Status Launch();
+  absl::Status AwaitAnswer();
+
+  // From Launch() on any thread may call it, also while another one is in AwaitAnswer(), which then
+  // ends.
+  void Kill();
+
   ~PrivateRedisServer();
   PrivateRedisServer(const PrivateRedisServer&) = delete;
   PrivateRedisServer& operator=(const PrivateRedisServer&) = delete;
@@ -83,15 +95,20 @@ class PrivateRedisServer {
  private:
   PrivateRedisServer(std::string directory, bool owns_directory);
 
-  absl::Status WriteConfig(const Options& options, const std::string& starter_rules) const;
-  absl::Status Spawn(const std::string& program);
-  absl::Status AwaitAnswer(absl::Duration timeout);
-  absl::Status Open(const Options& options, const RedisEndpoint& starter) const;
+  absl::Status WriteConfig() const;
+  absl::Status AwaitExec(absl::Time deadline);
+  absl::Status AwaitConnection(absl::Time deadline);
+  absl::Status Open() const;
   std::string LogTail() const;
 
   const std::string directory_;
   const bool owns_directory_;
+  // From Prepare() on.
+  Options options_;
+  std::string program_;
+  std::optional<RedisEndpoint> starter_;
   RedisEndpoint endpoint_;
+  UniqueFd exec_error_;  // readable after exec: errno, or the end of the file
   pid_t pid_ = -1;
   UniqueFd pidfd_;
   bool stopped_ = false;
