@@ -80,7 +80,8 @@ DdprunDriver::~DdprunDriver() {
 }
 
 void DdprunDriver::Start(const Options& options) {
-  std::vector<std::string> argv = {std::filesystem::absolute(kDdprun).string()};
+  std::vector<std::string> argv = options.before;
+  argv.push_back(std::filesystem::absolute(kDdprun).string());
   argv.insert(argv.end(), options.arguments.begin(), options.arguments.end());
   std::vector<std::string> environment;
   for (const auto& [name, value] : Environment(options, folder_)) {

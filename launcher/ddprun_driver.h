@@ -25,6 +25,8 @@ class DdprunDriver {
     std::map<std::string, std::string> environment;  // over the test's own, less PET_* and DDP_*
     int stdout_fd = -1;  // where its stdout goes in place of being caught; not owned
     int stderr_fd = -1;  // the same for stderr
+    // Executed with ddprun and its arguments behind it, which it must exec in its turn.
+    std::vector<std::string> before;
   };
 
   static constexpr absl::Duration kDeadline = absl::Seconds(60);

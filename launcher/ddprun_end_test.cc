@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -260,6 +261,23 @@ TEST(DdprunEndTest, ASignalWhileRedisIsOutOfReachEndsTheRunAtOnce) {
   EXPECT_EQ(run.err(), "ddprun: stopped by SIGINT\n");
   EXPECT_EQ(run.out(), "");
   EXPECT_THAT(run.TemporaryEntries(), IsEmpty());
+}
+
+// As where ddprun is the first process of a container: others' children come to it.
+TEST(DdprunEndTest, TheKeeperReapsWhatEndsBelowItWhileTheJobRuns) {
+  DdprunDriver::Options options;
+  options.arguments = Shell({"--standalone"}, "echo ready; exec sleep 1000");
+  // A child that ddprun's process has before, and one that comes to it when that one ends.
+  options.before = {"/bin/sh", "-c", "sh -c 'sleep 0.2 & sleep 0.1' & exec \"$@\"", "sh"};
+  DdprunDriver run(options);
+  run.AwaitStdout("ready");
+  const absl::Time deadline = MonotonicClock().Now() + DdprunDriver::kDeadline;
+  while (ChildrenOf(run.pid()).size() > 1 && MonotonicClock().Now() < deadline) {
+    ::poll(nullptr, 0, 5);
+  }
+  EXPECT_EQ(ChildrenOf(run.pid()).size(), 1U);
+  EXPECT_EQ(::kill(run.pid(), SIGTERM), 0);
+  run.Wait();
 }
 
 }  // namespace

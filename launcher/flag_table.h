@@ -109,6 +109,9 @@ inline constexpr FlagSpec kFlagTable[] = {
      "After a signal to ddprun, which the workers get too: time until SIGKILL. A second SIGTERM or"
      " SIGINT kills at once.",
      "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"},
+    {"kill-timeout", 0, true, "kill_timeout", HelpGroup::kFailures, "10", "SECONDS",
+     "How long the kernel may take to end a process by SIGKILL. After it a node leaves whose worker"
+     " is stuck, and what workers left behind is no longer waited for."},
     {"exit-barrier-timeout", 0, true, "exit_barrier_timeout", HelpGroup::kFailures, "300",
      "SECONDS", "A node that is done waits for the others so long, to take part in a restart.",
      "TORCH_ELASTIC_EXIT_BARRIER_TIMEOUT"},

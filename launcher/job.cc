@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -409,7 +410,12 @@ int Run(const JobSpec& spec, const AgentContext& context) {
        .say_as_it_is = [&parts](const std::string& line) { parts.router->SayAsItIs(line); },
        .files = parts.files.get(),
        .worker_store = parts.place.worker_store.get()});
+  const auto route_log = [&spec](std::function<void(const std::string&)> say) {
+    if (spec.log_lines != nullptr) spec.log_lines->Route(std::move(say));
+  };
+  route_log([&parts](const std::string& line) { parts.router->Say(line); });
   const elastic::JobResult result = agent.Run();
+  route_log(nullptr);
   // What comes from now on changes the result no more, but the user wants to wait no longer.
   const UniqueFd hurry = WatchHeldSignals(spec.config.signals_to_handle);
   parts.spawner->AwaitStrays();

@@ -8,6 +8,7 @@
 #include "elastic/agent/launch_config.h"
 #include "launcher/keeper.h"
 #include "launcher/launch_options.h"
+#include "launcher/log_lines.h"
 #include "store/redis_endpoint.h"
 
 namespace ddp::launcher {
@@ -25,6 +26,7 @@ struct JobSpec {
   std::optional<store::RedisEndpoint> endpoint;  // that the user named, with its credentials
   std::string runtime_folder;                    // ours, 0700; gone at the end
   std::string temporary_log_folder;              // ours, or empty where the user named a folder
+  LogLines* log_lines = nullptr;                 // of our libraries; not owned, may be null
 };
 
 // What agents of one job have in common, as one short text: nodes, role, program and arguments. Not

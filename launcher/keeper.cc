@@ -29,9 +29,6 @@ namespace {
 
 constexpr char kAgentName[] = "ddp-agent";
 
-// Only a process stuck in the kernel needs more than a few milliseconds.
-constexpr absl::Duration kKillTimeout = absl::Seconds(10);
-
 UniqueFd PidfdOpen(pid_t pid) {
   return UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
 }
@@ -78,16 +75,17 @@ class KeeperWatcher {
  public:
   // Starts the thread, with all signals blocked. It never ends before the process does.
   KeeperWatcher(UniqueFd keeper_pidfd, std::vector<std::string> folders,
-                std::atomic<bool>* doomed) {
+                absl::Duration kill_timeout, std::atomic<bool>* doomed) {
     sigset_t all;
     sigset_t old;
     sigfillset(&all);
     ::pthread_sigmask(SIG_SETMASK, &all, &old);
-    std::thread([keeper = std::move(keeper_pidfd), folders = std::move(folders), doomed]() {
+    std::thread([keeper = std::move(keeper_pidfd), folders = std::move(folders), kill_timeout,
+                 doomed]() {
       ::prctl(PR_SET_NAME, "keeper-watcher");
       AwaitEnd(keeper.get());
       doomed->store(true);
-      EndEverything(folders);
+      EndEverything(folders, kill_timeout);
     }).detach();
     ::pthread_sigmask(SIG_SETMASK, &old, nullptr);
   }
@@ -99,11 +97,12 @@ class KeeperWatcher {
     }
   }
 
-  [[noreturn]] static void EndEverything(const std::vector<std::string>& folders) {
-    KillChildren({}, kKillTimeout);
+  [[noreturn]] static void EndEverything(const std::vector<std::string>& folders,
+                                         absl::Duration kill_timeout) {
+    KillChildren({}, kill_timeout);
     RemoveFolders(folders);
     // The main thread may have been in the middle of starting a worker or a server.
-    KillChildren({}, kKillTimeout);
+    KillChildren({}, kill_timeout);
     RemoveFolders(folders);
     Say("the process that was started by the user is gone: stopped");
     ::_exit(1);
@@ -117,7 +116,8 @@ class KeeperWatcher {
   SetProcessTitle(options);
   static std::atomic<bool> doomed = false;  // trivially destroyed, so the thread may outlive main
   const KeeperWatcher watcher(std::move(keeper_pidfd),
-                              {options.runtime_folder, options.temporary_log_folder}, &doomed);
+                              {options.runtime_folder, options.temporary_log_folder},
+                              options.kill_timeout, &doomed);
   const int code = agent(AgentContext{&doomed});
   if (doomed.load()) {
     // The watcher ends the process when it is done; without this, exit() would cut it short.
@@ -132,11 +132,24 @@ struct AgentEnd {
   std::set<int> forwarded;  // signals that it was sent by us
 };
 
-// Forwards signals until the agent has ended.
+// Readable when a child has ended. Invalid where no descriptor is left: then they are reaped at the
+// end.
+UniqueFd WatchChildren() {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGCHLD);
+  ::pthread_sigmask(SIG_BLOCK, &set, nullptr);
+  return UniqueFd(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
+}
+
+// Forwards signals and reaps what ends until the agent has ended.
 AgentEnd KeepUntilEnd(pid_t agent, const UniqueFd& agent_pidfd, const UniqueFd& signals) {
   AgentEnd end;
+  const UniqueFd children = WatchChildren();
   pollfd polled[] = {{.fd = agent_pidfd.get(), .events = POLLIN, .revents = 0},
-                     {.fd = signals.get(), .events = POLLIN, .revents = 0}};
+                     {.fd = signals.get(), .events = POLLIN, .revents = 0},
+                     {.fd = children.get(), .events = POLLIN, .revents = 0}};
+  ReapChildren({agent});  // those that ended before anybody looked
   while (true) {
     if (::poll(polled, std::size(polled), -1) < 0) continue;
     if ((polled[1].revents & POLLIN) != 0) {
@@ -145,6 +158,11 @@ AgentEnd KeepUntilEnd(pid_t agent, const UniqueFd& agent_pidfd, const UniqueFd& 
         ::kill(agent, static_cast<int>(info.ssi_signo));
         end.forwarded.insert(static_cast<int>(info.ssi_signo));
       }
+    }
+    if ((polled[2].revents & POLLIN) != 0) {
+      signalfd_siginfo info{};
+      (void)!::read(children.get(), &info, sizeof(info));
+      ReapChildren({agent});
     }
     if ((polled[0].revents & POLLIN) != 0) break;
   }
@@ -155,13 +173,13 @@ AgentEnd KeepUntilEnd(pid_t agent, const UniqueFd& agent_pidfd, const UniqueFd& 
 
 int CleanUp(const AgentEnd& end, const KeeperOptions& options, const std::set<pid_t>& spared) {
   const bool killed = end.status.si_code != CLD_EXITED;
-  const bool all_gone = KillChildren(spared, kKillTimeout);
+  const bool all_gone = KillChildren(spared, options.kill_timeout);
   std::vector<std::string> folders = {options.runtime_folder};
   if (killed) folders.push_back(options.temporary_log_folder);
   RemoveFolders(folders);
   if (!all_gone) {
     Say(absl::StrCat("some processes did not end by SIGKILL within ",
-                     absl::FormatDuration(kKillTimeout)));
+                     absl::FormatDuration(options.kill_timeout), " (--kill-timeout)"));
   }
   const int status = end.status.si_status;
   if (!killed) return status;

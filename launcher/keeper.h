@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "base/unique_fd.h"
 
 namespace ddp::launcher {
@@ -19,7 +20,10 @@ namespace ddp::launcher {
 //     `- agent   does the work; every worker and the private Redis server are below it.
 //
 // Both are child subreapers. When the agent dies, all its descendants, those in sessions of their
-// own included, become the keeper's, which kills them until none is left. When the keeper dies, the
+// own included, become the keeper's, which kills them until none is left. While the agent lives the
+// keeper reaps what else ends below it: children that its process had before, what these leave
+// behind, and every orphan of a container whose first process it is.
+// When the keeper dies, the
 // agent's watcher (a thread, so that it never waits for anything the agent does) kills everything
 // below the agent and ends it. In both cases the survivor then removes the folders. A process that
 // dies with the agent's main thread by itself (PDEATHSIG) only makes that faster.
@@ -38,6 +42,10 @@ struct KeeperOptions {
 
   // Forwarded to the agent, as HoldSignals() blocked them.
   std::vector<int> signals;
+
+  // How long whoever survives waits for what it has killed. Only a process that is stuck in the
+  // kernel needs more than a few milliseconds.
+  absl::Duration kill_timeout = absl::Seconds(10);
 
   // What is returned when one of them ended the agent.
   int stopped_exit_code = 1;

@@ -338,6 +338,10 @@ absl::Status ReadFailures(const FlagReader& flags, LaunchOptions& options) {
   DDP_ASSIGN_OR_RETURN(options.fault_grace,
                        flags.Milliseconds("fault_grace_ms", {0, kMaxMilliseconds}));
   DDP_ASSIGN_OR_RETURN(options.shutdown_timeout, flags.Seconds("shutdown_timeout"));
+  DDP_ASSIGN_OR_RETURN(options.kill_timeout, flags.Seconds("kill_timeout"));
+  if (options.kill_timeout <= absl::ZeroDuration()) {
+    return flags.BadValue("kill_timeout", "expected seconds above 0");
+  }
   DDP_ASSIGN_OR_RETURN(options.exit_barrier_timeout, flags.Seconds("exit_barrier_timeout"));
   DDP_ASSIGN_OR_RETURN(options.signals_to_handle, ReadSignals(flags));
   DDP_ASSIGN_OR_RETURN(const int style, OneOf(flags, "exit_code", {"default", "worker", "reason"}));

@@ -89,6 +89,7 @@ struct LaunchOptions {
   absl::Duration hang_floor;   // 0: workers never hang
   absl::Duration fault_grace;
   absl::Duration shutdown_timeout;
+  absl::Duration kill_timeout;  // for the kernel, after SIGKILL
   absl::Duration exit_barrier_timeout;
   std::vector<int> signals_to_handle;
   ExitCodeStyle exit_code = ExitCodeStyle::kDefault;

@@ -76,6 +76,7 @@ TEST(LaunchOptionsTest, Defaults) {
   EXPECT_EQ(options.rendezvous.store_outage_timeout, absl::Minutes(10));
   EXPECT_EQ(options.fault_grace, absl::Milliseconds(200));
   EXPECT_EQ(options.shutdown_timeout, absl::Seconds(30));
+  EXPECT_EQ(options.kill_timeout, absl::Seconds(10));
   EXPECT_EQ(options.exit_barrier_timeout, absl::Minutes(5));
   EXPECT_EQ(options.hang_floor, absl::Seconds(30));
   EXPECT_THAT(options.signals_to_handle, ElementsAre(SIGTERM, SIGINT, SIGHUP, SIGQUIT));
@@ -396,6 +397,8 @@ TEST(LaunchOptionsTest, MistakesNameFlagValueAndWhatIsAllowed) {
       {"fault_grace_ms", "-1", "a whole number"},
       {"shutdown_timeout", "nan", "seconds from 0"},
       {"shutdown_timeout", "-1", "seconds from 0"},
+      {"kill_timeout", "-1", "seconds from 0"},
+      {"kill_timeout", "0", "seconds above 0"},
       {"exit_barrier_timeout", "-1", "seconds from 0"},
       {"signals_to_handle", "SIGKILL", "that a program may handle"},
       {"signals_to_handle", "", "names such as"},

@@ -31,6 +31,7 @@
 #include "launcher/job.h"
 #include "launcher/keeper.h"
 #include "launcher/launch_options.h"
+#include "launcher/log_lines.h"
 #include "launcher/network_server.h"
 #include "launcher/private_folder.h"
 #include "launcher/rendezvous_choice.h"
@@ -70,6 +71,7 @@ DDPRUN_FLAG(quarantine_strikes);
 DDPRUN_FLAG(hang_timeout);
 DDPRUN_FLAG(fault_grace_ms);
 DDPRUN_FLAG(shutdown_timeout);
+DDPRUN_FLAG(kill_timeout);
 DDPRUN_FLAG(exit_barrier_timeout);
 DDPRUN_FLAG(signals_to_handle);
 DDPRUN_FLAG(exit_code);
@@ -113,25 +115,13 @@ void OpenMissingStandardStreams() {
   }
 }
 
-// What our libraries log is said as everything is that ddprun says.
-class LogLines final : public google::LogSink {
- public:
-  using google::LogSink::send;
-  void send(google::LogSeverity severity, const char* /*full_filename*/,
-            const char* /*base_filename*/, int /*line*/, const google::LogMessageTime& /*time*/,
-            const char* message, size_t size) override {
-    if (severity < google::GLOG_FATAL) Say(std::string(message, size));
-  }
-};
-
-void InitLogging() {
+void InitLogging(LogLines* lines) {
   // No files, and on stderr only what ends the process.
   FLAGS_stderrthreshold = google::GLOG_FATAL;
   for (int severity = google::GLOG_INFO; severity < google::NUM_SEVERITIES; ++severity) {
     google::SetLogDestination(severity, "");
   }
-  static LogLines lines;
-  google::AddLogSink(&lines);
+  google::AddLogSink(lines);
   if (std::getenv("GLOG_minloglevel") == nullptr) FLAGS_minloglevel = google::GLOG_WARNING;
   google::InitGoogleLogging("ddprun");
 }
@@ -194,6 +184,7 @@ elastic::LaunchConfig Config(const LaunchOptions& options, std::vector<std::stri
   config.rendezvous_timeout = options.rendezvous.join_timeout;
   config.fault_grace = options.fault_grace;
   config.shutdown_timeout = options.shutdown_timeout;
+  config.kill_timeout = options.kill_timeout;
   config.exit_barrier_timeout = options.exit_barrier_timeout;
   config.store_outage_timeout = options.rendezvous.store_outage_timeout;
   config.farewell_timeout = options.rendezvous.close_timeout;
@@ -252,6 +243,7 @@ int KeepJob(JobSpec spec, int argc, char** argv) {
       RunWithKeeper({.runtime_folder = spec.runtime_folder,
                      .temporary_log_folder = spec.temporary_log_folder,
                      .signals = spec.config.signals_to_handle,
+                     .kill_timeout = spec.config.kill_timeout,
                      .stopped_exit_code = ExitCodeOf(elastic::JobEndReason::kPreempted, style),
                      .agent_title = absl::StrCat("ddp-agent ", spec.config.run_id),
                      .argc = argc,
@@ -282,7 +274,8 @@ int Main(int argc, char** argv) {
     return 0;
   }
   const FlagValues flags = ReadFlags(*command_line);
-  InitLogging();
+  static LogLines log_lines;  // for as long as anybody may log
+  InitLogging(&log_lines);
   const absl::StatusOr<LaunchOptions> options =
       ParseLaunchOptions(flags, command_line->spelled, ReadHostResources());
   if (!options.ok()) return Fail(options.status(), kUsageError);
@@ -310,6 +303,7 @@ int Main(int argc, char** argv) {
   spec.config = Config(*options, *std::move(command), *command_line);
   spec.endpoint = *std::move(endpoint);
   spec.options = *options;
+  spec.log_lines = &log_lines;
   if (options->rendezvous.run_id.empty()) {
     spec.fingerprint = Fingerprint(options->rendezvous.kind, spec.config, command_line->program);
   }

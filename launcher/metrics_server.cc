@@ -33,30 +33,54 @@ absl::Status ListenError(int port) {
   return absl::InternalError(what);
 }
 
-absl::StatusOr<UniqueFd> ListenOn(int port) {
-  UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!fd.valid()) return ListenError(port);
+// Invalid, with errno: not here.
+UniqueFd TryListen(int family, int port) {
+  UniqueFd fd(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd.valid()) return fd;
   // The port of an agent that has just ended is free at once.
   const int one = 1;
   ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_ANY);
-  address.sin_port = htons(static_cast<uint16_t>(port));
-  if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0 ||
-      ::listen(fd.get(), kBacklog) != 0) {
-    return ListenError(port);
+  sockaddr_in6 v6{};
+  sockaddr_in v4{};
+  const sockaddr* address = reinterpret_cast<const sockaddr*>(&v4);
+  socklen_t size = sizeof(v4);
+  if (family == AF_INET6) {
+    const int off = 0;  // IPv4 comes to this socket too, whatever bindv6only says
+    ::setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
+    address = reinterpret_cast<const sockaddr*>(&v6);
+    size = sizeof(v6);
   }
+  v6.sin6_family = AF_INET6;
+  v6.sin6_addr = in6addr_any;
+  v4.sin_family = AF_INET;
+  v4.sin_addr.s_addr = htonl(INADDR_ANY);
+  v6.sin6_port = v4.sin_port = htons(static_cast<uint16_t>(port));
+  if (::bind(fd.get(), address, size) == 0 && ::listen(fd.get(), kBacklog) == 0) return fd;
+  const int error = errno;
+  fd.reset();
+  errno = error;
+  return fd;
+}
+
+// A machine may have been started without IPv6.
+absl::StatusOr<UniqueFd> ListenOn(int port) {
+  UniqueFd fd = TryListen(AF_INET6, port);
+  if (!fd.valid() && (errno == EAFNOSUPPORT || errno == EADDRNOTAVAIL)) {
+    fd = TryListen(AF_INET, port);
+  }
+  if (!fd.valid()) return ListenError(port);
   return fd;
 }
 
 absl::StatusOr<int> PortOf(const UniqueFd& listener) {
-  sockaddr_in address{};
+  sockaddr_storage address{};
   socklen_t size = sizeof(address);
   if (::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address), &size) != 0) {
     return absl::InternalError(absl::StrCat("getsockname: ", strerror(errno)));
   }
-  return ntohs(address.sin_port);
+  return ntohs(address.ss_family == AF_INET6
+                   ? reinterpret_cast<const sockaddr_in6&>(address).sin6_port
+                   : reinterpret_cast<const sockaddr_in&>(address).sin_port);
 }
 
 std::string Response(const char* status, const char* type, const std::string& body,

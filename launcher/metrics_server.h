@@ -26,9 +26,10 @@ namespace ddp::launcher {
 // while nobody looks, and its end waits for nothing. (prometheus-cpp makes the text. Its own server
 // brings three threads, and stopping them takes up to two seconds.)
 //
-// It listens on all addresses, since Prometheus is elsewhere as a rule: whoever reaches the port
-// can read run id, host name, steps and speeds, and can change nothing. What comes over the wire is
-// bounded in size, time and number of connections, and never waited for.
+// It listens on all addresses, of IPv4 and of IPv6, since Prometheus is elsewhere as a rule:
+// whoever reaches the port can read run id, host name, steps and speeds, and can change nothing.
+// What comes over the wire is bounded in size, time and number of connections, and never waited
+// for.
 //
 // Thread: that of the event loop.
 class MetricsServer {

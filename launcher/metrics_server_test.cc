@@ -64,6 +64,22 @@ class MetricsServerTest : public ::testing::Test {
   std::unique_ptr<MetricsServer> server_;
 };
 
+TEST_F(MetricsServerTest, AnswersOnIpv6AndOnIpv4) {
+  if (!testing::HasLoopback6()) GTEST_SKIP() << "this machine has no IPv6";
+  Listen({});
+  std::vector<std::string> answers;
+  Serve([&] {
+    for (const auto dial : {testing::DialLoopback, testing::DialLoopback6}) {
+      const UniqueFd fd = dial(server_->port());
+      ASSERT_TRUE(fd.valid());
+      testing::SendText(fd, "GET /metrics HTTP/1.1\r\n\r\n");
+      answers.push_back(testing::ReceiveText(fd));
+    }
+  });
+  ASSERT_EQ(answers.size(), 2U);
+  for (const std::string& answer : answers) EXPECT_THAT(answer, StartsWith("HTTP/1.1 200 OK\r\n"));
+}
+
 TEST_F(MetricsServerTest, AnswersAsOftenAsItIsAsked) {
   Listen({});
   EXPECT_GT(server_->port(), 0);

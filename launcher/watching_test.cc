@@ -244,6 +244,27 @@ TEST_F(WatchingTest, StatusReadsAnyJobAtAnEndpoint) {
   EXPECT_EQ(Count(wrong.text, "\n"), 1) << wrong.text;
 }
 
+// The server is ddprun's own, at an address of IPv6; its marker holds that address.
+TEST_F(WatchingTest, StatusAndMetricsOverIpv6) {
+  if (!testing::HasLoopback6()) GTEST_SKIP() << "this machine has no IPv6";
+  const std::string endpoint = absl::StrCat("[::1]:", *FreePort("::1"));
+  StartJob({absl::StrCat("--rdzv-endpoint=", endpoint), "--rdzv-id=six", "--metrics-port=0"}, 1, 3);
+  const auto is_at_step_3 = [](const nlohmann::json& job) { return job["step"] == 3; };
+  AwaitStatus(absl::StrCat("--rdzv-id=six --rdzv-endpoint=", endpoint), is_at_step_3);
+  AwaitStatus("", is_at_step_3);  // by the marker
+  const Output table = Status(absl::StrCat("--rdzv-id=six --rdzv-endpoint=", endpoint));
+  EXPECT_THAT(table.text, HasSubstr("job six"));
+  const std::string announced = "metrics are served on port ";
+  const size_t at = job_->err().find(announced) + announced.size();
+  int port = 0;
+  ASSERT_TRUE(absl::SimpleAtoi(job_->err().substr(at, job_->err().find('\n', at) - at), &port));
+  const UniqueFd metrics = testing::DialLoopback6(port);
+  ASSERT_TRUE(metrics.valid());
+  testing::SendText(metrics, "GET /metrics HTTP/1.1\r\n\r\n");
+  EXPECT_THAT(testing::ReceiveText(metrics), HasSubstr("six"));
+  EXPECT_EQ(Finish(), 0);
+}
+
 TEST_F(WatchingTest, StatusShowsWhoWaitsAndWhoHasComeTogether) {
   const auto redis = testing::RedisFixture::StartTcp();
   const std::string endpoint = absl::StrCat("127.0.0.1:", redis->endpoint().port);

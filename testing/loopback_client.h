@@ -13,6 +13,12 @@ namespace ddp::testing {
 // Connects to `port` of 127.0.0.1. Not valid: nobody listens there.
 UniqueFd DialLoopback(int port);
 
+// The same for ::1. Not valid: nobody listens there, or this machine has no IPv6.
+UniqueFd DialLoopback6(int port);
+
+// Whether this machine has IPv6.
+bool HasLoopback6();
+
 // Sends all of `text`, or fails the test.
 void SendText(const UniqueFd& socket, const std::string& text);
 

@@ -83,6 +83,18 @@ class NeverKills final : public CoreTamper {
   }
 };
 
+// What workers left behind counts as gone.
+class ForgetsStrays final : public CoreTamper {
+ public:
+  void AfterAgent(std::vector<AgentAction>& actions, std::vector<AgentEvent>& events) override {
+    for (const AgentAction& action : actions) {
+      if (std::holds_alternative<elastic::KillStraysAction>(action)) {
+        events.emplace_back(elastic::StraysGoneEvent{});
+      }
+    }
+  }
+};
+
 // After an answer that came too late each one is taken for the next.
 class OneAnswerBehind final : public CoreTamper {
  public:
@@ -183,6 +195,11 @@ std::vector<PlantedBug> CoreBugs() {
        .what = "an agent sends no SIGKILL to workers that ignore SIGTERM",
        .symptom = "did not end by SIGKILL",
        .make_tamper = Make<NeverKills>()},
+      {.name = "strays_live",
+       .what = "an agent starts the next generation's workers while it still kills what the last "
+               "ones left behind",
+       .symptom = "left behind lives",
+       .make_tamper = Make<ForgetsStrays>()},
       {.name = "late_answer",
        .what = "an answer that came too late is taken for that of the next request",
        .symptom = "nobody closed it",

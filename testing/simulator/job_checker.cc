@@ -223,6 +223,10 @@ void JobChecker::OnWorkerStarted(NodeId node, const GenerationId& id, int rank, 
     Violate(absl::StrCat("node ", node, " starts ", name, " while workers of ",
                          Name(self.of_workers), " live"));
   }
+  if (self.strays_since_us >= 0 && now_us - self.strays_since_us < limits_.kill_timeout_us) {
+    Violate(absl::StrCat("node ", node, " starts ", name, " while what workers of ",
+                         Name(self.of_workers), " left behind lives"));
+  }
   ++self.living_workers;
   self.of_workers = id;
   const auto world = static_cast<size_t>(generation.round.placement.world_size);

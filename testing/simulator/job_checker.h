@@ -26,7 +26,7 @@ namespace ddp::testing {
 //     else happened
 //   * a node given up for lost, or workers stopped, where nothing happened to any node, whatever
 //     happened to the store
-//   * workers of two generations on one node
+//   * workers of two generations on one node, or one's while what another's left behind is killed
 //
 // A node is one life of an agent: one that starts anew is another node. Thread-compatible.
 class JobChecker {
@@ -39,6 +39,8 @@ class JobChecker {
     bool ranks_are_wanted = false;  // by their numbers: then a survivor may move
     // For how long a node may be in contact with the store and run a generation that is over.
     int64_t fencing_us = 2000000;
+    // For how long a node waits at least for what workers left behind.
+    int64_t kill_timeout_us = 0;
   };
 
   explicit JobChecker(const Limits& limits) : limits_(limits) {}
@@ -52,6 +54,10 @@ class JobChecker {
                int64_t now_us);
   void OnWorkerStarted(NodeId node, const elastic::GenerationId& generation, int rank,
                        int64_t now_us);
+  // What a node's workers left behind is being killed, is gone.
+  void OnStrays(NodeId node, bool are_left, int64_t now_us) {
+    nodes_[node].strays_since_us = are_left ? now_us : -1;
+  }
   enum class Cause {
     kOwnFailure,  // nothing else made it fail
     kOther,       // asked to end, finished, or failed because a peer or its host was gone
@@ -124,6 +130,7 @@ class JobChecker {
     int group_rank = -1;
     int memory_losses = 0;  // when it was told
     int living_workers = 0;
+    int64_t strays_since_us = -1;  // -1: there are none
     elastic::GenerationId of_workers;
     bool in_contact = true;
     int64_t in_contact_since_us = 0;

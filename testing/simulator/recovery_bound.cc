@@ -42,6 +42,10 @@ int64_t RecoveryBoundUs(const Story& story, int nodes, bool has_begun) {
   // A dozen tries in a row, or a silence that is taken for the store's.
   if (LosesMessages(story.network)) bound_us += 2 * lease_us;
   bound_us += HangLimitUs(story) + story.hang_floor_us / 2;
+  if (story.slow_stray_chance > 0) {
+    bound_us += std::min(story.slow_stray_us, story.kill_timeout_us);
+  }
+  if (story.slow_exec_chance > 0) bound_us += story.nproc_max * story.slow_exec_us;
   if (!has_begun) bound_us += story.last_call_us;
   return bound_us;
 }

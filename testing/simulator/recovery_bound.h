@@ -18,8 +18,10 @@ namespace ddp::testing {
 //                                                                    heard lightly in between
 //   + everybody is told, whose connection has broken by using it      heartbeat, pause
 //   + workers end, by force if need be                                shutdown timeout, grace
+//   + what they leave behind ends, where that is slow                 the most that it takes
 //   + who leaves says so; what was on its way is given up             two timeouts of requests
 //   + all are back, and are told their places                         pauses, heartbeats
+//   + workers are started, where that is slow                         the most that it takes, each
 //   + where the job has not begun: the last call
 //
 // `nodes`: how many are left; the fewer, the longer. `has_begun`: it has had a generation.

@@ -32,6 +32,12 @@ TEST(RecoveryBoundTest, GrowsWithWhatTheJobIsLaunchedWith) {
   other.shutdown_timeout_us += 1000;
   EXPECT_EQ(RecoveryBoundUs(other, other.hosts, true), bound_us + 1000);
   other = story;
+  other.slow_stray_chance = other.slow_exec_chance = 0.1;
+  other.slow_stray_us = 5000;
+  other.slow_exec_us = 100;
+  other.nproc_max = 3;
+  EXPECT_EQ(RecoveryBoundUs(other, other.hosts, true), bound_us + 5300);
+  other = story;
   other.lease_us *= 2;
   EXPECT_GT(RecoveryBoundUs(other, other.hosts, true), bound_us + story.lease_us);
 }

@@ -29,6 +29,7 @@ AgentCore::Options CoreOptions(const Story& story, int host) {
   options.rendezvous_timeout = absl::Microseconds(story.rendezvous_timeout_us);
   options.fault_grace = absl::Microseconds(story.fault_grace_us);
   options.shutdown_timeout = absl::Microseconds(story.shutdown_timeout_us);
+  options.kill_timeout = absl::Microseconds(story.kill_timeout_us);
   options.exit_barrier_timeout = absl::Microseconds(story.exit_barrier_timeout_us);
   options.store_outage_timeout = absl::Microseconds(story.store_outage_timeout_us);
   return options;
@@ -66,7 +67,8 @@ SimulatedNode::SimulatedNode(const Identity& identity, const World& world, Rando
                    .before_tick = [this] { Report(); },
                    .after_step = [this] { CheckDeadlines(); }},
                   random.Next()),
-      hangs_(HangOptions(*world.story)) {}
+      hangs_(HangOptions(*world.story)),
+      random_(random.Next()) {}
 
 void SimulatedNode::Start() {
   started_us_ = world_.queue->now_us();
@@ -270,25 +272,68 @@ void SimulatedNode::Do(const elastic::LeaveAction& action) {
 
 void SimulatedNode::Do(const elastic::CancelRequestAction&) { rendezvous_.Cancel(); }
 
+// As elastic/agent/worker_group.cc does: one after the other, each of which may take its time.
 void SimulatedNode::Do(const elastic::StartWorkersAction&) {
   kill_sent_ = false;
-  elastic::WorkersStartedEvent event;
-  if (!identity_.can_start) {
-    event.status = absl::NotFoundError("no such program");
-    return Post(event);
-  }
-  for (int local_rank = 0; local_rank < identity_.nproc; ++local_rank) {
+  ++strays_serial_;  // a start ends the hunt
+  started_.emplace();
+  if (!identity_.can_start) return EndStart(absl::NotFoundError("no such program"));
+  StartNext();
+}
+
+void SimulatedNode::StartNext() {
+  const auto local_rank = static_cast<int>(started_->size());
+  if (local_rank == identity_.nproc) return EndStart(absl::OkStatus());
+  const Story& story = *world_.story;
+  After(story.slow_exec_chance, story.slow_exec_us, [this, serial = start_serial_, local_rank] {
+    if (serial != start_serial_) return;  // cut short
     world_.checker(job()).OnWorkerStarted(identity_.id, round_.generation,
                                           round_.placement.first_rank + local_rank,
                                           world_.queue->now_us());
     world_.training->Start(identity_.id, local_rank, round_);
-    event.started.push_back(local_rank);
+    started_->push_back(local_rank);
     pages_[local_rank] = {};
+    StartNext();
+  });
+}
+
+void SimulatedNode::EndStart(const absl::Status& status) {
+  ++start_serial_;
+  elastic::WorkersStartedEvent event;
+  event.status = status;
+  event.started = *std::exchange(started_, std::nullopt);
+  if (event.started.size() == static_cast<size_t>(identity_.nproc)) {
+    ++look_serial_;
+    hangs_.Begin(absl::FromUnixMicros(world_.queue->now_us()), round_.placement.group_world_size);
+    if (world_.story->hang_floor_us > 0) Look();
   }
-  ++look_serial_;
-  hangs_.Begin(absl::FromUnixMicros(world_.queue->now_us()), round_.placement.group_world_size);
-  if (world_.story->hang_floor_us > 0) Look();
   Post(event);
+}
+
+void SimulatedNode::CutStart(const std::vector<int>& local_ranks) {
+  if (!started_.has_value()) return;
+  const auto begun = static_cast<int>(started_->size());
+  const bool cut = std::any_of(local_ranks.begin(), local_ranks.end(),
+                               [begun](int local_rank) { return local_rank >= begun; });
+  if (cut) EndStart(absl::OkStatus());
+}
+
+// Now, or, by chance, later; never when the agent is gone by then.
+void SimulatedNode::After(double chance, int64_t most_us, std::function<void()> what) {
+  const bool may_be_slow = world_.queue->now_us() < world_.story->faults_end_us;
+  if (chance == 0 || !may_be_slow || !random_.Chance(chance)) return what();
+  world_.queue->After(random_.Between(1, most_us),
+                      [this, what = std::move(what)] { process_.Deliver(what); });
+}
+
+void SimulatedNode::Do(const elastic::KillStraysAction&) {
+  const Story& story = *world_.story;
+  JobChecker& checker = world_.checker(job_of_workers_);
+  checker.OnStrays(identity_.id, true, world_.queue->now_us());
+  After(story.slow_stray_chance, story.slow_stray_us, [this, &checker, serial = ++strays_serial_] {
+    checker.OnStrays(identity_.id, false, world_.queue->now_us());
+    if (serial == strays_serial_) Post(elastic::StraysGoneEvent{});
+  });
 }
 
 void SimulatedNode::Do(const elastic::SignalWorkersAction& action) {
@@ -297,11 +342,13 @@ void SimulatedNode::Do(const elastic::SignalWorkersAction& action) {
   for (const int local_rank : action.local_ranks) {
     world_.training->Signal(identity_.id, local_rank, action.signal);
   }
+  CutStart(action.local_ranks);
 }
 
 void SimulatedNode::Do(const elastic::StopWorkersAction& action) {
   ++look_serial_;
   world_.training->Stop(identity_.id, action.local_ranks, action.stop_at_step, action.signal);
+  CutStart(action.local_ranks);
 }
 
 void SimulatedNode::Do(const elastic::FinishAction& action) {

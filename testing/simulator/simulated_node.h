@@ -6,7 +6,9 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -19,6 +21,7 @@
 #include "elastic/rendezvous/round.h"
 #include "testing/simulator/core_tamper.h"
 #include "testing/simulator/job_checker.h"
+#include "testing/simulator/random.h"
 #include "testing/simulator/simulated_process.h"
 #include "testing/simulator/simulated_rendezvous.h"
 #include "testing/simulator/story.h"
@@ -100,6 +103,10 @@ class SimulatedNode {
   void OnJoined(absl::StatusOr<elastic::JoinAnswer> answer);
   void Report();
   void Look();
+  void StartNext();
+  void EndStart(const absl::Status& status);
+  void CutStart(const std::vector<int>& local_ranks);
+  void After(double chance, int64_t most_us, std::function<void()> what);
   void TellContact();
   void CheckNoSpare(const elastic::News& news);
 
@@ -113,7 +120,7 @@ class SimulatedNode {
   void Do(const elastic::StartWorkersAction& action);
   void Do(const elastic::SignalWorkersAction& action);
   void Do(const elastic::StopWorkersAction& action);
-  void Do(const elastic::KillStraysAction&) {}
+  void Do(const elastic::KillStraysAction& action);
   void Do(const elastic::LogRestartAction&) {}
   void Do(const elastic::FinishAction& action);
 
@@ -129,6 +136,11 @@ class SimulatedNode {
   elastic::HangDetector hangs_;
   std::map<int, elastic::HealthPage::Snapshot> pages_;  // of workers whose end was not seen yet
   uint64_t look_serial_ = 0;
+  Random random_;  // of slow effects
+  // Of workers that are being started; none: none are.
+  std::optional<std::vector<int>> started_;
+  uint64_t start_serial_ = 0;
+  uint64_t strays_serial_ = 0;
   int64_t highest_step_ = -1;
 
   std::deque<elastic::AgentEvent> events_;

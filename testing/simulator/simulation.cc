@@ -129,7 +129,9 @@ JobChecker& Simulation::Checker(const std::string& job) {
                            .max_nodes = story_.max_nodes,
                            .max_restarts = story_.max_restarts,
                            .ranks_are_wanted = story_.node_ranks,
-                           .fencing_us = story_.lease_us + 3 * kSecond});
+                           .fencing_us = story_.lease_us + 3 * kSecond,
+                           // By a node's own clock, which drifts.
+                           .kill_timeout_us = story_.kill_timeout_us * 99 / 100});
     checker->OnDisturbance(disturbed_at_us_);
     if (node_was_in_trouble_) checker->OnNodeInTrouble();
     checker->SetQuiet(

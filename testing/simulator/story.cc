@@ -116,6 +116,16 @@ void DrawFaults(Story& story, Random& random) {
             [](const Fault& a, const Fault& b) { return a.at_us < b.at_us; });
 }
 
+// Last, so that what else a seed decides stays as it is.
+void DrawSlowEffects(Story& story, Random& random) {
+  if (random.Chance(0.5)) return;
+  story.slow_stray_chance = random.Chance(0.5) ? random.Fraction() * 0.3 : 0;
+  story.slow_stray_us = random.Between(100, 8000) * 1000;
+  story.slow_exec_chance = random.Chance(0.5) ? random.Fraction() * 0.3 : 0;
+  story.slow_exec_us = random.Between(10, 3000) * 1000;
+  story.kill_timeout_us = random.Between(1, 10) * kSecond;
+}
+
 }  // namespace
 
 const char* FaultName(FaultKind kind) {
@@ -135,6 +145,7 @@ Story MakeStory(uint64_t seed, int hosts) {
   DrawJob(story, random);
   DrawMachines(story, random);
   DrawFaults(story, random);
+  DrawSlowEffects(story, random);
   return story;
 }
 

@@ -80,7 +80,13 @@ struct Story {
   int64_t start_spread_us = 2000000;  // of the agents' starts
   int64_t clock_skew_us = 0;          // of a node's clock, at most, to either side
   double clock_drift = 0;             // the same, relative
-  double comeback_chance = 0.8;       // that a lost host's agent is started anew
+  // Slow effects of an agent's node, until faults_end_us: their chance, and what they take at most.
+  double slow_stray_chance = 0;  // that what workers left behind takes time to kill
+  int64_t slow_stray_us = 0;
+  double slow_exec_chance = 0;  // that a worker takes time to be started
+  int64_t slow_exec_us = 0;
+  int64_t kill_timeout_us = 10000000;
+  double comeback_chance = 0.8;  // that a lost host's agent is started anew
   double comeback_mean_s = 3;
 
   NetworkConditions network;
