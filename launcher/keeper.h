@@ -81,8 +81,9 @@ UniqueFd WatchHeldSignals(const std::vector<int>& signals);
 // and `stopped_exit_code` if N was forwarded to it, else 128 + N.
 //
 // Call it on the main thread of a process that has no other, after HoldSignals(). Children that the
-// process already has are left alone. Errors: kResourceExhausted (no process or descriptor to be
-// had), kUnimplemented (a kernel without pidfd_open, older than 5.3); nothing was started then.
+// process already has are reaped, but not killed. Errors: kResourceExhausted (no process or
+// descriptor to be had), kUnimplemented (a kernel without pidfd_open, older than 5.3); nothing was
+// started then.
 absl::StatusOr<int> RunWithKeeper(const KeeperOptions& options,
                                   const std::function<int(const AgentContext&)>& agent);
 
