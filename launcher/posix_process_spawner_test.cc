@@ -13,8 +13,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
-#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <map>
@@ -30,6 +30,7 @@
 #include "absl/strings/str_split.h"
 #include "base/clock.h"
 #include "base/task_thread.h"
+#include "base/unique_fd.h"
 #include "testing/stalled_file.h"
 
 namespace ddp::launcher {
@@ -173,7 +174,7 @@ class Ticks {
 
 class SlowStartTest : public PosixProcessSpawnerTest {
  protected:
-  // Begins to start `argv`, with a log file for stdout.
+  // Begins to start `argv`.
   void Begin(const std::vector<std::string>& argv) {
     elastic::WorkerSpec spec;
     spec.argv = argv;
@@ -233,25 +234,25 @@ TEST_F(SlowStartTest, AStartThatIsGivenUpLeavesNothing) {
   Run();
 }
 
-TEST_F(SlowStartTest, TheLoopGoesOnWhileALogFileCannotBeOpened) {
+TEST_F(SlowStartTest, TheLoopGoesOnWhileAMountWithLogFilesIsStalled) {
   const auto files = *TaskThread::Create(loop_.get(), "worker-files");
+  std::array<int, 2> gate{};
+  ASSERT_EQ(::pipe2(gate.data(), O_CLOEXEC), 0);
+  const auto stalled = std::make_shared<UniqueFd>(gate[0]);
+  UniqueFd open_gate(gate[1]);
+  files->Run([stalled] { (void)!::read(stalled->get(), std::string(1, '.').data(), 1); }, nullptr);
   PosixProcessSpawner::Options options;
   options.layout = Layout();
   options.output.redirects.all = kStdout;
   options.files = files.get();
   Make(options);
-  const std::string folder = options.layout.root() + "/attempt_0/0";
-  std::filesystem::create_directories(folder);
-  std::ofstream(folder + "/stdout.log") << "earlier\n";
-  ::ddp::testing::StalledFile stalled(folder + "/stdout.log");
-  if (!stalled.stalls()) GTEST_SKIP() << "no leases on this file system";
-  const Ticks ticks(loop_.get(), [&] { stalled.Release(); });
+  const Ticks ticks(loop_.get(), [&] { open_gate.reset(); });
   Begin({"/bin/echo", "here"});
   RunLoop();
   ASSERT_TRUE(started_.ok()) << started_.status();
   EXPECT_EQ(ticks.count(), 20);
   if (!exits_.contains(*started_)) RunLoop();
-  EXPECT_EQ(Slurp(folder + "/stdout.log"), "earlier\nhere\n");
+  EXPECT_EQ(Slurp(options.layout.root() + "/attempt_0/0/stdout.log"), "here\n");
   spawner_.reset();
 }
 
