@@ -37,7 +37,6 @@ BackwardWatch::~BackwardWatch() = default;
 
 bool BackwardWatch::Watch(const std::vector<at::Tensor>& outputs,
                           const std::shared_ptr<ForwardRecord>& record) {
-  bool any = false;
   bool all = true;
   record->outputs.assign(outputs.size(), ForwardRecord::Output::kFresh);
   for (size_t i = 0; i < outputs.size(); ++i) {
@@ -47,13 +46,12 @@ bool BackwardWatch::Watch(const std::vector<at::Tensor>& outputs,
       all = false;
       continue;
     }
-    any = true;
     outputs[i].register_hook(
         [watch = std::weak_ptr<BackwardWatch*>(self_), record, i](const at::Tensor&) {
           if (const auto alive = watch.lock()) (*alive)->Enter(record, i);
         });
   }
-  return any && all;
+  return all;
 }
 
 void BackwardWatch::Enter(const std::shared_ptr<ForwardRecord>& record, size_t output) {

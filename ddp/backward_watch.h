@@ -64,7 +64,7 @@ class BackwardWatch {
   BackwardWatch& operator=(const BackwardWatch&) = delete;
 
   // Registers a hook on every output that has a history. Returns whether each output that requires
-  // a gradient has a hook now, and at least one does: then no backward through them goes unseen.
+  // a gradient has a hook now: then no backward from them goes unseen.
   bool Watch(const std::vector<at::Tensor>& outputs, const std::shared_ptr<ForwardRecord>& record);
 
   const Backward& current() const { return current_; }

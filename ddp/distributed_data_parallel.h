@@ -99,7 +99,8 @@ class DataParallelHandle {
 
   // Goes on over other ranks, with parameters, gradients and options as they are. On all ranks of
   // `group`; a rank that is new there constructs its model with init_sync=false, after it has got
-  // the state from somewhere. Throws as the constructor.
+  // the state from somewhere. A hook whose state is the old group gets the new one as its state.
+  // Throws as the constructor, and ConfigurationError when a hook has any other state.
   void update_process_group(std::shared_ptr<ProcessGroup> group);
 
   // Which parameters share a bucket, in the order of reduction, by name: for a checkpoint, see

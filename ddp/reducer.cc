@@ -318,7 +318,8 @@ void Reducer::EndForward(const std::vector<at::Tensor>& outputs, bool complete, 
   const bool watched = watch_.Watch(outputs, record);
   recent_.push_back(record);
   if (recent_.size() > kRecentForwards) recent_.pop_front();
-  unseen_ = synchronize && !(watched && complete) ? record : nullptr;
+  const bool seen = watched && complete && !outputs.empty();
+  unseen_ = synchronize && !seen ? record : nullptr;
   if (!synchronize || !finds_unused()) return;
   const bool others = std::any_of(outstanding_.begin(), outstanding_.end(), [](const auto& weak) {
     const std::shared_ptr<ForwardRecord> forward = weak.lock();

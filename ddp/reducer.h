@@ -128,9 +128,9 @@ class Reducer final : private BackwardWatch::Observer {
   // Gradients stay; their type and device follow the parameter's. `plan`: as in Options.
   void FollowParameters(std::optional<BucketPlan> plan);
 
-  // Around the module's forward. `complete`: its backward can start from `outputs` alone. Without
-  // it, or where no output has a history, a backward that passes no known forward belongs to this
-  // one, until it is reduced.
+  // Around the module's forward. `complete`: `outputs` are all tensors that the module returned.
+  // Without it, or where there are none, a backward that passes no known forward belongs to this
+  // one, until this one is reduced.
   void BeginForward();
   void EndForward(const std::vector<at::Tensor>& outputs, bool complete, bool synchronize);
 
