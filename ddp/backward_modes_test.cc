@@ -11,6 +11,7 @@
 #include "ddp/device_mesh.h"
 #include "ddp/distributed_data_parallel.h"
 #include "ddp/error.h"
+#include "ddp/model_tensors.h"
 #include "ddp/process_group.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -270,7 +271,7 @@ int OutputsMayBeLeftOutOfTheLoss() {
         net->zero_grad(/*set_to_none=*/true);
         const auto expected = ExpectedOfOutputs(net, group->size(), {step}, use);
         LossOf(model.forward(Input(rank, step)), p, q).backward();
-        check_finished(model);
+        model.check_finished();
         SCOPED_TRACE(std::to_string(u) + " in step " + std::to_string(step));
         ExpectGradients(*net, expected);
         EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*net)));
@@ -467,7 +468,7 @@ int LossesBesideTheOutputsAreAveraged() {
        : step == 2 ? y.sum() + penalty
                    : penalty + y.pow(2).sum())
           .backward();
-      check_finished(model);
+      model.check_finished();
       EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*net))) << step;
     }
   }
@@ -797,19 +798,21 @@ int OptionsOfBuckets() {
       "elsewhere", torch::empty({4, 3}, torch::TensorOptions().device(torch::kMeta)));
   EXPECT_THAT(ErrorOf<ConfigurationError>([&] { DistributedDataParallel model(meta, group); }),
               HasSubstr("on several types of devices"));
-  // Gradients of a module on several GPUs would come from a thread for each.
-  const auto on = [](int8_t index) {
-    return torch::empty(
-        {2}, torch::TensorOptions().device(torch::Device(torch::kMeta, index)).requires_grad(true));
+  // Gradients of a module on several GPUs would come from a thread for each. No memory is needed.
+  const auto on = [](int8_t gpu) {
+    return torch::Tensor(c10::make_intrusive<c10::TensorImpl>(
+        c10::DispatchKeySet(c10::DispatchKey::CUDA), caffe2::TypeMeta::Make<float>(),
+        torch::Device(torch::kCUDA, gpu)));
   };
-  torch::nn::ParameterList spread;
-  spread->append(on(0));
-  spread->append(on(1));
-  EXPECT_THAT(ErrorOf<ConfigurationError>([&] {
-                DistributedDataParallel<torch::nn::ParameterListImpl> model(spread, group);
-              }),
-              AllOf(HasSubstr("on several devices: 0 is on meta:0, 1 on meta:1"),
-                    HasSubstr("one process for each GPU")));
+  ModelTensors spread;
+  spread.parameters = {{"first.weight", on(0)}, {"last.weight", on(1)}};
+  EXPECT_THAT(
+      ErrorOf<ConfigurationError>(
+          [&] { spread.CheckDevices(torch::Device(torch::kCUDA, 0), "nccl"); }),
+      AllOf(HasSubstr("on several devices: first.weight is on cuda:0, last.weight on cuda:1"),
+            HasSubstr("one process for each GPU")));
+  spread.parameters = {{"first.weight", on(1)}, {"last.weight", on(1)}};
+  spread.CheckDevices(torch::Device(torch::kCUDA, 0), "nccl");
   return 0;
 }
 
