@@ -14,6 +14,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
 #include "ddp/comm/collective_check.h"
+#include "ddp/comm/collective_log.h"
 #include "ddp/comm/communicator.h"
 #include "ddp/comm/debug_level.h"
 #include "ddp/comm/failure_notice.h"
@@ -77,6 +78,12 @@ c10::intrusive_ptr<c10d::Store> ConnectStore(const WorkerEnvironment& env,
   }
 }
 
+// A failure of no single rank names none.
+[[noreturn]] void ThrowFailure(const FailureNotice::Failure& failure, const std::string& message) {
+  if (failure.rank < 0) throw CommunicationError(message);
+  throw PeerFailedError(failure.rank, message);
+}
+
 }  // namespace
 
 ProcessGroup::ProcessGroup(c10::intrusive_ptr<c10d::Store> store, const Place& place,
@@ -123,8 +130,18 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroup::MakeBackend(
 
 void ProcessGroup::Connect(std::chrono::milliseconds connect_timeout) {
   const absl::Duration timeout = absl::FromChrono(options_.timeout);
-  const Communicator::Options options{
-      .rank = place_.rank, .size = place_.size, .timeout = timeout, .incarnation = incarnation_};
+  // Launchers number the ranks of one host without a gap.
+  const bool one_host = place_.local_size == place_.size;
+  const int local_begin = one_host ? 0 : place_.rank - place_.local_rank;
+  const bool known = local_begin >= 0 && local_begin + place_.local_size <= place_.size;
+  Communicator::Options options{.rank = place_.rank,
+                                .size = place_.size,
+                                .timeout = timeout,
+                                .incarnation = incarnation_,
+                                .local_begin = known ? local_begin : 0,
+                                .local_end = known ? local_begin + place_.local_size : 0,
+                                .store_is_rank_0 = place_.store_is_rank_0};
+  if (backend_ == "gloo") options.set_tag = &SetNextGlooTag;
   communicator_.reset();
   try {
     c10::intrusive_ptr<c10d::Backend> connected = MakeBackend(connect_timeout);
@@ -150,6 +167,7 @@ ProcessGroup::~ProcessGroup() {
     report_failure(absl::StrCat("an exception ended the program of rank ", place_.rank,
                                 "; its own output says which"));
   }
+  notice_->Leave();  // before the connections close
 }
 
 at::Device ProcessGroup::device() const {
@@ -180,16 +198,15 @@ void ProcessGroup::monitored_barrier(std::chrono::milliseconds timeout, bool wai
     notice_->MarkRaised();
     const FailureNotice::Failure failure =
         notice_->AwaitFailure(absl::Seconds(1)).value_or(FailureNotice::Failure());
-    throw PeerFailedError(
-        failure.rank,
-        absl::StrCat("rank ", place_.rank, ": stopped in a monitored barrier, because ", "rank ",
-                     failure.rank, " failed: ", failure.reason));
+    ThrowFailure(failure, absl::StrCat("rank ", place_.rank, ": stopped in a monitored barrier, ",
+                                       "because ", failure.ToString()));
   };
   if (notice_->failed()) throw_failure();
   StoreMeeting meeting(control_, absl::StrCat("barrier/", incarnation_, "/", barriers_++),
                        place_.rank, place_.size);
   MeetingEnd end;
   try {
+    const CollectiveLog::BarrierScope scope(communicator_->log());
     const FailureNotice::EndMeetingOnFailure guard(*notice_, meeting.verdict_key());
     end = AttendMeeting(meeting, "", absl::FromChrono(timeout));
   } catch (const std::exception& error) {
@@ -226,9 +243,10 @@ void ProcessGroup::ensure_usable() {
   ThrowIfGone();
   if (notice_->MarkRaised()) return renew();
   const FailureNotice::Failure failure = notice_->failure().value_or(FailureNotice::Failure());
-  throw PeerFailedError(
-      failure.rank, absl::StrCat("rank ", place_.rank, ": rank ", failure.rank,
-                                 " failed since this rank's last collective: ", failure.reason));
+  const std::string who =
+      failure.rank < 0 ? "the ranks failed" : absl::StrCat("rank ", failure.rank, " failed");
+  ThrowFailure(failure, absl::StrCat("rank ", place_.rank, ": ", who,
+                                     " since this rank's last collective: ", failure.reason));
 }
 
 void ProcessGroup::renew() {
@@ -301,12 +319,14 @@ std::shared_ptr<ProcessGroup> init_process_group(const ProcessGroupOptions& opti
                      ", but it was started with WORLD_SIZE=", env->world_size));
   }
   ChooseBackend(options.backend);  // before anything is connected
-  return std::make_shared<ProcessGroup>(ConnectStore(*env, options.timeout),
-                                        ProcessGroup::Place{.rank = env->rank,
-                                                            .size = env->world_size,
-                                                            .local_rank = env->local_rank,
-                                                            .local_size = env->local_world_size},
-                                        options);
+  return std::make_shared<ProcessGroup>(
+      ConnectStore(*env, options.timeout),
+      ProcessGroup::Place{.rank = env->rank,
+                          .size = env->world_size,
+                          .local_rank = env->local_rank,
+                          .local_size = env->local_world_size,
+                          .store_is_rank_0 = env->store_url.empty() && !env->agent_store},
+      options);
 }
 
 }  // namespace ddp

@@ -73,6 +73,8 @@ class ProcessGroup {
     int size = 1;
     int local_rank = 0;  // which GPU
     int local_size = 1;  // equal to `size`: all ranks are on this host
+    // The process of rank 0 serves the store: with a store that is lost, rank 0 is gone.
+    bool store_is_rank_0 = false;
   };
   ProcessGroup(c10::intrusive_ptr<c10d::Store> store, const Place& place,
                const ProcessGroupOptions& options = {});

@@ -390,6 +390,118 @@ int MismatchesAreNamed() {
   return 0;
 }
 
+// Without the comparison of DETAIL. Different sizes would end the process in LibTorch's Gloo.
+int DifferentCollectivesAreNamed() {
+  const auto group = init_process_group();
+  const bool odd = group->rank() == 1;
+  const std::vector<std::pair<std::string, std::function<void()>>> cases = {
+      {"tensors of different size", [&] { group->all_reduce(at::ones({odd ? 1000 : 2000})); }},
+      {"tensors of different size", [&] { group->all_reduce(at::ones({odd ? 2000 : 1000})); }},
+      {"of Double", [&] { group->all_reduce(at::ones({1000}, odd ? at::kDouble : at::kFloat)); }},
+      {"a broadcast from rank 1", [&] { group->broadcast(at::ones({2}), odd ? 1 : 0); }},
+      {"a broadcast from rank 0 (broadcast, 16 bytes of Float)",
+       [&] { odd ? group->broadcast(at::ones({4})) : group->all_reduce(at::ones({2})); }},
+      {"different numbers of batches",
+       [&] { odd ? group->barrier() : group->all_reduce(at::ones({1}, at::kInt)); }},
+      {"rank 1 is in a monitored barrier",
+       [&] {
+         odd ? group->monitored_barrier(std::chrono::minutes(30))
+             : group->all_reduce(at::ones({2}));
+       }},
+  };
+  for (size_t i = 0; i < cases.size(); ++i) {
+    const auto& [difference, action] = cases[i];
+    ExpectSum(*group);
+    std::string text = ErrorOf<CommunicationError>(action);
+    // A broadcast may be complete on a third rank.
+    if (text == "no error") text = ErrorOf<CommunicationError>([&] { group->barrier(); });
+    EXPECT_THAT(text, AllOf(HasSubstr("the ranks are in different"), HasSubstr("rank 1 is in "),
+                            HasSubstr(group->size() == 2 ? "rank 0 is" : "rank"),
+                            HasSubstr("collective 1, "), HasSubstr(difference)));
+    group->ensure_usable();
+    EXPECT_EQ(group->incarnation(), static_cast<int64_t>(i) + 1);
+  }
+  ExpectSum(*group);
+  return 0;
+}
+
+// A rank that is late, and one that is ahead by an operation, are no error, however long it takes.
+int LateRanksAreWaitedFor() {
+  const auto group = init_process_group();
+  if (group->rank() == 1) {
+    // Two questions of the others.
+    group->store()->wait({"ddp/control/where/0/2/0", "ddp/control/where/0/2/1"}, kDeadline);
+  }
+  ExpectSum(*group);
+  group->barrier();
+  return 0;
+}
+
+int RankThatFinishedEarlyIsNamed() {
+  auto group = init_process_group();
+  const c10::intrusive_ptr<c10d::Store> store = group->store();
+  ExpectSum(*group);
+  if (group->rank() == 1) {
+    group.reset();  // as at the end of a program
+    store->set("left", "1");
+    store->wait({"seen/0", "seen/2"}, kDeadline);
+    return 0;
+  }
+  std::string text;
+  EXPECT_EQ(PeerOf([&] {
+              try {
+                group->all_reduce(at::ones({4}));
+              } catch (const std::exception& error) {
+                text = error.what();
+                throw;
+              }
+            }),
+            1);
+  EXPECT_THAT(text, AllOf(HasSubstr("it has left the process group"),
+                          HasSubstr("after 1 collectives"), HasSubstr("ddp::Join")));
+  store->set(absl::StrCat("seen/", group->rank()), "1");
+  store->wait({"seen/0", "seen/2"}, kDeadline);
+  return 0;
+}
+
+// How a rank of four dies, and which.
+struct Death {
+  int rank;
+  bool in_collective;
+  bool killed;  // else it calls _exit(0)
+};
+
+// The survivors are in a collective, which breaks in some of them because of others that gave up.
+int SurvivorsNameTheDead(const Death& death) {
+  const auto group = init_process_group();
+  ExpectSum(*group);
+  if (!death.in_collective) MeetInStore(*group, "summed");
+  if (group->rank() == death.rank) {
+    if (death.in_collective) group->all_reduce_async(at::ones({1 << 20}));
+    if (death.killed) ::kill(::getpid(), SIGKILL);
+    _exit(0);
+  }
+  const MonotonicClock clock;
+  const absl::Time start = clock.Now();
+  std::string text;
+  EXPECT_EQ(PeerOf([&] {
+              try {
+                // The first may be complete before the rank dies.
+                for (int i = 0; i < 3; ++i) group->all_reduce(at::ones({1 << 20}));
+              } catch (const std::exception& error) {
+                text = error.what();
+                throw;
+              }
+            }),
+            death.rank)
+      << text;
+  EXPECT_THAT(text, HasSubstr(absl::StrCat("because rank ", death.rank, " failed: ")));
+  EXPECT_LT(clock.Now() - start, absl::Seconds(30));
+  ::testing::Test::RecordProperty("named_ms",
+                                  static_cast<int>(absl::ToInt64Milliseconds(clock.Now() - start)));
+  return 0;
+}
+
 int DetailNamesTheAbsent() {
   const auto group = init_process_group({.timeout = std::chrono::seconds(4)});
   ExpectSum(*group);
@@ -633,6 +745,20 @@ const std::vector<Body>& Bodies() {
       {{"KindsOfTensors", 3}, KindsOfTensors},
       {{"ChainsOnFutures", 2}, ChainsOnFutures},
       {{"MismatchesAreNamed", 3, "DETAIL"}, MismatchesAreNamed},
+      {{"DifferentCollectivesAreNamed", 2}, DifferentCollectivesAreNamed},
+      {{"DifferentCollectivesAreNamedByThree", 3}, DifferentCollectivesAreNamed},
+      {{"LateRanksAreWaitedFor", 3}, LateRanksAreWaitedFor},
+      {{"RankThatFinishedEarlyIsNamed", 3}, RankThatFinishedEarlyIsNamed},
+      {{"KilledInACollective", 4, "", 3},
+       [] { return SurvivorsNameTheDead({.rank = 3, .in_collective = true, .killed = true}); }},
+      {{"KilledOutside", 4, "", 2},
+       [] { return SurvivorsNameTheDead({.rank = 2, .in_collective = false, .killed = true}); }},
+      {{"Rank0KilledInACollective", 4, "", 0},
+       [] { return SurvivorsNameTheDead({.rank = 0, .in_collective = true, .killed = true}); }},
+      {{"ExitsInACollective", 4},
+       [] { return SurvivorsNameTheDead({.rank = 1, .in_collective = true, .killed = false}); }},
+      {{"ExitsOutside", 4},
+       [] { return SurvivorsNameTheDead({.rank = 3, .in_collective = false, .killed = false}); }},
       {{"DetailNamesTheAbsent", 3, "DETAIL"}, DetailNamesTheAbsent},
       {{"NewsEndsAComparison", 2, "DETAIL"}, NewsEndsAComparison},
       {{"BadDebugLevelIsRefused", 1, "LOUD"}, BadDebugLevelIsRefused},

@@ -14,11 +14,13 @@
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
 #include "base/mutex.h"
 #include "base/peer_wait.h"
 #include "ddp/comm/collective_check.h"
+#include "ddp/comm/collective_log.h"
 #include "ddp/comm/failure_notice.h"
 #include "ddp/error.h"
 #include "ddp/logging.h"
@@ -31,6 +33,8 @@ struct Communicator::Operation {
   Future future;
   at::Tensor tensor;
   std::vector<at::Tensor> more_tensors;
+  int64_t sequence = -1;         // in the log; -1: not of this backend
+  bool needs_all_ranks = false;  // completes only when every rank has launched it
 };
 
 namespace {
@@ -40,6 +44,17 @@ constexpr absl::Duration kExplanationTimeout = absl::Milliseconds(300);
 
 // How much later than the peer that failed its victims end.
 constexpr absl::Duration kHeadStart = absl::Milliseconds(200);
+
+// How long a rank waits before it asks the others where they are, the first time and at most.
+constexpr absl::Duration kFirstPatience = absl::Seconds(1);
+constexpr absl::Duration kLongestPatience = absl::Seconds(30);
+
+// When a rank that has asked looks at the answers, each counted from the look before.
+constexpr absl::Duration kAnswerLooks[] = {absl::Milliseconds(50), absl::Milliseconds(200),
+                                           absl::Milliseconds(750)};
+
+constexpr const char* kOperationNames[] = {"all-reduce (sum)", "all-reduce (minimum)",
+                                           "all-reduce (maximum)", "broadcast"};
 
 // Backends that could not be destroyed when their communicator was, because an operation was still
 // at work, with what that works on. Reachable until the process ends, for leak checkers too.
@@ -94,6 +109,12 @@ at::Tensor OnTheWire(const at::Tensor& tensor) {
   return complex ? at::view_as_real(tensor) : tensor;
 }
 
+// Whether the text of a backend's error is about a connection, as opposed to the tensor.
+bool IsConnectionError(const std::string& text) {
+  return absl::StrContains(text, "gloo/transport") || absl::StrContains(text, "Connection ") ||
+         absl::StrContains(text, "Broken pipe") || absl::StrContains(text, "Socket ");
+}
+
 bool WantsRegisteredMemory() {
   const char* disabled = std::getenv("DDP_DISABLE_COMM_MEM");
   return disabled != nullptr && std::strcmp(disabled, "0") == 0;
@@ -108,7 +129,16 @@ Communicator::Communicator(c10::intrusive_ptr<c10d::Backend> backend,
       notice_(std::move(notice)),
       backend_(std::move(backend)),
       check_(std::move(check)),
+      log_(options.size > 1 ? std::make_shared<CollectiveLog>() : nullptr),
+      inquiry_(notice_, log_,
+               {.rank = options.rank,
+                .size = options.size,
+                .incarnation = options.incarnation,
+                .local_begin = options.local_begin,
+                .local_end = options.local_end,
+                .store_is_rank_0 = options.store_is_rank_0}),
       retired_(options.size > 1 && !backend_) {
+  if (notice_) notice_->SetLog(log_);
   AbandonedBackends::Instance().Sweep();
 }
 
@@ -159,7 +189,14 @@ void Communicator::ForgetComplete() {
     *operation = Operation();
     spare_.push_back(std::move(operation));
   }
+  if (count == 0) return;
   in_flight_.erase(in_flight_.begin(), in_flight_.begin() + static_cast<int64_t>(count));
+  if (log_ == nullptr) return;
+  if (in_flight_.empty()) {
+    log_->SetCompleteBefore(log_->launched());
+  } else if (in_flight_.front()->sequence >= 0) {
+    log_->SetCompleteBefore(in_flight_.front()->sequence);
+  }
 }
 
 bool Communicator::AnOperationFailed() const {
@@ -184,9 +221,7 @@ c10::intrusive_ptr<c10d::Work> Communicator::Launch(Kind kind, std::vector<at::T
 
 void Communicator::CheckAcrossRanks(Kind kind, const at::Tensor& tensor, int root,
                                     const OperationName& what) {
-  static constexpr const char* kNames[] = {"all-reduce (sum)", "all-reduce (minimum)",
-                                           "all-reduce (maximum)", "broadcast"};
-  CollectiveFingerprint mine{.operation = kNames[static_cast<int>(kind)],
+  CollectiveFingerprint mine{.operation = kOperationNames[static_cast<int>(kind)],
                              .what = what.ToString(),
                              .dtype = c10::toString(tensor.scalar_type()),
                              .shape = tensor.sizes().vec(),
@@ -210,6 +245,24 @@ void Communicator::CheckAcrossRanks(Kind kind, const at::Tensor& tensor, int roo
   throw CommunicationError(result.error);
 }
 
+// Gives the collective its number and, where the backend has tags, its tag.
+int64_t Communicator::Record(Kind kind, const at::Tensor& tensor, int root,
+                             const OperationName& what) {
+  const bool sparse = tensor.layout() != at::kStrided;
+  const int64_t elements = tensor.numel();
+  const uint32_t tag =
+      log_->Add({.operation = kOperationNames[static_cast<int>(kind)],
+                 .dtype = c10::toString(tensor.scalar_type()),
+                 .elements = elements,
+                 // Ranks may have different numbers of entries in a sparse tensor.
+                 .bytes = sparse ? 0 : elements * static_cast<int64_t>(tensor.element_size()),
+                 .root = root,
+                 .sparse = sparse,
+                 .what = what});
+  if (options_.set_tag != nullptr) options_.set_tag(*backend_, tag);
+  return log_->launched() - 1;
+}
+
 Communicator::Pending Communicator::Start(Kind kind, at::Tensor tensor, int root,
                                           OperationName what) {
   ThrowIfUnusable(what);
@@ -221,14 +274,16 @@ Communicator::Pending Communicator::Start(Kind kind, at::Tensor tensor, int root
     std::vector<at::Tensor> tensors = {OnTheWire(pending.tensor)};
     std::shared_ptr<Operation> operation = NewOperation();
     operation->tensor = pending.tensor;
+    operation->sequence = Record(kind, pending.tensor, root, pending.what);
+    operation->needs_all_ranks = kind != Kind::kBroadcast;
     operation->work = Launch(kind, tensors, root);
     operation->future = operation->work->getFuture();
     in_flight_.push_back(operation);
     pending.operation = std::move(operation);
   } catch (const c10::Error& error) {
-    Fail(pending.what, error.what_without_backtrace());
+    FailBroken(pending.what, error.what_without_backtrace());
   } catch (const std::exception& error) {
-    Fail(pending.what, error.what());
+    FailBroken(pending.what, error.what());
   }
   return pending;
 }
@@ -278,16 +333,74 @@ void Communicator::Wait(Pending& pending) {
   ForgetComplete();
 }
 
+// The collective that this rank waits for: its oldest one that is not complete.
+Inquiry::Awaited Communicator::Awaited(const OperationName& what) {
+  ForgetComplete();
+  for (const std::shared_ptr<Operation>& operation : in_flight_) {
+    if (operation->sequence < 0) continue;
+    if (operation->future->completed() && !operation->future->hasError()) continue;
+    return {.sequence = operation->sequence,
+            .needs_all_ranks = operation->needs_all_ranks,
+            .what = what.ToString()};
+  }
+  // Nothing of this backend: no rank can be missing in it.
+  return {.sequence = -1, .needs_all_ranks = false, .what = what.ToString()};
+}
+
+// Asks the other ranks where they are, and reports what is wrong with them. Returns when the future
+// is complete, a failure is known, or the answers say nothing. A store that fails is no failure.
+void Communicator::Inquire(const Future& future, const OperationName& what, int64_t since_ns) {
+  try {
+    if (!inquiry_.Ask(since_ns)) return;
+    for (const absl::Duration look : kAnswerLooks) {
+      if (notice_->Wait(*future, look) != FailureNotice::WaitResult::kTimedOut) return;
+      const bool all = inquiry_.ReadAnswers();
+      const std::optional<FailureNotice::Failure> failure = inquiry_.Judge(Awaited(what));
+      if (failure.has_value()) notice_->ReportFound(*failure);
+      if (all || failure.has_value()) return;
+    }
+  } catch (const std::exception& error) {
+    LOG(WARNING) << "rank " << options_.rank
+                 << ": could not ask the other ranks where they are: " << error.what();
+  }
+}
+
+// For the message of a timeout.
+std::string Communicator::LateRanks(const OperationName& what) {
+  try {
+    if (!inquiry_.Ask(MonotonicNanoseconds())) return std::string();
+    for (const absl::Duration look : kAnswerLooks) {
+      if (notice_->AwaitFailure(look).has_value() || inquiry_.ReadAnswers()) break;
+    }
+    return inquiry_.DescribeLate(Awaited(what));
+  } catch (const std::exception&) {
+    return std::string();  // the timeout itself is the error
+  }
+}
+
+// Until the future is complete (true), a failure is known, or the time is over.
+FailureNotice::WaitResult Communicator::Await(const Future& future, const OperationName& what) {
+  const PeerWaitScope scope;
+  const MonotonicClock clock;
+  // The backend's own timeout is the same; the margin lets its more precise text win.
+  const absl::Time deadline = clock.Now() + options_.timeout + absl::Seconds(1);
+  absl::Duration patience = kFirstPatience;
+  while (true) {
+    const int64_t since_ns = MonotonicNanoseconds();
+    const FailureNotice::WaitResult result =
+        notice_->Wait(*future, std::min(patience, deadline - clock.Now()));
+    if (result != FailureNotice::WaitResult::kTimedOut || clock.Now() >= deadline) return result;
+    if (log_ != nullptr) Inquire(future, what, since_ns);
+    patience = std::min(2 * patience, kLongestPatience);
+  }
+}
+
 void Communicator::WaitFuture(const Future& future, std::vector<at::Tensor> keep_alive,
                               OperationName what) {
   if (retired_) ThrowIfUnusable(what);
   const MonotonicClock clock;
   const absl::Time start = clock.Now();
-  // The backend's own timeout is the same; the margin lets its more precise text win.
-  const FailureNotice::WaitResult result = [&] {
-    const PeerWaitScope scope;
-    return notice_->Wait(*future, options_.timeout + absl::Seconds(1));
-  }();
+  const FailureNotice::WaitResult result = Await(future, what);
   const absl::Time news_at = clock.Now();
   // A peer that failed after it was through with this operation has sent what we wait for; the news
   // may be faster. Nobody may miss a step that others have made: the next operation hears of it.
@@ -307,7 +420,7 @@ void Communicator::WaitFuture(const Future& future, std::vector<at::Tensor> keep
     in_flight_.push_back(std::move(given_up));
   }
   if (result == FailureNotice::WaitResult::kTimedOut) {
-    Fail(what, absl::StrCat("not all ranks came within ", waited));
+    Fail(what, absl::StrCat("not all ranks came within ", waited, LateRanks(what)));
   }
   if (result == FailureNotice::WaitResult::kPeerFailed) {
     notice_->YieldToCause(kHeadStart - (clock.Now() - news_at));
@@ -322,10 +435,26 @@ void Communicator::WaitFuture(const Future& future, std::vector<at::Tensor> keep
     notice_->Report(message);
     throw ReductionError(message);
   }
-  // A peer that fails also closes its connections. Its own words say more than our error, and it,
-  // not its victim, should be the first to end.
-  if (notice_->AwaitFailure(kExplanationTimeout).has_value()) notice_->YieldToCause(kHeadStart);
-  Fail(what, absl::StrCat("after ", waited, ": ", error));
+  FailBroken(what, absl::StrCat("after ", waited, ": ", error));
+}
+
+// An operation failed with `reason`. A rank that fails also closes its connections, so the error of
+// this rank may be a consequence: the cause is looked for first.
+void Communicator::FailBroken(const OperationName& what, const std::string& reason) {
+  retired_ = true;
+  if (log_ == nullptr || !IsConnectionError(reason)) {
+    if (notice_->AwaitFailure(kExplanationTimeout).has_value()) notice_->YieldToCause(kHeadStart);
+    Fail(what, reason);
+  }
+  const std::optional<FailureNotice::Failure> cause = inquiry_.Explain(Awaited(what), reason);
+  if (cause.has_value()) {
+    if (cause->rank == options_.rank) Fail(what, cause->reason);
+    notice_->ReportFound(*cause);
+  }
+  // The rank at fault should be the first to end. The others must hear of it before this rank ends,
+  // which may be the one that serves the store.
+  notice_->YieldToCause(kHeadStart);
+  Fail(what, reason);
 }
 
 // The host does not wait for NCCL, so it looks for news and goes on.
@@ -360,6 +489,10 @@ void Communicator::Fail(const OperationName& what, const std::string& reason) {
   retired_ = true;
   notice_->MarkRaised();
   const std::optional<FailureNotice::Failure> failure = notice_->failure();
+  if (failure.has_value() && failure->rank < 0) {
+    throw CommunicationError(absl::StrCat("rank ", options_.rank, ": stopped in ", what.ToString(),
+                                          ": ", failure->reason));
+  }
   if (failure.has_value() && failure->rank != options_.rank) {
     throw PeerFailedError(failure->rank, absl::StrCat("rank ", options_.rank, ": stopped in ",
                                                       what.ToString(), ", because rank ",
@@ -387,13 +520,12 @@ void Communicator::ThrowIfUnusable(const OperationName& what) {
   }
   notice_->MarkRaised();
   const std::optional<FailureNotice::Failure> failure = notice_->failure();
-  const std::string message = absl::StrCat(
-      "rank ", options_.rank,
-      ": the process group cannot be used any more, until all ranks renew it (the ",
-      "next synchronized forward does, or ProcessGroup::renew()): ",
-      failure.has_value() ? absl::StrCat("rank ", failure->rank, " failed: ", failure->reason)
-                          : std::string("an operation failed"));
-  if (failure.has_value() && failure->rank != options_.rank) {
+  const std::string message =
+      absl::StrCat("rank ", options_.rank,
+                   ": the process group cannot be used any more, until all ranks renew it (the ",
+                   "next synchronized forward does, or ProcessGroup::renew()): ",
+                   failure.has_value() ? failure->ToString() : std::string("an operation failed"));
+  if (failure.has_value() && failure->rank >= 0 && failure->rank != options_.rank) {
     throw PeerFailedError(failure->rank, message);
   }
   throw CommunicationError(message);

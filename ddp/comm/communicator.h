@@ -10,6 +10,8 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include "absl/time/time.h"
+#include "ddp/comm/failure_notice.h"
+#include "ddp/comm/inquiry.h"
 #include "ddp/comm/operation_name.h"
 
 namespace c10d {
@@ -23,7 +25,7 @@ struct Future;
 namespace ddp {
 
 class CollectiveCheck;
-class FailureNotice;
+class CollectiveLog;
 
 // A c10d backend together with the rule by which everything in ddp/ waits for it: until the
 // operation is complete, or a peer is known to have failed, or the timeout has passed.
@@ -40,6 +42,15 @@ class FailureNotice;
 // every rank; after Wait it holds the sum. A strided tensor without elements is complete at once
 // and sends nothing. In a group of one everything is.
 //
+// Collectives that differ between the ranks never meet in LibTorch's Gloo, which would end the
+// process: each carries a tag of its own (see CollectiveLog), so both ranks wait. A rank that has
+// waited for a second asks all ranks where they are, and then less and less often. Where that shows
+// ranks in different collectives, or a rank that has left, every rank throws an error that names
+// the ranks and their collectives.
+//
+// A broken connection is a symptom: the rank then looks for the rank that is gone, waits for news
+// of it where it cannot tell, and throws PeerFailedError with that rank.
+//
 // Whatever here throws PeerFailedError or CommunicationError notes in the FailureNotice that this
 // rank has raised. All ranks call the same operations in the same order. Thread-compatible.
 class Communicator {
@@ -49,6 +60,12 @@ class Communicator {
     int size = 1;
     absl::Duration timeout = absl::Minutes(30);  // of one operation
     int64_t incarnation = 0;                     // of the group; says which failures count
+    // Sets the tag of the backend's next operation; null: the backend has no tags.
+    void (*set_tag)(c10d::Backend& backend, uint32_t tag) = nullptr;
+    // See Inquiry::Options.
+    int local_begin = 0;
+    int local_end = 0;
+    bool store_is_rank_0 = false;
   };
 
   using Future = c10::intrusive_ptr<c10::ivalue::Future>;
@@ -103,6 +120,9 @@ class Communicator {
   // such (NCCL); else it is an ordinary one.
   at::Tensor AllocateBuffer(int64_t count, const at::TensorOptions& options);
 
+  // The collectives launched so far. Null in a group of one.
+  CollectiveLog* log() const { return log_.get(); }
+
   // From now on every call throws. For a group whose incarnation has ended.
   void Retire() { retired_ = true; }
   bool retired() const { return retired_; }
@@ -114,16 +134,24 @@ class Communicator {
   void CheckAcrossRanks(Kind kind, const at::Tensor& tensor, int root, const OperationName& what);
   c10::intrusive_ptr<c10d::Work> Launch(Kind kind, std::vector<at::Tensor>& tensors, int root);
   std::shared_ptr<Operation> NewOperation();
+  int64_t Record(Kind kind, const at::Tensor& tensor, int root, const OperationName& what);
+  Inquiry::Awaited Awaited(const OperationName& what);
+  FailureNotice::WaitResult Await(const Future& future, const OperationName& what);
+  void Inquire(const Future& future, const OperationName& what, int64_t since_ns);
   void ForgetComplete();
   bool AnOperationFailed() const;
   void OrderStreams(Pending& pending);
+  std::string LateRanks(const OperationName& what);
   [[noreturn]] void Fail(const OperationName& what, const std::string& reason);
+  [[noreturn]] void FailBroken(const OperationName& what, const std::string& reason);
   void ThrowIfUnusable(const OperationName& what);
 
   const Options options_;
   const std::shared_ptr<FailureNotice> notice_;
   c10::intrusive_ptr<c10d::Backend> backend_;
   const std::unique_ptr<CollectiveCheck> check_;
+  const std::shared_ptr<CollectiveLog> log_;
+  Inquiry inquiry_;
   bool retired_ = false;
 
   // What the backend may still be at, whoever waits for it, in the order of starting. The vectors

@@ -19,7 +19,9 @@
 #include "absl/strings/str_split.h"
 #include "base/clock.h"
 #include "base/mutex.h"
+#include "ddp/comm/collective_log.h"
 #include "ddp/comm/notice_message.h"
+#include "ddp/comm/process_identity.h"
 #include "ddp/comm/store_meeting.h"
 #include "ddp/logging.h"
 
@@ -62,6 +64,11 @@ struct FailureNotice::State {
   bool stopping ABSL_GUARDED_BY(mutex) = false;
   int64_t next_entry ABSL_GUARDED_BY(mutex) = 0;  // of the log, that the thread has not read
   std::string meeting ABSL_GUARDED_BY(mutex);     // verdict key; empty: none
+  std::shared_ptr<const CollectiveLog> log ABSL_GUARDED_BY(mutex);
+  bool left ABSL_GUARDED_BY(mutex) = false;
+  int64_t last_question ABSL_GUARDED_BY(mutex) = 0;  // of those that a rank has asked by AskWhere()
+  int64_t last_question_ns ABSL_GUARDED_BY(mutex) = 0;
+  std::string last_position ABSL_GUARDED_BY(mutex);  // key of this rank's last answer; empty: none
 };
 
 struct FailureNotice::Thread {
@@ -81,27 +88,25 @@ FailureNotice::FailureNotice(c10::intrusive_ptr<c10d::Store> store, int rank, in
     store_->setTimeout(command_timeout);
     watched->setTimeout(command_timeout);
   }
+  const std::optional<ProcessIdentity> self = ProcessIdentity::OfThisProcess();
+  if (size_ > 1 && self.has_value()) {
+    store_->set(StandingKey(rank_), absl::StrCat("process ", self->Serialize()));
+  }
   thread_->thread = std::thread([this, watched] { WatchStore(*watched); });
   pthread_setname_np(thread_->thread.native_handle(), "ddp-failure");
 }
 
 FailureNotice::~FailureNotice() {
+  Leave();
   int64_t entry = 0;
-  int64_t incarnation = 0;
   {
     MutexLock lock(state_->mutex);
     state_->stopping = true;
     state_->changed.NotifyAll();
     entry = state_->next_entry;
-    incarnation = state_->incarnation;
   }
   try {
     store_->set(WakeKey(rank_, entry), std::string("1"));
-    if (size_ > 1) {
-      const Failure left{.rank = rank_, .reason = "it has left the process group"};
-      store_->compareSet(StoreMeeting::VerdictKey(RenewalName(incarnation + 1)), std::string(),
-                         GoneVerdict(left));
-    }
   } catch (const std::exception& error) {
     LOG(WARNING) << "rank " << rank_
                  << ": the store is gone at the end of the process group: " << error.what();
@@ -109,9 +114,43 @@ FailureNotice::~FailureNotice() {
   thread_->thread.join();
 }
 
+void FailureNotice::Leave() {
+  int64_t incarnation = 0;
+  std::shared_ptr<const CollectiveLog> log;
+  std::string position;
+  {
+    MutexLock lock(state_->mutex);
+    if (std::exchange(state_->left, true) || size_ == 1) return;
+    incarnation = state_->incarnation;
+    log = state_->log;
+    position = state_->last_position;
+  }
+  try {
+    store_->set(StandingKey(rank_),
+                absl::StrCat("left ", incarnation, " ", log ? log->launched() : 0));
+    const Failure left{.rank = rank_, .reason = "it has left the process group"};
+    store_->compareSet(StoreMeeting::VerdictKey(RenewalName(incarnation + 1)), std::string(),
+                       GoneVerdict(left));
+    if (!position.empty()) store_->deleteKey(position);
+  } catch (const std::exception& error) {
+    LOG(WARNING) << "rank " << rank_ << ": could not tell the other ranks that this one leaves "
+                 << "the process group: " << error.what();
+  }
+}
+
+std::string FailureNotice::Failure::ToString() const {
+  return rank < 0 ? reason : absl::StrCat("rank ", rank, " failed: ", reason);
+}
+
 std::string FailureNotice::AliveKey(int64_t incarnation, int64_t number, int rank) {
   return absl::StrCat("alive/", incarnation, "/", number, "/", rank);
 }
+
+std::string FailureNotice::PositionKey(int64_t incarnation, int64_t number, int rank) {
+  return absl::StrCat("where/", incarnation, "/", number, "/", rank);
+}
+
+std::string FailureNotice::StandingKey(int rank) { return absl::StrCat("standing/", rank); }
 
 std::string FailureNotice::RenewalName(int64_t incarnation) {
   return absl::StrCat("renewal/", incarnation);
@@ -131,17 +170,25 @@ std::optional<FailureNotice::Failure> FailureNotice::ParseGoneVerdict(const std:
   return failure;
 }
 
-void FailureNotice::Report(const std::string& reason) {
-  NoticeMessage message{.kind = NoticeMessage::Kind::kFailure, .rank = rank_, .reason = reason};
-  {
-    MutexLock lock(state_->mutex);
-    if (state_->failure.has_value() || state_->stopping) return;
-    message.incarnation = state_->incarnation;
-    state_->failure = Failure{.rank = rank_, .reason = reason};
-    state_->failed = true;
-    state_->changed.NotifyAll();
+// Whether there was none in this incarnation.
+bool FailureNotice::SetFailure(int64_t incarnation, const Failure& failure) {
+  MutexLock lock(state_->mutex);
+  if (state_->failure.has_value() || state_->stopping || incarnation != state_->incarnation) {
+    return false;
   }
-  if (size_ == 1) return;
+  state_->failure = failure;
+  state_->failed = true;
+  state_->changed.NotifyAll();
+  return true;
+}
+
+void FailureNotice::Report(const std::string& reason) {
+  const Failure failure{.rank = rank_, .reason = reason};
+  const NoticeMessage message{.kind = NoticeMessage::Kind::kFailure,
+                              .incarnation = incarnation(),
+                              .rank = rank_,
+                              .reason = reason};
+  if (!SetFailure(message.incarnation, failure) || size_ == 1) return;
   try {
     Publish(message);
     EndMeeting(*store_);
@@ -151,6 +198,25 @@ void FailureNotice::Report(const std::string& reason) {
   }
 }
 
+void FailureNotice::ReportFound(const Failure& failure) {
+  if (failed()) return;
+  const NoticeMessage message{.kind = NoticeMessage::Kind::kFailure,
+                              .incarnation = incarnation(),
+                              .rank = failure.rank,
+                              .reason = failure.reason};
+  Failure first = failure;
+  try {
+    const std::optional<NoticeMessage> earlier = Publish(message);
+    if (earlier.has_value() && earlier->incarnation == message.incarnation) {
+      first = {.rank = earlier->rank, .reason = earlier->reason};
+    }
+  } catch (const std::exception& error) {
+    LOG(WARNING) << "rank " << rank_ << ": could not tell the other ranks of a failure ("
+                 << failure.reason << "): " << error.what();
+  }
+  SetFailure(message.incarnation, first);
+}
+
 void FailureNotice::Ping(int64_t incarnation, int64_t number, const std::vector<int>& ranks) {
   Publish({.kind = NoticeMessage::Kind::kPing,
            .incarnation = incarnation,
@@ -158,9 +224,27 @@ void FailureNotice::Ping(int64_t incarnation, int64_t number, const std::vector<
            .ranks = ranks});
 }
 
-// Whoever finds the slot empty owns it. The entries of authors that died before they could wake the
-// others are not lost: the next author wakes them for those as well.
-void FailureNotice::Publish(const NoticeMessage& message) {
+std::optional<int64_t> FailureNotice::AskWhere(int64_t since_ns) {
+  NoticeMessage message{.kind = NoticeMessage::Kind::kWhere, .rank = rank_};
+  {
+    MutexLock lock(state_->mutex);
+    if (state_->last_question_ns > since_ns) return std::nullopt;
+    message.incarnation = state_->incarnation;
+    message.number = state_->last_question + 1;
+  }
+  if (Publish(message).has_value()) return std::nullopt;
+  return message.number;
+}
+
+void FailureNotice::SetLog(std::shared_ptr<const CollectiveLog> log) {
+  MutexLock lock(state_->mutex);
+  state_->log = std::move(log);
+}
+
+// The author that finds the slot empty owns it. An author may have died before it woke the others:
+// the next author wakes them for that entry as well. Returns the entry of another author that
+// stands for this one; nullopt: this one is published.
+std::optional<NoticeMessage> FailureNotice::Publish(const NoticeMessage& message) {
   const std::string text = message.Serialize();
   int64_t entry = 0;
   {
@@ -172,17 +256,20 @@ void FailureNotice::Publish(const NoticeMessage& message) {
     const std::string found = store_->compareSet(EntryKey(entry), std::string(), text);
     if (found == text) break;
     const std::optional<NoticeMessage> other = NoticeMessage::Parse(found);
+    if (!other.has_value() || other->kind != message.kind) continue;
     // All hear of that one already. Thousands of ranks that fail together thus make one entry.
-    if (other.has_value() && message.kind == NoticeMessage::Kind::kFailure &&
-        other->kind == message.kind && other->incarnation >= message.incarnation) {
-      return;
-    }
+    const bool same =
+        message.kind == NoticeMessage::Kind::kFailure
+            ? other->incarnation >= message.incarnation
+            : message.kind == NoticeMessage::Kind::kWhere && other->number >= message.number;
+    if (same) return other;
   }
   std::vector<std::string> keys;
   for (int64_t missed = first; missed <= entry; ++missed) {
     for (int rank = 0; rank < size_; ++rank) keys.push_back(WakeKey(rank, missed));
   }
   SetAll(*store_, keys);
+  return std::nullopt;
 }
 
 void FailureNotice::EndMeeting(c10d::Store& store) {
@@ -224,6 +311,7 @@ int64_t FailureNotice::incarnation() const {
 void FailureNotice::Begin(int64_t incarnation) {
   MutexLock lock(state_->mutex);
   state_->incarnation = incarnation;
+  state_->log.reset();
   state_->raised = false;
   state_->failure.reset();
   const auto known = state_->later.find(incarnation);
@@ -360,6 +448,7 @@ void FailureNotice::HandleMessage(c10d::Store& store, const NoticeMessage& messa
     if (asked) store.set(AliveKey(message.incarnation, message.number, rank_), std::string("1"));
     return;
   }
+  if (message.kind == NoticeMessage::Kind::kWhere) return AnswerWhere(store, message);
   {
     MutexLock lock(state_->mutex);
     const Failure failure{.rank = message.rank, .reason = message.reason};
@@ -373,6 +462,23 @@ void FailureNotice::HandleMessage(c10d::Store& store, const NoticeMessage& messa
     state_->changed.NotifyAll();
   }
   EndMeeting(store);
+}
+
+void FailureNotice::AnswerWhere(c10d::Store& store, const NoticeMessage& message) {
+  std::shared_ptr<const CollectiveLog> log;
+  const std::string key = PositionKey(message.incarnation, message.number, rank_);
+  std::string previous;
+  {
+    MutexLock lock(state_->mutex);
+    state_->last_question = std::max(state_->last_question, message.number);
+    state_->last_question_ns = MonotonicNanoseconds();
+    if (state_->left) return;
+    // A rank of another incarnation is alive, and has no collective in this one.
+    if (message.incarnation == state_->incarnation) log = state_->log;
+    previous = std::exchange(state_->last_position, key);
+  }
+  store.set(key, (log ? log->Position() : RankPosition()).Serialize());
+  if (!previous.empty()) store.deleteKey(previous);
 }
 
 }  // namespace ddp

@@ -20,6 +20,7 @@ struct Future;
 
 namespace ddp {
 
+class CollectiveLog;
 struct NoticeMessage;
 
 // Spreads the news that a rank cannot go on, so that its peers stop waiting for it, and answers for
@@ -42,20 +43,25 @@ struct NoticeMessage;
 class FailureNotice {
  public:
   struct Failure {
-    int rank = -1;       // that failed
-    std::string reason;  // as that rank put it
+    int rank = -1;       // the rank that failed; -1: the ranks disagree, and none is to blame alone
+    std::string reason;  // as that rank put it, or the rank that found it dead
+
+    // "rank 2 failed: <reason>", or the reason alone.
+    std::string ToString() const;
   };
 
   enum class WaitResult { kCompleted, kPeerFailed, kTimedOut };
 
+  // Writes into the store which process this rank is, where the group has other ranks. Throws what
+  // the store throws.
+  //
   // `store` is this group's alone (a prefix); it must not be null. `command_timeout` becomes its
   // timeout once it has connected: seconds, since it bounds how long a lost store holds up Report()
   // and the destructor. Zero: the store keeps its own.
   FailureNotice(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
                 std::chrono::milliseconds command_timeout = std::chrono::milliseconds(0));
 
-  // Ends the thread: at once while the store answers, else within a minute. Tells ranks that wait
-  // for this one in a renewal that it has left.
+  // Calls Leave() and ends the thread: at once while the store answers, else within a minute.
   ~FailureNotice();
   FailureNotice(const FailureNotice&) = delete;
   FailureNotice& operator=(const FailureNotice&) = delete;
@@ -63,6 +69,16 @@ class FailureNotice {
   // Tells all ranks, this one included, that this rank failed. Does nothing when a failure is known
   // already. Never throws: a store that cannot be reached costs a line in the log.
   void Report(const std::string& reason);
+
+  // The same for a failure that this rank has found and others may find as well: of a rank that
+  // cannot report it any more, or of no single rank (-1). Where another rank has reported a failure
+  // before, that one becomes failure() here too, so that all ranks name the same.
+  void ReportFound(const Failure& failure);
+
+  // Tells the other ranks that this rank has left the group for good: those that wait in a renewal,
+  // and those that ask later (see StandingKey). Call it before the connections are closed. Nothing
+  // happens in a second call. Never throws.
+  void Leave();
 
   // The news of this incarnation; and whether there is any: one atomic load.
   std::optional<Failure> failure() const;
@@ -85,6 +101,24 @@ class FailureNotice {
   // store throws.
   void Ping(int64_t incarnation, int64_t number, const std::vector<int>& ranks);
   static std::string AliveKey(int64_t incarnation, int64_t number, int rank);
+
+  // The collectives of the current incarnation: what this rank answers when a peer asks where it
+  // is. Null: nothing to tell.
+  void SetLog(std::shared_ptr<const CollectiveLog> log);
+
+  // Asks all ranks where they are. Each sets PositionKey() to its RankPosition within milliseconds,
+  // however busy its own thread is. Returns the question's number, or nullopt when another rank has
+  // asked since `since_ns` (on the monotonic clock), so that its answers serve. Throws what the
+  // store throws.
+  std::optional<int64_t> AskWhere(int64_t since_ns);
+  static std::string PositionKey(int64_t incarnation, int64_t number, int rank);
+
+  // Where a rank has written how it stands: "process <ProcessIdentity>", or, once it has left,
+  // "left <incarnation> <number of collectives>".
+  static std::string StandingKey(int rank);
+
+  // This group's own part of the store. Thread-safe as far as the store is.
+  c10d::Store& store() const { return *store_; }
 
   // The meeting at which the ranks build an incarnation (see StoreMeeting), and the verdict that
   // ends it when a rank is gone.
@@ -129,7 +163,9 @@ class FailureNotice {
   void WatchStore(c10d::Store& store);
   bool TakeInNews(c10d::Store& store);
   void HandleMessage(c10d::Store& store, const NoticeMessage& message);
-  void Publish(const NoticeMessage& message);
+  void AnswerWhere(c10d::Store& store, const NoticeMessage& message);
+  std::optional<NoticeMessage> Publish(const NoticeMessage& message);
+  bool SetFailure(int64_t incarnation, const Failure& failure);
   void EndMeeting(c10d::Store& store);
 
   const int rank_;

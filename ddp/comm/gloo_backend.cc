@@ -26,6 +26,11 @@ void IgnoreBrokenPipes() {
   }
 }
 
+// LibTorch leaves the counter that an operation takes its tag from to derived classes.
+struct GlooCounter : c10d::ProcessGroupGloo {
+  static constexpr uint32_t c10d::ProcessGroupGloo::*kMember = &GlooCounter::collectiveCounter_;
+};
+
 }  // namespace
 
 c10::intrusive_ptr<c10d::Backend> MakeGlooBackend(const c10::intrusive_ptr<c10d::Store>& store,
@@ -53,6 +58,10 @@ c10::intrusive_ptr<c10d::Backend> MakeGlooBackend(const c10::intrusive_ptr<c10d:
     throw CommunicationError(absl::StrCat("rank ", options.rank, " of ", options.size,
                                           ": Gloo could not connect the ranks: ", error.what()));
   }
+}
+
+void SetNextGlooTag(c10d::Backend& backend, uint32_t tag) {
+  static_cast<c10d::ProcessGroupGloo&>(backend).*GlooCounter::kMember = tag;
 }
 
 }  // namespace ddp

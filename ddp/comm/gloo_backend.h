@@ -1,6 +1,7 @@
 #ifndef DDP_COMM_GLOO_BACKEND_H_
 #define DDP_COMM_GLOO_BACKEND_H_
 
+#include <cstdint>
 #include <string>
 
 #include <c10/util/intrusive_ptr.h>
@@ -30,6 +31,12 @@ struct GlooBackendOptions {
 // Throws CommunicationError, naming the store's or Gloo's reason.
 c10::intrusive_ptr<c10d::Backend> MakeGlooBackend(const c10::intrusive_ptr<c10d::Store>& store,
                                                   const GlooBackendOptions& options);
+
+// Sets the tag by which the next operation of `backend`, a backend as above, matches the messages
+// of the other ranks, in place of a running number. Gloo ends the process when an operation
+// receives more bytes than it expects; operations with different tags receive nothing from each
+// other.
+void SetNextGlooTag(c10d::Backend& backend, uint32_t tag);
 
 }  // namespace ddp
 

@@ -9,6 +9,7 @@ namespace ddp {
 
 std::string NoticeMessage::Serialize() const {
   if (kind == Kind::kFailure) return absl::StrCat("failure ", incarnation, " ", rank, " ", reason);
+  if (kind == Kind::kWhere) return absl::StrCat("where ", incarnation, " ", number, " ", rank);
   return absl::StrCat("ping ", incarnation, " ", number, " ", absl::StrJoin(ranks, ","));
 }
 
@@ -20,6 +21,12 @@ std::optional<NoticeMessage> NoticeMessage::Parse(absl::string_view text) {
     if (!absl::SimpleAtoi(words[2], &message.rank)) return std::nullopt;
     message.reason = words[3];
     return message;
+  }
+  if (words[0] == "where") {
+    message.kind = Kind::kWhere;
+    const bool numbers =
+        absl::SimpleAtoi(words[2], &message.number) && absl::SimpleAtoi(words[3], &message.rank);
+    return numbers ? std::optional<NoticeMessage>(message) : std::nullopt;
   }
   if (words[0] != "ping" || !absl::SimpleAtoi(words[2], &message.number)) return std::nullopt;
   message.kind = Kind::kPing;

@@ -14,16 +14,17 @@ namespace ddp {
 // of the group's log in the store. As text:
 //   failure <incarnation> <rank> <reason>
 //   ping <incarnation> <number> <rank>,<rank>,...
+//   where <incarnation> <number> <rank>
 struct NoticeMessage {
-  enum class Kind { kFailure, kPing };
+  enum class Kind { kFailure, kPing, kWhere };
 
   Kind kind = Kind::kFailure;
   int64_t incarnation = 0;
 
-  int rank = -1;       // kFailure: who cannot go on
+  int rank = -1;       // kFailure: who cannot go on, -1: no single rank; kWhere: who asks
   std::string reason;  // kFailure: why, in its own words
 
-  int64_t number = 0;      // kPing: names the answer
+  int64_t number = 0;      // kPing, kWhere: names the answer
   std::vector<int> ranks;  // kPing: who shall answer
 
   std::string Serialize() const;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <utility>
 
 namespace ddp {
@@ -19,8 +20,11 @@ class OperationName {
   OperationName(std::string text)  // NOLINT: implicit on purpose
       : owned_(std::move(text)) {}
 
+  std::string_view text() const { return text_ == nullptr ? std::string_view(owned_) : text_; }
+  int64_t index() const { return index_; }
+
   std::string ToString() const {
-    std::string name = text_ == nullptr ? owned_ : text_;
+    std::string name(text());
     if (index_ >= 0) name += " " + std::to_string(index_);
     return name;
   }

@@ -1,0 +1,229 @@
+#include "ddp/comm/inquiry.h"
+
+#include <utility>
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "base/clock.h"
+#include "ddp/comm/process_identity.h"
+#include "ddp/comm/store_meeting.h"
+#include "ddp/logging.h"
+
+namespace ddp {
+namespace {
+
+using Failure = FailureNotice::Failure;
+
+// How often a rank whose connection broke looks for the cause.
+constexpr absl::Duration kLookInterval = absl::Milliseconds(50);
+
+// How long a rank waits for news of its peers before it asks them.
+constexpr absl::Duration kQuietTime = absl::Milliseconds(150);
+
+// How long a process has to answer that it is alive.
+constexpr absl::Duration kAnswerTimeout = absl::Seconds(3);
+
+// How long a peer that is alive has to report its failure.
+constexpr absl::Duration kNewsTimeout = absl::Seconds(1);
+
+std::string Where(const Inquiry::Awaited& awaited, int rank) {
+  return absl::StrCat("rank ", rank, " was in collective ", awaited.sequence, ", ", awaited.what);
+}
+
+}  // namespace
+
+Inquiry::Inquiry(std::shared_ptr<FailureNotice> notice, std::shared_ptr<const CollectiveLog> log,
+                 const Options& options)
+    : notice_(std::move(notice)), log_(std::move(log)), options_(options) {}
+
+bool Inquiry::Ask(int64_t since_ns) {
+  question_ = notice_->AskWhere(since_ns);
+  asked_ns_ = MonotonicNanoseconds();
+  positions_.clear();
+  silent_.clear();
+  return question_.has_value();
+}
+
+// Nullopt for a key that is not there.
+std::vector<std::optional<std::string>> Inquiry::Get(const std::vector<std::string>& keys) {
+  c10d::Store& store = notice_->store();
+  std::vector<std::string> present = keys;
+  if (!store.check(keys)) {
+    present.clear();
+    for (const std::string& key : keys) {
+      if (store.check({key})) present.push_back(key);
+    }
+  }
+  std::vector<std::string> values;
+  if (!present.empty() && store.hasExtendedApi()) {
+    for (const std::vector<uint8_t>& value : store.multiGet(present)) {
+      values.emplace_back(value.begin(), value.end());
+    }
+  } else {
+    for (const std::string& key : present) values.push_back(store.get_to_str(key));
+  }
+  std::vector<std::optional<std::string>> found(keys.size());
+  for (size_t i = 0, next = 0; i < keys.size() && next < present.size(); ++i) {
+    if (keys[i] == present[next]) found[i] = values[next++];
+  }
+  return found;
+}
+
+bool Inquiry::ReadAnswers() {
+  if (!question_.has_value()) return false;
+  std::vector<std::string> keys;
+  for (int rank = 0; rank < options_.size; ++rank) {
+    keys.push_back(FailureNotice::PositionKey(options_.incarnation, *question_, rank));
+  }
+  const std::vector<std::optional<std::string>> answers = Get(keys);
+  positions_.clear();
+  silent_.clear();
+  for (int rank = 0; rank < options_.size; ++rank) {
+    if (!answers[rank].has_value()) {
+      silent_.push_back(rank);
+    } else if (auto position = RankPosition::Parse(*answers[rank]); position.has_value()) {
+      positions_[rank] = *std::move(position);
+    }
+  }
+  // This rank's thread may be a moment behind.
+  std::erase(silent_, options_.rank);
+  positions_[options_.rank] = log_->Position();
+  return silent_.empty();
+}
+
+std::optional<Failure> Inquiry::Judge(const Awaited& awaited) {
+  const std::string mismatch = DescribeMismatch(positions_, options_.rank, awaited.sequence);
+  if (!mismatch.empty()) return Failure{.rank = -1, .reason = mismatch};
+  if (silent_.empty()) return std::nullopt;
+  return FindGone(awaited, 0, options_.size, awaited.needs_all_ranks);
+}
+
+std::optional<Failure> Inquiry::FindGone(const Awaited& awaited, int begin, int end,
+                                         bool ended_counts) {
+  std::vector<std::string> keys;
+  for (int rank = begin; rank < end; ++rank) keys.push_back(FailureNotice::StandingKey(rank));
+  if (keys.empty()) return std::nullopt;
+  const std::vector<std::optional<std::string>> standings = Get(keys);
+  const std::optional<ProcessIdentity> self = ProcessIdentity::OfThisProcess();
+  std::vector<int> ended;
+  std::optional<Failure> left;
+  for (int rank = begin; rank < end; ++rank) {
+    if (rank == options_.rank) continue;
+    const std::string text = standings[rank - begin].value_or("");
+    if (!left.has_value()) left = FindLeft(awaited, rank, text);
+    const bool on_this_host = rank >= options_.local_begin && rank < options_.local_end;
+    if (!ended_counts || !on_this_host || !self.has_value()) continue;
+    const auto process = ProcessIdentity::Parse(absl::StripPrefix(text, "process "));
+    if (process.has_value() && process->HasEnded(*self)) ended.push_back(rank);
+  }
+  if (ended.empty()) return left;
+  return Failure{.rank = ended.front(),
+                 .reason = absl::StrCat(
+                     "the process of ", RankList(ended),
+                     " has ended (killed, crashed, or finished early: its own output or its "
+                     "launcher says which), while ",
+                     Where(awaited, options_.rank))};
+}
+
+// Whether the rank with this standing has left without having launched what is awaited.
+std::optional<Failure> Inquiry::FindLeft(const Awaited& awaited, int rank,
+                                         const std::string& standing) const {
+  const std::vector<std::string> words = absl::StrSplit(standing, ' ');
+  int64_t incarnation = 0;
+  int64_t launched = 0;
+  if (words.size() != 3 || words[0] != "left" || !absl::SimpleAtoi(words[1], &incarnation) ||
+      !absl::SimpleAtoi(words[2], &launched) ||
+      (incarnation == options_.incarnation && launched > awaited.sequence)) {
+    return std::nullopt;
+  }
+  return Failure{.rank = rank,
+                 .reason = absl::StrCat(
+                     "it has left the process group (its program ended, or destroyed the group) "
+                     "after ",
+                     launched, " collectives, while ", Where(awaited, options_.rank),
+                     ". If the ranks ran different numbers of batches, use ddp::Join, or give "
+                     "every rank the same number")};
+}
+
+std::string Inquiry::DescribeLate(const Awaited& awaited) const {
+  std::vector<std::string> parts;
+  for (const auto& [rank, position] : positions_) {
+    if (position.launched > awaited.sequence) continue;
+    parts.push_back(absl::StrCat(
+        "rank ", rank, " is alive and has launched ", position.launched, " collectives",
+        position.newest.empty()
+            ? ""
+            : absl::StrCat(", the last of them ", position.newest.back().Describe())));
+  }
+  if (!silent_.empty()) parts.push_back(absl::StrCat("no answer from ", RankList(silent_)));
+  if (parts.empty()) return std::string();
+  return absl::StrCat(". This is collective ", awaited.sequence, "; ", absl::StrJoin(parts, "; "));
+}
+
+// Nullopt: nothing is known yet.
+std::optional<Failure> Inquiry::FindCause(const Awaited& awaited, absl::Duration waited,
+                                          int64_t start_ns) {
+  std::optional<Failure> gone =
+      FindGone(awaited, options_.local_begin, options_.local_end, /*ended_counts=*/true);
+  if (gone.has_value() || waited < kQuietTime) return gone;
+  if (!question_.has_value()) Ask(start_ns);
+  // One rank asks for all. Another rank asks where that rank has died before it could report.
+  if (!question_.has_value() && waited > kAnswerTimeout + kNewsTimeout) Ask(MonotonicNanoseconds());
+  if (!question_.has_value()) return std::nullopt;
+  const bool all_answered = ReadAnswers();
+  gone = FindGone(awaited, 0, options_.size, /*ended_counts=*/true);
+  if (gone.has_value() || all_answered) return gone;
+  if (absl::Nanoseconds(MonotonicNanoseconds() - asked_ns_) < kAnswerTimeout) return std::nullopt;
+  return Failure{
+      .rank = silent_.front(),
+      .reason = absl::StrCat(
+          "no sign of life from ", RankList(silent_), " for ", absl::FormatDuration(kAnswerTimeout),
+          " after a connection broke: the process has died, or the host is out of "
+          "reach; ",
+          Where(awaited, options_.rank))};
+}
+
+std::optional<Failure> Inquiry::Explain(const Awaited& awaited, const std::string& error) {
+  const MonotonicClock clock;
+  const absl::Time start = clock.Now();
+  const int64_t start_ns = MonotonicNanoseconds();
+  question_.reset();
+  while (true) {
+    const absl::Duration waited = clock.Now() - start;
+    try {
+      if (notice_->failed()) return std::nullopt;
+      if (auto cause = FindCause(awaited, waited, start_ns); cause.has_value()) return cause;
+    } catch (const std::exception& store_error) {
+      if (notice_->AwaitFailure(kLookInterval).has_value()) return std::nullopt;
+      if (options_.store_is_rank_0 && options_.rank != 0) {
+        return Failure{.rank = 0,
+                       .reason = absl::StrCat(
+                           "its connections and the store, which it serves, are gone: the process "
+                           "has died, or the host is out of reach; ",
+                           Where(awaited, options_.rank))};
+      }
+      LOG(WARNING) << "rank " << options_.rank
+                   << ": a connection broke, and the store does not say which rank is gone: "
+                   << store_error.what();
+      if (notice_->AwaitFailure(kNewsTimeout).has_value()) return std::nullopt;
+      return Failure{.rank = options_.rank, .reason = error};
+    }
+    // Every process is alive: then either news is under way, or the network failed.
+    const bool all_alive = question_.has_value() && silent_.empty() && !positions_.empty();
+    const absl::Duration limit =
+        all_alive ? kQuietTime + kNewsTimeout : 2 * (kAnswerTimeout + kNewsTimeout);
+    if (waited >= limit) break;
+    if (notice_->AwaitFailure(kLookInterval).has_value()) return std::nullopt;
+  }
+  return Failure{
+      .rank = options_.rank,
+      .reason = absl::StrCat(error, ". The processes of all ranks are alive: the network failed")};
+}
+
+}  // namespace ddp
