@@ -22,6 +22,12 @@ void BufferSync::RegisterHook(BufferCommHook hook, BufferCommHookLocation locati
   location_ = location;
 }
 
+std::string BufferSync::HookText() const {
+  if (!hook_) return "none";
+  return location_ == BufferCommHookLocation::kPreForward ? "before the forward"
+                                                          : "after the forward";
+}
+
 bool BufferSync::Due(BufferCommHookLocation location) const {
   if (hook_) return location_ == location;
   return location == BufferCommHookLocation::kPreForward && !Buffers().empty();

@@ -34,6 +34,9 @@ class BufferSync {
   void RegisterHook(BufferCommHook hook, BufferCommHookLocation location);
   BufferCommHook& hook() { return hook_; }  // empty: none
 
+  // Whether there is a hook, and where it is called: for messages.
+  std::string HookText() const;
+
   // Whether something is to be done at that place of the forward.
   bool Due(BufferCommHookLocation location) const;
 

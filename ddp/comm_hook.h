@@ -73,6 +73,10 @@ class GradBucket {
 // What a hook or its future throws ends the backward on every rank.
 using CommHook = std::function<TensorFuture(GradBucket& bucket)>;
 
+// The form of the hooks in default_hooks.h, whose names the library knows.
+using CommHookFunction = TensorFuture (*)(const std::shared_ptr<ProcessGroup>& group,
+                                          GradBucket& bucket);
+
 // A hook whose state is the group that it reduces over. update_process_group() gives it the new
 // group; a hook with another state is refused there, since nobody can know what it refers to.
 template <typename Result, typename Argument>

@@ -137,6 +137,7 @@ void DataParallelCore::SetUp(const ModelTensors& tensors, std::vector<Reducer::P
   AgreeOnMetadata(tensors, *group_);
   if (options_.init_sync) BroadcastState(tensors, 0);
   reducer_ = std::make_unique<Reducer>(std::move(trainable), group_, reducer_options);
+  reducer_->set_on_first_pass([this] { AgreeOnHooks(); });
   reducer_->set_on_complete([this] { OnReductionComplete(); });
   reducer_->set_on_bare_backward([this](const std::string& name) { WarnOfBareBackward(name); });
   if (options_.mixed_precision.has_value()) SetUpMixedPrecision(tensors);
@@ -517,6 +518,16 @@ void DataParallelCore::AgreeOnMetadata(const ModelTensors& tensors, ProcessGroup
   tensors.Describe(metadata);
 
   AgreeOnModel(group, metadata);
+}
+
+// At the first pass, since registering a hook is no collective.
+void DataParallelCore::AgreeOnHooks() const {
+  if (group_->size() == 1) return;
+  ModelMetadata metadata;
+  const std::string& name = reducer_->hook_name();
+  metadata.AddOption("comm_hook", name.empty() ? "none" : absl::StrCat("\"", name, "\""));
+  metadata.AddOption("buffer_comm_hook", buffers_.HookText());
+  AgreeOnModel(*group_, metadata, "comm hooks (register the same on all of them)");
 }
 
 // ---- Join.

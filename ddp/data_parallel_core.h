@@ -97,6 +97,7 @@ class DataParallelCore : public Joinable {
   Reducer::Options ReducerOptions(const std::vector<Reducer::Parameter>& trainable) const;
   void TakeDelayed(std::vector<Reducer::Parameter>& trainable) const;
   void AgreeOnMetadata(const ModelTensors& tensors, ProcessGroup& group) const;
+  void AgreeOnHooks() const;
   void BroadcastState(const ModelTensors& tensors, int source) const;
   bool SyncsBuffers() const;
   void BeginIteration();

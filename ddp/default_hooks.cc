@@ -1,5 +1,6 @@
 #include "ddp/default_hooks.h"
 
+#include <string>
 #include <utility>
 
 #include <ATen/core/Tensor.h>
@@ -54,6 +55,13 @@ TensorFuture noop_hook(GradBucket& bucket) {
                                   : std::vector<c10::Device>{});
   future->markCompleted(bucket.buffer());
   return future;
+}
+
+std::string NameOfHook(CommHookFunction hook) {
+  if (hook == allreduce_hook) return "allreduce_hook";
+  if (hook == fp16_compress_hook) return "fp16_compress_hook";
+  if (hook == bf16_compress_hook) return "bf16_compress_hook";
+  return "custom";
 }
 
 TensorFuture RunInType(c10::ScalarType type, GradBucket& bucket, const CommHook& hook) {

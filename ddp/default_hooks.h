@@ -35,6 +35,9 @@ TensorFuture bf16_compress_hook(const std::shared_ptr<ProcessGroup>& group, Grad
 // step costs without communication.
 TensorFuture noop_hook(GradBucket& bucket);
 
+// "fp16_compress_hook" for that function, and so on; "custom" for any other function and for null.
+std::string NameOfHook(CommHookFunction hook);
+
 // Lets `hook` see the bucket with a buffer of type `type`, and converts its result back into the
 // bucket's own buffer. A bucket of a sparse gradient goes to `hook` as it is.
 TensorFuture RunInType(c10::ScalarType type, GradBucket& bucket, const CommHook& hook);

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "ddp/data_parallel_core.h"
+#include "ddp/default_hooks.h"
 #include "ddp/error.h"
 
 namespace ddp::internal {
@@ -42,8 +43,9 @@ DataParallelHandle::NoSyncGuard DataParallelHandle::no_sync(bool active) {
 
 void DataParallelHandle::sync_buffers() { Core().SyncBuffers(); }
 
-void DataParallelHandle::RegisterCommHook(const std::string& name, CommHook hook) {
-  Core().RegisterCommHook(name, std::move(hook));
+void DataParallelHandle::RegisterCommHook(const std::string& name, CommHookFunction function,
+                                          CommHook hook) {
+  Core().RegisterCommHook(name.empty() ? NameOfHook(function) : name, std::move(hook));
 }
 
 void DataParallelHandle::RegisterBufferCommHook(BufferCommHook hook,

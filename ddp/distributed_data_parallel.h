@@ -73,10 +73,15 @@ class DataParallelHandle {
   // Reduces gradients with `hook` instead of a plain average: `hook(state, bucket)` returns a
   // future of the reduced tensor, like the bucket's buffer, and divides by itself. `state` is
   // anything that can be copied, usually a shared_ptr; the model keeps it. Once, before the first
-  // backward, on all ranks alike. See comm_hook.h, and default_hooks.h for those that exist.
+  // backward, on all ranks alike. See comm_hook.h, and default_hooks.h for those that exist. The
+  // first backward compares the hooks' names over the ranks, and throws ConfigurationError on all
+  // of them where they differ. Without a `name` it is that of the function in default_hooks.h, or
+  // "custom".
   template <typename State, typename Hook>
-  void register_comm_hook(State state, Hook hook, const std::string& name = "custom") {
-    RegisterCommHook(name, BindCommHook(std::move(state), std::move(hook)));
+  void register_comm_hook(State state, Hook hook, const std::string& name = "") {
+    CommHookFunction function = nullptr;
+    if constexpr (std::is_same_v<Hook, CommHookFunction>) function = hook;
+    RegisterCommHook(name, function, BindCommHook(std::move(state), std::move(hook)));
   }
 
   // Keeps buffers in step with `hook(state, buffers by name)`, called before or after every
@@ -144,7 +149,7 @@ class DataParallelHandle {
 
  private:
   DataParallelCore& Core() const;
-  void RegisterCommHook(const std::string& name, CommHook hook);
+  void RegisterCommHook(const std::string& name, CommHookFunction function, CommHook hook);
   void RegisterBufferCommHook(BufferCommHook hook, BufferCommHookLocation location);
 
   std::shared_ptr<DataParallelCore> core_;

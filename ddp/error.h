@@ -36,7 +36,8 @@ class PeerFailedError : public CommunicationError {
   PeerFailedError(int rank, std::string message)
       : CommunicationError(std::move(message)), rank_(rank) {}
 
-  // The rank that failed first, as far as this one knows.
+  // The rank that failed first: by its own report, or because its process has ended, or it has left
+  // the group, or it gives no sign of life. Never a rank that gave up because of another one.
   int rank() const { return rank_; }
 
  private:

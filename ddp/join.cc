@@ -22,6 +22,21 @@ namespace {
 // What a rank that has joined says; everybody else's code is larger.
 constexpr int64_t kJoined = 0;
 
+// The low bits of what a rank sends are its code, and the others its terms: the options and the
+// number of joinables, in which all ranks must agree.
+constexpr int kCodeBits = 32;
+constexpr int64_t kCodeMask = (int64_t{1} << kCodeBits) - 1;
+constexpr int64_t kDivideByInitialWorldSize = 1;
+constexpr int64_t kThrowOnEarlyTermination = 2;
+constexpr int64_t kOneJoinable = 4;
+
+std::string DescribeTerms(int64_t terms) {
+  const auto text = [terms](int64_t bit) { return (terms & bit) != 0 ? "true" : "false"; };
+  return absl::StrCat("divide_by_initial_world_size=", text(kDivideByInitialWorldSize),
+                      ", throw_on_early_termination=", text(kThrowOnEarlyTermination), " and ",
+                      terms / kOneJoinable, " joinables");
+}
+
 // After so many rounds of the others the inputs are hardly meant to be so uneven.
 constexpr int64_t kRoundsBeforeWarning = 1000;
 
@@ -126,17 +141,44 @@ JoinRound Join::notify(const Joinable& joinable, int event) {
   return round;
 }
 
+int64_t Join::Terms() const {
+  return (options_.divide_by_initial_world_size ? kDivideByInitialWorldSize : 0) +
+         (options_.throw_on_early_termination ? kThrowOnEarlyTermination : 0) +
+         static_cast<int64_t>(joinables_.size()) * kOneJoinable;
+}
+
+// All ranks throw.
+void Join::ThrowDifferentTerms(const std::vector<int64_t>& codes) {
+  Leave();
+  std::map<int64_t, std::vector<int>> ranks_by_terms;
+  for (size_t rank = 0; rank < codes.size(); ++rank) {
+    ranks_by_terms[codes[rank] >> kCodeBits].push_back(static_cast<int>(rank));
+  }
+  std::vector<std::string> parts;
+  for (const auto& [terms, ranks] : ranks_by_terms) {
+    parts.push_back(
+        absl::StrCat(Ranks(ranks), ranks.size() == 1 ? " has " : " have ", DescribeTerms(terms)));
+  }
+  throw ConfigurationError(
+      absl::StrCat("the ranks have different Joins: ", absl::StrJoin(parts, "; "),
+                   ". Give all ranks the same JoinOptions and joinables"));
+}
+
 // Every rank's code, in one all-reduce: each adds its own to an entry that is zero elsewhere.
 Join::Announcement Join::Exchange(int64_t code) {
   const at::Tensor tensor = at::zeros({group_->size()}, at::kLong);
-  tensor.mutable_data_ptr<int64_t>()[group_->rank()] = code;
+  tensor.mutable_data_ptr<int64_t>()[group_->rank()] = (Terms() << kCodeBits) + code;
   const at::Tensor on_device = tensor.to(group_->device());
   Communicator::Pending pending =
       group_->communicator().AllReduce(on_device, {"the exchange of a Join"});
   group_->communicator().Wait(pending);
   const at::Tensor sum = on_device.to(at::kCPU);
-  const std::vector<int64_t> codes(sum.const_data_ptr<int64_t>(),
-                                   sum.const_data_ptr<int64_t>() + sum.numel());
+  std::vector<int64_t> codes(sum.const_data_ptr<int64_t>(),
+                             sum.const_data_ptr<int64_t>() + sum.numel());
+  for (const int64_t sent : codes) {
+    if (sent >> kCodeBits != Terms()) ThrowDifferentTerms(codes);
+  }
+  for (int64_t& sent : codes) sent &= kCodeMask;
   Announcement announcement;
   int64_t agreed = kJoined;
   for (int rank = 0; rank < group_->size(); ++rank) {

@@ -30,7 +30,9 @@ namespace ddp {
 class Join;
 class ProcessGroup;
 
-// Names and defaults are those of PyTorch's Join. All ranks give equal ones.
+// Names and defaults are those of PyTorch's Join. All ranks give equal ones: the first collective
+// of the Join compares them, and every rank throws ConfigurationError where they differ. Where
+// `enable` differs, every rank throws CommunicationError after about a second.
 struct JoinOptions {
   using Self = JoinOptions;
 
@@ -159,6 +161,8 @@ class Join {
 
   int64_t CodeOf(const Joinable& joinable, int event) const;
   Announcement Exchange(int64_t code);
+  int64_t Terms() const;
+  [[noreturn]] void ThrowDifferentTerms(const std::vector<int64_t>& codes);
   std::string Disagreement(const std::vector<int64_t>& codes) const;
   [[noreturn]] void ThrowEarlyTermination(const JoinRound& round);
   void Shadow();

@@ -27,6 +27,7 @@
 namespace ddp {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -220,6 +221,41 @@ int DoesNothingWhenDisabled() {
   return 0;
 }
 
+int DifferentOptionsAreNamed() {
+  const auto group = init_process_group();
+  const bool odd = group->rank() == 1;
+  for (const auto& [mine, difference] : std::vector<std::pair<JoinOptions, std::string>>{
+           {{.divide_by_initial_world_size = false}, "divide_by_initial_world_size=false"},
+           {{.throw_on_early_termination = true}, "throw_on_early_termination=true"}}) {
+    Summer summer(group);
+    Join join({&summer}, odd ? mine : JoinOptions{});
+    const auto step = [&] { group->rank() == 0 ? join.finish() : (void)summer.Step(1); };
+    EXPECT_THAT(ErrorOf<ConfigurationError>(step),
+                AllOf(HasSubstr("different Joins"), HasSubstr("rank 1 has"), HasSubstr(difference),
+                      HasSubstr("ranks 0, 2 have divide_by_initial_world_size=true, "
+                                "throw_on_early_termination=false and 1 joinables")));
+  }
+  Summer first(group);
+  Summer second(group);
+  Join join(odd ? std::vector<JoinableRef>{&first, &second} : std::vector<JoinableRef>{&first});
+  EXPECT_THAT(ErrorOf<ConfigurationError>([&] { first.Step(1); }),
+              HasSubstr("rank 1 has divide_by_initial_world_size=true, "
+                        "throw_on_early_termination=false and 2 joinables"));
+  EXPECT_FALSE(group->failed());
+  return 0;
+}
+
+int EnabledOnOneRankOnlyIsNamed() {
+  const auto group = init_process_group();
+  Summer summer(group);
+  Join join({&summer}, {.enable = group->rank() != 1});
+  EXPECT_THAT(ErrorOf<CommunicationError>([&] { summer.Step(1); }),
+              AllOf(HasSubstr("ranks 0, 2 are in collective 0, the exchange of a Join"),
+                    HasSubstr("rank 1 is in collective 0, an all-reduce"),
+                    HasSubstr("JoinOptions (enable among them)")));
+  return 0;
+}
+
 int MisuseIsOneClearLine() {
   const auto group = init_process_group();
   Summer summer(group);
@@ -334,6 +370,8 @@ const std::map<std::string, std::function<int()>>& Bodies() {
       {"ThrowsOnEarlyTermination", ThrowsOnEarlyTermination},
       {"NamesDisagreement", NamesDisagreement},
       {"DoesNothingWhenDisabled", DoesNothingWhenDisabled},
+      {"DifferentOptionsAreNamed", DifferentOptionsAreNamed},
+      {"EnabledOnOneRankOnlyIsNamed", EnabledOnOneRankOnlyIsNamed},
       {"MisuseIsOneClearLine", MisuseIsOneClearLine},
       {"ExceptionInTheLoopReachesAll", ExceptionInTheLoopReachesAll},
       {"ForgottenFinishReachesAll", ForgottenFinishReachesAll},

@@ -15,7 +15,8 @@ namespace ddp {
 namespace {
 
 // Every rank reads the same texts and so finds the same first difference.
-void ThrowFirstDifference(ProcessGroup& group, const ModelMetadata& metadata, int sequence) {
+void ThrowFirstDifference(ProcessGroup& group, const ModelMetadata& metadata, const char* about,
+                          int sequence) {
   const auto key = [&](int rank) {
     return absl::StrCat("ddp/model/", group.incarnation(), "/", sequence, "/", rank);
   };
@@ -26,13 +27,13 @@ void ThrowFirstDifference(ProcessGroup& group, const ModelMetadata& metadata, in
     const std::string difference = ModelMetadata::FirstDifference(first, 0, other, rank);
     if (difference.empty()) continue;
     group.barrier();  // nobody leaves, and perhaps ends the store, before all have read
-    throw ConfigurationError(absl::StrCat("the ranks have different models: ", difference));
+    throw ConfigurationError(absl::StrCat("the ranks have different ", about, ": ", difference));
   }
 }
 
 }  // namespace
 
-void AgreeOnModel(ProcessGroup& group, const ModelMetadata& metadata) {
+void AgreeOnModel(ProcessGroup& group, const ModelMetadata& metadata, const char* about) {
   // Minimum of the hash and of its negative: equal to ours both times on every rank, or nowhere.
   const auto [high, low] = metadata.Hash();
   const int64_t a = static_cast<int64_t>(high >> 1);
@@ -40,12 +41,12 @@ void AgreeOnModel(ProcessGroup& group, const ModelMetadata& metadata) {
   const at::Tensor least = at::tensor({a, b, -a, -b}, at::kLong).to(group.device());
   const int sequence = group.next_sequence();  // counted also where the comparison fails
   Communicator::Pending pending =
-      group.communicator().AllReduceMin(least, {"the comparison of models"});
+      group.communicator().AllReduceMin(least, absl::StrCat("the comparison of ", about));
   group.communicator().Wait(pending);
   const at::Tensor answer = least.to(at::kCPU);
   const int64_t* found = answer.const_data_ptr<int64_t>();
   if (found[0] == -found[2] && found[1] == -found[3]) return;
-  ThrowFirstDifference(group, metadata, sequence);
+  ThrowFirstDifference(group, metadata, about, sequence);
 }
 
 }  // namespace ddp

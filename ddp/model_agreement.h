@@ -9,7 +9,9 @@ class ProcessGroup;
 // Compares the ranks' metadata: one small all-reduce of a hash, and only where that shows a
 // difference the whole texts, over the store. Then throws ConfigurationError on every rank, with
 // the same text, which names the first difference. A collective.
-void AgreeOnModel(ProcessGroup& group, const ModelMetadata& metadata);
+//
+// `about` says what the metadata describe, for the message: a literal.
+void AgreeOnModel(ProcessGroup& group, const ModelMetadata& metadata, const char* about = "models");
 
 }  // namespace ddp
 

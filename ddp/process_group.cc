@@ -181,7 +181,7 @@ void ProcessGroup::all_reduce(at::Tensor tensor) {
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> ProcessGroup::all_reduce_async(at::Tensor tensor) {
-  return communicator_->AllReduceAsync(std::move(tensor), "an asynchronous all-reduce");
+  return communicator_->AllReduceAsync(std::move(tensor), "an all-reduce");
 }
 
 void ProcessGroup::broadcast(at::Tensor tensor, int root) {

@@ -57,8 +57,12 @@ struct ProcessGroupOptions {
 // With Gloo the process ignores SIGPIPE from here on, unless the program handles it: a broken
 // connection is an error and not the end.
 //
+// Collectives that differ between the ranks (another size, another operation, one batch less) throw
+// CommunicationError on every rank after about a second. It names the ranks, each collective and
+// the remedy.
+//
 // TORCH_DISTRIBUTED_DEBUG=DETAIL in the environment makes every collective compare its operation,
-// shape and the like across the ranks first: slow, and it names the rank that went another way.
+// shape and the like across the ranks first. Slow, and the error comes without that second.
 //
 // Collectives: all ranks call the same ones in the same order. Thread-compatible, but for
 // report_failure() and failed(), which any thread may call. Owns the connections, and one thread

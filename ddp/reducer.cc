@@ -231,6 +231,7 @@ void Reducer::Clear(std::shared_ptr<ProcessGroup> group) {
   group_ = std::move(group);
   state_ = State::kIdle;
   rebuild_requested_ = false;
+  first_pass_begun_ = false;
   counted_ = false;
   untouched_known_ = false;
   outstanding_.clear();
@@ -493,6 +494,7 @@ void Reducer::BeginPass(std::vector<int> unused) {
   flags_ = FlagsOfNextPass();
   const Announce announce = announce_;  // it may end the Join, and unset itself
   start_ = announce ? announce(flags_) : PassStart{.divisor = group_->size(), .source = 0};
+  BeginFirstPass();
   SettlePlan();
   PrepareCounters();
   if (must_count()) {
@@ -516,6 +518,10 @@ void Reducer::BeginPass(std::vector<int> unused) {
   if (pass_ > 1 && unused_ != last_unused_) can_set_static_graph_ = false;
   last_unused_ = unused_;
   LogUnused(DebugLevel::kDetail);
+}
+
+void Reducer::BeginFirstPass() {
+  if (!std::exchange(first_pass_begun_, true) && on_first_pass_) on_first_pass_();
 }
 
 void Reducer::LogUnused(DebugLevel least) const {
@@ -772,6 +778,7 @@ void Reducer::FinishForwards() {
 void Reducer::Shadow(int flags, int source) {
   flags_ = flags;
   start_ = {.divisor = 1, .source = source};
+  BeginFirstPass();
   SettlePlan();
   PrepareCounters();
   try {

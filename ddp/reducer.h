@@ -147,6 +147,11 @@ class Reducer final : private BackwardWatch::Observer {
 
   // Unset again by an empty function.
   void set_announce(Announce announce) { announce_ = std::move(announce); }
+  // Called at the beginning of the first pass since the construction or Reset(), on all ranks
+  // alike. May use collectives, and throw.
+  void set_on_first_pass(std::function<void()> on_first_pass) {
+    on_first_pass_ = std::move(on_first_pass);
+  }
   // Called at the end of every pass, on the backward's thread. May throw.
   void set_on_complete(std::function<void()> on_complete) { on_complete_ = std::move(on_complete); }
 
@@ -223,6 +228,7 @@ class Reducer final : private BackwardWatch::Observer {
   std::vector<int> AllParameters() const;
   int FlagsOfNextPass() const;
   void BeginPass(std::vector<int> unused);
+  void BeginFirstPass();
   void PrepareCounters();
   void MarkUnused();
   void ReduceWithoutGradients();
@@ -268,6 +274,8 @@ class Reducer final : private BackwardWatch::Observer {
   CommHook comm_hook_;
   std::string hook_name_;
   Announce announce_;
+  std::function<void()> on_first_pass_;
+  bool first_pass_begun_ = false;
   std::function<void()> on_complete_;
   std::function<void(const std::string&)> on_bare_backward_;
   BackwardCallbacks callbacks_;

@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "ddp/comm_hook.h"
+#include "ddp/default_hooks.h"
 #include "ddp/distributed_data_parallel.h"
 #include "ddp/error.h"
 #include "ddp/process_group.h"
@@ -290,6 +291,106 @@ int RankThatIsGoneIsNamedByEveryForward() {
   return 0;
 }
 
+// The commonest mistake, on a model with a buffer: rank 1 has one batch less, and goes on
+// otherwise.
+enum class Afterwards { kBarrier, kSum, kLeave, kExit };
+
+int OneBatchLess(Afterwards afterwards) {
+  auto group = init_process_group();
+  std::string text;
+  {
+    Net net;
+    net->register_buffer("seen", torch::zeros({3}));
+    DistributedDataParallel model(net, group);
+    ExpectHealthy(model, *group);
+    if (group->rank() != kCulprit) text = Step(model, *group, Fault::kNone);
+  }
+  if (group->rank() == kCulprit) {
+    if (afterwards == Afterwards::kExit) _exit(0);
+    if (afterwards == Afterwards::kBarrier) {
+      text = ErrorOf<CommunicationError>([&] { group->barrier(); });
+    } else if (afterwards == Afterwards::kSum) {
+      text = ErrorOf<CommunicationError>([&] { group->all_reduce(torch::ones({3})); });
+    } else {
+      group.reset();
+    }
+  }
+  if (afterwards == Afterwards::kLeave || afterwards == Afterwards::kExit) {
+    if (group && group->rank() != kCulprit) {
+      EXPECT_THAT(
+          text, AllOf(HasSubstr("because rank 1 failed: "), HasSubstr("the broadcast of buffers")));
+    }
+    if (group && afterwards == Afterwards::kLeave) {
+      EXPECT_THAT(text, HasSubstr("ddp::Join"));
+    }
+    return 0;
+  }
+  EXPECT_THAT(text, AllOf(HasSubstr("rank 1 is in collective"),
+                          HasSubstr(afterwards == Afterwards::kBarrier ? "a barrier (all-reduce"
+                                                                       : "an all-reduce (all-red"),
+                          HasSubstr("the broadcast of buffers (broadcast, 12 bytes of Float)"),
+                          HasSubstr("different numbers of batches"), HasSubstr("ddp::Join")));
+  return 0;
+}
+
+int HooksThatDifferAreNamed() {
+  const auto group = init_process_group();
+  const auto halved = [](const std::shared_ptr<ProcessGroup>& state, GradBucket& bucket) {
+    return fp16_compress_hook(state, bucket);
+  };
+  const auto register_hook = [&](auto& model, int which) {
+    if (which == 1) model.register_comm_hook(group, allreduce_hook);
+    if (which == 2) model.register_comm_hook(group, fp16_compress_hook);
+    if (which == 3) model.register_comm_hook(group, halved, "mine");
+  };
+  for (const auto& [usual, odd, difference] : std::vector<std::tuple<int, int, std::string>>{
+           {0, 1, "comm_hook is none on rank 0 and \"allreduce_hook\" on rank 1"},
+           {2, 0, "comm_hook is \"fp16_compress_hook\" on rank 0 and none on rank 1"},
+           {1, 2, "\"allreduce_hook\" on rank 0 and \"fp16_compress_hook\" on rank 1"},
+           {2, 3, "\"fp16_compress_hook\" on rank 0 and \"mine\" on rank 1"}}) {
+    Net net;
+    DistributedDataParallel model(net, group);
+    register_hook(model, group->rank() == kCulprit ? odd : usual);
+    EXPECT_THAT(Step(model, *group, Fault::kNone),
+                AllOf(HasSubstr("the ranks have different comm hooks"), HasSubstr(difference)));
+    Net next;
+    DistributedDataParallel good(next, group);
+    register_hook(good, usual);
+    ExpectHealthy(good, *group);
+  }
+  Net net;
+  net->register_buffer("seen", torch::zeros({1}));
+  DistributedDataParallel model(net, group, {.forward_sync_buffers = true});
+  model.register_buffer_comm_hook(
+      group,
+      [](const std::shared_ptr<ProcessGroup>&, const std::map<std::string, torch::Tensor>&) {
+        return std::vector<TensorFuture>();
+      },
+      group->rank() == kCulprit ? BufferCommHookLocation::kPostForward
+                                : BufferCommHookLocation::kPreForward);
+  EXPECT_THAT(Step(model, *group, Fault::kNone),
+              HasSubstr("buffer_comm_hook is before the forward on rank 0 and after the forward on "
+                        "rank 1"));
+  return 0;
+}
+
+// The hooks have the same name, and send different types.
+int HooksOfOneNameThatSendOtherTypes() {
+  const auto group = init_process_group();
+  Net net;
+  DistributedDataParallel model(net, group);
+  if (group->rank() == kCulprit) {
+    model.register_comm_hook(group, fp16_compress_hook, "average");
+  } else {
+    model.register_comm_hook(group, allreduce_hook, "average");
+  }
+  EXPECT_THAT(
+      Step(model, *group, Fault::kNone),
+      AllOf(HasSubstr("rank 0 is in collective"), HasSubstr("of Float"),
+            HasSubstr("rank 1 is in collective"), HasSubstr("of Half"), HasSubstr("comm hooks")));
+  return 0;
+}
+
 const std::map<std::string, std::function<int()>>& Bodies() {
   static const auto& bodies = *new std::map<std::string, std::function<int()>>{
       {"ExceptionsReachEveryRank", ExceptionsReachEveryRank},
@@ -299,6 +400,12 @@ const std::map<std::string, std::function<int()>>& Bodies() {
       {"LearnedBucketsOutliveAFailure", LearnedBucketsOutliveAFailure},
       {"BufferHookThatThrows", BufferHookThatThrows},
       {"RankThatIsGoneIsNamedByEveryForward", RankThatIsGoneIsNamedByEveryForward},
+      {"OneBatchLessThenABarrier", [] { return OneBatchLess(Afterwards::kBarrier); }},
+      {"OneBatchLessThenASum", [] { return OneBatchLess(Afterwards::kSum); }},
+      {"OneBatchLessThenTheEnd", [] { return OneBatchLess(Afterwards::kLeave); }},
+      {"OneBatchLessThenExit", [] { return OneBatchLess(Afterwards::kExit); }},
+      {"HooksThatDifferAreNamed", HooksThatDifferAreNamed},
+      {"HooksOfOneNameThatSendOtherTypes", HooksOfOneNameThatSendOtherTypes},
   };
   return bodies;
 }

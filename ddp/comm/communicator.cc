@@ -446,7 +446,9 @@ void Communicator::FailBroken(const OperationName& what, const std::string& reas
     if (notice_->AwaitFailure(kExplanationTimeout).has_value()) notice_->YieldToCause(kHeadStart);
     Fail(what, reason);
   }
-  const std::optional<FailureNotice::Failure> cause = inquiry_.Explain(Awaited(what), reason);
+  Inquiry::Awaited awaited = Awaited(what);
+  if (awaited.sequence < 0) awaited.sequence = log_->launched() - 1;  // it could not be started
+  const std::optional<FailureNotice::Failure> cause = inquiry_.Explain(awaited, reason);
   if (cause.has_value()) {
     if (cause->rank == options_.rank) Fail(what, cause->reason);
     notice_->ReportFound(*cause);

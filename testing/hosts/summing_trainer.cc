@@ -4,6 +4,7 @@
 
 #include <gflags/gflags.h>
 #include <poll.h>
+#include <signal.h>
 
 #include <cstdint>
 #include <filesystem>
@@ -18,6 +19,7 @@
 DEFINE_string(state, "", "file that holds the number of the last step; the job's checkpoint");
 DEFINE_string(until, "", "the job ends when this file is there");
 DEFINE_int32(step_ms, 20, "how long the last rank computes in each step");
+DEFINE_int32(dies, -1, "the rank that kills its own process in the fifth step, unless restarted");
 DEFINE_int32(numbers, 50000, "summed in each step");
 
 namespace {
@@ -50,6 +52,7 @@ int Train() {
   const int64_t ranks = group->size();
   const double expected = static_cast<double>(ranks * (ranks + 1)) / 2;
   for (bool ends = false; !ends && !session.should_stop();) {
+    if (group->rank() == FLAGS_dies && step == 4 && !session.is_restart()) ::raise(SIGKILL);
     // While the last rank computes, the others are in the middle of the all-reduce.
     if (group->rank() == ranks - 1) ::poll(nullptr, 0, FLAGS_step_ms);
     at::Tensor sum = at::full({FLAGS_numbers + 1}, group->rank() + 1, at::kDouble);
