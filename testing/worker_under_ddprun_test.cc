@@ -49,10 +49,10 @@ TEST(WorkerUnderDdprunTest, TheReportTellsWhatARankThrew) {
 // The agent stops the survivors at once, but gives them time to say why they end.
 TEST(WorkerUnderDdprunTest, SurvivorsNameTheRankThatWasKilled) {
   const std::string folder = ::testing::TempDir();
-  DdprunDriver run({.arguments = {"--standalone", "--nproc-per-node=4", "--fault-grace-ms=20000",
-                                  "testing/hosts/summing_trainer", "--dies=2",
-                                  "--state=" + folder + "/killed_state",
-                                  "--until=" + folder + "/never"}});
+  DdprunDriver run(
+      {.arguments = {"--standalone", "--nproc-per-node=4", "--fault-grace-ms=20000",
+                     "testing/hosts/summing_trainer", "--dies=2",
+                     "--state=" + folder + "/killed_state", "--until=" + folder + "/never"}});
   EXPECT_EQ(run.Wait(), 1) << run.err();
   for (const char* survivor : {"rank 0", "rank 1", "rank 3"}) {
     EXPECT_THAT(run.err(), HasSubstr(std::string(survivor) +
