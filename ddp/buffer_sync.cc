@@ -1,9 +1,11 @@
 #include "ddp/buffer_sync.h"
 
+#include <algorithm>
 #include <utility>
 
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/core/ivalue.h>
 #include <torch/nn/module.h>
 
 #include "ddp/coalesced_broadcast.h"
@@ -12,6 +14,25 @@
 #include "ddp/process_group.h"
 
 namespace ddp {
+namespace {
+
+// Messages of up to this size are kept whole until the next forward; of larger ones only copies of
+// buffers up to the second size. Running statistics are far smaller.
+constexpr size_t kKeptMessageBytes = size_t{16} << 20;
+constexpr size_t kKeptBufferBytes = size_t{1} << 20;
+
+// "layer.norm" of "layer.norm.running_mean".
+std::string OwnerOf(const std::string& name) {
+  const size_t dot = name.rfind('.');
+  return dot == std::string::npos ? "" : name.substr(0, dot);
+}
+
+int64_t VersionOf(const at::Tensor& tensor) {
+  const c10::VariableVersion& version = tensor.unsafeGetTensorImpl()->version_counter();
+  return version.enabled() ? version.current_version() : 0;
+}
+
+}  // namespace
 
 BufferSync::BufferSync(std::shared_ptr<torch::nn::Module> module, std::set<std::string> ignored)
     : module_(std::move(module)), ignored_(std::move(ignored)) {}
@@ -54,18 +75,76 @@ void BufferSync::Run(ProcessGroup& group, BufferCommHookLocation location, int s
 }
 
 void BufferSync::Broadcast(ProcessGroup& group, int source) {
+  const std::map<std::string, at::Tensor> buffers = Buffers();
+  std::vector<std::string> names;
   std::vector<at::Tensor> tensors;
-  for (const auto& [name, buffer] : Buffers()) tensors.push_back(buffer);
-  BroadcastCoalesced(group.communicator(), tensors,
-                     {.rank = group.rank(),
-                      .root = source,
-                      .fresh_memory = true,
-                      .what = "the broadcast of buffers"});
+  for (const auto& [name, buffer] : buffers) {
+    names.push_back(name);
+    tensors.push_back(buffer);
+  }
+  std::optional<std::set<std::string>> updated;  // found before the first buffer is written
+  const std::vector<at::Tensor> values =
+      BroadcastCoalesced(group.communicator(), tensors, names,
+                         {.rank = group.rank(),
+                          .root = source,
+                          .keeps_version =
+                              [&](size_t index) {
+                                if (!updated.has_value()) updated = Updated(buffers);
+                                return updated->contains(names[index]);
+                              },
+                          .what = "the broadcast of buffers"});
+  seen_.clear();
+  for (size_t i = 0; i < names.size(); ++i) Remember(names[i], tensors[i], values[i]);
+}
+
+void BufferSync::NoteForward() {
+  if (hook_) return;
+  seen_.clear();
+  at::NoGradGuard no_grad;
+  for (const auto& [name, buffer] : Buffers()) {
+    if (buffer.layout() == at::kStrided) Remember(name, buffer, buffer.variable_data().clone());
+  }
+}
+
+void BufferSync::Remember(const std::string& name, const at::Tensor& tensor,
+                          const at::Tensor& value) {
+  Seen seen{.tensor = tensor, .version = VersionOf(tensor), .value = {}};
+  if (value.storage().nbytes() <= kKeptMessageBytes) {
+    seen.value = value;
+  } else if (value.nbytes() <= kKeptBufferBytes) {
+    seen.value = value.clone();
+  }
+  seen_[name] = std::move(seen);
+}
+
+// The buffers of submodules of which one buffer has changed since the last forward began, but for
+// those with another version: autograd has noted their change.
+std::set<std::string> BufferSync::Updated(const std::map<std::string, at::Tensor>& buffers) const {
+  std::set<std::string> owners;
+  std::set<std::string> same_version;
+  at::NoGradGuard no_grad;
+  for (const auto& [name, buffer] : buffers) {
+    const auto found = seen_.find(name);
+    if (found == seen_.end() || !found->second.tensor.is_same(buffer)) continue;
+    const Seen& seen = found->second;
+    if (seen.version == VersionOf(buffer)) same_version.insert(name);
+    const bool comparable = seen.value.defined() && seen.value.sizes() == buffer.sizes() &&
+                            seen.value.scalar_type() == buffer.scalar_type() &&
+                            seen.value.device() == buffer.device();
+    if (comparable && !SameBits(buffer, seen.value)) owners.insert(OwnerOf(name));
+  }
+  std::erase_if(same_version,
+                [&](const std::string& name) { return !owners.contains(OwnerOf(name)); });
+  return same_version;
 }
 
 void BufferSync::Abandon() {
   at::NoGradGuard no_grad;
-  for (at::Tensor& buffer : in_use_) buffer.set_data(buffer.clone());
+  const bool busy = std::any_of(started_.begin(), started_.end(),
+                                [](const TensorFuture& future) { return !future->completed(); });
+  if (busy) {
+    for (at::Tensor& buffer : in_use_) buffer.set_data(buffer.clone());
+  }
   started_.clear();
   in_use_.clear();
 }

@@ -233,12 +233,17 @@ Reducer::Options DataParallelCore::ReducerOptions(
 
 void DataParallelCore::BroadcastState(const ModelTensors& tensors, int source) const {
   std::vector<at::Tensor> state;
-  for (const NamedTensor& item : tensors.parameters) state.push_back(item.tensor);
-  if (options_.broadcast_buffers) {
-    for (const NamedTensor& item : tensors.buffers) state.push_back(item.tensor);
-  }
+  std::vector<std::string> names;
+  const auto take = [&](const std::vector<NamedTensor>& items) {
+    for (const NamedTensor& item : items) {
+      state.push_back(item.tensor);
+      names.push_back(item.name);
+    }
+  };
+  take(tensors.parameters);
+  if (options_.broadcast_buffers) take(tensors.buffers);
   BroadcastCoalesced(
-      group_->communicator(), state,
+      group_->communicator(), state, names,
       {.rank = group_->rank(), .root = source, .what = "the broadcast of the model"});
 }
 
@@ -275,7 +280,10 @@ void DataParallelCore::BeginIteration() {
   FollowIncarnation();
   reducer_->CheckFinished();
   if (reducer_->ParametersChanged()) FollowParameters();
-  if (!synchronize_) return;
+  if (!synchronize_) {
+    if (SyncsBuffers()) buffers_.NoteForward();
+    return;
+  }
   if (!agreed_) {
     AgreeOnMetadata(ModelTensors::Of(*module_, options_.params_and_buffers_to_ignore), *group_);
     agreed_ = true;
@@ -311,8 +319,7 @@ void DataParallelCore::FollowParameters() {
 }
 
 bool DataParallelCore::SyncsBuffers() const {
-  return options_.forward_sync_buffers.value_or(options_.broadcast_buffers) &&
-         module_->is_training();
+  return options_.forward_sync_buffers.value_or(options_.broadcast_buffers);
 }
 
 void DataParallelCore::SyncForward() {

@@ -34,7 +34,9 @@ DistributedDataParallelOptions WithGroup(DistributedDataParallelOptions options,
 //
 // Collectives: the constructor, and of a synchronized iteration, in this order: the buffers, or the
 // user's hook for them, in BeforeForward; the hook in AfterForward, where it was asked for there;
-// the reduction, in the backward. Under a Join every one of them is announced first.
+// the reduction, in the backward. Under a Join every one of them is announced first. Whether a
+// forward is synchronized depends on the grad mode and on no_sync(), and never on train() and
+// eval(): ranks may differ in these.
 //
 // A failure on any rank is thrown once on each: by whatever waits for that rank, or else by the
 // next BeforeForward. The BeforeForward after that begins afresh, with all ranks together.

@@ -24,6 +24,7 @@ using ::ddp::testing::Gradients;
 using ::ddp::testing::SameOnAllRanks;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 // Three layers of different sizes and a batch norm, so that there are buffers.
 struct NetImpl : torch::nn::Module {
@@ -185,6 +186,166 @@ int BuffersFollowRankZero() {
   return 0;
 }
 
+// Multiplies by a view of a buffer, as a module that was written for one process may.
+struct StatisticsImpl : torch::nn::Module {
+  StatisticsImpl() {
+    layer = register_module("layer", torch::nn::Linear(2, 2));
+    stats = register_buffer("stats", torch::zeros({4}));
+    first = stats.narrow(0, 0, 2);
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    seen = first.clone();
+    const torch::Tensor y = layer->forward(x) * (1 + first.clone());
+    const torch::NoGradGuard no_grad;
+    stats.add_(own);
+    return y;
+  }
+  torch::nn::Linear layer{nullptr};
+  torch::Tensor stats, first, seen;
+  double own = 0;
+};
+TORCH_MODULE(Statistics);
+
+int ViewsOfBuffersFollow() {
+  const auto group = init_process_group();
+  Statistics net;
+  net->own = group->rank() + 1;
+  DistributedDataParallel model(net, group);
+  const torch::Tensor outside = net->named_buffers()["stats"].narrow(0, 2, 2);
+  for (int step = 0; step < 4; ++step) {
+    net->zero_grad();
+    model.forward(torch::ones({1, 2})).sum().backward();
+    EXPECT_EQ(net->seen[0].item<double>(), step);  // rank 0's
+    EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*net)));
+    EXPECT_TRUE(net->first.is_alias_of(net->stats));
+    EXPECT_TRUE(torch::equal(outside, net->first));
+    EXPECT_EQ(outside[0].item<double>(), step + net->own);
+  }
+  return 0;
+}
+
+// A batch norm in training does not use what it has saved of its statistics.
+int SeveralForwardsOfABatchNormBeforeABackward() {
+  const auto group = init_process_group();
+  torch::manual_seed(2);
+  Net net, copy;
+  {
+    const torch::NoGradGuard no_grad;
+    for (size_t i = 0; i < net->parameters().size(); ++i) {
+      copy->parameters()[i].copy_(net->parameters()[i]);
+    }
+  }
+  DistributedDataParallel model(net, group);
+  const torch::Tensor mean = net->norm->running_mean.narrow(0, 0, 8);
+  for (int64_t step = 0; step < 3; ++step) {
+    copy->zero_grad();
+    for (int rank = 0; rank < group->size(); ++rank) {
+      for (const int64_t part : {0, 1, 2}) {
+        (copy->forward(Batch(rank, 3 * step + part)).pow(3).sum() / group->size()).backward();
+      }
+    }
+    net->zero_grad();
+    torch::Tensor loss = torch::zeros({});
+    for (const int64_t part : {0, 1, 2}) {
+      // One in the middle that sends nothing.
+      const auto guard = model.no_sync(part == 1);
+      loss = loss + model.forward(Batch(group->rank(), 3 * step + part)).pow(3).sum();
+    }
+    loss.backward();
+    EXPECT_TRUE(torch::allclose(Gradients(*net), Gradients(*copy), 1e-3, 1e-4)) << "step " << step;
+    EXPECT_TRUE(torch::equal(mean, net->norm->running_mean));
+  }
+  return 0;
+}
+
+// A batch norm in evaluation needs the statistics that its forward has used. Rank 1 trains by them,
+// and rank 0 changes them before rank 1's backward: that is an error, never a wrong gradient.
+int SavedBufferThatChangesIsRefused() {
+  const auto group = init_process_group();
+  Net net;
+  DistributedDataParallel model(net, group);
+  if (group->rank() != 0) net->norm->eval();
+  const torch::Tensor first = model.forward(Batch(group->rank(), 0)).pow(3).sum();
+  const torch::Tensor second = model.forward(Batch(group->rank(), 1)).pow(3).sum();
+  EXPECT_THAT(ErrorOf<c10::Error>([&] { (first + second).backward(); }),
+              HasSubstr(group->rank() == 0 ? "rank 1 failed" : "modified by an inplace operation"));
+  // One forward for each backward works, on every rank.
+  for (int64_t step = 2; step < 4; ++step) {
+    net->zero_grad();
+    model.forward(Batch(group->rank(), step)).pow(3).sum().backward();
+    EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*net)));
+  }
+  return 0;
+}
+
+// Of types that no backend sends, of one element in many places, not contiguous, without elements.
+int BuffersOfAnyTypeAreCopied() {
+  const auto group = init_process_group();
+  const int rank = group->rank();
+  struct Holder : torch::nn::Module {
+    Holder() { layer = register_module("layer", torch::nn::Linear(2, 2)); }
+    torch::Tensor forward(const torch::Tensor& x) { return layer->forward(x); }
+    torch::nn::Linear layer{nullptr};
+  };
+  const auto net = std::make_shared<Holder>();
+  std::vector<std::pair<std::string, torch::Tensor>> buffers;
+  for (const torch::ScalarType type :
+       {torch::kShort, torch::kFloat8_e4m3fn, torch::kFloat8_e5m2, torch::kBool, torch::kHalf,
+        torch::kComplexFloat, torch::kUInt16, torch::kLong}) {
+    buffers.emplace_back(c10::toString(type), torch::zeros({3}).to(type));
+  }
+  buffers.emplace_back("expanded", torch::zeros({1}).expand({3}));
+  buffers.emplace_back("transposed", torch::zeros({2, 3}).t());
+  buffers.emplace_back("empty", torch::zeros({0}));
+  for (auto& [name, tensor] : buffers) tensor = net->register_buffer(name, tensor);
+  DistributedDataParallel<Holder> model(net, group);
+  for (int step = 0; step < 2; ++step) {
+    for (const auto& [name, tensor] : buffers) {
+      tensor.set_data(name == "expanded" ? torch::full({1}, rank + 1.0).expand({3})
+                                         : torch::full(tensor.sizes(), rank + 1.0)
+                                               .to(tensor.scalar_type())
+                                               .as_strided(tensor.sizes(), tensor.strides()));
+    }
+    net->zero_grad();
+    model.forward(torch::ones({1, 2})).sum().backward();
+    for (const auto& [name, tensor] : buffers) {
+      EXPECT_TRUE(torch::all(tensor.to(torch::kComplexDouble) == 1).item<bool>()) << name;
+    }
+  }
+  net->register_buffer("table", torch::eye(2).to_sparse());
+  const std::string text =
+      ErrorOf<ConfigurationError>([&] { DistributedDataParallel<Holder> other(net, group); });
+  EXPECT_THAT(text, HasSubstr("buffer table is Sparse: only dense tensors"));
+  EXPECT_THAT(text, Not(HasSubstr("Exception raised from")));
+  return 0;
+}
+
+// Which forwards copy buffers does not depend on train() and eval().
+int RanksInTrainAndEvalGoTogether() {
+  const auto group = init_process_group();
+  Net net;
+  DistributedDataParallel model(net, group);
+  for (int64_t step = 0; step < 5; ++step) {
+    net->train(step == 4 || step == group->rank());  // rank 0, rank 1, none, none, all
+    if (step == 2) net->norm->train();
+    net->zero_grad();
+    model.forward(Batch(group->rank(), step)).pow(2).sum().backward();
+    EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*net))) << "step " << step;
+    // The statistics of step 2 drift apart, and step 3 changes none.
+    EXPECT_EQ(SameOnAllRanks(*group, net->norm->running_var), step == 3) << "step " << step;
+  }
+  Statistics plain;
+  plain->own = group->rank() + 1;
+  DistributedDataParallel second(plain, group);
+  plain->eval();
+  plain->layer->train();
+  for (int step = 0; step < 3; ++step) {
+    second.forward(torch::ones({1, 2})).sum().backward();
+    EXPECT_EQ(plain->seen[0].item<double>(), step);
+  }
+  return 0;
+}
+
 int NoSyncAccumulatesLocally() {
   const auto group = init_process_group();
   for (const bool view : {false, true}) {
@@ -304,11 +465,15 @@ int EvaluatesOnOneRankAlone() {
   Net net;
   DistributedDataParallel model(net, group);
   model.forward(Batch(group->rank(), 0)).sum().backward();
-  if (group->rank() == 0) {
-    torch::NoGradGuard no_grad;
-    net->eval();
-    EXPECT_EQ(model.forward(Batch(0, 1)).size(1), 2);
-    net->train();
+  for (int rank = 0; rank < group->size(); ++rank) {
+    if (group->rank() != rank) continue;
+    const torch::NoGradGuard no_grad;
+    for (const bool train : {false, true}) {
+      net->train(train);
+      for (int64_t more = 0; more <= rank; ++more) {
+        EXPECT_EQ(model.forward(Batch(rank, 1)).size(1), 2);
+      }
+    }
   }
   net->zero_grad();
   model.forward(Batch(group->rank(), 2)).sum().backward();
@@ -570,6 +735,11 @@ const std::map<std::string, std::function<int()>>& Bodies() {
       {"ViewsAndCopiesGiveTheSameBits", ViewsAndCopiesGiveTheSameBits},
       {"EqualsOneProcessWithTheJointBatch", EqualsOneProcessWithTheJointBatch},
       {"BuffersFollowRankZero", BuffersFollowRankZero},
+      {"ViewsOfBuffersFollow", ViewsOfBuffersFollow},
+      {"SeveralForwardsOfABatchNormBeforeABackward", SeveralForwardsOfABatchNormBeforeABackward},
+      {"SavedBufferThatChangesIsRefused", SavedBufferThatChangesIsRefused},
+      {"BuffersOfAnyTypeAreCopied", BuffersOfAnyTypeAreCopied},
+      {"RanksInTrainAndEvalGoTogether", RanksInTrainAndEvalGoTogether},
       {"NoSyncAccumulatesLocally", NoSyncAccumulatesLocally},
       {"BucketsAreDealtAnewByReadyOrder", BucketsAreDealtAnewByReadyOrder},
       {"AnyDenseParameterWorks", AnyDenseParameterWorks},

@@ -82,6 +82,13 @@ void ModelTensors::Describe(ModelMetadata& metadata) const {
 void ModelTensors::CheckDevices(at::Device device, const std::string& backend) const {
   const NamedTensor* first = nullptr;
   const auto check = [&](const char* sort, const NamedTensor& item) {
+    if (item.tensor.layout() != at::kStrided || item.tensor.is_quantized()) {
+      throw ConfigurationError(absl::StrCat(
+          sort, " ", item.name, " is ",
+          item.tensor.is_quantized() ? "quantized" : c10::str(item.tensor.layout()),
+          ": only dense tensors can be kept equal on all ranks; register a dense one, or name it "
+          "in params_and_buffers_to_ignore"));
+    }
     const at::Device found = item.tensor.device();
     if (first == nullptr) first = &item;
     if (found.type() != first->tensor.device().type()) {

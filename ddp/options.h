@@ -50,8 +50,11 @@ struct DistributedDataParallelOptions {
   // equal already, from a checkpoint for example; nothing checks that they are.
   DDP_OPTION(init_sync, bool) = true;
 
-  // Every synchronized forward of a module in training begins with rank 0's buffers (running
-  // statistics of batch norms) on all ranks. false: never, neither here nor in the constructor.
+  // Every synchronized forward begins with rank 0's buffers (running statistics of batch norms) on
+  // all ranks, whether the module is in train() or in eval(): ranks may differ in that. A forward
+  // without gradients (torch::NoGradGuard) or under no_sync() copies nothing, so one rank may
+  // evaluate alone. Buffers change in place, and views of them follow. false: never, neither here
+  // nor in the constructor.
   DDP_OPTION(broadcast_buffers, bool) = true;
 
   // Overrides broadcast_buffers for the forwards alone: with false the constructor still copies the
