@@ -149,6 +149,7 @@ void DataParallelCore::SetUp(const ModelTensors& tensors, std::vector<Reducer::P
   first_bucket_sizes_ = BucketSizes(*reducer_);
   if (CurrentDebugLevel() != DebugLevel::kOff) LOG(INFO) << Describe() << LoggingData().to_json();
   incarnation_ = group_->incarnation();
+  group_->communicator().BeginBarrier(group_->device(), "the end of a model's construction");
 }
 
 DataParallelCore::~DataParallelCore() = default;
@@ -290,6 +291,8 @@ void DataParallelCore::BeginIteration() {
   }
   ++iteration_;
   if (timer_.IsSampled(iteration_)) timer_.StartIteration(iteration_, MonotonicNanoseconds());
+  // A failure of this iteration must not reach a rank that is still in a constructor.
+  group_->communicator().EndBarrier();
   SyncForward();
 }
 
@@ -374,10 +377,12 @@ void DataParallelCore::OnForwardException() {
     text = error.what();
   } catch (...) {
   }
-  group_->report_failure(absl::StrCat("rank ", group_->rank(), ": the forward threw: ", text));
+  group_->report_failure(absl::StrCat("rank ", group_->rank(),
+                                      ": the forward threw: ", internal::WithoutStackTrace(text)));
 }
 
 void DataParallelCore::OnReductionComplete() {
+  in_join_event_ = false;
   buffers_.Finish(*group_);
   if (delayed_ && !reducer_->parameters().empty()) delayed_->Complete(reducer_->divisor());
   if (!timer_.active()) return;
@@ -454,6 +459,7 @@ void DataParallelCore::UpdateProcessGroup(std::shared_ptr<ProcessGroup> group) {
   buffers_.Abandon();
   reducer_->Reset(group_);
   if (delayed_) delayed_->Reset(group_);
+  group_->communicator().BeginBarrier(group_->device(), "the end of update_process_group");
 }
 
 // A hook that goes on over the old group would average over the wrong ranks, or hang.
@@ -509,6 +515,7 @@ void DataParallelCore::AgreeOnMetadata(const ModelTensors& tensors, ProcessGroup
   for (const auto& [name, tensor] : options_.delay_all_reduce_named_params) {
     option("delay_all_reduce_named_params", name);
   }
+  option("mixed_precision", options_.mixed_precision.has_value() ? "set" : "not set");
   if (options_.mixed_precision.has_value()) {
     const auto type = [](const std::optional<at::ScalarType>& dtype) {
       return dtype.has_value() ? c10::toString(*dtype) : "as it is";
@@ -568,11 +575,13 @@ std::unique_ptr<JoinHook> DataParallelCore::join_hook(const JoinOptions& options
 void DataParallelCore::enter_join(Join* join) {
   join_ = join;
   was_joined_ = true;
+  in_join_event_ = false;
   const auto divisor = [this](const JoinRound& round) {
     return join_options_.divide_by_initial_world_size ? group_->size() : round.num_active();
   };
   reducer_->set_announce([this, divisor](int flags) {
     const JoinRound round = join_->notify(*this, flags);
+    in_join_event_ = true;
     return Reducer::PassStart{.divisor = divisor(round), .source = round.source()};
   });
   if (!delayed_) return;
@@ -587,6 +596,22 @@ DelayedAllReduce::When DataParallelCore::DelayedStart() const {
   return options_.find_unused_parameters || options_.static_graph
              ? DelayedAllReduce::When::kAfterBuckets
              : DelayedAllReduce::When::kAtTrigger;
+}
+
+std::string DataParallelCore::join_name() const { return module_->name(); }
+
+std::string DataParallelCore::join_event_name(int event) const {
+  if (event == kDelayed) return "the all-reduce of delayed gradients";
+  if (event < kForward) {
+    std::vector<std::string> with;
+    if ((event & Reducer::kUsedMapBefore) != 0) with.push_back("used parameters before it");
+    if ((event & Reducer::kUsedMapAfter) != 0) with.push_back("used parameters after it");
+    if ((event & Reducer::kRebuildAfter) != 0) with.push_back("new buckets at its end");
+    return absl::StrCat("the reduction of gradients", with.empty() ? "" : ", with ",
+                        absl::StrJoin(with, " and "), with.empty() ? "" : ",");
+  }
+  if ((event & kBuffersBefore) != 0) return "a forward that begins with buffers";
+  return (event & kBuffersAfter) != 0 ? "a forward that ends with buffers" : "a forward";
 }
 
 void DataParallelCore::leave_join() {

@@ -85,6 +85,9 @@ class DataParallelCore : public Joinable {
   std::shared_ptr<ProcessGroup> join_process_group() override { return group_; }
   void enter_join(Join* join) override;
   void leave_join() override;
+  std::string join_name() const override;
+  std::string join_event_name(int event) const override;
+  bool in_join_event() const override { return join_ != nullptr && in_join_event_; }
 
  private:
   class Shadow;
@@ -131,6 +134,7 @@ class DataParallelCore : public Joinable {
   Join* join_ = nullptr;
   JoinOptions join_options_;
   bool was_joined_ = false;
+  bool in_join_event_ = false;  // a reduction is announced, and not complete
 
   IterationTimer timer_;
   int64_t iteration_ = 0;

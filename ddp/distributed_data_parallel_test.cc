@@ -456,6 +456,7 @@ int AnyDenseParameterWorks() {
       }
       EXPECT_TRUE(net->image.grad().is_contiguous(torch::MemoryFormat::ChannelsLast));
     }
+    EXPECT_EQ(model.logging_data().dtypes, "c10::BFloat16, c10::complex<float>, double, float");
   }
   return 0;
 }
@@ -519,9 +520,8 @@ int UnusedParameterIsNamedOnEveryRank() {
                 }),
                 AllOf(HasSubstr("rank 1"), HasSubstr(names)));
   } else {
-    // Rank 1 may be through with the construction, and have failed, before this rank is.
+    DistributedDataParallel model(net, group);
     EXPECT_THAT(ErrorOf<PeerFailedError>([&] {
-                  DistributedDataParallel model(net, group);
                   model.forward(torch::ones({1, 4}), true).sum().backward();
                 }),
                 AllOf(HasSubstr("rank 1 failed"), HasSubstr(names)));
@@ -554,6 +554,12 @@ int DifferentModelsAreNamed() {
                 DistributedDataParallel model(same, group, {.gradient_as_bucket_view = odd});
               }),
               HasSubstr("option gradient_as_bucket_view is 0 on rank 0 and 1 on rank " + last));
+
+  DistributedDataParallelOptions options;
+  if (odd) options.mixed_precision = MixedPrecision{.param_dtype = torch::kBFloat16};
+  EXPECT_THAT(
+      ErrorOf<ConfigurationError>([&] { DistributedDataParallel model(same, group, options); }),
+      HasSubstr("option mixed_precision is not set on rank 0 and set on rank " + last));
 
   // Nothing is left behind: an equal model works on the same group.
   DistributedDataParallel model(same, group);
@@ -684,6 +690,7 @@ int MisuseIsOneClearLine() {
   EXPECT_THAT(ErrorOf<ConfigurationError>(
                   [&] { DistributedDataParallel model(fine, std::shared_ptr<ProcessGroup>()); }),
               HasSubstr("needs a module and a process group"));
+  group->barrier();  // no rank ends while another one connects
   return 0;
 }
 

@@ -46,7 +46,8 @@ std::string Ranks(const std::vector<int>& ranks) {
 
 std::string TextOf(const std::exception& error) {
   const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
-  return torch_error != nullptr ? torch_error->what_without_backtrace() : error.what();
+  return internal::WithoutStackTrace(torch_error != nullptr ? torch_error->what_without_backtrace()
+                                                            : error.what());
 }
 
 std::vector<Joinable*> Addresses(const std::vector<JoinableRef>& joinables) {
@@ -99,25 +100,27 @@ Join::~Join() {
   const std::string reason =
       absl::StrCat("rank ", group_->rank(), " left the scope of a Join without finish()");
   LOG(ERROR) << reason << ": call it after the loop";
-  abandon(reason);
+  Leave(reason);
+  group_->report_failure_and_throw_later(reason);
 }
 
 void Join::abandon(const std::string& reason) {
   if (ended_) return;
-  Leave();
+  Leave(reason);
   group_->report_failure(reason);
 }
 
 // After a failure some ranks have left the Join and some have not: then it is over for all.
 void Join::CheckIncarnation() {
   if (group_->incarnation() == incarnation_) return;
-  Leave();
+  Leave("a rank failed");
   throw ReductionError(
       absl::StrCat("rank ", group_->rank(), ": a failure has ended this Join: begin a new one"));
 }
 
-void Join::Leave() {
+void Join::Leave(const std::string& failure) {
   ended_ = true;
+  failure_ = failure;
   for (Joinable* const joinable : joinables_) {
     joinable->in_join_ = false;
     joinable->leave_join();
@@ -134,6 +137,7 @@ int64_t Join::CodeOf(const Joinable& joinable, int event) const {
 JoinRound Join::notify(const Joinable& joinable, int event) {
   CHECK(!ended_) << "notify() after the Join has ended";
   CheckIncarnation();
+  CheckNoOtherEvent(joinable, event);
   const JoinRound round = Exchange(CodeOf(joinable, event)).round;
   if (options_.throw_on_early_termination && round.num_active() < group_->size()) {
     ThrowEarlyTermination(round);
@@ -149,7 +153,6 @@ int64_t Join::Terms() const {
 
 // All ranks throw.
 void Join::ThrowDifferentTerms(const std::vector<int64_t>& codes) {
-  Leave();
   std::map<int64_t, std::vector<int>> ranks_by_terms;
   for (size_t rank = 0; rank < codes.size(); ++rank) {
     ranks_by_terms[codes[rank] >> kCodeBits].push_back(static_cast<int>(rank));
@@ -159,9 +162,27 @@ void Join::ThrowDifferentTerms(const std::vector<int64_t>& codes) {
     parts.push_back(
         absl::StrCat(Ranks(ranks), ranks.size() == 1 ? " has " : " have ", DescribeTerms(terms)));
   }
-  throw ConfigurationError(
+  const std::string message =
       absl::StrCat("the ranks have different Joins: ", absl::StrJoin(parts, "; "),
-                   ". Give all ranks the same JoinOptions and joinables"));
+                   ". Give all ranks the same JoinOptions and joinables");
+  Leave(message);
+  throw ConfigurationError(message);
+}
+
+// A rank that has joined shadows one event at a time, from its beginning to its end.
+void Join::CheckNoOtherEvent(const Joinable& joinable, int event) {
+  for (size_t i = 0; i < joinables_.size(); ++i) {
+    if (joinables_[i] == &joinable || !joinables_[i]->in_join_event()) continue;
+    const std::string message = absl::StrCat(
+        "rank ", group_->rank(), ": under a Join, ", Describe(CodeOf(joinable, event)),
+        " began before the collectives of ", NameOf(i),
+        " were complete: one backward goes through both, or a backward of ", NameOf(i),
+        " left out gradients. Ranks without inputs take part in one reduction at a time: call "
+        "backward once for each model, or make both submodules of one module with one "
+        "DistributedDataParallel");
+    abandon(message);
+    throw ReductionError(message);
+  }
 }
 
 // Every rank's code, in one all-reduce: each adds its own to an entry that is zero elsewhere.
@@ -186,15 +207,38 @@ Join::Announcement Join::Exchange(int64_t code) {
     announcement.round.active_ranks.push_back(rank);
     if (agreed == kJoined) agreed = codes[rank];
     if (codes[rank] != agreed) {
-      Leave();  // all ranks throw
-      throw ReductionError(Disagreement(codes));
+      const std::string message = Disagreement(codes);
+      Leave(message);  // all ranks throw
+      throw ReductionError(message);
     }
   }
   if (agreed == kJoined) return announcement;
   announcement.joinable = static_cast<int>((agreed - 1) / kMaxEvents);
   announcement.round.event = static_cast<int>((agreed - 1) % kMaxEvents);
+  if (announcement.joinable >= static_cast<int>(joinables_.size())) {
+    const std::string message =
+        absl::StrCat("rank ", group_->rank(), ": ", Ranks(announcement.round.active_ranks),
+                     " came to ", Describe(agreed), ", and the Join of this rank has ",
+                     joinables_.size(), " joinables: give it the same ones on all ranks");
+    abandon(message);
+    throw ReductionError(message);
+  }
   last_joiner_ = announcement.round.active_ranks.back();
   return announcement;
+}
+
+std::string Join::NameOf(size_t joinable) const {
+  const std::string name =
+      joinable < joinables_.size() ? joinables_[joinable]->join_name() : std::string();
+  return absl::StrCat("joinable ", joinable, name.empty() ? "" : absl::StrCat(" (", name, ")"));
+}
+
+std::string Join::Describe(int64_t code) const {
+  const auto joinable = static_cast<size_t>((code - 1) / kMaxEvents);
+  const int event = static_cast<int>((code - 1) % kMaxEvents);
+  return absl::StrCat(joinable < joinables_.size() ? joinables_[joinable]->join_event_name(event)
+                                                   : absl::StrCat("event ", event),
+                      " of ", NameOf(joinable));
 }
 
 std::string Join::Disagreement(const std::vector<int64_t>& codes) const {
@@ -204,8 +248,7 @@ std::string Join::Disagreement(const std::vector<int64_t>& codes) const {
   }
   std::vector<std::string> parts;
   for (const auto& [code, ranks] : ranks_by_code) {
-    parts.push_back(absl::StrCat(Ranks(ranks), " came to event ", (code - 1) % kMaxEvents,
-                                 " of joinable ", (code - 1) / kMaxEvents));
+    parts.push_back(absl::StrCat(Ranks(ranks), " came to ", Describe(code)));
   }
   return absl::StrCat("under a Join the ranks with inputs must do the same, but ",
                       absl::StrJoin(parts, ", "));
@@ -213,7 +256,6 @@ std::string Join::Disagreement(const std::vector<int64_t>& codes) const {
 
 // All ranks throw, so the group stays as it is.
 void Join::ThrowEarlyTermination(const JoinRound& round) {
-  Leave();
   std::vector<int> exhausted;
   for (int rank = 0, next = 0; rank < group_->size(); ++rank) {
     if (next < round.num_active() && round.active_ranks[next] == rank) {
@@ -222,13 +264,22 @@ void Join::ThrowEarlyTermination(const JoinRound& round) {
       exhausted.push_back(rank);
     }
   }
-  throw ReductionError(
-      absl::StrCat("Detected at least one rank that exhausted inputs. Throwing across all ranks. "
-                   "Without inputs: ",
-                   Ranks(exhausted), "."));
+  const std::string message = absl::StrCat(
+      "Detected at least one rank that exhausted inputs. Throwing across all ranks. "
+      "Without inputs: ",
+      Ranks(exhausted), ".");
+  Leave(message);
+  throw ReductionError(message);
 }
 
 void Join::finish() {
+  if (!failure_.empty()) {
+    throw ReductionError(
+        absl::StrCat("rank ", group_->rank(),
+                     ": finish() of a Join that an exception has ended, so the models "
+                     "were not made equal: begin a new Join. The reason was: ",
+                     failure_));
+  }
   if (ended_) return;
   try {
     group_->ensure_usable();
@@ -238,8 +289,8 @@ void Join::finish() {
     for (const auto& hook : hooks_) {
       hook->post_hook(last_joiner_ == group_->rank(), last_joiner_);
     }
-  } catch (const CommunicationError&) {
-    if (!ended_) Leave();  // all ranks know, or will by their own means
+  } catch (const CommunicationError& error) {
+    if (!ended_) Leave(TextOf(error));  // all ranks know, or will by their own means
     throw;
   } catch (const std::exception& error) {
     abandon(absl::StrCat("in the finish() of a Join: ", TextOf(error)));
@@ -256,8 +307,9 @@ void Join::Shadow() {
     const Announcement announcement = Exchange(kJoined);
     if (announcement.round.active_ranks.empty()) return;
     if (options_.throw_on_early_termination) {
-      Leave();
-      throw ReductionError(absl::StrCat("Rank ", group_->rank(), " exhausted all inputs."));
+      const std::string message = absl::StrCat("Rank ", group_->rank(), " exhausted all inputs.");
+      Leave(message);
+      throw ReductionError(message);
     }
     if (rounds == kRoundsBeforeWarning) {
       LOG(WARNING) << "rank " << group_->rank() << " has no inputs left and has taken part in "

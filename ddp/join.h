@@ -92,6 +92,14 @@ class Joinable {
   virtual void enter_join(Join* join) = 0;
   virtual void leave_join() = 0;
 
+  // For messages: the joinable's own name, and an event's, with an article.
+  virtual std::string join_name() const { return ""; }
+  virtual std::string join_event_name(int event) const { return "event " + std::to_string(event); }
+
+  // Whether collectives of the last announced event are still to be started by this rank. A rank
+  // without inputs is then busy with that event, so nothing else may be announced.
+  virtual bool in_join_event() const { return false; }
+
  private:
   friend class Join;
   bool in_join_ = false;
@@ -119,7 +127,13 @@ class JoinableRef {
 //
 // When an exception leaves the scope, the others are told, so that nobody waits for this rank.
 // Leaving it without finish() and without an exception is a mistake in the program: it is logged,
-// and the others are told as well.
+// and every rank throws, this one at its next synchronized forward, Join or collective.
+//
+// One backward may go through one joinable only. A backward through two models, as of the sum of
+// their losses or of one model's output in the other, throws ReductionError on all ranks: the
+// second reduction would begin before the first is complete, and a rank without inputs takes part
+// in one at a time. Call backward once for each model, or make both submodules of one module with
+// one DistributedDataParallel.
 //
 // Thread-compatible; notify() is for the thread of the loop or its backward, never two at once. The
 // joinables must outlive it.
@@ -137,14 +151,16 @@ class Join {
 
   // Collective; for joinables, on a rank with inputs. Blocks until every rank is here or in
   // finish(). Throws ReductionError on all ranks alike when they disagree about what comes, or some
-  // have no inputs left and throw_on_early_termination is set; and what a collective throws.
+  // have no inputs left and throw_on_early_termination is set; on this rank, after the others were
+  // told, when another joinable is in an event; and what a collective throws.
   JoinRound notify(const Joinable& joinable, int event);
 
   // Collective; after the loop. Takes part in what the others still do, and returns when all are
   // here and the post hooks have run. Nothing happens in a second call.
   //
   // Throws ReductionError (as notify), what a collective throws, and what a hook throws, after the
-  // others were told.
+  // others were told. Throws ReductionError, and is no collective, when the Join ended by an
+  // exception before: the models were not made equal.
   void finish();
 
   // Instead of finish(): ends the Join on this rank and tells the others why. Nothing happens when
@@ -163,11 +179,14 @@ class Join {
   Announcement Exchange(int64_t code);
   int64_t Terms() const;
   [[noreturn]] void ThrowDifferentTerms(const std::vector<int64_t>& codes);
+  void CheckNoOtherEvent(const Joinable& joinable, int event);
+  std::string NameOf(size_t joinable) const;
+  std::string Describe(int64_t code) const;
   std::string Disagreement(const std::vector<int64_t>& codes) const;
   [[noreturn]] void ThrowEarlyTermination(const JoinRound& round);
   void Shadow();
   void CheckIncarnation();
-  void Leave();
+  void Leave(const std::string& failure = "");
 
   const std::vector<Joinable*> joinables_;
   const JoinOptions options_;
@@ -177,6 +196,7 @@ class Join {
   std::vector<std::unique_ptr<JoinHook>> hooks_;  // in the order of joinables_
   int last_joiner_ = 0;
   bool ended_ = false;
+  std::string failure_;  // that ended it; empty: none
 };
 
 // Runs `loop` under a Join and finishes it. An exception that leaves the loop is told to the others

@@ -318,10 +318,71 @@ int ForgottenFinishReachesAll() {
     ::testing::internal::CaptureStderr();
     { Join join({&summer}); }
     EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("without finish(): call it"));
+    EXPECT_THAT(ErrorOf<ReductionError>([&] { Join next({&summer}); }),
+                HasSubstr("rank 0 left the scope of a Join without finish()"));
   } else {
     EXPECT_THAT(ErrorOf<PeerFailedError>([&] { join({&summer}, {}, [&] { summer.Step(1); }); }),
                 HasSubstr("rank 0 left the scope of a Join without finish()"));
   }
+  RunUneven(group, {2, 1, 3}, 2);
+  return 0;
+}
+
+// For a loop that catches what its steps throw.
+int FinishAfterAFailureThrows() {
+  const auto group = init_process_group();
+  Summer summer(group);
+  const std::string ended = "finish() of a Join that an exception has ended";
+  for (const std::string way : {"disagreement", "termination", "abandon"}) {
+    Join join({&summer}, {.throw_on_early_termination = way == "termination"});
+    const bool differs = group->rank() == 1;
+    std::string reason = "under a Join the ranks with inputs must do the same";
+    if (way == "disagreement") {
+      EXPECT_THAT(ErrorOf<ReductionError>([&] { summer.Step(1, differs ? 2 : 5); }),
+                  HasSubstr(reason));
+    } else if (way == "termination") {
+      reason = differs ? "Rank 1 exhausted all inputs" : "Without inputs: rank 1";
+      EXPECT_THAT(ErrorOf<ReductionError>([&] {
+                    if (differs) return join.finish();
+                    summer.Step(1);
+                  }),
+                  HasSubstr(reason));
+    } else if (differs) {
+      reason = "the disk is full";
+      summer.Step(1);  // all ranks are under the Join
+      join.abandon(reason);
+    } else {
+      reason = "a rank failed";
+      EXPECT_THAT(ErrorOf<PeerFailedError>([&] {
+                    for (int step = 0; step < 2; ++step) summer.Step(1);
+                  }),
+                  HasSubstr("disk is full"));
+      EXPECT_THAT(ErrorOf<ReductionError>([&] { join.finish(); }), HasSubstr("begin a new one"));
+    }
+    for (int repeat = 0; repeat < 2; ++repeat) {
+      const std::string text = ErrorOf<ReductionError>([&] { join.finish(); });
+      EXPECT_THAT(text, HasSubstr(ended));
+      EXPECT_THAT(text, HasSubstr(reason));
+    }
+    EXPECT_EQ(summer.ended, 0);
+  }
+  RunUneven(group, {2, 1, 3}, 2);
+  return 0;
+}
+
+// A rank whose Join holds fewer joinables than another's.
+int MissingJoinableIsNamed() {
+  const auto group = init_process_group();
+  Summer first(group), second(group);
+  std::vector<Joinable*> joinables = {&first};
+  if (group->rank() != 0) joinables.push_back(&second);
+  const std::string text = ErrorOf<c10::Error>([&] {
+    join(joinables, {}, [&] {
+      if (group->rank() == 0) return;
+      second.Step(1, 7);
+    });
+  });
+  EXPECT_THAT(text, HasSubstr("came to event 7 of joinable 1, and the Join of this rank has 1"));
   RunUneven(group, {2, 1, 3}, 2);
   return 0;
 }
@@ -375,6 +436,8 @@ const std::map<std::string, std::function<int()>>& Bodies() {
       {"MisuseIsOneClearLine", MisuseIsOneClearLine},
       {"ExceptionInTheLoopReachesAll", ExceptionInTheLoopReachesAll},
       {"ForgottenFinishReachesAll", ForgottenFinishReachesAll},
+      {"FinishAfterAFailureThrows", FinishAfterAFailureThrows},
+      {"MissingJoinableIsNamed", MissingJoinableIsNamed},
       {"FailingHookReachesAll", FailingHookReachesAll},
       {"VeryUnevenInputsAreMentionedOnce", VeryUnevenInputsAreMentionedOnce},
   };

@@ -17,7 +17,7 @@ struct DDPLoggingData {
   // --- The model and the options. Set once.
   std::string module_name;   // the module's class
   std::string backend_name;  // "gloo", "nccl"
-  std::string dtypes;        // of the parameters, "float, double"
+  std::string dtypes;        // of the parameters, "double, float"
   std::string device_ids;    // "0"; empty on the CPU
   int64_t output_device = -1;
   int64_t world_size = 0;

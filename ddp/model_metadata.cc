@@ -25,6 +25,15 @@ std::pair<std::string, std::string> SplitLine(const std::string& line) {
   return {line.substr(0, tab), line.substr(tab + 1)};
 }
 
+bool HasItem(const std::vector<std::string>& lines, const std::string& item) {
+  return std::any_of(lines.begin(), lines.end(),
+                     [&](const std::string& line) { return SplitLine(line).first == item; });
+}
+
+std::string OnlyOne(const std::string& item, const std::string& value, int rank, int other) {
+  return absl::StrCat("rank ", rank, " has ", item, " (", value, ") and rank ", other, " has not");
+}
+
 }  // namespace
 
 void ModelMetadata::AddParameter(const Tensor& tensor) {
@@ -60,14 +69,19 @@ std::string ModelMetadata::FirstDifference(const std::string& a, int rank_a, con
       return absl::StrCat(item_a, " is ", value_a, " on rank ", rank_a, " and ", value_b,
                           " on rank ", rank_b);
     }
+    const bool only_a = !HasItem(lines_b, item_a);
+    const bool only_b = !HasItem(lines_a, item_b);
+    if (only_a != only_b) {
+      return only_a ? OnlyOne(item_a, value_a, rank_a, rank_b)
+                    : OnlyOne(item_b, value_b, rank_b, rank_a);
+    }
     return absl::StrCat("rank ", rank_a, " has ", item_a, " (", value_a, ") where rank ", rank_b,
                         " has ", item_b, " (", value_b, ")");
   }
   if (lines_a.size() == lines_b.size()) return "";
   const bool a_longer = lines_a.size() > lines_b.size();
   const auto [item, value] = SplitLine(a_longer ? lines_a[common] : lines_b[common]);
-  return absl::StrCat("rank ", a_longer ? rank_a : rank_b, " has ", item, " (", value,
-                      ") and rank ", a_longer ? rank_b : rank_a, " has not");
+  return OnlyOne(item, value, a_longer ? rank_a : rank_b, a_longer ? rank_b : rank_a);
 }
 
 }  // namespace ddp

@@ -61,6 +61,19 @@ TEST(ModelMetadataTest, NamesWhatOneRankHasMore) {
             "rank 3 has buffer 1 (mean float [4] strides [1]) and rank 0 has not");
 }
 
+// An item in the middle that one rank has more is named, and not compared with the next one.
+TEST(ModelMetadataTest, NamesAnOptionThatOneRankHasMore) {
+  ModelMetadata more;
+  more.AddOption("bucket_cap_mb", "25");
+  more.AddOption("params_and_buffers_to_ignore", "fc.bias");
+  more.AddParameter(Weight());
+  more.AddBuffer({.name = "count", .dtype = "long", .shape = {}, .strides = {}});
+  EXPECT_EQ(Difference(more, Model(Weight())),
+            "rank 0 has option params_and_buffers_to_ignore (fc.bias) and rank 3 has not");
+  EXPECT_EQ(Difference(Model(Weight()), more),
+            "rank 3 has option params_and_buffers_to_ignore (fc.bias) and rank 0 has not");
+}
+
 TEST(ModelMetadataTest, NamesItemsOfDifferentSorts) {
   ModelMetadata longer;
   longer.AddOption("bucket_cap_mb", "25");

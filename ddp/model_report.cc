@@ -66,7 +66,7 @@ void DescribeParameters(const Reducer& reducer, DDPLoggingData& data) {
   std::set<std::string> types;
   std::set<std::string> devices;
   for (const Reducer::Parameter& parameter : reducer.parameters()) {
-    types.insert(c10::toString(parameter.tensor.scalar_type()));
+    types.emplace(parameter.tensor.dtype().name());
     devices.insert(parameter.tensor.device().str());
     data.total_parameter_size_bytes += Bytes(parameter.tensor);
   }

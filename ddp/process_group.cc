@@ -43,6 +43,10 @@ c10::intrusive_ptr<c10d::Store> Prefixed(const std::string& prefix,
   return c10::make_intrusive<c10d::PrefixStore>(prefix, store);
 }
 
+std::string BackendPrefix(const std::string& backend, int64_t incarnation) {
+  return absl::StrCat("ddp/", backend, "/", incarnation);
+}
+
 std::string ChooseBackend(const std::string& wanted) {
   if (wanted.empty()) return NcclAvailable() ? "nccl" : "gloo";
   if (wanted == "gloo" || wanted == "nccl") return wanted;
@@ -110,7 +114,7 @@ ProcessGroup::ProcessGroup(c10::intrusive_ptr<c10d::Store> store, const Place& p
 
 c10::intrusive_ptr<c10d::Backend> ProcessGroup::MakeBackend(
     std::chrono::milliseconds connect_timeout) const {
-  const std::string prefix = absl::StrCat("ddp/", backend_, "/", incarnation_);
+  const std::string prefix = BackendPrefix(backend_, incarnation_);
   if (backend_ == "nccl") {
     return MakeNcclBackend(Prefixed(prefix, store_),
                            {.rank = place_.rank,
@@ -168,6 +172,31 @@ ProcessGroup::~ProcessGroup() {
                                 "; its own output says which"));
   }
   notice_->Leave();  // before the connections close
+  if (removes_keys_) RemoveKeys();
+}
+
+// The last rank to leave removes what all ranks may need until then. After a failure some keys
+// stay: a rank that died does not leave.
+void ProcessGroup::RemoveKeys() {
+  communicator_.reset();
+  notice_.reset();  // writes its last keys
+  try {
+    if (control_->add("left", 1) < place_.size) return;
+    control_->deleteKey("left");
+    for (int rank = 0; rank < place_.size; ++rank) {
+      control_->deleteKey(FailureNotice::StandingKey(rank));
+    }
+    control_->deleteKey(StoreMeeting::VerdictKey(FailureNotice::RenewalName(incarnation_ + 1)));
+    if (backend_ != "gloo" || place_.size == 1) return;
+    for (int64_t incarnation = 0; incarnation <= incarnation_; ++incarnation) {
+      const auto addresses = Prefixed(BackendPrefix(backend_, incarnation), store_);
+      for (int rank = 0; rank < place_.size; ++rank) {
+        addresses->deleteKey(absl::StrCat("0/", rank));  // as LibTorch's Gloo names it
+      }
+    }
+  } catch (const std::exception&) {
+    // Without a store there is nothing to remove. The notice has written about it.
+  }
 }
 
 at::Device ProcessGroup::device() const {
@@ -227,6 +256,10 @@ void ProcessGroup::report_failure(const std::string& reason) {
   notice_->Report(reason);
 }
 
+void ProcessGroup::report_failure_and_throw_later(const std::string& reason) {
+  notice_->Report(reason);
+}
+
 bool ProcessGroup::failed() const { return notice_->failed(); }
 
 void ProcessGroup::ThrowIfGone() const {
@@ -243,6 +276,7 @@ void ProcessGroup::ensure_usable() {
   ThrowIfGone();
   if (notice_->MarkRaised()) return renew();
   const FailureNotice::Failure failure = notice_->failure().value_or(FailureNotice::Failure());
+  if (failure.rank == place_.rank) throw ReductionError(failure.reason);
   const std::string who =
       failure.rank < 0 ? "the ranks failed" : absl::StrCat("rank ", failure.rank, " failed");
   ThrowFailure(failure, absl::StrCat("rank ", place_.rank, ": ", who,
@@ -301,13 +335,15 @@ std::shared_ptr<ProcessGroup> ProcessGroup::new_group(const std::vector<int>& ra
                    absl::Hex(hash.low64, absl::kZeroPad16), "/", new_groups_[text]++);
   const int size = static_cast<int>(members.size());
   const bool one_host = place_.local_size == place_.size;
-  return std::make_shared<ProcessGroup>(
+  auto group = std::make_shared<ProcessGroup>(
       Prefixed(name, store_),
       Place{.rank = static_cast<int>(mine - members.begin()),
             .size = size,
             .local_rank = place_.local_rank,
             .local_size = one_host ? size : 0},
       ProcessGroupOptions{.backend = backend_, .timeout = options_.timeout});
+  group->removes_keys_ = true;
+  return group;
 }
 
 std::shared_ptr<ProcessGroup> init_process_group(const ProcessGroupOptions& options) {

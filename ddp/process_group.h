@@ -124,6 +124,10 @@ class ProcessGroup {
   // ensure_usable() goes on to renew() at once.
   void report_failure(const std::string& reason);
 
+  // The same for a caller that does not throw, such as a destructor: the next call of this rank
+  // that needs the group throws.
+  void report_failure_and_throw_later(const std::string& reason);
+
   // Whether some rank has failed in this incarnation. One atomic load.
   bool failed() const;
 
@@ -159,6 +163,7 @@ class ProcessGroup {
   void Connect(std::chrono::milliseconds connect_timeout);
   c10::intrusive_ptr<c10d::Backend> MakeBackend(std::chrono::milliseconds connect_timeout) const;
   void ThrowIfGone() const;
+  void RemoveKeys();
 
   const Place place_;
   const ProcessGroupOptions options_;
@@ -171,6 +176,7 @@ class ProcessGroup {
   int64_t barriers_ = 0;                   // monitored ones of this incarnation
   std::map<std::string, int> new_groups_;  // by their ranks
   int sequence_ = 0;
+  bool removes_keys_ = false;  // at its end: a part of a group that goes on
   const int exceptions_at_start_;
 };
 

@@ -44,6 +44,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 constexpr std::chrono::seconds kDeadline{60};
 
@@ -608,6 +609,37 @@ int GroupsOfSomeRanks() {
   return 0;
 }
 
+// A program that makes groups for ever must not fill the store.
+int GroupsLeaveNoKeys() {
+  const auto group = init_process_group();
+  group->barrier();
+  const int64_t before = group->store()->getNumKeys();
+  group->barrier();
+  const std::vector<std::vector<int>> members = {{0, 1, 2, 3}, {1, 2}, {3}};
+  for (int round = 0; round < 3; ++round) {
+    for (const std::vector<int>& ranks : members) {
+      const auto part = group->new_group(ranks);
+      if (part != nullptr) part->barrier();
+    }
+  }
+  group->barrier();  // all groups have ended on all ranks
+  EXPECT_EQ(group->store()->getNumKeys(), before);
+  group->barrier();
+  return 0;
+}
+
+// The process that serves the store, or a peer, ends: a plain message, without a stack trace.
+int RenewalFailsInPlainWords() {
+  const auto group = init_process_group();
+  group->barrier();
+  if (group->rank() == 0) _exit(0);
+  const std::string text = ErrorOf<CommunicationError>([&] { group->renew(); });
+  EXPECT_THAT(text, HasSubstr("rank 1: the process group "));
+  EXPECT_THAT(text, Not(HasSubstr("frame #")));
+  EXPECT_THAT(text, Not(HasSubstr("Exception raised from")));
+  return 0;
+}
+
 int MeshOfTwoDimensions() {
   const auto group = init_process_group();
   const int rank = group->rank();
@@ -764,6 +796,8 @@ const std::vector<Body>& Bodies() {
       {{"BadDebugLevelIsRefused", 1, "LOUD"}, BadDebugLevelIsRefused},
       {{"MonitoredBarrierNamesTheMissing", 4}, MonitoredBarrierNamesTheMissing},
       {{"GroupsOfSomeRanks", 4}, GroupsOfSomeRanks},
+      {{"GroupsLeaveNoKeys", 4}, GroupsLeaveNoKeys},
+      {{"RenewalFailsInPlainWords", 2}, RenewalFailsInPlainWords},
       {{"MeshOfTwoDimensions", 4}, MeshOfTwoDimensions},
       {{"AnExceptionIsToldToThePeers", 2}, AnExceptionIsToldToThePeers},
       {{"HoldsOneConnection", 4}, HoldsOneConnection},

@@ -732,10 +732,10 @@ void Reducer::WaitAndCopyOut(int bucket) {
     try {
       group_->communicator().WaitFuture(launched.future, {buckets_->flat(bucket)},
                                         hook_names_[bucket].c_str());
-      result = CheckedHookResult(*hook_buckets_[bucket], launched.future->constValue());
     } catch (...) {
       Rethrow(hook_names_[bucket]);
     }
+    result = CheckedHookResult(*hook_buckets_[bucket], launched.future->constValue());
   } else {
     group_->communicator().Wait(launched.pending);
     result = launched.pending.tensor;
@@ -897,7 +897,10 @@ void Reducer::Rethrow(const std::string& about) {
   }
   const std::string prefix = absl::StrCat("rank ", group_->rank(), ": ");
   if (state_ == State::kBroken && absl::StartsWith(text, prefix)) throw;  // from an inner step
-  const std::string message = absl::StrCat(prefix, about, ": ", text);
+  // What waited may have named the operation.
+  const std::string message = absl::StartsWith(text, absl::StrCat(prefix, about))
+                                  ? text
+                                  : absl::StrCat(prefix, about, ": ", text);
   Break(message);
   throw ReductionError(message);
 }

@@ -189,6 +189,10 @@ int HookThatThrows() {
     // Where the hook's own sum was complete, the others may hear of it in their next step only.
     if (text == "no error" && group->rank() != kCulprit) text = Step(model, *group, Fault::kNone);
     EXPECT_THAT(text, AllOf(HasSubstr("rank 1"), HasSubstr(news), HasSubstr("last.weight")));
+    EXPECT_EQ(text.find(news), text.rfind(news)) << text;
+    if (group->rank() == kCulprit) {
+      EXPECT_EQ(text.find("gradient bucket 0"), text.rfind("gradient bucket 0")) << text;
+    }
   }
   way = Way::kFine;
   ExpectHealthy(model, *group);

@@ -24,6 +24,7 @@ namespace {
 using ::ddp::testing::ErrorOf;
 using ::ddp::testing::Flatten;
 using ::ddp::testing::SameOnAllRanks;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 struct NetImpl : torch::nn::Module {
@@ -231,6 +232,87 @@ int EarlyTerminationThrowsEverywhere() {
   return 0;
 }
 
+// Rank 0 has inputs at first, or none.
+int OneBackwardThroughTwoModelsIsRefused() {
+  const auto group = init_process_group();
+  Net a, b;
+  for (const Net& net : {a, b}) {
+    net->unused->weight.set_requires_grad(false);
+    net->unused->bias.set_requires_grad(false);
+  }
+  DistributedDataParallel first(a, group), second(b, group);
+  enum class Way { kSum, kChain, kOneByOne };
+  const auto run = [&](Way way, int mine) {
+    ddp::join({first.joinable(), second.joinable()}, {}, [&] {
+      for (int step = 0; step < mine; ++step) {
+        a->zero_grad();
+        b->zero_grad();
+        const torch::Tensor x = Input(group->rank(), step);
+        const torch::Tensor p = first.forward(x);
+        const torch::Tensor q =
+            second.forward(way == Way::kChain ? torch::cat({p, x.narrow(1, 0, 1)}, 1) : x);
+        if (way == Way::kOneByOne) p.sum().backward();
+        (way == Way::kSum ? p.sum() + q.sum() : q.sum()).backward();
+      }
+    });
+  };
+  for (const Way way : {Way::kSum, Way::kChain}) {
+    for (const int of_rank_0 : {1, 0}) {
+      const std::string text =
+          ErrorOf<c10::Error>([&] { run(way, group->rank() == 0 ? of_rank_0 : 3); });
+      EXPECT_THAT(text, AllOf(HasSubstr("under a Join, the reduction of gradients"),
+                              HasSubstr("began before the collectives of joinable 1"),
+                              HasSubstr("NetImpl"), HasSubstr("one backward goes through both")));
+    }
+  }
+  run(Way::kOneByOne, group->rank() == 0 ? 1 : 3);
+  EXPECT_TRUE(SameOnAllRanks(*group, Flatten(a->parameters())));
+  return 0;
+}
+
+// A loop that catches what its steps throw learns at the end that the models were not made equal.
+int FinishAfterAFailedStepThrows() {
+  const auto group = init_process_group();
+  Net net;
+  net->unused->weight.set_requires_grad(false);
+  net->unused->bias.set_requires_grad(false);
+  DistributedDataParallel model(net, group);
+  Join join({model.joinable()});
+  int failed = 0;
+  for (int step = 0; step < 3; ++step) {
+    try {
+      const bool wrong = group->rank() == 1 && step == 1;
+      model.forward(wrong ? torch::ones({1, 7}) : Input(group->rank(), step)).sum().backward();
+    } catch (const c10::Error&) {
+      ++failed;
+    }
+  }
+  EXPECT_EQ(failed, 2);  // the step itself, and the next one: the Join has ended
+  EXPECT_THAT(ErrorOf<ReductionError>([&] { join.finish(); }),
+              HasSubstr("that an exception has ended, so the models were not made equal"));
+  net->zero_grad();
+  model.forward(Input(group->rank(), 5)).sum().backward();
+  EXPECT_TRUE(SameOnAllRanks(*group, ::ddp::testing::Gradients(*net)));
+  return 0;
+}
+
+// The ranks disagree about what comes: the message has the events' names.
+int DisagreementNamesTheEvents() {
+  const auto group = init_process_group();
+  Net a, b;
+  DistributedDataParallel first(a, group), second(b, group);
+  EXPECT_THAT(ErrorOf<ReductionError>([&] {
+                ddp::join({first.joinable(), second.joinable()}, {}, [&] {
+                  auto& model = group->rank() == 0 ? first : second;
+                  static_cast<void>(model.forward(Input(group->rank(), 0)));
+                });
+              }),
+              AllOf(HasSubstr("rank 0 came to a forward that begins with buffers of joinable 0 ("),
+                    HasSubstr("NetImpl), rank 1 came to a forward that begins with buffers of "
+                              "joinable 1 (")));
+  return 0;
+}
+
 int UnfinishedReductionIsFoundAtTheExit() {
   const auto group = init_process_group();
   Net net;  // "unused" is never used
@@ -256,6 +338,9 @@ const std::map<std::string, std::function<int()>>& Bodies() {
       {"DividedByActiveRanks", DividedByActiveRanks},
       {"BucketsFollowAnActiveRank", BucketsFollowAnActiveRank},
       {"EarlyTerminationThrowsEverywhere", EarlyTerminationThrowsEverywhere},
+      {"OneBackwardThroughTwoModelsIsRefused", OneBackwardThroughTwoModelsIsRefused},
+      {"FinishAfterAFailedStepThrows", FinishAfterAFailedStepThrows},
+      {"DisagreementNamesTheEvents", DisagreementNamesTheEvents},
       {"UnfinishedReductionIsFoundAtTheExit", UnfinishedReductionIsFoundAtTheExit},
   };
   return bodies;

@@ -426,7 +426,7 @@ void Communicator::WaitFuture(const Future& future, std::vector<at::Tensor> keep
     notice_->YieldToCause(kHeadStart - (clock.Now() - news_at));
     Fail(what, "a peer failed");
   }
-  const std::string error = future->tryRetrieveErrorMessage();
+  const std::string error = internal::WithoutStackTrace(future->tryRetrieveErrorMessage());
   if (!AnOperationFailed()) {
     retired_ = true;
     notice_->MarkRaised();
@@ -476,6 +476,17 @@ void Communicator::Barrier(at::Device device) {
   Pending pending = AllReduce(token, "a barrier");
   Wait(pending);
   if (token.is_cuda()) (void)token.item();  // the host waits as well
+}
+
+void Communicator::BeginBarrier(at::Device device, OperationName what) {
+  const at::Tensor token = at::zeros({1}, at::TensorOptions().dtype(at::kInt).device(device));
+  barrier_ = AllReduce(token, std::move(what));
+}
+
+void Communicator::EndBarrier() {
+  if (!barrier_.operation) return;
+  Pending barrier = std::exchange(barrier_, {});
+  Wait(barrier);
 }
 
 at::Tensor Communicator::AllocateBuffer(int64_t count, const at::TensorOptions& options) {

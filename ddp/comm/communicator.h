@@ -115,6 +115,11 @@ class Communicator {
   // Blocks until every rank has come here; `device` is where the backend wants its tensors.
   void Barrier(at::Device device);
 
+  // The same in two steps: Begin launches, and End waits for the last Begin, at once where there is
+  // none. For work that peers may not disturb before this rank is through with it.
+  void BeginBarrier(at::Device device, OperationName what);
+  void EndBarrier();
+
   // A zeroed buffer of `count` elements for operations to run on. With DDP_DISABLE_COMM_MEM=0 in
   // the environment it lies in memory that is registered with the network, where the backend has
   // such (NCCL); else it is an ordinary one.
@@ -152,6 +157,7 @@ class Communicator {
   const std::unique_ptr<CollectiveCheck> check_;
   const std::shared_ptr<CollectiveLog> log_;
   Inquiry inquiry_;
+  Pending barrier_;
   bool retired_ = false;
 
   // What the backend may still be at, whoever waits for it, in the order of starting. The vectors

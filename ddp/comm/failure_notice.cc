@@ -99,6 +99,7 @@ FailureNotice::FailureNotice(c10::intrusive_ptr<c10d::Store> store, int rank, in
 FailureNotice::~FailureNotice() {
   Leave();
   int64_t entry = 0;
+  bool store_answers = false;
   {
     MutexLock lock(state_->mutex);
     state_->stopping = true;
@@ -107,11 +108,18 @@ FailureNotice::~FailureNotice() {
   }
   try {
     store_->set(WakeKey(rank_, entry), std::string("1"));
+    store_answers = true;
   } catch (const std::exception& error) {
     LOG(WARNING) << "rank " << rank_
                  << ": the store is gone at the end of the process group: " << error.what();
   }
   thread_->thread.join();
+  if (!store_answers) return;
+  try {
+    store_->deleteKey(WakeKey(rank_, entry));  // nobody else waits for it
+  } catch (const std::exception&) {
+    // A store that is gone keeps no keys.
+  }
 }
 
 void FailureNotice::Leave() {
