@@ -23,7 +23,7 @@
 #include "ddp/torch_versions.h"
 
 namespace ddp {
-namespace checkpoint_internal {
+namespace internal::checkpointing {
 namespace {
 
 using torch::autograd::AccumulateGrad;
@@ -427,5 +427,5 @@ Tensors Run(const CheckpointOptions& options, Function function, const Tensors& 
   return result;
 }
 
-}  // namespace checkpoint_internal
+}  // namespace internal::checkpointing
 }  // namespace ddp

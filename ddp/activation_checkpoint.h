@@ -77,7 +77,7 @@ requires(!std::is_same_v<Segment, CheckpointOptions>) auto checkpoint(const Segm
   return checkpoint(CheckpointOptions(), segment, inputs...);
 }
 
-namespace checkpoint_internal {
+namespace internal::checkpointing {
 
 using Tensors = std::vector<at::Tensor>;
 
@@ -128,17 +128,17 @@ void Replace(T& value, const Tensors& tensors) {
   });
 }
 
-}  // namespace checkpoint_internal
+}  // namespace internal::checkpointing
 
 template <typename Segment, typename... Inputs>
 auto checkpoint(const CheckpointOptions& options, const Segment& segment, const Inputs&... inputs) {
-  namespace internal = checkpoint_internal;
-  static_assert((internal::kIsValue<std::decay_t<Inputs>> && ...),
+  namespace checkpointing = internal::checkpointing;
+  static_assert((checkpointing::kIsValue<std::decay_t<Inputs>> && ...),
                 "an input of ddp::checkpoint is a tensor; an optional, vector, pair or tuple of "
                 "tensors; or a value without tensors");
   using Arguments = std::tuple<std::decay_t<Inputs>...>;
-  using Output =
-      decltype(internal::Call(std::declval<Segment&>(), std::declval<std::decay_t<Inputs>&>()...));
+  using Output = decltype(checkpointing::Call(std::declval<Segment&>(),
+                                              std::declval<std::decay_t<Inputs>&>()...));
   static_assert(may_hold_tensors_v<Output>,
                 "for_each_tensor finds no tensor in what the segment of ddp::checkpoint returns");
   CheckpointOptions all_options = options;
@@ -148,26 +148,27 @@ auto checkpoint(const CheckpointOptions& options, const Segment& segment, const 
     }
   }
 
-  const internal::Tensors tensors = internal::DefinedTensors(std::tie(inputs...));
+  const checkpointing::Tensors tensors = checkpointing::DefinedTensors(std::tie(inputs...));
   // The arguments with empty tensors of the function's own in the places of `tensors`, which it
   // must not keep: the graph does, and frees them after the backward.
   Arguments places(inputs...);
-  internal::Replace(places, internal::Tensors(tensors.size(), internal::Placeholder()));
+  checkpointing::Replace(places,
+                         checkpointing::Tensors(tensors.size(), checkpointing::Placeholder()));
   // The output of the first call, whose tensors become those that the graph knows.
   auto first = std::make_shared<std::optional<Output>>();
   auto function = [kept = Segment(segment), places,
-                   weak = std::weak_ptr(first)](const internal::Tensors& values) mutable {
+                   weak = std::weak_ptr(first)](const checkpointing::Tensors& values) mutable {
     Arguments arguments = places;
-    internal::Replace(arguments, values);
+    checkpointing::Replace(arguments, values);
     Output output =
-        std::apply([&](auto&... all) { return internal::Call(kept, all...); }, arguments);
-    internal::Tensors outputs = internal::DefinedTensors(output);
+        std::apply([&](auto&... all) { return checkpointing::Call(kept, all...); }, arguments);
+    checkpointing::Tensors outputs = checkpointing::DefinedTensors(output);
     if (const auto keep = weak.lock()) *keep = std::move(output);
     return outputs;
   };
-  internal::Tensors outputs = internal::Run(all_options, function, tensors);
+  checkpointing::Tensors outputs = checkpointing::Run(all_options, function, tensors);
   Output result = *std::move(*first);
-  internal::Replace(result, outputs);
+  checkpointing::Replace(result, outputs);
   return result;
 }
 

@@ -18,8 +18,8 @@
 #include <type_traits>
 #include <utility>
 
-namespace ddp {
-namespace aggregate_internal {
+namespace ddp::internal {
+namespace aggregate {
 
 constexpr size_t kMaxFields = 24;
 constexpr size_t kMaxInitializers = 64;  // more than fields: an array takes one per element
@@ -125,13 +125,13 @@ constexpr size_t Count() {
 template <typename T>
 constexpr size_t kCount = Count<T>() <= kMaxFields ? Count<T>() : 0;
 
-}  // namespace aggregate_internal
+}  // namespace aggregate
 
 // How many fields T has; 0 if it is not a plain struct.
 template <typename T>
-inline constexpr size_t kFieldCount = aggregate_internal::kCount<T>;
+inline constexpr size_t kFieldCount = aggregate::kCount<T>;
 
-namespace aggregate_internal {
+namespace aggregate {
 
 template <typename T, typename F>
 constexpr decltype(auto) WithFieldsTo24(T& value, F&& f) {
@@ -321,7 +321,7 @@ struct TypesOfFields {
   }
 };
 
-}  // namespace aggregate_internal
+}  // namespace aggregate
 
 // Calls f.operator()<Fields...>(fields...) with all fields of `value`. Fields are their declared
 // types, const where `value` is. Take the arguments as const std::remove_reference_t<Fields>&...:
@@ -330,14 +330,14 @@ struct TypesOfFields {
 template <typename T, typename F>
 constexpr decltype(auto) WithFields(T& value, F&& f) {
   static_assert(kFieldCount<std::remove_const_t<T>> > 0);
-  return aggregate_internal::WithFieldsTo8(value, f);
+  return aggregate::WithFieldsTo8(value, f);
 }
 
 // A std::tuple of the fields' types, as WithFields gives them; never to be made.
 template <typename T>
 using FieldTypes =
-    typename decltype(WithFields(std::declval<T&>(), aggregate_internal::TypesOfFields()))::type;
+    typename decltype(WithFields(std::declval<T&>(), aggregate::TypesOfFields()))::type;
 
-}  // namespace ddp
+}  // namespace ddp::internal
 
 #endif  // DDP_AGGREGATE_FIELDS_H_

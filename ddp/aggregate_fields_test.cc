@@ -14,7 +14,7 @@
 
 #include "gtest/gtest.h"
 
-namespace ddp {
+namespace ddp::internal {
 namespace {
 
 struct Empty {};
@@ -184,4 +184,4 @@ TEST(AggregateFieldsTest, ReachesTheLastOfManyFields) {
 }
 
 }  // namespace
-}  // namespace ddp
+}  // namespace ddp::internal

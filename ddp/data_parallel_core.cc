@@ -21,13 +21,14 @@
 #include "ddp/device_mesh.h"
 #include "ddp/error.h"
 #include "ddp/logging.h"
+#include "ddp/logging_data_sources.h"
 #include "ddp/model_agreement.h"
 #include "ddp/model_metadata.h"
 #include "ddp/model_report.h"
 #include "ddp/model_tensors.h"
 #include "ddp/process_group.h"
 
-namespace ddp {
+namespace ddp::internal {
 namespace {
 
 constexpr double kMebibyte = 1 << 20;
@@ -671,11 +672,11 @@ DDPLoggingData DataParallelCore::LoggingData() const {
   DescribeParameters(*reducer_, data);
   data.bucket_sizes = first_bucket_sizes_;
   data.error = reducer_->error();
-  data.FillEnvironment([](const std::string& name) -> std::optional<std::string> {
+  FillEnvironment(data, [](const std::string& name) -> std::optional<std::string> {
     const char* value = std::getenv(name.c_str());
     return value == nullptr ? std::nullopt : std::optional<std::string>(value);
   });
-  data.FillTimes(timer_);
+  FillTimes(data, timer_);
   return data;
 }
 
@@ -689,4 +690,4 @@ std::string DataParallelCore::Describe() const {
                       group_->backend(), "), ", BucketTable(*reducer_));
 }
 
-}  // namespace ddp
+}  // namespace ddp::internal

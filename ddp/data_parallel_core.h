@@ -14,6 +14,7 @@
 #include "ddp/iteration_timer.h"
 #include "ddp/join.h"
 #include "ddp/logging_data.h"
+#include "ddp/mixed_precision_parameters.h"
 #include "ddp/options.h"
 #include "ddp/reducer.h"
 
@@ -22,9 +23,11 @@ class Module;
 }  // namespace torch::nn
 
 namespace ddp {
-
 class ProcessGroup;
 struct ModelTensors;
+}  // namespace ddp
+
+namespace ddp::internal {
 
 // `options` over `group`. Throws ConfigurationError when they name another one.
 DistributedDataParallelOptions WithGroup(DistributedDataParallelOptions options,
@@ -141,6 +144,6 @@ class DataParallelCore : public Joinable {
   std::string first_bucket_sizes_;
 };
 
-}  // namespace ddp
+}  // namespace ddp::internal
 
 #endif  // DDP_DATA_PARALLEL_CORE_H_

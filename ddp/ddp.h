@@ -22,11 +22,12 @@
 // Where to read on:
 //   process_group.h              who the ranks are and how they meet; device_mesh.h: in a grid
 //   distributed_data_parallel.h  the wrapper and its rules
-//   options.h                    its options, PyTorch's; mixed_precision.h for one of them
+//   options.h                    its options, PyTorch's; mixed_precision.h for one of them;
+//                                option.h: two styles of setting them
 //   join.h                       ranks with different numbers of inputs
 //   comm_hook.h                  how gradients travel; default_hooks.h: those that there are
 //   activation_checkpoint.h      memory for time
-//   tensor_traversal.h           which types a module may return
+//   tensor_traversal.h           which types a module may return; aggregate_fields.h: plain structs
 //   logging_data.h               what a model tells of itself
 //   error.h                      what is thrown
 #ifndef DDP_DDP_H_
@@ -34,6 +35,7 @@
 
 #include "base/language.h"
 #include "ddp/activation_checkpoint.h"
+#include "ddp/aggregate_fields.h"
 #include "ddp/comm_hook.h"
 #include "ddp/default_hooks.h"
 #include "ddp/device_mesh.h"
@@ -41,6 +43,8 @@
 #include "ddp/error.h"
 #include "ddp/join.h"
 #include "ddp/logging_data.h"
+#include "ddp/mixed_precision.h"
+#include "ddp/option.h"
 #include "ddp/options.h"
 #include "ddp/process_group.h"
 #include "ddp/tensor_traversal.h"

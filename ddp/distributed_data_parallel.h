@@ -27,11 +27,12 @@ class OutputArchive;
 
 namespace ddp {
 
-class DataParallelCore;
 class Joinable;
 class ProcessGroup;
 
 namespace internal {
+
+class DataParallelCore;
 
 // A class that TORCH_MODULE made: a holder of a module.
 template <typename T>
@@ -138,7 +139,7 @@ class DataParallelHandle {
 
   void CheckNotEmpty() const;
 
-  // See data_parallel_core.h.
+  // The core's part of a forward, around the module's own.
   void BeforeForward();
   void AfterForward(const std::vector<at::Tensor>& outputs, bool complete);
   void OnForwardException();

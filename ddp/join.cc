@@ -14,6 +14,7 @@
 #include "ddp/comm/communicator.h"
 #include "ddp/error.h"
 #include "ddp/logging.h"
+#include "ddp/optimizer_joinable.h"
 #include "ddp/process_group.h"
 
 namespace ddp {
@@ -58,15 +59,26 @@ std::vector<Joinable*> Addresses(const std::vector<JoinableRef>& joinables) {
 
 }  // namespace
 
+JoinableRef::JoinableRef(torch::optim::Optimizer* optimizer)
+    : joinable_(internal::MakeOptimizerJoinable(optimizer)) {}
+
 Join::Join(const std::vector<JoinableRef>& joinables, const JoinOptions& options)
-    : joinables_(Addresses(joinables)),
+    : references_(joinables),
+      joinables_(Addresses(joinables)),
       options_(options),
       exceptions_at_start_(std::uncaught_exceptions()) {
   if (joinables_.empty()) throw ConfigurationError("a Join needs at least one joinable");
-  group_ = joinables_.front()->join_process_group();
+  for (Joinable* const joinable : joinables_) {
+    if (!group_) group_ = joinable->join_process_group();
+  }
+  if (!group_) {
+    throw ConfigurationError(
+        "no joinable of a Join has a process group: add the DistributedDataParallel to it");
+  }
   for (size_t i = 0; i < joinables_.size(); ++i) {
     Joinable* const joinable = joinables_[i];
-    if (joinable->join_process_group() != group_) {
+    const std::shared_ptr<ProcessGroup> group = joinable->join_process_group();
+    if (group && group != group_) {
       throw ConfigurationError(absl::StrCat("rank ", group_->rank(), ": joinable ", i,
                                             " of a Join has another process group than joinable "
                                             "0; all must have the same"));

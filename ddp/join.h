@@ -25,6 +25,10 @@
 
 #include "ddp/option.h"
 
+namespace torch::optim {
+class Optimizer;
+}  // namespace torch::optim
+
 namespace ddp {
 
 class Join;
@@ -84,7 +88,8 @@ class Joinable {
   // A hook for one Join, called as the Join begins.
   virtual std::unique_ptr<JoinHook> join_hook(const JoinOptions& options) = 0;
 
-  // The ranks of its collectives; the same group for all joinables of one Join.
+  // The ranks of its collectives; the same group for all joinables of one Join. Null: no
+  // collectives but those of the hooks.
   virtual std::shared_ptr<ProcessGroup> join_process_group() = 0;
 
   // From here to leave_join(), on every rank that has inputs, each group of collectives starts with
@@ -105,21 +110,28 @@ class Joinable {
   bool in_join_ = false;
 };
 
-// The argument of a Join: the address of a Joinable, or of an object with a function joinable().
-// A DistributedDataParallel is such an object, and may move while the Join lives.
+// The argument of a Join: an address.
+// - Of a Joinable.
+// - Of an object with a function joinable(). A DistributedDataParallel is such an object, and may
+//   move while the Join lives.
+// - Of a LibTorch optimizer. Its step has no collectives. At the end of the Join every rank gets
+// the
+//   optimizer state of the rank that went on longest, as it gets that rank's parameters: without
+//   it, a rank that joined early would go on with stale momentum.
 class JoinableRef {
  public:
-  JoinableRef(Joinable* joinable) : joinable_(joinable) {}
+  JoinableRef(Joinable* joinable) : joinable_(std::shared_ptr<void>(), joinable) {}
+  JoinableRef(torch::optim::Optimizer* optimizer);
   template <typename T>
   requires requires(T& object) {
     { object.joinable() } -> std::same_as<Joinable*>;
   }
-  JoinableRef(T* object) : joinable_(object->joinable()) {}
+  JoinableRef(T* object) : JoinableRef(object->joinable()) {}
 
-  Joinable* get() const { return joinable_; }
+  Joinable* get() const { return joinable_.get(); }
 
  private:
-  Joinable* joinable_;
+  std::shared_ptr<Joinable> joinable_;  // owned for an optimizer
 };
 
 // See the top of this file. Its scope is the training loop; all ranks make one, of the same
@@ -168,6 +180,7 @@ class Join {
   void abandon(const std::string& reason);
 
   const JoinOptions& options() const { return options_; }
+  const std::shared_ptr<ProcessGroup>& process_group() const { return group_; }
 
  private:
   struct Announcement {
@@ -188,7 +201,8 @@ class Join {
   void CheckIncarnation();
   void Leave(const std::string& failure = "");
 
-  const std::vector<Joinable*> joinables_;
+  const std::vector<JoinableRef> references_;
+  const std::vector<Joinable*> joinables_;  // of references_
   const JoinOptions options_;
   const int exceptions_at_start_;
   int64_t incarnation_ = 0;  // of the group, at the beginning

@@ -1,22 +1,9 @@
 #include "ddp/logging_data.h"
 
-#include <initializer_list>
-
-#include "ddp/iteration_timer.h"
 #include "nlohmann/json.hpp"
 
 namespace ddp {
 namespace {
-
-constexpr char kUnset[] = "N/A";
-
-// The first of `names` that is set.
-std::string Read(const DDPLoggingData::Getter& get, std::initializer_list<const char*> names) {
-  for (const char* name : names) {
-    if (std::optional<std::string> value = get(name)) return *std::move(value);
-  }
-  return kUnset;
-}
 
 template <typename T>
 void Put(nlohmann::json& json, const char* key, const T& value) {
@@ -97,45 +84,6 @@ void PutEnvironment(const DDPLoggingData& data, nlohmann::json& json) {
 }
 
 }  // namespace
-
-void DDPLoggingData::FillEnvironment(const Getter& get) {
-  master_addr = Read(get, {"MASTER_ADDR"});
-  master_port = Read(get, {"MASTER_PORT"});
-  cuda_visible_devices = Read(get, {"CUDA_VISIBLE_DEVICES"});
-  torch_distributed_debug = Read(get, {"TORCH_DISTRIBUTED_DEBUG"});
-  if (backend_name == "nccl") {
-    nccl_socket_ifname = Read(get, {"NCCL_SOCKET_IFNAME"});
-    nccl_blocking_wait = Read(get, {"TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT"});
-    nccl_async_error_handling =
-        Read(get, {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"});
-    nccl_debug = Read(get, {"NCCL_DEBUG"});
-    nccl_nthreads = Read(get, {"NCCL_NTHREADS"});
-    nccl_ib_timeout = Read(get, {"NCCL_IB_TIMEOUT"});
-  } else if (backend_name == "gloo") {
-    gloo_socket_ifname = Read(get, {"GLOO_SOCKET_IFNAME"});
-    gloo_device_transport = Read(get, {"GLOO_DEVICE_TRANSPORT"});
-  }
-}
-
-void DDPLoggingData::FillTimes(const IterationTimer& timer) {
-  const IterationTimer::Durations& last = timer.last();
-  forward_compute_time = last.forward_compute;
-  backward_compute_time = last.backward_compute;
-  backward_comm_time = last.backward_comm;
-  backward_compute_comm_overlap_time = last.backward_compute_comm_overlap;
-  const IterationTimer::Durations average = timer.average();
-  avg_forward_compute_time = average.forward_compute;
-  avg_backward_compute_time = average.backward_compute;
-  avg_backward_comm_time = average.backward_comm;
-  avg_backward_compute_comm_overlap_time = average.backward_compute_comm_overlap;
-  const IterationTimer::Stamps& stamps = timer.stamps();
-  forward_compute_time_start = stamps.forward_compute_start;
-  backward_compute_time_start = stamps.backward_compute_start;
-  backward_comm_time_start = stamps.backward_comm_start;
-  backward_compute_time_end = stamps.backward_compute_end;
-  backward_comm_time_end = stamps.backward_comm_end;
-  overlap_ratio = timer.overlap_ratio();
-}
 
 std::string DDPLoggingData::to_json() const {
   nlohmann::json json = nlohmann::json::object();  // sorts its keys

@@ -2,13 +2,10 @@
 #define DDP_LOGGING_DATA_H_
 
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <string>
 
 namespace ddp {
-
-class IterationTimer;
 
 // What a DistributedDataParallel model is and does, for logs and monitoring: the fields of
 // PyTorch's _get_ddp_logging_data() under the same names, with the same meaning and, in to_json(),
@@ -43,7 +40,8 @@ struct DDPLoggingData {
   std::string prev_iteration_grad_ready_order_indices;  // "5, 4, 3, 2, 1, 0"
 
   // --- The newest sampled iteration, and means over all samples. Nanoseconds; 0 before the first.
-  // What lies between which events is said in iteration_timer.h.
+  // The forward's time: from its start to its end. The backward's: from there to the last gradient.
+  // Communication: from the first bucket sent to the last bucket received.
   int64_t iteration = 0;  // synchronized forwards so far
   int64_t num_buckets_reduced = 0;
   int64_t unused_parameter_size = 0;  // bytes of the parameters that no rank used
@@ -85,14 +83,6 @@ struct DDPLoggingData {
   // The text of the error that ended the training. In JSON also as has_error, which is absent
   // without one.
   std::optional<std::string> error;
-
-  // Fills the fields of the environment. Set backend_name before. `get` returns nullopt for a
-  // variable that is unset.
-  using Getter = std::function<std::optional<std::string>(const std::string& name)>;
-  void FillEnvironment(const Getter& get);
-
-  // Fills the fields of times and overlap_ratio.
-  void FillTimes(const IterationTimer& timer);
 
   // One JSON object on one line, keys in alphabetical order, so that texts can be compared. Fields
   // that are absent have no key. Text that is not UTF-8 is mended, not an error.

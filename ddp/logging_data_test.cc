@@ -4,13 +4,14 @@
 #include <string>
 
 #include "ddp/iteration_timer.h"
+#include "ddp/logging_data_sources.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
 
 namespace ddp {
 namespace {
 
-DDPLoggingData::Getter From(std::map<std::string, std::string> variables) {
+internal::VariableGetter From(std::map<std::string, std::string> variables) {
   return [variables = std::move(variables)](const std::string& name) -> std::optional<std::string> {
     const auto found = variables.find(name);
     if (found == variables.end()) return std::nullopt;
@@ -69,7 +70,7 @@ TEST(DDPLoggingDataTest, HasEveryFieldOfPyTorch) {
   DDPLoggingData data;
   data.backend_name = "gloo";
   data.gloo_num_threads = 2;
-  data.FillEnvironment(From({}));
+  internal::FillEnvironment(data, From({}));
   const nlohmann::json json = nlohmann::json::parse(data.to_json());
   for (const char* key : kPyTorchKeys) EXPECT_TRUE(json.contains(key)) << key;
   for (const char* key : {"static_graph", "join_uneven_inputs", "overlap_ratio"}) {
@@ -101,10 +102,10 @@ TEST(DDPLoggingDataTest, WritesFlagsAsNumbersAndKeysInOrder) {
 TEST(DDPLoggingDataTest, ReadsTheEnvironmentOfTheBackend) {
   DDPLoggingData gloo;
   gloo.backend_name = "gloo";
-  gloo.FillEnvironment(From({{"MASTER_ADDR", "host"},
-                             {"MASTER_PORT", "29500"},
-                             {"GLOO_SOCKET_IFNAME", "eth0"},
-                             {"NCCL_DEBUG", "INFO"}}));
+  internal::FillEnvironment(gloo, From({{"MASTER_ADDR", "host"},
+                                        {"MASTER_PORT", "29500"},
+                                        {"GLOO_SOCKET_IFNAME", "eth0"},
+                                        {"NCCL_DEBUG", "INFO"}}));
   EXPECT_EQ(gloo.master_addr, "host");
   EXPECT_EQ(gloo.master_port, "29500");
   EXPECT_EQ(gloo.torch_distributed_debug, "N/A");
@@ -115,13 +116,13 @@ TEST(DDPLoggingDataTest, ReadsTheEnvironmentOfTheBackend) {
 
   DDPLoggingData nccl;
   nccl.backend_name = "nccl";
-  nccl.FillEnvironment(From({{"NCCL_DEBUG", "INFO"},
-                             {"NCCL_SOCKET_IFNAME", "ib0"},
-                             {"NCCL_BLOCKING_WAIT", "0"},
-                             {"TORCH_NCCL_BLOCKING_WAIT", "1"},
-                             {"NCCL_ASYNC_ERROR_HANDLING", "3"},
-                             {"CUDA_VISIBLE_DEVICES", "2"},
-                             {"TORCH_DISTRIBUTED_DEBUG", "DETAIL"}}));
+  internal::FillEnvironment(nccl, From({{"NCCL_DEBUG", "INFO"},
+                                        {"NCCL_SOCKET_IFNAME", "ib0"},
+                                        {"NCCL_BLOCKING_WAIT", "0"},
+                                        {"TORCH_NCCL_BLOCKING_WAIT", "1"},
+                                        {"NCCL_ASYNC_ERROR_HANDLING", "3"},
+                                        {"CUDA_VISIBLE_DEVICES", "2"},
+                                        {"TORCH_DISTRIBUTED_DEBUG", "DETAIL"}}));
   EXPECT_EQ(nccl.nccl_debug, "INFO");
   EXPECT_EQ(nccl.nccl_socket_ifname, "ib0");
   EXPECT_EQ(nccl.nccl_blocking_wait, "1");
@@ -144,7 +145,7 @@ TEST(DDPLoggingDataTest, TakesTheTimesOfTheTimer) {
     timer.EndCommunication(start + 90);
   }
   DDPLoggingData data;
-  data.FillTimes(timer);
+  internal::FillTimes(data, timer);
   EXPECT_EQ(data.forward_compute_time, 20);
   EXPECT_EQ(data.avg_forward_compute_time, 15);
   EXPECT_EQ(data.backward_compute_time, 60);

@@ -15,6 +15,7 @@
 #include "ddp/comm_hook.h"
 #include "ddp/distributed_data_parallel.h"
 #include "ddp/error.h"
+#include "ddp/mixed_precision_parameters.h"
 #include "ddp/process_group.h"
 #include "ddp/torch_versions.h"
 #include "gmock/gmock.h"

@@ -57,7 +57,7 @@ struct IValue;
 }  // namespace c10
 
 namespace ddp {
-namespace traversal_internal {
+namespace internal::traversal {
 
 // What a type may contain: a set of these.
 constexpr unsigned kNothing = 0;
@@ -335,7 +335,7 @@ void Visit(T& value, F& fn) {
   }
 }
 
-}  // namespace traversal_internal
+}  // namespace internal::traversal
 
 // Calls fn(at::Tensor&) for every tensor in `value`, undefined ones included, in the order of
 // elements and fields. For tensors that are constant there, because `value` is or because their
@@ -343,19 +343,19 @@ void Visit(T& value, F& fn) {
 // does not take that. What fn throws goes through.
 template <typename T, typename F>
 void for_each_tensor(T&& value, F&& fn) {
-  traversal_internal::Visit(value, fn);
+  internal::traversal::Visit(value, fn);
 }
 
 // Whether values of type T may hold tensors that for_each_tensor finds.
 template <typename T>
-inline constexpr bool may_hold_tensors_v = (traversal_internal::ContentsOnce<T>() &
-                                            traversal_internal::kTensors) != 0;
+inline constexpr bool may_hold_tensors_v = (internal::traversal::ContentsOnce<T>() &
+                                            internal::traversal::kTensors) != 0;
 
 // Whether there is, in a T, a class that for_each_tensor cannot look into: if it found no tensor,
 // this is where one may be.
 template <typename T>
-inline constexpr bool may_hide_tensors_v = (traversal_internal::ContentsOnce<T>() &
-                                            traversal_internal::kUnknown) != 0;
+inline constexpr bool may_hide_tensors_v = (internal::traversal::ContentsOnce<T>() &
+                                            internal::traversal::kUnknown) != 0;
 
 }  // namespace ddp
 

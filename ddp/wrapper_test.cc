@@ -280,6 +280,36 @@ int JoinTakesAddresses() {
   return 0;
 }
 
+// A rank with fewer steps goes on with the momentum of the rank with most.
+template <typename Optimizer, typename Options>
+void OptimizersGoOnAsOne(const std::shared_ptr<ProcessGroup>& group, const Options& options) {
+  DistributedDataParallel model(Net(), group, {.broadcast_buffers = false});
+  Optimizer optimizer(model->parameters(), options);
+  const auto step = [&](int64_t number) {
+    optimizer.zero_grad();
+    model->forward(Input(*group, number)).pow(2).mean().backward();
+    optimizer.step();
+  };
+  Join join({&model, &optimizer});
+  for (int number = 0; number <= 2 * group->rank(); ++number) step(number);
+  join.finish();
+  EXPECT_TRUE(SameOnAllRanks(*group, Flatten(model->parameters())));
+  model->eval();  // without a batch's statistics, equal gradients come from equal inputs
+  step(7);
+  step(8);
+  EXPECT_TRUE(SameOnAllRanks(*group, Flatten(model->parameters())));
+}
+
+int JoinKeepsOptimizersEqual() {
+  const auto group = init_process_group();
+  OptimizersGoOnAsOne<torch::optim::SGD>(group, torch::optim::SGDOptions(0.1).momentum(0.9));
+  OptimizersGoOnAsOne<torch::optim::AdamW>(group, torch::optim::AdamWOptions(0.01));
+  torch::optim::SGD alone(Net()->parameters(), 0.1);
+  EXPECT_THAT(ErrorOf<ConfigurationError>([&] { Join join({&alone}); }),
+              HasSubstr("no joinable of a Join has a process group"));
+  return 0;
+}
+
 int ForwardMayReturnNothing() {
   const auto group = init_process_group();
   SilentNet net;
@@ -328,6 +358,7 @@ const std::map<std::string, std::function<int()>>& Bodies() {
       {"LivesAnywhere", LivesAnywhere},
       {"MovesUnderGuardAndJoin", MovesUnderGuardAndJoin},
       {"JoinTakesAddresses", JoinTakesAddresses},
+      {"JoinKeepsOptimizersEqual", JoinKeepsOptimizersEqual},
       {"ForwardMayReturnNothing", ForwardMayReturnNothing},
       {"OptionsInEitherStyle", OptionsInEitherStyle},
   };

@@ -372,6 +372,24 @@ def own_header_first(files):
             yield f"{f.path}:1: includes another header before {own}; include its own first"
 
 
+def public_headers(files):
+    """What ddp/ddp.h includes is public: it includes no other header of ddp/, and names none."""
+    by_path = {f.path: f for f in files if f.is_header}
+    if "ddp/ddp.h" not in by_path:
+        return
+    includes = re.findall(r'^#include "([^"]+)"', by_path["ddp/ddp.h"].text, flags=re.MULTILINE)
+    public = {"ddp/ddp.h", *includes}
+    for f in (by_path[path] for path in sorted(public & set(by_path))):
+        for match in re.finditer(r"[\w/]+\.h\b", f.text):
+            name = match.group(0)
+            path = name if "/" in name else "ddp/" + name
+            if path.startswith("ddp/") and path in by_path and path not in public:
+                yield (
+                    f"{f.path}:{line_of(f.text, match.start())}: a public header names {path}, "
+                    "which ddp/ddp.h does not include; keep private ones out of it"
+                )
+
+
 _CONTAINER = re.compile(r"\b(namespace|class|struct|union|enum|extern)\b")
 
 
@@ -555,6 +573,7 @@ RULES = [
     torch_free,
     header_form,
     own_header_first,
+    public_headers,
     function_length,
     build_form,
     built,

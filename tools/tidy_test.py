@@ -98,6 +98,18 @@ BAD = {
         [("s/a.h", ""), ("s/a.cc", '#include <vector>\n\n#include "s/a.h"\n')],
         [("s/a.h", ""), ("s/a_test.cc", "#include <gtest/gtest.h>\n")],
     ],
+    "public_headers": [
+        [
+            ("ddp/ddp.h", '#include "ddp/a.h"\n'),
+            ("ddp/a.h", '#include "ddp/b.h"\n'),
+            ("ddp/b.h", ""),
+        ],
+        [
+            ("ddp/ddp.h", '#include "ddp/a.h"\n'),
+            ("ddp/a.h", "// See b.h.\n"),
+            ("ddp/b.h", ""),
+        ],
+    ],
     "function_length": [
         ("a.cc", "void F() {\n" + LONG_BODY + "}\n"),
         ("a.cc", "namespace n {\nclass C {\n  void F() {\n" + LONG_BODY + "  }\n};\n}\n"),
@@ -161,6 +173,15 @@ GOOD = {
     "own_header_first": [
         [("s/a.h", ""), ("s/a.cc", '#include "s/a.h"\n\n#include <vector>\n')],
         [("s/main.cc", "#include <vector>\n")],
+    ],
+    "public_headers": [
+        [
+            ("ddp/ddp.h", '#include "ddp/a.h"\n// b.h\n#include "ddp/b.h"\n'),
+            ("ddp/a.h", '#include "ddp/b.h"\n#include <c.h>\n'),
+            ("ddp/b.h", "// elastic/d.h\n"),
+            ("ddp/d.h", '#include "ddp/a.h"\n'),
+            ("elastic/d.h", ""),
+        ],
     ],
     "function_length": [
         ("a.cc", "void F() {\n" + LONG_BODY[:-10] + "}\n"),

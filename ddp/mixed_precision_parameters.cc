@@ -1,4 +1,4 @@
-#include "ddp/mixed_precision.h"
+#include "ddp/mixed_precision_parameters.h"
 
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/variable.h>
