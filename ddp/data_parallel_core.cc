@@ -484,6 +484,22 @@ void DataParallelCore::CheckHooksFollow(const std::shared_ptr<ProcessGroup>& gro
   }
 }
 
+void DataParallelCore::SetBucketLayout(std::vector<std::vector<std::string>> layout) {
+  if (layout.empty()) throw ConfigurationError("set_bucket_layout needs at least one bucket");
+  if (join_ != nullptr) {
+    throw ConfigurationError("set_bucket_layout cannot be called under a Join: finish it first");
+  }
+  reducer_->CheckFinished();
+  const ModelTensors tensors = ModelTensors::Of(*module_, options_.params_and_buffers_to_ignore);
+  std::vector<Reducer::Parameter> trainable = tensors.trainable;
+  TakeDelayed(trainable);
+  BucketPlan plan = *GivenPlan(layout, trainable);
+  options_.bucket_layout = std::move(layout);
+  AgreeOnMetadata(tensors, *group_);
+  reducer_->UsePlan(std::move(plan));
+  first_bucket_sizes_ = BucketSizes(*reducer_);
+}
+
 // ---- Agreement.
 
 void DataParallelCore::AgreeOnMetadata(const ModelTensors& tensors, ProcessGroup& group) const {

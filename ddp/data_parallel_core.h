@@ -66,6 +66,8 @@ class DataParallelCore : public Joinable {
   bool places_outputs() const { return options_.output_device.has_value(); }
   at::Tensor PlaceOutput(const at::Tensor& output) const;
 
+  torch::nn::Module& module() const { return *module_; }
+
   bool synchronize() const { return synchronize_; }
   void set_synchronize(bool synchronize) { synchronize_ = synchronize; }
 
@@ -74,6 +76,7 @@ class DataParallelCore : public Joinable {
   void RegisterCommHook(std::string name, CommHook hook);
   void RegisterBufferCommHook(BufferCommHook hook, BufferCommHookLocation location);
   void RebuildBuckets() { reducer_->RequestRebuild(); }
+  void SetBucketLayout(std::vector<std::vector<std::string>> layout);
   void UpdateProcessGroup(std::shared_ptr<ProcessGroup> group);
 
   DDPLoggingData LoggingData() const;
@@ -123,7 +126,7 @@ class DataParallelCore : public Joinable {
   void SetUpMixedPrecision(const ModelTensors& tensors);
 
   const std::shared_ptr<torch::nn::Module> module_;
-  const DistributedDataParallelOptions options_;
+  DistributedDataParallelOptions options_;  // only bucket_layout ever changes
   std::shared_ptr<ProcessGroup> group_;
   int64_t incarnation_ = 0;  // of the group that the reducer was set up on
   BufferSync buffers_;

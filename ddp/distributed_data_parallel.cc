@@ -65,6 +65,16 @@ std::vector<std::vector<std::string>> DataParallelHandle::bucket_layout() const 
   return Core().reducer().plan_names();
 }
 
+void DataParallelHandle::set_bucket_layout(std::vector<std::vector<std::string>> layout) {
+  Core().SetBucketLayout(std::move(layout));
+}
+
+std::shared_ptr<ProcessGroup> DataParallelHandle::process_group() const {
+  return Core().join_process_group();
+}
+
+torch::nn::Module& DataParallelHandle::base_module() const { return Core().module(); }
+
 DDPLoggingData DataParallelHandle::logging_data() const { return Core().LoggingData(); }
 
 void DataParallelHandle::set_logging_sample_rate(int64_t iterations) {

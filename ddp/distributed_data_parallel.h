@@ -114,6 +114,18 @@ class DataParallelHandle {
   // synchronized backward (not with find_unused_parameters: see rebuild_buckets).
   std::vector<std::vector<std::string>> bucket_layout() const;
 
+  // Reduces in these buckets from the next backward on, as with the option of the same name: for a
+  // model that was wrapped before its checkpoint was restored. Collective, with equal layouts on
+  // all ranks. Throws ConfigurationError when the layout does not fit the model, differs between
+  // the ranks, or a Join is active, and ReductionError in the middle of a reduction.
+  void set_bucket_layout(std::vector<std::vector<std::string>> layout);
+
+  // The ranks over which the model averages.
+  std::shared_ptr<ProcessGroup> process_group() const;
+
+  // The module, without its type.
+  torch::nn::Module& base_module() const;
+
   // What the model is and does, times included; logging_data().to_json() for a log.
   DDPLoggingData logging_data() const;
 

@@ -215,6 +215,11 @@ void Reducer::TakeFirstPlan() {
   SetPlan(FirstPlan());
 }
 
+void Reducer::UsePlan(BucketPlan plan) {
+  given_plan_ = std::move(plan);
+  Reset(group_);
+}
+
 void Reducer::Reset(std::shared_ptr<ProcessGroup> group) {
   Clear(std::move(group));
   unsettled_ = false;

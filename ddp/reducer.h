@@ -142,6 +142,9 @@ class Reducer final : private BackwardWatch::Observer {
   // all ranks alike.
   void RequestRebuild();
 
+  // Reduces in these buckets from the next pass on, and keeps them. Only between two passes.
+  void UsePlan(BucketPlan plan);
+
   // Takes part in a pass of the others with zeros.
   void Shadow(int flags, int source);
 

@@ -94,6 +94,8 @@ class ElasticSampler {
   void set_epoch(uint32_t epoch);
 
   uint32_t epoch() const { return state_.epoch; }
+  // Whether every batch of the epoch is committed.
+  bool epoch_complete() const { return BatchSizeAt(state_.cursor) == 0; }
   int64_t steps_per_epoch() const;
 
   // What to save: the committed position.

@@ -10,7 +10,6 @@
 
 #include <gflags/gflags.h>
 
-#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
@@ -18,8 +17,8 @@
 #include <stdexcept>
 
 #include "ddp/ddp.h"
-#include "elastic/checkpoint/checkpointer.h"
 #include "elastic/data/elastic_sampler.h"
+#include "elastic/training/training.h"
 #include "elastic/worker/error_file.h"
 #include "elastic/worker/worker_session.h"
 #include "examples/digits/idx_file.h"
@@ -40,10 +39,7 @@ DEFINE_bool(resume, false, "let a new job go on from the checkpoints in --checkp
 namespace {
 
 namespace fs = std::filesystem;
-using ddp::elastic::Checkpointer;
 using ddp::elastic::ElasticSampler;
-using ddp::elastic::Phase;
-using ddp::elastic::TrainingState;
 using ddp::elastic::WorkerSession;
 using ddp::examples::IdxFile;
 using ddp::examples::MetricsLog;
@@ -153,201 +149,107 @@ double Accuracy(Net& net, const Dataset& test, ddp::ProcessGroup& group) {
   return correct.item<double>() / static_cast<double>(test.size());
 }
 
-// One training run: everything that the steps share.
-class Trainer {
+// Where the trainer says how it gets on, besides its checkpoints.
+class Reports {
  public:
-  Trainer(WorkerSession& session, std::shared_ptr<ddp::ProcessGroup> group)
-      : session_(session), group_(std::move(group)), metrics_(MetricsPath()) {
-    const std::string folder = DataFolder();
-    const torch::Device device = group_->device();  // the CPU, or this rank's GPU
-    train_ = Load(folder, "train", device);
-    test_ = Load(folder, "t10k", device);
-    torch::manual_seed(FLAGS_seed);
-    net_ = Net(train_.images.size(2), train_.images.size(3));
-    net_->to(device);
-    // From here on the generator only serves dropout, which shall differ between the ranks.
-    torch::manual_seed(FLAGS_seed + 1 + group_->rank());
-    optimizer_ = std::make_unique<torch::optim::SGD>(
-        net_->parameters(), torch::optim::SGDOptions(FLAGS_lr).momentum(0.9));
-    sampler_ = std::make_unique<ElasticSampler>(
-        ElasticSampler::Options{.dataset_size = train_.size(),
-                                .global_batch_size = FLAGS_batch_size,
-                                .seed = FLAGS_seed},
-        group_->rank(), group_->size());
-    Restore();
-    OpenCommitLog();
-    model_ = std::make_unique<ddp::DistributedDataParallel<NetImpl>>(
-        net_, group_, ddp::DistributedDataParallelOptions{.bucket_layout = state_.bucket_layout});
+  Reports(const ddp::elastic::Training& training, const WorkerSession& session)
+      : writes_metrics_(session.rank() == 0 && !FLAGS_checkpoint_dir.empty()),
+        metrics_(FLAGS_checkpoint_dir + "/metrics.jsonl") {
+    if (session.rank() == 0 && training.restored()) {
+      std::fprintf(stderr, "goes on from %s\n", training.restored()->folder.c_str());
+    }
+    if (writes_metrics_) OpenMetrics(training.steps());
+    if (!FLAGS_commit_log.empty()) OpenCommitLog(session);
   }
 
-  // Until the last epoch is done, or until the job asks this generation to end. The next one goes
-  // on from the checkpoint that is there then.
-  void Run() {
-    for (int64_t epoch = sampler_->epoch(); epoch < FLAGS_epochs && !stop_; ++epoch) {
-      RunEpoch(static_cast<uint32_t>(epoch));
-    }
-    if (saved_step_ != state_.step) Save(Checkpointer::Urgency::kLast);
+  void Epoch(const MetricsLog::Entry& entry) {
+    std::printf("epoch %u loss %.4f test_accuracy %.4f samples_per_second %.0f\n", entry.epoch,
+                entry.loss, entry.test_accuracy, entry.samples_per_second);
+    std::fflush(stdout);
+    if (writes_metrics_) Warn(metrics_.Append(entry));
   }
 
- private:
-  static std::string MetricsPath() { return FLAGS_checkpoint_dir + "/metrics.jsonl"; }
-
-  // A restarted generation goes on from its job's newest checkpoint, always. A new job does so when
-  // it is told to.
-  void Restore() {
-    state_ = {.model = net_.get(), .optimizer = optimizer_.get(), .sampler = sampler_.get()};
-    if (FLAGS_checkpoint_dir.empty()) return;
-    checkpointer_ = std::make_unique<Checkpointer>(
-        Checkpointer::options_for(session_, group_->store(), FLAGS_checkpoint_dir));
-    // Restarted, it finds what its earlier generations wrote. Anything else is another job's.
-    const bool own = session_.is_restart() && checkpointer_->newest_run_id() == session_.run_id();
-    Require(own || FLAGS_resume || !checkpointer_->has_checkpoint(),
-            FLAGS_checkpoint_dir +
-                " holds checkpoints already: go on from them with --resume, or name another "
-                "folder with --checkpoint_dir");
-    if (const auto restored = checkpointer_->restore(state_)) {
-      saved_step_ = state_.step;
-      if (group_->rank() == 0) {
-        for (const std::string& reason : restored->passed_over) {
-          std::fprintf(stderr, "passed over %s\n", reason.c_str());
-        }
-        std::fprintf(stderr, "goes on from %s\n", restored->folder.c_str());
-      }
-    }
-    if (group_->rank() != 0) return;
-    std::error_code error;
-    fs::create_directories(FLAGS_checkpoint_dir, error);
-    Require(!error, "cannot make the folder " + FLAGS_checkpoint_dir + ": " + error.message());
-    // A disk that is full by now ends no job that could begin.
-    const absl::Status cut = metrics_.CutBackTo(state_.step);
-    if (!session_.is_restart()) RequireOk(cut);
-    if (!cut.ok()) std::fprintf(stderr, "%s\n", std::string(cut.message()).c_str());
-  }
-
-  void OpenCommitLog() {
-    if (FLAGS_commit_log.empty()) return;
-    const std::string path =
-        FLAGS_commit_log + "/generation-" + std::to_string(session_.generation()) + "-rank-" +
-        std::to_string(group_->rank()) + "-of-" + std::to_string(group_->size()) + ".txt";
-    commits_.open(path, std::ios::app);
-    Require(commits_.is_open(), "cannot write " + path + ": is --commit_log a folder?");
-  }
-
-  void RunEpoch(uint32_t epoch) {
-    sampler_->set_epoch(epoch);
-    const auto start = std::chrono::steady_clock::now();
-    double loss_sum = 0;  // over the images that this generation saw
-    int64_t seen = 0;
-    while (const auto batch = sampler_->next_batch()) {
-      loss_sum += Step(*batch);
-      seen += batch->global_size;
-      const bool last = sampler_->state().cursor == train_.size();
-      // The report of an epoch stands before the checkpoint that ends it, so that it is there when
-      // a restart begins behind it.
-      if (last) Report(epoch, loss_sum, seen, std::chrono::steady_clock::now() - start);
-      if (FLAGS_checkpoint_every > 0 && state_.step % FLAGS_checkpoint_every == 0) Save();
-      stop_ = session_.should_stop();  // the same answer after the same step on every rank
-      if (stop_) return;
-    }
-  }
-
-  // Returns the sum of this rank's losses. The phases tell ddprun what a rank does that is slow or
-  // does not get on.
-  double Step(const ElasticSampler::Batch& batch) {
-    Dataset mine;
-    {
-      const auto phase = session_.phase(Phase::kData);
-      const torch::Tensor indices = torch::tensor(batch.indices, torch::kLong).to(group_->device());
-      mine = {train_.images.index_select(0, indices), train_.labels.index_select(0, indices)};
-    }
-    torch::Tensor loss;
-    {
-      const auto phase = session_.phase(Phase::kForward);
-      const torch::Tensor scores = model_->forward(mine.images);
-      loss = torch::nn::functional::cross_entropy(
-          scores, mine.labels,
-          torch::nn::functional::CrossEntropyFuncOptions().reduction(torch::kSum));
-    }
-    {
-      const auto phase = session_.phase(Phase::kBackward);
-      optimizer_->zero_grad();
-      // Gradients are averaged over the ranks: scaled like this, the average is the gradient of the
-      // whole batch's mean, also when the ranks' shares differ.
-      (loss * group_->size() / batch.global_size).backward();
-    }
-    {
-      const auto phase = session_.phase(Phase::kOptimizer);
-      optimizer_->step();
-    }
-    sampler_->commit();
-    state_.epoch = batch.epoch;
-    session_.commit(++state_.step);
-    LogCommit(batch);
-    return loss.item<double>();
-  }
-
-  void LogCommit(const ElasticSampler::Batch& batch) {
+  void Commit(int64_t step, const ElasticSampler::Batch& batch) {
     if (!commits_.is_open()) return;
-    commits_ << state_.step << ' ' << batch.epoch;
+    commits_ << step << ' ' << batch.epoch;
     for (const int64_t index : batch.indices) commits_ << ' ' << index;
     commits_ << '\n' << std::flush;
   }
 
-  void Report(uint32_t epoch, double loss_sum, int64_t seen, std::chrono::duration<double> took) {
-    const auto phase = session_.phase(Phase::kEvaluation);
-    torch::Tensor total = torch::tensor({loss_sum}, torch::kDouble).to(group_->device());
-    group_->all_reduce(total);
-    const double accuracy = Accuracy(net_, test_, *group_);
-    if (group_->rank() != 0) return;
-    const MetricsLog::Entry entry{.step = state_.step,
-                                  .epoch = epoch,
-                                  .loss = total.item<double>() / static_cast<double>(seen),
-                                  .test_accuracy = accuracy,
-                                  .samples_per_second = static_cast<double>(seen) / took.count()};
-    std::printf("epoch %u loss %.4f test_accuracy %.4f samples_per_second %.0f\n", epoch,
-                entry.loss, entry.test_accuracy, entry.samples_per_second);
-    std::fflush(stdout);
-    if (!checkpointer_) return;
-    // A full disk is no reason to stop.
-    const absl::Status appended = metrics_.Append(entry);
-    if (!appended.ok()) {
-      std::fprintf(stderr, "%s\n", std::string(appended.message()).c_str());
-    }
+ private:
+  // Lines after `step` are of epochs that are trained once more.
+  void OpenMetrics(int64_t step) {
+    std::error_code error;
+    fs::create_directories(FLAGS_checkpoint_dir, error);
+    Require(!error, "cannot make the folder " + FLAGS_checkpoint_dir + ": " + error.message());
+    // A disk that is full by now ends no job that could begin.
+    const absl::Status cut = metrics_.CutBackTo(step);
+    step > 0 ? Warn(cut) : RequireOk(cut);
   }
 
-  // Training goes on when a checkpoint cannot be saved; the checkpointer has said why.
-  void Save(Checkpointer::Urgency urgency = Checkpointer::Urgency::kRoutine) {
-    if (!checkpointer_) return;
-    state_.bucket_layout = model_->bucket_layout();
-    if (!checkpointer_->save(state_, urgency).empty()) {
-      saved_step_ = state_.step;
-    } else if (urgency == Checkpointer::Urgency::kLast && group_->rank() == 0) {
-      std::fprintf(stderr, "the last checkpoint was not saved: the steps from %lld on are lost\n",
-                   static_cast<long long>(std::max<int64_t>(saved_step_, 0)));
-    }
+  static void Warn(const absl::Status& status) {
+    if (!status.ok()) std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
   }
 
-  WorkerSession& session_;
-  const std::shared_ptr<ddp::ProcessGroup> group_;
+  void OpenCommitLog(const WorkerSession& session) {
+    const std::string path =
+        FLAGS_commit_log + "/generation-" + std::to_string(session.generation()) + "-rank-" +
+        std::to_string(session.rank()) + "-of-" + std::to_string(session.world_size()) + ".txt";
+    commits_.open(path, std::ios::app);
+    Require(commits_.is_open(), "cannot write " + path + ": is --commit_log a folder?");
+  }
+
+  const bool writes_metrics_;
   const MetricsLog metrics_;
   std::ofstream commits_;
-  Dataset train_;
-  Dataset test_;
-  Net net_{nullptr};
-  std::unique_ptr<torch::optim::SGD> optimizer_;
-  std::unique_ptr<ElasticSampler> sampler_;
-  std::unique_ptr<Checkpointer> checkpointer_;  // null without --checkpoint_dir
-  TrainingState state_;
-  std::unique_ptr<ddp::DistributedDataParallel<NetImpl>> model_;
-  int64_t saved_step_ = -1;
-  bool stop_ = false;
 };
 
 int Train() {
   CheckFlags();
-  WorkerSession session = WorkerSession::from_environment();
-  Trainer trainer(session, ddp::init_process_group());
-  trainer.Run();
+  const auto group = ddp::init_process_group();
+  const torch::Device device = group->device();  // the CPU, or this rank's GPU
+  const Dataset train = Load(DataFolder(), "train", device);
+  const Dataset test = Load(DataFolder(), "t10k", device);
+
+  torch::manual_seed(FLAGS_seed);
+  Net net(train.images.size(2), train.images.size(3));
+  net->to(device);
+  ddp::DistributedDataParallel model(net, group);
+  // From here on the generator only serves dropout, which shall differ between the ranks.
+  torch::manual_seed(FLAGS_seed + 1 + group->rank());
+  torch::optim::SGD optimizer(model->parameters(),
+                              torch::optim::SGDOptions(FLAGS_lr).momentum(0.9));
+  ddp::elastic::Training training(model, optimizer,
+                                  {.dataset_size = train.size(),
+                                   .global_batch_size = FLAGS_batch_size,
+                                   .epochs = FLAGS_epochs,
+                                   .seed = FLAGS_seed,
+                                   .checkpoint_folder = FLAGS_checkpoint_dir,
+                                   .checkpoint_every = FLAGS_checkpoint_every,
+                                   .resume = FLAGS_resume});
+  Reports reports(training, training.session());
+
+  while (training.next_epoch()) {
+    const auto start = std::chrono::steady_clock::now();
+    const int64_t first_step = training.steps();
+    while (const auto batch = training.next_batch()) {
+      const torch::Tensor mine = torch::tensor(batch->indices, torch::kLong).to(device);
+      const torch::Tensor scores = model->forward(train.images.index_select(0, mine));
+      training.step(
+          torch::nn::functional::cross_entropy(scores, train.labels.index_select(0, mine)));
+      reports.Commit(training.steps(), *batch);
+    }
+    if (!training.epoch_complete()) continue;  // the next generation goes on in this epoch
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+    const MetricsLog::Entry entry{
+        .step = training.steps(),
+        .epoch = static_cast<uint32_t>(training.epoch()),
+        .loss = training.mean_loss(),
+        .test_accuracy = Accuracy(net, test, *group),
+        .samples_per_second =
+            static_cast<double>((training.steps() - first_step) * FLAGS_batch_size) / took.count()};
+    if (group->rank() == 0) reports.Epoch(entry);
+  }
   return 0;
 }
 

@@ -158,8 +158,8 @@ TEST_F(DigitsTest, ANewJobResumesOnlyWhenToldTo) {
 
   DdprunDriver careless(Job("job", {"--epochs=2"}));
   EXPECT_EQ(careless.Wait(), 1);
-  EXPECT_THAT(careless.err(), HasSubstr("holds checkpoints already: go on from them with "
-                                        "--resume, or name another folder with --checkpoint_dir"));
+  EXPECT_THAT(careless.err(), HasSubstr("holds checkpoints already: resume from them, or "
+                                        "name another checkpoint folder"));
   EXPECT_TRUE(Tensors("job") == before);
 
   DdprunDriver resumed(Job("job", {"--epochs=2", "--resume"}));

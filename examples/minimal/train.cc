@@ -1,67 +1,57 @@
-// The smallest trainer worth copying: fits a line through noisy points on any number of ranks.
+// The smallest trainer worth copying: fits a line through noisy points on any number of ranks. A
+// rank, a node or the whole job may be killed at any moment: training continues where it was.
 //
-//   bazel run //examples/minimal:train.launch -- --nproc-per-node=2
+//   bazel run //examples/minimal:train.launch -- --nproc-per-node=2 --max-restarts=3 -- /tmp/line
 #include <torch/torch.h>
 
-#include <cstdint>
 #include <cstdio>
+#include <cstdlib>
+#include <string>
 
 #include "ddp/ddp.h"
-#include "elastic/data/elastic_sampler.h"
+#include "elastic/training/training.h"
 #include "elastic/worker/error_file.h"
-#include "elastic/worker/worker_session.h"
 
-namespace {
-
-constexpr int64_t kSamples = 1000;
-
-int Train() {
-  ddp::elastic::WorkerSession session = ddp::elastic::WorkerSession::from_environment();
-  const auto group = ddp::init_process_group();
-
-  // Every rank has all the data here; the sampler says which samples are this rank's.
-  torch::manual_seed(1);
+int Train(const std::string& checkpoint_folder, int64_t epochs) {
+  const auto group = ddp::init_process_group();  // meets the other ranks
   const torch::Device device = group->device();  // the CPU, or this rank's GPU
+
+  // Every rank holds all data here; a batch names the samples that are this rank's.
+  constexpr int64_t kSamples = 1000;
+  torch::manual_seed(1);
   const torch::Tensor inputs = torch::rand({kSamples, 1}).to(device);
   const torch::Tensor noise = torch::randn({kSamples, 1}).to(device);
   const torch::Tensor targets = 3 * inputs + 1 + 0.01 * noise;
-  ddp::elastic::ElasticSampler sampler(
-      {.dataset_size = kSamples, .global_batch_size = 50, .seed = 1}, group->rank(), group->size());
 
   torch::nn::Linear net(1, 1);
   net->to(device);
-  ddp::DistributedDataParallel model(net, group);
-  torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.5));
+  ddp::DistributedDataParallel model(net, group);  // rank 0's weights everywhere
+  torch::optim::SGD optimizer(model->parameters(), 0.5);
+  ddp::elastic::Training training(model, optimizer,
+                                  {.dataset_size = kSamples,
+                                   .global_batch_size = 50,
+                                   .epochs = epochs,
+                                   .checkpoint_folder = checkpoint_folder,
+                                   .checkpoint_every = 100});
 
-  int64_t step = 0;
-  for (uint32_t epoch = 0; epoch < 5; ++epoch) {
-    sampler.set_epoch(epoch);
-    double loss_sum = 0;
-    while (const auto batch = sampler.next_batch()) {
+  while (training.next_epoch()) {
+    while (const auto batch = training.next_batch()) {
       const torch::Tensor mine = torch::tensor(batch->indices, torch::kLong).to(device);
-      const torch::Tensor errors =
-          model->forward(inputs.index_select(0, mine)) - targets.index_select(0, mine);
-      const torch::Tensor loss = errors.pow(2).sum();
-      optimizer.zero_grad();
-      // Gradients are averaged over the ranks. Scaled like this, the average is the gradient of the
-      // mean over the whole batch, also when the ranks' shares differ.
-      (loss * group->size() / batch->global_size).backward();
-      optimizer.step();
-      sampler.commit();
-      session.commit(++step);
-      loss_sum += loss.item<double>();
+      const torch::Tensor outputs = model->forward(inputs.index_select(0, mine));
+      training.step(torch::mse_loss(outputs, targets.index_select(0, mine)));
     }
-    torch::Tensor total = torch::tensor({loss_sum}, torch::kDouble).to(device);
-    group->all_reduce(total);
-    if (group->rank() == 0) {
-      std::printf("epoch %u loss %.6f weight %.3f bias %.3f\n", epoch,
-                  total.item<double>() / kSamples, net->weight.item<double>(),
-                  net->bias.item<double>());
-    }
+    if (!training.epoch_complete()) continue;  // this generation ends; the next one continues
+    const double loss = training.mean_loss();
+    if (group->rank() != 0) continue;
+    std::printf("epoch %ld loss %.6f weight %.3f bias %.3f\n", training.epoch(), loss,
+                net->weight.item<double>(), net->bias.item<double>());
+    std::fflush(stdout);
   }
   return 0;
 }
 
-}  // namespace
-
-int main() { return ddp::elastic::run_worker(Train); }
+int main(int argc, char** argv) {
+  const std::string checkpoint_folder = argc > 1 ? argv[1] : "";
+  const int64_t epochs = argc > 2 ? std::atoll(argv[2]) : 5;
+  return ddp::elastic::run_worker([&] { return Train(checkpoint_folder, epochs); });
+}

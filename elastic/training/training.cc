@@ -1,0 +1,258 @@
+#include "elastic/training/training.h"
+
+#include <ATen/Functions.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/optim/optimizer.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "ddp/logging.h"
+#include "ddp/process_group.h"
+
+namespace ddp::elastic {
+
+namespace {
+
+// BatchNorm in training needs two samples on every rank.
+bool HasBatchNorm(const torch::nn::Module& module) {
+  for (const auto& part : module.modules()) {
+    if (std::dynamic_pointer_cast<torch::nn::BatchNorm1dImpl>(part) ||
+        std::dynamic_pointer_cast<torch::nn::BatchNorm2dImpl>(part) ||
+        std::dynamic_pointer_cast<torch::nn::BatchNorm3dImpl>(part)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+ElasticSampler::Options SamplerOptions(const Training::Options& options,
+                                       const torch::nn::Module& module) {
+  return {
+      .dataset_size = options.dataset_size,
+      .global_batch_size = options.global_batch_size,
+      .seed = options.seed,
+      .drop_last = options.drop_last,
+      .shuffle = options.shuffle,
+      .min_samples_per_rank = options.min_samples_per_rank.value_or(HasBatchNorm(module) ? 2 : 0)};
+}
+
+void CheckOptions(const Training::Options& options) {
+  if (options.epochs < 1) {
+    throw std::invalid_argument(absl::StrCat("epochs is ", options.epochs, ": it must be above 0"));
+  }
+  if (options.checkpoint_every < 0) {
+    throw std::invalid_argument(absl::StrCat("checkpoint_every is ", options.checkpoint_every,
+                                             ": it must not be negative"));
+  }
+  if (options.resume && options.checkpoint_folder.empty()) {
+    throw std::invalid_argument("resume is set without a checkpoint_folder to resume from");
+  }
+}
+
+}  // namespace
+
+class Training::Impl {
+ public:
+  Impl(internal::DataParallelHandle model, torch::optim::Optimizer& optimizer, Options options)
+      : options_(std::move(options)),
+        session_(WorkerSession::from_environment()),
+        model_(std::move(model)),
+        group_(model_.process_group()),
+        optimizer_(optimizer),
+        sampler_(SamplerOptions(options_, model_.base_module()), group_->rank(), group_->size()) {
+    CheckOptions(options_);
+    state_ = {.model = &model_.base_module(), .optimizer = &optimizer_, .sampler = &sampler_};
+    Restore();
+  }
+
+  bool NextEpoch() {
+    phase_.reset();
+    SaveIfDue();
+    batch_.reset();
+    // A restored checkpoint may lie at the very end of an epoch: that epoch is complete.
+    const bool leave_epoch = epoch_begun_ ? !stop_ : sampler_.epoch_complete();
+    if (leave_epoch) sampler_.set_epoch(sampler_.epoch() + 1);
+    if (stop_ || sampler_.epoch() >= options_.epochs) {
+      SaveLast();
+      return false;
+    }
+    epoch_begun_ = true;
+    epoch_complete_ = false;
+    loss_sum_ = at::Tensor();
+    samples_ = 0;
+    state_.epoch = sampler_.epoch();
+    return true;
+  }
+
+  std::optional<ElasticSampler::Batch> NextBatch() {
+    phase_.reset();
+    if (batch_) {
+      throw std::logic_error("the batch before was not trained: call step() or commit() for it");
+    }
+    if (!epoch_begun_) throw std::logic_error("next_batch() without an epoch: call next_epoch()");
+    if (!stop_ && !sampler_.epoch_complete()) {
+      // The checkpoint at the end of an epoch is left to next_epoch(), so that a trainer's report
+      // of the epoch comes first.
+      SaveIfDue();
+      batch_ = sampler_.next_batch();
+      Enter(Phase::kForward);
+      return batch_;
+    }
+    epoch_complete_ = sampler_.epoch_complete();
+    if (!epoch_complete_) SaveLast();  // this generation ends
+    Enter(Phase::kEvaluation);
+    return std::nullopt;
+  }
+
+  void Step(const at::Tensor& loss) {
+    RequireBatch("step()");
+    Enter(Phase::kBackward);
+    optimizer_.zero_grad();
+    Scaled(loss, std::nullopt).backward();
+    Enter(Phase::kOptimizer);
+    optimizer_.step();
+    Commit();
+  }
+
+  at::Tensor Scaled(const at::Tensor& loss, std::optional<int64_t> samples) {
+    RequireBatch("scaled()");
+    const int64_t covered = samples.value_or(static_cast<int64_t>(batch_->indices.size()));
+    const int64_t weight = options_.loss == LossReduction::kSum ? 1 : covered;
+    // The mean over no sample is not a number; its gradient is zero all the same.
+    if (covered > 0) Count(loss.detach(), weight);
+    return loss * (static_cast<double>(weight) * group_->size() /
+                   static_cast<double>(batch_->global_size));
+  }
+
+  void Commit() {
+    RequireBatch("commit()");
+    sampler_.commit();
+    samples_ += static_cast<int64_t>(batch_->indices.size());
+    batch_.reset();
+    session_.commit(++state_.step);
+    save_due_ = options_.checkpoint_every > 0 && state_.step % options_.checkpoint_every == 0;
+    stop_ = session_.should_stop();  // the same answer after the same step on every rank
+    phase_.reset();
+  }
+
+  double MeanLoss() {
+    at::Tensor totals = at::zeros({2}, at::kDouble).to(group_->device());
+    if (loss_sum_.defined()) totals[0] = loss_sum_;
+    totals[1] = samples_;
+    group_->all_reduce(totals);
+    return (totals[0] / totals[1]).item<double>();
+  }
+
+  bool epoch_complete() const { return epoch_complete_; }
+  int64_t steps() const { return state_.step; }
+  int64_t epoch() const { return sampler_.epoch(); }
+  const std::optional<RestoredCheckpoint>& restored() const { return restored_; }
+  WorkerSession& session() { return session_; }
+
+ private:
+  // A phase that lasts over several calls.
+  struct Lasting {
+    WorkerSession::PhaseScope scope;
+  };
+
+  void Enter(Phase phase) {
+    phase_.reset();  // ends before the next one begins: phases nest
+    phase_.reset(new Lasting{session_.phase(phase)});
+  }
+
+  void RequireBatch(const char* call) const {
+    if (!batch_) throw std::logic_error(absl::StrCat(call, " without a batch: call next_batch()"));
+  }
+
+  void Count(const at::Tensor& loss, int64_t weight) {
+    const at::NoGradGuard no_grad;
+    const at::Tensor sum = loss.to(at::kDouble) * weight;
+    loss_sum_ = loss_sum_.defined() ? loss_sum_ + sum : sum;
+  }
+
+  void Restore() {
+    if (options_.checkpoint_folder.empty()) return;
+    Checkpointer::Options checkpoints =
+        Checkpointer::options_for(session_, group_->store(), options_.checkpoint_folder);
+    checkpoints.on_error = options_.on_checkpoint_error;
+    checkpointer_.emplace(std::move(checkpoints));
+    // A restarted job finds its own checkpoints. Any other is another job's.
+    const bool own = session_.is_restart() && checkpointer_->newest_run_id() == session_.run_id();
+    if (!own && !options_.resume && checkpointer_->has_checkpoint()) {
+      throw std::invalid_argument(absl::StrCat(
+          options_.checkpoint_folder,
+          " holds checkpoints already: resume from them, or name another checkpoint folder"));
+    }
+    restored_ = checkpointer_->restore(state_);
+    if (!restored_) return;
+    saved_step_ = state_.step;
+    if (!state_.bucket_layout.empty()) model_.set_bucket_layout(state_.bucket_layout);
+  }
+
+  void SaveIfDue() {
+    if (save_due_ && !stop_) Save(Checkpointer::Urgency::kRoutine);
+    save_due_ = false;
+  }
+
+  // At the end of this generation.
+  void SaveLast() {
+    if (saved_step_ == state_.step || Save(Checkpointer::Urgency::kLast)) return;
+    if (!checkpointer_ || group_->rank() != 0) return;
+    LOG(ERROR) << "the last checkpoint was not saved: the steps after "
+               << std::max<int64_t>(saved_step_, 0) << " are lost";
+  }
+
+  // Whether the state is saved now. Training goes on where it is not; the checkpointer says why.
+  bool Save(Checkpointer::Urgency urgency) {
+    if (!checkpointer_) return false;
+    state_.bucket_layout = model_.bucket_layout();
+    if (checkpointer_->save(state_, urgency).empty()) return false;
+    saved_step_ = state_.step;
+    return true;
+  }
+
+  const Options options_;
+  WorkerSession session_;
+  internal::DataParallelHandle model_;
+  const std::shared_ptr<ProcessGroup> group_;
+  torch::optim::Optimizer& optimizer_;
+  ElasticSampler sampler_;
+  TrainingState state_;
+  std::optional<Checkpointer> checkpointer_;  // none without a checkpoint folder
+  std::optional<RestoredCheckpoint> restored_;
+  std::unique_ptr<Lasting> phase_;
+
+  std::optional<ElasticSampler::Batch> batch_;  // dealt, and not yet committed
+  at::Tensor loss_sum_;                         // of this rank's samples in this epoch
+  int64_t samples_ = 0;                         // committed here in this epoch
+  int64_t saved_step_ = -1;
+  bool epoch_begun_ = false;
+  bool epoch_complete_ = false;
+  bool save_due_ = false;
+  bool stop_ = false;
+};
+
+Training::Training(internal::DataParallelHandle model, torch::optim::Optimizer& optimizer,
+                   Options options)
+    : impl_(std::make_unique<Impl>(std::move(model), optimizer, std::move(options))) {}
+Training::~Training() = default;
+
+bool Training::next_epoch() { return impl_->NextEpoch(); }
+std::optional<ElasticSampler::Batch> Training::next_batch() { return impl_->NextBatch(); }
+void Training::step(const at::Tensor& loss) { impl_->Step(loss); }
+at::Tensor Training::scaled(const at::Tensor& loss, std::optional<int64_t> samples) {
+  return impl_->Scaled(loss, samples);
+}
+void Training::commit() { impl_->Commit(); }
+bool Training::epoch_complete() const { return impl_->epoch_complete(); }
+double Training::mean_loss() { return impl_->MeanLoss(); }
+int64_t Training::steps() const { return impl_->steps(); }
+int64_t Training::epoch() const { return impl_->epoch(); }
+const std::optional<RestoredCheckpoint>& Training::restored() const { return impl_->restored(); }
+WorkerSession& Training::session() { return impl_->session(); }
+
+}  // namespace ddp::elastic

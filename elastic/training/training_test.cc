@@ -1,0 +1,290 @@
+#include "elastic/training/training.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+#include <set>
+#include <stdexcept>
+
+#include "ddp/ddp.h"
+#include "store/redis_endpoint.h"
+#include "testing/distributed_checks.h"
+#include "testing/rank_harness.h"
+#include "testing/redis_fixture.h"
+
+namespace ddp::elastic {
+namespace {
+
+namespace fs = std::filesystem;
+using ::ddp::testing::ErrorOf;
+using ::testing::HasSubstr;
+
+constexpr int64_t kSamples = 23;
+constexpr int64_t kBatch = 5;  // 5 steps an epoch, the last of 3 samples
+
+torch::Tensor Inputs(const std::vector<int64_t>& indices) {
+  return torch::tensor(indices, torch::kLong).to(torch::kDouble).reshape({-1, 1}) / kSamples;
+}
+
+torch::Tensor Targets(const std::vector<int64_t>& indices) { return 3 * Inputs(indices) + 1; }
+
+torch::nn::Linear Net() {
+  torch::manual_seed(7);
+  torch::nn::Linear net(1, 1);
+  net->to(torch::kDouble);
+  return net;
+}
+
+// One rank's trainer, as a user writes it.
+struct Trainer {
+  explicit Trainer(Training::Options options)
+      : training(model, optimizer, WithData(std::move(options))) {}
+
+  static Training::Options WithData(Training::Options options) {
+    options.dataset_size = kSamples;
+    options.global_batch_size = kBatch;
+    options.seed = 3;
+    return options;
+  }
+
+  torch::Tensor Loss(const std::vector<int64_t>& indices) {
+    return torch::mse_loss(model->forward(Inputs(indices)), Targets(indices));
+  }
+
+  // Trains until the end, or until `steps` steps are done.
+  void Run(int64_t steps = -1) {
+    while (training.next_epoch()) {
+      while (const auto batch = training.next_batch()) {
+        if (training.steps() == steps) return;
+        training.step(Loss(batch->indices));
+      }
+    }
+  }
+
+  std::shared_ptr<ProcessGroup> group = init_process_group();
+  torch::nn::Linear net = Net();
+  DistributedDataParallel<torch::nn::Linear> model{net, group};
+  torch::optim::SGD optimizer{net->parameters(), 0.1};
+  Training training;
+};
+
+std::string Folder(const std::string& name) {
+  return std::string(std::getenv("TRAINING_TEST_FOLDER")) + "/" + name;
+}
+
+size_t Checkpoints(const std::string& folder) {
+  size_t count = 0;
+  if (!fs::exists(folder)) return 0;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    if (entry.path().filename().string().rfind("step-", 0) == 0) ++count;
+  }
+  return count;
+}
+
+// One process over whole batches: what any number of ranks must come to.
+std::pair<torch::Tensor, double> Reference(int64_t epochs) {
+  torch::nn::Linear net = Net();
+  torch::optim::SGD optimizer(net->parameters(), 0.1);
+  ElasticSampler sampler({.dataset_size = kSamples, .global_batch_size = kBatch, .seed = 3}, 0, 1);
+  double loss_sum = 0;
+  for (int64_t epoch = 0; epoch < epochs; ++epoch) {
+    sampler.set_epoch(static_cast<uint32_t>(epoch));
+    loss_sum = 0;
+    while (const auto batch = sampler.next_batch()) {
+      optimizer.zero_grad();
+      const auto loss =
+          torch::mse_loss(net->forward(Inputs(batch->indices)), Targets(batch->indices));
+      loss.backward();
+      optimizer.step();
+      sampler.commit();
+      loss_sum += loss.item<double>() * static_cast<double>(batch->indices.size());
+    }
+  }
+  return {testing::Flatten(net->parameters()), loss_sum / kSamples};
+}
+
+int TrainsLikeOneProcess() {
+  for (const auto reduction : {Training::LossReduction::kMean, Training::LossReduction::kSum}) {
+    Trainer trainer({.epochs = 3, .loss = reduction});
+    double mean_loss = 0;
+    std::multiset<int64_t> seen;
+    while (trainer.training.next_epoch()) {
+      while (const auto batch = trainer.training.next_batch()) {
+        torch::Tensor loss = trainer.Loss(batch->indices);
+        if (reduction == Training::LossReduction::kSum) {
+          loss = (trainer.model->forward(Inputs(batch->indices)) - Targets(batch->indices))
+                     .pow(2)
+                     .sum();
+        }
+        trainer.training.step(loss);
+      }
+      EXPECT_TRUE(trainer.training.epoch_complete());
+      mean_loss = trainer.training.mean_loss();
+    }
+    const auto [weights, wanted_loss] = Reference(3);
+    EXPECT_TRUE(torch::allclose(testing::Flatten(trainer.net->parameters()), weights, 0, 1e-12));
+    EXPECT_NEAR(mean_loss, wanted_loss, 1e-12);
+    EXPECT_EQ(trainer.training.steps(), 15);
+  }
+  return 0;
+}
+
+// The parts of step(), over micro-batches of one sample.
+int AccumulatesLikeOneProcess() {
+  Trainer trainer({.epochs = 1});
+  while (trainer.training.next_epoch()) {
+    while (const auto batch = trainer.training.next_batch()) {
+      trainer.optimizer.zero_grad();
+      torch::Tensor weighted = torch::zeros({}, torch::kDouble);
+      for (const int64_t index : batch->indices) {
+        weighted = weighted + trainer.training.scaled(trainer.Loss({index}), 1);
+      }
+      if (batch->indices.empty()) weighted = trainer.training.scaled(trainer.Loss({}));
+      weighted.backward();
+      trainer.optimizer.step();
+      trainer.training.commit();
+    }
+    EXPECT_NEAR(trainer.training.mean_loss(), Reference(1).second, 1e-12);
+  }
+  EXPECT_TRUE(
+      torch::allclose(testing::Flatten(trainer.net->parameters()), Reference(1).first, 0, 1e-12));
+  return 0;
+}
+
+int ContinuesWhereACheckpointLies() {
+  const std::string folder = Folder("continues");
+  const Training::Options options = {
+      .epochs = 3, .checkpoint_folder = folder, .checkpoint_every = 4, .resume = true};
+  {
+    Trainer stopped(options);
+    EXPECT_FALSE(stopped.training.restored().has_value());
+    stopped.Run(/*steps=*/9);
+  }
+  Trainer continued(options);
+  EXPECT_EQ(continued.training.steps(), 8);
+  EXPECT_EQ(continued.training.restored()->step, 8);
+  continued.Run();
+  EXPECT_EQ(continued.training.steps(), 15);
+  // A job that is done stays done: no step, no further checkpoint.
+  const size_t checkpoints = Checkpoints(folder);
+  Trainer done(options);
+  done.Run();
+  EXPECT_EQ(done.training.steps(), 15);
+  EXPECT_EQ(Checkpoints(folder), checkpoints);
+  Trainer undisturbed({.epochs = 3});
+  undisturbed.Run();
+  EXPECT_TRUE(torch::equal(testing::Flatten(done.net->parameters()),
+                           testing::Flatten(undisturbed.net->parameters())));
+  return 0;
+}
+
+int SavesTheEndOfAnEpochAfterItsReport() {
+  const std::string folder = Folder("report");
+  Trainer trainer({.epochs = 2, .checkpoint_folder = folder, .checkpoint_every = 5});
+  while (trainer.training.next_epoch()) {
+    const size_t before = Checkpoints(folder);
+    EXPECT_EQ(before, static_cast<size_t>(trainer.training.epoch()));
+    while (const auto batch = trainer.training.next_batch()) {
+      trainer.training.step(trainer.Loss(batch->indices));
+    }
+    EXPECT_EQ(Checkpoints(folder), before) << "the report of an epoch stands before its checkpoint";
+  }
+  EXPECT_EQ(Checkpoints(folder), 2u);
+  return 0;
+}
+
+int RefusesTheFolderOfAnotherJob() {
+  const std::string folder = Folder("refused");
+  Trainer({.epochs = 1, .checkpoint_folder = folder}).Run();
+  const std::string text = ErrorOf<std::invalid_argument>(
+      [&] { Trainer other({.epochs = 1, .checkpoint_folder = folder}); });
+  EXPECT_THAT(text, HasSubstr(folder + " holds checkpoints already: resume from them, or name "
+                                       "another checkpoint folder"));
+  return 0;
+}
+
+int MistakesAreNamed() {
+  Trainer trainer({.epochs = 1});
+  Training& training = trainer.training;
+  const torch::Tensor loss = torch::zeros({}, torch::kDouble);
+  EXPECT_THAT(ErrorOf<std::logic_error>([&] { training.step(loss); }),
+              HasSubstr("step() without a batch: call next_batch()"));
+  EXPECT_THAT(ErrorOf<std::logic_error>([&] { training.commit(); }),
+              HasSubstr("commit() without a batch"));
+  EXPECT_THAT(ErrorOf<std::logic_error>([&] { training.next_batch(); }),
+              HasSubstr("next_batch() without an epoch: call next_epoch()"));
+  EXPECT_TRUE(training.next_epoch());
+  EXPECT_TRUE(training.next_batch().has_value());
+  EXPECT_THAT(ErrorOf<std::logic_error>([&] { training.next_batch(); }),
+              HasSubstr("the batch before was not trained"));
+  // A loop that is left early goes to the next epoch, and this job has none.
+  EXPECT_FALSE(training.next_epoch());
+  EXPECT_EQ(training.steps(), 0);
+
+  EXPECT_THAT(ErrorOf<std::invalid_argument>([] { Trainer none({.epochs = 0}); }),
+              HasSubstr("epochs is 0"));
+  EXPECT_THAT(ErrorOf<std::invalid_argument>([] { Trainer none({.checkpoint_every = -1}); }),
+              HasSubstr("checkpoint_every is -1"));
+  EXPECT_THAT(ErrorOf<std::invalid_argument>([] { Trainer none({.resume = true}); }),
+              HasSubstr("resume is set without a checkpoint_folder"));
+  return 0;
+}
+
+std::map<std::string, std::function<int()>> Bodies() {
+  return {{"TrainsLikeOneProcess", TrainsLikeOneProcess},
+          {"AccumulatesLikeOneProcess", AccumulatesLikeOneProcess},
+          {"ContinuesWhereACheckpointLies", ContinuesWhereACheckpointLies},
+          {"SavesTheEndOfAnEpochAfterItsReport", SavesTheEndOfAnEpochAfterItsReport},
+          {"RefusesTheFolderOfAnotherJob", RefusesTheFolderOfAnotherJob},
+          {"MistakesAreNamed", MistakesAreNamed}};
+}
+
+struct Case {
+  std::string body;
+  int world_size;
+};
+
+class TrainingTest : public ::testing::TestWithParam<Case> {};
+
+TEST_P(TrainingTest, Ranks) {
+  const auto redis = ::ddp::testing::RedisFixture::Start();
+  const std::string name = ::testing::UnitTest::GetInstance()->current_test_info()->name();
+  const fs::path folder = fs::path(::testing::TempDir()) / fs::path(name).filename();
+  fs::remove_all(folder);
+  fs::create_directories(folder);
+  EXPECT_TRUE(::ddp::testing::RanksSucceed(
+      {.world_size = GetParam().world_size,
+       .body = GetParam().body,
+       .store_url = store::FormatStoreAddress(redis->Address("training")),
+       .environment = {{"TRAINING_TEST_FOLDER", folder.string()}}}));
+}
+
+std::vector<Case> Cases() {
+  std::vector<Case> cases;
+  for (const auto& [name, body] : Bodies()) cases.push_back({name, 1});
+  // Shares of one or two samples, and of one or none.
+  cases.push_back({"TrainsLikeOneProcess", 3});
+  cases.push_back({"TrainsLikeOneProcess", 4});
+  cases.push_back({"AccumulatesLikeOneProcess", 4});
+  cases.push_back({"ContinuesWhereACheckpointLies", 3});
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, TrainingTest, ::testing::ValuesIn(Cases()), [](const auto& info) {
+  return info.param.body + "On" + std::to_string(info.param.world_size);
+});
+
+}  // namespace
+}  // namespace ddp::elastic
+
+int main(int argc, char** argv) {
+  ::testing::InitGoogleTest(&argc, argv);
+  torch::set_num_threads(1);
+  if (const auto exit_code = ddp::testing::RunRankBody(ddp::elastic::Bodies())) return *exit_code;
+  return RUN_ALL_TESTS();
+}
