@@ -91,8 +91,8 @@ local function has_a_better_place()
   return false
 end
 
--- A job without an id has no spares. Agents that have opened it at the same time may be more than it
--- has seats: a node that comes when all are taken opens another job.
+-- A job without an id has no spares. Agents that have opened it at the same time may be more than
+-- it has seats: a node that comes when all are taken opens another job.
 local function is_one_too_many()
   return J.fingerprint ~= '' and not my_members_row and
     redis.call('HEXISTS', joined, node) == 0 and
