@@ -125,8 +125,7 @@ class Run {
     if (scenario_.batches.empty()) {
       Train(model);
     } else {
-      join({&model},
-           {.divide_by_initial_world_size = scenario_.divide_by_initial_world_size},
+      join({&model}, {.divide_by_initial_world_size = scenario_.divide_by_initial_world_size},
            [&] { Train(model); });
     }
     tensors_["loss"] = torch::stack(losses_);
