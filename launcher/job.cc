@@ -387,6 +387,12 @@ void FlushEvents(const Patience& patience, Parts& parts) {
       absl::StrCat("the event log takes nothing: ", writer.pending(), " bytes of it are lost"));
 }
 
+// The process may be killed: what it had to say to other nodes has been said.
+void SayLastWord(const AgentContext& context) {
+  const uint64_t one = 1;
+  (void)!::write(context.said_fd, &one, sizeof(one));
+}
+
 int Run(const JobSpec& spec, const AgentContext& context) {
   Parts parts;
   // Nothing runs yet that would need more than to be killed, and reaching Redis can take long.
@@ -409,12 +415,16 @@ int Run(const JobSpec& spec, const AgentContext& context) {
        .say = [&parts](const std::string& line) { parts.router->Say(line); },
        .say_as_it_is = [&parts](const std::string& line) { parts.router->SayAsItIs(line); },
        .files = parts.files.get(),
+       .keeper_fd = context.keeper_fd,
+       .on_silent = [&context] { SayLastWord(context); },
        .worker_store = parts.place.worker_store.get()});
   const auto route_log = [&spec](std::function<void(const std::string&)> say) {
     if (spec.log_lines != nullptr) spec.log_lines->Route(std::move(say));
   };
   route_log([&parts](const std::string& line) { parts.router->Say(line); });
+  if (context.has_last_word != nullptr) context.has_last_word->store(true);
   const elastic::JobResult result = agent.Run();
+  if (context.has_last_word != nullptr) context.has_last_word->store(false);
   route_log(nullptr);
   // What comes from now on changes the result no more, but the user wants to wait no longer.
   const UniqueFd hurry = WatchHeldSignals(spec.config.signals_to_handle);

@@ -2,6 +2,7 @@
 
 #include <poll.h>
 #include <signal.h>
+#include <sys/eventfd.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/syscall.h>
@@ -28,6 +29,9 @@ namespace ddp::launcher {
 namespace {
 
 constexpr char kAgentName[] = "ddp-agent";
+
+// For a request to a server that is near, or to learn that there is nothing to say.
+constexpr int kLastWordMilliseconds = 500;
 
 UniqueFd PidfdOpen(pid_t pid) {
   return UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
@@ -70,22 +74,29 @@ void RemoveFolders(const std::vector<std::string>& folders) {
   }
 }
 
+// What the agent's two threads share. Trivially destroyed, so the watcher's may outlive main().
+struct Shared {
+  std::atomic<bool> doomed = false;
+  std::atomic<bool> has_last_word = false;
+  int said_fd = -1;
+};
+
 // The agent's second thread: waits for the keeper's end, which is then everybody's.
 class KeeperWatcher {
  public:
   // Starts the thread, with all signals blocked. It never ends before the process does.
   KeeperWatcher(UniqueFd keeper_pidfd, std::vector<std::string> folders,
-                absl::Duration kill_timeout, std::atomic<bool>* doomed) {
+                absl::Duration kill_timeout, Shared* shared) {
     sigset_t all;
     sigset_t old;
     sigfillset(&all);
     ::pthread_sigmask(SIG_SETMASK, &all, &old);
     std::thread([keeper = std::move(keeper_pidfd), folders = std::move(folders), kill_timeout,
-                 doomed]() {
+                 shared]() {
       ::prctl(PR_SET_NAME, "keeper-watcher");
       AwaitEnd(keeper.get());
-      doomed->store(true);
-      EndEverything(folders, kill_timeout);
+      shared->doomed.store(true);
+      EndEverything(folders, kill_timeout, *shared);
     }).detach();
     ::pthread_sigmask(SIG_SETMASK, &old, nullptr);
   }
@@ -97,10 +108,17 @@ class KeeperWatcher {
     }
   }
 
+  static void AwaitLastWord(const Shared& shared) {
+    if (!shared.has_last_word.load()) return;
+    pollfd polled{.fd = shared.said_fd, .events = POLLIN, .revents = 0};
+    (void)::poll(&polled, 1, kLastWordMilliseconds);
+  }
+
   [[noreturn]] static void EndEverything(const std::vector<std::string>& folders,
-                                         absl::Duration kill_timeout) {
+                                         absl::Duration kill_timeout, const Shared& shared) {
     KillChildren({}, kill_timeout);
     RemoveFolders(folders);
+    AwaitLastWord(shared);
     // The main thread may have been in the middle of starting a worker or a server.
     KillChildren({}, kill_timeout);
     RemoveFolders(folders);
@@ -114,12 +132,17 @@ class KeeperWatcher {
   ::setsid();
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   SetProcessTitle(options);
-  static std::atomic<bool> doomed = false;  // trivially destroyed, so the thread may outlive main
+  static Shared shared;
+  shared.said_fd = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  const int keeper_fd = keeper_pidfd.get();  // open for as long as the watcher lives
   const KeeperWatcher watcher(std::move(keeper_pidfd),
                               {options.runtime_folder, options.temporary_log_folder},
-                              options.kill_timeout, &doomed);
-  const int code = agent(AgentContext{&doomed});
-  if (doomed.load()) {
+                              options.kill_timeout, &shared);
+  const int code = agent({.doomed = &shared.doomed,
+                          .keeper_fd = keeper_fd,
+                          .has_last_word = &shared.has_last_word,
+                          .said_fd = shared.said_fd});
+  if (shared.doomed.load()) {
     // The watcher ends the process when it is done; without this, exit() would cut it short.
     while (true) ::pause();
   }

@@ -25,8 +25,9 @@ namespace ddp::launcher {
 // behind, and every orphan of a container whose first process it is.
 // When the keeper dies, the
 // agent's watcher (a thread, so that it never waits for anything the agent does) kills everything
-// below the agent and ends it. In both cases the survivor then removes the folders. A process that
-// dies with the agent's main thread by itself (PDEATHSIG) only makes that faster.
+// below the agent and ends it, after what the agent has to say to the other nodes. In both cases
+// the survivor then removes the folders. A process that dies with the agent's main thread by itself
+// (PDEATHSIG) only makes that faster.
 //
 // The agent has a session of its own and another name in the process table ("ddp-agent"): neither a
 // signal to the terminal's process group nor a kill by name takes both at once.
@@ -61,6 +62,14 @@ struct KeeperOptions {
 struct AgentContext {
   // True once the keeper is dead and everything is being killed: start nothing any more.
   const std::atomic<bool>* doomed = nullptr;
+
+  // Readable once the keeper is dead.
+  int keeper_fd = -1;
+
+  // While true the process, when it has killed everything, waits for a last word, for half a second
+  // at most: until 8 bytes are written to `said_fd`, an eventfd.
+  std::atomic<bool>* has_last_word = nullptr;
+  int said_fd = -1;
 };
 
 // Blocks `signals` (not SIGHUP where nohup had it ignored) in the calling thread, until

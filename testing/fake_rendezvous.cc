@@ -100,6 +100,11 @@ void FakeRendezvous::Drain(const elastic::GenerationId& generation, const std::s
   });
 }
 
+void FakeRendezvous::TakeBack(const elastic::GenerationId& generation, absl::Duration, Done done) {
+  answers_ = true;
+  Answer(absl::StrCat("take back ", generation.number), [this, done] { done(reach_); });
+}
+
 void FakeRendezvous::Leave(absl::Duration, Done done) {
   // Even one that answers nothing lets its caller go.
   answers_ = true;

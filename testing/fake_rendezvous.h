@@ -40,6 +40,8 @@ class FakeRendezvous final : public elastic::Rendezvous {
                 Done done) override;
   void Drain(const elastic::GenerationId& generation, const std::string& cause,
              absl::Duration timeout, Done done) override;
+  void TakeBack(const elastic::GenerationId& generation, absl::Duration timeout,
+                Done done) override;
   void Leave(absl::Duration timeout, Done done) override;
   void Close(const elastic::JobEnd& end, absl::Duration timeout, Done done) override;
   void Cancel() override;
@@ -49,8 +51,8 @@ class FakeRendezvous final : public elastic::Rendezvous {
     on_news_ = std::move(on_news);
   }
 
-  // "join", "report rank 1 failed", "complete 2", "drain 2 going away", "leave", "close no
-  // program", "cancel".
+  // "join", "report rank 1 failed", "complete 2", "drain 2 going away", "take back 2", "leave",
+  // "close no program", "cancel".
   const std::vector<std::string>& requests() const { return requests_; }
   const std::vector<elastic::NodeOffer>& offers() const { return offers_; }
   const elastic::NodeReport& report() const { return report_; }

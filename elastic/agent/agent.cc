@@ -1,6 +1,8 @@
 #include "elastic/agent/agent.h"
 
 #include <errno.h>
+#include <glog/logging.h>
+#include <poll.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -69,6 +71,8 @@ struct Agent::State {
         event_log(*dependencies.event_log),
         status(*dependencies.status),
         say(dependencies.say ? dependencies.say : SayOwnLine),
+        keeper_fd(dependencies.keeper_fd),
+        on_silent(dependencies.on_silent),
         say_as_it_is(dependencies.say_as_it_is ? dependencies.say_as_it_is : SayLine),
         worker_store(config, &loop, dependencies.worker_store),
         workers(config,
@@ -79,12 +83,16 @@ struct Agent::State {
                  .status = &status,
                  .say = say,
                  .files = dependencies.files},
-                [this](AgentEvent event) { Post(std::move(event)); }),
+                [this](AgentEvent event) {
+                  LookForKeeper();
+                  Post(std::move(event));
+                }),
         core(CoreOptions(config)) {}
 
   absl::Status TakeSignals();
   void GiveSignalsBack();
   void OnSignalReadable();
+  void LookForKeeper();
   bool IsNews(int signal, bool is_forwarded);
 
   // Takes the event and all that follow from it through the core.
@@ -99,6 +107,7 @@ struct Agent::State {
   void Do(const CompleteAction& action);
   void Do(const DrainAction& action);
   void Do(const CloseAction& action);
+  void Do(const TakeBackAction& action);
   void Do(const LeaveAction& action);
   void Do(const CancelRequestAction& action);
   void Do(const StartWorkersAction& action);
@@ -106,6 +115,7 @@ struct Agent::State {
   void Do(const StopWorkersAction& action);
   void Do(const KillStraysAction& action);
   void Do(const LogRestartAction& action);
+  void Do(const FallSilentAction& action);
   void Do(const FinishAction& action);
 
   const LaunchConfig config;
@@ -115,6 +125,8 @@ struct Agent::State {
   EventLog& event_log;
   NodeStatusTracker& status;
   const std::function<void(const std::string&)> say;
+  const int keeper_fd;
+  const std::function<void()> on_silent;
   const std::function<void(const std::string&)> say_as_it_is;
 
   WorkerStore worker_store;
@@ -125,6 +137,7 @@ struct Agent::State {
   std::deque<AgentEvent> events;
   bool stepping = false;
   bool finished = false;
+  bool keeper_is_gone = false;
 
   struct Received {
     int forwarded = 0;
@@ -158,10 +171,16 @@ JobResult Agent::Run() {
   }
   state.rendezvous.Watch([&state](const News& news) { state.OnNews(news); });
   state.workers.AfterLook([&state] { state.Report(); });
+  if (state.keeper_fd >= 0) {
+    ready =
+        state.loop.Watch(state.keeper_fd, EPOLLIN, [&state](uint32_t) { state.LookForKeeper(); });
+    if (!ready.ok()) LOG(WARNING) << ready;
+  }
   state.Post(StartEvent{});
   absl::Status loop_status;
   if (!state.finished) loop_status = state.loop.Run();
   state.rendezvous.Watch(nullptr);
+  if (state.keeper_fd >= 0 && !state.keeper_is_gone) state.loop.Unwatch(state.keeper_fd);
   state.GiveSignalsBack();
   if (!loop_status.ok()) {
     broken.reason = std::string(loop_status.message());
@@ -360,6 +379,21 @@ void Agent::State::Do(const CloseAction& action) {
                    [this](absl::Status status) { Post(ClosedEvent{std::move(status)}); });
 }
 
+// Before each end of a worker, too: of two ends that are seen in one look the keeper's counts
+// first.
+void Agent::State::LookForKeeper() {
+  pollfd keeper = {.fd = keeper_fd, .events = POLLIN, .revents = 0};
+  if (keeper_is_gone || keeper_fd < 0 || poll(&keeper, 1, 0) != 1) return;
+  keeper_is_gone = true;
+  loop.Unwatch(keeper_fd);
+  Post(KeeperGoneEvent{});
+}
+
+void Agent::State::Do(const TakeBackAction& action) {
+  rendezvous.TakeBack(action.generation, action.timeout,
+                      [this](absl::Status status) { Post(TakenBackEvent{std::move(status)}); });
+}
+
 void Agent::State::Do(const LeaveAction& action) {
   rendezvous.Leave(action.timeout,
                    [this](absl::Status status) { Post(LeftEvent{std::move(status)}); });
@@ -382,6 +416,10 @@ void Agent::State::Do(const LogRestartAction& action) {
   event_log.Restarted(
       round.generation.number,
       {.restart = action.restart, .max_restarts = config.max_restarts, .reason = action.reason});
+}
+
+void Agent::State::Do(const FallSilentAction&) {
+  if (on_silent) on_silent();
 }
 
 void Agent::State::Do(const FinishAction& action) {

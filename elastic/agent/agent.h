@@ -58,6 +58,11 @@ class Agent {
     // Where files of workers are read, which may be on a mount that has stalled; null: on the
     // thread of Run(), waiting for it.
     TaskThread* files = nullptr;
+    // Readable once the process that the user started is gone, and this one and all below it are
+    // being killed: then no failure is reported any more. -1: there is no such process. Not owned.
+    int keeper_fd = -1;
+    // Called when the keeper is gone and nothing more is to be said. Empty: nobody wants to know.
+    std::function<void()> on_silent;
     // The TCPStore of a static rendezvous, on its node 0; null: the agent makes its own.
     store::TcpStoreServer* worker_store = nullptr;
   };

@@ -31,6 +31,9 @@ constexpr int64_t kStopAtOnce = -1;
 // How long a node whose workers have succeeded waits for a store that is away.
 constexpr absl::Duration kCompletedOutage = absl::Seconds(30);
 
+// How long after a report the end of the keeper is the same event.
+constexpr absl::Duration kTakeBackWindow = absl::Milliseconds(50);
+
 std::string Count(size_t count, const char* what) {
   return absl::StrCat(count, " ", what, count == 1 ? "" : "s");
 }
@@ -222,7 +225,7 @@ void AgentCore::On(const WorkersStartedEvent& event) {
 // The end of workers. -----------------------------------------------------------------------------
 
 void AgentCore::On(const WorkerExitedEvent& event) {
-  if (living_.erase(event.local_rank) == 0) return;
+  if (living_.erase(event.local_rank) == 0 || phase_ == Phase::kFinished) return;
   const bool asked = (phase_ == Phase::kStopping || stop_sent_) &&
                      EndedAsAsked(event.status, shutdown_signal_, kill_sent_);
   if (!event.status.succeeded() || event.stopped_as_asked) work_done_ = false;
@@ -300,6 +303,8 @@ void AgentCore::ReportFailures() {
   // On one node a budget that is spent is spent, wherever the store is; only a restart needs its
   // consent.
   const bool restart_possible = options_.max_nodes > 1 || restarts_ < options_.max_restarts;
+  reported_at_ = now_;
+  reported_generation_ = round_.generation;
   Ask(ReportFailureAction{
       .rank = next->rank,
       .cause = Cause(*next),
@@ -759,6 +764,24 @@ void AgentCore::On(const LeftEvent&) {
   if (phase_ != Phase::kLeaving) return;
   phase_ = Phase::kFinished;
   Do(FinishAction{result().exit_code});
+}
+
+// The workers are killed by the keeper's watcher.
+void AgentCore::On(const KeeperGoneEvent&) {
+  if (phase_ == Phase::kFinished) return;
+  phase_ = Phase::kFinished;
+  deadline_ = store_deadline_ = absl::InfiniteFuture();
+  CancelRequest();
+  if (options_.max_nodes > 1 && now_ - reported_at_ <= kTakeBackWindow) {
+    Ask(TakeBackAction{reported_generation_, options_.farewell_timeout});
+  } else {
+    Do(FallSilentAction{});
+  }
+}
+
+void AgentCore::On(const TakenBackEvent&) {
+  asked_ = false;
+  Do(FallSilentAction{});
 }
 
 void AgentCore::SignalAll(int signal) { Do(SignalWorkersAction{signal, Living()}); }

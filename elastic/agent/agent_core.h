@@ -55,6 +55,10 @@ namespace ddp::elastic {
 // behind are killed first, for `kill_timeout` at most. What happens meanwhile is taken in as if the
 // last worker still ran; a user's signal ends the wait.
 //
+// The end of the keeper, the process that the user started, ends this one too, and counts before
+// the end of a worker: nothing is reported any more, so the node is a lost one. A report that is
+// not older than 50 ms was of the same end, and is taken back.
+//
 // Thread-compatible.
 class AgentCore {
  public:
@@ -122,9 +126,11 @@ class AgentCore {
   void On(const CompletedEvent& event);
   void On(const DrainedEvent& event);
   void On(const ClosedEvent& event);
+  void On(const TakenBackEvent& event);
   void On(const LeftEvent& event);
   void On(const NewsEvent& event);
   void On(const SignalEvent& event);
+  void On(const KeeperGoneEvent& event);
   void On(const TickEvent& event);
 
   void JoinNext();
@@ -179,6 +185,8 @@ class AgentCore {
 
   // Of the current generation.
   NodeFailures failures_;
+  absl::Time reported_at_ = absl::InfinitePast();  // the last report, of any generation
+  GenerationId reported_generation_;
   std::optional<absl::StatusOr<FailureVerdict>> verdict_;
   bool over_ = false;       // it is, by another node's doing
   bool evicted_ = false;    // and without this node

@@ -209,6 +209,8 @@ class Story final : public ::ddp::testing::StoryPlayer {
     if (event == "completed") return CompletedEvent{Answer(words)};
     if (event == "drained") return DrainedEvent{Answer(words)};
     if (event == "closed") return ClosedEvent{Answer(words)};
+    if (event == "keeper") return KeeperGoneEvent{};
+    if (event == "takenback") return TakenBackEvent{Answer(words)};
     if (event == "left") return LeftEvent{Answer(words)};
     if (event == "signal") return SignalEvent{Signal(words.at(1))};
     if (std::optional<NewsEvent> news = MakeNews(words); news.has_value()) return *news;

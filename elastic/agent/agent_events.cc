@@ -35,6 +35,11 @@ std::string Describe(const CloseAction& a) {
   return absl::StrCat("close", Within(a.timeout), ": ", a.end.reason);
 }
 
+std::string Describe(const TakeBackAction& a) {
+  return absl::StrCat("take back the report of generation ", a.generation.number,
+                      Within(a.timeout));
+}
+
 std::string Describe(const LeaveAction& a) { return absl::StrCat("leave", Within(a.timeout)); }
 
 std::string Describe(const CancelRequestAction&) { return "cancel the request"; }
@@ -58,6 +63,8 @@ std::string Describe(const LogRestartAction& a) {
   return absl::StrCat(a.charged ? "log restart " : "log change of members after restart ",
                       a.restart, ": ", a.reason);
 }
+
+std::string Describe(const FallSilentAction&) { return "fall silent"; }
 
 std::string Describe(const FinishAction& a) {
   return absl::StrCat("finish with code ", a.exit_code);

@@ -14,6 +14,7 @@
 #include "absl/time/time.h"
 #include "elastic/agent/process_spawner.h"
 #include "elastic/rendezvous/rendezvous.h"
+#include "elastic/rendezvous/round.h"
 
 namespace ddp::elastic {
 
@@ -35,6 +36,9 @@ struct DrainedEvent {
   absl::Status status;
 };
 struct ClosedEvent {
+  absl::Status status;
+};
+struct TakenBackEvent {
   absl::Status status;
 };
 struct LeftEvent {
@@ -79,13 +83,15 @@ struct NewsEvent {
 struct SignalEvent {
   int signal = 0;
 };
+// The process that the user started is gone: this one and all below it are being killed.
+struct KeeperGoneEvent {};
 // The time that next_deadline() named has come.
 struct TickEvent {};
 
 using AgentEvent =
     std::variant<StartEvent, JoinedEvent, WorkersStartedEvent, WorkerExitedEvent, StraysGoneEvent,
                  WorkerHungEvent, VerdictEvent, CompletedEvent, DrainedEvent, ClosedEvent,
-                 LeftEvent, NewsEvent, SignalEvent, TickEvent>;
+                 TakenBackEvent, LeftEvent, NewsEvent, SignalEvent, KeeperGoneEvent, TickEvent>;
 
 // What an agent wants done, in this order. ----------------------------------------------------
 
@@ -111,6 +117,10 @@ struct DrainAction {
 };
 struct CloseAction {
   JobEnd end;
+  absl::Duration timeout;
+};
+struct TakeBackAction {
+  GenerationId generation;  // of the report
   absl::Duration timeout;
 };
 struct LeaveAction {
@@ -143,14 +153,17 @@ struct LogRestartAction {
   bool charged = false;
   std::string reason;
 };
+// Nothing more is to be said, and the process may be killed.
+struct FallSilentAction {};
 struct FinishAction {
   int exit_code = 0;
 };
 
 using AgentAction =
     std::variant<JoinAction, ReportFailureAction, CompleteAction, DrainAction, CloseAction,
-                 LeaveAction, CancelRequestAction, StartWorkersAction, SignalWorkersAction,
-                 StopWorkersAction, KillStraysAction, LogRestartAction, FinishAction>;
+                 TakeBackAction, LeaveAction, CancelRequestAction, StartWorkersAction,
+                 SignalWorkersAction, StopWorkersAction, KillStraysAction, LogRestartAction,
+                 FallSilentAction, FinishAction>;
 
 // One line, for traces.
 std::string DebugString(const AgentAction& action);

@@ -301,6 +301,10 @@ void RedisRendezvous::Drain(const GenerationId& generation, const std::string& c
   state_->Request(Core::DrainRequest{generation, cause, timeout}, std::move(done));
 }
 
+void RedisRendezvous::TakeBack(const GenerationId& generation, absl::Duration timeout, Done done) {
+  state_->Request(Core::TakeBackRequest{generation, timeout}, std::move(done));
+}
+
 void RedisRendezvous::Leave(absl::Duration timeout, Done done) {
   state_->Request(Core::LeaveRequest{timeout}, std::move(done));
 }

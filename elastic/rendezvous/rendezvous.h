@@ -124,6 +124,11 @@ class Rendezvous {
   virtual void Drain(const GenerationId& generation, const std::string& cause,
                      absl::Duration timeout, Done done) = 0;
 
+  // This node goes down with its agent, and the failure that it has just reported in `generation`
+  // was that: it is lost, and what the report was charged is given back, also where the next
+  // generation has begun. A job that has ended stays ended. The last request.
+  virtual void TakeBack(const GenerationId& generation, absl::Duration timeout, Done done) = 0;
+
   // Gives this node's lease back, so that nobody waits for it. The last request.
   virtual void Leave(absl::Duration timeout, Done done) = 0;
 

@@ -227,6 +227,12 @@ void RendezvousCore::On(const JoinRequest& request) {
   if (!valid.ok()) FailRequest(valid);
 }
 
+void RendezvousCore::On(const TakeBackRequest& request) {
+  left_ = true;
+  Start(request, request.timeout);
+  if (!opened_.has_value() && !in_flight_.has_value()) Finish(absl::OkStatus());
+}
+
 void RendezvousCore::On(const LeaveRequest& request) {
   mine_.reset();
   left_ = true;
@@ -281,6 +287,13 @@ void RendezvousCore::FailRequest(absl::Status status) {
 
 bool RendezvousCore::Beats() const { return mine_.has_value() && !left_ && !ended_; }
 
+// Whether the outstanding request is this node's last: there is nothing to do where the job is
+// gone.
+bool RendezvousCore::GoesForGood() const {
+  return request_.has_value() && (std::holds_alternative<LeaveRequest>(request_->what) ||
+                                  std::holds_alternative<TakeBackRequest>(request_->what));
+}
+
 // When the next script is due, were none on its way.
 absl::Time RendezvousCore::NextSend() const {
   absl::Time next = absl::InfiniteFuture();
@@ -296,8 +309,7 @@ absl::Time RendezvousCore::NextSend() const {
 
 void RendezvousCore::Pump() {
   if (in_flight_.has_value() || now_ < NextSend()) return;
-  const bool leaves = request_.has_value() && std::holds_alternative<LeaveRequest>(request_->what);
-  if (!opened_.has_value() || (forgotten_ && !leaves)) {
+  if (!opened_.has_value() || (forgotten_ && !GoesForGood())) {
     SendOpen();
   } else if (request_.has_value()) {
     SendRequest();
@@ -372,6 +384,11 @@ std::vector<std::string> RendezvousCore::ArgsOf(const Requested& what, ScriptNam
             script = ScriptName::kDrain;
             about = r.generation;
             return {OneLine(r.cause)};
+          },
+          [&](const TakeBackRequest& r) -> std::vector<std::string> {
+            script = ScriptName::kTakeBack;
+            about = r.generation;
+            return {};
           },
           [&](const LeaveRequest&) -> std::vector<std::string> {
             script = ScriptName::kLeave;
@@ -505,9 +522,7 @@ void RendezvousCore::OnTransition(const InFlight& call, const ScriptReply& reply
   const bool is_awaited = request_.has_value() && call.request == request_serial_;
   if (reply.outcome == "unknown" || reply.outcome == "foreign") {
     // There is nothing to leave any more.
-    if (is_awaited && std::holds_alternative<LeaveRequest>(request_->what)) {
-      return Finish(absl::OkStatus());
-    }
+    if (is_awaited && GoesForGood()) return Finish(absl::OkStatus());
     forgotten_ = true;
     // A job that has not begun needs not be brought back.
     if (seen_.number == 0 && options_.instance == 0) OpenAnother();
@@ -609,6 +624,10 @@ void RendezvousCore::OnWaiting(const ScriptReply& reply, bool is_spare) {
   request.pace = PaceOfWaiting(reply.number(1, 0));
   request.send_at = NextSignOfLife();
   request.brief_until = now_ + request.pace * kBriefHeartbeats;
+  if (const int64_t held_ms = reply.number(2, 0); held_ms > 0) {
+    request.send_at = std::min(request.send_at, now_ + absl::Milliseconds(held_ms));
+    request.brief_until = absl::InfinitePast();
+  }
   if (is_spare && !request.rest.has_value()) {
     request.rest = std::max(absl::ZeroDuration(), request.deadline - now_);
     request.deadline = absl::InfiniteFuture();
@@ -691,6 +710,10 @@ void RendezvousCore::OnAnswer(const DrainRequest&, const ScriptReply& reply) {
   } else if (reply.outcome == "ended") {
     TellEnd(ParseEndReply(reply));
   }
+}
+
+void RendezvousCore::OnAnswer(const TakeBackRequest&, const ScriptReply&) {
+  Finish(absl::OkStatus());
 }
 
 void RendezvousCore::OnAnswer(const LeaveRequest&, const ScriptReply&) { Finish(absl::OkStatus()); }

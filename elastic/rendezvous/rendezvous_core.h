@@ -78,6 +78,10 @@ class RendezvousCore {
     std::string cause;
     absl::Duration timeout;
   };
+  struct TakeBackRequest {
+    GenerationId generation;
+    absl::Duration timeout;
+  };
   struct LeaveRequest {
     absl::Duration timeout;
   };
@@ -100,8 +104,8 @@ class RendezvousCore {
   // The time that next_deadline() named has come.
   struct Tick {};
   using Event = std::variant<Open, JoinRequest, FailureRequest, CompleteRequest, DrainRequest,
-                             LeaveRequest, CloseRequest, CancelRequest, Replied, Subscribed,
-                             SubscriptionEnded, Pushed, Tick>;
+                             TakeBackRequest, LeaveRequest, CloseRequest, CancelRequest, Replied,
+                             Subscribed, SubscriptionEnded, Pushed, Tick>;
 
   // Actions.
   struct CallScript {
@@ -159,7 +163,7 @@ class RendezvousCore {
 
  private:
   using Requested = std::variant<JoinRequest, FailureRequest, CompleteRequest, DrainRequest,
-                                 LeaveRequest, CloseRequest>;
+                                 TakeBackRequest, LeaveRequest, CloseRequest>;
   // What the agent has asked for, until it is answered.
   struct Request {
     Requested what;
@@ -193,6 +197,7 @@ class RendezvousCore {
   void On(const FailureRequest& request) { Start(request, request.timeout); }
   void On(const CompleteRequest& request) { Start(request, request.timeout); }
   void On(const DrainRequest& request) { Start(request, request.timeout); }
+  void On(const TakeBackRequest& request);
   void On(const LeaveRequest& request);
   void On(const CloseRequest& request) { Start(request, request.timeout); }
   void On(const CancelRequest&) { request_.reset(); }
@@ -206,6 +211,7 @@ class RendezvousCore {
   void Pump();
   absl::Time NextSend() const;
   bool Beats() const;
+  bool GoesForGood() const;
   void SendOpen();
   void SendRequest();
   void SendHeartbeat();
@@ -223,6 +229,7 @@ class RendezvousCore {
   void OnAnswer(const FailureRequest& asked, const ScriptReply& reply);
   void OnAnswer(const CompleteRequest& asked, const ScriptReply& reply);
   void OnAnswer(const DrainRequest& asked, const ScriptReply& reply);
+  void OnAnswer(const TakeBackRequest& asked, const ScriptReply& reply);
   void OnAnswer(const LeaveRequest& asked, const ScriptReply& reply);
   void OnAnswer(const CloseRequest& asked, const ScriptReply& reply);
   void OnRound(const ScriptReply& reply);

@@ -11,6 +11,7 @@
 // Scripts run, and their replies and pushes arrive, in no time. Events:
 //   join NODE [nproc=N] [role=R] [host=H] [rank=N] [timeout=D]      fail NODE rank=N [victim]
 //   complete NODE   drain NODE WHY   leave NODE   close NODE WHY         [step=N] [exit=N] CAUSE
+//   takeback NODE                its last report, in place of what it waits for
 //   cancel NODE     report NODE step=N rate=N [busy=US]
 //   wait D                       time passes
 //   kill NODE                    it is gone without a word
@@ -190,6 +191,8 @@ class Story final : public ::ddp::testing::StoryPlayer {
       if (const auto value = Take(words, "busy")) report.busy_us = Number(*value);
       node.core->SetReport(report);
     } else {
+      if (event == "fail") reported_[name] = generations_[name];
+      if (event == "takeback") Post(name, node, Core::CancelRequest{});
       Post(name, node, MakeEvent(event, name, node, words));
     }
   }
@@ -203,6 +206,7 @@ class Story final : public ::ddp::testing::StoryPlayer {
     if (event == "drain") {
       return Core::DrainRequest{generations_[name], absl::StrJoin(words, " "), kTimeout};
     }
+    if (event == "takeback") return Core::TakeBackRequest{reported_[name], absl::Seconds(2)};
     if (event == "leave") return Core::LeaveRequest{absl::Seconds(2)};
     if (event == "close") {
       return Core::CloseRequest{{JobEnd::Kind::kClosed, absl::StrJoin(words, " "), 1}, kTimeout};
@@ -424,6 +428,7 @@ class Story final : public ::ddp::testing::StoryPlayer {
   bool store_up_ = true;
   std::map<std::string, std::unique_ptr<Node>> nodes_;
   std::map<std::string, GenerationId> generations_;  // that the agents were told
+  std::map<std::string, GenerationId> reported_;     // of which they reported a failure last
   MemoryDatabase remembered_;
   LuaRedis redis_{{.now_us = [this] { return absl::ToUnixMicros(now_ + server_offset_); },
                    .publish =

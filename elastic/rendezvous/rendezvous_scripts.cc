@@ -28,6 +28,8 @@ std::string Source(ScriptName name) {
       return Transition("", scripts::kComplete);
     case ScriptName::kDrain:
       return Transition("", scripts::kDrain);
+    case ScriptName::kTakeBack:
+      return Transition("", scripts::kTakeBack);
     case ScriptName::kLeave:
       return Transition("", scripts::kLeave);
     case ScriptName::kClose:
@@ -45,8 +47,8 @@ store::RedisScript Make(ScriptName name,
 
 const char* ToString(ScriptName name) {
   static constexpr std::array<const char*, kScriptCount> kNames = {
-      "open_instance", "join",  "heartbeat", "report_failure",
-      "complete",      "drain", "leave",     "close"};
+      "open_instance", "join",      "heartbeat", "report_failure", "complete",
+      "drain",         "take_back", "leave",     "close"};
   return kNames[static_cast<int>(name)];
 }
 
@@ -55,6 +57,7 @@ RendezvousScripts::RendezvousScripts(
     : scripts_{Make(ScriptName::kOpenInstance, edit), Make(ScriptName::kJoin, edit),
                Make(ScriptName::kHeartbeat, edit),    Make(ScriptName::kReportFailure, edit),
                Make(ScriptName::kComplete, edit),     Make(ScriptName::kDrain, edit),
-               Make(ScriptName::kLeave, edit),        Make(ScriptName::kClose, edit)} {}
+               Make(ScriptName::kTakeBack, edit),     Make(ScriptName::kLeave, edit),
+               Make(ScriptName::kClose, edit)} {}
 
 }  // namespace ddp::elastic

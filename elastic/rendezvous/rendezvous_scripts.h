@@ -18,10 +18,11 @@ enum class ScriptName {
   kReportFailure,
   kComplete,
   kDrain,
+  kTakeBack,
   kLeave,
   kClose,
 };
-inline constexpr int kScriptCount = 8;
+inline constexpr int kScriptCount = 9;
 
 // "open_instance", "join", ...
 const char* ToString(ScriptName name);

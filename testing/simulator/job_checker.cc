@@ -188,7 +188,7 @@ void JobChecker::CheckBudget(const Generation& generation) {
   const Round& round = generation.round;
   const std::string name = Name(round.generation);
   if (round.charged) ++charged_;
-  if (round.restarts < 0 || round.restarts > limits_.max_restarts) {
+  if (round.restarts < 0 || round.restarts > limits_.max_restarts + may_be_taken_back_) {
     Violate(absl::StrCat(name, ": ", round.restarts, " restarts, the budget is ",
                          limits_.max_restarts));
   }

@@ -75,6 +75,8 @@ class JobChecker {
   // Something happened by which membership may change or failures may go unseen: a node died, left,
   // came, was stopped or cut off. Restarts of now may be free.
   void OnDisturbance(int64_t now_us) { disturbed_at_us_ = now_us; }
+  // A charge may be given back, so that the restarts of the job may be one more.
+  void OnMayBeTakenBack() { ++may_be_taken_back_; }
   // Something happened to a node: from now on nodes may be lost.
   void OnNodeInTrouble() { nodes_are_sound_ = false; }
   // The store forgot something: numbers may repeat with another nonce, restarts may be lost.
@@ -156,6 +158,7 @@ class JobChecker {
   bool is_quiet_ = true;
   bool nodes_are_sound_ = true;
   int charged_ = 0;
+  int may_be_taken_back_ = 0;
   int64_t disturbed_at_us_ = INT64_MIN / 2;
   int memory_losses_ = 0;
   bool store_is_up_ = true;

@@ -42,6 +42,9 @@ elastic::HangDetector::Options HangOptions(const Story& story) {
   return options;
 }
 
+// As launcher/keeper.cc has it.
+constexpr int64_t kLastWordUs = 500'000;
+
 int64_t DrawSkew(const Story& story, Random& random) {
   return story.clock_skew_us == 0 ? 0 : random.Between(-story.clock_skew_us, story.clock_skew_us);
 }
@@ -115,7 +118,7 @@ void SimulatedNode::OnWorkerExit(const TrainingModel::Exit& exit) {
 void SimulatedNode::Post(AgentEvent event) {
   events_.push_back(std::move(event));
   if (std::exchange(stepping_, true)) return;
-  while (!events_.empty() && !finished_) {
+  while (!events_.empty() && !finished_ && is_alive()) {
     AgentEvent next = std::move(events_.front());
     events_.pop_front();
     Take(std::move(next));
@@ -160,6 +163,7 @@ void SimulatedNode::ArmDeadline() {
 // kernel needs no deadline to end a process by SIGKILL.
 void SimulatedNode::CheckDeadlines() {
   const bool kills = kill_sent_ && core_.has_workers();
+  if (!is_alive()) return;
   if (finished_ || stepping_ || rendezvous_.is_stepping() || kills) return;
   const absl::Time next = std::min(core_.next_deadline(), rendezvous_.next_deadline());
   if (next == absl::InfiniteFuture()) {
@@ -263,6 +267,12 @@ void SimulatedNode::Do(const elastic::DrainAction& action) {
 void SimulatedNode::Do(const elastic::CloseAction& action) {
   rendezvous_.Close(action.end, action.timeout,
                     [this](absl::Status status) { Post(elastic::ClosedEvent{std::move(status)}); });
+}
+
+void SimulatedNode::Do(const elastic::TakeBackAction& action) {
+  rendezvous_.TakeBack(action.generation, action.timeout, [this](absl::Status status) {
+    Post(elastic::TakenBackEvent{std::move(status)});
+  });
 }
 
 void SimulatedNode::Do(const elastic::LeaveAction& action) {
@@ -375,6 +385,14 @@ void SimulatedNode::Kill() {
   process_.End();
   world_.training->Vanish(identity_.id);
   TellContact();
+}
+
+void SimulatedNode::EndKeeper() {
+  if (!is_alive()) return;
+  process_.Deliver([this] { Post(elastic::KeeperGoneEvent{}); });
+  world_.queue->After(kLastWordUs, [this] {
+    if (is_alive()) Kill();
+  });
 }
 
 void SimulatedNode::StopAgent() {

@@ -63,6 +63,9 @@ class SimulatedNode {
 
   // Faults. Kill: agent and workers are gone, without a word.
   void Kill();
+  // The keeper is gone: what is left of the agent hears of it, and is killed at the latest a little
+  // later.
+  void EndKeeper();
   void StopAgent();
   void ContinueAgent();
   void Freeze();
@@ -115,6 +118,8 @@ class SimulatedNode {
   void Do(const elastic::CompleteAction& action);
   void Do(const elastic::DrainAction& action);
   void Do(const elastic::CloseAction& action);
+  void Do(const elastic::TakeBackAction& action);
+  void Do(const elastic::FallSilentAction&) { Kill(); }
   void Do(const elastic::LeaveAction& action);
   void Do(const elastic::CancelRequestAction& action);
   void Do(const elastic::StartWorkersAction& action);

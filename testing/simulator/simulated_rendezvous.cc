@@ -177,6 +177,11 @@ void SimulatedRendezvous::Drain(const GenerationId& generation, const std::strin
   Request(Core::DrainRequest{generation, cause, timeout}, std::move(done));
 }
 
+void SimulatedRendezvous::TakeBack(const elastic::GenerationId& generation, absl::Duration timeout,
+                                   Done done) {
+  Request(Core::TakeBackRequest{generation, timeout}, std::move(done));
+}
+
 void SimulatedRendezvous::Leave(absl::Duration timeout, Done done) {
   Request(Core::LeaveRequest{timeout}, std::move(done));
 }

@@ -54,6 +54,8 @@ class SimulatedRendezvous final : public elastic::Rendezvous {
                 Done done) override;
   void Drain(const elastic::GenerationId& generation, const std::string& cause,
              absl::Duration timeout, Done done) override;
+  void TakeBack(const elastic::GenerationId& generation, absl::Duration timeout,
+                Done done) override;
   void Leave(absl::Duration timeout, Done done) override;
   void Close(const elastic::JobEnd& end, absl::Duration timeout, Done done) override;
   void Cancel() override;

@@ -30,6 +30,8 @@ constexpr int64_t kSecond = 1000000;
 // Room for what the timeouts of a story do not count: leases, heartbeats, retries.
 constexpr int64_t kSlackUs = 60 * kSecond;
 constexpr int64_t kVanishUs = 3000;
+// The keeper's end is seen so long after a worker's at most: within what is taken back, or later.
+constexpr int64_t kKeeperEndsAfterUs = 80000;
 // More than what 1,000 agents do at one time.
 constexpr int kEventsAtOnceMax = 200000;
 
@@ -305,6 +307,7 @@ void Simulation::StrikeNode(const Fault& fault) {
     return;
   }
   if (fault.kind == FaultKind::kWorkerHangs) return Hang(*node);
+  if (fault.kind == FaultKind::kFamilyKilled && !training_.Crash(node->identity().id)) return;
   if (fault.kind == FaultKind::kHostSlows) {
     ++result_.faults[static_cast<int>(fault.kind)];
     trace_.Add(node->name(), "*** gets slow");
@@ -327,6 +330,10 @@ void Simulation::StrikeNode(const Fault& fault) {
     case FaultKind::kAgentKilled:
     case FaultKind::kHostLost:
       node->Kill();
+      return ComeBack(*node);
+    case FaultKind::kFamilyKilled:
+      for (const auto& [job, checker] : checkers_) checker->OnMayBeTakenBack();
+      queue_.After(random_.Between(0, kKeeperEndsAfterUs), [node] { node->EndKeeper(); });
       return ComeBack(*node);
     case FaultKind::kAgentStopped:
       node->StopAgent();

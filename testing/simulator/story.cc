@@ -84,7 +84,7 @@ FaultKind DrawKind(Random& random) {
       FaultKind::kCutOff,      FaultKind::kAgentTerminated, FaultKind::kStorePaused,
       FaultKind::kNewcomer,    FaultKind::kStoreRestarted,  FaultKind::kStoreRolledBack,
       FaultKind::kStoreWiped,  FaultKind::kRoundForgotten,  FaultKind::kWorkerHangs,
-      FaultKind::kHostSlows,
+      FaultKind::kHostSlows,   FaultKind::kFamilyKilled,
   };
   return kFrequent[random.Between(0, std::size(kFrequent) - 1)];
 }
@@ -130,9 +130,10 @@ void DrawSlowEffects(Story& story, Random& random) {
 
 const char* FaultName(FaultKind kind) {
   static constexpr const char* kNames[kFaultKinds] = {
-      "worker crash",     "worker hangs",   "host slows",  "agent killed",    "agent stopped",
-      "agent terminated", "host lost",      "host frozen", "host cut off",    "store paused",
-      "store restart",    "store rollback", "store wiped", "round forgotten", "newcomer"};
+      "worker crash",   "worker hangs",     "host slows",      "agent killed",
+      "agent stopped",  "agent terminated", "family killed",   "host lost",
+      "host frozen",    "host cut off",     "store paused",    "store restart",
+      "store rollback", "store wiped",      "round forgotten", "newcomer"};
   return kNames[static_cast<int>(kind)];
 }
 

@@ -17,6 +17,7 @@ enum class FaultKind {
   kAgentKilled,      // SIGKILL; its workers go with it
   kAgentStopped,     // SIGSTOP, and later SIGCONT; its workers run on
   kAgentTerminated,  // SIGTERM: the host is preempted
+  kFamilyKilled,     // SIGKILL of a worker, and of the keeper a moment later
   kHostLost,         // agent, workers and connection, without a goodbye
   kHostFrozen,       // agent and workers stand still, and go on later
   kCutOff,           // the host does not hear the store for a while, nor the store it
@@ -27,7 +28,7 @@ enum class FaultKind {
   kRoundForgotten,   // rolled back to before the next round; who completed it was not told
   kNewcomer,         // a host more
 };
-inline constexpr int kFaultKinds = 15;
+inline constexpr int kFaultKinds = 16;
 const char* FaultName(FaultKind kind);
 
 struct Fault {

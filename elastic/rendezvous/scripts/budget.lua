@@ -25,6 +25,12 @@ local function note_failure(rank, host, cause, is_victim, step, progress_known, 
   end
 end
 
+-- A report may be taken back for so long, by a node that turns out to be lost.
+local take_back_ms = 100
+
+-- For how many ms the end of the job waits for that. A restart never waits.
+local held_ms = 0
+
 local function is_charged()
   return J.fail_cause ~= '' and J.change == ''
 end
@@ -40,7 +46,7 @@ end
 
 -- How the charge of the noted failure ends the job, or nil.
 local function verdict()
-  if num('restarts') >= num('max_restarts') then
+  if num('restarts') - num('given_back') >= num('max_restarts') then
     return 'budget_spent'
   end
   local limit = num('no_progress_limit')
@@ -72,6 +78,22 @@ local function strike(host)
   end
 end
 
+-- The charge for the end of a generation, where the next one has begun. The count of restarts stays:
+-- workers have been told of it.
+local function give_back(generation, nonce)
+  local charged, host = string.match(J.charged_of or '', '^(%S+) (.*)$')
+  if charged ~= generation .. '.' .. nonce then
+    return
+  end
+  set('charged_of', '', 'given_back', text(num('given_back') + 1),
+    'no_progress', text(math.max(0, num('no_progress') - 1)))
+  local count, at = string.match(redis.call('HGET', key('strikes'), host) or '', '^(%S+) (%d+)$')
+  if count then
+    redis.call('HSET', key('strikes'), host, string.format('%.3f %s', math.max(0, count - 1), at))
+    redis.call('HDEL', key('quarantine'), host)
+  end
+end
+
 local function is_quarantined(host)
   local till = redis.call('HGET', key('quarantine'), host)
   if not till then
@@ -84,9 +106,10 @@ local function is_quarantined(host)
   return false
 end
 
--- The generation before the one that begins now is over: who pays? False when the job ends of it.
--- Sets why it was over, and whether that was charged.
-local function settle()
+-- The generation before the one that begins now is over: who pays? False when the job ends of it,
+-- or must wait before it does (not with `at_once`). Sets why it was over, and whether that was
+-- charged.
+local function settle(at_once)
   if J.counts_steps ~= '1' and counts_steps() then
     set('counts_steps', '1')
   end
@@ -100,12 +123,17 @@ local function settle()
     return true
   end
   local kind = verdict()
+  held_ms = kind and not at_once and math.max(0, num('reported_at') + take_back_ms - now) or 0
+  if held_ms > 0 then
+    return false
+  end
   log_failure(kind and '0' or '1', J.fail_cause)
   if kind then
     end_job(kind, J.fail_exit, J.fail_cause)
     return false
   end
   strike(J.fail_host)
+  set('charged_of', J.generation .. '.' .. J.nonce .. ' ' .. J.fail_host)
   set('charged', '1', 'reason', J.fail_cause, 'restarts', text(num('restarts') + 1),
     'no_progress', made_no_step() and text(num('no_progress') + 1) or '0')
   return true

@@ -4,7 +4,7 @@
 -- ARGV  10 offer: "nproc port wanted_rank\nrole\nhost\naddress"
 --       11 '1': the node has said so before, and only wants to know whether anything is new
 -- Outcomes: round + the node's row + why the last generation was over + whether that was charged
---           waiting + what for + how many do
+--           waiting + what for + how many do + in how many ms to ask again, or 0: in its own time
 --           spare + the same: the job runs, and the wait has no end of its own
 --           same: nothing is new
 --           reopen: the instance was given up, or is a job without an id that is full: there is or
@@ -144,4 +144,4 @@ local how_many_wait = text(redis.call('HLEN', joined))
 if J.state == 'running' and J.drain == '' then
   return reply('spare', kept_out() or 'its turn', how_many_wait)
 end
-return reply('waiting', waiting_for(), how_many_wait)
+return reply('waiting', waiting_for(), how_many_wait, text(held_ms))

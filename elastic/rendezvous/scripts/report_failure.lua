@@ -16,9 +16,11 @@ redis.call('ZADD', leases, text(now + lease_ms), node)
 note_failure(ARGV[10], ARGV[11], ARGV[12], ARGV[13], ARGV[14], ARGV[15], ARGV[16],
   ARGV[17])
 over(ARGV[12])
-if is_charged() and num('unknown') == 0 and redis.call('HLEN', members) == 1 and verdict() then
-  -- Nobody else can turn out to be lost, so this is the end already.
-  settle()
+if is_charged() and num('unknown') == 0 and redis.call('HLEN', members) == 1 and
+  redis.call('HLEN', joined) == 0 and verdict() then
+  -- Nobody else can turn out to be lost, or is there to go on, so this is the end already.
+  settle(true)
   return ended_reply()
 end
+set('reported_at', text(now))
 return reply('restart')
