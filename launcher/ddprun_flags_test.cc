@@ -18,6 +18,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "base/clock.h"
 #include "launcher/cpu_topology.h"
 #include "launcher/ddprun_case.h"
 #include "launcher/ddprun_driver.h"
@@ -358,6 +359,35 @@ TEST(DdprunFlagsTest, ANodeThatJoinsCostsNoRestartAndNoLogFile) {
   EXPECT_EQ(second.Wait(), 0) << second.err();
   EXPECT_EQ(Slurp(attempt / "0/stdout.log"), "1 in attempt 0\n");
   EXPECT_EQ(Slurp(attempt.string() + ".g2/0/stdout.log"), "2 in attempt 0\n");
+}
+
+// The agent that is left for a moment sees both ends in one look: no failure is charged.
+TEST(DdprunFlagsTest, ADdprunThatIsKilledWithItsWorkersIsALostNode) {
+  for (int i = 0; i < 4; ++i) {
+    const auto redis = ::ddp::testing::RedisFixture::StartTcp();
+    const DdprunDriver::Options options = {
+        .arguments =
+            Shell({"--nnodes=1:2", "--rdzv-id=killed", "--max-restarts=0", "--lease-ms=900",
+                   absl::StrCat("--rdzv-endpoint=127.0.0.1:", redis->endpoint().port)},
+                  "echo up $WORLD_SIZE >&2; [ $WORLD_SIZE = 1 ] && exit 0; exec sleep 1000")};
+    DdprunDriver survivor(options);
+    DdprunDriver killed(options);
+    survivor.AwaitStderr("up 2");
+    killed.AwaitStderr("up 2");
+    const pid_t agent = killed.AgentPid();
+    const HeldProcess keeper(killed.pid());
+    ASSERT_EQ(::kill(agent, SIGSTOP), 0);
+    const std::vector<pid_t> tree = killed.Tree();
+    ASSERT_EQ(::kill(killed.pid(), SIGKILL), 0);
+    for (const pid_t pid : tree) {
+      if (pid != agent && pid != killed.pid()) ::kill(pid, SIGKILL);
+    }
+    ASSERT_TRUE(keeper.AwaitEnd(MonotonicClock().Now() + DdprunDriver::kDeadline));
+    ASSERT_EQ(::kill(agent, SIGCONT), 0);
+    EXPECT_EQ(survivor.Wait(), 0) << survivor.err();
+    EXPECT_THAT(survivor.err(), HasSubstr("was lost"));
+    killed.Wait();
+  }
 }
 
 TEST(DdprunFlagsTest, WhatMeansSomethingElseHereIsSaidOnce) {

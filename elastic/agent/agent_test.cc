@@ -27,6 +27,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
+#include "testing/fake_clock.h"
 #include "testing/fake_process_spawner.h"
 #include "testing/fake_rendezvous.h"
 
@@ -192,6 +193,74 @@ TEST_F(AgentTest, AKilledRankStartsANewGeneration) {
   EXPECT_EQ(restart["max_restarts"], 2);
   EXPECT_EQ(restart["reason"], "rank 1 was killed by SIGKILL");
   EXPECT_EQ(Events("worker_exited").at(0)["signal"], SIGKILL);
+}
+
+// The process that the user started, for an agent that watches it, and time that stands still.
+class AgentWithKeeperTest : public AgentTest {
+ protected:
+  AgentWithKeeperTest() {
+    int ends[2];
+    EXPECT_EQ(pipe(ends), 0);
+    keeper_.reset(ends[0]);
+    life_.reset(ends[1]);
+    config_.max_nodes = 2;
+  }
+
+  // Until the agent has nothing to say any more.
+  void RunUntilSilent() {
+    absl::StatusOr<EventLog> log = EventLog::Open(log_path_, config_.run_id);
+    ASSERT_TRUE(log.ok()) << log.status();
+    NodeStatusTracker status({.run_id = config_.run_id, .host = config_.host});
+    Agent agent(config_, {.event_loop = loop_.get(),
+                          .spawner = &spawner_,
+                          .rendezvous = rendezvous_.get(),
+                          .clock = &fake_clock_,
+                          .event_log = &*log,
+                          .status = &status,
+                          .keeper_fd = keeper_.get(),
+                          .on_silent = [this] { loop_->Stop(); }});
+    agent.Run();
+  }
+
+  ::ddp::testing::FakeClock fake_clock_;
+  UniqueFd keeper_;
+  UniqueFd life_;  // of the keeper
+};
+
+TEST_F(AgentWithKeeperTest, WhoEndsWithTheKeeperIsNotReported) {
+  OnStart([this](const Worker& worker) {
+    if (worker.spec.rank != 1) return;
+    life_.reset();
+    spawner_.Exit(worker.pid, {.signal = SIGKILL});
+  });
+  RunUntilSilent();
+  EXPECT_THAT(rendezvous_->requests(), ElementsAre("join"));
+}
+
+TEST_F(AgentWithKeeperTest, AReportIsTakenBackWhenTheKeeperEndsAMomentLater) {
+  ObeySignals();
+  OnStart([this](const Worker& worker) {
+    if (worker.spec.rank != 1) return;
+    spawner_.Exit(worker.pid, {.signal = SIGKILL});
+    fake_clock_.Advance(absl::Milliseconds(50));
+    life_.reset();
+  });
+  RunUntilSilent();
+  EXPECT_THAT(rendezvous_->requests(),
+              ElementsAre("join", "report rank 1 was killed by SIGKILL", "cancel", "take back 1"));
+}
+
+TEST_F(AgentWithKeeperTest, AReportStandsWhenTheKeeperEndsLater) {
+  ObeySignals();
+  OnStart([this](const Worker& worker) {
+    if (worker.spec.rank != 1) return;
+    spawner_.Exit(worker.pid, {.signal = SIGKILL});
+    fake_clock_.Advance(absl::Milliseconds(51));
+    life_.reset();
+  });
+  RunUntilSilent();
+  EXPECT_THAT(rendezvous_->requests(),
+              ElementsAre("join", "report rank 1 was killed by SIGKILL", "cancel"));
 }
 
 TEST_F(AgentTest, TheReportNamesTheRootCauseOfTheLastGeneration) {

@@ -155,6 +155,12 @@ class NodesTest : public ::testing::Test {
     return Await<absl::Status>(
         [&](Rendezvous::Done done) { node.rendezvous->Leave(kLong, std::move(done)); });
   }
+  absl::Status TakeBack(Node& node, const GenerationId& reported) {
+    node.rendezvous->Cancel();
+    return Await<absl::Status>([&](Rendezvous::Done done) {
+      node.rendezvous->TakeBack(reported, kLong, std::move(done));
+    });
+  }
   absl::Status Close(Node& node, const std::string& reason) {
     return Await<absl::Status>([&](Rendezvous::Done done) {
       node.rendezvous->Close({JobEnd::Kind::kClosed, reason, 1}, kLong, std::move(done));
@@ -370,6 +376,51 @@ TEST_F(NodesTest, ANewcomerPrefersAJobThatRunsToOneThatWaits) {
   ASSERT_NE(waiting->rendezvous->instance(), a->rendezvous->instance());
   ASSERT_TRUE(Leave(*c).ok());
   EXPECT_EQ(MakeNode("e")->rendezvous->instance(), a->rendezvous->instance());
+}
+
+TEST_F(NodesTest, AReportThatIsTakenBackIsTheLossOfItsNode) {
+  options_.max_restarts = 0;
+  const auto a = MakeNode("a"), b = MakeNode("b");
+  JoinAll({a.get(), b.get()});
+  ASSERT_EQ(Fail(*b, "rank 2 was killed by SIGKILL")->decision, Decision::kRestart);
+  AwaitNews(*a, News::Kind::kGenerationOver);
+  const GenerationId reported = b->round().generation;
+  StartJoin(*b);
+  ASSERT_TRUE(TakeBack(*b, reported).ok());
+  JoinAll({a.get()});
+  EXPECT_EQ(a->round().placement.group_world_size, 1);
+  EXPECT_EQ(a->round().reason, "node b was lost");
+  EXPECT_FALSE(a->round().charged);
+  ASSERT_EQ(Fail(*a, "rank 0 failed")->decision, Decision::kEnded) << "nothing was left to spend";
+}
+
+TEST_F(NodesTest, AReportIsTakenBackAlsoWhenItWasCharged) {
+  options_.max_restarts = 1;
+  const auto a = MakeNode("a"), b = MakeNode("b");
+  JoinAll({a.get(), b.get()});
+  const GenerationId reported = b->round().generation;
+  ASSERT_TRUE(Fail(*b, "rank 2 was killed by SIGKILL").ok());
+  JoinAll({a.get(), b.get()});
+  ASSERT_TRUE(a->round().charged);
+  ASSERT_TRUE(TakeBack(*b, reported).ok());
+  JoinAll({a.get()});
+  EXPECT_EQ(a->round().reason, "node b was lost");
+  ASSERT_EQ(Fail(*a, "rank 0 failed")->decision, Decision::kRestart) << "it was given back, once";
+  JoinAll({a.get()});
+  ASSERT_EQ(Fail(*a, "rank 0 failed")->decision, Decision::kEnded);
+}
+
+// Nobody takes it back: the end comes a moment later, and to all.
+TEST_F(NodesTest, AReportThatSpendsTheBudgetEndsTheJob) {
+  options_.max_restarts = 0;
+  const auto a = MakeNode("a"), b = MakeNode("b");
+  JoinAll({a.get(), b.get()});
+  ASSERT_EQ(Fail(*b, "rank 2 was killed by SIGKILL")->decision, Decision::kRestart);
+  JoinAll({a.get(), b.get()});
+  for (const Node* node : {a.get(), b.get()}) {
+    ASSERT_TRUE(std::holds_alternative<JobEnd>(**node->joined));
+    EXPECT_EQ(std::get<JobEnd>(**node->joined).kind, JobEnd::Kind::kBudgetSpent);
+  }
 }
 
 TEST_F(NodesTest, ALostNodeIsNoticedByTheOthers) {

@@ -104,6 +104,7 @@ class RefusedScriptsTest : public ::testing::Test {
             Transition(ScriptName::kReportFailure, "a", {"0", "host-a", "why", "0", "7", "1", "1"}),
             Transition(ScriptName::kComplete, "a", {}),
             Transition(ScriptName::kDrain, "a", {"why"}),
+            Transition(ScriptName::kTakeBack, "a", {}),
             Transition(ScriptName::kLeave, "a", {}),
             Transition(ScriptName::kClose, "a", {"closed", "1", "why"})};
   }

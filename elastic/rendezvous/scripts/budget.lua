@@ -78,8 +78,8 @@ local function strike(host)
   end
 end
 
--- The charge for the end of a generation, where the next one has begun. The count of restarts stays:
--- workers have been told of it.
+-- Gives the charge for the end of a generation back where the next one has begun. The count of
+-- restarts stays: workers have been told of it.
 local function give_back(generation, nonce)
   local charged, host = string.match(J.charged_of or '', '^(%S+) (.*)$')
   if charged ~= generation .. '.' .. nonce then
