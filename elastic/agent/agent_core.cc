@@ -770,7 +770,7 @@ void AgentCore::On(const LeftEvent&) {
 void AgentCore::On(const KeeperGoneEvent&) {
   if (phase_ == Phase::kFinished) return;
   phase_ = Phase::kFinished;
-  deadline_ = store_deadline_ = absl::InfiniteFuture();
+  deadline_ = store_deadline_ = strays_deadline_ = absl::InfiniteFuture();
   CancelRequest();
   if (options_.max_nodes > 1 && now_ - reported_at_ <= kTakeBackWindow) {
     Ask(TakeBackAction{reported_generation_, options_.farewell_timeout});
