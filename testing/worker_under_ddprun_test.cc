@@ -46,7 +46,7 @@ TEST(WorkerUnderDdprunTest, TheReportTellsWhatARankThrew) {
   EXPECT_THAT(run.err(), Not(HasSubstr("cannot be used")));
 }
 
-// The agent stops the survivors at once, but gives them time to say why they end.
+// The agent stops the survivors at once. This trainer ignores SIGTERM, so they end by their errors.
 TEST(WorkerUnderDdprunTest, SurvivorsNameTheRankThatWasKilled) {
   const std::string folder = ::testing::TempDir();
   DdprunDriver run(

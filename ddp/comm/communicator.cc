@@ -446,6 +446,7 @@ void Communicator::FailBroken(const OperationName& what, const std::string& reas
     if (notice_->AwaitFailure(kExplanationTimeout).has_value()) notice_->YieldToCause(kHeadStart);
     Fail(what, reason);
   }
+  if (absl::StrContains(reason, "Timed out")) Fail(what, absl::StrCat(reason, LateRanks(what)));
   Inquiry::Awaited awaited = Awaited(what);
   if (awaited.sequence < 0) awaited.sequence = log_->launched() - 1;  // it could not be started
   const std::optional<FailureNotice::Failure> cause = inquiry_.Explain(awaited, reason);

@@ -42,6 +42,8 @@ int Train() {
   if (FLAGS_state.empty() || FLAGS_until.empty()) {
     throw std::invalid_argument("--state and --until are needed");
   }
+  // The survivors shall have the time to name the rank that is gone.
+  if (FLAGS_dies >= 0) ::signal(SIGTERM, SIG_IGN);
   ddp::elastic::WorkerSession session = ddp::elastic::WorkerSession::from_environment();
   const auto group = ddp::init_process_group();
   at::Tensor state = at::full({1}, ReadState(), at::kLong);
