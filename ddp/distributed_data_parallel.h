@@ -86,7 +86,7 @@ class DataParallelHandle {
   }
 
   // Keeps buffers in step with `hook(state, buffers by name)`, called before or after every
-  // synchronized forward of a module in training, instead of by a broadcast. The backward waits
+  // synchronized forward, in train() and in eval(), instead of by a broadcast. The backward waits
   // for the futures that it returns.
   template <typename State, typename Hook>
   void register_buffer_comm_hook(

@@ -227,14 +227,6 @@ Join::Announcement Join::Exchange(int64_t code) {
   if (agreed == kJoined) return announcement;
   announcement.joinable = static_cast<int>((agreed - 1) / kMaxEvents);
   announcement.round.event = static_cast<int>((agreed - 1) % kMaxEvents);
-  if (announcement.joinable >= static_cast<int>(joinables_.size())) {
-    const std::string message =
-        absl::StrCat("rank ", group_->rank(), ": ", Ranks(announcement.round.active_ranks),
-                     " came to ", Describe(agreed), ", and the Join of this rank has ",
-                     joinables_.size(), " joinables: give it the same ones on all ranks");
-    abandon(message);
-    throw ReductionError(message);
-  }
   last_joiner_ = announcement.round.active_ranks.back();
   return announcement;
 }
