@@ -175,8 +175,13 @@ TEST(DdprunFlagsTest, AStubbornWorkerDoesNotDelayARestart) {
 }
 
 TEST(DdprunFlagsTest, TheReportListsTheStoppedAfterTheRootCause) {
+  // Rank 1 fails once the others run: a rank that was never started has nothing to report.
   DdprunDriver run(
-      {.arguments = Shell({"--nproc-per-node=3"}, "[ $RANK = 1 ] && exit 7; exec sleep 1000")});
+      {.arguments = Shell({"--nproc-per-node=3"},
+                          "started=$(dirname $(dirname $TORCHELASTIC_ERROR_FILE))/started; "
+                          ": > $started.$RANK; [ $RANK = 1 ] || exec sleep 1000; "
+                          "until [ -e $started.0 ] && [ -e $started.2 ]; do sleep 0.01; done; "
+                          "exit 7")});
   EXPECT_EQ(run.Wait(), 1);
   const size_t failures = run.err().find("Failures:\n");
   const size_t root = run.err().find("Root Cause (first observed failure):\n[0]:\n");

@@ -98,6 +98,7 @@ class Training::Impl {
       // The checkpoint at the end of an epoch is left to next_epoch(), so that a trainer's report
       // of the epoch comes first.
       SaveIfDue();
+      Enter(Phase::kData);
       batch_ = sampler_.next_batch();
       Enter(Phase::kForward);
       return batch_;

@@ -42,8 +42,8 @@ torch::nn::Linear Net() {
 
 // One rank's trainer, as a user writes it.
 struct Trainer {
-  explicit Trainer(Training::Options options)
-      : training(model, optimizer, WithData(std::move(options))) {}
+  Trainer(std::shared_ptr<ProcessGroup> ranks, Training::Options options)
+      : group(std::move(ranks)), training(model, optimizer, WithData(std::move(options))) {}
 
   static Training::Options WithData(Training::Options options) {
     options.dataset_size = kSamples;
@@ -66,7 +66,7 @@ struct Trainer {
     }
   }
 
-  std::shared_ptr<ProcessGroup> group = init_process_group();
+  std::shared_ptr<ProcessGroup> group;
   torch::nn::Linear net = Net();
   DistributedDataParallel<torch::nn::Linear> model{net, group};
   torch::optim::SGD optimizer{net->parameters(), 0.1};
@@ -109,8 +109,9 @@ std::pair<torch::Tensor, double> Reference(int64_t epochs) {
 }
 
 int TrainsLikeOneProcess() {
+  const auto group = init_process_group();
   for (const auto reduction : {Training::LossReduction::kMean, Training::LossReduction::kSum}) {
-    Trainer trainer({.epochs = 3, .loss = reduction});
+    Trainer trainer(group, {.epochs = 3, .loss = reduction});
     double mean_loss = 0;
     std::multiset<int64_t> seen;
     while (trainer.training.next_epoch()) {
@@ -136,7 +137,8 @@ int TrainsLikeOneProcess() {
 
 // The parts of step(), over micro-batches of one sample.
 int AccumulatesLikeOneProcess() {
-  Trainer trainer({.epochs = 1});
+  const auto group = init_process_group();
+  Trainer trainer(group, {.epochs = 1});
   while (trainer.training.next_epoch()) {
     while (const auto batch = trainer.training.next_batch()) {
       trainer.optimizer.zero_grad();
@@ -157,26 +159,27 @@ int AccumulatesLikeOneProcess() {
 }
 
 int ContinuesWhereACheckpointLies() {
+  const auto group = init_process_group();
   const std::string folder = Folder("continues");
   const Training::Options options = {
       .epochs = 3, .checkpoint_folder = folder, .checkpoint_every = 4, .resume = true};
   {
-    Trainer stopped(options);
+    Trainer stopped(group, options);
     EXPECT_FALSE(stopped.training.restored().has_value());
     stopped.Run(/*steps=*/9);
   }
-  Trainer continued(options);
+  Trainer continued(group, options);
   EXPECT_EQ(continued.training.steps(), 8);
   EXPECT_EQ(continued.training.restored()->step, 8);
   continued.Run();
   EXPECT_EQ(continued.training.steps(), 15);
   // A job that is done stays done: no step, no further checkpoint.
   const size_t checkpoints = Checkpoints(folder);
-  Trainer done(options);
+  Trainer done(group, options);
   done.Run();
   EXPECT_EQ(done.training.steps(), 15);
   EXPECT_EQ(Checkpoints(folder), checkpoints);
-  Trainer undisturbed({.epochs = 3});
+  Trainer undisturbed(group, {.epochs = 3});
   undisturbed.Run();
   EXPECT_TRUE(torch::equal(testing::Flatten(done.net->parameters()),
                            testing::Flatten(undisturbed.net->parameters())));
@@ -184,8 +187,9 @@ int ContinuesWhereACheckpointLies() {
 }
 
 int SavesTheEndOfAnEpochAfterItsReport() {
+  const auto group = init_process_group();
   const std::string folder = Folder("report");
-  Trainer trainer({.epochs = 2, .checkpoint_folder = folder, .checkpoint_every = 5});
+  Trainer trainer(group, {.epochs = 2, .checkpoint_folder = folder, .checkpoint_every = 5});
   while (trainer.training.next_epoch()) {
     const size_t before = Checkpoints(folder);
     EXPECT_EQ(before, static_cast<size_t>(trainer.training.epoch()));
@@ -199,17 +203,19 @@ int SavesTheEndOfAnEpochAfterItsReport() {
 }
 
 int RefusesTheFolderOfAnotherJob() {
+  const auto group = init_process_group();
   const std::string folder = Folder("refused");
-  Trainer({.epochs = 1, .checkpoint_folder = folder}).Run();
+  Trainer(group, {.epochs = 1, .checkpoint_folder = folder}).Run();
   const std::string text = ErrorOf<std::invalid_argument>(
-      [&] { Trainer other({.epochs = 1, .checkpoint_folder = folder}); });
+      [&] { Trainer other(group, {.epochs = 1, .checkpoint_folder = folder}); });
   EXPECT_THAT(text, HasSubstr(folder + " holds checkpoints already: resume from them, or name "
                                        "another checkpoint folder"));
   return 0;
 }
 
 int MistakesAreNamed() {
-  Trainer trainer({.epochs = 1});
+  const auto group = init_process_group();
+  Trainer trainer(group, {.epochs = 1});
   Training& training = trainer.training;
   const torch::Tensor loss = torch::zeros({}, torch::kDouble);
   EXPECT_THAT(ErrorOf<std::logic_error>([&] { training.step(loss); }),
@@ -226,11 +232,12 @@ int MistakesAreNamed() {
   EXPECT_FALSE(training.next_epoch());
   EXPECT_EQ(training.steps(), 0);
 
-  EXPECT_THAT(ErrorOf<std::invalid_argument>([] { Trainer none({.epochs = 0}); }),
+  EXPECT_THAT(ErrorOf<std::invalid_argument>([&] { Trainer none(group, {.epochs = 0}); }),
               HasSubstr("epochs is 0"));
-  EXPECT_THAT(ErrorOf<std::invalid_argument>([] { Trainer none({.checkpoint_every = -1}); }),
-              HasSubstr("checkpoint_every is -1"));
-  EXPECT_THAT(ErrorOf<std::invalid_argument>([] { Trainer none({.resume = true}); }),
+  EXPECT_THAT(
+      ErrorOf<std::invalid_argument>([&] { Trainer none(group, {.checkpoint_every = -1}); }),
+      HasSubstr("checkpoint_every is -1"));
+  EXPECT_THAT(ErrorOf<std::invalid_argument>([&] { Trainer none(group, {.resume = true}); }),
               HasSubstr("resume is set without a checkpoint_folder"));
   return 0;
 }

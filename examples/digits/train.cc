@@ -106,6 +106,12 @@ Dataset Load(const std::string& folder, const std::string& part, torch::Device d
   return data;
 }
 
+// The samples of `data` that a batch names.
+Dataset Select(const Dataset& data, const std::vector<int64_t>& indices) {
+  const torch::Tensor rows = torch::tensor(indices, torch::kLong).to(data.labels.device());
+  return {data.images.index_select(0, rows), data.labels.index_select(0, rows)};
+}
+
 struct NetImpl : torch::nn::Module {
   NetImpl(int64_t rows, int64_t columns) {
     conv1 =
@@ -233,10 +239,13 @@ int Train() {
     const auto start = std::chrono::steady_clock::now();
     const int64_t first_step = training.steps();
     while (const auto batch = training.next_batch()) {
-      const torch::Tensor mine = torch::tensor(batch->indices, torch::kLong).to(device);
-      const torch::Tensor scores = model->forward(train.images.index_select(0, mine));
-      training.step(
-          torch::nn::functional::cross_entropy(scores, train.labels.index_select(0, mine)));
+      Dataset mine;
+      {
+        const auto phase = training.session().phase(ddp::elastic::Phase::kData);
+        mine = Select(train, batch->indices);
+      }
+      const torch::Tensor scores = model->forward(mine.images);
+      training.step(torch::nn::functional::cross_entropy(scores, mine.labels));
       reports.Commit(training.steps(), *batch);
     }
     if (!training.epoch_complete()) continue;  // the next generation goes on in this epoch
