@@ -31,7 +31,7 @@ std::vector<PlantedBug> ScriptBugs() {
       {.name = "free_restarts",
        .what = "the budget is not looked at",
        .symptom = "the budget is",
-       .edits = {{.from = "if num('restarts') >= num('max_restarts') then",
+       .edits = {{.from = "if num('restarts') - num('given_back') >= num('max_restarts') then",
                   .to = "if false then"}}},
       {.name = "no_adoption",
        .what = "a server that lost its memory does not learn the generation from its clients",
@@ -66,7 +66,7 @@ std::vector<PlantedBug> ScriptBugs() {
                   .to = "my_generation == J.generation"},
                  {.from = "brief[3] == my_generation and brief[4] == my_nonce",
                   .to = "brief[3] == my_generation"}},
-       .first_seed = 290},
+       .first_seed = 120},
   };
 }
 
