@@ -103,7 +103,9 @@ void WorkerGroup::Start(const Round& round) {
   generation_ = round.generation.number;
   started_ns_ = MonotonicNanoseconds();
   progress_known_ = false;
-  launch_.emplace().round = round;
+  Launch launch;
+  launch.round = round;
+  launch_ = std::move(launch);
   launch_->slow_timer = loop_.AddTimer(kSlowStart, [this] { SayStartIsSlow(); });
   StartNext();
 }
