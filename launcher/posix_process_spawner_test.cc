@@ -94,7 +94,7 @@ class PosixProcessSpawnerTest : public ::testing::Test {
 
   // Until something stops it.
   void RunLoop() {
-    const auto timer = loop_->AddTimer(kDeadline, [this] {
+    const auto timer = loop_->AddTimer(kDeadline, [] {
       ADD_FAILURE() << "the workers did not end";
       abort();
     });
