@@ -37,8 +37,8 @@ bool Forbid(std::initializer_list<int> calls, int error_number) {
          prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
 }
 
-// What a child finds that opens many descriptors without FD_CLOEXEC, in a process where `calls`
-// fail: 0 is well, 1 an open descriptor too many, 2 an error, 3 no seccomp here.
+// A child opens many descriptors without FD_CLOEXEC, in a process where `calls` fail. Returns what
+// the child finds: 0 is well, 1 an open descriptor too many, 2 an error, 3 no seccomp here.
 int TryWithout(std::initializer_list<int> calls) {
   const pid_t pid = fork();
   if (pid == 0) {

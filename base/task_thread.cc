@@ -31,7 +31,7 @@ struct Task {
 
 }  // namespace
 
-// What the two threads share; the last one of them destroys it.
+// The state that the two threads share. The last one to leave destroys it.
 struct TaskThread::State {
   UniqueFd event;  // const after Create()
   Mutex mutex;

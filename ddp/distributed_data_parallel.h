@@ -109,9 +109,9 @@ class DataParallelHandle {
   // Throws as the constructor, and ConfigurationError when a hook has any other state.
   void update_process_group(std::shared_ptr<ProcessGroup> group);
 
-  // Which parameters share a bucket, in the order of reduction, by name: for a checkpoint, see
-  // DistributedDataParallelOptions::bucket_layout. Dealt anew once, at the end of the first
-  // synchronized backward (not with find_unused_parameters: see rebuild_buckets).
+  // The parameter names of each bucket, in the order of reduction. A checkpoint keeps them: see
+  // DistributedDataParallelOptions::bucket_layout. The model rebuilds its buckets once, at the end
+  // of the first synchronized backward (not with find_unused_parameters: see rebuild_buckets).
   std::vector<std::vector<std::string>> bucket_layout() const;
 
   // Reduces in these buckets from the next backward on, as with the option of the same name: for a
@@ -126,7 +126,7 @@ class DataParallelHandle {
   // The module, without its type.
   torch::nn::Module& base_module() const;
 
-  // What the model is and does, times included; logging_data().to_json() for a log.
+  // Properties and times of the model. logging_data().to_json() is for a log.
   DDPLoggingData logging_data() const;
 
   // Times are taken in the first 10 iterations and then in every `iterations`-th. Unset: 100.
@@ -175,9 +175,10 @@ class DataParallelHandle {
 // all ranks' gradients.
 //
 //   auto group = ddp::init_process_group();
-//   Net net;                                       // TORCH_MODULE's, or
-//   std::make_shared<NetImpl>() ddp::DistributedDataParallel model(net, group); torch::optim::SGD
-//   optimizer(model->parameters(), 0.1); for (...) {
+//   Net net;  // a TORCH_MODULE holder, or a std::shared_ptr to a module
+//   ddp::DistributedDataParallel model(net, group);
+//   torch::optim::SGD optimizer(model->parameters(), 0.1);
+//   for (...) {
 //     optimizer.zero_grad();
 //     loss(model->forward(inputs), targets).backward();  // gradients are averaged in here
 //     optimizer.step();                                  // the same step on every rank

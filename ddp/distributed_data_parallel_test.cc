@@ -320,7 +320,7 @@ int BuffersOfAnyTypeAreCopied() {
   return 0;
 }
 
-// Which forwards copy buffers does not depend on train() and eval().
+// train() and eval() do not decide whether a forward copies buffers.
 int RanksInTrainAndEvalGoTogether() {
   const auto group = init_process_group();
   Net net;

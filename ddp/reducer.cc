@@ -902,7 +902,7 @@ void Reducer::Rethrow(const std::string& about) {
   }
   const std::string prefix = absl::StrCat("rank ", group_->rank(), ": ");
   if (state_ == State::kBroken && absl::StartsWith(text, prefix)) throw;  // from an inner step
-  // What waited may have named the operation.
+  // The wait that threw may have named the operation already.
   const std::string message = absl::StartsWith(text, absl::StrCat(prefix, about))
                                   ? text
                                   : absl::StrCat(prefix, about, ": ", text);

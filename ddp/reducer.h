@@ -195,7 +195,7 @@ class Reducer final : private BackwardWatch::Observer {
 
  private:
   enum class State { kIdle, kCounting, kReducing, kOpen, kBroken };
-  // What a gradient means by the forwards that its backward passes.
+  // The meaning of a gradient, by the forwards that its backward passes.
   enum class Origin { kLocal, kReduce, kReduced };
   class GradientHook;
 
@@ -291,7 +291,7 @@ class Reducer final : private BackwardWatch::Observer {
   bool unsettled_ = false;  // after a failure: other ranks may have other buckets
   std::vector<std::weak_ptr<ForwardRecord>> outstanding_;  // synchronized and not reduced
 
-  // Which forwards a backward passes that comes through no watched output.
+  // For a backward that comes through no watched output: the forwards that it may pass.
   uint64_t first_node_ = 0;                               // of the forward under way
   std::deque<std::shared_ptr<ForwardRecord>> recent_;     // forwards, the newest last
   std::shared_ptr<ForwardRecord> unseen_;                 // its backward may pass no known forward

@@ -140,7 +140,7 @@ int ModuleFunctionsActOnTheModule() {
   return 0;
 }
 
-// What a wrapped model saves a bare one loads, and the other way round.
+// A bare model loads the file of a wrapped one, and the other way round.
 int SavesWithoutAPrefix() {
   const auto group = init_process_group();
   Net net, alone;

@@ -187,7 +187,7 @@ void AgentCore::OnRound(const Round& round) {
 }
 
 void AgentCore::On(const WorkersStartedEvent& event) {
-  // Those that were not started have not ended either: no work of theirs is done.
+  // A worker that was not started has not ended either: it has done no work.
   const std::set<int> started(event.started.begin(), event.started.end());
   if (std::erase_if(living_, [&](int rank) { return !started.contains(rank); }) > 0) {
     work_done_ = false;
