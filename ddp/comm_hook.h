@@ -11,15 +11,12 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
-#include <c10/util/intrusive_ptr.h>
+
+#include "ddp/work.h"
 
 namespace ddp {
 
 class ProcessGroup;
-
-// A tensor that is on its way. The future's value is a tensor, or a list with one tensor in it, as
-// c10d's own Work gives.
-using TensorFuture = c10::intrusive_ptr<c10::ivalue::Future>;
 
 // The gradients of some parameters, together in one tensor: what a comm hook is to reduce.
 //

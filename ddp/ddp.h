@@ -20,7 +20,9 @@
 // and is started by `ddprun --nproc-per-node=2 ./trainer`.
 //
 // Where to read on:
-//   process_group.h              who the ranks are and how they meet; device_mesh.h: in a grid
+//   process_group.h              who the ranks are, how they meet, and their collectives;
+//                                reduce_op.h: sums and the like; work.h: a collective under way;
+//                                device_mesh.h: ranks in a grid
 //   distributed_data_parallel.h  the wrapper and its rules
 //   options.h                    its options, PyTorch's; mixed_precision.h for one of them;
 //                                option.h: two styles of setting them
@@ -47,6 +49,8 @@
 #include "ddp/option.h"
 #include "ddp/options.h"
 #include "ddp/process_group.h"
+#include "ddp/reduce_op.h"
 #include "ddp/tensor_traversal.h"
+#include "ddp/work.h"
 
 #endif  // DDP_DDP_H_

@@ -5,7 +5,10 @@
 #include <optional>
 #include <utility>
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/core/ivalue.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/tensor.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -13,6 +16,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
+#include "ddp/collective_arguments.h"
+#include "ddp/comm/collective.h"
 #include "ddp/comm/collective_check.h"
 #include "ddp/comm/collective_log.h"
 #include "ddp/comm/communicator.h"
@@ -22,7 +27,9 @@
 #include "ddp/comm/nccl_backend.h"
 #include "ddp/comm/renewal.h"
 #include "ddp/comm/store_meeting.h"
+#include "ddp/comm/work_future.h"
 #include "ddp/error.h"
+#include "ddp/work_state.h"
 #include "ddp/worker_environment.h"
 #include "store/redis_store.h"
 #include "xxhash.h"
@@ -47,7 +54,14 @@ std::string BackendPrefix(const std::string& backend, int64_t incarnation) {
   return absl::StrCat("ddp/", backend, "/", incarnation);
 }
 
-std::string ChooseBackend(const std::string& wanted) {
+// Empty: the program makes it, and it names itself.
+std::string ChooseBackend(const ProcessGroupOptions& options) {
+  const std::string& wanted = options.backend;
+  if (options.make_backend() != nullptr) {
+    if (wanted.empty()) return wanted;
+    throw ConfigurationError(absl::StrCat("the options name a backend, \"", wanted,
+                                          "\", and make one (make_backend); choose one of them"));
+  }
   if (wanted.empty()) return NcclAvailable() ? "nccl" : "gloo";
   if (wanted == "gloo" || wanted == "nccl") return wanted;
   throw ConfigurationError(
@@ -82,6 +96,55 @@ c10::intrusive_ptr<c10d::Store> ConnectStore(const WorkerEnvironment& env,
   }
 }
 
+ProcessGroup::Place PlaceOf(const c10::intrusive_ptr<c10d::Backend>& backend) {
+  if (!backend) throw ConfigurationError("the backend of a process group is null");
+  const std::optional<at::Device> bound = backend->getBoundDeviceId();
+  return {.rank = backend->getRank(),
+          .size = backend->getSize(),
+          .local_rank = bound.has_value() ? bound->index() : 0,
+          .local_size = 0};
+}
+
+// A backend that is connected already serves one incarnation.
+ProcessGroupOptions OptionsFor(const c10::intrusive_ptr<c10d::Backend>& backend,
+                               ProcessGroupOptions options) {
+  if (!options.backend().empty() || options.make_backend() != nullptr) {
+    throw ConfigurationError(
+        "a process group of a backend of the program's own takes no option backend or "
+        "make_backend");
+  }
+  options.make_backend = [backend](const BackendRequest& request) {
+    if (request.incarnation == 0) return backend;
+    throw CommunicationError(absl::StrCat(
+        "rank ", request.rank, ": this process group was made of one connected backend and cannot ",
+        "connect another one. ProcessGroupOptions::make_backend lets the ranks go on after a ",
+        "failure"));
+  };
+  return options;
+}
+
+Work MakeWork(const std::shared_ptr<Communicator>& communicator, int rank,
+              Communicator::Pending pending, const PreparedCollective& prepared) {
+  auto state = std::make_shared<Work::State>();
+  state->rank = rank;
+  state->communicator = communicator;
+  state->started = Communicator::FutureOf(pending);
+  state->pending = std::move(pending);
+  state->tensors = prepared.outputs;
+  if (prepared.finish && state->started) {
+    state->finished = Then(state->started, prepared.finish, prepared.outputs);
+  } else if (prepared.finish) {
+    prepared.finish();  // in a group of one
+  }
+  return Work(std::move(state));
+}
+
+void CheckTag(const std::string& backend, int rank, int tag) {
+  if (backend != "nccl" || tag == 0) return;
+  throw ConfigurationError(absl::StrCat("rank ", rank, ": a message has tag ", tag,
+                                        ", and NCCL has no tags: its messages arrive in order"));
+}
+
 // A failure of no single rank names none.
 [[noreturn]] void ThrowFailure(const FailureNotice::Failure& failure, const std::string& message) {
   if (failure.rank < 0) throw CommunicationError(message);
@@ -92,11 +155,20 @@ c10::intrusive_ptr<c10d::Store> ConnectStore(const WorkerEnvironment& env,
 
 ProcessGroup::ProcessGroup(c10::intrusive_ptr<c10d::Store> store, const Place& place,
                            const ProcessGroupOptions& options)
+    : ProcessGroup(std::move(store), place, options, ChooseBackend(options)) {}
+
+ProcessGroup::ProcessGroup(c10::intrusive_ptr<c10d::Backend> backend,
+                           c10::intrusive_ptr<c10d::Store> store,
+                           const ProcessGroupOptions& options)
+    : ProcessGroup(std::move(store), PlaceOf(backend), OptionsFor(backend, options), "") {}
+
+ProcessGroup::ProcessGroup(c10::intrusive_ptr<c10d::Store> store, const Place& place,
+                           const ProcessGroupOptions& options, std::string backend)
     : place_(place),
       options_(options),
       store_(std::move(store)),
       control_(Prefixed(kControlPrefix, store_)),
-      backend_(ChooseBackend(options.backend)),
+      backend_(std::move(backend)),
       exceptions_at_start_(std::uncaught_exceptions()) {
   if (!DebugLevelFromEnvironment().ok()) {
     throw ConfigurationError(absl::StrCat(
@@ -113,9 +185,11 @@ ProcessGroup::ProcessGroup(c10::intrusive_ptr<c10d::Store> store, const Place& p
 }
 
 c10::intrusive_ptr<c10d::Backend> ProcessGroup::MakeBackend(
-    std::chrono::milliseconds connect_timeout) const {
+    std::chrono::milliseconds connect_timeout) {
+  if (options_.make_backend() != nullptr) return MakeOwnBackend(connect_timeout);
   const std::string prefix = BackendPrefix(backend_, incarnation_);
   if (backend_ == "nccl") {
+    device_ = at::Device(at::kCUDA, static_cast<at::DeviceIndex>(place_.local_rank));
     return MakeNcclBackend(Prefixed(prefix, store_),
                            {.rank = place_.rank,
                             .size = place_.size,
@@ -132,6 +206,31 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroup::MakeBackend(
   return gloo;
 }
 
+// By the program.
+c10::intrusive_ptr<c10d::Backend> ProcessGroup::MakeOwnBackend(
+    std::chrono::milliseconds connect_timeout) {
+  c10::intrusive_ptr<c10d::Backend> own =
+      options_.make_backend()({.store = Prefixed(BackendPrefix("own", incarnation_), store_),
+                               .rank = place_.rank,
+                               .size = place_.size,
+                               .local_rank = place_.local_rank,
+                               .incarnation = incarnation_,
+                               .timeout = connect_timeout});
+  if (!own || own->getRank() != place_.rank || own->getSize() != place_.size) {
+    throw ConfigurationError(absl::StrCat(
+        "rank ", place_.rank, " of ", place_.size, ": make_backend returned ",
+        own ? absl::StrCat("a backend of rank ", own->getRank(), " of ", own->getSize())
+            : std::string("no backend")));
+  }
+  backend_ = own->getBackendName();
+  if (own->getBoundDeviceId().has_value()) {
+    device_ = *own->getBoundDeviceId();
+  } else if (backend_ == "nccl") {
+    device_ = at::Device(at::kCUDA, static_cast<at::DeviceIndex>(place_.local_rank));
+  }
+  return own;
+}
+
 void ProcessGroup::Connect(std::chrono::milliseconds connect_timeout) {
   const absl::Duration timeout = absl::FromChrono(options_.timeout);
   // Launchers number the ranks of one host without a gap.
@@ -145,10 +244,10 @@ void ProcessGroup::Connect(std::chrono::milliseconds connect_timeout) {
                                 .local_begin = known ? local_begin : 0,
                                 .local_end = known ? local_begin + place_.local_size : 0,
                                 .store_is_rank_0 = place_.store_is_rank_0};
-  if (backend_ == "gloo") options.set_tag = &SetNextGlooTag;
   communicator_.reset();
   try {
     c10::intrusive_ptr<c10d::Backend> connected = MakeBackend(connect_timeout);
+    if (connected && IsGloo(*connected)) options.set_tag = &SetNextGlooTag;
     std::unique_ptr<CollectiveCheck> check;
     if (CurrentDebugLevel() == DebugLevel::kDetail && place_.size > 1) {
       check =
@@ -159,9 +258,9 @@ void ProcessGroup::Connect(std::chrono::milliseconds connect_timeout) {
                                                                      .timeout = timeout});
     }
     communicator_ =
-        std::make_unique<Communicator>(std::move(connected), notice_, options, std::move(check));
+        std::make_shared<Communicator>(std::move(connected), notice_, options, std::move(check));
   } catch (const std::exception&) {
-    communicator_ = std::make_unique<Communicator>(nullptr, notice_, options);
+    communicator_ = std::make_shared<Communicator>(nullptr, notice_, options);
     throw;
   }
 }
@@ -187,7 +286,7 @@ void ProcessGroup::RemoveKeys() {
       control_->deleteKey(FailureNotice::StandingKey(rank));
     }
     control_->deleteKey(StoreMeeting::VerdictKey(FailureNotice::RenewalName(incarnation_ + 1)));
-    if (backend_ != "gloo" || place_.size == 1) return;
+    if (backend_ != "gloo" || place_.size == 1 || options_.make_backend() != nullptr) return;
     for (int64_t incarnation = 0; incarnation <= incarnation_; ++incarnation) {
       const auto addresses = Prefixed(BackendPrefix(backend_, incarnation), store_);
       for (int rank = 0; rank < place_.size; ++rank) {
@@ -199,27 +298,153 @@ void ProcessGroup::RemoveKeys() {
   }
 }
 
-at::Device ProcessGroup::device() const {
-  if (backend_ != "nccl") return at::Device(at::kCPU);
-  return at::Device(at::kCUDA, static_cast<at::DeviceIndex>(place_.local_rank));
+CollectiveCaller ProcessGroup::Caller() const {
+  CollectiveCaller caller{.rank = place_.rank, .size = place_.size};
+  if (backend_ == "gloo" || backend_ == "nccl") caller.device = device_.type();
+  return caller;
 }
 
-void ProcessGroup::all_reduce(at::Tensor tensor) {
-  Communicator::Pending pending = communicator_->AllReduce(std::move(tensor), "an all-reduce");
-  communicator_->Wait(pending);
+Work ProcessGroup::Start(const PreparedCollective& prepared, const char* what, int64_t index) {
+  Communicator::Pending pending =
+      communicator_->Start(prepared.collective, OperationName(what, index));
+  return MakeWork(communicator_, place_.rank, std::move(pending), prepared);
 }
 
-c10::intrusive_ptr<c10::ivalue::Future> ProcessGroup::all_reduce_async(at::Tensor tensor) {
-  return communicator_->AllReduceAsync(std::move(tensor), "an all-reduce");
+void ProcessGroup::all_reduce(at::Tensor tensor, ReduceOp op) {
+  all_reduce_async(std::move(tensor), op).wait();
+}
+
+Work ProcessGroup::all_reduce_async(at::Tensor tensor, ReduceOp op) {
+  return Start(PrepareAllReduce(Caller(), tensor, op), "an all-reduce");
 }
 
 void ProcessGroup::broadcast(at::Tensor tensor, int root) {
-  Communicator::Pending pending =
-      communicator_->Broadcast(std::move(tensor), root, {"a broadcast from rank", root});
-  communicator_->Wait(pending);
+  broadcast_async(std::move(tensor), root).wait();
 }
 
-void ProcessGroup::barrier() { communicator_->Barrier(device()); }
+Work ProcessGroup::broadcast_async(at::Tensor tensor, int root) {
+  return Start(PrepareBroadcast(Caller(), tensor, root), "a broadcast from rank", root);
+}
+
+void ProcessGroup::all_gather(at::Tensor output, at::Tensor input) {
+  all_gather_async(std::move(output), std::move(input)).wait();
+}
+
+void ProcessGroup::all_gather(std::vector<at::Tensor> outputs, at::Tensor input) {
+  all_gather_async(std::move(outputs), std::move(input)).wait();
+}
+
+Work ProcessGroup::all_gather_async(at::Tensor output, at::Tensor input) {
+  return Start(PrepareAllGather(Caller(), {output}, input), "an all-gather");
+}
+
+Work ProcessGroup::all_gather_async(std::vector<at::Tensor> outputs, at::Tensor input) {
+  return Start(PrepareAllGather(Caller(), outputs, input), "an all-gather");
+}
+
+void ProcessGroup::reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) {
+  reduce_scatter_async(std::move(output), std::move(input), op).wait();
+}
+
+void ProcessGroup::reduce_scatter(at::Tensor output, std::vector<at::Tensor> inputs, ReduceOp op) {
+  reduce_scatter_async(std::move(output), std::move(inputs), op).wait();
+}
+
+Work ProcessGroup::reduce_scatter_async(at::Tensor output, at::Tensor input, ReduceOp op) {
+  return Start(PrepareReduceScatter(Caller(), output, {input}, op), "a reduce-scatter");
+}
+
+Work ProcessGroup::reduce_scatter_async(at::Tensor output, std::vector<at::Tensor> inputs,
+                                        ReduceOp op) {
+  return Start(PrepareReduceScatter(Caller(), output, inputs, op), "a reduce-scatter");
+}
+
+void ProcessGroup::all_to_all(at::Tensor output, at::Tensor input) {
+  all_to_all_async(std::move(output), std::move(input)).wait();
+}
+
+void ProcessGroup::all_to_all(at::Tensor output, at::Tensor input,
+                              const std::vector<int64_t>& output_split_sizes,
+                              const std::vector<int64_t>& input_split_sizes) {
+  all_to_all_async(std::move(output), std::move(input), output_split_sizes, input_split_sizes)
+      .wait();
+}
+
+void ProcessGroup::all_to_all(std::vector<at::Tensor> outputs, std::vector<at::Tensor> inputs) {
+  all_to_all_async(std::move(outputs), std::move(inputs)).wait();
+}
+
+Work ProcessGroup::all_to_all_async(at::Tensor output, at::Tensor input) {
+  return Start(PrepareAllToAll(Caller(), output, input), "an all-to-all");
+}
+
+Work ProcessGroup::all_to_all_async(at::Tensor output, at::Tensor input,
+                                    const std::vector<int64_t>& output_split_sizes,
+                                    const std::vector<int64_t>& input_split_sizes) {
+  const CollectiveCaller caller = Caller();
+  return all_to_all_async(SplitForRanks(caller, output, output_split_sizes),
+                          SplitForRanks(caller, input, input_split_sizes));
+}
+
+Work ProcessGroup::all_to_all_async(std::vector<at::Tensor> outputs,
+                                    std::vector<at::Tensor> inputs) {
+  const PreparedCollective prepared = PrepareAllToAllSized(Caller(), outputs, inputs);
+  CompareSizes(prepared);
+  return Start(prepared, "an all-to-all");
+}
+
+// Every rank learns how much each other one sends to it, and throws where it expects another size.
+void ProcessGroup::CompareSizes(const PreparedCollective& prepared) {
+  const auto options = at::TensorOptions().dtype(at::kLong);
+  const at::Tensor sizes = at::tensor(prepared.collective.input_sizes, options).to(device_);
+  const at::Tensor sent = at::empty_like(sizes);
+  Start(PrepareAllToAll(Caller(), sent, sizes), "the comparison of an all-to-all's sizes").wait();
+  const at::Tensor on_host = sent.cpu();
+  const int64_t* const counts = on_host.const_data_ptr<int64_t>();
+  for (int rank = 0; rank < place_.size; ++rank) {
+    const int64_t expected = prepared.collective.output_sizes[rank];
+    if (counts[rank] == expected) continue;
+    const std::string message =
+        absl::StrCat("rank ", place_.rank, ": an all-to-all: rank ", rank, " sends ", counts[rank],
+                     " elements to this rank, which receives ", expected);
+    communicator_->Retire();
+    report_failure(message);
+    throw CommunicationError(message);
+  }
+}
+
+void ProcessGroup::send(at::Tensor tensor, int dst, int tag) {
+  send_async(std::move(tensor), dst, tag).wait();
+}
+
+void ProcessGroup::recv(at::Tensor tensor, int src, int tag) {
+  recv_async(std::move(tensor), src, tag).wait();
+}
+
+Work ProcessGroup::send_async(at::Tensor tensor, int dst, int tag) {
+  CheckTag(backend_, place_.rank, tag);
+  const PreparedCollective prepared = PrepareSend(Caller(), tensor, dst, tag);
+  return MakeWork(
+      communicator_, place_.rank,
+      communicator_->Send(prepared.collective.output, dst, tag, {"a message to rank", dst}),
+      prepared);
+}
+
+Work ProcessGroup::recv_async(at::Tensor tensor, int src, int tag) {
+  CheckTag(backend_, place_.rank, tag);
+  const PreparedCollective prepared = PrepareReceive(Caller(), tensor, src, tag);
+  return MakeWork(
+      communicator_, place_.rank,
+      communicator_->Receive(prepared.collective.output, src, tag, {"a message from rank", src}),
+      prepared);
+}
+
+void ProcessGroup::barrier() { communicator_->Barrier(device_); }
+
+Work ProcessGroup::barrier_async() {
+  return MakeWork(communicator_, place_.rank, communicator_->StartBarrier(device_, "a barrier"),
+                  {});
+}
 
 void ProcessGroup::monitored_barrier(std::chrono::milliseconds timeout, bool wait_all_ranks) {
   ThrowIfGone();
@@ -341,7 +566,9 @@ std::shared_ptr<ProcessGroup> ProcessGroup::new_group(const std::vector<int>& ra
             .size = size,
             .local_rank = place_.local_rank,
             .local_size = one_host ? size : 0},
-      ProcessGroupOptions{.backend = backend_, .timeout = options_.timeout});
+      ProcessGroupOptions{.backend = options_.make_backend() == nullptr ? backend_ : std::string(),
+                          .make_backend = options_.make_backend,
+                          .timeout = options_.timeout});
   group->removes_keys_ = true;
   return group;
 }
@@ -354,7 +581,7 @@ std::shared_ptr<ProcessGroup> init_process_group(const ProcessGroupOptions& opti
         absl::StrCat("this program expects a world size of ", options.expected_world_size(),
                      ", but it was started with WORLD_SIZE=", env->world_size));
   }
-  ChooseBackend(options.backend);  // before anything is connected
+  ChooseBackend(options);  // before anything is connected
   return std::make_shared<ProcessGroup>(
       ConnectStore(*env, options.timeout),
       ProcessGroup::Place{.rank = env->rank,

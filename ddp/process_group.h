@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -12,20 +13,35 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include "ddp/option.h"
+#include "ddp/reduce_op.h"
+#include "ddp/work.h"
 
 namespace c10d {
 class Backend;
 class Store;
 }  // namespace c10d
-namespace c10::ivalue {
-struct Future;
-}  // namespace c10::ivalue
 
 namespace ddp {
 
 class Communicator;
 class FailureNotice;
+struct CollectiveCaller;
+struct PreparedCollective;
 struct WorkerEnvironment;
+
+// The connections that a group asks a program's BackendMaker for.
+struct BackendRequest {
+  c10::intrusive_ptr<c10d::Store> store;  // a part of the group's store that nobody else uses
+  int rank = 0;
+  int size = 1;
+  int local_rank = 0;
+  int64_t incarnation = 0;  // of the group
+  std::chrono::milliseconds timeout{0};
+};
+
+// Connects the ranks by a c10d backend of the program's own. Called on every rank at the same time:
+// at the group's start, and after each failure for the next incarnation.
+using BackendMaker = std::function<c10::intrusive_ptr<c10d::Backend>(const BackendRequest&)>;
 
 struct ProcessGroupOptions {
   using Self = ProcessGroupOptions;
@@ -33,6 +49,9 @@ struct ProcessGroupOptions {
   // "gloo" (tensors on the CPU), "nccl" (on GPUs; a build with --config=cuda), or empty: nccl where
   // this program has it and sees a GPU, else gloo.
   DDP_OPTION(backend, std::string) = {};
+
+  // In place of `backend`: the program makes the backend itself.
+  DDP_OPTION(make_backend, BackendMaker) = nullptr;
 
   // How long one collective, the connecting included, may take before the group fails.
   DDP_OPTION(timeout, std::chrono::milliseconds) = std::chrono::minutes(30);
@@ -64,9 +83,23 @@ struct ProcessGroupOptions {
 // TORCH_DISTRIBUTED_DEBUG=DETAIL in the environment makes every collective compare its operation,
 // shape and the like across the ranks first. Slow, and the error comes without that second.
 //
-// Collectives: all ranks call the same ones in the same order. Thread-compatible, but for
-// report_failure() and failed(), which any thread may call. Owns the connections, and one thread
-// that waits for news of failing peers.
+// Collectives. All ranks call the same ones in the same order, with tensors of the same types and
+// sizes; several may be under way. All obey these rules:
+//
+//   form      f() blocks; on a GPU it orders the current stream instead. f_async() starts the same
+//             and returns a Work; its wait() ends as f() does.
+//   device    Tensors lie on device().
+//   layout    Any strides. A contiguous tensor is used where it lies; any other costs a copy.
+//             Sparse tensors: all_reduce only. A tensor without elements is allowed.
+//   type      Data of every type is moved. What is reduced, see ReduceOp. The tensors of one call
+//             are of one type.
+//   gradients None go through a collective: tensors are read and written as under NoGradGuard.
+//   errors    ConfigurationError: this rank's arguments; nothing has started. CommunicationError
+//             and PeerFailedError: as above.
+//
+// Thread-compatible, but for report_failure() and failed(), which any thread may call. Owns the
+// connections, and one thread that waits for news of failing peers. With Gloo each message and each
+// reduce_scatter has a thread while it is under way.
 class ProcessGroup {
  public:
   // Over any c10d store with compareSet and add (all of LibTorch's have them), for programs that
@@ -82,6 +115,13 @@ class ProcessGroup {
   };
   ProcessGroup(c10::intrusive_ptr<c10d::Store> store, const Place& place,
                const ProcessGroupOptions& options = {});
+
+  // Over a c10d backend that the program has connected, of any kind. Its rank and its size become
+  // the group's. A group like this has one incarnation: after a failure, renew() throws. So does
+  // new_group(). ProcessGroupOptions::make_backend has no such limits.
+  ProcessGroup(c10::intrusive_ptr<c10d::Backend> backend, c10::intrusive_ptr<c10d::Store> store,
+               const ProcessGroupOptions& options = {});
+
   // While an exception passes by, tells the peers that this rank ends because of one. Ranks that
   // wait for this one to renew the group learn that it has left.
   ~ProcessGroup();
@@ -90,29 +130,77 @@ class ProcessGroup {
 
   int rank() const { return place_.rank; }
   int size() const { return place_.size; }
+  // "gloo", "nccl", or the name that the program's own backend gives itself.
   const std::string& backend() const { return backend_; }
 
-  // Where this rank's tensors belong: the CPU, or its GPU.
-  at::Device device() const;
+  // Where this rank's tensors belong: the CPU, or its GPU. Of a program's own backend: the device
+  // it is bound to, for one that calls itself nccl the GPU of this rank, else the CPU.
+  at::Device device() const { return device_; }
 
   // Shared by all ranks, for keys of the program's own (torch/csrc/distributed/c10d/Store.hpp).
   const c10::intrusive_ptr<c10d::Store>& store() const { return store_; }
 
-  // The sum over all ranks, in place. Blocks; on a GPU it orders the current stream instead. Throws
-  // CommunicationError and PeerFailedError, as all collectives here. Complex and sparse (COO)
-  // tensors are summed as well; one without elements is complete at once.
-  void all_reduce(at::Tensor tensor);
-
-  // Starts the same. The future completes with a list of one, `tensor`; chain on it by then(). In a
-  // comm hook return it; elsewhere wait by communicator().WaitFuture() and not by the future's own
-  // wait(), which a peer's failure does not end.
-  c10::intrusive_ptr<c10::ivalue::Future> all_reduce_async(at::Tensor tensor);
+  // The sum over all ranks, or what `op` says, in place. Complex and sparse (COO) tensors may have
+  // the sum and the average; ranks may have other indices in a sparse tensor.
+  void all_reduce(at::Tensor tensor, ReduceOp op = ReduceOp::kSum);
+  Work all_reduce_async(at::Tensor tensor, ReduceOp op = ReduceOp::kSum);
 
   // Copies `root`'s tensor into the others'.
   void broadcast(at::Tensor tensor, int root = 0);
+  Work broadcast_async(at::Tensor tensor, int root = 0);
 
-  // Returns when every rank has called it.
+  // Copies the inputs of all ranks into the output, by rank: size() times as many elements, such as
+  // [size() * n, ...] or [size(), n, ...] for an input of [n, ...]. Or into one output for each
+  // rank, with as many elements as the input.
+  void all_gather(at::Tensor output, at::Tensor input);
+  void all_gather(std::vector<at::Tensor> outputs, at::Tensor input);
+  Work all_gather_async(at::Tensor output, at::Tensor input);
+  Work all_gather_async(std::vector<at::Tensor> outputs, at::Tensor input);
+
+  // Reduces the inputs and leaves to each rank its part, by rank: the output, of which the input
+  // has size() times the elements. Or from one input for each rank.
+  void reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op = ReduceOp::kSum);
+  void reduce_scatter(at::Tensor output, std::vector<at::Tensor> inputs,
+                      ReduceOp op = ReduceOp::kSum);
+  Work reduce_scatter_async(at::Tensor output, at::Tensor input, ReduceOp op = ReduceOp::kSum);
+  Work reduce_scatter_async(at::Tensor output, std::vector<at::Tensor> inputs,
+                            ReduceOp op = ReduceOp::kSum);
+
+  // Sends part r of the input to rank r, and puts what rank r sends here into part r of the output.
+  // Parts go along the first dimension, and are of one size.
+  void all_to_all(at::Tensor output, at::Tensor input);
+  Work all_to_all_async(at::Tensor output, at::Tensor input);
+
+  // The same for parts of different sizes, which may be 0: size() numbers of rows each, or one
+  // tensor for each rank. Ranks may differ in all sizes, as long as a rank receives as much as the
+  // other sends. The ranks compare that first, also in the async form: one exchange more, which the
+  // call waits for. Where it is not so, all ranks throw.
+  void all_to_all(at::Tensor output, at::Tensor input,
+                  const std::vector<int64_t>& output_split_sizes,
+                  const std::vector<int64_t>& input_split_sizes);
+  void all_to_all(std::vector<at::Tensor> outputs, std::vector<at::Tensor> inputs);
+  Work all_to_all_async(at::Tensor output, at::Tensor input,
+                        const std::vector<int64_t>& output_split_sizes,
+                        const std::vector<int64_t>& input_split_sizes);
+  Work all_to_all_async(std::vector<at::Tensor> outputs, std::vector<at::Tensor> inputs);
+
+  // A message: rank `dst` gets what rank `src` sends. Both name the same tag and have tensors of
+  // one type and size. Messages between two ranks with one tag arrive in the order of sending.
+  // send() may return before the receiver has called recv(); it may also wait for it, so two ranks
+  // that send to each other first need the async form. These are no collectives: other ranks and
+  // the order of collectives do not matter.
+  //
+  // With Gloo, a rank that receives another type or size than is sent throws CommunicationError
+  // with both, and all ranks hear of it. NCCL compares nothing and has no tags but 0.
+  void send(at::Tensor tensor, int dst, int tag = 0);
+  void recv(at::Tensor tensor, int src, int tag = 0);
+  Work send_async(at::Tensor tensor, int dst, int tag = 0);
+  Work recv_async(at::Tensor tensor, int src, int tag = 0);
+
+  // Returns when every rank has called it; on a GPU the host waits as well.
   void barrier();
+  // The Work is complete when every rank has called it.
+  Work barrier_async();
 
   // The same through the store, to find out who is missing: after `timeout` every rank that came,
   // and one that comes later, throws CommunicationError with the lowest missing rank, or with all
@@ -160,8 +248,14 @@ class ProcessGroup {
   int next_sequence() { return sequence_++; }
 
  private:
+  ProcessGroup(c10::intrusive_ptr<c10d::Store> store, const Place& place,
+               const ProcessGroupOptions& options, std::string backend);
   void Connect(std::chrono::milliseconds connect_timeout);
-  c10::intrusive_ptr<c10d::Backend> MakeBackend(std::chrono::milliseconds connect_timeout) const;
+  c10::intrusive_ptr<c10d::Backend> MakeBackend(std::chrono::milliseconds connect_timeout);
+  c10::intrusive_ptr<c10d::Backend> MakeOwnBackend(std::chrono::milliseconds connect_timeout);
+  CollectiveCaller Caller() const;
+  Work Start(const PreparedCollective& prepared, const char* what, int64_t index = -1);
+  void CompareSizes(const PreparedCollective& prepared);
   void ThrowIfGone() const;
   void RemoveKeys();
 
@@ -171,7 +265,8 @@ class ProcessGroup {
   const c10::intrusive_ptr<c10d::Store> control_;  // store_'s part for what is no collective
   std::string backend_;
   std::shared_ptr<FailureNotice> notice_;
-  std::unique_ptr<Communicator> communicator_;
+  std::shared_ptr<Communicator> communicator_;
+  at::Device device_{at::kCPU};
   int64_t incarnation_ = 0;
   int64_t barriers_ = 0;                   // monitored ones of this incarnation
   std::map<std::string, int> new_groups_;  // by their ranks

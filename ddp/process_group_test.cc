@@ -280,9 +280,9 @@ int KindsOfTensors() {
   group->all_reduce(complex);
   EXPECT_TRUE(at::equal(at::real(complex), at::full({3}, 3.0F)));
   EXPECT_TRUE(at::equal(at::imag(complex), at::full({3}, 3.0F)));
-  const auto sum = group->all_reduce_async(complex);
-  group->communicator().WaitFuture(sum, {complex}, "a complex sum");
-  EXPECT_TRUE(sum->value().toTensorVector().at(0).is_same(complex));
+  Work sum = group->all_reduce_async(complex);
+  sum.wait();
+  EXPECT_TRUE(sum.future()->value().toTensorVector().at(0).is_same(complex));
   const at::Tensor received = at::complex(at::full({2}, rank * 1.0F), at::full({2}, 5.0F));
   group->broadcast(received, 2);
   EXPECT_EQ(at::real(received).sum().item<float>(), 4);
@@ -294,9 +294,9 @@ int KindsOfTensors() {
   for (const bool async : {false, true}) {
     const at::Tensor mine = sparse.clone();
     if (async) {
-      const auto future = group->all_reduce_async(mine);
-      group->communicator().WaitFuture(future, {mine}, "a sparse sum");
-      EXPECT_TRUE(future->value().toTensorVector().at(0).is_same(mine));
+      Work work = group->all_reduce_async(mine);
+      work.wait();
+      EXPECT_TRUE(work.future()->value().toTensorVector().at(0).is_same(mine));
     } else {
       group->all_reduce(mine);
     }
@@ -321,19 +321,19 @@ int ChainsOnFutures() {
   const auto group = init_process_group();
   Communicator& communicator = group->communicator();
   const at::Tensor tensor = at::ones({4});
-  const auto half = group->all_reduce_async(tensor)->then(
+  const TensorFuture half = group->all_reduce_async(tensor).then(
       [](c10::ivalue::Future& sum) { return c10::IValue(sum.value().toTensorVector().at(0) / 2); },
       c10::TensorType::get());
   communicator.WaitFuture(half, {tensor}, {"the comm hook of bucket", 3});
   EXPECT_EQ(half->value().toTensor().sum().item<float>(), 2.0F * group->size());
 
   if (group->rank() == 0) {
-    const auto broken = group->all_reduce_async(at::ones({4}))
-                            ->then(
-                                [](c10::ivalue::Future&) -> c10::IValue {
-                                  throw std::runtime_error("out of luck");
-                                },
-                                c10::TensorType::get());
+    const TensorFuture broken = group->all_reduce_async(at::ones({4}))
+                                    .then(
+                                        [](c10::ivalue::Future&) -> c10::IValue {
+                                          throw std::runtime_error("out of luck");
+                                        },
+                                        c10::TensorType::get());
     EXPECT_THAT(
         ErrorOf<ReductionError>([&] {
           communicator.WaitFuture(broken, {}, {"the comm hook of bucket", 3});

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include <ATen/core/ivalue.h>
-#include <ATen/ops/view_as_real.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
@@ -19,9 +18,11 @@
 #include "base/clock.h"
 #include "base/mutex.h"
 #include "base/peer_wait.h"
+#include "ddp/comm/collective.h"
 #include "ddp/comm/collective_check.h"
 #include "ddp/comm/collective_log.h"
 #include "ddp/comm/failure_notice.h"
+#include "ddp/comm/work_future.h"
 #include "ddp/error.h"
 #include "ddp/logging.h"
 
@@ -33,7 +34,9 @@ struct Communicator::Operation {
   Future future;
   at::Tensor tensor;
   std::vector<at::Tensor> more_tensors;
-  int64_t sequence = -1;         // in the log; -1: not of this backend
+  int64_t sequence = -1;  // in the log; -1: no collective of this backend
+  int peer = -1;          // of a message; -1: no message
+  OperationName what = "";
   bool needs_all_ranks = false;  // completes only when every rank has launched it
 };
 
@@ -52,9 +55,6 @@ constexpr absl::Duration kLongestPatience = absl::Seconds(30);
 // When a rank that has asked looks at the answers, each counted from the look before.
 constexpr absl::Duration kAnswerLooks[] = {absl::Milliseconds(50), absl::Milliseconds(200),
                                            absl::Milliseconds(750)};
-
-constexpr const char* kOperationNames[] = {"all-reduce (sum)", "all-reduce (minimum)",
-                                           "all-reduce (maximum)", "broadcast"};
 
 // Backends that could not be destroyed when their communicator was, because an operation was still
 // at work, with what that works on. Reachable until the process ends, for leak checkers too.
@@ -96,19 +96,6 @@ class AbandonedBackends {
   std::vector<Entry> entries_ ABSL_GUARDED_BY(mutex_);
 };
 
-Communicator::Future CompleteFuture(const at::Tensor& tensor) {
-  auto future =
-      c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
-  future->markCompleted(c10::IValue(std::vector<at::Tensor>{tensor}));
-  return future;
-}
-
-// As the backend is to see it: no backend sums complex numbers.
-at::Tensor OnTheWire(const at::Tensor& tensor) {
-  const bool complex = tensor.layout() == at::kStrided && tensor.is_complex();
-  return complex ? at::view_as_real(tensor) : tensor;
-}
-
 // Whether the text of a backend's error is about a connection, as opposed to the tensor.
 bool IsConnectionError(const std::string& text) {
   return absl::StrContains(text, "gloo/transport") || absl::StrContains(text, "Connection ") ||
@@ -137,6 +124,7 @@ Communicator::Communicator(c10::intrusive_ptr<c10d::Backend> backend,
                 .local_begin = options.local_begin,
                 .local_end = options.local_end,
                 .store_is_rank_0 = options.store_is_rank_0}),
+      messages_(backend_, options.set_tag != nullptr),
       retired_(options.size > 1 && !backend_) {
   if (notice_) notice_->SetLog(log_);
   AbandonedBackends::Instance().Sweep();
@@ -199,35 +187,36 @@ void Communicator::ForgetComplete() {
   }
 }
 
-bool Communicator::AnOperationFailed() const {
-  return std::any_of(in_flight_.begin(), in_flight_.end(),
-                     [](const auto& operation) { return operation->future->hasError(); });
+// Of those that nobody has waited for, or null.
+const Communicator::Operation* Communicator::FailedOperation() const {
+  const auto failed = std::find_if(in_flight_.begin(), in_flight_.end(), [](const auto& operation) {
+    return operation->future->hasError();
+  });
+  return failed == in_flight_.end() ? nullptr : failed->get();
 }
 
-c10::intrusive_ptr<c10d::Work> Communicator::Launch(Kind kind, std::vector<at::Tensor>& tensors,
-                                                    int root) {
-  if (kind == Kind::kBroadcast) {
-    c10d::BroadcastOptions options;
-    options.rootRank = root;
-    return backend_->broadcast(tensors, options);
-  }
-  c10d::AllreduceOptions options;
-  if (kind == Kind::kMin) options.reduceOp = c10d::ReduceOp::MIN;
-  if (kind == Kind::kMax) options.reduceOp = c10d::ReduceOp::MAX;
-  const bool sparse_on_gpu = tensors[0].is_sparse() && tensors[0].is_cuda();
-  return sparse_on_gpu ? backend_->allreduce_sparse(tensors, options)
-                       : backend_->allreduce(tensors, options);
+// The error of an operation that a program has started and forgotten is the next one's.
+void Communicator::ThrowForgottenError() {
+  ForgetComplete();
+  if (in_flight_.empty() || !in_flight_.front()->future->hasError()) return;
+  FailOperation(*in_flight_.front());
 }
 
-void Communicator::CheckAcrossRanks(Kind kind, const at::Tensor& tensor, int root,
-                                    const OperationName& what) {
-  CollectiveFingerprint mine{.operation = kOperationNames[static_cast<int>(kind)],
+void Communicator::FailOperation(const Operation& operation) {
+  FailBroken(operation.what,
+             internal::WithoutStackTrace(operation.future->tryRetrieveErrorMessage()));
+}
+
+void Communicator::CheckAcrossRanks(const Collective& collective, const OperationName& what) {
+  const at::Tensor& tensor = collective.agreed();
+  CollectiveFingerprint mine{.operation = collective.Name(),
                              .what = what.ToString(),
                              .dtype = c10::toString(tensor.scalar_type()),
-                             .shape = tensor.sizes().vec(),
+                             .shape = {},
                              .layout = c10::str(tensor.layout()),
                              .device = c10::DeviceTypeName(tensor.device().type(), true),
-                             .root = root};
+                             .root = collective.root};
+  if (collective.sizes_agree()) mine.shape = tensor.sizes().vec();
   CollectiveCheck::Result result;
   try {
     result = check_->Run(mine);
@@ -246,38 +235,64 @@ void Communicator::CheckAcrossRanks(Kind kind, const at::Tensor& tensor, int roo
 }
 
 // Gives the collective its number and, where the backend has tags, its tag.
-int64_t Communicator::Record(Kind kind, const at::Tensor& tensor, int root,
-                             const OperationName& what) {
+int64_t Communicator::Record(const Collective& collective, const OperationName& what) {
+  const at::Tensor& tensor = collective.agreed();
   const bool sparse = tensor.layout() != at::kStrided;
-  const int64_t elements = tensor.numel();
+  const int64_t elements = collective.sizes_agree() ? tensor.numel() : 0;
   const uint32_t tag =
-      log_->Add({.operation = kOperationNames[static_cast<int>(kind)],
+      log_->Add({.operation = collective.Name(),
                  .dtype = c10::toString(tensor.scalar_type()),
                  .elements = elements,
                  // Ranks may have different numbers of entries in a sparse tensor.
                  .bytes = sparse ? 0 : elements * static_cast<int64_t>(tensor.element_size()),
-                 .root = root,
+                 .root = collective.root,
                  .sparse = sparse,
                  .what = what});
   if (options_.set_tag != nullptr) options_.set_tag(*backend_, tag);
   return log_->launched() - 1;
 }
 
-Communicator::Pending Communicator::Start(Kind kind, at::Tensor tensor, int root,
-                                          OperationName what) {
+Communicator::Pending Communicator::Start(const Collective& collective, OperationName what) {
   ThrowIfUnusable(what);
-  Pending pending{.operation = {}, .tensor = std::move(tensor), .what = std::move(what)};
-  if (options_.size == 1) return pending;
-  if (check_) CheckAcrossRanks(kind, pending.tensor, root, pending.what);
-  if (pending.tensor.layout() == at::kStrided && pending.tensor.numel() == 0) return pending;
+  ThrowForgottenError();
+  Pending pending{.operation = {}, .tensor = collective.output, .what = std::move(what)};
+  if (options_.size == 1) {
+    collective.RunAlone();
+    return pending;
+  }
+  if (check_) CheckAcrossRanks(collective, pending.what);
+  if (collective.IsEmpty()) return pending;
   try {
-    std::vector<at::Tensor> tensors = {OnTheWire(pending.tensor)};
+    std::shared_ptr<Operation> operation = NewOperation();
+    operation->tensor = collective.output;
+    if (collective.input.defined()) operation->more_tensors = {collective.input};
+    operation->what = pending.what;
+    operation->sequence = Record(collective, pending.what);
+    operation->needs_all_ranks = collective.needs_all_ranks();
+    operation->work = collective.Launch(*backend_);
+    operation->future = ddp::FutureOf(operation->work, {collective.output});
+    in_flight_.push_back(operation);
+    pending.operation = std::move(operation);
+  } catch (const c10::Error& error) {
+    FailBroken(pending.what, error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    FailBroken(pending.what, error.what());
+  }
+  return pending;
+}
+
+Communicator::Pending Communicator::StartMessage(bool send, at::Tensor tensor, int peer, int tag,
+                                                 OperationName what) {
+  ThrowIfUnusable(what);
+  ThrowForgottenError();
+  Pending pending{.operation = {}, .tensor = std::move(tensor), .what = std::move(what)};
+  try {
     std::shared_ptr<Operation> operation = NewOperation();
     operation->tensor = pending.tensor;
-    operation->sequence = Record(kind, pending.tensor, root, pending.what);
-    operation->needs_all_ranks = kind != Kind::kBroadcast;
-    operation->work = Launch(kind, tensors, root);
-    operation->future = operation->work->getFuture();
+    operation->what = pending.what;
+    operation->peer = peer;
+    operation->future = send ? messages_.Send(pending.tensor, peer, tag)
+                             : messages_.Receive(pending.tensor, peer, tag);
     in_flight_.push_back(operation);
     pending.operation = std::move(operation);
   } catch (const c10::Error& error) {
@@ -289,33 +304,33 @@ Communicator::Pending Communicator::Start(Kind kind, at::Tensor tensor, int root
 }
 
 Communicator::Pending Communicator::AllReduce(at::Tensor tensor, OperationName what) {
-  return Start(Kind::kSum, std::move(tensor), -1, std::move(what));
+  return Start({.output = std::move(tensor)}, std::move(what));
 }
 
 Communicator::Pending Communicator::AllReduceMin(at::Tensor tensor, OperationName what) {
-  return Start(Kind::kMin, std::move(tensor), -1, std::move(what));
+  return Start({.op = ReduceOp::kMin, .output = std::move(tensor)}, std::move(what));
 }
 
 Communicator::Pending Communicator::AllReduceMax(at::Tensor tensor, OperationName what) {
-  return Start(Kind::kMax, std::move(tensor), -1, std::move(what));
+  return Start({.op = ReduceOp::kMax, .output = std::move(tensor)}, std::move(what));
 }
 
 Communicator::Pending Communicator::Broadcast(at::Tensor tensor, int root, OperationName what) {
-  return Start(Kind::kBroadcast, std::move(tensor), root, std::move(what));
+  return Start({.kind = Collective::Kind::kBroadcast, .root = root, .output = std::move(tensor)},
+               std::move(what));
 }
 
-Communicator::Future Communicator::AllReduceAsync(at::Tensor tensor, OperationName what) {
-  const Pending pending = Start(Kind::kSum, std::move(tensor), -1, std::move(what));
-  if (!pending.operation) return CompleteFuture(pending.tensor);
-  const Future& future = pending.operation->future;
-  if (!pending.tensor.is_complex() && !pending.tensor.is_sparse()) return future;
-  // The backend's value is its own view of the tensor.
-  return future->then(
-      [tensor = pending.tensor](c10::ivalue::Future& sum) {
-        (void)sum.value();  // throws its error
-        return c10::IValue(std::vector<at::Tensor>{tensor});
-      },
-      c10::ListType::create(c10::TensorType::get()));
+Communicator::Pending Communicator::Send(at::Tensor tensor, int peer, int tag, OperationName what) {
+  return StartMessage(true, std::move(tensor), peer, tag, std::move(what));
+}
+
+Communicator::Pending Communicator::Receive(at::Tensor tensor, int peer, int tag,
+                                            OperationName what) {
+  return StartMessage(false, std::move(tensor), peer, tag, std::move(what));
+}
+
+Communicator::Future Communicator::FutureOf(const Pending& pending) {
+  return pending.operation ? pending.operation->future : nullptr;
 }
 
 void Communicator::Wait(Pending& pending) {
@@ -327,7 +342,7 @@ void Communicator::Wait(Pending& pending) {
     throw CommunicationError(absl::StrCat("rank ", options_.rank, ": ", pending.what.ToString(),
                                           " was started before the process group was renewed"));
   }
-  if (pending.tensor.is_cuda()) return OrderStreams(pending);
+  if (pending.tensor.is_cuda() && pending.operation->work) return OrderStreams(pending);
   WaitFuture(pending.operation->future, {}, pending.what);
   pending.operation.reset();
   ForgetComplete();
@@ -337,14 +352,15 @@ void Communicator::Wait(Pending& pending) {
 Inquiry::Awaited Communicator::Awaited(const OperationName& what) {
   ForgetComplete();
   for (const std::shared_ptr<Operation>& operation : in_flight_) {
-    if (operation->sequence < 0) continue;
+    if (operation->sequence < 0 && operation->peer < 0) continue;
     if (operation->future->completed() && !operation->future->hasError()) continue;
     return {.sequence = operation->sequence,
             .needs_all_ranks = operation->needs_all_ranks,
+            .peer = operation->peer,
             .what = what.ToString()};
   }
   // Nothing of this backend: no rank can be missing in it.
-  return {.sequence = -1, .needs_all_ranks = false, .what = what.ToString()};
+  return {.sequence = -1, .needs_all_ranks = false, .peer = -1, .what = what.ToString()};
 }
 
 // Asks the other ranks where they are, and reports what is wrong with them. Returns when the future
@@ -378,7 +394,8 @@ std::string Communicator::LateRanks(const OperationName& what) {
   }
 }
 
-// Until the future is complete (true), a failure is known, or the time is over.
+// Until the future is complete, a failure is known, another operation has failed, or the time is
+// over.
 FailureNotice::WaitResult Communicator::Await(const Future& future, const OperationName& what) {
   const PeerWaitScope scope;
   const MonotonicClock clock;
@@ -390,6 +407,7 @@ FailureNotice::WaitResult Communicator::Await(const Future& future, const Operat
     const FailureNotice::WaitResult result =
         notice_->Wait(*future, std::min(patience, deadline - clock.Now()));
     if (result != FailureNotice::WaitResult::kTimedOut || clock.Now() >= deadline) return result;
+    if (FailedOperation() != nullptr) return result;
     if (log_ != nullptr) Inquire(future, what, since_ns);
     patience = std::min(2 * patience, kLongestPatience);
   }
@@ -418,6 +436,7 @@ void Communicator::WaitFuture(const Future& future, std::vector<at::Tensor> keep
     given_up->future = future;
     given_up->more_tensors = std::move(keep_alive);
     in_flight_.push_back(std::move(given_up));
+    if (const Operation* failed = FailedOperation()) FailOperation(*failed);
   }
   if (result == FailureNotice::WaitResult::kTimedOut) {
     Fail(what, absl::StrCat("not all ranks came within ", waited, LateRanks(what)));
@@ -427,7 +446,7 @@ void Communicator::WaitFuture(const Future& future, std::vector<at::Tensor> keep
     Fail(what, "a peer failed");
   }
   const std::string error = internal::WithoutStackTrace(future->tryRetrieveErrorMessage());
-  if (!AnOperationFailed()) {
+  if (FailedOperation() == nullptr) {
     retired_ = true;
     notice_->MarkRaised();
     const std::string message =
@@ -472,16 +491,19 @@ void Communicator::OrderStreams(Pending& pending) {
   ForgetComplete();
 }
 
+Communicator::Pending Communicator::StartBarrier(at::Device device, OperationName what) {
+  return AllReduce(at::zeros({1}, at::TensorOptions().dtype(at::kInt).device(device)),
+                   std::move(what));
+}
+
 void Communicator::Barrier(at::Device device) {
-  const at::Tensor token = at::zeros({1}, at::TensorOptions().dtype(at::kInt).device(device));
-  Pending pending = AllReduce(token, "a barrier");
+  Pending pending = StartBarrier(device, "a barrier");
   Wait(pending);
-  if (token.is_cuda()) (void)token.item();  // the host waits as well
+  if (pending.tensor.is_cuda()) (void)pending.tensor.item();  // the host waits as well
 }
 
 void Communicator::BeginBarrier(at::Device device, OperationName what) {
-  const at::Tensor token = at::zeros({1}, at::TensorOptions().dtype(at::kInt).device(device));
-  barrier_ = AllReduce(token, std::move(what));
+  barrier_ = StartBarrier(device, std::move(what));
 }
 
 void Communicator::EndBarrier() {

@@ -10,9 +10,11 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include "absl/time/time.h"
+#include "ddp/comm/collective.h"
 #include "ddp/comm/failure_notice.h"
 #include "ddp/comm/inquiry.h"
 #include "ddp/comm/operation_name.h"
+#include "ddp/comm/point_to_point.h"
 
 namespace c10d {
 class Backend;
@@ -47,6 +49,9 @@ class CollectiveLog;
 // waited for a second asks all ranks where they are, and then less and less often. Where that shows
 // ranks in different collectives, or a rank that has left, every rank throws an error that names
 // the ranks and their collectives.
+//
+// Messages between two ranks (Send, Receive) stand outside of that order. A rank that waits for one
+// learns when its peer is gone or has left, but not that the peer will never send.
 //
 // A broken connection is a symptom: the rank then looks for the rank that is gone, waits for news
 // of it where it cannot tell, and throws PeerFailedError with that rank.
@@ -86,19 +91,23 @@ class Communicator {
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
-  // Starts a sum over all ranks, in place. Throws CommunicationError.
+  // Starts a collective. Throws CommunicationError.
+  Pending Start(const Collective& collective, OperationName what);
+
+  // Those of the library itself: the element-wise sum, minimum or maximum over all ranks, in place,
+  // and a copy of `root`'s tensor into the others'. The tensor is contiguous.
   Pending AllReduce(at::Tensor tensor, OperationName what);
-
-  // The same for those who chain on the result: the future completes with a list of one, `tensor`.
-  // Whoever waits for it, or for one that comes from it, does so by WaitFuture().
-  Future AllReduceAsync(at::Tensor tensor, OperationName what);
-
-  // Starts the same with the element-wise minimum, or maximum.
   Pending AllReduceMin(at::Tensor tensor, OperationName what);
   Pending AllReduceMax(at::Tensor tensor, OperationName what);
-
-  // Starts a copy of `root`'s tensor into the others'.
   Pending Broadcast(at::Tensor tensor, int root, OperationName what);
+
+  // Starts one half of a message between this rank and `peer`, another one. See PointToPoint.
+  Pending Send(at::Tensor tensor, int peer, int tag, OperationName what);
+  Pending Receive(at::Tensor tensor, int peer, int tag, OperationName what);
+
+  // The backend's future of an operation under way; null: the operation is complete. The value is
+  // the backend's. A rank waits for a future, or for one that comes from it, by WaitFuture().
+  static Future FutureOf(const Pending& pending);
 
   // Returns when the tensor may be read: on the CPU the operation is complete, on a GPU the current
   // stream waits for it. Throws PeerFailedError, or CommunicationError (timeout, network), after
@@ -112,7 +121,10 @@ class Communicator {
   // ReductionError, naming `what`.
   void WaitFuture(const Future& future, std::vector<at::Tensor> keep_alive, OperationName what);
 
-  // Blocks until every rank has come here; `device` is where the backend wants its tensors.
+  // Starts a wait for every rank; `device` is where the backend wants its tensors.
+  Pending StartBarrier(at::Device device, OperationName what);
+
+  // Blocks until every rank has come here; on a GPU the host waits as well.
   void Barrier(at::Device device);
 
   // The same in two steps: Begin launches, and End waits for the last Begin, at once where there is
@@ -133,18 +145,17 @@ class Communicator {
   bool retired() const { return retired_; }
 
  private:
-  enum class Kind { kSum, kMin, kMax, kBroadcast };
-
-  Pending Start(Kind kind, at::Tensor tensor, int root, OperationName what);
-  void CheckAcrossRanks(Kind kind, const at::Tensor& tensor, int root, const OperationName& what);
-  c10::intrusive_ptr<c10d::Work> Launch(Kind kind, std::vector<at::Tensor>& tensors, int root);
+  Pending StartMessage(bool send, at::Tensor tensor, int peer, int tag, OperationName what);
+  void CheckAcrossRanks(const Collective& collective, const OperationName& what);
   std::shared_ptr<Operation> NewOperation();
-  int64_t Record(Kind kind, const at::Tensor& tensor, int root, const OperationName& what);
+  int64_t Record(const Collective& collective, const OperationName& what);
   Inquiry::Awaited Awaited(const OperationName& what);
   FailureNotice::WaitResult Await(const Future& future, const OperationName& what);
   void Inquire(const Future& future, const OperationName& what, int64_t since_ns);
   void ForgetComplete();
-  bool AnOperationFailed() const;
+  const Operation* FailedOperation() const;
+  void ThrowForgottenError();
+  [[noreturn]] void FailOperation(const Operation& operation);
   void OrderStreams(Pending& pending);
   std::string LateRanks(const OperationName& what);
   [[noreturn]] void Fail(const OperationName& what, const std::string& reason);
@@ -157,6 +168,7 @@ class Communicator {
   const std::unique_ptr<CollectiveCheck> check_;
   const std::shared_ptr<CollectiveLog> log_;
   Inquiry inquiry_;
+  PointToPoint messages_;
   Pending barrier_;
   bool retired_ = false;
 

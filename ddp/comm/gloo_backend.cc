@@ -60,6 +60,10 @@ c10::intrusive_ptr<c10d::Backend> MakeGlooBackend(const c10::intrusive_ptr<c10d:
   }
 }
 
+bool IsGloo(const c10d::Backend& backend) {
+  return dynamic_cast<const c10d::ProcessGroupGloo*>(&backend) != nullptr;
+}
+
 void SetNextGlooTag(c10d::Backend& backend, uint32_t tag) {
   static_cast<c10d::ProcessGroupGloo&>(backend).*GlooCounter::kMember = tag;
 }

@@ -32,7 +32,10 @@ struct GlooBackendOptions {
 c10::intrusive_ptr<c10d::Backend> MakeGlooBackend(const c10::intrusive_ptr<c10d::Store>& store,
                                                   const GlooBackendOptions& options);
 
-// Sets the tag by which the next operation of `backend`, a backend as above, matches the messages
+// Whether the backend is LibTorch's Gloo, whoever has made it.
+bool IsGloo(const c10d::Backend& backend);
+
+// Sets the tag by which the next operation of `backend`, which IsGloo(), matches the messages
 // of the other ranks, in place of a running number. Gloo ends the process when an operation
 // receives more bytes than it expects; operations with different tags receive nothing from each
 // other.

@@ -33,6 +33,7 @@ constexpr absl::Duration kAnswerTimeout = absl::Seconds(3);
 constexpr absl::Duration kNewsTimeout = absl::Seconds(1);
 
 std::string Where(const Inquiry::Awaited& awaited, int rank) {
+  if (awaited.sequence < 0) return absl::StrCat("rank ", rank, " was in ", awaited.what);
   return absl::StrCat("rank ", rank, " was in collective ", awaited.sequence, ", ", awaited.what);
 }
 
@@ -101,6 +102,7 @@ std::optional<Failure> Inquiry::Judge(const Awaited& awaited) {
   const std::string mismatch = DescribeMismatch(positions_, options_.rank, awaited.sequence);
   if (!mismatch.empty()) return Failure{.rank = -1, .reason = mismatch};
   if (silent_.empty()) return std::nullopt;
+  if (awaited.peer >= 0) return FindGone(awaited, awaited.peer, awaited.peer + 1, true);
   return FindGone(awaited, 0, options_.size, awaited.needs_all_ranks);
 }
 
@@ -139,22 +141,26 @@ std::optional<Failure> Inquiry::FindLeft(const Awaited& awaited, int rank,
   int64_t launched = 0;
   if (words.size() != 3 || words[0] != "left" || !absl::SimpleAtoi(words[1], &incarnation) ||
       !absl::SimpleAtoi(words[2], &launched) ||
-      (incarnation == options_.incarnation && launched > awaited.sequence)) {
+      (awaited.peer < 0 && incarnation == options_.incarnation && launched > awaited.sequence)) {
     return std::nullopt;
   }
-  return Failure{.rank = rank,
-                 .reason = absl::StrCat(
-                     "it has left the process group (its program ended, or destroyed the group) "
-                     "after ",
-                     launched, " collectives, while ", Where(awaited, options_.rank),
-                     ". If the ranks ran different numbers of batches, use ddp::Join, or give "
-                     "every rank the same number")};
+  return Failure{
+      .rank = rank,
+      .reason = absl::StrCat(
+          "it has left the process group (its program ended, or destroyed the group) "
+          "after ",
+          launched, " collectives, while ", Where(awaited, options_.rank),
+          awaited.peer >= 0 ? ". Each receive needs a send of its peer"
+                            : ". If the ranks ran different numbers of batches, use ddp::Join, or "
+                              "give every rank the same number")};
 }
 
 std::string Inquiry::DescribeLate(const Awaited& awaited) const {
   std::vector<std::string> parts;
   for (const auto& [rank, position] : positions_) {
-    if (position.launched > awaited.sequence) continue;
+    const bool came =
+        awaited.peer >= 0 ? rank != awaited.peer : position.launched > awaited.sequence;
+    if (came) continue;
     parts.push_back(absl::StrCat(
         "rank ", rank, " is alive and has launched ", position.launched, " collectives",
         position.newest.empty()
@@ -163,6 +169,7 @@ std::string Inquiry::DescribeLate(const Awaited& awaited) const {
   }
   if (!silent_.empty()) parts.push_back(absl::StrCat("no answer from ", RankList(silent_)));
   if (parts.empty()) return std::string();
+  if (awaited.sequence < 0) return absl::StrCat("; ", absl::StrJoin(parts, "; "));
   return absl::StrCat(". This is collective ", awaited.sequence, "; ", absl::StrJoin(parts, "; "));
 }
 

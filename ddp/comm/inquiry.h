@@ -35,10 +35,11 @@ class Inquiry {
     bool store_is_rank_0 = false;
   };
 
-  // The collective that this rank waits for.
+  // The operation that this rank waits for.
   struct Awaited {
-    int64_t sequence = 0;
+    int64_t sequence = 0;          // of a collective; -1: it is none
     bool needs_all_ranks = false;  // it cannot complete here before every rank has launched it
+    int peer = -1;                 // of a message: the one rank that it needs
     std::string what;
   };
 

@@ -1,0 +1,65 @@
+#include "ddp/comm/work_future.h"
+
+#include <exception>
+#include <thread>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/core/jit_type.h>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+namespace ddp {
+namespace {
+
+c10::TypePtr TensorList() { return c10::ListType::create(c10::TensorType::get()); }
+
+}  // namespace
+
+WorkFuture CompleteFuture(std::vector<at::Tensor> tensors) {
+  auto future = c10::make_intrusive<c10::ivalue::Future>(TensorList());
+  future->markCompleted(c10::IValue(std::move(tensors)));
+  return future;
+}
+
+WorkFuture FutureOf(const c10::intrusive_ptr<c10d::Work>& work, std::vector<at::Tensor> tensors) {
+  try {
+    if (WorkFuture future = work->getFuture()) return future;
+  } catch (const std::exception&) {
+    // LibTorch has no other way to say that a work has no future.
+  }
+  return FutureOfThread([work] { work->wait(); }, std::move(tensors));
+}
+
+WorkFuture FutureOfThread(std::function<void()> wait, std::vector<at::Tensor> tensors) {
+  auto future = c10::make_intrusive<c10::ivalue::Future>(TensorList());
+  std::thread([wait = std::move(wait), tensors = std::move(tensors), future]() mutable {
+    std::exception_ptr error;
+    try {
+      wait();
+    } catch (...) {
+      error = std::current_exception();
+    }
+    wait = nullptr;  // what it holds is free before anyone hears of the end
+    if (error) {
+      future->setErrorIfNeeded(error);
+    } else {
+      future->markCompleted(c10::IValue(std::move(tensors)));
+    }
+  }).detach();
+  return future;
+}
+
+WorkFuture Then(const WorkFuture& future, std::function<void()> finish,
+                std::vector<at::Tensor> tensors) {
+  return future->then(
+      [finish = std::move(finish), tensors = std::move(tensors)](c10::ivalue::Future& done) {
+        (void)done.value();  // throws its error
+        const at::NoGradGuard no_grad;
+        if (finish) finish();
+        return c10::IValue(tensors);
+      },
+      TensorList());
+}
+
+}  // namespace ddp

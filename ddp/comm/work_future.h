@@ -1,0 +1,40 @@
+#ifndef DDP_COMM_WORK_FUTURE_H_
+#define DDP_COMM_WORK_FUTURE_H_
+
+#include <functional>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/intrusive_ptr.h>
+
+namespace c10d {
+class Work;
+}  // namespace c10d
+namespace c10::ivalue {
+struct Future;
+}  // namespace c10::ivalue
+
+namespace ddp {
+
+using WorkFuture = c10::intrusive_ptr<c10::ivalue::Future>;
+
+// A future with the value `tensors` that is complete already.
+WorkFuture CompleteFuture(std::vector<at::Tensor> tensors);
+
+// The future of `work`: its own where it has one. Gloo's reduce-scatter has none, and a backend
+// that a program brings need not have any: then a thread waits for the work, and the future's value
+// is `tensors`.
+WorkFuture FutureOf(const c10::intrusive_ptr<c10d::Work>& work, std::vector<at::Tensor> tensors);
+
+// Completes with the value `tensors`, or an error, when `wait` returns, or throws, in a thread of
+// its own. That thread ends with `wait`, whatever becomes of the future.
+WorkFuture FutureOfThread(std::function<void()> wait, std::vector<at::Tensor> tensors);
+
+// The same value `tensors` when `future` is complete and `finish` has run; `finish` may be null. It
+// runs in a thread of the backend, without gradients.
+WorkFuture Then(const WorkFuture& future, std::function<void()> finish,
+                std::vector<at::Tensor> tensors);
+
+}  // namespace ddp
+
+#endif  // DDP_COMM_WORK_FUTURE_H_

@@ -1,0 +1,30 @@
+#ifndef DDP_REDUCE_OP_H_
+#define DDP_REDUCE_OP_H_
+
+#include <cstdint>
+
+namespace ddp {
+
+// How a collective combines the elements of the ranks. c10d's ReduceOp, under names of our own.
+//
+// Every operation takes the integers and the real floating-point types that the backend adds: with
+// Gloo uint8, int8, int32, int64, half, bfloat16, float and double. Exceptions:
+//   kAverage            not for integers
+//   kBitAnd ... kBitXor integers and bool only
+//   complex numbers     kSum and kAverage only
+//   sparse tensors      kSum and kAverage only
+//   bool                kSum is "or", kProduct is "and"; no kAverage
+enum class ReduceOp : uint8_t {
+  kSum,
+  kAverage,  // the sum, divided by the number of ranks
+  kProduct,
+  kMin,
+  kMax,
+  kBitAnd,
+  kBitOr,
+  kBitXor,
+};
+
+}  // namespace ddp
+
+#endif  // DDP_REDUCE_OP_H_
