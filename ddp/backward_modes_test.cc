@@ -23,6 +23,8 @@
 namespace ddp {
 namespace {
 
+using internal::ModelTensors;
+
 using ::ddp::testing::ErrorOf;
 using ::ddp::testing::Flatten;
 using ::ddp::testing::Gradients;

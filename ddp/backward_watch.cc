@@ -6,7 +6,7 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
-namespace ddp {
+namespace ddp::internal {
 
 // Lives as long as the graph task that holds its callback.
 class BackwardWatch::Token {
@@ -83,4 +83,4 @@ void BackwardWatch::Leave(int task, bool with_exception) {
   current_ = {};
 }
 
-}  // namespace ddp
+}  // namespace ddp::internal

@@ -8,7 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace ddp {
+namespace ddp::internal {
 
 // One forward, kept alive by the graph of its outputs.
 struct ForwardRecord {
@@ -80,6 +80,6 @@ class BackwardWatch {
   Backward current_;
 };
 
-}  // namespace ddp
+}  // namespace ddp::internal
 
 #endif  // DDP_BACKWARD_WATCH_H_

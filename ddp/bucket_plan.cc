@@ -10,7 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 
-namespace ddp {
+namespace ddp::internal {
 namespace {
 
 // The bucket of one kind that is being filled.
@@ -204,4 +204,4 @@ absl::Status BucketPlan::Validate(const std::vector<Tensor>& tensors) const {
   return absl::OkStatus();
 }
 
-}  // namespace ddp
+}  // namespace ddp::internal

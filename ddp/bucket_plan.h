@@ -7,7 +7,7 @@
 
 #include "absl/status/statusor.h"
 
-namespace ddp {
+namespace ddp::internal {
 
 // Which parameters share a gradient bucket, and in which order the buckets are reduced.
 //
@@ -82,6 +82,6 @@ class BucketPlan {
   std::vector<Bucket> buckets_;
 };
 
-}  // namespace ddp
+}  // namespace ddp::internal
 
 #endif  // DDP_BUCKET_PLAN_H_

@@ -5,7 +5,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace ddp {
+namespace ddp::internal {
 namespace {
 
 using ::testing::ElementsAre;
@@ -107,4 +107,4 @@ TEST(BucketPlanTest, NamesGoOutAndComeBack) {
 }
 
 }  // namespace
-}  // namespace ddp
+}  // namespace ddp::internal

@@ -13,7 +13,7 @@
 #include "ddp/error.h"
 #include "ddp/process_group.h"
 
-namespace ddp {
+namespace ddp::internal {
 namespace {
 
 // Messages of up to this size are kept whole until the next forward; of larger ones only copies of
@@ -156,4 +156,4 @@ void BufferSync::Finish(ProcessGroup& group) {
   in_use_.clear();
 }
 
-}  // namespace ddp
+}  // namespace ddp::internal

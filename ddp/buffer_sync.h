@@ -17,8 +17,10 @@ class Module;
 }  // namespace torch::nn
 
 namespace ddp {
-
 class ProcessGroup;
+}  // namespace ddp
+
+namespace ddp::internal {
 
 // Keeps a module's buffers equal on all ranks: by a broadcast, or by the user's hook instead.
 //
@@ -88,6 +90,6 @@ class BufferSync {
   std::map<std::string, Seen> seen_;
 };
 
-}  // namespace ddp
+}  // namespace ddp::internal
 
 #endif  // DDP_BUFFER_SYNC_H_

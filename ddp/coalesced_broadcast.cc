@@ -14,7 +14,7 @@
 #include "ddp/error.h"
 #include "ddp/name_list.h"
 
-namespace ddp {
+namespace ddp::internal {
 namespace {
 
 constexpr size_t kInFlight = 2;
@@ -130,4 +130,4 @@ std::vector<at::Tensor> BroadcastCoalesced(Communicator& communicator,
   return values;
 }
 
-}  // namespace ddp
+}  // namespace ddp::internal

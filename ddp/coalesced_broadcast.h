@@ -8,7 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace ddp {
+namespace ddp::internal {
 
 class Communicator;
 
@@ -43,6 +43,6 @@ std::vector<at::Tensor> BroadcastCoalesced(Communicator& communicator,
 // differs from -0.
 bool SameBits(const at::Tensor& a, const at::Tensor& b);
 
-}  // namespace ddp
+}  // namespace ddp::internal
 
 #endif  // DDP_COALESCED_BROADCAST_H_

@@ -14,7 +14,7 @@
 #include "absl/strings/str_join.h"
 #include "ddp/error.h"
 
-namespace ddp {
+namespace ddp::internal {
 namespace {
 
 using Kind = Collective::Kind;
@@ -356,4 +356,4 @@ Tensors SplitForRanks(const CollectiveCaller& caller, const at::Tensor& tensor,
   return parts;
 }
 
-}  // namespace ddp
+}  // namespace ddp::internal

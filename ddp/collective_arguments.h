@@ -11,7 +11,7 @@
 #include "ddp/comm/collective.h"
 #include "ddp/reduce_op.h"
 
-namespace ddp {
+namespace ddp::internal {
 
 // The rank that calls a collective, for checks and messages.
 struct CollectiveCaller {
@@ -68,6 +68,6 @@ PreparedCollective PrepareReceive(const CollectiveCaller& caller, const at::Tens
 std::vector<at::Tensor> SplitForRanks(const CollectiveCaller& caller, const at::Tensor& tensor,
                                       const std::vector<int64_t>& sizes);
 
-}  // namespace ddp
+}  // namespace ddp::internal
 
 #endif  // DDP_COLLECTIVE_ARGUMENTS_H_

@@ -29,6 +29,8 @@
 namespace ddp {
 namespace {
 
+using internal::MakeGlooBackend;
+
 using ::ddp::testing::ErrorOf;
 using ::testing::AllOf;
 using ::testing::ElementsAre;

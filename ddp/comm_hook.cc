@@ -17,6 +17,8 @@
 namespace ddp {
 namespace {
 
+using internal::NameList;
+
 // Names in one message.
 constexpr size_t kNames = 8;
 
@@ -72,6 +74,8 @@ const std::vector<at::Tensor>& GradBucket::gradients() const {
   return gradients_;
 }
 
+namespace internal {
+
 at::Tensor TensorOf(const c10::IValue& value) {
   if (value.isTensor()) return value.toTensor();
   std::string came = value.tagKind();
@@ -98,4 +102,5 @@ at::Tensor CheckedHookResult(const GradBucket& bucket, const c10::IValue& value)
                                     Describe(bucket.buffer())));
 }
 
+}  // namespace internal
 }  // namespace ddp

@@ -63,9 +63,9 @@ class GradBucket {
 //
 // The library divides nothing where a hook is registered: the hook averages.
 //
-// A bucket and its buffer stay valid until the future is complete. Other collectives may be started
-// in the hook or in the future's continuations (`then`) only in an order that is the same on every
-// rank; continuations run in threads of the backend, in any order, so there is none in them.
+// A bucket and its buffer stay valid until the future is complete. A hook may start other
+// collectives, in an order that is the same on every rank. A continuation of a future (`then`) may
+// start none: continuations run in threads of the backend, and their order differs between ranks.
 //
 // What a hook or its future throws ends the backward on every rank.
 using CommHook = std::function<TensorFuture(GradBucket& bucket)>;
@@ -73,6 +73,18 @@ using CommHook = std::function<TensorFuture(GradBucket& bucket)>;
 // The form of the hooks in default_hooks.h, whose names the library knows.
 using CommHookFunction = TensorFuture (*)(const std::shared_ptr<ProcessGroup>& group,
                                           GradBucket& bucket);
+
+// When a BufferCommHook is called: before the module's forward, in place of the broadcast of
+// buffers, or after it.
+enum class BufferCommHookLocation { kPreForward, kPostForward };
+
+// Synchronizes a module's buffers (running statistics and the like), given by their names, at every
+// synchronized forward. The futures that it returns are waited for at the end of the backward;
+// their values are not looked at, so the hook writes into the buffers itself.
+using BufferCommHook =
+    std::function<std::vector<TensorFuture>(const std::map<std::string, at::Tensor>& buffers)>;
+
+namespace internal {
 
 // A hook whose state is the group that it reduces over. update_process_group() gives it the new
 // group; a hook with another state is refused there, since nobody can know what it refers to.
@@ -103,16 +115,6 @@ at::Tensor CheckedHookResult(const GradBucket& bucket, const c10::IValue& value)
 // The tensor in a TensorFuture's value. Throws ReductionError if there is none.
 at::Tensor TensorOf(const c10::IValue& value);
 
-// When a BufferCommHook is called: before the module's forward, in place of the broadcast of
-// buffers, or after it.
-enum class BufferCommHookLocation { kPreForward, kPostForward };
-
-// Synchronizes a module's buffers (running statistics and the like), given by their names, at every
-// synchronized forward. The futures that it returns are waited for at the end of the backward;
-// their values are not looked at, so the hook writes into the buffers itself.
-using BufferCommHook =
-    std::function<std::vector<TensorFuture>(const std::map<std::string, at::Tensor>& buffers)>;
-
 using GroupBufferCommHook =
     GroupHook<std::vector<TensorFuture>, const std::map<std::string, at::Tensor>&>;
 
@@ -128,6 +130,7 @@ BufferCommHook BindBufferCommHook(State state, Hook hook) {
   };
 }
 
+}  // namespace internal
 }  // namespace ddp
 
 #endif  // DDP_COMM_HOOK_H_

@@ -7,7 +7,7 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-namespace ddp {
+namespace ddp::internal {
 namespace {
 
 bool UseSideStream() {
@@ -37,4 +37,4 @@ at::Tensor CopyToDevice(const at::Tensor& tensor, at::Device device) {
   return copy;
 }
 
-}  // namespace ddp
+}  // namespace ddp::internal

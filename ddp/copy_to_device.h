@@ -3,7 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace ddp {
+namespace ddp::internal {
 
 // `tensor` on `device`; itself where it is there already. A copy from the CPU to a GPU runs on a
 // stream of its own, so that it overlaps with what the current stream still does, which then waits
@@ -11,6 +11,6 @@ namespace ddp {
 // Gradients flow back through it.
 at::Tensor CopyToDevice(const at::Tensor& tensor, at::Device device);
 
-}  // namespace ddp
+}  // namespace ddp::internal
 
 #endif  // DDP_COPY_TO_DEVICE_H_

@@ -24,8 +24,11 @@ class Module;
 
 namespace ddp {
 class ProcessGroup;
-struct ModelTensors;
 }  // namespace ddp
+
+namespace ddp::internal {
+struct ModelTensors;
+}  // namespace ddp::internal
 
 namespace ddp::internal {
 

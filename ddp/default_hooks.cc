@@ -39,13 +39,13 @@ TensorFuture allreduce_hook(const std::shared_ptr<ProcessGroup>& group, GradBuck
 }
 
 TensorFuture fp16_compress_hook(const std::shared_ptr<ProcessGroup>& group, GradBucket& bucket) {
-  return RunInType(at::kHalf, bucket,
-                   [&group](GradBucket& inner) { return allreduce_hook(group, inner); });
+  return internal::RunInType(at::kHalf, bucket,
+                             [&group](GradBucket& inner) { return allreduce_hook(group, inner); });
 }
 
 TensorFuture bf16_compress_hook(const std::shared_ptr<ProcessGroup>& group, GradBucket& bucket) {
-  return RunInType(at::kBFloat16, bucket,
-                   [&group](GradBucket& inner) { return allreduce_hook(group, inner); });
+  return internal::RunInType(at::kBFloat16, bucket,
+                             [&group](GradBucket& inner) { return allreduce_hook(group, inner); });
 }
 
 TensorFuture noop_hook(GradBucket& bucket) {
@@ -56,6 +56,8 @@ TensorFuture noop_hook(GradBucket& bucket) {
   future->markCompleted(bucket.buffer());
   return future;
 }
+
+namespace internal {
 
 std::string NameOfHook(CommHookFunction hook) {
   if (hook == allreduce_hook) return "allreduce_hook";
@@ -80,4 +82,5 @@ TensorFuture RunInType(c10::ScalarType type, GradBucket& bucket, const CommHook&
       c10::TensorType::get());
 }
 
+}  // namespace internal
 }  // namespace ddp

@@ -35,6 +35,8 @@ TensorFuture bf16_compress_hook(const std::shared_ptr<ProcessGroup>& group, Grad
 // step costs without communication.
 TensorFuture noop_hook(GradBucket& bucket);
 
+namespace internal {
+
 // "fp16_compress_hook" for that function, and so on; "custom" for any other function and for null.
 std::string NameOfHook(CommHookFunction hook);
 
@@ -42,9 +44,6 @@ std::string NameOfHook(CommHookFunction hook);
 // bucket's own buffer. A bucket of a sparse gradient goes to `hook` as it is.
 TensorFuture RunInType(c10::ScalarType type, GradBucket& bucket, const CommHook& hook);
 
-// Any hook, in half precision or bfloat16. A hook with a state keeps it:
-//
-//   model.register_comm_hook(state, ddp::fp16_compress_wrapper(my_hook));
 template <c10::ScalarType type, typename Hook>
 auto InTypeWrapper(Hook hook) {
   if constexpr (std::is_invocable_v<Hook&, GradBucket&>) {
@@ -58,14 +57,19 @@ auto InTypeWrapper(Hook hook) {
   }
 }
 
+}  // namespace internal
+
+// Any hook, in half precision or bfloat16. A hook with a state keeps it:
+//
+//   model.register_comm_hook(state, ddp::fp16_compress_wrapper(my_hook));
 template <typename Hook>
 auto fp16_compress_wrapper(Hook hook) {
-  return InTypeWrapper<c10::ScalarType::Half>(std::move(hook));
+  return internal::InTypeWrapper<c10::ScalarType::Half>(std::move(hook));
 }
 
 template <typename Hook>
 auto bf16_compress_wrapper(Hook hook) {
-  return InTypeWrapper<c10::ScalarType::BFloat16>(std::move(hook));
+  return internal::InTypeWrapper<c10::ScalarType::BFloat16>(std::move(hook));
 }
 
 }  // namespace ddp

@@ -25,6 +25,8 @@
 namespace ddp {
 namespace {
 
+using internal::BindCommHook;
+using internal::CheckedHookResult;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::EndsWith;

@@ -8,7 +8,7 @@
 #include "ddp/error.h"
 #include "ddp/process_group.h"
 
-namespace ddp {
+namespace ddp::internal {
 namespace {
 
 void CheckParameters(const std::vector<std::pair<std::string, at::Tensor>>& parameters) {
@@ -107,4 +107,4 @@ void DelayedAllReduce::Reset(std::shared_ptr<ProcessGroup> group) {
   PointGradients();  // an abandoned all-reduce may still write to the old ones
 }
 
-}  // namespace ddp
+}  // namespace ddp::internal

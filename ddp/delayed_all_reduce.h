@@ -12,8 +12,10 @@
 #include "ddp/comm/communicator.h"
 
 namespace ddp {
-
 class ProcessGroup;
+}  // namespace ddp
+
+namespace ddp::internal {
 
 // Averages the gradients of some parameters outside of the buckets, all at once, when the gradient
 // of one other parameter comes: DistributedDataParallelOptions::delay_all_reduce_named_params.
@@ -75,6 +77,6 @@ class DelayedAllReduce {
   Communicator::Pending pending_;
 };
 
-}  // namespace ddp
+}  // namespace ddp::internal
 
 #endif  // DDP_DELAYED_ALL_REDUCE_H_

@@ -9,7 +9,7 @@
 #include "ddp/gradient_kernels.h"
 #include "ddp/logging.h"
 
-namespace ddp {
+namespace ddp::internal {
 namespace {
 
 bool IsPlain(const at::Tensor& parameter) {
@@ -265,4 +265,4 @@ bool FlatBuckets::CopyOutDense(int parameter) {
   return true;
 }
 
-}  // namespace ddp
+}  // namespace ddp::internal

@@ -9,7 +9,7 @@
 
 #include "ddp/bucket_plan.h"
 
-namespace ddp {
+namespace ddp::internal {
 
 // Gradients gathered in one flat tensor per bucket, which is then reduced as a whole.
 //
@@ -107,6 +107,6 @@ class FlatBuckets {
   std::vector<Slot> slots_;  // by parameter
 };
 
-}  // namespace ddp
+}  // namespace ddp::internal
 
 #endif  // DDP_FLAT_BUCKETS_H_

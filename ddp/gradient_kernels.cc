@@ -4,7 +4,7 @@
 #include <emmintrin.h>
 #endif
 
-namespace ddp {
+namespace ddp::internal {
 namespace {
 
 // From this size on, what is written goes past the caches: it would push out what the backward is
@@ -73,4 +73,4 @@ void ScaleCopy(const double* from, double factor, int64_t count, double* to) {
   Scale(from, factor, count, to);
 }
 
-}  // namespace ddp
+}  // namespace ddp::internal

@@ -5,13 +5,13 @@
 
 #include <cstdint>
 
-namespace ddp {
+namespace ddp::internal {
 
 // to[i] = from[i] * factor for i in [0, count). `to` may be `from`; otherwise they do not overlap.
 // Any thread.
 void ScaleCopy(const float* from, float factor, int64_t count, float* to);
 void ScaleCopy(const double* from, double factor, int64_t count, double* to);
 
-}  // namespace ddp
+}  // namespace ddp::internal
 
 #endif  // DDP_GRADIENT_KERNELS_H_

@@ -5,7 +5,7 @@
 
 #include "gtest/gtest.h"
 
-namespace ddp {
+namespace ddp::internal {
 namespace {
 
 constexpr int64_t kMiB = 1 << 20;
@@ -57,4 +57,4 @@ TYPED_TEST(GradientKernelsTest, ScalesInPlace) {
 }
 
 }  // namespace
-}  // namespace ddp
+}  // namespace ddp::internal

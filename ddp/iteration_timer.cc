@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace ddp {
+namespace ddp::internal {
 
 absl::Status IterationTimer::SetSampleRate(int64_t rate) {
   if (rate < 1) {
@@ -76,4 +76,4 @@ double IterationTimer::overlap_ratio() const {
          static_cast<double>(sum_.backward_comm);
 }
 
-}  // namespace ddp
+}  // namespace ddp::internal

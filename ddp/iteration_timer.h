@@ -5,7 +5,7 @@
 
 #include "absl/status/status.h"
 
-namespace ddp {
+namespace ddp::internal {
 
 // Where the time of a training step goes, measured in a sample of the iterations: every one of the
 // first 10, then each whose number is divisible by the sample rate.
@@ -86,6 +86,6 @@ class IterationTimer {
   Durations sum_;
 };
 
-}  // namespace ddp
+}  // namespace ddp::internal
 
 #endif  // DDP_ITERATION_TIMER_H_

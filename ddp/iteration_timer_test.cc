@@ -5,7 +5,7 @@
 
 #include "gtest/gtest.h"
 
-namespace ddp {
+namespace ddp::internal {
 namespace {
 
 // A whole iteration that begins at `start`: 100 ns forward, 50 ns backward until the first bucket
@@ -111,4 +111,4 @@ TEST(IterationTimerTest, WhatIsIncompleteIsNoSample) {
 }
 
 }  // namespace
-}  // namespace ddp
+}  // namespace ddp::internal

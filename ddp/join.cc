@@ -20,6 +20,8 @@
 namespace ddp {
 namespace {
 
+using internal::Communicator;
+
 // What a rank that has joined says; everybody else's code is larger.
 constexpr int64_t kJoined = 0;
 

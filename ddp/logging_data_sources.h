@@ -8,9 +8,9 @@
 
 #include "ddp/logging_data.h"
 
-namespace ddp {
+namespace ddp::internal {
 class IterationTimer;
-}  // namespace ddp
+}  // namespace ddp::internal
 
 namespace ddp::internal {
 

@@ -11,6 +11,8 @@
 namespace ddp {
 namespace {
 
+using internal::IterationTimer;
+
 internal::VariableGetter From(std::map<std::string, std::string> variables) {
   return [variables = std::move(variables)](const std::string& name) -> std::optional<std::string> {
     const auto found = variables.find(name);

@@ -9,7 +9,7 @@
 #include "ddp/error.h"
 #include "ddp/torch_versions.h"
 
-namespace ddp {
+namespace ddp::internal {
 namespace {
 
 void CheckFloating(const char* name, const std::optional<at::ScalarType>& dtype) {
@@ -121,4 +121,4 @@ CommHook reduce_dtype_hook(std::shared_ptr<ProcessGroup> group, at::ScalarType d
   };
 }
 
-}  // namespace ddp
+}  // namespace ddp::internal

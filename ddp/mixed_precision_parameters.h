@@ -19,9 +19,11 @@ struct Future;
 }  // namespace c10::ivalue
 
 namespace ddp {
-
 class GradBucket;
 class ProcessGroup;
+}  // namespace ddp
+
+namespace ddp::internal {
 
 // Throws ConfigurationError, naming the field, if one of the types is no floating-point type.
 void CheckMixedPrecision(const MixedPrecision& config);
@@ -99,6 +101,6 @@ auto CastInputs(T&& value, at::ScalarType dtype) {
 std::function<c10::intrusive_ptr<c10::ivalue::Future>(GradBucket&)> reduce_dtype_hook(
     std::shared_ptr<ProcessGroup> group, at::ScalarType dtype);
 
-}  // namespace ddp
+}  // namespace ddp::internal
 
 #endif  // DDP_MIXED_PRECISION_PARAMETERS_H_

@@ -25,6 +25,12 @@
 namespace ddp {
 namespace {
 
+using internal::CastBuffers;
+using internal::CastInputs;
+using internal::CheckedHookResult;
+using internal::CheckMixedPrecision;
+using internal::MixedPrecisionParameters;
+
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 

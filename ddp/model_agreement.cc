@@ -11,7 +11,7 @@
 #include "ddp/model_metadata.h"
 #include "ddp/process_group.h"
 
-namespace ddp {
+namespace ddp::internal {
 namespace {
 
 // Every rank reads the same texts and so finds the same first difference.
@@ -49,4 +49,4 @@ void AgreeOnModel(ProcessGroup& group, const ModelMetadata& metadata, const char
   ThrowFirstDifference(group, metadata, about, sequence);
 }
 
-}  // namespace ddp
+}  // namespace ddp::internal

@@ -2,9 +2,12 @@
 #define DDP_MODEL_AGREEMENT_H_
 
 namespace ddp {
+class ProcessGroup;
+}  // namespace ddp
+
+namespace ddp::internal {
 
 class ModelMetadata;
-class ProcessGroup;
 
 // Compares the ranks' metadata: one small all-reduce of a hash, and only where that shows a
 // difference the whole texts, over the store. Then throws ConfigurationError on every rank, with
@@ -13,6 +16,6 @@ class ProcessGroup;
 // `about` says what the metadata describe, for the message: a literal.
 void AgreeOnModel(ProcessGroup& group, const ModelMetadata& metadata, const char* about = "models");
 
-}  // namespace ddp
+}  // namespace ddp::internal
 
 #endif  // DDP_MODEL_AGREEMENT_H_

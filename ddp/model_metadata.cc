@@ -9,7 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 
-namespace ddp {
+namespace ddp::internal {
 namespace {
 
 // A line is "<what>\t<how it is>": the part before the tab says which item it is about.
@@ -84,4 +84,4 @@ std::string ModelMetadata::FirstDifference(const std::string& a, int rank_a, con
   return OnlyOne(item, value, a_longer ? rank_a : rank_b, a_longer ? rank_b : rank_a);
 }
 
-}  // namespace ddp
+}  // namespace ddp::internal

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-namespace ddp {
+namespace ddp::internal {
 
 // All that the ranks of one model must agree on before they may reduce each other's gradients,
 // written down so that two ranks can be compared and the first difference named. Pure;
@@ -44,6 +44,6 @@ class ModelMetadata {
   int buffers_ = 0;
 };
 
-}  // namespace ddp
+}  // namespace ddp::internal
 
 #endif  // DDP_MODEL_METADATA_H_

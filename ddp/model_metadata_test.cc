@@ -3,7 +3,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace ddp {
+namespace ddp::internal {
 namespace {
 
 ModelMetadata::Tensor Weight() {
@@ -86,4 +86,4 @@ TEST(ModelMetadataTest, NamesItemsOfDifferentSorts) {
 }
 
 }  // namespace
-}  // namespace ddp
+}  // namespace ddp::internal

@@ -12,7 +12,7 @@
 #include "ddp/name_list.h"
 #include "ddp/reducer.h"
 
-namespace ddp {
+namespace ddp::internal {
 namespace {
 
 constexpr double kKibibyte = 1024;
@@ -100,4 +100,4 @@ void ReportUsage(const DDPLoggingData& data) {
   c10::LogPyTorchDDPUsage(usage);
 }
 
-}  // namespace ddp
+}  // namespace ddp::internal

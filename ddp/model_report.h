@@ -6,7 +6,7 @@
 
 #include "ddp/logging_data.h"
 
-namespace ddp {
+namespace ddp::internal {
 
 class Reducer;
 
@@ -25,6 +25,6 @@ void DescribeParameters(const Reducer& reducer, DDPLoggingData& data);
 // Hands `data` to the function that the program gave to c10::SetPyTorchDDPUsageLogger, if any.
 void ReportUsage(const DDPLoggingData& data);
 
-}  // namespace ddp
+}  // namespace ddp::internal
 
 #endif  // DDP_MODEL_REPORT_H_

@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "ddp/error.h"
 
-namespace ddp {
+namespace ddp::internal {
 namespace {
 
 std::set<const c10::TensorImpl*> WeightsWithSparseGradients(const torch::nn::Module& module) {
@@ -115,4 +115,4 @@ void ModelTensors::CheckDevices(at::Device device, const std::string& backend) c
   for (const NamedTensor& item : buffers) check("buffer", item);
 }
 
-}  // namespace ddp
+}  // namespace ddp::internal

@@ -14,7 +14,7 @@ namespace torch::nn {
 class Module;
 }  // namespace torch::nn
 
-namespace ddp {
+namespace ddp::internal {
 
 struct NamedTensor {
   std::string name;  // "layer.weight"
@@ -41,6 +41,6 @@ struct ModelTensors {
   void CheckDevices(at::Device device, const std::string& backend) const;
 };
 
-}  // namespace ddp
+}  // namespace ddp::internal
 
 #endif  // DDP_MODEL_TENSORS_H_

@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
-namespace ddp {
+namespace ddp::internal {
 
 // Names for a message: "a, b, c", and beyond `limit` of them "a, b, c and 7 more".
 inline std::string NameList(const std::vector<std::string>& names, size_t limit = 20) {
@@ -16,6 +16,6 @@ inline std::string NameList(const std::vector<std::string>& names, size_t limit 
                       " and ", names.size() - limit, " more");
 }
 
-}  // namespace ddp
+}  // namespace ddp::internal
 
 #endif  // DDP_NAME_LIST_H_

@@ -37,6 +37,8 @@
 namespace ddp {
 namespace {
 
+using namespace internal;  // NOLINT: most of what this file puts together
+
 constexpr char kControlPrefix[] = "ddp/control";
 
 // How long a lost store may hold up the report of a failure, or the end of a group.

@@ -23,11 +23,12 @@ class Store;
 
 namespace ddp {
 
+namespace internal {
 class Communicator;
 class FailureNotice;
 struct CollectiveCaller;
 struct PreparedCollective;
-struct WorkerEnvironment;
+}  // namespace internal
 
 // The connections that a group asks a program's BackendMaker for.
 struct BackendRequest {
@@ -241,7 +242,7 @@ class ProcessGroup {
   std::shared_ptr<ProcessGroup> new_group(const std::vector<int>& ranks);
 
   // For the library's own use; another one after renew().
-  Communicator& communicator() { return *communicator_; }
+  internal::Communicator& communicator() { return *communicator_; }
 
   // Counts the models and the like that are set up on this group, which needs no talk since all
   // ranks set them up in the same order. Names their keys.
@@ -253,9 +254,9 @@ class ProcessGroup {
   void Connect(std::chrono::milliseconds connect_timeout);
   c10::intrusive_ptr<c10d::Backend> MakeBackend(std::chrono::milliseconds connect_timeout);
   c10::intrusive_ptr<c10d::Backend> MakeOwnBackend(std::chrono::milliseconds connect_timeout);
-  CollectiveCaller Caller() const;
-  Work Start(const PreparedCollective& prepared, const char* what, int64_t index = -1);
-  void CompareSizes(const PreparedCollective& prepared);
+  internal::CollectiveCaller Caller() const;
+  Work Start(const internal::PreparedCollective& prepared, const char* what, int64_t index = -1);
+  void CompareSizes(const internal::PreparedCollective& prepared);
   void ThrowIfGone() const;
   void RemoveKeys();
 
@@ -264,8 +265,8 @@ class ProcessGroup {
   const c10::intrusive_ptr<c10d::Store> store_;
   const c10::intrusive_ptr<c10d::Store> control_;  // store_'s part for what is no collective
   std::string backend_;
-  std::shared_ptr<FailureNotice> notice_;
-  std::shared_ptr<Communicator> communicator_;
+  std::shared_ptr<internal::FailureNotice> notice_;
+  std::shared_ptr<internal::Communicator> communicator_;
   at::Device device_{at::kCPU};
   int64_t incarnation_ = 0;
   int64_t barriers_ = 0;                   // monitored ones of this incarnation

@@ -42,6 +42,9 @@
 namespace ddp {
 namespace {
 
+using internal::Communicator;
+using internal::FailureNotice;
+
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;

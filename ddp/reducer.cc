@@ -26,7 +26,7 @@
 #include "ddp/process_group.h"
 #include "ddp/torch_versions.h"
 
-namespace ddp {
+namespace ddp::internal {
 namespace {
 
 // Forwards that are remembered for backwards that pass none of their outputs.
@@ -968,4 +968,4 @@ void Reducer::ThrowUnfinished() {
   throw ReductionError(message);
 }
 
-}  // namespace ddp
+}  // namespace ddp::internal

@@ -21,8 +21,11 @@
 #include "ddp/unused_parameters.h"
 
 namespace ddp {
-
 class ProcessGroup;
+}  // namespace ddp
+
+namespace ddp::internal {
+
 enum class DebugLevel;
 
 // Averages the gradients of one model over the ranks while they are computed.
@@ -343,6 +346,6 @@ class Reducer final : private BackwardWatch::Observer {
   BackwardWatch watch_{this};  // last: its hooks call into all of the above
 };
 
-}  // namespace ddp
+}  // namespace ddp::internal
 
 #endif  // DDP_REDUCER_H_

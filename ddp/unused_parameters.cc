@@ -8,7 +8,7 @@
 
 #include "absl/container/flat_hash_set.h"
 
-namespace ddp {
+namespace ddp::internal {
 
 using torch::autograd::Node;
 
@@ -47,4 +47,4 @@ BackwardReach ReachOfBackward(const std::vector<const Node*>& accumulators) {
   return reach;
 }
 
-}  // namespace ddp
+}  // namespace ddp::internal

@@ -9,7 +9,7 @@ namespace torch::autograd {
 struct Node;
 }  // namespace torch::autograd
 
-namespace ddp {
+namespace ddp::internal {
 
 // Returns whether a backward from `outputs` can reach one of `accumulators`, which are sorted by
 // address. Searches the graph and stops at the first accumulator that it finds.
@@ -29,6 +29,6 @@ struct BackwardReach {
 // accumulator. Every accumulator counts as unreached when no backward is under way.
 BackwardReach ReachOfBackward(const std::vector<const torch::autograd::Node*>& accumulators);
 
-}  // namespace ddp
+}  // namespace ddp::internal
 
 #endif  // DDP_UNUSED_PARAMETERS_H_

@@ -12,6 +12,10 @@
 namespace ddp {
 namespace {
 
+using internal::Communicator;
+using internal::CompleteFuture;
+using internal::Then;
+
 // The future that is complete when the tensors hold the result; null: they do.
 const TensorFuture& LastFuture(const Work::State& state) {
   return state.finished ? state.finished : state.started;

@@ -15,8 +15,8 @@ namespace ddp {
 // What a Work refers to, and how it stands.
 struct Work::State {
   int rank = 0;
-  std::weak_ptr<Communicator> communicator;
-  Communicator::Pending pending;
+  std::weak_ptr<internal::Communicator> communicator;
+  internal::Communicator::Pending pending;
   TensorFuture started;             // the backend's; null: complete from the start
   TensorFuture finished;            // with what the library does after it; null: it does nothing
   std::vector<at::Tensor> tensors;  // that it writes

@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
-namespace ddp {
+namespace ddp::internal {
 namespace {
 
 // Reads variables one by one and gathers what is wrong with all of them.
@@ -111,4 +111,4 @@ absl::StatusOr<WorkerEnvironment> WorkerEnvironment::Parse(const Getter& get) {
   return env;
 }
 
-}  // namespace ddp
+}  // namespace ddp::internal

@@ -8,7 +8,7 @@
 
 #include "absl/status/statusor.h"
 
-namespace ddp {
+namespace ddp::internal {
 
 // What a launcher tells a worker through environment variables: torchrun's names, and ours for
 // what torchrun does not have. A value; thread-compatible.
@@ -44,6 +44,6 @@ struct WorkerEnvironment {
   static absl::StatusOr<WorkerEnvironment> Parse(const Getter& get);
 };
 
-}  // namespace ddp
+}  // namespace ddp::internal
 
 #endif  // DDP_WORKER_ENVIRONMENT_H_

@@ -5,7 +5,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace ddp {
+namespace ddp::internal {
 namespace {
 
 using ::testing::AllOf;
@@ -68,4 +68,4 @@ TEST(WorkerEnvironmentTest, RankMustBeBelowWorldSize) {
 }
 
 }  // namespace
-}  // namespace ddp
+}  // namespace ddp::internal

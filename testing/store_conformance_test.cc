@@ -632,7 +632,7 @@ TEST_F(RedisStoreTest, GlooMeetsOverIt) {
   for (int rank = 0; rank < kRanks; ++rank) {
     ranks.push_back(Go([&, rank] {
       const auto redis = c10::make_intrusive<store::RedisStore>(redis_->Address());
-      const auto backend = MakeGlooBackend(
+      const auto backend = internal::MakeGlooBackend(
           c10::make_intrusive<c10d::PrefixStore>("gloo", redis),
           {.rank = rank, .size = kRanks, .timeout = absl::Seconds(60), .single_host = true});
       std::vector<at::Tensor> tensors = {at::full({4}, rank + 1.0)};

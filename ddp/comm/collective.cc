@@ -4,7 +4,7 @@
 #include <ATen/ops/view_as_real.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-namespace ddp {
+namespace ddp::internal {
 namespace {
 
 using Kind = Collective::Kind;
@@ -128,4 +128,4 @@ c10::intrusive_ptr<c10d::Work> Collective::Launch(c10d::Backend& backend) const 
   return nullptr;
 }
 
-}  // namespace ddp
+}  // namespace ddp::internal

@@ -11,10 +11,13 @@
 
 namespace c10d {
 class Backend;
-class Work;
 }  // namespace c10d
 
 namespace ddp {
+class Work;
+}  // namespace ddp
+
+namespace ddp::internal {
 
 // One collective on the tensors of one rank: what the backend runs, and in what all ranks must
 // agree.
@@ -61,6 +64,6 @@ struct Collective {
   c10::intrusive_ptr<c10d::Work> Launch(c10d::Backend& backend) const;
 };
 
-}  // namespace ddp
+}  // namespace ddp::internal
 
 #endif  // DDP_COMM_COLLECTIVE_H_

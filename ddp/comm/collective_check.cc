@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "ddp/comm/failure_notice.h"
 
-namespace ddp {
+namespace ddp::internal {
 
 CollectiveCheck::CollectiveCheck(c10::intrusive_ptr<c10d::Store> store,
                                  std::shared_ptr<FailureNotice> notice, const Options& options)
@@ -39,4 +39,4 @@ CollectiveCheck::Result CollectiveCheck::Run(const CollectiveFingerprint& mine) 
   return {.error = CompareFingerprints(sequence, all)};
 }
 
-}  // namespace ddp
+}  // namespace ddp::internal

@@ -16,7 +16,7 @@ namespace c10d {
 class Store;
 }  // namespace c10d
 
-namespace ddp {
+namespace ddp::internal {
 
 class FailureNotice;
 
@@ -52,6 +52,6 @@ class CollectiveCheck {
   std::optional<StoreMeeting> previous_;
 };
 
-}  // namespace ddp
+}  // namespace ddp::internal
 
 #endif  // DDP_COMM_COLLECTIVE_CHECK_H_

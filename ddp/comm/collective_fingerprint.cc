@@ -9,7 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 
-namespace ddp {
+namespace ddp::internal {
 namespace {
 
 constexpr char kSeparator = '\n';
@@ -97,4 +97,4 @@ std::string CompareFingerprints(int64_t sequence,
   return text;
 }
 
-}  // namespace ddp
+}  // namespace ddp::internal

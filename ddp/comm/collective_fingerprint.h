@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace ddp {
+namespace ddp::internal {
 
 // What one rank is about to run: the things about a collective in which all ranks must agree.
 struct CollectiveFingerprint {
@@ -32,6 +32,6 @@ struct CollectiveFingerprint {
 std::string CompareFingerprints(int64_t sequence,
                                 const std::vector<CollectiveFingerprint>& fingerprints);
 
-}  // namespace ddp
+}  // namespace ddp::internal
 
 #endif  // DDP_COMM_COLLECTIVE_FINGERPRINT_H_

@@ -5,7 +5,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace ddp {
+namespace ddp::internal {
 namespace {
 
 using ::testing::AllOf;
@@ -87,4 +87,4 @@ TEST(OperationNameTest, ReadsAsText) {
 }
 
 }  // namespace
-}  // namespace ddp
+}  // namespace ddp::internal

@@ -15,7 +15,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 
-namespace ddp {
+namespace ddp::internal {
 namespace {
 
 constexpr size_t kFirstCapacity = 64;  // a power of two
@@ -246,4 +246,4 @@ std::string DescribeMismatch(const std::map<int, RankPosition>& positions, int a
   return DescribeBarrier(positions, asker, awaited);
 }
 
-}  // namespace ddp
+}  // namespace ddp::internal

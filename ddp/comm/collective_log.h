@@ -11,7 +11,7 @@
 #include "base/mutex.h"
 #include "ddp/comm/operation_name.h"
 
-namespace ddp {
+namespace ddp::internal {
 
 // One collective as one rank launches it: the properties in which all ranks must agree.
 struct CollectiveCall {
@@ -112,6 +112,6 @@ class CollectiveLog {
 std::string DescribeMismatch(const std::map<int, RankPosition>& positions, int asker,
                              int64_t awaited);
 
-}  // namespace ddp
+}  // namespace ddp::internal
 
 #endif  // DDP_COMM_COLLECTIVE_LOG_H_

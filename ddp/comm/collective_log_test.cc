@@ -5,7 +5,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace ddp {
+namespace ddp::internal {
 namespace {
 
 using ::testing::AllOf;
@@ -166,4 +166,4 @@ TEST(DescribeMismatchTest, ARankInAMonitoredBarrierWillNotCome) {
 }
 
 }  // namespace
-}  // namespace ddp
+}  // namespace ddp::internal

@@ -26,7 +26,7 @@
 #include "ddp/error.h"
 #include "ddp/logging.h"
 
-namespace ddp {
+namespace ddp::internal {
 
 struct Communicator::Operation {
   int64_t incarnation = 0;
@@ -270,7 +270,7 @@ Communicator::Pending Communicator::Start(const Collective& collective, Operatio
     operation->sequence = Record(collective, pending.what);
     operation->needs_all_ranks = collective.needs_all_ranks();
     operation->work = collective.Launch(*backend_);
-    operation->future = ddp::FutureOf(operation->work, {collective.output});
+    operation->future = internal::FutureOf(operation->work, {collective.output});
     in_flight_.push_back(operation);
     pending.operation = std::move(operation);
   } catch (const c10::Error& error) {
@@ -567,4 +567,4 @@ void Communicator::ThrowIfUnusable(const OperationName& what) {
   throw CommunicationError(message);
 }
 
-}  // namespace ddp
+}  // namespace ddp::internal

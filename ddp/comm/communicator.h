@@ -18,13 +18,16 @@
 
 namespace c10d {
 class Backend;
-class Work;
 }  // namespace c10d
 namespace c10::ivalue {
 struct Future;
 }  // namespace c10::ivalue
 
 namespace ddp {
+class Work;
+}  // namespace ddp
+
+namespace ddp::internal {
 
 class CollectiveCheck;
 class CollectiveLog;
@@ -178,6 +181,6 @@ class Communicator {
   std::vector<std::shared_ptr<Operation>> spare_;
 };
 
-}  // namespace ddp
+}  // namespace ddp::internal
 
 #endif  // DDP_COMM_COMMUNICATOR_H_

@@ -6,7 +6,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
-namespace ddp {
+namespace ddp::internal {
 
 absl::StatusOr<DebugLevel> ParseDebugLevel(absl::string_view text) {
   if (text.empty() || absl::EqualsIgnoreCase(text, "OFF")) return DebugLevel::kOff;
@@ -26,4 +26,4 @@ const absl::StatusOr<DebugLevel>& DebugLevelFromEnvironment() {
 
 DebugLevel CurrentDebugLevel() { return DebugLevelFromEnvironment().value_or(DebugLevel::kOff); }
 
-}  // namespace ddp
+}  // namespace ddp::internal

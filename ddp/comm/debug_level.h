@@ -4,7 +4,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
-namespace ddp {
+namespace ddp::internal {
 
 // How much the library checks and says beyond errors: the environment variable
 // TORCH_DISTRIBUTED_DEBUG, as in PyTorch.
@@ -24,6 +24,6 @@ const absl::StatusOr<DebugLevel>& DebugLevelFromEnvironment();
 // The same for those who run below a process group: a bad value counts as OFF.
 DebugLevel CurrentDebugLevel();
 
-}  // namespace ddp
+}  // namespace ddp::internal
 
 #endif  // DDP_COMM_DEBUG_LEVEL_H_

@@ -25,7 +25,7 @@
 #include "ddp/comm/store_meeting.h"
 #include "ddp/logging.h"
 
-namespace ddp {
+namespace ddp::internal {
 namespace {
 
 // How long one wait in the store lasts before it is asked again. It bounds the destructor when the
@@ -489,4 +489,4 @@ void FailureNotice::AnswerWhere(c10d::Store& store, const NoticeMessage& message
   if (!previous.empty()) store.deleteKey(previous);
 }
 
-}  // namespace ddp
+}  // namespace ddp::internal

@@ -18,7 +18,7 @@ namespace c10::ivalue {
 struct Future;
 }  // namespace c10::ivalue
 
-namespace ddp {
+namespace ddp::internal {
 
 class CollectiveLog;
 struct NoticeMessage;
@@ -176,6 +176,6 @@ class FailureNotice {
   std::unique_ptr<Thread> thread_;
 };
 
-}  // namespace ddp
+}  // namespace ddp::internal
 
 #endif  // DDP_COMM_FAILURE_NOTICE_H_

@@ -13,7 +13,7 @@
 #include "absl/strings/str_split.h"
 #include "ddp/error.h"
 
-namespace ddp {
+namespace ddp::internal {
 namespace {
 
 // Gloo writes to a peer's socket with a plain write: when the peer is gone, the process would be
@@ -68,4 +68,4 @@ void SetNextGlooTag(c10d::Backend& backend, uint32_t tag) {
   static_cast<c10d::ProcessGroupGloo&>(backend).*GlooCounter::kMember = tag;
 }
 
-}  // namespace ddp
+}  // namespace ddp::internal

@@ -13,7 +13,7 @@ class Backend;
 class Store;
 }  // namespace c10d
 
-namespace ddp {
+namespace ddp::internal {
 
 struct GlooBackendOptions {
   int rank = 0;
@@ -41,6 +41,6 @@ bool IsGloo(const c10d::Backend& backend);
 // other.
 void SetNextGlooTag(c10d::Backend& backend, uint32_t tag);
 
-}  // namespace ddp
+}  // namespace ddp::internal
 
 #endif  // DDP_COMM_GLOO_BACKEND_H_

@@ -15,7 +15,7 @@
 #include "ddp/comm/store_meeting.h"
 #include "ddp/logging.h"
 
-namespace ddp {
+namespace ddp::internal {
 namespace {
 
 using Failure = FailureNotice::Failure;
@@ -233,4 +233,4 @@ std::optional<Failure> Inquiry::Explain(const Awaited& awaited, const std::strin
       .reason = absl::StrCat(error, ". The processes of all ranks are alive: the network failed")};
 }
 
-}  // namespace ddp
+}  // namespace ddp::internal

@@ -12,7 +12,7 @@
 #include "ddp/comm/collective_log.h"
 #include "ddp/comm/failure_notice.h"
 
-namespace ddp {
+namespace ddp::internal {
 
 // Finds out why a collective does not complete: which rank is gone, or which ranks are in different
 // collectives. Costs nothing until a rank has waited for long, or a connection has broken.
@@ -88,6 +88,6 @@ class Inquiry {
   std::vector<int> silent_;
 };
 
-}  // namespace ddp
+}  // namespace ddp::internal
 
 #endif  // DDP_COMM_INQUIRY_H_

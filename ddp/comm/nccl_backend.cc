@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "ddp/error.h"
 
-namespace ddp {
+namespace ddp::internal {
 
 bool NcclAvailable() { return c10::cuda::device_count() > 0; }
 
@@ -30,4 +30,4 @@ c10::intrusive_ptr<c10d::Backend> MakeNcclBackend(const c10::intrusive_ptr<c10d:
   }
 }
 
-}  // namespace ddp
+}  // namespace ddp::internal

@@ -10,7 +10,7 @@ class Backend;
 class Store;
 }  // namespace c10d
 
-namespace ddp {
+namespace ddp::internal {
 
 struct NcclBackendOptions {
   int rank = 0;
@@ -27,6 +27,6 @@ bool NcclAvailable();
 c10::intrusive_ptr<c10d::Backend> MakeNcclBackend(const c10::intrusive_ptr<c10d::Store>& store,
                                                   const NcclBackendOptions& options);
 
-}  // namespace ddp
+}  // namespace ddp::internal
 
 #endif  // DDP_COMM_NCCL_BACKEND_H_

@@ -4,7 +4,7 @@
 #include "ddp/comm/nccl_backend.h"
 #include "ddp/error.h"
 
-namespace ddp {
+namespace ddp::internal {
 
 bool NcclAvailable() { return false; }
 
@@ -14,4 +14,4 @@ c10::intrusive_ptr<c10d::Backend> MakeNcclBackend(const c10::intrusive_ptr<c10d:
       "the NCCL backend is not in this program: build it with --config=cuda, or choose gloo");
 }
 
-}  // namespace ddp
+}  // namespace ddp::internal

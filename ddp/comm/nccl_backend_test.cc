@@ -8,7 +8,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace ddp {
+namespace ddp::internal {
 namespace {
 
 TEST(NcclBackendTest, SumsOnTheGpu) {
@@ -31,4 +31,4 @@ TEST(NcclBackendTest, SaysWhatIsMissing) {
 }
 
 }  // namespace
-}  // namespace ddp
+}  // namespace ddp::internal

@@ -5,7 +5,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 
-namespace ddp {
+namespace ddp::internal {
 
 std::string NoticeMessage::Serialize() const {
   if (kind == Kind::kFailure) return absl::StrCat("failure ", incarnation, " ", rank, " ", reason);
@@ -38,4 +38,4 @@ std::optional<NoticeMessage> NoticeMessage::Parse(absl::string_view text) {
   return message;
 }
 
-}  // namespace ddp
+}  // namespace ddp::internal

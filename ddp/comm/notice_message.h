@@ -8,7 +8,7 @@
 
 #include "absl/strings/string_view.h"
 
-namespace ddp {
+namespace ddp::internal {
 
 // What the ranks of a group tell each other outside the collectives (see FailureNotice): one entry
 // of the group's log in the store. As text:
@@ -33,6 +33,6 @@ struct NoticeMessage {
   static std::optional<NoticeMessage> Parse(absl::string_view text);
 };
 
-}  // namespace ddp
+}  // namespace ddp::internal
 
 #endif  // DDP_COMM_NOTICE_MESSAGE_H_

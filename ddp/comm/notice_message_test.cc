@@ -3,7 +3,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace ddp {
+namespace ddp::internal {
 namespace {
 
 TEST(NoticeMessageTest, FailureKeepsItsText) {
@@ -43,4 +43,4 @@ TEST(NoticeMessageTest, OtherTextsAreRefused) {
 }
 
 }  // namespace
-}  // namespace ddp
+}  // namespace ddp::internal

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <utility>
 
-namespace ddp {
+namespace ddp::internal {
 
 // What a collective is for, as messages and TORCH_DISTRIBUTED_DEBUG=DETAIL show it: "the all-reduce
 // of gradient bucket 3". The text is put together only when somebody reads it, so that naming an
@@ -35,6 +35,6 @@ class OperationName {
   std::string owned_;
 };
 
-}  // namespace ddp
+}  // namespace ddp::internal
 
 #endif  // DDP_COMM_OPERATION_NAME_H_

@@ -13,7 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "ddp/error.h"
 
-namespace ddp {
+namespace ddp::internal {
 namespace {
 
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
@@ -94,4 +94,4 @@ WorkFuture PointToPoint::Receive(const at::Tensor& tensor, int peer, int tag) {
       {tensor});
 }
 
-}  // namespace ddp
+}  // namespace ddp::internal

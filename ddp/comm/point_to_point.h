@@ -14,7 +14,7 @@ namespace c10d {
 class Backend;
 }  // namespace c10d
 
-namespace ddp {
+namespace ddp::internal {
 
 // Messages between two ranks over a c10d backend.
 //
@@ -52,6 +52,6 @@ class PointToPoint {
   std::map<std::pair<int, int>, int64_t> received_;
 };
 
-}  // namespace ddp
+}  // namespace ddp::internal
 
 #endif  // DDP_COMM_POINT_TO_POINT_H_

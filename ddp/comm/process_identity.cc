@@ -13,7 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 
-namespace ddp {
+namespace ddp::internal {
 namespace {
 
 struct Stat {
@@ -81,4 +81,4 @@ bool ProcessIdentity::HasEnded(const ProcessIdentity& observer) const {
          (now->state == 'Z' || now->state == 'X' || now->start_time != start_time);
 }
 
-}  // namespace ddp
+}  // namespace ddp::internal

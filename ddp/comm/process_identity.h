@@ -7,7 +7,7 @@
 
 #include "absl/strings/string_view.h"
 
-namespace ddp {
+namespace ddp::internal {
 
 // Names a process so that another process of the same host can prove that it has ended: by the
 // boot of the host, the PID namespace, the process id and the time at which the process started.
@@ -29,6 +29,6 @@ struct ProcessIdentity {
   bool HasEnded(const ProcessIdentity& observer) const;
 };
 
-}  // namespace ddp
+}  // namespace ddp::internal
 
 #endif  // DDP_COMM_PROCESS_IDENTITY_H_

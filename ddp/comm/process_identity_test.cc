@@ -6,7 +6,7 @@
 
 #include "gtest/gtest.h"
 
-namespace ddp {
+namespace ddp::internal {
 namespace {
 
 TEST(ProcessIdentityTest, SurvivesTheStore) {
@@ -69,4 +69,4 @@ TEST(ProcessIdentityTest, AnotherHostOrNamespaceProvesNothing) {
 }
 
 }  // namespace
-}  // namespace ddp
+}  // namespace ddp::internal

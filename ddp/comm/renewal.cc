@@ -10,7 +10,7 @@
 #include "base/clock.h"
 #include "ddp/comm/store_meeting.h"
 
-namespace ddp {
+namespace ddp::internal {
 namespace {
 
 // How long a rank may be absent before anyone asks about it.
@@ -110,4 +110,4 @@ std::optional<FailureNotice::Failure> MeetForRenewal(const c10::intrusive_ptr<c1
   return FailureNotice::ParseGoneVerdict(*verdict);
 }
 
-}  // namespace ddp
+}  // namespace ddp::internal

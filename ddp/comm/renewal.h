@@ -13,7 +13,7 @@ namespace c10d {
 class Store;
 }  // namespace c10d
 
-namespace ddp {
+namespace ddp::internal {
 
 struct RenewalOptions {
   int rank = 0;
@@ -35,6 +35,6 @@ std::optional<FailureNotice::Failure> MeetForRenewal(const c10::intrusive_ptr<c1
                                                      FailureNotice& notice,
                                                      const RenewalOptions& options);
 
-}  // namespace ddp
+}  // namespace ddp::internal
 
 #endif  // DDP_COMM_RENEWAL_H_

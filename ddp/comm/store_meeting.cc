@@ -15,7 +15,7 @@
 #include "absl/strings/strip.h"
 #include "base/clock.h"
 
-namespace ddp {
+namespace ddp::internal {
 namespace {
 
 constexpr char kMissing[] = "missing ";
@@ -113,4 +113,4 @@ std::string RankList(const std::vector<int>& ranks) {
   return absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ", absl::StrJoin(ranks, ", "));
 }
 
-}  // namespace ddp
+}  // namespace ddp::internal

@@ -13,7 +13,7 @@ namespace c10d {
 class Store;
 }  // namespace c10d
 
-namespace ddp {
+namespace ddp::internal {
 
 // A meeting of all ranks of a group in the store: each leaves a value, and all come to know how it
 // ended. What a renewal, a monitored barrier and the comparison of collectives are made of.
@@ -77,6 +77,6 @@ MeetingEnd AttendMeeting(StoreMeeting& meeting, const std::string& value, absl::
 // "rank 1", "ranks 1, 3": for messages.
 std::string RankList(const std::vector<int>& ranks);
 
-}  // namespace ddp
+}  // namespace ddp::internal
 
 #endif  // DDP_COMM_STORE_MEETING_H_

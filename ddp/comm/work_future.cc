@@ -9,7 +9,7 @@
 #include <ATen/core/jit_type.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
-namespace ddp {
+namespace ddp::internal {
 namespace {
 
 c10::TypePtr TensorList() { return c10::ListType::create(c10::TensorType::get()); }
@@ -62,4 +62,4 @@ WorkFuture Then(const WorkFuture& future, std::function<void()> finish,
       TensorList());
 }
 
-}  // namespace ddp
+}  // namespace ddp::internal

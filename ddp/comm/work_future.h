@@ -7,14 +7,16 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/intrusive_ptr.h>
 
-namespace c10d {
-class Work;
-}  // namespace c10d
+namespace c10d {}  // namespace c10d
 namespace c10::ivalue {
 struct Future;
 }  // namespace c10::ivalue
 
 namespace ddp {
+class Work;
+}  // namespace ddp
+
+namespace ddp::internal {
 
 using WorkFuture = c10::intrusive_ptr<c10::ivalue::Future>;
 
@@ -35,6 +37,6 @@ WorkFuture FutureOfThread(std::function<void()> wait, std::vector<at::Tensor> te
 WorkFuture Then(const WorkFuture& future, std::function<void()> finish,
                 std::vector<at::Tensor> tensors);
 
-}  // namespace ddp
+}  // namespace ddp::internal
 
 #endif  // DDP_COMM_WORK_FUTURE_H_

@@ -112,7 +112,8 @@ WorkerSession::PhaseScope::~PhaseScope() {
 WorkerSession WorkerSession::from_environment() {
   WorkerSession session;
   if (!LauncherIsBehindUs()) return session;
-  absl::StatusOr<WorkerEnvironment> environment = WorkerEnvironment::FromEnvironment();
+  absl::StatusOr<internal::WorkerEnvironment> environment =
+      internal::WorkerEnvironment::FromEnvironment();
   if (!environment.ok()) Fail(environment.status());
   session.rank_ = environment->rank;
   session.world_size_ = environment->world_size;
