@@ -605,6 +605,10 @@ int ConnectedBackend() {
   const at::Tensor sum = at::ones({3});
   group.all_reduce(sum);
   EXPECT_EQ(sum[0].item<float>(), static_cast<float>(group.size()));
+  EXPECT_THAT(ErrorOf<CommunicationError>([&] {
+                group.new_group({0, 1, 2});
+              }),
+              HasSubstr("was made of one connected backend"));
   EXPECT_THAT(ErrorOf<CommunicationError>([&] { group.all_reduce(at::ones({group.rank() + 1})); }),
               HasSubstr("different size"));
   EXPECT_THAT(ErrorOf<CommunicationError>([&] { group.renew(); }),

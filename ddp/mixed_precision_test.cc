@@ -28,6 +28,7 @@ namespace {
 using internal::CastBuffers;
 using internal::CastInputs;
 using internal::CheckedHookResult;
+using internal::reduce_dtype_hook;
 using internal::CheckMixedPrecision;
 using internal::MixedPrecisionParameters;
 

@@ -98,33 +98,6 @@ c10::intrusive_ptr<c10d::Store> ConnectStore(const WorkerEnvironment& env,
   }
 }
 
-ProcessGroup::Place PlaceOf(const c10::intrusive_ptr<c10d::Backend>& backend) {
-  if (!backend) throw ConfigurationError("the backend of a process group is null");
-  const std::optional<at::Device> bound = backend->getBoundDeviceId();
-  return {.rank = backend->getRank(),
-          .size = backend->getSize(),
-          .local_rank = bound.has_value() ? bound->index() : 0,
-          .local_size = 0};
-}
-
-// A backend that is connected already serves one incarnation.
-ProcessGroupOptions OptionsFor(const c10::intrusive_ptr<c10d::Backend>& backend,
-                               ProcessGroupOptions options) {
-  if (!options.backend().empty() || options.make_backend() != nullptr) {
-    throw ConfigurationError(
-        "a process group of a backend of the program's own takes no option backend or "
-        "make_backend");
-  }
-  options.make_backend = [backend](const BackendRequest& request) {
-    if (request.incarnation == 0) return backend;
-    throw CommunicationError(absl::StrCat(
-        "rank ", request.rank, ": this process group was made of one connected backend and cannot ",
-        "connect another one. ProcessGroupOptions::make_backend lets the ranks go on after a ",
-        "failure"));
-  };
-  return options;
-}
-
 Work MakeWork(const std::shared_ptr<Communicator>& communicator, int rank,
               Communicator::Pending pending, const PreparedCollective& prepared) {
   auto state = std::make_shared<Work::State>();
@@ -159,10 +132,34 @@ ProcessGroup::ProcessGroup(c10::intrusive_ptr<c10d::Store> store, const Place& p
                            const ProcessGroupOptions& options)
     : ProcessGroup(std::move(store), place, options, ChooseBackend(options)) {}
 
-ProcessGroup::ProcessGroup(c10::intrusive_ptr<c10d::Backend> backend,
-                           c10::intrusive_ptr<c10d::Store> store,
-                           const ProcessGroupOptions& options)
-    : ProcessGroup(std::move(store), PlaceOf(backend), OptionsFor(backend, options), "") {}
+ProcessGroup::Place ProcessGroup::PlaceOf(const c10::intrusive_ptr<c10d::Backend>& backend) {
+  if (!backend) throw ConfigurationError("the backend of a process group is null");
+  const std::optional<at::Device> bound = backend->getBoundDeviceId();
+  return {.rank = backend->getRank(),
+          .size = backend->getSize(),
+          .local_rank = bound.has_value() ? bound->index() : 0,
+          .local_size = 0};
+}
+
+// A backend that is connected already serves one incarnation of one group.
+ProcessGroupOptions ProcessGroup::OptionsFor(const c10::intrusive_ptr<c10d::Backend>& backend,
+                                             const ProcessGroupOptions& options) {
+  if (!options.backend().empty() || options.make_backend() != nullptr) {
+    throw ConfigurationError(
+        "a process group of a backend of the program's own takes no option backend or "
+        "make_backend");
+  }
+  ProcessGroupOptions own = options;
+  own.make_backend = [backend,
+                      used = std::make_shared<bool>(false)](const BackendRequest& request) {
+    if (!std::exchange(*used, true)) return backend;
+    throw CommunicationError(absl::StrCat(
+        "rank ", request.rank, ": this process group was made of one connected backend and cannot ",
+        "connect another one. ProcessGroupOptions::make_backend makes groups that go on after a ",
+        "failure and have parts (new_group)"));
+  };
+  return own;
+}
 
 ProcessGroup::ProcessGroup(c10::intrusive_ptr<c10d::Store> store, const Place& place,
                            const ProcessGroupOptions& options, std::string backend)

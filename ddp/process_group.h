@@ -2,11 +2,13 @@
 #define DDP_PROCESS_GROUP_H_
 
 #include <chrono>
+#include <concepts>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -120,8 +122,10 @@ class ProcessGroup {
   // Over a c10d backend that the program has connected, of any kind. Its rank and its size become
   // the group's. A group like this has one incarnation: after a failure, renew() throws. So does
   // new_group(). ProcessGroupOptions::make_backend has no such limits.
-  ProcessGroup(c10::intrusive_ptr<c10d::Backend> backend, c10::intrusive_ptr<c10d::Store> store,
-               const ProcessGroupOptions& options = {});
+  template <std::derived_from<c10d::Backend> Backend>
+  ProcessGroup(const c10::intrusive_ptr<Backend>& backend, c10::intrusive_ptr<c10d::Store> store,
+               const ProcessGroupOptions& options = {})
+      : ProcessGroup(std::move(store), PlaceOf(backend), OptionsFor(backend, options), "") {}
 
   // While an exception passes by, tells the peers that this rank ends because of one. Ranks that
   // wait for this one to renew the group learn that it has left.
@@ -251,6 +255,9 @@ class ProcessGroup {
  private:
   ProcessGroup(c10::intrusive_ptr<c10d::Store> store, const Place& place,
                const ProcessGroupOptions& options, std::string backend);
+  static Place PlaceOf(const c10::intrusive_ptr<c10d::Backend>& backend);
+  static ProcessGroupOptions OptionsFor(const c10::intrusive_ptr<c10d::Backend>& backend,
+                                        const ProcessGroupOptions& options);
   void Connect(std::chrono::milliseconds connect_timeout);
   c10::intrusive_ptr<c10d::Backend> MakeBackend(std::chrono::milliseconds connect_timeout);
   c10::intrusive_ptr<c10d::Backend> MakeOwnBackend(std::chrono::milliseconds connect_timeout);

@@ -11,11 +11,8 @@
 
 namespace c10d {
 class Backend;
-}  // namespace c10d
-
-namespace ddp {
 class Work;
-}  // namespace ddp
+}  // namespace c10d
 
 namespace ddp::internal {
 

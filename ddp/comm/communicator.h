@@ -18,14 +18,11 @@
 
 namespace c10d {
 class Backend;
+class Work;
 }  // namespace c10d
 namespace c10::ivalue {
 struct Future;
 }  // namespace c10::ivalue
-
-namespace ddp {
-class Work;
-}  // namespace ddp
 
 namespace ddp::internal {
 

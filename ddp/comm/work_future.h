@@ -7,14 +7,12 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/intrusive_ptr.h>
 
-namespace c10d {}  // namespace c10d
+namespace c10d {
+class Work;
+}  // namespace c10d
 namespace c10::ivalue {
 struct Future;
 }  // namespace c10::ivalue
-
-namespace ddp {
-class Work;
-}  // namespace ddp
 
 namespace ddp::internal {
 
