@@ -8,6 +8,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "launcher/exit_code.h"
+#include "launcher/flag_reader.h"
 
 namespace ddp::launcher {
 namespace {
@@ -45,7 +46,7 @@ std::string Suggestion(const std::string& name) {
 }
 
 absl::Status UnknownFlag(const std::string& argument, const std::string& name) {
-  return absl::InvalidArgumentError(absl::StrCat("unknown flag ", argument, Suggestion(name),
+  return absl::InvalidArgumentError(absl::StrCat("unknown flag ", Shown(argument), Suggestion(name),
                                                  " (ddprun --help lists the flags; the program's"
                                                  " own go after the program)"));
 }
@@ -100,7 +101,7 @@ absl::Status SetFromVariable(const FlagSpec& flag, const std::string& name,
   } else if (value == "0" || value == "1") {
     Set(flag, name, value == "1" ? "true" : "false", result);
   } else {
-    return absl::InvalidArgumentError(absl::StrCat(name, "=", value, ": expected 0 or 1"));
+    return absl::InvalidArgumentError(absl::StrCat(name, "=", Shown(value), ": expected 0 or 1"));
   }
   return absl::OkStatus();
 }
@@ -147,7 +148,7 @@ absl::Status ReadFlag(const std::vector<std::string>& arguments, size_t& index,
   if (!flag.takes_value) {
     if (token->value.has_value()) {
       return absl::InvalidArgumentError(
-          absl::StrCat(token->spelled, "=", *token->value, ": this flag takes no value"));
+          absl::StrCat(token->spelled, "=", Shown(*token->value), ": this flag takes no value"));
     }
     if (IsOurs(flag)) {
       Answer(flag, "", result);
@@ -169,7 +170,7 @@ absl::Status ReadFlag(const std::vector<std::string>& arguments, size_t& index,
     Answer(flag, *token->value, result);
   } else {
     return absl::InvalidArgumentError(
-        absl::StrCat(token->spelled, "=", *token->value, ": ", Expected(flag)));
+        absl::StrCat(token->spelled, "=", Shown(*token->value), ": ", Expected(flag)));
   }
   return absl::OkStatus();
 }

@@ -186,6 +186,14 @@ TEST(CommandLineTest, NoFlagOfTorchrunIsMissing) {
   }
 }
 
+TEST(CommandLineTest, AMistakeIsOneLineWhateverIsInIt) {
+  EXPECT_THAT(Error({"--a\nb", "p"}), HasSubstr("unknown flag --a?b"));
+  EXPECT_THAT(Error({"-x\033[2J", "p"}), HasSubstr("unknown flag -x?[2J"));
+  EXPECT_THAT(Error({"--module=\n", "p"}), HasSubstr("--module=?: this flag takes no value"));
+  EXPECT_THAT(Error({"--print-completion=\n"}), HasSubstr("--print-completion=?: expected"));
+  EXPECT_THAT(Error({"p"}, {{"PET_MODULE", "\n"}}), HasSubstr("PET_MODULE=?: expected 0 or 1"));
+}
+
 TEST(CommandLineTest, HelpNamesEveryFlagInLinesThatFit) {
   const std::string help = HelpText();
   for (const FlagSpec& flag : kFlagTable) {

@@ -16,22 +16,21 @@ namespace {
 constexpr size_t kMaxNameLength = 128;
 constexpr size_t kMaxShownLength = 200;
 
-// A value in a message: on one line, whatever is in it.
-std::string Shown(std::string value) {
-  for (char& c : value) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte < 0x20 || byte == 0x7f) c = '?';
-  }
-  if (value.size() > kMaxShownLength) return value.substr(0, kMaxShownLength) + "...";
-  return value;
-}
-
 bool IsPrintable(const std::string& text) {
   return std::none_of(text.begin(), text.end(),
                       [](unsigned char c) { return c < 0x20 || c == 0x7f; });
 }
 
 }  // namespace
+
+std::string Shown(std::string text) {
+  for (char& c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 0x20 || byte == 0x7f) c = '?';
+  }
+  if (text.size() > kMaxShownLength) return text.substr(0, kMaxShownLength) + "...";
+  return text;
+}
 
 bool ParseInteger(const std::string& text, int64_t* value) {
   const size_t digits = text.rfind('-', 0) == 0 ? 1 : 0;

@@ -197,6 +197,7 @@ std::string WithoutBrackets(const std::string& address) {
 }
 
 absl::Status ReadStaticEndpoint(const FlagReader& flags, LaunchOptions& options) {
+  DDP_RETURN_IF_ERROR(flags.CheckName("rdzv_endpoint"));
   const std::string& text = flags.Text("rdzv_endpoint");
   const size_t colon = text.rfind(':');
   int64_t port = kStaticPort;

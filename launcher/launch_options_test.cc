@@ -185,6 +185,8 @@ TEST(LaunchOptionsTest, StaticRendezvous) {
   EXPECT_EQ(endpoint.rendezvous.kind, RendezvousKind::kStatic);
   EXPECT_EQ(endpoint.master_addr, "node-0");
   EXPECT_EQ(endpoint.master_port, 3000);
+  EXPECT_THAT(Error({{"nnodes", "2"}, {"rdzv_backend", "static"}, {"rdzv_endpoint", "a\nb:1"}}),
+              HasSubstr("--rdzv-endpoint=a?b:1: expected 1 to 128 printable characters"));
 }
 
 TEST(LaunchOptionsTest, ARankBeyondTheSeatsIsASpares) {

@@ -2,6 +2,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "launcher/flag_reader.h"
 
 namespace ddp::launcher {
 namespace {
@@ -50,15 +51,15 @@ absl::StatusOr<RendezvousChoice> ChooseRendezvous(const RendezvousRequest& reque
   if (request.standalone) return Standalone(request);
   if (absl::StartsWith(request.backend, "etcd")) {
     return absl::InvalidArgumentError(
-        absl::StrCat(request.backend_flag, "=", request.backend,
+        absl::StrCat(request.backend_flag, "=", Shown(request.backend),
                      ": ddprun does not speak to etcd: its nodes meet in a Redis server; give"
                      " --rdzv-backend=redis --rdzv-endpoint=HOST[:PORT]"));
   }
   if (request.backend == "redis" || request.backend == "c10d") return InRedis(request);
   if (request.backend == "static") return RendezvousChoice{.kind = RendezvousKind::kStatic};
   if (!request.backend.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat(request.backend_flag, "=", request.backend,
-                                                   ": expected redis, c10d or static"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        request.backend_flag, "=", Shown(request.backend), ": expected redis, c10d or static"));
   }
   if (request.has_endpoint) return InRedis(request);
   if (request.has_node_rank || request.has_master) {

@@ -93,6 +93,8 @@ TEST(RendezvousChoiceTest, BackendsThatWeDoNotHave) {
   }
   EXPECT_THAT(Error({.backend = "zeus", .backend_flag = "PET_RDZV_BACKEND"}),
               HasSubstr("PET_RDZV_BACKEND=zeus: expected redis, c10d or static"));
+  EXPECT_THAT(Error({.backend = "a\nb"}), HasSubstr("=a?b: expected"));
+  EXPECT_THAT(Error({.backend = "etcd\n"}), HasSubstr("=etcd?: ddprun does not speak to etcd"));
 }
 
 TEST(RendezvousChoiceTest, StandaloneIsForOneNode) {

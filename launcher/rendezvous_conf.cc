@@ -34,7 +34,7 @@ constexpr int64_t kMaxAttempts = 10'000;
 constexpr int64_t kMaxRank = 1'000'000;
 
 absl::Status Bad(const std::string& key, const std::string& value, const std::string& expected) {
-  return absl::InvalidArgumentError(absl::StrCat(key, "=", value, ": expected ", expected));
+  return absl::InvalidArgumentError(absl::StrCat(key, "=", Shown(value), ": expected ", expected));
 }
 
 absl::StatusOr<int> ReadInteger(const std::string& key, const std::string& value, int64_t min,
@@ -86,7 +86,7 @@ absl::Status ReadPair(const std::string& key, const std::string& value, Rendezvo
     conf.without_meaning.push_back(key);
   } else {
     return absl::InvalidArgumentError(
-        absl::StrCat("unknown key ", key, ": expected some of ", KnownKeys()));
+        absl::StrCat("unknown key ", Shown(key), ": expected some of ", KnownKeys()));
   }
   return absl::OkStatus();
 }
@@ -105,7 +105,7 @@ absl::StatusOr<RendezvousConf> ParseRendezvousConf(const std::string& text) {
         equals == std::string::npos ? "" : absl::StripAsciiWhitespace(pair.substr(equals + 1)));
     if (key.empty() || value.empty()) {
       return absl::InvalidArgumentError(
-          absl::StrCat("'", pair, "': expected KEY=VALUE with commas between"));
+          absl::StrCat("'", Shown(pair), "': expected KEY=VALUE with commas between"));
     }
     DDP_RETURN_IF_ERROR(ReadPair(key, value, conf, timeout));
   }

@@ -27,7 +27,8 @@ struct RendezvousConf {
 // Reads KEY=VALUE pairs with commas between. Spaces around a pair do not count, nor does an empty
 // text. Later pairs of one key count; `join_timeout` counts over `timeout`.
 //
-// Pure. Errors: kInvalidArgument; names the key, its value and what is allowed, not the flag.
+// Pure. Errors: kInvalidArgument, one line; names the key, its value and what is allowed, not the
+// flag.
 absl::StatusOr<RendezvousConf> ParseRendezvousConf(const std::string& text);
 
 }  // namespace ddp::launcher

@@ -81,5 +81,11 @@ TEST(RendezvousConfTest, MistakesNameTheKeyAndWhatIsAllowed) {
   }
 }
 
+TEST(RendezvousConfTest, AMistakeIsOneLineWhateverIsInIt) {
+  EXPECT_THAT(Error("a\nb=1"), HasSubstr("unknown key a?b"));
+  EXPECT_THAT(Error("rank=a\033[2Jb"), HasSubstr("rank=a?[2Jb: expected"));
+  EXPECT_THAT(Error("a\nb"), HasSubstr("'a?b': expected KEY=VALUE"));
+}
+
 }  // namespace
 }  // namespace ddp::launcher

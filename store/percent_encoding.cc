@@ -2,6 +2,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 
 namespace ddp::store {
@@ -62,8 +63,8 @@ absl::StatusOr<std::string> PercentDecode(const std::string& text) {
     const int high = i + 2 < text.size() ? DigitValue(text[i + 1]) : -1;
     const int low = i + 2 < text.size() ? DigitValue(text[i + 2]) : -1;
     if (high < 0 || low < 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("'", text, "' has a % without two hexadecimal digits at byte ", i));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "'", absl::CHexEscape(text), "' has a % without two hexadecimal digits at byte ", i));
     }
     out.push_back(static_cast<char>(high * 16 + low));
     i += 2;

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/un.h>
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -28,9 +29,15 @@ constexpr char kForms[] =
 constexpr int kMaxDatabase = 1'000'000;
 constexpr size_t kMaxPasswordBytes = 64 * 1024;
 
+bool IsControl(char c) {
+  const auto byte = static_cast<unsigned char>(c);
+  return byte < 0x20 || byte == 0x7f;
+}
+
 absl::Status Malformed(const std::string& text, const std::string& why) {
-  return absl::InvalidArgumentError(
-      absl::StrCat("Redis endpoint '", text, "': ", why, "; ", kForms));
+  std::string message = absl::StrCat("Redis endpoint '", text, "': ", why, "; ", kForms);
+  std::replace_if(message.begin(), message.end(), &IsControl, '?');
+  return absl::InvalidArgumentError(message);
 }
 
 // Only digits: SimpleAtoi would also take blanks and a sign.
@@ -56,7 +63,8 @@ absl::Status SetDatabase(const std::string& text, const std::string& database,
 
 absl::Status CheckHost(const std::string& text, const std::string& host) {
   if (host.empty()) return Malformed(text, "the host is missing");
-  if (host.find_first_of(" \t\r\n/?#[]") != std::string::npos) {
+  if (host.find_first_of(" /?#[]") != std::string::npos ||
+      std::any_of(host.begin(), host.end(), &IsControl)) {
     return Malformed(text, absl::StrCat("'", host, "' is not a host"));
   }
   return absl::OkStatus();
@@ -104,7 +112,9 @@ absl::Status SetUnixPath(const std::string& text, const std::string& path,
         text, absl::StrCat("the socket's path has ", path.size(), " bytes, the system allows ",
                            sizeof(sockaddr_un::sun_path) - 1));
   }
-  if (path.find('\0') != std::string::npos) return Malformed(text, "the path holds a zero byte");
+  if (std::any_of(path.begin(), path.end(), &IsControl)) {
+    return Malformed(text, "the path holds a control character");
+  }
   endpoint.unix_path = path;
   endpoint.port = RedisEndpoint::kDefaultPort;
   return absl::OkStatus();

@@ -31,8 +31,10 @@ size_t PassingBytes(const char* data, size_t size) {
     if (type == '$' || type == '*') {
       int number = 0;
       const char* const first = data + at + 1;
+      // TakeHeader() refuses signs and leading zeros.
+      if (*first < '0' || *first > '9' || (*first == '0' && first + 1 != end - 1)) break;
       const std::from_chars_result parsed = std::from_chars(first, end - 1, number);
-      if (parsed.ec != std::errc() || parsed.ptr != end - 1 || number < 0) break;
+      if (parsed.ec != std::errc() || parsed.ptr != end - 1) break;
       if (type == '$') next += static_cast<size_t>(number) + 2;
     }
     if (next > size) break;

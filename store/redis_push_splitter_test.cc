@@ -72,10 +72,26 @@ TEST(RedisPushSplitterTest, TranslatesNilsAndMaps) {
 }
 
 TEST(RedisPushSplitterTest, RefusesWhatIsNotTheProtocol) {
-  for (const char* bytes :
-       {"HTTP/1.1 200 OK\r\n", "$x\r\n", "$-2\r\n", "*99999999999\r\n", "$ 1\r\n", "$+1\r\n",
-        "$111111111111111111111111111", ">0\r\n", ">-1\r\n", ">1025\r\n", "_1\r\n", "%-1\r\n",
-        ">2\r\n>1\r\n", ">2\r\n*1024\r\n", ">2\r\n%600\r\n", "#t\r\n", "$1\n2\r\n"}) {
+  for (const char* bytes : {"HTTP/1.1 200 OK\r\n",
+                            "$x\r\n",
+                            "$-2\r\n",
+                            "*99999999999\r\n",
+                            "$ 1\r\n",
+                            "$+1\r\n",
+                            "$111111111111111111111111111",
+                            ">0\r\n",
+                            ">-1\r\n",
+                            ">1025\r\n",
+                            "_1\r\n",
+                            "%-1\r\n",
+                            "$-0\r\n\r\n",
+                            "$007\r\nhellooo\r\n",
+                            "*00\r\n",
+                            ">2\r\n>1\r\n",
+                            ">2\r\n*1024\r\n",
+                            ">2\r\n%600\r\n",
+                            "#t\r\n",
+                            "$1\n2\r\n"}) {
     RedisPushSplitter splitter;
     Streams out;
     const std::string text = bytes;

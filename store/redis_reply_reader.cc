@@ -100,16 +100,15 @@ absl::StatusOr<bool> RedisReplyReader::Next(RedisReply& reply) {
     return absl::InternalError(absl::StrCat("what Redis sent is not a reply to be accepted: ",
                                             refusal.empty() ? reader->errstr : refusal));
   }
-  if (root == nullptr) {
-    if (builder_->unfinished_bytes > limits_.max_reply_bytes) {
-      return absl::InternalError(
-          absl::StrCat("Redis sent a reply of more than ", limits_.max_reply_bytes, " bytes"));
-    }
-    return false;
+  const size_t later_bytes = root == nullptr ? 0 : reader->len - reader->pos;
+  if (builder_->unfinished_bytes - later_bytes > limits_.max_reply_bytes) {
+    return absl::InternalError(
+        absl::StrCat("Redis sent a reply of more than ", limits_.max_reply_bytes, " bytes"));
   }
+  if (root == nullptr) return false;
   reply = std::move(builder_->root);
   builder_->elements = 0;
-  builder_->unfinished_bytes = reader->len - reader->pos;
+  builder_->unfinished_bytes = later_bytes;
   return true;
 }
 

@@ -120,6 +120,17 @@ TEST(RedisReplyReaderTest, HoldsItsLimits) {
   EXPECT_EQ(Parse(small, std::string(50, 'a')).status().code(), absl::StatusCode::kInternal);
 }
 
+TEST(RedisReplyReaderTest, ALimitHoldsForAReplyThatComesAtOnce) {
+  const std::string fits = "$3\r\nabc\r\n";
+  RedisReplyReader reader({.max_reply_bytes = fits.size()});
+  const std::string two = fits + fits;
+  ASSERT_TRUE(reader.Feed(two.data(), two.size()).ok());
+  EXPECT_TRUE(Next(reader)->has_value()) << "what follows a reply is none of its bytes";
+  EXPECT_TRUE(Next(reader)->has_value());
+  const absl::Status status = Parse(reader, "$4\r\nabcd\r\n").status();
+  EXPECT_TRUE(absl::StrContains(status.message(), "more than 9 bytes")) << status;
+}
+
 // Bytes that are nearly right must end in a reply, a wait for more or an error; never in a crash.
 TEST(RedisReplyReaderTest, SurvivesDamagedReplies) {
   const std::string good = "*4\r\n$5\r\nhello\r\n*2\r\n:1\r\n+OK\r\n$-1\r\n-ERR damaged\r\n";

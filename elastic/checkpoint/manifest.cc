@@ -140,7 +140,7 @@ class Fields {
   }
 
   template <typename Integer>
-  Integer Int(const char* name, Integer low) {
+  Integer Int(const std::string& name, Integer low) {
     const json* value = Find(name);
     if (value == nullptr) return low;
     if (value->is_number_unsigned()) {
@@ -150,7 +150,7 @@ class Fields {
         return static_cast<Integer>(number);
       }
     }
-    Fail(absl::StrCat("\"", name, "\" is no whole number in its range"));
+    Fail(absl::StrCat("\"", absl::CHexEscape(name), "\" is no whole number in its range"));
     return low;
   }
 
@@ -216,11 +216,11 @@ class Fields {
   }
 
  private:
-  const json* Find(const char* name) {
+  const json* Find(const std::string& name) {
     if (!object_.is_object()) return nullptr;
     const auto found = object_.find(name);
     if (found != object_.end()) return &*found;
-    Fail(absl::StrCat("\"", name, "\" is missing"));
+    Fail(absl::StrCat("\"", absl::CHexEscape(name), "\" is missing"));
     return nullptr;
   }
 
@@ -279,7 +279,7 @@ OptimizerRecord ParseOptimizer(const json& object, absl::Status& status) {
   const json& steps = fields.Object("steps");
   Fields counts(steps, "steps", status);
   for (const auto& [name, value] : steps.items()) {
-    optimizer.steps[name] = counts.Int<int64_t>(name.c_str(), 0);
+    optimizer.steps[name] = counts.Int<int64_t>(name, 0);
   }
   return optimizer;
 }

@@ -139,6 +139,15 @@ TEST(ManifestTest, LiesWithARightHashAreRefused) {
               HasSubstr("format version 2, this program knows 1"));
 }
 
+TEST(ManifestTest, ANameMayHoldAnyCharacter) {
+  Manifest manifest = Example();
+  manifest.optimizer->steps = {{"fc", 1}, {std::string("fc\0\n", 4), 2}, {"", 3}};
+  const auto parsed = ParseManifest(EncodeManifest(manifest));
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  EXPECT_EQ(parsed->optimizer->steps, manifest.optimizer->steps);
+  EXPECT_THAT(ErrorAfter("\"fc.bias\":1200", "\"a\\n\":-1"), HasSubstr("\"a\\n\" is no whole"));
+}
+
 TEST(ManifestTest, UnknownFieldsAreForLaterVersions) {
   EXPECT_EQ(ErrorAfter("\"step\": 1200", "\"step\": 1200,\n\"new\": {\"a\":[1]}"), "");
 }

@@ -46,11 +46,19 @@ bool NestsTooDeep(const std::string& text) {
   return false;
 }
 
-// Escape sequences and the like become '?'; tabs and newlines stay.
-std::string Printable(std::string text) {
-  for (char& c : text) {
+// Escape sequences and the like become '?'; tabs and newlines stay. A terminal may obey control
+// characters of 8 bits too: U+0080 to U+009F, which have two bytes in UTF-8.
+std::string Printable(const std::string& original) {
+  std::string text;
+  text.reserve(original.size());
+  for (size_t i = 0; i < original.size(); ++i) {
+    const char c = original[i];
     const auto byte = static_cast<unsigned char>(c);
-    if ((byte < 0x20 && c != '\n' && c != '\t') || byte == 0x7f) c = '?';
+    const auto next = static_cast<unsigned char>(i + 1 < original.size() ? original[i + 1] : 0);
+    const bool has_two_bytes = byte == 0xc2 && next >= 0x80 && next < 0xa0;
+    const bool is_control = (byte < 0x20 && c != '\n' && c != '\t') || byte == 0x7f;
+    text.push_back(is_control || has_two_bytes ? '?' : c);
+    if (has_two_bytes) ++i;
   }
   while (!text.empty() && (text.back() == '\n' || text.back() == ' ')) text.pop_back();
   return text;
@@ -137,7 +145,7 @@ bool SoundsLikeVictim(absl::string_view message) {
 std::string FormatErrorRecord(const ErrorRecord& record) {
   Json extra = {{"py_callstack", record.callstack},
                 {"timestamp", absl::StrCat(absl::ToUnixSeconds(record.time))}};
-  if (record.is_victim) extra["victim"] = true;
+  if (record.is_victim || SoundsLikeVictim(record.message)) extra["victim"] = record.is_victim;
   const Json json = {{"message", {{"message", record.message}, {"extraInfo", std::move(extra)}}}};
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }

@@ -40,8 +40,8 @@ absl::StatusOr<ErrorRecord> ReadErrorRecord(const std::string& path);
 // boolean, and other readers pass over it; where it is missing, M decides (SoundsLikeVictim). Pure.
 absl::StatusOr<ErrorRecord> ParseErrorRecord(const std::string& text);
 
-// The first form, on one line. Bytes that are no UTF-8 are replaced; "victim" is there when it is
-// true. Pure.
+// The first form, on one line. Bytes that are no UTF-8 are replaced. "victim" is there when it is
+// true, and when it is false and `message` sounds otherwise. Pure.
 std::string FormatErrorRecord(const ErrorRecord& record);
 
 // Whether `message` is one of the texts by which Gloo, NCCL or a TCPStore tell that the other side

@@ -64,6 +64,10 @@ TEST(ErrorRecordTest, TextCannotControlTheTerminal) {
   const auto error = ParseErrorRecord("{\"message\": \"a\\u001b[2Jb\\nc\\u0007\\u0000\"}");
   ASSERT_TRUE(error.ok());
   EXPECT_EQ(error->message, "a?[2Jb\nc??");
+  // U+009B begins an escape sequence as ESC [ does. Other characters of two bytes stay.
+  const auto wide = ParseErrorRecord("{\"message\": \"a\\u009b2J\\u0080\\u009f\\u00a0\\u00e9\"}");
+  ASSERT_TRUE(wide.ok());
+  EXPECT_EQ(wide->message, "a?2J??\u00a0\u00e9");
 }
 
 ErrorRecord Parsed(const std::string& text) {
@@ -84,6 +88,12 @@ TEST(ErrorRecordTest, WhatIsFormattedIsParsed) {
   EXPECT_TRUE(again.is_victim);
   EXPECT_THAT(FormatErrorRecord({.message = "m", .time = record.time}), Not(HasSubstr("victim")));
   EXPECT_TRUE(ParseErrorRecord(FormatErrorRecord({.message = "\xff", .time = record.time})).ok());
+}
+
+TEST(ErrorRecordTest, ACauseThatSoundsLikeAVictimStaysACause) {
+  const ErrorRecord record = {.message = "gloo/pair.cc: Connection closed by peer",
+                              .time = absl::FromUnixSeconds(1'700'000'000)};
+  EXPECT_FALSE(Parsed(FormatErrorRecord(record)).is_victim);
 }
 
 TEST(ErrorRecordTest, AProgramSaysThatItIsAVictim) {

@@ -10,7 +10,7 @@
 //   {"message": {"message": "<type>: <text>",
 //                "extraInfo": {"py_callstack": "<all of what(), if more>",
 //                              "timestamp": "<seconds>", "victim": true}}}
-// where "victim" stands only in the error of a rank that failed because a peer did
+// where "victim" is true only in the error of a rank that failed because a peer did
 // (ddp::PeerFailedError and what is derived from it): ddprun does not take it for the root cause.
 // It appears at once and whole (written beside, then renamed). The first error of a process wins;
 // later ones, usually its consequences, do not replace it. Without the variable nothing is written.
