@@ -36,6 +36,49 @@ def ddp_cc_test(name, size, copts = [], **kwargs):
     """A test; `size` has no default, so that everybody chooses one."""
     cc_test(name = name, size = size, copts = _copts(copts), **kwargs)
 
+def ddp_cc_fuzz(name, srcs, deps = [], **kwargs):
+    """A fuzz target, and `NAME_test`, which runs its seeds with any compiler.
+
+    NAME itself is a libFuzzer program. Only --config=fuzz can build it, and no pattern such as
+    `//...` reaches it: `tools/test --fuzz` finds it by its tag. See testing/fuzz_target.h.
+
+    Args:
+      name: `<stem>_fuzz`.
+      srcs: `<stem>_fuzz.cc`, beside the code that it fuzzes.
+      deps: as of cc_binary, besides //testing:fuzz_target.
+      **kwargs: passed to both programs.
+    """
+    ddp_cc_binary(
+        name = name,
+        testonly = True,
+        srcs = srcs,
+        linkopts = ["-fsanitize=fuzzer"],
+        tags = [
+            "fuzz",
+            "manual",
+        ],
+        target_compatible_with = select({
+            "@ddp//tools:with_fuzzer": [],
+            "//conditions:default": ["@platforms//:incompatible"],
+        }),
+        deps = deps + [
+            "@ddp//testing:fuzz_engine",
+            "@ddp//testing:fuzz_target",
+        ],
+        **kwargs
+    )
+    ddp_cc_test(
+        name = name + "_test",
+        size = "small",
+        srcs = srcs,
+        tags = ["cpu"],
+        deps = deps + [
+            "@ddp//testing:fuzz_replay",
+            "@ddp//testing:fuzz_target",
+        ],
+        **kwargs
+    )
+
 def ddp_embed(name, srcs, **kwargs):
     """Text files as constants in "<package>/<name>.h".
 

@@ -301,7 +301,7 @@ def flags_in_main(files):
 
 
 # Folder -> what its headers and sources may include, besides itself, base/ and generated headers.
-# Tests may include testing/ as well. The longest matching folder counts.
+# Tests and fuzz targets may include testing/ as well. The longest matching folder counts.
 LAYERS = {
     "base": [],
     "store": [],
@@ -327,7 +327,8 @@ def layers(files):
         layer = max((x for x in LAYERS if f.path.startswith(x + "/")), key=len, default=None)
         if not f.is_cxx or layer is None:
             continue
-        may = [layer, "base"] + LAYERS[layer] + (["testing"] if f.path.endswith("_test.cc") else [])
+        may = [layer, "base"] + LAYERS[layer]
+        may += ["testing"] if f.path.endswith(("_test.cc", "_fuzz.cc")) else []
         for match in re.finditer(r'^#include "([^"]+)"', f.code, flags=re.MULTILINE):
             path = match.group(1)
             ours = path.startswith(tuple(x + "/" for x in OUR_FOLDERS))
