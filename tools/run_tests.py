@@ -21,7 +21,8 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass, field
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-import oracle  # noqa: E402  (found beside this file)
+import fuzz  # noqa: E402  (found beside this file)
+import oracle  # noqa: E402
 import torch_units  # noqa: E402
 
 ROOT = torch_units.ROOT
@@ -311,6 +312,20 @@ def run_oracle(flags, totals):
         print(line)
 
 
+def run_fuzz(seconds, wanted, totals):
+    """The fuzz targets whose label contains `wanted`, each for some time: one case each."""
+    labels = sorted(label for label in query(fuzz.QUERY).split() if wanted in label)
+    if not labels:
+        raise fuzz.FuzzError(f"no fuzz target's label contains {wanted!r}")
+    say(f"{len(labels)} fuzz targets, {seconds} s each")
+    for result in fuzz.run_all(BAZEL, ROOT, labels, seconds):
+        print(result.text, flush=True)
+        if result.output:
+            totals.fail(result.label, result.output)
+        else:
+            totals.passed += 1
+
+
 def count_torch_units(totals):
     units = torch_units.torch_units(BAZEL)
     if units is None:
@@ -353,6 +368,14 @@ def parse_arguments(argv):
         help="only the comparison with PyTorch's DDP, both sides run afresh on this machine in"
         " strict bounds. Installs PyTorch in a folder of its own, outside the checkout, unless"
         " DDP_ORACLE_PYTHON names a Python that has it",
+    )
+    parser.add_argument(
+        "--fuzz",
+        nargs="?",
+        const="60",
+        metavar="SECONDS",
+        help="only the fuzz targets, each for a minute or for SECONDS; --filter chooses by label."
+        " Needs clang",
     )
     parser.add_argument("flags", nargs="*", help="after --: further flags of bazel test")
     return parser.parse_args(argv)
@@ -405,10 +428,24 @@ def report(totals, started):
     print(f"{totals.passed} passed, {totals.failed} failed, {totals.skipped} skipped", flush=True)
 
 
+def fuzz_step(options, totals):
+    """--fuzz: nothing else is run."""
+    if options.config or options.torch or options.oracle or options.flags:
+        raise fuzz.FuzzError("--fuzz stands alone or with --filter")
+    run_fuzz(fuzz.parse_seconds(options.fuzz), options.filter, totals)
+
+
 def main(argv):
     options = parse_arguments(argv)
     started = time.monotonic()
     totals = Totals()
+    if options.fuzz is not None:
+        try:
+            fuzz_step(options, totals)
+        except fuzz.FuzzError as error:
+            sys.exit(f"tools/test: {error}")
+        report(totals, started)
+        return 1 if totals.failed else 0
     if options.torch:
         if options.oracle and options.torch != oracle.PYTORCH:
             sys.exit(f"tools/test: --oracle compares with PyTorch {oracle.PYTORCH} only")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests tools/run_tests.py and tools/torch_units.py on reports as Bazel and gtest write them."""
+"""Tests tools/run_tests.py, tools/fuzz.py and tools/torch_units.py on what Bazel and others write."""
 
 import os
 import sys
@@ -8,7 +8,8 @@ import unittest
 import unittest.mock
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-import run_tests  # noqa: E402  (found beside this file)
+import fuzz  # noqa: E402  (found beside this file)
+import run_tests  # noqa: E402
 import torch_units  # noqa: E402
 
 GTEST_XML = """<?xml version="1.0" encoding="UTF-8"?>
@@ -140,6 +141,88 @@ class SelectTest(unittest.TestCase):
     def test_case_names_are_found_in_sources(self):
         text = "TEST(A, B) {}\nTEST_F(C,\n       D) {}\nTYPED_TEST_P(E, F) {}\nTEST_P(G, H) {}\n"
         self.assertEqual(run_tests.case_names(text), {"A.B", "C.D", "E.F", "G.H"})
+
+
+# The end of libFuzzer's log.
+FUZZ_LOG = """#2 INITED cov: 12
+Done 1234 runs in 61 second(s)
+stat::number_of_executed_units: 1234
+stat::average_exec_per_sec:     20
+"""
+FINDING_LOG = """a.cc:7] Check failed: a == b
+artifact_prefix='/f/'; Test unit written to /f/crash-1a
+Base64: AA==
+stat::number_of_executed_units: 17
+"""
+
+
+class FuzzTest(unittest.TestCase):
+    def run_main(self, *arguments):
+        """The text with which tools/test ends."""
+        with self.assertRaises(SystemExit) as ended:
+            run_tests.main(list(arguments))
+        return str(ended.exception.code)
+
+    def test_the_time_is_a_minute_or_what_is_said(self):
+        self.assertIsNone(run_tests.parse_arguments([]).fuzz)
+        self.assertEqual(run_tests.parse_arguments(["--fuzz"]).fuzz, "60")
+        self.assertEqual(run_tests.parse_arguments(["--fuzz=600"]).fuzz, "600")
+        self.assertEqual(fuzz.parse_seconds("86400"), 86400)
+
+    def test_a_bad_value_is_one_line(self):
+        for value in ("0", "-1", "86401", "1.5", "x", "", "9" * 30, "\u0661"):
+            line = f"tools/test: --fuzz={value}: expected whole seconds from 1 to 86400"
+            self.assertEqual(self.run_main(f"--fuzz={value}"), line)
+        self.assertIn("stands alone", self.run_main("--fuzz", "--config=asan"))
+
+    def test_clang_and_its_library_are_asked_for(self):
+        with unittest.mock.patch.object(fuzz.shutil, "which", return_value=None):
+            with self.assertRaisesRegex(fuzz.FuzzError, "needs clang: tools/setup --ci"):
+                fuzz.check_clang()
+        with unittest.mock.patch.object(fuzz.shutil, "which", return_value="/bin/true"):
+            with self.assertRaisesRegex(fuzz.FuzzError, "libclang-rt-dev.*tools/setup --ci"):
+                fuzz.check_clang()
+
+    def test_a_run_without_a_finding_passes(self):
+        result = fuzz.read_result("//a:b_fuzz", 0, FUZZ_LOG)
+        self.assertEqual(result.text, "//a:b_fuzz: 1234 inputs, no finding")
+        self.assertEqual(result.output, "")
+
+    def test_a_finding_names_its_input_and_how_to_run_it(self):
+        result = fuzz.read_result("//a:b_fuzz", 77, FINDING_LOG)
+        self.assertEqual(result.text, "//a:b_fuzz: 17 inputs, /f/crash-1a")
+        self.assertIn("a.cc:7] Check failed", result.output)
+        self.assertIn("bazel run --config=fuzz //a:b_fuzz -- /f/crash-1a", result.output)
+
+    def test_a_target_that_runs_nothing_fails(self):
+        for code, log in ((0, ""), (1, "cannot start\n")):
+            result = fuzz.read_result("//a:b_fuzz", code, log)
+            self.assertIn(f"exited with code {code} and named no input", result.output)
+
+    def test_findings_are_counted_as_failures(self):
+        results = [fuzz.read_result("//a:b_fuzz", 0, FUZZ_LOG)]
+        results.append(fuzz.read_result("//a:c_fuzz", 77, FINDING_LOG))
+        totals = run_tests.Totals()
+        with unittest.mock.patch.object(
+            run_tests, "query", return_value="//a:c_fuzz\n//a:b_fuzz\n//z:d_fuzz\n"
+        ), unittest.mock.patch.object(fuzz, "run_all", return_value=results) as run_all:
+            run_tests.run_fuzz(60, "//a:", totals)
+            self.assertEqual(run_all.call_args.args[2], ["//a:b_fuzz", "//a:c_fuzz"])
+            with self.assertRaisesRegex(fuzz.FuzzError, "no fuzz target's label contains 'x'"):
+                run_tests.run_fuzz(60, "x", totals)
+        self.assertEqual((totals.passed, totals.failed), (1, 1))
+
+    def test_a_target_runs_in_a_folder_of_its_own(self):
+        with tempfile.TemporaryDirectory() as folder:
+            program = os.path.join(folder, "fuzz")
+            with open(program, "w", encoding="utf-8") as stream:
+                stream.write('#!/bin/sh\necho seed >"$DDP_FUZZ_SEEDS/seed-0"\n')
+                stream.write('echo "$1" stat; echo "stat::number_of_executed_units: 5"\n')
+            os.chmod(program, 0o755)
+            with unittest.mock.patch.dict(os.environ, {"XDG_CACHE_HOME": folder}):
+                result = fuzz.run_target("//a/b:c_fuzz", program, 3)
+            self.assertEqual((result.executions, result.output), (5, ""))
+            self.assertTrue(os.path.exists(f"{folder}/ddp-fuzz/a-b-c_fuzz/corpus/seed-0"))
 
 
 class TorchUnitsTest(unittest.TestCase):
