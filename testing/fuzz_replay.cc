@@ -39,8 +39,12 @@ void Run(const std::string& input) {
 }  // namespace
 
 int main() {
-  (void)::signal(SIGABRT, &ShowInput);
-  (void)::signal(SIGSEGV, &ShowInput);
+  for (const int signal : {SIGABRT, SIGSEGV}) {
+    struct sigaction action {};
+    // A sanitizer's own handler tells more.
+    if (::sigaction(signal, nullptr, &action) != 0 || action.sa_handler != SIG_DFL) continue;
+    (void)::signal(signal, &ShowInput);
+  }
   size_t inputs = 0;
   for (const std::string& seed : ddp::testing::FuzzSeeds()) {
     Run(seed);

@@ -52,15 +52,14 @@ def ddp_cc_fuzz(name, srcs, deps = [], **kwargs):
         name = name,
         testonly = True,
         srcs = srcs,
-        linkopts = ["-fsanitize=fuzzer"],
+        linkopts = select(
+            {"@ddp//tools:with_fuzzer": ["-fsanitize=fuzzer"]},
+            no_match_error = "a fuzz target is built with --config=fuzz",
+        ),
         tags = [
             "fuzz",
             "manual",
         ],
-        target_compatible_with = select({
-            "@ddp//tools:with_fuzzer": [],
-            "//conditions:default": ["@platforms//:incompatible"],
-        }),
         deps = deps + [
             "@ddp//testing:fuzz_engine",
             "@ddp//testing:fuzz_target",
