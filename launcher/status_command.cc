@@ -19,6 +19,7 @@
 #include "elastic/agent/job_status.h"
 #include "elastic/agent/say_line.h"
 #include "elastic/rendezvous/job_reader.h"
+#include "launcher/flag_reader.h"
 #include "launcher/job_marker.h"
 #include "launcher/printable.h"
 #include "launcher/status_flags.h"
@@ -75,7 +76,7 @@ absl::Status SetValue(const std::string& name, const std::string& value, StatusR
   } else if (name == "rdzv-id") {
     request.run_id = value;
   } else if (!absl::SimpleAtoi(value, &request.instance) || request.instance < 1) {
-    return UsageError(absl::StrCat("--instance: ", value, " is not a number from 1"));
+    return UsageError(absl::StrCat("--instance: ", Shown(value), " is not a number from 1"));
   }
   return absl::OkStatus();
 }
@@ -273,7 +274,7 @@ absl::StatusOr<StatusRequest> ParseStatusArguments(
       continue;
     }
     if (argument.compare(0, 2, "--") != 0) {
-      return UsageError(absl::StrCat("unexpected ", argument, "; see ddprun status --help"));
+      return UsageError(absl::StrCat("unexpected ", Shown(argument), "; see ddprun status --help"));
     }
     const size_t equals = argument.find('=');
     const std::string name =
@@ -286,7 +287,8 @@ absl::StatusOr<StatusRequest> ParseStatusArguments(
       DDP_RETURN_IF_ERROR(
           SetValue(name, is_next ? arguments[i] : argument.substr(equals + 1), request));
     } else if (equals != std::string::npos || !SetSwitch(name, request)) {
-      return UsageError(absl::StrCat("unknown flag ", argument, "; see ddprun status --help"));
+      return UsageError(
+          absl::StrCat("unknown flag ", Shown(argument), "; see ddprun status --help"));
     }
   }
   return request;

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests tools/run_tests.py, tools/fuzz.py and tools/torch_units.py on what Bazel and others write."""
+"""Tests run_tests.py, fuzz.py and torch_units.py of tools/ on what Bazel and others write."""
 
 import os
 import sys
