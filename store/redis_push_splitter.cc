@@ -129,7 +129,7 @@ absl::Status RedisPushSplitter::TakeHeader(std::string& replies, std::string& pu
     if (number < 1 || number > kMaxPushItems) return Refuse("a push of such a length");
     push_items_ = number + 1;  // itself, which ends here
   } else if (type == '%') {
-    if (number < 0) return Refuse("a map of such a length");
+    if (number < 0 || number > kMaxNumber / 2) return Refuse("a map of such a length");
     number *= 2;
   }
   const bool bytes = type == '$';

@@ -84,6 +84,7 @@ TEST(RedisPushSplitterTest, RefusesWhatIsNotTheProtocol) {
                             ">1025\r\n",
                             "_1\r\n",
                             "%-1\r\n",
+                            "%2000000002\r\n",
                             "$-0\r\n\r\n",
                             "$007\r\nhellooo\r\n",
                             "*00\r\n",
