@@ -107,6 +107,15 @@ void AddStore(const JobStatus& status, Families& families) {
   families.Add(static_cast<double>(status.hangs));
 }
 
+void AddSaves(const elastic::NodeRow& self, Families& families) {
+  families.Begin(MetricType::Counter, "ddp_failed_saves_total",
+                 "Saves of checkpoints that have failed on this node since the agent was started.");
+  families.Add(static_cast<double>(self.failed_saves));
+  families.Gauge("ddp_failed_saves_in_a_row",
+                 "Saves of checkpoints that have failed since the last one that succeeded.",
+                 static_cast<double>(self.failed_saves_in_a_row));
+}
+
 // One family for what `number` tells of each rank; ranks of which it is not known are left out.
 template <typename Number>
 void AddPerRank(const std::vector<RankRow>& ranks, const char* name, const char* help,
@@ -151,7 +160,10 @@ std::string MetricsText(const JobStatus& status) {
   Families families;
   AddJob(status, families);
   AddStore(status, families);
-  if (!status.nodes.empty()) AddRanks(status.nodes.front().row.ranks, families);
+  if (!status.nodes.empty()) {
+    AddSaves(status.nodes.front().row, families);
+    AddRanks(status.nodes.front().row.ranks, families);
+  }
   return families.Text();
 }
 

@@ -30,6 +30,9 @@ elastic::JobStatus TwoRanks() {
   node.row.role = "trainer";
   node.row.group_rank = 1;
   node.row.state = "running";
+  node.row.failed_saves = 7;
+  node.row.failed_saves_in_a_row = 3;
+  node.row.save_error = "/disk: No space left on device";
   node.row.ranks.resize(2);
   node.row.ranks[0] = {.rank = 2,
                        .local_rank = 0,
@@ -50,12 +53,21 @@ TEST(MetricsTextTest, SaysAllThatIsKnown) {
   EXPECT_THAT(text, HasSubstr("ddp_job_info{run_id=\"digits\",instance=\"2\",host=\"a-1\","
                               "role=\"trainer\",group_rank=\"1\",state=\"running\"} 1\n"));
   for (const char* line :
-       {"# TYPE ddp_generation gauge\nddp_generation 5\n", "# HELP ddp_generation Generation of",
+       {"# TYPE ddp_generation gauge\nddp_generation 5\n",
+        "# HELP ddp_generation Generation of",
         "# TYPE ddp_restarts_total counter\nddp_restarts_total{charged=\"true\"} 3\n"
         "ddp_restarts_total{charged=\"false\"} 1\n",
-        "ddp_restarts_allowed 10\n", "ddp_world_size 6\n", "ddp_nodes 3\n", "ddp_nodes_min 2\n",
-        "ddp_nodes_max 3\n", "ddp_store_in_reach 1\n", "ddp_store_outages_total 1\n",
-        "ddp_heartbeat_seconds 0.5\n", "ddp_hangs_total 0\n",
+        "ddp_restarts_allowed 10\n",
+        "ddp_world_size 6\n",
+        "ddp_nodes 3\n",
+        "ddp_nodes_min 2\n",
+        "ddp_nodes_max 3\n",
+        "ddp_store_in_reach 1\n",
+        "ddp_store_outages_total 1\n",
+        "ddp_heartbeat_seconds 0.5\n",
+        "ddp_hangs_total 0\n",
+        "# TYPE ddp_failed_saves_total counter\nddp_failed_saves_total 7\n",
+        "# TYPE ddp_failed_saves_in_a_row gauge\nddp_failed_saves_in_a_row 3\n",
         "ddp_worker_up{rank=\"2\",local_rank=\"0\"} 1\n",
         "ddp_worker_up{rank=\"3\",local_rank=\"1\"} 0\n",
         "ddp_step{rank=\"2\",local_rank=\"0\"} 1200\n",
@@ -78,6 +90,7 @@ TEST(MetricsTextTest, LeavesOutWhatIsNotKnown) {
   EXPECT_THAT(text, HasSubstr("ddp_generation 0\n"));
   EXPECT_THAT(text, HasSubstr("ddp_restarts_total{charged=\"false\"} 0\n"));
   EXPECT_THAT(text, HasSubstr("ddp_store_in_reach 0\n"));
+  EXPECT_THAT(text, HasSubstr("ddp_failed_saves_total 0\n"));
   EXPECT_THAT(text, Not(HasSubstr("ddp_heartbeat_seconds")));
   EXPECT_THAT(text, Not(HasSubstr("ddp_worker_up")));
   EXPECT_THAT(MetricsText({}), HasSubstr("ddp_generation 0\n"));

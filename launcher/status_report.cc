@@ -163,6 +163,27 @@ void WarnOfRanks(const JobStatus& status, std::vector<std::string>& warnings) {
   slow.MoveTo(warnings, "slow ranks");
 }
 
+// The member of the job on which most saves have failed. Null: none has failed on any.
+const elastic::NodeRow* WorstSaver(const JobStatus& status) {
+  const elastic::NodeRow* worst = nullptr;
+  const auto order = [](const elastic::NodeRow& row) {
+    return std::make_tuple(row.failed_saves_in_a_row, row.failed_saves);
+  };
+  for (const NodeStatus& node : status.nodes) {
+    if (!node.is_member || node.row.failed_saves == 0) continue;
+    if (worst == nullptr || order(node.row) > order(*worst)) worst = &node.row;
+  }
+  return worst;
+}
+
+void WarnOfSaves(const JobStatus& status, std::vector<std::string>& warnings) {
+  const elastic::NodeRow* worst = WorstSaver(status);
+  if (worst == nullptr || worst->failed_saves_in_a_row == 0) return;
+  warnings.push_back(
+      absl::StrCat("no checkpoint is being saved: ", Plural(worst->failed_saves_in_a_row, "save"),
+                   " failed in a row"));
+}
+
 std::string Headline(const JobStatus& status) {
   std::string line = absl::StrCat("job ", Printable(status.run_id));
   if (status.instance > 0) absl::StrAppend(&line, " (instance ", status.instance, ")");
@@ -198,6 +219,10 @@ std::string NodesLine(const JobStatus& status) {
 std::string Summary(const JobStatus& status) {
   std::string text = absl::StrCat(NodesLine(status), "  restarts  ", status.restarts, " of ",
                                   status.max_restarts, " spent\n");
+  if (const elastic::NodeRow* worst = WorstSaver(status); worst != nullptr) {
+    absl::StrAppend(&text, "  saves     ", worst->failed_saves,
+                    " failed; the newest: ", OrDash(worst->save_error), "\n");
+  }
   if (status.reason.empty()) return text;
   const bool is_this = status.state == "forming" || status.state == "draining";
   const uint64_t over = is_this ? status.generation : std::max<uint64_t>(status.generation, 1) - 1;
@@ -315,6 +340,9 @@ Json NodeJson(const NodeStatus& node) {
                {"lease_left_s", node.has_lease ? Json(node.lease_left_s) : Json()},
                {"state", OrNull(node.row.state)},
                {"agent_pid", node.row.agent_pid > 0 ? Json(node.row.agent_pid) : Json()},
+               {"failed_saves", node.row.failed_saves},
+               {"failed_saves_in_a_row", node.row.failed_saves_in_a_row},
+               {"save_error", OrNull(node.row.save_error)},
                {"ranks", Json::array()}};
   for (const RankRow& rank : node.row.ranks) json["ranks"].push_back(RankJson(rank));
   return json;
@@ -368,6 +396,7 @@ std::vector<std::string> StatusWarnings(const JobStatus& status) {
   if (HasEnded(status)) return warnings;
   WarnOfNodes(status, warnings);
   WarnOfRanks(status, warnings);
+  WarnOfSaves(status, warnings);
   const auto members = std::count_if(status.nodes.begin(), status.nodes.end(),
                                      [](const NodeStatus& node) { return node.is_member; });
   if (status.state == "forming") {

@@ -111,6 +111,27 @@ TEST(StatusTableTest, AHealthyJobHasNoWarning) {
   EXPECT_THAT(StatusWarnings(TwoNodes()), IsEmpty());
 }
 
+TEST(StatusTableTest, FailedSavesAreCountedAndWarnedOfWhileTheyFail) {
+  elastic::JobStatus status = TwoNodes();
+  for (elastic::NodeStatus& node : status.nodes) {
+    node.row.failed_saves = 7;
+    node.row.failed_saves_in_a_row = 3;
+    node.row.save_error = "/disk/step-1: No space left on device";
+  }
+  status.nodes[0].row.failed_saves_in_a_row = 0;  // it has sent no row since
+  EXPECT_THAT(StatusWarnings(status),
+              ElementsAre("no checkpoint is being saved: 3 saves failed in a row"));
+  const std::string line =
+      "\n  saves     7 failed; the newest: /disk/step-1: No space left on device\n";
+  EXPECT_THAT(StatusTable(status, 64), HasSubstr(line));
+  status.nodes[1].row.failed_saves_in_a_row = 0;
+  EXPECT_THAT(StatusWarnings(status), IsEmpty());
+  EXPECT_THAT(StatusTable(status, 64), HasSubstr(line));
+  // A node that waits to join has failed in another generation.
+  status.nodes[0].is_member = status.nodes[1].is_member = false;
+  EXPECT_THAT(StatusTable(status, 64), Not(HasSubstr("saves")));
+}
+
 TEST(StatusTableTest, AJobThatHasEndedSaysWhy) {
   elastic::JobStatus status = TwoNodes();
   status.state = "budget_spent";
@@ -182,6 +203,8 @@ TEST(StatusTableTest, TextFromTheStoreDoesNotSteerTheTerminal) {
   status.run_id = status.state = status.end_reason = status.reason = evil;
   status.nodes[0].node = status.nodes[0].row.host = status.nodes[0].row.role = evil;
   status.nodes[0].row.state = status.nodes[0].row.ranks[0].phase = evil;
+  status.nodes[0].row.failed_saves = 1;
+  status.nodes[0].row.save_error = evil;
   status.failures[0].host = status.failures[0].cause = evil;
   for (const char* state : {"running", "closed"}) {
     status.state = state;
@@ -194,6 +217,9 @@ TEST(StatusTableTest, TextFromTheStoreDoesNotSteerTheTerminal) {
 TEST(StatusJsonTest, HasAllThatIsKnown) {
   elastic::JobStatus status = TwoNodes();
   status.nodes[1].row.ranks[1] = {.rank = 3, .local_rank = 1};
+  status.nodes[1].row.failed_saves = 7;
+  status.nodes[1].row.failed_saves_in_a_row = 3;
+  status.nodes[1].row.save_error = "/disk: No space left on device";
   const nlohmann::json json = nlohmann::json::parse(StatusJson({status, {}}));
   ASSERT_EQ(json["jobs"].size(), 2u);
   const nlohmann::json& job = json["jobs"][0];
@@ -215,6 +241,11 @@ TEST(StatusJsonTest, HasAllThatIsKnown) {
   EXPECT_EQ(job["nodes"][0]["ranks"][1]["pid"], 4001);
   EXPECT_EQ(job["nodes"][0]["ranks"][1]["step"], 1200);
   EXPECT_EQ(job["nodes"][0]["ranks"][1]["seconds_since_progress"], 0.25);
+  EXPECT_EQ(job["nodes"][0]["failed_saves"], 0);
+  EXPECT_EQ(job["nodes"][0]["save_error"], nullptr);
+  EXPECT_EQ(job["nodes"][1]["failed_saves"], 7);
+  EXPECT_EQ(job["nodes"][1]["failed_saves_in_a_row"], 3);
+  EXPECT_EQ(job["nodes"][1]["save_error"], "/disk: No space left on device");
   EXPECT_EQ(job["nodes"][1]["ranks"][1]["pid"], nullptr);
   EXPECT_EQ(job["nodes"][1]["ranks"][1]["phase"], nullptr);
   ASSERT_EQ(job["failures"].size(), 1u);

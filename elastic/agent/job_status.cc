@@ -108,6 +108,11 @@ std::string FormatNodeRow(const NodeRow& row) {
   json["pid"] = row.agent_pid;
   json["generation"] = row.generation;
   json["state"] = Cut(row.state, kTextBytesMax);
+  if (row.failed_saves > 0) {
+    json["failed_saves"] = row.failed_saves;
+    json["failed_saves_in_a_row"] = row.failed_saves_in_a_row;
+    json["save_error"] = Cut(row.save_error, kTextBytesMax);
+  }
   json["ranks"] = Json::array();
   for (size_t i = 0; i < std::min(row.ranks.size(), kRanksOfNodeMax); ++i) {
     json["ranks"].push_back(FormatRank(row.ranks[i]));
@@ -128,6 +133,13 @@ absl::StatusOr<NodeRow> ParseNodeRow(const std::string& text) {
   DDP_RETURN_IF_ERROR(ReadInteger(field("pid"), "pid", 0, kPidMax, row.agent_pid));
   DDP_RETURN_IF_ERROR(ReadInteger(field("generation"), "generation", 0, kStepMax, row.generation));
   DDP_RETURN_IF_ERROR(ReadText(field("state"), "state", row.state));
+  if (json.contains("failed_saves")) {
+    DDP_RETURN_IF_ERROR(
+        ReadInteger(field("failed_saves"), "failed saves", 0, kStepMax, row.failed_saves));
+    DDP_RETURN_IF_ERROR(ReadInteger(field("failed_saves_in_a_row"), "failed saves in a row", 0,
+                                    kStepMax, row.failed_saves_in_a_row));
+    DDP_RETURN_IF_ERROR(ReadText(field("save_error"), "error of a save", row.save_error));
+  }
   const auto ranks = json.find("ranks");
   if (ranks == json.end() || !ranks->is_array()) return Bad("has no ranks");
   if (ranks->size() > kRanksOfNodeMax) return Bad(absl::StrCat("has ", ranks->size(), " ranks"));

@@ -38,15 +38,22 @@ struct NodeRow {
   std::string role;     // of its workers
   int group_rank = -1;  // in `generation`; -1: in none yet
   pid_t agent_pid = 0;
-  uint64_t generation = 0;     // the last one that it took part in; 0: none yet
-  std::string state;           // what its agent does: "joining", "running", "stopping", ...
+  uint64_t generation = 0;  // the last one that it took part in; 0: none yet
+  std::string state;        // what its agent does: "joining", "running", "stopping", ...
+  // Saves of checkpoints that have failed on this node since its agent was started, and since the
+  // last one that succeeded; why the newest of them failed.
+  int64_t failed_saves = 0;
+  int64_t failed_saves_in_a_row = 0;
+  std::string save_error;
   std::vector<RankRow> ranks;  // of `generation`, by local rank
   bool operator==(const NodeRow&) const = default;
 };
 
 // The row as one line of JSON, at most kNodeRowBytesMax long: short, because every node sends its
 // own every few seconds (about 70 bytes and as many for each rank). Of ranks beyond
-// kRanksOfNodeMax the row says nothing; texts are cut at kTextBytesMax.
+// kRanksOfNodeMax the row says nothing; texts are cut at kTextBytesMax. Agents of several releases
+// may share a job: a field that an older release lacks is optional, and a reader ignores fields
+// that it does not know.
 std::string FormatNodeRow(const NodeRow& row);
 
 // Reads what FormatNodeRow wrote. Rows come from the store and are not trusted: kInternal, saying

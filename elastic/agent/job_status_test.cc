@@ -47,6 +47,27 @@ TEST(NodeRowTest, ComesBackAsItWas) {
   EXPECT_EQ(ParseNodeRow(FormatNodeRow(NodeRow())).value(), NodeRow());
 }
 
+NodeRow WithFailedSaves() {
+  NodeRow row = TwoRanks();
+  row.failed_saves = 7;
+  row.failed_saves_in_a_row = 3;
+  row.save_error = "/disk: No space left on device";
+  return row;
+}
+
+TEST(NodeRowTest, FailedSavesComeBackAsTheyWere) {
+  const std::string text = FormatNodeRow(WithFailedSaves());
+  const absl::StatusOr<NodeRow> row = ParseNodeRow(text);
+  ASSERT_TRUE(row.ok()) << row.status();
+  EXPECT_EQ(*row, WithFailedSaves());
+  for (const std::string& bad :
+       {Replaced(text, "saves\":7", "saves\":-7"), Replaced(text, "a_row\":3", "a_row\":3.5"),
+        Replaced(text, "\"/disk: No space left on device\"", "7"),
+        Replaced(text, "/disk", std::string(5000, 'x'))}) {
+    EXPECT_EQ(ParseNodeRow(bad).status().code(), absl::StatusCode::kInternal) << bad;
+  }
+}
+
 TEST(NodeRowTest, IsOneShortLine) {
   const std::string text = FormatNodeRow(TwoRanks());
   EXPECT_EQ(text.find('\n'), std::string::npos);
@@ -57,6 +78,8 @@ TEST(NodeRowTest, StaysWithinItsBoundsWhateverItIsGiven) {
   NodeRow row = TwoRanks();
   row.host = std::string(100'000, '\xff');
   row.state = std::string(100'000, '\n');
+  row.failed_saves = 1;
+  row.save_error = std::string(100'000, '\xff');
   row.ranks.resize(5000, row.ranks[0]);
   for (RankRow& rank : row.ranks) {
     rank.phase = std::string(1000, '\x01');

@@ -11,6 +11,8 @@ namespace {
 // What a speed is measured over: long enough that single steps do not matter, short enough that a
 // change shows.
 constexpr absl::Duration kSpeedWindow = absl::Seconds(20);
+// A worker may write any count into its page.
+constexpr int64_t kFailedSavesMax = int64_t{1} << 40;
 // No more of the past is kept than one commit per so long.
 constexpr absl::Duration kCommitSpacing = absl::Seconds(1);
 
@@ -20,6 +22,7 @@ NodeStatusTracker::NodeStatusTracker(Identity identity) : identity_(std::move(id
 
 void NodeStatusTracker::BeginGeneration(Generation generation) {
   generation_ = std::move(generation);
+  failed_saves_before_ = FailedSaves();
   workers_.clear();
 }
 
@@ -44,6 +47,9 @@ void NodeStatusTracker::Observe(int local_rank, const Progress& progress, absl::
   if (found == workers_.end() || found->second.pid == 0) return;
   Worker& worker = found->second;
   worker.phase = progress.phase;
+  if (progress.failed_saves > worker.failed_saves) save_error_ = progress.save_error;
+  worker.failed_saves = progress.failed_saves;
+  worker.failed_saves_in_a_row = progress.failed_saves_in_a_row;
   if (progress.step < 0) return;
   std::deque<Commit>& commits = worker.commits;
   Commit commit{progress.step, absl::FromUnixNanos(progress.commit_monotonic_ns)};
@@ -77,6 +83,13 @@ int64_t NodeStatusTracker::highest_step() const {
   return highest;
 }
 
+// Ranks save together, so the rank with the most failures speaks for the node.
+int64_t NodeStatusTracker::FailedSaves() const {
+  int64_t most = 0;
+  for (const auto& [local_rank, worker] : workers_) most = std::max(most, worker.failed_saves);
+  return std::min(failed_saves_before_ + std::min(most, kFailedSavesMax), kFailedSavesMax);
+}
+
 double NodeStatusTracker::Speed(const Worker& worker, absl::Time now) {
   if (worker.pid == 0 || worker.commits.size() < 2) return -1;
   const Commit& oldest = worker.commits.front();
@@ -104,7 +117,11 @@ NodeRow NodeStatusTracker::Row(absl::Time now) const {
   row.state = state_;
   row.generation = generation_.number;
   row.group_rank = generation_.number == 0 ? -1 : generation_.group_rank;
+  row.failed_saves = FailedSaves();
+  row.save_error = save_error_;
   for (const auto& [local_rank, worker] : workers_) {
+    row.failed_saves_in_a_row = std::max(row.failed_saves_in_a_row,
+                                         std::min(worker.failed_saves_in_a_row, row.failed_saves));
     const bool has_step = !worker.commits.empty();
     RankRow rank;
     rank.rank = worker.rank;

@@ -59,6 +59,9 @@ class NodeStatusTracker {
     int64_t commit_monotonic_ns =
         0;              // its stamp, by the worker; one that cannot be is not believed
     std::string phase;  // that it is in; empty: it does not say
+    int64_t failed_saves = 0;
+    int64_t failed_saves_in_a_row = 0;
+    std::string save_error;  // of the newest failed save
   };
 
   explicit NodeStatusTracker(Identity identity);
@@ -106,9 +109,12 @@ class NodeStatusTracker {
     absl::Time started;
     std::string phase;
     double straggler_factor = -1;
+    int64_t failed_saves = 0;
+    int64_t failed_saves_in_a_row = 0;
     std::deque<Commit> commits;  // the last ones, thinned out; the newest is exact
   };
 
+  int64_t FailedSaves() const;
   static double Speed(const Worker& worker, absl::Time now);
   std::string Shape() const;
 
@@ -119,6 +125,8 @@ class NodeStatusTracker {
   bool store_in_reach_ = true;
   uint64_t store_outages_ = 0;
   uint64_t hangs_ = 0;
+  int64_t failed_saves_before_ = 0;  // in earlier generations
+  std::string save_error_;
 
   std::string row_text_;
   std::string row_shape_;  // what in the row is told at once when it changes

@@ -96,6 +96,35 @@ TEST_F(NodeStatusTrackerTest, ARankThatStandsStillGetsSlower) {
   EXPECT_EQ(tracker_.Row(now_).ranks[0].progress_age_s, 20);
 }
 
+TEST_F(NodeStatusTrackerTest, CountsFailedSavesOverAllGenerations) {
+  EXPECT_EQ(tracker_.Row(now_).failed_saves, 0);
+  tracker_.Observe(0, {.failed_saves = 2, .failed_saves_in_a_row = 2, .save_error = "disk full"},
+                   now_);
+  tracker_.Observe(1, {.failed_saves = 2, .failed_saves_in_a_row = 2, .save_error = "disk full"},
+                   now_);
+  EXPECT_EQ(tracker_.Row(now_).failed_saves, 2);  // of one save each rank says that it failed
+  EXPECT_EQ(tracker_.Row(now_).failed_saves_in_a_row, 2);
+  EXPECT_EQ(tracker_.Row(now_).save_error, "disk full");
+  tracker_.WorkerEnded(0);
+  EXPECT_EQ(tracker_.Row(now_).failed_saves, 2);
+
+  tracker_.BeginGeneration({.number = 5});
+  tracker_.WorkerStarted(0, 0, 200, now_);
+  EXPECT_EQ(tracker_.Row(now_).failed_saves, 2);
+  EXPECT_EQ(tracker_.Row(now_).failed_saves_in_a_row, 0);
+  tracker_.Observe(0, {.failed_saves = 1, .failed_saves_in_a_row = 1, .save_error = "I/O error"},
+                   now_);
+  tracker_.Observe(0, {.failed_saves = 1}, now_);
+  EXPECT_EQ(tracker_.Row(now_).failed_saves, 3);
+  EXPECT_EQ(tracker_.Row(now_).failed_saves_in_a_row, 0);
+  EXPECT_EQ(tracker_.Row(now_).save_error, "I/O error");
+  // The page is the worker's to write.
+  tracker_.Observe(0, {.failed_saves = INT64_MAX, .failed_saves_in_a_row = INT64_MAX}, now_);
+  EXPECT_TRUE(ParseNodeRow(FormatNodeRow(tracker_.Row(now_))).ok());
+  tracker_.BeginGeneration({.number = 6});
+  EXPECT_TRUE(ParseNodeRow(FormatNodeRow(tracker_.Row(now_))).ok());
+}
+
 // The page is the worker's to write.
 TEST_F(NodeStatusTrackerTest, DoesNotBelieveAStampThatCannotBe) {
   now_ += absl::Seconds(10);

@@ -315,6 +315,9 @@ void WorkerGroup::LookAt(int local_rank, Worker& worker) {
   if (snapshot.worker != HealthPage::Worker::kNotAttached) {
     progress.phase = std::string(PhaseName(snapshot.phase));
   }
+  progress.failed_saves = snapshot.failed_saves;
+  progress.failed_saves_in_a_row = snapshot.failed_saves_in_a_row;
+  progress.save_error = snapshot.save_error;
   status_.Observe(local_rank, progress, clock_.Now());
   hangs_.Observe(local_rank, snapshot, clock_.Now());
   stragglers_.Observe(local_rank, snapshot, clock_.Now());

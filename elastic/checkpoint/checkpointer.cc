@@ -310,6 +310,7 @@ void Checkpointer::Impl::Record(const absl::Status& saved, int64_t step) {
       LOG(INFO) << "the checkpoint of step " << step << " was saved, after "
                 << stats_.failed_in_a_row << " that were not";
     }
+    if (options_.session != nullptr) options_.session->report_save("");
     ++stats_.saved;
     stats_.failed_in_a_row = 0;
     backoff_.Saved();
@@ -322,12 +323,15 @@ void Checkpointer::Impl::Record(const absl::Status& saved, int64_t step) {
   ++stats_.failed;
   ++stats_.failed_in_a_row;
   stats_.last_error = std::string(saved.message());
+  const std::string line = absl::StrReplaceAll(saved.message(), {{"\n", " "}});
+  if (options_.session != nullptr) {
+    options_.session->report_save(line.empty() ? "the save failed without a reason" : line);
+  }
   backoff_.Failed(clock_.Now());
   if (options_.rank != 0 || options_.on_error == OnError::kThrow || !MayPass(saved)) return;
   LOG(ERROR) << "the checkpoint of step " << step << " was not saved; training goes on, and a save "
              << "is tried again after " << absl::FormatDuration(backoff_.pause()) << " ("
-             << stats_.failed_in_a_row
-             << " failed in a row): " << absl::StrReplaceAll(saved.message(), {{"\n", " "}});
+             << stats_.failed_in_a_row << " failed in a row): " << line;
 }
 
 std::vector<std::string> Checkpointer::Impl::Mismatches(const TrainingState& state,

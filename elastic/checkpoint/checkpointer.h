@@ -94,7 +94,8 @@ struct RestoredCheckpoint {
 // were. It writes to a hidden folder, syncs, and renames; it never replaces a checkpoint.
 //
 // A fault of the environment (a full disk, an I/O error, a store that is away) fails one save and
-// not the job: rank 0 logs one line, stats() counts it, and training goes on. The next saves are
+// not the job: rank 0 logs one line, stats() and the agent (`ddprun status`, metrics) count it, and
+// training goes on. The next saves are
 // tried again, with a pause that doubles from failure to failure. OnError::kThrow changes that.
 //
 // The last generation that claimed a folder owns it. Late writers of earlier ones are refused by

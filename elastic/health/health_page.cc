@@ -13,18 +13,20 @@
 #include <cstring>
 #include <limits>
 #include <new>
+#include <string>
 #include <type_traits>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "base/clock.h"
 
 namespace ddp::elastic {
 namespace {
 
 constexpr uint64_t kMagic = 0x4547'4150'5044'4844;  // "DHDPPAGE", little-endian
-constexpr uint32_t kVersion = 2;
+constexpr uint32_t kVersion = 3;
 constexpr size_t kPageBytes = 4096;
 
 // A writer is inside for some dozens of instructions, so a reader that has seen this many torn
@@ -36,6 +38,9 @@ constexpr int64_t kNoStop = std::numeric_limits<int64_t>::max();
 constexpr uint32_t kStopAware = 1;
 constexpr uint32_t kStoppedAsAsked = 2;
 constexpr uint32_t kTellsWaits = 4;
+
+// A text in words that are read and written as a whole.
+using SaveErrorWords = std::array<std::atomic<uint64_t>, HealthPage::kSaveErrorBytes / 8>;
 
 }  // namespace
 
@@ -65,6 +70,9 @@ struct HealthPage::Layout {
   std::atomic<uint32_t> phase;
   std::array<std::atomic<int64_t>, kPhaseCount> phase_total_ns;  // up to the last commit
   std::array<std::atomic<int64_t>, kPhaseCount> phase_since_commit_ns;
+  std::atomic<int64_t> failed_saves;
+  std::atomic<int64_t> failed_saves_in_a_row;
+  SaveErrorWords save_error;  // up to the first NUL, or all of it
 
   // Only the worker ever locks it. The list pointers of a robust mutex live in the page, so locking
   // a page that somebody else can write would let him choose what our unlock overwrites; a reader
@@ -102,6 +110,43 @@ void Add(std::atomic<int64_t>& value, int64_t more) { Set(value, Plus(Get(value)
 
 int64_t Microseconds(const std::atomic<int64_t>& nanoseconds) {
   return std::max<int64_t>(Get(nanoseconds), 0) / 1000;
+}
+
+bool ContinuesCharacter(char byte) { return (byte & 0xC0) == 0x80; }
+
+// `text` up to its first NUL, without its middle where it is too long for the page: a message
+// begins with the subject and ends with the reason. Cuts between two characters of UTF-8.
+std::string Shortened(absl::string_view text) {
+  constexpr absl::string_view kGap = "...";
+  constexpr size_t kHead = HealthPage::kSaveErrorBytes / 4;
+  constexpr size_t kTail = HealthPage::kSaveErrorBytes - kHead - kGap.size();
+  text = text.substr(0, text.find('\0'));
+  if (text.size() <= HealthPage::kSaveErrorBytes) return std::string(text);
+  size_t head = kHead;
+  while (head > 0 && ContinuesCharacter(text[head])) --head;
+  size_t tail = text.size() - kTail;
+  while (tail < text.size() && ContinuesCharacter(text[tail])) ++tail;
+  return absl::StrCat(text.substr(0, head), kGap, text.substr(tail));
+}
+
+void SetText(SaveErrorWords& words, absl::string_view text) {
+  const std::string kept = Shortened(text);
+  std::array<char, HealthPage::kSaveErrorBytes> bytes{};
+  std::memcpy(bytes.data(), kept.data(), kept.size());
+  for (size_t i = 0; i < words.size(); ++i) {
+    uint64_t word = 0;
+    std::memcpy(&word, &bytes[i * sizeof(word)], sizeof(word));
+    words[i].store(word, std::memory_order_relaxed);
+  }
+}
+
+std::string GetText(const SaveErrorWords& words) {
+  std::array<char, HealthPage::kSaveErrorBytes> bytes{};
+  for (size_t i = 0; i < words.size(); ++i) {
+    const uint64_t word = words[i].load(std::memory_order_relaxed);
+    std::memcpy(&bytes[i * sizeof(word)], &word, sizeof(word));
+  }
+  return std::string(bytes.begin(), std::find(bytes.begin(), bytes.end(), '\0'));
 }
 
 Phase ValidPhase(uint32_t value) {
@@ -209,9 +254,11 @@ void HealthPage::BeginGeneration(uint64_t generation) {
   layout_->generation.store(generation, std::memory_order_relaxed);
   for (std::atomic<int64_t>* value :
        {&layout_->commits, &layout_->step, &layout_->first_step, &layout_->first_commit_ns,
-        &layout_->last_commit_ns, &layout_->longest_step_ns}) {
+        &layout_->last_commit_ns, &layout_->longest_step_ns, &layout_->failed_saves,
+        &layout_->failed_saves_in_a_row}) {
     Set(*value, 0);
   }
+  SetText(layout_->save_error, "");
   for (std::atomic<int64_t>& total : layout_->phase_total_ns) Set(total, 0);
   for (std::atomic<int64_t>& total : layout_->phase_since_commit_ns) Set(total, 0);
   for (std::atomic<int64_t>* value :
@@ -289,6 +336,18 @@ Phase HealthPage::phase() const {
 
 void HealthPage::Progress() { EnterPhase(phase()); }
 
+void HealthPage::RecordSave(absl::string_view error) {
+  layout_->BeginWrite();
+  if (error.empty()) {
+    Set(layout_->failed_saves_in_a_row, 0);
+  } else {
+    Add(layout_->failed_saves, 1);
+    Add(layout_->failed_saves_in_a_row, 1);
+    SetText(layout_->save_error, error);
+  }
+  layout_->EndWrite();
+}
+
 void HealthPage::TellWaits() {
   if ((layout_->marks.load(std::memory_order_relaxed) & kTellsWaits) != 0) return;
   layout_->marks.fetch_or(kTellsWaits, std::memory_order_release);
@@ -335,6 +394,9 @@ HealthPage::Snapshot HealthPage::Read() const {
     for (size_t i = 0; i < kPhaseCount; ++i) {
       snapshot.phase_total_us[i] = Microseconds(layout_->phase_total_ns[i]);
     }
+    snapshot.failed_saves = std::max<int64_t>(Get(layout_->failed_saves), 0);
+    snapshot.failed_saves_in_a_row = std::max<int64_t>(Get(layout_->failed_saves_in_a_row), 0);
+    if (snapshot.failed_saves > 0) snapshot.save_error = GetText(layout_->save_error);
     std::atomic_thread_fence(std::memory_order_acquire);
     const uint64_t after = layout_->sequence.load(std::memory_order_relaxed);
     if (before == after && before % 2 == 0) break;

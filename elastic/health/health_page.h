@@ -3,9 +3,11 @@
 
 #include <array>
 #include <cstdint>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "base/unique_fd.h"
 #include "elastic/health/phase.h"
 
@@ -21,6 +23,7 @@ inline constexpr char kHealthFdVariable[] = "DDP_HEALTH_FD";
 //   agent:   Create() -> BeginGeneration(g) -> pass fd() to the worker as DDP_HEALTH_FD -> Read()
 //            RequestStop(step), when the membership of the job is about to change
 //   worker:  Map(fd) -> Attach() -> EnterPhase(phase), CommitStep(step), ShouldStop() in each step
+//            RecordSave(error) after each save of a checkpoint
 //
 // The page is a sealed memfd: it cannot shrink under a reader. What a reader sees is data, never
 // trusted: no size, offset or pointer is taken from the page, what is out of range is replaced, and
@@ -28,8 +31,8 @@ inline constexpr char kHealthFdVariable[] = "DDP_HEALTH_FD";
 // number: who computes with it bounds it by what he knows himself.
 //
 // Threads: one writer at a time over all processes (BeginGeneration, CommitStep, EnterPhase,
-// Attach), in the worker thus one thread; all the rest from any number of threads and processes.
-// Move-only; unmaps and closes when destroyed, which does not affect the other side.
+// RecordSave, Attach), in the worker thus one thread; all the rest from any number of threads and
+// processes. Move-only; unmaps and closes when destroyed, which does not affect the other side.
 class HealthPage {
  public:
   // Whether a worker vouches for the page with its life (see Attach).
@@ -56,6 +59,12 @@ class HealthPage {
     // By phase, from the generation's start to the last commit: of whole steps.
     std::array<int64_t, kPhaseCount> phase_total_us{};
 
+    // Saves of checkpoints in this generation, and since the last one that succeeded; never
+    // negative. `save_error`: why the newest failed save failed, of any bytes but NUL.
+    int64_t failed_saves = 0;
+    int64_t failed_saves_in_a_row = 0;
+    std::string save_error;
+
     Worker worker = Worker::kNotAttached;
     bool tells_waits = false;       // enters Phase::kSynchronize whenever it waits for peers
     bool stop_aware = false;        // has called ShouldStop() at least once
@@ -64,6 +73,9 @@ class HealthPage {
 
   // The argument of RequestStop() that means: whatever the step.
   static constexpr int64_t kStopAtOnce = -1;
+
+  // RecordSave() keeps this much of a text: of a longer one its begin and its end.
+  static constexpr size_t kSaveErrorBytes = 256;
 
   // A new page of zeros in generation 0. Errors: kResourceExhausted (descriptors or memory).
   static absl::StatusOr<HealthPage> Create();
@@ -101,6 +113,9 @@ class HealthPage {
   // Worker: what it does in this phase gets on: the phase counts from now. For long work that is no
   // part of a step. Costs no system call.
   void Progress();
+
+  // Worker: a checkpoint was saved (`error` is empty), or it was not, because of `error`.
+  void RecordSave(absl::string_view error);
 
   // Worker: from now on it enters Phase::kSynchronize whenever it waits for peers within a step.
   void TellWaits();

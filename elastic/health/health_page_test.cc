@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cstdint>
 #include <limits>
+#include <string>
 #include <thread>
 
 #include "base/clock.h"
@@ -19,7 +20,10 @@
 namespace ddp::elastic {
 namespace {
 
+using ::testing::AllOf;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 // A second view of `page`, as a worker gets it.
 HealthPage MapAgain(const HealthPage& page) {
@@ -177,6 +181,51 @@ TEST(HealthPageTest, ProgressBeginsThePhaseAnewAndNothingElse) {
   EXPECT_GE(Total(page.Read(), Phase::kCheckpoint), 1000);
 }
 
+TEST(HealthPageTest, FailedSavesAreCountedAndTheNewestReasonIsKept) {
+  HealthPage agent = MakePage();
+  agent.BeginGeneration(1);
+  HealthPage worker = MapAgain(agent);
+  EXPECT_EQ(agent.Read().failed_saves, 0);
+  EXPECT_EQ(agent.Read().save_error, "");
+  worker.RecordSave("/disk/step-1: No space left on device");
+  worker.RecordSave("/disk: I/O error");
+  EXPECT_EQ(agent.Read().failed_saves, 2);
+  EXPECT_EQ(agent.Read().failed_saves_in_a_row, 2);
+  EXPECT_EQ(agent.Read().save_error, "/disk: I/O error");
+  worker.RecordSave("");
+  EXPECT_EQ(agent.Read().failed_saves, 2);
+  EXPECT_EQ(agent.Read().failed_saves_in_a_row, 0);
+  EXPECT_EQ(agent.Read().save_error, "/disk: I/O error");
+  agent.BeginGeneration(2);
+  EXPECT_EQ(agent.Read().failed_saves, 0);
+  EXPECT_EQ(agent.Read().save_error, "");
+}
+
+TEST(HealthPageTest, ALongReasonKeepsItsEnds) {
+  HealthPage page = MakePage();
+  page.RecordSave(std::string(HealthPage::kSaveErrorBytes, 'x'));
+  EXPECT_EQ(page.Read().save_error, std::string(HealthPage::kSaveErrorBytes, 'x'));
+  page.RecordSave("cannot write /" + std::string(1000, 'x') + ": No space left on device");
+  const std::string path = page.Read().save_error;
+  EXPECT_EQ(path.size(), HealthPage::kSaveErrorBytes);
+  EXPECT_THAT(path, AllOf(StartsWith("cannot write /x"), HasSubstr("x...x"),
+                          EndsWith(": No space left on device")));
+  // No character of two bytes is cut, whether it begins at an even or at an odd byte.
+  for (const std::string begin : {"", "x"}) {
+    std::string text = begin;
+    for (int i = 0; i < 500; ++i) text += "\xc3\xa4";
+    page.RecordSave(text);
+    const std::string kept = page.Read().save_error;
+    EXPECT_GE(kept.size(), HealthPage::kSaveErrorBytes - 2);
+    const size_t gap = kept.find("...");
+    ASSERT_NE(gap, std::string::npos);
+    EXPECT_EQ((gap - begin.size()) % 2, 0u);
+    EXPECT_EQ(kept[gap + 3], '\xc3');
+  }
+  page.RecordSave(std::string("a\0b", 3));
+  EXPECT_EQ(page.Read().save_error, "a");
+}
+
 TEST(HealthPageTest, ThereIsNoStartupAfterTheFirstCommit) {
   HealthPage page = MakePage();
   page.BeginGeneration(1);
@@ -294,10 +343,14 @@ TEST(HealthPageTest, ReadsEndWhateverThePageHolds) {
     EXPECT_LT(static_cast<int>(snapshot.phase), kPhaseCount);
     EXPECT_GE(snapshot.commits, 0);
     EXPECT_GE(snapshot.longest_step_us, 0);
+    EXPECT_GE(snapshot.failed_saves, 0);
+    EXPECT_GE(snapshot.failed_saves_in_a_row, 0);
+    EXPECT_LE(snapshot.save_error.size(), HealthPage::kSaveErrorBytes);
     // What the worker computes with its own page is arithmetic without traps.
     page.EnterPhase(Phase::kCheckpoint);
     page.CommitStep(1);
     page.ShouldStop();
+    page.RecordSave("an error");
   }
   EXPECT_TRUE(page.Read().has_step);
   munmap(bytes, 4096);
@@ -347,7 +400,7 @@ TEST(HealthPageTest, NamesBothVersionsWhenTheyDiffer) {
   ASSERT_EQ(pwrite(page.fd(), &newer, sizeof(newer), 8), 4);
   const absl::Status status = HealthPage::Map(dup(page.fd())).status();
   EXPECT_THAT(status.message(), HasSubstr("version 99"));
-  EXPECT_THAT(status.message(), HasSubstr("this program knows 2"));
+  EXPECT_THAT(status.message(), HasSubstr("this program knows 3"));
 }
 
 }  // namespace

@@ -139,6 +139,10 @@ void WorkerSession::progress() {
   if (page_ != nullptr) page_->Progress();
 }
 
+void WorkerSession::report_save(const std::string& error) {
+  if (page_ != nullptr) page_->RecordSave(error);
+}
+
 bool WorkerSession::should_stop() {
   const int64_t sender = sigterm_sender.load(std::memory_order_relaxed);
   if (page_ == nullptr) return sender != kNobody;

@@ -120,6 +120,11 @@ class WorkerSession {
   // that commits. Costs no system call.
   void progress();
 
+  // Tells the agent that a checkpoint was saved (`error` is empty), or that it was not and why. The
+  // agent counts the failed ones for `ddprun status` and the metrics. Checkpointer calls it after
+  // each save. On the thread that commits. Costs no system call and never fails.
+  void report_save(const std::string& error);
+
  private:
   WorkerSession() = default;
 

@@ -228,6 +228,20 @@ TEST_F(WithPageTest, WaitsForPeersAreToldFromTheThreadThatCommits) {
             0);
 }
 
+TEST_F(WithPageTest, FailedSavesReachTheAgent) {
+  EXPECT_EQ(RunWith(variables_,
+                    [] {
+                      WorkerSession session = WorkerSession::from_environment();
+                      session.report_save("disk full");
+                      session.report_save("disk still full");
+                      return 0;
+                    }),
+            0);
+  EXPECT_EQ(page_->Read().failed_saves, 2);
+  EXPECT_EQ(page_->Read().failed_saves_in_a_row, 2);
+  EXPECT_EQ(page_->Read().save_error, "disk still full");
+}
+
 TEST_F(WithPageTest, StopsAfterTheStepThatTheAgentNames) {
   page_->RequestStop(12);
   EXPECT_EQ(RunWith(variables_,

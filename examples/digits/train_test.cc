@@ -1,18 +1,27 @@
 // The main job, as a user runs it: the real ddprun, the real trainer, the real digits.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <signal.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
+#include <regex>
 #include <sstream>
 #include <string>
 #include <vector>
 
+#include "absl/time/time.h"
+#include "base/clock.h"
+#include "base/unique_fd.h"
 #include "launcher/ddprun_driver.h"
+#include "testing/loopback_client.h"
 
 namespace ddp::examples {
 namespace {
@@ -37,6 +46,21 @@ std::vector<nlohmann::json> JsonLines(const fs::path& path) {
   std::istringstream text(Read(path));
   for (std::string line; std::getline(text, line);) lines.push_back(nlohmann::json::parse(line));
   return lines;
+}
+
+// What `look` returns once a part of it matches `pattern`.
+std::string Await(const std::function<std::string()>& look, const std::string& pattern) {
+  const MonotonicClock clock;
+  const absl::Time deadline = clock.Now() + DdprunDriver::kDeadline;
+  const std::regex expected(pattern);
+  std::string text;
+  while (clock.Now() < deadline) {
+    text = look();
+    if (std::regex_search(text, expected)) return text;
+    ::poll(nullptr, 0, 20);  // the agent tells nobody when it has looked at its workers
+  }
+  ADD_FAILURE() << "no " << pattern << " in:\n" << text;
+  return text;
 }
 
 class DigitsTest : public ::testing::Test {
@@ -186,6 +210,41 @@ TEST_F(DigitsTest, AFullDiskCostsCheckpointsAndNotTheJob) {
   EXPECT_THAT(run.err(), HasSubstr("the last checkpoint was not saved"));
   EXPECT_THAT(run.err(), Not(HasSubstr("restart 1 of 3")));
   EXPECT_EQ(Newest("full"), fs::path());
+}
+
+TEST_F(DigitsTest, AFailedSaveIsSeenInMetricsAndStatus) {
+  const std::string command =
+      std::string("trap '' XFSZ; ulimit -f 32; exec ") + kTrain +
+      " --epochs=100000 --checkpoint_every=5 --checkpoint_dir=" + Checkpoints("full").string();
+  DdprunDriver run({.arguments = {"--standalone", "--nproc-per-node=2", "--metrics-port=0",
+                                  "/bin/sh", "-c", command}});
+  run.AwaitStderr("was not saved; training goes on");
+  const std::string announced = "metrics are served on port ";
+  run.AwaitStderr(announced);
+  const int port =
+      std::atoi(run.err().substr(run.err().find(announced) + announced.size()).c_str());
+  const std::string in_metrics = Await(
+      [port] {
+        const UniqueFd fd = testing::DialLoopback(port);
+        if (!fd.valid()) return std::string();
+        testing::SendText(fd, "GET /metrics HTTP/1.1\r\n\r\n");
+        return testing::ReceiveText(fd);
+      },
+      "\nddp_failed_saves_total [1-9]");
+  EXPECT_THAT(in_metrics, HasSubstr("\nddp_failed_saves_in_a_row "));
+
+  std::vector<std::unique_ptr<DdprunDriver>> looks;  // the end of a driver ends all jobs
+  const auto status = [&run, &looks] {
+    const std::map<std::string, std::string> environment = {{"TMPDIR", run.temporary_folder()}};
+    looks.push_back(std::make_unique<DdprunDriver>(
+        DdprunDriver::Options{.arguments = {"status"}, .environment = environment}));
+    return looks.back()->Wait() == 0 ? looks.back()->out() : std::string();
+  };
+  const std::string in_status = Await(status, "saves     [1-9][0-9]* failed; the newest: ");
+  EXPECT_THAT(in_status, HasSubstr("WARNING   no checkpoint is being saved: "));
+  EXPECT_THAT(in_status, HasSubstr(": File too large"));
+  ASSERT_EQ(::kill(run.pid(), SIGTERM), 0);
+  EXPECT_EQ(run.Wait(), 1) << run.err();
 }
 
 TEST_F(DigitsTest, BadDataAndFlagsAreOneClearLine) {
