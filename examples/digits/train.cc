@@ -169,7 +169,7 @@ class Reports {
   }
 
   void Epoch(const MetricsLog::Entry& entry) {
-    std::printf("epoch %u loss %.4f test_accuracy %.4f samples_per_second %.0f\n", entry.epoch,
+    std::printf("epoch %ld loss %.4f test_accuracy %.4f samples_per_second %.0f\n", entry.epoch,
                 entry.loss, entry.test_accuracy, entry.samples_per_second);
     std::fflush(stdout);
     if (writes_metrics_) Warn(metrics_.Append(entry));
@@ -252,7 +252,7 @@ int Train() {
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
     const MetricsLog::Entry entry{
         .step = training.steps(),
-        .epoch = static_cast<uint32_t>(training.epoch()),
+        .epoch = training.epoch(),
         .loss = training.mean_loss(),
         .test_accuracy = Accuracy(net, test, *group),
         .samples_per_second =
