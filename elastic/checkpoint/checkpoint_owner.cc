@@ -12,6 +12,12 @@ std::string OwnerText(const CheckpointOwner& owner) {
                       "run \"", owner.run_id, "\"");
 }
 
+bool MayBeOfOneJob(const CheckpointOwner& a, const CheckpointOwner& b) {
+  if (!a.run_id.empty() && !b.run_id.empty() && a.run_id != b.run_id) return false;
+  if (!a.job.empty() && !b.job.empty()) return a.job == b.job;
+  return a.instance == 0 || b.instance == 0 || a.instance == b.instance;
+}
+
 absl::Status MayFollow(const CheckpointOwner& next, const CheckpointOwner& current) {
   if (next.run_id != current.run_id) return absl::OkStatus();
   if (!next.job.empty() && !current.job.empty() && next.job != current.job) {

@@ -38,6 +38,11 @@ using AskRendezvous = std::function<absl::StatusOr<std::string>()>;
 // kFailedPrecondition: `next` is the older one; the message has both numbers.
 absl::Status MayFollow(const CheckpointOwner& next, const CheckpointOwner& current);
 
+// Whether both may be writers of one job: nothing that is known of both differs. The token tells
+// jobs apart. Without it the instance does: a server that starts empty counts instances anew, so an
+// instance says less. Pure.
+bool MayBeOfOneJob(const CheckpointOwner& a, const CheckpointOwner& b);
+
 // "generation 3 of instance 1 of run \"digits\"", for messages.
 std::string OwnerText(const CheckpointOwner& owner);
 

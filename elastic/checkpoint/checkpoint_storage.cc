@@ -138,6 +138,11 @@ absl::StatusOr<LoadedFile> CheckpointStorage::LoadFile(const Manifest& manifest,
   return loaded;
 }
 
+absl::StatusOr<CheckpointOwner> CheckpointStorage::Owner() const {
+  DDP_ASSIGN_OR_RETURN(OwnerFile::Claim claim, owner_file_.Current());
+  return std::move(claim.owner);
+}
+
 bool CheckpointStorage::IsMissing(const std::string& path) const {
   return absl::StartsWith(path, absl::StrCat(root_, "/")) &&
          absl::IsNotFound(file_system_->OpenFile(path).status());

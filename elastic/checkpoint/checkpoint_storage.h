@@ -64,6 +64,9 @@ class CheckpointStorage {
   // kDataLoss names the file and, where it can, the tensor.
   absl::StatusOr<LoadedFile> LoadFile(const Manifest& manifest, const FileRecord& file) const;
 
+  // The writer that claimed the folder last. kNotFound: none has, or there is no folder.
+  absl::StatusOr<CheckpointOwner> Owner() const;
+
   // Whether there is no file `path` in the root.
   bool IsMissing(const std::string& path) const;
 

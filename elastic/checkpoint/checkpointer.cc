@@ -214,6 +214,7 @@ class Checkpointer::Impl {
   absl::StatusOr<std::optional<RestoredCheckpoint>> Restore(TrainingState& state);
   bool HasCheckpoint() const;
   std::string NewestRunId() const;
+  bool HoldsOwnCheckpoints() const;
   const SaveStats& stats() const { return stats_; }
 
  private:
@@ -440,6 +441,16 @@ std::string Checkpointer::Impl::NewestRunId() const {
   return "";
 }
 
+bool Checkpointer::Impl::HoldsOwnCheckpoints() const {
+  if (!HasCheckpoint() || NewestRunId() != options_.run_id) return false;
+  const absl::StatusOr<CheckpointOwner> owner = storage_.Owner();
+  if (absl::IsNotFound(owner.status())) return false;
+  if (!owner.ok()) throw CheckpointError(std::string(owner.status().message()));
+  CheckpointOwner mine = owner_;
+  if (rendezvous_ != nullptr) mine.job = rendezvous_->Ask().value_or("");
+  return MayBeOfOneJob(mine, *owner);
+}
+
 Checkpointer::Options Checkpointer::options_for(const WorkerSession& session,
                                                 c10::intrusive_ptr<c10d::Store> store,
                                                 std::string folder) {
@@ -508,5 +519,7 @@ std::optional<RestoredCheckpoint> Checkpointer::restore(TrainingState& state) {
 bool Checkpointer::has_checkpoint() const { return impl_->HasCheckpoint(); }
 
 std::string Checkpointer::newest_run_id() const { return impl_->NewestRunId(); }
+
+bool Checkpointer::holds_own_checkpoints() const { return impl_->HoldsOwnCheckpoints(); }
 
 }  // namespace ddp::elastic

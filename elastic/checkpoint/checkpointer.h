@@ -187,10 +187,16 @@ class Checkpointer {
   bool has_checkpoint() const;
 
   // The run id of the job that wrote the newest checkpoint whose manifest is not damaged, as this
-  // rank sees it; empty when there is none. Tells a restarted job's own checkpoints from what an
-  // earlier job left in the folder. Not a collective. Throws CheckpointError when the manifest
-  // cannot be read for another reason.
+  // rank sees it; empty when there is none. Not a collective. Throws CheckpointError when the
+  // manifest cannot be read for another reason.
   std::string newest_run_id() const;
+
+  // Whether the newest checkpoint is this job's own, as this rank sees it: tells the checkpoints of
+  // a restarted job from those that another job left in the folder, also one of the same run id.
+  // Compares the run id, the folder's owner and, under ddprun, the token that the job has in its
+  // rendezvous. Not a collective. Waits up to 3 s for a rendezvous that does not answer. Throws
+  // CheckpointError as newest_run_id() does.
+  bool holds_own_checkpoints() const;
 
  private:
   class Impl;

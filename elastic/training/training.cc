@@ -181,8 +181,8 @@ class Training::Impl {
         Checkpointer::options_for(session_, group_->store(), options_.checkpoint_folder);
     checkpoints.on_error = options_.on_checkpoint_error;
     checkpointer_.emplace(std::move(checkpoints));
-    // A restarted job finds its own checkpoints. Any other is another job's.
-    const bool own = session_.is_restart() && checkpointer_->newest_run_id() == session_.run_id();
+    // A restarted job finds its own checkpoints. The first generation of a job has none.
+    const bool own = session_.is_restart() && checkpointer_->holds_own_checkpoints();
     if (!own && !options_.resume && checkpointer_->has_checkpoint()) {
       throw std::invalid_argument(absl::StrCat(
           options_.checkpoint_folder,

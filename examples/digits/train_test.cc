@@ -196,6 +196,30 @@ TEST_F(DigitsTest, ANewJobResumesOnlyWhenToldTo) {
   EXPECT_TRUE(Tensors("job") == Tensors("other"));
 }
 
+// With port 0 each job has a server of its own, which counts the jobs of an id from 1.
+TEST_F(DigitsTest, ANewJobUnderAnOldIdResumesInNoGenerationUnlessToldTo) {
+  const auto job = [this](const std::vector<std::string>& flags) {
+    DdprunDriver::Options options = Job("job", flags);
+    options.arguments[0] = "--rdzv-endpoint=localhost:0";  // in place of --standalone
+    options.arguments.insert(options.arguments.begin(), "--rdzv-id=again");
+    return options;
+  };
+  ASSERT_EQ(DdprunDriver(job({"--epochs=1"})).Wait(), 0);
+  const auto before = Tensors("job");
+
+  DdprunDriver careless(job({"--epochs=2"}));
+  EXPECT_EQ(careless.Wait(), 1);
+  EXPECT_THAT(careless.err(), HasSubstr("restart 1 of 3"));
+  EXPECT_THAT(careless.err(), HasSubstr("holds checkpoints already: resume from them, or "
+                                        "name another checkpoint folder"));
+  EXPECT_THAT(careless.err(), Not(HasSubstr("goes on from ")));
+  EXPECT_TRUE(Tensors("job") == before);
+
+  DdprunDriver resumed(job({"--epochs=2", "--resume"}));
+  EXPECT_EQ(resumed.Wait(), 0) << resumed.err();
+  EXPECT_THAT(resumed.err(), HasSubstr("goes on from "));
+}
+
 // A write beyond 16 KiB of a file fails in the workers, as on a full disk: no checkpoint fits.
 TEST_F(DigitsTest, AFullDiskCostsCheckpointsAndNotTheJob) {
   const std::string flags =

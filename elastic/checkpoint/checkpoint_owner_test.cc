@@ -1,0 +1,54 @@
+#include "elastic/checkpoint/checkpoint_owner.h"
+
+#include "gtest/gtest.h"
+
+namespace ddp::elastic {
+namespace {
+
+const CheckpointOwner kSaved = {
+    .run_id = "digits", .generation = 1, .nonce = "aa", .instance = 1, .job = "token"};
+
+CheckpointOwner Later() {
+  CheckpointOwner owner = kSaved;
+  owner.generation = 2;
+  owner.nonce = "bb";
+  return owner;
+}
+
+TEST(MayBeOfOneJobTest, ALaterGenerationIs) { EXPECT_TRUE(MayBeOfOneJob(Later(), kSaved)); }
+
+// A job that is run again under the same id, on a server that has lost the first one.
+TEST(MayBeOfOneJobTest, AnotherTokenIsAnotherJobWhateverTheInstance) {
+  CheckpointOwner other = Later();
+  other.job = "other";
+  EXPECT_FALSE(MayBeOfOneJob(other, kSaved));
+}
+
+// The server has lost its memory, and the job came back under another number.
+TEST(MayBeOfOneJobTest, TheSameTokenIsTheSameJobWhateverTheInstance) {
+  CheckpointOwner renumbered = Later();
+  renumbered.instance = 2;
+  EXPECT_TRUE(MayBeOfOneJob(renumbered, kSaved));
+}
+
+TEST(MayBeOfOneJobTest, WithoutATokenTheInstanceDecides) {
+  CheckpointOwner silent = Later();
+  silent.job = "";
+  EXPECT_TRUE(MayBeOfOneJob(silent, kSaved));
+  EXPECT_TRUE(MayBeOfOneJob(kSaved, silent));
+  silent.instance = 2;
+  EXPECT_FALSE(MayBeOfOneJob(silent, kSaved));
+  silent.instance = 0;  // of another launcher
+  EXPECT_TRUE(MayBeOfOneJob(silent, kSaved));
+}
+
+TEST(MayBeOfOneJobTest, AnotherRunIdIsAnotherJob) {
+  CheckpointOwner other = Later();
+  other.run_id = "letters";
+  EXPECT_FALSE(MayBeOfOneJob(other, kSaved));
+  other.run_id = "";  // the text of a claim may be damaged
+  EXPECT_TRUE(MayBeOfOneJob(other, kSaved));
+}
+
+}  // namespace
+}  // namespace ddp::elastic
