@@ -32,6 +32,7 @@
 #include "elastic/checkpoint/save_backoff.h"
 #include "elastic/checkpoint/save_checkpoint.h"
 #include "elastic/checkpoint/shard_plan.h"
+#include "elastic/checkpoint/stall_watch.h"
 #include "elastic/checkpoint/store_group.h"
 #include "elastic/checkpoint/torch_tensors.h"
 #include "elastic/checkpoint/wire_status.h"
@@ -206,7 +207,12 @@ class Checkpointer::Impl {
                .instance = rendezvous_ == nullptr ? 0 : rendezvous_->instance()},
         group_(MakeGroup(options_)),
         posix_(options_.folder),
-        file_system_(&posix_, [this] { OnProgress(); }),
+        stall_watch_(options_.stall_warning_after,
+                     [rank = options_.rank](const std::string& line) {
+                       LOG(WARNING) << "rank " << rank << ", checkpoints: " << line;
+                     }),
+        file_system_(
+            &posix_, [this] { OnProgress(); }, &stall_watch_),
         storage_(&file_system_, options_.folder, Asking(rendezvous_)),
         backoff_({.first = options_.retry_pause, .max = options_.retry_pause_max}) {}
 
@@ -237,6 +243,7 @@ class Checkpointer::Impl {
   const std::unique_ptr<CheckpointGroup> group_;
   const MonotonicClock clock_;
   PosixFileSystem posix_;
+  StallWatch stall_watch_;
   ProgressFileSystem file_system_;
   CheckpointStorage storage_;
   SaveBackoff backoff_;  // rank 0's counts
@@ -483,6 +490,8 @@ Checkpointer::Checkpointer(Options options) {
   require(options.generation_nonce.empty() || IsPlainNonce(options.generation_nonce),
           "the generation's nonce has other characters than letters, digits and \"-\"");
   require(options.timeout > absl::ZeroDuration(), "the timeout must be positive");
+  require(options.stall_warning_after > absl::ZeroDuration(),
+          "the time before a warning of a stall must be positive");
   require(
       options.retry_pause >= absl::ZeroDuration() && options.retry_pause_max >= options.retry_pause,
       "the pauses between tries must not be negative, nor the longest below the first");

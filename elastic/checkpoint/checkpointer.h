@@ -117,6 +117,11 @@ struct RestoredCheckpoint {
 // ranks of every block of bytes that they move. A save of any length is not called hung while it
 // makes progress.
 //
+// A mount that has stalled holds up every call, also the first one of a trainer that starts. After
+// 10 s (Options::stall_warning_after) the rank logs one line with the path. There is no deadline
+// here: a call inside the kernel cannot be ended. Under ddprun the hang detector stops the rank
+// once the job has made some steps; before that the rank waits.
+//
 // Threads: one at a time; under ddprun the one that commits. Options' store must live as long; so
 // must nothing else.
 class Checkpointer {
@@ -145,6 +150,10 @@ class Checkpointer {
     OnError on_error = OnError::kContinue;
     absl::Duration retry_pause = absl::Seconds(1);  // after the first failure; then it doubles
     absl::Duration retry_pause_max = absl::Minutes(5);
+
+    // A call to the folder's file system that lasts longer gives a warning with the folder, and
+    // another line when it returns: a mount that has stalled gives no error. Infinite: none.
+    absl::Duration stall_warning_after = absl::Seconds(10);
 
     // The agent sees its phase and progress. Null: no agent does.
     std::shared_ptr<WorkerSession> session;

@@ -668,6 +668,7 @@ TEST_F(CheckpointerTest, OptionsAreChecked) {
   refused([](auto& options) { options.generation_nonce = "../up"; });
   refused([](auto& options) { options.timeout = absl::ZeroDuration(); });
   refused([](auto& options) { options.retry_pause_max = absl::ZeroDuration(); });
+  refused([](auto& options) { options.stall_warning_after = absl::ZeroDuration(); });
 }
 
 // ---- Several ranks, over a store ----

@@ -7,15 +7,18 @@
 #include <vector>
 
 #include "elastic/checkpoint/file_system.h"
+#include "elastic/checkpoint/stall_watch.h"
 
 namespace ddp::elastic {
 
 // Another file system that calls `on_progress` after every call that has moved bytes of a file: on
-// the calling thread, also of files that are open when this object is gone.
+// the calling thread, also of files that are open when this object is gone. A call that does not
+// return is named by `watch`.
 class ProgressFileSystem final : public FileSystem {
  public:
-  // `real` must outlive this. `on_progress`: not null.
-  ProgressFileSystem(FileSystem* real, std::function<void()> on_progress);
+  // `real` must outlive this, `watch` (may be null) its files too. `on_progress`: not null.
+  ProgressFileSystem(FileSystem* real, std::function<void()> on_progress,
+                     StallWatch* watch = nullptr);
 
   absl::StatusOr<std::unique_ptr<WritableFile>> CreateFile(const std::string& path) override;
   absl::StatusOr<std::unique_ptr<ReadableFile>> OpenFile(const std::string& path) override;
@@ -31,6 +34,7 @@ class ProgressFileSystem final : public FileSystem {
  private:
   FileSystem* const real_;
   const std::function<void()> on_progress_;
+  StallWatch* const watch_;
 };
 
 }  // namespace ddp::elastic

@@ -1,0 +1,82 @@
+#ifndef DDP_ELASTIC_CHECKPOINT_STALL_WATCH_H_
+#define DDP_ELASTIC_CHECKPOINT_STALL_WATCH_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <thread>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/time/time.h"
+#include "base/clock.h"
+#include "base/mutex.h"
+
+namespace ddp::elastic {
+
+// Says that a call to a file system does not return: a file server that is away stops its clients
+// inside the kernel, without an error and without an end.
+//
+//   StallWatch watch(absl::Seconds(10), [](const std::string& line) { LOG(WARNING) << line; });
+//   {
+//     const StallWatch::Call call(&watch, "open", path);
+//     fd = open(path.c_str(), ...);
+//   }
+//
+// A call that lasts longer than `patience` gives one line. When it returns, it gives another one. A
+// line comes up to half of `patience` late.
+//
+// Threads: calls from any. `say` is called by a thread of the watch, and for a call that returns by
+// the caller's. Costs two short locks a call.
+class StallWatch {
+ public:
+  using Say = std::function<void(const std::string& line)>;
+
+  // An infinite `patience`: there is no thread and no line.
+  StallWatch(absl::Duration patience, Say say);
+  // Ends the thread. No call may be in progress.
+  ~StallWatch();
+  StallWatch(const StallWatch&) = delete;
+  StallWatch& operator=(const StallWatch&) = delete;
+
+  // One call, from its start to the end of the scope. `watch` may be null; `verb` and `path` must
+  // live as long as the scope.
+  class Call {
+   public:
+    Call(StallWatch* watch, const char* verb, const std::string& path);
+    ~Call();
+    Call(const Call&) = delete;
+    Call& operator=(const Call&) = delete;
+
+   private:
+    StallWatch* const watch_;
+    int64_t number_ = 0;
+  };
+
+ private:
+  struct Entry {
+    const char* verb = nullptr;
+    const std::string* path = nullptr;
+    absl::Time begin;
+    bool said = false;
+  };
+
+  void Watch();
+  void Look() ABSL_LOCKS_EXCLUDED(mutex_);
+
+  const absl::Duration patience_;
+  const Say say_;
+  const MonotonicClock clock_;
+
+  Mutex mutex_;
+  CondVar ends_;
+  bool ending_ ABSL_GUARDED_BY(mutex_) = false;
+  int64_t calls_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::map<int64_t, Entry> in_progress_ ABSL_GUARDED_BY(mutex_);
+
+  std::thread thread_;  // last: it uses all of the above
+};
+
+}  // namespace ddp::elastic
+
+#endif  // DDP_ELASTIC_CHECKPOINT_STALL_WATCH_H_
