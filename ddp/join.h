@@ -115,9 +115,8 @@ class Joinable {
 // - Of an object with a function joinable(). A DistributedDataParallel is such an object, and may
 //   move while the Join lives.
 // - Of a LibTorch optimizer. Its step has no collectives. At the end of the Join every rank gets
-// the
-//   optimizer state of the rank that went on longest, as it gets that rank's parameters: without
-//   it, a rank that joined early would go on with stale momentum.
+//   the optimizer state of the rank that went on longest, as it gets that rank's parameters:
+//   without it, a rank that joined early would go on with stale momentum.
 class JoinableRef {
  public:
   JoinableRef(Joinable* joinable) : joinable_(std::shared_ptr<void>(), joinable) {}

@@ -243,7 +243,7 @@ int OneBackwardThroughTwoModelsIsRefused() {
   DistributedDataParallel first(a, group), second(b, group);
   enum class Way { kSum, kChain, kOneByOne };
   const auto run = [&](Way way, int mine) {
-    ddp::join({first.joinable(), second.joinable()}, {}, [&] {
+    ddp::join({&first, &second}, {}, [&] {
       for (int step = 0; step < mine; ++step) {
         a->zero_grad();
         b->zero_grad();
@@ -277,7 +277,7 @@ int FinishAfterAFailedStepThrows() {
   net->unused->weight.set_requires_grad(false);
   net->unused->bias.set_requires_grad(false);
   DistributedDataParallel model(net, group);
-  Join join({model.joinable()});
+  Join join({&model});
   int failed = 0;
   for (int step = 0; step < 3; ++step) {
     try {
@@ -302,7 +302,7 @@ int DisagreementNamesTheEvents() {
   Net a, b;
   DistributedDataParallel first(a, group), second(b, group);
   EXPECT_THAT(ErrorOf<ReductionError>([&] {
-                ddp::join({first.joinable(), second.joinable()}, {}, [&] {
+                ddp::join({&first, &second}, {}, [&] {
                   auto& model = group->rank() == 0 ? first : second;
                   static_cast<void>(model.forward(Input(group->rank(), 0)));
                 });
