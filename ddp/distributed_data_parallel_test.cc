@@ -482,6 +482,46 @@ int EvaluatesOnOneRankAlone() {
   return 0;
 }
 
+// A forward with gradients is a collective in eval() too: on one rank alone it meets another
+// collective of the others, and all of them are told.
+int AnEvaluationWithGradientsOnOneRankAloneIsNamed() {
+  const auto group = init_process_group();
+  for (const int64_t batches : {1, 3}) {
+    Net net;
+    DistributedDataParallel model(net, group);
+    model.forward(Batch(group->rank(), 0)).sum().backward();
+    const std::string text = ErrorOf<CommunicationError>([&] {
+      if (group->rank() == 1) {
+        net->eval();
+        for (int64_t batch = 0; batch < batches; ++batch) model.forward(Batch(1, batch));
+        net->train();
+      }
+      for (int64_t step = 1; step < 5; ++step) {
+        net->zero_grad();
+        model.forward(Batch(group->rank(), step)).sum().backward();
+      }
+    });
+    EXPECT_THAT(text,
+                AllOf(HasSubstr("the ranks are in different collectives"), HasSubstr("rank 0 is"),
+                      HasSubstr("rank 1 is"), HasSubstr("the broadcast of buffers"),
+                      HasSubstr("the ranks ran different numbers of batches")));
+  }
+  // Without buffers an evaluation has no collective.
+  PlainNet net;
+  DistributedDataParallel model(net, group);
+  for (int64_t step = 0; step < 3; ++step) {
+    for (int64_t batch = 0; batch < 2 * group->rank(); ++batch) {
+      net->eval();
+      model.forward(Batch(group->rank(), batch));
+      net->train();
+    }
+    net->zero_grad();
+    model.forward(Batch(group->rank(), step)).pow(2).mean().backward();
+    EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*net))) << "step " << step;
+  }
+  return 0;
+}
+
 int SecondBackwardIsRefused() {
   const auto group = init_process_group();
   PlainNet net;
@@ -753,6 +793,8 @@ const std::map<std::string, std::function<int()>>& Bodies() {
       {"BucketsAreDealtAnewByReadyOrder", BucketsAreDealtAnewByReadyOrder},
       {"AnyDenseParameterWorks", AnyDenseParameterWorks},
       {"EvaluatesOnOneRankAlone", EvaluatesOnOneRankAlone},
+      {"AnEvaluationWithGradientsOnOneRankAloneIsNamed",
+       AnEvaluationWithGradientsOnOneRankAloneIsNamed},
       {"SecondBackwardIsRefused", SecondBackwardIsRefused},
       {"UnusedParameterIsNamedOnEveryRank", UnusedParameterIsNamedOnEveryRank},
       {"DifferentModelsAreNamed", DifferentModelsAreNamed},
