@@ -629,7 +629,8 @@ TEST_F(SaveLoadTest, ACommitLooksAtEveryFileFirst) {
 TEST_F(SaveLoadTest, AnOptionThatIsNoNumberIsNotCommitted) {
   CheckpointStorage storage(&file_system_, kRoot);
   SoloGroup group;
-  CheckpointContents contents = State(3).Contents(1);
+  const State state(3);
+  CheckpointContents contents = state.Contents(1);
   contents.description.optimizer =
       OptimizerRecord{"SGD", {{{"fc.weight"}, {{"lr", std::nan("")}}}}, {}};
   const auto saved = SaveCheckpoint(file_system_, storage, group, {.owner = Owner(1)}, contents);

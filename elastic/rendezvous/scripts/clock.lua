@@ -53,7 +53,10 @@ local has_ticked = false
 local function tick()
   local since = now - num('tick')
   local is_back = since < -1000
-  if since >= 0 and since * 12 < lease_ms then
+  -- Leases have run out while membership was frozen. The first call after that looks at them before
+  -- it may start a round: a round of nodes that are gone would end at once.
+  local has_thawed = num('tick') < num('frozen_until') and not is_frozen()
+  if since >= 0 and since * 12 < lease_ms and not has_thawed then
     return
   end
   set('tick', text(now))
