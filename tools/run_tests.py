@@ -353,8 +353,8 @@ def parse_arguments(argv):
         action="append",
         default=[],
         metavar="NAME",
-        help="a configuration of .bazelrc (asan, tsan, ubsan, opt, clang, cuda); Bazel's tests"
-        " only. tsan leaves out what links LibTorch, which is not instrumented",
+        help="a configuration of .bazelrc (asan-ubsan, asan, ubsan, tsan, opt, clang, cuda);"
+        " Bazel's tests only. tsan leaves out what links LibTorch, which is not instrumented",
     )
     parser.add_argument(
         "--torch",
