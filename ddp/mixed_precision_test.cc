@@ -28,9 +28,9 @@ namespace {
 using internal::CastBuffers;
 using internal::CastInputs;
 using internal::CheckedHookResult;
-using internal::reduce_dtype_hook;
 using internal::CheckMixedPrecision;
 using internal::MixedPrecisionParameters;
+using internal::reduce_dtype_hook;
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
