@@ -388,8 +388,14 @@ def use_torch(version):
     )
     if info.returncode != 0:
         sys.exit("tools/test: bazel info output_base failed; its message stands above")
-    # The folder in use keeps the other version, so that neither is fetched twice.
+    # The folder in use keeps the other version, so that neither is fetched twice. Bazel takes the
+    # link to the other folder's sources for a part of //..., and this folder must leave no such
+    # link to the next build.
     BAZEL.append(f"--output_base={info.stdout.strip()}-torch-{version}")
+    BAZEL.append(f"--bazelrc={os.path.join(ROOT, 'tools', 'second_output_base.bazelrc')}")
+    link = os.path.join(ROOT, "bazel-" + os.path.basename(ROOT))
+    if os.path.islink(link):
+        os.unlink(link)
     os.environ["BAZEL"] = shlex.join(BAZEL)  # read by testing/consumer/run
     os.environ["DDP_TORCH_VERSION"] = version
     os.environ.pop("TORCH_PATH", None)
