@@ -256,7 +256,7 @@ bool FlatBuckets::CopyOutDense(int parameter) {
   if (options_.gradient_as_view) return false;
   if (gradient.requires_grad()) {
     gradient = slot.view.clone();  // cut off from the graph, as CopyIn has warned
-  } else if (SameLayout(slot, gradient)) {
+  } else if (slot.count > 0 && SameLayout(slot, gradient)) {  // an empty tensor's pointer is null
     std::memcpy(gradient.mutable_data_ptr(), slot.view.const_data_ptr(),
                 slot.count * (slot.view.element_size() / (slot.view.is_complex() ? 2 : 1)));
   } else {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "base/under_sanitizer.h"
 #include "base/unique_fd.h"
 
 namespace ddp::launcher {
@@ -29,7 +30,9 @@ class DdprunDriver {
     std::vector<std::string> before;
   };
 
-  static constexpr absl::Duration kDeadline = absl::Seconds(60);
+  // The time for a whole run. A sanitizer makes a run several times as long.
+  static constexpr absl::Duration kDeadline =
+      kUnderSanitizer ? absl::Minutes(5) : absl::Seconds(60);
 
   explicit DdprunDriver(const Options& options);
   DdprunDriver(const DdprunDriver&) = delete;

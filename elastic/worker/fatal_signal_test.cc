@@ -24,19 +24,11 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/under_sanitizer.h"
 #include "elastic/health/error_record.h"
 #include "elastic/worker/error_file.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-
-// A sanitizer has handlers and a report of its own for some of these.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define DDP_UNDER_SANITIZER 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define DDP_UNDER_SANITIZER 1
-#endif
-#endif
 
 namespace ddp::elastic {
 namespace {
@@ -55,9 +47,9 @@ class FatalSignalTest : public ::testing::Test {
   };
 
   void SetUp() override {
-#ifdef DDP_UNDER_SANITIZER
-    GTEST_SKIP() << "the sanitizer handles signals itself";
-#endif
+    if (kUnderSanitizer) {
+      GTEST_SKIP() << "the sanitizer has handlers and a report of its own for these signals";
+    }
   }
 
   // Runs `body` in a child that has the handlers.
