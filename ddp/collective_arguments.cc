@@ -20,6 +20,24 @@ namespace {
 using Kind = Collective::Kind;
 using Tensors = std::vector<at::Tensor>;
 
+// A complex number is reduced as two real ones, a bool as a byte.
+bool GlooReduces(at::ScalarType type) {
+  switch (c10::toRealValueType(type)) {
+    case at::kBool:
+    case at::kByte:
+    case at::kChar:
+    case at::kInt:
+    case at::kLong:
+    case at::kHalf:
+    case at::kBFloat16:
+    case at::kFloat:
+    case at::kDouble:
+      return true;
+    default:
+      return false;
+  }
+}
+
 // Checks of one call; `what` is its name.
 class Checks {
  public:
@@ -33,14 +51,16 @@ class Checks {
   // Of the tensors of one call, read and written.
   void Tensor(const at::Tensor& tensor) {
     if (!tensor.defined()) Fail("a tensor is undefined");
-    if (tensor.layout() != at::kStrided) Fail("a tensor is sparse. Only all_reduce takes those");
+    if (tensor.layout() != at::kStrided) {
+      Fail("a tensor is sparse. Only all_reduce takes those, of layout COO");
+    }
     AnyLayout(tensor);
   }
 
   void AnyLayout(const at::Tensor& tensor) {
-    if (caller_.device.has_value() && tensor.device().type() != *caller_.device) {
+    if (caller_.device.has_value() && tensor.device() != *caller_.device) {
       Fail(absl::StrCat("a tensor is on ", tensor.device().str(), ". This group's tensors are on ",
-                        c10::DeviceTypeName(*caller_.device, true), " (ProcessGroup::device())"));
+                        caller_.device->str(), " (ProcessGroup::device())"));
     }
     if (!first_.defined()) first_ = tensor;
     if (tensor.scalar_type() != first_.scalar_type() || tensor.device() != first_.device()) {
@@ -75,6 +95,10 @@ class Checks {
     if (op == ReduceOp::kAverage && integral) {
       Fail(absl::StrCat("an average of ", c10::toString(type),
                         " would be cut off. Sum, then divide in a floating-point type"));
+    }
+    if (bits && caller_.backend == "nccl") Fail("NCCL has no bitwise operations");
+    if (caller_.backend == "gloo" && !GlooReduces(type)) {
+      Fail(absl::StrCat("Gloo does not reduce ", c10::toString(type), ". Convert with .to(...)"));
     }
     if (bits && !integral) {
       Fail(absl::StrCat(c10::toString(type), " has no bitwise operations. Integers and bool have"));
@@ -133,8 +157,8 @@ struct Target {
 Target ForWriting(const Tensors& tensors, bool old) {
   if (at::Tensor block = OneBlock(tensors); block.defined()) return {std::move(block), nullptr};
   Target target;
-  target.flat =
-      old ? ForReading(tensors).clone() : at::empty({Count(tensors)}, tensors.front().options());
+  // ForReading() copies what is no block.
+  target.flat = old ? ForReading(tensors) : at::empty({Count(tensors)}, tensors.front().options());
   target.finish = [flat = target.flat, tensors] {
     int64_t offset = 0;
     for (const at::Tensor& tensor : tensors) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -17,11 +18,12 @@ namespace ddp::internal {
 struct CollectiveCaller {
   int rank = 0;
   int size = 1;
-  std::optional<at::DeviceType> device = {};  // where tensors must lie; nullopt: anywhere
+  std::optional<at::Device> device = {};  // where tensors must lie; nullopt: anywhere
+  std::string backend = {};               // "gloo", "nccl", or another one
 };
 
 // A collective of a program as a communicator takes it: on contiguous tensors that do not overlap.
-// Where the program's tensors are not like that, these are copies.
+// A tensor that is not contiguous, or that overlaps an output, is replaced by a copy.
 struct PreparedCollective {
   Collective collective;
   // Writes the result into the program's tensors and divides an average. Null: nothing is to do.
@@ -29,11 +31,11 @@ struct PreparedCollective {
   std::vector<at::Tensor> outputs;  // the program's tensors that are written
 };
 
-// Several tensors in place of one stand for their elements one after the other.
+// A list of tensors stands for their elements in order.
 //
 // All throw ConfigurationError, which names the rank and the collective, where a tensor is
 // undefined, sparse (but in an all-reduce), of another type or device than the first one, to be
-// written and has two elements at one address; where the type does not have the operation, sizes do
+// written and comes from expand(); where the type or the backend lacks the operation, sizes do
 // not fit, or there is no such rank. Gradients are not tracked.
 PreparedCollective PrepareAllReduce(const CollectiveCaller& caller, const at::Tensor& tensor,
                                     ReduceOp op);

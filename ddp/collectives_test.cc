@@ -16,6 +16,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "ddp/comm/collective_log.h"
+#include "ddp/comm/communicator.h"
 #include "ddp/comm/gloo_backend.h"
 #include "ddp/error.h"
 #include "ddp/process_group.h"
@@ -35,6 +37,7 @@ using ::ddp::testing::ErrorOf;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Le;
 
 constexpr at::ScalarType kAllTypes[] = {
     at::kByte, at::kChar,        at::kShort,  at::kInt,          at::kLong,
@@ -138,6 +141,22 @@ int Reductions() {
       ExpectEqual(strided_part.reshape({4}), part, absl::StrCat(what, ", from a list"));
     }
   }
+  {
+    const c10::InferenceMode inference;
+    const at::Tensor strided = Strided(at::full({4}, static_cast<float>(group->rank())));
+    group->all_reduce(strided, ReduceOp::kAverage);
+    EXPECT_EQ(strided[3].item<float>(), static_cast<float>(size - 1) / 2);
+    const at::Tensor part = at::zeros({2});
+    group->reduce_scatter(part, at::ones({2 * size}), ReduceOp::kAverage);
+    EXPECT_EQ(part[1].item<float>(), 1);
+  }
+  const at::Tensor leaf = at::ones({4}).requires_grad_();
+  group->all_reduce(leaf, ReduceOp::kAverage);
+  EXPECT_TRUE(leaf.requires_grad() && leaf.is_leaf());
+  const at::Tensor sparse_leaf =
+      at::sparse_coo_tensor(at::zeros({1, 1}, at::kLong), at::ones({1}), {8}).requires_grad_();
+  group->all_reduce(sparse_leaf);
+  EXPECT_EQ(sparse_leaf.detach().to_dense().sum().item<float>(), static_cast<float>(size));
   const at::Tensor sparse = at::sparse_coo_tensor(at::tensor({int64_t{group->rank()}}).view({1, 1}),
                                                   at::full({1}, 6.0F), {8});
   group->all_reduce(sparse, ReduceOp::kAverage);
@@ -257,7 +276,7 @@ int ManyAtOnce() {
   works.push_back(group->all_reduce_async(average, ReduceOp::kAverage));
   works.push_back(group->all_gather_async(gathered, at::full({1}, static_cast<float>(rank))));
   works.push_back(group->reduce_scatter_async(part, at::ones({size})));
-  group->all_reduce_async(dropped);  // goes on by itself
+  const TensorFuture dropped_future = group->all_reduce_async(dropped);  // nobody waits for it
   works.push_back(group->all_to_all_async(exchanged, at::full({size}, static_cast<float>(rank))));
   works.push_back(group->broadcast_async(at::ones({3}), 1));
   works.push_back(group->barrier_async());
@@ -271,8 +290,9 @@ int ManyAtOnce() {
   EXPECT_TRUE(at::equal(gathered, at::arange(size, at::kFloat)));
   EXPECT_TRUE(at::equal(exchanged, at::arange(size, at::kFloat)));
   EXPECT_EQ(part.item<float>(), static_cast<float>(size));
-  group->barrier();
-  EXPECT_EQ(dropped[4].item<float>(), static_cast<float>(size)) << "nobody waited, and it came";
+  while (!dropped_future->completed()) {
+  }
+  EXPECT_EQ(dropped[4].item<float>(), static_cast<float>(size));
 
   Work empty;
   empty.wait();
@@ -326,7 +346,11 @@ int Messages() {
   const at::Tensor late = at::zeros({3});
   Work waiting;
   if (rank == 0) waiting = group->recv_async(late, 1, 3);
-  group->all_reduce(at::ones({4}));
+  for (int i = 0; i < 100; ++i) group->all_reduce(at::ones({4}));
+  if (rank == 0) {
+    // The collectives behind the message are forgotten all the same.
+    EXPECT_THAT(group->communicator().log()->Position().newest.size(), Le(10));
+  }
   if (rank == 1) group->send(at::ones({3}), 0, 3);
   waiting.wait();
   EXPECT_EQ(late.sum().item<float>(), rank == 0 ? 3 : 0);
@@ -344,9 +368,11 @@ int BadArguments() {
       {[&] { group->all_reduce(at::Tensor()); }, "all_reduce: a tensor is undefined"},
       {[&] { group->all_reduce(at::ones({1}).expand({4})); }, "several elements at one address"},
       {[&] { group->all_reduce(at::empty({4}, at::kMeta)); }, "a tensor is on meta"},
+      {[&] { group->all_reduce(at::ones({4}, at::kShort)); }, "Gloo does not reduce Short"},
       {[&] { group->broadcast(good, size); }, "there is no rank"},
       {[&] { group->broadcast(good, -1); }, "there is no rank -1 in a group of"},
-      {[&] { group->broadcast(good.to_sparse()); }, "a tensor is sparse. Only all_reduce"},
+      {[&] { group->broadcast(good.to_sparse()); },
+       "a tensor is sparse. Only all_reduce takes those, of layout COO"},
       {[&] { group->all_gather(at::ones({4}), at::ones({5})); }, "the output has 4 elements"},
       {[&] { group->all_gather(at::ones({4 * size}), at::ones({4}, at::kInt)); },
        "the tensors differ: Int on cpu and Float on cpu"},
@@ -443,6 +469,19 @@ int Disagreement() {
         group->barrier();
       },
       "1 element of Float, and this rank receives 2 elements of Float");
+  return 0;
+}
+
+// A rank that has a message pending waits in a collective, and another rank ends.
+int LeavesWhileAMessageIsPending() {
+  const auto group = init_process_group();
+  const int rank = group->rank();
+  Work pending;
+  if (rank == 0) pending = group->recv_async(at::zeros({4}), 1, 5);
+  group->barrier();
+  if (rank == 2) return 0;
+  EXPECT_THAT(ErrorOf<PeerFailedError>([&] { group->all_reduce(at::ones({4})); }),
+              AllOf(HasSubstr("because rank 2 failed"), HasSubstr("ddp::Join")));
   return 0;
 }
 
@@ -580,7 +619,7 @@ int OwnBackend() {
     // It has no all-gather: that fails by its name, and the group goes on in a new incarnation.
     EXPECT_THAT(ErrorOf<CommunicationError>(
                     [&] { group->all_gather(at::ones({group->size()}), at::ones({1})); }),
-                HasSubstr("futureless does not support _allgather_base"));
+                HasSubstr("Backend futureless does not support "));
     group->ensure_usable();
   }
   EXPECT_THAT(made, ElementsAre(0, 1));
@@ -627,6 +666,7 @@ const std::map<std::string, std::function<int()>>& BodiesByName() {
       {"BadArguments", BadArguments},
       {"Disagreement", Disagreement},
       {"LeavesWithoutSending", LeavesWithoutSending},
+      {"LeavesWhileAMessageIsPending", LeavesWhileAMessageIsPending},
       {"OutlivesItsGroup", OutlivesItsGroup},
       {"OwnBackend", OwnBackend},
       {"ConnectedBackend", ConnectedBackend},

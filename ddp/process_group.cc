@@ -103,14 +103,10 @@ Work MakeWork(const std::shared_ptr<Communicator>& communicator, int rank,
   auto state = std::make_shared<Work::State>();
   state->rank = rank;
   state->communicator = communicator;
-  state->started = Communicator::FutureOf(pending);
+  state->future = Communicator::FutureOf(pending);
   state->pending = std::move(pending);
   state->tensors = prepared.outputs;
-  if (prepared.finish && state->started) {
-    state->finished = Then(state->started, prepared.finish, prepared.outputs);
-  } else if (prepared.finish) {
-    prepared.finish();  // in a group of one
-  }
+  state->value_is_tensors = prepared.finish != nullptr;
   return Work(std::move(state));
 }
 
@@ -214,7 +210,8 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroup::MakeOwnBackend(
                                .size = place_.size,
                                .local_rank = place_.local_rank,
                                .incarnation = incarnation_,
-                               .timeout = connect_timeout});
+                               .timeout = options_.timeout,
+                               .connect_timeout = connect_timeout});
   if (!own || own->getRank() != place_.rank || own->getSize() != place_.size) {
     throw ConfigurationError(absl::StrCat(
         "rank ", place_.rank, " of ", place_.size, ": make_backend returned ",
@@ -298,14 +295,15 @@ void ProcessGroup::RemoveKeys() {
 }
 
 CollectiveCaller ProcessGroup::Caller() const {
-  CollectiveCaller caller{.rank = place_.rank, .size = place_.size};
-  if (backend_ == "gloo" || backend_ == "nccl") caller.device = device_.type();
+  CollectiveCaller caller{.rank = place_.rank, .size = place_.size, .backend = backend_};
+  if (backend_ == "gloo" || backend_ == "nccl") caller.device = device_;
   return caller;
 }
 
 Work ProcessGroup::Start(const PreparedCollective& prepared, const char* what, int64_t index) {
   Communicator::Pending pending =
-      communicator_->Start(prepared.collective, OperationName(what, index));
+      communicator_->Start(prepared.collective, OperationName(what, index),
+                           {.finish = prepared.finish, .results = prepared.outputs});
   return MakeWork(communicator_, place_.rank, std::move(pending), prepared);
 }
 
@@ -395,7 +393,8 @@ Work ProcessGroup::all_to_all_async(std::vector<at::Tensor> outputs,
 // Every rank learns how much each other one sends to it, and throws where it expects another size.
 void ProcessGroup::CompareSizes(const PreparedCollective& prepared) {
   const auto options = at::TensorOptions().dtype(at::kLong);
-  const at::Tensor sizes = at::tensor(prepared.collective.input_sizes, options).to(device_);
+  const at::Tensor sizes =
+      at::tensor(prepared.collective.input_sizes, options).to(prepared.collective.output.device());
   const at::Tensor sent = at::empty_like(sizes);
   Start(PrepareAllToAll(Caller(), sent, sizes), "the comparison of an all-to-all's sizes").wait();
   const at::Tensor on_host = sent.cpu();
@@ -434,7 +433,8 @@ Work ProcessGroup::recv_async(at::Tensor tensor, int src, int tag) {
   const PreparedCollective prepared = PrepareReceive(Caller(), tensor, src, tag);
   return MakeWork(
       communicator_, place_.rank,
-      communicator_->Receive(prepared.collective.output, src, tag, {"a message from rank", src}),
+      communicator_->Receive(prepared.collective.output, src, tag, {"a message from rank", src},
+                             {.finish = prepared.finish, .results = prepared.outputs}),
       prepared);
 }
 

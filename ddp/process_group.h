@@ -38,12 +38,17 @@ struct BackendRequest {
   int rank = 0;
   int size = 1;
   int local_rank = 0;
-  int64_t incarnation = 0;  // of the group
-  std::chrono::milliseconds timeout{0};
+  int64_t incarnation = 0;                       // of the group
+  std::chrono::milliseconds timeout{0};          // of one collective
+  std::chrono::milliseconds connect_timeout{0};  // of the connecting
 };
 
 // Connects the ranks by a c10d backend of the program's own. Called on every rank at the same time:
 // at the group's start, and after each failure for the next incarnation.
+//
+// The group uses LibTorch's Gloo, also a program's own, so that collectives which differ between
+// ranks are named and harm nothing. It cannot do so for other backends, nor for one that wraps
+// Gloo. A backend for GPUs is bound to its device (setBoundDeviceId), and its works have futures.
 using BackendMaker = std::function<c10::intrusive_ptr<c10d::Backend>(const BackendRequest&)>;
 
 struct ProcessGroupOptions {
@@ -80,8 +85,8 @@ struct ProcessGroupOptions {
 // connection is an error and not the end.
 //
 // Collectives that differ between the ranks (another size, another operation, one batch less) throw
-// CommunicationError on every rank after about a second. It names the ranks, each collective and
-// the remedy.
+// CommunicationError on every rank after about a second, with LibTorch's Gloo. It names the ranks,
+// each collective and the remedy.
 //
 // TORCH_DISTRIBUTED_DEBUG=DETAIL in the environment makes every collective compare its operation,
 // shape and the like across the ranks first. Slow, and the error comes without that second.
@@ -196,7 +201,9 @@ class ProcessGroup {
   // the order of collectives do not matter.
   //
   // With Gloo, a rank that receives another type or size than is sent throws CommunicationError
-  // with both, and all ranks hear of it. NCCL compares nothing and has no tags but 0.
+  // with both, in wait() or its next collective, and the others hear of it. A rank whose peer has
+  // left or died throws PeerFailedError; a peer that lives and never sends is waited for until the
+  // timeout. NCCL compares nothing and has no tags but 0; there one of two ranks receives first.
   void send(at::Tensor tensor, int dst, int tag = 0);
   void recv(at::Tensor tensor, int src, int tag = 0);
   Work send_async(at::Tensor tensor, int dst, int tag = 0);
@@ -204,7 +211,7 @@ class ProcessGroup {
 
   // Returns when every rank has called it; on a GPU the host waits as well.
   void barrier();
-  // The Work is complete when every rank has called it.
+  // On the CPU the Work is complete when every rank has called it.
   Work barrier_async();
 
   // The same through the store, to find out who is missing: after `timeout` every rank that came,

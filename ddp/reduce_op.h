@@ -10,7 +10,7 @@ namespace ddp {
 // Every operation takes the integers and the real floating-point types that the backend adds: with
 // Gloo uint8, int8, int32, int64, half, bfloat16, float and double. Exceptions:
 //   kAverage            not for integers
-//   kBitAnd ... kBitXor integers and bool only
+//   kBitAnd ... kBitXor integers and bool only; not with NCCL
 //   complex numbers     kSum and kAverage only
 //   sparse tensors      kSum and kAverage only
 //   bool                kSum is "or", kProduct is "and"; no kAverage

@@ -16,24 +16,17 @@ using internal::Communicator;
 using internal::CompleteFuture;
 using internal::Then;
 
-// The future that is complete when the tensors hold the result; null: they do.
-const TensorFuture& LastFuture(const Work::State& state) {
-  return state.finished ? state.finished : state.started;
-}
-
 void WaitFor(Work::State& state) {
-  const TensorFuture& last = LastFuture(state);
-  if (!last) return;
+  if (!state.future) return;
   const bool on_gpu = state.pending.tensor.is_cuda();
-  if (!on_gpu && last->completed() && !last->hasError()) return;
+  if (!on_gpu && state.future->completed() && !state.future->hasError()) return;
   const std::shared_ptr<Communicator> communicator = state.communicator.lock();
   if (!communicator) {
     throw CommunicationError(absl::StrCat("rank ", state.rank, ": ", state.pending.what.ToString(),
                                           " was started before the process group was renewed, or ",
                                           "destroyed"));
   }
-  if (!state.finished) return communicator->Wait(state.pending);
-  communicator->WaitFuture(state.finished, state.tensors, state.pending.what);
+  communicator->Wait(state.pending);
 }
 
 }  // namespace
@@ -55,16 +48,15 @@ void Work::wait() {
 }
 
 bool Work::completed() const {
-  if (!state_ || state_->waited) return true;
-  const TensorFuture& last = LastFuture(*state_);
-  return !last || last->completed();
+  if (!state_ || state_->waited || !state_->future) return true;
+  return state_->future->completed();
 }
 
 TensorFuture Work::future() const {
   if (!state_) return CompleteFuture({});
-  if (state_->finished) return state_->finished;
-  if (!state_->started) return CompleteFuture(state_->tensors);
-  return Then(state_->started, nullptr, state_->tensors);
+  if (!state_->future) return CompleteFuture(state_->tensors);
+  if (state_->value_is_tensors) return state_->future;
+  return Then(state_->future, nullptr, state_->tensors);
 }
 
 TensorFuture Work::then(std::function<c10::IValue(c10::ivalue::Future&)> callback,

@@ -14,15 +14,16 @@ namespace ddp {
 // own Work gives.
 using TensorFuture = c10::intrusive_ptr<c10::ivalue::Future>;
 
-// A collective, or a message, that a group has started and that goes on by itself.
+// A collective, or a message, that has started and needs no further call to complete.
 //
 //   ddp::Work sum = group->all_reduce_async(tensor);
 //   ...                       // something else
 //   sum.wait();               // from here on `tensor` holds the sum
 //
 // Until wait() returns, or completed() is true, the tensors of the operation must stay as they are;
-// the operation keeps them alive. A Work that nobody waits for goes on all the same: its error is
-// the error of the group's next collective.
+// the operation keeps them alive. After wait() has thrown, the operation may still write into them:
+// use others. A Work without a waiter completes all the same; its error is the error of the group's
+// next collective.
 //
 // Copies are the same operation. `work->wait()` is `work.wait()`. A Work without an operation, as
 // the default constructor makes it, is complete. Thread-compatible: the thread that uses the group
@@ -50,7 +51,9 @@ class Work {
   TensorFuture future() const;
   operator TensorFuture() const { return future(); }
 
-  // A future of what `callback`, given future(), returns. Runs in a thread of the backend.
+  // A future of what `callback`, given future(), returns. The callback runs in a thread of the
+  // library or of LibTorch, or at once where the operation is complete. It starts no collective,
+  // and holds no reference to the group that could be the last one.
   TensorFuture then(std::function<c10::IValue(c10::ivalue::Future&)> callback,
                     c10::TypePtr type = c10::TensorType::get()) const;
 

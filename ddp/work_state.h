@@ -12,14 +12,14 @@
 
 namespace ddp {
 
-// What a Work refers to, and how it stands.
+// One operation as a Work sees it.
 struct Work::State {
   int rank = 0;
   std::weak_ptr<internal::Communicator> communicator;
   internal::Communicator::Pending pending;
-  TensorFuture started;             // the backend's; null: complete from the start
-  TensorFuture finished;            // with what the library does after it; null: it does nothing
-  std::vector<at::Tensor> tensors;  // that it writes
+  TensorFuture future;              // of the whole operation; null: complete from the start
+  std::vector<at::Tensor> tensors;  // the program's tensors that the operation writes
+  bool value_is_tensors = false;    // the future's value is a list of them
   bool waited = false;
   std::exception_ptr error;  // of the first wait()
 };

@@ -53,12 +53,20 @@ class TorchVersionTest(unittest.TestCase):
             with open(bazel, "w", encoding="utf-8") as stream:
                 stream.write('#!/bin/sh\n[ "$*" = "--batch info output_base" ] && echo /base\n')
             os.chmod(bazel, 0o755)
+            link = os.path.join(folder, "bazel-" + os.path.basename(folder))
+            os.symlink("/base/execroot/ddp", link)  # as the usual output folder leaves it
             environment = {"TORCH_PATH": "/a/torch", "DDP_TORCH_VERSION": ""}
-            with unittest.mock.patch.dict(os.environ, environment), unittest.mock.patch.object(
-                run_tests, "BAZEL", [bazel, "--batch"]
-            ):
+            with unittest.mock.patch.dict(
+                os.environ, environment
+            ), unittest.mock.patch.multiple(run_tests, ROOT=folder, BAZEL=[bazel, "--batch"]):
                 run_tests.use_torch("2.15.0")
-                wanted = [bazel, "--batch", "--output_base=/base-torch-2.15.0"]
+                wanted = [
+                    bazel,
+                    "--batch",
+                    "--output_base=/base-torch-2.15.0",
+                    f"--bazelrc={folder}/tools/second_output_base.bazelrc",
+                ]
+                self.assertFalse(os.path.lexists(link))
                 self.assertEqual(run_tests.BAZEL, wanted)
                 self.assertEqual(os.environ["BAZEL"].split(), wanted)
                 self.assertEqual(os.environ["DDP_TORCH_VERSION"], "2.15.0")

@@ -79,7 +79,7 @@ bool Collective::IsEmpty() const {
   return sizes_agree() && agreed().layout() == at::kStrided && agreed().numel() == 0;
 }
 
-void Collective::RunAlone() const {
+void Collective::CopyInGroupOfOne() const {
   if (!input.defined()) return;
   const at::NoGradGuard no_grad;
   output.view({-1}).copy_(input.view({-1}));

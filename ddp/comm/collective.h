@@ -16,8 +16,8 @@ class Work;
 
 namespace ddp::internal {
 
-// One collective on the tensors of one rank: what the backend runs, and in what all ranks must
-// agree.
+// One collective of one rank: its tensors, its operation, and the properties in which all ranks
+// must agree.
 //
 // Tensors are contiguous, or sparse (COO; all-reduces only). The backend sees complex numbers as
 // pairs of real ones, bools as bytes, and the tensors of a collective that only moves data as
@@ -54,8 +54,8 @@ struct Collective {
   // It completes on no rank before all have launched it.
   bool needs_all_ranks() const { return kind != Kind::kBroadcast; }
 
-  // In a group of one.
-  void RunAlone() const;
+  // The whole of it in a group of one rank.
+  void CopyInGroupOfOne() const;
 
   // Starts it. Throws what the backend throws.
   c10::intrusive_ptr<c10d::Work> Launch(c10d::Backend& backend) const;

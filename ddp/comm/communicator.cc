@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -34,8 +35,9 @@ struct Communicator::Operation {
   Future future;
   at::Tensor tensor;
   std::vector<at::Tensor> more_tensors;
-  int64_t sequence = -1;  // in the log; -1: no collective of this backend
-  int peer = -1;          // of a message; -1: no message
+  int64_t sequence = -1;    // in the log; -1: no collective of this backend
+  int peer = -1;            // of a message; -1: no message
+  bool has_finish = false;  // the future includes what the library does afterwards
   OperationName what = "";
   bool needs_all_ranks = false;  // completes only when every rank has launched it
 };
@@ -124,7 +126,7 @@ Communicator::Communicator(c10::intrusive_ptr<c10d::Backend> backend,
                 .local_begin = options.local_begin,
                 .local_end = options.local_end,
                 .store_is_rank_0 = options.store_is_rank_0}),
-      messages_(backend_, options.set_tag != nullptr),
+      point_to_point_(backend_, options.set_tag != nullptr),
       retired_(options.size > 1 && !backend_) {
   if (notice_) notice_->SetLog(log_);
   AbandonedBackends::Instance().Sweep();
@@ -135,6 +137,7 @@ Communicator::~Communicator() {
   if (!backend_) return;
   AbandonedBackends::Entry entry;
   bool on_gpu = false;
+  std::move(messages_.begin(), messages_.end(), std::back_inserter(in_flight_));
   for (std::shared_ptr<Operation>& operation : in_flight_) {
     if (!operation->future->completed()) entry.futures.push_back(operation->future);
     on_gpu |= operation->tensor.defined() && operation->tensor.is_cuda();
@@ -167,8 +170,12 @@ std::shared_ptr<Communicator::Operation> Communicator::NewOperation() {
   return operation;
 }
 
-// Operations complete in about the order in which they started, so this looks at few.
+// Collectives complete in about the order in which they started, so this looks at few. A message
+// may be under way for as long as the program likes.
 void Communicator::ForgetComplete() {
+  std::erase_if(messages_, [](const auto& message) {
+    return message->future->completed() && !message->future->hasError();
+  });
   size_t count = 0;
   while (count < in_flight_.size() && in_flight_[count]->future->completed() &&
          !in_flight_[count]->future->hasError()) {
@@ -189,21 +196,23 @@ void Communicator::ForgetComplete() {
 
 // Of those that nobody has waited for, or null.
 const Communicator::Operation* Communicator::FailedOperation() const {
-  const auto failed = std::find_if(in_flight_.begin(), in_flight_.end(), [](const auto& operation) {
-    return operation->future->hasError();
-  });
-  return failed == in_flight_.end() ? nullptr : failed->get();
+  for (const auto* list : {&in_flight_, &messages_}) {
+    const auto failed = std::find_if(list->begin(), list->end(), [](const auto& operation) {
+      return operation->future->hasError();
+    });
+    if (failed != list->end()) return failed->get();
+  }
+  return nullptr;
 }
 
 // The error of an operation that a program has started and forgotten is the next one's.
 void Communicator::ThrowForgottenError() {
   ForgetComplete();
-  if (in_flight_.empty() || !in_flight_.front()->future->hasError()) return;
-  FailOperation(*in_flight_.front());
+  if (const Operation* failed = FailedOperation()) FailOperation(*failed);
 }
 
 void Communicator::FailOperation(const Operation& operation) {
-  FailBroken(operation.what,
+  FailBroken(operation.future, operation.what,
              internal::WithoutStackTrace(operation.future->tryRetrieveErrorMessage()));
 }
 
@@ -252,17 +261,23 @@ int64_t Communicator::Record(const Collective& collective, const OperationName& 
   return log_->launched() - 1;
 }
 
-Communicator::Pending Communicator::Start(const Collective& collective, OperationName what) {
+Communicator::Pending Communicator::Start(const Collective& collective, OperationName what,
+                                          AfterIt after) {
   ThrowIfUnusable(what);
   ThrowForgottenError();
   Pending pending{.operation = {}, .tensor = collective.output, .what = std::move(what)};
   if (options_.size == 1) {
-    collective.RunAlone();
+    collective.CopyInGroupOfOne();
+    if (after.finish) after.finish();
     return pending;
   }
   if (check_) CheckAcrossRanks(collective, pending.what);
-  if (collective.IsEmpty()) return pending;
+  if (collective.IsEmpty()) {
+    if (after.finish) after.finish();
+    return pending;
+  }
   try {
+    const at::NoGradGuard no_grad;
     std::shared_ptr<Operation> operation = NewOperation();
     operation->tensor = collective.output;
     if (collective.input.defined()) operation->more_tensors = {collective.input};
@@ -270,19 +285,26 @@ Communicator::Pending Communicator::Start(const Collective& collective, Operatio
     operation->sequence = Record(collective, pending.what);
     operation->needs_all_ranks = collective.needs_all_ranks();
     operation->work = collective.Launch(*backend_);
-    operation->future = internal::FutureOf(operation->work, {collective.output});
+    operation->future = FutureOfWork(operation->work, {collective.output});
+    Finish(*operation, std::move(after));
     in_flight_.push_back(operation);
     pending.operation = std::move(operation);
   } catch (const c10::Error& error) {
-    FailBroken(pending.what, error.what_without_backtrace());
+    FailBroken(nullptr, pending.what, error.what_without_backtrace());
   } catch (const std::exception& error) {
-    FailBroken(pending.what, error.what());
+    FailBroken(nullptr, pending.what, error.what());
   }
   return pending;
 }
 
+void Communicator::Finish(Operation& operation, AfterIt after) {
+  if (!after.finish) return;
+  operation.has_finish = true;
+  operation.future = Then(operation.future, std::move(after.finish), std::move(after.results));
+}
+
 Communicator::Pending Communicator::StartMessage(bool send, at::Tensor tensor, int peer, int tag,
-                                                 OperationName what) {
+                                                 OperationName what, AfterIt after) {
   ThrowIfUnusable(what);
   ThrowForgottenError();
   Pending pending{.operation = {}, .tensor = std::move(tensor), .what = std::move(what)};
@@ -291,42 +313,43 @@ Communicator::Pending Communicator::StartMessage(bool send, at::Tensor tensor, i
     operation->tensor = pending.tensor;
     operation->what = pending.what;
     operation->peer = peer;
-    operation->future = send ? messages_.Send(pending.tensor, peer, tag)
-                             : messages_.Receive(pending.tensor, peer, tag);
-    in_flight_.push_back(operation);
+    operation->future = send ? point_to_point_.Send(pending.tensor, peer, tag)
+                             : point_to_point_.Receive(pending.tensor, peer, tag);
+    Finish(*operation, std::move(after));
+    messages_.push_back(operation);
     pending.operation = std::move(operation);
   } catch (const c10::Error& error) {
-    FailBroken(pending.what, error.what_without_backtrace());
+    FailBroken(nullptr, pending.what, error.what_without_backtrace());
   } catch (const std::exception& error) {
-    FailBroken(pending.what, error.what());
+    FailBroken(nullptr, pending.what, error.what());
   }
   return pending;
 }
 
 Communicator::Pending Communicator::AllReduce(at::Tensor tensor, OperationName what) {
-  return Start({.output = std::move(tensor)}, std::move(what));
+  return Start({.output = std::move(tensor)}, std::move(what), {});
 }
 
 Communicator::Pending Communicator::AllReduceMin(at::Tensor tensor, OperationName what) {
-  return Start({.op = ReduceOp::kMin, .output = std::move(tensor)}, std::move(what));
+  return Start({.op = ReduceOp::kMin, .output = std::move(tensor)}, std::move(what), {});
 }
 
 Communicator::Pending Communicator::AllReduceMax(at::Tensor tensor, OperationName what) {
-  return Start({.op = ReduceOp::kMax, .output = std::move(tensor)}, std::move(what));
+  return Start({.op = ReduceOp::kMax, .output = std::move(tensor)}, std::move(what), {});
 }
 
 Communicator::Pending Communicator::Broadcast(at::Tensor tensor, int root, OperationName what) {
   return Start({.kind = Collective::Kind::kBroadcast, .root = root, .output = std::move(tensor)},
-               std::move(what));
+               std::move(what), {});
 }
 
 Communicator::Pending Communicator::Send(at::Tensor tensor, int peer, int tag, OperationName what) {
-  return StartMessage(true, std::move(tensor), peer, tag, std::move(what));
+  return StartMessage(true, std::move(tensor), peer, tag, std::move(what), {});
 }
 
 Communicator::Pending Communicator::Receive(at::Tensor tensor, int peer, int tag,
-                                            OperationName what) {
-  return StartMessage(false, std::move(tensor), peer, tag, std::move(what));
+                                            OperationName what, AfterIt after) {
+  return StartMessage(false, std::move(tensor), peer, tag, std::move(what), std::move(after));
 }
 
 Communicator::Future Communicator::FutureOf(const Pending& pending) {
@@ -342,25 +365,29 @@ void Communicator::Wait(Pending& pending) {
     throw CommunicationError(absl::StrCat("rank ", options_.rank, ": ", pending.what.ToString(),
                                           " was started before the process group was renewed"));
   }
-  if (pending.tensor.is_cuda() && pending.operation->work) return OrderStreams(pending);
+  if (pending.tensor.is_cuda()) return OrderStreams(pending);
   WaitFuture(pending.operation->future, {}, pending.what);
   pending.operation.reset();
   ForgetComplete();
 }
 
-// The collective that this rank waits for: its oldest one that is not complete.
-Inquiry::Awaited Communicator::Awaited(const OperationName& what) {
+// The operation that this rank waits for: the one with this future. A future of a comm hook belongs
+// to none: then the oldest collective that is not complete.
+Inquiry::Awaited Communicator::Awaited(const Future& future, const OperationName& what) {
   ForgetComplete();
+  for (const std::shared_ptr<Operation>& message : messages_) {
+    if (message->future != future) continue;
+    return {.sequence = -1, .peer = message->peer, .what = what.ToString()};
+  }
   for (const std::shared_ptr<Operation>& operation : in_flight_) {
-    if (operation->sequence < 0 && operation->peer < 0) continue;
+    if (operation->sequence < 0) continue;
     if (operation->future->completed() && !operation->future->hasError()) continue;
     return {.sequence = operation->sequence,
             .needs_all_ranks = operation->needs_all_ranks,
-            .peer = operation->peer,
             .what = what.ToString()};
   }
   // Nothing of this backend: no rank can be missing in it.
-  return {.sequence = -1, .needs_all_ranks = false, .peer = -1, .what = what.ToString()};
+  return {.sequence = -1, .needs_all_ranks = false, .what = what.ToString()};
 }
 
 // Asks the other ranks where they are, and reports what is wrong with them. Returns when the future
@@ -371,7 +398,11 @@ void Communicator::Inquire(const Future& future, const OperationName& what, int6
     for (const absl::Duration look : kAnswerLooks) {
       if (notice_->Wait(*future, look) != FailureNotice::WaitResult::kTimedOut) return;
       const bool all = inquiry_.ReadAnswers();
-      const std::optional<FailureNotice::Failure> failure = inquiry_.Judge(Awaited(what));
+      const Inquiry::Awaited awaited = Awaited(future, what);
+      const std::optional<FailureNotice::Failure> failure = inquiry_.Judge(awaited);
+      // A peer may send and leave while its message is on its way.
+      const bool may_come = failure.has_value() && awaited.peer >= 0;
+      if (may_come && notice_->AwaitCompletion(*future, kFirstPatience)) return;
       if (failure.has_value()) notice_->ReportFound(*failure);
       if (all || failure.has_value()) return;
     }
@@ -382,13 +413,13 @@ void Communicator::Inquire(const Future& future, const OperationName& what, int6
 }
 
 // For the message of a timeout.
-std::string Communicator::LateRanks(const OperationName& what) {
+std::string Communicator::LateRanks(const Future& future, const OperationName& what) {
   try {
     if (!inquiry_.Ask(MonotonicNanoseconds())) return std::string();
     for (const absl::Duration look : kAnswerLooks) {
       if (notice_->AwaitFailure(look).has_value() || inquiry_.ReadAnswers()) break;
     }
-    return inquiry_.DescribeLate(Awaited(what));
+    return inquiry_.DescribeLate(Awaited(future, what));
   } catch (const std::exception&) {
     return std::string();  // the timeout itself is the error
   }
@@ -402,14 +433,20 @@ FailureNotice::WaitResult Communicator::Await(const Future& future, const Operat
   // The backend's own timeout is the same; the margin lets its more precise text win.
   const absl::Time deadline = clock.Now() + options_.timeout + absl::Seconds(1);
   absl::Duration patience = kFirstPatience;
+  int64_t since_ns = MonotonicNanoseconds();
+  absl::Time ask_at = clock.Now() + patience;
   while (true) {
-    const int64_t since_ns = MonotonicNanoseconds();
-    const FailureNotice::WaitResult result =
-        notice_->Wait(*future, std::min(patience, deadline - clock.Now()));
+    // Another operation may fail at any time.
+    const absl::Duration slice =
+        std::min({kFirstPatience, ask_at - clock.Now(), deadline - clock.Now()});
+    const FailureNotice::WaitResult result = notice_->Wait(*future, slice);
     if (result != FailureNotice::WaitResult::kTimedOut || clock.Now() >= deadline) return result;
     if (FailedOperation() != nullptr) return result;
+    if (clock.Now() < ask_at) continue;
     if (log_ != nullptr) Inquire(future, what, since_ns);
     patience = std::min(2 * patience, kLongestPatience);
+    since_ns = MonotonicNanoseconds();
+    ask_at = clock.Now() + patience;
   }
 }
 
@@ -439,7 +476,7 @@ void Communicator::WaitFuture(const Future& future, std::vector<at::Tensor> keep
     if (const Operation* failed = FailedOperation()) FailOperation(*failed);
   }
   if (result == FailureNotice::WaitResult::kTimedOut) {
-    Fail(what, absl::StrCat("not all ranks came within ", waited, LateRanks(what)));
+    Fail(what, absl::StrCat("not all ranks came within ", waited, LateRanks(future, what)));
   }
   if (result == FailureNotice::WaitResult::kPeerFailed) {
     notice_->YieldToCause(kHeadStart - (clock.Now() - news_at));
@@ -454,20 +491,23 @@ void Communicator::WaitFuture(const Future& future, std::vector<at::Tensor> keep
     notice_->Report(message);
     throw ReductionError(message);
   }
-  FailBroken(what, absl::StrCat("after ", waited, ": ", error));
+  FailBroken(future, what, absl::StrCat("after ", waited, ": ", error));
 }
 
 // An operation failed with `reason`. A rank that fails also closes its connections, so the error of
 // this rank may be a consequence: the cause is looked for first.
-void Communicator::FailBroken(const OperationName& what, const std::string& reason) {
+void Communicator::FailBroken(const Future& future, const OperationName& what,
+                              const std::string& reason) {
   retired_ = true;
   if (log_ == nullptr || !IsConnectionError(reason)) {
     if (notice_->AwaitFailure(kExplanationTimeout).has_value()) notice_->YieldToCause(kHeadStart);
     Fail(what, reason);
   }
-  if (absl::StrContains(reason, "Timed out")) Fail(what, absl::StrCat(reason, LateRanks(what)));
-  Inquiry::Awaited awaited = Awaited(what);
-  if (awaited.sequence < 0) awaited.sequence = log_->launched() - 1;  // it could not be started
+  if (absl::StrContains(reason, "Timed out"))
+    Fail(what, absl::StrCat(reason, LateRanks(future, what)));
+  Inquiry::Awaited awaited = Awaited(future, what);
+  if (awaited.sequence < 0 && awaited.peer < 0)
+    awaited.sequence = log_->launched() - 1;  // it could not be started
   const std::optional<FailureNotice::Failure> cause = inquiry_.Explain(awaited, reason);
   if (cause.has_value()) {
     if (cause->rank == options_.rank) Fail(what, cause->reason);
@@ -483,7 +523,10 @@ void Communicator::FailBroken(const OperationName& what, const std::string& reas
 void Communicator::OrderStreams(Pending& pending) {
   if (notice_->failed()) Fail(pending.what, "a peer failed");
   try {
-    pending.operation->work->synchronize();
+    if (pending.operation->work) pending.operation->work->synchronize();
+    if (!pending.operation->work || pending.operation->has_finish) {
+      pending.operation->future->wait();  // NCCL's is complete at the launch
+    }
   } catch (const c10::Error& error) {
     Fail(pending.what, error.what_without_backtrace());
   }

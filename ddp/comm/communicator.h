@@ -2,6 +2,7 @@
 #define DDP_COMM_COMMUNICATOR_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -91,8 +92,15 @@ class Communicator {
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
+  // The last step of an operation, on this rank alone. `finish` runs when the backend is through,
+  // in a thread of the backend; the future's value is then `results`. Null: there is none.
+  struct AfterIt {
+    std::function<void()> finish = {};
+    std::vector<at::Tensor> results = {};
+  };
+
   // Starts a collective. Throws CommunicationError.
-  Pending Start(const Collective& collective, OperationName what);
+  Pending Start(const Collective& collective, OperationName what, AfterIt after);
 
   // Those of the library itself: the element-wise sum, minimum or maximum over all ranks, in place,
   // and a copy of `root`'s tensor into the others'. The tensor is contiguous.
@@ -103,10 +111,11 @@ class Communicator {
 
   // Starts one half of a message between this rank and `peer`, another one. See PointToPoint.
   Pending Send(at::Tensor tensor, int peer, int tag, OperationName what);
-  Pending Receive(at::Tensor tensor, int peer, int tag, OperationName what);
+  Pending Receive(at::Tensor tensor, int peer, int tag, OperationName what, AfterIt after);
 
-  // The backend's future of an operation under way; null: the operation is complete. The value is
-  // the backend's. A rank waits for a future, or for one that comes from it, by WaitFuture().
+  // The future of an operation under way; null: the operation is complete. The value is the
+  // backend's, or that of AfterIt. A rank waits for a future, or for one that comes from it, by
+  // WaitFuture().
   static Future FutureOf(const Pending& pending);
 
   // Returns when the tensor may be read: on the CPU the operation is complete, on a GPU the current
@@ -145,11 +154,13 @@ class Communicator {
   bool retired() const { return retired_; }
 
  private:
-  Pending StartMessage(bool send, at::Tensor tensor, int peer, int tag, OperationName what);
+  Pending StartMessage(bool send, at::Tensor tensor, int peer, int tag, OperationName what,
+                       AfterIt after);
+  static void Finish(Operation& operation, AfterIt after);
   void CheckAcrossRanks(const Collective& collective, const OperationName& what);
   std::shared_ptr<Operation> NewOperation();
   int64_t Record(const Collective& collective, const OperationName& what);
-  Inquiry::Awaited Awaited(const OperationName& what);
+  Inquiry::Awaited Awaited(const Future& future, const OperationName& what);
   FailureNotice::WaitResult Await(const Future& future, const OperationName& what);
   void Inquire(const Future& future, const OperationName& what, int64_t since_ns);
   void ForgetComplete();
@@ -157,9 +168,10 @@ class Communicator {
   void ThrowForgottenError();
   [[noreturn]] void FailOperation(const Operation& operation);
   void OrderStreams(Pending& pending);
-  std::string LateRanks(const OperationName& what);
+  std::string LateRanks(const Future& future, const OperationName& what);
   [[noreturn]] void Fail(const OperationName& what, const std::string& reason);
-  [[noreturn]] void FailBroken(const OperationName& what, const std::string& reason);
+  [[noreturn]] void FailBroken(const Future& future, const OperationName& what,
+                               const std::string& reason);
   void ThrowIfUnusable(const OperationName& what);
 
   const Options options_;
@@ -168,13 +180,15 @@ class Communicator {
   const std::unique_ptr<CollectiveCheck> check_;
   const std::shared_ptr<CollectiveLog> log_;
   Inquiry inquiry_;
-  PointToPoint messages_;
+  PointToPoint point_to_point_;
   Pending barrier_;
   bool retired_ = false;
 
-  // What the backend may still be at, whoever waits for it, in the order of starting. The vectors
-  // keep their capacity and operations are used again, so that a step allocates nothing here.
+  // Collectives that the backend has started and not completed, in the order of starting, whether
+  // or not a thread waits for them. The vectors keep their capacity and operations are used again,
+  // so that a step allocates nothing here.
   std::vector<std::shared_ptr<Operation>> in_flight_;
+  std::vector<std::shared_ptr<Operation>> messages_;  // the same of messages
   std::vector<std::shared_ptr<Operation>> spare_;
 };
 

@@ -56,7 +56,7 @@ PointToPoint::Tags PointToPoint::TagsOf(const at::Tensor& tensor, int tag, int64
 WorkFuture PointToPoint::Send(const at::Tensor& tensor, int peer, int tag) {
   if (!matches_tags_) {
     if (tensor.numel() == 0) return CompleteFuture({tensor});
-    return FutureOf(SendTensor(*backend_, tensor, peer, tag), {tensor});
+    return FutureOfWork(SendTensor(*backend_, tensor, peer, tag), {tensor});
   }
   const Tags tags = TagsOf(tensor, tag, sent_[{peer, tag}]++);
   const at::Tensor header = HeaderOf(tensor);
@@ -65,8 +65,8 @@ WorkFuture PointToPoint::Send(const at::Tensor& tensor, int peer, int tag) {
   if (tensor.numel() > 0) second = SendTensor(*backend_, Bytes(tensor), peer, tags.body);
   return FutureOfThread(
       [first, second] {
-        first->wait();
-        if (second) second->wait();
+        WaitForWork(*first);
+        if (second) WaitForWork(*second);
       },
       {tensor});
 }
@@ -74,7 +74,7 @@ WorkFuture PointToPoint::Send(const at::Tensor& tensor, int peer, int tag) {
 WorkFuture PointToPoint::Receive(const at::Tensor& tensor, int peer, int tag) {
   if (!matches_tags_) {
     if (tensor.numel() == 0) return CompleteFuture({tensor});
-    return FutureOf(ReceiveTensor(*backend_, tensor, peer, tag), {tensor});
+    return FutureOfWork(ReceiveTensor(*backend_, tensor, peer, tag), {tensor});
   }
   const Tags tags = TagsOf(tensor, tag, received_[{peer, tag}]++);
   const at::Tensor expected = HeaderOf(tensor);
@@ -84,12 +84,12 @@ WorkFuture PointToPoint::Receive(const at::Tensor& tensor, int peer, int tag) {
   if (tensor.numel() > 0) second = ReceiveTensor(*backend_, Bytes(tensor), peer, tags.body);
   return FutureOfThread(
       [first, second, header, expected, peer] {
-        first->wait();
+        WaitForWork(*first);
         if (!at::equal(header, expected)) {
           throw CommunicationError(absl::StrCat("rank ", peer, " sends ", Describe(header),
                                                 ", and this rank receives ", Describe(expected)));
         }
-        if (second) second->wait();
+        if (second) WaitForWork(*second);
       },
       {tensor});
 }

@@ -34,8 +34,7 @@ class PointToPoint {
   PointToPoint(c10::intrusive_ptr<c10d::Backend> backend, bool matches_tags);
 
   // Starts one half of a message. `tensor` is contiguous and must not change until the future,
-  // whose value is a list of `tensor`, is complete. Throws what the
-  // backend throws.
+  // whose value is a list of `tensor`, is complete. Throws what the backend throws.
   WorkFuture Send(const at::Tensor& tensor, int peer, int tag);
   WorkFuture Receive(const at::Tensor& tensor, int peer, int tag);
 

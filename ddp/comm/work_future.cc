@@ -4,10 +4,13 @@
 #include <thread>
 #include <utility>
 
+#include <ATen/ThreadLocalState.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include "ddp/error.h"
 
 namespace ddp::internal {
 namespace {
@@ -16,24 +19,31 @@ c10::TypePtr TensorList() { return c10::ListType::create(c10::TensorType::get())
 
 }  // namespace
 
+void WaitForWork(c10d::Work& work) {
+  if (!work.wait()) throw CommunicationError("the backend has aborted it");
+}
+
 WorkFuture CompleteFuture(std::vector<at::Tensor> tensors) {
   auto future = c10::make_intrusive<c10::ivalue::Future>(TensorList());
   future->markCompleted(c10::IValue(std::move(tensors)));
   return future;
 }
 
-WorkFuture FutureOf(const c10::intrusive_ptr<c10d::Work>& work, std::vector<at::Tensor> tensors) {
+WorkFuture FutureOfWork(const c10::intrusive_ptr<c10d::Work>& work,
+                        std::vector<at::Tensor> tensors) {
   try {
     if (WorkFuture future = work->getFuture()) return future;
   } catch (const std::exception&) {
     // LibTorch has no other way to say that a work has no future.
   }
-  return FutureOfThread([work] { work->wait(); }, std::move(tensors));
+  return FutureOfThread([work] { WaitForWork(*work); }, std::move(tensors));
 }
 
 WorkFuture FutureOfThread(std::function<void()> wait, std::vector<at::Tensor> tensors) {
   auto future = c10::make_intrusive<c10::ivalue::Future>(TensorList());
-  std::thread([wait = std::move(wait), tensors = std::move(tensors), future]() mutable {
+  std::thread([wait = std::move(wait), tensors = std::move(tensors), future,
+               modes = at::ThreadLocalState()]() mutable {
+    const at::ThreadLocalStateGuard guard(modes);
     std::exception_ptr error;
     try {
       wait();
@@ -53,8 +63,10 @@ WorkFuture FutureOfThread(std::function<void()> wait, std::vector<at::Tensor> te
 WorkFuture Then(const WorkFuture& future, std::function<void()> finish,
                 std::vector<at::Tensor> tensors) {
   return future->then(
-      [finish = std::move(finish), tensors = std::move(tensors)](c10::ivalue::Future& done) {
+      [finish = std::move(finish), tensors = std::move(tensors),
+       modes = at::ThreadLocalState()](c10::ivalue::Future& done) {
         (void)done.value();  // throws its error
+        const at::ThreadLocalStateGuard guard(modes);
         const at::NoGradGuard no_grad;
         if (finish) finish();
         return c10::IValue(tensors);

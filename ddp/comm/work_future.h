@@ -21,17 +21,22 @@ using WorkFuture = c10::intrusive_ptr<c10::ivalue::Future>;
 // A future with the value `tensors` that is complete already.
 WorkFuture CompleteFuture(std::vector<at::Tensor> tensors);
 
-// The future of `work`: its own where it has one. Gloo's reduce-scatter has none, and a backend
-// that a program brings need not have any: then a thread waits for the work, and the future's value
-// is `tensors`.
-WorkFuture FutureOf(const c10::intrusive_ptr<c10d::Work>& work, std::vector<at::Tensor> tensors);
+// Blocks until `work` is complete. Throws its error, and CommunicationError for one that was
+// aborted.
+void WaitForWork(c10d::Work& work);
 
-// Completes with the value `tensors`, or an error, when `wait` returns, or throws, in a thread of
-// its own. That thread ends with `wait`, whatever becomes of the future.
+// Returns the work's own future. A work without one (Gloo's reduce-scatter, some backends of
+// programs) gets a thread that waits for it; the value is then `tensors`.
+WorkFuture FutureOfWork(const c10::intrusive_ptr<c10d::Work>& work,
+                        std::vector<at::Tensor> tensors);
+
+// Completes with the value `tensors`, or with an error, when `wait` returns, or throws, in a thread
+// of its own. The thread has the caller's modes (inference, no gradients), and ends with `wait`,
+// whatever becomes of the future.
 WorkFuture FutureOfThread(std::function<void()> wait, std::vector<at::Tensor> tensors);
 
-// The same value `tensors` when `future` is complete and `finish` has run; `finish` may be null. It
-// runs in a thread of the backend, without gradients.
+// Completes with the value `tensors` when `future` is complete and `finish` has run; `finish` may
+// be null. It runs in a thread of the backend, in the caller's modes and without gradients.
 WorkFuture Then(const WorkFuture& future, std::function<void()> finish,
                 std::vector<at::Tensor> tensors);
 
