@@ -616,7 +616,8 @@ int OwnBackend() {
     }
     group->barrier();
     if (round == 1) break;
-    // It has no all-gather: that fails by its name, and the group goes on in a new incarnation.
+    // The backend has no all-gather: the call fails with its name, and the group goes on in a new
+    // incarnation.
     EXPECT_THAT(ErrorOf<CommunicationError>(
                     [&] { group->all_gather(at::ones({group->size()}), at::ones({1})); }),
                 HasSubstr("Backend futureless does not support "));

@@ -75,7 +75,7 @@ void CheckWrittenDown(const CommandLine& command_line) {
   CHECK(again->program == command_line.program);
 }
 
-// What main() reads from gflags.
+// The flags as main() reads them from gflags.
 FlagValues ValuesOf(const CommandLine& command_line) {
   FlagValues values;
   for (const FlagSpec& flag : kFlagTable) {

@@ -60,7 +60,8 @@ class FlagReader {
 // The longest that a flag or a part of one can name, in seconds: a week.
 inline constexpr double kMaxFlagSeconds = 7 * 24 * 3600;
 
-// What a user wrote, for a message: on one line, whatever is in it, and cut where it is long.
+// The text of a flag as a message shows it: on one line, whatever is in it, and cut where it is
+// long.
 std::string Shown(std::string text);
 
 // Digits with an optional minus; no blanks, no plus, nothing that does not fit.

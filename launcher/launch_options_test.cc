@@ -28,7 +28,7 @@ constexpr HostResources kHost = {.cpus = 8, .gpus = 2};
 
 using Spelled = std::map<std::string, std::string>;
 
-// What main() reads when the user gave `given`, by gflags name, each as a flag.
+// The values as main() reads them when the user gave `given`, by gflags name, each as a flag.
 absl::StatusOr<LaunchOptions> Parse(const FlagValues& given, const HostResources& host = kHost,
                                     Spelled spelled = {}) {
   FlagValues values;

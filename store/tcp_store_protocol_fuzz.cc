@@ -1,5 +1,5 @@
-// What a client sends to a TCPStore server: requests do not depend on the pieces in which their
-// bytes came, can be written down and read again, and are held in memory in proportion to the
+// The bytes that a client sends to a TCPStore server: requests do not depend on the pieces in which
+// their bytes came, can be written down and read again, and are held in memory in proportion to the
 // bytes. The store behind the parser answers each of them, and forgets all of it in the end.
 #include "store/tcp_store_protocol.h"
 

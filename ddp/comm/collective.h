@@ -51,7 +51,7 @@ struct Collective {
   // No rank has anything to send. Ranks may not differ in the answer.
   bool IsEmpty() const;
 
-  // It completes on no rank before all have launched it.
+  // The collective completes on no rank before all have launched it.
   bool needs_all_ranks() const { return kind != Kind::kBroadcast; }
 
   // The whole of it in a group of one rank.

@@ -261,6 +261,17 @@ int64_t Communicator::Record(const Collective& collective, const OperationName& 
   return log_->launched() - 1;
 }
 
+template <typename Launch>
+void Communicator::LaunchOrFail(const OperationName& what, const Launch& launch) {
+  try {
+    launch();
+  } catch (const c10::Error& error) {
+    FailBroken(nullptr, what, error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    FailBroken(nullptr, what, error.what());
+  }
+}
+
 Communicator::Pending Communicator::Start(const Collective& collective, OperationName what,
                                           AfterIt after) {
   ThrowIfUnusable(what);
@@ -276,7 +287,7 @@ Communicator::Pending Communicator::Start(const Collective& collective, Operatio
     if (after.finish) after.finish();
     return pending;
   }
-  try {
+  LaunchOrFail(pending.what, [&] {
     const at::NoGradGuard no_grad;
     std::shared_ptr<Operation> operation = NewOperation();
     operation->tensor = collective.output;
@@ -289,11 +300,7 @@ Communicator::Pending Communicator::Start(const Collective& collective, Operatio
     Finish(*operation, std::move(after));
     in_flight_.push_back(operation);
     pending.operation = std::move(operation);
-  } catch (const c10::Error& error) {
-    FailBroken(nullptr, pending.what, error.what_without_backtrace());
-  } catch (const std::exception& error) {
-    FailBroken(nullptr, pending.what, error.what());
-  }
+  });
   return pending;
 }
 
@@ -308,7 +315,7 @@ Communicator::Pending Communicator::StartMessage(bool send, at::Tensor tensor, i
   ThrowIfUnusable(what);
   ThrowForgottenError();
   Pending pending{.operation = {}, .tensor = std::move(tensor), .what = std::move(what)};
-  try {
+  LaunchOrFail(pending.what, [&] {
     std::shared_ptr<Operation> operation = NewOperation();
     operation->tensor = pending.tensor;
     operation->what = pending.what;
@@ -318,11 +325,7 @@ Communicator::Pending Communicator::StartMessage(bool send, at::Tensor tensor, i
     Finish(*operation, std::move(after));
     messages_.push_back(operation);
     pending.operation = std::move(operation);
-  } catch (const c10::Error& error) {
-    FailBroken(nullptr, pending.what, error.what_without_backtrace());
-  } catch (const std::exception& error) {
-    FailBroken(nullptr, pending.what, error.what());
-  }
+  });
   return pending;
 }
 
@@ -503,11 +506,12 @@ void Communicator::FailBroken(const Future& future, const OperationName& what,
     if (notice_->AwaitFailure(kExplanationTimeout).has_value()) notice_->YieldToCause(kHeadStart);
     Fail(what, reason);
   }
-  if (absl::StrContains(reason, "Timed out"))
+  if (absl::StrContains(reason, "Timed out")) {
     Fail(what, absl::StrCat(reason, LateRanks(future, what)));
+  }
   Inquiry::Awaited awaited = Awaited(future, what);
-  if (awaited.sequence < 0 && awaited.peer < 0)
-    awaited.sequence = log_->launched() - 1;  // it could not be started
+  const bool not_started = awaited.sequence < 0 && awaited.peer < 0;
+  if (not_started) awaited.sequence = log_->launched() - 1;
   const std::optional<FailureNotice::Failure> cause = inquiry_.Explain(awaited, reason);
   if (cause.has_value()) {
     if (cause->rank == options_.rank) Fail(what, cause->reason);

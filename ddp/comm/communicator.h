@@ -102,8 +102,8 @@ class Communicator {
   // Starts a collective. Throws CommunicationError.
   Pending Start(const Collective& collective, OperationName what, AfterIt after);
 
-  // Those of the library itself: the element-wise sum, minimum or maximum over all ranks, in place,
-  // and a copy of `root`'s tensor into the others'. The tensor is contiguous.
+  // The library's own collectives: the element-wise sum, minimum or maximum over all ranks, in
+  // place, and a copy of `root`'s tensor into the others'. The tensor is contiguous.
   Pending AllReduce(at::Tensor tensor, OperationName what);
   Pending AllReduceMin(at::Tensor tensor, OperationName what);
   Pending AllReduceMax(at::Tensor tensor, OperationName what);
@@ -172,6 +172,10 @@ class Communicator {
   [[noreturn]] void Fail(const OperationName& what, const std::string& reason);
   [[noreturn]] void FailBroken(const Future& future, const OperationName& what,
                                const std::string& reason);
+  // Runs `launch`, which gives an operation to the backend. An exception of it retires this
+  // communicator, and leaves as a CommunicationError that names `what`.
+  template <typename Launch>
+  void LaunchOrFail(const OperationName& what, const Launch& launch);
   void ThrowIfUnusable(const OperationName& what);
 
   const Options options_;
