@@ -4,9 +4,9 @@
 //   #include "ddp/ddp.h"
 //
 //   int Train() {
-//     auto group = ddp::init_process_group();          // meets the other ranks
+//     auto group = ddp::init_process_group();          // connects to the other ranks
 //     Net net;                                         // a torch::nn::Module's holder
-//     ddp::DistributedDataParallel model(net, group);  // rank 0's weights everywhere
+//     ddp::DistributedDataParallel model(net, group);  // copies rank 0's weights to all ranks
 //     torch::optim::SGD optimizer(model->parameters(), 0.1);
 //     ...
 //     auto loss = (model->forward(inputs) - targets).pow(2).mean();
@@ -20,18 +20,19 @@
 // and is started by `ddprun --nproc-per-node=2 ./trainer`.
 //
 // Where to read on:
-//   process_group.h              who the ranks are, how they meet, and their collectives;
-//                                reduce_op.h: sums and the like; work.h: a collective under way;
-//                                device_mesh.h: ranks in a grid
+//   process_group.h              the ranks, how they connect, and their collectives
+//   work.h                       a collective that has started and not completed
+//   reduce_op.h                  sum, minimum and the other reductions
+//   device_mesh.h                ranks in a grid
 //   distributed_data_parallel.h  the wrapper and its rules
-//   options.h                    its options, PyTorch's; mixed_precision.h for one of them;
-//                                option.h: two styles of setting them
+//   options.h                    the wrapper's options; mixed_precision.h: one of them
+//   option.h                     the two styles of setting options
 //   join.h                       ranks with different numbers of inputs
-//   comm_hook.h                  how gradients travel; default_hooks.h: those that there are
-//   activation_checkpoint.h      memory for time
-//   tensor_traversal.h           which types a module may return; aggregate_fields.h: plain structs
-//   logging_data.h               what a model tells of itself
-//   error.h                      what is thrown
+//   comm_hook.h                  custom gradient communication; default_hooks.h: built-in hooks
+//   activation_checkpoint.h      less memory for more computation
+//   tensor_traversal.h           types that a module may return; aggregate_fields.h: plain structs
+//   logging_data.h               properties and timings of a model
+//   error.h                      exceptions
 #ifndef DDP_DDP_H_
 #define DDP_DDP_H_
 

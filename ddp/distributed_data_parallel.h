@@ -34,25 +34,28 @@ namespace internal {
 
 class DataParallelCore;
 
-// A class that TORCH_MODULE made: a holder of a module.
+// True for a module holder: a class that LibTorch's TORCH_MODULE macro made.
 template <typename T>
 concept ModuleHolder = requires(const T& holder) {
   typename T::ContainedType;
   holder.ptr();
 };
 
-// DistributedDataParallel without the module's type. Every function throws ConfigurationError for
-// an empty wrapper.
+// The part of DistributedDataParallel that does not depend on the module's type. A program uses it
+// through the derived class below. Copies share one model, which lives until the last copy ends.
+// Every function except operator bool throws ConfigurationError for an empty wrapper.
+// Thread-compatible.
 class DataParallelHandle {
  public:
-  // While the guard lives, backwards of forwards made under it accumulate gradients on this rank
-  // only. The first synchronized backward afterwards averages what has gathered:
+  // A guard that switches gradient averaging off while it lives. A forward made under the guard is
+  // not synchronized: its backward accumulates gradients on this rank only. The next synchronized
+  // backward averages the accumulated gradients together with its own:
   //   {
   //     auto guard = model.no_sync();
   //     loss(model.forward(first)).backward();
   //   }
   //   loss(model.forward(second)).backward();
-  // The wrapper may be moved, and may end, while the guard lives.
+  // The wrapper may be moved or destroyed while the guard lives.
   class [[nodiscard]] NoSyncGuard {
    public:
     NoSyncGuard(std::shared_ptr<DataParallelCore> core, bool active);
@@ -64,20 +67,23 @@ class DataParallelHandle {
     const std::shared_ptr<DataParallelCore> core_;
     const bool before_;
   };
-  // In a loop, `active` says which iterations are meant: no_sync(i + 1 < n).
+  // Returns a guard; with active=false the guard changes nothing. In a loop that averages in the
+  // last of n iterations only: no_sync(i + 1 < n).
   NoSyncGuard no_sync(bool active = true);
 
-  // Copies rank 0's buffers to all ranks now: before an evaluation on all of them, say. A
-  // collective.
+  // Copies rank 0's buffers to all ranks now, for example before all ranks evaluate. Collective:
+  // call it on every rank. Ignores a registered buffer hook.
   void sync_buffers();
 
-  // Reduces gradients with `hook` instead of a plain average: `hook(state, bucket)` returns a
-  // future of the reduced tensor, like the bucket's buffer, and divides by itself. `state` is
-  // anything that can be copied, usually a shared_ptr; the model keeps it. Once, before the first
-  // backward, on all ranks alike. See comm_hook.h, and default_hooks.h for those that exist. The
-  // first backward compares the hooks' names over the ranks, and throws ConfigurationError on all
-  // of them where they differ. Without a `name` it is that of the function in default_hooks.h, or
-  // "custom".
+  // Reduces gradients with `hook` instead of the built-in average. `hook(state, bucket)` returns a
+  // future of the reduced tensor, which must be like the bucket's buffer. The hook divides; the
+  // library does not. `state` is any copyable value, usually a shared_ptr; the model keeps it. See
+  // comm_hook.h, and default_hooks.h for the built-in hooks.
+  //
+  // Call it at most once, before the first backward, and with the same hook on all ranks. Throws
+  // ConfigurationError when called again or later. `name` defaults to the function's name for a
+  // hook of default_hooks.h, else to "custom". The first backward compares the names and throws
+  // ConfigurationError on all ranks when they differ.
   template <typename State, typename Hook>
   void register_comm_hook(State state, Hook hook, const std::string& name = "") {
     CommHookFunction function = nullptr;
@@ -85,9 +91,9 @@ class DataParallelHandle {
     RegisterCommHook(name, function, BindCommHook(std::move(state), std::move(hook)));
   }
 
-  // Keeps buffers in step with `hook(state, buffers by name)`, called before or after every
-  // synchronized forward, in train() and in eval(), instead of by a broadcast. The backward waits
-  // for the futures that it returns.
+  // Synchronizes buffers with `hook(state, buffers by name)` instead of a broadcast. The hook runs
+  // before or after every synchronized forward, in train() and in eval(). The backward waits for
+  // the futures that the hook returns. Throws ConfigurationError when called twice.
   template <typename State, typename Hook>
   void register_buffer_comm_hook(
       State state, Hook hook,
@@ -96,50 +102,54 @@ class DataParallelHandle {
   }
 
   // Throws ReductionError, naming the parameters without a gradient, when a reduction has begun and
-  // is not complete: for a program that wants to know at once. The next forward checks the same.
+  // is not complete. The peers then fail as well. The next forward makes the same check; call this
+  // to find the error earlier.
   void check_finished();
 
-  // The next synchronized backward also records the order in which gradients come, and ends with
-  // new buckets: for a graph that has changed. On all ranks before the same backward.
+  // Makes the next synchronized backward record the order of gradients and assign new buckets at
+  // its end. For a graph that has changed. Call it on all ranks before the same backward.
   void rebuild_buckets();
 
-  // Goes on over other ranks, with parameters, gradients and options as they are. On all ranks of
-  // `group`; a rank that is new there constructs its model with init_sync=false, after it has got
-  // the state from somewhere. A hook whose state is the old group gets the new one as its state.
-  // Throws as the constructor, and ConfigurationError when a hook has any other state.
+  // Continues over the ranks of `group`; parameters, gradients and options stay. Collective over
+  // all ranks of `group`. A rank that is new there gets the state from elsewhere first, and
+  // constructs its model with init_sync=false. A hook whose state is the old group gets the new
+  // group as its state. Throws as the constructor does. Throws ConfigurationError when a hook has
+  // any other state or a Join is active, and ReductionError when a reduction is not complete.
   void update_process_group(std::shared_ptr<ProcessGroup> group);
 
-  // The parameter names of each bucket, in the order of reduction. A checkpoint keeps them: see
-  // DistributedDataParallelOptions::bucket_layout. The model rebuilds its buckets once, at the end
-  // of the first synchronized backward (not with find_unused_parameters: see rebuild_buckets).
+  // Returns the parameter names of each bucket, in the order of reduction. A checkpoint saves them
+  // for DistributedDataParallelOptions::bucket_layout. The model rebuilds its buckets once, at the
+  // end of the first synchronized backward. With find_unused_parameters it does so only after
+  // rebuild_buckets().
   std::vector<std::vector<std::string>> bucket_layout() const;
 
-  // Reduces in these buckets from the next backward on, as with the option of the same name: for a
-  // model that was wrapped before its checkpoint was restored. Collective, with equal layouts on
-  // all ranks. Throws ConfigurationError when the layout does not fit the model, differs between
-  // the ranks, or a Join is active, and ReductionError in the middle of a reduction.
+  // Uses these buckets from the next backward on, like the option bucket_layout. For a model that
+  // was wrapped before its checkpoint was restored. Collective, with equal layouts on all ranks.
+  // Throws ConfigurationError when the layout does not fit the model, differs between the ranks, or
+  // a Join is active. Throws ReductionError when a reduction is not complete.
   void set_bucket_layout(std::vector<std::vector<std::string>> layout);
 
-  // The ranks over which the model averages.
+  // Returns the group over whose ranks the model averages.
   std::shared_ptr<ProcessGroup> process_group() const;
 
-  // The module, without its type.
+  // Returns the module, without its type.
   torch::nn::Module& base_module() const;
 
-  // Properties and times of the model. logging_data().to_json() is for a log.
+  // Returns properties and timings of the model. logging_data().to_json() is one line for a log.
   DDPLoggingData logging_data() const;
 
-  // Times are taken in the first 10 iterations and then in every `iterations`-th. Unset: 100.
+  // Samples timings in the first 10 iterations and then in every `iterations`-th one; the default
+  // is 100. Throws ConfigurationError below 1.
   void set_logging_sample_rate(int64_t iterations);
 
-  // A table of the model's buckets for a person to read.
+  // Returns a table of the model's buckets for a person to read.
   std::string describe() const;
 
-  // The model's joinable. A ddp::Join takes `&model` for it. The pointer stays valid when the
-  // wrapper moves.
+  // Returns the object that a ddp::Join calls; a Join takes `&model` and asks for it. The pointer
+  // stays valid when the wrapper moves.
   Joinable* joinable() const;
 
-  // False for a wrapper of nullptr, and for a wrapper that the program has moved from.
+  // Returns false for a wrapper made of nullptr, and for one that the program has moved from.
   explicit operator bool() const { return core_ != nullptr; }
 
  protected:
@@ -151,7 +161,7 @@ class DataParallelHandle {
 
   void CheckNotEmpty() const;
 
-  // The core's part of a forward, around the module's own.
+  // Steps of the core around the module's own forward.
   void BeforeForward();
   void AfterForward(const std::vector<at::Tensor>& outputs, bool complete);
   void OnForwardException();
@@ -170,8 +180,8 @@ class DataParallelHandle {
 
 }  // namespace internal
 
-// Trains one module on all ranks of a process group as if on one: every rank runs forward and
-// backward on its own share of the batch, and when backward() returns every rank has the average of
+// Trains one module on all ranks of a process group as if on one rank. Every rank runs forward and
+// backward on its own share of the batch. When backward() returns, every rank has the average of
 // all ranks' gradients.
 //
 //   auto group = ddp::init_process_group();
@@ -184,62 +194,68 @@ class DataParallelHandle {
 //     optimizer.step();                                  // the same step on every rank
 //   }
 //
-// The wrapper stands where the module stood:
-// - model->forward(x), model.forward(x) and model(x) are the synchronized forward. `->` gives the
-//   wrapper itself, so `.` and `->` are the same everywhere.
+// The wrapper replaces the module:
+// - model->forward(x), model.forward(x) and model(x) all run the synchronized forward. `->` returns
+//   the wrapper itself, so `.` and `->` mean the same.
 // - parameters(), train(), to() and the other functions of torch::nn::Module below act on the
-//   module. Names have no prefix: a state that the wrapper saves fits the bare module, and the
-//   other way round. torch::save(model, path) and torch::load(model, path) work.
-// - model.module() is the module itself, with everything else that it has. Its own forward is not
-//   synchronized: gradients of its outputs stay on this rank.
+//   module. Names have no prefix: the bare module can load a state that the wrapper saved, and the
+//   reverse. torch::save(model, path) and torch::load(model, path) work.
+// - model.module() is the module itself. Its own forward is not synchronized: gradients of its
+//   outputs stay on this rank.
 //
-// A wrapper is a handle, as LibTorch's module holders and tensors are. Copies share one model, and
+// A wrapper is a handle, like LibTorch's module holders and tensors. Copies share one model, and
 // the last copy destroys it. A wrapper may be a member, a return value and an element of a
-// container; a member that gets its model later begins as `{nullptr}`.
-// DistributedDataParallel<Net>, by the holder's name, and DistributedDataParallel<NetImpl> convert
-// to each other.
+// container. A member that gets its model later starts as `{nullptr}`. DistributedDataParallel<Net>
+// (the holder) and DistributedDataParallel<NetImpl> convert to each other.
 //
 // Rules, as in PyTorch:
-// - Construct it, and call forward and backward, on every rank in the same order: they are
-//   collectives. A forward under torch::NoGradGuard is not and may be called on one rank alone.
+// - The constructor, forward and backward are collectives: call them on every rank in the same
+//   order. A forward under torch::NoGradGuard is not a collective and may run on one rank alone.
 // - The constructor checks that all ranks have the same model (names, order, shapes, types,
-//   options) and then copies rank 0's parameters and buffers to all.
-// - Gradients are averaged, not summed: scale the loss by the share of samples when shares differ.
-// - Do not change the set of parameters or their requires_grad afterwards.
-// - Every trainable parameter must take part in every synchronized backward, unless
-//   find_unused_parameters or static_graph is set; what is missing is an error that names the
-//   parameters, at the next forward at the latest.
-// - A backward goes through the outputs of one or more forwards. Each forward's outputs are reduced
-//   once: together, or one after the other when they share no parameter. A further backward through
-//   them is an error, never a silent local sum; under no_sync() it accumulates.
-// - torch::autograd::grad() does not average. After a backward with create_graph the averaged
-//   gradients are cut off from the graph.
+//   options). It then copies rank 0's parameters and buffers to all ranks.
+// - Gradients are averaged, not summed. When ranks have different numbers of samples, scale each
+//   rank's loss by its share.
+// - Do not change the set of parameters or their requires_grad after construction.
+// - Every trainable parameter must get a gradient in every synchronized backward, unless
+//   find_unused_parameters or static_graph is set. Otherwise an error names the missing parameters,
+//   at the next forward at the latest.
+// - A backward may go through the outputs of one or more forwards. Outputs of one forward are
+//   reduced once: in one backward, or in several that share no parameter. A further backward
+//   through them throws; it never sums locally in silence. Under no_sync() it accumulates.
+// - torch::autograd::grad() does not average. After a backward with create_graph, the averaged
+//   gradients are detached from the graph.
 //
-// Errors: ConfigurationError (constructor: models or options that differ or are not usable),
-// ReductionError (forward, backward: misuse as above), CommunicationError and PeerFailedError
-// (anywhere). What goes wrong on one rank is thrown once on every rank, by the collective that
-// waits for it or by the next forward; the forward after that meets the other ranks again and
-// begins afresh, gradients as they are: call zero_grad(). When a rank is gone for good every
-// forward throws PeerFailedError; under ddprun let that end the process, and the job goes on in a
-// new generation.
+// Errors:
+// - ConfigurationError: a model, options or hooks that differ between the ranks or are not usable;
+//   mostly from the constructor.
+// - ReductionError: forward or backward was misused, see the rules.
+// - CommunicationError, PeerFailedError: any call; a collective or a peer failed.
 //
-// Thread-compatible, copies included.
+// A failure on one rank is thrown once on every rank: by the collective that waits for that rank,
+// or by the next forward. The forward after that reconnects the ranks and starts again. Gradients
+// keep their values, so call zero_grad(). When a rank is gone for good, every forward throws
+// PeerFailedError. Under ddprun, let that exception end the process; the job continues in a new
+// generation.
+//
+// Thread-compatible; copies of one wrapper count as one object.
 template <typename Module>
 class DistributedDataParallel : public internal::DataParallelHandle {
  public:
-  // An empty wrapper: for a member that gets its model later.
+  // Makes an empty wrapper, for a member that gets its model later.
   DistributedDataParallel(std::nullptr_t) {}
 
+  // Wraps `module` over the ranks of `group`. Collective: blocks until all ranks construct the
+  // model. Throws as above.
   DistributedDataParallel(std::shared_ptr<Module> module, std::shared_ptr<ProcessGroup> group,
                           const DistributedDataParallelOptions& options = {})
       : DataParallelHandle(module, std::move(group), options), module_(std::move(module)) {}
 
-  // As above, with the group or mesh in the options.
+  // The same, with the group or the mesh in the options.
   DistributedDataParallel(std::shared_ptr<Module> module,
                           const DistributedDataParallelOptions& options)
       : DataParallelHandle(module, options), module_(std::move(module)) {}
 
-  // From TORCH_MODULE's holders.
+  // The same for a holder that TORCH_MODULE made.
   template <internal::ModuleHolder Holder>
   DistributedDataParallel(const Holder& holder, std::shared_ptr<ProcessGroup> group,
                           const DistributedDataParallelOptions& options = {})
@@ -248,8 +264,10 @@ class DistributedDataParallel : public internal::DataParallelHandle {
   DistributedDataParallel(const Holder& holder, const DistributedDataParallelOptions& options)
       : DistributedDataParallel(holder.ptr(), options) {}
 
-  // The module's own forward, with whatever it takes and returns: nothing, a tensor, a container or
-  // plain struct of tensors, or anything that ddp/tensor_traversal.h can look into.
+  // Runs the module's own forward. Takes and returns any type: nothing, a tensor, a container or
+  // plain struct of tensors, or anything that ddp/tensor_traversal.h can look into. With gradients
+  // enabled and outside of no_sync(), the backward of the outputs averages. A module that throws
+  // also fails the peers.
   template <typename... Inputs>
   auto forward(Inputs&&... inputs) {
     CheckNotEmpty();
@@ -269,10 +287,10 @@ class DistributedDataParallel : public internal::DataParallelHandle {
   DistributedDataParallel* operator->() { return this; }
   const DistributedDataParallel* operator->() const { return this; }
 
-  // The module itself; null in an empty wrapper.
+  // Returns the module; null for an empty wrapper.
   const std::shared_ptr<Module>& module() const { return module_; }
 
-  // ---- torch::nn::Module's functions, on the module.
+  // ---- Functions of torch::nn::Module, applied to the module.
 
   auto parameters(bool recurse = true) const { return Bare().parameters(recurse); }
   auto named_parameters(bool recurse = true) const { return Bare().named_parameters(recurse); }
@@ -305,10 +323,10 @@ class DistributedDataParallel : public internal::DataParallelHandle {
     Bare().apply(std::forward<Function>(function), name_prefix);
   }
   void save(torch::serialize::OutputArchive& archive) const { Bare().save(archive); }
-  // load() changes this rank only. Load the same archive on every rank.
+  // Changes this rank only: load the same archive on every rank.
   void load(torch::serialize::InputArchive& archive) { Bare().load(archive); }
 
-  // For torch::save and torch::load.
+  // Operators for torch::save and torch::load.
   friend torch::serialize::OutputArchive& operator<<(torch::serialize::OutputArchive& archive,
                                                      const DistributedDataParallel& model) {
     model.save(archive);
@@ -359,8 +377,8 @@ class DistributedDataParallel : public internal::DataParallelHandle {
     return module_->forward(std::forward<Inputs>(inputs)...);
   }
 
-  // A copy whose tensors are where, and of the type, that the module wants. What cannot be copied
-  // or holds no tensor is handed on as it is.
+  // Returns a copy of `input` whose tensors have the device and type that the module expects. An
+  // input that cannot be copied, or holds no tensor, is passed on unchanged.
   template <typename Input>
   decltype(auto) Place(std::remove_reference_t<Input>& input) {
     using Value = std::remove_cvref_t<Input>;
@@ -378,7 +396,7 @@ class DistributedDataParallel : public internal::DataParallelHandle {
   std::shared_ptr<Module> module_;
 };
 
-// The same wrapper, by the name of the module's holder.
+// The same wrapper, named by the module's holder.
 template <internal::ModuleHolder Holder>
 class DistributedDataParallel<Holder>
     : public DistributedDataParallel<typename Holder::ContainedType> {

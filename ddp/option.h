@@ -1,4 +1,4 @@
-// Fields of option structs that a program sets in either of two styles:
+// The macro DDP_OPTION: fields of option structs that a program sets in either of two styles.
 //
 //   DistributedDataParallelOptions().bucket_cap_mb(25).static_graph(true)
 //   DistributedDataParallelOptions{.bucket_cap_mb = 25, .static_graph = true}
@@ -11,9 +11,9 @@
 //   };
 //
 // A field of type T is assigned, compared and read as a T: options.bucket_cap_mb.has_value().
-// options.enable() reads it too, and options.enable(false) sets it and returns the struct. A field
-// alone, as `auto cap = options.bucket_cap_mb` makes one, must not be set like that: the function
-// takes its field to be inside of a struct. Write the type, or `auto cap =
+// options.enable() also reads the field; options.enable(false) sets it and returns the struct. Do
+// not call the setter on a copy of a field, such as `auto cap = options.bucket_cap_mb` makes: the
+// setter assumes that the field lies in its struct. Write the type instead, or `auto cap =
 // options.bucket_cap_mb()`.
 #ifndef DDP_OPTION_H_
 #define DDP_OPTION_H_
@@ -26,7 +26,8 @@
 
 namespace ddp::internal {
 
-// The value of a field: a base class where T is one, so that the field has T's functions.
+// Holds the value of a field. Derives from T where T is a class, so that the field has T's
+// functions.
 template <typename T>
 class OptionValue {
  public:
@@ -56,8 +57,8 @@ class OptionValue<T> : public T {
   const T& stored() const { return *this; }
 };
 
-// The struct that `field` is the `member` of. In the Itanium C++ ABI, that of g++ and clang, a
-// pointer to a data member is the member's offset.
+// Returns the struct of which `field` is the `member`. Relies on the Itanium C++ ABI of g++ and
+// clang, in which a pointer to a data member is the member's offset.
 template <typename Struct, typename Field>
 Struct& StructOf(Field& field, Field Struct::*member) {
   static_assert(sizeof(member) == sizeof(std::ptrdiff_t));
@@ -67,7 +68,7 @@ Struct& StructOf(Field& field, Field Struct::*member) {
 
 }  // namespace ddp::internal
 
-// DDP_OPTION(name, type) = default;
+// Declares a field: DDP_OPTION(name, type) = default;
 #define DDP_OPTION(name, ...)                                                             \
   struct name##_field : ::ddp::internal::OptionValue<__VA_ARGS__> {                       \
     using Value = __VA_ARGS__;                                                            \

@@ -18,112 +18,116 @@ namespace ddp {
 
 class ProcessGroup;
 
-// Names, defaults and effects are those of PyTorch's DistributedDataParallel, except where a field
-// says otherwise. All ranks give equal options; the constructor compares them.
+// Options of a DistributedDataParallel. Names, defaults and effects are those of PyTorch's
+// DistributedDataParallel, except where a field says otherwise. All ranks must give equal options;
+// the constructor compares them.
 //
 //   DistributedDataParallel model(net, group, {.bucket_cap_mb = 25, .static_graph = true});
 //   auto options = DistributedDataParallelOptions().bucket_cap_mb(25).static_graph(true);
 //
-// The other option structs of ddp/ take both styles too; see option.h.
+// The other option structs of ddp/ support both styles too; see option.h.
 struct DistributedDataParallelOptions {
   using Self = DistributedDataParallelOptions;
 
-  // ---- Where ----
+  // ---- Ranks and devices ----
 
-  // The ranks to average over. Given here or as the constructor's own argument, or by the mesh.
+  // The group over whose ranks gradients are averaged. Set it here, or pass it to the constructor,
+  // or set device_mesh.
   DDP_OPTION(process_group, std::shared_ptr<ProcessGroup>) = {};
 
-  // A one-dimensional mesh in place of a process group.
+  // A one-dimensional mesh instead of a process group.
   DDP_OPTION(device_mesh, std::optional<DeviceMesh>) = {};
 
-  // The one GPU that holds the module; inputs are then moved there before every forward. Empty:
-  // inputs are taken as they come. A module on several GPUs is an error either way: one process
-  // trains on one GPU. Ranks may name different GPUs; either all name one or none does.
+  // The one GPU that holds the module. Every forward first moves its inputs there. Empty: inputs
+  // are not moved. A module on several GPUs is always an error: one process trains on one GPU.
+  // Ranks may name different GPUs; either all ranks name one or none does.
   DDP_OPTION(device_ids, std::vector<int>) = {};
 
-  // The GPU to which device_ids' outputs go; unset: they stay where they are.
+  // The GPU to which outputs are moved; needs device_ids. Unset: outputs are not moved.
   DDP_OPTION(output_device, std::optional<int>) = {};
 
-  // ---- State that starts and stays equal ----
+  // ---- Parameters and buffers ----
 
-  // The constructor copies rank 0's parameters and buffers to all ranks. Without it they must be
-  // equal already, from a checkpoint for example; nothing checks that they are.
+  // When true, the constructor copies rank 0's parameters and buffers to all ranks. With false they
+  // must be equal already, for example from a checkpoint; nothing checks that they are.
   DDP_OPTION(init_sync, bool) = true;
 
-  // Every synchronized forward begins with rank 0's buffers (running statistics of batch norms) on
-  // all ranks, whether the module is in train() or in eval(): ranks may differ in that. A forward
-  // without gradients (torch::NoGradGuard) or under no_sync() copies nothing, so one rank may
-  // evaluate alone. Buffers change in place, and views of them follow. false: never, neither here
-  // nor in the constructor.
+  // When true, every synchronized forward first copies rank 0's buffers (such as running statistics
+  // of batch norms) to all ranks. The copy does not depend on train() or eval(), so ranks may
+  // differ in that. A forward under torch::NoGradGuard or no_sync() copies nothing, so one rank may
+  // evaluate alone. Buffers change in place, and views of them follow. With false, the constructor
+  // does not copy buffers either.
   DDP_OPTION(broadcast_buffers, bool) = true;
 
-  // Overrides broadcast_buffers for the forwards alone: with false the constructor still copies the
+  // Overrides broadcast_buffers for forwards only: with false, the constructor still copies the
   // buffers once.
   DDP_OPTION(forward_sync_buffers, std::optional<bool>) = {};
 
-  // Names of parameters and buffers that this wrapper leaves alone altogether, in copying and in
-  // reducing ("layer.weight"). A name that the module does not have is an error.
+  // Names of parameters and buffers ("layer.weight") that the wrapper neither copies nor reduces. A
+  // name that the module does not have is an error.
   DDP_OPTION(params_and_buffers_to_ignore, std::set<std::string>) = {};
 
   // ---- Buckets ----
 
-  // Size in MiB at which a gradient bucket is closed and reduced. Larger: fewer, longer messages;
-  // smaller: more overlap with the backward. Unset: 25.
+  // Size in MiB at which a gradient bucket is closed and reduced. Larger buckets: fewer, longer
+  // messages. Smaller buckets: more overlap with the backward. Unset: 25.
   DDP_OPTION(bucket_cap_mb, std::optional<double>) = {};
 
-  // The same for the bucket that is ready first, so that communication starts early. Unset: 1, or
-  // bucket_cap_mb where that is set.
+  // Size in MiB of the bucket that is ready first; small, so that communication starts early.
+  // Unset: 1, or bucket_cap_mb where that is set.
   DDP_OPTION(first_bucket_cap_mb, std::optional<double>) = {};
 
-  // A limit in MiB for each bucket in turn, the last one serving all further ones. Not together
-  // with the other two.
+  // One limit in MiB for each bucket in turn; the last one holds for all further buckets. Not
+  // together with bucket_cap_mb or first_bucket_cap_mb.
   DDP_OPTION(bucket_cap_mb_list, std::vector<double>) = {};
 
-  // The buckets of an earlier run, by parameter names, as bucket_layout() gave them and a
-  // checkpoint kept them. They are used from the first backward on and not dealt anew. Sums over
-  // more than two ranks depend on the buckets to the bit, so a run that is to continue another bit
-  // by bit needs its layout. (Not in PyTorch.)
+  // The buckets of an earlier run, as parameter names: a value of bucket_layout() that a checkpoint
+  // saved. They are used from the first backward on and not rebuilt. Over more than two ranks, the
+  // exact bits of a sum depend on the buckets. A run that must continue another one bit by bit
+  // needs its layout. (Not in PyTorch.)
   DDP_OPTION(bucket_layout, std::vector<std::vector<std::string>>) = {};
 
-  // Lets gradients be parts of the buckets instead of copies: saves one gradient's memory and a
-  // copy per step. Then gradients must not be detached in place or replaced by other tensors;
-  // zero_grad() is fine in both its forms.
+  // When true, gradients are views of the buckets instead of copies. Saves the memory of one
+  // gradient and one copy per step. Gradients must then not be detached in place or replaced by
+  // other tensors. Both forms of zero_grad() are allowed.
   DDP_OPTION(gradient_as_bucket_view, bool) = false;
 
-  // Copies the gradients of a bucket together once all are there, in one operation, instead of one
-  // by one. For GPUs; gradients in float or double on the CPU are copied by a faster way anyway.
+  // When true, the gradients of a bucket are copied in one operation when all are ready, instead of
+  // one by one. For GPUs: gradients in float or double on the CPU take a faster path anyway.
   DDP_OPTION(batched_grad_copy, bool) = false;
 
-  // Allocates a bucket when its first gradient comes and frees it at the end of the backward: less
-  // memory during the forward. Not together with gradient_as_bucket_view.
+  // When true, a bucket is allocated at its first gradient and freed at the end of the backward.
+  // Saves memory during the forward. Not together with gradient_as_bucket_view.
   DDP_OPTION(lazy_bucket_allocation, bool) = false;
 
-  // ---- Which gradients come ----
+  // ---- Unused parameters and changing graphs ----
 
-  // Some parameters may get no gradient in some iterations, on some ranks or on all: a layer that a
-  // forward does not use, or an output that the loss leaves out. Every backward is a reduction of
-  // its own. Parameters that it does not reach count as ready, with zeros, and a parameter that no
-  // rank used keeps its gradient as it is (undefined stays undefined).
+  // When true, some parameters may get no gradient in some iterations, on some ranks or on all: the
+  // forward does not use a layer, or the loss leaves out an output. Every backward is then a
+  // reduction of its own. A parameter that the backward does not reach contributes zeros. A
+  // parameter that no rank used keeps its gradient (undefined stays undefined).
   DDP_OPTION(find_unused_parameters, bool) = false;
 
-  // The graph is the same in every iteration: the first synchronized one learns which parameters
-  // get a gradient and how often, without a search ever. Allows what breaks the count otherwise:
-  // re-entrant checkpoints of a segment that is used twice, and unused parameters.
+  // When true, the program promises that the graph is the same in every iteration. The first
+  // synchronized backward then records which parameters get a gradient and how often; no backward
+  // searches the graph. Supports unused parameters, and re-entrant checkpoints of a segment that is
+  // used twice.
   DDP_OPTION(static_graph, bool) = false;
 
-  // Buckets in which no rank used any parameter are not sent. Needs find_unused_parameters or
-  // static_graph. The ranks agree on the unused ones before the buckets start, so that unlike in
-  // PyTorch they may differ between ranks and iterations.
+  // When true, buckets in which no rank used any parameter are not sent. Needs
+  // find_unused_parameters or static_graph. The ranks agree on the unused parameters before the
+  // buckets start, so these may differ between ranks and iterations. (In PyTorch they may not.)
   DDP_OPTION(skip_all_reduce_unused_params, bool) = false;
 
-  // Parameters, by name, that are left out of the buckets. Their gradients are parts of one tensor,
-  // which is averaged when `param_to_hook_all_reduce` gets its gradient, or after the buckets where
-  // ranks may differ in what they use; they are averages when the backward returns. The next
-  // forward makes them zero: step the optimizer before it.
+  // Parameters, by name, whose gradients are not in the buckets but in one separate tensor. That
+  // tensor is averaged when `param_to_hook_all_reduce` gets its gradient. Where ranks may use
+  // different parameters, it is averaged after the buckets. The averages are complete when the
+  // backward returns. The next forward sets these gradients to zero: step the optimizer before it.
   DDP_OPTION(delay_all_reduce_named_params, std::vector<std::pair<std::string, at::Tensor>>) = {};
   DDP_OPTION(param_to_hook_all_reduce, at::Tensor) = {};
 
-  // Forward and backward in lower precision; see mixed_precision.h. Unset: as the module is.
+  // Lower precision in forward and backward; see mixed_precision.h. Unset: the module's own
+  // precision.
   DDP_OPTION(mixed_precision, std::optional<MixedPrecision>) = {};
 };
 
