@@ -1,5 +1,5 @@
-// What ddp/ throws. All are c10::Error, as LibTorch users expect; what() is one text without a
-// stack trace that names the rank and what to do.
+// The exceptions of ddp/. All derive from c10::Error, as LibTorch users expect. what() is one text
+// without a stack trace; it names the rank and what to do.
 #ifndef DDP_ERROR_H_
 #define DDP_ERROR_H_
 
@@ -12,8 +12,8 @@ namespace ddp {
 
 namespace internal {
 
-// `text` without the lines of LibTorch's stack traces, which the texts of its errors contain, also
-// where one error quotes another.
+// Returns `text` without the lines of LibTorch stack traces. Messages of LibTorch's errors contain
+// such lines, also where one error quotes another.
 inline std::string WithoutStackTrace(const std::string& text) {
   std::string result;
   for (size_t begin = 0; begin < text.size();) {
@@ -29,7 +29,7 @@ inline std::string WithoutStackTrace(const std::string& text) {
 
 }  // namespace internal
 
-// The program or its start is at fault: environment variables, options, a model that differs
+// The program or its start is wrong: environment variables, options, or a model that differs
 // between the ranks.
 class ConfigurationError : public c10::Error {
  public:
@@ -37,29 +37,29 @@ class ConfigurationError : public c10::Error {
       : c10::Error(internal::WithoutStackTrace(message), nullptr) {}
 };
 
-// A gradient reduction that the training loop left unfinished or asked for twice.
+// The training loop left a gradient reduction unfinished, or asked for it twice.
 class ReductionError : public c10::Error {
  public:
   explicit ReductionError(const std::string& message)
       : c10::Error(internal::WithoutStackTrace(message), nullptr) {}
 };
 
-// A collective did not complete: time ran out, the network failed. The next synchronized forward,
-// or ProcessGroup::renew(), meets the other ranks again; what is gone for good stays an error.
+// A collective did not complete: it timed out or the network failed. The next synchronized forward,
+// or ProcessGroup::renew(), reconnects the ranks. When a rank is gone for good, the error stays.
 class CommunicationError : public c10::DistError {
  public:
   explicit CommunicationError(const std::string& message)
       : c10::DistError(internal::WithoutStackTrace(message), nullptr) {}
 };
 
-// A peer said that it cannot go on, and why.
+// A peer reported that it cannot continue, or is gone. The message has the reason.
 class PeerFailedError : public CommunicationError {
  public:
   PeerFailedError(int rank, const std::string& message)
       : CommunicationError(message), rank_(rank) {}
 
-  // The rank that failed first: by its own report, or because its process has ended, or it has left
-  // the group, or it gives no sign of life. Never a rank that gave up because of another one.
+  // Returns the rank that failed first: it reported a failure, its process ended, it left the
+  // group, or it shows no sign of life. Never a rank that gave up because of another one.
   int rank() const { return rank_; }
 
  private:

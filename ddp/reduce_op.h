@@ -5,10 +5,11 @@
 
 namespace ddp {
 
-// How a collective combines the elements of the ranks. c10d's ReduceOp, under names of our own.
+// How a collective combines the elements of the ranks: c10d's ReduceOp under the library's own
+// names.
 //
-// Every operation takes the integers and the real floating-point types that the backend adds: with
-// Gloo uint8, int8, int32, int64, half, bfloat16, float and double. Exceptions:
+// Every operation supports the integers and real floating-point types that the backend can add. For
+// Gloo: uint8, int8, int32, int64, half, bfloat16, float and double. Exceptions:
 //   kAverage            not for integers
 //   kBitAnd ... kBitXor integers and bool only; not with NCCL
 //   complex numbers     kSum and kAverage only

@@ -10,50 +10,51 @@
 
 namespace ddp {
 
-// Tensors that are on their way. The future's value is a tensor, or a list of tensors, as c10d's
-// own Work gives.
+// A future of tensors. Its value is a tensor or a list of tensors, as for c10d's own Work.
 using TensorFuture = c10::intrusive_ptr<c10::ivalue::Future>;
 
-// A collective, or a message, that has started and needs no further call to complete.
+// A collective, or a message, that has started and completes without further calls.
 //
 //   ddp::Work sum = group->all_reduce_async(tensor);
 //   ...                       // something else
 //   sum.wait();               // from here on `tensor` holds the sum
 //
-// Until wait() returns, or completed() is true, the tensors of the operation must stay as they are;
-// the operation keeps them alive. After wait() has thrown, the operation may still write into them:
-// use others. A Work without a waiter completes all the same; its error is the error of the group's
-// next collective.
+// Until wait() returns or completed() is true, do not change the operation's tensors; the operation
+// keeps them alive. After wait() has thrown, do not use those tensors: the operation may still
+// write to them. A Work that nothing waits for completes all the same; its error is thrown by the
+// group's next collective.
 //
-// Copies are the same operation. `work->wait()` is `work.wait()`. A Work without an operation, as
-// the default constructor makes it, is complete. Thread-compatible: the thread that uses the group
-// waits. A Work may outlive its group.
+// Copies refer to one operation. `work->wait()` means `work.wait()`. A default-constructed Work has
+// no operation and is complete. Thread-compatible: wait on the thread that uses the group. A Work
+// may outlive its group.
 class Work {
  public:
-  struct State;  // the library's
+  struct State;  // private to the library
 
   Work() = default;
   explicit Work(std::shared_ptr<State> state);
 
-  // Returns when the result is there: on the CPU the operation is complete, on a GPU the current
-  // stream waits for it. Ends early when a peer fails, is gone, or is in another collective, and
-  // after the group's timeout: throws PeerFailedError or CommunicationError, as the blocking form
-  // does. A second wait() ends as the first did. Throws CommunicationError where the group was
-  // renewed or destroyed before the operation was complete.
+  // Blocks until the result is there; on a GPU, makes the current stream wait for the result
+  // instead. Throws PeerFailedError or CommunicationError, like the blocking form, when a peer
+  // fails, is gone, or is in another collective, and after the group's timeout. A second wait()
+  // ends as the first did. Throws CommunicationError when the group was renewed or destroyed before
+  // the operation was complete; on a GPU, before this call.
   void wait();
 
-  // Whether it has ended, with a result or an error. On a GPU: whether it is enqueued.
+  // Returns true when the operation has ended, with a result or an error; on a GPU, when it is
+  // enqueued.
   bool completed() const;
 
-  // Completes with a list of the tensors that the operation writes (of a send, that it reads). For
-  // comm hooks, which return it. Everything else should wait by wait(): a failing peer does not end
-  // the future's own wait(), which lasts for up to the group's timeout then.
+  // Returns a future whose value is the list of tensors that the operation writes (for a send:
+  // reads). For comm hooks, which return it. Other code should call wait(): the future's own wait()
+  // does not end when a peer fails, and then lasts up to the group's timeout.
   TensorFuture future() const;
   operator TensorFuture() const { return future(); }
 
-  // A future of what `callback`, given future(), returns. The callback runs in a thread of the
-  // library or of LibTorch, or at once where the operation is complete. It starts no collective,
-  // and holds no reference to the group that could be the last one.
+  // Returns a future of the value of `callback`, which gets future() as its argument. The callback
+  // runs on a thread of the library or of LibTorch, or at once when the operation is complete. The
+  // callback must not start a collective, and must not hold what may be the last reference to the
+  // group.
   TensorFuture then(std::function<c10::IValue(c10::ivalue::Future&)> callback,
                     c10::TypePtr type = c10::TensorType::get()) const;
 

@@ -12,16 +12,16 @@
 
 namespace ddp {
 
-// One operation as a Work sees it.
+// One operation, shared by the copies of its Work.
 struct Work::State {
   int rank = 0;
   std::weak_ptr<internal::Communicator> communicator;
   internal::Communicator::Pending pending;
   TensorFuture future;              // of the whole operation; null: complete from the start
   std::vector<at::Tensor> tensors;  // the program's tensors that the operation writes
-  bool value_is_tensors = false;    // the future's value is a list of them
+  bool value_is_tensors = false;    // the future's value is a list of `tensors`
   bool waited = false;
-  std::exception_ptr error;  // of the first wait()
+  std::exception_ptr error;  // thrown by the first wait()
 };
 
 }  // namespace ddp
