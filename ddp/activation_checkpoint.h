@@ -16,58 +16,67 @@
 
 namespace ddp {
 
+// Options of checkpoint().
 struct CheckpointOptions {
   using Self = CheckpointOptions;
 
-  // Which of the two kinds below; their differences matter to DistributedDataParallel.
+  // Selects one of the two kinds below; the difference matters to DistributedDataParallel.
   DDP_OPTION(use_reentrant, bool) = false;
 
-  // Draws the same random numbers in the recomputation (dropout!) as in the forward: of the CPU's
-  // generator and those of the GPUs on which inputs and parameters are. Costs a copy of their
-  // states; switch it off where nothing is random.
+  // When true, the recomputation draws the same random numbers as the forward (dropout!). Covers
+  // the generators of the CPU and of every GPU that holds inputs or parameters. Costs a copy of
+  // their states; switch it off where nothing is random.
   DDP_OPTION(preserve_rng_state, bool) = true;
 
-  // Not reentrant only: the leaf tensors with gradient that a function uses beside its inputs. A
-  // module's own parameters are known without this; give those that it borrows from elsewhere.
+  // Leaf tensors with gradients that a function uses besides its inputs; for the non-reentrant kind
+  // only. A module's own parameters are found without this; add those that it borrows from
+  // elsewhere.
   DDP_OPTION(parameters, std::vector<at::Tensor>) = {};
 };
 
 // Runs a segment of a model without keeping its activations for the backward; the backward computes
-// them again when it gets there. Memory for time: a segment costs its inputs and one more forward.
+// them again. Trades memory for time: a segment costs the memory of its inputs, and one more
+// forward.
 //
 //   at::Tensor h = ddp::checkpoint(block, x);           // block: a module's holder or shared_ptr
 //   at::Tensor y = ddp::checkpoint({.parameters = {w}}, [w](at::Tensor h) { ... }, h);
 //
-// The segment is a module (its forward is called) or a function. It is kept, with all it captures,
-// until the graph of its outputs is gone: capture by value. It is called twice and must do the same
-// both times; what it changes outside (running statistics of a batch norm, counters) changes
-// twice. The first call is without gradients.
+// The segment is a module (its forward is called) or a function. The graph of its outputs keeps the
+// segment with all that it captures: capture by value. The segment runs twice and must compute the
+// same both times. Its side effects (running statistics of a batch norm, counters) happen twice.
+// The first run records no gradients.
 //
-// Inputs: tensors; optionals, vectors, pairs and tuples of them; and any copyable values without
-// tensors. Outputs: what for_each_tensor looks into, the tensors in it fresh ones of this call.
-// The backward's gradients equal those without a checkpoint to the bit where the operations are
-// deterministic; autocast is in the recomputation as it was in the forward. Nested and repeated
-// segments and retain_graph are allowed. Without gradients to record, it just calls the segment.
+// Inputs: tensors; optionals, vectors, pairs and tuples of tensors; and any copyable values without
+// tensors. Outputs: any type that for_each_tensor looks into, with tensors that this call created.
+// Where the operations are deterministic, gradients equal those without a checkpoint bit for bit.
+// The recomputation uses the autocast state of the forward. Segments may be nested and repeated,
+// and retain_graph is allowed. When no gradients are recorded, checkpoint() only calls the segment.
 //
 // Two kinds:
-// - Not reentrant, the default and right with every option of DistributedDataParallel. The
-//   segment's parameters take part in the graph of the model: each gets one gradient per backward,
-//   when all of its uses are done, unused-parameter search sees them, torch::autograd::grad() and
-//   create_graph work. A parameter that the segment did not use gets an undefined gradient.
+// - Non-reentrant: the default, which works with every option of DistributedDataParallel. The
+//   segment's parameters are part of the model's graph. Each gets one gradient per backward, when
+//   all of its uses are done. The search for unused parameters sees them; torch::autograd::grad()
+//   and create_graph work. A parameter that the segment did not use gets an undefined gradient.
 // - Reentrant: the backward runs a second backward inside, where the parameters' gradients
-//   accumulate, so that there is one gradient for every use of a segment or parameter, and the
-//   graph of the model does not show the parameters. With DistributedDataParallel it therefore
-//   takes static_graph, unless every segment is used once and no parameter goes unused;
-//   find_unused_parameters would take all parameters of the segments for unused. An input has to
-//   require a gradient. Made for code that counts on that behavior.
+//   accumulate. Each use of a segment or parameter gives one gradient, and the model's graph does
+//   not show the parameters. At least one input must require a gradient. With
+//   DistributedDataParallel, set static_graph, unless every segment is used once and no parameter
+//   goes unused. find_unused_parameters does not work: it finds all parameters of the segments
+//   unused. For code that relies on this behavior.
 //
-// Errors: ConfigurationError if a reentrant segment has no input that requires a gradient, if the
-// segment changes an input in place, gives other outputs the second time, or uses a tensor that
-// requires a gradient but is neither an input nor among the parameters (its gradient would be lost;
-// not found out when reentrant, where it just works); for a reentrant one also in a backward with
-// create_graph or of torch::autograd::grad(). All but the first two come from the backward.
+// Throws ConfigurationError when:
+// - a reentrant segment has no input that requires a gradient;
+// - the segment changes an input in place;
+// - the segment returns other outputs the second time (thrown by the backward);
+// - the segment uses a tensor that requires a gradient but is neither an input nor a parameter
+//   (thrown by the backward). Its gradient would be lost. Not checked when reentrant, where it
+//   works;
+// - a reentrant segment is in a backward with create_graph or with inputs, or in
+//   torch::autograd::grad() (thrown by the backward);
+// - CheckpointOptions::parameters has a tensor that requires a gradient and is not a leaf.
 //
-// Thread-compatible. While a segment is recomputed no other thread may run its parameters' modules.
+// Thread-compatible. While a segment is recomputed, no other thread may run modules with its
+// parameters.
 template <typename Segment, typename... Inputs>
 auto checkpoint(const CheckpointOptions& options, const Segment& segment, const Inputs&... inputs);
 
@@ -81,15 +90,16 @@ namespace internal::checkpointing {
 
 using Tensors = std::vector<at::Tensor>;
 
-// Inputs to outputs; both without undefined tensors.
+// A function from inputs to outputs; both without undefined tensors.
 using Function = std::function<Tensors(const Tensors& inputs)>;
 
 Tensors Run(const CheckpointOptions& options, Function function, const Tensors& inputs);
 
-// A defined tensor without elements.
+// Returns a defined tensor without elements.
 at::Tensor Placeholder();
 
-// Copies of these share no tensors with the original: what is put into one stays there.
+// True for types whose copies share no tensors with the original: replacing a tensor in a copy does
+// not change the original.
 template <typename T>
 constexpr bool kIsValue = !may_hold_tensors_v<T> || std::is_same_v<T, at::Tensor>;
 template <typename T>
@@ -119,7 +129,7 @@ Tensors DefinedTensors(const T& value) {
   return tensors;
 }
 
-// Puts `tensors` in the places of the defined ones.
+// Replaces the defined tensors in `value` by `tensors`, in order.
 template <typename T>
 void Replace(T& value, const Tensors& tensors) {
   size_t next = 0;
@@ -149,12 +159,12 @@ auto checkpoint(const CheckpointOptions& options, const Segment& segment, const 
   }
 
   const checkpointing::Tensors tensors = checkpointing::DefinedTensors(std::tie(inputs...));
-  // The arguments with empty tensors of the function's own in the places of `tensors`, which it
-  // must not keep: the graph does, and frees them after the backward.
+  // The arguments with placeholders for their tensors. The function must not keep `tensors`: the
+  // graph keeps them, and frees them after the backward.
   Arguments places(inputs...);
   checkpointing::Replace(places,
                          checkpointing::Tensors(tensors.size(), checkpointing::Placeholder()));
-  // The output of the first call, whose tensors become those that the graph knows.
+  // The output of the first run; its tensors are replaced by those of the graph.
   auto first = std::make_shared<std::optional<Output>>();
   auto function = [kept = Segment(segment), places,
                    weak = std::weak_ptr(first)](const checkpointing::Tensors& values) mutable {

@@ -18,19 +18,19 @@ namespace ddp {
 
 class ProcessGroup;
 
-// The gradients of some parameters, together in one tensor: what a comm hook is to reduce.
+// The gradients of some parameters in one tensor: the argument of a comm hook. The library makes
+// it.
 //
-// buffer() has one dimension. The parameters' gradients lie in it one after the other, in the order
-// of parameters(), each in its parameter's own memory order; a complex number is two real ones. The
-// gradient of a parameter with sparse gradients stands alone in its bucket, and buffer() is then
-// that sparse tensor itself.
+// buffer() has one dimension. It holds the parameters' gradients one after the other, in the order
+// of parameters(), each in its parameter's own memory order. A complex number counts as two real
+// ones. A sparse gradient has a bucket of its own, whose buffer() is the sparse tensor itself.
 //
 // Copies share all tensors. Thread-compatible.
 class GradBucket {
  public:
   struct Contents {
-    int index = 0;         // of the bucket, in the order in which they are reduced
-    bool is_last = false;  // of this backward
+    int index = 0;         // of the bucket, in the order of reduction
+    bool is_last = false;  // the last bucket of this backward
     at::Tensor buffer;
     std::vector<at::Tensor> parameters;
     std::vector<std::string> names;  // of the parameters, in their module
@@ -43,51 +43,55 @@ class GradBucket {
   const std::vector<at::Tensor>& parameters() const { return contents_.parameters; }
   const std::vector<std::string>& names() const { return contents_.names; }
 
-  // The parts of buffer(), one for each parameter and in its shape. Writing to them writes to it.
+  // Returns the parts of buffer(), one for each parameter and in its shape. They share memory with
+  // it.
   const std::vector<at::Tensor>& gradients() const;
 
-  // `buffer` stands in for the old one, and may be of another type: a hook that wraps another hands
-  // it a bucket like this. As many elements as the old one.
+  // Replaces the buffer. The new one must have as many elements, and may have another type: a hook
+  // that wraps another hook passes it such a bucket.
   void set_buffer(at::Tensor buffer);
 
  private:
   Contents contents_;
-  mutable std::vector<at::Tensor> gradients_;  // of gradients_of_; made when asked for
+  mutable std::vector<at::Tensor> gradients_;  // of gradients_of_; made on demand
   mutable at::Tensor gradients_of_;
 };
 
-// Reduces one bucket over the ranks, in place of the all-reduce. Called in the backward, as soon as
-// the bucket's gradients are there, in the same order on every rank. It starts what it has to do
-// and returns; the future's value becomes the gradients, and must be like bucket.buffer(): shape,
-// type, layout and device. The result may be the buffer itself.
+// A function that reduces one bucket over the ranks, instead of the all-reduce. Called during the
+// backward as soon as the bucket's gradients are ready, in the same order on every rank. The hook
+// starts its operations and returns a future without waiting. The future's value becomes the
+// gradients. It must be like bucket.buffer() in shape, type, layout and device, and may be the
+// buffer itself.
 //
-// The library divides nothing where a hook is registered: the hook averages.
+// The hook averages; the library does not divide where a hook is registered.
 //
-// A bucket and its buffer stay valid until the future is complete. A hook may start other
-// collectives, in an order that is the same on every rank. A continuation of a future (`then`) may
-// start none: continuations run in threads of the backend, and their order differs between ranks.
+// The bucket and its buffer are valid until the future is complete. A hook may start other
+// collectives, in an order that is the same on every rank. Never start a collective in a
+// continuation of a future (`then`): continuations run on backend threads, in an order that differs
+// between ranks.
 //
-// What a hook or its future throws ends the backward on every rank.
+// An exception of the hook or its future ends the backward on every rank.
 using CommHook = std::function<TensorFuture(GradBucket& bucket)>;
 
-// The form of the hooks in default_hooks.h, whose names the library knows.
+// The type of the hooks in default_hooks.h, whose names the library knows.
 using CommHookFunction = TensorFuture (*)(const std::shared_ptr<ProcessGroup>& group,
                                           GradBucket& bucket);
 
-// When a BufferCommHook is called: before the module's forward, in place of the broadcast of
-// buffers, or after it.
+// When a BufferCommHook runs: before the module's forward, instead of the broadcast of buffers, or
+// after it.
 enum class BufferCommHookLocation { kPreForward, kPostForward };
 
-// Synchronizes a module's buffers (running statistics and the like), given by their names, at every
-// synchronized forward. The futures that it returns are waited for at the end of the backward;
-// their values are not looked at, so the hook writes into the buffers itself.
+// A function that synchronizes a module's buffers (such as running statistics), given by name, at
+// every synchronized forward. It writes into the buffers itself: the end of the backward waits for
+// the returned futures, but ignores their values.
 using BufferCommHook =
     std::function<std::vector<TensorFuture>(const std::map<std::string, at::Tensor>& buffers)>;
 
 namespace internal {
 
-// A hook whose state is the group that it reduces over. update_process_group() gives it the new
-// group; a hook with another state is refused there, since nobody can know what it refers to.
+// A hook whose state is the group that it reduces over. update_process_group() replaces that group.
+// It refuses a hook with any other state, because the library cannot know what that state refers
+// to.
 template <typename Result, typename Argument>
 struct GroupHook {
   std::shared_ptr<ProcessGroup> group;
@@ -96,8 +100,8 @@ struct GroupHook {
 };
 using GroupCommHook = GroupHook<TensorFuture, GradBucket&>;
 
-// A CommHook of a hook that keeps something between its calls, called as hook(state, bucket).
-// `state` is of any type that can be copied; a std::shared_ptr leaves it visible to the caller.
+// Makes a CommHook of a hook with a state, called as hook(state, bucket). `state` has any copyable
+// type; with a std::shared_ptr the caller keeps access to it.
 template <typename State, typename Hook>
 CommHook BindCommHook(State state, Hook hook) {
   if constexpr (std::is_same_v<State, std::shared_ptr<ProcessGroup>>) {
@@ -108,17 +112,18 @@ CommHook BindCommHook(State state, Hook hook) {
   };
 }
 
-// The tensor that a comm hook gave for `bucket`. Throws ReductionError, which names the bucket, its
-// parameters, what came and what was expected, if it is not like the bucket's buffer.
+// Returns the tensor that a comm hook produced for `bucket`. Throws ReductionError when it is not
+// like the bucket's buffer. The message names the bucket, its parameters, the result and the
+// expected form.
 at::Tensor CheckedHookResult(const GradBucket& bucket, const c10::IValue& value);
 
-// The tensor in a TensorFuture's value. Throws ReductionError if there is none.
+// Returns the tensor in a TensorFuture's value. Throws ReductionError when there is none.
 at::Tensor TensorOf(const c10::IValue& value);
 
 using GroupBufferCommHook =
     GroupHook<std::vector<TensorFuture>, const std::map<std::string, at::Tensor>&>;
 
-// The same for a hook that keeps something, as BindCommHook.
+// Does the same as BindCommHook, for a buffer hook.
 template <typename State, typename Hook>
 BufferCommHook BindBufferCommHook(State state, Hook hook) {
   if constexpr (std::is_same_v<State, std::shared_ptr<ProcessGroup>>) {

@@ -1,11 +1,11 @@
-// Comm hooks that come with the library, under PyTorch's names.
+// Comm hooks that are part of the library, under PyTorch's names.
 //
-// Those with a state take the group whose ranks they reduce over:
+// A hook with a state gets the group whose ranks it reduces over:
 //
 //   model.register_comm_hook(group, ddp::fp16_compress_hook);
 //
-// They average as the reducer itself does: each rank multiplies by 1/N, then the sum is made. In
-// half precision it divides by N.
+// They average like the reducer without a hook: each rank multiplies by 1/N, then the ranks' values
+// are summed. In half precision and bfloat16, each rank divides by N instead.
 #ifndef DDP_DEFAULT_HOOKS_H_
 #define DDP_DEFAULT_HOOKS_H_
 
@@ -21,27 +21,28 @@ namespace ddp {
 
 class ProcessGroup;
 
-// What the reducer does without a hook. A start for hooks of one's own.
+// Does the same as the reducer without a hook. A starting point for custom hooks.
 TensorFuture allreduce_hook(const std::shared_ptr<ProcessGroup>& group, GradBucket& bucket);
 
-// The same in half precision, or bfloat16: half the bytes for float gradients. Each rank divides
-// after the conversion, and sums are rounded to the type as well; Gloo adds in it. float16's
-// largest number is 65504: larger gradients become infinite. Sparse gradients stay as they are:
-// Gloo cannot add sparse tensors of these types.
+// Reduces in half precision or bfloat16: half the bytes for float gradients. Each rank divides
+// after the conversion. Sums are rounded to the type as well, because Gloo adds in it. The largest
+// float16 number is 65504: larger gradients become infinite. Sparse gradients are not converted,
+// because Gloo cannot add sparse tensors of these types.
 TensorFuture fp16_compress_hook(const std::shared_ptr<ProcessGroup>& group, GradBucket& bucket);
 TensorFuture bf16_compress_hook(const std::shared_ptr<ProcessGroup>& group, GradBucket& bucket);
 
-// Reduces nothing: every rank keeps its own gradients, and the models drift apart. It shows what a
-// step costs without communication.
+// Reduces nothing: every rank keeps its own gradients, and the models diverge. Measures what a step
+// costs without communication.
 TensorFuture noop_hook(GradBucket& bucket);
 
 namespace internal {
 
-// "fp16_compress_hook" for that function, and so on; "custom" for any other function and for null.
+// Returns "fp16_compress_hook" for that function, and so on; "custom" for any other function and
+// null.
 std::string NameOfHook(CommHookFunction hook);
 
-// Lets `hook` see the bucket with a buffer of type `type`, and converts its result back into the
-// bucket's own buffer. A bucket of a sparse gradient goes to `hook` as it is.
+// Runs `hook` on a bucket whose buffer has type `type`, and converts the result back into the
+// bucket's own buffer. A bucket with a sparse gradient is passed to `hook` unchanged.
 TensorFuture RunInType(c10::ScalarType type, GradBucket& bucket, const CommHook& hook);
 
 template <c10::ScalarType type, typename Hook>
@@ -59,7 +60,7 @@ auto InTypeWrapper(Hook hook) {
 
 }  // namespace internal
 
-// Any hook, in half precision or bfloat16. A hook with a state keeps it:
+// Wraps any hook to reduce in half precision or bfloat16. A hook with a state keeps it:
 //
 //   model.register_comm_hook(state, ddp::fp16_compress_wrapper(my_hook));
 template <typename Hook>

@@ -10,16 +10,17 @@ namespace ddp {
 
 class ProcessGroup;
 
-// The ranks of a group laid out as an n-dimensional grid, with a process group for each line of it:
-// over the one dimension a model is averaged, over another it is cut to pieces, for example.
+// The ranks of a group as an n-dimensional grid, with a process group for each line of the grid.
+// For example, a model is averaged along one dimension and split into pieces along another.
 //
 //   DeviceMesh mesh = init_device_mesh(group, "cpu", {2, 4}, {"replicate", "shard"});
 //   DistributedDataParallel model(net, {.device_mesh = mesh["replicate"]});
 //
-// Ranks are laid out in order, the last dimension fastest: in a mesh of 2 x 4 rank 5 is at (1, 1).
-// Its line in dimension 0 are the ranks 1 and 5, in dimension 1 the ranks 4 to 7.
+// Ranks are in row-major order: the last dimension changes fastest. In a mesh of 2 x 4, rank 5 is
+// at (1, 1). Its line in dimension 0 has the ranks 1 and 5, its line in dimension 1 the ranks 4 to
+// 7.
 //
-// A value that shares its groups with its copies. Thread-compatible.
+// A value; copies share the groups. Made by init_device_mesh(). Thread-compatible.
 class DeviceMesh {
  public:
   int ndim() const { return static_cast<int>(shape_.size()); }
@@ -27,18 +28,18 @@ class DeviceMesh {
   const std::vector<std::string>& dim_names() const { return dim_names_; }
   const std::string& device_type() const { return device_type_; }
 
-  // The number of ranks in the mesh.
+  // Returns the number of ranks in the mesh.
   int64_t size() const;
 
-  // Where this rank is.
+  // Returns this rank's position, one number per dimension.
   const std::vector<int64_t>& coordinate() const { return coordinate_; }
 
-  // The group of this rank's line in a dimension, given by number or by name. A mesh of one
-  // dimension has one. Throws ConfigurationError: there is no such dimension.
+  // Returns the group of this rank's line in a dimension, by number or by name. Throws
+  // ConfigurationError when there is no such dimension.
   const std::shared_ptr<ProcessGroup>& get_group(int dim = 0) const;
   const std::shared_ptr<ProcessGroup>& get_group(const std::string& dim_name) const;
 
-  // This rank's line in a dimension, as a mesh of its own. Throws as get_group() does.
+  // Returns this rank's line in a dimension as a one-dimensional mesh. Throws as get_group() does.
   DeviceMesh operator[](const std::string& dim_name) const;
 
  private:
@@ -55,12 +56,13 @@ class DeviceMesh {
   std::vector<std::shared_ptr<ProcessGroup>> groups_;  // of this rank's lines, one per dimension
 };
 
-// Lays out the ranks of `group`. Collective: all ranks call it with equal arguments; every line of
-// more than one dimension connects anew (ProcessGroup::new_group), and its failures are its own.
+// Makes a mesh of the ranks of `group`. Collective: all ranks call it with equal arguments. In a
+// mesh of more than one dimension, every line makes new connections (ProcessGroup::new_group); a
+// failure in one line is not a failure of the others. A mesh of one dimension uses `group` itself.
 //
-// `device_type` is the type of the group's device: "cpu", "cuda". Throws ConfigurationError when it
-// is another one, when the shape does not multiply to the group's size, or names are missing or
-// used twice; and what new_group() throws.
+// `device_type` is the type of the group's device: "cpu" or "cuda". Throws ConfigurationError when
+// the group has another device type, the extents do not multiply to the group's size, or names are
+// missing or repeated. Throws what new_group() throws.
 DeviceMesh init_device_mesh(const std::shared_ptr<ProcessGroup>& group,
                             const std::string& device_type, std::vector<int64_t> shape,
                             std::vector<std::string> dim_names = {});

@@ -1,18 +1,19 @@
-// Training loops of different lengths: ranks that have no inputs left take part in the collectives
-// of those that have, until the last one is through.
+// Training loops of different lengths. A rank without inputs takes part in the collectives of the
+// other ranks, until no rank has inputs.
 //
 //   ddp::Join join({&model, &optimizer});
 //   while (auto batch = next_batch()) { ...train as always... }
 //   join.finish();
 //
-// or, in one piece, ddp::join({&model, &optimizer}, {}, [&] { ...the loop... });
+// The same in one call: ddp::join({&model, &optimizer}, {}, [&] { ...the loop... });
 //
-// How it works. Before each group of collectives, a joinable on a rank with inputs calls notify()
-// with a small number that says which group comes, its *event*. That is one all-reduce of as many
-// integers as there are ranks. A rank that has joined, so is in finish(), answers with "joined" and
-// calls the hook of the same joinable, which takes part in the group with neutral values. So only
-// what really happens is shadowed, whatever the loop does in between, and every rank knows of every
-// round which ranks had inputs.
+// How a Join works. A *joinable* is an object with collectives in every iteration, such as a model.
+// Each group of collectives is an *event*, which the joinable names by a small number. On a rank
+// with inputs, the joinable calls notify(event) before each such group. notify() is one all-reduce
+// of one integer per rank. A rank in finish() has *joined*: it answers with "joined", and then
+// calls the hook of the same joinable. The hook takes part in the event with neutral values. A
+// joined rank thus repeats exactly the collectives of the others, and every rank knows which ranks
+// had inputs in each round.
 #ifndef DDP_JOIN_H_
 #define DDP_JOIN_H_
 
@@ -34,75 +35,78 @@ namespace ddp {
 class Join;
 class ProcessGroup;
 
-// Names and defaults are those of PyTorch's Join. All ranks give equal ones: the first collective
-// of the Join compares them, and every rank throws ConfigurationError where they differ. Where
-// `enable` differs, every rank throws CommunicationError after about a second.
+// Options of a Join. Names and defaults are those of PyTorch's Join. All ranks give equal options.
+// The first collective of the Join compares them: every rank throws ConfigurationError when they
+// differ. When `enable` differs, every rank throws CommunicationError after about a second.
 struct JoinOptions {
   using Self = JoinOptions;
 
-  // Sums over fewer ranks are still divided by the group's size, so that every input weighs the
-  // same over the whole run. false: by the number of ranks that had inputs in that round.
+  // When true, a sum over fewer ranks is still divided by the group's size, so that every input has
+  // the same weight over the whole run. When false, it is divided by the number of ranks with
+  // inputs.
   DDP_OPTION(divide_by_initial_world_size, bool) = true;
 
-  // false: nothing is done. For loops whose inputs are known to be even.
+  // When false, the Join does nothing. For loops whose inputs are known to be even.
   DDP_OPTION(enable, bool) = true;
 
-  // The first time that some ranks have inputs and some have none, every rank throws.
+  // When true, every rank throws as soon as some ranks have inputs and some have none.
   DDP_OPTION(throw_on_early_termination, bool) = false;
 };
 
-// One announced group of collectives: the same on every rank.
+// One event, as all ranks know it.
 struct JoinRound {
-  int event = 0;                  // what the joinable called it
-  std::vector<int> active_ranks;  // ascending, at least one: those that have inputs
+  int event = 0;                  // the joinable's number for it
+  std::vector<int> active_ranks;  // ranks with inputs, ascending, at least one
 
   int num_active() const { return static_cast<int>(active_ranks.size()); }
-  // The rank whose data counts where one rank's does: buffers, the order of buckets. The highest,
-  // as for the state after the Join, and as PyTorch chooses.
+  // Returns the rank whose data is used where one rank's data is needed: buffers, the order of
+  // buckets. The highest active rank, as for the state after the Join, and as in PyTorch.
   int source() const { return active_ranks.back(); }
 };
 
-// What a joinable does on a rank that has joined. Belongs to one Join.
+// A joinable's actions on a rank that has joined. The Join owns it. Called on the thread of
+// finish().
 class JoinHook {
  public:
   virtual ~JoinHook() = default;
 
-  // When this rank has no inputs left, before anything is shadowed. Throws if the loop left
-  // something unfinished that the others wait for.
+  // Runs when this rank has no inputs left, before the first main_hook(). Throws when the loop left
+  // something unfinished that the other ranks wait for.
   virtual void on_join() {}
 
-  // Takes part in the collectives that `round` announces, in the same order as the active ranks.
+  // Takes part in the collectives of `round`, in the same order as the active ranks.
   virtual void main_hook(const JoinRound& round) {}
 
-  // Once on every rank when all have joined, in the order of the joinables; may use collectives.
-  // `last_joiner` is the rank that went on longest, the highest of several; its state is the one to
-  // go on with. Rank 0 if no rank did anything.
+  // Runs once on every rank when all have joined, in the order of the joinables. May use
+  // collectives. `last_joiner` is the rank that had inputs longest, the highest of several; its
+  // state is the one to continue with. Rank 0 when no rank had any event.
   virtual void post_hook(bool is_last_joiner, int last_joiner) {}
 };
 
-// Something with collectives in every iteration. It learns of the Join it is under by enter_join().
+// An object with collectives in every iteration. enter_join() and leave_join() tell it which Join
+// is active.
 class Joinable {
  public:
   virtual ~Joinable() = default;
 
-  // A hook for one Join, called as the Join begins.
+  // Makes a hook for one Join. Called when the Join begins.
   virtual std::unique_ptr<JoinHook> join_hook(const JoinOptions& options) = 0;
 
-  // The ranks of its collectives; the same group for all joinables of one Join. Null: no
-  // collectives but those of the hooks.
+  // Returns the group of the joinable's collectives: the same for all joinables of a Join. Null: no
+  // collectives except those of the hooks.
   virtual std::shared_ptr<ProcessGroup> join_process_group() = 0;
 
-  // From here to leave_join(), on every rank that has inputs, each group of collectives starts with
-  // join->notify(*this, event). `join` is valid until then.
+  // Begins the use under `join`, which is valid until leave_join(). Until then, on every rank with
+  // inputs, call join->notify(*this, event) before each group of collectives.
   virtual void enter_join(Join* join) = 0;
   virtual void leave_join() = 0;
 
-  // For messages: the joinable's own name, and an event's, with an article.
+  // Names for messages: of the joinable, and of an event with its article.
   virtual std::string join_name() const { return ""; }
   virtual std::string join_event_name(int event) const { return "event " + std::to_string(event); }
 
-  // Whether collectives of the last announced event are still to be started by this rank. A rank
-  // without inputs is then busy with that event, so nothing else may be announced.
+  // Returns true while this rank still has to start collectives of the last announced event. Joined
+  // ranks are then busy with that event, so no other event may be announced.
   virtual bool in_join_event() const { return false; }
 
  private:
@@ -110,13 +114,13 @@ class Joinable {
   bool in_join_ = false;
 };
 
-// The argument of a Join: an address.
-// - Of a Joinable.
-// - Of an object with a function joinable(). A DistributedDataParallel is such an object, and may
-//   move while the Join lives.
-// - Of a LibTorch optimizer. Its step has no collectives. At the end of the Join every rank gets
-//   the optimizer state of the rank that went on longest, as it gets that rank's parameters:
-//   without it, a rank that joined early would go on with stale momentum.
+// An argument of a Join: a pointer to one of these.
+// - A Joinable.
+// - An object with a function joinable(), such as a DistributedDataParallel. The object may move
+//   while the Join lives.
+// - A LibTorch optimizer. Its step has no collectives. At the end of the Join, every rank gets the
+//   optimizer state of the rank that had inputs longest, together with that rank's parameters.
+//   Without this, a rank that joined early would continue with stale momentum.
 class JoinableRef {
  public:
   JoinableRef(Joinable* joinable) : joinable_(std::shared_ptr<void>(), joinable) {}
@@ -133,49 +137,50 @@ class JoinableRef {
   std::shared_ptr<Joinable> joinable_;  // owned for an optimizer
 };
 
-// See the top of this file. Its scope is the training loop; all ranks make one, of the same
-// joinables in the same order.
+// A scope around one training loop; see the top of this file. All ranks make one, with the same
+// joinables in the same order. The joinables must outlive the Join.
 //
-// When an exception leaves the scope, the others are told, so that nobody waits for this rank.
-// Leaving it without finish() and without an exception is a mistake in the program: it is logged,
-// and every rank throws, this one at its next synchronized forward, Join or collective.
+// An exception that leaves the scope is reported to the other ranks, so that none waits for this
+// one. Leaving the scope without finish() and without an exception is a programming error. The
+// destructor logs it, and every rank throws: this one at its next synchronized forward, Join or
+// collective.
 //
-// One backward may go through one joinable only. A backward through two models, as of the sum of
-// their losses or of one model's output in the other, throws ReductionError on all ranks: the
-// second reduction would begin before the first is complete, and a rank without inputs takes part
-// in one at a time. Call backward once for each model, or make both submodules of one module with
-// one DistributedDataParallel.
+// One backward may go through one joinable only, because a rank without inputs takes part in one
+// reduction at a time. A backward through two models throws ReductionError on all ranks. Examples:
+// the sum of their losses, or one model's output as the other's input. Call backward once for each
+// model, or put both as submodules into one module with one DistributedDataParallel.
 //
-// Thread-compatible; notify() is for the thread of the loop or its backward, never two at once. The
-// joinables must outlive it.
+// Thread-compatible. Call notify() on the thread of the loop or of its backward, never on two at
+// once.
 class Join {
  public:
-  // Events are below this.
+  // Event numbers are 0 to kMaxEvents - 1.
   static constexpr int kMaxEvents = 64;
 
-  // Throws ConfigurationError (no joinable, more than one group, a joinable that is under a Join
-  // already) and PeerFailedError (news that this rank had not seen yet).
+  // Throws ConfigurationError: no joinable, no group, more than one group, or a joinable that is
+  // under a Join already. Throws as ProcessGroup::ensure_usable() when a failure is known.
   explicit Join(const std::vector<JoinableRef>& joinables, const JoinOptions& options = {});
   ~Join();
   Join(const Join&) = delete;
   Join& operator=(const Join&) = delete;
 
-  // Collective; for joinables, on a rank with inputs. Blocks until every rank is here or in
-  // finish(). Throws ReductionError on all ranks alike when they disagree about what comes, or some
-  // have no inputs left and throw_on_early_termination is set; on this rank, after the others were
-  // told, when another joinable is in an event; and what a collective throws.
+  // Announces an event. Collective; for joinables, on a rank with inputs. Blocks until every rank
+  // calls notify() or finish(). Throws ReductionError on all ranks when the ranks announce
+  // different events. The same when some ranks have no inputs and throw_on_early_termination is
+  // set. Throws ReductionError on this rank, after a report to the others, when another joinable is
+  // in an event. Throws what a collective throws.
   JoinRound notify(const Joinable& joinable, int event);
 
-  // Collective; after the loop. Takes part in what the others still do, and returns when all are
-  // here and the post hooks have run. Nothing happens in a second call.
+  // Ends the loop. Collective. Takes part in the events of the other ranks, and returns when all
+  // ranks have called finish() and the post hooks have run. A second call does nothing.
   //
-  // Throws ReductionError (as notify), what a collective throws, and what a hook throws, after the
-  // others were told. Throws ReductionError, and is no collective, when the Join ended by an
-  // exception before: the models were not made equal.
+  // Throws ReductionError as notify() does, and what a collective throws. Throws what a hook
+  // throws, after a report to the others. When an exception has ended the Join before, throws
+  // ReductionError without a collective: the models were not made equal.
   void finish();
 
-  // Instead of finish(): ends the Join on this rank and tells the others why. Nothing happens when
-  // it has ended already.
+  // Ends the Join on this rank without finish(), and reports `reason` to the others. Does nothing
+  // when the Join has ended.
   void abandon(const std::string& reason);
 
   const JoinOptions& options() const { return options_; }
@@ -209,11 +214,11 @@ class Join {
   std::vector<std::unique_ptr<JoinHook>> hooks_;  // in the order of joinables_
   int last_joiner_ = 0;
   bool ended_ = false;
-  std::string failure_;  // that ended it; empty: none
+  std::string failure_;  // the reason why it ended early; empty: none
 };
 
-// Runs `loop` under a Join and finishes it. An exception that leaves the loop is told to the others
-// in its own words.
+// Runs `loop` under a Join and then calls finish(). When an exception leaves the loop, its text is
+// reported to the other ranks.
 void join(const std::vector<JoinableRef>& joinables, const JoinOptions& options,
           const std::function<void()>& loop);
 

@@ -7,11 +7,11 @@
 
 namespace ddp {
 
-// What a DistributedDataParallel model is and does, for logs and monitoring: the fields of
-// PyTorch's _get_ddp_logging_data() under the same names, with the same meaning and, in to_json(),
-// in the same form (lists as text, flags as 0 and 1). A value; thread-compatible.
+// Properties and timings of a DistributedDataParallel model, for logs and monitoring. Fields have
+// the names and meanings of PyTorch's _get_ddp_logging_data(). to_json() also has its format: lists
+// as text, flags as 0 and 1. A value; thread-compatible.
 struct DDPLoggingData {
-  // --- The model and the options. Set once.
+  // --- The model and the options.
   std::string module_name;   // the module's class
   std::string backend_name;  // "gloo", "nccl"
   std::string dtypes;        // of the parameters, "double, float"
@@ -19,8 +19,8 @@ struct DDPLoggingData {
   int64_t output_device = -1;
   int64_t world_size = 0;
   int64_t rank = 0;
-  int64_t num_parameter_tensors = 0;       // those whose gradients are reduced
-  int64_t total_parameter_size_bytes = 0;  // of the same
+  int64_t num_parameter_tensors = 0;       // parameters whose gradients are reduced
+  int64_t total_parameter_size_bytes = 0;  // of the same parameters
   int64_t bucket_cap_bytes = 0;
   bool is_multi_device_module = false;
   bool broadcast_buffers = false;
@@ -28,24 +28,26 @@ struct DDPLoggingData {
   bool find_unused_parameters = false;
   bool gradient_as_bucket_view = false;
   bool static_graph = false;
-  bool join_uneven_inputs = false;       // has been under a Join
-  std::optional<std::string> comm_hook;  // its name; none registered: absent
+  bool join_uneven_inputs = false;       // true when the model has been under a Join
+  std::optional<std::string> comm_hook;  // its name; absent: none registered
 
   // --- The buckets, in the order of reduction. Lists as PyTorch writes them: "1024, 512" for
   // sizes in bytes, "5 4, 3 2 1 0" for the parameters of each bucket.
-  std::string bucket_sizes;  // as first dealt
+  std::string bucket_sizes;  // as first assigned
   bool has_rebuilt_buckets = false;
   std::string rebuilt_bucket_sizes;
   std::string rebuilt_per_bucket_param_indices;
   std::string prev_iteration_grad_ready_order_indices;  // "5, 4, 3, 2, 1, 0"
 
   // --- The newest sampled iteration, and means over all samples. Nanoseconds; 0 before the first.
-  // The forward's time: from its start to its end. The backward's: from there to the last gradient.
-  // Communication: from the first bucket sent to the last bucket received.
+  // forward_compute_time: from the start of the forward to its end. backward_compute_time: from the
+  // end of the forward to the last gradient. backward_comm_time: from the first bucket sent to the
+  // last received.
   int64_t iteration = 0;  // synchronized forwards so far
   int64_t num_buckets_reduced = 0;
   int64_t unused_parameter_size = 0;  // bytes of the parameters that no rank used
-  // Found with find_unused_parameters: the unused set never changed, so static_graph would do.
+  // With find_unused_parameters: true while the set of unused parameters has never changed, so that
+  // static_graph would be possible.
   std::optional<bool> can_set_static_graph;
   int64_t forward_compute_time = 0;
   int64_t backward_compute_time = 0;
@@ -60,8 +62,8 @@ struct DDPLoggingData {
   int64_t backward_comm_time_start = 0;
   int64_t backward_compute_time_end = 0;
   int64_t backward_comm_time_end = 0;
-  // Ours: the share of the communication's time that was hidden behind the backward, over all
-  // samples, 0 to 1.
+  // The part of the communication time that overlaps the backward, over all samples, from 0 to 1.
+  // Not in PyTorch.
   double overlap_ratio = 0;
 
   // --- The environment: "N/A" for a variable that is unset.
@@ -69,7 +71,7 @@ struct DDPLoggingData {
   std::string master_port;
   std::string cuda_visible_devices;
   std::string torch_distributed_debug;
-  // Present with the backend of that name.
+  // Present only with the backend of that name.
   std::optional<std::string> nccl_socket_ifname;
   std::optional<std::string> nccl_blocking_wait;
   std::optional<std::string> nccl_async_error_handling;
@@ -78,14 +80,14 @@ struct DDPLoggingData {
   std::optional<std::string> nccl_ib_timeout;
   std::optional<std::string> gloo_socket_ifname;
   std::optional<std::string> gloo_device_transport;
-  std::optional<int64_t> gloo_num_threads;  // PyTorch's backend starts 2 without being asked
+  std::optional<int64_t> gloo_num_threads;  // never set: PyTorch's backend starts 2 threads
 
-  // The text of the error that ended the training. In JSON also as has_error, which is absent
-  // without one.
+  // The text of the last error of the reduction. In JSON also as has_error, which is absent without
+  // one.
   std::optional<std::string> error;
 
-  // One JSON object on one line, keys in alphabetical order, so that texts can be compared. Fields
-  // that are absent have no key. Text that is not UTF-8 is mended, not an error.
+  // Returns one JSON object on one line, with keys in alphabetical order, so that texts can be
+  // compared. Absent fields have no key. Bytes that are not UTF-8 are replaced.
   std::string to_json() const;
 };
 

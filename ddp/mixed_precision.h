@@ -9,30 +9,31 @@
 
 namespace ddp {
 
-// Forward and backward in a lower precision, the optimizer's step in full; PyTorch's
-// _MixedPrecision. Only floating-point tensors are converted. What the module holds outside of
-// forward and backward, and so every checkpoint and optimizer, has full-precision parameters and
-// gradients.
+// Options for a lower precision in forward and backward, with optimizer steps in full precision;
+// PyTorch's _MixedPrecision. Only floating-point tensors are converted. Outside of forward and
+// backward the module has full-precision parameters and gradients, so checkpoints and optimizers do
+// too.
 //
-// The gradients of parameters become full-precision numbers one by one, as they are computed, and
-// accumulate in full precision. (PyTorch accumulates in param_dtype.)
+// Each parameter's gradient is converted to full precision when it is computed, and accumulates in
+// full precision. (PyTorch accumulates in param_dtype.)
 struct MixedPrecision {
   using Self = MixedPrecision;
 
-  // The type of parameters in forward and backward. Unset: as they are.
+  // The type of parameters in forward and backward. Unset: unchanged.
   DDP_OPTION(param_dtype, std::optional<c10::ScalarType>) = {};
 
-  // The type in which gradients travel and are summed. Unset: param_dtype, or as they are.
+  // The type in which gradients are sent and summed. Unset: param_dtype, or unchanged if that is
+  // unset.
   DDP_OPTION(reduce_dtype, std::optional<c10::ScalarType>) = {};
 
-  // The type of buffers, converted once and for all when the model is wrapped. Batch norms want the
-  // type of their parameters here.
+  // The type of buffers, converted once when the model is wrapped. Batch norms need the type of
+  // their parameters here.
   DDP_OPTION(buffer_dtype, std::optional<c10::ScalarType>) = {};
 
-  // Inputs of the module are converted to param_dtype. Without it the module has to do so.
+  // When true, the module's inputs are converted to param_dtype. When false, the module must do so.
   DDP_OPTION(cast_forward_inputs, bool) = true;
 
-  // The type in which gradients are reduced, if not their own.
+  // Returns the type in which gradients are reduced; nullopt: their own type.
   std::optional<c10::ScalarType> reduction_dtype() const {
     return reduce_dtype.has_value() ? reduce_dtype() : param_dtype();
   }

@@ -10,36 +10,39 @@
 
 namespace ddp::internal {
 
-// What a launcher tells a worker through environment variables: torchrun's names, and ours for
-// what torchrun does not have. A value; thread-compatible.
+// The environment variables that a launcher sets for a worker: torchrun's names, and DDP_ names for
+// what torchrun does not have. Made once, at start. A value; thread-compatible.
 struct WorkerEnvironment {
-  // Its place in the job. 0 <= rank < world_size and 0 <= local_rank < local_world_size hold.
+  // The rank's place in the job. 0 <= rank < world_size and 0 <= local_rank < local_world_size
+  // hold.
   int rank = 0;              // RANK
   int world_size = 1;        // WORLD_SIZE
   int local_rank = 0;        // LOCAL_RANK; RANK where that is unset
   int local_world_size = 1;  // LOCAL_WORLD_SIZE; WORLD_SIZE where that is unset
 
-  // Where the ranks meet: our store when DDP_STORE is set, else a TCPStore at this address.
+  // The store through which the ranks connect: ddprun's when DDP_STORE is set, else a TCPStore at
+  // master_addr:master_port.
   std::string store_url;     // DDP_STORE, a URL without secrets; may be empty
   std::string master_addr;   // MASTER_ADDR; may be empty when store_url is not
   int master_port = 0;       // MASTER_PORT, 1..65535; 0 when unset
   bool agent_store = false;  // TORCHELASTIC_USE_AGENT_STORE=True: the launcher serves it
 
-  // The attempt. A generation is a number and a nonce; both are unique to one set of processes.
+  // The attempt of the job. A generation has a number and a nonce; together they name one set of
+  // processes.
   uint64_t generation = 0;       // DDP_GENERATION
   std::string generation_nonce;  // DDP_GENERATION_NONCE
   int64_t restart_count = 0;     // TORCHELASTIC_RESTART_COUNT
   int64_t max_restarts = 0;      // TORCHELASTIC_MAX_RESTARTS
   std::string run_id;            // TORCHELASTIC_RUN_ID
 
-  // The page that the agent reads; -1 outside ddprun. See elastic/health.
+  // The health page, which the agent reads; -1 outside of ddprun. See elastic/health.
   int health_fd = -1;  // DDP_HEALTH_FD
 
-  // Reads and checks the variables. kInvalidArgument names every variable that is missing, is not a
-  // number or contradicts another, and how to start the program so that they are set.
+  // Reads and checks the variables of this process. kInvalidArgument names every variable that is
+  // missing, not a number or contradictory, and how to start the program so that they are set.
   static absl::StatusOr<WorkerEnvironment> FromEnvironment();
 
-  // The same over any source of variables: `get` returns nullopt for one that is unset.
+  // Does the same for any source of variables: `get` returns nullopt for an unset one.
   using Getter = std::function<std::optional<std::string>(const std::string& name)>;
   static absl::StatusOr<WorkerEnvironment> Parse(const Getter& get);
 };
