@@ -10,61 +10,63 @@
 
 namespace ddp::internal {
 
-// One forward, kept alive by the graph of its outputs.
+// The state of one forward. The graph of the forward's outputs keeps it alive.
 struct ForwardRecord {
-  // Of one output: no backward has passed it; one has; and the gradients of that one are reduced.
+  // The state of one output: no backward has gone through it; one has; the gradients of one are
+  // reduced.
   enum class Output : uint8_t { kFresh, kPassed, kReduced };
 
   bool synchronized = false;  // its backward is to be reduced
-  bool reduced = false;       // a complete reduction contains gradients of it
+  bool reduced = false;       // a complete reduction contains its gradients
   std::vector<Output> outputs;
 
-  // Autograd numbers the nodes of a thread in the order of their creation. This forward created
-  // those of `thread` from first_node to end_node, exclusive.
+  // Autograd numbers the nodes of a thread in the order of creation. The forward created the nodes
+  // first_node to end_node - 1 of `thread`.
   uint64_t thread = 0;
   uint64_t first_node = 0;
   uint64_t end_node = 0;
 };
 
-// Tells when a backward through the outputs of watched forwards begins, which forwards it passes
-// through, and whether it ends well or with an exception. Autograd itself says none of this: the
-// watch hangs a hook on every output, and with the first one of a backward a callback on that
-// backward's graph task. The callback is run at a good end; an exception only destroys it.
+// Reports to an observer when a backward through the outputs of watched forwards begins and ends,
+// and whether it ends by an exception. Records through which forwards the backward goes. Autograd
+// has no such events: the watch puts a hook on every output. The first hook of a backward adds a
+// callback to the backward's graph task. A good end runs the callback; an exception only destroys
+// it. Owned by a Reducer.
 //
-// A backward nested in another one (re-entrant checkpointing) is a part of the outer one, which has
-// passed the outputs before.
+// A backward nested in another one (re-entrant checkpointing) is part of the outer backward, which
+// went through the outputs before.
 //
-// Thread-compatible: used on the thread that runs forwards and on the one that runs backwards,
-// never at once.
+// Thread-compatible: used on the thread of the forwards and on the thread of the backwards, never
+// on both at once.
 class BackwardWatch {
  public:
   class Observer {
    public:
-    // Before any operation of the forward is passed.
+    // Called before the backward runs any operation of the forward.
     virtual void OnBackwardBegin() = 0;
-    // At the end, after all gradients. May throw: the exception leaves backward().
+    // Called at the end, after all gradients. An exception of this function leaves backward().
     virtual void OnBackwardEnd() = 0;
-    // While the exception passes by.
+    // Called while an exception unwinds the backward.
     virtual void OnBackwardException() = 0;
 
    protected:
     ~Observer() = default;
   };
 
-  // What the backward under way is known to pass through.
+  // The current backward, and the synchronized forwards through which it has gone so far.
   struct Backward {
-    int task = -1;  // autograd's number of it; -1: none that came through a watched output
+    int task = -1;  // autograd's number; -1: no backward through a watched output
     std::vector<std::shared_ptr<ForwardRecord>> synchronized;
   };
 
-  // `observer` must outlive the watch, not the outputs.
+  // `observer` must outlive the watch. Outputs may outlive both.
   explicit BackwardWatch(Observer* observer);
   ~BackwardWatch();
   BackwardWatch(const BackwardWatch&) = delete;
   BackwardWatch& operator=(const BackwardWatch&) = delete;
 
-  // Registers a hook on every output that has a history. Returns whether each output that requires
-  // a gradient has a hook now: then no backward from them goes unseen.
+  // Registers a hook on every output that has a history. Returns true when each output that
+  // requires a gradient has a hook: then the watch sees every backward from these outputs.
   bool Watch(const std::vector<at::Tensor>& outputs, const std::shared_ptr<ForwardRecord>& record);
 
   const Backward& current() const { return current_; }
@@ -76,7 +78,7 @@ class BackwardWatch {
   void Leave(int task, bool with_exception);
 
   Observer* const observer_;
-  const std::shared_ptr<BackwardWatch*> self_;  // what hooks that outlive us hold weakly
+  const std::shared_ptr<BackwardWatch*> self_;  // held weakly by hooks that outlive the watch
   Backward current_;
 };
 

@@ -32,20 +32,22 @@ struct ModelTensors;
 
 namespace ddp::internal {
 
-// `options` over `group`. Throws ConfigurationError when they name another one.
+// Returns `options` with the group `group`. Throws ConfigurationError when they name another group.
 DistributedDataParallelOptions WithGroup(DistributedDataParallelOptions options,
                                          std::shared_ptr<ProcessGroup> group);
 
-// DistributedDataParallel without the module's type: everything but the forward itself.
+// DistributedDataParallel without the module's type: everything except the forward itself. Shared
+// by all copies of one wrapper.
 //
-// Collectives: the constructor, and of a synchronized iteration, in this order: the buffers, or the
-// user's hook for them, in BeforeForward; the hook in AfterForward, where it was asked for there;
-// the reduction, in the backward. Under a Join every one of them is announced first. Whether a
-// forward is synchronized depends on the grad mode and on no_sync(), and never on train() and
-// eval(): ranks may differ in these.
+// The constructor is a collective. So are the parts of a synchronized iteration, in this order:
+// - the buffers (or the buffer hook) in BeforeForward();
+// - the buffer hook in AfterForward(), if registered for that place;
+// - the reduction, in the backward. Under a Join, each of them is announced first. The grad mode
+//   and no_sync() decide whether a forward is synchronized. train() and eval() do not, so ranks may
+//   differ in these.
 //
-// A failure on any rank is thrown once on each: by whatever waits for that rank, or else by the
-// next BeforeForward. The BeforeForward after that begins afresh, with all ranks together.
+// A failure on any rank is thrown once on each rank: by the call that waits for the failed rank, or
+// by the next BeforeForward(). The BeforeForward() after that starts again with all ranks.
 //
 // Thread-compatible.
 class DataParallelCore : public Joinable {
@@ -58,12 +60,14 @@ class DataParallelCore : public Joinable {
   DataParallelCore& operator=(const DataParallelCore&) = delete;
 
   void BeforeForward();
-  // `outputs`: all tensors that the module returned. `complete`: there can be none besides.
+  // `outputs`: all tensors that the module returned. `complete`: no others can be hidden in its
+  // result.
   void AfterForward(const std::vector<at::Tensor>& outputs, bool complete);
-  // In a catch block, when the module's forward threw.
+  // Call it in a catch block when the module's forward threw.
   void OnForwardException();
 
-  // What the module is to get for an input, and the caller for an output: moved and cast.
+  // The device and type of inputs and outputs: PlaceInput() moves and casts an input for the
+  // module, PlaceOutput() moves an output for the caller.
   bool places_inputs() const;
   at::Tensor PlaceInput(const at::Tensor& input) const;
   bool places_outputs() const { return options_.output_device.has_value(); }
@@ -89,7 +93,7 @@ class DataParallelCore : public Joinable {
   const Reducer& reducer() const { return *reducer_; }
   const std::shared_ptr<ProcessGroup>& group() const { return group_; }
 
-  // Joinable
+  // The interface of Joinable.
   std::unique_ptr<JoinHook> join_hook(const JoinOptions& options) override;
   std::shared_ptr<ProcessGroup> join_process_group() override { return group_; }
   void enter_join(Join* join) override;
@@ -100,8 +104,8 @@ class DataParallelCore : public Joinable {
 
  private:
   class Shadow;
-  // What a Join is told that the ranks are about to do. Below kForward: a reduction, with these as
-  // Reducer::PassFlags.
+  // Events that the ranks of a Join announce (see join.h). A number below kForward is a reduction,
+  // with Reducer::PassFlags. kForward may be combined with the two flags for buffers.
   enum JoinEvent : int { kForward = 8, kBuffersBefore = 1, kBuffersAfter = 2, kDelayed = 16 };
 
   void SetUp(const ModelTensors& tensors, std::vector<Reducer::Parameter> trainable,
@@ -129,21 +133,21 @@ class DataParallelCore : public Joinable {
   void SetUpMixedPrecision(const ModelTensors& tensors);
 
   const std::shared_ptr<torch::nn::Module> module_;
-  DistributedDataParallelOptions options_;  // only bucket_layout ever changes
+  DistributedDataParallelOptions options_;  // bucket_layout may change, the rest is constant
   std::shared_ptr<ProcessGroup> group_;
-  int64_t incarnation_ = 0;  // of the group that the reducer was set up on
+  int64_t incarnation_ = 0;  // of the group when the reducer was set up
   BufferSync buffers_;
   std::unique_ptr<MixedPrecisionParameters> mixed_precision_;
   std::unique_ptr<Reducer> reducer_;
   std::unique_ptr<DelayedAllReduce> delayed_;
   bool synchronize_ = true;
-  bool agreed_ = true;  // false: the parameters have changed, and the ranks were not compared since
+  bool agreed_ = true;  // false: the parameters have changed since the ranks were compared
   bool warned_of_bare_backward_ = false;
 
   Join* join_ = nullptr;
   JoinOptions join_options_;
   bool was_joined_ = false;
-  bool in_join_event_ = false;  // a reduction is announced, and not complete
+  bool in_join_event_ = false;  // a reduction is announced and not complete
 
   IterationTimer timer_;
   int64_t iteration_ = 0;

@@ -28,72 +28,80 @@ namespace ddp::internal {
 
 enum class DebugLevel;
 
-// Averages the gradients of one model over the ranks while they are computed.
+// Averages the gradients of one model over the ranks while the backward computes them. Owned by the
+// DataParallelCore of the model.
 //
-// A hook on every parameter's gradient accumulator puts the gradient into its bucket. When all of a
-// bucket are there, its all-reduce starts, always in plan order so that the ranks agree; the rest
-// of the backward runs meanwhile. At the backward's end a callback waits for the sums and makes
-// them the gradients. (The method is that of PyTorch's DDP: Li et al., VLDB 2020.)
+// A hook on every parameter's gradient accumulator copies the gradient into its bucket. When all
+// gradients of a bucket are ready, its all-reduce starts, while the rest of the backward runs.
+// Buckets start in plan order, which is the same on all ranks. A callback at the backward's end
+// waits for the sums and makes them the gradients. (The method of PyTorch's DDP: Li et al., VLDB
+// 2020.)
 //
-// One such reduction is a *pass*. It begins with the first gradient of a backward that comes from a
-// synchronized forward, and is complete when every parameter has contributed; the backward that
-// began it may end earlier, and another one may go on with it.
+// One such reduction is a *pass*. A pass begins with the first gradient of a backward that comes
+// from a synchronized forward. It is complete when every parameter has contributed. The backward
+// that began the pass may end earlier, and another backward may continue the pass.
 //
-//   state      what a gradient means                        leaves it
+//   state      meaning of a gradient                        next state
 //   idle       begins a pass, or accumulates on this rank   first of a pass -> reducing, or
-//              only, or is an error: see below              -> counting (static graph, first time)
-//   counting   is counted                                   backward's end -> reducing -> idle
-//   reducing   goes into its bucket                         backward's end -> idle when it was the
-//                                                           last one of the pass, else -> open
-//   open       goes on with the pass, or accumulates on     as idle; -> reducing
-//              this rank only
+//              only, or is an error: see below              -> counting (static graph, first pass)
+//   counting   is counted                                   end of backward -> reducing -> idle
+//   reducing   is copied into its bucket                    end of backward -> idle when the pass
+//                                                           is complete, else -> open
+//   open       continues the pass, or accumulates on        as idle; -> reducing
+//              this rank only, or is an error
 //   broken     is an error                                  Reset() -> idle
 //
-// A gradient belongs to the forwards that its backward passes. Where one of them is synchronized
-// and not reduced, it is reduced; where all synchronized ones are reduced already, it is an error;
-// else it accumulates on this rank only: under no_sync, and from the bare module, always.
+// A gradient belongs to the forwards through which its backward goes:
+// - One of them is synchronized and not reduced: the gradient is reduced.
+// - Otherwise, one of them is synchronized, so already reduced: an error.
+// - Otherwise (no_sync, or the bare module): the gradient accumulates on this rank only.
 //
-// Collectives of a pass, in this order on every rank: [which parameters are used, where unused
-// buckets are skipped]; the buckets in plan order; [which parameters are used, where that is asked
-// for]; [the new plan, in the pass that ends with new buckets].
+// Collectives of a pass, in this order on every rank. Those in brackets depend on the options.
+// - [under a Join, the announcement; in the first pass, the agreement on hooks; after a failure,
+//   the agreement on buckets]
+// - [the used parameters, when unused buckets are skipped]
+// - the buckets in plan order
+// - [the used parameters: with find_unused_parameters, unless exchanged before; or in the first
+//   pass of a static graph]
+// - [the new plan, in a pass that rebuilds the buckets]
 //
-// Thread-compatible; gradients of one model come from one thread (autograd's thread for the
+// Thread-compatible. Gradients of one model must come from one thread (autograd's thread for the
 // device). Keeps the parameters' tensors.
 class Reducer final : private BackwardWatch::Observer {
  public:
   struct Parameter {
     std::string name;
     at::Tensor tensor;    // a leaf that requires a gradient
-    bool sparse = false;  // its gradient will be
+    bool sparse = false;  // true: its gradient will be sparse
   };
 
   struct Options {
-    std::vector<int64_t> initial_limits_bytes;  // first bucket, further buckets
-    std::vector<int64_t> rebuild_limits_bytes;  // the same, once the order is known
+    std::vector<int64_t> initial_limits_bytes;  // limits of the first bucket, of further buckets
+    std::vector<int64_t> rebuild_limits_bytes;  // the same, for rebuilt buckets
     bool last_bucket_is_small = false;          // the first limit is for the last bucket
-    std::optional<BucketPlan> plan = {};        // given: used as it is, from the first backward on
+    std::optional<BucketPlan> plan = {};        // set: used unchanged, from the first backward on
     bool find_unused_parameters = false;
     bool static_graph = false;
     bool skip_unused_buckets = false;
     FlatBuckets::Options buckets;
   };
 
-  // What a pass consists of beyond its buckets: bits of one small number, for ranks that have
-  // joined and can know it from the others only.
+  // The parts of a pass besides its buckets, as bits of one small number. A joined rank (see
+  // join.h) gets the number from the other ranks.
   enum PassFlags : int {
-    kRebuildAfter = 1,   // new buckets at the end
-    kUsedMapAfter = 2,   // which parameters were used, after the buckets
-    kUsedMapBefore = 4,  // the same before them
+    kRebuildAfter = 1,   // assign new buckets at the end
+    kUsedMapAfter = 2,   // exchange the used parameters after the buckets
+    kUsedMapBefore = 4,  // the same, before the buckets
   };
 
-  // Under a Join: tells the ranks that have joined that a pass begins.
+  // The answer of an Announce, which announces a pass to the joined ranks of a Join.
   struct PassStart {
-    int divisor = 1;  // what sums are divided by
-    int source = 0;   // the rank that decides for all: one that still has inputs
+    int divisor = 1;  // by which sums are divided
+    int source = 0;   // the rank that decides for all: one that has inputs
   };
   using Announce = std::function<PassStart(int flags)>;
 
-  // When what happened, on the monotonic clock, of the last complete pass.
+  // Times of the last complete pass, by the monotonic clock.
   struct PassTimes {
     int64_t first_gradient_ns = 0;
     int64_t last_gradient_ns = 0;
@@ -101,81 +109,86 @@ class Reducer final : private BackwardWatch::Observer {
     int64_t complete_ns = 0;
   };
 
-  // All ranks give equal parameters and options. Throws ConfigurationError.
+  // Sets hooks and buckets. All ranks give equal parameters and options. Throws ConfigurationError
+  // when no bucket plan can be made.
   Reducer(std::vector<Parameter> parameters, std::shared_ptr<ProcessGroup> group, Options options);
 
-  // Takes its hooks back. A pass that is not complete is reported to the peers that wait for it.
+  // Removes the hooks. Reports a failure to the peers when a pass is not complete, since they wait
+  // for it.
   ~Reducer();
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
 
-  // Throws ReductionError, naming the parameters, when a pass is not complete; the peers are told,
-  // since they wait for it. Afterwards the reducer is broken.
+  // Throws ReductionError, naming the missing parameters, when a pass is not complete. Reports a
+  // failure to the peers, which wait for the pass. The reducer is then broken.
   void CheckFinished();
 
-  // Starts afresh over `group`, on all its ranks: idle, with the buckets of the beginning, which
-  // are dealt anew after the next pass. Gradients stay. Tensors that an abandoned communicator may
-  // still write to are left behind.
+  // Starts again over `group`, on all of its ranks. The state is idle, and the buckets are the
+  // first ones, which the next pass rebuilds. Gradients stay. Buffers to which an abandoned
+  // communicator may still write are replaced.
   void Reset(std::shared_ptr<ProcessGroup> group);
 
-  // The same over the same ranks, after a failure. The buckets stay as they are: sums over more
-  // than two ranks depend on them to the bit. The next pass begins with an agreement on them, and
-  // all ranks return to the buckets of the beginning where some rank had not got the new ones.
+  // Starts again over the same ranks after a failure. The buckets stay, because the exact bits of a
+  // sum over more than two ranks depend on them. The next pass begins with an agreement on the
+  // buckets. When some rank did not get the rebuilt buckets, all ranks return to the first buckets.
   void ResetAfterFailure(std::shared_ptr<ProcessGroup> group);
 
-  // Whether a parameter has another gradient accumulator, type, device or shape than when the hooks
-  // were set: after the module's to(), or set_data(). O(parameters), and no ATen operation.
+  // Returns true when a parameter's gradient accumulator, type, device, shape or strides have
+  // changed since the hooks were set: after the module's to(), or set_data(). O(parameters),
+  // without an ATen operation.
   bool ParametersChanged() const;
 
-  // Sets hooks and buckets for the parameters as they are now, on all ranks before the same pass.
-  // Gradients stay; their type and device follow the parameter's. `plan`: as in Options.
+  // Sets hooks and buckets again for the changed parameters, on all ranks before the same pass.
+  // Gradients follow the parameter's type and device; a gradient of another shape is dropped.
+  // `plan` as in Options.
   void FollowParameters(std::optional<BucketPlan> plan);
 
-  // Around the module's forward. `complete`: `outputs` are all tensors that the module returned.
-  // Without it, or where there are none, a backward that passes no known forward belongs to this
-  // one, until this one is reduced.
+  // Called around the module's forward. `complete`: `outputs` are all tensors that the module
+  // returned. When `complete` is false or there are no outputs, a backward through no known forward
+  // belongs to this forward, until this forward is reduced.
   void BeginForward();
   void EndForward(const std::vector<at::Tensor>& outputs, bool complete, bool synchronize);
 
-  // Once, before the first pass; `hook` then reduces the buckets and is to divide by itself.
+  // Sets the hook that reduces the buckets and divides. Throws ConfigurationError when called
+  // twice, or after the first pass.
   void RegisterHook(std::string name, CommHook hook);
   CommHook& hook() { return comm_hook_; }  // empty: none
 
-  // The next pass also records the order in which gradients come, and ends with new buckets. For
-  // all ranks alike.
+  // Makes the next pass record the order of gradients and rebuild the buckets. Call it on all
+  // ranks.
   void RequestRebuild();
 
-  // Reduces in these buckets from the next pass on, and keeps them. Only between two passes.
+  // Uses these buckets from the next pass on, without rebuilding. Only between two passes.
   void UsePlan(BucketPlan plan);
 
-  // Takes part in a pass of the others with zeros.
+  // Takes part in a pass of the other ranks with zeros, on a joined rank.
   void Shadow(int flags, int source);
 
-  // Unset again by an empty function.
+  // Sets the function that announces each pass; empty: none.
   void set_announce(Announce announce) { announce_ = std::move(announce); }
-  // Called at the beginning of the first pass since the construction or Reset(), on all ranks
-  // alike. May use collectives, and throw.
+  // Called when the first pass after the construction or a reset begins, on all ranks. May use
+  // collectives and throw.
   void set_on_first_pass(std::function<void()> on_first_pass) {
     on_first_pass_ = std::move(on_first_pass);
   }
-  // Called at the end of every pass, on the backward's thread. May throw.
+  // Called at the end of every pass, on the thread of the backward. May throw.
   void set_on_complete(std::function<void()> on_complete) { on_complete_ = std::move(on_complete); }
 
-  // Called with a parameter's name when its gradient comes from a backward that passes no forward
-  // of this reducer: it stays on this rank. Once for each such backward.
+  // Called with a parameter's name when its gradient comes from a backward through no forward of
+  // this reducer. Such a gradient stays on this rank. Once for each such backward.
   void set_on_bare_backward(std::function<void(const std::string&)> on_bare_backward) {
     on_bare_backward_ = std::move(on_bare_backward);
   }
 
-  // Called when a backward comes to a forward's outputs, and at its end, good or bad, before
-  // anything is done with the sums. Every backward, synchronized or not.
+  // Called when a backward reaches a forward's outputs, and when that backward ends, also by an
+  // exception. `end` runs before the sums are used. Every backward, synchronized or not.
   struct BackwardCallbacks {
     std::function<void()> begin;
     std::function<void()> end;
   };
   void set_backward_callbacks(BackwardCallbacks callbacks) { callbacks_ = std::move(callbacks); }
 
-  // Whether the first pass of a static graph is still to come on this rank.
+  // Returns true while the first pass of a static graph is still to come on this rank.
   bool must_count() const { return options_.static_graph && !counted_; }
   void ForgetCounts() { counted_ = false; }
 
@@ -185,20 +198,21 @@ class Reducer final : private BackwardWatch::Observer {
   const std::vector<Parameter>& parameters() const { return parameters_; }
   bool rebuilt() const { return rebuilt_; }
   const std::string& hook_name() const { return hook_name_; }
-  // Of the last pass.
+  // Properties of the last pass.
   const std::vector<int>& ready_order() const { return last_order_; }
   const PassTimes& times() const { return times_; }
-  const std::optional<std::string>& error() const { return error_; }  // the last one
+  const std::optional<std::string>& error() const { return error_; }  // the last error
   int divisor() const { return start_.divisor; }                      // of the last pass
   int buckets_reduced() const { return buckets_reduced_; }
   std::vector<int> untouched() const;  // parameters that no rank used
   bool finds_unused() const { return options_.find_unused_parameters && !options_.static_graph; }
-  // Whether the unused parameters were the same in all passes so far.
+  // Returns true when the unused parameters were the same in all passes so far.
   bool can_set_static_graph() const { return can_set_static_graph_; }
 
  private:
   enum class State { kIdle, kCounting, kReducing, kOpen, kBroken };
-  // The meaning of a gradient, by the forwards that its backward passes.
+  // The meaning of a gradient, by the forwards of its backward: kLocal accumulates on this rank,
+  // kReduce is reduced, kReduced is an error.
   enum class Origin { kLocal, kReduce, kReduced };
   class GradientHook;
 
@@ -220,12 +234,12 @@ class Reducer final : private BackwardWatch::Observer {
   bool AgreeOnPlan(bool* rebuild_requested);
   void SetPlan(BucketPlan plan);
 
-  // The hot path.
+  // The hot path, for every gradient.
   void OnGradient(int parameter);
   void MarkReady(int parameter);
   void LaunchReadyBuckets();
 
-  // For a gradient that comes in any other state than reducing: whether it goes into its bucket.
+  // For a gradient in any state but reducing: returns true when the gradient goes into its bucket.
   bool EntersPass(int parameter);
   Origin FindOrigin(int parameter);
   Origin SearchGraphForForwards(int parameter);
@@ -263,11 +277,12 @@ class Reducer final : private BackwardWatch::Observer {
   [[noreturn]] void ThrowUnfinished();
   [[noreturn]] void ThrowReduced(int parameter) const;
   [[noreturn]] void ThrowSecondGradient(int parameter);
-  // In a catch block: tells the peers, who wait for this rank, and throws what they are told.
+  // In a catch block: reports the failure to the peers, which wait for this rank, and throws the
+  // same text.
   [[noreturn]] void Rethrow(const std::string& about);
   void Break(const std::string& reason);
 
-  // Constant after construction.
+  // parameters_ and options_ are constant. The others change in FollowParameters() only.
   const std::vector<Parameter> parameters_;
   const Options options_;
   std::vector<BucketPlan::Tensor> descriptions_;
@@ -291,49 +306,49 @@ class Reducer final : private BackwardWatch::Observer {
   std::optional<BucketPlan> given_plan_;
   bool rebuilt_ = false;
   bool rebuild_requested_ = false;
-  bool unsettled_ = false;  // after a failure: other ranks may have other buckets
+  bool unsettled_ = false;  // after a failure: ranks may have different buckets
   std::vector<std::weak_ptr<ForwardRecord>> outstanding_;  // synchronized and not reduced
 
-  // For a backward that comes through no watched output: the forwards that it may pass.
-  uint64_t first_node_ = 0;                               // of the forward under way
-  std::deque<std::shared_ptr<ForwardRecord>> recent_;     // forwards, the newest last
-  std::shared_ptr<ForwardRecord> unseen_;                 // its backward may pass no known forward
-  int searched_task_ = -1;                                // autograd's number of the backward
-  Origin searched_origin_ = Origin::kLocal;               // and what was found for it
-  std::vector<std::shared_ptr<ForwardRecord>> searched_;  // the forwards to be reduced among them
-  BackwardReach reach_;                                   // of the backward under way
+  // For a backward through no watched output: the forwards to which it may belong.
+  uint64_t first_node_ = 0;                            // of the current forward
+  std::deque<std::shared_ptr<ForwardRecord>> recent_;  // forwards, the newest last
+  std::shared_ptr<ForwardRecord> unseen_;              // for a backward through no known forward
+  int searched_task_ = -1;                             // autograd's number of the searched backward
+  Origin searched_origin_ = Origin::kLocal;            // the result of that search
+  std::vector<std::shared_ptr<ForwardRecord>> searched_;  // the forwards found that await reduction
+  BackwardReach reach_;                                   // of the current backward
 
-  // Of the pass under way. A parameter is ready when its entry equals pass_.
+  // The current pass. A parameter is ready when its entry in ready_pass_ equals pass_.
   struct Launched {
     Communicator::Pending pending;
-    TensorFuture future;  // of the comm hook, where there is one
+    TensorFuture future;  // of the comm hook, if there is one
   };
   uint64_t pass_ = 0;
   int flags_ = 0;
   PassStart start_;
   std::vector<uint64_t> ready_pass_;
   std::vector<int> missing_;  // gradients that each bucket still waits for
-  int next_bucket_ = 0;       // the first that is not launched
+  int next_bucket_ = 0;       // the first bucket not launched
   std::vector<Launched> launched_;
-  std::vector<std::unique_ptr<GradBucket>> hook_buckets_;  // what the comm hook gets
-  std::vector<std::string> hook_names_;                    // and how messages name the call
-  std::vector<int> order_;                                 // of readiness, reserved
+  std::vector<std::unique_ptr<GradBucket>> hook_buckets_;  // arguments of the comm hook
+  std::vector<std::string> hook_names_;                    // names of its calls, for messages
+  std::vector<int> order_;                                 // order of readiness; reserved
   std::vector<std::shared_ptr<ForwardRecord>> forwards_;
   PassTimes current_times_;
 
-  // Which parameters were used: on this rank since the last pass, and on any rank in this one.
+  // Used parameters: used_ on this rank since the last pass, untouched_ over all ranks.
   std::vector<uint8_t> used_;
-  std::vector<int> unused_;         // by this rank, known at the beginning of the pass
-  std::vector<uint8_t> untouched_;  // by all ranks
+  std::vector<int> unused_;         // on this rank, known when the pass begins
+  std::vector<uint8_t> untouched_;  // unused on all ranks
   bool untouched_known_ = false;
   Communicator::Pending used_map_;
   std::vector<uint8_t> dropped_;  // buckets that are not sent
 
-  // Of a static graph.
+  // For a static graph.
   bool counted_ = false;
-  std::vector<int> counts_;     // gradients of one backward
-  std::vector<int> remaining_;  // of them, in this backward
-  std::vector<int> last_seen_;  // when the last one came, in the first backward
+  std::vector<int> counts_;     // gradients of each parameter in one backward
+  std::vector<int> remaining_;  // of those, still to come in this backward
+  std::vector<int> last_seen_;  // position of the last one in the first backward
   int seen_ = 0;
 
   std::vector<int> last_order_;
@@ -343,7 +358,7 @@ class Reducer final : private BackwardWatch::Observer {
   std::optional<std::string> error_;
   PassTimes times_;
 
-  BackwardWatch watch_{this};  // last: its hooks call into all of the above
+  BackwardWatch watch_{this};  // last: its hooks use all members above
 };
 
 }  // namespace ddp::internal

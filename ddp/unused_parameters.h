@@ -11,22 +11,23 @@ struct Node;
 
 namespace ddp::internal {
 
-// Returns whether a backward from `outputs` can reach one of `accumulators`, which are sorted by
-// address. Searches the graph and stops at the first accumulator that it finds.
+// Returns true when a backward from `outputs` can reach one of `accumulators`, which are sorted by
+// address. Searches the graph, and stops at the first accumulator.
 bool ReachesAny(const std::vector<at::Tensor>& outputs,
                 const std::vector<const torch::autograd::Node*>& accumulators);
 
-// The backward under way on this thread, as autograd knows it.
+// The parameters that the current backward of this thread reaches, according to autograd.
 struct BackwardReach {
-  // The indices of those `accumulators` that the backward cannot reach, ascending.
+  // The indices of the accumulators that the backward cannot reach, ascending.
   std::vector<int> unreached;
-  // The caller named the tensors that get gradients: autograd::grad(), or backward() with inputs.
-  // Then not every accumulator that is reached gets a gradient.
+  // True when the caller named the tensors that get gradients: autograd::grad(), or backward() with
+  // inputs. Then not every accumulator that is reached gets a gradient.
   bool limited = false;
 };
 
-// Asks autograd, which has searched the graph of every backward before it runs it: one look-up per
-// accumulator. Every accumulator counts as unreached when no backward is under way.
+// Returns the reach of the current backward, in one look-up per accumulator: autograd searches the
+// graph of every backward before running it. Without a current backward, all accumulators are
+// unreached.
 BackwardReach ReachOfBackward(const std::vector<const torch::autograd::Node*>& accumulators);
 
 }  // namespace ddp::internal
