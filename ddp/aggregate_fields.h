@@ -1,13 +1,14 @@
-// The fields of a plain struct, without a word from its author: what C++20 has no reflection for.
+// Access to the fields of a plain struct without help from its author. (C++20 has no reflection.)
 //
 // A struct is plain if it is an aggregate (all fields public, no constructors) without base classes
-// and with 1 to 24 fields. Their number is found by trying with how many values the struct can be
-// initialized; a structured binding then names them. No field is copied, moved or created.
+// and with 1 to 24 fields. The number of fields follows from the number of values that can
+// initialize the struct. A structured binding then names the fields. No field is copied, moved or
+// created.
 //
-// Not seen through, kFieldCount is 0: base classes, more fields, arrays that make the struct need
-// more than 64 initial values. Not to be given to these templates, the compiler refuses them:
-// unions, structs with an anonymous union or with a field that has a default value and could not be
-// made without one.
+// kFieldCount is 0, so the struct is not looked into, for: base classes, more than 24 fields, and
+// arrays that make the struct need more than 64 initial values. The compiler rejects these: unions,
+// and structs with an anonymous union. It also rejects a field that has a default value and that
+// cannot be created without one.
 #ifndef DDP_AGGREGATE_FIELDS_H_
 #define DDP_AGGREGATE_FIELDS_H_
 
@@ -22,17 +23,18 @@ namespace ddp::internal {
 namespace aggregate {
 
 constexpr size_t kMaxFields = 24;
-constexpr size_t kMaxInitializers = 64;  // more than fields: an array takes one per element
+constexpr size_t kMaxInitializers = 64;  // more than fields: an array needs one per element
 
-// Becomes a value of any type but Struct and its bases, so that it stands for fields alone. Never
-// does so in a program that runs; defined, because compilers warn of what is not.
+// Converts to any type except Struct and its bases, so that one value initializes one field. Never
+// called in a running program; defined because compilers warn of undefined functions.
 template <typename Struct>
 struct AnyValue {
   template <typename T>
   requires(!std::is_base_of_v<T, Struct>) operator T() const noexcept { std::terminate(); }
 };
 
-// The same for fields that are references, too. (Not for all: it cannot make what cannot be moved.)
+// Does the same for structs with reference fields. (Not used for all structs: it cannot initialize
+// a type that cannot be moved.)
 template <typename Struct>
 struct AnyReference {
   template <typename T>
@@ -57,7 +59,7 @@ constexpr bool TakesSequence(std::index_sequence<I...>) {
   return requires { T{Repeat<Any, I>{}...}; };
 }
 
-// Whether T can be made of `count` values.
+// True when T can be initialized with `count` values.
 template <typename T, typename Any, size_t count>
 constexpr bool kTakes = TakesSequence<T, Any>(std::make_index_sequence<count>());
 
@@ -66,12 +68,12 @@ constexpr bool TakesBracesSequence(std::index_sequence<I...>, std::index_sequenc
   return requires { T{Repeat<Any, I>{}..., {}, Repeat<Any, J>{}...}; };
 }
 
-// Whether T can be made of `before` values, a pair of braces and `after` more values.
+// True when T can be initialized with `before` values, a pair of braces and `after` more values.
 template <typename T, typename Any, size_t before, size_t after>
 constexpr bool kTakesBraces = TakesBracesSequence<T, Any>(std::make_index_sequence<before>(),
                                                           std::make_index_sequence<after>());
 
-// The largest number of values of which T can be made, at most `most`; 0 if there is none.
+// Returns the largest number of values, at most `most`, that can initialize T; 0 if there is none.
 template <typename T, typename Any, size_t most>
 constexpr size_t InitializerCount() {
   if constexpr (most == 0 || kTakes<T, Any, most>) {
@@ -81,9 +83,10 @@ constexpr size_t InitializerCount() {
   }
 }
 
-// How many of the `total` initial values go to the field that takes the one at `index`: above 1 for
-// an array alone. Braces stand for any whole field, so the fewer values go in after them, the more
-// the field had taken. (A field that braces cannot make is taken for one that is no array.)
+// Returns how many of the `total` initial values initialize the field that starts at value `index`;
+// above 1 only for an array. A pair of braces initializes any whole field. The fewer values fit
+// after the braces, the more values the field used. (A field that braces cannot initialize counts
+// as no array.)
 template <typename T, typename Any, size_t index, size_t total, size_t guess = 1>
 constexpr size_t InitializersOfField() {
   if constexpr (index + guess > total) {
@@ -127,7 +130,7 @@ constexpr size_t kCount = Count<T>() <= kMaxFields ? Count<T>() : 0;
 
 }  // namespace aggregate
 
-// How many fields T has; 0 if it is not a plain struct.
+// The number of fields of T; 0 if T is not a plain struct.
 template <typename T>
 inline constexpr size_t kFieldCount = aggregate::kCount<T>;
 
@@ -323,17 +326,19 @@ struct TypesOfFields {
 
 }  // namespace aggregate
 
-// Calls f.operator()<Fields...>(fields...) with all fields of `value`. Fields are their declared
-// types, const where `value` is. Take the arguments as const std::remove_reference_t<Fields>&...:
-// nothing else binds to a bit-field, which arrives as a copy. The others arrive as themselves, so
-// that casting the const away gives back what `value` was given as.
+// Calls f.operator()<Fields...>(fields...) with all fields of `value`. Fields are the declared
+// types, const where `value` is. Declare the arguments as const
+// std::remove_reference_t<Fields>&...: nothing else binds to a bit-field, which is passed as a
+// copy. Other fields are passed by reference, so casting the const away gives the field with the
+// constness of `value`.
 template <typename T, typename F>
 constexpr decltype(auto) WithFields(T& value, F&& f) {
   static_assert(kFieldCount<std::remove_const_t<T>> > 0);
   return aggregate::WithFieldsTo8(value, f);
 }
 
-// A std::tuple of the fields' types, as WithFields gives them; never to be made.
+// A std::tuple of the types of the fields, as WithFields() passes them. Only a type: never create
+// one.
 template <typename T>
 using FieldTypes =
     typename decltype(WithFields(std::declval<T&>(), aggregate::TypesOfFields()))::type;

@@ -22,50 +22,51 @@ class ProcessGroup;
 
 namespace ddp::internal {
 
-// Keeps a module's buffers equal on all ranks: by a broadcast, or by the user's hook instead.
+// Keeps a module's buffers equal on all ranks: by a broadcast, or by the user's hook. Owned by a
+// DataParallelCore.
 //
-// The buffers are read from the module anew every time, since a module may replace them. The
+// Each call reads the buffers from the module again, because a module may replace them. The
 // broadcast writes into a buffer's memory, so views of the buffer follow.
 //
-// A graph may have saved a buffer that the broadcast changes. Two cases:
-// - The last forward changed the buffer, or another one of the same submodule, without raising its
-//   autograd version. LibTorch's batch norms do so in training. Autograd then takes saved values to
-//   be of no use, and the broadcast raises no version either: several forwards may precede one
+// A graph may have saved a buffer that the broadcast then changes. Two cases:
+// - The last forward changed the buffer, or another buffer of the same submodule, without raising
+//   its autograd version. LibTorch's batch norms do so in training. Autograd then treats saved
+//   values as unused. The broadcast raises no version either, so several forwards may precede one
 //   backward.
-// - Otherwise the version rises. A backward that needs the old values throws LibTorch's error about
-//   an in-place change, and never computes with the new ones.
+// - Otherwise the broadcast raises the version. A backward that needs the old values throws
+//   LibTorch's error about an in-place change. It never computes with the new values.
 //
 // Thread-compatible.
 class BufferSync {
  public:
-  // Buffers named in `ignored` are left alone.
+  // Buffers named in `ignored` are not synchronized.
   BufferSync(std::shared_ptr<torch::nn::Module> module, std::set<std::string> ignored);
 
-  // Replaces the broadcast. Once; throws ConfigurationError the second time.
+  // Sets a hook that replaces the broadcast. Throws ConfigurationError the second time.
   void RegisterHook(BufferCommHook hook, BufferCommHookLocation location);
   BufferCommHook& hook() { return hook_; }  // empty: none
 
-  // Whether there is a hook, and where it is called: for messages.
+  // Returns the place of the hook in the forward, or "none"; for messages.
   std::string HookText() const;
 
-  // Whether something is to be done at that place of the forward.
+  // Returns true when Run() does something at that place of the forward.
   bool Due(BufferCommHookLocation location) const;
 
-  // Does it: the hook, or at kPreForward without a hook the broadcast from `source`. A collective.
+  // Runs the hook; or, at kPreForward without a hook, the broadcast from `source`. Collective.
   void Run(ProcessGroup& group, BufferCommHookLocation location, int source);
 
-  // The broadcast, whether there is a hook or not.
+  // Broadcasts from `source`, with or without a hook. Collective.
   void Broadcast(ProcessGroup& group, int source);
 
-  // At the start of a forward with gradients that has no broadcast: remembers the buffers' values,
+  // Records the buffers' values at the start of a forward with gradients and without a broadcast,
   // as the broadcast does for its forward.
   void NoteForward();
 
-  // Waits for what hooks have started since the last call.
+  // Waits for the operations that hooks have started since the last call.
   void Finish(ProcessGroup& group);
 
-  // Forgets it instead, after a failure. If an operation may still write to the buffers, they get
-  // memory of their own, and earlier views no longer follow.
+  // Discards those operations instead, after a failure. If one may still write to the buffers, the
+  // buffers get new memory, and earlier views no longer follow.
   void Abandon();
 
   std::map<std::string, at::Tensor> Buffers() const;
@@ -75,7 +76,7 @@ class BufferSync {
   struct Seen {
     at::Tensor tensor;
     int64_t version = 0;
-    at::Tensor value;  // undefined: too large to be kept
+    at::Tensor value;  // undefined: too large to keep
   };
 
   void Remember(const std::string& name, const at::Tensor& tensor, const at::Tensor& value);
@@ -86,7 +87,7 @@ class BufferSync {
   BufferCommHook hook_;
   std::optional<BufferCommHookLocation> location_;
   std::vector<TensorFuture> started_;
-  std::vector<at::Tensor> in_use_;  // by them
+  std::vector<at::Tensor> in_use_;  // by the operations in started_
   std::map<std::string, Seen> seen_;
 };
 

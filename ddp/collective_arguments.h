@@ -14,29 +14,33 @@
 
 namespace ddp::internal {
 
-// The rank that calls a collective, for checks and messages.
+// The rank that calls a collective; for checks and messages.
 struct CollectiveCaller {
   int rank = 0;
   int size = 1;
-  std::optional<at::Device> device = {};  // where tensors must lie; nullopt: anywhere
+  std::optional<at::Device> device = {};  // required device of the tensors; nullopt: any
   std::string backend = {};               // "gloo", "nccl", or another one
 };
 
-// A collective of a program as a communicator takes it: on contiguous tensors that do not overlap.
-// A tensor that is not contiguous, or that overlaps an output, is replaced by a copy.
+// A program's collective in the form that a communicator needs: on contiguous tensors that do not
+// overlap. A copy replaces a tensor that is not contiguous, or that overlaps an output.
 struct PreparedCollective {
   Collective collective;
-  // Writes the result into the program's tensors and divides an average. Null: nothing is to do.
+  // Writes the result into the program's tensors and divides an average. Null: no such step is
+  // needed.
   std::function<void()> finish;
-  std::vector<at::Tensor> outputs;  // the program's tensors that are written
+  std::vector<at::Tensor> outputs;  // the program's tensors to be written
 };
 
-// A list of tensors stands for their elements in order.
+// The functions below check a call's arguments and prepare it. A list of tensors is treated as one
+// sequence of its elements. Gradients are not tracked.
 //
-// All throw ConfigurationError, which names the rank and the collective, where a tensor is
-// undefined, sparse (but in an all-reduce), of another type or device than the first one, to be
-// written and comes from expand(); where the type or the backend lacks the operation, sizes do
-// not fit, or there is no such rank. Gradients are not tracked.
+// All throw ConfigurationError, which names the rank and the collective, when:
+// - a tensor is undefined, sparse (except in an all-reduce), or differs from the first one in type
+//   or device;
+// - a tensor to be written comes from expand();
+// - the type or the backend does not support the operation;
+// - sizes do not fit, or there is no such rank.
 PreparedCollective PrepareAllReduce(const CollectiveCaller& caller, const at::Tensor& tensor,
                                     ReduceOp op);
 PreparedCollective PrepareBroadcast(const CollectiveCaller& caller, const at::Tensor& tensor,
@@ -51,22 +55,22 @@ PreparedCollective PrepareAllGather(const CollectiveCaller& caller,
 PreparedCollective PrepareReduceScatter(const CollectiveCaller& caller, const at::Tensor& output,
                                         const std::vector<at::Tensor>& inputs, ReduceOp op);
 
-// A part for each rank along the first dimension, all of one size.
+// Parts lie along the first dimension, one for each rank, all of one size.
 PreparedCollective PrepareAllToAll(const CollectiveCaller& caller, const at::Tensor& output,
                                    const at::Tensor& input);
 
-// A tensor, of any size, for each rank.
+// One tensor for each rank, of any size.
 PreparedCollective PrepareAllToAllSized(const CollectiveCaller& caller,
                                         const std::vector<at::Tensor>& outputs,
                                         const std::vector<at::Tensor>& inputs);
 
-// One half of a message between this rank and `peer`: the tensor is the collective's output.
+// One half of a message between this rank and `peer`; the tensor is the output of the collective.
 PreparedCollective PrepareSend(const CollectiveCaller& caller, const at::Tensor& tensor, int peer,
                                int tag);
 PreparedCollective PrepareReceive(const CollectiveCaller& caller, const at::Tensor& tensor,
                                   int peer, int tag);
 
-// The parts of `tensor` along its first dimension that `sizes` names, one for each rank.
+// Splits `tensor` along its first dimension into parts of the given sizes, one for each rank.
 std::vector<at::Tensor> SplitForRanks(const CollectiveCaller& caller, const at::Tensor& tensor,
                                       const std::vector<int64_t>& sizes);
 

@@ -5,10 +5,10 @@
 
 namespace ddp::internal {
 
-// `tensor` on `device`; itself where it is there already. A copy from the CPU to a GPU runs on a
-// stream of its own, so that it overlaps with what the current stream still does, which then waits
-// for it; with PYTORCH_DDP_USE_SIDE_STREAM=0 in the environment it runs on the current stream.
-// Gradients flow back through it.
+// Returns `tensor` on `device`; the same tensor when it is there already. A copy from the CPU to a
+// GPU runs on a side stream, so that it overlaps with the work of the current stream, which then
+// waits for the copy. With PYTORCH_DDP_USE_SIDE_STREAM=0 in the environment, the copy runs on the
+// current stream. Gradients flow back through the copy.
 at::Tensor CopyToDevice(const at::Tensor& tensor, at::Device device);
 
 }  // namespace ddp::internal

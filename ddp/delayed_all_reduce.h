@@ -17,46 +17,48 @@ class ProcessGroup;
 
 namespace ddp::internal {
 
-// Averages the gradients of some parameters outside of the buckets, all at once, when the gradient
-// of one other parameter comes: DistributedDataParallelOptions::delay_all_reduce_named_params.
+// Averages the gradients of some parameters outside of the buckets, in one all-reduce that the
+// gradient of another parameter, the trigger, starts. Implements
+// DistributedDataParallelOptions::delay_all_reduce_named_params. Owned by a DataParallelCore.
 //
-// The gradients are parts of one flat tensor from the beginning. The all-reduce starts on the
-// backward's thread, and the backward does not end before it is complete. Thread-compatible.
+// The gradients are always parts of one flat tensor. The all-reduce starts on the backward's
+// thread, and the backward ends after it is complete. Thread-compatible.
 class DelayedAllReduce {
  public:
-  // When the all-reduce starts. Only where the trigger comes at the same place among the buckets on
-  // every rank may it start there; otherwise it waits for them.
+  // The start of the all-reduce. It may start at the trigger only when the trigger has the same
+  // place among the buckets on every rank. Otherwise it starts after the buckets.
   enum class When {
-    kAtTrigger,       // and Complete() waits for it
+    kAtTrigger,       // Complete() waits for it
     kAfterBuckets,    // in Complete()
-    kAtTriggerAlone,  // there are no buckets: a callback of the backward waits for it
+    kAtTriggerAlone,  // there are no buckets: a callback of the backward waits
   };
 
-  // `parameters` are dense, of one type and on one device. Throws ConfigurationError else.
+  // `parameters` are dense, of one type and on one device; otherwise throws ConfigurationError.
   DelayedAllReduce(std::vector<std::pair<std::string, at::Tensor>> parameters,
                    const at::Tensor& trigger, std::shared_ptr<ProcessGroup> group, When start);
 
-  // Takes its hook back.
+  // Removes its hook from the trigger.
   ~DelayedAllReduce();
   DelayedAllReduce(const DelayedAllReduce&) = delete;
   DelayedAllReduce& operator=(const DelayedAllReduce&) = delete;
 
-  // After a forward: whether the next backward is to be averaged. The first time after an average
-  // the gradients become zero, as a new iteration's.
+  // Called after a forward. `synchronize`: whether the next backward is averaged. The first call
+  // after an average sets the gradients to zero.
   void EndForward(bool synchronize);
 
   void set_start(When start) { start_ = start; }
 
-  // At the end of a pass, on every rank: the gradients are averages when it returns.
+  // Called at the end of a pass, on every rank. The gradients are averages when it returns.
   void Complete(int divisor);
 
-  // Under a Join, where there are no buckets: called before the all-reduce, gives what sums are
-  // divided by. Unset: world size.
+  // Sets the function that announces the all-reduce under a Join without buckets, and returns the
+  // divisor. Unset: the divisor is the world size.
   void set_announce(std::function<int()> announce) { announce_ = std::move(announce); }
 
-  // Takes part in an all-reduce of the others with zeros.
+  // Takes part in an all-reduce of the other ranks with zeros, on a joined rank.
   void Shadow();
 
+  // Starts again over `group`, with gradients of zero in new memory.
   void Reset(std::shared_ptr<ProcessGroup> group);
 
  private:

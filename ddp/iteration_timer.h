@@ -7,21 +7,23 @@
 
 namespace ddp::internal {
 
-// Where the time of a training step goes, measured in a sample of the iterations: every one of the
-// first 10, then each whose number is divisible by the sample rate.
+// Measures the phases of a training step in a sample of the iterations: in each of the first 10,
+// then in each whose number is divisible by the sample rate.
 //
-// It is told the time, and what happened, in this order:
+// The caller reports these events with their times, in this order:
 //
 //   StartIteration      a synchronized forward begins
-//   StartBackward       that forward has returned (its backward is to come)
-//   StartCommunication  the first bucket is on its way; later calls change nothing
+//   StartBackward       that forward has returned; its backward follows
+//   StartCommunication  the first bucket has started; later calls change nothing
 //   EndCompute          the backward has computed its last gradient
-//   EndCommunication    every bucket has arrived: this makes the sample
+//   EndCommunication    every bucket has arrived: the sample is complete
 //
-// An iteration in which one is missing (a forward without backward, an exception) is no sample.
-// Ask active() first, and read the clock only if it says so: what is not sampled costs one branch.
+// An iteration without one of them (a forward without backward, an exception) is not a sample. Ask
+// active() first, and read the clock only when it is true: an unsampled iteration then costs one
+// branch.
 //
-// Thread-compatible. Times are in nanoseconds of any clock that does not go back.
+// Owned by a DataParallelCore. Thread-compatible. Times are nanoseconds of any clock that never
+// goes back.
 class IterationTimer {
  public:
   static constexpr int64_t kFirstIterations = 10;
@@ -31,7 +33,7 @@ class IterationTimer {
     int64_t forward_compute = 0;   // start of the forward to its end
     int64_t backward_compute = 0;  // end of the forward to the last gradient
     int64_t backward_comm = 0;     // first bucket sent to last bucket received
-    // The part of backward_comm during which gradients were still being computed.
+    // The part of backward_comm in which gradients were still being computed.
     int64_t backward_compute_comm_overlap = 0;
   };
 
@@ -43,15 +45,15 @@ class IterationTimer {
     int64_t backward_comm_end = 0;
   };
 
-  // From the next iteration on. kInvalidArgument: below 1.
+  // Sets the rate from the next iteration on. kInvalidArgument: below 1.
   absl::Status SetSampleRate(int64_t rate);
 
-  // Begins an iteration; returns active(). `iteration` counts from 1. A number that is not sampled
-  // needs no `now`, so IsSampled() may be asked before the clock is.
+  // Begins an iteration and returns active(). `iteration` counts from 1. For an iteration that is
+  // not sampled, `now` is not needed: ask IsSampled() before reading the clock.
   bool StartIteration(int64_t iteration, int64_t now);
   bool IsSampled(int64_t iteration) const;
 
-  // Whether the current iteration is sampled and still complete so far.
+  // Returns true when the current iteration is sampled and no event is missing so far.
   bool active() const { return next_ != Event::kNone; }
 
   void StartBackward(int64_t now);
@@ -61,15 +63,15 @@ class IterationTimer {
 
   int64_t samples() const { return samples_; }
 
-  // Of the newest sample; zeros when there is none.
+  // Times of the newest sample; zeros when there is none.
   const Durations& last() const { return last_; }
   const Stamps& stamps() const { return last_stamps_; }
 
-  // Means over all samples; zeros when there is none.
+  // Returns the means over all samples; zeros when there is none.
   Durations average() const;
 
-  // Sum of overlap by sum of communication, over all samples: 1 when communication is hidden whole
-  // behind the computation of gradients. 0 when there is no sample.
+  // Returns the sum of overlap divided by the sum of communication, over all samples. 1: all
+  // communication overlaps the computation of gradients. 0 when there is no sample.
   double overlap_ratio() const;
 
  private:
@@ -78,8 +80,8 @@ class IterationTimer {
   void Advance(Event event, Event next, int64_t now, int64_t* stamp);
 
   int64_t rate_ = kDefaultSampleRate;
-  Event next_ = Event::kNone;  // what has to come
-  Stamps stamps_;              // of the iteration that runs
+  Event next_ = Event::kNone;  // the next expected event
+  Stamps stamps_;              // of the current iteration
   int64_t samples_ = 0;
   Stamps last_stamps_;
   Durations last_;

@@ -1,5 +1,6 @@
-// glog for files that include torch: both define LOG and CHECK, and glog's win only when torch's
-// headers were read first. Include this instead of <glog/logging.h>, after all torch headers.
+// glog for files that include torch. Both define LOG and CHECK, and glog's macros win only when
+// torch's headers come first. Include this file instead of <glog/logging.h>, after all torch
+// headers.
 #ifndef DDP_LOGGING_H_
 #define DDP_LOGGING_H_
 

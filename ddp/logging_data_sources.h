@@ -1,4 +1,4 @@
-// Where the fields of a DDPLoggingData come from.
+// Functions that fill the fields of a DDPLoggingData.
 #ifndef DDP_LOGGING_DATA_SOURCES_H_
 #define DDP_LOGGING_DATA_SOURCES_H_
 
@@ -14,13 +14,13 @@ class IterationTimer;
 
 namespace ddp::internal {
 
-// Returns nullopt for a variable that is unset.
+// A function that returns the value of an environment variable; nullopt when the variable is unset.
 using VariableGetter = std::function<std::optional<std::string>(const std::string& name)>;
 
-// Fills the fields of the environment. Set backend_name before.
+// Fills the fields of the environment. backend_name must be set before.
 void FillEnvironment(DDPLoggingData& data, const VariableGetter& get);
 
-// Fills the fields of times and overlap_ratio.
+// Fills the timings and overlap_ratio.
 void FillTimes(DDPLoggingData& data, const IterationTimer& timer);
 
 }  // namespace ddp::internal

@@ -25,44 +25,46 @@ class ProcessGroup;
 
 namespace ddp::internal {
 
-// Throws ConfigurationError, naming the field, if one of the types is no floating-point type.
+// Throws ConfigurationError, naming the field, when a type is not a floating-point type.
 void CheckMixedPrecision(const MixedPrecision& config);
 
-// The parameters of one module, in full precision and, while it computes, in a lower one.
+// Switches the parameters of one module between full precision and a lower one. Owned by a
+// DataParallelCore.
 //
-// The tensors stay the same, for the module, the optimizer and the graph; what changes is the data
-// behind them. So do their gradient accumulators: those expect, and are given, gradients in the
-// precision that the parameters had between the steps. A module's owner calls
+// The tensor objects stay the same for the module, the optimizer and the graph; the data behind
+// them changes. The gradient accumulators stay too: they expect, and get, gradients in the
+// precision of the parameters between the steps. The owner calls these functions:
 //
-//   BeginForward      before the module's forward, after everything that works on the parameters
-//   EndForward        when it has returned or thrown
-//   BeginBackward     when a backward comes to the forward's outputs: before any operation that has
-//                     saved a parameter looks at it again, so in a hook on those outputs
-//   EndBackward       at its end, good or bad, before anything asks the parameters for their type:
-//                     the optimizer, but also whoever deals buckets anew
+//   BeginForward      before the module's forward, after all other work on the parameters
+//   EndForward        when the forward has returned or thrown
+//   BeginBackward     when a backward reaches the forward's outputs (in a hook on the outputs),
+//                     before any operation that has saved a parameter uses it again
+//   EndBackward       at the backward's end, also by an exception, before any reader of the
+//                     parameters' types: the optimizer, and the reducer when it rebuilds buckets
 //
-// on the thread of the module; the backward's on its thread while the other waits. Each may be
-// repeated and left out: several forwards before a backward, a forward without one, a backward that
-// did not say that it ended. Outside of these pairs the parameters are whole: full precision, the
-// storages that they always had. BeginForward takes the values as they are then; what changes a
-// parameter between Begin and End is lost.
+// The forward's calls come on the thread of the module, the backward's on the backward's thread,
+// while the other thread waits. Calls may be repeated or left out: several forwards before a
+// backward, a forward without one, a backward without EndBackward. Outside of these pairs the
+// parameters are in full precision, in their own storages. BeginForward copies their current
+// values. A change to a parameter between Begin and End is lost.
 //
-// A backward that comes to the graph another way than through the forward's outputs finds the
-// saved parameters in full precision and fails in the first operation that mixes the types.
+// A backward that does not go through the forward's outputs finds the saved parameters in full
+// precision. The first operation that mixes the types then throws.
 //
-// Errors: what LibTorch throws when memory runs out; the parameters are whole then.
+// Errors: LibTorch's, when memory runs out; the parameters are then in full precision.
 // Thread-compatible.
 class MixedPrecisionParameters {
  public:
-  // Of `parameters` those of a floating-point type other than `dtype`. They are full precision now
-  // and may change their type or device later, but not between a Begin and its End.
+  // Manages those of `parameters` that have a floating-point type other than `dtype`. They are in
+  // full precision now. Their type or device may change later, but not between a Begin and its End.
   MixedPrecisionParameters(const std::vector<at::Tensor>& parameters, at::ScalarType dtype);
-  ~MixedPrecisionParameters();  // leaves the parameters whole
+  ~MixedPrecisionParameters();  // restores full precision
   MixedPrecisionParameters(const MixedPrecisionParameters&) = delete;
   MixedPrecisionParameters& operator=(const MixedPrecisionParameters&) = delete;
 
   void BeginForward();
-  // `backward_may_follow`: whether to keep the copies for it. Without, BeginBackward makes others.
+  // `backward_may_follow`: keeps the copies for a backward. Without it, BeginBackward makes new
+  // copies.
   void EndForward(bool backward_may_follow);
   void BeginBackward();
   void EndBackward();
@@ -81,14 +83,15 @@ class MixedPrecisionParameters {
   bool low_ = false;
 };
 
-// Converts a module's buffers to `dtype`: those of a floating-point type, in place.
+// Converts a module's floating-point buffers to `dtype`, in place.
 void CastBuffers(const std::vector<at::Tensor>& buffers, at::ScalarType dtype);
 
-// `tensor` in `dtype`, if it is of a floating-point type; gradients flow back through it.
+// Returns `tensor` in `dtype` if it has a floating-point type. Gradients flow back through the
+// conversion.
 at::Tensor CastInput(const at::Tensor& tensor, at::ScalarType dtype);
 
-// A copy of `value`, what is given to a module, with all its tensors as CastInput gives them. Parts
-// that copies share (behind pointers, in IValues) are changed for all.
+// Returns a copy of `value`, an input of a module, with CastInput() applied to all of its tensors.
+// Parts that copies share (behind pointers, in IValues) change for all owners.
 template <typename T>
 auto CastInputs(T&& value, at::ScalarType dtype) {
   std::decay_t<T> copy = std::forward<T>(value);
@@ -96,8 +99,8 @@ auto CastInputs(T&& value, at::ScalarType dtype) {
   return copy;
 }
 
-// A comm hook (see comm_hook.h) that averages in `dtype`: buckets are converted, reduced as
-// without a hook, and converted back. What reduction_dtype() asks for.
+// Returns a comm hook (see comm_hook.h) that averages in `dtype`: it converts each bucket, reduces
+// it as without a hook, and converts it back. Used with MixedPrecision::reduction_dtype().
 std::function<c10::intrusive_ptr<c10::ivalue::Future>(GradBucket&)> reduce_dtype_hook(
     std::shared_ptr<ProcessGroup> group, at::ScalarType dtype);
 

@@ -9,11 +9,11 @@ namespace ddp::internal {
 
 class ModelMetadata;
 
-// Compares the ranks' metadata: one small all-reduce of a hash, and only where that shows a
-// difference the whole texts, over the store. Then throws ConfigurationError on every rank, with
-// the same text, which names the first difference. A collective.
+// Compares the ranks' metadata. Collective. One small all-reduce compares a hash. When hashes
+// differ, the ranks exchange the whole texts over the store. Then every rank throws
+// ConfigurationError with the same text, which names the first difference.
 //
-// `about` says what the metadata describe, for the message: a literal.
+// `about` says what the metadata describe, for the message. A string literal.
 void AgreeOnModel(ProcessGroup& group, const ModelMetadata& metadata, const char* about = "models");
 
 }  // namespace ddp::internal

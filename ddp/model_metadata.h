@@ -8,9 +8,8 @@
 
 namespace ddp::internal {
 
-// All that the ranks of one model must agree on before they may reduce each other's gradients,
-// written down so that two ranks can be compared and the first difference named. Pure;
-// thread-compatible.
+// A text of all that the ranks of one model must agree on before they reduce gradients together.
+// Two such texts can be compared, and the first difference named. Pure; thread-compatible.
 class ModelMetadata {
  public:
   struct Tensor {
@@ -21,20 +20,20 @@ class ModelMetadata {
     bool requires_grad = false;
   };
 
-  // In the order in which the model registers them.
+  // Add in the order in which the model registers them.
   void AddParameter(const Tensor& tensor);
   void AddBuffer(const Tensor& tensor);
   void AddOption(const std::string& name, const std::string& value);
 
-  // The whole as text, one item to a line; equal texts mean equal metadata.
+  // Returns the text, one item to a line. Equal texts mean equal metadata.
   std::string Serialize() const;
 
-  // 128 bits over Serialize(), by XXH3.
+  // Returns the 128-bit XXH3 hash of Serialize().
   std::pair<uint64_t, uint64_t> Hash() const;
 
-  // The first difference between two serialized metadata, for a person:
+  // Returns the first difference between two serialized metadata, for a person:
   //   parameter 3 is fc.weight float [10, 64] on rank 0 and fc.weight double [10, 64] on rank 2
-  // Empty when they are equal.
+  // Returns "" when they are equal.
   static std::string FirstDifference(const std::string& a, int rank_a, const std::string& b,
                                      int rank_b);
 

@@ -1,4 +1,4 @@
-// What a person or a monitor wants to know of a model's buckets.
+// Descriptions of a model's buckets, for people and monitors.
 #ifndef DDP_MODEL_REPORT_H_
 #define DDP_MODEL_REPORT_H_
 
@@ -10,19 +10,20 @@ namespace ddp::internal {
 
 class Reducer;
 
-// A table with a line for each bucket, in the order of reduction:
+// Returns a table with a line for each bucket, in the order of reduction:
 //   4 parameters, 0.9 KiB of gradients in 2 buckets (as first dealt)
 //   bucket  parameters        KiB  type   names
 //        0           2        0.2  float  last.bias, last.weight
 std::string BucketTable(const Reducer& reducer);
 
-// The buckets' sizes in bytes, "1024, 512".
+// Returns the buckets' sizes in bytes, "1024, 512".
 std::string BucketSizes(const Reducer& reducer);
 
-// Fills the fields of `data` that the reducer knows, except the sizes of its first buckets.
+// Fills the fields of `data` that the reducer knows, except bucket_sizes.
 void DescribeParameters(const Reducer& reducer, DDPLoggingData& data);
 
-// Hands `data` to the function that the program gave to c10::SetPyTorchDDPUsageLogger, if any.
+// Passes `data` to the function that the program registered with c10::SetPyTorchDDPUsageLogger(),
+// if any.
 void ReportUsage(const DDPLoggingData& data);
 
 }  // namespace ddp::internal

@@ -21,23 +21,24 @@ struct NamedTensor {
   at::Tensor tensor;
 };
 
-// What a wrapper has to do with of a module's parameters and buffers, in the order of registration.
-// `ignored`: names that are left out; one that the module does not have is a ConfigurationError.
+// The parameters and buffers of a module that a wrapper handles, in the order of registration.
+// Names in `ignored` are left out. Throws ConfigurationError for an ignored name that the module
+// does not have.
 struct ModelTensors {
   static ModelTensors Of(const torch::nn::Module& module, const std::set<std::string>& ignored);
 
-  std::vector<NamedTensor> parameters;  // a tensor that several modules share is here several times
+  std::vector<NamedTensor> parameters;  // with shared tensors once per name
   std::vector<NamedTensor> buffers;
 
-  // Those that require a gradient, a shared tensor under its first name only. Weights of an
-  // Embedding or EmbeddingBag with sparse=true are marked.
+  // The parameters that require a gradient; a shared tensor under its first name only. Weights of
+  // an Embedding or EmbeddingBag with sparse=true are marked.
   std::vector<Reducer::Parameter> trainable;
 
-  // Adds all of it, in order.
+  // Adds all parameters and buffers, in order.
   void Describe(ModelMetadata& metadata) const;
 
-  // Throws ConfigurationError, which names two tensors, when the tensors are on more than one
-  // device, or on another type of device than `device` is.
+  // Throws ConfigurationError when a tensor is sparse or quantized, the tensors are on more than
+  // one device, or their device has another type than `device`. The message names the tensors.
   void CheckDevices(at::Device device, const std::string& backend) const;
 };
 

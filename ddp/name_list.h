@@ -9,7 +9,7 @@
 
 namespace ddp::internal {
 
-// Names for a message: "a, b, c", and beyond `limit` of them "a, b, c and 7 more".
+// Returns names for a message: "a, b, c", and beyond `limit` of them "a, b, c and 7 more".
 inline std::string NameList(const std::vector<std::string>& names, size_t limit = 20) {
   if (names.size() <= limit) return absl::StrJoin(names, ", ");
   return absl::StrCat(absl::StrJoin(names.begin(), names.begin() + static_cast<int>(limit), ", "),

@@ -7,9 +7,9 @@
 
 namespace ddp::internal {
 
-// A LibTorch optimizer under a Join. Its step has no collectives. When all ranks have joined, every
-// rank gets the optimizer state of the last one, as it gets that rank's parameters: moments, step
-// counts and options. `optimizer` must outlive the Join.
+// Returns a joinable for a LibTorch optimizer under a Join (see join.h). An optimizer's step has no
+// collectives. When all ranks have joined, every rank gets the optimizer state of the last joiner:
+// moments, step counts and options. `optimizer` must outlive the Join.
 std::shared_ptr<Joinable> MakeOptimizerJoinable(torch::optim::Optimizer* optimizer);
 
 }  // namespace ddp::internal

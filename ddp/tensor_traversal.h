@@ -1,20 +1,20 @@
-// The tensors inside a value, whatever its type: what a module takes and returns.
+// for_each_tensor: visits the tensors inside a value of any type, such as the inputs and outputs of
+// a module.
 //
 //   ddp::for_each_tensor(outputs, [&](const at::Tensor& tensor) { Use(tensor); });
 //
-// Looked into, as deep as they are nested:
+// The visit goes into these types, nested to any depth:
 // - at::Tensor and classes derived from it;
 // - std::vector, array, deque, list, span, C arrays and every other range that can be read twice;
-// of
-//   maps and torch::OrderedDict the values;
+// - the values of maps and of torch::OrderedDict;
 // - std::pair, tuple, optional, variant, reference_wrapper;
 // - std::unique_ptr, std::shared_ptr and c10::intrusive_ptr to any of these;
 // - c10::IValue, c10::List, c10::Dict;
-// - plain structs of up to 24 fields without base classes, as aggregate_fields.h tells;
-// - a class that has a function for_each_tensor_in, see below.
-// Everything else is passed over.
+// - plain structs of up to 24 fields without base classes, see aggregate_fields.h;
+// - a class with a function for_each_tensor_in, see below.
+// Other types are skipped.
 //
-// A class of your own, or a struct that is not plain, is looked into with a function beside it:
+// For a class of your own, or a struct that is not plain, write a function in its namespace:
 //
 //   namespace mine {
 //   class Prediction { ... };
@@ -25,11 +25,12 @@
 //   }
 //   }
 //
-// It comes before every other rule. Write one too if the compiler says that it cannot decompose
-// your struct.
+// This function has priority over every other rule. Also write one if the compiler reports that it
+// cannot decompose your struct.
 //
-// Shared parts (shared_ptr, IValue, List, Dict) are looked into as often as they are met, and who
-// replaces a tensor in them replaces it for all who share them. Cycles of pointers do not end.
+// Shared parts (shared_ptr, IValue, List, Dict) are visited once for every place that refers to
+// them. Replacing a tensor in a shared part replaces it for all owners. Cycles of pointers lead to
+// endless recursion.
 #ifndef DDP_TENSOR_TRAVERSAL_H_
 #define DDP_TENSOR_TRAVERSAL_H_
 
@@ -59,10 +60,10 @@ struct IValue;
 namespace ddp {
 namespace internal::traversal {
 
-// What a type may contain: a set of these.
+// The possible contents of a type, as a set of bits.
 constexpr unsigned kNothing = 0;
 constexpr unsigned kTensors = 1;
-constexpr unsigned kUnknown = 2;  // a class that nobody can look into
+constexpr unsigned kUnknown = 2;  // a class that the visit cannot go into
 
 struct Probe {
   void operator()(const at::Tensor&) const {}
@@ -83,7 +84,7 @@ constexpr bool kIs = false;
 template <template <typename...> class Template, typename... Arguments>
 constexpr bool kIs<Template<Arguments...>, Template> = true;
 
-// What can be null and gives its contents by operator*.
+// True for types that can be null and have an operator* to their contents.
 template <typename T>
 constexpr bool kIsPointerLike = kIs<T, std::optional> || kIs<T, std::shared_ptr> ||
                                 kIs<T, std::unique_ptr> || kIs<T, c10::intrusive_ptr>;
@@ -93,7 +94,7 @@ concept IsMap = std::ranges::forward_range<T> && requires {
   typename T::mapped_type;
 };
 
-// torch::OrderedDict's items, and what looks like them.
+// True for the items of torch::OrderedDict, and for types with the same functions.
 template <typename T>
 concept IsItem = requires(T& item) {
   item.key();
@@ -103,7 +104,8 @@ concept IsItem = requires(T& item) {
 template <typename T, typename... Seen>
 constexpr unsigned Contents();
 
-// A type that is part of itself (a tree) adds nothing the second time.
+// Returns the contents of T; kNothing for a type that contains itself (a tree), at the second
+// visit.
 template <typename T, typename... Seen>
 constexpr unsigned ContentsOnce() {
   using Plain = std::remove_cvref_t<T>;
@@ -160,7 +162,7 @@ constexpr unsigned ContentsOfClass() {
   }
 }
 
-// Of a type without const or reference; Seen are the types that it is part of.
+// Returns the contents of a type without const or reference. Seen: the types that contain it.
 template <typename T, typename... Seen>
 constexpr unsigned Contents() {
   if constexpr (std::is_pointer_v<T>) {
@@ -184,7 +186,7 @@ void Call(at::Tensor& tensor, F& fn) {
   fn(tensor);
 }
 
-// A function that wants to change tensors cannot be given a constant one.
+// Skips a constant tensor when the function only takes tensors that it can change.
 template <typename F>
 void Call(const at::Tensor& tensor, F& fn) {
   if constexpr (std::is_invocable_v<F&, const at::Tensor&>) fn(tensor);
@@ -193,7 +195,7 @@ void Call(const at::Tensor& tensor, F& fn) {
 template <typename T, typename F>
 void Visit(T& value, F& fn);
 
-// What a customization is given as its function: it takes constant tensors and others.
+// The function that a customization gets: takes constant and other tensors.
 template <typename F>
 struct Visitor {
   template <typename T>
@@ -209,7 +211,7 @@ struct FieldVisitor {
     (VisitField<Fields>(fields), ...);
   }
 
-  // The const is only that of the parameter, see WithFields.
+  // Visits one field. Only the parameter adds the const, see WithFields().
   template <typename Field>
   void VisitField(const std::remove_reference_t<Field>& field) const {
     if constexpr ((ContentsOnce<Field>() & kTensors) != 0) {
@@ -219,7 +221,8 @@ struct FieldVisitor {
   F& fn;
 };
 
-// Elements are values behind proxies: taken out and, where they may change, put back.
+// Visits the elements of a c10::List. They are behind proxies: each is read and, unless the list is
+// const, written back.
 template <typename List, typename F>
 void VisitList(List& list, F& fn) {
   for (size_t i = 0; i < list.size(); ++i) {
@@ -246,7 +249,7 @@ void VisitDict(Dict& dict, F& fn) {
   }
 }
 
-// A template, so that only who has an IValue needs its header.
+// Visits an IValue. A template, so that only programs that use an IValue need its header.
 template <typename IValue, typename F>
 void VisitIValue(IValue& value, F& fn) {
   if (value.isTensor()) {
@@ -286,7 +289,7 @@ void VisitRange(T& range, F& fn) {
     } else if constexpr (std::is_reference_v<std::ranges::range_reference_t<T&>>) {
       Visit(element, fn);
     } else {
-      Visit(std::as_const(element), fn);  // made for this loop: a change would be lost
+      Visit(std::as_const(element), fn);  // temporary: a change would be lost
     }
   }
 }
@@ -315,12 +318,12 @@ void VisitClass(T& value, F& fn) {
   }
 }
 
-// T is const for a value that is.
+// Visits a value. T is const for a constant value.
 template <typename T, typename F>
 void Visit(T& value, F& fn) {
   using Plain = std::remove_const_t<T>;
   if constexpr ((Contents<Plain>() & kTensors) == 0) {
-    // Nothing inside.
+    // T holds no tensors.
   } else if constexpr (HasCustomization<T>) {
     Visitor<F> visitor{fn};
     for_each_tensor_in(value, visitor);
@@ -338,21 +341,20 @@ void Visit(T& value, F& fn) {
 }  // namespace internal::traversal
 
 // Calls fn(at::Tensor&) for every tensor in `value`, undefined ones included, in the order of
-// elements and fields. For tensors that are constant there, because `value` is or because their
-// container holds them so (at::TensorList, sets), it is fn(const at::Tensor&), or nothing if `fn`
-// does not take that. What fn throws goes through.
+// elements and fields. A tensor is constant where `value` is, or where its container holds
+// constants (at::TensorList, sets). Then the call is fn(const at::Tensor&), or none if `fn` does
+// not accept that. An exception of `fn` leaves for_each_tensor.
 template <typename T, typename F>
 void for_each_tensor(T&& value, F&& fn) {
   internal::traversal::Visit(value, fn);
 }
 
-// Whether values of type T may hold tensors that for_each_tensor finds.
+// True when values of type T may hold tensors that for_each_tensor finds.
 template <typename T>
 inline constexpr bool may_hold_tensors_v = (internal::traversal::ContentsOnce<T>() &
                                             internal::traversal::kTensors) != 0;
 
-// Whether there is, in a T, a class that for_each_tensor cannot look into: if it found no tensor,
-// this is where one may be.
+// True when T contains a class into which for_each_tensor cannot go. Tensors may be hidden there.
 template <typename T>
 inline constexpr bool may_hide_tensors_v = (internal::traversal::ContentsOnce<T>() &
                                             internal::traversal::kUnknown) != 0;

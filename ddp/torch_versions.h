@@ -1,7 +1,7 @@
-// Everything that differs between the supported versions of LibTorch, 2.11 to 2.15.
+// The differences between the supported versions of LibTorch, 2.11 to 2.15.
 //
-// Each difference is taken from LibTorch's own declarations, not from its version number, so that a
-// version between two known ones is handled as well.
+// Each difference is detected from LibTorch's own declarations, not from its version number, so
+// that a version between two known ones works as well.
 #ifndef DDP_TORCH_VERSIONS_H_
 #define DDP_TORCH_VERSIONS_H_
 
@@ -21,7 +21,7 @@ using NodePtr = decltype(torch::autograd::Edge::function);
 inline constexpr bool kNodesAreIntrusive =
     std::is_same_v<NodePtr, c10::intrusive_ptr<torch::autograd::Node>>;
 
-// A node on the heap, of a type derived from Node.
+// Makes a node on the heap, of a type derived from Node.
 template <typename NodeType, typename... Arguments>
 auto MakeNode(Arguments&&... arguments) {
   if constexpr (kNodesAreIntrusive) {
@@ -31,7 +31,7 @@ auto MakeNode(Arguments&&... arguments) {
   }
 }
 
-// The weak pointer to `node` that torch::autograd::impl::set_grad_accumulator() takes.
+// Returns the weak pointer to `node` that torch::autograd::impl::set_grad_accumulator() takes.
 inline std::weak_ptr<torch::autograd::Node> WeakNode(
     const std::shared_ptr<torch::autograd::Node>& node) {
   return node;
