@@ -38,8 +38,8 @@ bool RequiresGrad(const Tensors& tensors) {
                      [](const at::Tensor& tensor) { return tensor.requires_grad(); });
 }
 
-// Without those that have been there before: autograd gives a tensor one place in the graph.
-// `places`: where each is in the result.
+// Returns `tensors` without repetitions, because autograd gives a tensor one place in the graph.
+// `places`: the index in the result for each of `tensors`.
 Tensors Unique(const Tensors& tensors, std::vector<size_t>* places = nullptr) {
   Tensors unique;
   std::unordered_map<const c10::TensorImpl*, size_t> seen;
@@ -62,7 +62,7 @@ std::string Describe(const Tensors& tensors) {
   });
 }
 
-// The states of the generators that a segment may draw from.
+// The states of the random generators that a segment may use.
 class RandomState {
  public:
   static RandomState Now(std::vector<at::Device> devices) {
@@ -105,8 +105,9 @@ class RandomState {
   std::vector<std::pair<at::Device, at::Tensor>> states_;
 };
 
-// Autocast of this thread. Its cache stays off around a segment: a copy of a weight made without
-// gradients must not serve those who want one, nor one made for another graph the recomputation.
+// The autocast state of this thread. The cache is off around a segment: a copy of a weight made
+// without gradients must not be used where gradients are needed, nor a copy of another graph in the
+// recomputation.
 class Autocast {
  public:
   static Autocast Now() {
@@ -143,7 +144,7 @@ class Autocast {
   bool cache_ = true;
 };
 
-// Takes on a state of random generators or of autocast, and goes back to the one before.
+// Restores a state of random generators or of autocast, and restores the previous state at its end.
 template <typename State>
 class [[nodiscard]] Within {
  public:
@@ -156,8 +157,9 @@ class [[nodiscard]] Within {
   const State before_;
 };
 
-// A tensor of the recomputation's own in front of one of the model: gradients stop there instead
-// of running the model's hooks a second time. With create_graph, the way on is there, too.
+// Returns a node in front of `tensor`, at which gradients of the recomputation stop. They would
+// otherwise run the model's hooks a second time. With create_graph, the node's edge continues the
+// graph.
 NodePtr StopBefore(const at::Tensor& tensor) {
   auto stop = torch_versions::MakeNode<torch::autograd::Identity>();
   stop->add_next_edge(impl::gradient_edge(tensor));
@@ -165,13 +167,13 @@ NodePtr StopBefore(const at::Tensor& tensor) {
   return stop;
 }
 
-// While it lives, operations on the parameters are recorded as operations on their stops.
+// Records operations on the parameters as operations on their stops, while it lives.
 class [[nodiscard]] StoppedParameters {
  public:
   explicit StoppedParameters(const Tensors& parameters) : parameters_(parameters) {
     for (const at::Tensor& parameter : parameters_) {
       NodePtr stop = StopBefore(parameter);
-      // Kept alive by the stop's edge.
+      // The stop's edge owns the accumulator.
       accumulators_.push_back(impl::try_get_grad_accumulator(parameter));
       impl::set_grad_accumulator(parameter, torch_versions::WeakNode(stop));
       stops_.push_back(std::move(stop));
@@ -193,17 +195,17 @@ class [[nodiscard]] StoppedParameters {
   std::vector<NodePtr> accumulators_;
 };
 
-// What the backward has to have, kept by the graph's node beside the inputs.
+// The data that the backward needs. The graph's node owns it, together with the inputs.
 struct Recomputation : torch::CustomClassHolder {
   Function function;
   bool reentrant = false;
-  Tensors parameters;  // leaves that require a gradient, each once; none if reentrant
+  Tensors parameters;  // leaves that require a gradient, each once; empty if reentrant
   RandomState random;
   Autocast autocast;
-  std::string outputs;         // of the forward: types and shapes
-  std::vector<size_t> places;  // of the function's outputs among those that the graph knows
+  std::string outputs;         // types and shapes of the forward's outputs
+  std::vector<size_t> places;  // of the function's outputs among the graph's outputs
 
-  // With gradients on.
+  // Runs the function again, with gradients, and compares the form of its outputs.
   Tensors Run(const Tensors& inputs) const {
     const Within<RandomState> as_then(random, RandomState::Now(random.devices()));
     const Within<Autocast> cast_as_then(autocast.WithoutCache(), Autocast::Now());
@@ -218,7 +220,7 @@ struct Recomputation : torch::CustomClassHolder {
   }
 };
 
-// The parts of the graph where gradients flow into it: outputs whose gradient is defined.
+// The outputs of a recomputation that have a defined gradient, and these gradients.
 struct Roots {
   torch::autograd::edge_list edges;
   Tensors gradients;
@@ -234,7 +236,7 @@ Roots DefinedRoots(const Tensors& outputs, const Tensors& gradients) {
   return roots;
 }
 
-// Throws if the graph behind `roots` has other leaves than `stops`.
+// Throws when the graph behind `roots` has other leaves than `stops`.
 void CheckLeaves(const Roots& roots, const std::vector<NodePtr>& stops) {
   std::unordered_set<const Node*> seen;
   for (const NodePtr& stop : stops) seen.insert(stop.get());
@@ -257,11 +259,12 @@ void CheckLeaves(const Roots& roots, const std::vector<NodePtr>& stops) {
   }
 }
 
-// Inputs first, then parameters; undefined where none was asked for or none came.
+// Returns gradients of the inputs, then of the parameters; undefined where not needed or not
+// reached.
 Tensors Gradients(const Recomputation& recomputation, const Tensors& saved,
                   const Tensors& gradients, const std::function<bool(size_t)>& is_needed) {
   const bool create_graph = at::GradMode::is_enabled();
-  std::vector<NodePtr> stops;  // null for what has no gradient
+  std::vector<NodePtr> stops;  // null: no gradient
   Tensors inputs;
   for (const at::Tensor& tensor : saved) {
     inputs.push_back(tensor.variable_data());
@@ -293,7 +296,7 @@ Tensors Gradients(const Recomputation& recomputation, const Tensors& saved,
   return result;
 }
 
-// Of the inputs; the parameters' accumulate.
+// Returns gradients of the inputs; the parameters' gradients accumulate.
 Tensors AccumulateGradients(const Recomputation& recomputation, const Tensors& saved,
                             const Tensors& gradients) {
   if (!Engine::get_default_engine().is_checkpoint_valid()) {
@@ -364,7 +367,7 @@ class CheckpointFunction : public torch::autograd::Function<CheckpointFunction> 
                                            return context->needs_input_grad(i);
                                          });
     }
-    result.resize(saved.size() + recomputation.parameters.size() + 1);  // and the recomputation
+    result.resize(saved.size() + recomputation.parameters.size() + 1);  // the recomputation too
     return result;
   }
 };
@@ -383,7 +386,7 @@ Tensors TrainableParameters(const Tensors& parameters) {
   return trainable;
 }
 
-// Every generator that the segment may draw from, as far as its tensors tell.
+// Returns the devices of all generators that the segment may use, as far as its tensors show.
 std::vector<at::Device> RandomDevices(const CheckpointOptions& options, const Tensors& inputs) {
   if (!options.preserve_rng_state) return {};
   std::vector<at::Device> devices = {at::Device(at::kCPU)};

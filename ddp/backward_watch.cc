@@ -8,7 +8,7 @@
 
 namespace ddp::internal {
 
-// Lives as long as the graph task that holds its callback.
+// Reports the end of a backward. Lives as long as the graph task that owns its callback.
 class BackwardWatch::Token {
  public:
   Token(std::weak_ptr<BackwardWatch*> watch, int task) : watch_(std::move(watch)), task_(task) {}
@@ -41,7 +41,7 @@ bool BackwardWatch::Watch(const std::vector<at::Tensor>& outputs,
   record->outputs.assign(outputs.size(), ForwardRecord::Output::kFresh);
   for (size_t i = 0; i < outputs.size(); ++i) {
     if (!outputs[i].requires_grad()) continue;
-    // A parameter that is handed out as it is would keep the hook for ever.
+    // A parameter that is returned as an output would keep the hook for ever.
     if (outputs[i].is_leaf()) {
       all = false;
       continue;
@@ -78,7 +78,7 @@ void BackwardWatch::Leave(int task, bool with_exception) {
     current_ = {};
     return;
   }
-  current_.task = -1;  // what follows is another backward
+  current_.task = -1;  // the work after this point belongs to another backward
   observer_->OnBackwardEnd();
   current_ = {};
 }

@@ -13,7 +13,7 @@
 namespace ddp::internal {
 namespace {
 
-// The bucket of one kind that is being filled.
+// The bucket of one kind that takes the next parameters.
 struct OpenBucket {
   BucketPlan::Bucket bucket;
   int64_t bytes = 0;
@@ -71,7 +71,7 @@ absl::StatusOr<BucketPlan> BucketPlan::AssignReversed(const std::vector<Tensor>&
   std::vector<int> order(tensors.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int>(i);
   DDP_ASSIGN_OR_RETURN(BucketPlan plan, Assign(tensors, limits_bytes, order));
-  // Kinds close their buckets in any order: the first parameter decides.
+  // Kinds close their buckets in any order; the first parameter of a bucket decides.
   std::sort(plan.buckets_.begin(), plan.buckets_.end(), [](const Bucket& a, const Bucket& b) {
     return a.parameters.front() > b.parameters.front();
   });

@@ -16,12 +16,12 @@
 namespace ddp::internal {
 namespace {
 
-// Messages of up to this size are kept whole until the next forward; of larger ones only copies of
-// buffers up to the second size. Running statistics are far smaller.
+// Messages up to the first size are kept whole until the next forward. Of larger messages, only
+// copies of buffers up to the second size are kept. Running statistics are far smaller.
 constexpr size_t kKeptMessageBytes = size_t{16} << 20;
 constexpr size_t kKeptBufferBytes = size_t{1} << 20;
 
-// "layer.norm" of "layer.norm.running_mean".
+// Returns "layer.norm" for "layer.norm.running_mean".
 std::string OwnerOf(const std::string& name) {
   const size_t dot = name.rfind('.');
   return dot == std::string::npos ? "" : name.substr(0, dot);
@@ -82,7 +82,7 @@ void BufferSync::Broadcast(ProcessGroup& group, int source) {
     names.push_back(name);
     tensors.push_back(buffer);
   }
-  std::optional<std::set<std::string>> updated;  // found before the first buffer is written
+  std::optional<std::set<std::string>> updated;  // computed before the first buffer is written
   const std::vector<at::Tensor> values =
       BroadcastCoalesced(group.communicator(), tensors, names,
                          {.rank = group.rank(),
@@ -117,8 +117,8 @@ void BufferSync::Remember(const std::string& name, const at::Tensor& tensor,
   seen_[name] = std::move(seen);
 }
 
-// The buffers of submodules of which one buffer has changed since the last forward began, but for
-// those with another version: autograd has noted their change.
+// Returns the buffers of every submodule in which a buffer has changed since the last forward
+// began, except buffers with another version: autograd knows of their change.
 std::set<std::string> BufferSync::Updated(const std::map<std::string, at::Tensor>& buffers) const {
   std::set<std::string> owners;
   std::set<std::string> same_version;

@@ -24,12 +24,14 @@ int64_t Bytes(const at::Tensor& tensor) {
   return tensor.numel() * static_cast<int64_t>(tensor.element_size());
 }
 
-// In one dimension. Shares memory where the tensor is contiguous, and never the version counter.
+// Returns the bytes in one dimension. Shares memory when the tensor is contiguous, but not its
+// version.
 at::Tensor AsBytes(const at::Tensor& tensor) {
   return tensor.variable_data().contiguous().view({-1}).view(at::kByte);
 }
 
-// One type to a chunk, so that each tensor's bytes stand at a multiple of its element's size.
+// Assigns tensors to messages, one type in each, so that each tensor is aligned to its element
+// size.
 BucketPlan Chunks(const std::vector<at::Tensor>& tensors, int64_t chunk_bytes) {
   std::map<std::pair<std::string, at::ScalarType>, int> kinds;
   std::vector<BucketPlan::Tensor> descriptions;
@@ -66,7 +68,7 @@ void Write(const at::Tensor& tensor, at::Tensor value) {
   target.copy_(value);
 }
 
-// `flat`: the root's bytes of one chunk.
+// Writes one received message into the tensors. `flat`: the root's bytes of that message.
 void Receive(const at::Tensor& flat, const std::vector<at::Tensor>& tensors,
              const std::vector<int>& members, const CoalescedBroadcastOptions& options,
              std::vector<at::Tensor>& values) {

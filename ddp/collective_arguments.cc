@@ -20,7 +20,7 @@ namespace {
 using Kind = Collective::Kind;
 using Tensors = std::vector<at::Tensor>;
 
-// A complex number is reduced as two real ones, a bool as a byte.
+// Returns true when Gloo reduces the type: a complex number as two real ones, a bool as a byte.
 bool GlooReduces(at::ScalarType type) {
   switch (c10::toRealValueType(type)) {
     case at::kBool:
@@ -38,7 +38,7 @@ bool GlooReduces(at::ScalarType type) {
   }
 }
 
-// Checks of one call; `what` is its name.
+// The checks of one call; `what` is the call's name.
 class Checks {
  public:
   Checks(const CollectiveCaller& caller, std::string what)
@@ -48,7 +48,7 @@ class Checks {
     throw ConfigurationError(absl::StrCat("rank ", caller_.rank, ": ", what_, ": ", reason));
   }
 
-  // Of the tensors of one call, read and written.
+  // Checks a tensor that the call reads or writes.
   void Tensor(const at::Tensor& tensor) {
     if (!tensor.defined()) Fail("a tensor is undefined");
     if (tensor.layout() != at::kStrided) {
@@ -121,7 +121,8 @@ int64_t Count(const Tensors& tensors) {
       [](int64_t sum, const at::Tensor& tensor) { return sum + tensor.numel(); });
 }
 
-// The tensors as one of one dimension where they lie one behind the other; else undefined.
+// Returns the tensors as one one-dimensional tensor when they are adjacent in memory; else
+// undefined.
 at::Tensor OneBlock(const Tensors& tensors) {
   const at::Tensor* first = nullptr;
   int64_t count = 0;
@@ -147,8 +148,8 @@ at::Tensor ForReading(const Tensors& tensors) {
   return at::cat(flat).contiguous();
 }
 
-// Where a collective may write what `tensors` are to hold, and what brings it there. `old`: what
-// they hold matters.
+// The memory into which a collective writes the values of `tensors`, and the step that copies them
+// there. `old`: true when the present values matter.
 struct Target {
   at::Tensor flat;
   std::function<void()> finish;
@@ -157,7 +158,7 @@ struct Target {
 Target ForWriting(const Tensors& tensors, bool old) {
   if (at::Tensor block = OneBlock(tensors); block.defined()) return {std::move(block), nullptr};
   Target target;
-  // ForReading() copies what is no block.
+  // ForReading() copies, because the tensors are not one block.
   target.flat = old ? ForReading(tensors) : at::empty({Count(tensors)}, tensors.front().options());
   target.finish = [flat = target.flat, tensors] {
     int64_t offset = 0;
@@ -169,7 +170,7 @@ Target ForWriting(const Tensors& tensors, bool old) {
   return target;
 }
 
-// After the sum has come.
+// Returns a last step that divides the sum by the number of ranks.
 std::function<void()> Divide(std::function<void()> finish, const Tensors& outputs, int size) {
   return [finish = std::move(finish), outputs, size] {
     if (finish) finish();
@@ -177,7 +178,8 @@ std::function<void()> Divide(std::function<void()> finish, const Tensors& output
   };
 }
 
-// Ranks read and write at the same time, so no input may lie where an output does.
+// Replaces an input that overlaps the output by a copy, because ranks read and write at the same
+// time.
 void KeepApart(Collective& collective) {
   if (collective.input.numel() == 0 || !collective.input.is_alias_of(collective.output)) return;
   if (at::get_overlap_status(collective.output, collective.input) != at::MemOverlapStatus::No) {
@@ -220,7 +222,7 @@ PreparedCollective PrepareAllReduce(const CollectiveCaller& caller, const at::Te
   } else {
     checks.Written(tensor);
     Target target = ForWriting({tensor}, /*old=*/true);
-    // Its own shape stands in messages.
+    // Messages show the tensor's own shape.
     prepared.collective.output = target.finish ? target.flat.view(tensor.sizes()) : tensor;
     prepared.finish = std::move(target.finish);
   }

@@ -19,7 +19,7 @@ namespace {
 
 using internal::NameList;
 
-// Names in one message.
+// The largest number of names in one message.
 constexpr size_t kNames = 8;
 
 std::string Describe(const at::Tensor& tensor) {

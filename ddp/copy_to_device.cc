@@ -33,7 +33,7 @@ at::Tensor CopyToDevice(const at::Tensor& tensor, at::Device device) {
     copied.record(side);
   }
   copied.block(current);
-  copy.record_stream(current);  // its memory belongs to the side stream
+  copy.record_stream(current);  // the side stream owns its memory
   return copy;
 }
 

@@ -37,7 +37,7 @@ constexpr double kDefaultFirstBucketCapMb = 1;
 
 constexpr char kMixedPrecisionHook[] = "mixed precision";
 
-// After how many timed iterations the program's usage logger is told; PyTorch's numbers.
+// The numbers of timed iterations after which the program's usage logger is called; as in PyTorch.
 constexpr int64_t kUsageSamples[] = {10, 20, 50, 100, 500, 800, 1000};
 
 int64_t LimitBytes(const std::string& name, double mebibytes) {
@@ -66,7 +66,7 @@ std::optional<BucketPlan> GivenPlan(const std::vector<std::vector<std::string>>&
   std::vector<BucketPlan::Tensor> tensors;
   for (const Reducer::Parameter& parameter : parameters) {
     names.push_back(parameter.name);
-    // A type and device by number: equal numbers may share a bucket.
+    // A number for the type and device; parameters with equal numbers may share a bucket.
     tensors.push_back({.bytes = 0,
                        .kind = static_cast<int>(parameter.tensor.scalar_type()) * 1024 +
                                static_cast<int>(parameter.tensor.device().type()) * 64 +
@@ -120,9 +120,9 @@ DataParallelCore::DataParallelCore(std::shared_ptr<torch::nn::Module> module,
   if (!module_ || !group_) {
     throw ConfigurationError("DistributedDataParallel needs a module and a process group");
   }
-  // First what this rank alone can find, so that ranks with the same mistake all name it. It is not
-  // reported: the others may still be in what comes before, and a program that ends because of it
-  // tells them by its process group's end.
+  // Errors that this rank finds alone come first, so that all ranks with the same mistake report
+  // it. They are not sent to the peers, which may still be in an earlier step. A program that ends
+  // because of one informs its peers when its process group ends.
   CheckOptions();
   const ModelTensors tensors = ModelTensors::Of(*module_, options_.params_and_buffers_to_ignore);
   CheckPlacement(tensors);
@@ -269,7 +269,7 @@ void DataParallelCore::SetUpMixedPrecision(const ModelTensors& tensors) {
                                     .end = [this] { mixed_precision_->EndBackward(); }});
 }
 
-// ---- The forward.
+// ---- Forward.
 
 void DataParallelCore::BeforeForward() {
   if (at::GradMode::is_enabled()) BeginIteration();
@@ -308,8 +308,8 @@ void DataParallelCore::StartAfresh() {
   if (delayed_) delayed_->Reset(group_);
 }
 
-// The module's to() gives a parameter that changes its type or device a new gradient accumulator,
-// without the reducer's hook.
+// Follows a parameter that the module's to() has given a new type or device. Such a parameter has a
+// new gradient accumulator without the reducer's hook.
 void DataParallelCore::FollowParameters() {
   if (join_ != nullptr) {
     throw ConfigurationError(absl::StrCat(
@@ -369,7 +369,7 @@ void DataParallelCore::OnForwardException() {
   try {
     throw;
   } catch (const CommunicationError&) {
-    return;  // all ranks know, or find the same themselves; so with the next one
+    return;  // all ranks know, or find the error themselves; the same for the next one
   } catch (const ReductionError&) {
     return;
   } catch (const c10::Error& error) {
@@ -428,7 +428,7 @@ at::Tensor DataParallelCore::PlaceOutput(const at::Tensor& output) const {
   return output.to(at::Device(at::kCUDA, static_cast<at::DeviceIndex>(*options_.output_device)));
 }
 
-// ---- What users call.
+// ---- Functions for users.
 
 void DataParallelCore::SyncBuffers() { buffers_.Broadcast(*group_, 0); }
 
@@ -463,7 +463,8 @@ void DataParallelCore::UpdateProcessGroup(std::shared_ptr<ProcessGroup> group) {
   group_->communicator().BeginBarrier(group_->device(), "the end of update_process_group");
 }
 
-// A hook that goes on over the old group would average over the wrong ranks, or hang.
+// Refuses a hook that would continue over the old group: it would average over wrong ranks, or
+// hang.
 void DataParallelCore::CheckHooksFollow(const std::shared_ptr<ProcessGroup>& group) {
   const auto refuse = [](const std::string& what) {
     throw ConfigurationError(absl::StrCat(
@@ -505,7 +506,7 @@ void DataParallelCore::SetBucketLayout(std::vector<std::vector<std::string>> lay
 void DataParallelCore::AgreeOnMetadata(const ModelTensors& tensors, ProcessGroup& group) const {
   ModelMetadata metadata;
   const auto option = [&](const char* name, const auto& value) {
-    if constexpr (requires { value(); }) {  // a field
+    if constexpr (requires { value(); }) {  // a field made by DDP_OPTION
       metadata.AddOption(name, absl::StrCat(value()));
     } else {
       metadata.AddOption(name, absl::StrCat(value));
@@ -551,7 +552,7 @@ void DataParallelCore::AgreeOnMetadata(const ModelTensors& tensors, ProcessGroup
   AgreeOnModel(group, metadata);
 }
 
-// At the first pass, since registering a hook is no collective.
+// Runs in the first pass, because registering a hook is not a collective.
 void DataParallelCore::AgreeOnHooks() const {
   if (group_->size() == 1) return;
   ModelMetadata metadata;
@@ -563,7 +564,7 @@ void DataParallelCore::AgreeOnHooks() const {
 
 // ---- Join.
 
-// What a rank without inputs does while others go on.
+// The hook of a Join: repeats the collectives of the other ranks on a rank without inputs.
 class DataParallelCore::Shadow : public JoinHook {
  public:
   explicit Shadow(DataParallelCore* core) : core_(core) {}
@@ -607,7 +608,7 @@ void DataParallelCore::enter_join(Join* join) {
   delayed_->set_announce([this, divisor] { return divisor(join_->notify(*this, kDelayed)); });
 }
 
-// With the same graph on every rank the trigger comes at the same place among the buckets.
+// With the same graph on every rank, the trigger has the same place among the buckets.
 DelayedAllReduce::When DataParallelCore::DelayedStart() const {
   if (reducer_->parameters().empty()) return DelayedAllReduce::When::kAtTriggerAlone;
   return options_.find_unused_parameters || options_.static_graph
@@ -659,7 +660,7 @@ void DataParallelCore::FinishJoin(int last_joiner) {
   buffers_.Finish(*group_);
   BroadcastState(ModelTensors::Of(*module_, options_.params_and_buffers_to_ignore), last_joiner);
   if (!options_.static_graph) return;
-  // A rank that had no input at all has not seen the graph: then all look at it once more.
+  // A rank that never had inputs has not counted the graph. Then all ranks count again.
   const at::Tensor counted =
       at::tensor({reducer_->must_count() ? 0 : 1}, at::kInt).to(group_->device());
   Communicator::Pending pending =
@@ -668,7 +669,7 @@ void DataParallelCore::FinishJoin(int last_joiner) {
   if (counted.item<int>() == 0) reducer_->ForgetCounts();
 }
 
-// ---- What can be seen.
+// ---- Reports.
 
 DDPLoggingData DataParallelCore::LoggingData() const {
   DDPLoggingData data;

@@ -13,13 +13,14 @@
 namespace ddp {
 namespace {
 
-// A sparse tensor's numbers; any other tensor itself.
+// Returns the values of a sparse tensor; any other tensor itself.
 at::Tensor ValuesOf(const at::Tensor& tensor) {
   return tensor.is_sparse() ? tensor._values() : tensor;
 }
 
-// By the reducer's own rule, to the bit. Types of half a float are divided: their few digits show
-// the second rounding of a reciprocal, and PyTorch's hooks divide.
+// Divides exactly as the reducer does, to the bit. Types with reduced precision are divided instead
+// of multiplied: their few digits show the second rounding of a reciprocal, and PyTorch's hooks
+// divide.
 void Divide(const at::Tensor& tensor, int size) {
   if (size <= 1) return;
   const at::Tensor values = ValuesOf(tensor);
@@ -75,7 +76,7 @@ TensorFuture RunInType(c10::ScalarType type, GradBucket& bucket, const CommHook&
   if (!reduced) throw ReductionError("the comm hook inside a compress wrapper returned no future");
   return reduced->then(
       [inner, buffer = bucket.buffer()](c10::ivalue::Future& done) -> c10::IValue {
-        const at::NoGradGuard no_grad;  // this is another thread
+        const at::NoGradGuard no_grad;  // runs on another thread
         buffer.copy_(CheckedHookResult(inner, done.value()));
         return buffer;
       },

@@ -104,7 +104,7 @@ void DelayedAllReduce::Reset(std::shared_ptr<ProcessGroup> group) {
   group_ = std::move(group);
   pending_ = {};
   averaged_ = false;
-  PointGradients();  // an abandoned all-reduce may still write to the old ones
+  PointGradients();  // an abandoned all-reduce may still write to the old memory
 }
 
 }  // namespace ddp::internal

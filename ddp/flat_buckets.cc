@@ -24,8 +24,8 @@ at::TensorOptions FlatOptions(const at::Tensor& parameter) {
       .device(parameter.device());
 }
 
-// No view for autograd but a tensor of its own: zero_grad(false) detaches in place, which a view
-// refuses.
+// Returns the part of `flat` for `parameter`, as a tensor of its own and not as a view for
+// autograd: zero_grad(false) detaches in place, which a view refuses.
 at::Tensor ViewOf(const at::Tensor& flat, const at::Tensor& parameter, int64_t offset,
                   int64_t count) {
   at::Tensor part = flat.narrow(0, offset, count);
@@ -74,7 +74,7 @@ void FlatBuckets::Materialize(int b) {
   if (bucket.flat.defined() || slots_[members.front()].sparse) return;
   at::NoGradGuard no_grad;
   const at::TensorOptions options = FlatOptions(parameters_[members.front()]);
-  // Zeroed, so that memory which no gradient has reached yet holds numbers.
+  // Zeroed, so that memory without a gradient holds valid numbers.
   bucket.flat = options_.allocate ? options_.allocate(bucket.count, options)
                                   : at::zeros({bucket.count}, options);
   for (const int index : members) {
@@ -200,7 +200,7 @@ void FlatBuckets::CopyInSparse(int parameter) {
   TORCH_CHECK_TYPE(
       gradient.is_sparse(),
       "got a dense gradient where an embedding with sparse=true promised a sparse one");
-  // coalesce() gives the gradient itself when nothing was to be done; mul a new tensor, always.
+  // coalesce() may return the gradient itself; mul() always returns a new tensor.
   flat = gradient.detach().coalesce().mul(factor_);
 }
 
@@ -255,7 +255,7 @@ bool FlatBuckets::CopyOutDense(int parameter) {
   if (IsView(slot, gradient)) return true;
   if (options_.gradient_as_view) return false;
   if (gradient.requires_grad()) {
-    gradient = slot.view.clone();  // cut off from the graph, as CopyIn has warned
+    gradient = slot.view.clone();  // detached from the graph; CopyIn() has logged that
   } else if (slot.count > 0 && SameLayout(slot, gradient)) {  // an empty tensor's pointer is null
     std::memcpy(gradient.mutable_data_ptr(), slot.view.const_data_ptr(),
                 slot.count * (slot.view.element_size() / (slot.view.is_complex() ? 2 : 1)));

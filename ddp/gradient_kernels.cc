@@ -7,8 +7,8 @@
 namespace ddp::internal {
 namespace {
 
-// From this size on, what is written goes past the caches: it would push out what the backward is
-// about to read, and a cache line that is written as a whole need not be fetched first. Smaller
+// The size from which results are written past the caches. In the cache they would evict data that
+// the backward is about to read, and each cache line would be fetched before it is written. Smaller
 // gradients stay in the cache, where the backend finds them.
 constexpr int64_t kStreamBytes = int64_t{1} << 20;
 
@@ -47,7 +47,7 @@ void ScaleStreaming(const T* from, T factor, int64_t count, T* to) {
   for (; reinterpret_cast<uintptr_t>(to + i) % kLineBytes != 0; ++i) to[i] = from[i] * factor;
   for (; i + kLine <= count; i += kLine) StreamLine(from + i, factor, to + i);
   for (; i < count; ++i) to[i] = from[i] * factor;
-  _mm_sfence();  // streamed writes may otherwise come after later ones, as another thread sees them
+  _mm_sfence();  // other threads could otherwise see streamed writes after later writes
 }
 
 #endif

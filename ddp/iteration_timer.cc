@@ -26,7 +26,7 @@ bool IterationTimer::StartIteration(int64_t iteration, int64_t now) {
   return active();
 }
 
-// What comes out of order ends the sample: its times would say nothing.
+// An event out of order ends the sample, whose times would be meaningless.
 void IterationTimer::Advance(Event event, Event next, int64_t now, int64_t* stamp) {
   if (!active()) return;
   next_ = next_ == event ? next : Event::kNone;

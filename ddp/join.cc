@@ -22,11 +22,11 @@ namespace {
 
 using internal::Communicator;
 
-// What a rank that has joined says; everybody else's code is larger.
+// The code of a rank that has joined; all other codes are larger.
 constexpr int64_t kJoined = 0;
 
-// The low bits of what a rank sends are its code, and the others its terms: the options and the
-// number of joinables, in which all ranks must agree.
+// A rank sends one integer. The low bits are its code. The high bits are its terms: the options and
+// the number of joinables, on which all ranks must agree.
 constexpr int kCodeBits = 32;
 constexpr int64_t kCodeMask = (int64_t{1} << kCodeBits) - 1;
 constexpr int64_t kDivideByInitialWorldSize = 1;
@@ -40,7 +40,7 @@ std::string DescribeTerms(int64_t terms) {
                       terms / kOneJoinable, " joinables");
 }
 
-// After so many rounds of the others the inputs are hardly meant to be so uneven.
+// The number of rounds after which uneven inputs are probably a mistake.
 constexpr int64_t kRoundsBeforeWarning = 1000;
 
 std::string Ranks(const std::vector<int>& ranks) {
@@ -124,7 +124,7 @@ void Join::abandon(const std::string& reason) {
   group_->report_failure(reason);
 }
 
-// After a failure some ranks have left the Join and some have not: then it is over for all.
+// After a failure, some ranks have left the Join and some have not. The Join then ends for all.
 void Join::CheckIncarnation() {
   if (group_->incarnation() == incarnation_) return;
   Leave("a rank failed");
@@ -183,7 +183,7 @@ void Join::ThrowDifferentTerms(const std::vector<int64_t>& codes) {
   throw ConfigurationError(message);
 }
 
-// A rank that has joined shadows one event at a time, from its beginning to its end.
+// A joined rank repeats one event at a time, from its beginning to its end.
 void Join::CheckNoOtherEvent(const Joinable& joinable, int event) {
   for (size_t i = 0; i < joinables_.size(); ++i) {
     if (joinables_[i] == &joinable || !joinables_[i]->in_join_event()) continue;
@@ -199,7 +199,8 @@ void Join::CheckNoOtherEvent(const Joinable& joinable, int event) {
   }
 }
 
-// Every rank's code, in one all-reduce: each adds its own to an entry that is zero elsewhere.
+// Exchanges every rank's code in one all-reduce: each rank adds its own code in an entry that is
+// zero on all other ranks.
 Join::Announcement Join::Exchange(int64_t code) {
   const at::Tensor tensor = at::zeros({group_->size()}, at::kLong);
   tensor.mutable_data_ptr<int64_t>()[group_->rank()] = (Terms() << kCodeBits) + code;
@@ -260,7 +261,7 @@ std::string Join::Disagreement(const std::vector<int64_t>& codes) const {
                       absl::StrJoin(parts, ", "));
 }
 
-// All ranks throw, so the group stays as it is.
+// All ranks throw, so the group stays usable.
 void Join::ThrowEarlyTermination(const JoinRound& round) {
   std::vector<int> exhausted;
   for (int rank = 0, next = 0; rank < group_->size(); ++rank) {
@@ -296,7 +297,7 @@ void Join::finish() {
       hook->post_hook(last_joiner_ == group_->rank(), last_joiner_);
     }
   } catch (const CommunicationError& error) {
-    if (!ended_) Leave(TextOf(error));  // all ranks know, or will by their own means
+    if (!ended_) Leave(TextOf(error));  // all ranks know, or find the failure themselves
     throw;
   } catch (const std::exception& error) {
     abandon(absl::StrCat("in the finish() of a Join: ", TextOf(error)));
@@ -332,7 +333,7 @@ void join(const std::vector<JoinableRef>& joinables, const JoinOptions& options,
   try {
     loop();
   } catch (const CommunicationError&) {
-    throw;  // the guard's destructor does what is left
+    throw;  // the destructor of guard does the rest
   } catch (const std::exception& error) {
     guard.abandon(absl::StrCat("in the loop under a Join: ", TextOf(error)));
     throw;

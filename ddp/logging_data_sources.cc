@@ -9,7 +9,7 @@ namespace {
 
 constexpr char kUnset[] = "N/A";
 
-// The first of `names` that is set.
+// Returns the value of the first variable in `names` that is set.
 std::string Read(const VariableGetter& get, std::initializer_list<const char*> names) {
   for (const char* name : names) {
     if (std::optional<std::string> value = get(name)) return *std::move(value);

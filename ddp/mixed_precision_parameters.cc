@@ -18,8 +18,8 @@ void CheckFloating(const char* name, const std::optional<at::ScalarType>& dtype)
                                         " must be a floating-point type, such as BFloat16"));
 }
 
-// Points `tensor` at the data of `other`, and takes over its type. Unlike set_data() this leaves
-// the gradient accumulator in place, and with it the type of the gradients.
+// Makes `tensor` use the data and type of `other`. Unlike set_data(), keeps the gradient
+// accumulator, and with it the type of the gradients.
 void Point(const at::Tensor& tensor, const at::Tensor& other) {
   tensor.unsafeGetTensorImpl()->shallow_copy_from(other.getIntrusivePtr());
 }
@@ -34,9 +34,9 @@ void CheckMixedPrecision(const MixedPrecision& config) {
 
 struct MixedPrecisionParameters::Item {
   at::Tensor tensor;
-  at::Tensor whole;  // shares the full-precision storage; defined while low
+  at::Tensor whole;  // uses the full-precision storage; defined while low
   at::Tensor copy;   // in low precision
-  // Held while low: autograd would otherwise make another accumulator, for the wrong type.
+  // Owned while low: autograd would otherwise make another accumulator, of the wrong type.
   torch_versions::NodePtr accumulator;
 };
 
@@ -72,7 +72,7 @@ void MixedPrecisionParameters::EndBackward() {
 
 void MixedPrecisionParameters::PointToCopies() {
   const at::NoGradGuard no_grad;
-  for (Item& item : items_) {  // first what may throw
+  for (Item& item : items_) {  // first everything that may throw
     item.whole.reset();
     if (item.tensor.scalar_type() == dtype_) continue;
     if (!item.copy.defined()) item.copy = item.tensor.detach().to(dtype_);

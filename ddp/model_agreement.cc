@@ -14,7 +14,7 @@
 namespace ddp::internal {
 namespace {
 
-// Every rank reads the same texts and so finds the same first difference.
+// Every rank reads the same texts, and so finds the same first difference.
 void ThrowFirstDifference(ProcessGroup& group, const ModelMetadata& metadata, const char* about,
                           int sequence) {
   const auto key = [&](int rank) {
@@ -26,7 +26,7 @@ void ThrowFirstDifference(ProcessGroup& group, const ModelMetadata& metadata, co
     const std::string other = group.store()->get_to_str(key(rank));
     const std::string difference = ModelMetadata::FirstDifference(first, 0, other, rank);
     if (difference.empty()) continue;
-    group.barrier();  // nobody leaves, and perhaps ends the store, before all have read
+    group.barrier();  // no rank leaves, and perhaps ends the store, before all have read
     throw ConfigurationError(absl::StrCat("the ranks have different ", about, ": ", difference));
   }
 }
@@ -34,12 +34,13 @@ void ThrowFirstDifference(ProcessGroup& group, const ModelMetadata& metadata, co
 }  // namespace
 
 void AgreeOnModel(ProcessGroup& group, const ModelMetadata& metadata, const char* about) {
-  // Minimum of the hash and of its negative: equal to ours both times on every rank, or nowhere.
+  // The hashes are equal when their minimum equals their maximum, the negated minimum of the
+  // negatives. Every rank gets the same answer.
   const auto [high, low] = metadata.Hash();
   const int64_t a = static_cast<int64_t>(high >> 1);
   const int64_t b = static_cast<int64_t>(low >> 1);
   const at::Tensor least = at::tensor({a, b, -a, -b}, at::kLong).to(group.device());
-  const int sequence = group.next_sequence();  // counted also where the comparison fails
+  const int sequence = group.next_sequence();  // counted also when the comparison fails
   Communicator::Pending pending =
       group.communicator().AllReduceMin(least, absl::StrCat("the comparison of ", about));
   group.communicator().Wait(pending);

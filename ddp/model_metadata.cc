@@ -12,7 +12,8 @@
 namespace ddp::internal {
 namespace {
 
-// A line is "<what>\t<how it is>": the part before the tab says which item it is about.
+// Describes a tensor. A line is "<item>\t<description>": the part before the tab identifies the
+// item.
 std::string Describe(const ModelMetadata::Tensor& tensor) {
   return absl::StrCat(tensor.name, " ", tensor.dtype, " [", absl::StrJoin(tensor.shape, ", "),
                       "] strides [", absl::StrJoin(tensor.strides, ", "), "]",

@@ -66,7 +66,7 @@ ModelTensors ModelTensors::Of(const torch::nn::Module& module,
 }
 
 void ModelTensors::Describe(ModelMetadata& metadata) const {
-  // Which parameters are one tensor, and which have sparse gradients, decides over the buckets.
+  // Shared tensors and sparse gradients decide the buckets, so the ranks must agree on them.
   std::map<std::string, bool> sparse;
   for (const Reducer::Parameter& item : trainable) sparse[item.name] = item.sparse;
   for (const NamedTensor& item : parameters) {
@@ -97,7 +97,7 @@ void ModelTensors::CheckDevices(at::Device device, const std::string& backend) c
                        first->tensor.device().str(), ", ", item.name, " on ", found.str(),
                        ": move it to one of them with to() first"));
     }
-    // Autograd runs a thread for each GPU, and gradients of one model are to come from one thread.
+    // Autograd has one thread per GPU, and gradients of one model must come from one thread.
     if (!found.is_cpu() && found != first->tensor.device()) {
       throw ConfigurationError(absl::StrCat(
           "the model is on several devices: ", first->name, " is on ", first->tensor.device().str(),

@@ -29,7 +29,7 @@ void Load(const std::string& state, at::Device device, torch::optim::Optimizer& 
   optimizer.load(archive);
 }
 
-// Makes `text` that of `root` on every rank. A collective.
+// Replaces `text` by that of `root` on every rank. Collective.
 void Broadcast(ProcessGroup& group, int root, std::string& text) {
   at::Tensor size = at::full({1}, static_cast<int64_t>(text.size()), at::kLong).to(group.device());
   group.broadcast(size, root);

@@ -41,10 +41,11 @@ using namespace internal;  // NOLINT: most of what this file puts together
 
 constexpr char kControlPrefix[] = "ddp/control";
 
-// How long a lost store may hold up the report of a failure, or the end of a group.
+// The time for which a lost store may delay a failure report, or the end of a group.
 constexpr std::chrono::milliseconds kNewsTimeout{5000};
 
-// All ranks were here a moment ago, so connecting anew takes no time, or one of them has died.
+// The time limit of connecting again. All ranks were connected a moment ago, so connecting is fast,
+// or a rank has died.
 constexpr std::chrono::milliseconds kReconnectTimeout{60000};
 
 c10::intrusive_ptr<c10d::Store> Prefixed(const std::string& prefix,
@@ -56,7 +57,7 @@ std::string BackendPrefix(const std::string& backend, int64_t incarnation) {
   return absl::StrCat("ddp/", backend, "/", incarnation);
 }
 
-// Empty: the program makes it, and it names itself.
+// Returns the backend's name; empty when the program makes the backend, which then names itself.
 std::string ChooseBackend(const ProcessGroupOptions& options) {
   const std::string& wanted = options.backend;
   if (options.make_backend() != nullptr) {
@@ -116,7 +117,7 @@ void CheckTag(const std::string& backend, int rank, int tag) {
                                         ", and NCCL has no tags: its messages arrive in order"));
 }
 
-// A failure of no single rank names none.
+// Throws CommunicationError for a failure of no single rank, else PeerFailedError.
 [[noreturn]] void ThrowFailure(const FailureNotice::Failure& failure, const std::string& message) {
   if (failure.rank < 0) throw CommunicationError(message);
   throw PeerFailedError(failure.rank, message);
@@ -137,7 +138,8 @@ ProcessGroup::Place ProcessGroup::PlaceOf(const c10::intrusive_ptr<c10d::Backend
           .local_size = 0};
 }
 
-// A backend that is connected already serves one incarnation of one group.
+// Returns options whose make_backend returns `backend` once: a connected backend serves one
+// incarnation of one group.
 ProcessGroupOptions ProcessGroup::OptionsFor(const c10::intrusive_ptr<c10d::Backend>& backend,
                                              const ProcessGroupOptions& options) {
   if (!options.backend().empty() || options.make_backend() != nullptr) {
@@ -169,10 +171,11 @@ ProcessGroup::ProcessGroup(c10::intrusive_ptr<c10d::Store> store, const Place& p
     throw ConfigurationError(absl::StrCat(
         "rank ", place.rank, ": ", std::string(DebugLevelFromEnvironment().status().message())));
   }
-  // With a timeout of its own, and where a store's waits hold up its other users (a TCPStore's do)
-  // with a connection of its own: a report must not wait for what else goes on in the store.
+  // The failure notice has a timeout and, where possible, a connection of its own. Waits in some
+  // stores (a TCPStore) block other users of the connection, and a failure report must not wait for
+  // them.
   const c10::intrusive_ptr<c10d::Store> news = store_->clone();
-  const bool own = news.get() != store_.get();  // a HashStore, for example, has no connections
+  const bool own = news.get() != store_.get();  // false for a HashStore, which has no connections
   notice_ = std::make_shared<FailureNotice>(
       Prefixed(kControlPrefix, news), place.rank, place.size,
       own ? std::min(options.timeout(), kNewsTimeout) : std::chrono::milliseconds(0));
@@ -201,7 +204,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroup::MakeBackend(
   return gloo;
 }
 
-// By the program.
+// Calls the program's make_backend and checks its result.
 c10::intrusive_ptr<c10d::Backend> ProcessGroup::MakeOwnBackend(
     std::chrono::milliseconds connect_timeout) {
   c10::intrusive_ptr<c10d::Backend> own =
@@ -229,7 +232,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroup::MakeOwnBackend(
 
 void ProcessGroup::Connect(std::chrono::milliseconds connect_timeout) {
   const absl::Duration timeout = absl::FromChrono(options_.timeout);
-  // Launchers number the ranks of one host without a gap.
+  // Launchers number the ranks of one host consecutively.
   const bool one_host = place_.local_size == place_.size;
   const int local_begin = one_host ? 0 : place_.rank - place_.local_rank;
   const bool known = local_begin >= 0 && local_begin + place_.local_size <= place_.size;
@@ -270,11 +273,11 @@ ProcessGroup::~ProcessGroup() {
   if (removes_keys_) RemoveKeys();
 }
 
-// The last rank to leave removes what all ranks may need until then. After a failure some keys
-// stay: a rank that died does not leave.
+// The last rank to leave removes the keys that all ranks may need until then. After a failure some
+// keys stay, because a rank that died does not leave.
 void ProcessGroup::RemoveKeys() {
   communicator_.reset();
-  notice_.reset();  // writes its last keys
+  notice_.reset();  // the destructor writes its last keys
   try {
     if (control_->add("left", 1) < place_.size) return;
     control_->deleteKey("left");
@@ -286,11 +289,11 @@ void ProcessGroup::RemoveKeys() {
     for (int64_t incarnation = 0; incarnation <= incarnation_; ++incarnation) {
       const auto addresses = Prefixed(BackendPrefix(backend_, incarnation), store_);
       for (int rank = 0; rank < place_.size; ++rank) {
-        addresses->deleteKey(absl::StrCat("0/", rank));  // as LibTorch's Gloo names it
+        addresses->deleteKey(absl::StrCat("0/", rank));  // the name that LibTorch's Gloo gives it
       }
     }
   } catch (const std::exception&) {
-    // Without a store there is nothing to remove. The notice has written about it.
+    // Without a store there is nothing to remove; notice_ has logged it.
   }
 }
 
@@ -390,7 +393,8 @@ Work ProcessGroup::all_to_all_async(std::vector<at::Tensor> outputs,
   return Start(prepared, "an all-to-all");
 }
 
-// Every rank learns how much each other one sends to it, and throws where it expects another size.
+// Tells every rank how much each other rank sends to it. Throws where this rank expects another
+// size.
 void ProcessGroup::CompareSizes(const PreparedCollective& prepared) {
   const auto options = at::TensorOptions().dtype(at::kLong);
   const at::Tensor sizes =
@@ -551,7 +555,8 @@ std::shared_ptr<ProcessGroup> ProcessGroup::new_group(const std::vector<int>& ra
   }
   const auto mine = std::lower_bound(members.begin(), members.end(), place_.rank);
   if (mine == members.end() || *mine != place_.rank) return nullptr;
-  // Its members alone agree on the name, without a word: by their ranks, and how often these came.
+  // The members agree on the name without communication: by their ranks, and how often these ranks
+  // made a group.
   const std::string text = absl::StrJoin(members, ",");
   const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
   const std::string name =

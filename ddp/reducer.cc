@@ -29,10 +29,10 @@
 namespace ddp::internal {
 namespace {
 
-// Forwards that are remembered for backwards that pass none of their outputs.
+// The number of recent forwards kept for backwards that go through none of their outputs.
 constexpr size_t kRecentForwards = 32;
 
-// Parameters of one dtype and device get one number.
+// Describes the parameters for a plan. Parameters of one dtype and device get one kind.
 std::vector<BucketPlan::Tensor> Describe(const std::vector<Reducer::Parameter>& parameters) {
   std::map<std::pair<std::string, at::ScalarType>, int> kinds;
   std::vector<BucketPlan::Tensor> descriptions;
@@ -62,7 +62,7 @@ class Reducer::GradientHook : public torch::autograd::FunctionPostHook {
   torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
                                             const torch::autograd::variable_list& inputs) override {
     reducer_->OnGradient(parameter_);
-    return outputs;  // an accumulator has none
+    return outputs;  // empty for an accumulator
   }
 
  private:
@@ -74,7 +74,7 @@ class Reducer::GradientHook : public torch::autograd::FunctionPostHook {
 struct Reducer::Hook {
   torch_versions::NodePtr accumulator;
   uintptr_t key = 0;
-  // The parameter as it was when the hook was set.
+  // The parameter's state when the hook was set.
   at::ScalarType type;
   at::Device device;
   std::vector<int64_t> sizes;
@@ -110,7 +110,7 @@ Reducer::~Reducer() {
 
 void Reducer::AddHooks() {
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    // Held by us: the parameter itself holds its accumulator only weakly.
+    // The hook owns the accumulator: the parameter holds it only weakly.
     const at::Tensor& tensor = parameters_[i].tensor;
     auto accumulator = torch::autograd::impl::grad_accumulator(tensor);
     const uintptr_t key =
@@ -249,7 +249,8 @@ void Reducer::Clear(std::shared_ptr<ProcessGroup> group) {
   std::fill(untouched_.begin(), untouched_.end(), 0);
 }
 
-// The failure may have come when some ranks had the new buckets and others had not.
+// Agrees on the buckets after a failure, in which some ranks may have got the new buckets and
+// others not.
 void Reducer::SettlePlan() {
   if (!unsettled_) return;
   bool rebuild_requested = false;
@@ -264,14 +265,15 @@ void Reducer::SettlePlan() {
     if (!rebuild_requested) flags_ &= ~kRebuildAfter;
     return;
   }
-  // The buckets take the parameters' own types, also where the backward lowers them.
+  // The buckets need the parameters' own types, also inside a backward that lowers them.
   const bool in_backward = watch_.current().task >= 0;
   if (in_backward && callbacks_.end) callbacks_.end();
   TakeFirstPlan();
   if (in_backward && callbacks_.begin) callbacks_.begin();
 }
 
-// The minimum of every number, and of its negative: equal to ours where all ranks are.
+// Returns true when all ranks have the same plan: the minimum of every number, and of its negative,
+// then equals this rank's own.
 bool Reducer::AgreeOnPlan(bool* rebuild_requested) {
   std::vector<int32_t> words = plan().Encode();
   words.push_back(rebuilt_ ? 1 : 0);
@@ -335,20 +337,20 @@ void Reducer::EndForward(const std::vector<at::Tensor>& outputs, bool complete, 
     outstanding_.push_back(record);
     return;
   }
-  // No gradient will ever come from this forward, and the peers would wait for it.
+  // No gradient will ever come from this forward, but the peers wait for the reduction.
   forwards_.push_back(record);
   std::fill(record->outputs.begin(), record->outputs.end(), ForwardRecord::Output::kPassed);
   ReduceWithoutGradients();
 }
 
-// ---- The hot path: nothing here but array accesses, for every gradient.
+// ---- The hot path: only array accesses, for every gradient.
 
 void Reducer::OnGradient(int parameter) {
   if (state_ != State::kReducing && !EntersPass(parameter)) return;
   if (ready_pass_[parameter] == pass_) ThrowSecondGradient(parameter);
   used_[parameter] |= parameters_[parameter].tensor.grad().defined();
   if (counted_ && --remaining_[parameter] > 0) return;
-  order_.push_back(parameter);  // reserved
+  order_.push_back(parameter);  // capacity is reserved
   MarkReady(parameter);
   if (next_bucket_ == buckets_->count()) {
     torch::autograd::Engine::get_default_engine().queue_callback([this] { Finalize(); });
@@ -384,12 +386,12 @@ bool Reducer::EntersPass(int parameter) {
     const Origin origin = FindOrigin(parameter);
     if (origin == Origin::kReduced) ThrowReduced(parameter);
     if (origin == Origin::kLocal) {
-      // The bucket has it already, and the average would replace what comes now.
+      // The gradient in the bucket is an earlier one; the average would overwrite this one.
       if (state_ == State::kOpen && ready_pass_[parameter] == pass_) ThrowSecondGradient(parameter);
       used_[parameter] |= parameters_[parameter].tensor.grad().defined();
       return false;
     }
-    // Through a watched output the watch reports the end.
+    // For a backward through a watched output, the watch reports the end.
     const bool watched = watch_.current().task >= 0;
     if (!watched) {
       torch::autograd::Engine::get_default_engine().queue_callback([this] { OnBackwardEnd(); });
@@ -424,8 +426,9 @@ Reducer::Origin Reducer::FindOrigin(int parameter) {
   return searched_origin_;
 }
 
-// A loss that the module kept in a member passes a forward and none of its outputs; a penalty on a
-// parameter comes before the output. The nodes say which forward they are from.
+// Finds the forwards of a backward that has gone through none of their outputs: of a loss that the
+// module kept in a member, or of a penalty on a parameter, whose gradient comes before the output
+// is reached. The sequence numbers of the graph's nodes show the forward.
 Reducer::Origin Reducer::SearchGraphForForwards(int parameter) {
   searched_.clear();
   if (finds_unused()) reach_ = ReachOfBackward(accumulators_);
@@ -468,8 +471,8 @@ const std::shared_ptr<ForwardRecord>* Reducer::ForwardOf(const torch::autograd::
   return nullptr;
 }
 
-// With find_unused_parameters every backward is a reduction of its own, so that outputs of one
-// forward may have one each. Without, a reduction waits for all parameters.
+// With find_unused_parameters, every backward is a reduction of its own, so each output of a
+// forward may have one. Otherwise a reduction waits for all parameters.
 bool Reducer::AwaitsReduction(const ForwardRecord& forward) const {
   if (!finds_unused()) return !forward.reduced;
   return std::find(forward.outputs.begin(), forward.outputs.end(),
@@ -486,8 +489,8 @@ int Reducer::FlagsOfNextPass() const {
   const bool counting = must_count();
   const bool dynamic = finds_unused();
   int flags = 0;
-  // Before the ranks have agreed on it, a learned plan counts as none: SettlePlan() takes that
-  // back.
+  // Until the ranks agree on it, a rebuilt plan counts as none. SettlePlan() clears the flag again
+  // when they agree.
   const bool rebuilt = rebuilt_ && (!unsettled_ || given_plan_.has_value());
   if (rebuild_requested_ || (!rebuilt && !dynamic)) flags |= kRebuildAfter;
   if (counting || (dynamic && !options_.skip_unused_buckets)) flags |= kUsedMapAfter;
@@ -497,7 +500,7 @@ int Reducer::FlagsOfNextPass() const {
 
 void Reducer::BeginPass(std::vector<int> unused) {
   flags_ = FlagsOfNextPass();
-  const Announce announce = announce_;  // it may end the Join, and unset itself
+  const Announce announce = announce_;  // a call may end the Join and unset announce_
   start_ = announce ? announce(flags_) : PassStart{.divisor = group_->size(), .source = 0};
   BeginFirstPass();
   SettlePlan();
@@ -554,7 +557,7 @@ void Reducer::MarkUnused() {
   for (const int parameter : unused_) MarkReady(parameter);
 }
 
-// No gradient has come, and none will: the peers wait for this rank's zeros.
+// Reduces zeros when no gradient has come and none will: the peers wait for this rank.
 void Reducer::ReduceWithoutGradients() {
   BeginPass(AllParameters());
   MarkUnused();
@@ -591,7 +594,7 @@ void Reducer::OnBackwardEnd() {
     if (state_ == State::kCounting) return ReduceCounted();
     if (next_bucket_ < buckets_->count()) state_ = State::kOpen;
   } else if (state_ == State::kIdle && finds_unused() && awaited && !reach_.limited) {
-    // The outputs that it passed reach no parameter.
+    // The outputs of this backward reach no parameter.
     ReduceWithoutGradients();
   }
 }
@@ -678,7 +681,7 @@ void Reducer::FinishUsedMap() {
   const bool all_used = std::find(used_.begin(), used_.end(), 0) == used_.end();
   if (all_used && !options_.static_graph) {
     std::fill(untouched_.begin(), untouched_.end(), 0);
-    return;  // on a GPU the host need not wait for it
+    return;  // on a GPU, the host need not wait for the result
   }
   const at::Tensor map = sum.to(at::kCPU);
   const int32_t* found = map.const_data_ptr<int32_t>();
@@ -686,7 +689,7 @@ void Reducer::FinishUsedMap() {
   untouched_known_ = options_.static_graph;
 }
 
-// What this rank is going to use is known from the search of the graph; the rest from all ranks.
+// Marks the buckets that no rank uses. Each rank knows its own use from the search of the graph.
 void Reducer::AgreeOnUnused() {
   if ((flags_ & kUsedMapBefore) != 0) {
     std::vector<uint8_t> used_already = used_;
@@ -708,7 +711,7 @@ void Reducer::FindDroppedBuckets() {
 }
 
 void Reducer::Finalize() {
-  if (state_ != State::kReducing && state_ != State::kCounting) return;  // broken meanwhile
+  if (state_ != State::kReducing && state_ != State::kCounting) return;  // broken in the meantime
   try {
     if (used_map_.tensor.defined()) FinishUsedMap();
     for (int b = 0; b < buckets_->count(); ++b) WaitAndCopyOut(b);
@@ -716,7 +719,8 @@ void Reducer::Finalize() {
     last_order_ = order_;
     buckets_reduced_ =
         buckets_->count() - static_cast<int>(std::count(dropped_.begin(), dropped_.end(), 1));
-    // Here, where every rank comes after the same collectives, whatever it does between backwards.
+    // The rebuild is here because all ranks reach this point after the same collectives, whatever
+    // they do between backwards.
     if ((flags_ & kRebuildAfter) != 0) RebuildBuckets(start_.source);
     FinishForwards();
     std::fill(used_.begin(), used_.end(), 0);
@@ -756,14 +760,14 @@ void Reducer::WaitAndCopyOut(int bucket) {
       "during the backward; let hooks change gradients in place"));
 }
 
-// Lazy buckets live no longer than their gradients.
+// Frees lazy buckets: they live only as long as the pass.
 void Reducer::ForgetLaunched() {
   launched_.clear();
   if (options_.buckets.lazy) hook_buckets_.clear();
 }
 
 void Reducer::FinishForwards() {
-  const auto& current = watch_.current().synchronized;  // still under way in a nested backward
+  const auto& current = watch_.current().synchronized;  // not ended yet in a nested backward
   forwards_.insert(forwards_.end(), current.begin(), current.end());
   for (const auto& forward : forwards_) {
     forward->reduced = true;
@@ -771,7 +775,7 @@ void Reducer::FinishForwards() {
                  ForwardRecord::Output::kReduced);
   }
   forwards_.clear();
-  // Forwards before the newest reduced one are taken to have no backward.
+  // Drops forwards older than the newest reduced one: they are assumed to have no backward.
   size_t keep_from = 0;
   for (size_t i = 0; i < outstanding_.size(); ++i) {
     const std::shared_ptr<ForwardRecord> forward = outstanding_[i].lock();
@@ -837,7 +841,7 @@ std::vector<int> Reducer::RecordedOrder() const {
 }
 
 void Reducer::RebuildBuckets(int source) {
-  if (callbacks_.end) callbacks_.end();  // in a nested backward the outer one has not ended yet
+  if (callbacks_.end) callbacks_.end();  // not called yet in a nested backward
   const int64_t words = BucketPlan::EncodedSize(static_cast<int64_t>(parameters_.size()));
   at::Tensor message = at::zeros({words}, at::kInt);
   if (group_->rank() == source) {
@@ -861,7 +865,7 @@ void Reducer::RebuildBuckets(int source) {
   }
 }
 
-// ---- What goes wrong.
+// ---- Errors.
 
 std::string Reducer::Missing() const {
   std::vector<std::string> names;
@@ -892,7 +896,7 @@ void Reducer::Rethrow(const std::string& about) {
   } catch (const CommunicationError& error) {
     state_ = State::kBroken;
     error_ = error.what_without_backtrace();
-    // The peers know, unless it is about another group: a hook may have its own.
+    // The peers know of the failure, unless it is in another group, which a hook may use.
     if (!group_->failed()) group_->report_failure(*error_);
     throw;
   } catch (const c10::Error& error) {
@@ -901,7 +905,7 @@ void Reducer::Rethrow(const std::string& about) {
     text = error.what();
   }
   const std::string prefix = absl::StrCat("rank ", group_->rank(), ": ");
-  if (state_ == State::kBroken && absl::StartsWith(text, prefix)) throw;  // from an inner step
+  if (state_ == State::kBroken && absl::StartsWith(text, prefix)) throw;  // thrown by an inner step
   // The wait that threw may have named the operation already.
   const std::string message = absl::StartsWith(text, absl::StrCat(prefix, about))
                                   ? text
@@ -910,7 +914,8 @@ void Reducer::Rethrow(const std::string& about) {
   throw ReductionError(message);
 }
 
-// Nobody waits for this rank: what all ranks share is complete.
+// No failure is reported: the pass that all ranks share is complete, so no peer waits for this
+// rank.
 void Reducer::ThrowReduced(int parameter) const {
   throw ReductionError(absl::StrCat(
       "rank ", group_->rank(), ": a second gradient for parameter ", parameters_[parameter].name,

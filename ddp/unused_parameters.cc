@@ -25,7 +25,7 @@ bool ReachesAny(const std::vector<at::Tensor>& outputs,
   while (!open.empty()) {
     const Node* node = open.back();
     open.pop_back();
-    // Only an accumulator is an end of the graph.
+    // Only an accumulator is a leaf of the graph.
     if (node->next_edges().empty() &&
         std::binary_search(accumulators.begin(), accumulators.end(), node)) {
       return true;

@@ -12,7 +12,7 @@
 namespace ddp::internal {
 namespace {
 
-// Reads variables one by one and gathers what is wrong with all of them.
+// Reads the variables and collects the problems of all of them.
 class Reader {
  public:
   explicit Reader(const WorkerEnvironment::Getter& get) : get_(get) {}
