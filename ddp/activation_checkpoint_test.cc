@@ -51,7 +51,7 @@ std::string MessageOf(const std::function<void()>& run) {
   return "nothing was thrown";
 }
 
-// The gradients of the input and of the modules' parameters after a backward of `run`.
+// Returns the gradients of the input and of the modules' parameters after a backward of `run`.
 std::vector<torch::Tensor> Gradients(const std::vector<Block>& blocks,
                                      const std::function<torch::Tensor(torch::Tensor)>& run) {
   torch::manual_seed(1);
@@ -64,7 +64,7 @@ std::vector<torch::Tensor> Gradients(const std::vector<Block>& blocks,
       gradients.push_back(parameter.grad().clone());
     }
   }
-  gradients.push_back(torch::rand({3}));  // the generator went the same way
+  gradients.push_back(torch::rand({3}));  // shows that the generator advanced equally
   return gradients;
 }
 
@@ -109,7 +109,7 @@ TEST_P(CheckpointTest, KeepsNoActivation) {
   y.sum().backward();
   EXPECT_TRUE(block->activation->expired());
 
-  // The graph lets go of the input after the backward, as that of any operation does.
+  // The graph releases the input after the backward, as for any operation.
   torch::Tensor input = x * 2;
   const Weak weak_input = input.storage().getWeakStorageImpl();
   y = checkpoint(options_, block, input);
@@ -306,7 +306,7 @@ TEST_P(CheckpointTest, RefusesWhatItCouldNotRepeat) {
               AllOf(HasSubstr("returned Float[]"), HasSubstr("Float[2, 3] in the forward")));
 }
 
-// --- Not reentrant only.
+// --- Non-reentrant only.
 
 TEST(NotReentrantCheckpointTest, AParametersGradientComesOnceAndItsHooksRunOnce) {
   Block block;

@@ -1,5 +1,5 @@
-// Every way in which a training loop may call forward and backward, on real processes: what is
-// averaged is compared with what one process computes from all ranks' inputs.
+// Tests every way in which a training loop may call forward and backward, on real processes. The
+// averages are compared with a computation of one process from all ranks' inputs.
 #include <torch/torch.h>
 
 #include <map>
@@ -33,7 +33,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// Two heads on one trunk; each head can be left out.
+// Two heads on one trunk; the forward may leave out each head.
 struct HeadsImpl : torch::nn::Module {
   HeadsImpl() {
     trunk = register_module("trunk", torch::nn::Linear(3, 4));
@@ -53,7 +53,7 @@ struct HeadsImpl : torch::nn::Module {
 };
 TORCH_MODULE(Heads);
 
-// Two layers that share nothing: outputs with disjoint parameters.
+// Two layers without common parameters: the outputs have disjoint parameters.
 struct DisjointOutputs {
   torch::Tensor first;
   std::optional<torch::Tensor> second;
@@ -90,7 +90,7 @@ Heads Copy(const Heads& net) {
   return copy;
 }
 
-// Gradients by name as one process computes them; `use` says which heads a rank uses.
+// Returns the gradients by name, computed by one process. `use` gives the heads that a rank uses.
 std::map<std::string, torch::Tensor> Expected(
     const Heads& net, int ranks, int step, const std::function<std::pair<bool, bool>(int)>& use) {
   Heads copy = Copy(net);
@@ -127,7 +127,8 @@ int UnusedParametersAreFound() {
                                      .find_unused_parameters = true,
                                      .skip_all_reduce_unused_params = skip});
       const auto initial = model.bucket_layout();
-      // Left only; one head on each rank; right on rank 0 only, others the trunk alone by left.
+      // Left only; one head on each rank; right on rank 0 only, while the other ranks use left and
+      // the trunk.
       const std::vector<std::function<std::pair<bool, bool>(int)>> uses = {
           [](int) { return std::pair(true, false); },
           [](int rank) { return std::pair(rank % 2 == 0, rank % 2 == 1); },
@@ -170,14 +171,14 @@ int UnusedParametersWithAccumulation() {
       const auto guard = model.no_sync();
       Sum(model.forward(Input(group->rank(), step), true, false)).backward();
     }
-    // The left head was used in the window only, and counts as used.
+    // The left head was used under no_sync() only, and counts as used.
     Sum(model.forward(Input(group->rank(), step + 50), false, true)).backward();
     ExpectGradients(*net, expected);
   }
   return 0;
 }
 
-// A forward from which no parameter is reached: the others must not wait for its gradients.
+// A forward may reach no parameter: the other ranks must not wait for its gradients.
 struct MaybeImpl : torch::nn::Module {
   MaybeImpl() { layer = register_module("layer", torch::nn::Linear(3, 1)); }
   torch::Tensor forward(const torch::Tensor& x, bool use) {
@@ -202,7 +203,7 @@ int ForwardWithoutParametersTakesPart() {
   return 0;
 }
 
-// ---- Outputs that the loss leaves out.
+// ---- Outputs that the loss does not use.
 
 // Two outputs on one trunk, the second one deep in containers.
 using NestedOutputs = std::tuple<torch::Tensor, std::map<std::string, std::vector<torch::Tensor>>>;
@@ -228,7 +229,8 @@ torch::Tensor LossOf(const NestedOutputs& outputs, bool use_p, bool use_q) {
   return loss;
 }
 
-// As one process computes them: `use` says which outputs a rank's loss takes, of which step.
+// Returns the expected gradients, computed by one process. `use` gives the outputs in a rank's
+// loss, by step.
 std::map<std::string, torch::Tensor> ExpectedOfOutputs(
     const TwoOutputs& net, int ranks, const std::vector<int>& steps,
     const std::function<std::pair<bool, bool>(int rank, int step)>& use) {
@@ -291,7 +293,7 @@ int OutputsLeftOutWithAccumulation() {
   const auto use = [](int, int step) { return std::pair(step % 2 == 0, step % 2 == 1); };
   for (int step = 0; step < 3; ++step) {
     net->zero_grad();
-    // q in the window only: its gradient is averaged with p's.
+    // Only the backward under no_sync() used q: its gradient is averaged with p's.
     const auto expected = ExpectedOfOutputs(net, group->size(), {2 * step + 1, 2 * step + 2}, use);
     {
       const auto guard = model.no_sync();
@@ -300,7 +302,7 @@ int OutputsLeftOutWithAccumulation() {
     LossOf(model.forward(Input(rank, 2 * step + 2)), true, false).backward();
     ExpectGradients(*net, expected);
   }
-  // Each output has a backward of its own, and a trunk in common: both are averaged.
+  // Each output has its own backward, and both share a trunk: both gradients are averaged.
   for (int step = 0; step < 3; ++step) {
     net->zero_grad();
     const auto expected = ExpectedOfOutputs(net, group->size(), {step},
@@ -312,7 +314,7 @@ int OutputsLeftOutWithAccumulation() {
     EXPECT_THAT(ErrorOf<ReductionError>([&] { LossOf(outputs, true, false).backward(); }),
                 HasSubstr("a second gradient for parameter"));
   }
-  // A static graph learns that q is never used.
+  // A static graph records that q is never used.
   TwoOutputs fixed;
   DistributedDataParallel learned(fixed, group, {.static_graph = true});
   const auto only_p = [](int, int) { return std::pair(true, false); };
@@ -325,7 +327,7 @@ int OutputsLeftOutWithAccumulation() {
   return 0;
 }
 
-// The backward reaches q, and was told to leave it out: its gradient is missing in truth.
+// The backward reaches q, but its inputs leave q out: the missing gradient is an error.
 int ParameterThatIsReachedAndMissingIsNamed() {
   const auto group = init_process_group();
   TwoOutputs net;
@@ -338,7 +340,7 @@ int ParameterThatIsReachedAndMissingIsNamed() {
                 model.forward(Input(group->rank(), 1));
               }),
               AllOf(HasSubstr("no gradient came for q.weight, q.bias"), HasSubstr("inputs")));
-  // autograd::grad() begins nothing.
+  // autograd::grad() begins no reduction.
   net->zero_grad();
   const torch::Tensor x = Input(group->rank(), 2).requires_grad_();
   const auto outputs = model.forward(x);
@@ -371,11 +373,11 @@ int BareModuleAccumulatesLocally() {
       };
       const auto synchronized = [&](int step) {
         const torch::Tensor out = loss(model.forward(Input(rank, step)));
-        if (step % 2 == 1) local(step + 50);  // between forward and backward as well
+        if (step % 2 == 1) local(step + 50);  // also between forward and backward
         out.backward();
         EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*net)));
       };
-      local(10);  // before the first
+      local(10);  // before the first forward
       for (int step = 0; step < 4; ++step) {
         if (step % 2 == 0) net->zero_grad();
         synchronized(step);
@@ -397,7 +399,7 @@ int BareModuleAccumulatesLocally() {
   return 0;
 }
 
-// What `action` writes to standard error.
+// Returns the text that `action` writes to standard error.
 std::string ErrorOutputOf(const std::function<void()>& action) {
   ::testing::internal::CaptureStderr();
   action();
@@ -440,8 +442,8 @@ int BareModuleInTrainingWarnsOnce() {
   return 0;
 }
 
-// A loss in a member passes no output of the forward, and belongs to it all the same; so does a
-// penalty on a parameter.
+// The backward of a loss in a member goes through no output of the forward, but belongs to that
+// forward. The same holds for a penalty on a parameter.
 struct AuxiliaryImpl : torch::nn::Module {
   AuxiliaryImpl() {
     layer = register_module("layer", torch::nn::Linear(3, 2));
@@ -504,7 +506,7 @@ int StaticGraphLearnsOnce() {
         Sum(model.forward(Input(group->rank(), step), true, true)).backward();
         ExpectGradients(*net, expected);
         EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*net)));
-        // Dealt anew after the first synchronized backward already.
+        // The buckets are rebuilt after the first synchronized backward.
         EXPECT_EQ(model.bucket_layout().front().front().substr(0, 5), "right");
       }
     }
@@ -523,7 +525,7 @@ int StaticGraphRefusesChanges() {
                   model.forward(Input(group->rank(), 2), true, false);
                 }),
                 AllOf(HasSubstr("right.weight, right.bias"), HasSubstr("static_graph")));
-    // And goes on, after all have said so.
+    // The training continues after all ranks have called it.
     net->zero_grad();
     Sum(model.forward(Input(group->rank(), 2), true, false)).backward();
     ExpectGradients(*net,
@@ -565,10 +567,10 @@ int SeveralForwardsAndBackwards() {
     first.backward();
     second.backward({}, /*retain_graph=*/true);
     ExpectGradients(*net, expected);
-    // A further one through an output that was reduced is not.
+    // A further backward through a reduced output is an error.
     EXPECT_THAT(ErrorOf<ReductionError>([&] { second.backward(); }),
                 HasSubstr("a second gradient for parameter"));
-    // A forward under no_sync stays local whatever comes after it.
+    // A forward under no_sync() stays local, whatever follows it.
     net->zero_grad();
     torch::Tensor local;
     {
@@ -598,7 +600,8 @@ int DisjointOutputsOneByOne() {
       EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*net)));
     }
     if (find_unused) {
-      // One of them left out is unused, whatever a later backward brings.
+      // A parameter without a gradient in this backward is unused, also when a later backward
+      // reaches it.
       net->zero_grad();
       model.forward(Input(group->rank(), 3)).second->sum().backward();
       model.forward(Input(group->rank(), 4));
@@ -606,8 +609,9 @@ int DisjointOutputsOneByOne() {
       EXPECT_TRUE(SameOnAllRanks(*group, net->second->weight.grad()));
       continue;
     }
-    // Without, the next forward finds it on every rank, and only once. (Nothing keeps the ranks in
-    // step here: a rank may hear of another one's finding before its own.)
+    // Without find_unused, the next forward finds the error on every rank, only once. (The ranks
+    // are not synchronized here: a rank may get another rank's failure report before it finds the
+    // error itself.)
     EXPECT_THAT(ErrorOf<c10::Error>([&] {
                   model.forward(Input(group->rank(), 3)).second->sum().backward();
                   model.forward(Input(group->rank(), 4));
@@ -623,7 +627,7 @@ int DisjointOutputsOneByOne() {
 
 // ---- Kinds of parameters and graphs.
 
-// One layer used twice, and its weight a third time by another name.
+// One layer used twice; its weight is registered a third time under another name.
 struct SharedImpl : torch::nn::Module {
   SharedImpl() {
     layer = register_module("layer", torch::nn::Linear(3, 3));
@@ -654,7 +658,7 @@ int SharedAndCheckpointedParameters() {
     torch::manual_seed(7);
     Shared net;
     for (const auto& item : net->named_parameters()) {
-      // The module keeps it under this name, without a use.
+      // The module has it under this name, but does not use it.
       if (item.key() == "again.weight") item.value().set_requires_grad(false);
     }
     DistributedDataParallel model(
@@ -724,7 +728,7 @@ int GradientsOfGradients() {
                             const std::function<torch::Tensor(const torch::Tensor&)>& forward) {
     const torch::Tensor input = x.clone().requires_grad_();
     const torch::Tensor output = forward(input).pow(2).sum();
-    // Does not average, and begins nothing.
+    // autograd::grad() does not average and begins no reduction.
     const torch::Tensor slope = torch::autograd::grad({output}, {input}, {}, /*retain_graph=*/true,
                                                       /*create_graph=*/true)[0];
     return output + slope.pow(2).sum();
@@ -746,7 +750,7 @@ int GradientsOfGradients() {
     }).backward();
     EXPECT_TRUE(torch::allclose(net->weight.grad(), alone->weight.grad(), 1e-4));
   }
-  // create_graph: averaged, and cut off from the graph.
+  // create_graph: gradients are averaged, and detached from the graph.
   net->zero_grad();
   model.forward(Input(group->rank(), 5)).pow(2).sum().backward({}, true, /*create_graph=*/true);
   EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*net)));
@@ -800,7 +804,7 @@ int OptionsOfBuckets() {
       "elsewhere", torch::empty({4, 3}, torch::TensorOptions().device(torch::kMeta)));
   EXPECT_THAT(ErrorOf<ConfigurationError>([&] { DistributedDataParallel model(meta, group); }),
               HasSubstr("on several types of devices"));
-  // Gradients of a module on several GPUs would come from a thread for each. No memory is needed.
+  // Each GPU of a module would have an autograd thread of its own. The test needs no GPU memory.
   const auto on = [](int8_t gpu) {
     return torch::Tensor(c10::make_intrusive<c10::TensorImpl>(
         c10::DispatchKeySet(c10::DispatchKey::CUDA), caffe2::TypeMeta::Make<float>(),
@@ -827,7 +831,7 @@ int IgnoredAndDelayedParameters() {
     DistributedDataParallel model(net, group,
                                   {.params_and_buffers_to_ignore = {"left.weight", "left.bias",
                                                                     "spare.weight", "spare.bias"}});
-    EXPECT_FALSE(SameOnAllRanks(*group, net->left->weight));  // not even copied
+    EXPECT_FALSE(SameOnAllRanks(*group, net->left->weight));  // also not copied
     EXPECT_TRUE(SameOnAllRanks(*group, net->right->weight));
     Sum(model.forward(Input(group->rank(), 0), true, true)).backward();
     EXPECT_FALSE(SameOnAllRanks(*group, net->left->weight.grad()));
@@ -836,7 +840,7 @@ int IgnoredAndDelayedParameters() {
   Heads net;
   net->spare->weight.set_requires_grad(false);
   net->spare->bias.set_requires_grad(false);
-  // The trunk's gradients come after the heads'.
+  // The gradients of the trunk come after those of the heads.
   DistributedDataParallel model(
       net, group,
       {.delay_all_reduce_named_params = {{"left.weight", net->left->weight},
@@ -864,7 +868,7 @@ int StateWithoutInitialCopy() {
   return 0;
 }
 
-// ---- What can be seen.
+// ---- Reports.
 
 int DescribesItself() {
   const auto group = init_process_group();
@@ -892,7 +896,7 @@ int DescribesItself() {
   EXPECT_THAT(data.to_json(), HasSubstr("\"rebuilt_bucket_sizes\""));
   EXPECT_THAT(ErrorOf<ConfigurationError>([&] { model.set_logging_sample_rate(0); }),
               HasSubstr("0"));
-  // The tenth timed iteration is told to the program's own logger, as LibTorch has it.
+  // LibTorch's usage logger of the program gets the tenth timed iteration.
   std::vector<c10::DDPLoggingData> told;
   c10::SetPyTorchDDPUsageLogger([&](const c10::DDPLoggingData& usage) { told.push_back(usage); });
   for (int step = 3; step < 12; ++step) {
@@ -933,7 +937,7 @@ int MovesToAnotherGroup() {
   const auto use = [](int) { return std::pair(true, true); };
   Heads net;
   DistributedDataParallel model(net, group, {.find_unused_parameters = true});
-  // Its state is the group, and follows.
+  // The hook's state is the group, and is replaced with it.
   model.register_comm_hook(group, allreduce_hook);
   Heads other;
   DistributedDataParallel hooked(other, group, {.find_unused_parameters = true});

@@ -1,6 +1,6 @@
-// The collectives of a process group, on real processes with Gloo: each against what one process
-// computes from all ranks' inputs, in every form; the messages between two ranks; what happens when
-// ranks disagree; and groups over a program's own c10d backend.
+// Tests the collectives of a process group, on real processes with Gloo: every form of each
+// collective against a computation of one process; messages between two ranks; ranks that disagree;
+// groups over a program's own c10d backend.
 #include <chrono>
 #include <functional>
 #include <map>
@@ -44,7 +44,8 @@ constexpr at::ScalarType kAllTypes[] = {
     at::kHalf, at::kBFloat16,    at::kFloat,  at::kDouble,       at::kComplexFloat,
     at::kBool, at::kFloat8_e5m2, at::kUInt16, at::kComplexDouble};
 
-// What `rank` brings: small whole numbers, so that every type holds them and their sums exactly.
+// Returns the input of `rank`: small whole numbers, so that every type holds them and their sums
+// exactly.
 at::Tensor InputOf(int rank, std::vector<int64_t> shape, at::ScalarType type = at::kFloat) {
   const int64_t count = c10::multiply_integers(shape);
   const at::Tensor numbers = (at::arange(count, at::kLong) * 7 + rank * 3).remainder(5);
@@ -58,7 +59,7 @@ std::vector<at::Tensor> InputsOf(int size, const std::vector<int64_t>& shape,
   return inputs;
 }
 
-// The same elements, whose strides are not those of a contiguous tensor.
+// Returns a tensor with the same elements, and with strides that are not contiguous.
 at::Tensor Strided(const at::Tensor& tensor) {
   const at::Tensor wide = at::zeros({tensor.numel(), 2}, tensor.options());
   const at::Tensor strided = wide.select(1, 0).view(tensor.sizes());
@@ -68,7 +69,7 @@ at::Tensor Strided(const at::Tensor& tensor) {
 }
 
 void ExpectEqual(const at::Tensor& actual, const at::Tensor& expected, const std::string& what) {
-  // Comparison of bytes: not every type has operators.
+  // Compares bytes, because not every type has operators.
   const at::Tensor a = actual.resolve_conj().contiguous().view({-1}).view(at::kByte);
   const at::Tensor b = expected.resolve_conj().contiguous().view({-1}).view(at::kByte);
   EXPECT_TRUE(at::equal(a, b)) << what << ":\n" << actual << "\nexpected\n" << expected;
@@ -76,7 +77,8 @@ void ExpectEqual(const at::Tensor& actual, const at::Tensor& expected, const std
 
 // ---- Reductions
 
-// By one process. Follows the definition of each operation element by element.
+// Returns the result computed by one process, element by element, from the definition of each
+// operation.
 at::Tensor Reduced(const std::vector<at::Tensor>& inputs, ReduceOp op) {
   at::Tensor result = inputs[0].clone();
   for (size_t i = 1; i < inputs.size(); ++i) {
@@ -131,7 +133,7 @@ int Reductions() {
       group->all_reduce(strided, op);
       ExpectEqual(strided, expected, absl::StrCat(what, ", strided"));
 
-      // Every rank keeps one part.
+      // reduce_scatter: every rank keeps one part.
       std::vector<at::Tensor> inputs = InputsOf(size, {size, 4}, type);
       const at::Tensor part = at::empty({4}, expected.options());
       group->reduce_scatter(part, inputs[group->rank()], op);
@@ -199,7 +201,7 @@ int MovesEveryType() {
         ExpectEqual(exchanged[i], inputs[i][rank], what + ", exchanged");
       }
 
-      // Around a ring.
+      // Messages around a ring.
       const at::Tensor previous = like(at::zeros_like(mine));
       const Work sent = group->send_async(like(mine), (rank + 1) % size);
       group->recv(previous, (rank + size - 1) % size);
@@ -210,7 +212,7 @@ int MovesEveryType() {
   return 0;
 }
 
-// Rank a sends (a + b) % 3 rows to rank b: none to some.
+// Rank a sends (a + b) % 3 rows to rank b: none to two.
 int ExchangesDifferentSizes() {
   const auto group = init_process_group();
   const int rank = group->rank();
@@ -246,7 +248,7 @@ int ExchangesDifferentSizes() {
     EXPECT_TRUE(outputs[other].eq(10 * other + rank).all().item<bool>()) << outputs[other];
   }
 
-  // Nobody sends anything; one rank alone does.
+  // First no rank sends anything; then only one rank does.
   group->all_to_all(at::empty({0, 2}), at::empty({0, 2}), std::vector<int64_t>(size, 0),
                     std::vector<int64_t>(size, 0));
   std::vector<int64_t> to_zero(size, 0);
@@ -259,7 +261,7 @@ int ExchangesDifferentSizes() {
   return 0;
 }
 
-// ---- Under way
+// ---- Operations in progress
 
 int ManyAtOnce() {
   const auto group = init_process_group();
@@ -276,14 +278,14 @@ int ManyAtOnce() {
   works.push_back(group->all_reduce_async(average, ReduceOp::kAverage));
   works.push_back(group->all_gather_async(gathered, at::full({1}, static_cast<float>(rank))));
   works.push_back(group->reduce_scatter_async(part, at::ones({size})));
-  const TensorFuture dropped_future = group->all_reduce_async(dropped);  // nobody waits for it
+  const TensorFuture dropped_future = group->all_reduce_async(dropped);  // no thread waits for it
   works.push_back(group->all_to_all_async(exchanged, at::full({size}, static_cast<float>(rank))));
   works.push_back(group->broadcast_async(at::ones({3}), 1));
   works.push_back(group->barrier_async());
   for (auto work = works.rbegin(); work != works.rend(); ++work) {
     (*work)->wait();
     EXPECT_TRUE(work->completed());
-    work->wait();  // ends as the first
+    work->wait();  // ends as the first call did
   }
   EXPECT_EQ(sum[99999].item<float>(), static_cast<float>(size));
   EXPECT_EQ(average[6].item<float>(), static_cast<float>(size - 1) / 2);
@@ -299,7 +301,7 @@ int ManyAtOnce() {
   EXPECT_TRUE(empty.completed());
   EXPECT_TRUE(empty.future()->value().toTensorVector().empty());
 
-  // The value of a future is the program's own tensor; chained, one that comes from it.
+  // The value of the future is the program's own tensor, also for a chained future.
   const at::Tensor strided = Strided(at::ones({5}));
   Work work = group->all_reduce_async(strided, ReduceOp::kAverage);
   const TensorFuture doubled = work->then([](c10::ivalue::Future& done) {
@@ -316,7 +318,7 @@ int Messages() {
   const int rank = group->rank();
   if (rank < 2) {
     const int peer = 1 - rank;
-    // Both send first; messages with one tag keep their order, whatever the order of waiting.
+    // Both ranks send first. Messages with one tag keep their order, whatever the order of waiting.
     std::vector<Work> sent;
     for (int i = 0; i < 10; ++i) {
       sent.push_back(group->send_async(at::full({i + 1}, 100 * rank + i, at::kInt), peer, i % 2));
@@ -331,7 +333,7 @@ int Messages() {
     for (int i = 0; i < 10; ++i) {
       EXPECT_TRUE(tensors[i].eq(100 * peer + i).all().item<bool>()) << tensors[i];
     }
-    // A large one, and one without elements.
+    // A large message, and one without elements.
     const at::Tensor large = at::full({1 << 20}, rank, at::kDouble);
     if (rank == 0) {
       group->send(large, 1, 7);
@@ -342,13 +344,13 @@ int Messages() {
       group->recv(at::zeros({0}), 0, 7);
     }
   }
-  // A collective of all, while a message of two is on its way.
+  // All ranks run a collective while a message of two ranks is pending.
   const at::Tensor late = at::zeros({3});
   Work waiting;
   if (rank == 0) waiting = group->recv_async(late, 1, 3);
   for (int i = 0; i < 100; ++i) group->all_reduce(at::ones({4}));
   if (rank == 0) {
-    // The collectives behind the message are forgotten all the same.
+    // The communicator still drops the complete collectives after the pending message.
     EXPECT_THAT(group->communicator().log()->Position().newest.size(), Le(10));
   }
   if (rank == 1) group->send(at::ones({3}), 0, 3);
@@ -358,7 +360,7 @@ int Messages() {
   return 0;
 }
 
-// ---- What is wrong
+// ---- Errors
 
 int BadArguments() {
   const auto group = init_process_group();
@@ -398,12 +400,12 @@ int BadArguments() {
     EXPECT_THAT(ErrorOf<ConfigurationError>(call),
                 AllOf(HasSubstr(text), HasSubstr(absl::StrCat("rank ", group->rank(), ": "))));
   }
-  group->all_reduce(good);  // nothing has started, and nothing is broken
+  group->all_reduce(good);  // nothing has started, so the group is intact
   EXPECT_EQ(good[0].item<float>(), static_cast<float>(size));
   return 0;
 }
 
-// Every rank throws, all build a new incarnation, and that works.
+// Checks that every rank throws, and that the group works in its next incarnation.
 void ExpectFailureForAll(ProcessGroup& group, const std::function<void()>& call,
                          const std::string& text) {
   EXPECT_THAT(ErrorOf<CommunicationError>(call), HasSubstr(text));
@@ -417,7 +419,8 @@ int Disagreement() {
   const auto group = init_process_group();
   const int rank = group->rank();
   const int size = group->size();
-  // One rank alone gathers where the others scatter; another size; another operation.
+  // Rank 0's operation differs from the others': another collective, another size, another
+  // operation.
   ExpectFailureForAll(
       *group,
       [&] {
@@ -460,7 +463,7 @@ int Disagreement() {
         group->barrier();
       },
       "1 element of Long, and this rank receives 2 elements of Int");
-  // The same where nobody waits for the message, but in another operation.
+  // The same when a rank waits not for the message but in another operation.
   ExpectFailureForAll(
       *group,
       [&] {
@@ -472,7 +475,7 @@ int Disagreement() {
   return 0;
 }
 
-// A rank that has a message pending waits in a collective, and another rank ends.
+// A rank with a pending message waits in a collective, and another rank ends.
 int LeavesWhileAMessageIsPending() {
   const auto group = init_process_group();
   const int rank = group->rank();
@@ -485,7 +488,7 @@ int LeavesWhileAMessageIsPending() {
   return 0;
 }
 
-// A rank waits for a message of one that ends without sending it.
+// A rank waits for a message of a rank that ends without sending it.
 int LeavesWithoutSending() {
   auto group = init_process_group();
   const at::Tensor tensor = at::zeros({4});
@@ -499,12 +502,12 @@ int LeavesWithoutSending() {
   }
   group->barrier();
   if (group->rank() == 1) return 0;
-  // The others stay until rank 0 is through.
+  // The other ranks stay until rank 0 has finished.
   EXPECT_THAT(ErrorOf<CommunicationError>([&] { group->barrier(); }), HasSubstr("rank 1"));
   return 0;
 }
 
-// A Work of an earlier incarnation, and one whose group is gone.
+// A Work outlives its incarnation, and another one its group.
 int OutlivesItsGroup() {
   auto group = init_process_group();
   const at::Tensor done = at::ones({4});
@@ -543,7 +546,7 @@ int OutlivesItsGroup() {
 
 // ---- A program's own backend
 
-// A backend as a program might write it: its operations are Gloo's, its works have no futures.
+// A program's backend: its operations are Gloo's, and its works have no futures.
 class FuturelessBackend : public c10d::Backend {
  public:
   explicit FuturelessBackend(c10::intrusive_ptr<c10d::Backend> inner)
@@ -616,8 +619,8 @@ int OwnBackend() {
     }
     group->barrier();
     if (round == 1) break;
-    // The backend has no all-gather: the call fails with its name, and the group goes on in a new
-    // incarnation.
+    // The backend has no all-gather: the call fails with the backend's name. The group then works
+    // in a new incarnation.
     EXPECT_THAT(ErrorOf<CommunicationError>(
                     [&] { group->all_gather(at::ones({group->size()}), at::ones({1})); }),
                 HasSubstr("Backend futureless does not support "));
@@ -633,7 +636,7 @@ int OwnBackend() {
   return 0;
 }
 
-// A Gloo that the program has made: differing sizes do not end the process there either.
+// The program makes the Gloo backend itself: there, too, different sizes do not end the process.
 int ConnectedBackend() {
   auto meeting = init_process_group();
   c10::intrusive_ptr<c10d::Backend> gloo =

@@ -1,5 +1,5 @@
-// The comm hooks of the library, and what every comm hook gets and gives, on real processes: every
-// body below runs as the ranks of one group.
+// Tests the comm hooks of the library, and the arguments and results of every comm hook, on real
+// processes. Every body below runs as the ranks of one group.
 #include "ddp/default_hooks.h"
 
 #include <ATen/ATen.h>
@@ -35,7 +35,7 @@ using ::testing::StartsWith;
 
 constexpr int kRows = 1000;
 
-// A matrix and a vector; the same on every rank but for the gradients.
+// A matrix and a vector; equal on every rank, except the gradients.
 GradBucket DenseBucket(const at::Tensor& buffer) {
   const int64_t columns = buffer.numel() / kRows - 1;
   return GradBucket({.index = 2,
@@ -50,15 +50,15 @@ at::Tensor GradientOf(int rank) {
   return gradient.sin_().mul_(rank + 1);
 }
 
-// Rows that some ranks share and some do not; row 0 comes twice.
+// Rows that only some ranks share; row 0 is there twice.
 at::Tensor SparseGradientOf(int rank) {
   const at::Tensor indices = at::empty({1, 4}, at::kLong);
   for (int i = 0; i < 4; ++i) indices[0][i] = i == 3 ? 0 : i * (rank + 1);
   return at::sparse_coo_tensor(indices, GradientOf(rank).narrow(0, 0, 12).view({4, 3}), {50, 3});
 }
 
-// What each rank contributes in `type`, and the sum as the backend makes it, back in float. Exact:
-// a sum of two has one rounding, whatever its order.
+// Returns each rank's contribution in `type`, summed like the backend's sum, as float. Exact: a sum
+// of two numbers has one rounding in any order.
 at::Tensor Average(int ranks, at::ScalarType type,
                    const std::function<at::Tensor(int)>& gradient_of) {
   at::Tensor sum;
@@ -113,7 +113,7 @@ int AveragesSparseGradients() {
   return 0;
 }
 
-// What a hook keeps, its type known to nobody else.
+// A hook's state, of a type that the library does not know.
 struct Recorder {
   std::shared_ptr<ProcessGroup> group;
   int calls = 0;
@@ -147,7 +147,7 @@ int WrappersShowTheHookALowerType() {
     EXPECT_EQ(state->type, type);
     EXPECT_THAT(state->shapes, ElementsAre(ElementsAre(kRows, 3), ElementsAre(kRows)));
   };
-  // With the state from outside, and with a hook that has it already.
+  // Once the caller passes the state, once the hook has it already.
   check(BindCommHook(state, fp16_compress_wrapper(Record)), at::kHalf);
   check(bf16_compress_wrapper(BindCommHook(state, Record)), at::kBFloat16);
   EXPECT_EQ(state->calls, 2);
@@ -196,7 +196,7 @@ std::vector<std::string> Names() {
 INSTANTIATE_TEST_SUITE_P(All, DefaultHooksTest, ::testing::ValuesIn(Names()),
                          [](const auto& info) { return info.param; });
 
-// ---- Without ranks.
+// ---- Tests without ranks.
 
 template <typename Function>
 std::string ReductionErrorOf(const Function& function) {
@@ -261,7 +261,7 @@ TEST(GradBucketTest, GradientsAreTheBuffersPartsInTheParametersShapes) {
   EXPECT_EQ(gradients[1][1][0].item<c10::complex<float>>(), c10::complex<float>(122, 123));
   EXPECT_EQ(gradients[3][0].item<float>(), 132);
   for (const at::Tensor& gradient : gradients) EXPECT_TRUE(gradient.is_alias_of(buffer));
-  // They follow the buffer.
+  // The parts follow the new buffer.
   bucket.set_buffer(buffer.to(at::kDouble) * 2);
   EXPECT_EQ(bucket.gradients()[3][0].item<double>(), 264);
   EXPECT_EQ(bucket.gradients()[1].scalar_type(), at::kComplexDouble);
@@ -274,7 +274,7 @@ TEST(CompressWrapperTest, PassesOnWhatTheHookDoesWrong) {
                std::runtime_error);
   EXPECT_THAT(ReductionErrorOf([&] { result_of([](GradBucket&) { return TensorFuture(); }); }),
               HasSubstr("returned no future"));
-  // A result of another type, seen in a continuation.
+  // The continuation finds a result of another type.
   const auto float_hook = [](GradBucket& inner) {
     GradBucket other = inner;
     other.set_buffer(inner.buffer().to(at::kFloat));
@@ -283,7 +283,7 @@ TEST(CompressWrapperTest, PassesOnWhatTheHookDoesWrong) {
   EXPECT_THAT(
       ReductionErrorOf([&] { result_of(float_hook); }),
       AllOf(StartsWith("the comm hook's result for gradient bucket 2"), EndsWith("Half, on cpu")));
-  // bfloat16's 8 bits: 1.01 becomes 1.0078125.
+  // bfloat16 has 8 bits: 1.01 becomes 1.0078125.
   GradBucket fine = DenseBucket(at::full({kRows * 4}, 1.01));
   EXPECT_EQ(ResultOf(bf16_compress_wrapper(noop_hook), fine)[0].item<float>(), 1.0078125);
 }

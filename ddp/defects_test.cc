@@ -1,6 +1,6 @@
-// Things that PyTorch 2.11's data parallelism gets wrong, done right: docs/parity.md has the list,
-// and testing/oracle/defects.py shows the same cases on PyTorch. The fourteenth is about samplers:
-// testing/oracle/sampler_test.cc.
+// Tests that defects of PyTorch 2.11's data parallelism are not in this library. docs/parity.md has
+// the list; testing/oracle/defects.py shows the same cases on PyTorch. The fourteenth defect is
+// about samplers: testing/oracle/sampler_test.cc.
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -32,7 +32,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-// Its gradient is its input.
+// A layer whose gradient is its input.
 torch::nn::Linear OneWeight() {
   torch::nn::Linear net(torch::nn::LinearOptions(1, 1).bias(false));
   torch::NoGradGuard no_grad;
@@ -65,7 +65,7 @@ TORCH_MODULE(Optional);
 
 int Defect01SecondBackwardIsReducedOrRefused() {
   const auto group = init_process_group();
-  const double mine = group->rank() + 1;  // on the average 1.5
+  const double mine = group->rank() + 1;  // the average is 1.5
   auto net = OneWeight();
   DistributedDataParallel model(net, group);
   const torch::Tensor first = model.forward(X(mine)).sum();
@@ -139,7 +139,7 @@ int Defect05BucketsFollowARankWithInputs() {
   return 0;
 }
 
-// Two layers of one shape, in the order that a caller wants.
+// Two layers of one shape, in the order that the caller gives.
 struct PairImpl : torch::nn::Module {
   explicit PairImpl(bool swapped) {
     for (const char* name : swapped ? std::array{"b", "a"} : std::array{"a", "b"}) {
@@ -184,7 +184,7 @@ int Defect06DifferentModelsAreNamedAtOnce() {
   texts.push_back(text(OneWeight(), {.gradient_as_bucket_view = other}));
   EXPECT_THAT(texts.back(), HasSubstr("gradient_as_bucket_view"));
 
-  // The same on every rank, and the group is as good as new.
+  // The text is the same on every rank, and the group is still usable.
   for (const std::string& each : texts) {
     EXPECT_THAT(each, StartsWith("the ranks have different models: "));
     EXPECT_TRUE(SameOnAllRanks(
@@ -194,7 +194,7 @@ int Defect06DifferentModelsAreNamedAtOnce() {
 }
 
 int Defect07UnusedOnOneRankIsNewsForAll() {
-  const auto group = init_process_group();  // its timeout is half an hour
+  const auto group = init_process_group();  // with a timeout of half an hour
   Optional net;
   DistributedDataParallel model(net, group);
   const bool culprit = group->rank() == 1;
@@ -243,7 +243,7 @@ int Defect08ExceptionInABackwardDoesNotStick() {
     };
     EXPECT_EQ(ErrorOf<std::exception>([&] { step(false); }), "no error");
     EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*net)));
-    // Its own, or that of the other rank, which may be faster.
+    // The error is this rank's own, or that of the other rank, which may be faster.
     EXPECT_THAT(ErrorOf<std::exception>([&] { step(true); }),
                 AnyOf(HasSubstr("thrown in the backward"), HasSubstr("an exception ended the")));
   }
@@ -272,7 +272,7 @@ int Defect09HookResultsAreChecked() {
   for (const auto& [change, named] : changes) {
     torch::nn::Linear net(4, 4);
     DistributedDataParallel model(net, group);
-    group->barrier();  // none fails before all have their model
+    group->barrier();  // no rank fails before all have their model
     model.register_comm_hook(change, [](const Change& change, GradBucket& bucket) {
       return Completed(change(bucket.buffer()));
     });
@@ -316,7 +316,7 @@ int Defect11TwoForwardsOfABatchNorm() {
   return 0;
 }
 
-// On three ranks, where a third cannot be written down.
+// On three ranks, because a third has no exact binary form.
 int Defect12ViewsRoundAsCopiesDo() {
   const auto group = init_process_group();
   std::vector<float> gradients;
@@ -333,7 +333,7 @@ int Defect12ViewsRoundAsCopiesDo() {
   return 0;
 }
 
-// How many buckets start before the last gradient has come, in each of some iterations.
+// Returns how many buckets start before the last gradient is there, in each of some iterations.
 template <typename Model>
 std::vector<int> EarlyBuckets(Model& model, int iterations) {
   auto events = std::make_shared<std::vector<char>>();
@@ -361,12 +361,12 @@ int Defect13ReductionOverlapsAtOnce() {
     EXPECT_THAT(EarlyBuckets(model, 3), Each(3));
   }
   {
-    // The first iteration of a static graph finds out what there is to wait for.
+    // The first iteration of a static graph records the gradients to wait for.
     DistributedDataParallel model(Layers(4, 16), group,
                                   {.bucket_cap_mb = 0.001, .static_graph = true});
     EXPECT_THAT(EarlyBuckets(model, 3), ElementsAre(0, 3, 3));
   }
-  // New buckets also with find_unused_parameters, when asked for.
+  // The buckets are rebuilt also with find_unused_parameters, on request.
   DistributedDataParallel model(Layers(3, 16), group, {.find_unused_parameters = true});
   model.forward(Ones(16)).sum().backward();
   const auto registered = model.bucket_layout();

@@ -1,4 +1,4 @@
-// DistributedDataParallel on real processes: every body below runs as the ranks of one group.
+// Tests DistributedDataParallel on real processes. Every body below runs as the ranks of one group.
 #include "ddp/distributed_data_parallel.h"
 
 #include <torch/torch.h>
@@ -63,7 +63,7 @@ PlainNet Copy(const PlainNet& net) {
   return copy;
 }
 
-// The gradient of every rank's batch, averaged, as one process computes it.
+// Returns the average of every rank's gradient, computed by one process.
 torch::Tensor ExpectedGradients(const PlainNet& net, int ranks, int64_t step) {
   PlainNet copy = Copy(net);
   for (int rank = 0; rank < ranks; ++rank) {
@@ -81,7 +81,7 @@ torch::Tensor Batch(int rank, int64_t step) {
 int AveragesGradients() {
   const auto group = init_process_group();
   for (const bool view : {false, true}) {
-    torch::manual_seed(group->rank());  // the constructor has to make them equal
+    torch::manual_seed(group->rank());  // the constructor must make them equal
     PlainNet net;
     DistributedDataParallel model(net, group, {.gradient_as_bucket_view = view});
     EXPECT_TRUE(SameOnAllRanks(*group, Flatten(net->parameters())));
@@ -114,7 +114,7 @@ int ViewsAndCopiesGiveTheSameBits() {
     }
     result[view] = Flatten(net->parameters());
     if (view) {
-      // Parts of one bucket share its storage.
+      // Gradients in one bucket share its storage.
       EXPECT_GT(model.bucket_layout().size(), 1u);
       EXPECT_FALSE(net->last->bias.grad().is_alias_of(net->last->bias));
     }
@@ -123,7 +123,7 @@ int ViewsAndCopiesGiveTheSameBits() {
   return 0;
 }
 
-// k steps on N ranks are k steps of one process on the joint batch.
+// Compares k steps on N ranks with k steps of one process on the joint batch.
 template <typename Optimizer, typename Options>
 void TrainsAsOneProcess(ProcessGroup& group, const std::shared_ptr<ProcessGroup>& shared,
                         const Options& options) {
@@ -169,7 +169,8 @@ int BuffersFollowRankZero() {
   model.sync_buffers();
   EXPECT_TRUE(SameOnAllRanks(*group, Flatten(net->buffers())));
 
-  // Two forwards before one backward: the copies must not spoil what the first one saved.
+  // Two forwards before one backward: the copies must not change the values that the first one
+  // saved.
   net->zero_grad();
   (model.forward(Batch(group->rank(), 7)) + model.forward(Batch(group->rank(), 8)))
       .sum()
@@ -186,7 +187,7 @@ int BuffersFollowRankZero() {
   return 0;
 }
 
-// Multiplies by a view of a buffer, as a module that was written for one process may.
+// Multiplies by a view of a buffer, like a module written for one process.
 struct StatisticsImpl : torch::nn::Module {
   StatisticsImpl() {
     layer = register_module("layer", torch::nn::Linear(2, 2));
@@ -215,7 +216,7 @@ int ViewsOfBuffersFollow() {
   for (int step = 0; step < 4; ++step) {
     net->zero_grad();
     model.forward(torch::ones({1, 2})).sum().backward();
-    EXPECT_EQ(net->seen[0].item<double>(), step);  // rank 0's
+    EXPECT_EQ(net->seen[0].item<double>(), step);  // rank 0's value
     EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*net)));
     EXPECT_TRUE(net->first.is_alias_of(net->stats));
     EXPECT_TRUE(torch::equal(outside, net->first));
@@ -224,7 +225,7 @@ int ViewsOfBuffersFollow() {
   return 0;
 }
 
-// A batch norm in training does not use what it has saved of its statistics.
+// A batch norm in training does not use the statistics that autograd saved.
 int SeveralForwardsOfABatchNormBeforeABackward() {
   const auto group = init_process_group();
   torch::manual_seed(2);
@@ -247,7 +248,7 @@ int SeveralForwardsOfABatchNormBeforeABackward() {
     net->zero_grad();
     torch::Tensor loss = torch::zeros({});
     for (const int64_t part : {0, 1, 2}) {
-      // One in the middle that sends nothing.
+      // The middle forward is not synchronized.
       const auto guard = model.no_sync(part == 1);
       loss = loss + model.forward(Batch(group->rank(), 3 * step + part)).pow(3).sum();
     }
@@ -258,8 +259,8 @@ int SeveralForwardsOfABatchNormBeforeABackward() {
   return 0;
 }
 
-// A batch norm in evaluation needs the statistics that its forward has used. Rank 1 trains by them,
-// and rank 0 changes them before rank 1's backward: that is an error, never a wrong gradient.
+// A batch norm in evaluation needs the statistics that its forward has used. Rank 1 trains with
+// them, and rank 0 changes them before rank 1's backward. That is an error, never a wrong gradient.
 int SavedBufferThatChangesIsRefused() {
   const auto group = init_process_group();
   Net net;
@@ -278,7 +279,7 @@ int SavedBufferThatChangesIsRefused() {
   return 0;
 }
 
-// Of types that no backend sends, of one element in many places, not contiguous, without elements.
+// Buffers of types that no backend sends, expanded, not contiguous, without elements.
 int BuffersOfAnyTypeAreCopied() {
   const auto group = init_process_group();
   const int rank = group->rank();
@@ -326,12 +327,12 @@ int RanksInTrainAndEvalGoTogether() {
   Net net;
   DistributedDataParallel model(net, group);
   for (int64_t step = 0; step < 5; ++step) {
-    net->train(step == 4 || step == group->rank());  // rank 0, rank 1, none, none, all
+    net->train(step == 4 || step == group->rank());  // in train(): rank 0, rank 1, none, none, all
     if (step == 2) net->norm->train();
     net->zero_grad();
     model.forward(Batch(group->rank(), step)).pow(2).sum().backward();
     EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*net))) << "step " << step;
-    // The statistics of step 2 drift apart, and step 3 changes none.
+    // The statistics of step 2 differ between the ranks, and step 3 changes none.
     EXPECT_EQ(SameOnAllRanks(*group, net->norm->running_var), step == 3) << "step " << step;
   }
   Statistics plain;
@@ -352,7 +353,7 @@ int NoSyncAccumulatesLocally() {
     torch::manual_seed(1);
     PlainNet net;
     DistributedDataParallel model(net, group, {.gradient_as_bucket_view = view});
-    // How often a rank accumulates is its own affair.
+    // Ranks may accumulate different numbers of times.
     for (int64_t more = 0; more <= group->rank(); ++more) {
       auto guard = model.no_sync();
       model.forward(Batch(group->rank(), more)).pow(2).mean().backward();
@@ -396,9 +397,9 @@ int BucketsAreDealtAnewByReadyOrder() {
   for (const auto& bucket : rebuilt) parameters += bucket.size();
   EXPECT_EQ(parameters, net->parameters().size());
   step(2);
-  EXPECT_EQ(model.bucket_layout(), rebuilt);  // once
+  EXPECT_EQ(model.bucket_layout(), rebuilt);  // rebuilt only once
 
-  // A layout that is given is kept, from the first step on.
+  // A given layout is kept, from the first step on.
   const std::vector<std::vector<std::string>> layout = {{"first.weight", "last.bias"},
                                                         {"last.weight", "first.bias"}};
   PlainNet other;
@@ -482,8 +483,8 @@ int EvaluatesOnOneRankAlone() {
   return 0;
 }
 
-// A forward with gradients is a collective in eval() too: on one rank alone it meets another
-// collective of the others, and all of them are told.
+// A forward with gradients is a collective in eval() too. On one rank alone, it differs from the
+// collective of the other ranks, and all of them throw.
 int AnEvaluationWithGradientsOnOneRankAloneIsNamed() {
   const auto group = init_process_group();
   for (const int64_t batches : {1, 3}) {
@@ -533,8 +534,8 @@ int SecondBackwardIsRefused() {
   return 0;
 }
 
-// Rank 1 leaves a layer out. It learns so at its next forward, and the others from it, long before
-// the timeout.
+// Rank 1 leaves out a layer. Its next forward finds the error, and the others get the failure
+// report long before the timeout.
 struct BranchingImpl : torch::nn::Module {
   BranchingImpl() {
     always = register_module("always", torch::nn::Linear(4, 4));
@@ -601,14 +602,14 @@ int DifferentModelsAreNamed() {
       ErrorOf<ConfigurationError>([&] { DistributedDataParallel model(same, group, options); }),
       HasSubstr("option mixed_precision is not set on rank 0 and set on rank " + last));
 
-  // Nothing is left behind: an equal model works on the same group.
+  // The failure leaves nothing behind: an equal model works on the same group.
   DistributedDataParallel model(same, group);
   model.forward(torch::ones({1, 4})).sum().backward();
   EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*same)));
   return 0;
 }
 
-// An option on the last rank only is named, whichever it is.
+// An option that differs on the last rank only is named, for each option.
 int DifferentOptionsAreNamed() {
   const auto group = init_process_group();
   const bool odd = group->rank() == group->size() - 1;
@@ -635,7 +636,7 @@ int DifferentOptionsAreNamed() {
 
 // ---- Parameters that change after wrapping.
 
-// The average of all ranks' gradients, computed in the net's own type.
+// Returns the average of all ranks' gradients, computed in the net's own type.
 torch::Tensor ExpectedInItsType(const PlainNet& net, int ranks, int64_t step) {
   PlainNet copy;
   copy->to(net->first->weight.scalar_type());
@@ -679,11 +680,11 @@ int GoesOnAfterTheModulesTo() {
     };
     net->to(torch::kDouble);  // before the first step
     average();
-    net->to(torch::kFloat);  // in the middle
+    net->to(torch::kFloat);  // between two steps
     average();
     net->last->weight.set_data(net->last->weight.detach().clone());
     average();
-    // In an accumulation: what has gathered follows.
+    // During an accumulation: the accumulated gradients follow the type.
     net->zero_grad();
     torch::Tensor expected = ExpectedInItsType(net, group->size(), 70);
     {
@@ -734,8 +735,8 @@ int MisuseIsOneClearLine() {
   return 0;
 }
 
-// A collective that a peer does not join ends by the group's timeout; leaving the group then does
-// not wait for it, and in-flight tensors stay valid.
+// A collective that a peer does not join ends by the group's timeout. Destroying the group then
+// does not wait for the collective, and its tensors stay valid.
 int AbsentPeerEndsInATimeout() {
   const auto group = init_process_group({.timeout = std::chrono::seconds(4)});
   group->barrier();
@@ -809,8 +810,8 @@ const std::map<std::string, std::function<int()>>& Bodies() {
   return bodies;
 }
 
-// Each body on two ranks, and on three where the number matters. The ranks meet in Redis, as under
-// ddprun, or on a TCPStore, as under torchrun.
+// Each body runs on two ranks, and on three where the number matters. The ranks connect through
+// Redis, as under ddprun, or through a TCPStore, as under torchrun.
 enum class Meet { kInRedis, kOnTcpStore };
 
 struct Case {

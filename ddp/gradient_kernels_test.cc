@@ -15,7 +15,7 @@ class GradientKernelsTest : public ::testing::Test {
  protected:
   static T ValueAt(int64_t i) { return static_cast<T>(i % 1009) - 500; }
 
-  // From one odd place into another, with a guard on either side.
+  // Copies from one unaligned offset to another, with guard elements on both sides.
   static void CopyOf(int64_t count, int64_t source_offset, int64_t target_offset) {
     constexpr T kGuard = -7;
     const T third = T(1) / 3;
@@ -36,7 +36,7 @@ using Types = ::testing::Types<float, double>;
 TYPED_TEST_SUITE(GradientKernelsTest, Types);
 
 TYPED_TEST(GradientKernelsTest, CopiesAnySizeFromAnywhereToAnywhere) {
-  // Beside the size from which on the caches are passed by, too.
+  // Also sizes next to the one from which writes go past the caches.
   const int64_t limit = kMiB / sizeof(TypeParam);
   for (const int64_t count :
        {int64_t{0}, int64_t{1}, int64_t{37}, limit - 1, limit, limit + 1, limit + 29}) {

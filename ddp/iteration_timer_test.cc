@@ -8,8 +8,8 @@
 namespace ddp::internal {
 namespace {
 
-// A whole iteration that begins at `start`: 100 ns forward, 50 ns backward until the first bucket
-// leaves, 30 ns more until the last gradient is there, 20 ns more until all is summed.
+// Runs a whole iteration that begins at `start`. It has 100 ns of forward, 50 ns of backward until
+// the first bucket starts, 30 ns until the last gradient, and 20 ns until all sums are there.
 void RunIteration(IterationTimer& timer, int64_t iteration, int64_t start) {
   timer.StartIteration(iteration, start);
   timer.StartBackward(start + 100);
@@ -91,7 +91,7 @@ TEST(IterationTimerTest, TheSampleRateIsAtLeastOne) {
 
 TEST(IterationTimerTest, WhatIsIncompleteIsNoSample) {
   IterationTimer timer;
-  // A forward whose backward never comes, then a whole iteration.
+  // A forward without a backward, then a whole iteration.
   timer.StartIteration(1, 0);
   timer.StartBackward(10);
   RunIteration(timer, 2, 100);
@@ -103,7 +103,7 @@ TEST(IterationTimerTest, WhatIsIncompleteIsNoSample) {
   timer.StartCommunication(1020);
   EXPECT_TRUE(timer.active());
   timer.StartIteration(4, 2000);
-  timer.EndCommunication(2010);  // not its turn
+  timer.EndCommunication(2010);  // out of order
   EXPECT_FALSE(timer.active());
   timer.EndCompute(2020);
   EXPECT_EQ(timer.samples(), 1);

@@ -1,5 +1,5 @@
-// Join over joinables of the test's own, on real processes: every body below runs as the ranks of
-// one group.
+// Tests Join over joinables of the test's own, on real processes. Every body below runs as the
+// ranks of one group.
 #include "ddp/join.h"
 
 #include <ATen/ATen.h>
@@ -31,7 +31,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// What some steps have in common; enough for any test.
+// The number of different tensor lengths; enough for any test.
 constexpr int kLengths = 3;
 
 std::vector<int> AllRanks(int size) {
@@ -40,8 +40,8 @@ std::vector<int> AllRanks(int size) {
   return ranks;
 }
 
-// One collective per step: the sum of a tensor whose length depends on the event, so that a shadow
-// that mistakes the event is an error.
+// A joinable with one collective per step: the sum of a tensor whose length depends on the event. A
+// joined rank that uses the wrong event therefore causes an error.
 class Summer : public Joinable {
  public:
   explicit Summer(std::shared_ptr<ProcessGroup> group) : group_(std::move(group)) {}
@@ -60,7 +60,7 @@ class Summer : public Joinable {
   void enter_join(Join* join) override { join_ = join; }
   void leave_join() override { join_ = nullptr; }
 
-  JoinRound round;  // the last one, on either side
+  JoinRound round;  // the last one, on active and joined ranks
   int hooks = 0;
   int joined = 0;
   int shadowed = 0;
@@ -113,7 +113,7 @@ std::string ErrorOf(const std::function<void()>& action) {
   return "no error of this type";
 }
 
-// `lengths`: the number of inputs of each rank. Checks every sum, and who took part.
+// `lengths`: the number of inputs of each rank. Checks every sum, and the active ranks.
 void RunUneven(const std::shared_ptr<ProcessGroup>& group, const std::vector<int>& lengths,
                int last_joiner) {
   Summer summer(group);
@@ -144,7 +144,7 @@ void RunUneven(const std::shared_ptr<ProcessGroup>& group, const std::vector<int
 int ShadowsWhatOthersDo() {
   const auto group = init_process_group();
   RunUneven(group, {1, 5, 3}, /*last_joiner=*/1);
-  RunUneven(group, {0, 2, 2}, /*last_joiner=*/2);  // rank 0 first, and without a single input
+  RunUneven(group, {0, 2, 2}, /*last_joiner=*/2);  // rank 0 joins first, without any input
   RunUneven(group, {70, 0, 3}, /*last_joiner=*/0);
   RunUneven(group, {4, 4, 4}, /*last_joiner=*/2);
   RunUneven(group, {0, 0, 0}, /*last_joiner=*/0);
@@ -157,8 +157,8 @@ int ShadowsSeveralJoinables() {
   join({&first, &second}, {}, [&] {
     for (int step = 0; step <= 2 * group->rank(); ++step) {
       first.Step(1, 1);
-      first.Step(1, 2);             // several times in one iteration
-      if (step % 2 == 1) continue;  // and not in every one
+      first.Step(1, 2);             // several events in one iteration
+      if (step % 2 == 1) continue;  // no event in some iterations
       const double sum = second.Step(1, 63);
       EXPECT_EQ(sum, second.round.num_active());
     }
@@ -175,7 +175,7 @@ int ThrowsOnEarlyTermination() {
   const auto group = init_process_group();
   Summer summer(group);
   const JoinOptions options{.throw_on_early_termination = true};
-  for (int repeat = 0; repeat < 2; ++repeat) {  // the group stays as good as it was
+  for (int repeat = 0; repeat < 2; ++repeat) {  // the group stays usable
     int done = 0;
     const std::string error = ErrorOf<ReductionError>([&] {
       join({&summer}, options, [&] {
@@ -189,7 +189,7 @@ int ThrowsOnEarlyTermination() {
                            "ranks. Without inputs: rank 0.");
     EXPECT_EQ(summer.ended, 0);
   }
-  join({&summer}, options, [&] { summer.Step(1); });  // all at once is not early
+  join({&summer}, options, [&] { summer.Step(1); });  // all ranks end at once, which is not early
   EXPECT_EQ(summer.ended, 1);
   return 0;
 }
@@ -203,7 +203,7 @@ int NamesDisagreement() {
       if (group->rank() == 1) second.Step(1, 2);
     });
   });
-  EXPECT_EQ(error,  // on rank 2 as well, which has joined
+  EXPECT_EQ(error,  // also on rank 2, which has joined
             "under a Join the ranks with inputs must do the same, but rank 0 came to event 5 of "
             "joinable 0, rank 1 came to event 2 of joinable 1");
   RunUneven(group, {1, 2, 3}, 2);
@@ -305,7 +305,7 @@ int ExceptionInTheLoopReachesAll() {
                                   : "in the loop under a Join: no such file: batch 1"));
     }
     EXPECT_EQ(summer.ended, 0);
-    // The next one begins afresh, with all ranks together.
+    // The next Join starts again with all ranks.
     RunUneven(group, {2, 1, 3}, 2);
   }
   return 0;
@@ -328,7 +328,7 @@ int ForgottenFinishReachesAll() {
   return 0;
 }
 
-// For a loop that catches what its steps throw.
+// A loop that catches the exceptions of its steps gets the error from finish().
 int FinishAfterAFailureThrows() {
   const auto group = init_process_group();
   Summer summer(group);
@@ -349,7 +349,7 @@ int FinishAfterAFailureThrows() {
                   HasSubstr(reason));
     } else if (differs) {
       reason = "the disk is full";
-      summer.Step(1);  // all ranks are under the Join
+      summer.Step(1);  // all ranks are under the Join by now
       join.abandon(reason);
     } else {
       reason = "a rank failed";
@@ -370,7 +370,7 @@ int FinishAfterAFailureThrows() {
   return 0;
 }
 
-// A rank whose Join holds fewer joinables than another's.
+// The Join of one rank has fewer joinables than those of the others.
 int MissingJoinableIsNamed() {
   const auto group = init_process_group();
   Summer first(group), second(group);
@@ -444,7 +444,7 @@ const std::map<std::string, std::function<int()>>& Bodies() {
   return bodies;
 }
 
-// Each body on three ranks.
+// Each body runs on three ranks.
 class JoinTest : public ::testing::TestWithParam<std::string> {
  protected:
   static void SetUpTestSuite() { redis_ = ::ddp::testing::RedisFixture::Start(); }

@@ -21,7 +21,7 @@ internal::VariableGetter From(std::map<std::string, std::string> variables) {
   };
 }
 
-// What PyTorch 2.11 gave for one rank on Gloo without any option.
+// The keys that PyTorch 2.11 reports for one rank on Gloo without any option.
 const char* const kPyTorchKeys[] = {
     "avg_backward_comm_time",
     "avg_backward_compute_comm_overlap_time",

@@ -35,7 +35,7 @@ using internal::reduce_dtype_hook;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// One layer of every kind that saves its parameters for the backward in a way of its own.
+// One layer of every kind with its own way of saving parameters for the backward.
 struct NetImpl : torch::nn::Module {
   explicit NetImpl(bool sparse = false) {
     words = register_module(
@@ -74,7 +74,7 @@ torch::Tensor Words() {
   return torch::randint(0, 10, {3, 4});
 }
 
-// A forward as the wrapper does it; the output tells when the backward begins.
+// Runs a forward as the wrapper does; a hook on the output begins the backward.
 torch::Tensor Forward(MixedPrecisionParameters& precision,
                       const std::function<torch::Tensor()>& run) {
   precision.BeginForward();
@@ -91,7 +91,7 @@ void Backward(MixedPrecisionParameters& precision, const torch::Tensor& output) 
   precision.EndBackward();
 }
 
-// Gradients of the same net, all of it in bfloat16, as float.
+// Returns the gradients of the same net in bfloat16, as float.
 std::vector<torch::Tensor> ExpectedGradients(bool sparse) {
   Net net = MakeNet(sparse);
   net->to(torch::kBFloat16);
@@ -104,7 +104,7 @@ std::vector<torch::Tensor> ExpectedGradients(bool sparse) {
   return gradients;
 }
 
-class Whole {  // that everything is as it was before
+class Whole {  // checks that everything is as before
  public:
   explicit Whole(Net net) : net_(std::move(net)) {
     for (const torch::Tensor& parameter : net_->parameters()) {
@@ -194,7 +194,7 @@ TEST(MixedPrecisionTest, TheOptimizerStepsInFullPrecision) {
   EXPECT_FLOAT_EQ(w.item<float>(), 1.0F - 32.0F / 4096);  // each step is lost in bfloat16
   precision.BeginForward();
   EXPECT_EQ(w.scalar_type(), torch::kBFloat16);
-  EXPECT_EQ(w.item<float>(), 0.9921875F);  // taken anew
+  EXPECT_EQ(w.item<float>(), 0.9921875F);  // converted again
   precision.EndForward(false);
 }
 
@@ -203,7 +203,7 @@ TEST(MixedPrecisionTest, ForwardsAndBackwardsNeedNotComeInPairs) {
   MixedPrecisionParameters precision(net->parameters(), torch::kBFloat16);
   const Whole whole(net);
   const auto run = [&] { return net->forward(Words()); };
-  Forward(precision, run);  // its backward never comes
+  Forward(precision, run);  // its backward never runs
   whole.Expect();
   {
     const torch::NoGradGuard no_grad;
@@ -216,7 +216,7 @@ TEST(MixedPrecisionTest, ForwardsAndBackwardsNeedNotComeInPairs) {
   whole.Expect();
   const torch::Tensor once = net->linear->weight.grad().clone();
   Backward(precision, first);  // no forward between, so its copies are made again
-  Backward(precision, first);  // the graph is still there
+  Backward(precision, first);  // the graph still exists
   whole.Expect();
   EXPECT_TRUE(torch::allclose(net->linear->weight.grad(), once * 3, 1e-5, 1e-6));
 }
@@ -231,7 +231,7 @@ TEST(MixedPrecisionTest, ComesBackFromExceptions) {
     precision.EndForward(false);
     whole.Expect();
 
-    // A backward that throws, and whose end nobody tells.
+    // A backward that throws without a call of EndBackward().
     torch::Tensor output = Forward(precision, [&] {
       const torch::Tensor x = net->forward(Words());
       return x * 1;
@@ -239,13 +239,13 @@ TEST(MixedPrecisionTest, ComesBackFromExceptions) {
     net->scale.register_hook([](const torch::Tensor&) { throw std::runtime_error("on purpose"); });
     EXPECT_ANY_THROW(output.sum().backward());
     EXPECT_TRUE(precision.low());
-    net->scale = torch::Tensor();  // of the handle alone; the module keeps it
+    net->scale = torch::Tensor();  // only the handle's; the module keeps it
     precision.BeginForward();
     precision.EndForward(false);
     whole.Expect();
     precision.BeginForward();
   }
-  whole.Expect();  // left by the destructor
+  whole.Expect();  // as the destructor left it
 }
 
 TEST(MixedPrecisionTest, SeesThatAParameterChangedBeforeItsBackward) {
@@ -302,9 +302,9 @@ TEST(MixedPrecisionTest, ConvertsFloatingPointTensorsOnly) {
               buffer.value().is_floating_point() ? torch::kBFloat16 : torch::kLong)
         << buffer.key();
   }
-  EXPECT_EQ(net->batch_norm->running_mean.scalar_type(), torch::kBFloat16);  // the handle, too
+  EXPECT_EQ(net->batch_norm->running_mean.scalar_type(), torch::kBFloat16);  // the handle too
 
-  // What is low already, or no floating-point number, is left alone.
+  // Tensors that are in low precision already, or not floating-point, stay unchanged.
   const torch::Tensor low = torch::ones({2}, torch::kBFloat16);
   const torch::Tensor whole_number = torch::ones({2}, torch::kLong);
   void* const data = low.data_ptr();
@@ -330,7 +330,7 @@ TEST(MixedPrecisionTest, RefusesTypesThatAreNoFloatingPoint) {
   EXPECT_EQ(MixedPrecision().reduction_dtype(), std::nullopt);
 }
 
-// --- On the ranks of a group.
+// --- Tests on the ranks of a group.
 
 int AveragesInTheGivenType() {
   const auto group = init_process_group();
@@ -357,7 +357,8 @@ torch::Tensor WordsOf(int rank, int step) {
   return torch::randint(0, 10, {3, 4});
 }
 
-// The gradients of all ranks' batches, computed in bfloat16, each divided and added in `dtype`.
+// Returns the gradients of all ranks' batches, computed in bfloat16, each divided and added in
+// `dtype`.
 std::vector<torch::Tensor> AverageGradients(Net& net, int ranks, int step,
                                             torch::ScalarType dtype) {
   std::vector<torch::Tensor> sums;
@@ -383,7 +384,7 @@ std::vector<torch::Tensor> AverageGradients(Net& net, int ranks, int step,
   return sums;
 }
 
-// Through the whole wrapper, over the dealing of buckets, with every way of reducing.
+// Trains with the whole wrapper, across a rebuild of the buckets, with every way of reducing.
 int TrainsInLowerPrecision() {
   const auto group = init_process_group();
   for (const bool view : {false, true}) {

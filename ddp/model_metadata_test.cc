@@ -61,7 +61,7 @@ TEST(ModelMetadataTest, NamesWhatOneRankHasMore) {
             "rank 3 has buffer 1 (mean float [4] strides [1]) and rank 0 has not");
 }
 
-// An item in the middle that one rank has more is named, and not compared with the next one.
+// An extra item in the middle on one rank is named, and not compared with the next item.
 TEST(ModelMetadataTest, NamesAnOptionThatOneRankHasMore) {
   ModelMetadata more;
   more.AddOption("bucket_cap_mb", "25");

@@ -1,4 +1,4 @@
-// Lines of docs/parity.md that no other test is about.
+// Tests the lines of docs/parity.md that no other test covers.
 #include <torch/torch.h>
 
 #include <map>
@@ -22,7 +22,8 @@ using ::ddp::testing::SameOnAllRanks;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// Remembers the buffer that its last forward has seen, and then makes it this rank's own.
+// Records the buffer that its last forward found, and then sets the buffer to this rank's own
+// value.
 struct CountingImpl : torch::nn::Module {
   CountingImpl() {
     layer = register_module("layer", torch::nn::Linear(2, 2));
@@ -56,7 +57,7 @@ int BuffersAreCopiedOnceWithoutForwardSyncBuffers() {
     net->count.fill_(10 * net->own);
   }
   DistributedDataParallel model(net, group, {.forward_sync_buffers = false});
-  EXPECT_EQ(net->count.item<float>(), 10);  // rank 0's
+  EXPECT_EQ(net->count.item<float>(), 10);  // rank 0's value
   for (int step = 0; step < 3; ++step) {
     Step(model);
     EXPECT_EQ(net->seen, 10 + static_cast<float>(step) * net->own);
@@ -74,11 +75,11 @@ int BuffersAreSyncedAtEverySynchronizedForward() {
   {
     const auto guard = model.no_sync();
     Step(model);
-    EXPECT_EQ(net->seen, net->own);  // nothing is sent
+    EXPECT_EQ(net->seen, net->own);  // no broadcast
   }
   Step(model);
-  EXPECT_EQ(net->seen, 2);  // rank 0's, also right after a window without synchronization
-  // A buffer that was replaced by another tensor is the one that counts.
+  EXPECT_EQ(net->seen, 2);  // rank 0's value, also right after forwards without synchronization
+  // When the module replaces a buffer by another tensor, the new tensor is synchronized.
   net->count = net->register_buffer("other", torch::full({1}, 100 * net->own));
   Step(model);
   EXPECT_EQ(net->seen, 100);
@@ -91,8 +92,9 @@ torch::nn::Sequential Layers() {
   return net;
 }
 
-// With DDP_SET_LAST_BUCKET_CAP=1. The buckets hold what PyTorch's do for this model and these
-// limits; PyTorch has the parameters inside each in the order opposite to that of their gradients.
+// Runs with DDP_SET_LAST_BUCKET_CAP=1. For this model and these limits, the buckets hold the same
+// parameters as in PyTorch. PyTorch orders the parameters in each bucket opposite to their
+// gradients.
 int SmallBucketMayBeTheLast() {
   const auto group = init_process_group();
   DistributedDataParallel model(Layers(), group, {.bucket_cap_mb_list = {0.0005, 0.0022}});
@@ -104,7 +106,7 @@ int SmallBucketMayBeTheLast() {
   return 0;
 }
 
-// With DDP_DISABLE_COMM_MEM=0, which asks the backend for its own memory; Gloo has none.
+// Runs with DDP_DISABLE_COMM_MEM=0, which asks the backend for its own memory; Gloo has none.
 int MemoryOfTheBackendIsUsedWhereItHasSome() {
   const auto group = init_process_group();
   torch::manual_seed(group->rank());

@@ -1,5 +1,5 @@
-// Process groups on real processes, on Redis and on LibTorch's TCPStore: what happens when a rank
-// fails, dies, leaves or is busy, and everything else about a group that needs several ranks.
+// Tests process groups on real processes, over Redis and over LibTorch's TCPStore: ranks that fail,
+// die, leave or are busy, and everything else about a group that needs several ranks.
 #include "ddp/process_group.h"
 
 #include <signal.h>
@@ -63,7 +63,7 @@ std::string ErrorOf(const std::function<void()>& action) {
   return "no error";
 }
 
-// The rank that a PeerFailedError names, or a number that is none.
+// Returns the rank that a PeerFailedError names; -1 without one.
 int PeerOf(const std::function<void()>& action) {
   try {
     action();
@@ -76,7 +76,7 @@ int PeerOf(const std::function<void()>& action) {
   return -1;
 }
 
-// The news comes from another thread.
+// Waits until another thread has read the failure report.
 void AwaitNews(const ProcessGroup& group) {
   const MonotonicClock clock;
   const absl::Time deadline = clock.Now() + absl::FromChrono(kDeadline);
@@ -84,8 +84,8 @@ void AwaitNews(const ProcessGroup& group) {
   ASSERT_TRUE(group.failed()) << "no news of a failure";
 }
 
-// Returns when every rank is here, by the store: a rank that fails next hits nobody in a collective
-// that it has left itself.
+// Returns when every rank is here, through the store. A rank that fails next then interrupts no
+// collective that it has itself completed.
 void MeetInStore(ProcessGroup& group, const std::string& name) {
   std::vector<std::string> keys;
   for (int rank = 0; rank < group.size(); ++rank) keys.push_back(absl::StrCat(name, "/", rank));
@@ -114,7 +114,7 @@ int RenewsAfterEachFailure() {
       EXPECT_THAT(text,
                   AllOf(HasSubstr(absl::StrCat("rank ", round, " failed")), HasSubstr(reason)));
     }
-    group->ensure_usable();  // all have raised
+    group->ensure_usable();  // all ranks have thrown
     EXPECT_FALSE(group->failed());
     EXPECT_EQ(group->incarnation(), round + 1);
     ExpectSum(*group);
@@ -146,7 +146,7 @@ int RaisesOncePerFailure() {
   return 0;
 }
 
-// Nothing failed: the program asks for a new communicator.
+// No rank failed: the program requests a new communicator.
 int RenewsOnRequest() {
   const auto group = init_process_group();
   ExpectSum(*group);
@@ -198,8 +198,8 @@ int RankThatLeftIsNamed() {
   return 0;
 }
 
-// Rank 1 is busy until its process has answered two questions whether it is alive, the second of
-// which comes more than the time allowed for an answer after the first.
+// Rank 1 is busy until its process has answered two liveness inquiries. The second one comes later
+// than the time limit for the answer to the first.
 int BusyPeerIsWaitedFor() {
   const auto group = init_process_group();
   if (group->rank() == 1) {
@@ -214,7 +214,7 @@ int BusyPeerIsWaitedFor() {
   return 0;
 }
 
-// A rank that is alive and does not come: the group's timeout.
+// Rank 1 is alive and does not renew the group: the other ranks wait for the group's timeout.
 int AbsentPeerIsGivenUp() {
   const auto group = init_process_group({.timeout = std::chrono::seconds(5)});
   if (group->rank() == 1) {
@@ -231,7 +231,8 @@ int AbsentPeerIsGivenUp() {
   return 0;
 }
 
-// Leaves with operations under way that the peer never joins; their tensors are gone already.
+// A rank leaves with operations in flight that the peer never joins; their tensors are freed
+// already.
 int LeavesWithOperationsInFlight() {
   auto group = init_process_group();
   const c10::intrusive_ptr<c10d::Store> store = group->store();
@@ -249,7 +250,7 @@ int LeavesWithOperationsInFlight() {
   return 0;
 }
 
-// The same at a renewal: what was under way in the old incarnation harms nobody.
+// Operations in flight at a renewal do no harm to the new incarnation.
 int RenewsWithOperationsInFlight() {
   const auto group = init_process_group();
   for (int round = 0; round < 2; ++round) {
@@ -290,7 +291,7 @@ int KindsOfTensors() {
   group->broadcast(received, 2);
   EXPECT_EQ(at::real(received).sum().item<float>(), 4);
 
-  // Rank r has one entry of its own and one that all have, twice: not coalesced.
+  // Rank r has one entry of its own, and one that all ranks have, twice: not coalesced.
   const at::Tensor sparse =
       at::sparse_coo_tensor(at::tensor({rank, int64_t{9}, int64_t{9}}, at::kLong).view({1, 3}),
                             at::ones({3, 2}), {10, 2});
@@ -319,7 +320,7 @@ int KindsOfTensors() {
   return 0;
 }
 
-// What comm hooks do: a chain on the sum, waited for at its end.
+// Comm hooks chain a continuation on the sum, and the library waits for it.
 int ChainsOnFutures() {
   const auto group = init_process_group();
   Communicator& communicator = group->communicator();
@@ -354,7 +355,7 @@ int ChainsOnFutures() {
   return 0;
 }
 
-// Every rank's text, in rank order.
+// Returns every rank's text, in rank order.
 std::vector<std::string> TextsOfAll(ProcessGroup& group, const std::string& name,
                                     const std::string& mine) {
   group.store()->set(absl::StrCat(name, "/", group.rank()), mine);
@@ -394,7 +395,8 @@ int MismatchesAreNamed() {
   return 0;
 }
 
-// Without the comparison of DETAIL. Different sizes would end the process in LibTorch's Gloo.
+// Without the comparison of DETAIL. In LibTorch's Gloo alone, different sizes would end the
+// process.
 int DifferentCollectivesAreNamed() {
   const auto group = init_process_group();
   const bool odd = group->rank() == 1;
@@ -429,11 +431,11 @@ int DifferentCollectivesAreNamed() {
   return 0;
 }
 
-// A rank that is late, and one that is ahead by an operation, are no error, however long it takes.
+// A rank that is late, or one operation ahead, is not an error, however long it takes.
 int LateRanksAreWaitedFor() {
   const auto group = init_process_group();
   if (group->rank() == 1) {
-    // Two questions of the others.
+    // Waits for two inquiries of the other ranks.
     group->store()->wait({"ddp/control/where/0/2/0", "ddp/control/where/0/2/1"}, kDeadline);
   }
   ExpectSum(*group);
@@ -468,14 +470,14 @@ int RankThatFinishedEarlyIsNamed() {
   return 0;
 }
 
-// How a rank of four dies, and which.
+// The death of one rank of four.
 struct Death {
   int rank;
   bool in_collective;
-  bool killed;  // else it calls _exit(0)
+  bool killed;  // false: it calls _exit(0)
 };
 
-// The survivors are in a collective, which breaks in some of them because of others that gave up.
+// The survivors are in a collective, which breaks in some of them only because others gave up.
 int SurvivorsNameTheDead(const Death& death) {
   const auto group = init_process_group();
   ExpectSum(*group);
@@ -490,7 +492,7 @@ int SurvivorsNameTheDead(const Death& death) {
   std::string text;
   EXPECT_EQ(PeerOf([&] {
               try {
-                // The first may be complete before the rank dies.
+                // The first all-reduce may be complete before the rank dies.
                 for (int i = 0; i < 3; ++i) group->all_reduce(at::ones({1 << 20}));
               } catch (const std::exception& error) {
                 text = error.what();
@@ -522,7 +524,7 @@ int DetailNamesTheAbsent() {
   return 0;
 }
 
-// The comparison itself must not be what a rank hangs in.
+// A rank must not hang in the comparison of DETAIL.
 int NewsEndsAComparison() {
   const auto group = init_process_group();
   for (int round = 0; round < 2; ++round) {
@@ -612,7 +614,7 @@ int GroupsOfSomeRanks() {
   return 0;
 }
 
-// A program that makes groups for ever must not fill the store.
+// A program that makes groups again and again must not fill the store.
 int GroupsLeaveNoKeys() {
   const auto group = init_process_group();
   group->barrier();
@@ -631,7 +633,7 @@ int GroupsLeaveNoKeys() {
   return 0;
 }
 
-// The process that serves the store, or a peer, ends: a plain message, without a stack trace.
+// The process that serves the store, or a peer, ends: the message is plain, without a stack trace.
 int RenewalFailsInPlainWords() {
   const auto group = init_process_group();
   group->barrier();
@@ -697,7 +699,7 @@ int AnExceptionIsToldToThePeers() {
   return 0;
 }
 
-// The server's clients, by the names that they gave themselves. What asks is not among them.
+// Returns the server's clients, by the names that they set, except the asking client.
 std::map<std::string, int> Clients(store::RedisConnection& server) {
   const auto list = server.Command({"CLIENT", "LIST"});
   const std::string text = list->AsString().value();
@@ -712,11 +714,11 @@ std::map<std::string, int> Clients(store::RedisConnection& server) {
   return clients;
 }
 
-// Every rank has one connection, whatever it does: rank 0 asks the server while all are there.
+// Every rank has one connection: rank 0 asks the server while all ranks are there.
 int HoldsOneConnection() {
   const auto group = init_process_group();
   const char* const url = std::getenv("DDP_STORE");
-  if (url == nullptr) {  // a TCPStore's connections are LibTorch's business
+  if (url == nullptr) {  // LibTorch decides how many connections a TCPStore has
     group->barrier();
     return 0;
   }
@@ -758,7 +760,7 @@ struct Case {
   std::string body;
   int world_size = 2;
   std::string debug_level = "";
-  int killed_rank = -1;  // by the body itself
+  int killed_rank = -1;  // the rank that the body itself kills
 };
 
 struct Body {
@@ -814,7 +816,8 @@ std::map<std::string, std::function<int()>> BodiesByName() {
   return bodies;
 }
 
-// Every body on Redis, as under ddprun, and on a TCPStore that rank 0 serves, as under torchrun.
+// Every body runs over Redis, as under ddprun, and over a TCPStore that rank 0 serves, as under
+// torchrun.
 class ProcessGroupTest : public ::testing::TestWithParam<std::tuple<Case, bool>> {
  protected:
   static void SetUpTestSuite() { redis_ = ::ddp::testing::RedisFixture::Start(); }
@@ -851,7 +854,7 @@ INSTANTIATE_TEST_SUITE_P(All, ProcessGroupTest,
                                   (std::get<1>(info.param) ? "InRedis" : "OnTcpStore");
                          });
 
-// Thousands of ranks hear of a failure by two commands to the store: one entry in the log, one list
+// A failure report needs two commands to the store for any number of ranks: one log entry, one list
 // of keys.
 TEST(FailureNoticeTest, AReportDoesNotGrowWithTheGroup) {
   const auto redis = ::ddp::testing::RedisFixture::Start();
@@ -868,12 +871,12 @@ TEST(FailureNoticeTest, AReportDoesNotGrowWithTheGroup) {
   ASSERT_TRUE(failure.has_value());
   EXPECT_EQ(failure->rank, 0);
   EXPECT_EQ(failure->reason, "does not fit");
-  EXPECT_LT(reported, absl::Seconds(1));  // some 10 ms; one command for each rank takes far longer
+  EXPECT_LT(reported, absl::Seconds(1));  // about 10 ms; one command per rank would take far longer
   RecordProperty("reported_ms", static_cast<int>(absl::ToInt64Milliseconds(reported)));
   RecordProperty("heard_ms", static_cast<int>(absl::ToInt64Milliseconds(heard)));
 }
 
-// News of an incarnation that has ended is ignored, of one to come kept until then.
+// A report of an earlier incarnation is ignored; one of a later incarnation is kept until then.
 TEST(FailureNoticeTest, NewsBelongsToItsIncarnation) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   FailureNotice ahead(store, 0, 2);
@@ -894,7 +897,7 @@ TEST(FailureNoticeTest, NewsBelongsToItsIncarnation) {
   EXPECT_FALSE(behind.failed());
 }
 
-// A group of one needs no store to speak of, and fails and recovers by itself.
+// A group of one rank hardly uses the store, and fails and recovers alone.
 TEST(ProcessGroupOfOneTest, FailsAndRenews) {
   ProcessGroup group(c10::make_intrusive<c10d::HashStore>(), {});
   ExpectSum(group);

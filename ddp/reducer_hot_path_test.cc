@@ -1,6 +1,7 @@
-// The steady-state backward costs no allocation, no lock and no ATen operation per parameter. What
-// a step does on the thread of the backward is counted for the wrapped and for the bare module,
-// each with few and with many parameters: the difference that the wrapper makes must not grow.
+// Tests that the steady-state backward has no allocation, no lock and no ATen operation per
+// parameter. Counts the calls on the thread of the backward, for the wrapped and the bare module,
+// each with few and with many parameters. The wrapper's share must not grow with the number of
+// parameters.
 #include <dlfcn.h>
 #include <pthread.h>
 
@@ -36,7 +37,7 @@ thread_local Counts counts;
 
 }  // namespace
 
-// Instead of the C++ library's: every object and container of ours comes from here.
+// Replaces the C++ library's operator: every object and container of ours is allocated here.
 void* operator new(std::size_t size) {
   if (counting) ++counts.allocations;
   void* memory = std::malloc(size == 0 ? 1 : size);
@@ -46,7 +47,7 @@ void* operator new(std::size_t size) {
 void operator delete(void* memory) noexcept { std::free(memory); }
 void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 
-// Instead of libc's, which does the work: std::mutex comes to here.
+// Replaces libc's function, which it then calls: std::mutex calls this one.
 extern "C" int pthread_mutex_lock(pthread_mutex_t* mutex) {
   using Lock = int (*)(pthread_mutex_t*);
   static Lock lock = nullptr;  // not a guarded initialization: that would lock
@@ -74,8 +75,8 @@ struct ManyImpl : torch::nn::Module {
 };
 TORCH_MODULE(Many);
 
-// Autograd itself copies a list for every accumulator that has a hook, whatever the hook does. The
-// bare module gets hooks too, so that this does not count as ours.
+// Autograd itself copies a list for every accumulator with a hook. The bare module gets hooks too,
+// so that this is not counted for the wrapper.
 struct NoHook : torch::autograd::FunctionPostHook {
   torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
                                             const torch::autograd::variable_list&) override {
@@ -83,7 +84,7 @@ struct NoHook : torch::autograd::FunctionPostHook {
   }
 };
 
-// Of the fifth backward: the buckets are dealt, the gradients are there.
+// Counts the calls of the fifth backward, when buckets are rebuilt and gradients exist.
 template <typename Forward>
 Counts CountBackward(Many net, Forward forward) {
   for (int step = 0; step < 4; ++step) {
@@ -128,7 +129,7 @@ int NothingGrowsWithTheParameters() {
            {}, {.gradient_as_bucket_view = true}, {.static_graph = true}}) {
     const Counts few = CostOfWrapper(group, 20, options);
     const Counts many = CostOfWrapper(group, 420, options);
-    // Waiting for the peer takes a lock each time it is woken, so a few more or less mean nothing.
+    // Waiting for the peer takes a lock at each wake-up, so small differences mean nothing.
     constexpr int kNoise = 40;
     EXPECT_LT(many.allocations - few.allocations, kNoise);
     EXPECT_LT(many.locks - few.locks, kNoise);
@@ -137,7 +138,7 @@ int NothingGrowsWithTheParameters() {
   return 0;
 }
 
-// That the counters count: a wrapper that did this per parameter would be seen.
+// Checks the counters: a wrapper with these calls per parameter would be found.
 TEST(ReducerHotPathTest, CountersCount) {
   counts = {};
   counting = true;

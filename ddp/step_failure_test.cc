@@ -1,6 +1,6 @@
-// What goes wrong in a step on one rank is an error on every rank, once and with the reason, and
-// the next step begins afresh. On real processes, with a timeout of half an hour: a rank that waits
-// for it fails the test.
+// Tests that an error in a step on one rank is thrown on every rank, once and with its reason, and
+// that the next step starts again. On real processes, with a timeout of half an hour: a rank that
+// waits for the timeout fails the test.
 #include <sys/types.h>
 #include <unistd.h>
 
@@ -63,7 +63,7 @@ TORCH_MODULE(Net);
 
 constexpr int kCulprit = 1;
 
-// One training step; the text of what it throws.
+// Runs one training step; returns the text of its exception.
 template <typename Model>
 std::string Step(Model& model, ProcessGroup& group, Fault fault) {
   model->zero_grad();
@@ -74,7 +74,7 @@ std::string Step(Model& model, ProcessGroup& group, Fault fault) {
   });
 }
 
-// Two good steps, compared over the ranks.
+// Runs two good steps, and compares the ranks.
 template <typename Model>
 void ExpectHealthy(Model& model, ProcessGroup& group) {
   for (int step = 0; step < 2; ++step) {
@@ -124,7 +124,7 @@ int UnusedParameterOnOneRankIsFoundByTheNextForward() {
     ExpectHealthy(model, *group);
     std::string text = Step(model, *group, Fault::kLeaveOut);
     if (group->rank() == kCulprit) {
-      EXPECT_EQ(text, "no error");  // it cannot know yet
+      EXPECT_EQ(text, "no error");  // its next forward finds the error
       text = Step(model, *group, Fault::kNone);
       EXPECT_THAT(text, HasSubstr("find_unused_parameters"));
     } else {
@@ -133,7 +133,7 @@ int UnusedParameterOnOneRankIsFoundByTheNextForward() {
     EXPECT_THAT(text, HasSubstr("no gradient came for sometimes.weight, sometimes.bias"));
     ExpectHealthy(model, *group);
   }
-  // By the model's end, where there is no next forward; and by the check.
+  // The error comes from the model's end, without a next forward, or from check_finished().
   for (const bool check : {false, true}) {
     Net net;
     std::string text;
@@ -186,7 +186,8 @@ int HookThatThrows() {
     ExpectHealthy(model, *group);
     way = next;
     std::string text = Step(model, *group, Fault::kNone);
-    // Where the hook's own sum was complete, the others may hear of it in their next step only.
+    // When the hook's own sum was complete, the other ranks may get the failure only in their next
+    // step.
     if (text == "no error" && group->rank() != kCulprit) text = Step(model, *group, Fault::kNone);
     EXPECT_THAT(text, AllOf(HasSubstr("rank 1"), HasSubstr(news), HasSubstr("last.weight")));
     EXPECT_EQ(text.find(news), text.rfind(news)) << text;
@@ -201,8 +202,8 @@ int HookThatThrows() {
   return 0;
 }
 
-// The order of registration is not that of the gradients: the buckets of the beginning and those
-// that the first backward teaches differ.
+// The order of registration differs from that of the gradients, so the rebuilt buckets differ from
+// the first ones.
 struct TurnedImpl : torch::nn::Module {
   TurnedImpl() {
     last = register_module("last", torch::nn::Linear(4, 2));
@@ -231,7 +232,7 @@ int LearnedBucketsOutliveAFailure() {
       Turned net;
       DistributedDataParallel model(net, group, options);
       const auto initial = model.bucket_layout();
-      // A failure in the step that was to teach the buckets: some ranks may have got them.
+      // A failure in the step that rebuilds the buckets: some ranks may have got the new ones.
       if (fault != Fault::kNone) {
         EXPECT_NE(Step(model, *group, fault), "no error");
       }
@@ -295,8 +296,8 @@ int RankThatIsGoneIsNamedByEveryForward() {
   return 0;
 }
 
-// The commonest mistake, on a model with a buffer: rank 1 has one batch less, and goes on
-// otherwise.
+// The most common mistake, on a model with a buffer: rank 1 has one batch less, and then does
+// something else.
 enum class Afterwards { kBarrier, kSum, kLeave, kExit };
 
 int OneBatchLess(Afterwards afterwards) {

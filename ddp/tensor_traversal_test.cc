@@ -76,7 +76,7 @@ namespace {
 
 at::Tensor Number(double value) { return at::scalar_tensor(value, at::kDouble); }
 
-// The numbers in the tensors of a value, in order; -1 for an undefined one.
+// Returns the numbers in the tensors of a value, in order; -1 for an undefined tensor.
 template <typename T>
 std::vector<int> Numbers(const T& value) {
   std::vector<int> numbers;
@@ -86,7 +86,7 @@ std::vector<int> Numbers(const T& value) {
   return numbers;
 }
 
-// Adds 10 to each by replacing it.
+// Adds 10 to each tensor by replacing it.
 const auto kReplace = [](at::Tensor& tensor) { tensor = tensor.add(10); };
 
 template <typename T>
@@ -154,7 +154,7 @@ TEST(TensorTraversalTest, FindsTensorsInValuesOfTheInterpreter) {
   EXPECT_EQ(Replaced(c10::IValue(dict)), Ints({21}));
 }
 
-// What a module may return when it has more to say.
+// A struct that a module may return when it has several results.
 struct Plain {
   at::Tensor scores;
   std::map<std::string, at::Tensor> features;
@@ -216,7 +216,7 @@ TEST(TensorTraversalTest, AsksTheClassItself) {
 
   mine::Derived derived{{Number(1)}, Number(2)};
   EXPECT_EQ(Numbers(derived), Ints({1, 2}));
-  for_each_tensor(derived, kReplace);  // its function is for constant ones
+  for_each_tensor(derived, kReplace);  // the function of the class takes constant objects
   EXPECT_EQ(Numbers(derived), Ints({1, 2}));
 }
 

@@ -1,5 +1,5 @@
-// DistributedDataParallel under a Join, with ranks that run out of inputs at different times: every
-// active rank's gradient is compared in every step with what one process computes.
+// Tests DistributedDataParallel under a Join, with ranks that run out of inputs at different times.
+// In every step, every active rank's gradient is compared with a computation of one process.
 #include <torch/torch.h>
 
 #include <map>
@@ -48,7 +48,7 @@ torch::Tensor Input(int rank, int step) {
   return torch::randn({4, 3});
 }
 
-// The sum over the ranks with inputs, divided.
+// Returns the sum over the ranks with inputs, divided.
 std::map<std::string, torch::Tensor> Expected(const Net& net, const std::vector<int>& inputs,
                                               const std::vector<int>& steps, bool by_size) {
   Net copy;
@@ -134,7 +134,7 @@ void TrainUnevenly(const std::shared_ptr<ProcessGroup>& group, const Variant& va
   join.finish();
   EXPECT_TRUE(SameOnAllRanks(*group, Flatten(net->parameters())));
   EXPECT_EQ(buffers_seen > 0, variant.buffer_hook);
-  // The model goes on without a Join, with all ranks.
+  // Training continues without a Join, with all ranks.
   for (int step = 0; step < 3; ++step) {
     net->zero_grad();
     const auto expected =
@@ -145,7 +145,7 @@ void TrainUnevenly(const std::shared_ptr<ProcessGroup>& group, const Variant& va
   }
 }
 
-// Rank 0 first; rank 0 last; one without any input.
+// Returns numbers of inputs: rank 0 joins first; rank 0 joins last; one rank has no input.
 std::vector<std::vector<int>> Inputs(int size) {
   if (size == 2) return {{2, 6}, {6, 2}, {0, 4}, {4, 0}};
   return {{2, 6, 4}, {4, 0, 2}};
@@ -168,7 +168,7 @@ int SmallBucketsAndViews() {
   TryAll({{.options = {.bucket_cap_mb = 1e-5, .gradient_as_bucket_view = true}}});
   return 0;
 }
-// What nobody uses stays without a gradient, whatever joined ranks contribute.
+// A parameter that no rank uses gets no gradient, whatever joined ranks contribute.
 int UnusedParameters() {
   TryAll(
       {{.options = {.bucket_cap_mb = 1e-5, .find_unused_parameters = true}, .freeze_unused = false},
@@ -205,7 +205,7 @@ int BucketsFollowAnActiveRank() {
   torch::manual_seed(1);
   Net net;
   DistributedDataParallel model(net, group, {.bucket_cap_mb = 1e-5, .static_graph = true});
-  // Rank 0 has nothing, so it has seen no gradient, and the order still is the true one.
+  // Rank 0 has no input and has seen no gradient; the order of the rebuilt buckets is still right.
   ddp::join({&model}, {}, [&] {
     if (group->rank() == 0) return;
     for (int step = 0; step < 2; ++step) model.forward(Input(1, step)).sum().backward();
@@ -232,7 +232,7 @@ int EarlyTerminationThrowsEverywhere() {
   return 0;
 }
 
-// Rank 0 has inputs at first, or none.
+// Rank 0 has inputs at first, or has none.
 int OneBackwardThroughTwoModelsIsRefused() {
   const auto group = init_process_group();
   Net a, b;
@@ -270,7 +270,8 @@ int OneBackwardThroughTwoModelsIsRefused() {
   return 0;
 }
 
-// A loop that catches what its steps throw learns at the end that the models were not made equal.
+// A loop that catches the exceptions of its steps: finish() reports that the models were not made
+// equal.
 int FinishAfterAFailedStepThrows() {
   const auto group = init_process_group();
   Net net;
@@ -296,7 +297,7 @@ int FinishAfterAFailedStepThrows() {
   return 0;
 }
 
-// The ranks disagree about what comes: the message has the events' names.
+// The ranks announce different events: the message names them.
 int DisagreementNamesTheEvents() {
   const auto group = init_process_group();
   Net a, b;

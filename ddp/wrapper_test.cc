@@ -1,5 +1,5 @@
-// DistributedDataParallel as a LibTorch user meets it: what compiles, what it acts on, where it may
-// live. Every body below runs as the ranks of one group.
+// Tests DistributedDataParallel from the view of a LibTorch user: what compiles, what it changes,
+// where it may be stored. Every body below runs as the ranks of one group.
 #include <torch/torch.h>
 
 #include <chrono>
@@ -46,7 +46,7 @@ struct NetImpl : torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
-// Leaves its result in a member.
+// A module that leaves its result in a member.
 struct SilentNetImpl : torch::nn::Module {
   SilentNetImpl() { layer = register_module("layer", torch::nn::Linear(4, 2)); }
   void forward(const torch::Tensor& x) { result = layer->forward(x); }
@@ -81,7 +81,7 @@ int EveryForwardIsSynchronized() {
     forward(Input(*group)).pow(2).mean().backward();
     EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*net)));
   }
-  // Only the module itself is not.
+  // Only the forward of the module itself is not synchronized.
   static_assert(std::is_same_v<decltype(model.module()), const std::shared_ptr<NetImpl>&>);
   Net bare;
   DistributedDataParallel other(bare, group);
@@ -140,7 +140,7 @@ int ModuleFunctionsActOnTheModule() {
   return 0;
 }
 
-// A bare model loads the file of a wrapped one, and the other way round.
+// A bare model loads the file of a wrapped one, and the reverse.
 int SavesWithoutAPrefix() {
   const auto group = init_process_group();
   Net net, alone;
@@ -159,7 +159,7 @@ int SavesWithoutAPrefix() {
   return 0;
 }
 
-// A member, by the holder's name, and a return value.
+// A member with the type of the holder, and a return value.
 struct Trainer {
   explicit Trainer(const std::shared_ptr<ProcessGroup>& group) : model(Net(), group) {}
   DistributedDataParallel<Net> model;
@@ -241,11 +241,11 @@ int MovesUnderGuardAndJoin() {
 
   std::optional guarded = std::move(models[0]);
   const auto guard = guarded->no_sync();
-  guarded.reset();  // the guard has the last share in the model
+  guarded.reset();  // the guard holds the last reference to the model
   return 0;
 }
 
-// Beside a model, anything that is joinable.
+// A joinable of the program's own, used together with a model.
 class Counter : public Joinable {
  public:
   explicit Counter(std::shared_ptr<ProcessGroup> group) : group_(std::move(group)) {}
@@ -280,7 +280,7 @@ int JoinTakesAddresses() {
   return 0;
 }
 
-// A rank with fewer steps goes on with the momentum of the rank with most.
+// A rank with fewer steps continues with the momentum of the rank with most steps.
 template <typename Optimizer, typename Options>
 void OptimizersGoOnAsOne(const std::shared_ptr<ProcessGroup>& group, const Options& options) {
   DistributedDataParallel model(Net(), group, {.broadcast_buffers = false});
@@ -294,7 +294,7 @@ void OptimizersGoOnAsOne(const std::shared_ptr<ProcessGroup>& group, const Optio
   for (int number = 0; number <= 2 * group->rank(); ++number) step(number);
   join.finish();
   EXPECT_TRUE(SameOnAllRanks(*group, Flatten(model->parameters())));
-  model->eval();  // without a batch's statistics, equal gradients come from equal inputs
+  model->eval();  // no batch statistics: equal inputs give equal gradients
   step(7);
   step(8);
   EXPECT_TRUE(SameOnAllRanks(*group, Flatten(model->parameters())));
@@ -388,7 +388,7 @@ std::vector<std::string> Names() {
   return names;
 }
 
-// Every field, set and read in both styles.
+// Sets and reads every field in both styles.
 TEST(OptionsTest, EitherStyleSetsEveryField) {
   const torch::Tensor tensor = torch::ones({2});
   const DistributedDataParallelOptions designated{
@@ -466,7 +466,7 @@ TEST(OptionsTest, FieldsAreAssignedAndCopied) {
   options.device_ids.push_back(3);
   options.static_graph = true;
   DistributedDataParallelOptions copy = options;
-  copy.bucket_cap_mb(4).static_graph(false);  // of the copy
+  copy.bucket_cap_mb(4).static_graph(false);  // sets the copy
   copy.device_ids = {};
   EXPECT_EQ(options.bucket_cap_mb, 3);
   EXPECT_EQ(copy.bucket_cap_mb, 4);
