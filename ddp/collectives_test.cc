@@ -1,6 +1,6 @@
-// Tests the collectives of a process group, on real processes with Gloo: every form of each
-// collective against a computation of one process; messages between two ranks; ranks that disagree;
-// groups over a program's own c10d backend.
+// Tests the collectives of a process group on real processes with Gloo. Compares every form of each
+// collective with a computation of one process. Also tests messages between two ranks, ranks that
+// disagree, and groups over a program's own c10d backend.
 #include <chrono>
 #include <functional>
 #include <map>

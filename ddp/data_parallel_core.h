@@ -42,9 +42,9 @@ DistributedDataParallelOptions WithGroup(DistributedDataParallelOptions options,
 // The constructor is a collective. So are the parts of a synchronized iteration, in this order:
 // - the buffers (or the buffer hook) in BeforeForward();
 // - the buffer hook in AfterForward(), if registered for that place;
-// - the reduction, in the backward. Under a Join, each of them is announced first. The grad mode
-//   and no_sync() decide whether a forward is synchronized. train() and eval() do not, so ranks may
-//   differ in these.
+// - the reduction, in the backward.
+// Under a Join, each of them is announced first. The grad mode and no_sync() decide whether a
+// forward is synchronized. train() and eval() do not, so ranks may differ in these.
 //
 // A failure on any rank is thrown once on each rank: by the call that waits for the failed rank, or
 // by the next BeforeForward(). The BeforeForward() after that starts again with all ranks.
@@ -105,7 +105,8 @@ class DataParallelCore : public Joinable {
  private:
   class Shadow;
   // Events that the ranks of a Join announce (see join.h). A number below kForward is a reduction,
-  // with Reducer::PassFlags. kForward may be combined with the two flags for buffers.
+  // with Reducer::PassFlags. kForward may be combined with the two flags for buffers. kDelayed is
+  // the all-reduce of delayed gradients.
   enum JoinEvent : int { kForward = 8, kBuffersBefore = 1, kBuffersAfter = 2, kDelayed = 16 };
 
   void SetUp(const ModelTensors& tensors, std::vector<Reducer::Parameter> trainable,

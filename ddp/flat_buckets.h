@@ -24,7 +24,6 @@ namespace ddp::internal {
 // is multiplied before the sum.
 //
 // Thread-compatible: used on the thread of the backward, and between backwards.
-// Thread-compatible: used on the thread that runs the backward, and between backwards.
 class FlatBuckets {
  public:
   struct Options {

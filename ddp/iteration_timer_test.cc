@@ -8,8 +8,9 @@
 namespace ddp::internal {
 namespace {
 
-// Runs a whole iteration that begins at `start`. It has 100 ns of forward, 50 ns of backward until
-// the first bucket starts, 30 ns until the last gradient, and 20 ns until all sums are there.
+// Runs a whole iteration that begins at `start`. Its forward takes 100 ns. Its backward takes 50 ns
+// until the first bucket starts, and 30 ns more until the last gradient. All sums are there 20 ns
+// later.
 void RunIteration(IterationTimer& timer, int64_t iteration, int64_t start) {
   timer.StartIteration(iteration, start);
   timer.StartBackward(start + 100);

@@ -41,7 +41,7 @@ class ProcessGroup;
 struct JoinOptions {
   using Self = JoinOptions;
 
-  // When true, a sum over fewer ranks is still divided by the group's size, so that every input has
+  // When true, a sum over fewer ranks is still divided by the group's size: every input then has
   // the same weight over the whole run. When false, it is divided by the number of ranks with
   // inputs.
   DDP_OPTION(divide_by_initial_world_size, bool) = true;
@@ -165,10 +165,12 @@ class Join {
   Join& operator=(const Join&) = delete;
 
   // Announces an event. Collective; for joinables, on a rank with inputs. Blocks until every rank
-  // calls notify() or finish(). Throws ReductionError on all ranks when the ranks announce
-  // different events. The same when some ranks have no inputs and throw_on_early_termination is
-  // set. Throws ReductionError on this rank, after a report to the others, when another joinable is
-  // in an event. Throws what a collective throws.
+  // calls notify() or finish().
+  //
+  // Throws ReductionError on all ranks when the ranks announce different events. Throws it on all
+  // ranks, too, when some ranks have no inputs and throw_on_early_termination is set. Throws it on
+  // this rank, after a report to the others, when another joinable is in an event. Throws what a
+  // collective throws.
   JoinRound notify(const Joinable& joinable, int event);
 
   // Ends the loop. Collective. Takes part in the events of the other ranks, and returns when all

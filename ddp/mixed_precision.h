@@ -11,8 +11,8 @@ namespace ddp {
 
 // Options for a lower precision in forward and backward, with optimizer steps in full precision;
 // PyTorch's _MixedPrecision. Only floating-point tensors are converted. Outside of forward and
-// backward the module has full-precision parameters and gradients, so checkpoints and optimizers do
-// too.
+// backward the module has full-precision parameters and gradients. Checkpoints and optimizers
+// therefore use full precision.
 //
 // Each parameter's gradient is converted to full precision when it is computed, and accumulates in
 // full precision. (PyTorch accumulates in param_dtype.)

@@ -241,10 +241,12 @@ class ProcessGroup {
   bool failed() const;
 
   // Makes the group usable after a failure; every synchronized forward starts with it. Returns at
-  // once when nothing failed. When this rank has not thrown for the failure yet, throws
-  // PeerFailedError with the rank and the reason. (ReductionError when this rank itself reported
-  // the failure; CommunicationError when the failure names no single rank.) Otherwise calls
-  // renew(). Throws PeerFailedError when a rank is gone for good.
+  // once when nothing failed. Calls renew() when this rank has thrown for the failure already.
+  // Otherwise throws:
+  // - PeerFailedError with the rank and the reason;
+  // - ReductionError when this rank itself reported the failure;
+  // - CommunicationError when the failure names no single rank.
+  // Throws PeerFailedError when a rank is gone for good.
   void ensure_usable();
 
   // Builds a new communicator with all ranks; the incarnation rises by one. Collective. Blocks

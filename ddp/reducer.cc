@@ -426,9 +426,10 @@ Reducer::Origin Reducer::FindOrigin(int parameter) {
   return searched_origin_;
 }
 
-// Finds the forwards of a backward that has gone through none of their outputs: of a loss that the
-// module kept in a member, or of a penalty on a parameter, whose gradient comes before the output
-// is reached. The sequence numbers of the graph's nodes show the forward.
+// Finds the forwards of a backward that has not gone through one of their outputs. Two examples:
+// the loss is a tensor that the module kept in a member; or a penalty on a parameter gives its
+// gradient before the backward reaches the output. The sequence numbers of the graph's nodes show
+// the forward.
 Reducer::Origin Reducer::SearchGraphForForwards(int parameter) {
   searched_.clear();
   if (finds_unused()) reach_ = ReachOfBackward(accumulators_);

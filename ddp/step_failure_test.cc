@@ -1,6 +1,6 @@
-// Tests that an error in a step on one rank is thrown on every rank, once and with its reason, and
-// that the next step starts again. On real processes, with a timeout of half an hour: a rank that
-// waits for the timeout fails the test.
+// Tests that every rank throws an error of one rank's step, once and with its reason. Tests that
+// the next step starts again. On real processes, with a timeout of half an hour: a rank that waits
+// for the timeout fails the test.
 #include <sys/types.h>
 #include <unistd.h>
 
