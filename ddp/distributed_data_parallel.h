@@ -145,7 +145,7 @@ class DataParallelHandle {
   // Returns a table of the model's buckets for a person to read.
   std::string describe() const;
 
-  // Returns the object that a ddp::Join calls; a Join takes `&model` and asks for it. The pointer
+  // Returns the object that a ddp::Join uses for this model; pass `&model` to the Join. The pointer
   // stays valid when the wrapper moves.
   Joinable* joinable() const;
 

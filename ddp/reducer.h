@@ -144,8 +144,9 @@ class Reducer final : private BackwardWatch::Observer {
   void FollowParameters(std::optional<BucketPlan> plan);
 
   // Called around the module's forward. `complete`: `outputs` are all tensors that the module
-  // returned. When `complete` is false or there are no outputs, a backward through no known forward
-  // belongs to this forward, until this forward is reduced.
+  // returned. A forward may be unseen: `complete` is false, there are no outputs, or an output is a
+  // leaf. A backward through no known forward then belongs to this forward, until this forward is
+  // reduced.
   void BeginForward();
   void EndForward(const std::vector<at::Tensor>& outputs, bool complete, bool synchronize);
 
