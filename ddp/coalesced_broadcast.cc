@@ -24,14 +24,12 @@ int64_t Bytes(const at::Tensor& tensor) {
   return tensor.numel() * static_cast<int64_t>(tensor.element_size());
 }
 
-// Returns the bytes in one dimension. Shares memory when the tensor is contiguous, but not its
-// version.
+// Returns the bytes in one dimension. Shares a contiguous tensor's memory, never its version.
 at::Tensor AsBytes(const at::Tensor& tensor) {
   return tensor.variable_data().contiguous().view({-1}).view(at::kByte);
 }
 
-// Assigns tensors to messages, one type in each, so that each tensor is aligned to its element
-// size.
+// Assigns tensors to messages of one type each, so that a tensor is aligned to its element size.
 BucketPlan Chunks(const std::vector<at::Tensor>& tensors, int64_t chunk_bytes) {
   std::map<std::pair<std::string, at::ScalarType>, int> kinds;
   std::vector<BucketPlan::Tensor> descriptions;

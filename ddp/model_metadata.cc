@@ -12,8 +12,7 @@
 namespace ddp::internal {
 namespace {
 
-// Describes a tensor. A line is "<item>\t<description>": the part before the tab identifies the
-// item.
+// Describes a tensor. A line is "<item>\t<description>"; the first part identifies the item.
 std::string Describe(const ModelMetadata::Tensor& tensor) {
   return absl::StrCat(tensor.name, " ", tensor.dtype, " [", absl::StrJoin(tensor.shape, ", "),
                       "] strides [", absl::StrJoin(tensor.strides, ", "), "]",
