@@ -20,7 +20,7 @@ constexpr const char* kReduceScatterNames[] = {
 
 c10d::ReduceOp::RedOpType BackendOp(ReduceOp op, bool of_bools) {
   using Type = c10d::ReduceOp::RedOpType;
-  // A bool is a byte that holds 0 or 1, and must stay one.
+  // A bool is a byte that holds 0 or 1. MAX and MIN keep the result 0 or 1.
   switch (op) {
     case ReduceOp::kSum:
     case ReduceOp::kAverage:
@@ -41,7 +41,7 @@ c10d::ReduceOp::RedOpType BackendOp(ReduceOp op, bool of_bools) {
   return Type::UNUSED;
 }
 
-// As a backend can combine it: no backend knows complex numbers.
+// Returns a view of `tensor` that a backend can reduce: no backend knows complex numbers or bools.
 at::Tensor Numbers(const at::Tensor& tensor) {
   if (tensor.layout() != at::kStrided) return tensor;
   if (tensor.is_complex()) return at::view_as_real(tensor);

@@ -16,48 +16,48 @@ class Work;
 
 namespace ddp::internal {
 
-// One collective of one rank: its tensors, its operation, and the properties in which all ranks
-// must agree.
+// One collective as one rank calls it: the kind, the operation and the tensors. A value.
 //
-// Tensors are contiguous, or sparse (COO; all-reduces only). The backend sees complex numbers as
-// pairs of real ones, bools as bytes, and the tensors of a collective that only moves data as
-// bytes: so data of every type can be moved.
+// The tensors are contiguous, or sparse (COO; all-reduces only). Launch() shows the backend types
+// that every backend can handle: complex numbers as pairs of real numbers, bools as bytes, and the
+// data of a collective that only moves data as bytes.
 struct Collective {
   enum class Kind : uint8_t {
     kAllReduce,
     kBroadcast,
     kAllGather,      // output: the inputs of all ranks, by rank
     kReduceScatter,  // input: one part for each rank, by rank; output: this rank's part, reduced
-    kAllToAll,       // input: one part for each rank; output: one from each. All are of one size
-    kAllToAllSized,  // the same; sizes of the parts are given
+    kAllToAll,       // input: one part for each rank; output: one from each; all of one size
+    kAllToAllSized,  // as kAllToAll, with the sizes of the parts given
   };
 
   Kind kind = Kind::kAllReduce;
-  ReduceOp op = ReduceOp::kSum;  // kAverage: the sum, which the caller divides
-  int root = -1;                 // of a broadcast
-  at::Tensor output;             // all-reduce and broadcast: in place
-  at::Tensor input = {};         // the other kinds
-  // kAllToAllSized: elements that come from each rank, and that go to each.
+  ReduceOp op = ReduceOp::kSum;  // kAverage gives the sum; the caller divides
+  int root = -1;                 // rank, of a broadcast
+  at::Tensor output;             // also the input of an all-reduce or a broadcast
+  at::Tensor input = {};         // of the other kinds
+  // kAllToAllSized: the elements that come from each rank, and that go to each rank.
   std::vector<int64_t> output_sizes = {};
   std::vector<int64_t> input_sizes = {};
 
-  // "all-reduce (sum)". A literal.
+  // Returns a literal such as "all-reduce (sum)".
   const char* Name() const;
 
-  // The tensor whose type and shape are the same on every rank. Of kAllToAllSized only the type is.
+  // Returns the tensor whose type and shape must be equal on every rank. For kAllToAllSized only
+  // the type must be.
   const at::Tensor& agreed() const;
   bool sizes_agree() const { return kind != Kind::kAllToAllSized; }
 
-  // No rank has anything to send. Ranks may not differ in the answer.
+  // Returns true when no rank has data to send. The answer is the same on every rank.
   bool IsEmpty() const;
 
-  // The collective completes on no rank before all have launched it.
+  // Returns true when the collective completes on no rank before all ranks have launched it.
   bool needs_all_ranks() const { return kind != Kind::kBroadcast; }
 
-  // The whole of it in a group of one rank.
+  // Does the whole collective for a group of one rank: copies the input to the output.
   void CopyInGroupOfOne() const;
 
-  // Starts it. Throws what the backend throws.
+  // Starts the collective on `backend` and does not wait. Throws what the backend throws.
   c10::intrusive_ptr<c10d::Work> Launch(c10d::Backend& backend) const;
 };
 

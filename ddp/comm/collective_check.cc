@@ -33,7 +33,7 @@ CollectiveCheck::Result CollectiveCheck::Run(const CollectiveFingerprint& mine) 
   for (const std::string& text : meeting.Values()) {
     all.push_back(CollectiveFingerprint::Parse(text).value_or(CollectiveFingerprint()));
   }
-  // All are here, so all have left the one before.
+  // All ranks have come to this meeting, so none is in the one before.
   if (previous_.has_value()) previous_->Forget();
   previous_ = std::move(meeting);
   return {.error = CompareFingerprints(sequence, all)};

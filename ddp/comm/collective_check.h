@@ -20,28 +20,30 @@ namespace ddp::internal {
 
 class FailureNotice;
 
-// TORCH_DISTRIBUTED_DEBUG=DETAIL: before a collective all ranks show each other, through the store,
-// what they are about to run. One meeting per collective, so it costs a few round trips to the
-// store and bytes in proportion to the number of ranks.
+// Compares each collective across the ranks before it starts (TORCH_DISTRIBUTED_DEBUG=DETAIL).
+// Every rank writes a fingerprint of its collective into the store and reads those of all ranks.
+// Each collective uses one StoreMeeting: a few round trips to the store per rank, and bytes in
+// proportion to the number of ranks. The Communicator owns the check.
 //
-// Thread-compatible; all ranks call Run() as often.
+// Thread-compatible. All ranks must call Run() equally often.
 class CollectiveCheck {
  public:
   struct Options {
     int rank = 0;
     int size = 1;
     int64_t incarnation = 0;
-    absl::Duration timeout;  // how long a rank is waited for
+    absl::Duration timeout;  // of the wait for the other ranks
   };
 
   CollectiveCheck(c10::intrusive_ptr<c10d::Store> store, std::shared_ptr<FailureNotice> notice,
                   const Options& options);
 
   struct Result {
-    bool peer_failed = false;  // the news of a failure ended the comparison
-    std::string error;         // what is wrong, the same text on every rank; empty: nothing
+    bool peer_failed = false;  // a failure report ended the comparison
+    std::string error;         // empty when the ranks agree; a mismatch has one text on every rank
   };
-  // Throws what the store throws.
+  // Blocks until all ranks have called Run(), a failure report has come, or the timeout has passed.
+  // After a timeout `error` names the ranks that are missing. Throws what the store throws.
   Result Run(const CollectiveFingerprint& mine);
 
  private:

@@ -38,7 +38,7 @@ std::string Differences(const CollectiveFingerprint& a, const CollectiveFingerpr
 
 }  // namespace
 
-// The purpose comes last: its text is the only one that a user may have written.
+// The purpose comes last, because a user may have written it: it may contain the separator.
 std::string CollectiveFingerprint::Serialize() const {
   return absl::StrJoin(
       {operation, dtype, absl::StrJoin(shape, ","), layout, device, absl::StrCat(root), what},
@@ -71,7 +71,7 @@ std::string CollectiveFingerprint::Describe() const {
 
 std::string CompareFingerprints(int64_t sequence,
                                 const std::vector<CollectiveFingerprint>& fingerprints) {
-  // Versions in the order of their first rank.
+  // The ranks of each version, in the order of the lowest ranks.
   std::vector<std::vector<int>> versions;
   std::map<std::string, size_t> index;
   for (size_t rank = 0; rank < fingerprints.size(); ++rank) {

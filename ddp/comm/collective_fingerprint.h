@@ -8,7 +8,8 @@
 
 namespace ddp::internal {
 
-// What one rank is about to run: the things about a collective in which all ranks must agree.
+// The properties of a rank's next collective that must be equal on all ranks. A value; ranks
+// exchange it as text through the store (see CollectiveCheck).
 struct CollectiveFingerprint {
   std::string operation;  // "all-reduce (sum)"
   std::string what;       // "the all-reduce of gradient bucket 3"
@@ -16,19 +17,20 @@ struct CollectiveFingerprint {
   std::vector<int64_t> shape;
   std::string layout;  // "Strided"
   std::string device;  // the type: "cpu"
-  int64_t root = -1;   // of a broadcast; -1: has none
+  int64_t root = -1;   // rank, of a broadcast; -1 for other collectives
 
   std::string Serialize() const;
-  // Nullopt: not such a text.
+  // Returns nullopt when `text` is not the result of Serialize().
   static std::optional<CollectiveFingerprint> Parse(const std::string& text);
 
-  // "all-reduce (sum) of a Float tensor of shape [2, 3] on cpu (the all-reduce of ...)".
+  // Returns "all-reduce (sum) of a Float tensor of shape [2, 3] on cpu (the all-reduce of ...)".
   std::string Describe() const;
 };
 
-// Compares what all ranks are about to run as their collective number `sequence`. Empty when they
-// agree; else the one text that every rank raises. It shows what most ranks run (the lowest rank's
-// wins a tie) and every other version, with the ranks and the aspects that differ.
+// Compares the fingerprints of all ranks, by rank, for collective number `sequence`. Returns an
+// empty text when they are equal, and otherwise the error that every rank throws. The error shows
+// the version of most ranks (in a tie, of the lowest rank). It then shows every other version, with
+// its ranks and the properties that differ.
 std::string CompareFingerprints(int64_t sequence,
                                 const std::vector<CollectiveFingerprint>& fingerprints);
 

@@ -37,29 +37,29 @@ struct Communicator::Operation {
   std::vector<at::Tensor> more_tensors;
   int64_t sequence = -1;    // in the log; -1: no collective of this backend
   int peer = -1;            // of a message; -1: no message
-  bool has_finish = false;  // the future includes what the library does afterwards
+  bool has_finish = false;  // the future includes AfterIt::finish
   OperationName what = "";
   bool needs_all_ranks = false;  // completes only when every rank has launched it
 };
 
 namespace {
 
-// How long the victim of a broken connection waits for the reason.
+// How long a rank whose operation failed waits for a peer's failure report.
 constexpr absl::Duration kExplanationTimeout = absl::Milliseconds(300);
 
-// How much later than the peer that failed its victims end.
+// How much longer than the peer that failed the other ranks wait before they throw.
 constexpr absl::Duration kHeadStart = absl::Milliseconds(200);
 
-// How long a rank waits before it asks the others where they are, the first time and at most.
+// How long a rank waits before it asks the others for their positions: at first, and at most.
 constexpr absl::Duration kFirstPatience = absl::Seconds(1);
 constexpr absl::Duration kLongestPatience = absl::Seconds(30);
 
-// When a rank that has asked looks at the answers, each counted from the look before.
+// Waits before each reading of the answers.
 constexpr absl::Duration kAnswerLooks[] = {absl::Milliseconds(50), absl::Milliseconds(200),
                                            absl::Milliseconds(750)};
 
-// Backends that could not be destroyed when their communicator was, because an operation was still
-// at work, with what that works on. Reachable until the process ends, for leak checkers too.
+// Keeps the backends of destroyed communicators whose operations are unfinished, with the tensors
+// of these operations. Reachable until the process ends, so leak checkers report nothing.
 class AbandonedBackends {
  public:
   struct Entry {
@@ -79,9 +79,9 @@ class AbandonedBackends {
     entries_.push_back(std::move(entry));
   }
 
-  // Frees those whose operations have come to an end meanwhile.
+  // Frees the entries whose operations have all ended.
   void Sweep() {
-    std::vector<Entry> ended;  // destroyed without the lock: it joins the backend's threads
+    std::vector<Entry> ended;  // destroyed without the lock: destruction joins backend threads
     MutexLock lock(mutex_);
     const auto is_over = [](const Entry& entry) {
       return !entry.for_good && std::all_of(entry.futures.begin(), entry.futures.end(),
@@ -98,7 +98,7 @@ class AbandonedBackends {
   std::vector<Entry> entries_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Whether the text of a backend's error is about a connection, as opposed to the tensor.
+// Returns true when the text of a backend's error is about a connection, not about the tensor.
 bool IsConnectionError(const std::string& text) {
   return absl::StrContains(text, "gloo/transport") || absl::StrContains(text, "Connection ") ||
          absl::StrContains(text, "Broken pipe") || absl::StrContains(text, "Socket ");
@@ -132,7 +132,8 @@ Communicator::Communicator(c10::intrusive_ptr<c10d::Backend> backend,
   AbandonedBackends::Instance().Sweep();
 }
 
-// Destroying a backend waits for its operations. One that a peer never joins would hold us here.
+// The destructor of a backend waits for its operations, without end for one that a peer never
+// joins. So a backend with unfinished operations is not destroyed here.
 Communicator::~Communicator() {
   if (!backend_) return;
   AbandonedBackends::Entry entry;
@@ -170,8 +171,8 @@ std::shared_ptr<Communicator::Operation> Communicator::NewOperation() {
   return operation;
 }
 
-// Collectives complete in about the order in which they started, so this looks at few. A message
-// may be under way for as long as the program likes.
+// Forgets operations that have completed without an error. Collectives complete in about the order
+// in which they started, so the loop ends early. A message may stay unfinished for any time.
 void Communicator::ForgetComplete() {
   std::erase_if(messages_, [](const auto& message) {
     return message->future->completed() && !message->future->hasError();
@@ -180,7 +181,7 @@ void Communicator::ForgetComplete() {
   while (count < in_flight_.size() && in_flight_[count]->future->completed() &&
          !in_flight_[count]->future->hasError()) {
     std::shared_ptr<Operation>& operation = in_flight_[count++];
-    if (operation.use_count() > 1) continue;  // somebody has not waited for it yet
+    if (operation.use_count() > 1) continue;  // a caller still holds its Pending
     *operation = Operation();
     spare_.push_back(std::move(operation));
   }
@@ -194,7 +195,7 @@ void Communicator::ForgetComplete() {
   }
 }
 
-// Of those that nobody has waited for, or null.
+// Returns an operation with an error among those not forgotten, or null.
 const Communicator::Operation* Communicator::FailedOperation() const {
   for (const auto* list : {&in_flight_, &messages_}) {
     const auto failed = std::find_if(list->begin(), list->end(), [](const auto& operation) {
@@ -205,7 +206,7 @@ const Communicator::Operation* Communicator::FailedOperation() const {
   return nullptr;
 }
 
-// The error of an operation that a program has started and forgotten is the next one's.
+// Throws the error of an earlier operation for which no caller has waited.
 void Communicator::ThrowForgottenError() {
   ForgetComplete();
   if (const Operation* failed = FailedOperation()) FailOperation(*failed);
@@ -233,7 +234,7 @@ void Communicator::CheckAcrossRanks(const Collective& collective, const Operatio
     Fail(what, absl::StrCat("its comparison across the ranks failed: ", error.what()));
   }
   if (result.peer_failed) {
-    (void)notice_->AwaitFailure(absl::Seconds(1));  // our own thread may be a moment behind
+    (void)notice_->AwaitFailure(absl::Seconds(1));  // this rank's thread may not have read it yet
     Fail(what, "a peer failed");
   }
   if (result.error.empty()) return;
@@ -252,7 +253,7 @@ int64_t Communicator::Record(const Collective& collective, const OperationName& 
       log_->Add({.operation = collective.Name(),
                  .dtype = c10::toString(tensor.scalar_type()),
                  .elements = elements,
-                 // Ranks may have different numbers of entries in a sparse tensor.
+                 // A sparse tensor may have a different number of entries on every rank.
                  .bytes = sparse ? 0 : elements * static_cast<int64_t>(tensor.element_size()),
                  .root = collective.root,
                  .sparse = sparse,
@@ -374,8 +375,8 @@ void Communicator::Wait(Pending& pending) {
   ForgetComplete();
 }
 
-// The operation that this rank waits for: the one with this future. A future of a comm hook belongs
-// to none: then the oldest collective that is not complete.
+// Returns the operation that this rank waits for: the one with `future`. The future of a comm hook
+// belongs to no operation; then it returns the oldest collective that is not complete.
 Inquiry::Awaited Communicator::Awaited(const Future& future, const OperationName& what) {
   ForgetComplete();
   for (const std::shared_ptr<Operation>& message : messages_) {
@@ -389,12 +390,13 @@ Inquiry::Awaited Communicator::Awaited(const Future& future, const OperationName
             .needs_all_ranks = operation->needs_all_ranks,
             .what = what.ToString()};
   }
-  // Nothing of this backend: no rank can be missing in it.
+  // The future is of no operation on this backend, so it needs no other rank.
   return {.sequence = -1, .needs_all_ranks = false, .what = what.ToString()};
 }
 
-// Asks the other ranks where they are, and reports what is wrong with them. Returns when the future
-// is complete, a failure is known, or the answers say nothing. A store that fails is no failure.
+// Asks the other ranks for their positions, and reports the failure that the answers prove.
+// Returns when the future is complete, a failure is known, or the answers prove nothing. An error
+// of the store is logged and reported to no rank.
 void Communicator::Inquire(const Future& future, const OperationName& what, int64_t since_ns) {
   try {
     if (!inquiry_.Ask(since_ns)) return;
@@ -403,7 +405,7 @@ void Communicator::Inquire(const Future& future, const OperationName& what, int6
       const bool all = inquiry_.ReadAnswers();
       const Inquiry::Awaited awaited = Awaited(future, what);
       const std::optional<FailureNotice::Failure> failure = inquiry_.Judge(awaited);
-      // A peer may send and leave while its message is on its way.
+      // A peer may send a message and leave; the message may still arrive.
       const bool may_come = failure.has_value() && awaited.peer >= 0;
       if (may_come && notice_->AwaitCompletion(*future, kFirstPatience)) return;
       if (failure.has_value()) notice_->ReportFound(*failure);
@@ -415,7 +417,7 @@ void Communicator::Inquire(const Future& future, const OperationName& what, int6
   }
 }
 
-// For the message of a timeout.
+// Names the ranks that are late, for the message of a timeout. Empty when none is known.
 std::string Communicator::LateRanks(const Future& future, const OperationName& what) {
   try {
     if (!inquiry_.Ask(MonotonicNanoseconds())) return std::string();
@@ -428,18 +430,18 @@ std::string Communicator::LateRanks(const Future& future, const OperationName& w
   }
 }
 
-// Until the future is complete, a failure is known, another operation has failed, or the time is
-// over.
+// Blocks until the future is complete, a failure is known, another operation has failed, or the
+// timeout has passed.
 FailureNotice::WaitResult Communicator::Await(const Future& future, const OperationName& what) {
   const PeerWaitScope scope;
   const MonotonicClock clock;
-  // The backend's own timeout is the same; the margin lets its more precise text win.
+  // The backend has the same timeout. The margin lets its error, which is more precise, come first.
   const absl::Time deadline = clock.Now() + options_.timeout + absl::Seconds(1);
   absl::Duration patience = kFirstPatience;
   int64_t since_ns = MonotonicNanoseconds();
   absl::Time ask_at = clock.Now() + patience;
   while (true) {
-    // Another operation may fail at any time.
+    // Another operation may fail without a notification, so no slice is longer than 1 s.
     const absl::Duration slice =
         std::min({kFirstPatience, ask_at - clock.Now(), deadline - clock.Now()});
     const FailureNotice::WaitResult result = notice_->Wait(*future, slice);
@@ -460,8 +462,8 @@ void Communicator::WaitFuture(const Future& future, std::vector<at::Tensor> keep
   const absl::Time start = clock.Now();
   const FailureNotice::WaitResult result = Await(future, what);
   const absl::Time news_at = clock.Now();
-  // A peer that failed after it was through with this operation has sent what we wait for; the news
-  // may be faster. Nobody may miss a step that others have made: the next operation hears of it.
+  // A peer may have completed this operation before it failed. Its data may arrive after its
+  // failure report. This rank must not miss a step that others made; the next operation throws.
   const bool completed = result == FailureNotice::WaitResult::kCompleted ||
                          (result == FailureNotice::WaitResult::kPeerFailed &&
                           notice_->AwaitCompletion(*future, kHeadStart));
@@ -497,8 +499,8 @@ void Communicator::WaitFuture(const Future& future, std::vector<at::Tensor> keep
   FailBroken(future, what, absl::StrCat("after ", waited, ": ", error));
 }
 
-// An operation failed with `reason`. A rank that fails also closes its connections, so the error of
-// this rank may be a consequence: the cause is looked for first.
+// Throws for an operation that failed with `reason`. A rank that fails closes its connections, so
+// this rank's error may be a consequence. This function looks for the cause first.
 void Communicator::FailBroken(const Future& future, const OperationName& what,
                               const std::string& reason) {
   retired_ = true;
@@ -517,19 +519,19 @@ void Communicator::FailBroken(const Future& future, const OperationName& what,
     if (cause->rank == options_.rank) Fail(what, cause->reason);
     notice_->ReportFound(*cause);
   }
-  // The rank at fault should be the first to end. The others must hear of it before this rank ends,
-  // which may be the one that serves the store.
+  // The rank at fault should end first. Its peers must read the failure report before this rank
+  // ends, because this rank may serve the store.
   notice_->YieldToCause(kHeadStart);
   Fail(what, reason);
 }
 
-// The host does not wait for NCCL, so it looks for news and goes on.
+// The GPU path of Wait(): throws for a failure that is known already, and never blocks the host.
 void Communicator::OrderStreams(Pending& pending) {
   if (notice_->failed()) Fail(pending.what, "a peer failed");
   try {
     if (pending.operation->work) pending.operation->work->synchronize();
     if (!pending.operation->work || pending.operation->has_finish) {
-      pending.operation->future->wait();  // NCCL's is complete at the launch
+      pending.operation->future->wait();  // does not block: NCCL's is complete at the launch
     }
   } catch (const c10::Error& error) {
     Fail(pending.what, error.what_without_backtrace());
@@ -590,8 +592,8 @@ void Communicator::Fail(const OperationName& what, const std::string& reason) {
 
 void Communicator::ThrowIfUnusable(const OperationName& what) {
   if (!retired_ && !notice_->failed()) return;
-  // News that this rank has not thrown for yet reads as if it had come a moment later. It may have
-  // been thrown elsewhere: ProcessGroup::ensure_usable() and report_failure() know no communicator.
+  // A failure for which this rank has not thrown yet is thrown as if it had stopped this operation.
+  // ProcessGroup::ensure_usable() and report_failure() may have thrown it without a communicator.
   if (!retired_ && !notice_->gone().has_value() && !notice_->MarkRaised()) Fail(what, "");
   retired_ = true;
   const std::optional<FailureNotice::Failure> gone = notice_->gone();

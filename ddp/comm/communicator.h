@@ -30,43 +30,49 @@ namespace ddp::internal {
 class CollectiveCheck;
 class CollectiveLog;
 
-// A c10d backend together with the rule by which everything in ddp/ waits for it: until the
-// operation is complete, or a peer is known to have failed, or the timeout has passed.
+// Starts operations on a c10d backend, and waits for them on behalf of all of ddp/. A wait ends
+// when the operation is complete, a peer has reported a failure, or the timeout has passed. A
+// ProcessGroup owns one communicator per incarnation of the group. All ranks call the same
+// collectives in the same order.
 //
-// A communicator in which an operation failed or was given up is retired: the backend may still
-// write into the tensors of that operation, so it and they are kept until that has ended (looked at
-// when the next communicator is made or retired), and every further call throws. The destructor
-// never blocks, whatever is in flight. (LibTorch 2.11's Gloo cannot abort.)
+// Threads. Thread-compatible. Wait(), WaitFuture(), Barrier() and EndBarrier() block the calling
+// thread. A continuation of a future runs on a backend thread, and ranks run continuations in
+// different orders. Never start an operation or wait in one: the ranks would deadlock.
 //
-// On a GPU the host never waits: a peer's failure is then seen by the next Wait, and a broken
-// operation by NCCL's own watchdog, after the timeout.
+// Retired. A communicator is retired when one of its operations has failed or was given up. Every
+// later call that starts or waits for an operation throws. The backend may still write into the
+// tensors of an unfinished operation, because LibTorch 2.11's Gloo cannot abort. The destructor
+// never waits for an operation: it leaves the backend and these tensors alive. The constructor of
+// a later communicator frees them once the operation has ended.
 //
-// Sums of complex tensors are sums of their parts. A sparse (COO) tensor may have other indices on
-// every rank; after Wait it holds the sum. A strided tensor without elements is complete at once
-// and sends nothing. In a group of one everything is.
+// GPU. Wait() does not block the host. The next Wait() after a failure report throws. NCCL's own
+// watchdog finds a broken operation, after the timeout.
 //
-// Collectives that differ between the ranks never meet in LibTorch's Gloo, which would end the
-// process: each carries a tag of its own (see CollectiveLog), so both ranks wait. A rank that has
-// waited for a second asks all ranks where they are, and then less and less often. Where that shows
-// ranks in different collectives, or a rank that has left, every rank throws an error that names
-// the ranks and their collectives.
+// Tensors. The sum of complex tensors is the sum of their parts. A sparse (COO) tensor may have
+// different indices on every rank; after Wait() it holds the sum. A collective on a strided tensor
+// without elements completes in Start() and sends nothing, as does any in a group of one.
 //
-// Messages between two ranks (Send, Receive) stand outside of that order. A rank that waits for one
-// learns when its peer is gone or has left, but not that the peer will never send.
+// Mismatch. LibTorch's Gloo ends the process when it matches two collectives of different sizes.
+// Every collective has its own tag (see CollectiveLog), so ranks in different collectives wait
+// instead. A rank that has waited for 1 s asks all ranks for their positions (see Inquiry). It asks
+// again after 2 s, 4 s, and so on up to every 30 s. If the ranks are in different collectives, or
+// a rank has left, every rank throws an error that names the ranks and their collectives.
 //
-// A broken connection is a symptom: the rank then looks for the rank that is gone, waits for news
-// of it where it cannot tell, and throws PeerFailedError with that rank.
+// Messages. Send() and Receive() are outside the order of the collectives. A rank that waits for
+// a message detects a peer that has ended or left. It cannot detect a peer that will never send.
 //
-// Whatever here throws PeerFailedError or CommunicationError notes in the FailureNotice that this
-// rank has raised. All ranks call the same operations in the same order. Thread-compatible.
+// Errors. A rank that fails closes its connections, so a connection error is often a consequence.
+// This rank first looks for the rank that is gone, or waits for its failure report (see
+// Inquiry::Explain). It then throws PeerFailedError with the rank at fault. An error about
+// a failure of this incarnation is thrown after FailureNotice::MarkRaised().
 class Communicator {
  public:
   struct Options {
     int rank = 0;
     int size = 1;
     absl::Duration timeout = absl::Minutes(30);  // of one operation
-    int64_t incarnation = 0;                     // of the group; says which failures count
-    // Sets the tag of the backend's next operation; null: the backend has no tags.
+    int64_t incarnation = 0;                     // of the group
+    // Sets the tag of the backend's next operation. Null when the backend has no tags.
     void (*set_tag)(c10d::Backend& backend, uint32_t tag) = nullptr;
     // See Inquiry::Options.
     int local_begin = 0;
@@ -76,80 +82,91 @@ class Communicator {
 
   using Future = c10::intrusive_ptr<c10::ivalue::Future>;
 
-  // An operation under way. Keeps its tensor alive.
+  // An operation that was started and not yet waited for. Keeps its tensor alive.
   struct Operation;
   struct Pending {
-    std::shared_ptr<Operation> operation;  // null: complete
+    std::shared_ptr<Operation> operation;  // null when the operation is complete
     at::Tensor tensor;
     OperationName what = "";
   };
 
-  // `check` compares every operation across the ranks before it starts; null: none does. A null
-  // backend makes a communicator that is retired from the start, or one of a group of one.
+  // Frees the backends of retired communicators whose operations have ended. `check` compares every
+  // collective across the ranks before it starts; null compares nothing. A null `backend` is for
+  // a group of one; in a larger group it makes a communicator that is retired from the start.
   Communicator(c10::intrusive_ptr<c10d::Backend> backend, std::shared_ptr<FailureNotice> notice,
                const Options& options, std::unique_ptr<CollectiveCheck> check = nullptr);
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
-  // The last step of an operation, on this rank alone. `finish` runs when the backend is through,
-  // in a thread of the backend; the future's value is then `results`. Null: there is none.
+  // The local last step of an operation. `finish` runs after the backend has completed the
+  // operation, and the future's value is then `results`. A null `finish` means no last step.
+  // Thread: the backend thread that completes the operation, or the caller of Start() when the
+  // operation completes there. `finish` must not start an operation or wait for one.
   struct AfterIt {
     std::function<void()> finish = {};
     std::vector<at::Tensor> results = {};
   };
 
-  // Starts a collective. Throws CommunicationError.
+  // Starts a collective. With a `check`, first blocks until all ranks have called Start().
+  // Throws CommunicationError (PeerFailedError when a peer is at fault) when the communicator is
+  // retired, an earlier operation has failed, `check` finds a difference, or the launch fails.
   Pending Start(const Collective& collective, OperationName what, AfterIt after);
 
-  // The library's own collectives: the element-wise sum, minimum or maximum over all ranks, in
-  // place, and a copy of `root`'s tensor into the others'. The tensor is contiguous.
+  // Start the library's own collectives. The reductions put the element-wise sum, minimum or
+  // maximum over all ranks into `tensor`; Broadcast() copies `root`'s tensor into the others'.
+  // `tensor` is contiguous. Errors: as Start().
   Pending AllReduce(at::Tensor tensor, OperationName what);
   Pending AllReduceMin(at::Tensor tensor, OperationName what);
   Pending AllReduceMax(at::Tensor tensor, OperationName what);
   Pending Broadcast(at::Tensor tensor, int root, OperationName what);
 
-  // Starts one half of a message between this rank and `peer`, another one. See PointToPoint.
+  // Start one half of a message between this rank and `peer`, another rank. See PointToPoint.
+  // Errors: as Start().
   Pending Send(at::Tensor tensor, int peer, int tag, OperationName what);
   Pending Receive(at::Tensor tensor, int peer, int tag, OperationName what, AfterIt after);
 
-  // The future of an operation under way; null: the operation is complete. The value is the
-  // backend's, or that of AfterIt. A rank waits for a future, or for one that comes from it, by
-  // WaitFuture().
+  // Returns the future of an operation, or null when the operation is complete. The future's value
+  // is the backend's, or AfterIt::results. Wait for the future, or for a future derived from it,
+  // only by WaitFuture().
   static Future FutureOf(const Pending& pending);
 
-  // Returns when the tensor may be read: on the CPU the operation is complete, on a GPU the current
-  // stream waits for it. Throws PeerFailedError, or CommunicationError (timeout, network), after
-  // which the communicator is retired and the peers have been told.
+  // Blocks until the operation is complete. On a GPU it does not block: the current stream waits.
+  // Afterwards the tensor may be read. An operation that completes within 200 ms of a peer's
+  // failure report still counts as complete.
+  // Throws PeerFailedError when a peer has failed, and CommunicationError on a timeout or a network
+  // error. The communicator is then retired, and the peers have a failure report. Throws
+  // CommunicationError when the group was renewed since the operation started.
   void Wait(Pending& pending);
 
-  // The same for any future that this rank's peers, too, wait for: one that a comm hook returned.
-  // Afterwards its value() is there, ordered before the current stream's further work. `keep_alive`
-  // are the tensors that it may still write to if it is given up. An error in the future that no
-  // operation of ours caused (a hook's `then` threw) is reported to the peers and thrown as
-  // ReductionError, naming `what`.
+  // Waits like Wait() for any future that the peers wait for as well, such as a comm hook's.
+  // Afterwards the future's value() is set, and ordered before further work of the current stream.
+  // `keep_alive` are the tensors that a future which was given up may still write to.
+  // Throws as Wait(), and ReductionError, naming `what`, for an error that no operation of this
+  // communicator caused (a hook's `then` threw). The peers get a failure report in either case.
   void WaitFuture(const Future& future, std::vector<at::Tensor> keep_alive, OperationName what);
 
-  // Starts a wait for every rank; `device` is where the backend wants its tensors.
+  // Starts a barrier. `device` is the one on which the backend needs its tensors.
   Pending StartBarrier(at::Device device, OperationName what);
 
-  // Blocks until every rank has come here; on a GPU the host waits as well.
+  // Blocks until every rank has called Barrier(). On a GPU the host waits as well.
   void Barrier(at::Device device);
 
-  // The same in two steps: Begin launches, and End waits for the last Begin, at once where there is
-  // none. For work that peers may not disturb before this rank is through with it.
+  // A barrier in two steps. BeginBarrier() starts one. EndBarrier() waits for it, and returns at
+  // once when there is none. A peer cannot disturb this rank's work before BeginBarrier(), because
+  // no rank returns from EndBarrier() until all have called BeginBarrier().
   void BeginBarrier(at::Device device, OperationName what);
   void EndBarrier();
 
-  // A zeroed buffer of `count` elements for operations to run on. With DDP_DISABLE_COMM_MEM=0 in
-  // the environment it lies in memory that is registered with the network, where the backend has
-  // such (NCCL); else it is an ordinary one.
+  // Returns a zeroed buffer of `count` elements for operations to run on. With
+  // DDP_DISABLE_COMM_MEM=0 in the environment (read once), the buffer is in memory registered with
+  // the network, where the backend has such memory (NCCL). Otherwise the memory is ordinary.
   at::Tensor AllocateBuffer(int64_t count, const at::TensorOptions& options);
 
-  // The collectives launched so far. Null in a group of one.
+  // Returns the record of the collectives launched so far; null in a group of one.
   CollectiveLog* log() const { return log_.get(); }
 
-  // From now on every call throws. For a group whose incarnation has ended.
+  // Retires this communicator. For a group whose incarnation has ended.
   void Retire() { retired_ = true; }
   bool retired() const { return retired_; }
 
@@ -172,8 +189,8 @@ class Communicator {
   [[noreturn]] void Fail(const OperationName& what, const std::string& reason);
   [[noreturn]] void FailBroken(const Future& future, const OperationName& what,
                                const std::string& reason);
-  // Runs `launch`, which gives an operation to the backend. An exception of it retires this
-  // communicator, and leaves as a CommunicationError that names `what`.
+  // Runs `launch`, which gives an operation to the backend. An exception of `launch` retires this
+  // communicator. The caller gets a CommunicationError that names `what`.
   template <typename Launch>
   void LaunchOrFail(const OperationName& what, const Launch& launch);
   void ThrowIfUnusable(const OperationName& what);
@@ -189,11 +206,11 @@ class Communicator {
   bool retired_ = false;
 
   // Collectives that the backend has started and not completed, in the order of starting, whether
-  // or not a thread waits for them. The vectors keep their capacity and operations are used again,
-  // so that a step allocates nothing here.
+  // or not a thread waits for them. The vectors keep their capacity, and operations are reused, so
+  // a step allocates nothing here.
   std::vector<std::shared_ptr<Operation>> in_flight_;
-  std::vector<std::shared_ptr<Operation>> messages_;  // the same of messages
-  std::vector<std::shared_ptr<Operation>> spare_;
+  std::vector<std::shared_ptr<Operation>> messages_;  // messages not completed, likewise
+  std::vector<std::shared_ptr<Operation>> spare_;     // operations to reuse
 };
 
 }  // namespace ddp::internal
