@@ -16,7 +16,7 @@ class Work;
 
 namespace ddp::internal {
 
-// One collective as one rank calls it: the kind, the operation and the tensors. A value.
+// A collective as one rank calls it: the kind, the operation and the tensors. A value.
 //
 // The tensors are contiguous, or sparse (COO; all-reduces only). Launch() shows the backend types
 // that every backend can handle: complex numbers as pairs of real numbers, bools as bytes, and the

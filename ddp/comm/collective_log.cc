@@ -21,9 +21,9 @@ namespace {
 constexpr size_t kFirstCapacity = 64;  // a power of two
 constexpr int kSequenceBits = 12;
 
-// The collectives that a position shows: the oldest that is not complete, and from there on.
+// Number of collectives that a position shows, from the oldest one that is not complete on.
 constexpr int64_t kShown = 64;
-// The complete ones before that.
+// Number of complete collectives that a position shows before those.
 constexpr int64_t kShownComplete = 8;
 
 constexpr char kJoinExchange[] = "exchange of a Join";
@@ -180,7 +180,7 @@ namespace {
 
 using Versions = std::vector<std::pair<const RankPosition::Launched*, std::vector<int>>>;
 
-// How the ranks launched collective `sequence`, in the order of the versions' first ranks.
+// Groups the ranks by their version of collective `sequence`, in the order of the lowest ranks.
 Versions VersionsOf(const std::map<int, RankPosition>& positions, int64_t sequence) {
   Versions versions;
   for (const auto& [rank, position] : positions) {

@@ -13,63 +13,67 @@
 
 namespace ddp::internal {
 
-// One collective as one rank launches it: the properties in which all ranks must agree.
+// A collective as a rank launches it: the properties that must be equal on all ranks.
 struct CollectiveCall {
   const char* operation = "";  // a literal: "all-reduce (sum)"
   const char* dtype = "";      // a literal: "Float"
   int64_t elements = 0;
   int64_t bytes = 0;
-  int64_t root = -1;  // of a broadcast; -1: the operation has none
+  int64_t root = -1;  // rank, of a broadcast; -1 for other operations
   bool sparse = false;
   OperationName what = "";  // "the all-reduce of gradient bucket 3"
 };
 
-// How far one rank has come in the collectives of one incarnation, as its peers read it.
+// The position of a rank: how many collectives of one incarnation it has launched, and the newest
+// of them. A value; peers read it as text from the store (see FailureNotice::AskWhere).
 struct RankPosition {
   struct Launched {
     int64_t sequence = 0;      // counted from 0
-    uint64_t fingerprint = 0;  // equal on two ranks: the same collective
+    uint64_t fingerprint = 0;  // equal for equal collectives
     std::string operation;
     std::string dtype;
     int64_t bytes = 0;
     std::string what;
 
-    // "the all-reduce of gradient bucket 3 (4.0 MiB of Float)".
+    // Returns "the all-reduce of gradient bucket 3 (all-reduce (sum), 4.0 MiB of Float)".
     std::string Describe() const;
   };
 
   int64_t launched = 0;               // collectives so far
   int64_t barriers = 0;               // monitored barriers that the rank has entered
-  bool in_barrier = false;            // the rank waits in the last one of these
+  bool in_barrier = false;            // the rank waits in the last of them
   std::vector<Launched> newest = {};  // by rising sequence, without a gap
 
   std::string Serialize() const;
-  // Nullopt: not such a text.
+  // Returns nullopt when `text` is not the result of Serialize().
   static std::optional<RankPosition> Parse(absl::string_view text);
 };
 
-// Remembers the collectives that a communicator launches, and numbers them. Its tags keep
-// collectives apart that differ between the ranks: a backend that matches messages by tag then
-// never matches two of different sizes, for which LibTorch's Gloo would end the process.
+// Numbers and records the collectives that a communicator launches, and gives each a tag. Different
+// collectives have different tags, so a backend that matches messages by tag never matches two of
+// different sizes. LibTorch's Gloo would end the process for those. The Communicator owns the log,
+// and the thread "ddp-failure" reads it to answer peers.
 //
 // Cost per collective: a hash of a few words and an uncontended lock. Thread-safe.
 class CollectiveLog {
  public:
   CollectiveLog();
 
-  // Records the next collective and returns its tag: the sequence number modulo 4096 in the low
-  // bits, and a hash of the sequence number and the call above them. Two collectives in flight on
-  // one rank have different tags. Different collectives of two ranks share one in 1 of 2^20 cases.
+  // Records the next collective and returns its tag. The low 12 bits are the sequence number modulo
+  // 4096; the bits above are a hash of the sequence number and the call. Two collectives in flight
+  // on one rank have different tags. Different collectives of two ranks share a tag in 1 of 2^20
+  // cases.
   uint32_t Add(CollectiveCall call);
 
-  // All collectives before `sequence` are complete on this rank.
+  // Records that all collectives before `sequence` are complete on this rank.
   void SetCompleteBefore(int64_t sequence);
 
-  // The rank enters, or leaves, a monitored barrier: a wait for its peers through the store.
+  // Record that the rank enters or leaves a monitored barrier: a wait for peers through the store.
   void EnterBarrier();
   void LeaveBarrier();
 
-  // A rank is in a monitored barrier while it lives. `log` may be null.
+  // Enters a monitored barrier in the constructor and leaves it in the destructor. `log` may be
+  // null.
   class BarrierScope {
    public:
     explicit BarrierScope(CollectiveLog* log) : log_(log) {
@@ -85,7 +89,11 @@ class CollectiveLog {
     CollectiveLog* const log_;
   };
 
+  // Returns the number of collectives launched so far.
   int64_t launched() const;
+
+  // Returns this rank's position. It shows at most 72 collectives: 8 before the oldest one that is
+  // not complete, and 64 from there on.
   RankPosition Position() const;
 
  private:
@@ -96,19 +104,20 @@ class CollectiveLog {
   void Grow() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   mutable Mutex mutex_;
-  // A ring; its size is a power of two and holds at least all collectives that are not complete.
+  // Ring buffer. Its size is a power of two; it holds at least the collectives not complete.
   std::vector<Entry> entries_ ABSL_GUARDED_BY(mutex_);
   int64_t launched_ ABSL_GUARDED_BY(mutex_) = 0;
-  int64_t oldest_ ABSL_GUARDED_BY(mutex_) = 0;  // in the ring
+  int64_t oldest_ ABSL_GUARDED_BY(mutex_) = 0;  // sequence number, of those in the ring
   int64_t complete_before_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t barriers_ ABSL_GUARDED_BY(mutex_) = 0;
   bool in_barrier_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
-// Looks for the first collective that two ranks launched differently. Where there is none, looks
-// for a rank that cannot launch collective `awaited`, for which rank `asker` waits, because that
-// rank waits for `asker` in a monitored barrier. Returns an empty text when both searches fail.
-// Otherwise returns the error text for all ranks: the place of each rank, and the remedy.
+// Compares the positions of the ranks. Rank `asker` waits for collective `awaited`.
+// First looks for a collective that two ranks launched differently. If there is none, looks for
+// a rank that waits for `asker` in a monitored barrier and so cannot launch `awaited`.
+// Returns an empty text when both searches fail. Otherwise returns the error text for all ranks,
+// with the collective of each rank and the remedy.
 std::string DescribeMismatch(const std::map<int, RankPosition>& positions, int asker,
                              int64_t awaited);
 

@@ -89,7 +89,7 @@ TEST(CollectiveLogTest, APositionSurvivesTheStore) {
   }
 }
 
-// The position shows what is not complete, from the oldest on, whatever was launched since.
+// The position shows the oldest collective that is not complete, however many follow it.
 TEST(CollectiveLogTest, NothingInFlightIsForgotten) {
   CollectiveLog log;
   for (int i = 0; i < 100; ++i) log.Add(Bucket(i));
@@ -159,7 +159,7 @@ TEST(DescribeMismatchTest, ARankInAMonitoredBarrierWillNotCome) {
     EXPECT_THAT(DescribeMismatch({{0, waiting.Position()}, {1, in_barrier.Position()}}, 0, 0),
                 AllOf(HasSubstr("rank 0 is in collective 0, the all-reduce of gradient bucket 0"),
                       HasSubstr("rank 1 is in a monitored barrier")));
-    // The asker has been in the same barrier: the other rank is about to leave it.
+    // The asker has been in the same barrier, so the other rank is about to leave it.
     { const CollectiveLog::BarrierScope own(&waiting); }
     EXPECT_EQ(DescribeMismatch({{0, waiting.Position()}, {1, in_barrier.Position()}}, 0, 0), "");
   }

@@ -6,22 +6,23 @@
 
 namespace ddp::internal {
 
-// How much the library checks and says beyond errors: the environment variable
-// TORCH_DISTRIBUTED_DEBUG, as in PyTorch.
-//   OFF     the default: nothing
-//   INFO    unused parameters, rebuilt buckets and the like go to the log
-//   DETAIL  and before every collective the ranks compare through the store what each of them is
-//           about to run: a difference is an error that names the ranks instead of a hang. Slow.
+// Value of the environment variable TORCH_DISTRIBUTED_DEBUG, as in PyTorch: the amount of checks
+// and log lines beyond errors.
+//   OFF     the default: none
+//   INFO    logs unused parameters, rebuilt buckets and the like
+//   DETAIL  also compares every collective across the ranks, through the store, before it starts.
+//           A difference is then an error that names the ranks, not a hang. Slow.
 enum class DebugLevel { kOff, kInfo, kDetail };
 
-// Upper and lower case are one; empty is OFF. kInvalidArgument names the three.
+// Parses a level; upper and lower case are equal, and an empty text is OFF. Errors:
+// kInvalidArgument, which names the three levels.
 absl::StatusOr<DebugLevel> ParseDebugLevel(absl::string_view text);
 
-// The variable's value, read once in the life of the process. Thread-safe. A process group cannot
-// be made with a bad value (ConfigurationError).
+// Returns the variable's value, read once per process. Thread-safe. The constructor of a process
+// group throws ConfigurationError for a bad value.
 const absl::StatusOr<DebugLevel>& DebugLevelFromEnvironment();
 
-// The same for those who run below a process group: a bad value counts as OFF.
+// Returns DebugLevelFromEnvironment(), or OFF for a bad value. For code below a process group.
 DebugLevel CurrentDebugLevel();
 
 }  // namespace ddp::internal

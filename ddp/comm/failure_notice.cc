@@ -28,17 +28,18 @@
 namespace ddp::internal {
 namespace {
 
-// How long one wait in the store lasts before it is asked again. It bounds the destructor when the
-// store is gone, and is no polling interval: news and the end wake the wait at once.
-// Long, because LibTorch's TCPStore writes two warnings to the log at the end of each.
+// Length of one wait in the store; the thread then waits again. This bounds the destructor when the
+// store is gone. A message or the destructor wakes the wait at once, so this is no polling
+// interval. The time is long because LibTorch's TCPStore logs two warnings when a wait times out.
 constexpr std::chrono::seconds kWatchSlice{60};
 
-// How long after the store failed it is tried again.
+// Time between a failure of the store and the next attempt.
 constexpr absl::Duration kRetryInterval = absl::Seconds(5);
 
 std::string EntryKey(int64_t entry) { return absl::StrCat("log/", entry); }
 
-// Set when the entry is there, or when the rank itself is to wake up and end.
+// Returns the key that wakes the thread of `rank`: because the entry is there, or because the
+// rank's own destructor ends the thread.
 std::string WakeKey(int rank, int64_t entry) { return absl::StrCat("wake/", rank, "/", entry); }
 
 void SetAll(c10d::Store& store, const std::vector<std::string>& keys) {
@@ -55,20 +56,20 @@ void SetAll(c10d::Store& store, const std::vector<std::string>& keys) {
 struct FailureNotice::State {
   mutable Mutex mutex;
   mutable CondVar changed;
-  std::atomic<bool> failed{false};  // failure.has_value(), for those who only look
+  std::atomic<bool> failed{false};  // failure.has_value(), readable without the mutex
   int64_t incarnation ABSL_GUARDED_BY(mutex) = 0;
   std::optional<Failure> failure ABSL_GUARDED_BY(mutex);
   std::map<int64_t, Failure> later ABSL_GUARDED_BY(mutex);  // by incarnation
   bool raised ABSL_GUARDED_BY(mutex) = false;
   std::optional<Failure> gone ABSL_GUARDED_BY(mutex);
   bool stopping ABSL_GUARDED_BY(mutex) = false;
-  int64_t next_entry ABSL_GUARDED_BY(mutex) = 0;  // of the log, that the thread has not read
-  std::string meeting ABSL_GUARDED_BY(mutex);     // verdict key; empty: none
+  int64_t next_entry ABSL_GUARDED_BY(mutex) = 0;  // the first one that the thread has not read
+  std::string meeting ABSL_GUARDED_BY(mutex);     // verdict key, or empty
   std::shared_ptr<const CollectiveLog> log ABSL_GUARDED_BY(mutex);
   bool left ABSL_GUARDED_BY(mutex) = false;
-  int64_t last_question ABSL_GUARDED_BY(mutex) = 0;  // of those that a rank has asked by AskWhere()
+  int64_t last_question ABSL_GUARDED_BY(mutex) = 0;  // highest number seen of any AskWhere()
   int64_t last_question_ns ABSL_GUARDED_BY(mutex) = 0;
-  std::string last_position ABSL_GUARDED_BY(mutex);  // key of this rank's last answer; empty: none
+  std::string last_position ABSL_GUARDED_BY(mutex);  // key of this rank's last answer, or empty
 };
 
 struct FailureNotice::Thread {
@@ -84,7 +85,7 @@ FailureNotice::FailureNotice(c10::intrusive_ptr<c10d::Store> store, int rank, in
       thread_(std::make_unique<Thread>()) {
   const c10::intrusive_ptr<c10d::Store> watched = store_->clone();
   if (command_timeout.count() > 0) {
-    // Only now: connecting may take longer on a busy host.
+    // Set after the store has connected, because connecting may take longer on a busy host.
     store_->setTimeout(command_timeout);
     watched->setTimeout(command_timeout);
   }
@@ -116,9 +117,9 @@ FailureNotice::~FailureNotice() {
   thread_->thread.join();
   if (!store_answers) return;
   try {
-    store_->deleteKey(WakeKey(rank_, entry));  // nobody else waits for it
+    store_->deleteKey(WakeKey(rank_, entry));  // no other rank waits for this key
   } catch (const std::exception&) {
-    // A store that is gone keeps no keys.
+    // The store is gone, and the key with it.
   }
 }
 
@@ -178,7 +179,7 @@ std::optional<FailureNotice::Failure> FailureNotice::ParseGoneVerdict(const std:
   return failure;
 }
 
-// Whether there was none in this incarnation.
+// Sets the failure. Returns false when this incarnation has one already, or another one has begun.
 bool FailureNotice::SetFailure(int64_t incarnation, const Failure& failure) {
   MutexLock lock(state_->mutex);
   if (state_->failure.has_value() || state_->stopping || incarnation != state_->incarnation) {
@@ -249,9 +250,10 @@ void FailureNotice::SetLog(std::shared_ptr<const CollectiveLog> log) {
   state_->log = std::move(log);
 }
 
-// The author that finds the slot empty owns it. An author may have died before it woke the others:
-// the next author wakes them for that entry as well. Returns the entry of another author that
-// stands for this one; nullopt: this one is published.
+// Appends `message` to the log and wakes all ranks. Returns nullopt when the message is published,
+// or an earlier message of another rank that makes it superfluous.
+// compareSet gives an empty entry to one author. An author may have died before it woke the ranks;
+// the next author wakes them for that entry as well.
 std::optional<NoticeMessage> FailureNotice::Publish(const NoticeMessage& message) {
   const std::string text = message.Serialize();
   int64_t entry = 0;
@@ -265,7 +267,7 @@ std::optional<NoticeMessage> FailureNotice::Publish(const NoticeMessage& message
     if (found == text) break;
     const std::optional<NoticeMessage> other = NoticeMessage::Parse(found);
     if (!other.has_value() || other->kind != message.kind) continue;
-    // All hear of that one already. Thousands of ranks that fail together thus make one entry.
+    // All ranks read that entry already. Thousands of ranks that fail together make one entry.
     const bool same =
         message.kind == NoticeMessage::Kind::kFailure
             ? other->incarnation >= message.incarnation
@@ -368,7 +370,7 @@ void FailureNotice::YieldToCause(absl::Duration head_start) const {
 FailureNotice::WaitResult FailureNotice::Wait(c10::ivalue::Future& future,
                                               absl::Duration timeout) const {
   if (future.completed()) return WaitResult::kCompleted;
-  // A callback of a complete future runs at once, so no completion is missed.
+  // The callback of a complete future runs at once on this thread, so no completion is missed.
   future.addCallback([state = state_](c10::ivalue::Future&) {
     MutexLock lock(state->mutex);
     state->changed.NotifyAll();
@@ -429,7 +431,8 @@ void FailureNotice::WatchStore(c10d::Store& store) {
   }
 }
 
-// Reads the log as far as it goes. Returns false when there was nothing: the end woke us.
+// Reads all new entries of the log. Returns false when there was none: the destructor woke the
+// thread.
 bool FailureNotice::TakeInNews(c10d::Store& store) {
   bool any = false;
   while (true) {
@@ -481,7 +484,8 @@ void FailureNotice::AnswerWhere(c10d::Store& store, const NoticeMessage& message
     state_->last_question = std::max(state_->last_question, message.number);
     state_->last_question_ns = MonotonicNanoseconds();
     if (state_->left) return;
-    // A rank of another incarnation is alive, and has no collective in this one.
+    // In another incarnation than the asker, this rank answers that it is alive without
+    // collectives.
     if (message.incarnation == state_->incarnation) log = state_->log;
     previous = std::exchange(state_->last_position, key);
   }

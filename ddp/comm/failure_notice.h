@@ -23,114 +23,119 @@ namespace ddp::internal {
 class CollectiveLog;
 struct NoticeMessage;
 
-// Spreads the news that a rank cannot go on, so that its peers stop waiting for it, and answers for
-// this process when a peer asks whether it is alive.
+// Publishes and receives failure reports: a rank that cannot continue reports it, and its peers
+// stop waiting for that rank. Also answers for this process when a peer asks whether it is alive,
+// and which collectives it has launched. A ProcessGroup owns one, over all its incarnations.
 //
-// A collective of Gloo that a peer will never join ends only by its timeout, and cannot be aborted.
-// So whoever waits in ddp/ waits for two things at once: the collective, or the news.
+// Reason: a Gloo collective that a peer never joins ends only by its timeout, and cannot be
+// aborted. So every wait in ddp/ ends with the collective or with a failure report (see Wait()).
 //
-// A failure belongs to an incarnation of the group (see ProcessGroup). Within one the first news
-// stays; later ones are its consequences. News of an earlier incarnation is ignored, of a later one
-// kept until this rank is there.
+// Incarnations. A failure belongs to one incarnation of the group (see ProcessGroup). The first
+// report of an incarnation stays; later ones are its consequences. A report of an earlier
+// incarnation is ignored; one of a later incarnation is kept until this rank reaches it.
 //
-// The news travels through the store, as entries of one log that all ranks read. A rank appends an
-// entry (one compareSet, so that no entry is lost or half there, whoever dies) and wakes every rank
-// by a key of its own (one multiSet): two commands, however many ranks there are. In every process
-// a thread of this class is blocked in the store until it is woken; there is no polling.
+// Protocol. Reports are entries of one log in the store, which all ranks read. A rank appends an
+// entry by one compareSet, so no entry is lost or incomplete when a rank dies. One multiSet then
+// sets a wake key for every rank. A report costs these two commands for any number of ranks (on
+// a store without multiSet, one set per rank). Every rank waits for its wake key; none polls.
 //
-// Thread-safe. Owns one thread, "ddp-failure", blocked in a clone of the store: on Redis over the
-// connection that all groups of the process share, on a TCPStore over one more.
+// Thread-safe. Owns one thread, "ddp-failure", which waits in a clone of the store. On Redis the
+// clone shares the connection of all groups of the process; on a TCPStore it has its own.
 class FailureNotice {
  public:
   struct Failure {
-    int rank = -1;       // the rank that failed; -1: the ranks disagree, and none is to blame alone
-    std::string reason;  // as that rank put it, or the rank that found it dead
+    int rank = -1;       // the rank at fault; -1 when the ranks disagree and none alone is at fault
+    std::string reason;  // written by that rank, or by the rank that found it dead
 
-    // "rank 2 failed: <reason>", or the reason alone.
+    // Returns "rank 2 failed: <reason>", or the reason alone when `rank` is -1.
     std::string ToString() const;
   };
 
   enum class WaitResult { kCompleted, kPeerFailed, kTimedOut };
 
-  // Writes into the store which process this rank is, where the group has other ranks. Throws what
-  // the store throws.
+  // Starts the thread. In a group of several ranks, first writes this process's identity into the
+  // store (see StandingKey). Throws what the store throws.
   //
-  // `store` is this group's alone (a prefix); it must not be null. `command_timeout` becomes its
-  // timeout once it has connected: seconds, since it bounds how long a lost store holds up Report()
-  // and the destructor. Zero: the store keeps its own.
+  // `store` must not be null; no other group uses its keys (it has a prefix). `command_timeout`
+  // becomes the timeout of `store`, once it has connected; zero changes nothing. Use seconds: this
+  // timeout bounds how long a lost store blocks Report() and the destructor.
   FailureNotice(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
                 std::chrono::milliseconds command_timeout = std::chrono::milliseconds(0));
 
-  // Calls Leave() and ends the thread: at once while the store answers, else within a minute.
+  // Calls Leave(), then ends and joins the thread: at once while the store answers, otherwise
+  // within a minute.
   ~FailureNotice();
   FailureNotice(const FailureNotice&) = delete;
   FailureNotice& operator=(const FailureNotice&) = delete;
 
-  // Tells all ranks, this one included, that this rank failed. Does nothing when a failure is known
-  // already. Never throws: a store that cannot be reached costs a line in the log.
+  // Reports to all ranks, this one included, that this rank failed. Does nothing when a failure of
+  // this incarnation is known. Never throws: an unreachable store causes only a log line.
   void Report(const std::string& reason);
 
-  // The same for a failure that this rank has found and others may find as well: of a rank that
-  // cannot report it any more, or of no single rank (-1). Where another rank has reported a failure
-  // before, that one becomes failure() here too, so that all ranks name the same.
+  // Reports a failure that this rank has found and other ranks may find as well. The rank at fault
+  // cannot report it itself, or there is no single one (-1). If another rank has reported a failure
+  // before, that failure becomes failure() here too, so all ranks name the same. Never throws.
   void ReportFound(const Failure& failure);
 
   // Tells the other ranks that this rank has left the group for good: those that wait in a renewal,
-  // and those that ask later (see StandingKey). Call it before the connections are closed. Nothing
-  // happens in a second call. Never throws.
+  // and those that read StandingKey() later. Call it before the connections are closed. A second
+  // call does nothing. Never throws.
   void Leave();
 
-  // The news of this incarnation; and whether there is any: one atomic load.
+  // Returns the failure of this incarnation.
   std::optional<Failure> failure() const;
+
+  // Returns true when there is one. Costs one atomic load.
   bool failed() const;
 
-  // Notes that this rank has thrown because of this incarnation's failure, whoever's it is. Returns
-  // whether it had before.
+  // Records that this rank has thrown because of this incarnation's failure, its own or a peer's.
+  // Returns true when that was recorded before.
   bool MarkRaised();
 
-  // The group has a new communicator: forgets the failures of earlier ones.
+  // Starts an incarnation: the group has a new communicator. Forgets failures of earlier ones.
   void Begin(int64_t incarnation);
   int64_t incarnation() const;
 
-  // A rank that will never come back, which makes the group useless for good. The first one stays.
+  // Records a rank that will never come back, so the group can never be used again. The first one
+  // stays.
   void SetGone(Failure failure);
   std::optional<Failure> gone() const;
 
-  // Asks ranks that are missing where an incarnation is to be built whether their process is alive;
-  // each sets AliveKey() within milliseconds. `number` tells the questions apart. Throws what the
-  // store throws.
+  // Asks `ranks`, which are missing in the renewal to `incarnation`, whether their processes are
+  // alive. The thread of each living process sets AliveKey() within milliseconds. `number`
+  // distinguishes the questions. Throws what the store throws.
   void Ping(int64_t incarnation, int64_t number, const std::vector<int>& ranks);
   static std::string AliveKey(int64_t incarnation, int64_t number, int rank);
 
-  // The collectives of the current incarnation: what this rank answers when a peer asks where it
-  // is. Null: nothing to tell.
+  // Sets the log from which this rank answers AskWhere() in the current incarnation. With null,
+  // the answers say that no collective was launched.
   void SetLog(std::shared_ptr<const CollectiveLog> log);
 
-  // Asks all ranks where they are. Each sets PositionKey() to its RankPosition within milliseconds,
-  // however busy its own thread is. Returns the question's number, or nullopt when another rank has
-  // asked since `since_ns` (on the monotonic clock), so that its answers serve. Throws what the
-  // store throws.
+  // Asks all ranks for their positions. The thread of each process sets PositionKey() to its
+  // RankPosition within milliseconds, even while its trainer is busy. Returns the question's
+  // number. Returns nullopt when another rank has asked since `since_ns` (monotonic clock); that
+  // rank then reads the answers. Throws what the store throws.
   std::optional<int64_t> AskWhere(int64_t since_ns);
   static std::string PositionKey(int64_t incarnation, int64_t number, int rank);
 
-  // Where a rank has written how it stands: "process <ProcessIdentity>", or, once it has left,
+  // Returns the key of a rank's standing: "process <ProcessIdentity>", or, after the rank has left,
   // "left <incarnation> <number of collectives>".
   static std::string StandingKey(int rank);
 
-  // This group's own part of the store. Thread-safe as far as the store is.
+  // Returns this group's part of the store. Thread-safe when the store is.
   c10d::Store& store() const { return *store_; }
 
-  // The meeting at which the ranks build an incarnation (see StoreMeeting), and the verdict that
-  // ends it when a rank is gone.
+  // Name of the StoreMeeting in which the ranks build an incarnation, and the verdict that ends
+  // this meeting when a rank is gone. ParseGoneVerdict() returns nullopt for other verdicts.
   static std::string RenewalName(int64_t incarnation);
   static std::string GoneVerdict(const Failure& failure);
   static std::optional<Failure> ParseGoneVerdict(const std::string& verdict);
 
-  // The verdict of a meeting that the news of a failure ended.
+  // Verdict of a meeting that a failure report ended.
   static constexpr char kFailedVerdict[] = "failed";
 
-  // While it lives, such news ends the meeting with this verdict key, for all its ranks; news that
-  // is known already does so in the constructor. One at a time.
+  // Ends a StoreMeeting with kFailedVerdict, for all its ranks, when a failure is reported while
+  // this object lives or is known to its constructor. At most one object at a time.
   class EndMeetingOnFailure {
    public:
     EndMeetingOnFailure(FailureNotice& notice, const std::string& verdict_key);
@@ -142,20 +147,22 @@ class FailureNotice {
     FailureNotice& notice_;
   };
 
-  // The same as failure(), after waiting up to `timeout` for one. For a rank whose connections
-  // broke: the news of why usually follows at once.
+  // Blocks until a failure is known or `timeout` has passed. Returns failure(). For a rank whose
+  // connections broke: a report of the cause usually follows at once.
   std::optional<Failure> AwaitFailure(absl::Duration timeout) const;
 
-  // Returns after `head_start`: a rank that ends because of a peer lets that peer end first, so
-  // that whoever watches the processes sees the cause before its consequences.
+  // Blocks for `head_start`. A rank that ends because of a peer lets that peer end first, so the
+  // launcher sees the cause before its consequences.
   void YieldToCause(absl::Duration head_start) const;
 
   // Blocks until `future` is complete (with a value or an error), a failure is known, or `timeout`
-  // has passed; looked at in this order.
+  // has passed; checked in this order. The backend thread that completes the future wakes this
+  // call.
   WaitResult Wait(c10::ivalue::Future& future, absl::Duration timeout) const;
 
-  // The same, whatever news there is: whether the future was complete within `timeout`. For one
-  // that Wait() has waited for.
+  // Blocks until `future` is complete or `timeout` has passed; a failure does not end the wait.
+  // Returns true when the future is complete. Call Wait() with the same future before: only its
+  // callback wakes this call.
   bool AwaitCompletion(c10::ivalue::Future& future, absl::Duration timeout) const;
 
  private:
@@ -171,7 +178,7 @@ class FailureNotice {
   const int rank_;
   const int size_;
   const c10::intrusive_ptr<c10d::Store> store_;
-  const std::shared_ptr<State> state_;  // shared with callbacks of futures, which may outlive us
+  const std::shared_ptr<State> state_;  // futures' callbacks share it and may outlive this object
   struct Thread;
   std::unique_ptr<Thread> thread_;
 };

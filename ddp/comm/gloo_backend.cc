@@ -1,5 +1,5 @@
-// The only file that reads ProcessGroupGloo.hpp: Gloo's headers are stand-ins of ours, so no inline
-// function that is compiled from them may be visible outside (see the target's copts).
+// The only file that includes ProcessGroupGloo.hpp. Gloo's headers here are our own stand-ins, so
+// no inline function compiled from them may be visible outside (see the target's copts).
 #include "ddp/comm/gloo_backend.h"
 
 #include <signal.h>
@@ -16,8 +16,8 @@
 namespace ddp::internal {
 namespace {
 
-// Gloo writes to a peer's socket with a plain write: when the peer is gone, the process would be
-// killed by SIGPIPE instead of seeing an error. A handler of the program's own stays.
+// Ignores SIGPIPE, unless the program has a handler. Gloo writes to a peer's socket by write(2);
+// when the peer is gone, SIGPIPE would kill the process before Gloo sees the error.
 void IgnoreBrokenPipes() {
   struct sigaction action {};
   if (::sigaction(SIGPIPE, nullptr, &action) == 0 && action.sa_handler == SIG_DFL) {
@@ -26,7 +26,7 @@ void IgnoreBrokenPipes() {
   }
 }
 
-// LibTorch leaves the counter that an operation takes its tag from to derived classes.
+// Gives access to the protected counter from which an operation of LibTorch takes its tag.
 struct GlooCounter : c10d::ProcessGroupGloo {
   static constexpr uint32_t c10d::ProcessGroupGloo::*kMember = &GlooCounter::collectiveCounter_;
 };

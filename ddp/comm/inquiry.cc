@@ -20,16 +20,16 @@ namespace {
 
 using Failure = FailureNotice::Failure;
 
-// How often a rank whose connection broke looks for the cause.
+// Interval at which a rank whose connection broke looks for the cause.
 constexpr absl::Duration kLookInterval = absl::Milliseconds(50);
 
-// How long a rank waits for news of its peers before it asks them.
+// Time that a rank waits for a failure report before it asks its peers.
 constexpr absl::Duration kQuietTime = absl::Milliseconds(150);
 
-// How long a process has to answer that it is alive.
+// Time within which a living process answers.
 constexpr absl::Duration kAnswerTimeout = absl::Seconds(3);
 
-// How long a peer that is alive has to report its failure.
+// Time within which a living peer reports its failure.
 constexpr absl::Duration kNewsTimeout = absl::Seconds(1);
 
 std::string Where(const Inquiry::Awaited& awaited, int rank) {
@@ -51,7 +51,7 @@ bool Inquiry::Ask(int64_t since_ns) {
   return question_.has_value();
 }
 
-// Nullopt for a key that is not there.
+// Returns the values of `keys`, with nullopt for a key that is not in the store.
 std::vector<std::optional<std::string>> Inquiry::Get(const std::vector<std::string>& keys) {
   c10d::Store& store = notice_->store();
   std::vector<std::string> present = keys;
@@ -92,7 +92,7 @@ bool Inquiry::ReadAnswers() {
       positions_[rank] = *std::move(position);
     }
   }
-  // This rank's thread may be a moment behind.
+  // This rank needs no answer: its own thread may not have written it yet.
   std::erase(silent_, options_.rank);
   positions_[options_.rank] = log_->Position();
   return silent_.empty();
@@ -133,7 +133,7 @@ std::optional<Failure> Inquiry::FindGone(const Awaited& awaited, int begin, int 
                      Where(awaited, options_.rank))};
 }
 
-// Whether the rank with this standing has left without having launched what is awaited.
+// Returns the failure of a rank whose standing says that it has left without launching `awaited`.
 std::optional<Failure> Inquiry::FindLeft(const Awaited& awaited, int rank,
                                          const std::string& standing) const {
   const std::vector<std::string> words = absl::StrSplit(standing, ' ');
@@ -173,14 +173,14 @@ std::string Inquiry::DescribeLate(const Awaited& awaited) const {
   return absl::StrCat(". This is collective ", awaited.sequence, "; ", absl::StrJoin(parts, "; "));
 }
 
-// Nullopt: nothing is known yet.
+// Looks for the cause once. Returns nullopt when none is known yet.
 std::optional<Failure> Inquiry::FindCause(const Awaited& awaited, absl::Duration waited,
                                           int64_t start_ns) {
   std::optional<Failure> gone =
       FindGone(awaited, options_.local_begin, options_.local_end, /*ended_counts=*/true);
   if (gone.has_value() || waited < kQuietTime) return gone;
   if (!question_.has_value()) Ask(start_ns);
-  // One rank asks for all. Another rank asks where that rank has died before it could report.
+  // A single rank asks for all. This rank asks as well when that rank died before it could report.
   if (!question_.has_value() && waited > kAnswerTimeout + kNewsTimeout) Ask(MonotonicNanoseconds());
   if (!question_.has_value()) return std::nullopt;
   const bool all_answered = ReadAnswers();
@@ -221,7 +221,7 @@ std::optional<Failure> Inquiry::Explain(const Awaited& awaited, const std::strin
       if (notice_->AwaitFailure(kNewsTimeout).has_value()) return std::nullopt;
       return Failure{.rank = options_.rank, .reason = error};
     }
-    // Every process is alive: then either news is under way, or the network failed.
+    // When every process is alive, either a failure report is on its way or the network failed.
     const bool all_alive = question_.has_value() && silent_.empty() && !positions_.empty();
     const absl::Duration limit =
         all_alive ? kQuietTime + kNewsTimeout : 2 * (kAnswerTimeout + kNewsTimeout);

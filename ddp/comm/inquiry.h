@@ -14,12 +14,13 @@
 
 namespace ddp::internal {
 
-// Finds out why a collective does not complete: which rank is gone, or which ranks are in different
-// collectives. Costs nothing until a rank has waited for long, or a connection has broken.
+// Finds the cause of a collective that does not complete: a rank that is gone, or ranks that are in
+// different collectives. The Communicator owns it, and uses it after a long wait or a broken
+// connection; before that it costs nothing.
 //
-// A rank that waits asks all ranks, through the store, where they are (FailureNotice::AskWhere).
-// One rank asks and reads for all; the others hear its verdict as news of a failure. A rank of this
-// host that has died is proven dead by its process id, without a question.
+// A rank that waits asks all ranks for their positions, through the store
+// (FailureNotice::AskWhere). One rank asks and reads for all; the others receive the result as a
+// failure report. A dead process on this host is found by its process id, without a question.
 //
 // Thread-compatible. All methods but Explain() throw what the store throws.
 class Inquiry {
@@ -31,43 +32,45 @@ class Inquiry {
     // The ranks whose processes run on this host: [local_begin, local_end).
     int local_begin = 0;
     int local_end = 0;
-    // Rank 0 serves the store, so a store that is lost means that rank 0 is gone.
+    // True when rank 0 serves the store: a store that is lost then means that rank 0 is gone.
     bool store_is_rank_0 = false;
   };
 
   // The operation that this rank waits for.
   struct Awaited {
-    int64_t sequence = 0;          // of a collective; -1: it is none
-    bool needs_all_ranks = false;  // it cannot complete here before every rank has launched it
-    int peer = -1;                 // of a message: the one rank that it needs
+    int64_t sequence = 0;          // of a collective; -1 for other operations
+    bool needs_all_ranks = false;  // completes only after every rank has launched it
+    int peer = -1;                 // of a message: the other rank; -1 for other operations
     std::string what;
   };
 
-  // Neither may be null.
+  // Every method needs a `notice` and a `log`; the constructor also takes null.
   Inquiry(std::shared_ptr<FailureNotice> notice, std::shared_ptr<const CollectiveLog> log,
           const Options& options);
 
-  // Asks all ranks where they are. Returns false when another rank has asked since `since_ns`.
+  // Asks all ranks for their positions. Returns false when another rank has asked since `since_ns`
+  // (monotonic clock).
   bool Ask(int64_t since_ns);
 
-  // Reads the answers to the last question of this rank. Returns whether all have come. Then, as
-  // before that, positions() holds the answers and silent() the ranks without one.
+  // Reads the answers to this rank's last question, without waiting. Returns true when all ranks
+  // have answered. Sets positions() to the answers, and silent() to the ranks without one.
   bool ReadAnswers();
   const std::map<int, RankPosition>& positions() const { return positions_; }
   const std::vector<int>& silent() const { return silent_; }
 
-  // The failure that the answers read so far prove: ranks in different collectives, or a rank that
-  // will never launch `awaited`, because it has left the group or its process has ended.
+  // Returns the failure that the last answers prove: ranks in different places (see
+  // DescribeMismatch), or a rank that will never launch `awaited`, because it has left the group or
+  // its process has ended. Nullopt when the answers prove none.
   std::optional<FailureNotice::Failure> Judge(const Awaited& awaited);
 
-  // The ranks that have not launched `awaited`, as far as the answers tell: for the message of a
-  // timeout. Empty: none is known.
+  // Describes the ranks that have not launched `awaited` according to the answers, for the message
+  // of a timeout. Empty when none is known.
   std::string DescribeLate(const Awaited& awaited) const;
 
-  // A connection broke with `error` while this rank waited for `awaited`. Blocks until news of a
-  // failure has come (nullopt), or this rank has found the cause: a rank that is gone; or, where
-  // every rank answers, this rank itself with the text of `error`. A rank of this host that has
-  // died is found at once, another one after 3 s; the longest wait is 8 s.
+  // Finds the cause of a connection that broke with `error` while this rank waited for `awaited`.
+  // Returns nullopt when a failure report has come. Returns the rank that is gone, or this rank
+  // with `error` when all processes are alive or the store fails. Blocks for about 8 s at most.
+  // A process of this host that has died is found at once, one of another host after 3 s.
   std::optional<FailureNotice::Failure> Explain(const Awaited& awaited, const std::string& error);
 
  private:
@@ -82,7 +85,7 @@ class Inquiry {
   const std::shared_ptr<FailureNotice> notice_;
   const std::shared_ptr<const CollectiveLog> log_;
   const Options options_;
-  std::optional<int64_t> question_;  // this rank's last one
+  std::optional<int64_t> question_;  // number of this rank's last question
   int64_t asked_ns_ = 0;
   std::map<int, RankPosition> positions_;
   std::vector<int> silent_;

@@ -19,11 +19,13 @@ struct NcclBackendOptions {
   absl::Duration timeout = absl::Minutes(10);  // of one operation
 };
 
-// Whether this program was built with --config=cuda and sees a GPU.
+// Returns true when this program was built with --config=cuda and sees a GPU.
 bool NcclAvailable();
 
-// LibTorch's own NCCL backend; the ranks connect at the first operation. Makes `device` the current
-// one. Throws CommunicationError; in a build without --config=cuda ConfigurationError, always.
+// Makes LibTorch's own NCCL backend; the ranks connect at the first operation. Makes `device` the
+// current CUDA device. Throws CommunicationError when the backend cannot be made. Throws
+// ConfigurationError when the process does not see `device`, and always in a build without
+// --config=cuda.
 c10::intrusive_ptr<c10d::Backend> MakeNcclBackend(const c10::intrusive_ptr<c10d::Store>& store,
                                                   const NcclBackendOptions& options);
 

@@ -1,4 +1,4 @@
-// The same interface in a build without --config=cuda.
+// Implements nccl_backend.h in a build without --config=cuda.
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "ddp/comm/nccl_backend.h"

@@ -10,8 +10,8 @@
 
 namespace ddp::internal {
 
-// What the ranks of a group tell each other outside the collectives (see FailureNotice): one entry
-// of the group's log in the store. As text:
+// An entry of a group's log in the store, by which its ranks communicate outside the collectives
+// (see FailureNotice). A value. Its text is one of:
 //   failure <incarnation> <rank> <reason>
 //   ping <incarnation> <number> <rank>,<rank>,...
 //   where <incarnation> <number> <rank>
@@ -21,15 +21,15 @@ struct NoticeMessage {
   Kind kind = Kind::kFailure;
   int64_t incarnation = 0;
 
-  int rank = -1;       // kFailure: who cannot go on, -1: no single rank; kWhere: who asks
-  std::string reason;  // kFailure: why, in its own words
+  int rank = -1;       // kFailure: the rank at fault, -1 for no single one; kWhere: the asker
+  std::string reason;  // kFailure: the cause, for a person
 
-  int64_t number = 0;      // kPing, kWhere: names the answer
-  std::vector<int> ranks;  // kPing: who shall answer
+  int64_t number = 0;      // kPing, kWhere: part of the answers' keys
+  std::vector<int> ranks;  // kPing: the ranks that answer
 
   std::string Serialize() const;
 
-  // Nullopt: not such a text.
+  // Returns nullopt when `text` is not the result of Serialize().
   static std::optional<NoticeMessage> Parse(absl::string_view text);
 };
 

@@ -8,13 +8,13 @@
 
 namespace ddp::internal {
 
-// What a collective is for, as messages and TORCH_DISTRIBUTED_DEBUG=DETAIL show it: "the all-reduce
-// of gradient bucket 3". The text is put together only when somebody reads it, so that naming an
-// operation costs nothing in a backward. Converts from a literal, so `AllReduce(t, "a barrier")`
-// and `AllReduce(t, {"the all-reduce of gradient bucket", 3})` read well.
+// The purpose of a collective, as messages and TORCH_DISTRIBUTED_DEBUG=DETAIL show it: "the
+// all-reduce of gradient bucket 3". A value. ToString() builds the text, so a name costs nothing in
+// a backward. Converts from a literal, so `AllReduce(t, "a barrier")` and
+// `AllReduce(t, {"the all-reduce of gradient bucket", 3})` compile.
 class OperationName {
  public:
-  // `text` must outlive the name: a literal. A negative index is not shown.
+  // `text` must outlive the name, as a literal does. ToString() omits a negative index.
   OperationName(const char* text, int64_t index = -1)  // NOLINT: implicit on purpose
       : text_(text), index_(index) {}
   OperationName(std::string text)  // NOLINT: implicit on purpose

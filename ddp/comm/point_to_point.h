@@ -16,25 +16,26 @@ class Backend;
 
 namespace ddp::internal {
 
-// Messages between two ranks over a c10d backend.
+// Sends and receives messages between two ranks over a c10d backend. The Communicator owns it.
 //
-// With Gloo each message is two: a header of a fixed size, with the type and the number of elements
-// of the tensor, and the tensor's bytes. The tag of a message contains its number among those with
-// the same peer and the same tag of the program; the second part's tag contains the type and the
-// number of elements as well. So Gloo never receives more bytes than it expects, for which it would
-// end the process, and a receiver with another type or size gets an error with both.
+// With Gloo each message has two parts: a header with the type and the number of elements of the
+// tensor, and the tensor's bytes. The tag of the header is a hash of the program's tag and the
+// message's number among those with the same peer and tag. The tag of the bytes is a hash of these,
+// the type and the number of elements. So Gloo never receives more bytes than it expects; it would
+// end the process for that. A receiver that expects another type or size gets an error with both.
 //
 // With other backends a message is the tensor, under the program's tag.
 //
-// Thread-compatible. A future of Gloo has a thread of its own until it is complete: Gloo's messages
-// have none.
+// Thread-compatible. With Gloo every future has a thread until it is complete, because Gloo's works
+// for messages have no future.
 class PointToPoint {
  public:
-  // `matches_tags`: as Gloo does.
+  // `matches_tags`: the backend matches messages by tag, as Gloo does.
   PointToPoint(c10::intrusive_ptr<c10d::Backend> backend, bool matches_tags);
 
-  // Starts one half of a message. `tensor` is contiguous and must not change until the future,
-  // whose value is a list of `tensor`, is complete. Throws what the backend throws.
+  // Start one half of a message and do not wait. `tensor` is contiguous and must not change until
+  // the future is complete. The future's value is a list of `tensor`, or the backend's own value.
+  // Throws what the backend throws; the future has the error of a message that fails later.
   WorkFuture Send(const at::Tensor& tensor, int peer, int tag);
   WorkFuture Receive(const at::Tensor& tensor, int peer, int tag);
 

@@ -21,7 +21,7 @@ struct Stat {
   uint64_t start_time = 0;
 };
 
-// Of /proc/<pid>/stat. The second field is the name in parentheses and may hold anything.
+// Reads /proc/<pid>/stat. Its second field, the name in parentheses, may contain any characters.
 std::optional<Stat> ReadStat(int64_t pid) {
   std::ifstream file(absl::StrCat("/proc/", pid, "/stat"));
   std::stringstream text;
@@ -75,7 +75,7 @@ std::optional<ProcessIdentity> ProcessIdentity::Parse(absl::string_view text) {
 bool ProcessIdentity::HasEnded(const ProcessIdentity& observer) const {
   if (boot != observer.boot || pid_space != observer.pid_space) return false;
   if (::kill(static_cast<pid_t>(pid), 0) != 0) return errno == ESRCH;
-  // Also a process that nobody has reaped yet, and a later one with the same id.
+  // The id may be of a zombie, or of a later process; in both cases this process has ended.
   const std::optional<Stat> now = ReadStat(pid);
   return now.has_value() &&
          (now->state == 'Z' || now->state == 'X' || now->start_time != start_time);

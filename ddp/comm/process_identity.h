@@ -9,23 +9,24 @@
 
 namespace ddp::internal {
 
-// Names a process so that another process of the same host can prove that it has ended: by the
-// boot of the host, the PID namespace, the process id and the time at which the process started.
+// Identifies a process, so that another process of the same host can prove that it has ended. The
+// identity is the boot of the host, the PID namespace, the process id and the process's start time.
+// A value; any thread.
 struct ProcessIdentity {
   std::string boot;        // of the kernel
   uint64_t pid_space = 0;  // inode of the PID namespace
   int64_t pid = 0;
   uint64_t start_time = 0;  // clock ticks after the boot
 
-  // This process. Nullopt: /proc does not tell.
+  // Returns the identity of this process, or nullopt when /proc does not give it.
   static std::optional<ProcessIdentity> OfThisProcess();
 
   std::string Serialize() const;
-  // Nullopt: not such a text.
+  // Returns nullopt when `text` is not the result of Serialize().
   static std::optional<ProcessIdentity> Parse(absl::string_view text);
 
-  // Whether the process has certainly ended. False as well for a process of another host or PID
-  // namespace than `observer`, of which `observer` can know nothing.
+  // Returns true when the process has certainly ended. `observer` is the calling process. Returns
+  // false for a process of another host or PID namespace, which `observer` cannot see.
   bool HasEnded(const ProcessIdentity& observer) const;
 };
 

@@ -27,7 +27,7 @@ TEST(ProcessIdentityTest, AProcessThatLivesHasNotEnded) {
   EXPECT_FALSE(self->HasEnded(*self));
 }
 
-// A child tells its identity through a pipe, and is looked at alive, dead and reaped.
+// A child sends its identity through a pipe. The test checks the child alive, dead and reaped.
 TEST(ProcessIdentityTest, AProcessHasEndedBeforeItIsReaped) {
   int pipe[2];
   ASSERT_EQ(::pipe(pipe), 0);

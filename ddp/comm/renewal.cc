@@ -13,21 +13,21 @@
 namespace ddp::internal {
 namespace {
 
-// How long a rank may be absent before anyone asks about it.
+// Time that a rank may be missing before another rank asks whether it is alive.
 constexpr absl::Duration kGrace = absl::Milliseconds(200);
 
-// How long a process has to answer that it is alive.
+// Time within which a living process answers.
 constexpr absl::Duration kAnswerTimeout = absl::Seconds(3);
 
-// The questions "are you alive?" that the ranks of one renewal put to those who are missing:
-// numbered from 1, each asked by one rank for all.
+// The questions of one renewal: the ranks that have come ask the missing ranks whether they are
+// alive. Questions are numbered from 1, and one rank asks each of them for all.
 class Questions {
  public:
   Questions(c10d::Store& store, FailureNotice& notice, int64_t incarnation)
       : store_(store), notice_(notice), incarnation_(incarnation) {}
 
-  // The newest one that was asked; 0: there is none. Its answers may be old, so a rank that came
-  // late may need one more to see that a process is gone.
+  // Returns the number of the newest question, or 0. Its answers may be old, so a rank that came
+  // late may need another question to see that a process is gone.
   int64_t Newest() { return store_.add(Key("count"), 0); }
 
   void Ask(int64_t number, const std::vector<int>& missing) {
@@ -37,8 +37,8 @@ class Questions {
     store_.add(Key("count"), 1);
   }
 
-  // Who has not answered. Empty when the rank that was to ask died before it could: then this one
-  // asks, and the time for an answer begins now.
+  // Returns the ranks that have not answered. If the rank that claimed the question died before it
+  // asked, this rank asks, and the result is empty: the time for an answer begins now.
   std::vector<int> Silent(int64_t number, const std::vector<int>& missing) {
     std::vector<int> silent;
     if (!store_.check({Key(absl::StrCat("asked/", number))})) {
@@ -73,18 +73,18 @@ std::optional<FailureNotice::Failure> MeetForRenewal(const c10::intrusive_ptr<c1
   const absl::Time deadline = clock.Now() + options.timeout;
   StoreMeeting meeting(store, FailureNotice::RenewalName(options.incarnation), options.rank,
                        options.size);
-  // An earlier attempt may have got as far as this before the store failed. Should it have failed
-  // between the two steps of arriving, the loop below finds that all are here.
+  // An earlier call may have arrived before the store failed. If the store failed between the two
+  // steps of Arrive(), the loop below finds that no rank is missing.
   if (!meeting.HasArrived()) meeting.Arrive("");
   Questions questions(*store, notice, options.incarnation);
-  int64_t question = 0;  // the last that was asked; 0: none yet
+  int64_t question = 0;  // the last one that was asked, or 0
   std::optional<std::string> verdict = meeting.AwaitVerdict(std::min(kGrace, options.timeout));
   while (!verdict.has_value()) {
     const std::vector<int> missing = meeting.Missing();
     std::vector<int> silent;
     if (question > 0) silent = questions.Silent(question, missing);
     if (missing.empty()) {
-      verdict = meeting.Decide(StoreMeeting::kMet);  // the last to come had no time to say so
+      verdict = meeting.Decide(StoreMeeting::kMet);  // the last rank is about to, or died
     } else if (!silent.empty()) {
       verdict = meeting.Decide(FailureNotice::GoneVerdict(
           {.rank = silent.front(),

@@ -18,19 +18,20 @@ namespace ddp::internal {
 struct RenewalOptions {
   int rank = 0;
   int size = 1;
-  int64_t incarnation = 0;  // that the ranks are about to build
-  absl::Duration timeout;   // how long a rank that is alive is waited for
+  int64_t incarnation = 0;  // the next one, which the ranks will build
+  absl::Duration timeout;   // of the wait for ranks that are alive
 };
 
-// Brings the ranks of a group together again after a failure. Blocks until all are here (nullopt),
-// or one will never come: it died, left, or let the timeout pass. Every rank gets the same answer,
-// also one that comes later, and that answer stays.
+// Renews a group after a failure: waits in the store until all ranks have called this function.
+// Returns nullopt when all have come. Otherwise returns a rank that will not come: its process is
+// gone, it has left the group, or the timeout has passed. Every rank gets the same answer, also
+// a rank that calls later.
 //
-// A rank that is not here after 200 ms is asked whether it is alive, and again every 3 s. Its
-// FailureNotice answers, whatever the rank itself is busy with; no answer within 3 s means that its
-// process is gone.
+// The ranks ask a rank that is missing after 200 ms whether it is alive, and again every 3 s. The
+// thread of its FailureNotice answers, even while its trainer is busy. Without an answer within
+// 3 s, its process counts as gone.
 //
-// Throws what the store throws.
+// Blocks the calling thread. Throws what the store throws; the call may then be repeated.
 std::optional<FailureNotice::Failure> MeetForRenewal(const c10::intrusive_ptr<c10d::Store>& store,
                                                      FailureNotice& notice,
                                                      const RenewalOptions& options);

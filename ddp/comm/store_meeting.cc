@@ -46,8 +46,8 @@ std::optional<std::string> StoreMeeting::AwaitVerdict(absl::Duration timeout) {
   try {
     store_->wait({verdict_key()}, limit);
   } catch (const std::exception&) {
-    // No store says in its exception's type whether it is lost or the time is over. A store that
-    // is lost says so again at the next command.
+    // The exception's type does not say whether the store is lost or the wait timed out. A lost
+    // store throws again at the next command.
     const absl::Duration waited = absl::Nanoseconds(MonotonicNanoseconds() - start_ns);
     if (waited < absl::FromChrono(limit) * 0.9) throw;
     return std::nullopt;
@@ -96,7 +96,7 @@ MeetingEnd AttendMeeting(StoreMeeting& meeting, const std::string& value, absl::
   std::optional<std::string> verdict = meeting.AwaitVerdict(timeout);
   if (!verdict.has_value()) {
     const std::vector<int> missing = meeting.Missing();
-    // All came while we looked: the last of them is about to say so, or died before it could.
+    // If no rank is missing any more, the last one to arrive is about to write kMet, or has died.
     verdict = meeting.Decide(missing.empty() ? StoreMeeting::kMet
                                              : absl::StrCat(kMissing, absl::StrJoin(missing, ",")));
   }

@@ -15,46 +15,49 @@ class Store;
 
 namespace ddp::internal {
 
-// A meeting of all ranks of a group in the store: each leaves a value, and all come to know how it
-// ended. What a renewal, a monitored barrier and the comparison of collectives are made of.
+// A barrier of all ranks of a group in the store, at which each rank leaves a value. A renewal,
+// a monitored barrier and the comparison of collectives are built on it. A rank "arrives" at the
+// meeting by writing its value.
 //
-// It ends with a verdict: one text, written once, by whoever has something to say first, and the
-// same for everyone, also for a rank that comes later. The last rank to come writes kMet; one that
-// has lost patience, or knows of a failure, writes another text. So no two ranks ever differ about
-// whether a meeting took place, and everyone waits for one key, without polling.
+// A meeting ends with a verdict: one text, written once (compareSet), equal for all ranks, also for
+// a rank that comes later. The last rank to arrive writes kMet. A rank whose wait times out, or
+// that knows of a failure, writes another text. The first text stays. So all ranks agree on the
+// outcome of a meeting, and every rank waits for one key, without polling.
 //
-// Per rank: three commands to the store to come and to wait, one more to read all values.
+// Cost per rank: four store commands to arrive and wait, and one more to read all values (on
+// a store without multiGet, one per value).
 // Thread-compatible. All methods throw what the store throws, when it fails.
 class StoreMeeting {
  public:
-  // The verdict of a meeting to which all came.
+  // Verdict of a meeting at which all ranks arrived.
   static constexpr char kMet[] = "met";
 
-  // `name` is used for one meeting only.
+  // `name` must be used for one meeting only.
   StoreMeeting(c10::intrusive_ptr<c10d::Store> store, std::string name, int rank, int size);
 
-  // Where the verdict is, in the store.
+  // Returns the key of the verdict in the store.
   static std::string VerdictKey(const std::string& name);
   std::string verdict_key() const { return VerdictKey(name_); }
 
-  // Once, and first. Where the store may fail and the meeting be tried again: unless HasArrived().
+  // Arrives with `value`. Call it once, before the other methods. A caller that repeats a meeting
+  // after the store failed calls it only when HasArrived() is false.
   void Arrive(const std::string& value);
   bool HasArrived();
 
-  // Nullopt: there is none after `timeout`.
+  // Blocks until there is a verdict and returns it. Returns nullopt after `timeout`.
   std::optional<std::string> AwaitVerdict(absl::Duration timeout);
 
-  // Proposes a verdict and returns the one that holds: this one, or an earlier one.
+  // Proposes a verdict. Returns the verdict that holds: this one, or an earlier one.
   std::string Decide(const std::string& verdict);
 
-  // Who has not come. One command per rank, if not all have.
+  // Returns the ranks that have not arrived. One command when all have, else one more per rank.
   std::vector<int> Missing();
 
-  // What the ranks left, in rank order. Only after the verdict kMet.
+  // Returns the values of all ranks, by rank. Only after the verdict kMet.
   std::vector<std::string> Values();
 
-  // Removes what this rank left, so that the store does not grow. Only when no rank can still be
-  // in the meeting: once all have come to a later one.
+  // Removes this rank's value, and on rank 0 the verdict, so the store does not grow. Call it only
+  // when no rank can still be in the meeting: after all have arrived at a later one.
   void Forget();
 
  private:
@@ -66,15 +69,17 @@ class StoreMeeting {
   int size_;
 };
 
-// Runs one meeting to its end: comes with `value` and waits for the verdict. After `timeout` it
-// ends the meeting for want of those who are missing; `missing` names them, the same on every rank.
+// Result of a meeting. `missing` has the ranks for which the meeting timed out, equal on all ranks.
 struct MeetingEnd {
   std::string verdict;
   std::vector<int> missing;
 };
+
+// Arrives with `value` and blocks until the verdict. After `timeout` it ends the meeting with
+// a verdict that names the missing ranks.
 MeetingEnd AttendMeeting(StoreMeeting& meeting, const std::string& value, absl::Duration timeout);
 
-// "rank 1", "ranks 1, 3": for messages.
+// Returns "rank 1" or "ranks 1, 3", for messages.
 std::string RankList(const std::vector<int>& ranks);
 
 }  // namespace ddp::internal

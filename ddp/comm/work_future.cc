@@ -34,7 +34,7 @@ WorkFuture FutureOfWork(const c10::intrusive_ptr<c10d::Work>& work,
   try {
     if (WorkFuture future = work->getFuture()) return future;
   } catch (const std::exception&) {
-    // LibTorch has no other way to say that a work has no future.
+    // LibTorch reports only by an exception that a work has no future.
   }
   return FutureOfThread([work] { WaitForWork(*work); }, std::move(tensors));
 }
@@ -50,7 +50,7 @@ WorkFuture FutureOfThread(std::function<void()> wait, std::vector<at::Tensor> te
     } catch (...) {
       error = std::current_exception();
     }
-    wait = nullptr;  // what it holds is free before anyone hears of the end
+    wait = nullptr;  // frees its captures before the future is complete
     if (error) {
       future->setErrorIfNeeded(error);
     } else {

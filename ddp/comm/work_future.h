@@ -18,25 +18,27 @@ namespace ddp::internal {
 
 using WorkFuture = c10::intrusive_ptr<c10::ivalue::Future>;
 
-// A future with the value `tensors` that is complete already.
+// Returns a future that is complete, with the value `tensors`.
 WorkFuture CompleteFuture(std::vector<at::Tensor> tensors);
 
-// Blocks until `work` is complete. Throws its error, and CommunicationError for one that was
-// aborted.
+// Blocks until `work` is complete. Throws the work's error, and CommunicationError when the backend
+// has aborted it.
 void WaitForWork(c10d::Work& work);
 
-// Returns the work's own future. A work without one (Gloo's reduce-scatter, some backends of
-// programs) gets a thread that waits for it; the value is then `tensors`.
+// Returns the work's own future, with the backend's value. A work without a future (Gloo's
+// reduce-scatter, some backends of programs) gets one from FutureOfThread(), with value `tensors`.
 WorkFuture FutureOfWork(const c10::intrusive_ptr<c10d::Work>& work,
                         std::vector<at::Tensor> tensors);
 
-// Completes with the value `tensors`, or with an error, when `wait` returns, or throws, in a thread
-// of its own. The thread has the caller's modes (inference, no gradients), and ends with `wait`,
-// whatever becomes of the future.
+// Runs `wait` on a new thread. The future gets the value `tensors` when `wait` returns, or the
+// error that `wait` throws. The thread has the caller's modes (inference, no gradients). It is
+// detached and ends with `wait`, even when no owner of the future is left.
 WorkFuture FutureOfThread(std::function<void()> wait, std::vector<at::Tensor> tensors);
 
-// Completes with the value `tensors` when `future` is complete and `finish` has run; `finish` may
-// be null. It runs in a thread of the backend, in the caller's modes and without gradients.
+// Returns a future that gets the value `tensors` after `future` is complete and `finish` has run.
+// `finish` may be null. An error of `future` or of `finish` becomes the result's error.
+// `finish` runs in the caller's modes and without gradients, on the thread that completes `future`;
+// when `future` is complete already, on the calling thread.
 WorkFuture Then(const WorkFuture& future, std::function<void()> finish,
                 std::vector<at::Tensor> tensors);
 
