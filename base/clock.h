@@ -1,4 +1,4 @@
-// The passage of time, behind an interface, so that a decision can be tested without waiting.
+// Elapsed time behind an interface, so that decisions can be tested without waiting.
 #ifndef DDP_BASE_CLOCK_H_
 #define DDP_BASE_CLOCK_H_
 
@@ -9,9 +9,9 @@
 
 namespace ddp {
 
-// Tells the time that has passed. `Now()` never goes back and does not follow the wall clock: on
-// the real clock it is CLOCK_MONOTONIC, expressed as an absl::Time whose epoch means nothing. Two
-// values of one clock may be subtracted and compared; a value must never be shown to a person.
+// A monotonic clock. `Now()` never goes back and does not follow the wall clock. The real clock is
+// CLOCK_MONOTONIC as an absl::Time with an arbitrary epoch. Callers may subtract and compare two
+// values of one clock; they must never show a value to a person.
 //
 // Thread-safe.
 class Clock {
@@ -21,13 +21,13 @@ class Clock {
   virtual absl::Time Now() const = 0;
 };
 
-// CLOCK_MONOTONIC.
+// The real clock: CLOCK_MONOTONIC.
 class MonotonicClock final : public Clock {
  public:
   absl::Time Now() const override;
 };
 
-// CLOCK_MONOTONIC in nanoseconds: the stamp that processes of one host exchange.
+// Returns CLOCK_MONOTONIC in nanoseconds. Values of all processes of one host are comparable.
 int64_t MonotonicNanoseconds();
 
 }  // namespace ddp

@@ -16,10 +16,10 @@ namespace {
 
 constexpr unsigned kCloseRangeCloseOnExec = 1U << 2;  // CLOSE_RANGE_CLOEXEC
 
-// A limit above that comes from "unlimited": such a loop would take seconds.
+// A larger limit of open files means "unlimited"; a loop up to it would take seconds.
 constexpr rlim_t kMostDescriptors = 1 << 20;
 
-// As getdents64(2) has it; the C library has no name for it.
+// Layout of an entry of getdents64(2); the C library does not declare it.
 struct Entry {
   uint64_t inode;
   int64_t offset;
@@ -28,7 +28,7 @@ struct Entry {
   char name[];
 };
 
-// -1: no number, as "." is none.
+// Returns the number that `text` is, or -1 for another text, such as ".".
 int NumberOf(const char* text) {
   if (*text == '\0') return -1;
   int number = 0;

@@ -3,11 +3,11 @@
 
 namespace ddp {
 
-// Sets FD_CLOEXEC on every descriptor from `first` on: close_range(2) from Linux 5.11 on, before
-// that by the list in /proc/self/fd, and without /proc one by one up to the limit of open files.
-// Returns 0, or errno where none of the three is possible.
+// Sets FD_CLOEXEC on every open descriptor from `first` on. Uses close_range(2) on Linux 5.11 and
+// later, otherwise the list in /proc/self/fd. Without /proc it tries each number up to the limit of
+// open files. Returns 0, or errno when none of the three is possible.
 //
-// Async-signal-safe, for the time between fork and exec: allocates nothing, takes no lock.
+// Async-signal-safe, for use between fork and exec: allocates nothing, takes no lock.
 int SetCloseOnExecFrom(int first);
 
 }  // namespace ddp

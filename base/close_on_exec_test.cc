@@ -22,7 +22,7 @@ namespace {
 constexpr int kFirst = 3;
 constexpr int kDescriptors = 300;  // more than one getdents64 returns
 
-// From now on `calls` fail as on a kernel that has none of them.
+// Makes `calls` fail from now on, as on a kernel without them.
 bool Forbid(std::initializer_list<int> calls, int error_number) {
   std::vector<sock_filter> filter = {
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr))};
@@ -37,8 +37,8 @@ bool Forbid(std::initializer_list<int> calls, int error_number) {
          prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
 }
 
-// A child opens many descriptors without FD_CLOEXEC, in a process where `calls` fail. Returns what
-// the child finds: 0 is well, 1 an open descriptor too many, 2 an error, 3 no seccomp here.
+// Forks a child in which `calls` fail, and which opens many descriptors without FD_CLOEXEC. Returns
+// the child's result: 0 success, 1 an open descriptor too many, 2 an error, 3 no seccomp here.
 int TryWithout(std::initializer_list<int> calls) {
   const pid_t pid = fork();
   if (pid == 0) {

@@ -7,9 +7,8 @@
 
 namespace ddp {
 
-// A duration as a person wants to read it in a message, rounded: "3ms", "1.5s", "9m59s". Anything
-// positive below a millisecond, and zero, is "1ms"; a negative one is its absolute value behind a
-// minus.
+// Returns a rounded duration for messages: "3ms", "1.5s", "9m59s". Zero, and a positive duration
+// below a millisecond, is "1ms". A negative duration is a minus and its absolute value.
 std::string DurationText(absl::Duration duration);
 
 }  // namespace ddp

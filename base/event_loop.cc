@@ -25,8 +25,8 @@ absl::Status ErrnoStatus(const char* what) {
   return absl::InternalError(absl::StrCat("event loop: ", what, ": ", strerror(errno)));
 }
 
-// Epoll carries this number and not the descriptor, so that an event that was already fetched when
-// its descriptor was unwatched, closed and reused cannot reach the new owner.
+// Epoll carries this number, not the descriptor. An event may have been fetched before its
+// descriptor was unwatched, closed and reused; such an event must not reach the new owner.
 using RegistrationId = uint64_t;
 constexpr RegistrationId kTimerRegistration = 0;
 
@@ -39,7 +39,7 @@ struct EventLoop::State {
 
   struct Registration {
     int fd = -1;
-    // Shared with a running call, which may unwatch itself.
+    // Shared with a running callback, which may unwatch itself.
     std::shared_ptr<FdCallback> callback;
   };
 
@@ -55,7 +55,7 @@ struct EventLoop::State {
   std::map<std::pair<int64_t, TimerId>, std::function<void()>> timers;
   std::unordered_map<TimerId, int64_t> due_of_timer;
   TimerId next_timer = 1;
-  // When `timer` goes off at the latest.
+  // Time at which `timer` expires, or kNotArmed.
   int64_t armed_ns = kNotArmed;
 
   void ArmTimer();
@@ -107,7 +107,7 @@ void EventLoop::Unwatch(int fd) {
 
 EventLoop::TimerId EventLoop::AddTimer(absl::Duration delay, std::function<void()> callback) {
   const TimerId id = state_->next_timer++;
-  // Half of the representable time is for ever, and cannot overflow.
+  // The limit is longer than any wait, and cannot overflow.
   const int64_t delay_ns = std::min(absl::ToInt64Nanoseconds(delay), INT64_MAX / 2);
   const int64_t due_ns = MonotonicNanoseconds() + std::max<int64_t>(delay_ns, 0);
   state_->timers[{due_ns, id}] = std::move(callback);
@@ -125,7 +125,8 @@ void EventLoop::CancelTimer(TimerId id) {
 }
 
 void EventLoop::State::ArmTimer() {
-  // Going off for a timer that was cancelled is cheaper than a system call for each that is.
+  // CancelTimer() leaves the timerfd armed: a needless expiration is cheaper than a system call for
+  // every cancelled timer.
   if (timers.empty() || timers.begin()->first.first >= armed_ns) return;
   armed_ns = timers.begin()->first.first;
   itimerspec spec{};
@@ -138,8 +139,8 @@ void EventLoop::State::FireTimers() {
   uint64_t expirations = 0;
   (void)!read(timer.get(), &expirations, sizeof(expirations));
   armed_ns = kNotArmed;
-  // Timers that callbacks add are due later than `now_ns`, or fire in the next round, so that a
-  // timer which adds itself again cannot starve the descriptors.
+  // Timers that callbacks add fire in the next round at the earliest. So a timer that adds itself
+  // again cannot starve the descriptors.
   const int64_t now_ns = MonotonicNanoseconds();
   const TimerId first_new = next_timer;
   while (!stopped && !timers.empty()) {

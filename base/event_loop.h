@@ -11,9 +11,10 @@
 
 namespace ddp {
 
-// The one epoll of the agent's one thread: descriptors and timers call back, nothing polls.
+// An epoll loop: calls callbacks for ready descriptors and expired timers. The agent has one, on
+// its only thread.
 //
-// Not thread-safe: every call, and every callback, is on the thread that calls Run(). A callback
+// Not thread-safe: every call and every callback runs on the thread that calls Run(). A callback
 // may watch, unwatch, add and cancel, its own registration included.
 class EventLoop {
  public:
@@ -23,11 +24,11 @@ class EventLoop {
   ~EventLoop();
 
   // Calls `callback` with the ready epoll events each time `fd` has one of `events` (EPOLLIN, ...;
-  // level-triggered). Does not own `fd`; Unwatch it before closing it. An fd is watched once:
-  // kAlreadyExists.
+  // level-triggered). Does not own `fd`: call Unwatch() before closing it. Errors: kAlreadyExists
+  // when `fd` is watched already, kInternal from epoll_ctl.
   absl::Status Watch(int fd, uint32_t events, std::function<void(uint32_t events)> callback);
 
-  // Does nothing when `fd` is not watched. After it returns the callback is never called again.
+  // Does nothing when `fd` is not watched. After the return, the callback is never called again.
   void Unwatch(int fd);
 
   // Calls `callback` once, `delay` from now.
@@ -35,7 +36,7 @@ class EventLoop {
   // Does nothing when the timer has fired or is unknown.
   void CancelTimer(TimerId id);
 
-  // Dispatches until Stop() is called from a callback. Errors: what epoll_wait returns.
+  // Blocks and dispatches until a callback calls Stop(). Errors: kInternal from epoll_wait.
   absl::Status Run();
   void Stop();
 

@@ -36,7 +36,7 @@ class EventLoopTest : public ::testing::Test {
     absl::StatusOr<std::unique_ptr<EventLoop>> loop = EventLoop::Create();
     ASSERT_TRUE(loop.ok()) << loop.status();
     loop_ = *std::move(loop);
-    // A test that waits for nothing ends here instead of hanging.
+    // This timer ends a test that would hang.
     loop_->AddTimer(absl::Seconds(60), [] { FAIL() << "the event did not come"; });
   }
 
@@ -107,7 +107,7 @@ TEST_F(EventLoopTest, AReusedDescriptorDoesNotGetItsPredecessorsEvent) {
   auto replace = [&](uint32_t) {
     loop_->Unwatch(first.reader.get());
     loop_->Unwatch(second.reader.get());
-    // The number of `second`, now the end of a pipe without data.
+    // The descriptor number of `second` is now the end of a pipe without data.
     ASSERT_EQ(dup2(quiet.reader.get(), second.reader.get()), second.reader.get());
     ASSERT_TRUE(loop_->Watch(second.reader.get(), EPOLLIN, [&](uint32_t) { ++quiet_calls; }).ok());
     loop_->AddTimer(absl::ZeroDuration(), [&] { loop_->Stop(); });

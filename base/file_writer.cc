@@ -12,7 +12,8 @@
 namespace ddp {
 namespace {
 
-// Waits for as long as it takes. A file that cannot be written is closed. Returns why, or "".
+// Writes all of `data`; blocks without a limit. Closes a file that cannot be written. Returns the
+// error, or "".
 std::string WriteAll(UniqueFd& file, const std::string& data) {
   size_t written = 0;
   while (written < data.size() && file.valid()) {
@@ -82,7 +83,7 @@ void FileWriter::Close(FileId id) {
   }
 }
 
-// The descriptor belongs to the tasks that are left; the last of them closes it.
+// The remaining tasks share the descriptor; the last of them closes it.
 void FileWriter::Remove(FileId id) { files_.erase(id); }
 
 size_t FileWriter::pending(FileId id) const {

@@ -16,18 +16,18 @@
 
 namespace ddp {
 
-// Appends to files on a named thread, so that a file on a mount that has stalled holds up that
-// thread and not the event loop. The files of one writer wait for each other.
+// Appends to files on a named thread. A file on a stalled mount then blocks that thread, not the
+// event loop. The thread writes one file at a time, so the files of one writer delay each other.
 //
-// The queue is bounded by its owners: whoever appends looks at pending(), and stops reading what it
-// would append, or drops it and says so.
+// The owner bounds the queue. Before it appends, it checks pending(). It then either stops reading
+// the data that it would append, or drops and reports the data.
 //
-// Thread-compatible: everything here, the callbacks included, is on the thread of the event loop.
+// Thread-compatible: every call and every callback runs on the thread of the event loop.
 class FileWriter {
  public:
   using FileId = uint64_t;
 
-  // From that much on owners should append no more.
+  // Number of pending bytes from which on an owner should not append.
   static constexpr size_t kFullBytes = 4 << 20;
 
   // `event_loop` is not owned and must outlive the writer; `name` is the thread's. Errors:
@@ -35,31 +35,31 @@ class FileWriter {
   static absl::StatusOr<std::unique_ptr<FileWriter>> Create(EventLoop* event_loop,
                                                             std::string name);
 
-  // Never waits: what has not been written is lost. See Flush() of the owners.
+  // Never blocks. Data not written yet is lost, so owners flush before (see their Flush()).
   ~FileWriter() = default;
 
   struct Callbacks {
-    // The file cannot be written and is given up; what is appended from now on is dropped.
+    // Called when the file cannot be written. Data appended later is dropped.
     std::function<void(const std::string& why)> on_error;
-    // Some of what was appended is in the file, or was dropped: pending() is less.
+    // Called after data was written or dropped: pending() has decreased.
     std::function<void()> on_written;
   };
 
-  // Takes `fd`, which may be non-blocking.
+  // Takes ownership of `fd`, which may be non-blocking.
   FileId Add(UniqueFd fd, Callbacks callbacks);
 
-  // Never waits. Unknown ids are ignored, here and below.
+  // Never blocks. An unknown id is ignored, here and below.
   void Append(FileId id, std::string data);
 
-  // Closes the file once everything appended to it is written. Until then its callbacks are called;
-  // Remove(): no more.
+  // Close() closes the file after all appended data is written; callbacks are called until then.
+  // Remove() does the same, and no callback of the file is called any more.
   void Close(FileId id);
   void Remove(FileId id);
 
-  // Called each time something was written or dropped, whichever file it was for.
+  // Sets a callback for each time that data of any file was written or dropped.
   void OnProgress(std::function<void()> callback) { on_progress_ = std::move(callback); }
 
-  // Bytes that are not in their files yet: of one file, of all.
+  // Return the number of bytes not yet written: of one file, or of all files.
   size_t pending(FileId id) const;
   size_t pending() const { return pending_; }
 
@@ -69,7 +69,7 @@ class FileWriter {
 
  private:
   struct File {
-    std::shared_ptr<UniqueFd> fd;  // the thread's, from the first Append() on
+    std::shared_ptr<UniqueFd> fd;  // used by the thread only, from the first Append() on
     Callbacks callbacks;
     size_t pending = 0;
     bool is_closing = false;
@@ -82,7 +82,7 @@ class FileWriter {
   FileId next_id_ = 1;
   size_t pending_ = 0;
   std::function<void()> on_progress_;
-  const std::unique_ptr<TaskThread> thread_;  // ends first: its tasks call back
+  const std::unique_ptr<TaskThread> thread_;  // destroyed first, because its tasks use the rest
 };
 
 }  // namespace ddp

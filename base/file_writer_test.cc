@@ -66,7 +66,7 @@ TEST_F(FileWriterTest, WritesInOrder) {
   EXPECT_EQ(Slurp(path_), expected);
 }
 
-// A pipe that nobody reads takes no more than the kernel keeps, as a mount that has stalled.
+// A pipe without a reader blocks the writer when the kernel's buffer is full, like a stalled mount.
 TEST_F(FileWriterTest, TheLoopGoesOnWhileAFileTakesNothing) {
   std::array<int, 2> fds{};
   ASSERT_EQ(::pipe2(fds.data(), O_CLOEXEC), 0);

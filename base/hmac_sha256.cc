@@ -58,7 +58,7 @@ void AddBlock(const std::string& message, size_t at, std::array<uint32_t, 8>& st
   for (size_t i = 0; i < add.size(); ++i) state[i] += add[i];
 }
 
-// `key`, filled up to a block and combined with `byte`.
+// Returns `key`, filled up to a block and combined with `byte`.
 std::string Pad(const std::string& key, unsigned char byte) {
   std::string pad(kBlockBytes, static_cast<char>(byte));
   for (size_t i = 0; i < key.size(); ++i) pad[i] = static_cast<char>(pad[i] ^ key[i]);

@@ -7,14 +7,14 @@
 
 namespace ddp {
 
-// HMAC-SHA256 (RFC 2104, FIPS 180-4) of `message` under `key`: 32 bytes. Pure; any thread.
+// Returns the HMAC-SHA256 (RFC 2104, FIPS 180-4) of `message` under `key`: 32 bytes. Any thread.
 std::string HmacSha256(absl::string_view key, absl::string_view message);
 
-// The SHA-256 of `message`: 32 bytes. Pure; any thread.
+// Returns the SHA-256 of `message`: 32 bytes. Any thread.
 std::string Sha256(absl::string_view message);
 
-// Whether `one` and `two` are equal, in a time that depends on their sizes alone: an attacker
-// learns nothing about how far a guess is right.
+// Returns true when `one` and `two` are equal. The time depends on their sizes alone, so an
+// attacker cannot measure how much of a guess is right.
 bool EqualInConstantTime(absl::string_view one, absl::string_view two);
 
 }  // namespace ddp

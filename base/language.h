@@ -1,4 +1,4 @@
-// Says what is wrong when a program is compiled for an older language than this library.
+// Fails the compilation of a program for an older C++ standard, with the fix in the message.
 #ifndef DDP_BASE_LANGUAGE_H_
 #define DDP_BASE_LANGUAGE_H_
 

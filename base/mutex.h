@@ -1,7 +1,7 @@
 // Locks that clang's thread-safety analysis checks and that ThreadSanitizer understands.
 //
-// Thin over std::mutex: the annotations are the whole point. (The system's absl::Mutex is not
-// instrumented, so ThreadSanitizer reports races where there are none.)
+// They are std::mutex with annotations. (The system's absl::Mutex is not instrumented, so
+// ThreadSanitizer reports races where there are none.)
 #ifndef DDP_BASE_MUTEX_H_
 #define DDP_BASE_MUTEX_H_
 
@@ -17,7 +17,7 @@ namespace ddp {
 
 class CondVar;
 
-// Not recursive.
+// A mutex, not recursive.
 class ABSL_LOCKABLE Mutex {
  public:
   Mutex() = default;
@@ -46,8 +46,8 @@ class ABSL_SCOPED_LOCKABLE MutexLock {
   Mutex& mutex_;
 };
 
-// Waits may wake without a reason: call them in a loop over the condition. Every wait has a
-// deadline; there is no wait without one.
+// A condition variable. A wait may return without a notification, so call it in a loop that checks
+// the condition. Every wait has a deadline.
 class CondVar {
  public:
   static constexpr absl::Duration kLongestWait = absl::Hours(24 * 365);
@@ -56,9 +56,9 @@ class CondVar {
   CondVar(const CondVar&) = delete;
   CondVar& operator=(const CondVar&) = delete;
 
-  // Returns false when `timeout` has passed. Holds `mutex` on return in both cases. A timeout
-  // beyond kLongestWait, infinity included, is kLongestWait: the C++ library adds it to the present
-  // time, which would overflow, and the wait would end at once.
+  // Blocks until a notification or `timeout`. Returns false when `timeout` has passed. Holds
+  // `mutex` on return in both cases. A longer timeout, infinity included, becomes kLongestWait: the
+  // C++ library adds the timeout to the present time, and an overflow would end the wait at once.
   bool WaitFor(Mutex& mutex, absl::Duration timeout) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     std::unique_lock<std::mutex> lock(mutex.mutex_, std::adopt_lock);
     const std::cv_status status = condition_.wait_for(

@@ -11,11 +11,11 @@ namespace {
 
 class CondVarTest : public ::testing::Test {
  protected:
-  // Waits until another thread has set `set_`; counts waits that ended by themselves.
+  // Waits until another thread has set `set_`. Counts the waits that timed out.
   int TimeoutsUntilSet(absl::Duration timeout) {
     int timeouts = 0;
     MutexLock lock(mutex_);
-    // Takes the lock, and so sets only while this thread waits.
+    // The other thread takes the lock, so it sets `set_` only while this thread waits.
     std::thread setter([this] {
       MutexLock lock(mutex_);
       set_ = true;

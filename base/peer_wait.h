@@ -5,23 +5,25 @@
 
 namespace ddp {
 
-// Who wants to know when a thread of this process waits for other ranks: the line between a rank
-// that works and one that waits for it. ddp/ tells it, and must not know who listens.
+// Observes when a thread of this process waits for other ranks. The observer can so distinguish
+// a rank that works from a rank that waits for a peer. ddp/ notifies the observer through
+// PeerWaitScope, and so does not depend on its implementation.
 class PeerWaitObserver {
  public:
   virtual ~PeerWaitObserver() = default;
 
-  // On the thread that is about to wait. False: this wait is of no interest; no End() follows.
+  // Called before a wait, on the waiting thread. Returns false to ignore this wait: no End()
+  // follows.
   virtual bool Begin() = 0;
-  // On the same thread, when the wait is over, well or not.
+  // Called after the wait, successful or not, on the same thread.
   virtual void End() = 0;
 };
 
-// There is one for the process, since what it tells is about the process; null: nobody listens. It
-// must live until the process ends. Any thread.
+// Sets the observer of this process; null removes it. The observer must live until the process
+// ends. Any thread.
 void SetPeerWaitObserver(PeerWaitObserver* observer);
 
-// Around a wait.
+// Notifies the observer, if there is one, of a wait that lasts as long as this object lives.
 class PeerWaitScope {
  public:
   PeerWaitScope();

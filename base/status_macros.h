@@ -1,4 +1,4 @@
-// Passing an absl::Status on to the caller in one line.
+// Macros that return an absl::Status to the caller in one line.
 #ifndef DDP_BASE_STATUS_MACROS_H_
 #define DDP_BASE_STATUS_MACROS_H_
 

@@ -31,7 +31,7 @@ struct Task {
 
 }  // namespace
 
-// The state that the two threads share. The last one to leave destroys it.
+// State shared by the owner's thread and the task thread. The last owner destroys it.
 struct TaskThread::State {
   UniqueFd event;  // const after Create()
   Mutex mutex;
@@ -40,7 +40,7 @@ struct TaskThread::State {
   std::vector<std::function<void()>> ended ABSL_GUARDED_BY(mutex);
   bool stopping ABSL_GUARDED_BY(mutex) = false;
 
-  // The thread: runs tasks until it is told to stop.
+  // Body of the thread: runs tasks until `stopping`.
   void RunTasks();
   void Finish(std::function<void()> done);
 };
@@ -56,7 +56,7 @@ void TaskThread::State::RunTasks() {
       queue.pop_front();
     }
     task.task();
-    task.task = nullptr;  // what it holds goes before `done` may be called
+    task.task = nullptr;  // destroys its captures before `done` may be called
     Finish(std::move(task.done));
   }
 }
@@ -65,7 +65,7 @@ void TaskThread::State::Finish(std::function<void()> done) {
   bool first = false;
   {
     MutexLock lock(mutex);
-    // After the owner's end `done` must be destroyed without a call: it may point to the owner.
+    // After the owner's destructor, `done` is destroyed without a call: it may point to the owner.
     if (stopping) return;
     first = ended.empty();
     ended.push_back(std::move(done));
@@ -115,7 +115,7 @@ void TaskThread::StartThread() {
       state->RunTasks();
     }).detach();
     started_ = true;
-  } catch (const std::system_error&) {  // no thread is left: Run() does without
+  } catch (const std::system_error&) {  // no thread can be started: see Run()
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }

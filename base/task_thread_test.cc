@@ -32,7 +32,7 @@ class TaskThreadTest : public ::testing::Test {
     });
   }
 
-  // A task that ends when open_gate_ is closed.
+  // Returns a task that ends when open_gate_ is closed.
   std::function<void()> Stalled() {
     return [gate = gate_] {
       char byte = 0;

@@ -3,8 +3,8 @@
 
 namespace ddp {
 
-// Whether AddressSanitizer or ThreadSanitizer is part of this build. Both slow a program down, and
-// both handle fatal signals themselves.
+// True when this build has AddressSanitizer or ThreadSanitizer. Both slow a program down and handle
+// fatal signals themselves.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 inline constexpr bool kUnderSanitizer = true;
 #elif defined(__has_feature)

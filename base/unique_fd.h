@@ -11,8 +11,8 @@ namespace ddp {
 
 // Owns one file descriptor and closes it. Move-only; -1 means "none". Thread-compatible.
 //
-// The result of close() is dropped: a writer that must know calls fsync() and close() itself, on
-// release().
+// The result of close() is dropped. A writer that needs the result calls release(), and then
+// fsync() and close() itself.
 class UniqueFd {
  public:
   UniqueFd() = default;
@@ -29,7 +29,7 @@ class UniqueFd {
   int get() const { return fd_; }
   bool valid() const { return fd_ >= 0; }
 
-  // Gives the descriptor to the caller, who closes it.
+  // Transfers ownership of the descriptor to the caller.
   [[nodiscard]] int release() { return std::exchange(fd_, -1); }
 
   void reset(int fd = -1) {
