@@ -1,4 +1,4 @@
-// What tests of distributed training ask of models and errors, inside a rank's body.
+// Checks of models and errors for tests of distributed training, for use in a rank's body.
 #ifndef DDP_TESTING_DISTRIBUTED_CHECKS_H_
 #define DDP_TESTING_DISTRIBUTED_CHECKS_H_
 
@@ -15,7 +15,7 @@
 
 namespace ddp::testing {
 
-// All elements, as doubles, in one row. Complex numbers give two.
+// Returns all elements as doubles, in one row. A complex number gives two.
 inline torch::Tensor Flatten(const std::vector<torch::Tensor>& tensors) {
   std::vector<torch::Tensor> parts = {torch::zeros({0}, torch::kDouble)};
   for (const torch::Tensor& tensor : tensors) {
@@ -27,7 +27,7 @@ inline torch::Tensor Flatten(const std::vector<torch::Tensor>& tensors) {
   return torch::cat(parts);
 }
 
-// Of all parameters that have one.
+// Returns the gradients of all parameters that have one, as Flatten() does.
 inline torch::Tensor Gradients(const torch::nn::Module& module) {
   std::vector<torch::Tensor> gradients;
   for (const torch::Tensor& parameter : module.parameters()) {
@@ -36,7 +36,7 @@ inline torch::Tensor Gradients(const torch::nn::Module& module) {
   return Flatten(gradients);
 }
 
-// Whether all ranks hold the same bits. A collective.
+// Returns true when all ranks hold the same elements as rank 0. A collective: call it on all ranks.
 inline bool SameOnAllRanks(ProcessGroup& group, const torch::Tensor& mine) {
   torch::Tensor zero = mine.clone();
   group.broadcast(zero, 0);
@@ -45,7 +45,8 @@ inline bool SameOnAllRanks(ProcessGroup& group, const torch::Tensor& mine) {
   return differing.item<int64_t>() == 0;
 }
 
-// The text of the Error that `action` throws; else what happened instead.
+// Returns the text of the Error that `action` throws. Otherwise returns "no error", or "another
+// error: " and its text.
 template <typename Error>
 std::string ErrorOf(const std::function<void()>& action) {
   try {

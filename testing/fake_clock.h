@@ -10,8 +10,8 @@
 
 namespace ddp::testing {
 
-// A clock that stands still until the test moves it. Starts at an arbitrary time that is neither
-// zero nor infinite, so that code which treats either as "unset" is found out.
+// A clock that changes only when the test calls Advance(). It starts at an arbitrary time, neither
+// zero nor infinite. So a test fails when code treats zero or infinity as "unset".
 //
 // Thread-safe.
 class FakeClock final : public Clock {
@@ -23,7 +23,7 @@ class FakeClock final : public Clock {
     return now_;
   }
 
-  // Time never goes back: a negative duration is the test's mistake.
+  // Moves the clock. A negative duration is a mistake of the test: CHECK.
   void Advance(absl::Duration duration) {
     CHECK_GE(absl::ToInt64Nanoseconds(duration), 0) << "a clock does not go back";
     MutexLock lock(mutex_);

@@ -14,14 +14,14 @@
 
 namespace ddp::testing {
 
-// A spawner without processes: the test says when and how each worker ends. Pids count from 1001
-// and belong to nobody. Thread-compatible.
+// A ProcessSpawner without processes: the test decides when and how each worker ends. Pids are
+// numbers from 1001 on, of no process. Thread-compatible.
 class FakeProcessSpawner final : public elastic::ProcessSpawner {
  public:
   struct Worker {
     elastic::WorkerSpec spec;
     pid_t pid = 0;
-    std::vector<int> signals;  // that it was sent, in order
+    std::vector<int> signals;  // sent to the worker, in order
     bool running = true;
   };
 
@@ -31,22 +31,23 @@ class FakeProcessSpawner final : public elastic::ProcessSpawner {
   void Signal(pid_t pid, int signal) override;
   void KillStrays(std::function<void()> on_gone) override;
 
-  // Called with each worker that starts, and with each signal that one gets. May call Exit(), as
-  // long as it is not from within Spawn(): use a timer.
+  // Set callbacks for each worker that starts, and for each signal to a worker. A callback within
+  // Spawn() must not call Exit(); it can set a timer that does. Other callbacks may call Exit().
   void OnSpawn(std::function<void(const Worker&)> on_spawn) { on_spawn_ = std::move(on_spawn); }
   void OnSignal(std::function<void(const Worker&, int signal)> on_signal) {
     on_signal_ = std::move(on_signal);
   }
 
-  // The worker of `local_rank` cannot be started any more.
+  // Makes every later start of `local_rank` fail with `status`.
   void FailSpawn(int local_rank, absl::Status status);
 
-  // The start of `local_rank` takes until FinishStart().
+  // Delays the start of `local_rank` until FinishStart().
   void HoldStart(int local_rank) { slow_rank_ = local_rank; }
   void FinishStart();
   bool start_is_held() const { return held_start_ != nullptr; }
 
-  // What workers leave behind lives until EndStrays(). `on_kill` is called when it is to be killed.
+  // Lets the strays (processes that workers left behind) live until EndStrays(). `on_kill` is
+  // called by KillStrays().
   void HoldStrays(std::function<void()> on_kill = nullptr) {
     strays_are_slow_ = true;
     on_kill_strays_ = std::move(on_kill);
@@ -56,7 +57,7 @@ class FakeProcessSpawner final : public elastic::ProcessSpawner {
   // Ends a running worker; does nothing when it has ended.
   void Exit(pid_t pid, const elastic::ExitStatus& status);
 
-  // All that were ever started, in order.
+  // All workers that were ever started, in order.
   const std::vector<Worker>& workers() const { return workers_; }
   int strays_killed() const { return strays_killed_; }
 

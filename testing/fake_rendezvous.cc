@@ -75,7 +75,7 @@ void FakeRendezvous::Complete(const elastic::GenerationId& generation, absl::Dur
     if (!end_.has_value()) end_ = JobEnd{JobEnd::Kind::kSucceeded, ""};
     running_ = false;
     done(absl::OkStatus());
-    // The news comes after the answer, as a push does.
+    // The watcher is notified after the answer, as by a push.
     loop_->AddTimer(absl::ZeroDuration(), [this] {
       if (on_news_) on_news_({.kind = News::Kind::kJobEnded, .end = *end_});
     });
@@ -106,7 +106,7 @@ void FakeRendezvous::TakeBack(const elastic::GenerationId& generation, absl::Dur
 }
 
 void FakeRendezvous::Leave(absl::Duration, Done done) {
-  // Even one that answers nothing lets its caller go.
+  // Cancel() works after StopAnswering() as well.
   answers_ = true;
   Answer("leave", [this, done] { done(reach_); });
 }

@@ -15,23 +15,24 @@
 
 namespace ddp::testing {
 
-// The rendezvous of a job of one node, in memory: answers in the next turn of the event loop, keeps
-// the budget, and is out of reach when the test says so. A drain is announced to its own watcher.
-// Thread-compatible.
+// A rendezvous of a job of one node, in memory. Answers in the next turn of the event loop, counts
+// restarts against the budget, and is out of reach when the test wants that. Announces a drain to
+// its own watcher. Thread-compatible.
 class FakeRendezvous final : public elastic::Rendezvous {
  public:
   // `loop` is not owned and must outlive the rendezvous.
   FakeRendezvous(EventLoop* loop, int max_restarts) : loop_(loop), max_restarts_(max_restarts) {}
 
-  // Not OK: every request from now on is answered by it.
+  // Answers every later request with `reach`, unless it is OK.
   void SetReach(absl::Status reach) { reach_ = std::move(reach); }
-  // From now on requests are not answered at all, until they are cancelled.
+  // Leaves every later request unanswered, until it is cancelled.
   void StopAnswering() { answers_ = false; }
-  // Tells the watcher, as a real one does by itself.
+  // Notifies the watcher, as a real rendezvous does by itself.
   void Tell(const elastic::News& news) const { on_news_(news); }
-  // The next rounds put this node there, in place of alone; `masters` follows from the group rank.
+  // Gives this node `placement` in the next rounds; by default it is the only node. `masters`
+  // follows from the group rank.
   void SetPlacement(elastic::NodePlacement placement) { placement_ = std::move(placement); }
-  // What median_busy_us() answers.
+  // Sets the result of median_busy_us().
   void SetMedianBusy(int64_t busy_us) { median_busy_us_ = busy_us; }
 
   void Join(const elastic::NodeOffer& offer, absl::Duration timeout, JoinDone done) override;
@@ -51,8 +52,8 @@ class FakeRendezvous final : public elastic::Rendezvous {
     on_news_ = std::move(on_news);
   }
 
-  // "join", "report rank 1 failed", "complete 2", "drain 2 going away", "take back 2", "leave",
-  // "close no program", "cancel".
+  // The requests so far: "join", "report rank 1 failed", "complete 2", "drain 2 going away",
+  // "take back 2", "leave", "close no program", "cancel".
   const std::vector<std::string>& requests() const { return requests_; }
   const std::vector<elastic::NodeOffer>& offers() const { return offers_; }
   const elastic::NodeReport& report() const { return report_; }
@@ -67,9 +68,9 @@ class FakeRendezvous final : public elastic::Rendezvous {
   elastic::GenerationId generation_;
   int restarts_ = 0;
   std::optional<elastic::JobEnd> end_;
-  bool running_ = false;   // the current generation goes on
+  bool running_ = false;   // the current generation runs
   bool draining_ = false;  // and a membership change is announced
-  std::string reason_;     // why the last generation ended
+  std::string reason_;     // of the end of the last generation
   bool charged_ = false;
   std::optional<elastic::NodePlacement> placement_;
   int64_t median_busy_us_ = -1;

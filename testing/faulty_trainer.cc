@@ -1,9 +1,9 @@
-// A trainer without a model, for tests of what the launcher makes of its faults:
+// A trainer without a model, for tests of the launcher's reaction to faults:
 //
 //   faulty_trainer FAULT
 //
-// The first generation makes some steps, then rank 1 has the fault, and the others wait for it as
-// ranks do whose peer is gone. A later generation makes some steps and succeeds.
+// The first generation makes some steps. Then rank 1 has the fault, and the other ranks wait for
+// it, as for a peer that is gone. A later generation makes some steps and succeeds.
 #include <signal.h>
 #include <unistd.h>
 
@@ -21,9 +21,9 @@ namespace {
 using ddp::elastic::Phase;
 using ddp::elastic::WorkerSession;
 
-constexpr int64_t kSteps = 20;  // more than hang detection wants to see
+constexpr int64_t kSteps = 20;  // more than hang detection needs for its warm-up
 
-// Until somebody ends the process.
+// Blocks until the process is killed.
 [[noreturn]] void WaitIn(WorkerSession& session, Phase phase) {
   const auto scope = session.phase(phase);
   for (;;) pause();

@@ -1,4 +1,4 @@
-// The entry points that libFuzzer calls.
+// Entry points that libFuzzer calls.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>

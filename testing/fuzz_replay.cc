@@ -12,7 +12,7 @@
 
 namespace {
 
-// The input at hand, for the signal handler.
+// Current input, for the signal handler.
 const std::string* current = nullptr;
 
 // Calls only what a signal handler may call.
@@ -41,7 +41,7 @@ void Run(const std::string& input) {
 int main() {
   for (const int signal : {SIGABRT, SIGSEGV}) {
     struct sigaction action {};
-    // A sanitizer's own handler tells more.
+    // A sanitizer's own handler prints more.
     if (::sigaction(signal, nullptr, &action) != 0 || action.sa_handler != SIG_DFL) continue;
     (void)::signal(signal, &ShowInput);
   }

@@ -20,20 +20,20 @@ namespace ddp::testing {
 // Must be deterministic: the input alone decides what the code under test does.
 void FuzzOne(absl::string_view input);
 
-// Valid inputs that libFuzzer starts from. Between them they reach every branch that accepts.
+// Returns valid inputs from which libFuzzer starts. Together they reach every branch that accepts.
 std::vector<std::string> FuzzSeeds();
 
-// Takes an input apart from its start. An input that has ended goes on with zeros.
+// Reads numbers and bytes from the start of an input. After the input's end it reads zeros.
 class FuzzInput {
  public:
   explicit FuzzInput(absl::string_view bytes) : rest_(bytes) {}
 
   uint8_t TakeByte() { return static_cast<uint8_t>(TakeNumber(1)); }
-  // 8 bytes, little-endian.
+  // Takes 8 bytes, little-endian.
   uint64_t TakeNumber() { return TakeNumber(8); }
-  // At most `size` bytes.
+  // Takes `size` bytes, or fewer at the end of the input.
   absl::string_view TakeBytes(size_t size);
-  // The bytes that nobody has taken.
+  // The bytes not yet taken.
   absl::string_view rest() const { return rest_; }
 
  private:
@@ -42,14 +42,14 @@ class FuzzInput {
   absl::string_view rest_;
 };
 
-// The inverse of FuzzInput::TakeNumber(), for seeds.
+// Returns the bytes from which FuzzInput::TakeNumber() reads `number`, for seeds.
 std::string FuzzNumber(uint64_t number);
 
 // Cuts `bytes` into pieces of 1 to 32 bytes, as a socket may deliver them; `seed` decides where.
 // Each piece has memory of its own and exact size, so that a sanitizer sees a read beyond it.
 std::vector<std::vector<char>> FuzzPieces(absl::string_view bytes, uint8_t seed);
 
-// Whether `text` is one line for a person: not empty, without control characters.
+// Returns true when `text` is one printable line: not empty, without control characters.
 bool IsOneLine(absl::string_view text);
 
 }  // namespace ddp::testing

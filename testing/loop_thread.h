@@ -14,8 +14,8 @@
 
 namespace ddp::testing {
 
-// Runs an event loop on a thread of its own while this object lives. A test makes all that the loop
-// serves before, and touches none of it meanwhile.
+// Runs an event loop on its own thread while this object lives. A test makes all objects that use
+// the loop before, and uses none of them while this object lives.
 class LoopThread {
  public:
   // `loop` is not owned and must outlive the thread.

@@ -7,22 +7,23 @@
 
 namespace ddp::testing {
 
-// A client of a TCP server on this machine, as tests need one: blocking, but no call waits for
-// longer than a minute. For tests only.
+// A blocking TCP client of a server on this machine. No call blocks for longer than a minute. For
+// tests only.
 
-// Connects to `port` of 127.0.0.1. Not valid: nobody listens there.
+// Connects to `port` of 127.0.0.1. Returns an invalid descriptor when no server listens there.
 UniqueFd DialLoopback(int port);
 
-// The same for ::1. Not valid: nobody listens there, or this machine has no IPv6.
+// Connects to `port` of ::1. Returns an invalid descriptor when no server listens there, or this
+// machine has no IPv6.
 UniqueFd DialLoopback6(int port);
 
-// Whether this machine has IPv6.
+// Returns true when this machine has IPv6.
 bool HasLoopback6();
 
 // Sends all of `text`, or fails the test.
 void SendText(const UniqueFd& socket, const std::string& text);
 
-// All that comes until the other side closes.
+// Blocks until the other side closes the connection. Returns all that it has sent.
 std::string ReceiveText(const UniqueFd& socket);
 
 }  // namespace ddp::testing

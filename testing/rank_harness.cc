@@ -26,7 +26,7 @@
 namespace ddp::testing {
 namespace {
 
-// Names the body in the environment of a rank's process.
+// Environment variable of a rank's process with the name of its body.
 constexpr char kBodyVariable[] = "DDP_TEST_RANK_BODY";
 constexpr char kThisBinary[] = "/proc/self/exe";
 constexpr char kGeneration[] = "1";
@@ -51,7 +51,7 @@ absl::Status CheckJob(const RankJob& job) {
   return absl::OkStatus();
 }
 
-// The environment of one rank as "NAME=value" strings.
+// Returns the environment of one rank as "NAME=value" strings.
 std::vector<std::string> RankEnvironment(const RankJob& job, int rank, int master_port) {
   std::map<std::string, std::string> values;
   for (char** entry = environ; *entry != nullptr; ++entry) {
@@ -77,7 +77,7 @@ std::vector<std::string> RankEnvironment(const RankJob& job, int rank, int maste
   values["DDP_GENERATION"] = kGeneration;
   values["DDP_GENERATION_NONCE"] = kGenerationNonce;
   values["DDP_STORE"] = job.store_url;
-  // Not ours to hand on, should this test itself run under ddprun.
+  // Removed: when this test runs under ddprun, these belong to the test and not to its ranks.
   values["DDP_HEALTH_FD"] = "";
   values["TORCHELASTIC_ERROR_FILE"] = "";
   values[kBodyVariable] = job.body;
@@ -97,8 +97,8 @@ std::vector<char*> Pointers(std::vector<std::string>& strings) {
   return pointers;
 }
 
-// In the forked child: becomes the program or reports errno on `error_fd`. Calls nothing that is
-// not safe between fork and exec in a process that has threads.
+// Runs in the forked child: executes the program, or writes errno to `error_fd`. Calls only
+// functions that are safe between fork and exec in a process with threads.
 [[noreturn]] void BecomeProgram(pid_t parent, int output_fd, int error_fd, char* const* argv,
                                 char* const* environment) {
   sigset_t none;
@@ -115,7 +115,7 @@ std::vector<char*> Pointers(std::vector<std::string>& strings) {
   _exit(127);
 }
 
-// Returns 0 when the exec behind `fd` succeeded, else the errno that was sent.
+// Returns 0 when the exec behind `fd` succeeded, otherwise the errno that the child wrote.
 int ReadExecError(int fd) {
   int error = 0;
   ssize_t count = 0;
@@ -176,8 +176,8 @@ absl::StatusOr<std::unique_ptr<RankGroup>> RankGroup::Start(const RankJob& job) 
 
 RankGroup::~RankGroup() { KillAll(/*timed_out=*/true); }
 
-// Keeps a free port ours by binding it, without listening: as both sides set SO_REUSEADDR, a rank
-// can still listen on it, while the kernel gives it to nobody who asks for any free port.
+// Reserves a free port by binding it without listening. Both sides set SO_REUSEADDR, so a rank can
+// still listen on the port. The kernel gives the port to no process that asks for any free port.
 absl::Status RankGroup::ReservePort(int port) {
   master_port_ = port;
   if (port != 0) return absl::OkStatus();
@@ -206,7 +206,7 @@ absl::Status RankGroup::StartRank(const RankJob& job, int rank,
   const std::vector<char*> environment_pointers = Pointers(environment);
   Rank& state = ranks_[rank];
   state.result.rank = rank;
-  state.ended = true;  // until there is a process
+  state.ended = true;  // false once there is a process
   UniqueFd output_write, error_read, error_write;
   DDP_RETURN_IF_ERROR(MakePipe(state.output, output_write));
   DDP_RETURN_IF_ERROR(MakePipe(error_read, error_write));
@@ -221,7 +221,7 @@ absl::Status RankGroup::StartRank(const RankJob& job, int rank,
   }
   state.result.pid = pid;
   state.ended = false;
-  setpgid(pid, pid);  // also here: a signal to the group may be sent before the child does it
+  setpgid(pid, pid);  // the child does it too; a signal to the group may be sent before that
   state.pidfd.reset(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
   if (!state.pidfd.valid()) return ErrnoStatus("pidfd_open", errno);
   error_write.reset();
@@ -269,7 +269,7 @@ RankRun RankGroup::Wait() {
       Pump(NextDeadline());
     }
   }
-  KillAll(/*timed_out=*/false);  // what the ranks left behind in their process groups
+  KillAll(/*timed_out=*/false);  // kills the processes that ranks left in their process groups
   RankRun run;
   for (const Rank& rank : ranks_) run.ranks.push_back(rank.result);
   return run;
@@ -297,13 +297,14 @@ void RankGroup::Pump(absl::Time until) {
     Drain(rank);
     pollfd exit{rank.pidfd.get(), POLLIN, 0};
     if (poll(&exit, 1, 0) == 1) {
-      Drain(rank);  // what was written between the first look and the end
+      Drain(rank);  // reads the output written between the first read and the end
       Reap(rank);
     }
   }
 }
 
-// Reads what the pipe holds now. Not until its end: a descendant may keep the pipe open.
+// Reads the bytes that are in the pipe now. Does not read until its end, because a descendant may
+// keep the pipe open.
 void RankGroup::Drain(Rank& rank) {
   char buffer[16384];
   while (rank.output.valid()) {
@@ -318,7 +319,7 @@ void RankGroup::Drain(Rank& rank) {
   }
 }
 
-// Takes the exit status. Blocks only as long as the kernel takes to end a killed process.
+// Reaps the process and sets the result. Blocks only until the kernel has ended a killed process.
 void RankGroup::Reap(Rank& rank) {
   int status = 0;
   while (waitpid(rank.result.pid, &status, 0) < 0 && errno == EINTR) {
@@ -335,8 +336,8 @@ void RankGroup::Reap(Rank& rank) {
 }
 
 void RankGroup::KillAll(bool timed_out) {
-  // A reaped rank's group id cannot have been given to a stranger while a member of the group
-  // lives, and is not a group at all (ESRCH) when none does, unless the pid number has wrapped.
+  // The kernel does not reuse a reaped rank's group id while a member of the group lives. When none
+  // lives, kill() returns ESRCH, unless the pid numbers have wrapped.
   for (Rank& rank : ranks_) {
     if (rank.result.pid > 0) kill(-rank.result.pid, SIGKILL);
   }

@@ -1,6 +1,6 @@
 // Runs the ranks of a test as real processes on this host, and reports how each of them ended.
 //
-// A test names what its ranks do, and its main() hands over to that when it is started as a rank:
+// A test gives its ranks a named body. Its main() runs this body when it is started as a rank:
 //
 //   int Average() {                        // runs in every rank's own process
 //     EXPECT_EQ(...);                      // gtest's checks work here; a failed one makes the
@@ -39,28 +39,28 @@
 
 namespace ddp::testing {
 
-// What to run. Exactly one of `body` and `argv` is given.
+// The ranks to run. Exactly one of `body` and `argv` is given.
 struct RankJob {
   int world_size = 1;
 
   std::string body = "";               // a name that this binary's main() gives to RunRankBody()
   std::vector<std::string> argv = {};  // a program and its arguments; argv[0] is looked up on PATH
 
-  // DDP_STORE of every rank; empty: not set, and one inherited from outside is removed.
+  // DDP_STORE of every rank. Empty removes the variable, also an inherited one.
   std::string store_url = "";
-  // MASTER_PORT; 0: one that is free, and kept free for the ranks while the group lives.
+  // MASTER_PORT. 0 chooses a free port, and reserves it for the ranks while the group lives.
   int master_port = 0;
-  // Set in every rank, over everything else. A variable with an empty value is removed.
+  // Variables of every rank; they override all others. An empty value removes the variable.
   std::map<std::string, std::string> environment = {};
 
-  // How long the whole group may take. What still runs then is killed, and counts as timed out.
+  // Time limit of the whole group. Ranks that still run then are killed, and count as timed out.
   absl::Duration deadline = absl::Seconds(120);
-  // How long the others may go on once a rank has failed: their own report of the failure is
-  // worth waiting for, a hang is not.
+  // Time limit of the other ranks after a rank has failed. They get time to report the failure; a
+  // rank that hangs is killed.
   absl::Duration deadline_after_failure = absl::Seconds(20);
 };
 
-// How a rank ended.
+// Result of one rank.
 struct RankResult {
   int rank = 0;
   pid_t pid = -1;
@@ -70,25 +70,25 @@ struct RankResult {
   std::string output;      // stdout and stderr, in the order of writing
 
   bool succeeded() const { return !timed_out && signal == 0 && exit_code == 0; }
-  // "rank 1 (pid 12) exited with code 3".
+  // Returns "rank 1 (pid 12) exited with code 3".
   std::string Describe() const;
 };
 
-// How a group ended: one result per rank, in rank order.
+// Result of a group: one per rank, in rank order.
 struct RankRun {
   std::vector<RankResult> ranks;
 
   bool succeeded() const;
-  // Every rank's end and its whole output: what a failed test prints.
+  // Returns how every rank ended, with its whole output, for the message of a failed test.
   std::string Describe() const;
 };
 
-// A running group of ranks. Kills and reaps what is left of it on destruction, by pid and process
-// group; the kernel does so should this process be killed.
+// A running group of ranks. The destructor kills and reaps the remaining processes, by pid and
+// process group. The kernel kills the ranks when this process is killed.
 //
-// Not thread-safe, and the thread that starts a group must outlive it: the kernel kills the ranks
-// when the thread that started them ends. Ranks may block on a full pipe (64 KiB of output)
-// between two calls of WaitForOutput() and Wait().
+// Not thread-safe. The thread that starts a group must outlive it: the kernel kills the ranks when
+// that thread ends. Outside WaitForOutput() and Wait() no output is read, so a rank may block on a
+// full pipe (64 KiB).
 class RankGroup {
  public:
   // Starts every rank. Errors: kInvalidArgument (the job contradicts itself), kNotFound or
@@ -101,17 +101,17 @@ class RankGroup {
   int size() const { return static_cast<int>(ranks_.size()); }
   pid_t pid(int rank) const;
   int master_port() const { return master_port_; }
-  // All that the rank has written so far.
+  // The output of the rank that was read so far.
   const std::string& output(int rank) const;
 
-  // Sends `signal` to one rank's process. Nothing happens when it has ended.
+  // Sends `signal` to the rank's process. Does nothing when the process has ended.
   void Signal(int rank, int signal);
 
-  // Returns once `rank` has written `text`. Errors: kDeadlineExceeded after `timeout`,
-  // kFailedPrecondition when the rank ends without having written it; both quote its output.
+  // Blocks until `rank` has written `text`. Errors: kDeadlineExceeded after `timeout`;
+  // kFailedPrecondition when the rank has ended without writing `text`. Both quote its output.
   absl::Status WaitForOutput(int rank, const std::string& text, absl::Duration timeout);
 
-  // Returns when every rank has ended or was killed at a deadline. To be called once.
+  // Blocks until every rank has ended or was killed at a deadline. Call it once.
   RankRun Wait();
 
  private:
@@ -127,7 +127,7 @@ class RankGroup {
   absl::Status ReservePort(int port);
   bool AllEnded() const;
   absl::Time NextDeadline() const;
-  // Waits for output or an end, at most until `until`, and takes in what there is.
+  // Waits until there is output, a rank has ended, or `until` has passed; then reads and reaps.
   void Pump(absl::Time until);
   void Drain(Rank& rank);
   void Reap(Rank& rank);
@@ -141,15 +141,15 @@ class RankGroup {
   absl::Duration deadline_after_failure_;
 };
 
-// Starts the job and waits for it. A group that cannot be started is one failed result.
+// Starts the job and waits for it. A group that cannot be started gives one failed result.
 RankRun RunRanks(const RankJob& job);
 
-// The same as a gtest assertion: on failure it prints how every rank ended and what it wrote.
+// Runs the job as a gtest assertion. A failure prints how every rank ended, with its output.
 ::testing::AssertionResult RanksSucceed(const RankJob& job);
 
-// In a process that RunRanks started: runs the body of the asked name and returns the process's
-// exit code, which is the body's, or 1 when the body returned 0 but a gtest check has failed in
-// it. Exits with 2 and a clear line when there is no such body. In any other process: nullopt.
+// In a process that RankGroup started, runs the body that the job names. Returns the exit code of
+// the process: the body's, or 1 when the body returned 0 and a gtest check has failed. Exits with
+// 2 and a message when there is no such body. In any other process, returns nullopt.
 std::optional<int> RunRankBody(const std::map<std::string, std::function<int()>>& bodies);
 
 }  // namespace ddp::testing

@@ -82,7 +82,7 @@ int WriteMuch() {
   return 0;
 }
 
-// Waits until `pid` has gone, whoever reaps it.
+// Waits until `pid` has ended and some process has reaped it.
 bool HasEnded(pid_t pid) {
   const int fd = static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
   if (fd < 0) return true;

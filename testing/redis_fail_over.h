@@ -11,9 +11,9 @@
 
 namespace ddp::testing {
 
-// Two real Redis servers, a master and its replica, and one name that leads to the master. Where
-// this process may mount files (root), the name is a host's in an /etc/hosts that nobody else sees;
-// else it is a link to the master's socket.
+// Two real Redis servers, a master and its replica, and one name of the master. For a process that
+// may mount files (root), the name is a host name in a private /etc/hosts. Otherwise the name is a
+// link to the master's socket.
 //
 // Thread-compatible. Create it in the main thread, before any other thread looks up a name.
 class RedisFailOver {
@@ -23,17 +23,17 @@ class RedisFailOver {
   RedisFailOver(const RedisFailOver&) = delete;
   RedisFailOver& operator=(const RedisFailOver&) = delete;
 
-  // The name.
+  // The endpoint with the name.
   const store::RedisEndpoint& endpoint() const { return endpoint_; }
   bool has_host_name() const { return !endpoint_.is_unix(); }
 
-  // The two change their roles, as Sentinel makes them: no connection ends. The name still leads to
+  // Swaps the roles of the servers, as Sentinel does; no connection ends. The name still refers to
   // the old master.
   void ChangeRoles();
-  // From now on the name leads to the new master.
+  // Makes the name refer to the new master.
   void MoveName();
 
-  // What `command` answers, asked of a server by its own address.
+  // Return the reply to `command` of the first or second server, reached by its own address.
   std::string AskFirst(const std::vector<std::string>& command) { return Ask(*first_, command); }
   std::string AskSecond(const std::vector<std::string>& command) { return Ask(*second_, command); }
 

@@ -25,7 +25,7 @@ std::string MakeFolder() {
   return path;
 }
 
-// A port that was free a moment ago. redis-server cannot choose one itself.
+// Returns a port that was free a moment ago, because redis-server cannot choose one itself.
 int FreePort() {
   const UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address{};

@@ -13,46 +13,46 @@
 
 namespace ddp::testing {
 
-// A real redis-server of one test, in a folder with a short path, gone with the fixture or with the
-// test's process. Where it cannot be started the test's process ends with the reason.
+// A real redis-server for one test, in a folder with a short path. The server ends with the fixture
+// or with the test's process. If it cannot be started, the test's process ends with the reason.
 //
 // Thread-compatible. Create it in the main thread (see PrivateRedisServer).
 class RedisFixture {
  public:
-  // On a unix socket, without a password.
+  // Starts a server on a unix socket, without a password.
   static std::unique_ptr<RedisFixture> Start();
 
-  // On a free TCP port of 127.0.0.1 as well. With a `password`, the server wants it from its user
-  // "default"; endpoint() carries it.
+  // Starts a server on a unix socket and a free TCP port of 127.0.0.1. With a `password`, the
+  // server requires it of its user "default", and endpoint() has it.
   static std::unique_ptr<RedisFixture> StartTcp(const std::string& password = "");
 
-  // The same on that port of another loopback address ("127.0.0.2"), without a password.
+  // Starts a server on `port` of a loopback address ("127.0.0.2"), without a password.
   static std::unique_ptr<RedisFixture> StartTcpAt(const std::string& address, int port);
 
   ~RedisFixture();
   RedisFixture(const RedisFixture&) = delete;
   RedisFixture& operator=(const RedisFixture&) = delete;
 
-  // The TCP address after StartTcp, else the socket.
+  // The TCP address after StartTcp() or StartTcpAt(), otherwise the unix socket.
   const store::RedisEndpoint& endpoint() const { return endpoint_; }
 
-  // The unix socket, in either case.
+  // The unix socket, in every case.
   store::RedisEndpoint SocketEndpoint() const;
 
-  // "7.0.15"
+  // Returns the version, such as "7.0.15".
   std::string ServerVersion() const;
 
-  // A store's address in this server; equal names are equal stores.
+  // Returns the address of a store in this server. Equal names give the same store.
   store::StoreAddress Address(const std::string& name = "test") const;
 
   std::unique_ptr<store::RedisConnection> Connect() const;
 
-  // An outage: the server is gone, and its data. Restart() brings back an empty server at the same
-  // address.
+  // Simulate an outage. Kill() ends the server; its data is lost. Restart() starts an empty server
+  // at the same address.
   void Kill();
   void Restart();
 
-  // How often each command was called ("hget": 3), by the server's own count.
+  // Returns the number of calls of each command ("hget": 3), as the server counts them.
   std::map<std::string, int64_t> CommandCalls() const;
 
   pid_t pid() const { return server_->pid(); }

@@ -10,14 +10,14 @@
 
 namespace ddp::testing {
 
-// A server that follows a script, to say what a real Redis server never says. Owns one thread.
+// A server with fixed answers, such as a real Redis server never gives. Owns one thread.
 class ScriptedRedisServer {
  public:
-  // What one connection answers: the first goes to the first bytes that the client sends, and so
-  // on. After the last one the connection is closed.
+  // Answers on one connection: the first follows the first bytes that the client sends, and so on.
+  // The server closes the connection after the last answer.
   using Answers = std::vector<std::string>;
 
-  // Takes one connection after the other.
+  // Starts the server. It accepts one connection after the other.
   explicit ScriptedRedisServer(std::vector<Answers> connections);
   ~ScriptedRedisServer() { Finish(); }
   ScriptedRedisServer(const ScriptedRedisServer&) = delete;
@@ -25,8 +25,8 @@ class ScriptedRedisServer {
 
   const store::RedisEndpoint& endpoint() const { return endpoint_; }
 
-  // What the client sent, one entry per answer; ends the server, once the client is gone or the
-  // script is at its end.
+  // Waits until the client has closed or all answers are sent, then ends the server. Returns the
+  // bytes that the client sent, one entry per answer.
   std::vector<std::string> Finish();
 
  private:
@@ -36,7 +36,7 @@ class ScriptedRedisServer {
   char folder_[32] = "/tmp/ddp-test-XXXXXX";
   store::RedisEndpoint endpoint_;
   UniqueFd listener_;
-  std::vector<std::string> received_;  // the thread's, until it has ended
+  std::vector<std::string> received_;  // used by the thread only, until it has ended
   std::thread thread_;
 };
 

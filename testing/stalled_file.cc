@@ -11,7 +11,7 @@ StalledFile::StalledFile(const std::string& path) {
   if (lease_.valid() && ::fcntl(lease_.get(), F_SETLEASE, F_WRLCK) != 0) lease_.reset();
 }
 
-// Closing it would not do: a child has the descriptor too until its exec succeeds.
+// Removes the lease. Closing the descriptor would not: a child has it too until its exec succeeds.
 void StalledFile::Release() {
   ::fcntl(lease_.get(), F_SETLEASE, F_UNLCK);
   lease_.reset();

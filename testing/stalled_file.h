@@ -7,18 +7,18 @@
 
 namespace ddp::testing {
 
-// Makes open(2) and execve(2) of one file wait in the kernel, as on a mount that has stalled: by a
-// lease on the file, which the kernel asks back first (fcntl(2), F_SETLEASE). Waits of more than
-// 45 s end by themselves. Ignores SIGIO in this process. Thread-compatible.
+// Makes open(2) and execve(2) of one file block in the kernel, as on a stalled mount. It holds
+// a lease on the file, which the kernel first asks back (fcntl(2), F_SETLEASE). Calls that block
+// for more than 45 s continue by themselves. Ignores SIGIO in this process. Thread-compatible.
 class StalledFile {
  public:
-  // The file exists, belongs to this user, and nobody has it open.
+  // The file must exist, belong to this user, and not be open in any process.
   explicit StalledFile(const std::string& path);
 
-  // False: this file system has no leases.
+  // Returns false when this file system has no leases, so no call blocks.
   bool stalls() const { return lease_.valid(); }
 
-  // From now on nobody waits.
+  // Ends the stall: no call blocks any more.
   void Release();
 
  private:

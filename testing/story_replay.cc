@@ -15,7 +15,7 @@
 namespace ddp::testing {
 namespace {
 
-// The file as it would read if everything in it were expected.
+// Returns the text of the file with the present results in place of the expected ones.
 std::string Replay(const std::string& path, StoryPlayer& player) {
   std::ifstream file(path);
   EXPECT_TRUE(file.is_open()) << path;
@@ -24,7 +24,7 @@ std::string Replay(const std::string& path, StoryPlayer& player) {
   for (std::string line; std::getline(file, line);) {
     const bool is_event = line.rfind("> ", 0) == 0;
     if (is_event) before_first_event = false;
-    // What follows is written anew.
+    // The expected results are replaced.
     if (!is_event && !before_first_event && !line.empty() && line[0] != '#') continue;
     out << line << "\n";
     const std::vector<std::string> words =
@@ -84,7 +84,7 @@ int RunStories(int argc, char** argv, const StorySuite& suite) {
   const bool rewrite = std::any_of(argv + 1, argv + argc, [](const char* argument) {
     return std::string(argument) == "--rewrite";
   });
-  // `bazel run` says where the sources are; a test stands in its runfiles.
+  // `bazel run` gives the folder of the sources; a test runs in its runfiles.
   const char* sources = getenv("BUILD_WORKSPACE_DIRECTORY");
   const std::string folder =
       rewrite && sources != nullptr ? absl::StrCat(sources, "/", suite.folder) : suite.folder;
