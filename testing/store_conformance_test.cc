@@ -1,9 +1,9 @@
-// What every c10d::Store must do, run over LibTorch's own stores, over LibTorch's TCPStore client
-// with our server, and over RedisStore, each also behind a PrefixStore: so that ours are held to
-// theirs, and theirs to what we say of them.
+// The conformance tests of every c10d::Store. They run on LibTorch's own stores, on LibTorch's
+// TCPStore client with our server, and on RedisStore, each also behind a PrefixStore. So our stores
+// must behave as LibTorch's, and LibTorch's as we describe them.
 //
-// The stores differ among each other in a few points, which stand in `StoreKind`; everything else
-// must hold for all.
+// The stores differ in a few points, which `StoreKind` lists. All other tests must pass for all
+// stores.
 
 #include <stdlib.h>
 #include <sys/epoll.h>
@@ -61,7 +61,7 @@ std::thread Go(std::function<void()> work) {
   });
 }
 
-// One store that any number of clients open.
+// A store that any number of clients open.
 class StoreWorld {
  public:
   virtual ~StoreWorld() = default;
@@ -86,7 +86,7 @@ class FileWorld final : public StoreWorld {
   StorePtr Open() override { return c10::make_intrusive<c10d::FileStore>(Path(), kClients); }
 
  private:
-  static constexpr int kClients = 1000;  // it removes its file when so many have gone
+  static constexpr int kClients = 1000;  // FileStore removes its file after this number have left
   std::string Path() const { return std::string(folder_) + "/store"; }
 
   char folder_[32] = "/tmp/ddp-test-XXXXXX";
@@ -112,7 +112,7 @@ class TcpWorld final : public StoreWorld {
   c10::intrusive_ptr<c10d::TCPStore> server_;
 };
 
-// Our server, LibTorch's clients.
+// Our server with LibTorch's clients.
 class OurTcpWorld final : public StoreWorld {
  public:
   explicit OurTcpWorld(bool use_libuv) : use_libuv_(use_libuv) {
@@ -184,10 +184,10 @@ struct StoreKind {
   // FileStore throws the base class, knows no queues or extended calls, answers deleteKey with true
   // for a key that is not there, and gives its clone the default timeout.
   bool is_file = false;
-  // LibTorch's client, with its server or ours: TCPStore holds its one connection, and a lock,
+  // LibTorch's client, with its server or ours. TCPStore holds its only connection, and a lock,
   // while it waits, and does not know kNoTimeout.
   bool is_tcp = false;
-  // A PrefixStore lists and counts what is under other prefixes, too.
+  // A PrefixStore also lists and counts keys under other prefixes.
   bool prefixed = false;
 };
 
@@ -201,7 +201,7 @@ class StoreConformanceTest : public ::testing::TestWithParam<StoreKind> {
     return store;
   }
 
-  // The error must be a timeout's as this store throws it.
+  // Expects from `work` the error that this store throws for a timeout.
   void ExpectTimeout(const std::function<void()>& work) {
     if (GetParam().is_file) {
       EXPECT_THROW(work(), c10::Error);
@@ -214,7 +214,7 @@ class StoreConformanceTest : public ::testing::TestWithParam<StoreKind> {
   const StorePtr store_ = Open();
 };
 
-// For the stores that have more.
+// Tests of stores with the extended API.
 class ExtendedConformanceTest : public StoreConformanceTest {};
 
 TEST_P(StoreConformanceTest, GetReturnsWhatWasSetByAnyClient) {
@@ -222,7 +222,8 @@ TEST_P(StoreConformanceTest, GetReturnsWhatWasSetByAnyClient) {
   store_->set("a", "1");
   EXPECT_EQ(other->get_to_str("a"), "1");
   other->set("a", "22");
-  // TCPStore's set returns before it is applied, but not before what follows on its connection.
+  // TCPStore's set returns before the server applies it. Later commands on the same connection are
+  // applied after it.
   EXPECT_EQ(other->get_to_str("a"), "22");
   EXPECT_EQ(store_->get_to_str("a"), "22");
 }
@@ -280,7 +281,7 @@ TEST_P(StoreConformanceTest, WaitReturnsWhenAllAreThere) {
 
 TEST_P(StoreConformanceTest, WaitWithoutTimeoutWaits) {
   if (GetParam().is_tcp) {
-    // Its timeout of 0 is one that is over.
+    // TCPStore treats a timeout of 0 as expired.
     ExpectTimeout([&] { store_->wait({"late"}, c10d::Store::kNoTimeout); });
     return;
   }
@@ -337,20 +338,20 @@ TEST_P(StoreConformanceTest, AddsOfManyClientsAllCount) {
 }
 
 TEST_P(StoreConformanceTest, CompareSetHasFourCases) {
-  // Missing, and something is expected: nothing happens.
+  // The key is missing, and a value is expected: nothing is set.
   EXPECT_EQ(store_->compareSet("k", std::string("x"), std::string("new")), "x");
   EXPECT_FALSE(store_->check({"k"}));
-  // Missing, and nothing is expected: set.
+  // The key is missing, and nothing is expected: the value is set.
   EXPECT_EQ(store_->compareSet("k", std::string(""), std::string("one")), "one");
   EXPECT_EQ(store_->get_to_str("k"), "one");
-  // Another value than expected: the value is returned.
+  // The value differs from the expected one: the present value is returned.
   EXPECT_EQ(store_->compareSet("k", std::string("x"), std::string("two")), "one");
   EXPECT_EQ(store_->compareSet("k", std::string(""), std::string("two")), "one");
   EXPECT_EQ(store_->get_to_str("k"), "one");
-  // The expected value: replaced.
+  // The value is the expected one: it is replaced.
   EXPECT_EQ(store_->compareSet("k", std::string("one"), std::string("two")), "two");
   EXPECT_EQ(store_->get_to_str("k"), "two");
-  // An empty value is as good as expected when nothing is.
+  // An empty expected value means that nothing is expected, and matches an empty value.
   store_->set("empty", "");
   EXPECT_EQ(store_->compareSet("empty", std::string(""), std::string("v")), "v");
 }
@@ -504,7 +505,7 @@ TEST_P(ExtendedConformanceTest, AppendsOfManyClientsAllArrive) {
 
 TEST_P(ExtendedConformanceTest, AnotherThreadOfTheSameObjectSetsWhileOneWaits) {
   if (GetParam().is_tcp) {
-    // Through one TCPStore that is a deadlock until the timeout; clients of their own are needed.
+    // On one TCPStore the two threads deadlock until the timeout, so each has its own client.
     const StorePtr other = Open();
     std::thread waiter = Go([&] { store_->get("late"); });
     other->set("late", "v");
@@ -559,7 +560,7 @@ const StoreKind kHash{"Hash", &Make<HashWorld>};
 const StoreKind kFile{"File", &Make<FileWorld>, /*is_file=*/true};
 const StoreKind kTcp{"Tcp", &Make<TcpWorld>, false, /*is_tcp=*/true};
 const StoreKind kOurTcp{"OurTcp", &MakeOurTcp, false, /*is_tcp=*/true};
-// Knows no queues.
+// A client without queues.
 const StoreKind kOurLegacyTcp{"OurLegacyTcp", &MakeOurTcpForLegacyClients, false, true};
 const StoreKind kRedis{"Redis", &Make<RedisWorld>};
 const StoreKind kPrefixHash{"PrefixHash", &MakePrefixed<HashWorld>, false, false, true};
@@ -580,7 +581,7 @@ INSTANTIATE_TEST_SUITE_P(Stores, ExtendedConformanceTest,
                                            kPrefixOurTcp, kPrefixRedis),
                          NameOf);
 
-// RedisStore alone.
+// Tests of RedisStore alone.
 // --------------------------------------------------------------------------------
 
 class RedisStoreTest : public ::testing::Test {

@@ -1,5 +1,5 @@
-// The worker library's side of the real ddprun: faults of a rank that only the health page and the
-// error file tell apart.
+// Tests of the worker library under the real ddprun: faults of a rank that ddprun distinguishes
+// only by the health page and the error file.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -26,7 +26,7 @@ DdprunDriver::Options Job(const std::string& fault, std::vector<std::string> fla
 TEST(WorkerUnderDdprunTest, ARankThatHangsIsFoundWithItsPhaseAndReplaced) {
   DdprunDriver run(Job("hang", {"--hang-timeout=1", "--max-restarts=1"}));
   EXPECT_EQ(run.Wait(), 0) << run.err();
-  // Not rank 0, which has stood still for as long, but in a phase of waiting.
+  // Rank 0 has made no step for as long, but waits for a peer, so it is not named.
   EXPECT_THAT(run.err(),
               ContainsRegex("restart 1 of 1: generation 2: rank 1 made no step for [0-9.]+m?s, in "
                             "data; the longest step took "));

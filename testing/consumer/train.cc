@@ -1,5 +1,5 @@
-// A trainer that knows the library only by its public labels: learns the sum of four numbers, fails
-// once when it is told to, and says at the end what it has learned.
+// A trainer that uses only the public labels of the library. It learns the sum of four numbers,
+// fails once with --fail_once, and prints a line at the end.
 #include <torch/torch.h>
 
 #include <cstdio>

@@ -1,4 +1,4 @@
-// What every FileSystem promises, on the real one and on the fake; and what only the fake can show.
+// Conformance tests of FileSystem on the real one and on the fake, and tests of the fake alone.
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -27,7 +27,7 @@ using elastic::EntryKind;
 struct Implementation {
   std::string name;
   std::function<std::unique_ptr<elastic::FileSystem>(const std::string& root)> make;
-  // A link at `path` to `target`, made by other means than the file system's.
+  // Makes a link at `path` to `target`, without the FileSystem interface.
   std::function<void(elastic::FileSystem&, const std::string& path, const std::string& target)>
       link;
 };
@@ -267,7 +267,7 @@ class MemoryFileSystemTest : public ::testing::Test {
  protected:
   using Loss = MemoryFileSystem::Loss;
 
-  // One synced file, one whose content is not, one whose name is not.
+  // Makes a synced file, a file with unsynced content, and a file with an unsynced name.
   void Prepare() {
     ASSERT_TRUE(file_system_.MakeDirectory("/d").ok());
     ASSERT_TRUE(file_system_.SyncDirectory("/").ok());

@@ -15,7 +15,7 @@ using elastic::EntryKind;
 using elastic::ReadableFile;
 using elastic::WritableFile;
 
-// A file or a folder, each as it is now and as a power cut would leave it.
+// A file, folder or link: its present state, and the synced state that a power cut leaves.
 struct MemoryFileSystem::Node {
   using Entries = std::map<std::string, std::shared_ptr<Node>>;
 
@@ -26,7 +26,7 @@ struct MemoryFileSystem::Node {
   Entries entries;
   Entries synced_entries;
 
-  // This subtree after `loss`.
+  // Returns this subtree after `loss`.
   std::shared_ptr<Node> After(Loss loss) const {
     auto after = std::make_shared<Node>();
     after->is_folder = is_folder;
@@ -164,7 +164,7 @@ std::optional<std::string> MemoryFileSystem::Content(const std::string& path) co
   return place->node->content;
 }
 
-// Outside of the lock: the action makes calls of its own.
+// Runs the action of the next call. Without the lock, because the action may call this object.
 void MemoryFileSystem::StandStill() {
   std::function<void()> action;
   {
@@ -203,7 +203,7 @@ absl::StatusOr<MemoryFileSystem::Place> MemoryFileSystem::Find(const std::string
   return place;
 }
 
-// `path` with its links replaced by what they point to.
+// Returns `path` with its links replaced by their targets.
 std::string MemoryFileSystem::Resolve(std::string path) const {
   constexpr int kLinksMax = 8;
   for (int links = 0; links < kLinksMax; ++links) {

@@ -16,48 +16,47 @@
 
 namespace ddp::testing {
 
-// A FileSystem in memory that forgets like a disk: content that was not synced and names whose
-// folder was not synced are gone after PowerCut(). Every call is numbered from 1, and any of them
-// can be made to fail or to stand still for a while.
+// A FileSystem in memory that loses data as a disk does. PowerCut() loses unsynced content, and
+// names in unsynced folders. Calls are numbered from 1; a test can make any call fail or wait.
 //
-// OpenFile() follows links; every other call refuses a link on its way, in every folder.
+// OpenFile() follows links; every other call refuses a path with a link in it.
 //
-// Thread-safe. Files that are open outlive neither a power cut nor this object.
+// Thread-safe. An open file must not be used after a power cut or after this object's end.
 class MemoryFileSystem final : public elastic::FileSystem {
  public:
-  // What an interrupted write-back has left; a disk may leave any mixture of these.
+  // Losses of an interrupted write-back; a disk may show any mixture of these.
   enum class Loss {
     kEverythingUnsynced,
-    kUnsyncedContent,  // the names are there, their content is zeros: delayed allocation
-    kUnsyncedNames,    // content was written, but the folders are as last synced
+    kUnsyncedContent,  // names are kept; unsynced content is zeros, as by delayed allocation
+    kUnsyncedNames,    // content is kept; folders are as last synced
     kNothing,          // a crash of the process alone
   };
 
   MemoryFileSystem();
   ~MemoryFileSystem() override;
 
-  // The calls so far, reading ones included.
+  // Returns the number of calls so far, reading ones included.
   int64_t calls() const;
 
-  // Call number `call` fails with `error`; a failing Append has still written half.
+  // Makes call number `call` fail with `error`. A failing Append still writes half of its data.
   void FailCall(int64_t call, absl::Status error);
-  // So do all calls from it on: the process is gone.
+  // Makes call number `call` and all later ones fail, as if the process had ended.
   void FailFromCall(int64_t call, absl::Status error);
 
-  // Runs `action` on the caller's thread just before call number `call`: what others do while the
-  // caller stands still there. `action` may use this file system.
+  // Runs `action` on the caller's thread just before call number `call`. `action` simulates other
+  // processes while the caller is stopped, and may use this file system.
   void RunBeforeCall(int64_t call, std::function<void()> action);
 
   // Makes a link at `path` that points to the path `target`; as if synced.
   void MakeLink(const std::string& path, const std::string& target);
 
-  // Loses what `loss` says, and ends all failures.
+  // Applies `loss`, and ends all failures set before.
   void PowerCut(Loss loss);
 
-  // Changes a file behind everybody's back; as if synced. The file must exist.
+  // Changes the content of an existing file, outside the interface; as if synced.
   void Corrupt(const std::string& path, const std::function<void(std::string&)>& change);
 
-  // The content of a file; nothing when there is no such file.
+  // Returns the content of a file, or nullopt when there is no such file.
   std::optional<std::string> Content(const std::string& path) const;
 
   absl::StatusOr<std::unique_ptr<elastic::WritableFile>> CreateFile(

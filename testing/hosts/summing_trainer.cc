@@ -1,5 +1,6 @@
-// A trainer whose step is one all-reduce, to be killed by tests of many hosts. It checks every sum,
-// goes on from the last step that the job has done, and ends when a file appears.
+// A trainer for tests that kill ranks on several hosts. Each step is one all-reduce; the trainer
+// checks every sum. It continues from the last step that the job has done, and ends when a file
+// appears.
 #include <ATen/ops/full.h>
 
 #include <gflags/gflags.h>
@@ -42,7 +43,7 @@ int Train() {
   if (FLAGS_state.empty() || FLAGS_until.empty()) {
     throw std::invalid_argument("--state and --until are needed");
   }
-  // The survivors shall have the time to name the rank that is gone.
+  // Gives the survivors time to name the rank that is gone.
   if (FLAGS_dies >= 0) ::signal(SIGTERM, SIG_IGN);
   ddp::elastic::WorkerSession session = ddp::elastic::WorkerSession::from_environment();
   const auto group = ddp::init_process_group();
@@ -50,7 +51,7 @@ int Train() {
   group->broadcast(state);
   int64_t step = state.item<int64_t>();
 
-  // One more number than is summed: how many ranks have seen the file.
+  // The tensor has one number more than is summed: the number of ranks that have seen the file.
   const int64_t ranks = group->size();
   const double expected = static_cast<double>(ranks * (ranks + 1)) / 2;
   for (bool ends = false; !ends && !session.should_stop();) {

@@ -7,7 +7,7 @@
 namespace ddp::testing {
 namespace {
 
-// The floats as integers in the same order.
+// Maps floats to integers of the same order.
 int64_t Ordinal(float value) {
   const int32_t bits = std::bit_cast<int32_t>(value);
   return bits >= 0 ? bits : -static_cast<int64_t>(bits & 0x7fffffff);

@@ -6,20 +6,21 @@
 
 namespace ddp::testing {
 
-// How far two lists of floats lie apart. Pure.
+// Largest differences between two lists of floats. A value.
 struct Difference {
-  int64_t ulps = 0;     // the largest distance in representable numbers; kNotComparable if a NaN
-  double absolute = 0;  // the largest distance
-  double relative = 0;  // the largest distance, as a part of the second list's element
+  int64_t ulps = 0;     // distance in representable numbers; kNotComparable if a NaN
+  double absolute = 0;  // distance
+  double relative = 0;  // distance, divided by the second list's element
   double largest = 0;   // magnitude in the second list
 
   static constexpr int64_t kNotComparable = INT64_MAX;
 
-  // The larger of each.
+  // Sets each field to the larger of the two.
   void Include(const Difference& other);
 };
 
-// How many floats lie between: 0 for equal ones and for +0 and -0, 1 for neighbors.
+// Returns the distance in representable floats: 0 for equal floats and for +0 and -0, 1 for
+// neighbors.
 int64_t UlpsBetween(float a, float b);
 
 Difference CompareFloats(const float* ours, const float* theirs, uint64_t count);

@@ -26,7 +26,7 @@ using Group = std::shared_ptr<ProcessGroup>;
 using Model = DistributedDataParallel<OracleModel>;
 using Action = std::function<void()>;
 
-// Whole cases: a rank may hear of the other's error while it still waits for something before.
+// Returns the error text of a whole case: a rank may get the other rank's error at an earlier call.
 std::string TextOf(const Action& action) { return ErrorOf<c10::Error>(action); }
 
 // `use_right`: see Branches::forward.
@@ -142,8 +142,8 @@ int RunOracleErrors() {
       {"two_devices", TwoDevices},
   };
   nlohmann::json texts = nlohmann::json::object();
-  // A group for each, all of them kept: one rank may be in the next case while the other still
-  // waits in this one, and is to hear nothing of it.
+  // Each case has its own group, and all groups are kept. A rank may be in the next case while the
+  // other still waits in this one; it must get no failure report from this one.
   std::vector<Group> groups;
   for (const auto& [name, run] : cases) {
     groups.push_back(

@@ -3,9 +3,9 @@
 
 namespace ddp::testing {
 
-// The body of a rank, of two: runs the cases of errors.py through ours and writes errors_RANK.json,
-// the text of each case's error by its name, to the folder that kOracleResults (scenario_runner.h)
-// names. Returns 0.
+// The body of each of two ranks. Runs the cases of errors.py with our library, and writes
+// errors_RANK.json: the error text of each case by its name. The folder is the one that
+// kOracleResults (scenario_runner.h) names. Returns 0.
 int RunOracleErrors();
 
 }  // namespace ddp::testing

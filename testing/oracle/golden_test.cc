@@ -1,7 +1,8 @@
-// Our DistributedDataParallel against PyTorch's, scenario by scenario: see README.md.
+// Compares our DistributedDataParallel with PyTorch's, scenario by scenario: see README.md.
 //
-// By default against the committed values, which were made on another machine. With
-// DDP_ORACLE_DIRECTORY, where generate.py has just written, against those and in strict bounds.
+// By default the test uses the committed values, which were made on another machine. With
+// DDP_ORACLE_DIRECTORY it uses the values that generate.py has just written there, and strict
+// bounds.
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -36,13 +37,13 @@ using Json = nlohmann::json;
 
 constexpr char kFolder[] = "testing/oracle/";
 
-// What ours may differ by. A float's last digits depend on the processor: on the machine where
-// PyTorch's values were made ours are held to more.
+// Largest allowed differences between our values and PyTorch's. A float's last digits depend on the
+// processor, so the bounds are stricter on the machine where PyTorch's values were made.
 struct Bounds {
   double loss_relative = 1e-4;
-  double gradient_of_model = 1e-4;  // of the model's largest gradient
-  int64_t ulps = 0;                 // not looked at in committed values
-  double of_tensor = 0;             // or this part of the tensor's largest element
+  double gradient_of_model = 1e-4;  // relative to the model's largest gradient
+  int64_t ulps = 0;                 // not checked with committed values
+  double of_tensor = 0;             // or relative to the tensor's largest element
 };
 
 Bounds StrictBounds(int world_size) {
@@ -56,13 +57,13 @@ std::string ReadText(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
-// Empty when there is none.
+// Returns the JSON object in a file, or an empty one when there is none.
 Json ReadJson(const std::string& path) {
   Json json = Json::parse(ReadText(path), nullptr, /*allow_exceptions=*/false);
   return json.is_object() ? json : Json::object();
 }
 
-// Which rank finds something out first is a matter of chance.
+// Replaces the rank in `text`, because either rank may find the error first.
 std::string WithoutRank(const std::string& text) {
   return absl::StrReplaceAll(
       text,
@@ -79,7 +80,7 @@ std::vector<Scenario> Scenarios() {
   return scenarios.ok() ? *std::move(scenarios) : std::vector<Scenario>();
 }
 
-// The tensors of one file, by name.
+// Tensors of one file, by name.
 class TensorFile {
  public:
   // Empty when there is no such file.
@@ -98,7 +99,7 @@ class TensorFile {
     return found == views_.end() ? nullptr : found->second;
   }
 
-  // What comes after `prefix` in the names that begin with it.
+  // Returns the rest of each name that begins with `prefix`.
   std::set<std::string> NamesUnder(const std::string& prefix) const {
     std::set<std::string> names;
     for (const auto& [name, view] : views_) {
@@ -121,7 +122,7 @@ bool SameBits(const elastic::TensorView& a, const elastic::TensorView& b) {
   return a.type == b.type && std::memcmp(a.data, b.data, a.bytes) == 0;
 }
 
-// All scenarios on one number of ranks: ours, run here, and PyTorch's.
+// Results of all scenarios on one number of ranks: ours, run here, and PyTorch's.
 struct World {
   RankRun run;
   std::vector<std::unique_ptr<TensorFile>> ours;  // of each rank
@@ -192,7 +193,7 @@ class GoldenTest : public ::testing::TestWithParam<std::tuple<Scenario, int>> {
 std::unique_ptr<RedisFixture> GoldenTest::redis_;
 std::map<int, std::unique_ptr<World>> GoldenTest::worlds_;
 
-// Exactly: the buckets, and which gradients are undefined, and which are sparse.
+// Compares exactly: the buckets, the undefined gradients, and the sparse gradients.
 void GoldenTest::CompareFacts() const {
   const Json& theirs = world().their_facts.at(scenario().name);
   const Json& ours = world().our_facts[static_cast<size_t>(recorded_rank())].at(scenario().name);
@@ -220,7 +221,7 @@ double GoldenTest::LargestGradient() const {
   return all.largest;
 }
 
-// Of every step that the golden values have.
+// Compares the gradients of every step that the golden values have.
 void GoldenTest::CompareGradients() {
   const double largest = LargestGradient();
   for (const std::string& name : world().theirs->NamesUnder(Path("grad/"))) {
@@ -242,7 +243,7 @@ void GoldenTest::CompareGradients() {
   }
 }
 
-// Weights and buffers after the last step, where the golden values have them.
+// Compares weights and buffers after the last step, where the golden values have them.
 void GoldenTest::CompareFinals() {
   for (const std::string& name : world().theirs->NamesUnder(Path("final/"))) {
     const auto* theirs = world().theirs->Find(Path("final/" + name));
@@ -258,7 +259,7 @@ void GoldenTest::CompareFinals() {
   }
 }
 
-// Our ranks have the same gradients at every step and end with the same weights, to the bit.
+// Checks that all our ranks have bit-equal gradients at every step, and bit-equal final weights.
 void GoldenTest::CompareRanks() const {
   const std::set<std::string> gradients = ours().NamesUnder(Path("grad/"));
   for (int rank = 0; rank < world_size(); ++rank) {
@@ -271,7 +272,7 @@ void GoldenTest::CompareRanks() const {
           << name << " on rank " << rank;
     }
     for (const std::string& name : ours().NamesUnder(Path("final/"))) {
-      // Without a join every rank's own last batch has gone into its running statistics.
+      // Without a join, the running statistics of every rank include its own last batch.
       const bool buffer = absl::StrContains(name, "running_");
       if (buffer && scenario().batches.empty()) continue;
       EXPECT_TRUE(SameBits(*ours().Find(Path("final/" + name)), *other.Find(Path("final/" + name))))
@@ -303,8 +304,8 @@ INSTANTIATE_TEST_SUITE_P(
       return absl::StrCat(std::get<0>(info.param).name, "On", std::get<1>(info.param));
     });
 
-// What PyTorch says of a misuse, in the golden values, and what ours say: to the letter, and with
-// every parameter that PyTorch names.
+// Compares our errors of misuse with the golden values. Each rank's error contains the expected
+// text, the error of one rank is exactly that text, and all name the parameters that PyTorch names.
 TEST(GoldenErrorsTest, AreAsUseful) {
   const auto redis = RedisFixture::Start();
   std::string results = absl::StrCat(::testing::TempDir(), "/oracle_errors_XXXXXX");
@@ -323,7 +324,7 @@ TEST(GoldenErrorsTest, AreAsUseful) {
       SCOPED_TRACE(absl::StrCat(name, " on rank ", rank));
       const std::string mine = WithoutRank(ours[rank].at(name));
       const std::string text = WithoutRank(expected.at("ours").at(rank));
-      // One rank may hear of it before it finds out itself, and says so in front.
+      // A rank may get its peer's failure report first; its text then begins with the report.
       EXPECT_THAT(mine, ::testing::HasSubstr(text));
       said |= mine == text;
       for (const std::string parameter : expected.at("names")) {

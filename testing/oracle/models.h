@@ -9,16 +9,16 @@
 
 namespace ddp::testing {
 
-// One of the oracle's models: the same layers, names and order of registration as in models.py,
-// which says what each of them is for.
+// Base of the oracle's models. They have the same layers, names and order of registration as in
+// models.py, which describes the purpose of each model.
 class OracleModel : public torch::nn::Module {
  public:
-  // What a batch gives on `rank` at `step`.
+  // Returns the outputs of batch `x` on `rank` at `step`.
   virtual at::Tensor forward(const at::Tensor& x, int rank, int step) = 0;
   virtual at::Tensor Loss(const at::Tensor& outputs, const at::Tensor& y) const = 0;
 };
 
-// By its name in the table of scenarios; null when there is none.
+// Makes a model by its name in the table of scenarios. Returns null for an unknown name.
 std::shared_ptr<OracleModel> MakeOracleModel(const std::string& name);
 
 }  // namespace ddp::testing

@@ -1,4 +1,4 @@
-// The fourteenth defect of docs/parity.md: LibTorch's sampler for several ranks beside ours.
+// Compares LibTorch's sampler for several ranks with ours: the fourteenth defect of docs/parity.md.
 #include <torch/data/samplers/distributed.h>
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 namespace ddp::testing {
 namespace {
 
-// What all ranks of LibTorch's sampler draw in one epoch.
+// Returns the samples that all ranks of LibTorch's sampler draw in one epoch.
 std::vector<size_t> DrawnByLibTorch(size_t size, size_t replicas, bool allow_duplicates,
                                     size_t epoch) {
   std::vector<size_t> drawn;
@@ -42,8 +42,8 @@ std::vector<int64_t> DrawnByOurs(int64_t size, int replicas, uint64_t seed, uint
 }
 
 TEST(DefectsTest, Defect14SamplerVisitsEverySampleOnce) {
-  // LibTorch's, as of 2.11: the last two of eleven are not seen in any epoch, and of one sample
-  // for four ranks there are indices that do not exist.
+  // LibTorch's sampler (2.11) never draws the last two of eleven samples. With one sample and four
+  // ranks, it draws indices that do not exist.
   std::set<size_t> seen;
   for (size_t epoch = 0; epoch < 50; ++epoch) {
     for (const size_t index : DrawnByLibTorch(11, 3, /*allow_duplicates=*/false, epoch)) {
@@ -58,7 +58,7 @@ TEST(DefectsTest, Defect14SamplerVisitsEverySampleOnce) {
             << *std::max_element(padded.begin(), padded.end()) << " is drawn\n";
   EXPECT_GT(*std::max_element(padded.begin(), padded.end()), 0u);
 
-  // Ours: every sample once in every epoch, in an order that depends on the seed.
+  // Our sampler draws every sample once in every epoch, in an order that depends on the seed.
   for (const int64_t size : {1, 11, 12}) {
     for (uint32_t epoch = 0; epoch < 3; ++epoch) {
       std::vector<int64_t> drawn = DrawnByOurs(size, 4, 1, epoch);

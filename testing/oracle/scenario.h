@@ -10,8 +10,8 @@
 
 namespace ddp::testing {
 
-// A line of the table of runs, scenarios.json, which both sides read; README.md says what the
-// fields mean. Pure.
+// A line of the table of runs, scenarios.json, which our side and PyTorch's read. README.md
+// describes the fields. A value.
 struct Scenario {
   std::string name;
   std::string model;
@@ -24,16 +24,16 @@ struct Scenario {
   bool gradient_as_bucket_view = false;
   bool static_graph = false;
 
-  std::string hook;         // a comm hook's name; empty: none
-  bool accumulate = false;  // a backward under no_sync() before each synchronized one
-  bool set_to_none = true;  // how gradients are cleared
+  std::string hook;         // name of a comm hook, or empty
+  bool accumulate = false;  // runs a backward under no_sync() before each synchronized one
+  bool set_to_none = true;  // argument of zero_grad()
   double momentum = 0.9;
 
-  std::vector<int> batches;  // steps of each rank, under a join; empty: equal, without one
+  std::vector<int> batches;  // steps of each rank, under a join; empty for no join
   bool divide_by_initial_world_size = true;
 
   int StepsOf(int rank) const;
-  // The rank whose gradients are compared with PyTorch's: the first of those with most steps.
+  // Returns the rank whose gradients are compared with PyTorch's: the lowest with most steps.
   int RecordedRank(int world_size) const;
 
   friend std::ostream& operator<<(std::ostream& out, const Scenario& scenario) {
@@ -41,11 +41,11 @@ struct Scenario {
   }
 };
 
-// The steps of a rank in scenarios without a join.
+// Number of steps of every rank in scenarios without a join.
 inline constexpr int kOracleSteps = 5;
 inline constexpr double kOracleLearningRate = 0.1;
 
-// Errors: kInvalidArgument, naming the field, for what the table should not say.
+// Parses the table. Errors: kInvalidArgument, which names the field, for an invalid table.
 absl::StatusOr<std::vector<Scenario>> ParseScenarios(const std::string& json);
 
 }  // namespace ddp::testing

@@ -43,7 +43,7 @@ std::string ReadText(const std::string& path) {
   return text.str();
 }
 
-// The tensors share `file`'s memory.
+// Reads the tensors of a file. The tensors share the memory of `file`, which must outlive them.
 Tensors ReadTensors(const std::string& path, elastic::LoadedFile& file) {
   elastic::PosixFileSystem files;
   auto opened = files.OpenFile(path);
@@ -102,7 +102,7 @@ void RegisterHook(const std::string& name, const std::shared_ptr<ProcessGroup>& 
   }
 }
 
-// One scenario on one rank.
+// Runs a scenario on one rank.
 class Run {
  public:
   Run(const Scenario& scenario, const Tensors& inputs, std::shared_ptr<ProcessGroup> group)
