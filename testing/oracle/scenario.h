@@ -16,7 +16,7 @@ struct Scenario {
   std::string name;
   std::string model;
 
-  // Of DistributedDataParallelOptions.
+  // Fields of DistributedDataParallelOptions.
   bool broadcast_buffers = true;
   std::optional<double> bucket_cap_mb;
   std::vector<double> bucket_cap_mb_list;

@@ -47,7 +47,7 @@ std::optional<Bound> ToBound(std::string_view text) {
     bound.exclusive = true;
     text.remove_prefix(1);
   }
-  if (text.empty()) return bound;  // Redis reads nothing as 0 here
+  if (text.empty()) return bound;  // Redis reads an empty text as 0 here
   const std::optional<double> value = ToDouble(text);
   if (!value) return {};
   bound.value = *value;

@@ -9,8 +9,8 @@
 
 namespace ddp::testing {
 
-// What Redis' commands are made of: how their words are read and how numbers are written, as
-// strictly as the server does it. Pure.
+// The words of Redis commands: functions that parse them and write numbers, as strictly as the
+// server. Pure.
 
 inline constexpr char kWrongType[] =
     "WRONGTYPE Operation against a key holding the wrong kind of value";
@@ -22,10 +22,10 @@ inline constexpr char kNotRange[] = "ERR min or max is not a float";
 char Upper(char c);
 char Lower(char c);
 
-// In any case; `upper` is in upper case.
+// Returns true when `text` equals `upper` in any case. `upper` is in upper case.
 bool Is(std::string_view text, std::string_view upper);
 
-// No sign but '-', no space, no leading zero.
+// Parses a number. Accepts no sign but '-', no space, no leading zero.
 std::optional<int64_t> ToInteger(std::string_view text);
 std::optional<double> ToDouble(std::string_view text);
 
@@ -41,14 +41,14 @@ class Number {
   size_t size_;
 };
 
-// The bound of a range of scores: "1", "(1", "-inf".
+// Bound of a range of scores: "1", "(1", "-inf".
 struct Bound {
   double value = 0;
   bool exclusive = false;
 };
 std::optional<Bound> ToBound(std::string_view text);
 
-// Indexes as in LRANGE and ZRANGE, made into [first, last) of `size` elements.
+// Converts the indexes of LRANGE and ZRANGE to a range [first, last) of `size` elements.
 std::pair<int64_t, int64_t> Slice(int64_t start, int64_t stop, int64_t size);
 
 }  // namespace ddp::testing

@@ -33,7 +33,7 @@ using elastic::SignalWorkersAction;
 using elastic::WorkerExitedEvent;
 using Core = elastic::RendezvousCore;
 
-// Some news is not told.
+// Bug: the agent gets no news of one kind.
 class Deaf final : public CoreTamper {
  public:
   explicit Deaf(News::Kind to) : to_(to) {}
@@ -46,7 +46,7 @@ class Deaf final : public CoreTamper {
   const News::Kind to_;
 };
 
-// A worker that was sent a signal counts as gone.
+// Bug: a worker counts as ended once a signal was sent to it.
 class Hasty final : public CoreTamper {
  public:
   bool TellsAgent(AgentEvent& event) override {
@@ -70,7 +70,7 @@ class Hasty final : public CoreTamper {
   }
 
  private:
-  std::map<int, int> counted_;  // local rank -> workers that are counted as gone, and are not
+  std::map<int, int> counted_;  // local rank -> living workers that count as ended
 };
 
 class NeverKills final : public CoreTamper {
@@ -83,7 +83,7 @@ class NeverKills final : public CoreTamper {
   }
 };
 
-// What workers left behind counts as gone.
+// Bug: strays (processes that workers left behind) count as ended.
 class ForgetsStrays final : public CoreTamper {
  public:
   void AfterAgent(std::vector<AgentAction>& actions, std::vector<AgentEvent>& events) override {
@@ -95,7 +95,7 @@ class ForgetsStrays final : public CoreTamper {
   }
 };
 
-// After an answer that came too late each one is taken for the next.
+// Bug: after a timeout, each answer is taken for the answer to the next request.
 class OneAnswerBehind final : public CoreTamper {
  public:
   bool TellsRendezvous(Core::Event& event) override {
@@ -115,7 +115,7 @@ class OneAnswerBehind final : public CoreTamper {
   std::optional<store::RedisReply> late_;
 };
 
-// A join that is sent again offers another port.
+// Bug: a join that is sent again offers another port.
 class ChangesItsMind final : public CoreTamper {
  public:
   void AfterRendezvous(std::vector<Core::Action>& actions) override {
@@ -136,7 +136,7 @@ class ChangesItsMind final : public CoreTamper {
   int sent_ = 0;
 };
 
-// A heartbeat whose answer is lost is the last one.
+// Bug: a heartbeat whose answer is lost is the last one.
 class GivesUpBeating final : public CoreTamper {
  public:
   bool TellsRendezvous(Core::Event& event) override {
@@ -155,7 +155,7 @@ class GivesUpBeating final : public CoreTamper {
   bool is_heartbeat_ = false;
 };
 
-// Says to a server that forgot it nothing of the generations that it has seen.
+// Bug: the node does not present the generations that it has seen to a server that lost them.
 class TellsNoGeneration final : public CoreTamper {
  public:
   void AfterRendezvous(std::vector<Core::Action>& actions) override {

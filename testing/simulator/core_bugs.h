@@ -7,7 +7,7 @@
 
 namespace ddp::testing {
 
-// Those of PlantedBugs() that are in AgentCore or RendezvousCore.
+// Returns the bugs of PlantedBugs() that are in AgentCore or RendezvousCore.
 std::vector<PlantedBug> CoreBugs();
 
 }  // namespace ddp::testing

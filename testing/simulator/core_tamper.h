@@ -11,27 +11,29 @@
 
 namespace ddp::testing {
 
-// Stands between the two cores of one agent and the rest of it, so that an agent can be given a bug
-// that its cores do not have. As it is, everything passes. Each agent has one of its own.
+// Changes events and actions between the two cores of one agent and the rest of the agent. A
+// subclass so gives an agent a bug that its cores do not have. This base class changes nothing.
+// Each agent owns one.
 class CoreTamper {
  public:
   virtual ~CoreTamper() = default;
 
-  // An event on its way to AgentCore, to be changed, or (false) kept from it.
+  // Called before an event reaches AgentCore. May change the event. Returns false to drop it.
   virtual bool TellsAgent(elastic::AgentEvent& /*event*/) { return true; }
-  // What AgentCore wants done, to be changed. What is added to `events` happens to it afterwards.
+  // Called with the actions of AgentCore. May change them. AgentCore gets the events that the call
+  // adds to `events` afterwards.
   virtual void AfterAgent(std::vector<elastic::AgentAction>& /*actions*/,
                           std::vector<elastic::AgentEvent>& /*events*/) {}
 
-  // The same for RendezvousCore.
+  // Like the two above, for RendezvousCore.
   virtual bool TellsRendezvous(elastic::RendezvousCore::Event& /*event*/) { return true; }
   virtual void AfterRendezvous(std::vector<elastic::RendezvousCore::Action>& /*actions*/) {}
 };
 
-// What simulated agents run beside the cores: what is shipped, or something with a bug.
+// Code that simulated agents run beside the cores: the shipped code by default, or code with a bug.
 struct AgentCode {
   elastic::RendezvousScripts scripts;
-  std::function<std::unique_ptr<CoreTamper>()> make_tamper;  // null: nothing is tampered with
+  std::function<std::unique_ptr<CoreTamper>()> make_tamper;  // null for no tampering
 };
 
 }  // namespace ddp::testing

@@ -16,9 +16,9 @@
 
 namespace ddp::testing {
 
-// The commands of MemoryDatabase, each a member of one call's context; a part of it. They are
-// defined by family: key_commands.cc (keys, strings, what concerns neither), collection_commands.cc
-// (hashes, sets, lists), sorted_set_commands.cc. Thread-compatible.
+// The commands of MemoryDatabase, of which it is a part. An object is the context of one call; each
+// command is a member. The definitions are in key_commands.cc (keys, strings, PUBLISH and TIME),
+// collection_commands.cc (hashes, sets, lists) and sorted_set_commands.cc. Thread-compatible.
 struct DatabaseCommands {
   using Entry = MemoryDatabase::Entry;
   using Hash = MemoryDatabase::Hash;
@@ -28,7 +28,7 @@ struct DatabaseCommands {
   using Order = std::set<std::pair<double, std::string>>;
   struct Command {
     void (DatabaseCommands::*run)();
-    int arguments;  // with the name; negative: at least
+    int arguments;  // number, with the name; negative for a minimum
   };
   static const std::unordered_map<std::string_view, Command>& Table();
 
@@ -55,8 +55,8 @@ struct DatabaseCommands {
     return true;
   }
 
-  // The value of args[1]; null when there is none, or when it is of another type (then the error
-  // was sent and `failed` is true).
+  // Returns the value of args[1]. Returns null when there is none, and when it has another type;
+  // then it has sent the error and set `failed`.
   template <typename T>
   T* Find(bool& failed) {
     failed = false;
@@ -82,7 +82,7 @@ struct DatabaseCommands {
     return value;
   }
 
-  // Redis keeps no empty containers.
+  // Erases the key args[1] when its container is empty, because Redis keeps no empty containers.
   template <typename T>
   void DropIfEmpty(const T& container) {
     if (container.empty()) db.keys_.erase(db.keys_.find(args[1]));
@@ -91,7 +91,8 @@ struct DatabaseCommands {
     if (set.order.empty()) db.keys_.erase(db.keys_.find(args[1]));
   }
 
-  // Sends `absent` when there is no such key and returns null; null too after an error.
+  // Returns the value of args[1]. Returns null after it has sent `absent` (no such key) or an
+  // error.
   template <typename T>
   T* FindOrSend(void (*absent)(ReplySink&)) {
     bool failed = false;
@@ -105,9 +106,10 @@ struct DatabaseCommands {
 
   void Del();
   void Exists();
-  // In milliseconds, as the server counts: a key is there until the last of them has passed.
+  // Returns the time in milliseconds, as the server counts. A key exists until its last millisecond
+  // has passed.
   int64_t now_ms() const;
-  // None where the server's own numbers overflow.
+  // Returns nullopt where the server's numbers overflow.
   std::optional<int64_t> ExpiryAfter(int64_t ttl, int64_t unit_ms);
   void ExpireAfter(int64_t unit_ms);
   void Expire();
@@ -161,7 +163,7 @@ struct DatabaseCommands {
     bool only_new = false, only_old = false, only_greater = false, only_less = false,
          count_changed = false;
   };
-  // The index of the first score.
+  // Returns the index of the first score.
   static size_t ParseAddFlags(absl::Span<const std::string_view> args, AddFlags& flags);
   void ZAdd();
   void ZIncrBy();

@@ -9,8 +9,8 @@
 
 namespace ddp::testing {
 
-// Simulated time, in microseconds since the story began, and what happens in it: callbacks run one
-// at a time in the order of their times, those of one time in the order in which they were added.
+// Simulated time, in microseconds since the story began, and its events. Callbacks run one at
+// a time, in the order of their times; callbacks of equal times run in the order of adding.
 // Thread-compatible.
 class EventQueue {
  public:
@@ -19,14 +19,14 @@ class EventQueue {
   int64_t now_us() const { return now_us_; }
   uint64_t events_run() const { return events_run_; }
 
-  // A time that has passed means now.
+  // Adds an event. A time in the past means now.
   void At(int64_t at_us, Callback callback) {
     events_.push_back({std::max(at_us, now_us_), next_order_++, std::move(callback)});
     std::push_heap(events_.begin(), events_.end(), Later);
   }
   void After(int64_t delay_us, Callback callback) { At(now_us_ + delay_us, std::move(callback)); }
 
-  // Runs the next event; false: there is none, or none up to `until_us`.
+  // Runs the next event. Returns false when there is none up to `until_us`.
   bool RunNext(int64_t until_us) {
     if (events_.empty() || events_.front().at_us > until_us) return false;
     std::pop_heap(events_.begin(), events_.end(), Later);

@@ -31,7 +31,7 @@ void JobChecker::OnContact(NodeId node, bool in_contact, int64_t now_us) {
   Node& self = nodes_[node];
   if (in_contact && !self.in_contact) self.in_contact_since_us = now_us;
   self.in_contact = in_contact;
-  // Its lease may have run out: then it is a newcomer, wherever it sat before.
+  // Its lease may have expired. The node is then a newcomer, with any group rank.
   if (!in_contact) self.group_rank = -1;
 }
 
@@ -165,12 +165,13 @@ const JobChecker::Generation* JobChecker::Before(const Generation& generation) c
   return found != generations_.end() && found->first.first == number - 1 ? &found->second : nullptr;
 }
 
-// A generation that was not told to all before the store forgot it has lost the others.
+// Checks that no node counts as lost, and no generation ends, without a fault of a node. A restart
+// is allowed when the store lost a generation before all of its nodes were told of it.
 void JobChecker::CheckReason(const Generation& generation) {
   const Round& round = generation.round;
   const Generation* const before = Before(generation);
   if (!is_quiet_ || !nodes_are_sound_) return;
-  // Unless the store forgot why its workers have stopped: a failure, or a newcomer.
+  // A restart also has a cause when the store lost it: a failure, or a newcomer.
   const bool is_for_nothing =
       absl::StrContains(round.reason, "starts again") && before != nullptr &&
       before->own_failures == 0 && !before->is_draining &&
@@ -255,7 +256,8 @@ void JobChecker::OnStore(bool is_up, int64_t now_us) {
   store_is_up_ = is_up;
 }
 
-// Whether one of its nodes could have learned for long that its generation is over.
+// Returns true when a node of `generation` has had contact with the store for fencing_us, and so
+// could know that the generation is over.
 bool JobChecker::HearsTheStore(const Generation& generation, int64_t now_us) {
   if (!store_is_up_ || now_us - store_since_us_ < limits_.fencing_us) return false;
   return std::any_of(generation.members.begin(), generation.members.end(), [&](const auto& entry) {
@@ -291,10 +293,10 @@ void JobChecker::CheckOnlyOneRuns(int64_t now_us) {
     const Generation& one = generations_[whole_[i - 1]];
     const Generation& other = generations_[whole_[i]];
     const int64_t since_us = std::max(one.whole_since_us, other.whole_since_us);
-    // Where messages arrive, the earlier one was over before the later one began.
+    // When no message is lost, the earlier generation is over before the later one begins.
     const bool is_clear = is_quiet_ && one.memory_losses_at_start == memory_losses_;
     if (now_us - since_us < (is_clear ? 0 : limits_.fencing_us)) continue;
-    // It is the earlier one that must not run any more, as soon as it can know.
+    // The earlier generation must stop as soon as its nodes can know of the later one.
     const bool one_is_over = one.round.generation.number < other.round.generation.number;
     if (!HearsTheStore(one_is_over ? one : other, now_us)) continue;
     Violate(absl::StrCat(Name(one.round.generation), " and ", Name(other.round.generation),

@@ -12,23 +12,24 @@
 
 namespace ddp::testing {
 
-// Watches a job from above, where everything is known at once, and says what must never be seen:
+// Checks the invariants of a job. The simulation reports every fact of the job to it, and the
+// checker finds a violation:
 //
-//   * two generations that run whole at one time, each reachable by the store
-//   * a generation number that a node sees again or sees go back; one number with two nonces,
-//     unless the store lost its memory between
-//   * a node that got something else than it had offered
-//   * in a generation: a rank twice, a rank missing, ranks of a node apart, two opinions on the
-//     size of the world, the restarts, the reason or the master
-//   * a survivor whose group rank is in range and moved
-//   * fewer nodes than MIN, more than MAX, more restarts than the budget
-//   * a restart that is charged when no worker failed by itself, or is not when one did and nothing
-//     else happened
-//   * a node given up for lost, or workers stopped, where nothing happened to any node, whatever
-//     happened to the store
-//   * workers of two generations on one node, or one's while what another's left behind is killed
+//   * two generations run whole at one time, and both can reach the store
+//   * a node sees a generation number again, or a lower one; a number has two nonces, unless the
+//     store lost its memory in between
+//   * a node gets a placement that does not match its offer
+//   * in a generation, a rank is there twice or not at all, the ranks of a node are not contiguous,
+//     or nodes differ on the world size, the restarts, the reason or the master
+//   * a survivor gets another group rank, though its own is in range
+//   * there are fewer nodes than MIN, more than MAX, or more restarts than the budget
+//   * a restart is charged although no worker failed by itself; or it is free although a worker did
+//     and nothing else happened
+//   * a node counts as lost, or workers are stopped, although no fault hit a node, only the store
+//   * workers of two generations are on one node, or workers start while strays are being killed
 //
-// A node is one life of an agent: one that starts anew is another node. Thread-compatible.
+// "Runs whole" means that every rank of the generation runs. A node is one life of an agent: an
+// agent that is restarted is another node. Thread-compatible.
 class JobChecker {
  public:
   using NodeId = int;
@@ -36,75 +37,76 @@ class JobChecker {
     int min_nodes = 1;
     int max_nodes = 1;
     int max_restarts = 0;
-    bool ranks_are_wanted = false;  // by their numbers: then a survivor may move
-    // For how long a node may be in contact with the store and run a generation that is over.
+    bool ranks_are_wanted = false;  // nodes ask for group ranks, so a survivor may move
+    // Longest time for which a node in contact with the store may run a generation that is over.
     int64_t fencing_us = 2000000;
-    // For how long a node waits at least for what workers left behind.
+    // Shortest time for which a node waits for strays (processes that workers left behind).
     int64_t kill_timeout_us = 0;
   };
 
   explicit JobChecker(const Limits& limits) : limits_(limits) {}
 
-  // The first thing that must not be: one line. None so far: nothing.
+  // The first violation, as one line, or nullopt.
   const std::optional<std::string>& violation() const { return violation_; }
   void Violate(const std::string& what);
 
-  // Facts, in the order in which they happen.
+  // The following calls report facts, in the order in which they happen.
   void OnRound(NodeId node, const elastic::Round& round, const elastic::NodeOffer& offer,
                int64_t now_us);
   void OnWorkerStarted(NodeId node, const elastic::GenerationId& generation, int rank,
                        int64_t now_us);
-  // What a node's workers left behind is being killed, is gone.
+  // The node is killing strays (`are_left`), or all of them have ended.
   void OnStrays(NodeId node, bool are_left, int64_t now_us) {
     nodes_[node].strays_since_us = are_left ? now_us : -1;
   }
   enum class Cause {
-    kOwnFailure,  // nothing else made it fail
-    kOther,       // asked to end, finished, or failed because a peer or its host was gone
+    kOwnFailure,  // the worker failed by itself
+    kOther,       // was asked to end, finished, or failed because a peer or its host was gone
   };
   void OnWorkerEnded(NodeId node, const elastic::GenerationId& generation, int rank, Cause cause,
                      int64_t now_us);
 
-  // A node was told that all of this generation are about to stop; that a worker makes no progress.
+  // A node was told that all nodes of the generation will stop (OnDrain), or that a worker makes no
+  // progress (OnHang).
   void OnDrain(const elastic::GenerationId& generation) { At(generation).is_draining = true; }
   void OnHang(const elastic::GenerationId& generation, int64_t now_us) {
     ran_well_until_us_ = RanWellUntil(now_us);
     At(generation).hangs = true;
   }
 
-  // Something happened by which membership may change or failures may go unseen: a node died, left,
-  // came, was stopped or cut off. Restarts of now may be free.
+  // A node died, left, came, was stopped or was cut off. Membership may change and failures may go
+  // unseen, so restarts at this time may be free.
   void OnDisturbance(int64_t now_us) { disturbed_at_us_ = now_us; }
-  // A charge may be given back, so that the restarts of the job may be one more.
+  // A charge may be given back, so the job may have one restart more.
   void OnMayBeTakenBack() { ++may_be_taken_back_; }
-  // Something happened to a node: from now on nodes may be lost.
+  // A fault hit a node: from now on nodes may be lost.
   void OnNodeInTrouble() { nodes_are_sound_ = false; }
-  // The store forgot something: numbers may repeat with another nonce, restarts may be lost.
+  // The store lost data: numbers may repeat with another nonce, and restarts may be lost.
   void OnStoreLostMemory(int64_t now_us) {
     ++memory_losses_;
     OnDisturbance(now_us);
   }
-  // Now and then: whether two generations have run whole for too long.
+  // Checks that no two generations have run whole for too long. To be called periodically.
   void CheckOnlyOneRuns(int64_t now_us);
-  // Whether one runs whole, for long and in reach of the store.
+  // Returns true when a generation has run whole for fencing_us, within reach of the store.
   bool RunsInReach(int64_t now_us);
-  // The last time at which one ran whole, got on, and had all of its nodes in contact with the
-  // store.
+  // Returns the last time at which a generation ran whole, did not hang, and had all of its nodes
+  // in contact with the store.
   int64_t RanWellUntil(int64_t now_us) const;
-  // The store is there for those that can hear it; from now on, where it was not.
+  // The store came up, or went down.
   void OnStore(bool is_up, int64_t now_us);
-  // Whether the node can hear the store.
+  // The node got into contact with the store, or lost it.
   void OnContact(NodeId node, bool in_contact, int64_t now_us);
 
-  // Whether messages arrive: then no membership changes unseen from here.
+  // Says that no messages are lost, so every membership change is reported here.
   void SetQuiet(bool is_quiet) { is_quiet_ = is_quiet; }
 
-  // Whether a node was told of this generation.
+  // Returns true when a node was told of this generation.
   bool Knows(const elastic::GenerationId& generation) const {
     return generations_.contains({generation.number, generation.nonce});
   }
 
-  // What the story's report counts.
+  // Counts for the report of the story.
   int generations() const { return static_cast<int>(generations_.size()); }
   int charged() const { return charged_; }
 
@@ -115,8 +117,8 @@ class JobChecker {
     int local_world_size = 0;
   };
   struct Generation {
-    elastic::Round round;           // as the first node told it
-    std::map<int, Member> members;  // by group rank, as far as they have told
+    elastic::Round round;           // as the first node reported it
+    std::map<int, Member> members;  // by group rank, of the nodes that have reported it
     std::map<int, NodeId> running;  // rank -> node
     int ranks_known = 0;
     int own_failures = 0;
@@ -124,15 +126,15 @@ class JobChecker {
     bool hangs = false;
     int64_t started_us = 0;
     int memory_losses_at_start = 0;
-    int64_t whole_since_us = -1;  // -1: it is not whole
+    int64_t whole_since_us = -1;  // -1 when it does not run whole
   };
   struct Node {
-    uint64_t generation = 0;  // the last it was told
+    uint64_t generation = 0;  // the last one that it was told
     std::string nonce;
     int group_rank = -1;
-    int memory_losses = 0;  // when it was told
+    int memory_losses = 0;  // at that time
     int living_workers = 0;
-    int64_t strays_since_us = -1;  // -1: there are none
+    int64_t strays_since_us = -1;  // -1 for none
     elastic::GenerationId of_workers;
     bool in_contact = true;
     int64_t in_contact_since_us = 0;
@@ -153,7 +155,7 @@ class JobChecker {
   std::optional<std::string> violation_;
   std::map<Key, Generation> generations_;
   std::map<NodeId, Node> nodes_;
-  std::vector<Key> whole_;  // that run whole now
+  std::vector<Key> whole_;  // generations that run whole now
   int64_t ran_well_until_us_ = INT64_MIN / 2;
   bool is_quiet_ = true;
   bool nodes_are_sound_ = true;

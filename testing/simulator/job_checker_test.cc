@@ -16,7 +16,7 @@ using Cause = JobChecker::Cause;
 
 const NodeOffer kOffer = {.nproc = 2};
 
-// A generation of nodes with two workers each, in the eyes of the one with this group rank.
+// Returns a generation of nodes with two workers each, as the node with `group_rank` sees it.
 Round MakeRound(uint64_t number, const std::string& nonce, int group_rank, int nodes) {
   Round round;
   round.generation = {number, nonce};

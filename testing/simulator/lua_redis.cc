@@ -47,7 +47,7 @@ void PushText(lua_State* lua, std::string_view text) {
   lua_pushlstring(lua, text.data(), text.size());
 }
 
-// Pushes a reply as scripts see it: one value on the stack.
+// Pushes a reply onto the Lua stack, as one value in the form that scripts see.
 class LuaSink final : public ReplySink {
  public:
   explicit LuaSink(lua_State* lua) : lua_(lua) {}
@@ -92,11 +92,11 @@ class LuaSink final : public ReplySink {
   }
 
   lua_State* const lua_;
-  int next_index_ = 0;  // in the array; 0: there is none
+  int next_index_ = 0;  // in the array, or 0 outside an array
   bool failed_ = false;
 };
 
-// What the functions of the `redis` table work on.
+// State of the functions of the `redis` table.
 struct Server {
   MemoryDatabase* database;
   const MemoryDatabase::World* world;
@@ -113,7 +113,7 @@ void PushError(lua_State* lua, std::string_view text) {
   lua_setfield(lua, -2, "err");
 }
 
-// Leaves the reply on the stack; false: it is an error.
+// Runs the command and leaves the reply on the stack. Returns false when the reply is an error.
 bool RunCommand(lua_State* lua) {
   Server& server = ServerOf(lua);
   const int count = lua_gettop(lua);
@@ -142,7 +142,7 @@ bool RunCommand(lua_State* lua) {
   return !sink.failed();
 }
 
-// Nothing that needs destruction may be alive where lua_error jumps away.
+// lua_error() jumps without running destructors, so this function has no objects with one.
 int Call(lua_State* lua) {
   if (RunCommand(lua)) return 1;
   return lua_error(lua);
@@ -167,7 +167,7 @@ int ErrorReply(lua_State* lua) { return ReplyTable(lua, "err"); }
 int StatusReply(lua_State* lua) { return ReplyTable(lua, "ok"); }
 int Log(lua_State*) { return 0; }
 
-// What a Redis script cannot do, it cannot do here; the rest of Lua stays.
+// Removes the parts of Lua that a Redis script does not have.
 constexpr char kFences[] = R"lua(
   dofile, loadfile, require, module, print, newproxy = nil, nil, nil, nil, nil, nil
   io, os, package, debug, jit, ffi, coroutine = nil, nil, nil, nil, nil, nil, nil
@@ -192,7 +192,7 @@ void SetTexts(lua_State* lua, const char* name, const std::vector<std::string>& 
   lua_rawset(lua, LUA_GLOBALSINDEX);
 }
 
-// The field of the table at the top, if it is a string.
+// Reads a field of the table at the top of the stack. Returns false when it is no string.
 bool TextField(lua_State* lua, const char* field, std::string& text) {
   lua_pushstring(lua, field);
   lua_rawget(lua, -2);
@@ -208,7 +208,7 @@ bool TextField(lua_State* lua, const char* field, std::string& text) {
 
 constexpr int kDepthMax = 32;
 
-// Takes the value at the top of the stack off it.
+// Pops the value at the top of the stack and converts it to a reply.
 RedisReply PopReply(lua_State* lua, int depth) {
   RedisReply reply;
   switch (lua_type(lua, -1)) {
@@ -258,7 +258,7 @@ struct LuaRedis::Interpreter {
   Interpreter(MemoryDatabase* database, const MemoryDatabase::World* world)
       : server{database, world, {}}, lua(luaL_newstate()) {
     CHECK(lua != nullptr) << "no memory for a Lua interpreter";
-    // Scripts spend their time in redis.call, which LuaJIT cannot compile.
+    // Switches the JIT off: scripts spend their time in redis.call, which LuaJIT cannot compile.
     luaJIT_setmode(lua, 0, LUAJIT_MODE_ENGINE | LUAJIT_MODE_OFF);
     luaL_openlibs(lua);
     lua_newtable(lua);
@@ -327,7 +327,7 @@ RedisReply LuaRedis::Eval(const store::RedisScript& script, const std::vector<st
   SetTexts(lua, "ARGV", args);
   lua_rawgeti(lua, LUA_REGISTRYINDEX, function);
   if (lua_pcall(lua, 0, 1, 0) == 0) return PopReply(lua, 0);
-  // error() throws a string, a failed redis.call a table with the server's error.
+  // error() throws a string. A failed redis.call throws a table with the server's error.
   if (lua_type(lua, -1) == LUA_TTABLE) return PopReply(lua, 0);
   const char* const text = lua_tostring(lua, -1);
   RedisReply reply = RedisReply::Error(std::string("ERR ") + (text != nullptr ? text : "?"));

@@ -13,11 +13,11 @@
 
 namespace ddp::testing {
 
-// A Redis in memory that runs the project's Lua scripts as the real one does: KEYS, ARGV and
-// redis.call over a MemoryDatabase, and replies converted as Redis converts them (numbers lose
-// their fraction, nil and false are nil, a table ends at its first nil). A script that makes or
-// reads a global variable fails, as it does there. Nothing of the outside is reachable: no I/O, no
-// clock but World's, no randomness.
+// A Redis in memory that runs the project's Lua scripts like the real server. KEYS, ARGV and
+// redis.call work on a MemoryDatabase. Replies are converted as by Redis: numbers lose their
+// fraction, nil and false are nil, a table ends at its first nil. A script that makes or reads
+// a global variable fails, as on the server. Scripts have no I/O, no clock but World's, and no
+// randomness.
 //
 // A script is compiled once. One call costs some microseconds, so a story of thousands of clients
 // takes seconds.
@@ -31,16 +31,16 @@ class LuaRedis {
   LuaRedis(const LuaRedis&) = delete;
   LuaRedis& operator=(const LuaRedis&) = delete;
 
-  // What the server would send. Errors, a script's own included, are replies of type kError; their
-  // text ends otherwise than the real server's (it names no line of the script's digest).
+  // Return the reply of the server. Errors, a script's own included, are replies of type kError.
+  // The end of their text differs from the real server's: it names no line of the script's digest.
   store::RedisReply Command(const std::vector<std::string>& args);
   store::RedisReply Eval(const store::RedisScript& script, const std::vector<std::string>& keys,
                          const std::vector<std::string>& args);
 
-  // All that the server holds: copy it to remember, assign it to forget what came after.
+  // The data of the server. A copy is a snapshot; assigning the copy loses all later writes.
   MemoryDatabase& database() { return database_; }
 
-  // Scripts that were run.
+  // The number of scripts that were run.
   uint64_t evals() const { return evals_; }
 
  private:
@@ -50,7 +50,7 @@ class LuaRedis {
   const MemoryDatabase::World world_;
   MemoryDatabase database_;
   std::unique_ptr<Interpreter> interpreter_;
-  std::unordered_map<std::string, int> functions_;  // by digest: a reference of the interpreter's
+  std::unordered_map<std::string, int> functions_;  // by digest: a reference in the interpreter
   uint64_t evals_ = 0;
 };
 

@@ -48,7 +48,7 @@ std::string Show(const RedisReply& reply) {
   return "?";
 }
 
-// What Redis gives in no promised order, in order.
+// Shows a reply; sorts it when Redis promises no order.
 std::string ShowSorted(const std::string& command, const RedisReply& reply) {
   const bool pairs = command == "HGETALL";
   if (reply.type() != RedisReply::Type::kArray ||
@@ -140,7 +140,8 @@ TEST_F(LuaRedisTest, AScriptHasNoGlobalsAndNoWorld) {
   EXPECT_TRUE(absl::StartsWith(Run("return ("), "-ERR Error compiling script"));
 }
 
-// k: a key, m: a member, v: a value, i: an integer, s: a score, b: the bound of a range.
+// Shapes of commands. k is a key, m a member, v a value, i an integer, s a score, b the bound of
+// a range.
 constexpr char kCommands[] = R"(
 DEL k; EXISTS k k; PERSIST k; RENAME k k; TYPE k; GET k; MGET k k; SET k v; SET k v NX;
 SET k v XX; SET k v PX 100000; SET k v PX v; INCR k; DECR k; INCRBY k i; HGET k m;
@@ -155,7 +156,8 @@ LPUSH k v v; RPUSH k v; LLEN k; LRANGE k i i; LTRIM k i i; PUBLISH c v; PEXPIRE 
 PEXPIRE k -1; EXPIRE k v; GET; HGET k; hget k m; ZCOUNT k v b; LRANGE k v i
 )";
 
-// The commands on few keys and few members, so that they meet; some of the wrong type or shape.
+// Draws commands on few keys and members, so that commands share them. Some have a wrong type or
+// shape.
 class RandomCommands {
  public:
   explicit RandomCommands(uint64_t seed) : random_(seed) {}
@@ -164,7 +166,7 @@ class RandomCommands {
     static const std::vector<std::string> kShapes = absl::StrSplit(kCommands, ';');
     Words words =
         absl::StrSplit(kShapes[Pick(kShapes.size())], absl::ByAnyChar(" \n"), absl::SkipEmpty());
-    // Mostly a key of the command's own type.
+    // Most keys have the command's own type.
     const char own = words[0][0];
     for (size_t i = 1; i < words.size(); ++i) {
       const std::string& shape = words[i];
@@ -186,8 +188,8 @@ class RandomCommands {
   std::mt19937_64 random_;
 };
 
-// Through a script, so that the conversions in both directions are compared as well, and errors
-// come as they are.
+// Runs commands in a script, so the test compares the conversions in both directions as well, and
+// gets errors unchanged.
 TEST_F(LuaRedisTest, RandomCommandsAnswerAsARealRedis) {
   const RedisScript script("return {redis.pcall(unpack(ARGV))}");
   const auto real = RedisFixture::Start();

@@ -16,8 +16,8 @@
 
 namespace ddp::testing {
 
-// Where a command's reply goes: one call for a simple reply; BeginArray(n) and n simple ones for an
-// array, which holds no further arrays here.
+// Receives the reply of a command: one call for a simple reply, or BeginArray(n) and n calls for an
+// array. An array contains no arrays here.
 class ReplySink {
  public:
   virtual ~ReplySink() = default;
@@ -27,26 +27,26 @@ class ReplySink {
   virtual void String(std::string_view text) = 0;
   virtual void Integer(int64_t value) = 0;
   virtual void BeginArray(size_t size) = 0;
-  // The command was not run: there is none of that name, or it takes other arguments.
+  // The command was not run: its name is unknown, or the number of arguments is wrong.
   virtual void Refused(bool /*is_unknown*/, std::string_view text) { Error(text); }
 };
 
 // The part of Redis 7.0 that this project's scripts use, in memory: strings, hashes, sets, sorted
-// sets, lists, expiry, TIME and PUBLISH, each command with the replies and the errors of the real
-// server (redis-server's documentation is the documentation; lua_redis_test compares the two).
-// Other commands answer the error of an unknown command.
+// sets, lists, expiry, TIME and PUBLISH. Every command has the replies and errors of the real
+// server (see redis-server's documentation; lua_redis_test compares the two). Another command gets
+// the error of an unknown command.
 //
 // Deterministic: equal commands at equal times give equal replies, in equal order. Where Redis
-// promises no order (HGETALL, SMEMBERS) this one's order is another than the real server's.
-// A value: a copy is a snapshot, and assigning it back is a server that lost its last writes.
+// promises no order (HGETALL, SMEMBERS), the order differs from the real server's.
+// A value: a copy is a snapshot. Assigning it back simulates a server that lost its last writes.
 //
 // Thread-compatible.
 class MemoryDatabase {
  public:
-  // What a command sees of the outside.
+  // The outside of the database, for its commands.
   struct World {
     std::function<int64_t()> now_us;  // the server's clock, microseconds of Unix time
-    // Returns how many subscribers the message was sent to.
+    // Returns the number of subscribers to which the message was sent.
     std::function<int64_t(std::string_view channel, std::string_view message)> publish;
   };
 

@@ -57,8 +57,9 @@ std::vector<PlantedBug> ScriptBugs() {
        .symptom = "nothing happened to any node",
        .edits = {{.from = "if not is_frozen() then\n    reap()",
                   .to = "if true then\n    reap()"}}},
-      // It shows where a round was forgotten that some nodes had been told of, and another took its
-      // number before one of those was heard: some run the one, some the other, and none is whole.
+      // The symptom needs a round that the store forgot after some nodes were told of it. Another
+      // round then takes its number before one of these nodes is heard. Some nodes run the one
+      // round and some the other, so none runs whole.
       {.name = "no_nonce",
        .what = "two generations of one number are taken for the same",
        .symptom = "no generation runs",

@@ -11,30 +11,31 @@
 
 namespace ddp::testing {
 
-// A bug that what is shipped does not have, to see that the simulator finds it: in all scripts that
-// have them, texts are replaced by others; or what a core is told, or wants, is tampered with, so
-// that the agent behaves as if its core had the bug. Nothing shipped knows of this.
+// A bug that the shipped code does not have, to test that the simulator finds it. It is either in
+// the scripts (texts are replaced in all scripts that contain them) or in an agent (a CoreTamper
+// changes the events or actions of a core). The shipped code has no hook for this.
 struct PlantedBug {
   std::string name;
-  std::string what;     // for people
-  std::string symptom;  // part of what the simulator says of it
-  // In scripts: each `from` must be in one, or the bug is out of date.
+  std::string what;     // description, for people
+  std::string symptom;  // part of the violation that the simulator reports
+  // Changes of the scripts. Each `from` must be in a script; otherwise the bug is out of date.
   struct Edit {
     std::string from, to;
   };
   std::vector<Edit> edits = {};
-  // In a core; null: none.
+  // Change of a core, or null.
   std::function<std::unique_ptr<CoreTamper>()> make_tamper = nullptr;
-  // From where it is found soon. Most are within a hundred seeds from anywhere, a few are rarer.
+  // Seed from which on the simulator finds the bug soon. Most bugs show within a hundred seeds from
+  // any seed; a few are rarer.
   uint64_t first_seed = 1;
 };
 
 const std::vector<PlantedBug>& PlantedBugs();
 
-// Null: there is none of that name.
+// Returns null for an unknown name.
 const PlantedBug* FindPlantedBug(const std::string& name);
 
-// What is shipped, with the bug.
+// Returns the shipped code with the bug.
 AgentCode Plant(const PlantedBug& bug);
 
 }  // namespace ddp::testing

@@ -6,8 +6,8 @@
 
 namespace ddp::testing {
 
-// The same numbers from the same seed on every machine and with every library, which <random>'s
-// distributions do not promise. SplitMix64. Thread-compatible.
+// A random generator (SplitMix64). Equal seeds give equal numbers on every machine and with every
+// library, which <random>'s distributions do not promise. Thread-compatible.
 class Random {
  public:
   explicit Random(uint64_t seed) : state_(seed) {}
@@ -19,12 +19,12 @@ class Random {
     return z ^ (z >> 31);
   }
 
-  // In [0, 1).
+  // Returns a number in [0, 1).
   double Fraction() { return static_cast<double>(Next() >> 11) * 0x1p-53; }
 
   bool Chance(double probability) { return Fraction() < probability; }
 
-  // In [low, high]. The bias of the remainder does not matter here.
+  // Returns a number in [low, high]. The bias of the remainder does not matter here.
   int64_t Between(int64_t low, int64_t high) {
     return low + static_cast<int64_t>(Next() % static_cast<uint64_t>(high - low + 1));
   }
@@ -33,7 +33,7 @@ class Random {
     return static_cast<int64_t>(-mean * std::log(1 - Fraction()));
   }
 
-  // A stream of its own, so that what is drawn there does not shift what is drawn here.
+  // Returns an independent generator: draws from it do not change later draws from this one.
   Random Fork() { return Random(Next()); }
 
  private:

@@ -7,24 +7,27 @@
 
 namespace ddp::testing {
 
-// For how long, in microseconds, a job may be without a generation that runs, as its options say:
-// from the last of faults that overlap, the store being up and enough nodes there, to the moment at
-// which every rank of a new generation was started, or the job has ended.
+// Returns the longest time, in microseconds, that a job may be without a running generation,
+// according to its options. The time begins with the last of overlapping faults, while the store is
+// up and enough nodes are there. It ends when every rank of a new generation was started, or the
+// job has ended. It is the sum of:
 //
-//     a lost node's lease runs out, or membership is frozen as long   lease
-//   + a worker that hangs is found                                  HangLimitUs()
-//   + one that is left beats in full, and finds it out                two heartbeats; where few
-//                                                                    are left as long as they are
-//                                                                    heard lightly in between
-//   + everybody is told, whose connection has broken by using it      heartbeat, pause
-//   + workers end, by force if need be                                shutdown timeout, grace
-//   + what they leave behind ends, where that is slow                 the most that it takes
-//   + who leaves says so; what was on its way is given up             two timeouts of requests
-//   + all are back, and are told their places                         pauses, heartbeats
-//   + workers are started, where that is slow                         the most that it takes, each
-//   + where the job has not begun: the last call
+//     lease of a lost node expires, or membership is frozen as long   lease
+//   + hanging worker is found                                         HangLimitUs()
+//   + full heartbeat of a remaining node finds the loss               two heartbeats; with few
+//   nodes
+//                                                                     also their light heartbeats
+//                                                                     in between
+//   + all nodes are notified; a broken connection is found by use     heartbeat, pause
+//   + workers end, by SIGKILL if need be                              shutdown timeout, grace
+//   + strays of the workers end, where that is slow                   the longest time
+//   + nodes leave by a request; requests under way time out           two timeouts of requests
+//   + all nodes have joined and have their placement                  pauses, heartbeats
+//   + workers are started, where that is slow                         the longest time, each
+//   + last call, for a job that has not begun
 //
-// `nodes`: how many are left; the fewer, the longer. `has_begun`: it has had a generation.
+// `nodes`: number of remaining nodes; fewer nodes give a longer time. `has_begun`: the job has had
+// a generation.
 int64_t RecoveryBoundUs(const Story& story, int nodes, bool has_begun);
 
 }  // namespace ddp::testing

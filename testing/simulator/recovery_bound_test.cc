@@ -19,7 +19,7 @@ Story MakeJob() {
 TEST(RecoveryBoundTest, CountsWhatAJobWaitsFor) {
   const Story story = MakeJob();
   const int64_t bound_us = RecoveryBoundUs(story, story.hosts, true);
-  // The lease, the end of the workers, two requests; all else is fractions of a lease.
+  // The sum of the lease, the end of the workers and two requests; the rest is parts of a lease.
   EXPECT_GT(bound_us, 3000000 + 3200000 + 4000000);
   EXPECT_LT(bound_us, 10 * 3000000 / 4 + 3200000 + 4000000);
   EXPECT_EQ(RecoveryBoundUs(story, story.hosts, false), bound_us + story.last_call_us);

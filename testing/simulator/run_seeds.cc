@@ -42,12 +42,12 @@ void Add(const SimulationResult& result, SimulationResult& total) {
   to.broken_subscriptions += from.broken_subscriptions;
 }
 
-// What the threads share.
+// State shared by the threads. Thread-safe.
 class Work {
  public:
   explicit Work(const SeedRange& range) : range_(range) {}
 
-  // False: there is no more.
+  // Takes the next seed. Returns false when there is none.
   bool Next(uint64_t& seed) {
     const MutexLock lock(mutex_);
     const bool failed_enough = static_cast<int>(summary_.failures.size()) >= range_.failures_max;

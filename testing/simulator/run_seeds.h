@@ -12,13 +12,13 @@
 
 namespace ddp::testing {
 
-// Many stories, one after the other in each of some threads.
+// A range of seeds, whose stories run on several threads.
 struct SeedRange {
   uint64_t first = 1;
   uint64_t count = 1;
-  int hosts = 0;  // 0: each seed decides
+  int hosts = 0;  // 0 when each seed decides
   int threads = 1;
-  int failures_max = 5;  // stops after so many
+  int failures_max = 5;  // number of failures after which the run stops
 };
 
 struct SeedSummary {
@@ -26,15 +26,15 @@ struct SeedSummary {
     uint64_t seeds = 0, events = 0, agents = 0;
     double simulated_hours = 0;
   };
-  std::vector<std::pair<uint64_t, std::string>> failures;  // seed, what was violated
-  std::map<int, SizeClass> by_hosts;                       // smallest number of hosts in the class
-  SimulationResult total;  // sums; its times and messages are of all stories
+  std::vector<std::pair<uint64_t, std::string>> failures;  // seed, violation
+  std::map<int, SizeClass> by_hosts;                       // by smallest number of hosts of a class
+  SimulationResult total;                                  // sums over all stories
 };
 
-// Runs `range.count` seeds, or stops early because of failures.
+// Runs `range.count` seeds, or fewer after `failures_max` failures. Blocks until all threads end.
 SeedSummary RunSeeds(const SeedRange& range, const AgentCode& code);
 
-// Several lines for people, without the failures.
+// Returns several lines for people, without the failures.
 std::string DebugString(const SeedSummary& summary);
 
 }  // namespace ddp::testing

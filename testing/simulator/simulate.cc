@@ -1,4 +1,4 @@
-// Runs the simulator over many seeds, or tells the story of one.
+// Runs the simulator over many seeds, or prints the trace of one.
 
 #include <gflags/gflags.h>
 #include <glog/logging.h>

@@ -42,7 +42,7 @@ elastic::HangDetector::Options HangOptions(const Story& story) {
   return options;
 }
 
-// As launcher/keeper.cc has it.
+// Time from the keeper's end to the agent's, as in launcher/keeper.cc.
 constexpr int64_t kLastWordUs = 500'000;
 
 int64_t DrawSkew(const Story& story, Random& random) {
@@ -83,7 +83,7 @@ void SimulatedNode::Start() {
   Post(elastic::StartEvent{});
 }
 
-// A job without an id that is full takes nobody in.
+// Checks that a full job without an id takes no spare.
 void SimulatedNode::CheckNoSpare(const News& news) {
   if (world_.story->has_id || news.kind != News::Kind::kWaiting) return;
   if (!absl::StrContains(news.cause, "as a spare: all ") &&
@@ -113,7 +113,7 @@ void SimulatedNode::OnWorkerExit(const TrainingModel::Exit& exit) {
   });
 }
 
-// The core, as elastic/agent/agent.cc uses it. ----------------------------------------------------
+// The core, used as in elastic/agent/agent.cc. ----------------------------------------------------
 
 void SimulatedNode::Post(AgentEvent event) {
   events_.push_back(std::move(event));
@@ -159,8 +159,8 @@ void SimulatedNode::ArmDeadline() {
   });
 }
 
-// Nothing may be waited for without an end: either core has to look again at some time. Only the
-// kernel needs no deadline to end a process by SIGKILL.
+// Checks that the node does not wait without a deadline: one of the cores must have one. Only the
+// end of a process by SIGKILL needs no deadline.
 void SimulatedNode::CheckDeadlines() {
   const bool kills = kill_sent_ && core_.has_workers();
   if (!is_alive()) return;
@@ -172,7 +172,7 @@ void SimulatedNode::CheckDeadlines() {
   }
 }
 
-// As elastic/agent/worker_group.cc does, until the workers are asked to stop.
+// Checks for hangs as elastic/agent/worker_group.cc does, until the workers are asked to stop.
 void SimulatedNode::Look() {
   const absl::Time now = absl::FromUnixMicros(world_.queue->now_us());
   for (auto& [local_rank, page] : pages_) {
@@ -205,7 +205,7 @@ void SimulatedNode::Report() {
   rendezvous_.SetReport(report);
 }
 
-// What the core wants done. -----------------------------------------------------------------------
+// Actions of the core. ----------------------------------------------------------------------------
 
 elastic::NodeOffer SimulatedNode::Offer() const {
   const std::string host = absl::StrCat("host-", identity_.host);
@@ -282,10 +282,11 @@ void SimulatedNode::Do(const elastic::LeaveAction& action) {
 
 void SimulatedNode::Do(const elastic::CancelRequestAction&) { rendezvous_.Cancel(); }
 
-// As elastic/agent/worker_group.cc does: one after the other, each of which may take its time.
+// Starts the workers as elastic/agent/worker_group.cc does: one after the other. A start may be
+// slow.
 void SimulatedNode::Do(const elastic::StartWorkersAction&) {
   kill_sent_ = false;
-  ++strays_serial_;  // a start ends the hunt
+  ++strays_serial_;  // a start ends the killing of strays
   started_.emplace();
   if (!identity_.can_start) return EndStart(absl::NotFoundError("no such program"));
   StartNext();
@@ -296,7 +297,7 @@ void SimulatedNode::StartNext() {
   if (local_rank == identity_.nproc) return EndStart(absl::OkStatus());
   const Story& story = *world_.story;
   After(story.slow_exec_chance, story.slow_exec_us, [this, serial = start_serial_, local_rank] {
-    if (serial != start_serial_) return;  // cut short
+    if (serial != start_serial_) return;  // the start was cancelled
     world_.checker(job()).OnWorkerStarted(identity_.id, round_.generation,
                                           round_.placement.first_rank + local_rank,
                                           world_.queue->now_us());
@@ -328,7 +329,7 @@ void SimulatedNode::CutStart(const std::vector<int>& local_ranks) {
   if (cut) EndStart(absl::OkStatus());
 }
 
-// Now, or, by chance, later; never when the agent is gone by then.
+// Runs `what` now or, by chance, later; never when the agent has ended by then.
 void SimulatedNode::After(double chance, int64_t most_us, std::function<void()> what) {
   const bool may_be_slow = world_.queue->now_us() < world_.story->faults_end_us;
   if (chance == 0 || !may_be_slow || !random_.Chance(chance)) return what();

@@ -30,9 +30,9 @@
 
 namespace ddp::testing {
 
-// One life of an agent: the real AgentCore, RendezvousCore and HangDetector, in a simulated process
-// with simulated workers. It stands where elastic/agent/agent.cc stands in a real agent, and does
-// the same: takes events through the core and does what it says. Thread-compatible.
+// One life of an agent: the real AgentCore, RendezvousCore and HangDetector in a simulated process
+// with simulated workers. It does what elastic/agent/agent.cc does in a real agent: gives events to
+// the core and carries out the core's actions. The Simulation owns it. Thread-compatible.
 class SimulatedNode {
  public:
   using NodeId = int;
@@ -40,7 +40,7 @@ class SimulatedNode {
     NodeId id = 0;
     int host = 0;
     int nproc = 1;
-    bool can_start = true;  // its program
+    bool can_start = true;  // the program can be started on this host
   };
   // Not owned; all must outlive the node.
   struct World {
@@ -50,7 +50,7 @@ class SimulatedNode {
     TrainingModel* training = nullptr;
     const AgentCode* code = nullptr;
     const Trace* trace = nullptr;
-    // By the token of a job.
+    // Returns the checker of a job, by the job's token.
     std::function<JobChecker&(const std::string& job)> checker;
     std::function<void(SimulatedNode&)> on_finished;
   };
@@ -61,10 +61,9 @@ class SimulatedNode {
 
   void Start();
 
-  // Faults. Kill: agent and workers are gone, without a word.
+  // Faults. Kill() ends agent and workers at once.
   void Kill();
-  // The keeper is gone: what is left of the agent hears of it, and is killed at the latest a little
-  // later.
+  // Ends the keeper. A living agent gets an event, and is killed a little later at the latest.
   void EndKeeper();
   void StopAgent();
   void ContinueAgent();
@@ -79,20 +78,21 @@ class SimulatedNode {
   const std::string& name() const { return name_; }
   bool is_alive() const { return !process_.is_over(); }
   bool has_finished() const { return finished_; }
-  // Nothing is wrong with it that it could not help.
+  // Returns true when no fault lasts: the agent lives, is not stopped and not cut off.
   bool is_sound() const { return is_alive() && !process_.is_stopped() && !cut_off_; }
   elastic::JobResult result() const { return core_.result(); }
   std::string state_name() const { return core_.state_name(); }
-  // Own time of a step: of this node, and of the job as this node was told; -1: not known.
+  // The busy time of a step: of this node, and the median of the job as this node was told; -1 when
+  // unknown.
   int64_t busy_us() const { return world_.training->busy_us(identity_.id); }
   int64_t median_busy_us() const { return rendezvous_.median_busy_us(); }
-  // On its way out, by itself or because the job has ended.
+  // Returns true when the agent is ending, by itself or because the job has ended.
   bool is_leaving() const;
-  // The token of the job that it takes part in, and of the one that its last workers did.
+  // The token of the agent's job, and of the job of its last workers.
   const std::string& job() const { return rendezvous_.job(); }
   const std::string& job_of_workers() const { return job_of_workers_; }
   int64_t started_us() const { return started_us_; }
-  // For how long it has told of steps of its generation.
+  // The time for which the node has reported steps of its generation.
   int64_t stepping_for_us() const {
     return stepping_since_us_ < 0 ? 0 : world_.queue->now_us() - stepping_since_us_;
   }
@@ -133,7 +133,7 @@ class SimulatedNode {
   const World world_;
   const std::string name_;
   SimulatedProcess process_;
-  const std::unique_ptr<CoreTamper> tamper_;  // null: there is none
+  const std::unique_ptr<CoreTamper> tamper_;  // may be null
   elastic::AgentCore core_;
   SimulatedRendezvous rendezvous_;
   elastic::Round round_;
@@ -142,7 +142,7 @@ class SimulatedNode {
   std::map<int, elastic::HealthPage::Snapshot> pages_;  // of workers whose end was not seen yet
   uint64_t look_serial_ = 0;
   Random random_;  // of slow effects
-  // Of workers that are being started; none: none are.
+  // Local ranks already started, while workers are being started.
   std::optional<std::vector<int>> started_;
   uint64_t start_serial_ = 0;
   uint64_t strays_serial_ = 0;

@@ -12,14 +12,14 @@
 
 namespace ddp::testing {
 
-// The life of an agent's process as far as others see it: it has a clock of its own, it may stand
-// still and go on, and it ends. All that happens to the process happens through it. It must outlive
-// the queue's events, so a story keeps its processes until its end. Thread-compatible.
+// An agent's process in simulated time: it has its own clock, can be stopped and continued, and
+// ends. Every event of the process is delivered through it. It must outlive the queue's events, so
+// a story keeps its processes until its end. Thread-compatible.
 class SimulatedProcess {
  public:
   using Callback = std::function<void()>;
 
-  // Its clock is off by `skew_us` and gains `drift` of the time that passes.
+  // The process's clock is off by `skew_us` and gains `drift` of the elapsed time.
   SimulatedProcess(EventQueue* queue, int64_t skew_us, double drift)
       : queue_(queue), skew_us_(skew_us), rate_(1 + drift) {}
 
@@ -31,7 +31,7 @@ class SimulatedProcess {
   bool is_over() const { return is_over_; }
   bool is_stopped() const { return is_stopped_; }
 
-  // Runs `callback` now; when it goes on, if it stands still; never, if it is over.
+  // Runs `callback` now. A stopped process runs it when it continues; an ended one never does.
   void Deliver(const Callback& callback) {
     if (is_over_) return;
     if (is_stopped_) {
@@ -41,9 +41,9 @@ class SimulatedProcess {
     }
   }
 
-  // The same when its own clock says `at`.
+  // Delivers `callback` when the process's own clock reaches `at`.
   void DeliverAt(absl::Time at, Callback callback) {
-    // The next microsecond for part of one, and one for the rounding: a timer is never early.
+    // Rounds up to the next microsecond, and adds one for rounding errors: a timer is never early.
     const auto own_us = static_cast<double>(absl::ToUnixMicros(at) + 1 - kEpochUs - skew_us_);
     const int64_t at_us =
         at <= now() ? queue_->now_us()

@@ -18,8 +18,8 @@
 
 namespace ddp::testing {
 
-// The real RendezvousCore, and in place of its shell's sockets the simulated network: it stands
-// where RedisRendezvous stands in a real agent. Thread-compatible.
+// The real RendezvousCore over the simulated network. It replaces RedisRendezvous of a real agent.
+// Thread-compatible.
 class SimulatedRendezvous final : public elastic::Rendezvous {
  public:
   struct Options {
@@ -31,21 +31,21 @@ class SimulatedRendezvous final : public elastic::Rendezvous {
     SimulatedStore* store = nullptr;
     const elastic::RendezvousScripts* scripts = nullptr;
     const Trace* trace = nullptr;
-    CoreTamper* tamper = nullptr;       // null: there is none
-    std::function<void()> before_tick;  // a heartbeat may be due: SetReport() now
-    std::function<void()> after_step;   // all that followed from an event is done
+    CoreTamper* tamper = nullptr;       // may be null
+    std::function<void()> before_tick;  // before a heartbeat that may be due: calls SetReport()
+    std::function<void()> after_step;   // after all consequences of an event
   };
   SimulatedRendezvous(const Options& options, uint64_t seed);
 
-  // The process is gone.
+  // Ends the client: its process is gone.
   void End();
   void SetCutOff(bool cut_off) { options_.store->SetCutOff(client_, cut_off); }
 
-  // When it will do something by itself, or is told that a script was not answered.
+  // The time of the core's next action, or of the timeout of a script without an answer.
   absl::Time next_deadline() const;
-  // The token of the job that this node knows of; "" before that.
+  // The token of this node's job; "" before the node knows it.
   const std::string& job() const { return job_; }
-  // Whether some of what an event brought is still to be done.
+  // Returns true while consequences of an event are still to be carried out.
   bool is_stepping() const { return depth_ > 0 || answer_waits_; }
 
   void Join(const elastic::NodeOffer& offer, absl::Duration timeout, JoinDone done) override;
@@ -91,12 +91,12 @@ class SimulatedRendezvous final : public elastic::Rendezvous {
 
   Answered done_;  // of the outstanding request
   uint64_t serial_ = 0;
-  bool in_request_ = false;  // the answer must wait until it has returned
+  bool in_request_ = false;  // an answer must wait until the request has returned
   bool answer_waits_ = false;
   std::string job_;
   bool in_flight_ = false;
-  int depth_ = 0;           // of steps that follow from steps
-  absl::Time gives_up_at_;  // of the script on its way
+  int depth_ = 0;           // of nested steps
+  absl::Time gives_up_at_;  // of the script in flight
 
   absl::Time armed_ = absl::InfiniteFuture();
   uint64_t timer_serial_ = 0;

@@ -58,7 +58,7 @@ void SimulatedStore::Send(Request request) {
 }
 
 void SimulatedStore::Arrive(const RequestPtr& request) {
-  // What a process sent before it died arrives all the same.
+  // A request arrives even when its process has died since.
   if (clients_[request->client].cut_off) return AnswerNever(request);
   if (state_ == State::kDown) {
     return Answer(request, absl::UnavailableError("the connection was refused"));
@@ -125,7 +125,7 @@ void SimulatedStore::Answer(const RequestPtr& request, absl::StatusOr<RedisReply
   if (at_us >= request->gives_up_at_us) return AnswerNever(request);
   queue_->At(at_us, [this, request, reply = std::move(reply), starts = starts_] {
     if (clients_[request->client].cut_off) return AnswerNever(request);
-    // What a server that is gone has sent does not arrive after the word of its successor.
+    // A reply of a server that died does not arrive after the server has started again.
     const bool is_of_this_server = starts == starts_;
     Deliver(request, is_of_this_server ? reply : absl::UnavailableError("the connection broke"));
   });
@@ -171,7 +171,7 @@ void SimulatedStore::EndSubscription(ClientId client) {
   subscription.reset();
 }
 
-// Ends what is under way by it. The next one is new.
+// Ends the client's subscription and request. The next use makes a new connection.
 void SimulatedStore::BreakConnection(ClientId client) {
   Client& self = clients_[client];
   self.is_broken = false;
@@ -212,7 +212,7 @@ void SimulatedStore::Push(ClientId client, uint64_t serial,
     ++counts_.broken_subscriptions;
     return BreakConnection(client);
   }
-  const OnPush on_push = self.subscription->on_push;  // a copy: it may subscribe anew
+  const OnPush on_push = self.subscription->on_push;  // a copy: the callback may subscribe again
   on_push(*text);
 }
 

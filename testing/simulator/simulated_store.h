@@ -21,73 +21,74 @@
 
 namespace ddp::testing {
 
-// How the network between clients and store behaves; probabilities are of one message.
+// Conditions of the network between clients and store. A probability is per message.
 struct NetworkConditions {
   int64_t delay_min_us = 50;
-  double delay_mean_us = 300;  // on top; exponential
+  double delay_mean_us = 300;  // added to the minimum; exponential
   double lose_request = 0;     // the connection breaks, the script does not run
   double lose_reply = 0;       // the script runs, then the connection breaks
-  double swallow = 0;          // neither runs nor breaks: the client waits for its timeout
-  double duplicate = 0;        // runs again, `duplicate_mean_us` later or so
+  double swallow = 0;          // no run, no broken connection: the client waits for its timeout
+  double duplicate = 0;        // the script runs again, about `duplicate_mean_us` later
   double duplicate_mean_us = 300000;
-  double lose_push = 0;           // the connection has broken, which the client learns by its use
-  double break_subscription = 0;  // the connection breaks instead, and the client is told at once
+  double lose_push = 0;           // the connection breaks; the client learns it at the next use
+  double break_subscription = 0;  // the connection breaks, and the client is told at once
 };
 
-// One Redis and the network to it, in simulated time: scripts and commands run in it in the order
-// of their arrival; requests, replies and pushed messages are late, lost or doubled; it pauses,
-// dies, and comes back with all, without its last writes, or with nothing. Thread-compatible.
+// A Redis server and the network to it, in simulated time. Scripts and commands run in the order of
+// their arrival. Requests, replies and pushed messages are delayed, lost or duplicated. The server
+// pauses, dies, and comes back with all data, without its last writes, or empty. Thread-compatible.
 class SimulatedStore {
  public:
   using ClientId = int;
   using ReplyDone = std::function<void(absl::StatusOr<store::RedisReply>)>;
 
-  // What happened to messages, for the report.
+  // Counts of messages, for the report.
   struct Counts {
     uint64_t scripts = 0, commands = 0, lost_requests = 0, lost_replies = 0, swallowed = 0,
              duplicates = 0, pushed = 0, lost_pushes = 0, broken_subscriptions = 0;
   };
 
-  // Nothing is owned; all must outlive the store. `on_run` is told what each script and each
-  // command has answered.
+  // The pointers are not owned and must outlive the store. `on_run` gets the reply of each script
+  // and each command.
   SimulatedStore(EventQueue* queue, Random random, const NetworkConditions& conditions,
                  const Trace* trace, std::function<void(const store::RedisReply&)> on_run);
 
   ClientId AddClient(std::string name);
 
-  // Sends a script; `done` is called later, once. Errors: kUnavailable (the connection broke, or
-  // there is nobody to connect to), kDeadlineExceeded (no answer within `timeout_us`; the script
-  // may have run, or may still).
+  // Sends a script; `done` is called later, once. Errors: kUnavailable (the connection broke or was
+  // refused), kDeadlineExceeded (no answer within `timeout_us`; the script may have run, or may run
+  // later).
   void Call(ClientId client, const store::RedisScript& script, std::vector<std::string> keys,
             std::vector<std::string> args, int64_t timeout_us, ReplyDone done);
-  // The same for a command, by its words.
+  // Sends a command, given as words.
   void Call(ClientId client, std::vector<std::string> words, int64_t timeout_us, ReplyDone done);
 
-  // Listens to a channel until the connection breaks: then `on_end`, once. A client has one
-  // connection, and gives it up when a call fails. Subscribing where that is not possible now ends
-  // at once, too.
+  // Subscribes to a channel until the connection breaks; then calls `on_end`, once. A client has
+  // one connection, and closes it when a call fails. A subscription that is not possible now ends
+  // at once.
   using OnPush = std::function<void(const std::string& text)>;
   void Subscribe(ClientId client, std::string channel, OnPush on_push,
                  std::function<void()> on_subscribed, std::function<void()> on_end);
 
-  // The client's process is gone: nothing is called any more.
+  // Removes a client whose process is gone. No callback of the client is called any more.
   void RemoveClient(ClientId client);
 
-  // While cut off, nothing from or to this client arrives, and nothing breaks either.
+  // While a client is cut off, no message from or to it arrives, and no connection breaks.
   void SetCutOff(ClientId client, bool cut_off);
 
-  // Faults of the server. While paused it takes requests and runs them when it goes on.
+  // Faults of the server. A paused server takes requests, and runs them when it continues.
   void Pause();
   void Continue();
   enum class Memory { kAll, kSnapshot, kNothing };
   void TakeSnapshot() { snapshot_ = redis_.database(); }
-  // Takes one before the next script whose reply `is_it`. That reply is lost, and `then` is called.
+  // Takes a snapshot before the next script for whose reply `is_it` returns true. That reply is
+  // lost, and `then` is called.
   void TakeSnapshotBefore(std::function<bool(const store::RedisReply&)> is_it,
                           std::function<void()> then);
   void Kill();
   void Start(Memory memory, int64_t clock_jump_us);
   bool up() const { return state_ == State::kUp; }
-  // Faultless from now on.
+  // Ends all faults of the network.
   void Heal();
 
   // Microseconds of Unix time as the server sees it.
@@ -108,7 +109,7 @@ class SimulatedStore {
   };
   struct Request {
     ClientId client = 0;
-    const store::RedisScript* script = nullptr;  // null: a command, by `args`
+    const store::RedisScript* script = nullptr;  // null for a command, which is in `args`
     std::vector<std::string> keys, args;
     int64_t gives_up_at_us = 0;
     ReplyDone done;
@@ -119,7 +120,7 @@ class SimulatedStore {
     std::string name;
     bool gone = false;
     bool cut_off = false;
-    bool is_broken = false;  // the connection: nothing more arrives by it
+    bool is_broken = false;  // no message arrives by the connection any more
     RequestPtr request;      // the last one
     std::optional<Subscription> subscription;
   };
@@ -148,12 +149,12 @@ class SimulatedStore {
   int starts_ = 1;
   LuaRedis redis_;
   MemoryDatabase snapshot_;
-  // Of TakeSnapshotBefore(); null: nothing is awaited.
+  // Arguments of TakeSnapshotBefore(), or null.
   std::function<bool(const store::RedisReply&)> is_awaited_;
   std::function<void()> then_;
   std::vector<Client> clients_;
   std::map<std::string, std::vector<ClientId>, std::less<>> channels_;
-  std::vector<RequestPtr> waiting_;  // that came while the server was paused
+  std::vector<RequestPtr> waiting_;  // requests that came while the server was paused
   uint64_t next_serial_ = 1;
   Counts counts_;
 };

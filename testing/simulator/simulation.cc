@@ -27,12 +27,13 @@ using elastic::JobResult;
 namespace {
 
 constexpr int64_t kSecond = 1000000;
-// Room for what the timeouts of a story do not count: leases, heartbeats, retries.
+// Extra time for leases, heartbeats and retries, which the timeouts of a story do not include.
 constexpr int64_t kSlackUs = 60 * kSecond;
 constexpr int64_t kVanishUs = 3000;
-// The keeper's end is seen so long after a worker's at most: within what is taken back, or later.
+// Longest time from a worker's end to the keeper's: it may be within the time for taking back a
+// report, or later.
 constexpr int64_t kKeeperEndsAfterUs = 80000;
-// More than what 1,000 agents do at one time.
+// More than the events of 1,000 agents at one time.
 constexpr int kEventsAtOnceMax = 200000;
 
 const char* EndName(JobEndReason end) {
@@ -61,7 +62,7 @@ const char* EndName(JobEndReason end) {
 
 }  // namespace
 
-// One story in progress.
+// Runs a story.
 class Simulation {
  public:
   Simulation(const Story& story, const AgentCode& code, const Trace::Writer& trace)
@@ -117,7 +118,7 @@ class Simulation {
   bool memory_was_lost_ = false;
   bool node_was_in_trouble_ = false;
   int64_t disturbed_at_us_ = 0;
-  int64_t last_fault_us_ = 0;  // also of one that changes no membership
+  int64_t last_fault_us_ = 0;  // includes faults that change no membership
   uint64_t swallowed_ = 0;
   uint64_t fingerprint_ = 0xcbf29ce484222325;
   SimulationResult result_;
@@ -132,7 +133,7 @@ JobChecker& Simulation::Checker(const std::string& job) {
                            .max_restarts = story_.max_restarts,
                            .ranks_are_wanted = story_.node_ranks,
                            .fencing_us = story_.lease_us + 3 * kSecond,
-                           // By a node's own clock, which drifts.
+                           // Less than the story's, because a node's own clock drifts.
                            .kill_timeout_us = story_.kill_timeout_us * 99 / 100});
     checker->OnDisturbance(disturbed_at_us_);
     if (node_was_in_trouble_) checker->OnNodeInTrouble();
@@ -172,10 +173,11 @@ void Simulation::CheckNowAndThen() {
   queue_.After(kSecond, [this] { CheckNowAndThen(); });
 }
 
-// Enough nodes are there, and all has been well for long: then a generation runs, or the job ends.
+// Checks that a generation runs, or the job ends, when enough nodes have been there for long
+// without a fault.
 void Simulation::CheckRecovery() {
   const int64_t now_us = queue_.now_us();
-  // A message that went astray costs as much as a host that is cut off.
+  // A swallowed message can delay recovery as much as a host that is cut off.
   if (std::exchange(swallowed_, store_.counts().swallowed) != store_.counts().swallowed) {
     last_fault_us_ = now_us;
   }
@@ -187,7 +189,7 @@ void Simulation::CheckRecovery() {
     bool has_begun = true;
     int64_t well_until_us = 0;
   };
-  std::map<std::string, Job> jobs;  // those of one run id are one
+  std::map<std::string, Job> jobs;  // all nodes of one run id are one job
   for (const std::unique_ptr<SimulatedNode>& node : nodes_) {
     if (!node->is_sound() || node->is_leaving()) continue;
     Job& job = jobs[story_.has_id ? "" : node->job()];
@@ -211,8 +213,8 @@ void Simulation::CheckRecovery() {
   }
 }
 
-// Long after anything happened every node knows how long a step takes the others: a slow one learns
-// from it that it is.
+// Checks that every node knows the job's median busy time when no fault happened for long. A slow
+// node learns from the median that it is slow.
 void Simulation::CheckMedians() {
   const int64_t settled_us = 4 * story_.lease_us + 4 * kSecond;
   if (!story_.commits_steps || memory_was_lost_ || !store_.up() ||
@@ -222,7 +224,7 @@ void Simulation::CheckMedians() {
   std::map<std::string, std::vector<const SimulatedNode*>> jobs;
   for (const std::unique_ptr<SimulatedNode>& node : nodes_) {
     if (!node->is_alive()) continue;
-    // Somebody waits, or is on the way out.
+    // A node waits or is ending, so the job has not settled.
     if (!node->is_sound() || node->state_name() != "running") return;
     if (node->stepping_for_us() < settled_us) return;
     jobs[node->job()].push_back(node.get());
@@ -264,7 +266,7 @@ void Simulation::AddNode(int host, int nproc, int64_t at_us) {
   });
 }
 
-// A host that was lost, or its agent, is started anew by whoever watches over it.
+// Starts a lost agent again by chance, as a supervisor of its host would.
 void Simulation::ComeBack(const SimulatedNode& node) {
   if (!random_.Chance(story_.comeback_chance)) return;
   const int64_t after_us = random_.Exponential(story_.comeback_mean_s * kSecond);
@@ -301,7 +303,7 @@ void Simulation::StrikeNode(const Fault& fault) {
   SimulatedNode* const node = Draw(fault.kind != FaultKind::kHostLost);
   if (node == nullptr) return;
   if (fault.kind == FaultKind::kWorkerCrash) {
-    // A failure is no change of members: nothing is disturbed.
+    // A failure changes no membership, so it is no disturbance.
     if (training_.Crash(node->identity().id)) ++result_.faults[static_cast<int>(fault.kind)];
     last_fault_us_ = queue_.now_us();
     return;
@@ -398,7 +400,7 @@ void Simulation::StrikeStore(const Fault& fault) {
   }
 }
 
-// Others fetch their places from the round before it is forgotten.
+// Makes the store forget the next round after other nodes may have fetched their placements.
 void Simulation::ForgetNextRound(const Fault& fault) {
   const auto is_new_round = [this](const store::RedisReply& reply) {
     const auto parts = reply.AsArray();
@@ -455,12 +457,12 @@ void Simulation::OnFinished(SimulatedNode& node) {
   const JobResult result = node.result();
   ++result_.ends[EndName(result.end)];
   Mix(static_cast<uint64_t>(queue_.now_us()) * 31 + static_cast<uint64_t>(result.end));
-  // Should the store forget that it has left, it is one that was lost.
+  // If the store forgets that this node has left, the node counts as lost.
   node_was_in_trouble_ = true;
   for (const auto& [job, checker] : checkers_) checker->OnNodeInTrouble();
   Disturb();
   CheckEnd(node);
-  // Whoever preempts a host gives it back some day.
+  // A preempted host may come back.
   const bool may_come_back = queue_.now_us() < story_.faults_end_us;
   if (result.end == JobEndReason::kPreempted && may_come_back) ComeBack(node);
 }
@@ -493,7 +495,7 @@ void Simulation::CheckEnd(const SimulatedNode& node) {
       if (node.identity().can_start) wrong("its program can be started");
       break;
     case JobEndReason::kClosed:
-      // Whoever was away while the store was wiped, and the job begun anew, is told so.
+      // A node that was away while the store was wiped and the job began again gets this end.
       if (story_.bad_host < 0 &&
           !(memory_was_lost_ && absl::StrContains(result.reason, "lost its memory"))) {
         wrong("nobody closed it");
@@ -509,7 +511,7 @@ void Simulation::CheckEnd(const SimulatedNode& node) {
   }
 }
 
-// An agent that gave up waiting while all was well and enough others were there.
+// Reports an agent that stopped waiting although no fault lasted and enough others were there.
 void Simulation::CheckEnoughForARound(const SimulatedNode& node) {
   const int64_t waited_us = story_.rendezvous_timeout_us;
   const int64_t well_since_us =

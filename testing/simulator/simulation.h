@@ -14,30 +14,29 @@
 
 namespace ddp::testing {
 
-// Lives a story to its end: agents, workers, store and network, with the story's faults, checked at
-// every step (see JobChecker) and at the end: every agent ends within a bounded time after the last
-// fault, in a way that the documentation knows and that fits what happened.
+// Runs a story to its end: agents, workers, store and network, with the story's faults. The job is
+// checked at every step (see JobChecker) and at its end. At its end, every agent must have ended
+// within a bounded time after the last fault, with a documented result that matches the faults.
 //
 //   const AgentCode code;
 //   const SimulationResult result = Simulate(MakeStory(17), code);
 //   if (result.violation) ...
 //
-// Equal stories give equal results, to the last event. Any number may run at once, each in a thread
-// of its own.
+// Equal stories give equal results, to the last event. Several threads may run one simulation each.
 struct SimulationResult {
   std::optional<std::string> violation;  // one line
-  uint64_t fingerprint = 0;              // of everything that happened
+  uint64_t fingerprint = 0;              // of all events
   int64_t simulated_us = 0;
   uint64_t events = 0;
-  int agents = 0;       // that ever lived
-  int generations = 0;  // that a node took part in
-  int charged = 0;      // of them, restarts that cost something
+  int agents = 0;       // lives of agents
+  int generations = 0;  // in which a node took part
+  int charged = 0;      // generations whose restart was charged
   std::array<int, kFaultKinds> faults{};
   SimulatedStore::Counts messages;
-  std::map<std::string, int> ends;  // how agents ended: reason -> agents
+  std::map<std::string, int> ends;  // reason of the end -> number of agents
 };
 
-// `trace` gets the lines of the story, where given.
+// Simulates `story` with `code`. `trace` gets the lines of the story, unless it is null.
 SimulationResult Simulate(const Story& story, const AgentCode& code,
                           const Trace::Writer& trace = nullptr);
 

@@ -31,7 +31,7 @@ TEST(SimulationTest, NoSeedShowsWhatMustNeverBeSeen) {
   const AgentCode code;
   const SeedSummary summary = RunSeeds({.first = 301, .count = 120, .threads = 2}, code);
   EXPECT_TRUE(summary.failures.empty()) << Failures(summary);
-  // The seeds tell something.
+  // The seeds must cover every kind of event.
   EXPECT_GT(summary.total.generations, 120);
   EXPECT_GT(summary.total.charged, 5);
   EXPECT_GT(summary.total.ends.at("succeeded"), 120);

@@ -135,7 +135,7 @@ void DatabaseCommands::ZCount() {
   if (set == nullptr) return;
   if (IsEmptyRange(*min, *max)) return sink.Integer(0);
   const auto from = LowerEnd(set->order, *min), to = UpperEnd(set->order, *max);
-  // The smaller of inside and outside is walked: most ranges are nearly all or nearly none.
+  // Counts the smaller of inside and outside: most ranges contain nearly all or nearly none.
   auto in = from, out = set->order.begin();
   if (out == from) out = to;
   int64_t steps = 0;

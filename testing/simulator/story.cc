@@ -31,7 +31,7 @@ void DrawJob(Story& story, Random& random) {
   story.quarantine_strikes = random.Chance(0.3) ? 0 : 3;
   story.lease_us = random.Chance(0.5) ? 3 * kSecond : random.Between(1, 8) * kSecond;
   if (hosts >= 200) story.lease_us = std::max(story.lease_us, 4 * kSecond);
-  // Few, so that small jobs have light ones too.
+  // A low number, so that small jobs have light heartbeats too.
   if (random.Chance(0.4)) story.full_heartbeats = static_cast<int>(random.Between(1, 8));
   story.has_id = !random.Chance(0.15);
   story.last_call_us = random.Between(0, 5) * kSecond;
@@ -42,7 +42,7 @@ void DrawJob(Story& story, Random& random) {
   story.worker_start_s = random.Chance(0.1) ? 3 : 0.2;
   story.victim_chance = random.Fraction();
   story.commits_steps = random.Chance(0.8);
-  // Who does not say how far it is cannot be missed.
+  // Hang detection needs committed steps.
   const bool looks_for_hangs = story.commits_steps && hosts < 200;
   if (looks_for_hangs) story.hang_floor_us = random.Between(1, 4) * kSecond;
   story.stop_aware_chance = random.Chance(0.5) ? 1 : 0;
@@ -63,7 +63,7 @@ void DrawMachines(Story& story, Random& random) {
   story.comeback_mean_s = random.Chance(0.2) ? 0.05 : 4;
   NetworkConditions& network = story.network;
   network.delay_mean_us = random.Chance(0.2) ? 20000 : 400;
-  // Every other network is sound; the others have some of the faults.
+  // Half of the networks have no faults; the others have some kinds.
   if (random.Chance(0.5)) return;
   const auto rate = [&random](double most) {
     return random.Chance(0.5) ? random.Fraction() * most : 0;
@@ -89,7 +89,7 @@ FaultKind DrawKind(Random& random) {
   return kFrequent[random.Between(0, std::size(kFrequent) - 1)];
 }
 
-// Some stories are about one kind of fault, so that it meets itself.
+// Draws the faults. Some stories have one kind only, so that faults of this kind overlap.
 void DrawFaults(Story& story, Random& random) {
   story.faults_end_us = random.Between(5, story.hosts >= 200 ? 12 : 30) * kSecond;
   const auto count = random.Between(0, 10);
@@ -98,7 +98,7 @@ void DrawFaults(Story& story, Random& random) {
   for (int64_t i = 0; i < count; ++i) {
     Fault fault;
     fault.kind = one_kind ? only : DrawKind(random);
-    // Faults come in bursts, too: within the recovery from another one.
+    // Some faults come in bursts: within the recovery from another fault.
     fault.at_us = !story.faults.empty() && random.Chance(0.4)
                       ? story.faults.back().at_us + random.Exponential(0.3 * kSecond)
                       : random.Between(0, story.faults_end_us);
@@ -106,7 +106,7 @@ void DrawFaults(Story& story, Random& random) {
     const double mean_s = random.Chance(0.5) ? 0.5 : 6;
     fault.duration_us = std::min(random.Exponential(mean_s * kSecond), 30 * kSecond);
     if (fault.kind == FaultKind::kRoundForgotten) {
-      // A short one, so that who was not told comes back before those who were.
+      // A short outage, so that a node that was not told of the round returns before the others.
       fault.duration_us = random.Between(1000, 60000);
     }
     if (random.Chance(0.2)) fault.clock_jump_us = random.Between(0, 3600) * kSecond;
@@ -116,7 +116,7 @@ void DrawFaults(Story& story, Random& random) {
             [](const Fault& a, const Fault& b) { return a.at_us < b.at_us; });
 }
 
-// Last, so that what else a seed decides stays as it is.
+// Drawn last, so that the other draws of a seed stay the same.
 void DrawSlowEffects(Story& story, Random& random) {
   if (random.Chance(0.5)) return;
   story.slow_stray_chance = random.Chance(0.5) ? random.Fraction() * 0.3 : 0;

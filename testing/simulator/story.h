@@ -11,22 +11,22 @@
 namespace ddp::testing {
 
 enum class FaultKind {
-  kWorkerCrash,      // one worker dies by itself
-  kWorkerHangs,      // one worker gets no further, and lives
-  kHostSlows,        // its workers take longer for their steps from now on
-  kAgentKilled,      // SIGKILL; its workers go with it
-  kAgentStopped,     // SIGSTOP, and later SIGCONT; its workers run on
+  kWorkerCrash,      // a worker dies by itself
+  kWorkerHangs,      // a worker makes no more steps, and lives
+  kHostSlows,        // the workers of a host take longer for their steps from now on
+  kAgentKilled,      // SIGKILL; the workers die with the agent
+  kAgentStopped,     // SIGSTOP, and later SIGCONT; the workers continue
   kAgentTerminated,  // SIGTERM: the host is preempted
   kFamilyKilled,     // SIGKILL of a worker, and of the keeper a moment later
-  kHostLost,         // agent, workers and connection, without a goodbye
-  kHostFrozen,       // agent and workers stand still, and go on later
-  kCutOff,           // the host does not hear the store for a while, nor the store it
+  kHostLost,         // agent, workers and connection end without a message
+  kHostFrozen,       // agent and workers stop, and continue later
+  kCutOff,           // no message passes between the host and the store for a while
   kStorePaused,
-  kStoreRestarted,   // comes back with all it knew
-  kStoreRolledBack,  // comes back without the last second of it
-  kStoreWiped,       // comes back with nothing
-  kRoundForgotten,   // rolled back to before the next round; who completed it was not told
-  kNewcomer,         // a host more
+  kStoreRestarted,   // comes back with all data
+  kStoreRolledBack,  // comes back without the writes of the last second
+  kStoreWiped,       // comes back empty
+  kRoundForgotten,   // rolled back to before the next round; its last joiner got no reply
+  kNewcomer,         // another host joins
 };
 inline constexpr int kFaultKinds = 16;
 const char* FaultName(FaultKind kind);
@@ -34,17 +34,17 @@ const char* FaultName(FaultKind kind);
 struct Fault {
   int64_t at_us = 0;
   FaultKind kind = FaultKind::kWorkerCrash;
-  int64_t duration_us = 0;    // where it lasts
-  int64_t clock_jump_us = 0;  // of the server, where it restarts
+  int64_t duration_us = 0;    // of a fault that lasts
+  int64_t clock_jump_us = 0;  // of the server, when it restarts
 };
 
-// Everything that a seed decides before the job starts: the job, the machines, the network and when
-// which fault strikes (whom, is drawn when it does). Durations in microseconds.
+// All that a seed decides before the job starts: the job, the machines, the network and the faults
+// with their times. (The victim of a fault is drawn when the fault strikes.) A value.
 struct Story {
   uint64_t seed = 0;
 
   // The job.
-  bool has_id = true;  // else agents meet by a fingerprint, and there may be several jobs
+  bool has_id = true;  // without an id, agents use a fingerprint, and there may be several jobs
   int hosts = 2;       // at the start
   int min_nodes = 2;
   int max_nodes = 2;
@@ -61,49 +61,50 @@ struct Story {
   int64_t fault_grace_us = 200000;
   int64_t shutdown_timeout_us = 3000000;
 
-  // Its training.
+  // The training.
   double training_s = 10;  // without interruption
   double steps_per_second = 20;
   int checkpoint_every = 20;       // steps
-  double worker_start_s = 0.3;     // mean, from its start to its first step
-  double victim_chance = 0.3;      // that a worker fails soon after a peer did; else it hangs
+  double worker_start_s = 0.3;     // mean, from a worker's start to its first step
+  double victim_chance = 0.3;      // that a worker fails soon after a peer did, instead of hanging
   bool commits_steps = true;       // to the health page, so that progress is known
-  double stop_aware_chance = 0.5;  // that the program asks should_stop(); of the job
+  double stop_aware_chance = 0.5;  // that the job's program calls should_stop()
   double stubborn_chance = 0.1;    // that a worker ignores SIGTERM
-  int bad_host = -1;               // where the program cannot be started; -1: nowhere
+  int bad_host = -1;               // host on which the program cannot be started, or -1
   double slow_end_s = 0.02;        // mean, from SIGTERM to the end
-  double slow_factor = 2;          // of a slow host's steps
-  int64_t hang_floor_us = 0;       // HangDetector's limit for a step; 0: nobody looks for hangs
+  double slow_factor = 2;          // of the step time on a slow host
+  int64_t hang_floor_us = 0;       // HangDetector's limit for a step; 0 for no hang detection
 
   // The machines.
   int nproc_max = 1;
-  bool node_ranks = false;            // every host wants a group rank: its own number
+  bool node_ranks = false;            // every host asks for its own number as group rank
   int64_t start_spread_us = 2000000;  // of the agents' starts
-  int64_t clock_skew_us = 0;          // of a node's clock, at most, to either side
-  double clock_drift = 0;             // the same, relative
-  // Slow effects of an agent's node, until faults_end_us: their chance, and what they take at most.
-  double slow_stray_chance = 0;  // that what workers left behind takes time to kill
+  int64_t clock_skew_us = 0;          // largest error of a node's clock, in both directions
+  double clock_drift = 0;             // largest relative error, likewise
+  // Slow effects on an agent's node, until faults_end_us: their chance and longest duration.
+  double slow_stray_chance = 0;  // that strays (processes left by workers) take time to kill
   int64_t slow_stray_us = 0;
-  double slow_exec_chance = 0;  // that a worker takes time to be started
+  double slow_exec_chance = 0;  // that a worker takes time to start
   int64_t slow_exec_us = 0;
   int64_t kill_timeout_us = 10000000;
-  double comeback_chance = 0.8;  // that a lost host's agent is started anew
+  double comeback_chance = 0.8;  // that a lost host's agent is started again
   double comeback_mean_s = 3;
 
   NetworkConditions network;
-  int64_t faults_end_us = 0;  // from then on nothing breaks, messages included
+  int64_t faults_end_us = 0;  // no faults from then on, also none of messages
   std::vector<Fault> faults;  // by time
 };
 
-// `hosts` 0: the seed decides, and every hundredth seed is a job of 1,000 agents.
+// Makes the story of a seed. With `hosts` 0 the seed decides the number of hosts, and every
+// hundredth seed is a job of 1,000 agents.
 Story MakeStory(uint64_t seed, int hosts = 0);
 
-// After which a worker that hangs is found, and one that waits for it: the latter takes longer than
-// the loss of a host. 0: never.
+// Return the time after which a worker that hangs is found, and a worker that waits for it. The
+// latter is longer than the detection of a lost host. 0 for never.
 int64_t HangLimitUs(const Story& story);
 int64_t HangWaitingLimitUs(const Story& story);
 
-// One line: the job and how often what strikes.
+// Returns one line: the job and the number of faults of each kind.
 std::string DebugString(const Story& story);
 
 }  // namespace ddp::testing

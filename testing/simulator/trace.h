@@ -11,8 +11,8 @@
 
 namespace ddp::testing {
 
-// The lines of a story for people: "  12.345678 node-3: ...". Off, it costs nothing, as long as the
-// caller asks on() before it makes a line. Thread-compatible.
+// Writes the lines of a story for people: "  12.345678 node-3: ...". A caller checks on() before it
+// builds a line, so a trace that is off costs nothing. Thread-compatible.
 class Trace {
  public:
   using Writer = std::function<void(const std::string& line)>;

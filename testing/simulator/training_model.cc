@@ -26,7 +26,7 @@ TrainingModel::TrainingModel(const Story* story, EventQueue* queue, Random rando
       total_steps_(std::max<int64_t>(1, story->training_s * story->steps_per_second)),
       is_stop_aware_(random_.Chance(story->stop_aware_chance)) {}
 
-// What a process does later happens only while it lives, and not while its host stands still.
+// Runs `what` later, if the process still lives. While its host is frozen, `what` waits.
 void TrainingModel::Do(NodeId node, pid_t pid, int64_t delay_us,
                        std::function<void(Worker&)> what) {
   queue_->After(delay_us, [this, node, pid, what = std::move(what)] {
@@ -94,12 +94,12 @@ int64_t TrainingModel::StepOf(const Generation& generation) const {
   if (generation.running_since_us < 0) return generation.base_step;
   const double seconds =
       static_cast<double>(queue_->now_us() - generation.running_since_us) / kSecond;
-  // Microseconds are rounded: a step that is all but done is done.
+  // Adds a margin, because microseconds are rounded: a step that is nearly done counts as done.
   const auto steps = static_cast<int64_t>(seconds * StepsPerSecond(generation) + 1e-3);
   return std::min(total_steps_, generation.base_step + steps);
 }
 
-// The next step at which somebody ends.
+// Plans the event of the next step at which a worker ends.
 void TrainingModel::Plan(Generation& generation) {
   if (generation.running_since_us < 0) return;
   const int64_t now_step = StepOf(generation);
@@ -129,7 +129,7 @@ void TrainingModel::OnStep(Generation& generation) {
     const bool stops = worker->stop_at_step.has_value() && *worker->stop_at_step <= step;
     if (is_done || stops) ending.push_back(worker);
   }
-  // Whoever stops in order has saved what it did.
+  // A worker that stops as asked has saved a checkpoint.
   if (!ending.empty()) checkpoint_step_ = std::max(checkpoint_step_, step);
   generation.is_broken = true;
   for (Worker* const worker : ending) {
@@ -153,7 +153,7 @@ TrainingModel::Exit TrainingModel::ExitOf(const Worker& worker) {
           .by_itself = worker.hangs};
 }
 
-// The worker is gone after this.
+// Ends and destroys `worker`.
 void TrainingModel::End(Worker& worker, Exit exit) {
   Generation& generation = *worker.generation;
   const bool was_ending = worker.is_ending;
@@ -172,7 +172,7 @@ void TrainingModel::End(Worker& worker, Exit exit) {
   on_exit_(exit);
 }
 
-// A rank has gone in the middle: its peers find out, or wait.
+// Handles a rank that is gone before the end: its peers fail or hang.
 void TrainingModel::Break(Generation& generation) {
   Halt(generation);
   const int64_t step = generation.base_step;
@@ -247,7 +247,7 @@ bool TrainingModel::Crash(NodeId node) {
 }
 
 const elastic::GenerationId* TrainingModel::Hang(NodeId node) {
-  // What HangDetector wants to have seen.
+  // Number of steps that HangDetector needs before it judges.
   constexpr int64_t kStepsMin = 12;
   Node& host = nodes_[node];
   if (host.workers.empty() || host.is_frozen) return nullptr;

@@ -20,12 +20,12 @@
 
 namespace ddp::testing {
 
-// What all worker processes of a job do, in simulated time: they start, meet, make steps at one
-// pace while every rank of their generation is there, stand still when one is missing (or fail soon
-// after it), obey signals or ignore them, stop where they are asked to, and end when all is
-// trained. A generation begins at the last checkpoint.
+// Models all worker processes of a job, in simulated time. Workers start, and make steps at one
+// pace while every rank of their generation is there. When a rank is missing, they hang, or fail
+// soon after it. They obey or ignore signals, stop at the step they are asked to, and end when the
+// training is done. A generation begins at the last checkpoint.
 //
-// No event for each step: how far a generation is follows from when it began. Thread-compatible.
+// A step is no event: the number of steps follows from the start time. Thread-compatible.
 class TrainingModel {
  public:
   using NodeId = int;
@@ -36,27 +36,28 @@ class TrainingModel {
     pid_t pid = 0;
     elastic::GenerationId generation;
     elastic::ExitStatus status;
-    bool is_victim = false;         // and says so
+    bool is_victim = false;         // failed because of a peer, and its error says so
     bool stopped_as_asked = false;  // before the work was done
-    bool by_itself = false;         // a failure that nothing else caused
-    bool with_its_node = false;     // nobody is left to see it
+    bool by_itself = false;         // failed by itself
+    bool with_its_node = false;     // no agent is left to see the end
   };
 
-  // `on_exit` is called when a worker is gone. Nothing is owned.
+  // Calls `on_exit` when a worker is gone. The pointers are not owned.
   TrainingModel(const Story* story, EventQueue* queue, Random random, const Trace* trace,
                 std::function<void(const Exit&)> on_exit);
 
   // Returns the pid. A worker of this local rank that still lives on the node is killed.
   pid_t Start(NodeId node, int local_rank, const elastic::Round& round);
   void Signal(NodeId node, int local_rank, int signal);
-  // By the health page: as StopWorkersAction says. Those that do not look at it get `signal`.
+  // Asks workers to stop by the health page, as StopWorkersAction says. Workers whose program does
+  // not read the page get `signal`.
   void Stop(NodeId node, const std::vector<int>& local_ranks, std::optional<int64_t> stop_at_step,
             int signal);
 
-  // Faults. Crash: a worker of the node, by itself; false: it has none. Hang: a worker of the node
-  // gets no further; its generation, or null where it makes no steps, or too few to be missed.
-  // Slow: its workers take `factor` times as long for a step. Vanish: the processes are gone with
-  // their agent or host.
+  // Faults. Crash() ends a worker of the node; returns false when the node has none. Hang() stops
+  // the steps of a worker of the node; returns its generation, or null when the worker makes no
+  // steps, or too few for hang detection. Slow() multiplies the step time of the node's workers by
+  // `factor`. Vanish() ends the processes together with their agent or host.
   bool Crash(NodeId node);
   const elastic::GenerationId* Hang(NodeId node);
   void Slow(NodeId node, double factor);
@@ -65,11 +66,11 @@ class TrainingModel {
   void Thaw(NodeId node);
 
   int living(NodeId node) const;
-  // As the workers of this node have committed; -1: nothing in this generation.
+  // Returns the last step that the node's workers have committed in this generation, or -1.
   int64_t step(NodeId node);
-  // What a worker says of itself; nullopt: there is none.
+  // Returns the health page of a worker, or nullopt when there is no such worker.
   std::optional<elastic::HealthPage::Snapshot> Page(NodeId node, int local_rank) const;
-  // What the node's own workers need for a step, without waiting.
+  // Returns the time of a step of the node's own workers, without waiting for peers.
   int64_t busy_us(NodeId node) const;
   double steps_per_second() const { return story_->steps_per_second; }
   int64_t total_steps() const { return total_steps_; }
@@ -93,12 +94,12 @@ class TrainingModel {
     elastic::GenerationId id;
     int world_size = 0;
     int ready = 0;
-    int frozen = 0;          // nodes with workers of it
-    bool hangs = false;      // a worker of it does
-    double pace = 1;         // steps per second, of those of the story
-    int64_t first_step = 0;  // that it began at
+    int frozen = 0;          // number of frozen nodes with workers of the generation
+    bool hangs = false;      // a worker of the generation hangs
+    double pace = 1;         // steps per second, relative to the story's
+    int64_t first_step = 0;  // step at which the generation began
     int64_t last_step_us = -1;
-    bool is_broken = false;  // a rank has gone before its end
+    bool is_broken = false;  // a rank is gone before the generation's end
     int64_t base_step = -1;  // at `running_since_us`
     int64_t running_since_us = -1;
     uint64_t serial = 0;  // of the plan: events of an earlier one are void
@@ -108,7 +109,7 @@ class TrainingModel {
     std::map<int, std::unique_ptr<Worker>> workers;
     bool is_frozen = false;
     double factor = 1;
-    std::vector<std::function<void()>> held;  // what its workers would have done
+    std::vector<std::function<void()>> held;  // actions of its workers, delayed while frozen
   };
 
   void Do(NodeId node, pid_t pid, int64_t delay_us, std::function<void(Worker&)> what);

@@ -30,7 +30,7 @@ class TrainingModelTest : public ::testing::Test {
     story_.worker_start_s = 0.001;
   }
 
-  // One worker on each of two nodes.
+  // Starts a worker on each of two nodes.
   void StartBoth(TrainingModel& model, uint64_t generation) {
     for (int node = 0; node < 2; ++node) {
       elastic::Round round;
