@@ -51,7 +51,7 @@ struct EventLoop::State {
   std::unordered_map<RegistrationId, Registration> registrations;
   std::unordered_map<int, RegistrationId> registration_of_fd;
 
-  // By due time on CLOCK_MONOTONIC, then by age: timers of one instant fire in order.
+  // Sorted by due time on CLOCK_MONOTONIC, then by age: timers of one instant fire in order.
   std::map<std::pair<int64_t, TimerId>, std::function<void()>> timers;
   std::unordered_map<TimerId, int64_t> due_of_timer;
   TimerId next_timer = 1;

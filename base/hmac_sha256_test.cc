@@ -10,7 +10,7 @@ namespace {
 
 std::string Hex(const std::string& bytes) { return absl::BytesToHexString(bytes); }
 
-// From FIPS 180's examples; the third one needs two blocks.
+// Test vectors from FIPS 180's examples; the third needs two blocks.
 TEST(Sha256Test, ExamplesOfTheStandard) {
   EXPECT_EQ(Hex(Sha256("")), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
   EXPECT_EQ(Hex(Sha256("abc")), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");

@@ -132,8 +132,8 @@ Communicator::Communicator(c10::intrusive_ptr<c10d::Backend> backend,
   AbandonedBackends::Instance().Sweep();
 }
 
-// The destructor of a backend waits for its operations, without end for one that a peer never
-// joins. So a backend with unfinished operations is not destroyed here.
+// The destructor of a backend blocks until its operations have ended. A peer may never join one, so
+// a backend with unfinished operations is not destroyed here.
 Communicator::~Communicator() {
   if (!backend_) return;
   AbandonedBackends::Entry entry;

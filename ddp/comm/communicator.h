@@ -31,19 +31,19 @@ class CollectiveCheck;
 class CollectiveLog;
 
 // Starts operations on a c10d backend, and waits for them on behalf of all of ddp/. A wait ends
-// when the operation is complete, a peer has reported a failure, or the timeout has passed. A
-// ProcessGroup owns one communicator per incarnation of the group. All ranks call the same
-// collectives in the same order.
+// when the operation is complete, another operation has failed, a peer has reported a failure, or
+// the timeout has passed. A ProcessGroup owns one communicator per incarnation of the group. All
+// ranks call the same collectives in the same order.
 //
 // Threads. Thread-compatible. Wait(), WaitFuture(), Barrier() and EndBarrier() block the calling
 // thread. A continuation of a future runs on a backend thread, and ranks run continuations in
 // different orders. Never start an operation or wait in one: the ranks would deadlock.
 //
-// Retired. A communicator is retired when one of its operations has failed or was given up. Every
-// later call that starts or waits for an operation throws. The backend may still write into the
-// tensors of an unfinished operation, because LibTorch 2.11's Gloo cannot abort. The destructor
-// never waits for an operation: it leaves the backend and these tensors alive. The constructor of
-// a later communicator frees them once the operation has ended.
+// Retired. A communicator is retired when one of its operations has failed, or a wait has ended
+// without a result. Every later call that starts or waits for an operation throws. The backend may
+// still write into the tensors of an unfinished operation: LibTorch 2.11's Gloo cannot abort. The
+// destructor never waits for an operation, and leaves the backend and these tensors alive. The
+// constructor of a later communicator frees them once the operation has ended.
 //
 // GPU. Wait() does not block the host. The next Wait() after a failure report throws. NCCL's own
 // watchdog finds a broken operation, after the timeout.
@@ -141,7 +141,7 @@ class Communicator {
 
   // Waits like Wait() for any future that the peers wait for as well, such as a comm hook's.
   // Afterwards the future's value() is set, and ordered before further work of the current stream.
-  // `keep_alive` are the tensors that a future which was given up may still write to.
+  // `keep_alive` are the tensors that the future may still write to after this call has thrown.
   // Throws as Wait(), and ReductionError, naming `what`, for an error that no operation of this
   // communicator caused (a hook's `then` threw). The peers get a failure report in either case.
   void WaitFuture(const Future& future, std::vector<at::Tensor> keep_alive, OperationName what);

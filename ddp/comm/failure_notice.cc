@@ -179,7 +179,8 @@ std::optional<FailureNotice::Failure> FailureNotice::ParseGoneVerdict(const std:
   return failure;
 }
 
-// Sets the failure. Returns false when this incarnation has one already, or another one has begun.
+// Sets the failure. Returns false when this incarnation has one already, another incarnation has
+// begun, or the destructor is running.
 bool FailureNotice::SetFailure(int64_t incarnation, const Failure& failure) {
   MutexLock lock(state_->mutex);
   if (state_->failure.has_value() || state_->stopping || incarnation != state_->incarnation) {
@@ -484,8 +485,7 @@ void FailureNotice::AnswerWhere(c10d::Store& store, const NoticeMessage& message
     state_->last_question = std::max(state_->last_question, message.number);
     state_->last_question_ns = MonotonicNanoseconds();
     if (state_->left) return;
-    // In another incarnation than the asker, this rank answers that it is alive without
-    // collectives.
+    // A rank in another incarnation than the asker answers too: alive, without collectives.
     if (message.incarnation == state_->incarnation) log = state_->log;
     previous = std::exchange(state_->last_position, key);
   }

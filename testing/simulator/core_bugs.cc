@@ -95,7 +95,7 @@ class ForgetsStrays final : public CoreTamper {
   }
 };
 
-// Bug: after a timeout, each answer is taken for the answer to the next request.
+// Bug: after a timeout, each request gets the answer to the request before it.
 class OneAnswerBehind final : public CoreTamper {
  public:
   bool TellsRendezvous(Core::Event& event) override {

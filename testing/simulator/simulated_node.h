@@ -30,7 +30,7 @@
 
 namespace ddp::testing {
 
-// One life of an agent: the real AgentCore, RendezvousCore and HangDetector in a simulated process
+// A life of an agent: the real AgentCore, RendezvousCore and HangDetector in a simulated process
 // with simulated workers. It does what elastic/agent/agent.cc does in a real agent: gives events to
 // the core and carries out the core's actions. The Simulation owns it. Thread-compatible.
 class SimulatedNode {
@@ -42,7 +42,7 @@ class SimulatedNode {
     int nproc = 1;
     bool can_start = true;  // the program can be started on this host
   };
-  // Not owned; all must outlive the node.
+  // The pointers are not owned; all must outlive the node.
   struct World {
     const Story* story = nullptr;
     EventQueue* queue = nullptr;

@@ -25,7 +25,7 @@ class SimulatedRendezvous final : public elastic::Rendezvous {
   struct Options {
     std::string name;  // unique
     std::string host;
-    // Not owned.
+    // The pointers are not owned and must outlive the rendezvous.
     const Story* story = nullptr;
     SimulatedProcess* process = nullptr;
     SimulatedStore* store = nullptr;
