@@ -1,13 +1,13 @@
--- Puts bytes behind a value, a missing one counting as empty, and wakes those who wait for it.
+-- Appends bytes to a value and wakes its waiters. A missing value counts as empty.
 --
 -- KEYS[1]  the store's values
 -- ARGV[1]  time to live, in milliseconds
--- ARGV[2]  what the names of the keys' channels begin with
+-- ARGV[2]  prefix of the names of the keys' channels
 -- ARGV[3]  key
 -- ARGV[4]  bytes to append
 --
--- What the server's rules for this user may refuse comes before the value is changed, or is HSET
--- itself.
+-- Each command that the server's access rules may refuse runs before the value is changed, or is
+-- HSET itself. So a refused script changes nothing.
 local current = redis.call('HGET', KEYS[1], ARGV[3]) or ''
 local has_expiry = redis.call('PEXPIRE', KEYS[1], ARGV[1])
 redis.call('PUBLISH', ARGV[2] .. ARGV[3], '')

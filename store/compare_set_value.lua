@@ -1,16 +1,16 @@
--- Replaces a value if it is the expected one. A missing value is as good as expected when the
--- expected one is empty. Returns what the key has afterwards; where it has nothing, the expected
--- value.
+-- Replaces a value if it equals the expected value. A missing value counts as equal to an empty
+-- expected value. Returns the key's value after the call, or the expected value where there is
+-- none.
 --
 -- KEYS[1]  the store's values
 -- ARGV[1]  time to live, in milliseconds
--- ARGV[2]  what the names of the keys' channels begin with
+-- ARGV[2]  prefix of the names of the keys' channels
 -- ARGV[3]  key
 -- ARGV[4]  expected value
 -- ARGV[5]  desired value
 --
--- What the server's rules for this user may refuse comes before the value is changed, or is HSET
--- itself.
+-- Each command that the server's access rules may refuse runs before the value is changed, or is
+-- HSET itself. So a refused script changes nothing.
 local current = redis.call('HGET', KEYS[1], ARGV[3])
 if not current and ARGV[4] ~= '' then
   return ARGV[4]

@@ -1,7 +1,7 @@
--- Which keys are missing? Returns their places in the list of keys, counted from 1.
+-- Returns the places of the missing keys in the list of keys, counted from 1.
 --
 -- KEYS[1]      the store's values
--- KEYS[i + 1]  the queue of the i-th key, which counts as the key's presence
+-- KEYS[i + 1]  the queue of the i-th key; a queue makes the key present
 -- ARGV[i]      the i-th key
 local missing = {}
 for i, key in ipairs(ARGV) do

@@ -15,7 +15,7 @@ void AppendEncoded(unsigned char character, std::string& out) {
   out.push_back(kDigits[character & 15]);
 }
 
-// -1: not a hexadecimal digit.
+// Returns -1 when `character` is not a hexadecimal digit.
 int DigitValue(char character) {
   if (character >= '0' && character <= '9') return character - '0';
   if (character >= 'a' && character <= 'f') return character - 'a' + 10;

@@ -11,14 +11,14 @@ namespace ddp::store {
 // Replaces '%' and each character of `reserved` by % and two upper-case hexadecimal digits.
 std::string PercentEncode(const std::string& text, const std::string& reserved);
 
-// Replaces all but letters, digits and -._~:/ : for a value in a URL's query.
+// Replaces all characters except letters, digits and -._~:/ in the same way, for use in a URL.
 std::string PercentEncodeForUrl(const std::string& text);
 
-// Undoes either. kInvalidArgument: a '%' without two hexadecimal digits behind it.
+// Reverses either encoding. kInvalidArgument: a '%' without two hexadecimal digits after it.
 absl::StatusOr<std::string> PercentDecode(const std::string& text);
 
-// `run_id` as it stands between the braces of "ddp:{RUN_ID}:": with { } % encoded, so that no run
-// id can end the hash tag early, or make two runs share one key.
+// Returns `run_id` with { } % encoded, for its place between the braces of "ddp:{RUN_ID}:". So no
+// run id can end the hash tag early, and no two run ids share one key.
 std::string EncodeRunIdForKey(const std::string& run_id);
 
 }  // namespace ddp::store

@@ -49,7 +49,7 @@ bool FitsASocket(const std::string& directory) {
   return Join(directory, kSocketName).size() <= kMaxSocketPath;
 }
 
-// Where new folders are made: TMPDIR, unless a socket's path would get too long there.
+// Returns the parent of new folders: TMPDIR, or /tmp where a socket's path would be too long.
 std::string TemporaryRoot() {
   const char* root = getenv("TMPDIR");
   if (root != nullptr && root[0] == '/' && FitsASocket(Join(root, kDirectoryTemplate))) return root;
@@ -81,7 +81,8 @@ absl::Status CheckDirectory(const std::string& directory) {
   return absl::OkStatus();
 }
 
-// The server changes its folder before it is executed. Links stay: a program may go by its name.
+// Returns an absolute path, because the child changes its folder before exec. Symbolic links stay:
+// a program may depend on the name by which it was started.
 std::string Absolute(const std::string& path) {
   if (path[0] == '/') return path;
   char* const here = getcwd(nullptr, 0);
@@ -111,7 +112,8 @@ absl::StatusOr<std::string> FindProgram(const std::string& name) {
       "endpoint of a running Redis"));
 }
 
-// Between fork and exec: only system calls, no allocation. `failed_fd` carries errno back.
+// Runs in the child, between fork and exec: makes system calls only and allocates nothing. Writes
+// errno to `failed_fd` when the exec fails.
 [[noreturn]] void BecomeServer(const char* program, const char* directory, const char* config,
                                int log_fd, int null_fd, int failed_fd, pid_t parent) {
   setsid();
@@ -120,11 +122,11 @@ absl::StatusOr<std::string> FindProgram(const std::string& name) {
   sigprocmask(SIG_SETMASK, &none, nullptr);
   for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGPIPE, SIGCHLD}) signal(number, SIG_DFL);
   const bool bound = prctl(PR_SET_PDEATHSIG, SIGKILL) == 0;
-  // Had our parent died before that call, the signal would never come.
+  // If the parent has died before that call, the signal never comes.
   if (bound && getppid() == parent && dup2(null_fd, STDIN_FILENO) >= 0 &&
       dup2(log_fd, STDOUT_FILENO) >= 0 && dup2(log_fd, STDERR_FILENO) >= 0 &&
       chdir(directory) == 0) {
-    // What the caller has open is not the server's business.
+    // The server must not inherit the caller's descriptors.
     errno = SetCloseOnExecFrom(STDERR_FILENO + 1);
     char* const argv[] = {const_cast<char*>(program), const_cast<char*>(config), nullptr};
     if (errno == 0) execv(program, argv);
@@ -134,7 +136,8 @@ absl::StatusOr<std::string> FindProgram(const std::string& name) {
   _exit(127);
 }
 
-// The user who loads the scripts and opens the port. Nobody else knows the name or the password.
+// Makes the start-up user, which loads the scripts and opens the port. Its name and its password
+// are random, so no other client knows them.
 absl::StatusOr<RedisEndpoint> MakeStarter(const RedisEndpoint& endpoint) {
   std::string bytes(32, '\0');
   if (getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) {
@@ -190,7 +193,7 @@ absl::StatusOr<std::unique_ptr<PrivateRedisServer>> PrivateRedisServer::Prepare(
 }
 
 absl::Status PrivateRedisServer::WriteConfig() const {
-  // Relative to the folder, in which the server runs: so no path needs quoting.
+  // The server runs in the folder and its paths are relative, so no path needs quoting.
   std::vector<std::string> lines = {
       "port 0",
       absl::StrCat("unixsocket ", kSocketName),
@@ -250,7 +253,7 @@ absl::Status PrivateRedisServer::AwaitExec(absl::Time deadline) {
   }
   int error_number = 0;
   const ssize_t count = read(exec_error_.get(), &error_number, sizeof(error_number));
-  if (count <= 0) return absl::OkStatus();  // closed by exec
+  if (count <= 0) return absl::OkStatus();  // exec closed the pipe
   return absl::ErrnoToStatus(error_number, absl::StrCat("cannot start ", program_));
 }
 
@@ -269,7 +272,7 @@ absl::Status PrivateRedisServer::AwaitConnection(absl::Time deadline) {
   while (true) {
     options.connect_timeout = std::max(deadline - clock.Now(), absl::Milliseconds(1));
     const absl::Status connected = RedisConnection::Connect(endpoint_, options).status();
-    // A server that wants a password (extra_config) is one that answers.
+    // A server that demands a password (extra_config) has answered.
     if (connected.ok() || absl::IsUnauthenticated(connected)) return absl::OkStatus();
     if (clock.Now() >= deadline) {
       return absl::DeadlineExceededError(absl::StrCat("redis-server did not answer within ",
@@ -284,7 +287,7 @@ absl::Status PrivateRedisServer::AwaitConnection(absl::Time deadline) {
   }
 }
 
-// Makes the server what its clients expect; the port comes last.
+// Loads the scripts, then opens the port, then disables the start-up user.
 absl::Status PrivateRedisServer::Open() const {
   RedisConnection::Options calls;
   calls.connect_timeout = calls.command_timeout = options_.start_timeout;
@@ -307,7 +310,7 @@ absl::Status PrivateRedisServer::Open() const {
   return connection->Command({"ACL", "SETUSER", starter_->user, "reset"}).status();
 }
 
-// The end of what the server printed, as one line behind a message.
+// Returns the end of the server's output as one line, to follow a message.
 std::string PrivateRedisServer::LogTail() const {
   const UniqueFd fd(open(Join(directory_, kLogName).c_str(), O_RDONLY | O_CLOEXEC));
   struct stat info {};
@@ -326,11 +329,11 @@ void PrivateRedisServer::Kill() {
 }
 
 void PrivateRedisServer::Stop() {
-  // Once only: by the second time the folder may hold the files of our successor.
+  // The second call does nothing: by then the folder may hold the files of another server.
   if (std::exchange(stopped_, true)) return;
   if (pid_ > 0) {
-    // It holds nothing that would be worth a slower end. The pidfd cannot hit a stranger, whoever
-    // has reaped our child in the meantime.
+    // SIGKILL: the server has no data to save. The pidfd cannot hit another process, even if other
+    // code has reaped the child.
     if (pidfd_.valid()) {
       (void)syscall(SYS_pidfd_send_signal, pidfd_.get(), SIGKILL, nullptr, 0);
     } else {

@@ -17,79 +17,83 @@
 
 namespace ddp::store {
 
-// A real redis-server for this process alone: on a unix socket inside a folder that only this user
-// can enter, without a TCP port unless Options::port says so, keeping nothing on disk and evicting
-// nothing.
+// A redis-server process that serves this process alone. It listens on a unix socket in a folder
+// that only this user can enter, and on a TCP port only if Options::port is set. It keeps nothing
+// on disk and evicts no keys.
 //
-// Its life is bound to ours: it is stopped by the destructor, and killed by the kernel when the
-// *thread* that called Start() ends in any way, SIGKILL of the process included. So call Start()
-// from the main thread, or from one that outlives the server. It runs in a session of its own, so
-// that Ctrl-C on the terminal does not reach it.
+// The server's life is bound to ours. The destructor stops the server. The kernel kills the server
+// when the *thread* that called Start() or Launch() ends in any way, SIGKILL of the process
+// included. So call them on the main thread, or on a thread that outlives the server. The server
+// runs in a session of its own, so Ctrl-C on the terminal does not reach it.
 //
-// In its folder it has redis.sock, redis.conf and redis.log (what it printed); the destructor
-// removes them, and the folder too when Start() made it. When we are killed, that is left to
-// whoever cleans up after us (ddprun's keeper), who needs directory() and pid().
+// The folder holds redis.sock, redis.conf and redis.log (the server's output). The destructor
+// removes these files, and the folder too when Start() made it. When this process is killed, the
+// files stay. A process that cleans up after it (ddprun's keeper) needs directory() and pid().
 //
-// Thread-compatible.
+// Thread-compatible, except Kill().
 class PrivateRedisServer {
  public:
   struct Options {
-    // An existing folder of this user with mode 0700, or empty: a new one under TMPDIR, or under
-    // /tmp when TMPDIR is unset or too long for the path of a unix socket (107 bytes).
+    // An existing folder of this user with mode 0700. Empty: a new folder under TMPDIR, or under
+    // /tmp when TMPDIR is unset, relative, or too long for the path of a unix socket (107 bytes).
     std::string directory;
 
-    // A path, or a name that is looked for on PATH.
+    // A path, or a name that is searched on PATH.
     std::string redis_server = "redis-server";
 
-    // From the start of the program to its first answer.
+    // Time limit of AwaitAnswer() for the server's first answer.
     absl::Duration start_timeout = absl::Seconds(10);
 
-    // Scripts that the server knows from its first client on, so that clients need no EVAL. A user
-    // of the server's own loads them, who exists until Start() returns and may do nothing else.
+    // Scripts that the server knows from its first client on, so that clients need no EVAL. A
+    // start-up user with a random name loads them and opens the port. This user has no other
+    // rights, and loses its password and its rights before Start() returns.
     std::vector<RedisScript> scripts;
 
-    // A TCP port to listen on, once the scripts are loaded, at the addresses of a "bind" line in
-    // `extra_config`. 0: none. Needs redis-server 6.2 or newer.
+    // The TCP port that the server opens after the scripts are loaded, at the addresses of a "bind"
+    // line in `extra_config`. 0: no port. Needs redis-server 6.2 or newer.
     int port = 0;
 
-    // More lines for redis.conf (mode 0600, so a password may stand there), after our own.
+    // More lines for redis.conf, after our own. The file has mode 0600, so a line may hold a
+    // password.
     std::vector<std::string> extra_config;
   };
 
-  // Starts the server and returns when it answers.
+  // Starts the server. Blocks until the server answers.
   //
-  // kNotFound: there is no such program ("install redis-server"). kInvalidArgument: the folder's
-  // path is too long for a socket. kFailedPrecondition: the folder is not a folder of ours with
-  // mode 0700, or already holds a socket. kUnavailable: the server ended at once, or cannot
-  // listen on `port`; the end of what it printed is in the message. kDeadlineExceeded: it did not
-  // answer within start_timeout. Other codes: a system call failed; it is named.
+  // kNotFound: the program ("install redis-server") or the given folder does not exist.
+  // kInvalidArgument: the folder's path is too long for a socket. kFailedPrecondition: the folder
+  // is not a folder of this user with mode 0700, or already holds a socket. kUnavailable: the
+  // server ended during its start, or cannot listen on `port`; the message has the end of the
+  // server's output. kDeadlineExceeded: the server did not answer within start_timeout. Other
+  // codes: a system call failed; the message names the call.
   static absl::StatusOr<std::unique_ptr<PrivateRedisServer>> Start(const Options& options);
   static absl::StatusOr<std::unique_ptr<PrivateRedisServer>> Start() { return Start(Options()); }
 
-  // The steps of Start(), for a caller that must not wait: Prepare() and AwaitAnswer() may block
-  // and may be called on any thread, Launch() does not and is bound to its thread as Start() is.
-  // Each once, in this order, with the errors of Start(). Before Launch() there is no process.
+  // The steps of Start(), for a caller that must not block. Call each once, in this order. Errors:
+  // those of Start(). Prepare() and AwaitAnswer() may block and may run on any thread. Launch()
+  // does not block, and its thread must outlive the server. No process exists before Launch().
   static absl::StatusOr<std::unique_ptr<PrivateRedisServer>> Prepare(const Options& options);
   absl::Status Launch();
   absl::Status AwaitAnswer();
 
-  // From Launch() on any thread may call it, also while another one is in AwaitAnswer(), which then
-  // ends.
+  // Kills the server with SIGKILL. An AwaitAnswer() that runs on another thread then ends.
+  // Thread: any, from Launch() until Stop().
   void Kill();
 
   ~PrivateRedisServer();
   PrivateRedisServer(const PrivateRedisServer&) = delete;
   PrivateRedisServer& operator=(const PrivateRedisServer&) = delete;
 
-  // The unix socket.
+  // The server's unix socket.
   const RedisEndpoint& endpoint() const { return endpoint_; }
   const std::string& directory() const { return directory_; }
   pid_t pid() const { return pid_; }
 
-  // Readable once the server has ended (a pidfd), for an event loop. -1 after Stop().
+  // Returns a pidfd, for an event loop: readable once the server has ended. -1 after Stop().
   int exit_fd() const { return pidfd_.get(); }
 
-  // Kills the server, waits for its end and removes its files. What it held is lost. Idempotent.
+  // Kills the server, waits for its end and removes its files. The server's data is lost.
+  // Idempotent.
   void Stop();
 
  private:
@@ -103,12 +107,12 @@ class PrivateRedisServer {
 
   const std::string directory_;
   const bool owns_directory_;
-  // From Prepare() on.
+  // Set by Prepare() and Launch().
   Options options_;
   std::string program_;
-  std::optional<RedisEndpoint> starter_;
+  std::optional<RedisEndpoint> starter_;  // the start-up user; see Options::scripts
   RedisEndpoint endpoint_;
-  UniqueFd exec_error_;  // readable after exec: errno, or the end of the file
+  UniqueFd exec_error_;  // readable after exec: errno, or the end of the file when exec succeeded
   pid_t pid_ = -1;
   UniqueFd pidfd_;
   bool stopped_ = false;

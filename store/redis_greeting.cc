@@ -16,7 +16,7 @@ std::vector<std::vector<std::string>> RedisGreeting(const RedisEndpoint& endpoin
   }
   if (endpoint.database != 0) commands.push_back({"SELECT", absl::StrCat(endpoint.database)});
   if (!client_name.empty()) commands.push_back({"CLIENT", "SETNAME", client_name});
-  // Who answers, is it Redis, and are we welcome?
+  // PING shows whether a Redis server answers and accepts the user.
   commands.push_back({"PING"});
   if (resp3) commands.push_back({"HELLO", "3"});
   return commands;
@@ -24,7 +24,7 @@ std::vector<std::vector<std::string>> RedisGreeting(const RedisEndpoint& endpoin
 
 absl::Status JudgeGreeting(const std::vector<std::string>& command, const RedisReply& reply,
                            const RedisEndpoint& endpoint) {
-  // The name is a courtesy: a user may lack the right to set it.
+  // The name is optional: a user may lack the right to set it.
   if (!reply.IsError() || command[0] == "CLIENT") return absl::OkStatus();
   const std::string& text = reply.error_text();
   if (command[0] == "HELLO" &&

@@ -1,4 +1,4 @@
-// What a client says first on a new connection to Redis. Pure.
+// The first commands of a client on a new connection to Redis. Pure.
 #ifndef DDP_STORE_REDIS_GREETING_H_
 #define DDP_STORE_REDIS_GREETING_H_
 
@@ -11,12 +11,14 @@
 
 namespace ddp::store {
 
-// AUTH and SELECT where they are needed, CLIENT SETNAME unless `client_name` is empty, PING; with
-// `resp3`, HELLO 3, whose reply is the first in that protocol. Each brings one reply.
+// Returns the commands of the greeting: AUTH and SELECT where needed, CLIENT SETNAME unless
+// `client_name` is empty, PING. With `resp3` also HELLO 3, whose reply is the first in that
+// protocol. Each command brings one reply.
 std::vector<std::vector<std::string>> RedisGreeting(const RedisEndpoint& endpoint,
                                                     const std::string& client_name, bool resp3);
 
-// What `reply` to `command` of the greeting means: not OK when we are not welcome.
+// Checks `reply` to one `command` of the greeting. Returns an error when the server refuses us. A
+// refused CLIENT SETNAME is OK. kFailedPrecondition: the server does not know HELLO 3.
 absl::Status JudgeGreeting(const std::vector<std::string>& command, const RedisReply& reply,
                            const RedisEndpoint& endpoint);
 

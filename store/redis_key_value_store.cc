@@ -18,11 +18,12 @@ namespace scripts = ::ddp::embedded::key_value_scripts;
 
 constexpr absl::Duration kShortestAnswerTime = absl::Seconds(1);
 constexpr size_t kMaxNamedKeys = 8;
-// Of one HMGET: what Redis sends at once is to stay far below 32 MB (see Sizes).
+// Keys of one HMGET. Redis must send far less than 32 MB at once (see Sizes in the header).
 constexpr size_t kKeysPerPiece = 1024;
 constexpr char kKeysPerPage[] = "1000";
 
-// Immutable, and never destroyed, so that they serve a store that lives as long as the process.
+// Returns the script of `source`. Scripts are immutable and never destroyed, because a store may
+// live as long as the process.
 template <const char* source>
 const RedisScript& Script() {
   static const RedisScript* const kScript = new RedisScript(source);
@@ -31,7 +32,7 @@ const RedisScript& Script() {
 
 bool HasCome(const RedisReply& reply) { return !reply.IsNil(); }
 
-// The keys that missing_keys.lua found missing among `asked`.
+// Returns the keys of `asked` that missing_keys.lua has reported as missing.
 absl::StatusOr<std::vector<std::string>> Pick(const std::vector<std::string>& asked,
                                               const RedisReply& reply) {
   DDP_ASSIGN_OR_RETURN(const absl::Span<const RedisReply> places, reply.AsArray());
@@ -47,8 +48,8 @@ absl::StatusOr<std::vector<std::string>> Pick(const std::vector<std::string>& as
   return missing;
 }
 
-// Moves the values that have come to their places, and takes these out of `missing`, for which the
-// reply was asked.
+// Moves the values in `reply` to their places in `values`, and removes these places from `missing`.
+// The reply answers a question for the places in `missing`.
 absl::Status TakeValues(RedisReply reply, std::vector<size_t>& missing,
                         std::vector<std::string>& values) {
   DDP_ASSIGN_OR_RETURN(std::vector<RedisReply> elements, std::move(reply).AsArray());
@@ -204,7 +205,7 @@ absl::Status RedisKeyValueStore::Wait(const std::vector<std::string>& keys,
     DDP_ASSIGN_OR_RETURN(std::vector<std::string> missing, Pick(keys, reply));
     if (missing.empty()) return absl::OkStatus();
     DDP_RETURN_IF_ERROR(AwaitNarrowing(std::move(missing), start, deadline));
-    // One of several may be gone again when the last one has come.
+    // Of several keys, one may have been removed again before the last one appeared.
     if (keys.size() == 1) return absl::OkStatus();
   }
 }
@@ -296,7 +297,7 @@ RedisCallOptions RedisKeyValueStore::CallOptions(bool idempotent, absl::Time dea
   RedisCallOptions call;
   call.idempotent = idempotent;
   call.total_timeout = std::max(deadline - clock_.Now(), kShortestAnswerTime);
-  // What cannot be sent again gains nothing from being given up early.
+  // A command that must not be sent again has the whole time for its only attempt.
   if (!idempotent) call.command_timeout = call.total_timeout;
   return call;
 }
@@ -371,7 +372,7 @@ std::vector<std::string> RedisKeyValueStore::KeysOfWait(
   return all;
 }
 
-// By the script's name: a server that ddprun has started takes no source.
+// Names the script (EVALSHA), because a server that ddprun has started accepts no source.
 RedisKeyValueStore::Question RedisKeyValueStore::WhichAreMissing(
     const std::vector<std::string>& keys) const {
   Question question = {"EVALSHA", Script<scripts::kMissingKeys>().sha1_hex(),
@@ -382,7 +383,7 @@ RedisKeyValueStore::Question RedisKeyValueStore::WhichAreMissing(
   return question;
 }
 
-// Waits until each of the missing keys has been there once.
+// Blocks until each of the missing keys has been present once.
 absl::Status RedisKeyValueStore::AwaitNarrowing(std::vector<std::string> missing, absl::Time start,
                                                 absl::Time deadline) {
   while (!missing.empty()) {
@@ -396,7 +397,7 @@ absl::Status RedisKeyValueStore::AwaitNarrowing(std::vector<std::string> missing
     bool asked = false;
     absl::StatusOr<RedisReply> reply =
         connection_->AskOnPush(Channel(chosen), question, chosen_has_come, deadline, asked);
-    // A server that was restarted has forgotten the script.
+    // A restarted server does not know the script; Eval() sends the source.
     if (IsPassing(reply.status()) || absl::IsNotFound(reply.status())) {
       reply = connection_->Eval(Script<scripts::kMissingKeys>(), KeysOfWait(missing), missing,
                                 CallOptions(true, deadline));
@@ -412,7 +413,7 @@ size_t RedisKeyValueStore::Draw(size_t count) {
   return random_() % count;
 }
 
-// Asks a question about one key until the answer is not nil.
+// Asks `question`, which is about `key`, until the reply is not nil.
 absl::StatusOr<RedisReply> RedisKeyValueStore::AwaitOne(const std::string& key,
                                                         const Question& question, bool idempotent,
                                                         absl::Time deadline) {
@@ -424,7 +425,7 @@ absl::StatusOr<RedisReply> RedisKeyValueStore::AwaitOne(const std::string& key,
     bool asked = false;
     reply = connection_->AskOnPush(Channel(key), question, HasCome, deadline, asked);
     if (!IsPassing(reply.status())) continue;
-    // A wait that broke while nothing of it was on its way goes on, whatever it asks.
+    // If no question is unanswered, a broken wait goes on, even with a question that changes data.
     if (asked && !idempotent) {
       return absl::Status(reply.status().code(),
                           absl::StrCat(reply.status().message(), "; ", question[0],
@@ -435,7 +436,7 @@ absl::StatusOr<RedisReply> RedisKeyValueStore::AwaitOne(const std::string& key,
   return reply;
 }
 
-// Fills in the values at `missing`, places in `keys` and `values`.
+// Blocks until the keys at the places `missing` have values, and stores them in `values`.
 absl::Status RedisKeyValueStore::AwaitValues(const std::vector<std::string>& keys,
                                              std::vector<size_t> missing, absl::Time start,
                                              absl::Time deadline,

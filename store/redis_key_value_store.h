@@ -1,39 +1,42 @@
-// What RedisStore does, without LibTorch: a key-value store in Redis whose waits are woken.
+// A key-value store in Redis with blocking waits: RedisStore without LibTorch.
 //
-// How the data lies. All values of one store are the fields of one Redis hash, `<prefix>values`;
-// each queue is a list of its own, `<prefix>queue:<key>`. Therefore
-//   - the number of keys is HLEN, O(1), and listing them touches this store only (HSCAN in pieces):
-//     never KEYS or a scan of what others keep in the same server;
-//   - many values are one HMGET (of 1,024 at most);
-//   - one time-to-live covers all values, so a store cannot lose half of them: it is renewed by
-//     every write and, at most once per 1% of it, by reads. (A queue's is renewed by each push.)
-// The price: appending to a value costs its whole length in the server each time.
+// Layout. All values of one store are the fields of one Redis hash, `<prefix>values`. Each queue is
+// a Redis list, `<prefix>queue:<key>`. Consequences:
+//   - The number of keys is HLEN, O(1). Listing the keys reads this store only (HSCAN in pieces),
+//     never KEYS or a scan of other data in the same server.
+//   - Many values are one HMGET (of 1,024 at most).
+//   - One time-to-live covers all values, so a store cannot lose half of them. Every write renews
+//     it, and reads do so at most once per 1% of it. (Each push renews that of its queue.)
+//   - The cost: an append makes the server copy the whole value each time.
 //
-// How a wait is woken. Every script or transaction that creates or changes a key publishes on the
-// key's channel, `<prefix>changed:<key>`, in the same atomic step. (A transaction where no decision
-// is needed: it costs the server a fifth of a script.) A waiter asks once; when the key is missing
-// it subscribes and asks again, in one round trip, so between the subscription and the question
-// nothing can slip through. Then it sleeps and costs the server nothing until the push.
-// When many keys are missing it subscribes to one of them, chosen at random, and asks again for the
-// rest when that one has come: an expected log2(n) rounds for n keys that come in any order, where
-// one subscription per key would cost n^2 messages for n clients that wait for each other.
-// Publish/subscribe delivers at most once, yet nothing is lost: a subscription lives and dies with
-// its connection, and whoever finds its connection broken asks again on a new one. A peer that
-// vanished without a word is found by TCP keepalive. (Why not a blocking list per waiter: the
-// waiter would have to be written down in the server, found by every write, and cleaned up after a
-// waiter that died.)
+// Waking. Every script or transaction that creates or changes a key publishes on the key's channel,
+// `<prefix>changed:<key>`, in the same atomic step. (A transaction where no decision is needed: it
+// costs the server a fifth of a script.) A waiter first asks for the key. If the key is missing,
+// the waiter subscribes and asks again, in one round trip, so it cannot miss a change between the
+// two. Then the waiter sleeps until the push and costs the server nothing.
 //
-// Connections. A store has one, for all threads that use it and all their waits (see
-// shared_redis_connection.h): another thread's `Set` never stands behind a blocked `Wait`. It
-// speaks RESP3: Redis 6 or newer.
+// When many keys are missing, the waiter subscribes to one of them, chosen at random. When that key
+// has appeared, the waiter asks again for the rest: an expected log2(n) rounds for n keys that
+// appear in any order. One subscription per key would cost n^2 messages for n clients that wait for
+// each other.
 //
-// Sizes. This is a place for addresses, numbers and short texts. While a wait is blocked, Redis
-// drops a client that is sent more than 32 MB at once (client-output-buffer-limit pubsub), so a
-// single value should stay below 16 MB; many values are fetched in pieces.
+// Publish/subscribe delivers at most once, yet no change is lost: a subscription ends with its
+// connection, and a waiter whose connection is broken asks again on a new one. TCP keepalive
+// detects a server that vanished silently. (A blocking list per waiter was rejected: the server
+// would have to record each waiter, every write would have to find the record, and dead waiters
+// would have to be cleaned up.)
 //
-// What a Redis user needs for this: keys ~<prefix>*, channels &<prefix>*, and the commands hget
-// hmget hset hdel hlen hexists hscan hincrby exists lpop llen rpush pexpire publish subscribe
-// unsubscribe multi exec eval evalsha ping select.
+// Connections. A store has one connection for all its threads and all their waits (see
+// shared_redis_connection.h): a thread's `Set` never waits behind another's blocked `Wait`. The
+// connection speaks RESP3: Redis 6 or newer.
+//
+// Sizes. The store is made for addresses, numbers and short texts. While a wait is blocked, Redis
+// drops a client to which it sends more than 32 MB at once (client-output-buffer-limit pubsub). So
+// a single value should stay below 16 MB; many values are fetched in pieces.
+//
+// Rights. The Redis user needs keys ~<prefix>*, channels &<prefix>*, and the commands hget hmget
+// hset hdel hlen hexists hscan hincrby exists lpop llen rpush pexpire publish subscribe unsubscribe
+// multi exec eval evalsha ping select.
 #ifndef DDP_STORE_REDIS_KEY_VALUE_STORE_H_
 #define DDP_STORE_REDIS_KEY_VALUE_STORE_H_
 
@@ -60,27 +63,29 @@
 namespace ddp::store {
 
 // A shared map from keys to byte strings, and queues of byte strings beside it. Keys and values may
-// hold any bytes. Values and queues have separate names: a value "a" and a queue "a" do not meet,
-// except that Wait and Check take either for present.
+// hold any bytes. Values and queues have separate names: a value "a" and a queue "a" are
+// independent, except that Wait and Check count either as present.
 //
 // Thread-safe: any number of threads may call any method at the same time.
 //
-// Every method has a `timeout`, within which it also survives the loss of the server, by connecting
-// again. Errors are those of RedisCaller, and where a method waits for a key:
-//   kDeadlineExceeded   the key did not come; the message names what is missing and for how long it
-//                       was waited for.
-// An operation that may have been applied when the connection broke (Add, CompareSet, Append,
-// Delete, queue operations) is not repeated: kUnavailable. The others are.
+// Every method has a `timeout`, and reconnects to a lost server within it. (Each command has at
+// least 1 s for its reply, so a method may overrun a short `timeout`.) Errors are those of
+// RedisCaller. A method that waits for a key also has:
+//   kDeadlineExceeded   the key did not appear; the message names the missing keys and how long the
+//                       method waited.
+// Add, CompareSet, Append, Delete, pushes and pops are not repeated when the connection broke and
+// they may have been applied: kUnavailable. All other operations are repeated.
 class RedisKeyValueStore {
  public:
   struct Options {
-    // How long the store's keys outlive the last use of the store.
+    // Time for which the store's keys outlive the last use of the store.
     absl::Duration key_ttl = absl::Hours(24 * 7);
-    // total_timeout is used for the first connect alone; afterwards each method's `timeout` rules.
+    // total_timeout applies to the first connect only; later each method's `timeout` applies.
     RedisConnectionOptions connection;
   };
 
-  // Connects. Errors as SharedRedisConnection::Connect; kInvalidArgument: the prefix is empty.
+  // Connects. Errors: those of SharedRedisConnection::Connect; kInvalidArgument: the prefix is
+  // empty.
   static absl::StatusOr<std::unique_ptr<RedisKeyValueStore>> Connect(const StoreAddress& address,
                                                                      const Options& options);
   ~RedisKeyValueStore();
@@ -89,57 +94,58 @@ class RedisKeyValueStore {
 
   absl::Status Set(const std::string& key, const std::string& value, absl::Duration timeout);
 
-  // Waits until the key has a value.
+  // Blocks until the key has a value, and returns the value.
   absl::StatusOr<std::string> Get(const std::string& key, absl::Duration timeout);
 
-  // Sets the key to `desired` when its value is `expected`, or when it has none and `expected` is
-  // empty. Returns the value the key has now; when it has none, `expected`.
+  // Sets the key to `desired` when its value is `expected`, or when it has no value and `expected`
+  // is empty. Returns the key's value after the call, or `expected` when it has none.
   absl::StatusOr<std::string> CompareSet(const std::string& key, const std::string& expected,
                                          const std::string& desired, absl::Duration timeout);
 
-  // Adds to a decimal number; a missing key counts as 0. Returns the sum. kFailedPrecondition: the
-  // value is not a 64-bit decimal number, or the sum does not fit.
+  // Adds `value` to the key's decimal number; a missing key counts as 0. Returns the sum.
+  // kFailedPrecondition: the key's value is not a 64-bit decimal number, or the sum does not fit.
   absl::StatusOr<int64_t> Add(const std::string& key, int64_t value, absl::Duration timeout);
 
-  // Removes the key's value. Returns whether there was one.
+  // Removes the key's value. Returns true when there was a value.
   absl::StatusOr<bool> Delete(const std::string& key, absl::Duration timeout);
 
-  // Whether all keys are present, now.
+  // Returns true when all keys are present now.
   absl::StatusOr<bool> Check(const std::vector<std::string>& keys, absl::Duration timeout);
 
-  // Waits until all keys are present at one moment.
+  // Blocks until all keys are present at one moment.
   absl::Status Wait(const std::vector<std::string>& keys, absl::Duration timeout);
 
-  // Puts `value` behind what the key has; a missing key counts as empty.
+  // Appends `value` to the key's value; a missing key counts as empty.
   absl::Status Append(const std::string& key, const std::string& value, absl::Duration timeout);
 
-  // Waits for the keys that have no value yet, and returns all values in the order of `keys`, each
-  // as it was at some moment during the call: one HMGET when all are there.
+  // Blocks until every key has a value. Returns the values in the order of `keys`, each as it was
+  // at some moment during the call: one HMGET per 1,024 keys when all are present.
   absl::StatusOr<std::vector<std::string>> MultiGet(const std::vector<std::string>& keys,
                                                     absl::Duration timeout);
 
-  // Sets all, or in case of an error none. kInvalidArgument: the lists differ in length.
+  // Sets all keys or none of them. kInvalidArgument: the lists differ in length.
   absl::Status MultiSet(const std::vector<std::string>& keys,
                         const std::vector<std::string>& values, absl::Duration timeout);
 
   absl::Status QueuePush(const std::string& key, const std::string& value, absl::Duration timeout);
 
-  // Takes the oldest element of the queue; waits until there is one.
+  // Takes the oldest element of the queue. Blocks until there is one.
   absl::StatusOr<std::string> QueuePop(const std::string& key, absl::Duration timeout);
 
-  // As QueuePop, but nullopt at once when the queue is empty.
+  // Takes the oldest element of the queue. Returns nullopt at once when the queue is empty.
   absl::StatusOr<std::optional<std::string>> QueueTryPop(const std::string& key,
                                                          absl::Duration timeout);
 
   absl::StatusOr<int64_t> QueueLength(const std::string& key, absl::Duration timeout);
 
-  // The number of keys with a value.
+  // Returns the number of keys with a value.
   absl::StatusOr<int64_t> NumKeys(absl::Duration timeout);
 
-  // The keys with a value, sorted. A key that is set or removed meanwhile may or may not be listed.
+  // Returns the keys with a value, sorted. A key that is set or removed during the call may or may
+  // not be listed.
   absl::StatusOr<std::vector<std::string>> ListKeys(absl::Duration timeout);
 
-  // Renews the time-to-live of the values now; for a store that may be idle for longer than
+  // Renews the time-to-live of the values now. For a store that may be unused for longer than
   // key_ttl.
   absl::Status RefreshTtl(absl::Duration timeout);
 
@@ -147,8 +153,8 @@ class RedisKeyValueStore {
   const Options& options() const { return options_; }
 
  private:
-  using Question = std::vector<std::string>;  // a command that asks for something to come
-  using IsAnswer = std::function<bool(const RedisReply&)>;  // has it come?
+  using Question = std::vector<std::string>;  // a Redis command that asks whether a wait is over
+  using IsAnswer = std::function<bool(const RedisReply&)>;  // true: the reply ends the wait
 
   RedisKeyValueStore(const StoreAddress& address, const Options& options,
                      std::unique_ptr<SharedRedisConnection> connection);
@@ -159,23 +165,23 @@ class RedisKeyValueStore {
   absl::Time DeadlineOf(absl::Duration timeout) const;
   RedisCallOptions CallOptions(bool idempotent, absl::Time deadline) const;
 
-  // Before each operation, since it may be the first for long.
+  // Renews the values' time-to-live when renewal_interval_ has passed. Runs before each operation.
   absl::Status RenewWhenDue(absl::Time deadline);
 
   absl::StatusOr<RedisReply> Run(const std::vector<std::string>& command, bool idempotent,
                                  absl::Time deadline);
-  // Changes what belongs to `key` by one command, renews the time-to-live of the Redis key, which
-  // is the command's second word, and wakes the waiters. Returns the command's reply.
+  // Runs one command that changes the value or the queue of `key`, renews the time-to-live of the
+  // Redis key (the command's second word), and wakes the waiters. Returns the command's reply.
   absl::StatusOr<RedisReply> Change(const std::string& key, const std::vector<std::string>& command,
                                     bool idempotent, absl::Time deadline);
-  // The same by a script over the values, with the arguments time-to-live, channels, `args`.
+  // As Change(), by a script over the values. Its arguments: time-to-live, channels, `args`.
   absl::StatusOr<RedisReply> ChangeByScript(const RedisScript& script,
                                             const std::vector<std::string>& args, bool idempotent,
                                             absl::Time deadline);
 
   Question WhichValues(const std::vector<std::string>& keys,
                        const std::vector<size_t>& places) const;
-  // For missing_keys.lua.
+  // Returns KEYS for missing_keys.lua.
   std::vector<std::string> KeysOfWait(const std::vector<std::string>& keys) const;
   Question WhichAreMissing(const std::vector<std::string>& keys) const;
   size_t Draw(size_t count);
@@ -191,8 +197,8 @@ class RedisKeyValueStore {
   const StoreAddress address_;
   const Options options_;
   const std::string values_key_;
-  const std::string channels_;             // what the name of each key's channel begins with
-  const absl::Duration renewal_interval_;  // of the time-to-live
+  const std::string channels_;             // prefix of the name of each key's channel
+  const absl::Duration renewal_interval_;  // between renewals of the time-to-live
   const MonotonicClock clock_;
   const std::unique_ptr<SharedRedisConnection> connection_;
 
@@ -201,7 +207,7 @@ class RedisKeyValueStore {
   std::mt19937_64 random_ ABSL_GUARDED_BY(mutex_);
 };
 
-// All scripts that a RedisKeyValueStore runs, for a server whose clients may not send any.
+// Returns all scripts that a RedisKeyValueStore runs, for a server whose clients may not send any.
 std::vector<RedisScript> KeyValueScripts();
 
 }  // namespace ddp::store

@@ -10,11 +10,11 @@
 
 namespace ddp::store {
 
-// One reply of a Redis server: a value that owns all it holds. Copy and move it freely;
-// thread-compatible.
+// One reply of a Redis server: a value type that owns all its data. Copy and move it freely.
+// Thread-compatible.
 //
-// What Redis sends is not trusted to have the shape that the caller expects, so each accessor
-// checks the type and answers kInternal, naming both types, when it is another one:
+// Replies are not trusted to have the type that the caller expects. Each accessor checks the type
+// and returns kInternal, naming both types, when the reply has another one:
 //
 //   DDP_ASSIGN_OR_RETURN(RedisReply reply, connection->Command({"HMGET", key, "a", "b"}));
 //   DDP_ASSIGN_OR_RETURN(std::vector<RedisReply> values, std::move(reply).AsArray());
@@ -25,7 +25,7 @@ class RedisReply {
   enum class Type {
     kNil,      // nothing: a missing key, an expired wait
     kStatus,   // "OK"
-    kError,    // "ERR ..."; RedisConnection turns it into a Status, so seen only inside arrays
+    kError,    // "ERR ..."; RedisCaller's methods return it as a Status instead
     kString,   // bytes
     kInteger,  // 64 bits
     kArray,    // replies
@@ -42,22 +42,22 @@ class RedisReply {
   bool IsNil() const { return type_ == Type::kNil; }
   bool IsError() const { return type_ == Type::kError; }
 
-  // The bytes of a string or a status.
+  // Returns the bytes of a string or a status.
   absl::StatusOr<std::string> AsString() const&;
   absl::StatusOr<std::string> AsString() &&;
 
-  // The value of an integer, or of a string that is nothing but a decimal integer (which is how
-  // Redis returns a number that is kept as a value).
+  // Returns the value of an integer, or of a string that is exactly a decimal integer. (Redis
+  // returns a number that is stored as a value in this form.)
   absl::StatusOr<int64_t> AsInteger() const;
 
-  // The elements of an array. The span lives as long as this reply.
+  // Returns the elements of an array. The span is valid as long as this reply.
   absl::StatusOr<absl::Span<const RedisReply>> AsArray() const&;
   absl::StatusOr<std::vector<RedisReply>> AsArray() &&;
 
-  // The text of an error, empty for any other type.
+  // Returns the text of an error, or an empty string for any other type.
   const std::string& error_text() const;
 
-  // For messages: the type, and the start of what it holds.
+  // Returns the type and the start of the content, for messages.
   std::string DebugString() const;
 
  private:

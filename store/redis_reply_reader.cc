@@ -9,8 +9,8 @@
 
 namespace ddp::store {
 
-// hiredis parses; these functions build our values straight from its buffer, without a redisReply
-// in between. Elements are added as they come, never ahead of the bytes that they are made of.
+// The callbacks of hiredis, which parses. They build RedisReply values straight from its buffer,
+// without a redisReply in between. An element is added when its bytes have come, never earlier.
 struct RedisReplyReader::Builder {
   struct FreeReader {
     void operator()(redisReader* reader) const { redisReaderFree(reader); }
@@ -21,13 +21,13 @@ struct RedisReplyReader::Builder {
     functions.createArray = &CreateArray;
     functions.createInteger = &CreateInteger;
     functions.createNil = &CreateNil;
-    functions.freeObject = [](void* reply) {};  // all live in `root`
+    functions.freeObject = [](void* reply) {};  // `root` owns all replies
     reader.reset(redisReaderCreateWithFunctions(&functions));
     reader->privdata = this;
   }
 
-  // Gives `reply` its place: in its array, or as a root, which hiredis hands back or frees.
-  // nullptr: refused, which hiredis reports as an error.
+  // Stores `reply` in its parent array, or as the root, which hiredis returns or frees. Returns
+  // nullptr when a limit is exceeded; hiredis reports this as an error.
   static void* Place(const redisReadTask* task, RedisReply reply) {
     auto* self = static_cast<Builder*>(task->privdata);
     if (++self->elements > self->limits.max_reply_elements) {
@@ -40,7 +40,7 @@ struct RedisReplyReader::Builder {
       return &self->root;
     }
     auto* parent = static_cast<RedisReply*>(task->parent->obj);
-    // While an element is being built nothing is added to its parent: the pointer stays good.
+    // No element is added to the parent while this one is built, so the pointer stays valid.
     parent->elements_.push_back(std::move(reply));
     return &parent->elements_.back();
   }
@@ -69,9 +69,9 @@ struct RedisReplyReader::Builder {
   const Limits limits;
   redisReplyObjectFunctions functions{};  // outlives the reader, which points to it
   std::unique_ptr<redisReader, FreeReader> reader;
-  RedisReply root;              // of the reply that is being read
-  size_t elements = 0;          // of the reply that is being read
-  size_t unfinished_bytes = 0;  // fed and not yet part of a finished reply
+  RedisReply root;              // the reply that is being read
+  size_t elements = 0;          // elements of that reply so far
+  size_t unfinished_bytes = 0;  // bytes fed that are not part of a complete reply
   std::string refusal;
 };
 

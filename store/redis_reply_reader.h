@@ -12,19 +12,19 @@ struct redisReader;
 
 namespace ddp::store {
 
-// Turns the bytes of a Redis connection (protocol RESP2) into replies. Does no I/O: bytes in,
-// replies out. What comes is not trusted: limits hold before memory is taken, whatever lengths are
-// announced.
+// Parses the bytes of a Redis connection (protocol RESP2) into replies. Does no I/O: bytes in,
+// replies out. The bytes are not trusted: limits are checked before memory is allocated, whatever
+// lengths are announced.
 //
-// Thread-compatible. After an error it stays in error until Reset().
+// Thread-compatible. After an error the reader stays in error until Reset().
 class RedisReplyReader {
  public:
   struct Limits {
-    // Bytes of one reply, with all that is nested in it.
+    // Bytes of one reply, nested replies included.
     size_t max_reply_bytes = size_t{512} << 20;
-    // Elements of one reply, with all that is nested in it.
+    // Elements of one reply, nested elements included.
     size_t max_reply_elements = size_t{1} << 22;
-    // Arrays inside arrays: at most 7, fixed by the parser.
+    // The depth of nested arrays is at most 7, fixed by the parser.
   };
 
   RedisReplyReader();
@@ -33,15 +33,15 @@ class RedisReplyReader {
   RedisReplyReader(const RedisReplyReader&) = delete;
   RedisReplyReader& operator=(const RedisReplyReader&) = delete;
 
-  // Takes bytes as they came from the socket. kInternal: they exceed max_reply_bytes without having
-  // ended a reply.
+  // Adds bytes as they came from the socket. kInternal: the parser is in error or out of memory.
   absl::Status Feed(const char* data, size_t size);
 
-  // Moves the next reply into `reply`, if it has come in full; false: more bytes are needed.
-  // kInternal: these bytes are not the protocol, or exceed a limit.
+  // Moves the next reply into `reply` and returns true, if the reply is complete. Returns false
+  // when more bytes are needed. kInternal: the bytes are not the protocol, or exceed a limit, also
+  // when no reply is complete yet.
   absl::StatusOr<bool> Next(RedisReply& reply);
 
-  // Forgets everything, for a new connection.
+  // Discards all state, for a new connection.
   void Reset();
 
  private:

@@ -49,7 +49,7 @@ std::vector<uint8_t> ToBytes(const std::string& text) {
   return std::vector<uint8_t>(text.begin(), text.end());
 }
 
-// For the person who looks at CLIENT LIST: "ddp-rank-3".
+// Returns the name that CLIENT LIST shows to the operator: "ddp-rank-3".
 std::string ClientName() {
   const char* const rank = std::getenv("RANK");
   int number = 0;
