@@ -9,7 +9,7 @@ namespace {
 constexpr char kCommands[] =
     // Connections.
     "+auth +ping +select +client|setname "
-    // Scripts and what they are made of, and what a store does without one.
+    // Scripts, the commands that they call, and the commands of a store outside scripts.
     "+evalsha +multi +exec +time "
     "+get +set +incr +exists +del +pexpire +pttl +rename "
     "+hget +hset +hmget +hmset +hsetnx +hdel +hexists +hlen +hgetall +hkeys +hincrby +hscan "
@@ -24,7 +24,7 @@ std::string Rules(const std::string& pattern, const std::string& more = "") {
                       more);
 }
 
-// As a pattern of Redis that matches nothing else.
+// Returns a Redis pattern that matches only `text` (and any character for a blank in it).
 std::string Glob(const std::string& text) {
   std::string pattern;
   for (const char c : text) {

@@ -1,4 +1,4 @@
-// What a user of Redis must be allowed to run jobs, and nothing more.
+// The rights that a Redis user needs to run jobs, and no more.
 #ifndef DDP_STORE_REDIS_ACL_H_
 #define DDP_STORE_REDIS_ACL_H_
 
@@ -6,17 +6,18 @@
 
 namespace ddp::store {
 
-// The rules of an ACL user, as they stand in `user NAME on >PASSWORD <rules>` of redis.conf or in
-// ACL SETUSER, for the agents and workers of one job: its keys and channels, and the commands that
-// the rendezvous' scripts, RedisStore and `ddprun status` use. Whatever the user was allowed before
-// is taken away; its passwords stay.
+// Returns the rules of an ACL user for the agents and workers of one job, in the form of `user NAME
+// on >PASSWORD <rules>` in redis.conf or of ACL SETUSER. The rules allow the keys and channels of
+// the job, and the commands that the rendezvous' scripts, RedisStore and `ddprun status` use. They
+// remove all earlier rights of the user; its passwords stay.
 //
-// A blank in a run id cannot be told in redis.conf: it becomes `?`, any character.
+// redis.conf cannot express a blank or a control character in a run id. The rules have `?` in its
+// place, which matches any character.
 std::string JobAclRules(const std::string& run_id);
 
-// The same for all jobs, for a server that serves nothing else and has loaded the scripts itself
-// (PrivateRedisServer::Options::scripts). Clients may run these by name; EVAL and SCRIPT are
-// denied.
+// Returns the rules for all jobs, for a server that serves nothing else and has loaded the scripts
+// itself (PrivateRedisServer::Options::scripts). Clients may run these scripts by name; EVAL and
+// SCRIPT are denied.
 std::string AllJobsAclRules();
 
 }  // namespace ddp::store

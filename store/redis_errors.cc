@@ -13,8 +13,8 @@ constexpr char kHowToSetPassword[] =
     "set DDP_REDIS_PASSWORD_FILE or DDP_REDIS_PASSWORD, and DDP_REDIS_USER where the user is not "
     "'default'";
 
-// Redis before 7 wraps what a command within a script was refused with: "ERR Error running script
-// (call to f_5e2a...): @user_script:3: @user_script: 3: -READONLY You can't write ...".
+// Returns the refusal of the command within a script. Redis before 7 wraps it: "ERR Error running
+// script (call to f_5e2a...): @user_script:3: @user_script: 3: -READONLY You can't write ...".
 absl::string_view Unwrapped(absl::string_view error_reply) {
   if (!absl::StartsWith(error_reply, "ERR Error running script")) return error_reply;
   constexpr absl::string_view kBegin = ": -";
@@ -22,13 +22,14 @@ absl::string_view Unwrapped(absl::string_view error_reply) {
   return found == error_reply.npos ? error_reply : error_reply.substr(found + kBegin.size());
 }
 
-// Of a command that a script called: "ERR The user executing the script can't run this command
-// ...".
+// Returns true for the refusal of a command that a script called: "ERR The user executing the
+// script can't run this command ...".
 bool IsRefusalWithinScript(const std::string& text) {
   return absl::StrContains(text, "The user executing the script can't ");
 }
 
-// The user may not run EVAL: Redis 6 and 7 quote the command in different sentences.
+// Returns true when the user may not run EVAL. Redis 6 and 7 quote the command in different
+// sentences.
 bool SaysNoEval(const std::string& text) {
   return absl::StartsWith(text, "NOPERM") && absl::StrContains(text, "'eval'");
 }
@@ -75,8 +76,8 @@ bool IsPassing(const absl::Status& status) {
 }
 
 bool IsPassingRefusal(const std::string& error_reply) {
-  // What passes refuses a script's first write, so none of the script was applied. MISCONF: the
-  // disk is full, and writes are refused until it is not.
+  // Each of these refuses a script's first write, so no part of the script was applied. MISCONF:
+  // the disk is full, and the server refuses writes until it is not.
   const absl::string_view reason = Unwrapped(error_reply);
   for (const char* prefix : {"LOADING", "BUSY ", "MASTERDOWN", "READONLY", "MISCONF", "CLUSTERDOWN",
                              "TRYAGAIN", "NOREPLICAS", "ERR max number of clients"}) {

@@ -14,12 +14,12 @@ namespace ddp::store {
 namespace {
 
 constexpr size_t kMaxHeaderBytes = 24;
-// What is pushed to us has three elements.
+// The pushes that this project subscribes to have three elements.
 constexpr int64_t kMaxPushItems = 1024;
 constexpr int64_t kMaxNumber = int64_t{1} << 31;
 
-// How many bytes from here on are whole items that pass as they are. Most are: so what follows is
-// for the others, which it judges byte by byte.
+// Returns the number of bytes, from `data` on, that are whole items to be passed on unchanged. Most
+// items are. Split() handles the others byte by byte.
 size_t PassingBytes(const char* data, size_t size) {
   size_t at = 0;
   while (at < size) {
@@ -31,7 +31,7 @@ size_t PassingBytes(const char* data, size_t size) {
     if (type == '$' || type == '*') {
       int number = 0;
       const char* const first = data + at + 1;
-      // TakeHeader() refuses signs and leading zeros.
+      // TakeHeader() judges signs and leading zeros.
       if (*first < '0' || *first > '9' || (*first == '0' && first + 1 != end - 1)) break;
       const std::from_chars_result parsed = std::from_chars(first, end - 1, number);
       if (parsed.ec != std::errc() || parsed.ptr != end - 1) break;
@@ -110,7 +110,7 @@ absl::Status RedisPushSplitter::TakeType(char type) {
   }
 }
 
-// The line with the type and the number of an item is complete.
+// Handles the complete line with the type and the number of an item.
 absl::Status RedisPushSplitter::TakeHeader(std::string& replies, std::string& pushes) {
   const char type = header_.front();
   const std::string digits = header_.substr(1, header_.size() - 3);
@@ -127,7 +127,7 @@ absl::Status RedisPushSplitter::TakeHeader(std::string& replies, std::string& pu
   }
   if (type == '>') {
     if (number < 1 || number > kMaxPushItems) return Refuse("a push of such a length");
-    push_items_ = number + 1;  // itself, which ends here
+    push_items_ = number + 1;  // and the push itself, which EndItem() counts below
   } else if (type == '%') {
     if (number < 0 || number > kMaxNumber / 2) return Refuse("a map of such a length");
     number *= 2;
@@ -147,7 +147,7 @@ absl::Status RedisPushSplitter::TakeHeader(std::string& replies, std::string& pu
   return absl::OkStatus();
 }
 
-// An item is over, but for as many others that it consists of.
+// Ends an item. It consists of `nested` more items.
 void RedisPushSplitter::EndItem(int64_t nested) {
   state_ = State::kType;
   if (push_items_ > 0) push_items_ += nested - 1;

@@ -9,7 +9,7 @@
 namespace ddp::store {
 namespace {
 
-// SHA-1 (FIPS 180-4, 6.1). Only a name for a script, as Redis defines it: no security rests on it.
+// SHA-1 (FIPS 180-4, 6.1), because Redis names scripts by it. No security depends on it.
 class Sha1 {
  public:
   static std::string Hex(std::string message) {

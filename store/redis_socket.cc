@@ -25,13 +25,13 @@ namespace ddp::store {
 namespace {
 
 void SetOption(int fd, int level, int name, int value) {
-  // A kernel that lacks the option leaves us with its defaults, which still work.
+  // Errors are ignored: without the option the kernel's default still works.
   (void)setsockopt(fd, level, name, &value, sizeof(value));
 }
 
 void SetTcpOptions(int fd) {
   SetOption(fd, IPPROTO_TCP, TCP_NODELAY, 1);
-  // A waiter sends nothing: only these probes tell it that the server's machine is gone.
+  // A waiter sends nothing, so only these probes detect that the server's machine is gone.
   SetOption(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
   SetOption(fd, IPPROTO_TCP, TCP_KEEPIDLE, 10);
   SetOption(fd, IPPROTO_TCP, TCP_KEEPINTVL, 5);
@@ -145,7 +145,7 @@ bool AwaitSocket(int fd, short events, absl::Time deadline) {
     const absl::Duration left = std::max(deadline - clock.Now(), absl::ZeroDuration());
     const timespec timeout = absl::ToTimespec(left);
     const int ready = ppoll(&entry, 1, forever ? nullptr : &timeout, nullptr);
-    // Other errors (a bad descriptor) come back from the read or write that follows.
+    // Other errors (a bad descriptor) are reported by the caller's next read or write.
     if (ready > 0 || (ready < 0 && errno != EINTR)) return true;
     if (ready == 0) return false;
   }

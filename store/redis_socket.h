@@ -12,28 +12,30 @@
 
 namespace ddp::store {
 
-// A connected, non-blocking, close-on-exec socket. Of a name with several addresses, the first that
-// answers. A TCP socket sends small writes at once and finds a vanished peer within half a minute.
-// `deadline` is a time of MonotonicClock.
+// Returns a connected, non-blocking, close-on-exec socket. Tries the addresses of a name in turn. A
+// TCP socket sends small writes at once and detects a vanished peer within half a minute.
+// `deadline` is a time of MonotonicClock; it does not bound the lookup of a name.
 //
-// kUnavailable: not reachable, or not by `deadline`; the reason is in the message.
+// kUnavailable: the server cannot be reached by `deadline`; the message has the reason.
+// kInvalidArgument: the path of the unix socket is too long.
 absl::StatusOr<UniqueFd> ConnectSocket(const RedisEndpoint& endpoint, absl::Time deadline);
 
-// The same for who must not wait, in two steps: begins to connect to an address (`endpoint.host` is
-// a number, or it is a unix socket); and, once that is writable, says what came of it.
+// ConnectSocket() in two steps, for a caller that must not block. BeginConnecting() starts to
+// connect; `endpoint.host` must be a numeric address, or the endpoint a unix socket. Once the
+// socket is writable, FinishConnecting() returns the result.
 absl::StatusOr<UniqueFd> BeginConnecting(const RedisEndpoint& endpoint);
 absl::Status FinishConnecting(int fd, const RedisEndpoint& endpoint);
 
-// The address at the other end of a TCP socket, as a number: "10.0.0.1", "fd00::1". Empty: a unix
-// socket, or not connected.
+// Returns the numeric address of a TCP socket's peer: "10.0.0.1", "fd00::1". Empty for a unix
+// socket and for a socket that is not connected.
 std::string PeerAddress(int fd);
 
-// Makes a non-blocking socket one whose recv() blocks, for at most `limit`, unless it is told
-// MSG_DONTWAIT.
+// Makes a non-blocking socket blocking, with a limit: recv() blocks for at most `limit`, and not at
+// all with MSG_DONTWAIT.
 absl::Status LimitBlocking(int fd, absl::Duration limit);
 
-// Waits until `fd` has one of the poll(2) events or an error, or until `deadline`. Returns false at
-// the deadline.
+// Blocks until `fd` has one of the poll(2) `events` or an error, or until `deadline`. Returns false
+// at the deadline.
 bool AwaitSocket(int fd, short events, absl::Time deadline);
 
 }  // namespace ddp::store

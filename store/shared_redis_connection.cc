@@ -18,15 +18,15 @@ namespace ddp::store {
 namespace {
 
 constexpr size_t kReceiveBytes = 32 * 1024;
-// What comes is first awaited in recv() itself, this long: see RedisConnection::Dial.
+// The limit that RedisConnection::Dial sets: recv() itself blocks for this long.
 constexpr absl::Duration kBlockingReceive = absl::Milliseconds(100);
-// A condition variable's clock cannot count to "never".
+// A condition variable cannot wait for an infinite time.
 constexpr absl::Duration kLongestWait = absl::Hours(1);
 
 std::vector<std::string> HelloCommand() { return {"HELLO", "3"}; }
 
-// A status that shares nothing with another thread's. (The system's abseil counts references where
-// ThreadSanitizer does not see it.)
+// Returns a copy that shares no memory with another thread's status. (ThreadSanitizer does not see
+// the reference counts of the system's abseil.)
 absl::Status Own(const absl::Status& status) {
   return absl::Status(status.code(), std::string(status.message()));
 }
@@ -50,7 +50,7 @@ SharedRedisConnection::~SharedRedisConnection() = default;
 absl::StatusOr<std::unique_ptr<SharedRedisConnection>> SharedRedisConnection::Connect(
     const RedisEndpoint& endpoint, const RedisConnectionOptions& options) {
   std::unique_ptr<SharedRedisConnection> connection(new SharedRedisConnection(endpoint, options));
-  // A call of no commands is nothing but its connection.
+  // A call without commands only connects.
   DDP_RETURN_IF_ERROR(connection->Call({.what = "connecting"}).status());
   return connection;
 }
@@ -61,12 +61,12 @@ absl::StatusOr<std::vector<RedisReply>> SharedRedisConnection::TryOnce(const Req
   const MutexLock lock(mutex_);
   DDP_RETURN_IF_ERROR(Ensure(deadline));
   if (request.replies == 0) return std::vector<RedisReply>();
-  // A server that was restarted since has closed the connection. To see that before sending is what
-  // lets a command go on that must not be sent twice.
+  // A restarted server has closed the connection. When this is seen before sending, a command that
+  // must not be sent twice can still go on, on a new connection.
   if (!request.call.idempotent) {
     const int64_t epoch = epoch_;
     SeeWhetherOpen();
-    // It may have said something worse as well.
+    // Any other error (bytes that are not the protocol) is the result of this attempt.
     if (epoch != epoch_ && !absl::IsUnavailable(last_error_)) return Own(last_error_);
     DDP_RETURN_IF_ERROR(Ensure(deadline));
   }
@@ -77,7 +77,8 @@ absl::StatusOr<std::vector<RedisReply>> SharedRedisConnection::TryOnce(const Req
   const auto exchange = Expect(Exchange::Kind::kRequest, "", request.replies);
   absl::StatusOr<std::vector<RedisReply>> replies =
       Converse(*exchange, request.bytes, attempt_deadline, sent);
-  // Whoever has little time gives up alone; a server that is silent for long is lost to all.
+  // A caller with a short deadline gives up alone. A server that is silent for command_timeout is
+  // lost to all callers.
   if (absl::IsDeadlineExceeded(replies.status()) && epoch == epoch_ && HasBeenSilentSince(start)) {
     Break(replies.status());
   }
@@ -95,7 +96,7 @@ absl::Status SharedRedisConnection::Ensure(absl::Time deadline) {
           absl::StrCat("not connected to Redis at ", endpoint().DebugString()));
     }
     WaitForChange(deadline);
-    // Another thread's attempt was as good as one of ours.
+    // A failed attempt of another thread counts as this thread's attempt.
     if (failed_dials != failed_dials_) return Own(last_error_);
   }
   return absl::OkStatus();
@@ -119,31 +120,31 @@ absl::Status SharedRedisConnection::Dial(absl::Time deadline) {
   splitter_.Reset();
   replies_.Reset();
   pushes_.Reset();
-  // Its answer is looked at when it comes: requests need not wait for it.
+  // Requests need not wait for HELLO's reply: TakeReply() checks it.
   DDP_RETURN_IF_ERROR(BeginWriting(deadline));
   Expect(Exchange::Kind::kHello, "", 1);
   bool sent = false;
   return Write(RedisWireForm({HelloCommand()}), clock_.Now() + options().connect_timeout, sent);
 }
 
-// A fail-over has left us with the old master. Requests that were sent before its first refusal are
-// answered as well: only their replies tell a refusal from a change that was made.
+// Called when the server was demoted by a failover. Requests sent before the first refusal keep
+// their replies: only a reply tells whether a change was refused or made.
 void SharedRedisConnection::LeaveReplica(const std::string& refusal) {
   if (!leaving_.ok()) return;
   leaving_ = StatusOfErrorReply(refusal, endpoint());
   doubts_ = true;
 }
 
-// Nobody gets anything from this connection any more.
+// Ends all exchanges and waits of this connection with an error.
 void SharedRedisConnection::Break(const absl::Status& why) {
   if (!Usable()) return;
   broken_ = true;
   leaving_ = absl::OkStatus();
   ++epoch_;
-  // It is not their time that is over.
+  // The expired deadline is one caller's. The other callers get kUnavailable.
   const bool silent = absl::IsDeadlineExceeded(why);
   last_error_ = silent ? absl::UnavailableError(why.message()) : Own(why);
-  shutdown(fd_.get(), SHUT_RDWR);  // wakes who is reading or writing
+  shutdown(fd_.get(), SHUT_RDWR);  // wakes the threads that read or write
   for (const auto& exchange : exchanges_) {
     exchange->status = Own(last_error_);
     Finish(exchange->waiter);
@@ -178,9 +179,9 @@ absl::Status SharedRedisConnection::Silence() const {
       absl::StrCat("Redis at ", endpoint().DebugString(), " did not answer in time"));
 }
 
-// Whether a request has been unanswered for command_timeout: that of a caller who began at `start`,
-// or an earlier one. (If one's own alone counted, a server would never be given up whose callers
-// all have less time.)
+// Returns true when a request has been unanswered for command_timeout: the request of the caller
+// that began at `start`, or an earlier one. (If only the caller's own request counted, a server
+// whose callers all have shorter deadlines would never be given up.)
 bool SharedRedisConnection::HasBeenSilentSince(absl::Time start) const {
   const absl::Time oldest = exchanges_.empty() ? start : exchanges_.front()->sent_at;
   return clock_.Now() - std::min(start, oldest) >= options().command_timeout;
@@ -220,7 +221,7 @@ absl::Status SharedRedisConnection::Write(const std::string& bytes, absl::Time d
   const absl::Status status = WriteAll(bytes, deadline, sent);
   writing_ = false;
   changed_.NotifyAll();
-  // After a part of a request nothing else can be said.
+  // Once a part of a request is sent, no other request can follow on this connection.
   if (!status.ok()) Break(status);
   CloseIfUnused();
   return status;
@@ -281,7 +282,7 @@ absl::StatusOr<std::vector<RedisReply>> SharedRedisConnection::Await(Exchange& e
   return std::move(exchange.replies);
 }
 
-// One of those who wait reads for all.
+// Blocks until `waiter` is done or `deadline`. One of the waiting threads reads for all.
 void SharedRedisConnection::AwaitDone(Waiter& waiter, absl::Time deadline) {
   while (!waiter.done && Usable()) {
     const absl::Duration left = deadline - clock_.Now();
@@ -300,7 +301,7 @@ void SharedRedisConnection::AwaitDone(Waiter& waiter, absl::Time deadline) {
 void SharedRedisConnection::ReadFor(const Waiter& waiter, absl::Time deadline) {
   std::array<char, kReceiveBytes> buffer;
   reading_ = true;
-  bool may_block = true;  // in recv(): a system call less than to poll before it
+  bool may_block = true;  // in recv(), which saves the system call of a poll before it
   while (!waiter.done && !broken_) {
     const absl::Duration left = deadline - clock_.Now();
     if (left <= absl::ZeroDuration()) break;
@@ -320,12 +321,12 @@ void SharedRedisConnection::ReadFor(const Waiter& waiter, absl::Time deadline) {
   CloseIfUnused();
 }
 
-// Whatever has come, without waiting: the end of the connection, perhaps.
+// Takes the bytes that have come, without blocking. Breaks the connection if the server closed it.
 void SharedRedisConnection::SeeWhetherOpen() {
   std::array<char, kReceiveBytes> buffer;
   bool more = true;
   while (more && Usable()) {
-    // Where another thread reads, it is not to miss anything.
+    // While another thread reads, the bytes are left for it.
     const int flags = MSG_DONTWAIT | (reading_ ? MSG_PEEK : 0);
     const ssize_t count = recv(fd_.get(), buffer.data(), reading_ ? 1 : buffer.size(), flags);
     const int error = errno;
@@ -334,7 +335,7 @@ void SharedRedisConnection::SeeWhetherOpen() {
   }
 }
 
-// What recv() returned. Returns whether anything came.
+// Handles the result of recv(). Returns true when bytes have come and were accepted.
 bool SharedRedisConnection::Received(const char* data, ssize_t count, int error) {
   if (count > 0) {
     const absl::Status status = Dispatch(data, count);
@@ -355,7 +356,7 @@ absl::Status SharedRedisConnection::Dispatch(const char* data, size_t size) {
   std::string pushes;
   DDP_RETURN_IF_ERROR(splitter_.Split(data, size, replies, pushes));
   RedisReply next;
-  // Pushes first: a subscription is confirmed before what was asked after it is answered.
+  // Pushes first: a subscription is confirmed before the reply to a question asked after it.
   if (!pushes.empty()) DDP_RETURN_IF_ERROR(pushes_.Feed(pushes.data(), pushes.size()));
   while (true) {
     DDP_ASSIGN_OR_RETURN(const bool complete, pushes_.Next(next));
@@ -400,7 +401,7 @@ absl::Status SharedRedisConnection::TakeReply(RedisReply reply) {
   if (exchange.status.ok() && exchange.replies.size() < exchange.wanted) return absl::OkStatus();
   Finish(exchange.waiter);
   exchanges_.pop_front();
-  // Whoever asked has given up waiting.
+  // If no thread is in Converse(), no thread waits for more replies of a demoted server: close.
   return conversing_ == 0 ? Own(leaving_) : absl::OkStatus();
 }
 
@@ -411,7 +412,7 @@ absl::Status SharedRedisConnection::TakePush(const RedisReply& push) {
   const std::string name = TextOf(parts[1]);
   if (kind == "message") {
     const auto channel = channels_.find(name);
-    if (channel == channels_.end()) return absl::OkStatus();  // left meanwhile
+    if (channel == channels_.end()) return absl::OkStatus();  // unsubscribed since
     ++channel->second.messages;
     for (Waiter* const waiter : channel->second.waiters) Finish(waiter);
     return absl::OkStatus();
@@ -439,7 +440,7 @@ absl::StatusOr<RedisReply> SharedRedisConnection::AskOnPush(
   const int64_t seen = channels_[channel].messages;
   absl::StatusOr<RedisReply> reply = Ask(question, subscribe, asked);
   if (epoch != epoch_) return reply;
-  // What the server says to the subscription is known when it has answered the question.
+  // The server has answered the subscription before it answers the question.
   const absl::Status refusal = Own(channels_[channel].refusal);
   if (reply.ok() && !is_answer(*reply) && !refusal.ok()) reply = refusal;
   const bool ended = !reply.ok() || is_answer(*reply);
@@ -449,7 +450,7 @@ absl::StatusOr<RedisReply> SharedRedisConnection::AskOnPush(
   const absl::Status begun = BeginWriting(clock_.Now() + options().command_timeout);
   if (!begun.ok()) {
     if (epoch == epoch_ && leaving_.ok()) Break(begun);
-    if (ended) return reply;  // it stands, it may have been taken from a queue
+    if (ended) return reply;  // keep the reply: it may be an element that was taken from a queue
     return begun;
   }
   const std::string unsubscribe = Leave(channel);
@@ -459,8 +460,9 @@ absl::StatusOr<RedisReply> SharedRedisConnection::AskOnPush(
   return reply;
 }
 
-// Returns what is to be sent for it. Only between BeginWriting and Write, so that no other thread
-// that counts on the subscription is sent before it.
+// Adds a subscriber and returns the bytes to send, empty if the channel is subscribed already. Call
+// it only between BeginWriting() and Write(): else another thread that relies on the subscription
+// could send its question before it.
 std::string SharedRedisConnection::Join(const std::string& channel) {
   if (channels_[channel].subscribers++ > 0) return "";
   Expect(Exchange::Kind::kSubscribe, channel, 1);
@@ -475,7 +477,7 @@ std::string SharedRedisConnection::Leave(const std::string& channel) {
   return RedisWireForm({{"UNSUBSCRIBE", channel}});
 }
 
-// Writes what `before` holds and the question, and waits for its reply.
+// Writes `before` and the question, and blocks until the reply.
 absl::StatusOr<RedisReply> SharedRedisConnection::Ask(const std::vector<std::string>& question,
                                                       const std::string& before, bool& asked) {
   const absl::Time deadline = clock_.Now() + options().command_timeout;
@@ -491,7 +493,7 @@ absl::StatusOr<RedisReply> SharedRedisConnection::Ask(const std::vector<std::str
   return std::move(reply);
 }
 
-// OK: there was one since `seen`, or the deadline has come.
+// Returns OK when a message has come since `seen`, or at the deadline.
 absl::Status SharedRedisConnection::AwaitMessage(const std::string& name, int64_t seen,
                                                  absl::Time deadline) {
   const int64_t epoch = epoch_;
@@ -500,7 +502,7 @@ absl::Status SharedRedisConnection::AwaitMessage(const std::string& name, int64_
     Waiter waiter;
     const auto place = channel.waiters.insert(channel.waiters.end(), &waiter);
     AwaitDone(waiter, deadline);
-    if (epoch != epoch_) return Own(last_error_);  // and the channel is gone
+    if (epoch != epoch_) return Own(last_error_);  // Break() has removed the channel
     channel.waiters.erase(place);
   }
   return absl::OkStatus();

@@ -28,45 +28,47 @@
 
 namespace ddp::store {
 
-// One connection to a Redis server for all threads of a process, with waits that hold up no
-// commands: however many threads call, and however many of them are blocked until something is
-// published, the server has one client. It mends itself as RedisConnection does; the methods of
-// RedisCaller and their errors are the same.
+// One connection to a Redis server for all threads of a process. A thread that is blocked until a
+// message is published delays no other thread's commands, so the server has one client however many
+// threads call or wait. The methods and errors are those of RedisCaller; a broken connection is
+// made anew, as in RedisConnection.
 //
-// How. The connection speaks RESP3, in which a subscribed client may go on with commands (Redis 6
-// and newer). Requests are written as they come, one behind the other, and replies belong to them
-// in this order. There is no thread of its own: of the threads that wait for something, one reads,
-// hands out what comes, and leaves the reading to another when it has got its own. So one thread
-// alone pays no more than on a connection of its own, and an idle process costs nothing.
+// How. The connection speaks RESP3, in which a subscribed client may still run commands (Redis 6
+// and newer). Requests are written one after another, and replies belong to them in this order.
+// There is no extra thread: of the threads that wait, one reads and hands out all replies and
+// messages. When its own reply has come, another waiting thread takes over the reading. So a single
+// thread pays no more than on a connection of its own, and an idle process costs nothing.
 //
-// The price of sharing: when a request is unanswered for command_timeout the connection is given
-// up, for all of its callers, by the next one whose own time ends; and Redis counts a client with a
-// subscription as one that reads pushes, so it drops it when a single reply is larger than its
-// client-output-buffer-limit for pubsub (32 MB as delivered).
+// The price of sharing:
+//   - When a request is unanswered for command_timeout, the next caller whose deadline expires
+//     closes the connection. The requests of all other callers then end with kUnavailable or, if
+//     idempotent, are repeated on a new connection.
+//   - Redis treats a client with a subscription as a reader of pushes. It drops the client when a
+//     single reply is larger than client-output-buffer-limit for pubsub (32 MB as delivered).
 //
-// A server that answers READONLY or MASTERDOWN was demoted. The connection then begins no request
-// any more, waits for the replies that are due, which are refusals too, and closes; waits for a
-// push end with kUnavailable. The next request looks up the server's name and connects there.
+// Failover. A server that answers READONLY or MASTERDOWN was demoted. The connection then starts no
+// new request, waits for the replies that are due, and closes. Waits for a push end with
+// kUnavailable. The next request looks up the server's name and connects there.
 //
-// Thread-safe; nobody may be inside when it is destroyed. Raises no SIGPIPE; its descriptor is not
-// inherited by programs that are started.
+// Thread-safe. No thread may be inside a method when the object is destroyed. Raises no SIGPIPE.
+// Child programs do not inherit its descriptor.
 class SharedRedisConnection final : public RedisCaller {
  public:
-  // Connects, trying again with pauses until total_timeout has passed.
+  // Connects. Repeats failed attempts, with pauses, until total_timeout has passed.
   static absl::StatusOr<std::unique_ptr<SharedRedisConnection>> Connect(
       const RedisEndpoint& endpoint, const RedisConnectionOptions& options);
   ~SharedRedisConnection() override;
 
   using IsAnswer = std::function<bool(const RedisReply&)>;
 
-  // Subscribes to `channel` and asks `question`, in this order, so that nothing published after the
-  // question was answered is missed. Unless the reply is an answer, waits for a message on the
-  // channel or for `deadline` (of MonotonicClock), asks once more and returns that reply, answer
+  // Subscribes to `channel` and then asks `question`, so a message published after the reply cannot
+  // be missed. Returns the reply if `is_answer` accepts it. Otherwise blocks until a message on the
+  // channel or until `deadline` (of MonotonicClock), asks once more, and returns that reply, answer
   // or not. The subscription ends with the call. `is_answer` must not call this object.
   //
-  // Is not repeated and makes no connection: kUnavailable where there is none, or when it breaks
-  // meanwhile. kDeadlineExceeded: no reply to a question within command_timeout. After an error,
-  // `asked` says whether the server may have got a question that it has not answered.
+  // The call is not repeated and makes no connection. kUnavailable: there is no connection, or it
+  // broke during the call. kDeadlineExceeded: a question had no reply within command_timeout. After
+  // an error, `asked` is true if the server may have received a question that it has not answered.
   absl::StatusOr<RedisReply> AskOnPush(const std::string& channel,
                                        const std::vector<std::string>& question,
                                        const IsAnswer& is_answer, absl::Time deadline, bool& asked);
@@ -76,34 +78,34 @@ class SharedRedisConnection final : public RedisCaller {
                                                   bool& sent) override;
 
  private:
-  // A thread that waits. Lives on its stack; nobody else knows it once its wait is over.
+  // A waiting thread. The object lives on its stack; no other thread uses it after the wait.
   struct Waiter {
     CondVar wake;
-    bool done = false;  // what it waits for has come, or never will
+    bool done = false;  // the wait is over, successful or not
   };
 
-  // A request, or a part of one, that the server has yet to answer.
+  // A request, or a part of one, for which the server still owes a reply.
   struct Exchange {
     enum class Kind {
       kRequest,
-      kHello,      // refused: this server does not know RESP3
-      kSubscribe,  // answered by a push, or by an error among the replies
+      kHello,      // an error reply means that the server does not know RESP3
+      kSubscribe,  // confirmed by a push, or refused by an error among the replies
       kUnsubscribe,
     };
     Kind kind = Kind::kRequest;
     std::string channel;  // of a subscription
-    absl::Time sent_at;   // when its writing began
-    size_t wanted = 1;    // replies
+    absl::Time sent_at;   // when its writing started
+    size_t wanted = 1;    // number of replies
     std::vector<RedisReply> replies;
-    absl::Status status;  // why there are not as many
+    absl::Status status;  // why there are fewer replies
     Waiter* waiter = nullptr;
   };
 
-  // What threads are subscribed to.
+  // A channel to which threads are subscribed.
   struct Channel {
     int subscribers = 0;
     int64_t messages = 0;
-    std::list<Waiter*> waiters;  // for one more message
+    std::list<Waiter*> waiters;  // for the next message
     absl::Status refusal;        // of the subscription
   };
 
@@ -111,7 +113,7 @@ class SharedRedisConnection final : public RedisCaller {
 
   // The connection.
   bool Usable() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return fd_.valid() && !broken_; }
-  // Whether requests may be begun by it.
+  // Returns true when a new request may start.
   bool TakesRequests() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return Usable() && leaving_.ok();
   }
@@ -124,7 +126,7 @@ class SharedRedisConnection final : public RedisCaller {
   absl::Status Silence() const;
   bool HasBeenSilentSince(absl::Time start) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // Writing: begun, then said what is to be answered, then written, by one thread at a time.
+  // Writing, by one thread at a time: BeginWriting(), Expect() for each due reply, Write().
   absl::Status BeginWriting(absl::Time deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::shared_ptr<Exchange> Expect(Exchange::Kind kind, const std::string& channel, size_t wanted)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -133,7 +135,7 @@ class SharedRedisConnection final : public RedisCaller {
   absl::Status WriteAll(const std::string& bytes, absl::Time deadline, bool& sent)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // Writes a request and waits for its replies.
+  // Writes a request and blocks until its replies have come.
   absl::StatusOr<std::vector<RedisReply>> Converse(Exchange& exchange, const std::string& bytes,
                                                    absl::Time deadline, bool& sent)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -160,32 +162,32 @@ class SharedRedisConnection final : public RedisCaller {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const MonotonicClock clock_;
-  const std::unique_ptr<RedisConnection> dialer_;  // belongs to the thread that has set dialing_
+  const std::unique_ptr<RedisConnection> dialer_;  // used only by the thread that set dialing_
 
   Mutex mutex_;
-  CondVar changed_;  // any of the five below
+  CondVar changed_;  // notified at the end of a dial or a write, and when fd_ is closed
 
-  UniqueFd fd_ ABSL_GUARDED_BY(mutex_);  // closed only when nobody is reading or writing
+  UniqueFd fd_ ABSL_GUARDED_BY(mutex_);  // closed only when no thread reads or writes
   bool broken_ ABSL_GUARDED_BY(mutex_) = false;
   bool dialing_ ABSL_GUARDED_BY(mutex_) = false;
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
-  // Why no request is begun any more and the connection is closed after the last one's replies; OK:
-  // the server is a master, as far as it has said.
+  // The refusal of a demoted server. No new request starts, and the connection closes after the
+  // last reply that is due. OK: no reply has shown that the server is a replica.
   absl::Status leaving_ ABSL_GUARDED_BY(mutex_);
   int conversing_ ABSL_GUARDED_BY(mutex_) = 0;   // threads in Converse()
-  bool doubts_ ABSL_GUARDED_BY(mutex_) = false;  // look up the name for the next connection
+  bool doubts_ ABSL_GUARDED_BY(mutex_) = false;  // the next dial must look up the server's name
   int64_t failed_dials_ ABSL_GUARDED_BY(mutex_) = 0;
 
   bool reading_ ABSL_GUARDED_BY(mutex_) = false;
-  int64_t epoch_ ABSL_GUARDED_BY(mutex_) = 0;  // how many connections have broken
+  int64_t epoch_ ABSL_GUARDED_BY(mutex_) = 0;  // number of connections that have broken
   absl::Status last_error_ ABSL_GUARDED_BY(mutex_);
 
   RedisPushSplitter splitter_ ABSL_GUARDED_BY(mutex_);
   RedisReplyReader replies_ ABSL_GUARDED_BY(mutex_);
   RedisReplyReader pushes_ ABSL_GUARDED_BY(mutex_);
-  std::deque<std::shared_ptr<Exchange>> exchanges_ ABSL_GUARDED_BY(mutex_);  // as they were sent
+  std::deque<std::shared_ptr<Exchange>> exchanges_ ABSL_GUARDED_BY(mutex_);  // in send order
   std::map<std::string, Channel> channels_ ABSL_GUARDED_BY(mutex_);
-  std::list<Waiter*> followers_ ABSL_GUARDED_BY(mutex_);  // wait while another thread reads
+  std::list<Waiter*> followers_ ABSL_GUARDED_BY(mutex_);  // waiting while another thread reads
 };
 
 }  // namespace ddp::store
