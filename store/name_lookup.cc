@@ -50,7 +50,7 @@ absl::StatusOr<std::vector<std::string>> LookUp(const std::string& host) {
 
 struct NameLookup::State {
   UniqueFd event;
-  absl::StatusOr<std::vector<std::string>> result;  // the thread's, until it is done
+  absl::StatusOr<std::vector<std::string>> result;  // written by the thread until `done`
   std::atomic<bool> done = false;
 };
 
@@ -63,7 +63,7 @@ absl::StatusOr<std::unique_ptr<NameLookup>> NameLookup::Start(const std::string&
   if (!state->event.valid()) {
     return absl::ResourceExhaustedError(absl::StrCat("host name ", host, ": no descriptor"));
   }
-  // Signals are for the threads that wait for them.
+  // The new thread blocks all signals: other threads handle them.
   sigset_t all;
   sigset_t before;
   sigfillset(&all);

@@ -9,25 +9,25 @@
 
 namespace ddp::store {
 
-// Asks for the addresses of a host's name on a thread of its own ("name-lookup"): where the network
-// is broken that takes many seconds, and it cannot be cut short. Whoever asks goes on meanwhile,
-// and may lose interest: then the thread ends by itself, later.
+// Looks up the addresses of a host's name on a thread of its own ("name-lookup"). In a broken
+// network a lookup takes many seconds and cannot be interrupted. The caller does not block, and may
+// destroy the object early: the thread then ends by itself, later.
 //
 // Thread-compatible.
 class NameLookup {
  public:
-  // kResourceExhausted: no descriptor or no thread is left.
+  // Starts the lookup. kResourceExhausted: no descriptor or no thread is left.
   static absl::StatusOr<std::unique_ptr<NameLookup>> Start(const std::string& host);
   ~NameLookup();
   NameLookup(const NameLookup&) = delete;
   NameLookup& operator=(const NameLookup&) = delete;
 
-  // Readable once the answer is there.
+  // Returns a descriptor that is readable once the lookup is done.
   int fd() const;
   bool done() const;
 
-  // The answer: addresses as numbers, at least one. kUnavailable: the name has none now; says why.
-  // Call it when done().
+  // Returns numeric addresses, at least one. kUnavailable: the name has no address now; the message
+  // has the reason. CHECKs done().
   absl::StatusOr<std::vector<std::string>> Result() const;
 
  private:
@@ -36,7 +36,7 @@ class NameLookup {
   const std::shared_ptr<State> state_;
 };
 
-// Whether `host` is an address already.
+// Returns true when `host` is a numeric IPv4 or IPv6 address.
 bool IsNumericAddress(const std::string& host);
 
 }  // namespace ddp::store

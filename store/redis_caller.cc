@@ -15,7 +15,7 @@
 namespace ddp::store {
 namespace {
 
-// "$5\r\n" and the like: a mark, a number, a line end.
+// Appends a mark, a number and a line end: "$5\r\n".
 void AppendHeader(char mark, size_t number, std::string& out) {
   char digits[24];
   const std::to_chars_result end = std::to_chars(digits, digits + sizeof(digits), number);
@@ -43,7 +43,7 @@ const RedisReply* FirstPassingRefusal(const std::vector<RedisReply>& replies) {
   return nullptr;
 }
 
-// Whether this is a transaction of which nothing was applied.
+// Returns true for a transaction of which no command was applied.
 bool IsAbortedTransaction(const std::vector<RedisReply>& replies) {
   return !replies.empty() && IsTransactionAborted(replies.back().error_text());
 }
@@ -161,7 +161,7 @@ absl::StatusOr<std::vector<RedisReply>> RedisCaller::Call(Request request) {
     absl::StatusOr<std::vector<RedisReply>> result = TryOnce(request, deadline, sent);
     if (result.ok()) {
       const RedisReply* refusal = FirstPassingRefusal(*result);
-      // Of a pipeline the other commands may have been applied.
+      // The other commands of a pipeline may have been applied.
       const bool all_refused = request.replies == 1 || IsAbortedTransaction(*result);
       if (refusal == nullptr || (!all_refused && !call.idempotent)) return result;
       last = StatusOfErrorReply(refusal->error_text(), endpoint_);
@@ -177,8 +177,8 @@ absl::StatusOr<std::vector<RedisReply>> RedisCaller::Call(Request request) {
   }
 }
 
-// Full jitter: see RedisConnectionOptions. Returns false when there is no time left for another
-// attempt.
+// Waits before the next attempt (full jitter: see RedisConnectionOptions). Returns false when there
+// is no time left for one.
 bool RedisCaller::Pause(int attempt, absl::Time deadline) const {
   const absl::Duration left = deadline - clock_.Now();
   if (left < absl::Milliseconds(1)) return false;
@@ -186,7 +186,7 @@ bool RedisCaller::Pause(int attempt, absl::Time deadline) const {
       options_.backoff_max, options_.backoff_initial * (int64_t{1} << std::min(attempt, 20)));
   std::random_device random;
   const double part = std::uniform_real_distribution<double>(0.0, 1.0)(random);
-  // At most half of what is left, so that the last attempt falls near the deadline, not past it.
+  // At most half of the time left, so that the last attempt starts before the deadline.
   const absl::Duration pause = std::min(longest * part, left / 2);
   AwaitSocket(-1, 0, clock_.Now() + pause);
   return true;

@@ -17,9 +17,9 @@ namespace ddp::store {
 namespace {
 
 constexpr size_t kReceiveBytes = 32 * 1024;
-// A reply is first awaited in recv() itself, this long: a system call less than to poll before it.
+// recv() itself blocks for this long before poll() is used. This saves a system call.
 constexpr absl::Duration kBlockingReceive = absl::Milliseconds(100);
-// Between two questions for the name of a server that is away.
+// Pause between two lookups of the name of a server that is away.
 constexpr absl::Duration kNamePause = absl::Seconds(30);
 
 bool HasReplicaRefusal(const std::vector<RedisReply>& replies) {
@@ -48,7 +48,7 @@ std::unique_ptr<RedisConnection> RedisConnection::Unconnected(const RedisEndpoin
 }
 
 absl::Status RedisConnection::Reconnect(const RedisCallOptions& call) {
-  // A call of no commands is nothing but its connection.
+  // A call without commands only connects.
   return Call({.what = "connecting", .call = call}).status();
 }
 
@@ -107,7 +107,7 @@ absl::StatusOr<std::vector<RedisReply>> RedisConnection::TryOnce(const Request& 
 
 absl::StatusOr<std::vector<RedisReply>> RedisConnection::Exchange(const Request& request,
                                                                   absl::Time deadline, bool& sent) {
-  // What may be sent twice need not be preceded by a look whether the connection still stands.
+  // A command that may be sent twice needs no check of the connection before it.
   if (!connected() || (!request.call.idempotent && !StillOpen())) {
     DDP_RETURN_IF_ERROR(MakeConnection(deadline));
   }
@@ -122,9 +122,9 @@ absl::StatusOr<std::vector<RedisReply>> RedisConnection::Exchange(const Request&
   return result;
 }
 
-// Asking for a host's name may take many seconds where the network is broken, and cannot be cut
-// short. So the address that the server had is tried again and again, and its name only now and
-// then.
+// Connects a socket. The lookup of a host's name may take many seconds in a broken network and
+// cannot be interrupted. So each attempt uses the server's last address, and looks up the name only
+// once per kNamePause.
 absl::StatusOr<UniqueFd> RedisConnection::ConnectAgain(absl::Time deadline) {
   const absl::Time now = clock_.Now();
   RedisEndpoint target = endpoint();
@@ -149,12 +149,12 @@ absl::Status RedisConnection::MakeConnection(absl::Time deadline) {
   return greeted;
 }
 
-// A server that was restarted since our last command has closed the connection. To see that before
-// sending is what lets a command go on that must not be sent twice.
+// Returns false when the server has closed the connection, as a restarted server has. When this is
+// seen before sending, a command that must not be sent twice can still go on, on a new connection.
 bool RedisConnection::StillOpen() const {
   char byte = 0;
   const ssize_t got = recv(fd_.get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-  // Bytes that nobody asked for (a last word before closing) would be taken for the next reply.
+  // Unrequested bytes (a message before closing) would be read as the next reply.
   return got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR);
 }
 
@@ -211,7 +211,7 @@ absl::Status RedisConnection::Read(absl::Time deadline, RedisReply& reply) {
   }
 }
 
-// What has come. With `may_block`, waits for it, but not for longer than kBlockingReceive.
+// Reads the bytes that have come. With `may_block`, waits for them, for at most kBlockingReceive.
 absl::Status RedisConnection::ReceiveBytes(bool may_block) {
   char buffer[kReceiveBytes];
   const ssize_t count = recv(fd_.get(), buffer, sizeof(buffer), may_block ? 0 : MSG_DONTWAIT);

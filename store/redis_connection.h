@@ -19,65 +19,68 @@
 
 namespace ddp::store {
 
-// A connection to one Redis server that mends itself: a call finds a broken connection, makes a new
-// one and goes on, within its deadline.
+// A connection to one Redis server that reconnects by itself: a call that finds the connection
+// broken makes a new one and goes on, within its deadline.
 //
-// Threads: not thread-safe; one thread at a time. Blocks its caller, at most for total_timeout per
-// call. Raises no SIGPIPE; its descriptor is not inherited by programs that are started.
+// Not thread-safe: one thread at a time. Blocks its caller for at most total_timeout per call.
+// Raises no SIGPIPE. Child programs do not inherit its descriptor.
 //
-// The commands and the errors are RedisCaller's. kDeadlineExceeded: the connection is dropped. A
-// call that a replica refuses (READONLY: the master was demoted) drops it too and looks up the
-// name.
+// The commands and the errors are RedisCaller's. kDeadlineExceeded also closes the connection. A
+// call that a replica refuses (READONLY: the master was demoted) closes it too, and the next
+// attempt looks up the server's name.
 class RedisConnection final : public RedisCaller {
  public:
   using Options = RedisConnectionOptions;
 
-  // Connects, trying again with pauses until total_timeout has passed.
+  // Connects. Repeats failed attempts, with pauses, until total_timeout has passed.
   static absl::StatusOr<std::unique_ptr<RedisConnection>> Connect(const RedisEndpoint& endpoint,
                                                                   const Options& options = {});
   ~RedisConnection() override;
 
-  // One that connects with its first call.
+  // Returns a connection that connects in its first call.
   static std::unique_ptr<RedisConnection> Unconnected(const RedisEndpoint& endpoint,
                                                       const Options& options);
 
   // The lower level, for subscriptions and event loops. -------------------------------------------
 
-  // Sends commands without waiting for replies. Never reconnects and never repeats: kUnavailable
-  // when not connected or when the connection breaks. After Send, the caller must Receive every
-  // reply before calling Command, Eval or Pipeline again; a connection that is out of step is
-  // dropped with Disconnect().
+  // Sends commands without waiting for replies. Never reconnects and never repeats. kUnavailable:
+  // not connected, or the connection broke. After Send, the caller must Receive every reply before
+  // it calls Command, Eval or Pipeline again. If the caller gives up a reply, it must call
+  // Disconnect().
   absl::Status Send(const std::vector<std::vector<std::string>>& commands);
 
-  // The next reply or, in RESP2, pushed message (with Options::resp3 such are dropped), error
-  // replies included, when it has come in full by `timeout` (zero: only what can be had without
-  // waiting). kDeadlineExceeded: not yet; nothing is lost and the connection stays usable.
-  // kUnavailable: the connection broke, and is closed now.
+  // Returns the next reply, error replies included. In RESP2 also returns pushed messages; with
+  // Options::resp3 these are dropped. Blocks until the reply is complete, for at most `timeout`
+  // (zero: does not block). kDeadlineExceeded: the reply is not complete; nothing is lost and the
+  // connection stays usable. kUnavailable: not connected, or the connection broke and is closed
+  // now.
   absl::StatusOr<RedisReply> Receive(absl::Duration timeout);
 
-  // Readable when Receive() may have something; -1 while not connected. It changes on a reconnect.
-  // Before waiting on it, Receive(0) until kDeadlineExceeded: replies may have been read already.
+  // Returns a descriptor that is readable when Receive() may have a reply; -1 while not connected.
+  // A reconnect changes it. Before waiting on it, call Receive with a zero timeout until
+  // kDeadlineExceeded: replies may have been read already.
   int fd() const { return fd_.get(); }
 
   bool connected() const { return fd_.valid(); }
 
-  // Makes a connection where there is none, as Connect does.
+  // Connects, as Connect() does, if there is no connection.
   absl::Status Reconnect(const RedisCallOptions& call = {});
 
-  // Closes the connection; the next call of Command, Eval or Pipeline makes a new one.
+  // Closes the connection. The next call of Command, Eval or Pipeline makes a new one.
   void Disconnect();
 
-  // Hands over the socket, for whoever goes on with it himself; none while not connected. Its
-  // recv() blocks for at most 100 ms, unless it is told MSG_DONTWAIT. Not while replies are due.
+  // Returns the socket to a caller that goes on with it; an invalid one while not connected. Its
+  // recv() blocks for at most 100 ms, and not at all with MSG_DONTWAIT. Do not call Release() while
+  // replies are due.
   UniqueFd Release();
 
-  // The server at the known address is not the master: the next attempt to connect looks up the
-  // host's name, whenever that was looked up last.
+  // Records that the server at the known address is not the master. The next attempt to connect
+  // looks up the host's name, however recent the last lookup is.
   void Doubt() { name_due_ = absl::InfinitePast(); }
 
-  // For whoever speaks to the server himself: makes one attempt, by `deadline`, to connect and to
-  // be greeted (AUTH, SELECT, PING; with Options::resp3, HELLO), and hands over the socket, as
-  // Release() does. What this object is connected to is closed.
+  // For a caller that speaks to the server itself. Closes this object's connection. Makes one
+  // attempt, by `deadline`, to connect and greet (AUTH, SELECT, PING; with Options::resp3, HELLO),
+  // and returns the socket, as Release() does.
   absl::StatusOr<UniqueFd> Dial(absl::Time deadline);
 
  protected:
@@ -99,11 +102,11 @@ class RedisConnection final : public RedisCaller {
 
   const MonotonicClock clock_;
 
-  std::string known_address_;  // that the server had last; empty: none yet, or a unix socket
-  absl::Time name_due_ = absl::InfiniteFuture();  // when its name is to be asked for again
+  std::string known_address_;  // last address of the server; empty: none yet, or a unix socket
+  absl::Time name_due_ = absl::InfiniteFuture();  // when its name is to be looked up again
 
   UniqueFd fd_;
-  RedisPushSplitter splitter_;  // with Options::resp3
+  RedisPushSplitter splitter_;  // used with Options::resp3
   RedisReplyReader reader_;
 };
 

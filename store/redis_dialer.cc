@@ -19,9 +19,9 @@ namespace ddp::store {
 namespace {
 
 constexpr size_t kReceiveBytes = 4096;
-// Between two questions for the name of a server that is away.
+// Pause between two lookups of the name of a server that is away.
 constexpr absl::Duration kNamePause = absl::Seconds(30);
-// The same while no address of it is known: each question is a thread.
+// Pause while no address is known. Each lookup starts a thread.
 constexpr absl::Duration kFirstNamePause = absl::Seconds(1);
 
 }  // namespace
@@ -129,7 +129,7 @@ void RedisDialer::OnConnected() {
   replies_ = 0;
   greeting_ = RedisGreeting(endpoint_, options_.client_name, options_.resp3);
   const std::string bytes = RedisWireForm(greeting_);
-  // An empty socket takes a few hundred bytes at once.
+  // The buffer of a new socket takes these few hundred bytes at once.
   const ssize_t sent = send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
   if (sent != static_cast<ssize_t>(bytes.size())) {
     return Fail(ConnectionError("the connection broke to", endpoint_, sent < 0 ? errno : EAGAIN));
@@ -146,7 +146,7 @@ void RedisDialer::OnReadable() {
   Finish(std::move(fd_));
 }
 
-// Returns whether all of it has come.
+// Returns true when all replies to the greeting have come.
 absl::StatusOr<bool> RedisDialer::ReadGreeting() {
   char buffer[kReceiveBytes];
   const ssize_t count = recv(fd_.get(), buffer, sizeof(buffer), MSG_DONTWAIT);
@@ -161,7 +161,7 @@ absl::StatusOr<bool> RedisDialer::ReadGreeting() {
   std::string replies(buffer, static_cast<size_t>(count));
   if (options_.resp3) {
     replies.clear();
-    std::string pushes;  // nobody has asked for any
+    std::string pushes;  // none: nothing is subscribed yet
     DDP_RETURN_IF_ERROR(splitter_.Split(buffer, static_cast<size_t>(count), replies, pushes));
   }
   DDP_RETURN_IF_ERROR(reader_.Feed(replies.data(), replies.size()));
@@ -187,7 +187,7 @@ void RedisDialer::StopWatching() {
 }
 
 void RedisDialer::Fail(const absl::Status& status) {
-  // After a while its name may stand for another machine.
+  // The name may point to another machine later: look it up again after a pause.
   if (name_due_ == absl::InfiniteFuture()) name_due_ = clock_.Now() + kNamePause;
   Finish(status);
 }

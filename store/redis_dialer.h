@@ -22,15 +22,15 @@
 
 namespace ddp::store {
 
-// Makes connections to a Redis server without making the event loop wait: not for the server's
-// machine, not for its greeting, and not for the name of its host, which is looked up on a thread
-// of its own (NameLookup).
+// Connects to a Redis server without blocking the event loop: neither the connecting, nor the
+// greeting, nor the lookup of the host's name blocks. NameLookup looks up the name on a thread of
+// its own.
 //
-// A server that was reached once is looked for at the address that it had; its name is asked for
-// again only once in half a minute while it is away, meanwhile. A name that had no address yet is
-// asked for once in a second: an attempt that is made earlier fails with what the last one heard.
+// Once the server was reached, the dialer uses the address that it had. While the server is away,
+// the name is looked up again only once in half a minute, beside the attempts. A name that had no
+// address yet is looked up once in a second; an earlier attempt fails with the last lookup's error.
 //
-// On the event loop's thread.
+// Thread: the event loop's.
 class RedisDialer {
  public:
   // `loop` is not owned and must outlive the dialer.
@@ -40,21 +40,22 @@ class RedisDialer {
   RedisDialer(const RedisDialer&) = delete;
   RedisDialer& operator=(const RedisDialer&) = delete;
 
-  // The server was reached, by somebody else, at this address, a number; "": by a unix socket.
+  // Records that other code has reached the server at `address`: a numeric address, or "" for a
+  // unix socket.
   void FoundAt(const std::string& address);
 
-  // What is at the known address is not the server that was meant, or is it no more: the next
-  // attempt asks for the name, goes to the known address once more meanwhile, and the one after
-  // that where the name leads.
+  // Records that the server at the known address is not the master: it never was, or it has been
+  // demoted. The next attempt starts a lookup of the name and still tries the known address. The
+  // first attempt after the lookup's end uses the addresses of the name.
   void Doubt() { name_due_ = absl::InfinitePast(); }
 
-  // Makes one attempt, for connect_timeout at most; one at a time. `done` is called from the loop,
-  // never from within Dial(), with a greeted, non-blocking socket of which every reply was
-  // read. Errors: those of RedisCaller.
+  // Makes one attempt, for at most connect_timeout. CHECKs that no attempt is running. Calls `done`
+  // from the loop, never from within Dial(). `done` receives a greeted, non-blocking socket of
+  // which every reply was read. Errors: those of RedisCaller.
   using Done = std::function<void(absl::StatusOr<UniqueFd>)>;
   void Dial(Done done);
 
-  // Gives up the attempt, if there is one: its `done` is not called.
+  // Cancels the attempt, if there is one, without calling its `done`.
   void Cancel();
 
  private:
@@ -75,21 +76,21 @@ class RedisDialer {
   EventLoop* const loop_;
   const MonotonicClock clock_;
 
-  std::vector<std::string> addresses_;  // that the server has, as far as we know
-  size_t next_address_ = 0;             // the first to be tried
-  size_t left_to_try_ = 0;              // of them, in this attempt
-  absl::Time name_due_ = absl::InfinitePast();
-  absl::Status no_name_;  // why the name had no address, when it was asked for last
+  std::vector<std::string> addresses_;          // of the server, as far as known
+  size_t next_address_ = 0;                     // index of the next one to try
+  size_t left_to_try_ = 0;                      // addresses left in this attempt
+  absl::Time name_due_ = absl::InfinitePast();  // when the next lookup is due
+  absl::Status no_name_;  // error of the last lookup, while no address is known
   std::unique_ptr<NameLookup> lookup_;
 
-  // Of the attempt.
+  // State of the current attempt.
   Done done_;
   UniqueFd fd_;
   int watched_fd_ = -1;
   EventLoop::TimerId timer_ = 0;
-  absl::Status last_;  // why the last address failed
+  absl::Status last_;  // error of the last address
   std::vector<std::vector<std::string>> greeting_;
-  size_t replies_ = 0;          // to it
+  size_t replies_ = 0;          // replies to it so far
   RedisPushSplitter splitter_;  // with options_.resp3
   RedisReplyReader reader_;
 };

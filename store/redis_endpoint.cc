@@ -25,7 +25,7 @@ constexpr char kTcpScheme[] = "redis://";
 constexpr char kUnixScheme[] = "unix://";
 constexpr char kForms[] =
     "expected HOST, HOST:PORT, [IPV6]:PORT, redis://HOST:PORT[/DATABASE] or unix:///PATH";
-// More than Redis would be configured with; keeps a typo from looking like a database.
+// No server has so many databases: a larger number is a typing error.
 constexpr int kMaxDatabase = 1'000'000;
 constexpr size_t kMaxPasswordBytes = 64 * 1024;
 
@@ -40,7 +40,7 @@ absl::Status Malformed(const std::string& text, const std::string& why) {
   return absl::InvalidArgumentError(message);
 }
 
-// Only digits: SimpleAtoi would also take blanks and a sign.
+// Accepts digits only: SimpleAtoi would also accept blanks and a sign.
 bool ParseNumber(const std::string& text, int min, int max, int& value) {
   if (text.empty() || text.find_first_not_of("0123456789") != std::string::npos) return false;
   return absl::SimpleAtoi(text, &value) && value >= min && value <= max;
@@ -70,13 +70,13 @@ absl::Status CheckHost(const std::string& text, const std::string& host) {
   return absl::OkStatus();
 }
 
-// A zone (fe80::1%eth0) belongs to it.
+// Returns true for an IPv6 address, with or without a zone (fe80::1%eth0).
 bool IsIpv6(const std::string& text) {
   in6_addr address{};
   return inet_pton(AF_INET6, text.substr(0, text.find('%')).c_str(), &address) == 1;
 }
 
-// HOST, HOST:PORT, V6, [V6], [V6]:PORT.
+// Parses HOST, HOST:PORT, V6, [V6] or [V6]:PORT.
 absl::Status SetAuthority(const std::string& text, const std::string& authority,
                           RedisEndpoint& endpoint) {
   std::string rest;
@@ -120,7 +120,7 @@ absl::Status SetUnixPath(const std::string& text, const std::string& path,
   return absl::OkStatus();
 }
 
-// Everything in front of a store address's '?'.
+// Parses an endpoint, or the part of a store address before '?'.
 absl::StatusOr<RedisEndpoint> ParseWithoutQuery(const std::string& text,
                                                 int default_port = RedisEndpoint::kDefaultPort) {
   RedisEndpoint endpoint;
@@ -181,7 +181,8 @@ std::string FromEnvironment(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-// The endpoint as a URL, without credentials; `query` receives what does not fit the path.
+// Returns the endpoint as a URL without credentials. Sets `query` to the database of a unix socket,
+// which has no place in the path.
 std::string EndpointUrl(const RedisEndpoint& endpoint, std::string& query) {
   if (endpoint.is_unix()) {
     if (endpoint.database != 0) query = absl::StrCat("database=", endpoint.database, "&");
