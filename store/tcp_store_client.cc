@@ -24,8 +24,8 @@
 namespace ddp::store {
 namespace {
 
-// One attempt to connect: a machine that does not answer must not use up the whole time, since its
-// name may soon stand for another.
+// Limit of one attempt to connect. A machine that does not answer must not use up the whole time,
+// because its name may soon point to another.
 constexpr absl::Duration kTryTimeout = absl::Seconds(5);
 constexpr absl::Duration kFirstPause = absl::Milliseconds(20);
 constexpr absl::Duration kLongestPause = absl::Seconds(1);
@@ -37,7 +37,8 @@ absl::Status Unavailable(const std::string& server, const std::string& why) {
   return absl::UnavailableError(absl::StrCat("TCPStore at ", server, ": ", why));
 }
 
-// Between half of `pause` and all of it, so that many that wait for one server do not come at once.
+// Waits for a random part of `pause`, at least half, so that many clients of one server do not come
+// at once.
 void Pause(absl::Duration pause, absl::Time deadline) {
   uint16_t random = 0;
   (void)!getrandom(&random, sizeof(random), GRND_NONBLOCK);
@@ -65,7 +66,7 @@ absl::StatusOr<UniqueFd> ConnectTo(const addrinfo& address, const std::string& s
   return fd;
 }
 
-// One attempt with each address of the name.
+// Makes one attempt with each address of the name.
 absl::StatusOr<UniqueFd> TryConnect(const std::string& host, int port, const std::string& server,
                                     absl::Time deadline) {
   addrinfo hints{};
@@ -164,7 +165,7 @@ absl::StatusOr<std::string> TcpStoreClient::Receive(size_t size, absl::Time dead
 
 absl::Status TcpStoreClient::Set(const std::string& key, const std::string& value,
                                  absl::Duration timeout) {
-  // The server answers no set; but it answers the question behind it, in its turn.
+  // A set has no reply. The reply to the key count after it shows that the set was applied.
   const absl::Time deadline = Now() + timeout;
   std::string request;
   AppendQuery(request, TcpStoreQuery::kSet);

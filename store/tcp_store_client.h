@@ -14,22 +14,23 @@ namespace ddp::store {
 // A small client of TCPStore servers, ours (TcpStoreServer) and LibTorch's. Each call blocks, and
 // has a deadline.
 //
-// Keys are the server's own names: those of LibTorch's clients begin with '/'. After an error the
-// client is of no more use; connect another one. Thread-compatible.
+// Keys are the server's own names: keys of LibTorch's clients begin with '/'. After an error do not
+// use the client; connect another one. Thread-compatible.
 class TcpStoreClient {
  public:
-  // Connects to a name or an address, trying all addresses of a name, and again with growing
-  // pauses until `timeout` is over: the server may start later than we, and so may its name.
-  // kUnavailable: no server until then; the last reason is in the message.
+  // Connects to a name or an address. Tries all addresses of a name, and again with growing pauses
+  // until `timeout` is over, because the server or its name may appear later. kUnavailable: no
+  // server until then; the message has the last reason.
   static absl::StatusOr<std::unique_ptr<TcpStoreClient>> Connect(const std::string& host, int port,
                                                                  absl::Duration timeout);
   ~TcpStoreClient();
 
-  // kUnavailable: the connection ended. kDeadlineExceeded.
+  // Returns when the server has applied the set. kUnavailable: the connection ended.
+  // kDeadlineExceeded: no reply within `timeout`.
   absl::Status Set(const std::string& key, const std::string& value, absl::Duration timeout);
 
-  // Waits for the key. kDeadlineExceeded: it did not come. kUnavailable: the connection ended.
-  // kDataLoss: that is no TCPStore server.
+  // Blocks until the key has a value, and returns it. kDeadlineExceeded: the key did not appear.
+  // kUnavailable: the connection ended. kDataLoss: the server announces a value of more than 1 MiB.
   absl::StatusOr<std::string> Get(const std::string& key, absl::Duration timeout);
 
  private:

@@ -17,7 +17,7 @@
 namespace ddp::store {
 namespace {
 
-// What is taken from one client before the others have their turn.
+// Bytes read from one client before the other clients have their turn.
 constexpr size_t kReadBytes = size_t{64} << 10;
 
 absl::Status Gone() { return absl::UnavailableError("TCPStore: the client has gone"); }
@@ -28,7 +28,7 @@ void Prepare(int fd) {
   const int interval_s = 5;
   const int probes = 3;
   (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-  // A client whose machine is lost says nothing more: ask the kernel to find out.
+  // A client whose machine is lost sends nothing: only these probes detect the loss.
   (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
   (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof(idle_s));
   (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval_s, sizeof(interval_s));
@@ -60,7 +60,7 @@ absl::Status TcpStoreConnection::Start() { return WatchFor(EPOLLIN); }
 
 absl::Status TcpStoreConnection::Advance() {
   if (is_writing_) return Flush();
-  if (held_.has_value()) return Gone();  // nothing else is looked for
+  if (held_.has_value()) return Gone();  // only the client's closing is watched for
   return Read();
 }
 

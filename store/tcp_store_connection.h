@@ -15,19 +15,21 @@
 
 namespace ddp::store {
 
-// The server's end of one TCPStore client's connection: cuts what comes into requests, sends
-// replies, and knows what the socket is watched for. It never blocks and decides nothing.
+// The server's end of one TCPStore client's connection. TcpStoreServer owns it. The connection
+// parses the client's bytes into requests, sends replies, and chooses the events for which the
+// socket is watched. It never blocks and answers no request itself.
 //
-// One thing at a time, so that what a client makes us hold is bounded by what it has sent: while a
-// reply waits to be sent, or a request is held back, nothing is read.
+// The connection reads nothing while a reply waits to be sent or a request is held back. So the
+// memory that a client uses is bounded by what the client has sent.
 //
-// Every error means that the connection is to be dropped. kUnavailable: the client has gone, which
-// is nothing to tell. kInvalidArgument: what it sent is no request. Others: epoll's.
+// After any error the owner must drop the connection. kUnavailable: the client has closed its end,
+// which is not worth a log line. kInvalidArgument: the client's bytes are not a request. Others:
+// epoll's.
 //
 // Not thread-safe: on the event loop's thread.
 class TcpStoreConnection {
  public:
-  // Called with the epoll events each time the socket is ready; it is to call Advance(). It may
+  // Called with the epoll events each time the socket is ready. It must call Advance() and may
   // destroy the connection.
   using OnReady = std::function<void(uint32_t events)>;
 
@@ -38,31 +40,33 @@ class TcpStoreConnection {
   TcpStoreConnection(const TcpStoreConnection&) = delete;
   TcpStoreConnection& operator=(const TcpStoreConnection&) = delete;
 
-  // Begins to watch the socket.
+  // Starts to watch the socket.
   absl::Status Start();
 
-  // Sends what waits to be sent, or else reads once what has come.
+  // Sends replies that wait to be sent. If there are none, reads once. kUnavailable while a request
+  // is held: then the socket is ready only when the client has closed its end.
   absl::Status Advance();
 
-  // The next request; nullopt: none is complete, or it is not its turn yet.
+  // Returns the next request. nullopt: no request is complete, a reply waits to be sent, or a
+  // request is held.
   absl::StatusOr<std::optional<TcpStoreRequest>> NextRequest();
 
-  // Sends `bytes` after all that was sent before, as soon as the client takes them.
+  // Sends `bytes` after all earlier bytes. Keeps what the client does not take at once.
   absl::Status Send(const std::string& bytes);
 
-  // Holds `request` back until Release(): until then only the client's going is looked for.
+  // Holds `request` back until Release(), and reads nothing meanwhile. CHECKs that none is held.
   absl::Status Hold(TcpStoreRequest request);
   bool is_holding() const { return held_.has_value(); }
-  // The request that is held; CHECKs that one is. The connection goes on as before Hold().
+  // Returns the held request and reads again. CHECKs that one is held.
   absl::StatusOr<TcpStoreRequest> Release();
 
-  // What it holds of requests that are not finished and of replies that are not sent.
+  // Returns the bytes of unfinished and held requests and of unsent replies.
   size_t held_bytes() const;
 
-  // Whether the client has closed its end, as far as the kernel knows.
+  // Returns true when the kernel knows that the client has closed its end.
   bool HasGone() const;
 
-  // The client's address, for messages; "?" when it has none any more.
+  // Returns the client's address for messages; "?" when the socket has none any more.
   std::string PeerAddress() const;
 
  private:
@@ -76,7 +80,7 @@ class TcpStoreConnection {
   TcpStoreParser parser_;
   std::optional<TcpStoreRequest> held_;
   std::string output_;
-  size_t sent_ = 0;          // of `output_`
+  size_t sent_ = 0;          // bytes of `output_`
   bool is_writing_ = false;  // waits for EPOLLOUT
 };
 

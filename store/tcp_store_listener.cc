@@ -17,12 +17,12 @@
 namespace ddp::store {
 namespace {
 
-constexpr int kBacklog = 4096;  // the kernel takes what net.core.somaxconn allows
+constexpr int kBacklog = 4096;  // the kernel limits it to net.core.somaxconn
 constexpr int kMaxAccepts = 64;
 static_assert(TcpStoreListener::kMaxRounds == kBacklog / kMaxAccepts + 1);
-// How long nobody is accepted when the process has no descriptor left.
+// Pause of accepting when the process has no descriptor left.
 constexpr absl::Duration kAcceptPause = absl::Milliseconds(100);
-// A full process must not fill the log.
+// A process without descriptors must not fill the log.
 constexpr int kMaxPausesLogged = 10;
 
 struct Address {
@@ -75,7 +75,7 @@ int TryListen(const Address& address, bool both_families, UniqueFd& fd) {
   fd.reset(socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!fd.valid()) return errno;
   const int on = 1;
-  // Connections of an earlier server that linger at the port are no reason not to listen.
+  // Old connections of an earlier server at this port must not prevent the listening.
   (void)setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
   if (address.storage.ss_family == AF_INET6) {
     const int only = both_families ? 0 : 1;
@@ -91,7 +91,7 @@ absl::StatusOr<UniqueFd> ListenOn(const std::string& text, int port) {
   UniqueFd fd;
   int error_number = TryListen(address, text.empty(), fd);
   if (text.empty() && error_number != 0 && error_number != EADDRINUSE) {
-    // A machine without IPv6.
+    // The machine may have no IPv6.
     DDP_ASSIGN_OR_RETURN(const Address any_v4, ParseAddress("0.0.0.0", port));
     error_number = TryListen(any_v4, false, fd);
   }
@@ -148,7 +148,8 @@ bool TcpStoreListener::Accept() {
   return true;
 }
 
-// The listener stays ready, and calling back at once would be a busy loop.
+// Stops accepting for kAcceptPause. The socket stays readable meanwhile, so to watch it would be a
+// busy loop.
 void TcpStoreListener::Pause() {
   if (pause_.has_value()) return;
   LOG_FIRST_N(WARNING, kMaxPausesLogged)

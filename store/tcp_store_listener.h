@@ -13,21 +13,21 @@
 
 namespace ddp::store {
 
-// The port at which TCPStore clients come: hands each one's socket to its owner, from an event
-// loop. Where the process has no descriptor left nobody is accepted for a moment, and the clients
-// wait in the kernel.
+// The listening port of a TCPStore server. Accepts clients from an event loop and passes each
+// client's socket to a callback. When the process has no descriptor left, accepting pauses for a
+// moment, and the clients wait in the kernel.
 //
 // Not thread-safe: everything is on the event loop's thread.
 class TcpStoreListener {
  public:
-  // Gets a client's socket, non-blocking and close-on-exec.
+  // Receives a client's socket, non-blocking and close-on-exec.
   using OnClient = std::function<void(UniqueFd socket)>;
 
-  // So many Accept()s take all that the kernel can have waiting.
+  // This many calls of Accept() accept all clients that the kernel can hold.
   static constexpr int kMaxRounds = 65;
 
-  // Listens on `bind_address`, a numeric IPv4 or IPv6 address or "" for all of the machine's, at
-  // `port` (0: one that is free). `event_loop` is not owned and must outlive the listener.
+  // Listens on `bind_address`, a numeric IPv4 or IPv6 address or "" for all addresses of the
+  // machine, at `port` (0: any free port). `event_loop` is not owned and must outlive the listener.
   // Errors: those of TcpStoreServer::Listen.
   static absl::StatusOr<std::unique_ptr<TcpStoreListener>> Listen(EventLoop* event_loop,
                                                                   const std::string& bind_address,
@@ -39,11 +39,11 @@ class TcpStoreListener {
 
   int port() const { return port_; }
 
-  // From now on `on_client` is called while the event loop runs. Once; kInternal: epoll.
+  // Calls `on_client` for each client while the event loop runs. Call it once. kInternal: epoll.
   absl::Status Start(OnClient on_client);
 
-  // Takes some of those that wait now, without the event loop. Only after Start(). Returns whether
-  // more may be waiting.
+  // Accepts some of the waiting clients now, without the event loop. Only after Start(). Returns
+  // true when more clients may be waiting.
   bool Accept();
 
  private:

@@ -13,8 +13,8 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "the wire has the clients' byte order");
 
-// A request's fields: k a key, v a value, n a number, u a number of four bytes; behind a '*' those
-// that come as often as the number before them says.
+// A request's fields: k a key, v a value, n a number, u a number of four bytes, * a count. The
+// fields after '*' are repeated as often as the count says.
 constexpr const char* kFields[] = {
     "u",    // kValidate
     "kv",   // kSet
@@ -36,7 +36,7 @@ constexpr const char* kFields[] = {
     "",     // kListKeys
 };
 
-// Beyond that the bytes that have been looked at are worth a move of the rest.
+// When this many parsed bytes have gathered, they are removed and the rest is moved.
 constexpr size_t kCompactBytes = 4096;
 
 }  // namespace
@@ -135,7 +135,7 @@ absl::StatusOr<std::optional<TcpStoreRequest>> TcpStoreParser::Next() {
   }
   while (true) {
     if (*fields_ == '\0') {
-      // One run through the repeated fields is over, or there are none.
+      // The repeated fields were read once more, or there are none.
       if (repeated_ == nullptr || repeats_ <= 1) return EndRequest();
       --repeats_;
       fields_ = repeated_;

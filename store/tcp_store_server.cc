@@ -24,10 +24,10 @@
 namespace ddp::store {
 namespace {
 
-// A run of bad clients must not fill the log.
+// Many bad clients must not fill the log.
 constexpr int kMaxDropsLogged = 10;
 
-// At most half of the descriptors that the process may have: the rest is for what else it does.
+// Returns `limit`, but at most half of the process's descriptors. The process needs the rest.
 int MaxClients(int limit) {
   rlimit files{};
   if (getrlimit(RLIMIT_NOFILE, &files) != 0) return limit;
@@ -35,8 +35,8 @@ int MaxClients(int limit) {
       std::clamp<rlim_t>(files.rlim_cur / 2, 1, static_cast<rlim_t>(std::max(limit, 1))));
 }
 
-// Whether it asks for nothing but what the owner publishes, which is the same in every life of the
-// store.
+// Returns true when the request needs nothing but the owner's keys, which are the same before and
+// after Renew().
 bool IsForTheOwners(const TcpStoreRequest& request) {
   switch (request.query) {
     case TcpStoreQuery::kValidate:
@@ -56,8 +56,8 @@ bool IsForTheOwners(const TcpStoreRequest& request) {
 
 }  // namespace
 
-// Lets the state answer what the connections bring, and sees to it that all together stay within
-// the limits.
+// Passes the connections' requests to the state, sends the state's replies, and keeps all clients
+// together within the limits.
 class TcpStoreServer::Shell {
  public:
   Shell(EventLoop* event_loop, std::unique_ptr<TcpStoreListener> listener,
@@ -91,15 +91,15 @@ class TcpStoreServer::Shell {
         : connection(event_loop, std::move(socket), limits, std::move(on_ready)) {}
 
     TcpStoreConnection connection;
-    bool is_past = false;      // goes on in past_
-    size_t counted_bytes = 0;  // of it, in client_bytes_
+    bool is_past = false;      // connected before Hold(); its state is past_
+    size_t counted_bytes = 0;  // its part of client_bytes_
   };
 
   void OnClient(UniqueFd socket);
   void MakeRoom();
 
   void OnReady(ClientId id);
-  // Both condemn the client when it errs or has gone.
+  // Both functions condemn the client on an error and when it has gone.
   void Answer(ClientId id, Client& client);
   void Handle(ClientId id, const Client& client, TcpStoreRequest request);
   std::optional<std::string> ReplyOfOwner(const TcpStoreRequest& request) const;
@@ -124,12 +124,13 @@ class TcpStoreServer::Shell {
   TcpStoreServer::Answer answer_;
 
   std::unique_ptr<TcpStoreState> state_;
-  std::unique_ptr<TcpStoreState> past_;  // from Hold() to Renew(): of those who were there before
+  std::unique_ptr<TcpStoreState>
+      past_;  // from Hold() to Renew(): state of the clients with is_past
   std::map<ClientId, Client> clients_;
-  std::set<ClientId> strangers_;  // those that have not shown yet that they speak the protocol
-  std::set<ClientId> condemned_;  // to be dropped before the event loop goes on
+  std::set<ClientId> strangers_;  // clients that are not validated yet
+  std::set<ClientId> condemned_;  // clients to be dropped before the event loop goes on
   ClientId next_client_ = 1;
-  size_t client_bytes_ = 0;  // what all clients hold
+  size_t client_bytes_ = 0;  // held by all clients
 };
 
 void TcpStoreServer::Shell::Publish(const std::string& key, const std::string& value) {
@@ -144,7 +145,7 @@ void TcpStoreServer::Shell::Publish(const std::string& key, const std::string& v
 void TcpStoreServer::Shell::Hold() {
   if (past_ != nullptr) return;
   past_ = std::exchange(state_, std::make_unique<TcpStoreState>(&limits_));
-  TcpStoreState::Replies replies;  // of nobody
+  TcpStoreState::Replies replies;  // none: the new state has no waits
   for (const auto& [key, value] : published_) state_->Set(key, value, replies);
   for (auto& [id, client] : clients_) client.is_past = true;
 }
@@ -153,7 +154,7 @@ void TcpStoreServer::Shell::Renew() {
   Hold();
   DropPast();
   DropGone();
-  // Also those that the kernel alone has met so far: of them some have gone too.
+  // Accepts the clients that wait in the kernel, and drops those of them that have gone.
   bool more = true;
   for (int i = 0; more && i < TcpStoreListener::kMaxRounds; ++i) {
     more = listener_->Accept();
@@ -168,7 +169,7 @@ void TcpStoreServer::Shell::Renew() {
 
 void TcpStoreServer::Shell::AnswerHeld(ClientId id) {
   const auto found = clients_.find(id);
-  if (found == clients_.end()) return;  // it was dropped because of one before it
+  if (found == clients_.end()) return;  // dropped while an earlier client was answered
   Client& client = found->second;
   absl::StatusOr<TcpStoreRequest> request = client.connection.Release();
   if (request.ok()) {
@@ -197,7 +198,7 @@ void TcpStoreServer::Shell::OnClient(UniqueFd socket) {
   DropCondemned();
 }
 
-// The oldest of those that have connected and said nothing goes.
+// Drops the oldest client that is not validated yet.
 void TcpStoreServer::Shell::MakeRoom() {
   DropCondemned();
   if (strangers_.empty() || static_cast<int>(clients_.size()) < max_clients_) return;
@@ -213,8 +214,8 @@ void TcpStoreServer::Shell::OnReady(ClientId id) {
   Settle(client);
 }
 
-// Stops where replies cannot be sent: what follows is answered when they are. And at what must wait
-// for Renew().
+// Answers the client's requests. Stops when a reply cannot be sent, and goes on when it is sent.
+// Holds a request that must wait for Renew().
 void TcpStoreServer::Shell::Answer(ClientId id, Client& client) {
   while (!condemned_.contains(id)) {
     absl::StatusOr<std::optional<TcpStoreRequest>> request = client.connection.NextRequest();
@@ -242,7 +243,7 @@ void TcpStoreServer::Shell::Handle(ClientId id, const Client& client, TcpStoreRe
   Deliver(replies);
 }
 
-// The reply to a question that AnswerTo() is for.
+// Returns the reply to a request that AnswerTo() covers; nullopt for any other.
 std::optional<std::string> TcpStoreServer::Shell::ReplyOfOwner(
     const TcpStoreRequest& request) const {
   const bool waits = request.query == TcpStoreQuery::kWait;
@@ -265,7 +266,7 @@ void TcpStoreServer::Shell::Deliver(const TcpStoreState::Replies& replies) {
   }
 }
 
-// What must be true again before the event loop goes on. `client` may be gone after it.
+// Restores what must hold before the event loop goes on. `client` may be destroyed.
 void TcpStoreServer::Shell::Settle(Client& client) {
   Count(client);
   HoldLimit();
@@ -278,7 +279,7 @@ void TcpStoreServer::Shell::Count(Client& client) {
   client_bytes_ += client.counted_bytes;
 }
 
-// Beyond the limit goes who holds most.
+// Drops the client that holds most, until all clients are within the limit.
 void TcpStoreServer::Shell::HoldLimit() {
   while (client_bytes_ > limits_.max_buffered_bytes) {
     const auto worst = std::max_element(clients_.begin(), clients_.end(), [](auto& a, auto& b) {
@@ -292,9 +293,9 @@ void TcpStoreServer::Shell::HoldLimit() {
 }
 
 void TcpStoreServer::Shell::CondemnUnlessOk(ClientId id, const absl::Status& status) {
-  // Clients go: that is nothing to tell.
+  // kUnavailable: the client has closed its end, which is not logged.
   if (status.ok() || !condemned_.insert(id).second || absl::IsUnavailable(status)) return;
-  static std::atomic<int> told = 0;  // of all servers of the process
+  static std::atomic<int> told = 0;  // log lines, of all servers of the process
   if (told >= kMaxDropsLogged) return;
   const int number = ++told;
   LOG(WARNING) << "TCPStore at port " << port() << " drops a client at "
@@ -303,7 +304,7 @@ void TcpStoreServer::Shell::CondemnUnlessOk(ClientId id, const absl::Status& sta
 }
 
 void TcpStoreServer::Shell::DropCondemned() {
-  // Others' waits may end with it, and they may be gone, too.
+  // A drop may end waits of other clients, and the replies may find these gone too.
   while (!condemned_.empty()) {
     const ClientId id = *condemned_.begin();
     const auto found = clients_.find(id);
@@ -320,7 +321,7 @@ void TcpStoreServer::Shell::DropCondemned() {
   }
 }
 
-// With them goes what they knew: nobody waits for them.
+// The state of these clients is dropped too, so no other client's wait can end.
 void TcpStoreServer::Shell::DropPast() {
   for (auto next = clients_.begin(); next != clients_.end();) {
     const auto at = next++;

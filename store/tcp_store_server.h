@@ -12,26 +12,27 @@
 
 namespace ddp::store {
 
-// The server of c10d's TCPStore, without LibTorch: what a TCPStore client of LibTorch 2.11 speaks,
-// Python's init_process_group("env://") included, served from an event loop. Beside it nothing
-// runs: no thread, no timer, no polling; a wait is answered when its keys come.
+// A server of c10d's TCPStore protocol, without LibTorch, run from an event loop. It serves the
+// TCPStore clients of LibTorch 2.11, Python's init_process_group("env://") included. It has no
+// thread and does not poll: a wait is answered when its keys appear.
 //
-// Like LibTorch's own it knows no passwords: whoever reaches the port reads and writes. Unlike it,
-// what a client may make us hold is bounded (TcpStoreLimits), and a client that goes beyond, or
-// sends what is no request, is dropped without harm to the others; so is one that does not read its
-// replies. (Keys fill the same memory for all: once they reach the limit, whoever adds some is
-// dropped.)
+// Like LibTorch's server it knows no passwords: every client that reaches the port can read and
+// write. Unlike LibTorch's server it bounds the memory that clients use (TcpStoreLimits). A client
+// that sends a request beyond the limits, or bytes that are not a request, is dropped without harm
+// to the others. When unfinished requests and unread replies exceed their limit, the client that
+// holds most is dropped. (All clients' keys share one limit: once it is reached, a client that adds
+// a key is dropped.)
 //
 // Not thread-safe: everything is on the event loop's thread.
 class TcpStoreServer {
  public:
-  // Listens on `bind_address`, a numeric IPv4 or IPv6 address or "" for all of the machine's, at
-  // `port` (0: one that is free). Clients are served while `event_loop` runs; those that connect
-  // before wait. `event_loop` is not owned and must outlive the server.
+  // Listens on `bind_address`, a numeric IPv4 or IPv6 address or "" for all addresses of the
+  // machine, at `port` (0: any free port). Clients are served while `event_loop` runs; clients that
+  // connect earlier wait. `event_loop` is not owned and must outlive the server.
   //
-  // kAlreadyExists: the port is taken. kInvalidArgument: not an address of this form, not a port.
-  // kFailedPrecondition: the address is none of this machine. kPermissionDenied: ports below 1024.
-  // kInternal: another system call failed; it is named.
+  // kAlreadyExists: the port is taken. kInvalidArgument: not such an address, or not a port.
+  // kFailedPrecondition: the machine does not have the address. kPermissionDenied: ports below
+  // 1024. kInternal: another system call failed; the message names it.
   static absl::StatusOr<std::unique_ptr<TcpStoreServer>> Listen(EventLoop* event_loop,
                                                                 const std::string& bind_address,
                                                                 int port,
@@ -44,28 +45,29 @@ class TcpStoreServer {
 
   int port() const;
 
-  // Sets a key of the owner's own, which Renew() leaves in place. It must not begin with '/', as
-  // all keys of TCPStore clients do: so they cannot name it by accident.
+  // Sets a key of the owner, which Renew() keeps. The key must not begin with '/'. All keys of
+  // TCPStore clients do, so a client cannot name it by accident.
   void Publish(const std::string& key, const std::string& value);
 
-  // From now on a client that gets `<prefix><question>` is given what `answer` returns for
-  // `question`, at once and also between Hold() and Renew(); a wait for such a key ends at once.
-  // Nothing is stored. `prefix` must not begin with '/'; a later call replaces an earlier one.
-  // `answer` runs on the event loop's thread, must be quick and must not call the server.
+  // Answers each later get of `<prefix><question>` with what `answer` returns for `question`, at
+  // once and also between Hold() and Renew(). A wait for such a key ends at once. Nothing is
+  // stored. `prefix` must not begin with '/'. A later call replaces an earlier one. `answer` runs
+  // on the event loop's thread, must be quick and must not call the server.
   using Answer = std::function<std::string(const std::string& question)>;
   void AnswerTo(const std::string& prefix, Answer answer);
 
-  // One port for the jobs of clients that follow each other, in two steps, since clients of the
-  // earlier one may still be there, or even come, when those of the next one are expected.
+  // Hold() and Renew() let one port serve successive groups of clients. Two steps are needed,
+  // because clients of the old group may still be connected, or may even connect, when clients of
+  // the next one are expected.
   //
-  // Hold(): whoever is connected goes on with the keys that there are. Whoever comes from now on
-  // is greeted, may read the owner's keys, and waits with anything else, until
-  // Renew(): makes the server one that was started anew: drops those who were connected before
-  // Hold() and forgets all keys but the published ones. Those who came after it are served now; but
-  // for those that have gone in the meantime, of which nothing is ever applied. (As far as the
-  // kernel knows: of a client whose machine has lost its power it learns half a minute later.)
+  // Hold(): connected clients keep the present keys. A client that connects later is greeted and
+  // may read the owner's keys. Its other requests wait for Renew().
+  // Renew(): makes the server as if started anew. Drops the clients that connected before Hold(),
+  // and forgets all keys but the published ones. Then serves the clients that connected later. A
+  // client that has gone meanwhile is dropped, and its waiting requests are never applied. (Only
+  // what the kernel knows counts: the loss of a client's machine is known half a minute later.)
   //
-  // A second Hold() before Renew() does nothing; Renew() without Hold() drops everybody.
+  // A second Hold() before Renew() does nothing. Renew() without Hold() drops all clients.
   void Hold();
   void Renew();
 

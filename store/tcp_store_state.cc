@@ -10,7 +10,7 @@
 namespace ddp::store {
 namespace {
 
-// A key for a message: printable and short.
+// Returns the key for a message: printable and short.
 std::string Quoted(const std::string& key) {
   constexpr size_t kMaxShown = 100;
   return absl::StrCat("'", absl::CEscape(key.substr(0, kMaxShown)),
@@ -124,7 +124,8 @@ absl::Status TcpStoreState::HandleValidated(Client& client, ClientId id, TcpStor
   return absl::OkStatus();
 }
 
-// What a request brings is the most by which it can make us grow. A wait's keys are held twice.
+// Refuses a request that might exceed max_stored_bytes. The store cannot grow by more than the
+// request's size, where a wait's keys count twice because they are stored twice.
 absl::Status TcpStoreState::CheckRoom(const TcpStoreRequest& request) const {
   const bool waits = request.query == TcpStoreQuery::kWait;
   if (request.values.empty() && request.query != TcpStoreQuery::kAdd && !waits) {
@@ -170,7 +171,7 @@ void TcpStoreState::Set(const std::string& key, std::string value, Replies& repl
   entry->second = std::move(value);
   if (!is_new) return;
   if (was_there) {
-    EndFulfilledWaits(key, replies);  // of those who were not promised an element of the queue
+    EndFulfilledWaits(key, replies);  // waits that no element of the queue has ended
   } else {
     Appeared(key, replies);
   }
@@ -300,7 +301,7 @@ void TcpStoreState::Appeared(const std::string& key, Replies& replies) {
 void TcpStoreState::EndFulfilledWaits(const std::string& key, Replies& replies) {
   const auto found = waiters_.find(key);
   if (found == waiters_.end()) return;
-  // An element of a queue is for one of those who want nothing else: see OfferElements.
+  // An element of a queue is for a wait for that queue alone: see OfferElements.
   const bool is_value = values_.contains(key);
   std::vector<ClientId> done;
   for (const auto& [wait, id] : found->second) {

@@ -15,20 +15,21 @@
 
 namespace ddp::store {
 
-// What a TCPStore server knows and answers: keys, queues, and who waits for which of them. Requests
-// in, replies out; no socket, no clock.
+// The data of a TCPStore server: keys, queues, and the clients that wait for them. Requests in,
+// replies out; no socket, no clock.
 //
-// A wait is over at the moment when all its keys are there at once. A key is there when it has a
-// value or a queue of its name has elements. An element that is pushed ends one wait for its queue
-// alone, the oldest, because one client can pop it; should that client do something else, or go,
-// the next one gets its chance.
+// A wait ends at the moment when all its keys are present at once. A key is present when it has a
+// value or when the queue of its name has elements. A pushed element ends only one of the waits for
+// its queue alone, the oldest, because one client can pop it. The element is then promised to that
+// client. If the client's next request does not pop it, or the client disconnects, the next wait
+// ends.
 //
 // Thread-compatible.
 class TcpStoreState {
  public:
   using ClientId = uint64_t;
 
-  // Bytes for one client, to be sent after those that were told before.
+  // Bytes for one client, to be sent after all its earlier replies.
   struct Reply {
     ClientId client;
     std::string bytes;
@@ -38,37 +39,39 @@ class TcpStoreState {
   // `limits` is not owned and must outlive the state.
   explicit TcpStoreState(const TcpStoreLimits* limits);
 
-  // A client is known from Connect() to Disconnect(). `id` was never used before.
+  // Connect() adds a client, Disconnect() removes it. `id` was never used before. Disconnect()
+  // appends the replies to other clients whose waits end.
   void Connect(ClientId id);
   void Disconnect(ClientId id, Replies& replies);
 
-  // Applies the request and appends what follows from it: the client's reply, and others' waits
-  // that are over. On an error nothing was applied, and the client is to be disconnected.
+  // Applies the request and appends the replies that follow: to the client, and to other clients
+  // whose waits end. On an error nothing was applied, and the caller must disconnect the client.
   //
-  // kInvalidArgument: no validation before the first request, or a wrong one; a number added to
-  // what is none, or beyond 64 bits; a second wait during the first. kResourceExhausted: a value, a
-  // reply or the whole store would be larger than the limits say. The texts name the key.
+  // kInvalidArgument: the first request is not a correct validation, or a later one is a
+  // validation; an add to a value that is not a number, or a sum beyond 64 bits; a second wait
+  // during the first. kResourceExhausted: a value, a reply or the whole store would exceed the
+  // limits. The messages name the key, except for a reply.
   absl::Status Handle(ClientId id, TcpStoreRequest request, Replies& replies);
 
-  // Whether the client has shown that it speaks the protocol.
+  // Returns true when the client has sent a correct validation.
   bool IsValidated(ClientId id) const;
 
-  // As a client's set.
+  // Sets a value, as a client's set does.
   void Set(const std::string& key, std::string value, Replies& replies);
 
-  // Keys, values, elements and waits.
+  // Returns the bytes of keys, values, elements and waits.
   size_t stored_bytes() const { return stored_bytes_; }
 
  private:
-  // Waits by age.
+  // Waits by their number, so the oldest is first.
   using Waiters = std::map<uint64_t, ClientId>;
 
   struct Client {
     bool validated = false;
-    uint64_t wait = 0;  // its number; 0: does not wait
+    uint64_t wait = 0;  // its number; 0: no wait
     absl::flat_hash_set<std::string> awaited;
-    size_t missing = 0;   // of those awaited
-    std::string promise;  // the queue of which it was told that an element is there
+    size_t missing = 0;   // number of awaited keys that are not present
+    std::string promise;  // the queue of which an element is promised to the client
     bool is_promised = false;
   };
 
@@ -86,15 +89,16 @@ class TcpStoreState {
   absl::Status Wait(Client& client, ClientId id, TcpStoreRequest& request, Replies& replies);
 
   bool IsThere(const std::string& key) const;
-  // A key that was not there is now, or the other way round.
+  // Called when a key has become present, and when it has ceased to be.
   void Appeared(const std::string& key, Replies& replies);
   void Disappeared(const std::string& key);
-  // Those for `key` of which nothing is missing, but for those that wait for an element.
+  // Ends the waits for `key` of which no key is missing, except those that only OfferElements()
+  // ends.
   void EndFulfilledWaits(const std::string& key, Replies& replies);
   void EndWait(Client& client);
-  // Ends as many waits for this queue alone as it has elements that nobody was promised.
+  // Ends as many waits for this queue alone as it has elements that are not promised.
   void OfferElements(const std::string& key, Replies& replies);
-  // The client did something after it was promised an element.
+  // Called after the next request, or the end, of a client with a promised element.
   void EndPromise(Client& client, Replies& replies);
 
   const TcpStoreLimits* const limits_;
