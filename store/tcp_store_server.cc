@@ -124,8 +124,7 @@ class TcpStoreServer::Shell {
   TcpStoreServer::Answer answer_;
 
   std::unique_ptr<TcpStoreState> state_;
-  std::unique_ptr<TcpStoreState>
-      past_;  // from Hold() to Renew(): state of the clients with is_past
+  std::unique_ptr<TcpStoreState> past_;  // from Hold() to Renew(): state of clients with is_past
   std::map<ClientId, Client> clients_;
   std::set<ClientId> strangers_;  // clients that are not validated yet
   std::set<ClientId> condemned_;  // clients to be dropped before the event loop goes on

@@ -54,7 +54,7 @@ absl::StatusOr<IdxFile> IdxFile::Parse(const std::string& name, const std::strin
   for (int d = 0; d < dimensions; ++d) {
     const uint32_t size = BigEndian(bytes, 4 + 4 * static_cast<size_t>(d));
     if (size == 0) return error(absl::StrCat("dimension ", d, " is 0"));
-    // Checked before the product can overflow: no true size exceeds what is there.
+    // Checked before the product can overflow: no valid size exceeds the bytes present.
     if (size > present || expected > present / size) {
       return error(absl::StrCat("the header promises more than the ", present,
                                 " values that follow it; it may be truncated"));

@@ -15,12 +15,12 @@ struct IdxFile {
   std::vector<int64_t> shape;
   std::vector<uint8_t> values;  // as many as the product of the shape
 
-  // kNotFound: no such file. kInvalidArgument, naming the file and what is wrong: not an IDX file
-  // of bytes with `dimensions` dimensions, an empty or absurd dimension, a length other than the
-  // header says.
+  // Reads the file at `path`. kNotFound: the file cannot be read, or is empty. kInvalidArgument: it
+  // is not an IDX file of bytes with `dimensions` dimensions, a dimension is empty or absurd, or
+  // the length differs from the header's; the message names the file and the fault.
   static absl::StatusOr<IdxFile> Read(const std::string& path, int dimensions);
 
-  // The same over bytes that were read already; `name` is for messages.
+  // Parses bytes that were read already, with the same errors. `name` is for messages.
   static absl::StatusOr<IdxFile> Parse(const std::string& name, const std::string& bytes,
                                        int dimensions);
 };

@@ -40,7 +40,7 @@ TEST(IdxFileTest, RefusesATruncatedFileAndALyingHeader) {
   EXPECT_THAT(ErrorOf(Bytes({0, 0, 8, 1, 0, 0, 0, 3, 1, 2}), 1), HasSubstr("truncated"));
   EXPECT_THAT(ErrorOf(Bytes({0, 0, 8, 1, 0, 0, 0, 1, 1, 2}), 1),
               HasSubstr("promises 1 values, and 2 follow"));
-  // The product of the sizes is 2^64 and a bit.
+  // The product of the sizes exceeds 2^64.
   EXPECT_THAT(
       ErrorOf(Bytes({0, 0, 8, 3, 255, 255, 255, 255, 255, 255, 255, 255, 0, 0, 0, 2, 1}), 3),
       HasSubstr("truncated"));

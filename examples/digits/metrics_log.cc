@@ -25,7 +25,7 @@ absl::Status MetricsLog::Append(const Entry& entry) const {
 }
 
 absl::Status MetricsLog::CutBackTo(int64_t step) const {
-  std::ifstream file(path_);  // none yet: nothing to keep
+  std::ifstream file(path_);  // a missing file has no lines to keep
   std::string kept;
   for (std::string line; std::getline(file, line);) {
     const nlohmann::json entry = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);

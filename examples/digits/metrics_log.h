@@ -8,9 +8,9 @@
 
 namespace ddp::examples {
 
-// What a job reports of its epochs, as JSON lines in one file beside its checkpoints:
+// The metrics of a job's epochs, as JSON lines in one file beside its checkpoints:
 //   {"step":180,"epoch":1,"loss":0.32,"test_accuracy":0.95,"samples_per_second":4100}
-// Thread-compatible; written by one rank.
+// Thread-compatible; only one rank may write the file.
 class MetricsLog {
  public:
   struct Entry {
@@ -23,12 +23,12 @@ class MetricsLog {
 
   explicit MetricsLog(std::string path);
 
-  // Adds a line. kUnavailable, naming the file, when it cannot be written.
+  // Appends a line. kUnavailable: the file cannot be written; the message names it.
   absl::Status Append(const Entry& entry) const;
 
-  // Removes the lines of steps after `step`, and one that was not written to its end: what the job
-  // is about to do again. Replaces the file at once or not at all; makes it where there is none.
-  // kUnavailable, naming the file, when it cannot be written.
+  // Removes the lines of steps after `step`, because the job trains these steps again, and lines
+  // that are incomplete. Replaces the file as a whole or not at all; creates a missing file.
+  // kUnavailable: the file cannot be written; the message names it.
   absl::Status CutBackTo(int64_t step) const;
 
  private:

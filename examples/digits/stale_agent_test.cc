@@ -1,5 +1,6 @@
-// A node stands still, the job continues on another node, and the first node wakes up: the real
-// ddprun twice, the real trainer, a real Redis. What wakes up disturbs no checkpoint.
+// A node is stopped, the job continues on another node, and the first node is continued. The test
+// runs the real ddprun twice, the real trainer and a real Redis. The first node must change no
+// checkpoint.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -46,7 +47,7 @@ std::string Read(const fs::path& path) {
   return text.str();
 }
 
-// Until `is_so`; false at the deadline. `pause_ms` passes between two looks.
+// Blocks until `is_so`. Returns false at the deadline. `pause_ms` passes between two checks.
 bool Await(const std::function<bool()>& is_so, int pause_ms = 5) {
   const MonotonicClock clock;
   const absl::Time deadline = clock.Now() + DdprunDriver::kDeadline;
@@ -57,14 +58,14 @@ bool Await(const std::function<bool()>& is_so, int pause_ms = 5) {
   return true;
 }
 
-// Whether the process takes no step before it is continued.
+// Returns true when the process is stopped and takes no step before it is continued.
 bool IsStopped(pid_t pid) {
   const std::string stat = Read(absl::StrCat("/proc/", pid, "/stat"));
   const size_t name_end = stat.rfind(')');
   return name_end != std::string::npos && absl::StartsWith(stat.substr(name_end), ") T");
 }
 
-// A file that takes nothing before Release(): a pipe that is full.
+// A full pipe in place of a file: writes to it block until Release().
 class FullPipe {
  public:
   explicit FullPipe(const fs::path& path) {
@@ -85,7 +86,7 @@ class FullPipe {
   UniqueFd fd_;
 };
 
-// Two nodes of one process each, of which the job needs one. The node of rank 0 is stopped.
+// Two nodes of one process each; the job needs one of them. The node of rank 0 is stopped.
 class StaleAgentTest : public ::testing::Test {
  protected:
   StaleAgentTest()
@@ -102,7 +103,7 @@ class StaleAgentTest : public ::testing::Test {
     pid_t worker = -1;  // of generation 1
   };
 
-  // Starts both nodes and waits for their workers. The first of the result has rank 0.
+  // Starts both nodes and waits for their workers. The first node of the result has rank 0.
   std::vector<Node> StartJob() {
     std::vector<Node> nodes;
     for (const char* name : {"a", "b"}) {
@@ -151,7 +152,7 @@ class StaleAgentTest : public ::testing::Test {
            absl::StrCat("generation-", generation, "-rank-", rank, "-of-", world_size, ".txt");
   }
 
-  // The entries of the folder whose names begin with `begin` and hold `part`.
+  // Returns the entries of the folder whose names begin with `begin` and contain `part`.
   std::vector<std::string> Entries(const std::string& begin, const std::string& part = "") const {
     std::vector<std::string> names;
     for (const auto& entry : fs::directory_iterator(Checkpoints())) {
@@ -165,7 +166,7 @@ class StaleAgentTest : public ::testing::Test {
     return Entries("step-", absl::StrCat(".g000", generation)).size();
   }
 
-  // Whether generation 1 has begun a save, has not committed it, and `file` is written.
+  // Returns true when generation 1 has begun a save and not committed it, and `file` is written.
   bool IsSaving(const std::string& file) const {
     for (const std::string& name : Entries(".tmp-step-", ".g0001")) {
       const fs::path work = Checkpoints() / name;
@@ -180,7 +181,7 @@ class StaleAgentTest : public ::testing::Test {
     ASSERT_TRUE(Await([pid] { return IsStopped(pid); }));
   }
 
-  // The node and what it has started. From the root, so that no parent sees its child stop.
+  // Returns the node and its descendants, from the root on, so that no parent sees its child stop.
   void StopAll(const Node& node) {
     for (const pid_t pid : node.run->Tree()) {
       if (std::count(stopped_.begin(), stopped_.end(), pid) == 0) Stop(pid);
@@ -194,7 +195,7 @@ class StaleAgentTest : public ::testing::Test {
     }
   }
 
-  // `refusal`: what the stale worker says of its save.
+  // `refusal` is the stale worker's message about its save.
   void ContinuesUndisturbed(const Node& stale, const Node& other, const FullPipe* held_up,
                             const std::string& refusal);
 
@@ -203,8 +204,8 @@ class StaleAgentTest : public ::testing::Test {
   std::vector<pid_t> stopped_;
 };
 
-// `stale` has its worker stopped or held up by `held_up`. The rest of it is stopped, and the job
-// continues on `other`. Then the worker alone wakes up, tries to save and ends; then its node.
+// The worker of `stale` is stopped or blocked by `held_up`. The rest of `stale` is stopped, and the
+// job continues on `other`. Then the worker is continued, tries to save and ends; then its node.
 void StaleAgentTest::ContinuesUndisturbed(const Node& stale, const Node& other,
                                           const FullPipe* held_up, const std::string& refusal) {
   StopAll(stale);
@@ -222,7 +223,7 @@ void StaleAgentTest::ContinuesUndisturbed(const Node& stale, const Node& other,
   const size_t saved_by_then = Saved(2);
   EXPECT_TRUE(Await([&] { return Saved(2) > saved_by_then + 1; })) << Read(other.event_log);
 
-  // The node comes back, and both continue.
+  // The node is continued, and both nodes go on.
   Continue(std::vector<pid_t>(stopped_));
   stale.run->AwaitStderr(refusal);
   EXPECT_TRUE(Await([this] { return Saved(3) > 1; })) << Read(stale.event_log);
@@ -238,7 +239,7 @@ void StaleAgentTest::ContinuesUndisturbed(const Node& stale, const Node& other,
 }
 
 TEST_F(StaleAgentTest, AWorkerThatStoodStillBeforeItsFirstClaimSavesNothing) {
-  // Rank 0 writes a line of each step before it saves.
+  // Rank 0 writes a line for each step before the save.
   const FullPipe commit_log(CommitLog(1, 0, 2));
   const std::vector<Node> nodes = StartJob();
   ASSERT_TRUE(Await([&] { return !Read(CommitLog(1, 1, 2)).empty(); })) << Read(nodes[1].event_log);

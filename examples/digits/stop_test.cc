@@ -1,4 +1,4 @@
-// The trainer is asked to make way, as ddprun does when nodes come or leave: nothing is lost.
+// The trainer is asked to stop, as ddprun does when nodes come or leave. No step is lost.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -47,8 +47,8 @@ class StopTest : public ::testing::Test {
     }
   }
 
-  // Runs two epochs, or what is left of them, as generation `generation` of the job that keeps its
-  // checkpoints in `name`.
+  // Runs two epochs, or the rest of them, as generation `generation` of the job whose checkpoints
+  // are in `name`.
   testing::RankRun Train(const std::string& name, uint64_t generation) {
     // Each rank finds its own page, as under ddprun.
     testing::RankJob job = {
@@ -74,7 +74,7 @@ class StopTest : public ::testing::Test {
     return found;
   }
 
-  // What the newest checkpoint holds, by file.
+  // Returns the tensors of the newest checkpoint, by file.
   std::map<std::string, std::string> Tensors(const std::string& name) const {
     std::map<std::string, std::string> files;
     const fs::path newest = folder_ / name / Checkpoints(name).back();

@@ -1,11 +1,12 @@
-// Trains a small convolutional net on handwritten digits, on any number of ranks, and survives the
-// loss of any of them: a restarted generation goes on from the newest checkpoint. When nodes come
-// or leave in good order, it saves one more before it makes way, so that nothing is lost.
+// Trains a small convolutional net on handwritten digits, on any number of ranks. The job survives
+// the loss of any rank: a restarted generation continues from the newest checkpoint. When nodes
+// come or leave in good order, the trainer saves one more checkpoint before it stops, so no step is
+// lost.
 //
 //   bazel run -c opt //examples/digits:train.launch -- --nproc-per-node=2 --max-restarts=3 --
 //       --epochs=20 --checkpoint_dir=/tmp/digits
 //
-// Reads IDX files, so the original MNIST files work as well (--data_dir).
+// The trainer reads IDX files, so the original MNIST files work as well (--data_dir).
 #include <torch/torch.h>
 
 #include <gflags/gflags.h>
@@ -62,7 +63,7 @@ void CheckFlags() {
   Require(!FLAGS_resume || !FLAGS_checkpoint_dir.empty(), "--resume needs --checkpoint_dir");
 }
 
-// The digits lie in examples/digits/data, seen from the repository's root or from the runfiles.
+// Returns --data_dir or, by default, examples/digits/data in the runfiles or in the current folder.
 std::string DataFolder() {
   if (!FLAGS_data_dir.empty()) return FLAGS_data_dir;
   const std::string in_repository = "examples/digits/data";
@@ -106,7 +107,7 @@ Dataset Load(const std::string& folder, const std::string& part, torch::Device d
   return data;
 }
 
-// The samples of `data` that a batch names.
+// Returns the samples of `data` that a batch lists.
 Dataset Select(const Dataset& data, const std::vector<int64_t>& indices) {
   const torch::Tensor rows = torch::tensor(indices, torch::kLong).to(data.labels.device());
   return {data.images.index_select(0, rows), data.labels.index_select(0, rows)};
@@ -137,7 +138,8 @@ struct NetImpl : torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
-// The share of test images that are recognised; every rank looks at a part of them.
+// Returns the share of test images that are recognised. Every rank evaluates a part of them, so
+// every rank must call it.
 double Accuracy(Net& net, const Dataset& test, ddp::ProcessGroup& group) {
   torch::NoGradGuard no_grad;
   net->eval();
@@ -155,7 +157,7 @@ double Accuracy(Net& net, const Dataset& test, ddp::ProcessGroup& group) {
   return correct.item<double>() / static_cast<double>(test.size());
 }
 
-// Where the trainer says how it gets on, besides its checkpoints.
+// Writes the trainer's progress: to stdout, to metrics.jsonl, and to the commit log.
 class Reports {
  public:
   Reports(const ddp::elastic::Training& training, const WorkerSession& session)
@@ -183,12 +185,13 @@ class Reports {
   }
 
  private:
-  // Lines after `step` are of epochs that are trained once more.
+  // Makes the folder and removes the metrics after `step`, because these steps are trained again.
   void OpenMetrics(int64_t step) {
     std::error_code error;
     fs::create_directories(FLAGS_checkpoint_dir, error);
     Require(!error, "cannot make the folder " + FLAGS_checkpoint_dir + ": " + error.message());
-    // A disk that is full by now ends no job that could begin.
+    // A write error ends a new job. A job that continues only warns: its disk may have filled up
+    // since.
     const absl::Status cut = metrics_.CutBackTo(step);
     step > 0 ? Warn(cut) : RequireOk(cut);
   }
@@ -221,7 +224,7 @@ int Train() {
   Net net(train.images.size(2), train.images.size(3));
   net->to(device);
   ddp::DistributedDataParallel model(net, group);
-  // From here on the generator only serves dropout, which shall differ between the ranks.
+  // From here on the generator serves only dropout, which must differ between the ranks.
   torch::manual_seed(FLAGS_seed + 1 + group->rank());
   torch::optim::SGD optimizer(model->parameters(),
                               torch::optim::SGDOptions(FLAGS_lr).momentum(0.9));
@@ -248,7 +251,7 @@ int Train() {
       training.step(torch::nn::functional::cross_entropy(scores, mine.labels));
       reports.Commit(training.steps(), *batch);
     }
-    if (!training.epoch_complete()) continue;  // the next generation goes on in this epoch
+    if (!training.epoch_complete()) continue;  // the next generation continues this epoch
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
     const MetricsLog::Entry entry{
         .step = training.steps(),

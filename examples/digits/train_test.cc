@@ -1,4 +1,4 @@
-// The main job, as a user runs it: the real ddprun, the real trainer, the real digits.
+// A whole job, as a user runs it: the real ddprun, the real trainer, the real digits.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -48,7 +48,7 @@ std::vector<nlohmann::json> JsonLines(const fs::path& path) {
   return lines;
 }
 
-// What `look` returns once a part of it matches `pattern`.
+// Repeats `look` until a part of its result matches `pattern`, and returns the result.
 std::string Await(const std::function<std::string()>& look, const std::string& pattern) {
   const MonotonicClock clock;
   const absl::Time deadline = clock.Now() + DdprunDriver::kDeadline;
@@ -57,7 +57,7 @@ std::string Await(const std::function<std::string()>& look, const std::string& p
   while (clock.Now() < deadline) {
     text = look();
     if (std::regex_search(text, expected)) return text;
-    ::poll(nullptr, 0, 20);  // the agent tells nobody when it has looked at its workers
+    ::poll(nullptr, 0, 20);  // no event says when the agent has checked its workers
   }
   ADD_FAILURE() << "no " << pattern << " in:\n" << text;
   return text;
@@ -73,7 +73,7 @@ class DigitsTest : public ::testing::Test {
 
   fs::path Checkpoints(const std::string& name) const { return folder_ / name; }
 
-  // ddprun's arguments for two ranks that keep checkpoints in `name`.
+  // Returns ddprun's arguments for two ranks that keep checkpoints in `name`.
   DdprunDriver::Options Job(const std::string& name, std::vector<std::string> flags) const {
     std::vector<std::string> arguments = {"--standalone",
                                           "--nproc-per-node=2",
@@ -105,7 +105,7 @@ class DigitsTest : public ::testing::Test {
     return found.empty() ? fs::path() : found.back();
   }
 
-  // The .safetensors files of the newest checkpoint, by name.
+  // Returns the .safetensors files of the newest checkpoint, by name.
   std::map<std::string, std::string> Tensors(const std::string& name) const {
     std::map<std::string, std::string> files;
     for (const auto& entry : fs::directory_iterator(Newest(name))) {
@@ -163,7 +163,7 @@ TEST_F(DigitsTest, AJobThatIsToldToLeaveSavesItsLastStep) {
   DdprunDriver peaceful(Job("peaceful", flags));
   ASSERT_EQ(peaceful.Wait(), 0) << peaceful.err();
 
-  // As a scheduler does before it takes the machine away.
+  // SIGTERM, as a scheduler sends it before it takes the machine away.
   DdprunDriver run(Job("preempted", flags));
   run.AwaitStdout("epoch 0 ");
   ASSERT_EQ(::kill(run.pid(), SIGTERM), 0);
@@ -257,7 +257,7 @@ TEST_F(DigitsTest, AFailedSaveIsSeenInMetricsAndStatus) {
       "\nddp_failed_saves_total [1-9]");
   EXPECT_THAT(in_metrics, HasSubstr("\nddp_failed_saves_in_a_row "));
 
-  std::vector<std::unique_ptr<DdprunDriver>> looks;  // the end of a driver ends all jobs
+  std::vector<std::unique_ptr<DdprunDriver>> looks;  // a driver's destructor ends all jobs
   const auto status = [&run, &looks] {
     const std::map<std::string, std::string> environment = {{"TMPDIR", run.temporary_folder()}};
     looks.push_back(std::make_unique<DdprunDriver>(

@@ -1,5 +1,6 @@
-// The smallest trainer worth copying: fits a line through noisy points on any number of ranks. A
-// rank, a node or the whole job may be killed at any moment: training continues where it was.
+// The smallest complete trainer: fits a line through noisy points on any number of ranks. A rank, a
+// node or all ranks may be killed at any moment: ddprun restarts them, and training continues from
+// the newest checkpoint.
 //
 //   bazel run //examples/minimal:train.launch -- --nproc-per-node=2 --max-restarts=3 -- /tmp/line
 #include <torch/torch.h>
@@ -13,10 +14,10 @@
 #include "elastic/worker/error_file.h"
 
 int Train(const std::string& checkpoint_folder, int64_t epochs) {
-  const auto group = ddp::init_process_group();  // meets the other ranks
+  const auto group = ddp::init_process_group();  // blocks until all ranks have joined
   const torch::Device device = group->device();  // the CPU, or this rank's GPU
 
-  // Every rank holds all data here; a batch names the samples that are this rank's.
+  // Every rank holds all data here; a batch lists the samples of this rank.
   constexpr int64_t kSamples = 1000;
   torch::manual_seed(1);
   const torch::Tensor inputs = torch::rand({kSamples, 1}).to(device);
@@ -25,7 +26,7 @@ int Train(const std::string& checkpoint_folder, int64_t epochs) {
 
   torch::nn::Linear net(1, 1);
   net->to(device);
-  ddp::DistributedDataParallel model(net, group);  // rank 0's weights everywhere
+  ddp::DistributedDataParallel model(net, group);  // copies rank 0's weights to all ranks
   torch::optim::SGD optimizer(model->parameters(), 0.5);
   ddp::elastic::Training training(model, optimizer,
                                   {.dataset_size = kSamples,

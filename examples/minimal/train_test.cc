@@ -1,4 +1,4 @@
-// The example that users copy does what it says, under the real ddprun.
+// Runs the example that users copy, under the real ddprun.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -18,7 +18,7 @@ namespace {
 namespace fs = std::filesystem;
 using launcher::DdprunDriver;
 
-// Named by the BUILD file, so that a copy of this folder tests the copy.
+// The BUILD file sets the path, so that a copy of this folder tests the copy.
 std::string Trainer() { return std::getenv("TRAINER"); }
 
 class MinimalTest : public ::testing::Test {
@@ -30,7 +30,7 @@ class MinimalTest : public ::testing::Test {
     fs::create_directories(folder_);
   }
 
-  // 2 ranks over 1,000 epochs, checkpoints in the folder `name`.
+  // Returns ddprun's options: 2 ranks, 1,000 epochs, checkpoints in the folder `name`.
   DdprunDriver::Options LongJob(const std::string& name) const {
     return {.arguments = {"--nproc-per-node=2", "--max-restarts=3",
                           "--event-log-file=" + EventLog(name), Trainer(), folder_ / name, "1000"}};
@@ -74,7 +74,7 @@ TEST_F(MinimalTest, SurvivesAKill) {
   ASSERT_EQ(::kill(PidOf("killed", 1, 1), SIGKILL), 0);
   EXPECT_EQ(run.Wait(), 0) << run.err();
   EXPECT_THAT(run.err(), ::testing::HasSubstr("restart 1 of 3"));
-  // The restarted generation has not begun anew.
+  // The restarted generation has not started from the first epoch.
   EXPECT_EQ(launcher::Count(run.out(), "epoch 0 "), 1);
   EXPECT_EQ(LastLine(run.out()), LastLine(peaceful.out()));
 }
