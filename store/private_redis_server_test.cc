@@ -75,7 +75,7 @@ TEST(PrivateRedisServerTest, OnlyThisUserCanEnter) {
   EXPECT_EQ(info.st_mode & 0777, 0600U);
 }
 
-// A port that is free on 127.0.0.1 now.
+// Returns a port that is free on 127.0.0.1 now.
 int FreePort() {
   const UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address{};
@@ -95,7 +95,7 @@ TEST(PrivateRedisServerTest, ClientsRunTheScriptsThatItWasGivenAndTheirLoaderIsG
   RedisEndpoint endpoint;
   endpoint.host = "127.0.0.1";
   for (int attempt = 0; attempt < 10 && absl::IsUnavailable(server.status()); ++attempt) {
-    options.port = endpoint.port = FreePort();  // another program may be faster than we
+    options.port = endpoint.port = FreePort();  // another program may take the port first
     server = PrivateRedisServer::Start(options);
   }
   ASSERT_TRUE(server.ok()) << server.status();
@@ -206,7 +206,7 @@ TEST(PrivateRedisServerTest, DiesWithAKilledOwner) {
   waitpid(owner, nullptr, 0);
   pollfd ended{.fd = server.get(), .events = POLLIN, .revents = 0};
   EXPECT_EQ(poll(&ended, 1, kDeadlineMs), 1);
-  // What ddprun's keeper does in life.
+  // ddprun's keeper removes these files in a real job.
   for (const char* name : {"redis.sock", "redis.conf", "redis.log"}) {
     unlink((folder.path() + "/" + name).c_str());
   }

@@ -128,7 +128,7 @@ TEST_F(RedisConnectionTest, ScriptErrorsCarryRedisText) {
 
 TEST_F(RedisConnectionTest, GoesOnAfterTheServerWasRestarted) {
   redis_->Restart();
-  // INCR is not idempotent: it passes because the loss is seen before it is sent.
+  // INCR is not idempotent: it succeeds because the broken connection is seen before sending.
   EXPECT_EQ(*connection_->Command({"INCR", "n"})->AsInteger(), 1);
   const RedisScript script("return 7");
   EXPECT_EQ(*connection_->Eval(script, {}, {})->AsInteger(), 7);
@@ -229,7 +229,7 @@ TEST(RedisFailOverTest, ADemotedMasterIsLeftForWhereItsNameLeads) {
   servers.ChangeRoles();
   EXPECT_TRUE(connection->Command({"PING"}).ok());
   servers.MoveName();
-  // None of these may be sent twice, had it been applied.
+  // INCR must not be sent twice if the server may have applied it.
   const auto reply = connection->Command({"INCR", "n"});
   ASSERT_TRUE(reply.ok()) << reply.status();
   EXPECT_EQ(servers.AskSecond({"GET", "n"}), absl::StrCat(*reply->AsInteger()));
@@ -252,7 +252,7 @@ TEST(RedisFailOverTest, ATransactionAndAScriptGoOnAfterIt) {
   }
 }
 
-// The name follows later than the roles: the call asks for it again and again.
+// The name points to the new master later than the roles change: the call repeats the lookup.
 TEST(RedisFailOverTest, ANameThatFollowsLateIsWaitedFor) {
   RedisFailOver servers;
   const auto connection = *RedisConnection::Connect(servers.endpoint(), Hasty(absl::Seconds(20)));

@@ -36,7 +36,7 @@ class RedisDialerTest : public ::testing::Test {
  protected:
   RedisDialerTest() : loop_(*EventLoop::Create()) { options_.connect_timeout = kLong; }
 
-  // One attempt, and what the loop could do meanwhile.
+  // Makes one attempt, and runs the loop meanwhile.
   absl::StatusOr<UniqueFd> Dial(RedisDialer& dialer) {
     absl::StatusOr<UniqueFd> result = absl::CancelledError("not called");
     dialer.Dial([&](absl::StatusOr<UniqueFd> fd) {
@@ -118,7 +118,7 @@ TEST_F(RedisDialerTest, ANameIsLookedUp) {
   EXPECT_TRUE(Dial(dialer).ok()) << "and not again";
 }
 
-// What has no name server to ask is not asked of one.
+// The name cannot be resolved, so a lookup would fail the attempt.
 TEST_F(RedisDialerTest, AServerThatWasReachedIsLookedForAtItsAddress) {
   const auto redis = RedisFixture::StartTcp();
   RedisEndpoint endpoint = redis->endpoint();
@@ -192,7 +192,7 @@ TEST_F(RedisDialerTest, AnAttemptThatIsGivenUpIsNotAnswered) {
   const auto dial_in_vain = [&] {
     given_up.Dial([](const absl::StatusOr<UniqueFd>&) { ADD_FAILURE(); });
   };
-  // At once; and on its way, begun before the other.
+  // Cancels one attempt at once, and another under way, which was begun before the other dialer's.
   dial_in_vain();
   given_up.Cancel();
   EXPECT_TRUE(Dial(other).ok());

@@ -10,7 +10,7 @@
 namespace ddp::store {
 namespace {
 
-// As Redis 6 words it.
+// The wording of Redis 6.
 std::string WithinScript(const std::string& refusal) {
   return "ERR Error running script (call to f_0123456789abcdef0123456789abcdef01234567): "
          "@user_script:7: @user_script: 7: -" +
@@ -28,7 +28,7 @@ const char* const kPassing[] = {
 TEST(RedisErrorsTest, WhatPassesIsUnavailableWithinAScriptToo) {
   for (const std::string refusal : kPassing) {
     for (const std::string& text : {refusal, WithinScript(refusal),
-                                    // As Redis 7 words it.
+                                    // The wording of Redis 7.
                                     refusal + " script: 0123, on @user_script:7."}) {
       EXPECT_TRUE(IsPassingRefusal(text)) << text;
       const absl::Status status = StatusOfErrorReply(text, RedisEndpoint());

@@ -41,7 +41,7 @@ class RedisKeyValueStoreTest : public ::testing::Test {
     return *std::move(store);
   }
 
-  // Returns when `count` clients of the server have subscribed: when that many are really waiting.
+  // Blocks until `count` clients of the server have subscribed, so that their waits are blocked.
   void AwaitSubscribers(int64_t count) {
     const auto connection = redis_->Connect();
     const MonotonicClock clock;
@@ -68,7 +68,7 @@ class RedisKeyValueStoreTest : public ::testing::Test {
     for (const auto& [command, count] : redis_->CommandCalls()) {
       const auto old = before.find(command);
       const int64_t more = count - (old == before.end() ? 0 : old->second);
-      // What asking itself costs.
+      // Without the commands of the count itself.
       if (more > 0 && command != "info" && command != "ping") calls[command] = more;
     }
     return calls;
@@ -78,14 +78,14 @@ class RedisKeyValueStoreTest : public ::testing::Test {
   const std::unique_ptr<RedisKeyValueStore> store_ = Open();
 };
 
-// As after a restart of the server, or on a replica that has become the master.
+// The flush stands for a restart of the server, or for a replica that has become the master.
 TEST_F(RedisKeyValueStoreTest, AServerThatForgetsItsScriptsLearnsThemAgain) {
   const auto connection = redis_->Connect();
   const auto flush = [&] { EXPECT_TRUE(connection->Command({"SCRIPT", "FLUSH"}).ok()); };
   absl::Status waited = absl::UnknownError("not ended");
   std::thread waiter([&] { waited = store_->Wait({"a", "b"}, kLong); });
   AwaitSubscribers(1);
-  flush();  // while the wait is on its way
+  flush();  // while the wait is blocked
   EXPECT_TRUE(Open()->MultiSet({"a", "b"}, {"1", "2"}, kLong).ok());
   waiter.join();
   EXPECT_TRUE(waited.ok()) << waited;
@@ -141,7 +141,7 @@ TEST_F(RedisKeyValueStoreTest, ReadsRenewTheTimeToLive) {
   const auto reader = Open(options);
   const MonotonicClock clock;
   const absl::Time deadline = clock.Now() + kLong;
-  // Due after 1% of the time to live. No write is made here, so only a read can have renewed it.
+  // A renewal is due after 1% of the time to live. Without a write, only a read can have made it.
   while (redis_->CommandCalls().count("pexpire") == 0 && clock.Now() < deadline) {
     ASSERT_TRUE(reader->Check({"a"}, kLong).ok());
   }
@@ -182,7 +182,7 @@ TEST_F(RedisKeyValueStoreTest, ManyValuesAreOneRoundTrip) {
   EXPECT_EQ(calls, (std::map<std::string, int64_t>{{"hmget", 1}}));
 }
 
-// Redis drops a client that waits for pushes when it is sent more than 32 MB at once.
+// Redis drops a client that waits for pushes when it sends more than 32 MB to it at once.
 TEST_F(RedisKeyValueStoreTest, MuchMoreIsFetchedInPiecesAlsoWhileAnotherWaits) {
   constexpr int kKeys = 2500;
   std::vector<std::string> keys;
@@ -227,7 +227,7 @@ TEST_F(RedisKeyValueStoreTest, TimeoutNamesWhatIsMissingAndWhere) {
   EXPECT_EQ(*store_->Get("here", kLong), "1") << "the connection is in step after timeouts";
 }
 
-// The proof that a blocked wait polls nothing: however long it lasts, the server sees these
+// Proves that a blocked wait does not poll: however long it lasts, the server sees only these
 // commands.
 TEST_F(RedisKeyValueStoreTest, BlockedGetCostsTheServerNothing) {
   const auto setter = Open();
@@ -280,7 +280,7 @@ TEST_F(RedisKeyValueStoreTest, AStoreIsOneClientWhateverItsThreadsDo) {
     const std::string text = list->AsString().value();  // outlives the loop over it
     int lines = 0;
     for (const char character : text) lines += character == '\n';
-    return lines - 1;  // not the one that asks
+    return lines - 1;  // without the connection that asks
   };
   EXPECT_EQ(count(), 1);
   std::thread waiter([&] { EXPECT_EQ(*store_->Get("late", kLong), "v"); });
@@ -357,7 +357,7 @@ TEST_F(RedisKeyValueStoreTest, ManyThreadsOnOneObject) {
       for (int i = 0; i < kRounds; ++i) {
         EXPECT_TRUE(store_->Add("sum", 1, kLong).ok());
         EXPECT_TRUE(store_->Set(absl::StrCat("t", t, "/", i), "v", kLong).ok());
-        // Each waits for its neighbour: blocked and blocking at once.
+        // Each thread waits for its neighbour, so it is blocked and blocks another.
         EXPECT_EQ(*store_->Get(absl::StrCat("t", (t + 1) % kThreads, "/", i), kLong), "v");
       }
     });
@@ -378,7 +378,7 @@ TEST_F(RedisKeyValueStoreTest, WaiterSurvivesTheLossOfTheServer) {
   waiter.join();
 }
 
-// Nothing of it was on its way, so nothing can have been taken.
+// No unanswered LPOP was sent, so no element can have been taken.
 TEST_F(RedisKeyValueStoreTest, BlockedPopSurvivesTheLossOfTheServer) {
   std::thread waiter([&] {
     const auto value = store_->QueuePop("q", kLong);
@@ -392,7 +392,7 @@ TEST_F(RedisKeyValueStoreTest, BlockedPopSurvivesTheLossOfTheServer) {
   waiter.join();
 }
 
-// A wait's deadline is its own, not that of one attempt at asking.
+// A wait ends at its own deadline, not at the timeout of one question.
 TEST_F(RedisKeyValueStoreTest, WaiterSurvivesASilentServer) {
   RedisKeyValueStore::Options options;
   options.connection.command_timeout = absl::Milliseconds(100);
@@ -403,7 +403,7 @@ TEST_F(RedisKeyValueStoreTest, WaiterSurvivesASilentServer) {
   waiters.emplace_back([&] { EXPECT_TRUE(stores[1]->MultiGet({"late"}, kLong).ok()); });
   waiters.emplace_back([&] { EXPECT_TRUE(stores[2]->Wait({"late"}, kLong).ok()); });
   AwaitSubscribers(3);
-  // Wakes them all, and answers none of their questions for a second.
+  // Wakes all waiters, and answers no question for a second.
   const std::string channel = store_->address().prefix + "changed:late";
   const auto silenced = redis_->Connect()->Transaction(
       {{"CLIENT", "PAUSE", "1000", "ALL"}, {"PUBLISH", channel, ""}});
@@ -458,7 +458,7 @@ TEST_F(RedisKeyValueStoreTest, WorksWithTheRightsThatTheHeaderNames) {
             absl::StatusCode::kPermissionDenied);
 }
 
-// What cannot be done as a whole is not begun.
+// A change that the server would refuse in part is not started.
 TEST(RedisKeyValueStoreAclTest, ARefusedChangeHasChangedNothing) {
   const auto redis = RedisFixture::Start();
   const auto root = redis->Connect();

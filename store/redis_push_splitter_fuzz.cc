@@ -1,5 +1,5 @@
-// A Redis connection with pushes: the two streams do not depend on the pieces in which the bytes
-// came, hold no more than a small multiple of them, and are RESP2 to a second splitter.
+// The bytes of a Redis connection with pushes. The two streams do not depend on the pieces in which
+// the bytes came, hold no more than a small multiple of them, and are RESP2 to a second splitter.
 #include "store/redis_push_splitter.h"
 
 #include <glog/logging.h>
@@ -38,7 +38,7 @@ Outcome Split(absl::string_view stream) { return Split({{stream.begin(), stream.
 
 namespace ddp::testing {
 
-// A byte that says where the pieces end, then the connection's bytes.
+// Input: a byte that says where the pieces end, then the connection's bytes.
 void FuzzOne(absl::string_view bytes) {
   FuzzInput input(bytes);
   const uint8_t cuts = input.TakeByte();

@@ -103,7 +103,7 @@ TEST(RedisPushSplitterTest, RefusesWhatIsNotTheProtocol) {
   }
 }
 
-// Damaged bytes end in an error or in streams no longer than what came, whatever the portions.
+// Damaged bytes give an error or streams no longer than the input, whatever the pieces.
 TEST(RedisPushSplitterTest, SurvivesDamagedBytes) {
   const std::string good =
       "*3\r\n:1\r\n>3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$0\r\n\r\n:1\r\n$5\r\nhello\r\n_\r\n-ERR\r\n";

@@ -1,5 +1,5 @@
-// The bytes of a Redis connection: replies do not depend on the pieces in which their bytes came,
-// stay within the limits, and can be written down and read again.
+// The bytes of a Redis connection. The replies do not depend on the pieces in which their bytes
+// came, stay within the limits, and can be written and parsed again.
 #include "store/redis_reply_reader.h"
 
 #include <glog/logging.h>
@@ -15,7 +15,7 @@
 namespace ddp::store {
 namespace {
 
-// A reply as a server sends it, and how many values it is made of.
+// Writes a reply as a server sends it, and counts its values.
 std::string Encode(const RedisReply& reply, size_t& elements) {
   ++elements;
   switch (reply.type()) {
@@ -71,7 +71,8 @@ Outcome Read(const RedisReplyReader::Limits& limits, const std::vector<std::vect
 
 namespace ddp::testing {
 
-// Two bytes: where the pieces end, and whether limits are narrow. Then the connection's bytes.
+// Input: a byte that says where the pieces end, a byte that says whether the limits are narrow,
+// then the connection's bytes.
 void FuzzOne(absl::string_view bytes) {
   FuzzInput input(bytes);
   const uint8_t cuts = input.TakeByte();

@@ -7,7 +7,7 @@
 namespace ddp::store {
 namespace {
 
-// From FIPS 180's examples.
+// Examples of FIPS 180.
 TEST(RedisScriptTest, NameIsTheSha1OfTheSource) {
   EXPECT_EQ(RedisScript("").sha1_hex(), "da39a3ee5e6b4b0d3255bfef95601890afd80709");
   EXPECT_EQ(RedisScript("abc").sha1_hex(), "a9993e364706816aba3e25717850c26c9cd0d89d");

@@ -49,7 +49,7 @@ class SharedRedisConnectionTest : public ::testing::Test {
     return *std::move(connection);
   }
 
-  // Waits until the key has a value, and returns it or why there is none.
+  // Blocks until the key has a value. Returns the value, or the error of the wait.
   absl::StatusOr<RedisReply> AwaitKey(const std::string& key, absl::Duration timeout = kLong) {
     bool asked = true;
     auto reply =
@@ -62,7 +62,7 @@ class SharedRedisConnectionTest : public ::testing::Test {
     return caller.Transaction({{"SET", key, "v"}, {"PUBLISH", "about " + key, ""}}).status();
   }
 
-  // Returns when that many channels have subscribers: when that many waits are blocked.
+  // Blocks until `count` channels have subscribers, so that as many waits are blocked.
   void AwaitChannels(size_t count) {
     const absl::Time deadline = kClock.Now() + kLong;
     while (kClock.Now() < deadline) {
@@ -72,7 +72,7 @@ class SharedRedisConnectionTest : public ::testing::Test {
     ADD_FAILURE() << "there are never " << count << " channels";
   }
 
-  // Without the one that asks.
+  // Returns the number of the server's clients, without the one that asks.
   int64_t Clients() {
     const auto info = observer_->Command({"INFO", "clients"});
     const std::string text = *info->AsString();
@@ -112,7 +112,7 @@ TEST_F(SharedRedisConnectionTest, HoweverManyWaitThereIsOneClient) {
   EXPECT_EQ(Clients(), 1);
   for (int i = 0; i < kWaiters; ++i) {
     EXPECT_EQ(*shared_->Command({"INCR", "sum"})->AsInteger(), i + 1) << "while others wait";
-    // One half by another client, the other through the very connection that waits.
+    // Another client sets half of the keys, and the waiting connection itself sets the other half.
     RedisCaller& setter = i % 2 == 0 ? static_cast<RedisCaller&>(*observer_) : *shared_;
     EXPECT_TRUE(SetKey(setter, absl::StrCat(i)).ok());
   }
@@ -139,7 +139,7 @@ TEST_F(SharedRedisConnectionTest, WaitersOfOneChannelShareASubscription) {
   for (int i = 0; i < 3; ++i) {
     waiters.emplace_back([&] { woken += AwaitKey("a").ok() ? 1 : 0; });
   }
-  // All three have asked: at first with the subscription, and nobody else reads the key.
+  // All three have asked for the key: no other code reads it.
   const absl::Time deadline = kClock.Now() + kLong;
   while (redis_->CommandCalls()["get"] < 3 && kClock.Now() < deadline) std::this_thread::yield();
   EXPECT_EQ(redis_->CommandCalls()["subscribe"], 1);
@@ -180,7 +180,7 @@ TEST_F(SharedRedisConnectionTest, MendsItselfWhenTheServerIsRestarted) {
   AwaitChannels(1);
   redis_->Restart();
   waiter.join();
-  // Not idempotent: the broken connection is seen before anything is sent.
+  // INCR is not idempotent: it succeeds because the broken connection is seen before sending.
   const auto reply = shared_->Command({"INCR", "n"});
   ASSERT_TRUE(reply.ok()) << reply.status();
   EXPECT_EQ(*reply->AsInteger(), 1);
@@ -204,7 +204,7 @@ TEST_F(SharedRedisConnectionTest, LostServerIsUnavailableToEachWithinItsTime) {
   EXPECT_TRUE(shared_->Command({"GET", "a"}, Within(kLong, true)).ok());
 }
 
-// Whoever is in a hurry leaves; what comes later for him is nobody else's.
+// A caller with a short deadline gives up. No other caller gets its late reply.
 TEST_F(SharedRedisConnectionTest, ImpatientCallerDisturbsNobody) {
   ASSERT_EQ(kill(redis_->pid(), SIGSTOP), 0);
   std::thread patient([&] { EXPECT_EQ(*shared_->Command({"INCR", "n"})->AsInteger(), 1); });
@@ -252,7 +252,8 @@ TEST_F(SharedRedisConnectionTest, AQuestionWithoutAnAnswerIsToldOf) {
   ASSERT_EQ(kill(redis_->pid(), SIGCONT), 0);
 }
 
-// As after a fail-over by address: the connection leads nowhere, and nobody has time to see it.
+// As after a failover by address: the connection leads nowhere, and each caller's deadline is
+// shorter than command_timeout.
 TEST_F(SharedRedisConnectionTest, SilentServerIsGivenUpAlsoWhenNobodyHasMuchTime) {
   RedisConnectionOptions options;
   options.command_timeout = absl::Milliseconds(200);
@@ -268,7 +269,7 @@ TEST_F(SharedRedisConnectionTest, SilentServerIsGivenUpAlsoWhenNobodyHasMuchTime
   AwaitChannels(1);
   EXPECT_TRUE(shared->Command({"PING"}).ok()) << "what was asked before has been answered";
   ASSERT_EQ(kill(redis_->pid(), SIGSTOP), 0);
-  // Far fewer than fill the socket, which would end the connection too.
+  // Far fewer requests than fill the socket, which would end the connection too.
   for (int i = 0; i < 100 && !given_up; ++i) {
     EXPECT_FALSE(shared->Command({"GET", "a"}, Within(absl::Milliseconds(20))).ok());
   }
@@ -292,7 +293,7 @@ TEST_F(SharedRedisConnectionTest, LargeRequestsAndRepliesPassEachOther) {
   for (std::thread& thread : threads) thread.join();
 }
 
-// A fail-over that ends no connection, in the middle of requests that must not be sent twice.
+// A failover that breaks no connection, during requests that must not be sent twice.
 TEST(SharedRedisConnectionFailOverTest, EveryThreadGoesOnAtTheNewMaster) {
   constexpr int kThreads = 8;
   constexpr int kCalls = 200;

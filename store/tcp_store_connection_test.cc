@@ -29,7 +29,7 @@ std::string Get(const std::string& key) {
   return bytes;
 }
 
-// A connection of which the test plays the client.
+// A connection whose client is the test.
 class TcpStoreConnectionTest : public ::testing::Test {
  protected:
   TcpStoreConnectionTest() {
@@ -48,7 +48,7 @@ class TcpStoreConnectionTest : public ::testing::Test {
     ASSERT_EQ(write(client_.get(), bytes.data(), bytes.size()), static_cast<ssize_t>(bytes.size()));
   }
 
-  // Runs the loop until the socket is ready, and returns what Advance() says.
+  // Runs the loop until the socket is ready, and returns the result of Advance().
   absl::Status AwaitReady() {
     const EventLoop::TimerId timer = loop_->AddTimer(kLong, [this] {
       ADD_FAILURE() << "the socket is not watched";
@@ -59,7 +59,7 @@ class TcpStoreConnectionTest : public ::testing::Test {
     return last_;
   }
 
-  // Runs the loop once, without waiting for the socket. Returns whether that was ready.
+  // Runs the loop once, without waiting for the socket. Returns true when the socket was ready.
   bool IsReady() {
     const int before = wakes_;
     loop_->AddTimer(absl::ZeroDuration(), [this] { loop_->Stop(); });
@@ -67,7 +67,7 @@ class TcpStoreConnectionTest : public ::testing::Test {
     return wakes_ != before;
   }
 
-  // The key of the next request, or "" when there is none.
+  // Returns the key of the next request, or "" when there is none.
   std::string NextKey() {
     auto request = connection_->NextRequest();
     EXPECT_TRUE(request.ok()) << request.status();

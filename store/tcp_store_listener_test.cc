@@ -35,7 +35,7 @@ class TcpStoreListenerTest : public ::testing::Test {
     return client;
   }
 
-  // Runs the loop until a client has come.
+  // Runs the loop until a client has connected.
   void AwaitClient() {
     const EventLoop::TimerId timer = loop_->AddTimer(kLong, [this] { loop_->Stop(); });
     EXPECT_TRUE(loop_->Run().ok());

@@ -1,6 +1,6 @@
-// The bytes that a client sends to a TCPStore server: requests do not depend on the pieces in which
-// their bytes came, can be written down and read again, and are held in memory in proportion to the
-// bytes. The store behind the parser answers each of them, and forgets all of it in the end.
+// The bytes of a TCPStore client. The requests do not depend on the pieces in which their bytes
+// came, can be written and parsed again, and take memory in proportion to the bytes. The store
+// behind the parser answers each request, and keeps none of its memory in the end.
 #include "store/tcp_store_protocol.h"
 
 #include <glog/logging.h>
@@ -17,7 +17,7 @@
 namespace ddp::store {
 namespace {
 
-// The form of a request on the wire, written from the table of the header.
+// Returns the wire form of a request, written from the table in the header.
 std::string Encode(const TcpStoreRequest& request) {
   std::string out;
   AppendQuery(out, request.query);
@@ -76,7 +76,7 @@ Outcome Parse(const TcpStoreLimits& limits, const std::vector<std::vector<char>>
   return outcome;
 }
 
-// The requests come from three clients; the bits of `who` deal them out.
+// Answers the requests of three clients. The bits of `who` choose the client of each request.
 void Serve(const TcpStoreLimits& limits, uint64_t who, std::vector<TcpStoreRequest> requests) {
   constexpr TcpStoreState::ClientId kClients = 3;
   const TcpStoreRequest hello = {.query = TcpStoreQuery::kValidate, .number = kTcpStoreMagic};
@@ -95,7 +95,7 @@ void Serve(const TcpStoreLimits& limits, uint64_t who, std::vector<TcpStoreReque
     }
     CHECK_LE(state.stored_bytes(), limits.max_stored_bytes);
   }
-  // All that the clients brought goes with them and with their keys.
+  // All memory is freed when the clients have gone and their keys are deleted.
   for (TcpStoreState::ClientId id = 1; id <= kClients; ++id) state.Disconnect(id, replies);
   const TcpStoreState::ClientId last = kClients + 1;
   state.Connect(last);
@@ -125,7 +125,8 @@ std::string Request(TcpStoreQuery query, std::vector<std::string> keys = {},
 
 namespace ddp::testing {
 
-// A byte that says where the pieces end, 8 that deal the requests out, then a connection's bytes.
+// Input: a byte that says where the pieces end, 8 bytes that choose the client of each request,
+// then the connection's bytes.
 void FuzzOne(absl::string_view bytes) {
   FuzzInput input(bytes);
   const uint8_t cuts = input.TakeByte();

@@ -27,7 +27,7 @@ std::string Text(const std::string& text) {
   return out;
 }
 
-// Every request that LibTorch's client sends, in one stream.
+// Returns every request that LibTorch's client sends, in one stream.
 std::string Stream() {
   return TcpStoreGreeting(0x01020304) +                                                //
          Bytes(TcpStoreQuery::kSet) + Text("/k") + Text("value") +                     //
@@ -64,7 +64,7 @@ std::string DescribeAll(const Requests& requests) {
   return text;
 }
 
-// What comes of `stream` in pieces of the sizes that `next_size` tells.
+// Returns the requests in `stream`, parsed in pieces of the sizes that `next_size` returns.
 template <typename Sizes>
 absl::StatusOr<Requests> Parse(const std::string& stream, Sizes next_size,
                                const TcpStoreLimits& limits = {}) {
@@ -141,7 +141,7 @@ TEST(TcpStoreProtocolTest, RefusesWhatIsBeyondTheLimits) {
            set + Text("k") + Number(INT64_MAX),
            wait + Number(5),
            wait + Number(-1),
-           // Each field is small enough, all of them are not.
+           // Each field is within the limits, but all fields together are not.
            Bytes(TcpStoreQuery::kMultiSet) + Number(4) + Text("a") + Text("1") + Text("b") +
                Text("1") + Text("c") + Text("1") + Text("d") + Text("1"),
            std::string(1, 18),

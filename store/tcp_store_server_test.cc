@@ -89,7 +89,7 @@ class RunningServer {
   std::thread thread_;
 };
 
-// A client that sends what it likes.
+// A client that can send any bytes.
 class RawClient {
  public:
   explicit RawClient(const RunningServer& server, bool greet = true) {
@@ -108,7 +108,7 @@ class RawClient {
     (void)!send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
   }
 
-  // Until the server takes no more, or `limit` bytes.
+  // Sends `bytes` again and again until the server takes no more, or until `limit` bytes.
   void SendAll(const std::string& bytes, size_t limit) {
     size_t sent = 0;
     while (sent < limit) {
@@ -119,7 +119,7 @@ class RawClient {
     }
   }
 
-  // Fewer bytes: the server has closed the connection.
+  // Returns `size` bytes, or fewer when the server has closed the connection.
   std::string Receive(size_t size) {
     std::string bytes(size, '\0');
     size_t received = 0;
@@ -288,21 +288,21 @@ TEST(TcpStoreServerTest, WhoComesAfterHoldReadsOnlyWhatIsPublishedUntilRenew) {
   next.Send(Wait("ours"));
   server.Do([&] { server.server().Publish("ours", "v"); });
   EXPECT_EQ(next.Receive(1), std::string(1, kStopWaiting));
-  // The second request is behind the first that must wait.
+  // The third request is behind the second, which must wait.
   std::string requests = Request(TcpStoreQuery::kGet, {"ours"});
   requests += Request(TcpStoreQuery::kSet, {"/address", "new"}) + Wait("/address");
   next.Send(requests);
   std::string answer;
   AppendString(answer, "v");
   EXPECT_EQ(next.Receive(answer.size()), answer);
-  server.Do([] {});  // the server has seen all of it
+  server.Do([] {});  // the server has read all requests
   EXPECT_FALSE(next.HasSomething());
   server.Do([&] { server.server().Renew(); });
   EXPECT_EQ(next.Receive(1), std::string(1, kStopWaiting));
   EXPECT_EQ(*server.Connect()->Get("/address", kLong), "new");
 }
 
-// A worker of the ending generation that was just starting, as its agent kills it.
+// A worker of the ending generation was just starting when its agent killed it.
 TEST(TcpStoreServerTest, NothingIsAppliedOfWhoCameAfterHoldAndWentBeforeRenew) {
   RunningServer server;
   server.Do([&] { server.server().Hold(); });
@@ -315,7 +315,7 @@ TEST(TcpStoreServerTest, NothingIsAppliedOfWhoCameAfterHoldAndWentBeforeRenew) {
   EXPECT_TRUE(absl::IsDeadlineExceeded(client->Get("/address", absl::Milliseconds(1)).status()));
 }
 
-// The same where the server did not come round to accept them.
+// The same case, but the server had not accepted the clients yet.
 TEST(TcpStoreServerTest, NothingIsAppliedOfWhoWentWithoutBeingAccepted) {
   RunningServer server;
   const std::string waiting = TcpStoreGreeting(1) + Request(TcpStoreQuery::kSet, {"/live", "v"});
@@ -377,13 +377,13 @@ TEST(TcpStoreServerTest, AClientThatReadsNothingHoldsUpNobody) {
   half.Send(Request(TcpStoreQuery::kSet, {"k", "value"}).substr(0, 15));
   for (int i = 0; i < 100; ++i) ASSERT_TRUE(good->Set("k", absl::StrCat(i), kLong).ok());
   EXPECT_EQ(*good->Get("k", kLong), "99");
-  // And it gets all that it asked for, should it come to its senses.
+  // The client still gets all replies when it reads again.
   const std::string reply = deaf.Receive(5 * (8 + (1 << 20)));
   EXPECT_EQ(reply.size(), 5u * (8 + (1 << 20)));
 }
 
 TEST(TcpStoreServerTest, WhoMakesTheServerHoldTooMuchIsDropped) {
-  // A value that is coming may take up to twice its size, which must be within the limit.
+  // An unfinished value may take up to twice its size, which must be within the limit.
   const size_t value_bytes = 7 << 20;
   RunningServer server({.max_value_bytes = value_bytes, .max_buffered_bytes = 16 << 20});
   const auto good = server.Connect();
@@ -401,7 +401,8 @@ TEST(TcpStoreServerTest, WhoMakesTheServerHoldTooMuchIsDropped) {
 }
 
 TEST(TcpStoreServerTest, ManyClientsWaitForOneKey) {
-  // Two descriptors per client, since both ends are ours, and the server takes half of what it may.
+  // A client takes two descriptors, since both ends are ours. The server takes half of those that
+  // the process may have.
   constexpr int kClients = 400;
   rlimit files{};
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &files), 0);
@@ -425,14 +426,14 @@ TEST(TcpStoreServerTest, SilentStrangersMakeRoomForClients) {
   for (int i = 0; i < 4; ++i) clients.push_back(server.Connect());
   for (const auto& client : clients) EXPECT_TRUE(client->Set("k", "v", kLong).ok());
   for (const auto& stranger : strangers) EXPECT_TRUE(stranger->IsDropped());
-  // Full of clients: one more is refused, and nobody is dropped for it.
+  // The server is full of clients: one more is refused, and no client is dropped for it.
   const auto more = TcpStoreClient::Connect("127.0.0.1", server.port(), absl::Milliseconds(1));
   EXPECT_TRUE(absl::IsUnavailable(more.status())) << more.status();
   for (const auto& client : clients) EXPECT_TRUE(client->Set("k", "v", kLong).ok());
 }
 
 TEST(TcpStoreClientTest, WaitsForTheServerToStart) {
-  // A port that nobody else gets, and where nobody listens until we do.
+  // A bound port that no other program gets. No process listens there until the test does.
   const UniqueFd listener(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address{};
   address.sin_family = AF_INET;

@@ -51,7 +51,7 @@ class TcpStoreStateTest : public ::testing::Test {
     return status;
   }
 
-  // What `client` was told since the last call, after it has asked this.
+  // Handles a request of `client` and returns all its replies since the last call.
   std::string Ask(uint64_t client, Q query, const Texts& keys = {}, const Texts& values = {},
                   int64_t number = 0) {
     EXPECT_TRUE(Try(client, query, keys, values, number).ok());
@@ -254,8 +254,8 @@ TEST(TcpStoreStateLimitsTest, HoldsTheLimits) {
   EXPECT_TRUE(handle(Q::kGet, {"a"}, {}).ok()) << "reading goes on";
 }
 
-// Random requests of random clients: what is counted must come back to nothing, and who waits for
-// what is there must have been told.
+// Random requests of random clients. The counted bytes must return to 0, and a client whose awaited
+// keys are present must have its reply.
 TEST(TcpStoreStateRandomTest, NothingIsLostOrLeft) {
   const TcpStoreLimits limits;
   TcpStoreState state(&limits);

@@ -1,10 +1,11 @@
 // One rank of ddp_step_benchmark.py on our side: does training steps of one model on request.
 // ddp_step_benchmark_torch.py is the same on PyTorch's side, line by line.
 //
-// The ranks meet by the environment, as under torchrun. Requests come on stdin, one a line:
+// The ranks find each other by the environment, as under torchrun. Requests come on stdin, one a
+// line:
 //
 //   steps MODE COUNT     answered by {"starts_ns": [...], "ends_ns": [...], "minor_faults": n,
-//                        "gradient_sum": x}; the first one of a mode also makes its model
+//                        "gradient_sum": x}; the first request of a mode also makes its model
 //
 // MODE is plain (no DDP), default, or some of view, static, find_unused, noop, joined by "+".
 
@@ -45,8 +46,8 @@ DEFINE_string(barrier, "", "a file of 64 zero bytes per rank, for this run alone
 namespace ddp {
 namespace {
 
-// Meets the other ranks without a library that could be what is measured. Gives way while it
-// waits, since threads of a backend share the core.
+// A barrier of all ranks in a file, without a library that may be measured. Yields the core while
+// it waits, since threads of a backend share the core.
 class Barrier {
  public:
   Barrier(const std::string& path, int rank, int size) : rank_(rank), size_(size) {
@@ -76,8 +77,8 @@ class Barrier {
   uint64_t round_ = 0;
 };
 
-// Linear layers one after the other. Weights that keep what comes in, so that no number becomes
-// too large or denormal in any depth.
+// Linear layers one after the other. Their weights are the identity, so that no number becomes too
+// large or denormal at any depth.
 struct ChainImpl : torch::nn::Module {
   ChainImpl(int layers, int width) {
     for (int i = 0; i < layers; ++i) {
@@ -152,8 +153,8 @@ double GradientSum(const Chain& chain) {
   return sum;
 }
 
-// Gradients are taken away before the clock starts. Every rank takes the time from when all have
-// begun to its own end; the slowest one's is the step.
+// Removes the gradients before the clock starts. Every rank measures from the barrier to its own
+// end; the slowest rank's time is the step's.
 std::string Steps(Subject& subject, const torch::Tensor& input, int count, Barrier& barrier) {
   std::vector<int64_t> starts, ends;
   int64_t faults = 0;

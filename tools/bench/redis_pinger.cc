@@ -24,7 +24,7 @@ namespace {
 
 constexpr char kPing[] = "*1\r\n$4\r\nPING\r\n";
 constexpr char kPong[] = "+PONG\r\n";
-// What was asked before is answered by then.
+// Time in which all earlier requests must have been answered.
 constexpr int kQuietMs = 300;
 constexpr absl::Duration kPatience = absl::Seconds(10);
 
@@ -88,7 +88,7 @@ absl::StatusOr<int64_t> RedisPinger::Run(const std::function<bool()>& go_on) {
 absl::Status RedisPinger::AskSlot(int64_t slot) {
   const size_t first = static_cast<size_t>(slot % BeatRhythm::kSlotsPerInterval);
   for (size_t i = first; i < sockets_.size(); i += BeatRhythm::kSlotsPerInterval) {
-    if (sockets_[i].asked) continue;  // as a heartbeat waits for the answer to the last one
+    if (sockets_[i].asked) continue;  // a heartbeat also waits for the last reply
     const ssize_t size = sizeof(kPing) - 1;
     if (send(sockets_[i].fd, kPing, size, MSG_NOSIGNAL | MSG_DONTWAIT) != size) {
       return Failed("sending a PING");
@@ -99,7 +99,7 @@ absl::Status RedisPinger::AskSlot(int64_t slot) {
   return absl::OkStatus();
 }
 
-// Until `deadline`; with `until_answered`, not for longer than until nothing is on its way.
+// Reads until `deadline`. With `until_answered`, returns as soon as all PINGs are answered.
 absl::Status RedisPinger::ReadUntil(absl::Time deadline, bool until_answered) {
   std::array<epoll_event, 64> events;
   while (!until_answered || answered_ < asked_) {

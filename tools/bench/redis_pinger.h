@@ -15,9 +15,9 @@
 
 namespace ddp::bench {
 
-// The rhythm of heartbeats, which is that of the PINGs too: each connection says something once per
-// interval, those of one slot together, as HeartbeatPlan has it. Slots are those of a clock of this
-// machine, so all processes have the same.
+// The rhythm of heartbeats and of PINGs. Each connection sends once per interval, and the
+// connections of one slot send together, as in HeartbeatPlan. Slots follow a clock of this machine,
+// so all processes have the same slots.
 struct BeatRhythm {
   static constexpr int kSlotsPerInterval = elastic::HeartbeatPlan::kSlotsPerInterval;
 
@@ -25,24 +25,26 @@ struct BeatRhythm {
   absl::Duration slot() const { return interval / kSlotsPerInterval; }
 };
 
-// Sends PINGs over connections of this process to a Redis server, and reads the answers, in the
-// rhythm of heartbeats: the least that a server does for as many requests on as many connections.
+// Sends PINGs over connections of this process to a Redis server, in the rhythm of heartbeats, and
+// reads the replies. Their cost is the least that a server can spend on as many requests over as
+// many connections.
 //
-// It borrows the sockets of others, who must do nothing with them from Create() until Run() is over
-// and must have asked for nothing that is not answered within a moment. A socket in which an answer
-// waits for its owner is left alone.
+// The pinger borrows the sockets of other objects. Their owners must not use them from Create()
+// until Run() returns, and every request that they sent before must be answered within 300 ms. A
+// socket with an unread reply for its owner is left alone.
 //
 // Thread-compatible. Blocks its caller.
 class RedisPinger {
  public:
-  // Takes all TCP sockets of this process that are connected to `port`, but for those in use, for
-  // which it waits a moment.
+  // Waits 300 ms, and then takes all TCP sockets of this process that are connected to `port` and
+  // have nothing to read.
   static absl::StatusOr<RedisPinger> Create(int port, const BeatRhythm& rhythm);
 
   int connections() const { return static_cast<int>(sockets_.size()); }
 
-  // Returns once `go_on` is false, it is asked once per slot, and all PINGs are answered: how many.
-  // kInternal: something else came. kDeadlineExceeded: no answer.
+  // Sends PINGs until `go_on`, which is called once per slot, returns false and all PINGs are
+  // answered. Returns the number of answered PINGs. kInternal: the received bytes are not the reply
+  // to a PING. kDeadlineExceeded: a PING was not answered.
   absl::StatusOr<int64_t> Run(const std::function<bool()>& go_on);
 
  private:

@@ -19,7 +19,7 @@ namespace {
 
 using ::ddp::testing::RedisFixture;
 
-constexpr int kConnections = 30;  // more than there are slots
+constexpr int kConnections = 30;  // more than slots
 constexpr BeatRhythm kRhythm = {.interval = absl::Milliseconds(50)};
 
 class RedisPingerTest : public ::testing::Test {
@@ -46,10 +46,10 @@ TEST_F(RedisPingerTest, AsksEachConnectionOncePerInterval) {
   const absl::StatusOr<int64_t> answered =
       pinger.Run([&] { return slots++ < 2 * BeatRhythm::kSlotsPerInterval; });
   ASSERT_TRUE(answered.ok()) << answered.status();
-  // One whose first answer was not read in time is not asked for a second one.
+  // A connection whose first reply was not read in time gets no second PING.
   EXPECT_GE(*answered, kConnections);
   EXPECT_LE(*answered, 2 * kConnections);
-  // Who asks for the count is greeted with one more.
+  // The connection that asks for the count sends one more PING in its greeting.
   EXPECT_EQ(redis_->CommandCalls()["ping"] - before - 1, *answered);
 }
 

@@ -35,7 +35,7 @@ RendezvousAgents::RendezvousAgents(const Options& options, int commands, Shared*
   options_.max_nodes = options.total;
   options_.heartbeat = options.heartbeat;
   options_.lease = options.lease;
-  // Thousands of agents share a thread here: one of them may have to wait for its turn.
+  // Thousands of agents share a thread here, so an agent may have to wait for its turn.
   options_.reconnect_timeout = absl::Seconds(5);
   options_.reply_timeout = absl::Seconds(10);
   for (int i = 0; i < options.count; ++i) Open(i);
@@ -69,7 +69,7 @@ void RendezvousAgents::Open(int index) {
 
 void RendezvousAgents::Obey() {
   char command = 0;
-  if (read(commands_, &command, 1) != 1) _exit(0);  // the parent is done, or gone
+  if (read(commands_, &command, 1) != 1) _exit(0);  // the parent has closed the pipe
   if (command == kJoin) {
     for (int i = 0; i < given_.count; ++i) Join(i);
   } else if (command == kFail) {
@@ -101,7 +101,7 @@ void RendezvousAgents::Join(int index) {
   });
 }
 
-// A worker of the first agent has failed.
+// Reports that a worker of the first agent has failed.
 void RendezvousAgents::ReportFailure() {
   const Rendezvous::Failure failure{
       .generation = agents_[0].generation, .rank = 0, .cause = "rank 0 was killed by SIGKILL"};
@@ -111,11 +111,11 @@ void RendezvousAgents::ReportFailure() {
         if (verdict->decision != elastic::FailureVerdict::Decision::kRestart) {
           Fail(absl::InternalError("the failure was not followed by a restart"));
         }
-        if (!agents_[0].generation.nonce.empty()) Told(0);  // the verdict is its news
+        if (!agents_[0].generation.nonce.empty()) Told(0);  // the verdict tells the reporting agent
       });
 }
 
-// The loop, in which all agents live, stands still until this returns.
+// Sends PINGs. The loop of all agents does not run until this returns.
 void RendezvousAgents::Ping() {
   absl::StatusOr<RedisPinger> pinger =
       RedisPinger::Create(given_.endpoint.port, {.interval = given_.heartbeat});

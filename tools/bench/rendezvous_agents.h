@@ -20,10 +20,10 @@ namespace ddp::bench {
 
 constexpr int kMostAgents = 20000;
 
-// How long anything may take.
+// Limit of every step of the benchmark.
 constexpr absl::Duration kPatience = absl::Minutes(5);
 
-// Something that parent and children count, and when the last of it was counted.
+// A counter for parent and children, with the time of the last count.
 struct Mark {
   std::atomic<int> count;
   std::atomic<int64_t> last_ns;
@@ -38,47 +38,47 @@ struct Mark {
   }
 };
 
-// What parent and children share.
+// The memory that parent and children share.
 struct Shared {
   Mark opened;
-  Mark joined;  // the generation that is being formed
-  Mark told;    // that the generation is over
-  Mark silent;  // processes that do not beat, and send PINGs as long as `ping`
-  Mark pinged;  // processes that have sent PINGs, and beat again
+  Mark joined;  // agents that joined the generation being formed
+  Mark told;    // agents that know that the generation is over
+  Mark silent;  // processes that send PINGs instead of heartbeats, as long as `ping` is set
+  Mark pinged;  // processes that have sent PINGs and send heartbeats again
   std::atomic<bool> ping;
   std::atomic<int> ping_connections;
   std::atomic<int64_t> pings;
   std::atomic<int64_t> instance;
   std::atomic<bool> broken;
-  std::atomic<int> out_of_reach;  // how often an agent lost contact
-  // Of the newest round: how often each group rank was given.
+  std::atomic<int> out_of_reach;  // how often an agent lost contact with the server
+  // How often each group rank was given in the newest round.
   std::array<std::atomic<int>, kMostAgents> ranks;
 };
 
-// A process full of agents of one job, each a RedisRendezvous with a connection of its own. What
-// goes wrong ends the process, with one line.
+// Many agents of one job in one process. Each is a RedisRendezvous with a connection of its own.
+// Any error ends the process, with one line on stderr.
 //
-// One thread, which Run() keeps.
+// Thread: one, in which Run() stays.
 class RendezvousAgents {
  public:
-  // What the parent writes into the pipe `commands`.
-  static constexpr char kJoin = 'j';  // all of them
-  static constexpr char kFail = 'f';  // the first one reports a failure
-  static constexpr char kPing = 'p';  // stand still, and send PINGs over the same connections
+  // The commands that the parent writes into the pipe `commands`.
+  static constexpr char kJoin = 'j';  // all agents join
+  static constexpr char kFail = 'f';  // the first agent reports a failure
+  static constexpr char kPing = 'p';  // stop the agents, and send PINGs over their connections
 
   struct Options {
     store::RedisEndpoint endpoint;
-    int first = 0;  // of the job's agents
-    int count = 0;  // that are here
-    int total = 0;  // of the job
+    int first = 0;  // index of the first agent here, among the job's agents
+    int count = 0;  // agents here
+    int total = 0;  // agents of the job
     absl::Duration heartbeat;
     absl::Duration lease;
   };
 
-  // Opens them all, before it returns. `commands` and `shared` are not owned.
+  // Opens all agents before it returns. `commands` and `shared` are not owned.
   RendezvousAgents(const Options& options, int commands, Shared* shared);
 
-  // Until the pipe is closed.
+  // Runs the agents until the pipe is closed, and then ends the process.
   [[noreturn]] void Run();
 
  private:

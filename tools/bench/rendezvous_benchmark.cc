@@ -1,21 +1,23 @@
-// One Redis server and the agents of a large job: what joining, heartbeats and the news of a
-// failure cost.
+// Measures what one Redis server spends on the agents of a large job: joining, heartbeats, and the
+// notification of a failure.
 //
 //   bazel run -c opt //tools/bench:rendezvous_benchmark
 //   bazel run -c opt //tools/bench:rendezvous_benchmark -- --agents=10000
 //
 // The agents are real clients (RedisRendezvous) with real TCP connections of their own, thousands
-// of them in each of a few processes; their workers alone are left out. Of a step two times are
-// shown: the store's, which is the processor time of redis-server, and that on the wall, to the
-// last agent, in which the clients of all nodes share this machine's cores with the store.
+// of them in each of a few processes. Only their workers are missing. Each step shows two times:
+// the store's, which is the processor time of redis-server, and the wall time until the last agent.
+// In the wall time the clients of all nodes share this machine's cores with the store.
 //
-// What heartbeats cost is compared with a floor: as many PINGs per second over the same
-// connections, from the same processes and in the same rhythm (BeatRhythm), while no agent beats.
-// The two take turns: PINGs before the agents join, then heartbeats, and so on, each time in a new
-// round, so that heartbeats are spread as they are in a job. Of each the median counts.
+// The cost of heartbeats is compared with a floor: as many PINGs per second over the same
+// connections, from the same processes and in the same rhythm (BeatRhythm), while no agent sends
+// heartbeats. The two take turns: PINGs before the agents join, then heartbeats, and so on, each
+// time in a new round, so that heartbeats are spread as they are in a job. The median of each
+// counts.
 //
-// Needs more open files than a process usually may have, as many as agents, and raises the limit as
-// far as it may (ulimit -Hn): where that is too low, fewer agents are measured, and it says so.
+// The benchmark needs as many open files as agents, which is more than a process usually may have.
+// It raises the limit as far as it may (ulimit -Hn). Where that is too low, it measures fewer
+// agents and says so.
 
 #include <gflags/gflags.h>
 #include <poll.h>
@@ -94,7 +96,7 @@ double Median(std::vector<double> values) {
 
 // ---- The job ----------------------------------------------------------------------------------
 
-// What redis-server has spent so far.
+// The time that redis-server has spent so far.
 struct Spent {
   double cpu_s = 0;
   int64_t wall_ns = 0;
@@ -104,7 +106,7 @@ class Job {
  public:
   explicit Job(int agents) : agents_(agents), shared_(MapShared()) {
     redis_ = testing::RedisFixture::StartTcp();
-    // Not over TCP: the processes inherit it, and PINGs go over all that they have there.
+    // Not over TCP: the processes inherit the connection, and send PINGs over all TCP ones.
     auto connection = store::RedisConnection::Connect(redis_->SocketEndpoint());
     if (!connection.ok()) Die(std::string(connection.status().message()));
     connection_ = *std::move(connection);
@@ -112,7 +114,7 @@ class Job {
     for (int i = 0; i < FLAGS_processes; ++i) StartProcess(i);
     Await("connected agents", shared_->opened, agents_);
     AwaitSubscriptions();
-    Settle();  // the agents have yet to hear of it
+    Settle();  // the agents have not received the confirmations yet
   }
 
   ~Job() {
@@ -177,7 +179,7 @@ class Job {
       for (const pid_t pid : children_) {
         if (waitpid(pid, nullptr, WNOHANG) != 0 && !shared_->broken) Die("a process has crashed");
       }
-      if (shared_->broken) exit(1);  // it has said why
+      if (shared_->broken) exit(1);  // the process has printed the reason
       if (MonotonicNanoseconds() > deadline) {
         Die(absl::StrCat("only ", mark.count.load(), " of ", count, " ", what));
       }
@@ -185,7 +187,7 @@ class Job {
     }
   }
 
-  // Each agent asks for it before it is asked for anything.
+  // Blocks until all agents have subscribed, which each does before its first command.
   void AwaitSubscriptions() {
     const std::string channel = absl::StrCat("ddp:{scale}:i", shared_->instance.load(), ":news");
     const int64_t deadline = MonotonicNanoseconds() + absl::ToInt64Nanoseconds(kPatience);
@@ -202,7 +204,7 @@ class Job {
     return (*counts)[1].AsInteger().value_or(0);
   }
 
-  // All agents join. Returns the seconds until the last one has its place.
+  // Makes all agents join. Returns the seconds until the last one has its place.
   double Join() {
     shared_->joined.Reset();
     for (auto& given : shared_->ranks) given = 0;
@@ -225,7 +227,7 @@ class Job {
     PrintScripts();
   }
 
-  // Of one core of the store, in percent, while so many seconds pass.
+  // Returns the store's use of one core, in percent, during `seconds`.
   double ShareOfCore(int seconds) {
     const Spent before = Now();
     poll(nullptr, 0, 1000 * seconds);
@@ -234,7 +236,7 @@ class Job {
            static_cast<double>(after.wall_ns - before.wall_ns);
   }
 
-  // The agents stand still meanwhile.
+  // Measures PINGs. The agents stand still meanwhile.
   double Pings() {
     shared_->silent.Reset();
     shared_->pinged.Reset();
@@ -262,7 +264,7 @@ class Job {
     return share;
   }
 
-  // PINGs and heartbeats by turns, each time in a new round. The first one is joined here.
+  // Measures PINGs and heartbeats in turns, each time in a new round. Joins the first round.
   void HeartbeatsBesidePings() {
     std::vector<double> pings, beats;
     for (int i = 0; i < FLAGS_heartbeat_times; ++i) {
@@ -270,7 +272,7 @@ class Job {
       if (i == 0) {
         Joining("joined and running", agents_ <= 1000 ? 0.5 : 3.0);
       } else {
-        Settle();  // what was put off is all due at once
+        Settle();  // everything that was delayed is due at once
         Failure();
         Join();
       }
@@ -286,7 +288,7 @@ class Job {
     fflush(stdout);
   }
 
-  // For as long as a few heartbeats take.
+  // Waits for as long as a few heartbeats take.
   static void Settle() { poll(nullptr, 0, 4 * FLAGS_heartbeat_ms); }
 
   // Returns the seconds from the report of a failure until the last agent knows.
@@ -338,7 +340,7 @@ class Job {
     Die("INFO does not tell " + name);
   }
 
-  // How often scripts were run, and what they cost by the server's own clock.
+  // Prints how often scripts were run, and their cost by the server's own clock.
   void PrintScripts() {
     for (const auto& line :
          absl::StrSplit(InfoText("commandstats"), absl::ByAnyChar("\r\n"), absl::SkipEmpty())) {
@@ -365,7 +367,7 @@ class Job {
 // Redis keeps this many descriptors for itself, and we are clients too.
 constexpr int kFilesOfServer = 100;
 
-// Makes room for so many agents with a connection each; returns for how many there is room.
+// Raises the limit of open files for `agents` agents. Returns for how many there is room.
 int MakeRoom(int agents) {
   const rlim_t wanted = static_cast<rlim_t>(agents + kFilesOfServer);
   rlimit limit{};

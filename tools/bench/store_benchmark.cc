@@ -1,13 +1,12 @@
-// RedisStore beside LibTorch's TCPStore, in one run.
+// Compares RedisStore with LibTorch's TCPStore, in one run.
 //
 //   bazel run -c opt //tools/bench:store_benchmark
 //
-// Three subjects take turns in every round, so that a machine that gets slower gets slower for all:
+// Three subjects take turns in every round, so that a slower machine is slower for all of them:
 // TCPStore (libuv, its server in a process of its own), RedisStore over TCP, RedisStore over the
-// unix socket of the same redis-server. A figure is the median over the rounds, its spread the
-// range from the first to the third quartile; a ratio is the median of the rounds' own ratios.
-// TCPStore does not wait for the answer to a set, so that what is compared is a set followed by a
-// get.
+// unix socket of the same redis-server. A figure is the median over the rounds. Its spread is the
+// range from the first to the third quartile. A ratio is the median of the rounds' own ratios.
+// TCPStore does not wait for the reply to a set, so the benchmark measures a set followed by a get.
 
 #include <gflags/gflags.h>
 #include <poll.h>
@@ -61,7 +60,7 @@ struct Subject {
   StorePtr store;
 };
 
-// TCPStore's server, in a process that dies with ours.
+// TCPStore's server, in a process that ends with this one.
 class TcpServerProcess {
  public:
   TcpServerProcess() {
@@ -122,12 +121,12 @@ class Benchmark {
 
   bool all_met() const { return all_met_; }
 
-  // Measures `once`, which returns microseconds, for each subject in each round. `target`: the
-  // largest good ratio to TCPStore's figure; 0: none is set.
+  // Measures `once`, which returns microseconds, for each subject in each round. `target` is the
+  // largest ratio to TCPStore's figure that counts as met; 0: no target.
   void Compare(const char* what, int rounds, double target,
                const std::function<double(const Subject&)>& once) {
     std::vector<std::vector<double>> figures(subjects_.size());
-    for (int round = -1; round < rounds; ++round) {  // the first one warms up
+    for (int round = -1; round < rounds; ++round) {  // the first round warms up
       for (size_t i = 0; i < subjects_.size(); ++i) {
         const size_t turn = (i + round + 1) % subjects_.size();
         const double figure = once(subjects_[turn]);
@@ -170,8 +169,7 @@ class Benchmark {
   bool all_met_ = true;
 };
 
-// The median time of one call, out of a batch: what the scheduler does to a few of them is no
-// figure of ours.
+// Returns the median time of one call in a batch. The scheduler delays a few calls.
 std::function<double(const Subject&)> Each(std::function<void(c10d::Store&, int)> call) {
   return [call = std::move(call)](const Subject& subject) {
     std::vector<double> times;
@@ -196,7 +194,7 @@ void CompareSmallOperations(Benchmark& benchmark) {
                     Each([](c10d::Store& store, int) { store.add("counter", 1); }));
 }
 
-// The best of five calls: one call is long enough for the scheduler to get into most of them.
+// Measures the best of five calls. One call is so long that the scheduler interrupts most of them.
 void CompareMultiGet(Benchmark& benchmark) {
   std::vector<std::string> keys;
   const std::vector<Bytes> values(kManyKeys, Bytes(kAddress, kAddress + sizeof(kAddress) - 1));
@@ -212,7 +210,7 @@ void CompareMultiGet(Benchmark& benchmark) {
   });
 }
 
-// From just before the set to the return of the get that waited for it.
+// Measures from just before the set until the get that waited for it returns.
 void CompareWake(Benchmark& benchmark) {
   int turn = 0;
   std::map<std::string, std::vector<double>> figures;
@@ -224,7 +222,7 @@ void CompareWake(Benchmark& benchmark) {
       waiting->get(key);
       woken = MonotonicNanoseconds();
     });
-    PauseMilliseconds(20);  // by now it waits; of TCPStore it cannot be asked
+    PauseMilliseconds(20);  // the get waits by now; TCPStore cannot be asked
     const int64_t start = MonotonicNanoseconds();
     subject.store->set(key, "v");
     waiter.join();
@@ -238,7 +236,7 @@ void CompareWake(Benchmark& benchmark) {
   }
 }
 
-// What the server is asked during a second in which eight clients wait.
+// Counts the server's commands during a second in which eight clients wait.
 void CountPolling(Benchmark& benchmark, const testing::RedisFixture& redis) {
   constexpr int kWaiters = 8;
   const Subject& subject = benchmark.subjects().back();
@@ -275,8 +273,9 @@ std::vector<StorePtr> OpenMany(const Subject& subject, int count) {
   return stores;
 }
 
-// Each member sets its address and reads those of all. They are connected before: TCPStore's client
-// looks up a host name for its log, which takes as long as the machine's name service likes.
+// Each member sets its address and reads the addresses of all. The members connect before:
+// TCPStore's client looks up a host name for its log, which takes as long as the machine's name
+// service needs.
 void CompareJoining(Benchmark& benchmark) {
   std::map<std::string, std::vector<StorePtr>> stores;
   for (const Subject& subject : benchmark.subjects()) {
@@ -305,7 +304,7 @@ void CompareJoining(Benchmark& benchmark) {
 }
 
 int Main() {
-  const TcpServerProcess tcp_server;  // forked while we have one thread
+  const TcpServerProcess tcp_server;  // forked while this process has one thread
   const auto redis = testing::RedisFixture::StartTcp();
   store::StoreAddress by_tcp = redis->Address();
   store::StoreAddress by_socket = by_tcp;
