@@ -6,10 +6,10 @@
 
 namespace ddp::store {
 
-// Returns the rules of an ACL user for the agents and workers of one job, in the form of `user NAME
-// on >PASSWORD <rules>` in redis.conf or of ACL SETUSER. The rules allow the keys and channels of
-// the job, and the commands that the rendezvous' scripts, RedisStore and `ddprun status` use. They
-// remove all earlier rights of the user; its passwords stay.
+// Returns the rules of an ACL user for the agents and workers of one job. Their form is that of
+// `user NAME on >PASSWORD <rules>` in redis.conf and of ACL SETUSER. The rules allow the keys and
+// channels of the job, and the commands that the rendezvous' scripts, RedisStore and `ddprun
+// status` use. They remove all earlier rights of the user; its passwords stay.
 //
 // redis.conf cannot express a blank or a control character in a run id. The rules have `?` in its
 // place, which matches any character.

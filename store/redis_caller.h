@@ -30,7 +30,7 @@ struct RedisConnectionOptions {
   // Limit of one method call, with all reconnects, repeats and pauses. Zero: a single attempt.
   absl::Duration total_timeout = absl::Seconds(30);
 
-  // The pause before the n-th repeat is drawn evenly from [0, min(max, initial * 2^n)], so that the
+  // The pause before the n-th repeat is drawn evenly from [0, min(max, initial * 2^n)]. So the
   // clients of a server that comes back do not all call at the same moment.
   absl::Duration backoff_initial = absl::Milliseconds(10);
   absl::Duration backoff_max = absl::Seconds(1);
@@ -67,7 +67,7 @@ std::string RedisWireForm(const std::vector<std::vector<std::string>>& commands)
 // The derived class makes one attempt: RedisConnection (one thread) or SharedRedisConnection (any
 // number of threads).
 //
-// A call that finds the connection broken makes a new one and goes on, within its deadline. It
+// A call that finds the connection broken makes a new one and continues, within its deadline. It
 // blocks its caller for at most total_timeout. A server that answers READONLY or MASTERDOWN is a
 // replica: the call leaves it, looks up the server's name at once and tries there.
 //

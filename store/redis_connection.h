@@ -20,7 +20,7 @@
 namespace ddp::store {
 
 // A connection to one Redis server that reconnects by itself: a call that finds the connection
-// broken makes a new one and goes on, within its deadline.
+// broken makes a new one and continues, within its deadline.
 //
 // Not thread-safe: one thread at a time. Blocks its caller for at most total_timeout per call.
 // Raises no SIGPIPE. Child programs do not inherit its descriptor.
@@ -45,7 +45,7 @@ class RedisConnection final : public RedisCaller {
 
   // Sends commands without waiting for replies. Never reconnects and never repeats. kUnavailable:
   // not connected, or the connection broke. After Send, the caller must Receive every reply before
-  // it calls Command, Eval or Pipeline again. If the caller gives up a reply, it must call
+  // it calls Command, Eval or Pipeline again. To abandon a reply that is due, call
   // Disconnect().
   absl::Status Send(const std::vector<std::vector<std::string>>& commands);
 
@@ -69,7 +69,7 @@ class RedisConnection final : public RedisCaller {
   // Closes the connection. The next call of Command, Eval or Pipeline makes a new one.
   void Disconnect();
 
-  // Returns the socket to a caller that goes on with it; an invalid one while not connected. Its
+  // Returns the socket, for a caller that uses it itself; an invalid one while not connected. Its
   // recv() blocks for at most 100 ms, and not at all with MSG_DONTWAIT. Do not call Release() while
   // replies are due.
   UniqueFd Release();

@@ -13,7 +13,7 @@
 
 namespace ddp::store {
 
-// One Redis server, and the user to log in as. A value: copy it freely.
+// The address of a Redis server, and the user to log in as. A value: copy it freely.
 struct RedisEndpoint {
   static constexpr int kDefaultPort = 6379;
 
@@ -47,9 +47,9 @@ struct RedisEndpoint {
 // The returned endpoint has no user and no password.
 //
 // kInvalidArgument: the text has another form; the port is outside 1..65535; the path of a socket
-// is relative or too long (at most 107 bytes); or the text holds "user:password@", which other
-// users of the machine could read. The message names the variables to use instead and does not
-// repeat the text.
+// is relative or has more than 107 bytes. Also kInvalidArgument: the text holds "user:password@",
+// which other users of the machine could read. The message then names the variables to use instead
+// and does not repeat the text.
 absl::StatusOr<RedisEndpoint> ParseRedisEndpoint(const std::string& text,
                                                  int default_port = RedisEndpoint::kDefaultPort);
 

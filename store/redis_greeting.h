@@ -11,9 +11,8 @@
 
 namespace ddp::store {
 
-// Returns the commands of the greeting: AUTH and SELECT where needed, CLIENT SETNAME unless
-// `client_name` is empty, PING. With `resp3` also HELLO 3, whose reply is the first in that
-// protocol. Each command brings one reply.
+// Returns AUTH and SELECT where needed, CLIENT SETNAME unless `client_name` is empty, PING. With
+// `resp3` also HELLO 3, whose reply is the first in that protocol. Each brings one reply.
 std::vector<std::vector<std::string>> RedisGreeting(const RedisEndpoint& endpoint,
                                                     const std::string& client_name, bool resp3);
 

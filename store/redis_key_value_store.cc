@@ -425,7 +425,7 @@ absl::StatusOr<RedisReply> RedisKeyValueStore::AwaitOne(const std::string& key,
     bool asked = false;
     reply = connection_->AskOnPush(Channel(key), question, HasCome, deadline, asked);
     if (!IsPassing(reply.status())) continue;
-    // If no question is unanswered, a broken wait goes on, even with a question that changes data.
+    // If `asked` is false, no question was lost, so even one that changes data may be repeated.
     if (asked && !idempotent) {
       return absl::Status(reply.status().code(),
                           absl::StrCat(reply.status().message(), "; ", question[0],

@@ -34,7 +34,7 @@
 // drops a client to which it sends more than 32 MB at once (client-output-buffer-limit pubsub). So
 // a single value should stay below 16 MB; many values are fetched in pieces.
 //
-// Rights. The Redis user needs keys ~<prefix>*, channels &<prefix>*, and the commands hget hmget
+// Rights. The Redis user needs keys ~<prefix>* and channels &<prefix>*. The commands are hget hmget
 // hset hdel hlen hexists hscan hincrby exists lpop llen rpush pexpire publish subscribe unsubscribe
 // multi exec eval evalsha ping select.
 #ifndef DDP_STORE_REDIS_KEY_VALUE_STORE_H_
@@ -170,8 +170,9 @@ class RedisKeyValueStore {
 
   absl::StatusOr<RedisReply> Run(const std::vector<std::string>& command, bool idempotent,
                                  absl::Time deadline);
-  // Runs one command that changes the value or the queue of `key`, renews the time-to-live of the
-  // Redis key (the command's second word), and wakes the waiters. Returns the command's reply.
+  // Runs one command that changes the value or the queue of `key`, and wakes the waiters. Renews
+  // the time-to-live of the Redis key, which is the command's second word. Returns the command's
+  // reply.
   absl::StatusOr<RedisReply> Change(const std::string& key, const std::vector<std::string>& command,
                                     bool idempotent, absl::Time deadline);
   // As Change(), by a script over the values. Its arguments: time-to-live, channels, `args`.

@@ -1,5 +1,6 @@
 // The bytes of a Redis connection with pushes. The two streams do not depend on the pieces in which
-// the bytes came, hold no more than a small multiple of them, and are RESP2 to a second splitter.
+// the bytes came. They hold no more than a small multiple of the bytes, and are RESP2 to a second
+// splitter.
 #include "store/redis_push_splitter.h"
 
 #include <glog/logging.h>

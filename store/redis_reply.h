@@ -10,7 +10,7 @@
 
 namespace ddp::store {
 
-// One reply of a Redis server: a value type that owns all its data. Copy and move it freely.
+// A reply of a Redis server: a value type that owns all its data. Copy and move it freely.
 // Thread-compatible.
 //
 // Replies are not trusted to have the type that the caller expects. Each accessor checks the type

@@ -77,7 +77,7 @@ absl::StatusOr<std::vector<RedisReply>> SharedRedisConnection::TryOnce(const Req
   const auto exchange = Expect(Exchange::Kind::kRequest, "", request.replies);
   absl::StatusOr<std::vector<RedisReply>> replies =
       Converse(*exchange, request.bytes, attempt_deadline, sent);
-  // A caller with a short deadline gives up alone. A server that is silent for command_timeout is
+  // A caller with a short deadline times out alone. A server that is silent for command_timeout is
   // lost to all callers.
   if (absl::IsDeadlineExceeded(replies.status()) && epoch == epoch_ && HasBeenSilentSince(start)) {
     Break(replies.status());
@@ -181,7 +181,7 @@ absl::Status SharedRedisConnection::Silence() const {
 
 // Returns true when a request has been unanswered for command_timeout: the request of the caller
 // that began at `start`, or an earlier one. (If only the caller's own request counted, a server
-// whose callers all have shorter deadlines would never be given up.)
+// whose callers all have shorter deadlines would never be dropped.)
 bool SharedRedisConnection::HasBeenSilentSince(absl::Time start) const {
   const absl::Time oldest = exchanges_.empty() ? start : exchanges_.front()->sent_at;
   return clock_.Now() - std::min(start, oldest) >= options().command_timeout;

@@ -28,10 +28,10 @@
 
 namespace ddp::store {
 
-// One connection to a Redis server for all threads of a process. A thread that is blocked until a
-// message is published delays no other thread's commands, so the server has one client however many
-// threads call or wait. The methods and errors are those of RedisCaller; a broken connection is
-// made anew, as in RedisConnection.
+// The connection to a Redis server that all threads of a process share. A thread that is blocked
+// until a message is published delays no other thread's commands. So the server has one client,
+// however many threads call or wait. The methods and errors are those of RedisCaller. A broken
+// connection is replaced, as in RedisConnection.
 //
 // How. The connection speaks RESP3, in which a subscribed client may still run commands (Redis 6
 // and newer). Requests are written one after another, and replies belong to them in this order.

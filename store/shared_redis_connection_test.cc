@@ -204,7 +204,7 @@ TEST_F(SharedRedisConnectionTest, LostServerIsUnavailableToEachWithinItsTime) {
   EXPECT_TRUE(shared_->Command({"GET", "a"}, Within(kLong, true)).ok());
 }
 
-// A caller with a short deadline gives up. No other caller gets its late reply.
+// A caller with a short deadline times out. No other caller gets its late reply.
 TEST_F(SharedRedisConnectionTest, ImpatientCallerDisturbsNobody) {
   ASSERT_EQ(kill(redis_->pid(), SIGSTOP), 0);
   std::thread patient([&] { EXPECT_EQ(*shared_->Command({"INCR", "n"})->AsInteger(), 1); });

@@ -63,7 +63,7 @@ enum class TcpStoreQuery : uint8_t {
 
 inline constexpr uint32_t kTcpStoreMagic = 0x3C85F7CE;
 
-// One-byte replies.
+// The replies of one byte.
 inline constexpr char kReady = 0;
 inline constexpr char kNotReady = 1;
 inline constexpr char kStopWaiting = 0;

@@ -1,5 +1,5 @@
 // The bytes of a TCPStore client. The requests do not depend on the pieces in which their bytes
-// came, can be written and parsed again, and take memory in proportion to the bytes. The store
+// came, and can be written and parsed again. They take memory in proportion to the bytes. The store
 // behind the parser answers each request, and keeps none of its memory in the end.
 #include "store/tcp_store_protocol.h"
 

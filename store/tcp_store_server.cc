@@ -99,7 +99,7 @@ class TcpStoreServer::Shell {
   void MakeRoom();
 
   void OnReady(ClientId id);
-  // Both functions condemn the client on an error and when it has gone.
+  // Both functions condemn the client on an error and when it has closed its end.
   void Answer(ClientId id, Client& client);
   void Handle(ClientId id, const Client& client, TcpStoreRequest request);
   std::optional<std::string> ReplyOfOwner(const TcpStoreRequest& request) const;
@@ -153,7 +153,7 @@ void TcpStoreServer::Shell::Renew() {
   Hold();
   DropPast();
   DropGone();
-  // Accepts the clients that wait in the kernel, and drops those of them that have gone.
+  // Accepts the clients that wait in the kernel, and drops those that have closed their end.
   bool more = true;
   for (int i = 0; more && i < TcpStoreListener::kMaxRounds; ++i) {
     more = listener_->Accept();
@@ -213,7 +213,7 @@ void TcpStoreServer::Shell::OnReady(ClientId id) {
   Settle(client);
 }
 
-// Answers the client's requests. Stops when a reply cannot be sent, and goes on when it is sent.
+// Answers the client's requests. Stops while a reply cannot be sent.
 // Holds a request that must wait for Renew().
 void TcpStoreServer::Shell::Answer(ClientId id, Client& client) {
   while (!condemned_.contains(id)) {
@@ -303,7 +303,7 @@ void TcpStoreServer::Shell::CondemnUnlessOk(ClientId id, const absl::Status& sta
 }
 
 void TcpStoreServer::Shell::DropCondemned() {
-  // A drop may end waits of other clients, and the replies may find these gone too.
+  // A drop may end waits of other clients. If a reply cannot be sent, its client is condemned too.
   while (!condemned_.empty()) {
     const ClientId id = *condemned_.begin();
     const auto found = clients_.find(id);

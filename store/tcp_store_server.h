@@ -56,15 +56,15 @@ class TcpStoreServer {
   using Answer = std::function<std::string(const std::string& question)>;
   void AnswerTo(const std::string& prefix, Answer answer);
 
-  // Hold() and Renew() let one port serve successive groups of clients. Two steps are needed,
-  // because clients of the old group may still be connected, or may even connect, when clients of
-  // the next one are expected.
+  // Hold() and Renew() let one port serve successive groups of clients. Two steps are needed:
+  // clients of the old group may still be connected, or may even connect, when the next group is
+  // expected.
   //
   // Hold(): connected clients keep the present keys. A client that connects later is greeted and
   // may read the owner's keys. Its other requests wait for Renew().
   // Renew(): makes the server as if started anew. Drops the clients that connected before Hold(),
   // and forgets all keys but the published ones. Then serves the clients that connected later. A
-  // client that has gone meanwhile is dropped, and its waiting requests are never applied. (Only
+  // client that has closed its end is dropped, and its waiting requests are never applied. (Only
   // what the kernel knows counts: the loss of a client's machine is known half a minute later.)
   //
   // A second Hold() before Renew() does nothing. Renew() without Hold() drops all clients.

@@ -48,9 +48,9 @@ class TcpStoreState {
   // whose waits end. On an error nothing was applied, and the caller must disconnect the client.
   //
   // kInvalidArgument: the first request is not a correct validation, or a later one is a
-  // validation; an add to a value that is not a number, or a sum beyond 64 bits; a second wait
-  // during the first. kResourceExhausted: a value, a reply or the whole store would exceed the
-  // limits. The messages name the key, except for a reply.
+  // validation; an add to a value that is not a number. Also: an add whose sum exceeds 64 bits; a
+  // second wait during the first. kResourceExhausted: a value, a reply or the whole store would
+  // exceed the limits. The messages name the key, except for a reply.
   absl::Status Handle(ClientId id, TcpStoreRequest request, Replies& replies);
 
   // Returns true when the client has sent a correct validation.

@@ -1,4 +1,4 @@
-// One rank of ddp_step_benchmark.py on our side: does training steps of one model on request.
+// A rank of ddp_step_benchmark.py on our side: does training steps of one model on request.
 // ddp_step_benchmark_torch.py is the same on PyTorch's side, line by line.
 //
 // The ranks find each other by the environment, as under torchrun. Requests come on stdin, one a

@@ -111,7 +111,7 @@ void RendezvousAgents::ReportFailure() {
         if (verdict->decision != elastic::FailureVerdict::Decision::kRestart) {
           Fail(absl::InternalError("the failure was not followed by a restart"));
         }
-        if (!agents_[0].generation.nonce.empty()) Told(0);  // the verdict tells the reporting agent
+        if (!agents_[0].generation.nonce.empty()) Told(0);  // the verdict notifies the reporter
       });
 }
 
