@@ -11,59 +11,59 @@
 
 namespace ddp::elastic {
 
-// When a member of a round is heard next, whether lightly or in full, and what it says then. Pure;
-// a part of RendezvousCore.
+// Schedules the heartbeats of one member of a round: when the next is due, whether it is light or
+// full, and its arguments. Pure; owned by RendezvousCore.
 //
-// A light heartbeat costs the server a third of a full one, but only full ones say how far the node
-// is, and it is their scripts that give up lost nodes. So the nodes of a job together send at least
-// half of Rhythm::full_heartbeats full ones per interval, and each node at least one in three
+// A light heartbeat costs the server a third of a full one. Only full heartbeats carry a node's
+// progress, and only their scripts evict lost nodes. So the nodes of a job together send at least
+// half of Rhythm::full_heartbeats full ones per interval. Each node sends at least one in three
 // leases.
 //
-// Every `share`, drawn from [0, 1), spreads what all nodes would else do in the same moment. But
-// not evenly: heartbeats are due at the beginning of one of the slots that the server's clock cuts
-// an interval into. A server that is idle must be woken for a heartbeat, which costs it more than
-// the heartbeat itself; so it is woken once for those of many nodes.
+// Each `share` argument is a random number in [0, 1); it spreads the nodes' heartbeats over time.
+// The spread is in slots: an interval has kSlotsPerInterval slots by the server's clock, and a
+// heartbeat is due at the start of one. Waking an idle server costs it more than a heartbeat does,
+// so one wake-up serves the heartbeats of many nodes.
 //
 // Thread-compatible.
 class HeartbeatPlan {
  public:
-  // 20 ms each by default, so that of 10,000 nodes 400 share one, which keep a server busy for a
+  // A slot is 20 ms by default. With 10,000 nodes, 400 share a slot and keep a server busy for a
   // few milliseconds.
   static constexpr int kSlotsPerInterval = 25;
 
   struct Rhythm {
     absl::Duration interval = absl::Milliseconds(500);
     absl::Duration lease = absl::Seconds(3);
-    int nodes = 1;  // in the round
+    int nodes = 1;  // number of nodes in the round
     int full_heartbeats = 1;
   };
 
-  // A round begins. What is said of steps is about this one from now on.
+  // Begins a round: clears the reported step and schedules the first heartbeat.
   void Start(const Rhythm& rhythm, absl::Time now, double row_share, double share);
 
-  // What the next full heartbeats say; the row and the busy time only when they have changed, and
-  // so seldom that the rows of all nodes do not flood the server.
+  // Sets the content of the next full heartbeats. The row and the busy time are sent only when they
+  // have changed, and at limited intervals: the rows of all nodes must not flood the server.
   void SetReport(const NodeReport& report) { report_ = report; }
 
-  // The server has forgotten what it was told.
+  // Makes the next full heartbeats send the row and the busy time again: the server lost them.
   void ForgetWhatWasSaid();
 
-  // When the next one is due; infinite: no round has begun.
+  // When the next heartbeat is due; infinite: no round has begun.
   absl::Time due() const { return due_; }
   bool next_is_light() const { return light_left_ > 0; }
 
-  // Whatever comes next is a full one; and is due at once.
+  // Makes the next heartbeat a full one. BeInFullAt also makes it due at `now`.
   void BeInFull() {
     light_left_ = 0;
     out_of_turn_ = true;
   }
   void BeInFullAt(absl::Time now);
 
-  // ARGV 10 to 14 of heartbeat.lua, for the full heartbeat that is sent now.
+  // Returns ARGV 10 to 14 of heartbeat.lua, for a full heartbeat that is sent at `now`.
   std::vector<std::string> Compose(absl::Time now);
 
-  // The one that was sent is answered: the next is due in about an interval. A full one may have
-  // told the server's time.
+  // Records the answer to the last heartbeat; the next one is due in about an interval.
+  // `server_now` is the server's time, if the answer to a full heartbeat told it.
   void OnLightAnswer(absl::Time now, double share);
   void OnFullAnswer(absl::Time now, std::optional<absl::Time> server_now, double share);
 
@@ -73,18 +73,18 @@ class HeartbeatPlan {
   absl::Time NextDue(absl::Time now, double share) const;
 
   Rhythm rhythm_;
-  std::optional<absl::Duration> server_ahead_;  // of our clock
+  std::optional<absl::Duration> server_ahead_;  // server's clock minus this node's
   absl::Time compared_at_ = absl::UnixEpoch();
   absl::Time due_ = absl::InfiniteFuture();
-  int light_left_ = 0;        // that come before the next full one
-  bool out_of_turn_ = false;  // the next full one was called for
+  int light_left_ = 0;        // light heartbeats before the next full one
+  bool out_of_turn_ = false;  // the next full heartbeat was requested by BeInFull
 
   NodeReport report_;
-  absl::Time row_at_ = absl::InfinitePast();  // not before
+  absl::Time row_at_ = absl::InfinitePast();  // earliest time to send the row and the busy time
   std::string row_said_;
   int64_t busy_us_said_ = -1;
 
-  // On its way; empty and -1: not said.
+  // Sent and not answered yet; empty and -1: not sent.
   std::string row_sent_;
   int64_t busy_us_sent_ = -1;
 };

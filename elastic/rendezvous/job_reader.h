@@ -11,19 +11,20 @@
 
 namespace ddp::elastic {
 
-// What the store holds of a job, for those who look at it from outside. Times are the store's.
+// A snapshot of a job, read from the store by an observer that takes no part in it. All times are
+// by the store's clock.
 
 // A member of the current generation, or a node that waits to join the next.
 struct NodeRecord {
   std::string node;
   bool is_member = false;
-  int group_rank = -1;  // of a member
+  int group_rank = -1;  // -1: not a member
   std::string host;
   std::string role;
   int nproc = 0;
   bool has_lease = true;
-  double lease_left_s = 0;  // negative: it has run out
-  std::string row;          // as the node sent it (NodeReport::row); not looked into; may be empty
+  double lease_left_s = 0;  // negative: the lease has run out
+  std::string row;          // NodeReport::row as the node sent it, not validated; may be empty
 };
 
 struct FailureRecord {
@@ -37,14 +38,15 @@ struct FailureRecord {
 
 struct JobRecord {
   int64_t instance = 0;
-  std::vector<int64_t> other_running;  // instances of the same run id that run too
-  // "forming", "running", "draining" (membership is about to change), or how it has ended:
+  std::vector<int64_t> other_running;  // further running instances of the same run id
+  // "forming", "running", "draining" (membership is about to change), or the kind of end:
   // "succeeded", "budget_spent", "no_progress", "closed", "abandoned".
   std::string state;
   std::string end_reason;
   uint64_t generation = 0;
   std::string nonce;
-  std::string reason;  // why the generation before ended; while forming or draining, why this one
+  std::string
+      reason;  // why the previous generation ended; while forming or draining, why this one ends
   int restarts = 0;
   int max_restarts = 0;
   int min_nodes = 0;
@@ -53,14 +55,14 @@ struct JobRecord {
   double unix_time_s = 0;
   int64_t nodes_total = 0;
   std::vector<NodeRecord> nodes;        // at most `nodes_max` of them, members first
-  std::vector<FailureRecord> failures;  // the newest first
+  std::vector<FailureRecord> failures;  // newest first
 };
 
-// Reads an instance of a run: `instance` 0 means the newest one that runs, or else the newest. It
-// changes nothing in the store, and holds it up for no longer than a few hundred nodes take.
+// Reads one instance of a run. `instance` 0: the newest running one, or else the newest. Changes
+// nothing in the store. The members and leases are read at once, the rows 256 nodes at a time.
 //
-// Blocks, within the connection's own deadlines. Errors: those of RedisConnection; kNotFound (there
-// is no such run or instance: says so for people); kInternal (what is there makes no sense).
+// Blocks within the connection's own deadlines. Errors: those of RedisConnection; kNotFound (no
+// such run or instance; the message is for people); kInternal (the stored data makes no sense).
 absl::StatusOr<JobRecord> ReadJob(store::RedisConnection& connection, const std::string& run_id,
                                   int64_t instance, size_t nodes_max);
 

@@ -15,60 +15,61 @@
 
 namespace ddp::elastic {
 
-// The rendezvous of one agent, in Redis (6 or newer): each request is one Lua script. All of it,
-// the news of the other nodes too, travels over one connection that the agent's event loop watches.
+// The Rendezvous of one agent through Redis 6 or newer: each request is one Lua script. The agent
+// owns it. All requests and notifications use one connection, which the agent's event loop watches.
 //
-// A job's keys are all `ddp:{RUN_ID}:i<instance>:...`, so that they live in one hash slot, and
-// expire a day after the last agent was heard. While the agent is in a round its lease is renewed
-// every sixth of its length, by the server's clock.
+// A job's keys all begin with `ddp:{RUN_ID}:i<instance>:`, so they live in one hash slot. They
+// expire a day after the last agent was heard. A member of a round renews its lease every sixth of
+// the lease by default; the lease runs by the server's clock.
 //
-// Out of reach: requests and heartbeats are tried again with growing pauses. All waiting is done in
-// the event loop, that for a connection and for the server's name too; only Open() blocks.
+// When the store is out of reach, requests and heartbeats are retried with growing pauses. Only
+// Open() blocks; later connects and name look-ups wait in the event loop.
 //
-// Thread: that of the event loop.
+// Thread: the event loop's.
 class RedisRendezvous final : public Rendezvous {
  public:
   struct Options {
     store::RedisEndpoint endpoint;
     std::string run_id;
-    // Empty: the run id alone says which job this is. Else agents meet by this text as well, and a
-    // job that has all its nodes is left alone: what agents without a run id of their own use.
+    // Empty: agents meet by the run id alone. Not empty: agents meet by this text as well, and do
+    // not join a job that has all its nodes. Used where the user gave no run id.
     std::string fingerprint;
 
-    // Of the job; those of the node that opens it count.
+    // Limits of the job. The values of the node that opens the job hold for all nodes.
     int max_restarts = 0;
     int min_nodes = 1;
     int max_nodes = 1;
-    absl::Duration last_call = absl::Seconds(30);  // of the first round, once min_nodes have come
-    int no_progress_limit = 3;                     // failures in a row without a step; 0: no limit
-    int quarantine_strikes = 3;                    // failures of one machine; 0: no quarantine
+    absl::Duration last_call =
+        absl::Seconds(30);       // of the first round, from the time that min_nodes have joined
+    int no_progress_limit = 3;   // charged failures in a row without a step; 0: no limit
+    int quarantine_strikes = 3;  // charged failures of one machine; 0: no quarantine
     absl::Duration quarantine_cooldown = absl::Seconds(60);
 
     absl::Duration lease = absl::Seconds(3);
     absl::Duration heartbeat;  // zero: a sixth of the lease
 
-    // How long Open() tries to reach the server.
+    // Time for Open() to reach the server.
     absl::Duration connect_timeout = absl::Seconds(30);
-    // One try, later on.
+    // Time for one later try to connect.
     absl::Duration reconnect_timeout = absl::Milliseconds(250);
-    // One script, later on: after that the connection counts as broken.
+    // Time for one later script. After it the connection counts as broken.
     absl::Duration reply_timeout = absl::Seconds(2);
 
-    // Takes part in this instance of the run, which must be open; 0: chosen by the rules above.
+    // Joins this instance of the run, which must exist; 0: chosen by the rules.
     int64_t instance = 0;
   };
 
-  // Reaches the server and opens an instance of the run. Blocks, at most for connect_timeout.
-  // Errors: kUnavailable (says where, how long and why), kUnauthenticated, kPermissionDenied,
-  // kFailedPrecondition (a server before Redis 6), kInternal. `loop` is not owned and must outlive
-  // the rendezvous.
+  // Connects and opens an instance of the run. Blocks for at most connect_timeout. `loop` is not
+  // owned and must outlive the rendezvous. Errors: kUnavailable (says where, how long and why),
+  // kUnauthenticated, kPermissionDenied, kFailedPrecondition (a server before Redis 6), kNotFound
+  // (Options::instance does not exist), kInternal.
   static absl::StatusOr<std::unique_ptr<RedisRendezvous>> Open(const Options& options,
                                                                EventLoop* loop);
   ~RedisRendezvous() override;
 
-  // The instance of the run id that this job is, from 1.
+  // The number of this job's instance of the run id, from 1.
   int64_t instance() const;
-  // Of the job, which may be another node's.
+  // The job's limits. Another node may have set them.
   JobLimits limits() const;
 
   void Join(const NodeOffer& offer, absl::Duration timeout, JoinDone done) override;

@@ -13,55 +13,57 @@
 
 namespace ddp::elastic {
 
-// What the job decided about a failure.
+// The job's answer to a failure report.
 struct FailureVerdict {
   enum class Decision {
-    kRestart,  // join again; whether it is charged is decided when the next round is complete
-    kEnded,    // the job has: `end` says how
-    kStale,    // that generation was over already: join again
+    kRestart,  // join again; the next round decides whether the failure is charged
+    kEnded,    // the job has ended: see `end`
+    kStale,    // the reported generation is not this node's current one: join again
   };
   Decision decision = Decision::kRestart;
   JobEnd end;
 };
 
-// What comes of joining: a place in a round, or the news that there will be none.
+// The answer to a join: a place in a complete round, or the end of the job.
 using JoinAnswer = std::variant<Round, JobEnd>;
 
-// What a node is told unasked: at once where the push arrives, by the next heartbeat where it was
-// lost. Told once each.
+// A notification that answers no request. Redis pushes it at once; if the push is lost, the next
+// full heartbeat delivers it. Each event is notified once.
 struct News {
   enum class Kind {
-    // `generation` is over: another node failed or was lost. Stop the workers, join again.
+    // `generation` is over: another node failed or was lost. Stop the workers, then join again.
     kGenerationOver,
-    // Membership is about to change: the workers stop after step `stop_at_step`, then join again.
-    // Until all nodes have, the generation goes on.
+    // Membership is about to change. The workers stop after step `stop_at_step`, then the node
+    // joins again. The generation goes on until all its nodes have joined.
     kDrain,
-    kJobEnded,  // `end`
-    // The store does not count this node to its generation any more. Its workers must die now; it
-    // may join again.
+    kJobEnded,  // see `end`
+    // Redis no longer counts this node as a member of `generation`. Kill its workers at once; the
+    // node may join again.
     kEvicted,
-    kOutOfReach,   // the store is; `cause` says why. Training goes on, membership is frozen
+    kOutOfReach,   // the store does not answer, see `cause`; training goes on, membership is frozen
     kBackInReach,  // the store answers again
-    // Join has not ended yet: `cause` says for what it waits: "1 of 2 nodes have joined", "as a
-    // spare: all 3 seats are taken". Told when the text changes.
+    // Join still waits. `cause` names the condition: "1 of 2 nodes have joined", "as a spare: all 3
+    // seats are taken". Notified when the text changes.
     kWaiting,
   };
   Kind kind = Kind::kGenerationOver;
   GenerationId generation;
   std::string cause;
-  int64_t stop_at_step = -1;  // -1: at once
+  int64_t stop_at_step = -1;  // of kDrain; -1: at once
   JobEnd end;
 };
 
-// What a node says of itself with its next heartbeat.
+// A node's progress, sent with its next full heartbeat.
 struct NodeReport {
-  int64_t step = -1;            // the highest that a local rank has committed; -1: none
+  int64_t step = -1;            // highest step that a local rank has committed; -1: none
   double steps_per_second = 0;  // 0: unknown
-  int64_t busy_us = -1;         // own, not waiting, time per step of its slowest rank; -1: unknown
-  std::string row;              // JSON for people who watch the job; sent only when it changed
+  int64_t busy_us =
+      -1;           // its slowest rank's own time per step, without waits for peers; -1: unknown
+  std::string row;  // JSON for people who watch the job; sent only when it changed
 };
 
-// Where the agents of a job agree on who takes part. The job's life, as Redis holds it:
+// The membership protocol of a job: its agents agree, through Redis, on the nodes that take part.
+// The agent owns one Rendezvous. The job's states, as Redis holds them:
 //
 //                 the round is complete: generation + 1, a new nonce
 //      +---------+ ---------------------------------------------------> +---------+
@@ -75,75 +77,77 @@ struct NodeReport {
 //                          |        no_progress, closed         |
 //                          +------------------------------------+
 //
-// Every arrow is one script: it either happens entirely or not at all, and the same request sent
-// again changes nothing. All but join carry their generation and are refused once it is over; a
-// node may leave in any state. A run id never inherits: a job lives in an instance of its run id.
-// An agent presents the highest generation that it has seen, and a store that lost its memory
-// adopts it, so a generation's number never goes back. docs/rendezvous-protocol.md has the rules.
+// Every arrow is one Lua script. A script happens entirely or not at all, and the same request sent
+// again changes nothing. ReportFailure, Complete and Drain carry a generation number and nonce; a
+// request of an older generation is refused. A node may leave in any state. A job lives in a
+// numbered instance of its run id and inherits nothing from an earlier instance. An agent presents
+// the highest generation that it has seen. A store that lost its memory adopts that generation, so
+// its number never goes back. docs/rendezvous-protocol.md has the rules.
 //
-// The interface is event-shaped: a request returns at once and its reply comes to `done` on the
-// same thread, later, from the agent's event loop; never from within the request. One request may
-// be outstanding: Cancel() it before the next. A request that finds the store out of reach is tried
-// again until its timeout.
-// Errors of all requests: kUnavailable (out of reach for all of the timeout: says how long and
-// where), kUnauthenticated or kPermissionDenied (the store refuses us), kFailedPrecondition
-// (another job has taken this one's place in the store), kInternal (a reply that makes no sense).
+// Requests return at once. The event loop calls `done` later, on the same thread, never from within
+// the request. Only one request may be outstanding: Cancel() it before the next one. A request that
+// cannot reach the store is retried until its timeout.
+//
+// Errors of all requests: kUnavailable (no answer within the timeout; the message says how long and
+// where), kUnauthenticated or kPermissionDenied (the store refuses this user), kFailedPrecondition
+// (another job has taken this job's place in the store), kInternal (a reply that makes no sense).
 class Rendezvous {
  public:
   virtual ~Rendezvous() = default;
 
-  // Takes part in the next round. Also errors: kDeadlineExceeded (members are missing: says how
-  // many). The timeout does not run while this node waits as a spare of a running job.
+  // Takes part in the next round. The timeout does not run while this node waits as a spare of a
+  // running job. Also errors: kDeadlineExceeded (members are missing; the message says how many),
+  // kInvalidArgument (ValidateOffer refuses the offer).
   using JoinDone = std::function<void(absl::StatusOr<JoinAnswer>)>;
   virtual void Join(const NodeOffer& offer, absl::Duration timeout, JoinDone done) = 0;
 
-  // States that a worker of `generation` failed.
+  // Reports that a worker of `generation` failed.
   struct Failure {
     GenerationId generation;
     int rank = 0;
-    std::string cause;       // one line: "rank 1 was killed by SIGKILL"
-    bool is_victim = false;  // its own error says that a peer failed first
-    int64_t step = -1;       // the highest that a local rank has committed in this generation
-    bool progress_known =
-        false;          // whether the workers commit steps at all; else `step` says nothing
-    int exit_code = 1;  // of that worker, as a shell has it: 128 + N for signals
-    // The rank whose failure this node has reported before, and which this one preceded by the
-    // clock of the host: it is no root cause any more. -1: none.
+    std::string cause;            // one line: "rank 1 was killed by SIGKILL"
+    bool is_victim = false;       // its error record says that a peer failed first
+    int64_t step = -1;            // highest step that a local rank has committed in this generation
+    bool progress_known = false;  // whether the workers commit steps at all; if not, ignore `step`
+    int exit_code = 1;            // of that worker, as a shell reports it: 128 + N for signal N
+    // The rank whose failure this node reported earlier as the root cause, when the present failure
+    // happened before it by the host's clock. -1: none.
     int instead_of = -1;
   };
   using FailureDone = std::function<void(absl::StatusOr<FailureVerdict>)>;
   virtual void ReportFailure(const Failure& failure, absl::Duration timeout, FailureDone done) = 0;
 
-  // States that all workers of this node have succeeded in `generation`. The news kJobEnded or
-  // kGenerationOver follow. Also errors: kAborted (the generation is over).
+  // Reports that all workers of this node have succeeded in `generation`. kJobEnded or
+  // kGenerationOver is notified later. Also errors: kAborted (the generation or the job is over).
   using Done = std::function<void(absl::Status)>;
   virtual void Complete(const GenerationId& generation, absl::Duration timeout, Done done) = 0;
 
-  // Announces that this node will leave (preemption, a user's SIGTERM): free of charge. All nodes
-  // get the news kDrain, this one too. Also errors: kAborted (the generation is over already).
+  // Announces that this node will leave (preemption, a user's SIGTERM). The budget is not charged.
+  // All nodes, this one included, are notified by kDrain. Also errors: kAborted (the generation is
+  // over already).
   virtual void Drain(const GenerationId& generation, const std::string& cause,
                      absl::Duration timeout, Done done) = 0;
 
-  // This node goes down with its agent, and the failure that it has just reported in `generation`
-  // was that: it is lost, and what the report was charged is given back, also where the next
-  // generation has begun. A job that has ended stays ended. The last request.
+  // Declares this node lost and withdraws the failure report that it has just made in `generation`:
+  // the failure was the end of the node itself. The charge is given back, even if the next
+  // generation has begun. A job that has ended stays ended. No request may follow.
   virtual void TakeBack(const GenerationId& generation, absl::Duration timeout, Done done) = 0;
 
-  // Gives this node's lease back, so that nobody waits for it. The last request.
+  // Gives up this node's lease at once, so that no node waits for it. No request may follow.
   virtual void Leave(absl::Duration timeout, Done done) = 0;
 
   // Ends the job for all nodes, unless it has ended already.
   virtual void Close(const JobEnd& end, absl::Duration timeout, Done done) = 0;
 
-  // Drops the outstanding request, if there is one: its `done` is not called.
+  // Drops the outstanding request, if any: its `done` is not called.
   virtual void Cancel() = 0;
 
   virtual void SetReport(const NodeReport& report) = 0;
 
-  // Over the job's nodes, as of the last heartbeat; -1: unknown.
+  // Median of NodeReport::busy_us over the job's nodes, as of the last full heartbeat; -1: unknown.
   virtual int64_t median_busy_us() const = 0;
 
-  // Who is told the news, from the event loop; nullptr: nobody.
+  // Sets the receiver of notifications, called from the event loop; nullptr: none.
   virtual void Watch(std::function<void(const News&)> on_news) = 0;
 };
 

@@ -22,36 +22,35 @@
 
 namespace ddp::elastic {
 
-// The one connection of an agent to Redis: runs one script or command at a time, and hears what is
-// published in one channel meanwhile (protocol RESP3, so Redis 6 or newer). Nothing of it makes the
-// event loop wait.
+// An agent's only connection to Redis (RESP3, so Redis 6 or newer). It runs one script or command
+// at a time and receives the messages of one channel. No method blocks the event loop.
+// RedisRendezvous owns it.
 //
-// The connection breaks as a whole: the call in flight fails and the subscription ends, both at
-// once, also where the server was silent for too long, lest a late reply be taken for that of
-// another call, and where it refuses to write because it is a replica (now). The next Call() or
-// Listen() makes a new one, with one try to connect; both made together share it. Nothing is
-// repeated here: a call that failed may have been applied, and what was published while there was
-// no subscription is never seen.
+// The connection breaks as a whole: the call in flight fails, and the subscription ends. Causes
+// include a server that was silent for command_timeout, lest its late reply be matched to another
+// call, and a server that refuses writes because it is now a replica. The next Call() or Listen()
+// connects again, with one try that both share. Nothing is retried here. A failed call may have
+// been applied. Messages that are published without a subscription are lost.
 //
-// A call's reply is delivered before the messages that came just before it: its own script may have
-// published them.
+// A call's reply is delivered before pushes that arrived just before it: the call's own script may
+// have published them.
 //
-// Thread: that of the event loop. All callbacks come from the loop, never from within a method, and
-// must not destroy this object; they may use it.
+// Thread: the event loop's. Callbacks come from the loop, never from within a method. A callback
+// may call methods of this object, and must not destroy it.
 class RendezvousConnection {
  public:
   struct Callbacks {
     std::function<void()> on_subscribed;
     std::function<void(std::string text)> on_push;
-    // Once per subscription. kUnavailable, kDeadlineExceeded, kInternal: the connection broke, or
-    // there was none. Else the server refused us, or the channel: its text, as of RedisCaller.
+    // The subscription ended; called once for each. kUnavailable, kDeadlineExceeded, kInternal: the
+    // connection broke, or none could be made. Other codes: the server refused the user or the
+    // channel, with the server's text, mapped as by RedisCaller.
     std::function<void(absl::Status why)> on_end;
   };
 
-  // `loop` is not owned and must outlive this. Of `options`: connect_timeout, for one try to
-  // connect; command_timeout, from a call to its answer and from Listen() to
-  // the server's word; limits; client_name. Connects with the
-  // first Call() or Listen().
+  // Does not connect before the first Call() or Listen(). `loop` is not owned and must outlive this
+  // object. Used of `options`: connect_timeout (one try to connect); command_timeout (from a call
+  // to its reply, and from Listen() to the server's confirmation); limits; client_name.
   RendezvousConnection(const store::RedisEndpoint& endpoint,
                        const store::RedisConnectionOptions& options, EventLoop* loop,
                        Callbacks callbacks);
@@ -60,32 +59,32 @@ class RendezvousConnection {
   RendezvousConnection(const RendezvousConnection&) = delete;
   RendezvousConnection& operator=(const RendezvousConnection&) = delete;
 
-  // Goes on with a socket that was greeted in RESP3 and of which every reply was read (that of
-  // RedisConnection::Release()). Only while there is no connection.
+  // Takes over a connected socket from RedisConnection::Release(): RESP3 has been negotiated, and
+  // all replies have been read. CHECKs that there is no connection.
   void Adopt(UniqueFd fd);
 
-  // While true, Call() must not be called.
+  // Returns true while a call is in flight: Call() must not be called then.
   bool busy() const { return call_.has_value(); }
 
-  // Sends the script. Errors: those of RedisCaller. `script` must outlive the call.
+  // Sends the script. `script` must outlive the call. Errors: those of RedisCaller.
   using Done = std::function<void(absl::StatusOr<store::RedisReply>)>;
   void Call(const store::RedisScript& script, const std::vector<std::string>& keys,
             const std::vector<std::string>& args, Done done);
-  // The same for a command, by its words.
+  // Sends a command, given as its words. Errors: the same.
   void Call(std::vector<std::string> words, Done done);
 
-  // Listens to `channel`, and to no other any more: nothing is heard until the server has said so.
-  // Where there is a connection, the server is asked for it before anything that is sent later.
+  // Subscribes to `channel` in place of any other. No message is delivered before the server has
+  // confirmed. On an open connection the request precedes anything that is sent later.
   void Listen(const std::string& channel);
 
  private:
   struct PendingCall {
     Done done;
     const store::RedisScript* script;  // null: a command
-    std::vector<std::string> words;    // of a script: what follows its name
+    std::vector<std::string> words;    // of a script: all words after EVALSHA and its hash
     bool source_sent = false;
   };
-  // What the server has still to answer. A call brings a reply; the others a push, or an error.
+  // An answer that the server owes. A call gets a reply; the other kinds get a push or an error.
   struct Awaited {
     enum class Kind { kCall, kSubscribe, kUnsubscribe };
     Kind kind;
@@ -122,22 +121,22 @@ class RendezvousConnection {
   store::RedisDialer dialer_;
   bool dialing_ = false;
 
-  // Of the connection.
+  // State of the current connection.
   UniqueFd fd_;
   uint32_t watched_events_ = 0;
-  std::string out_;  // what the socket has not taken yet
+  std::string out_;  // bytes that the socket has not accepted yet
   std::deque<Awaited> awaited_;
   store::RedisPushSplitter splitter_;
   store::RedisReplyReader replies_;
   store::RedisReplyReader pushes_;
-  EventLoop::TimerId turn_timer_ = 0;   // there is more to take
-  EventLoop::TimerId break_timer_ = 0;  // it is broken, which is about to be told
+  EventLoop::TimerId turn_timer_ = 0;   // set while received data waits to be handled
+  EventLoop::TimerId break_timer_ = 0;  // set while Break() is scheduled
 
   std::optional<PendingCall> call_;  // sent, or waiting for the connection
   EventLoop::TimerId reply_timer_ = 0;
 
-  std::string channel_;     // that is listened to; empty: none
-  bool listening_ = false;  // the server has said so
+  std::string channel_;     // current channel; empty: none
+  bool listening_ = false;  // the server has confirmed the channel
   EventLoop::TimerId confirm_timer_ = 0;
 };
 

@@ -21,27 +21,29 @@
 
 namespace ddp::elastic {
 
-// One agent's side of the rendezvous: pure, holds no clock and does no I/O. Given what happened and
-// when, it says which script to run next, what to answer the agent and what to tell it.
+// One agent's side of the rendezvous protocol, as a pure state machine: no clock, no I/O. Given an
+// event and the time, Step() returns the scripts to call, the answers to the agent and the
+// notifications for it. RedisRendezvous owns the core and carries out its actions.
 //
 //   Agent's requests, replies, pushed messages, time  --Step()-->  actions
 //
-// It runs one script at a time and keeps trying: a script that fails is sent again after a pause
-// with full jitter, a sixth of the lease at most. While this node is in a round it is heard once
-// per heartbeat: in a large job mostly by a light one, a plain command that renews its lease, and
-// every so often in full. While it waits for a round it says so as often, or once per quarter of
-// the lease where many wait. See docs/rendezvous-protocol.md.
+// At most one script or command is in flight. A failed script is retried after a pause with full
+// jitter, at most a sixth of the lease. A member of a round sends one heartbeat per interval. In a
+// large job most heartbeats are light: one plain command that renews the lease. A node that waits
+// for a round sends its join again as often, or once per quarter of the lease where many nodes
+// wait. See docs/rendezvous-protocol.md.
 //
 // Thread-compatible.
 class RendezvousCore {
  public:
   struct Options {
-    std::string node;               // unique for every agent that ever was
-    store::RedisEndpoint endpoint;  // for the workers' store, and for messages
+    std::string node;               // unique among all agents that ever ran
+    store::RedisEndpoint endpoint;  // for calls, and for the URL of the workers' store
     std::string run_id;
-    std::string fingerprint;  // not empty: agents meet by it too, and a full job takes nobody in
+    std::string
+        fingerprint;  // not empty: agents meet by it too, and a full job takes no more nodes
 
-    // Of the job; those of the node that opens it count.
+    // Limits of the job. The values of the node that opens the job hold for all nodes.
     int max_restarts = 0;
     int min_nodes = 1;
     int max_nodes = 1;
@@ -52,15 +54,17 @@ class RendezvousCore {
     absl::Duration lease = absl::Seconds(3);
 
     absl::Duration heartbeat;  // zero: a sixth of the lease; never more than a third of it
-    int full_heartbeats = 32;  // of all nodes per interval, half at least; the others may be light
-    int64_t instance = 0;      // takes part in this one, which must exist; 0: by the rules
-    uint64_t seed = 0;         // of nonces, tokens and pauses
+    int full_heartbeats =
+        32;  // of all nodes per interval, at least half as many; the others may be light
+    int64_t instance = 0;  // number of an existing instance to join; 0: chosen by the rules
+    uint64_t seed = 0;     // of the random numbers for nonces, tokens and pauses
   };
 
   // Events.
-  // Find or make the job, before anything is asked. Not needed: the first request does so too.
+  //
+  // Finds or makes the job ahead of the first request. Optional: the first request does so too.
   struct Open {};
-  // A request must not be made while another one is outstanding.
+  // A request. Do not make one while another is outstanding: that is a CHECK failure.
   struct JoinRequest {
     NodeOffer offer;
     absl::Duration timeout;
@@ -90,18 +94,18 @@ class RendezvousCore {
     absl::Duration timeout;
   };
   struct CancelRequest {};
-  // Answers the last CallScript or CallCommand. A status: it failed, and may or may not have been
-  // applied.
+  // Answers the last CallScript or CallCommand. An error status: the call failed, and may or may
+  // not have been applied.
   struct Replied {
     absl::StatusOr<store::RedisReply> reply;
   };
-  // The last Subscribe has worked; has failed or ended (each is told once).
+  // The last Subscribe has succeeded; or it has failed or ended. Each is reported once.
   struct Subscribed {};
   struct SubscriptionEnded {};
   struct Pushed {
     std::string text;
   };
-  // The time that next_deadline() named has come.
+  // The time of next_deadline() has come.
   struct Tick {};
   using Event = std::variant<Open, JoinRequest, FailureRequest, CompleteRequest, DrainRequest,
                              TakeBackRequest, LeaveRequest, CloseRequest, CancelRequest, Replied,
@@ -116,7 +120,7 @@ class RendezvousCore {
   struct CallCommand {
     std::vector<std::string> words;
   };
-  // In place of an earlier subscription.
+  // Replaces an earlier subscription.
   struct Subscribe {
     std::string channel;
   };
@@ -138,23 +142,23 @@ class RendezvousCore {
 
   explicit RendezvousCore(Options options);
 
-  // `now` never goes back.
+  // Handles one event and returns the actions to carry out, in order. `now` never goes back.
   std::vector<Action> Step(const Event& event, absl::Time now);
 
-  // When Step(Tick) is due; infinite: never.
+  // Returns the time at which Step(Tick) is due; infinite: never.
   absl::Time next_deadline() const;
 
-  // What the next heartbeats say.
+  // Sets the report that the next full heartbeats carry.
   void SetReport(const NodeReport& report) { heartbeats_.SetReport(report); }
   int64_t median_busy_us() const { return median_busy_us_; }
 
-  // Why the job could not be opened the last time.
+  // The error of the last attempt to open the job; OK after a success.
   const absl::Status& open_status() const { return open_status_; }
-  // The job that this node belongs to, by its number; 0: not known yet.
+  // The number of this node's job instance; 0: not known yet.
   int64_t instance() const { return opened_.has_value() ? opened_->number : 0; }
-  // What the job is called, as Round::run_id has it; the user's until the job is opened.
+  // The job's id, as in Round::run_id. Before the job is opened: the user's run id.
   std::string run_id() const;
-  // Our own until the job is opened.
+  // The limits of the job. Before the job is opened: this node's own.
   JobLimits limits() const {
     if (opened_.has_value()) return opened_->limits;
     return {options_.max_restarts, options_.min_nodes, options_.max_nodes};
@@ -164,31 +168,32 @@ class RendezvousCore {
  private:
   using Requested = std::variant<JoinRequest, FailureRequest, CompleteRequest, DrainRequest,
                                  TakeBackRequest, LeaveRequest, CloseRequest>;
-  // What the agent has asked for, until it is answered.
+  // The agent's outstanding request.
   struct Request {
     Requested what;
     absl::Duration timeout;
     absl::Time deadline;
-    absl::Time send_at;  // not before
+    absl::Time send_at;  // earliest time to send it
     int tries = 0;
-    absl::Status last_error;  // of the last try
-    std::string waiting_for;  // of a join
+    absl::Status last_error;  // error of the last try; OK after an answer
+    std::string waiting_for;  // of a join: the condition, as News::cause of kWaiting
     int times_waited = 0;
-    absl::Duration pace;                            // of a join's signs of life
-    absl::Time brief_until = absl::InfinitePast();  // ask only whether anything is new
-    std::optional<absl::Duration> rest;             // of the timeout, while a spare's stands still
+    absl::Duration pace;  // interval at which a join is repeated
+    absl::Time brief_until =
+        absl::InfinitePast();            // until then a repeated join asks only for changes
+    std::optional<absl::Duration> rest;  // of the timeout, which stands still for a spare
   };
-  // The round that this node is in.
+  // This node's place in the current round.
   struct Membership {
     GenerationId generation;
     std::string row;
-    bool completed = false;  // its workers have succeeded, and the server has said that it knows
+    bool completed = false;  // its workers have succeeded, and the server has acknowledged it
     bool told_over = false;
     bool told_drain = false;
   };
   struct InFlight {
     ScriptName script;
-    uint64_t request = 0;   // serial of the request that it is for; 0: none
+    uint64_t request = 0;   // serial of the request that it serves; 0: none
     bool is_light = false;  // a light heartbeat, no script
   };
 
@@ -262,25 +267,25 @@ class RendezvousCore {
   absl::Time now_ = absl::InfinitePast();  // of the current Step
   std::vector<Action> actions_;            // of the current Step
 
-  std::string open_token_;  // of the request to open, while there is no job
+  std::string open_token_;  // token for the next attempt to open an instance
   bool wants_open_ = false;
   absl::Status open_status_;
   std::optional<OpenedInstance> opened_;
-  bool forgotten_ = false;  // the server does not know the job that we have opened
+  bool forgotten_ = false;  // the server does not know the job that was opened
 
-  GenerationId seen_;  // the highest that was heard of
+  GenerationId seen_;  // highest generation seen
   int restarts_seen_ = 0;
   std::optional<Membership> mine_;
-  std::string host_;  // as it was offered last
+  std::string host_;  // host of the last offer
   bool left_ = false;
   bool ended_ = false;
 
   std::optional<Request> request_;
   uint64_t request_serial_ = 0;
   std::optional<InFlight> in_flight_;
-  bool ask_again_ = false;  // something was pushed while a script was on its way
+  bool ask_again_ = false;  // a pushed message calls for a full heartbeat or a join at once
 
-  HeartbeatPlan heartbeats_;  // while this node is in a round
+  HeartbeatPlan heartbeats_;  // schedule of heartbeats, valid in a round
   absl::Time pause_until_ = absl::InfinitePast();
   int failures_in_a_row_ = 0;
   bool in_contact_ = true;
@@ -293,7 +298,7 @@ class RendezvousCore {
   int64_t median_busy_us_ = -1;
 };
 
-// One line, for traces.
+// Returns the action as one line, for traces.
 std::string DebugString(const RendezvousCore::Action& action);
 
 }  // namespace ddp::elastic

@@ -1,5 +1,5 @@
-// What travels between an agent and the scripts of the rendezvous: replies, pushed texts, offers
-// and rows. All of it is parsed here, with bounds: the store is not trusted to make sense.
+// Messages between an agent and the scripts of the rendezvous: replies, pushed texts, offers and
+// rows. This file parses all of them with bounds, because the store is not trusted.
 #ifndef DDP_ELASTIC_RENDEZVOUS_RENDEZVOUS_MESSAGES_H_
 #define DDP_ELASTIC_RENDEZVOUS_RENDEZVOUS_MESSAGES_H_
 
@@ -15,49 +15,50 @@
 
 namespace ddp::elastic {
 
-// `text` as one line that the scripts can keep between others: control characters become blanks,
-// and what is longer than 1 KiB is cut.
+// Returns `text` as one line, for the scripts' line-separated fields. Control characters become
+// blanks. The text is cut at 1 KiB.
 std::string OneLine(const std::string& text);
 
-// An offer as join.lua takes it.
+// Formats an offer for join.lua.
 std::string FormatOffer(const NodeOffer& offer);
 
-// A node's row, as seats.lua writes it. kInternal: it cannot be one.
+// Parses a node's row, as seats.lua writes it. Errors: kInternal (not a valid row).
 absl::StatusOr<NodePlacement> ParseRow(const std::string& row);
 
-// What a transition answers: {outcome, generation, nonce, restarts, ...}.
+// The reply of a transition's script: {outcome, generation, nonce, restarts, ...}.
 struct ScriptReply {
   std::string outcome;
-  GenerationId generation;  // of the job; number 0 before its first
+  GenerationId generation;  // of the job; number 0 before its first generation
   int restarts = 0;
   std::vector<std::string> rest;
 
-  // `rest[index]`; "" where it ends before.
+  // Returns `rest[index]`, or "" if `rest` is shorter.
   std::string text(size_t index) const;
   int64_t number(size_t index, int64_t otherwise) const;
 };
 absl::StatusOr<ScriptReply> ParseScriptReply(store::RedisReply reply);
 
-// Of the outcomes `round` and `ended`.
+// Parse the further fields of the outcomes `round` and `ended`.
 absl::StatusOr<Round> ParseRoundReply(const ScriptReply& reply);
 JobEnd ParseEndReply(const ScriptReply& reply);
 
-// What open_instance answers.
+// The reply of open_instance.
 struct OpenedInstance {
   int64_t number = 0;
-  // Tells the job from another one that was given the same number by a server that had lost its
-  // memory. Empty: there is no such instance.
+  // Secret of the job. It differs where a server lost its memory and gave another job the same
+  // number. Empty: there is no such instance.
   std::string token;
   int64_t lease_ms = 0;
-  JobLimits limits;  // of the job, which the node that opened it has given it
+  JobLimits limits;  // as set by the node that opened the job
 };
 absl::StatusOr<OpenedInstance> ParseOpenedInstance(const store::RedisReply& reply);
 
-// A text that was pushed to all nodes of a job.
+// A message that was pushed to all nodes of a job.
 struct PushedMessage {
-  // kAbandoned: the job was given up; who still belongs to it asks for the way on.
+  // kAbandoned: all nodes of the job were given up. A node that still belongs to it sends a
+  // heartbeat or a join, whose reply tells it to open another instance.
   enum class Kind { kRound, kOver, kDrain, kEnded, kAbandoned };
-  std::string token;  // of the job that it is about
+  std::string token;  // of the job that the message is about
   Kind kind = Kind::kRound;
   GenerationId generation;
   std::string cause;          // kOver, kDrain

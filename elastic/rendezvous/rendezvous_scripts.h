@@ -9,8 +9,8 @@
 
 namespace ddp::elastic {
 
-// The transitions of a job, each one Lua script. docs/rendezvous-protocol.md explains them; the
-// head of each file in scripts/ has its arguments and its replies.
+// The transitions of a job, each one Lua script. docs/rendezvous-protocol.md explains them. The
+// head of each file in scripts/ lists its arguments and replies.
 enum class ScriptName {
   kOpenInstance,
   kJoin,
@@ -24,13 +24,13 @@ enum class ScriptName {
 };
 inline constexpr int kScriptCount = 9;
 
-// "open_instance", "join", ...
+// Returns "open_instance", "join", ...
 const char* ToString(ScriptName name);
 
-// The sources, as Redis gets them. Immutable: one object serves any number of clients.
+// The sources of the scripts, as sent to Redis. Immutable; one object serves any number of clients.
 class RendezvousScripts {
  public:
-  // `edit`, for tests: what is sent in place of a script's source.
+  // `edit` is for tests: it maps a script's source to the text that is sent instead.
   explicit RendezvousScripts(
       const std::function<std::string(ScriptName, std::string)>& edit = nullptr);
 

@@ -8,27 +8,27 @@
 
 namespace ddp::elastic {
 
-// Which generation a message belongs to. Both parts are compared: after a fail-over that lost
-// writes two generations may carry the same number, never the same nonce.
+// Identifies a generation in every message. Both parts are compared: after a fail-over that lost
+// writes, two generations may carry the same number, never the same nonce.
 struct GenerationId {
   uint64_t number = 0;  // counts from 1; 0: none yet
   std::string nonce;    // 16 hexadecimal digits
   bool operator==(const GenerationId&) const = default;
 };
 
-// What a node brings into a round.
+// A node's offer to take part in a round.
 struct NodeOffer {
   int nproc = 1;            // workers that it runs
-  std::string role;         // of its workers
-  std::string host;         // the machine, for people and for the quarantine of machines
-  std::string master_addr;  // where the others reach this node
-  int master_port = 0;      // where its workers' store listens, should it hold rank 0
-  int node_rank = -1;       // the group rank that it wants (--node-rank); -1: any
+  std::string role;         // of its workers: ROLE_NAME
+  std::string host;         // the machine's name, for people and for the quarantine of machines
+  std::string master_addr;  // address at which other nodes reach this one
+  int master_port = 0;      // port of its workers' store, used if it holds rank 0
+  int node_rank = -1;       // wanted group rank (--node-rank); -1: any
   bool operator==(const NodeOffer&) const = default;
 };
 
-// Where a node's workers stand among all. Ranks are contiguous per node, in the order of the nodes;
-// nodes may run different numbers of workers. Role ranks count the workers of one role only.
+// The place of one node's workers in a round. Ranks are contiguous per node, in the order of the
+// nodes; nodes may run different numbers of workers. Role ranks count the workers of one role only.
 struct NodePlacement {
   int group_rank = 0;
   int group_world_size = 0;
@@ -42,24 +42,24 @@ struct NodePlacement {
   bool operator==(const NodePlacement&) const = default;
 };
 
-// A complete round, in the eyes of one of its nodes. `generation`, `run_id`, `restarts`,
-// `store_url`, `reason` and `charged` are the same for all.
+// A complete round, as one of its nodes sees it. `generation`, `run_id`, `restarts`, `store_url`,
+// `reason` and `charged` are the same for all nodes.
 struct Round {
   GenerationId generation;
   int restarts = 0;  // failures charged to the whole job so far
   NodePlacement placement;
-  // What the workers are told as TORCHELASTIC_RUN_ID: the user's, or, where agents meet without an
-  // id, one of this job alone.
+  // The workers' TORCHELASTIC_RUN_ID: the user's run id. Agents without a run id get an id that
+  // belongs to this job alone.
   std::string run_id = {};
-  std::string store_url;  // of the workers' store in this generation; no secrets
-  // Why the generation before ended, one line: "rank 1 was killed by SIGKILL", "node a-12 was
-  // lost", "node b-7 joins". Empty for the first.
+  std::string store_url;  // URL of the workers' store in this generation; without secrets
+  // Why the previous generation ended, one line: "rank 1 was killed by SIGKILL", "node a-12 was
+  // lost", "node b-7 joins". Empty for the first generation.
   std::string reason;
-  bool charged = false;  // whether that was charged to the budget
+  bool charged = false;  // whether that end was charged to the budget
   bool masters = false;  // rank 0 is on this node
 };
 
-// What the node that opened a job has given it, and what counts for all of its nodes.
+// The limits that the opening node gave the job. They hold for all of its nodes.
 struct JobLimits {
   int max_restarts = 0;
   int min_nodes = 1;
@@ -67,29 +67,30 @@ struct JobLimits {
   bool operator==(const JobLimits&) const = default;
 };
 
-// How a job ended, for all of its nodes.
+// The end of a job, the same for all of its nodes.
 struct JobEnd {
   enum class Kind {
-    kSucceeded,    // all workers of all nodes have
-    kBudgetSpent,  // a failure, and no restart left to spend
-    kNoProgress,   // failed again and again without a step between
-    kClosed,       // a node ended it: its program cannot be started
+    kSucceeded,    // all workers of all nodes have succeeded
+    kBudgetSpent,  // a worker failed, and no restart is left
+    kNoProgress,   // failures in a row without a committed step between them
+    kClosed,       // a node ended the job: its program cannot be started
   };
   Kind kind = Kind::kClosed;
   std::string reason;     // the root cause, one line; empty on success
-  int exit_code = 0;      // of the process that is the root cause, as a shell has it; 0: unknown
-  std::string host = {};  // where that was; empty: unknown
+  int exit_code = 0;      // of the root cause's process, as a shell reports it; 0: unknown
+  std::string host = {};  // machine of the root cause; empty: unknown
   bool operator==(const JobEnd&) const = default;
 };
 
-// "succeeded", "budget_spent", "no_progress", "closed".
+// Returns "succeeded", "budget_spent", "no_progress" or "closed".
 const char* JobEndName(JobEnd::Kind kind);
 
-// kInternal, naming what is wrong, unless a placement could be one: ranks and sizes that agree with
-// each other. For what came over a wire.
+// Checks a placement that came over the wire: its ranks, sizes and port must be in range and agree
+// with each other. Errors: kInternal, which names the value.
 absl::Status ValidatePlacement(const NodePlacement& placement);
 
-// kInvalidArgument, naming what is wrong, unless a node may offer this.
+// Checks the worker count and the port of an offer. Errors: kInvalidArgument, which names the
+// value.
 absl::Status ValidateOffer(const NodeOffer& offer);
 
 }  // namespace ddp::elastic
