@@ -11,24 +11,25 @@
 namespace ddp::elastic {
 namespace {
 
-// What nodes say for people goes to the server at most so often, so that all nodes of a job
-// together stay under a thousand rows per second.
+// Interval between two rows of a node: all nodes of a job together send under a thousand rows per
+// second.
 constexpr absl::Duration kRowIntervalMin = absl::Seconds(1);
 constexpr absl::Duration kRowIntervalPerNode = absl::Milliseconds(1);
-// The first heartbeats of all nodes, until half of the lease is over: under ten thousand per
+// Spreads the first heartbeats of all nodes over up to half of the lease: under ten thousand per
 // second.
 constexpr absl::Duration kFirstIntervalPerNode = absl::Microseconds(150);
 constexpr double kBusyChange = 0.05;
 
 constexpr double kStepsPerSecondMax = 1e9;
 
-// As many as three leases have of them by default, but for the full one.
+// A node sends at least one full heartbeat in three leases. By default three leases hold 18
+// heartbeats: 17 light ones and a full one.
 constexpr int kLeasesPerFull = 3;
 constexpr int kLightPerFullMax = 17;
 
-// Clocks drift from each other by less than this part of a second per second.
+// Two clocks drift apart by less than this many seconds per second.
 constexpr double kDriftMax = 1e-4;
-// No answer is on its way for so long: a clock was set.
+// No answer takes this long. A larger difference means that a clock was set.
 constexpr absl::Duration kAnswerLateMax = absl::Seconds(2);
 
 }  // namespace
@@ -39,7 +40,7 @@ void HeartbeatPlan::Start(const Rhythm& rhythm, absl::Time now, double row_share
   report_.step = -1;
   busy_us_said_ = -1;
   row_at_ = now + rhythm_.interval * row_share;
-  // Thousands that have just been told of their round, and are all heard in full now.
+  // All nodes have just learned of the round, and their first heartbeats are full: spread them.
   const absl::Duration first = std::max(
       rhythm_.interval, std::min(rhythm_.lease / 2, kFirstIntervalPerNode * rhythm_.nodes));
   due_ = now + first * (0.3 + 0.7 * share);
@@ -81,8 +82,8 @@ std::vector<std::string> HeartbeatPlan::Compose(absl::Time now) {
           LightPerFull() > 0 ? "1" : ""};
 }
 
-// An answer is on its way for a while, so that the server seems to be behind: the largest value is
-// the best, as long as clocks may not have drifted.
+// An answer takes time to arrive, so the server's clock seems to be behind. The largest value of
+// server_ahead_ is the best one, less the drift since it was found.
 void HeartbeatPlan::CompareClocks(absl::Time now, absl::Time server_now) {
   const absl::Duration ahead = server_now - now;
   const absl::Duration known = server_ahead_.value_or(ahead) - (now - compared_at_) * kDriftMax;
@@ -108,7 +109,7 @@ void HeartbeatPlan::OnLightAnswer(absl::Time now, double share) {
 void HeartbeatPlan::OnFullAnswer(absl::Time now, std::optional<absl::Time> server_now,
                                  double share) {
   light_left_ = LightPerFull();
-  // What has called for it may have called for those of all nodes, whose next ones are spread.
+  // All nodes may have sent this full heartbeat at once; their next full ones are spread.
   if (std::exchange(out_of_turn_, false)) light_left_ = static_cast<int>(light_left_ * share);
   if (server_now.has_value()) CompareClocks(now, *server_now);
   due_ = NextDue(now, share);

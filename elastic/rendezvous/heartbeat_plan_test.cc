@@ -22,13 +22,13 @@ HeartbeatPlan::Rhythm RhythmOf(int nodes) {
   return {.interval = kInterval, .lease = absl::Seconds(3), .nodes = nodes, .full_heartbeats = 32};
 }
 
-// How many light heartbeats come between two full ones.
+// Returns how many light heartbeats come between two full ones.
 int LightPerFull(const HeartbeatPlan::Rhythm& rhythm) {
   HeartbeatPlan plan;
   plan.Start(rhythm, kStart, 0, 0);
   EXPECT_FALSE(plan.next_is_light());
   const bool announced = plan.Compose(plan.due()).at(4) == "1";
-  for (int i = 0; i < 2; ++i) {  // the first is followed by fewer
+  for (int i = 0; i < 2; ++i) {  // fewer light ones follow the first
     while (plan.next_is_light()) plan.OnLightAnswer(plan.due(), 0.5);
     plan.OnFullAnswer(plan.due(), std::nullopt, 0.5);
   }
@@ -58,7 +58,7 @@ TEST(HeartbeatPlanTest, SlowHeartbeatsAreMoreOftenFull) {
   EXPECT_EQ(LightPerFull(rhythm), 2);
 }
 
-// A round has begun, or the server was away, for all nodes at once.
+// All nodes have sent a full heartbeat at once: a round has begun, or the server was away.
 TEST(HeartbeatPlanTest, FullOnesThatAllNodesWereCalledForAreFollowedBySpreadOnes) {
   std::map<int, int> nodes_by_light;
   for (int node = 0; node < 1800; ++node) {
@@ -102,7 +102,7 @@ TEST(HeartbeatPlanTest, NodesBeatAtTheSameMomentsOfTheServersClock) {
   };
   std::map<absl::Time, int> nodes_by_due;
   for (int node = 0; node < 1000; ++node) {
-    // Each has a clock of its own.
+    // Each node's clock differs.
     const absl::Duration behind = absl::Hours(node) + absl::Microseconds(node * 1300);
     const absl::Time now = server_now - behind;
     HeartbeatPlan plan;
@@ -113,7 +113,7 @@ TEST(HeartbeatPlanTest, NodesBeatAtTheSameMomentsOfTheServersClock) {
     const absl::Duration wanted = kInterval * (0.9 + 0.2 * node / 1000.0);
     EXPECT_LE(absl::AbsDuration(due - server_now - wanted), slot / 2);
     ++nodes_by_due[due];
-    // Light ones go by what the last full one told.
+    // A light answer tells no time: the last full one counts.
     plan.OnLightAnswer(plan.due(), 0.7);
     EXPECT_TRUE(is_a_moment(plan.due() + behind));
   }
@@ -126,7 +126,7 @@ TEST(HeartbeatPlanTest, TheQuickestAnswerTellsTheServersClockBest) {
   plan.Start(RhythmOf(2), kStart, 0, 0);
   const auto due_after = [&](absl::Duration server_ahead) {
     plan.OnFullAnswer(kStart, kStart + server_ahead, 0.5);
-    return plan.due() - kStart - kInterval;  // the server was at a slot's beginning then
+    return plan.due() - kStart - kInterval;  // the server was at the start of a slot then
   };
   EXPECT_EQ(due_after(-absl::Milliseconds(5)), absl::Milliseconds(5)) << "late by 5 ms";
   EXPECT_EQ(due_after(-absl::Milliseconds(2)), absl::Milliseconds(2));
@@ -140,7 +140,7 @@ TEST(HeartbeatPlanTest, AClockMayDrift) {
   HeartbeatPlan plan;
   plan.Start(RhythmOf(2), kStart, 0, 0);
   plan.OnFullAnswer(kStart, kStart, 0.5);
-  // Ours is fast by 20 us in a second.
+  // The node's clock is fast by 20 us per second.
   const absl::Time later = kStart + absl::Seconds(100);
   plan.OnFullAnswer(later, later - absl::Milliseconds(2), 0.5);
   EXPECT_EQ(plan.due(), later + kInterval + absl::Milliseconds(2));
@@ -184,7 +184,7 @@ TEST(HeartbeatPlanTest, SaysHowFarItIsAndWhatHasChanged) {
   plan.Start(RhythmOf(2), kStart, 0, 0);
   plan.SetReport({.step = 5, .steps_per_second = 2.5, .busy_us = 1000, .row = "{1}"});
   EXPECT_THAT(plan.Compose(kStart), ElementsAre("5", "2.500", "1000", "{1}", ""));
-  // Not answered: said again.
+  // The heartbeat was not answered, so the next one repeats it.
   EXPECT_THAT(plan.Compose(kStart), ElementsAre("5", "2.500", "1000", "{1}", ""));
   plan.OnFullAnswer(kStart, std::nullopt, 0);
   const absl::Time later = kStart + absl::Seconds(2);

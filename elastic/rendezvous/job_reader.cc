@@ -20,9 +20,9 @@ namespace {
 
 using store::RedisReply;
 
-// How many instances before the newest are looked at for one that runs.
+// How many of the newest instances are searched for a running one.
 constexpr int64_t kInstancesMax = 32;
-// Nodes per command: so many rows hold a server up for a millisecond.
+// Nodes per command. Reading their rows takes the server about a millisecond.
 constexpr size_t kBatch = 256;
 constexpr size_t kFailuresMax = 20;
 constexpr size_t kTextBytesMax = 4096;
@@ -50,7 +50,7 @@ absl::StatusOr<Fields> FieldsOf(const RedisReply& reply) {
   return fields;
 }
 
-// Of TIME.
+// Converts a reply to TIME.
 absl::StatusOr<double> SecondsOf(const RedisReply& reply) {
   DDP_ASSIGN_OR_RETURN(const absl::Span<const RedisReply> time, reply.AsArray());
   if (time.size() != 2) return Bad("the time");
@@ -59,14 +59,14 @@ absl::StatusOr<double> SecondsOf(const RedisReply& reply) {
   return static_cast<double>(seconds) + static_cast<double>(microseconds) * 1e-6;
 }
 
-// The server's time in seconds at which a lease runs out.
+// Returns the server's time in seconds at which a lease runs out.
 absl::StatusOr<double> LeaseEnd(const std::string& text) {
   double ms = 0;
   if (!absl::SimpleAtod(text, &ms) || !std::isfinite(ms)) return Bad("a lease");
   return ms * 1e-3;
 }
 
-// Of the node that was heard last; 0 where no node has a lease.
+// Returns the end of the lease that runs longest; 0 where no node has a lease.
 absl::StatusOr<double> FreshestLease(const RedisReply& reply) {
   DDP_ASSIGN_OR_RETURN(const Fields leases, FieldsOf(reply));
   if (leases.empty()) return 0.0;
@@ -78,7 +78,7 @@ std::string Text(const Fields& fields, const std::string& name) {
   return found == fields.end() ? "" : found->second.substr(0, kTextBytesMax);
 }
 
-// 0 where there is no such field, or no number in it.
+// Returns 0 where the field is missing or holds no number; clamps to the type and to 2^53.
 template <typename Integer>
 Integer Number(const Fields& fields, const std::string& name) {
   int64_t number = 0;
@@ -88,7 +88,7 @@ Integer Number(const Fields& fields, const std::string& name) {
   return static_cast<Integer>(std::clamp<int64_t>(number, 0, max));
 }
 
-// "server's ms\ngeneration\nrank\ncharged\nhost\ncause", as membership.lua writes it.
+// Parses "server's ms\ngeneration\nrank\ncharged\nhost\ncause", as membership.lua writes it.
 absl::StatusOr<FailureRecord> ParseFailure(const std::string& text) {
   const std::vector<std::string> parts = absl::StrSplit(text, absl::MaxSplits('\n', 5));
   FailureRecord failure;
@@ -105,8 +105,8 @@ absl::StatusOr<FailureRecord> ParseFailure(const std::string& text) {
   return failure;
 }
 
-// A member's row begins "group_rank nodes nproc ...", an offer "arrival nproc ..."; both go on
-// "\nrole\nhost\naddress". See seats.lua.
+// Parses a member's row, "group_rank nodes nproc ...", or an offer, "arrival nproc ...". Both end
+// with "\nrole\nhost\naddress". See seats.lua.
 absl::StatusOr<NodeRecord> ParseNode(const std::string& name, const std::string& text,
                                      bool is_member) {
   const std::vector<std::string> lines = absl::StrSplit(text, '\n');
@@ -287,7 +287,8 @@ absl::Status Reader::ReadRows(absl::Span<NodeRecord> nodes) {
   return absl::OkStatus();
 }
 
-// A node that was not heard in full may have sent light heartbeats since: then its key is there.
+// Light heartbeats renew only the node's beat key, so a lease that seems to have run out may go on
+// there.
 absl::Status Reader::ReadLightLeases(absl::Span<NodeRecord> nodes) {
   std::vector<NodeRecord*> silent;
   std::vector<std::vector<std::string>> commands;

@@ -1,5 +1,5 @@
-// The keys are written by hand here, as the scripts write them; launcher/watching_test.cc reads
-// what a real job has written.
+// This test writes the keys by hand, as the scripts write them. launcher/watching_test.cc reads the
+// keys of a real job.
 #include "elastic/rendezvous/job_reader.h"
 
 #include <algorithm>
@@ -39,7 +39,7 @@ class JobReaderTest : public ::testing::Test {
     return absl::StrCat("ddp:{digits}:i", instance, ":", name);
   }
 
-  // A job with one member whose lease ends `lease_ms` from now.
+  // Writes a job with one member whose lease ends `lease_ms` from now.
   void MakeJob(int instance, const std::string& state, int lease_ms = 60'000) {
     Do({"SET", "ddp:{digits}:instance", absl::StrCat(instance)});
     Do({"HSET",         Key(instance, "job"),
@@ -160,7 +160,7 @@ TEST_F(JobReaderTest, TakesTheNewestInstanceThatRuns) {
   EXPECT_EQ(MustRead(3).instance, 3);
   EXPECT_EQ(MustRead(3).state, "running");
   Do({"DEL", Key(1, "leases"), Key(2, "leases")});
-  EXPECT_EQ(MustRead().instance, 4);  // none runs: the newest
+  EXPECT_EQ(MustRead().instance, 4);  // no instance runs: the newest
   Do({"DEL", Key(4, "job")});
   EXPECT_EQ(MustRead().instance, 3);
 }
@@ -192,7 +192,7 @@ TEST_F(JobReaderTest, ReadsNoMoreNodesThanItIsTold) {
   }
 }
 
-// A job's own user may look at it, and at no other.
+// A job's own user can read that job, and no other.
 TEST_F(JobReaderTest, NeedsNoMoreThanAJobsUserMay) {
   MakeJob(1, "running");
   Do({"SET", "ddp:{other}:instance", "1"});
@@ -216,7 +216,7 @@ TEST_F(JobReaderTest, NeedsNoMoreThanAJobsUserMay) {
             absl::StatusCode::kPermissionDenied);
 }
 
-// Whoever may write to the store may write anything.
+// The reader must not trust the store: any writer may have put anything there.
 TEST_F(JobReaderTest, RefusesWhatMakesNoSense) {
   MakeJob(1, "running");
   const std::vector<std::vector<std::string>> lies = {
@@ -239,7 +239,7 @@ TEST_F(JobReaderTest, RefusesWhatMakesNoSense) {
     const absl::StatusOr<JobRecord> job = Read();
     EXPECT_FALSE(job.ok()) << lie[1] << " " << lie.back();
   }
-  // Numbers that are out of range are no numbers; texts are cut.
+  // Numbers out of range read as 0; texts are cut.
   Do({"FLUSHALL"});
   MakeJob(1, "running");
   Do({"HSET", Key(1, "job"), "restarts", "99999999999999999999", "max_restarts", "-1", "reason",

@@ -31,10 +31,10 @@ namespace {
 using Core = RendezvousCore;
 using store::RedisReply;
 
-// A server that words each refusal anew must not fill the log.
+// Bounds the log lines about refusals: a server may word each refusal differently.
 constexpr size_t kMaxRefusalsTold = 10;
 
-// The connection broke, or there was none: the next one may be better.
+// Returns true when the connection broke or could not be made: a new one may succeed.
 bool MayMend(const absl::Status& status) {
   return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) ||
          absl::IsInternal(status);
@@ -46,7 +46,7 @@ uint64_t RandomBits() {
   return bits;
 }
 
-// Unique for every agent that ever was.
+// Returns a name that is unique among all agents that ever ran.
 std::string NodeName() {
   std::array<char, 256> host{};
   if (gethostname(host.data(), host.size() - 1) != 0) host[0] = '?';
@@ -85,8 +85,8 @@ store::RedisConnectionOptions ConnectionOptions(const RedisRendezvous::Options& 
 
 }  // namespace
 
-// Carries events into the core and actions out of it. Events that come while actions are carried
-// out wait for their turn, so that the core sees one after the other.
+// Passes events to the core and carries out its actions. Events that arrive meanwhile are queued:
+// the core handles one event at a time.
 struct RedisRendezvous::State {
   using Done = std::variant<JoinDone, FailureDone, Rendezvous::Done>;
 
@@ -109,9 +109,9 @@ struct RedisRendezvous::State {
 
   absl::Status Open();
 
-  // From the loop.
+  // Handles an event from the loop.
   void Post(Core::Event event);
-  // From the agent, who is answered later.
+  // Queues a request of the agent, which is answered later.
   void Request(Core::Event request, Done request_done);
   void Run();
   void ArmDeadline();
@@ -124,7 +124,7 @@ struct RedisRendezvous::State {
   void Do(const Core::AnswerFailure& action) { Answer<FailureDone>(action.verdict); }
   void Do(const Core::AnswerDone& action) { Answer<Rendezvous::Done>(action.status); }
   void Do(const Core::Tell& action) {
-    // A copy: it may be replaced by the one who is told.
+    // A copy, because the callback may replace on_news.
     const auto tell = on_news;
     if (tell) tell(action.news);
   }
@@ -140,7 +140,7 @@ struct RedisRendezvous::State {
 
   struct Pending {
     Core::Event event;
-    uint64_t request = 0;  // its serial, where it is a request
+    uint64_t request = 0;  // serial of a request; 0: another event
   };
   std::deque<Pending> events;
   bool running = false;
@@ -150,14 +150,14 @@ struct RedisRendezvous::State {
 
   std::optional<Done> done;     // of the outstanding request
   uint64_t request_serial = 0;  // of the last request that was made
-  uint64_t core_serial = 0;     // of the last one that the core has seen
+  uint64_t core_serial = 0;     // of the last request that the core has seen
   std::function<void(const News&)> on_news;
   std::set<std::string> refusals_told;
 };
 
 namespace {
 
-// The server knows us, and does not let us be agents of this job.
+// The server accepted the user, whose rules do not allow this job's keys.
 absl::Status NotOurKeys(const RedisRendezvous::Options& options, const absl::Status& refused) {
   const std::string& user = options.endpoint.user;
   return absl::PermissionDeniedError(absl::StrCat(
@@ -170,7 +170,7 @@ absl::Status NotOurKeys(const RedisRendezvous::Options& options, const absl::Sta
 
 }  // namespace
 
-// Blocks: so that whoever starts a job hears at once what is wrong with its server.
+// Blocks, so that the starter of a job sees at once what is wrong with the server.
 absl::Status RedisRendezvous::State::Open() {
   DDP_ASSIGN_OR_RETURN(
       std::unique_ptr<store::RedisConnection> opener,
@@ -239,8 +239,8 @@ void RedisRendezvous::State::ArmDeadline() {
   });
 }
 
-// Without news this node hears of the others by its heartbeats alone, later than it could: only the
-// one who looks after the server can mend that.
+// Without pushes this node learns of the others only by its heartbeats, which is slower. Only the
+// administrator of the server can change the rules.
 void RedisRendezvous::State::TellRefusal(const absl::Status& why) {
   if (MayMend(why) || refusals_told.size() >= kMaxRefusalsTold) return;
   if (!refusals_told.insert(std::string(why.message())).second) return;
@@ -264,7 +264,7 @@ void RedisRendezvous::State::Do(const Core::CallCommand& action) {
 
 template <typename DoneType, typename AnswerType>
 void RedisRendezvous::State::Answer(const AnswerType& answer) {
-  // The agent may have dropped the request, and made another one, in the meantime.
+  // The agent may have cancelled the request, and made another one, in the meantime.
   if (!done.has_value() || core_serial != request_serial) return;
   const Done given = *std::exchange(done, std::nullopt);
   if (const auto* callback = std::get_if<DoneType>(&given)) (*callback)(answer);

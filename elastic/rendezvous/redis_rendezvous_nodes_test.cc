@@ -1,5 +1,5 @@
-// Several nodes on a real Redis, each with its own connection. The rules themselves are told in
-// testing/scenarios/rendezvous.
+// Several nodes on a real Redis, each with its own connection. testing/scenarios/rendezvous tests
+// the rules themselves.
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -39,16 +39,16 @@ namespace {
 using ::testing::HasSubstr;
 using Decision = FailureVerdict::Decision;
 
-// Nothing waits for it to pass when all is well.
+// Timeout of a request; a passing test never waits for it.
 constexpr absl::Duration kLong = absl::Seconds(60);
-// Heartbeats of this lease come too late for any test: what is heard was pushed.
+// With this lease heartbeats come too late for any test, so every notification was pushed.
 constexpr absl::Duration kSlowLease = absl::Hours(1);
 // Short enough to wait for, long enough for a machine under load.
 constexpr absl::Duration kShortLease = absl::Milliseconds(900);
 
 class NodesTest : public ::testing::Test {
  protected:
-  // One agent's rendezvous, and what it was told.
+  // One agent's rendezvous, and the notifications that it received.
   struct Node {
     std::unique_ptr<RedisRendezvous> rendezvous;
     std::optional<absl::StatusOr<JoinAnswer>> joined;
@@ -81,7 +81,7 @@ class NodesTest : public ::testing::Test {
     return node;
   }
 
-  // Runs the loop until `done` holds; it is looked at whenever something was told.
+  // Runs the loop until `done` returns true; checks it after each notification.
   void RunUntil(std::function<bool()> done, const char* what) {
     if (done()) return;
     until_ = std::move(done);
@@ -184,7 +184,7 @@ class NodesTest : public ::testing::Test {
     return reply.value_or(store::RedisReply());
   }
 
-  // Numbers of the agents' connections, by the server's count.
+  // Returns the server's ids of the agents' connections.
   std::set<int64_t> Connections() {
     std::set<int64_t> ids;
     const std::string list = *Redis({"CLIENT", "LIST"}).AsString();
@@ -239,7 +239,7 @@ TEST_F(NodesTest, AnAgentHasOneConnectionAlways) {
 
   a->news.clear();
   for (const int64_t id : opened) Redis({"CLIENT", "KILL", "ID", absl::StrCat(id)});
-  // They are back by themselves: nobody asks anything of them.
+  // The connections come back by themselves, without a request.
   std::function<void()> look = [&] {
     if (*(*Redis({"PUBSUB", "NUMSUB", "ddp:{digits}:i1:news"}).AsArray())[1].AsInteger() == 2) {
       return loop_->Stop();
@@ -310,8 +310,8 @@ TEST_F(NodesTest, ASpareIsPromoted) {
   EXPECT_EQ(a->round().reason, "node b left");
 }
 
-// Without a run id of their own: the seat of a node that was killed is free once its lease is over,
-// and by then the node may be back, in a job of its own that nobody else will ever join.
+// Agents without a run id: the seat of a killed node is free once its lease has run out. By then
+// the node may have come back and opened a job of its own, which no other node will join.
 TEST_F(NodesTest, ANodeThatWaitsAloneGoesToAnOlderJobOfItsKind) {
   options_.lease = kShortLease;
   options_.min_nodes = 2;
@@ -331,7 +331,7 @@ TEST_F(NodesTest, ANodeThatWaitsAloneGoesToAnOlderJobOfItsKind) {
   EXPECT_EQ(a->round().restarts, 0);
 }
 
-// All have opened the same instance before the first one joins.
+// All nodes have opened the same instance before the first one joins.
 TEST_F(NodesTest, AJobWithoutAnIdTakesInAgentsUntilItIsFull) {
   options_.min_nodes = 2;
   options_.fingerprint = "train";
@@ -354,7 +354,7 @@ TEST_F(NodesTest, AJobWithoutAnIdTakesInAgentsUntilItIsFull) {
               std::string::npos)
         << "the token stays secret";
   }
-  // The name stays over a restart.
+  // The job's name does not change in a restart.
   const std::string run_id = a->round().run_id;
   std::vector<Node*> job;
   for (Node* node : {a.get(), b.get(), c.get(), d.get()}) {
@@ -410,7 +410,7 @@ TEST_F(NodesTest, AReportIsTakenBackAlsoWhenItWasCharged) {
   ASSERT_EQ(Fail(*a, "rank 0 failed")->decision, Decision::kEnded);
 }
 
-// Nobody takes it back: the end comes a moment later, and to all.
+// The report is not taken back, so the end comes a moment later, for all nodes.
 TEST_F(NodesTest, AReportThatSpendsTheBudgetEndsTheJob) {
   options_.max_restarts = 0;
   const auto a = MakeNode("a"), b = MakeNode("b");
@@ -437,7 +437,7 @@ TEST_F(NodesTest, ALostNodeIsNoticedByTheOthers) {
   EXPECT_EQ(a->round().restarts, 0);
 }
 
-// More than one script gives up.
+// One script gives up 500 nodes at most, so several scripts are needed.
 TEST_F(NodesTest, NodesThatAreLostByTheThousandAreAllGivenUp) {
   options_.lease = kShortLease;
   options_.max_nodes = 1;
@@ -453,7 +453,7 @@ TEST_F(NodesTest, NodesThatAreLostByTheThousandAreAllGivenUp) {
     members.push_back(absl::StrCat(i, " 1201 2 ", 2 * i, " 2402 ", 2 * i,
                                    " 2402 20000\ndefault\nhost-", i, "\n127.0.0.1"));
     awaited.push_back(node);
-    leases.push_back("1");  // a millisecond after the epoch it ran out
+    leases.push_back("1");  // the lease ran out a millisecond after the epoch
     leases.push_back(node);
   }
   for (const auto& command : {members, awaited, leases}) Redis(command);
@@ -479,7 +479,7 @@ TEST_F(NodesTest, AServerThatComesBackEmptyInterruptsNothing) {
   redis_->Restart();
   AwaitNews(*a, News::Kind::kBackInReach);
   AwaitNews(*b, News::Kind::kBackInReach);
-  // Both have registered again when the frozen time is over, or one would be lost.
+  // Both nodes have registered again before the frozen time ends; else one would be lost.
   ASSERT_EQ(Fail(*a, "rank 0 failed")->decision, Decision::kRestart);
   JoinAll({a.get(), b.get()});
   EXPECT_EQ(a->round().generation.number, 3u);
@@ -515,7 +515,7 @@ TEST_F(NodesTest, StepsOfTheJobDecideWhereADrainStops) {
   const auto a = MakeNode("a"), b = MakeNode("b");
   JoinAll({a.get(), b.get()});
   a->rendezvous->SetReport({.step = 40, .steps_per_second = 0});
-  // Its next heartbeat is far away; a subscription that is mended sends one at once.
+  // The next heartbeat is far away. A restored subscription sends one at once.
   Redis({"CLIENT", "KILL", "TYPE", "pubsub"});
   std::function<void()> look = [&] {
     if (*Redis({"HGET", "ddp:{digits}:i1:job", "max_step"}).AsString() == "40")
@@ -531,7 +531,7 @@ TEST_F(NodesTest, StepsOfTheJobDecideWhereADrainStops) {
   EXPECT_EQ(b->news.back().stop_at_step, 42);
 }
 
-// What a job's user of Redis may do, and may not.
+// Permissions of a job's Redis user.
 // --------------------------------------------------
 
 class AclTest : public NodesTest {
@@ -586,7 +586,7 @@ TEST_F(AclTest, AJobsUserCannotReachAnotherJob) {
     refused({"RENAME", other, "ddp:{di%7Bg%7D*ts}:x"});
     refused({"SUBSCRIBE", other});
     refused({"PUBLISH", other, "x"});
-    // Keys that a script does not declare are checked too.
+    // The server also checks keys that a script does not declare.
     const absl::Status hidden =
         Try({"EVAL", absl::StrCat("return redis.call('GET', '", other, "')"), "0"});
     EXPECT_FALSE(hidden.ok()) << other;
@@ -633,7 +633,7 @@ TEST_F(AclTest, TheUserOfAllJobsReachesNothingElse) {
   }
   EXPECT_EQ(*Redis(command).AsString(), "OK");
   options_.run_id = "another";
-  // It may send no script, so the server has to know them.
+  // The user may not send a script's source, so the server must know the scripts already.
   const absl::Status unknown = RedisRendezvous::Open(options_, loop_.get()).status();
   EXPECT_TRUE(absl::IsFailedPrecondition(unknown)) << unknown;
   EXPECT_NE(unknown.message().find("of all nodes from one version"), std::string::npos) << unknown;

@@ -34,7 +34,7 @@ using ::testing::Not;
 using ::testing::StartsWith;
 using Decision = FailureVerdict::Decision;
 
-// Long enough for a machine under load; nothing waits for it to pass when all is well.
+// Timeout for a machine under load; a passing test never waits for it.
 constexpr absl::Duration kLong = absl::Seconds(30);
 
 class RedisRendezvousTest : public ::testing::Test {
@@ -95,7 +95,7 @@ class RedisRendezvousTest : public ::testing::Test {
     return *std::move(answer);
   }
 
-  // Until somebody stops it.
+  // Runs the loop until Stop() is called on it.
   void RunLoop() {
     const EventLoop::TimerId guard = loop_->AddTimer(2 * kLong, [] {
       FAIL() << "nothing happened";
@@ -116,7 +116,7 @@ class RedisRendezvousTest : public ::testing::Test {
     return std::get<Round>(*std::move(answer));
   }
 
-  // Both join, in this order, and the loop runs until both are in.
+  // Both nodes join, in this order; runs the loop until both are in the round.
   std::pair<Round, Round> JoinBoth(Rendezvous& first, Rendezvous& second) {
     std::vector<Round> rounds(2);
     int missing = 2;
@@ -289,7 +289,7 @@ TEST_F(RedisRendezvousTest, TwoNodesMeetAndKeepTheirRanks) {
   EXPECT_EQ(a_second.placement.group_rank, a_first.placement.group_rank);
   EXPECT_EQ(b_second.placement.group_rank, b_first.placement.group_rank);
 
-  // A newcomer fills the hole of the one that left.
+  // A newcomer fills the hole of the node that left.
   ASSERT_TRUE(Leave(*a).ok());
   const std::unique_ptr<RedisRendezvous> c = Open(options);
   const auto [c_third, b_third] = JoinBoth(*c, *b);
@@ -327,7 +327,7 @@ TEST_F(RedisRendezvousTest, ANodeThatDiedWhileWaitingHoldsNobodyUp) {
   options.lease = kLong;
   const std::unique_ptr<RedisRendezvous> a = Open(options);
   const std::unique_ptr<RedisRendezvous> b = Open(options);
-  // Its lease runs out by the server's clock, whatever we do; until then it counts.
+  // The lease runs out by the server's clock. Until then the node counts as a member.
   while (
       Redis({"EVAL",
              "local t = redis.call('TIME') "
@@ -378,7 +378,7 @@ TEST_F(RedisRendezvousTest, ALostCounterDoesNotGiveARunningInstanceAway) {
   ASSERT_EQ(second->instance(), 2);
   const Round round = *Join(*second);
   Redis({"FLUSHALL"});
-  // The first sign of life brings the instance and the counter back.
+  // The first script of a member brings the instance and the counter back.
   ASSERT_TRUE(Report(*second, round.generation, 0).ok());
   EXPECT_EQ(open("c")->instance(), 3);
   Redis({"DEL", "ddp:{digits}:instance"});
@@ -386,7 +386,7 @@ TEST_F(RedisRendezvousTest, ALostCounterDoesNotGiveARunningInstanceAway) {
   EXPECT_EQ(open("e")->instance(), 4) << "2 and 3 are there";
 }
 
-// One run id is one job: it must not run twice.
+// A run id is one job, which must not run twice.
 TEST_F(RedisRendezvousTest, AJobThatWasBegunAnewIsJoined) {
   const std::unique_ptr<RedisRendezvous> late = Open();
   const Round round = *Join(*late);
@@ -498,7 +498,7 @@ TEST_F(RedisRendezvousTest, AServerThatHangsDoesNotStopTheLoop) {
   turn();
   const absl::StatusOr<Round> round = Join(*rendezvous);
   EXPECT_GE(turns, 20);
-  // What was sent before the hang may have been applied; sent again, it must not count twice.
+  // A request that was sent before the hang may have been applied. The retry must not count twice.
   ASSERT_TRUE(round.ok()) << round.status();
   EXPECT_EQ(round->generation.number, 1u);
 }
@@ -508,7 +508,7 @@ TEST_F(RedisRendezvousTest, ACancelledRequestIsNotAnswered) {
   rendezvous->Join(Offer(), kLong, [](const absl::StatusOr<JoinAnswer>&) { FAIL(); });
   rendezvous->Cancel();
   EXPECT_TRUE(Leave(*rendezvous).ok());
-  rendezvous->Cancel();  // nothing outstanding: nothing
+  rendezvous->Cancel();  // no request is outstanding: does nothing
 }
 
 TEST_F(RedisRendezvousTest, EveryKeyIsInTheRunsSlotAndExpires) {

@@ -1,5 +1,5 @@
-// What every Rendezvous promises, held against the real one and against the fake that tests of the
-// agent stand on.
+// The contract of Rendezvous, tested on the Redis implementation and on the fake that the agent's
+// tests use.
 #include <stdlib.h>
 
 #include <memory>
@@ -65,7 +65,7 @@ class RendezvousConformanceTest : public ::testing::TestWithParam<const char*> {
       loop_->Stop();
     });
     EXPECT_FALSE(answer.has_value()) << "answered from within the request";
-    while (!answer.has_value()) EXPECT_TRUE(loop_->Run().ok());  // news stop it too
+    while (!answer.has_value()) EXPECT_TRUE(loop_->Run().ok());  // notifications stop the loop too
     return *std::move(answer);
   }
 
@@ -108,7 +108,7 @@ class RendezvousConformanceTest : public ::testing::TestWithParam<const char*> {
         [&](Rendezvous::Done done) { rendezvous_->Close(end, kLong, std::move(done)); });
   }
 
-  // Runs the loop until `kind` is told, and returns it.
+  // Runs the loop until `kind` is notified, and returns the notification.
   News AwaitNews(News::Kind kind) {
     for (;;) {
       for (const News& news : news_) {
@@ -117,7 +117,7 @@ class RendezvousConformanceTest : public ::testing::TestWithParam<const char*> {
       EXPECT_TRUE(loop_->Run().ok());
     }
   }
-  // From now on news are kept.
+  // Keeps the notifications from now on.
   void Watch() {
     rendezvous_->Watch([this](const News& news) {
       news_.push_back(news);

@@ -18,8 +18,8 @@
 namespace ddp::elastic {
 namespace {
 
-// What is read, and taken of what was read, in one turn of the loop: so that a flood does not keep
-// it from its other work.
+// Bounds on the bytes read and the replies handled in one turn of the event loop: a flood must not
+// starve its other work.
 constexpr size_t kReceiveBytes = 32 * 1024;
 constexpr int kRepliesPerTurn = 64;
 
@@ -72,8 +72,8 @@ void RendezvousConnection::Listen(const std::string& channel) {
   AskForChannel();
 }
 
-// Whether there is a connection. Else what is to be sent is sent once there is one, or fails with
-// it.
+// Returns true when there is a connection. Else starts to connect, if need be: requests are sent on
+// the new connection, or fail with it.
 bool RendezvousConnection::Ready() {
   if (break_timer_ != 0) return false;
   if (fd_.valid()) return true;
@@ -159,7 +159,7 @@ void RendezvousConnection::WatchFor(uint32_t events) {
 
 void RendezvousConnection::OnEvents(uint32_t events) {
   if ((events & EPOLLOUT) != 0) Flush();
-  // One thing after the other: more is read when what was read has been taken.
+  // Received replies are still waiting for their turn; read more only after them.
   if (break_timer_ != 0 || turn_timer_ != 0) return;
   const absl::Status read = Read();
   if (!read.ok()) return Break(read);
@@ -191,16 +191,17 @@ void RendezvousConnection::TakeTurn() {
     if (!took.ok()) return Break(took.status());
     if (!*took || break_timer_ != 0) return;
   }
-  // What was read with the rest is in no socket that could wake us.
+  // Replies that were already read do not make the socket readable, so a timer resumes.
   turn_timer_ = loop_->AddTimer(absl::ZeroDuration(), [this] {
     turn_timer_ = 0;
     TakeTurn();
   });
 }
 
-// Returns whether there was anything. What answers the oldest question is known by the order alone:
-// a reply is that of the call, where a call is the oldest; else an error, and not before all pushes
-// have been looked at, one of which may be the answer.
+// Handles one reply or push. Returns false when there was none. Order alone tells what a reply
+// answers. If the oldest awaited answer is a call's, the next reply is that call's. Else the next
+// reply is an error to a subscription; it is handled after all pushes, because a push may confirm
+// that subscription.
 absl::StatusOr<bool> RendezvousConnection::TakeNext() {
   const bool call_is_next = !awaited_.empty() && awaited_.front().kind == Awaited::Kind::kCall;
   store::RedisReply next;
@@ -240,7 +241,7 @@ absl::Status RendezvousConnection::TakeReply(store::RedisReply reply) {
   awaited_.pop_front();
   if (asked.kind == Awaited::Kind::kCall) {
     if (reply.IsError() && store::IsReplicaRefusal(reply.error_text())) {
-      // A fail-over that has left us with the old master, where no news is published either.
+      // After a fail-over this is the old master, which no longer publishes either.
       dialer_.Doubt();
       return store::StatusOfErrorReply(reply.error_text(), endpoint_);
     }
@@ -272,7 +273,7 @@ void RendezvousConnection::TakePush(const store::RedisReply& push) {
   const std::string kind = (*parts)[0].AsString().value_or("");
   const std::string name = (*parts)[1].AsString().value_or("");
   if (kind == "message") {
-    // Else one of an earlier channel.
+    // A message of an earlier channel is dropped.
     if (listening_ && name == channel_) callbacks_.on_push((*parts)[2].AsString().value_or(""));
     return;
   }

@@ -37,7 +37,7 @@ using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-// Nothing waits for it to pass when all is well.
+// Timeout of a request; a passing test never waits for it.
 constexpr absl::Duration kLong = absl::Seconds(60);
 constexpr char kGreeted[] = "+PONG\r\n%0\r\n";
 
@@ -49,7 +49,7 @@ class RendezvousConnectionTest : public ::testing::Test {
     options_.client_name = "agent";
   }
 
-  // What it tells is kept in told_: "subscribed", "push TEXT", "end".
+  // Records the callbacks in told_: "subscribed", "push TEXT", "end".
   std::unique_ptr<RendezvousConnection> To(const store::RedisEndpoint& endpoint) {
     return std::make_unique<RendezvousConnection>(
         endpoint, options_, loop_.get(),
@@ -83,7 +83,7 @@ class RendezvousConnectionTest : public ::testing::Test {
     RunUntil([&] { return std::count(told_.begin(), told_.end(), what) > 0; });
   }
 
-  // Begins a call; its answer is told as "reply TEXT" or "error CODE".
+  // Begins a call; records its answer in told_ as "reply TEXT" or "error CODE".
   void Begin(RendezvousConnection& connection, std::vector<std::string> words) {
     connection.Call(std::move(words), [this](const absl::StatusOr<store::RedisReply>& reply) {
       Tell(reply.ok() ? absl::StrCat("reply ", reply->DebugString())
@@ -125,7 +125,7 @@ class RendezvousConnectionToRedisTest : public RendezvousConnectionTest {
     EXPECT_TRUE(reply.ok()) << reply.status();
     return reply.value_or(store::RedisReply());
   }
-  // How many connections named "agent" the server has.
+  // Returns how many connections named "agent" the server has.
   int Connections() {
     const std::string list = *Redis({"CLIENT", "LIST"}).AsString();
     int count = 0;
@@ -199,12 +199,13 @@ TEST_F(RendezvousConnectionToRedisTest, AServerThatComesBackIsFoundByTheNextCall
   EXPECT_THAT(told_, IsEmpty()) << "there was no subscription";
 }
 
-// The server's process stands still, as its machine may: it takes connections, and says nothing.
+// The server's process is stopped, as its machine may be: it accepts connections, and never
+// answers.
 TEST_F(RendezvousConnectionToRedisTest, TheLoopGoesOnWhileTheServerDoesNotAnswer) {
   options_.connect_timeout = absl::Seconds(1);
   const auto connection = To(redis_->endpoint());
   ASSERT_EQ(kill(redis_->pid(), SIGSTOP), 0);
-  // Had the call waited for the connection, its end would come first.
+  // If the call waited for the connection, its end would come first.
   Begin(*connection, {"PING"});
   connection->Listen("news");
   loop_->AddTimer(absl::Milliseconds(1), [&] { Tell("something else"); });
@@ -319,7 +320,7 @@ TEST_F(RendezvousConnectionToRedisTest, ACallLargerThanASocketTakesAtOnce) {
   EXPECT_EQ(*Redis({"STRLEN", "k"}).AsInteger(), 8 << 20);
 }
 
-// The two ends of a connection that nobody serves.
+// The two ends of a connection without a server.
 struct Ends {
   Ends() {
     int fds[2];

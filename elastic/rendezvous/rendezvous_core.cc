@@ -14,15 +14,15 @@ namespace ddp::elastic {
 namespace {
 
 constexpr absl::Duration kKeysTimeToLive = absl::Hours(24);
-// For how long a request to open an instance may be sent again.
+// How long a request to open an instance may be sent again.
 constexpr absl::Duration kOpenRequestTimeToLive = absl::Minutes(10);
 
-// The longest pause after the first failure; it doubles with each.
+// Upper bound of the pause after the first failure; it doubles with each further one.
 constexpr absl::Duration kPauseMin = absl::Milliseconds(20);
 constexpr int kPauseDoublingsMax = 12;
 constexpr int kFailuresBeforeOutOfReach = 3;
 
-// Who waits asks what for in every so many signs of life only.
+// A waiting node asks for the text of its condition only in every fourth repeated join.
 constexpr int kBriefHeartbeats = 4;
 
 template <typename... Handlers>
@@ -36,7 +36,7 @@ std::string Milliseconds(absl::Duration duration) {
   return absl::StrCat(absl::ToInt64Milliseconds(duration));
 }
 
-// Whether trying again could help.
+// Returns true when a retry could succeed.
 bool IsPassing(const absl::Status& status) {
   return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) ||
          absl::IsResourceExhausted(status);
@@ -58,7 +58,7 @@ absl::Status GenerationIsOver(const ScriptReply& reply) {
       absl::StrCat("the generation is over, the current one is ", reply.generation.number));
 }
 
-// By an answered heartbeat: it tells when the lease that it has renewed ends.
+// Returns the server's time: the end of the renewed lease, which the reply tells, minus the lease.
 std::optional<absl::Time> ServerTime(const ScriptReply& reply, absl::Duration lease) {
   const int64_t lease_end_ms = reply.outcome == "ok" ? reply.number(2, -1) : -1;
   if (lease_end_ms < 0) return std::nullopt;
@@ -146,7 +146,7 @@ std::vector<RendezvousCore::Action> RendezvousCore::Step(const Event& event, abs
 absl::Time RendezvousCore::next_deadline() const {
   absl::Time next = subscribe_at_;
   if (request_.has_value()) next = std::min(next, request_->deadline);
-  // What is on its way is answered, or told to have failed.
+  // A call in flight needs no deadline here: a Replied event always follows.
   if (!in_flight_.has_value()) next = std::min(next, NextSend());
   return next;
 }
@@ -168,18 +168,18 @@ absl::Duration RendezvousCore::heartbeat() const {
   return std::max(absl::Milliseconds(1), std::min(wanted, lease() / 3));
 }
 
-// When who waits is heard next.
+// When a waiting node sends its join again.
 absl::Time RendezvousCore::NextSignOfLife() {
   return ask_again_ ? now_ : now_ + request_->pace * (0.9 + 0.2 * Share());
 }
 
-// Thousands that wait do not keep the server from those that are still to come: they are pushed
-// what they wait for, and one that is given up for lost comes back with its next sign of life.
+// Thousands of waiting nodes must not keep the server from those that still join. The slower pace
+// is safe: a push announces the round, and a node that was given up returns with its next join.
 absl::Duration RendezvousCore::PaceOfWaiting(int64_t nodes) const {
   return nodes <= options_.full_heartbeats ? heartbeat() : std::max(heartbeat(), lease() / 4);
 }
 
-// Full jitter, so that the clients of a server that comes back do not all call at once.
+// Full jitter: the clients of a server that comes back must not all call at once.
 absl::Duration RendezvousCore::Pause(int failures) {
   const int doublings = std::min(failures - 1, kPauseDoublingsMax);
   const absl::Duration longest = std::min(kPauseMin * (1 << doublings), lease() / 6);
@@ -188,8 +188,8 @@ absl::Duration RendezvousCore::Pause(int failures) {
 
 std::string RendezvousCore::RandomHex() { return absl::StrFormat("%016x", random_()); }
 
-// Jobs without an id have the keys of one run. Their tokens tell them apart; the name keeps the
-// token secret.
+// Jobs without a run id share the keys of one run; their tokens tell them apart. The name is a
+// hash, which keeps the token secret.
 std::string RendezvousCore::run_id() const {
   if (options_.fingerprint.empty() || !opened_.has_value()) return options_.run_id;
   const std::string& token = opened_->token;
@@ -215,7 +215,7 @@ void RendezvousCore::Start(Requested what, absl::Duration timeout) {
   request_->deadline = now_ + timeout;
   request_->send_at = now_;
   request_->pace = heartbeat();
-  // Somebody waits for this one.
+  // The agent waits for this request, so it is sent soon even after failures.
   failures_in_a_row_ = std::min(failures_in_a_row_, 1);
   pause_until_ = std::min(pause_until_, now_ + kPauseMin * Share());
 }
@@ -237,13 +237,13 @@ void RendezvousCore::On(const LeaveRequest& request) {
   mine_.reset();
   left_ = true;
   Start(request, request.timeout);
-  // Nobody knows this node.
+  // The store does not know this node: nothing to do.
   if (!opened_.has_value() && !in_flight_.has_value()) Finish(absl::OkStatus());
 }
 
 void RendezvousCore::On(const Tick&) {
   if (now_ >= subscribe_at_ && opened_.has_value()) {
-    // The call that is tried again finds out whether the server is back.
+    // Wait until the call that is being retried has reached the server.
     if (failures_in_a_row_ > 0) {
       subscribe_at_ = now_ + lease() / 6;
       return;
@@ -287,14 +287,14 @@ void RendezvousCore::FailRequest(absl::Status status) {
 
 bool RendezvousCore::Beats() const { return mine_.has_value() && !left_ && !ended_; }
 
-// Whether the outstanding request is this node's last: there is nothing to do where the job is
-// gone.
+// Returns true when the outstanding request is this node's last. Such a request has succeeded where
+// the job no longer exists.
 bool RendezvousCore::GoesForGood() const {
   return request_.has_value() && (std::holds_alternative<LeaveRequest>(request_->what) ||
                                   std::holds_alternative<TakeBackRequest>(request_->what));
 }
 
-// When the next script is due, were none on its way.
+// When the next call is due, if none is in flight.
 absl::Time RendezvousCore::NextSend() const {
   absl::Time next = absl::InfiniteFuture();
   if (request_.has_value()) {
@@ -413,7 +413,7 @@ void RendezvousCore::SendRequest() {
   Send(script, about, std::move(args));
 }
 
-// Says at once that this node lives, and hears what it may have missed.
+// Makes the next heartbeat a full one, at once: it fetches what this node may have missed.
 void RendezvousCore::BeatInFullNow() {
   ask_again_ = true;
   heartbeats_.BeInFullAt(now_);
@@ -421,7 +421,7 @@ void RendezvousCore::BeatInFullNow() {
 
 void RendezvousCore::SendHeartbeat() {
   ask_again_ = false;
-  // Who is not pushed what happens asks for it.
+  // Without a subscription this node gets no pushes, so its heartbeats must be full.
   in_flight_ = InFlight{.script = ScriptName::kHeartbeat,
                         .is_light = subscribed_ && heartbeats_.next_is_light()};
   if (in_flight_->is_light) {
@@ -481,7 +481,7 @@ void RendezvousCore::OnOpened(const store::RedisReply& reply) {
   const bool is_new = !opened_.has_value() || opened_->number != opened->number;
   opened_ = *opened;
   forgotten_ = false;
-  // What it was told before is forgotten too.
+  // The server may have lost what earlier heartbeats reported.
   heartbeats_.ForgetWhatWasSaid();
   if (is_new && !left_) {
     subscribe_at_ = absl::InfiniteFuture();
@@ -490,7 +490,7 @@ void RendezvousCore::OnOpened(const store::RedisReply& reply) {
   }
 }
 
-// Whatever was sent is sent again after a pause.
+// The failed call is sent again after a pause.
 void RendezvousCore::OnFailedCall(const absl::Status& status) {
   pause_until_ = now_ + Pause(++failures_in_a_row_);
   heartbeats_.BeInFull();
@@ -503,13 +503,13 @@ void RendezvousCore::OnFailedCall(const absl::Status& status) {
 
 void RendezvousCore::OnContact(const absl::Status& status) {
   if (status.ok()) {
-    // The connection is mended, by which the subscription is, too.
+    // The connection works again, so subscribe at once too.
     if (failures_in_a_row_ > 0 && subscribe_at_ < absl::InfiniteFuture()) subscribe_at_ = now_;
     failures_in_a_row_ = 0;
     pause_until_ = absl::InfinitePast();
   }
   if (status.ok() == in_contact_) return;
-  // A connection that was cut and is mended at once is no news.
+  // A short interruption is not notified: only the third failure in a row is.
   if (!status.ok() && IsPassing(status) && failures_in_a_row_ < kFailuresBeforeOutOfReach) return;
   in_contact_ = status.ok();
   News news;
@@ -521,10 +521,10 @@ void RendezvousCore::OnContact(const absl::Status& status) {
 void RendezvousCore::OnTransition(const InFlight& call, const ScriptReply& reply) {
   const bool is_awaited = request_.has_value() && call.request == request_serial_;
   if (reply.outcome == "unknown" || reply.outcome == "foreign") {
-    // There is nothing to leave any more.
+    // The job is gone, so there is nothing to leave.
     if (is_awaited && GoesForGood()) return Finish(absl::OkStatus());
     forgotten_ = true;
-    // A job that has not begun needs not be brought back.
+    // A job that has not begun is not restored: open another one.
     if (seen_.number == 0 && options_.instance == 0) OpenAnother();
     return;
   }
@@ -539,7 +539,7 @@ void RendezvousCore::OnTransition(const InFlight& call, const ScriptReply& reply
   std::visit([&](const auto& what) { OnAnswer(what, reply); }, asked);
 }
 
-// 1: the lease was renewed. 0: there is none, or the server does not know of it.
+// Reply 1: the lease was renewed. 0: the key is gone, by expiry or because the server lost it.
 void RendezvousCore::OnLightHeartbeat(const store::RedisReply& reply) {
   const absl::StatusOr<int64_t> renewed = reply.AsInteger();
   if (!renewed.ok()) return OnFailedCall(renewed.status());
@@ -552,7 +552,8 @@ void RendezvousCore::OnHeartbeat(const ScriptReply& reply) {
   heartbeats_.OnFullAnswer(now_, ServerTime(reply, lease()), Share());
   if (ask_again_) BeatInFullNow();
   if (!mine_.has_value()) return;
-  // No heartbeat is light where so many nodes are lost that the rest are rarely heard in full.
+  // text(1) is "1" when the clock's transitions were due: full heartbeats are rare, because many
+  // nodes are lost. Send full ones only.
   if (reply.outcome != "ok" || reply.text(1) == "1") heartbeats_.BeInFull();
   if (reply.outcome == "ok") {
     median_busy_us_ = reply.number(0, -1);
@@ -634,7 +635,7 @@ void RendezvousCore::OnWaiting(const ScriptReply& reply, bool is_spare) {
   } else if (!is_spare && request.rest.has_value()) {
     request.deadline = now_ + *std::exchange(request.rest, std::nullopt);
   }
-  // The first answer often says what is over in the next moment.
+  // The condition in the first answer often no longer holds a moment later, so it is not notified.
   const std::string text = OneLine(reply.text(0));
   const bool is_news =
       ++request.times_waited > 1 && (text != request.waiting_for || request.times_waited == 2);
@@ -646,8 +647,8 @@ void RendezvousCore::OnWaiting(const ScriptReply& reply, bool is_spare) {
   TellNews(std::move(news));
 }
 
-// Agents that reached an empty server before us have begun the job of this run id anew. It must not
-// run twice: the workers of this node make way, and it goes to the others.
+// Other agents reached the emptied server first and opened the job of this run id again. The job
+// must not run twice: this node's workers are evicted, and the node joins the others.
 void RendezvousCore::OnReplaced() {
   OnContact(absl::OkStatus());
   OpenAnother();
@@ -660,12 +661,11 @@ void RendezvousCore::OnReplaced() {
   TellNews(std::move(news));
 }
 
-// The job that we wanted to join was given up before we were part of it. Nothing of it is taken
-// along.
+// The job was given up before this node was part of it. Opens another one and keeps no state.
 void RendezvousCore::OpenAnother() {
   opened_.reset();
   forgotten_ = false;
-  subscribe_at_ = absl::InfiniteFuture();  // there is nothing to listen to until then
+  subscribe_at_ = absl::InfiniteFuture();  // no channel until the next job is open
   open_token_ = RandomHex();
   seen_ = GenerationId();
   restarts_seen_ = 0;
@@ -729,7 +729,7 @@ void RendezvousCore::On(const Subscribed&) {
   subscribed_ = true;
   failed_subscriptions_ = 0;
   if (!was_heard_) return;
-  // Something may have been told between the last answer and now.
+  // A message may have been published between the last answer and the subscription.
   BeatInFullNow();
   if (request_.has_value()) request_->send_at = now_;
 }
@@ -742,7 +742,7 @@ void RendezvousCore::On(const SubscriptionEnded&) {
 
 void RendezvousCore::On(const Pushed& event) {
   const absl::StatusOr<PushedMessage> message = ParsePushedMessage(event.text);
-  // Nonsense, or about another job in our place: the heartbeat tells the truth.
+  // The message makes no sense or is about another job. The next full heartbeat tells the state.
   if (!message.ok() || !opened_.has_value() || message->token != opened_->token) return;
   const bool joins = request_.has_value() && std::holds_alternative<JoinRequest>(request_->what);
   const bool is_mine = mine_.has_value() && mine_->generation == message->generation;
@@ -762,14 +762,14 @@ void RendezvousCore::On(const Pushed& event) {
     case PushedMessage::Kind::kAbandoned:
       break;
   }
-  // The answer is ready, or our generation was left behind.
+  // A join's answer is ready, or a new round has begun without this node.
   BeatInFullNow();
   if (joins) request_->send_at = now_;
 }
 
 void RendezvousCore::TellOver(const std::string& cause) {
   if (!mine_.has_value() || std::exchange(mine_->told_over, true)) return;
-  // Who reports the failure knows.
+  // The agent that reports the failure gets the answer to its report instead.
   if (request_.has_value() && std::holds_alternative<FailureRequest>(request_->what)) return;
   News news;
   news.kind = News::Kind::kGenerationOver;

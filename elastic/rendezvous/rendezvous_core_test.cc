@@ -1,5 +1,5 @@
-// What the stories in testing/scenarios/rendezvous do not show: pauses, time limits, and a store
-// that answers nonsense.
+// Cases that the stories in testing/scenarios/rendezvous do not cover: pauses, time limits, and
+// replies that make no sense.
 #include "elastic/rendezvous/rendezvous_core.h"
 
 #include <algorithm>
@@ -42,7 +42,7 @@ class RendezvousCoreTest : public ::testing::Test {
     Step(Core::Replied{RedisReply::Array(std::move(parts))});
   }
   void Reply(int64_t number) { Step(Core::Replied{RedisReply::Integer(number)}); }
-  // Whether the next heartbeat is a light one.
+  // Returns true when the next heartbeat is a light one.
   bool NextIsLight() {
     WaitForDeadline();
     const auto* light = Find<Core::CallCommand>();
@@ -266,7 +266,7 @@ TEST_F(RendezvousCoreTest, AfterAFailureOrAPushAHeartbeatIsFull) {
   EXPECT_EQ(Called(), ScriptName::kHeartbeat);
   Reply({"ok", "1", "n1", "0", "-1", ""});
   ASSERT_TRUE(NextIsLight());
-  // The push comes while one is on its way.
+  // The push arrives while a heartbeat is in flight.
   Step(Core::Pushed{"token\nround\n2\nn2"});
   Reply(1);
   EXPECT_EQ(Called(), ScriptName::kHeartbeat);

@@ -18,7 +18,7 @@ using store::RedisReply;
 constexpr size_t kLineBytesMax = 1024;
 constexpr size_t kMessageBytesMax = 8192;
 constexpr size_t kReplyPartsMax = 16;
-// A number that Lua can hold, and that can be counted up for a while.
+// Numbers above this are refused: Lua holds numbers exactly up to 2^53, and they are counted up.
 constexpr int64_t kNumberMax = int64_t{1} << 50;
 
 absl::Status Bad(const std::string& what) {
@@ -61,7 +61,7 @@ JobEnd MakeEnd(const std::string& kind, const std::string& exit_code, const std:
 
 std::string OneLine(const std::string& text) {
   std::string line = text.substr(0, kLineBytesMax);
-  // Not in the middle of a character.
+  // Do not cut in the middle of a UTF-8 character.
   if (line.size() < text.size()) {
     while (!line.empty() && (static_cast<unsigned char>(text[line.size()]) & 0xC0) == 0x80) {
       line.pop_back();

@@ -1,31 +1,33 @@
-// Replays the stories in testing/scenarios/rendezvous over RendezvousCores and the scripts, in a
-// Redis in memory whose clock belongs to the story.
+// Replays the stories in testing/scenarios/rendezvous over RendezvousCores and the scripts, in an
+// in-memory Redis whose clock the story sets.
 //
-// A story (testing/story_replay.h) has events, `options` set what the job is launched with, and
-// what stands below an event is what the agents are answered and told because of it:
+// A story (testing/story_replay.h) is a list of events. `options` sets the job's launch options.
+// Below an event stand the answers and notifications that the agents get because of it:
 //
 //   > fail b rank=1 rank 1 was killed by SIGKILL
 //   a: news: generation 1 is over: rank 1 was killed by SIGKILL
 //   b: answer: restart
 //
-// Scripts run, and their replies and pushes arrive, in no time. Events:
+// Scripts run in no time, and so do their replies and pushes. Events:
 //   join NODE [nproc=N] [role=R] [host=H] [rank=N] [timeout=D]      fail NODE rank=N [victim]
 //   complete NODE   drain NODE WHY   leave NODE   close NODE WHY         [step=N] [exit=N] CAUSE
-//   takeback NODE                its last report, in place of what it waits for
+//   takeback NODE                cancel its request, then take its last report back
 //   cancel NODE     report NODE step=N rate=N [busy=US]
 //   wait D                       time passes
-//   kill NODE                    it is gone without a word
+//   kill NODE                    the node vanishes without a request
 //   stop NODE, continue NODE     as SIGSTOP and SIGCONT do
-//   lose requests|replies|SCRIPT|commands|pushes NODE    of all it sends, or the replies of one
-//   kind heal NODE repeat NODE SCRIPT           the network delivers its last such script once more
-//   store down|up|empty          out of reach, back with all it had, back with nothing
+//   lose requests|replies|SCRIPT|commands|pushes NODE    loses all the node's requests, replies or
+//                                pushes, or the replies of one script or of commands
+//   heal NODE                    ends all losses of the node
+//   repeat NODE SCRIPT           the network delivers its last such script once more
+//   store down|up|empty          out of reach, back with all data, back without data
 //   store remember|roll-back     the state that a fail-over goes back to
-//   clock store|NODE +D          somebody sets a clock
-//   run NAME                     the nodes that join from now on are agents of another run id
-//   show                         what the store holds of the job
-//   light                        the light heartbeats that each node has sent since asked last
+//   clock store|NODE +D          the clock is set
+//   run NAME                     nodes that join from now on are agents of another run id
+//   show                         the store's data of the job
+//   light                        light heartbeats of each node since the last such event
 //
-// After a change, write what happens now into the files and review the difference:
+// After a change, write the new traces into the files and review the difference:
 //   bazel run //elastic/rendezvous:rendezvous_scenario_test -- --rewrite
 #include <algorithm>
 #include <deque>
@@ -113,7 +115,7 @@ class Story final : public ::ddp::testing::StoryPlayer {
     EXPECT_TRUE(words.empty()) << "unknown option " << words[0];
   }
 
-  // Plays one event and returns what came of it.
+  // Plays one event and returns the resulting trace.
   std::vector<std::string> Play(const Words& given) override {
     Words words = given;
     lines_.clear();
@@ -151,7 +153,7 @@ class Story final : public ::ddp::testing::StoryPlayer {
     std::string channel;           // subscribed
     std::map<ScriptName, Core::CallScript> last_calls;
     int commands = 0;
-    std::deque<Core::Event> inbox;  // what it has not looked at yet
+    std::deque<Core::Event> inbox;  // events that the core has not handled yet
   };
 
   Node& NodeOf(const std::string& name) {
@@ -290,7 +292,7 @@ class Story final : public ::ddp::testing::StoryPlayer {
     }
   }
 
-  // Until nothing more follows from what has happened.
+  // Delivers events to the nodes until none is left.
   void Settle() {
     for (bool busy = true; busy;) {
       busy = false;
@@ -427,8 +429,8 @@ class Story final : public ::ddp::testing::StoryPlayer {
   absl::Duration server_offset_;
   bool store_up_ = true;
   std::map<std::string, std::unique_ptr<Node>> nodes_;
-  std::map<std::string, GenerationId> generations_;  // that the agents were told
-  std::map<std::string, GenerationId> reported_;     // of which they reported a failure last
+  std::map<std::string, GenerationId> generations_;  // that each agent was told
+  std::map<std::string, GenerationId> reported_;     // that each agent reported a failure of last
   MemoryDatabase remembered_;
   LuaRedis redis_{{.now_us = [this] { return absl::ToUnixMicros(now_ + server_offset_); },
                    .publish =

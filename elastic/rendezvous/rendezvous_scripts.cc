@@ -8,7 +8,7 @@ namespace {
 
 namespace scripts = embedded::scripts;
 
-// With all that may follow from a change of membership.
+// Joins the parts of a transition's script.
 std::string Transition(const char* before, const std::string& script) {
   return absl::StrCat(scripts::kPrelude, before, scripts::kPermissions, scripts::kMembership,
                       scripts::kBudget, scripts::kSeats, scripts::kClock, script);

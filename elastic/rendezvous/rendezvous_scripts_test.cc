@@ -1,5 +1,5 @@
-// The scripts under an ACL user of a real server whose rules lack something: a script that is
-// refused has changed nothing. What the scripts do is told in testing/scenarios/rendezvous.
+// The scripts under an ACL user of a real server whose rules lack a permission: a refused script
+// must have changed nothing. testing/scenarios/rendezvous tests what the scripts do.
 #include "elastic/rendezvous/rendezvous_scripts.h"
 
 #include <map>
@@ -71,7 +71,7 @@ class RefusedScriptsTest : public ::testing::Test {
              "0", "3", "3", "60000", "32"}};
   }
 
-  // Of `node`, about the current generation.
+  // Returns a call of `node` about the current generation.
   Call Transition(ScriptName script, const std::string& node, const Texts& more) {
     const std::string generation = Job("generation"), nonce = Job("nonce");
     const std::string row =
@@ -122,7 +122,7 @@ class RefusedScriptsTest : public ::testing::Test {
     Root({"FLUSHALL"});
     for (const auto& [key, value] : dump) Root({"RESTORE", key, "0", value});
   }
-  // All keys with what they hold, in an order that is the same each time.
+  // Returns all keys with their values, in a fixed order.
   std::string Everything() {
     static const store::RedisScript kScript(R"(
       local lines = {}
@@ -150,7 +150,7 @@ class RefusedScriptsTest : public ::testing::Test {
     return *root_->Eval(kScript, {}, {})->AsString();
   }
 
-  // Runs all scripts, each on the job as it is. Returns how many were refused.
+  // Runs each script on the same job, which is restored after each. Returns how many were refused.
   int RefusedOf(const std::vector<Call>& calls, const std::string& what) {
     SCOPED_TRACE(what);
     int refused = 0;
@@ -194,7 +194,7 @@ TEST_F(RefusedScriptsTest, WithoutOneOfTheCommandsNothingIsChanged) {
 TEST_F(RefusedScriptsTest, WithoutTheChannelNothingIsChanged) {
   const std::vector<Call> calls = AllCalls();
   Rule("resetchannels");
-  // A heartbeat about which nothing has to be decided, and publishes nothing, goes on.
+  // The fast path of a heartbeat publishes nothing, so it still succeeds.
   EXPECT_EQ(RefusedOf(calls, "the channel"), static_cast<int>(calls.size()) - 1);
 }
 

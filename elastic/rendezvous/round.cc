@@ -5,7 +5,7 @@
 namespace ddp::elastic {
 namespace {
 
-// Bounds on what another node may claim, far above any machine and far below an overflow.
+// Bounds on the claims of another node, far above any machine and far below an overflow.
 constexpr int kNprocMax = 1 << 16;
 constexpr int kNodesMax = 1 << 16;
 constexpr int kWorldMax = 1 << 30;
@@ -14,7 +14,7 @@ absl::Status Bad(const std::string& what) {
   return absl::InternalError(absl::StrCat("rendezvous: ", what));
 }
 
-// Whether `count` things from `first` on lie in 0 .. `size` - 1.
+// Returns true when the range of `count` items from `first` lies in 0 .. `size` - 1.
 bool Fits(int first, int count, int size) {
   return first >= 0 && count >= 0 && size <= kWorldMax && first <= size && count <= size - first;
 }
