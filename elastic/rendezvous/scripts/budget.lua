@@ -1,15 +1,15 @@
--- What a failure costs: the job's budget of restarts, the guard against a job that makes no
--- progress, the strikes of a machine that fails again and again.
+-- The cost of a failure: the job's budget of restarts, the limit of failures without progress, and
+-- the strikes of a machine that fails repeatedly.
 --
--- Keys: strikes     hash: host -> strikes and when, of charged failures; they halve in ten minutes
---       quarantine  hash: host -> the server's time in ms until which it is only taken in need
+-- Keys: strikes     hash: host -> strikes of charged failures, and when; they halve in ten minutes
+--       quarantine  hash: host -> the server's time in ms until which it gets a seat only in need
 local function forget_failure()
   set('fail_cause', '', 'fail_host', '', 'fail_rank', '', 'fail_exit', '', 'fail_victim', '',
     'fail_at', '', 'fail_progress', '', 'fail_step', '-1')
 end
 
--- The first failure that is no victim's is the root cause, or else the first. The host of the root
--- cause may name another one of its own that was earlier by its clock.
+-- The root cause is the first failure that is not a victim's, or else the first failure. The host
+-- of the root cause may replace it by an earlier failure of its own, by that host's clock.
 local function note_failure(rank, host, cause, is_victim, step, progress_known, exit_code,
   instead_of)
   local is_earlier = J.fail_host == host and J.fail_rank == instead_of
@@ -25,17 +25,18 @@ local function note_failure(rank, host, cause, is_victim, step, progress_known, 
   end
 end
 
--- A report may be taken back for so long, by a node that turns out to be lost.
+-- A node that turns out to be lost may take its report back for this long.
 local take_back_ms = 100
 
--- For how many ms the end of the job waits for that. A restart never waits.
+-- How many ms the end of the job still waits for take_back. A restart never waits.
 local held_ms = 0
 
 local function is_charged()
   return J.fail_cause ~= '' and J.change == ''
 end
 
--- Whether this job counts steps: one that did so once, and now fails before it can, makes none.
+-- True where this job counts steps. A job that did so once, and now fails before its first step,
+-- has made no step.
 local function counts_steps()
   return J.counts_steps == '1' or J.fail_progress == '1' or num('max_step') >= 0
 end
@@ -44,7 +45,7 @@ local function made_no_step()
   return counts_steps() and num('fail_step') < 0 and num('max_step') < 0
 end
 
--- How the charge of the noted failure ends the job, or nil.
+-- Returns how the charge of the noted failure would end the job, or nil.
 local function verdict()
   if num('restarts') - num('given_back') >= num('max_restarts') then
     return 'budget_spent'
@@ -72,14 +73,14 @@ local function strike(host)
   end
   redis.call('HSET', hash, host, string.format('%.3f %.0f', own, now))
   local limit = num('quarantine_strikes')
-  -- Half a strike is what decay may have taken.
+  -- Half a strike allows for decay.
   if limit > 0 and own > limit - 0.5 and own * 2 > total then
     redis.call('HSET', key('quarantine'), host, text(now + num('cooldown_ms')))
   end
 end
 
--- Gives the charge for the end of a generation back where the next one has begun. The count of
--- restarts stays: workers have been told of it.
+-- Gives back the charge for the end of a generation, after the next one has begun. The restart
+-- count stays, because workers have seen it.
 local function give_back(generation, nonce)
   local charged, host = string.match(J.charged_of or '', '^(%S+) (.*)$')
   if charged ~= generation .. '.' .. nonce then
@@ -106,9 +107,9 @@ local function is_quarantined(host)
   return false
 end
 
--- The generation before the one that begins now is over: who pays? False when the job ends of it,
--- or must wait before it does (not with `at_once`). Sets why it was over, and whether that was
--- charged.
+-- Settles the generation that is over, before the next one begins: sets its `reason`, and whether
+-- it was `charged`. Returns false when the job ends of it, or must wait for take_back before it
+-- ends. With `at_once` it does not wait.
 local function settle(at_once)
   if J.counts_steps ~= '1' and counts_steps() then
     set('counts_steps', '1')

@@ -1,6 +1,6 @@
--- The transitions that time makes, by whoever calls next; a dozen times per lease at most.
+-- Transitions that time causes. The next script makes them, a dozen times per lease at most.
 
--- After the server's clock was set back, leases would last for as long as that.
+-- Restarts all leases after the server's clock was set back: else they would last that much longer.
 local function start_clock_anew()
   local all = redis.call('ZRANGE', leases, 0, -1)
   for _, name in ipairs(all) do
@@ -27,7 +27,7 @@ end
 
 local function reap()
   if num('unknown') > 0 then
-    -- They had a whole lease to say that they are still there.
+    -- The unknown members had a whole lease to register again.
     set('unknown', '0')
     local cause = 'nodes were lost while the store was away'
     change(cause)
@@ -37,14 +37,14 @@ local function reap()
   for _, name in ipairs(due) do
     local left = redis.call('PTTL', beat_key(name))
     if left > 0 then
-      redis.call('ZADD', leases, text(now + left), name)  -- it was heard since, if not in full
+      redis.call('ZADD', leases, text(now + left), name)  -- light heartbeats have renewed the lease
     else
       local row = forget(name)
       if row then miss(name, row, 'was lost') end
     end
   end
   if #due == 500 then
-    set('tick', text(now - math.ceil(lease_ms / 12)))  -- more of them: the next caller goes on
+    set('tick', text(now - math.ceil(lease_ms / 12)))  -- the next script continues
   end
 end
 
@@ -53,8 +53,8 @@ local has_ticked = false
 local function tick()
   local since = now - num('tick')
   local is_back = since < -1000
-  -- Leases have run out while membership was frozen. The first call after that looks at them before
-  -- it may start a round: a round of nodes that are gone would end at once.
+  -- Leases have run out while membership was frozen. The first script after that must expire them
+  -- before it starts a round: a round with lost nodes would end at once.
   local has_thawed = num('tick') < num('frozen_until') and not is_frozen()
   if since >= 0 and since * 12 < lease_ms and not has_thawed then
     return
@@ -64,8 +64,8 @@ local function tick()
   if is_back then
     start_clock_anew()
   end
-  -- Nobody was heard for so long: it was the store that was away. Nobody is lost before all had the
-  -- time to come back.
+  -- No node was heard for half a lease, so the store was away. Freeze membership for one lease, in
+  -- which all nodes can come back.
   if is_back or since * 2 > lease_ms then
     set('frozen_until', text(now + lease_ms))
   end
@@ -79,9 +79,9 @@ local function tick()
   try_round()
 end
 
--- A server that lost its memory, in whole or the last writes of it, learns from its clients: a
--- generation never goes back, and a restart that was charged stays charged. Who is in that
--- generation is known when they have said so.
+-- Adopts the state that a node presents, where the server has lost all its memory or its last
+-- writes. A generation never goes back, and a charged restart stays charged. The members of the
+-- adopted generation register themselves.
 local function adopt()
   local seen = tonumber(ARGV[3])
   if tonumber(ARGV[5]) > num('restarts') then
@@ -99,14 +99,14 @@ local function adopt()
   if J.adopted == '1' and num('unknown') > 0 and ARGV[8] ~= '' and
     my_generation == J.generation and my_nonce == J.nonce and
     redis.call('HSETNX', members, node, ARGV[8]) == 1 then
-    redis.call('HDEL', joined, node)  -- where it waited for this very generation
+    redis.call('HDEL', joined, node)  -- it was waiting for the adopted generation
     redis.call('SADD', awaited, node)
     local _, groups = string.match(ARGV[8], '^(%d+) (%d+) ')
     set('unknown', text(math.max(0, tonumber(groups or '0') - redis.call('HLEN', members))))
   end
 end
 
--- False where the node has no lease that it could renew: it is new, or was given up for lost.
+-- False where the node has no lease to renew: the node is new, or was given up for lost.
 local had_lease = false
 if J.state ~= 'ended' then
   adopt()

@@ -1,7 +1,7 @@
--- All workers of a node have succeeded; with the last member of the generation, so has the job.
+-- All workers of the node have succeeded. With the last member of the generation the job succeeds.
 --
--- Outcomes: ok, drain + step + why (as in heartbeat.lua)
---           stale: the generation is over, or none of this node's
+-- Outcomes: ok
+--           stale: the generation is over, or the node is not in it
 --           ended + kind + exit code + reason; reopen
 if J.state == 'ended' then
   return ended_reply()

@@ -1,8 +1,8 @@
--- A node will leave: all stop at a common step, free of charge.
+-- The node will leave: all nodes stop at a common step. The budget is not charged.
 --
--- ARGV  10 why
--- Outcomes: drain + the step to stop after + why
---           stale: the generation is over, or none of this node's
+-- ARGV  10 cause
+-- Outcomes: drain + the step to stop after + cause
+--           stale: the generation is over, or the node is not in it
 --           ended + kind + exit code + reason; reopen
 if J.state == 'ended' then
   return ended_reply()

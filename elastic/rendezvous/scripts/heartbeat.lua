@@ -1,20 +1,22 @@
--- A member says that it lives and how far it is, and learns what it may have missed.
+-- Full heartbeat of a member: renews its lease, reports its progress, and returns anything that it
+-- may have missed.
 --
--- ARGV  10 highest step, -1 for none; 11 steps per second; 12 us of own work per step, 13 its row
---       for people: both only when they have changed, else ''; 14 '1': light heartbeats follow;
---       15 '1': its workers have all succeeded, and the server has been told; it may have forgotten
--- Outcomes: ok + the job's median of ARGV 12 + '1' where the clock's transitions were due, so that
---                few nodes are heard in full + when the lease ends, by the server's clock
---           drain + the step to stop after + why
---           over + why        the generation is over
---           evicted + why     the node is no member
+-- ARGV  10 highest step, -1 for none; 11 steps per second
+--       12 us of own work per step, 13 the node's row for people: '' where unchanged
+--       14 '1': light heartbeats follow
+--       15 '1': the node's workers have all succeeded, repeated in case the server forgot it
+-- Outcomes: ok + the job's median of ARGV 12 + '1' where the clock's transitions were due, which
+--                means that full heartbeats are rare + the end of the lease by the server's clock
+--           drain + the step to stop after + cause
+--           over + cause      the generation is over
+--           evicted + cause   the node is not a member
 --           ended + kind + exit code + reason; reopen
 if J.state == 'ended' then
   return ended_reply()
 end
 if not is_current or not my_members_row then
-  -- A member of the current generation that does not know of it yet is lost, not forgotten, should
-  -- it never come.
+  -- A member that has not seen the new round keeps its seat until its lease expires. Any other node
+  -- that does not wait to join gives up its lease.
   if not my_members_row and redis.call('HEXISTS', joined, node) == 0 then
     redis.call('ZREM', leases, node)
   end

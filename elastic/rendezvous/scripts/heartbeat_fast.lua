@@ -1,9 +1,10 @@
--- The heartbeat of a member about whom nothing has to be decided, which is nearly every one: four
--- commands, five in a large job. Whatever is out of the ordinary falls through to heartbeat.lua.
+-- Fast path of a heartbeat that requires no decision, which is nearly every one: four commands,
+-- five in a large job. Every other case falls through to heartbeat.lua.
 --
 -- ARGV, outcomes  see heartbeat.lua
--- After the server has lost its memory every member must be heard in full once: its lease may be
--- remembered, its membership is not. What may be refused is asked before the lease is renewed.
+-- After the server lost its memory (`unknown` is not 0) every member must send one full heartbeat
+-- through the slow path: its lease may exist while its membership does not. Permissions are checked
+-- before the lease is renewed.
 if brief[2] ~= 'ended' and brief[3] == my_generation and brief[4] == my_nonce and
   brief[13] == '0' and ARGV[12] == '' and ARGV[13] == '' and (ARGV[15] == '' or
   redis.call('SISMEMBER', string.sub(job_key, 1, -4) .. 'completed', node) == 1) then

@@ -1,7 +1,7 @@
--- The jobs of one run id, seen from outside: what open_instance.lua and join.lua both ask.
--- `prefix`: what the keys of the run begin with. `now`: the server's time in ms.
+-- Queries about the jobs of one run id, for open_instance.lua and join.lua. `prefix`: the common
+-- prefix of the run's keys. `now`: the server's time in ms.
 
--- How many jobs back are looked at.
+-- How many of the newest instances are considered.
 local instances_max = 32
 
 local function look_at_job(prefix, instance)
@@ -13,7 +13,8 @@ local function look_at_job(prefix, instance)
     max_nodes = found[6], unknown = found[7]}
 end
 
--- Whether nobody is left of a job that has not begun: of one that has, its members decide.
+-- True where the job has not begun and all of its nodes are gone. The members of a job that has
+-- begun decide about it themselves.
 local function is_deserted(job, now)
   if job.generation ~= '0' then
     return false
@@ -23,7 +24,8 @@ local function is_deserted(job, now)
   return tonumber(now) > alive_until
 end
 
--- Nodes that wait, newcomers among them, and members that do not wait yet.
+-- True where no seat is left: waiting nodes, newcomers included, and members that do not wait
+-- count.
 local function is_full(job)
   local taken = redis.call('HLEN', job.base .. 'joined')
   if job.generation ~= '0' then

@@ -1,14 +1,13 @@
--- A node offers itself for the next round; sent again and again, it is also the sign of life of who
--- waits. ARGV 6 to 8 tell the last round that the node was in.
+-- Offers the node for the next round. A waiting node repeats the call to renew its lease. ARGV 6 to
+-- 8 name the last round that the node was in.
 --
 -- ARGV  10 offer: "nproc port wanted_rank\nrole\nhost\naddress"
---       11 '1': the node has said so before, and only wants to know whether anything is new
+--       11 '1': a repeated call that asks only for changes
 -- Outcomes: round + the node's row + why the last generation was over + whether that was charged
---           waiting + what for + how many do + in how many ms to ask again, or 0: in its own time
---           spare + the same: the job runs, and the wait has no end of its own
---           same: nothing is new
---           reopen: the instance was given up, or is a job without an id that is full: there is or
---                   will be another
+--           waiting + the condition + number of waiting nodes + ms after which to call again, or 0
+--           spare + the same: the job runs, and the wait has no time limit
+--           same: nothing has changed
+--           reopen: the instance was given up, or is a full job without an id: open another one
 --           ended + kind + exit code + reason
 local offer = ARGV[10]
 local host = host_of(offer)
@@ -56,7 +55,7 @@ local function has_other_machines()
   return false
 end
 
--- While a generation runs: what keeps a newcomer out of it, or nil.
+-- Returns why a running generation takes no newcomer now, or nil.
 local function kept_out()
   if redis.call('HLEN', members) >= num('max_nodes') then
     return num('max_nodes') == 1 and 'as a spare: the only seat is taken' or
@@ -73,8 +72,8 @@ local function kept_out()
   end
 end
 
--- Whether this node waits all alone for a job to begin, while one that the same agents make up, and
--- that was full when this one was opened, has a seat.
+-- True where this node waits alone for a job to begin, while an older job of the same fingerprint,
+-- which was full when this one was opened, has a free seat.
 local function has_a_better_place()
   if J.generation ~= '0' or J.fingerprint == '' or
     redis.call('HLEN', joined) > redis.call('HEXISTS', joined, node) then
@@ -91,8 +90,8 @@ local function has_a_better_place()
   return false
 end
 
--- A job without an id has no spares. Agents that have opened it at the same time may be more than
--- it has seats: a node that comes when all are taken opens another job.
+-- A job without an id has no spares. More agents than it has seats may have opened it at the same
+-- time. A node that finds all seats taken opens another job.
 local function is_one_too_many()
   return J.fingerprint ~= '' and not my_members_row and
     redis.call('HEXISTS', joined, node) == 0 and
@@ -112,8 +111,8 @@ end
 if is_one_too_many() then
   return reply('reopen')
 end
--- Sent again, because the reply that told the node its place was lost. A node that has seen another
--- generation of this number, which the server forgot, gets none under that number again.
+-- The reply with the node's row was lost. A node that has seen another generation of this number,
+-- which the server forgot, never gets a row under this number.
 local is_new_to_it = num('generation') > tonumber(ARGV[3])
 if my_members_row and is_new_to_it then
   redis.call('ZADD', leases, text(now + lease_ms), node)
@@ -123,7 +122,7 @@ end
 enter()
 if J.state == 'running' and J.drain == '' then
   if my_members_row then
-    -- Its workers have stopped, and nobody was told.
+    -- The member's workers have stopped, without a report.
     local cause = 'node ' .. host .. ' starts again'
     change(cause)
     over(cause)

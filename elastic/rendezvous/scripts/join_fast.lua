@@ -1,5 +1,5 @@
--- The sign of life of a node that waits, and whose turn it is not. Whatever is out of the ordinary
--- falls through to join.lua.
+-- Fast path of a repeated join when nothing has changed. Every other case falls through to
+-- join.lua.
 --
 -- ARGV, outcomes  see join.lua
 if ARGV[11] == '1' and brief[2] ~= 'ended' and brief[3] == ARGV[3] and brief[4] == ARGV[4] then

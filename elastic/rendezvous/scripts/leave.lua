@@ -1,4 +1,4 @@
--- A node goes for good: nobody needs to wait for its lease to run out.
+-- The node leaves for good: no other node waits for its lease to run out.
 --
 -- Outcome: ok
 redis.call('SADD', key('gone'), node)
@@ -8,7 +8,8 @@ if J.state ~= 'ended' then
   if row and redis.call('SREM', completed, node) == 0 then
     local cause = 'node ' .. host_of(row) .. ' left'
     change(cause)
-    -- Members whose work is done take part again, so that what this one leaves is done too.
+    -- Members whose workers have succeeded take part again: the leaving node's work is still to be
+    -- done.
     if J.drain == '' or redis.call('SCARD', completed) > 0 then
       over(cause)
     end

@@ -1,15 +1,15 @@
--- Who belongs to the job, and what follows when that changes. Nothing here is a transition of its
--- own; at the end of this text the clock's own transitions are made: leases that have run out.
+-- The members of the job, and the consequences when they change. This file makes no transition by
+-- itself.
 --
 -- Keys: beat:<node>   string that expires with the lease of a node that sends light heartbeats
 --       joined     hash: node -> arrival and offer, of the nodes that wait for the next round
 --       members    hash: node -> its row, of the current generation (also while the next forms)
 --       awaited    set: the members that have not joined the next round
 --       completed  set: the members whose workers have all succeeded, and that have not joined
---       rows       hash: node -> what it says of itself, for people
+--       rows       hash: node -> its report for people
 --       busy       sorted set: node -> us of own work per step
 --       strikes, quarantine   see budget.lua
---       gone       set: nodes that have left for good; what arrives late from them is void
+--       gone       set: nodes that have left for good; their late scripts are void
 --       failures   list: the last failures and losses of the job
 --       news       the channel
 local function key(name)
@@ -38,7 +38,7 @@ local function num(name)
   return tonumber(J[name] or '') or 0
 end
 
--- set(name, value, ...): in Redis and in J.
+-- Writes fields to Redis and to J: set(name, value, ...).
 local function set(...)
   redis.call('HSET', job_key, ...)
   local pairs_given = {...}
@@ -53,7 +53,7 @@ local function reply(outcome, ...)
   return {outcome, J.generation, J.nonce, J.restarts, ...}
 end
 
--- Where the failure was that has ended the job.
+-- Returns the host of the failure that has ended the job, or ''.
 local function end_host()
   local is_failure = J.end_kind == 'budget_spent' or J.end_kind == 'no_progress'
   return is_failure and J.fail_host or ''
@@ -66,7 +66,7 @@ local function ended_reply()
   return reply('ended', J.end_kind, J.end_exit, J.end_reason, end_host())
 end
 
--- One line each: token, kind, generation, nonce, and what the kind has.
+-- Publishes a message of one line per field: token, kind, generation, nonce, further fields.
 local function publish(kind, ...)
   redis.call('PUBLISH', key('news'),
     table.concat({token, kind, J.generation, J.nonce, ...}, '\n'))
@@ -80,7 +80,7 @@ local function expire_all()
   set('expired_at', text(now + 60000))
 end
 
--- node, role, master address and host of an offer or a row: "numbers\nrole\nhost\naddress".
+-- Returns the host of an offer or a row: "numbers\nrole\nhost\naddress".
 local function host_of(offer_or_row)
   return string.match(offer_or_row, '^[^\n]*\n[^\n]*\n([^\n]*)\n') or '?'
 end
@@ -105,14 +105,14 @@ local function end_job(kind, exit_code, reason)
   publish('ended', kind, exit_code, reason, end_host())
 end
 
--- The membership of the current generation has changed: its end is free of charge.
+-- Notes that the membership of the current generation has changed: its end is not charged.
 local function change(cause)
   if J.change == '' then
     set('change', cause)
   end
 end
 
--- The current generation is over, and everybody is told.
+-- Ends the current generation and notifies all nodes.
 local function over(cause)
   if J.state == 'running' then
     set('state', 'forming', 'drain', '', 'over', cause)
@@ -120,9 +120,9 @@ local function over(cause)
   end
 end
 
--- All workers stop at a common step; the generation is over when all members have joined the next.
--- The step leaves time for a node whose connection broke before the push, and for what the job did
--- since it last said how far it is.
+-- Asks all workers to stop after a common step. The generation is over when all members have joined
+-- the next one. The step leaves time for a node whose connection broke before the push, and for the
+-- steps since the last report.
 local function start_drain(cause)
   if J.state ~= 'running' or J.drain ~= '' then
     return
@@ -141,7 +141,7 @@ local function start_drain(cause)
   publish('drain', J.drain_stop, cause)
 end
 
--- The node holds no lease any more. Returns its row where it was a member.
+-- Removes the node and its lease. Returns its row where it was a member.
 local function forget(name)
   redis.call('ZREM', leases, name)
   redis.call('DEL', beat_key(name))
@@ -156,7 +156,7 @@ local function forget(name)
   return row
 end
 
--- A member is gone. Nobody misses one whose work was done.
+-- Handles the loss of a member. The loss of a member whose workers have succeeded changes nothing.
 local function miss(name, row, what)
   if redis.call('SREM', completed, name) == 0 then
     local cause = 'node ' .. host_of(row) .. ' ' .. what

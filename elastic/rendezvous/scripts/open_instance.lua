@@ -1,12 +1,14 @@
--- Which job of a run id an agent belongs to: one that is open, or a new one, so that nothing of an
--- earlier job under the same id is ever seen. Stands behind instances.lua, without the prelude.
+-- Chooses the job of a run id for an agent: an open one, or a new one, so that no job sees the
+-- state of an earlier one. This script stands behind instances.lua and permissions.lua, without the
+-- prelude.
 --
--- KEYS  1 the counter of instances, 2 what this request got (it may be sent again)
--- ARGV  1 what the keys of the run begin with
+-- KEYS  1 the counter of instances, 2 the instance given to this request (it may be sent again)
+-- ARGV  1 the prefix of the run's keys
 --       2 the wanted instance, or 0: chosen here
---       3 the token of this request: a new job's own; 4 '1': the job of ARGV 2 is known by this
---         token, and is made anew where the server has forgotten it: under another number when
---         another job was given that one. If that has not begun, its nodes are sent to ours
+--       3 the token of this request, and of the job if it is new
+--       4 '1': ARGV 2 and 3 name a job that the agent knows. Where the server has forgotten it,
+--         it is made anew: under another number, if another job has that one. If that other job has
+--         not begun, it is abandoned and its nodes come to this one
 --       5 fingerprint, '' for none; 6 time to live of the keys in ms, 7 of the request in ms
 --       8 lease in ms, 9 heartbeat in ms, 10 max_restarts, 11 min_nodes, 12 max_nodes
 --       13 last call in ms, 14 no_progress_limit, 15 quarantine_strikes, 16 its cooldown in ms
@@ -21,7 +23,7 @@ local function job_of(instance)
   return prefix .. 'i' .. instance .. ':job'
 end
 
--- Of what this script does, and of what the transitions of a job will do.
+-- Returns the first refused command of this script and of a job's transitions, or nil.
 local function refused_command()
   for _, command in ipairs(redis.acl_check_cmd and {
     {'GET', KEYS[1]}, {'SET', KEYS[1], '1'}, {'INCR', KEYS[1]}, {'PEXPIRE', KEYS[1], '1'},
@@ -64,7 +66,7 @@ local function answer(instance)
     found[4] or ARGV[11], found[5] or ARGV[12]}
 end
 
--- A server that lost the counter must not give a number away twice.
+-- A server that lost the counter must not give a number out twice.
 local function raise_counter(instance)
   if tonumber(redis.call('GET', KEYS[1]) or '0') < tonumber(instance) then
     redis.call('SET', KEYS[1], instance)
@@ -82,14 +84,14 @@ local function new_number()
   error('the numbers of a thousand instances are taken')
 end
 
--- Should somebody be there, or come back after all, the way on is told there.
+-- Ends the instance. A node that still asks about it is answered `reopen`.
 local function abandon(instance)
   redis.call('HSET', job_of(instance), 'state', 'ended', 'end_kind', 'abandoned', 'end_exit', '0',
     'end_reason', 'all nodes of the job were lost')
 end
 
--- Another job of this run id that was begun in the meantime, under whatever number: a run id's job
--- must not run twice. One that has not begun makes way.
+-- Returns another job of this run id that has begun in the meantime, under any number: a run id's
+-- job must not run twice. Abandons jobs that have not begun.
 local function successor(newest)
   for instance = math.max(1, newest - instances_max + 1), newest do
     local name = string.format('%.0f', instance)
@@ -120,14 +122,14 @@ local function restore()
   end
   local other = ARGV[5] == '' and successor(newest)
   if other then
-    return other  -- the token says so
+    return other  -- the agent sees a different token
   end
   if not found[1] then
     create(wanted)
     return wanted
   end
   if found[2] ~= 'ended' and (found[3] ~= '0' or found[4] ~= ARGV[5]) then
-    return wanted  -- it has begun: the place is taken, and the token says so
+    return wanted  -- a job that has begun keeps its number; the agent sees a different token
   end
   if found[2] ~= 'ended' then
     abandon(wanted)
@@ -141,7 +143,8 @@ if wanted ~= '0' then
   return answer(ARGV[4] == '1' and restore() or wanted)
 end
 
--- The oldest that has a place: a job that runs comes before one that still waits for nodes.
+-- Returns the oldest open instance; where agents meet by a fingerprint, the oldest with a free seat.
+-- Abandons deserted instances.
 local function open_instance(newest)
   for instance = math.max(1, newest - instances_max + 1), newest do
     local name = string.format('%.0f', instance)

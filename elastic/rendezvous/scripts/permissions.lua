@@ -1,11 +1,10 @@
--- Whether the server's rules for this user allow all that a transition may do. A command that is
--- refused in the middle of a script would leave half of a transition behind, so a script asks
--- before its first write. Redis 6 cannot be asked (redis.acl_check_cmd is of Redis 7).
+-- Checks that the server's ACL allows this user all commands of a transition. A command that is
+-- refused in the middle of a script would leave half a transition behind, so a script asks before
+-- its first write. Redis 6 cannot be asked (redis.acl_check_cmd is new in Redis 7).
 --
--- Each command stands here once at least, and so does each key of a job.
+-- The list has each command, and each key of a job, at least once.
 
--- Of what a job's transitions do to the keys that begin with `base`: the first that is refused, or
--- nil.
+-- Returns the first refused command of a job's transitions on keys with the prefix `base`, or nil.
 local function refused_for_job(base, name)
   local may = redis.acl_check_cmd
   if not may then

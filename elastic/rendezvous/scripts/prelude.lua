@@ -1,22 +1,24 @@
--- What every transition of a job begins with. A script is this text, then for most of them
--- membership.lua, budget.lua and seats.lua, then the transition's own file.
+-- The common beginning of every transition. A script is this text, the fast path of join or
+-- heartbeat, permissions.lua, membership.lua, budget.lua, seats.lua, clock.lua and its own file.
+-- Before join.lua stands instances.lua.
 --
--- KEYS  1 job       hash: what is known of the job itself; see docs/rendezvous-protocol.md
+-- KEYS  1 job       hash: the job's own fields; see docs/rendezvous-protocol.md
 --       2 leases    sorted set: node -> the server's time in ms at which it counts as lost
 --       The job's other keys differ from these in their last word only, so that they live in the
 --       same slot; they are named in membership.lua and below.
 -- ARGV  1 node, 2 token of the job
---       3 the highest generation that the node has seen, 4 its nonce, 5 the most restarts
+--       3 the highest generation that the node has seen, 4 its nonce, 5 the highest restart count
 --       6 the generation that this request is about, 7 its nonce, 8 the node's own row in it or ''
---       9 the nonce of the next generation, should this call start it
--- Every reply is {outcome, generation, nonce, restarts, ...}. For all transitions:
---       unknown   there is no such job: the server has lost its memory. Open it again
---       foreign   another job is there in its place. Open it again, too: it may be elsewhere
+--       9 the nonce of the next generation, used if this call starts it
+-- Every reply is {outcome, generation, nonce, restarts, ...}. Outcomes of all transitions:
+--       unknown   the job does not exist: the server has lost its memory. Open the job again
+--       foreign   another job has this number. Open again too: the job may have another number
 local job_key, leases = KEYS[1], KEYS[2]
 local node, token = ARGV[1], ARGV[2]
 local my_generation, my_nonce = ARGV[6], ARGV[7]
 
--- A light heartbeat is a command, not a script: PEXPIRE of this key, which goes when the node does.
+-- A light heartbeat is a command, not a script: PEXPIRE of this key. The key is deleted with the
+-- node.
 local function beat_key(name)
   return string.sub(job_key, 1, -4) .. 'beat:' .. name
 end

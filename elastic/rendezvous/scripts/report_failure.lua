@@ -1,10 +1,11 @@
--- A worker has failed. The first report ends the generation; later ones may name the root cause.
+-- Reports a failed worker. The first report ends the generation; later ones may name the root
+-- cause.
 --
 -- ARGV  10 rank, 11 host, 12 cause, 13 whether it is a victim (1 or 0), 14 highest step or -1
 --       15 whether steps are known (1 or 0), 16 exit code
 --       17 the rank that this host has reported before and that failed later, or -1
 -- Outcomes: restart: join again
---           stale: the generation is none of this node's any more
+--           stale: the generation is no longer the node's current one
 --           ended + kind + exit code + reason; reopen
 if J.state == 'ended' then
   return ended_reply()
@@ -18,7 +19,7 @@ note_failure(ARGV[10], ARGV[11], ARGV[12], ARGV[13], ARGV[14], ARGV[15], ARGV[16
 over(ARGV[12])
 if is_charged() and num('unknown') == 0 and redis.call('HLEN', members) == 1 and
   redis.call('HLEN', joined) == 0 and verdict() then
-  -- Nobody else can turn out to be lost, or is there to go on, so this is the end already.
+  -- No other node can turn out to be lost or can go on, so the job ends at once.
   settle(true)
   return ended_reply()
 end

@@ -1,4 +1,4 @@
--- When a round is complete, and who sits where in it.
+-- When a round is complete, and which node gets which group rank.
 
 -- Calls a command with a list of arguments that may be longer than Lua can pass at once.
 local function call_in_pieces(command, list_key, list)
@@ -14,8 +14,8 @@ local function parse_offer(name, value)
     wanted = tonumber(wanted), role = role, host = host, address = address}
 end
 
--- Who gets a seat: survivors first, then who came first; of a machine in quarantine only where the
--- round would be too small.
+-- Chooses the nodes that get a seat: survivors first, then by arrival. A machine in quarantine gets
+-- a seat only where the round would have fewer than min_nodes without it.
 local function choose()
   local old_ranks = {}
   local old = redis.call('HGETALL', members)
@@ -38,7 +38,7 @@ local function choose()
     return a.name < b.name
   end
   if #free == 0 then
-    free, held = held, {}  -- there is no other machine that would be better
+    free, held = held, {}  -- every machine is in quarantine
   end
   table.sort(free, comes_first)
   table.sort(held, comes_first)
@@ -53,8 +53,8 @@ local function choose()
   return chosen
 end
 
--- Group ranks from 0: who wants one by its number, then survivors where they sat, then the others
--- in the holes, those of one machine side by side. Returns the list by group rank.
+-- Assigns group ranks from 0 and returns the list of offers by rank. Order: wanted ranks, survivors
+-- at their old ranks, then all others in the holes, with nodes of one machine side by side.
 local function seat(chosen)
   local by_rank, rest = {}, {}
   local function take(offer, rank)
@@ -82,7 +82,8 @@ local function seat(chosen)
   return by_rank
 end
 
--- The row of each node: its place among all, so that it needs to be told nothing of the others.
+-- Writes the row of each node: its place among all nodes, so that a reply needs nothing of the
+-- others.
 -- "group_rank groups nproc first_rank world first_role_rank role_world master_port\n
 --  role\nhost\nmaster_address".
 local function write_rows(by_rank)
@@ -122,12 +123,12 @@ local function start_generation()
   publish('round')
 end
 
--- Whether somebody who waits may be gone: nobody is given up for lost while the store was away.
+-- True where a waiting node may be gone: while membership is frozen, lapsed leases still count.
 local function some_may_be_gone(present)
   return is_frozen() and redis.call('ZCOUNT', leases, text(now), '+inf') < present
 end
 
--- A new job waits for as many nodes as it can use, and for a last call once it has enough.
+-- The first round starts at max_nodes, or at the end of a last call that begins at min_nodes.
 local function try_first_round(present)
   if present >= num('max_nodes') and not some_may_be_gone(present) then
     return start_generation()
@@ -141,7 +142,7 @@ local function try_first_round(present)
   end
 end
 
--- Starts the next generation as soon as nobody is missing: at once, whenever that comes to be.
+-- Starts the next generation as soon as no member is missing. Every transition may call it.
 local function try_round()
   if J.state == 'ended' or num('unknown') > 0 or (J.state == 'running' and J.drain == '') then
     return
@@ -153,13 +154,13 @@ local function try_round()
   if J.state == 'running' then
     local done = redis.call('SCARD', completed)
     if missing > done then
-      return  -- they stop at the common step, then they come
+      return  -- the other members still run to the common step
     end
     if done > 0 then
       if redis.call('HLEN', members) == done then
         return end_job('succeeded', '0', '')
       end
-      -- They have finished, but others have not: all go on together.
+      -- Some members have finished and the others have not: all take part in the next generation.
       return over(J.drain)
     end
   end
@@ -168,7 +169,7 @@ local function try_round()
   end
   local present = redis.call('HLEN', joined)
   if redis.call('HLEN', members) == 0 and present > 0 then
-    -- Nobody is left who knows the job, so who came later is no part of it.
+    -- No member of the last generation is left. Nodes that came later inherit nothing of the job.
     return end_job('abandoned', '0', 'all nodes of the job were lost')
   end
   if present < num('min_nodes') then

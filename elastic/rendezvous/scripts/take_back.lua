@@ -1,8 +1,8 @@
--- A node goes down with its agent, and the failure that the agent has just reported was that: the
--- node is lost, and what its report was charged is given back. ARGV 6 and 7: the generation of the
--- report, which may be over by one.
+-- The node is lost: it goes down with its agent, and its last failure report was of that. Gives
+-- back the charge of the report. ARGV 6 and 7: the generation of the report; the next one may have
+-- begun.
 --
--- Outcomes: ok; ended + kind + exit code + reason: it comes too late
+-- Outcomes: ok; ended + kind + exit code + reason: too late
 --           reopen
 redis.call('SADD', key('gone'), node)
 redis.call('PEXPIRE', key('gone'), J.ttl_ms)
