@@ -19,29 +19,29 @@
 namespace ddp::elastic {
 
 // Runs the workers of one node until the job has ended: joins the rendezvous, starts the workers of
-// the generation, stops and starts them anew when a generation ends, wherever that began, and stops
-// them on a user's signal.
+// each generation, stops them when the generation ends on any node, and stops them on a user's
+// signal.
 //
 //   Agent agent(config, {event_loop.get(), &spawner, &rendezvous, &clock, &event_log, &status});
 //   JobResult result = agent.Run();
 //
-// The shell around AgentCore, which decides; WorkerGroup has the processes; this class carries
-// events in and actions out, and serves the TCPStore of programs that know no other store: a fresh
-// one for each generation, while this node holds rank 0. It says on stderr, one line each: every
-// new generation and why, the forwarding of a signal, the loss of the rendezvous. It does not print
-// the result.
+// AgentCore decides, WorkerGroup owns the processes, and this class passes events and actions
+// between them. It also serves a TCPStore to programs that cannot use Redis: a fresh one for each
+// generation in which this node holds rank 0. It prints one line each on stderr for a new
+// generation and its reason, for a forwarded signal, and for the loss of the rendezvous. It does
+// not print the result.
 //
-// Signals: Run() blocks LaunchConfig::signals_to_handle for the calling thread and takes them from
-// a signalfd; the mask is restored when it returns, and signals that the caller had blocked and
-// that came after the last worker's end are left to him. The first one stops the workers, which
-// have `shutdown_timeout` to end; a second SIGINT or SIGTERM kills them at once. SIGHUP that was
-// ignored from the start (nohup) stays ignored. Other threads of the process must block these
-// signals, or one of them gets the signal and ends the process.
+// Signals: Run() blocks LaunchConfig::signals_to_handle on the calling thread and reads them from a
+// signalfd. The mask is restored when Run() returns. Signals that the caller had blocked, and that
+// arrive after the last worker's end, stay pending for the caller. The first signal stops the
+// workers within `shutdown_timeout`; a second SIGINT or SIGTERM kills them at once. A SIGHUP that
+// was ignored from the start (nohup) stays ignored. Every other thread of the process must block
+// these signals; otherwise such a thread may get the signal, which ends the process.
 //
-// Not thread-safe; one Run() per object.
+// Not thread-safe. Call Run() once per object.
 class Agent {
  public:
-  // Not owned; must outlive the agent. All of them are used on the thread of Run() only.
+  // Not owned; must outlive the agent. Used on the thread of Run() only.
   struct Dependencies {
     EventLoop* event_loop = nullptr;
     ProcessSpawner* spawner = nullptr;
@@ -49,21 +49,20 @@ class Agent {
     const Clock* clock = nullptr;
     EventLog* event_log = nullptr;
     NodeStatusTracker* status = nullptr;
-    // Takes each line for the user, puts "ddprun: " before it and its line end behind it, and must
-    // not wait: a console that nobody reads must not stop the agent. Empty: lines are written to
-    // stderr, waiting for it.
+    // Prints a line for the user with "ddprun: " before it and a line end behind it. Must not
+    // block: a console that is not read must not stop the agent. Empty: writes to stderr, blocking.
     std::function<void(const std::string& line)> say;
-    // The same for the line of a restart, before which nothing is put.
+    // The same without a prefix, for the line of a restart.
     std::function<void(const std::string& line)> say_as_it_is;
-    // Where files of workers are read, which may be on a mount that has stalled; null: on the
-    // thread of Run(), waiting for it.
+    // Reads the workers' files, which may be on a stalled mount. Null: the thread of Run() reads
+    // them, blocking.
     TaskThread* files = nullptr;
-    // Readable once the process that the user started is gone, and this one and all below it are
-    // being killed: then no failure is reported any more. -1: there is no such process. Not owned.
+    // Becomes readable when the process that the user started has ended, and this process and all
+    // below it are being killed. No failure is reported after that. -1: no such process. Not owned.
     int keeper_fd = -1;
-    // Called when the keeper is gone and nothing more is to be said. Empty: nobody wants to know.
+    // Called after the keeper's end, when this agent has no request left. May be empty.
     std::function<void()> on_silent;
-    // The TCPStore of a static rendezvous, on its node 0; null: the agent makes its own.
+    // The TCPStore of a static rendezvous, on its node 0. Null: the agent makes its own.
     store::TcpStoreServer* worker_store = nullptr;
   };
 
@@ -72,10 +71,10 @@ class Agent {
   Agent& operator=(const Agent&) = delete;
   ~Agent();
 
-  // Returns when no worker is left. Never throws; whatever goes wrong is in the result.
+  // Returns when no worker is left. Never throws; every error is in the result.
   JobResult Run();
 
-  // Whether Run() has taken a signal: then somebody wants the end soon, whatever the result is.
+  // Returns true when Run() has received a signal: the user wants ddprun to end soon.
   bool was_signalled() const;
 
  private:

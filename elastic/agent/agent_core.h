@@ -17,7 +17,7 @@
 
 namespace ddp::elastic {
 
-// Decides what the agent of one node does: pure, holds no clock and does no I/O.
+// Decides the actions of one node's agent. Pure: no clock, no I/O. Agent owns it.
 //
 //                    round              all workers succeeded                 job ended
 //   +---------+ ---------------> +---------+ -----------------> +------------+ --------+
@@ -39,25 +39,26 @@ namespace ddp::elastic {
 //     |           +---------------+ <-- signal in running, draining                    v
 //     +--- signal, or no round -----------------------------------------------> (finished)
 //
-// stopping: a worker failed or hangs, or the generation is over for another reason. The workers got
-// SIGTERM and, `fault_grace` later, SIGKILL; a failure here was reported at once, so that the
-// verdict is there when the last worker has ended; a hanging worker is reported when it has ended,
-// or got SIGKILL, for only then is it known how. An evicted node's workers get SIGKILL at once.
+// stopping: a worker failed or hangs, or the generation is over for another reason. The workers
+// have got SIGTERM, and get SIGKILL after `fault_grace`. A failure is reported at once, so the
+// verdict arrives while the workers end. A hanging worker is reported after its end or after
+// SIGKILL, because only then is its exit status known. An evicted node's workers get SIGKILL at
+// once.
 //
-// draining: members are about to change; the workers end at one common step where they can, and
-// have `shutdown_timeout` for it. shutting down: the same because of the user's signal (the other
-// nodes were told to drain), with the end after it; a second SIGINT or SIGTERM kills at once. In
-// both a generation that is over leaves them no more than `fault_grace`.
+// draining: members are about to change. The workers stop at one common step where they can, within
+// `shutdown_timeout`. shutting down: the same on a user's signal, with the agent's end after it;
+// the other nodes are asked to drain. A second SIGINT or SIGTERM kills at once. In both phases, the
+// end of the generation leaves the workers at most `fault_grace`.
 //
-// Losing the store changes nothing until `store_outage_timeout` has passed.
+// Loss of the store changes nothing until `store_outage_timeout` has passed.
 //
-// "All have ended" means that nothing is left of them either: the processes that workers left
-// behind are killed first, for `kill_timeout` at most. What happens meanwhile is taken in as if the
-// last worker still ran; a user's signal ends the wait.
+// "All have ended" includes descendants: processes that workers left behind are killed first,
+// within `kill_timeout`. Until then events are handled as if the last worker still ran. A user's
+// signal ends the wait.
 //
-// The end of the keeper, the process that the user started, ends this one too, and counts before
-// the end of a worker: nothing is reported any more, so the node is a lost one. A report that is
-// not older than 50 ms was of the same end, and is taken back.
+// The keeper is the process that the user started. Its end also ends this process, and takes
+// precedence over the end of a worker: no failure is reported any more, so the node counts as lost.
+// A report that is at most 50 ms old had the same cause and is taken back.
 //
 // Thread-compatible.
 class AgentCore {
@@ -66,41 +67,41 @@ class AgentCore {
     int max_restarts = 0;
     int max_nodes = 1;
     std::string role = "default";
-    std::string host;  // what other nodes call this one
+    std::string host;  // name by which other nodes know this one
     absl::Duration rendezvous_timeout = absl::Minutes(10);
     absl::Duration fault_grace = absl::Milliseconds(200);
     absl::Duration shutdown_timeout = absl::Seconds(30);
-    // How long the kernel may take to end a process by SIGKILL. One that is stuck in it never ends.
+    // Time for the kernel to end a process by SIGKILL. A process stuck in the kernel never ends.
     absl::Duration kill_timeout = absl::Seconds(10);
     absl::Duration exit_barrier_timeout = absl::Minutes(5);
     absl::Duration store_outage_timeout = absl::Minutes(10);
-    // What the rendezvous gets for requests whose answer changes nothing for this node any more.
+    // Timeout of rendezvous requests whose answers no longer matter to this node.
     absl::Duration farewell_timeout = absl::Seconds(2);
   };
 
   struct Decision {
     std::vector<AgentAction> actions;
-    // For the user, one line without a line end; empty when there is nothing new to say.
+    // One line for the user, without a line end; empty when nothing is new.
     std::string reason;
   };
 
   explicit AgentCore(Options options);
 
-  // `now` never goes back.
+  // Handles one event. `now` never goes back.
   Decision Step(const AgentEvent& event, absl::Time now);
 
-  // When Step(TickEvent) is due; infinite: never.
+  // Returns the time at which Step(TickEvent) is due; infinite: never.
   absl::Time next_deadline() const;
 
-  // Valid after FinishAction.
+  // The result of the job; valid after FinishAction.
   JobResult result() const;
 
   uint64_t generation() const { return round_.generation.number; }
 
-  // Whether workers of generation() may be alive, or are still to be started.
+  // Returns true when workers of generation() may be alive or are still to be started.
   bool has_workers() const { return !living_.empty(); }
 
-  // "joining", "running", "draining", ...: the picture above, for people.
+  // Returns the state of the picture above, for people: "joining", "running", "draining", ...
   std::string state_name() const;
 
  private:
@@ -162,7 +163,7 @@ class AgentCore {
   void LeaveStuck();
   void SignalAll(int signal);
   template <typename Action>
-  void Ask(Action request);  // in place of the request that is outstanding, if one is
+  void Ask(Action request);  // cancels the outstanding request, if any
   void CancelRequest();
   template <typename Action>
   void Do(Action action);
@@ -173,34 +174,34 @@ class AgentCore {
   Phase phase_ = Phase::kJoining;
   absl::Time now_ = absl::InfinitePast();               // of the current Step
   absl::Time deadline_ = absl::InfiniteFuture();        // of the phase
-  absl::Time store_deadline_ = absl::InfiniteFuture();  // finite while the store is out of reach
-  // Finite while what workers left behind is being killed.
+  absl::Time store_deadline_ = absl::InfiniteFuture();  // finite while the store does not answer
+  // Finite while processes that workers left behind are being killed.
   absl::Time strays_deadline_ = absl::InfiniteFuture();
   Decision decision_;   // being built by the current Step
   bool asked_ = false;  // a request is outstanding
 
-  Round round_;           // the last one
-  std::set<int> living_;  // local ranks, those that are still to be started included
-  int restarts_ = 0;      // the highest charge seen
+  Round round_;           // the last round
+  std::set<int> living_;  // local ranks of workers that run or are still to be started
+  int restarts_ = 0;      // highest restart count seen
 
   // Of the current generation.
   NodeFailures failures_;
-  absl::Time reported_at_ = absl::InfinitePast();  // the last report, of any generation
+  absl::Time reported_at_ = absl::InfinitePast();  // time of the last report, of any generation
   GenerationId reported_generation_;
   std::optional<absl::StatusOr<FailureVerdict>> verdict_;
-  bool over_ = false;       // it is, by another node's doing
-  bool evicted_ = false;    // and without this node
-  bool stop_sent_ = false;  // StopWorkersAction
+  bool over_ = false;       // another node ended the generation
+  bool evicted_ = false;    // the generation goes on without this node
+  bool stop_sent_ = false;  // StopWorkersAction was sent
   bool kill_sent_ = false;
-  bool hurried_ = false;   // HurryShutDown
-  bool work_done_ = true;  // no worker has ended before its work was done
+  bool hurried_ = false;   // HurryShutDown was called
+  bool work_done_ = true;  // false once a worker has ended before its work was done
 
-  // Why the last generation ended, as far as this node knows; empty before that.
+  // Why the last generation ended, as far as this node knows; empty before the first end.
   std::string last_cause_;
   uint64_t last_cause_generation_ = 0;
 
-  std::optional<JobEnd> job_end_;          // the job has ended; workers may still run
-  std::optional<JobEndReason> abandoned_;  // this node gives up, workers still run
+  std::optional<JobEnd> job_end_;          // set when the job has ended; workers may still run
+  std::optional<JobEndReason> abandoned_;  // set when this node gives up; workers may still run
   std::string abandon_text_;
   int shutdown_signal_ = 0;
 

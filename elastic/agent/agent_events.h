@@ -18,11 +18,11 @@
 
 namespace ddp::elastic {
 
-// What can happen to an agent. ----------------------------------------------------------------
+// Events of an agent. -------------------------------------------------------------------------
 
 struct StartEvent {};
 
-// Answers to the requests below. A request that was cancelled has none.
+// Answers to the requests below. A cancelled request gets no answer.
 struct JoinedEvent {
   absl::StatusOr<JoinAnswer> answer;
 };
@@ -45,9 +45,9 @@ struct LeftEvent {
   absl::Status status;
 };
 
-// What has become of StartWorkersAction: `started` were started, by local rank, and may have ended
-// since. Not OK: the next one could not be started, and no more were. OK with fewer than all: a
-// signal for those that were still to be started took their place.
+// Answers StartWorkersAction. `started` lists the local ranks of the workers that were started;
+// they may have ended since. Not OK: the next worker could not be started, and the others were not
+// tried. OK with fewer than all: the others were sent a signal before they were started.
 struct WorkersStartedEvent {
   absl::Status status;
   std::vector<int> started;
@@ -59,16 +59,16 @@ struct WorkerExitedEvent {
   pid_t pid = 0;
   ExitStatus status;
   absl::Time wall_time;           // for people
-  bool is_victim = false;         // its error says that a peer failed first
-  bool stopped_as_asked = false;  // it has seen that it should stop, and its work is not done
-  std::string instead = {};       // see WorkerFailure: why the agent ended it
+  bool is_victim = false;         // its error record says that a peer failed first
+  bool stopped_as_asked = false;  // it saw the request to stop, and its work is not done
+  std::string instead = {};       // why the agent ended it: see WorkerFailure
   absl::Time said_at = absl::InfinitePast();  // see WorkerFailure
 };
 
-// KillStraysAction is done: nothing is left of the workers.
+// KillStraysAction is done: no descendant of the workers is left.
 struct StraysGoneEvent {};
 
-// A worker makes no progress, though it did.
+// A worker that made progress before makes none now.
 struct WorkerHungEvent {
   int local_rank = 0;
   pid_t pid = 0;
@@ -83,9 +83,9 @@ struct NewsEvent {
 struct SignalEvent {
   int signal = 0;
 };
-// The process that the user started is gone: this one and all below it are being killed.
+// The process that the user started has ended. This process and all below it are being killed.
 struct KeeperGoneEvent {};
-// The time that next_deadline() named has come.
+// The time of next_deadline() has come.
 struct TickEvent {};
 
 using AgentEvent =
@@ -93,9 +93,9 @@ using AgentEvent =
                  WorkerHungEvent, VerdictEvent, CompletedEvent, DrainedEvent, ClosedEvent,
                  TakenBackEvent, LeftEvent, NewsEvent, SignalEvent, KeeperGoneEvent, TickEvent>;
 
-// What an agent wants done, in this order. ----------------------------------------------------
+// Actions of an agent, in the order in which to carry them out. ---------------------------------
 
-// Requests to the rendezvous; one at a time.
+// Requests to the rendezvous, one at a time.
 struct JoinAction {
   absl::Duration timeout;
 };
@@ -103,9 +103,9 @@ struct ReportFailureAction {
   int rank = 0;
   std::string cause;
   bool is_victim = false;
-  int exit_code = 1;  // as a shell has it
+  int exit_code = 1;  // as a shell reports it
   absl::Duration timeout;
-  // The rank whose failure this node has reported before, and which this one preceded; -1: none.
+  // The rank that this node reported before and that failed later than this one; -1: none.
   int instead_of = -1;
 };
 struct CompleteAction {
@@ -128,32 +128,32 @@ struct LeaveAction {
 };
 struct CancelRequestAction {};
 
-// Of the last round, one after the other; WorkersStartedEvent follows. A worker that is sent a
-// signal before it was started is not started any more, and neither are those behind it.
+// Starts the workers of the last round, one after the other; WorkersStartedEvent follows. A signal
+// to a worker that is not started yet cancels its start and those of all later workers.
 struct StartWorkersAction {};
 struct SignalWorkersAction {
   int signal = 0;
   std::vector<int> local_ranks;
 };
-// Workers that look at WorkerSession::should_stop() are told to stop after `stop_at_step`, the
-// others get `signal`. A step of -1: at once. None: the same step for all workers of this node,
-// soon. Replaces an earlier one; a worker that has got its signal gets no second one.
+// Asks workers that poll WorkerSession::should_stop() to stop after `stop_at_step`, and sends
+// `signal` to the others. -1: stop at once. nullopt: soon, at the same step for all workers of this
+// node. Replaces an earlier request; no worker gets the signal twice.
 struct StopWorkersAction {
   int signal = 0;
   std::optional<int64_t> stop_at_step;
   std::vector<int> local_ranks;
 };
-// Kills what workers left behind; StraysGoneEvent follows, or, where a process is stuck in the
-// kernel, does not. Ends with the next StartWorkersAction.
+// Kills processes that workers left behind. StraysGoneEvent follows, unless a process is stuck in
+// the kernel. The next StartWorkersAction ends the wait.
 struct KillStraysAction {};
 
-// For the event log: a new generation after an earlier one, and why.
+// Writes to the event log that a new generation follows an earlier one, and why.
 struct LogRestartAction {
-  int restart = 0;  // charged so far, this one included when `charged`
+  int restart = 0;  // charged so far, including this one when `charged`
   bool charged = false;
   std::string reason;
 };
-// Nothing more is to be said, and the process may be killed.
+// The agent has nothing more to report: its process may be killed.
 struct FallSilentAction {};
 struct FinishAction {
   int exit_code = 0;
@@ -165,7 +165,7 @@ using AgentAction =
                  SignalWorkersAction, StopWorkersAction, KillStraysAction, LogRestartAction,
                  FallSilentAction, FinishAction>;
 
-// One line, for traces.
+// Returns the action as one line, for traces.
 std::string DebugString(const AgentAction& action);
 
 }  // namespace ddp::elastic

@@ -15,18 +15,18 @@
 
 namespace ddp::elastic {
 
-// Writes what happened to a job, as one node sees it, as JSON lines, for programs: benchmarks,
-// dashboards, tests. docs/watching.md explains every event and every field.
+// Writes the events of a job, as one node sees them, as JSON lines for programs: benchmarks,
+// dashboards, tests. docs/watching.md explains every event and every field. ddprun owns the log.
 //
 // Each line is one object with `event`, `monotonic_ns` (CLOCK_MONOTONIC), `unix_time` (seconds),
-// `run_id`, `generation` (the last one that this node took part in where nothing else is said),
-// the node's `host` and `role`, its `group_rank` once it has one, and by event:
+// `run_id`, `generation` (by default the last one that this node took part in), the node's `host`
+// and `role`, and its `group_rank` once it has one. Further fields by event:
 //
 //   joining             nodes_min, nodes_max, nproc
 //   joined              nonce, nodes, world_size, first_rank, nproc, restarts: `generation` is new
 //   generation_started  ranks, pids: all workers of this node are running
 //   first_step          rank, step: `monotonic_ns` is the worker's own stamp at the step's end
-//   worker_exited       rank, pid, exit_code | signal: every end, good or bad, asked for or not
+//   worker_exited       rank, pid, exit_code | signal: every end, good or bad, requested or not
 //   hang                rank, phase, stalled_s, longest_step_s, waits_for_peers
 //   straggler           rank, phase, factor
 //   generation_over     reason: the job ended it
@@ -38,33 +38,32 @@ namespace ddp::elastic {
 //   signal              signal: sent to ddprun
 //   job_finished        exit_code, reason: the last line
 //
-// A line is one write() to a file opened for appending, so lines never mix and a reader never sees
-// half of one that is complete. A write that fails is told to the user once and stops the log, not
-// the job. A file that takes nothing, on a mount that has stalled, stops neither where there is a
-// FileWriter: kKeptBytes of lines are kept for it. More are dropped, and how many were is told once
-// it takes lines again. Not thread-safe.
+// A line is one write() to a file opened for appending: lines never mix, and a reader never sees
+// half of a complete line. A failed write is reported to the user once; it stops the log, not the
+// job. With a FileWriter a stalled file stops neither: up to kKeptBytes of lines are kept. Further
+// lines are dropped, and their number is reported when the file takes lines again. Not thread-safe.
 class EventLog {
  public:
   static constexpr size_t kKeptBytes = 1 << 20;
 
   struct Options {
-    std::string path;      // appended to, made if missing; empty: no file
-    bool console = false;  // lines go to stderr (too)
-    // Takes a line for stderr, without its line end, and must not wait. Empty: stderr, waiting.
+    std::string path;      // appended to, created if missing; empty: no file
+    bool console = false;  // lines also go to stderr
+    // Prints a line on stderr, given without its line end; must not block. Empty: stderr, blocking.
     std::function<void(const std::string& line)> write_to_console;
-    // Writes the file; not owned, must outlive the log. Null: each line is waited for.
+    // Writes the file; not owned, must outlive the log. Null: each line is written, blocking.
     FileWriter* writer = nullptr;
     std::string run_id;
-    std::string host;  // label of this node; empty: lines do not tell
-    std::string role;  // of its workers; the same
-    // Takes a line of ddprun's own, as Agent::Dependencies::say does. Empty: stderr, at once.
+    std::string host;  // label of this node; empty: the field is left out
+    std::string role;  // of its workers; empty: the field is left out
+    // Prints a line of ddprun's own, as Agent::Dependencies::say does. Empty: stderr, blocking.
     std::function<void(const std::string& line)> say;
   };
 
-  // Writes nothing.
+  // A log that writes nothing.
   EventLog() = default;
 
-  // Errors: kInvalidArgument (names the path and why it cannot be opened).
+  // Opens the log. Errors: kInvalidArgument (names the path and why it cannot be opened).
   static absl::StatusOr<EventLog> Open(const Options& options);
   static absl::StatusOr<EventLog> Open(const std::string& path, const std::string& run_id) {
     Options options;
@@ -73,7 +72,7 @@ class EventLog {
     return Open(options);
   }
 
-  // Of the lines from now on.
+  // Sets the `run_id` of later lines.
   void SetRunId(const std::string& run_id) { options_.run_id = run_id; }
 
   struct Offer {
@@ -81,7 +80,7 @@ class EventLog {
     int nodes_max = 1;
     int nproc = 1;
   };
-  // Where this node stands in a generation.
+  // This node's place in a generation.
   struct Place {
     std::string nonce;
     int group_rank = 0;
@@ -105,11 +104,11 @@ class EventLog {
     std::string phase;
     absl::Duration stalled_for;
     absl::Duration longest_step;
-    bool waits_for_peers = false;  // more likely a victim of the rank that hangs than that rank
+    bool waits_for_peers = false;  // more likely the victim of a hang than its cause
   };
   struct Straggler {
     int rank = 0;
-    std::string phase;  // that it loses the time in
+    std::string phase;  // phase in which the rank loses the time
     double factor = 1;
   };
   struct Drain {
@@ -122,7 +121,7 @@ class EventLog {
     std::string reason;
   };
 
-  // What is called when: the first list above, in its order. `generation` is a generation's number.
+  // Each function writes the event of the same place in the list above. `generation` is a number.
   void Joining(uint64_t generation, const Offer& offer);
   void Joined(uint64_t generation, const Place& place);
   void GenerationStarted(uint64_t generation, const std::vector<Worker>& workers);
@@ -143,13 +142,13 @@ class EventLog {
 
  private:
   struct Line;
-  struct Sink;  // the file at the writer, which may call back after the log's end
+  struct Sink;  // the file at the writer, which may call back after the log is gone
   void Write(const char* event, uint64_t generation, Line line);
   void WriteToFile(const std::string& text);
   void AddToWriter();
 
   UniqueFd file_;
-  std::shared_ptr<Sink> sink_;  // in place of file_
+  std::shared_ptr<Sink> sink_;  // used instead of file_ with a FileWriter
   bool console_ = false;
   Options options_;
   int group_rank_ = -1;  // -1: none yet

@@ -9,8 +9,8 @@
 
 #include "absl/status/statusor.h"
 
-// What is known of a job at one moment, for people and programs that watch it: `ddprun status`, the
-// metrics endpoint, and whatever else may come to look at a job, all read this one type.
+// The state of a job at one moment, for people and programs that watch it. `ddprun status` and the
+// metrics endpoint both read this type.
 //
 //   agent      NodeStatusTracker -> NodeRow -> FormatNodeRow -> NodeReport::row -> Redis
 //   status     Redis -> job_reader -> ParseNodeRow -> JobStatus -> table or JSON
@@ -19,29 +19,29 @@
 // Plain values and pure functions; any thread. Unknown numbers are -1, unknown texts empty.
 namespace ddp::elastic {
 
-// One worker as its agent sees it.
+// A worker, as its agent sees it.
 struct RankRow {
   int rank = -1;
   int local_rank = -1;
-  pid_t pid = 0;                 // 0: it has ended
-  int64_t step = -1;             // the last one that it committed in this generation
+  pid_t pid = 0;                 // 0: the worker has ended
+  int64_t step = -1;             // last committed step of this generation
   double steps_per_second = -1;  // over the last steps
-  std::string phase;             // "forward"; empty where the program does not say
-  double progress_age_s = -1;    // since its last commit, or since it was started
-  double straggler_factor = -1;  // its own time per step over the job's median; 1: as the others
+  std::string phase;             // "forward"; empty if the program reports no phases
+  double progress_age_s = -1;    // since its last commit, or since its start
+  double straggler_factor = -1;  // own time per step over the job's median; 1: at the median
   bool operator==(const RankRow&) const = default;
 };
 
-// One node as its agent describes it. Each agent sends its own with its heartbeats.
+// A node, as its agent describes it. Each agent sends its row with its heartbeats.
 struct NodeRow {
   std::string host;     // label of the machine
   std::string role;     // of its workers
-  int group_rank = -1;  // in `generation`; -1: in none yet
+  int group_rank = -1;  // in `generation`; -1: none yet
   pid_t agent_pid = 0;
-  uint64_t generation = 0;  // the last one that it took part in; 0: none yet
-  std::string state;        // what its agent does: "joining", "running", "stopping", ...
-  // Saves of checkpoints that have failed on this node since its agent was started, and since the
-  // last one that succeeded; why the newest of them failed.
+  uint64_t generation = 0;  // the last one that the node took part in; 0: none yet
+  std::string state;        // state of the agent: "joining", "running", "stopping", ...
+  // Checkpoint saves that failed on this node: since its agent was started, and since the last
+  // successful save; the error of the newest failed save.
   int64_t failed_saves = 0;
   int64_t failed_saves_in_a_row = 0;
   std::string save_error;
@@ -49,28 +49,27 @@ struct NodeRow {
   bool operator==(const NodeRow&) const = default;
 };
 
-// The row as one line of JSON, at most kNodeRowBytesMax long: short, because every node sends its
-// own every few seconds (about 70 bytes and as many for each rank). Of ranks beyond
-// kRanksOfNodeMax the row says nothing; texts are cut at kTextBytesMax. Agents of several releases
-// may share a job: a field that an older release lacks is optional, and a reader ignores fields
-// that it does not know.
+// Returns the row as one line of JSON, at most kNodeRowBytesMax long. Rows are short (about 70
+// bytes plus 70 for each rank), because every node sends one every few seconds. Ranks beyond
+// kRanksOfNodeMax are left out; texts are cut at kTextBytesMax. Agents of several releases may
+// share a job: fields that an older release lacks are optional, and readers ignore unknown fields.
 std::string FormatNodeRow(const NodeRow& row);
 
-// Reads what FormatNodeRow wrote. Rows come from the store and are not trusted: kInternal, saying
-// what is wrong, for anything that is too long, of another shape, or out of range.
+// Parses the output of FormatNodeRow, which comes from the store and is not trusted. Errors:
+// kInternal (too long, wrong shape or out of range; names the fault).
 absl::StatusOr<NodeRow> ParseNodeRow(const std::string& text);
 
 inline constexpr size_t kNodeRowBytesMax = 512 * 1024;
 inline constexpr size_t kRanksOfNodeMax = 1024;
 inline constexpr size_t kTextBytesMax = 256;
 
-// A node as the job knows it.
+// A node, as the job knows it.
 struct NodeStatus {
-  std::string node;          // its agent process in the rendezvous: unique
-  bool is_member = false;    // of the current generation; else it waits to join
-  bool has_lease = true;     // else it has left, or the store has forgotten it
-  double lease_left_s = -1;  // by the store's clock; negative: it has run out
-  bool row_known = false;    // false: `row` holds nothing, the node has not described itself
+  std::string node;          // unique name of its agent process in the rendezvous
+  bool is_member = false;    // of the current generation; false: waits to join
+  bool has_lease = true;     // false: the node has left, or the store forgot it
+  double lease_left_s = -1;  // by the store's clock; negative: the lease has run out
+  bool row_known = false;    // false: the node has sent no row, and `row` is empty
   NodeRow row;
 };
 
@@ -81,42 +80,43 @@ struct FailureStatus {
   int rank = -1;
   std::string host;
   std::string cause;     // one line: "rank 1 was killed by SIGKILL"
-  bool charged = false;  // to the budget of restarts
+  bool charged = false;  // to the restart budget
 };
 
 struct JobStatus {
   std::string run_id;
   int64_t instance = 0;    // of the run id, from 1
-  std::string state;       // "forming", "running", "draining", or how it has ended
-  std::string end_reason;  // one line, once the job has ended
+  std::string state;       // "forming", "running", "draining", or the kind of end
+  std::string end_reason;  // one line, after the job has ended
   uint64_t generation = 0;
-  std::string nonce;   // of the generation
-  std::string reason;  // why the generation before ended; while forming or draining, why this one
-  int restarts = 0;    // charged so far
+  std::string nonce;  // of the generation
+  std::string
+      reason;  // why the previous generation ended; while forming or draining, why this one ends
+  int restarts = 0;  // charged so far
   int max_restarts = 0;
   int min_nodes = 1;
   int max_nodes = 1;
   int world_size = 0;                   // ranks of the current generation
-  double unix_time_s = 0;               // when all this was so, by the store's clock
-  int64_t nodes_total = 0;              // known to the store; `nodes` may hold fewer
-  std::vector<NodeStatus> nodes;        // members by group rank, then those that wait
-  std::vector<FailureStatus> failures;  // the newest first
+  double unix_time_s = 0;               // time of this snapshot, by the store's clock
+  int64_t nodes_total = 0;              // nodes that the store knows; `nodes` may hold fewer
+  std::vector<NodeStatus> nodes;        // members by group rank, then waiting nodes
+  std::vector<FailureStatus> failures;  // newest first
 
-  // What an agent knows of itself; not in `ddprun status`.
+  // State of the agent itself; not in `ddprun status`.
   bool store_in_reach = true;
   double heartbeat_interval_s = -1;
   uint64_t store_outages = 0;  // since the agent was started
-  uint64_t hangs = 0;          // workers that it stopped because they hung
+  uint64_t hangs = 0;          // workers that the agent stopped because they hung
 };
 
-// The step that all ranks of the generation have committed: the smallest; -1 while a rank has none
-// or is not known. And the speed of the slowest rank that has one; -1 without any.
+// CommonStep: the step that all ranks of the generation have committed; -1 while a rank has none or
+// is unknown. The second function: the speed of the slowest rank that has a speed; -1 without any.
 int64_t CommonStep(const JobStatus& status);
 double CommonStepsPerSecond(const JobStatus& status);
 
-// How long an agent may go without sending its row anew when only steps and times in it have
-// changed. Grows with the job, so that the rows of 10,000 nodes cost the store little: 1 s up to
-// 500 nodes, 20 s at 10,000.
+// How long an agent may wait before it sends its row again when only steps and times have changed.
+// The period grows with the job, so the rows of 10,000 nodes cost the store little: 1 s up to 500
+// nodes, 20 s at 10,000.
 double NodeRowPeriodSeconds(int nodes);
 
 }  // namespace ddp::elastic

@@ -11,51 +11,50 @@
 
 namespace ddp::elastic {
 
-// The workers of this node that ended badly in one generation: which of them the rendezvous is told
-// of next, which may be the job's root cause, and in which order people want to read of them. Pure.
+// The failed workers of this node in one generation: chooses the failure to report next, the
+// possible root cause, and the order for people. Pure; owned by AgentCore.
 //
-// A victim is a worker that says itself that a peer failed first.
+// A victim is a worker whose error record says that a peer failed first.
 //
 // Thread-compatible. Pointers to failures are valid until the next change.
 class NodeFailures {
  public:
-  // In the order in which they were seen. One whose `was_stopped` is set ended when the generation
-  // was over already: the rendezvous may take it for the root cause yet.
+  // Adds a failure; call in the order in which failures are seen. A failure with `was_stopped` set
+  // ended after the generation was over. The rendezvous may still name it the root cause.
   void Add(WorkerFailure failure) { failures_.push_back(std::move(failure)); }
-  // One that ended as it was asked to. It is no cause of anything.
+  // Adds a worker that ended as requested. It is never a root cause.
   void AddStopped(WorkerFailure failure) { stopped_.push_back(std::move(failure)); }
 
-  // Whether the error file of `failure`, which is none of these yet, says that it came before all
-  // failures that brought the workers of this node to their end. Error files have whole seconds.
+  // Returns true when the error file of `failure`, which is not added yet, is older than all
+  // failures that made this node's workers end. Error files have a resolution of one second.
   bool CameFirst(const WorkerFailure& failure) const;
 
-  // How a worker ended that was added because it hung. False: none was.
+  // Sets the exit status of a worker that was added because it hung. Returns false if none was.
   bool Complete(int local_rank, const ExitStatus& status);
 
   bool empty() const { return failures_.empty() && stopped_.empty(); }
 
-  // The failure that the rendezvous is to be told of now; null: none. It is told of the first one
-  // and, when that is a victim's, of the first that is not: its cause is the one that the user
-  // wants to read. One of a worker in `unended` is waited for, for only then is it known how it
-  // ended; those behind it may have ended because of it. After the cause it is told of one whose
-  // error file says that it came before that one. What is returned counts as told.
+  // Returns the failure to report now, or null. The first failure is reported, and, if it is a
+  // victim's, the first that is not: the user wants to read that cause. A failure of a worker in
+  // `unended` is reported after the worker's end, when its exit status is known; later failures
+  // wait too, as they may be its consequence. After the cause, a failure whose error file is older
+  // is reported. The returned failure counts as reported.
   const WorkerFailure* TakeNextToTell(const std::set<int>& unended);
-  // The rank whose failure was told as the cause, and which the one that was taken last preceded;
-  // -1: none.
+  // The rank that was reported as the cause and that the last returned failure preceded; -1: none.
   int told_instead_of() const { return told_instead_of_; }
-  // The rendezvous wants to hear of none any more.
+  // Stops all further reports.
   void TellNone() { told_ = Told::kNoMore; }
 
-  // The one that `cause`, "rank 3 exited with code 1", is of; null: none of this node's.
+  // Returns this node's failure that `cause` ("rank 3 exited with code 1") describes; null: none.
   const WorkerFailure* CalledBy(const std::string& cause) const;
 
-  // The first that no peer and no agent brought about: by the error files where these tell, else
-  // by the order in which they were seen. Null: there is none.
+  // Returns the first failure that neither a peer nor the agent caused, or null. Error files decide
+  // the order where they have times; else the order of Add() does.
   const WorkerFailure* FirstOwn() const;
   const WorkerFailure* First() const { return failures_.empty() ? nullptr : &failures_.front(); }
 
-  // `root`, one of these or null, as one that nobody stopped; then the others in the order in which
-  // they were seen, behind them victims, behind them those that were stopped.
+  // Returns all failures: `root` first, without `was_stopped`; then the others in the order seen;
+  // then victims; then the stopped workers. `root`: one of these failures, or null.
   std::vector<WorkerFailure> InOrder(const WorkerFailure* root) const;
 
  private:
@@ -66,7 +65,7 @@ class NodeFailures {
   std::vector<WorkerFailure> failures_;
   std::vector<WorkerFailure> stopped_;
   Told told_ = Told::kNothing;
-  int told_rank_ = -1;  // of the cause
+  int told_rank_ = -1;  // reported as the cause
   int told_instead_of_ = -1;
 };
 

@@ -13,8 +13,8 @@
 
 namespace ddp::elastic {
 
-// Keeps what an agent knows of its own node, and turns it into what others see: the row in the
-// rendezvous (`ddprun status`) and the metrics. Pure: told the time, does no I/O.
+// Tracks the state of the agent's own node. Produces the node's row in the rendezvous (for `ddprun
+// status`) and its metrics. Pure: no clock, no I/O. ddprun owns it.
 //
 //   NodeStatusTracker tracker({.run_id = ..., .host = ..., .role = ..., .agent_pid = getpid()});
 //   on a round:       tracker.BeginGeneration({...}, now);
@@ -27,13 +27,13 @@ namespace ddp::elastic {
 //   a scrape:         MetricsServer::Listen(loop, port, [&] { return tracker.Status(clock.Now());
 //   })
 //
-// `now` is of a Clock that is CLOCK_MONOTONIC, as the pages' stamps are. Thread-compatible.
+// `now` must come from a Clock that is CLOCK_MONOTONIC, as the pages' stamps do. Thread-compatible.
 class NodeStatusTracker {
  public:
-  // What does not change while the agent lives.
+  // Constant while the agent lives.
   struct Identity {
     std::string run_id;
-    int64_t instance = 0;  // of the run id; 0: not known
+    int64_t instance = 0;  // number of the run id's instance; 0: not known
     std::string host;
     std::string role;
     pid_t agent_pid = 0;
@@ -46,19 +46,19 @@ class NodeStatusTracker {
   struct Generation {
     uint64_t number = 0;
     std::string nonce;
-    std::string reason;  // why the one before it ended
+    std::string reason;  // why the previous generation ended
     int restarts = 0;    // charged to the job so far
     int group_rank = 0;
     int nodes = 1;
     int world_size = 1;
   };
 
-  // A worker's page, as far as it matters here.
+  // The part of a worker's page that this class uses.
   struct Progress {
-    int64_t step = -1;  // the last commit of this generation; -1: none yet
+    int64_t step = -1;  // last commit of this generation; -1: none yet
     int64_t commit_monotonic_ns =
-        0;              // its stamp, by the worker; one that cannot be is not believed
-    std::string phase;  // that it is in; empty: it does not say
+        0;              // the worker's stamp of that commit; impossible values are replaced
+    std::string phase;  // current phase; empty: not reported
     int64_t failed_saves = 0;
     int64_t failed_saves_in_a_row = 0;
     std::string save_error;  // of the newest failed save
@@ -66,36 +66,36 @@ class NodeStatusTracker {
 
   explicit NodeStatusTracker(Identity identity);
 
-  // What the agent does, for people: "joining", "running", "stopping", "draining", ...
+  // Sets the agent's state, for people: "joining", "running", "stopping", "draining", ...
   void SetState(std::string state) { state_ = std::move(state); }
 
-  // Forgets the workers and stragglers of the last one.
+  // Clears the workers and stragglers of the last generation.
   void BeginGeneration(Generation generation);
   void WorkerStarted(int local_rank, int rank, pid_t pid, absl::Time now);
   void WorkerEnded(int local_rank);
   void Observe(int local_rank, const Progress& progress, absl::Time now);
 
-  // Own time per step over the job's median; -1: not known (any more).
+  // Sets own time per step over the job's median; -1: no longer known.
   void SetStragglerFactor(int local_rank, double factor);
 
   void StoreOutOfReach();
   void StoreBack() { store_in_reach_ = true; }
   void WorkerHung() { ++hangs_; }
 
-  // The highest step that a local rank has committed in this generation; -1: none.
+  // Returns the highest step that a local rank has committed in this generation; -1: none.
   int64_t highest_step() const;
 
-  // Of the fastest local rank; -1 while no rank has committed two steps. A rank that stands still
-  // gets slower with every second.
+  // Returns the speed of the fastest local rank; -1 while no rank has committed two steps. The
+  // speed of a stalled rank falls with time.
   double StepsPerSecond(absl::Time now) const;
 
   NodeRow Row(absl::Time now) const;
 
-  // The row as text. The same as last time while only steps, times and speeds have changed and
-  // NodeRowPeriodSeconds() has not passed: a store that is told changes only has little to do.
+  // Returns the row as text. Returns the last text again while only steps, times and speeds have
+  // changed and NodeRowPeriodSeconds() has not passed, to spare the store.
   std::string RowText(absl::Time now);
 
-  // The job as this node knows it, for metrics: `nodes` is this one.
+  // Returns the job as this node knows it, for metrics: `nodes` holds this node only.
   JobStatus Status(absl::Time now) const;
 
  private:
@@ -111,7 +111,7 @@ class NodeStatusTracker {
     double straggler_factor = -1;
     int64_t failed_saves = 0;
     int64_t failed_saves_in_a_row = 0;
-    std::deque<Commit> commits;  // the last ones, thinned out; the newest is exact
+    std::deque<Commit> commits;  // the last commits, thinned out; the newest is exact
   };
 
   int64_t FailedSaves() const;
@@ -129,7 +129,7 @@ class NodeStatusTracker {
   std::string save_error_;
 
   std::string row_text_;
-  std::string row_shape_;  // what in the row is told at once when it changes
+  std::string row_shape_;  // the part of the row whose change is sent at once
   absl::Time row_made_ = absl::InfinitePast();
 };
 

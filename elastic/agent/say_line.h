@@ -7,14 +7,14 @@
 
 namespace ddp::elastic {
 
-// Tells the user one line, on stderr, in one write, so that it does not mix with what workers
-// print. What cannot be written is lost: nobody reads it.
+// Writes one line to stderr for the user, in one write, so that it does not mix with the output of
+// workers. Errors are ignored: there is no other place to report them.
 inline void SayLine(const std::string& line) {
   const std::string text = line + "\n";
   (void)!write(STDERR_FILENO, text.data(), text.size());
 }
 
-// The same for a line of ddprun's, which says so.
+// The same with the prefix "ddprun: ".
 inline void SayOwnLine(const std::string& line) { SayLine("ddprun: " + line); }
 
 }  // namespace ddp::elastic

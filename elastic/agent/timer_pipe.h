@@ -16,37 +16,36 @@
 
 namespace ddp::elastic {
 
-// The named pipe (TORCHELASTIC_TIMER_FILE) into which workers of PyTorch write the timers that they
-// set for themselves, and the watch over these timers: the counterpart of torch's FileTimerClient.
+// The named pipe (TORCHELASTIC_TIMER_FILE) into which PyTorch workers write their own timers, and
+// the watch over these timers: the counterpart of torch's FileTimerClient. WorkerGroup owns it.
 //
-// A process belongs to the worker in whose session it is; what others write is void, and so is what
-// is no request. Times in the pipe are by the host's clock; once read they run by the monotonic
-// one, so that somebody who sets the clock kills nobody.
+// A process belongs to the worker whose session it is in. Requests of other processes and malformed
+// requests are dropped. Times in the pipe are by the host's clock and are converted to the
+// monotonic clock when read, so a change of the host's clock kills no worker.
 //
-// On the thread of the event loop.
+// Thread: the event loop's.
 class TimerPipe {
  public:
   // Not owned; must outlive the pipe.
   struct Dependencies {
     EventLoop* event_loop = nullptr;
     const Clock* clock = nullptr;
-    // The local rank of the worker with this pid; nullopt: there is none.
+    // Returns the local rank of the worker with this pid; nullopt: none.
     std::function<std::optional<int>(pid_t pid)> find_worker;
     std::function<void(const WorkerTimers::Expired& expired)> on_expired;
     std::function<void(const std::string& line)> say;  // see Agent::Dependencies
   };
 
-  // Makes the pipe, which is removed at the end. One that is there already and that nobody reads
-  // any more, of an earlier job of this user, is replaced.
-  // kAlreadyExists: another agent serves `path`, or something else is there. kInternal: a system
-  // call failed. All name it.
+  // Makes the pipe; the destructor removes it. Replaces a pipe of an earlier job of this user that
+  // has no reader. Errors: kAlreadyExists (another agent serves `path`, or `path` is something
+  // else), kInternal (a system call failed). All name the path.
   static absl::StatusOr<std::unique_ptr<TimerPipe>> Open(const std::string& path,
                                                          Dependencies dependencies);
   ~TimerPipe();
   TimerPipe(const TimerPipe&) = delete;
   TimerPipe& operator=(const TimerPipe&) = delete;
 
-  // The worker has ended.
+  // Drops the timers of a worker that has ended.
   void Forget(int local_rank);
 
  private:
@@ -62,8 +61,8 @@ class TimerPipe {
   const UniqueFd fd_;
   const Dependencies dependencies_;
   WorkerTimers timers_;
-  std::string line_;         // begun
-  bool skips_line_ = false;  // it is too long
+  std::string line_;         // incomplete line
+  bool skips_line_ = false;  // the current line is too long
   int complaints_ = 0;
   EventLoop::TimerId timer_ = 0;
 };

@@ -9,22 +9,22 @@
 
 namespace ddp::elastic {
 
-// What one worker of a round is told in its environment, over what it inherits: the variables of
-// torchrun, and our DDP_STORE, DDP_GENERATION, DDP_GENERATION_NONCE and DDP_HEALTH_FD.
-// (TORCHELASTIC_ERROR_FILE is the spawner's, which knows where the logs lie.)
+// Returns the environment variables of one worker of a round, to be added to the inherited ones:
+// torchrun's variables, and our DDP_STORE, DDP_GENERATION, DDP_GENERATION_NONCE and DDP_HEALTH_FD.
+// The spawner adds TORCHELASTIC_ERROR_FILE, because it knows the log folders.
 //
-// `inherited` is the agent's own environment: TORCH_NCCL_ASYNC_ERROR_HANDLING, OMP_NUM_THREADS and
-// GLOO_SOCKET_IFNAME keep the user's value where there is one, and with virtual local ranks
-// CUDA_VISIBLE_DEVICES says which devices the workers share. Pure.
+// `inherited` is the agent's own environment. The user's values of TORCH_NCCL_ASYNC_ERROR_HANDLING,
+// OMP_NUM_THREADS and GLOO_SOCKET_IFNAME are kept. With virtual local ranks, CUDA_VISIBLE_DEVICES
+// lists the devices that the workers share. Pure.
 std::map<std::string, std::string> BuildWorkerEnvironment(
     const LaunchConfig& config, const Round& round, int local_rank, int health_fd,
     const std::map<std::string, std::string>& inherited);
 
-// True when BuildWorkerEnvironment sets OMP_NUM_THREADS, which the user should hear of.
+// Returns true when BuildWorkerEnvironment sets OMP_NUM_THREADS; the user should be informed.
 bool SetsOmpNumThreads(const LaunchConfig& config,
                        const std::map<std::string, std::string>& inherited);
 
-// `argument` with each ${local_rank} replaced.
+// Returns `argument` with each ${local_rank} replaced.
 std::string SubstituteLocalRank(const std::string& argument, int local_rank);
 
 }  // namespace ddp::elastic

@@ -31,14 +31,13 @@
 
 namespace ddp::elastic {
 
-// The worker processes of this node, a generation at a time: starts them, watches their ends and
-// their health pages, stops them.
+// The worker processes of this node, one generation at a time: starts them, watches their ends and
+// health pages, and stops them. Agent owns it.
 //
-// The pages are looked at by a timer: often until every worker has done its first step, then every
-// `kLookPeriod`. What is seen there goes into the event log and the status, and into the heartbeat
-// (Report).
+// A timer reads the pages: often until every worker has done its first step, then every
+// `kLookPeriod`. The findings go into the event log, the status and the heartbeat (Report).
 //
-// On the thread of the event loop.
+// Thread: the event loop's.
 class WorkerGroup {
  public:
   // Not owned; must outlive the group.
@@ -49,20 +48,20 @@ class WorkerGroup {
     EventLog* event_log = nullptr;
     NodeStatusTracker* status = nullptr;
     std::function<void(const std::string& line)> say;  // see Agent::Dependencies
-    TaskThread* files = nullptr;                       // as well
+    TaskThread* files = nullptr;                       // see Agent::Dependencies
   };
 
-  // WorkersStartedEvent, WorkerExitedEvent, WorkerHungEvent and StraysGoneEvent, from the event
-  // loop or from within the call that asked for it.
+  // Receives WorkersStartedEvent, WorkerExitedEvent, WorkerHungEvent and StraysGoneEvent. Called
+  // from the event loop, or from within the call that caused the event.
   using Post = std::function<void(AgentEvent)>;
 
   static constexpr absl::Duration kLookPeriod = absl::Milliseconds(250);
 
-  // How long the end of a worker that failed waits for its error file, which may be on a mount that
-  // has stalled. Without it the worker counts as one that failed by itself.
+  // How long the exit of a failed worker waits for its error file, which may be on a stalled mount.
+  // Without the file the worker does not count as a victim.
   static constexpr absl::Duration kErrorFileTimeout = absl::Seconds(1);
 
-  // From when on a start is called slow.
+  // A start that takes longer is reported as slow.
   static constexpr absl::Duration kSlowStart = absl::Seconds(10);
 
   // `config` must outlive the group.
@@ -72,36 +71,37 @@ class WorkerGroup {
   WorkerGroup& operator=(const WorkerGroup&) = delete;
 
   // Starts the workers of `round` in the order of their local ranks, up to the first that cannot be
-  // started or that is signalled before; posts WorkersStartedEvent then. None of an earlier round
-  // may run.
+  // started or that gets a signal before its start. Then posts WorkersStartedEvent. No worker of an
+  // earlier round may run.
   void Start(const Round& round);
 
-  // Makes LaunchConfig::timer_file, where it is named, and watches over the timers of workers from
-  // now on: one that lets a timer run out gets the signal that it had asked for. Errors: those of
-  // TimerPipe::Open.
+  // Makes LaunchConfig::timer_file, if set, and watches the workers' timers from now on. A worker
+  // whose timer runs out gets the signal that the timer names. Errors: those of TimerPipe::Open.
   absl::Status ServeTimers();
 
-  // Unknown local ranks and those that have ended are skipped, here and below.
+  // Sends `signal` to these workers and stops the search for hangs. Skips unknown local ranks and
+  // workers that have ended.
   void Signal(int signal, const std::vector<int>& local_ranks);
 
-  // See StopWorkersAction. From now on no hangs are looked for.
+  // Carries out a StopWorkersAction, with the same skips. Stops the search for hangs.
   void Stop(const StopWorkersAction& stop);
 
-  // No worker runs any more: kills what they left behind, stops looking. Posts StraysGoneEvent.
+  // Kills processes that the workers left behind, and stops reading pages. Posts StraysGoneEvent.
+  // Requires that no worker runs.
   void KillStrays();
 
-  // Looks at all pages now. `after_look` is called after every look, this one included.
+  // Reads all pages now. AfterLook sets a callback that runs after every look, this one included.
   void Look();
   void AfterLook(std::function<void()> after_look) { after_look_ = std::move(after_look); }
 
-  // The job's median of what NodeReport::busy_us says; -1: unknown.
+  // Sets the job's median of NodeReport::busy_us; -1: unknown.
   void SetMedianBusy(int64_t median_busy_us) { median_busy_us_ = median_busy_us; }
 
-  // For the heartbeat, as of the last look.
+  // Returns the content of the next full heartbeat, as of the last look.
   NodeReport Report();
 
-  // Whether a worker of the generation has spoken through its page: then its silence means
-  // something.
+  // Returns true when a worker of this generation has attached to its page: only then does the page
+  // show progress.
   bool progress_known() const { return progress_known_; }
 
  private:
@@ -110,16 +110,16 @@ class WorkerGroup {
     pid_t pid = 0;
     HealthPage page;
     bool first_step_seen = false;
-    bool signalled_to_stop = false;  // because it does not look at should_stop()
-    std::string timer_ran_out;       // its name
+    bool signalled_to_stop = false;  // by signal, as it does not poll should_stop()
+    std::string timer_ran_out;       // name of its timer that ran out; empty: none
   };
 
-  // The start that is under way.
+  // The start in progress.
   struct Launch {
     Round round;
     std::vector<int> started;  // local ranks
     std::vector<EventLog::Worker> for_log;
-    std::optional<HealthPage> page;  // of the next one
+    std::optional<HealthPage> page;  // for the next worker
     EventLoop::TimerId slow_timer = 0;
   };
 
@@ -155,7 +155,7 @@ class WorkerGroup {
   // Of the current generation.
   uint64_t generation_ = 0;
   std::optional<Launch> launch_;
-  std::map<int, Worker> workers_;  // by local rank; those that run
+  std::map<int, Worker> workers_;  // running workers by local rank
   int64_t started_ns_ = 0;
   bool looks_for_hangs_ = false;
   bool progress_known_ = false;
@@ -168,7 +168,7 @@ class WorkerGroup {
 
   bool told_of_omp_num_threads_ = false;
 
-  // Expires with the group: for calls that come from elsewhere.
+  // Expires with the group; guards callbacks that may arrive later.
   const std::shared_ptr<const bool> alive_ = std::make_shared<const bool>(true);
 };
 

@@ -10,32 +10,29 @@
 
 namespace ddp::elastic {
 
-// The TCPStore at MASTER_ADDR:MASTER_PORT, which the agent of rank 0's node serves for programs
-// that know no other store: a fresh one in every generation, so that no key of an earlier one is
-// ever seen. Its port is bound before this node offers it to the others, so nobody can take it in
-// between.
+// The TCPStore at MASTER_ADDR:MASTER_PORT for programs that cannot use Redis. The agent of rank 0's
+// node owns and serves it. Every generation gets an empty store, so no key of an earlier generation
+// is ever seen. The port is bound before this node offers it, so no other process can take it.
 //
-// With a port of the user's own the same server is emptied for each generation; else each
-// generation has a server of its own, at a port that the kernel chose. Either way workers of the
-// ending generation keep their store until the next one is complete: on other nodes some may still
-// be saving a checkpoint together. What such workers, just starting maybe, say to the new one
-// before that is forgotten when they end.
+// With a user's own port one server is emptied for each generation. Else each generation has a
+// server of its own, at a port that the kernel chose. Workers of the ending generation keep their
+// store until the next round is complete: on other nodes they may still be saving a checkpoint
+// together. Keys that such workers write to the new server before that are cleared when they end.
 //
-// On the event loop's thread.
+// Thread: the event loop's.
 class WorkerStore {
  public:
-  // `given`: the server to use, of a static rendezvous; null: one of our own. Nothing is owned;
+  // `given`: the server of a static rendezvous; null: makes its own. Owns none of the arguments;
   // `config`, `event_loop` and `given` must outlive the store.
   WorkerStore(const LaunchConfig& config, EventLoop* event_loop, store::TcpStoreServer* given)
       : config_(config), event_loop_(event_loop), given_(given) {}
 
-  // Before a round: the port of the store that workers of the next generation will find. Errors:
-  // those of TcpStoreServer::Listen, naming the flag where the port was the user's.
+  // Call before a round. Returns the port of the next generation's store. Errors: those of
+  // TcpStoreServer::Listen, naming the flag if the port was the user's.
   absl::StatusOr<int> Prepare();
 
-  // When the round is complete, and so no worker of an earlier generation is left: whether this
-  // node holds rank 0. If so, an empty store is served now, and the last one ends; if not, nothing
-  // needs to be served.
+  // Call when the round is complete, so no worker of an earlier generation is left. `serves`: this
+  // node holds rank 0. Then serves an empty store from now on, and ends the last one.
   void Settle(bool serves);
 
  private:

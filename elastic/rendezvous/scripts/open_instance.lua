@@ -143,7 +143,7 @@ if wanted ~= '0' then
   return answer(ARGV[4] == '1' and restore() or wanted)
 end
 
--- Returns the oldest open instance; where agents meet by a fingerprint, the oldest with a free seat.
+-- Returns the oldest open instance. Where agents meet by a fingerprint it must have a free seat.
 -- Abandons deserted instances.
 local function open_instance(newest)
   for instance = math.max(1, newest - instances_max + 1), newest do
