@@ -28,8 +28,8 @@
 namespace ddp::elastic {
 namespace {
 
-// The signals to take over. One that is ignored from the start (nohup) stays ignored: taken from a
-// signalfd it would be seen all the same.
+// Returns the signals to take over. A signal that is ignored from the start (nohup) is left out: a
+// signalfd would deliver it nevertheless.
 sigset_t SignalSet(const std::vector<int>& handled) {
   sigset_t signals;
   sigemptyset(&signals);
@@ -95,7 +95,7 @@ struct Agent::State {
   void LookForKeeper();
   bool IsNews(int signal, bool is_forwarded);
 
-  // Takes the event and all that follow from it through the core.
+  // Passes the event, and all events that it causes, to the core.
   void Post(AgentEvent event);
   void ArmDeadline();
   void OnNews(const News& news);
@@ -132,7 +132,7 @@ struct Agent::State {
   WorkerStore worker_store;
   WorkerGroup workers;
   AgentCore core;
-  Round round;  // the last one
+  Round round;  // the last round
 
   std::deque<AgentEvent> events;
   bool stepping = false;
@@ -203,8 +203,8 @@ absl::Status Agent::State::TakeSignals() {
 
 void Agent::State::GiveSignalsBack() {
   loop.Unwatch(signal_fd.get());
-  // What came too late to be forwarded must not hit us when it is unblocked. What stays blocked is
-  // the caller's to look at.
+  // A pending signal that came too late to be forwarded must not hit this process when unblocked.
+  // Signals that the caller had blocked stay pending for the caller.
   sigset_t unblocked = handled_signals;
   for (const int signal : config.signals_to_handle) {
     if (sigismember(&earlier_mask, signal) == 1) sigdelset(&unblocked, signal);
@@ -229,9 +229,9 @@ void Agent::State::OnSignalReadable() {
   }
 }
 
-// Schedulers and service managers signal every process of a job: then the same signal comes twice,
-// from them and from our parent, which forwards what it gets. That is one signal, not the second
-// one of an impatient user.
+// Returns true when the signal is not a duplicate. Schedulers and service managers signal every
+// process of a job, so the same signal may come twice: from them, and forwarded by the parent
+// process. Both count as one signal; else the second would kill the workers.
 bool Agent::State::IsNews(int signal, bool is_forwarded) {
   Received& received = received_signals[signal];
   const int before = std::max(received.forwarded, received.direct);
@@ -252,7 +252,7 @@ void Agent::State::Post(AgentEvent event) {
       const auto* restart = std::get_if<LogRestartAction>(&action);
       is_restart |= restart != nullptr && restart->charged;
     }
-    // The line of a restart is a contract with whoever reads our stderr.
+    // The line of a restart is a contract with programs that read stderr.
     if (!decision.reason.empty()) (is_restart ? say_as_it_is : say)(decision.reason);
     for (const AgentAction& action : decision.actions) {
       std::visit([this](const auto& a) { Do(a); }, action);
@@ -303,7 +303,7 @@ void Agent::State::OnNews(const News& news) {
   Post(NewsEvent{news});
 }
 
-// What the next heartbeat tells.
+// Updates the content of the next heartbeat.
 void Agent::State::Report() {
   workers.SetMedianBusy(rendezvous.median_busy_us());
   rendezvous.SetReport(workers.Report());
@@ -369,7 +369,7 @@ void Agent::State::Do(const CompleteAction& action) {
 }
 
 void Agent::State::Do(const DrainAction& action) {
-  Report();  // the common step depends on how far we are
+  Report();  // the common step depends on this node's step
   rendezvous.Drain(round.generation, action.cause, action.timeout,
                    [this](absl::Status status) { Post(DrainedEvent{std::move(status)}); });
 }
@@ -379,7 +379,7 @@ void Agent::State::Do(const CloseAction& action) {
                    [this](absl::Status status) { Post(ClosedEvent{std::move(status)}); });
 }
 
-// Before each end of a worker, too: of two ends that are seen in one look the keeper's counts
+// Called before each end of a worker too: if both ends are seen in one look, the keeper's counts
 // first.
 void Agent::State::LookForKeeper() {
   pollfd keeper = {.fd = keeper_fd, .events = POLLIN, .revents = 0};
@@ -412,7 +412,7 @@ void Agent::State::Do(const StopWorkersAction& action) { workers.Stop(action); }
 void Agent::State::Do(const KillStraysAction&) { workers.KillStrays(); }
 
 void Agent::State::Do(const LogRestartAction& action) {
-  if (!action.charged) return;  // the log has said that the generation is over, or drained, and why
+  if (!action.charged) return;  // GenerationOver or Drains has logged the reason
   event_log.Restarted(
       round.generation.number,
       {.restart = action.restart, .max_restarts = config.max_restarts, .reason = action.reason});

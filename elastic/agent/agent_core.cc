@@ -13,13 +13,13 @@
 namespace ddp::elastic {
 namespace {
 
-// Whether no machine could start the program.
+// Returns true when no machine could start the program.
 bool IsThePrograms(const absl::Status& status) {
   return absl::IsNotFound(status) || absl::IsPermissionDenied(status);
 }
 
-// A worker that ends like this after the agent asked it to end has not failed by itself. Shells and
-// interpreters turn the signal into 128 + its number.
+// Returns true for an exit that the agent's own signal explains: no failure of the worker. Shells
+// and interpreters turn signal N into exit code 128 + N.
 bool EndedAsAsked(const ExitStatus& status, int asked_by, bool kill_sent) {
   if (status.succeeded()) return true;
   const int signal = status.signal != 0 ? status.signal : status.exit_code - 128;
@@ -28,10 +28,10 @@ bool EndedAsAsked(const ExitStatus& status, int asked_by, bool kill_sent) {
 
 constexpr int64_t kStopAtOnce = -1;
 
-// How long a node whose workers have succeeded waits for a store that is away.
+// How long a node whose workers have succeeded waits for an unreachable store.
 constexpr absl::Duration kCompletedOutage = absl::Seconds(30);
 
-// How long after a report the end of the keeper is the same event.
+// A report and the keeper's end within this time have the same cause.
 constexpr absl::Duration kTakeBackWindow = absl::Milliseconds(50);
 
 std::string Count(size_t count, const char* what) {
@@ -72,7 +72,7 @@ JobResult AgentCore::result() const {
   result.exit_code = end_ == JobEndReason::kSucceeded ? 0 : 1;
   result.reason = end_text_;
   result.root_exit_code = root_exit_code_;
-  // What a user's signal ended, no worker's failure did.
+  // After a user's signal no worker's failure is the cause.
   if (result.exit_code == 0 || shutdown_signal_ != 0) return result;
   const WorkerFailure* const root = RootCauseHere();
   result.failures = failures_.InOrder(root);
@@ -86,8 +86,8 @@ JobResult AgentCore::result() const {
 const WorkerFailure* AgentCore::RootCauseHere() const {
   const bool one_node = options_.max_nodes == 1;
   if (!one_node && job_end_.has_value() && IsFailureOfAWorker(*job_end_)) {
-    // The store has decided, and a rank is one node's. What an evicted node has said interests
-    // nobody.
+    // The store has decided, and its reason names a rank, which one node has. The reports of an
+    // evicted node do not count.
     return evicted_ ? nullptr : failures_.CalledBy(job_end_->reason);
   }
   const WorkerFailure* const own = failures_.FirstOwn();
@@ -187,7 +187,7 @@ void AgentCore::OnRound(const Round& round) {
 }
 
 void AgentCore::On(const WorkersStartedEvent& event) {
-  // A worker that was not started has not ended either: it has done no work.
+  // Workers that were not started have done no work.
   const std::set<int> started(event.started.begin(), event.started.end());
   if (std::erase_if(living_, [&](int rank) { return !started.contains(rank); }) > 0) {
     work_done_ = false;
@@ -198,8 +198,8 @@ void AgentCore::On(const WorkersStartedEvent& event) {
     return;
   }
   if (!IsThePrograms(event.status)) {
-    // The machine's: descriptors, memory, a full disk. It may pass, or other machines do without
-    // it.
+    // The machine is at fault: descriptors, memory, a full disk. The fault may pass, or spare other
+    // machines.
     const int local_rank = static_cast<int>(event.started.size());
     OnFailure(
         {.rank = round_.placement.first_rank + local_rank,
@@ -212,7 +212,7 @@ void AgentCore::On(const WorkersStartedEvent& event) {
     if (living_.empty()) OnAllEnded();
     return;
   }
-  // Starting it again would end the same way.
+  // Starting the program again would fail in the same way.
   CancelRequest();
   Abandon(JobEndReason::kCannotStart, std::string(event.status.message()));
   if (living_.empty()) {
@@ -229,7 +229,7 @@ void AgentCore::On(const WorkerExitedEvent& event) {
   const bool asked = (phase_ == Phase::kStopping || stop_sent_) &&
                      EndedAsAsked(event.status, shutdown_signal_, kill_sent_);
   if (!event.status.succeeded() || event.stopped_as_asked) work_done_ = false;
-  if (failures_.Complete(event.local_rank, event.status)) {  // it hung
+  if (failures_.Complete(event.local_rank, event.status)) {  // the worker hung
     ReportFailures();
   } else if (!event.status.succeeded() && phase_ != Phase::kShuttingDown) {
     WorkerFailure failure = {.rank = round_.placement.first_rank + event.local_rank,
@@ -262,7 +262,7 @@ void AgentCore::On(const WorkerHungEvent& event) {
              .local_rank = event.local_rank,
              .role = options_.role,
              .pid = event.pid,
-             .status = {.signal = SIGKILL},  // unless it ends before
+             .status = {.signal = SIGKILL},  // replaced if the worker ends before
              .wall_time = event.wall_time,
              .is_victim = event.is_victim,
              .instead = event.what});
@@ -274,8 +274,7 @@ void AgentCore::OnFailure(WorkerFailure failure) {
   ReportFailures();
 }
 
-// Stops the workers before anything else: they wait for the dead one, and every millisecond of it
-// is lost.
+// Stops the workers before any request: they wait for the failed one, and each millisecond counts.
 void AgentCore::StopForFault() {
   phase_ = Phase::kStopping;
   deadline_ = absl::InfiniteFuture();
@@ -284,7 +283,8 @@ void AgentCore::StopForFault() {
   deadline_ = now_ + options_.fault_grace;
 }
 
-// The first failure ends the generation. How a worker ends that got SIGKILL need not be waited for.
+// The first reported failure ends the generation. After SIGKILL the exit status of a hanging worker
+// is not waited for.
 void AgentCore::ReportFailures() {
   if (phase_ != Phase::kStopping || asked_) return;
   const WorkerFailure* const next =
@@ -300,8 +300,8 @@ void AgentCore::ReportFailures() {
         absl::StrCat(last_cause_, ": waiting for the rendezvous, which is out of reach, at most ",
                      DurationText(store_deadline_ - now_));
   }
-  // On one node a budget that is spent is spent, wherever the store is; only a restart needs its
-  // consent.
+  // With one node, a spent budget ends the job even without the store; only a restart needs its
+  // answer.
   const bool restart_possible = options_.max_nodes > 1 || restarts_ < options_.max_restarts;
   reported_at_ = now_;
   reported_generation_ = round_.generation;
@@ -322,7 +322,7 @@ void AgentCore::On(const VerdictEvent& event) {
   if (all_ended()) ConcludeStop();
 }
 
-// What workers left behind may hold their ports, devices and files.
+// Processes that workers left behind may hold ports, devices and files.
 void AgentCore::OnAllEnded() {
   deadline_ = absl::InfiniteFuture();
   strays_deadline_ = now_ + options_.kill_timeout;
@@ -384,7 +384,7 @@ void AgentCore::ConcludeStop() {
 
 void AgentCore::Complete() {
   phase_ = Phase::kCompleting;
-  // Other nodes would take the end of one whose success was not told for a loss.
+  // Without this request, other nodes would count this node's leave as a loss.
   Ask(CompleteAction{options_.max_nodes > 1 ? std::max(options_.farewell_timeout, kCompletedOutage)
                                             : options_.farewell_timeout});
 }
@@ -393,12 +393,12 @@ void AgentCore::On(const CompletedEvent& event) {
   if (phase_ != Phase::kCompleting) return;
   asked_ = false;
   if (event.status.ok()) {
-    // Other nodes still work; should one of them fail, this one takes part in the next generation.
+    // Other nodes still run. If one of them fails, this node takes part in the next generation.
     deadline_ = now_ + options_.exit_barrier_timeout;
     return;
   }
   if (absl::IsAborted(event.status)) return JoinNext();
-  // The workers have done their work: that the store does not hear of it does not undo it.
+  // The workers have succeeded, even if the store cannot be informed.
   decision_.reason = absl::StrCat("the workers have succeeded, but the rendezvous was not told: ",
                                   std::string(event.status.message()));
   Leave(JobEndReason::kSucceeded, "");
@@ -427,7 +427,7 @@ void AgentCore::On(const NewsEvent& event) {
     case News::Kind::kOutOfReach:
       if (store_deadline_ != absl::InfiniteFuture()) break;
       store_deadline_ = now_ + options_.store_outage_timeout;
-      // Whether the others have succeeded too may never be known.
+      // This node may never learn whether the other nodes have succeeded too.
       if (phase_ == Phase::kCompleting && !asked_) {
         deadline_ = std::min(deadline_, now_ + kCompletedOutage);
       }
@@ -479,13 +479,14 @@ void AgentCore::OnDrain(const News& news) {
         absl::StrCat(news.cause, ": stopping ", Count(living_.size(), "worker"),
                      news.stop_at_step < 0 ? "" : absl::StrCat(" after step ", news.stop_at_step),
                      ", at most ", absl::FormatDuration(options_.shutdown_timeout));
-    if (living_.empty()) return;  // what they left behind is being killed
+    if (living_.empty()) return;  // their remaining processes are being killed
     deadline_ = now_ + options_.shutdown_timeout;
     StopWorkers(SIGTERM, news.stop_at_step);
   }
 }
 
-// The others go on without this node. Its workers must not disturb them, so nothing is asked.
+// The other nodes go on without this one. Its workers must not disturb them, so they are killed
+// without a request to the store.
 void AgentCore::OnEvicted(const News& news) {
   if (phase_ == Phase::kJoining || phase_ == Phase::kClosing || phase_ == Phase::kLeaving ||
       phase_ == Phase::kFinished) {
@@ -525,14 +526,15 @@ void AgentCore::OnJobEnd(const JobEnd& end) {
       HurryShutDown();
       break;
     default:
-      break;  // joining: the answer says so too
+      break;  // joining: the answer to Join says the same
   }
 }
 
 // The user's signals. -----------------------------------------------------------------------------
 
 void AgentCore::On(const SignalEvent& event) {
-  // Nothing of the job is in what workers left behind: a user does not wait for its end.
+  // Remaining processes of the workers do no work of the job, so a user's signal does not wait for
+  // them.
   if (strays_left()) OnNothingLeft();
   switch (phase_) {
     case Phase::kJoining:
@@ -575,13 +577,13 @@ void AgentCore::ShutDown(int signal) {
     return;
   }
   if (phase == Phase::kStopping || phase == Phase::kDraining) {
-    // They were told to end, and keep the time that they have for it.
+    // The workers have been asked to stop, and keep their deadline.
     decision_.reason = absl::StrCat(received, ": no restart any more");
     return;
   }
   const bool others = round_.placement.group_world_size > 1;
   if (others) {
-    // Before the first worker ends, so that nobody takes its end for a failure.
+    // Drain before the first worker ends, so that no node counts its end as a failure.
     Ask(DrainAction{absl::StrCat("node ", options_.host, " leaves (", SignalName(signal), ")"),
                     options_.farewell_timeout});
   }
@@ -599,7 +601,7 @@ void AgentCore::ShutDown(int signal) {
 void AgentCore::On(const DrainedEvent& event) {
   if (phase_ != Phase::kShuttingDown || !asked_) return;
   asked_ = false;
-  // OK: the step at which all nodes stop is on its way.
+  // After OK, kDrain follows with the step at which all nodes stop.
   if (absl::IsAborted(event.status)) {
     HurryShutDown();
   } else if (!event.status.ok() && !stop_sent_) {
@@ -607,8 +609,8 @@ void AgentCore::On(const DrainedEvent& event) {
   }
 }
 
-// The generation is over. The step after which all should have stopped will not come, since peers
-// are dead, and workers that wait for them would use up the time that a user's signal gives.
+// The generation is over. The common step will not be reached, because peers have ended. Workers
+// that wait for peers would use up the user's shutdown_timeout.
 void AgentCore::HurryShutDown() {
   if (kill_sent_ || living_.empty() || std::exchange(hurried_, true)) return;
   StopWorkers(shutdown_signal_ == 0 ? SIGTERM : shutdown_signal_, kStopAtOnce);
@@ -622,7 +624,7 @@ void AgentCore::StopWorkers(int signal, std::optional<int64_t> stop_at_step) {
 
 void AgentCore::ConcludeShutDown() {
   if (abandoned_ == JobEndReason::kCannotStart) {
-    // No other node may wait for this one.
+    // Close the job, so that no other node waits for this one.
     phase_ = Phase::kClosing;
     end_text_ = abandon_text_;
     Ask(CloseAction{{.kind = JobEnd::Kind::kClosed,
@@ -685,7 +687,7 @@ void AgentCore::Kill() {
   ReportFailures();
 }
 
-// The other nodes must not wait for this one.
+// Leave, so that the other nodes do not wait for this one.
 void AgentCore::LeaveStuck() {
   const std::string text =
       absl::StrCat(Count(living_.size(), "worker"), " of node ", options_.host,
@@ -693,8 +695,8 @@ void AgentCore::LeaveStuck() {
   Leave(shutdown_signal_ != 0 ? JobEndReason::kPreempted : JobEndReason::kCannotStart, text);
 }
 
-// Training on for ever without a store would be unseen and could not be mended, and so would
-// waiting for it.
+// Ends a wait for the store that has lasted too long. Training without a store would go unseen, and
+// no failure in it could be repaired.
 void AgentCore::OnStoreLost() {
   store_deadline_ = absl::InfiniteFuture();
   const std::string text = absl::StrCat("the rendezvous was out of reach for ",
@@ -722,7 +724,7 @@ void AgentCore::Abandon(JobEndReason end, std::string text) {
 void AgentCore::LeaveBecause(JobEnd end) {
   const WorkerFailure* const called = failures_.CalledBy(end.reason);
   if (options_.max_nodes == 1 && IsFailureOfAWorker(end) && called != nullptr) {
-    // The first report ended the job of one node. A failure that came before was seen after it.
+    // The first report ended this one-node job, but an earlier failure was seen after the report.
     const WorkerFailure* const root = RootCauseHere();
     if (root != nullptr && root != called) {
       end.reason = Cause(*root);
@@ -760,13 +762,13 @@ void AgentCore::Leave(JobEndReason end, std::string text) {
 }
 
 void AgentCore::On(const LeftEvent&) {
-  // Whether the store has heard the farewell or not: the lease ends it in any case.
+  // The result of LeaveAction does not matter: the lease runs out in any case.
   if (phase_ != Phase::kLeaving) return;
   phase_ = Phase::kFinished;
   Do(FinishAction{result().exit_code});
 }
 
-// The workers are killed by the keeper's watcher.
+// The keeper's watcher kills the workers.
 void AgentCore::On(const KeeperGoneEvent&) {
   if (phase_ == Phase::kFinished) return;
   phase_ = Phase::kFinished;

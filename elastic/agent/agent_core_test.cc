@@ -1,14 +1,14 @@
 // Replays the stories in testing/scenarios/agent over an AgentCore.
 //
-// A story (testing/story_replay.h) has events, `options` set what the agent was launched with, and
-// what stands below an event is what the core must decide:
+// A story (testing/story_replay.h) is a list of events. `options` sets the agent's launch options.
+// Below an event stand the decisions of the core:
 //
 //   > exit 1 signal 9
 //   send SIGTERM to local ranks 0
 //   report rank 1 within 10m: rank 1 was killed by SIGKILL
 //   deadline in 200ms
 //
-// After a change of the core, write what it decides now into the files and review the difference:
+// After a change of the core, write the new decisions into the files and review the difference:
 //   bazel run //elastic/agent:agent_core_test -- --rewrite
 #include "elastic/agent/agent_core.h"
 
@@ -39,7 +39,7 @@ namespace {
 // A player of one story.
 class Story final : public ::ddp::testing::StoryPlayer {
  public:
-  // "options nproc=2 max_restarts=1": what the later events are about.
+  // Handles "options nproc=2 max_restarts=1", for later events.
   void SetOptions(const Words& words) override {
     for (size_t i = 1; i < words.size(); ++i) {
       const std::vector<std::string> parts = absl::StrSplit(words[i], '=');
@@ -60,7 +60,7 @@ class Story final : public ::ddp::testing::StoryPlayer {
     }
   }
 
-  // Plays "exit 1 signal 9" and returns the lines of what the core decided.
+  // Plays "exit 1 signal 9" and returns the lines of the core's decision.
   std::vector<std::string> Play(const Words& words) override {
     if (words[0] == "wait") {
       now_ += Duration(words.at(1));
@@ -95,8 +95,8 @@ class Story final : public ::ddp::testing::StoryPlayer {
     return *core_;
   }
 
-  // "round": the first, or the one that the last verdict promised. "round free node b was lost",
-  // "round charged rank 3 exited with code 1": another node had a hand in it.
+  // "round": the first round, or the one after the last verdict. "round free node b was lost",
+  // "round charged rank 3 exited with code 1": another node caused the round.
   Round NextRound(const std::vector<std::string>& words) {
     Round round;
     round.generation = {.number = ++generation_, .nonce = "n"};
@@ -123,7 +123,7 @@ class Story final : public ::ddp::testing::StoryPlayer {
     return absl::StrJoin(words.begin() + static_cast<std::ptrdiff_t>(first), words.end(), " ");
   }
 
-  // What a request got: "completed", "completed unreachable", "completed stale".
+  // The answer to a request: "completed", "completed unreachable", "completed stale".
   static absl::Status Answer(const std::vector<std::string>& words) {
     if (words.back() == "unreachable") return absl::UnavailableError("Redis is out of reach");
     if (words.back() == "stale") return absl::AbortedError("the generation is over");
@@ -152,7 +152,7 @@ class Story final : public ::ddp::testing::StoryPlayer {
     const std::string& event = words[0];
     if (event == "over") {
       news.kind = News::Kind::kGenerationOver;
-    } else if (event == "old") {  // of the generation before
+    } else if (event == "old") {  // of the previous generation
       news.kind = News::Kind::kGenerationOver;
       --news.generation.number;
     } else if (event == "drain") {
@@ -218,8 +218,8 @@ class Story final : public ::ddp::testing::StoryPlayer {
     return TickEvent{};
   }
 
-  // "exit 1 code 3", "exit 0 signal 9 victim", "exit 0 code 0 asked", "exit 0 code 1 file 100":
-  // with the second that its error file tells
+  // "exit 1 code 3", "exit 0 signal 9 victim", "exit 0 code 0 asked", "exit 0 code 1 file 100",
+  // where 100 is the second in its error file.
   static AgentEvent MakeExit(const std::vector<std::string>& words) {
     WorkerExitedEvent exited;
     exited.local_rank = Number(words.at(1));
@@ -266,7 +266,7 @@ class Story final : public ::ddp::testing::StoryPlayer {
       }
     };
     take(event);
-    // As a rule workers leave nothing behind that takes time to kill.
+    // By default no process of a worker takes time to kill.
     if (strays && !slow_strays_) take(StraysGoneEvent{});
     if (core().next_deadline() != deadline_before) {
       lines.push_back(
@@ -302,8 +302,8 @@ class Story final : public ::ddp::testing::StoryPlayer {
   absl::Time now_ = absl::FromUnixSeconds(1'000'000);
   uint64_t generation_ = 0;
   int restarts_ = 0;
-  bool slow_strays_ = false;    // they are gone with "> gone"
-  std::string restart_reason_;  // of the round that the last verdict promised
+  bool slow_strays_ = false;    // they end with "> gone"
+  std::string restart_reason_;  // of the round after the last verdict
 };
 
 }  // namespace

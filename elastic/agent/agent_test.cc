@@ -66,16 +66,16 @@ class AgentTest : public ::testing::Test {
     config_.max_restarts = 2;
   }
 
-  // In the next turn of the loop.
+  // Calls `what` in the next turn of the loop.
   void Soon(std::function<void()> what) { loop_->AddTimer(absl::ZeroDuration(), std::move(what)); }
 
-  // What the workers do when they are started: `behave` per worker, in the next turn.
+  // Calls `behave` for each started worker, in the next turn of the loop.
   void OnStart(std::function<void(const Worker&)> behave) {
     spawner_.OnSpawn(
         [this, behave](const Worker& worker) { Soon([behave, worker] { behave(worker); }); });
   }
 
-  // Workers end by the signals that they are sent.
+  // Workers end by the signals that they get.
   void ObeySignals() {
     spawner_.OnSignal([this](const Worker& worker, int signal) {
       Soon([this, pid = worker.pid, signal] { spawner_.Exit(pid, {.signal = signal}); });
@@ -109,7 +109,7 @@ class AgentTest : public ::testing::Test {
     return events;
   }
 
-  // Ends all workers when the log has `count` first steps, which the agent looks for by a timer.
+  // Ends all workers when the log has `count` first steps, which the agent's timer finds.
   void EndAllOnceLogged(size_t count) {
     if (Events("first_step").size() < count) {
       loop_->AddTimer(absl::Milliseconds(1), [this, count] { EndAllOnceLogged(count); });
@@ -120,7 +120,7 @@ class AgentTest : public ::testing::Test {
     }
   }
 
-  // A worker that makes a step each turn, from `step` on, until it is to stop.
+  // Makes the worker do one step per turn, beginning with `step`, until it should stop.
   void StepUntilAsked(const Worker& worker, int64_t step) {
     absl::StatusOr<HealthPage> page = HealthPage::Map(dup(worker.spec.inherited_fds[0]));
     page->CommitStep(step);
@@ -195,7 +195,7 @@ TEST_F(AgentTest, AKilledRankStartsANewGeneration) {
   EXPECT_EQ(Events("worker_exited").at(0)["signal"], SIGKILL);
 }
 
-// The process that the user started, for an agent that watches it, and time that stands still.
+// An agent with a keeper, the process that the user started, and a clock that stands still.
 class AgentWithKeeperTest : public AgentTest {
  protected:
   AgentWithKeeperTest() {
@@ -206,7 +206,7 @@ class AgentWithKeeperTest : public AgentTest {
     config_.max_nodes = 2;
   }
 
-  // Until the agent has nothing to say any more.
+  // Runs until the agent calls on_silent.
   void RunUntilSilent() {
     absl::StatusOr<EventLog> log = EventLog::Open(log_path_, config_.run_id);
     ASSERT_TRUE(log.ok()) << log.status();
@@ -410,7 +410,7 @@ TEST_F(AgentTest, SeesTheFirstStepOfAWorkerThatRunsOn) {
   EXPECT_EQ(Events("first_step").size(), 2u);
 }
 
-// One of the workers looks at should_stop(), the other knows nothing of it.
+// One worker polls should_stop(), the other does not.
 TEST_F(AgentTest, ADrainStopsEachWorkerInItsOwnWay) {
   ObeySignals();
   std::vector<bool> asked;
@@ -443,7 +443,7 @@ TEST_F(AgentTest, ADrainStopsEachWorkerInItsOwnWay) {
   EXPECT_THAT(Events("restart"), IsEmpty());
 }
 
-// All of this node's workers learn one step, which none of them has reached.
+// All workers of this node get the same step, which none has reached.
 TEST_F(AgentTest, AUsersSignalStopsAwareWorkersAtOneStep) {
   OnStart([this](const Worker& worker) {
     StepUntilAsked(worker, worker.spec.rank == 0 ? 7 : 9);
@@ -458,12 +458,12 @@ TEST_F(AgentTest, AUsersSignalStopsAwareWorkersAtOneStep) {
 
 TEST_F(AgentTest, AWorkerThatHangsIsAFailure) {
   ObeySignals();
-  config_.hang_floor = absl::Milliseconds(600);  // more than the pause between two looks
+  config_.hang_floor = absl::Milliseconds(600);  // longer than the pause between two looks
   OnStart([this](const Worker& worker) {
     if (worker.pid > 1002) return spawner_.Exit(worker.pid, {});
     absl::StatusOr<HealthPage> page = HealthPage::Map(dup(worker.spec.inherited_fds[0]));
     ASSERT_TRUE(page.ok()) << page.status();
-    // Attached by a thread that lives, as that of a worker that hangs does.
+    // A living thread attaches the page, as in a worker that hangs.
     ASSERT_TRUE(page->Attach().ok());
     for (int step = 1; step <= 100; ++step) page->CommitStep(step);
     pages_.push_back(*std::move(page));
@@ -513,12 +513,12 @@ TEST_F(AgentTest, APortInUseIsNamedBeforeAnythingStarts) {
   EXPECT_THAT(spawner_.workers(), IsEmpty());
 }
 
-// Heartbeats go out while the loop turns.
+// Heartbeats are sent while the loop runs.
 TEST_F(AgentTest, TheLoopGoesOnWhileStraysDie) {
   OnStart([this](const Worker& worker) { spawner_.Exit(worker.pid, {}); });
   int ticks = 0;
   std::function<void()> tick = [&] {
-    EXPECT_THAT(rendezvous_->requests(), ElementsAre("join"));  // and nothing is complete yet
+    EXPECT_THAT(rendezvous_->requests(), ElementsAre("join"));  // nothing is complete yet
     if (++ticks == 20) return spawner_.EndStrays();
     loop_->AddTimer(absl::Milliseconds(1), tick);
   };
@@ -579,7 +579,7 @@ TEST_F(AgentTest, AFailureCutsASlowStartShortAndTheJobRestarts) {
   EXPECT_EQ(spawner_.workers().size(), 3u);
 }
 
-// The error file is on a mount that has stalled.
+// The error file is on a stalled mount.
 TEST_F(AgentTest, TheEndOfAWorkerDoesNotWaitLongForItsErrorFile) {
   ObeySignals();
   int gate[2];

@@ -18,7 +18,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// For tools that know torchrun's events: the ends of workers and of the agent under its names.
+// Adds torchrun's event names for the ends of workers and of the agent, for tools that know them.
 void AddTorchelasticName(bool succeeded, const char* source, Json& fields) {
   fields["name"] = absl::StrCat("torchelastic.worker.status.", succeeded ? "SUCCEEDED" : "FAILED");
   fields["source"] = source;
@@ -48,7 +48,7 @@ absl::StatusOr<EventLog> EventLog::Open(const Options& options) {
 struct EventLog::Sink {
   Options options;
   FileWriter::FileId file = 0;
-  size_t dropped = 0;  // lines, since it was full
+  size_t dropped = 0;  // number of lines dropped since the queue was full
   bool ended = false;  // by an error
 
   void Say(const std::string& line) const { options.say ? options.say(line) : SayOwnLine(line); }

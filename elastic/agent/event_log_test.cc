@@ -228,7 +228,7 @@ TEST_F(EventLogTest, LinesForTheConsoleGoToWhoeverTakesThem) {
   EXPECT_EQ(nlohmann::json::parse(lines[0])["event"], "job_finished");
 }
 
-// A named pipe that nobody reads takes as little as a mount that has stalled.
+// A named pipe without a reader blocks like a file on a stalled mount.
 TEST_F(EventLogTest, AFileThatTakesNothingCostsLinesAndNoTime) {
   ASSERT_EQ(mkfifo(path_.c_str(), 0600), 0);
   const UniqueFd pipe(open(path_.c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC));
@@ -247,7 +247,7 @@ TEST_F(EventLogTest, AFileThatTakesNothingCostsLinesAndNoTime) {
   EXPECT_LE(writer->pending(), EventLog::kKeptBytes);
   EXPECT_GT(writer->pending(), EventLog::kKeptBytes / 2);
 
-  // Somebody reads.
+  // The pipe gets a reader.
   std::string text;
   std::function<void()> read_some = [&] {
     std::string bytes(65536, '\0');

@@ -15,14 +15,14 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Bounds on what a row may claim: above any machine, below any overflow.
+// Bounds on the values in a row: above any machine, below any overflow.
 constexpr int64_t kRankMax = 1 << 24;
 constexpr int64_t kPidMax = 1 << 22;
 constexpr int64_t kStepMax = int64_t{1} << 53;
 constexpr double kNumberMax = 1e12;
 constexpr size_t kPhaseBytesMax = 32;
 
-// Row of a rank: a list, since its names would be longer than what they name.
+// A rank's row is a list: field names would be longer than the values.
 enum RankField : size_t {
   kRank,
   kLocalRank,
@@ -41,7 +41,7 @@ absl::Status Bad(const std::string& what) {
 
 std::string Cut(const std::string& text, size_t bytes_max) { return text.substr(0, bytes_max); }
 
-// Digits that nobody reads cost the store bytes.
+// Rounds, because digits that are never read cost the store bytes.
 double Rounded(double value, double unit) {
   if (!std::isfinite(value) || value < 0) return -1;
   return std::round(std::min(value, kNumberMax) / unit) * unit;
@@ -78,7 +78,7 @@ absl::Status ReadNumber(const Json& json, const char* name, double& value) {
 absl::Status ReadText(const Json& json, const char* name, std::string& value) {
   if (!json.is_string()) return Bad(absl::StrCat("has no ", name));
   value = json.get<std::string>();
-  // A byte that was no text became three when it was written.
+  // The writer replaced each invalid byte by three.
   if (value.size() > 3 * kTextBytesMax) return Bad(absl::StrCat("has a ", name, " too long"));
   return absl::OkStatus();
 }
@@ -124,7 +124,7 @@ absl::StatusOr<NodeRow> ParseNodeRow(const std::string& text) {
   if (text.size() > kNodeRowBytesMax) return Bad(absl::StrCat("has ", text.size(), " bytes"));
   const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object()) return Bad("is no JSON object");
-  // A field that is missing reads as null, which is of no wanted type.
+  // A missing field reads as null, which has no expected type.
   const auto field = [&json](const char* name) { return json.value(name, Json()); };
   NodeRow row;
   DDP_RETURN_IF_ERROR(ReadText(field("host"), "host", row.host));

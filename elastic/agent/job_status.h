@@ -109,8 +109,9 @@ struct JobStatus {
   uint64_t hangs = 0;          // workers that the agent stopped because they hung
 };
 
-// CommonStep: the step that all ranks of the generation have committed; -1 while a rank has none or
-// is unknown. The second function: the speed of the slowest rank that has a speed; -1 without any.
+// CommonStep returns the step that all ranks of the generation have committed; -1 while a rank has
+// none or is unknown. CommonStepsPerSecond returns the speed of the slowest rank that has one; -1
+// without any.
 int64_t CommonStep(const JobStatus& status);
 double CommonStepsPerSecond(const JobStatus& status);
 

@@ -97,7 +97,7 @@ TEST(NodeRowTest, StaysWithinItsBoundsWhateverItIsGiven) {
   EXPECT_EQ(parsed->ranks[9].progress_age_s, -1);
 }
 
-// A row comes from the store: whoever may write there may write anything.
+// Rows are not trusted: any writer of the store may have put anything there.
 TEST(NodeRowTest, RefusesWhatIsNoRow) {
   const std::string good = FormatNodeRow(TwoRanks());
   const std::string bad[] = {
@@ -132,7 +132,7 @@ TEST(NodeRowTest, RefusesWhatIsNoRow) {
   EXPECT_FALSE(ParseNodeRow(Replaced(good, "\"ranks\":[", "\"ranks\":[" + many + ",")).ok());
 }
 
-// So that nodes of two versions can tell each other.
+// Nodes of two releases must understand each other's rows.
 TEST(NodeRowTest, PassesOverWhatItDoesNotKnow) {
   std::string text = FormatNodeRow(TwoRanks());
   text = Replaced(text, "{", "{\"later\":[1,{}],");
@@ -153,7 +153,7 @@ TEST(JobStatusTest, TheJobIsWhereItsSlowestRankIs) {
   status.nodes[0].row.ranks[1].step = 1199;
   status.nodes[1].row.ranks[1].step = 1200;
   status.nodes[1].row.ranks[0].steps_per_second = 2.25;
-  // It waits to join: where it was does not count.
+  // A waiting node: its old step does not count.
   status.nodes[2].row.ranks[0].step = 3;
   status.nodes[2].row.ranks[0].steps_per_second = 0.1;
   EXPECT_EQ(CommonStep(status), 1199);
@@ -161,7 +161,7 @@ TEST(JobStatusTest, TheJobIsWhereItsSlowestRankIs) {
 
   status.world_size = 4;
   EXPECT_EQ(CommonStep(status), 1199);
-  status.world_size = 5;  // one has not been heard of yet
+  status.world_size = 5;  // one rank is not known yet
   EXPECT_EQ(CommonStep(status), -1);
   status.world_size = 4;
   status.nodes[1].row.ranks[1].step = -1;

@@ -11,13 +11,14 @@ namespace ddp::elastic {
 
 namespace {
 
-// In whole seconds, as error files have it: of two that fall into one second none is earlier.
+// Returns the time in whole seconds, the resolution of error files. Times in the same second are
+// equal.
 int64_t SecondOf(const WorkerFailure& failure) {
   return absl::ToUnixSeconds(failure.said_at == absl::InfinitePast() ? failure.wall_time
                                                                      : failure.said_at);
 }
 
-// Whether the error file of `one` says so.
+// Returns true when the error file of `one` says so.
 bool CameBefore(const WorkerFailure& one, const WorkerFailure& two) {
   return !one.is_victim && one.said_at != absl::InfinitePast() && SecondOf(one) < SecondOf(two);
 }
@@ -65,7 +66,7 @@ const WorkerFailure* NodeFailures::TakeNextToTell(const std::set<int>& unended) 
   return &*next;
 }
 
-// Of the first `known` failures.
+// Considers the first `known` failures only.
 const WorkerFailure* NodeFailures::TakeEarlierThanTold(size_t known) {
   const WorkerFailure* const own = FirstOwn();
   if (own == nullptr || static_cast<size_t>(own - failures_.data()) >= known) return nullptr;

@@ -17,7 +17,7 @@ using ::testing::ElementsAre;
 
 const std::set<int> kNobody;
 
-// Ranks of this node begin with 4.
+// The ranks of this node begin at 4.
 WorkerFailure Failure(int local_rank) {
   WorkerFailure failure;
   failure.rank = 4 + local_rank;
@@ -38,7 +38,7 @@ WorkerFailure Late(int local_rank) {
   return failure;
 }
 
-// The local rank; -1 for none.
+// Returns the local rank; -1 for null.
 int RankOf(const WorkerFailure* failure) { return failure == nullptr ? -1 : failure->local_rank; }
 
 std::vector<int> RanksOf(const std::vector<WorkerFailure>& failures) {

@@ -8,12 +8,11 @@
 namespace ddp::elastic {
 namespace {
 
-// What a speed is measured over: long enough that single steps do not matter, short enough that a
-// change shows.
+// The window of a speed: long enough to smooth out single steps, short enough to show a change.
 constexpr absl::Duration kSpeedWindow = absl::Seconds(20);
-// A worker may write any count into its page.
+// Bounds the counts: a worker may write any number into its page.
 constexpr int64_t kFailedSavesMax = int64_t{1} << 40;
-// No more of the past is kept than one commit per so long.
+// Minimal distance of the kept commits.
 constexpr absl::Duration kCommitSpacing = absl::Seconds(1);
 
 }  // namespace
@@ -53,11 +52,11 @@ void NodeStatusTracker::Observe(int local_rank, const Progress& progress, absl::
   if (progress.step < 0) return;
   std::deque<Commit>& commits = worker.commits;
   Commit commit{progress.step, absl::FromUnixNanos(progress.commit_monotonic_ns)};
-  // The page is the worker's to write.
+  // The worker writes its page, so its stamps are not trusted.
   const absl::Time earliest = commits.empty() ? worker.started : commits.back().at;
   commit.at = std::clamp(commit.at, earliest, std::max(earliest, now));
   if (!commits.empty() && commit.step == commits.back().step) return;
-  // A step that goes back (the program has loaded an older checkpoint) begins a new count.
+  // When the step goes back (an older checkpoint was loaded), the speed starts anew.
   if (!commits.empty() && commit.step < commits.back().step) commits.clear();
   const size_t size = commits.size();
   if (size >= 2 && commits[size - 1].at - commits[size - 2].at < kCommitSpacing) commits.pop_back();
@@ -83,7 +82,7 @@ int64_t NodeStatusTracker::highest_step() const {
   return highest;
 }
 
-// Ranks save together, so the rank with the most failures speaks for the node.
+// Ranks save together, so the rank with the most failures counts for the node.
 int64_t NodeStatusTracker::FailedSaves() const {
   int64_t most = 0;
   for (const auto& [local_rank, worker] : workers_) most = std::max(most, worker.failed_saves);
@@ -97,9 +96,9 @@ double NodeStatusTracker::Speed(const Worker& worker, absl::Time now) {
   const double measured_s = absl::ToDoubleSeconds(newest.at - oldest.at);
   const double idle_s = absl::ToDoubleSeconds(now - newest.at);
   const double steps = static_cast<double>(newest.step - oldest.step);
-  // Stamps may be as close as the clock is fine.
+  // Two stamps may be equal, within the clock's resolution.
   const double speed = steps / std::max(measured_s, 1e-6);
-  // One more step would have been done by now: it is not faster than that.
+  // The next step is late: the speed is at most one step in the idle time.
   return idle_s * speed <= 1 ? speed : 1 / idle_s;
 }
 

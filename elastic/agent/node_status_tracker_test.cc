@@ -57,21 +57,21 @@ TEST_F(NodeStatusTrackerTest, KnowsNothingBeforeTheFirstStep) {
   EXPECT_EQ(row.ranks[1].pid, 101);
   EXPECT_EQ(row.ranks[1].step, -1);
   EXPECT_EQ(row.ranks[1].steps_per_second, -1);
-  EXPECT_EQ(row.ranks[1].progress_age_s, 3);  // since it was started
+  EXPECT_EQ(row.ranks[1].progress_age_s, 3);  // since the start of the worker
   EXPECT_EQ(tracker_.highest_step(), -1);
   EXPECT_EQ(tracker_.StepsPerSecond(now_), -1);
 }
 
 TEST_F(NodeStatusTrackerTest, MeasuresSpeedOverTheLastSteps) {
   for (int step = 0; step <= 400; ++step) {
-    // A step is 100 ms, then, from step 100 on, 50 ms.
+    // A step takes 100 ms up to step 100, then 50 ms.
     now_ += absl::Milliseconds(step <= 100 ? 100 : 50);
     Commit(0, step, now_);
     if (step == 100) {
       EXPECT_NEAR(tracker_.StepsPerSecond(now_), 10, 0.01);
     }
   }
-  // 300 steps of 50 ms are 15 s, and the window is 20 s and the second in which it begins.
+  // 300 steps of 50 ms take 15 s. The window is 20 s plus the second in which it begins.
   EXPECT_GT(tracker_.StepsPerSecond(now_), 16);
   for (int step = 401; step <= 700; ++step) {
     now_ += absl::Milliseconds(50);
@@ -102,7 +102,7 @@ TEST_F(NodeStatusTrackerTest, CountsFailedSavesOverAllGenerations) {
                    now_);
   tracker_.Observe(1, {.failed_saves = 2, .failed_saves_in_a_row = 2, .save_error = "disk full"},
                    now_);
-  EXPECT_EQ(tracker_.Row(now_).failed_saves, 2);  // of one save each rank says that it failed
+  EXPECT_EQ(tracker_.Row(now_).failed_saves, 2);  // both ranks report the same failed save
   EXPECT_EQ(tracker_.Row(now_).failed_saves_in_a_row, 2);
   EXPECT_EQ(tracker_.Row(now_).save_error, "disk full");
   tracker_.WorkerEnded(0);
@@ -118,14 +118,14 @@ TEST_F(NodeStatusTrackerTest, CountsFailedSavesOverAllGenerations) {
   EXPECT_EQ(tracker_.Row(now_).failed_saves, 3);
   EXPECT_EQ(tracker_.Row(now_).failed_saves_in_a_row, 0);
   EXPECT_EQ(tracker_.Row(now_).save_error, "I/O error");
-  // The page is the worker's to write.
+  // The worker writes its page, so its counts are not trusted.
   tracker_.Observe(0, {.failed_saves = INT64_MAX, .failed_saves_in_a_row = INT64_MAX}, now_);
   EXPECT_TRUE(ParseNodeRow(FormatNodeRow(tracker_.Row(now_))).ok());
   tracker_.BeginGeneration({.number = 6});
   EXPECT_TRUE(ParseNodeRow(FormatNodeRow(tracker_.Row(now_))).ok());
 }
 
-// The page is the worker's to write.
+// The worker writes its page, so its stamps are not trusted.
 TEST_F(NodeStatusTrackerTest, DoesNotBelieveAStampThatCannotBe) {
   now_ += absl::Seconds(10);
   Commit(0, 1, now_ - absl::Hours(10));
@@ -137,7 +137,7 @@ TEST_F(NodeStatusTrackerTest, DoesNotBelieveAStampThatCannotBe) {
   Commit(1, 1, absl::InfinitePast());
   Commit(1, INT64_MAX, absl::InfiniteFuture());
   EXPECT_GT(tracker_.StepsPerSecond(now_), 0);
-  Commit(7, 1, now_);  // there is no such worker
+  Commit(7, 1, now_);  // no such worker
   EXPECT_EQ(tracker_.Row(now_).ranks.size(), 2u);
 }
 
@@ -186,7 +186,7 @@ TEST_F(NodeStatusTrackerTest, TellsTheRowAnewWhenItIsDue) {
   now_ += absl::Milliseconds(500);
   const std::string second = tracker_.RowText(now_);
   EXPECT_EQ(ParseNodeRow(second)->ranks[0].step, 10);
-  // What the agent does is told at once.
+  // A change of the agent's state is sent at once.
   tracker_.SetState("stopping");
   EXPECT_EQ(ParseNodeRow(tracker_.RowText(now_))->state, "stopping");
   tracker_.WorkerEnded(0);

@@ -28,7 +28,7 @@ absl::Status Failed(const std::string& path, const char* what) {
       absl::StrCat("the pipe for timers of workers, ", path, ": ", what, ": ", strerror(errno)));
 }
 
-// Removes a pipe that an earlier job left: nobody reads it.
+// Removes a pipe that an earlier job left: it has no reader.
 absl::Status MakeRoom(const std::string& path) {
   struct stat info {};
   if (::lstat(path.c_str(), &info) != 0) return absl::OkStatus();
@@ -48,7 +48,7 @@ absl::Status MakeRoom(const std::string& path) {
   return is_gone ? absl::OkStatus() : Failed(path, "unlink");
 }
 
-// Whether the pipe at `path` is the open one: somebody may have put another there.
+// Returns true when `path` still is the open pipe: another process may have replaced it.
 bool IsAt(const std::string& path, int fd) {
   struct stat there {};
   struct stat ours {};
@@ -77,7 +77,7 @@ absl::StatusOr<std::unique_ptr<TimerPipe>> TimerPipe::Open(const std::string& pa
                                                            Dependencies dependencies) {
   DDP_RETURN_IF_ERROR(MakeRoom(path));
   if (::mkfifo(path.c_str(), 0600) != 0) return Failed(path, "mkfifo");
-  // With a writing end of our own there is no end of the file between two workers.
+  // Opened for writing too, so that there is no end of file when no worker has the pipe open.
   UniqueFd fd(::open(path.c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC | O_NOFOLLOW));
   if (!fd.valid()) return Failed(path, "open");
   std::unique_ptr<TimerPipe> pipe(new TimerPipe(path, std::move(fd), std::move(dependencies)));
@@ -87,7 +87,7 @@ absl::StatusOr<std::unique_ptr<TimerPipe>> TimerPipe::Open(const std::string& pa
   return pipe;
 }
 
-// One piece per event, so that a busy writer does not keep the loop.
+// Reads one piece per event, so that a busy writer does not block the loop.
 void TimerPipe::Read() {
   std::array<char, kReadBytes> buffer;
   const ssize_t count = ::read(fd_.get(), buffer.data(), buffer.size());
@@ -118,14 +118,14 @@ void TimerPipe::TakeLine(const std::string& line) {
   const absl::StatusOr<TimerRequest> request = ParseTimerRequest(line);
   if (!request.ok()) return Complain(std::string(request.status().message()));
   const std::optional<int> owner = OwnerOf(static_cast<pid_t>(request->pid));
-  // It has ended in the meantime, or is none of ours.
+  // The process has ended in the meantime, or belongs to no worker.
   if (!owner.has_value()) return;
   const absl::Status applied = timers_.Apply(
       *owner, *request, dependencies_.clock->Now() + Until(request->expiration_unix_s));
   if (!applied.ok()) Complain(std::string(applied.message()));
 }
 
-// A worker leads a session of its own.
+// Finds the worker by the process's session: each worker leads one.
 std::optional<int> TimerPipe::OwnerOf(pid_t pid) const {
   const std::optional<int> worker = dependencies_.find_worker(pid);
   if (worker.has_value()) return worker;

@@ -74,7 +74,7 @@ class TimerPipeTest : public ::testing::Test {
                                 }});
   }
 
-  // As a worker does: opens, writes a line, closes.
+  // Writes like a worker: opens, writes a line, closes.
   void Write(const std::string& line) const {
     const UniqueFd fd(::open(path_.c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC));
     ASSERT_TRUE(fd.valid());
@@ -149,7 +149,7 @@ TEST_F(TimerPipeTest, AWorkerThatHasEndedIsNotKilled) {
   Set("of the next", absl::ZeroDuration());
   RunUntilOneExpires();
   EXPECT_THAT(expired_, ElementsAre("3 of the next 9"));
-  pipe_.reset();  // before the clock
+  pipe_.reset();  // the pipe uses the clock, so it goes first
 }
 
 TEST_F(TimerPipeTest, AnEarlierJobsPipeIsReplacedAndOursIsRemoved) {

@@ -27,14 +27,14 @@ std::string SignalNames(const std::vector<int>& signals) {
   return absl::StrJoin(names, ",");
 }
 
-// Which device a worker sees when it sees one only: the one that it would have taken by its local
-// rank among those that are visible to us.
+// Returns the one device that a worker sees with virtual local ranks: the device at its local rank
+// among those visible to the agent.
 std::string DeviceOf(int local_rank, const Environment& inherited) {
   const auto visible = inherited.find(kVisibleDevices);
   if (visible == inherited.end()) return absl::StrCat(local_rank);
   const std::vector<std::string> devices = absl::StrSplit(visible->second, ',');
   const auto index = static_cast<size_t>(local_rank);
-  // More workers than devices: the launcher refuses that. None is what such a worker has.
+  // The launcher refuses more workers than devices. Such a worker gets no device.
   if (index >= devices.size()) return "";
   return std::string(absl::StripAsciiWhitespace(devices[index]));
 }
@@ -75,7 +75,7 @@ std::map<std::string, std::string> BuildWorkerEnvironment(
       {"TORCHELASTIC_RESTART_COUNT", absl::StrCat(round.restarts)},
       {"TORCHELASTIC_MAX_RESTARTS", absl::StrCat(config.max_restarts)},
       {"TORCHELASTIC_RUN_ID", round.run_id.empty() ? config.run_id : round.run_id},
-      // Python compares the text: the agent of rank 0's node serves the TCPStore.
+      // Python compares this text. The agent of rank 0's node serves the TCPStore.
       {"TORCHELASTIC_USE_AGENT_STORE", "True"},
       {"TORCHELASTIC_SIGNALS_TO_HANDLE", SignalNames(config.signals_to_handle)},
       {"DDP_STORE", round.store_url},
@@ -83,8 +83,7 @@ std::map<std::string, std::string> BuildWorkerEnvironment(
       {"DDP_GENERATION_NONCE", round.generation.nonce},
       {kHealthFdVariable, absl::StrCat(health_fd)},
   };
-  // LibTorch's own default differs from the one that every program under torchrun has been run
-  // with.
+  // LibTorch's own default differs from torchrun's, which programs have always run with.
   PassThrough(kAsyncErrorHandling, "1", inherited, environment);
   if (SetsOmpNumThreads(config, inherited)) environment[kOmpNumThreads] = "1";
   if (!config.socket_interface.empty()) {

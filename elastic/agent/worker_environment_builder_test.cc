@@ -26,7 +26,7 @@ LaunchConfig Config(int nproc) {
   return config;
 }
 
-// This node is the second of three, and the first has another role.
+// This node is the second of three; the first has another role.
 Round ThreeNodes() {
   Round round;
   round.generation = {.number = 4, .nonce = "00c0ffee00c0ffee"};

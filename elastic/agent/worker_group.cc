@@ -16,11 +16,11 @@
 namespace ddp::elastic {
 namespace {
 
-// The pause between looks grows up to the period.
+// The pause between looks grows from this to kLookPeriod.
 constexpr absl::Duration kLookPauseMin = absl::Milliseconds(20);
 
-// What passes between a look at the pages and the moment at which every worker of this node can
-// know of a request to stop.
+// The time from a look at the pages until every worker of this node can have seen a request to
+// stop.
 constexpr double kTellSeconds = 0.05;
 
 std::map<std::string, std::string> InheritedEnvironment() {
@@ -32,7 +32,7 @@ std::map<std::string, std::string> InheritedEnvironment() {
   return environment;
 }
 
-// What the worker says itself of its failure.
+// Adds the content of the worker's error file to the event.
 void AddRecord(const std::string& error_file, WorkerExitedEvent& event) {
   const absl::StatusOr<ErrorRecord> record = ReadErrorRecord(error_file);
   if (!record.ok()) return;
@@ -148,7 +148,7 @@ void WorkerGroup::EndStart(const absl::Status& status) {
   post_(WorkersStartedEvent{.status = status, .started = launch.started, .wall_time = absl::Now()});
 }
 
-// A signal for a worker that is still to be started is its end, and that of the start.
+// A signal to a worker that is not started yet ends the start of this and all later workers.
 void WorkerGroup::CutStart(const std::vector<int>& local_ranks) {
   if (!launch_.has_value()) return;
   const auto started = static_cast<int>(launch_->started.size());
@@ -196,8 +196,8 @@ void WorkerGroup::OnExit(uint64_t generation, int local_rank, const ExitStatus& 
                              .pid = found->second.pid,
                              .status = status,
                              .wall_time = absl::Now()};
-  // A program that was sent a signal may end it well, having saved what it had; its work is not
-  // done for that.
+  // A program may handle the signal and exit with 0 after saving its state. Its work is not done
+  // then.
   event.stopped_as_asked =
       found->second.signalled_to_stop || found->second.page.Read().stopped_as_asked;
   if (const std::string& timer = found->second.timer_ran_out; !timer.empty()) {
@@ -212,7 +212,7 @@ void WorkerGroup::OnExit(uint64_t generation, int local_rank, const ExitStatus& 
   PostFailure(std::move(event));
 }
 
-// Reads the error file first, and waits for it no longer than kErrorFileTimeout.
+// Reads the error file before it posts the event, within kErrorFileTimeout.
 void WorkerGroup::PostFailure(WorkerExitedEvent event) {
   const std::string path = event.status.error_file;
   if (files_ == nullptr || path.empty()) {
@@ -263,7 +263,7 @@ void WorkerGroup::Stop(const StopWorkersAction& stop) {
   CutStart(stop.local_ranks);
 }
 
-// A step that no worker of this node has begun by the time that all of them know.
+// Returns a step that no worker of this node has begun when all of them have seen the request.
 int64_t WorkerGroup::NextCommonStep() const {
   const int64_t highest = status_.highest_step();
   if (highest < 0) return HealthPage::kStopAtOnce;
@@ -326,7 +326,7 @@ void WorkerGroup::LookAt(int local_rank, Worker& worker) {
 void WorkerGroup::LogFirstStep(Worker& worker, const HealthPage::Snapshot& snapshot) {
   if (worker.first_step_seen || !snapshot.has_step) return;
   worker.first_step_seen = true;
-  // The page is the worker's to write: a stamp that cannot be true is no measurement.
+  // The worker writes its page: ignore a stamp that cannot be true.
   const int64_t stamp_ns = snapshot.first_commit_monotonic_ns;
   if (stamp_ns < started_ns_ || stamp_ns > MonotonicNanoseconds()) return;
   event_log_.FirstStepDone(

@@ -16,7 +16,7 @@ absl::StatusOr<int> WorkerStore::Prepare() {
     kept->Hold();
     return kept->port();
   }
-  // One node needs no other address than the loopback.
+  // A single node needs only the loopback address.
   const bool local = config_.max_nodes == 1 && config_.master_addr == "127.0.0.1";
   absl::StatusOr<std::unique_ptr<store::TcpStoreServer>> server = store::TcpStoreServer::Listen(
       event_loop_, local ? config_.master_addr : "", config_.master_port);
@@ -41,8 +41,8 @@ void WorkerStore::Settle(bool serves) {
     own_ = serves ? std::move(next_) : nullptr;
     next_.reset();
   } else if (serves) {
-    // The user's port is kept also where this node does not hold rank 0: it may in a later
-    // generation.
+    // A server on the user's port is kept even if this node does not hold rank 0: it may hold it in
+    // a later generation.
     kept->Renew();
   }
 }

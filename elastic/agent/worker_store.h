@@ -10,14 +10,16 @@
 
 namespace ddp::elastic {
 
-// The TCPStore at MASTER_ADDR:MASTER_PORT for programs that cannot use Redis. The agent of rank 0's
-// node owns and serves it. Every generation gets an empty store, so no key of an earlier generation
-// is ever seen. The port is bound before this node offers it, so no other process can take it.
+// Serves the TCPStore at MASTER_ADDR:MASTER_PORT to programs that cannot use Redis. Each Agent owns
+// a WorkerStore; only the one of rank 0's node serves. Every generation gets an empty store, so no
+// key of an earlier one is ever seen. The port is bound before this node offers it, so no other
+// process can take it.
 //
 // With a user's own port one server is emptied for each generation. Else each generation has a
 // server of its own, at a port that the kernel chose. Workers of the ending generation keep their
 // store until the next round is complete: on other nodes they may still be saving a checkpoint
-// together. Keys that such workers write to the new server before that are cleared when they end.
+// together. On the user's port, requests of clients that connect before that are held. Requests of
+// clients that have ended by then are never applied.
 //
 // Thread: the event loop's.
 class WorkerStore {

@@ -32,7 +32,7 @@ class WorkerStoreTest : public ::testing::Test {
     loop_ = *std::move(loop);
   }
 
-  // What a worker does, while the loop serves it.
+  // Runs `body` as a worker, on a thread, while the loop serves it.
   void AsWorker(int port, const std::function<void(store::TcpStoreClient&)>& body) {
     Beside([&] {
       auto client = store::TcpStoreClient::Connect("127.0.0.1", port, kLong);
@@ -102,7 +102,7 @@ TEST_F(WorkerStoreTest, TheUsersPortStaysAndIsEmptied) {
   });
 }
 
-// On another node, whose agent has not joined yet: it may have been starting all the time.
+// The worker is on another node, whose agent has not joined yet; it may be starting all along.
 TEST_F(WorkerStoreTest, AWorkerThatDiesWhileTheNextRoundFormsLeavesNoKeyAtTheUsersPort) {
   config_.master_port = FreePort();
   WorkerStore store(config_, loop_.get(), nullptr);
@@ -147,7 +147,7 @@ TEST_F(WorkerStoreTest, ANodeWithoutRankZeroServesNothing) {
   const absl::StatusOr<int> port = store.Prepare();
   ASSERT_TRUE(port.ok()) << port.status();
   store.Settle(/*serves=*/false);
-  // Somebody else may have it.
+  // Another process may bind the port now.
   EXPECT_TRUE(store::TcpStoreServer::Listen(loop_.get(), "127.0.0.1", *port).ok());
 }
 

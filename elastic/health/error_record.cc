@@ -20,8 +20,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Deeper than any honest writer nests; the parser's stack and the JSON tree's destructor are
-// recursive in it.
+// No program nests deeper on purpose. The parser and the JSON tree's destructor recurse once per
+// level.
 constexpr int kMaxNesting = 32;
 
 bool NestsTooDeep(const std::string& text) {
@@ -46,8 +46,8 @@ bool NestsTooDeep(const std::string& text) {
   return false;
 }
 
-// Escape sequences and the like become '?'; tabs and newlines stay. A terminal may obey control
-// characters of 8 bits too: U+0080 to U+009F, which have two bytes in UTF-8.
+// Replaces control characters by '?', except tabs and newlines. Terminals may also obey the 8-bit
+// controls U+0080 to U+009F, which have two bytes in UTF-8.
 std::string Printable(const std::string& original) {
   std::string text;
   text.reserve(original.size());
@@ -64,7 +64,7 @@ std::string Printable(const std::string& original) {
   return text;
 }
 
-// Lines, as one text or as a list of them.
+// Returns lines that are stored as one text or as a list.
 std::string LinesAt(const Json& object, const char* key) {
   const auto found = object.find(key);
   if (found == object.end()) return "";
@@ -79,7 +79,7 @@ std::string LinesAt(const Json& object, const char* key) {
   return Printable(lines);
 }
 
-// The last line of a call stack, which in Python is the exception.
+// Returns the last line of a call stack, which in Python is the exception.
 std::string LastLine(const std::string& text) { return text.substr(text.find_last_of('\n') + 1); }
 
 std::string TextAt(const Json& object, const char* key) {
@@ -108,7 +108,7 @@ absl::Time TimeAt(const Json& object, const char* key) {
   return absl::UnixEpoch() + absl::Seconds(seconds);
 }
 
-// A text that tells of a lost peer: it holds `place`, the code that speaks, and `what`.
+// Matches a report of a lost peer that holds both `place` (its source) and `what`.
 struct VictimText {
   absl::string_view place;
   absl::string_view what;
@@ -127,7 +127,7 @@ constexpr VictimText kVictimTexts[] = {
     {"NCCL", "Connection closed by remote peer"},
     {"NCCL", "remote process exited or there was a network error"},
     {"TCPStore", "Connection was likely closed"},
-    // The store's socket, whose place in the source is all the text there is.
+    // The store's socket: this text names no source but itself.
     {"Failed to recv, got 0 bytes", "Did the remote server shutdown or crash?"},
 };
 
@@ -180,7 +180,7 @@ absl::StatusOr<ErrorRecord> ParseErrorRecord(const std::string& text) {
 }
 
 absl::StatusOr<ErrorRecord> ReadErrorRecord(const std::string& path) {
-  // Not blocking, for the case that it is a pipe.
+  // O_NONBLOCK, because the path may be a pipe.
   const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
   if (!fd.valid()) {
     const std::string text = absl::StrCat(path, ": ", std::strerror(errno));

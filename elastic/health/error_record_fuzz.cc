@@ -1,5 +1,5 @@
-// A worker's error file: whatever it holds, the record is text for a terminal, and the file that is
-// written from it gives the same record.
+// A worker's error file with any content: the record must be safe text for a terminal, and a file
+// that is written from it must give the same record.
 #include "elastic/health/error_record.h"
 
 #include <glog/logging.h>
@@ -13,7 +13,7 @@
 namespace ddp::elastic {
 namespace {
 
-// Lines and tabs may be in it; nothing else may that a terminal obeys, in 7 bits or in 8.
+// Returns true when `text` has no 7-bit or 8-bit control characters but newlines and tabs.
 bool IsForTerminal(const std::string& text) {
   for (size_t i = 0; i < text.size(); ++i) {
     const auto byte = static_cast<unsigned char>(text[i]);
@@ -38,7 +38,7 @@ void CheckRecord(const ErrorRecord& record) {
   CHECK_EQ(again->message, record.message);
   CHECK_EQ(again->callstack, record.callstack);
   CHECK_EQ(again->is_victim, record.is_victim) << text;
-  // Written in whole seconds; those of 1970 count as no time.
+  // Files hold whole seconds; a time in 1970 counts as none.
   const int64_t seconds = absl::ToUnixSeconds(record.time);
   CHECK_EQ(absl::ToUnixSeconds(again->time),
            absl::ToUnixSeconds(seconds > 0 ? record.time : absl::InfinitePast()));

@@ -64,7 +64,7 @@ TEST(ErrorRecordTest, TextCannotControlTheTerminal) {
   const auto error = ParseErrorRecord("{\"message\": \"a\\u001b[2Jb\\nc\\u0007\\u0000\"}");
   ASSERT_TRUE(error.ok());
   EXPECT_EQ(error->message, "a?[2Jb\nc??");
-  // U+009B begins an escape sequence as ESC [ does. Other characters of two bytes stay.
+  // U+009B begins an escape sequence, as ESC [ does. Other two-byte characters stay.
   const auto wide = ParseErrorRecord("{\"message\": \"a\\u009b2J\\u0080\\u009f\\u00a0\\u00e9\"}");
   ASSERT_TRUE(wide.ok());
   EXPECT_EQ(wide->message, "a?2J??\u00a0\u00e9");
@@ -110,7 +110,7 @@ TEST(ErrorRecordTest, AProgramSaysThatItIsAVictim) {
   EXPECT_TRUE(Parsed(R"({"message": ")" + gloo + R"("})").is_victim);
 }
 
-// The texts are LibTorch's own.
+// LibTorch's own texts.
 TEST(ErrorRecordTest, AProgramThatDoesNotSayItSoundsLikeAVictim) {
   for (const char* message :
        {"RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection "

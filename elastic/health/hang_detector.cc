@@ -8,8 +8,8 @@
 namespace ddp::elastic {
 namespace {
 
-// Ranks that have come so far towards their limit when another one reaches his are stalled too:
-// they stopped together, and who was the first to reach the limit says nothing.
+// When one rank reaches its limit, a rank that has used this share of its own is stalled too. They
+// stopped together, so the first to reach its limit need not be the cause.
 constexpr double kStalledShare = 0.5;
 
 bool Waits(const HealthPage::Snapshot& page) { return WaitsForPeers(page.phase, page.tells_waits); }
@@ -26,14 +26,14 @@ void HangDetector::Begin(absl::Time now, int nodes) {
   generation_steps_ = 0;
 }
 
-// The page's stamp, where it can be true.
+// Returns the page's stamp, clamped to possible times.
 absl::Time HangDetector::Stamp(int64_t monotonic_ns, absl::Time now) const {
   return std::clamp(absl::FromUnixNanos(monotonic_ns), begin_, std::max(begin_, now));
 }
 
 void HangDetector::Observe(int local_rank, const HealthPage::Snapshot& page, absl::Time now) {
   if (begin_ == absl::InfinitePast()) Begin(now, nodes_);
-  // We ask to be called four times in a floor.
+  // The caller should look at least four times per floor; a longer gap means it was stopped.
   if (now - looked_ > options_.floor * 0.75) counted_since_ = now;
   looked_ = std::max(looked_, now);
 
@@ -49,15 +49,15 @@ void HangDetector::Observe(int local_rank, const HealthPage::Snapshot& page, abs
   rank.is_slow = interrupts || page.stopped_as_asked;
   const bool by_phase = page.has_step && interrupts;
   rank.since = Stamp(by_phase ? page.phase_start_monotonic_ns : page.step_start_monotonic_ns, now);
-  // The others may have waited for it. From now on they wait for a step, or for the rest of what it
-  // has got on with.
+  // The others may have waited for this rank. From now on they wait for a step, or for the rest of
+  // its interruption.
   const bool got_on = !rank.is_slow || rank.since > was_since;
   if (was_slow && got_on) counted_since_ = std::max(counted_since_, rank.since);
   rank.page = page;
 }
 
-// Takes in the commits since the last time. The page says how long they took; that it cannot be
-// longer than the time in which they were made is what we know ourselves.
+// Learns from the commits since the last look. The page claims how long they took; the time between
+// two looks bounds that.
 void HangDetector::Learn(Rank& rank, const HealthPage::Snapshot& page, absl::Time now) {
   if (page.commits != rank.page.commits) {
     const absl::Duration bound = now - rank.commit_after;
@@ -66,7 +66,7 @@ void HangDetector::Learn(Rank& rank, const HealthPage::Snapshot& page, absl::Tim
     rank.commit_after = rank.observed;
   }
   rank.observed = now;
-  // A bound that no counter reaches, so that sums of it do not overflow.
+  // A bound that no real counter reaches, so that sums do not overflow.
   constexpr int64_t kManySteps = int64_t{1} << 40;
   generation_steps_ = std::max(generation_steps_, std::min(page.commits, kManySteps));
 }
@@ -97,7 +97,7 @@ std::optional<HangDetector::Hang> HangDetector::Check(absl::Time now) const {
   if (!IsOn()) return std::nullopt;
   bool is_hung = false;
   const std::pair<const int, Rank>* suspect = nullptr;
-  // Who works rather than waits, who is behind, who has stood still for longer.
+  // Suspects in order: working before waiting, lower steps first, longer stalls first.
   const auto order = [](const std::pair<const int, Rank>& entry) {
     const Rank& rank = entry.second;
     const int64_t step = rank.page.has_step ? rank.page.step : -1;

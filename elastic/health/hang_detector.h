@@ -13,76 +13,75 @@
 
 namespace ddp::elastic {
 
-// Decides whether a rank that lives but commits no step is hung. How long is too long is learned
-// from the job itself: some times the longest step that it has made.
+// Decides whether a living rank that commits no step is hung. The limit is learned from the job: a
+// multiple of its longest step so far. WorkerGroup owns the detector.
 //
 //   each generation:        Begin(now, nodes)
 //   several times a floor:  Observe(rank, page.Read(), now) for each local rank, then Check(now)
 //
-// Until enough steps were seen there is nothing to learn from, and nobody is called hung. What was
-// learned is kept over generations, so that a restarted job is watched from its start. A rank that
-// is no program of ours (it has never attached to its page) is not watched.
+// No rank is hung before min_steps steps have been seen. Learned values are kept over generations,
+// so a restarted job is watched from its start. A program that never attaches to its page is not
+// watched.
 //
-// What interrupts training is not measured with a step's length: the start, checkpoints and
-// evaluations, and the end of a rank that was asked to stop, have a limit of their own; while a
-// rank of this node is in one of these, the others are likely to wait for it and have it too. So
-// have, with one more limit, ranks that wait for peers on other nodes, of which we know nothing.
-// A rank that interrupts training may tell of progress (HealthPage::Progress): its time, and that
-// of the ranks that may wait for it, then counts from there.
+// Interruptions of training have a limit of their own, slow_floor: the start, checkpoints,
+// evaluations, and the end of a rank that was asked to stop. The other ranks of this node are
+// likely to wait for such a rank, so they get this limit too. Ranks that wait for peers on other
+// nodes, whose state is unknown here, get waiting_floor. HealthPage::Progress restarts the time of
+// an interruption, for the rank and for those that may wait for it.
 //
-// Times are those of MonotonicClock, as the stamps in the page are. A page is the worker's to
-// write: stamps that cannot be true are replaced by what the caller knows. A caller who has not
-// looked for a long time was stopped himself, likely with his workers: they get their time anew.
+// Times are those of MonotonicClock, as the stamps in the page. The worker writes the page, so
+// impossible stamps are replaced by bounds. If Observe was not called for long, the caller was
+// stopped, and likely its workers too: the time of all ranks starts again.
 //
 // Pure and thread-compatible.
 class HangDetector {
  public:
   struct Options {
-    absl::Duration floor = absl::Seconds(30);  // the least limit for a step; zero: no detection
-    // The least limit for startup, checkpoint, evaluation and the end.
+    absl::Duration floor = absl::Seconds(30);  // least limit for a step; zero: no detection
+    // Least limit for startup, checkpoint, evaluation and the end of a stopping rank.
     absl::Duration slow_floor = absl::Minutes(10);
-    // The least limit for a rank that waits for peers, of which some are on other nodes.
+    // Least limit for a rank that waits for peers in a job of several nodes.
     absl::Duration waiting_floor = absl::Minutes(2);
-    double factor = 5;       // times the longest step: the limit, where that is above the floor
-    int64_t min_steps = 10;  // seen before anybody is called hung
+    double factor = 5;       // limit as a multiple of the longest step
+    int64_t min_steps = 10;  // steps of the job before detection begins
   };
 
-  // At a time at least one: the local rank that most likely holds up the others.
+  // A hang of this node: the local rank that most likely holds up the others.
   struct Hang {
     int local_rank = 0;
     absl::Duration stalled_for;
     absl::Duration longest_step;  // of the job
     Phase phase = Phase::kOther;
-    // All ranks of this node that are stalled wait for peers, this one too: the cause may well be
+    // True: this rank waits for peers, and so do all stalled ranks of this node. The cause may be
     // on another node.
     bool waits_for_peers = false;
-    int64_t step = -1;  // its last; -1: none in this generation
+    int64_t step = -1;  // last committed step; -1: none in this generation
   };
 
   explicit HangDetector(const Options& options);
 
-  // A generation of the job starts, on so many nodes: forgets the ranks, keeps what was learned.
+  // Begins a generation of the job on `nodes` nodes: forgets the ranks, keeps learned values.
   void Begin(absl::Time now, int nodes);
 
   void Observe(int local_rank, const HealthPage::Snapshot& page, absl::Time now);
 
-  // The process of `local_rank` has ended: it is not watched any more in this generation.
+  // Stops watching a rank whose process has ended, for this generation.
   void Forget(int local_rank);
 
-  // Whom to call hung at `now`; nullopt: nobody. The same answer until the next Observe or Begin.
+  // Returns the hang at `now`, or nullopt. The answer does not change the detector's state.
   std::optional<Hang> Check(absl::Time now) const;
 
  private:
   struct Rank {
     HealthPage::Snapshot page;
-    absl::Time since;      // when it last got on
-    bool is_slow = false;  // what it is doing has the slow limit
+    absl::Time since;      // time of its last progress
+    bool is_slow = false;  // slow_floor applies to its phase
     absl::Time observed;
-    absl::Time commit_after;  // its last commit was not before
+    absl::Time commit_after;  // lower bound of the time of its last commit
   };
 
   bool IsOn() const;
-  // Whether a rank of this node interrupts training, so that the others may be waiting for it.
+  // Returns true when a rank of this node interrupts training, so that the others may wait for it.
   bool SomebodyIsSlow() const;
   absl::Duration Limit(const Rank& rank) const;
   absl::Time Stamp(int64_t monotonic_ns, absl::Time now) const;
@@ -91,20 +90,21 @@ class HangDetector {
   const Options options_;
   int nodes_ = 1;
   absl::Time begin_ = absl::InfinitePast();
-  absl::Time looked_ = absl::InfinitePast();  // the last time we were told
-  // What was before does not count as a stall: a gap in what we were told, a rank that interrupted
-  // the training of all.
+  absl::Time looked_ = absl::InfinitePast();  // time of the last Observe
+  // Time before this does not count as a stall: there was a gap in the calls of Observe, or a rank
+  // interrupted training for all.
   absl::Time counted_since_ = absl::InfinitePast();
   std::map<int, Rank> ranks_;
   std::set<int> attached_;  // local ranks that have ever attached
 
-  // Learned.
-  int64_t earlier_steps_ = 0;     // in earlier generations
-  int64_t generation_steps_ = 0;  // in this one, by the rank that made the most
+  // Learned values.
+  int64_t earlier_steps_ = 0;     // committed in earlier generations
+  int64_t generation_steps_ = 0;  // in this generation, by the rank with the most
   absl::Duration longest_step_ = absl::ZeroDuration();
 };
 
-// "made no step for 42s, in backward; the longest step took 1.2s": what follows a rank's name.
+// Returns a text to follow a rank's name: "made no step for 42s, in backward; the longest step took
+// 1.2s".
 std::string DescribeHang(const HangDetector::Hang& hang);
 
 }  // namespace ddp::elastic

@@ -16,7 +16,7 @@ constexpr int kTwoNodes = 2;
 
 int64_t Nanoseconds(absl::Time time) { return absl::ToUnixNanos(time); }
 
-// One rank, as its page would show it.
+// A rank, as its page would show it.
 struct FakeRank {
   HealthPage::Snapshot page;
 
@@ -39,10 +39,10 @@ struct FakeRank {
   }
 };
 
-// As the agent does.
+// As in the agent.
 constexpr absl::Duration kLookPeriod = absl::Milliseconds(250);
 
-// A node of two ranks whose agent looks while time passes.
+// A node with two ranks, whose agent looks while time passes.
 class HangDetectorTest : public ::testing::Test {
  protected:
   explicit HangDetectorTest(HangDetector::Options options = {}) : detector_(options) {}
@@ -53,7 +53,7 @@ class HangDetectorTest : public ::testing::Test {
     step_ = 0;
   }
 
-  // Lets time pass; returns the first verdict.
+  // Lets time pass; returns the first hang.
   std::optional<HangDetector::Hang> Wait(absl::Duration duration) {
     const absl::Time end = now_ + duration;
     for (;;) {
@@ -64,7 +64,7 @@ class HangDetectorTest : public ::testing::Test {
     }
   }
 
-  // Both ranks make steps of a second. Nobody is hung meanwhile.
+  // Both ranks do steps of one second. No rank is hung meanwhile.
   void Train(int steps) {
     for (int i = 0; i < steps; ++i) {
       EXPECT_EQ(Wait(absl::Seconds(1)), std::nullopt);
@@ -138,7 +138,7 @@ TEST_F(HangDetectorTest, ALongCheckpointIsNoHangAndItsPeersMayWait) {
   ranks_[1].Enter(Phase::kBackward, now_);
   EXPECT_EQ(Wait(absl::Minutes(9)), std::nullopt);
   ranks_[0].Enter(Phase::kOther, now_);
-  // The checkpoint is over: the step goes on from here.
+  // The checkpoint is over; the step goes on.
   EXPECT_EQ(Wait(absl::Seconds(29)), std::nullopt) << "rank 1 had waited longer";
 }
 
@@ -169,7 +169,7 @@ TEST_F(HangDetectorTest, ACulpritThatStoppedALittleLaterIsStillTheCulprit) {
   Begin();
   Train(20);
   ranks_[0].Enter(Phase::kSynchronize, now_);
-  // The other's limit is over at a look at which its own is not.
+  // At one look the other rank's limit has passed and its own has not.
   EXPECT_EQ(Wait(kLookPeriod + absl::Milliseconds(50)), std::nullopt);
   ranks_[1].Commit(20, now_);
   ranks_[1].Enter(Phase::kForward, now_);
@@ -217,7 +217,7 @@ TEST_F(HangDetectorTest, ANodeAloneHasNobodyElseToWaitFor) {
 TEST_F(HangDetectorTest, AnAgentThatWasStoppedItselfAccusesNobody) {
   Begin();
   Train(20);
-  now_ += absl::Hours(3);  // nobody has looked; the workers stood still too
+  now_ += absl::Hours(3);  // no look at all; the workers stood still too
   EXPECT_EQ(Wait(absl::Seconds(29)), std::nullopt);
   EXPECT_TRUE(Wait(absl::Seconds(1)).has_value());
 }
@@ -275,13 +275,13 @@ TEST_F(HangDetectorTest, AHostilePageDoesNotTurnDetectionOffForOthers) {
     page.commits = page.longest_step_us = std::numeric_limits<int64_t>::max();
     EXPECT_EQ(Wait(absl::ZeroDuration()), std::nullopt);
   }
-  // A step as long as the time in which it was committed is the most that it can make us believe.
+  // The claim is bounded by the time in which the step was committed.
   const auto hang = Wait(absl::Hours(1));
   ASSERT_TRUE(hang.has_value());
   EXPECT_LE(hang->longest_step, absl::Seconds(2));
 }
 
-// A save of an hour; its writer tells of progress once a minute, and the other rank waits for it.
+// A save takes an hour. Its writer reports progress every minute, and the other rank waits.
 TEST_F(HangDetectorTest, ACheckpointThatMakesProgressIsNoHang) {
   for (const Phase waiting : {Phase::kCheckpoint, Phase::kSynchronize}) {
     Begin();
@@ -292,7 +292,7 @@ TEST_F(HangDetectorTest, ACheckpointThatMakesProgressIsNoHang) {
       ASSERT_EQ(Wait(absl::Minutes(1)), std::nullopt) << "minute " << minute;
       ranks_[0].Enter(Phase::kCheckpoint, now_);
     }
-    // It gets no further.
+    // No more progress.
     const absl::Time last = now_;
     const auto hang = Wait(absl::Hours(1));
     ASSERT_TRUE(hang.has_value());

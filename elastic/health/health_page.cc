@@ -29,8 +29,8 @@ constexpr uint64_t kMagic = 0x4547'4150'5044'4844;  // "DHDPPAGE", little-endian
 constexpr uint32_t kVersion = 3;
 constexpr size_t kPageBytes = 4096;
 
-// A writer is inside for some dozens of instructions, so a reader that has seen this many torn
-// reads is looking at a writer that died or was stopped inside, or that lies.
+// A write takes some dozens of instructions. After this many torn reads the writer has died or been
+// stopped inside a write, or the page is forged.
 constexpr int kReadTriesMax = 1000;
 
 constexpr int64_t kNoStop = std::numeric_limits<int64_t>::max();
@@ -39,23 +39,23 @@ constexpr uint32_t kStopAware = 1;
 constexpr uint32_t kStoppedAsAsked = 2;
 constexpr uint32_t kTellsWaits = 4;
 
-// A text in words that are read and written as a whole.
+// A text in 8-byte words, each read and written as a whole.
 using SaveErrorWords = std::array<std::atomic<uint64_t>, HealthPage::kSaveErrorBytes / 8>;
 
 }  // namespace
 
-// Shared between processes that may be built from different commits: change kVersion with it.
+// Shared by processes of different builds: change kVersion with every change of this layout.
 struct HealthPage::Layout {
   uint64_t magic;
   uint32_t version;
   uint32_t reserved;
 
-  // The agent's line: a step, kStopAtOnce or kNoStop.
+  // Cache line that the agent writes: a step, kStopAtOnce or kNoStop.
   alignas(64) std::atomic<int64_t> stop_at_step;
 
-  // The worker's lines. The marks are single bits that are only ever set.
+  // Cache lines that the worker writes. Marks are bits that a generation only sets.
   alignas(64) std::atomic<uint32_t> marks;
-  // Sequence lock over all that follows: odd while a writer is inside.
+  // Sequence lock over all fields below up to `life`: odd while a write is in progress.
   std::atomic<uint64_t> sequence;
   std::atomic<uint64_t> generation;
   std::atomic<int64_t> commits;  // in this generation
@@ -68,15 +68,14 @@ struct HealthPage::Layout {
   std::atomic<int64_t> booked_until_ns;
   std::atomic<int64_t> phase_start_ns;
   std::atomic<uint32_t> phase;
-  std::array<std::atomic<int64_t>, kPhaseCount> phase_total_ns;  // up to the last commit
+  std::array<std::atomic<int64_t>, kPhaseCount> phase_total_ns;  // until the last commit
   std::array<std::atomic<int64_t>, kPhaseCount> phase_since_commit_ns;
   std::atomic<int64_t> failed_saves;
   std::atomic<int64_t> failed_saves_in_a_row;
-  SaveErrorWords save_error;  // up to the first NUL, or all of it
+  SaveErrorWords save_error;  // ends at the first NUL, or with the array
 
-  // Only the worker ever locks it. The list pointers of a robust mutex live in the page, so locking
-  // a page that somebody else can write would let him choose what our unlock overwrites; a reader
-  // only looks at the lock word.
+  // Only the worker locks this mutex. The list pointers of a robust mutex are in the page. Whoever
+  // can write the page chooses what an unlock overwrites, so readers only look at the lock word.
   alignas(64) pthread_mutex_t life;
 
   void BeginWrite() {
@@ -87,7 +86,7 @@ struct HealthPage::Layout {
     sequence.store(sequence.load(std::memory_order_relaxed) + 1, std::memory_order_release);
   }
 
-  // Inside a write.
+  // Call these between BeginWrite and EndWrite.
   void BookPhase(int64_t now_ns);
   void SwitchPhase(Phase to, int64_t now_ns);
   int64_t CloseStep();
@@ -95,11 +94,11 @@ struct HealthPage::Layout {
 
 namespace {
 
-// Only one writer changes these, so that reading needs no order.
+// One thread writes these fields, so relaxed order is enough.
 int64_t Get(const std::atomic<int64_t>& value) { return value.load(std::memory_order_relaxed); }
 void Set(std::atomic<int64_t>& value, int64_t to) { value.store(to, std::memory_order_relaxed); }
 
-// Any number may lie in the page: wraps around instead of overflowing.
+// The page may hold any number, so these wrap around instead of overflowing.
 int64_t Plus(int64_t a, int64_t b) {
   return static_cast<int64_t>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
 }
@@ -114,8 +113,8 @@ int64_t Microseconds(const std::atomic<int64_t>& nanoseconds) {
 
 bool ContinuesCharacter(char byte) { return (byte & 0xC0) == 0x80; }
 
-// `text` up to its first NUL, without its middle where it is too long for the page: a message
-// begins with the subject and ends with the reason. Cuts between two characters of UTF-8.
+// Returns `text` up to its first NUL. If it is too long, the middle is dropped: a message begins
+// with its subject and ends with its reason. Cuts between UTF-8 characters.
 std::string Shortened(absl::string_view text) {
   constexpr absl::string_view kGap = "...";
   constexpr size_t kHead = HealthPage::kSaveErrorBytes / 4;
@@ -165,8 +164,8 @@ absl::Status InitializeLifeMutex(pthread_mutex_t* mutex) {
 }
 
 HealthPage::Worker ReadLife(const pthread_mutex_t& mutex) {
-  // The lock word is the first member on every architecture of glibc, and its meaning is the
-  // kernel's: the owner's thread id and the died flag.
+  // On every architecture of glibc the lock word is the first member. Its format is the kernel's:
+  // the owner's thread id and the died flag.
   const uint32_t word =
       __atomic_load_n(reinterpret_cast<const uint32_t*>(&mutex), __ATOMIC_ACQUIRE);
   if ((word & FUTEX_OWNER_DIED) != 0) return HealthPage::Worker::kDied;
@@ -275,7 +274,7 @@ void HealthPage::RequestStop(int64_t stop_at_step) {
 
 void HealthPage::ClearStop() { RequestStop(kNoStop); }
 
-// Books the stay in the current phase until now.
+// Adds the time until now to the current phase.
 void HealthPage::Layout::BookPhase(int64_t now_ns) {
   const Phase current = ValidPhase(phase.load(std::memory_order_relaxed));
   Add(phase_since_commit_ns[static_cast<size_t>(current)], Minus(now_ns, Get(booked_until_ns)));
@@ -289,7 +288,7 @@ void HealthPage::Layout::SwitchPhase(Phase to, int64_t now_ns) {
   Set(phase_start_ns, now_ns);
 }
 
-// Moves what was booked since the last commit to the totals. Returns how long the step took.
+// Adds the phase times since the last commit to the totals. Returns the duration of the step.
 int64_t HealthPage::Layout::CloseStep() {
   int64_t took_ns = 0;
   for (size_t i = 0; i < kPhaseCount; ++i) {
@@ -307,7 +306,7 @@ void HealthPage::CommitStep(int64_t step) {
   layout_->BeginWrite();
   layout_->BookPhase(now_ns);
   const int64_t took_ns = layout_->CloseStep();
-  // A trainer need not name phases: its first step ends its startup.
+  // A trainer need not name phases: its first commit ends the startup.
   if (phase() == Phase::kStartup) layout_->SwitchPhase(Phase::kOther, now_ns);
   Set(layout_->step, step);
   if (commits == 0) {
@@ -360,7 +359,7 @@ bool HealthPage::ShouldStop() {
   const bool committed = Get(layout_->commits) > 0 && Get(layout_->step) >= stop_at;
   const bool stop = stop_at == kStopAtOnce || (stop_at != kNoStop && committed);
   const uint32_t now = kStopAware | (stop ? kStoppedAsAsked : 0);
-  // Not in every step: the line would go back and forth between us and the agent that reads it.
+  // Written only on a change: else the cache line would move between worker and agent each step.
   if ((marks | now) != marks) layout_->marks.fetch_or(now, std::memory_order_release);
   return stop;
 }
@@ -368,7 +367,7 @@ bool HealthPage::ShouldStop() {
 absl::Status HealthPage::Attach() {
   const int error = pthread_mutex_trylock(&layout_->life);
   if (error == EOWNERDEAD) {
-    // A worker before us died: the page is ours now.
+    // An earlier worker died: this one takes over.
     pthread_mutex_consistent(&layout_->life);
     return absl::OkStatus();
   }

@@ -13,121 +13,121 @@
 
 namespace ddp::elastic {
 
-// The environment variable that carries the number of the inherited descriptor.
+// Environment variable with the number of the inherited descriptor.
 inline constexpr char kHealthFdVariable[] = "DDP_HEALTH_FD";
 
-// One page of memory between a worker and its agent. The worker writes how far it has come, when,
-// and what it is doing; the agent writes when it shall stop. Neither side ever waits for the other,
-// and what is called once a step costs no system call.
+// A page of memory shared by a worker and its agent. The worker writes its progress, its times and
+// its phase; the agent writes a request to stop. Neither side ever waits for the other. Calls that
+// are made once per step cost no system call. Each side owns its own mapping.
 //
 //   agent:   Create() -> BeginGeneration(g) -> pass fd() to the worker as DDP_HEALTH_FD -> Read()
 //            RequestStop(step), when the membership of the job is about to change
 //   worker:  Map(fd) -> Attach() -> EnterPhase(phase), CommitStep(step), ShouldStop() in each step
 //            RecordSave(error) after each save of a checkpoint
 //
-// The page is a sealed memfd: it cannot shrink under a reader. What a reader sees is data, never
-// trusted: no size, offset or pointer is taken from the page, what is out of range is replaced, and
-// Read() ends after a bounded number of tries whatever the writer does. A stamp may still be any
-// number: who computes with it bounds it by what he knows himself.
+// The page is a sealed memfd: it cannot shrink under a reader. Its content is not trusted. No size,
+// offset or pointer is taken from it, values out of range are replaced, and Read() ends after a
+// bounded number of tries. A stamp may be any number: bound it before computing with it.
 //
-// Threads: one writer at a time over all processes (BeginGeneration, CommitStep, EnterPhase,
-// RecordSave, Attach), in the worker thus one thread; all the rest from any number of threads and
-// processes. Move-only; unmaps and closes when destroyed, which does not affect the other side.
+// Threads: one writer at a time over all processes for BeginGeneration, CommitStep, EnterPhase,
+// Progress, RecordSave and Attach, so one thread in the worker. All other methods: any number of
+// threads and processes. Move-only. The destructor unmaps and closes this side only.
 class HealthPage {
  public:
-  // Whether a worker vouches for the page with its life (see Attach).
+  // State of the worker that has attached to the page (see Attach).
   enum class Worker { kNotAttached, kAttached, kDied };
 
   // Stamps are CLOCK_MONOTONIC in nanoseconds.
   struct Snapshot {
     uint64_t generation = 0;
-    bool has_step = false;   // a step was committed in this generation; else what is of steps is 0
-    int64_t step = 0;        // of the last commit
-    int64_t first_step = 0;  // of the generation's first commit
-    int64_t commits = 0;     // in this generation
-    int64_t first_commit_monotonic_ns = 0;  // of the generation's first commit
+    bool has_step = false;   // a step was committed in this generation; false: step fields are 0
+    int64_t step = 0;        // last committed step
+    int64_t first_step = 0;  // first committed step of this generation
+    int64_t commits = 0;     // number of commits in this generation
+    int64_t first_commit_monotonic_ns = 0;  // time of the first commit
     int64_t last_commit_monotonic_ns = 0;
-    // From one commit to the next, without what is no part of a step (IsPartOfStep). The first
-    // commit ends the startup and no step.
+    // Longest time between two commits, without phases that are not part of a step (IsPartOfStep).
+    // The time before the first commit is startup and does not count.
     int64_t longest_step_us = 0;
 
     Phase phase = Phase::kStartup;
     int64_t phase_start_monotonic_ns = 0;
-    // Since when the current step has gone on without interruption: the last commit, the end of a
-    // checkpoint or evaluation after it, or the start of the generation.
+    // Start of the uninterrupted part of the current step: the last commit, the end of a later
+    // checkpoint or evaluation, or the start of the generation.
     int64_t step_start_monotonic_ns = 0;
-    // By phase, from the generation's start to the last commit: of whole steps.
+    // Time per phase from the start of the generation to the last commit: whole steps only.
     std::array<int64_t, kPhaseCount> phase_total_us{};
 
-    // Saves of checkpoints in this generation, and since the last one that succeeded; never
-    // negative. `save_error`: why the newest failed save failed, of any bytes but NUL.
+    // Failed checkpoint saves in this generation, and since the last success; never negative.
+    // `save_error` is the error of the newest failed save: any bytes but NUL.
     int64_t failed_saves = 0;
     int64_t failed_saves_in_a_row = 0;
     std::string save_error;
 
     Worker worker = Worker::kNotAttached;
-    bool tells_waits = false;       // enters Phase::kSynchronize whenever it waits for peers
-    bool stop_aware = false;        // has called ShouldStop() at least once
-    bool stopped_as_asked = false;  // ShouldStop() has said true: it is ending because it was asked
+    bool tells_waits = false;  // enters Phase::kSynchronize whenever it waits for peers
+    bool stop_aware = false;   // has called ShouldStop() at least once
+    bool stopped_as_asked =
+        false;  // ShouldStop() has returned true: the worker is ending for this reason
   };
 
-  // The argument of RequestStop() that means: whatever the step.
+  // Argument of RequestStop(): stop at any step.
   static constexpr int64_t kStopAtOnce = -1;
 
-  // RecordSave() keeps this much of a text: of a longer one its begin and its end.
+  // Maximal size of a save error. A longer text keeps its begin and its end.
   static constexpr size_t kSaveErrorBytes = 256;
 
-  // A new page of zeros in generation 0. Errors: kResourceExhausted (descriptors or memory).
+  // Creates a page of zeros in generation 0. Errors: kResourceExhausted (descriptors or memory),
+  // kInternal (no robust mutex).
   static absl::StatusOr<HealthPage> Create();
 
-  // Maps the page behind `fd` and takes over `fd`, also on error. Errors: kInvalidArgument (not a
-  // health page, or one of another version), kInternal (fstat, mmap).
+  // Maps the page of `fd` and takes ownership of `fd`, even on an error. Errors: kInvalidArgument
+  // (not a health page, or another version), kInternal (fcntl, mmap).
   static absl::StatusOr<HealthPage> Map(int fd);
 
   HealthPage(HealthPage&& other) noexcept;
   HealthPage& operator=(HealthPage&& other) noexcept;
   ~HealthPage();
 
-  // Close-on-exec; whoever passes it to a child clears that in the child.
+  // The descriptor, close-on-exec. The spawner must clear that flag in the child.
   int fd() const { return fd_.get(); }
 
-  // Agent: starts `generation`, in Phase::kStartup: what was written before is forgotten, a request
-  // to stop too. Before the worker is started.
+  // Agent: begins `generation` in Phase::kStartup and clears all earlier data, including a request
+  // to stop. Call before the worker starts.
   void BeginGeneration(uint64_t generation);
 
-  // Agent: asks the worker to end after it has committed step `stop_at_step` (or a later one, when
-  // that is done already), so that all ranks end after the same step; kStopAtOnce: as soon as it
-  // asks. Replaces an earlier request.
+  // Agent: asks the worker to end after it has committed step `stop_at_step` or a later one, so
+  // that all ranks end after the same step. kStopAtOnce: at the next ShouldStop(). Replaces an
+  // earlier request.
   void RequestStop(int64_t stop_at_step);
-  // Agent: takes the request back. A worker that has seen it ends all the same.
+  // Agent: withdraws the request. A worker that has seen it ends nevertheless.
   void ClearStop();
 
-  // Worker: states that the optimizer step `step` is done, now.
+  // Worker: records that optimizer step `step` is done now.
   void CommitStep(int64_t step);
 
-  // Worker: from now on in `phase`. After the first commit there is no startup: it counts as
-  // Phase::kOther.
+  // Worker: enters `phase`. After the first commit kStartup counts as Phase::kOther.
   void EnterPhase(Phase phase);
   Phase phase() const;
 
-  // Worker: what it does in this phase gets on: the phase counts from now. For long work that is no
-  // part of a step. Costs no system call.
+  // Worker: reports progress of long work that is not part of a step: the time of the phase starts
+  // again. Costs no system call.
   void Progress();
 
-  // Worker: a checkpoint was saved (`error` is empty), or it was not, because of `error`.
+  // Worker: records a checkpoint save: empty `error` for a success, else its error.
   void RecordSave(absl::string_view error);
 
-  // Worker: from now on it enters Phase::kSynchronize whenever it waits for peers within a step.
+  // Worker: promises to enter Phase::kSynchronize whenever it waits for peers within a step.
   void TellWaits();
 
-  // Worker: whether the agent has asked it to end and the step to end after is committed. Once true
-  // it stays true. The snapshot tells the agent that the worker asks, and what it was told.
+  // Worker: returns true when the agent has asked it to stop and the requested step is committed.
+  // Stays true from then on. The snapshot shows the agent that the worker polls, and the answer.
   bool ShouldStop();
 
-  // Worker: binds the page to the calling thread until that thread ends: takes the robust mutex in
-  // the page, which the kernel marks when the owner dies, SIGKILL included. Call it once, on a
+  // Worker: binds the page to the calling thread until that thread ends, by a robust mutex in the
+  // page. The kernel marks the mutex when its owner dies, even by SIGKILL. Call it once, on a
   // thread that lives as long as the process (main). Readers see kAttached, then kDied. Errors:
-  // kFailedPrecondition (already attached by a thread that lives).
+  // kFailedPrecondition (a living thread is attached).
   absl::Status Attach();
 
   Snapshot Read() const;

@@ -1,5 +1,5 @@
-// A health page that anybody has written to: what is read from it is in range, what is written on
-// top of it overflows nowhere, and the agent's detectors draw no impossible conclusion.
+// A health page with any content: values read from it are in range, writes on top of it do not
+// overflow, and the agent's detectors draw no impossible conclusion.
 #include "elastic/health/health_page.h"
 
 #include <fcntl.h>
@@ -25,10 +25,10 @@ namespace {
 
 constexpr size_t kPageBytes = 4096;
 constexpr size_t kHeadBytes = 16;  // the magic number and the version
-// An input holds several states of the page. The fields end before.
+// An input holds several states of the page, each this long. The fields end before that.
 constexpr size_t kStateBytes = 512;
 
-// A page, and the memory behind it as a worker sees it.
+// A page, and its memory as a worker sees it.
 struct SharedPage {
   SharedPage() : page(*HealthPage::Create()) {
     void* const mapped =
@@ -63,7 +63,7 @@ void CheckSnapshot(const HealthPage::Snapshot& snapshot) {
   CHECK(!PhaseName(snapshot.phase).empty());
 }
 
-// The detectors under one clock.
+// The detectors, with one clock.
 class Watch {
  public:
   Watch() {
@@ -95,8 +95,7 @@ class Watch {
   StragglerDetector stragglers_{{.window = absl::Seconds(2), .windows = 1}};
 };
 
-// A worker of ours on the page. It does not attach: the mutex of a page is trusted
-// (health_page.cc).
+// Acts as a worker on the page. Does not attach: the mutex of a page is trusted (health_page.cc).
 void Work(HealthPage& page, uint8_t what) {
   if (what & 1) page.EnterPhase(static_cast<Phase>(what / 16 % kPhaseCount));
   if (what & 2) page.CommitStep(what);
@@ -109,8 +108,9 @@ void Work(HealthPage& page, uint8_t what) {
 
 namespace ddp::testing {
 
-// Two bytes: whether the head may be wrong, and what a worker does on top. Then states of the page;
-// a state's first byte, where the head will stand, tells the rank and the time since the last one.
+// The input: two bytes (whether the head may be wrong, and the worker's actions), then states of
+// the page. A state's first byte, in place of the head, gives the rank and the time since the last
+// one.
 void FuzzOne(absl::string_view bytes) {
   FuzzInput input(bytes);
   const bool keep_head = input.TakeByte() % 8 != 0;
@@ -137,7 +137,7 @@ void FuzzOne(absl::string_view bytes) {
   } while (!input.rest().empty());
 }
 
-// Pages that workers of ours have written.
+// Returns pages that real workers have written.
 std::vector<std::string> FuzzSeeds() {
   elastic::SharedPage& shared = elastic::Shared();
   const auto state = [&shared](char first) {

@@ -25,7 +25,7 @@ using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-// A second view of `page`, as a worker gets it.
+// Returns a second mapping of `page`, as a worker gets it.
 HealthPage MapAgain(const HealthPage& page) {
   absl::StatusOr<HealthPage> mapped = HealthPage::Map(dup(page.fd()));
   EXPECT_TRUE(mapped.ok()) << mapped.status();
@@ -107,7 +107,7 @@ TEST(HealthPageTest, StartupEndsWithTheFirstCommitOfATrainerWithoutPhases) {
   EXPECT_EQ(snapshot.step_start_monotonic_ns, snapshot.last_commit_monotonic_ns);
 }
 
-// Until the clock shows `us` more than now.
+// Busy-waits until the clock has advanced by `us`.
 void Spend(int64_t us) {
   const int64_t until_ns = MonotonicNanoseconds() + us * 1000;
   while (MonotonicNanoseconds() < until_ns) {
@@ -128,7 +128,7 @@ TEST(HealthPageTest, EachPhaseHasItsTime) {
   page.EnterPhase(Phase::kBackward);
   Spend(500);
   const int64_t backward_start_ns = page.Read().phase_start_monotonic_ns;
-  EXPECT_EQ(Total(page.Read(), Phase::kData), 0);  // the step is not whole yet
+  EXPECT_EQ(Total(page.Read(), Phase::kData), 0);  // the step is not complete yet
   page.CommitStep(2);
   const HealthPage::Snapshot after = page.Read();
   EXPECT_GE(Total(after, Phase::kData), 2000);
@@ -136,7 +136,7 @@ TEST(HealthPageTest, EachPhaseHasItsTime) {
   EXPECT_EQ(Total(after, Phase::kForward), 0);
   EXPECT_EQ(after.phase, Phase::kBackward);
   EXPECT_EQ(after.phase_start_monotonic_ns, backward_start_ns);
-  // The stays add up to the time between the commits, but for roundings.
+  // The phase times add up to the time between the commits, up to rounding.
   int64_t sum_us = 0;
   for (const int64_t total_us : after.phase_total_us) sum_us += total_us;
   EXPECT_NEAR(sum_us - Total(before, Phase::kStartup),
@@ -176,7 +176,7 @@ TEST(HealthPageTest, ProgressBeginsThePhaseAnewAndNothingElse) {
   EXPECT_EQ(after.phase, Phase::kCheckpoint);
   EXPECT_GE(after.phase_start_monotonic_ns, before.phase_start_monotonic_ns + 1'000'000);
   EXPECT_EQ(after.commits, 1);
-  // The time in it is counted in full.
+  // The time of this phase counts in full.
   page.CommitStep(2);
   EXPECT_GE(Total(page.Read(), Phase::kCheckpoint), 1000);
 }
@@ -210,7 +210,7 @@ TEST(HealthPageTest, ALongReasonKeepsItsEnds) {
   EXPECT_EQ(path.size(), HealthPage::kSaveErrorBytes);
   EXPECT_THAT(path, AllOf(StartsWith("cannot write /x"), HasSubstr("x...x"),
                           EndsWith(": No space left on device")));
-  // No character of two bytes is cut, whether it begins at an even or at an odd byte.
+  // Two-byte characters are not cut, at even or odd offsets.
   for (const std::string begin : {"", "x"}) {
     std::string text = begin;
     for (int i = 0; i < 500; ++i) text += "\xc3\xa4";
@@ -247,7 +247,7 @@ TEST(HealthPageTest, AWorkerStopsAfterTheStepItIsAskedTo) {
   EXPECT_FALSE(worker.ShouldStop());
   EXPECT_TRUE(agent.Read().stop_aware);
   agent.RequestStop(12);
-  EXPECT_FALSE(worker.ShouldStop());  // after a restore nothing is committed yet
+  EXPECT_FALSE(worker.ShouldStop());  // after a restore no step is committed yet
   worker.CommitStep(11);
   EXPECT_FALSE(worker.ShouldStop());
   EXPECT_FALSE(agent.Read().stopped_as_asked);
@@ -346,7 +346,7 @@ TEST(HealthPageTest, ReadsEndWhateverThePageHolds) {
     EXPECT_GE(snapshot.failed_saves, 0);
     EXPECT_GE(snapshot.failed_saves_in_a_row, 0);
     EXPECT_LE(snapshot.save_error.size(), HealthPage::kSaveErrorBytes);
-    // What the worker computes with its own page is arithmetic without traps.
+    // The worker's arithmetic on its own page must not overflow.
     page.EnterPhase(Phase::kCheckpoint);
     page.CommitStep(1);
     page.ShouldStop();

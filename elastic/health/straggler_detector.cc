@@ -14,7 +14,7 @@ bool IsOwn(Phase phase, bool tells_waits) {
   return IsPartOfStep(phase) && !WaitsForPeers(phase, tells_waits);
 }
 
-// The lower one of two: it is the slow rank of a pair that is to be found. `values` is not empty.
+// Returns the lower median: of two ranks the slow one must be found. `values` is not empty.
 double Median(std::vector<double> values) {
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>((values.size() - 1) / 2);
   std::nth_element(values.begin(), middle, values.end());
@@ -37,11 +37,11 @@ void StragglerDetector::Observe(int local_rank, const HealthPage::Snapshot& page
   if (!page.has_step) return;
   const auto [found, is_new] = ranks_.try_emplace(local_rank);
   Rank& rank = found->second;
-  if (is_new) rank.first = page;  // its first step may be long: it is in the total of no window
+  if (is_new) rank.first = page;  // the first step may be long and is in no window
   rank.last = page;
 }
 
-// The shares of the ranks whose own time is known, and the start of the next window.
+// Returns the shares of ranks whose own time is known, and starts the next window.
 std::vector<StragglerDetector::Share> StragglerDetector::CloseWindow(absl::Duration length) {
   std::vector<Share> shares;
   for (auto& [local_rank, rank] : ranks_) {
@@ -65,7 +65,7 @@ std::vector<StragglerDetector::Share> StragglerDetector::CloseWindow(absl::Durat
       if (IsOwn(phase, share.tells_waits)) share.own_us += share.phase_us[i];
       if (WaitsForPeers(phase, share.tells_waits)) waited_us += static_cast<double>(spent_us);
     }
-    // The totals reach from one commit before the window to the last one in it.
+    // The totals reach from the last commit before the window to the last one in it.
     const double bound_us = 2 * absl::ToDoubleMicroseconds(length) + 2 * share.step_us;
     if (is_sane && (waited_us > 0 || share.tells_waits) && sum_us <= bound_us)
       shares.push_back(share);
@@ -81,7 +81,8 @@ StragglerDetector::Straggler StragglerDetector::Compare(const Share& share,
                       .factor = share.own_us / std::max(reference_us, 1.0),
                       .own = absl::Microseconds(share.own_us),
                       .reference = absl::Microseconds(reference_us)};
-  // The phase in which it is behind its neighbours; where these are as slow, its longest.
+  // Finds the phase in which the rank loses most to its neighbours; its longest phase if they are
+  // as slow.
   double most_us = 0;
   double longest_us = -1;
   Phase longest = Phase::kOther;
@@ -109,7 +110,7 @@ std::vector<StragglerDetector::Straggler> StragglerDetector::Check(absl::Time no
   const absl::Duration length = now - window_start_;
   if (options_.factor <= 0 || ranks_.empty() || length < options_.window) return {};
   for (const auto& [local_rank, rank] : ranks_) {
-    if (rank.last.commits < rank.first.commits) continue;  // nonsense: CloseWindow drops it
+    if (rank.last.commits < rank.first.commits) continue;  // invalid counts: CloseWindow drops them
     if (rank.last.commits - rank.first.commits < options_.min_steps) return {};
   }
   window_start_ = now;

@@ -13,27 +13,27 @@
 
 namespace ddp::elastic {
 
-// Finds the ranks that all others wait for. In synchronous training every rank's step takes the
-// same time, so it is a rank's own time in a step that tells: what it does not spend waiting
-// (WaitsForPeers). A rank is a straggler when its own time is longer than the median by a factor in
-// several windows in a row, and by enough to be felt in the step.
+// Finds ranks that hold up the others. In synchronous training the steps of all ranks take equally
+// long, so a rank is judged by its own time in a step: the part in which it does not wait
+// (WaitsForPeers). A straggler's own time exceeds the median by a factor in several windows in a
+// row, and costs a noticeable share of the step. WorkerGroup owns the detector.
 //
 //   each generation:    Begin(now)
 //   about once a second Observe(rank, page.Read(), now) for each local rank, then Check(now, ...)
 //
-// Own time is known of a rank that tells its waits, as ranks of //ddp do on the CPU, and of one
-// that names its phases. A rank that does neither may wait anywhere, and nothing is said about it.
+// Own time is known only if the rank reports its waits, as ranks of //ddp do on the CPU, or names
+// its phases. Other ranks are never reported.
 //
-// Pure and thread-compatible; `now` and bounds on what a page says as in HangDetector.
+// Pure and thread-compatible. `now` and the bounds on a page's values are as in HangDetector.
 class StragglerDetector {
  public:
   struct Options {
     double factor = 1.5;  // times the median; zero: no detection
-    // A window is as long as this and as min_steps steps of each rank.
+    // A window lasts at least this long, and at least min_steps steps of each rank.
     absl::Duration window = absl::Seconds(10);
     int64_t min_steps = 5;
     int windows = 3;  // in a row
-    // What the rank costs must be at least this share of a step.
+    // Least share of a step that the rank must cost.
     double min_share = 0.05;
   };
 
@@ -42,37 +42,37 @@ class StragglerDetector {
     double factor = 1;            // own time over the median
     absl::Duration own;           // per step, in the last window
     absl::Duration reference;     // the median
-    Phase phase = Phase::kOther;  // in which it loses the most
+    Phase phase = Phase::kOther;  // in which it loses the most time
   };
 
   explicit StragglerDetector(const Options& options);
 
-  // A generation starts: everything is forgotten.
+  // Begins a generation: forgets everything.
   void Begin(absl::Time now);
 
   void Observe(int local_rank, const HealthPage::Snapshot& page, absl::Time now);
 
-  // Closes the window when it is long enough. Returns those that have become stragglers with it;
-  // a straggler is told once, until it has kept up for a window. `job_median_us` is the own time
-  // of a step in the job, the median over its nodes, negative when it is not known: the ranks are
-  // compared with it or with each other, whichever is less, so that a node is found that is slow
-  // as a whole. One rank alone has nobody to be compared with.
+  // Closes the window if it is long enough. Returns ranks that have become stragglers with it. A
+  // straggler is returned once, and again only after a window in which it kept up. `job_median_us`:
+  // own time per step, the median over the job's nodes; negative: not known. Ranks are compared
+  // with the lesser of it and their own median, so a node that is slow as a whole is found.
+  // Without job_median_us a single rank is never a straggler.
   std::vector<Straggler> Check(absl::Time now, int64_t job_median_us);
 
-  // Of the last window that was closed, by local rank.
+  // Returns the stragglers of the last closed window, by local rank.
   const std::vector<Straggler>& stragglers() const { return stragglers_; }
 
-  // Own time per step of the slowest local rank in the last window, to be reported to the job;
+  // Returns own time per step of the slowest local rank in the last window, for the job's median;
   // -1: not known.
   int64_t busy_us() const { return busy_us_; }
 
  private:
   struct Rank {
-    HealthPage::Snapshot first;  // of the window
+    HealthPage::Snapshot first;  // at the start of the window
     HealthPage::Snapshot last;
     int slow_windows = 0;
   };
-  // One rank's share of a window, per step, in microseconds.
+  // Averages of one rank over a window, per step, in microseconds.
   struct Share {
     int local_rank = 0;
     bool tells_waits = false;
@@ -91,8 +91,8 @@ class StragglerDetector {
   int64_t busy_us_ = -1;
 };
 
-// "takes 46ms of its own for a step, 2.3 times the median of 20ms, most of it lost in data": what
-// follows a rank's name.
+// Returns a text to follow a rank's name: "takes 46ms of its own for a step, 2.3 times the median
+// of 20ms, most of it lost in data".
 std::string DescribeStraggler(const StragglerDetector::Straggler& straggler);
 
 }  // namespace ddp::elastic

@@ -17,10 +17,10 @@ using ::testing::SizeIs;
 
 constexpr int64_t kUnknown = -1;
 
-// What a rank does by itself in each step, in milliseconds; the rest of the step it waits.
+// A rank's own work per step, in milliseconds by phase; it waits for the rest of the step.
 using Work = std::map<Phase, int64_t>;
 
-// Ranks in step with each other: a step is as long as the slowest one's work.
+// Ranks in lockstep: a step takes as long as the slowest rank's work.
 class StragglerDetectorTest : public ::testing::Test {
  protected:
   void Begin(std::vector<Work> work) {
@@ -43,7 +43,7 @@ class StragglerDetectorTest : public ::testing::Test {
     }
   }
 
-  // So many windows; what was told in each.
+  // Runs `count` windows; returns how many stragglers each reported.
   std::vector<size_t> Windows(int count, int64_t job_median_us = kUnknown) {
     std::vector<size_t> told;
     while (static_cast<int>(told.size()) < count) {

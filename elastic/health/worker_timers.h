@@ -1,5 +1,5 @@
-// Timers that workers set for themselves, and whose end is theirs: torch.distributed.elastic.timer
-// in its file-based form. Pure: the time is told, nothing is killed here.
+// Timers that workers set for themselves, and that end the worker when they run out: the file-based
+// form of torch.distributed.elastic.timer. Pure: no clock, and no process is killed here.
 #ifndef DDP_ELASTIC_HEALTH_WORKER_TIMERS_H_
 #define DDP_ELASTIC_HEALTH_WORKER_TIMERS_H_
 
@@ -16,14 +16,14 @@
 
 namespace ddp::elastic {
 
-// One line that a worker writes into the named pipe, a JSON object:
+// A line that a worker writes into the named pipe, a JSON object:
 //   version           1
 //   pid               of the process that set the timer
-//   scope_id          its name there
+//   scope_id          the timer's name in that process
 //   expiration_time   seconds since 1970 by the host's clock; negative: the timer is released
-//   signal            for the process whose timer runs out; not positive: none
+//   signal            sent to the process whose timer runs out; not positive: none
 struct TimerRequest {
-  static constexpr size_t kMaxBytes = 4096;  // what a pipe takes at once
+  static constexpr size_t kMaxBytes = 4096;  // atomic write size of a pipe
 
   int64_t pid = 0;
   std::string scope;
@@ -33,13 +33,13 @@ struct TimerRequest {
   bool is_release() const { return expiration_unix_s < 0; }
 };
 
-// kInvalidArgument: it is no such object, or of another version.
+// Parses a line. Errors: kInvalidArgument (no such object, or another version).
 absl::StatusOr<TimerRequest> ParseTimerRequest(const std::string& line);
 
-// The timers that run. Thread-compatible.
+// The running timers. TimerPipe owns them. Thread-compatible.
 class WorkerTimers {
  public:
-  // More are not kept: a worker must not make us hold what it likes.
+  // Upper bound on the timers, so that workers cannot exhaust the agent's memory.
   static constexpr size_t kMaxTimers = 65536;
 
   struct Expired {
@@ -48,18 +48,19 @@ class WorkerTimers {
     int signal = 0;
   };
 
-  // `local_rank`'s process `request.pid` sets or releases a timer, which ends at `deadline`. A
-  // timer that is there is set anew. kResourceExhausted: there are kMaxTimers.
+  // Sets or releases a timer of process `request.pid` of worker `local_rank`. The timer ends at
+  // `deadline`. Replaces a timer of the same name. Errors: kResourceExhausted (kMaxTimers run
+  // already).
   absl::Status Apply(int local_rank, const TimerRequest& request, absl::Time deadline);
 
-  // The worker has ended, and its timers with it.
+  // Drops the timers of a worker that has ended.
   void Forget(int local_rank);
 
-  // The first that ends; infinite: none runs.
+  // Returns the earliest deadline; infinite: no timer runs.
   absl::Time next_deadline() const;
 
-  // At most one for each worker, the one that ended first among those that have a signal. All
-  // timers of a process of which one has ended are gone then.
+  // Returns the expired timers, at most one for each worker: the earliest that has a signal.
+  // Removes all timers of every process that has an expired one.
   std::vector<Expired> TakeExpired(absl::Time now);
 
  private:

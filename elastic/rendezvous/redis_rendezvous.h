@@ -15,8 +15,8 @@
 
 namespace ddp::elastic {
 
-// The Rendezvous of one agent through Redis 6 or newer: each request is one Lua script. The agent
-// owns it. All requests and notifications use one connection, which the agent's event loop watches.
+// The Rendezvous of one agent through Redis 6 or newer: each request is one Lua script. ddprun owns
+// it. All requests and notifications use one connection, which the agent's event loop watches.
 //
 // A job's keys all begin with `ddp:{RUN_ID}:i<instance>:`, so they live in one hash slot. They
 // expire a day after the last agent was heard. A member of a round renews its lease every sixth of

@@ -63,7 +63,7 @@ struct NodeReport {
 };
 
 // The membership protocol of a job: its agents agree, through Redis, on the nodes that take part.
-// The agent owns one Rendezvous. The job's states, as Redis holds them:
+// ddprun owns one and lends it to its Agent. The job's states, as Redis holds them:
 //
 //                 the round is complete: generation + 1, a new nonce
 //      +---------+ ---------------------------------------------------> +---------+
