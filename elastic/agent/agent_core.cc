@@ -28,7 +28,7 @@ bool EndedAsAsked(const ExitStatus& status, int asked_by, bool kill_sent) {
 
 constexpr int64_t kStopAtOnce = -1;
 
-// How long a node whose workers have succeeded waits for an unreachable store.
+// Time that a node whose workers have succeeded waits for an unreachable store.
 constexpr absl::Duration kCompletedOutage = absl::Seconds(30);
 
 // A report and the keeper's end within this time have the same cause.

@@ -81,7 +81,7 @@ class AgentCore {
 
   struct Decision {
     std::vector<AgentAction> actions;
-    // One line for the user, without a line end; empty when nothing is new.
+    // A line for the user, without a line end; empty when nothing is new.
     std::string reason;
   };
 
@@ -184,7 +184,7 @@ class AgentCore {
   std::set<int> living_;  // local ranks of workers that run or are still to be started
   int restarts_ = 0;      // highest restart count seen
 
-  // Of the current generation.
+  // State of the current generation.
   NodeFailures failures_;
   absl::Time reported_at_ = absl::InfinitePast();  // time of the last report, of any generation
   GenerationId reported_generation_;

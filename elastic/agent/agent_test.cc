@@ -410,7 +410,7 @@ TEST_F(AgentTest, SeesTheFirstStepOfAWorkerThatRunsOn) {
   EXPECT_EQ(Events("first_step").size(), 2u);
 }
 
-// One worker polls should_stop(), the other does not.
+// A worker that polls should_stop(), beside a worker that does not.
 TEST_F(AgentTest, ADrainStopsEachWorkerInItsOwnWay) {
   ObeySignals();
   std::vector<bool> asked;

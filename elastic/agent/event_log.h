@@ -19,8 +19,8 @@ namespace ddp::elastic {
 // dashboards, tests. docs/watching.md explains every event and every field. ddprun owns the log.
 //
 // Each line is one object with `event`, `monotonic_ns` (CLOCK_MONOTONIC), `unix_time` (seconds),
-// `run_id`, `generation` (by default the last one that this node took part in), the node's `host`
-// and `role`, and its `group_rank` once it has one. Further fields by event:
+// `run_id`, and the node's `host` and `role`. `generation` is by default the last one that this
+// node took part in. `group_rank` is there once the node has one. Further fields by event:
 //
 //   joining             nodes_min, nodes_max, nproc
 //   joined              nonce, nodes, world_size, first_rank, nproc, restarts: `generation` is new

@@ -89,10 +89,9 @@ struct JobStatus {
   std::string state;       // "forming", "running", "draining", or the kind of end
   std::string end_reason;  // one line, after the job has ended
   uint64_t generation = 0;
-  std::string nonce;  // of the generation
-  std::string
-      reason;  // why the previous generation ended; while forming or draining, why this one ends
-  int restarts = 0;  // charged so far
+  std::string nonce;   // of the generation
+  std::string reason;  // why the previous generation ended; forming or draining: why this one ends
+  int restarts = 0;    // charged so far
   int max_restarts = 0;
   int min_nodes = 1;
   int max_nodes = 1;
@@ -115,9 +114,9 @@ struct JobStatus {
 int64_t CommonStep(const JobStatus& status);
 double CommonStepsPerSecond(const JobStatus& status);
 
-// How long an agent may wait before it sends its row again when only steps and times have changed.
-// The period grows with the job, so the rows of 10,000 nodes cost the store little: 1 s up to 500
-// nodes, 20 s at 10,000.
+// Returns how long an agent may wait before it sends its row again when only steps and times have
+// changed. The period grows with the job, so the rows of 10,000 nodes cost the store little: 1 s up
+// to 500 nodes, 20 s at 10,000.
 double NodeRowPeriodSeconds(int nodes);
 
 }  // namespace ddp::elastic

@@ -51,9 +51,8 @@ struct LaunchConfig {
   absl::Duration fault_grace = absl::Milliseconds(200);  // SIGTERM to SIGKILL after a fault
   absl::Duration shutdown_timeout = absl::Seconds(30);   // the same after a user's signal
   absl::Duration kill_timeout = absl::Seconds(10);  // for the kernel to end a process after SIGKILL
-  absl::Duration exit_barrier_timeout = absl::Minutes(5);  // wait for the other nodes to succeed
-  absl::Duration store_outage_timeout =
-      absl::Minutes(10);  // time that training goes on without the store
+  absl::Duration exit_barrier_timeout = absl::Minutes(5);   // wait for the other nodes to succeed
+  absl::Duration store_outage_timeout = absl::Minutes(10);  // of training without the store
   absl::Duration farewell_timeout = absl::Seconds(2);  // for the last requests of a leaving node
 
   // Signals that stop the job in order and are forwarded to the workers. Without SIGKILL.

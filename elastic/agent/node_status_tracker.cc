@@ -56,7 +56,7 @@ void NodeStatusTracker::Observe(int local_rank, const Progress& progress, absl::
   const absl::Time earliest = commits.empty() ? worker.started : commits.back().at;
   commit.at = std::clamp(commit.at, earliest, std::max(earliest, now));
   if (!commits.empty() && commit.step == commits.back().step) return;
-  // When the step goes back (an older checkpoint was loaded), the speed starts anew.
+  // A step that goes back (an older checkpoint was loaded) restarts the measurement of the speed.
   if (!commits.empty() && commit.step < commits.back().step) commits.clear();
   const size_t size = commits.size();
   if (size >= 2 && commits[size - 1].at - commits[size - 2].at < kCommitSpacing) commits.pop_back();

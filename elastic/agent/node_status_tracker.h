@@ -55,10 +55,9 @@ class NodeStatusTracker {
 
   // The part of a worker's page that this class uses.
   struct Progress {
-    int64_t step = -1;  // last commit of this generation; -1: none yet
-    int64_t commit_monotonic_ns =
-        0;              // the worker's stamp of that commit; impossible values are replaced
-    std::string phase;  // current phase; empty: not reported
+    int64_t step = -1;                // last commit of this generation; -1: none yet
+    int64_t commit_monotonic_ns = 0;  // the worker's stamp; impossible values are replaced
+    std::string phase;                // current phase; empty: not reported
     int64_t failed_saves = 0;
     int64_t failed_saves_in_a_row = 0;
     std::string save_error;  // of the newest failed save

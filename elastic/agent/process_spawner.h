@@ -22,7 +22,7 @@ struct WorkerSpec {
   uint64_t generation = 0;                         // distinguishes the folders of one attempt
   std::string role;                                // for the prefix of teed lines
   std::vector<std::string> argv;                   // argv[0] is looked up on PATH as execvp does
-  std::map<std::string, std::string> environment;  // added to what the agent inherited
+  std::map<std::string, std::string> environment;  // overrides what the agent inherited
   std::vector<int> inherited_fds;                  // stay open in the worker under the same numbers
 };
 

@@ -20,7 +20,7 @@ namespace ddp::elastic {
 // the watch over these timers: the counterpart of torch's FileTimerClient. WorkerGroup owns it.
 //
 // A process belongs to the worker whose session it is in. Requests of other processes and malformed
-// requests are dropped. Times in the pipe are by the host's clock and are converted to the
+// requests are dropped. Times in the pipe are by the host's clock. They are converted to the
 // monotonic clock when read, so a change of the host's clock kills no worker.
 //
 // Thread: the event loop's.

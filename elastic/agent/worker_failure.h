@@ -51,9 +51,9 @@ struct JobResult {
   // Exit code of the root cause's process, on any node, as a shell reports it (128 + N for signal
   // N); 0: none, or not known.
   int root_exit_code = 0;
-  // Of this node's last generation: the root cause if it is on this node; the others in the order
-  // seen, then victims, then workers that the agent stopped. Empty when the job succeeded, was
-  // stopped by a signal or could not be started.
+  // Failures of this node's last generation: the root cause if it is on this node; the others in
+  // the order seen, then victims, then workers that the agent stopped. Empty when the job
+  // succeeded, was stopped by a signal or could not be started.
   std::vector<WorkerFailure> failures;
   // Set when the root cause is not in `failures`: the cause on one line, and the host of its worker
   // where known. Empty when `failures` begins with the root cause, and when nothing failed.

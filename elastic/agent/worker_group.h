@@ -57,8 +57,8 @@ class WorkerGroup {
 
   static constexpr absl::Duration kLookPeriod = absl::Milliseconds(250);
 
-  // How long the exit of a failed worker waits for its error file, which may be on a stalled mount.
-  // Without the file the worker does not count as a victim.
+  // Time that the exit of a failed worker waits for its error file, which may be on a stalled
+  // mount. Without the file the worker does not count as a victim.
   static constexpr absl::Duration kErrorFileTimeout = absl::Seconds(1);
 
   // A start that takes longer is reported as slow.
@@ -70,9 +70,9 @@ class WorkerGroup {
   WorkerGroup(const WorkerGroup&) = delete;
   WorkerGroup& operator=(const WorkerGroup&) = delete;
 
-  // Starts the workers of `round` in the order of their local ranks, up to the first that cannot be
-  // started or that gets a signal before its start. Then posts WorkersStartedEvent. No worker of an
-  // earlier round may run.
+  // Starts the workers of `round` in the order of their local ranks, then posts
+  // WorkersStartedEvent. Ends at the first worker that cannot be started, or that gets a signal
+  // before its start. No worker of an earlier round may run.
   void Start(const Round& round);
 
   // Makes LaunchConfig::timer_file, if set, and watches the workers' timers from now on. A worker
@@ -152,7 +152,7 @@ class WorkerGroup {
   const std::map<std::string, std::string> inherited_environment_;
   std::function<void()> after_look_;
 
-  // Of the current generation.
+  // State of the current generation.
   uint64_t generation_ = 0;
   std::optional<Launch> launch_;
   std::map<int, Worker> workers_;  // running workers by local rank

@@ -74,8 +74,9 @@ struct HealthPage::Layout {
   std::atomic<int64_t> failed_saves_in_a_row;
   SaveErrorWords save_error;  // ends at the first NUL, or with the array
 
-  // Only the worker locks this mutex. The list pointers of a robust mutex are in the page. Whoever
-  // can write the page chooses what an unlock overwrites, so readers only look at the lock word.
+  // Only the worker locks this mutex. The list pointers of a robust mutex are in the page. A
+  // process that can write the page chooses what an unlock overwrites, so readers only look at the
+  // lock word.
   alignas(64) pthread_mutex_t life;
 
   void BeginWrite() {
@@ -94,7 +95,7 @@ struct HealthPage::Layout {
 
 namespace {
 
-// One thread writes these fields, so relaxed order is enough.
+// A single thread writes these fields, so relaxed order is enough.
 int64_t Get(const std::atomic<int64_t>& value) { return value.load(std::memory_order_relaxed); }
 void Set(std::atomic<int64_t>& value, int64_t to) { value.store(to, std::memory_order_relaxed); }
 

@@ -65,10 +65,9 @@ class HealthPage {
     std::string save_error;
 
     Worker worker = Worker::kNotAttached;
-    bool tells_waits = false;  // enters Phase::kSynchronize whenever it waits for peers
-    bool stop_aware = false;   // has called ShouldStop() at least once
-    bool stopped_as_asked =
-        false;  // ShouldStop() has returned true: the worker is ending for this reason
+    bool tells_waits = false;       // enters Phase::kSynchronize whenever it waits for peers
+    bool stop_aware = false;        // has called ShouldStop() at least once
+    bool stopped_as_asked = false;  // ShouldStop() has returned true, so the worker is ending
   };
 
   // Argument of RequestStop(): stop at any step.

@@ -15,7 +15,7 @@ enum class Phase : uint8_t {
   kData,         // gets the next batch
   kForward,      // model and loss
   kBackward,     // gradients
-  kSynchronize,  // waits for peers or for the device; //ddp enters it itself
+  kSynchronize,  // only waits, for peers or the device; //ddp enters it itself
   kOptimizer,    // updates the parameters
   kCheckpoint,   // saves or restores state
   kEvaluation,   // validation and the like, between the steps of training

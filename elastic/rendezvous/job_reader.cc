@@ -20,7 +20,7 @@ namespace {
 
 using store::RedisReply;
 
-// How many of the newest instances are searched for a running one.
+// Number of newest instances that are searched for a running one.
 constexpr int64_t kInstancesMax = 32;
 // Nodes per command. Reading their rows takes the server about a millisecond.
 constexpr size_t kBatch = 256;

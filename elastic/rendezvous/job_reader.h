@@ -45,8 +45,7 @@ struct JobRecord {
   std::string end_reason;
   uint64_t generation = 0;
   std::string nonce;
-  std::string
-      reason;  // why the previous generation ended; while forming or draining, why this one ends
+  std::string reason;  // why the previous generation ended; forming or draining: why this one ends
   int restarts = 0;
   int max_restarts = 0;
   int min_nodes = 0;

@@ -19,8 +19,8 @@ namespace ddp::elastic {
 // it. All requests and notifications use one connection, which the agent's event loop watches.
 //
 // A job's keys all begin with `ddp:{RUN_ID}:i<instance>:`, so they live in one hash slot. They
-// expire a day after the last agent was heard. A member of a round renews its lease every sixth of
-// the lease by default; the lease runs by the server's clock.
+// expire a day after the last script of an agent. A member of a round renews its lease every sixth
+// of the lease by default; the lease runs by the server's clock.
 //
 // When the store is out of reach, requests and heartbeats are retried with growing pauses. Only
 // Open() blocks; later connects and name look-ups wait in the event loop.
@@ -39,8 +39,7 @@ class RedisRendezvous final : public Rendezvous {
     int max_restarts = 0;
     int min_nodes = 1;
     int max_nodes = 1;
-    absl::Duration last_call =
-        absl::Seconds(30);       // of the first round, from the time that min_nodes have joined
+    absl::Duration last_call = absl::Seconds(30);  // of the first round, from min_nodes on
     int no_progress_limit = 3;   // charged failures in a row without a step; 0: no limit
     int quarantine_strikes = 3;  // charged failures of one machine; 0: no quarantine
     absl::Duration quarantine_cooldown = absl::Seconds(60);

@@ -48,7 +48,7 @@ constexpr absl::Duration kShortLease = absl::Milliseconds(900);
 
 class NodesTest : public ::testing::Test {
  protected:
-  // One agent's rendezvous, and the notifications that it received.
+  // An agent's rendezvous, and the notifications that it received.
   struct Node {
     std::unique_ptr<RedisRendezvous> rendezvous;
     std::optional<absl::StatusOr<JoinAnswer>> joined;
@@ -437,7 +437,7 @@ TEST_F(NodesTest, ALostNodeIsNoticedByTheOthers) {
   EXPECT_EQ(a->round().restarts, 0);
 }
 
-// One script gives up 500 nodes at most, so several scripts are needed.
+// A script gives up 500 nodes at most, so several scripts are needed.
 TEST_F(NodesTest, NodesThatAreLostByTheThousandAreAllGivenUp) {
   options_.lease = kShortLease;
   options_.max_nodes = 1;

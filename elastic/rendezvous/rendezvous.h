@@ -57,13 +57,12 @@ struct News {
 struct NodeReport {
   int64_t step = -1;            // highest step that a local rank has committed; -1: none
   double steps_per_second = 0;  // 0: unknown
-  int64_t busy_us =
-      -1;           // its slowest rank's own time per step, without waits for peers; -1: unknown
-  std::string row;  // JSON for people who watch the job; sent only when it changed
+  int64_t busy_us = -1;  // own time per step, without waits, of its slowest rank; -1: unknown
+  std::string row;       // JSON for people who watch the job; sent only when it changed
 };
 
 // The membership protocol of a job: its agents agree, through Redis, on the nodes that take part.
-// ddprun owns one and lends it to its Agent. The job's states, as Redis holds them:
+// ddprun owns the object and lends it to its Agent. The job's states, as Redis holds them:
 //
 //                 the round is complete: generation + 1, a new nonce
 //      +---------+ ---------------------------------------------------> +---------+

@@ -22,15 +22,15 @@
 
 namespace ddp::elastic {
 
-// An agent's only connection to Redis (RESP3, so Redis 6 or newer). It runs one script or command
-// at a time and receives the messages of one channel. No method blocks the event loop.
+// An agent's only connection to Redis (RESP3, so Redis 6 or newer). The object runs one script or
+// command at a time and receives the messages of one channel. No method blocks the event loop.
 // RedisRendezvous owns it.
 //
-// The connection breaks as a whole: the call in flight fails, and the subscription ends. Causes
-// include a server that was silent for command_timeout, lest its late reply be matched to another
-// call, and a server that refuses writes because it is now a replica. The next Call() or Listen()
-// connects again, with one try that both share. Nothing is retried here. A failed call may have
-// been applied. Messages that are published without a subscription are lost.
+// The connection breaks as a whole: the call in flight fails, and the subscription ends. A silence
+// of command_timeout breaks it, because a late reply could be matched to another call. A refusal to
+// write breaks it too: the server is now a replica. The next Call() or Listen() connects again,
+// with one try that both share. Nothing is retried here. A failed call may have been applied.
+// Messages that are published without a subscription are lost.
 //
 // A call's reply is delivered before pushes that arrived just before it: the call's own script may
 // have published them.

@@ -14,7 +14,7 @@ namespace ddp::elastic {
 namespace {
 
 constexpr absl::Duration kKeysTimeToLive = absl::Hours(24);
-// How long a request to open an instance may be sent again.
+// Time in which a request to open an instance may be sent again.
 constexpr absl::Duration kOpenRequestTimeToLive = absl::Minutes(10);
 
 // Upper bound of the pause after the first failure; it doubles with each further one.
@@ -58,7 +58,7 @@ absl::Status GenerationIsOver(const ScriptReply& reply) {
       absl::StrCat("the generation is over, the current one is ", reply.generation.number));
 }
 
-// Returns the server's time: the end of the renewed lease, which the reply tells, minus the lease.
+// Returns the server's time: the end of the renewed lease, as in the reply, minus the lease.
 std::optional<absl::Time> ServerTime(const ScriptReply& reply, absl::Duration lease) {
   const int64_t lease_end_ms = reply.outcome == "ok" ? reply.number(2, -1) : -1;
   if (lease_end_ms < 0) return std::nullopt;

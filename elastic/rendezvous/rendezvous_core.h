@@ -21,7 +21,7 @@
 
 namespace ddp::elastic {
 
-// One agent's side of the rendezvous protocol, as a pure state machine: no clock, no I/O. Given an
+// An agent's side of the rendezvous protocol, as a pure state machine: no clock, no I/O. Given an
 // event and the time, Step() returns the scripts to call, the answers to the agent and the
 // notifications for it. RedisRendezvous owns the core and carries out its actions.
 //
@@ -40,8 +40,7 @@ class RendezvousCore {
     std::string node;               // unique among all agents that ever ran
     store::RedisEndpoint endpoint;  // for calls, and for the URL of the workers' store
     std::string run_id;
-    std::string
-        fingerprint;  // not empty: agents meet by it too, and a full job takes no more nodes
+    std::string fingerprint;  // as in RedisRendezvous::Options
 
     // Limits of the job. The values of the node that opens the job hold for all nodes.
     int max_restarts = 0;
@@ -54,10 +53,9 @@ class RendezvousCore {
     absl::Duration lease = absl::Seconds(3);
 
     absl::Duration heartbeat;  // zero: a sixth of the lease; never more than a third of it
-    int full_heartbeats =
-        32;  // of all nodes per interval, at least half as many; the others may be light
-    int64_t instance = 0;  // number of an existing instance to join; 0: chosen by the rules
-    uint64_t seed = 0;     // of the random numbers for nonces, tokens and pauses
+    int full_heartbeats = 32;  // of all nodes per interval, at least half; others may be light
+    int64_t instance = 0;      // number of an existing instance to join; 0: chosen by the rules
+    uint64_t seed = 0;         // of the random numbers for nonces, tokens and pauses
   };
 
   // Events.
@@ -178,9 +176,8 @@ class RendezvousCore {
     absl::Status last_error;  // error of the last try; OK after an answer
     std::string waiting_for;  // of a join: the condition, as News::cause of kWaiting
     int times_waited = 0;
-    absl::Duration pace;  // interval at which a join is repeated
-    absl::Time brief_until =
-        absl::InfinitePast();            // until then a repeated join asks only for changes
+    absl::Duration pace;                            // interval at which a join is repeated
+    absl::Time brief_until = absl::InfinitePast();  // until then joins ask only for changes
     std::optional<absl::Duration> rest;  // of the timeout, which stands still for a spare
   };
   // This node's place in the current round.

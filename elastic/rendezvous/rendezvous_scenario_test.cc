@@ -429,7 +429,7 @@ class Story final : public ::ddp::testing::StoryPlayer {
   absl::Duration server_offset_;
   bool store_up_ = true;
   std::map<std::string, std::unique_ptr<Node>> nodes_;
-  std::map<std::string, GenerationId> generations_;  // that each agent was told
+  std::map<std::string, GenerationId> generations_;  // last one notified to each agent
   std::map<std::string, GenerationId> reported_;     // that each agent reported a failure of last
   MemoryDatabase remembered_;
   LuaRedis redis_{{.now_us = [this] { return absl::ToUnixMicros(now_ + server_offset_); },

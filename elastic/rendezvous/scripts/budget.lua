@@ -28,7 +28,7 @@ end
 -- A node that turns out to be lost may take its report back for this long.
 local take_back_ms = 100
 
--- How many ms the end of the job still waits for take_back. A restart never waits.
+-- Time in ms that the end of the job still waits for take_back. A restart never waits.
 local held_ms = 0
 
 local function is_charged()

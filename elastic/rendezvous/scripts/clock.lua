@@ -64,7 +64,7 @@ local function tick()
   if is_back then
     start_clock_anew()
   end
-  -- No node was heard for half a lease, so the store was away. Freeze membership for one lease, in
+  -- No script has run for half a lease, so the store was away. Freeze membership for one lease, in
   -- which all nodes can come back.
   if is_back or since * 2 > lease_ms then
     set('frozen_until', text(now + lease_ms))

@@ -1,7 +1,7 @@
 -- Queries about the jobs of one run id, for open_instance.lua and join.lua. `prefix`: the common
 -- prefix of the run's keys. `now`: the server's time in ms.
 
--- How many of the newest instances are considered.
+-- Number of newest instances that are considered.
 local instances_max = 32
 
 local function look_at_job(prefix, instance)

@@ -72,8 +72,8 @@ local function kept_out()
   end
 end
 
--- True where this node waits alone for a job to begin, while an older job of the same fingerprint,
--- which was full when this one was opened, has a free seat.
+-- True where this node waits alone for a job to begin, and an older job of the same fingerprint has
+-- a free seat. The older job was full when this one was opened.
 local function has_a_better_place()
   if J.generation ~= '0' or J.fingerprint == '' or
     redis.call('HLEN', joined) > redis.call('HEXISTS', joined, node) then
