@@ -24,8 +24,7 @@ local function is_deserted(job, now)
   return tonumber(now) > alive_until
 end
 
--- True where no seat is left: waiting nodes, newcomers included, and members that do not wait
--- count.
+-- True where waiting nodes, and members that do not wait yet, take all seats.
 local function is_full(job)
   local taken = redis.call('HLEN', job.base .. 'joined')
   if job.generation ~= '0' then
