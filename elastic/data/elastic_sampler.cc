@@ -12,7 +12,7 @@ namespace {
 
 constexpr uint32_t kDatasetOrder = 0;  // order_version of a sampler that does not shuffle
 
-// floor(part * n / parts) without overflow, for 0 <= part <= parts.
+// Returns floor(part * n / parts) without overflow, for 0 <= part <= parts.
 int64_t ShareBegin(int64_t part, int64_t parts, int64_t n) {
   return static_cast<int64_t>(static_cast<__int128>(part) * n / parts);
 }
@@ -132,7 +132,7 @@ int64_t ElasticSampler::BatchSizeAt(int64_t position) const {
   if (state_.drop_last) return left < full ? 0 : full;
   if (left <= full) return left;
   if (left - full >= least_batch_) return full;
-  // A full batch would leave too few: two even ones, or all in one.
+  // A full batch would leave too few samples: take two even batches, or all samples in one.
   return left >= 2 * least_batch_ ? left - left / 2 : left;
 }
 

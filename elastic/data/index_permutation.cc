@@ -12,7 +12,7 @@
 namespace ddp::elastic {
 namespace {
 
-// Bytes in one order on every machine, whatever its own.
+// Appends the low `bytes` bytes of `value`, in the same order on every machine.
 void AppendLittleEndian(uint64_t value, int bytes, std::string& text) {
   for (int i = 0; i < bytes; ++i) {
     text.push_back(static_cast<char>((value >> (8 * i)) & 0xff));
@@ -30,8 +30,8 @@ IndexPermutation::IndexPermutation(int64_t size, const Key& key)
     : size_(static_cast<uint64_t>(size)), half_bits_(1) {
   CHECK_GE(size, 1) << "a permutation needs a size";
   half_bits_ = HalfBitsFor(size_);
-  // The name keeps this use of (seed, epoch) apart from every other one; the fixed widths keep
-  // (0, 1) apart from (1, 0).
+  // The name separates this use of (seed, epoch) from other uses. The fixed widths separate (0, 1)
+  // from (1, 0).
   std::string material = "ddp.elastic.data.order";
   AppendLittleEndian(kVersion, 4, material);
   AppendLittleEndian(key.seed, 8, material);
@@ -46,8 +46,8 @@ int64_t IndexPermutation::operator()(int64_t index) const {
   CHECK(index >= 0 && static_cast<uint64_t>(index) < size_)
       << "index " << index << " is outside of a permutation of " << size_;
   uint64_t value = static_cast<uint64_t>(index);
-  // Ends: the walk follows a cycle of the network's permutation, which comes back to `index`,
-  // itself inside, at the latest.
+  // The loop ends: it follows a cycle of the network's permutation, and `index`, which is inside,
+  // lies on that cycle.
   do {
     value = Encrypt(value);
   } while (value >= size_);

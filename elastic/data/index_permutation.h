@@ -6,17 +6,17 @@
 
 namespace ddp::elastic {
 
-// A keyed bijection of [0, size) on itself that looks random, computed one index at a time: O(1)
-// time and memory, the same numbers on every machine. Not cryptography.
+// Computes a pseudorandom permutation of [0, size), one index at a time, in O(1) time and memory.
+// The numbers are the same on every machine. Not for cryptography.
 //
-// A balanced Feistel network over the smallest even number of bits that covers `size`; an index
-// that it maps outside of [0, size) is mapped again until it falls inside (fewer than 4 rounds of
-// that on average, since the domain is at most 4 times `size`).
+// Algorithm: a balanced Feistel network with cycle walking. The network permutes the smallest even
+// number of bits that covers `size`. A result outside of [0, size) is mapped again until it falls
+// inside. The domain is at most 4 times `size`, so an index takes at most 4 passes on average.
 //
-// The function is a format: orders that it made stand in checkpoints as (seed, epoch, version).
-// It never changes; another function gets another version.
+// The function is a format: checkpoints record an order as (seed, epoch, version). The function of
+// a version never changes; another function gets another version.
 //
-// Immutable; safe to share between threads.
+// Immutable. Threads: any.
 class IndexPermutation {
  public:
   static constexpr uint32_t kVersion = 1;
@@ -26,12 +26,12 @@ class IndexPermutation {
     uint32_t epoch = 0;
   };
 
-  // `size` >= 1.
+  // Requires `size` >= 1; else fails a CHECK.
   IndexPermutation(int64_t size, const Key& key);
 
   int64_t size() const { return static_cast<int64_t>(size_); }
 
-  // `index` in [0, size); so is the result.
+  // Maps `index` in [0, size) to [0, size). An index outside fails a CHECK.
   int64_t operator()(int64_t index) const;
 
  private:

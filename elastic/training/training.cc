@@ -73,7 +73,7 @@ class Training::Impl {
     phase_.reset();
     SaveIfDue();
     batch_.reset();
-    // A restored checkpoint may lie at the very end of an epoch: that epoch is complete.
+    // A restored checkpoint may be from the last step of an epoch: that epoch is complete.
     const bool leave_epoch = epoch_begun_ ? !stop_ : sampler_.epoch_complete();
     if (leave_epoch) sampler_.set_epoch(sampler_.epoch() + 1);
     if (stop_ || sampler_.epoch() >= options_.epochs) {
@@ -95,8 +95,8 @@ class Training::Impl {
     }
     if (!epoch_begun_) throw std::logic_error("next_batch() without an epoch: call next_epoch()");
     if (!stop_ && !sampler_.epoch_complete()) {
-      // The checkpoint at the end of an epoch is left to next_epoch(), so that a trainer's report
-      // of the epoch comes first.
+      // The checkpoint at the end of an epoch is saved by next_epoch(), after the trainer's report
+      // of the epoch.
       SaveIfDue();
       Enter(Phase::kData);
       batch_ = sampler_.next_batch();
@@ -123,7 +123,7 @@ class Training::Impl {
     RequireBatch("scaled()");
     const int64_t covered = samples.value_or(static_cast<int64_t>(batch_->indices.size()));
     const int64_t weight = options_.loss == LossReduction::kSum ? 1 : covered;
-    // The mean over no sample is not a number; its gradient is zero all the same.
+    // The mean over no sample is NaN, so it is not counted. Its gradient is zero all the same.
     if (covered > 0) Count(loss.detach(), weight);
     return loss * (static_cast<double>(weight) * group_->size() /
                    static_cast<double>(batch_->global_size));
@@ -136,7 +136,7 @@ class Training::Impl {
     batch_.reset();
     session_.commit(++state_.step);
     save_due_ = options_.checkpoint_every > 0 && state_.step % options_.checkpoint_every == 0;
-    stop_ = session_.should_stop();  // the same answer after the same step on every rank
+    stop_ = session_.should_stop();  // every rank gets the same answer after the same step
     phase_.reset();
   }
 
@@ -155,13 +155,13 @@ class Training::Impl {
   WorkerSession& session() { return session_; }
 
  private:
-  // A phase that lasts over several calls.
+  // Holds a phase open over several calls of the trainer.
   struct Lasting {
     WorkerSession::PhaseScope scope;
   };
 
   void Enter(Phase phase) {
-    phase_.reset();  // ends before the next one begins: phases nest
+    phase_.reset();  // end the open phase first: phases nest
     phase_.reset(new Lasting{session_.phase(phase)});
   }
 
@@ -199,7 +199,7 @@ class Training::Impl {
     save_due_ = false;
   }
 
-  // At the end of this generation.
+  // Saves at the end of this generation, unless the last step is saved already.
   void SaveLast() {
     if (saved_step_ == state_.step || Save(Checkpointer::Urgency::kLast)) return;
     if (!checkpointer_ || group_->rank() != 0) return;
@@ -207,7 +207,7 @@ class Training::Impl {
                << std::max<int64_t>(saved_step_, 0) << " are lost";
   }
 
-  // Whether the state is saved now. Training goes on where it is not; the checkpointer says why.
+  // Returns true when the state is saved. The checkpointer logs the reason of a failure.
   bool Save(Checkpointer::Urgency urgency) {
     if (!checkpointer_) return false;
     state_.bucket_layout = model_.bucket_layout();
@@ -227,9 +227,9 @@ class Training::Impl {
   std::optional<RestoredCheckpoint> restored_;
   std::unique_ptr<Lasting> phase_;
 
-  std::optional<ElasticSampler::Batch> batch_;  // dealt, and not yet committed
+  std::optional<ElasticSampler::Batch> batch_;  // returned by next_batch() and not yet committed
   at::Tensor loss_sum_;                         // of this rank's samples in this epoch
-  int64_t samples_ = 0;                         // committed here in this epoch
+  int64_t samples_ = 0;                         // committed by this rank in this epoch
   int64_t saved_step_ = -1;
   bool epoch_begun_ = false;
   bool epoch_complete_ = false;

@@ -15,7 +15,7 @@
 
 namespace ddp::elastic {
 
-// The loop of a trainer that loses nothing when a rank, a node or the whole job is restarted.
+// Runs the training loop of one rank, so that a restart of a rank, a node or the job loses nothing.
 //
 //   ddp::DistributedDataParallel model(net, group);
 //   torch::optim::SGD optimizer(model->parameters(), 0.1);
@@ -31,30 +31,29 @@ namespace ddp::elastic {
 //   }
 //   return 0;
 //
-// Training does what every trainer would repeat:
-// - The constructor restores the newest checkpoint of this job, and refuses the folder of another
-//   job.
-// - next_epoch() and next_batch() deal each sample to exactly one rank, once in each epoch, for any
-//   sequence of world sizes.
+// Training combines a WorkerSession, an ElasticSampler and a Checkpointer; each works alone too.
+// - The constructor restores the newest checkpoint of this job. A folder of another job is an
+//   error.
+// - next_epoch() and next_batch() assign each sample to exactly one rank, once in each epoch, for
+//   any sequence of world sizes.
 // - step() scales the loss by this rank's share of the batch, runs backward and optimizer, and
 //   commits the step to the agent.
 // - next_batch() and next_epoch() save a checkpoint when one is due, after the last step, and when
-//   the agent asks this generation to end. Both loops then end, the trainer returns 0, and the next
+//   the agent asks this generation to end. Both loops then end and the trainer returns 0. The next
 //   generation continues at the same step.
-// - The agent sees the phase of each part of the loop: forward from next_batch() to step(), then
-//   backward, optimizer and checkpoint, and evaluation from the end of an epoch to next_epoch().
-//   session().phase(...) names another phase in between.
+// - The agent sees the phase of the loop: data in next_batch(), forward from there to step(),
+//   backward, optimizer and checkpoint. From the end of an epoch to next_epoch() the phase is
+//   evaluation. session().phase(...) sets another phase in between.
 //
-// Its parts work alone as well: WorkerSession, ElasticSampler and Checkpointer.
+// Every rank makes the same calls in the same order. A launcher other than ddprun never asks a
+// generation to end: under such a launcher SIGTERM ends the process.
 //
-// Every rank makes the same calls in the same order. Under a launcher other than ddprun nothing
-// asks a generation to end: SIGTERM ends the process.
-//
-// Threads: one, the main thread. The optimizer must outlive the Training; the model is
-// kept by it.
+// Thread: the main thread only. The caller keeps the optimizer alive longer than the Training. The
+// Training shares ownership of the model.
 class Training {
  public:
-  // How the trainer's loss combines the losses of one rank's samples; LibTorch's reduction option.
+  // The way in which the trainer's loss combines the losses of this rank's samples: LibTorch's
+  // option `reduction`.
   enum class LossReduction { kMean, kSum };
 
   struct Options {
@@ -65,7 +64,7 @@ class Training {
     uint64_t seed = 0;              // of the order of samples
     bool drop_last = false;
     bool shuffle = true;
-    // Unset: 2 for a model with a BatchNorm, else 0.
+    // Default when unset: 2 for a model with a BatchNorm, else 0.
     std::optional<int64_t> min_samples_per_rank;
 
     // ---- Loss ----
@@ -75,43 +74,48 @@ class Training {
     // The folder of all checkpoints of this job, on a file system that all ranks share. Empty: no
     // checkpoints, so a restart begins at the first step.
     std::string checkpoint_folder;
-    // Steps between two checkpoints. 0: one checkpoint only, after the last step.
+    // Steps between two checkpoints, >= 0. 0: a checkpoint only when a generation ends.
     int64_t checkpoint_every = 100;
-    // A new job continues from the checkpoints that another job left in the folder. Without it such
-    // a folder is an error, so that no job continues from a stranger's weights unseen.
+    // Permission to continue from checkpoints that another job left in the folder. Without
+    // `resume`, such a folder is an error, so that a job never loads another job's weights
+    // unnoticed.
     bool resume = false;
-    // What happens when the disk or the store fails a checkpoint: training continues, and a later
-    // checkpoint is tried; or every rank throws.
+    // Behaviour when the disk or the store fails a save. kContinue: training continues, and a later
+    // save is tried. kThrow: every rank throws.
     Checkpointer::OnError on_checkpoint_error = Checkpointer::OnError::kContinue;
   };
 
   // Restores the newest checkpoint, if there is one. Collective.
   //
-  // Throws std::invalid_argument (an option is out of range, or the folder holds another job's
-  // checkpoints and `resume` is not set), CheckpointError (see Checkpointer::restore) and
-  // std::runtime_error (see WorkerSession::from_environment).
+  // Throws std::invalid_argument when an option is out of range, or when the folder holds another
+  // job's checkpoints and `resume` is not set.
+  // Throws CheckpointError as Checkpointer::restore() does.
+  // Throws std::runtime_error as WorkerSession::from_environment() does.
   Training(internal::DataParallelHandle model, torch::optim::Optimizer& optimizer, Options options);
   ~Training();
   Training(const Training&) = delete;
   Training& operator=(const Training&) = delete;
 
-  // Begins the next epoch, or continues a restored one where it stopped. A batch that was dealt and
-  // not trained is dropped, and so is the rest of an epoch whose loop ended early. Saves a
-  // checkpoint that is due. Returns false when all epochs are complete or the agent asks this
-  // generation to end: the trainer then returns 0. Collective.
+  // Begins the next epoch, or continues a restored epoch where it stopped. Collective.
+  // Drops a batch that was returned and not trained. When the trainer left the loop of an epoch
+  // early, also drops the rest of that epoch.
+  // Saves a checkpoint when one is due. Throws CheckpointError as Checkpointer::save() does.
+  // Returns false when all epochs are complete, or when the agent asks this generation to end. The
+  // trainer then returns 0.
   bool next_epoch();
 
-  // This rank's share of the next batch, which may hold no sample. Empty: the epoch is complete, or
-  // the agent asks this generation to end. Saves a checkpoint that is due. Collective.
-  //
-  // Throws std::logic_error when the batch before was not trained.
+  // Returns this rank's share of the next batch. The share may hold no sample. Collective.
+  // Returns nullopt when the epoch is complete, or when the agent asks this generation to end.
+  // Saves a checkpoint when one is due. Throws CheckpointError as Checkpointer::save() does.
+  // Throws std::logic_error when the last batch was not trained, or before the first next_epoch().
   std::optional<ElasticSampler::Batch> next_batch();
 
   // Trains the batch: clears the gradients, runs backward of the scaled loss, the optimizer's step,
   // and commit(). `loss`: a scalar over this rank's samples, combined as Options::loss says.
   // Collective.
   //
-  // Throws std::logic_error without a batch, and what backward and the optimizer throw.
+  // Throws std::logic_error when there is no batch. Passes on exceptions of backward and of the
+  // optimizer.
   void step(const at::Tensor& loss);
 
   // The parts of step(), for a trainer that clips gradients or runs several backwards:
@@ -121,26 +125,28 @@ class Training {
   //   optimizer.step();
   //   training.commit();
 
-  // The loss times this rank's weight, so that the ranks' average gradient is the gradient of the
-  // whole batch's mean. `samples`: the loss's own samples, where it covers a part of the share;
-  // unset: the whole share. Throws std::logic_error without a batch.
+  // Returns the loss times this rank's weight: with it, the ranks' average gradient is the gradient
+  // of the whole batch's mean. `samples`: the number of samples in `loss`; unset: the whole share.
+  // Throws std::logic_error when there is no batch.
   at::Tensor scaled(const at::Tensor& loss, std::optional<int64_t> samples = std::nullopt);
 
-  // States that the optimizer's step on the batch is done. Throws std::logic_error without a batch.
+  // Records that the optimizer's step on the batch is done, here and with the agent. Throws
+  // std::logic_error when there is no batch.
   void commit();
 
-  // Whether every batch of the current epoch is trained; false where the generation ends early.
+  // Returns true after next_batch() has returned nullopt because every batch of the epoch is
+  // trained. Returns false when the generation ends inside the epoch.
   bool epoch_complete() const;
 
-  // The mean loss over the samples that this generation trained in the current epoch, over all
-  // ranks. Not a number where there were none. Collective.
+  // Returns the mean loss over the samples that this generation trained in the current epoch, over
+  // all ranks. NaN when there were none. Collective.
   double mean_loss();
 
-  // Steps done since the start of the job, over all epochs and generations.
+  // Returns the optimizer steps since the start of the job, over all epochs and generations.
   int64_t steps() const;
   int64_t epoch() const;  // from 0
 
-  // The checkpoint from which this generation continues; empty for a fresh start.
+  // Returns the checkpoint from which this generation continues; nullopt after a fresh start.
   const std::optional<RestoredCheckpoint>& restored() const;
 
   WorkerSession& session();

@@ -23,10 +23,11 @@
 namespace ddp::elastic {
 namespace {
 
-// What is thrown when a peer has failed first; by name, because LibTorch is not needed here.
+// The mangled name of the exception of a rank whose peer failed first. A name and not the class:
+// this file does not link LibTorch.
 constexpr char kPeerFailedError[] = "N3ddp15PeerFailedErrorE";
 
-// Whether `type` is the class with that mangled name or is derived from it.
+// Returns true when `type` is the class with the mangled name `name`, or is derived from it.
 bool IsA(const std::type_info& type, const char* name) {
   if (std::strcmp(type.name(), name) == 0) return true;
   if (const auto* single = dynamic_cast<const abi::__si_class_type_info*>(&type)) {
@@ -47,7 +48,7 @@ std::string TypeName(const std::type_info& type) {
   return status == 0 && name != nullptr ? name.get() : type.name();
 }
 
-// LibTorch's exceptions say where they were thrown, with a stack of calls, after the text.
+// Cuts off the call stack that LibTorch's exceptions append to their text.
 std::string TextWithoutStack(const std::string& text) {
   std::string head = text.substr(0, text.find("\nException raised from "));
   while (!head.empty() && head.back() == '\n') head.pop_back();
@@ -57,8 +58,8 @@ std::string TextWithoutStack(const std::string& text) {
   return head;
 }
 
-// The message is one line "<type>: <text>"; the call stack is everything that the exception says,
-// if that is more.
+// Makes the message the line "<type>: <text>". The call stack is all of what(), when that is more
+// than the line.
 ErrorRecord Describe(const std::exception_ptr& error) {
   ErrorRecord record{.message = "", .time = absl::Now()};
   try {
@@ -81,7 +82,7 @@ ErrorRecord Terminated() {
   return {.message = "std::terminate: called without an exception", .time = absl::Now()};
 }
 
-// 0 or an errno, as below.
+// Returns 0 or an errno, as WriteFile() does.
 int WriteAll(int fd, const std::string& text) {
   size_t written = 0;
   while (written < text.size()) {
@@ -93,7 +94,8 @@ int WriteAll(int fd, const std::string& text) {
   return 0;
 }
 
-// Whole or not at all: the reader may look at any moment, and we may be killed at any moment.
+// Writes the whole file or nothing: the launcher may read, and this process may be killed, at any
+// moment.
 int WriteFile(const std::string& path, const std::string& text) {
   const std::string beside = absl::StrCat(path, ".tmp", getpid());
   int error = 0;
@@ -108,7 +110,7 @@ int WriteFile(const std::string& path, const std::string& text) {
   return error;
 }
 
-// The one error of this process, to the file.
+// Writes the first error of this process to the file. Ignores later errors.
 void WriteOnce(const ErrorRecord& record) {
   if (!ClaimFirstError()) return AwaitFirstError();
   const char* path = std::getenv(kErrorFileVariable);
@@ -123,7 +125,7 @@ void WriteOnce(const ErrorRecord& record) {
 
 void Print(const ErrorRecord& record) { std::fprintf(stderr, "%s\n", record.message.c_str()); }
 
-// Process-wide because std::terminate's handler is.
+// Process-wide, as the handler of std::terminate is.
 std::atomic<std::terminate_handler> previous_handler{nullptr};
 
 void OnTerminate() {
@@ -134,7 +136,7 @@ void OnTerminate() {
   const std::exception_ptr error = std::current_exception();
   const ErrorRecord record = error != nullptr ? Describe(error) : Terminated();
   Print(record);
-  // Also waits for another thread that is writing: we must not end the process before it is done.
+  // Also waits for another thread that is writing its error: this process must not end before.
   WriteOnce(record);
   const std::terminate_handler previous = previous_handler.load();
   if (previous != nullptr) previous();

@@ -1,5 +1,5 @@
-// Tells the launcher why this process failed, so that its failure report names the exception and
-// not only the exit code.
+// Reports to the launcher why this process failed, so that the launcher's failure report names the
+// exception and not only the exit code.
 //
 //   int main(int argc, char** argv) {
 //     return ddp::elastic::run_worker([&] { return train(argc, argv); });
@@ -10,12 +10,14 @@
 //   {"message": {"message": "<type>: <text>",
 //                "extraInfo": {"py_callstack": "<all of what(), if more>",
 //                              "timestamp": "<seconds>", "victim": true}}}
-// where "victim" is true only in the error of a rank that failed because a peer did
-// (ddp::PeerFailedError and what is derived from it): ddprun does not take it for the root cause.
-// It appears at once and whole (written beside, then renamed). The first error of a process wins;
-// later ones, usually its consequences, do not replace it. Without the variable nothing is written.
-// Nothing here ever makes a failure worse: an error file that cannot be written costs one line on
-// stderr.
+// "victim" is true only in the error of a rank that failed because a peer did (ddp::PeerFailedError
+// and classes derived from it). ddprun does not report such an error as the root cause.
+//
+// - A reader sees the whole file or none: the file is written under another name, then renamed.
+// - The first error of a process is kept. Later errors, usually its consequences, do not replace
+// it.
+// - Without the variable no file is written.
+// - A file that cannot be written costs one line on stderr and changes nothing else.
 #ifndef DDP_ELASTIC_WORKER_ERROR_FILE_H_
 #define DDP_ELASTIC_WORKER_ERROR_FILE_H_
 
@@ -24,19 +26,20 @@
 
 namespace ddp::elastic {
 
-// Runs `body` and returns its result as the exit code of the process. An exception that leaves
-// `body` is written to the error file and to stderr in one line "<type>: <text>", and the result is
-// 1. An exception that cannot leave `body`, because it was thrown on another thread or out of a
-// noexcept function, ends in std::terminate: it is written in the same way and the process aborts.
-// So is a signal that ends the process by its own fault, SIGSEGV and the like (fatal_signal.h).
+// Runs `body` and returns its result as the exit code of the process.
+// - An exception that leaves `body` is written to the error file and to stderr, as one line
+//   "<type>: <text>". The result is then 1.
+// - An exception that cannot leave `body`, because it was thrown on another thread or out of a
+//   noexcept function, ends in std::terminate. It is written in the same way; the process aborts.
+// - A fault of the process (SIGSEGV, SIGFPE, ...) is written too: see fatal_signal.h.
 int run_worker(const std::function<int()>& body);
 
-// One part of run_worker alone: from now on std::terminate writes the error file and the
-// line on stderr before the handler that was installed until now runs.
+// Makes std::terminate write the error file and the line on stderr, and then call the previously
+// installed handler. run_worker() calls it.
 void install_terminate_handler();
 
-// Writes the error file for `error`, which must not be null: for a trainer that catches exceptions
-// itself and is about to give up. From any thread.
+// Writes the error file for `error`, which must not be null. For a trainer that catches exceptions
+// itself and is about to exit. Thread: any.
 void write_error_file(const std::exception_ptr& error);
 
 }  // namespace ddp::elastic

@@ -23,8 +23,8 @@
 namespace ddp::elastic {
 namespace {
 
-// Everything between OnFatalSignal and its return may be called in any state of the process: only
-// what signal-safety(7) allows, and memory that was there before.
+// OnFatalSignal may interrupt the process in any state. The code that it calls therefore uses only
+// functions that signal-safety(7) allows, and only memory that was allocated before.
 
 struct FatalSignal {
   int number;
@@ -40,7 +40,7 @@ constexpr std::array<FatalSignal, 6> kFatalSignals = {{{SIGSEGV, "SIGSEGV"},
 constexpr int kMaxFrames = 64;
 constexpr unsigned kSecondsForTheStack = 2;
 
-// Text in memory of its own; what does not fit is cut off.
+// Holds a text in a fixed buffer and cuts off the rest.
 template <size_t kSize>
 class Text {
  public:
@@ -59,7 +59,7 @@ class Text {
     return *this;
   }
   Text& AddAddress(uint64_t value) { return Add("0x").AddNumber(value, 16); }
-  // Of a JSON string: what would have to be escaped becomes '?'.
+  // Adds a part of a JSON string. Each character that JSON would escape becomes '?'.
   Text& AddQuotable(const char* text) {
     for (; *text != '\0' && size_ < kSize; ++text) {
       const auto byte = static_cast<unsigned char>(*text);
@@ -70,7 +70,7 @@ class Text {
   }
   void Clear() { size_ = 0; }
 
-  // Whether all of it was written.
+  // Returns true when the whole text was written.
   bool WriteTo(int fd) const {
     size_t written = 0;
     while (written < size_) {
@@ -82,7 +82,7 @@ class Text {
     return true;
   }
 
-  // For paths; cut off if need be.
+  // Returns the text with a terminating zero.
   const char* c_str() {
     bytes_[std::min(size_, kSize - 1)] = '\0';
     return bytes_;
@@ -99,7 +99,7 @@ struct Frame {
   char file[256] = {};
 };
 
-// All that the handler needs, made beforehand. Process-wide because signals are.
+// The memory of the handler, allocated at load. Process-wide, as signal handlers are.
 struct Prepared {
   pid_t pid = 0;
   Text<4096> path;  // empty: no error file is wanted
@@ -122,7 +122,7 @@ size_t IndexOf(int signal) {
 
 bool CameFromTheKernel(const siginfo_t& info) { return info.si_code > 0; }
 
-// What there is to say about the cause beside the signal's name.
+// Adds the cause of the signal: its sender, or the faulting address.
 void AddCause(const siginfo_t& info, Text<512>* text) {
   if (!CameFromTheKernel(info)) {
     if (info.si_pid == getpid()) {
@@ -140,7 +140,7 @@ void AddCause(const siginfo_t& info, Text<512>* text) {
       } else if (info.si_code == SEGV_ACCERR) {
         text->Add(": no permission at address ").AddAddress(address);
       } else {
-        text->Add(": a wrong address");  // one that is none, and that the processor does not tell
+        text->Add(": a wrong address");  // not canonical: the processor does not report it
       }
       return;
     case SIGBUS:
@@ -161,12 +161,12 @@ void AddCause(const siginfo_t& info, Text<512>* text) {
   }
 }
 
-// The error file, as FormatErrorRecord writes it. Whole or not at all.
+// Writes the error file in the form of FormatErrorRecord(): the whole file or nothing.
 void WriteFile() {
   prepared.json.Clear();
   prepared.json.Add(R"({"message":{"message":")").AddQuotable(prepared.message.c_str());
   prepared.json.Add(R"(","extraInfo":{"py_callstack":")");
-  // torchrun shows this in place of the message, where it is not empty.
+  // torchrun shows a call stack that is not empty in place of the message.
   if (prepared.frame_count > 0) prepared.json.AddQuotable(prepared.message.c_str()).Add("\\n");
   for (int i = 0; i < prepared.frame_count; ++i) {
     const Frame& frame = prepared.frames[static_cast<size_t>(i)];
@@ -189,7 +189,7 @@ void WriteFile() {
   }
 }
 
-// Tells in which file each frame's address lies, by /proc/self/maps, which may be read anywhere.
+// Finds the file of each frame's address in /proc/self/maps, which a signal handler may read.
 class MapsReader {
  public:
   void Run() {
@@ -228,7 +228,7 @@ class MapsReader {
     const uint64_t offset = ParseHex(rest, &rest);
     const char* path = std::strchr(rest, '/');
     if (path == nullptr) return;
-    // A file is mapped in pieces that follow each other: its first one is where it was loaded.
+    // The pieces of a mapped file follow each other. The piece of offset 0 is the load address.
     if (offset == 0) base_ = begin;
     for (int i = 0; i < prepared.frame_count; ++i) {
       Frame& frame = prepared.frames[static_cast<size_t>(i)];
@@ -274,7 +274,8 @@ std::atomic<int> signal_in_hand{0};
 
 extern "C" void OnStackTakesTooLong(int /*signal*/) { EndBy(signal_in_hand.load()); }
 
-// Walking a broken stack may fault, which ends the process by SIGSEGV at once, or never end.
+// Records the frames of the calling thread. Walking a broken stack may fault, which ends the
+// process by SIGSEGV at once, or may never end, which SIGALRM cuts short.
 void LookAtTheStack(int signal) {
   signal_in_hand.store(signal);
   struct sigaction action {};
@@ -324,15 +325,15 @@ extern "C" void OnFatalSignal(int signal, siginfo_t* info, void* /*context*/) {
   const struct sigaction& previous = prepared.previous[IndexOf(signal)];
   sigaction(signal, &previous, nullptr);
   errno = saved_errno;
-  // A handler that was there before shall see the fault itself: it happens again on return. All
-  // else is sent again, and comes when this handler has returned, since it is blocked until then.
+  // A previous handler gets the fault itself, which happens again when this handler returns. Any
+  // other signal is raised again; it is blocked until this handler returns.
   const bool has_handler = previous.sa_handler != SIG_DFL && previous.sa_handler != SIG_IGN;
   const bool happens_again = signal == SIGSEGV || signal == SIGFPE || signal == SIGILL;
   if (has_handler && CameFromTheKernel(*info) && happens_again) return;
   raise(signal);
 }
 
-// Never given back: handlers may run until the process has ended.
+// The stack is never freed: a handler may run until the process ends.
 void GiveThisThreadASignalStack() {
   stack_t current{};
   if (sigaltstack(nullptr, &current) == 0 && (current.ss_flags & SS_DISABLE) == 0) return;
@@ -341,7 +342,7 @@ void GiveThisThreadASignalStack() {
   const size_t size = (wanted + page - 1) / page * page;
   void* memory = mmap(nullptr, size + page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) return;
-  char* bottom = static_cast<char*>(memory) + page;  // what is below it stays without access
+  char* bottom = static_cast<char*>(memory) + page;  // the page below is a guard page
   if (mprotect(bottom, size, PROT_READ | PROT_WRITE) != 0) return;
   const stack_t mine{.ss_sp = bottom, .ss_flags = 0, .ss_size = size};
   sigaltstack(&mine, nullptr);
@@ -363,7 +364,8 @@ void PrepareFile() {
 void install_fatal_signal_handlers() {
   PrepareFile();
   if (is_installed.exchange(true)) return;
-  // The first call loads the unwinder, with locks and allocations; later ones do not.
+  // The first call of backtrace() loads the unwinder, with locks and allocations; later calls do
+  // not.
   void* frame = nullptr;
   backtrace(&frame, 1);
   GiveThisThreadASignalStack();

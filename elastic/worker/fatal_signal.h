@@ -3,22 +3,21 @@
 
 namespace ddp::elastic {
 
-// From now on a signal that ends this process by its own fault (SIGSEGV, SIGBUS, SIGFPE, SIGILL,
-// SIGABRT, SIGSYS) first goes to the error file (error_file.h), which has the form it has for
-// exceptions, with
-//   "Signal 11 (SIGSEGV) received by PID 4711: no memory at address 0x0"
-// for a message and a raw backtrace for a call stack, "#3 /opt/train+0x4f2a1" per frame, which
-// addr2line and its like understand. The message also goes to stderr. Then the process ends by the
-// same signal, as it would have: exit status and core dump are what they were; a handler that was
-// installed before (of a sanitizer, of the program) runs after ours.
+// Installs handlers that write the error file (error_file.h) before SIGSEGV, SIGBUS, SIGFPE,
+// SIGILL, SIGABRT or SIGSYS ends this process. The file has the same form as for exceptions:
+// - message: "Signal 11 (SIGSEGV) received by PID 4711: no memory at address 0x0";
+// - call stack: a raw backtrace, "#3 /opt/train+0x4f2a1" per frame, readable by addr2line.
+// The message also goes to stderr. Then the process ends by the same signal, with the exit status
+// and core dump that it would have had. A previously installed handler (of a sanitizer, of the
+// program) runs after ours.
 //
-// TORCHELASTIC_ERROR_FILE is read now. The handler allocates nothing, takes no lock and has a stack
-// of its own on the calling thread, so an overflow of the main thread's stack is reported when main
-// calls this. The message is on disk before the stack is looked at; where that goes wrong, for
-// which it has two seconds, the process ends with the message alone. A child that was forked off
-// this process reports nothing, unless it calls this itself.
+// The call reads TORCHELASTIC_ERROR_FILE; a second call only reads the variable again. The handler
+// allocates nothing and takes no lock. The handler has its own stack on the calling thread: call
+// this from main to report an overflow of the main thread's stack.
 //
-// A signal that is ignored stays so. A second call only reads the variable again.
+// The message is on disk before the handler walks the stack. The walk may fault, or be ended after
+// two seconds: the file then holds the message alone. A forked child reports nothing, unless the
+// child calls this function itself. A signal that is ignored stays ignored.
 void install_fatal_signal_handlers();
 
 }  // namespace ddp::elastic

@@ -15,13 +15,13 @@ namespace {
 constexpr int kNobody = 0;
 constexpr int kDone = -1;
 
-// kNobody, the id of the thread that writes, or kDone.
+// kNobody, the ID of the thread that writes, or kDone.
 std::atomic<int> writer{kNobody};
 static_assert(std::atomic<int>::is_always_lock_free && sizeof(writer) == sizeof(int));
 
 int ThreadId() { return static_cast<int>(syscall(SYS_gettid)); }
 
-// There is no std::atomic::wait with a deadline, nor one for signal handlers.
+// A futex, because std::atomic::wait has no deadline and is not for signal handlers.
 long Futex(int operation, int value, const timespec* timeout) {
   return syscall(SYS_futex, reinterpret_cast<int*>(&writer), operation, value, timeout, nullptr, 0);
 }
@@ -42,7 +42,7 @@ void FinishFirstError() {
 void AwaitFirstError() {
   const int now = writer.load();
   if (now == kNobody || now == kDone || now == ThreadId()) return;
-  // Signals may end a wait before its time, but not often.
+  // A signal may interrupt a wait. kMaxWaits bounds the number of interruptions.
   constexpr int kMaxWaits = 100;
   const timespec timeout{.tv_sec = 5, .tv_nsec = 0};
   for (int i = 0; i < kMaxWaits && writer.load() == now; ++i) {

@@ -3,17 +3,21 @@
 
 namespace ddp::elastic {
 
-// The first error of a process is the one to be reported; what follows is usually its consequence.
-// Whoever fails claims it, writes, and says that he is done. All of this is process-wide, since a
-// process has one error file, and may be called from any thread and from signal handlers.
+// Lets one thread write the first error of the process to its one error file. Later errors are
+// usually consequences of the first. A failing thread calls ClaimFirstError(), writes the file, and
+// calls FinishFirstError(). The state is process-wide. Threads: any; also from signal handlers.
 
-// True for the one who may write: the first, or a thread that failed again while it was writing.
+// Returns true when the calling thread may write: no thread has claimed before, or this thread
+// failed again while it was writing.
 bool ClaimFirstError();
 
-// Of the one who has claimed it: the error is written, or cannot be.
+// Releases the threads in AwaitFirstError(). The claiming thread calls it when the error is
+// written, or cannot be written.
 void FinishFirstError();
 
-// Lets the one who has claimed it finish before the process ends; at most five seconds.
+// Blocks until the claiming thread has finished, for at most five seconds. A signal that interrupts
+// the wait starts the five seconds anew, at most 100 times. Returns at once when no thread has
+// claimed, or when the calling thread has.
 void AwaitFirstError();
 
 }  // namespace ddp::elastic

@@ -23,7 +23,7 @@
 namespace ddp::elastic {
 namespace {
 
-// One variable of a launcher is enough to expect the others.
+// Returns true when any variable of a launcher is set: then all others must be set too.
 bool LauncherIsBehindUs() {
   for (const char* name : {"RANK", "WORLD_SIZE", "DDP_STORE", kHealthFdVariable}) {
     if (std::getenv(name) != nullptr) return true;
@@ -35,7 +35,7 @@ bool LauncherIsBehindUs() {
   throw std::runtime_error(absl::StrCat("WorkerSession: ", status.message()));
 }
 
-// The thread that commits and names phases: the only one that may write to the page.
+// The thread that commits and enters phases. No other thread may write to the page.
 std::atomic<pid_t> page_thread{0};
 
 pid_t ThisThread() {
@@ -43,14 +43,14 @@ pid_t ThisThread() {
   return id;
 }
 
-// Puts the waits that ddp/ tells of into the page.
+// Enters kSynchronize in the page while a collective of ddp/ blocks the thread that commits.
 class PageWaits final : public PeerWaitObserver {
  public:
   explicit PageWaits(HealthPage* page) : page_(page) {}
 
   bool Begin() override {
     if (page_thread.load(std::memory_order_relaxed) != ThisThread()) return false;
-    // A checkpoint or an evaluation stays one while its ranks wait for each other.
+    // A wait inside a checkpoint or an evaluation does not change the phase.
     previous_ = page_->phase();
     if (!IsPartOfStep(previous_)) return false;
     page_->TellWaits();
@@ -64,9 +64,9 @@ class PageWaits final : public PeerWaitObserver {
   Phase previous_ = Phase::kOther;
 };
 
-// The page of this process. It is attached to the life of the thread that maps it, through a lock
-// inside the page that the kernel marks at that thread's end, so it stays mapped until then: longer
-// than any session. A second session of the process gets the same page.
+// Returns the page of this process: all sessions share it. A robust lock inside the page attaches
+// it to the thread that maps it; the kernel marks the lock when that thread ends. The page is
+// therefore never unmapped.
 HealthPage* PageOfThisProcess(int fd) {
   static Mutex mutex;
   static HealthPage* page = nullptr;
@@ -79,18 +79,18 @@ HealthPage* PageOfThisProcess(int fd) {
   if (!attached.ok()) Fail(attached);
   page = owned.release();
   page_thread.store(ThisThread());
-  SetPeerWaitObserver(new PageWaits(page));  // as long as the page
+  SetPeerWaitObserver(new PageWaits(page));  // lives as long as the page
   return page;
 }
 
-// Who sent SIGTERM. Process-wide because a signal's handler is; lock-free because it may run
-// anywhere.
+// The PID that sent SIGTERM. Process-wide, as a signal's handler is. Lock-free, because the handler
+// may interrupt any code.
 constexpr int64_t kNobody = -1;
 std::atomic<int64_t> sigterm_sender{kNobody};
 static_assert(std::atomic<int64_t>::is_always_lock_free);
 
 extern "C" void OnSigterm(int /*signal*/, siginfo_t* info, void* /*context*/) {
-  // Of several the agent's counts, whichever came last: it is our parent.
+  // The agent is our parent. A SIGTERM from the agent is kept when another sender signals later.
   const int64_t sender = info->si_code <= 0 ? info->si_pid : 0;
   if (sigterm_sender.load() == getppid()) return;
   sigterm_sender.store(sender);
