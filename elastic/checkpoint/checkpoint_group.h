@@ -9,15 +9,15 @@
 
 namespace ddp::elastic {
 
-// The ranks that save and restore together, and the one thing they do together: all bring a text to
-// rank 0, which answers all with one. That costs O(ranks) messages, and it is a barrier: nobody has
-// the answer before everybody has brought his text.
+// Connects the ranks that save and restore together. Its one collective is Decide(): every rank
+// sends a text to rank 0, and rank 0 sends one answer to all. Decide() costs O(ranks) messages and
+// is a barrier: no rank has the answer before every rank has sent its text.
 //
-// Thread-compatible. The ranks make the same saves and restores in the same order, and within each
-// the same calls.
+// Thread-compatible. All ranks make the same saves and restores in the same order, and the same
+// calls within each.
 class CheckpointGroup {
  public:
-  // Runs on rank 0 alone; values[r] is what rank r brought.
+  // Runs on rank 0 alone; values[r] is the text of rank r.
   using Decision = std::function<std::string(const std::vector<std::string>& values)>;
 
   virtual ~CheckpointGroup() = default;
@@ -25,20 +25,22 @@ class CheckpointGroup {
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
 
-  // A save or a restore begins. From now on nothing is read that a rank has brought or answered in
-  // an earlier one, whether or not that one failed.
+  // Begins a save or a restore. Decide() then ignores texts and answers of earlier ones, whether or
+  // not they failed.
   virtual void StartAttempt() {}
 
-  // This rank gets on with what the others may be waiting for: their waits go on. Cheap enough to
-  // be called for every block that is written.
+  // Restarts the timeout of the ranks that wait for this rank. Cheap enough to be called for every
+  // block that is written.
   virtual void Progress() {}
 
-  // Errors: kDeadlineExceeded, which says who was missing and for how long; kUnavailable, the way
-  // to the others is broken. After an error the ranks go on with StartAttempt().
+  // Sends `value` to rank 0. Blocks until every rank has called it, and returns rank 0's answer,
+  // the result of its `decide`.
+  // Errors: kDeadlineExceeded, naming the missing ranks and the time; kUnavailable when the other
+  // ranks cannot be reached. After an error the ranks continue with StartAttempt().
   virtual absl::StatusOr<std::string> Decide(const std::string& value, const Decision& decide) = 0;
 };
 
-// A world of one.
+// The group of a world of one rank.
 class SoloGroup final : public CheckpointGroup {
  public:
   int rank() const override { return 0; }

@@ -27,7 +27,7 @@ std::optional<CheckpointId> ParseFolderName(const std::string& name) {
   if (!absl::SimpleAtoi(step, &id.step) || !absl::SimpleAtoi(generation, &id.generation)) {
     return std::nullopt;
   }
-  // Numbers have many spellings; a folder has one.
+  // A number has many spellings, a folder name only one.
   if (id.step < 0 || FolderName(id) != name) return std::nullopt;
   return id;
 }

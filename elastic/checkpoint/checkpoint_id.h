@@ -9,8 +9,8 @@
 
 namespace ddp::elastic {
 
-// Which checkpoint: how far the training was, and the generation that saved it. The greater is the
-// newer; clocks and file times play no part.
+// Identifies a checkpoint by its training step and the generation that saved it. The greater ID is
+// the newer checkpoint. Clocks and file times are not used.
 struct CheckpointId {
   int64_t step = 0;
   uint64_t generation = 0;
@@ -18,13 +18,13 @@ struct CheckpointId {
   friend auto operator<=>(const CheckpointId&, const CheckpointId&) = default;
 };
 
-// "step-000000001200.g0007"; more digits where they are needed. `step` >= 0.
+// Returns "step-000000001200.g0007", with more digits where needed. A negative step fails a CHECK.
 std::string FolderName(const CheckpointId& id);
 
-// The inverse: nothing for every other name.
+// Inverts FolderName(). Returns nullopt for every other name.
 std::optional<CheckpointId> ParseFolderName(const std::string& name);
 
-// The checkpoints among the names of a folder, newest first.
+// Returns the checkpoints among the names of a folder's entries, newest first.
 std::vector<CheckpointId> NewestFirst(const std::vector<std::string>& names);
 
 }  // namespace ddp::elastic

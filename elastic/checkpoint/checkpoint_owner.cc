@@ -23,7 +23,7 @@ absl::Status MayFollow(const CheckpointOwner& next, const CheckpointOwner& curre
   if (!next.job.empty() && !current.job.empty() && next.job != current.job) {
     return absl::OkStatus();
   }
-  // A rank of another launcher than ddprun knows no instance.
+  // Only ddprun gives a rank an instance.
   const bool compares = next.instance > 0 && current.instance > 0;
   const auto order = [compares](const CheckpointOwner& owner) {
     return std::make_tuple(compares ? owner.instance : 0, owner.generation);

@@ -43,7 +43,7 @@
 namespace ddp::elastic {
 namespace {
 
-// A save does not wait long for a rendezvous that does not answer.
+// Bounds the wait of a save for a rendezvous that does not answer.
 constexpr absl::Duration kRendezvousTimeout = absl::Seconds(3);
 
 std::string RandomNonce() {
@@ -51,14 +51,15 @@ std::string RandomNonce() {
   return absl::StrFormat("%08x%08x", device(), device());
 }
 
-// The nonce of this writer. A launcher without generations gives the same one to every job.
+// Returns the nonce of this writer. A launcher without generations gives the same nonce to every
+// job, so a random part is added.
 std::string OwnerNonce(const Checkpointer::Options& options) {
   if (options.generation_nonce.empty()) return RandomNonce();
   if (options.generation > 0) return options.generation_nonce;
   return absl::StrCat(options.generation_nonce.substr(0, 80), "-", RandomNonce());
 }
 
-// Null: the job has none that could be asked.
+// Returns null when the job has no rendezvous that could be asked.
 std::shared_ptr<RendezvousCheck> MakeRendezvousCheck(const Checkpointer::Options& options) {
   if (options.store_url.empty()) return nullptr;
   absl::StatusOr<std::unique_ptr<RendezvousCheck>> check =
@@ -71,14 +72,14 @@ AskRendezvous Asking(const std::shared_ptr<RendezvousCheck>& check) {
   return [check] { return check->Ask(); };
 }
 
-// Whether a later save may work where this one has failed.
+// Returns true when a later save may succeed after an error of this kind.
 bool MayPass(const absl::Status& status) {
   switch (status.code()) {
     case absl::StatusCode::kInvalidArgument:
     case absl::StatusCode::kFailedPrecondition:
     case absl::StatusCode::kAlreadyExists:
     case absl::StatusCode::kUnimplemented:
-    case absl::StatusCode::kDeadlineExceeded:  // a rank did not come: the ranks are out of step
+    case absl::StatusCode::kDeadlineExceeded:  // a rank did not call save(): ranks are out of step
       return false;
     default:
       return true;
@@ -108,7 +109,7 @@ struct NamedGenerator {
   at::Generator generator;
 };
 
-// Those that this process uses: the CPU's, and with CUDA the current device's.
+// Returns the generators of this process: the CPU's and, with CUDA, the current device's.
 std::vector<NamedGenerator> Generators() {
   std::vector<NamedGenerator> generators = {{"cpu", at::detail::getDefaultCPUGenerator()}};
   if (at::globalContext().hasCUDA()) {
@@ -132,8 +133,8 @@ std::vector<NamedTensor> RngStates(int rank) {
   return states;
 }
 
-// For a rank that the checkpoint does not know: a seed that depends on the state that rank 0 was
-// saved in, and differs from rank to rank.
+// Returns a seed for a rank that the checkpoint does not know. The seed depends on rank 0's saved
+// state and differs from rank to rank.
 uint64_t DerivedSeed(const Manifest& manifest, const std::string& kind, int rank) {
   std::string material =
       absl::StrCat("ddp.elastic.checkpoint.rng ", kind, " ", rank, " ", manifest.id.step, " ");
@@ -145,15 +146,15 @@ uint64_t DerivedSeed(const Manifest& manifest, const std::string& kind, int rank
   return seed;
 }
 
-// LibTorch throws; a rank that throws while the others wait for it would leave them without a
-// reason.
+// Turns an exception of LibTorch into a status. A rank that threw instead, while the other ranks
+// wait for it, would leave them without a reason.
 absl::Status FromException(const std::exception& error) {
   const std::string text = error.what();
   return absl::InternalError(text.substr(0, text.find('\n')));
 }
 
-// Checks the states and returns what puts them in place, which cannot fail: a copy of each
-// generator has taken its state already.
+// Checks the generators' states and returns the function that sets them. The function cannot fail:
+// a clone of each generator has accepted its state already.
 absl::StatusOr<std::function<void()>> PrepareRng(const LoadedCheckpoint& checkpoint, int rank) {
   std::vector<std::pair<at::Generator, at::Tensor>> states;
   for (const NamedGenerator& named : Generators()) {
@@ -246,7 +247,7 @@ class Checkpointer::Impl {
   StallWatch stall_watch_;
   ProgressFileSystem file_system_;
   CheckpointStorage storage_;
-  SaveBackoff backoff_;  // rank 0's counts
+  SaveBackoff backoff_;  // only rank 0's is used
   SaveStats stats_;
 };
 
@@ -311,7 +312,7 @@ absl::StatusOr<std::string> Checkpointer::Impl::Save(const TrainingState& state,
   return std::string();
 }
 
-// Counts and, on rank 0, says what has failed.
+// Counts the result of a save; on rank 0 also logs a failure.
 void Checkpointer::Impl::Record(const absl::Status& saved, int64_t step) {
   if (saved.ok()) {
     if (options_.rank == 0 && stats_.failed_in_a_row > 0) {
@@ -360,7 +361,7 @@ std::vector<std::string> Checkpointer::Impl::Mismatches(const TrainingState& sta
   return mismatches;
 }
 
-// OK when it is on all ranks.
+// Returns OK when `mine` is OK on all ranks; else the first error, with its rank.
 absl::Status Checkpointer::Impl::AgreeOn(const absl::Status& mine) {
   const auto decide = [](const std::vector<std::string>& values) {
     for (size_t rank = 0; rank < values.size(); ++rank) {
@@ -376,7 +377,8 @@ absl::Status Checkpointer::Impl::AgreeOn(const absl::Status& mine) {
   return DecodeResult(answer).status();
 }
 
-// Everything but the model's tensors, made beside what it will replace.
+// Builds the new state of everything but the model's tensors, and returns the function that puts
+// it in place. Changes nothing before that.
 absl::StatusOr<std::function<void()>> Checkpointer::Impl::Prepare(
     const TrainingState& state, const ModelTensors& model, const LoadedCheckpoint& loaded) const {
   try {
@@ -410,7 +412,7 @@ absl::StatusOr<std::optional<RestoredCheckpoint>> Checkpointer::Impl::TryRestore
                        }));
   if (!loaded.has_value()) return std::optional<RestoredCheckpoint>();
 
-  // What may fail comes first, on every rank.
+  // Every step that may fail comes first, and all ranks agree that none failed.
   const Manifest& manifest = loaded->manifest;
   const absl::StatusOr<std::function<void()>> put = Prepare(state, model, *loaded);
   DDP_RETURN_IF_ERROR(AgreeOn(put.status()));
@@ -441,7 +443,7 @@ std::string Checkpointer::Impl::NewestRunId() const {
   for (const CheckpointId& id : *ids) {
     const absl::StatusOr<CheckpointStorage::StoredManifest> stored = storage_.ReadManifest(id);
     if (stored.ok()) return stored->manifest.run_id;
-    // What may pass, as a want of descriptors, does not make the checkpoint another job's.
+    // A passing fault, such as a lack of descriptors, says nothing about the checkpoint's job.
     if (absl::IsDataLoss(stored.status()) || absl::IsNotFound(stored.status())) continue;
     throw CheckpointError(std::string(stored.status().message()));
   }
@@ -468,7 +470,7 @@ Checkpointer::Options Checkpointer::options_for(const WorkerSession& session,
   options.generation = session.generation();
   options.generation_nonce = session.generation_nonce();
   if (options.generation_nonce.empty() && session.world_size() > 1) {
-    // A launcher that has no generations, but restarts, maybe with the same store.
+    // The launcher has no generations, but may restart the job with the same store.
     options.generation_nonce = absl::StrCat("restart-", session.restart_count());
   }
   options.run_id = session.run_id();

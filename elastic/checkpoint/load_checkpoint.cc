@@ -16,7 +16,7 @@
 namespace ddp::elastic {
 namespace {
 
-// What this rank has read of one checkpoint.
+// The parts of one checkpoint that this rank has read.
 struct Candidate {
   LoadedCheckpoint checkpoint;
   std::string manifest_hash;
@@ -49,10 +49,10 @@ class Loader {
   CheckpointGroup& group_;
   const FindMismatches& find_mismatches_;
   const LoadOptions& options_;
-  std::optional<CheckpointId> bound_;   // none yet: any checkpoint
+  std::optional<CheckpointId> bound_;   // only older checkpoints are read; none: any
   int retries_ = 0;                     // at this bound
   std::vector<std::string> look_for_;   // of the last verdict
-  std::optional<Candidate> candidate_;  // what we propose
+  std::optional<Candidate> candidate_;  // this rank's proposal
   std::vector<CheckpointId> damaged_;
   std::vector<std::string> passed_over_;
 };
@@ -68,7 +68,7 @@ Proposal Loader::Propose() {
     proposal.listed = static_cast<int64_t>(ids->size());
     Search(*ids, proposal);
   } else {
-    // A folder that cannot be listed is not an empty one.
+    // A folder that cannot be listed must not count as empty.
     proposal.listed = 1;
     proposal.obstacle = Proposal::Obstacle{.message = std::string(ids.status().message())};
   }
@@ -80,7 +80,7 @@ Proposal Loader::Propose() {
   return proposal;
 }
 
-// The newest below the bound that is not damaged.
+// Reads the newest checkpoint below the bound that is not damaged, and adds it to `proposal`.
 void Loader::Search(const std::vector<CheckpointId>& listed, Proposal& proposal) {
   if (candidate_.has_value() && !IsBelowBound(candidate_->checkpoint.manifest.id)) {
     candidate_.reset();
@@ -110,7 +110,7 @@ void Loader::Search(const std::vector<CheckpointId>& listed, Proposal& proposal)
   proposal.mismatches = candidate_->mismatches;
 }
 
-// `file` is left naming the last one that was tried.
+// Reads one checkpoint. After an error `file` names the file that was read last.
 absl::StatusOr<Candidate> Loader::Read(const CheckpointId& id, std::string& file) const {
   file = absl::StrCat(storage_.Folder(id), "/", kManifestName);
   DDP_ASSIGN_OR_RETURN(CheckpointStorage::StoredManifest stored, storage_.ReadManifest(id));
@@ -118,13 +118,13 @@ absl::StatusOr<Candidate> Loader::Read(const CheckpointId& id, std::string& file
   candidate.manifest_hash = stored.hash.Hex();
   candidate.mismatches = find_mismatches_(stored.manifest);
   candidate.checkpoint.manifest = std::move(stored.manifest);
-  // One that does not fit will not be loaded, whatever its bytes are.
+  // A checkpoint that does not fit is never loaded, so its files need no check.
   if (candidate.mismatches.empty()) DDP_RETURN_IF_ERROR(ReadFiles(candidate.checkpoint, file));
   return candidate;
 }
 
-// The model's and the optimizer's files, and our own extra file; the other ranks' are dealt out so
-// that each is checked by somebody.
+// Reads the files of the model and the optimizer and this rank's extra file. The other extra files
+// are spread over the ranks, so that some rank checks each.
 absl::Status Loader::ReadFiles(LoadedCheckpoint& checkpoint, std::string& path) const {
   const std::string own_extra = ExtraFileName(group_.rank());
   int extra_number = 0;
@@ -163,7 +163,8 @@ absl::StatusOr<Verdict> Loader::Decide(const Proposal& proposal) {
   return ParseVerdict(text);
 }
 
-// The first time the ranks only look for what another one misses.
+// Pauses before every retry but the first. In the first the ranks only look for files that another
+// rank misses.
 void Loader::PauseBeforeRetry() {
   if (retries_ > 0) {
     const absl::Duration duration = options_.first_pause * (1 << std::min(retries_ - 1, 10));
@@ -180,7 +181,8 @@ absl::Status Failure(const Verdict& verdict) {
 
 absl::StatusOr<std::optional<LoadedCheckpoint>> Loader::Run() {
   group_.StartAttempt();
-  // Ends: each round lowers the bound, below which are finitely many ids, or is a retry.
+  // The loop ends: each round lowers the bound, and finitely many IDs lie below it, or is one of a
+  // bounded number of retries.
   while (true) {
     const Proposal proposal = Propose();
     DDP_ASSIGN_OR_RETURN(Verdict verdict, Decide(proposal));

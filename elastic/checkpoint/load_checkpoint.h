@@ -16,35 +16,37 @@
 
 namespace ddp::elastic {
 
-// A checkpoint in memory, every byte of it compared with its manifest. Movable; the views stay
-// valid.
+// A checkpoint in memory. Every loaded byte matches the manifest. Owns the bytes; the views stay
+// valid when it is moved.
 struct LoadedCheckpoint {
   Manifest manifest;
   std::map<std::string, TensorView> model;
   std::map<std::string, TensorView> optimizer;
-  std::map<std::string, TensorView> extra;  // this rank's; none where it was not saved
+  std::map<std::string, TensorView> extra;  // of this rank; empty when the rank was not saved
   std::vector<LoadedFile> files;            // own the bytes
-  std::vector<std::string> passed_over;     // every newer checkpoint, and why
+  std::vector<std::string> passed_over;     // one line for each newer checkpoint: its name and why
 };
 
-// What keeps `manifest` from being loaded here, one line each; none: nothing does.
+// Returns the reasons why `manifest` cannot be loaded here, one line each; empty: it can be loaded.
 using FindMismatches = std::function<std::vector<std::string>(const Manifest& manifest)>;
 
-// How often obstacles that may pass are looked at again: descriptors that ran out, a file server
-// that was restarted, a name that a cache does not show yet.
+// Retries after obstacles that may pass: a lack of descriptors, a restarted file server, a name
+// that a cache does not show yet.
 struct LoadOptions {
-  int retries = 5;
-  absl::Duration first_pause = absl::Milliseconds(100);  // doubles from time to time
-  std::function<void(absl::Duration)> pause = nullptr;   // null: waits
+  int retries = 5;  // with a pause before each; one retry without a pause comes first
+  absl::Duration first_pause = absl::Milliseconds(100);  // doubles with each retry
+  std::function<void(absl::Duration)> pause = nullptr;   // null: blocks for the duration
 };
 
-// Reads the newest checkpoint. An older one is taken only when every newer one is damaged for some
-// rank, or has a file that is missing to every rank. `passed_over` says so for each.
+// Reads the newest checkpoint. Collective over `group`: all ranks get the same checkpoint, nullopt
+// (there is no checkpoint), or an error. Reads an older checkpoint only when every newer one is
+// damaged for some rank, or lacks a file for every rank. `passed_over` has the reason for each.
 //
-// Every rank of `group` calls it; all get the same one, or nothing (there is no checkpoint), or an
-// error: kDataLoss (there are some and all are damaged), kUnavailable (the newest cannot be read,
-// for another reason: the message names the rank and the file), kFailedPrecondition (the one to
-// load does not fit: all mismatches), those of the group.
+// Errors:
+// - kDataLoss: there are checkpoints, and all of them are damaged.
+// - kUnavailable: the newest cannot be read for another reason; names the rank and the file.
+// - kFailedPrecondition: the checkpoint to load does not fit; lists all mismatches.
+// - Those of the group.
 absl::StatusOr<std::optional<LoadedCheckpoint>> LoadNewestCheckpoint(
     const CheckpointStorage& storage, CheckpointGroup& group, const FindMismatches& find_mismatches,
     const LoadOptions& options = {});

@@ -20,7 +20,8 @@ absl::Status FromRank(size_t rank, const absl::Status& status) {
   return absl::Status(status.code(), absl::StrCat("rank ", rank, ": ", status.message()));
 }
 
-// What must be equal on all ranks before anything is written, as a text for people too.
+// Describes the state that must be equal on all ranks before a file is written. The text also
+// appears in messages.
 std::string Agreement(const CheckpointContents& contents, const std::vector<Shard>& plan) {
   return absl::StrCat("step ", contents.description.id.step, " of epoch ",
                       contents.description.epoch, ", generation ",
@@ -54,7 +55,7 @@ absl::Status WriteFile(FileSystem& file_system, const std::string& folder, const
   return absl::OkStatus();
 }
 
-// This rank's files, on disk for good.
+// Writes this rank's files durably. Returns their records as a text for rank 0.
 absl::StatusOr<std::string> WriteShare(FileSystem& file_system, const std::string& folder,
                                        const std::vector<Shard>& plan,
                                        const CheckpointContents& contents, int rank) {
@@ -94,7 +95,7 @@ absl::StatusOr<Manifest> CompleteManifest(Manifest manifest,
   return manifest;
 }
 
-// The whole save on one rank. `folder` is left naming what must be removed when this fails.
+// Runs the save on one rank. After an error `folder` names the folder to remove; empty: none.
 absl::StatusOr<std::string> Save(FileSystem& file_system, CheckpointStorage& storage,
                                  CheckpointGroup& group, const SaveOptions& options,
                                  const absl::StatusOr<CheckpointContents>& contents,

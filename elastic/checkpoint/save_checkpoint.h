@@ -14,13 +14,14 @@
 
 namespace ddp::elastic {
 
-// What one rank brings to a save.
+// The state that one rank passes to SaveCheckpoint(). The caller owns the memory of the views.
 struct CheckpointContents {
-  // All but world_size, files, tensors and state_hash, which the save fills in. Rank 0's counts.
+  // The manifest without world_size, files, tensors and state_hash, which SaveCheckpoint() fills
+  // in. Rank 0's description is saved.
   Manifest description;
 
-  std::vector<TensorView> buffers;     // the model's; rank 0's count
-  std::vector<TensorView> parameters;  // the model's; equal on all ranks
+  std::vector<TensorView> buffers;     // of the model; rank 0's are saved
+  std::vector<TensorView> parameters;  // of the model; equal on all ranks
   std::vector<TensorView> optimizer;   // equal on all ranks
   std::vector<TensorView> extra;       // this rank's own
 };
@@ -28,17 +29,18 @@ struct CheckpointContents {
 struct SaveOptions {
   CheckpointOwner owner;
   uint64_t file_bytes_max = uint64_t{1} << 30;
-  // Asked on rank 0 once the ranks agree. An error ends the save on every rank, with nothing
-  // written. Null: never.
+  // Called on rank 0 after the ranks agree on the state. An error ends the save on every rank, with
+  // nothing written. Null: no call.
   std::function<absl::Status()> hold_back = nullptr;
 };
 
-// Saves one checkpoint and returns its folder. Every rank of `group` calls it; all get the same
-// folder or the same error. `contents` may be an error: a rank that cannot save takes part, so that
-// the others learn why. `storage` is used for committing on rank 0 only. Errors: those of the
-// storage and the group, kInvalidArgument (ranks that do not bring the same state), and that of
-// `contents`. After an error there is no checkpoint, or (when only the answer was lost) a whole
-// one.
+// Saves one checkpoint and returns its folder. Collective over `group`: all ranks get the same
+// folder or the same error. A rank that cannot save passes an error as `contents`, so that all
+// ranks return it. Only rank 0 uses `storage`.
+//
+// Errors: those of the storage, the file system and the group; kInvalidArgument when the ranks have
+// different states; the error in any rank's `contents`.
+// After an error there is no checkpoint, or a complete one when only rank 0's answer was lost.
 absl::StatusOr<std::string> SaveCheckpoint(FileSystem& file_system, CheckpointStorage& storage,
                                            CheckpointGroup& group, const SaveOptions& options,
                                            const absl::StatusOr<CheckpointContents>& contents);
