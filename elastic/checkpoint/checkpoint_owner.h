@@ -33,7 +33,8 @@ using AskRendezvous = std::function<absl::StatusOr<std::string>()>;
 
 // Returns OK when `next` may take over a folder that `current` owns. Pure.
 //
-// Writers of one job are ordered by (instance, generation): a lower one never follows a higher one.
+// Writers of one job are ordered by (instance, generation), or by the generation alone when an
+// instance is unknown. A lower one never follows a higher one.
 // Writers with different run IDs, or with different known tokens, are of two jobs. Between two jobs
 // the later claim wins, because a new job counts its generations from 1 again.
 //

@@ -25,8 +25,8 @@ std::string RanksText(const std::vector<size_t>& ranks) {
                       shown.size() < ranks.size() ? ", ..." : "");
 }
 
-// Lines of all ranks, each once, in the order of their first appearance; with the ranks that say
-// so where not all do.
+// Returns the lines of all ranks, each once, in the order of first appearance. A line that not all
+// ranks have begins with the ranks that have it.
 std::vector<std::string> Merge(const std::vector<Proposal>& proposals,
                                std::vector<std::string> Proposal::*lines) {
   std::vector<std::string> order;
@@ -53,12 +53,12 @@ std::vector<size_t> RanksWhere(const std::vector<Proposal>& proposals, Predicate
   return ranks;
 }
 
-// What each rank knows of the newest checkpoint of all proposals.
+// The ranks' findings about `top`, the newest checkpoint of all proposals.
 struct Outlook {
   CheckpointId top;
-  bool is_damaged = false;             // for a rank
+  bool is_damaged = false;             // for some rank
   std::vector<std::string> obstacles;  // one line each, with the rank
-  std::set<std::string> missing;       // files
+  std::set<std::string> missing;       // files that some rank does not see
 };
 
 std::string ManifestPath(const std::string& folder, const CheckpointId& id) {
@@ -88,15 +88,15 @@ Outlook LookAt(const CheckpointId& top, const std::vector<Proposal>& proposals,
     if (proposal.obstacle.has_value() && proposal.obstacle->id == top) {
       file = proposal.obstacle->file;
       message = proposal.obstacle->message;
-    }  // else this rank does not see the checkpoint at all
+    }  // else the rank does not see the checkpoint at all
     if (!file.empty()) outlook.missing.insert(file);
     outlook.obstacles.push_back(absl::StrCat("rank ", rank, ": ", message));
   }
   return outlook;
 }
 
-// The first of the missing files that no rank sees; empty: each of them is seen by a rank, or not
-// every rank has looked yet.
+// Returns the first of the missing files that no rank sees. Empty when some rank sees each, or when
+// not every rank has looked yet.
 std::string MissingEverywhere(const Outlook& outlook, const std::vector<Proposal>& proposals) {
   for (const std::string& file : outlook.missing) {
     const bool everywhere =
@@ -109,7 +109,8 @@ std::string MissingEverywhere(const Outlook& outlook, const std::vector<Proposal
   return "";
 }
 
-// Ranks that see another folder than the others, or none. Kind kLoad: there are none.
+// Judges ranks that see no checkpoint while others do, or cannot list the folder. Returns kLoad
+// when there are no such ranks.
 Verdict JudgeFolders(const std::vector<Proposal>& proposals, const std::string& folder,
                      bool may_retry) {
   Verdict verdict;
@@ -136,7 +137,7 @@ Verdict JudgeFolders(const std::vector<Proposal>& proposals, const std::string& 
   return verdict;
 }
 
-// Not every rank can read the newest one.
+// Judges the newest checkpoint when not every rank can read it.
 Verdict JudgeObstacles(const Outlook& outlook, const std::vector<Proposal>& proposals,
                        const std::string& folder, bool may_retry) {
   Verdict verdict;
@@ -159,7 +160,8 @@ Verdict JudgeObstacles(const Outlook& outlook, const std::vector<Proposal>& prop
 
 json ToJson(const CheckpointId& id) { return {{"step", id.step}, {"generation", id.generation}}; }
 
-// These throw nothing: what is missing or of another type gives `status`.
+// Returns a field of `object`. A field that is missing or of another type sets `status`; nothing is
+// thrown.
 template <typename T>
 T Get(const json& object, const char* name, bool (json::*is)() const noexcept,
       absl::Status& status) {

@@ -17,9 +17,9 @@ namespace ddp::elastic {
 namespace {
 
 constexpr uint64_t kManifestBytesMax = uint64_t{256} << 20;
-constexpr char kNotWhole[] = "not-whole";  // stands where a WorkFolder has a nonce
+constexpr char kNotWhole[] = "not-whole";  // in place of the nonce of a WorkFolder
 
-// The parents of "/a/b/c" and itself: "/a", "/a/b", "/a/b/c".
+// Returns the parents of "/a/b/c" and the path itself: "/a", "/a/b", "/a/b/c".
 std::vector<std::string> PathsDownTo(const std::string& path) {
   std::vector<std::string> paths;
   for (size_t end = path.find('/', 1); end != std::string::npos; end = path.find('/', end + 1)) {
@@ -39,7 +39,7 @@ absl::Status Prefixed(const std::string& prefix, const absl::Status& status) {
   return absl::Status(status.code(), absl::StrCat(prefix, ": ", status.message()));
 }
 
-// That the header says of its tensors what the manifest says.
+// Checks that the file has the tensors that the manifest lists for it, and no others.
 absl::Status CompareTensors(const Manifest& manifest, const std::string& file,
                             const LoadedFile& loaded) {
   std::map<std::string, size_t> stored;
@@ -77,7 +77,7 @@ absl::Status CompareFile(const Manifest& manifest, const FileRecord& record,
                                           record.hash.Hex()));
 }
 
-// What a program that loads one checkpoint or the other could tell apart.
+// Returns true when a program that loads either checkpoint gets the same state.
 bool HoldsTheSame(const Manifest& a, const Manifest& b) {
   // The tensors of all files: the model's, the optimizer's and each rank's generators.
   return a.tensors == b.tensors && a.sampler == b.sampler && a.epoch == b.epoch &&
@@ -163,7 +163,7 @@ absl::StatusOr<std::string> CheckpointStorage::Begin(const CheckpointOwner& owne
   CheckpointOwner asked = owner;
   DDP_RETURN_IF_ERROR(CheckGeneration(asked));
   const absl::Status owned = CheckOwner(owner);
-  if (absl::IsNotFound(owned)) {  // not claimed yet, or somebody has emptied the folder since
+  if (absl::IsNotFound(owned)) {  // not claimed yet, or the root was emptied since
     DDP_RETURN_IF_ERROR(MakeRoot());
     DDP_RETURN_IF_ERROR(Claim(asked));
   } else {
@@ -178,12 +178,12 @@ absl::StatusOr<std::string> CheckpointStorage::Begin(const CheckpointOwner& owne
 absl::Status CheckpointStorage::MakeWorkFolder(const std::string& name) {
   const absl::Status made = file_system_->MakeDirectory(Path(name));
   if (!absl::IsAlreadyExists(made)) return made;
-  // Of a save of ours that failed and could not be cleaned up; the nonce is nobody else's.
+  // A failed save of this owner left the folder. No other owner has the nonce.
   DDP_RETURN_IF_ERROR(Retire(name));
   return file_system_->MakeDirectory(Path(name));
 }
 
-// Adds to `owner` what the rendezvous knows of its job.
+// Asks the rendezvous whether the owner's generation may save, and sets `owner.job`.
 absl::Status CheckpointStorage::CheckGeneration(CheckpointOwner& owner) {
   if (ask_ == nullptr) return absl::OkStatus();
   absl::StatusOr<std::string> job = ask_();
@@ -195,7 +195,7 @@ absl::Status CheckpointStorage::CheckGeneration(CheckpointOwner& owner) {
   if (absl::IsFailedPrecondition(job.status())) {
     return Prefixed(absl::StrCat(root_, ": ", OwnerText(owner), " may not save"), job.status());
   }
-  // Training goes on without its store for a while. The numbers in the folder decide alone.
+  // Training continues while the store is unreachable. The claims in the folder decide alone.
   if (!rendezvous_is_silent_) {
     LOG(WARNING) << root_ << ": the rendezvous cannot say whether generation " << owner.generation
                  << " is the newest; the folder's owner decides: " << job.status().message();
@@ -212,14 +212,14 @@ absl::Status CheckpointStorage::MakeRoot() {
     } else if (!absl::IsAlreadyExists(made) && path == root_) {
       return made;
     }
-    // A parent that cannot be made, on a read-only system for instance, may be there already; if
-    // it is not, making the last one says so.
+    // A parent that cannot be made, for instance on a read-only system, may exist already. If it
+    // does not, making the root fails.
   }
   return absl::OkStatus();
 }
 
 absl::Status CheckpointStorage::Claim(CheckpointOwner owner) {
-  // Before the claim: every folder of this list belongs to an earlier one.
+  // Listed before the claim: every folder of this list belongs to an earlier claim.
   DDP_ASSIGN_OR_RETURN(const std::vector<std::string> names, file_system_->ListDirectory(root_));
   DDP_ASSIGN_OR_RETURN(claim_, owner_file_.Take(owner));
   RemoveLeftovers(names);
@@ -233,7 +233,8 @@ absl::Status CheckpointStorage::CheckOwner(const CheckpointOwner& owner) const {
   return owner_file_.Check(*claim_);
 }
 
-// What cannot be removed now is no checkpoint anyway, and the next claim tries again.
+// Removes work folders and claim texts of earlier claims. An entry that cannot be removed does no
+// harm: it is no checkpoint, and the next claim tries again.
 void CheckpointStorage::RemoveLeftovers(const std::vector<std::string>& names) {
   for (const std::string& name : names) {
     absl::Status removed;
@@ -268,14 +269,14 @@ absl::StatusOr<CheckpointStorage::Contents> CheckpointStorage::LookInto(
     const bool ours = *kind == EntryKind::kFile && IsCheckpointFile(name);
     (ours ? contents.files : contents.foreign).push_back(name);
   }
-  // Without its manifest the folder is no checkpoint, whatever happens from then on.
+  // The manifest is removed first: without it the folder is no checkpoint.
   std::stable_partition(contents.files.begin(), contents.files.end(),
                         [](const std::string& name) { return name == kManifestName; });
   return contents;
 }
 
-// Removes the work folder `name` of the root. A writer that does not know yet that its time is over
-// loses the folder by a rename first.
+// Removes the work folder `name` of the root. Renames it first, so that the folder's writer, which
+// may not have noticed the later claim, can no longer commit it.
 absl::Status CheckpointStorage::Retire(const std::string& name) {
   std::optional<WorkFolder> folder = ParseWorkFolderName(name);
   CHECK(folder.has_value()) << name << " is no work folder";
@@ -290,13 +291,13 @@ absl::Status CheckpointStorage::Retire(const std::string& name) {
     const std::string aside = Path(WorkFolderName(*folder));
     const absl::Status renamed = file_system_->Rename(Path(name), aside);
     if (renamed.ok()) return RemoveFolder(aside);
-    // An earlier one could not be removed and has the name.
+    // An earlier folder has that name, because it could not be removed.
     if (!absl::IsAlreadyExists(renamed)) return renamed;
   }
   return RemoveFolder(Path(name));
 }
 
-// Removes what a save has written into `path`, and `path` when nothing else is there.
+// Removes the files of a save from `path`, and `path` itself when it is then empty.
 absl::Status CheckpointStorage::RemoveFolder(const std::string& path) {
   DDP_ASSIGN_OR_RETURN(const Contents contents, LookInto(path));
   for (const std::string& name : contents.files) {
@@ -326,7 +327,7 @@ absl::StatusOr<std::string> CheckpointStorage::Commit(const CheckpointOwner& own
     DDP_ASSIGN_OR_RETURN(const bool free, YieldToExisting(manifest));
     if (!free) {
       Abandon(writing_folder);
-      // It may be the work of a commit that failed in its very last sync.
+      // The existing checkpoint may be from a commit whose last sync failed.
       DDP_RETURN_IF_ERROR(file_system_->SyncDirectory(root_));
       return folder;
     }
@@ -337,8 +338,8 @@ absl::StatusOr<std::string> CheckpointStorage::Commit(const CheckpointOwner& own
   return folder;
 }
 
-// That `folder` holds what is about to be committed: the manifest as it was meant, and each file
-// with its size. The files' bytes are not read again.
+// Checks that `folder` holds the manifest, and each file with its size. Does not read the files'
+// bytes again.
 absl::Status CheckpointStorage::CheckWritten(const std::string& folder,
                                              const Manifest& manifest) const {
   const std::string path = absl::StrCat(folder, "/", kManifestName);
@@ -361,8 +362,8 @@ absl::Status CheckpointStorage::CheckWritten(const std::string& folder,
   return absl::OkStatus();
 }
 
-// A folder stands where `manifest` is to go. True: it was not whole, and has made way. False: it
-// holds the same state.
+// Handles a folder that already has the name of checkpoint `manifest`. Returns true when the folder
+// was incomplete or damaged, and is removed. Returns false when it holds the same state.
 absl::StatusOr<bool> CheckpointStorage::YieldToExisting(const Manifest& manifest) {
   const std::string folder = Folder(manifest.id);
   const absl::StatusOr<StoredManifest> existing = ReadManifest(manifest.id);

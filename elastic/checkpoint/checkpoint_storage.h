@@ -18,28 +18,28 @@
 
 namespace ddp::elastic {
 
-// The folder of a job's checkpoints: what may be done to it, in which order, so that at every
-// moment each checkpoint in it is whole or detectably not.
+// Lists, reads, writes and removes the checkpoints in a job's folder, the root. At every moment
+// each checkpoint in the root is complete, or detectably incomplete.
 //
 //   root/.owner                                    the owner: see OwnerFile
-//   root/.tmp-step-000000001200.g0007.<nonce>/     being written, or left behind
+//   root/.tmp-step-000000001200.g0007.<nonce>/     being written, or left by an interrupted save
 //   root/.del-step-000000001200.g0007.<nonce>/     being removed
 //   root/step-000000001200.g0007/                  committed: appears by one rename
 //
-// Writing: Begin() on the coordinator; files into the folder it returns, by any process, each file
-// synced and then the folder; Commit() on the coordinator. The rename in Commit() is the only
-// moment at which the checkpoint comes into being; nothing is ever written into a committed folder.
+// Writing: the coordinator calls Begin(). Any process writes files into the folder that Begin()
+// returned, syncs each file, and then the folder. The coordinator calls Commit(), whose rename
+// creates the checkpoint. No process writes into a committed folder.
 //
-// Fencing: the first Begin() of an owner claims the folder (OwnerFile) and removes the work folders
-// that it saw before its claim. Those belong to earlier claims, so a claimant that stood still
-// never removes the folder of a later one. From then on every Begin() and Commit() of an earlier
-// claim fails: OwnerFile names another claim, or its work folder was renamed. An older generation
-// of the same job cannot claim. Begin() and Commit() also ask the rendezvous, where there is one:
-// a generation that is over is refused before any claim is made.
+// Fencing: the first Begin() of an owner lists the work folders, claims the root (OwnerFile), and
+// removes the listed folders. They belong to earlier claims, so a claimant that was suspended never
+// removes the folder of a later claim. Every later Begin() and Commit() of an earlier claim fails:
+// OwnerFile names another claim, or the work folder was renamed. An older generation of the same
+// job cannot claim. Begin() and Commit() also ask the rendezvous, if there is one, and refuse a
+// generation that is over before any claim.
 //
-// Removing: only folders with the exact name of a WorkFolder, in them only plain files with the
+// Removing: only folders with the exact name of a WorkFolder; in them only plain files with the
 // names of a save (IsCheckpointFile), and the folder once it is empty. Links, foreign files and
-// folders, and every other entry stay; the log names each once.
+// folders, and every other entry stay. The log names each of them once.
 //
 // Errors are those of FileSystem, with kFailedPrecondition also for a lost fence and kDataLoss for
 // damaged files. Thread-compatible.
@@ -51,7 +51,7 @@ class CheckpointStorage {
   const std::string& root() const { return root_; }
   std::string Folder(const CheckpointId& id) const;
 
-  // The committed checkpoints, whole or not, newest first. None where there is no folder yet.
+  // Returns the committed checkpoints, complete or not, newest first. Empty when there is no root.
   absl::StatusOr<std::vector<CheckpointId>> List() const;
 
   struct StoredManifest {
@@ -60,28 +60,31 @@ class CheckpointStorage {
   };
   absl::StatusOr<StoredManifest> ReadManifest(const CheckpointId& id) const;
 
-  // Reads one of the manifest's files and compares every byte with what the manifest says.
-  // kDataLoss names the file and, where it can, the tensor.
+  // Reads one of the manifest's files and compares every byte with the manifest. kDataLoss names
+  // the file and, where possible, the tensor.
   absl::StatusOr<LoadedFile> LoadFile(const Manifest& manifest, const FileRecord& file) const;
 
-  // The writer that claimed the folder last. kNotFound: none has, or there is no folder.
+  // Returns the writer that claimed the root last. kNotFound when there is no claim or no root.
   absl::StatusOr<CheckpointOwner> Owner() const;
 
-  // Whether there is no file `path` in the root.
+  // Returns true when `path` is a path in the root and no such file exists.
   bool IsMissing(const std::string& path) const;
 
-  // Makes the folder to write checkpoint `id` into, and returns its path.
+  // Claims the root unless `owner` has claimed it already. Creates the work folder for checkpoint
+  // `id` and returns its path.
   absl::StatusOr<std::string> Begin(const CheckpointOwner& owner, const CheckpointId& id);
 
-  // Makes what stands in `writing_folder`, from Begin(), the checkpoint `manifest.id`, and returns
-  // its path. When it returns OK the checkpoint survives a power cut. On an error the folder may
-  // still be there: Abandon() it. A checkpoint of that id with the same state is as good: its path
-  // is returned. One that is not whole makes way. A whole one with another state stays, and the
-  // error is kAlreadyExists.
+  // Turns `writing_folder`, from Begin(), into the checkpoint `manifest.id`, and returns its path.
+  // After OK the checkpoint survives a power cut. After an error the folder may still exist:
+  // Abandon() it.
+  // When a checkpoint of that ID exists:
+  // - Complete, with the same state: stays, and its path is returned.
+  // - Complete, with another state: stays, and the error is kAlreadyExists.
+  // - Incomplete or damaged: is removed.
   absl::StatusOr<std::string> Commit(const CheckpointOwner& owner,
                                      const std::string& writing_folder, const Manifest& manifest);
 
-  // Removes `writing_folder` as far as possible.
+  // Removes `writing_folder` as far as possible, and logs a failure.
   void Abandon(const std::string& writing_folder);
 
  private:
@@ -108,9 +111,9 @@ class CheckpointStorage {
   const std::string root_;
   const AskRendezvous ask_;
   OwnerFile owner_file_;
-  std::optional<OwnerFile::Claim> claim_;  // the last one that Begin() made
+  std::optional<OwnerFile::Claim> claim_;  // the last claim of Begin()
   std::set<std::string> named_;            // paths that the log has named
-  bool rendezvous_is_silent_ = false;      // the log has said so
+  bool rendezvous_is_silent_ = false;      // and the log has said so
 };
 
 }  // namespace ddp::elastic

@@ -206,7 +206,7 @@ class Checkpointer {
 
   // Returns the run ID of the job that wrote the newest checkpoint with an undamaged manifest, as
   // this rank sees it. Empty when there is none. Not a collective. Throws CheckpointError when a
-  // manifest cannot be read for another reason than damage.
+  // manifest cannot be read for another reason than damage or absence.
   std::string newest_run_id() const;
 
   // Returns true when this rank sees that the newest checkpoint is of this job, and not of another

@@ -9,7 +9,7 @@
 
 namespace ddp::elastic {
 
-// XXH3-128 of some bytes. Finds damage, not malice.
+// The XXH3-128 hash of some bytes. Detects damage, not deliberate changes. A value.
 class ContentHash {
  public:
   ContentHash() = default;
@@ -17,10 +17,10 @@ class ContentHash {
   static ContentHash Of(const void* data, size_t bytes);
   static ContentHash Of(const std::string& text) { return Of(text.data(), text.size()); }
 
-  // 32 lower-case hexadecimal digits in the canonical order, as xxh128sum prints them.
+  // Returns 32 lower-case hexadecimal digits in the canonical order, as xxh128sum prints them.
   const std::string& Hex() const { return hex_; }
 
-  // kInvalidArgument when `hex` is not what Hex() gives.
+  // Inverts Hex(). kInvalidArgument when `hex` is not such a text.
   static absl::StatusOr<ContentHash> FromHex(const std::string& hex);
 
   friend bool operator==(const ContentHash&, const ContentHash&) = default;
@@ -32,7 +32,7 @@ class ContentHash {
   std::string hex_ = std::string(32, '0');
 };
 
-// The same over a stream. Thread-compatible.
+// Computes a ContentHash over a stream of bytes. Thread-compatible.
 class ContentHasher {
  public:
   ContentHasher();

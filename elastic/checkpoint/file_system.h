@@ -12,78 +12,77 @@
 
 namespace ddp::elastic {
 
-// A file being written from its start to its end. Thread-compatible. Closed when destroyed; whoever
-// must know that all went well calls Sync() and Close().
+// A file that is written from its start to its end. Thread-compatible. The destructor closes the
+// file without reporting errors: call Sync() and Close() first.
 class WritableFile {
  public:
   virtual ~WritableFile() = default;
 
-  // Takes `bytes` of disk for the file now, so that a full disk shows before the work. A file
-  // system that cannot reserve says OK. The file's size stays what was appended.
+  // Reserves `bytes` of disk for the file, so that a full disk is found before the writing. Returns
+  // OK when the file system cannot reserve. Does not change the file's size.
   virtual absl::Status Reserve(uint64_t bytes) = 0;
   virtual absl::Status Append(const char* data, size_t bytes) = 0;
 
-  // On OK the content survives a power cut; its name in the directory does only after
-  // SyncDirectory(). After an error the file is lost: a second Sync() may say OK falsely.
+  // Makes the content durable: after OK it survives a power cut. The file's name survives only
+  // after SyncDirectory(). After an error the file is lost: a second Sync() may return OK falsely.
   virtual absl::Status Sync() = 0;
   virtual absl::Status Close() = 0;
 };
 
-// A file being read. Safe for concurrent use.
+// A file that is read. Threads: any, concurrently.
 class ReadableFile {
  public:
   virtual ~ReadableFile() = default;
 
-  // When it was opened.
+  // Returns the size, in bytes, that the file had when it was opened.
   virtual uint64_t size() const = 0;
 
-  // Fills `buffer`. kDataLoss when the file ends before.
+  // Reads exactly `bytes` bytes at `offset` into `buffer`. kDataLoss when the file ends before.
   virtual absl::Status Read(uint64_t offset, char* buffer, size_t bytes) const = 0;
 };
 
 // The kind of an entry of a folder. A link is kOther, whatever it points to.
 enum class EntryKind { kFile, kDirectory, kOther };
 
-// What checkpoints need of a file system, and its promises about a power cut: content is safe after
-// WritableFile::Sync(), names (creation, renaming, removal) after SyncDirectory() of the folder
-// that holds them; what is not synced may survive or not, in any combination.
+// The operations of a file system that checkpoints need. Threads: any, concurrently.
+//
+// Power cuts: content survives after WritableFile::Sync(). Names (creation, renaming, removal)
+// survive after SyncDirectory() of their folder. Any subset of the unsynced changes may survive.
 //
 // Errors: kNotFound, kAlreadyExists, kPermissionDenied (also a read-only file system),
 // kResourceExhausted (space, quota, descriptors), kFailedPrecondition (not a directory, directory
 // not empty, not a plain file, a link on the way), else kInternal. Messages name the path and the
 // system's reason.
 //
-// Links. OpenFile() follows links. No other call follows a link below the root of the checkpoints:
-// a link on the way to the last name is kFailedPrecondition, and the last name itself is never
-// resolved. The root and the folders above it may be links. An implementation says how it knows the
+// Links: OpenFile() follows links. No other call follows a link below the root of the checkpoints.
+// A link on the way to the last name is kFailedPrecondition, and the last name is never resolved.
+// The root and the folders above it may be links. Each implementation documents how it knows the
 // root.
-//
-// Safe for concurrent use.
 class FileSystem {
  public:
   virtual ~FileSystem() = default;
 
-  // Only of files that do not exist yet.
+  // Creates a file. kAlreadyExists when the name is in use.
   virtual absl::StatusOr<std::unique_ptr<WritableFile>> CreateFile(const std::string& path) = 0;
-  // Only of plain files. Never blocks on what is not one.
+  // Opens a plain file. Refuses every other kind of entry, and never blocks on it.
   virtual absl::StatusOr<std::unique_ptr<ReadableFile>> OpenFile(const std::string& path) = 0;
 
-  // The parent must exist.
+  // Creates a folder. The parent must exist.
   virtual absl::Status MakeDirectory(const std::string& path) = 0;
-  // The kind of the entry itself. kNotFound: there is none.
+  // Returns the kind of the entry, without following a link. kNotFound when there is no entry.
   virtual absl::StatusOr<EntryKind> KindOf(const std::string& path) = 0;
-  // The names in it, in no order, without "." and "..".
+  // Returns the names of the folder's entries, unordered, without "." and "..".
   virtual absl::StatusOr<std::vector<std::string>> ListDirectory(const std::string& path) = 0;
   virtual absl::Status SyncDirectory(const std::string& path) = 0;
 
-  // Atomic. Never replaces: kAlreadyExists.
+  // Renames atomically. Never replaces an entry: kAlreadyExists.
   virtual absl::Status Rename(const std::string& from, const std::string& to) = 0;
-  // Atomic. Replaces the file `to`.
+  // Renames atomically and replaces the file `to`.
   virtual absl::Status ReplaceFile(const std::string& from, const std::string& to) = 0;
 
-  // Of what is not a folder. Removes a link, never the file that the link points to.
+  // Removes an entry that is not a folder. Removes a link, never the file that the link points to.
   virtual absl::Status RemoveFile(const std::string& path) = 0;
-  // Only when empty.
+  // Removes an empty folder.
   virtual absl::Status RemoveDirectory(const std::string& path) = 0;
 };
 

@@ -14,7 +14,8 @@
 
 namespace ddp::elastic {
 
-// Where the threads of a test meet that play the ranks of a group.
+// Exchanges values between the threads of a test, where each thread plays one rank of a group. The
+// InProcessGroup of each rank calls it. A wait ends after kTimeout with kDeadlineExceeded.
 class InProcessMeeting {
  public:
   explicit InProcessMeeting(int world_size) : values_(static_cast<size_t>(world_size)) {}
@@ -57,6 +58,7 @@ class InProcessMeeting {
   std::string answer_ ABSL_GUARDED_BY(mutex_);
 };
 
+// The CheckpointGroup of one such rank. The caller owns `meeting`, which must outlive this.
 class InProcessGroup final : public CheckpointGroup {
  public:
   InProcessGroup(InProcessMeeting* meeting, int rank) : meeting_(meeting), rank_(rank) {}
@@ -72,7 +74,7 @@ class InProcessGroup final : public CheckpointGroup {
   const int rank_;
 };
 
-// Runs `body` once per rank, all at the same time.
+// Runs `body` on one thread per rank, concurrently. Blocks until all threads have ended.
 inline void RunRanks(int world_size, const std::function<void(CheckpointGroup&)>& body) {
   InProcessMeeting meeting(world_size);
   std::vector<std::thread> threads;

@@ -71,7 +71,7 @@ json ToJson(const TensorRecord& tensor) {
           {"xxh3_128", tensor.hash.Hex()}};
 }
 
-// One record a line: a person finds one, and two manifests compare line by line.
+// Writes one record a line, so that people can search a manifest and compare two by line.
 template <typename Record>
 std::string Lines(const std::vector<Record>& records) {
   std::string text = "[";
@@ -130,8 +130,8 @@ absl::Status CheckOptions(const OptimizerRecord& optimizer) {
 
 // ---- Reading ----
 
-// One object of the manifest. The first thing that is wrong is kept; all later reads then give
-// values that nobody uses.
+// Reads the fields of one object of the manifest. Keeps the first error in `status`; the values
+// read after an error are not used.
 class Fields {
  public:
   Fields(const json& object, std::string where, absl::Status& status)
@@ -175,7 +175,7 @@ class Fields {
     return {};
   }
 
-  // Null is nothing.
+  // Returns null when the field is missing or null.
   const json* Optional(const char* name) {
     const auto found = object_.find(name);
     if (!object_.is_object() || found == object_.end() || found->is_null()) return nullptr;
@@ -425,7 +425,7 @@ absl::Status CheckManifest(const Manifest& manifest) {
 }
 
 absl::StatusOr<Manifest> ParseManifest(const std::string& text) {
-  // Before anything else: what follows reads only what was written.
+  // The hash is checked first, so that the parser reads only a text that a save wrote.
   const size_t trailer_bytes = sizeof(kTrailerBegin) - 1 + kHexDigits + sizeof(kTrailerEnd) - 1;
   if (text.size() < trailer_bytes || text.substr(text.size() - trailer_bytes) !=
                                          Trailer(text.substr(0, text.size() - trailer_bytes))) {

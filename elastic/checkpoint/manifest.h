@@ -19,7 +19,7 @@ namespace ddp::elastic {
 // The name of the file inside a checkpoint's folder.
 inline constexpr char kManifestName[] = "MANIFEST.json";
 
-// An optimizer without its tensors.
+// The kind, parameter groups, options and step counts of an optimizer, without its tensors.
 struct OptimizerRecord {
   using Option = std::variant<bool, double, std::vector<double>>;
   struct Group {
@@ -55,15 +55,17 @@ struct TensorRecord {
   friend bool operator==(const TensorRecord&, const TensorRecord&) = default;
 };
 
-// MANIFEST.json: everything about a checkpoint but the tensors' values, and a hash of all of those.
-// A checkpoint is whole when its manifest is, and the files are as the manifest says.
+// The content of MANIFEST.json: everything about a checkpoint but the tensors' values, and a hash
+// of every file and tensor. A checkpoint is complete ("whole" in messages) when its manifest is
+// undamaged and every file matches the manifest.
 //
-// The file's last field hashes all of the file before it, so that a change of any bit is seen:
+// The last field of the file is a hash of all bytes before it, so that a change of any bit is
+// found:
 //   ...,
 //   "manifest_xxh3_128": "<32 digits: XXH3-128 of all bytes before the comma above>"
 //   }
 struct Manifest {
-  // What the state is.
+  // The saved state.
   CheckpointId id;
   int64_t epoch = 0;
   std::optional<SamplerState> sampler;
@@ -84,19 +86,21 @@ struct Manifest {
   friend bool operator==(const Manifest&, const Manifest&) = default;
 };
 
-// The text of the file.
+// Returns the text of MANIFEST.json.
 std::string EncodeManifest(const Manifest& manifest);
 
-// Whether ParseManifest(EncodeManifest(manifest)) gives `manifest` again. kInvalidArgument, naming
-// what cannot be written: an option that is no finite number, a name that is no UTF-8.
+// Returns OK when ParseManifest(EncodeManifest(manifest)) equals `manifest`. Errors:
+// kInvalidArgument, naming the value that cannot be written: an option that is not a finite number,
+// or a name that is not UTF-8.
 absl::Status CheckManifest(const Manifest& manifest);
 
-// Trusts nothing. What it returns is consistent in itself: plain file names, each once; tensors in
-// listed files and inside of their bytes, with sizes that match their shapes. Errors: kDataLoss
-// (damaged, or a lie), kUnimplemented (of a newer version of the format).
+// Parses the text of MANIFEST.json and trusts nothing in it. The result is consistent: plain file
+// names, each once; tensors inside listed files, with sizes that match their shapes.
+// Errors: kDataLoss (damaged or inconsistent), kUnimplemented (another version of the format).
 absl::StatusOr<Manifest> ParseManifest(const std::string& text);
 
-// What one rank has written, as it is told to rank 0. Parsing trusts nothing, as ParseManifest.
+// The records of the files that one rank has written, which the rank sends to rank 0. Parsing
+// trusts nothing, as ParseManifest().
 struct WrittenRecords {
   std::vector<FileRecord> files;
   std::vector<TensorRecord> tensors;
@@ -104,7 +108,7 @@ struct WrittenRecords {
 std::string EncodeRecords(const WrittenRecords& records);
 absl::StatusOr<WrittenRecords> ParseRecords(const std::string& text);
 
-// Over names, types and hashes of `tensors`, in any order.
+// Returns a hash over names, types and hashes of `tensors`. Their order does not matter.
 ContentHash StateHash(const std::vector<TensorRecord>& tensors);
 
 }  // namespace ddp::elastic
