@@ -53,7 +53,7 @@ struct SgdKind {
     options.nesterov(std::get<bool>(values.at("nesterov")));
   }
 
-  // A member of the state by its name in Python; null: no such member.
+  // Returns the member of the state with the Python name `key`; null when there is none.
   template <typename AnyState>
   static auto* Tensor(AnyState& state, const std::string& key) {
     return key == "momentum_buffer" ? &state.momentum_buffer() : nullptr;
@@ -94,7 +94,7 @@ struct AdamKindOf {
     return key == "max_exp_avg_sq" ? &state.max_exp_avg_sq() : nullptr;
   }
   static constexpr const char* kTensors[] = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"};
-  static constexpr size_t kRequiredTensors = 2;  // the first ones, where there is a state at all
+  static constexpr size_t kRequiredTensors = 2;  // the first two of kTensors, if there is a state
 };
 struct AdamKind
     : AdamKindOf<torch::optim::Adam, torch::optim::AdamOptions, torch::optim::AdamParamState> {
@@ -105,7 +105,7 @@ struct AdamWKind
   static constexpr char kName[] = "AdamW";
 };
 
-// Calls `with` with the kind of `optimizer`; false when it is none of ours.
+// Calls `with` with the kind of `optimizer`. Returns false for a kind that is not supported.
 template <typename With>
 bool WithKind(const Optimizer& optimizer, With with) {
   if (dynamic_cast<const torch::optim::AdamW*>(&optimizer) != nullptr) {
@@ -206,7 +206,7 @@ void CompareParameters(const std::vector<std::string>& here, const std::vector<s
   }
 }
 
-// The checkpoint's state of one parameter: all of it or none, and shaped like the parameter.
+// Checks that the checkpoint has all or nothing of one parameter's state, in the parameter's shape.
 template <typename Kind>
 void CompareState(const std::string& name, const TensorType& type,
                   const std::map<std::string, const TensorRecord*>& saved,
@@ -288,7 +288,7 @@ States BuildStates(const Optimizer& optimizer, const ModelTensors& model,
       for (const char* key : Kind::kTensors) {
         const auto value = values.find(TensorName(name, key));
         if (value == values.end()) continue;
-        // The parameter's device and strides, as the optimizer makes it itself.
+        // The optimizer itself also creates the state with the parameter's device and strides.
         *Kind::Tensor(*state, key) = at::empty_like(parameter).copy_(TensorOver(value->second));
         any = true;
       }
@@ -306,7 +306,7 @@ std::function<void()> Prepare(Optimizer& optimizer, const ModelTensors& model,
                               const OptimizerRecord& record,
                               const std::map<std::string, TensorView>& values) {
   auto states = std::make_shared<States>(BuildStates<Kind>(optimizer, model, record, values));
-  // Room for all of them now, so that moving them in allocates no table.
+  // The table is reserved now, so that installing the states does not grow it.
   optimizer.state().reserve(optimizer.state().size() + states->size());
   return [&optimizer, states, groups = record.groups] {
     for (size_t i = 0; i < groups.size(); ++i) {

@@ -17,25 +17,26 @@ class Optimizer;
 
 namespace ddp::elastic {
 
-// SGD, Adam and AdamW as a record and tensors, and back. Tensors are called as Python's state
-// dictionary calls them, by parameter: "state.<parameter>.exp_avg"; "state.<parameter>.step" is one
-// F32 number, as there, and the record has it exactly.
+// The state of an SGD, Adam or AdamW as a record and tensors. The tensors have the names of
+// Python's state dictionary, by parameter: "state.<parameter>.exp_avg". "state.<parameter>.step" is
+// one F32 number, as in Python; the record holds the exact integer.
 struct OptimizerState {
   OptimizerRecord record;
   std::vector<NamedTensor> tensors;
 };
 
-// Errors: kInvalidArgument (another kind of optimizer; a parameter that is not the model's).
+// Returns the state of `optimizer`. Errors: kInvalidArgument for another kind of optimizer, or a
+// parameter that is not the model's.
 absl::StatusOr<OptimizerState> StateOf(const torch::optim::Optimizer& optimizer,
                                        const ModelTensors& model);
 
-// What of `manifest`'s optimizer does not fit `optimizer`, one line each.
+// Returns the differences between `manifest`'s optimizer and `optimizer`, one line each.
 std::vector<std::string> OptimizerMismatches(const torch::optim::Optimizer& optimizer,
                                              const ModelTensors& model, const Manifest& manifest);
 
-// Builds the state of a manifest without mismatches beside the optimizer, and returns what puts it
-// in place: that allocates nothing and cannot fail. Options, learning rate included, become the
-// checkpoint's. `optimizer` must live until then.
+// Builds the optimizer's new state from a manifest without mismatches, and returns the function
+// that installs it. The function sets all options, learning rate included, and cannot fail: the
+// states and the room for them are allocated before. `optimizer` must outlive the function.
 std::function<void()> PrepareOptimizer(torch::optim::Optimizer& optimizer,
                                        const ModelTensors& model, const OptimizerRecord& record,
                                        const std::map<std::string, TensorView>& values);

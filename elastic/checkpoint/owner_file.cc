@@ -23,8 +23,8 @@ constexpr char kOwnerName[] = ".owner";
 constexpr char kNumberPrefix[] = ".owner.";
 constexpr char kTextPrefix[] = ".owner-";
 constexpr uint64_t kBytesMax = 64 << 10;
-constexpr uint64_t kNumberMax = 999'999'999'999;  // twelve digits; more is no claim of ours
-// Each try is lost to another writer that came further, so this many are never needed.
+constexpr uint64_t kNumberMax = 999'999'999'999;  // twelve digits, as in the file names
+// A bound. A try fails only when another writer made progress, so few tries are needed.
 constexpr int kTriesMax = 100;
 
 std::string UnsettledName(int64_t number) {
@@ -57,7 +57,7 @@ T Get(const json& object, const char* name, bool (json::*is)() const noexcept) {
   return {};
 }
 
-// Of a text that makes no sense: claim 0 of nobody.
+// Returns the claim in `text`; claim 0 without an owner when the text is unreadable.
 OwnerFile::Claim ParseClaim(const std::string& text) {
   OwnerFile::Claim claim;
   const absl::StatusOr<json> object = ParseStrictJson(text);
@@ -107,7 +107,7 @@ absl::StatusOr<OwnerFile::Claim> OwnerFile::Current() const {
       const std::optional<int64_t> number = ParseUnsettledName(name);
       if (!number.has_value() || (highest.has_value() && highest->number > *number)) continue;
       absl::StatusOr<Claim> claim = Read(name);
-      moved |= absl::IsNotFound(claim.status());  // settled or removed since: look again
+      moved |= absl::IsNotFound(claim.status());  // settled or removed since: list again
       if (moved) break;
       if (absl::IsFailedPrecondition(claim.status())) continue;
       DDP_RETURN_IF_ERROR(claim.status());
@@ -115,7 +115,7 @@ absl::StatusOr<OwnerFile::Claim> OwnerFile::Current() const {
       highest = *std::move(claim);
     }
     if (moved) continue;
-    // After the unsettled ones: one that was settled in between is seen here.
+    // Read after the unsettled claims: a claim that was settled in between is seen here.
     absl::StatusOr<Claim> settled = Read(kOwnerName);
     if (!settled.ok() && !absl::IsNotFound(settled.status())) return settled.status();
     if (settled.ok() && (!highest.has_value() || settled->number >= highest->number)) {
@@ -151,7 +151,7 @@ absl::StatusOr<OwnerFile::Claim> OwnerFile::Take(const CheckpointOwner& owner) {
     const absl::Status put =
         file_system_->Rename(Path(text_name), Path(UnsettledName(claim.number)));
     if (!put.ok()) DDP_RETURN_IF_ERROR(Remove(text_name));
-    // Not found: a writer whose claim came first took the text for a leftover.
+    // kNotFound: another writer's claim came first, and that writer removed the text as a leftover.
     if (absl::IsAlreadyExists(put) || absl::IsNotFound(put)) continue;
     DDP_RETURN_IF_ERROR(put);
     DDP_ASSIGN_OR_RETURN(const Outcome outcome, Settle(claim));
@@ -167,7 +167,7 @@ absl::StatusOr<OwnerFile::Outcome> OwnerFile::SettleOwn(const Claim& claim) {
   return Settle(claim);
 }
 
-// Steps 3 to 5.
+// Runs steps 3 to 5.
 absl::StatusOr<OwnerFile::Outcome> OwnerFile::Settle(const Claim& claim) {
   const std::string name = UnsettledName(claim.number);
   const absl::StatusOr<Claim> current = Current();
@@ -196,7 +196,7 @@ absl::Status OwnerFile::RemoveUnsettled(int64_t below) {
   return absl::OkStatus();
 }
 
-// What is no plain file stays.
+// Removes the plain file `name`. Any other kind of entry stays.
 absl::Status OwnerFile::Remove(const std::string& name) {
   const absl::StatusOr<EntryKind> kind = file_system_->KindOf(Path(name));
   if (absl::IsNotFound(kind.status())) return absl::OkStatus();

@@ -19,7 +19,7 @@
 namespace ddp::elastic {
 namespace {
 
-// One call transfers less than 2 GiB anyway; a smaller bound keeps a call interruptible.
+// Bounds one read or write, so that it stays interruptible. The kernel's own bound is 2 GiB.
 constexpr size_t kTransferBytesMax = size_t{64} << 20;
 
 absl::StatusCode CodeFor(int error) {
@@ -51,7 +51,7 @@ absl::StatusCode CodeFor(int error) {
   }
 }
 
-// The one place that turns errno into a Status.
+// Turns errno into a Status, for the whole file system.
 absl::Status Error(const std::string& action, const std::string& path, int error) {
   return absl::Status(CodeFor(error),
                       absl::StrCat("cannot ", action, " ", path, ": ", std::strerror(error)));
@@ -133,9 +133,9 @@ struct CloseDirectory {
 
 }  // namespace
 
-// The last name of a path, and the folder that the name is looked up in.
+// The last name of a path, and the open folder that contains it.
 struct PosixFileSystem::Place {
-  UniqueFd folder;  // invalid: `name` is a path of its own
+  UniqueFd folder;  // invalid: `name` is the whole path
   std::string name;
 
   int at() const { return folder.valid() ? folder.get() : AT_FDCWD; }
@@ -214,7 +214,7 @@ absl::StatusOr<std::vector<std::string>> PosixFileSystem::ListDirectory(const st
   DDP_ASSIGN_OR_RETURN(UniqueFd fd, OpenDirectory("list the folder", path));
   const std::unique_ptr<DIR, CloseDirectory> directory(fdopendir(fd.get()));
   if (directory == nullptr) return Error("list the folder", path, errno);
-  (void)fd.release();  // the directory's now
+  (void)fd.release();  // owned by `directory` now
   std::vector<std::string> names;
   while (true) {
     errno = 0;
@@ -229,7 +229,7 @@ absl::StatusOr<std::vector<std::string>> PosixFileSystem::ListDirectory(const st
 
 absl::Status PosixFileSystem::SyncDirectory(const std::string& path) {
   DDP_ASSIGN_OR_RETURN(const UniqueFd fd, OpenDirectory("open the folder", path));
-  // EINVAL: a file system that has nothing to sync for a folder.
+  // EINVAL: the file system does not sync folders.
   if (fsync(fd.get()) == 0 || errno == EINVAL) return absl::OkStatus();
   return Error("sync the folder", path, errno);
 }

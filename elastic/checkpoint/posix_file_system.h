@@ -10,19 +10,19 @@
 
 namespace ddp::elastic {
 
-// The operating system's files. New files get mode 0666 and new directories 0777, less the umask.
+// The FileSystem of the operating system. New files get mode 0666 and new directories 0777, less
+// the umask. Threads: any.
 //
 // Every call but OpenFile() opens the folders between the root and the last name one by one,
-// relative to each other (openat, O_NOFOLLOW). So nobody can lead a call elsewhere by a link, at no
-// moment.
+// relative to each other (openat, O_NOFOLLOW). So a link can never redirect a call.
 //
-// On a file system without an exclusive rename (some network file systems), Rename() of a file is
-// a hard link and an unlink, which is exclusive too. Rename() of a folder looks first and then
-// renames there: two renamers at the same moment are not kept apart.
+// Some network file systems have no exclusive rename. There, Rename() of a file is a hard link and
+// an unlink, which is exclusive too. Rename() of a folder checks the target first and then renames:
+// it does not exclude a concurrent rename to the same name.
 class PosixFileSystem final : public FileSystem {
  public:
-  // `root`: the folder of the checkpoints. Empty: none; then links are followed in every folder of
-  // a path, and only its last name is not resolved.
+  // `root`: the folder of the checkpoints. Empty: there is no root. Links are then followed in
+  // every folder of a path, and only the last name is not resolved.
   explicit PosixFileSystem(std::string root = "");
 
   absl::StatusOr<std::unique_ptr<WritableFile>> CreateFile(const std::string& path) override;

@@ -11,12 +11,14 @@
 
 namespace ddp::elastic {
 
-// Another file system that calls `on_progress` after every call that has moved bytes of a file: on
-// the calling thread, also of files that are open when this object is gone. A call that does not
-// return is named by `watch`.
+// Wraps a FileSystem and reports its progress. Calls `on_progress` on the calling thread after
+// every successful Reserve(), Append(), Sync() or Read() of a file, also after this object is
+// destroyed. Registers every call with `watch`, which logs a call that does not return. Threads: as
+// `real`.
 class ProgressFileSystem final : public FileSystem {
  public:
-  // `real` must outlive this, `watch` (may be null) its files too. `on_progress`: not null.
+  // `real` must outlive this. `watch` (may be null) must outlive this and the files that it opened.
+  // `on_progress`: not null.
   ProgressFileSystem(FileSystem* real, std::function<void()> on_progress,
                      StallWatch* watch = nullptr);
 

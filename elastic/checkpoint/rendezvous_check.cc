@@ -12,7 +12,7 @@
 namespace ddp::elastic {
 namespace {
 
-// "" where the reply is nil or no text.
+// Returns "" when the reply is nil or not a text.
 std::string TextOf(const store::RedisReply& reply) {
   absl::StatusOr<std::string> text = reply.AsString();
   return text.ok() ? *std::move(text) : "";

@@ -12,24 +12,27 @@
 
 namespace ddp::elastic {
 
-// Asks the rendezvous of a job, which lies beside the workers' store in Redis, whether a generation
-// is still the newest. Needs no agent: a worker whose agent is stopped asks too.
+// Asks the rendezvous of a job whether a generation is still the newest. The rendezvous is on the
+// same Redis server as the workers' store. Works without the agent, so a worker whose agent is
+// stopped can ask too. Owned by a Checkpointer.
 //
-// Thread-compatible. Keeps no connection between two questions.
+// Thread-compatible. Ask() opens a connection and closes it.
 class RendezvousCheck {
  public:
-  // `store_url`: the address of the generation's store, as DDP_STORE has it. `timeout`: of one
-  // question. Does no I/O. kInvalidArgument: the store is not that of a generation of ddprun, or
-  // the credentials in the environment are not usable.
+  // Makes a check from the address of the generation's store, as in DDP_STORE. `timeout`: of one
+  // Ask(). Does no I/O. Errors: kInvalidArgument when the store is not that of a generation of
+  // ddprun, or when the credentials in the environment are not usable.
   static absl::StatusOr<std::unique_ptr<RendezvousCheck>> Of(const std::string& store_url,
                                                              absl::Duration timeout);
 
-  // The number of the job among the jobs of its run id, from 1.
+  // Returns the number of the job among the jobs of its run ID, from 1.
   int64_t instance() const { return instance_; }
 
-  // The job's token, when no later generation has begun and the job has not ended. Errors:
-  // kFailedPrecondition: it has. kNotFound: the server knows nothing of this generation; it may
-  // have lost its memory. Others: those of RedisCaller.
+  // Returns the job's token while this generation is the newest and the job has not ended. Blocks
+  // up to `timeout`. Errors:
+  // - kFailedPrecondition: another generation has begun, or the job has ended.
+  // - kNotFound: the server has no record of this generation; it may have lost its data.
+  // - Those of RedisCaller.
   absl::StatusOr<std::string> Ask();
 
  private:

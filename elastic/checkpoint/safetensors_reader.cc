@@ -21,13 +21,13 @@ constexpr size_t kTileBytes = size_t{1} << 20;
 
 absl::Status Broken(const std::string& what) { return absl::DataLossError(what); }
 
-// A name from a hostile file, for a message.
+// Escapes and shortens a name from a hostile file, for a message.
 std::string Quoted(const std::string& name) {
   return absl::StrCat("\"", absl::CHexEscape(name.substr(0, 200)), "\"");
 }
 
-// Follows the header's one allowed shape token by token and stops at the first that does not fit,
-// so that nothing hostile is ever stored.
+// Checks the header token by token against its only allowed structure. Stops at the first token
+// that does not fit, so that nothing hostile is stored.
 class HeaderHandler final : public nlohmann::json_sax<nlohmann::json> {
  public:
   const std::string& error() const { return error_; }
@@ -112,7 +112,7 @@ class HeaderHandler final : public nlohmann::json_sax<nlohmann::json> {
     if (offsets_.size() != 2 || offsets_[1] < offsets_[0]) {
       return Fail("has data_offsets that are no range");
     }
-    // Relative to the end of the header until ParseSafetensorsHeader places them.
+    // The offset is relative to the end of the header until PlaceTensors().
     tensors_.back().offset = offsets_[0];
     tensors_.back().bytes = offsets_[1] - offsets_[0];
     return true;
@@ -224,7 +224,8 @@ absl::Status CheckNamesAreUnique(const std::vector<StoredTensor>& tensors) {
   return absl::OkStatus();
 }
 
-// Sorts by place and checks that the tensors fill the data exactly.
+// Sorts the tensors by offset, checks that they fill the data exactly, and makes the offsets
+// relative to the start of the file.
 absl::Status PlaceTensors(uint64_t header_end, uint64_t file_bytes,
                           std::vector<StoredTensor>& tensors) {
   std::sort(tensors.begin(), tensors.end(), [](const StoredTensor& a, const StoredTensor& b) {
@@ -258,7 +259,7 @@ absl::StatusOr<std::string> ReadStart(const ReadableFile& file) {
   }
   DDP_RETURN_IF_ERROR(file.Read(0, length, kLengthBytes));
   DDP_ASSIGN_OR_RETURN(const uint64_t end, SafetensorsHeaderEnd(length, file.size()));
-  // The length is not read again: a file that changes meanwhile could then give another one.
+  // The length is not read again: a file that changes meanwhile could give another length.
   std::string start(length, kLengthBytes);
   start.resize(end);
   DDP_RETURN_IF_ERROR(
@@ -266,7 +267,7 @@ absl::StatusOr<std::string> ReadStart(const ReadableFile& file) {
   return start;
 }
 
-// Reads tile by tile, so that the two hashes find the bytes in the cache.
+// Reads tile by tile, so that both hashers find the bytes in the cache.
 absl::Status ReadData(const ReadableFile& file, ContentHasher& file_hasher, LoadedFile& loaded) {
   char* destination = loaded.data.get();
   for (const StoredTensor& tensor : loaded.stored) {

@@ -14,7 +14,7 @@
 
 namespace ddp::elastic {
 
-// One tensor as a file's header describes it. The bytes lie at [offset, offset + bytes) of the
+// A tensor as a file's header describes it. Its values are bytes [offset, offset + bytes) of the
 // file.
 struct StoredTensor {
   std::string name;
@@ -23,32 +23,33 @@ struct StoredTensor {
   uint64_t bytes = 0;
 };
 
-// Reads the start of a safetensors file of `file_bytes` bytes. `start` is the file's beginning, at
-// least its first 8 bytes and its whole header (see SafetensorsHeaderEnd). Trusts nothing: memory
-// and time are bounded by the header's size whatever it says. Accepts exactly the format: each
-// tensor's bytes follow its predecessor's, the last ends with the file, sizes match shapes, names
-// are unique. Errors: kDataLoss, with what is wrong and where.
+// Parses the header of a safetensors file of `file_bytes` bytes, and returns its tensors in the
+// order of the file. `start`: the beginning of the file, with at least the whole header (see
+// SafetensorsHeaderEnd).
 //
-// The result is in the order of the file.
+// Trusts nothing: the header's size bounds memory and time. Accepts exactly the format: each
+// tensor's bytes follow its predecessor's, the last tensor ends with the file, sizes match shapes,
+// and names are unique. Errors: kDataLoss, with the fault and its place.
 absl::StatusOr<std::vector<StoredTensor>> ParseSafetensorsHeader(const std::string& start,
                                                                  uint64_t file_bytes);
 
-// Where the header of a file ends, from its first 8 bytes. kDataLoss when that is outside of the
-// file or over the format's bound.
+// Returns the end of a file's header, in bytes from the file's start. `first_bytes`: of the file.
+// Errors: kDataLoss when the end is outside of the file or over the format's bound.
 absl::StatusOr<uint64_t> SafetensorsHeaderEnd(const char first_bytes[8], uint64_t file_bytes);
 
-// A safetensors file in memory. Movable; the views stay valid with it.
+// A safetensors file in memory. Owns the bytes; the views stay valid when it is moved. Entry i of
+// `tensors`, `stored` and `hashes` is about the same tensor.
 struct LoadedFile {
   uint64_t bytes = 0;
   ContentHash hash;                  // of the whole file
-  std::vector<TensorView> tensors;   // into `data`
-  std::vector<StoredTensor> stored;  // the same ones
-  std::vector<ContentHash> hashes;   // the same ones, each tensor's own
+  std::vector<TensorView> tensors;   // views into `data`
+  std::vector<StoredTensor> stored;  // places in the file
+  std::vector<ContentHash> hashes;   // of each tensor's bytes
   std::unique_ptr<char[]> data;
 };
 
-// Reads all of `file`, which messages call `name`. Errors: kDataLoss, kResourceExhausted (memory),
-// and those of the file system.
+// Reads all of `file`. `name`: of the file, for messages. Errors: kDataLoss, kResourceExhausted
+// (memory), and those of the file system.
 absl::StatusOr<LoadedFile> LoadSafetensors(const ReadableFile& file, const std::string& name);
 
 }  // namespace ddp::elastic

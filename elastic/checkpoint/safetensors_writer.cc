@@ -19,7 +19,8 @@ namespace {
 constexpr uint64_t kHeaderBytesMax = 100'000'000;  // of the format
 constexpr size_t kLengthBytes = 8;
 
-// Large enough that the disk sees long writes, and hashed and copied in parts that stay in cache.
+// The buffer is large, so that the disk gets long writes. A tile is small, so that its bytes stay
+// in the cache between copy and hash.
 constexpr size_t kBufferBytes = size_t{8} << 20;
 constexpr size_t kTileBytes = size_t{256} << 10;
 
@@ -31,7 +32,8 @@ std::string LittleEndian(uint64_t value) {
   return text;
 }
 
-// Appends to a file in long writes; hashes the whole and, between Begin and End, a part.
+// Appends to a file in long writes. Hashes the whole file and, where the caller passes a hasher,
+// the appended part.
 class HashingAppender {
  public:
   explicit HashingAppender(WritableFile& file)
@@ -41,7 +43,7 @@ class HashingAppender {
     while (bytes > 0) {
       const size_t count =
           static_cast<size_t>(std::min<uint64_t>({bytes, kTileBytes, kBufferBytes - buffered_}));
-      // The hashes are of the copy that is written: the tensor may change at any moment.
+      // The hashers read the copy that is written, because the tensor may change at any moment.
       char* const copy = buffer_.get() + buffered_;
       std::memcpy(copy, data, count);
       file_hash_.Update(copy, count);
@@ -73,7 +75,7 @@ class HashingAppender {
 
 absl::StatusOr<std::string> EncodeSafetensorsHeader(const std::vector<TensorView>& tensors) {
   nlohmann::json header = nlohmann::json::object();
-  // PyTorch's own readers look for it.
+  // PyTorch's own readers look for this entry.
   header["__metadata__"] = {{"format", "pt"}};
   uint64_t offset = 0;
   for (const TensorView& tensor : tensors) {

@@ -12,11 +12,11 @@
 
 namespace ddp::elastic {
 
-// Where the values start in a file of ours: whole pages, so that a reader may map or read them
-// directly. (The format allows any place; other writers' files are read too.)
+// The alignment, in bytes, of the first value in a written file: a page, so that a reader may map
+// or read the values directly. (The format allows any offset; the reader accepts any.)
 inline constexpr uint64_t kSafetensorsAlignment = 4096;
 
-// What was written of one tensor, and of the file.
+// The place and the hash of a written tensor, and of the file.
 struct WrittenTensor {
   std::string name;
   TensorType type;
@@ -30,18 +30,20 @@ struct WrittenFile {
   std::vector<WrittenTensor> tensors;  // in the order of the file
 };
 
-// The start of a safetensors file that holds `tensors` in the given order: the header's length, the
-// header, spaces up to kSafetensorsAlignment. A function of its arguments only. Errors:
-// kInvalidArgument (two tensors of one name; more names than the format's 100 MB header takes).
+// Returns the start of a safetensors file that holds `tensors` in the given order: the header's
+// length, the header, and spaces up to kSafetensorsAlignment. Depends on its arguments only.
+// Errors: kInvalidArgument when two tensors have one name, a name is not UTF-8, or the names exceed
+// the format's header of 100 MB.
 absl::StatusOr<std::string> EncodeSafetensorsHeader(const std::vector<TensorView>& tensors);
 
-// The order in which we lay tensors down: wide elements first, so that each is aligned to its
-// element, then by name.
+// Returns `tensors` in the order in which WriteSafetensors() writes them: by descending element
+// size, so that each tensor is aligned to its elements, then by name.
 std::vector<TensorView> InFileOrder(std::vector<TensorView> tensors);
 
-// Creates `path` with `tensors`, hashes what it writes, and syncs it. Equal tensors, in any order,
-// give equal bytes. The file's name is durable only after the caller syncs the folder. Errors:
-// those of EncodeSafetensorsHeader and of the file system; the file may then exist in part.
+// Creates the file `path` with `tensors`, hashes the written bytes, and syncs the file. Equal
+// tensors, in any order, give equal bytes. The file's name is durable only after the caller syncs
+// the folder. Errors: those of EncodeSafetensorsHeader() and of the file system. After an error the
+// file may exist in part.
 absl::StatusOr<WrittenFile> WriteSafetensors(FileSystem& file_system, const std::string& path,
                                              std::vector<TensorView> tensors);
 

@@ -7,10 +7,10 @@
 
 namespace ddp::elastic {
 
-// Decides whether a save may be tried after others have failed: the pause after the n-th failure in
-// a row is min(max, first * 2^(n-1)).
+// Decides whether a save may be tried after earlier saves have failed. The pause after the n-th
+// failure in a row is min(max, first * 2^(n-1)).
 //
-// Pure and thread-compatible. Holds no clock: the caller tells the time.
+// Pure and thread-compatible. Holds no clock: the caller passes the time.
 class SaveBackoff {
  public:
   struct Options {

@@ -10,19 +10,19 @@
 
 namespace ddp::elastic {
 
-// One file of a checkpoint, with what goes into it and who writes it.
+// One file of a checkpoint.
 struct Shard {
-  std::string file;
-  int rank = 0;
+  std::string file;  // its name
+  int rank = 0;      // its writer
   std::vector<TensorView> tensors;
 };
 
-// Cuts the replicated state into files and deals them to the ranks. Which tensors share a file and
-// what it is called depends on the tensors alone, so that equal state gives equal files in any
-// world; only the dealing depends on `world_size`.
+// Cuts the replicated state into files and assigns each file to a rank. The content and the name of
+// a file depend on the tensors alone, so equal state gives equal files in any world. Only the
+// assignment depends on `world_size`.
 //
-// `buffers` are the model's buffers, which ranks need not have in common: rank 0 writes the files
-// that hold one. The others go to whoever has the least to write.
+// Rank 0 writes every file that holds a buffer, because buffers may differ between ranks. Each
+// other file goes to the rank with the fewest bytes to write.
 struct ShardPlanInput {
   std::vector<TensorView> buffers;
   std::vector<TensorView> parameters;
@@ -32,10 +32,11 @@ struct ShardPlanInput {
 };
 std::vector<Shard> PlanShards(const ShardPlanInput& input);
 
-// "extra-00003.safetensors"
+// Returns "extra-00003.safetensors" for rank 3.
 std::string ExtraFileName(int rank);
 
-// Equal on ranks that will write one consistent checkpoint.
+// Returns a hash of the plan's files and ranks, and of its tensors' names and types. The ranks
+// compare it before a save: equal plans give one consistent checkpoint.
 ContentHash PlanHash(const std::vector<Shard>& plan);
 
 }  // namespace ddp::elastic

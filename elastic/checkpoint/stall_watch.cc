@@ -12,7 +12,7 @@
 namespace ddp::elastic {
 namespace {
 
-// Whole seconds, where there are some.
+// Formats in whole seconds; below one second, in milliseconds.
 std::string Text(absl::Duration duration) {
   const absl::Duration unit =
       duration < absl::Seconds(1) ? absl::Milliseconds(1) : absl::Seconds(1);
@@ -24,7 +24,7 @@ std::string Text(absl::Duration duration) {
 StallWatch::StallWatch(absl::Duration patience, Say say)
     : patience_(patience), say_(std::move(say)) {
   if (patience_ == absl::InfiniteDuration()) return;
-  // Signals are for the other threads of the program.
+  // The watch's thread blocks all signals: the program's other threads handle them.
   sigset_t all;
   sigset_t before;
   sigfillset(&all);
@@ -34,7 +34,7 @@ StallWatch::StallWatch(absl::Duration patience, Say say)
       prctl(PR_SET_NAME, "ddp-stall-watch");
       Watch();
     });
-  } catch (const std::system_error&) {  // no thread is left: the calls are not watched
+  } catch (const std::system_error&) {  // no thread is available: calls are not watched
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }

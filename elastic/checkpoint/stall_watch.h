@@ -14,8 +14,8 @@
 
 namespace ddp::elastic {
 
-// Says that a call to a file system does not return: a file server that is away stops its clients
-// inside the kernel, without an error and without an end.
+// Logs calls to a file system that do not return. A file server that is unreachable blocks its
+// clients inside the kernel, without an error and without a time limit.
 //
 //   StallWatch watch(absl::Seconds(10), [](const std::string& line) { LOG(WARNING) << line; });
 //   {
@@ -23,24 +23,25 @@ namespace ddp::elastic {
 //     fd = open(path.c_str(), ...);
 //   }
 //
-// A call that lasts longer than `patience` gives one line. When it returns, it gives another one. A
-// line comes up to half of `patience` late.
+// A call that lasts longer than `patience` gives one line, and another line when it returns. The
+// first line comes up to half of `patience` late.
 //
-// Threads: calls from any. `say` is called by a thread of the watch, and for a call that returns by
-// the caller's. Costs two short locks a call.
+// Threads: any thread may make a Call. The watch's own thread calls `say` for a call in progress;
+// the caller's thread calls `say` when the call returns. A Call costs two short locks.
 class StallWatch {
  public:
   using Say = std::function<void(const std::string& line)>;
 
-  // An infinite `patience`: there is no thread and no line.
+  // Starts the thread. With an infinite `patience` there is no thread and no line. Without a free
+  // thread, calls are not watched.
   StallWatch(absl::Duration patience, Say say);
   // Ends the thread. No call may be in progress.
   ~StallWatch();
   StallWatch(const StallWatch&) = delete;
   StallWatch& operator=(const StallWatch&) = delete;
 
-  // One call, from its start to the end of the scope. `watch` may be null; `verb` and `path` must
-  // live as long as the scope.
+  // Registers one call from its construction to the end of its scope. `watch` may be null. `verb`
+  // and `path` must outlive the scope.
   class Call {
    public:
     Call(StallWatch* watch, const char* verb, const std::string& path);
@@ -74,7 +75,7 @@ class StallWatch {
   int64_t calls_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<int64_t, Entry> in_progress_ ABSL_GUARDED_BY(mutex_);
 
-  std::thread thread_;  // last: it uses all of the above
+  std::thread thread_;  // last, because the thread uses all other members
 };
 
 }  // namespace ddp::elastic

@@ -15,7 +15,7 @@ namespace {
 
 constexpr char kAnswer[] = "answer";
 constexpr char kProgress[] = "progress";
-// A rank at work tells so more often than the waiting ones look.
+// A working rank reports progress more often than the waiting ranks check for it.
 constexpr int kTellsPerTimeout = 16;
 constexpr int kLooksPerTimeout = 4;
 
@@ -23,7 +23,7 @@ std::vector<uint8_t> ToBytes(const std::string& text) { return {text.begin(), te
 
 std::string ToText(const std::vector<uint8_t>& bytes) { return {bytes.begin(), bytes.end()}; }
 
-// LibTorch's messages end with where they were thrown.
+// Cuts off the place of the throw, which follows the first line of LibTorch's messages.
 std::string FirstLine(const std::string& text) { return text.substr(0, text.find('\n')); }
 
 }  // namespace
@@ -41,7 +41,7 @@ std::string StoreGroup::RoundKey(const std::string& name) const {
 std::string StoreGroup::ValueKey(int rank) const { return RoundKey(absl::StrCat("value/", rank)); }
 
 void StoreGroup::StartAttempt() {
-  // The counter of progress is rank 0's to delete.
+  // Rank 0 deletes the counter of progress, which all ranks share.
   if (attempt_ > 0 && options_.rank == 0) stale_keys_.push_back(AttemptKey(kProgress));
   ++attempt_;
   round_ = 0;
@@ -55,7 +55,7 @@ void StoreGroup::Progress() {
   try {
     options_.store->add(AttemptKey(kProgress), 1);
   } catch (const std::exception&) {
-    // The store is away for a while: the next call of Decide() says so.
+    // The store is unreachable. The next Decide() reports that, if it lasts.
   }
 }
 
@@ -85,8 +85,8 @@ absl::StatusOr<std::string> StoreGroup::Decide(const std::string& value, const D
   }
 }
 
-// A store may outlive a group: the keys of the one before must not be taken for ours. Every rank
-// counts for itself, and they count alike, since all make the same groups in the same order.
+// A store may outlive a group, so keys contain the group's number: a group never reads the keys of
+// an earlier one. Every rank counts for itself, because all make the same groups in the same order.
 void StoreGroup::StartInstance() {
   instance_ = options_.store->add(absl::StrCat(options_.prefix, "/instances/", options_.rank), 1);
 }
@@ -97,7 +97,7 @@ std::string StoreGroup::Lead(const std::string& value, const Decision& decide) {
   Await(keys);
   std::vector<std::string> values = Read(keys);
   values.insert(values.begin(), value);
-  // Every rank is in this round, so nobody reads our keys of an earlier one any more.
+  // Every rank is in this round, so no rank reads keys of earlier rounds any more.
   DeleteStaleKeys();
   std::string answer = decide(values);
   const std::string key = RoundKey(kAnswer);
@@ -114,7 +114,7 @@ absl::StatusOr<std::string> StoreGroup::Follow(const std::string& value) {
   const std::string answer_key = RoundKey(kAnswer);
   Await({answer_key});
   absl::StatusOr<std::string> answer = DecodeResult(Read({answer_key})[0]);
-  DeleteStaleKeys();  // rank 0 has read it, or never will
+  DeleteStaleKeys();  // rank 0 has read this rank's value, or has failed
   if (answer.ok()) return answer;
   return absl::Status(
       answer.status().code(),
@@ -122,11 +122,11 @@ absl::StatusOr<std::string> StoreGroup::Follow(const std::string& value) {
                    " has waited for rank 0, which gave up: ", answer.status().message()));
 }
 
-// Throws the store's exception when the keys did not come. A rank that makes progress counts as
-// there, whichever rank it is: all of them end in the same round.
+// Blocks until all `keys` are set. Throws the store's exception after the timeout. Progress of any
+// rank restarts the timeout, because all ranks end in the same round.
 void StoreGroup::Await(const std::vector<std::string>& keys) {
   if (keys.empty()) return;
-  // Rank 0 gives up first and says whom it misses.
+  // Rank 0 has the shorter timeout, because it knows the missing ranks.
   const absl::Duration look = options_.timeout / kLooksPerTimeout;
   const absl::Duration patience =
       options_.timeout + (options_.rank == 0 ? absl::ZeroDuration() : look);
@@ -134,7 +134,7 @@ void StoreGroup::Await(const std::vector<std::string>& keys) {
   int64_t seen = -1;
   while (true) {
     const absl::Time start = clock_.Now();
-    // Rounded up: a wait that ends in time is not to look like one that ended early.
+    // Rounded up by 1 ms: else a wait that times out could look like one that failed early.
     const absl::Duration slice =
         std::min(look, std::max(deadline - start, absl::ZeroDuration())) + absl::Milliseconds(1);
     try {
@@ -142,7 +142,7 @@ void StoreGroup::Await(const std::vector<std::string>& keys) {
       return;
     } catch (const std::exception&) {
       const absl::Time now = clock_.Now();
-      if (now - start < slice - absl::Milliseconds(1)) throw;  // not for want of time
+      if (now - start < slice - absl::Milliseconds(1)) throw;  // failed before its timeout
       const int64_t progress = options_.store->add(AttemptKey(kProgress), 0);
       const bool moved = progress > std::max<int64_t>(seen, 0);
       seen = progress;
@@ -167,7 +167,7 @@ std::vector<std::string> StoreGroup::Read(const std::vector<std::string>& keys) 
   return values;
 }
 
-// A rank that comes late for this attempt shall not wait for an answer.
+// Sets the error as the answer, so that a rank that is late for this attempt does not wait.
 void StoreGroup::GiveUp(const absl::Status& status) {
   if (instance_ == 0) return;
   try {
@@ -175,7 +175,7 @@ void StoreGroup::GiveUp(const absl::Status& status) {
     stale_keys_.push_back(key);
     options_.store->set(key, ToBytes(EncodeResult(status)));
   } catch (const std::exception&) {
-    // The store is what is broken: the late rank waits until its own time is up.
+    // The store has failed: the late rank waits until its own timeout.
   }
 }
 

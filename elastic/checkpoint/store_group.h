@@ -14,19 +14,20 @@
 
 namespace ddp::elastic {
 
-// A CheckpointGroup over a c10d::Store. Every key has the number of the attempt, which each rank
-// counts for itself: the ranks make the same attempts. A rank that was late for one meets nobody's
-// keys of the next. Rank 0 waits for the keys of all ranks in one wait and reads them by one
-// multiGet(). Every rank deletes its own keys as the rounds go by.
+// A CheckpointGroup over a c10d::Store. Every key contains the number of the attempt. Each rank
+// counts attempts for itself, because all ranks make the same attempts. So a rank that is late for
+// one attempt never reads or writes keys of the next. Rank 0 waits for the keys of all ranks in one
+// wait and reads them with one multiGet(). Every rank deletes its own keys in later rounds.
+// Thread-compatible.
 class StoreGroup final : public CheckpointGroup {
  public:
   struct Options {
     c10::intrusive_ptr<c10d::Store> store;
     int rank = 0;
     int world_size = 1;
-    std::string prefix;      // of all keys; equal on all ranks, and no other group's
-    absl::Duration timeout;  // of one wait for others of whom none makes progress
-    std::function<void()> on_progress = nullptr;  // called while this rank waits for others that do
+    std::string prefix;      // of all keys; equal on all ranks, and used by no other group
+    absl::Duration timeout;  // of one wait without progress of any rank
+    std::function<void()> on_progress = nullptr;  // called in a wait while other ranks progress
   };
 
   explicit StoreGroup(Options options);
@@ -37,8 +38,8 @@ class StoreGroup final : public CheckpointGroup {
   void StartAttempt() override;
   void Progress() override;
 
-  // See CheckpointGroup. Of the store's exceptions nothing comes through: they are kUnavailable, or
-  // kDeadlineExceeded when the time is up. When rank 0 gives up, the late ranks are told.
+  // See CheckpointGroup. Exceptions of the store become kUnavailable, or kDeadlineExceeded after
+  // `timeout`. When rank 0 fails, it answers late ranks with its error.
   absl::StatusOr<std::string> Decide(const std::string& value, const Decision& decide) override;
 
  private:
@@ -56,12 +57,12 @@ class StoreGroup final : public CheckpointGroup {
 
   const Options options_;
   const MonotonicClock clock_;
-  int64_t instance_ = 0;  // counts the groups of this prefix in one store; 0: not known yet
+  int64_t instance_ = 0;  // the number of this group among those of its prefix; 0: not known yet
   int64_t attempt_ = 0;   // of this group; 0: none has begun
   int64_t round_ = 0;     // of the attempt
-  bool failed_ = false;   // the attempt
-  absl::Time told_ = absl::InfinitePast();  // the last progress
-  std::vector<std::string> stale_keys_;     // our own, which nobody reads in a later round
+  bool failed_ = false;   // true: the attempt has failed
+  absl::Time told_ = absl::InfinitePast();  // the last progress that this rank reported
+  std::vector<std::string> stale_keys_;     // this rank's keys that no rank reads in a later round
 };
 
 }  // namespace ddp::elastic

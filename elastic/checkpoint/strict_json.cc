@@ -68,7 +68,8 @@ class Builder final : public nlohmann::json_sax<json> {
     return true;
   }
 
-  // What is open never moves: its containers take no other element until it is closed.
+  // Pointers in `open_` stay valid: a container gets no other element until its open element is
+  // closed.
   bool Open(json value) {
     if (open_.size() == kDepthMax) return Fail(absl::StrCat("more than ", kDepthMax, " levels"));
     if (!Add(std::move(value))) return false;

@@ -8,11 +8,11 @@
 
 namespace ddp::elastic {
 
-// Parses JSON that somebody else wrote: one value, no key twice in an object, nested at most 16
-// deep, at most 20 million values. Errors: kDataLoss, with the byte.
+// Parses untrusted JSON: one value, no repeated key in an object, at most 16 levels of nesting, and
+// at most 20 million values. Errors: kDataLoss; a syntax error names the byte.
 absl::StatusOr<nlohmann::json> ParseStrictJson(const std::string& text);
 
-// Whether JSON can hold the text.
+// Returns true when `text` is UTF-8, so that JSON can hold it.
 bool IsUtf8(const std::string& text);
 
 }  // namespace ddp::elastic

@@ -28,18 +28,18 @@ enum class Dtype {
   kC64,
 };
 
-// The format's name, "F32".
+// Returns the format's name: "F32".
 const char* DtypeName(Dtype dtype);
 std::optional<Dtype> DtypeFromName(const std::string& name);
 uint64_t DtypeBytes(Dtype dtype);
 
-// The size of a tensor; nothing when it does not fit in 64 bits.
+// Returns the size of a tensor in bytes; nullopt when it does not fit in 64 bits.
 std::optional<uint64_t> TensorBytes(Dtype dtype, const std::vector<uint64_t>& shape);
 
-// "[2, 3]"
+// Returns "[2, 3]".
 std::string ShapeText(const std::vector<uint64_t>& shape);
 
-// What is said of a tensor without its values.
+// The element type and the shape of a tensor.
 struct TensorType {
   Dtype dtype = Dtype::kF32;
   std::vector<uint64_t> shape;  // empty: one element
@@ -47,10 +47,11 @@ struct TensorType {
   friend bool operator==(const TensorType&, const TensorType&) = default;
 };
 
-// "F32 [2, 3]"
+// Returns "F32 [2, 3]".
 std::string TensorTypeText(const TensorType& type);
 
-// A tensor's values in memory that somebody else owns: contiguous, row by row.
+// The name, type and values of a tensor. The values are contiguous, row by row, in memory that the
+// view does not own.
 struct TensorView {
   std::string name;
   TensorType type;

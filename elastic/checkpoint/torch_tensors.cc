@@ -54,7 +54,7 @@ at::ScalarType ScalarTypeOf(Dtype dtype) {
   LOG(FATAL) << "no scalar type for " << DtypeName(dtype);
 }
 
-// Equal for tensors that are one.
+// A key that is equal for tied tensors: address, element type, sizes and strides.
 using Identity =
     std::tuple<const void*, at::ScalarType, std::vector<int64_t>, std::vector<int64_t>>;
 
@@ -66,7 +66,7 @@ Identity IdentityOf(const at::Tensor& tensor) {
           tensor.strides().vec()};
 }
 
-// The model's names with what stands behind each, tied names spelled out.
+// Returns the tensor of every name of the model, aliases included.
 std::map<std::string, at::Tensor> WithAliases(const ModelTensors& model) {
   std::map<std::string, at::Tensor> tensors;
   for (const NamedTensor& tensor : model.parameters) tensors[tensor.name] = tensor.tensor;
@@ -102,7 +102,7 @@ const TensorView& ValueOf(const std::string& name,
   return value != values.end() ? value->second : values.find(aliases.at(name))->second;
 }
 
-// The dimensions along which `tensor` shows one element several times.
+// Returns the dimensions along which `tensor` repeats one element (a stride of 0).
 std::vector<int64_t> RepeatedDimensions(const at::Tensor& tensor) {
   std::vector<int64_t> dimensions;
   for (int64_t i = 0; i < tensor.dim(); ++i) {
@@ -168,7 +168,7 @@ absl::StatusOr<std::vector<TensorView>> ViewsOf(const std::vector<NamedTensor>& 
     if (!host.device().is_cpu() || !host.is_contiguous()) {
       host = host.to(at::kCPU).contiguous();
     }
-    // A conjugated or negated view has other values in memory than it shows.
+    // The memory of a conjugated or negated view does not hold the view's values.
     host = host.resolve_conj().resolve_neg();
     keep.push_back(host);
     views.push_back({named.name, std::move(type), static_cast<const char*>(host.const_data_ptr()),

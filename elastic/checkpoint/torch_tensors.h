@@ -23,41 +23,43 @@ struct NamedTensor {
   at::Tensor tensor;
 };
 
-// The tensors of a model, each once. Of tensors that share their memory (tied weights) the first
-// name counts; the others are its aliases.
+// The tensors of a model, each once. Tied tensors (tied weights) share their memory: they are
+// listed under the first name, and the other names are aliases.
 struct ModelTensors {
   std::vector<NamedTensor> parameters;
   std::vector<NamedTensor> buffers;
-  std::map<std::string, std::string> aliases;
-  // Of every parameter and buffer. Tensors that are one object under several names have the first
-  // of them; tensors that only share their memory (set_data) have each their own.
+  std::map<std::string, std::string> aliases;  // other name -> first name
+  // The name of every parameter and buffer. One tensor object under several names has the first
+  // name. Tensor objects that only share memory (set_data) keep their own names.
   std::unordered_map<const c10::TensorImpl*, std::string> parameter_names;
 };
 ModelTensors TensorsOf(const torch::nn::Module& model);
 
-// The format's words for a tensor. kInvalidArgument, naming it, when the format has none (sparse,
-// quantized, without memory, an element type it lacks).
+// Returns the tensor's type in the format. Errors: kInvalidArgument, naming the tensor, when the
+// format has no such type: sparse, quantized, without memory, or an unknown element type.
 absl::StatusOr<TensorType> TypeOf(const NamedTensor& tensor);
 
-// The values of `tensors`, in host memory and row by row. Where they are so already there is no
-// copy; else `keep` owns it. The views live as long as the tensors and `keep`.
+// Returns views of the values of `tensors`, in host memory and row by row. A tensor on another
+// device or in another layout is copied, and `keep` owns the copy. The views are valid as long as
+// `tensors` and `keep`.
 absl::StatusOr<std::vector<TensorView>> ViewsOf(const std::vector<NamedTensor>& tensors,
                                                 std::vector<at::Tensor>& keep);
 
-// A tensor over `view`'s memory, which must outlive it.
+// Returns a tensor over the memory of `view`, which must outlive the tensor.
 at::Tensor TensorOver(const TensorView& view);
 
-// What of `manifest`'s model does not fit `model`, one line each.
+// Returns the differences between `manifest`'s model and `model`, one line each.
 std::vector<std::string> ModelMismatches(const ModelTensors& model, const Manifest& manifest);
 
-// Whether LoadModel can copy every value. kFailedPrecondition names a tensor whose memory cannot
-// hold its value: an expanded tensor (a stride of 0) with values that differ along that dimension,
-// or an inference tensor.
+// Returns OK when LoadModel() can copy every value. Errors: kFailedPrecondition, naming the tensor,
+// when it is an inference tensor, or an expanded tensor (a stride of 0) whose new values differ
+// along that dimension.
 absl::Status CheckLoadable(const ModelTensors& model,
                            const std::map<std::string, std::string>& aliases,
                            const std::map<std::string, TensorView>& values);
 
-// Copies into `model`'s memory. `values` is of a manifest without mismatches, and loadable.
+// Copies `values` into the memory of `model`. The caller has checked ModelMismatches() and
+// CheckLoadable().
 void LoadModel(const ModelTensors& model, const std::map<std::string, std::string>& aliases,
                const std::map<std::string, TensorView>& values);
 

@@ -10,12 +10,13 @@
 
 namespace ddp::elastic {
 
-// Creates the file `path` with `text` and syncs it. Errors: those of the file system; the file may
-// then exist in part.
+// Creates the file `path` with `text` and syncs the file. Errors: those of the file system. After
+// an error the file may exist in part.
 absl::Status WriteWholeFile(FileSystem& file_system, const std::string& path,
                             const std::string& text);
 
-// Reads all of the file `path`. kDataLoss: the file has more than `bytes_max` bytes.
+// Returns all of the file `path`. Errors: kDataLoss when the file has more than `bytes_max` bytes;
+// those of the file system.
 absl::StatusOr<std::string> ReadWholeFile(FileSystem& file_system, const std::string& path,
                                           uint64_t bytes_max);
 

@@ -7,10 +7,11 @@
 
 namespace ddp::elastic {
 
-// A text or an error as one text, for the way between ranks.
+// Encodes a text or an error as one text, which ranks send to each other.
 std::string EncodeResult(const absl::StatusOr<std::string>& result);
 
-// The inverse. What is not such a text is kInternal.
+// Inverts EncodeResult(). Errors: the encoded one; kInternal when `text` is not from
+// EncodeResult().
 absl::StatusOr<std::string> DecodeResult(const std::string& text);
 
 }  // namespace ddp::elastic

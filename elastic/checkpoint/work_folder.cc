@@ -19,7 +19,7 @@ namespace {
 constexpr char kWritingPrefix[] = ".tmp-";
 constexpr char kRetiredPrefix[] = ".del-";
 
-// "00003": at least five digits, in the one spelling that a save uses.
+// Parses "00003": at least five digits, in the spelling that a save uses.
 std::optional<uint32_t> ParseFiveDigits(const std::string& text) {
   uint32_t number = 0;
   if (!absl::SimpleAtoi(text, &number) || absl::StrFormat("%05d", number) != text) {

@@ -8,31 +8,31 @@
 
 namespace ddp::elastic {
 
-// The names that a save of this format gives to what it makes and removes. Nothing is ever removed
-// from a folder of checkpoints under another name.
+// Builds and parses the names of the files and folders that a save creates and removes. A save
+// never removes an entry with another name.
 
-// A folder that is no checkpoint: a save writes into it, or a process removes it.
+// A folder in the root that is not a checkpoint: a save writes into it, or a process removes it.
 struct WorkFolder {
   CheckpointId id;
-  std::string nonce;     // of the generation that made it; see IsPlainNonce
-  bool retired = false;  // it is being removed: nobody writes into it
+  std::string nonce;     // of the generation that created the folder; see IsPlainNonce
+  bool retired = false;  // true: being removed, no process writes into it
 
   friend bool operator==(const WorkFolder&, const WorkFolder&) = default;
 };
 
-// ".tmp-step-000000001200.g0007.<nonce>", or ".del-..." where `retired`.
+// Returns ".tmp-step-000000001200.g0007.<nonce>", or ".del-..." when `retired`.
 std::string WorkFolderName(const WorkFolder& folder);
 
-// The inverse: nothing for every other name.
+// Inverts WorkFolderName(). Returns nullopt for every other name.
 std::optional<WorkFolder> ParseWorkFolderName(const std::string& name);
 
-// Whether `name` begins as the name of a WorkFolder does.
+// Returns true when `name` begins with ".tmp-" or ".del-".
 bool LooksLikeWorkFolder(const std::string& name);
 
-// 1 to 100 letters, digits and "-": nonces become parts of file names.
+// Returns true for 1 to 100 letters, digits and "-". Nonces become parts of file names.
 bool IsPlainNonce(const std::string& nonce);
 
-// Whether a save of this format writes files of this name into a checkpoint's folder:
+// Returns true for the names of files that a save writes into a checkpoint's folder:
 // MANIFEST.json, model-00001-of-00002.safetensors, optimizer-00001-of-00002.safetensors,
 // extra-00003.safetensors.
 bool IsCheckpointFile(const std::string& name);
