@@ -17,14 +17,14 @@ CheckpointOwner Later() {
 
 TEST(MayBeOfOneJobTest, ALaterGenerationIs) { EXPECT_TRUE(MayBeOfOneJob(Later(), kSaved)); }
 
-// A job that is run again under the same id, on a server that has lost the first one.
+// The job runs again under the same run ID, on a server that has lost the data of the first run.
 TEST(MayBeOfOneJobTest, AnotherTokenIsAnotherJobWhateverTheInstance) {
   CheckpointOwner other = Later();
   other.job = "other";
   EXPECT_FALSE(MayBeOfOneJob(other, kSaved));
 }
 
-// The server has lost its memory, and the job came back under another number.
+// The server has lost its data, and the same job got another instance number.
 TEST(MayBeOfOneJobTest, TheSameTokenIsTheSameJobWhateverTheInstance) {
   CheckpointOwner renumbered = Later();
   renumbered.instance = 2;
@@ -38,7 +38,7 @@ TEST(MayBeOfOneJobTest, WithoutATokenTheInstanceDecides) {
   EXPECT_TRUE(MayBeOfOneJob(kSaved, silent));
   silent.instance = 2;
   EXPECT_FALSE(MayBeOfOneJob(silent, kSaved));
-  silent.instance = 0;  // of another launcher
+  silent.instance = 0;  // as under another launcher
   EXPECT_TRUE(MayBeOfOneJob(silent, kSaved));
 }
 

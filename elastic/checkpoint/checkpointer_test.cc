@@ -1,5 +1,5 @@
-// The facade on real models, optimizers and files. What can go wrong on the way to the disk and
-// between ranks is shown by save_load_test.
+// Tests Checkpointer with real models, optimizers and files. save_load_test covers faults of the
+// disk and between ranks.
 #include "elastic/checkpoint/checkpointer.h"
 
 #include <poll.h>
@@ -43,7 +43,8 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::SizeIs;
 
-// Convolution in channels-last, batch norm, dropout: strides, buffers and random numbers matter.
+// A network whose training depends on strides (a convolution in channels-last), buffers (batch
+// norm) and random numbers (dropout).
 struct NetImpl : torch::nn::Module {
   explicit NetImpl(int64_t hidden = 6)
       : conv(register_module("conv", torch::nn::Conv2d(2, 4, 3))),
@@ -67,7 +68,7 @@ TORCH_MODULE(Net);
 
 using MakeOptimizer = std::function<std::unique_ptr<torch::optim::Optimizer>(Net&)>;
 
-// Two parameter groups with different options.
+// Makes an optimizer with two parameter groups of different options.
 template <typename Optimizer, typename Options>
 MakeOptimizer TwoGroups(Options options) {
   return [options](Net& net) -> std::unique_ptr<torch::optim::Optimizer> {
@@ -143,7 +144,7 @@ void ExpectEqual(const std::vector<torch::Tensor>& a, const std::vector<torch::T
 class CheckpointerTest : public ::testing::Test {
  protected:
   CheckpointerTest() {
-    torch::set_num_threads(1);  // tiny tensors; and tests run beside each other
+    torch::set_num_threads(1);  // the tensors are tiny, and tests run concurrently
     std::string folder = absl::StrCat(::testing::TempDir(), "/checkpointsXXXXXX");
     folder_ = absl::StrCat(mkdtemp(folder.data()), "/run");
   }
@@ -163,7 +164,7 @@ class CheckpointerTest : public ::testing::Test {
     return text.str();
   }
 
-  // As root sees any folder: in no order.
+  // Returns the names in a folder, unordered, without the file system of the code under test.
   static std::vector<std::string> NamesIn(const std::string& folder) {
     std::vector<std::string> names;
     for (const auto& entry : std::filesystem::directory_iterator(folder)) {
@@ -190,7 +191,7 @@ class CheckpointerTest : public ::testing::Test {
     return "";
   }
 
-  // Interrupted by a restart, training gives what it gives uninterrupted, to the bit.
+  // Checks that interrupted training gives the same bits as uninterrupted training.
   void ExpectResumesExactly(const MakeOptimizer& make_optimizer) {
     Trainer trainer(make_optimizer);
     trainer.Train(3);
@@ -200,7 +201,7 @@ class CheckpointerTest : public ::testing::Test {
     trainer.Train(2);
 
     Trainer resumed(make_optimizer, /*seed=*/99);
-    resumed.Train(1);  // it need not be fresh
+    resumed.Train(1);  // a trainer that restores need not be fresh
     const std::optional<RestoredCheckpoint> restored =
         Checkpointer(Options(2)).restore(resumed.state);
     ASSERT_TRUE(restored.has_value());
@@ -420,7 +421,7 @@ TEST_F(CheckpointerTest, TiedWeightsAreSavedOnceAndStayTied) {
   EXPECT_THAT(ErrorOfRestore(state), HasSubstr("output: one tensor with embedding in the model"));
 }
 
-// set_data() ties memory: two parameters, each with its own state in the optimizer.
+// Parameters tied by set_data() share memory, and each has its own state in the optimizer.
 TEST_F(CheckpointerTest, ParametersTiedBySetDataKeepTheirOwnOptimizerState) {
   struct Tied {
     Tied() {
@@ -626,7 +627,7 @@ TEST_F(CheckpointerTest, AnObstacleThatIsNoDamageIsNoReasonToTakeAnOlderCheckpoi
 
 TEST_F(CheckpointerTest, AnOlderGenerationCannotSaveAfterALaterOne) {
   Trainer trainer(Sgd());
-  Checkpointer older(Options(1));  // stands still before its first save
+  Checkpointer older(Options(1));  // suspended before its first save
   Checkpointer newer(Options(2));
   newer.save(trainer.state);
   EXPECT_THAT(ErrorOfSave(older, trainer.state),
@@ -635,7 +636,7 @@ TEST_F(CheckpointerTest, AnOlderGenerationCannotSaveAfterALaterOne) {
   EXPECT_NE(newer.save(trainer.state), "");
 }
 
-// Launchers without generations give all of their jobs the same names.
+// A launcher without generations gives all of its jobs the same nonces.
 TEST_F(CheckpointerTest, TwoJobsUnderTorchrunNeverShareAWorkFolder) {
   Checkpointer::Options options = Options(0);
   options.generation_nonce = "restart-0";
@@ -673,7 +674,7 @@ TEST_F(CheckpointerTest, OptionsAreChecked) {
 
 // ---- Several ranks, over a store ----
 
-// Runs `body` on one thread per rank. (The CPU's generator is one for all of them.)
+// Runs `body` on one thread per rank. (All ranks share the CPU's generator.)
 void RunRanks(int world_size, Checkpointer::Options options,
               const std::function<void(Checkpointer&, int)>& body) {
   options.world_size = world_size;
@@ -697,7 +698,7 @@ TEST_F(CheckpointerTest, RanksSaveAndRestoreTogetherThroughAStore) {
     trainers.back()->Train(2);
   }
   const std::vector<torch::Tensor> saved = trainers[0]->Values();
-  // A second group of checkpointers on the same store as well, and a generation of another size.
+  // A group, then a second group on the same store, then a generation of another size.
   for (const int world_size : {3, 3, 2}) {
     options.generation = world_size == 3 ? 1 : 2;
     RunRanks(world_size, options, [&](Checkpointer& checkpointer, int rank) {
@@ -747,7 +748,7 @@ class CountingStore final : public c10d::HashStore {
   }
   std::vector<std::vector<uint8_t>> multiGet(const std::vector<std::string>& keys) override {
     ++multi_gets;
-    std::vector<std::vector<uint8_t>> values;  // HashStore's own calls get()
+    std::vector<std::vector<uint8_t>> values;  // HashStore::multiGet() would call get()
     for (const std::string& key : keys) values.push_back(HashStore::get(key));
     return values;
   }
@@ -791,8 +792,8 @@ TEST(StoreGroupTest, RankZeroReadsAllRanksInOneRoundTrip) {
   EXPECT_EQ(*groups[0].Decide("0", Joined), "0 1 2 3 4 5");
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(store->gets, 0);
-  EXPECT_EQ(store->multi_gets, kRanks);   // one a rank
-  EXPECT_EQ(store->deletes, kRanks - 1);  // each its own
+  EXPECT_EQ(store->multi_gets, kRanks);   // one per rank
+  EXPECT_EQ(store->deletes, kRanks - 1);  // each rank but rank 0 deletes its own key
 }
 
 TEST(StoreGroupTest, AfterATimeoutNothingOfTheFailedAttemptIsRead) {
@@ -801,7 +802,7 @@ TEST(StoreGroupTest, AfterATimeoutNothingOfTheFailedAttemptIsRead) {
   StoreGroup zero = MakeStoreGroup(store, 0, 3, timeout);
   StoreGroup one = MakeStoreGroup(store, 1, 3, absl::Minutes(1));
   StoreGroup two = MakeStoreGroup(store, 2, 3, absl::Minutes(1));
-  // Rank 2 does not come. Rank 0 gives up and tells rank 1, whose own patience is longer.
+  // Rank 2 does not call Decide(). Rank 0 times out and answers rank 1, whose timeout is longer.
   std::thread waiting([&one] {
     const auto answer = one.Decide("old-1", Joined);
     EXPECT_EQ(answer.status().code(), absl::StatusCode::kDeadlineExceeded);
@@ -811,9 +812,9 @@ TEST(StoreGroupTest, AfterATimeoutNothingOfTheFailedAttemptIsRead) {
   const auto missing = zero.Decide("old-0", Joined);
   EXPECT_THAT(std::string(missing.status().message()), HasSubstr("for rank 2"));
   waiting.join();
-  // Then it does, for what is over.
+  // Rank 2 calls Decide() late, for the failed attempt.
   EXPECT_THAT(std::string(two.Decide("old-2", Joined).status().message()), HasSubstr("gave up"));
-  // The next attempt: rank 0 comes first, and must not take what lies there for it.
+  // In the next attempt rank 0 must not read values of the failed one.
   std::vector<std::thread> threads;
   for (StoreGroup* group : {&one, &two}) {
     threads.emplace_back([group] {
@@ -828,7 +829,7 @@ TEST(StoreGroupTest, AValueOfARankThatGaveUpIsNotReadInTheNextAttempt) {
   auto store = c10::make_intrusive<c10d::HashStore>();
   StoreGroup zero = MakeStoreGroup(store, 0, 2, absl::Milliseconds(300));
   StoreGroup one = MakeStoreGroup(store, 1, 2, absl::Milliseconds(50));
-  EXPECT_FALSE(one.Decide("old", Joined).ok());  // its value lies there now
+  EXPECT_FALSE(one.Decide("old", Joined).ok());  // leaves its value in the store
   zero.StartAttempt();
   zero.StartAttempt();
   EXPECT_THAT(std::string(zero.Decide("mine", Joined).status().message()), HasSubstr("for rank 1"));
@@ -846,7 +847,7 @@ TEST(StoreGroupTest, ARankThatMakesProgressIsWaitedFor) {
     EXPECT_EQ(*zero.Decide("0", Joined), "0 1");
   });
   EXPECT_TRUE(one.Decide("0", Joined).ok());
-  // Rank 0 looks four times in its timeout, so this is longer than it waits for a silent rank.
+  // Rank 0 checks four times per timeout, so six checks take longer than its timeout.
   while (seen < 6) {
     one.Progress();
     (void)poll(nullptr, 0, 5);

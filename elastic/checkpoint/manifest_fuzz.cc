@@ -1,5 +1,5 @@
-// MANIFEST.json: a manifest that is accepted is consistent in itself, and its text, written and
-// read again, gives an equal manifest.
+// Fuzzes the parser of MANIFEST.json. An accepted manifest must be consistent, and its text,
+// written and read again, must give an equal manifest.
 #include "elastic/checkpoint/manifest.h"
 
 #include <glog/logging.h>
@@ -23,7 +23,7 @@ namespace {
 
 constexpr char kSeal[] = ",\n\"manifest_xxh3_128\": \"";
 
-// `body` with the last line that makes it pass for undamaged, as a liar would write it.
+// Returns `body` with a last line whose hash matches, as an attacker would write it.
 std::string Sealed(absl::string_view body) {
   const ContentHash hash = ContentHash::Of(body.data(), body.size());
   return absl::StrCat(body, kSeal, hash.Hex(), "\"\n}\n");
@@ -101,7 +101,8 @@ Manifest Example() {
 
 namespace ddp::testing {
 
-// The first byte says what the rest is: a manifest, one without its last line, a rank's report.
+// The first byte selects the kind of the rest: a manifest, a manifest without its last line, or a
+// rank's records.
 void FuzzOne(absl::string_view bytes) {
   FuzzInput input(bytes);
   const uint8_t kind = input.TakeByte() % 3;

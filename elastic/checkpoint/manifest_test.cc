@@ -60,7 +60,7 @@ Manifest Example() {
   return manifest;
 }
 
-// `text` with its last line made right again, as somebody who lies on purpose would.
+// Returns `text` with a last line whose hash matches, as an attacker would write it.
 std::string Resealed(const std::string& text) {
   const std::string body = text.substr(0, text.find(",\n\"manifest_xxh3_128\""));
   return absl::StrCat(body, ",\n\"manifest_xxh3_128\": \"", ContentHash::Of(body).Hex(), "\"\n}\n");
@@ -176,7 +176,7 @@ TEST(ManifestTest, WhatCannotBeReadAgainIsRefusedBeforeItIsWritten) {
   EXPECT_THAT(CheckError([](Manifest& m) { m.run_id = "\xc3"; }), HasSubstr("is no UTF-8"));
   EXPECT_THAT(CheckError([](Manifest& m) { m.aliases["x\xff"] = "fc.weight"; }),
               HasSubstr("is no UTF-8"));
-  // Not in this list, but seen all the same.
+  // CheckManifest() has no check of its own for file names; the parser finds the bad name.
   EXPECT_THAT(CheckError([](Manifest& m) { m.files[0].name = "model.bin"; }),
               HasSubstr("the manifest cannot be written"));
 }

@@ -1,4 +1,4 @@
-// The keys are written by hand here, as the scripts of the rendezvous write them.
+// Tests RendezvousCheck against keys that the test writes as the rendezvous scripts write them.
 #include "elastic/checkpoint/rendezvous_check.h"
 
 #include <memory>
@@ -27,7 +27,7 @@ class RendezvousCheckTest : public ::testing::Test {
     ASSERT_TRUE(reply.ok()) << reply.status();
   }
 
-  // As generation 7 of instance 3.
+  // Asks as generation 7 of instance 3.
   absl::StatusOr<std::string> Ask() {
     const auto check =
         RendezvousCheck::Of(store::FormatStoreAddress({.endpoint = redis_->endpoint(),
@@ -54,7 +54,7 @@ TEST_F(RendezvousCheckTest, AnOlderGenerationIsRefusedByNumber) {
   const auto answer = Ask();
   EXPECT_EQ(answer.status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(answer.status().message()), HasSubstr("at generation 8 (abd) already"));
-  WriteJob(7, "abd");  // another one of the same number
+  WriteJob(7, "abd");  // another generation of the same number
   EXPECT_EQ(Ask().status().code(), absl::StatusCode::kFailedPrecondition);
   WriteJob(7, "abc", "ended");
   EXPECT_EQ(Ask().status().code(), absl::StatusCode::kFailedPrecondition);

@@ -1,5 +1,6 @@
-// A safetensors file: the tensors of an accepted header tile the file's data, the header that is
-// written from them says the same, and loading reads no byte that the file does not have.
+// Fuzzes the reader of safetensors files. The tensors of an accepted header must tile the file's
+// data. The header that our writer makes of them must be read as the same tensors. Loading must
+// read no byte outside of the file.
 #include "elastic/checkpoint/safetensors_reader.h"
 
 #include <glog/logging.h>
@@ -22,7 +23,7 @@
 namespace ddp::elastic {
 namespace {
 
-// A file whose length field changes after it was read for the first time.
+// A file whose length field changes after the first read.
 class ChangingFile final : public ReadableFile {
  public:
   ChangingFile(absl::string_view content, char change) : content_(content), change_(change) {}
@@ -48,7 +49,7 @@ void CheckError(const absl::Status& status) {
   CHECK(testing::IsOneLine(status.message())) << status;
 }
 
-// The same tensors, written by our writer, are read as the same tensors.
+// Checks that tensors written by our writer are read as the same tensors.
 void CheckRewritten(const std::vector<StoredTensor>& tensors, uint64_t data_begin) {
   std::vector<TensorView> views;
   for (const StoredTensor& tensor : tensors) {
@@ -108,8 +109,8 @@ void CheckFile(absl::string_view content, char change) {
 
 namespace ddp::testing {
 
-// A whole file behind an even byte. Behind an odd one: how many bytes of data the file has, which
-// may be far more than any input, and the header's JSON.
+// After an even first byte: a whole file. After an odd first byte: the number of bytes of the
+// file's data, which may exceed any input, and the header's JSON.
 void FuzzOne(absl::string_view bytes) {
   FuzzInput input(bytes);
   const uint8_t kind = input.TakeByte();

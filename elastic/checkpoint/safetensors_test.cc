@@ -1,4 +1,4 @@
-// The writer and the reader of safetensors files, against each other and against hostile files.
+// Tests the writer and the reader of safetensors files, with each other and with hostile files.
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -39,7 +39,7 @@ std::string Bytes(size_t count, char first) {
   return bytes;
 }
 
-// A file as somebody else may write it.
+// Returns the text of a file with any header and data, as another writer could make it.
 std::string FileWith(const std::string& header, const std::string& data) {
   std::string text(8, '\0');
   const uint64_t length = header.size();
@@ -141,7 +141,7 @@ TEST_F(SafetensorsTest, EveryFailingCallFailsTheWrite) {
   }
 }
 
-// Row 3 of the failure table: any other length than the right one is refused without a hash.
+// Row 3 of the failure table: a file of a wrong length is refused, without comparing hashes.
 TEST_F(SafetensorsTest, EveryTruncationAndExtensionIsRefused) {
   Write("/f", {View("weight", Dtype::kF32, {2, 3}, weight_)});
   const std::string whole = *file_system_.Content("/f");
@@ -168,7 +168,7 @@ TEST_F(SafetensorsTest, EveryFlippedBitChangesAHash) {
   }
 }
 
-// A file that is written anew between the first read of it and the next one.
+// A file that is rewritten between its first read and the next.
 class ChangingFile final : public ReadableFile {
  public:
   ChangingFile(std::string first, std::string later)
@@ -189,7 +189,7 @@ class ChangingFile final : public ReadableFile {
 };
 
 TEST(SafetensorsHeaderTest, AFileThatChangesWhileItIsReadIsRefused) {
-  // The later file has a shorter header, and so 4,000 bytes of data more for the same size.
+  // The later file has the same size and a shorter header, so it has 4,000 bytes of data more.
   const auto file = [](const std::string& name, size_t data) {
     return FileWith(absl::StrCat("{\"", name, "\":{\"dtype\":\"U8\",\"shape\":[", data,
                                  "],\"data_offsets\":[0,", data, "]}}"),

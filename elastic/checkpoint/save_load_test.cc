@@ -1,5 +1,6 @@
-// Saving and loading through every fault that a synchronous save can meet: the rows of the failure
-// table, on a file system that forgets like a disk.
+// Tests saves and loads under every fault that a synchronous save can meet, on a file system in
+// memory that loses unsynced data as a disk does. "Row N" is row N of the failure table of the
+// checkpoint design.
 #include <cmath>
 #include <cstdint>
 #include <functional>
@@ -33,7 +34,7 @@ using Loss = MemoryFileSystem::Loss;
 
 constexpr char kRoot[] = "/jobs/digits";
 
-// A little training state whose values tell the step.
+// A small training state whose values depend on the step.
 struct State {
   explicit State(int64_t step, int rank = 0)
       : step(step),
@@ -41,14 +42,14 @@ struct State {
         moment(absl::StrCat("moment of step ", 1000 + step)),
         rng(absl::StrCat("rng of rank ", rank, " at step ", 1000 + step)) {}
 
-  // Views of this state, which must outlive them.
+  // Returns views of this state, which must outlive them.
   CheckpointContents Contents(uint64_t generation) const {
     CheckpointContents contents;
     contents.description.id = {step, generation};
     contents.description.epoch = step / 10;
     contents.description.run_id = "digits";
     contents.parameters = {View("fc.weight", weight)};
-    contents.buffers = {View("bn.mean", rng)};  // differs between ranks; rank 0's counts
+    contents.buffers = {View("bn.mean", rng)};  // differs between ranks; rank 0's is saved
     contents.optimizer = {View("state.fc.weight.exp_avg", moment)};
     contents.extra = {View("rng.cpu", rng)};
     return contents;
@@ -72,7 +73,7 @@ std::string Text(const std::map<std::string, TensorView>& tensors, const std::st
 
 std::vector<std::string> FitsAlways(const Manifest&) { return {}; }
 
-// Retries without pauses.
+// Returns options for retries without pauses.
 LoadOptions AtOnce() {
   return {.pause = [](absl::Duration) {}};
 }
@@ -81,7 +82,7 @@ CheckpointOwner Owner(uint64_t generation) {
   return {"digits", generation, absl::StrCat("nonce", generation)};
 }
 
-// One process of one generation, alone.
+// The only process of one generation.
 class Process {
  public:
   Process(FileSystem* file_system, uint64_t generation)
@@ -98,7 +99,7 @@ class Process {
     return LoadNewestCheckpoint(storage_, group, FitsAlways, AtOnce());
   }
 
-  // The step that loads, with the right values; -1: none.
+  // Loads the newest checkpoint, checks its values, and returns its step; -1: there is none.
   int64_t LoadedStep() {
     absl::StatusOr<std::optional<LoadedCheckpoint>> loaded = Load();
     EXPECT_TRUE(loaded.ok()) << loaded.status();
@@ -123,7 +124,7 @@ std::vector<std::string> Names(MemoryFileSystem& file_system) {
   return *file_system.ListDirectory(kRoot);
 }
 
-// A folder with one file of a save.
+// Makes a folder with one file of a save.
 void MakeLeftover(MemoryFileSystem& file_system, const std::string& name) {
   ASSERT_TRUE(file_system.MakeDirectory(name).ok());
   ASSERT_TRUE(file_system.CreateFile(name + "/extra-00000.safetensors").ok());
@@ -145,7 +146,7 @@ class SaveLoadTest : public ::testing::Test {
     return absl::StrCat(kRoot, "/", FolderName({step, 1}), "/", file);
   }
 
-  // Step 2 is damaged: step 1 loads, and the reason is `reason`.
+  // Checks that step 1 loads, and that step 2 was passed over because of `reason`.
   void ExpectFallsBack(const std::string& reason) {
     Process process(&file_system_, 2);
     EXPECT_EQ(process.LoadedStep(), 1);
@@ -189,8 +190,8 @@ TEST_F(SaveLoadTest, EqualStateGivesEqualFilesInEveryGeneration) {
   }
 }
 
-// Rows 1, 2 and 12: at every call, the process dies, the power goes in one of several ways, and the
-// next generation dies at some call as well before a third one looks.
+// Rows 1, 2 and 12: the process dies at every call, with one of several losses of unsynced data.
+// The next generation dies at some call too, before a third generation loads.
 TEST(SaveLoadFaultTest, DeathAtEveryCallLeavesThePreviousOrTheNew) {
   for (const Loss loss :
        {Loss::kNothing, Loss::kEverythingUnsynced, Loss::kUnsyncedContent, Loss::kUnsyncedNames}) {
@@ -220,7 +221,7 @@ TEST(SaveLoadFaultTest, DeathAtEveryCallLeavesThePreviousOrTheNew) {
   }
 }
 
-// Row 6: any single call fails, and the process lives on.
+// Row 6: every single call fails once, and the process continues.
 TEST(SaveLoadFaultTest, FailureOfEveryCallIsReportedAndTheNextSaveWorks) {
   int64_t failed = 0;
   for (int64_t call = 1;; ++call) {
@@ -255,7 +256,7 @@ TEST(SaveLoadFaultTest, FailedSaveCanBeRepeatedAtTheSameStep) {
   }
 }
 
-// Rows 3, 4 and 5.
+// Rows 3, 4 and 5: wrong lengths, flipped bits and zeroed blocks.
 TEST_F(SaveLoadTest, EveryDamageToEveryFileIsFoundAndNamed) {
   for (const char* name : {"MANIFEST.json", "model-00001-of-00001.safetensors",
                            "optimizer-00001-of-00001.safetensors", "extra-00000.safetensors"}) {
@@ -284,7 +285,7 @@ TEST_F(SaveLoadTest, DamagedTensorIsNamed) {
   ExpectFallsBack("tensor fc.weight is damaged");
 }
 
-// Row 8.
+// Row 8: missing and unknown files.
 TEST_F(SaveLoadTest, MissingFileIsFoundAndUnknownFileIsIgnored) {
   ASSERT_TRUE(file_system_
                   .Rename(Path(2, "optimizer-00001-of-00001.safetensors"),
@@ -318,7 +319,7 @@ TEST_F(SaveLoadTest, NothingReadableIsAnErrorAndNotAFreshStart) {
                     HasSubstr(Path(1, "MANIFEST.json")), HasSubstr(Path(2, "MANIFEST.json"))));
 }
 
-// Row 9: an earlier generation comes back after a later one has taken over.
+// Row 9: an earlier generation continues after a later generation has claimed the folder.
 TEST(SaveLoadFencingTest, EarlierGenerationCannotCommitAfterALaterOneHasSaved) {
   MemoryFileSystem file_system;
   Process earlier(&file_system, 1);
@@ -345,8 +346,8 @@ TEST(SaveLoadFencingTest, SaveThatIsUnderWayLosesItsFolderToALaterGeneration) {
   EXPECT_EQ(Process(&file_system, 3).LoadedStep(), 4);
 }
 
-// Generation 1 stands still before each of its calls; meanwhile generation 2 saves and begins
-// another save. Whatever generation 1 does then, generation 2 loses nothing.
+// Generation 1 is suspended before each of its calls in turn. Meanwhile generation 2 saves and
+// begins another save. When generation 1 continues, generation 2 must lose nothing.
 TEST(SaveLoadFencingTest, AStalledWriterUndoesNothingOfALaterGeneration) {
   int refused = 0;
   for (int64_t call = 1;; ++call) {
@@ -377,7 +378,7 @@ TEST(SaveLoadFencingTest, AStalledWriterUndoesNothingOfALaterGeneration) {
   EXPECT_GT(refused, 25);
 }
 
-// The same with three: generation 1 stands still, then generation 2 as well, and 3 saves.
+// Generation 1 is suspended, then generation 2 too, and generation 3 saves.
 TEST(SaveLoadFencingTest, TwoStalledWritersUndoNothingOfALaterGeneration) {
   bool all_done = false;
   for (int64_t first = 1; !all_done; first += 3) {
@@ -437,14 +438,14 @@ TEST(SaveLoadFencingTest, AJobThatIsStartedAnewFollowsWhateverItsNumbersAre) {
                  return absl::StatusOr<std::string>(
                      absl::FailedPreconditionError("generation 10 has begun"));
                }).ok());
-  // The rendezvous does not answer: the numbers decide.
+  // The rendezvous does not answer: (instance, generation) decides.
   const auto silent = [] { return absl::StatusOr<std::string>(absl::UnavailableError("down")); };
   EXPECT_FALSE(save({"run", 0, "e", 1}, 5, silent).ok());
   EXPECT_TRUE(save({"run", 2, "f", 1}, 6, silent).ok());
   EXPECT_TRUE(save({"other", 1, "g", 1}, 7, silent).ok());
 }
 
-// The generation ends while its files are written.
+// The rendezvous starts another generation while a save writes its files.
 TEST(SaveLoadFencingTest, ACommitIsAskedOfTheRendezvousToo) {
   MemoryFileSystem file_system;
   int asked = 0;
@@ -525,7 +526,7 @@ TEST_F(SaveLoadTest, AForeignFileInADamagedCheckpointOutlivesItsReplacement) {
 TEST_F(SaveLoadTest, AWriterFollowsNoLinkOfTheRoot) {
   const std::string root = kRoot;
   ASSERT_TRUE(file_system_.MakeDirectory("/elsewhere").ok());
-  // Where this very save will write.
+  // The link has the name of the work folder of the next save.
   file_system_.MakeLink(root + "/.tmp-step-000000000003.g0002.nonce2", "/elsewhere");
   const auto saved = Process(&file_system_, 2).Save(3);
   EXPECT_FALSE(saved.ok());
@@ -543,7 +544,7 @@ TEST_F(SaveLoadTest, AWriterFollowsNoLinkOfTheRoot) {
   EXPECT_EQ(file_system_.Content("/precious"), "text");
 }
 
-// A job that is started anew counts its generations from the start again.
+// Another job counts its generations from 1 again, so its checkpoint has the same ID.
 TEST_F(SaveLoadTest, SavingTheSameStateOnceMoreIsNoFault) {
   const std::string path = Path(2, "MANIFEST.json");
   const std::string before = *file_system_.Content(path);
@@ -592,7 +593,7 @@ TEST_F(SaveLoadTest, OptionsAndGeneratorsAreAnotherStateToo) {
   }
 }
 
-// One rank; between writing and committing, it does something else.
+// A group of one rank that calls `meddle` between the writing of the files and the commit.
 class MeddlingGroup final : public CheckpointGroup {
  public:
   explicit MeddlingGroup(std::function<void()> meddle) : meddle_(std::move(meddle)) {}
@@ -657,7 +658,7 @@ TEST(SaveLoadFaultTest, FolderThatWasEmptiedBetweenSavesIsFilledAgain) {
   EXPECT_EQ(process.LoadedStep(), 2);
 }
 
-// Row 17.
+// Row 17: strange names and many entries in the folder.
 TEST_F(SaveLoadTest, StrangeNamesAndManyOldEntriesAreNoTrouble) {
   for (const char* name : {"step-00000000000\n3.g0001", "step-x.g0001", "LATEST", ".tmp"}) {
     ASSERT_TRUE(file_system_.MakeDirectory(absl::StrCat(kRoot, "/", name)).ok());
@@ -671,14 +672,14 @@ TEST_F(SaveLoadTest, StrangeNamesAndManyOldEntriesAreNoTrouble) {
 
 // ---- Several ranks ----
 
-// A view of a file system in which the files whose path contains a text cannot be opened: they are
-// not there, or `status` says why.
+// A view of a file system that hides files whose path contains a text. OpenFile() of such a file
+// returns `status`, or kNotFound when `status` is OK; CreateFile() fails.
 class BlindFileSystem final : public FileSystem {
  public:
   BlindFileSystem(FileSystem* real, std::string hidden, absl::Status status = absl::OkStatus())
       : real_(real), hidden_(std::move(hidden)), status_(std::move(status)) {}
 
-  // After so many more tries the files can be opened.
+  // Lets OpenFile() succeed after `tries` more failures.
   void RecoverAfter(int tries) { tries_ = tries; }
 
   absl::StatusOr<std::unique_ptr<WritableFile>> CreateFile(const std::string& path) override {
@@ -731,7 +732,7 @@ class BlindFileSystem final : public FileSystem {
 
 class RanksTest : public ::testing::Test {
  protected:
-  // Every rank's result of one save, with `change` applied to what the rank brings.
+  // Saves on all ranks and returns each rank's result. `change` edits the contents of each rank.
   std::vector<absl::StatusOr<std::string>> Save(
       int world_size, int64_t step, uint64_t generation,
       const std::function<void(int, absl::StatusOr<CheckpointContents>&)>& change = nullptr) {
@@ -781,9 +782,9 @@ class RanksTest : public ::testing::Test {
   }
 
   MemoryFileSystem file_system_;
-  std::map<int, std::string> hidden_;  // by rank
-  absl::Status obstacle_;              // to opening what is hidden; OK: it is not there
-  int tries_of_rank_0_ = -1;           // until rank 0 sees what is hidden; -1: never
+  std::map<int, std::string> hidden_;  // by rank: the text in the paths of hidden files
+  absl::Status obstacle_;              // error of opening a hidden file; OK: kNotFound
+  int tries_of_rank_0_ = -1;           // until rank 0 sees the hidden files; -1: never
 };
 
 TEST_F(RanksTest, RanksShareTheWorkAndEachGetsItsOwnBack) {
@@ -800,7 +801,7 @@ TEST_F(RanksTest, RanksShareTheWorkAndEachGetsItsOwnBack) {
   }
 }
 
-// Row 13.
+// Row 13: a restart with another world size.
 TEST_F(RanksTest, AnotherWorldSizeLoads) {
   ASSERT_TRUE(Save(2, 5, 1)[0].ok());
   for (const int world_size : {1, 2, 4}) {
@@ -951,7 +952,8 @@ TEST_F(RanksTest, EveryExtraFileIsCheckedBySomebody) {
   }
 }
 
-// Row 14: what does not fit is told in full, and is no reason to take an older one.
+// Row 14: a checkpoint that does not fit is an error that lists every mismatch. No older checkpoint
+// is loaded.
 TEST_F(RanksTest, CheckpointThatDoesNotFitIsAnErrorWithEveryMismatch) {
   ASSERT_TRUE(Save(2, 5, 1)[0].ok());
   RunRanks(2, [&](CheckpointGroup& group) {

@@ -20,7 +20,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::StartsWith;
 
-// The lines that a watch has said.
+// Collects the lines of a watch.
 class Lines {
  public:
   StallWatch::Say Say() {
@@ -31,7 +31,7 @@ class Lines {
     };
   }
 
-  // Until there are `count` lines.
+  // Blocks until there are `count` lines, for at most one minute.
   void Await(size_t count) {
     const MonotonicClock clock;
     const absl::Time deadline = clock.Now() + absl::Minutes(1);
@@ -55,7 +55,7 @@ class Lines {
 
 constexpr absl::Duration kPatience = absl::Milliseconds(10);
 
-// Every call of the folder's file system stands still until the watch has said so.
+// Every call of the file system blocks until the watch has logged it.
 TEST(StallWatchTest, EveryCallThatStandsStillIsNamedWithItsPath) {
   testing::MemoryFileSystem disk;
   Lines lines;

@@ -19,19 +19,19 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-// One job as seen from outside: W samplers in step. Collects what optimizer steps have consumed.
+// A job of W samplers that make the same calls. Collects the samples that optimizer steps consume.
 class Job {
  public:
   Job(ElasticSampler::Options options, int world_size) : options_(options) { Start(world_size); }
 
-  // A new membership that continues at the last committed position.
+  // Starts a new generation of `world_size` ranks at the last committed position.
   void Resize(int world_size) {
     const SamplerState state = samplers_[0].state();
     Start(world_size);
     for (ElasticSampler& sampler : samplers_) sampler.restore(state);
   }
 
-  // Draws one global batch on every rank; false at the end of the epoch.
+  // Draws one global batch on every rank. Returns false at the end of the epoch.
   bool Draw() {
     batch_.clear();
     bool any = false;
@@ -128,7 +128,7 @@ TEST(ElasticSamplerTest, EpochsAndSeedsHaveTheirOwnOrders) {
   EXPECT_NE(other.consumed(), first);
 }
 
-// Random jobs that are resized or killed at random points, a batch often being drawn and then lost.
+// Random jobs are resized or killed at random points, often with a drawn batch that is then lost.
 TEST(ElasticSamplerTest, ExactlyOnceThroughResizesAndKills) {
   std::mt19937_64 random(20260101);
   const auto below = [&random](int64_t n) {
@@ -169,8 +169,8 @@ TEST(ElasticSamplerTest, RankWithoutSamplesStillGetsItsBatch) {
   EXPECT_EQ(batch->global_size, 2);
 }
 
-// Every size of a small dataset, on 3 ranks: nobody gets fewer than two samples, and each sample is
-// used once.
+// For every size of a small dataset on 3 ranks, no rank gets fewer than two samples of a batch, and
+// each sample is used once.
 TEST(ElasticSamplerTest, LeastSamplesOfARankAreKeptToTheEndOfTheEpoch) {
   constexpr int kRanks = 3;
   constexpr int64_t kLeast = 2;
@@ -203,7 +203,7 @@ TEST(ElasticSamplerTest, LeastSamplesOfARankAreKeptToTheEndOfTheEpoch) {
       for (int64_t i = 0; i < size; ++i) ASSERT_EQ(used[static_cast<size_t>(i)], i);
     }
   }
-  // Where a batch cannot give each rank that many, nothing is promised that cannot be kept.
+  // The constructor refuses options with which a batch cannot give each rank that many samples.
   const auto refused = [](int64_t dataset_size, int64_t batch_size) {
     try {
       ElasticSampler({.dataset_size = dataset_size,
@@ -220,10 +220,10 @@ TEST(ElasticSamplerTest, LeastSamplesOfARankAreKeptToTheEndOfTheEpoch) {
   EXPECT_EQ(refused(6, 6), "");
 }
 
-// A resize between the two batches that share the tail, and a restart: each sample exactly once.
+// The job is resized between the two batches that share the tail. Each sample is used exactly once.
 TEST(ElasticSamplerTest, SharedTailIsUsedOnceThroughAResize) {
   Job job({.dataset_size = 25, .global_batch_size = 12, .seed = 3, .min_samples_per_rank = 2}, 3);
-  EXPECT_TRUE(job.Draw());  // 12, and then 7 and 6
+  EXPECT_TRUE(job.Draw());  // 12 samples; batches of 7 and 6 follow
   job.Commit();
   job.Resize(2);
   while (job.Draw()) job.Commit();

@@ -47,7 +47,7 @@ TEST(IndexPermutationTest, SeedAndEpochAreNotInterchangeable) {
   EXPECT_EQ(orders.size(), 5u);
 }
 
-// The order is a format: a checkpoint of today must mean the same samples for ever.
+// The order is a format: a checkpoint of today must select the same samples in every later version.
 TEST(IndexPermutationTest, OrderNeverChanges) {
   EXPECT_THAT(Order(10, {.seed = 42, .epoch = 3}),
               ::testing::ElementsAre(9, 8, 7, 0, 4, 1, 2, 3, 6, 5));
@@ -68,8 +68,8 @@ TEST(IndexPermutationTest, WorksBeyondFourBillion) {
   EXPECT_GT(above_four_billion, 9000);
 }
 
-// Where the first index goes, over many keys, must be uniform: chi-square with 19 degrees of
-// freedom, whose 99.9 % point is 43.8. The keys are fixed, so this passes or fails for ever.
+// Over many keys, the image of the first index must be uniform: chi-square with 19 degrees of
+// freedom, whose 99.9 % point is 43.8. The keys are fixed, so the result is always the same.
 TEST(IndexPermutationTest, FirstPositionIsUniform) {
   constexpr int kSize = 20;
   constexpr int kKeys = 20000;

@@ -25,7 +25,7 @@ using ::ddp::testing::ErrorOf;
 using ::testing::HasSubstr;
 
 constexpr int64_t kSamples = 23;
-constexpr int64_t kBatch = 5;  // 5 steps an epoch, the last of 3 samples
+constexpr int64_t kBatch = 5;  // 5 steps per epoch, the last of 3 samples
 
 torch::Tensor Inputs(const std::vector<int64_t>& indices) {
   return torch::tensor(indices, torch::kLong).to(torch::kDouble).reshape({-1, 1}) / kSamples;
@@ -40,7 +40,7 @@ torch::nn::Linear Net() {
   return net;
 }
 
-// One rank's trainer, as a user writes it.
+// The trainer of one rank, as a user writes it.
 struct Trainer {
   Trainer(std::shared_ptr<ProcessGroup> ranks, Training::Options options)
       : group(std::move(ranks)), training(model, optimizer, WithData(std::move(options))) {}
@@ -86,7 +86,7 @@ size_t Checkpoints(const std::string& folder) {
   return count;
 }
 
-// One process over whole batches: what any number of ranks must come to.
+// Trains one process on whole batches. Any number of ranks must give the same result.
 std::pair<torch::Tensor, double> Reference(int64_t epochs) {
   torch::nn::Linear net = Net();
   torch::optim::SGD optimizer(net->parameters(), 0.1);
@@ -135,7 +135,7 @@ int TrainsLikeOneProcess() {
   return 0;
 }
 
-// The parts of step(), over micro-batches of one sample.
+// Trains with the parts of step(), over micro-batches of one sample.
 int AccumulatesLikeOneProcess() {
   const auto group = init_process_group();
   Trainer trainer(group, {.epochs = 1});
@@ -173,7 +173,7 @@ int ContinuesWhereACheckpointLies() {
   EXPECT_EQ(continued.training.restored()->step, 8);
   continued.Run();
   EXPECT_EQ(continued.training.steps(), 15);
-  // A job that is done stays done: no step, no further checkpoint.
+  // A restart of a completed job makes no step and no checkpoint.
   const size_t checkpoints = Checkpoints(folder);
   Trainer done(group, options);
   done.Run();
@@ -228,7 +228,7 @@ int MistakesAreNamed() {
   EXPECT_TRUE(training.next_batch().has_value());
   EXPECT_THAT(ErrorOf<std::logic_error>([&] { training.next_batch(); }),
               HasSubstr("the batch before was not trained"));
-  // A loop that is left early goes to the next epoch, and this job has none.
+  // After an epoch's loop ended early, next_epoch() goes to the next epoch. This job has none.
   EXPECT_FALSE(training.next_epoch());
   EXPECT_EQ(training.steps(), 0);
 
@@ -274,7 +274,7 @@ TEST_P(TrainingTest, Ranks) {
 std::vector<Case> Cases() {
   std::vector<Case> cases;
   for (const auto& [name, body] : Bodies()) cases.push_back({name, 1});
-  // Shares of one or two samples, and of one or none.
+  // 3 ranks get shares of one or two samples, 4 ranks of none or one in the last batch.
   cases.push_back({"TrainsLikeOneProcess", 3});
   cases.push_back({"TrainsLikeOneProcess", 4});
   cases.push_back({"AccumulatesLikeOneProcess", 4});

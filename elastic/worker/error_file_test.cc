@@ -31,8 +31,8 @@ struct Bug : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Runs `body` in a child with its own error file, since the first error of a process is its only
-// one and std::terminate ends it.
+// Runs each test's body in a child process with its own error file, because a process writes only
+// its first error, and std::terminate ends the process.
 class ErrorFileTest : public ::testing::Test {
  protected:
   struct Result {

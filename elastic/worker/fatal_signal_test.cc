@@ -52,7 +52,7 @@ class FatalSignalTest : public ::testing::Test {
     }
   }
 
-  // Runs `body` in a child that has the handlers.
+  // Runs `body` in a child process that has installed the handlers.
   static Result RunChild(const std::function<void()>& body) {
     const std::string folder = ::testing::TempDir();
     const std::string path = absl::StrCat(folder, "/error.json");
@@ -77,7 +77,7 @@ class FatalSignalTest : public ::testing::Test {
     return result;
   }
 
-  // The process ended by `signal` and says so, in the file and on its last line.
+  // Checks that the process ended by `signal`, with `message` in its error file and on stderr.
   static void Expect(const Result& result, int signal, const std::string& message) {
     EXPECT_TRUE(WIFSIGNALED(result.wait_status)) << result.wait_status;
     EXPECT_EQ(WTERMSIG(result.wait_status), signal);
@@ -91,7 +91,7 @@ class FatalSignalTest : public ::testing::Test {
   }
 };
 
-// Not inlined, so that it is a frame; volatile, so that the compiler believes nothing.
+// Not inlined, so that the function has a frame. Volatile, so that the compiler keeps the read.
 __attribute__((noinline, no_sanitize("undefined"))) int ReadFrom(volatile int* address) {
   return *address;
 }
@@ -144,7 +144,7 @@ TEST_F(FatalSignalTest, Abort) {
 
 TEST_F(FatalSignalTest, AForbiddenSystemCall) {
   const Result result = RunChild([] {
-    // Everything is allowed but getpgid.
+    // The filter allows every system call but getpgid.
     sock_filter rules[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
         BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_getpgid, 0, 1),
@@ -174,7 +174,7 @@ TEST_F(FatalSignalTest, ASignalFromAnotherProcess) {
          SIGSEGV, ": sent by PID [0-9]+");
 }
 
-// The compiler must not see that it has no end.
+// Recurses without end, in a way that the compiler cannot detect.
 __attribute__((noinline)) int Deeper(volatile char* from) {
   volatile char here[4096];
   here[0] = from[0];

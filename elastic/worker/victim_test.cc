@@ -1,4 +1,4 @@
-// A rank that failed because a peer did says so in its error file.
+// Tests that the error file of a rank that failed because a peer did has "victim": true.
 #include <fcntl.h>
 #include <sys/wait.h>
 #include <unistd.h>

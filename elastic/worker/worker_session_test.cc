@@ -42,8 +42,8 @@ Variables RankOneOfTwo() {
           {"TORCHELASTIC_MAX_RESTARTS", "5"}};
 }
 
-// Runs `body` in a child whose environment holds `variables` of a launcher and no others. The child
-// exits with what `body` returns: the page is bound to a process's life.
+// Runs `body` in a child process, because the health page is bound to a process's life. The child's
+// environment holds `variables` of a launcher and no others. The child exits with `body`'s result.
 int RunWith(const Variables& variables, const std::function<int()>& body) {
   const pid_t pid = fork();
   if (pid == 0) {
@@ -57,7 +57,7 @@ int RunWith(const Variables& variables, const std::function<int()>& body) {
   return WEXITSTATUS(status);
 }
 
-// The message of the exception that from_environment throws, checked in the child.
+// Checks, in a child process, the message of the exception that from_environment() throws.
 void ExpectRefused(const Variables& variables, const std::string& expected) {
   EXPECT_EQ(RunWith(variables,
                     [&expected] {
@@ -86,7 +86,7 @@ TEST(WorkerSessionTest, WithoutALauncherItIsAJobOfItsOwn) {
                       EXPECT_EQ(session.max_restarts(), 0);
                       EXPECT_FALSE(session.is_restart());
                       EXPECT_FALSE(session.should_stop());
-                      auto phase = session.phase(Phase::kData);  // nobody listens
+                      auto phase = session.phase(Phase::kData);  // no agent: no effect
                       EXPECT_EQ(session.run_id(), "");
                       return ::testing::Test::HasFailure() ? 1 : 0;
                     }),
@@ -97,7 +97,7 @@ TEST(WorkerSessionTest, TellsWhatTheLauncherSaid) {
   EXPECT_EQ(RunWith(RankOneOfTwo(),
                     [] {
                       WorkerSession session = WorkerSession::from_environment();
-                      session.commit(1);  // nobody listens
+                      session.commit(1);  // no agent: no effect
                       EXPECT_EQ(session.rank(), 1);
                       EXPECT_EQ(session.world_size(), 2);
                       EXPECT_EQ(session.local_rank(), 1);
@@ -126,7 +126,7 @@ TEST(WorkerSessionTest, CommitsReachTheAgentsPage) {
                         WorkerSession session = WorkerSession::from_environment();
                         session.commit(100);
                       }
-                      // A second session of one process speaks through the same page.
+                      // A second session of one process writes to the same page.
                       WorkerSession again = WorkerSession::from_environment();
                       again.commit(101);
                       return 0;
@@ -154,7 +154,7 @@ TEST(WorkerSessionTest, AnyGenerationAfterTheFirstIsARestart) {
   }
 }
 
-// The agent's side of a worker that RunWith starts.
+// Holds the agent's side of a health page, for workers that RunWith() starts.
 class WithPageTest : public ::testing::Test {
  protected:
   WithPageTest() : page_(HealthPage::Create()) {
@@ -276,7 +276,7 @@ TEST_F(WithPageTest, OnlyTheAgentsSigtermIsAReasonToStop) {
                     [] {
                       WorkerSession session = WorkerSession::from_environment();
                       session.handle_sigterm();
-                      raise(SIGTERM);  // as from a scheduler that signals everybody
+                      raise(SIGTERM);  // as from a scheduler that signals every process
                       return session.should_stop() ? 1 : 0;
                     }),
             0);
@@ -287,7 +287,8 @@ TEST_F(WithPageTest, OnlyTheAgentsSigtermIsAReasonToStop) {
     sigemptyset(&blocked);
     sigaddset(&blocked, SIGTERM);
     sigprocmask(SIG_BLOCK, &blocked, &before);
-    // The parent of this child is the worker, so a grandchild asks it to play the agent.
+    // SIGTERM must come from the parent. So this child plays the agent, and forks a child of its
+    // own that plays the worker.
     const pid_t worker = getpid();
     int tells[2];
     if (pipe(tells) != 0) return 1;
