@@ -103,7 +103,7 @@ std::unique_ptr<CheckpointGroup> MakeGroup(const Checkpointer::Options& options)
 
 // ---- Random generators ----
 
-// One of the rank's generators and the name of its state.
+// A random generator of the rank and its kind, from which RngName() makes the name of its state.
 struct NamedGenerator {
   std::string kind;  // "cpu", "cuda"
   at::Generator generator;
@@ -443,7 +443,7 @@ std::string Checkpointer::Impl::NewestRunId() const {
   for (const CheckpointId& id : *ids) {
     const absl::StatusOr<CheckpointStorage::StoredManifest> stored = storage_.ReadManifest(id);
     if (stored.ok()) return stored->manifest.run_id;
-    // A passing fault, such as a lack of descriptors, says nothing about the checkpoint's job.
+    // A passing fault, such as a lack of descriptors, does not show whose checkpoint it is.
     if (absl::IsDataLoss(stored.status()) || absl::IsNotFound(stored.status())) continue;
     throw CheckpointError(std::string(stored.status().message()));
   }

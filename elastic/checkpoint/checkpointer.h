@@ -209,10 +209,11 @@ class Checkpointer {
   // manifest cannot be read for another reason than damage or absence.
   std::string newest_run_id() const;
 
-  // Returns true when this rank sees that the newest checkpoint is of this job, and not of another
-  // job, even one of the same run ID. Compares the run ID, the folder's owner and, under ddprun,
-  // the job's token in its rendezvous. Not a collective. Blocks up to 3 s when the rendezvous does
-  // not answer. Throws CheckpointError as newest_run_id() does, or when the owner cannot be read.
+  // Returns true when this rank sees that the newest checkpoint is of this job. Returns false for
+  // another job, even one of the same run ID. Compares the run ID, the folder's owner and, under
+  // ddprun, the job's token in its rendezvous. Not a collective. Blocks up to 3 s when the
+  // rendezvous does not answer. Throws CheckpointError as newest_run_id() does, or when the owner
+  // cannot be read.
   bool holds_own_checkpoints() const;
 
  private:

@@ -94,7 +94,7 @@ MakeOptimizer AdamW() {
   return TwoGroups<torch::optim::AdamW>(torch::optim::AdamWOptions(0.01).betas({0.8, 0.9}));
 }
 
-// One training process.
+// A training process.
 class Trainer {
  public:
   explicit Trainer(const MakeOptimizer& make_optimizer, uint64_t seed = 1) {

@@ -46,7 +46,7 @@ struct LoadOptions {
 // - kDataLoss: there are checkpoints, and all of them are damaged.
 // - kUnavailable: the newest cannot be read for another reason; names the rank and the file.
 // - kFailedPrecondition: the checkpoint to load does not fit; lists all mismatches.
-// - Those of the group.
+// - The errors of the group.
 absl::StatusOr<std::optional<LoadedCheckpoint>> LoadNewestCheckpoint(
     const CheckpointStorage& storage, CheckpointGroup& group, const FindMismatches& find_mismatches,
     const LoadOptions& options = {});

@@ -14,7 +14,7 @@ namespace ddp::elastic {
 // the umask. Threads: any.
 //
 // Every call but OpenFile() opens the folders between the root and the last name one by one,
-// relative to each other (openat, O_NOFOLLOW). So a link can never redirect a call.
+// relative to each other (openat, O_NOFOLLOW). A link can therefore never redirect a call.
 //
 // Some network file systems have no exclusive rename. There, Rename() of a file is a hard link and
 // an unlink, which is exclusive too. Rename() of a folder checks the target first and then renames:

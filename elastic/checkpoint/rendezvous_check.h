@@ -32,7 +32,7 @@ class RendezvousCheck {
   // up to `timeout`. Errors:
   // - kFailedPrecondition: another generation has begun, or the job has ended.
   // - kNotFound: the server has no record of this generation; it may have lost its data.
-  // - Those of RedisCaller.
+  // - The errors of RedisCaller.
   absl::StatusOr<std::string> Ask();
 
  private:

@@ -1,5 +1,5 @@
-// Tests saves and loads under every fault that a synchronous save can meet, on a file system in
-// memory that loses unsynced data as a disk does. "Row N" is row N of the failure table of the
+// Tests saves and loads under every fault that a synchronous save can have. The file system is in
+// memory and loses unsynced data as a disk does. "Row N" is row N of the failure table of the
 // checkpoint design.
 #include <cmath>
 #include <cstdint>

@@ -126,7 +126,7 @@ absl::StatusOr<std::string> StoreGroup::Follow(const std::string& value) {
 // rank restarts the timeout, because all ranks end in the same round.
 void StoreGroup::Await(const std::vector<std::string>& keys) {
   if (keys.empty()) return;
-  // Rank 0 has the shorter timeout, because it knows the missing ranks.
+  // Rank 0 has the shorter timeout, because only rank 0 can name the missing ranks.
   const absl::Duration look = options_.timeout / kLooksPerTimeout;
   const absl::Duration patience =
       options_.timeout + (options_.rank == 0 ? absl::ZeroDuration() : look);

@@ -39,7 +39,7 @@ struct SamplerState {
 //     }
 //   }
 //
-// One global cursor runs over one order of the dataset. A step takes the next n = min(G, N -
+// A global cursor runs over the epoch's order of the dataset. A step takes the next n = min(G, N -
 // cursor) samples. Rank r of W gets the samples from floor(r n / W) to floor((r + 1) n / W). The
 // ranks' shares differ by at most one sample, so scale a rank's loss by world / global_size and not
 // by the rank's own count. There is no padding.
@@ -48,8 +48,8 @@ struct SamplerState {
 // takes part in the step. Set min_samples_per_rank for a model that cannot do that, such as a model
 // with a BatchNorm.
 //
-// The order of an epoch is a permutation with the key (seed, epoch): see IndexPermutation. It is
-// equal on every machine and compiler. With `shuffle` off, the order is the dataset's own.
+// The order of an epoch is a permutation with the key (seed, epoch): see IndexPermutation. The
+// order is equal on every machine and compiler. With `shuffle` off it is the dataset's own.
 //
 // Batches may be drawn ahead of their commits. After a restore, batches that were drawn and not
 // committed are drawn again: no sample is lost or used twice.
@@ -65,9 +65,9 @@ class ElasticSampler {
     bool shuffle = true;
 
     // Minimum samples that every rank gets of every batch; 2 for a model with a BatchNorm. When the
-    // last batch of an epoch would be too small, the last two batches share their samples evenly,
-    // or become one batch when two would be too small. Each sample is still used exactly once. The
-    // one batch may exceed global_batch_size, by fewer than this many samples per rank.
+    // last batch of an epoch would be too small, the last two batches share their samples evenly.
+    // When two would be too small, they become one batch. That batch may exceed global_batch_size
+    // by fewer than this many samples per rank. Each sample is still used exactly once.
     // 0: the last batch is the rest of the epoch. Not part of the state: a restart may change it.
     // A job that grows between the last two batches of an epoch may have too few samples left.
     int64_t min_samples_per_rank = 0;

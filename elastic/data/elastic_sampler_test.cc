@@ -169,8 +169,8 @@ TEST(ElasticSamplerTest, RankWithoutSamplesStillGetsItsBatch) {
   EXPECT_EQ(batch->global_size, 2);
 }
 
-// For every size of a small dataset on 3 ranks, no rank gets fewer than two samples of a batch, and
-// each sample is used once.
+// Tries every size of a small dataset on 3 ranks. No rank gets fewer than two samples of a batch,
+// and each sample is used once.
 TEST(ElasticSamplerTest, LeastSamplesOfARankAreKeptToTheEndOfTheEpoch) {
   constexpr int kRanks = 3;
   constexpr int64_t kLeast = 2;

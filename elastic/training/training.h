@@ -32,8 +32,8 @@ namespace ddp::elastic {
 //   return 0;
 //
 // Training combines a WorkerSession, an ElasticSampler and a Checkpointer; each works alone too.
-// - The constructor restores the newest checkpoint of this job. A folder of another job is an
-//   error.
+// - The constructor restores the newest checkpoint of this job. A folder with checkpoints of
+//   another job is an error, unless Options::resume is set.
 // - next_epoch() and next_batch() assign each sample to exactly one rank, once in each epoch, for
 //   any sequence of world sizes.
 // - step() scales the loss by this rank's share of the batch, runs backward and optimizer, and
@@ -111,7 +111,7 @@ class Training {
   std::optional<ElasticSampler::Batch> next_batch();
 
   // Trains the batch: clears the gradients, runs backward of the scaled loss, the optimizer's step,
-  // and commit(). `loss`: a scalar over this rank's samples, combined as Options::loss says.
+  // and commit(). `loss`: a scalar over this rank's samples, combined as Options::loss states.
   // Collective.
   //
   // Throws std::logic_error when there is no batch. Passes on exceptions of backward and of the
@@ -135,7 +135,7 @@ class Training {
   void commit();
 
   // Returns true after next_batch() has returned nullopt because every batch of the epoch is
-  // trained. Returns false when the generation ends inside the epoch.
+  // trained, until next_epoch(). Returns false when the generation ends inside the epoch.
   bool epoch_complete() const;
 
   // Returns the mean loss over the samples that this generation trained in the current epoch, over

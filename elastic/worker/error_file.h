@@ -38,8 +38,8 @@ int run_worker(const std::function<int()>& body);
 // installed handler. run_worker() calls it.
 void install_terminate_handler();
 
-// Writes the error file for `error`, which must not be null. For a trainer that catches exceptions
-// itself and is about to exit. Thread: any.
+// Writes the error file for `error`, which must not be null. A trainer that catches exceptions
+// itself calls it before it exits. Thread: any.
 void write_error_file(const std::exception_ptr& error);
 
 }  // namespace ddp::elastic

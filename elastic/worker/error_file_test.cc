@@ -31,8 +31,8 @@ struct Bug : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Runs each test's body in a child process with its own error file, because a process writes only
-// its first error, and std::terminate ends the process.
+// Runs each test's body in a child process with its own error file. A process writes only its first
+// error, and std::terminate ends the process.
 class ErrorFileTest : public ::testing::Test {
  protected:
   struct Result {

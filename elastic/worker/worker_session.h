@@ -73,8 +73,8 @@ class WorkerSession {
   // Returns the number of the job's current membership: higher after every restart, never reused.
   // 0 when the launcher does not count memberships.
   uint64_t generation() const { return generation_; }
-  // Returns a text that differs between two generations of one number, as two starts of a job have
-  // them. Empty when generation() is 0 for want of a count.
+  // Returns the generation's nonce. It differs between two generations of the same number, which
+  // two starts of a job may have. Empty when the launcher does not count memberships.
   const std::string& generation_nonce() const { return generation_nonce_; }
 
   // Returns the number of restarts of the job after a failure, equal on all ranks: 0 in the first
@@ -119,9 +119,10 @@ class WorkerSession {
   // Collectives of a ddp::ProcessGroup enter kSynchronize while they block this thread.
   [[nodiscard]] PhaseScope phase(Phase phase) { return {page_, phase}; }
 
-  // Tells the agent that the work of this phase makes progress. For long work outside of steps: a
-  // rank in kCheckpoint or kEvaluation that calls it repeatedly is not called hung. Nor is a rank
-  // of its node that waits for it. Checkpointer calls it. Costs no system call.
+  // Tells the agent that the work of this phase makes progress. A rank in kCheckpoint or
+  // kEvaluation that calls progress() repeatedly does not count as hung. Nor does a rank of its
+  // node that waits for it. Call it in long work outside of steps; Checkpointer does. Costs no
+  // system call.
   void progress();
 
   // Tells the agent that a checkpoint was saved (`error` is empty), or the reason why it was not.

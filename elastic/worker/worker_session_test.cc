@@ -287,8 +287,8 @@ TEST_F(WithPageTest, OnlyTheAgentsSigtermIsAReasonToStop) {
     sigemptyset(&blocked);
     sigaddset(&blocked, SIGTERM);
     sigprocmask(SIG_BLOCK, &blocked, &before);
-    // SIGTERM must come from the parent. So this child plays the agent, and forks a child of its
-    // own that plays the worker.
+    // SIGTERM must come from the parent. This child therefore plays the agent, and forks a child of
+    // its own that plays the worker.
     const pid_t worker = getpid();
     int tells[2];
     if (pipe(tells) != 0) return 1;
