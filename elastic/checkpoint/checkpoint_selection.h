@@ -49,9 +49,8 @@ struct Verdict {
   };
   Kind kind = Kind::kFail;
   CheckpointId bound;
-  bool does_not_fit =
-      false;               // of kFail: the checkpoint can be read, but is of another model or job
-  bool is_damage = false;  // of kFail: every checkpoint is damaged
+  bool does_not_fit = false;  // of kFail: the checkpoint is of another model or job
+  bool is_damage = false;     // of kFail: every checkpoint is damaged
   std::string reason;
   std::vector<std::string> look_for;     // paths of files
   bool read_again = false;               // of kRetry: each rank reads its proposal once more

@@ -275,8 +275,8 @@ absl::StatusOr<CheckpointStorage::Contents> CheckpointStorage::LookInto(
   return contents;
 }
 
-// Removes the work folder `name` of the root. Renames it first, so that the folder's writer, which
-// may not have noticed the later claim, can no longer commit it.
+// Removes the work folder `name` of the root. Renames it first, unless it holds foreign entries:
+// the folder's writer, which may not have noticed the later claim, can then no longer commit it.
 absl::Status CheckpointStorage::Retire(const std::string& name) {
   std::optional<WorkFolder> folder = ParseWorkFolderName(name);
   CHECK(folder.has_value()) << name << " is no work folder";

@@ -31,11 +31,11 @@ namespace ddp::elastic {
 // creates the checkpoint. No process writes into a committed folder.
 //
 // Fencing: the first Begin() of an owner lists the work folders, claims the root (OwnerFile), and
-// removes the listed folders. They belong to earlier claims, so a claimant that was suspended never
-// removes the folder of a later claim. Every later Begin() and Commit() of an earlier claim fails:
-// OwnerFile names another claim, or the work folder was renamed. An older generation of the same
-// job cannot claim. Begin() and Commit() also ask the rendezvous, if there is one, and refuse a
-// generation that is over before any claim.
+// removes the listed folders. These belong to earlier claims, so a claimant that was suspended
+// never removes the folder of a later claim. Every later Begin() and Commit() of an earlier claim
+// fails: OwnerFile names another claim, or the work folder was renamed. An older generation of the
+// same job cannot claim. Begin() and Commit() also ask the rendezvous, if there is one, and refuse
+// a generation that is over before any claim.
 //
 // Removing: only folders with the exact name of a WorkFolder; in them only plain files with the
 // names of a save (IsCheckpointFile), and the folder once it is empty. Links, foreign files and
@@ -80,7 +80,7 @@ class CheckpointStorage {
   // When a checkpoint of that ID exists:
   // - Complete, with the same state: stays, and its path is returned.
   // - Complete, with another state: stays, and the error is kAlreadyExists.
-  // - Incomplete or damaged: is removed.
+  // - Incomplete or damaged: is renamed and removed, and the new checkpoint takes its name.
   absl::StatusOr<std::string> Commit(const CheckpointOwner& owner,
                                      const std::string& writing_folder, const Manifest& manifest);
 

@@ -94,8 +94,8 @@ struct RestoredCheckpoint {
 //
 // Saving. save() is synchronous and durable: when it returns a folder, the checkpoint survives a
 // power cut. When save() fails, or the process dies in it, no checkpoint appears, and the earlier
-// checkpoints are unchanged. save() writes into a hidden folder, syncs it and renames it. It never
-// replaces a checkpoint.
+// checkpoints are unchanged. save() writes into a hidden folder, syncs it and renames it. save()
+// replaces a checkpoint of the same step and generation only when that one is damaged.
 //
 // Faults of the environment (a full disk, an I/O error, an unreachable store) fail one save and not
 // the job. Rank 0 logs one line; stats() and the agent (`ddprun status`, metrics) count the

@@ -23,11 +23,9 @@ namespace ddp::elastic {
 // later claim:
 //   1. The writer reads the claim in force, N, and asks MayFollow().
 //   2. The writer renames its claim to .owner.<N+1>. If that name exists, another writer was
-//   faster,
-//      and the writer restarts at 1.
-//   3. The writer reads the claim in force again. If it is another claim, the writer removes its
-//   own
-//      and restarts at 1.
+//      faster, and the writer restarts at 1.
+//   3. The writer reads the claim in force again. If that is another claim, the writer removes its
+//      own and restarts at 1.
 //   4. The writer removes every unsettled claim with a lower number.
 //   5. The writer renames its claim to .owner. If its claim is gone, a later writer removed it in
 //      step 4, and the writer restarts at 1.

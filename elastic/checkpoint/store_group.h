@@ -15,9 +15,9 @@
 namespace ddp::elastic {
 
 // A CheckpointGroup over a c10d::Store. Every key contains the number of the attempt. Each rank
-// counts attempts for itself, because all ranks make the same attempts. So a rank that is late for
-// one attempt never reads or writes keys of the next. Rank 0 waits for the keys of all ranks in one
-// wait and reads them with one multiGet(). Every rank deletes its own keys in later rounds.
+// counts attempts for itself, because all ranks make the same attempts. A rank that is late for an
+// attempt therefore never reads or writes keys of the next. Rank 0 waits for the keys of all ranks
+// in one wait and reads them with one multiGet(). Every rank deletes its own keys in later rounds.
 // Thread-compatible.
 class StoreGroup final : public CheckpointGroup {
  public:
