@@ -1,16 +1,20 @@
-// How node 0 of a static rendezvous proves that it knows the job's password, before another node
-// sends the password to the address that node 0 names.
+// Challenge and answer by which node 0 of a static rendezvous proves that it knows the job's
+// password. Another node asks for the proof before it sends the password to the address that node 0
+// names.
 //
 //   node -> node 0   a fresh nonce of 32 bytes
 //   node 0 -> node   MASTER, HOST, PORT, a fresh nonce of its own, and
 //                    HMAC-SHA256(password, purpose, both nonces, MASTER, HOST, PORT)
 //
-// MASTER is node 0's own --master-addr and --master-port, HOST and PORT are where its Redis server
-// is. The password itself travels in neither direction. A program that holds MASTER_PORT without
-// the password cannot answer; an answer that it fetches from the real node 0 names the real server.
-// An answer cannot be used again, since the next question has another nonce.
+// MASTER is node 0's own --master-addr and --master-port. HOST and PORT are the address of node 0's
+// Redis server. The password itself travels in neither direction.
 //
-// Someone who gets an answer can try passwords on it at home: choose a long random one.
+// A program that holds MASTER_PORT without the password cannot answer. If it fetches an answer from
+// the real node 0, that answer names the real server. No answer can be replayed: the next question
+// has another nonce.
+//
+// Known weakness: a program that receives an answer can test passwords against it offline. Choose a
+// long random password.
 #ifndef DDP_LAUNCHER_ADDRESS_PROOF_H_
 #define DDP_LAUNCHER_ADDRESS_PROOF_H_
 
@@ -21,27 +25,29 @@
 
 namespace ddp::launcher {
 
-// What node 0 says of itself.
+// Node 0's address as its answer states it.
 struct ProvenAddress {
-  std::string master;  // "HOST:PORT" of its flags
-  std::string host;    // of its Redis server
+  std::string master;  // "HOST:PORT": node 0's --master-addr and --master-port
+  std::string host;    // host of node 0's Redis server
   int port = 0;
 
   friend bool operator==(const ProvenAddress&, const ProvenAddress&) = default;
 };
 
-// A fresh nonce, as 64 hexadecimal digits. Errors: the system's.
+// Returns a fresh nonce as 64 hexadecimal digits. Errors: those of getrandom().
 absl::StatusOr<std::string> MakeNonce();
 
-// Node 0's answer to the nonce of a node; empty where that is no nonce. `own_nonce` is a fresh one.
-// Pure.
+// Returns node 0's answer to the nonce of another node; empty when `nonce` is not a nonce. The
+// caller makes `own_nonce` with MakeNonce(), a fresh one for each answer. Pure.
 std::string AnswerChallenge(absl::string_view password, const ProvenAddress& address,
                             const std::string& nonce, const std::string& own_nonce);
 
-// The address in `answer`, which a node got for `nonce`. Nothing in `answer` can be believed before
-// this function returns. Pure.
+// Returns the address in `answer`, which the node received for its `nonce`. Nothing in `answer` can
+// be trusted before this function returns. Pure.
 //
-// kDataLoss: that is no answer. kUnauthenticated: its sender does not know `password`.
+// Errors:
+// - kDataLoss: `answer` is malformed.
+// - kUnauthenticated: the sender does not know `password`.
 absl::StatusOr<ProvenAddress> CheckAnswer(absl::string_view password, const std::string& nonce,
                                           const std::string& answer);
 

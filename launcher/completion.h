@@ -5,9 +5,9 @@
 
 namespace ddp::launcher {
 
-// A script that teaches `shell` ("bash" or "zsh") to complete ddprun's flags, their values where
-// these are words or files, and the program; in the program's own arguments, files. Made from the
-// flag table. To be sourced:
+// Returns a script with which `shell` ("bash" or "zsh") completes ddprun's flags, their values
+// where these are words or files, and the program. It completes the program's own arguments as
+// files. The script is made from the flag table. The user sources it:
 //
 //   source <(ddprun --print-completion bash)
 std::string CompletionScript(const std::string& shell);

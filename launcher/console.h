@@ -14,56 +14,58 @@
 
 namespace ddp::launcher {
 
-// Writes whole lines to stdout or stderr of this process without ever making the event loop wait.
+// Writes whole lines to stdout or stderr of this process without blocking the event loop. The
+// LogRouter owns one per stream. Thread: that of the event loop.
 //
-// What the terminal or pipe does not take at once is kept and written when it takes more. Above
-// `kFullBytes` the console is full(): the owner stops giving it lines, and so the workers that
-// write them come to wait, as they would if the console were theirs; no line is lost. A console
-// that is closed for good (`ddprun ... | head`) swallows everything from then on.
+// The console queues bytes that the terminal or pipe does not take at once, and writes them later.
+// Above `kFullBytes` of them it is full(): the owner stops reading the workers' pipes, so workers
+// that write block. No line is lost. After a permanent write error (`ddprun ... | head`) the
+// console discards everything.
 //
-// A regular file, which may be on a mount that has stalled, is written by a FileWriter where there
-// is one, and so is what knows no write() without waiting.
+// A FileWriter, where there is one, writes to a regular file, since its mount may stall. It also
+// writes to a descriptor for which no non-blocking write exists.
 //
-// Into a pipe, lines are written by whole lines per write() as long as they fit PIPE_BUF, so that
-// they do not mix with what others write there.
-//
-// Not thread-safe; on the thread of the event loop.
+// Each write() to a pipe holds whole lines as long as they fit PIPE_BUF, so they do not mix with
+// the lines of other writers.
 class Console {
  public:
   static constexpr size_t kFullBytes = 1 << 20;
 
-  // Nothing is owned, all must outlive the console. `writer` null: a regular file is waited for.
+  // Owns none of its arguments; all must outlive the console. Without `writer`, writing to a
+  // regular file blocks.
   Console(EventLoop* event_loop, int fd, FileWriter* writer = nullptr);
   Console(const Console&) = delete;
   Console& operator=(const Console&) = delete;
   ~Console();
 
-  // Takes one or more lines, each with its newline. Never waits, never refuses.
+  // Writes or queues one or more lines, each with its newline. Never blocks, except on a regular
+  // file without a FileWriter. Never refuses.
   void Write(const std::string& lines);
 
   bool full() const { return pending() >= kFullBytes; }
 
-  // Bytes that were not taken yet.
+  // Returns the number of bytes that are queued and not yet written.
   size_t pending() const;
 
-  // Called each time the console was full and is so no more.
+  // Sets the function to call each time the console stops being full.
   void OnRoom(std::function<void()> callback) { on_room_ = std::move(callback); }
 
-  // Writes what is kept, waiting for the other side. Gives up when it loses patience, and says on
-  // stderr how much is lost, unless that would make it wait again.
+  // Writes the queued bytes. Blocks until all are written or `patience` runs out; the console then
+  // discards the rest. It reports on stderr how much is lost, unless stderr is this console or
+  // would block.
   void Flush(const Patience& patience);
 
-  // Whether `fd` leads to the same file, pipe or terminal as this console.
+  // Returns true when `fd` refers to the same file, pipe or terminal as this console.
   bool SameAs(int fd) const;
 
  private:
   enum class Kind {
-    kFile,     // regular files, /dev/null: write() does not wait, it is said
-    kWriter,   // regular files, and what would be kUnknown, where there is a FileWriter
-    kPipe,     // opened a second time, so that O_NONBLOCK is ours alone
-    kStream,   // a terminal, the same way
-    kSocket,   // cannot be opened again, but each send() can say that it will not wait
-    kUnknown,  // neither: one small write() at a time, after epoll said that there is room
+    kFile,     // regular file or /dev/null: write() is assumed not to block
+    kWriter,   // regular file, or kUnknown descriptor, that the FileWriter writes
+    kPipe,     // pipe, opened a second time so that O_NONBLOCK is ours alone
+    kStream,   // terminal, opened a second time for the same reason
+    kSocket,   // socket: cannot be reopened, but send() has MSG_DONTWAIT
+    kUnknown,  // any other: poll() before each write() of at most PIPE_BUF bytes
   };
 
   void OpenAgain();
@@ -79,15 +81,15 @@ class Console {
 
   EventLoop* const event_loop_;
   FileWriter* const writer_;
-  FileWriter::FileId file_ = 0;  // for kWriter
-  bool was_full_ = false;        // the same
+  FileWriter::FileId file_ = 0;  // id in `writer_`; kWriter only
+  bool was_full_ = false;        // kWriter only
   const int fd_;
   Kind kind_ = Kind::kUnknown;
-  UniqueFd own_fd_;  // for kPipe and kStream
+  UniqueFd own_fd_;  // second opening; kPipe and kStream only
   int write_fd_;
-  bool closed_ = false;  // for good, by the other side
+  bool closed_ = false;  // true after a write error
   bool watched_ = false;
-  std::string queue_;  // lines; the first `written_` bytes are out
+  std::string queue_;  // lines; the first `written_` bytes are written
   size_t written_ = 0;
   std::function<void()> on_room_;
 };

@@ -10,37 +10,41 @@
 
 namespace ddp::launcher {
 
-// How the CPUs of this host, and its GPUs, lie to each other.
+// CPUs and GPUs of this host, and the distances between them.
 struct CpuTopology {
   struct Cpu {
     int id = 0;
-    int node = 0;    // of memory (NUMA)
-    int socket = 0;  // package
-    int core = 0;    // the lowest CPU of the same core
-    int cache = 0;   // the lowest CPU that shares its largest cache
+    int node = 0;    // NUMA node
+    int socket = 0;  // physical package
+    int core = 0;    // lowest CPU of the same core
+    int cache = 0;   // lowest CPU that shares its largest cache
   };
-  std::vector<Cpu> cpus;       // that we may run on, by id
-  std::vector<int> gpu_nodes;  // of each GPU that workers see, in their order; -1: not known
+  std::vector<Cpu> cpus;  // CPUs that this process may run on, by id
+  std::vector<int>
+      gpu_nodes;  // NUMA node of each GPU that workers see, in their order; -1: not known
 };
 
-// Where a topology is read.
+// Input of ReadCpuTopology(); tests give an invented host.
 struct TopologySource {
-  std::string root;       // before /sys, /proc and /dev; empty on a real host
+  std::string root;       // prefix of /sys, /proc and /dev; empty on a real host
   std::set<int> allowed;  // CPUs that this process may run on
   std::optional<std::string> cuda_visible_devices;
 };
 
-// Reads it from /sys/devices/system and, for NVIDIA's GPUs, from /sys/bus/pci and the driver's
-// /proc/driver/nvidia. GPUs are counted in the order of their PCI addresses, as CUDA does among
-// equal ones. A kernel without NUMA has one node. Nothing is started or asked of a driver.
+// Reads the topology from /sys/devices/system. NVIDIA GPUs come from /sys/bus/pci and the driver's
+// /proc/driver/nvidia, in the order of their PCI addresses, as CUDA orders equal GPUs. A kernel
+// without NUMA has one node. No process is started and no driver is called.
 //
-// Errors: kNotFound, kInvalidArgument; name the file that is missing or makes no sense.
+// Errors: kNotFound (a file is missing), kInvalidArgument (a file cannot be parsed). The message
+// names the file.
 absl::StatusOr<CpuTopology> ReadCpuTopology(const TopologySource& source);
 
-// The same for this host and process.
+// Reads the topology of this host: its own files, this process's CPU affinity and its
+// CUDA_VISIBLE_DEVICES. Errors: as ReadCpuTopology(); kNotFound when the affinity cannot be read.
 absl::StatusOr<CpuTopology> ReadCpuTopologyOfThisHost();
 
-// The numbers in the kernel's "0-3,8". Errors: kInvalidArgument.
+// Returns the numbers in the kernel's list format "0-3,8", sorted, each once. Errors:
+// kInvalidArgument.
 absl::StatusOr<std::vector<int>> ParseCpuList(const std::string& text);
 
 }  // namespace ddp::launcher

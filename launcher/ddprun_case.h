@@ -1,4 +1,4 @@
-// What tests of the real ddprun have in common beside DdprunDriver. For tests only.
+// Helpers that tests of the real ddprun use beside DdprunDriver. For tests only.
 #ifndef DDP_LAUNCHER_DDPRUN_CASE_H_
 #define DDP_LAUNCHER_DDPRUN_CASE_H_
 
@@ -8,19 +8,19 @@
 
 namespace ddp::launcher {
 
-// Flags, then `sh -c script` as the program.
+// Returns `flags` followed by `sh -c script` as the program.
 std::vector<std::string> Shell(std::vector<std::string> flags, const std::string& script);
 
-// The lines of `text` that are not empty.
+// Returns the non-empty lines of `text`.
 std::vector<std::string> Lines(const std::string& text);
 
-// A whole file; empty where there is none.
+// Returns the contents of a file; empty when it does not exist.
 std::string Slurp(const std::filesystem::path& path);
 
-// The folder `<run id>_<random>` of the only run under `log_dir`.
+// Returns the folder `<run id>_<random>` of the only run under `log_dir`.
 std::filesystem::path RunFolder(const std::string& log_dir);
 
-// A folder for one test, gone at its end.
+// Temporary folder of one test; the destructor removes it.
 class Folder {
  public:
   Folder();

@@ -13,24 +13,25 @@
 
 namespace ddp::launcher {
 
-// One run of the real ddprun in a test: in an environment of its own, with a folder of its own for
-// what is temporary, its output caught. Every wait has a deadline, after which the test fails and
-// the run is killed. For tests only; not thread-safe.
+// A run of the real ddprun in a test. It has an environment and a folder for temporary files of its
+// own, and the driver captures its output. Every wait has a deadline; a wait that passes it fails
+// the test. For tests only. Not thread-safe.
 //
-// The test's process becomes a child subreaper: what ddprun leaves behind comes to it, is found by
-// Leftovers(), and is killed by the destructor.
+// The test's process becomes a child subreaper: processes that ddprun leaves behind become its
+// children. The destructor kills them.
 class DdprunDriver {
  public:
   struct Options {
     std::vector<std::string> arguments;
-    std::map<std::string, std::string> environment;  // over the test's own, less PET_* and DDP_*
-    int stdout_fd = -1;  // where its stdout goes in place of being caught; not owned
-    int stderr_fd = -1;  // the same for stderr
-    // Executed with ddprun and its arguments behind it, which it must exec in its turn.
+    std::map<std::string, std::string>
+        environment;     // added to the test's own without PET_* and DDP_*
+    int stdout_fd = -1;  // descriptor for stdout instead of capturing it; not owned
+    int stderr_fd = -1;  // descriptor for stderr, likewise
+    // Command that is executed with ddprun and its arguments appended, and must exec them in turn.
     std::vector<std::string> before;
   };
 
-  // The time for a whole run. A sanitizer makes a run several times as long.
+  // Deadline of a whole run. A sanitizer makes a run several times as long.
   static constexpr absl::Duration kDeadline =
       kUnderSanitizer ? absl::Minutes(5) : absl::Seconds(60);
 
@@ -39,28 +40,28 @@ class DdprunDriver {
   DdprunDriver& operator=(const DdprunDriver&) = delete;
   ~DdprunDriver();
 
-  // The process that the user would have started: the keeper.
+  // Returns the process that a user would have started: the keeper.
   pid_t pid() const { return pid_; }
 
-  // The keeper's child that does the work.
+  // Returns the keeper's child: the agent.
   pid_t AgentPid() const;
 
-  // All processes below and including ddprun.
+  // Returns ddprun and all processes below it.
   std::vector<pid_t> Tree() const;
 
-  // Until stdout holds `text` `times` times.
+  // Blocks until stdout holds `text` `times` times.
   void AwaitStdout(const std::string& text, int times = 1);
-  // The same for stderr.
+  // Blocks until stderr holds `text`.
   void AwaitStderr(const std::string& text);
 
-  // Until ddprun has ended and nobody holds its output any more. Returns its exit code, or minus
-  // the signal that ended it.
+  // Blocks until ddprun has ended and no process holds its output open. Returns its exit code, or
+  // minus the signal that ended it. At the deadline it fails the test and kills ddprun.
   int Wait();
 
   const std::string& out() const { return out_; }
   const std::string& err() const { return err_; }
 
-  // The folder under which ddprun makes temporary folders (TMPDIR), and what is in it.
+  // Returns the folder under which ddprun makes temporary folders (TMPDIR), and the names in it.
   const std::string& temporary_folder() const { return folder_; }
   std::vector<std::string> TemporaryEntries() const;
 
@@ -80,13 +81,14 @@ class DdprunDriver {
   std::string err_;
 };
 
-// A process that may end at any moment, held so that its number cannot come to mean another.
+// A process that may end at any moment, held by a pidfd: its number cannot come to mean another
+// process.
 class HeldProcess {
  public:
   explicit HeldProcess(pid_t pid);
 
   pid_t pid() const { return pid_; }
-  // Waits until it has ended; false at the deadline.
+  // Blocks until the process has ended. Returns false at the deadline.
   bool AwaitEnd(absl::Time deadline) const;
 
  private:
@@ -94,7 +96,7 @@ class HeldProcess {
   UniqueFd pidfd_;
 };
 
-// How often `text` stands in `whole`.
+// Returns the number of times that `text` occurs in `whole`.
 int Count(const std::string& whole, const std::string& text);
 
 }  // namespace ddp::launcher

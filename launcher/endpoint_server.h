@@ -11,39 +11,45 @@
 
 namespace ddp::launcher {
 
-// Starts Redis at `endpoint` where nobody has: on the node whose address that is. Whether it is
-// ours is asked of the kernel by binding it, never by comparing names: an address of another
-// machine and one that is in use (a server, or another agent that was faster) are not ours. Of a
-// name that has several addresses here, all that can be bound are served, and none if one is in
-// use.
+// Starts Redis at `endpoint` when the address is this node's and no server listens there.
 //
-// The server listens on these addresses only, in `folder` (PrivateRedisServer::Options::directory),
-// wants `endpoint`'s password if there is one, knows no command that the rendezvous and RedisStore
-// do not need (store/redis_acl.h), and keeps nothing on disk. Says on stderr where it is,
-// whether a password guards it, and that losing this node ends membership changes.
+// - The function decides by binding the address, never by comparing names. An address of another
+//   machine, or one that is in use (by a server or a faster agent), is not ours.
+// - For a name with several addresses here, the server listens on all that can be bound; it is not
+//   started if one is in use.
+// - The server listens on these addresses only. It keeps its files in `folder`
+//   (PrivateRedisServer::Options::directory) and no data on disk.
+// - It requires `endpoint`'s password if there is one, and refuses commands that the rendezvous and
+//   RedisStore do not need (store/redis_acl.h).
+// - A line on stderr says where the server is, whether a password guards it, and that losing this
+//   node ends membership changes.
 //
-// Returns nullptr when the endpoint is not ours, or is a unix socket: then a server is there, or
-// will be. Keep what is returned while the job lives, and Watch() it.
+// Returns nullptr when the endpoint is not ours or is a unix socket: a server is there, or another
+// node will start it. The caller keeps the returned guard while the job lives, and calls Watch() on
+// it.
 //
-// A name that cannot be resolved yet is waited for, for `name_timeout` (launcher/name_wait.h).
+// Blocks for at most about `name_timeout` while the name cannot be resolved (launcher/name_wait.h).
 //
-// kDeadlineExceeded: the name had no address in that time. kNotFound: the endpoint is ours, but
-// redis-server is not installed. kInvalidArgument: a wildcard address (0.0.0.0, ::), which would be
-// everybody's. Else what PrivateRedisServer::Start says. Call it on the main thread (see there).
+// Thread: main (see PrivateRedisServer). Errors: those of PrivateRedisServer::Start and ProbeBind,
+// and:
+// - kDeadlineExceeded: the name had no address within `name_timeout`.
+// - kNotFound: the endpoint is ours, but redis-server is not installed.
+// - kInvalidArgument: a wildcard address (0.0.0.0, ::), which every machine has.
 absl::StatusOr<std::unique_ptr<ServerGuard>> StartServerIfOurs(const store::RedisEndpoint& endpoint,
                                                                const std::string& folder,
                                                                absl::Duration name_timeout);
 
-// Whether StartServerIfOurs() would start one. Errors: the same, as far as they can be known.
+// Returns true when StartServerIfOurs() would start a server now. Errors: those of resolving and
+// binding, as above.
 absl::StatusOr<bool> WouldStartServer(const store::RedisEndpoint& endpoint,
                                       absl::Duration name_timeout);
 
-// As StartServerIfOurs() does, waits until the endpoint's name can be resolved, for a node that
-// starts no server. Errors: kDeadlineExceeded.
+// Blocks until the endpoint's name can be resolved, as StartServerIfOurs() does: for a node that
+// starts no server. Returns at once for a unix socket. Errors: kDeadlineExceeded.
 absl::Status AwaitEndpointName(const store::RedisEndpoint& endpoint, absl::Duration name_timeout);
 
-// For the workers, who connect with what stands in the environment (DDP_REDIS_USER,
-// DDP_REDIS_PASSWORD): sets it there to the endpoint's.
+// Sets DDP_REDIS_USER and DDP_REDIS_PASSWORD in this process's environment to the endpoint's, for
+// the workers. Unsets those that are empty, and DDP_REDIS_PASSWORD_FILE.
 void ExportCredentials(const store::RedisEndpoint& endpoint);
 
 }  // namespace ddp::launcher

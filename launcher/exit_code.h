@@ -7,34 +7,34 @@
 
 namespace ddp::launcher {
 
-// What ddprun's exit code is to tell, as --exit-code names it.
+// Meaning of ddprun's exit code, as --exit-code names it.
 enum class ExitCodeStyle {
-  kDefault,  // as torchrun: 0 or 1
-  kWorker,  // the root cause's own, 128 + N where signal N killed it; 1 where no worker is to blame
-  kReason,  // one of ReasonCode
+  kDefault,  // 0 or 1, as torchrun
+  kWorker,   // code of the root cause (128 + N for signal N); 1 when there is none
+  kReason,   // a ReasonCode
 };
 
-// The codes of --exit-code=reason. They never change their meaning; 2 is a mistake on the command
-// line, and 128 + N the agent's own death by signal N, whatever --exit-code says.
+// Codes of --exit-code=reason. A code never changes its meaning. Whatever --exit-code says, 2 is a
+// mistake on the command line, and 128 + N is the agent's own death by signal N.
 enum ReasonCode : int {
   kReasonSucceeded = 0,
   kReasonWorkerFailed = 1,        // a worker failed and --max-restarts is 0
-  kReasonCannotStart = 10,        // the program, a folder, a port: this node could not take part
-  kReasonRendezvousTimeout = 11,  // not enough nodes came
-  kReasonClosed = 12,             // another node ended the job, or it was over
-  kReasonBudgetSpent = 13,        // all of --max-restarts
+  kReasonCannotStart = 10,        // this node could not take part: the program, a folder, a port
+  kReasonRendezvousTimeout = 11,  // not enough nodes joined
+  kReasonClosed = 12,             // another node ended the job, or it had ended before
+  kReasonBudgetSpent = 13,        // a worker failed and all of --max-restarts are spent
   kReasonNoProgress = 14,         // failures in a row without a step: restarting does not help
-  kReasonPreempted = 15,          // a signal, or its node's share of it
+  kReasonPreempted = 15,          // a signal stopped this node
   kReasonStoreLost = 16,          // the Redis server was out of reach for too long
 };
 
-// The codes and what they mean, for the help text: one per line, indented by two.
+// Returns the codes and their meanings for the help text: one per line, indented by two.
 std::string ReasonCodesText();
 
-// The exit code of a job that ended with `result`. Pure.
+// Returns the exit code of a job that ended with `result`. Pure.
 int ExitCodeOf(const elastic::JobResult& result, ExitCodeStyle style);
 
-// That of a job that ended so before there was any worker.
+// Returns the exit code of a job that ended with `end` before it had any worker. Pure.
 int ExitCodeOf(elastic::JobEndReason end, ExitCodeStyle style);
 
 }  // namespace ddp::launcher

@@ -9,40 +9,47 @@
 
 namespace ddp::launcher {
 
-// One failed worker as the report shows it. All of it is text for people.
+// A failed worker as the report shows it. All texts are for people.
 struct ReportedFailure {
   int rank = 0;
   int local_rank = 0;
   int pid = 0;
-  int exit_code = 0;  // minus the signal where one killed the worker, as torchrun shows it
+  int exit_code = 0;  // minus N when signal N killed the worker, as in torchrun
   std::string host;
   std::string time;        // "2026-11-21_01:36:32"
-  std::string error_file;  // its path, or "<N/A>" when the worker wrote none
-  std::string text;        // of the exception, or what is known without one; may have many lines
+  std::string error_file;  // path, or "<N/A>" when the worker wrote none
+  std::string text;        // exception, or the agent's account; may have many lines
 };
 
-// The report that ends the output of a failed job, laid out as torchrun's, because people and
-// programs look for it there. `failures` begins with the root cause; where that is none of this
-// node's workers, `elsewhere` says in one line what and where it was, and all of `failures`, if
-// there are any, are the others. Ends in a newline. Pure; any thread.
+// Returns the report that ends the output of a failed job, with a newline at its end. Its layout is
+// torchrun's, because people and programs search for it.
+//
+// - `elsewhere` empty: the first of `failures` is the root cause, the rest are the others.
+//   `failures` must not be empty.
+// - `elsewhere` not empty: the root cause is no worker of this node, and `elsewhere` describes it
+//   in one line. All of `failures`, if any, are the others.
+//
+// Pure. Thread: any.
 std::string FormatFailureReport(const std::string& entrypoint,
                                 const std::vector<ReportedFailure>& failures,
                                 const std::string& elsewhere = "");
 
-// `elsewhere` of a job that ended so; empty where the root cause is here, or nothing failed. Pure.
+// Returns `elsewhere` of a job that ended with `result`; empty when the root cause is on this node
+// or nothing failed. Pure.
 std::string DescribeCauseElsewhere(const elastic::JobResult& result);
 
-// Where and when a report is made.
+// Host and time zone that a report shows.
 struct ReportContext {
   std::string host;
   absl::TimeZone time_zone = absl::LocalTimeZone();
 };
 
-// How a worker ended, in the agent's words, whatever it says itself. Pure.
+// Returns the agent's account of how a worker ended, without the worker's own error file. Pure.
 std::string AgentsWords(const elastic::WorkerFailure& failure);
 
-// Adds to `failure` what the worker said in its error file. A file that cannot be understood
-// becomes part of the text; nothing in it can do harm. Reads the file; any thread.
+// Returns `failure` as the report shows it, with the text of the worker's error file where there is
+// one. If that file cannot be parsed, the text says why; its contents are not shown. Reads the
+// file. Thread: any.
 ReportedFailure DescribeFailure(const elastic::WorkerFailure& failure,
                                 const ReportContext& context);
 

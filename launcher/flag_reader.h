@@ -12,14 +12,15 @@
 
 namespace ddp::launcher {
 
-// The values of all flags as text, by their name in gflags; switches are "true" or "false".
+// Values of all flags as text, by gflags name; switches are "true" or "false".
 using FlagValues = std::map<std::string, std::string>;
 
-// Reads the values of flags as numbers, times and names. Each mistake is one line that names the
-// flag as the user wrote it, its value and what is allowed (kInvalidArgument).
+// Reads the values of flags as numbers, times and names. An error is kInvalidArgument: one line
+// that names the flag as the user wrote it, its value and the allowed values.
 //
-// A flag is named by its name in gflags; to name one that is not there is a programmer's mistake.
-// Thread-compatible; keeps references to what it is made of.
+// Every method takes the flag's name in gflags; an unknown name is a programmer's mistake (CHECK).
+// ParseLaunchOptions() makes one for its own use. Thread-compatible. Keeps references to its
+// constructor's arguments, which must outlive it.
 class FlagReader {
  public:
   struct Range {
@@ -34,21 +35,24 @@ class FlagReader {
   const std::string& Text(const std::string& gflag) const;
   bool IsOn(const std::string& gflag) const { return Text(gflag) == "true"; }
 
-  // The user set it, and to something.
+  // Returns true when the user set the flag, on the command line or by a variable, and its value is
+  // not empty.
   bool IsGiven(const std::string& gflag) const;
-  // On the command line, that is: not by a variable.
+  // Returns true when the user set the flag on the command line, and its value is not empty.
   bool IsGivenAsFlag(const std::string& gflag) const;
 
-  // A whole number: digits and perhaps a minus, nothing else.
+  // Returns the value as a whole number within `range`: digits and an optional minus, nothing else.
   absl::StatusOr<int64_t> Integer(const std::string& gflag, Range range) const;
-  // The same, as milliseconds.
+  // Returns the value as a whole number of milliseconds within `range`.
   absl::StatusOr<absl::Duration> Milliseconds(const std::string& gflag, Range range) const;
-  // Seconds with or without a fraction, from 0 to a week.
+  // Returns the value as seconds, with or without a fraction, from 0 to a week.
   absl::StatusOr<absl::Duration> Seconds(const std::string& gflag) const;
-  // What is to stand in environment variables, names of keys and folders, and log prefixes.
+  // Checks a value that is used in environment variables, key names, folder names and log prefixes:
+  // 1 to 128 characters, no control characters.
   absl::Status CheckName(const std::string& gflag) const;
 
-  // "--nproc_per_node", "-t", "PET_NNODES": what the user wrote, or the name in the help.
+  // Returns the name that the user wrote ("--nproc_per_node", "-t", "PET_NNODES"), or the name in
+  // the help.
   std::string NameOf(const std::string& gflag) const;
   absl::Status BadValue(const std::string& gflag, const std::string& expected) const;
 
@@ -57,17 +61,18 @@ class FlagReader {
   const std::map<std::string, std::string>& spelled_;
 };
 
-// The longest that a flag or a part of one can name, in seconds: a week.
+// Maximum of every time in a flag, in seconds: a week.
 inline constexpr double kMaxFlagSeconds = 7 * 24 * 3600;
 
-// The text of a flag as a message shows it: on one line, whatever is in it, and cut where it is
-// long.
+// Returns a flag's text as messages show it: control characters replaced by '?', and cut after 200
+// bytes.
 std::string Shown(std::string text);
 
-// Digits with an optional minus; no blanks, no plus, nothing that does not fit.
+// Parses digits with an optional minus. Returns false for anything else, such as blanks, a plus or
+// an overflow.
 bool ParseInteger(const std::string& text, int64_t* value);
 
-// A finite number of seconds from 0 to kMaxFlagSeconds.
+// Parses a finite number of seconds from 0 to kMaxFlagSeconds. Returns false for anything else.
 bool ParseSeconds(const std::string& text, absl::Duration* value);
 
 }  // namespace ddp::launcher

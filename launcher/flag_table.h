@@ -3,27 +3,27 @@
 
 namespace ddp::launcher {
 
-// The flags of ddprun: everything about each of them in one place. From here come the reading of
-// the command line and of PET_* variables (launcher/command_line.h), the defaults that main() gives
-// to gflags, the help text and the shell completion.
+// Table of all flags of ddprun. The parser of the command line and of PET_* variables
+// (launcher/command_line.h), the defaults that main() gives to gflags, the help text and the shell
+// completion are all made from it.
 
 enum class HelpGroup { kJob, kProgram, kRendezvous, kFailures, kWatching, kOutput, kOther };
 
-// One flag of ddprun. Texts live as long as the program.
+// A flag of ddprun. Its texts live as long as the program.
 struct FlagSpec {
-  const char* name;   // as the help shows it: "nproc-per-node"; `_` is as good as `-`
+  const char* name;   // spelling of the help: "nproc-per-node"; `_` is accepted for `-`
   char short_name;    // 'm' for -m; 0: none
   bool takes_value;   // false: a switch
-  const char* gflag;  // its name in gflags; nullptr: answered by the parser, no PET_* variable
+  const char* gflag;  // name in gflags; nullptr: the parser answers the flag, no PET_* variable
   HelpGroup group;
   const char* default_value;  // "" for switches and for flags without one
   const char* value_name;     // "N|cpu|gpu|auto": words in lower case are values; "" for switches
   const char* help;
-  // A variable of torchrun's that means the same and counts where PET_<NAME> is unset.
+  // Variable of torchrun with the same meaning; read when PET_<NAME> is unset.
   const char* other_variable = nullptr;
 };
 
-// In the order of the help text.
+// Flags in the order of the help text.
 inline constexpr FlagSpec kFlagTable[] = {
     {"nnodes", 0, true, "nnodes", HelpGroup::kJob, "1:1", "N|MIN:MAX",
      "Nodes of the job. With MIN:MAX it starts and goes on with any number of nodes between; more"
@@ -167,8 +167,8 @@ inline constexpr FlagSpec kFlagTable[] = {
     {"version", 0, false, nullptr, HelpGroup::kOther, "", "", "Show the version."},
 };
 
-// The default of the flag that gflags calls `gflag`: so that it stands in the table only. Does not
-// compile for a name that the table lacks.
+// Returns the default of the flag that gflags calls `gflag`, so that defaults stand in the table
+// only. Does not compile for a name that the table lacks.
 consteval const char* DefaultOf(const char* gflag) {
   for (const FlagSpec& flag : kFlagTable) {
     if (flag.gflag == nullptr) continue;

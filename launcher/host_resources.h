@@ -6,20 +6,22 @@
 
 namespace ddp::launcher {
 
-// What this host has to run workers on.
+// CPUs and GPUs of this host that workers can use.
 struct HostResources {
-  int cpus = 1;  // that this process may run on
-  int gpus = 0;  // that a worker would see
-  // How many devices CUDA_VISIBLE_DEVICES names, whether they exist or not; unset: it is not set.
+  int cpus = 1;  // CPUs that this process may run on
+  int gpus = 0;  // GPUs that a worker would see
+  // Number of devices that CUDA_VISIBLE_DEVICES names, whether they exist or not; nullopt when it
+  // is unset.
   std::optional<int> named_devices = {};
 };
 
-// CPUs from this process's affinity mask; GPUs from /dev/nvidia<number>, narrowed by
-// CUDA_VISIBLE_DEVICES. Touches no driver, so it takes microseconds.
+// Reads the resources of this host: CPUs from this process's affinity mask, GPUs from
+// /dev/nvidia<number>, narrowed by CUDA_VISIBLE_DEVICES. Calls no driver, so it takes microseconds.
 HostResources ReadHostResources();
 
-// How many of `devices` GPUs CUDA_VISIBLE_DEVICES lets a program see: numbers count until the
-// first one that does not exist, as in CUDA; names (GPU-..., MIG-...) count one each. Unset: all.
+// Returns how many of `devices` GPUs a program sees under CUDA_VISIBLE_DEVICES; all when it is
+// unset. Numbers count up to the first one that does not exist, as in CUDA. Names (GPU-...,
+// MIG-...) count as one each.
 int CountVisibleGpus(int devices, const std::optional<std::string>& cuda_visible_devices);
 
 }  // namespace ddp::launcher

@@ -13,33 +13,34 @@
 
 namespace ddp::launcher {
 
-// All that the agent's process needs to know.
+// Input of RunJob(): everything that the agent's process needs.
 struct JobSpec {
-  LaunchOptions options;  // its log_dir is never empty: the user's, or `temporary_log_folder`
+  LaunchOptions options;  // log_dir is never empty: the user's or `temporary_log_folder`
 
-  // Of `options`, with the program as the workers get it. The addresses are found later.
+  // Configuration made of `options`, with the workers' command line. RunJob() finds the addresses.
   elastic::LaunchConfig config;
 
-  // The job by which agents without a run id of their own know each other; empty: by the run id.
+  // Job identity by which agents without a run id find each other; empty: the run id identifies it.
   std::string fingerprint;
 
-  std::optional<store::RedisEndpoint> endpoint;  // that the user named, with its credentials
-  std::string runtime_folder;                    // ours, 0700; gone at the end
-  std::string temporary_log_folder;              // ours, or empty where the user named a folder
-  LogLines* log_lines = nullptr;                 // of our libraries; not owned, may be null
+  std::optional<store::RedisEndpoint> endpoint;  // endpoint that the user named, with credentials
+  std::string runtime_folder;                    // our folder, mode 0700; removed at the end
+  std::string temporary_log_folder;              // our folder; empty when the user named one
+  LogLines* log_lines = nullptr;  // sink of our libraries' log; not owned, may be null
 };
 
-// What agents of one job have in common, as one short text: nodes, role, program and arguments. Not
-// the number of workers or the place of an interpreter, which may differ from node to node.
-// `program`: as the user typed it, with its arguments. Pure.
+// Returns a short text that is equal for all agents of a job: a hash of nodes, role, program and
+// arguments. The number of workers and the path of an interpreter are left out, since they may
+// differ from node to node. `program` is the program as the user typed it, with its arguments.
+// Pure.
 std::string JobFingerprint(const elastic::LaunchConfig& config,
                            const std::vector<std::string>& program);
 
-// Runs the job in this process, the agent's: makes the parts, hands them to an Agent, reports how
-// it ended. Says on stderr, in one line each, what could not be started, and the failure report at
-// the end of a job that failed. Returns ddprun's exit code.
+// Runs the job in this process, the agent's: makes the parts, runs an Agent with them, reports the
+// result. Reports on stderr, in one line each, what could not be started, and prints the failure
+// report of a failed job. Removes `runtime_folder`. Returns ddprun's exit code.
 //
-// Call it on the main thread, under RunWithKeeper.
+// Blocks until the job has ended on this node. Thread: main, inside RunWithKeeper().
 int RunJob(const JobSpec& spec, const AgentContext& context);
 
 }  // namespace ddp::launcher

@@ -12,87 +12,96 @@
 
 namespace ddp::launcher {
 
-// Runs the agent in a child process, so that whichever of the two is killed, by SIGKILL too, the
-// other one leaves nothing behind: no process, no socket, no folder.
+// Options of RunWithKeeper(), which runs the agent in a child process. If either of the two is
+// killed, by SIGKILL too, the other removes everything: processes, sockets, folders.
 //
-//   keeper   the process that the user started. Forwards signals to the agent, returns its exit
-//   code.
-//     `- agent   does the work; every worker and the private Redis server are below it.
+//   keeper   the process that the user started; forwards signals to the agent, returns its exit
+//   code
+//     `- agent   runs the job; every worker and the private Redis server are below it
 //
-// Both are child subreapers. When the agent dies, all its descendants, those in sessions of their
-// own included, become the keeper's, which kills them until none is left. While the agent lives the
-// keeper reaps what else ends below it: children that its process had before, what these leave
-// behind, and every orphan of a container whose first process it is.
-// When the keeper dies, the
-// agent's watcher (a thread, so that it never waits for anything the agent does) kills everything
-// below the agent and ends it, after what the agent has to say to the other nodes. In both cases
-// the survivor then removes the folders. A process that dies with the agent's main thread by itself
-// (PDEATHSIG) only makes that faster.
+// Both are child subreapers.
 //
-// The agent has a session of its own and another name in the process table ("ddp-agent"): neither a
-// signal to the terminal's process group nor a kill by name takes both at once.
+// The agent dies: all its descendants, also those in sessions of their own, become the keeper's
+// children. The keeper kills them until none is left.
 //
-// What this cannot survive is SIGKILL to both within the same millisecond.
+// The keeper dies: the agent's watcher kills everything below the agent. It waits for the agent's
+// last message to the other nodes, then ends the agent. The watcher is a thread, so that it never
+// waits for work of the agent. PDEATHSIG of processes that the agent's main thread started only
+// makes this faster.
+//
+// In both cases the survivor then removes the folders.
+//
+// While the agent lives, the keeper reaps its other children that end: children that its process
+// had before, their orphans, and every orphan of a container whose first process it is.
+//
+// The agent has a session of its own and the process name "ddp-agent". Neither a signal to the
+// terminal's process group nor a kill by name reaches both.
+//
+// Known weakness: SIGKILL to both within the same millisecond.
 struct KeeperOptions {
-  // Removed at the end in any case.
+  // Folder that is removed at the end in any case.
   std::string runtime_folder;
 
-  // Removed when the keeper or the agent was killed; else they are the agent's business. Empty:
-  // none.
+  // Folder that is removed when the keeper or the agent was killed; otherwise the agent decides.
+  // Empty: none.
   std::string temporary_log_folder;
 
-  // Forwarded to the agent, as HoldSignals() blocked them.
+  // Signals that are forwarded to the agent, as HoldSignals() blocked them.
   std::vector<int> signals;
 
-  // How long whoever survives waits for what it has killed. Only a process that is stuck in the
-  // kernel needs more than a few milliseconds.
+  // Maximum wait of the survivor for the processes that it has killed. Only a process that is stuck
+  // in the kernel needs more than a few milliseconds.
   absl::Duration kill_timeout = absl::Seconds(10);
 
-  // What is returned when one of them ended the agent.
+  // Exit code when a forwarded signal killed the agent.
   int stopped_exit_code = 1;
 
-  // How the agent is shown in the process table, over the arguments that main() was called with.
-  // Without `argv` only the short name is set.
+  // Title of the agent in the process table, written over the arguments of main(). Without `argv`
+  // only the short name is set.
   std::string agent_title;
   int argc = 0;
   char** argv = nullptr;
 };
 
-// What the agent's process is told. Lives as long as the process.
+// Shared state of the agent and its watcher, as the agent sees it. Lives as long as the process.
 struct AgentContext {
-  // True once the keeper is dead and everything is being killed: start nothing any more.
+  // True once the keeper is dead and the watcher kills everything: start no process any more.
   const std::atomic<bool>* doomed = nullptr;
 
-  // Readable once the keeper is dead.
+  // Descriptor that is readable once the keeper is dead.
   int keeper_fd = -1;
 
-  // While true the process, when it has killed everything, waits for a last word, for half a second
-  // at most: until 8 bytes are written to `said_fd`, an eventfd.
+  // Set by the agent while it has a last message for the other nodes. The watcher, having killed
+  // everything, then waits until 8 bytes are written to `said_fd`, an eventfd; at most half a
+  // second.
   std::atomic<bool>* has_last_word = nullptr;
   int said_fd = -1;
 };
 
-// Blocks `signals` (not SIGHUP where nohup had it ignored) in the calling thread, until
-// RunWithKeeper forwards them. Call it before making the folders: a signal from then on ends the
-// job in order.
+// Blocks `signals` in the calling thread until RunWithKeeper() forwards them; not SIGHUP where
+// nohup had it ignored. Call it before making the folders: from then on a signal ends the job in
+// order.
 void HoldSignals(const std::vector<int>& signals);
 
-// For the agent, while it prepares the job: lets a forwarded signal end it at once, which the
-// keeper answers by cleaning up. HoldSignals() again before what must end in order.
+// Unblocks `signals` while the agent prepares the job: a forwarded signal then ends the agent at
+// once, and the keeper cleans up. Call HoldSignals() again before anything that must end in order.
 void ReleaseSignals(const std::vector<int>& signals);
 
-// Readable once one of `signals`, which HoldSignals() holds back, has come: for who waits for
-// something else meanwhile. Invalid where no descriptor is left.
+// Returns a descriptor that is readable once one of the blocked `signals` is pending, for use in
+// other waits. Invalid when no descriptor is left.
 UniqueFd WatchHeldSignals(const std::vector<int>& signals);
 
-// Forks; in the child calls `agent` and exits with what it returns; in the parent returns that code
-// when the agent has ended and all is cleaned up. When signal N killed the agent: a line on stderr,
-// and `stopped_exit_code` if N was forwarded to it, else 128 + N.
+// Forks. The child calls `agent` and exits with its result. The parent blocks until the agent has
+// ended, cleans up and returns that exit code. If signal N killed the agent, the parent prints a
+// line on stderr. It then returns `stopped_exit_code` if N was forwarded to the agent, else 128 +
+// N.
 //
-// Call it on the main thread of a process that has no other, after HoldSignals(). Children that the
-// process already has are reaped, but not killed. Errors: kResourceExhausted (no process or
-// descriptor to be had), kUnimplemented (a kernel without pidfd_open, older than 5.3); nothing was
-// started then.
+// Thread: main, in a process without other threads, after HoldSignals(). Children that the process
+// already has are reaped, but not killed.
+//
+// Errors; no agent is left running then:
+// - kResourceExhausted: no process or descriptor could be had.
+// - kUnimplemented: pidfd_open failed for the keeper itself; a kernel older than 5.3 lacks it.
 absl::StatusOr<int> RunWithKeeper(const KeeperOptions& options,
                                   const std::function<int(const AgentContext&)>& agent);
 
