@@ -3,9 +3,10 @@
 
 namespace ddp::launcher {
 
-// Table of all flags of ddprun. The parser of the command line and of PET_* variables
-// (launcher/command_line.h), the defaults that main() gives to gflags, the help text and the shell
-// completion are all made from it.
+// Table of all flags of ddprun. Made from it are:
+// - the parser of the command line and of PET_* variables (launcher/command_line.h),
+// - the defaults that main() gives to gflags,
+// - the help text and the shell completion.
 
 enum class HelpGroup { kJob, kProgram, kRendezvous, kFailures, kWatching, kOutput, kOther };
 

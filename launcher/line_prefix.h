@@ -6,9 +6,9 @@
 
 namespace ddp::launcher {
 
-// Replaces `${name}` and `$name` by `values[name]` in `text`, and `$$` by `$`. What has no value,
-// and a `$` before anything else, stays as it is. The rules of Python's Template.safe_substitute,
-// which log prefixes are written for. Pure.
+// Replaces `${name}` and `$name` by `values[name]` in `text`, and `$$` by `$`. A name without a
+// value and a `$` before anything else stay as they are. These are the rules of Python's
+// Template.safe_substitute, for which users write log prefixes. Pure.
 std::string ExpandTemplate(const std::string& text,
                            const std::map<std::string, std::string>& values);
 

@@ -8,7 +8,7 @@
 
 namespace ddp::launcher {
 
-// An address of this host, and the interface that has it.
+// An address of this host and the interface that has it.
 struct LocalAddress {
   std::string address;    // "10.0.0.7", "fd00::7"
   std::string interface;  // "eth0"
@@ -16,23 +16,24 @@ struct LocalAddress {
   bool operator==(const LocalAddress&) const = default;
 };
 
-// The addresses of this host's interfaces that are up, in the system's order, without link-local
-// ones (which mean nothing to another host without a scope).
+// Returns the addresses of this host's interfaces that are up, in the system's order. Link-local
+// IPv6 addresses are left out: without a scope they mean nothing to another host.
 std::vector<LocalAddress> LocalAddresses();
 
-// The address by which others reach this host, found by asking the kernel which one it would send
-// from to `peer` (a name or an address; nothing is sent). No name of this host is ever looked up:
-// what a host is called and where it is reached are different things.
+// Returns the address by which other nodes reach this host: the one from which the kernel would
+// send to `peer`, a name or an address. Nothing is sent. No name of this host is looked up: a
+// host's name need not resolve to the address where others reach it.
 //
-// Where that is a loopback address, `peer` is this host itself. For a job of one node it is the
-// answer; for more (`beyond_host`) the first address that is none, an IPv4 one if there is one.
+// If that address is a loopback one, `peer` is this host itself. A job of one node gets the
+// loopback address. With `beyond_host` the result is the first other address, IPv4 preferred, if
+// there is one.
 //
-// Errors: kNotFound (the name cannot be resolved, or there is no way to the peer; the text says to
-// give --local-addr).
+// Blocks while `peer` is resolved. Errors: kNotFound (the name cannot be resolved, or no route
+// leads to the peer); the text advises --local-addr.
 absl::StatusOr<LocalAddress> LocalAddressTowards(const std::string& peer, bool beyond_host);
 
-// The interface that has `address`; empty where none does. For --local-addr, which may be a name:
-// it is resolved.
+// Returns the interface that has `address`, or an address to which the name `address` resolves;
+// empty when there is none. For --local-addr, which may be a name.
 std::string InterfaceOf(const std::string& address);
 
 }  // namespace ddp::launcher

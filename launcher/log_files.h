@@ -12,33 +12,36 @@
 
 namespace ddp::launcher {
 
-// A folder that this process has made, and the user that the file system gave it to. On a network
-// file system that user need not be ours.
+// A folder that this process made, and its owner as the file system reports it. On a network file
+// system that owner need not be this process's user.
 struct LogRoot {
   std::string path;  // absolute
   uid_t owner = 0;
 };
 
-// Makes `path` and the folders above it that are missing. No folder that it makes can be written by
-// the group or by others. Links in `path` are followed: the user named it.
-// Errors: kInvalidArgument, the reason alone.
+// Makes `path` and the missing folders above it. The folders that it makes are not writable by the
+// group or by others. Links in `path` are followed: the user chose it. Errors: kInvalidArgument;
+// the message is the reason alone.
 absl::Status MakeFolders(const std::string& path);
 
-// Makes a folder `<parent>/<name>_<random>`. The group and others may read it where they may read
-// `parent` and the umask agrees; they never may write it.
-// Errors: kInvalidArgument, the reason alone.
+// Makes a folder `<parent>/<name>_<random>`. The group and others can read it if they can read
+// `parent` and the umask allows it; they can never write it. Errors: kInvalidArgument; the message
+// is the reason alone.
 absl::StatusOr<LogRoot> MakeLogRoot(const std::string& parent, const std::string& name);
 
-// Makes the folders of `relative`, "attempt_0/3", below `root` where they are missing. A folder
-// that is there already may stay where it is a folder of `root.owner` that nobody else can write.
-// Follows no link. Errors: kFailedPrecondition (a link, a folder of another user, or one that
-// others can write), kInternal (another reason). Both name the folder.
+// Makes the missing folders of `relative`, such as "attempt_0/3", below `root`. An existing folder
+// is accepted if `root.owner` owns it and no other user can write it. Follows no link.
+//
+// Errors, which name the folder:
+// - kFailedPrecondition: a link, a folder of another user, or one that others can write.
+// - kResourceExhausted: no descriptor or memory is left.
+// - kInternal: any other reason.
 absl::Status MakeLogFolder(const LogRoot& root, const std::string& relative);
 
-// Opens `path`, a file below `root`, for appending. Makes it where it is missing: with mode 0644
-// and the umask. Follows no link, neither at the file nor between `root` and it. A file that is
-// there already must be a regular one of `root.owner`, with one name, that nobody else can write.
-// Errors: as MakeLogFolder; kResourceExhausted (no descriptor is left).
+// Opens `path`, a file below `root`, for appending. Makes a missing file with mode 0644 and the
+// umask. Follows no link, neither at the file nor between `root` and the file. An existing file
+// must be a regular one of `root.owner` with one name, and no other user may write it. Errors: as
+// MakeLogFolder(); kInternal also when `path` is not below `root`.
 absl::StatusOr<UniqueFd> OpenLogFile(const LogRoot& root, const std::string& path);
 
 }  // namespace ddp::launcher

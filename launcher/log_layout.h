@@ -11,52 +11,52 @@
 
 namespace ddp::launcher {
 
-// Where the files of each worker are: as torchrun's,
+// Paths of each worker's files, laid out as torchrun's:
 //   <log_dir>/<run id>_<random>/attempt_<n>/<local rank>/{stdout.log,stderr.log,error.json}
 //
-// where n is the number of failures that the job was charged so far. A change of members starts the
-// workers again under the same n: their files are then in attempt_<n>.g<generation>, so that those
-// of the generation before stay as they are.
+// n is the number of failures that the job was charged so far. A change of members starts the
+// workers again under the same n. Their files are then in attempt_<n>.g<generation>, so that the
+// files of the earlier generation stay as they are.
 //
 // A value. Thread-compatible.
 class LogLayout {
  public:
-  // Of one worker in one attempt. All empty where there are no files (--log-dir=/dev/null).
+  // Files of one worker in one attempt. All empty when there are no files (--log-dir=/dev/null).
   struct WorkerFiles {
     std::string folder;
     std::string stdout_log;
     std::string stderr_log;
     std::string error_file;
-    // Of all workers of the attempt together: the lines that match a filter.
+    // Files that all workers of the attempt share: the lines that match a filter.
     std::string filtered_stdout;
     std::string filtered_stderr;
   };
 
-  // No files: workers get no error file, and redirected output is dropped.
+  // Layout without files: workers get no error file, and redirected output is dropped.
   LogLayout() = default;
 
   // Makes `<log_dir>/<run id>_<random>` and the folders above it. Characters of the run id that
-  // cannot stand in a file name become `_`. With "/dev/null" the same as LogLayout(). Others may
-  // read what they may read in `log_dir`; no folder that this makes can be written by others.
-  // Errors: kInvalidArgument, names the folder and why it cannot be made.
+  // cannot stand in a file name become `_`. "/dev/null" gives the same as LogLayout(). Others can
+  // read the folder if they can read `log_dir`; they can write no folder that this function makes.
+  // Errors: kInvalidArgument, names the folder and the reason.
   static absl::StatusOr<LogLayout> Create(const std::string& log_dir, const std::string& run_id);
 
-  // Makes the folder of a worker. Generations never go back. Follows no link.
-  // Errors: kFailedPrecondition (another user can write a folder or has put a link in its place),
-  // kInternal (another reason). Both name the folder.
+  // Makes the folder of a worker. `generation` must never decrease. Follows no link. Errors: as
+  // MakeLogFolder(); kFailedPrecondition means that another user can write a folder or has put a
+  // link in its place.
   absl::StatusOr<WorkerFiles> MakeWorkerFolder(int attempt, uint64_t generation, int local_rank);
 
-  // `<log_dir>/<run id>_<random>`; empty where there are no files.
+  // Returns `<log_dir>/<run id>_<random>`; empty when there are no files.
   const std::string& root() const { return root_.path; }
 
-  // Opens one of the files that MakeWorkerFolder has named, for appending (OpenLogFile).
+  // Opens a file that MakeWorkerFolder() has named, for appending. Errors: as OpenLogFile().
   absl::StatusOr<UniqueFd> OpenFile(const std::string& path) const;
 
  private:
   explicit LogLayout(LogRoot root);
 
   LogRoot root_;
-  std::map<int, uint64_t> first_generation_;  // by attempt
+  std::map<int, uint64_t> first_generation_;  // first generation of each attempt
 };
 
 }  // namespace ddp::launcher

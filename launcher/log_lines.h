@@ -10,13 +10,14 @@
 
 namespace ddp::launcher {
 
-// Says what our libraries log as ddprun says everything: at once on stderr, or, while the agent
-// runs, by a function that does not wait for stderr.
+// Log sink that prints our libraries' log lines as ddprun's own: at once on stderr, or, while the
+// agent runs, by a function that does not block on stderr. main() owns it. Route() binds that
+// function to the agent's thread; lines of other threads always go to stderr.
 class LogLines final : public google::LogSink {
  public:
   using google::LogSink::send;
 
-  // From now on lines of the calling thread go to `say`; empty: to stderr again.
+  // Sends lines of the calling thread to `say` from now on; empty: to stderr again.
   void Route(std::function<void(const std::string& line)> say) {
     thread_ = std::this_thread::get_id();
     say_ = std::move(say);
@@ -27,7 +28,7 @@ class LogLines final : public google::LogSink {
             const char* message, size_t size) override {
     if (severity >= google::GLOG_FATAL) return;
     const std::string line(message, size);
-    // Other threads may wait, and must not use what belongs to the agent's.
+    // Other threads may block on stderr, and must not use the agent's LogRouter.
     const bool is_routed = std::this_thread::get_id() == thread_ && say_;
     is_routed ? say_(line) : Say(line);
   }

@@ -17,68 +17,74 @@
 
 namespace ddp::launcher {
 
-// Carries the output of teed workers from their pipes to their files, byte for byte and at once,
-// and to the console, there by whole lines behind a prefix. Any number of busy workers: no line is
-// lost, cut or run together with another. A worker that writes faster than the console reads comes
-// to wait, and so does every other teed worker of that console; the event loop does not. The same
-// holds for a file on a mount that has stalled, where there is a FileWriter: then every teed worker
-// that has a file waits.
+// Copies the output of teed workers from their pipes to their files and to the console. Owned by
+// the agent's process, one per job. Thread: that of the event loop.
 //
-// Lines of ddprun's own cannot wait. Where kOwnBytes of them are kept beyond what makes workers
-// wait, more are dropped, and counted on the console once it takes lines again.
+// Files get every byte at once. The console gets whole lines behind a prefix. No line is lost, cut
+// or mixed with another, for any number of busy workers.
 //
-// A last line without its newline gets one on the console when its pipe is closed. A "line" longer
-// than kMaxLineBytes is cut on the console (not in the file), each piece with its prefix.
+// Back pressure: when a console is full, the router stops reading the pipes of all its teed
+// workers, so that workers that write block. The event loop does not block. When files do not take
+// output (a stalled mount) and there is a FileWriter, the router stops reading every worker that
+// has a file.
 //
-// Not thread-safe; on the thread of the event loop.
+// Lines of ddprun's own never block. When kOwnBytes are queued beyond the limit for workers,
+// further lines are dropped. The console prints how many as soon as it takes lines again.
+//
+// An incomplete last line gets a newline on the console when its pipe is closed. A line longer than
+// kMaxLineBytes is cut on the console (not in the file); each piece has its prefix.
 class LogRouter {
  public:
   using StreamId = uint64_t;
   static constexpr size_t kMaxLineBytes = 1 << 20;
   static constexpr size_t kOwnBytes = 1 << 20;
 
-  // `stdout_fd` and `stderr_fd` are the consoles; when both lead to the same place they are written
-  // as one. `writer`, whose progress nobody else listens to, writes the files; null: the router
-  // does, waiting for them. Nothing is owned; all must outlive the router.
+  // Writes the consoles to `stdout_fd` and `stderr_fd`; if both refer to the same place they are
+  // one console. `writer` writes the files, and only the router may listen to its progress. Without
+  // `writer` the router writes the files itself and blocks. Nothing is owned; all must outlive the
+  // router.
   LogRouter(EventLoop* event_loop, int stdout_fd, int stderr_fd, FileWriter* writer = nullptr);
   LogRouter(const LogRouter&) = delete;
   LogRouter& operator=(const LogRouter&) = delete;
   ~LogRouter();
 
   struct Stream {
-    UniqueFd pipe;          // the reading end, made non-blocking here
-    UniqueFd file;          // gets every byte; may be none
-    std::string file_path;  // for messages
+    UniqueFd pipe;          // reading end; the router makes it non-blocking
+    UniqueFd file;          // file for every byte; may be invalid
+    std::string file_path;  // path of `file` in messages
     std::string prefix;     // "[default0]:"
     bool to_stderr = false;
 
-    // Lines that contain one of these texts go to this file too, behind the prefix. Many streams
-    // may have one file: it is to be open for appending.
+    // Texts that select lines: a line that contains one goes to `filtered_file` too, behind the
+    // prefix. Many streams may share one such file, which must be open for appending.
     std::vector<std::string> filters;
     UniqueFd filtered_file;
     std::string filtered_path;
   };
 
-  // Carries `stream` until its pipe is closed or CloseStream(). Errors: kInternal (epoll).
+  // Copies `stream` until its pipe is closed or CloseStream() is called. Errors: kInternal (fcntl,
+  // epoll).
   absl::StatusOr<StreamId> AddStream(Stream stream);
 
-  // Takes all that is in the pipe at this moment: after a worker's end, its last words. Not the end
-  // of the stream: a child of the worker may still write. Nothing when the stream has ended.
+  // Reads everything that is in the pipe now: the last output of a worker that has ended. The
+  // stream stays open, since a child of the worker may still write. Does nothing when the stream
+  // has ended.
   void DrainStream(StreamId id);
 
-  // Takes what is in the pipe and ends the stream. Nothing when the stream has ended.
+  // Reads what is in the pipe and ends the stream. Does nothing when the stream has ended.
   void CloseStream(StreamId id);
 
-  // A line of ddprun's own for stderr, without "ddprun: " before it and its line end. Never waits.
+  // Prints a line of ddprun's own on stderr, with "ddprun: " before it and a newline. Never blocks.
   void Say(const std::string& line);
 
-  // The same for a text that is to stand there as it is: the line of a restart, an event.
+  // Prints `text` and a newline on stderr without the prefix, for the line of a restart or an
+  // event. Never blocks.
   void SayAsItIs(const std::string& text);
 
-  // The same, and it is never dropped: for the failure report, before Flush().
+  // Prints `text` as SayAsItIs() does, but never drops it: for the failure report, before Flush().
   void SayAtTheEnd(const std::string& text);
 
-  // Writes what consoles and files have not taken yet, waiting for them; see Console::Flush.
+  // Writes what consoles and files have not taken yet. Blocks as Console::Flush() does.
   void Flush(const Patience& patience);
 
  private:
@@ -105,13 +111,13 @@ class LogRouter {
   EventLoop* const event_loop_;
   FileWriter* const writer_;
   bool files_were_full_ = false;
-  size_t dropped_ = 0;  // lines of ddprun's own
+  size_t dropped_ = 0;  // dropped lines of ddprun's own
   Console stdout_console_;
   Console stderr_console_;
   const bool one_console_;
   std::map<StreamId, std::unique_ptr<Open>> streams_;
   StreamId next_id_ = 1;
-  // Expires with the router.
+  // Token that expires with the router.
   const std::shared_ptr<const bool> alive_ = std::make_shared<const bool>(true);
 };
 

@@ -15,25 +15,28 @@
 
 namespace ddp::launcher {
 
-// Where the nodes of a job meet, what of it this node serves, and where the others reach this node.
+// Rendezvous of a job as one node sees it: its endpoint, the servers that this node runs for it,
+// and the address where other nodes reach this one.
 struct MeetingPlace {
   store::RedisEndpoint endpoint;
   LocalAddress own;
 
-  // To be kept while the job lives.
-  std::unique_ptr<ServerGuard> server;                  // null: somebody else's
-  std::unique_ptr<store::TcpStoreServer> worker_store;  // of node 0 of a static rendezvous
+  // Servers of this node; keep them while the job lives.
+  std::unique_ptr<ServerGuard> server;                  // null: another process serves
+  std::unique_ptr<store::TcpStoreServer> worker_store;  // node 0 of a static rendezvous only
 };
 
-// Finds the place, and starts there what this node has to serve: a private server on a unix socket,
-// the server at --rdzv-endpoint where that is this node's, or node 0's part of a static rendezvous.
-// The credentials that the workers will need are in the environment afterwards, and no others.
+// Finds the rendezvous and starts the servers that this node has to run for it. These are a private
+// server on a unix socket, the server at --rdzv-endpoint if the address is this node's, or node 0's
+// servers of a static rendezvous.
+//
+// Afterwards this process's environment has the credentials that the workers need, and no others.
 //
 // `given` is the endpoint that the user named (RendezvousKind::kRedis), with its credentials.
-// `folder` is a folder of ours for a server. `event_loop` is not owned and must outlive the place.
-// May block for RendezvousOptions::ReachTimeout(): for a name that cannot be resolved yet, and on
-// other nodes of a static rendezvous for node 0. Call it on the main thread (see
-// PrivateRedisServer).
+// `folder` is a folder of ours for a server. `event_loop` is not owned and must outlive the result.
+//
+// Blocks for up to RendezvousOptions::ReachTimeout(): for a name that cannot be resolved yet, and
+// on other nodes of a static rendezvous for node 0. Thread: main (see PrivateRedisServer).
 //
 // Errors: those of ServerGuard::Start, StartServerIfOurs, MeetStatically and LocalAddressTowards.
 absl::StatusOr<MeetingPlace> FindMeetingPlace(const LaunchOptions& options,

@@ -16,38 +16,41 @@
 
 namespace ddp::launcher {
 
-// Answers Prometheus: `GET /metrics` over HTTP, from the agent's own event loop.
+// Serves the job's metrics to Prometheus: `GET /metrics` over HTTP, from the agent's own event
+// loop.
 //
 //   DDP_ASSIGN_OR_RETURN(auto metrics, MetricsServer::Listen(loop, {.port = 9400}, [&] {
 //     return tracker.Status(clock.Now());
 //   }));
 //
-// No thread of its own: whoever looks sees the job as it is at that moment, the agent pays nothing
-// while nobody looks, and its end waits for nothing. (prometheus-cpp makes the text. Its own server
-// brings three threads, and stopping them takes up to two seconds.)
+// The server has no thread of its own. Each answer shows the job at that moment; the agent pays
+// nothing between requests, and its end waits for nothing. (prometheus-cpp makes the text. Its own
+// server has three threads, and stopping them takes up to two seconds.)
 //
-// It listens on all addresses, of IPv4 and of IPv6, since Prometheus is elsewhere as a rule:
-// whoever reaches the port can read run id, host name, steps and speeds, and can change nothing.
-// What comes over the wire is bounded in size, time and number of connections, and never waited
-// for.
+// The server listens on all addresses, IPv4 and IPv6, since Prometheus usually runs on another
+// host. Any client that reaches the port can read run id, host name, steps and speeds, and can
+// change nothing. Size, time and number of connections are bounded, and the server never blocks on
+// one.
 //
 // Thread: that of the event loop.
 class MetricsServer {
  public:
   struct Options {
-    int port = 0;  // 0: any free one
+    int port = 0;  // TCP port; 0: any free one
 
-    // A connection that has not got its answer within that time is closed.
+    // Maximum life of a connection; then it is closed, answered or not.
     absl::Duration connection_timeout = absl::Seconds(5);
-    // Connections beyond these are closed unheard.
+    // Maximum of open connections; further ones are closed at once.
     int connections_max = 32;
   };
 
-  // Makes the snapshot that is served.
+  // Function that makes the snapshot to serve.
   using Source = std::function<elastic::JobStatus()>;
 
-  // `loop` is not owned and must outlive the server. Errors: kFailedPrecondition (the port is
-  // taken: names it and the flag), kPermissionDenied (a port below 1024), kInternal.
+  // Starts listening. `loop` is not owned and must outlive the server.
+  //
+  // Errors: kFailedPrecondition (the port is taken; names it and the flag), kPermissionDenied (a
+  // port below 1024), kInternal.
   static absl::StatusOr<std::unique_ptr<MetricsServer>> Listen(EventLoop* loop,
                                                                const Options& options,
                                                                Source source);
@@ -62,7 +65,7 @@ class MetricsServer {
     UniqueFd fd;
     EventLoop::TimerId timer = 0;
     std::string request;
-    std::string response;  // not empty: being sent
+    std::string response;  // sent from here; empty: still receiving
     size_t sent = 0;
   };
 
@@ -85,7 +88,7 @@ class MetricsServer {
   const UniqueFd listener_;
   const int port_;
   EventLoop::TimerId pause_timer_ = 0;
-  std::map<int, Connection> connections_;  // by descriptor
+  std::map<int, Connection> connections_;  // connections by descriptor
 };
 
 }  // namespace ddp::launcher

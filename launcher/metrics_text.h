@@ -7,11 +7,9 @@
 
 namespace ddp::launcher {
 
-// What one node has to say to Prometheus, in its text format (the content type is
-// kMetricsContentType). `status` is the agent's own: of its nodes, the first is this one. Numbers
-// that are not known are left out. docs/watching.md lists the metrics.
-//
-// Pure; any thread.
+// Returns one node's metrics in Prometheus' text format (content type kMetricsContentType).
+// `status` is the agent's own; its first node is this one. Unknown numbers are left out.
+// docs/watching.md lists the metrics. Pure. Thread: any.
 std::string MetricsText(const elastic::JobStatus& status);
 
 inline constexpr char kMetricsContentType[] = "text/plain; version=0.0.4; charset=utf-8";

@@ -9,25 +9,25 @@
 
 namespace ddp::launcher {
 
-// How long a name is waited for that does not resolve yet: a cluster's names may come after its
+// Options of the wait for a name that does not resolve yet: a cluster's names may appear after its
 // machines.
 struct NameWaitOptions {
-  std::string what;                         // begins every line: "--rdzv-endpoint=node0:29400"
-  absl::Duration timeout;                   // since the first look-up
-  absl::Duration quiet = absl::Seconds(5);  // after which the user is told what is waited for
+  std::string what;                         // start of every message: "--rdzv-endpoint=node0:29400"
+  absl::Duration timeout;                   // longest wait, from the first look-up
+  absl::Duration quiet = absl::Seconds(5);  // time after which a line tells the user about the wait
 
-  // Tests bring a time of their own. Empty: the real ones.
+  // Clock, sleep and output of tests. Empty: the real ones.
   std::function<absl::Time()> now;
   std::function<void(absl::Duration)> rest;
   std::function<void(const std::string& line)> say;
 };
 
-// Calls `look_up` at once and then, while it returns kUnavailable, again and again with growing
-// pauses of at most two seconds. Blocks meanwhile, and a look-up itself may take longer than
-// `timeout`: the resolver is not interrupted.
+// Calls `look_up` at once, and again while it returns kUnavailable, with growing pauses of at most
+// two seconds. Blocks until `look_up` succeeds, fails otherwise, or `timeout` is over. A look-up
+// may itself exceed `timeout`: the resolver is not interrupted.
 //
-// Errors: kDeadlineExceeded when `timeout` is over, with what the last look-up said; others of
-// `look_up`, as they are, `what` before them.
+// Errors: kDeadlineExceeded (`timeout` is over), with the message of the last look-up. Other errors
+// of `look_up` keep their code, with `what` before the message.
 absl::Status AwaitName(const NameWaitOptions& options,
                        const std::function<absl::Status()>& look_up);
 

@@ -1,5 +1,6 @@
-// A private Redis server that other machines reach: which of a name's addresses are ours, and what
-// its configuration says. For StartServerIfOurs and MeetStatically.
+// Support for a private Redis server that other machines reach: finds which addresses of a name are
+// this machine's, and makes the server's configuration. For StartServerIfOurs() and
+// MeetStatically().
 #ifndef DDP_LAUNCHER_NETWORK_SERVER_H_
 #define DDP_LAUNCHER_NETWORK_SERVER_H_
 
@@ -13,48 +14,54 @@
 
 namespace ddp::launcher {
 
-// What the kernel said to an attempt to bind a port on each address that a name stands for.
+// Result of binding a port on each address of a name.
 struct BindProbe {
-  std::vector<std::string> ours;  // numeric; could be bound
-  bool in_use = false;            // the port is taken on one of the others
-  bool is_loopback = false;       // all of `ours` are
+  std::vector<std::string> ours;  // numeric addresses that could be bound
+  bool in_use = false;            // port is taken on one of the others
+  bool is_loopback = false;       // all of `ours` are loopback addresses
 
-  // The first address of `ours` that is no loopback one, else the first. `ours` is not empty.
+  // Returns the first address of `ours` that is not a loopback one, else the first. `ours` must not
+  // be empty.
   std::string Reachable() const;
 };
 
-// Tries to bind `port` (0: one that is free) on each address of `host`, and gives it back. Nobody
-// listens meanwhile.
+// Binds `port` (0: a free one) on each address of `host`, and releases it. No socket listens
+// meanwhile.
 //
-// kUnavailable: the name cannot be resolved now. kInvalidArgument: a wildcard address, which every
-// machine has. kPermissionDenied: ports below 1024. kInternal: another system call failed.
+// Errors:
+// - kUnavailable: the name cannot be resolved now.
+// - kInvalidArgument: a wildcard address, which every machine has.
+// - kPermissionDenied: a port below 1024.
+// - kInternal: another system call failed.
 absl::StatusOr<BindProbe> ProbeBind(const std::string& host, int port);
 
-// Whether `host` can be resolved. Errors: kUnavailable, as above.
+// Returns OK when `host` can be resolved. Errors: kUnavailable.
 absl::Status LookUp(const std::string& host);
 
-// The numeric addresses that `host` stands for. Errors: as above.
+// Returns the numeric addresses of `host`. Errors: kUnavailable.
 absl::StatusOr<std::vector<std::string>> AddressesOf(const std::string& host);
 
-// Whether it is an address of every machine: 0.0.0.0 or ::, in whatever spelling. A name is none.
+// Returns true for an address of every machine: 0.0.0.0 or ::, in any spelling. Returns false for a
+// name.
 bool IsWildcard(const std::string& host);
 
 bool IsLoopback(const std::string& numeric_address);
 
-// A port that is free on `numeric_address` now. kInternal.
+// Returns a port that is free on `numeric_address` now. Errors: kInternal; kUnavailable when the
+// address cannot be parsed.
 absl::StatusOr<int> FreePort(const std::string& numeric_address);
 
 struct NetworkServerOptions {
   std::string folder;                  // PrivateRedisServer::Options::directory
-  std::vector<std::string> addresses;  // numeric
+  std::vector<std::string> addresses;  // numeric addresses to listen on
   int port = 0;
   std::string user;      // empty: "default"
-  std::string password;  // empty: none is asked for
+  std::string password;  // empty: no password is required
 };
 
-// How to start a server there: for many clients, keeping nothing, with the scripts of jobs loaded
-// and one user, who may run only the commands that jobs need, on the keys and channels of jobs
-// only. The user can run no script but these.
+// Returns the options of such a server. It takes many clients, keeps no data on disk, and has the
+// scripts of jobs loaded. It has one user, who may run only the commands that jobs need, on the
+// keys and channels of jobs only, and no other script.
 store::PrivateRedisServer::Options NetworkServerConfig(const NetworkServerOptions& options);
 
 }  // namespace ddp::launcher

@@ -8,22 +8,21 @@
 
 namespace ddp::launcher {
 
-// Which CPUs a worker may run on, as --numa-binding names it.
+// CPUs that a worker may run on, as --numa-binding names them.
 enum class NumaBinding {
-  kNone,         // all of ours
-  kNode,         // those of its home node
-  kSocket,       // those of the socket that its home node is in
-  kExclusive,    // its own share of the cores of its home node, of even sizes
-  kCoreComplex,  // those that share one largest cache in its home node; the larger ones first
+  kNone,         // all CPUs of this process
+  kNode,         // all CPUs of its home node
+  kSocket,       // all CPUs of the socket of its home node
+  kExclusive,    // an own, equal share of the cores of its home node
+  kCoreComplex,  // CPUs of its home node that share a largest cache; larger groups first
 };
 
-// The CPUs of each local rank, by id; empty for kNone.
+// Returns the CPUs of each local rank, by id; empty for kNone.
 //
-// The home node of a local rank is that of its GPU, which is the one of the same index, counted
-// round again where there are fewer. Where that is not known, local ranks are spread over the
-// nodes in order.
+// The home node of a local rank is the NUMA node of its GPU: the GPU of the same index, modulo the
+// number of GPUs. If that node is unknown, local ranks are spread over the nodes in order.
 //
-// Pure. Errors: kInvalidArgument (kExclusive with fewer cores than workers; says where).
+// Pure. Errors: kInvalidArgument (kExclusive with fewer cores than workers; names the node).
 absl::StatusOr<std::vector<std::vector<int>>> PlanNuma(const CpuTopology& topology,
                                                        NumaBinding binding, int nproc);
 

@@ -5,10 +5,9 @@
 
 namespace ddp::launcher {
 
-// Raises this process's limit of open files as far as it may be raised, and returns what it was,
-// for the workers, who are to have what the user gave them. An agent holds a connection of every
-// Python worker of the job while rank 0 is on its node, and systems give 1,024 to programs that do
-// not ask for more.
+// Raises this process's soft limit of open files to the hard limit, at most 262,144. Returns the
+// limits before, for the workers, which keep the user's limits. An agent holds a connection of
+// every Python worker of the job while rank 0 is on its node, and systems grant 1,024 by default.
 rlimit RaiseOpenFiles();
 
 }  // namespace ddp::launcher

@@ -11,20 +11,22 @@
 
 namespace ddp::launcher {
 
-// How long the end of a job waits for a side that takes its output.
+// Limits of the wait, at the end of a job, for a reader of its output.
 struct Patience {
-  absl::Duration stall_timeout;  // how long nothing may be taken
-  // Readable when somebody wants the end now: from then on all has this much time. -1: nobody.
+  absl::Duration stall_timeout;  // longest time without progress
+  // Descriptor that is readable when the user wants the end now; -1: none. From then on the whole
+  // wait lasts at most `hurried_timeout`.
   int hurry_fd = -1;
   absl::Duration hurried_timeout;
 };
 
-// Waits by a Patience, again and again. Thread-compatible.
+// Polls within the limits of a Patience, call after call. Thread-compatible.
 class PatientPoll {
  public:
   explicit PatientPoll(const Patience& patience) : patience_(patience) {}
 
-  // Waits until `fd` has one of `events`, or somebody began to hurry. False: the patience is lost.
+  // Blocks until `fd` has one of `events` or `hurry_fd` becomes readable. Returns false when a
+  // limit is exceeded.
   bool Wait(int fd, short events) {
     const absl::Time now = clock_.Now();
     if (now >= end_) return false;
@@ -42,7 +44,7 @@ class PatientPoll {
  private:
   const Patience patience_;
   const MonotonicClock clock_;
-  absl::Time end_ = absl::InfiniteFuture();  // finite once somebody is in a hurry
+  absl::Time end_ = absl::InfiniteFuture();  // finite once `hurry_fd` was readable
 };
 
 }  // namespace ddp::launcher
