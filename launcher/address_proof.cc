@@ -27,7 +27,8 @@ bool IsNonce(const std::string& text) {
          });
 }
 
-// Each field behind its length, so that no two lists of fields give the same bytes.
+// Returns the HMAC of all fields. Each field follows its length, so that no two lists of fields
+// give the same bytes.
 std::string Proof(absl::string_view password, const ProvenAddress& address,
                   const std::string& nonce, const std::string& own_nonce) {
   std::string message;

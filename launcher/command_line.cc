@@ -32,7 +32,8 @@ const FlagSpec* FindShort(char name) {
   return nullptr;
 }
 
-// The flag whose name begins or ends like `name`, as a hint for one that does not exist.
+// Returns a hint for an unknown flag: the flag of which `name` is a prefix or that is a prefix of
+// `name`.
 std::string Suggestion(const std::string& name) {
   const std::string dashed = WithDashes(name);
   if (dashed.size() < 3) return "";
@@ -53,11 +54,11 @@ absl::Status UnknownFlag(const std::string& argument, const std::string& name) {
 
 std::string Expected(const FlagSpec& flag) { return absl::StrCat("expected ", flag.value_name); }
 
-// One flag as it stands on the command line.
+// A flag as it stands on the command line.
 struct Token {
   const FlagSpec* flag = nullptr;
   std::string spelled;               // "--nproc_per_node"
-  std::optional<std::string> value;  // what stands in the same argument
+  std::optional<std::string> value;  // value within the same argument
 };
 
 absl::StatusOr<Token> ReadLong(const std::string& argument) {
@@ -82,7 +83,7 @@ absl::StatusOr<Token> ReadShort(const std::string& argument) {
   return token;
 }
 
-// A negative number is a value, `-x` and `--x` are the next flag.
+// A negative number is a value; `-x` and `--x` are flags.
 bool LooksLikeFlag(const std::string& argument) {
   return argument.size() > 1 && argument[0] == '-' &&
          std::isdigit(static_cast<unsigned char>(argument[1])) == 0;
@@ -114,7 +115,8 @@ absl::Status ReadEnvironment(const EnvironmentLookup& environment, CommandLine& 
     if (!value.has_value() && flag.other_variable != nullptr) {
       name = flag.other_variable;
       value = environment(name);
-      // torchrun takes these for unset, and PET_* for what they say.
+      // torchrun treats these variables as unset when they are empty; an empty PET_* variable
+      // counts.
       if (value.has_value() && value->empty()) continue;
     }
     if (!value.has_value()) continue;
@@ -124,7 +126,7 @@ absl::Status ReadEnvironment(const EnvironmentLookup& environment, CommandLine& 
   return absl::OkStatus();
 }
 
-// Those that the parser itself answers.
+// Returns true for flags that the parser itself answers.
 bool IsOurs(const FlagSpec& flag) { return flag.gflag == nullptr; }
 
 void Answer(const FlagSpec& flag, const std::string& value, CommandLine& result) {
@@ -195,7 +197,7 @@ const char* GroupTitle(HelpGroup group) {
   return "";
 }
 
-// `text` in lines of at most 100 columns, each behind `indent` blanks.
+// Returns `text` in lines of at most 100 columns, each behind `indent` blanks.
 std::string Wrapped(const std::string& text, size_t indent) {
   constexpr size_t kColumns = 100;
   std::string result;

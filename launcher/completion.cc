@@ -14,7 +14,8 @@
 namespace ddp::launcher {
 namespace {
 
-// The words among the alternatives of a flag's value: those in lower case, by the table's rule.
+// Returns the words among the alternatives of a flag's value: those in lower case, by the table's
+// rule.
 std::vector<std::string> Words(const FlagSpec& flag) {
   std::vector<std::string> words;
   const std::vector<std::string> alternatives = absl::StrSplit(flag.value_name, '|');
@@ -30,7 +31,7 @@ std::vector<std::string> Words(const FlagSpec& flag) {
 bool NamesFolder(const FlagSpec& flag) { return std::string(flag.value_name) == "FOLDER"; }
 bool NamesFile(const FlagSpec& flag) { return std::string(flag.value_name) == "FILE"; }
 
-// "--tee" and "-t", each behind a blank.
+// Returns the names of a flag, "--tee" and "-t", each behind a blank.
 std::string Names(const FlagSpec& flag) {
   std::string names = absl::StrCat(" --", flag.name);
   if (flag.short_name != 0) absl::StrAppend(&names, " -", std::string(1, flag.short_name));
@@ -59,7 +60,7 @@ std::string BashCases() {
   return cases;
 }
 
-// Bash takes `--flag=value` for three words.
+// Bash splits `--flag=value` into three words.
 constexpr char kBash[] = R"(# Completion of ddprun for bash.
 _ddprun() {
   local all='@ALL@ '
@@ -116,7 +117,7 @@ std::string BashScript() {
                                      {"@CASES@", BashCases()}});
 }
 
-// The first sentence of the help, for within '...[...]...'.
+// Returns the first sentence of the help, escaped for '...[...]...'.
 std::string ZshText(const FlagSpec& flag) {
   const std::string help = flag.help;
   return absl::StrReplaceAll(help.substr(0, help.find(". ")),

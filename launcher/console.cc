@@ -55,7 +55,8 @@ void Console::UseWriter() {
   kind_ = Kind::kWriter;
 }
 
-// In pieces of whole lines, for the writer may not know what it writes to.
+// Hands the lines over in pieces of whole lines, since the writer may not know the kind of its
+// file.
 void Console::WriteByWriter(const std::string& lines) {
   queue_ = lines;
   for (written_ = 0; written_ < queue_.size();) {
@@ -72,8 +73,8 @@ size_t Console::pending() const {
   return kind_ == Kind::kWriter ? writer_->pending(file_) : queue_.size() - written_;
 }
 
-// O_NONBLOCK belongs to the open file, which we share with whoever started us: setting it there
-// would change the shell's terminal. A second opening has flags of its own.
+// O_NONBLOCK belongs to the open file, which we share with the process that started us: setting it
+// there would change the shell's terminal. A second opening has flags of its own.
 void Console::OpenAgain() {
   const std::string path = absl::StrCat("/proc/self/fd/", fd_);
   own_fd_.reset(::open(path.c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY));
@@ -98,14 +99,14 @@ void Console::Write(const std::string& lines) {
   if (!watched_ && !WritePending()) Watch();
 }
 
-// How much to hand to the next write().
+// Returns the number of bytes for the next write().
 size_t Console::NextChunk() const {
   const size_t size = queue_.size() - written_;
   if (kind_ != Kind::kPipe && kind_ != Kind::kUnknown && kind_ != Kind::kWriter) return size;
   if (size <= PIPE_BUF) return size;
   const char* begin = queue_.data() + written_;
   const void* newline = ::memrchr(begin, '\n', PIPE_BUF);
-  // A line that is longer than PIPE_BUF goes out in pieces.
+  // A line longer than PIPE_BUF is written in pieces.
   if (newline == nullptr) return PIPE_BUF;
   return static_cast<size_t>(static_cast<const char*>(newline) - begin) + 1;
 }
@@ -122,7 +123,7 @@ ssize_t Console::WriteSome(const char* data, size_t size) const {
   return ::write(write_fd_, data, size);
 }
 
-// Returns true when nothing is left to write.
+// Returns true when no byte is left to write.
 bool Console::WritePending() {
   while (written_ < queue_.size()) {
     const ssize_t count = WriteSome(queue_.data() + written_, NextChunk());

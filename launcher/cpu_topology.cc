@@ -26,7 +26,7 @@ constexpr int kMaxCpu = 1 << 16;
 constexpr size_t kMaxFileBytes = 64 << 10;
 constexpr int kUnknownNode = -1;
 
-// The first bytes of a file, without blanks around them; nothing when it cannot be read.
+// Returns the first 64 KiB of a file, without blanks around them; nullopt when it cannot be read.
 std::optional<std::string> ReadFile(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   if (!file) return std::nullopt;
@@ -65,13 +65,13 @@ absl::StatusOr<int> ReadInteger(const std::string& path) {
   return value;
 }
 
-// The lowest of the CPUs in the list at `path`; `cpu` itself where there is no list.
+// Returns the lowest CPU in the list at `path`; `cpu` itself when there is no list.
 int LowestIn(const std::string& path, int cpu) {
   const absl::StatusOr<std::vector<int>> list = ReadCpuList(path);
   return list.ok() && !list->empty() ? list->front() : cpu;
 }
 
-// The lowest CPU that shares the highest level of cache with `cpu`.
+// Returns the lowest CPU that shares the highest level of cache with `cpu`.
 int CacheOf(const std::string& folder, int cpu) {
   int best_level = 0;
   int lowest = cpu;
@@ -122,7 +122,7 @@ struct Gpu {
   int node = kUnknownNode;
 };
 
-// What stands behind `key:` in the driver's file about a GPU.
+// Returns the text behind `key:` in the driver's file about a GPU.
 std::string FieldOf(const std::string& text, const std::string& key) {
   const std::vector<std::string> lines = absl::StrSplit(text, '\n');
   for (const std::string& line : lines) {
@@ -135,7 +135,7 @@ std::string FieldOf(const std::string& text, const std::string& key) {
   return "";
 }
 
-// Those that the driver runs and whose device this process may see.
+// Returns the GPUs that the driver runs and whose device this process can see.
 std::vector<Gpu> ReadGpus(const std::string& root) {
   std::vector<Gpu> gpus;
   for (const std::string& address : ListFolder(root + "/proc/driver/nvidia/gpus")) {
@@ -153,7 +153,7 @@ std::vector<Gpu> ReadGpus(const std::string& root) {
   return gpus;
 }
 
-// The nodes of those that CUDA_VISIBLE_DEVICES lets a worker see, in its order.
+// Returns the NUMA nodes of the GPUs that CUDA_VISIBLE_DEVICES lets a worker see, in its order.
 std::vector<int> VisibleNodes(const std::vector<Gpu>& gpus,
                               const std::optional<std::string>& visible) {
   std::vector<int> nodes;
@@ -175,7 +175,7 @@ std::vector<int> VisibleNodes(const std::vector<Gpu>& gpus,
     } else if (absl::SimpleAtoi(name, &index) && index < gpus.size()) {
       nodes.push_back(gpus[index].node);
     } else {
-      break;  // as CUDA: what follows a device that does not exist is not seen
+      break;  // CUDA sees no device behind one that does not exist
     }
   }
   return nodes;

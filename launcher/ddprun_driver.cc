@@ -22,8 +22,8 @@
 namespace ddp::launcher {
 namespace {
 
-// Relative to the folder in which bazel starts a test; made absolute, for workers that change
-// theirs.
+// Path relative to the folder in which bazel starts a test. Start() makes it absolute, for workers
+// that change their folder.
 constexpr char kDdprun[] = "launcher/ddprun";
 
 absl::Time Now() { return MonotonicClock().Now(); }
@@ -37,7 +37,7 @@ int Milliseconds(absl::Time deadline) {
       0, absl::ToInt64Milliseconds(absl::Ceil(deadline - Now(), absl::Milliseconds(1)))));
 }
 
-// Under /tmp: the path of a unix socket is short.
+// The folder is under /tmp, so that the path of a unix socket stays short.
 std::string MakeFolder() {
   std::string path = "/tmp/ddprun_test_XXXXXX";
   EXPECT_NE(::mkdtemp(path.data()), nullptr);
@@ -55,7 +55,7 @@ std::map<std::string, std::string> Environment(const DdprunDriver::Options& opti
     result[name] = text.substr(equals + 1);
   }
   result["TMPDIR"] = folder;
-  result["OMP_NUM_THREADS"] = "1";  // spares each test the line that says that it is set
+  result["OMP_NUM_THREADS"] = "1";  // avoids the line that says that ddprun sets it
   for (const auto& [name, value] : options.environment) result[name] = value;
   return result;
 }
@@ -125,8 +125,8 @@ std::vector<pid_t> DdprunDriver::Tree() const {
   return tree;
 }
 
-// Reads what there is, waiting for something until `deadline`. Returns false when both streams have
-// ended or the deadline has passed.
+// Reads the available output; blocks for some until `deadline`. Returns false when both streams
+// have ended or the deadline has passed.
 bool DdprunDriver::ReadOnce(absl::Time deadline) {
   std::array<pollfd, 2> polled = {pollfd{.fd = out_pipe_.get(), .events = POLLIN, .revents = 0},
                                   pollfd{.fd = err_pipe_.get(), .events = POLLIN, .revents = 0}};

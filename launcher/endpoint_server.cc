@@ -14,10 +14,11 @@
 namespace ddp::launcher {
 namespace {
 
-// How often a server that could not be started is looked at again: another agent was faster.
+// Maximum of starts: a start fails when another agent was faster, and the address is then probed
+// again.
 constexpr int kAttempts = 3;
 
-// As a person types it, without credentials.
+// Returns the endpoint as a person types it, without credentials.
 std::string PlaceOf(const store::RedisEndpoint& endpoint) {
   store::RedisEndpoint place;
   place.host = endpoint.host;

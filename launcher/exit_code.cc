@@ -31,7 +31,8 @@ int CodeOfReason(JobEndReason reason) {
   return kReasonWorkerFailed;
 }
 
-// The root cause as a shell has it; 1 where no worker is to blame or nobody knows its code.
+// Returns the root cause's exit code as a shell has it; 1 when there is none or its code is
+// unknown.
 int CodeOfWorker(const elastic::JobResult& result) {
   int code = result.root_exit_code;
   if (code == 0 && !result.failures.empty()) {
@@ -73,7 +74,7 @@ int ExitCodeOf(const elastic::JobResult& result, ExitCodeStyle style) {
     case ExitCodeStyle::kWorker:
       return CodeOfWorker(result);
     case ExitCodeStyle::kReason:
-      // A result that was never filled in is no success.
+      // A result that was never filled in must not count as a success.
       return result.end == JobEndReason::kSucceeded ? int{kReasonWorkerFailed}
                                                     : CodeOfReason(result.end);
     case ExitCodeStyle::kDefault:

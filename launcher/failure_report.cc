@@ -39,8 +39,8 @@ size_t LongestLine(const std::string& text) {
   return longest;
 }
 
-// The message and the call stack. Some writers begin the call stack with the message; Python ends
-// it with the message, and torchrun shows the call stack alone then.
+// Returns the message and the call stack. Some writers begin the call stack with the message.
+// Python ends it with the message, and torchrun then shows the call stack alone.
 std::string OwnWords(const elastic::ErrorRecord& error, bool is_victim) {
   const std::string saw = is_victim ? "\n(it saw a peer fail first)" : "";
   if (absl::EndsWith(error.callstack, error.message)) return absl::StrCat(error.callstack, saw);
@@ -49,7 +49,7 @@ std::string OwnWords(const elastic::ErrorRecord& error, bool is_victim) {
   return absl::StrCat(error.message, saw, callstack.empty() ? "" : "\n", callstack);
 }
 
-// Of a worker that wrote nothing.
+// Returns the text about a worker that wrote no error file.
 std::string WithoutErrorFile(const elastic::WorkerFailure& failure) {
   const bool is_exit =
       failure.status.signal == 0 && !failure.was_stopped && failure.instead.empty();
@@ -101,7 +101,7 @@ std::string DescribeCauseElsewhere(const elastic::JobResult& result) {
     case elastic::JobEndReason::kBudgetSpent:
     case elastic::JobEndReason::kNoProgress:
       break;
-    default:  // no worker's failure, or the text says whose
+    default:  // not a worker's failure, or the text names the worker
       return result.cause_elsewhere;
   }
   const std::string host =
@@ -125,7 +125,7 @@ ReportedFailure DescribeFailure(const elastic::WorkerFailure& failure,
     if (error.ok()) {
       result.error_file = failure.error_file;
       result.text = OwnWords(*error, failure.is_victim);
-      // That it did not end by itself is none of its own words.
+      // The worker's own words do not say that it did not end by itself.
       if (!failure.instead.empty() && !failure.was_stopped) {
         result.text = absl::StrCat(AgentsWords(failure), "\n", result.text);
       }

@@ -21,7 +21,7 @@ int CountCpus() {
   cpu_set_t set;
   CPU_ZERO(&set);
   if (sched_getaffinity(0, sizeof(set), &set) == 0) return std::max(1, CPU_COUNT(&set));
-  // More CPUs than a cpu_set_t holds.
+  // sched_getaffinity() fails when there are more CPUs than a cpu_set_t holds.
   return std::max(1, static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)));
 }
 

@@ -57,12 +57,12 @@
 namespace ddp::launcher {
 namespace {
 
-// How long the end of a job waits for a console that takes nothing, and how long it does so for
-// somebody who has told it to end.
+// Longest wait, at the end of a job, for a console that takes nothing; and the same after a signal
+// told ddprun to end.
 constexpr absl::Duration kConsoleStallTimeout = absl::Seconds(60);
 constexpr absl::Duration kConsoleStallTimeoutAfterSignal = absl::Seconds(2);
 
-// How long the server is looked for without a word.
+// Time for which the server is awaited without a message to the user.
 constexpr absl::Duration kQuietConnect = absl::Seconds(5);
 constexpr absl::Duration kShortestReach = absl::Seconds(1);
 
@@ -72,11 +72,11 @@ std::string HostName() {
   return name.data();
 }
 
-// What one job is made of. Destroyed from the last member to the first: the workers before the
-// servers that they talk to.
+// Parts of one job. Destroyed from the last member to the first: the workers before the servers
+// that they use.
 struct Parts {
   MonotonicClock clock;
-  rlimit open_files{};  // that the user gave us
+  rlimit open_files{};  // limits that the user gave us
   elastic::LaunchConfig config;
   LogLayout layout;
   std::unique_ptr<EventLoop> event_loop;
@@ -93,14 +93,14 @@ struct Parts {
 };
 
 void FillAddresses(const JobSpec& spec, const MeetingPlace& place, elastic::LaunchConfig& config) {
-  // MASTER_ADDR and MASTER_PORT of a static rendezvous are node 0's. Should another node come to
-  // hold rank 0, it has its own.
+  // MASTER_ADDR and MASTER_PORT of a static rendezvous are node 0's. If another node holds rank 0
+  // later, it uses its own.
   const bool is_static = spec.options.rendezvous.kind == RendezvousKind::kStatic;
   if (is_static) config.master_port = 0;
   if (config.master_addr.empty() || (is_static && config.node_rank > 0)) {
     config.master_addr = place.own.address;
   }
-  // Gloo would look up this host's name and listen on what comes of it.
+  // Without the variable, Gloo looks up this host's name and listens on the resulting address.
   if (config.max_nodes > 1 && !place.own.is_loopback) {
     config.socket_interface = place.own.interface;
   }
@@ -128,7 +128,8 @@ absl::Status OpenLogs(const JobSpec& spec, Parts& parts) {
   return absl::OkStatus();
 }
 
-// The CPUs of each worker; none where --numa-binding is not given, or this host does not tell.
+// Returns the CPUs of each worker; empty without --numa-binding, or when this host's topology
+// cannot be read.
 absl::StatusOr<std::vector<std::vector<int>>> CpusOfWorkers(const JobSpec& spec) {
   if (spec.options.numa_binding == NumaBinding::kNone) return std::vector<std::vector<int>>();
   const absl::StatusOr<CpuTopology> topology = ReadCpuTopologyOfThisHost();
@@ -174,9 +175,10 @@ absl::Status MakeSpawner(const JobSpec& spec, const AgentContext& context, Parts
        .doomed = context.doomed});
 }
 
-// A server that this node has just started may be the second of a job whose other nodes live on:
-// they call within a sixth of a lease, know the job's generation, and must come before this node,
-// which would take the empty server for a new job's.
+// Waits a third of a lease for surviving nodes of the job. A server that this node has just started
+// may be the second one of a job whose other nodes live on. They call within a sixth of a lease and
+// present the job's generation. They must come before this node, which would treat the empty server
+// as a new job's.
 void AwaitSurvivors(const JobSpec& spec, Parts& parts) {
   const bool may_be = parts.place.server != nullptr && parts.config.max_nodes > 1 &&
                       spec.options.rendezvous.kind == RendezvousKind::kRedis;
@@ -186,7 +188,8 @@ void AwaitSurvivors(const JobSpec& spec, Parts& parts) {
   if (const absl::Status status = loop->Run(); !status.ok()) SayError(status);
 }
 
-// One job, one set of limits: workers and messages tell the same on every node.
+// Applies the job's limits to `config`: workers and messages must show the same limits on every
+// node.
 void TakeLimits(const elastic::JobLimits& limits, elastic::LaunchConfig& config) {
   const elastic::JobLimits wanted = {config.max_restarts, config.min_nodes, config.max_nodes};
   if (limits == wanted) return;
@@ -201,13 +204,15 @@ void TakeLimits(const elastic::JobLimits& limits, elastic::LaunchConfig& config)
   config.max_nodes = limits.max_nodes;
 }
 
-// No server is there, or one that does not answer: a stopped one, or one that still loads.
+// Returns true when no server is there, or it does not answer, because it is stopped or still
+// loading.
 bool IsAway(const absl::Status& status) {
   return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
 }
 
-// The node that has the server may start later than this one. The user hears of it after a while.
-// kUnavailable: the server was away for `total`.
+// Opens the rendezvous. The node that has the server may start later than this one, so the function
+// waits for at most `total`, and tells the user after kQuietConnect. kUnavailable: the server was
+// away for `total`.
 absl::StatusOr<std::unique_ptr<elastic::RedisRendezvous>> ReachRendezvous(
     elastic::RedisRendezvous::Options options, absl::Duration total, EventLoop* loop) {
   options.connect_timeout = std::min(total, kQuietConnect);
@@ -222,8 +227,8 @@ absl::StatusOr<std::unique_ptr<elastic::RedisRendezvous>> ReachRendezvous(
   return absl::UnavailableError(rendezvous.status().message());
 }
 
-// What is left until `deadline` for the server, after its name was waited for; or, where that came
-// late, a moment.
+// Returns the time left until `deadline` for reaching the server, after the wait for its name. If
+// the name came late, it is at least kShortestReach (or ReachTimeout(), if that is shorter).
 absl::Duration TimeToReach(const RendezvousOptions& wanted, absl::Time deadline, absl::Time now) {
   return std::max(deadline - now, std::min(wanted.ReachTimeout(), kShortestReach));
 }
@@ -251,7 +256,7 @@ absl::Status OpenRendezvous(const JobSpec& spec, absl::Time deadline, Parts& par
   return absl::OkStatus();
 }
 
-// What people and programs can look at while the job runs.
+// Makes what people and programs can read while the job runs: status, marker, metrics.
 absl::Status MakeVisible(const JobSpec& spec, Parts& parts) {
   elastic::NodeStatusTracker::Identity identity;
   identity.run_id = parts.config.run_id;
@@ -285,9 +290,9 @@ absl::Status MakeVisible(const JobSpec& spec, Parts& parts) {
   return absl::OkStatus();
 }
 
-// What can fail for the user's sake comes first, what costs time last.
+// Steps that can fail through a user's mistake come first, those that take time last.
 absl::Status Prepare(const JobSpec& spec, const AgentContext& context, Parts& parts) {
-  parts.open_files = RaiseOpenFiles();  // before the servers, which live within it
+  parts.open_files = RaiseOpenFiles();  // before the servers, which inherit the limit
   parts.config = spec.config;
   parts.config.host = HostName();
   DDP_ASSIGN_OR_RETURN(parts.event_loop, EventLoop::Create());
@@ -302,7 +307,7 @@ absl::Status Prepare(const JobSpec& spec, const AgentContext& context, Parts& pa
   return MakeVisible(spec, parts);
 }
 
-// For whoever started this ddprun as others start workers.
+// Writes the error file for a parent that started this ddprun as ddprun starts workers.
 void LeaveRootCause(const elastic::JobResult& result, LogRouter& router) {
   const char* path = std::getenv(elastic::kErrorFileVariable);
   if (path == nullptr || *path == '\0') return;
@@ -323,17 +328,17 @@ void Report(const JobSpec& spec, const elastic::JobResult& result, LogRouter& ro
   }
   std::string report =
       FormatFailureReport(spec.config.entrypoint, described, DescribeCauseElsewhere(result));
-  report.pop_back();  // its line end
+  report.pop_back();  // trailing newline
   router.SayAtTheEnd(report);
   LeaveRootCause(result, router);
 }
 
 bool Exists(const std::string& path) { return !path.empty() && ::access(path.c_str(), F_OK) == 0; }
 
-// The files in a temporary folder are kept when somebody may want to read them: the output that was
-// sent there, the error files that the report names.
+// Removes log folders that are of no more use. A temporary folder is kept when the user may want
+// its files: redirected output, and error files that the report names.
 void SettleLogs(const JobSpec& spec, const LogLayout& layout, const elastic::JobResult& result) {
-  // Goes when no worker was started: then it is empty.
+  // The folder is empty, and removed, when no worker was started.
   if (!layout.root().empty() && ::rmdir(layout.root().c_str()) == 0) {
     if (!spec.temporary_log_folder.empty()) ::rmdir(spec.temporary_log_folder.c_str());
     return;
@@ -354,7 +359,7 @@ void SettleLogs(const JobSpec& spec, const LogLayout& layout, const elastic::Job
   }
 }
 
-// The server that the other nodes need ends with us.
+// Waits for the other nodes, since the server that they need ends with this process.
 void LeaveOthersWithoutServer(const JobSpec& spec, const Parts& parts, int hurry_fd) {
   if (parts.place.server == nullptr || parts.config.max_nodes == 1) return;
   FarewellOptions options;
@@ -387,7 +392,7 @@ void FlushEvents(const Patience& patience, Parts& parts) {
       absl::StrCat("the event log takes nothing: ", writer.pending(), " bytes of it are lost"));
 }
 
-// The process may be killed: what it had to say to other nodes has been said.
+// Tells the watcher that the last message to the other nodes is sent: the process may be killed.
 void SayLastWord(const AgentContext& context) {
   const uint64_t one = 1;
   (void)!::write(context.said_fd, &one, sizeof(one));
@@ -395,7 +400,7 @@ void SayLastWord(const AgentContext& context) {
 
 int Run(const JobSpec& spec, const AgentContext& context) {
   Parts parts;
-  // Nothing runs yet that would need more than to be killed, and reaching Redis can take long.
+  // Nothing runs yet that needs an orderly end, and reaching Redis can take long.
   ReleaseSignals(spec.config.signals_to_handle);
   const absl::Status prepared = Prepare(spec, context, parts);
   HoldSignals(spec.config.signals_to_handle);
@@ -426,7 +431,7 @@ int Run(const JobSpec& spec, const AgentContext& context) {
   const elastic::JobResult result = agent.Run();
   if (context.has_last_word != nullptr) context.has_last_word->store(false);
   route_log(nullptr);
-  // What comes from now on changes the result no more, but the user wants to wait no longer.
+  // Signals from now on no longer change the result, but shorten the waits that follow.
   const UniqueFd hurry = WatchHeldSignals(spec.config.signals_to_handle);
   parts.spawner->AwaitStrays();
   LeaveOthersWithoutServer(spec, parts, hurry.get());

@@ -83,7 +83,7 @@ absl::Status WriteJobMarker(const std::string& runtime_folder, const JobMarker& 
                                {"agent_pid", marker.agent_pid}};
   const std::string text = json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace);
   const std::string path = absl::StrCat(runtime_folder, "/", kFileName);
-  // Whole or not at all: somebody may be looking.
+  // The rename is atomic: `ddprun status` may read the file at any time.
   const std::string draft = path + ".new";
   const UniqueFd file(::open(draft.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
   if (!file.valid() ||

@@ -30,7 +30,7 @@ namespace {
 
 constexpr char kAgentName[] = "ddp-agent";
 
-// For a request to a server that is near, or to learn that there is nothing to say.
+// Time for a request to a nearby server, or for learning that there is no message to send.
 constexpr int kLastWordMilliseconds = 500;
 
 UniqueFd PidfdOpen(pid_t pid) {
@@ -43,19 +43,19 @@ sigset_t SignalSet(const std::vector<int>& signals) {
   for (const int signal : signals) {
     struct sigaction action {};
     ::sigaction(signal, nullptr, &action);
-    // What nohup asks for. Shells start background jobs with SIGINT and SIGQUIT ignored, but a
-    // signal sent to such a job is still meant.
+    // nohup sets SIGHUP to ignored, and means it. Shells start background jobs with SIGINT and
+    // SIGQUIT ignored, but a signal sent to such a job is still meant.
     if (signal == SIGHUP && action.sa_handler == SIG_IGN) continue;
     sigaddset(&set, signal);
   }
   return set;
 }
 
-// Shows `title` as the command line of this process, as far as the room of the old one goes.
+// Shows options.agent_title as the command line of this process, cut to the length of the old one.
 void SetProcessTitle(const KeeperOptions& options) {
   ::prctl(PR_SET_NAME, kAgentName);
   if (options.argc < 1 || options.argv == nullptr) return;
-  // The kernel lays the arguments out one behind the other.
+  // The kernel stores the arguments one behind the other.
   char* begin = options.argv[0];
   char* end = begin;
   for (int i = 0; i < options.argc && options.argv[i] == end; ++i) {
@@ -74,17 +74,19 @@ void RemoveFolders(const std::vector<std::string>& folders) {
   }
 }
 
-// What the agent's two threads share. Trivially destroyed, so the watcher's may outlive main().
+// State that the agent's two threads share. Trivially destroyed, so the watcher's thread may
+// outlive main().
 struct Shared {
   std::atomic<bool> doomed = false;
   std::atomic<bool> has_last_word = false;
   int said_fd = -1;
 };
 
-// The agent's second thread: waits for the keeper's end, which is then everybody's.
+// The agent's second thread: waits for the keeper's end, then kills everything below the agent and
+// ends the process.
 class KeeperWatcher {
  public:
-  // Starts the thread, with all signals blocked. It never ends before the process does.
+  // Starts the thread, with all signals blocked. The thread ends only with the process.
   KeeperWatcher(UniqueFd keeper_pidfd, std::vector<std::string> folders,
                 absl::Duration kill_timeout, Shared* shared) {
     sigset_t all;
@@ -152,11 +154,11 @@ class KeeperWatcher {
 // How the agent ended.
 struct AgentEnd {
   siginfo_t status{};
-  std::set<int> forwarded;  // signals that it was sent by us
+  std::set<int> forwarded;  // signals that the keeper sent to the agent
 };
 
-// Readable when a child has ended. Invalid where no descriptor is left: then they are reaped at the
-// end.
+// Returns a descriptor that is readable when a child has ended. Invalid when no descriptor is left:
+// children are then reaped at the end.
 UniqueFd WatchChildren() {
   sigset_t set;
   sigemptyset(&set);
@@ -165,14 +167,14 @@ UniqueFd WatchChildren() {
   return UniqueFd(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
 }
 
-// Forwards signals and reaps what ends until the agent has ended.
+// Forwards signals and reaps other children until the agent has ended.
 AgentEnd KeepUntilEnd(pid_t agent, const UniqueFd& agent_pidfd, const UniqueFd& signals) {
   AgentEnd end;
   const UniqueFd children = WatchChildren();
   pollfd polled[] = {{.fd = agent_pidfd.get(), .events = POLLIN, .revents = 0},
                      {.fd = signals.get(), .events = POLLIN, .revents = 0},
                      {.fd = children.get(), .events = POLLIN, .revents = 0}};
-  ReapChildren({agent});  // those that ended before anybody looked
+  ReapChildren({agent});  // children that ended before the signalfd existed
   while (true) {
     if (::poll(polled, std::size(polled), -1) < 0) continue;
     if ((polled[1].revents & POLLIN) != 0) {

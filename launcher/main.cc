@@ -1,6 +1,6 @@
-// ddprun: starts a program once per worker and keeps the job going.
+// ddprun: starts a program once per worker and keeps the job running.
 //
-// This process is the keeper; the agent, in a process of its own, does the work (launcher/job.h).
+// This process is the keeper. The agent, in a child process, runs the job (launcher/job.h).
 
 #include <fcntl.h>
 #include <gflags/gflags.h>
@@ -40,7 +40,7 @@
 #include "launcher/worker_command.h"
 #include "store/redis_endpoint.h"
 
-// The table in launcher/flag_table.h says what they mean and what stands in them.
+// Meanings and defaults of these flags are in launcher/flag_table.h.
 #define DDPRUN_FLAG(name) \
   DEFINE_string(name, ::ddp::launcher::DefaultOf(#name), "see ddprun --help")
 #define DDPRUN_SWITCH(name) DEFINE_bool(name, false, "see ddprun --help")
@@ -116,7 +116,7 @@ void OpenMissingStandardStreams() {
 }
 
 void InitLogging(LogLines* lines) {
-  // No files, and on stderr only what ends the process.
+  // No log files, and on stderr only messages that end the process.
   FLAGS_stderrthreshold = google::GLOG_FATAL;
   for (int severity = google::GLOG_INFO; severity < google::NUM_SEVERITIES; ++severity) {
     google::SetLogDestination(severity, "");
@@ -142,7 +142,7 @@ FlagValues ReadFlags(const CommandLine& command_line) {
   return values;
 }
 
-// Where all nodes must have the same run id and the user gave none, they have torchrun's.
+// Run id (torchrun's default) for nodes that must share one when the user gave none.
 constexpr char kCommonRunId[] = "none";
 
 std::string RandomHex() {
@@ -156,8 +156,8 @@ std::string RunId(const RendezvousOptions& options) {
   return options.kind == RendezvousKind::kPrivate ? RandomHex() : kCommonRunId;
 }
 
-// Which agents without an id make up one job. One node meets nobody. Nodes that name node 0 as
-// their master need not agree on anything else.
+// Returns the fingerprint by which agents without a run id find their job. A job of one node has a
+// random one. Nodes that name the same node 0 as their master need not agree on anything else.
 std::string Fingerprint(RendezvousKind kind, const elastic::LaunchConfig& config,
                         const std::vector<std::string>& program) {
   if (kind == RendezvousKind::kPrivate) return "";
@@ -195,8 +195,8 @@ elastic::LaunchConfig Config(const LaunchOptions& options, std::vector<std::stri
   return config;
 }
 
-// Timers that workers set for themselves (torch.distributed.elastic.timer), as torchrun serves them
-// on request.
+// Returns the file for timers that workers set for themselves (torch.distributed.elastic.timer);
+// empty unless requested. torchrun serves them on request too.
 std::string TimerFile(const std::string& runtime_folder) {
   const char* enabled = std::getenv("TORCHELASTIC_ENABLE_FILE_TIMER");
   if (enabled == nullptr || std::string(enabled) != "1") return "";
@@ -255,7 +255,7 @@ int KeepJob(JobSpec spec, int argc, char** argv) {
   return Fail(code.status(), cannot_start);
 }
 
-// What flags that are questions ask for.
+// Returns the answer to --help, --version or --print-completion.
 std::string Answer(const CommandLine& command_line) {
   if (command_line.help) return HelpText();
   if (command_line.version) return kVersion;
@@ -274,7 +274,7 @@ int Main(int argc, char** argv) {
     return 0;
   }
   const FlagValues flags = ReadFlags(*command_line);
-  static LogLines log_lines;  // for as long as anybody may log
+  static LogLines log_lines;  // static: threads may log until the process ends
   InitLogging(&log_lines);
   const absl::StatusOr<LaunchOptions> options =
       ParseLaunchOptions(flags, command_line->spelled, ReadHostResources());

@@ -26,9 +26,10 @@ struct MeetingPlace {
   std::unique_ptr<store::TcpStoreServer> worker_store;  // node 0 of a static rendezvous only
 };
 
-// Finds the rendezvous and starts the servers that this node has to run for it. These are a private
-// server on a unix socket, the server at --rdzv-endpoint if the address is this node's, or node 0's
-// servers of a static rendezvous.
+// Finds the rendezvous and starts the servers that this node has to run for it:
+// - a private server on a unix socket, or
+// - the server at --rdzv-endpoint if the address is this node's, or
+// - node 0's servers of a static rendezvous.
 //
 // Afterwards this process's environment has the credentials that the workers need, and no others.
 //

@@ -27,34 +27,37 @@
 
 namespace ddp::launcher {
 
-// The real ProcessSpawner: fork and exec, one session per worker, pidfds on the event loop.
+// The real ProcessSpawner: fork and exec, one session per worker, pidfds on the event loop. Owned
+// by the agent's process, one per job.
 //
-// A worker starts with default signal dispositions, an empty signal mask, stdin as ours, stdout and
-// stderr where -r and -t send them, no other descriptor than those of its spec, and SIGKILL as its
-// parent-death signal. Make this process a child subreaper first: descendants that a worker leaves
-// behind come to it, are reaped when they end, and are what KillStrays() kills.
+// A worker starts with default signal dispositions, an empty signal mask and our stdin. Its stdout
+// and stderr follow -r and -t. It has no other descriptors than those of its spec, and SIGKILL as
+// its parent-death signal.
 //
-// Not thread-safe; on the thread of the event loop, which must be the one that outlives the
-// workers: the kernel kills them when the *thread* that started them ends. Takes SIGCHLD by a
-// signalfd for as long as it lives.
+// Make this process a child subreaper first. Descendants that a worker leaves behind then become
+// its children: they are reaped when they end, and KillStrays() kills them.
+//
+// Not thread-safe. Thread: that of the event loop, which must outlive the workers: the kernel kills
+// them when the *thread* that started them ends. Receives SIGCHLD through a signalfd while it
+// lives.
 class PosixProcessSpawner final : public elastic::ProcessSpawner {
  public:
   struct Options {
-    OutputOptions output;  // its log_dir means nothing here: `layout` is made of it
+    OutputOptions output;  // `log_dir` is ignored: `layout` was made from it
     LogLayout layout;
-    std::string host;  // ${hostname} in the prefix of teed lines
-    // CPUs that a worker may run on, by local rank; empty: all of ours.
+    std::string host;  // value of ${hostname} in the prefix of teed lines
+    // CPUs that a worker may run on, by local rank; empty: all of this process's.
     std::vector<std::vector<int>> cpus;
-    // The workers' limit of open files; none: ours.
+    // Limits of open files for the workers; nullopt: this process's.
     std::optional<rlimit> open_files;
-    // How long the end of the job and the destructor wait for what SIGKILL was sent to.
+    // Longest wait of AwaitStrays() and the destructor for processes that SIGKILL was sent to.
     absl::Duration kill_timeout = absl::Seconds(10);
-    // Where folders are made and files opened, which may be on a mount that has stalled. Not owned;
-    // must outlive the spawner. Null: on the calling thread, waiting for it.
+    // Thread that makes folders and opens files, since their mount may stall. Not owned; must
+    // outlive the spawner. Null: the calling thread does, and blocks.
     TaskThread* files = nullptr;
-    // Kills what workers have left behind; see KillChildrenOnce().
+    // Function that kills processes that workers have left behind; see KillChildrenOnce().
     std::function<KillPass(const std::set<pid_t>& spared)> kill_children = KillChildrenOnce;
-    // Where it is true nothing is started any more, and no end is told; may be nullptr. See
+    // While true no process is started and no exit is reported; may be nullptr. See
     // AgentContext::doomed.
     const std::atomic<bool>* doomed = nullptr;
   };
@@ -65,12 +68,12 @@ class PosixProcessSpawner final : public elastic::ProcessSpawner {
                                                                      LogRouter* router,
                                                                      Options options);
 
-  // Kills what is left.
+  // Kills the remaining workers and strays, and blocks as AwaitStrays() does.
   ~PosixProcessSpawner() override;
 
-  // `pid` is a child that has nothing to do with the workers: it is neither killed nor reaped here.
+  // Excludes the child `pid`, which is no worker: it is neither killed nor reaped here.
   void Spare(pid_t pid) { spared_.insert(pid); }
-  // Its number may come to mean another process.
+  // Ends Spare(): the number may come to mean another process.
   void SpareNoMore(pid_t pid) { spared_.erase(pid); }
 
   void Spawn(const elastic::WorkerSpec& spec, StartCallback on_start,
@@ -78,11 +81,12 @@ class PosixProcessSpawner final : public elastic::ProcessSpawner {
   void CancelStart() override;
   void Signal(pid_t pid, int signal) override;
 
-  // Also ends the streams of workers that have ended, before `on_gone`.
+  // Kills strays as the interface says. Also ends the streams of workers that have ended, before
+  // `on_gone`.
   void KillStrays(std::function<void()> on_gone) override;
 
-  // The same for the end of the job, where no heartbeat is due any more: waits, for
-  // Options::kill_timeout at most. Then says that some are not gone.
+  // Kills strays at the end of the job, where no heartbeat is due any more. Blocks until none is
+  // left, for Options::kill_timeout at most; then it prints that some are left.
   void AwaitStrays();
 
  private:
@@ -95,14 +99,14 @@ class PosixProcessSpawner final : public elastic::ProcessSpawner {
   struct Output;
   struct OutputPlaces;
   struct Outputs;
-  // The one start that is under way. Its files are made first, then its process, then exec follows.
+  // The start in progress. Its files are made first, then its process; exec follows.
   struct Starting {
     elastic::WorkerSpec spec;
     StartCallback on_start;
     ExitCallback on_exit;
     std::shared_ptr<Outputs> outputs;
-    pid_t pid = -1;       // once there is a process
-    UniqueFd exec_error;  // then: errno of exec, or the end of the file when it has succeeded
+    pid_t pid = -1;       // process id, once forked
+    UniqueFd exec_error;  // errno of exec, or end of file after success
   };
 
   PosixProcessSpawner(EventLoop* event_loop, LogRouter* router, Options options);
@@ -125,10 +129,10 @@ class PosixProcessSpawner final : public elastic::ProcessSpawner {
   const std::shared_ptr<OutputPlaces> places_;
   std::set<pid_t> spared_;
   UniqueFd child_signals_;
-  std::map<pid_t, Worker> workers_;                 // running
-  std::vector<LogRouter::StreamId> ended_streams_;  // of workers that have ended
+  std::map<pid_t, Worker> workers_;                 // running workers
+  std::vector<LogRouter::StreamId> ended_streams_;  // streams of workers that have ended
   std::optional<Starting> starting_;
-  std::function<void()> on_strays_gone_;  // while they are hunted
+  std::function<void()> on_strays_gone_;  // set while strays are being killed
   EventLoop::TimerId hunt_timer_ = 0;
 };
 

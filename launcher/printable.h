@@ -5,8 +5,8 @@
 
 namespace ddp::launcher {
 
-// `text` with a question mark for every byte that is no printable ASCII: text from the store or a
-// worker must neither steer a terminal nor break a format of lines.
+// Returns `text` with a question mark for every byte that is not printable ASCII. Text from the
+// store or a worker must neither steer a terminal nor break a format of lines.
 inline std::string Printable(std::string text) {
   for (char& byte : text) {
     if (byte < ' ' || byte > '~') byte = '?';  // negative from 0x80 on where char is signed

@@ -8,13 +8,13 @@
 
 namespace ddp::launcher {
 
-// Makes a folder that only this user can enter (0700), named `<prefix>XXXXXX` with random letters,
-// under TMPDIR, or under /tmp where TMPDIR is unset or so long that the path of a unix socket
-// inside would not fit. Returns its path. Errors: kInternal, names the folder and the reason.
+// Makes a folder that only this user can enter (0700), named `<prefix>XXXXXX` with random letters.
+// Its parent is TMPDIR, or /tmp if TMPDIR is unset or too long for the path of a unix socket
+// inside. Returns its path. Errors: kInternal, names the parent folder and the reason.
 absl::StatusOr<std::string> MakePrivateFolder(const std::string& prefix);
 
-// Removes `folder` and all that is in it. Follows no symbolic link; a folder that is not there is
-// fine. Errors: kInternal (some of it could not be removed; the rest is gone).
+// Removes `folder` and everything in it. Follows no symbolic link. A missing folder is no error.
+// Errors: kInternal (some of it could not be removed; the rest is removed).
 //
 // Safe to call from two processes at the same time.
 absl::Status RemoveFolder(const std::string& folder);

@@ -8,35 +8,38 @@
 
 #include "absl/time/time.h"
 
-// The processes below this one, and their end. A child subreaper (PR_SET_CHILD_SUBREAPER) gets
-// every descendant whose parent dies as a child of its own, whatever session or group it moved to;
-// so who kills its children, and what becomes its child by that, until none is left, has killed
-// them all.
+// Finding and killing the processes below this one.
+//
+// A child subreaper (PR_SET_CHILD_SUBREAPER) becomes the parent of every descendant whose parent
+// dies, in any session or group. A subreaper therefore kills all descendants if it kills its
+// children again and again until none is left.
 namespace ddp::launcher {
 
-// Children of `pid`, ended but not yet reaped ones included. Empty when there is no such process.
-// A child that is started or adopted at the same moment may be missing: ask again.
+// Returns the children of `pid`, also those that have ended and are not yet reaped. Empty when
+// there is no such process. A child that is started or adopted at the same moment may be missing:
+// ask again.
 std::vector<pid_t> ChildrenOf(pid_t pid);
 
-// What one call of KillChildrenOnce() met.
+// Result of one call of KillChildrenOnce().
 struct KillPass {
-  bool found_any = false;   // before it
-  std::vector<pid_t> left;  // after it: SIGKILL was sent, and they have not ended yet
+  bool found_any = false;   // true when there were children before it
+  std::vector<pid_t> left;  // children that have not ended yet after SIGKILL
 };
 
-// One step of KillChildren(), without waiting: SIGKILLs and reaps what is there now. Nothing is
-// left when two passes in a row have found none: one look may miss a child that is being adopted.
+// Makes a pass of KillChildren() without blocking: sends SIGKILL to the present children and reaps
+// those that have ended. Only two passes in a row that find none mean that none is left: a single
+// pass may miss a child that is being adopted.
 KillPass KillChildrenOnce(const std::set<pid_t>& spared);
 
-// SIGKILLs every child of this process that is not in `spared`, with all descendants, and those
-// that become children thereby; reaps them; returns when none is left or `timeout` has passed. The
-// spared and what is below them are left alone.
+// Sends SIGKILL to every child of this process that is not in `spared`, with all descendants, and
+// to those that become children thereby; reaps them. The processes in `spared` and below them are
+// left alone. Blocks until none is left or `timeout` has passed. Returns true when none was left.
 //
-// The calling process should be a child subreaper. Any thread, but nobody else may reap the
-// children in question.
+// The calling process should be a child subreaper. Thread: any, but no other thread may reap these
+// children.
 bool KillChildren(const std::set<pid_t>& spared, absl::Duration timeout);
 
-// Reaps every child that has ended and is not in `spared`: adopted ones that nobody waits for.
+// Reaps every child that has ended and is not in `spared`: adopted ones for which no code waits.
 void ReapChildren(const std::set<pid_t>& spared);
 
 }  // namespace ddp::launcher

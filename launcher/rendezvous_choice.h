@@ -7,32 +7,32 @@
 
 namespace ddp::launcher {
 
-// Where the nodes of a job meet.
+// Kind of rendezvous of a job's nodes.
 enum class RendezvousKind {
-  kPrivate,  // one node: in a Redis server of its own, on a unix socket
-  kRedis,    // in the Redis server at --rdzv-endpoint
-  kStatic,   // at MASTER_ADDR:MASTER_PORT, where node 0 tells the others of its Redis server
+  kPrivate,  // private Redis server of a single node, on a unix socket
+  kRedis,    // the Redis server at --rdzv-endpoint
+  kStatic,   // MASTER_ADDR:MASTER_PORT, where node 0 publishes the address of its Redis server
 };
 
-// What the user said about it.
+// The user's flags about the rendezvous.
 struct RendezvousRequest {
   int min_nodes = 1;
   int max_nodes = 1;
   bool standalone = false;
-  std::string backend;                          // as given; empty: not given
-  std::string backend_flag = "--rdzv-backend";  // how the user gave it, for messages
+  std::string backend;                          // value of the flag; empty: not given
+  std::string backend_flag = "--rdzv-backend";  // the user's spelling, for messages
   bool has_endpoint = false;
   bool has_node_rank = false;
-  bool has_master = false;  // --master-addr or --master-port
+  bool has_master = false;  // --master-addr or --master-port is given
 };
 
 struct RendezvousChoice {
   RendezvousKind kind = RendezvousKind::kPrivate;
-  int default_port = 0;     // of an endpoint that names none; kRedis only
-  std::string notice = {};  // one line that the user should hear; may be empty
+  int default_port = 0;     // kRedis only: port of an endpoint that names none
+  std::string notice = {};  // line to print for the user; may be empty
 };
 
-// Decides it:
+// Chooses the rendezvous:
 //
 //   --standalone                                          private (for one node; the rest is void)
 //   --rdzv-backend=redis or c10d, with an endpoint        redis

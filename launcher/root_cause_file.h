@@ -9,17 +9,18 @@
 
 namespace ddp::launcher {
 
-// Writes what ended the job to `path`, which whoever started ddprun named in ddprun's own
-// TORCHELASTIC_ERROR_FILE: the error file of the worker that is the root cause, in torchrun's form
-// and with the worker's exit code (minus N for signal N) as "errorCode" in its "message". Of a
-// worker that wrote none, or one that cannot be used, what the agent knows.
+// Writes the error file of the root cause to `path`, in torchrun's form. The process that started
+// ddprun named `path` in ddprun's own TORCHELASTIC_ERROR_FILE. The worker's exit code (minus N for
+// signal N) is added as "errorCode" to its "message". For a worker without a usable error file, the
+// contents are what the agent knows.
 //
-// Reads and writes files; any thread. Follows no link at `path`, and gives no other user the right
-// to write a file that it makes. Errors: kInternal, names the file and the reason.
+// Reads and writes files. Thread: any. Follows no link at `path`. A file that it makes is not
+// writable by other users (mode 0644 and the umask). Errors: kInternal, names the file and the
+// reason.
 absl::Status WriteRootCauseFile(const std::string& path, const elastic::WorkerFailure& root_cause);
 
-// The same of a root cause that is no worker of this node, of which no more is known than a line,
-// the exit code as a shell has it (0: not even that) and when it was heard of here.
+// Writes the file for a root cause that is no worker of this node. Only its line of text is known,
+// its exit code as a shell has it (0: unknown), and the time when this node learned of it.
 absl::Status WriteRootCauseFile(const std::string& path, const std::string& text, int exit_code,
                                 absl::Time time);
 

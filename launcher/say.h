@@ -8,9 +8,9 @@
 
 namespace ddp::launcher {
 
-// Tells the user one line of ddprun's, without its line end, at once: where no LogRouter is, or
-// none must be waited for. While workers run, use LogRouter::Say(), which never waits for a console
-// that nobody reads.
+// Prints one line of ddprun's own on stderr, given without its newline, at once. May block: use it
+// where there is no LogRouter. While workers run, use LogRouter::Say(), which never blocks on a
+// console.
 inline void Say(const std::string& line) { elastic::SayOwnLine(line); }
 
 inline void SayError(const absl::Status& status) { Say(std::string(status.message())); }

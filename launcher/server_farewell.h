@@ -13,39 +13,43 @@
 
 namespace ddp::launcher {
 
-// The last thing that a node does whose Redis server is the job's rendezvous: the server ends with
-// it, and the other nodes must not be left to wait for what cannot come.
+// End of a node whose Redis server is the job's rendezvous. The server ends with the node, so the
+// node first waits for the others: they must not wait for a server that is gone.
 //
-// It stays until none of them is left, or they are in a generation of their own, which goes on
-// without a store. While they still stop their workers, or wait for a node that may be lost, it
-// waits for them; when too few are left for a generation it closes the job, so that they end at
-// once and say why.
+// - kGo: the node may end. No other node is left, or the others have a later generation, which
+//   continues without a store. Or two leases have passed: the others know that the job has ended,
+//   or they continue to work in this generation.
+// - kWait: other nodes still stop their workers, or wait for a node that may be lost.
+// - kClose: too few nodes are left for a generation, or they took too long. The node closes the
+//   job, so that the others end at once and say why.
 enum class Farewell { kGo, kWait, kClose };
 
-// Pure. `waited` is how long the node has been waiting; `lease` and `shutdown_timeout` are this
-// node's, for want of the others' own. `job` is without this node, which has left.
+// Decides the next step. `waited` is the time since the node began to wait. `lease` and
+// `shutdown_timeout` are this node's: those of the others are unknown. `job` is the job without
+// this node, which has left. Pure.
 Farewell DecideFarewell(const elastic::JobRecord& job, uint64_t own_generation,
                         absl::Duration waited, absl::Duration lease,
                         absl::Duration shutdown_timeout);
 
-// Until the job is looked at again that has so many nodes. Each look costs the server a piece of
-// work per node, and the nodes that still end want it, too.
+// Returns the pause before the next look at a job of so many nodes. Each look costs the server work
+// per node, and nodes that are still ending need the server too.
 absl::Duration PauseBetweenLooks(int64_t nodes);
 
 struct FarewellOptions {
   store::RedisEndpoint endpoint;
   std::string run_id;
   int64_t instance = 0;
-  uint64_t own_generation = 0;      // the last one that this node was in
-  std::string host;                 // what other nodes call this one
-  absl::Duration lease;             // this node's; that of others is not known
-  absl::Duration shutdown_timeout;  // as well
-  // Readable when the user wants the end now; -1: never.
+  uint64_t own_generation = 0;      // last generation of this node
+  std::string host;                 // name of this node in messages to others
+  absl::Duration lease;             // this node's; that of others is unknown
+  absl::Duration shutdown_timeout;  // this node's, likewise
+  // Descriptor that is readable when the user wants the end now; -1: none.
   int hurry_fd = -1;
 };
 
-// Returns when this node may go. Runs `event_loop`, from which nothing else may end it meanwhile.
-// `rendezvous` has left the job. A server that cannot be reached is no reason to stay.
+// Blocks until this node may end. Runs `event_loop`; no other code may stop the loop meanwhile.
+// `rendezvous` must have left the job. Returns at once if the server cannot be reached within a
+// lease.
 void AwaitOthers(const FarewellOptions& options, EventLoop* event_loop,
                  elastic::Rendezvous* rendezvous, const Clock& clock);
 

@@ -18,52 +18,55 @@
 
 namespace ddp::launcher {
 
-// The job's private Redis server, for this machine alone or at an address that others reach, and a
-// new one at the same place when it dies.
+// The job's private Redis server, for this machine alone or at an address that others reach. The
+// guard starts a new server at the same place when the old one dies. Owned by the MeetingPlace of
+// the node.
 //
-// What the old one held is lost: the agent presents the generation that it has seen to the new one,
-// so the job goes on, and the next generation's store is empty anyway. Not thread-safe; on the
-// thread that outlives the server (see PrivateRedisServer).
+// The data of the dead server is lost. The agent presents the highest generation that it has seen
+// to the new server, so the job continues; the next generation's store is empty anyway.
+//
+// Not thread-safe. Thread: the one that outlives the server (see PrivateRedisServer).
 class ServerGuard {
  public:
-  // After that many replacements the server stays dead: something kills it on purpose.
+  // Maximum of replacements. After that the server stays dead: something kills it on purpose.
   static constexpr int kMaxReplacements = 3;
 
-  // How often a replacement is tried that cannot be started: something may hold its port for a
-  // moment, or the disk be full. The pauses grow, and are nearly five minutes in all; one that
-  // starts and does not answer takes kReplacementTimeout more each time.
+  // Maximum of tries for one replacement that cannot be started: a program may hold its port for a
+  // moment, or the disk may be full. The growing pauses are nearly five minutes in all. A server
+  // that starts and does not answer adds kReplacementTimeout per try.
   static constexpr int kMaxTries = 60;
 
-  // For the first answer of a replacement. The event loop does not wait for it: what may block is
-  // done on a thread ("server-guard").
+  // Longest wait for the first answer of a replacement. The event loop does not block: the thread
+  // "server-guard" waits.
   static constexpr absl::Duration kReplacementTimeout = absl::Seconds(5);
 
   // Starts the first server in `folder`, on its unix socket. Errors: those of
   // PrivateRedisServer::Start.
   static absl::StatusOr<std::unique_ptr<ServerGuard>> Start(const std::string& folder);
 
-  // Starts the first server by `options`, which every later one is started by, too, but for its
-  // start_timeout; `endpoint` is where it is reached. Errors: as above.
+  // Starts the first server with `options`. Every later server gets the same options, with a
+  // start_timeout of at most kReplacementTimeout. `endpoint` is its address. Errors: as above.
   static absl::StatusOr<std::unique_ptr<ServerGuard>> Start(
       const store::PrivateRedisServer::Options& options, const store::RedisEndpoint& endpoint);
   // Kills a replacement that has not answered yet.
   ~ServerGuard();
 
-  // The same for every server that there will be.
+  // Address of the server, equal for every replacement.
   const store::RedisEndpoint& endpoint() const { return endpoint_; }
   pid_t pid() const { return server_ == nullptr ? -1 : server_->pid(); }
 
   struct Hooks {
-    std::function<void(pid_t)> on_replaced;  // with the new one's pid, once it answers
-    // With the pid of each that is tried, at once: it is a child that nobody else may kill or reap.
-    // May be empty.
+    std::function<void(pid_t)> on_replaced;  // receives the new server's pid once it answers
+    // Receives the pid of each replacement as soon as it is forked. No other code may kill or reap
+    // this child. May be empty.
     std::function<void(pid_t)> on_launched;
-    std::function<void(const std::string& line)> say;  // for the user; must not wait
-    // True once all processes are being killed: replace nothing any more. Not owned; may be null.
+    std::function<void(const std::string& line)> say;  // prints a line for the user; must not block
+    // Flag that is true once all processes are being killed: no server is replaced any more. Not
+    // owned; may be null.
     const std::atomic<bool>* doomed = nullptr;
   };
 
-  // From now on replaces the server when it dies. `event_loop` is not owned and must outlive the
+  // Replaces the server from now on when it dies. `event_loop` is not owned and must outlive the
   // guard. Errors: kInternal.
   absl::Status Watch(EventLoop* event_loop, Hooks hooks);
 
@@ -80,16 +83,16 @@ class ServerGuard {
   void Conclude();
   void TryAgain(const absl::Status& why);
 
-  const store::PrivateRedisServer::Options options_;  // of a replacement
+  const store::PrivateRedisServer::Options options_;  // options of a replacement
   std::unique_ptr<store::PrivateRedisServer> server_;
   const store::RedisEndpoint endpoint_;
   EventLoop* event_loop_ = nullptr;
   std::unique_ptr<TaskThread> thread_;
-  std::shared_ptr<Attempt> attempt_;  // while one is under way
+  std::shared_ptr<Attempt> attempt_;  // replacement in progress
   Hooks hooks_;
   int replacements_ = 0;
-  int tries_ = 0;         // of the present one
-  bool closing_ = false;  // in the destructor
+  int tries_ = 0;         // tries of the present replacement
+  bool closing_ = false;  // true in the destructor
   EventLoop::TimerId retry_ = 0;
 };
 

@@ -13,58 +13,64 @@
 
 namespace ddp::launcher {
 
-// How the agents of --node-rank, --master-addr and --master-port find each other without an
-// endpoint: node 0 serves the workers' TCPStore at MASTER_ADDR:MASTER_PORT from the start, starts a
-// private Redis beside it, and publishes there where that Redis is.
+// Rendezvous of the agents of --node-rank, --master-addr and --master-port, without an endpoint.
+// Node 0 serves the workers' TCPStore at MASTER_ADDR:MASTER_PORT from the start. It also starts a
+// private Redis server and publishes its address in that TCPStore.
 struct StaticRendezvousOptions {
   static constexpr int kDefaultMasterPort = 29500;
 
   int node_rank = 0;
-  std::string master_addr = "127.0.0.1";  // a name or an address
+  std::string master_addr = "127.0.0.1";  // name or address
   int master_port = kDefaultMasterPort;
 
-  // A folder of ours for the Redis server of node 0 (PrivateRedisServer::Options::directory).
+  // Folder of ours for the Redis server of node 0 (PrivateRedisServer::Options::directory).
   std::string folder;
 
-  // How long another node waits for node 0, and node 0 for its own name, master_addr.
+  // Longest wait of another node for node 0, and of node 0 for its own name, master_addr.
   absl::Duration timeout = absl::Minutes(10);
 
-  // How long what answers at MASTER_PORT has for the proof that it knows the password.
+  // Longest wait for the program at MASTER_PORT to prove that it knows the password.
   absl::Duration proof_timeout = absl::Seconds(10);
 };
 
-// What came of it.
+// Result of MeetStatically().
 struct StaticMeeting {
-  // Where the rendezvous is, with the password to be there.
+  // Address of the rendezvous' Redis server, with its password.
   store::RedisEndpoint endpoint;
 
-  // Of node 0 only: the password is the user's, not one that every visitor can read.
+  // Node 0 only: true when the password is the user's, false when every program that asks receives
+  // it.
   bool has_users_password = false;
 
-  // Of node 0 only. To be kept while the job lives; Hold() and Renew() the store for each new
-  // generation, it goes on telling late nodes where the rendezvous is.
+  // Node 0 only: keep both while the job lives. Hold() and Renew() the store for each new
+  // generation; it continues to tell late nodes where the rendezvous is.
   std::unique_ptr<ServerGuard> server;
   std::unique_ptr<store::TcpStoreServer> worker_store;
 };
 
-// On node 0 starts the two servers, as soon as master_addr can be resolved, and returns; the others
-// are served while `event_loop` runs. On other nodes asks node 0, waiting for it for at most
-// `timeout`. `event_loop` is not owned and must outlive the meeting. Call it on the main thread
-// (see PrivateRedisServer).
+// On node 0: starts the two servers as soon as master_addr can be resolved, and returns. Requests
+// of other nodes are answered while `event_loop` runs. On other nodes: asks node 0, and blocks for
+// at most `timeout`. `event_loop` is not owned and must outlive the result. Thread: main (see
+// PrivateRedisServer).
 //
-// The Redis server wants a password. Where DDP_REDIS_PASSWORD or DDP_REDIS_PASSWORD_FILE gives one,
-// which all nodes must have then, it is that one. A node sends it to the Redis server that node 0
-// names, and only after node 0 has proved that it knows it (launcher/address_proof.h) and that the
-// server belongs to MASTER_ADDR: node 0 has the same --master-addr and --master-port, or
-// MASTER_ADDR stands for the server's address. Without the variables the password is random, and
-// node 0 tells it to every program that asks at MASTER_ADDR:MASTER_PORT.
+// The Redis server requires a password:
+// - DDP_REDIS_PASSWORD or DDP_REDIS_PASSWORD_FILE gives it, and then must on all nodes. Before a
+//   node sends it to the Redis server that node 0 names, node 0 must prove that it knows it
+//   (launcher/address_proof.h). The server must also belong to MASTER_ADDR: node 0 has the same
+//   --master-addr and --master-port, or MASTER_ADDR resolves to the server's address.
+// - Without these variables it is random, and node 0 sends it to every program that asks at
+//   MASTER_ADDR:MASTER_PORT.
 //
-// kInvalidArgument: the environment's credentials, or a wildcard as address. kFailedPrecondition:
-// master_addr is no address of node 0's machine. kAlreadyExists: the port is taken.
-// kUnauthenticated: what answers at MASTER_ADDR:MASTER_PORT does not prove that it knows this
-// node's password, or names a server that is not MASTER_ADDR's; nothing was sent to that server.
-// kDeadlineExceeded: node 0 or its name was not to be found. Else what PrivateRedisServer::Start
-// says. All as one line that names flag, value and fix.
+// Errors, each one line that names flag, value and fix:
+// - kInvalidArgument: the environment's credentials (also a password on one side only), or a
+//   wildcard address.
+// - kFailedPrecondition: master_addr is not an address of node 0's machine.
+// - kAlreadyExists: the port is in use.
+// - kUnauthenticated: the program at MASTER_ADDR:MASTER_PORT does not prove that it knows this
+//   node's password, or names a server that is not MASTER_ADDR's. Nothing was sent to that server.
+// - kDataLoss: node 0's answer is malformed.
+// - kDeadlineExceeded: node 0 or its name was not found in time.
+// - Others: those of PrivateRedisServer::Start.
 absl::StatusOr<StaticMeeting> MeetStatically(const StaticRendezvousOptions& options,
                                              EventLoop* event_loop);
 

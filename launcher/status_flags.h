@@ -5,11 +5,11 @@
 
 namespace ddp::launcher {
 
-// A flag of `ddprun status`, as the parser and the completion of shells know it.
+// A flag of `ddprun status`, for the parser and the shell completion.
 struct StatusFlag {
-  const char* name;  // without dashes
+  const char* name;  // name without dashes
   bool takes_value;
-  const char* help;  // a few words; none of '[]:
+  const char* help;  // a few words, without the characters '[]:
 };
 
 constexpr std::array kStatusFlags = {

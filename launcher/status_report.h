@@ -8,24 +8,26 @@
 
 namespace ddp::launcher {
 
-// What `ddprun status` prints. Pure functions; any thread.
+// Texts that `ddprun status` prints. Pure functions. Thread: any.
 
-// A job for a person who was woken up: one line on where the job is, one for each thing that is not
-// as it should be, then nodes, ranks and the last failures. At most `rows_max` nodes and as many
-// ranks; where there are more, those that something is wrong with come first. Plain ASCII, at most
-// a few columns wide more than the longest text in it.
+// Returns a job as a table for a person who was woken up: a line on the state of the job, a line
+// for each problem, then nodes, ranks and the last failures. Shows at most `rows_max` nodes and as
+// many ranks; if there are more, those with a problem come first. Plain ASCII, at most a few
+// columns wider than the longest text in it.
 std::string StatusTable(const elastic::JobStatus& status, size_t rows_max);
 
-// What is wrong, a line each, the worst first: nodes whose lease has run out, ranks that make no
-// progress, stragglers, a job that is not at its full size, a budget that is spent.
+// Returns the problems of the job, a line each, the worst first; empty when the job has ended.
+// Problems are expired leases, ranks without progress, stragglers, failing saves, a job below its
+// full size, a spent budget.
 std::vector<std::string> StatusWarnings(const elastic::JobStatus& status);
 
-// One JSON object per call, {"jobs": [...]}, with a line end. Numbers that are not known are null.
+// Returns one JSON object, {"jobs": [...]}, with a newline. Unknown numbers are null.
 // docs/watching.md is its schema.
 std::string StatusJson(const std::vector<elastic::JobStatus>& jobs);
 
-// Whether a rank that has committed nothing for so long stands still: longer than half a minute,
-// and than ten steps of the fastest rank of its job (`steps_per_second`; negative: not known).
+// Returns true when a rank that has a process stands still. Its last progress is then older than
+// half a minute and older than ten steps of the fastest rank of its job. `steps_per_second` is the
+// speed of that rank; zero or negative: unknown.
 bool StandsStill(const elastic::RankRow& rank, double steps_per_second);
 
 }  // namespace ddp::launcher

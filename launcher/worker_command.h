@@ -10,7 +10,7 @@
 
 namespace ddp::launcher {
 
-// What the user asked for and what the environment says about it.
+// The user's program, and the environment variables that decide how it is run.
 struct ProgramRequest {
   ProgramKind kind = ProgramKind::kByName;
   std::vector<std::string> program;        // PROGRAM and its arguments; never empty
@@ -18,14 +18,14 @@ struct ProgramRequest {
   std::optional<std::string> path;         // $PATH
 };
 
-// The argv of a worker, `${local_rank}` still in it (the agent knows the number). A Python module,
-// or a script, which is one by flag or by the `.py` at its end, runs under $PYTHON_EXEC, else
-// python3, with -u; anything else is executed itself. argv[0] is the path of a file that exists and
-// may be executed, so that a mistake is found before any process is started.
+// Returns the argv of a worker, with `${local_rank}` still in it: the agent replaces it. A Python
+// module or script runs under $PYTHON_EXEC, else python3, with -u. A script is one by flag or by
+// its name that ends in `.py`. Any other program is executed itself. argv[0] is the path of an
+// existing executable file, so a mistake is found before any process is started.
 //
-// Looks at files, changes nothing; any thread. Errors, one line each that names the file:
-// kNotFound (no such program, script or interpreter), kPermissionDenied (it is no executable
-// file; says what to do).
+// Reads file metadata, changes nothing. Thread: any. Errors, one line each that names the file:
+// - kNotFound: no such program, script or interpreter.
+// - kPermissionDenied: the file is not executable; the message says what to do.
 absl::StatusOr<std::vector<std::string>> WorkerCommand(const ProgramRequest& request);
 
 }  // namespace ddp::launcher
