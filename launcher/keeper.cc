@@ -239,7 +239,7 @@ absl::StatusOr<int> RunWithKeeper(const KeeperOptions& options,
                                   const std::function<int(const AgentContext&)>& agent) {
   const std::vector<pid_t> children = ChildrenOf(::getpid());
   const std::set<pid_t> spared(children.begin(), children.end());
-  UniqueFd keeper_pidfd = PidfdOpen(::getpid());  // for the agent
+  UniqueFd keeper_pidfd = PidfdOpen(::getpid());  // the agent inherits it
   if (!keeper_pidfd.valid()) {
     return absl::UnimplementedError(
         absl::StrCat("pidfd_open: ", std::strerror(errno), " (Linux 5.3 or newer is needed)"));

@@ -27,7 +27,7 @@ constexpr int64_t kMaxInt = std::numeric_limits<int>::max();
 constexpr int64_t kMinLeaseMs = 100;
 constexpr int64_t kMaxMilliseconds = 24 * 3600 * 1000;
 constexpr double kMaxStragglerFactor = 1000;
-// Far above any real host, low enough that a mistyped number is no fork bomb.
+// Limit far above any real host, and low enough that a mistyped number is no fork bomb.
 constexpr int kMaxProcessesPerNode = 4096;
 
 absl::Status ReadNodes(const FlagReader& flags, LaunchOptions& options) {
@@ -87,7 +87,7 @@ absl::StatusOr<StreamMap> StreamsFlag(const FlagReader& flags, const std::string
   return map;
 }
 
-// The index in `names` of what the flag says.
+// Returns the index in `names` of the flag's value.
 absl::StatusOr<int> OneOf(const FlagReader& flags, const std::string& gflag,
                           const std::vector<std::string>& names) {
   const auto found = std::find(names.begin(), names.end(), flags.Text(gflag));
@@ -113,7 +113,8 @@ absl::Status ReadProgram(const FlagReader& flags, const HostResources& host,
   return OneOf(flags, "start_method", {"spawn", "fork", "forkserver"}).status();
 }
 
-// What an error of a part of a flag's value says, behind the flag's name and value.
+// Reads --rdzv-conf. An error of one key becomes an error of the whole flag, behind its name and
+// value.
 absl::Status ReadConf(const FlagReader& flags, RendezvousConf& conf, LaunchOptions& options) {
   absl::StatusOr<RendezvousConf> parsed = ParseRendezvousConf(flags.Text("rdzv_conf"));
   if (!parsed.ok()) return flags.BadValue("rdzv_conf", std::string(parsed.status().message()));
@@ -126,7 +127,8 @@ absl::Status ReadConf(const FlagReader& flags, RendezvousConf& conf, LaunchOptio
   return absl::OkStatus();
 }
 
-// torchrun's pair of interval and count is our pair of heartbeat and lease.
+// Reads lease and heartbeat. torchrun's pair of interval and count corresponds to heartbeat and
+// lease.
 absl::Status ReadLease(const FlagReader& flags, const RendezvousConf& conf,
                        RendezvousOptions& rendezvous) {
   constexpr int kHeartbeatsPerLease = 6;
@@ -161,7 +163,7 @@ absl::Status ReadLease(const FlagReader& flags, const RendezvousConf& conf,
   return absl::OkStatus();
 }
 
-// What --node-rank or its other name says; -1: nothing.
+// Returns the value of --node-rank or of its other name; -1 when neither is given.
 absl::StatusOr<int> GivenNodeRank(const FlagReader& flags, const RendezvousConf& conf) {
   constexpr int64_t kMaxRank = 1'000'000;
   if (!flags.IsGiven("node_rank")) return conf.rank.value_or(-1);
@@ -173,7 +175,7 @@ absl::Status ReadNodeRank(const FlagReader& flags, const RendezvousConf& conf,
                           LaunchOptions& options) {
   DDP_ASSIGN_OR_RETURN(const int rank, GivenNodeRank(flags, conf));
   const RendezvousKind kind = options.rendezvous.kind;
-  if (kind == RendezvousKind::kPrivate) return absl::OkStatus();  // one node, whatever it is called
+  if (kind == RendezvousKind::kPrivate) return absl::OkStatus();  // a single node ignores its rank
   const std::string flag = flags.IsGiven("node_rank") ? "node_rank" : "rdzv_conf";
   const std::string range = absl::StrCat("0 to ", options.max_nodes - 1, ", as --nnodes says");
   options.node_rank = rank;
@@ -183,14 +185,15 @@ absl::Status ReadNodeRank(const FlagReader& flags, const RendezvousConf& conf,
     return flags.BadValue(flag, absl::StrCat("expected a rank from ", range));
   }
   if (rank < options.max_nodes) return absl::OkStatus();
-  // A spare, or a cluster that numbers all that it starts.
+  // The node is a spare, or the cluster numbers all nodes that it starts.
   options.node_rank = -1;
   options.notices.push_back(absl::StrCat(flags.NameOf(flag), ": ranks of nodes go from ", range,
                                          ": this node takes any that is free"));
   return absl::OkStatus();
 }
 
-// "[::1]" is "::1" to whoever takes address and port apart.
+// Returns `address` without brackets: code that takes address and port separately expects "::1",
+// not "[::1]".
 std::string WithoutBrackets(const std::string& address) {
   if (address.size() < 2 || address.front() != '[' || address.back() != ']') return address;
   return address.substr(1, address.size() - 2);
@@ -219,7 +222,7 @@ absl::Status ReadMaster(const FlagReader& flags, LaunchOptions& options) {
   options.local_addr = WithoutBrackets(flags.Text("local_addr"));
   options.master_addr = kLoopback;
   options.master_port = is_static ? kStaticPort : 0;
-  // Variables that a cluster sets everywhere are not meant for a job of this node alone.
+  // Variables that a cluster sets on every node are not meant for a job of this node alone.
   const auto is_meant = [&](const char* gflag) {
     return kind == RendezvousKind::kPrivate ? flags.IsGivenAsFlag(gflag) : flags.IsGiven(gflag);
   };
@@ -249,8 +252,8 @@ absl::Status ReadMaster(const FlagReader& flags, LaunchOptions& options) {
   return absl::OkStatus();
 }
 
-// "localhost:0", which torchrun's documentation has for several jobs on one node: any free port,
-// so a place that only this node can know.
+// Returns true for endpoints such as "localhost:0", which torchrun's documentation has for several
+// jobs on one node. Any free port is meant, so only this node can know the place.
 bool HasPortZero(const FlagReader& flags) {
   const std::string& endpoint = flags.Text("rdzv_endpoint");
   return absl::EndsWith(endpoint, ":0") && !absl::StartsWith(endpoint, "unix:");
@@ -282,7 +285,7 @@ absl::Status ReadRendezvous(const FlagReader& flags, LaunchOptions& options) {
   if (!choice.notice.empty()) options.notices.push_back(choice.notice);
   if (choice.kind == RendezvousKind::kPrivate) options.max_nodes = 1;
   if (choice.kind == RendezvousKind::kRedis) rendezvous.endpoint = flags.Text("rdzv_endpoint");
-  // torchrun's default is a name like any other, which would make all jobs one.
+  // torchrun's default would be a name like any other, and would make all jobs one.
   if (flags.IsGiven("rdzv_id") && flags.Text("rdzv_id") != "none" && !flags.IsOn("standalone")) {
     DDP_RETURN_IF_ERROR(flags.CheckName("rdzv_id"));
     rendezvous.run_id = flags.Text("rdzv_id");
@@ -299,8 +302,8 @@ absl::Status ReadRendezvous(const FlagReader& flags, LaunchOptions& options) {
   return absl::OkStatus();
 }
 
-// The numbers of the signals that have a name here and can be waited for without harm: not those
-// that nobody can catch, that a crash raises, or that the agent itself needs.
+// Returns the number of a signal that the agent may wait for. Signals are refused that cannot be
+// caught, that a crash raises, or that the agent itself needs.
 absl::StatusOr<int> SignalNumber(const std::string& name) {
   const std::string full = name.rfind("SIG", 0) == 0 ? name : absl::StrCat("SIG", name);
   for (const int number :

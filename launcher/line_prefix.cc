@@ -12,7 +12,7 @@ bool BeginsName(char c) {
   return IsNameByte(c) && std::isdigit(static_cast<unsigned char>(c)) == 0;
 }
 
-// The length of the name at `text[at]`; 0: there is none.
+// Returns the length of the name at `text[at]`; 0 when there is none.
 size_t NameLength(const std::string& text, size_t at) {
   if (at >= text.size() || !BeginsName(text[at])) return 0;
   size_t end = at;

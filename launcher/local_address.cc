@@ -42,7 +42,7 @@ absl::StatusOr<AddressList> Resolve(const std::string& peer) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_DGRAM;
   addrinfo* found = nullptr;
-  // Any port will do: nothing is sent.
+  // The port has no meaning: nothing is sent.
   const int error = getaddrinfo(peer.c_str(), "9", &hints, &found);
   if (error != 0) {
     return absl::NotFoundError(absl::StrCat("cannot resolve ", peer, ": ", gai_strerror(error)));
@@ -50,7 +50,7 @@ absl::StatusOr<AddressList> Resolve(const std::string& peer) {
   return AddressList(found, &freeaddrinfo);
 }
 
-// The address that the kernel would send from; empty: there is no way.
+// Returns the address that the kernel would send from; empty when there is no route.
 std::string SourceAddressFor(const addrinfo& peer) {
   UniqueFd fd(socket(peer.ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   if (!fd.valid() || connect(fd.get(), peer.ai_addr, peer.ai_addrlen) != 0) return "";

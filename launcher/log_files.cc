@@ -71,7 +71,7 @@ std::vector<std::string> Split(const std::string& relative) {
   return absl::StrSplit(relative, '/', absl::SkipEmpty());
 }
 
-// Opens the folder `names` below `root`; makes what is missing where `make` says so.
+// Opens the folder `names` below `root`; makes missing folders if `make` is set.
 absl::StatusOr<UniqueFd> OpenFolders(const LogRoot& root, const std::vector<std::string>& names,
                                      bool make) {
   std::string path = root.path;
@@ -88,7 +88,7 @@ absl::StatusOr<UniqueFd> OpenFolders(const LogRoot& root, const std::vector<std:
   return fd;
 }
 
-// Six letters and digits, as mkdtemp's.
+// Returns six letters and digits, like the suffix of mkdtemp().
 absl::StatusOr<std::string> RandomSuffix() {
   constexpr absl::string_view kLetters =
       "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
@@ -110,7 +110,7 @@ absl::Status MakeFolders(const std::string& path) {
   for (const std::string& name : Split(path)) {
     absl::StrAppend(&made, name, "/");
     if (::mkdir(made.c_str(), kFolderMode) != 0 && errno != EEXIST) {
-      // A folder above may refuse new ones and hold this one already.
+      // The parent may refuse new folders and yet contain this one.
       const int error = errno;
       if (::access(made.c_str(), F_OK) != 0) {
         errno = error;

@@ -13,7 +13,7 @@
 namespace ddp::launcher {
 namespace {
 
-// A file name has at most 255 bytes.
+// Limit of the run id's part: a file name has at most 255 bytes.
 constexpr size_t kMaxName = 200;
 
 std::string FileName(std::string name) {

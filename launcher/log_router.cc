@@ -19,10 +19,11 @@
 namespace ddp::launcher {
 namespace {
 
-// The capacity of a pipe, unless someone raised it.
+// Capacity of a pipe by default.
 constexpr size_t kReadBytes = 64 << 10;
 
-// A file that cannot be written is given up. Returns why, or "".
+// Writes to a file, blocking. Closes the file at an error and returns its text; returns ""
+// otherwise.
 std::string WriteToFile(UniqueFd& file, const char* data, size_t size) {
   while (size > 0 && file.valid()) {
     const ssize_t count = ::write(file.get(), data, size);
@@ -46,9 +47,9 @@ bool ContainsOneOf(const std::string& line, const std::vector<std::string>& text
 
 struct LogRouter::Open {
   Stream stream;
-  FileWriter::FileId file = 0;  // of the writer, which has the stream's descriptors then
+  FileWriter::FileId file = 0;  // id in the writer, which then owns the stream's descriptors
   FileWriter::FileId filtered_file = 0;
-  std::string line;  // begun, its newline not yet seen
+  std::string line;  // incomplete line, without its newline
   bool watched = false;
 };
 
@@ -115,12 +116,13 @@ Console& LogRouter::ConsoleOf(const Open& open) {
   return open.stream.to_stderr && !one_console_ ? stderr_console_ : stdout_console_;
 }
 
-// Where the files are full, only those that have one wait.
+// Returns true when the router may read this stream. While the files are full, only streams with a
+// file wait.
 bool LogRouter::MayRead(const Open& open) const {
   return !ConsoleOf(open).full() && (open.file == 0 || !files_were_full_);
 }
 
-// 0: there is no file, or no writer.
+// Adds a file to the writer. Ids in `Open` stay 0 where there is no file or no writer.
 FileWriter::FileId LogRouter::AddFile(UniqueFd file, const std::string& path) {
   return writer_->Add(
       std::move(file),
@@ -152,7 +154,7 @@ absl::StatusOr<LogRouter::StreamId> LogRouter::AddStream(Stream stream) {
   if (writer_ != nullptr && taken.filtered_file.valid()) {
     open->filtered_file = AddFile(std::move(taken.filtered_file), taken.filtered_path);
   }
-  // A stream that comes to a full console or file waits with the others.
+  // A new stream on a full console or file waits with the others.
   if (MayRead(*open)) DDP_RETURN_IF_ERROR(Watch(id, *open));
   streams_.emplace(id, std::move(open));
   return id;
@@ -165,7 +167,7 @@ absl::Status LogRouter::Watch(StreamId id, Open& open) {
   return absl::OkStatus();
 }
 
-// One read per event, so that a busy worker does not keep the others waiting.
+// Reads once per event, so that a busy worker does not keep the others waiting.
 void LogRouter::Read(StreamId id) {
   Open& open = *streams_.at(id);
   if (!ReadSome(open, kReadBytes)) {
@@ -203,7 +205,7 @@ void LogRouter::AppendMatching(Open& open, const std::string& lines) {
           WriteToFile(open.stream.filtered_file, lines.data(), lines.size()));
 }
 
-// Hands the lines that `data` completes to the console and keeps the rest.
+// Writes the lines that `data` completes to the console, and keeps the rest.
 void LogRouter::Take(Open& open, const char* data, size_t size) {
   std::string lines;
   std::string matching;
@@ -225,7 +227,7 @@ void LogRouter::Take(Open& open, const char* data, size_t size) {
   if (!lines.empty()) ConsoleOf(open).Write(lines);
 }
 
-// Ends the line that was begun.
+// Completes the line in `open` and appends it to `lines`, and to `matching` if a filter selects it.
 void LogRouter::AppendLine(Open& open, std::string* lines, std::string* matching) {
   const Stream& stream = open.stream;
   absl::StrAppend(lines, stream.prefix, open.line, "\n");
@@ -241,14 +243,14 @@ void LogRouter::DrainStream(StreamId id) {
   Open& open = *found->second;
   int available = 0;
   if (::ioctl(open.stream.pipe.get(), FIONREAD, &available) != 0) available = 0;
-  // No more than what is there now: a child of the worker may write without end.
+  // Reads no more than the present bytes: a child of the worker may write without end.
   size_t left = static_cast<size_t>(std::max(available, 0));
   while (left > 0) {
     const size_t part = std::min(left, kReadBytes);
     if (!ReadSome(open, part)) break;
     left -= part;
   }
-  // Nobody holds the other end any more: this is the end of the stream.
+  // No process holds the other end any more: this is the end of the stream.
   pollfd polled{.fd = open.stream.pipe.get(), .events = POLLIN, .revents = 0};
   if (::poll(&polled, 1, 0) == 1 && polled.revents == POLLHUP) End(id);
 }

@@ -32,7 +32,7 @@ absl::StatusOr<MeetingPlace> MeetPrivately(const std::string& folder) {
   MeetingPlace place;
   DDP_ASSIGN_OR_RETURN(place.server, ServerGuard::Start(folder));
   place.endpoint = place.server->endpoint();
-  // The workers find these and would offer them to a server that wants none.
+  // The workers would read these variables and send the credentials to a server that has none.
   for (const char* name : {"DDP_REDIS_USER", "DDP_REDIS_PASSWORD", "DDP_REDIS_PASSWORD_FILE"}) {
     ::unsetenv(name);
   }
@@ -46,7 +46,7 @@ absl::StatusOr<MeetingPlace> MeetAtEndpoint(const LaunchOptions& options,
   place.endpoint = endpoint;
   const bool is_host = options.rendezvous.is_host.value_or(true);
   if (is_host && options.max_nodes == 1 && options.rendezvous.run_id.empty()) {
-    // Another ddprun must not come to depend on a server that ends with this one.
+    // Uses a private server: another ddprun must not depend on a server that ends with this one.
     DDP_ASSIGN_OR_RETURN(const bool nobody_serves,
                          WouldStartServer(endpoint, options.rendezvous.ReachTimeout()));
     if (nobody_serves) return MeetPrivately(folder);
@@ -93,7 +93,7 @@ absl::StatusOr<MeetingPlace> FindMeetingPlace(const LaunchOptions& options,
                                               const std::optional<store::RedisEndpoint>& given,
                                               const std::string& folder, EventLoop* event_loop) {
   absl::StatusOr<MeetingPlace> place;
-  std::string peer;  // whoever the others reach as well
+  std::string peer;  // address that the other nodes reach as well
   switch (options.rendezvous.kind) {
     case RendezvousKind::kPrivate:
       place = MeetPrivately(folder);

@@ -18,7 +18,7 @@
 namespace ddp::launcher {
 namespace {
 
-// Prometheus sends about 300 bytes.
+// Maximum size of a request; Prometheus sends about 300 bytes.
 constexpr size_t kRequestBytesMax = 8192;
 constexpr int kBacklog = 16;
 constexpr absl::Duration kAcceptPause = absl::Seconds(1);
@@ -33,11 +33,11 @@ absl::Status ListenError(int port) {
   return absl::InternalError(what);
 }
 
-// Invalid, with errno: not here.
+// Returns a listening socket; invalid, with errno, when the address family or port cannot be used.
 UniqueFd TryListen(int family, int port) {
   UniqueFd fd(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd.valid()) return fd;
-  // The port of an agent that has just ended is free at once.
+  // With SO_REUSEADDR the port of an agent that has just ended is free at once.
   const int one = 1;
   ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
   sockaddr_in6 v6{};
@@ -45,7 +45,7 @@ UniqueFd TryListen(int family, int port) {
   const sockaddr* address = reinterpret_cast<const sockaddr*>(&v4);
   socklen_t size = sizeof(v4);
   if (family == AF_INET6) {
-    const int off = 0;  // IPv4 comes to this socket too, whatever bindv6only says
+    const int off = 0;  // the socket accepts IPv4 too, whatever bindv6only says
     ::setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
     address = reinterpret_cast<const sockaddr*>(&v6);
     size = sizeof(v6);
@@ -62,7 +62,7 @@ UniqueFd TryListen(int family, int port) {
   return fd;
 }
 
-// A machine may have been started without IPv6.
+// Listens on IPv6 and IPv4, or on IPv4 alone if the machine was started without IPv6.
 absl::StatusOr<UniqueFd> ListenOn(int port) {
   UniqueFd fd = TryListen(AF_INET6, port);
   if (!fd.valid() && (errno == EAFNOSUPPORT || errno == EADDRNOTAVAIL)) {
@@ -125,7 +125,8 @@ absl::Status MetricsServer::StartAccepting() {
   return loop_->Watch(listener_.get(), EPOLLIN, [this](uint32_t) { Accept(); });
 }
 
-// Out of descriptors: the listener stays readable, and the loop must not spin on it.
+// Pauses when descriptors are used up: the listener stays readable, and the loop must not spin on
+// it.
 void MetricsServer::PauseAccepting() {
   loop_->Unwatch(listener_.get());
   pause_timer_ = loop_->AddTimer(kAcceptPause, [this] {
@@ -158,7 +159,7 @@ void MetricsServer::OnReady(int fd, uint32_t events) {
   if (!goes_on) Close(fd);
 }
 
-// False: the connection is done with.
+// Returns false when the connection is to be closed.
 bool MetricsServer::Receive(Connection& connection) {
   std::array<char, 4096> bytes;
   const ssize_t got = ::recv(connection.fd.get(), bytes.data(), bytes.size(), 0);

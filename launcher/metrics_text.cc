@@ -26,7 +26,7 @@ using Labels = std::vector<ClientMetric::Label>;
 
 class Families {
  public:
-  // Samples go to the family that was begun last.
+  // Begins a family; later samples go to it.
   void Begin(MetricType type, std::string name, std::string help) {
     families_.push_back({std::move(name), std::move(help), type, {}});
   }
@@ -116,7 +116,7 @@ void AddSaves(const elastic::NodeRow& self, Families& families) {
                  static_cast<double>(self.failed_saves_in_a_row));
 }
 
-// One family for what `number` tells of each rank; ranks of which it is not known are left out.
+// Adds a family with `number` of each rank; ranks whose number is unknown are left out.
 template <typename Number>
 void AddPerRank(const std::vector<RankRow>& ranks, const char* name, const char* help,
                 Number number, Families& families) {

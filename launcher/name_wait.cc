@@ -43,7 +43,7 @@ absl::Status AwaitName(const NameWaitOptions& options,
                                             absl::FormatDuration(options.timeout), ": ", why);
       options.say ? options.say(line) : Say(line);
     }
-    // The user hears of it in time, and the end is in time.
+    // Shortens the pause so that neither the message to the user nor the end is late.
     const absl::Duration left = (told_user ? options.timeout : options.quiet) - waited;
     pause = std::min({pause, left, options.timeout - waited});
     options.rest ? options.rest(pause) : Rest(pause);

@@ -25,10 +25,10 @@
 namespace ddp::launcher {
 namespace {
 
-// An agent has one connection, and so has a C++ worker. Redis takes as many as the limit of open
-// files allows, which it raises as far as it may.
+// Maximum of clients: each agent and each C++ worker has one connection. Redis accepts as many as
+// its limit of open files allows, which it raises as far as it may.
 constexpr int kMaxClients = 65000;
-// The kernel takes what net.core.somaxconn allows.
+// Length of the accept queue; the kernel limits it to net.core.somaxconn.
 constexpr int kBacklog = 4096;
 
 using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
@@ -52,12 +52,12 @@ std::string Text(const addrinfo& address) {
   return error == 0 ? host.data() : "";
 }
 
-// Returns 0 or errno.
+// Binds a new socket. Returns 0 or errno.
 int TryBind(const addrinfo& address, UniqueFd& fd) {
   fd.reset(socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (!fd.valid()) return errno;
   const int on = 1;
-  // As the server will: what lingers of an earlier one's connections does not count.
+  // The server sets SO_REUSEADDR too: lingering connections of an earlier server do not count.
   (void)setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
   if (address.ai_family == AF_INET6) {
     (void)setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof(on));
@@ -74,7 +74,8 @@ std::vector<store::RedisScript> ScriptsOfJobs() {
   return scripts;
 }
 
-// In quotes, every byte by its number: no character of it has a meaning in the configuration.
+// Returns `text` in quotes, every byte by its number: no character has a meaning in the
+// configuration.
 std::string Quoted(const std::string& text) {
   std::string quoted = "\"";
   for (const char byte : text) {

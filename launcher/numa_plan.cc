@@ -24,7 +24,7 @@ CpuIds Select(const CpuTopology& topology, Predicate predicate) {
   return ids;
 }
 
-// The home node of each local rank.
+// Returns the home node of each local rank.
 std::vector<int> HomeNodes(const CpuTopology& topology, int nproc) {
   std::set<int> distinct;
   for (const Cpu& cpu : topology.cpus) distinct.insert(cpu.node);
@@ -39,7 +39,7 @@ std::vector<int> HomeNodes(const CpuTopology& topology, int nproc) {
   return homes;
 }
 
-// The CPUs of one home node in groups that have the same `key`, in the order of the keys.
+// Returns the CPUs of one home node in groups that have the same `key`, in the order of the keys.
 template <typename Key>
 std::vector<CpuIds> Groups(const CpuTopology& topology, int node, Key key) {
   std::map<int, CpuIds> groups;
@@ -51,7 +51,7 @@ std::vector<CpuIds> Groups(const CpuTopology& topology, int node, Key key) {
   return result;
 }
 
-// The share of the `index`-th of `count` workers of a node.
+// Returns the share of the `index`-th of `count` workers of a node.
 absl::StatusOr<CpuIds> ExclusiveShare(const CpuTopology& topology, int node, size_t index,
                                       size_t count) {
   const std::vector<CpuIds> cores = Groups(topology, node, [](const Cpu& cpu) { return cpu.core; });
@@ -89,7 +89,7 @@ absl::StatusOr<std::vector<std::vector<int>>> PlanNuma(const CpuTopology& topolo
   std::vector<CpuIds> plan;
   if (binding == NumaBinding::kNone || topology.cpus.empty()) return plan;
   const std::vector<int> homes = HomeNodes(topology, nproc);
-  std::map<int, size_t> seen;  // workers so far, by home node
+  std::map<int, size_t> seen;  // number of workers so far, by home node
   for (const int node : homes) {
     const size_t index = seen[node]++;
     const auto count = static_cast<size_t>(std::count(homes.begin(), homes.end(), node));

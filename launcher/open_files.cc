@@ -7,7 +7,8 @@
 namespace ddp::launcher {
 namespace {
 
-// Enough for all; some systems allow a thousand million, for which programs make tables.
+// Limit that is enough for every job. Some systems allow a thousand million, and programs make
+// tables of that size.
 constexpr rlim_t kEnough = rlim_t{1} << 18;
 
 }  // namespace

@@ -23,10 +23,10 @@
 namespace ddp::launcher {
 namespace {
 
-// Between two looks for strays, unless one of them ends before.
+// Pause between two passes that look for strays, unless one of them ends before.
 constexpr absl::Duration kHuntPause = absl::Milliseconds(20);
-// Looks in a row that find strays which end at once; a program that forks faster must not hold up
-// the event loop.
+// Maximum of passes in a row that find strays which end at once. A program that forks faster must
+// not block the event loop.
 constexpr int kMostLooks = 8;
 constexpr char kErrorFileVariable[] = "TORCHELASTIC_ERROR_FILE";
 
@@ -49,7 +49,7 @@ absl::StatusOr<UniqueFd> OpenNull() {
   return file;
 }
 
-// Nothing for an empty path.
+// Opens an output file; returns an invalid descriptor for an empty path.
 absl::StatusOr<UniqueFd> OpenOutputFile(const LogLayout& layout, const std::string& path) {
   if (path.empty()) return UniqueFd();
   return layout.OpenFile(path);
@@ -61,7 +61,7 @@ absl::StatusOr<Pipe> MakePipe() {
   return Pipe{UniqueFd(fds[0]), UniqueFd(fds[1])};
 }
 
-// argv or envp, as exec takes it. Points into the strings that it was made of.
+// Returns argv or envp as exec takes it. Points into `strings`.
 std::vector<char*> Pointers(std::vector<std::string>& strings) {
   std::vector<char*> result;
   result.reserve(strings.size() + 1);
@@ -80,15 +80,16 @@ std::vector<std::string> MergedEnvironment(const std::map<std::string, std::stri
   return result;
 }
 
-// All that the child needs, made before the fork: between fork and exec nothing may be allocated.
+// Everything that the child needs, made before the fork: between fork and exec nothing may be
+// allocated.
 struct Child {
   std::vector<char*> argv;
   std::vector<char*> environment;
   std::vector<int> inherited_fds;
-  int stdout_fd = -1;  // -1: ours
+  int stdout_fd = -1;  // -1: same as this process
   int stderr_fd = -1;
-  int error_fd = -1;                // closed by exec, or told errno
-  std::vector<unsigned long> cpus;  // a mask for the kernel; empty: our own CPUs
+  int error_fd = -1;                // pipe that receives errno, or that exec closes
+  std::vector<unsigned long> cpus;  // mask for the kernel; empty: this process's CPUs
   std::optional<rlimit> open_files;
   pid_t parent = 0;
 };
@@ -110,11 +111,11 @@ void ResetSignals() {
 [[noreturn]] void RunChild(const Child& child) {
   ::setsid();
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  // It does not fire for a parent that is dead already.
+  // PDEATHSIG does not fire for a parent that is already dead.
   if (::getppid() != child.parent) ::_exit(127);
   if (child.stdout_fd >= 0) ::dup2(child.stdout_fd, STDOUT_FILENO);
   if (child.stderr_fd >= 0) ::dup2(child.stderr_fd, STDERR_FILENO);
-  // Closed by exec, not here: error_fd is still needed.
+  // Marks descriptors for closing at exec instead of closing them: error_fd is still needed.
   const int not_closed = SetCloseOnExecFrom(STDERR_FILENO + 1);
   if (not_closed != 0) Fail(child, not_closed);
   for (const int fd : child.inherited_fds) ::fcntl(fd, F_SETFD, 0);
@@ -130,9 +131,9 @@ void ResetSignals() {
   Fail(child, errno);
 }
 
-// Why a file that is there does not exist for exec.
+// Explains ENOENT of exec for a file that exists.
 std::string WhatIsMissing(const std::string& program) {
-  std::array<char, 256> head{};  // the kernel looks no further
+  std::array<char, 256> head{};  // the kernel reads no more
   const UniqueFd file(::open(program.c_str(), O_RDONLY | O_CLOEXEC));
   const ssize_t size = file.valid() ? ::read(file.get(), head.data(), head.size()) : -1;
   if (size < 0) return std::strerror(ENOENT);
@@ -157,10 +158,10 @@ absl::Status ExecError(const std::string& program, int error) {
   return absl::InternalError(text);
 }
 
-// A process on its way to exec, and what tells how exec ended.
+// A process between fork and exec, and the pipe that reports how exec ended.
 struct Started {
   pid_t pid = -1;
-  UniqueFd exec_error;  // readable then: errno, or the end of the file
+  UniqueFd exec_error;  // readable after exec: errno, or end of file
 };
 
 absl::StatusOr<Started> Start(Child child) {
@@ -173,7 +174,7 @@ absl::StatusOr<Started> Start(Child child) {
   return Started{.pid = pid, .exec_error = std::move(error_pipe.read)};
 }
 
-// The process may not have made its session yet.
+// Kills a process that may not have made its session yet.
 void KillStarting(pid_t pid) {
   ::kill(pid, SIGKILL);
   ::kill(-pid, SIGKILL);
@@ -181,13 +182,13 @@ void KillStarting(pid_t pid) {
 
 }  // namespace
 
-// Where one output stream of a worker goes.
+// Destination of one output stream of a worker.
 struct PosixProcessSpawner::Output {
-  UniqueFd child_end;        // to become its descriptor 1 or 2; none: it keeps ours
-  LogRouter::Stream stream;  // with a pipe: to be carried by the router
+  UniqueFd child_end;        // the worker's descriptor 1 or 2; invalid: same as ours
+  LogRouter::Stream stream;  // stream for the router, if its pipe is valid
 };
 
-// What one worker has for output, and errors. Made on the thread for files.
+// Output destinations and error file of one worker. Made on the thread for files.
 struct PosixProcessSpawner::Outputs {
   absl::Status status;
   LogLayout::WorkerFiles files;
@@ -195,7 +196,7 @@ struct PosixProcessSpawner::Outputs {
   Output err;
 };
 
-// Where output goes. Shared with the thread for files, and used there only.
+// Configuration of all output. Shared with the thread for files, and used only there.
 struct PosixProcessSpawner::OutputPlaces {
   OutputOptions wanted;
   LogLayout layout;
@@ -284,7 +285,7 @@ absl::StatusOr<PosixProcessSpawner::Output> PosixProcessSpawner::OutputPlaces::O
   return output;
 }
 
-// All but the pipe.
+// Makes everything of the stream except the pipe.
 absl::StatusOr<LogRouter::Stream> PosixProcessSpawner::OutputPlaces::MakeStream(
     const elastic::WorkerSpec& spec, Streams stream, const LogLayout::WorkerFiles& files) const {
   const bool is_out = stream == kStdout;
@@ -336,7 +337,7 @@ void PosixProcessSpawner::Spawn(const elastic::WorkerSpec& spec, StartCallback o
     return StartProcess();
   }
   options_.files->Run(open, [this, wanted = std::weak_ptr<Outputs>(outputs)] {
-    // Given up meanwhile, and so the files are closed, or this spawner is gone.
+    // The start was cancelled meanwhile, so its files are closed; or this spawner is destroyed.
     if (!wanted.expired()) StartProcess();
   });
 }
@@ -381,10 +382,10 @@ void PosixProcessSpawner::OnExecEnd() {
   event_loop_->Unwatch(starting.exec_error.get());
   const pid_t pid = starting.pid;
   if (count > 0) {
-    ::waitpid(pid, nullptr, 0);  // it has nothing to do any more but to end
+    ::waitpid(pid, nullptr, 0);  // the child is in _exit()
     return EndStart(ExecError(starting.spec.argv[0], error));
   }
-  // Exec has succeeded; or the process was killed before, which its descriptor will tell.
+  // Exec has succeeded. If the process was killed before exec, its pidfd reports the end.
   Worker worker;
   worker.error_file = starting.outputs->files.error_file;
   worker.on_exit = std::move(starting.on_exit);
@@ -397,7 +398,7 @@ void PosixProcessSpawner::OnExecEnd() {
   EndStart(pid);
 }
 
-// The callback may begin the next start.
+// The callback may begin the next start, so `starting_` is reset first.
 void PosixProcessSpawner::EndStart(absl::StatusOr<pid_t> pid) {
   const StartCallback on_start = std::move(starting_->on_start);
   starting_.reset();
@@ -408,7 +409,7 @@ void PosixProcessSpawner::CancelStart() {
   if (!starting_.has_value()) return;
   if (starting_->pid > 0) {
     event_loop_->Unwatch(starting_->exec_error.get());
-    KillStarting(starting_->pid);  // it is a stray from now on
+    KillStarting(starting_->pid);  // a stray from now on
   }
   starting_.reset();
 }
@@ -459,13 +460,13 @@ void PosixProcessSpawner::OnExit(pid_t pid) {
   } else {
     status.signal = info.si_status;
   }
-  // Killed by us: no failure that the job should pay for.
+  // The watcher killed the worker: the job must not be charged with a failure.
   if (options_.doomed != nullptr && options_.doomed->load()) return;
   worker.on_exit(pid, std::move(status));
 }
 
 void PosixProcessSpawner::Signal(pid_t pid, int signal) {
-  // The group is named after its leader and exists as long as any member does.
+  // The process group has its leader's number and exists as long as any member does.
   ::kill(-pid, signal);
 }
 

@@ -11,7 +11,8 @@
 namespace ddp::launcher {
 namespace {
 
-// A unix socket's path has at most 107 bytes; this leaves room for a folder and a socket's name.
+// Limit of the folder's path. A unix socket's path has at most 107 bytes; this leaves room for a
+// folder and a socket's name.
 constexpr size_t kMaxFolderPath = 80;
 
 }  // namespace
@@ -31,7 +32,7 @@ absl::StatusOr<std::string> MakePrivateFolder(const std::string& prefix) {
 absl::Status RemoveFolder(const std::string& folder) {
   if (folder.empty()) return absl::OkStatus();
   std::error_code error;
-  // A second remover makes entries vanish under our feet; what is left then is for the next try.
+  // A second process that removes the folder makes entries vanish during the walk: try again.
   for (int attempt = 0; attempt < 3; ++attempt) {
     error.clear();
     std::filesystem::remove_all(folder, error);

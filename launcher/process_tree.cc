@@ -37,8 +37,8 @@ std::vector<pid_t> NumericEntries(const std::string& path) {
   return result;
 }
 
-// The parent of `pid`, or 0. The second field of stat, the name, may itself hold blanks and
-// parentheses, so it is read from the last one.
+// Returns the parent of `pid`, or 0. The second field of stat, the name, may itself hold blanks and
+// parentheses, so parsing starts after the last parenthesis.
 pid_t ParentOf(pid_t pid) {
   std::ifstream file(absl::StrCat("/proc/", pid, "/stat"));
   std::string line;
@@ -48,7 +48,7 @@ pid_t ParentOf(pid_t pid) {
   return static_cast<pid_t>(std::strtol(line.c_str() + name_end + 4, nullptr, 10));
 }
 
-// For kernels without /proc/<pid>/task/<tid>/children.
+// Finds the children on kernels without /proc/<pid>/task/<tid>/children.
 std::vector<pid_t> ChildrenByScan(pid_t parent) {
   std::vector<pid_t> result;
   for (const pid_t pid : NumericEntries("/proc")) {
@@ -57,15 +57,15 @@ std::vector<pid_t> ChildrenByScan(pid_t parent) {
   return result;
 }
 
-// Sends SIGKILL to `pid` if it is (still) a child of `parent`: between reading a list and acting on
-// it a number may have come to mean another process.
+// Sends SIGKILL to `pid` if it is (still) a child of `parent`: the number may have come to mean
+// another process since the list was read.
 void KillChildOf(pid_t parent, pid_t pid) {
   const UniqueFd pidfd(PidfdOpen(pid));
   if (!pidfd.valid() || ParentOf(pid) != parent) return;
   ::syscall(SYS_pidfd_send_signal, pidfd.get(), SIGKILL, nullptr, 0);
 }
 
-// Kills what is below `root`, parents first, so that none of them starts a replacement.
+// Kills all processes below `root`, parents first, so that none of them starts a replacement.
 void KillBelow(pid_t root) {
   std::vector<pid_t> open = {root};
   while (!open.empty()) {
@@ -96,7 +96,8 @@ std::vector<pid_t> OwnChildren(const std::set<pid_t>& spared) {
   return children;
 }
 
-// Returns when one of `children` has ended, or after a moment: others may have been adopted.
+// Blocks until one of `children` has ended, for 20 ms at most: other children may have been
+// adopted.
 void AwaitAnEnd(const std::vector<pid_t>& children) {
   constexpr int kMomentMs = 20;
   constexpr size_t kMaxWatched = 64;
@@ -130,7 +131,7 @@ KillPass KillChildrenOnce(const std::set<pid_t>& spared) {
   pass.left = OwnChildren(spared);
   pass.found_any = !pass.left.empty();
   for (const pid_t pid : pass.left) {
-    // Its number is its own until we reap it.
+    // The number means this child until we reap it.
     ::kill(pid, SIGKILL);
     KillBelow(pid);
   }

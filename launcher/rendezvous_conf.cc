@@ -22,7 +22,7 @@ struct TimeKey {
 
 constexpr std::array<TimeKey, 7> kTimeKeys = {{
     {"join_timeout", &RendezvousConf::join_timeout},
-    {"timeout", nullptr},  // join_timeout, unless that is given as well
+    {"timeout", nullptr},  // stands for join_timeout, unless that is given
     {"last_call_timeout", &RendezvousConf::last_call_timeout},
     {"close_timeout", &RendezvousConf::close_timeout},
     {"read_timeout", &RendezvousConf::read_timeout},
@@ -64,7 +64,7 @@ std::string KnownKeys() {
   return absl::StrJoin(names, ", ");
 }
 
-// `timeout` is what `timeout=` said so far.
+// Reads one pair. `timeout` receives the value of the key `timeout`.
 absl::Status ReadPair(const std::string& key, const std::string& value, RendezvousConf& conf,
                       std::optional<absl::Duration>& timeout) {
   for (const TimeKey& time_key : kTimeKeys) {

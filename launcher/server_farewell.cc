@@ -19,13 +19,14 @@ constexpr absl::Duration kShortestPause = absl::Milliseconds(20);
 constexpr absl::Duration kPausePerNode = absl::Milliseconds(1);
 constexpr absl::Duration kCloseTimeout = absl::Seconds(2);
 
-// Nodes are heard within a sixth of a lease, and go at once.
+// Returns the time in which every live node learns of a change: heartbeats come every sixth of a
+// lease, and a node leaves at once.
 absl::Duration TimeToHear(absl::Duration lease) { return 2 * lease; }
 
 int64_t LiveNodes(const elastic::JobRecord& job) {
   const int64_t seen = std::count_if(job.nodes.begin(), job.nodes.end(),
                                      [](const auto& node) { return node.lease_left_s > 0; });
-  // Those beyond kNodesAtATime were not looked at.
+  // Nodes beyond kNodesAtATime were not read and count as live.
   return seen + job.nodes_total - static_cast<int64_t>(job.nodes.size());
 }
 
@@ -49,10 +50,11 @@ Farewell DecideFarewell(const elastic::JobRecord& job, uint64_t own_generation,
   if (goes_on && job.generation > own_generation) return Farewell::kGo;
   if (job.state == "draining" || job.state == "forming") {
     if (waited >= shutdown_timeout + TimeToHear(lease)) return Farewell::kClose;
-    // Whoever still drains may be saving a checkpoint; who forms a round has no workers to lose.
+    // A node that still drains may be saving a checkpoint; a node that forms a round has no
+    // workers.
     return job.state == "forming" && live < job.min_nodes ? Farewell::kClose : Farewell::kWait;
   }
-  // They are told that the job has ended; or they work on, and we are done.
+  // The others learn that the job has ended; or they continue to work, and this node is done.
   return waited >= TimeToHear(lease) ? Farewell::kGo : Farewell::kWait;
 }
 
@@ -62,7 +64,7 @@ absl::Duration PauseBetweenLooks(int64_t nodes) {
 
 namespace {
 
-// Looks at the job until it may go.
+// Reads the job again and again until this node may end, and closes it if the others are too few.
 class Goodbye {
  public:
   Goodbye(const FarewellOptions& options, EventLoop* event_loop, elastic::Rendezvous* rendezvous,
@@ -123,7 +125,7 @@ class Goodbye {
   elastic::Rendezvous& rendezvous_;
   const Clock& clock_;
   store::RedisConnection& connection_;
-  absl::Time start_;  // of the wait for what is to come next
+  absl::Time start_;  // start of the present wait
   EventLoop::TimerId timer_ = 0;
   bool hurried_ = false;
   bool closed_ = false;

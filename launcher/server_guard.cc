@@ -16,7 +16,7 @@ namespace {
 
 constexpr absl::Duration kFirstPause = absl::Milliseconds(100);
 constexpr absl::Duration kLongestPause = absl::Seconds(5);
-// How long the thread may take to see that the server which it waits for was killed.
+// Longest wait of the destructor until the thread sees that its server was killed.
 constexpr absl::Duration kKillTimeout = absl::Seconds(2);
 
 store::PrivateRedisServer::Options OfReplacement(store::PrivateRedisServer::Options options) {
@@ -32,7 +32,7 @@ ServerGuard::ServerGuard(store::PrivateRedisServer::Options options, store::Redi
       server_(std::move(server)),
       endpoint_(std::move(endpoint)) {}
 
-// One replacement, on its way. The thread has it while it is in one of the steps that may block.
+// A replacement in progress. The thread owns it during the steps that may block.
 struct ServerGuard::Attempt {
   absl::Status status;
   std::unique_ptr<store::PrivateRedisServer> server;
@@ -44,7 +44,7 @@ ServerGuard::~ServerGuard() {
   event_loop_->CancelTimer(retry_);
   if (server_ != nullptr) event_loop_->Unwatch(server_->exit_fd());
   if (attempt_ == nullptr) return;
-  // The thread must be done with the server before its files are removed.
+  // The thread must have released the server before its files are removed.
   closing_ = true;
   if (attempt_->launched) attempt_->server->Kill();
   const MonotonicClock clock;
@@ -106,7 +106,7 @@ void ServerGuard::Replace() {
       [this] { Launch(); });
 }
 
-// On this thread, whose end is the server's.
+// Forks on this thread: the server dies with the thread that forks it.
 void ServerGuard::Launch() {
   if (closing_ || is_doomed()) return;
   if (attempt_->status.ok()) attempt_->status = attempt_->server->Launch();
@@ -118,7 +118,7 @@ void ServerGuard::Launch() {
 }
 
 void ServerGuard::Conclude() {
-  // Whoever kills all processes kills the new one, too.
+  // The code that kills all processes kills the replacement too.
   if (closing_ || is_doomed()) return;
   if (!attempt_->status.ok()) return TryAgain(attempt_->status);
   server_ = std::move(attempt_->server);

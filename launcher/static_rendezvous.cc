@@ -20,14 +20,14 @@
 namespace ddp::launcher {
 namespace {
 
-// Where node 0 says in the workers' store where the rendezvous is.
+// Key of the workers' store under which node 0 publishes the address of the rendezvous.
 constexpr char kMeetingKey[] = "ddp/static-rendezvous";
-// Where node 0 answers a challenge: the nonce follows.
+// Prefix of keys that are challenges to node 0; the nonce follows.
 constexpr char kProofPrefix[] = "ddp/static-proof/";
-// How long node 0 may be away before the user is told who is waited for.
+// Time for which node 0 may be away before the user is told.
 constexpr absl::Duration kQuietWait = absl::Seconds(5);
 constexpr absl::Duration kPause = absl::Milliseconds(50);
-// Between a port's being free and our server's listening there another program can be faster.
+// Maximum of ports to try: another program may bind a free port before our server does.
 constexpr int kPortAttempts = 8;
 
 absl::Time Now() { return MonotonicClock().Now(); }
@@ -37,7 +37,7 @@ absl::Status Explain(const std::string& flag, const absl::Status& status,
   return absl::Status(status.code(), absl::StrCat(flag, ": ", std::string(status.message()), cure));
 }
 
-// As both sides of a proof spell it.
+// Returns the text for node 0 that both sides of a proof use.
 std::string MasterOf(const StaticRendezvousOptions& options) {
   return absl::StrCat(options.master_addr, ":", options.master_port);
 }
@@ -47,8 +47,8 @@ std::string MasterFlags(const StaticRendezvousOptions& options) {
                       " --master-port=", options.master_port);
 }
 
-// The addresses of this machine that the rendezvous' server listens on; the one that the others
-// are told is first.
+// Returns the addresses of this machine for the rendezvous' server to listen on. The first is the
+// address for the other nodes.
 absl::StatusOr<std::vector<std::string>> ServerAddresses(const std::string& master_addr,
                                                          absl::Duration timeout) {
   absl::StatusOr<BindProbe> probe;
@@ -57,9 +57,9 @@ absl::StatusOr<std::vector<std::string>> ServerAddresses(const std::string& mast
     probe = ProbeBind(master_addr, 0);
     return probe.status();
   }));
-  // Meant for this machine alone, when it says so. A name of its own that its hosts file calls a
-  // loopback address, and an address that is translated on the way to us, are other matters: the
-  // others need one that is an interface's.
+  // The user means this machine alone if master_addr is localhost or a loopback address. Two other
+  // cases need the address of an interface: the hosts file maps this machine's own name to a
+  // loopback address, or master_addr is translated on the way to us.
   const bool wants_loopback = master_addr == "localhost" || IsLoopback(master_addr);
   std::vector<std::string> addresses = probe->ours;
   if (addresses.empty() || (probe->is_loopback && !wants_loopback)) {
@@ -99,8 +99,9 @@ absl::StatusOr<std::unique_ptr<ServerGuard>> StartServer(
   return last;
 }
 
-// From now on the other nodes learn where the Redis server is: with a random password all who ask,
-// with the user's own those who send a challenge, together with the proof.
+// Publishes the address of the Redis server. With a random password every program that asks
+// receives both. With the user's password a node must send a challenge, and receives the address
+// with the proof.
 void Tell(const StaticRendezvousOptions& options, const StaticMeeting& meeting) {
   const store::RedisEndpoint& endpoint = meeting.endpoint;
   nlohmann::json told = nlohmann::json::object();
@@ -141,10 +142,10 @@ absl::StatusOr<StaticMeeting> Host(const StaticRendezvousOptions& options,
   return meeting;
 }
 
-// What node 0 tells all who ask. Nothing of it is proved.
+// Node 0's answer to every program that asks. Nothing in it is proved.
 struct Told {
   bool wants_challenge = false;
-  store::RedisEndpoint endpoint;  // else
+  store::RedisEndpoint endpoint;  // only without a challenge
 };
 
 absl::StatusOr<Told> ParseMeeting(const std::string& text) {
@@ -174,7 +175,7 @@ absl::StatusOr<Told> ParseMeeting(const std::string& text) {
   return told;
 }
 
-// Whether the address that was proved is the one that this node's --master-addr means.
+// Checks that the proved address is the one that this node's --master-addr means.
 absl::Status CheckMaster(const StaticRendezvousOptions& options, const ProvenAddress& address) {
   if (address.master == MasterOf(options)) return absl::OkStatus();
   const absl::StatusOr<std::vector<std::string>> known = AddressesOf(options.master_addr);
@@ -207,7 +208,8 @@ absl::StatusOr<store::RedisEndpoint> AskForProof(const StaticRendezvousOptions& 
   return credentials;
 }
 
-// One attempt: to connect, and to be told. kUnavailable, kDeadlineExceeded: another one may help.
+// Makes one attempt to connect and ask. kUnavailable, kDeadlineExceeded: another attempt may
+// succeed.
 absl::StatusOr<store::RedisEndpoint> Ask(const StaticRendezvousOptions& options,
                                          const store::RedisEndpoint& credentials,
                                          absl::Time deadline) {
@@ -250,7 +252,7 @@ absl::StatusOr<StaticMeeting> Visit(const StaticRendezvousOptions& options,
       const absl::Status late = Explain(MasterFlags(options), why, "; is node 0 running?");
       return absl::DeadlineExceededError(late.message());
     }
-    // An answer that breaks off is of a store that is going: another one may come.
+    // An answer that ends early comes from a store that is ending: another store may start.
     const timespec pause = absl::ToTimespec(kPause);
     (void)ppoll(nullptr, 0, &pause, nullptr);
     if (!told_user && Now() >= start + kQuietWait) {

@@ -36,12 +36,12 @@ constexpr char kCommand[] = "status";
 constexpr char kDefaultRunId[] = "none";
 constexpr int kUsageError = 2;
 constexpr int kError = 1;
-// Who asks wants an answer, also "it cannot be reached".
+// Times are short: the user wants an answer, even "it cannot be reached".
 constexpr absl::Duration kConnectTimeout = absl::Seconds(3);
 constexpr absl::Duration kReplyTimeout = absl::Seconds(5);
-// Of nodes and of ranks, without --all.
+// Maximum of rows of nodes and of ranks, without --all.
 constexpr size_t kRowsMax = 40;
-// Above any job: what the store claims is believed up to here.
+// Limit above any real job: the store's claims are trusted up to here.
 constexpr size_t kNodesMax = 20'000;
 
 constexpr char kHelp[] =
@@ -111,7 +111,7 @@ std::optional<std::string> Environment(const std::string& name) {
   return value;
 }
 
-// Where one job is.
+// Place of one job.
 struct Place {
   std::string endpoint;
   bool with_credentials = true;
@@ -119,7 +119,7 @@ struct Place {
   int64_t instance = 0;
 };
 
-// The jobs to show; several agents of one job are one.
+// Returns the jobs to show; several agents of one job count once.
 std::vector<Place> PlacesOf(const StatusRequest& request) {
   if (request.endpoint.has_value()) {
     return {{*request.endpoint, true, request.run_id.value_or(kDefaultRunId), request.instance}};
@@ -147,7 +147,7 @@ elastic::NodeStatus NodeStatusOf(elastic::NodeRecord record, uint64_t generation
   absl::StatusOr<elastic::NodeRow> row = elastic::ParseNodeRow(record.row);
   node.row_known = row.ok();
   if (row.ok()) node.row = *std::move(row);
-  // Ranks of an earlier generation are no ranks of this one.
+  // Ranks of another generation are not shown as ranks of this one.
   if (node.row.generation != generation) node.row.ranks.clear();
   node.row.host = std::move(record.host);
   node.row.role = std::move(record.role);
@@ -191,7 +191,8 @@ struct Reading {
   std::vector<int64_t> other_running;
 };
 
-// `text` as a person or a marker has it: that of a marker may name a database behind host and port.
+// Parses an endpoint of a person or of a marker. A marker's may have a database after host and
+// port.
 absl::StatusOr<store::RedisEndpoint> ParseEndpoint(const std::string& text) {
   const bool has_database = !absl::StrContains(text, "://") && absl::StrContains(text, '/');
   return store::ParseRedisEndpoint(has_database ? absl::StrCat("redis://", text) : text);

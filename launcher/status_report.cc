@@ -22,7 +22,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr double kStillFloorS = 30;
 constexpr double kStillSteps = 10;
-// As the agent's own detector has it by default.
+// Default of the agent's own detector.
 constexpr double kStragglerFactor = 1.5;
 constexpr size_t kWarningsOfAKindMax = 5;
 
@@ -32,7 +32,7 @@ std::string Fixed(double value, int digits) {
   return text.data();
 }
 
-// "0.4 s", "95 s", "12 min", "3.5 h": as exact as a person needs it.
+// Returns an age as "0.4 s", "95 s", "12 min" or "3.5 h": as exact as a person needs.
 std::string Ago(double seconds) {
   if (seconds < 10) return Fixed(seconds, 1) + " s";
   if (seconds < 120) return Fixed(seconds, 0) + " s";
@@ -80,7 +80,7 @@ std::string NodeName(const NodeStatus& node) {
   return Printable(node.row.host.empty() ? node.node : node.row.host);
 }
 
-// Lines of columns as wide as their widest text.
+// A table whose columns are as wide as their widest text.
 class Table {
  public:
   explicit Table(std::vector<std::string> header) { Add(std::move(header)); }
@@ -108,7 +108,7 @@ class Table {
   std::vector<std::vector<std::string>> rows_;
 };
 
-// Collects lines of one kind and says how many there were beyond the first few.
+// Collects lines of one kind: keeps the first few and counts the rest.
 class Lines {
  public:
   void Add(std::string line) {
@@ -163,7 +163,7 @@ void WarnOfRanks(const JobStatus& status, std::vector<std::string>& warnings) {
   slow.MoveTo(warnings, "slow ranks");
 }
 
-// The member of the job on which most saves have failed. Null: none has failed on any.
+// Returns the member on which most saves have failed; null when none has failed.
 const elastic::NodeRow* WorstSaver(const JobStatus& status) {
   const elastic::NodeRow* worst = nullptr;
   const auto order = [](const elastic::NodeRow& row) {
@@ -231,7 +231,7 @@ std::string Summary(const JobStatus& status) {
   return text;
 }
 
-// The first `rows_max` of `rows` in their order, or, where there are more, the worst in theirs.
+// Returns all `rows` if they are at most `rows_max`; otherwise that many, the bad ones first.
 template <typename Row, typename IsBad>
 std::vector<Row> Chosen(std::vector<Row> rows, size_t rows_max, IsBad is_bad) {
   if (rows.size() <= rows_max) return rows;

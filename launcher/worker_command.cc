@@ -15,7 +15,7 @@
 namespace ddp::launcher {
 namespace {
 
-// What execvp searches where PATH is unset.
+// Search path of execvp when PATH is unset.
 constexpr char kDefaultPath[] = "/bin:/usr/bin";
 
 bool IsRegularFile(const std::string& path) {
@@ -40,7 +40,7 @@ absl::Status CheckExecutable(const std::string& path) {
   return absl::OkStatus();
 }
 
-// The path of `program`, as execvp would find it.
+// Returns the path of `program`, as execvp would find it.
 absl::StatusOr<std::string> FindExecutable(const std::string& program,
                                            const std::optional<std::string>& path) {
   if (absl::StrContains(program, '/')) {
