@@ -1,5 +1,5 @@
 // Challenge and answer by which node 0 of a static rendezvous proves that it knows the job's
-// password. Another node asks for the proof before it sends the password to the address that node 0
+// password. Another node requires the proof before it sends the password to the address that node 0
 // names.
 //
 //   node -> node 0   a fresh nonce of 32 bytes
@@ -7,11 +7,9 @@
 //                    HMAC-SHA256(password, purpose, both nonces, MASTER, HOST, PORT)
 //
 // MASTER is node 0's own --master-addr and --master-port. HOST and PORT are the address of node 0's
-// Redis server. The password itself travels in neither direction.
-//
-// A program that holds MASTER_PORT without the password cannot answer. If it fetches an answer from
-// the real node 0, that answer names the real server. No answer can be replayed: the next question
-// has another nonce.
+// Redis server. The password itself travels in neither direction. A program that holds MASTER_PORT
+// without the password cannot answer. If it fetches an answer from the real node 0, that answer
+// names the real server. No answer can be replayed: the next question has another nonce.
 //
 // Known weakness: a program that receives an answer can test passwords against it offline. Choose a
 // long random password.
@@ -45,9 +43,8 @@ std::string AnswerChallenge(absl::string_view password, const ProvenAddress& add
 // Returns the address in `answer`, which the node received for its `nonce`. Nothing in `answer` can
 // be trusted before this function returns. Pure.
 //
-// Errors:
-// - kDataLoss: `answer` is malformed.
-// - kUnauthenticated: the sender does not know `password`.
+// Errors: kDataLoss (`answer` is malformed), kUnauthenticated (the sender does not know
+// `password`).
 absl::StatusOr<ProvenAddress> CheckAnswer(absl::string_view password, const std::string& nonce,
                                           const std::string& answer);
 

@@ -1,6 +1,6 @@
-// ddprun's command line and PET_* variables, up to checked options: the program's own arguments
-// stay as they are, what is understood can be written down and understood again, options are in
-// range, and an error is one line.
+// Fuzz target for ddprun's command line and PET_* variables, up to checked options. The program's
+// arguments stay as they are. Parsed flags can be written down and parsed again. Options are in
+// range. An error is one line.
 #include "launcher/command_line.h"
 
 #include <glog/logging.h>
@@ -48,14 +48,14 @@ const FlagSpec& SpecOf(const std::string& gflag) {
   LOG(FATAL) << "gflags has no flag " << gflag;
 }
 
-// "--name=value" taken apart.
+// Splits "--name=value".
 std::pair<std::string, std::string> NameAndValue(const std::string& entry) {
   const size_t equals = entry.find('=');
   CHECK(entry.rfind("--", 0) == 0 && equals != std::string::npos) << entry;
   return {entry.substr(2, equals - 2), entry.substr(equals + 1)};
 }
 
-// Switches that a variable turns off are not written: no flag does that.
+// Switches that a variable turns off are not written: no flag turns one off.
 void CheckWrittenDown(const CommandLine& command_line) {
   Words arguments;
   Words expected;
@@ -75,7 +75,7 @@ void CheckWrittenDown(const CommandLine& command_line) {
   CHECK(again->program == command_line.program);
 }
 
-// The flags as main() reads them from gflags.
+// Returns the flags as main() reads them from gflags.
 FlagValues ValuesOf(const CommandLine& command_line) {
   FlagValues values;
   for (const FlagSpec& flag : kFlagTable) {
@@ -139,7 +139,7 @@ std::string Seed(const Words& environment, const Words& arguments) {
 
 namespace ddp::testing {
 
-// A byte: how many of the words that follow, which end with zeros, are variables.
+// The first byte says how many of the words that follow are variables. Words end with zeros.
 void FuzzOne(absl::string_view bytes) {
   FuzzInput input(bytes);
   const size_t variables = input.TakeByte() % 8;

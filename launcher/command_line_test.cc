@@ -147,7 +147,7 @@ TEST(CommandLineTest, EveryFlagHasItsVariableAndItsNameInGflags) {
 }
 
 TEST(CommandLineTest, NoFlagOfTorchrunIsMissing) {
-  // torchrun 2.11's, and those of its newest version.
+  // Flags of torchrun 2.11 and of its newest version.
   for (const char* flag : {"nnodes",
                            "nproc-per-node",
                            "rdzv-backend",

@@ -32,7 +32,7 @@ struct Output {
   int exit_code = -1;
 };
 
-// Runs a shell with these arguments; what it prints on either stream.
+// Runs a shell with these arguments and captures both output streams.
 Output RunShell(const std::string& shell, std::vector<std::string> arguments) {
   Output output;
   std::array<int, 2> fds{};
@@ -65,7 +65,8 @@ class BashCompletionTest : public ::testing::Test {
     std::ofstream(path_) << CompletionScript("bash");
   }
 
-  // What is offered for the last of `words`, as bash hands them over: `--a=b` is three of them.
+  // Returns the completions of the last of `words`, split as bash splits them: `--a=b` is three
+  // words.
   std::vector<std::string> Complete(const std::vector<std::string>& words) {
     const std::string driver = ::testing::TempDir() + "/complete.bash";
     std::ofstream file(driver);
@@ -133,12 +134,11 @@ TEST(ZshCompletionScriptTest, EveryFlagWithItsValues) {
   EXPECT_THAT(script, AllOf(HasSubstr(":(cpu gpu auto)'"), HasSubstr(":_files -/'")));
   EXPECT_THAT(script, AllOf(HasSubstr("'commands:subcommand:(status)'"),
                             HasSubstr(" '--rdzv-id=[the job there]:value: '")));
-  // Quotes are even: none ends early.
+  // The number of quotes is even: none ends early.
   EXPECT_EQ(std::count(script.begin(), script.end(), '\'') % 2, 0);
 }
 
-// What an interactive zsh does before the line that is to be completed: it prints what is offered
-// between two NULs, and ends.
+// Set-up of an interactive zsh that prints its completions between two NULs and ends.
 constexpr char kZshSetUp[] = R"(
 PROMPT=
 autoload -Uz compinit
@@ -184,7 +184,7 @@ class ZshCompletionTest : public ::testing::Test {
     std::ofstream(folder_ + "/train.py") << "";
   }
 
-  // What is offered behind `line`.
+  // Returns the completions after `line`.
   std::vector<std::string> Complete(const std::string& line) {
     const std::string driver =
         absl::StrCat("cd ", folder_, "\nexport COMPLETION=", folder_,

@@ -35,12 +35,10 @@ struct TopologySource {
 // /proc/driver/nvidia, in the order of their PCI addresses, as CUDA orders equal GPUs. A kernel
 // without NUMA has one node. No process is started and no driver is called.
 //
-// Errors: kNotFound (a file is missing), kInvalidArgument (a file cannot be parsed). The message
-// names the file.
+// Errors: kNotFound (a file is missing), kInvalidArgument (malformed); the message names the file.
 absl::StatusOr<CpuTopology> ReadCpuTopology(const TopologySource& source);
 
-// Reads the topology of this host: its own files, this process's CPU affinity and its
-// CUDA_VISIBLE_DEVICES. Errors: as ReadCpuTopology(); kNotFound when the affinity cannot be read.
+// Reads the topology of this host and process. Errors: also kNotFound when the affinity is unknown.
 absl::StatusOr<CpuTopology> ReadCpuTopologyOfThisHost();
 
 // Returns the numbers in the kernel's list format "0-3,8", sorted, each once. Errors:

@@ -1,5 +1,5 @@
-// How a run of the real ddprun ends when somebody wants it to: signals, SIGKILL of any of its
-// processes, a lost Redis server. Whatever happens, no process and no folder is left.
+// Tests of how a run of the real ddprun ends: signals, SIGKILL of any of its processes, a lost
+// Redis server. No process and no folder may be left in any case.
 
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -34,8 +34,8 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 
-// A worker with a child, a grandchild that has left its session, one below that, and one whose
-// parent is gone. It prints "ready" when all of them run.
+// A worker with a child, a grandchild that has left its session, a process below that, and a
+// process whose parent has ended. It prints "ready" when all of them run.
 constexpr char kFamily[] =
     "sleep 1000 & "
     "setsid sh -c 'sleep 1000 & setsid sleep 1000 & echo ready; wait' & "
@@ -57,7 +57,7 @@ std::string CommandLineOf(pid_t pid) {
   return text.str();
 }
 
-// A run whose workers have the family above, and everybody in it.
+// A run whose workers have the family above, with all its processes.
 class FamilyTest : public ::testing::Test {
  protected:
   FamilyTest()
@@ -65,7 +65,7 @@ class FamilyTest : public ::testing::Test {
                   Shell({"--standalone", "--nproc-per-node=2", "--max-restarts=3"}, kFamily)}) {
     run_.AwaitStdout("ready", 2 * kReadyPerWorker);
     agent_ = run_.AgentPid();
-    // The last sleeps may still be on their way from fork to exec; nobody else is to come.
+    // The last sleeps may still be between fork and exec; no other process is to appear.
     const size_t expected = 2 /* ddprun */ + 1 /* redis */ + 2 * kProcessesPerWorker;
     const absl::Time deadline = MonotonicClock().Now() + DdprunDriver::kDeadline;
     std::vector<pid_t> tree = run_.Tree();
@@ -134,7 +134,7 @@ TEST_F(FamilyTest, SigkillOfAWorkerEndsItsFamilyBeforeTheNextGeneration) {
   ::kill(workers_[0], SIGKILL);
   run_.AwaitStderr("restart 1 of 3: generation 2: ");
   run_.AwaitStdout("ready", 4 * kReadyPerWorker);
-  // Of the first generation only ddprun and Redis are there.
+  // Only ddprun and Redis are left of the first generation.
   for (const HeldProcess& process : everybody_) {
     const bool stays =
         process.pid() == run_.pid() || process.pid() == agent_ || process.pid() == redis_;
@@ -199,7 +199,8 @@ TEST(DdprunEndTest, ASecondSignalKillsAtOnce) {
   EXPECT_THAT(run.TemporaryEntries(), IsEmpty());
 }
 
-// As schedulers and service managers do it. What comes to the agent twice is still one signal.
+// Schedulers and service managers send signals so. Two copies that reach the agent count as one
+// signal.
 TEST(DdprunEndTest, ASignalToEveryProcessOfTheJobLeavesTimeToSave) {
   DdprunDriver run(
       {.arguments = Shell({"--nproc-per-node=2", "--shutdown-timeout=1000"},
@@ -221,7 +222,7 @@ TEST(DdprunEndTest, AStubbornWorkerIsKilledAfterTheShutdownTimeout) {
   EXPECT_EQ(run.Wait(), 1);
 }
 
-// The workers have ended, and their output waits for somebody to read it. The result stands.
+// The workers have ended, and their output waits for a reader. The result stands.
 TEST(DdprunEndTest, ASignalAfterTheEndOfTheWorkersEndsTheWaitForTheConsole) {
   std::array<int, 2> console{};
   ASSERT_EQ(::pipe2(console.data(), O_CLOEXEC), 0);
@@ -240,7 +241,7 @@ TEST(DdprunEndTest, ASignalAfterTheEndOfTheWorkersEndsTheWaitForTheConsole) {
 }
 
 TEST(DdprunEndTest, ASignalWhileRedisIsOutOfReachEndsTheRunAtOnce) {
-  // Whoever has the port never answers. The agent's preparations are what the signal meets.
+  // The holder of the port never answers, so the signal arrives during the agent's preparations.
   const UniqueFd deaf(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address{};
   address.sin_family = AF_INET;
@@ -263,11 +264,11 @@ TEST(DdprunEndTest, ASignalWhileRedisIsOutOfReachEndsTheRunAtOnce) {
   EXPECT_THAT(run.TemporaryEntries(), IsEmpty());
 }
 
-// As where ddprun is the first process of a container: others' children come to it.
+// ddprun may be the first process of a container: orphans of other processes become its children.
 TEST(DdprunEndTest, TheKeeperReapsWhatEndsBelowItWhileTheJobRuns) {
   DdprunDriver::Options options;
   options.arguments = Shell({"--standalone"}, "echo ready; exec sleep 1000");
-  // A child that ddprun's process has before, and one that comes to it when that one ends.
+  // ddprun's process has a child from before its exec, and adopts another when that child ends.
   options.before = {"/bin/sh", "-c", "sh -c 'sleep 0.2 & sleep 0.1' & exec \"$@\"", "sh"};
   DdprunDriver run(options);
   run.AwaitStdout("ready");

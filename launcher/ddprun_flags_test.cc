@@ -1,4 +1,4 @@
-// What the flags of the real ddprun do, as its users see it: output, exit codes, signals, the
+// Tests of the flags of the real ddprun as users see them: output, exit codes, signals, the
 // workers' environment.
 
 #include <gmock/gmock.h>
@@ -68,7 +68,7 @@ TEST(DdprunFlagsTest, PrefixesAndFilteredLines) {
   EXPECT_EQ(Slurp(attempt / "0/stdout.log"), "loss 0\na\na,b\n");
 }
 
-// As --log-dir=/tmp, under the most open umask.
+// The log folder is like --log-dir=/tmp, under the most open umask.
 TEST(DdprunFlagsTest, NobodyElseCanWriteTheLogsOrLeadThemElsewhere) {
   const Folder folder;
   const std::string log_dir = folder / "shared";
@@ -123,7 +123,7 @@ TEST(DdprunFlagsTest, ExitCodes) {
       {{"--exit-code=worker"}, "exit 85", 85},
       {{"--exit-code=worker", "--max-restarts=1"}, "exit 85", 85},
       {{"--exit-code=worker"}, "kill -KILL $$", 128 + SIGKILL},
-      // The root cause's, not that of the worker that was stopped because of it.
+      // Code of the root cause, not of the worker that was stopped because of it.
       {{"--exit-code=worker", "--nproc-per-node=2"}, "[ $RANK = 1 ] && exit 7; sleep 1000", 7},
       {{"--exit-code=worker"}, "exit 0", 0},
       {{"--exit-code=reason"}, "exit 85", 1},
@@ -161,7 +161,7 @@ TEST(DdprunFlagsTest, SignalsOfTheUsersChoice) {
 }
 
 TEST(DdprunFlagsTest, AStubbornWorkerDoesNotDelayARestart) {
-  // Were the time of a user's signal waited for, the test would not live to see the end.
+  // If the grace after a user's signal applied, the test would time out.
   DdprunDriver run(
       {.arguments = Shell({"--nproc-per-node=2", "--max-restarts=1", "--shutdown-timeout=100000"},
                           "[ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; if [ $RANK = 1 ]; then "
@@ -218,7 +218,7 @@ TEST(DdprunFlagsTest, AVirtualLocalRankHasOneDevice) {
   EXPECT_THAT(Lines(run.out()), UnorderedElementsAre("0 0 3", "1 0 5"));
 }
 
-// What the workers themselves say of their CPUs, beside the plan for this host.
+// Compares the CPUs that the workers report with the plan for this host.
 TEST(DdprunFlagsTest, NumaBindingIsWhatTheWorkersHave) {
   const absl::StatusOr<CpuTopology> topology = ReadCpuTopologyOfThisHost();
   if (!topology.ok()) GTEST_SKIP() << topology.status();
@@ -236,12 +236,12 @@ TEST(DdprunFlagsTest, NumaBindingIsWhatTheWorkersHave) {
     EXPECT_EQ(words[1], "Cpus_allowed_list:");
     EXPECT_EQ(*ParseCpuList(words[2]), plan->at(words[0] == "0" ? 0 : 1)) << line;
   }
-  // Which is less than all, so it says something.
+  // The plan is a proper subset of the CPUs, so the comparison has meaning.
   EXPECT_LT(plan->at(0).size(), topology->cpus.size());
 }
 
 TEST(DdprunFlagsTest, WhatAnOperatorOfClustersSets) {
-  // Kubeflow's variables, and a bare command line.
+  // Kubeflow sets these variables; the command line is bare.
   const int port = *FreePort("127.0.0.1");
   DdprunDriver run({.arguments = {"sh", "-c",
                                   "echo $RANK of $WORLD_SIZE, node $GROUP_RANK of "
@@ -265,7 +265,7 @@ TEST(DdprunFlagsTest, NodesThatKnowNode0) {
                   "--master-addr=127.0.0.1", port},
                  script);
   };
-  // The one that waits for the other comes first.
+  // The node that waits for the other starts first.
   DdprunDriver second({.arguments = arguments("2", "1")});
   DdprunDriver first({.arguments = arguments("1", "0")});
   EXPECT_EQ(first.Wait(), 0) << first.err();
@@ -296,7 +296,7 @@ TEST(DdprunFlagsTest, AllNodesEndWithTheSameCountAndTheRootCausesCode) {
   }
 }
 
-// What each of several ddprun without an id has printed: "ID WORLD RANK".
+// Groups the output "ID WORLD RANK" of several ddprun without an id by that id.
 std::map<std::string, std::vector<std::string>> ByRunId(const std::vector<std::string>& lines) {
   std::map<std::string, std::vector<std::string>> jobs;
   for (const std::string& line : lines) {
@@ -366,7 +366,7 @@ TEST(DdprunFlagsTest, ANodeThatJoinsCostsNoRestartAndNoLogFile) {
   EXPECT_EQ(Slurp(attempt.string() + ".g2/0/stdout.log"), "2 in attempt 0\n");
 }
 
-// The agent that is left for a moment sees both ends in one look: no failure is charged.
+// The agent, left alone for a moment, sees both ends in one look: no failure is charged.
 TEST(DdprunFlagsTest, ADdprunThatIsKilledWithItsWorkersIsALostNode) {
   for (int i = 0; i < 4; ++i) {
     const auto redis = ::ddp::testing::RedisFixture::StartTcp();

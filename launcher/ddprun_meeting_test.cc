@@ -1,5 +1,5 @@
-// Several real ddprun on this machine, as several nodes: how they find each other, and whose server
-// they use.
+// Tests with several real ddprun on this machine as several nodes: how they find each other, and
+// which node's server they use.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -50,7 +50,7 @@ Agent Start(std::vector<std::string> flags, const std::vector<std::string>& work
       DdprunDriver::Options{.arguments = flags, .environment = environment});
 }
 
-// Flags of one of two nodes that meet at an endpoint where nobody serves yet.
+// Flags of two nodes that meet at an endpoint where no server runs yet.
 class Endpoint {
  public:
   explicit Endpoint(const std::string& address) : place_(absl::StrCat(address, ":")) {
@@ -72,7 +72,7 @@ std::vector<std::string> StaticFlags(int node, int port) {
 
 int PortOfMine() { return *FreePort("127.0.0.1"); }
 
-// Each of four ranks has met the others once, in this attempt.
+// Expects that each of four ranks has met the others once, in this attempt.
 void ExpectAllMet(const DdprunDriver& one, const DdprunDriver& two, int restarts) {
   const std::string out = one.out() + two.out();
   for (int rank = 0; rank < 4; ++rank) {
@@ -131,7 +131,7 @@ TEST(DdprunMeetingTest, AServerThatDiesIsReplacedAndTheJobGoesOn) {
   one->AwaitStderr(kStarted);
   const std::string file = absl::StrCat(one->temporary_folder(), "/go");
   const Agent two = Start(endpoint.Flags(), {"wait", file});
-  // They do not run the same program, but have the same id.
+  // The nodes run different programs under the same id.
   two->AwaitStdout(" met 4 after 0\n", 2);
   ASSERT_EQ(kill(ServerOf(*one), SIGKILL), 0);
   one->AwaitStderr("started another one");
@@ -152,7 +152,7 @@ TEST(DdprunMeetingTest, TheServerEndsWithItsAgent) {
   EXPECT_TRUE(agent->TemporaryEntries().empty());
 }
 
-// Nobody can join them at a server that is gone: they must not wait for it.
+// No node can join them at a server that is gone, so they must not wait for it.
 TEST(DdprunMeetingTest, WhoTakesTheServerAwayFromTooFewEndsTheirJobAndTheyHearWhy) {
   const Endpoint endpoint("127.0.0.1");
   const Agent one = Start(endpoint.Flags(), {"wait", "/nonexistent"});
@@ -191,7 +191,7 @@ TEST(DdprunMeetingTest, AStaticJobRestartsWithANewStoreAtTheSamePort) {
 TEST(DdprunMeetingTest, AMastersPortThatIsTakenIsOneLine) {
   const int port = PortOfMine();
   const Agent zero = Start(StaticFlags(0, port));
-  // It is there when the other node has been told where the rendezvous is.
+  // Node 0 holds the port once the other node knows where the rendezvous is.
   const Agent one = Start(StaticFlags(1, port), {"wait", zero->temporary_folder() + "/go"});
   one->AwaitStdout(" met 4 after 0\n", 2);
   const Agent second = Start(StaticFlags(0, port));
@@ -224,7 +224,7 @@ TEST(DdprunMeetingTest, ANameThatNeverComesIsWaitedForAsLongAsTheUserSays) {
   }
 }
 
-// What listens and never answers.
+// A server that listens and never answers.
 class SilentServer {
  public:
   SilentServer() : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
@@ -254,7 +254,7 @@ TEST(DdprunMeetingTest, AServerThatNeverAnswersIsWaitedForAsLongAsTheUserSays) {
   EXPECT_THAT(agent->err(), Not(HasSubstr("waiting for the rendezvous")));
 }
 
-// The way to node 0, which lies there for a while and then works.
+// A proxy to node 0 that holds connections back for a while and then works.
 class SlowWay {
  public:
   SlowWay(EventLoop* loop, int port, absl::Duration delay)
@@ -298,8 +298,8 @@ class SlowWay {
   std::vector<UniqueFd> ends_;
 };
 
-// Node 0 answers late, and the server that it names never: it has what node 0 has left of the one
-// time.
+// Node 0 answers late, and the server that it names never does. The server has only the rest of the
+// common time.
 TEST(DdprunMeetingTest, ThePlaceAndItsServerAreWaitedForWithinOneTime) {
   const SilentServer redis;
   const auto loop = *EventLoop::Create();
@@ -316,7 +316,7 @@ TEST(DdprunMeetingTest, ThePlaceAndItsServerAreWaitedForWithinOneTime) {
   loop->Unwatch(redis.fd());
   agent->AwaitStderr("ddprun: waiting for the rendezvous, at most ");
   agent->AwaitStderr("did not answer in time (tried ");
-  // By the agent's clock. A minute less half a second would be told as one.
+  // The time is the agent's clock. A minute less half a second would be printed as a minute.
   EXPECT_THAT(agent->err(), Not(HasSubstr("at most 1m0s"))) << agent->err();
   ASSERT_EQ(kill(agent->pid(), SIGTERM), 0);
   EXPECT_NE(agent->Wait(), 0);
@@ -346,7 +346,7 @@ TEST(DdprunMeetingTest, TheAgentMayHaveManyClientsAndItsWorkersHaveTheLimitOfThe
   EXPECT_EQ(Count("\n" + job.out(), "\n128\n"), 1) << job.out();
   const std::vector<std::string> agent =
       absl::StrSplit(job.out(), absl::ByAnyChar(" \n"), absl::SkipEmpty());
-  // 128, Max, open, files, soft, hard, files.
+  // Words: 128, Max, open, files, soft, hard, files.
   ASSERT_EQ(agent.size(), 7U) << job.out();
   EXPECT_EQ(agent[4], absl::StrCat(std::min<rlim_t>(files.rlim_max, 1 << 18)));
 }

@@ -1,5 +1,5 @@
-// What the real ddprun says of a job that has failed, on the node where it did and on the others:
-// the report, the root-cause file, the exit code.
+// Tests of what the real ddprun reports of a failed job, on the node of the failure and on the
+// others: the report, the root-cause file, the exit code.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -32,10 +32,10 @@ std::string ThisHost() {
   return name.data();
 }
 
-// Two nodes of two ranks each. They run `script` when all four are there, and have what it sets up.
+// Two nodes of two ranks each.
 class TwoNodes {
  public:
-  // `setup` comes first in each rank, `script` when all have done it.
+  // Runs `setup` in each rank, then `script` when all four ranks are there.
   TwoNodes(const std::string& setup, const std::string& script) {
     const std::string port = absl::StrCat("--master-port=", *FreePort("127.0.0.1"));
     const std::string meet =
@@ -53,14 +53,14 @@ class TwoNodes {
     }
   }
 
-  // The end of both, which have the same code.
+  // Waits for the end of both nodes, which have the same code.
   void Wait(int code) {
     for (const auto& node : nodes_) EXPECT_EQ(node->Wait(), code) << node->err();
   }
 
   const std::string& err(int node) const { return nodes_.at(static_cast<size_t>(node))->err(); }
 
-  // What is under "Root Cause" of that node's report, and what is above it.
+  // Returns the part under "Root Cause" of that node's report; OtherFailures() the part above it.
   std::string RootCause(int node) const { return Half(node, /*is_root=*/true); }
   std::string OtherFailures(int node) const { return Half(node, /*is_root=*/false); }
 
@@ -91,7 +91,7 @@ std::string OnAnotherNode(const std::string& cause) {
 
 class StoppedWorkersTest : public ::testing::TestWithParam<std::pair<std::string, std::string>> {};
 
-// However they end once they were told to, it was not their failure.
+// Workers that were stopped did not fail, however they end.
 TEST_P(StoppedWorkersTest, AreNoRootCauseOnAnyNode) {
   const auto& [reaction, code] = GetParam();
   TwoNodes job("[ $RANK = 0 ] || trap '" + reaction + "' TERM",
@@ -140,7 +140,8 @@ TEST(DdprunReportTest, AHungWorkerIsOneFailureWithItsRealEnd) {
                     Not(HasSubstr("SIGKILL"))));
 }
 
-// As torch.distributed.elastic's @record writes it: of `rank`, which failed at `second`.
+// Returns a script that writes an error file as torch.distributed.elastic's @record does, for
+// `rank`, which failed at `second`.
 std::string WriteErrorFile(const std::string& rank, int second) {
   return absl::StrCat(
       "printf '{\"message\":{\"message\":\"ValueError: rank ", rank,
@@ -157,7 +158,7 @@ std::string StackOf(const std::string& rank) {
 
 TEST(DdprunReportTest, OfTwoFailuresOfAHostTheEarlierErrorFileIsTheRootCause) {
   const Folder folder;
-  // Rank 0 fails first and is slow to end; rank 1 waits for its error file, and ends at once.
+  // Rank 0 fails first and ends slowly; rank 1 waits for its error file, and ends at once.
   DdprunDriver run(
       {.arguments = Shell(
            {"--nproc-per-node=2", "--exit-code=worker"},
@@ -179,7 +180,7 @@ TEST(DdprunReportTest, OfTwoFailuresOfAHostTheEarlierErrorFileIsTheRootCause) {
   EXPECT_EQ(written["message"]["errorCode"], 4) << written;
 }
 
-// The same where rank 0 is killed by the signal that ddprun sends, and where another node reports.
+// Same as above, but ddprun's signal kills rank 0, and another node reports.
 TEST(DdprunReportTest, AWorkerThatFailedBeforeItWasStoppedIsTheRootCauseOnAllNodes) {
   TwoNodes job(absl::StrCat("[ $RANK = 2 ] && { ", WriteErrorFile("2", 1000), "}"),
                absl::StrCat("if [ $RANK = 3 ]; then ", WriteErrorFile("3", 2000),

@@ -1,5 +1,5 @@
-// What the real ddprun tells to whom: a password of the user's, and what strangers may do to the
-// Redis server that it starts.
+// Tests of secrets of the real ddprun: which programs learn a user's password, and what strangers
+// can do to the Redis server that it starts.
 
 #include <arpa/inet.h>
 #include <gmock/gmock.h>
@@ -40,7 +40,7 @@ std::vector<std::string> StaticFlags(int node, int port) {
           absl::StrCat("--master-port=", port)};
 }
 
-// A program without the password is first at MASTER_PORT, and names a place where it listens.
+// A program without the password holds MASTER_PORT first, and names a place where it listens.
 TEST(DdprunSecretTest, ThePasswordIsNotSentWhereTheHolderOfMasterPortSays) {
   const UniqueFd trap(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   sockaddr_in at{};

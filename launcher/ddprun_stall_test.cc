@@ -1,6 +1,5 @@
-// What happens to a run of the real ddprun while something that it writes to or starts stands
-// still: a console that nobody reads, a file or a program on a mount that has stalled. The agent
-// goes on.
+// Tests of the real ddprun while its environment stalls: a console without a reader, a file or a
+// program on a mount that has stalled. The agent continues.
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -42,7 +41,7 @@ bool AwaitFile(const std::string& path) {
   return true;
 }
 
-// Writes to `fd` until it takes nothing more.
+// Writes to `fd` until no more fits.
 void Fill(int fd) {
   const int flags = ::fcntl(fd, F_GETFL);
   ASSERT_EQ(::fcntl(fd, F_SETFL, flags | O_NONBLOCK), 0);
@@ -66,7 +65,7 @@ std::string ReadWhatIsThere(int fd) {
   return text;
 }
 
-// Fails the first time, and says of each time that it was started.
+// Returns a script that fails the first time, and prints a line at each start.
 std::string FailOnce(const Folder& folder) {
   return absl::StrCat("touch ", folder / "started$TORCHELASTIC_RESTART_COUNT", "; exit $((1-",
                       "TORCHELASTIC_RESTART_COUNT))");
@@ -88,7 +87,7 @@ TEST(DdprunStallTest, EventsForAConsoleThatNobodyReadsStopNothing) {
   write_end.reset();
   EXPECT_TRUE(AwaitFile(folder / "started0"));
   EXPECT_TRUE(AwaitFile(folder / "started1"));
-  // The end waits for somebody who reads, and loses nothing.
+  // The end of the job waits for a reader, and no output is lost.
   std::string text;
   pollfd polled{.fd = read_end.get(), .events = POLLIN, .revents = 0};
   while (text.find("job_finished") == std::string::npos && ::poll(&polled, 1, 60'000) == 1 &&
@@ -133,7 +132,7 @@ TEST(DdprunStallTest, AProgramOnAStalledMountHoldsUpItsWorkerOnly) {
   const size_t at = run.err().find(announced) + announced.size();
   int port = 0;
   ASSERT_TRUE(absl::SimpleAtoi(run.err().substr(at, run.err().find('\n', at) - at), &port));
-  // Its first worker is stuck in exec once it has a session of its own.
+  // The first worker is stuck in exec once it has a session of its own.
   const MonotonicClock clock;
   const absl::Time deadline = clock.Now() + DdprunDriver::kDeadline;
   std::string text;

@@ -1,5 +1,5 @@
-// The real ddprun, its real Redis server and real worker processes: what it starts, what they are
-// told, where their output goes, how it restarts them and what it says about mistakes.
+// Tests of the real ddprun with its real Redis server and worker processes: what it starts, the
+// workers' environment, their output, restarts, and messages about mistakes.
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -140,7 +140,8 @@ TEST(DdprunTest, ARealPythonProgram) {
 
 TEST(DdprunTest, AFailureRestartsEveryRankInANewGeneration) {
   const Folder folder;
-  // Rank 1 fails in its first two attempts, when rank 0 has spoken, which would wait for ever.
+  // Rank 1 fails in its first two attempts after rank 0 has printed its line; rank 0 never ends by
+  // itself.
   const std::string script =
       "echo rank=$RANK attempt=$TORCHELASTIC_RESTART_COUNT generation=$DDP_GENERATION "
       "store=$DDP_STORE;"
@@ -197,7 +198,7 @@ TEST(DdprunTest, TheReportShowsWhatTheWorkerWrote) {
   EXPECT_EQ(run.Wait(), 1);
   EXPECT_THAT(run.err(), AllOf(HasSubstr("  traceback : std::runtime_error: no data\n"),
                                HasSubstr("at main\n"), HasSubstr("/attempt_0/0/error.json\n")));
-  // The file that the report names is there to be read.
+  // The file that the report names exists for the user to read.
   const std::vector<std::string> entries = run.TemporaryEntries();
   EXPECT_THAT(entries, ElementsAre(StartsWith("ddprun_logs_")));
 }
@@ -291,7 +292,7 @@ TEST(DdprunTest, AClosedConsoleEndsNeitherTheJobNorTheFiles) {
   ASSERT_EQ(::pipe2(fds, O_CLOEXEC), 0);
   UniqueFd read(fds[0]);
   const UniqueFd write(fds[1]);
-  read.reset();  // as of a `head` that has seen enough
+  read.reset();  // closed as by `head`
   DdprunDriver run(
       {.arguments = Shell({"-t1", "--log-dir=" + folder.path()}, "seq 1 30000; echo ok"),
        .stdout_fd = write.get()});
@@ -315,13 +316,14 @@ TEST(DdprunTest, ARedisServerOfTheUsersOwn) {
   EXPECT_EQ(with.Wait(), 0) << with.err();
   EXPECT_THAT(with.out(), AllOf(StartsWith("redis://127.0.0.1:"), HasSubstr(":i1:g1."),
                                 Not(HasSubstr("secret"))));
-  // The same id again: another instance, which knows nothing of the first.
+  // A second job with the same id is another instance, which knows nothing of the first.
   DdprunDriver again({.arguments = arguments, .environment = {{"DDP_REDIS_PASSWORD", "secret"}}});
   EXPECT_EQ(again.Wait(), 0) << again.err();
   EXPECT_THAT(again.out(), HasSubstr(":i2:g1."));
 }
 
-// What torch.distributed.elastic.timer does, in a shell. Torchrun sends the signal to itself, too.
+// The script does what torch.distributed.elastic.timer does. torchrun sends the signal to itself,
+// too.
 TEST(DdprunTest, AWorkerWhoseTimerRunsOutIsKilledAndTheJobGoesOn) {
   const char script[] = R"sh(
     set_timer() {
@@ -343,7 +345,7 @@ TEST(DdprunTest, AWorkerWhoseTimerRunsOutIsKilledAndTheJobGoesOn) {
   EXPECT_THAT(run.TemporaryEntries(), IsEmpty());
 }
 
-// A data loader's timer is its worker's.
+// The timer of a data loader belongs to its worker.
 TEST(DdprunTest, ATimerOfAChildEndsItsWorker) {
   const char script[] = R"sh(
     sh -c 'echo "{\"version\": 1, \"pid\": $$, \"scope_id\": \"s\", \"expiration_time\": 0," \

@@ -34,8 +34,8 @@ using Guard = std::unique_ptr<ServerGuard>;
 
 constexpr absl::Duration kLong = absl::Seconds(60);
 
-// What is started as redis-server while this lives: it answers nothing, and ends when somebody
-// writes a line to pipe().
+// A stand-in for redis-server while this object lives: it answers nothing, and ends when a line is
+// written to pipe().
 class SilentRedis {
  public:
   SilentRedis() {
@@ -54,7 +54,7 @@ class SilentRedis {
 
   std::string pipe() const { return folder_ + "/pipe"; }
 
-  // The real one is started from now on.
+  // Ends the stand-in: the real redis-server is started from then on.
   void Uninstall() { setenv("PATH", path_.c_str(), 1); }
 
  private:
@@ -67,7 +67,7 @@ class EndpointServerTest : public ::testing::Test {
   EndpointServerTest() : folder_(*MakePrivateFolder("ddp-test-")) {}
   ~EndpointServerTest() override { EXPECT_TRUE(RemoveFolder(folder_).ok()); }
 
-  // A place where nothing listens now.
+  // Returns an endpoint where no server listens now.
   static store::RedisEndpoint FreeEndpoint(const std::string& address = "127.0.0.1") {
     store::RedisEndpoint endpoint;
     endpoint.host = address;
@@ -75,7 +75,7 @@ class EndpointServerTest : public ::testing::Test {
     return endpoint;
   }
 
-  // A server at a free place: `endpoint`, but for its port. Somebody may be faster than we.
+  // Starts a server at `endpoint` with a free port. Another program may take the port first.
   Guard StartAt(store::RedisEndpoint& endpoint) {
     for (int attempt = 0; attempt < 10; ++attempt) {
       endpoint.port = *FreePort(endpoint.host);
@@ -159,7 +159,7 @@ TEST_F(EndpointServerTest, OfTwoAtOnceOneHasIt) {
 
 TEST_F(EndpointServerTest, OtherMachinesAddressesAndSocketsAreNotOurs) {
   store::RedisEndpoint endpoint;
-  endpoint.host = "192.0.2.1";  // for documents only
+  endpoint.host = "192.0.2.1";  // an address reserved for documentation
   const auto other = StartServerIfOurs(endpoint, folder_, kLong);
   ASSERT_TRUE(other.ok()) << other.status();
   EXPECT_EQ(*other, nullptr);
@@ -228,7 +228,7 @@ TEST_F(EndpointServerTest, NobodyReadsOrChangesTheServer) {
   const auto refused = [&](const std::vector<std::string>& command) {
     const auto reply = (*connection)->Command(command);
     const std::string why(reply.status().message());
-    // Redis has three ways to say so.
+    // Redis has three texts for a refusal.
     for (const char* text : {"NOPERM", "command not allowed", "The user executing the script"}) {
       if (why.find(text) != std::string::npos) return true;
     }
@@ -277,7 +277,7 @@ TEST_F(EndpointServerTest, NobodyReadsOrChangesTheServer) {
               ::testing::HasSubstr("of all nodes from one version"));
 }
 
-// Those of the rendezvous and of the workers' store, by their names alone.
+// The scripts of the rendezvous and of the workers' store, called by their hashes alone.
 TEST_F(EndpointServerTest, KnowsTheScriptsOfJobsAlsoAfterItWasReplaced) {
   store::RedisEndpoint endpoint = FreeEndpoint("127.0.0.8");
   const auto loop = *EventLoop::Create();  // outlives the guard
@@ -291,7 +291,8 @@ TEST_F(EndpointServerTest, KnowsTheScriptsOfJobsAlsoAfterItWasReplaced) {
     const auto connection = store::RedisConnection::Connect(endpoint, {.total_timeout = kLong});
     ASSERT_TRUE(connection.ok()) << connection.status();
     for (const store::RedisScript& script : scripts) {
-      // Without its keys and arguments it fails; but not because the server does not know it.
+      // Without its keys and arguments the script fails, but not because the server does not know
+      // it.
       const auto reply = (*connection)->Command({"EVALSHA", script.sha1_hex(), "1", "ddp:{job}:k"});
       EXPECT_FALSE(absl::IsNotFound(reply.status())) << reply.status();
     }
@@ -395,7 +396,7 @@ TEST_F(EndpointServerTest, IsReplacedAtItsPlaceWhenItDies) {
   EXPECT_TRUE(TryConnect(endpoint).ok());
 }
 
-// Another agent that looks whether the endpoint is its own holds the port for a moment.
+// Another agent that probes the endpoint holds the port for a moment.
 TEST_F(EndpointServerTest, IsReplacedLaterWhereItsPlaceIsTakenAtFirst) {
   store::RedisEndpoint endpoint = FreeEndpoint("127.0.0.8");
   const auto loop = *EventLoop::Create();  // outlives the guard
@@ -422,7 +423,7 @@ TEST_F(EndpointServerTest, IsReplacedLaterWhereItsPlaceIsTakenAtFirst) {
   EXPECT_TRUE(TryConnect(endpoint).ok());
 }
 
-// Whoever kills all processes kills the replacement, too: that is nothing to tell.
+// The code that kills all processes kills the replacement too: no message is due.
 TEST_F(EndpointServerTest, AReplacementThatEndsWithEverythingIsNotComplainedOf) {
   store::RedisEndpoint endpoint = FreeEndpoint("127.0.0.8");
   const auto loop = *EventLoop::Create();  // outlives the guard
@@ -436,7 +437,7 @@ TEST_F(EndpointServerTest, AReplacementThatEndsWithEverythingIsNotComplainedOf) 
   hooks.doomed = &doomed;
   ASSERT_TRUE(server->Watch(loop.get(), hooks).ok());
   std::thread killer([&] {
-    std::ofstream told(silent.pipe());  // opens when it is read
+    std::ofstream told(silent.pipe());  // blocks until a reader opens the pipe
     doomed = true;
     told << "end" << std::endl;
   });
@@ -445,14 +446,14 @@ TEST_F(EndpointServerTest, AReplacementThatEndsWithEverythingIsNotComplainedOf) 
     ADD_FAILURE() << "the server's end was not seen";
     loop->Stop();
   });
-  // Behind the server's end, which is seen first.
+  // The timer fires after the server's end is seen.
   loop->AddTimer(absl::Milliseconds(1), [&] { StopWhenDoomed(*loop, doomed); });
   ASSERT_TRUE(loop->Run().ok());
   killer.join();
   EXPECT_EQ(server->pid(), -1);
 }
 
-// The agent's heartbeats go out meanwhile.
+// The agent must be able to send heartbeats meanwhile.
 TEST_F(EndpointServerTest, AReplacementThatDoesNotAnswerDoesNotHoldTheLoopUp) {
   store::RedisEndpoint endpoint = FreeEndpoint("127.0.0.8");
   const auto loop = *EventLoop::Create();  // outlives the guard
@@ -461,7 +462,7 @@ TEST_F(EndpointServerTest, AReplacementThatDoesNotAnswerDoesNotHoldTheLoopUp) {
 
   std::vector<std::string> lines;
   std::vector<pid_t> launched;
-  int ticks = 0;  // between the start of the silent one and its end
+  int ticks = 0;  // ticks between start and end of the silent server
   std::thread killer;
   std::function<void()> tick = [&] {
     if (++ticks == 20) {

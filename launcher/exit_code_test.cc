@@ -49,13 +49,13 @@ TEST(ExitCodeTest, TheWorkersOwn) {
   };
   EXPECT_EQ(code(Failed(JobEndReason::kBudgetSpent, 85)), 85);
   EXPECT_EQ(code(Failed(JobEndReason::kWorkerFailed, 128 + SIGSEGV)), 139);
-  // Nobody told us the root cause's: that of the first failure here.
+  // The root cause's code is unknown: the code is that of the first failure here.
   JobResult here = Failed(JobEndReason::kWorkerFailed);
   here.failures = {Failure(0, SIGKILL), Failure(3, 0)};
   EXPECT_EQ(code(here), 137);
   // No worker is to blame.
   EXPECT_EQ(code(Failed(JobEndReason::kRendezvousTimeout)), 1);
-  // What is no exit code is not passed on, least of all as a success.
+  // An invalid exit code is not passed on, least of all as a success.
   EXPECT_EQ(code(Failed(JobEndReason::kBudgetSpent, 256)), 1);
   EXPECT_EQ(code(Failed(JobEndReason::kBudgetSpent, -9)), 1);
 }

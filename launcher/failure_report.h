@@ -22,20 +22,14 @@ struct ReportedFailure {
 };
 
 // Returns the report that ends the output of a failed job, with a newline at its end. Its layout is
-// torchrun's, because people and programs search for it.
-//
-// - `elsewhere` empty: the first of `failures` is the root cause, the rest are the others.
-//   `failures` must not be empty.
-// - `elsewhere` not empty: the root cause is no worker of this node, and `elsewhere` describes it
-//   in one line. All of `failures`, if any, are the others.
-//
-// Pure. Thread: any.
+// torchrun's, because people and programs search for it. `failures` begins with the root cause. If
+// `elsewhere` is not empty, the root cause is no worker of this node: `elsewhere` describes it in
+// one line, and `failures` are the others, if any. Pure. Thread: any.
 std::string FormatFailureReport(const std::string& entrypoint,
                                 const std::vector<ReportedFailure>& failures,
                                 const std::string& elsewhere = "");
 
-// Returns `elsewhere` of a job that ended with `result`; empty when the root cause is on this node
-// or nothing failed. Pure.
+// Returns `elsewhere` of a job; empty if the root cause is on this node or nothing failed. Pure.
 std::string DescribeCauseElsewhere(const elastic::JobResult& result);
 
 // Host and time zone that a report shows.
@@ -44,12 +38,11 @@ struct ReportContext {
   absl::TimeZone time_zone = absl::LocalTimeZone();
 };
 
-// Returns the agent's account of how a worker ended, without the worker's own error file. Pure.
+// Returns the agent's account of how a worker ended, whatever its error file says. Pure.
 std::string AgentsWords(const elastic::WorkerFailure& failure);
 
-// Returns `failure` as the report shows it, with the text of the worker's error file where there is
-// one. If that file cannot be parsed, the text says why; its contents are not shown. Reads the
-// file. Thread: any.
+// Returns `failure` as the report shows it, with the text of the worker's error file, if any. If
+// the file is malformed, the text says why, not what is in it. Reads the file. Thread: any.
 ReportedFailure DescribeFailure(const elastic::WorkerFailure& failure,
                                 const ReportContext& context);
 

@@ -129,7 +129,7 @@ TEST(DescribeCauseElsewhereTest, NamesTheHostOfAWorkerElsewhere) {
   EXPECT_EQ(DescribeCauseElsewhere(result), "on another node: rank 9 exited with code 7");
   result.cause_host = "b-7";
   EXPECT_EQ(DescribeCauseElsewhere(result), "on another node (b-7): rank 9 exited with code 7");
-  // Not all that ends a job is on a node.
+  // Some ends of a job happen on no node.
   result.end = elastic::JobEndReason::kRendezvousTimeout;
   result.cause_elsewhere = "node b-7 was lost, and the job cannot restart: only 1 of 2 nodes came";
   EXPECT_EQ(DescribeCauseElsewhere(result), result.cause_elsewhere);
@@ -151,7 +151,7 @@ TEST(DescribeFailureTest, TheCallStackOfPythonWhereverTheFileHasIt) {
     std::ofstream(path) << json;
     return DescribeFailure(Failure(path), kContext).text;
   };
-  // As torch.distributed.elastic's @record writes it: the message stands in the stack.
+  // torch.distributed.elastic's @record writes this form: the message stands in the stack.
   const std::string stack =
       "Traceback (most recent call last):\n  File \"train.py\", line 3, in main\nValueError: no "
       "data";

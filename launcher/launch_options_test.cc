@@ -28,7 +28,8 @@ constexpr HostResources kHost = {.cpus = 8, .gpus = 2};
 
 using Spelled = std::map<std::string, std::string>;
 
-// The values as main() reads them when the user gave `given`, by gflags name, each as a flag.
+// Parses the values as main() reads them when the user gave `given`, by gflags name, each as a
+// flag.
 absl::StatusOr<LaunchOptions> Parse(const FlagValues& given, const HostResources& host = kHost,
                                     Spelled spelled = {}) {
   FlagValues values;
@@ -146,7 +147,7 @@ TEST(LaunchOptionsTest, C10dIsRedisAtItsOwnPortAndSaysSoOnce) {
 }
 
 TEST(LaunchOptionsTest, APortOfZeroIsAPlaceOfThisNodesOwn) {
-  // From torchrun's documentation, for several jobs on one node.
+  // torchrun's documentation has this form for several jobs on one node.
   const FlagValues given = {{"rdzv_backend", "c10d"}, {"rdzv_endpoint", "localhost:0"}};
   EXPECT_EQ(Options(given).rendezvous.kind, RendezvousKind::kPrivate);
   EXPECT_EQ(Options({{"rdzv_endpoint", "localhost:0"}}).rendezvous.kind, RendezvousKind::kPrivate);
@@ -160,7 +161,7 @@ TEST(LaunchOptionsTest, MasterFlagsWithAnEndpointAreLeftOutOfAccount) {
   EXPECT_THAT(Options(given).notices,
               ElementsAre(HasSubstr("--master-addr: "), HasSubstr("--master-port: ")));
   EXPECT_EQ(Options(given).master_port, 0);
-  // Operators of clusters set the variables everywhere: no reason to talk.
+  // Operators of clusters set the variables everywhere: no notice is due.
   const auto options =
       Parse(given, kHost, {{"master_addr", "PET_MASTER_ADDR"}, {"master_port", "PET_MASTER_PORT"}});
   ASSERT_TRUE(options.ok()) << options.status();
@@ -174,12 +175,12 @@ TEST(LaunchOptionsTest, StaticRendezvous) {
   EXPECT_EQ(options.node_rank, 1);
   EXPECT_EQ(options.master_addr, "fd00::7");
   EXPECT_EQ(options.master_port, 2000);
-  // What is not said is as in torchrun.
+  // Values that are not given are as in torchrun.
   const LaunchOptions first = Options({{"nnodes", "2"}, {"master_addr", "node-0"}});
   EXPECT_EQ(first.node_rank, 0);
   EXPECT_EQ(first.master_port, 29500);
   EXPECT_EQ(Options({{"node_rank", "0"}}).master_addr, "127.0.0.1");
-  // torchrun's other way to say it.
+  // torchrun has a second form for the same.
   const LaunchOptions endpoint =
       Options({{"nnodes", "2"}, {"rdzv_backend", "static"}, {"rdzv_endpoint", "node-0:3000"}});
   EXPECT_EQ(endpoint.rendezvous.kind, RendezvousKind::kStatic);
@@ -248,12 +249,12 @@ TEST(LaunchOptionsTest, LeaseAndHeartbeat) {
   EXPECT_EQ(lease({{"lease_ms", "1200"}}), std::pair(int64_t{1200}, int64_t{200}));
   EXPECT_EQ(lease({{"lease_ms", "1200"}, {"heartbeat_ms", "100"}}),
             std::pair(int64_t{1200}, int64_t{100}));
-  // torchrun's pair says the same.
+  // torchrun's pair of keys gives the same lease.
   EXPECT_EQ(lease({{"rdzv_conf", "keep_alive_interval=2,keep_alive_max_attempt=4"}}),
             std::pair(int64_t{8000}, int64_t{2000}));
   EXPECT_EQ(lease({{"rdzv_conf", "keep_alive_max_attempt=4"}}),
             std::pair(int64_t{2000}, int64_t{333}));
-  // Our own flags count over it.
+  // ddprun's own flags override it.
   EXPECT_EQ(lease({{"rdzv_conf", "keep_alive_interval=2,keep_alive_max_attempt=4"},
                    {"lease_ms", "6000"}}),
             std::pair(int64_t{6000}, int64_t{2000}));
@@ -341,7 +342,7 @@ TEST(LaunchOptionsTest, Output) {
 TEST(LaunchOptionsTest, ProgramKinds) {
   EXPECT_EQ(Options({{"module", "true"}}).program_kind, ProgramKind::kPythonModule);
   EXPECT_EQ(Options({{"no_python", "true"}}).program_kind, ProgramKind::kExecutable);
-  // As torchrun's help says.
+  // torchrun's help says so.
   EXPECT_EQ(Options({{"run_path", "true"}, {"no_python", "true"}}).program_kind,
             ProgramKind::kPythonScript);
   EXPECT_THAT(Error({{"no_python", "true"}, {"module", "true"}}),

@@ -15,7 +15,7 @@ TEST(LinePrefixTest, ReplacesWhatHasAValueAndLeavesTheRest) {
   EXPECT_EQ(expand("$$rank costs $5, ${nobody} ${rank"), "$rank costs $5, ${nobody} ${rank");
   EXPECT_EQ(expand("${} ${-} $"), "${} ${-} $");
   EXPECT_EQ(expand(""), "");
-  // What a value brings along is not looked at again.
+  // A value is not expanded again.
   EXPECT_EQ(ExpandTemplate("$a", {{"a", "$b"}, {"b", "x"}}), "$b");
 }
 

@@ -45,7 +45,7 @@ class LogFilesTest : public ::testing::Test {
     EXPECT_TRUE(RemoveFolder(folder_).ok());
   }
 
-  // A root with attempt_0/1 in it.
+  // Returns a root with attempt_0/1 in it.
   LogRoot MakeRoot() const {
     auto root = MakeLogRoot(folder_, "run");
     EXPECT_TRUE(root.ok()) << root.status();
@@ -97,7 +97,7 @@ TEST_F(LogFilesTest, AFileIsAppendedToWhereItIsOursAlready) {
   EXPECT_EQ(ContentsOf(path), "abc");
 }
 
-// Puts something in a file's place; it must be refused, and stay as it is.
+// Puts another object in a file's place; OpenLogFile() must refuse it and leave it as it is.
 TEST_F(LogFilesTest, AFileThatIsNotOursIsRefusedInOneLine) {
   const std::string outside = folder_ + "/outside";
   const auto refused = [&](const std::string& why,
@@ -155,7 +155,7 @@ TEST_F(LogFilesTest, AFolderThatIsNotOursIsRefusedInOneLine) {
     EXPECT_FALSE(std::filesystem::exists(folder_ + "/moved/stdout.log"));
     std::filesystem::remove_all(folder_ + "/moved");
   }
-  // Nobody but the superuser can make a folder of another user.
+  // Only the superuser can make a folder of another user.
   LogRoot of_another = MakeRoot();
   ++of_another.owner;
   const absl::Status status = MakeLogFolder(of_another, "attempt_0/1");

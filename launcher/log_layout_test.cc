@@ -75,7 +75,7 @@ TEST(LogLayoutTest, AFolderThatCannotBeMadeIsNamed) {
   EXPECT_THAT(std::string(layout.status().message()), HasSubstr("/proc/nowhere"));
 }
 
-// As --log-dir=/tmp is.
+// The folder is world-writable, like --log-dir=/tmp.
 TEST(LogLayoutTest, AWorldWritableFolderGetsARootThatNobodyElseCanWrite) {
   const std::string log_dir = *MakePrivateFolder("ddp-test-") + "/tmp";
   const mode_t before = ::umask(0);

@@ -78,7 +78,7 @@ class LogRouterTest : public ::testing::Test {
     return stream;
   }
 
-  // What the router has given to the console so far.
+  // Returns what the router has written to the console so far.
   static std::string Available(int fd) {
     std::string text;
     std::array<char, 65536> buffer;
@@ -121,7 +121,7 @@ TEST_F(LogRouterTest, TheEndOfTheStreamEndsTheLastLine) {
   pipe.write.reset();
   router.DrainStream(*id);
   EXPECT_EQ(Available(console_.read.get()), "[r0]:no newline\n");
-  router.DrainStream(*id);  // it has ended
+  router.DrainStream(*id);  // the worker has ended
   router.CloseStream(*id);
   EXPECT_EQ(Available(console_.read.get()), "");
 }
@@ -229,7 +229,7 @@ std::string RunBusyWriters(EventLoop* loop, int console_fd, UniqueFd* console_ow
       ids.push_back(*router.AddStream(std::move(stream)));
       writers.emplace_back([i, fd = std::move(pipe.write)] { BusyWriters::Write(i, fd.get()); });
     }
-    // The loop is woken by the end of all writers, and has a deadline.
+    // The end of all writers wakes the loop; the loop has a deadline.
     Pipe done;
     std::thread waiter([&] {
       for (std::thread& writer : writers) writer.join();
@@ -275,8 +275,8 @@ TEST_F(LogRouterTest, AConsoleThatNobodyReadsMakesWritersWaitAndNotTheLoop) {
   const int writer_fd = pipe.write.get();
   ASSERT_EQ(::fcntl(writer_fd, F_SETFL, O_NONBLOCK), 0);
   const auto id = router->AddStream(MakeStream(pipe, "[r0]:"));
-  // Feeds the pipe whenever it takes something, until it has taken nothing for a whole round of the
-  // loop: the router has stopped reading.
+  // Fills the pipe until no more fits for a whole round of the loop: the router has stopped
+  // reading.
   const std::string text(1000, 'x');
   size_t accepted = 0;
   size_t last = 1;
@@ -295,14 +295,14 @@ TEST_F(LogRouterTest, AConsoleThatNobodyReadsMakesWritersWaitAndNotTheLoop) {
   ASSERT_TRUE(loop_->Run().ok());
   EXPECT_GE(accepted, Console::kFullBytes);
   EXPECT_LE(accepted, Console::kFullBytes + (1 << 20));
-  // Nothing of it is lost.
+  // No byte is lost.
   pipe.write.reset();
   std::string output;
   std::thread reader([&] { output = ReadToEnd(console_.read.get()); });
   for (int i = 0; i < 100; ++i) router->DrainStream(*id);
   router->Flush({.stall_timeout = kDeadline});
   console_.write.reset();
-  router.reset();  // and with it its own opening of the console
+  router.reset();  // the router's opening of the console closes too
   reader.join();
   size_t payload = 0;
   for (const char c : output) payload += c == 'x';
@@ -321,7 +321,7 @@ TEST_F(LogRouterTest, AConsoleThatNobodyReadsIsGivenUpSoonForSomebodyInAHurry) {
   const UniqueFd signalled(::eventfd(1, EFD_CLOEXEC));
   LogRouter router(loop_.get(), console_.write.get(), console_.write.get());
   router.SayAsItIs(std::string(Console::kFullBytes, 'x'));
-  // Without the signal this would be for ever.
+  // Without the signal this call would block for an hour.
   router.Flush({.stall_timeout = absl::Hours(1),
                 .hurry_fd = signalled.get(),
                 .hurried_timeout = absl::Milliseconds(10)});
@@ -343,7 +343,7 @@ TEST_F(LogRouterTest, WhoIsInAHurryStillGetsWhatIsRead) {
   EXPECT_EQ(output.size(), Console::kFullBytes + 1);
 }
 
-// A log file on a mount that has stalled is, for write(), a pipe that nobody reads.
+// A log file on a stalled mount is, for write(), like a pipe without a reader.
 TEST_F(LogRouterTest, ALogFileThatTakesNothingMakesItsWriterWaitAndNotTheLoop) {
   const auto writer = *FileWriter::Create(loop_.get(), "log-writer");
   const UniqueFd console(::open("/dev/null", O_WRONLY | O_CLOEXEC));
@@ -370,7 +370,7 @@ TEST_F(LogRouterTest, ALogFileThatTakesNothingMakesItsWriterWaitAndNotTheLoop) {
   ASSERT_TRUE(loop_->Run().ok());
   EXPECT_GE(accepted, FileWriter::kFullBytes);
   EXPECT_LE(accepted, FileWriter::kFullBytes + (1 << 20));
-  // Nothing of it is lost, and a file that takes again is written while the loop turns.
+  // No byte is lost, and a file that takes data again is written while the loop runs.
   std::string output;
   std::thread reader([&] { output = ReadToEnd(file.read.get()); });
   pipe.write.reset();
@@ -414,7 +414,7 @@ TEST_F(LogRouterTest, FilesThatTakeNothingAreGivenUpInTheEnd) {
   }
   router.Flush({.stall_timeout = absl::Milliseconds(10)});
   EXPECT_THAT(Available(console_.read.get()), ::testing::HasSubstr("the log files take nothing"));
-  (void)Available(file.read.get());  // lets the thread go
+  (void)Available(file.read.get());  // unblocks the thread
 }
 
 TEST_F(LogRouterTest, OwnLinesThatNobodyReadsAreDroppedAndCounted) {

@@ -26,12 +26,9 @@ struct MeetingPlace {
   std::unique_ptr<store::TcpStoreServer> worker_store;  // node 0 of a static rendezvous only
 };
 
-// Finds the rendezvous and starts the servers that this node has to run for it:
-// - a private server on a unix socket, or
-// - the server at --rdzv-endpoint if the address is this node's, or
-// - node 0's servers of a static rendezvous.
-//
-// Afterwards this process's environment has the credentials that the workers need, and no others.
+// Finds the rendezvous and starts the servers that this node has to run for it: a private one on a
+// unix socket, the one at --rdzv-endpoint, or node 0's of a static rendezvous. Afterwards this
+// process's environment has the credentials that the workers need, and no others.
 //
 // `given` is the endpoint that the user named (RendezvousKind::kRedis), with its credentials.
 // `folder` is a folder of ours for a server. `event_loop` is not owned and must outlive the result.

@@ -1,5 +1,5 @@
-// A worker for tests of ddprun: meets all others in the store at MASTER_ADDR:MASTER_PORT, says so,
-// and ends.
+// A worker for tests of ddprun. It meets all others in the store at MASTER_ADDR:MASTER_PORT, prints
+// a line, and ends.
 //
 //   meeting_worker             # at once
 //   meeting_worker fail        # the highest rank fails in the first attempt, when all have met
@@ -35,7 +35,7 @@ int EnvironmentNumber(const char* name) {
   return number;
 }
 
-// Returns when all have come to the same place in the same attempt.
+// Blocks until all ranks have reached the same place in the same attempt.
 void Meet(ddp::store::TcpStoreClient& store, const std::string& place, int rank, int size,
           const std::string& restarts) {
   const auto set = store.Set(absl::StrCat("/", place, "/", rank), restarts, kLong);

@@ -37,7 +37,7 @@ absl::Status ListenError(int port) {
 UniqueFd TryListen(int family, int port) {
   UniqueFd fd(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd.valid()) return fd;
-  // With SO_REUSEADDR the port of an agent that has just ended is free at once.
+  // SO_REUSEADDR makes the port of an agent that has just ended available at once.
   const int one = 1;
   ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
   sockaddr_in6 v6{};

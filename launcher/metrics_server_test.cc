@@ -131,7 +131,7 @@ TEST_F(MetricsServerTest, ReadsNoMoreThanARequestMayHave) {
   std::string answer;
   Serve([&] {
     const UniqueFd fd = testing::DialLoopback(server_->port());
-    // The last byte is one too many, and nothing is left unread.
+    // The last byte exceeds the limit, and no byte is left unread.
     testing::SendText(fd, std::string(8193, 'x'));
     answer = testing::ReceiveText(fd);
   });
@@ -157,7 +157,7 @@ TEST_F(MetricsServerTest, ClosesConnectionsBeyondItsBound) {
     EXPECT_THAT(testing::ReceiveText(third), IsEmpty());
     testing::SendText(first, "GET /metrics HTTP/1.1\r\n\r\n");
     EXPECT_THAT(testing::ReceiveText(first), StartsWith("HTTP/1.1 200 OK\r\n"));
-    // There is room again. `second` is still open: it goes with the server.
+    // A connection is free again. `second` is still open; the server's end closes it.
     EXPECT_THAT(Ask("GET /metrics HTTP/1.1\r\n\r\n"), StartsWith("HTTP/1.1 200 OK\r\n"));
   });
 }

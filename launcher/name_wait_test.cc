@@ -28,7 +28,7 @@ class NameWaitTest : public ::testing::Test {
     options_.say = [this](const std::string& line) { said_.push_back(line); };
   }
 
-  // A name that is there after `delay`.
+  // Waits for a name that resolves after `delay`.
   absl::Status AwaitOneThatComesAfter(absl::Duration delay) {
     const absl::Time there = now_ + delay;
     return AwaitName(options_, [this, there] {

@@ -1,6 +1,5 @@
-// Support for a private Redis server that other machines reach: finds which addresses of a name are
-// this machine's, and makes the server's configuration. For StartServerIfOurs() and
-// MeetStatically().
+// Private Redis server that other machines reach: the addresses of a name that are this machine's,
+// and the server's configuration. For StartServerIfOurs() and MeetStatically().
 #ifndef DDP_LAUNCHER_NETWORK_SERVER_H_
 #define DDP_LAUNCHER_NETWORK_SERVER_H_
 
@@ -28,11 +27,9 @@ struct BindProbe {
 // Binds `port` (0: a free one) on each address of `host`, and releases it. No socket listens
 // meanwhile.
 //
-// Errors:
-// - kUnavailable: the name cannot be resolved now.
-// - kInvalidArgument: a wildcard address, which every machine has.
-// - kPermissionDenied: a port below 1024.
-// - kInternal: another system call failed.
+// Errors: kUnavailable (the name cannot be resolved now), kInvalidArgument (a wildcard address,
+// which every machine has), kPermissionDenied (a port below 1024), kInternal (another system call
+// failed).
 absl::StatusOr<BindProbe> ProbeBind(const std::string& host, int port);
 
 // Returns OK when `host` can be resolved. Errors: kUnavailable.
@@ -41,14 +38,12 @@ absl::Status LookUp(const std::string& host);
 // Returns the numeric addresses of `host`. Errors: kUnavailable.
 absl::StatusOr<std::vector<std::string>> AddressesOf(const std::string& host);
 
-// Returns true for an address of every machine: 0.0.0.0 or ::, in any spelling. Returns false for a
-// name.
+// Returns true for 0.0.0.0 or ::, in any spelling. Returns false for a name.
 bool IsWildcard(const std::string& host);
 
 bool IsLoopback(const std::string& numeric_address);
 
-// Returns a port that is free on `numeric_address` now. Errors: kInternal; kUnavailable when the
-// address cannot be parsed.
+// Returns a port that is free on `numeric_address` now. Errors: kInternal.
 absl::StatusOr<int> FreePort(const std::string& numeric_address);
 
 struct NetworkServerOptions {

@@ -22,7 +22,7 @@ using ::testing::IsEmpty;
 using ::testing::Not;
 using ::testing::SizeIs;
 
-// A /sys, /proc and /dev of a host that does not exist.
+// The /sys, /proc and /dev of an invented host.
 class InventedHost {
  public:
   explicit InventedHost(const std::string& name) : root_(::testing::TempDir() + "/" + name) {
@@ -127,7 +127,7 @@ TEST(CpuTopologyTest, GpusInTheOrderOfTheirAddressesAsFarAsTheyAreSeen) {
   EXPECT_THAT(host.Read(Range(32), "1, 7, 0")->gpu_nodes, ElementsAre(0));
   EXPECT_THAT(host.Read(Range(32), "GPU-1, MIG-x, GPU-9")->gpu_nodes, ElementsAre(3, -1, -1));
   EXPECT_THAT(host.Read(Range(32), "")->gpu_nodes, IsEmpty());
-  // In a container that has the driver's files but not this device.
+  // A container may have the driver's files but not this device.
   host.Write("/proc/driver/nvidia/gpus/0000:01:00.0/information", "Device Minor: \t 5");
   EXPECT_THAT(host.Read(Range(32))->gpu_nodes, ElementsAre(3, 0));
 }
@@ -179,9 +179,9 @@ TEST(NumaPlanTest, WithoutGpusRanksSpreadOverTheNodes) {
   ASSERT_THAT(plan, SizeIs(4));
   EXPECT_THAT(plan[0], ElementsAre(0, 1, 2, 3, 16, 17, 18, 19));
   EXPECT_THAT(plan[3], ElementsAre(12, 13, 14, 15, 28, 29, 30, 31));
-  // Two of them do not crowd into neighbours.
+  // Two ranks are not placed on neighbouring nodes.
   EXPECT_THAT(Plan(topology, NumaBinding::kNode, 2)[1], ElementsAre(8, 9, 10, 11, 24, 25, 26, 27));
-  // Eight: two per node, neighbours together.
+  // Eight ranks: two per node, neighbours together.
   const auto eight = Plan(topology, NumaBinding::kNode, 8);
   EXPECT_EQ(eight[0], eight[1]);
   EXPECT_NE(eight[1], eight[2]);
@@ -237,7 +237,7 @@ TEST(NumaPlanTest, OnlyCpusThatWeMayRunOn) {
               ElementsAre(ElementsAre(4, 6, 7), ElementsAre(8)));
   EXPECT_THAT(Plan(topology, NumaBinding::kCoreComplex, 2),
               ElementsAre(ElementsAre(6, 7), ElementsAre(8)));
-  // A GPU's node of which we have no CPU is no home.
+  // A GPU's node is no home if this process may run on none of its CPUs.
   CpuTopology far = topology;
   far.gpu_nodes = {3};
   EXPECT_THAT(Plan(far, NumaBinding::kNode, 1), ElementsAre(ElementsAre(4, 6, 7)));

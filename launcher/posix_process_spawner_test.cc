@@ -87,12 +87,12 @@ class PosixProcessSpawnerTest : public ::testing::Test {
     return Spawn(spec);
   }
 
-  // Until every worker has ended.
+  // Runs the loop until every worker has ended.
   void Run() {
     while (running_ > 0) RunLoop();
   }
 
-  // Until something stops it.
+  // Runs the loop until a callback stops it.
   void RunLoop() {
     const auto timer = loop_->AddTimer(kDeadline, [] {
       ADD_FAILURE() << "the workers did not end";
@@ -103,7 +103,7 @@ class PosixProcessSpawnerTest : public ::testing::Test {
   }
 
   std::unique_ptr<EventLoop> loop_;
-  // Nobody is to read it: the files are looked at.
+  // The console has no reader: tests read the files.
   const UniqueFd console_{::open("/dev/null", O_WRONLY | O_CLOEXEC)};
   LogRouter router_;
   std::unique_ptr<PosixProcessSpawner> spawner_;
@@ -229,7 +229,7 @@ TEST_F(SlowStartTest, AStartThatIsGivenUpLeavesNothing) {
   if (!gone) RunLoop();
   EXPECT_EQ(started_.status().message(), "no answer");
   EXPECT_EQ(::waitpid(-1, nullptr, WNOHANG), -1);
-  // And the next one is not held up by it.
+  // The cancelled start does not delay the next one.
   EXPECT_TRUE(Shell("exit 0").ok());
   Run();
 }
@@ -280,15 +280,14 @@ TEST_F(PosixProcessSpawnerTest, TheWorkersWorld) {
   options.output.redirects.all = kBothStreams;
   Make(options);
   const int inherited = ::memfd_create("inherited", MFD_CLOEXEC);
-  const int other =
-      ::open("/dev/null", O_RDONLY);  // without O_CLOEXEC, as a careless parent has it
+  const int other = ::open("/dev/null", O_RDONLY);  // inheritable, as a careless parent leaves it
   ::signal(SIGPIPE, SIG_IGN);
   elastic::WorkerSpec spec;
   spec.local_rank = 12;
   spec.attempt = 3;
   spec.environment = {{"RANK", "12"}};
   spec.inherited_fds = {inherited};
-  // Asks the kernel what it made of this process.
+  // Prints the kernel's view of this process.
   spec.argv = {
       "/bin/sh", "-c",
       "echo rank=$RANK arg=$1; echo file=$TORCHELASTIC_ERROR_FILE;"
@@ -305,7 +304,7 @@ TEST_F(PosixProcessSpawnerTest, TheWorkersWorld) {
   EXPECT_THAT(out, HasSubstr(absl::StrCat("file=", folder, "/error.json\n")));
   EXPECT_THAT(out, HasSubstr(absl::StrCat("session=", *pid, " pid=", *pid, "\n")));
   EXPECT_THAT(out, HasSubstr("SigBlk:\t0000000000000000"));
-  // Of the signals that a program can set; the C library keeps two above them.
+  // Only signals that a program can set are compared; the C library reserves two above them.
   const size_t ignored = out.find("SigIgn:\t");
   ASSERT_NE(ignored, std::string::npos);
   EXPECT_EQ(std::stoull(out.substr(ignored + 8, 16), nullptr, 16) & 0x7fffffff, 0U);
@@ -363,13 +362,13 @@ TEST_F(PosixProcessSpawnerTest, LinesThatMatchAFilterAreThereTwice) {
     spec.argv = {"/bin/sh", "-c", "echo loss 1; echo x; printf a,b; echo warn 1 >&2"};
     ASSERT_TRUE(Spawn(spec).ok());
     Run();
-    spawner_->AwaitStrays();  // ends the streams, and with them the last line
+    spawner_->AwaitStrays();  // ends the streams, and so the last line
   }
   const std::string attempt = options.layout.root() + "/attempt_0";
   EXPECT_EQ(Slurp(attempt + "/filtered_stdout.log"),
             "a-12 r0/10> loss 1\na-12 r0/10> a,b\na-12 r1/11> loss 1\na-12 r1/11> a,b\n");
   EXPECT_EQ(Slurp(attempt + "/filtered_stderr.log"), "a-12 r0/10> warn 1\na-12 r1/11> warn 1\n");
-  // What the filter of ranks keeps from the console has its file all the same.
+  // Output that the filter of ranks keeps from the console is in its file all the same.
   EXPECT_EQ(Slurp(attempt + "/2/stdout.log"), "loss 1\nx\na,b");
 }
 
@@ -396,10 +395,10 @@ TEST_F(PosixProcessSpawnerTest, ASignalReachesTheWholeGroup) {
   loop_->AddTimer(absl::ZeroDuration(), [&] { spawner_->Signal(pid, SIGKILL); });
   Run();
   EXPECT_EQ(exits_[pid].signal, SIGKILL);
-  spawner_->Signal(pid, SIGTERM);  // gone: no error
+  spawner_->Signal(pid, SIGTERM);  // the worker has ended: no error
 }
 
-// A worker's child that has left its session, and that one's own child.
+// A worker's child that has left its session, and the child of that child.
 constexpr char kLeaveStrays[] =
     "setsid sh -c 'sleep 1000 & echo $$ $! > \"$0\"; : > \"$0.ready\"; wait' $1 & "
     "while [ ! -e $1.ready ]; do sleep 0.01; done; exit $2";
@@ -437,7 +436,8 @@ TEST_F(PosixProcessSpawnerTest, StraysDieAndLiveWorkersDoNot) {
   EXPECT_EQ(exits_[live].signal, SIGTERM);
 }
 
-// No real process can be told to outlive SIGKILL; one that is stuck in the kernel does.
+// The fake stands for a process that is stuck in the kernel and outlives SIGKILL; a test cannot
+// make a real one.
 TEST_F(PosixProcessSpawnerTest, TheLoopGoesOnWhileAStrayOutlivesSigkill) {
   bool stuck = true;
   PosixProcessSpawner::Options options;
@@ -487,8 +487,7 @@ TEST_F(PosixProcessSpawnerTest, TheSparedAreSpared) {
 
 TEST_F(PosixProcessSpawnerTest, AdoptedOrphansAreReaped) {
   Make();
-  // A number is free again only when the orphan that had it was reaped; until then the worker
-  // stays.
+  // A number is free again only when its orphan is reaped; the worker stays until then.
   const pid_t pid = *Shell(
       "orphan=$( (sleep 0.01 >/dev/null & echo $!) );"
       "while kill -0 $orphan 2>/dev/null; do sleep 0.01; done");
@@ -504,7 +503,7 @@ TEST_F(PosixProcessSpawnerTest, ADoomedSpawnerStartsNothing) {
   EXPECT_FALSE(Shell("exit 0").ok());
 }
 
-// What dies then was killed by us, and must not be taken for a failure of the job.
+// A worker that dies then was killed by us, and must not count as a failure of the job.
 TEST_F(PosixProcessSpawnerTest, ADoomedSpawnerTellsNoEnd) {
   std::atomic<bool> doomed = false;
   PosixProcessSpawner::Options options;
@@ -513,7 +512,7 @@ TEST_F(PosixProcessSpawnerTest, ADoomedSpawnerTellsNoEnd) {
   const pid_t pid = *Shell("sleep 1000");
   doomed = true;
   spawner_->Signal(pid, SIGKILL);
-  // Its end has been seen when nothing of it is left to wait for.
+  // The end is seen once no process of the worker is left.
   const absl::Time deadline = MonotonicClock().Now() + kDeadline;
   const auto is_there = [pid] { return ::kill(pid, 0) == 0; };
   std::function<void()> look = [&] {

@@ -33,7 +33,7 @@ class ProcessTreeTest : public ::testing::Test {
     write_.reset(fds[1]);
   }
 
-  // A child that runs `body`, says so, and waits to be killed.
+  // Forks a child that runs `body`, reports it, and waits to be killed.
   pid_t Fork(const std::function<void()>& body) {
     const pid_t pid = ::fork();
     if (pid == 0) {
@@ -86,7 +86,7 @@ TEST_F(ProcessTreeTest, KillsOrphansThatCameToUs) {
 }
 
 TEST_F(ProcessTreeTest, ChildrenOfAChildThatForksWithoutEnd) {
-  // Replaces itself for ever; every copy lives for a moment only.
+  // The child replaces itself without end; every copy lives for a moment only.
   Fork([this] {
     Ready();
     while (true) {

@@ -1,5 +1,5 @@
-// --rdzv-conf: a text that is accepted can be written down and read again, and an error is one
-// line.
+// Fuzz target for --rdzv-conf: an accepted text can be written down and parsed again, and an error
+// is one line.
 #include "launcher/rendezvous_conf.h"
 
 #include <glog/logging.h>
@@ -30,7 +30,7 @@ constexpr std::pair<const char*, TimeMember> kTimes[] = {
     {"heartbeat_timeout", &RendezvousConf::heartbeat_timeout},
 };
 
-// The text that says what `conf` says.
+// Returns a text that parses to `conf`.
 std::string Format(const RendezvousConf& conf) {
   std::vector<std::string> pairs;
   for (const auto& [key, member] : kTimes) {

@@ -14,8 +14,7 @@
 namespace ddp::launcher {
 
 // End of a node whose Redis server is the job's rendezvous. The server ends with the node, so the
-// node first waits for the others: they must not wait for a server that is gone.
-//
+// node first waits: other nodes must not wait for a server that is gone.
 // - kGo: the node may end. No other node is left, or the others have a later generation, which
 //   continues without a store. Or two leases have passed: the others know that the job has ended,
 //   or they continue to work in this generation.
@@ -25,8 +24,8 @@ namespace ddp::launcher {
 enum class Farewell { kGo, kWait, kClose };
 
 // Decides the next step. `waited` is the time since the node began to wait. `lease` and
-// `shutdown_timeout` are this node's: those of the others are unknown. `job` is the job without
-// this node, which has left. Pure.
+// `shutdown_timeout` are this node's: those of others are unknown. `job` is without this node.
+// Pure.
 Farewell DecideFarewell(const elastic::JobRecord& job, uint64_t own_generation,
                         absl::Duration waited, absl::Duration lease,
                         absl::Duration shutdown_timeout);

@@ -61,7 +61,7 @@ TEST(ServerFarewellTest, AnEndIsHeardWithinTwoLeases) {
   EXPECT_EQ(Decide(Job("succeeded", 3), 2 * kLease), Farewell::kGo);
 }
 
-// This node has done its work, and its user wants it to end while others still work.
+// This node has ended its work, and its user wants it to end while others still work.
 TEST(ServerFarewellTest, OthersThatWorkOnInOurGenerationAreNotHeldUp) {
   EXPECT_EQ(Decide(Job("running", 3)), Farewell::kWait);
   EXPECT_EQ(Decide(Job("running", 3), 2 * kLease), Farewell::kGo);

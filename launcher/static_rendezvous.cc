@@ -24,7 +24,7 @@ namespace {
 constexpr char kMeetingKey[] = "ddp/static-rendezvous";
 // Prefix of keys that are challenges to node 0; the nonce follows.
 constexpr char kProofPrefix[] = "ddp/static-proof/";
-// Time for which node 0 may be away before the user is told.
+// Time for which node 0 may be away before the user is informed.
 constexpr absl::Duration kQuietWait = absl::Seconds(5);
 constexpr absl::Duration kPause = absl::Milliseconds(50);
 // Maximum of ports to try: another program may bind a free port before our server does.

@@ -51,7 +51,7 @@ class StaticRendezvousTest : public ::testing::Test {
     return options;
   }
 
-  // Node 0 at a port that is free. Somebody may be faster than we.
+  // Starts node 0 at a free port. Another program may take the port first.
   StaticMeeting Host(const std::string& master_addr = "127.0.0.1") {
     for (int attempt = 0; attempt < 10; ++attempt) {
       port_ = *FreePort("127.0.0.1");
@@ -96,14 +96,14 @@ TEST_F(StaticRendezvousTest, NodesLearnWhereNodeZeroServes) {
 }
 
 TEST_F(StaticRendezvousTest, ANodeThatIsFirstWaitsForNodeZero) {
-  // A port at which nobody listens, and nobody else will: it is ours, in another protocol's way.
+  // A store of our own holds node 0's port, so that no other program takes it. Its loop runs later.
   const auto place = store::TcpStoreServer::Listen(loop_.get(), "127.0.0.9", 0);
   ASSERT_TRUE(place.ok());
   port_ = (*place)->port();
   StaticRendezvousOptions options = Options(1);
   options.master_addr = "127.0.0.9";
   auto met = std::async(std::launch::async, [&] { return MeetStatically(options, nullptr); });
-  // It connects, and asks for what is not there yet.
+  // The node connects, and waits for a key that is not published yet.
   const StaticMeeting host = Host();
   (*place)->Publish("ddp/static-rendezvous",
                     absl::StrCat("{\"host\":\"127.0.0.1\",\"port\":", host.endpoint.port,
@@ -129,7 +129,7 @@ TEST_F(StaticRendezvousTest, APasswordOfTheUsersGoesToAProvenServerOnly) {
   const StaticMeeting host = Host();
   EXPECT_EQ(host.endpoint.password, "open sesame");
   EXPECT_TRUE(host.has_users_password);
-  // A generation that begins holds strangers' requests; challenges are answered all the same.
+  // A beginning generation holds strangers' requests; challenges are answered all the same.
   host.worker_store->Hold();
   const LoopThread running(loop_.get());
   const auto client = store::TcpStoreClient::Connect("127.0.0.1", port_, kLong);
@@ -166,7 +166,7 @@ TEST_F(StaticRendezvousTest, WhereNodeZeroHasNoPasswordNoOneIsSent) {
   EXPECT_NE(met.status().message().find("set it on all nodes"), std::string::npos);
 }
 
-// A server that would take the password, and a program that holds MASTER_PORT and names it.
+// A server that would accept the password, and a program that holds MASTER_PORT and names it.
 TEST_F(StaticRendezvousTest, WhoHoldsThePortWithoutThePasswordIsNotBelieved) {
   setenv("DDP_REDIS_PASSWORD", "open sesame", 1);
   const UniqueFd trap(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
@@ -182,13 +182,13 @@ TEST_F(StaticRendezvousTest, WhoHoldsThePortWithoutThePasswordIsNotBelieved) {
   const std::string old_form = absl::StrCat(R"({"host":"127.0.0.1","port":)", lie.port);
 
   const std::string earlier_nonce = *MakeNonce();
-  const std::string earlier =
-      AnswerChallenge("open sesame", lie, earlier_nonce, *MakeNonce());  // seen on the wire
+  const std::string earlier = AnswerChallenge("open sesame", lie, earlier_nonce,
+                                              *MakeNonce());  // an answer seen on the wire
   using Answer = store::TcpStoreServer::Answer;
   const std::vector<std::pair<std::string, Answer>> imposters = {
       {absl::StrCat(old_form, "}"), nullptr},
       {absl::StrCat(old_form, R"(,"password":"x"})"), nullptr},
-      {R"({"challenge":true})", nullptr},  // and no answer to it
+      {R"({"challenge":true})", nullptr},  // no answer follows
       {R"({"challenge":true})", [](const std::string&) { return "x"; }},
       {R"({"challenge":true})", [&](const std::string&) { return earlier; }},
       {R"({"challenge":true})",
@@ -234,7 +234,7 @@ TEST_F(StaticRendezvousTest, AServerThatIsNotMasterAddrsIsNotBelieved) {
     EXPECT_TRUE(absl::IsUnauthenticated(met.status())) << met.status();
     EXPECT_NE(met.status().message().find("127.0.0.8"), std::string::npos) << met.status();
   }
-  // Another spelling of an address of ours is; so is node 0's word for the very same flags.
+  // Another spelling of our address is accepted, and so are the very same flags of node 0.
   for (const auto& [its_master, its_host] :
        {std::pair<std::string, std::string>("head:1", "127.0.0.9"),
         {absl::StrCat("127.0.0.9:", port_), "127.0.0.8"}}) {

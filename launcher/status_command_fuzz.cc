@@ -1,5 +1,5 @@
-// The arguments of `ddprun status`: what is understood can be written down and understood again,
-// and an error is one line.
+// Fuzz target for the arguments of `ddprun status`: accepted arguments can be written down and
+// parsed again, and an error is one line.
 #include "launcher/status_command.h"
 
 #include <glog/logging.h>
@@ -21,7 +21,7 @@ using Words = std::vector<std::string>;
 
 std::optional<std::string> NoVariable(const std::string&) { return std::nullopt; }
 
-// Arguments that ask for the same. No argument can ask for less than the variables do.
+// Returns arguments for the same request. No argument can undo what the variables set.
 Words Written(const StatusRequest& request) {
   Words words;
   if (request.help) words.emplace_back("-h");
@@ -56,7 +56,7 @@ void CheckWords(const Words& arguments, const std::string& variable) {
 
 namespace ddp::testing {
 
-// Words that end with zeros. The first one is a variable's value.
+// The input is words that end with zeros. The first one is a variable's value.
 void FuzzOne(absl::string_view input) {
   launcher::Words words = absl::StrSplit(input, '\0');
   const std::string variable = words.front();

@@ -91,7 +91,7 @@ TEST_F(ParseStatusArgumentsTest, NamesTheMistake) {
   EXPECT_THAT(Error({"--rdzv-id="}), HasSubstr("--rdzv-id: a value is missing"));
   EXPECT_THAT(Error({"--instance=0"}), HasSubstr("--instance: 0 is not a number from 1"));
   EXPECT_THAT(Error({"--instance=x"}), HasSubstr("--instance: x"));
-  // On one line, whatever was written.
+  // The error is one line, whatever the user wrote.
   EXPECT_THAT(Error({"--a\nb"}), HasSubstr("unknown flag --a?b"));
   EXPECT_THAT(Error({"a\033[2J"}), HasSubstr("unexpected a?[2J"));
   EXPECT_THAT(Error({"--instance=\n"}), HasSubstr("--instance: ? is not"));

@@ -163,7 +163,7 @@ void WarnOfRanks(const JobStatus& status, std::vector<std::string>& warnings) {
   slow.MoveTo(warnings, "slow ranks");
 }
 
-// Returns the member on which most saves have failed; null when none has failed.
+// Returns the member with most failed saves in a row, then in all; null when none has failed.
 const elastic::NodeRow* WorstSaver(const JobStatus& status) {
   const elastic::NodeRow* worst = nullptr;
   const auto order = [](const elastic::NodeRow& row) {

@@ -118,7 +118,7 @@ TEST(StatusTableTest, FailedSavesAreCountedAndWarnedOfWhileTheyFail) {
     node.row.failed_saves_in_a_row = 3;
     node.row.save_error = "/disk/step-1: No space left on device";
   }
-  status.nodes[0].row.failed_saves_in_a_row = 0;  // it has sent no row since
+  status.nodes[0].row.failed_saves_in_a_row = 0;  // no row was sent since
   EXPECT_THAT(StatusWarnings(status),
               ElementsAre("no checkpoint is being saved: 3 saves failed in a row"));
   const std::string line =
@@ -196,7 +196,7 @@ TEST(StatusTableTest, OfALargeJobItShowsTheRanksThatMatter) {
   EXPECT_THAT(table, Not(HasSubstr("\n  10    a-1 ")));
 }
 
-// It comes from the store, and goes to a terminal.
+// The text comes from the store and reaches a terminal.
 TEST(StatusTableTest, TextFromTheStoreDoesNotSteerTheTerminal) {
   elastic::JobStatus status = TwoNodes();
   const std::string evil = "\x1b[2J\x9b\n\r\b\xc2\x9b";

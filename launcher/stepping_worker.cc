@@ -1,5 +1,5 @@
-// A worker for tests of ddprun, as small as one can be: commits the steps 1 to STEPS of this
-// generation to its health page, says so, and ends when its agent asks it to or when FILE appears.
+// A minimal worker for tests of ddprun. It commits the steps 1 to STEPS of this generation to its
+// health page and prints a line. It ends when its agent tells it to or when FILE appears.
 //
 //   stepping_worker STEPS FILE
 
@@ -39,7 +39,7 @@ int main(int argc, char** argv) {
   CHECK(page->Attach().ok());
   page->EnterPhase(ddp::elastic::Phase::kForward);
   for (int64_t step = 1; step <= steps; ++step) {
-    ::poll(nullptr, 0, kStepMs);  // steps that take no time have no speed
+    ::poll(nullptr, 0, kStepMs);  // without a pause the steps have no speed
     page->CommitStep(step);
   }
   std::printf("rank %d is at step %lld\n", EnvironmentNumber("RANK"),

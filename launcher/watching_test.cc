@@ -1,4 +1,4 @@
-// How a job can be watched while the real ddprun runs it: ddprun status, metrics, the event log.
+// Tests of watching a job while the real ddprun runs it: ddprun status, metrics, the event log.
 
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -42,10 +42,10 @@ using ::testing::StartsWith;
 
 constexpr char kWorker[] = "launcher/stepping_worker";
 constexpr char kDdprun[] = "launcher/ddprun";
-// Between two looks at a job that tells nobody when it changes.
+// Pause between two looks at a job, which sends no notification when it changes.
 constexpr int kLookMs = 20;
 
-// What a program printed, and how it ended.
+// Output and exit code of a program.
 struct Output {
   int exit_code = -1;
   std::string text;
@@ -74,7 +74,7 @@ Output Shell(const std::string& command) {
   return output;
 }
 
-// `GET path` of this host, as text; empty where nobody answers.
+// Returns the answer to `GET path` of this host as text; empty when no server answers.
 std::string Get(int port, const std::string& path) {
   const UniqueFd fd = testing::DialLoopback(port);
   if (!fd.valid()) return "";
@@ -110,14 +110,14 @@ class WatchingTest : public ::testing::Test {
     return job_->Wait();
   }
 
-  // On the host of the job, as its user.
+  // Runs ddprun status on the host of the job, as its user.
   Output Status(const std::string& arguments) {
     return Shell(absl::StrCat("TMPDIR=", job_->temporary_folder(), " ", kDdprun, " status ",
                               arguments, " 2>&1"));
   }
 
-  // What status says of our job (others may run on this host), once `is_there` holds for it: agents
-  // tell the store of themselves with their heartbeats.
+  // Returns the status of our job (others may run on this host) once `is_there` is true for it:
+  // agents send their state to the store with their heartbeats.
   nlohmann::json AwaitStatus(const std::string& arguments,
                              const std::function<bool(const nlohmann::json&)>& is_there) {
     const MonotonicClock clock;
@@ -143,7 +143,7 @@ class WatchingTest : public ::testing::Test {
   std::unique_ptr<DdprunDriver> job_;
 };
 
-// What is asked of a job that status tells of.
+// Returns a predicate: the job is at `step`.
 auto IsAtStep(int step) {
   return [step](const nlohmann::json& job) { return job["step"] == step; };
 }
@@ -226,7 +226,7 @@ TEST_F(WatchingTest, StatusReadsAnyJobAtAnEndpoint) {
   }
   EXPECT_EQ(Finish(), 0);
 
-  // What has ended can still be asked for, there; not on its host.
+  // The status of an ended job can still be read from its store, but not from its host alone.
   const Output ended = Status(there);
   EXPECT_EQ(ended.exit_code, 0);
   EXPECT_THAT(ended.text, HasSubstr("job a{b}% (instance 1): succeeded"));
@@ -251,7 +251,7 @@ TEST_F(WatchingTest, StatusAndMetricsOverIpv6) {
   StartJob({absl::StrCat("--rdzv-endpoint=", endpoint), "--rdzv-id=six", "--metrics-port=0"}, 1, 3);
   const auto is_at_step_3 = [](const nlohmann::json& job) { return job["step"] == 3; };
   AwaitStatus(absl::StrCat("--rdzv-id=six --rdzv-endpoint=", endpoint), is_at_step_3);
-  AwaitStatus("", is_at_step_3);  // by the marker
+  AwaitStatus("", is_at_step_3);  // found through the marker
   const Output table = Status(absl::StrCat("--rdzv-id=six --rdzv-endpoint=", endpoint));
   EXPECT_THAT(table.text, HasSubstr("job six"));
   const std::string announced = "metrics are served on port ";
