@@ -125,8 +125,8 @@ std::vector<pid_t> DdprunDriver::Tree() const {
   return tree;
 }
 
-// Reads the available output; blocks for some until `deadline`. Returns false when both streams
-// have ended or the deadline has passed.
+// Reads the available output; blocks until there is some or `deadline` has passed. Returns false
+// when both streams have ended or the deadline has passed.
 bool DdprunDriver::ReadOnce(absl::Time deadline) {
   std::array<pollfd, 2> polled = {pollfd{.fd = out_pipe_.get(), .events = POLLIN, .revents = 0},
                                   pollfd{.fd = err_pipe_.get(), .events = POLLIN, .revents = 0}};

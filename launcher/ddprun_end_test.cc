@@ -199,8 +199,8 @@ TEST(DdprunEndTest, ASecondSignalKillsAtOnce) {
   EXPECT_THAT(run.TemporaryEntries(), IsEmpty());
 }
 
-// Schedulers and service managers send signals so. Two copies that reach the agent count as one
-// signal.
+// Schedulers and service managers signal every process. Two copies that reach the agent count as
+// one signal.
 TEST(DdprunEndTest, ASignalToEveryProcessOfTheJobLeavesTimeToSave) {
   DdprunDriver run(
       {.arguments = Shell({"--nproc-per-node=2", "--shutdown-timeout=1000"},

@@ -35,10 +35,9 @@ class FlagReader {
   const std::string& Text(const std::string& gflag) const;
   bool IsOn(const std::string& gflag) const { return Text(gflag) == "true"; }
 
-  // Returns true when the user set the flag, on the command line or by a variable, and its value is
-  // not empty.
+  // Returns true when the user set the flag, as a flag or a variable, to a non-empty value.
   bool IsGiven(const std::string& gflag) const;
-  // Returns true when the user set the flag on the command line, and its value is not empty.
+  // Returns true when the user set the flag on the command line to a non-empty value.
   bool IsGivenAsFlag(const std::string& gflag) const;
 
   // Returns the value as a whole number within `range`: digits and an optional minus, nothing else.

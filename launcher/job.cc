@@ -57,8 +57,8 @@
 namespace ddp::launcher {
 namespace {
 
-// Longest wait, at the end of a job, for a console that takes nothing; and the same after a signal
-// told ddprun to end.
+// Longest wait, at the end of a job, for a console that takes nothing. The second value applies
+// once a signal has asked ddprun to end.
 constexpr absl::Duration kConsoleStallTimeout = absl::Seconds(60);
 constexpr absl::Duration kConsoleStallTimeoutAfterSignal = absl::Seconds(2);
 
@@ -100,7 +100,7 @@ void FillAddresses(const JobSpec& spec, const MeetingPlace& place, elastic::Laun
   if (config.master_addr.empty() || (is_static && config.node_rank > 0)) {
     config.master_addr = place.own.address;
   }
-  // Without the variable, Gloo looks up this host's name and listens on the resulting address.
+  // Without an interface, Gloo looks up this host's name and listens on the resulting address.
   if (config.max_nodes > 1 && !place.own.is_loopback) {
     config.socket_interface = place.own.interface;
   }

@@ -15,19 +15,16 @@ namespace ddp::launcher {
 // Options of RunWithKeeper(), which runs the agent in a child process. If either of the two is
 // killed, by SIGKILL too, the other removes everything: processes, sockets, folders.
 //
-//   keeper   the process that the user started; forwards signals to the agent, returns its exit
-//   code
+//   keeper   the process that the user started; forwards signals, returns the agent's exit code
 //     `- agent   runs the job; every worker and the private Redis server are below it
 //
 // Both are child subreapers.
-//
-// The agent dies: all its descendants, also those in sessions of their own, become the keeper's
-// children. The keeper kills them until none is left.
-//
-// The keeper dies: the agent's watcher kills everything below the agent. It waits for the agent's
-// last message to the other nodes, then ends the agent. The watcher is a thread, so that it never
-// waits for work of the agent. PDEATHSIG of processes that the agent's main thread started only
-// makes this faster.
+// - The agent dies: all its descendants, also those in sessions of their own, become the keeper's
+//   children. The keeper kills them until none is left.
+// - The keeper dies: the agent's watcher kills everything below the agent. It waits for the agent's
+//   last message to the other nodes, then ends the agent. The watcher is a thread, so that it never
+//   waits for work of the agent. PDEATHSIG of processes that the agent's main thread started only
+//   makes this faster.
 //
 // In both cases the survivor then removes the folders.
 //

@@ -33,7 +33,7 @@ struct StreamMap {
 // Way in which the program is started.
 enum class ProgramKind { kByName, kPythonModule, kPythonScript, kExecutable };
 
-// Rendezvous of the nodes: its place and its times.
+// Rendezvous of the nodes: its place and its times. A timeout is the longest wait.
 struct RendezvousOptions {
   RendezvousKind kind = RendezvousKind::kPrivate;
   std::string endpoint;  // kRedis only: the user's text
@@ -43,11 +43,9 @@ struct RendezvousOptions {
   absl::Duration last_call = absl::Seconds(30);
   absl::Duration lease = absl::Seconds(3);
   absl::Duration heartbeat = absl::Milliseconds(500);
-  absl::Duration
-      heartbeat_timeout;        // longest wait for the answer to a heartbeat; at most the lease
-  absl::Duration read_timeout;  // longest wait for the store at the start; zero: join_timeout
-  absl::Duration close_timeout =
-      absl::Seconds(2);  // longest wait for the last requests of a node that leaves
+  absl::Duration heartbeat_timeout;                 // answer to a heartbeat; at most the lease
+  absl::Duration read_timeout;                      // store at the start; zero: join_timeout
+  absl::Duration close_timeout = absl::Seconds(2);  // last requests of a leaving node
   absl::Duration store_outage_timeout = absl::Minutes(10);
   // Returns the longest wait at the start for the rendezvous: first for its name, then for its
   // server.

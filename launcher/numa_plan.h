@@ -13,7 +13,7 @@ enum class NumaBinding {
   kNone,         // all CPUs of this process
   kNode,         // all CPUs of its home node
   kSocket,       // all CPUs of the socket of its home node
-  kExclusive,    // an own, equal share of the cores of its home node
+  kExclusive,    // equal part of the cores of its home node, not shared
   kCoreComplex,  // CPUs of its home node that share a largest cache; larger groups first
 };
 

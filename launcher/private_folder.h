@@ -9,8 +9,8 @@
 namespace ddp::launcher {
 
 // Makes a folder that only this user can enter (0700), named `<prefix>XXXXXX` with random letters.
-// Its parent is TMPDIR, or /tmp if TMPDIR is unset or too long for the path of a unix socket
-// inside. Returns its path. Errors: kInternal, names the parent folder and the reason.
+// Its parent is TMPDIR, or /tmp if TMPDIR is unset, relative, or too long for the path of a unix
+// socket inside. Returns its path. Errors: kInternal, names the parent folder and the reason.
 absl::StatusOr<std::string> MakePrivateFolder(const std::string& prefix);
 
 // Removes `folder` and everything in it. Follows no symbolic link. A missing folder is no error.

@@ -46,9 +46,9 @@ struct FarewellOptions {
   int hurry_fd = -1;
 };
 
-// Blocks until this node may end. Runs `event_loop`; no other code may stop the loop meanwhile.
-// `rendezvous` must have left the job. Returns at once if the server cannot be reached within a
-// lease.
+// Blocks until this node may end, or until the server cannot be reached; the first connection may
+// take a lease. Runs `event_loop`; no other code may stop the loop meanwhile. `rendezvous` must
+// have left the job.
 void AwaitOthers(const FarewellOptions& options, EventLoop* event_loop,
                  elastic::Rendezvous* rendezvous, const Clock& clock);
 

@@ -54,12 +54,13 @@ struct StaticMeeting {
 // PrivateRedisServer).
 //
 // The Redis server requires a password:
-// - DDP_REDIS_PASSWORD or DDP_REDIS_PASSWORD_FILE gives it, and then must on all nodes. Before a
-//   node sends it to the Redis server that node 0 names, node 0 must prove that it knows it
-//   (launcher/address_proof.h). The server must also belong to MASTER_ADDR: node 0 has the same
-//   --master-addr and --master-port, or MASTER_ADDR resolves to the server's address.
-// - Without these variables it is random, and node 0 sends it to every program that asks at
-//   MASTER_ADDR:MASTER_PORT.
+// - DDP_REDIS_PASSWORD or DDP_REDIS_PASSWORD_FILE sets the password, equal on all nodes. A node
+//   sends the password to the Redis server that node 0 names only after two checks. Node 0 has
+//   proved that it knows the password (launcher/address_proof.h). The server belongs to
+//   MASTER_ADDR: node 0 has the same --master-addr and --master-port, or MASTER_ADDR resolves to
+//   the server's address.
+// - Without these variables the password is random, and node 0 sends it to every program that asks
+//   at MASTER_ADDR:MASTER_PORT.
 //
 // Errors, each one line that names flag, value and fix:
 // - kInvalidArgument: the environment's credentials (also a password on one side only), or a

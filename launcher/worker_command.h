@@ -19,8 +19,8 @@ struct ProgramRequest {
 };
 
 // Returns the argv of a worker, with `${local_rank}` still in it: the agent replaces it. A Python
-// module or script runs under $PYTHON_EXEC, else python3, with -u. A script is one by flag or by
-// its name that ends in `.py`. Any other program is executed itself. argv[0] is the path of an
+// module or script runs under $PYTHON_EXEC, else python3, with -u; any other program is executed
+// itself. A program is a script by flag or if its name ends in `.py`. argv[0] is the path of an
 // existing executable file, so a mistake is found before any process is started.
 //
 // Reads file metadata, changes nothing. Thread: any. Errors, one line each that names the file:
