@@ -31,7 +31,7 @@
 #include "ddp/error.h"
 #include "ddp/work_state.h"
 #include "ddp/worker_environment.h"
-#include "store/redis_store.h"
+#include "store/redis_store/redis_store.h"
 #include "xxhash.h"
 
 namespace ddp {

@@ -33,9 +33,9 @@
 #include "ddp/error.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "store/redis_connection.h"
-#include "store/redis_endpoint.h"
-#include "store/redis_store.h"
+#include "store/redis/redis_connection.h"
+#include "store/redis/redis_endpoint.h"
+#include "store/redis_store/redis_store.h"
 #include "testing/rank_harness.h"
 #include "testing/redis_fixture.h"
 

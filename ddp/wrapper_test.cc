@@ -16,7 +16,7 @@
 #include "ddp/ddp.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "store/redis_endpoint.h"
+#include "store/redis/redis_endpoint.h"
 #include "testing/distributed_checks.h"
 #include "testing/rank_harness.h"
 #include "testing/redis_fixture.h"

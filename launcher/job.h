@@ -6,10 +6,10 @@
 #include <vector>
 
 #include "elastic/agent/launch_config.h"
-#include "launcher/keeper.h"
-#include "launcher/launch_options.h"
-#include "launcher/log_lines.h"
-#include "store/redis_endpoint.h"
+#include "launcher/flags/launch_options.h"
+#include "launcher/output/log_lines.h"
+#include "launcher/process/keeper.h"
+#include "store/redis/redis_endpoint.h"
 
 namespace ddp::launcher {
 

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "store/redis_connection.h"
-#include "store/redis_endpoint.h"
+#include "store/redis/redis_connection.h"
+#include "store/redis/redis_endpoint.h"
 #include "testing/redis_fixture.h"
 
 namespace ddp::testing {

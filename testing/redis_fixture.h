@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "store/private_redis_server.h"
-#include "store/redis_connection.h"
-#include "store/redis_endpoint.h"
+#include "store/redis/redis_connection.h"
+#include "store/redis/redis_endpoint.h"
+#include "store/redis_server/private_redis_server.h"
 
 namespace ddp::testing {
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/unique_fd.h"
-#include "store/redis_endpoint.h"
+#include "store/redis/redis_endpoint.h"
 
 namespace ddp::testing {
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/under_sanitizer.h"
-#include "launcher/ddprun_driver.h"
+#include "launcher/end_to_end/ddprun_driver.h"
 
 namespace ddp::testing {
 namespace {

@@ -87,7 +87,7 @@ BAD = {
     ],
     "torch_free": [
         ("launcher/a.cc", "#include <c10/util/Exception.h>\n"),
-        ("store/redis_connection.cc", "#include <ATen/ATen.h>\n"),
+        ("store/redis/redis_connection.cc", "#include <ATen/ATen.h>\n"),
     ],
     "header_form": [
         ("store/a.h", "// Comment.\nint x;\n"),
@@ -164,7 +164,7 @@ GOOD = {
         ("elastic/agent/a.cc", '#include "elastic/health/b.h"\n'),
     ],
     "torch_free": [
-        ("store/redis_store.cc", "#include <c10/util/Exception.h>\n"),
+        ("store/redis_store/redis_store.cc", "#include <c10/util/Exception.h>\n"),
         ("ddp/a.cc", "#include <ATen/ATen.h>\n"),
     ],
     "header_form": [

@@ -14,7 +14,7 @@
 #include "elastic/agent/process_spawner.h"
 #include "elastic/agent/worker_failure.h"
 #include "elastic/rendezvous/rendezvous.h"
-#include "store/tcp_store_server.h"
+#include "store/tcp_store/tcp_store_server.h"
 
 namespace ddp::elastic {
 

@@ -6,7 +6,7 @@
 #include "absl/status/statusor.h"
 #include "base/event_loop.h"
 #include "elastic/agent/launch_config.h"
-#include "store/tcp_store_server.h"
+#include "store/tcp_store/tcp_store_server.h"
 
 namespace ddp::elastic {
 

@@ -13,8 +13,8 @@
 #include "elastic/agent/launch_config.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "store/tcp_store_client.h"
-#include "store/tcp_store_server.h"
+#include "store/tcp_store/tcp_store_client.h"
+#include "store/tcp_store/tcp_store_server.h"
 
 namespace ddp::elastic {
 namespace {

@@ -7,8 +7,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "store/redis_connection.h"
-#include "store/redis_endpoint.h"
+#include "store/redis/redis_connection.h"
+#include "store/redis/redis_endpoint.h"
 
 namespace ddp::elastic {
 

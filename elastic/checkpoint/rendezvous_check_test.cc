@@ -7,8 +7,8 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "store/redis_connection.h"
-#include "store/redis_endpoint.h"
+#include "store/redis/redis_connection.h"
+#include "store/redis/redis_endpoint.h"
 #include "testing/redis_fixture.h"
 
 namespace ddp::elastic {

@@ -12,8 +12,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
-#include "store/percent_encoding.h"
-#include "store/redis_reply.h"
+#include "store/redis/percent_encoding.h"
+#include "store/redis/redis_reply.h"
 
 namespace ddp::elastic {
 namespace {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "store/redis_connection.h"
+#include "store/redis/redis_connection.h"
 
 namespace ddp::elastic {
 

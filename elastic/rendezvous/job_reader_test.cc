@@ -1,5 +1,5 @@
-// This test writes the keys by hand, as the scripts write them. launcher/watching_test.cc reads the
-// keys of a real job.
+// This test writes the keys by hand, as the scripts write them.
+// launcher/end_to_end/watching_test.cc reads the keys of a real job.
 #include "elastic/rendezvous/job_reader.h"
 
 #include <algorithm>
@@ -10,10 +10,10 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "store/redis_acl.h"
-#include "store/redis_connection.h"
-#include "store/redis_endpoint.h"
-#include "store/redis_reply.h"
+#include "store/redis/redis_connection.h"
+#include "store/redis/redis_endpoint.h"
+#include "store/redis/redis_reply.h"
+#include "store/redis_server/redis_acl.h"
 #include "testing/redis_fixture.h"
 
 namespace ddp::elastic {

@@ -22,8 +22,8 @@
 #include "elastic/rendezvous/rendezvous_core.h"
 #include "elastic/rendezvous/rendezvous_scripts.h"
 #include "glog/logging.h"
-#include "store/redis_connection.h"
-#include "store/redis_reply.h"
+#include "store/redis/redis_connection.h"
+#include "store/redis/redis_reply.h"
 
 namespace ddp::elastic {
 namespace {

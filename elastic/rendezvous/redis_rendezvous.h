@@ -11,7 +11,7 @@
 #include "absl/time/time.h"
 #include "base/event_loop.h"
 #include "elastic/rendezvous/rendezvous.h"
-#include "store/redis_endpoint.h"
+#include "store/redis/redis_endpoint.h"
 
 namespace ddp::elastic {
 

@@ -27,10 +27,10 @@
 #include "elastic/rendezvous/round.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "store/redis_acl.h"
-#include "store/redis_connection.h"
-#include "store/redis_endpoint.h"
-#include "store/redis_reply.h"
+#include "store/redis/redis_connection.h"
+#include "store/redis/redis_endpoint.h"
+#include "store/redis/redis_reply.h"
+#include "store/redis_server/redis_acl.h"
 #include "testing/redis_fixture.h"
 
 namespace ddp::elastic {

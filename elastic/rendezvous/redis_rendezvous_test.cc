@@ -18,10 +18,10 @@
 #include "elastic/rendezvous/round.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "store/private_redis_server.h"
-#include "store/redis_connection.h"
-#include "store/redis_endpoint.h"
-#include "store/redis_reply.h"
+#include "store/redis/redis_connection.h"
+#include "store/redis/redis_endpoint.h"
+#include "store/redis/redis_reply.h"
+#include "store/redis_server/private_redis_server.h"
 #include "testing/scripted_redis_server.h"
 
 namespace ddp::elastic {

@@ -17,7 +17,7 @@
 #include "elastic/rendezvous/rendezvous.h"
 #include "elastic/rendezvous/round.h"
 #include "gtest/gtest.h"
-#include "store/private_redis_server.h"
+#include "store/redis_server/private_redis_server.h"
 #include "testing/fake_rendezvous.h"
 
 namespace ddp::elastic {

@@ -12,8 +12,8 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "base/status_macros.h"
-#include "store/redis_errors.h"
-#include "store/redis_socket.h"
+#include "store/redis/redis_errors.h"
+#include "store/redis/redis_socket.h"
 
 namespace ddp::elastic {
 namespace {

@@ -12,13 +12,13 @@
 #include "absl/status/statusor.h"
 #include "base/event_loop.h"
 #include "base/unique_fd.h"
-#include "store/redis_caller.h"
-#include "store/redis_dialer.h"
-#include "store/redis_endpoint.h"
-#include "store/redis_push_splitter.h"
-#include "store/redis_reply.h"
-#include "store/redis_reply_reader.h"
-#include "store/redis_script.h"
+#include "store/redis/redis_caller.h"
+#include "store/redis/redis_dialer.h"
+#include "store/redis/redis_endpoint.h"
+#include "store/redis/redis_push_splitter.h"
+#include "store/redis/redis_reply.h"
+#include "store/redis/redis_reply_reader.h"
+#include "store/redis/redis_script.h"
 
 namespace ddp::elastic {
 

@@ -7,7 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "glog/logging.h"
-#include "store/percent_encoding.h"
+#include "store/redis/percent_encoding.h"
 #include "xxhash.h"
 
 namespace ddp::elastic {

@@ -16,8 +16,8 @@
 #include "elastic/rendezvous/rendezvous_messages.h"
 #include "elastic/rendezvous/rendezvous_scripts.h"
 #include "elastic/rendezvous/round.h"
-#include "store/redis_endpoint.h"
-#include "store/redis_reply.h"
+#include "store/redis/redis_endpoint.h"
+#include "store/redis/redis_reply.h"
 
 namespace ddp::elastic {
 

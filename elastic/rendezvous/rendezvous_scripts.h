@@ -5,7 +5,7 @@
 #include <functional>
 #include <string>
 
-#include "store/redis_script.h"
+#include "store/redis/redis_script.h"
 
 namespace ddp::elastic {
 

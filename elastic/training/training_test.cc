@@ -12,7 +12,7 @@
 #include <stdexcept>
 
 #include "ddp/ddp.h"
-#include "store/redis_endpoint.h"
+#include "store/redis/redis_endpoint.h"
 #include "testing/distributed_checks.h"
 #include "testing/rank_harness.h"
 #include "testing/redis_fixture.h"

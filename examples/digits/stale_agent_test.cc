@@ -26,8 +26,8 @@
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "base/unique_fd.h"
-#include "launcher/ddprun_driver.h"
-#include "store/redis_endpoint.h"
+#include "launcher/end_to_end/ddprun_driver.h"
+#include "store/redis/redis_endpoint.h"
 #include "testing/redis_fixture.h"
 
 namespace ddp::examples {

@@ -15,7 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "elastic/health/health_page.h"
 #include "elastic/health/phase.h"
-#include "store/redis_endpoint.h"
+#include "store/redis/redis_endpoint.h"
 #include "testing/rank_harness.h"
 #include "testing/redis_fixture.h"
 

@@ -20,7 +20,7 @@
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "base/unique_fd.h"
-#include "launcher/ddprun_driver.h"
+#include "launcher/end_to_end/ddprun_driver.h"
 #include "testing/loopback_client.h"
 
 namespace ddp::examples {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "launcher/ddprun_driver.h"
+#include "launcher/end_to_end/ddprun_driver.h"
 
 namespace ddp::examples {
 namespace {

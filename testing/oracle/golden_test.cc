@@ -22,7 +22,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
-#include "store/redis_endpoint.h"
+#include "store/redis/redis_endpoint.h"
 #include "testing/oracle/comparison.h"
 #include "testing/oracle/error_runner.h"
 #include "testing/oracle/scenario.h"

@@ -13,9 +13,9 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/types/span.h"
-#include "store/redis_connection.h"
-#include "store/redis_reply.h"
-#include "store/redis_script.h"
+#include "store/redis/redis_connection.h"
+#include "store/redis/redis_reply.h"
+#include "store/redis/redis_script.h"
 #include "testing/redis_fixture.h"
 #include "testing/simulator/memory_database.h"
 

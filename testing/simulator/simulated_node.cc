@@ -42,7 +42,7 @@ elastic::HangDetector::Options HangOptions(const Story& story) {
   return options;
 }
 
-// Time from the keeper's end to the agent's, as in launcher/keeper.cc.
+// Time from the keeper's end to the agent's, as in launcher/process/keeper.cc.
 constexpr int64_t kLastWordUs = 500'000;
 
 int64_t DrawSkew(const Story& story, Random& random) {

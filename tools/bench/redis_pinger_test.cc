@@ -11,7 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "gtest/gtest.h"
-#include "store/redis_connection.h"
+#include "store/redis/redis_connection.h"
 #include "testing/redis_fixture.h"
 
 namespace ddp::bench {

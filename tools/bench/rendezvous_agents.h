@@ -14,7 +14,7 @@
 #include "elastic/rendezvous/redis_rendezvous.h"
 #include "elastic/rendezvous/rendezvous.h"
 #include "elastic/rendezvous/round.h"
-#include "store/redis_endpoint.h"
+#include "store/redis/redis_endpoint.h"
 
 namespace ddp::bench {
 

@@ -45,8 +45,8 @@
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "base/unique_fd.h"
-#include "store/redis_connection.h"
-#include "store/redis_reply.h"
+#include "store/redis/redis_connection.h"
+#include "store/redis/redis_reply.h"
 #include "testing/redis_fixture.h"
 #include "tools/bench/rendezvous_agents.h"
 

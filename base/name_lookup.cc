@@ -1,0 +1,103 @@
+#include "base/name_lookup.h"
+
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "base/unique_fd.h"
+#include "glog/logging.h"
+
+namespace ddp::store {
+namespace {
+
+absl::StatusOr<std::vector<std::string>> LookUp(const std::string& host) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  const int error = getaddrinfo(host.c_str(), nullptr, &hints, &found);
+  if (error != 0) {
+    return absl::UnavailableError(absl::StrCat("host name ", host, ": ", gai_strerror(error)));
+  }
+  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(found, &freeaddrinfo);
+  std::vector<std::string> addresses;
+  for (const addrinfo* address = found; address != nullptr; address = address->ai_next) {
+    std::array<char, NI_MAXHOST> text{};
+    if (getnameinfo(address->ai_addr, address->ai_addrlen, text.data(), text.size(), nullptr, 0,
+                    NI_NUMERICHOST) == 0) {
+      addresses.emplace_back(text.data());
+    }
+  }
+  if (addresses.empty()) {
+    return absl::UnavailableError(absl::StrCat("host name ", host, ": it has no address"));
+  }
+  return addresses;
+}
+
+}  // namespace
+
+struct NameLookup::State {
+  UniqueFd event;
+  absl::StatusOr<std::vector<std::string>> result;  // written by the thread until `done`
+  std::atomic<bool> done = false;
+};
+
+NameLookup::NameLookup(std::shared_ptr<State> state) : state_(std::move(state)) {}
+NameLookup::~NameLookup() = default;
+
+absl::StatusOr<std::unique_ptr<NameLookup>> NameLookup::Start(const std::string& host) {
+  auto state = std::make_shared<State>();
+  state->event.reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!state->event.valid()) {
+    return absl::ResourceExhaustedError(absl::StrCat("host name ", host, ": no descriptor"));
+  }
+  // The new thread blocks all signals: other threads handle them.
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  absl::Status started;
+  try {
+    std::thread([state, host] {
+      prctl(PR_SET_NAME, "name-lookup");
+      state->result = LookUp(host);
+      state->done.store(true, std::memory_order_release);
+      const uint64_t one = 1;
+      (void)!write(state->event.get(), &one, sizeof(one));
+    }).detach();
+  } catch (const std::system_error&) {
+    started = absl::ResourceExhaustedError(absl::StrCat("host name ", host, ": no thread"));
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (!started.ok()) return started;
+  return std::unique_ptr<NameLookup>(new NameLookup(std::move(state)));
+}
+
+int NameLookup::fd() const { return state_->event.get(); }
+
+bool NameLookup::done() const { return state_->done.load(std::memory_order_acquire); }
+
+absl::StatusOr<std::vector<std::string>> NameLookup::Result() const {
+  CHECK(done()) << "the answer is not there yet";
+  return state_->result;
+}
+
+bool IsNumericAddress(const std::string& host) {
+  in6_addr address{};
+  return inet_pton(AF_INET, host.c_str(), &address) == 1 ||
+         inet_pton(AF_INET6, host.c_str(), &address) == 1;
+}
+
+}  // namespace ddp::store

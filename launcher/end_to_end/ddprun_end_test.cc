@@ -1,0 +1,285 @@
+// Tests of how a run of the real ddprun ends: signals, SIGKILL of any of its processes, a lost
+// Redis server. No process and no folder may be left in any case.
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "base/clock.h"
+#include "base/unique_fd.h"
+#include "launcher/end_to_end/ddprun_case.h"
+#include "launcher/end_to_end/ddprun_driver.h"
+#include "launcher/process/process_tree.h"
+
+namespace ddp::launcher {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Contains;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+// A worker with a child, a grandchild that has left its session, a process below that, and a
+// process whose parent has ended. It prints "ready" when all of them run.
+constexpr char kFamily[] =
+    "sleep 1000 & "
+    "setsid sh -c 'sleep 1000 & setsid sleep 1000 & echo ready; wait' & "
+    "(setsid sh -c 'echo ready; exec sleep 1000' &) ; "
+    "echo worker $$; echo ready; wait";
+constexpr int kReadyPerWorker = 3;
+constexpr int kProcessesPerWorker = 6;
+
+std::string NameOf(pid_t pid) {
+  std::ifstream file(absl::StrCat("/proc/", pid, "/comm"));
+  std::string name;
+  std::getline(file, name);
+  return name;
+}
+
+std::string CommandLineOf(pid_t pid) {
+  std::stringstream text;
+  text << std::ifstream(absl::StrCat("/proc/", pid, "/cmdline")).rdbuf();
+  return text.str();
+}
+
+// A run whose workers have the family above, with all its processes.
+class FamilyTest : public ::testing::Test {
+ protected:
+  FamilyTest()
+      : run_({.arguments =
+                  Shell({"--standalone", "--nproc-per-node=2", "--max-restarts=3"}, kFamily)}) {
+    run_.AwaitStdout("ready", 2 * kReadyPerWorker);
+    agent_ = run_.AgentPid();
+    // The last sleeps may still be between fork and exec; no other process is to appear.
+    const size_t expected = 2 /* ddprun */ + 1 /* redis */ + 2 * kProcessesPerWorker;
+    const absl::Time deadline = MonotonicClock().Now() + DdprunDriver::kDeadline;
+    std::vector<pid_t> tree = run_.Tree();
+    while (tree.size() < expected && MonotonicClock().Now() < deadline) tree = run_.Tree();
+    EXPECT_EQ(tree.size(), expected);
+    for (const pid_t pid : tree) {
+      everybody_.emplace_back(pid);
+      if (NameOf(pid) == "redis-server") redis_ = pid;
+      const std::string line = absl::StrCat("worker ", pid, "\n");
+      if (Count(run_.out(), line) != 0) workers_.push_back(pid);
+    }
+  }
+
+  void ExpectNothingIsLeft() {
+    const absl::Time deadline = MonotonicClock().Now() + DdprunDriver::kDeadline;
+    for (const HeldProcess& process : everybody_) {
+      EXPECT_TRUE(process.AwaitEnd(deadline)) << process.pid() << " " << NameOf(process.pid());
+    }
+    EXPECT_THAT(run_.TemporaryEntries(), IsEmpty());
+  }
+
+  DdprunDriver run_;
+  pid_t agent_ = -1;
+  pid_t redis_ = -1;
+  std::vector<pid_t> workers_;
+  std::vector<HeldProcess> everybody_;
+};
+
+TEST_F(FamilyTest, SigkillOfTheKeeperLeavesNothing) {
+  ::kill(run_.pid(), SIGKILL);
+  EXPECT_EQ(run_.Wait(), -SIGKILL);
+  ExpectNothingIsLeft();
+}
+
+TEST_F(FamilyTest, SigkillOfTheAgentLeavesNothing) {
+  ::kill(agent_, SIGKILL);
+  EXPECT_EQ(run_.Wait(), 128 + SIGKILL);
+  EXPECT_THAT(run_.err(),
+              HasSubstr(absl::StrCat("the agent (pid ", agent_, ") was killed by SIGKILL")));
+  ExpectNothingIsLeft();
+}
+
+TEST_F(FamilyTest, ACrashOfTheAgentLeavesNothing) {
+  ::kill(agent_, SIGABRT);
+  EXPECT_EQ(run_.Wait(), 128 + SIGABRT);
+  ExpectNothingIsLeft();
+}
+
+TEST_F(FamilyTest, SigkillOfTheProcessGroupLeavesNothing) {
+  ::kill(-run_.pid(), SIGKILL);
+  EXPECT_EQ(run_.Wait(), -SIGKILL);
+  ExpectNothingIsLeft();
+}
+
+TEST_F(FamilyTest, AKillByNameDoesNotTakeBoth) {
+  EXPECT_EQ(NameOf(run_.pid()), "ddprun");
+  EXPECT_EQ(NameOf(agent_), "ddp-agent");
+  EXPECT_THAT(CommandLineOf(agent_), Not(HasSubstr("ddprun")));
+  ::kill(run_.pid(), SIGTERM);
+  EXPECT_EQ(run_.Wait(), 1);
+  ExpectNothingIsLeft();
+}
+
+TEST_F(FamilyTest, SigkillOfAWorkerEndsItsFamilyBeforeTheNextGeneration) {
+  ASSERT_EQ(workers_.size(), 2U);
+  ::kill(workers_[0], SIGKILL);
+  run_.AwaitStderr("restart 1 of 3: generation 2: ");
+  run_.AwaitStdout("ready", 4 * kReadyPerWorker);
+  // Only ddprun and Redis are left of the first generation.
+  for (const HeldProcess& process : everybody_) {
+    const bool stays =
+        process.pid() == run_.pid() || process.pid() == agent_ || process.pid() == redis_;
+    EXPECT_EQ(process.AwaitEnd(absl::InfinitePast()), !stays) << process.pid();
+  }
+  ::kill(run_.pid(), SIGINT);
+  EXPECT_EQ(run_.Wait(), 1);
+  ExpectNothingIsLeft();
+}
+
+TEST_F(FamilyTest, ALostRedisServerIsReplacedAndTheJobGoesOn) {
+  ASSERT_GT(redis_, 0);
+  ASSERT_EQ(workers_.size(), 2U);
+  ::kill(redis_, SIGKILL);
+  run_.AwaitStderr("the private Redis server died: started another one");
+  ::kill(workers_[1], SIGKILL);
+  run_.AwaitStderr("restart 1 of 3: generation 2: ");
+  run_.AwaitStdout("ready", 4 * kReadyPerWorker);
+  ::kill(run_.pid(), SIGTERM);
+  EXPECT_EQ(run_.Wait(), 1);
+  ExpectNothingIsLeft();
+}
+
+TEST(DdprunEndTest, WhatWorkersLeaveBehindEndsWithTheJob) {
+  DdprunDriver run({.arguments = Shell({},
+                                       "(setsid sh -c 'echo ready; exec sleep 1000' &) ; "
+                                       "setsid sleep 1000 & echo done")});
+  EXPECT_EQ(run.Wait(), 0);
+  EXPECT_THAT(ChildrenOf(::getpid()), IsEmpty());
+  EXPECT_THAT(run.TemporaryEntries(), IsEmpty());
+}
+
+class SignalTest : public ::testing::TestWithParam<int> {};
+
+TEST_P(SignalTest, IsForwardedToTheWorkersWhichEndInOrder) {
+  const int signal = GetParam();
+  DdprunDriver run(
+      {.arguments = Shell({"--nproc-per-node=2", "--shutdown-timeout=1000", "--max-restarts=3"},
+                          "for s in TERM INT HUP QUIT; do trap \"echo got $s; exit 5\" $s; done;"
+                          "echo ready; while :; do sleep 0.05; done")});
+  run.AwaitStdout("ready", 2);
+  ::kill(run.pid(), signal);
+  EXPECT_EQ(run.Wait(), 1);
+  const std::map<int, std::string> names = {
+      {SIGTERM, "TERM"}, {SIGINT, "INT"}, {SIGHUP, "HUP"}, {SIGQUIT, "QUIT"}};
+  EXPECT_EQ(Count(run.out(), "got " + names.at(signal)), 2) << run.out();
+  EXPECT_THAT(run.err(), AllOf(HasSubstr("SIG" + names.at(signal)), Not(HasSubstr("restart"))));
+  EXPECT_THAT(run.TemporaryEntries(), IsEmpty());
+}
+
+INSTANTIATE_TEST_SUITE_P(All, SignalTest, ::testing::Values(SIGTERM, SIGINT, SIGHUP, SIGQUIT));
+
+TEST(DdprunEndTest, ASecondSignalKillsAtOnce) {
+  DdprunDriver run({.arguments = Shell({"--shutdown-timeout=100000"},
+                                       "trap 'echo no' INT; echo ready; "
+                                       "while :; do sleep 0.05; done")});
+  run.AwaitStdout("ready");
+  ::kill(run.pid(), SIGINT);
+  run.AwaitStdout("no");
+  ::kill(run.pid(), SIGINT);
+  EXPECT_EQ(run.Wait(), 1);
+  EXPECT_THAT(run.TemporaryEntries(), IsEmpty());
+}
+
+// Schedulers and service managers signal every process. Two copies that reach the agent count as
+// one signal.
+TEST(DdprunEndTest, ASignalToEveryProcessOfTheJobLeavesTimeToSave) {
+  DdprunDriver run(
+      {.arguments = Shell({"--nproc-per-node=2", "--shutdown-timeout=1000"},
+                          "save() { i=0; while [ $i -lt 100000 ]; do i=$((i + 1)); done; "
+                          "echo saved; exit 0; }; trap save TERM; echo ready; "
+                          "while :; do sleep 0.05; done")});
+  run.AwaitStdout("ready", 2);
+  for (const pid_t pid : run.Tree()) ::kill(pid, SIGTERM);
+  EXPECT_EQ(run.Wait(), 1);
+  EXPECT_EQ(Count(run.out(), "saved"), 2) << run.err();
+  EXPECT_THAT(run.err(), Not(HasSubstr("killing")));
+}
+
+TEST(DdprunEndTest, AStubbornWorkerIsKilledAfterTheShutdownTimeout) {
+  DdprunDriver run({.arguments = Shell({"--shutdown-timeout=0.2"},
+                                       "trap '' TERM; echo ready; while :; do sleep 0.05; done")});
+  run.AwaitStdout("ready");
+  ::kill(run.pid(), SIGTERM);
+  EXPECT_EQ(run.Wait(), 1);
+}
+
+// The workers have ended, and their output waits for a reader. The result stands.
+TEST(DdprunEndTest, ASignalAfterTheEndOfTheWorkersEndsTheWaitForTheConsole) {
+  std::array<int, 2> console{};
+  ASSERT_EQ(::pipe2(console.data(), O_CLOEXEC), 0);
+  const UniqueFd unread(console[0]);
+  const UniqueFd full(console[1]);
+  DdprunDriver run({.arguments = Shell({"--tee=1", "--event-log-handler=console"},
+                                       "i=0; while [ $i -lt 20000 ]; do echo $i line of a worker; "
+                                       "i=$((i + 1)); done"),
+                    .stdout_fd = full.get()});
+  run.AwaitStderr("job_finished");
+  const HeldProcess ddprun(run.pid());
+  ::kill(run.pid(), SIGINT);
+  EXPECT_TRUE(ddprun.AwaitEnd(MonotonicClock().Now() + DdprunDriver::kDeadline / 2));
+  EXPECT_EQ(run.Wait(), 0);
+  EXPECT_THAT(run.err(), HasSubstr("nobody reads the output"));
+}
+
+TEST(DdprunEndTest, ASignalWhileRedisIsOutOfReachEndsTheRunAtOnce) {
+  // The holder of the port never answers, so the signal arrives during the agent's preparations.
+  const UniqueFd deaf(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  ASSERT_EQ(::bind(deaf.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  ASSERT_EQ(::listen(deaf.get(), 1), 0);
+  socklen_t size = sizeof(address);
+  ASSERT_EQ(::getsockname(deaf.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
+  const std::string endpoint = absl::StrCat("127.0.0.1:", ntohs(address.sin_port));
+  DdprunDriver run({.arguments = Shell({"--rdzv-endpoint=" + endpoint}, "echo started")});
+  pid_t agent = -1;
+  while (agent < 0) {
+    const std::vector<pid_t> children = ChildrenOf(run.pid());
+    if (!children.empty()) agent = children[0];
+  }
+  ::kill(run.pid(), SIGINT);
+  EXPECT_EQ(run.Wait(), 1);
+  EXPECT_EQ(run.err(), "ddprun: stopped by SIGINT\n");
+  EXPECT_EQ(run.out(), "");
+  EXPECT_THAT(run.TemporaryEntries(), IsEmpty());
+}
+
+// ddprun may be the first process of a container: orphans of other processes become its children.
+TEST(DdprunEndTest, TheKeeperReapsWhatEndsBelowItWhileTheJobRuns) {
+  DdprunDriver::Options options;
+  options.arguments = Shell({"--standalone"}, "echo ready; exec sleep 1000");
+  // ddprun's process has a child from before its exec, and adopts another when that child ends.
+  options.before = {"/bin/sh", "-c", "sh -c 'sleep 0.2 & sleep 0.1' & exec \"$@\"", "sh"};
+  DdprunDriver run(options);
+  run.AwaitStdout("ready");
+  const absl::Time deadline = MonotonicClock().Now() + DdprunDriver::kDeadline;
+  while (ChildrenOf(run.pid()).size() > 1 && MonotonicClock().Now() < deadline) {
+    ::poll(nullptr, 0, 5);
+  }
+  EXPECT_EQ(ChildrenOf(run.pid()).size(), 1U);
+  EXPECT_EQ(::kill(run.pid(), SIGTERM), 0);
+  run.Wait();
+}
+
+}  // namespace
+}  // namespace ddp::launcher

@@ -1,0 +1,67 @@
+#ifndef DDP_LAUNCHER_FLAGS_COMMAND_LINE_H_
+#define DDP_LAUNCHER_FLAGS_COMMAND_LINE_H_
+
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "launcher/flags/flag_table.h"
+
+// Parser of ddprun's command line and of the PET_* variables.
+//
+// The table of flags (launcher/flags/flag_table.h) decides where ddprun's own flags end and the
+// program begins. The parser passes only ddprun's flags to gflags, as `--name=value` under the name
+// that gflags knows. gflags alone would read the program's own arguments, exit with 1 at an unknown
+// flag, and read `--log-dir` and `-v` as glog's.
+//
+// Pure functions of their arguments. Thread: any.
+namespace ddp::launcher {
+
+// Returns the value of an environment variable; nullopt when it is unset.
+using EnvironmentLookup = std::function<std::optional<std::string>(const std::string& name)>;
+
+// A parsed command line.
+struct CommandLine {
+  bool help = false;     // --help was given; parsing stopped there
+  bool version = false;  // --version was given; parsing stopped there
+
+  // Shell that --print-completion named; empty when the flag was not given.
+  std::string completion;
+
+  // Arguments for gflags, `--name=value` each. Values of the environment come first, then those of
+  // the command line: the last one counts.
+  std::vector<std::string> gflags;
+
+  // Gflags name -> the spelling of the user's last setting: "--nproc_per_node", "-t", "PET_NNODES".
+  std::map<std::string, std::string> spelled;
+
+  // Program and its own arguments, untouched. Never empty unless `help`, `version` or `completion`
+  // is set.
+  std::vector<std::string> program;
+};
+
+// Parses `arguments` (without argv[0]).
+//
+// - A flag may be written with `-` or `_`. Its value follows as `--flag value` or `--flag=value`;
+//   for short flags as -t 3, -t=3 or -t3.
+// - Abbreviations are refused.
+// - A `--` before the program is skipped. The program then follows even if it begins with `-`.
+//
+// Errors: kInvalidArgument, one line that names the flag and the allowed values. Causes: an unknown
+// flag, a missing or unwanted value, no program, a switch's PET_* variable that is neither 0 nor 1.
+absl::StatusOr<CommandLine> ParseCommandLine(const std::vector<std::string>& arguments,
+                                             const EnvironmentLookup& environment);
+
+// Returns the variable that sets `flag` where the command line does not, such as
+// "PET_NPROC_PER_NODE"; empty when the flag has none.
+std::string VariableOf(const FlagSpec& flag);
+
+// Returns the text of --help, made from the table of flags.
+std::string HelpText();
+
+}  // namespace ddp::launcher
+
+#endif  // DDP_LAUNCHER_FLAGS_COMMAND_LINE_H_

@@ -1,0 +1,173 @@
+// Fuzz target for ddprun's command line and PET_* variables, up to checked options. The program's
+// arguments stay as they are. Parsed flags can be written down and parsed again. Options are in
+// range. An error is one line.
+#include "launcher/flags/command_line.h"
+
+#include <glog/logging.h>
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "launcher/flags/flag_reader.h"
+#include "launcher/flags/flag_table.h"
+#include "launcher/flags/host_resources.h"
+#include "launcher/flags/launch_options.h"
+#include "store/redis/redis_endpoint.h"
+#include "testing/fuzz_target.h"
+
+namespace ddp::launcher {
+namespace {
+
+using Words = std::vector<std::string>;
+
+void CheckError(const absl::Status& status) {
+  CHECK(absl::IsInvalidArgument(status)) << status;
+  CHECK(testing::IsOneLine(status.message())) << status;
+}
+
+absl::StatusOr<CommandLine> Parse(const Words& arguments, const Words& environment) {
+  return ParseCommandLine(arguments, [&](const std::string& name) -> std::optional<std::string> {
+    for (const std::string& entry : environment) {
+      if (entry.rfind(name + "=", 0) == 0) return entry.substr(name.size() + 1);
+    }
+    return std::nullopt;
+  });
+}
+
+const FlagSpec& SpecOf(const std::string& gflag) {
+  for (const FlagSpec& flag : kFlagTable) {
+    if (flag.gflag != nullptr && gflag == flag.gflag) return flag;
+  }
+  LOG(FATAL) << "gflags has no flag " << gflag;
+}
+
+// Splits "--name=value".
+std::pair<std::string, std::string> NameAndValue(const std::string& entry) {
+  const size_t equals = entry.find('=');
+  CHECK(entry.rfind("--", 0) == 0 && equals != std::string::npos) << entry;
+  return {entry.substr(2, equals - 2), entry.substr(equals + 1)};
+}
+
+// Switches that a variable turns off are not written: no flag turns one off.
+void CheckWrittenDown(const CommandLine& command_line) {
+  Words arguments;
+  Words expected;
+  for (const std::string& entry : command_line.gflags) {
+    const auto [gflag, value] = NameAndValue(entry);
+    const FlagSpec& spec = SpecOf(gflag);
+    CHECK(command_line.spelled.contains(gflag)) << gflag;
+    if (!spec.takes_value && value != "true") continue;
+    arguments.push_back(absl::StrCat("--", spec.name, spec.takes_value ? "=" + value : ""));
+    expected.push_back(entry);
+  }
+  arguments.emplace_back("--");
+  arguments.insert(arguments.end(), command_line.program.begin(), command_line.program.end());
+  const absl::StatusOr<CommandLine> again = Parse(arguments, {});
+  CHECK(again.ok()) << again.status();
+  CHECK(again->gflags == expected) << absl::StrJoin(again->gflags, " ");
+  CHECK(again->program == command_line.program);
+}
+
+// Returns the flags as main() reads them from gflags.
+FlagValues ValuesOf(const CommandLine& command_line) {
+  FlagValues values;
+  for (const FlagSpec& flag : kFlagTable) {
+    if (flag.gflag != nullptr) values[flag.gflag] = flag.takes_value ? flag.default_value : "false";
+  }
+  for (const std::string& entry : command_line.gflags) {
+    const auto [gflag, value] = NameAndValue(entry);
+    values[gflag] = value;
+  }
+  return values;
+}
+
+void CheckOptions(const LaunchOptions& options) {
+  CHECK(1 <= options.min_nodes && options.min_nodes <= options.max_nodes);
+  CHECK_GE(options.nproc_per_node, 1);
+  CHECK(options.node_rank >= -1 && options.node_rank < options.max_nodes) << options.node_rank;
+  CHECK(options.master_port >= 0 && options.master_port <= 65535) << options.master_port;
+  CHECK(options.metrics_port.value_or(0) >= 0 && options.metrics_port.value_or(0) <= 65535);
+  const RendezvousOptions& rendezvous = options.rendezvous;
+  for (const absl::Duration time :
+       {rendezvous.join_timeout, rendezvous.last_call, rendezvous.lease, rendezvous.heartbeat,
+        rendezvous.heartbeat_timeout, rendezvous.close_timeout, options.kill_timeout}) {
+    CHECK(time > absl::ZeroDuration() && time < absl::Hours(24 * 8)) << time;
+  }
+  CHECK_LE(rendezvous.heartbeat * 2, rendezvous.lease);
+  CHECK(!options.signals_to_handle.empty());
+  for (const std::string& name :
+       {options.role, options.master_addr, options.local_addr, rendezvous.run_id}) {
+    CHECK(name.empty() || testing::IsOneLine(name)) << name;
+  }
+  for (const std::string& notice : options.notices) CHECK(testing::IsOneLine(notice)) << notice;
+  if (rendezvous.kind != RendezvousKind::kRedis) return;
+  const auto endpoint = store::ParseRedisEndpoint(rendezvous.endpoint, rendezvous.default_port);
+  if (!endpoint.ok()) return CheckError(endpoint.status());
+  CHECK(endpoint->is_unix() || (endpoint->port >= 1 && endpoint->port <= 65535));
+  CHECK(testing::IsOneLine(endpoint->DebugString())) << endpoint->DebugString();
+}
+
+void CheckWords(const Words& arguments, const Words& environment) {
+  const absl::StatusOr<CommandLine> command_line = Parse(arguments, environment);
+  if (!command_line.ok()) return CheckError(command_line.status());
+  if (command_line->help || command_line->version || !command_line->completion.empty()) return;
+  CHECK(!command_line->program.empty() && command_line->program.size() <= arguments.size());
+  CHECK(
+      std::equal(command_line->program.rbegin(), command_line->program.rend(), arguments.rbegin()));
+  CheckWrittenDown(*command_line);
+  const auto options = ParseLaunchOptions(ValuesOf(*command_line), command_line->spelled,
+                                          {.cpus = 8, .gpus = 2, .named_devices = {}});
+  if (!options.ok()) return CheckError(options.status());
+  CheckOptions(*options);
+}
+
+std::string Seed(const Words& environment, const Words& arguments) {
+  std::string text(1, static_cast<char>(environment.size()));
+  for (const std::string& word : environment) text += word + '\0';
+  return text + absl::StrJoin(arguments, std::string(1, '\0'));
+}
+
+}  // namespace
+}  // namespace ddp::launcher
+
+namespace ddp::testing {
+
+// The first byte says how many of the words that follow are variables. Words end with zeros.
+void FuzzOne(absl::string_view bytes) {
+  FuzzInput input(bytes);
+  const size_t variables = input.TakeByte() % 8;
+  launcher::Words words = absl::StrSplit(input.rest(), '\0');
+  const auto end = words.begin() + static_cast<std::ptrdiff_t>(std::min(variables, words.size()));
+  const launcher::Words environment(words.begin(), end);
+  words.erase(words.begin(), end);
+  launcher::CheckWords(words, environment);
+}
+
+std::vector<std::string> FuzzSeeds() {
+  return {
+      launcher::Seed({}, {"--nproc-per-node", "2", "./train", "--nproc-per-node=9", "-t", "--"}),
+      launcher::Seed({"PET_NNODES=1:4", "PET_STANDALONE=0", "PET_TEE=3"},
+                     {"--rdzv-endpoint=redis://h:1/2", "-t3", "-r=0:1,1:3", "--", "p"}),
+      launcher::Seed({"TORCH_ELASTIC_SHUTDOWN_TIMEOUT="},
+                     {"--nnodes=2", "--node_rank=1", "--master-addr=[::1]", "--master_port", "1",
+                      "-m", "module", "arg"}),
+      launcher::Seed({}, {"--rdzv-backend=static", "--rdzv-endpoint=host:9", "--nnodes=3",
+                          "--rdzv-conf=rank=2,timeout=5,store_type=x", "p"}),
+      launcher::Seed({}, {"--rdzv-endpoint=unix:///run/a.sock", "--rdzv-id=x", "--lease-ms=1000",
+                          "--heartbeat-ms=100", "--rdzv-conf=keep_alive_interval=1", "p"}),
+      launcher::Seed({}, {"--signals-to-handle=SIGTERM,USR1", "--exit-code=reason",
+                          "--metrics-port=0", "--straggler-factor=2.5", "--numa-binding=socket",
+                          "--duplicate-stdout-filters=a,,b,c", "--local-ranks-filter=0,1", "p"}),
+      launcher::Seed({}, {"--print-completion", "bash"}),
+      launcher::Seed({}, {"-h"}),
+      launcher::Seed({}, {"--max-restarts", "-1", "--monitor-interval=1", "--log-dir", "/x", "p"})};
+}
+
+}  // namespace ddp::testing

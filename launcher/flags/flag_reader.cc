@@ -1,0 +1,114 @@
+#include "launcher/flags/flag_reader.h"
+
+#include <glog/logging.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cstddef>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "launcher/flags/flag_table.h"
+
+namespace ddp::launcher {
+namespace {
+
+constexpr size_t kMaxNameLength = 128;
+constexpr size_t kMaxShownLength = 200;
+
+bool IsPrintable(const std::string& text) {
+  return std::none_of(text.begin(), text.end(),
+                      [](unsigned char c) { return c < 0x20 || c == 0x7f; });
+}
+
+}  // namespace
+
+std::string Shown(std::string text) {
+  for (char& c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 0x20 || byte == 0x7f) c = '?';
+  }
+  if (text.size() > kMaxShownLength) return text.substr(0, kMaxShownLength) + "...";
+  return text;
+}
+
+bool ParseInteger(const std::string& text, int64_t* value) {
+  const size_t digits = text.rfind('-', 0) == 0 ? 1 : 0;
+  if (text.size() == digits) return false;
+  if (!std::all_of(text.begin() + static_cast<std::ptrdiff_t>(digits), text.end(),
+                   [](unsigned char c) { return std::isdigit(c) != 0; })) {
+    return false;
+  }
+  return absl::SimpleAtoi(text, value);
+}
+
+bool ParseSeconds(const std::string& text, absl::Duration* value) {
+  double seconds = 0;
+  if (!absl::SimpleAtod(text, &seconds) || !(seconds >= 0 && seconds <= kMaxFlagSeconds)) {
+    return false;
+  }
+  *value = absl::Seconds(seconds);
+  return true;
+}
+
+const std::string& FlagReader::Text(const std::string& gflag) const {
+  const auto found = values_.find(gflag);
+  CHECK(found != values_.end()) << "no flag " << gflag;
+  return found->second;
+}
+
+bool FlagReader::IsGiven(const std::string& gflag) const {
+  return spelled_.count(gflag) != 0 && !Text(gflag).empty();
+}
+
+bool FlagReader::IsGivenAsFlag(const std::string& gflag) const {
+  return IsGiven(gflag) && spelled_.at(gflag).rfind('-', 0) == 0;
+}
+
+std::string FlagReader::NameOf(const std::string& gflag) const {
+  const auto found = spelled_.find(gflag);
+  if (found != spelled_.end()) return found->second;
+  for (const FlagSpec& flag : kFlagTable) {
+    if (flag.gflag != nullptr && gflag == flag.gflag) return absl::StrCat("--", flag.name);
+  }
+  return absl::StrCat("--", gflag);
+}
+
+absl::Status FlagReader::BadValue(const std::string& gflag, const std::string& expected) const {
+  return absl::InvalidArgumentError(
+      absl::StrCat(NameOf(gflag), "=", Shown(Text(gflag)), ": ", expected));
+}
+
+absl::StatusOr<int64_t> FlagReader::Integer(const std::string& gflag, Range range) const {
+  int64_t value = 0;
+  if (!ParseInteger(Text(gflag), &value) || value < range.min || value > range.max) {
+    return BadValue(gflag,
+                    absl::StrCat("expected a whole number from ", range.min, " to ", range.max));
+  }
+  return value;
+}
+
+absl::StatusOr<absl::Duration> FlagReader::Milliseconds(const std::string& gflag,
+                                                        Range range) const {
+  const absl::StatusOr<int64_t> value = Integer(gflag, range);
+  if (!value.ok()) return value.status();
+  return absl::Milliseconds(*value);
+}
+
+absl::StatusOr<absl::Duration> FlagReader::Seconds(const std::string& gflag) const {
+  absl::Duration value;
+  if (!ParseSeconds(Text(gflag), &value)) {
+    return BadValue(gflag, absl::StrCat("expected seconds from 0 to ", kMaxFlagSeconds));
+  }
+  return value;
+}
+
+absl::Status FlagReader::CheckName(const std::string& gflag) const {
+  const std::string& text = Text(gflag);
+  if (text.empty() || text.size() > kMaxNameLength || !IsPrintable(text)) {
+    return BadValue(gflag, absl::StrCat("expected 1 to ", kMaxNameLength, " printable characters"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace ddp::launcher

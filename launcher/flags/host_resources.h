@@ -1,0 +1,29 @@
+#ifndef DDP_LAUNCHER_FLAGS_HOST_RESOURCES_H_
+#define DDP_LAUNCHER_FLAGS_HOST_RESOURCES_H_
+
+#include <optional>
+#include <string>
+
+namespace ddp::launcher {
+
+// CPUs and GPUs of this host that workers can use.
+struct HostResources {
+  int cpus = 1;  // CPUs that this process may run on
+  int gpus = 0;  // GPUs that a worker would see
+  // Number of devices that CUDA_VISIBLE_DEVICES names, whether they exist or not; nullopt when it
+  // is unset.
+  std::optional<int> named_devices = {};
+};
+
+// Reads the resources of this host: CPUs from this process's affinity mask, GPUs from
+// /dev/nvidia<number>, narrowed by CUDA_VISIBLE_DEVICES. Calls no driver, so it takes microseconds.
+HostResources ReadHostResources();
+
+// Returns how many of `devices` GPUs a program sees under CUDA_VISIBLE_DEVICES; all when it is
+// unset. Numbers count up to the first one that does not exist, as in CUDA. Names (GPU-...,
+// MIG-...) count as one each.
+int CountVisibleGpus(int devices, const std::optional<std::string>& cuda_visible_devices);
+
+}  // namespace ddp::launcher
+
+#endif  // DDP_LAUNCHER_FLAGS_HOST_RESOURCES_H_

@@ -1,0 +1,485 @@
+#include "launcher/flags/launch_options.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "launcher/flags/exit_code.h"
+#include "launcher/flags/flag_reader.h"
+#include "launcher/flags/flag_table.h"
+#include "launcher/flags/rendezvous_choice.h"
+#include "launcher/process/numa_plan.h"
+
+namespace ddp::launcher {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using ::testing::StartsWith;
+
+constexpr HostResources kHost = {.cpus = 8, .gpus = 2};
+
+using Spelled = std::map<std::string, std::string>;
+
+// Parses the values as main() reads them when the user gave `given`, by gflags name, each as a
+// flag.
+absl::StatusOr<LaunchOptions> Parse(const FlagValues& given, const HostResources& host = kHost,
+                                    Spelled spelled = {}) {
+  FlagValues values;
+  for (const FlagSpec& flag : kFlagTable) {
+    if (flag.gflag != nullptr) values[flag.gflag] = flag.takes_value ? flag.default_value : "false";
+  }
+  for (const auto& [name, value] : given) {
+    EXPECT_EQ(values.count(name), 1U) << name;
+    values[name] = value;
+    std::string flag = "--" + (name == "worker_log_dir" ? "log-dir" : name);
+    std::replace(flag.begin(), flag.end(), '_', '-');
+    spelled.emplace(name, flag);
+  }
+  return ParseLaunchOptions(values, spelled, host);
+}
+
+LaunchOptions Options(const FlagValues& given) {
+  const absl::StatusOr<LaunchOptions> options = Parse(given);
+  EXPECT_TRUE(options.ok()) << options.status();
+  return options.ok() ? *options : LaunchOptions();
+}
+
+std::string Error(const FlagValues& given, const HostResources& host = kHost) {
+  const absl::StatusOr<LaunchOptions> options = Parse(given, host);
+  return options.ok() ? "no error" : std::string(options.status().message());
+}
+
+TEST(LaunchOptionsTest, Defaults) {
+  const LaunchOptions options = Options({});
+  EXPECT_EQ(options.min_nodes, 1);
+  EXPECT_EQ(options.max_nodes, 1);
+  EXPECT_EQ(options.nproc_per_node, 1);
+  EXPECT_EQ(options.role, "default");
+  EXPECT_EQ(options.node_rank, -1);
+  EXPECT_EQ(options.master_addr, "127.0.0.1");
+  EXPECT_EQ(options.master_port, 0);
+  EXPECT_EQ(options.program_kind, ProgramKind::kByName);
+  EXPECT_EQ(options.numa_binding, NumaBinding::kNone);
+  EXPECT_EQ(options.rendezvous.kind, RendezvousKind::kPrivate);
+  EXPECT_EQ(options.rendezvous.run_id, "");
+  EXPECT_EQ(options.rendezvous.join_timeout, absl::Minutes(10));
+  EXPECT_EQ(options.rendezvous.last_call, absl::Seconds(30));
+  EXPECT_EQ(options.rendezvous.lease, absl::Seconds(3));
+  EXPECT_EQ(options.rendezvous.heartbeat, absl::Milliseconds(500));
+  EXPECT_EQ(options.rendezvous.store_outage_timeout, absl::Minutes(10));
+  EXPECT_EQ(options.fault_grace, absl::Milliseconds(200));
+  EXPECT_EQ(options.shutdown_timeout, absl::Seconds(30));
+  EXPECT_EQ(options.kill_timeout, absl::Seconds(10));
+  EXPECT_EQ(options.exit_barrier_timeout, absl::Minutes(5));
+  EXPECT_EQ(options.hang_floor, absl::Seconds(30));
+  EXPECT_THAT(options.signals_to_handle, ElementsAre(SIGTERM, SIGINT, SIGHUP, SIGQUIT));
+  EXPECT_EQ(options.exit_code, ExitCodeStyle::kDefault);
+  EXPECT_EQ(options.straggler_factor, 1.5);
+  EXPECT_FALSE(options.metrics_port.has_value());
+  EXPECT_TRUE(options.output.tee.empty());
+  EXPECT_EQ(options.output.prefix_template, "[${role_name}${local_rank}]:");
+  EXPECT_THAT(options.notices, IsEmpty());
+}
+
+TEST(LaunchOptionsTest, ProcessesPerNode) {
+  const auto count = [](const std::string& text, const HostResources& host) {
+    const auto options = Parse({{"nproc_per_node", text}}, host);
+    return options.ok() ? options->nproc_per_node : -1;
+  };
+  EXPECT_EQ(count("3", kHost), 3);
+  EXPECT_EQ(count("cpu", kHost), 8);
+  EXPECT_EQ(count("gpu", kHost), 2);
+  EXPECT_EQ(count("auto", kHost), 2);
+  EXPECT_EQ(count("auto", {.cpus = 8, .gpus = 0}), 8);
+  EXPECT_EQ(count("gpu", {.cpus = 8, .gpus = 0}), -1);
+  for (const char* bad : {"0", "-1", "", "two", "2x", " 2", "+2", "2.0", "99999999999", "xpu"}) {
+    EXPECT_EQ(count(bad, kHost), -1) << bad;
+  }
+  EXPECT_THAT(Error({{"nproc_per_node", "xpu"}}), HasSubstr("NVIDIA GPUs only"));
+}
+
+TEST(LaunchOptionsTest, Nodes) {
+  const auto nodes = [](const std::string& text) {
+    const LaunchOptions options = Options({{"nnodes", text}, {"rdzv_endpoint", "h"}});
+    return std::pair(options.min_nodes, options.max_nodes);
+  };
+  EXPECT_EQ(nodes("1"), std::pair(1, 1));
+  EXPECT_EQ(nodes("3"), std::pair(3, 3));
+  EXPECT_EQ(nodes("2:16"), std::pair(2, 16));
+  for (const char* bad : {"0", "", "a", "1:1:1", "2:1", ":", "1:", "0:2", "-1", "1:99999999"}) {
+    EXPECT_THAT(Error({{"nnodes", bad}}),
+                HasSubstr(std::string("--nnodes=") + bad + ": expected N or MIN:MAX"))
+        << bad;
+  }
+}
+
+TEST(LaunchOptionsTest, WithAnEndpointNodesMeetInRedis) {
+  const LaunchOptions options = Options({{"nnodes", "2"},
+                                         {"rdzv_endpoint", "host"},
+                                         {"rdzv_id", "digits"},
+                                         {"node_rank", "1"},
+                                         {"local_addr", "10.0.0.7"}});
+  EXPECT_EQ(options.rendezvous.kind, RendezvousKind::kRedis);
+  EXPECT_EQ(options.rendezvous.endpoint, "host");
+  EXPECT_EQ(options.rendezvous.default_port, 6379);
+  EXPECT_EQ(options.rendezvous.run_id, "digits");
+  EXPECT_EQ(options.node_rank, 1);
+  EXPECT_EQ(options.local_addr, "10.0.0.7");
+  EXPECT_EQ(options.master_addr, "10.0.0.7");
+  EXPECT_EQ(options.master_port, 0);
+  EXPECT_THAT(options.notices, IsEmpty());
+}
+
+TEST(LaunchOptionsTest, C10dIsRedisAtItsOwnPortAndSaysSoOnce) {
+  const LaunchOptions options =
+      Options({{"nnodes", "2"}, {"rdzv_backend", "c10d"}, {"rdzv_endpoint", "host"}});
+  EXPECT_EQ(options.rendezvous.kind, RendezvousKind::kRedis);
+  EXPECT_EQ(options.rendezvous.default_port, 29400);
+  EXPECT_THAT(options.notices, ElementsAre(HasSubstr("--rdzv-backend=c10d: ")));
+}
+
+TEST(LaunchOptionsTest, APortOfZeroIsAPlaceOfThisNodesOwn) {
+  // torchrun's documentation has this form for several jobs on one node.
+  const FlagValues given = {{"rdzv_backend", "c10d"}, {"rdzv_endpoint", "localhost:0"}};
+  EXPECT_EQ(Options(given).rendezvous.kind, RendezvousKind::kPrivate);
+  EXPECT_EQ(Options({{"rdzv_endpoint", "localhost:0"}}).rendezvous.kind, RendezvousKind::kPrivate);
+  EXPECT_THAT(Error({{"rdzv_endpoint", "host:0"}, {"nnodes", "2"}}),
+              AllOf(HasSubstr("--rdzv-endpoint=host:0: "), HasSubstr("must know the port")));
+}
+
+TEST(LaunchOptionsTest, MasterFlagsWithAnEndpointAreLeftOutOfAccount) {
+  const FlagValues given = {
+      {"rdzv_endpoint", "h"}, {"master_addr", "10.0.0.1"}, {"master_port", "2000"}};
+  EXPECT_THAT(Options(given).notices,
+              ElementsAre(HasSubstr("--master-addr: "), HasSubstr("--master-port: ")));
+  EXPECT_EQ(Options(given).master_port, 0);
+  // Operators of clusters set the variables everywhere: no notice is due.
+  const auto options =
+      Parse(given, kHost, {{"master_addr", "PET_MASTER_ADDR"}, {"master_port", "PET_MASTER_PORT"}});
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_THAT(options->notices, IsEmpty());
+}
+
+TEST(LaunchOptionsTest, StaticRendezvous) {
+  const LaunchOptions options = Options(
+      {{"nnodes", "2"}, {"node_rank", "1"}, {"master_addr", "[fd00::7]"}, {"master_port", "2000"}});
+  EXPECT_EQ(options.rendezvous.kind, RendezvousKind::kStatic);
+  EXPECT_EQ(options.node_rank, 1);
+  EXPECT_EQ(options.master_addr, "fd00::7");
+  EXPECT_EQ(options.master_port, 2000);
+  // Values that are not given are as in torchrun.
+  const LaunchOptions first = Options({{"nnodes", "2"}, {"master_addr", "node-0"}});
+  EXPECT_EQ(first.node_rank, 0);
+  EXPECT_EQ(first.master_port, 29500);
+  EXPECT_EQ(Options({{"node_rank", "0"}}).master_addr, "127.0.0.1");
+  // torchrun has a second form for the same.
+  const LaunchOptions endpoint =
+      Options({{"nnodes", "2"}, {"rdzv_backend", "static"}, {"rdzv_endpoint", "node-0:3000"}});
+  EXPECT_EQ(endpoint.rendezvous.kind, RendezvousKind::kStatic);
+  EXPECT_EQ(endpoint.master_addr, "node-0");
+  EXPECT_EQ(endpoint.master_port, 3000);
+  EXPECT_THAT(Error({{"nnodes", "2"}, {"rdzv_backend", "static"}, {"rdzv_endpoint", "a\nb:1"}}),
+              HasSubstr("--rdzv-endpoint=a?b:1: expected 1 to 128 printable characters"));
+}
+
+TEST(LaunchOptionsTest, ARankBeyondTheSeatsIsASpares) {
+  const LaunchOptions options =
+      Options({{"nnodes", "1:2"}, {"rdzv_endpoint", "h"}, {"node_rank", "2"}});
+  EXPECT_EQ(options.node_rank, -1);
+  EXPECT_THAT(options.notices, ElementsAre(AllOf(HasSubstr("--node-rank: "), HasSubstr("0 to 1"))));
+}
+
+TEST(LaunchOptionsTest, VariablesOfAClusterDoNotReachAStandaloneJob) {
+  const auto options = Parse({{"standalone", "true"},
+                              {"node_rank", "3"},
+                              {"master_addr", "10.0.0.1"},
+                              {"master_port", "29500"}},
+                             kHost,
+                             {{"node_rank", "PET_NODE_RANK"},
+                              {"master_addr", "PET_MASTER_ADDR"},
+                              {"master_port", "PET_MASTER_PORT"}});
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_EQ(options->node_rank, -1);
+  EXPECT_EQ(options->master_addr, "127.0.0.1");
+  EXPECT_EQ(options->master_port, 0);
+  EXPECT_EQ(Options({{"standalone", "true"}, {"master_port", "2000"}}).master_port, 2000);
+}
+
+TEST(LaunchOptionsTest, AnEmptyVariableIsNotGiven) {
+  const LaunchOptions options = Options({{"rdzv_endpoint", ""},
+                                         {"rdzv_backend", ""},
+                                         {"rdzv_id", ""},
+                                         {"node_rank", ""},
+                                         {"master_addr", ""},
+                                         {"master_port", ""}});
+  EXPECT_EQ(options.rendezvous.kind, RendezvousKind::kPrivate);
+}
+
+TEST(LaunchOptionsTest, StandaloneOverridesWhatSaysWhereNodesMeet) {
+  const LaunchOptions options = Options({{"standalone", "true"},
+                                         {"nnodes", "1:4"},
+                                         {"rdzv_backend", "c10d"},
+                                         {"rdzv_endpoint", "elsewhere:1"},
+                                         {"rdzv_id", "x"}});
+  EXPECT_EQ(options.rendezvous.kind, RendezvousKind::kPrivate);
+  EXPECT_EQ(options.rendezvous.endpoint, "");
+  EXPECT_EQ(options.rendezvous.run_id, "");
+  EXPECT_EQ(options.max_nodes, 1);
+  EXPECT_THAT(options.notices, IsEmpty());
+}
+
+TEST(LaunchOptionsTest, TheIdThatTorchrunGivesByDefaultIsNone) {
+  EXPECT_EQ(Options({{"rdzv_endpoint", "h"}, {"rdzv_id", "none"}}).rendezvous.run_id, "");
+}
+
+TEST(LaunchOptionsTest, LeaseAndHeartbeat) {
+  const auto lease = [](const FlagValues& given) {
+    const LaunchOptions options = Options(given);
+    return std::pair(absl::ToInt64Milliseconds(options.rendezvous.lease),
+                     absl::ToInt64Milliseconds(options.rendezvous.heartbeat));
+  };
+  EXPECT_EQ(lease({{"lease_ms", "1200"}}), std::pair(int64_t{1200}, int64_t{200}));
+  EXPECT_EQ(lease({{"lease_ms", "1200"}, {"heartbeat_ms", "100"}}),
+            std::pair(int64_t{1200}, int64_t{100}));
+  // torchrun's pair of keys gives the same lease.
+  EXPECT_EQ(lease({{"rdzv_conf", "keep_alive_interval=2,keep_alive_max_attempt=4"}}),
+            std::pair(int64_t{8000}, int64_t{2000}));
+  EXPECT_EQ(lease({{"rdzv_conf", "keep_alive_max_attempt=4"}}),
+            std::pair(int64_t{2000}, int64_t{333}));
+  // ddprun's own flags override it.
+  EXPECT_EQ(lease({{"rdzv_conf", "keep_alive_interval=2,keep_alive_max_attempt=4"},
+                   {"lease_ms", "6000"}}),
+            std::pair(int64_t{6000}, int64_t{2000}));
+  EXPECT_THAT(Error({{"heartbeat_ms", "1501"}}),
+              AllOf(HasSubstr("--heartbeat-ms=1501: "), HasSubstr("half of the lease")));
+  EXPECT_THAT(Error({{"rdzv_conf", "keep_alive_interval=5,keep_alive_max_attempt=1"}}),
+              AllOf(HasSubstr("--rdzv-conf="), HasSubstr("half of the lease")));
+}
+
+TEST(LaunchOptionsTest, ThePlaceIsWaitedForAsLongAsForNodesUnlessItsOwnTimeIsGiven) {
+  const auto timeout = [](const std::string& conf) {
+    return Options({{"nnodes", "2"}, {"rdzv_endpoint", "h"}, {"rdzv_conf", conf}})
+        .rendezvous.ReachTimeout();
+  };
+  EXPECT_EQ(timeout("join_timeout=60"), absl::Seconds(60));
+  EXPECT_EQ(timeout("join_timeout=60,read_timeout=4"), absl::Seconds(4));
+  EXPECT_EQ(timeout("read_timeout=90,join_timeout=60"), absl::Seconds(90));
+}
+
+TEST(LaunchOptionsTest, EveryKeyOfRdzvConfArrives) {
+  const LaunchOptions options =
+      Options({{"nnodes", "9"},
+               {"rdzv_endpoint", "h"},
+               {"rdzv_conf",
+                "join_timeout=60,last_call_timeout=1,close_timeout=3,read_timeout=4,"
+                "heartbeat_timeout=2,is_host=0,store_type=file,rank=3"}});
+  EXPECT_EQ(options.rendezvous.join_timeout, absl::Seconds(60));
+  EXPECT_EQ(options.rendezvous.last_call, absl::Seconds(1));
+  EXPECT_EQ(options.rendezvous.close_timeout, absl::Seconds(3));
+  EXPECT_EQ(options.rendezvous.read_timeout, absl::Seconds(4));
+  EXPECT_EQ(options.rendezvous.heartbeat_timeout, absl::Seconds(2));
+  EXPECT_EQ(options.rendezvous.is_host, false);
+  EXPECT_EQ(options.node_rank, 3);
+  EXPECT_THAT(options.notices,
+              ElementsAre(AllOf(HasSubstr("--rdzv-conf: "), HasSubstr("store_type"))));
+}
+
+TEST(LaunchOptionsTest, FailuresAndWatching) {
+  const LaunchOptions options = Options({{"max_restarts", "7"},
+                                         {"no_progress_limit", "0"},
+                                         {"quarantine_strikes", "5"},
+                                         {"hang_timeout", "0"},
+                                         {"exit_code", "worker"},
+                                         {"signals_to_handle", "SIGTERM, USR1,SIGUSR2,SIGTERM"},
+                                         {"straggler_factor", "0"},
+                                         {"metrics_port", "0"},
+                                         {"event_log_handler", "console"}});
+  EXPECT_EQ(options.max_restarts, 7);
+  EXPECT_EQ(options.no_progress_limit, 0);
+  EXPECT_EQ(options.quarantine_strikes, 5);
+  EXPECT_EQ(options.hang_floor, absl::ZeroDuration());
+  EXPECT_EQ(options.exit_code, ExitCodeStyle::kWorker);
+  EXPECT_THAT(options.signals_to_handle, ElementsAre(SIGTERM, SIGUSR1, SIGUSR2));
+  EXPECT_EQ(options.straggler_factor, 0);
+  EXPECT_EQ(options.metrics_port, 0);
+  EXPECT_TRUE(options.events_to_console);
+  EXPECT_EQ(Options({{"exit_code", "reason"}}).exit_code, ExitCodeStyle::kReason);
+}
+
+TEST(LaunchOptionsTest, WhatMeansNothingHereIsCheckedAndSaidOnce) {
+  const LaunchOptions options = Options({{"monitor_interval", "5"},
+                                         {"start_method", "forkserver"},
+                                         {"logs_specs", "default"},
+                                         {"event_log_handler", "dynamic_rendezvous"}});
+  EXPECT_THAT(options.notices, ElementsAre(HasSubstr("--monitor-interval: means nothing here")));
+}
+
+TEST(LaunchOptionsTest, Output) {
+  const LaunchOptions options = Options({{"worker_log_dir", "/logs"},
+                                         {"redirects", "3"},
+                                         {"tee", "0:1"},
+                                         {"local_ranks_filter", "0, 11"},
+                                         {"duplicate_stdout_filters", "loss,a,,b"},
+                                         {"duplicate_stderr_filters", "Error"},
+                                         {"log_line_prefix_template", "${rank}> "}});
+  EXPECT_EQ(options.output.log_dir, "/logs");
+  EXPECT_EQ(options.output.redirects.Get(5), kBothStreams);
+  EXPECT_EQ(options.output.tee.Get(0), kStdout);
+  EXPECT_THAT(options.output.local_ranks_filter, ElementsAre(0, 11));
+  EXPECT_THAT(options.output.filters_of_stdout, ElementsAre("loss", "a,b"));
+  EXPECT_THAT(options.output.filters_of_stderr, ElementsAre("Error"));
+  EXPECT_EQ(options.output.prefix_template, "${rank}> ");
+}
+
+TEST(LaunchOptionsTest, ProgramKinds) {
+  EXPECT_EQ(Options({{"module", "true"}}).program_kind, ProgramKind::kPythonModule);
+  EXPECT_EQ(Options({{"no_python", "true"}}).program_kind, ProgramKind::kExecutable);
+  // torchrun's help says so.
+  EXPECT_EQ(Options({{"run_path", "true"}, {"no_python", "true"}}).program_kind,
+            ProgramKind::kPythonScript);
+  EXPECT_THAT(Error({{"no_python", "true"}, {"module", "true"}}),
+              HasSubstr("--no-python and --module contradict"));
+  EXPECT_THAT(Error({{"run_path", "true"}, {"module", "true"}}),
+              HasSubstr("--run-path and --module contradict"));
+}
+
+TEST(LaunchOptionsTest, FiltersWithoutTeeAreSaidToMeanNothing) {
+  EXPECT_THAT(Options({{"duplicate_stdout_filters", "x"}, {"tee", "2"}}).notices,
+              ElementsAre(HasSubstr("--duplicate-stdout-filters: means nothing without --tee")));
+  EXPECT_THAT(Options({{"duplicate_stdout_filters", "x"}, {"tee", "3:1"}}).notices, IsEmpty());
+}
+
+TEST(LaunchOptionsTest, VirtualLocalRanksNeedADeviceEach) {
+  const FlagValues given = {{"virtual_local_rank", "true"}, {"nproc_per_node", "2"}};
+  EXPECT_TRUE(Options(given).virtual_local_rank);
+  EXPECT_EQ(Error(given, {.cpus = 8, .gpus = 0, .named_devices = 2}), "no error");
+  EXPECT_THAT(Error(given, {.cpus = 8, .gpus = 0, .named_devices = 1}),
+              AllOf(HasSubstr("--virtual-local-rank"), HasSubstr("CUDA_VISIBLE_DEVICES names 1")));
+}
+
+TEST(LaunchOptionsTest, NumaBindings) {
+  EXPECT_EQ(Options({{"numa_binding", "node"}}).numa_binding, NumaBinding::kNode);
+  EXPECT_EQ(Options({{"numa_binding", "socket"}}).numa_binding, NumaBinding::kSocket);
+  EXPECT_EQ(Options({{"numa_binding", "exclusive"}}).numa_binding, NumaBinding::kExclusive);
+  EXPECT_EQ(Options({{"numa_binding", "core-complex"}}).numa_binding, NumaBinding::kCoreComplex);
+}
+
+struct Mistake {
+  const char* gflag;
+  const char* value;
+  const char* expected;
+};
+
+TEST(LaunchOptionsTest, MistakesNameFlagValueAndWhatIsAllowed) {
+  const std::vector<Mistake> mistakes = {
+      {"nproc_per_node", "lots", "cpu, gpu or auto"},
+      {"role", "", "printable"},
+      {"role", "a\nb", "printable"},
+      {"node_rank", "1", "a rank from 0 to 0"},
+      {"node_rank", "-1", "a whole number"},
+      {"master_port", "65536", "0 to 65535"},
+      {"start_method", "thread", "spawn, fork, forkserver"},
+      {"numa_binding", "core", "node, socket, exclusive, core-complex"},
+      {"rdzv_backend", "etcd", "--rdzv-backend=redis"},
+      {"rdzv_conf", "x=1", "unknown key x"},
+      {"lease_ms", "99", "from 100 to"},
+      {"heartbeat_ms", "0", "from 1 to"},
+      {"store_outage_timeout", "-1", "seconds from 0"},
+      {"max_restarts", "-1", "a whole number"},
+      {"no_progress_limit", "x", "a whole number"},
+      {"quarantine_strikes", "1.5", "a whole number"},
+      {"hang_timeout", "-1", "seconds from 0"},
+      {"fault_grace_ms", "-1", "a whole number"},
+      {"shutdown_timeout", "nan", "seconds from 0"},
+      {"shutdown_timeout", "-1", "seconds from 0"},
+      {"kill_timeout", "-1", "seconds from 0"},
+      {"kill_timeout", "0", "seconds above 0"},
+      {"exit_barrier_timeout", "-1", "seconds from 0"},
+      {"signals_to_handle", "SIGKILL", "that a program may handle"},
+      {"signals_to_handle", "", "names such as"},
+      {"signals_to_handle", "SIGTERM,,SIGINT", "names such as"},
+      {"exit_code", "true", "default, worker, reason"},
+      {"monitor_interval", "often", "seconds from 0"},
+      {"straggler_factor", "1", "above 1"},
+      {"straggler_factor", "inf", "above 1"},
+      {"metrics_port", "http", "0 to 65535"},
+      {"event_log_handler", "file", "null, console, dynamic_rendezvous"},
+      {"redirects", "4", "0 (nothing)"},
+      {"tee", "4", "0 (nothing)"},
+      {"local_ranks_filter", "0;1", "local ranks with commas"},
+      {"local_ranks_filter", "-1", "local ranks with commas"},
+      {"log_line_prefix_template", "a\nb", "one line"},
+      {"logs_specs", "mine", "no plug-ins"},
+  };
+  for (const Mistake& mistake : mistakes) {
+    const std::string error = Error({{mistake.gflag, mistake.value}});
+    std::string flag = std::string("--") + mistake.gflag + "=";
+    std::replace(flag.begin(), flag.end(), '_', '-');
+    EXPECT_THAT(error, AllOf(StartsWith(flag), HasSubstr(mistake.expected)));
+    EXPECT_THAT(error, Not(HasSubstr("\n")));
+  }
+}
+
+TEST(LaunchOptionsTest, TheUsersOwnSpellingIsNamed) {
+  const auto options =
+      Parse({{"nproc_per_node", "lots"}}, kHost, {{"nproc_per_node", "PET_NPROC_PER_NODE"}});
+  EXPECT_THAT(std::string(options.status().message()), HasSubstr("PET_NPROC_PER_NODE=lots: "));
+}
+
+TEST(SplitFiltersTest, ACommaIsWrittenTwice) {
+  EXPECT_THAT(SplitFilters(""), IsEmpty());
+  EXPECT_THAT(SplitFilters("a"), ElementsAre("a"));
+  EXPECT_THAT(SplitFilters("a,b"), ElementsAre("a", "b"));
+  EXPECT_THAT(SplitFilters("a,,b,c"), ElementsAre("a,b", "c"));
+  EXPECT_THAT(SplitFilters(",,"), ElementsAre(","));
+  EXPECT_THAT(SplitFilters("a,,,b"), ElementsAre("a,", "b"));
+  EXPECT_THAT(SplitFilters("a,"), ElementsAre("a"));
+}
+
+TEST(StreamMapTest, OneValueForAll) {
+  const auto map = ParseStreamMap("3");
+  ASSERT_TRUE(map.ok());
+  EXPECT_EQ(map->Get(0), kBothStreams);
+  EXPECT_EQ(map->Get(11), kBothStreams);
+  EXPECT_TRUE(ParseStreamMap("0")->empty());
+}
+
+TEST(StreamMapTest, ByLocalRankWithAnyNumberOfDigits) {
+  const auto map = ParseStreamMap("0:1,11:2,103:3,5:0");
+  ASSERT_TRUE(map.ok()) << map.status();
+  EXPECT_EQ(map->Get(0), kStdout);
+  EXPECT_EQ(map->Get(11), kStderr);
+  EXPECT_EQ(map->Get(103), kBothStreams);
+  EXPECT_EQ(map->Get(1), kNoStream);
+  EXPECT_FALSE(map->empty());
+}
+
+TEST(StreamMapTest, MistakesAreRefused) {
+  for (const char* bad : {"", "4", "-1", "0:4", "0:", ":1", "0:1,", "0:1,0:2", "a:1", "0:1;1:2",
+                          "0:11", "-1:1", "99999999999:1"}) {
+    EXPECT_FALSE(ParseStreamMap(bad).ok()) << bad;
+  }
+}
+
+TEST(HostResourcesTest, VisibleGpusFollowCudasRule) {
+  EXPECT_EQ(CountVisibleGpus(4, std::nullopt), 4);
+  EXPECT_EQ(CountVisibleGpus(4, "0,2"), 2);
+  EXPECT_EQ(CountVisibleGpus(4, ""), 0);
+  EXPECT_EQ(CountVisibleGpus(4, "-1"), 0);
+  EXPECT_EQ(CountVisibleGpus(4, "0,7,1"), 1);
+  EXPECT_EQ(CountVisibleGpus(4, "GPU-abc, MIG-def"), 2);
+  EXPECT_EQ(CountVisibleGpus(0, "0,1"), 0);
+}
+
+TEST(HostResourcesTest, ThisHostHasACpu) { EXPECT_GE(ReadHostResources().cpus, 1); }
+
+}  // namespace
+}  // namespace ddp::launcher

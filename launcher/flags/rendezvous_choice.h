@@ -1,0 +1,50 @@
+#ifndef DDP_LAUNCHER_FLAGS_RENDEZVOUS_CHOICE_H_
+#define DDP_LAUNCHER_FLAGS_RENDEZVOUS_CHOICE_H_
+
+#include <string>
+
+#include "absl/status/statusor.h"
+
+namespace ddp::launcher {
+
+// Kind of rendezvous of a job's nodes.
+enum class RendezvousKind {
+  kPrivate,  // private Redis server of a single node, on a unix socket
+  kRedis,    // the Redis server at --rdzv-endpoint
+  kStatic,   // MASTER_ADDR:MASTER_PORT, where node 0 publishes the address of its Redis server
+};
+
+// The user's flags about the rendezvous.
+struct RendezvousRequest {
+  int min_nodes = 1;
+  int max_nodes = 1;
+  bool standalone = false;
+  std::string backend;                          // value of the flag; empty: not given
+  std::string backend_flag = "--rdzv-backend";  // the user's spelling, for messages
+  bool has_endpoint = false;
+  bool has_node_rank = false;
+  bool has_master = false;  // --master-addr or --master-port is given
+};
+
+struct RendezvousChoice {
+  RendezvousKind kind = RendezvousKind::kPrivate;
+  int default_port = 0;     // kRedis only: port of an endpoint that names none
+  std::string notice = {};  // line to print for the user; may be empty
+};
+
+// Chooses the rendezvous:
+//
+//   --standalone                                          private (for one node; the rest is void)
+//   --rdzv-backend=redis or c10d, with an endpoint        redis
+//                                 without, --nnodes=1     private
+//   --rdzv-backend=static                                 static
+//   no backend, an endpoint                               redis
+//   no backend, a node rank, master address or port       static
+//   no backend, none of these, --nnodes=1                 private
+//
+// Pure. Errors: kInvalidArgument, one line that names the flags to give.
+absl::StatusOr<RendezvousChoice> ChooseRendezvous(const RendezvousRequest& request);
+
+}  // namespace ddp::launcher
+
+#endif  // DDP_LAUNCHER_FLAGS_RENDEZVOUS_CHOICE_H_

@@ -1,0 +1,37 @@
+#ifndef DDP_LAUNCHER_FLAGS_RENDEZVOUS_CONF_H_
+#define DDP_LAUNCHER_FLAGS_RENDEZVOUS_CONF_H_
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+namespace ddp::launcher {
+
+// Values of --rdzv-conf: torchrun's keys, with their meaning in ddprun. A time is the longest wait,
+// unless its comment says otherwise.
+struct RendezvousConf {
+  std::optional<absl::Duration> join_timeout;       // wait for enough nodes; also as `timeout`
+  std::optional<absl::Duration> last_call_timeout;  // wait for more than MIN nodes in a first round
+  std::optional<absl::Duration> close_timeout;  // wait for the last requests of a node that leaves
+  std::optional<absl::Duration> read_timeout;   // wait for the store at the start
+  std::optional<absl::Duration> keep_alive_interval;  // time between two heartbeats
+  std::optional<int> keep_alive_max_attempt;          // heartbeats missed until a node is lost
+  std::optional<absl::Duration> heartbeat_timeout;    // wait for the answer to one heartbeat
+  std::optional<bool> is_host;                        // true: this node serves the endpoint
+  std::optional<int> rank;                            // node rank, as --node-rank
+  std::vector<std::string> without_meaning;           // keys that were given and have no effect
+};
+
+// Parses KEY=VALUE pairs with commas between. Spaces around a pair are ignored; an empty text is
+// valid. The last pair of a key counts. `join_timeout` overrides `timeout`.
+//
+// Pure. Errors: kInvalidArgument, one line that names the key, its value and the allowed values,
+// not the flag.
+absl::StatusOr<RendezvousConf> ParseRendezvousConf(const std::string& text);
+
+}  // namespace ddp::launcher
+
+#endif  // DDP_LAUNCHER_FLAGS_RENDEZVOUS_CONF_H_

@@ -1,0 +1,131 @@
+#include "launcher/meeting/local_address.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include <array>
+#include <memory>
+
+#include "absl/strings/str_cat.h"
+#include "base/unique_fd.h"
+
+namespace ddp::launcher {
+namespace {
+
+using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
+
+socklen_t SizeOf(const sockaddr& address) {
+  return address.sa_family == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
+}
+
+std::string Text(const sockaddr& address) {
+  std::array<char, NI_MAXHOST> host{};
+  if (getnameinfo(&address, SizeOf(address), host.data(), host.size(), nullptr, 0,
+                  NI_NUMERICHOST) != 0) {
+    return "";
+  }
+  return host.data();
+}
+
+bool IsLinkLocal(const sockaddr& address) {
+  if (address.sa_family != AF_INET6) return false;
+  return IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<const sockaddr_in6&>(address).sin6_addr);
+}
+
+absl::StatusOr<AddressList> Resolve(const std::string& peer) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_DGRAM;
+  addrinfo* found = nullptr;
+  // The port has no meaning: nothing is sent.
+  const int error = getaddrinfo(peer.c_str(), "9", &hints, &found);
+  if (error != 0) {
+    return absl::NotFoundError(absl::StrCat("cannot resolve ", peer, ": ", gai_strerror(error)));
+  }
+  return AddressList(found, &freeaddrinfo);
+}
+
+// Returns the address that the kernel would send from; empty when there is no route.
+std::string SourceAddressFor(const addrinfo& peer) {
+  UniqueFd fd(socket(peer.ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  if (!fd.valid() || connect(fd.get(), peer.ai_addr, peer.ai_addrlen) != 0) return "";
+  sockaddr_storage own{};
+  socklen_t size = sizeof(own);
+  auto* const address = reinterpret_cast<sockaddr*>(&own);
+  if (getsockname(fd.get(), address, &size) != 0 || IsLinkLocal(*address)) return "";
+  return Text(*address);
+}
+
+bool IsIpv4(const LocalAddress& address) { return address.address.find('.') != std::string::npos; }
+
+bool IsLoopbackText(const std::string& address) {
+  return address.rfind("127.", 0) == 0 || address == "::1";
+}
+
+}  // namespace
+
+std::vector<LocalAddress> LocalAddresses() {
+  ifaddrs* list = nullptr;
+  if (getifaddrs(&list) != 0) return {};
+  const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> owned(list, &freeifaddrs);
+  std::vector<LocalAddress> addresses;
+  for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
+    const sockaddr* const address = entry->ifa_addr;
+    if (address == nullptr || (entry->ifa_flags & IFF_UP) == 0 || IsLinkLocal(*address)) continue;
+    if (address->sa_family != AF_INET && address->sa_family != AF_INET6) continue;
+    addresses.push_back({.address = Text(*address),
+                         .interface = entry->ifa_name,
+                         .is_loopback = (entry->ifa_flags & IFF_LOOPBACK) != 0});
+  }
+  return addresses;
+}
+
+std::string InterfaceOf(const std::string& address) {
+  const std::vector<LocalAddress> ours = LocalAddresses();
+  const auto interface_of = [&](const std::string& text) -> std::string {
+    for (const LocalAddress& own : ours) {
+      if (own.address == text) return own.interface;
+    }
+    return "";
+  };
+  if (std::string found = interface_of(address); !found.empty()) return found;
+  const absl::StatusOr<AddressList> resolved = Resolve(address);
+  if (!resolved.ok()) return "";
+  for (const addrinfo* entry = resolved->get(); entry != nullptr; entry = entry->ai_next) {
+    if (std::string found = interface_of(Text(*entry->ai_addr)); !found.empty()) return found;
+  }
+  return "";
+}
+
+absl::StatusOr<LocalAddress> LocalAddressTowards(const std::string& peer, bool beyond_host) {
+  const std::string advice = "; --local-addr says by which address other nodes reach this one";
+  absl::StatusOr<AddressList> resolved = Resolve(peer);
+  if (!resolved.ok()) {
+    return absl::NotFoundError(absl::StrCat(std::string(resolved.status().message()), advice));
+  }
+  std::string source;
+  for (const addrinfo* entry = resolved->get(); entry != nullptr && source.empty();
+       entry = entry->ai_next) {
+    source = SourceAddressFor(*entry);
+  }
+  if (source.empty()) {
+    return absl::NotFoundError(absl::StrCat("no interface of this host leads to ", peer, advice));
+  }
+  const bool loopback = IsLoopbackText(source);
+  if (!loopback || !beyond_host) return LocalAddress{source, InterfaceOf(source), loopback};
+  const std::vector<LocalAddress> ours = LocalAddresses();
+  const LocalAddress* best = nullptr;
+  for (const LocalAddress& own : ours) {
+    if (own.is_loopback) continue;
+    if (best == nullptr || (IsIpv4(own) && !IsIpv4(*best))) best = &own;
+  }
+  // A host without a network can still run several agents.
+  return best != nullptr ? *best : LocalAddress{source, InterfaceOf(source), true};
+}
+
+}  // namespace ddp::launcher

@@ -1,0 +1,41 @@
+#ifndef DDP_LAUNCHER_MEETING_LOCAL_ADDRESS_H_
+#define DDP_LAUNCHER_MEETING_LOCAL_ADDRESS_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace ddp::launcher {
+
+// An address of this host and the interface that has it.
+struct LocalAddress {
+  std::string address;    // "10.0.0.7", "fd00::7"
+  std::string interface;  // "eth0"
+  bool is_loopback = false;
+  bool operator==(const LocalAddress&) const = default;
+};
+
+// Returns the addresses of this host's interfaces that are up, in the system's order. Link-local
+// IPv6 addresses are left out: without a scope they mean nothing to another host.
+std::vector<LocalAddress> LocalAddresses();
+
+// Returns the address by which other nodes reach this host: the one from which the kernel would
+// send to `peer`, a name or an address. Nothing is sent. No name of this host is looked up: a
+// host's name need not resolve to the address where others reach it.
+//
+// If that address is a loopback one, `peer` is this host itself. A job of one node gets the
+// loopback address. With `beyond_host` the result is the first other address, IPv4 preferred, if
+// there is one.
+//
+// Blocks while `peer` is resolved. Errors: kNotFound (the name cannot be resolved, or no route
+// leads to the peer); the text advises --local-addr.
+absl::StatusOr<LocalAddress> LocalAddressTowards(const std::string& peer, bool beyond_host);
+
+// Returns the interface that has `address`, or an address to which the name `address` resolves;
+// empty when there is none. For --local-addr, which may be a name.
+std::string InterfaceOf(const std::string& address);
+
+}  // namespace ddp::launcher
+
+#endif  // DDP_LAUNCHER_MEETING_LOCAL_ADDRESS_H_

@@ -1,0 +1,83 @@
+#include "launcher/meeting/server_farewell.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "absl/time/time.h"
+#include "elastic/rendezvous/job_reader.h"
+
+namespace ddp::launcher {
+namespace {
+
+constexpr absl::Duration kLease = absl::Seconds(3);
+constexpr absl::Duration kShutdownTimeout = absl::Seconds(30);
+constexpr uint64_t kOurs = 4;
+
+// A job of at least two nodes, of which `live` are left without this one.
+elastic::JobRecord Job(const std::string& state, int live, uint64_t generation = kOurs) {
+  elastic::JobRecord job;
+  job.state = state;
+  job.generation = generation;
+  job.min_nodes = 2;
+  for (int i = 0; i < live; ++i) job.nodes.emplace_back().lease_left_s = 2;
+  job.nodes.emplace_back().lease_left_s = -1;
+  job.nodes_total = static_cast<int64_t>(job.nodes.size());
+  return job;
+}
+
+Farewell Decide(const elastic::JobRecord& job, absl::Duration waited = absl::ZeroDuration()) {
+  return DecideFarewell(job, kOurs, waited, kLease, kShutdownTimeout);
+}
+
+TEST(ServerFarewellTest, NobodyIsLeft) {
+  for (const char* state : {"forming", "running", "draining", "succeeded", "closed"}) {
+    EXPECT_EQ(Decide(Job(state, 0)), Farewell::kGo) << state;
+  }
+}
+
+TEST(ServerFarewellTest, OthersInAGenerationOfTheirOwnNeedNoStore) {
+  EXPECT_EQ(Decide(Job("running", 2, kOurs + 1)), Farewell::kGo);
+  EXPECT_EQ(Decide(Job("draining", 2, kOurs + 1)), Farewell::kGo);
+}
+
+TEST(ServerFarewellTest, WhoeverDrainsIsWaitedForAsLongAsItMayTake) {
+  EXPECT_EQ(Decide(Job("draining", 1)), Farewell::kWait);
+  EXPECT_EQ(Decide(Job("draining", 1), kShutdownTimeout), Farewell::kWait);
+  EXPECT_EQ(Decide(Job("draining", 1), kShutdownTimeout + 2 * kLease), Farewell::kClose);
+}
+
+TEST(ServerFarewellTest, TooFewForAGenerationAreToldAtOnce) {
+  EXPECT_EQ(Decide(Job("forming", 1)), Farewell::kClose);
+}
+
+TEST(ServerFarewellTest, EnoughForAGenerationGetTheTimeToFormIt) {
+  EXPECT_EQ(Decide(Job("forming", 2)), Farewell::kWait);
+  EXPECT_EQ(Decide(Job("forming", 2), kShutdownTimeout + 2 * kLease), Farewell::kClose);
+}
+
+TEST(ServerFarewellTest, AnEndIsHeardWithinTwoLeases) {
+  EXPECT_EQ(Decide(Job("succeeded", 3)), Farewell::kWait);
+  EXPECT_EQ(Decide(Job("succeeded", 3), 2 * kLease), Farewell::kGo);
+}
+
+// This node has ended its work, and its user wants it to end while others still work.
+TEST(ServerFarewellTest, OthersThatWorkOnInOurGenerationAreNotHeldUp) {
+  EXPECT_EQ(Decide(Job("running", 3)), Farewell::kWait);
+  EXPECT_EQ(Decide(Job("running", 3), 2 * kLease), Farewell::kGo);
+}
+
+TEST(ServerFarewellTest, NodesThatWereNotLookedAtCount) {
+  elastic::JobRecord job = Job("forming", 1);
+  job.nodes_total += 1;
+  EXPECT_EQ(Decide(job), Farewell::kWait);
+}
+
+TEST(ServerFarewellTest, ManyNodesAreLookedAtSeldom) {
+  EXPECT_EQ(PauseBetweenLooks(0), absl::Milliseconds(20));
+  EXPECT_EQ(PauseBetweenLooks(8), absl::Milliseconds(20));
+  EXPECT_EQ(PauseBetweenLooks(1000), absl::Seconds(1));
+}
+
+}  // namespace
+}  // namespace ddp::launcher

@@ -1,0 +1,133 @@
+#include "launcher/output/log_layout.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <filesystem>
+
+#include "launcher/process/private_folder.h"
+
+namespace ddp::launcher {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+TEST(LogLayoutTest, AsTorchrunsLayout) {
+  const std::string log_dir = ::testing::TempDir() + "/a/b";
+  auto layout = LogLayout::Create(log_dir, "run");
+  ASSERT_TRUE(layout.ok()) << layout.status();
+  EXPECT_THAT(layout->root(), StartsWith(log_dir + "/run_"));
+  const auto files = layout->MakeWorkerFolder(2, 5, 11);
+  ASSERT_TRUE(files.ok()) << files.status();
+  EXPECT_EQ(files->stdout_log, layout->root() + "/attempt_2/11/stdout.log");
+  EXPECT_EQ(files->stderr_log, layout->root() + "/attempt_2/11/stderr.log");
+  EXPECT_EQ(files->error_file, layout->root() + "/attempt_2/11/error.json");
+  EXPECT_EQ(files->filtered_stdout, layout->root() + "/attempt_2/filtered_stdout.log");
+  EXPECT_EQ(files->filtered_stderr, layout->root() + "/attempt_2/filtered_stderr.log");
+  EXPECT_TRUE(std::filesystem::is_directory(files->folder));
+}
+
+TEST(LogLayoutTest, AChangeOfMembersLeavesTheFilesOfItsAttemptAlone) {
+  auto layout = LogLayout::Create(::testing::TempDir(), "run");
+  ASSERT_TRUE(layout.ok()) << layout.status();
+  const auto folder = [&](int attempt, uint64_t generation, int local_rank) {
+    const auto files = layout->MakeWorkerFolder(attempt, generation, local_rank);
+    EXPECT_TRUE(files.ok()) << files.status();
+    return files.ok() ? files->folder.substr(layout->root().size()) : "";
+  };
+  EXPECT_EQ(folder(0, 2, 0), "/attempt_0/0");
+  EXPECT_EQ(folder(0, 2, 1), "/attempt_0/1");
+  EXPECT_EQ(folder(0, 3, 0), "/attempt_0.g3/0");
+  EXPECT_EQ(folder(0, 3, 1), "/attempt_0.g3/1");
+  EXPECT_EQ(folder(1, 4, 0), "/attempt_1/0");
+  EXPECT_EQ(folder(1, 7, 0), "/attempt_1.g7/0");
+}
+
+TEST(LogLayoutTest, TwoRunsOfOneIdDoNotMeet) {
+  const auto first = LogLayout::Create(::testing::TempDir(), "same");
+  const auto second = LogLayout::Create(::testing::TempDir(), "same");
+  EXPECT_NE(first->root(), second->root());
+}
+
+TEST(LogLayoutTest, ARunIdCannotLeaveTheFolder) {
+  for (const char* id : {"../../x", "..", "/etc", "a\tb", ".hidden"}) {
+    const auto layout = LogLayout::Create(::testing::TempDir(), id);
+    ASSERT_TRUE(layout.ok()) << layout.status();
+    const std::filesystem::path root(layout->root());
+    EXPECT_TRUE(std::filesystem::equivalent(root.parent_path(), ::testing::TempDir())) << id;
+    EXPECT_NE(root.filename().string()[0], '.');
+  }
+  EXPECT_TRUE(LogLayout::Create(::testing::TempDir(), std::string(1000, 'x')).ok());
+}
+
+TEST(LogLayoutTest, DevNullMeansNoFiles) {
+  auto layout = LogLayout::Create("/dev/null", "run");
+  ASSERT_TRUE(layout.ok());
+  EXPECT_EQ(layout->root(), "");
+  EXPECT_EQ(layout->MakeWorkerFolder(0, 1, 0)->error_file, "");
+}
+
+TEST(LogLayoutTest, AFolderThatCannotBeMadeIsNamed) {
+  const auto layout = LogLayout::Create("/proc/nowhere", "run");
+  EXPECT_TRUE(absl::IsInvalidArgument(layout.status()));
+  EXPECT_THAT(std::string(layout.status().message()), HasSubstr("/proc/nowhere"));
+}
+
+// The folder is world-writable, like --log-dir=/tmp.
+TEST(LogLayoutTest, AWorldWritableFolderGetsARootThatNobodyElseCanWrite) {
+  const std::string log_dir = *MakePrivateFolder("ddp-test-") + "/tmp";
+  const mode_t before = ::umask(0);
+  ASSERT_EQ(::mkdir(log_dir.c_str(), 0777), 0);
+  ASSERT_EQ(::chmod(log_dir.c_str(), 01777), 0);
+  auto layout = LogLayout::Create(log_dir, "run");
+  ASSERT_TRUE(layout.ok()) << layout.status();
+  const auto files = layout->MakeWorkerFolder(0, 1, 0);
+  ASSERT_TRUE(files.ok()) << files.status();
+  EXPECT_TRUE(layout->OpenFile(files->stdout_log).ok());
+  ::umask(before);
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(log_dir)) {
+    struct stat info {};
+    ASSERT_EQ(::lstat(entry.path().c_str(), &info), 0);
+    EXPECT_EQ(info.st_mode & 07022, 0U) << entry.path();
+  }
+  std::filesystem::create_symlink("/dev/null", files->stderr_log);
+  EXPECT_TRUE(absl::IsFailedPrecondition(layout->OpenFile(files->stderr_log).status()));
+  ASSERT_EQ(::mkdir((layout->root() + "/attempt_1").c_str(), 0700), 0);
+  ASSERT_EQ(::chmod((layout->root() + "/attempt_1").c_str(), 0777), 0);
+  const auto refused = layout->MakeWorkerFolder(1, 2, 0);
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused.status())) << refused.status();
+  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("/attempt_1: other users"));
+  EXPECT_TRUE(RemoveFolder(std::filesystem::path(log_dir).parent_path()).ok());
+}
+
+TEST(PrivateFolderTest, IsOursAloneAndGoesWithAllThatIsInIt) {
+  const auto folder = MakePrivateFolder("ddprun_");
+  ASSERT_TRUE(folder.ok()) << folder.status();
+  struct stat info {};
+  ASSERT_EQ(::stat(folder->c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 0777, 0700U);
+  const std::string outside = ::testing::TempDir() + "/outside";
+  std::filesystem::create_directories(outside);
+  std::filesystem::create_directories(*folder + "/deep/er");
+  std::filesystem::create_directory_symlink(outside, *folder + "/deep/link");
+  EXPECT_TRUE(RemoveFolder(*folder).ok());
+  EXPECT_FALSE(std::filesystem::exists(*folder));
+  EXPECT_TRUE(std::filesystem::exists(outside));
+  EXPECT_TRUE(RemoveFolder(*folder).ok());
+  EXPECT_TRUE(RemoveFolder("").ok());
+}
+
+TEST(PrivateFolderTest, IsShortEnoughForASocketWhereverTmpdirIs) {
+  const std::string before = std::getenv("TMPDIR") == nullptr ? "/tmp" : std::getenv("TMPDIR");
+  ::setenv("TMPDIR", (::testing::TempDir() + std::string(100, 'x')).c_str(), 1);
+  const auto folder = MakePrivateFolder("ddprun_");
+  ::setenv("TMPDIR", before.c_str(), 1);
+  ASSERT_TRUE(folder.ok()) << folder.status();
+  EXPECT_THAT(*folder, StartsWith("/tmp/ddprun_"));
+  EXPECT_TRUE(RemoveFolder(*folder).ok());
+}
+
+}  // namespace
+}  // namespace ddp::launcher

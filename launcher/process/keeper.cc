@@ -1,0 +1,269 @@
+#include "launcher/process/keeper.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <iterator>
+#include <set>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/unique_fd.h"
+#include "elastic/agent/worker_failure.h"
+#include "launcher/output/say.h"
+#include "launcher/process/private_folder.h"
+#include "launcher/process/process_tree.h"
+
+namespace ddp::launcher {
+namespace {
+
+constexpr char kAgentName[] = "ddp-agent";
+
+// Time for a request to a nearby server, or for learning that there is no message to send.
+constexpr int kLastWordMilliseconds = 500;
+
+UniqueFd PidfdOpen(pid_t pid) {
+  return UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+}
+
+sigset_t SignalSet(const std::vector<int>& signals) {
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int signal : signals) {
+    struct sigaction action {};
+    ::sigaction(signal, nullptr, &action);
+    // nohup sets SIGHUP to ignored, and means it. Shells start background jobs with SIGINT and
+    // SIGQUIT ignored, but a signal sent to such a job is still meant.
+    if (signal == SIGHUP && action.sa_handler == SIG_IGN) continue;
+    sigaddset(&set, signal);
+  }
+  return set;
+}
+
+// Shows options.agent_title as the command line of this process, cut to the length of the old one.
+void SetProcessTitle(const KeeperOptions& options) {
+  ::prctl(PR_SET_NAME, kAgentName);
+  if (options.argc < 1 || options.argv == nullptr) return;
+  // The kernel stores the arguments one behind the other.
+  char* begin = options.argv[0];
+  char* end = begin;
+  for (int i = 0; i < options.argc && options.argv[i] == end; ++i) {
+    end += std::strlen(options.argv[i]) + 1;
+  }
+  const size_t room = static_cast<size_t>(end - begin);
+  if (room == 0) return;
+  std::memset(begin, 0, room);
+  std::memcpy(begin, options.agent_title.data(), std::min(room - 1, options.agent_title.size()));
+}
+
+void RemoveFolders(const std::vector<std::string>& folders) {
+  for (const std::string& folder : folders) {
+    const absl::Status removed = RemoveFolder(folder);
+    if (!removed.ok()) SayError(removed);
+  }
+}
+
+// State that the agent's two threads share. Trivially destroyed, so the watcher's thread may
+// outlive main().
+struct Shared {
+  std::atomic<bool> doomed = false;
+  std::atomic<bool> has_last_word = false;
+  int said_fd = -1;
+};
+
+// The agent's second thread: waits for the keeper's end, then kills everything below the agent and
+// ends the process.
+class KeeperWatcher {
+ public:
+  // Starts the thread, with all signals blocked. The thread ends only with the process.
+  KeeperWatcher(UniqueFd keeper_pidfd, std::vector<std::string> folders,
+                absl::Duration kill_timeout, Shared* shared) {
+    sigset_t all;
+    sigset_t old;
+    sigfillset(&all);
+    ::pthread_sigmask(SIG_SETMASK, &all, &old);
+    std::thread([keeper = std::move(keeper_pidfd), folders = std::move(folders), kill_timeout,
+                 shared]() {
+      ::prctl(PR_SET_NAME, "keeper-watcher");
+      AwaitEnd(keeper.get());
+      shared->doomed.store(true);
+      EndEverything(folders, kill_timeout, *shared);
+    }).detach();
+    ::pthread_sigmask(SIG_SETMASK, &old, nullptr);
+  }
+
+ private:
+  static void AwaitEnd(int pidfd) {
+    pollfd polled{.fd = pidfd, .events = POLLIN, .revents = 0};
+    while (::poll(&polled, 1, -1) != 1) {
+    }
+  }
+
+  static void AwaitLastWord(const Shared& shared) {
+    if (!shared.has_last_word.load()) return;
+    pollfd polled{.fd = shared.said_fd, .events = POLLIN, .revents = 0};
+    (void)::poll(&polled, 1, kLastWordMilliseconds);
+  }
+
+  [[noreturn]] static void EndEverything(const std::vector<std::string>& folders,
+                                         absl::Duration kill_timeout, const Shared& shared) {
+    KillChildren({}, kill_timeout);
+    RemoveFolders(folders);
+    AwaitLastWord(shared);
+    // The main thread may have been in the middle of starting a worker or a server.
+    KillChildren({}, kill_timeout);
+    RemoveFolders(folders);
+    Say("the process that was started by the user is gone: stopped");
+    ::_exit(1);
+  }
+};
+
+[[noreturn]] void RunAgent(UniqueFd keeper_pidfd, const KeeperOptions& options,
+                           const std::function<int(const AgentContext&)>& agent) {
+  ::setsid();
+  ::prctl(PR_SET_CHILD_SUBREAPER, 1);
+  SetProcessTitle(options);
+  static Shared shared;
+  shared.said_fd = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  const int keeper_fd = keeper_pidfd.get();  // open for as long as the watcher lives
+  const KeeperWatcher watcher(std::move(keeper_pidfd),
+                              {options.runtime_folder, options.temporary_log_folder},
+                              options.kill_timeout, &shared);
+  const int code = agent({.doomed = &shared.doomed,
+                          .keeper_fd = keeper_fd,
+                          .has_last_word = &shared.has_last_word,
+                          .said_fd = shared.said_fd});
+  if (shared.doomed.load()) {
+    // The watcher ends the process when it is done; without this, exit() would cut it short.
+    while (true) ::pause();
+  }
+  std::exit(code);  // NOLINT(concurrency-mt-unsafe): the watcher uses nothing that exit() destroys
+}
+
+// How the agent ended.
+struct AgentEnd {
+  siginfo_t status{};
+  std::set<int> forwarded;  // signals that the keeper sent to the agent
+};
+
+// Returns a descriptor that is readable when a child has ended. Invalid when no descriptor is left:
+// children are then reaped at the end.
+UniqueFd WatchChildren() {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGCHLD);
+  ::pthread_sigmask(SIG_BLOCK, &set, nullptr);
+  return UniqueFd(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
+}
+
+// Forwards signals and reaps other children until the agent has ended.
+AgentEnd KeepUntilEnd(pid_t agent, const UniqueFd& agent_pidfd, const UniqueFd& signals) {
+  AgentEnd end;
+  const UniqueFd children = WatchChildren();
+  pollfd polled[] = {{.fd = agent_pidfd.get(), .events = POLLIN, .revents = 0},
+                     {.fd = signals.get(), .events = POLLIN, .revents = 0},
+                     {.fd = children.get(), .events = POLLIN, .revents = 0}};
+  ReapChildren({agent});  // children that ended before the signalfd existed
+  while (true) {
+    if (::poll(polled, std::size(polled), -1) < 0) continue;
+    if ((polled[1].revents & POLLIN) != 0) {
+      signalfd_siginfo info{};
+      if (::read(signals.get(), &info, sizeof(info)) == sizeof(info)) {
+        ::kill(agent, static_cast<int>(info.ssi_signo));
+        end.forwarded.insert(static_cast<int>(info.ssi_signo));
+      }
+    }
+    if ((polled[2].revents & POLLIN) != 0) {
+      signalfd_siginfo info{};
+      (void)!::read(children.get(), &info, sizeof(info));
+      ReapChildren({agent});
+    }
+    if ((polled[0].revents & POLLIN) != 0) break;
+  }
+  while (::waitid(P_PID, static_cast<id_t>(agent), &end.status, WEXITED) != 0 && errno == EINTR) {
+  }
+  return end;
+}
+
+int CleanUp(const AgentEnd& end, const KeeperOptions& options, const std::set<pid_t>& spared) {
+  const bool killed = end.status.si_code != CLD_EXITED;
+  const bool all_gone = KillChildren(spared, options.kill_timeout);
+  std::vector<std::string> folders = {options.runtime_folder};
+  if (killed) folders.push_back(options.temporary_log_folder);
+  RemoveFolders(folders);
+  if (!all_gone) {
+    Say(absl::StrCat("some processes did not end by SIGKILL within ",
+                     absl::FormatDuration(options.kill_timeout), " (--kill-timeout)"));
+  }
+  const int status = end.status.si_status;
+  if (!killed) return status;
+  const std::string signal = elastic::SignalName(status);
+  if (end.forwarded.count(status) != 0) {
+    Say(absl::StrCat("stopped by ", signal));
+    return options.stopped_exit_code;
+  }
+  Say(absl::StrCat("the agent (pid ", end.status.si_pid, ") was killed by ", signal,
+                   ": stopped all that it ran"));
+  return 128 + status;
+}
+
+}  // namespace
+
+void HoldSignals(const std::vector<int>& signals) {
+  const sigset_t set = SignalSet(signals);
+  ::pthread_sigmask(SIG_BLOCK, &set, nullptr);
+}
+
+void ReleaseSignals(const std::vector<int>& signals) {
+  const sigset_t set = SignalSet(signals);
+  ::pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
+}
+
+UniqueFd WatchHeldSignals(const std::vector<int>& signals) {
+  const sigset_t set = SignalSet(signals);
+  return UniqueFd(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
+}
+
+absl::StatusOr<int> RunWithKeeper(const KeeperOptions& options,
+                                  const std::function<int(const AgentContext&)>& agent) {
+  const std::vector<pid_t> children = ChildrenOf(::getpid());
+  const std::set<pid_t> spared(children.begin(), children.end());
+  UniqueFd keeper_pidfd = PidfdOpen(::getpid());  // the agent inherits it
+  if (!keeper_pidfd.valid()) {
+    return absl::UnimplementedError(
+        absl::StrCat("pidfd_open: ", std::strerror(errno), " (Linux 5.3 or newer is needed)"));
+  }
+  const sigset_t set = SignalSet(options.signals);
+  const UniqueFd signals(::signalfd(-1, &set, SFD_CLOEXEC));
+  if (!signals.valid()) {
+    return absl::ResourceExhaustedError(absl::StrCat("signalfd: ", std::strerror(errno)));
+  }
+  ::prctl(PR_SET_CHILD_SUBREAPER, 1);
+  std::fflush(nullptr);
+  const pid_t pid = ::fork();
+  if (pid < 0) {
+    return absl::ResourceExhaustedError(absl::StrCat("fork: ", std::strerror(errno)));
+  }
+  if (pid == 0) RunAgent(std::move(keeper_pidfd), options, agent);
+  keeper_pidfd.reset();
+  const UniqueFd agent_pidfd = PidfdOpen(pid);
+  if (!agent_pidfd.valid()) {
+    ::kill(pid, SIGKILL);
+    ::waitpid(pid, nullptr, 0);
+    return absl::ResourceExhaustedError(absl::StrCat("pidfd_open: ", std::strerror(errno)));
+  }
+  return CleanUp(KeepUntilEnd(pid, agent_pidfd, signals), options, spared);
+}
+
+}  // namespace ddp::launcher

@@ -1,0 +1,107 @@
+#ifndef DDP_LAUNCHER_PROCESS_KEEPER_H_
+#define DDP_LAUNCHER_PROCESS_KEEPER_H_
+
+#include <atomic>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "base/unique_fd.h"
+
+namespace ddp::launcher {
+
+// Options of RunWithKeeper(), which runs the agent in a child process. If either of the two is
+// killed, by SIGKILL too, the other removes everything: processes, sockets, folders.
+//
+//   keeper   the process that the user started; forwards signals, returns the agent's exit code
+//     `- agent   runs the job; every worker and the private Redis server are below it
+//
+// Both are child subreapers.
+// - The agent dies: all its descendants, also those in sessions of their own, become the keeper's
+//   children. The keeper kills them until none is left.
+// - The keeper dies: the agent's watcher kills everything below the agent. It waits for the agent's
+//   last message to the other nodes, then ends the agent. The watcher is a thread, so that it never
+//   waits for work of the agent. PDEATHSIG of processes that the agent's main thread started only
+//   makes this faster.
+//
+// In both cases the survivor then removes the folders.
+//
+// While the agent lives, the keeper reaps its other children that end: children that its process
+// had before, their orphans, and every orphan of a container whose first process it is.
+//
+// The agent has a session of its own and the process name "ddp-agent". Neither a signal to the
+// terminal's process group nor a kill by name reaches both.
+//
+// Known weakness: SIGKILL to both within the same millisecond.
+struct KeeperOptions {
+  // Folder that is removed at the end in any case.
+  std::string runtime_folder;
+
+  // Folder that is removed when the keeper or the agent was killed; otherwise the agent decides.
+  // Empty: none.
+  std::string temporary_log_folder;
+
+  // Signals that are forwarded to the agent, as HoldSignals() blocked them.
+  std::vector<int> signals;
+
+  // Maximum wait of the survivor for the processes that it has killed. Only a process that is stuck
+  // in the kernel needs more than a few milliseconds.
+  absl::Duration kill_timeout = absl::Seconds(10);
+
+  // Exit code when a forwarded signal killed the agent.
+  int stopped_exit_code = 1;
+
+  // Title of the agent in the process table, written over the arguments of main(). Without `argv`
+  // only the short name is set.
+  std::string agent_title;
+  int argc = 0;
+  char** argv = nullptr;
+};
+
+// Shared state of the agent and its watcher, as the agent sees it. Lives as long as the process.
+struct AgentContext {
+  // True once the keeper is dead and the watcher kills everything: start no process any more.
+  const std::atomic<bool>* doomed = nullptr;
+
+  // Descriptor that is readable once the keeper is dead.
+  int keeper_fd = -1;
+
+  // Set by the agent while it has a last message for the other nodes. The watcher, having killed
+  // everything, then waits until 8 bytes are written to `said_fd`, an eventfd; at most half a
+  // second.
+  std::atomic<bool>* has_last_word = nullptr;
+  int said_fd = -1;
+};
+
+// Blocks `signals` in the calling thread until RunWithKeeper() forwards them; not SIGHUP where
+// nohup had it ignored. Call it before making the folders: from then on a signal ends the job in
+// order.
+void HoldSignals(const std::vector<int>& signals);
+
+// Unblocks `signals` while the agent prepares the job: a forwarded signal then ends the agent at
+// once, and the keeper cleans up. Call HoldSignals() again before anything that must end in order.
+void ReleaseSignals(const std::vector<int>& signals);
+
+// Returns a descriptor that is readable once one of the blocked `signals` is pending, for use in
+// other waits. Invalid when no descriptor is left.
+UniqueFd WatchHeldSignals(const std::vector<int>& signals);
+
+// Forks. The child calls `agent` and exits with its result. The parent blocks until the agent has
+// ended, cleans up and returns that exit code. If signal N killed the agent, the parent prints a
+// line on stderr. It then returns `stopped_exit_code` if N was forwarded to the agent, else 128 +
+// N.
+//
+// Thread: main, in a process without other threads, after HoldSignals(). Children that the process
+// already has are reaped, but not killed.
+//
+// Errors; no agent is left running then:
+// - kResourceExhausted: no process or descriptor could be had.
+// - kUnimplemented: pidfd_open failed for the keeper itself; a kernel older than 5.3 lacks it.
+absl::StatusOr<int> RunWithKeeper(const KeeperOptions& options,
+                                  const std::function<int(const AgentContext&)>& agent);
+
+}  // namespace ddp::launcher
+
+#endif  // DDP_LAUNCHER_PROCESS_KEEPER_H_

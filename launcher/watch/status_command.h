@@ -1,0 +1,61 @@
+#ifndef DDP_LAUNCHER_WATCH_STATUS_COMMAND_H_
+#define DDP_LAUNCHER_WATCH_STATUS_COMMAND_H_
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace ddp::launcher {
+
+// `ddprun status`: reads a job from its store and shows it to a person or as JSON.
+//
+// In main(), before the arguments are used otherwise:
+//
+//   if (IsStatusCommand(arguments, &ProgramExists)) return RunStatusCommand(arguments);
+//
+// The word `status` is this command only as the first argument, and only if no program of that name
+// would be run: neither a file in the current folder nor one on PATH. `ddprun -- status` is always
+// the program.
+
+// Returns true when `arguments`, those of main() without argv[0], are this command.
+// `program_exists` is called at most for the word `status`.
+bool IsStatusCommand(const std::vector<std::string>& arguments,
+                     const std::function<bool(const std::string&)>& program_exists);
+
+// Returns a hint for the message that a program cannot be run, where the user may have meant this
+// command: a file named `status` that cannot be run hides it. Empty otherwise.
+std::string HiddenStatusCommandHint(const std::vector<std::string>& arguments);
+
+// Returns true when `name` is a file in the current folder or an executable on PATH.
+bool ProgramExists(const std::string& name);
+
+// Parsed arguments of `ddprun status`.
+struct StatusRequest {
+  bool help = false;
+  bool json = false;
+  bool all = false;                     // show every node and rank, however many
+  std::optional<std::string> endpoint;  // nullopt: the jobs of this user on this host
+  std::optional<std::string> run_id;    // nullopt: with an endpoint, ddprun's default
+  int64_t instance = 0;  // instance of the run id; 0: the newest that runs, else the newest
+};
+
+// Parses the arguments behind `status`. --rdzv-endpoint and --rdzv-id may come from PET_RDZV_* too.
+// Pure. Errors: kInvalidArgument, one line that names the flag and the allowed values.
+absl::StatusOr<StatusRequest> ParseStatusArguments(
+    const std::vector<std::string>& arguments,
+    const std::function<std::optional<std::string>(const std::string&)>& environment);
+
+// Prints the report on stdout, and errors on stderr, a line each. `arguments` begin with `status`.
+// Blocks on each store for at most 3 s to connect and 5 s per reply. Returns the exit code:
+// - 0: a job was shown.
+// - 1: no job was found, or none could be read.
+// - 2: a mistake on the command line.
+int RunStatusCommand(const std::vector<std::string>& arguments);
+
+}  // namespace ddp::launcher
+
+#endif  // DDP_LAUNCHER_WATCH_STATUS_COMMAND_H_

@@ -1,0 +1,101 @@
+#include "launcher/watch/status_command.h"
+
+#include <map>
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace ddp::launcher {
+namespace {
+
+using ::testing::HasSubstr;
+
+bool Always(const std::string&) { return true; }
+bool Never(const std::string&) { return false; }
+
+TEST(IsStatusCommandTest, IsTheFirstWordUnlessItIsAProgram) {
+  EXPECT_TRUE(IsStatusCommand({"status"}, &Never));
+  EXPECT_TRUE(IsStatusCommand({"status", "--json"}, &Never));
+  EXPECT_FALSE(IsStatusCommand({"status"}, &Always));
+  EXPECT_FALSE(IsStatusCommand({}, &Never));
+  EXPECT_FALSE(IsStatusCommand({"--", "status"}, &Never));
+  EXPECT_FALSE(IsStatusCommand({"--nnodes=1", "status"}, &Never));
+  EXPECT_FALSE(IsStatusCommand({"./status"}, &Never));
+}
+
+TEST(IsStatusCommandTest, AFileThatHidesItIsNamed) {
+  EXPECT_THAT(HiddenStatusCommandHint({"status", "--json"}),
+              HasSubstr("the file status in this folder hides the subcommand 'ddprun status'"));
+  EXPECT_EQ(HiddenStatusCommandHint({"--", "status"}), "");
+  EXPECT_EQ(HiddenStatusCommandHint({}), "");
+}
+
+TEST(ProgramExistsTest, LooksWhereAProgramWouldBeFound) {
+  EXPECT_TRUE(ProgramExists("sh"));
+  EXPECT_FALSE(ProgramExists("no_such_program_anywhere"));
+}
+
+class ParseStatusArgumentsTest : public ::testing::Test {
+ protected:
+  absl::StatusOr<StatusRequest> Parse(const std::vector<std::string>& arguments) {
+    return ParseStatusArguments(arguments,
+                                [this](const std::string& name) -> std::optional<std::string> {
+                                  const auto found = environment_.find(name);
+                                  if (found == environment_.end()) return std::nullopt;
+                                  return found->second;
+                                });
+  }
+  std::string Error(const std::vector<std::string>& arguments) {
+    const absl::Status status = Parse(arguments).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    return std::string(status.message());
+  }
+
+  std::map<std::string, std::string> environment_;
+};
+
+TEST_F(ParseStatusArgumentsTest, AsksForTheJobsOfThisHostByDefault) {
+  const absl::StatusOr<StatusRequest> request = Parse({});
+  ASSERT_TRUE(request.ok()) << request.status();
+  EXPECT_FALSE(request->endpoint.has_value());
+  EXPECT_FALSE(request->run_id.has_value());
+  EXPECT_EQ(request->instance, 0);
+  EXPECT_FALSE(request->json || request->all || request->help);
+}
+
+TEST_F(ParseStatusArgumentsTest, TakesFlagsAsDdprunDoes) {
+  const absl::StatusOr<StatusRequest> request = Parse(
+      {"--rdzv_endpoint", "host:1", "--rdzv-id=a=b", "--instance=3", "--json", "--all", "-h"});
+  ASSERT_TRUE(request.ok()) << request.status();
+  EXPECT_EQ(request->endpoint, "host:1");
+  EXPECT_EQ(request->run_id, "a=b");
+  EXPECT_EQ(request->instance, 3);
+  EXPECT_TRUE(request->json && request->all && request->help);
+}
+
+TEST_F(ParseStatusArgumentsTest, TheEnvironmentCountsWhereNoFlagIsGiven) {
+  environment_ = {{"PET_RDZV_ENDPOINT", "host:1"}, {"PET_RDZV_ID", ""}};
+  EXPECT_EQ(Parse({})->endpoint, "host:1");
+  EXPECT_FALSE(Parse({})->run_id.has_value());
+  EXPECT_EQ(Parse({"--rdzv-endpoint=other"})->endpoint, "other");
+}
+
+TEST_F(ParseStatusArgumentsTest, NamesTheMistake) {
+  EXPECT_THAT(Error({"--nope"}), HasSubstr("unknown flag --nope"));
+  EXPECT_THAT(Error({"--json=1"}), HasSubstr("unknown flag --json=1"));
+  EXPECT_THAT(Error({"digits"}), HasSubstr("unexpected digits"));
+  EXPECT_THAT(Error({"-"}), HasSubstr("unexpected -"));
+  EXPECT_THAT(Error({"--"}), HasSubstr("unknown flag --"));
+  EXPECT_THAT(Error({"--rdzv-id"}), HasSubstr("--rdzv-id: a value is missing"));
+  EXPECT_THAT(Error({"--rdzv-id="}), HasSubstr("--rdzv-id: a value is missing"));
+  EXPECT_THAT(Error({"--instance=0"}), HasSubstr("--instance: 0 is not a number from 1"));
+  EXPECT_THAT(Error({"--instance=x"}), HasSubstr("--instance: x"));
+  // The error is one line, whatever the user wrote.
+  EXPECT_THAT(Error({"--a\nb"}), HasSubstr("unknown flag --a?b"));
+  EXPECT_THAT(Error({"a\033[2J"}), HasSubstr("unexpected a?[2J"));
+  EXPECT_THAT(Error({"--instance=\n"}), HasSubstr("--instance: ? is not"));
+}
+
+}  // namespace
+}  // namespace ddp::launcher

@@ -1,0 +1,233 @@
+#include "store/redis/redis_connection.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "store/redis/redis_errors.h"
+#include "store/redis/redis_greeting.h"
+#include "store/redis/redis_socket.h"
+
+namespace ddp::store {
+namespace {
+
+constexpr size_t kReceiveBytes = 32 * 1024;
+// recv() itself blocks for this long before poll() is used. This saves a system call.
+constexpr absl::Duration kBlockingReceive = absl::Milliseconds(100);
+// Pause between two lookups of the name of a server that is away.
+constexpr absl::Duration kNamePause = absl::Seconds(30);
+
+bool HasReplicaRefusal(const std::vector<RedisReply>& replies) {
+  return std::any_of(replies.begin(), replies.end(), [](const RedisReply& reply) {
+    return reply.IsError() && IsReplicaRefusal(reply.error_text());
+  });
+}
+
+}  // namespace
+
+RedisConnection::RedisConnection(const RedisEndpoint& endpoint, const Options& options)
+    : RedisCaller(endpoint, options), reader_(options.limits) {}
+
+RedisConnection::~RedisConnection() = default;
+
+absl::StatusOr<std::unique_ptr<RedisConnection>> RedisConnection::Connect(
+    const RedisEndpoint& endpoint, const Options& options) {
+  std::unique_ptr<RedisConnection> connection(new RedisConnection(endpoint, options));
+  DDP_RETURN_IF_ERROR(connection->Reconnect());
+  return connection;
+}
+
+std::unique_ptr<RedisConnection> RedisConnection::Unconnected(const RedisEndpoint& endpoint,
+                                                              const Options& options) {
+  return std::unique_ptr<RedisConnection>(new RedisConnection(endpoint, options));
+}
+
+absl::Status RedisConnection::Reconnect(const RedisCallOptions& call) {
+  // A call without commands only connects.
+  return Call({.what = "connecting", .call = call}).status();
+}
+
+absl::StatusOr<UniqueFd> RedisConnection::Dial(absl::Time deadline) {
+  DDP_RETURN_IF_ERROR(MakeConnection(deadline));
+  return Release();
+}
+
+UniqueFd RedisConnection::Release() {
+  UniqueFd fd = std::move(fd_);
+  Disconnect();
+  return fd;
+}
+
+void RedisConnection::Disconnect() {
+  fd_.reset();
+  splitter_.Reset();
+  reader_.Reset();
+}
+
+absl::Status RedisConnection::Send(const std::vector<std::vector<std::string>>& commands) {
+  if (!connected()) {
+    return absl::UnavailableError(
+        absl::StrCat("not connected to Redis at ", endpoint().DebugString()));
+  }
+  bool sent = false;
+  const absl::Status status =
+      Write(RedisWireForm(commands), clock_.Now() + options().command_timeout, sent);
+  if (!status.ok()) Disconnect();
+  return status;
+}
+
+absl::StatusOr<RedisReply> RedisConnection::Receive(absl::Duration timeout) {
+  if (!connected()) {
+    return absl::UnavailableError(
+        absl::StrCat("not connected to Redis at ", endpoint().DebugString()));
+  }
+  RedisReply reply;
+  const absl::Status status = Read(clock_.Now() + timeout, reply);
+  if (status.ok()) return reply;
+  if (!absl::IsDeadlineExceeded(status)) Disconnect();
+  return status;
+}
+
+absl::StatusOr<std::vector<RedisReply>> RedisConnection::TryOnce(const Request& request,
+                                                                 absl::Time deadline, bool& sent) {
+  absl::StatusOr<std::vector<RedisReply>> replies = Exchange(request, deadline, sent);
+  if (!replies.ok()) {
+    Disconnect();
+  } else if (HasReplicaRefusal(*replies)) {
+    Disconnect();
+    Doubt();
+  }
+  return replies;
+}
+
+absl::StatusOr<std::vector<RedisReply>> RedisConnection::Exchange(const Request& request,
+                                                                  absl::Time deadline, bool& sent) {
+  // A command that may be sent twice needs no check of the connection before it.
+  if (!connected() || (!request.call.idempotent && !StillOpen())) {
+    DDP_RETURN_IF_ERROR(MakeConnection(deadline));
+  }
+  const absl::Time attempt_deadline =
+      std::min(deadline, clock_.Now() + request.call.command_timeout);
+  DDP_RETURN_IF_ERROR(Write(request.bytes, attempt_deadline, sent));
+  std::vector<RedisReply> result;
+  result.reserve(request.replies);
+  while (result.size() < request.replies) {
+    DDP_RETURN_IF_ERROR(Read(attempt_deadline, result.emplace_back()));
+  }
+  return result;
+}
+
+// Connects a socket. The lookup of a host's name may take many seconds in a broken network and
+// cannot be interrupted. So each attempt uses the server's last address, and looks up the name only
+// once per kNamePause.
+absl::StatusOr<UniqueFd> RedisConnection::ConnectAgain(absl::Time deadline) {
+  const absl::Time now = clock_.Now();
+  RedisEndpoint target = endpoint();
+  if (!known_address_.empty() && now < name_due_) target.host = known_address_;
+  absl::StatusOr<UniqueFd> fd = ConnectSocket(target, deadline);
+  if (fd.ok()) {
+    known_address_ = PeerAddress(fd->get());
+    name_due_ = absl::InfiniteFuture();
+  } else if (now >= name_due_ || name_due_ == absl::InfiniteFuture()) {
+    name_due_ = now + kNamePause;
+  }
+  return fd;
+}
+
+absl::Status RedisConnection::MakeConnection(absl::Time deadline) {
+  Disconnect();
+  const absl::Time attempt_deadline = std::min(deadline, clock_.Now() + options().connect_timeout);
+  DDP_ASSIGN_OR_RETURN(fd_, ConnectAgain(attempt_deadline));
+  DDP_RETURN_IF_ERROR(LimitBlocking(fd_.get(), kBlockingReceive));
+  const absl::Status greeted = Greet(attempt_deadline);
+  if (!greeted.ok()) Disconnect();
+  return greeted;
+}
+
+// Returns false when the server has closed the connection, as a restarted server has. When this is
+// seen before sending, a command that must not be sent twice can still go on, on a new connection.
+bool RedisConnection::StillOpen() const {
+  char byte = 0;
+  const ssize_t got = recv(fd_.get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+  // Unrequested bytes (a message before closing) would be read as the next reply.
+  return got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR);
+}
+
+absl::Status RedisConnection::Greet(absl::Time deadline) {
+  const std::vector<std::vector<std::string>> commands =
+      RedisGreeting(endpoint(), options().client_name, options().resp3);
+  bool sent = false;
+  DDP_RETURN_IF_ERROR(Write(RedisWireForm(commands), deadline, sent));
+  absl::Status result;
+  for (const std::vector<std::string>& command : commands) {
+    RedisReply reply;
+    DDP_RETURN_IF_ERROR(Read(deadline, reply));
+    if (result.ok()) result = JudgeGreeting(command, reply, endpoint());
+  }
+  return result;
+}
+
+absl::Status RedisConnection::Write(const std::string& bytes, absl::Time deadline, bool& sent) {
+  size_t done = 0;
+  while (done < bytes.size()) {
+    const ssize_t count =
+        send(fd_.get(), bytes.data() + done, bytes.size() - done, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (count >= 0) {
+      done += count;
+      sent = true;
+    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+      if (!AwaitSocket(fd_.get(), POLLOUT, deadline)) {
+        return absl::DeadlineExceededError(
+            absl::StrCat("Redis at ", endpoint().DebugString(), " does not take what we send"));
+      }
+    } else if (errno != EINTR) {
+      return ConnectionError("the connection broke to", endpoint(), errno);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RedisConnection::Read(absl::Time deadline, RedisReply& reply) {
+  bool may_block = deadline - clock_.Now() > kBlockingReceive;
+  while (true) {
+    const absl::StatusOr<bool> complete = reader_.Next(reply);
+    if (!complete.ok()) {
+      return absl::Status(
+          complete.status().code(),
+          absl::StrCat("Redis at ", endpoint().DebugString(), ": ", complete.status().message()));
+    }
+    if (*complete) return absl::OkStatus();
+    if (!may_block && !AwaitSocket(fd_.get(), POLLIN, deadline)) {
+      return absl::DeadlineExceededError(
+          absl::StrCat("Redis at ", endpoint().DebugString(), " did not answer in time"));
+    }
+    DDP_RETURN_IF_ERROR(ReceiveBytes(may_block));
+    may_block = false;
+  }
+}
+
+// Reads the bytes that have come. With `may_block`, waits for them, for at most kBlockingReceive.
+absl::Status RedisConnection::ReceiveBytes(bool may_block) {
+  char buffer[kReceiveBytes];
+  const ssize_t count = recv(fd_.get(), buffer, sizeof(buffer), may_block ? 0 : MSG_DONTWAIT);
+  if (count > 0 && options().resp3) {
+    std::string replies;
+    std::string pushes;
+    DDP_RETURN_IF_ERROR(splitter_.Split(buffer, static_cast<size_t>(count), replies, pushes));
+    return reader_.Feed(replies.data(), replies.size());
+  }
+  if (count > 0) return reader_.Feed(buffer, count);
+  if (count == 0) {
+    return absl::UnavailableError(
+        absl::StrCat("Redis at ", endpoint().DebugString(), " closed the connection"));
+  }
+  if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) return absl::OkStatus();
+  return ConnectionError("the connection broke to", endpoint(), errno);
+}
+
+}  // namespace ddp::store

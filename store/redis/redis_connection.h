@@ -1,0 +1,115 @@
+#ifndef DDP_STORE_REDIS_REDIS_CONNECTION_H_
+#define DDP_STORE_REDIS_REDIS_CONNECTION_H_
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "base/clock.h"
+#include "base/unique_fd.h"
+#include "store/redis/redis_caller.h"
+#include "store/redis/redis_endpoint.h"
+#include "store/redis/redis_push_splitter.h"
+#include "store/redis/redis_reply.h"
+#include "store/redis/redis_reply_reader.h"
+
+namespace ddp::store {
+
+// A connection to one Redis server that reconnects by itself: a call that finds the connection
+// broken makes a new one and continues, within its deadline.
+//
+// Not thread-safe: one thread at a time. Blocks its caller for at most total_timeout per call.
+// Raises no SIGPIPE. Child programs do not inherit its descriptor.
+//
+// The commands and the errors are RedisCaller's. kDeadlineExceeded also closes the connection. A
+// call that a replica refuses (READONLY: the master was demoted) closes it too, and the next
+// attempt looks up the server's name.
+class RedisConnection final : public RedisCaller {
+ public:
+  using Options = RedisConnectionOptions;
+
+  // Connects. Repeats failed attempts, with pauses, until total_timeout has passed.
+  static absl::StatusOr<std::unique_ptr<RedisConnection>> Connect(const RedisEndpoint& endpoint,
+                                                                  const Options& options = {});
+  ~RedisConnection() override;
+
+  // Returns a connection that connects in its first call.
+  static std::unique_ptr<RedisConnection> Unconnected(const RedisEndpoint& endpoint,
+                                                      const Options& options);
+
+  // The lower level, for subscriptions and event loops. -------------------------------------------
+
+  // Sends commands without waiting for replies. Never reconnects and never repeats. kUnavailable:
+  // not connected, or the connection broke. After Send, the caller must Receive every reply before
+  // it calls Command, Eval or Pipeline again. To abandon a reply that is due, call
+  // Disconnect().
+  absl::Status Send(const std::vector<std::vector<std::string>>& commands);
+
+  // Returns the next reply, error replies included. In RESP2 also returns pushed messages; with
+  // Options::resp3 these are dropped. Blocks until the reply is complete, for at most `timeout`
+  // (zero: does not block). kDeadlineExceeded: the reply is not complete; nothing is lost and the
+  // connection stays usable. kUnavailable: not connected, or the connection broke and is closed
+  // now.
+  absl::StatusOr<RedisReply> Receive(absl::Duration timeout);
+
+  // Returns a descriptor that is readable when Receive() may have a reply; -1 while not connected.
+  // A reconnect changes it. Before waiting on it, call Receive with a zero timeout until
+  // kDeadlineExceeded: replies may have been read already.
+  int fd() const { return fd_.get(); }
+
+  bool connected() const { return fd_.valid(); }
+
+  // Connects, as Connect() does, if there is no connection.
+  absl::Status Reconnect(const RedisCallOptions& call = {});
+
+  // Closes the connection. The next call of Command, Eval or Pipeline makes a new one.
+  void Disconnect();
+
+  // Returns the socket, for a caller that uses it itself; an invalid one while not connected. Its
+  // recv() blocks for at most 100 ms, and not at all with MSG_DONTWAIT. Do not call Release() while
+  // replies are due.
+  UniqueFd Release();
+
+  // Records that the server at the known address is not the master. The next attempt to connect
+  // looks up the host's name, however recent the last lookup is.
+  void Doubt() { name_due_ = absl::InfinitePast(); }
+
+  // For a caller that speaks to the server itself. Closes this object's connection. Makes one
+  // attempt, by `deadline`, to connect and greet (AUTH, SELECT, PING; with Options::resp3, HELLO),
+  // and returns the socket, as Release() does.
+  absl::StatusOr<UniqueFd> Dial(absl::Time deadline);
+
+ protected:
+  absl::StatusOr<std::vector<RedisReply>> TryOnce(const Request& request, absl::Time deadline,
+                                                  bool& sent) override;
+
+ private:
+  RedisConnection(const RedisEndpoint& endpoint, const Options& options);
+
+  absl::StatusOr<std::vector<RedisReply>> Exchange(const Request& request, absl::Time deadline,
+                                                   bool& sent);
+  absl::StatusOr<UniqueFd> ConnectAgain(absl::Time deadline);
+  absl::Status MakeConnection(absl::Time deadline);
+  absl::Status Greet(absl::Time deadline);
+  absl::Status Write(const std::string& bytes, absl::Time deadline, bool& sent);
+  absl::Status Read(absl::Time deadline, RedisReply& reply);
+  absl::Status ReceiveBytes(bool may_block);
+  bool StillOpen() const;
+
+  const MonotonicClock clock_;
+
+  std::string known_address_;  // last address of the server; empty: none yet, or a unix socket
+  absl::Time name_due_ = absl::InfiniteFuture();  // when its name is to be looked up again
+
+  UniqueFd fd_;
+  RedisPushSplitter splitter_;  // used with Options::resp3
+  RedisReplyReader reader_;
+};
+
+}  // namespace ddp::store
+
+#endif  // DDP_STORE_REDIS_REDIS_CONNECTION_H_

@@ -1,0 +1,201 @@
+#include "store/redis/redis_dialer.h"
+
+#include <errno.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "glog/logging.h"
+#include "store/redis/redis_errors.h"
+#include "store/redis/redis_greeting.h"
+#include "store/redis/redis_reply.h"
+#include "store/redis/redis_socket.h"
+
+namespace ddp::store {
+namespace {
+
+constexpr size_t kReceiveBytes = 4096;
+// Pause between two lookups of the name of a server that is away.
+constexpr absl::Duration kNamePause = absl::Seconds(30);
+// Pause while no address is known. Each lookup starts a thread.
+constexpr absl::Duration kFirstNamePause = absl::Seconds(1);
+
+}  // namespace
+
+RedisDialer::RedisDialer(const RedisEndpoint& endpoint, const RedisConnectionOptions& options,
+                         EventLoop* loop)
+    : endpoint_(endpoint), options_(options), loop_(loop), reader_(options.limits) {
+  if (endpoint_.is_unix()) {
+    addresses_ = {""};
+  } else if (IsNumericAddress(endpoint_.host)) {
+    addresses_ = {endpoint_.host};
+  }
+}
+
+void RedisDialer::FoundAt(const std::string& address) {
+  if (address.empty()) return;
+  addresses_ = {address};
+  next_address_ = 0;
+  name_due_ = absl::InfiniteFuture();
+}
+
+RedisDialer::~RedisDialer() { Cancel(); }
+
+void RedisDialer::Dial(Done done) {
+  CHECK(done_ == nullptr) << "one attempt at a time";
+  done_ = std::move(done);
+  last_ = ConnectionError("cannot reach", endpoint_, ETIMEDOUT);
+  timer_ = loop_->AddTimer(absl::ZeroDuration(), [this] {
+    timer_ = loop_->AddTimer(options_.connect_timeout, [this] { Fail(last_); });
+    Begin();
+  });
+}
+
+void RedisDialer::Cancel() {
+  StopWatching();
+  loop_->CancelTimer(std::exchange(timer_, 0));
+  fd_.reset();
+  done_ = nullptr;
+}
+
+void RedisDialer::Begin() {
+  const bool has_name = !endpoint_.is_unix() && !IsNumericAddress(endpoint_.host);
+  if (lookup_ != nullptr && lookup_->done()) return TakeName();
+  if (has_name && lookup_ == nullptr && clock_.Now() >= name_due_) {
+    const absl::Status asked = AskForName();
+    if (!asked.ok() && addresses_.empty()) return Fail(asked);
+  }
+  if (addresses_.empty() && lookup_ == nullptr) return Fail(no_name_);
+  if (addresses_.empty()) {
+    WatchFor(lookup_->fd(), EPOLLIN, &RedisDialer::TakeName);
+    return;
+  }
+  left_to_try_ = addresses_.size();
+  ConnectNext();
+}
+
+absl::Status RedisDialer::AskForName() {
+  DDP_ASSIGN_OR_RETURN(lookup_, NameLookup::Start(endpoint_.host));
+  return absl::OkStatus();
+}
+
+void RedisDialer::TakeName() {
+  StopWatching();
+  const absl::StatusOr<std::vector<std::string>> found = lookup_->Result();
+  lookup_.reset();
+  name_due_ = clock_.Now() + kNamePause;
+  if (found.ok()) {
+    addresses_ = *found;
+    next_address_ = 0;
+  } else if (addresses_.empty()) {
+    name_due_ = clock_.Now() + kFirstNamePause;
+    no_name_ = found.status();
+    return Fail(no_name_);
+  }
+  left_to_try_ = addresses_.size();
+  ConnectNext();
+}
+
+void RedisDialer::ConnectNext() {
+  while (left_to_try_ > 0) {
+    --left_to_try_;
+    RedisEndpoint target = endpoint_;
+    if (!target.is_unix()) target.host = addresses_[next_address_];
+    next_address_ = (next_address_ + 1) % addresses_.size();
+    absl::StatusOr<UniqueFd> fd = BeginConnecting(target);
+    if (!fd.ok()) {
+      last_ = fd.status();
+      continue;
+    }
+    fd_ = *std::move(fd);
+    WatchFor(fd_.get(), EPOLLOUT, &RedisDialer::OnConnected);
+    return;
+  }
+  Fail(last_);
+}
+
+void RedisDialer::OnConnected() {
+  StopWatching();
+  if (const absl::Status connected = FinishConnecting(fd_.get(), endpoint_); !connected.ok()) {
+    last_ = connected;
+    return ConnectNext();
+  }
+  splitter_.Reset();
+  reader_.Reset();
+  replies_ = 0;
+  greeting_ = RedisGreeting(endpoint_, options_.client_name, options_.resp3);
+  const std::string bytes = RedisWireForm(greeting_);
+  // The buffer of a new socket takes these few hundred bytes at once.
+  const ssize_t sent = send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (sent != static_cast<ssize_t>(bytes.size())) {
+    return Fail(ConnectionError("the connection broke to", endpoint_, sent < 0 ? errno : EAGAIN));
+  }
+  WatchFor(fd_.get(), EPOLLIN, &RedisDialer::OnReadable);
+}
+
+void RedisDialer::OnReadable() {
+  const absl::StatusOr<bool> greeted = ReadGreeting();
+  if (!greeted.ok()) return Fail(greeted.status());
+  if (!*greeted) return;
+  StopWatching();
+  FoundAt(PeerAddress(fd_.get()));
+  Finish(std::move(fd_));
+}
+
+// Returns true when all replies to the greeting have come.
+absl::StatusOr<bool> RedisDialer::ReadGreeting() {
+  char buffer[kReceiveBytes];
+  const ssize_t count = recv(fd_.get(), buffer, sizeof(buffer), MSG_DONTWAIT);
+  if (count == 0) {
+    return absl::UnavailableError(
+        absl::StrCat("Redis at ", endpoint_.DebugString(), " closed the connection"));
+  }
+  if (count < 0) {
+    if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) return false;
+    return ConnectionError("the connection broke to", endpoint_, errno);
+  }
+  std::string replies(buffer, static_cast<size_t>(count));
+  if (options_.resp3) {
+    replies.clear();
+    std::string pushes;  // none: nothing is subscribed yet
+    DDP_RETURN_IF_ERROR(splitter_.Split(buffer, static_cast<size_t>(count), replies, pushes));
+  }
+  DDP_RETURN_IF_ERROR(reader_.Feed(replies.data(), replies.size()));
+  while (replies_ < greeting_.size()) {
+    RedisReply reply;
+    DDP_ASSIGN_OR_RETURN(const bool complete, reader_.Next(reply));
+    if (!complete) return false;
+    DDP_RETURN_IF_ERROR(JudgeGreeting(greeting_[replies_++], reply, endpoint_));
+  }
+  return true;
+}
+
+void RedisDialer::WatchFor(int fd, uint32_t events, void (RedisDialer::*then)()) {
+  StopWatching();
+  const absl::Status watched =
+      loop_->Watch(fd, events, [this, then](uint32_t) { (this->*then)(); });
+  if (!watched.ok()) return Fail(watched);
+  watched_fd_ = fd;
+}
+
+void RedisDialer::StopWatching() {
+  if (watched_fd_ >= 0) loop_->Unwatch(std::exchange(watched_fd_, -1));
+}
+
+void RedisDialer::Fail(const absl::Status& status) {
+  // The name may point to another machine later: look it up again after a pause.
+  if (name_due_ == absl::InfiniteFuture()) name_due_ = clock_.Now() + kNamePause;
+  Finish(status);
+}
+
+void RedisDialer::Finish(absl::StatusOr<UniqueFd> result) {
+  const Done done = std::exchange(done_, nullptr);
+  Cancel();
+  done(std::move(result));
+}
+
+}  // namespace ddp::store

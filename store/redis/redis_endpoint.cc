@@ -1,0 +1,274 @@
+#include "store/redis/redis_endpoint.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/un.h>
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "base/status_macros.h"
+#include "store/redis/percent_encoding.h"
+
+namespace ddp::store {
+namespace {
+
+constexpr char kTcpScheme[] = "redis://";
+constexpr char kUnixScheme[] = "unix://";
+constexpr char kForms[] =
+    "expected HOST, HOST:PORT, [IPV6]:PORT, redis://HOST:PORT[/DATABASE] or unix:///PATH";
+// No server has so many databases: a larger number is a typing error.
+constexpr int kMaxDatabase = 1'000'000;
+constexpr size_t kMaxPasswordBytes = 64 * 1024;
+
+bool IsControl(char c) {
+  const auto byte = static_cast<unsigned char>(c);
+  return byte < 0x20 || byte == 0x7f;
+}
+
+absl::Status Malformed(const std::string& text, const std::string& why) {
+  std::string message = absl::StrCat("Redis endpoint '", text, "': ", why, "; ", kForms);
+  std::replace_if(message.begin(), message.end(), &IsControl, '?');
+  return absl::InvalidArgumentError(message);
+}
+
+// Accepts digits only: SimpleAtoi would also accept blanks and a sign.
+bool ParseNumber(const std::string& text, int min, int max, int& value) {
+  if (text.empty() || text.find_first_not_of("0123456789") != std::string::npos) return false;
+  return absl::SimpleAtoi(text, &value) && value >= min && value <= max;
+}
+
+absl::Status SetPort(const std::string& text, const std::string& port, RedisEndpoint& endpoint) {
+  if (!ParseNumber(port, 1, 65535, endpoint.port)) {
+    return Malformed(text, absl::StrCat("the port '", port, "' is not a number from 1 to 65535"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SetDatabase(const std::string& text, const std::string& database,
+                         RedisEndpoint& endpoint) {
+  if (!ParseNumber(database, 0, kMaxDatabase, endpoint.database)) {
+    return Malformed(text, absl::StrCat("the database '", database, "' is not a number"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckHost(const std::string& text, const std::string& host) {
+  if (host.empty()) return Malformed(text, "the host is missing");
+  if (host.find_first_of(" /?#[]") != std::string::npos ||
+      std::any_of(host.begin(), host.end(), &IsControl)) {
+    return Malformed(text, absl::StrCat("'", host, "' is not a host"));
+  }
+  return absl::OkStatus();
+}
+
+// Returns true for an IPv6 address, with or without a zone (fe80::1%eth0).
+bool IsIpv6(const std::string& text) {
+  in6_addr address{};
+  return inet_pton(AF_INET6, text.substr(0, text.find('%')).c_str(), &address) == 1;
+}
+
+// Parses HOST, HOST:PORT, V6, [V6] or [V6]:PORT.
+absl::Status SetAuthority(const std::string& text, const std::string& authority,
+                          RedisEndpoint& endpoint) {
+  std::string rest;
+  if (absl::StartsWith(authority, "[")) {
+    const size_t end = authority.find(']');
+    if (end == std::string::npos) return Malformed(text, "']' is missing");
+    endpoint.host = authority.substr(1, end - 1);
+    rest = authority.substr(end + 1);
+    if (!rest.empty() && rest[0] != ':') return Malformed(text, "':PORT' must follow ']'");
+    if (!IsIpv6(endpoint.host)) {
+      return Malformed(text, absl::StrCat("'", endpoint.host, "' is no IPv6 address"));
+    }
+  } else {
+    const size_t first = authority.find(':');
+    const bool bare_v6 = first != std::string::npos && authority.rfind(':') != first;
+    if (bare_v6 && !IsIpv6(authority)) {
+      return Malformed(text, "it has more than one ':' and is no IPv6 address");
+    }
+    endpoint.host = bare_v6 ? authority : authority.substr(0, first);
+    rest = bare_v6 || first == std::string::npos ? "" : authority.substr(first);
+  }
+  DDP_RETURN_IF_ERROR(CheckHost(text, endpoint.host));
+  return rest.empty() ? absl::OkStatus() : SetPort(text, rest.substr(1), endpoint);
+}
+
+absl::Status SetUnixPath(const std::string& text, const std::string& path,
+                         RedisEndpoint& endpoint) {
+  if (path.empty() || path[0] != '/') {
+    return Malformed(text, "a socket's path must be absolute: unix:///run/redis.sock");
+  }
+  if (path.size() >= sizeof(sockaddr_un::sun_path)) {
+    return Malformed(
+        text, absl::StrCat("the socket's path has ", path.size(), " bytes, the system allows ",
+                           sizeof(sockaddr_un::sun_path) - 1));
+  }
+  if (std::any_of(path.begin(), path.end(), &IsControl)) {
+    return Malformed(text, "the path holds a control character");
+  }
+  endpoint.unix_path = path;
+  endpoint.port = RedisEndpoint::kDefaultPort;
+  return absl::OkStatus();
+}
+
+// Parses an endpoint, or the part of a store address before '?'.
+absl::StatusOr<RedisEndpoint> ParseWithoutQuery(const std::string& text,
+                                                int default_port = RedisEndpoint::kDefaultPort) {
+  RedisEndpoint endpoint;
+  endpoint.port = default_port;
+  if (absl::StartsWith(text, kUnixScheme)) {
+    DDP_ASSIGN_OR_RETURN(const std::string path,
+                         PercentDecode(text.substr(sizeof(kUnixScheme) - 1)));
+    DDP_RETURN_IF_ERROR(SetUnixPath(text, path, endpoint));
+    return endpoint;
+  }
+  if (text.find('@') != std::string::npos) {
+    return absl::InvalidArgumentError(
+        "a Redis endpoint must not hold a user or a password, which other users of the machine "
+        "could read: set DDP_REDIS_USER and DDP_REDIS_PASSWORD_FILE (or DDP_REDIS_PASSWORD) in the "
+        "environment");
+  }
+  std::string authority = text;
+  if (absl::StartsWith(text, kTcpScheme)) {
+    authority = text.substr(sizeof(kTcpScheme) - 1);
+    const size_t slash = authority.find('/');
+    if (slash != std::string::npos) {
+      const std::string database = authority.substr(slash + 1);
+      if (!database.empty()) DDP_RETURN_IF_ERROR(SetDatabase(text, database, endpoint));
+      authority.resize(slash);
+    }
+  } else if (absl::StrContains(text, "://")) {
+    return Malformed(text, "the scheme is neither redis:// nor unix://");
+  }
+  DDP_RETURN_IF_ERROR(SetAuthority(text, authority, endpoint));
+  return endpoint;
+}
+
+absl::StatusOr<std::string> ReadPasswordFile(const std::string& path) {
+  const std::unique_ptr<FILE, int (*)(FILE*)> file(fopen(path.c_str(), "re"), &fclose);
+  std::string password(kMaxPasswordBytes + 1, '\0');
+  const size_t size = file ? fread(password.data(), 1, password.size(), file.get()) : 0;
+  if (!file || ferror(file.get())) {
+    const std::string message =
+        absl::StrCat("DDP_REDIS_PASSWORD_FILE: cannot read ", path, ": ", strerror(errno));
+    if (errno == ENOENT) return absl::NotFoundError(message);
+    return absl::PermissionDeniedError(message);
+  }
+  if (size > kMaxPasswordBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("DDP_REDIS_PASSWORD_FILE: ", path, " is too large for a password"));
+  }
+  password.resize(size);
+  if (absl::EndsWith(password, "\n")) password.pop_back();
+  if (absl::EndsWith(password, "\r")) password.pop_back();
+  if (password.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("DDP_REDIS_PASSWORD_FILE: ", path, " is empty"));
+  }
+  return password;
+}
+
+std::string FromEnvironment(const char* name) {
+  const char* value = getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+// Returns the endpoint as a URL without credentials. Sets `query` to the database of a unix socket,
+// which has no place in the path.
+std::string EndpointUrl(const RedisEndpoint& endpoint, std::string& query) {
+  if (endpoint.is_unix()) {
+    if (endpoint.database != 0) query = absl::StrCat("database=", endpoint.database, "&");
+    return absl::StrCat(kUnixScheme, PercentEncodeForUrl(endpoint.unix_path));
+  }
+  const bool v6 = endpoint.host.find(':') != std::string::npos;
+  const std::string host = v6 ? absl::StrCat("[", endpoint.host, "]") : endpoint.host;
+  const std::string database = endpoint.database == 0 ? "" : absl::StrCat("/", endpoint.database);
+  return absl::StrCat(kTcpScheme, host, ":", endpoint.port, database);
+}
+
+}  // namespace
+
+std::string RedisEndpoint::DebugString() const {
+  std::string query;
+  std::string out = EndpointUrl(*this, query);
+  if (is_unix() && database != 0) absl::StrAppend(&out, " database ", database);
+  out = std::string(absl::StripPrefix(out, kTcpScheme));
+  if (password.empty()) return out;
+  return absl::StrCat(out, " (user ", user.empty() ? "default" : user, ", with a password)");
+}
+
+absl::StatusOr<RedisEndpoint> ParseRedisEndpoint(const std::string& text, int default_port) {
+  if (text.empty()) return Malformed(text, "nothing is given");
+  if (text.find('?') != std::string::npos) return Malformed(text, "'?' has no place here");
+  return ParseWithoutQuery(text, default_port);
+}
+
+absl::Status ApplyRedisCredentialsFromEnvironment(RedisEndpoint& endpoint) {
+  const std::string user = FromEnvironment("DDP_REDIS_USER");
+  std::string password = FromEnvironment("DDP_REDIS_PASSWORD");
+  const std::string file = FromEnvironment("DDP_REDIS_PASSWORD_FILE");
+  if (!password.empty() && !file.empty()) {
+    return absl::InvalidArgumentError(
+        "DDP_REDIS_PASSWORD and DDP_REDIS_PASSWORD_FILE are both set: unset one of them");
+  }
+  if (!file.empty()) {
+    DDP_ASSIGN_OR_RETURN(password, ReadPasswordFile(file));
+  }
+  if (!user.empty() && password.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "DDP_REDIS_USER is '", user,
+        "', but there is no password: set DDP_REDIS_PASSWORD_FILE or DDP_REDIS_PASSWORD"));
+  }
+  if (password.empty()) return absl::OkStatus();
+  endpoint.user = user;
+  endpoint.password = password;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<StoreAddress> ParseStoreAddress(const std::string& url) {
+  const size_t mark = url.find('?');
+  if (mark == std::string::npos ||
+      !(absl::StartsWith(url, kTcpScheme) || absl::StartsWith(url, kUnixScheme))) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", url.find('@') == std::string::npos ? url : "(hidden)",
+                     "' is not the address of a store: expected "
+                     "redis://HOST:PORT[/DATABASE]?prefix=PREFIX or unix:///PATH?prefix=PREFIX"));
+  }
+  StoreAddress address;
+  DDP_ASSIGN_OR_RETURN(address.endpoint, ParseWithoutQuery(url.substr(0, mark)));
+  std::string query = url.substr(mark + 1);
+  while (!query.empty()) {
+    const size_t end = query.find('&');
+    const std::string item = query.substr(0, end);
+    query = end == std::string::npos ? "" : query.substr(end + 1);
+    if (absl::StartsWith(item, "prefix=")) {
+      DDP_ASSIGN_OR_RETURN(address.prefix, PercentDecode(item.substr(7)));
+    } else if (absl::StartsWith(item, "database=")) {
+      DDP_RETURN_IF_ERROR(SetDatabase(url, item.substr(9), address.endpoint));
+    } else {
+      return absl::InvalidArgumentError(
+          absl::StrCat("store address '", url, "': unknown part '", item, "'"));
+    }
+  }
+  if (address.prefix.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("store address '", url, "': the prefix is missing or empty"));
+  }
+  return address;
+}
+
+std::string FormatStoreAddress(const StoreAddress& address) {
+  std::string query;
+  const std::string url = EndpointUrl(address.endpoint, query);
+  return absl::StrCat(url, "?", query, "prefix=", PercentEncodeForUrl(address.prefix));
+}
+
+}  // namespace ddp::store

@@ -1,0 +1,87 @@
+// The addresses of Redis servers and of stores, and the credentials for them.
+//
+// An endpoint (typed by a person) and a store's address (passed between processes) are plain text
+// without secrets, so both may stand in argv, environments and logs. User and password come from
+// the environment only (ApplyRedisCredentialsFromEnvironment).
+#ifndef DDP_STORE_REDIS_REDIS_ENDPOINT_H_
+#define DDP_STORE_REDIS_REDIS_ENDPOINT_H_
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace ddp::store {
+
+// The address of a Redis server, and the user to log in as. A value: copy it freely.
+struct RedisEndpoint {
+  static constexpr int kDefaultPort = 6379;
+
+  // The host of a TCP server: a name or an address (IPv6 without brackets). Empty with `unix_path`.
+  std::string host;
+  int port = kDefaultPort;
+
+  // The absolute path of a server's unix socket. Empty with `host`.
+  std::string unix_path;
+
+  // The numbered database (SELECT).
+  int database = 0;
+
+  // Empty: Redis's user "default".
+  std::string user;
+  // Empty: no AUTH is sent.
+  std::string password;
+
+  bool is_unix() const { return !unix_path.empty(); }
+
+  // Returns the address for messages: "127.0.0.1:6379", "[::1]:6379/2", "unix:///run/redis.sock".
+  // With a password, " (user alice, with a password)" follows. The password is never shown.
+  std::string DebugString() const;
+
+  friend bool operator==(const RedisEndpoint&, const RedisEndpoint&) = default;
+};
+
+// Parses an endpoint that a person typed:
+//   HOST  HOST:PORT  ADDRESS_V6  [ADDRESS_V6]:PORT    (`default_port` where it is left out)
+//   redis://HOST[:PORT][/DATABASE]  unix:///PATH/OF/SOCKET
+// The returned endpoint has no user and no password.
+//
+// kInvalidArgument: the text has another form; the port is outside 1..65535; the path of a socket
+// is relative or has more than 107 bytes. Also kInvalidArgument: the text holds "user:password@",
+// which other users of the machine could read. The message then names the variables to use instead
+// and does not repeat the text.
+absl::StatusOr<RedisEndpoint> ParseRedisEndpoint(const std::string& text,
+                                                 int default_port = RedisEndpoint::kDefaultPort);
+
+// Sets the user and password of `endpoint` from the environment of this process:
+//   DDP_REDIS_USER           the user; unset: Redis's "default"
+//   DDP_REDIS_PASSWORD       the password
+//   DDP_REDIS_PASSWORD_FILE  a file holding the password; the line end at its end is dropped
+// If none of them is set, `endpoint` stays as it is.
+//
+// kInvalidArgument: both DDP_REDIS_PASSWORD and DDP_REDIS_PASSWORD_FILE are set, a user has no
+// password, or the file is empty or too large. kNotFound, kPermissionDenied: the file cannot be
+// read; the message names its path.
+absl::Status ApplyRedisCredentialsFromEnvironment(RedisEndpoint& endpoint);
+
+// The place of a store's keys: a server, and the prefix of each key. DDP_STORE carries it from the
+// agent to the workers.
+struct StoreAddress {
+  RedisEndpoint endpoint;
+  std::string prefix;
+
+  friend bool operator==(const StoreAddress&, const StoreAddress&) = default;
+};
+
+// Parses redis://HOST[:PORT][/DATABASE]?prefix=PREFIX or unix:///PATH?[database=N&]prefix=PREFIX,
+// as FormatStoreAddress writes them. The prefix is percent-encoded. Sets no credentials.
+//
+// kInvalidArgument: the text has another form, or the prefix is missing or empty.
+absl::StatusOr<StoreAddress> ParseStoreAddress(const std::string& url);
+
+// Returns the text that ParseStoreAddress parses, without user and password.
+std::string FormatStoreAddress(const StoreAddress& address);
+
+}  // namespace ddp::store
+
+#endif  // DDP_STORE_REDIS_REDIS_ENDPOINT_H_

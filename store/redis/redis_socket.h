@@ -1,0 +1,43 @@
+// Sockets to a Redis server, with deadlines.
+#ifndef DDP_STORE_REDIS_REDIS_SOCKET_H_
+#define DDP_STORE_REDIS_REDIS_SOCKET_H_
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "base/unique_fd.h"
+#include "store/redis/redis_endpoint.h"
+
+namespace ddp::store {
+
+// Returns a connected, non-blocking, close-on-exec socket. Tries the addresses of a name in turn. A
+// TCP socket sends small writes at once and detects a vanished peer within half a minute.
+// `deadline` is a time of MonotonicClock; it does not bound the lookup of a name.
+//
+// kUnavailable: the server cannot be reached by `deadline`; the message has the reason.
+// kInvalidArgument: the path of the unix socket is too long.
+absl::StatusOr<UniqueFd> ConnectSocket(const RedisEndpoint& endpoint, absl::Time deadline);
+
+// ConnectSocket() in two steps, for a caller that must not block. BeginConnecting() starts to
+// connect; `endpoint.host` must be a numeric address, or the endpoint a unix socket. Once the
+// socket is writable, FinishConnecting() returns the result.
+absl::StatusOr<UniqueFd> BeginConnecting(const RedisEndpoint& endpoint);
+absl::Status FinishConnecting(int fd, const RedisEndpoint& endpoint);
+
+// Returns the numeric address of a TCP socket's peer: "10.0.0.1", "fd00::1". Empty for a unix
+// socket and for a socket that is not connected.
+std::string PeerAddress(int fd);
+
+// Makes a non-blocking socket blocking, with a limit: recv() blocks for at most `limit`, and not at
+// all with MSG_DONTWAIT.
+absl::Status LimitBlocking(int fd, absl::Duration limit);
+
+// Blocks until `fd` has one of the poll(2) `events` or an error, or until `deadline`. Returns false
+// at the deadline.
+bool AwaitSocket(int fd, short events, absl::Time deadline);
+
+}  // namespace ddp::store
+
+#endif  // DDP_STORE_REDIS_REDIS_SOCKET_H_
