@@ -20,7 +20,7 @@
 #include "base/unique_fd.h"
 #include "glog/logging.h"
 
-namespace ddp::store {
+namespace ddp {
 namespace {
 
 absl::StatusOr<std::vector<std::string>> LookUp(const std::string& host) {
@@ -100,4 +100,4 @@ bool IsNumericAddress(const std::string& host) {
          inet_pton(AF_INET6, host.c_str(), &address) == 1;
 }
 
-}  // namespace ddp::store
+}  // namespace ddp

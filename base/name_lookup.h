@@ -7,7 +7,7 @@
 
 #include "absl/status/statusor.h"
 
-namespace ddp::store {
+namespace ddp {
 
 // Looks up the addresses of a host's name on a thread of its own ("name-lookup"). In a broken
 // network a lookup takes many seconds and cannot be interrupted. The caller does not block, and may
@@ -39,6 +39,6 @@ class NameLookup {
 // Returns true when `host` is a numeric IPv4 or IPv6 address.
 bool IsNumericAddress(const std::string& host);
 
-}  // namespace ddp::store
+}  // namespace ddp
 
 #endif  // DDP_BASE_NAME_LOOKUP_H_
