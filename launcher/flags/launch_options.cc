@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <set>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -419,17 +420,6 @@ absl::Status ReadOutput(const FlagReader& flags, LaunchOptions& options) {
 }
 
 }  // namespace
-
-int StreamMap::Get(int local_rank) const {
-  const auto found = by_local_rank.find(local_rank);
-  return found == by_local_rank.end() ? all : found->second;
-}
-
-bool StreamMap::Contains(Streams stream) const {
-  return (all & stream) != 0 ||
-         std::any_of(by_local_rank.begin(), by_local_rank.end(),
-                     [stream](const auto& entry) { return (entry.second & stream) != 0; });
-}
 
 absl::StatusOr<StreamMap> ParseStreamMap(const std::string& text) {
   const std::string expected =

@@ -3,7 +3,6 @@
 
 #include <map>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -13,22 +12,10 @@
 #include "launcher/flags/flag_reader.h"
 #include "launcher/flags/host_resources.h"
 #include "launcher/flags/rendezvous_choice.h"
+#include "launcher/output/output_options.h"
 #include "launcher/process/numa_plan.h"
 
 namespace ddp::launcher {
-
-// Output streams of a worker. Bits, as in the value of -r and -t.
-enum Streams : int { kNoStream = 0, kStdout = 1, kStderr = 2, kBothStreams = 3 };
-
-// Streams by local rank: the value of -r or -t.
-struct StreamMap {
-  int all = kNoStream;  // streams of ranks that `by_local_rank` does not name
-  std::map<int, int> by_local_rank;
-
-  int Get(int local_rank) const;
-  bool Contains(Streams stream) const;  // true when any rank has one of these bits
-  bool empty() const { return !Contains(kBothStreams); }
-};
 
 // Way in which the program is started.
 enum class ProgramKind { kByName, kPythonModule, kPythonScript, kExecutable };
@@ -54,17 +41,6 @@ struct RendezvousOptions {
   }
 
   std::optional<bool> is_host;  // true: this node serves the endpoint; unset: the node that can
-};
-
-// Destinations of the workers' output.
-struct OutputOptions {
-  std::string log_dir;  // folder of the log files; empty: a temporary one
-  StreamMap redirects;
-  StreamMap tee;
-  std::set<int> local_ranks_filter;  // local ranks whose output reaches the console; empty: all
-  std::vector<std::string> filters_of_stdout;  // texts; a teed line that contains one is duplicated
-  std::vector<std::string> filters_of_stderr;
-  std::string prefix_template;
 };
 
 // Flags of ddprun, parsed and checked.

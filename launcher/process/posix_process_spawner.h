@@ -20,9 +20,9 @@
 #include "base/task_thread.h"
 #include "base/unique_fd.h"
 #include "elastic/agent/process_spawner.h"
-#include "launcher/flags/launch_options.h"
 #include "launcher/output/log_layout.h"
 #include "launcher/output/log_router.h"
+#include "launcher/output/output_options.h"
 #include "launcher/process/process_tree.h"
 
 namespace ddp::launcher {
