@@ -25,6 +25,7 @@
 #include "base/unique_fd.h"
 #include "elastic/health/worker_timers.h"
 #include "testing/fake_clock.h"
+#include "testing/temporary_folder.h"
 
 namespace ddp::elastic {
 namespace {
@@ -38,14 +39,8 @@ constexpr int kOwnRank = 3;
 
 class TimerPipeTest : public ::testing::Test {
  protected:
-  TimerPipeTest() : folder_("/tmp/ddp_timers_XXXXXX"), loop_(*EventLoop::Create()) {
-    EXPECT_NE(::mkdtemp(folder_.data()), nullptr);
-    path_ = folder_ + "/timers";
-  }
-  ~TimerPipeTest() override {
-    pipe_.reset();
-    std::filesystem::remove_all(folder_);
-  }
+  // The pipe's callbacks use members that are declared after the pipe.
+  ~TimerPipeTest() override { pipe_.reset(); }
 
   absl::Status Open() {
     auto pipe = TryOpen();
@@ -100,11 +95,11 @@ class TimerPipeTest : public ::testing::Test {
     loop_->CancelTimer(deadline);
   }
 
-  std::string folder_;
-  std::string path_;
+  const testing::TemporaryFolder folder_;
+  const std::string path_ = folder_.path() + "/timers";
   const MonotonicClock real_clock_;
   const Clock* clock_ = &real_clock_;
-  const std::unique_ptr<EventLoop> loop_;
+  const std::unique_ptr<EventLoop> loop_ = *EventLoop::Create();
   std::unique_ptr<TimerPipe> pipe_;
   std::vector<std::string> expired_;
   std::vector<std::string> lines_;

@@ -32,6 +32,7 @@
 #include "nlohmann/json.hpp"
 #include "testing/loopback_client.h"
 #include "testing/redis_fixture.h"
+#include "testing/temporary_folder.h"
 
 namespace ddp::launcher {
 namespace {
@@ -84,15 +85,9 @@ std::string Get(int port, const std::string& path) {
 
 class WatchingTest : public ::testing::Test {
  protected:
-  WatchingTest() : folder_("/tmp/ddprun_watch_XXXXXX") {
-    EXPECT_NE(::mkdtemp(folder_.data()), nullptr);
+  std::string Path(const std::string& name) const {
+    return absl::StrCat(folder_.path(), "/", name);
   }
-  ~WatchingTest() override {
-    job_.reset();
-    std::filesystem::remove_all(folder_);
-  }
-
-  std::string Path(const std::string& name) const { return absl::StrCat(folder_, "/", name); }
 
   // Starts a job of `ranks` workers that have done `steps` steps each and wait for Finish().
   void StartJob(std::vector<std::string> flags, int ranks, int steps) {
@@ -139,7 +134,7 @@ class WatchingTest : public ::testing::Test {
     return {};
   }
 
-  std::string folder_;
+  const testing::TemporaryFolder folder_;
   std::unique_ptr<DdprunDriver> job_;
 };
 

@@ -13,7 +13,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "launcher/process/private_folder.h"
+#include "testing/temporary_folder.h"
 
 namespace ddp::launcher {
 namespace {
@@ -40,10 +40,7 @@ void Append(const UniqueFd& file, const std::string& text) {
 class LogFilesTest : public ::testing::Test {
  protected:
   LogFilesTest() : umask_(::umask(0)) {}
-  ~LogFilesTest() override {
-    ::umask(umask_);
-    EXPECT_TRUE(RemoveFolder(folder_).ok());
-  }
+  ~LogFilesTest() override { ::umask(umask_); }
 
   // Returns a root with attempt_0/1 in it.
   LogRoot MakeRoot() const {
@@ -53,7 +50,8 @@ class LogFilesTest : public ::testing::Test {
     return *root;
   }
 
-  const std::string folder_ = *MakePrivateFolder("ddp-test-");
+  const testing::TemporaryFolder temporary_;
+  const std::string folder_ = temporary_.path();
 
  private:
   const mode_t umask_;

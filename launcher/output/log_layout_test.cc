@@ -6,7 +6,7 @@
 
 #include <filesystem>
 
-#include "launcher/process/private_folder.h"
+#include "testing/temporary_folder.h"
 
 namespace ddp::launcher {
 namespace {
@@ -77,7 +77,8 @@ TEST(LogLayoutTest, AFolderThatCannotBeMadeIsNamed) {
 
 // The folder is world-writable, like --log-dir=/tmp.
 TEST(LogLayoutTest, AWorldWritableFolderGetsARootThatNobodyElseCanWrite) {
-  const std::string log_dir = *MakePrivateFolder("ddp-test-") + "/tmp";
+  const testing::TemporaryFolder folder;
+  const std::string log_dir = folder.path() + "/tmp";
   const mode_t before = ::umask(0);
   ASSERT_EQ(::mkdir(log_dir.c_str(), 0777), 0);
   ASSERT_EQ(::chmod(log_dir.c_str(), 01777), 0);
@@ -99,34 +100,6 @@ TEST(LogLayoutTest, AWorldWritableFolderGetsARootThatNobodyElseCanWrite) {
   const auto refused = layout->MakeWorkerFolder(1, 2, 0);
   EXPECT_TRUE(absl::IsFailedPrecondition(refused.status())) << refused.status();
   EXPECT_THAT(std::string(refused.status().message()), HasSubstr("/attempt_1: other users"));
-  EXPECT_TRUE(RemoveFolder(std::filesystem::path(log_dir).parent_path()).ok());
-}
-
-TEST(PrivateFolderTest, IsOursAloneAndGoesWithAllThatIsInIt) {
-  const auto folder = MakePrivateFolder("ddprun_");
-  ASSERT_TRUE(folder.ok()) << folder.status();
-  struct stat info {};
-  ASSERT_EQ(::stat(folder->c_str(), &info), 0);
-  EXPECT_EQ(info.st_mode & 0777, 0700U);
-  const std::string outside = ::testing::TempDir() + "/outside";
-  std::filesystem::create_directories(outside);
-  std::filesystem::create_directories(*folder + "/deep/er");
-  std::filesystem::create_directory_symlink(outside, *folder + "/deep/link");
-  EXPECT_TRUE(RemoveFolder(*folder).ok());
-  EXPECT_FALSE(std::filesystem::exists(*folder));
-  EXPECT_TRUE(std::filesystem::exists(outside));
-  EXPECT_TRUE(RemoveFolder(*folder).ok());
-  EXPECT_TRUE(RemoveFolder("").ok());
-}
-
-TEST(PrivateFolderTest, IsShortEnoughForASocketWhereverTmpdirIs) {
-  const std::string before = std::getenv("TMPDIR") == nullptr ? "/tmp" : std::getenv("TMPDIR");
-  ::setenv("TMPDIR", (::testing::TempDir() + std::string(100, 'x')).c_str(), 1);
-  const auto folder = MakePrivateFolder("ddprun_");
-  ::setenv("TMPDIR", before.c_str(), 1);
-  ASSERT_TRUE(folder.ok()) << folder.status();
-  EXPECT_THAT(*folder, StartsWith("/tmp/ddprun_"));
-  EXPECT_TRUE(RemoveFolder(*folder).ok());
 }
 
 }  // namespace

@@ -10,17 +10,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
+#include "testing/temporary_folder.h"
 
 namespace ddp::launcher {
 namespace {
 
 class JobMarkerTest : public ::testing::Test {
  protected:
-  JobMarkerTest() : parent_(::testing::TempDir() + "/markers_XXXXXX") {
-    EXPECT_NE(::mkdtemp(parent_.data()), nullptr);
-  }
-  ~JobMarkerTest() override { std::filesystem::remove_all(parent_); }
-
   std::string Folder(const std::string& name, mode_t mode = 0700) {
     const std::string folder = absl::StrCat(parent_, "/", name);
     EXPECT_EQ(::mkdir(folder.c_str(), mode), 0);
@@ -36,7 +32,8 @@ class JobMarkerTest : public ::testing::Test {
             .agent_pid = ::getpid()};
   }
 
-  std::string parent_;
+  const testing::TemporaryFolder temporary_;
+  const std::string parent_ = temporary_.path();
 };
 
 TEST_F(JobMarkerTest, IsFoundAgain) {
