@@ -88,6 +88,26 @@ BAD = {
     "torch_free": [
         ("launcher/a.cc", "#include <c10/util/Exception.h>\n"),
         ("store/redis/redis_connection.cc", "#include <ATen/ATen.h>\n"),
+        ("store/redis_store/redis_key_value_store.cc", "#include <ATen/ATen.h>\n"),
+        ("store/redis_store/redis_store_helper.h", "#include <ATen/ATen.h>\n"),
+    ],
+    "rooms": [
+        ("launcher/network/a.cc", ""),
+        ("launcher/a.cc", ""),
+        ("launcher/job_test.cc", ""),
+        ("store/a.h", ""),
+        ("a.cc", ""),
+        [(f"store/redis/a{i}.txt", "") for i in range(41)],
+        [(f"ddp/a{i}.cc", "") for i in range(96)],
+    ],
+    "room_cycles": [
+        [("s/a/x.h", '#include "s/b/y.h"\n'), ("s/b/y_test.cc", '#include "s/a/x.h"\n')],
+        [
+            ("s/a/x.h", '#include "s/b/y.h"\n'),
+            ("s/b/y.h", '#include "s/c/z.h"\n'),
+            ("s/c/z.h", '#include "s/a/x.h"\n'),
+        ],
+        [("s/x.h", '#include "s/b/y.h"\n'), ("s/b/y.h", '#include "s/x.h"\n')],
     ],
     "header_form": [
         ("store/a.h", "// Comment.\nint x;\n"),
@@ -166,6 +186,17 @@ GOOD = {
     "torch_free": [
         ("store/redis_store/redis_store.cc", "#include <c10/util/Exception.h>\n"),
         ("ddp/a.cc", "#include <ATen/ATen.h>\n"),
+    ],
+    "rooms": [
+        [("launcher/main.cc", ""), ("launcher/job.h", ""), ("launcher/job.cc", "")],
+        [("store/redis/a.cc", ""), ("third_party/x/a.h", ""), ("docs/a.md", "")],
+        [(f"store/redis/a{i}.h", "") for i in range(40)],
+        [(f"testing/scenarios/agent/a{i}.txt", "") for i in range(90)],
+    ],
+    "room_cycles": [
+        [("s/a/x.h", '#include "s/b/y.h"\n'), ("s/b/y.h", '#include "s/b/z.h"\n')],
+        [("s/a/x.h", '#include "t/y.h"\n'), ("t/y.h", '#include "s/a/x.h"\n')],
+        [("ddp/x.h", '#include "ddp/comm/y.h"\n'), ("ddp/comm/y.h", '#include "ddp/x.h"\n')],
     ],
     "header_form": [
         ("store/a.h", HEADER.format("STORE_A", "")),
