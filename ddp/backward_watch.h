@@ -8,24 +8,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "ddp/forward_record.h"
+
 namespace ddp::internal {
-
-// The state of one forward. The graph of the forward's outputs keeps it alive.
-struct ForwardRecord {
-  // The state of one output: no backward has gone through it; one has; the gradients of one are
-  // reduced.
-  enum class Output : uint8_t { kFresh, kPassed, kReduced };
-
-  bool synchronized = false;  // its backward is to be reduced
-  bool reduced = false;       // a complete reduction contains its gradients
-  std::vector<Output> outputs;
-
-  // Autograd numbers the nodes of a thread in the order of creation. The forward created the nodes
-  // first_node to end_node - 1 of `thread`.
-  uint64_t thread = 0;
-  uint64_t first_node = 0;
-  uint64_t end_node = 0;
-};
 
 // Reports to an observer when a backward through the outputs of watched forwards begins and ends,
 // and whether it ends by an exception. Records through which forwards the backward goes. Autograd

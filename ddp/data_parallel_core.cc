@@ -26,6 +26,7 @@
 #include "ddp/model_metadata.h"
 #include "ddp/model_report.h"
 #include "ddp/model_tensors.h"
+#include "ddp/pass_core.h"
 #include "ddp/process_group.h"
 
 namespace ddp::internal {
@@ -622,9 +623,9 @@ std::string DataParallelCore::join_event_name(int event) const {
   if (event == kDelayed) return "the all-reduce of delayed gradients";
   if (event < kForward) {
     std::vector<std::string> with;
-    if ((event & Reducer::kUsedMapBefore) != 0) with.push_back("used parameters before it");
-    if ((event & Reducer::kUsedMapAfter) != 0) with.push_back("used parameters after it");
-    if ((event & Reducer::kRebuildAfter) != 0) with.push_back("new buckets at its end");
+    if ((event & PassCore::kUsedMapBefore) != 0) with.push_back("used parameters before it");
+    if ((event & PassCore::kUsedMapAfter) != 0) with.push_back("used parameters after it");
+    if ((event & PassCore::kRebuildAfter) != 0) with.push_back("new buckets at its end");
     return absl::StrCat("the reduction of gradients", with.empty() ? "" : ", with ",
                         absl::StrJoin(with, " and "), with.empty() ? "" : ",");
   }

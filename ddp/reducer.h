@@ -2,7 +2,6 @@
 #define DDP_REDUCER_H_
 
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -18,6 +17,8 @@
 #include "ddp/comm/communicator.h"
 #include "ddp/comm_hook.h"
 #include "ddp/flat_buckets.h"
+#include "ddp/forward_record.h"
+#include "ddp/pass_core.h"
 #include "ddp/unused_parameters.h"
 
 namespace ddp {
@@ -37,33 +38,9 @@ enum class DebugLevel;
 // waits for the sums and makes them the gradients. (The method of PyTorch's DDP: Li et al., VLDB
 // 2020.)
 //
-// One such reduction is a *pass*. A pass begins with the first gradient of a backward that comes
-// from a synchronized forward. It is complete when every parameter has contributed. The backward
-// that began the pass may end earlier, and another backward may continue the pass.
-//
-//   state      meaning of a gradient                        next state
-//   idle       begins a pass, or accumulates on this rank   first of a pass -> reducing, or
-//              only, or is an error: see below              -> counting (static graph, first pass)
-//   counting   is counted                                   end of backward -> reducing -> idle
-//   reducing   is copied into its bucket                    end of backward -> idle when the pass
-//                                                           is complete, else -> open
-//   open       continues the pass, or accumulates on        as idle; -> reducing
-//              this rank only, or is an error
-//   broken     is an error                                  Reset() -> idle
-//
-// A gradient belongs to the forwards through which its backward goes:
-// - One of them is synchronized and not reduced: the gradient is reduced.
-// - Otherwise, one of them is synchronized, so already reduced: an error.
-// - Otherwise (no_sync, or the bare module): the gradient accumulates on this rank only.
-//
-// Collectives of a pass, in this order on every rank. Those in brackets depend on the options.
-// - [under a Join, the announcement; in the first pass, the agreement on hooks; after a failure,
-//   the agreement on buckets]
-// - [the used parameters, when unused buckets are skipped]
-// - the buckets in plan order
-// - [the used parameters: with find_unused_parameters, unless exchanged before; or in the first
-//   pass of a static graph]
-// - [the new plan, in a pass that rebuilds the buckets]
+// One such reduction is a *pass*. PassCore makes the decisions: what becomes of a gradient, when a
+// bucket is launched, when the pass is complete, what is an error. The reducer gives it events and
+// does the actions that it returns. See pass_core.h for the states and the order of collectives.
 //
 // Thread-compatible. Gradients of one model must come from one thread (autograd's thread for the
 // device). Keeps the parameters' tensors.
@@ -86,20 +63,9 @@ class Reducer final : private BackwardWatch::Observer {
     FlatBuckets::Options buckets;
   };
 
-  // The parts of a pass besides its buckets, as bits of one small number. A joined rank (see
-  // join.h) gets the number from the other ranks.
-  enum PassFlags : int {
-    kRebuildAfter = 1,   // assign new buckets at the end
-    kUsedMapAfter = 2,   // exchange the used parameters after the buckets
-    kUsedMapBefore = 4,  // the same, before the buckets
-  };
-
-  // The answer of an Announce, which announces a pass to the joined ranks of a Join.
-  struct PassStart {
-    int divisor = 1;  // by which sums are divided
-    int source = 0;   // the rank that decides for all: one that has inputs
-  };
-  using Announce = std::function<PassStart(int flags)>;
+  // Announces a pass to the joined ranks of a Join (see join.h), and returns what the pass needs.
+  using PassStart = PassCore::Start;
+  using Announce = std::function<PassStart(int flags)>;  // flags: PassCore::Flags
 
   // Times of the last complete pass, by the monotonic clock.
   struct PassTimes {
@@ -190,31 +156,27 @@ class Reducer final : private BackwardWatch::Observer {
   void set_backward_callbacks(BackwardCallbacks callbacks) { callbacks_ = std::move(callbacks); }
 
   // Returns true while the first pass of a static graph is still to come on this rank.
-  bool must_count() const { return options_.static_graph && !counted_; }
-  void ForgetCounts() { counted_ = false; }
+  bool must_count() const { return core_.must_count(); }
+  void ForgetCounts() { core_.ForgetCounts(); }
 
   const BucketPlan& plan() const { return buckets_->plan(); }
   std::vector<std::vector<std::string>> plan_names() const { return plan().Names(Names()); }
   const FlatBuckets& buckets() const { return *buckets_; }
   const std::vector<Parameter>& parameters() const { return parameters_; }
-  bool rebuilt() const { return rebuilt_; }
+  bool rebuilt() const { return core_.rebuilt(); }
   const std::string& hook_name() const { return hook_name_; }
   // Properties of the last pass.
-  const std::vector<int>& ready_order() const { return last_order_; }
+  const std::vector<int>& ready_order() const { return core_.last_order(); }
   const PassTimes& times() const { return times_; }
-  const std::optional<std::string>& error() const { return error_; }  // the last error
-  int divisor() const { return start_.divisor; }                      // of the last pass
-  int buckets_reduced() const { return buckets_reduced_; }
+  const std::optional<std::string>& error() const { return core_.error(); }  // the last error
+  int divisor() const { return core_.start().divisor; }                      // of the last pass
+  int buckets_reduced() const { return core_.buckets_reduced(); }
   std::vector<int> untouched() const;  // parameters that no rank used
-  bool finds_unused() const { return options_.find_unused_parameters && !options_.static_graph; }
+  bool finds_unused() const { return core_.finds_unused(); }
   // Returns true when the unused parameters were the same in all passes so far.
-  bool can_set_static_graph() const { return can_set_static_graph_; }
+  bool can_set_static_graph() const { return core_.can_set_static_graph(); }
 
  private:
-  enum class State { kIdle, kCounting, kReducing, kOpen, kBroken };
-  // The meaning of a gradient, by the forwards of its backward: kLocal accumulates on this rank,
-  // kReduce is reduced, kReduced is an error.
-  enum class Origin { kLocal, kReduce, kReduced };
   class GradientHook;
 
   // BackwardWatch::Observer
@@ -224,60 +186,42 @@ class Reducer final : private BackwardWatch::Observer {
 
   void AddHooks();
   void RemoveHooks();
-  void Clear(std::shared_ptr<ProcessGroup> group);
+  void Clear(std::shared_ptr<ProcessGroup> group, bool unsettled);
   std::vector<at::Tensor> Tensors() const;
   std::vector<std::string> Names() const;
-  void LogUnused(DebugLevel least) const;
   std::vector<bool> Sparse() const;
   BucketPlan FirstPlan() const;
   void TakeFirstPlan();
-  void SettlePlan();
-  bool AgreeOnPlan(bool* rebuild_requested);
+  void ReturnToFirstPlan();
+  void AgreeOnPlan();
   void SetPlan(BucketPlan plan);
 
   // The hot path, for every gradient.
   void OnGradient(int parameter);
-  void MarkReady(int parameter);
-  void LaunchReadyBuckets();
+  void SearchGraph();
+  BackwardView View() const;
+  BackwardView ViewAtEnd() const;
 
-  // For a gradient in any state but reducing: returns true when the gradient goes into its bucket.
-  bool EntersPass(int parameter);
-  Origin FindOrigin(int parameter);
-  Origin SearchGraphForForwards(int parameter);
-  const std::shared_ptr<ForwardRecord>* ForwardOf(const torch::autograd::Node& node) const;
-  bool AwaitsReduction(const ForwardRecord& forward) const;
-  std::vector<int> AllParameters() const;
-  int FlagsOfNextPass() const;
-  void BeginPass(std::vector<int> unused);
-  void BeginFirstPass();
-  void PrepareCounters();
-  void MarkUnused();
-  void ReduceWithoutGradients();
-  void CountGradient(int parameter);
-  void ReduceCounted();
+  // Does the actions of the core until there are none.
+  void Run();
+  void Do(const PassAction& action);
+  bool DoInBucket(const PassAction& action);
+  bool DoAtBeginning(const PassAction& action);
+  void DoAtEnd(const PassAction& action);
+  std::string About(const PassAction& action) const;
+  void LogUnused(DebugLevel least) const;
 
   void Launch(int bucket);
   void LaunchHook(int bucket);
   void MakeHookBuckets();
-  void StartUsedMap();
-  void FinishUsedMap();
-  void AgreeOnUnused();
-  void FindDroppedBuckets();
-  void Finalize();
+  void Wait(int bucket);
   void WaitAndCopyOut(int bucket);
   void ForgetLaunched();
-  void FinishForwards();
+  void StartUsedMap();
+  void WaitUsedMap();
   void RebuildBuckets(int source);
-  std::vector<int> RecordedOrder() const;
 
-  bool InPass() const {
-    return state_ == State::kCounting || state_ == State::kReducing || state_ == State::kOpen;
-  }
-  std::string Missing() const;
   std::string NamesOfBucket(int bucket) const;
-  [[noreturn]] void ThrowUnfinished();
-  [[noreturn]] void ThrowReduced(int parameter) const;
-  [[noreturn]] void ThrowSecondGradient(int parameter);
   // In a catch block: reports the failure to the peers, which wait for this rank, and throws the
   // same text.
   [[noreturn]] void Rethrow(const std::string& about);
@@ -297,67 +241,34 @@ class Reducer final : private BackwardWatch::Observer {
   std::string hook_name_;
   Announce announce_;
   std::function<void()> on_first_pass_;
-  bool first_pass_begun_ = false;
   std::function<void()> on_complete_;
   std::function<void(const std::string&)> on_bare_backward_;
   BackwardCallbacks callbacks_;
 
   std::unique_ptr<FlatBuckets> buckets_;
-  State state_ = State::kIdle;
   std::optional<BucketPlan> given_plan_;
-  bool rebuilt_ = false;
-  bool rebuild_requested_ = false;
-  bool unsettled_ = false;  // after a failure: ranks may have different buckets
-  std::vector<std::weak_ptr<ForwardRecord>> outstanding_;  // synchronized and not reduced
+  PassCore core_;
 
-  // For a backward through no watched output: the forwards to which it may belong.
-  uint64_t first_node_ = 0;                            // of the current forward
-  std::deque<std::shared_ptr<ForwardRecord>> recent_;  // forwards, the newest last
-  std::shared_ptr<ForwardRecord> unseen_;              // for a backward through no known forward
-  int searched_task_ = -1;                             // autograd's number of the searched backward
-  Origin searched_origin_ = Origin::kLocal;            // the result of that search
-  std::vector<std::shared_ptr<ForwardRecord>> searched_;  // the forwards found that await reduction
-  BackwardReach reach_;                                   // of the current backward
+  // The current backward.
+  BackwardReach reach_;
+  int searched_task_ = -1;            // autograd's number of the last one through no watched output
+  std::vector<ForwardPtr> searched_;  // the forwards in its graph
 
-  // The current pass. A parameter is ready when its entry in ready_pass_ equals pass_.
+  uint64_t first_node_ = 0;                           // of the current forward
+  const std::vector<at::Tensor>* outputs_ = nullptr;  // of the last forward
+
+  // The current pass.
   struct Launched {
     Communicator::Pending pending;
     TensorFuture future;  // of the comm hook, if there is one
   };
-  uint64_t pass_ = 0;
-  int flags_ = 0;
-  PassStart start_;
-  std::vector<uint64_t> ready_pass_;
-  std::vector<int> missing_;  // gradients that each bucket still waits for
-  int next_bucket_ = 0;       // the first bucket not launched
-  std::vector<Launched> launched_;
+  std::vector<Launched> launched_;                         // by bucket
   std::vector<std::unique_ptr<GradBucket>> hook_buckets_;  // arguments of the comm hook
   std::vector<std::string> hook_names_;                    // names of its calls, for messages
-  std::vector<int> order_;                                 // order of readiness; reserved
-  std::vector<std::shared_ptr<ForwardRecord>> forwards_;
+  Communicator::Pending used_map_;
   PassTimes current_times_;
 
-  // Used parameters: used_ on this rank since the last pass, untouched_ over all ranks.
-  std::vector<uint8_t> used_;
-  std::vector<int> unused_;         // on this rank, known when the pass begins
-  std::vector<uint8_t> untouched_;  // unused on all ranks
-  bool untouched_known_ = false;
-  Communicator::Pending used_map_;
-  std::vector<uint8_t> dropped_;  // buckets that are not sent
-
-  // For a static graph.
-  bool counted_ = false;
-  std::vector<int> counts_;     // gradients of each parameter in one backward
-  std::vector<int> remaining_;  // of those, still to come in this backward
-  std::vector<int> last_seen_;  // position of the last one in the first backward
-  int seen_ = 0;
-
-  std::vector<int> last_order_;
-  std::vector<int> last_unused_;
-  bool can_set_static_graph_ = true;
-  int buckets_reduced_ = 0;
-  std::optional<std::string> error_;
-  PassTimes times_;
+  PassTimes times_;  // of the last complete pass
 
   BackwardWatch watch_{this};  // last: its hooks use all members above
 };
