@@ -285,7 +285,6 @@ class Rank {
         ++passes_completed_;
         core_->OnComplete(passed_);
         return true;
-      case Kind::kReport:
       case Kind::kReportAndThrow:
       case Kind::kThrow:
         thrown_ = core_->message();
