@@ -19,8 +19,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "ddp/error.h"
-#include "ddp/torch_versions.h"
+#include "ddp/common/error.h"
+#include "ddp/common/torch_versions.h"
 
 namespace ddp {
 namespace internal::checkpointing {

@@ -12,7 +12,7 @@
 #include <tuple>
 #include <vector>
 
-#include "ddp/error.h"
+#include "ddp/common/error.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

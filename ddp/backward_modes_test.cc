@@ -7,10 +7,10 @@
 #include <tuple>
 
 #include "ddp/activation_checkpoint.h"
+#include "ddp/common/error.h"
 #include "ddp/default_hooks.h"
 #include "ddp/device_mesh.h"
 #include "ddp/distributed_data_parallel.h"
-#include "ddp/error.h"
 #include "ddp/model_tensors.h"
 #include "ddp/process_group.h"
 #include "gmock/gmock.h"

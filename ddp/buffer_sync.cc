@@ -10,7 +10,7 @@
 
 #include "ddp/coalesced_broadcast.h"
 #include "ddp/comm/communicator.h"
-#include "ddp/error.h"
+#include "ddp/common/error.h"
 #include "ddp/process_group.h"
 
 namespace ddp::internal {

@@ -9,10 +9,10 @@
 #include <ATen/core/grad_mode.h>
 
 #include "absl/strings/str_cat.h"
-#include "ddp/bucket_plan.h"
 #include "ddp/comm/communicator.h"
-#include "ddp/error.h"
-#include "ddp/name_list.h"
+#include "ddp/common/error.h"
+#include "ddp/common/name_list.h"
+#include "ddp/reducer/bucket_plan.h"
 
 namespace ddp::internal {
 namespace {

@@ -12,7 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "ddp/error.h"
+#include "ddp/common/error.h"
 
 namespace ddp::internal {
 namespace {

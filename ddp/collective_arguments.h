@@ -10,7 +10,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "ddp/comm/collective.h"
-#include "ddp/reduce_op.h"
+#include "ddp/common/reduce_op.h"
 
 namespace ddp::internal {
 

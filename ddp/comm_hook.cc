@@ -11,8 +11,8 @@
 #include <ATen/ops/view_as_complex.h>
 
 #include "absl/strings/str_cat.h"
-#include "ddp/error.h"
-#include "ddp/name_list.h"
+#include "ddp/common/error.h"
+#include "ddp/common/name_list.h"
 
 namespace ddp {
 namespace {

@@ -16,18 +16,18 @@
 #include "ddp/coalesced_broadcast.h"
 #include "ddp/comm/communicator.h"
 #include "ddp/comm/debug_level.h"
+#include "ddp/common/error.h"
+#include "ddp/common/logging.h"
 #include "ddp/copy_to_device.h"
 #include "ddp/delayed_all_reduce.h"
 #include "ddp/device_mesh.h"
-#include "ddp/error.h"
-#include "ddp/logging.h"
 #include "ddp/logging_data_sources.h"
 #include "ddp/model_agreement.h"
 #include "ddp/model_metadata.h"
 #include "ddp/model_report.h"
 #include "ddp/model_tensors.h"
-#include "ddp/pass_core.h"
 #include "ddp/process_group.h"
+#include "ddp/reducer/pass_core.h"
 
 namespace ddp::internal {
 namespace {

@@ -11,12 +11,12 @@
 #include "ddp/buffer_sync.h"
 #include "ddp/comm_hook.h"
 #include "ddp/delayed_all_reduce.h"
-#include "ddp/iteration_timer.h"
 #include "ddp/join.h"
 #include "ddp/logging_data.h"
 #include "ddp/mixed_precision_parameters.h"
 #include "ddp/options.h"
 #include "ddp/reducer.h"
+#include "ddp/reducer/iteration_timer.h"
 
 namespace torch::nn {
 class Module;

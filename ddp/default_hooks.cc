@@ -7,7 +7,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/core/jit_type.h>
 
-#include "ddp/error.h"
+#include "ddp/common/error.h"
 #include "ddp/process_group.h"
 
 namespace ddp {

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "ddp/comm_hook.h"
-#include "ddp/error.h"
+#include "ddp/common/error.h"
 #include "ddp/process_group.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

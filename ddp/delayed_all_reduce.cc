@@ -5,7 +5,7 @@
 #include <torch/csrc/autograd/engine.h>
 
 #include "absl/strings/str_cat.h"
-#include "ddp/error.h"
+#include "ddp/common/error.h"
 #include "ddp/process_group.h"
 
 namespace ddp::internal {

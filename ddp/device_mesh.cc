@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "ddp/error.h"
+#include "ddp/common/error.h"
 #include "ddp/process_group.h"
 
 namespace ddp {

@@ -2,9 +2,9 @@
 
 #include <utility>
 
+#include "ddp/common/error.h"
 #include "ddp/data_parallel_core.h"
 #include "ddp/default_hooks.h"
-#include "ddp/error.h"
 
 namespace ddp::internal {
 

@@ -6,7 +6,7 @@
 
 #include <map>
 
-#include "ddp/error.h"
+#include "ddp/common/error.h"
 #include "ddp/process_group.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

@@ -12,8 +12,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "ddp/comm/communicator.h"
-#include "ddp/error.h"
-#include "ddp/logging.h"
+#include "ddp/common/error.h"
+#include "ddp/common/logging.h"
 #include "ddp/optimizer_joinable.h"
 #include "ddp/process_group.h"
 

@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "ddp/error.h"
+#include "ddp/common/error.h"
 #include "ddp/process_group.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

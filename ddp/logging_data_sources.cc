@@ -2,7 +2,7 @@
 
 #include <initializer_list>
 
-#include "ddp/iteration_timer.h"
+#include "ddp/reducer/iteration_timer.h"
 
 namespace ddp::internal {
 namespace {

@@ -3,8 +3,8 @@
 #include <map>
 #include <string>
 
-#include "ddp/iteration_timer.h"
 #include "ddp/logging_data_sources.h"
+#include "ddp/reducer/iteration_timer.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
 

@@ -5,9 +5,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "ddp/comm_hook.h"
+#include "ddp/common/error.h"
+#include "ddp/common/torch_versions.h"
 #include "ddp/default_hooks.h"
-#include "ddp/error.h"
-#include "ddp/torch_versions.h"
 
 namespace ddp::internal {
 namespace {

@@ -13,11 +13,11 @@
 
 #include "ddp/activation_checkpoint.h"
 #include "ddp/comm_hook.h"
+#include "ddp/common/error.h"
+#include "ddp/common/torch_versions.h"
 #include "ddp/distributed_data_parallel.h"
-#include "ddp/error.h"
 #include "ddp/mixed_precision_parameters.h"
 #include "ddp/process_group.h"
-#include "ddp/torch_versions.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "testing/rank_harness.h"

@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ddp/comm/communicator.h"
-#include "ddp/error.h"
+#include "ddp/common/error.h"
 #include "ddp/model_metadata.h"
 #include "ddp/process_group.h"
 

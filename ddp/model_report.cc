@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "ddp/name_list.h"
+#include "ddp/common/name_list.h"
 #include "ddp/reducer.h"
 
 namespace ddp::internal {

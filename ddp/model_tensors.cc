@@ -6,7 +6,7 @@
 #include <torch/nn/modules/embedding.h>
 
 #include "absl/strings/str_cat.h"
-#include "ddp/error.h"
+#include "ddp/common/error.h"
 
 namespace ddp::internal {
 namespace {

@@ -28,7 +28,7 @@
 #include "ddp/comm/renewal.h"
 #include "ddp/comm/store_meeting.h"
 #include "ddp/comm/work_future.h"
-#include "ddp/error.h"
+#include "ddp/common/error.h"
 #include "ddp/work_state.h"
 #include "ddp/worker_environment.h"
 #include "store/redis_store/redis_store.h"

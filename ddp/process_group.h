@@ -14,8 +14,8 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include "ddp/common/reduce_op.h"
 #include "ddp/option.h"
-#include "ddp/reduce_op.h"
 #include "ddp/work.h"
 
 namespace c10d {

@@ -20,11 +20,11 @@
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
 #include "ddp/comm/debug_level.h"
-#include "ddp/error.h"
-#include "ddp/logging.h"
-#include "ddp/name_list.h"
+#include "ddp/common/error.h"
+#include "ddp/common/logging.h"
+#include "ddp/common/name_list.h"
+#include "ddp/common/torch_versions.h"
 #include "ddp/process_group.h"
-#include "ddp/torch_versions.h"
 
 namespace ddp::internal {
 namespace {

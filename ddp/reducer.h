@@ -12,14 +12,14 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/intrusive_ptr.h>
 
-#include "ddp/backward_watch.h"
-#include "ddp/bucket_plan.h"
 #include "ddp/comm/communicator.h"
 #include "ddp/comm_hook.h"
-#include "ddp/flat_buckets.h"
-#include "ddp/forward_record.h"
-#include "ddp/pass_core.h"
-#include "ddp/unused_parameters.h"
+#include "ddp/reducer/backward_watch.h"
+#include "ddp/reducer/bucket_plan.h"
+#include "ddp/reducer/flat_buckets.h"
+#include "ddp/reducer/forward_record.h"
+#include "ddp/reducer/pass_core.h"
+#include "ddp/reducer/unused_parameters.h"
 
 namespace ddp {
 class ProcessGroup;

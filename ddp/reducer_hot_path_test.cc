@@ -16,9 +16,9 @@
 #include <new>
 
 #include "base/mutex.h"
+#include "ddp/common/torch_versions.h"
 #include "ddp/distributed_data_parallel.h"
 #include "ddp/process_group.h"
-#include "ddp/torch_versions.h"
 #include "gtest/gtest.h"
 #include "store/redis/redis_endpoint.h"
 #include "testing/rank_harness.h"

@@ -6,9 +6,9 @@
 #include <tuple>
 
 #include "ddp/comm_hook.h"
+#include "ddp/common/error.h"
 #include "ddp/default_hooks.h"
 #include "ddp/distributed_data_parallel.h"
-#include "ddp/error.h"
 #include "ddp/join.h"
 #include "ddp/process_group.h"
 #include "gmock/gmock.h"

@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "ddp/comm/communicator.h"
 #include "ddp/comm/work_future.h"
-#include "ddp/error.h"
+#include "ddp/common/error.h"
 #include "ddp/work_state.h"
 
 namespace ddp {

@@ -284,10 +284,10 @@ TORCH_INCLUDE = re.compile(r'^#include [<"](torch|ATen|c10)/', re.MULTILINE)
 
 def glog_after_torch(files):
     for f in files:
-        if not f.is_cxx or f.path == "ddp/logging.h":
+        if not f.is_cxx or f.path == "ddp/common/logging.h":
             continue
         if TORCH_INCLUDE.search(f.code) and "#include <glog/logging.h>" in f.code:
-            yield f"{f.path}:1: torch and glog both define LOG; include ddp/logging.h for glog"
+            yield f"{f.path}:1: torch and glog both define LOG; include ddp/common/logging.h for glog"
 
 
 def flags_in_main(files):

@@ -175,7 +175,7 @@ GOOD = {
         ("a.cc", "void F() {\n  for (auto& x : *pointer) Use(x());\n}\n"),
         ("a.cc", "static_assert(x);\n#include <torch/torch.h>\n"),
     ],
-    "glog_after_torch": [("ddp/a.cc", '#include <ATen/ATen.h>\n\n#include "ddp/logging.h"\n')],
+    "glog_after_torch": [("ddp/a.cc", '#include <ATen/ATen.h>\n\n#include "ddp/common/logging.h"\n')],
     "flags_in_main": [("a.cc", 'DEFINE_int32(x, 1, "");\nint main(int argc, char** argv) {}\n')],
     "layers": [
         ("store/a.cc", '#include "base/b.h"\n#include "store/c.h"\n#include "absl/d.h"\n'),

@@ -7,7 +7,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/intrusive_ptr.h>
 
-#include "ddp/reduce_op.h"
+#include "ddp/common/reduce_op.h"
 
 namespace c10d {
 class Backend;

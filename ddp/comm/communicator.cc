@@ -24,8 +24,8 @@
 #include "ddp/comm/collective_log.h"
 #include "ddp/comm/failure_notice.h"
 #include "ddp/comm/work_future.h"
-#include "ddp/error.h"
-#include "ddp/logging.h"
+#include "ddp/common/error.h"
+#include "ddp/common/logging.h"
 
 namespace ddp::internal {
 

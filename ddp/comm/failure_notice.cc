@@ -23,7 +23,7 @@
 #include "ddp/comm/notice_message.h"
 #include "ddp/comm/process_identity.h"
 #include "ddp/comm/store_meeting.h"
-#include "ddp/logging.h"
+#include "ddp/common/logging.h"
 
 namespace ddp::internal {
 namespace {

@@ -11,7 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "ddp/error.h"
+#include "ddp/common/error.h"
 
 namespace ddp::internal {
 namespace {

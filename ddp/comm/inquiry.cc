@@ -13,7 +13,7 @@
 #include "base/clock.h"
 #include "ddp/comm/process_identity.h"
 #include "ddp/comm/store_meeting.h"
-#include "ddp/logging.h"
+#include "ddp/common/logging.h"
 
 namespace ddp::internal {
 namespace {

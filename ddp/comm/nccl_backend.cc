@@ -4,7 +4,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
 #include "absl/strings/str_cat.h"
-#include "ddp/error.h"
+#include "ddp/common/error.h"
 
 namespace ddp::internal {
 

@@ -2,7 +2,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "ddp/comm/nccl_backend.h"
-#include "ddp/error.h"
+#include "ddp/common/error.h"
 
 namespace ddp::internal {
 

@@ -4,7 +4,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "ddp/error.h"
+#include "ddp/common/error.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

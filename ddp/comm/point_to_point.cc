@@ -11,7 +11,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "absl/strings/str_cat.h"
-#include "ddp/error.h"
+#include "ddp/common/error.h"
 
 namespace ddp::internal {
 namespace {

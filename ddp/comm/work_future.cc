@@ -10,7 +10,7 @@
 #include <ATen/core/jit_type.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
-#include "ddp/error.h"
+#include "ddp/common/error.h"
 
 namespace ddp::internal {
 namespace {

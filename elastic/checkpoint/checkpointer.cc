@@ -19,7 +19,7 @@
 #include "absl/time/clock.h"
 #include "base/clock.h"
 #include "base/status_macros.h"
-#include "ddp/logging.h"
+#include "ddp/common/logging.h"
 #include "elastic/checkpoint/checkpoint_group.h"
 #include "elastic/checkpoint/checkpoint_owner.h"
 #include "elastic/checkpoint/checkpoint_storage.h"

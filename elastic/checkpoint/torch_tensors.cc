@@ -12,7 +12,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "ddp/logging.h"
+#include "ddp/common/logging.h"
 
 namespace ddp::elastic {
 namespace {

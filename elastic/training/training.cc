@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "ddp/logging.h"
+#include "ddp/common/logging.h"
 #include "ddp/process_group.h"
 
 namespace ddp::elastic {

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "ddp/error.h"
+#include "ddp/common/error.h"
 #include "elastic/health/error_record.h"
 #include "elastic/worker/error_file.h"
 #include "gmock/gmock.h"

@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "ddp/common/logging.h"
 #include "ddp/ddp.h"
 #include "ddp/default_hooks.h"
 #include "ddp/join.h"
-#include "ddp/logging.h"
 #include "nlohmann/json.hpp"
 #include "testing/distributed_checks.h"
 #include "testing/oracle/models.h"

@@ -10,10 +10,10 @@
 #include <sstream>
 
 #include "absl/strings/str_cat.h"
+#include "ddp/common/logging.h"
 #include "ddp/ddp.h"
 #include "ddp/default_hooks.h"
 #include "ddp/join.h"
-#include "ddp/logging.h"
 #include "elastic/checkpoint/posix_file_system.h"
 #include "elastic/checkpoint/safetensors_reader.h"
 #include "elastic/checkpoint/safetensors_writer.h"

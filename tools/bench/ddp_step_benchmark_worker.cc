@@ -34,9 +34,9 @@
 #include "absl/strings/str_split.h"
 #include "base/clock.h"
 #include "base/unique_fd.h"
+#include "ddp/common/logging.h"
 #include "ddp/ddp.h"
 #include "ddp/default_hooks.h"
-#include "ddp/logging.h"
 
 DEFINE_int32(layers, 2, "of the model");
 DEFINE_int32(width, 16, "of a layer");

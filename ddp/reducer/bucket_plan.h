@@ -1,5 +1,5 @@
-#ifndef DDP_BUCKET_PLAN_H_
-#define DDP_BUCKET_PLAN_H_
+#ifndef DDP_REDUCER_BUCKET_PLAN_H_
+#define DDP_REDUCER_BUCKET_PLAN_H_
 
 #include <cstdint>
 #include <string>
@@ -87,4 +87,4 @@ class BucketPlan {
 
 }  // namespace ddp::internal
 
-#endif  // DDP_BUCKET_PLAN_H_
+#endif  // DDP_REDUCER_BUCKET_PLAN_H_

@@ -2,8 +2,8 @@
 //
 // Each difference is detected from LibTorch's own declarations, not from its version number, so
 // that a version between two known ones works as well.
-#ifndef DDP_TORCH_VERSIONS_H_
-#define DDP_TORCH_VERSIONS_H_
+#ifndef DDP_COMMON_TORCH_VERSIONS_H_
+#define DDP_COMMON_TORCH_VERSIONS_H_
 
 #include <memory>
 #include <type_traits>
@@ -43,4 +43,4 @@ c10::weak_intrusive_ptr<NodeType> WeakNode(const c10::intrusive_ptr<NodeType>& n
 
 }  // namespace ddp::torch_versions
 
-#endif  // DDP_TORCH_VERSIONS_H_
+#endif  // DDP_COMMON_TORCH_VERSIONS_H_

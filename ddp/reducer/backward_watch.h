@@ -1,5 +1,5 @@
-#ifndef DDP_BACKWARD_WATCH_H_
-#define DDP_BACKWARD_WATCH_H_
+#ifndef DDP_REDUCER_BACKWARD_WATCH_H_
+#define DDP_REDUCER_BACKWARD_WATCH_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "ddp/forward_record.h"
+#include "ddp/reducer/forward_record.h"
 
 namespace ddp::internal {
 
@@ -69,4 +69,4 @@ class BackwardWatch {
 
 }  // namespace ddp::internal
 
-#endif  // DDP_BACKWARD_WATCH_H_
+#endif  // DDP_REDUCER_BACKWARD_WATCH_H_

@@ -1,4 +1,4 @@
-#include "ddp/flat_buckets.h"
+#include "ddp/reducer/flat_buckets.h"
 
 #include <cstring>
 #include <utility>
@@ -6,8 +6,8 @@
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 
-#include "ddp/gradient_kernels.h"
-#include "ddp/logging.h"
+#include "ddp/common/logging.h"
+#include "ddp/reducer/gradient_kernels.h"
 
 namespace ddp::internal {
 namespace {

@@ -1,5 +1,5 @@
-#ifndef DDP_FLAT_BUCKETS_H_
-#define DDP_FLAT_BUCKETS_H_
+#ifndef DDP_REDUCER_FLAT_BUCKETS_H_
+#define DDP_REDUCER_FLAT_BUCKETS_H_
 
 #include <cstdint>
 #include <functional>
@@ -7,7 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "ddp/bucket_plan.h"
+#include "ddp/reducer/bucket_plan.h"
 
 namespace ddp::internal {
 
@@ -111,4 +111,4 @@ class FlatBuckets {
 
 }  // namespace ddp::internal
 
-#endif  // DDP_FLAT_BUCKETS_H_
+#endif  // DDP_REDUCER_FLAT_BUCKETS_H_

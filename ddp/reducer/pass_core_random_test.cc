@@ -10,7 +10,7 @@
 //   - A pass that ends has waited for each bucket that it launched, and is complete on every rank.
 //   - Ranks agree on the parameters that no rank used.
 //   - Nobody waits for ever, and nobody throws.
-#include "ddp/pass_core.h"
+#include "ddp/reducer/pass_core.h"
 
 #include <algorithm>
 #include <deque>
@@ -27,7 +27,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "ddp/bucket_plan.h"
+#include "ddp/reducer/bucket_plan.h"
 
 namespace ddp::internal {
 namespace {

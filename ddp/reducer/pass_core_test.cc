@@ -1,4 +1,4 @@
-#include "ddp/pass_core.h"
+#include "ddp/reducer/pass_core.h"
 
 #include <cstdint>
 #include <deque>
@@ -16,7 +16,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "ddp/bucket_plan.h"
+#include "ddp/reducer/bucket_plan.h"
 #include "testing/story_replay.h"
 
 namespace ddp::internal {
@@ -304,6 +304,6 @@ int main(int argc, char** argv) {
       argc, argv,
       {.name = "PassCoreTest",
        .folder = "testing/scenarios/pass",
-       .target = "//ddp:pass_core_test",
+       .target = "//ddp/reducer:pass_core_test",
        .make_player = [] { return std::make_unique<ddp::internal::Story>(); }});
 }

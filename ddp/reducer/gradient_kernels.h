@@ -1,7 +1,7 @@
 // The two loops that touch every gradient element. They do not use LibTorch, so that no dispatcher,
 // tensor or allocation is between a gradient and its bucket. Compiled for speed in every build.
-#ifndef DDP_GRADIENT_KERNELS_H_
-#define DDP_GRADIENT_KERNELS_H_
+#ifndef DDP_REDUCER_GRADIENT_KERNELS_H_
+#define DDP_REDUCER_GRADIENT_KERNELS_H_
 
 #include <cstdint>
 
@@ -14,4 +14,4 @@ void ScaleCopy(const double* from, double factor, int64_t count, double* to);
 
 }  // namespace ddp::internal
 
-#endif  // DDP_GRADIENT_KERNELS_H_
+#endif  // DDP_REDUCER_GRADIENT_KERNELS_H_

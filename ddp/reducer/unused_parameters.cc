@@ -1,4 +1,4 @@
-#include "ddp/unused_parameters.h"
+#include "ddp/reducer/unused_parameters.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "ddp/forward_history.h"
+#include "ddp/reducer/forward_history.h"
 
 #include <algorithm>
 #include <cstddef>

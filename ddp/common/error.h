@@ -1,7 +1,7 @@
 // The exceptions of ddp/. All derive from c10::Error, as LibTorch users expect. what() is one text
 // without a stack trace; it names the rank and what to do.
-#ifndef DDP_ERROR_H_
-#define DDP_ERROR_H_
+#ifndef DDP_COMMON_ERROR_H_
+#define DDP_COMMON_ERROR_H_
 
 #include <algorithm>
 #include <string>
@@ -68,4 +68,4 @@ class PeerFailedError : public CommunicationError {
 
 }  // namespace ddp
 
-#endif  // DDP_ERROR_H_
+#endif  // DDP_COMMON_ERROR_H_

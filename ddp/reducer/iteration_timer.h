@@ -1,5 +1,5 @@
-#ifndef DDP_ITERATION_TIMER_H_
-#define DDP_ITERATION_TIMER_H_
+#ifndef DDP_REDUCER_ITERATION_TIMER_H_
+#define DDP_REDUCER_ITERATION_TIMER_H_
 
 #include <cstdint>
 
@@ -90,4 +90,4 @@ class IterationTimer {
 
 }  // namespace ddp::internal
 
-#endif  // DDP_ITERATION_TIMER_H_
+#endif  // DDP_REDUCER_ITERATION_TIMER_H_

@@ -1,5 +1,5 @@
-#ifndef DDP_UNUSED_PARAMETERS_H_
-#define DDP_UNUSED_PARAMETERS_H_
+#ifndef DDP_REDUCER_UNUSED_PARAMETERS_H_
+#define DDP_REDUCER_UNUSED_PARAMETERS_H_
 
 #include <vector>
 
@@ -32,4 +32,4 @@ BackwardReach ReachOfBackward(const std::vector<const torch::autograd::Node*>& a
 
 }  // namespace ddp::internal
 
-#endif  // DDP_UNUSED_PARAMETERS_H_
+#endif  // DDP_REDUCER_UNUSED_PARAMETERS_H_

@@ -1,11 +1,11 @@
-#include "ddp/pass_core.h"
+#include "ddp/reducer/pass_core.h"
 
 #include <algorithm>
 #include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "ddp/name_list.h"
+#include "ddp/common/name_list.h"
 
 namespace ddp::internal {
 namespace {

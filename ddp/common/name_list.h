@@ -1,5 +1,5 @@
-#ifndef DDP_NAME_LIST_H_
-#define DDP_NAME_LIST_H_
+#ifndef DDP_COMMON_NAME_LIST_H_
+#define DDP_COMMON_NAME_LIST_H_
 
 #include <string>
 #include <vector>
@@ -18,4 +18,4 @@ inline std::string NameList(const std::vector<std::string>& names, size_t limit 
 
 }  // namespace ddp::internal
 
-#endif  // DDP_NAME_LIST_H_
+#endif  // DDP_COMMON_NAME_LIST_H_

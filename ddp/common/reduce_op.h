@@ -1,5 +1,5 @@
-#ifndef DDP_REDUCE_OP_H_
-#define DDP_REDUCE_OP_H_
+#ifndef DDP_COMMON_REDUCE_OP_H_
+#define DDP_COMMON_REDUCE_OP_H_
 
 #include <cstdint>
 
@@ -28,4 +28,4 @@ enum class ReduceOp : uint8_t {
 
 }  // namespace ddp
 
-#endif  // DDP_REDUCE_OP_H_
+#endif  // DDP_COMMON_REDUCE_OP_H_

@@ -1,4 +1,4 @@
-#include "ddp/iteration_timer.h"
+#include "ddp/reducer/iteration_timer.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "ddp/backward_watch.h"
+#include "ddp/reducer/backward_watch.h"
 
 #include <algorithm>
 

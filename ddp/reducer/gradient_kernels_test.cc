@@ -1,4 +1,4 @@
-#include "ddp/gradient_kernels.h"
+#include "ddp/reducer/gradient_kernels.h"
 
 #include <cstdint>
 #include <vector>

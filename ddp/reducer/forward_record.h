@@ -1,5 +1,5 @@
-#ifndef DDP_FORWARD_RECORD_H_
-#define DDP_FORWARD_RECORD_H_
+#ifndef DDP_REDUCER_FORWARD_RECORD_H_
+#define DDP_REDUCER_FORWARD_RECORD_H_
 
 #include <cstdint>
 #include <memory>
@@ -28,4 +28,4 @@ using ForwardPtr = std::shared_ptr<ForwardRecord>;
 
 }  // namespace ddp::internal
 
-#endif  // DDP_FORWARD_RECORD_H_
+#endif  // DDP_REDUCER_FORWARD_RECORD_H_

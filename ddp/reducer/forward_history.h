@@ -1,12 +1,12 @@
-#ifndef DDP_FORWARD_HISTORY_H_
-#define DDP_FORWARD_HISTORY_H_
+#ifndef DDP_REDUCER_FORWARD_HISTORY_H_
+#define DDP_REDUCER_FORWARD_HISTORY_H_
 
 #include <cstdint>
 #include <deque>
 #include <memory>
 #include <vector>
 
-#include "ddp/forward_record.h"
+#include "ddp/reducer/forward_record.h"
 
 namespace ddp::internal {
 
@@ -96,4 +96,4 @@ class ForwardHistory {
 
 }  // namespace ddp::internal
 
-#endif  // DDP_FORWARD_HISTORY_H_
+#endif  // DDP_REDUCER_FORWARD_HISTORY_H_

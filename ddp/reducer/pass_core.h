@@ -1,5 +1,5 @@
-#ifndef DDP_PASS_CORE_H_
-#define DDP_PASS_CORE_H_
+#ifndef DDP_REDUCER_PASS_CORE_H_
+#define DDP_REDUCER_PASS_CORE_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "ddp/bucket_plan.h"
-#include "ddp/forward_history.h"
-#include "ddp/forward_record.h"
+#include "ddp/reducer/bucket_plan.h"
+#include "ddp/reducer/forward_history.h"
+#include "ddp/reducer/forward_record.h"
 
 namespace ddp::internal {
 
@@ -287,4 +287,4 @@ class PassCore {
 
 }  // namespace ddp::internal
 
-#endif  // DDP_PASS_CORE_H_
+#endif  // DDP_REDUCER_PASS_CORE_H_
