@@ -21,6 +21,7 @@
 #include "ddp/copy_to_device.h"
 #include "ddp/delayed_all_reduce.h"
 #include "ddp/device_mesh.h"
+#include "ddp/join/model_event.h"
 #include "ddp/logging_data_sources.h"
 #include "ddp/model_agreement.h"
 #include "ddp/model_metadata.h"
@@ -333,8 +334,9 @@ void DataParallelCore::SyncForward() {
   const bool after = sync && buffers_.Due(BufferCommHookLocation::kPostForward);
   int source = 0;
   if (join_ != nullptr && (before || after || join_options_.throw_on_early_termination)) {
-    const JoinRound round = join_->notify(
-        *this, kForward + (before ? kBuffersBefore : 0) + (after ? kBuffersAfter : 0));
+    const ModelEvent event{
+        .kind = ModelEvent::Kind::kForward, .buffers_before = before, .buffers_after = after};
+    const JoinRound round = join_->notify(*this, event.Encode());
     source = round.source();
   }
   if (before) buffers_.Run(*group_, BufferCommHookLocation::kPreForward, source);
@@ -598,15 +600,17 @@ void DataParallelCore::enter_join(Join* join) {
   const auto divisor = [this](const JoinRound& round) {
     return join_options_.divide_by_initial_world_size ? group_->size() : round.num_active();
   };
-  reducer_->set_announce([this, divisor](int flags) {
-    const JoinRound round = join_->notify(*this, flags);
+  reducer_->set_announce([this, divisor](PassParts parts) {
+    const JoinRound round = join_->notify(*this, ModelEvent{.parts = parts}.Encode());
     in_join_event_ = true;
     return Reducer::PassStart{.divisor = divisor(round), .source = round.source()};
   });
   if (!delayed_) return;
   delayed_->set_start(reducer_->parameters().empty() ? DelayedAllReduce::When::kAtTriggerAlone
                                                      : DelayedAllReduce::When::kAfterBuckets);
-  delayed_->set_announce([this, divisor] { return divisor(join_->notify(*this, kDelayed)); });
+  delayed_->set_announce([this, divisor] {
+    return divisor(join_->notify(*this, ModelEvent{.kind = ModelEvent::Kind::kDelayed}.Encode()));
+  });
 }
 
 // With the same graph on every rank, the trigger has the same place among the buckets.
@@ -620,17 +624,7 @@ DelayedAllReduce::When DataParallelCore::DelayedStart() const {
 std::string DataParallelCore::join_name() const { return module_->name(); }
 
 std::string DataParallelCore::join_event_name(int event) const {
-  if (event == kDelayed) return "the all-reduce of delayed gradients";
-  if (event < kForward) {
-    std::vector<std::string> with;
-    if ((event & PassCore::kUsedMapBefore) != 0) with.push_back("used parameters before it");
-    if ((event & PassCore::kUsedMapAfter) != 0) with.push_back("used parameters after it");
-    if ((event & PassCore::kRebuildAfter) != 0) with.push_back("new buckets at its end");
-    return absl::StrCat("the reduction of gradients", with.empty() ? "" : ", with ",
-                        absl::StrJoin(with, " and "), with.empty() ? "" : ",");
-  }
-  if ((event & kBuffersBefore) != 0) return "a forward that begins with buffers";
-  return (event & kBuffersAfter) != 0 ? "a forward that ends with buffers" : "a forward";
+  return ModelEvent::Decode(event).ToString();
 }
 
 void DataParallelCore::leave_join() {
@@ -643,17 +637,17 @@ void DataParallelCore::leave_join() {
 
 void DataParallelCore::ShadowRound(const JoinRound& round) {
   const int source = round.source();
-  if (round.event == kDelayed) return delayed_->Shadow();
-  if (round.event < kForward) {
-    reducer_->Shadow(round.event, source);
-    if (delayed_) delayed_->Shadow();
-    return buffers_.Finish(*group_);
-  }
-  if ((round.event & kBuffersBefore) != 0) {
-    buffers_.Run(*group_, BufferCommHookLocation::kPreForward, source);
-  }
-  if ((round.event & kBuffersAfter) != 0) {
-    buffers_.Run(*group_, BufferCommHookLocation::kPostForward, source);
+  const ModelEvent event = ModelEvent::Decode(round.event);
+  switch (event.kind) {
+    case ModelEvent::Kind::kDelayed:
+      return delayed_->Shadow();
+    case ModelEvent::Kind::kPass:
+      reducer_->Shadow(event.parts, source);
+      if (delayed_) delayed_->Shadow();
+      return buffers_.Finish(*group_);
+    case ModelEvent::Kind::kForward:
+      if (event.buffers_before) buffers_.Run(*group_, BufferCommHookLocation::kPreForward, source);
+      if (event.buffers_after) buffers_.Run(*group_, BufferCommHookLocation::kPostForward, source);
   }
 }
 

@@ -104,11 +104,6 @@ class DataParallelCore : public Joinable {
 
  private:
   class Shadow;
-  // Events that the ranks of a Join announce (see join.h). A number below kForward is a reduction,
-  // with Reducer::PassFlags. kForward may be combined with the two flags for buffers. kDelayed is
-  // the all-reduce of delayed gradients.
-  enum JoinEvent : int { kForward = 8, kBuffersBefore = 1, kBuffersAfter = 2, kDelayed = 16 };
-
   void SetUp(const ModelTensors& tensors, std::vector<Reducer::Parameter> trainable,
              const Reducer::Options& reducer_options);
   void CheckOptions() const;

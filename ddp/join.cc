@@ -2,18 +2,16 @@
 
 #include <algorithm>
 #include <exception>
-#include <iterator>
-#include <map>
 #include <utility>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/zeros.h>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "ddp/comm/communicator.h"
 #include "ddp/common/error.h"
 #include "ddp/common/logging.h"
+#include "ddp/join/join_core.h"
 #include "ddp/optimizer_joinable.h"
 #include "ddp/process_group.h"
 
@@ -21,31 +19,9 @@ namespace ddp {
 namespace {
 
 using internal::Communicator;
-
-// The code of a rank that has joined; all other codes are larger.
-constexpr int64_t kJoined = 0;
-
-// A rank sends one integer. The low bits are its code. The high bits are its terms: the options and
-// the number of joinables, on which all ranks must agree.
-constexpr int kCodeBits = 32;
-constexpr int64_t kCodeMask = (int64_t{1} << kCodeBits) - 1;
-constexpr int64_t kDivideByInitialWorldSize = 1;
-constexpr int64_t kThrowOnEarlyTermination = 2;
-constexpr int64_t kOneJoinable = 4;
-
-std::string DescribeTerms(int64_t terms) {
-  const auto text = [terms](int64_t bit) { return (terms & bit) != 0 ? "true" : "false"; };
-  return absl::StrCat("divide_by_initial_world_size=", text(kDivideByInitialWorldSize),
-                      ", throw_on_early_termination=", text(kThrowOnEarlyTermination), " and ",
-                      terms / kOneJoinable, " joinables");
-}
-
-// The number of rounds after which uneven inputs are probably a mistake.
-constexpr int64_t kRoundsBeforeWarning = 1000;
-
-std::string Ranks(const std::vector<int>& ranks) {
-  return absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ", absl::StrJoin(ranks, ", "));
-}
+using internal::JoinAnnouncement;
+using internal::JoinCore;
+using internal::JoinVerdict;
 
 std::string TextOf(const std::exception& error) {
   const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
@@ -97,6 +73,7 @@ Join::Join(const std::vector<JoinableRef>& joinables, const JoinOptions& options
   }
   group_->ensure_usable();
   incarnation_ = group_->incarnation();
+  core_ = MakeCore();
   for (Joinable* const joinable : joinables_) hooks_.push_back(joinable->join_hook(options_));
   for (Joinable* const joinable : joinables_) {
     joinable->in_join_ = true;
@@ -141,142 +118,60 @@ void Join::Leave(const std::string& failure) {
   }
 }
 
-int64_t Join::CodeOf(const Joinable& joinable, int event) const {
-  const auto found = std::find(joinables_.begin(), joinables_.end(), &joinable);
-  CHECK(found != joinables_.end()) << "notify() from a joinable that is not under this Join";
-  CHECK(event >= 0 && event < kMaxEvents) << "event " << event << " is not below " << kMaxEvents;
-  return kJoined + 1 + (found - joinables_.begin()) * kMaxEvents + event;
+std::unique_ptr<JoinCore> Join::MakeCore() const {
+  JoinCore::Names names;
+  names.joinable = [this](size_t joinable) { return joinables_[joinable]->join_name(); };
+  names.event = [this](size_t joinable, int event) {
+    return joinables_[joinable]->join_event_name(event);
+  };
+  const internal::JoinTerms terms{
+      .divide_by_initial_world_size = options_.divide_by_initial_world_size,
+      .throw_on_early_termination = options_.throw_on_early_termination,
+      .joinables = static_cast<int>(joinables_.size())};
+  return std::make_unique<JoinCore>(group_->rank(), group_->size(), terms, std::move(names));
 }
 
 JoinRound Join::notify(const Joinable& joinable, int event) {
   CHECK(!ended_) << "notify() after the Join has ended";
+  const auto found = std::find(joinables_.begin(), joinables_.end(), &joinable);
+  CHECK(found != joinables_.end()) << "notify() from a joinable that is not under this Join";
+  CHECK(event >= 0 && event < kMaxEvents) << "event " << event << " is not below " << kMaxEvents;
+  const JoinAnnouncement announcement{.joinable = static_cast<int>(found - joinables_.begin()),
+                                      .event = event};
   CheckIncarnation();
-  CheckNoOtherEvent(joinable, event);
-  const JoinRound round = Exchange(CodeOf(joinable, event)).round;
-  if (options_.throw_on_early_termination && round.num_active() < group_->size()) {
-    ThrowEarlyTermination(round);
-  }
-  return round;
-}
-
-int64_t Join::Terms() const {
-  return (options_.divide_by_initial_world_size ? kDivideByInitialWorldSize : 0) +
-         (options_.throw_on_early_termination ? kThrowOnEarlyTermination : 0) +
-         static_cast<int64_t>(joinables_.size()) * kOneJoinable;
-}
-
-// All ranks throw.
-void Join::ThrowDifferentTerms(const std::vector<int64_t>& codes) {
-  std::map<int64_t, std::vector<int>> ranks_by_terms;
-  for (size_t rank = 0; rank < codes.size(); ++rank) {
-    ranks_by_terms[codes[rank] >> kCodeBits].push_back(static_cast<int>(rank));
-  }
-  std::vector<std::string> parts;
-  for (const auto& [terms, ranks] : ranks_by_terms) {
-    parts.push_back(
-        absl::StrCat(Ranks(ranks), ranks.size() == 1 ? " has " : " have ", DescribeTerms(terms)));
-  }
-  const std::string message =
-      absl::StrCat("the ranks have different Joins: ", absl::StrJoin(parts, "; "),
-                   ". Give all ranks the same JoinOptions and joinables");
-  Leave(message);
-  throw ConfigurationError(message);
+  CheckNoOtherEvent(announcement);
+  return {.event = event, .active_ranks = Exchange(announcement).active_ranks};
 }
 
 // A joined rank repeats one event at a time, from its beginning to its end.
-void Join::CheckNoOtherEvent(const Joinable& joinable, int event) {
+void Join::CheckNoOtherEvent(const JoinAnnouncement& announcement) {
   for (size_t i = 0; i < joinables_.size(); ++i) {
-    if (joinables_[i] == &joinable || !joinables_[i]->in_join_event()) continue;
-    const std::string message = absl::StrCat(
-        "rank ", group_->rank(), ": under a Join, ", Describe(CodeOf(joinable, event)),
-        " began before the collectives of ", NameOf(i),
-        " were complete: one backward goes through both, or a backward of ", NameOf(i),
-        " left out gradients. Ranks without inputs take part in one reduction at a time: call "
-        "backward once for each model, or make both submodules of one module with one "
-        "DistributedDataParallel");
+    if (static_cast<int>(i) == announcement.joinable || !joinables_[i]->in_join_event()) continue;
+    const std::string message = core_->Overlap(announcement, i);
     abandon(message);
     throw ReductionError(message);
   }
 }
 
-// Exchanges every rank's code in one all-reduce: each rank adds its own code in an entry that is
-// zero on all other ranks.
-Join::Announcement Join::Exchange(int64_t code) {
+// Exchanges every rank's word in one all-reduce: each rank adds its own word in an entry that is
+// zero on all other ranks. All ranks read the same words, so an error of the verdict is thrown on
+// all ranks, and the group stays usable.
+JoinVerdict Join::Exchange(const std::optional<JoinAnnouncement>& announcement) {
   const at::Tensor tensor = at::zeros({group_->size()}, at::kLong);
-  tensor.mutable_data_ptr<int64_t>()[group_->rank()] = (Terms() << kCodeBits) + code;
+  tensor.mutable_data_ptr<int64_t>()[group_->rank()] = core_->WordOf(announcement);
   const at::Tensor on_device = tensor.to(group_->device());
   Communicator::Pending pending =
       group_->communicator().AllReduce(on_device, {"the exchange of a Join"});
   group_->communicator().Wait(pending);
   const at::Tensor sum = on_device.to(at::kCPU);
-  std::vector<int64_t> codes(sum.const_data_ptr<int64_t>(),
-                             sum.const_data_ptr<int64_t>() + sum.numel());
-  for (const int64_t sent : codes) {
-    if (sent >> kCodeBits != Terms()) ThrowDifferentTerms(codes);
+  const int64_t* words = sum.const_data_ptr<int64_t>();
+  JoinVerdict verdict = core_->Read({words, words + sum.numel()});
+  if (verdict.message.empty()) return verdict;
+  Leave(verdict.message);
+  if (verdict.kind == JoinVerdict::Kind::kDifferentJoins) {
+    throw ConfigurationError(verdict.message);
   }
-  for (int64_t& sent : codes) sent &= kCodeMask;
-  Announcement announcement;
-  int64_t agreed = kJoined;
-  for (int rank = 0; rank < group_->size(); ++rank) {
-    if (codes[rank] == kJoined) continue;
-    announcement.round.active_ranks.push_back(rank);
-    if (agreed == kJoined) agreed = codes[rank];
-    if (codes[rank] != agreed) {
-      const std::string message = Disagreement(codes);
-      Leave(message);  // all ranks throw
-      throw ReductionError(message);
-    }
-  }
-  if (agreed == kJoined) return announcement;
-  announcement.joinable = static_cast<int>((agreed - 1) / kMaxEvents);
-  announcement.round.event = static_cast<int>((agreed - 1) % kMaxEvents);
-  last_joiner_ = announcement.round.active_ranks.back();
-  return announcement;
-}
-
-std::string Join::NameOf(size_t joinable) const {
-  const std::string name =
-      joinable < joinables_.size() ? joinables_[joinable]->join_name() : std::string();
-  return absl::StrCat("joinable ", joinable, name.empty() ? "" : absl::StrCat(" (", name, ")"));
-}
-
-std::string Join::Describe(int64_t code) const {
-  const auto joinable = static_cast<size_t>((code - 1) / kMaxEvents);
-  const int event = static_cast<int>((code - 1) % kMaxEvents);
-  return absl::StrCat(joinable < joinables_.size() ? joinables_[joinable]->join_event_name(event)
-                                                   : absl::StrCat("event ", event),
-                      " of ", NameOf(joinable));
-}
-
-std::string Join::Disagreement(const std::vector<int64_t>& codes) const {
-  std::map<int64_t, std::vector<int>> ranks_by_code;
-  for (size_t rank = 0; rank < codes.size(); ++rank) {
-    if (codes[rank] != kJoined) ranks_by_code[codes[rank]].push_back(static_cast<int>(rank));
-  }
-  std::vector<std::string> parts;
-  for (const auto& [code, ranks] : ranks_by_code) {
-    parts.push_back(absl::StrCat(Ranks(ranks), " came to ", Describe(code)));
-  }
-  return absl::StrCat("under a Join the ranks with inputs must do the same, but ",
-                      absl::StrJoin(parts, ", "));
-}
-
-// All ranks throw, so the group stays usable.
-void Join::ThrowEarlyTermination(const JoinRound& round) {
-  std::vector<int> exhausted;
-  for (int rank = 0, next = 0; rank < group_->size(); ++rank) {
-    if (next < round.num_active() && round.active_ranks[next] == rank) {
-      ++next;
-    } else {
-      exhausted.push_back(rank);
-    }
-  }
-  const std::string message = absl::StrCat(
-      "Detected at least one rank that exhausted inputs. Throwing across all ranks. "
-      "Without inputs: ",
-      Ranks(exhausted), ".");
-  Leave(message);
-  throw ReductionError(message);
+  throw ReductionError(verdict.message);
 }
 
 void Join::finish() {
@@ -294,7 +189,7 @@ void Join::finish() {
     for (const auto& hook : hooks_) hook->on_join();
     Shadow();
     for (const auto& hook : hooks_) {
-      hook->post_hook(last_joiner_ == group_->rank(), last_joiner_);
+      hook->post_hook(core_->last_joiner() == group_->rank(), core_->last_joiner());
     }
   } catch (const CommunicationError& error) {
     if (!ended_) Leave(TextOf(error));  // all ranks know, or find the failure themselves
@@ -310,20 +205,12 @@ void Join::finish() {
 }
 
 void Join::Shadow() {
-  for (int64_t rounds = 1;; ++rounds) {
-    const Announcement announcement = Exchange(kJoined);
-    if (announcement.round.active_ranks.empty()) return;
-    if (options_.throw_on_early_termination) {
-      const std::string message = absl::StrCat("Rank ", group_->rank(), " exhausted all inputs.");
-      Leave(message);
-      throw ReductionError(message);
-    }
-    if (rounds == kRoundsBeforeWarning) {
-      LOG(WARNING) << "rank " << group_->rank() << " has no inputs left and has taken part in "
-                   << rounds << " rounds of " << Ranks(announcement.round.active_ranks)
-                   << ": the inputs are very uneven, which costs time";
-    }
-    hooks_[announcement.joinable]->main_hook(announcement.round);
+  while (true) {
+    const JoinVerdict verdict = Exchange(std::nullopt);
+    if (verdict.kind == JoinVerdict::Kind::kAllJoined) return;
+    if (const auto warning = core_->TakeWarning()) LOG(WARNING) << *warning;
+    hooks_[verdict.announcement.joinable]->main_hook(
+        {.event = verdict.announcement.event, .active_ranks = verdict.active_ranks});
   }
 }
 

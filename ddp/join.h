@@ -21,6 +21,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,6 +35,12 @@ namespace ddp {
 
 class Join;
 class ProcessGroup;
+
+namespace internal {
+class JoinCore;
+struct JoinAnnouncement;
+struct JoinVerdict;
+}  // namespace internal
 
 // Options of a Join. Names and defaults are those of PyTorch's Join. All ranks give equal options.
 // The first collective of the Join compares them: every rank throws ConfigurationError when they
@@ -189,20 +196,9 @@ class Join {
   const std::shared_ptr<ProcessGroup>& process_group() const { return group_; }
 
  private:
-  struct Announcement {
-    int joinable = 0;
-    JoinRound round;  // no active ranks: all have joined
-  };
-
-  int64_t CodeOf(const Joinable& joinable, int event) const;
-  Announcement Exchange(int64_t code);
-  int64_t Terms() const;
-  [[noreturn]] void ThrowDifferentTerms(const std::vector<int64_t>& codes);
-  void CheckNoOtherEvent(const Joinable& joinable, int event);
-  std::string NameOf(size_t joinable) const;
-  std::string Describe(int64_t code) const;
-  std::string Disagreement(const std::vector<int64_t>& codes) const;
-  [[noreturn]] void ThrowEarlyTermination(const JoinRound& round);
+  std::unique_ptr<internal::JoinCore> MakeCore() const;
+  internal::JoinVerdict Exchange(const std::optional<internal::JoinAnnouncement>& announcement);
+  void CheckNoOtherEvent(const internal::JoinAnnouncement& announcement);
   void Shadow();
   void CheckIncarnation();
   void Leave(const std::string& failure = "");
@@ -214,7 +210,7 @@ class Join {
   int64_t incarnation_ = 0;  // of the group, at the beginning
   std::shared_ptr<ProcessGroup> group_;
   std::vector<std::unique_ptr<JoinHook>> hooks_;  // in the order of joinables_
-  int last_joiner_ = 0;
+  std::unique_ptr<internal::JoinCore> core_;      // null: not enabled
   bool ended_ = false;
   std::string failure_;  // the reason why it ended early; empty: none
 };

@@ -353,8 +353,8 @@ void Reducer::OnBackwardException() {
   Run();
 }
 
-void Reducer::Shadow(int flags, int source) {
-  core_.OnShadow(flags, source);
+void Reducer::Shadow(PassParts parts, int source) {
+  core_.OnShadow(parts, source);
   Run();
 }
 
@@ -429,7 +429,7 @@ bool Reducer::DoAtBeginning(const PassAction& action) {
       return true;
     case PassAction::Kind::kAnnounce: {
       const Announce announce = announce_;  // a call may end the Join and unset announce_
-      core_.OnAnnounced(announce ? announce(core_.flags())
+      core_.OnAnnounced(announce ? announce(core_.parts())
                                  : PassStart{.divisor = group_->size(), .source = 0});
       return true;
     }

@@ -65,7 +65,7 @@ class Reducer final : private BackwardWatch::Observer {
 
   // Announces a pass to the joined ranks of a Join (see join.h), and returns what the pass needs.
   using PassStart = PassCore::Start;
-  using Announce = std::function<PassStart(int flags)>;  // flags: PassCore::Flags
+  using Announce = std::function<PassStart(PassParts)>;
 
   // Times of the last complete pass, by the monotonic clock.
   struct PassTimes {
@@ -129,7 +129,7 @@ class Reducer final : private BackwardWatch::Observer {
   void UsePlan(BucketPlan plan);
 
   // Takes part in a pass of the other ranks with zeros, on a joined rank.
-  void Shadow(int flags, int source);
+  void Shadow(PassParts parts, int source);
 
   // Sets the function that announces each pass; empty: none.
   void set_announce(Announce announce) { announce_ = std::move(announce); }

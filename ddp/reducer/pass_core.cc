@@ -188,30 +188,27 @@ void PassCore::LaunchReadyBuckets() {
     Add(dropped_[next_bucket_] ? Kind::kSkip : Kind::kLaunch, static_cast<int>(next_bucket_));
     ++next_bucket_;
   }
-  if (next_bucket_ < members_.size() || (flags_ & kUsedMapAfter) == 0) return;
+  if (next_bucket_ < members_.size() || !parts_.used_map_after) return;
   used_map_ = used_;
   StartUsedMap();
 }
 
 // ---- The beginning of a pass.
 
-int PassCore::FlagsOfNextPass() const {
+PassParts PassCore::PartsOfNextPass() const {
   const bool dynamic = finds_unused();
-  int flags = 0;
-  // Before the ranks have agreed on it, a learned plan counts as none: OnPlanAgreed() takes that
-  // back.
+  // Until the ranks agree on it, a rebuilt plan counts as none. OnPlanAgreed() takes that back.
   const bool rebuilt = rebuilt_ && (!unsettled_ || given_plan_);
-  if (rebuild_requested_ || (!rebuilt && !dynamic)) flags |= kRebuildAfter;
-  if (must_count() || (dynamic && !options_.skip_unused_buckets)) flags |= kUsedMapAfter;
-  if (dynamic && options_.skip_unused_buckets) flags |= kUsedMapBefore;
-  return flags;
+  return {.rebuild_after = rebuild_requested_ || (!rebuilt && !dynamic),
+          .used_map_after = must_count() || (dynamic && !options_.skip_unused_buckets),
+          .used_map_before = dynamic && options_.skip_unused_buckets};
 }
 
 void PassCore::BeginPass(std::vector<int> unused, Then then) {
   part_ = Part::kBegin;
   next_unused_ = std::move(unused);
   then_ = then;
-  flags_ = FlagsOfNextPass();
+  parts_ = PartsOfNextPass();
   Add(Kind::kAnnounce);
 }
 
@@ -230,7 +227,7 @@ void PassCore::OnFirstPassReady() {
 void PassCore::OnPlanAgreed(bool equal, bool rebuild_requested) {
   unsettled_ = false;
   if (!equal || !rebuilt_) return Add(Kind::kTakeFirstPlan);
-  if (!rebuild_requested) flags_ &= ~kRebuildAfter;
+  if (!rebuild_requested) parts_.rebuild_after = false;
   Begin();
 }
 
@@ -264,7 +261,7 @@ void PassCore::NoteUnused() {
 
 // The graph says what this rank is going to use. The other ranks say the rest.
 void PassCore::AgreeOnUnused() {
-  if ((flags_ & kUsedMapBefore) == 0) {
+  if (!parts_.used_map_before) {
     if (options_.skip_unused_buckets) FindDroppedBuckets();
     return GoOn();
   }
@@ -386,7 +383,7 @@ void PassCore::Finish() {
 void PassCore::EndOfPass() {
   Add(Kind::kForgetLaunched);
   // Here, where every rank comes after the same collectives, whatever it does between backwards.
-  if ((flags_ & kRebuildAfter) != 0) Add(Kind::kRebuild, start_.source);
+  if (parts_.rebuild_after) Add(Kind::kRebuild, start_.source);
 }
 
 void PassCore::OnRebuilt() {
@@ -421,17 +418,17 @@ std::vector<int> PassCore::RecordedOrder() const {
 
 // ---- A rank that has joined.
 
-void PassCore::OnShadow(int flags, int source) {
+void PassCore::OnShadow(PassParts parts, int source) {
   part_ = Part::kBegin;
   then_ = Then::kShadow;
-  flags_ = flags;
+  parts_ = parts;
   OnAnnounced({.divisor = 1, .source = source});
 }
 
 void PassCore::BeginShadow() {
   part_ = Part::kShadow;
   std::fill(used_.begin(), used_.end(), 0);
-  if ((flags_ & kUsedMapBefore) == 0) return ShadowBuckets();
+  if (!parts_.used_map_before) return ShadowBuckets();
   used_map_ = used_;
   agreeing_on_unused_ = true;
   StartUsedMap();
@@ -439,13 +436,13 @@ void PassCore::BeginShadow() {
 }
 
 void PassCore::ShadowBuckets() {
-  if (options_.skip_unused_buckets && (flags_ & kUsedMapAfter) == 0) FindDroppedBuckets();
+  if (options_.skip_unused_buckets && !parts_.used_map_after) FindDroppedBuckets();
   for (size_t b = 0; b < members_.size(); ++b) {
     if (dropped_[b]) continue;
     Add(Kind::kZero, static_cast<int>(b));
     Add(Kind::kLaunch, static_cast<int>(b));
   }
-  if ((flags_ & kUsedMapAfter) != 0) {
+  if (parts_.used_map_after) {
     used_map_ = used_;
     StartUsedMap();
     Add(Kind::kWaitUsedMap);

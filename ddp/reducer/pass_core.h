@@ -13,6 +13,15 @@
 
 namespace ddp::internal {
 
+// The parts of a pass besides its buckets. A rank that has joined learns them from the others only.
+struct PassParts {
+  bool rebuild_after = false;    // new buckets at the end
+  bool used_map_after = false;   // the used parameters, after the buckets
+  bool used_map_before = false;  // the same, before the buckets
+
+  friend bool operator==(const PassParts&, const PassParts&) = default;
+};
+
 // One thing that the reducer has to do. The index is a parameter or a bucket, as the comment says.
 struct PassAction {
   enum class Kind : uint8_t {
@@ -91,14 +100,6 @@ class PassCore {
     bool skip_unused_buckets = false;
   };
 
-  // The parts of a pass besides its buckets, as bits of one number: a rank that has joined learns
-  // them from the others only.
-  enum Flags : int {
-    kRebuildAfter = 1,   // new buckets at the end
-    kUsedMapAfter = 2,   // which parameters were used, after the buckets
-    kUsedMapBefore = 4,  // the same, before the buckets
-  };
-
   // The facts of a pass that the ranks agree on at its beginning.
   struct Start {
     int divisor = 1;  // the sums are divided by it
@@ -143,7 +144,7 @@ class PassCore {
   // forwards of a backward that is still under way.
   void OnComplete(const std::vector<ForwardPtr>& passed);
   // A Join: this rank has no more inputs, and takes part in a pass of the others with zeros.
-  void OnShadow(int flags, int source);
+  void OnShadow(PassParts parts, int source);
   // Adds an error when a pass is not complete.
   void OnCheck();
   // The model is destroyed. Adds a report when a pass is not complete.
@@ -169,14 +170,14 @@ class PassCore {
   bool can_set_static_graph() const { return can_set_static_graph_; }
   int64_t passes() const { return static_cast<int64_t>(pass_); }
   const Start& start() const { return start_; }                       // of the last pass
-  int flags() const { return flags_; }                                // of the last pass
+  const PassParts& parts() const { return parts_; }                   // of the last pass
   int buckets_reduced() const { return buckets_reduced_; }            // of the last complete pass
   const std::vector<int>& last_order() const { return last_order_; }  // of the last complete pass
   const std::vector<int>& unused() const { return unused_; }          // by this rank, in this pass
   const std::vector<uint8_t>& untouched() const { return untouched_; }  // by all ranks
   // Whether untouched() says which gradients of this pass stay as they are.
   bool untouched_is_known() const {
-    return (flags_ & (kUsedMapAfter | kUsedMapBefore)) != 0 || untouched_known_;
+    return parts_.used_map_after || parts_.used_map_before || untouched_known_;
   }
   const std::vector<uint8_t>& used_map() const { return used_map_; }
   // Whether OnUsedMap() wants the numbers. On a GPU the host need not wait for them otherwise.
@@ -199,7 +200,7 @@ class PassCore {
     actions_.push_back({.kind = kind, .part = part_, .index = index, .cause = cause_});
   }
   void Reserve();
-  int FlagsOfNextPass() const;
+  PassParts PartsOfNextPass() const;
   void BeginPass(std::vector<int> unused, Then then);
   void Settle();
   void Begin();
@@ -248,7 +249,7 @@ class PassCore {
 
   // The pass under way. A parameter is ready when its entry equals pass_.
   uint64_t pass_ = 0;
-  int flags_ = 0;
+  PassParts parts_;
   Start start_;
   std::vector<uint64_t> ready_pass_;
   std::vector<int> missing_;      // gradients that each bucket still waits for

@@ -55,7 +55,7 @@ struct World {
   PassCore::Options options;
   std::deque<Collective> collectives;
   std::vector<std::vector<int>> first_plan;
-  std::vector<int> joined_flags;  // what each pass announced, for the rank that has joined
+  std::vector<PassParts> announced;  // the parts of each pass, for the rank that has joined
 
   int Draw(int below) {
     return static_cast<int>(std::uniform_int_distribution<>(0, below - 1)(random));
@@ -153,9 +153,9 @@ class Rank {
 
   void NextEvent(const Step& step) {
     if (step.kind == Step::Kind::kShadow) {
-      if (shadowed_ == world_.joined_flags.size()) return void(done_ = true);
+      if (shadowed_ == world_.announced.size()) return void(done_ = true);
       shadowing_ = true;
-      return core_->OnShadow(world_.joined_flags[shadowed_++], 0);
+      return core_->OnShadow(world_.announced[shadowed_++], 0);
     }
     if (!forward_ && step.kind != Step::Kind::kBare) return Forward(step);
     if (step.backwards.empty()) return Check();
@@ -236,7 +236,7 @@ class Rank {
         at_end_.emplace_back([this] { core_->Finish(); });
         return true;
       case Kind::kAnnounce:
-        if (number_ == 0) world_.joined_flags.push_back(core_->flags());
+        if (number_ == 0) world_.announced.push_back(core_->parts());
         core_->OnAnnounced({.divisor = world_.ranks, .source = 0});
         return true;
       case Kind::kFirstPass:
@@ -413,7 +413,7 @@ class RandomStory {
       if (world_.OneIn(6) && step < joined_from) {
         for (auto& rank : ranks_) rank->core().RequestRebuild();
       }
-      world_.joined_flags.clear();
+      world_.announced.clear();
       for (auto& rank : ranks_) rank->shadowed_ = 0;
       DrawSteps(step >= joined_from);
       Play();
@@ -514,7 +514,7 @@ class RandomStory {
   bool MustWaitForAnnouncement(int number) const {
     if (steps_[number].kind != Step::Kind::kShadow) return false;
     const Rank& rank = *ranks_[number];
-    return !rank.shadowing_ && rank.shadowed_ == world_.joined_flags.size() &&
+    return !rank.shadowing_ && rank.shadowed_ == world_.announced.size() &&
            !ranks_.front()->StepIsDone();
   }
 

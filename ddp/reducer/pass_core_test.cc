@@ -1,5 +1,6 @@
 #include "ddp/reducer/pass_core.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -38,6 +39,12 @@ std::vector<int> Numbers(const std::string& text) {
     numbers.push_back(Number(std::string(word)));
   }
   return numbers;
+}
+
+std::string Text(const PassParts& parts) {
+  return absl::StrCat(parts.used_map_before ? ", used map before" : "",
+                      parts.used_map_after ? ", used map after" : "",
+                      parts.rebuild_after ? ", rebuild after" : "");
 }
 
 std::string Name(const PassAction& action) {
@@ -85,7 +92,7 @@ std::string Name(const PassAction& action) {
 //   > others use 1                                         from now on; first: all of them
 //   > buckets differ                                       on another rank, after a failure
 //   > check | > rebuild | > reset | > reset after failure | > destroy
-//   > shadow 3                                             a pass of the others, with these flags
+//   > shadow [rebuild] [map_after] [map_before]            a pass of the others, with these parts
 class Story : public testing::StoryPlayer {
  public:
   void SetOptions(const Words& words) override {
@@ -152,7 +159,15 @@ class Story : public testing::StoryPlayer {
     if (what == "check") return core_->OnCheck();
     if (what == "rebuild") return core_->RequestRebuild();
     if (what == "destroy") return core_->OnDestruction();
-    if (what == "shadow") return core_->OnShadow(Number(words[1]), 1);
+    if (what == "shadow") {
+      const auto has = [&](const char* word) {
+        return std::find(words.begin(), words.end(), word) != words.end();
+      };
+      return core_->OnShadow({.rebuild_after = has("rebuild"),
+                              .used_map_after = has("map_after"),
+                              .used_map_before = has("map_before")},
+                             1);
+    }
     if (what == "reset") {
       const bool failure = words.size() > 1;
       core_->Reset(0, failure);
@@ -236,7 +251,7 @@ class Story : public testing::StoryPlayer {
       }
       if (action->kind == Kind::kReportAndThrow) throw line;
       if (action->kind == Kind::kThrow) throw absl::StrCat(line, core_->message());
-      if (action->kind == Kind::kAnnounce) absl::StrAppend(&line, ", flags ", core_->flags());
+      if (action->kind == Kind::kAnnounce) absl::StrAppend(&line, Text(core_->parts()));
       lines_.push_back(line);
       Answer(*action);
     }
