@@ -23,7 +23,7 @@ class ProcessGroup;
 namespace ddp::internal {
 
 // Keeps a module's buffers equal on all ranks: by a broadcast, or by the user's hook. Owned by a
-// DataParallelCore.
+// ModelSynchronizer.
 //
 // Each call reads the buffers from the module again, because a module may replace them. The
 // broadcast writes into a buffer's memory, so views of the buffer follow.

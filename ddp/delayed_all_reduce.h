@@ -19,7 +19,7 @@ namespace ddp::internal {
 
 // Averages the gradients of some parameters outside of the buckets, in one all-reduce that the
 // gradient of another parameter, the trigger, starts. Implements
-// DistributedDataParallelOptions::delay_all_reduce_named_params. Owned by a DataParallelCore.
+// DistributedDataParallelOptions::delay_all_reduce_named_params. Owned by a ModelSynchronizer.
 //
 // The gradients are always parts of one flat tensor. The all-reduce starts on the backward's
 // thread, and the backward ends after it is complete. Thread-compatible.

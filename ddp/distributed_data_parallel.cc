@@ -3,8 +3,8 @@
 #include <utility>
 
 #include "ddp/common/error.h"
-#include "ddp/data_parallel_core.h"
 #include "ddp/default_hooks.h"
+#include "ddp/model_synchronizer.h"
 
 namespace ddp::internal {
 
@@ -15,30 +15,31 @@ DataParallelHandle::DataParallelHandle(std::shared_ptr<torch::nn::Module> module
 
 DataParallelHandle::DataParallelHandle(std::shared_ptr<torch::nn::Module> module,
                                        const DistributedDataParallelOptions& options)
-    : core_(std::make_shared<DataParallelCore>(std::move(module), options)) {}
+    : synchronizer_(std::make_shared<ModelSynchronizer>(std::move(module), options)) {}
 
 void DataParallelHandle::CheckNotEmpty() const {
-  if (core_) return;
+  if (synchronizer_) return;
   throw ConfigurationError(
       "this DistributedDataParallel is empty: it was made of nullptr, or moved from; assign it a "
       "DistributedDataParallel(module, group) first");
 }
 
-DataParallelCore& DataParallelHandle::Core() const {
+ModelSynchronizer& DataParallelHandle::Core() const {
   CheckNotEmpty();
-  return *core_;
+  return *synchronizer_;
 }
 
-DataParallelHandle::NoSyncGuard::NoSyncGuard(std::shared_ptr<DataParallelCore> core, bool active)
-    : core_(std::move(core)), before_(core_->synchronize()) {
-  if (active) core_->set_synchronize(false);
+DataParallelHandle::NoSyncGuard::NoSyncGuard(std::shared_ptr<ModelSynchronizer> synchronizer,
+                                             bool active)
+    : synchronizer_(std::move(synchronizer)), before_(synchronizer_->synchronize()) {
+  if (active) synchronizer_->set_synchronize(false);
 }
 
-DataParallelHandle::NoSyncGuard::~NoSyncGuard() { core_->set_synchronize(before_); }
+DataParallelHandle::NoSyncGuard::~NoSyncGuard() { synchronizer_->set_synchronize(before_); }
 
 DataParallelHandle::NoSyncGuard DataParallelHandle::no_sync(bool active) {
   CheckNotEmpty();
-  return NoSyncGuard(core_, active);
+  return NoSyncGuard(synchronizer_, active);
 }
 
 void DataParallelHandle::sync_buffers() { Core().SyncBuffers(); }
@@ -85,24 +86,24 @@ std::string DataParallelHandle::describe() const { return Core().Describe(); }
 
 Joinable* DataParallelHandle::joinable() const { return &Core(); }
 
-void DataParallelHandle::BeforeForward() { core_->BeforeForward(); }
+void DataParallelHandle::BeforeForward() { synchronizer_->BeforeForward(); }
 
 void DataParallelHandle::AfterForward(const std::vector<at::Tensor>& outputs, bool complete) {
-  core_->AfterForward(outputs, complete);
+  synchronizer_->AfterForward(outputs, complete);
 }
 
-void DataParallelHandle::OnForwardException() { core_->OnForwardException(); }
+void DataParallelHandle::OnForwardException() { synchronizer_->OnForwardException(); }
 
-bool DataParallelHandle::PlacesInputs() const { return core_->places_inputs(); }
+bool DataParallelHandle::PlacesInputs() const { return synchronizer_->places_inputs(); }
 
 at::Tensor DataParallelHandle::PlaceInput(const at::Tensor& input) const {
-  return core_->PlaceInput(input);
+  return synchronizer_->PlaceInput(input);
 }
 
-bool DataParallelHandle::PlacesOutputs() const { return core_->places_outputs(); }
+bool DataParallelHandle::PlacesOutputs() const { return synchronizer_->places_outputs(); }
 
 at::Tensor DataParallelHandle::PlaceOutput(const at::Tensor& output) const {
-  return core_->PlaceOutput(output);
+  return synchronizer_->PlaceOutput(output);
 }
 
 }  // namespace ddp::internal

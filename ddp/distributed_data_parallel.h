@@ -32,7 +32,7 @@ class ProcessGroup;
 
 namespace internal {
 
-class DataParallelCore;
+class ModelSynchronizer;
 
 // True for a module holder: a class that LibTorch's TORCH_MODULE macro made.
 template <typename T>
@@ -58,13 +58,13 @@ class DataParallelHandle {
   // The wrapper may be moved or destroyed while the guard lives.
   class [[nodiscard]] NoSyncGuard {
    public:
-    NoSyncGuard(std::shared_ptr<DataParallelCore> core, bool active);
+    NoSyncGuard(std::shared_ptr<ModelSynchronizer> synchronizer, bool active);
     ~NoSyncGuard();
     NoSyncGuard(const NoSyncGuard&) = delete;
     NoSyncGuard& operator=(const NoSyncGuard&) = delete;
 
    private:
-    const std::shared_ptr<DataParallelCore> core_;
+    const std::shared_ptr<ModelSynchronizer> synchronizer_;
     const bool before_;
   };
   // Returns a guard; with active=false the guard changes nothing. In a loop that averages in the
@@ -150,7 +150,7 @@ class DataParallelHandle {
   Joinable* joinable() const;
 
   // Returns false for a wrapper made of nullptr, and for one that the program has moved from.
-  explicit operator bool() const { return core_ != nullptr; }
+  explicit operator bool() const { return synchronizer_ != nullptr; }
 
  protected:
   DataParallelHandle() = default;
@@ -161,7 +161,7 @@ class DataParallelHandle {
 
   void CheckNotEmpty() const;
 
-  // Steps of the core around the module's own forward.
+  // Steps of the synchronizer around the module's own forward.
   void BeforeForward();
   void AfterForward(const std::vector<at::Tensor>& outputs, bool complete);
   void OnForwardException();
@@ -171,11 +171,11 @@ class DataParallelHandle {
   at::Tensor PlaceOutput(const at::Tensor& output) const;
 
  private:
-  DataParallelCore& Core() const;
+  ModelSynchronizer& Core() const;
   void RegisterCommHook(const std::string& name, CommHookFunction function, CommHook hook);
   void RegisterBufferCommHook(BufferCommHook hook, BufferCommHookLocation location);
 
-  std::shared_ptr<DataParallelCore> core_;
+  std::shared_ptr<ModelSynchronizer> synchronizer_;
 };
 
 }  // namespace internal

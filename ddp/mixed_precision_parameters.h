@@ -29,7 +29,7 @@ namespace ddp::internal {
 void CheckMixedPrecision(const MixedPrecision& config);
 
 // Switches the parameters of one module between full precision and a lower one. Owned by a
-// DataParallelCore.
+// ModelSynchronizer.
 //
 // The tensor objects stay the same for the module, the optimizer and the graph; the data behind
 // them changes. The gradient accumulators stay too: they expect, and get, gradients in the

@@ -30,7 +30,7 @@ namespace ddp::internal {
 enum class DebugLevel;
 
 // Averages the gradients of one model over the ranks while the backward computes them. Owned by the
-// DataParallelCore of the model.
+// ModelSynchronizer of the model.
 //
 // A hook on every parameter's gradient accumulator copies the gradient into its bucket. When all
 // gradients of a bucket are ready, its all-reduce starts, while the rest of the backward runs.

@@ -22,7 +22,7 @@ namespace ddp::internal {
 // active() first, and read the clock only when it is true: an unsampled iteration then costs one
 // branch.
 //
-// Owned by a DataParallelCore. Thread-compatible. Times are nanoseconds of any clock that never
+// Owned by a ModelSynchronizer. Thread-compatible. Times are nanoseconds of any clock that never
 // goes back.
 class IterationTimer {
  public:

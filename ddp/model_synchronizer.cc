@@ -1,4 +1,4 @@
-#include "ddp/data_parallel_core.h"
+#include "ddp/model_synchronizer.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -113,8 +113,8 @@ DistributedDataParallelOptions WithGroup(DistributedDataParallelOptions options,
   return options;
 }
 
-DataParallelCore::DataParallelCore(std::shared_ptr<torch::nn::Module> module,
-                                   DistributedDataParallelOptions options)
+ModelSynchronizer::ModelSynchronizer(std::shared_ptr<torch::nn::Module> module,
+                                     DistributedDataParallelOptions options)
     : module_(std::move(module)),
       options_(std::move(options)),
       group_(GroupOf(options_)),
@@ -135,8 +135,9 @@ DataParallelCore::DataParallelCore(std::shared_ptr<torch::nn::Module> module,
   SetUp(tensors, std::move(trainable), reducer_options);
 }
 
-void DataParallelCore::SetUp(const ModelTensors& tensors, std::vector<Reducer::Parameter> trainable,
-                             const Reducer::Options& reducer_options) {
+void ModelSynchronizer::SetUp(const ModelTensors& tensors,
+                              std::vector<Reducer::Parameter> trainable,
+                              const Reducer::Options& reducer_options) {
   AgreeOnMetadata(tensors, *group_);
   if (options_.init_sync) BroadcastState(tensors, 0);
   reducer_ = std::make_unique<Reducer>(std::move(trainable), group_, reducer_options);
@@ -155,9 +156,9 @@ void DataParallelCore::SetUp(const ModelTensors& tensors, std::vector<Reducer::P
   group_->communicator().BeginBarrier(group_->device(), "the end of a model's construction");
 }
 
-DataParallelCore::~DataParallelCore() = default;
+ModelSynchronizer::~ModelSynchronizer() = default;
 
-void DataParallelCore::CheckOptions() const {
+void ModelSynchronizer::CheckOptions() const {
   const auto fail = [](const std::string& message) { throw ConfigurationError(message); };
   if (options_.device_ids.size() > 1) {
     fail("device_ids holds more than one device: one process drives one GPU; start one per GPU");
@@ -189,7 +190,7 @@ void DataParallelCore::CheckOptions() const {
   }
 }
 
-void DataParallelCore::CheckPlacement(const ModelTensors& tensors) const {
+void ModelSynchronizer::CheckPlacement(const ModelTensors& tensors) const {
   if (tensors.trainable.empty()) {
     throw ConfigurationError(
         "the model has no parameter that requires a gradient, so there is nothing to average: use "
@@ -207,7 +208,7 @@ void DataParallelCore::CheckPlacement(const ModelTensors& tensors) const {
   }
 }
 
-void DataParallelCore::TakeDelayed(std::vector<Reducer::Parameter>& trainable) const {
+void ModelSynchronizer::TakeDelayed(std::vector<Reducer::Parameter>& trainable) const {
   for (const auto& delayed : options_.delay_all_reduce_named_params) {
     const auto found =
         std::find_if(trainable.begin(), trainable.end(),
@@ -221,7 +222,7 @@ void DataParallelCore::TakeDelayed(std::vector<Reducer::Parameter>& trainable) c
   }
 }
 
-Reducer::Options DataParallelCore::ReducerOptions(
+Reducer::Options ModelSynchronizer::ReducerOptions(
     const std::vector<Reducer::Parameter>& trainable) const {
   return {.initial_limits_bytes = BucketLimits(options_),
           .rebuild_limits_bytes = BucketLimits(options_),
@@ -235,7 +236,7 @@ Reducer::Options DataParallelCore::ReducerOptions(
                       .lazy = options_.lazy_bucket_allocation}};
 }
 
-void DataParallelCore::BroadcastState(const ModelTensors& tensors, int source) const {
+void ModelSynchronizer::BroadcastState(const ModelTensors& tensors, int source) const {
   std::vector<at::Tensor> state;
   std::vector<std::string> names;
   const auto take = [&](const std::vector<NamedTensor>& items) {
@@ -251,7 +252,7 @@ void DataParallelCore::BroadcastState(const ModelTensors& tensors, int source) c
       {.rank = group_->rank(), .root = source, .what = "the broadcast of the model"});
 }
 
-void DataParallelCore::SetUpMixedPrecision(const ModelTensors& tensors) {
+void ModelSynchronizer::SetUpMixedPrecision(const ModelTensors& tensors) {
   const MixedPrecision& config = *options_.mixed_precision;
   if (config.buffer_dtype.has_value()) {
     std::vector<at::Tensor> buffers;
@@ -273,13 +274,13 @@ void DataParallelCore::SetUpMixedPrecision(const ModelTensors& tensors) {
 
 // ---- Forward.
 
-void DataParallelCore::BeforeForward() {
+void ModelSynchronizer::BeforeForward() {
   if (at::GradMode::is_enabled()) BeginIteration();
   if (mixed_precision_) mixed_precision_->BeginForward();
   reducer_->BeginForward();
 }
 
-void DataParallelCore::BeginIteration() {
+void ModelSynchronizer::BeginIteration() {
   group_->ensure_usable();
   FollowIncarnation();
   reducer_->CheckFinished();
@@ -299,11 +300,11 @@ void DataParallelCore::BeginIteration() {
   SyncForward();
 }
 
-void DataParallelCore::FollowIncarnation() {
+void ModelSynchronizer::FollowIncarnation() {
   if (group_->incarnation() != incarnation_) StartAfresh();
 }
 
-void DataParallelCore::StartAfresh() {
+void ModelSynchronizer::StartAfresh() {
   incarnation_ = group_->incarnation();
   buffers_.Abandon();
   reducer_->ResetAfterFailure(group_);
@@ -312,7 +313,7 @@ void DataParallelCore::StartAfresh() {
 
 // Follows a parameter that the module's to() has given a new type or device. Such a parameter has a
 // new gradient accumulator without the reducer's hook.
-void DataParallelCore::FollowParameters() {
+void ModelSynchronizer::FollowParameters() {
   if (join_ != nullptr) {
     throw ConfigurationError(absl::StrCat(
         "rank ", group_->rank(),
@@ -324,11 +325,11 @@ void DataParallelCore::FollowParameters() {
   agreed_ = false;
 }
 
-bool DataParallelCore::SyncsBuffers() const {
+bool ModelSynchronizer::SyncsBuffers() const {
   return options_.forward_sync_buffers.value_or(options_.broadcast_buffers);
 }
 
-void DataParallelCore::SyncForward() {
+void ModelSynchronizer::SyncForward() {
   const bool sync = SyncsBuffers();
   const bool before = sync && buffers_.Due(BufferCommHookLocation::kPreForward);
   const bool after = sync && buffers_.Due(BufferCommHookLocation::kPostForward);
@@ -342,7 +343,7 @@ void DataParallelCore::SyncForward() {
   if (before) buffers_.Run(*group_, BufferCommHookLocation::kPreForward, source);
 }
 
-void DataParallelCore::AfterForward(const std::vector<at::Tensor>& outputs, bool complete) {
+void ModelSynchronizer::AfterForward(const std::vector<at::Tensor>& outputs, bool complete) {
   if (mixed_precision_) mixed_precision_->EndForward(at::GradMode::is_enabled());
   if (!at::GradMode::is_enabled()) return;
   if (synchronize_) {
@@ -354,7 +355,7 @@ void DataParallelCore::AfterForward(const std::vector<at::Tensor>& outputs, bool
   reducer_->EndForward(outputs, complete, synchronize_);
 }
 
-void DataParallelCore::ThrowNoOutputs(bool complete) {
+void ModelSynchronizer::ThrowNoOutputs(bool complete) {
   const std::string message = absl::StrCat(
       "rank ", group_->rank(),
       ": find_unused_parameters has to see the tensors that the forward returns, and ",
@@ -365,7 +366,7 @@ void DataParallelCore::ThrowNoOutputs(bool complete) {
   throw ConfigurationError(message);
 }
 
-void DataParallelCore::OnForwardException() {
+void ModelSynchronizer::OnForwardException() {
   if (mixed_precision_) mixed_precision_->EndForward(/*backward_may_follow=*/false);
   if (!at::GradMode::is_enabled() || !synchronize_) return;
   std::string text = "an exception that is no std::exception";
@@ -385,7 +386,7 @@ void DataParallelCore::OnForwardException() {
                                       ": the forward threw: ", internal::WithoutStackTrace(text)));
 }
 
-void DataParallelCore::OnReductionComplete() {
+void ModelSynchronizer::OnReductionComplete() {
   in_join_event_ = false;
   buffers_.Finish(*group_);
   if (delayed_ && !reducer_->parameters().empty()) delayed_->Complete(reducer_->divisor());
@@ -400,7 +401,7 @@ void DataParallelCore::OnReductionComplete() {
   if (CurrentDebugLevel() == DebugLevel::kDetail) LOG(INFO) << LoggingData().to_json();
 }
 
-void DataParallelCore::WarnOfBareBackward(const std::string& parameter) {
+void ModelSynchronizer::WarnOfBareBackward(const std::string& parameter) {
   if (warned_of_bare_backward_ || !synchronize_ || !module_->is_training()) return;
   warned_of_bare_backward_ = true;
   LOG(WARNING) << "rank " << group_->rank() << ": a backward reached parameter " << parameter
@@ -410,12 +411,12 @@ void DataParallelCore::WarnOfBareBackward(const std::string& parameter) {
                   "run the backward under no_sync()";
 }
 
-bool DataParallelCore::places_inputs() const {
+bool ModelSynchronizer::places_inputs() const {
   return !options_.device_ids.empty() ||
          (mixed_precision_ && options_.mixed_precision->cast_forward_inputs);
 }
 
-at::Tensor DataParallelCore::PlaceInput(const at::Tensor& input) const {
+at::Tensor ModelSynchronizer::PlaceInput(const at::Tensor& input) const {
   at::Tensor placed = input;
   if (!options_.device_ids.empty()) {
     placed = CopyToDevice(
@@ -427,26 +428,26 @@ at::Tensor DataParallelCore::PlaceInput(const at::Tensor& input) const {
   return placed;
 }
 
-at::Tensor DataParallelCore::PlaceOutput(const at::Tensor& output) const {
+at::Tensor ModelSynchronizer::PlaceOutput(const at::Tensor& output) const {
   return output.to(at::Device(at::kCUDA, static_cast<at::DeviceIndex>(*options_.output_device)));
 }
 
 // ---- Functions for users.
 
-void DataParallelCore::SyncBuffers() { buffers_.Broadcast(*group_, 0); }
+void ModelSynchronizer::SyncBuffers() { buffers_.Broadcast(*group_, 0); }
 
-void DataParallelCore::CheckFinished() { reducer_->CheckFinished(); }
+void ModelSynchronizer::CheckFinished() { reducer_->CheckFinished(); }
 
-void DataParallelCore::RegisterCommHook(std::string name, CommHook hook) {
+void ModelSynchronizer::RegisterCommHook(std::string name, CommHook hook) {
   reducer_->RegisterHook(std::move(name), std::move(hook));
 }
 
-void DataParallelCore::RegisterBufferCommHook(BufferCommHook hook,
-                                              BufferCommHookLocation location) {
+void ModelSynchronizer::RegisterBufferCommHook(BufferCommHook hook,
+                                               BufferCommHookLocation location) {
   buffers_.RegisterHook(std::move(hook), location);
 }
 
-void DataParallelCore::UpdateProcessGroup(std::shared_ptr<ProcessGroup> group) {
+void ModelSynchronizer::UpdateProcessGroup(std::shared_ptr<ProcessGroup> group) {
   if (!group) throw ConfigurationError("update_process_group needs a process group");
   if (join_ != nullptr) {
     throw ConfigurationError("update_process_group cannot be called under a Join: finish it first");
@@ -468,7 +469,7 @@ void DataParallelCore::UpdateProcessGroup(std::shared_ptr<ProcessGroup> group) {
 
 // Refuses a hook that would continue over the old group: it would average over wrong ranks, or
 // hang.
-void DataParallelCore::CheckHooksFollow(const std::shared_ptr<ProcessGroup>& group) {
+void ModelSynchronizer::CheckHooksFollow(const std::shared_ptr<ProcessGroup>& group) {
   const auto refuse = [](const std::string& what) {
     throw ConfigurationError(absl::StrCat(
         what,
@@ -488,7 +489,7 @@ void DataParallelCore::CheckHooksFollow(const std::shared_ptr<ProcessGroup>& gro
   }
 }
 
-void DataParallelCore::SetBucketLayout(std::vector<std::vector<std::string>> layout) {
+void ModelSynchronizer::SetBucketLayout(std::vector<std::vector<std::string>> layout) {
   if (layout.empty()) throw ConfigurationError("set_bucket_layout needs at least one bucket");
   if (join_ != nullptr) {
     throw ConfigurationError("set_bucket_layout cannot be called under a Join: finish it first");
@@ -506,7 +507,7 @@ void DataParallelCore::SetBucketLayout(std::vector<std::vector<std::string>> lay
 
 // ---- Agreement.
 
-void DataParallelCore::AgreeOnMetadata(const ModelTensors& tensors, ProcessGroup& group) const {
+void ModelSynchronizer::AgreeOnMetadata(const ModelTensors& tensors, ProcessGroup& group) const {
   ModelMetadata metadata;
   const auto option = [&](const char* name, const auto& value) {
     if constexpr (requires { value(); }) {  // a field made by DDP_OPTION
@@ -556,7 +557,7 @@ void DataParallelCore::AgreeOnMetadata(const ModelTensors& tensors, ProcessGroup
 }
 
 // Runs in the first pass, because registering a hook is not a collective.
-void DataParallelCore::AgreeOnHooks() const {
+void ModelSynchronizer::AgreeOnHooks() const {
   if (group_->size() == 1) return;
   ModelMetadata metadata;
   const std::string& name = reducer_->hook_name();
@@ -568,22 +569,24 @@ void DataParallelCore::AgreeOnHooks() const {
 // ---- Join.
 
 // The hook of a Join: repeats the collectives of the other ranks on a rank without inputs.
-class DataParallelCore::Shadow : public JoinHook {
+class ModelSynchronizer::Shadow : public JoinHook {
  public:
-  explicit Shadow(DataParallelCore* core) : core_(core) {}
+  explicit Shadow(ModelSynchronizer* synchronizer) : synchronizer_(synchronizer) {}
 
   void on_join() override {
-    core_->FollowIncarnation();
-    core_->CheckFinished();
+    synchronizer_->FollowIncarnation();
+    synchronizer_->CheckFinished();
   }
-  void main_hook(const JoinRound& round) override { core_->ShadowRound(round); }
-  void post_hook(bool is_last_joiner, int last_joiner) override { core_->FinishJoin(last_joiner); }
+  void main_hook(const JoinRound& round) override { synchronizer_->ShadowRound(round); }
+  void post_hook(bool is_last_joiner, int last_joiner) override {
+    synchronizer_->FinishJoin(last_joiner);
+  }
 
  private:
-  DataParallelCore* const core_;
+  ModelSynchronizer* const synchronizer_;
 };
 
-std::unique_ptr<JoinHook> DataParallelCore::join_hook(const JoinOptions& options) {
+std::unique_ptr<JoinHook> ModelSynchronizer::join_hook(const JoinOptions& options) {
   if (reducer_->hook_name() == kMixedPrecisionHook && !options.divide_by_initial_world_size) {
     throw ConfigurationError(
         "mixed_precision reduces by a hook, which divides by the world size: a Join over it needs "
@@ -593,7 +596,7 @@ std::unique_ptr<JoinHook> DataParallelCore::join_hook(const JoinOptions& options
   return std::make_unique<Shadow>(this);
 }
 
-void DataParallelCore::enter_join(Join* join) {
+void ModelSynchronizer::enter_join(Join* join) {
   join_ = join;
   was_joined_ = true;
   in_join_event_ = false;
@@ -614,20 +617,20 @@ void DataParallelCore::enter_join(Join* join) {
 }
 
 // With the same graph on every rank, the trigger has the same place among the buckets.
-DelayedAllReduce::When DataParallelCore::DelayedStart() const {
+DelayedAllReduce::When ModelSynchronizer::DelayedStart() const {
   if (reducer_->parameters().empty()) return DelayedAllReduce::When::kAtTriggerAlone;
   return options_.find_unused_parameters || options_.static_graph
              ? DelayedAllReduce::When::kAfterBuckets
              : DelayedAllReduce::When::kAtTrigger;
 }
 
-std::string DataParallelCore::join_name() const { return module_->name(); }
+std::string ModelSynchronizer::join_name() const { return module_->name(); }
 
-std::string DataParallelCore::join_event_name(int event) const {
+std::string ModelSynchronizer::join_event_name(int event) const {
   return ModelEvent::Decode(event).ToString();
 }
 
-void DataParallelCore::leave_join() {
+void ModelSynchronizer::leave_join() {
   join_ = nullptr;
   reducer_->set_announce({});
   if (!delayed_) return;
@@ -635,7 +638,7 @@ void DataParallelCore::leave_join() {
   delayed_->set_start(DelayedStart());
 }
 
-void DataParallelCore::ShadowRound(const JoinRound& round) {
+void ModelSynchronizer::ShadowRound(const JoinRound& round) {
   const int source = round.source();
   const ModelEvent event = ModelEvent::Decode(round.event);
   switch (event.kind) {
@@ -651,7 +654,7 @@ void DataParallelCore::ShadowRound(const JoinRound& round) {
   }
 }
 
-void DataParallelCore::FinishJoin(int last_joiner) {
+void ModelSynchronizer::FinishJoin(int last_joiner) {
   buffers_.Finish(*group_);
   BroadcastState(ModelTensors::Of(*module_, options_.params_and_buffers_to_ignore), last_joiner);
   if (!options_.static_graph) return;
@@ -666,7 +669,7 @@ void DataParallelCore::FinishJoin(int last_joiner) {
 
 // ---- Reports.
 
-DDPLoggingData DataParallelCore::LoggingData() const {
+DDPLoggingData ModelSynchronizer::LoggingData() const {
   DDPLoggingData data;
   data.module_name = module_->name();
   data.backend_name = group_->backend();
@@ -692,12 +695,12 @@ DDPLoggingData DataParallelCore::LoggingData() const {
   return data;
 }
 
-void DataParallelCore::SetLoggingSampleRate(int64_t iterations) {
+void ModelSynchronizer::SetLoggingSampleRate(int64_t iterations) {
   const absl::Status status = timer_.SetSampleRate(iterations);
   if (!status.ok()) throw ConfigurationError(std::string(status.message()));
 }
 
-std::string DataParallelCore::Describe() const {
+std::string ModelSynchronizer::Describe() const {
   return absl::StrCat(module_->name(), " on rank ", group_->rank(), " of ", group_->size(), " (",
                       group_->backend(), "), ", BucketTable(*reducer_));
 }

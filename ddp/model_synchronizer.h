@@ -1,5 +1,5 @@
-#ifndef DDP_DATA_PARALLEL_CORE_H_
-#define DDP_DATA_PARALLEL_CORE_H_
+#ifndef DDP_MODEL_SYNCHRONIZER_H_
+#define DDP_MODEL_SYNCHRONIZER_H_
 
 #include <memory>
 #include <optional>
@@ -36,8 +36,8 @@ namespace ddp::internal {
 DistributedDataParallelOptions WithGroup(DistributedDataParallelOptions options,
                                          std::shared_ptr<ProcessGroup> group);
 
-// DistributedDataParallel without the module's type: everything except the forward itself. Shared
-// by all copies of one wrapper.
+// Keeps one model equal on all ranks: DistributedDataParallel without the type of the module.
+// Shared by all copies of one wrapper.
 //
 // The constructor is a collective. So are the parts of a synchronized iteration, in this order:
 // - the buffers (or the buffer hook) in BeforeForward();
@@ -50,14 +50,14 @@ DistributedDataParallelOptions WithGroup(DistributedDataParallelOptions options,
 // by the next BeforeForward(). The BeforeForward() after that starts again with all ranks.
 //
 // Thread-compatible.
-class DataParallelCore : public Joinable {
+class ModelSynchronizer : public Joinable {
  public:
   // Exactly one of options.process_group and options.device_mesh is set.
-  DataParallelCore(std::shared_ptr<torch::nn::Module> module,
-                   DistributedDataParallelOptions options);
-  ~DataParallelCore() override;
-  DataParallelCore(const DataParallelCore&) = delete;
-  DataParallelCore& operator=(const DataParallelCore&) = delete;
+  ModelSynchronizer(std::shared_ptr<torch::nn::Module> module,
+                    DistributedDataParallelOptions options);
+  ~ModelSynchronizer() override;
+  ModelSynchronizer(const ModelSynchronizer&) = delete;
+  ModelSynchronizer& operator=(const ModelSynchronizer&) = delete;
 
   void BeforeForward();
   // `outputs`: all tensors that the module returned. `complete`: no others can be hidden in its
@@ -152,4 +152,4 @@ class DataParallelCore : public Joinable {
 
 }  // namespace ddp::internal
 
-#endif  // DDP_DATA_PARALLEL_CORE_H_
+#endif  // DDP_MODEL_SYNCHRONIZER_H_
