@@ -419,6 +419,7 @@ void Communicator::Inquire(const Future& future, const OperationName& what, int6
 
 // Names the ranks that are late, for the message of a timeout. Empty when none is known.
 std::string Communicator::LateRanks(const Future& future, const OperationName& what) {
+  if (log_ == nullptr) return std::string();  // a group of one: nobody to ask
   try {
     if (!inquiry_.Ask(MonotonicNanoseconds())) return std::string();
     for (const absl::Duration look : kAnswerLooks) {

@@ -1,5 +1,7 @@
 #include "ddp/comm/nccl_backend.h"
 
+#include <exception>
+
 #include <c10/cuda/CUDAFunctions.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
@@ -27,6 +29,9 @@ c10::intrusive_ptr<c10d::Backend> MakeNcclBackend(const c10::intrusive_ptr<c10d:
     throw CommunicationError(
         absl::StrCat("rank ", options.rank, " of ", options.size,
                      ": NCCL could not be set up: ", error.what_without_backtrace()));
+  } catch (const std::exception& error) {
+    throw CommunicationError(absl::StrCat("rank ", options.rank, " of ", options.size,
+                                          ": NCCL could not be set up: ", error.what()));
   }
 }
 

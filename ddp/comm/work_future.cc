@@ -1,5 +1,7 @@
 #include "ddp/comm/work_future.h"
 
+#include <pthread.h>
+
 #include <exception>
 #include <thread>
 #include <utility>
@@ -43,6 +45,7 @@ WorkFuture FutureOfThread(std::function<void()> wait, std::vector<at::Tensor> te
   auto future = c10::make_intrusive<c10::ivalue::Future>(TensorList());
   std::thread([wait = std::move(wait), tensors = std::move(tensors), future,
                modes = at::ThreadLocalState()]() mutable {
+    pthread_setname_np(pthread_self(), "ddp-work");
     const at::ThreadLocalStateGuard guard(modes);
     std::exception_ptr error;
     try {
