@@ -131,14 +131,16 @@ std::unique_ptr<JoinCore> Join::MakeCore() const {
   return std::make_unique<JoinCore>(group_->rank(), group_->size(), terms, std::move(names));
 }
 
+static_assert(Join::kMaxEvents == JoinCore::kMaxEvents);
+
 JoinRound Join::notify(const Joinable& joinable, int event) {
   CHECK(!ended_) << "notify() after the Join has ended";
+  CheckIncarnation();
   const auto found = std::find(joinables_.begin(), joinables_.end(), &joinable);
   CHECK(found != joinables_.end()) << "notify() from a joinable that is not under this Join";
   CHECK(event >= 0 && event < kMaxEvents) << "event " << event << " is not below " << kMaxEvents;
   const JoinAnnouncement announcement{.joinable = static_cast<int>(found - joinables_.begin()),
                                       .event = event};
-  CheckIncarnation();
   CheckNoOtherEvent(announcement);
   return {.event = event, .active_ranks = Exchange(announcement).active_ranks};
 }
@@ -208,7 +210,7 @@ void Join::Shadow() {
   while (true) {
     const JoinVerdict verdict = Exchange(std::nullopt);
     if (verdict.kind == JoinVerdict::Kind::kAllJoined) return;
-    if (const auto warning = core_->TakeWarning()) LOG(WARNING) << *warning;
+    if (const auto warning = core_->Warning()) LOG(WARNING) << *warning;
     hooks_[verdict.announcement.joinable]->main_hook(
         {.event = verdict.announcement.event, .active_ranks = verdict.active_ranks});
   }

@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <exception>
-#include <iterator>
 #include <map>
-#include <numeric>
 #include <utility>
 
 #include <ATen/Functions.h>
@@ -16,6 +14,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
@@ -289,6 +288,7 @@ void Reducer::EndForward(const std::vector<at::Tensor>& outputs, bool complete, 
   const bool watched = watch_.Watch(outputs, record);
   core_.OnForwardEnd(record, /*seen=*/watched && complete && !outputs.empty());
   outputs_ = &outputs;
+  const auto forget_outputs = absl::MakeCleanup([this] { outputs_ = nullptr; });
   Run();
 }
 
@@ -493,14 +493,20 @@ void Reducer::DoAtEnd(const PassAction& action) {
     case PassAction::Kind::kReportAndThrow:
       group_->report_failure(*core_.error());
       throw ReductionError(core_.message());
-    default:
+    case PassAction::Kind::kThrow:
       throw ReductionError(core_.message());
+    default:
+      LOG(FATAL) << "no such action of a pass: " << static_cast<int>(action.kind);
   }
 }
 
 // Names the part of the pass for the message of an exception. Empty: the exception needs no more.
 std::string Reducer::About(const PassAction& action) const {
   switch (action.kind) {
+    case PassAction::Kind::kSearchForward:
+    case PassAction::Kind::kBareBackward:
+    case PassAction::Kind::kCallAtEnd:
+    case PassAction::Kind::kFinishAtEnd:
     case PassAction::Kind::kReport:
     case PassAction::Kind::kReportAndThrow:
     case PassAction::Kind::kThrow:

@@ -102,7 +102,7 @@ JoinVerdict JoinCore::Read(const std::vector<int64_t>& words) {
   return verdict;
 }
 
-std::optional<std::string> JoinCore::TakeWarning() const {
+std::optional<std::string> JoinCore::Warning() const {
   if (rounds_as_joined_ != kRoundsBeforeWarning) return std::nullopt;
   return absl::StrCat("rank ", rank_, " has no inputs left and has taken part in ",
                       rounds_as_joined_, " rounds of ", Ranks(last_active_),

@@ -39,7 +39,7 @@ struct JoinVerdict {
 
   Kind kind = Kind::kRound;
   JoinAnnouncement announcement;
-  std::vector<int> active_ranks;  // ascending; kRound only
+  std::vector<int> active_ranks;  // the ranks with inputs, ascending
   std::string message;            // of an error
 };
 
@@ -75,8 +75,9 @@ class JoinCore {
   // Returns the highest rank that had inputs in the last round; 0 when there was no round.
   int last_joiner() const { return last_joiner_; }
 
-  // Returns a warning in the kRoundsBeforeWarning-th round after this rank has joined.
-  std::optional<std::string> TakeWarning() const;
+  // Returns a warning when the last round was the kRoundsBeforeWarning-th after this rank had
+  // joined.
+  std::optional<std::string> Warning() const;
 
   // Returns the error of an announcement that comes before the collectives of the joinable `busy`
   // are complete.

@@ -89,7 +89,7 @@ class Story : public testing::StoryPlayer {
       if (lines.empty() || !absl::EndsWith(lines.back(), ": " + line)) {
         lines.push_back(absl::StrCat("from rank ", rank, ": ", line));
       }
-      if (const auto warning = ranks_[rank]->TakeWarning()) lines.push_back("warning: " + *warning);
+      if (const auto warning = ranks_[rank]->Warning()) lines.push_back("warning: " + *warning);
     }
     return lines;
   }

@@ -32,11 +32,12 @@ ForwardHistory::Origin ForwardHistory::FindOrigin(const BackwardView& backward) 
     if (backward.forwards.empty()) return Origin::kLocal;
     return AnyAwaits(backward.forwards) ? Origin::kReduce : Origin::kReduced;
   }
-  if (backward.task != searched_task_) {
-    searched_task_ = backward.task;
-    searched_origin_ = Search(backward);
-  }
-  return searched_origin_;
+  if (backward.task == searched_task_) return searched_origin_;
+  searched_task_ = backward.task;
+  const Origin origin = Search(backward);
+  // The first gradient of a bare backward is reported, and no other.
+  searched_origin_ = origin == Origin::kBare ? Origin::kLocal : origin;
+  return origin;
 }
 
 // A loss that the module kept in a member passes a forward and none of its outputs. A penalty on a

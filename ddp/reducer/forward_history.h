@@ -29,15 +29,17 @@ struct BackwardView {
 
 // The forwards of one model, and which of them still await the reduction of their gradients.
 //
-// A gradient belongs to the forwards that its backward passes. Where one of them awaits its
-// reduction, the gradient is reduced. Where all synchronized ones are reduced already, it is an
-// error. Else it accumulates on this rank only: under no_sync, and from the bare module.
+// A gradient belongs to the forwards that its backward passes:
+// - One of them awaits its reduction: the gradient is reduced.
+// - Otherwise, one of them is synchronized, so already reduced: an error.
+// - Otherwise (no_sync, or the bare module): the gradient accumulates on this rank only.
 //
 // Pure: no graph, no tensor. Thread-compatible.
 class ForwardHistory {
  public:
   enum class Origin : uint8_t {
-    kBare,     // no forward of this model: the bare module
+    kBare,     // no forward of this model: the bare module. For the first gradient of a backward;
+               // the others are kLocal
     kLocal,    // only forwards under no_sync
     kReduce,   // a forward that awaits its reduction
     kReduced,  // synchronized forwards, all of them reduced

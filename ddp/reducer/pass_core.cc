@@ -97,8 +97,10 @@ void PassCore::Break(std::string error) {
 }
 
 void PassCore::Fail(std::string error) {
+  // The actions before it are still done.
   message_ = error;
-  Break(std::move(error));
+  state_ = State::kBroken;
+  error_ = std::move(error);
   Add(Kind::kReportAndThrow);
 }
 
@@ -110,6 +112,7 @@ void PassCore::ThrowOnly(std::string message) {
 // ---- Forwards.
 
 void PassCore::OnForwardEnd(const ForwardPtr& forward, bool seen) {
+  part_ = Part::kBegin;
   forwards_.Add(forward, seen);
   if (!forward->synchronized || !finds_unused()) return;
   if (forwards_.HasOutstanding()) return forwards_.Keep(forward);
@@ -125,7 +128,7 @@ void PassCore::OnForwardSearched(bool reaches_a_parameter) {
   BeginPass(AllParameters(), Then::kNoGradients);
 }
 
-// ---- The hot path: nothing here but array accesses, for every gradient.
+// ---- Gradients. In the state reducing this is the hot path: array accesses only.
 
 void PassCore::OnGradient(int parameter, bool defined, const BackwardView& backward) {
   part_ = Part::kGradient;
@@ -141,9 +144,8 @@ void PassCore::OnGradient(int parameter, bool defined, const BackwardView& backw
         "a forward of its own, or under no_sync()"));
   }
   if (origin != Origin::kReduce) {
-    const bool first = std::exchange(bare_task_, backward.task) != backward.task;
-    if (origin == Origin::kBare && first) Add(Kind::kBareBackward, parameter);
-    // The bucket has it already, and the average would replace what comes now.
+    if (origin == Origin::kBare) Add(Kind::kBareBackward, parameter);
+    // The gradient in the bucket is an earlier one; the average would overwrite this one.
     if (state_ == State::kOpen && ready_pass_[parameter] == pass_) {
       return FailSecondGradient(parameter);
     }
@@ -218,7 +220,7 @@ void PassCore::OnAnnounced(Start start) {
   Add(Kind::kFirstPass);
 }
 
-// The failure may have come when some ranks had the new buckets and others had not.
+// The failure may have come when some ranks had new buckets and others did not.
 void PassCore::OnFirstPassReady() {
   if (!unsettled_) return Begin();
   Add(Kind::kAgreeOnPlan);
@@ -259,7 +261,7 @@ void PassCore::NoteUnused() {
   Add(Kind::kLogUnused, 1);
 }
 
-// The graph says what this rank is going to use. The other ranks say the rest.
+// Finds the buckets that no rank uses. Each rank knows its own use from the graph of the backward.
 void PassCore::AgreeOnUnused() {
   if (!parts_.used_map_before) {
     if (options_.skip_unused_buckets) FindDroppedBuckets();
@@ -370,19 +372,19 @@ void PassCore::Finish() {
   if (!reducing()) return;  // broken meanwhile
   part_ = Part::kEnd;
   if (map_in_flight_) Add(Kind::kWaitUsedMap);
-  buckets_reduced_ = 0;
+  buckets_sent_ = 0;
   for (size_t b = 0; b < members_.size(); ++b) {
     Add(dropped_[b] ? Kind::kDiscard : Kind::kWaitAndCopyOut, static_cast<int>(b));
-    if (!dropped_[b]) ++buckets_reduced_;
+    if (!dropped_[b]) ++buckets_sent_;
   }
-  last_order_ = order_;
   EndOfPass();
   Add(Kind::kComplete);
 }
 
 void PassCore::EndOfPass() {
   Add(Kind::kForgetLaunched);
-  // Here, where every rank comes after the same collectives, whatever it does between backwards.
+  // The rebuild is here because all ranks reach this point after the same collectives, whatever
+  // they do between backwards.
   if (parts_.rebuild_after) Add(Kind::kRebuild, start_.source);
 }
 
@@ -392,6 +394,8 @@ void PassCore::OnRebuilt() {
 }
 
 void PassCore::OnComplete(const std::vector<ForwardPtr>& passed) {
+  last_order_ = order_;
+  buckets_reduced_ = buckets_sent_;
   forwards_.AddToPass(passed);
   forwards_.FinishPass();
   std::fill(used_.begin(), used_.end(), 0);
@@ -438,9 +442,8 @@ void PassCore::BeginShadow() {
 void PassCore::ShadowBuckets() {
   if (options_.skip_unused_buckets && !parts_.used_map_after) FindDroppedBuckets();
   for (size_t b = 0; b < members_.size(); ++b) {
-    if (dropped_[b]) continue;
     Add(Kind::kZero, static_cast<int>(b));
-    Add(Kind::kLaunch, static_cast<int>(b));
+    if (!dropped_[b]) Add(Kind::kLaunch, static_cast<int>(b));
   }
   if (parts_.used_map_after) {
     used_map_ = used_;

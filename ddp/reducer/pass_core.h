@@ -10,31 +10,23 @@
 #include "ddp/reducer/bucket_plan.h"
 #include "ddp/reducer/forward_history.h"
 #include "ddp/reducer/forward_record.h"
+#include "ddp/reducer/pass_parts.h"
 
 namespace ddp::internal {
-
-// The parts of a pass besides its buckets. A rank that has joined learns them from the others only.
-struct PassParts {
-  bool rebuild_after = false;    // new buckets at the end
-  bool used_map_after = false;   // the used parameters, after the buckets
-  bool used_map_before = false;  // the same, before the buckets
-
-  friend bool operator==(const PassParts&, const PassParts&) = default;
-};
 
 // One thing that the reducer has to do. The index is a parameter or a bucket, as the comment says.
 struct PassAction {
   enum class Kind : uint8_t {
     kSearchForward,   // can the forward's outputs reach a parameter? -> OnForwardSearched()
-    kBareBackward,    // (parameter) say that its gradient stays on this rank
+    kBareBackward,    // (parameter) warn that its gradient stays on this rank
     kCallAtEnd,       // call OnBackwardEnd() when the backward under way has ended
-    kAnnounce,        // tell the ranks that have joined that a pass begins -> OnAnnounced()
+    kAnnounce,        // announce the pass to the joined ranks -> OnAnnounced()
     kFirstPass,       // run the callback of the first pass -> OnFirstPassReady()
     kAgreeOnPlan,     // compare the buckets over the ranks -> OnPlanAgreed()
     kTakeFirstPlan,   // return to the buckets of the beginning -> SetPlan(), OnFirstPlanTaken()
     kBegin,           // forget the last pass; set the factor of the gradients
-    kWarnAllUsed,     // say that find_unused_parameters is set for nothing
-    kLogUnused,       // say which parameters are unused
+    kWarnAllUsed,     // warn that find_unused_parameters is set for nothing
+    kLogUnused,       // log the unused parameters
     kZero,            // (bucket) fill it with zeros
     kCopyIn,          // (parameter) put its gradient into its bucket
     kFinishCopyIn,    // (bucket) all of its gradients are copied in
@@ -48,7 +40,7 @@ struct PassAction {
     kDiscard,         // (bucket) leave the gradients as they are
     kForgetLaunched,  // release the reductions
     kRebuild,         // agree on new buckets -> SetPlan(), OnRebuilt()
-    kComplete,        // the pass is complete: times and callback
+    kComplete,        // the pass is complete -> OnComplete(), before the callback
     kReport,          // report error() to the other ranks
     kReportAndThrow,  // report error() to the other ranks, and throw it
     kThrow,           // throw message()
@@ -65,9 +57,9 @@ struct PassAction {
 // The decisions of the reducer: what becomes of a gradient, when a bucket is launched, when a pass
 // is complete, what is an error.
 //
-// A *pass* is one reduction of all gradients. It begins with the first gradient of a backward of a
-// synchronized forward. It is complete when every parameter has contributed. The backward that
-// began it may end earlier, and another backward may go on with it.
+// A *pass* is one reduction of all gradients. A pass begins with the first gradient of a backward
+// of a synchronized forward. The pass is complete when every parameter has contributed. The
+// backward that began the pass may end earlier, and another backward may continue the pass.
 //
 //   state      a gradient                                   leaves the state
 //   idle       begins a pass, or accumulates on this rank   first of a pass -> reducing, or
@@ -75,19 +67,24 @@ struct PassAction {
 //   counting   is counted                                   backward's end -> reducing -> idle
 //   reducing   goes into its bucket                         backward's end -> idle after the last
 //                                                           gradient of the pass, else -> open
-//   open       goes on with the pass, or accumulates on     as idle; -> reducing
+//   open       continues the pass, or accumulates on        as idle; -> reducing
 //              this rank only
 //   broken     is an error                                  Reset() -> idle
 //
 // The reducer calls an On...() function for each event. It then takes the actions from Next() until
 // there are none, and does each before it takes the next one. An action with an arrow above is a
-// question: the reducer answers by the named function before it takes the next action. An exception
-// of an action goes to Abandon() or Break().
+// question: the reducer answers by the named function before it takes the next action. After an
+// exception of an action the reducer calls Abandon(). It calls Break() first when other ranks wait
+// for this pass.
 //
-// Ranks with equal parameters, options and plans give kAgreeOnPlan, kStartUsedMap, kLaunch and
-// kRebuild in the same order, whatever the order of their gradients. This is the promise on which
-// the collectives rest: [kAgreeOnPlan after a failure]; [kStartUsedMap, where unused buckets are
-// skipped]; the buckets in plan order; [kStartUsedMap, where it is asked for]; [kRebuild].
+// Ranks with equal parameters, options and plans do kAgreeOnPlan, kStartUsedMap, kLaunch and
+// kRebuild in the same order, whatever the order of their gradients. The collectives of a pass are
+// therefore, on every rank:
+// - [kAgreeOnPlan, after a failure]
+// - [kStartUsedMap, when unused buckets are skipped]
+// - kLaunch for each bucket, in plan order
+// - [kStartUsedMap, with find_unused_parameters or in the first pass of a static graph]
+// - [kRebuild, in a pass that rebuilds the buckets]
 //
 // Pure: no tensor, no thread, no clock, no network. OnGradient() in the state reducing is the hot
 // path: it touches arrays only, and allocates nothing. Thread-compatible. The method is that of
@@ -113,9 +110,10 @@ class PassCore {
   // Returns to idle. `unsettled`: after a failure, when other ranks may have other buckets; the
   // next pass begins with an agreement on them.
   void Reset(int rank, bool unsettled);
-  // The buckets of the beginning. `given`: the caller's own, which are rebuilt on request only.
+  // Sets the buckets of the beginning. `given`: the caller's own, which are rebuilt on request
+  // only.
   void SetFirstPlan(const BucketPlan& plan, bool given);
-  // The buckets from now on.
+  // Sets the buckets from now on.
   void SetPlan(const BucketPlan& plan);
   // The next pass ends with new buckets, and a static graph is counted anew.
   void RequestRebuild();
@@ -143,7 +141,8 @@ class PassCore {
   // The pass is complete. To be called before the callback of kComplete; `passed`: the synchronized
   // forwards of a backward that is still under way.
   void OnComplete(const std::vector<ForwardPtr>& passed);
-  // A Join: this rank has no more inputs, and takes part in a pass of the others with zeros.
+  // Under a Join, this rank has no inputs: it takes part in a pass of the others with zeros. Call
+  // it between passes only.
   void OnShadow(PassParts parts, int source);
   // Adds an error when a pass is not complete.
   void OnCheck();
@@ -152,17 +151,16 @@ class PassCore {
 
   // The next action; nothing when the event is dealt with.
   std::optional<PassAction> Next();
-  // An action threw, and other ranks need not know.
+  // Drops the remaining actions, after an exception.
   void Abandon();
-  // An action threw, or the caller found an error: the state is broken.
+  // Makes the state broken and drops the remaining actions: an action threw, or the caller found an
+  // error.
   void Break(std::string error);
 
   // ---- State.
 
   bool asks_backward() const { return state_ == State::kIdle || state_ == State::kOpen; }
   bool broken() const { return state_ == State::kBroken; }
-  bool reducing() const { return state_ == State::kReducing || state_ == State::kCounting; }
-  bool in_pass() const { return reducing() || state_ == State::kOpen; }
   bool finds_unused() const { return options_.find_unused_parameters && !options_.static_graph; }
   bool must_count() const { return options_.static_graph && !counted_; }
   bool rebuilt() const { return rebuilt_; }
@@ -175,31 +173,32 @@ class PassCore {
   const std::vector<int>& last_order() const { return last_order_; }  // of the last complete pass
   const std::vector<int>& unused() const { return unused_; }          // by this rank, in this pass
   const std::vector<uint8_t>& untouched() const { return untouched_; }  // by all ranks
-  // Whether untouched() says which gradients of this pass stay as they are.
+  // Returns true when untouched() holds for this pass: those gradients stay as they are.
   bool untouched_is_known() const {
     return parts_.used_map_after || parts_.used_map_before || untouched_known_;
   }
   const std::vector<uint8_t>& used_map() const { return used_map_; }
-  // Whether OnUsedMap() wants the numbers. On a GPU the host need not wait for them otherwise.
+  // Returns true when OnUsedMap() needs the numbers. Otherwise the host need not wait for a GPU.
   bool wants_used_map() const;
-  // The order in which gradients came, each parameter once: what new buckets are made from.
+  // Returns the order in which gradients came, each parameter once, for new buckets.
   std::vector<int> RecordedOrder() const;
   // The parameters whose gradients have not come in this pass, as a list for a message.
   std::string Missing() const;
 
   const ForwardHistory& forwards() const { return forwards_; }
-  const std::string& message() const { return message_; }             // of the last kThrow
+  const std::string& message() const { return message_; }  // of the last error that was thrown
   const std::optional<std::string>& error() const { return error_; }  // the last one of a pass
 
  private:
   enum class State : uint8_t { kIdle, kCounting, kReducing, kOpen, kBroken };
-  // What a pass goes on with after its beginning.
+  // The continuation of a pass after its beginning.
   enum class Then : uint8_t { kGradient, kNoGradients, kShadow };
 
+  bool reducing() const { return state_ == State::kReducing || state_ == State::kCounting; }
+  bool in_pass() const { return reducing() || state_ == State::kOpen; }
   void Add(PassAction::Kind kind, int index = -1) {
     actions_.push_back({.kind = kind, .part = part_, .index = index, .cause = cause_});
   }
-  void Reserve();
   PassParts PartsOfNextPass() const;
   void BeginPass(std::vector<int> unused, Then then);
   void Settle();
@@ -257,7 +256,7 @@ class PassCore {
   std::vector<uint8_t> dropped_;  // buckets that are not sent
   std::vector<int> order_;        // of readiness
   bool map_in_flight_ = false;
-  int bare_task_ = -1;  // the last backward of which kBareBackward was said
+  int buckets_sent_ = 0;
 
   // Which parameters were used: on this rank since the last pass, and on any rank in this one.
   std::vector<uint8_t> used_;

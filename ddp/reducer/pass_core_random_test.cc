@@ -9,7 +9,7 @@
 //   - A gradient is copied in once in a pass, and never into a bucket that is skipped.
 //   - A pass that ends has waited for each bucket that it launched, and is complete on every rank.
 //   - Ranks agree on the parameters that no rank used.
-//   - Nobody waits for ever, and nobody throws.
+//   - No rank waits forever, and no rank throws.
 #include "ddp/reducer/pass_core.h"
 
 #include <algorithm>
@@ -83,7 +83,7 @@ std::vector<std::vector<int>> Split(World& world, const std::vector<int>& order)
   return buckets;
 }
 
-// What a rank does in one step of a story.
+// The part of a rank in one step of a story.
 struct Step {
   enum class Kind { kTrain, kBare, kNoSync, kShadow } kind = Kind::kTrain;
   std::vector<std::vector<int>> backwards;  // the gradients of each, in order
@@ -510,7 +510,7 @@ class RandomStory {
                        [](const auto& rank) { return rank->StepIsDone(); });
   }
 
-  // A rank that has joined hears of each pass, and of the end when the others have none left.
+  // A rank that has joined waits for the announcement of each pass, and for the end of the others.
   bool MustWaitForAnnouncement(int number) const {
     if (steps_[number].kind != Step::Kind::kShadow) return false;
     const Rank& rank = *ranks_[number];
@@ -526,7 +526,7 @@ class RandomStory {
   int dead_ = -1;      // a static graph: the parameter that gets none
 };
 
-TEST(PassCoreRandomTest, RanksStartTheSameCollectivesAndNobodyWaitsForEver) {
+TEST(PassCoreRandomTest, RanksStartTheSameCollectivesAndNoRankWaitsForever) {
   for (uint32_t seed = 0; seed < kStories; ++seed) {
     SCOPED_TRACE(absl::StrCat("seed ", seed));
     RandomStory(seed).Tell();

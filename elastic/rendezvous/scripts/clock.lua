@@ -1,4 +1,5 @@
--- Transitions that time causes. The next script makes them, a dozen times per lease at most.
+-- Transitions that time causes: a node whose lease has expired is lost here. The next script makes
+-- them, a dozen times per lease at most.
 
 -- Restarts all leases after the server's clock was set back: else they would last that much longer.
 local function start_clock_anew()
