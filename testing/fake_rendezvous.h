@@ -15,17 +15,18 @@
 
 namespace ddp::testing {
 
-// A rendezvous of a job of one node, in memory. Answers in the next turn of the event loop, counts
-// restarts against the budget, and is out of reach when the test wants that. Announces a drain to
-// its own watcher. Thread-compatible.
+// Implements Rendezvous in memory, for a job of one node. Answers in the next turn of the event
+// loop, counts restarts against the budget, and is out of reach when the test wants that. Notifies
+// its watcher by itself of two events: a drain after Drain(), and the job's end after Complete().
+// Thread-compatible.
 class FakeRendezvous final : public elastic::Rendezvous {
  public:
   // `loop` is not owned and must outlive the rendezvous.
   FakeRendezvous(EventLoop* loop, int max_restarts) : loop_(loop), max_restarts_(max_restarts) {}
 
-  // Answers every later request with `reach`, unless it is OK.
+  // Makes every later request fail with `reach`. OK makes requests succeed again.
   void SetReach(absl::Status reach) { reach_ = std::move(reach); }
-  // Leaves every later request unanswered, until it is cancelled.
+  // Leaves later requests unanswered until the next Leave() or TakeBack(), which answers.
   void StopAnswering() { answers_ = false; }
   // Notifies the watcher, as a real rendezvous does by itself.
   void Tell(const elastic::News& news) const { on_news_(news); }

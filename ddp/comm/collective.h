@@ -17,10 +17,12 @@ class Work;
 namespace ddp::internal {
 
 // A collective as one rank calls it: the kind, the operation and the tensors. A value.
+// Communicator::Start() launches it. The functions of ddp/collective_arguments.h make the tensors
+// contiguous and divide an average.
 //
-// The tensors are contiguous, or sparse (COO; all-reduces only). Launch() shows the backend types
-// that every backend can handle: complex numbers as pairs of real numbers, bools as bytes, and the
-// data of a collective that only moves data as bytes.
+// The tensors are contiguous, or sparse (COO; all-reduces only). Launch() passes a backend only
+// types that every backend supports: it views complex numbers as pairs of real numbers, and bools
+// as bytes. A collective that only moves data passes plain bytes.
 struct Collective {
   enum class Kind : uint8_t {
     kAllReduce,

@@ -45,9 +45,12 @@ struct LeftEvent {
   absl::Status status;
 };
 
-// Answers StartWorkersAction. `started` lists the local ranks of the workers that were started;
-// they may have ended since. Not OK: the next worker could not be started, and the others were not
-// tried. OK with fewer than all: the others were sent a signal before they were started.
+// Answers StartWorkersAction; the WorkerGroup posts it once for each. `started` lists the local
+// ranks of the workers that were started; they may have ended since.
+// - OK with fewer than all: the agent signalled a worker that was not started yet. That cancelled
+//   this start and all later ones.
+// - kCancelled: this process is being killed.
+// - Any other error: the next worker could not be started, and later workers were not tried.
 struct WorkersStartedEvent {
   absl::Status status;
   std::vector<int> started;

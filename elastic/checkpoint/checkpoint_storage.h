@@ -26,20 +26,23 @@ namespace ddp::elastic {
 //   root/.del-step-000000001200.g0007.<nonce>/     being removed
 //   root/step-000000001200.g0007/                  committed: appears by one rename
 //
-// Writing: the coordinator calls Begin(). Any process writes files into the folder that Begin()
-// returned, syncs each file, and then the folder. The coordinator calls Commit(), whose rename
-// creates the checkpoint. No process writes into a committed folder.
+// Writing: every rank has a CheckpointStorage of the same root. Rank 0 alone calls Begin(),
+// Commit() and Abandon(). Every rank writes its own files into the folder that Begin() returned,
+// syncs each file, and then the folder. Commit() writes the manifest and renames the folder, which
+// creates the checkpoint. No rank writes into a committed folder.
 //
 // Fencing: the first Begin() of an owner lists the work folders, claims the root (OwnerFile), and
 // removes the listed folders. These belong to earlier claims, so a claimant that was suspended
 // never removes the folder of a later claim. Every later Begin() and Commit() of an earlier claim
 // fails: OwnerFile names another claim, or the work folder was renamed. An older generation of the
-// same job cannot claim. Begin() and Commit() also ask the rendezvous, if there is one, and refuse
-// a generation that is over before any claim.
+// same job cannot claim. Before they claim or rename anything, Begin() and Commit() ask the
+// rendezvous, if there is one. They fail when it answers that the generation is over. When it does
+// not answer, only the claim in the root decides.
 //
-// Removing: only folders with the exact name of a WorkFolder; in them only plain files with the
-// names of a save (IsCheckpointFile), and the folder once it is empty. Links, foreign files and
-// folders, and every other entry stay. The log names each of them once.
+// Removing: work folders (exact name of a WorkFolder), unused texts of claims, and a damaged
+// checkpoint that Commit() replaces. In a folder, only plain files with the names of a save are
+// removed (IsCheckpointFile), and the folder once it is empty. Links, foreign files and folders,
+// and every other entry stay. The log names each of them once.
 //
 // Errors are those of FileSystem, with kFailedPrecondition also for a lost fence and kDataLoss for
 // damaged files. Thread-compatible.

@@ -17,7 +17,8 @@ namespace ddp::elastic {
 // A CheckpointGroup over a c10d::Store. Every key contains the number of the attempt. Each rank
 // counts attempts for itself, because all ranks make the same attempts. A rank that is late for an
 // attempt therefore never reads or writes keys of the next. Rank 0 waits for the keys of all ranks
-// in one wait and reads them with one multiGet(). Every rank deletes its own keys in later rounds.
+// in one wait and reads them with one multiGet(). An attempt is one save or restore; it has one or
+// more rounds, each a call of Decide(). A rank deletes its keys as soon as no rank can read them.
 // Thread-compatible.
 class StoreGroup final : public CheckpointGroup {
  public:
@@ -25,8 +26,8 @@ class StoreGroup final : public CheckpointGroup {
     c10::intrusive_ptr<c10d::Store> store;
     int rank = 0;
     int world_size = 1;
-    std::string prefix;      // of all keys; equal on all ranks, and used by no other group
-    absl::Duration timeout;  // of one wait without progress of any rank
+    std::string prefix;  // of all keys; equal on all ranks. Two groups at the same time need two.
+    absl::Duration timeout;                       // of one wait without progress of any rank
     std::function<void()> on_progress = nullptr;  // called in a wait while other ranks progress
   };
 

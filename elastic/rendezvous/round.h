@@ -27,11 +27,12 @@ struct NodeOffer {
   bool operator==(const NodeOffer&) const = default;
 };
 
-// The place of one node's workers in a round. Ranks are contiguous per node, in the order of the
-// nodes; nodes may run different numbers of workers. Role ranks count the workers of one role only.
+// The place of one node's workers in a round. The ranks of a node's workers are first_rank to
+// first_rank + local_world_size - 1. Nodes may run different numbers of workers. Role ranks count
+// the workers of one role only.
 struct NodePlacement {
-  int group_rank = 0;
-  int group_world_size = 0;
+  int group_rank = 0;        // number of the node in the round: torchrun's GROUP_RANK
+  int group_world_size = 0;  // number of nodes
   int local_world_size = 0;
   int first_rank = 0;
   int world_size = 0;

@@ -18,9 +18,10 @@ using FlagValues = std::map<std::string, std::string>;
 // Reads the values of flags as numbers, times and names. An error is kInvalidArgument: one line
 // that names the flag as the user wrote it, its value and the allowed values.
 //
-// Every method takes the flag's name in gflags; an unknown name is a programmer's mistake (CHECK).
-// ParseLaunchOptions() makes one for its own use. Thread-compatible. Keeps references to its
-// constructor's arguments, which must outlive it.
+// Every method takes the flag's name in gflags. A name that `values` lacks is a programmer's
+// mistake: Text() and every method that reads a value crash (CHECK). ParseLaunchOptions() makes one
+// for its own use. Thread-compatible. Keeps references to its constructor's arguments, which must
+// outlive it.
 class FlagReader {
  public:
   struct Range {

@@ -9,9 +9,13 @@ namespace ddp::launcher {
 
 // Kind of rendezvous of a job's nodes.
 enum class RendezvousKind {
-  kPrivate,  // private Redis server of a single node, on a unix socket
-  kRedis,    // the Redis server at --rdzv-endpoint
-  kStatic,   // MASTER_ADDR:MASTER_PORT, where node 0 publishes the address of its Redis server
+  // A single node runs its own Redis server, on a unix socket.
+  kPrivate,
+  // The nodes meet at --rdzv-endpoint. The node with this address starts a Redis server there when
+  // none runs.
+  kRedis,
+  // Node 0 runs a Redis server. The other nodes ask for its address at MASTER_ADDR:MASTER_PORT.
+  kStatic,
 };
 
 // The user's flags about the rendezvous.
@@ -34,7 +38,7 @@ struct RendezvousChoice {
 
 // Chooses the rendezvous:
 //
-//   --standalone                                          private (for one node; the rest is void)
+//   --standalone                                          private (one node; overrides the rest)
 //   --rdzv-backend=redis or c10d, with an endpoint        redis
 //                                 without, --nnodes=1     private
 //   --rdzv-backend=static                                 static

@@ -11,14 +11,16 @@
 
 namespace ddp::launcher {
 
-// Paths of each worker's files, laid out as torchrun's:
+// Makes the folder of each worker and names the files in it. The layout is torchrun's:
 //   <log_dir>/<run id>_<random>/attempt_<n>/<local rank>/{stdout.log,stderr.log,error.json}
+//   <log_dir>/<run id>_<random>/attempt_<n>/{filtered_stdout.log,filtered_stderr.log}
 //
 // n is the number of failures that the job was charged so far. A change of members starts the
 // workers again under the same n. Their files are then in attempt_<n>.g<generation>, so that the
 // files of the earlier generation stay as they are.
 //
-// A value. Thread-compatible.
+// Use one LogLayout for all worker folders of a job: it remembers the first generation of each
+// attempt, and a copy does not. Thread-compatible.
 class LogLayout {
  public:
   // Files of one worker in one attempt. All empty when there are no files (--log-dir=/dev/null).

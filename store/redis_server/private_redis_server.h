@@ -17,9 +17,9 @@
 
 namespace ddp::store {
 
-// A redis-server process that serves this process alone. It listens on a unix socket in a folder
-// that only this user can enter, and on a TCP port only if Options::port is set. It keeps nothing
-// on disk and evicts no keys.
+// A redis-server process of one job: a child of this process, which serves the job's agents and
+// workers. It listens on a unix socket in a folder that only this user can enter. Other hosts reach
+// the server only when Options::port is set. It keeps nothing on disk and evicts no keys.
 //
 // The server's life is bound to ours. The destructor stops the server. The kernel kills the server
 // when the *thread* that called Start() or Launch() ends in any way, SIGKILL of the process

@@ -76,18 +76,19 @@ struct TcpStoreRequest {
   int64_t number = 0;               // of add: the addend; the magic; the ping's number
 };
 
-// Limits of the memory that clients can make the server use. LibTorch's own server refuses keys
-// above 8 KiB and values above 8 MiB.
+// Limits of the memory that clients can make the server use. TcpStoreServer copies the limits, and
+// drops a client whose request exceeds one. LibTorch's own server refuses keys above 8 KiB and
+// values above 8 MiB.
 struct TcpStoreLimits {
   size_t max_key_bytes = size_t{64} << 10;
   size_t max_value_bytes = size_t{64} << 20;
   size_t max_keys_per_request = size_t{128} << 10;
   size_t max_reply_bytes = size_t{256} << 20;
-  // Of all clients together: the values, queues and waits; and the unfinished requests and unread
-  // replies.
+  // The keys, values, queues and waits of all clients together.
   size_t max_stored_bytes = size_t{1} << 30;
+  // The unfinished requests and unread replies of all clients together.
   size_t max_buffered_bytes = size_t{1} << 30;
-  int max_clients = 16384;
+  int max_clients = 16384;  // and at most half as many as the process may open files
 };
 
 // Estimated bytes of an entry of a map or a list besides its text. They count towards the limits.

@@ -10,7 +10,7 @@
 
 namespace ddp::testing {
 
-// A line of the table of runs, scenarios.json, which our side and PyTorch's read. README.md
+// A training run that the C++ runner and PyTorch both make, read from scenarios.json. README.md
 // describes the fields. A value.
 struct Scenario {
   std::string name;
@@ -29,7 +29,7 @@ struct Scenario {
   bool set_to_none = true;  // argument of zero_grad()
   double momentum = 0.9;
 
-  std::vector<int> batches;  // steps of each rank, under a join; empty for no join
+  std::vector<int> batches;  // steps of each rank inside join(); empty: no join
   bool divide_by_initial_world_size = true;
 
   int StepsOf(int rank) const;

@@ -30,9 +30,10 @@
 
 namespace ddp::testing {
 
-// A life of an agent: the real AgentCore, RendezvousCore and HangDetector in a simulated process
-// with simulated workers. It does what elastic/agent/agent.cc does in a real agent: gives events to
-// the core and carries out the core's actions. The Simulation owns it. Thread-compatible.
+// One run of an agent, from its start to its end; a restarted agent is a new SimulatedNode. Holds
+// the real AgentCore, RendezvousCore and HangDetector in a simulated process with simulated
+// workers. A SimulatedNode does what elastic/agent/agent.cc and worker_group.cc do: it gives events
+// to the core and carries out the core's actions. The Simulation owns it. Thread-compatible.
 class SimulatedNode {
  public:
   using NodeId = int;
