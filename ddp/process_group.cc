@@ -29,6 +29,7 @@
 #include "ddp/comm/store_meeting.h"
 #include "ddp/comm/work_future.h"
 #include "ddp/common/error.h"
+#include "ddp/health/group_health.h"
 #include "ddp/work_state.h"
 #include "ddp/worker_environment.h"
 #include "store/redis_store/redis_store.h"
@@ -118,11 +119,6 @@ void CheckTag(const std::string& backend, int rank, int tag) {
 }
 
 // Throws CommunicationError for a failure of no single rank, else PeerFailedError.
-[[noreturn]] void ThrowFailure(const FailureNotice::Failure& failure, const std::string& message) {
-  if (failure.rank < 0) throw CommunicationError(message);
-  throw PeerFailedError(failure.rank, message);
-}
-
 }  // namespace
 
 ProcessGroup::ProcessGroup(c10::intrusive_ptr<c10d::Store> store, const Place& place,
@@ -452,11 +448,8 @@ Work ProcessGroup::barrier_async() {
 void ProcessGroup::monitored_barrier(std::chrono::milliseconds timeout, bool wait_all_ranks) {
   ThrowIfGone();
   const auto throw_failure = [this] {
-    notice_->MarkRaised();
-    const FailureNotice::Failure failure =
-        notice_->AwaitFailure(absl::Seconds(1)).value_or(FailureNotice::Failure());
-    ThrowFailure(failure, absl::StrCat("rank ", place_.rank, ": stopped in a monitored barrier, ",
-                                       "because ", failure.ToString()));
+    (void)notice_->AwaitFailure(absl::Seconds(1));  // this rank's thread may not have read it yet
+    notice_->Throw(notice_->OnWaitEnded("a monitored barrier"));
   };
   if (notice_->failed()) throw_failure();
   StoreMeeting meeting(control_, absl::StrCat("barrier/", incarnation_, "/", barriers_++),
@@ -491,24 +484,20 @@ void ProcessGroup::report_failure_and_throw_later(const std::string& reason) {
 bool ProcessGroup::failed() const { return notice_->failed(); }
 
 void ProcessGroup::ThrowIfGone() const {
-  const std::optional<FailureNotice::Failure> gone = notice_->gone();
-  if (!gone.has_value()) return;
-  throw PeerFailedError(gone->rank,
-                        absl::StrCat("rank ", place_.rank,
-                                     ": the process group cannot be used any more, because rank ",
-                                     gone->rank, " is gone: ", gone->reason));
+  if (const auto error = notice_->GoneError()) notice_->Throw(*error);
 }
 
 void ProcessGroup::ensure_usable() {
   if (!notice_->failed()) return;
-  ThrowIfGone();
-  if (notice_->MarkRaised()) return renew();
-  const FailureNotice::Failure failure = notice_->failure().value_or(FailureNotice::Failure());
-  if (failure.rank == place_.rank) throw ReductionError(failure.reason);
-  const std::string who =
-      failure.rank < 0 ? "the ranks failed" : absl::StrCat("rank ", failure.rank, " failed");
-  ThrowFailure(failure, absl::StrCat("rank ", place_.rank, ": ", who,
-                                     " since this rank's last collective: ", failure.reason));
+  std::optional<internal::GroupError> error;
+  switch (notice_->OnForward(&error)) {
+    case internal::GroupHealth::Forward::kGoesOn:
+      return;
+    case internal::GroupHealth::Forward::kRenews:
+      return renew();
+    case internal::GroupHealth::Forward::kThrows:
+      notice_->Throw(*error);
+  }
 }
 
 void ProcessGroup::renew() {

@@ -26,6 +26,7 @@
 #include "ddp/comm/work_future.h"
 #include "ddp/common/error.h"
 #include "ddp/common/logging.h"
+#include "ddp/health/group_health.h"
 
 namespace ddp::internal {
 
@@ -239,9 +240,7 @@ void Communicator::CheckAcrossRanks(const Collective& collective, const Operatio
   }
   if (result.error.empty()) return;
   retired_ = true;
-  notice_->MarkRaised();
-  notice_->Report(result.error);
-  throw CommunicationError(result.error);
+  notice_->Throw(notice_->OnOwnError(GroupError::Kind::kCommunication, result.error));
 }
 
 // Gives the collective its number and, where the backend has tags, its tag.
@@ -491,11 +490,9 @@ void Communicator::WaitFuture(const Future& future, std::vector<at::Tensor> keep
   const std::string error = internal::WithoutStackTrace(future->tryRetrieveErrorMessage());
   if (FailedOperation() == nullptr) {
     retired_ = true;
-    notice_->MarkRaised();
-    const std::string message =
-        absl::StrCat("rank ", options_.rank, ": ", what.ToString(), " failed: ", error);
-    notice_->Report(message);
-    throw ReductionError(message);
+    notice_->Throw(notice_->OnOwnError(
+        GroupError::Kind::kReduction,
+        absl::StrCat("rank ", options_.rank, ": ", what.ToString(), " failed: ", error)));
   }
   FailBroken(future, what, absl::StrCat("after ", waited, ": ", error));
 }
@@ -573,48 +570,15 @@ at::Tensor Communicator::AllocateBuffer(int64_t count, const at::TensorOptions& 
 
 void Communicator::Fail(const OperationName& what, const std::string& reason) {
   retired_ = true;
-  notice_->MarkRaised();
-  const std::optional<FailureNotice::Failure> failure = notice_->failure();
-  if (failure.has_value() && failure->rank < 0) {
-    throw CommunicationError(absl::StrCat("rank ", options_.rank, ": stopped in ", what.ToString(),
-                                          ": ", failure->reason));
-  }
-  if (failure.has_value() && failure->rank != options_.rank) {
-    throw PeerFailedError(failure->rank, absl::StrCat("rank ", options_.rank, ": stopped in ",
-                                                      what.ToString(), ", because rank ",
-                                                      failure->rank, " failed: ", failure->reason));
-  }
-  const std::string message =
-      absl::StrCat("rank ", options_.rank, ": ", what.ToString(),
-                   " failed: ", failure.has_value() ? failure->reason : reason);
-  notice_->Report(message);
-  throw CommunicationError(message);
+  notice_->Throw(notice_->OnOperationFailed(what.ToString(), reason));
 }
 
 void Communicator::ThrowIfUnusable(const OperationName& what) {
   if (!retired_ && !notice_->failed()) return;
-  // A failure for which this rank has not thrown yet is thrown as if it had stopped this operation.
-  // ProcessGroup::ensure_usable() and report_failure() may have thrown it without a communicator.
-  if (!retired_ && !notice_->gone().has_value() && !notice_->MarkRaised()) Fail(what, "");
+  const std::optional<GroupError> error = notice_->OnUse(retired_, what.ToString());
+  if (!error.has_value()) return;
   retired_ = true;
-  const std::optional<FailureNotice::Failure> gone = notice_->gone();
-  if (gone.has_value()) {
-    throw PeerFailedError(gone->rank,
-                          absl::StrCat("rank ", options_.rank,
-                                       ": the process group cannot be used any more, because rank ",
-                                       gone->rank, " is gone: ", gone->reason));
-  }
-  notice_->MarkRaised();
-  const std::optional<FailureNotice::Failure> failure = notice_->failure();
-  const std::string message =
-      absl::StrCat("rank ", options_.rank,
-                   ": the process group cannot be used any more, until all ranks renew it (the ",
-                   "next synchronized forward does, or ProcessGroup::renew()): ",
-                   failure.has_value() ? failure->ToString() : std::string("an operation failed"));
-  if (failure.has_value() && failure->rank >= 0 && failure->rank != options_.rank) {
-    throw PeerFailedError(failure->rank, message);
-  }
-  throw CommunicationError(message);
+  notice_->Throw(*error);
 }
 
 }  // namespace ddp::internal

@@ -63,8 +63,8 @@ class CollectiveLog;
 //
 // Errors. A rank that fails closes its connections, so a connection error is often a consequence.
 // This rank first looks for the rank that is gone, or waits for its failure report (see
-// Inquiry::Explain). It then throws PeerFailedError with the rank at fault. An error about
-// a failure of this incarnation is thrown after FailureNotice::MarkRaised().
+// Inquiry::Explain). It then throws PeerFailedError with the rank at fault. GroupHealth decides
+// what a call on a failed group throws.
 class Communicator {
  public:
   struct Options {

@@ -6,7 +6,6 @@
 #include <atomic>
 #include <chrono>
 #include <exception>
-#include <map>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -23,7 +22,10 @@
 #include "ddp/comm/notice_message.h"
 #include "ddp/comm/process_identity.h"
 #include "ddp/comm/store_meeting.h"
+#include "ddp/common/error.h"
 #include "ddp/common/logging.h"
+#include "ddp/health/group_failure.h"
+#include "ddp/health/group_health.h"
 
 namespace ddp::internal {
 namespace {
@@ -54,14 +56,12 @@ void SetAll(c10d::Store& store, const std::vector<std::string>& keys) {
 }  // namespace
 
 struct FailureNotice::State {
+  explicit State(int rank) : health(rank) {}
+
   mutable Mutex mutex;
   mutable CondVar changed;
-  std::atomic<bool> failed{false};  // failure.has_value(), readable without the mutex
-  int64_t incarnation ABSL_GUARDED_BY(mutex) = 0;
-  std::optional<Failure> failure ABSL_GUARDED_BY(mutex);
-  std::map<int64_t, Failure> later ABSL_GUARDED_BY(mutex);  // by incarnation
-  bool raised ABSL_GUARDED_BY(mutex) = false;
-  std::optional<Failure> gone ABSL_GUARDED_BY(mutex);
+  std::atomic<bool> failed{false};  // health.failed(), readable without the mutex
+  GroupHealth health ABSL_GUARDED_BY(mutex);
   bool stopping ABSL_GUARDED_BY(mutex) = false;
   int64_t next_entry ABSL_GUARDED_BY(mutex) = 0;  // the first one that the thread has not read
   std::string meeting ABSL_GUARDED_BY(mutex);     // verdict key, or empty
@@ -81,7 +81,7 @@ FailureNotice::FailureNotice(c10::intrusive_ptr<c10d::Store> store, int rank, in
     : rank_(rank),
       size_(size),
       store_(std::move(store)),
-      state_(std::make_shared<State>()),
+      state_(std::make_shared<State>(rank)),
       thread_(std::make_unique<Thread>()) {
   const c10::intrusive_ptr<c10d::Store> watched = store_->clone();
   if (command_timeout.count() > 0) {
@@ -130,7 +130,7 @@ void FailureNotice::Leave() {
   {
     MutexLock lock(state_->mutex);
     if (std::exchange(state_->left, true) || size_ == 1) return;
-    incarnation = state_->incarnation;
+    incarnation = state_->health.incarnation();
     log = state_->log;
     position = state_->last_position;
   }
@@ -145,10 +145,6 @@ void FailureNotice::Leave() {
     LOG(WARNING) << "rank " << rank_ << ": could not tell the other ranks that this one leaves "
                  << "the process group: " << error.what();
   }
-}
-
-std::string FailureNotice::Failure::ToString() const {
-  return rank < 0 ? reason : absl::StrCat("rank ", rank, " failed: ", reason);
 }
 
 std::string FailureNotice::AliveKey(int64_t incarnation, int64_t number, int rank) {
@@ -183,10 +179,7 @@ std::optional<FailureNotice::Failure> FailureNotice::ParseGoneVerdict(const std:
 // begun, or the destructor is running.
 bool FailureNotice::SetFailure(int64_t incarnation, const Failure& failure) {
   MutexLock lock(state_->mutex);
-  if (state_->failure.has_value() || state_->stopping || incarnation != state_->incarnation) {
-    return false;
-  }
-  state_->failure = failure;
+  if (state_->stopping || !state_->health.OnFailure(incarnation, failure)) return false;
   state_->failed = true;
   state_->changed.NotifyAll();
   return true;
@@ -239,7 +232,7 @@ std::optional<int64_t> FailureNotice::AskWhere(int64_t since_ns) {
   {
     MutexLock lock(state_->mutex);
     if (state_->last_question_ns > since_ns) return std::nullopt;
-    message.incarnation = state_->incarnation;
+    message.incarnation = state_->health.incarnation();
     message.number = state_->last_question + 1;
   }
   if (Publish(message).has_value()) return std::nullopt;
@@ -311,51 +304,84 @@ bool FailureNotice::failed() const { return state_->failed; }
 
 bool FailureNotice::MarkRaised() {
   MutexLock lock(state_->mutex);
-  return std::exchange(state_->raised, true);
+  return state_->health.Raise();
+}
+
+GroupError FailureNotice::OnOperationFailed(const std::string& what, const std::string& reason) {
+  MutexLock lock(state_->mutex);
+  return state_->health.OnOperationFailed(what, reason);
+}
+
+GroupError FailureNotice::OnOwnError(GroupError::Kind kind, std::string message) {
+  MutexLock lock(state_->mutex);
+  return state_->health.OnOwnError(kind, std::move(message));
+}
+
+std::optional<GroupError> FailureNotice::OnUse(bool retired, const std::string& what) {
+  MutexLock lock(state_->mutex);
+  return state_->health.OnUse(retired, what);
+}
+
+GroupError FailureNotice::OnWaitEnded(const std::string& what) {
+  MutexLock lock(state_->mutex);
+  return state_->health.OnWaitEnded(what);
+}
+
+GroupHealth::Forward FailureNotice::OnForward(std::optional<GroupError>* error) {
+  MutexLock lock(state_->mutex);
+  return state_->health.OnForward(error);
+}
+
+std::optional<GroupError> FailureNotice::GoneError() const {
+  MutexLock lock(state_->mutex);
+  return state_->health.GoneError();
+}
+
+void FailureNotice::Throw(const GroupError& error) {
+  if (error.is_cause) Report(error.message);
+  switch (error.kind) {
+    case GroupError::Kind::kPeerFailed:
+      throw PeerFailedError(error.peer, error.message);
+    case GroupError::Kind::kReduction:
+      throw ReductionError(error.message);
+    case GroupError::Kind::kCommunication:
+      break;
+  }
+  throw CommunicationError(error.message);
 }
 
 int64_t FailureNotice::incarnation() const {
   MutexLock lock(state_->mutex);
-  return state_->incarnation;
+  return state_->health.incarnation();
 }
 
 void FailureNotice::Begin(int64_t incarnation) {
   MutexLock lock(state_->mutex);
-  state_->incarnation = incarnation;
   state_->log.reset();
-  state_->raised = false;
-  state_->failure.reset();
-  const auto known = state_->later.find(incarnation);
-  if (known != state_->later.end()) state_->failure = known->second;
-  state_->later.erase(state_->later.begin(), state_->later.upper_bound(incarnation));
-  state_->failed = state_->failure.has_value();
+  state_->health.Begin(incarnation);
+  state_->failed = state_->health.failed();
 }
 
 void FailureNotice::SetGone(Failure failure) {
   MutexLock lock(state_->mutex);
-  if (!state_->gone.has_value()) state_->gone = std::move(failure);
-}
-
-std::optional<FailureNotice::Failure> FailureNotice::gone() const {
-  MutexLock lock(state_->mutex);
-  return state_->gone;
+  state_->health.OnGone(std::move(failure));
 }
 
 std::optional<FailureNotice::Failure> FailureNotice::failure() const {
   MutexLock lock(state_->mutex);
-  return state_->failure;
+  return state_->health.failure();
 }
 
 std::optional<FailureNotice::Failure> FailureNotice::AwaitFailure(absl::Duration timeout) const {
   const MonotonicClock clock;
   const absl::Time deadline = clock.Now() + timeout;
   MutexLock lock(state_->mutex);
-  while (!state_->failure.has_value()) {
+  while (!state_->health.failed()) {
     const absl::Duration left = deadline - clock.Now();
     if (left <= absl::ZeroDuration()) break;
     state_->changed.WaitFor(state_->mutex, left);
   }
-  return state_->failure;
+  return state_->health.failure();
 }
 
 void FailureNotice::YieldToCause(absl::Duration head_start) const {
@@ -381,7 +407,7 @@ FailureNotice::WaitResult FailureNotice::Wait(c10::ivalue::Future& future,
   MutexLock lock(state_->mutex);
   while (true) {
     if (future.completed()) return WaitResult::kCompleted;
-    if (state_->failure.has_value()) return WaitResult::kPeerFailed;
+    if (state_->health.failed()) return WaitResult::kPeerFailed;
     const absl::Duration left = deadline - clock.Now();
     if (left <= absl::ZeroDuration()) return WaitResult::kTimedOut;
     state_->changed.WaitFor(state_->mutex, left);
@@ -464,12 +490,7 @@ void FailureNotice::HandleMessage(c10d::Store& store, const NoticeMessage& messa
   {
     MutexLock lock(state_->mutex);
     const Failure failure{.rank = message.rank, .reason = message.reason};
-    if (message.incarnation > state_->incarnation) {
-      state_->later.try_emplace(message.incarnation, failure);
-      return;
-    }
-    if (message.incarnation < state_->incarnation || state_->failure.has_value()) return;
-    state_->failure = failure;
+    if (!state_->health.OnFailure(message.incarnation, failure)) return;
     state_->failed = true;
     state_->changed.NotifyAll();
   }
@@ -486,7 +507,7 @@ void FailureNotice::AnswerWhere(c10d::Store& store, const NoticeMessage& message
     state_->last_question_ns = MonotonicNanoseconds();
     if (state_->left) return;
     // A rank in another incarnation than the asker answers too: alive, without collectives.
-    if (message.incarnation == state_->incarnation) log = state_->log;
+    if (message.incarnation == state_->health.incarnation()) log = state_->log;
     previous = std::exchange(state_->last_position, key);
   }
   store.set(key, (log ? log->Position() : RankPosition()).Serialize());

@@ -10,6 +10,8 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include "absl/time/time.h"
+#include "ddp/health/group_failure.h"
+#include "ddp/health/group_health.h"
 
 namespace c10d {
 class Store;
@@ -30,9 +32,8 @@ struct NoticeMessage;
 // Reason: a Gloo collective that a peer never joins ends only by its timeout, and cannot be
 // aborted. So every wait in ddp/ ends with the collective or with a failure report (see Wait()).
 //
-// Incarnations. A failure belongs to one incarnation of the group (see ProcessGroup). The first
-// report of an incarnation stays; later ones are its consequences. A report of an earlier
-// incarnation is ignored; one of a later incarnation is kept until this rank reaches it.
+// Health. GroupHealth holds what is known of failures and decides what a call on the group throws.
+// This class owns it and guards it by its mutex.
 //
 // Protocol. Reports are entries of one log in the store, which all ranks read. A rank appends an
 // entry by one compareSet, so no entry is lost or incomplete when a rank dies. One multiSet then
@@ -43,13 +44,7 @@ struct NoticeMessage;
 // clone shares the connection of all groups of the process; on a TCPStore it has its own.
 class FailureNotice {
  public:
-  struct Failure {
-    int rank = -1;       // the rank at fault; -1 when the ranks disagree and none alone is at fault
-    std::string reason;  // written by that rank, or by the rank that found it dead
-
-    // Returns "rank 2 failed: <reason>", or the reason alone when `rank` is -1.
-    std::string ToString() const;
-  };
+  using Failure = GroupFailure;
 
   enum class WaitResult { kCompleted, kPeerFailed, kTimedOut };
 
@@ -92,6 +87,19 @@ class FailureNotice {
   // Returns true when that was recorded before.
   bool MarkRaised();
 
+  // The decisions of GroupHealth: what a call on this group throws. Each is one step under the
+  // lock.
+  GroupError OnOperationFailed(const std::string& what, const std::string& reason);
+  GroupError OnOwnError(GroupError::Kind kind, std::string message);
+  std::optional<GroupError> OnUse(bool retired, const std::string& what);
+  GroupError OnWaitEnded(const std::string& what);
+  GroupHealth::Forward OnForward(std::optional<GroupError>* error);
+  std::optional<GroupError> GoneError() const;
+
+  // Throws `error` as the exception of its kind. First reports its message when this rank is the
+  // cause.
+  [[noreturn]] void Throw(const GroupError& error);
+
   // Starts an incarnation: the group has a new communicator. Forgets failures of earlier ones.
   void Begin(int64_t incarnation);
   int64_t incarnation() const;
@@ -99,7 +107,6 @@ class FailureNotice {
   // Records a rank that will never come back, so the group can never be used again. The first one
   // stays.
   void SetGone(Failure failure);
-  std::optional<Failure> gone() const;
 
   // Asks `ranks`, which are missing in the renewal to `incarnation`, whether their processes are
   // alive. The thread of each living process sets AliveKey() within milliseconds. `number`
