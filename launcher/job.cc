@@ -30,7 +30,7 @@
 #include "elastic/agent/event_log.h"
 #include "elastic/agent/node_status_tracker.h"
 #include "elastic/agent/say_line.h"
-#include "elastic/health/error_record.h"
+#include "elastic/error_file/error_record.h"
 #include "elastic/rendezvous/redis_rendezvous.h"
 #include "elastic/rendezvous/round.h"
 #include "launcher/flags/exit_code.h"

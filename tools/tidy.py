@@ -230,8 +230,8 @@ BANS = [
             "testing/simulator/simulate.cc": "how long the seeds took, for people",
             "elastic/agent/worker_group.cc": "the failure report tells people when a worker failed",
             "elastic/agent/event_log.cc": "unix_time of an event, for people",
-            "elastic/agent/timer_pipe.cc": "PyTorch's timers end by the host's clock",
-            "elastic/agent/timer_pipe_test.cc": "the same",
+            "elastic/timers/timer_pipe.cc": "PyTorch's timers end by the host's clock",
+            "elastic/timers/timer_pipe_test.cc": "the same",
             "elastic/checkpoint/checkpointer.cc": "saved_unix_seconds of a manifest, for people",
             "elastic/worker/error_file.cc": "the timestamp is part of torchrun's format",
             "launcher/job.cc": "the same, of a root cause on another node",
@@ -307,18 +307,22 @@ LAYERS = {
     "base": [],
     "store": [],
     "ddp": ["store"],
-    "elastic/agent": ["store", "elastic/health", "elastic/rendezvous"],
+    "elastic/agent": ["store", "elastic/error_file", "elastic/health", "elastic/rendezvous",
+                      "elastic/timers"],
     "elastic/checkpoint": ["store", "ddp", "elastic/data", "elastic/worker"],
     "elastic/data": ["store", "ddp"],
+    "elastic/error_file": [],
     "elastic/health": ["store"],
     # The agent's one loop, on which a rendezvous runs too.
     "elastic/rendezvous": ["store"],
-    "elastic/worker": ["store", "ddp", "elastic/health"],
-    "launcher": ["store", "elastic/agent", "elastic/rendezvous", "elastic/health"],
+    "elastic/timers": [],
+    "elastic/worker": ["store", "ddp", "elastic/error_file", "elastic/health"],
+    "launcher": ["store", "elastic/agent", "elastic/error_file", "elastic/health",
+                 "elastic/rendezvous"],
 }
 OUR_FOLDERS = ("base", "store", "ddp", "elastic", "launcher", "testing", "tools", "examples")
-TORCH_FREE = ("base/", "launcher/", "store/", "elastic/agent/", "elastic/health/",
-              "elastic/rendezvous/")
+TORCH_FREE = ("base/", "launcher/", "store/", "elastic/agent/", "elastic/error_file/",
+              "elastic/health/", "elastic/rendezvous/", "elastic/timers/")
 # The one torch-bound type of an otherwise torch-free folder.
 TORCH_BOUND = ("store/redis_store/redis_store.h", "store/redis_store/redis_store.cc")
 
@@ -361,8 +365,10 @@ ROOMS = {
     "elastic/agent": "decisions about the workers of one node: the agent's core and its shell",
     "elastic/checkpoint": "saving and restoring the state of a training",
     "elastic/data": "the samples that a rank reads, and the resumable position among them",
-    "elastic/health": "pages that show the progress of each rank, and records of failures",
+    "elastic/error_file": "the format of the file in which a worker says why it failed",
+    "elastic/health": "pages that show the progress of each rank; finds hangs and stragglers",
     "elastic/rendezvous": "membership of a job: the core, its scripts, its connection to Redis",
+    "elastic/timers": "timers that workers set for themselves, and the pipe that carries them",
     "elastic/training": "the loop of a trainer, made of the worker, the data and the checkpoints",
     "elastic/worker": "a rank's side of the agent: the session, the error file, fatal signals",
     "examples/digits": "the trainer with every feature, its data and its tests",

@@ -11,7 +11,7 @@
 #include "absl/time/clock.h"
 #include "elastic/agent/worker_environment_builder.h"
 #include "elastic/agent/worker_failure.h"
-#include "elastic/health/error_record.h"
+#include "elastic/error_file/error_record.h"
 
 namespace ddp::elastic {
 namespace {

@@ -21,13 +21,13 @@
 #include "elastic/agent/launch_config.h"
 #include "elastic/agent/node_status_tracker.h"
 #include "elastic/agent/process_spawner.h"
-#include "elastic/agent/timer_pipe.h"
 #include "elastic/health/hang_detector.h"
 #include "elastic/health/health_page.h"
 #include "elastic/health/straggler_detector.h"
-#include "elastic/health/worker_timers.h"
 #include "elastic/rendezvous/rendezvous.h"
 #include "elastic/rendezvous/round.h"
+#include "elastic/timers/timer_pipe.h"
+#include "elastic/timers/worker_timers.h"
 
 namespace ddp::elastic {
 

@@ -16,7 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/unique_fd.h"
-#include "elastic/health/error_record.h"
+#include "elastic/error_file/error_record.h"
 #include "elastic/worker/fatal_signal.h"
 #include "elastic/worker/first_error.h"
 

@@ -17,7 +17,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "elastic/health/error_record.h"
+#include "elastic/error_file/error_record.h"
 #include "elastic/worker/first_error.h"
 
 namespace ddp::elastic {

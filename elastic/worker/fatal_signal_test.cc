@@ -25,7 +25,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/under_sanitizer.h"
-#include "elastic/health/error_record.h"
+#include "elastic/error_file/error_record.h"
 #include "elastic/worker/error_file.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

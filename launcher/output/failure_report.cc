@@ -10,7 +10,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
-#include "elastic/health/error_record.h"
+#include "elastic/error_file/error_record.h"
 
 namespace ddp::launcher {
 namespace {

@@ -10,7 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/unique_fd.h"
-#include "elastic/health/error_record.h"
+#include "elastic/error_file/error_record.h"
 #include "launcher/output/failure_report.h"
 
 namespace ddp::launcher {

@@ -1,7 +1,7 @@
 // Timers that workers set for themselves, and that end the worker when they run out: the file-based
 // form of torch.distributed.elastic.timer. Pure: no clock, and no process is killed here.
-#ifndef DDP_ELASTIC_HEALTH_WORKER_TIMERS_H_
-#define DDP_ELASTIC_HEALTH_WORKER_TIMERS_H_
+#ifndef DDP_ELASTIC_TIMERS_WORKER_TIMERS_H_
+#define DDP_ELASTIC_TIMERS_WORKER_TIMERS_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -75,4 +75,4 @@ class WorkerTimers {
 
 }  // namespace ddp::elastic
 
-#endif  // DDP_ELASTIC_HEALTH_WORKER_TIMERS_H_
+#endif  // DDP_ELASTIC_TIMERS_WORKER_TIMERS_H_

@@ -1,4 +1,4 @@
-#include "elastic/agent/timer_pipe.h"
+#include "elastic/timers/timer_pipe.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -23,7 +23,7 @@
 #include "base/clock.h"
 #include "base/event_loop.h"
 #include "base/unique_fd.h"
-#include "elastic/health/worker_timers.h"
+#include "elastic/timers/worker_timers.h"
 #include "testing/fake_clock.h"
 #include "testing/temporary_folder.h"
 

@@ -1,4 +1,4 @@
-#include "elastic/agent/timer_pipe.h"
+#include "elastic/timers/timer_pipe.h"
 
 #include <errno.h>
 #include <fcntl.h>

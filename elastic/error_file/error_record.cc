@@ -1,4 +1,4 @@
-#include "elastic/health/error_record.h"
+#include "elastic/error_file/error_record.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>

@@ -1,5 +1,5 @@
-#ifndef DDP_ELASTIC_HEALTH_ERROR_RECORD_H_
-#define DDP_ELASTIC_HEALTH_ERROR_RECORD_H_
+#ifndef DDP_ELASTIC_ERROR_FILE_ERROR_RECORD_H_
+#define DDP_ELASTIC_ERROR_FILE_ERROR_RECORD_H_
 
 #include <cstddef>
 #include <string>
@@ -51,4 +51,4 @@ bool SoundsLikeVictim(absl::string_view message);
 
 }  // namespace ddp::elastic
 
-#endif  // DDP_ELASTIC_HEALTH_ERROR_RECORD_H_
+#endif  // DDP_ELASTIC_ERROR_FILE_ERROR_RECORD_H_

@@ -1,5 +1,5 @@
-#ifndef DDP_ELASTIC_AGENT_TIMER_PIPE_H_
-#define DDP_ELASTIC_AGENT_TIMER_PIPE_H_
+#ifndef DDP_ELASTIC_TIMERS_TIMER_PIPE_H_
+#define DDP_ELASTIC_TIMERS_TIMER_PIPE_H_
 
 #include <sys/types.h>
 
@@ -12,7 +12,7 @@
 #include "base/clock.h"
 #include "base/event_loop.h"
 #include "base/unique_fd.h"
-#include "elastic/health/worker_timers.h"
+#include "elastic/timers/worker_timers.h"
 
 namespace ddp::elastic {
 
@@ -69,4 +69,4 @@ class TimerPipe {
 
 }  // namespace ddp::elastic
 
-#endif  // DDP_ELASTIC_AGENT_TIMER_PIPE_H_
+#endif  // DDP_ELASTIC_TIMERS_TIMER_PIPE_H_

@@ -1,4 +1,4 @@
-#include "elastic/health/worker_timers.h"
+#include "elastic/timers/worker_timers.h"
 
 #include <signal.h>
 

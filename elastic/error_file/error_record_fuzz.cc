@@ -1,6 +1,6 @@
 // A worker's error file with any content: the record must be safe text for a terminal, and a file
 // that is written from it must give the same record.
-#include "elastic/health/error_record.h"
+#include "elastic/error_file/error_record.h"
 
 #include <glog/logging.h>
 
