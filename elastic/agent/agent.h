@@ -9,10 +9,10 @@
 #include "base/event_loop.h"
 #include "base/task_thread.h"
 #include "elastic/agent/event_log.h"
+#include "elastic/agent/job_result.h"
 #include "elastic/agent/launch_config.h"
 #include "elastic/agent/node_status_tracker.h"
 #include "elastic/agent/process_spawner.h"
-#include "elastic/agent/worker_failure.h"
 #include "elastic/rendezvous/rendezvous.h"
 #include "store/tcp_store/tcp_store_server.h"
 

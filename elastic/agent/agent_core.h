@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "elastic/agent/agent_events.h"
+#include "elastic/agent/job_result.h"
 #include "elastic/agent/node_failures.h"
 #include "elastic/agent/worker_failure.h"
 #include "elastic/rendezvous/rendezvous.h"

@@ -26,6 +26,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/time.h"
 #include "elastic/agent/agent_events.h"
+#include "elastic/agent/job_result.h"
 #include "elastic/agent/process_spawner.h"
 #include "elastic/agent/worker_failure.h"
 #include "elastic/rendezvous/rendezvous.h"

@@ -1,6 +1,7 @@
 #include "launcher/flags/exit_code.h"
 
 #include "absl/strings/str_cat.h"
+#include "elastic/agent/worker_failure.h"
 
 namespace ddp::launcher {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "elastic/agent/worker_failure.h"
+#include "elastic/agent/job_result.h"
 
 namespace ddp::launcher {
 

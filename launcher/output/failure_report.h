@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "elastic/agent/job_result.h"
 #include "elastic/agent/worker_failure.h"
 
 namespace ddp::launcher {

@@ -14,7 +14,7 @@
 #include "absl/time/time.h"
 #include "elastic/agent/agent_core.h"
 #include "elastic/agent/agent_events.h"
-#include "elastic/agent/worker_failure.h"
+#include "elastic/agent/job_result.h"
 #include "elastic/health/hang_detector.h"
 #include "elastic/health/health_page.h"
 #include "elastic/rendezvous/rendezvous.h"

@@ -10,7 +10,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "elastic/agent/worker_failure.h"
+#include "elastic/agent/job_result.h"
 #include "store/redis/redis_reply.h"
 #include "testing/simulator/event_queue.h"
 #include "testing/simulator/job_checker.h"
