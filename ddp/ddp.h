@@ -15,7 +15,7 @@
 //     return 0;
 //   }
 //
-//   int main() { return ddp::elastic::run_worker(Train); }  // elastic/worker/error_file.h
+//   int main() { return ddp::elastic::run_worker(Train); }  // elastic/worker/run_worker.h
 //
 // and is started by `ddprun --nproc-per-node=2 ./trainer`.
 //

@@ -13,7 +13,7 @@
 #include <string>
 
 #include "elastic/health/phase.h"
-#include "elastic/worker/error_file.h"
+#include "elastic/worker/run_worker.h"
 #include "elastic/worker/worker_session.h"
 
 namespace {

@@ -17,7 +17,6 @@
 #include "absl/time/clock.h"
 #include "base/unique_fd.h"
 #include "elastic/error_file/error_record.h"
-#include "elastic/worker/fatal_signal.h"
 #include "elastic/worker/first_error.h"
 
 namespace ddp::elastic {
@@ -123,8 +122,6 @@ void WriteOnce(const ErrorRecord& record) {
   FinishFirstError();
 }
 
-void Print(const ErrorRecord& record) { std::fprintf(stderr, "%s\n", record.message.c_str()); }
-
 // Process-wide, as the handler of std::terminate is.
 std::atomic<std::terminate_handler> previous_handler{nullptr};
 
@@ -133,11 +130,8 @@ void OnTerminate() {
   thread_local bool inside = false;
   if (inside) std::abort();
   inside = true;
-  const std::exception_ptr error = std::current_exception();
-  const ErrorRecord record = error != nullptr ? Describe(error) : Terminated();
-  Print(record);
   // Also waits for another thread that is writing its error: this process must not end before.
-  WriteOnce(record);
+  internal::report_error(std::current_exception());
   const std::terminate_handler previous = previous_handler.load();
   if (previous != nullptr) previous();
   std::abort();
@@ -145,24 +139,21 @@ void OnTerminate() {
 
 }  // namespace
 
-int run_worker(const std::function<int()>& body) {
-  install_terminate_handler();
-  install_fatal_signal_handlers();
-  try {
-    return body();
-  } catch (...) {
-    const ErrorRecord record = Describe(std::current_exception());
-    Print(record);
-    WriteOnce(record);
-    return 1;
-  }
-}
-
 void install_terminate_handler() {
   const std::terminate_handler previous = std::set_terminate(&OnTerminate);
   if (previous != &OnTerminate) previous_handler.store(previous);
 }
 
 void write_error_file(const std::exception_ptr& error) { WriteOnce(Describe(error)); }
+
+namespace internal {
+
+void report_error(const std::exception_ptr& error) {
+  const ErrorRecord record = error != nullptr ? Describe(error) : Terminated();
+  std::fprintf(stderr, "%s\n", record.message.c_str());
+  WriteOnce(record);
+}
+
+}  // namespace internal
 
 }  // namespace ddp::elastic

@@ -1,9 +1,7 @@
 // Reports to the launcher why this process failed, so that the launcher's failure report names the
 // exception and not only the exit code.
 //
-//   int main(int argc, char** argv) {
-//     return ddp::elastic::run_worker([&] { return train(argc, argv); });
-//   }
+// A trainer calls run_worker() (run_worker.h), which reports every exception that leaves its body.
 //
 // The report goes to the file that the launcher names in TORCHELASTIC_ERROR_FILE, in the form that
 // torchrun and ddprun read:
@@ -22,17 +20,11 @@
 #define DDP_ELASTIC_WORKER_ERROR_FILE_H_
 
 #include <exception>
-#include <functional>
+
+// Exported for programs that include this header for run_worker().
+#include "elastic/worker/run_worker.h"  // IWYU pragma: export
 
 namespace ddp::elastic {
-
-// Runs `body` and returns its result as the exit code of the process.
-// - An exception that leaves `body` is written to the error file and to stderr, as one line
-//   "<type>: <text>". The result is then 1.
-// - An exception that cannot leave `body`, because it was thrown on another thread or out of a
-//   noexcept function, ends in std::terminate. It is written in the same way; the process aborts.
-// - A fault of the process (SIGSEGV, SIGFPE, ...) is written too: see fatal_signal.h.
-int run_worker(const std::function<int()>& body);
 
 // Makes std::terminate write the error file and the line on stderr, and then call the previously
 // installed handler. run_worker() calls it.
@@ -41,6 +33,14 @@ void install_terminate_handler();
 // Writes the error file for `error`, which must not be null. A trainer that catches exceptions
 // itself calls it before it exits. Thread: any.
 void write_error_file(const std::exception_ptr& error);
+
+namespace internal {
+
+// Writes `error` to stderr, as one line "<type>: <text>", and to the error file. Null stands for a
+// std::terminate without an exception. Thread: any.
+void report_error(const std::exception_ptr& error);
+
+}  // namespace internal
 
 }  // namespace ddp::elastic
 

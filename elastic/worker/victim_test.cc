@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "ddp/common/error.h"
 #include "elastic/error_file/error_record.h"
-#include "elastic/worker/error_file.h"
+#include "elastic/worker/run_worker.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -20,7 +20,7 @@
 #include "ddp/ddp.h"
 #include "elastic/data/elastic_sampler.h"
 #include "elastic/training/training.h"
-#include "elastic/worker/error_file.h"
+#include "elastic/worker/run_worker.h"
 #include "elastic/worker/worker_session.h"
 #include "examples/digits/idx_file.h"
 #include "examples/digits/metrics_log.h"

@@ -11,7 +11,7 @@
 
 #include "ddp/ddp.h"
 #include "elastic/training/training.h"
-#include "elastic/worker/error_file.h"
+#include "elastic/worker/run_worker.h"
 
 int Train(const std::string& checkpoint_folder, int64_t epochs) {
   const auto group = ddp::init_process_group();  // blocks until all ranks have joined

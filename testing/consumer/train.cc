@@ -7,7 +7,7 @@
 #include <string>
 
 #include "ddp/ddp.h"
-#include "elastic/worker/error_file.h"
+#include "elastic/worker/run_worker.h"
 #include "elastic/worker/worker_session.h"
 
 namespace {

@@ -14,7 +14,7 @@
 #include <string>
 
 #include "ddp/ddp.h"
-#include "elastic/worker/error_file.h"
+#include "elastic/worker/run_worker.h"
 #include "elastic/worker/worker_session.h"
 
 DEFINE_string(state, "", "file that holds the number of the last step; the job's checkpoint");
