@@ -11,7 +11,6 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -21,6 +20,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
+#include "base/pidfd.h"
 #include "base/status_macros.h"
 
 namespace ddp::testing {
@@ -222,7 +222,7 @@ absl::Status RankGroup::StartRank(const RankJob& job, int rank,
   state.result.pid = pid;
   state.ended = false;
   setpgid(pid, pid);  // the child does it too; a signal to the group may be sent before that
-  state.pidfd.reset(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
+  state.pidfd = OpenPidfd(pid);
   if (!state.pidfd.valid()) return ErrnoStatus("pidfd_open", errno);
   error_write.reset();
   const int error = ReadExecError(error_read.get());

@@ -8,13 +8,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <set>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "base/pidfd.h"
+#include "base/unique_fd.h"
 
 namespace ddp::testing {
 namespace {
@@ -84,12 +85,10 @@ int WriteMuch() {
 
 // Waits until `pid` has ended and some process has reaped it.
 bool HasEnded(pid_t pid) {
-  const int fd = static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
-  if (fd < 0) return true;
-  pollfd exit{fd, POLLIN, 0};
-  const bool ended = poll(&exit, 1, static_cast<int>(absl::ToInt64Milliseconds(kPatience))) == 1;
-  close(fd);
-  return ended;
+  const UniqueFd pidfd = OpenPidfd(pid);
+  if (!pidfd.valid()) return true;
+  pollfd exit{pidfd.get(), POLLIN, 0};
+  return poll(&exit, 1, static_cast<int>(absl::ToInt64Milliseconds(kPatience))) == 1;
 }
 
 TEST(RankHarnessTest, GivesEveryRankTorchrunsEnvironment) {

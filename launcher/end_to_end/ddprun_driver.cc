@@ -5,7 +5,6 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -16,6 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
+#include "base/pidfd.h"
 #include "launcher/process/private_folder.h"
 #include "launcher/process/process_tree.h"
 
@@ -27,10 +27,6 @@ namespace {
 constexpr char kDdprun[] = "launcher/ddprun";
 
 absl::Time Now() { return MonotonicClock().Now(); }
-
-UniqueFd PidfdOpen(pid_t pid) {
-  return UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
-}
 
 int Milliseconds(absl::Time deadline) {
   return static_cast<int>(std::max<int64_t>(
@@ -103,7 +99,7 @@ void DdprunDriver::Start(const Options& options) {
     ::execve(argv_pointers[0], argv_pointers.data(), environment_pointers.data());
     ::_exit(126);
   }
-  pidfd_ = PidfdOpen(pid_);
+  pidfd_ = OpenPidfd(pid_);
   out_pipe_.reset(out[0]);
   err_pipe_.reset(err[0]);
   ::close(out[1]);
@@ -195,7 +191,7 @@ std::vector<std::string> DdprunDriver::TemporaryEntries() const {
   return result;
 }
 
-HeldProcess::HeldProcess(pid_t pid) : pid_(pid), pidfd_(PidfdOpen(pid)) {}
+HeldProcess::HeldProcess(pid_t pid) : pid_(pid), pidfd_(OpenPidfd(pid)) {}
 
 bool HeldProcess::AwaitEnd(absl::Time deadline) const {
   if (!pidfd_.valid()) return true;

@@ -9,19 +9,11 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
+#include "base/path_search.h"
 #include "base/status_macros.h"
 
 namespace ddp::launcher {
 namespace {
-
-// Search path of execvp when PATH is unset.
-constexpr char kDefaultPath[] = "/bin:/usr/bin";
-
-bool IsRegularFile(const std::string& path) {
-  struct stat info {};
-  return ::stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode);
-}
 
 absl::Status CheckExecutable(const std::string& path) {
   struct stat info {};
@@ -47,15 +39,12 @@ absl::StatusOr<std::string> FindExecutable(const std::string& program,
     DDP_RETURN_IF_ERROR(CheckExecutable(program));
     return program;
   }
-  const std::vector<std::string> folders = absl::StrSplit(path.value_or(kDefaultPath), ':');
-  for (const std::string& folder : folders) {
-    const std::string candidate = absl::StrCat(folder.empty() ? "." : folder, "/", program);
-    if (IsRegularFile(candidate) && ::access(candidate.c_str(), X_OK) == 0) return candidate;
-  }
+  const std::optional<std::string> found = SearchPath(program, path.value_or(kDefaultPath));
+  if (found.has_value()) return *found;
   std::string hint;
   if (IsRegularFile(program)) {
     hint = absl::StrCat("; did you mean ./", program,
-                        ::access(program.c_str(), X_OK) == 0
+                        IsExecutableFile(program)
                             ? "?"
                             : ", which is not executable (chmod +x)? A Python script runs with "
                               "--run-path");

@@ -5,7 +5,6 @@
 #include <sys/eventfd.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -19,6 +18,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/pidfd.h"
 #include "base/unique_fd.h"
 #include "elastic/agent/worker_failure.h"
 #include "launcher/output/say.h"
@@ -32,10 +32,6 @@ constexpr char kAgentName[] = "ddp-agent";
 
 // Time for a request to a nearby server, or for learning that there is no message to send.
 constexpr int kLastWordMilliseconds = 500;
-
-UniqueFd PidfdOpen(pid_t pid) {
-  return UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
-}
 
 sigset_t SignalSet(const std::vector<int>& signals) {
   sigset_t set;
@@ -239,7 +235,7 @@ absl::StatusOr<int> RunWithKeeper(const KeeperOptions& options,
                                   const std::function<int(const AgentContext&)>& agent) {
   const std::vector<pid_t> children = ChildrenOf(::getpid());
   const std::set<pid_t> spared(children.begin(), children.end());
-  UniqueFd keeper_pidfd = PidfdOpen(::getpid());  // the agent inherits it
+  UniqueFd keeper_pidfd = OpenPidfd(::getpid());  // the agent inherits it
   if (!keeper_pidfd.valid()) {
     return absl::UnimplementedError(
         absl::StrCat("pidfd_open: ", std::strerror(errno), " (Linux 5.3 or newer is needed)"));
@@ -257,7 +253,7 @@ absl::StatusOr<int> RunWithKeeper(const KeeperOptions& options,
   }
   if (pid == 0) RunAgent(std::move(keeper_pidfd), options, agent);
   keeper_pidfd.reset();
-  const UniqueFd agent_pidfd = PidfdOpen(pid);
+  const UniqueFd agent_pidfd = OpenPidfd(pid);
   if (!agent_pidfd.valid()) {
     ::kill(pid, SIGKILL);
     ::waitpid(pid, nullptr, 0);

@@ -16,6 +16,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/close_on_exec.h"
+#include "base/pidfd.h"
 #include "base/status_macros.h"
 #include "launcher/output/line_prefix.h"
 #include "launcher/output/printable.h"
@@ -428,7 +429,7 @@ absl::Status PosixProcessSpawner::AddStreams(Outputs& outputs, Worker& worker) {
 }
 
 absl::Status PosixProcessSpawner::Adopt(pid_t pid, Worker worker) {
-  worker.pidfd.reset(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+  worker.pidfd = OpenPidfd(pid);
   absl::Status status = worker.pidfd.valid() ? absl::OkStatus() : ErrnoStatus("pidfd_open");
   if (status.ok()) {
     status =

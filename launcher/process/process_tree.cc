@@ -3,7 +3,6 @@
 #include <dirent.h>
 #include <poll.h>
 #include <signal.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -18,12 +17,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
+#include "base/pidfd.h"
 #include "base/unique_fd.h"
 
 namespace ddp::launcher {
 namespace {
-
-int PidfdOpen(pid_t pid) { return static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)); }
 
 std::vector<pid_t> NumericEntries(const std::string& path) {
   std::vector<pid_t> result;
@@ -60,9 +58,9 @@ std::vector<pid_t> ChildrenByScan(pid_t parent) {
 // Sends SIGKILL to `pid` if it is (still) a child of `parent`: the number may have come to mean
 // another process since the list was read.
 void KillChildOf(pid_t parent, pid_t pid) {
-  const UniqueFd pidfd(PidfdOpen(pid));
+  const UniqueFd pidfd = OpenPidfd(pid);
   if (!pidfd.valid() || ParentOf(pid) != parent) return;
-  ::syscall(SYS_pidfd_send_signal, pidfd.get(), SIGKILL, nullptr, 0);
+  (void)SignalPidfd(pidfd.get(), SIGKILL);
 }
 
 // Kills all processes below `root`, parents first, so that none of them starts a replacement.
@@ -104,7 +102,7 @@ void AwaitAnEnd(const std::vector<pid_t>& children) {
   std::vector<UniqueFd> pidfds;
   std::vector<pollfd> polled;
   for (size_t i = 0; i < std::min(children.size(), kMaxWatched); ++i) {
-    pidfds.emplace_back(PidfdOpen(children[i]));
+    pidfds.push_back(OpenPidfd(children[i]));
     polled.push_back({.fd = pidfds.back().get(), .events = POLLIN, .revents = 0});
   }
   ::poll(polled.data(), polled.size(), kMomentMs);

@@ -1,8 +1,5 @@
 #include "launcher/watch/status_command.h"
 
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -14,7 +11,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
-#include "absl/strings/str_split.h"
+#include "base/path_search.h"
 #include "base/status_macros.h"
 #include "elastic/agent/job_status.h"
 #include "elastic/agent/say_line.h"
@@ -98,11 +95,6 @@ bool SetSwitch(const std::string& name, StatusRequest& request) {
     return false;
   }
   return true;
-}
-
-bool IsRegularFile(const std::string& path) {
-  struct stat info {};
-  return ::stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode);
 }
 
 std::optional<std::string> Environment(const std::string& name) {
@@ -250,13 +242,8 @@ std::string HiddenStatusCommandHint(const std::vector<std::string>& arguments) {
 }
 
 bool ProgramExists(const std::string& name) {
-  if (IsRegularFile(name)) return true;
-  const std::vector<std::string> folders =
-      absl::StrSplit(Environment("PATH").value_or("/bin:/usr/bin"), ':');
-  return std::any_of(folders.begin(), folders.end(), [&name](const std::string& folder) {
-    const std::string path = absl::StrCat(folder.empty() ? "." : folder, "/", name);
-    return IsRegularFile(path) && ::access(path.c_str(), X_OK) == 0;
-  });
+  return IsRegularFile(name) ||
+         SearchPath(name, Environment("PATH").value_or(kDefaultPath)).has_value();
 }
 
 absl::StatusOr<StatusRequest> ParseStatusArguments(

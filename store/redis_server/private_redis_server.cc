@@ -9,7 +9,6 @@
 #include <sys/prctl.h>
 #include <sys/random.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -23,6 +22,8 @@
 #include "absl/strings/str_split.h"
 #include "base/clock.h"
 #include "base/close_on_exec.h"
+#include "base/path_search.h"
+#include "base/pidfd.h"
 #include "base/status_macros.h"
 #include "store/redis/redis_connection.h"
 
@@ -92,20 +93,14 @@ std::string Absolute(const std::string& path) {
 }
 
 absl::StatusOr<std::string> FindProgram(const std::string& name) {
-  std::vector<std::string> candidates;
-  if (name.find('/') != std::string::npos) {
-    candidates.push_back(name);
-  } else {
+  std::optional<std::string> found;
+  if (name.find('/') == std::string::npos) {
     const char* path = getenv("PATH");
-    for (absl::string_view folder : absl::StrSplit(path == nullptr ? "/usr/bin" : path, ':')) {
-      candidates.push_back(Join(folder.empty() ? "." : std::string(folder), name));
-    }
+    found = SearchPath(name, path == nullptr ? "/usr/bin" : path);
+  } else if (IsExecutableFile(name)) {
+    found = name;
   }
-  for (const std::string& candidate : candidates) {
-    struct stat info {};
-    const bool is_file = stat(candidate.c_str(), &info) == 0 && S_ISREG(info.st_mode);
-    if (is_file && access(candidate.c_str(), X_OK) == 0) return Absolute(candidate);
-  }
+  if (found.has_value()) return Absolute(*found);
   return absl::NotFoundError(absl::StrCat(
       name,
       " not found: install redis-server (Debian: apt-get install redis-server), or give the "
@@ -235,7 +230,7 @@ absl::Status PrivateRedisServer::Launch() {
                  failed_write.get(), parent);
   }
   failed_write.reset();
-  pidfd_.reset(static_cast<int>(syscall(SYS_pidfd_open, pid_, 0)));
+  pidfd_ = OpenPidfd(pid_);
   return pidfd_.valid() ? absl::OkStatus() : SystemError("starting redis-server: pidfd_open");
 }
 
@@ -324,9 +319,7 @@ std::string PrivateRedisServer::LogTail() const {
   return absl::StrCat("; it printed: ", absl::StrJoin(lines, " | "));
 }
 
-void PrivateRedisServer::Kill() {
-  (void)syscall(SYS_pidfd_send_signal, pidfd_.get(), SIGKILL, nullptr, 0);
-}
+void PrivateRedisServer::Kill() { (void)SignalPidfd(pidfd_.get(), SIGKILL); }
 
 void PrivateRedisServer::Stop() {
   // The second call does nothing: by then the folder may hold the files of another server.
@@ -335,7 +328,7 @@ void PrivateRedisServer::Stop() {
     // SIGKILL: the server has no data to save. The pidfd cannot hit another process, even if other
     // code has reaped the child.
     if (pidfd_.valid()) {
-      (void)syscall(SYS_pidfd_send_signal, pidfd_.get(), SIGKILL, nullptr, 0);
+      (void)SignalPidfd(pidfd_.get(), SIGKILL);
     } else {
       kill(pid_, SIGKILL);
     }

@@ -9,7 +9,6 @@
 #include <stdlib.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -21,6 +20,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "base/pidfd.h"
 #include "base/unique_fd.h"
 #include "gtest/gtest.h"
 #include "store/redis/redis_connection.h"
@@ -200,7 +200,7 @@ TEST(PrivateRedisServerTest, DiesWithAKilledOwner) {
   pid_t pid = -1;
   ASSERT_EQ(read(from_owner.get(), &pid, sizeof(pid)), static_cast<ssize_t>(sizeof(pid)));
   ASSERT_GT(pid, 0);
-  const UniqueFd server(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
+  const UniqueFd server = OpenPidfd(pid);
   ASSERT_TRUE(server.valid());
   kill(owner, SIGKILL);
   waitpid(owner, nullptr, 0);
