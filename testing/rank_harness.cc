@@ -9,7 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -19,6 +18,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/child_process.h"
 #include "base/clock.h"
 #include "base/pidfd.h"
 #include "base/status_macros.h"
@@ -90,39 +90,18 @@ std::vector<std::string> RankEnvironment(const RankJob& job, int rank, int maste
   return result;
 }
 
-std::vector<char*> Pointers(std::vector<std::string>& strings) {
-  std::vector<char*> pointers;
-  for (std::string& text : strings) pointers.push_back(text.data());
-  pointers.push_back(nullptr);
-  return pointers;
-}
-
-// Runs in the forked child: executes the program, or writes errno to `error_fd`. Calls only
-// functions that are safe between fork and exec in a process with threads.
-[[noreturn]] void BecomeProgram(pid_t parent, int output_fd, int error_fd, char* const* argv,
-                                char* const* environment) {
+// Runs between fork and exec: makes system calls only. Returns errno when the program cannot be
+// executed.
+int BecomeProgram(int output_fd, char* const* argv, char* const* environment) {
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);
   signal(SIGPIPE, SIG_DFL);
   setpgid(0, 0);
-  bool ready = prctl(PR_SET_PDEATHSIG, SIGKILL) == 0;
-  if (getppid() != parent) _exit(127);  // the parent died before PDEATHSIG was set
-  ready = ready && dup2(output_fd, STDOUT_FILENO) >= 0 && dup2(output_fd, STDERR_FILENO) >= 0;
-  if (ready) execvpe(argv[0], argv, environment);
-  const int error = errno;
-  [[maybe_unused]] const ssize_t written = write(error_fd, &error, sizeof(error));
-  _exit(127);
-}
-
-// Returns 0 when the exec behind `fd` succeeded, otherwise the errno that the child wrote.
-int ReadExecError(int fd) {
-  int error = 0;
-  ssize_t count = 0;
-  do {
-    count = read(fd, &error, sizeof(error));
-  } while (count < 0 && errno == EINTR);
-  return count == sizeof(error) ? error : 0;
+  if (dup2(output_fd, STDOUT_FILENO) >= 0 && dup2(output_fd, STDERR_FILENO) >= 0) {
+    execvpe(argv[0], argv, environment);
+  }
+  return errno;
 }
 
 absl::Status MakePipe(UniqueFd& read_end, UniqueFd& write_end) {
@@ -202,30 +181,26 @@ absl::Status RankGroup::StartRank(const RankJob& job, int rank,
                                   const std::vector<std::string>& argv) {
   std::vector<std::string> arguments = argv;
   std::vector<std::string> environment = RankEnvironment(job, rank, master_port_);
-  const std::vector<char*> argument_pointers = Pointers(arguments);
-  const std::vector<char*> environment_pointers = Pointers(environment);
+  const std::vector<char*> argument_pointers = ExecPointers(arguments);
+  const std::vector<char*> environment_pointers = ExecPointers(environment);
   Rank& state = ranks_[rank];
   state.result.rank = rank;
   state.ended = true;  // false once there is a process
-  UniqueFd output_write, error_read, error_write;
+  UniqueFd output_write;
   DDP_RETURN_IF_ERROR(MakePipe(state.output, output_write));
-  DDP_RETURN_IF_ERROR(MakePipe(error_read, error_write));
   if (fcntl(state.output.get(), F_SETFL, O_NONBLOCK) != 0) return ErrnoStatus("fcntl", errno);
 
-  const pid_t parent = getpid();
-  const pid_t pid = fork();
-  if (pid < 0) return ErrnoStatus("fork", errno);
-  if (pid == 0) {
-    BecomeProgram(parent, output_write.get(), error_write.get(), argument_pointers.data(),
-                  environment_pointers.data());
-  }
+  const ChildProcess child = StartChild([&] {
+    return BecomeProgram(output_write.get(), argument_pointers.data(), environment_pointers.data());
+  });
+  const pid_t pid = child.pid;
+  if (pid < 0) return ErrnoStatus(child.failed_call, errno);
   state.result.pid = pid;
   state.ended = false;
   setpgid(pid, pid);  // the child does it too; a signal to the group may be sent before that
   state.pidfd = OpenPidfd(pid);
   if (!state.pidfd.valid()) return ErrnoStatus("pidfd_open", errno);
-  error_write.reset();
-  const int error = ReadExecError(error_read.get());
+  const int error = ReadExecError(child.exec_error);
   if (error != 0) {
     Reap(state);
     return ErrnoStatus(absl::StrCat("rank ", rank, " cannot start ", argv[0]), error);

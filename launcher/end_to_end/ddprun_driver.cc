@@ -14,6 +14,7 @@
 #include <filesystem>
 
 #include "absl/strings/str_cat.h"
+#include "base/child_process.h"
 #include "base/clock.h"
 #include "base/pidfd.h"
 #include "launcher/process/private_folder.h"
@@ -56,13 +57,6 @@ std::map<std::string, std::string> Environment(const DdprunDriver::Options& opti
   return result;
 }
 
-std::vector<char*> Pointers(std::vector<std::string>& strings) {
-  std::vector<char*> result;
-  for (std::string& text : strings) result.push_back(text.data());
-  result.push_back(nullptr);
-  return result;
-}
-
 }  // namespace
 
 DdprunDriver::DdprunDriver(const Options& options) : folder_(MakeFolder()) {
@@ -83,8 +77,8 @@ void DdprunDriver::Start(const Options& options) {
   for (const auto& [name, value] : Environment(options, folder_)) {
     environment.push_back(absl::StrCat(name, "=", value));
   }
-  const std::vector<char*> argv_pointers = Pointers(argv);
-  const std::vector<char*> environment_pointers = Pointers(environment);
+  const std::vector<char*> argv_pointers = ExecPointers(argv);
+  const std::vector<char*> environment_pointers = ExecPointers(environment);
   std::array<int, 2> out{};
   std::array<int, 2> err{};
   ASSERT_EQ(::pipe2(out.data(), O_CLOEXEC), 0);

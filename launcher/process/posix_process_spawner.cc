@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/epoll.h>
-#include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -15,6 +14,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/child_process.h"
 #include "base/close_on_exec.h"
 #include "base/pidfd.h"
 #include "base/status_macros.h"
@@ -62,15 +62,6 @@ absl::StatusOr<Pipe> MakePipe() {
   return Pipe{UniqueFd(fds[0]), UniqueFd(fds[1])};
 }
 
-// Returns argv or envp as exec takes it. Points into `strings`.
-std::vector<char*> Pointers(std::vector<std::string>& strings) {
-  std::vector<char*> result;
-  result.reserve(strings.size() + 1);
-  for (std::string& text : strings) result.push_back(text.data());
-  result.push_back(nullptr);
-  return result;
-}
-
 std::vector<std::string> MergedEnvironment(const std::map<std::string, std::string>& changes) {
   std::vector<std::string> result;
   for (char** entry = environ; *entry != nullptr; ++entry) {
@@ -81,18 +72,15 @@ std::vector<std::string> MergedEnvironment(const std::map<std::string, std::stri
   return result;
 }
 
-// Everything that the child needs, made before the fork: between fork and exec nothing may be
-// allocated.
-struct Child {
+// Everything that BecomeWorker() needs, made before the fork.
+struct WorkerSetup {
   std::vector<char*> argv;
   std::vector<char*> environment;
   std::vector<int> inherited_fds;
   int stdout_fd = -1;  // -1: same as this process
   int stderr_fd = -1;
-  int error_fd = -1;                // pipe that receives errno, or that exec closes
   std::vector<unsigned long> cpus;  // mask for the kernel; empty: this process's CPUs
   std::optional<rlimit> open_files;
-  pid_t parent = 0;
 };
 
 void ResetSignals() {
@@ -104,32 +92,25 @@ void ResetSignals() {
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
 }
 
-[[noreturn]] void Fail(const Child& child, int error) {
-  (void)!::write(child.error_fd, &error, sizeof(error));
-  ::_exit(127);
-}
-
-[[noreturn]] void RunChild(const Child& child) {
+// Runs in the child, between fork and exec: makes system calls only. Returns errno when the program
+// cannot be executed.
+int BecomeWorker(const WorkerSetup& setup) {
   ::setsid();
-  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  // PDEATHSIG does not fire for a parent that is already dead.
-  if (::getppid() != child.parent) ::_exit(127);
-  if (child.stdout_fd >= 0) ::dup2(child.stdout_fd, STDOUT_FILENO);
-  if (child.stderr_fd >= 0) ::dup2(child.stderr_fd, STDERR_FILENO);
-  // Marks descriptors for closing at exec instead of closing them: error_fd is still needed.
+  if (setup.stdout_fd >= 0) ::dup2(setup.stdout_fd, STDOUT_FILENO);
+  if (setup.stderr_fd >= 0) ::dup2(setup.stderr_fd, STDERR_FILENO);
   const int not_closed = SetCloseOnExecFrom(STDERR_FILENO + 1);
-  if (not_closed != 0) Fail(child, not_closed);
-  for (const int fd : child.inherited_fds) ::fcntl(fd, F_SETFD, 0);
-  if (child.open_files.has_value()) ::setrlimit(RLIMIT_NOFILE, &*child.open_files);
-  if (!child.cpus.empty() &&
-      ::syscall(SYS_sched_setaffinity, 0, child.cpus.size() * sizeof(child.cpus[0]),
-                child.cpus.data()) < 0) {
+  if (not_closed != 0) return not_closed;
+  for (const int fd : setup.inherited_fds) ::fcntl(fd, F_SETFD, 0);
+  if (setup.open_files.has_value()) ::setrlimit(RLIMIT_NOFILE, &*setup.open_files);
+  if (!setup.cpus.empty() &&
+      ::syscall(SYS_sched_setaffinity, 0, setup.cpus.size() * sizeof(setup.cpus[0]),
+                setup.cpus.data()) < 0) {
     constexpr char kUnbound[] = "ddprun: cannot bind a worker to its CPUs; it may use all\n";
     (void)!::write(STDERR_FILENO, kUnbound, sizeof(kUnbound) - 1);
   }
   ResetSignals();
-  ::execvpe(child.argv[0], child.argv.data(), child.environment.data());
-  Fail(child, errno);
+  ::execvpe(setup.argv[0], setup.argv.data(), setup.environment.data());
+  return errno;
 }
 
 // Explains ENOENT of exec for a file that exists.
@@ -157,22 +138,6 @@ absl::Status ExecError(const std::string& program, int error) {
   if (error == ENOENT || error == ENOTDIR) return absl::NotFoundError(text);
   if (error == EACCES || error == EPERM) return absl::PermissionDeniedError(text);
   return absl::InternalError(text);
-}
-
-// A process between fork and exec, and the pipe that reports how exec ended.
-struct Started {
-  pid_t pid = -1;
-  UniqueFd exec_error;  // readable after exec: errno, or end of file
-};
-
-absl::StatusOr<Started> Start(Child child) {
-  DDP_ASSIGN_OR_RETURN(Pipe error_pipe, MakePipe());
-  child.error_fd = error_pipe.write.get();
-  child.parent = ::getpid();
-  const pid_t pid = ::fork();
-  if (pid < 0) return ErrnoStatus("fork");
-  if (pid == 0) RunChild(child);
-  return Started{.pid = pid, .exec_error = std::move(error_pipe.read)};
 }
 
 // Kills a process that may not have made its session yet.
@@ -354,20 +319,20 @@ void PosixProcessSpawner::StartProcess() {
   std::map<std::string, std::string> changes = starting.spec.environment;
   changes[kErrorFileVariable] = outputs.files.error_file;
   std::vector<std::string> environment = MergedEnvironment(changes);
-  Child child;
-  child.argv = Pointers(argv);
-  child.environment = Pointers(environment);
-  child.inherited_fds = starting.spec.inherited_fds;
-  child.stdout_fd = outputs.out.child_end.get();
-  child.stderr_fd = outputs.err.child_end.get();
-  child.cpus = CpuMask(starting.spec.local_rank);
-  child.open_files = options_.open_files;
-  absl::StatusOr<Started> started = Start(std::move(child));
-  if (!started.ok()) return EndStart(started.status());
+  WorkerSetup setup;
+  setup.argv = ExecPointers(argv);
+  setup.environment = ExecPointers(environment);
+  setup.inherited_fds = starting.spec.inherited_fds;
+  setup.stdout_fd = outputs.out.child_end.get();
+  setup.stderr_fd = outputs.err.child_end.get();
+  setup.cpus = CpuMask(starting.spec.local_rank);
+  setup.open_files = options_.open_files;
+  ChildProcess child = StartChild([&setup] { return BecomeWorker(setup); });
+  if (child.pid < 0) return EndStart(ErrnoStatus(child.failed_call));
   outputs.out.child_end.reset();
   outputs.err.child_end.reset();
-  starting.pid = started->pid;
-  starting.exec_error = std::move(started->exec_error);
+  starting.pid = child.pid;
+  starting.exec_error = std::move(child.exec_error);
   const absl::Status watched =
       event_loop_->Watch(starting.exec_error.get(), EPOLLIN, [this](uint32_t) { OnExecEnd(); });
   if (watched.ok()) return;
@@ -377,12 +342,10 @@ void PosixProcessSpawner::StartProcess() {
 
 void PosixProcessSpawner::OnExecEnd() {
   Starting& starting = *starting_;
-  int error = 0;
-  const ssize_t count = ::read(starting.exec_error.get(), &error, sizeof(error));
-  if (count < 0) return;  // interrupted
+  const int error = ReadExecError(starting.exec_error);
   event_loop_->Unwatch(starting.exec_error.get());
   const pid_t pid = starting.pid;
-  if (count > 0) {
+  if (error != 0) {
     ::waitpid(pid, nullptr, 0);  // the child is in _exit()
     return EndStart(ExecError(starting.spec.argv[0], error));
   }

@@ -6,7 +6,6 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -20,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "base/child_process.h"
 #include "base/clock.h"
 #include "base/close_on_exec.h"
 #include "base/path_search.h"
@@ -107,28 +107,25 @@ absl::StatusOr<std::string> FindProgram(const std::string& name) {
       "endpoint of a running Redis"));
 }
 
-// Runs in the child, between fork and exec: makes system calls only and allocates nothing. Writes
-// errno to `failed_fd` when the exec fails.
-[[noreturn]] void BecomeServer(const char* program, const char* directory, const char* config,
-                               int log_fd, int null_fd, int failed_fd, pid_t parent) {
+// Runs in the child, between fork and exec: makes system calls only and allocates nothing. Returns
+// errno when the program cannot be executed.
+int BecomeServer(const char* program, const char* directory, const char* config, int log_fd,
+                 int null_fd) {
   setsid();
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);
   for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGPIPE, SIGCHLD}) signal(number, SIG_DFL);
-  const bool bound = prctl(PR_SET_PDEATHSIG, SIGKILL) == 0;
-  // If the parent has died before that call, the signal never comes.
-  if (bound && getppid() == parent && dup2(null_fd, STDIN_FILENO) >= 0 &&
-      dup2(log_fd, STDOUT_FILENO) >= 0 && dup2(log_fd, STDERR_FILENO) >= 0 &&
-      chdir(directory) == 0) {
-    // The server must not inherit the caller's descriptors.
-    errno = SetCloseOnExecFrom(STDERR_FILENO + 1);
-    char* const argv[] = {const_cast<char*>(program), const_cast<char*>(config), nullptr};
-    if (errno == 0) execv(program, argv);
+  if (dup2(null_fd, STDIN_FILENO) < 0 || dup2(log_fd, STDOUT_FILENO) < 0 ||
+      dup2(log_fd, STDERR_FILENO) < 0 || chdir(directory) != 0) {
+    return errno;
   }
-  const int error_number = errno;
-  (void)!write(failed_fd, &error_number, sizeof(error_number));
-  _exit(127);
+  // The server must not inherit the caller's descriptors.
+  const int not_closed = SetCloseOnExecFrom(STDERR_FILENO + 1);
+  if (not_closed != 0) return not_closed;
+  char* const argv[] = {const_cast<char*>(program), const_cast<char*>(config), nullptr};
+  execv(program, argv);
+  return errno;
 }
 
 // Makes the start-up user, which loads the scripts and opens the port. Its name and its password
@@ -218,18 +215,14 @@ absl::Status PrivateRedisServer::Launch() {
       open(log.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0600));
   if (!log_fd.valid()) return SystemError(absl::StrCat("writing ", log));
   const UniqueFd null_fd(open("/dev/null", O_RDONLY | O_CLOEXEC));
-  int ends[2];
-  if (!null_fd.valid() || pipe2(ends, O_CLOEXEC) != 0) return SystemError("starting redis-server");
-  exec_error_.reset(ends[0]);
-  UniqueFd failed_write(ends[1]);
-  const pid_t parent = getpid();
-  pid_ = fork();
-  if (pid_ < 0) return SystemError("starting redis-server: fork");
-  if (pid_ == 0) {
-    BecomeServer(program_.c_str(), directory_.c_str(), kConfigName, log_fd.get(), null_fd.get(),
-                 failed_write.get(), parent);
-  }
-  failed_write.reset();
+  if (!null_fd.valid()) return SystemError("starting redis-server");
+  ChildProcess child = StartChild([&] {
+    return BecomeServer(program_.c_str(), directory_.c_str(), kConfigName, log_fd.get(),
+                        null_fd.get());
+  });
+  pid_ = child.pid;
+  if (pid_ < 0) return SystemError(absl::StrCat("starting redis-server: ", child.failed_call));
+  exec_error_ = std::move(child.exec_error);
   pidfd_ = OpenPidfd(pid_);
   return pidfd_.valid() ? absl::OkStatus() : SystemError("starting redis-server: pidfd_open");
 }
@@ -246,9 +239,8 @@ absl::Status PrivateRedisServer::AwaitExec(absl::Time deadline) {
     return absl::DeadlineExceededError(absl::StrCat("cannot start ", program_, " within ",
                                                     absl::FormatDuration(options_.start_timeout)));
   }
-  int error_number = 0;
-  const ssize_t count = read(exec_error_.get(), &error_number, sizeof(error_number));
-  if (count <= 0) return absl::OkStatus();  // exec closed the pipe
+  const int error_number = ReadExecError(exec_error_);
+  if (error_number == 0) return absl::OkStatus();
   return absl::ErrnoToStatus(error_number, absl::StrCat("cannot start ", program_));
 }
 
