@@ -18,9 +18,9 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "base/child_process.h"
 #include "base/clock.h"
-#include "base/pidfd.h"
+#include "base/process/child_process.h"
+#include "base/process/pidfd.h"
 #include "base/status_macros.h"
 
 namespace ddp::testing {

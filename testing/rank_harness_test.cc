@@ -14,7 +14,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "base/pidfd.h"
+#include "base/process/pidfd.h"
 #include "base/unique_fd.h"
 
 namespace ddp::testing {

@@ -355,7 +355,8 @@ def torch_free(files):
 
 # Every folder that holds C++ files -> what belongs there.
 ROOMS = {
-    "base": "time, events, files, locks and text that several other folders need",
+    "base": "time, events, files, locks, names and text that several other folders need",
+    "base/process": "starting, finding and holding a process",
     "ddp": "the library that a trainer links: wrapper, process group, join, hooks",
     "ddp/comm": "the collectives: the communicator and its backends",
     "ddp/common": "what every room of ddp/ names: errors, ReduceOp, glog beside torch",

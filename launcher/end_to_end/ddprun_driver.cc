@@ -14,9 +14,9 @@
 #include <filesystem>
 
 #include "absl/strings/str_cat.h"
-#include "base/child_process.h"
 #include "base/clock.h"
-#include "base/pidfd.h"
+#include "base/process/child_process.h"
+#include "base/process/pidfd.h"
 #include "launcher/process/private_folder.h"
 #include "launcher/process/process_tree.h"
 

@@ -9,7 +9,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "base/path_search.h"
+#include "base/process/path_search.h"
 #include "base/status_macros.h"
 
 namespace ddp::launcher {

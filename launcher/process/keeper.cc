@@ -18,7 +18,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/pidfd.h"
+#include "base/process/pidfd.h"
 #include "base/unique_fd.h"
 #include "elastic/agent/worker_failure.h"
 #include "launcher/output/say.h"

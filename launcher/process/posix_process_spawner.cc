@@ -14,9 +14,9 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "base/child_process.h"
-#include "base/close_on_exec.h"
-#include "base/pidfd.h"
+#include "base/process/child_process.h"
+#include "base/process/close_on_exec.h"
+#include "base/process/pidfd.h"
 #include "base/status_macros.h"
 #include "launcher/output/line_prefix.h"
 #include "launcher/output/printable.h"

@@ -17,7 +17,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
-#include "base/pidfd.h"
+#include "base/process/pidfd.h"
 #include "base/unique_fd.h"
 
 namespace ddp::launcher {

@@ -11,7 +11,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
-#include "base/path_search.h"
+#include "base/process/path_search.h"
 #include "base/status_macros.h"
 #include "elastic/agent/job_status.h"
 #include "elastic/agent/say_line.h"

@@ -20,7 +20,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
-#include "base/pidfd.h"
+#include "base/process/pidfd.h"
 #include "base/unique_fd.h"
 #include "gtest/gtest.h"
 #include "store/redis/redis_connection.h"

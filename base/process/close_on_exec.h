@@ -1,5 +1,5 @@
-#ifndef DDP_BASE_CLOSE_ON_EXEC_H_
-#define DDP_BASE_CLOSE_ON_EXEC_H_
+#ifndef DDP_BASE_PROCESS_CLOSE_ON_EXEC_H_
+#define DDP_BASE_PROCESS_CLOSE_ON_EXEC_H_
 
 namespace ddp {
 
@@ -12,4 +12,4 @@ int SetCloseOnExecFrom(int first);
 
 }  // namespace ddp
 
-#endif  // DDP_BASE_CLOSE_ON_EXEC_H_
+#endif  // DDP_BASE_PROCESS_CLOSE_ON_EXEC_H_

@@ -1,5 +1,5 @@
-#ifndef DDP_BASE_PATH_SEARCH_H_
-#define DDP_BASE_PATH_SEARCH_H_
+#ifndef DDP_BASE_PROCESS_PATH_SEARCH_H_
+#define DDP_BASE_PROCESS_PATH_SEARCH_H_
 
 #include <optional>
 #include <string>
@@ -24,4 +24,4 @@ std::optional<std::string> SearchPath(const std::string& name, absl::string_view
 
 }  // namespace ddp
 
-#endif  // DDP_BASE_PATH_SEARCH_H_
+#endif  // DDP_BASE_PROCESS_PATH_SEARCH_H_

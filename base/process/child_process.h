@@ -1,6 +1,6 @@
 // A program in a child process: fork, exec, and a pipe that reports how the exec ended.
-#ifndef DDP_BASE_CHILD_PROCESS_H_
-#define DDP_BASE_CHILD_PROCESS_H_
+#ifndef DDP_BASE_PROCESS_CHILD_PROCESS_H_
+#define DDP_BASE_PROCESS_CHILD_PROCESS_H_
 
 #include <sys/types.h>
 
@@ -43,4 +43,4 @@ std::vector<char*> ExecPointers(std::vector<std::string>& strings);
 
 }  // namespace ddp
 
-#endif  // DDP_BASE_CHILD_PROCESS_H_
+#endif  // DDP_BASE_PROCESS_CHILD_PROCESS_H_

@@ -1,4 +1,4 @@
-#include "base/path_search.h"
+#include "base/process/path_search.h"
 
 #include <sys/stat.h>
 #include <unistd.h>

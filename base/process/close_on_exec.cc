@@ -1,4 +1,4 @@
-#include "base/close_on_exec.h"
+#include "base/process/close_on_exec.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,5 +1,5 @@
-#ifndef DDP_BASE_PIDFD_H_
-#define DDP_BASE_PIDFD_H_
+#ifndef DDP_BASE_PROCESS_PIDFD_H_
+#define DDP_BASE_PROCESS_PIDFD_H_
 
 #include <sys/types.h>
 
@@ -20,4 +20,4 @@ bool SignalPidfd(int pidfd, int signal);
 
 }  // namespace ddp
 
-#endif  // DDP_BASE_PIDFD_H_
+#endif  // DDP_BASE_PROCESS_PIDFD_H_
