@@ -1,15 +1,12 @@
 #include "base/name_lookup.h"
 
 #include <arpa/inet.h>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <signal.h>
 #include <sys/eventfd.h>
 #include <sys/prctl.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
-#include <array>
 #include <atomic>
 #include <system_error>
 #include <thread>
@@ -17,6 +14,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/host_addresses.h"
 #include "base/unique_fd.h"
 #include "glog/logging.h"
 
@@ -24,21 +22,14 @@ namespace ddp {
 namespace {
 
 absl::StatusOr<std::vector<std::string>> LookUp(const std::string& host) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  const int error = getaddrinfo(host.c_str(), nullptr, &hints, &found);
-  if (error != 0) {
-    return absl::UnavailableError(absl::StrCat("host name ", host, ": ", gai_strerror(error)));
+  const absl::StatusOr<AddressList> found = ResolveHost(host);
+  if (!found.ok()) {
+    return absl::UnavailableError(absl::StrCat("host name ", host, ": ", found.status().message()));
   }
-  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(found, &freeaddrinfo);
   std::vector<std::string> addresses;
-  for (const addrinfo* address = found; address != nullptr; address = address->ai_next) {
-    std::array<char, NI_MAXHOST> text{};
-    if (getnameinfo(address->ai_addr, address->ai_addrlen, text.data(), text.size(), nullptr, 0,
-                    NI_NUMERICHOST) == 0) {
-      addresses.emplace_back(text.data());
-    }
+  for (const addrinfo* address = found->get(); address != nullptr; address = address->ai_next) {
+    std::string text = NumericAddress(address->ai_addr, address->ai_addrlen);
+    if (!text.empty()) addresses.push_back(std::move(text));
   }
   if (addresses.empty()) {
     return absl::UnavailableError(absl::StrCat("host name ", host, ": it has no address"));

@@ -4,33 +4,22 @@
 #include <errno.h>
 #include <ifaddrs.h>
 #include <net/if.h>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <string.h>
 #include <sys/socket.h>
 
-#include <array>
 #include <memory>
 
 #include "absl/strings/str_cat.h"
+#include "base/host_addresses.h"
 #include "base/unique_fd.h"
 
 namespace ddp::launcher {
 namespace {
 
-using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
-
-socklen_t SizeOf(const sockaddr& address) {
-  return address.sa_family == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
-}
-
 std::string Text(const sockaddr& address) {
-  std::array<char, NI_MAXHOST> host{};
-  if (getnameinfo(&address, SizeOf(address), host.data(), host.size(), nullptr, 0,
-                  NI_NUMERICHOST) != 0) {
-    return "";
-  }
-  return host.data();
+  const bool is_ipv6 = address.sa_family == AF_INET6;
+  return NumericAddress(&address, is_ipv6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in));
 }
 
 bool IsLinkLocal(const sockaddr& address) {
@@ -39,15 +28,10 @@ bool IsLinkLocal(const sockaddr& address) {
 }
 
 absl::StatusOr<AddressList> Resolve(const std::string& peer) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_DGRAM;
-  addrinfo* found = nullptr;
   // The port has no meaning: nothing is sent.
-  const int error = getaddrinfo(peer.c_str(), "9", &hints, &found);
-  if (error != 0) {
-    return absl::NotFoundError(absl::StrCat("cannot resolve ", peer, ": ", gai_strerror(error)));
-  }
-  return AddressList(found, &freeaddrinfo);
+  absl::StatusOr<AddressList> found = ResolveHost(peer, {.port = 9, .socket_type = SOCK_DGRAM});
+  if (found.ok()) return found;
+  return absl::NotFoundError(absl::StrCat("cannot resolve ", peer, ": ", found.status().message()));
 }
 
 // Returns the address that the kernel would send from; empty when there is no route.

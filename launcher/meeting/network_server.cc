@@ -2,19 +2,17 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <string.h>
 #include <sys/socket.h>
 
 #include <algorithm>
-#include <array>
-#include <memory>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/host_addresses.h"
 #include "base/status_macros.h"
 #include "base/unique_fd.h"
 #include "elastic/rendezvous/rendezvous_scripts.h"
@@ -31,25 +29,15 @@ constexpr int kMaxClients = 65000;
 // Length of the accept queue; the kernel limits it to net.core.somaxconn.
 constexpr int kBacklog = 4096;
 
-using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
-
 absl::StatusOr<AddressList> Resolve(const std::string& host, int port) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  const int error = getaddrinfo(host.c_str(), absl::StrCat(port).c_str(), &hints, &found);
-  if (error != 0) {
-    return absl::UnavailableError(
-        absl::StrCat("cannot resolve the name ", host, ": ", gai_strerror(error)));
-  }
-  return AddressList(found, &freeaddrinfo);
+  absl::StatusOr<AddressList> found = ResolveHost(host, {.port = port});
+  if (found.ok()) return found;
+  return absl::UnavailableError(
+      absl::StrCat("cannot resolve the name ", host, ": ", found.status().message()));
 }
 
 std::string Text(const addrinfo& address) {
-  std::array<char, NI_MAXHOST> host{};
-  const int error = getnameinfo(address.ai_addr, address.ai_addrlen, host.data(), host.size(),
-                                nullptr, 0, NI_NUMERICHOST);
-  return error == 0 ? host.data() : "";
+  return NumericAddress(address.ai_addr, address.ai_addrlen);
 }
 
 // Binds a new socket. Returns 0 or errno.

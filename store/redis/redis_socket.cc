@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -11,13 +10,12 @@
 #include <sys/un.h>
 
 #include <algorithm>
-#include <array>
-#include <memory>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
+#include "base/host_addresses.h"
 #include "base/status_macros.h"
 #include "store/redis/redis_errors.h"
 
@@ -70,26 +68,19 @@ absl::StatusOr<UniqueFd> AwaitConnected(absl::StatusOr<UniqueFd> fd, const Redis
   return fd;
 }
 
-using AddressList = std::unique_ptr<addrinfo, void (*)(addrinfo*)>;
-
-absl::StatusOr<AddressList> AddressesOf(const RedisEndpoint& endpoint, int flags) {
-  addrinfo hints{};
-  hints.ai_family = AF_UNSPEC;
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = flags;
-  addrinfo* found = nullptr;
-  const std::string port = absl::StrCat(endpoint.port);
-  const int error = getaddrinfo(endpoint.host.c_str(), port.c_str(), &hints, &found);
-  if (error == 0) return AddressList(found, &freeaddrinfo);
+absl::StatusOr<AddressList> AddressesOf(const RedisEndpoint& endpoint, bool is_numeric) {
+  absl::StatusOr<AddressList> found =
+      ResolveHost(endpoint.host, {.port = endpoint.port, .is_numeric = is_numeric});
+  if (found.ok()) return found;
   return absl::UnavailableError(absl::StrCat("cannot reach Redis at ", endpoint.DebugString(),
-                                             ": host name: ", gai_strerror(error)));
+                                             ": host name: ", found.status().message()));
 }
 
 }  // namespace
 
 absl::StatusOr<UniqueFd> BeginConnecting(const RedisEndpoint& endpoint) {
   if (endpoint.is_unix()) return BeginUnix(endpoint);
-  DDP_ASSIGN_OR_RETURN(const AddressList address, AddressesOf(endpoint, AI_NUMERICHOST));
+  DDP_ASSIGN_OR_RETURN(const AddressList address, AddressesOf(endpoint, /*is_numeric=*/true));
   return BeginTo(address->ai_addr, address->ai_addrlen, endpoint);
 }
 
@@ -104,7 +95,7 @@ absl::Status FinishConnecting(int fd, const RedisEndpoint& endpoint) {
 
 absl::StatusOr<UniqueFd> ConnectSocket(const RedisEndpoint& endpoint, absl::Time deadline) {
   if (endpoint.is_unix()) return AwaitConnected(BeginUnix(endpoint), endpoint, deadline);
-  DDP_ASSIGN_OR_RETURN(const AddressList addresses, AddressesOf(endpoint, 0));
+  DDP_ASSIGN_OR_RETURN(const AddressList addresses, AddressesOf(endpoint, /*is_numeric=*/false));
   absl::Status last = ConnectionError("cannot reach", endpoint, EADDRNOTAVAIL);
   for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
     absl::StatusOr<UniqueFd> fd = AwaitConnected(
@@ -118,13 +109,8 @@ absl::StatusOr<UniqueFd> ConnectSocket(const RedisEndpoint& endpoint, absl::Time
 std::string PeerAddress(int fd) {
   sockaddr_storage peer{};
   socklen_t size = sizeof(peer);
-  std::array<char, NI_MAXHOST> host{};
   auto* const address = reinterpret_cast<sockaddr*>(&peer);
-  if (getpeername(fd, address, &size) != 0 || peer.ss_family == AF_UNIX ||
-      getnameinfo(address, size, host.data(), host.size(), nullptr, 0, NI_NUMERICHOST) != 0) {
-    return "";
-  }
-  return host.data();
+  return getpeername(fd, address, &size) == 0 ? NumericAddress(address, size) : "";
 }
 
 absl::Status LimitBlocking(int fd, absl::Duration limit) {

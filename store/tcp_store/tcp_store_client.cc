@@ -1,7 +1,6 @@
 #include "store/tcp_store/tcp_store_client.h"
 
 #include <errno.h>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -17,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
 #include "base/duration_text.h"
+#include "base/host_addresses.h"
 #include "base/status_macros.h"
 #include "store/redis/redis_socket.h"
 #include "store/tcp_store/tcp_store_protocol.h"
@@ -69,15 +69,12 @@ absl::StatusOr<UniqueFd> ConnectTo(const addrinfo& address, const std::string& s
 // Makes one attempt with each address of the name.
 absl::StatusOr<UniqueFd> TryConnect(const std::string& host, int port, const std::string& server,
                                     absl::Time deadline) {
-  addrinfo hints{};
-  hints.ai_family = AF_UNSPEC;
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  const int error = getaddrinfo(host.c_str(), absl::StrCat(port).c_str(), &hints, &found);
-  if (error != 0) return Unavailable(server, absl::StrCat("host name: ", gai_strerror(error)));
-  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(found, &freeaddrinfo);
+  const absl::StatusOr<AddressList> found = ResolveHost(host, {.port = port});
+  if (!found.ok()) {
+    return Unavailable(server, absl::StrCat("host name: ", found.status().message()));
+  }
   absl::Status last = Unavailable(server, "the name has no address");
-  for (const addrinfo* address = found; address != nullptr; address = address->ai_next) {
+  for (const addrinfo* address = found->get(); address != nullptr; address = address->ai_next) {
     absl::StatusOr<UniqueFd> fd =
         ConnectTo(*address, server, std::min(deadline, Now() + kTryTimeout));
     if (fd.ok()) return fd;
