@@ -15,7 +15,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/mutex.h"
-#include "base/peer_wait.h"
+#include "ddp/common/peer_wait.h"
 #include "ddp/worker_environment.h"
 #include "elastic/health/health_page.h"
 #include "elastic/health/phase.h"

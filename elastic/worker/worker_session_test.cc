@@ -15,7 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
-#include "base/peer_wait.h"
+#include "ddp/common/peer_wait.h"
 #include "elastic/health/health_page.h"
 #include "elastic/health/phase.h"
 #include "gmock/gmock.h"

@@ -1,4 +1,4 @@
-#include "base/peer_wait.h"
+#include "ddp/common/peer_wait.h"
 
 #include <atomic>
 

@@ -1,5 +1,5 @@
-#ifndef DDP_BASE_PEER_WAIT_H_
-#define DDP_BASE_PEER_WAIT_H_
+#ifndef DDP_COMMON_PEER_WAIT_H_
+#define DDP_COMMON_PEER_WAIT_H_
 
 #include "base/language.h"
 
@@ -37,4 +37,4 @@ class PeerWaitScope {
 
 }  // namespace ddp
 
-#endif  // DDP_BASE_PEER_WAIT_H_
+#endif  // DDP_COMMON_PEER_WAIT_H_
