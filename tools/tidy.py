@@ -359,7 +359,7 @@ ROOMS = {
     "base/process": "starting, finding and holding a process",
     "ddp": "the library that a trainer links: wrapper, process group, join, hooks",
     "ddp/comm": "the collectives: the communicator and its backends",
-    "ddp/common": "what every room of ddp/ names: errors, ReduceOp, glog beside torch",
+    "ddp/common": "what every room of ddp/ names: errors, ReduceOp, peer waits, glog beside torch",
     "ddp/health": "what is known of a group's failures, and what a call on the group throws",
     "ddp/join": "what the ranks of a Join decide, and the events that they announce",
     "ddp/reducer": "what happens to gradients: the decisions of a pass, the plan, the buckets",

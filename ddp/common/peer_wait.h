@@ -1,3 +1,6 @@
+// The seam between the collectives and the health page: ddp/comm notifies an observer of its waits,
+// and elastic/worker sets the observer, which writes the page. ddp/ so needs nothing of elastic/.
+// Free of LibTorch.
 #ifndef DDP_COMMON_PEER_WAIT_H_
 #define DDP_COMMON_PEER_WAIT_H_
 
@@ -6,8 +9,7 @@
 namespace ddp {
 
 // Observes when a thread of this process waits for other ranks. The observer can so distinguish
-// a rank that works from a rank that waits for a peer. ddp/ notifies the observer through
-// PeerWaitScope, and so does not depend on its implementation.
+// a rank that works from a rank that waits for a peer.
 class PeerWaitObserver {
  public:
   virtual ~PeerWaitObserver() = default;
