@@ -262,6 +262,16 @@ BANS = [
         r"\bfor \([^;\n]* : \*[\w.>-]+\(\)\)",
         "name the value first: what a temporary holds is gone before the loop begins",
     ),
+    Ban(
+        r"\bgetaddrinfo\s*\(",
+        "call ResolveHost() of base/host_addresses.h",
+        allowed={"base/host_addresses.cc": "the function itself"},
+    ),
+    Ban(
+        r"\bSYS_pidfd_\w+",
+        "call OpenPidfd() and SignalPidfd() of base/process/pidfd.h",
+        allowed={"base/process/pidfd.cc": "the functions themselves"},
+    ),
     Ban(r"^\s*using namespace\b", "name what is used", lambda f: f.is_header),
     Ban(r"\b(system|popen|tmpnam|mktemp|strtok|sprintf|gets)\s*\(", "use a safe call"),
 ]

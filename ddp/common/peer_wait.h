@@ -1,5 +1,5 @@
 // The seam between the collectives and the health page: ddp/comm notifies an observer of its waits,
-// and elastic/worker sets the observer, which writes the page. ddp/ so needs nothing of elastic/.
+// and elastic/worker sets the observer, which writes the page. So ddp/ does not depend on elastic/.
 // Free of LibTorch.
 #ifndef DDP_COMMON_PEER_WAIT_H_
 #define DDP_COMMON_PEER_WAIT_H_
