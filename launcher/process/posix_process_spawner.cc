@@ -18,6 +18,7 @@
 #include "base/process/close_on_exec.h"
 #include "base/process/pidfd.h"
 #include "base/status_macros.h"
+#include "elastic/error_file/error_record.h"
 #include "launcher/output/line_prefix.h"
 #include "launcher/output/printable.h"
 
@@ -29,7 +30,6 @@ constexpr absl::Duration kHuntPause = absl::Milliseconds(20);
 // Maximum of passes in a row that find strays which end at once. A program that forks faster must
 // not block the event loop.
 constexpr int kMostLooks = 8;
-constexpr char kErrorFileVariable[] = "TORCHELASTIC_ERROR_FILE";
 
 absl::Status ErrnoStatus(const std::string& what) {
   const std::string text = absl::StrCat(what, ": ", std::strerror(errno));
@@ -317,7 +317,7 @@ void PosixProcessSpawner::StartProcess() {
   }
   std::vector<std::string> argv = starting.spec.argv;
   std::map<std::string, std::string> changes = starting.spec.environment;
-  changes[kErrorFileVariable] = outputs.files.error_file;
+  changes[elastic::kErrorFileVariable] = outputs.files.error_file;
   std::vector<std::string> environment = MergedEnvironment(changes);
   WorkerSetup setup;
   setup.argv = ExecPointers(argv);
