@@ -13,7 +13,7 @@
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
 #include "store/redis/percent_encoding.h"
-#include "store/redis/redis_reply.h"
+#include "store/redis/wire/redis_reply.h"
 
 namespace ddp::elastic {
 namespace {

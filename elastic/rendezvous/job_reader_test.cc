@@ -12,7 +12,7 @@
 #include "gtest/gtest.h"
 #include "store/redis/redis_connection.h"
 #include "store/redis/redis_endpoint.h"
-#include "store/redis/redis_reply.h"
+#include "store/redis/wire/redis_reply.h"
 #include "store/redis_server/redis_acl.h"
 #include "testing/redis_fixture.h"
 

@@ -23,7 +23,7 @@
 #include "elastic/rendezvous/rendezvous_scripts.h"
 #include "glog/logging.h"
 #include "store/redis/redis_connection.h"
-#include "store/redis/redis_reply.h"
+#include "store/redis/wire/redis_reply.h"
 
 namespace ddp::elastic {
 namespace {

@@ -20,7 +20,7 @@
 #include "gtest/gtest.h"
 #include "store/redis/redis_connection.h"
 #include "store/redis/redis_endpoint.h"
-#include "store/redis/redis_reply.h"
+#include "store/redis/wire/redis_reply.h"
 #include "store/redis_server/private_redis_server.h"
 #include "testing/scripted_redis_server.h"
 

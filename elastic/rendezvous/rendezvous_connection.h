@@ -15,10 +15,10 @@
 #include "store/redis/redis_caller.h"
 #include "store/redis/redis_dialer.h"
 #include "store/redis/redis_endpoint.h"
-#include "store/redis/redis_push_splitter.h"
-#include "store/redis/redis_reply.h"
-#include "store/redis/redis_reply_reader.h"
 #include "store/redis/redis_script.h"
+#include "store/redis/wire/redis_push_splitter.h"
+#include "store/redis/wire/redis_reply.h"
+#include "store/redis/wire/redis_reply_reader.h"
 
 namespace ddp::elastic {
 

@@ -23,8 +23,8 @@
 #include "store/redis/redis_caller.h"
 #include "store/redis/redis_connection.h"
 #include "store/redis/redis_endpoint.h"
-#include "store/redis/redis_reply.h"
 #include "store/redis/redis_script.h"
+#include "store/redis/wire/redis_reply.h"
 #include "testing/redis_fixture.h"
 #include "testing/scripted_redis_server.h"
 

@@ -17,7 +17,7 @@
 #include "elastic/rendezvous/rendezvous_scripts.h"
 #include "elastic/rendezvous/round.h"
 #include "store/redis/redis_endpoint.h"
-#include "store/redis/redis_reply.h"
+#include "store/redis/wire/redis_reply.h"
 
 namespace ddp::elastic {
 

@@ -11,7 +11,7 @@
 #include "absl/status/statusor.h"
 #include "elastic/rendezvous/rendezvous.h"
 #include "elastic/rendezvous/round.h"
-#include "store/redis/redis_reply.h"
+#include "store/redis/wire/redis_reply.h"
 
 namespace ddp::elastic {
 

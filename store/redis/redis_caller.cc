@@ -1,7 +1,6 @@
 #include "store/redis/redis_caller.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cstdint>
 #include <random>
 #include <utility>
@@ -14,27 +13,6 @@
 
 namespace ddp::store {
 namespace {
-
-// Appends a mark, a number and a line end: "$5\r\n".
-void AppendHeader(char mark, size_t number, std::string& out) {
-  char digits[24];
-  const std::to_chars_result end = std::to_chars(digits, digits + sizeof(digits), number);
-  out.push_back(mark);
-  out.append(digits, end.ptr);
-  out.append("\r\n");
-}
-
-void AppendCommand(const std::vector<std::string>& args, std::string& out) {
-  size_t size = out.size() + 16;
-  for (const std::string& arg : args) size += arg.size() + 16;
-  if (size > out.capacity()) out.reserve(std::max(size, 2 * out.capacity()));
-  AppendHeader('*', args.size(), out);
-  for (const std::string& arg : args) {
-    AppendHeader('$', arg.size(), out);
-    out.append(arg);
-    out.append("\r\n");
-  }
-}
 
 const RedisReply* FirstPassingRefusal(const std::vector<RedisReply>& replies) {
   for (const RedisReply& reply : replies) {
@@ -65,16 +43,10 @@ absl::Status GiveUp(const absl::Status& last, int attempts, absl::Duration tried
 
 }  // namespace
 
-std::string RedisWireForm(const std::vector<std::vector<std::string>>& commands) {
-  std::string out;
-  for (const std::vector<std::string>& command : commands) AppendCommand(command, out);
-  return out;
-}
-
 absl::StatusOr<RedisReply> RedisCaller::Command(const std::vector<std::string>& args,
                                                 const RedisCallOptions& call) {
   std::string bytes;
-  AppendCommand(args, bytes);
+  AppendRedisCommand(args, bytes);
   DDP_ASSIGN_OR_RETURN(std::vector<RedisReply> replies, Call({.bytes = std::move(bytes),
                                                               .replies = 1,
                                                               .what = args.empty() ? "" : args[0],
@@ -104,9 +76,9 @@ absl::Status RedisCaller::FirstError(const std::vector<RedisReply>& replies) con
 absl::StatusOr<std::vector<RedisReply>> RedisCaller::Transaction(
     const std::vector<std::vector<std::string>>& commands, const RedisCallOptions& call) {
   std::string bytes;
-  AppendCommand({"MULTI"}, bytes);
+  AppendRedisCommand({"MULTI"}, bytes);
   bytes.append(RedisWireForm(commands));
-  AppendCommand({"EXEC"}, bytes);
+  AppendRedisCommand({"EXEC"}, bytes);
   DDP_ASSIGN_OR_RETURN(std::vector<RedisReply> replies, Call({.bytes = std::move(bytes),
                                                               .replies = commands.size() + 2,
                                                               .what = "the transaction",
@@ -129,7 +101,7 @@ absl::StatusOr<RedisReply> RedisCaller::Eval(const RedisScript& script,
   RedisCallOptions left = WithDefaults(call);
   const absl::Time deadline = clock_.Now() + left.total_timeout;
   std::string bytes;
-  AppendCommand(EvalCommand("EVALSHA", script.sha1_hex(), keys, args), bytes);
+  AppendRedisCommand(EvalCommand("EVALSHA", script.sha1_hex(), keys, args), bytes);
   DDP_ASSIGN_OR_RETURN(
       std::vector<RedisReply> replies,
       Call({.bytes = std::move(bytes), .replies = 1, .what = "EVALSHA", .call = left}));

@@ -10,9 +10,9 @@
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "store/redis/redis_endpoint.h"
-#include "store/redis/redis_reply.h"
-#include "store/redis/redis_reply_reader.h"
 #include "store/redis/redis_script.h"
+#include "store/redis/wire/redis_reply.h"
+#include "store/redis/wire/redis_wire.h"
 
 namespace ddp::store {
 
@@ -36,7 +36,7 @@ struct RedisConnectionOptions {
   absl::Duration backoff_max = absl::Seconds(1);
 
   // Limits of a reply. A larger one is treated as an attack or a fault.
-  RedisReplyReader::Limits limits;
+  RedisWire::Limits limits;
 
   // Greets the server in RESP3 (HELLO 3), so that a subscribed client may still run commands. Needs
   // Redis 6 or newer: kFailedPrecondition when the server does not know HELLO.
@@ -59,9 +59,6 @@ struct RedisCallOptions {
   // Replaces total_timeout. Negative: total_timeout.
   absl::Duration total_timeout = absl::Seconds(-1);
 };
-
-// Returns the wire form of `commands`, one after another: each is an array of byte strings.
-std::string RedisWireForm(const std::vector<std::vector<std::string>>& commands);
 
 // The commands of a connection to a Redis server, and the rule when a failed attempt is repeated.
 // The derived class makes one attempt: RedisConnection (one thread) or SharedRedisConnection (any

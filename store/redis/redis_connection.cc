@@ -31,7 +31,9 @@ bool HasReplicaRefusal(const std::vector<RedisReply>& replies) {
 }  // namespace
 
 RedisConnection::RedisConnection(const RedisEndpoint& endpoint, const Options& options)
-    : RedisCaller(endpoint, options), reader_(options.limits) {}
+    : RedisCaller(endpoint, options),
+      wire_(options.resp3 ? RedisWire::Pushes::kDropped : RedisWire::Pushes::kAreReplies,
+            options.limits) {}
 
 RedisConnection::~RedisConnection() = default;
 
@@ -65,8 +67,7 @@ UniqueFd RedisConnection::Release() {
 
 void RedisConnection::Disconnect() {
   fd_.reset();
-  splitter_.Reset();
-  reader_.Reset();
+  wire_.Reset();
 }
 
 absl::Status RedisConnection::Send(const std::vector<std::vector<std::string>>& commands) {
@@ -195,7 +196,7 @@ absl::Status RedisConnection::Write(const std::string& bytes, absl::Time deadlin
 absl::Status RedisConnection::Read(absl::Time deadline, RedisReply& reply) {
   bool may_block = deadline - clock_.Now() > kBlockingReceive;
   while (true) {
-    const absl::StatusOr<bool> complete = reader_.Next(reply);
+    const absl::StatusOr<bool> complete = wire_.NextReply(reply);
     if (!complete.ok()) {
       return absl::Status(
           complete.status().code(),
@@ -215,13 +216,7 @@ absl::Status RedisConnection::Read(absl::Time deadline, RedisReply& reply) {
 absl::Status RedisConnection::ReceiveBytes(bool may_block) {
   char buffer[kReceiveBytes];
   const ssize_t count = recv(fd_.get(), buffer, sizeof(buffer), may_block ? 0 : MSG_DONTWAIT);
-  if (count > 0 && options().resp3) {
-    std::string replies;
-    std::string pushes;
-    DDP_RETURN_IF_ERROR(splitter_.Split(buffer, static_cast<size_t>(count), replies, pushes));
-    return reader_.Feed(replies.data(), replies.size());
-  }
-  if (count > 0) return reader_.Feed(buffer, count);
+  if (count > 0) return wire_.Feed(buffer, static_cast<size_t>(count));
   if (count == 0) {
     return absl::UnavailableError(
         absl::StrCat("Redis at ", endpoint().DebugString(), " closed the connection"));

@@ -13,9 +13,8 @@
 #include "base/unique_fd.h"
 #include "store/redis/redis_caller.h"
 #include "store/redis/redis_endpoint.h"
-#include "store/redis/redis_push_splitter.h"
-#include "store/redis/redis_reply.h"
-#include "store/redis/redis_reply_reader.h"
+#include "store/redis/wire/redis_reply.h"
+#include "store/redis/wire/redis_wire.h"
 
 namespace ddp::store {
 
@@ -106,8 +105,7 @@ class RedisConnection final : public RedisCaller {
   absl::Time name_due_ = absl::InfiniteFuture();  // when its name is to be looked up again
 
   UniqueFd fd_;
-  RedisPushSplitter splitter_;  // used with Options::resp3
-  RedisReplyReader reader_;
+  RedisWire wire_;
 };
 
 }  // namespace ddp::store

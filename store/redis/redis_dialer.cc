@@ -12,8 +12,8 @@
 #include "glog/logging.h"
 #include "store/redis/redis_errors.h"
 #include "store/redis/redis_greeting.h"
-#include "store/redis/redis_reply.h"
 #include "store/redis/redis_socket.h"
+#include "store/redis/wire/redis_reply.h"
 
 namespace ddp::store {
 namespace {

@@ -17,8 +17,8 @@
 #include "base/unique_fd.h"
 #include "store/redis/redis_caller.h"
 #include "store/redis/redis_endpoint.h"
-#include "store/redis/redis_push_splitter.h"
-#include "store/redis/redis_reply_reader.h"
+#include "store/redis/wire/redis_push_splitter.h"
+#include "store/redis/wire/redis_reply_reader.h"
 
 namespace ddp::store {
 

@@ -7,7 +7,7 @@
 
 #include "absl/status/status.h"
 #include "store/redis/redis_endpoint.h"
-#include "store/redis/redis_reply.h"
+#include "store/redis/wire/redis_reply.h"
 
 namespace ddp::store {
 

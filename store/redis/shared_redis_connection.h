@@ -22,9 +22,9 @@
 #include "base/unique_fd.h"
 #include "store/redis/redis_caller.h"
 #include "store/redis/redis_connection.h"
-#include "store/redis/redis_push_splitter.h"
-#include "store/redis/redis_reply.h"
-#include "store/redis/redis_reply_reader.h"
+#include "store/redis/wire/redis_push_splitter.h"
+#include "store/redis/wire/redis_reply.h"
+#include "store/redis/wire/redis_reply_reader.h"
 
 namespace ddp::store {
 

@@ -17,7 +17,7 @@
 #include "gtest/gtest.h"
 #include "store/redis/redis_caller.h"
 #include "store/redis/redis_endpoint.h"
-#include "store/redis/redis_reply.h"
+#include "store/redis/wire/redis_reply.h"
 #include "testing/redis_fail_over.h"
 #include "testing/redis_fixture.h"
 #include "testing/scripted_redis_server.h"

@@ -56,9 +56,9 @@
 #include "base/mutex.h"
 #include "store/redis/redis_caller.h"
 #include "store/redis/redis_endpoint.h"
-#include "store/redis/redis_reply.h"
 #include "store/redis/redis_script.h"
 #include "store/redis/shared_redis_connection.h"
+#include "store/redis/wire/redis_reply.h"
 
 namespace ddp::store {
 

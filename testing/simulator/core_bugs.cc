@@ -19,7 +19,7 @@
 #include "elastic/rendezvous/rendezvous.h"
 #include "elastic/rendezvous/rendezvous_core.h"
 #include "elastic/rendezvous/rendezvous_scripts.h"
-#include "store/redis/redis_reply.h"
+#include "store/redis/wire/redis_reply.h"
 
 namespace ddp::testing {
 namespace {

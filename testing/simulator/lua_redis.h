@@ -7,8 +7,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "store/redis/redis_reply.h"
 #include "store/redis/redis_script.h"
+#include "store/redis/wire/redis_reply.h"
 #include "testing/simulator/memory_database.h"
 
 namespace ddp::testing {

@@ -14,8 +14,8 @@
 #include "absl/strings/str_split.h"
 #include "absl/types/span.h"
 #include "store/redis/redis_connection.h"
-#include "store/redis/redis_reply.h"
 #include "store/redis/redis_script.h"
+#include "store/redis/wire/redis_reply.h"
 #include "testing/redis_fixture.h"
 #include "testing/simulator/memory_database.h"
 

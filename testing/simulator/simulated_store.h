@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "store/redis/redis_reply.h"
 #include "store/redis/redis_script.h"
+#include "store/redis/wire/redis_reply.h"
 #include "testing/simulator/event_queue.h"
 #include "testing/simulator/lua_redis.h"
 #include "testing/simulator/memory_database.h"

@@ -11,7 +11,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "elastic/agent/job_result.h"
-#include "store/redis/redis_reply.h"
+#include "store/redis/wire/redis_reply.h"
 #include "testing/simulator/event_queue.h"
 #include "testing/simulator/job_checker.h"
 #include "testing/simulator/random.h"

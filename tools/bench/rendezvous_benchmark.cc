@@ -46,7 +46,7 @@
 #include "base/clock.h"
 #include "base/unique_fd.h"
 #include "store/redis/redis_connection.h"
-#include "store/redis/redis_reply.h"
+#include "store/redis/wire/redis_reply.h"
 #include "testing/redis_fixture.h"
 #include "tools/bench/rendezvous_agents.h"
 

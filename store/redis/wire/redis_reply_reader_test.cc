@@ -1,4 +1,4 @@
-#include "store/redis/redis_reply_reader.h"
+#include "store/redis/wire/redis_reply_reader.h"
 
 #include <optional>
 #include <random>
@@ -10,7 +10,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
-#include "store/redis/redis_reply.h"
+#include "store/redis/wire/redis_reply.h"
 
 namespace ddp::store {
 namespace {

@@ -1,4 +1,4 @@
-#include "store/redis/redis_push_splitter.h"
+#include "store/redis/wire/redis_push_splitter.h"
 
 #include <string.h>
 

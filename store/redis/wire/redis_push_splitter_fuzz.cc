@@ -1,7 +1,7 @@
 // The bytes of a Redis connection with pushes. The two streams do not depend on the pieces in which
 // the bytes came. They hold no more than a small multiple of the bytes, and are RESP2 to a second
 // splitter.
-#include "store/redis/redis_push_splitter.h"
+#include "store/redis/wire/redis_push_splitter.h"
 
 #include <glog/logging.h>
 

@@ -1,5 +1,5 @@
-#ifndef DDP_STORE_REDIS_REDIS_PUSH_SPLITTER_H_
-#define DDP_STORE_REDIS_REDIS_PUSH_SPLITTER_H_
+#ifndef DDP_STORE_REDIS_WIRE_REDIS_PUSH_SPLITTER_H_
+#define DDP_STORE_REDIS_WIRE_REDIS_PUSH_SPLITTER_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -50,4 +50,4 @@ class RedisPushSplitter {
 
 }  // namespace ddp::store
 
-#endif  // DDP_STORE_REDIS_REDIS_PUSH_SPLITTER_H_
+#endif  // DDP_STORE_REDIS_WIRE_REDIS_PUSH_SPLITTER_H_

@@ -1,12 +1,12 @@
-#ifndef DDP_STORE_REDIS_REDIS_REPLY_READER_H_
-#define DDP_STORE_REDIS_REDIS_REPLY_READER_H_
+#ifndef DDP_STORE_REDIS_WIRE_REDIS_REPLY_READER_H_
+#define DDP_STORE_REDIS_WIRE_REDIS_REPLY_READER_H_
 
 #include <cstddef>
 #include <memory>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "store/redis/redis_reply.h"
+#include "store/redis/wire/redis_reply.h"
 
 struct redisReader;
 
@@ -53,4 +53,4 @@ class RedisReplyReader {
 
 }  // namespace ddp::store
 
-#endif  // DDP_STORE_REDIS_REDIS_REPLY_READER_H_
+#endif  // DDP_STORE_REDIS_WIRE_REDIS_REPLY_READER_H_

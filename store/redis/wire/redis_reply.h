@@ -1,5 +1,5 @@
-#ifndef DDP_STORE_REDIS_REDIS_REPLY_H_
-#define DDP_STORE_REDIS_REDIS_REPLY_H_
+#ifndef DDP_STORE_REDIS_WIRE_REDIS_REPLY_H_
+#define DDP_STORE_REDIS_WIRE_REDIS_REPLY_H_
 
 #include <cstdint>
 #include <string>
@@ -73,4 +73,4 @@ class RedisReply {
 
 }  // namespace ddp::store
 
-#endif  // DDP_STORE_REDIS_REDIS_REPLY_H_
+#endif  // DDP_STORE_REDIS_WIRE_REDIS_REPLY_H_

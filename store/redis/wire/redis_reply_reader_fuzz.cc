@@ -1,6 +1,6 @@
 // The bytes of a Redis connection. The replies do not depend on the pieces in which their bytes
 // came, stay within the limits, and can be written and parsed again.
-#include "store/redis/redis_reply_reader.h"
+#include "store/redis/wire/redis_reply_reader.h"
 
 #include <glog/logging.h>
 
@@ -9,7 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "store/redis/redis_reply.h"
+#include "store/redis/wire/redis_reply.h"
 #include "testing/fuzz_target.h"
 
 namespace ddp::store {

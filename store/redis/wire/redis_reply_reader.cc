@@ -1,4 +1,4 @@
-#include "store/redis/redis_reply_reader.h"
+#include "store/redis/wire/redis_reply_reader.h"
 
 #include <hiredis/read.h>
 

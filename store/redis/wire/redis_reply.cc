@@ -1,4 +1,4 @@
-#include "store/redis/redis_reply.h"
+#include "store/redis/wire/redis_reply.h"
 
 #include <utility>
 
