@@ -10,7 +10,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
-#include "absl/types/span.h"
 #include "base/status_macros.h"
 #include "store/redis/redis_errors.h"
 #include "store/redis/redis_socket.h"
@@ -38,8 +37,7 @@ RendezvousConnection::RendezvousConnection(const store::RedisEndpoint& endpoint,
       loop_(loop),
       callbacks_(std::move(callbacks)),
       dialer_(endpoint, options_, loop),
-      replies_(options.limits),
-      pushes_(options.limits) {}
+      wire_(store::RedisWire::Pushes::kKept, options.limits) {}
 
 RendezvousConnection::~RendezvousConnection() { Close(); }
 
@@ -108,7 +106,7 @@ void RendezvousConnection::SendCall() {
         absl::StrCat("no reply from Redis at ", endpoint_.DebugString(), " in ",
                      absl::FormatDuration(options_.command_timeout))));
   });
-  Send({Awaited::Kind::kCall, ""}, std::move(words));
+  Send({Awaited::Kind::kCall, ""}, words);
 }
 
 void RendezvousConnection::AskForChannel() {
@@ -121,9 +119,9 @@ void RendezvousConnection::AskForChannel() {
   Send({Awaited::Kind::kSubscribe, channel_}, {"SUBSCRIBE", channel_});
 }
 
-void RendezvousConnection::Send(Awaited awaited, std::vector<std::string> words) {
+void RendezvousConnection::Send(Awaited awaited, const std::vector<std::string>& words) {
   awaited_.push_back(std::move(awaited));
-  out_ += store::RedisWireForm({std::move(words)});
+  store::AppendRedisCommand(words, out_);
   Flush();
 }
 
@@ -177,12 +175,7 @@ absl::Status RendezvousConnection::Read() {
     if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) return absl::OkStatus();
     return store::ConnectionError("the connection broke to", endpoint_, errno);
   }
-  std::string replies;
-  std::string pushes;
-  DDP_RETURN_IF_ERROR(splitter_.Split(buffer, static_cast<size_t>(count), replies, pushes));
-  if (!pushes.empty()) DDP_RETURN_IF_ERROR(pushes_.Feed(pushes.data(), pushes.size()));
-  if (!replies.empty()) DDP_RETURN_IF_ERROR(replies_.Feed(replies.data(), replies.size()));
-  return absl::OkStatus();
+  return wire_.Feed(buffer, static_cast<size_t>(count));
 }
 
 void RendezvousConnection::TakeTurn() {
@@ -204,32 +197,35 @@ void RendezvousConnection::TakeTurn() {
 // that subscription.
 absl::StatusOr<bool> RendezvousConnection::TakeNext() {
   const bool call_is_next = !awaited_.empty() && awaited_.front().kind == Awaited::Kind::kCall;
-  store::RedisReply next;
   if (call_is_next) {
-    DDP_ASSIGN_OR_RETURN(const bool replied, Next(replies_, next));
-    if (replied) {
-      DDP_RETURN_IF_ERROR(TakeReply(std::move(next)));
-      return true;
-    }
+    DDP_ASSIGN_OR_RETURN(const bool replied, TakeNextReply());
+    if (replied) return true;
   }
-  DDP_ASSIGN_OR_RETURN(const bool pushed, Next(pushes_, next));
-  if (pushed) {
-    TakePush(next);
-    return true;
-  }
-  if (call_is_next) return false;
-  DDP_ASSIGN_OR_RETURN(const bool replied, Next(replies_, next));
-  if (replied) DDP_RETURN_IF_ERROR(TakeReply(std::move(next)));
+  DDP_ASSIGN_OR_RETURN(const bool pushed, TakeNextPush());
+  if (pushed || call_is_next) return pushed;
+  return TakeNextReply();
+}
+
+absl::StatusOr<bool> RendezvousConnection::TakeNextReply() {
+  store::RedisReply reply;
+  const absl::StatusOr<bool> replied = wire_.NextReply(reply);
+  if (!replied.ok()) return Named(replied.status());
+  if (*replied) DDP_RETURN_IF_ERROR(TakeReply(std::move(reply)));
   return replied;
 }
 
-absl::StatusOr<bool> RendezvousConnection::Next(store::RedisReplyReader& reader,
-                                                store::RedisReply& next) {
-  absl::StatusOr<bool> complete = reader.Next(next);
-  if (complete.ok()) return complete;
-  const absl::Status& why = complete.status();
-  return absl::Status(why.code(),
-                      absl::StrCat("Redis at ", endpoint_.DebugString(), ": ", why.message()));
+absl::StatusOr<bool> RendezvousConnection::TakeNextPush() {
+  store::RedisPush push;
+  const absl::StatusOr<bool> pushed = wire_.NextPush(push);
+  if (!pushed.ok()) return Named(pushed.status());
+  if (*pushed) TakePush(push);
+  return pushed;
+}
+
+// Returns the wire's error with the name of the server.
+absl::Status RendezvousConnection::Named(const absl::Status& wire_error) const {
+  return absl::Status(wire_error.code(), absl::StrCat("Redis at ", endpoint_.DebugString(), ": ",
+                                                      wire_error.message()));
 }
 
 absl::Status RendezvousConnection::TakeReply(store::RedisReply reply) {
@@ -267,25 +263,23 @@ void RendezvousConnection::OnReply(store::RedisReply reply) {
   call.done(std::move(reply));
 }
 
-void RendezvousConnection::TakePush(const store::RedisReply& push) {
-  const absl::StatusOr<absl::Span<const store::RedisReply>> parts = push.AsArray();
-  if (!parts.ok() || parts->size() != 3) return;
-  const std::string kind = (*parts)[0].AsString().value_or("");
-  const std::string name = (*parts)[1].AsString().value_or("");
-  if (kind == "message") {
+void RendezvousConnection::TakePush(const store::RedisPush& push) {
+  using Kind = store::RedisPush::Kind;
+  if (push.kind == Kind::kMessage) {
     // A message of an earlier channel is dropped.
-    if (listening_ && name == channel_) callbacks_.on_push((*parts)[2].AsString().value_or(""));
+    if (listening_ && push.channel == channel_) callbacks_.on_push(push.text);
     return;
   }
-  if (kind != "subscribe" && kind != "unsubscribe") return;
+  if (push.kind == Kind::kOther) return;
   const Awaited::Kind confirmed =
-      kind == "subscribe" ? Awaited::Kind::kSubscribe : Awaited::Kind::kUnsubscribe;
+      push.kind == Kind::kSubscribed ? Awaited::Kind::kSubscribe : Awaited::Kind::kUnsubscribe;
   const auto asked = std::find_if(awaited_.begin(), awaited_.end(), [&](const Awaited& awaited) {
-    return awaited.kind == confirmed && awaited.channel == name;
+    return awaited.kind == confirmed && awaited.channel == push.channel;
   });
   if (asked == awaited_.end()) return;
   awaited_.erase(asked);
-  if (confirmed == Awaited::Kind::kUnsubscribe || name != channel_ || Awaits(confirmed, name)) {
+  if (confirmed == Awaited::Kind::kUnsubscribe || push.channel != channel_ ||
+      Awaits(confirmed, push.channel)) {
     return;
   }
   loop_->CancelTimer(std::exchange(confirm_timer_, 0));
@@ -332,9 +326,7 @@ void RendezvousConnection::Close() {
   fd_.reset();
   out_.clear();
   awaited_.clear();
-  splitter_.Reset();
-  replies_.Reset();
-  pushes_.Reset();
+  wire_.Reset();
 }
 
 }  // namespace ddp::elastic

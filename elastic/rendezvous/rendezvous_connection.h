@@ -16,9 +16,8 @@
 #include "store/redis/redis_dialer.h"
 #include "store/redis/redis_endpoint.h"
 #include "store/redis/redis_script.h"
-#include "store/redis/wire/redis_push_splitter.h"
 #include "store/redis/wire/redis_reply.h"
-#include "store/redis/wire/redis_reply_reader.h"
+#include "store/redis/wire/redis_wire.h"
 
 namespace ddp::elastic {
 
@@ -94,7 +93,7 @@ class RendezvousConnection {
   bool Ready();
   void SendCall();
   void AskForChannel();
-  void Send(Awaited awaited, std::vector<std::string> words);
+  void Send(Awaited awaited, const std::vector<std::string>& words);
   void Flush();
   void WatchFor(uint32_t events);
 
@@ -102,10 +101,12 @@ class RendezvousConnection {
   absl::Status Read();
   void TakeTurn();
   absl::StatusOr<bool> TakeNext();
-  absl::StatusOr<bool> Next(store::RedisReplyReader& reader, store::RedisReply& next);
+  absl::StatusOr<bool> TakeNextReply();
+  absl::StatusOr<bool> TakeNextPush();
+  absl::Status Named(const absl::Status& wire_error) const;
   absl::Status TakeReply(store::RedisReply reply);
   void OnReply(store::RedisReply reply);
-  void TakePush(const store::RedisReply& push);
+  void TakePush(const store::RedisPush& push);
   bool Awaits(Awaited::Kind kind, const std::string& channel) const;
   void EndSubscription(const absl::Status& why);
 
@@ -126,9 +127,7 @@ class RendezvousConnection {
   uint32_t watched_events_ = 0;
   std::string out_;  // bytes that the socket has not accepted yet
   std::deque<Awaited> awaited_;
-  store::RedisPushSplitter splitter_;
-  store::RedisReplyReader replies_;
-  store::RedisReplyReader pushes_;
+  store::RedisWire wire_;
   EventLoop::TimerId turn_timer_ = 0;   // set while received data waits to be handled
   EventLoop::TimerId break_timer_ = 0;  // set while Break() is scheduled
 

@@ -28,7 +28,12 @@ constexpr absl::Duration kFirstNamePause = absl::Seconds(1);
 
 RedisDialer::RedisDialer(const RedisEndpoint& endpoint, const RedisConnectionOptions& options,
                          EventLoop* loop)
-    : endpoint_(endpoint), options_(options), loop_(loop), reader_(options.limits) {
+    : endpoint_(endpoint),
+      options_(options),
+      loop_(loop),
+      // Nothing is subscribed during the greeting, so there is no push to keep.
+      wire_(options.resp3 ? RedisWire::Pushes::kDropped : RedisWire::Pushes::kAreReplies,
+            options.limits) {
   if (endpoint_.is_unix()) {
     addresses_ = {""};
   } else if (IsNumericAddress(endpoint_.host)) {
@@ -124,8 +129,7 @@ void RedisDialer::OnConnected() {
     last_ = connected;
     return ConnectNext();
   }
-  splitter_.Reset();
-  reader_.Reset();
+  wire_.Reset();
   replies_ = 0;
   greeting_ = RedisGreeting(endpoint_, options_.client_name, options_.resp3);
   const std::string bytes = RedisWireForm(greeting_);
@@ -158,16 +162,10 @@ absl::StatusOr<bool> RedisDialer::ReadGreeting() {
     if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) return false;
     return ConnectionError("the connection broke to", endpoint_, errno);
   }
-  std::string replies(buffer, static_cast<size_t>(count));
-  if (options_.resp3) {
-    replies.clear();
-    std::string pushes;  // none: nothing is subscribed yet
-    DDP_RETURN_IF_ERROR(splitter_.Split(buffer, static_cast<size_t>(count), replies, pushes));
-  }
-  DDP_RETURN_IF_ERROR(reader_.Feed(replies.data(), replies.size()));
+  DDP_RETURN_IF_ERROR(wire_.Feed(buffer, static_cast<size_t>(count)));
   while (replies_ < greeting_.size()) {
     RedisReply reply;
-    DDP_ASSIGN_OR_RETURN(const bool complete, reader_.Next(reply));
+    DDP_ASSIGN_OR_RETURN(const bool complete, wire_.NextReply(reply));
     if (!complete) return false;
     DDP_RETURN_IF_ERROR(JudgeGreeting(greeting_[replies_++], reply, endpoint_));
   }

@@ -17,8 +17,7 @@
 #include "base/unique_fd.h"
 #include "store/redis/redis_caller.h"
 #include "store/redis/redis_endpoint.h"
-#include "store/redis/wire/redis_push_splitter.h"
-#include "store/redis/wire/redis_reply_reader.h"
+#include "store/redis/wire/redis_wire.h"
 
 namespace ddp::store {
 
@@ -90,9 +89,8 @@ class RedisDialer {
   EventLoop::TimerId timer_ = 0;
   absl::Status last_;  // error of the last address
   std::vector<std::vector<std::string>> greeting_;
-  size_t replies_ = 0;          // replies to it so far
-  RedisPushSplitter splitter_;  // with options_.resp3
-  RedisReplyReader reader_;
+  size_t replies_ = 0;  // replies to it so far
+  RedisWire wire_;
 };
 
 }  // namespace ddp::store

@@ -31,19 +31,13 @@ absl::Status Own(const absl::Status& status) {
   return absl::Status(status.code(), std::string(status.message()));
 }
 
-std::string TextOf(const RedisReply& reply) {
-  const absl::StatusOr<std::string> text = reply.AsString();
-  return text.ok() ? *text : "";
-}
-
 }  // namespace
 
 SharedRedisConnection::SharedRedisConnection(const RedisEndpoint& endpoint,
                                              const RedisConnectionOptions& options)
     : RedisCaller(endpoint, options),
       dialer_(RedisConnection::Unconnected(endpoint, options)),
-      replies_(options.limits),
-      pushes_(options.limits) {}
+      wire_(RedisWire::Pushes::kKept, options.limits) {}
 
 SharedRedisConnection::~SharedRedisConnection() = default;
 
@@ -117,9 +111,7 @@ absl::Status SharedRedisConnection::Dial(absl::Time deadline) {
     return fd.status();
   }
   fd_ = *std::move(fd);
-  splitter_.Reset();
-  replies_.Reset();
-  pushes_.Reset();
+  wire_.Reset();
   // Requests need not wait for HELLO's reply: TakeReply() checks it.
   DDP_RETURN_IF_ERROR(BeginWriting(deadline));
   Expect(Exchange::Kind::kHello, "", 1);
@@ -352,22 +344,19 @@ bool SharedRedisConnection::Received(const char* data, ssize_t count, int error)
 }
 
 absl::Status SharedRedisConnection::Dispatch(const char* data, size_t size) {
-  std::string replies;
-  std::string pushes;
-  DDP_RETURN_IF_ERROR(splitter_.Split(data, size, replies, pushes));
-  RedisReply next;
+  DDP_RETURN_IF_ERROR(wire_.Feed(data, size));
   // Pushes first: a subscription is confirmed before the reply to a question asked after it.
-  if (!pushes.empty()) DDP_RETURN_IF_ERROR(pushes_.Feed(pushes.data(), pushes.size()));
+  RedisPush push;
   while (true) {
-    DDP_ASSIGN_OR_RETURN(const bool complete, pushes_.Next(next));
+    DDP_ASSIGN_OR_RETURN(const bool complete, wire_.NextPush(push));
     if (!complete) break;
-    DDP_RETURN_IF_ERROR(TakePush(next));
+    TakePush(push);
   }
-  if (!replies.empty()) DDP_RETURN_IF_ERROR(replies_.Feed(replies.data(), replies.size()));
+  RedisReply reply;
   while (true) {
-    DDP_ASSIGN_OR_RETURN(const bool complete, replies_.Next(next));
+    DDP_ASSIGN_OR_RETURN(const bool complete, wire_.NextReply(reply));
     if (!complete) return absl::OkStatus();
-    DDP_RETURN_IF_ERROR(TakeReply(std::move(next)));
+    DDP_RETURN_IF_ERROR(TakeReply(std::move(reply)));
   }
 }
 
@@ -405,26 +394,22 @@ absl::Status SharedRedisConnection::TakeReply(RedisReply reply) {
   return conversing_ == 0 ? Own(leaving_) : absl::OkStatus();
 }
 
-absl::Status SharedRedisConnection::TakePush(const RedisReply& push) {
-  DDP_ASSIGN_OR_RETURN(const absl::Span<const RedisReply> parts, push.AsArray());
-  if (parts.size() != 3) return absl::OkStatus();
-  const std::string kind = TextOf(parts[0]);
-  const std::string name = TextOf(parts[1]);
-  if (kind == "message") {
-    const auto channel = channels_.find(name);
-    if (channel == channels_.end()) return absl::OkStatus();  // unsubscribed since
+void SharedRedisConnection::TakePush(const RedisPush& push) {
+  if (push.kind == RedisPush::Kind::kMessage) {
+    const auto channel = channels_.find(push.channel);
+    if (channel == channels_.end()) return;  // unsubscribed since
     ++channel->second.messages;
     for (Waiter* const waiter : channel->second.waiters) Finish(waiter);
-    return absl::OkStatus();
+    return;
   }
   const auto is_confirmed = [&](const std::shared_ptr<Exchange>& exchange) {
-    return exchange->channel == name &&
-           ((exchange->kind == Exchange::Kind::kSubscribe && kind == "subscribe") ||
-            (exchange->kind == Exchange::Kind::kUnsubscribe && kind == "unsubscribe"));
+    return exchange->channel == push.channel && ((exchange->kind == Exchange::Kind::kSubscribe &&
+                                                  push.kind == RedisPush::Kind::kSubscribed) ||
+                                                 (exchange->kind == Exchange::Kind::kUnsubscribe &&
+                                                  push.kind == RedisPush::Kind::kUnsubscribed));
   };
   const auto exchange = std::find_if(exchanges_.begin(), exchanges_.end(), is_confirmed);
   if (exchange != exchanges_.end()) exchanges_.erase(exchange);
-  return absl::OkStatus();
 }
 
 // Subscriptions. ---------------------------------------------------------------------------------

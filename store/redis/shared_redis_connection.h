@@ -22,9 +22,8 @@
 #include "base/unique_fd.h"
 #include "store/redis/redis_caller.h"
 #include "store/redis/redis_connection.h"
-#include "store/redis/wire/redis_push_splitter.h"
 #include "store/redis/wire/redis_reply.h"
-#include "store/redis/wire/redis_reply_reader.h"
+#include "store/redis/wire/redis_wire.h"
 
 namespace ddp::store {
 
@@ -149,7 +148,7 @@ class SharedRedisConnection final : public RedisCaller {
   bool Received(const char* data, ssize_t count, int error) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status Dispatch(const char* data, size_t size) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status TakeReply(RedisReply reply) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status TakePush(const RedisReply& push) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void TakePush(const RedisPush& push) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   static void Finish(Waiter* waiter);
 
   // Subscriptions.
@@ -182,9 +181,7 @@ class SharedRedisConnection final : public RedisCaller {
   int64_t epoch_ ABSL_GUARDED_BY(mutex_) = 0;  // number of connections that have broken
   absl::Status last_error_ ABSL_GUARDED_BY(mutex_);
 
-  RedisPushSplitter splitter_ ABSL_GUARDED_BY(mutex_);
-  RedisReplyReader replies_ ABSL_GUARDED_BY(mutex_);
-  RedisReplyReader pushes_ ABSL_GUARDED_BY(mutex_);
+  RedisWire wire_ ABSL_GUARDED_BY(mutex_);
   std::deque<std::shared_ptr<Exchange>> exchanges_ ABSL_GUARDED_BY(mutex_);  // in send order
   std::map<std::string, Channel> channels_ ABSL_GUARDED_BY(mutex_);
   std::list<Waiter*> followers_ ABSL_GUARDED_BY(mutex_);  // waiting while another thread reads
