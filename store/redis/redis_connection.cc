@@ -19,8 +19,6 @@ namespace {
 constexpr size_t kReceiveBytes = 32 * 1024;
 // recv() itself blocks for this long before poll() is used. This saves a system call.
 constexpr absl::Duration kBlockingReceive = absl::Milliseconds(100);
-// Pause between two lookups of the name of a server that is away.
-constexpr absl::Duration kNamePause = absl::Seconds(30);
 
 bool HasReplicaRefusal(const std::vector<RedisReply>& replies) {
   return std::any_of(replies.begin(), replies.end(), [](const RedisReply& reply) {
@@ -32,6 +30,7 @@ bool HasReplicaRefusal(const std::vector<RedisReply>& replies) {
 
 RedisConnection::RedisConnection(const RedisEndpoint& endpoint, const Options& options)
     : RedisCaller(endpoint, options),
+      locator_(endpoint, {}),
       wire_(options.resp3 ? RedisWire::Pushes::kDropped : RedisWire::Pushes::kAreReplies,
             options.limits) {}
 
@@ -123,19 +122,19 @@ absl::StatusOr<std::vector<RedisReply>> RedisConnection::Exchange(const Request&
   return result;
 }
 
-// Connects a socket. The lookup of a host's name may take many seconds in a broken network and
-// cannot be interrupted. So each attempt uses the server's last address, and looks up the name only
-// once per kNamePause.
+// Connects a socket: at the known address, or by the name when it is due. The lookup of the name is
+// a part of ConnectSocket() and cannot be interrupted.
 absl::StatusOr<UniqueFd> RedisConnection::ConnectAgain(absl::Time deadline) {
   const absl::Time now = clock_.Now();
-  RedisEndpoint target = endpoint();
-  if (!known_address_.empty() && now < name_due_) target.host = known_address_;
-  absl::StatusOr<UniqueFd> fd = ConnectSocket(target, deadline);
+  const bool by_name = locator_.NameIsDue(now);
+  absl::StatusOr<UniqueFd> fd =
+      ConnectSocket(by_name ? endpoint() : locator_.NextTarget(), deadline);
   if (fd.ok()) {
-    known_address_ = PeerAddress(fd->get());
-    name_due_ = absl::InfiniteFuture();
-  } else if (now >= name_due_ || name_due_ == absl::InfiniteFuture()) {
-    name_due_ = now + kNamePause;
+    locator_.Reached(PeerAddress(fd->get()));
+  } else if (by_name) {
+    locator_.NameFailed(fd.status(), now);
+  } else {
+    locator_.Lost(now);
   }
   return fd;
 }

@@ -13,6 +13,7 @@
 #include "base/unique_fd.h"
 #include "store/redis/redis_caller.h"
 #include "store/redis/redis_endpoint.h"
+#include "store/redis/server_locator.h"
 #include "store/redis/wire/redis_reply.h"
 #include "store/redis/wire/redis_wire.h"
 
@@ -75,7 +76,7 @@ class RedisConnection final : public RedisCaller {
 
   // Records that the server at the known address is not the master. The next attempt to connect
   // looks up the host's name, however recent the last lookup is.
-  void Doubt() { name_due_ = absl::InfinitePast(); }
+  void Doubt() { locator_.Doubt(); }
 
   // For a caller that speaks to the server itself. Closes this object's connection. Makes one
   // attempt, by `deadline`, to connect and greet (AUTH, SELECT, PING; with Options::resp3, HELLO),
@@ -101,9 +102,7 @@ class RedisConnection final : public RedisCaller {
 
   const MonotonicClock clock_;
 
-  std::string known_address_;  // last address of the server; empty: none yet, or a unix socket
-  absl::Time name_due_ = absl::InfiniteFuture();  // when its name is to be looked up again
-
+  ServerLocator locator_;
   UniqueFd fd_;
   RedisWire wire_;
 };

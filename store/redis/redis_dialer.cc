@@ -19,8 +19,6 @@ namespace ddp::store {
 namespace {
 
 constexpr size_t kReceiveBytes = 4096;
-// Pause between two lookups of the name of a server that is away.
-constexpr absl::Duration kNamePause = absl::Seconds(30);
 // Pause while no address is known. Each lookup starts a thread.
 constexpr absl::Duration kFirstNamePause = absl::Seconds(1);
 
@@ -31,22 +29,10 @@ RedisDialer::RedisDialer(const RedisEndpoint& endpoint, const RedisConnectionOpt
     : endpoint_(endpoint),
       options_(options),
       loop_(loop),
+      locator_(endpoint, {.first_name_pause = kFirstNamePause}),
       // Nothing is subscribed during the greeting, so there is no push to keep.
       wire_(options.resp3 ? RedisWire::Pushes::kDropped : RedisWire::Pushes::kAreReplies,
-            options.limits) {
-  if (endpoint_.is_unix()) {
-    addresses_ = {""};
-  } else if (IsNumericAddress(endpoint_.host)) {
-    addresses_ = {endpoint_.host};
-  }
-}
-
-void RedisDialer::FoundAt(const std::string& address) {
-  if (address.empty()) return;
-  addresses_ = {address};
-  next_address_ = 0;
-  name_due_ = absl::InfiniteFuture();
-}
+            options.limits) {}
 
 RedisDialer::~RedisDialer() { Cancel(); }
 
@@ -68,19 +54,14 @@ void RedisDialer::Cancel() {
 }
 
 void RedisDialer::Begin() {
-  const bool has_name = !endpoint_.is_unix() && !IsNumericAddress(endpoint_.host);
   if (lookup_ != nullptr && lookup_->done()) return TakeName();
-  if (has_name && lookup_ == nullptr && clock_.Now() >= name_due_) {
+  if (lookup_ == nullptr && locator_.NameIsDue(clock_.Now())) {
     const absl::Status asked = AskForName();
-    if (!asked.ok() && addresses_.empty()) return Fail(asked);
+    if (!asked.ok() && !locator_.knows_address()) return Fail(asked);
   }
-  if (addresses_.empty() && lookup_ == nullptr) return Fail(no_name_);
-  if (addresses_.empty()) {
-    WatchFor(lookup_->fd(), EPOLLIN, &RedisDialer::TakeName);
-    return;
-  }
-  left_to_try_ = addresses_.size();
-  ConnectNext();
+  if (locator_.knows_address()) return TryAddresses();
+  if (lookup_ == nullptr) return Fail(locator_.name_error());
+  WatchFor(lookup_->fd(), EPOLLIN, &RedisDialer::TakeName);
 }
 
 absl::Status RedisDialer::AskForName() {
@@ -92,26 +73,24 @@ void RedisDialer::TakeName() {
   StopWatching();
   const absl::StatusOr<std::vector<std::string>> found = lookup_->Result();
   lookup_.reset();
-  name_due_ = clock_.Now() + kNamePause;
   if (found.ok()) {
-    addresses_ = *found;
-    next_address_ = 0;
-  } else if (addresses_.empty()) {
-    name_due_ = clock_.Now() + kFirstNamePause;
-    no_name_ = found.status();
-    return Fail(no_name_);
+    locator_.NameFound(*found, clock_.Now());
+  } else {
+    locator_.NameFailed(found.status(), clock_.Now());
   }
-  left_to_try_ = addresses_.size();
+  if (!locator_.knows_address()) return Fail(found.status());
+  TryAddresses();
+}
+
+void RedisDialer::TryAddresses() {
+  left_to_try_ = locator_.address_count();
   ConnectNext();
 }
 
 void RedisDialer::ConnectNext() {
   while (left_to_try_ > 0) {
     --left_to_try_;
-    RedisEndpoint target = endpoint_;
-    if (!target.is_unix()) target.host = addresses_[next_address_];
-    next_address_ = (next_address_ + 1) % addresses_.size();
-    absl::StatusOr<UniqueFd> fd = BeginConnecting(target);
+    absl::StatusOr<UniqueFd> fd = BeginConnecting(locator_.NextTarget());
     if (!fd.ok()) {
       last_ = fd.status();
       continue;
@@ -146,7 +125,7 @@ void RedisDialer::OnReadable() {
   if (!greeted.ok()) return Fail(greeted.status());
   if (!*greeted) return;
   StopWatching();
-  FoundAt(PeerAddress(fd_.get()));
+  locator_.Reached(PeerAddress(fd_.get()));
   Finish(std::move(fd_));
 }
 
@@ -185,8 +164,7 @@ void RedisDialer::StopWatching() {
 }
 
 void RedisDialer::Fail(const absl::Status& status) {
-  // The name may point to another machine later: look it up again after a pause.
-  if (name_due_ == absl::InfiniteFuture()) name_due_ = clock_.Now() + kNamePause;
+  locator_.Lost(clock_.Now());
   Finish(status);
 }
 

@@ -17,6 +17,7 @@
 #include "base/unique_fd.h"
 #include "store/redis/redis_caller.h"
 #include "store/redis/redis_endpoint.h"
+#include "store/redis/server_locator.h"
 #include "store/redis/wire/redis_wire.h"
 
 namespace ddp::store {
@@ -41,12 +42,12 @@ class RedisDialer {
 
   // Records that other code has reached the server at `address`: a numeric address, or "" for a
   // unix socket.
-  void FoundAt(const std::string& address);
+  void FoundAt(const std::string& address) { locator_.Reached(address); }
 
   // Records that the server at the known address is not the master: it never was, or it has been
   // demoted. The next attempt starts a lookup of the name and still tries the known address. The
   // first attempt after the lookup's end uses the addresses of the name.
-  void Doubt() { name_due_ = absl::InfinitePast(); }
+  void Doubt() { locator_.Doubt(); }
 
   // Makes one attempt, for at most connect_timeout. CHECKs that no attempt is running. Calls `done`
   // from the loop, never from within Dial(). `done` receives a greeted, non-blocking socket of
@@ -61,6 +62,7 @@ class RedisDialer {
   void Begin();
   absl::Status AskForName();
   void TakeName();
+  void TryAddresses();
   void ConnectNext();
   void OnConnected();
   void OnReadable();
@@ -75,15 +77,12 @@ class RedisDialer {
   EventLoop* const loop_;
   const MonotonicClock clock_;
 
-  std::vector<std::string> addresses_;          // of the server, as far as known
-  size_t next_address_ = 0;                     // index of the next one to try
-  size_t left_to_try_ = 0;                      // addresses left in this attempt
-  absl::Time name_due_ = absl::InfinitePast();  // when the next lookup is due
-  absl::Status no_name_;  // error of the last lookup, while no address is known
+  ServerLocator locator_;
   std::unique_ptr<NameLookup> lookup_;
 
   // State of the current attempt.
   Done done_;
+  size_t left_to_try_ = 0;  // addresses
   UniqueFd fd_;
   int watched_fd_ = -1;
   EventLoop::TimerId timer_ = 0;

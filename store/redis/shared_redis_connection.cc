@@ -98,9 +98,7 @@ absl::Status SharedRedisConnection::Ensure(absl::Time deadline) {
 
 absl::Status SharedRedisConnection::Dial(absl::Time deadline) {
   dialing_ = true;
-  const bool doubts = std::exchange(doubts_, false);
   mutex_.Unlock();
-  if (doubts) dialer_->Doubt();
   absl::StatusOr<UniqueFd> fd = dialer_->Dial(deadline);
   mutex_.Lock();
   dialing_ = false;
@@ -124,7 +122,8 @@ absl::Status SharedRedisConnection::Dial(absl::Time deadline) {
 void SharedRedisConnection::LeaveReplica(const std::string& refusal) {
   if (!leaving_.ok()) return;
   leaving_ = StatusOfErrorReply(refusal, endpoint());
-  doubts_ = true;
+  // A reply came, so there is a connection, and no thread is dialing.
+  dialer_->Doubt();
 }
 
 // Ends all exchanges and waits of this connection with an error.

@@ -161,7 +161,9 @@ class SharedRedisConnection final : public RedisCaller {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const MonotonicClock clock_;
-  const std::unique_ptr<RedisConnection> dialer_;  // used only by the thread that set dialing_
+  // Knows where the server is, and makes connections to it. The thread that set dialing_ uses it
+  // without mutex_. While dialing_ is false, the holder of mutex_ uses it.
+  const std::unique_ptr<RedisConnection> dialer_;
 
   Mutex mutex_;
   CondVar changed_;  // notified at the end of a dial or a write, and when fd_ is closed
@@ -173,8 +175,7 @@ class SharedRedisConnection final : public RedisCaller {
   // The refusal of a demoted server. No new request starts, and the connection closes after the
   // last reply that is due. OK: no reply has shown that the server is a replica.
   absl::Status leaving_ ABSL_GUARDED_BY(mutex_);
-  int conversing_ ABSL_GUARDED_BY(mutex_) = 0;   // threads in Converse()
-  bool doubts_ ABSL_GUARDED_BY(mutex_) = false;  // the next dial must look up the server's name
+  int conversing_ ABSL_GUARDED_BY(mutex_) = 0;  // threads in Converse()
   int64_t failed_dials_ ABSL_GUARDED_BY(mutex_) = 0;
 
   bool reading_ ABSL_GUARDED_BY(mutex_) = false;
