@@ -159,17 +159,15 @@ bool RedisConnection::StillOpen() const {
 }
 
 absl::Status RedisConnection::Greet(absl::Time deadline) {
-  const std::vector<std::vector<std::string>> commands =
-      RedisGreeting(endpoint(), options().client_name, options().resp3);
+  RedisGreeting greeting(endpoint(), options().client_name, options().resp3);
   bool sent = false;
-  DDP_RETURN_IF_ERROR(Write(RedisWireForm(commands), deadline, sent));
-  absl::Status result;
-  for (const std::vector<std::string>& command : commands) {
+  DDP_RETURN_IF_ERROR(Write(greeting.WireForm(), deadline, sent));
+  while (!greeting.done()) {
     RedisReply reply;
     DDP_RETURN_IF_ERROR(Read(deadline, reply));
-    if (result.ok()) result = JudgeGreeting(command, reply, endpoint());
+    DDP_RETURN_IF_ERROR(greeting.Take(reply));
   }
-  return result;
+  return absl::OkStatus();
 }
 
 absl::Status RedisConnection::Write(const std::string& bytes, absl::Time deadline, bool& sent) {

@@ -11,7 +11,6 @@
 #include "base/status_macros.h"
 #include "glog/logging.h"
 #include "store/redis/redis_errors.h"
-#include "store/redis/redis_greeting.h"
 #include "store/redis/redis_socket.h"
 #include "store/redis/wire/redis_reply.h"
 
@@ -109,9 +108,8 @@ void RedisDialer::OnConnected() {
     return ConnectNext();
   }
   wire_.Reset();
-  replies_ = 0;
-  greeting_ = RedisGreeting(endpoint_, options_.client_name, options_.resp3);
-  const std::string bytes = RedisWireForm(greeting_);
+  greeting_.emplace(endpoint_, options_.client_name, options_.resp3);
+  const std::string bytes = greeting_->WireForm();
   // The buffer of a new socket takes these few hundred bytes at once.
   const ssize_t sent = send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
   if (sent != static_cast<ssize_t>(bytes.size())) {
@@ -142,11 +140,11 @@ absl::StatusOr<bool> RedisDialer::ReadGreeting() {
     return ConnectionError("the connection broke to", endpoint_, errno);
   }
   DDP_RETURN_IF_ERROR(wire_.Feed(buffer, static_cast<size_t>(count)));
-  while (replies_ < greeting_.size()) {
+  while (!greeting_->done()) {
     RedisReply reply;
     DDP_ASSIGN_OR_RETURN(const bool complete, wire_.NextReply(reply));
     if (!complete) return false;
-    DDP_RETURN_IF_ERROR(JudgeGreeting(greeting_[replies_++], reply, endpoint_));
+    DDP_RETURN_IF_ERROR(greeting_->Take(reply));
   }
   return true;
 }

@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -17,6 +17,7 @@
 #include "base/unique_fd.h"
 #include "store/redis/redis_caller.h"
 #include "store/redis/redis_endpoint.h"
+#include "store/redis/redis_greeting.h"
 #include "store/redis/server_locator.h"
 #include "store/redis/wire/redis_wire.h"
 
@@ -87,8 +88,7 @@ class RedisDialer {
   int watched_fd_ = -1;
   EventLoop::TimerId timer_ = 0;
   absl::Status last_;  // error of the last address
-  std::vector<std::vector<std::string>> greeting_;
-  size_t replies_ = 0;  // replies to it so far
+  std::optional<RedisGreeting> greeting_;
   RedisWire wire_;
 };
 

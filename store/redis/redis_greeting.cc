@@ -2,33 +2,44 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "glog/logging.h"
 #include "store/redis/redis_errors.h"
+#include "store/redis/wire/redis_wire.h"
 
 namespace ddp::store {
 
-std::vector<std::vector<std::string>> RedisGreeting(const RedisEndpoint& endpoint,
-                                                    const std::string& client_name, bool resp3) {
-  std::vector<std::vector<std::string>> commands;
+RedisGreeting::RedisGreeting(const RedisEndpoint& endpoint, const std::string& client_name,
+                             bool resp3)
+    : endpoint_(endpoint) {
   if (!endpoint.password.empty() && !endpoint.user.empty()) {
-    commands.push_back({"AUTH", endpoint.user, endpoint.password});
+    commands_.push_back({"AUTH", endpoint.user, endpoint.password});
   } else if (!endpoint.password.empty()) {
-    commands.push_back({"AUTH", endpoint.password});
+    commands_.push_back({"AUTH", endpoint.password});
   }
-  if (endpoint.database != 0) commands.push_back({"SELECT", absl::StrCat(endpoint.database)});
-  if (!client_name.empty()) commands.push_back({"CLIENT", "SETNAME", client_name});
+  if (endpoint.database != 0) commands_.push_back({"SELECT", absl::StrCat(endpoint.database)});
+  if (!client_name.empty()) commands_.push_back({"CLIENT", "SETNAME", client_name});
   // PING shows whether a Redis server answers and accepts the user.
-  commands.push_back({"PING"});
-  if (resp3) commands.push_back({"HELLO", "3"});
-  return commands;
+  commands_.push_back({"PING"});
+  if (resp3) commands_.push_back(RedisHello());
 }
 
-absl::Status JudgeGreeting(const std::vector<std::string>& command, const RedisReply& reply,
-                           const RedisEndpoint& endpoint) {
+std::string RedisGreeting::WireForm() const { return RedisWireForm(commands_); }
+
+absl::Status RedisGreeting::Take(const RedisReply& reply) {
+  CHECK(!done());
+  const std::string& command = commands_[taken_++].front();
+  if (command == "HELLO") return JudgeRedisHello(reply, endpoint_);
   // The name is optional: a user may lack the right to set it.
-  if (!reply.IsError() || command[0] == "CLIENT") return absl::OkStatus();
+  if (!reply.IsError() || command == "CLIENT") return absl::OkStatus();
+  return StatusOfErrorReply(reply.error_text(), endpoint_);
+}
+
+std::vector<std::string> RedisHello() { return {"HELLO", "3"}; }
+
+absl::Status JudgeRedisHello(const RedisReply& reply, const RedisEndpoint& endpoint) {
+  if (!reply.IsError()) return absl::OkStatus();
   const std::string& text = reply.error_text();
-  if (command[0] == "HELLO" &&
-      (absl::StartsWith(text, "ERR unknown command") || absl::StartsWith(text, "NOPROTO"))) {
+  if (absl::StartsWith(text, "ERR unknown command") || absl::StartsWith(text, "NOPROTO")) {
     return absl::FailedPreconditionError(
         absl::StrCat("Redis at ", endpoint.DebugString(),
                      " does not speak RESP3; use Redis 6 or newer, or allow HELLO: ", text));

@@ -2,6 +2,7 @@
 #ifndef DDP_STORE_REDIS_REDIS_GREETING_H_
 #define DDP_STORE_REDIS_REDIS_GREETING_H_
 
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -11,15 +12,34 @@
 
 namespace ddp::store {
 
-// Returns AUTH and SELECT where needed, CLIENT SETNAME unless `client_name` is empty, PING. With
-// `resp3` also HELLO 3, whose reply is the first in that protocol. Each brings one reply.
-std::vector<std::vector<std::string>> RedisGreeting(const RedisEndpoint& endpoint,
-                                                    const std::string& client_name, bool resp3);
+// The greeting of one connection: AUTH and SELECT where needed, CLIENT SETNAME unless `client_name`
+// is empty, PING. With `resp3` also HELLO 3, whose reply is the first in that protocol.
+//
+// Thread-compatible.
+class RedisGreeting {
+ public:
+  RedisGreeting(const RedisEndpoint& endpoint, const std::string& client_name, bool resp3);
 
-// Checks `reply` to one `command` of the greeting. Returns an error when the server refuses us. A
-// refused CLIENT SETNAME is OK. kFailedPrecondition: the server does not know HELLO 3.
-absl::Status JudgeGreeting(const std::vector<std::string>& command, const RedisReply& reply,
-                           const RedisEndpoint& endpoint);
+  // Returns all commands, to be sent at once.
+  std::string WireForm() const;
+
+  // Takes the next reply. Returns an error when the server refuses the client; the connection is of
+  // no use then. The errors are those of RedisCaller. A refused CLIENT SETNAME is OK.
+  // kFailedPrecondition: the server does not know HELLO 3. CHECKs that a reply is due.
+  absl::Status Take(const RedisReply& reply);
+
+  // Returns true when all replies have been taken.
+  bool done() const { return taken_ == commands_.size(); }
+
+ private:
+  const RedisEndpoint endpoint_;
+  std::vector<std::vector<std::string>> commands_;  // constant after construction
+  size_t taken_ = 0;                                // replies
+};
+
+// HELLO 3 alone, for a connection that was greeted without it.
+std::vector<std::string> RedisHello();
+absl::Status JudgeRedisHello(const RedisReply& reply, const RedisEndpoint& endpoint);
 
 }  // namespace ddp::store
 

@@ -23,8 +23,6 @@ constexpr absl::Duration kBlockingReceive = absl::Milliseconds(100);
 // A condition variable cannot wait for an infinite time.
 constexpr absl::Duration kLongestWait = absl::Hours(1);
 
-std::vector<std::string> HelloCommand() { return {"HELLO", "3"}; }
-
 // Returns a copy that shares no memory with another thread's status. (ThreadSanitizer does not see
 // the reference counts of the system's abseil.)
 absl::Status Own(const absl::Status& status) {
@@ -114,7 +112,7 @@ absl::Status SharedRedisConnection::Dial(absl::Time deadline) {
   DDP_RETURN_IF_ERROR(BeginWriting(deadline));
   Expect(Exchange::Kind::kHello, "", 1);
   bool sent = false;
-  return Write(RedisWireForm({HelloCommand()}), clock_.Now() + options().connect_timeout, sent);
+  return Write(RedisWireForm({RedisHello()}), clock_.Now() + options().connect_timeout, sent);
 }
 
 // Called when the server was demoted by a failover. Requests sent before the first refusal keep
@@ -371,7 +369,7 @@ absl::Status SharedRedisConnection::TakeReply(RedisReply reply) {
       exchange.replies.push_back(std::move(reply));
       break;
     case Exchange::Kind::kHello:
-      DDP_RETURN_IF_ERROR(JudgeGreeting(HelloCommand(), reply, endpoint()));
+      DDP_RETURN_IF_ERROR(JudgeRedisHello(reply, endpoint()));
       exchange.replies.push_back(std::move(reply));
       break;
     case Exchange::Kind::kSubscribe:
