@@ -1,6 +1,5 @@
 #include "elastic/rendezvous/rendezvous_connection.h"
 
-#include <errno.h>
 #include <glog/logging.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
@@ -9,7 +8,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "base/status_macros.h"
 #include "store/redis/redis_errors.h"
 #include "store/redis/redis_socket.h"
@@ -127,19 +128,14 @@ void RendezvousConnection::Send(Awaited awaited, const std::vector<std::string>&
 
 void RendezvousConnection::Flush() {
   if (break_timer_ != 0) return;
-  size_t sent = 0;
-  while (sent < out_.size()) {
-    const ssize_t count =
-        send(fd_.get(), out_.data() + sent, out_.size() - sent, MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (count >= 0) {
-      sent += static_cast<size_t>(count);
-    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
-      break;
-    } else if (errno != EINTR) {
-      return BreakSoon(store::ConnectionError("the connection broke to", endpoint_, errno));
-    }
+  absl::string_view left = out_;
+  while (!left.empty()) {
+    const absl::StatusOr<size_t> count = store::SendSome(fd_.get(), left, endpoint_);
+    if (!count.ok()) return BreakSoon(count.status());
+    if (*count == 0) break;
+    left.remove_prefix(*count);
   }
-  out_.erase(0, sent);
+  out_.erase(0, out_.size() - left.size());
   WatchFor(out_.empty() ? EPOLLIN : EPOLLIN | EPOLLOUT);
 }
 
@@ -166,16 +162,9 @@ void RendezvousConnection::OnEvents(uint32_t events) {
 
 absl::Status RendezvousConnection::Read() {
   char buffer[kReceiveBytes];
-  const ssize_t count = recv(fd_.get(), buffer, sizeof(buffer), MSG_DONTWAIT);
-  if (count == 0) {
-    return absl::UnavailableError(
-        absl::StrCat("Redis at ", endpoint_.DebugString(), " closed the connection"));
-  }
-  if (count < 0) {
-    if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) return absl::OkStatus();
-    return store::ConnectionError("the connection broke to", endpoint_, errno);
-  }
-  return wire_.Feed(buffer, static_cast<size_t>(count));
+  DDP_ASSIGN_OR_RETURN(const size_t count, store::ReceiveSome(fd_.get(), absl::MakeSpan(buffer),
+                                                              MSG_DONTWAIT, endpoint_));
+  return wire_.Feed(buffer, count);
 }
 
 void RendezvousConnection::TakeTurn() {

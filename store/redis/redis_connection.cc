@@ -1,6 +1,5 @@
 #include "store/redis/redis_connection.h"
 
-#include <errno.h>
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -8,6 +7,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "base/status_macros.h"
 #include "store/redis/redis_errors.h"
 #include "store/redis/redis_greeting.h"
@@ -153,9 +154,10 @@ absl::Status RedisConnection::MakeConnection(absl::Time deadline) {
 // seen before sending, a command that must not be sent twice can still go on, on a new connection.
 bool RedisConnection::StillOpen() const {
   char byte = 0;
-  const ssize_t got = recv(fd_.get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+  const absl::StatusOr<size_t> received =
+      ReceiveSome(fd_.get(), absl::MakeSpan(&byte, 1), MSG_PEEK | MSG_DONTWAIT, endpoint());
   // Unrequested bytes (a message before closing) would be read as the next reply.
-  return got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR);
+  return received.ok() && *received == 0;
 }
 
 absl::Status RedisConnection::Greet(absl::Time deadline) {
@@ -171,20 +173,15 @@ absl::Status RedisConnection::Greet(absl::Time deadline) {
 }
 
 absl::Status RedisConnection::Write(const std::string& bytes, absl::Time deadline, bool& sent) {
-  size_t done = 0;
-  while (done < bytes.size()) {
-    const ssize_t count =
-        send(fd_.get(), bytes.data() + done, bytes.size() - done, MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (count >= 0) {
-      done += count;
+  absl::string_view left = bytes;
+  while (!left.empty()) {
+    DDP_ASSIGN_OR_RETURN(const size_t count, SendSome(fd_.get(), left, endpoint()));
+    if (count > 0) {
+      left.remove_prefix(count);
       sent = true;
-    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
-      if (!AwaitSocket(fd_.get(), POLLOUT, deadline)) {
-        return absl::DeadlineExceededError(
-            absl::StrCat("Redis at ", endpoint().DebugString(), " does not take what we send"));
-      }
-    } else if (errno != EINTR) {
-      return ConnectionError("the connection broke to", endpoint(), errno);
+    } else if (!AwaitSocket(fd_.get(), POLLOUT, deadline)) {
+      return absl::DeadlineExceededError(
+          absl::StrCat("Redis at ", endpoint().DebugString(), " does not take what we send"));
     }
   }
   return absl::OkStatus();
@@ -212,14 +209,9 @@ absl::Status RedisConnection::Read(absl::Time deadline, RedisReply& reply) {
 // Reads the bytes that have come. With `may_block`, waits for them, for at most kBlockingReceive.
 absl::Status RedisConnection::ReceiveBytes(bool may_block) {
   char buffer[kReceiveBytes];
-  const ssize_t count = recv(fd_.get(), buffer, sizeof(buffer), may_block ? 0 : MSG_DONTWAIT);
-  if (count > 0) return wire_.Feed(buffer, static_cast<size_t>(count));
-  if (count == 0) {
-    return absl::UnavailableError(
-        absl::StrCat("Redis at ", endpoint().DebugString(), " closed the connection"));
-  }
-  if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) return absl::OkStatus();
-  return ConnectionError("the connection broke to", endpoint(), errno);
+  DDP_ASSIGN_OR_RETURN(const size_t count, ReceiveSome(fd_.get(), absl::MakeSpan(buffer),
+                                                       may_block ? 0 : MSG_DONTWAIT, endpoint()));
+  return count == 0 ? absl::OkStatus() : wire_.Feed(buffer, count);
 }
 
 }  // namespace ddp::store

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
 #include "base/status_macros.h"
 #include "glog/logging.h"
 #include "store/redis/redis_errors.h"
@@ -111,9 +111,10 @@ void RedisDialer::OnConnected() {
   greeting_.emplace(endpoint_, options_.client_name, options_.resp3);
   const std::string bytes = greeting_->WireForm();
   // The buffer of a new socket takes these few hundred bytes at once.
-  const ssize_t sent = send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-  if (sent != static_cast<ssize_t>(bytes.size())) {
-    return Fail(ConnectionError("the connection broke to", endpoint_, sent < 0 ? errno : EAGAIN));
+  const absl::StatusOr<size_t> sent = SendSome(fd_.get(), bytes, endpoint_);
+  if (!sent.ok()) return Fail(sent.status());
+  if (*sent != bytes.size()) {
+    return Fail(ConnectionError("the connection broke to", endpoint_, EAGAIN));
   }
   WatchFor(fd_.get(), EPOLLIN, &RedisDialer::OnReadable);
 }
@@ -130,16 +131,9 @@ void RedisDialer::OnReadable() {
 // Returns true when all replies to the greeting have come.
 absl::StatusOr<bool> RedisDialer::ReadGreeting() {
   char buffer[kReceiveBytes];
-  const ssize_t count = recv(fd_.get(), buffer, sizeof(buffer), MSG_DONTWAIT);
-  if (count == 0) {
-    return absl::UnavailableError(
-        absl::StrCat("Redis at ", endpoint_.DebugString(), " closed the connection"));
-  }
-  if (count < 0) {
-    if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) return false;
-    return ConnectionError("the connection broke to", endpoint_, errno);
-  }
-  DDP_RETURN_IF_ERROR(wire_.Feed(buffer, static_cast<size_t>(count)));
+  DDP_ASSIGN_OR_RETURN(const size_t count,
+                       ReceiveSome(fd_.get(), absl::MakeSpan(buffer), MSG_DONTWAIT, endpoint_));
+  DDP_RETURN_IF_ERROR(wire_.Feed(buffer, count));
   while (!greeting_->done()) {
     RedisReply reply;
     DDP_ASSIGN_OR_RETURN(const bool complete, wire_.NextReply(reply));

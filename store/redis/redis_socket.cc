@@ -123,6 +123,27 @@ absl::Status LimitBlocking(int fd, absl::Duration limit) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<size_t> SendSome(int fd, absl::string_view bytes, const RedisEndpoint& endpoint) {
+  while (true) {
+    const ssize_t count = send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (count >= 0) return static_cast<size_t>(count);
+    if (errno == EAGAIN || errno == EWOULDBLOCK) return 0;
+    if (errno != EINTR) return ConnectionError("the connection broke to", endpoint, errno);
+  }
+}
+
+absl::StatusOr<size_t> ReceiveSome(int fd, absl::Span<char> buffer, int flags,
+                                   const RedisEndpoint& endpoint) {
+  const ssize_t count = recv(fd, buffer.data(), buffer.size(), flags);
+  if (count > 0) return static_cast<size_t>(count);
+  if (count == 0) {
+    return absl::UnavailableError(
+        absl::StrCat("Redis at ", endpoint.DebugString(), " closed the connection"));
+  }
+  if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) return 0;
+  return ConnectionError("the connection broke to", endpoint, errno);
+}
+
 bool AwaitSocket(int fd, short events, absl::Time deadline) {
   const MonotonicClock clock;
   pollfd entry{.fd = fd, .events = events, .revents = 0};

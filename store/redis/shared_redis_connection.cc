@@ -1,6 +1,5 @@
 #include "store/redis/shared_redis_connection.h"
 
-#include <errno.h>
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -9,6 +8,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "base/status_macros.h"
 #include "store/redis/redis_errors.h"
 #include "store/redis/redis_greeting.h"
@@ -218,25 +219,22 @@ absl::Status SharedRedisConnection::Write(const std::string& bytes, absl::Time d
 
 absl::Status SharedRedisConnection::WriteAll(const std::string& bytes, absl::Time deadline,
                                              bool& sent) {
-  size_t done = 0;
-  while (done < bytes.size()) {
+  absl::string_view left = bytes;
+  while (!left.empty()) {
     if (broken_) return Own(last_error_);
     const int fd = fd_.get();
-    const ssize_t count =
-        send(fd, bytes.data() + done, bytes.size() - done, MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (count >= 0) {
-      done += count;
+    DDP_ASSIGN_OR_RETURN(const size_t count, SendSome(fd, left, endpoint()));
+    if (count > 0) {
+      left.remove_prefix(count);
       sent = true;
-    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
-      mutex_.Unlock();
-      const bool ready = AwaitSocket(fd, POLLOUT, deadline);
-      mutex_.Lock();
-      if (!ready) {
-        return absl::DeadlineExceededError(
-            absl::StrCat("Redis at ", endpoint().DebugString(), " does not take what we send"));
-      }
-    } else if (errno != EINTR) {
-      return ConnectionError("the connection broke to", endpoint(), errno);
+      continue;
+    }
+    mutex_.Unlock();
+    const bool ready = AwaitSocket(fd, POLLOUT, deadline);
+    mutex_.Lock();
+    if (!ready) {
+      return absl::DeadlineExceededError(
+          absl::StrCat("Redis at ", endpoint().DebugString(), " does not take what we send"));
     }
   }
   return absl::OkStatus();
@@ -297,14 +295,12 @@ void SharedRedisConnection::ReadFor(const Waiter& waiter, absl::Time deadline) {
     const bool blocking = may_block && left > kBlockingReceive;
     const int fd = fd_.get();
     mutex_.Unlock();
-    ssize_t count = -1;
-    int error = EAGAIN;
+    absl::StatusOr<size_t> count = size_t{0};
     if (blocking || AwaitSocket(fd, POLLIN, deadline)) {
-      count = recv(fd, buffer.data(), buffer.size(), blocking ? 0 : MSG_DONTWAIT);
-      error = errno;
+      count = ReceiveSome(fd, absl::MakeSpan(buffer), blocking ? 0 : MSG_DONTWAIT, endpoint());
     }
     mutex_.Lock();
-    may_block = !broken_ && Received(buffer.data(), count, error);
+    may_block = !broken_ && Received(buffer.data(), count);
   }
   reading_ = false;
   CloseIfUnused();
@@ -317,27 +313,19 @@ void SharedRedisConnection::SeeWhetherOpen() {
   while (more && Usable()) {
     // While another thread reads, the bytes are left for it.
     const int flags = MSG_DONTWAIT | (reading_ ? MSG_PEEK : 0);
-    const ssize_t count = recv(fd_.get(), buffer.data(), reading_ ? 1 : buffer.size(), flags);
-    const int error = errno;
-    if (count > 0 && reading_) return;
-    more = Received(buffer.data(), count, error);
+    const auto room = absl::MakeSpan(buffer).first(reading_ ? 1 : buffer.size());
+    const absl::StatusOr<size_t> count = ReceiveSome(fd_.get(), room, flags, endpoint());
+    if (reading_ && count.ok()) return;
+    more = Received(buffer.data(), count);
   }
 }
 
-// Handles the result of recv(). Returns true when bytes have come and were accepted.
-bool SharedRedisConnection::Received(const char* data, ssize_t count, int error) {
-  if (count > 0) {
-    const absl::Status status = Dispatch(data, count);
-    if (!status.ok()) Break(status);
-    return status.ok();
-  }
-  if (count == 0) {
-    Break(absl::UnavailableError(
-        absl::StrCat("Redis at ", endpoint().DebugString(), " closed the connection")));
-  } else if (error != EAGAIN && error != EWOULDBLOCK && error != EINTR) {
-    Break(ConnectionError("the connection broke to", endpoint(), error));
-  }
-  return false;
+// Handles the result of ReceiveSome(). Returns true when bytes have come and were accepted.
+bool SharedRedisConnection::Received(const char* data, const absl::StatusOr<size_t>& count) {
+  if (count.ok() && *count == 0) return false;
+  const absl::Status status = count.ok() ? Dispatch(data, *count) : count.status();
+  if (!status.ok()) Break(status);
+  return status.ok();
 }
 
 absl::Status SharedRedisConnection::Dispatch(const char* data, size_t size) {

@@ -1,8 +1,6 @@
 #ifndef DDP_STORE_REDIS_SHARED_REDIS_CONNECTION_H_
 #define DDP_STORE_REDIS_SHARED_REDIS_CONNECTION_H_
 
-#include <sys/types.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -145,7 +143,8 @@ class SharedRedisConnection final : public RedisCaller {
   void AwaitDone(Waiter& waiter, absl::Time deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ReadFor(const Waiter& waiter, absl::Time deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SeeWhetherOpen() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool Received(const char* data, ssize_t count, int error) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool Received(const char* data, const absl::StatusOr<size_t>& count)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status Dispatch(const char* data, size_t size) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status TakeReply(RedisReply reply) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void TakePush(const RedisPush& push) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
