@@ -326,6 +326,7 @@ LAYERS = {
     # The agent's one loop, on which a rendezvous runs too.
     "elastic/rendezvous": ["store"],
     "elastic/timers": [],
+    "elastic/training": ["store", "ddp", "elastic/checkpoint", "elastic/data", "elastic/worker"],
     "elastic/worker": ["store", "ddp", "elastic/error_file", "elastic/health"],
     "launcher": ["store", "elastic/agent", "elastic/error_file", "elastic/health",
                  "elastic/rendezvous"],
