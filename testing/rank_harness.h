@@ -1,21 +1,18 @@
 // Runs the ranks of a test as real processes on this host, and reports how each of them ended.
 //
-// A test gives its ranks a named body. Its main() runs this body when it is started as a rank:
+// testing/rank_test.h defines tests with ranks, and has their main(). Include this header, besides
+// it, for a test that starts ranks itself: with RanksSucceed(), RunRanks() or RankGroup.
 //
-//   int Average() {                        // runs in every rank's own process
-//     EXPECT_EQ(...);                      // gtest's checks work here; a failed one makes the
-//     return 0;                            // rank exit with 1
-//   }
-//
-//   TEST(ReducerTest, Averages) {
-//     ASSERT_TRUE(ddp::testing::RanksSucceed({.world_size = 2, .body = "average"}));
-//   }
+// A test with a main() of its own gives its ranks a named body, and runs the body where it is
+// started as a rank:
 //
 //   int main(int argc, char** argv) {
 //     ::testing::InitGoogleTest(&argc, argv);
 //     if (auto exit_code = ddp::testing::RunRankBody({{"average", Average}})) return *exit_code;
 //     return RUN_ALL_TESTS();
 //   }
+//
+// gtest's checks work in a body. A failed check makes the rank exit with 1.
 //
 // Each rank gets the environment that torchrun would give it on one node: RANK, LOCAL_RANK,
 // WORLD_SIZE, MASTER_ADDR and so on, DDP_GENERATION, and DDP_STORE where the test names a store.
@@ -43,7 +40,7 @@ namespace ddp::testing {
 struct RankJob {
   int world_size = 1;
 
-  std::string body = "";               // a name that this binary's main() gives to RunRankBody()
+  std::string body = "";               // a RANK_BODY, or a name that main() gives to RunRankBody()
   std::vector<std::string> argv = {};  // a program and its arguments; argv[0] is looked up on PATH
 
   // DDP_STORE of every rank. Empty removes the variable, also an inherited one.

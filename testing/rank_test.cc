@@ -1,0 +1,119 @@
+#include "testing/rank_test.h"
+
+#include <glog/logging.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "store/redis/redis_endpoint.h"
+#include "testing/redis_fixture.h"
+
+namespace ddp::testing {
+namespace {
+
+// The bodies of this binary. Static like gtest's own list of tests: definitions add to it before
+// main().
+std::map<std::string, std::function<int()>>& Bodies() {
+  static auto& bodies = *new std::map<std::string, std::function<int()>>;
+  return bodies;
+}
+
+// The Redis server of this binary; null until a case needs it, and again after the tests.
+std::unique_ptr<RedisFixture>& Server() {
+  static auto& server = *new std::unique_ptr<RedisFixture>;
+  return server;
+}
+
+struct RankCase {
+  const char* file = "";
+  int line = 0;
+  RankJob job;
+  RankStore store = RankStore::kRedis;
+  int killed_rank = -1;
+};
+
+// Starts the ranks of one case and checks how they end.
+class RankCaseTest : public ::testing::Test {
+ public:
+  explicit RankCaseTest(RankCase rank_case) : case_(std::move(rank_case)) {}
+
+ private:
+  void TestBody() override {
+    RankJob job = case_.job;
+    if (case_.store == RankStore::kRedis) job.store_url = NewStoreUrl();
+    const RankRun run = RunRanks(job);
+    const bool as_expected =
+        std::all_of(run.ranks.begin(), run.ranks.end(), [this](const RankResult& rank) {
+          if (rank.rank != case_.killed_rank) return rank.succeeded();
+          return rank.signal == SIGKILL && !rank.timed_out;
+        });
+    if (!as_expected) ADD_FAILURE_AT(case_.file, case_.line) << "\n" << run.Describe();
+  }
+
+  const RankCase case_;
+};
+
+}  // namespace
+
+std::string NewStoreUrl() {
+  static int count = 0;
+  if (Server() == nullptr) Server() = RedisFixture::Start();
+  return store::FormatStoreAddress(Server()->Address(absl::StrCat("store-", ++count)));
+}
+
+namespace internal {
+
+bool RegisterRankBody(const std::string& name, void (*body)()) {
+  const bool added = Bodies()
+                         .emplace(name,
+                                  [body] {
+                                    body();
+                                    return 0;
+                                  })
+                         .second;
+  CHECK(added) << "two rank bodies have the name " << name;
+  return true;
+}
+
+bool RegisterRankTest(const char* suite, const char* name, const char* file, int line,
+                      const RankTestOptions& options, void (*body)()) {
+  CHECK(!options.world_size.values.empty() && !options.stores.empty()) << name << " has no case";
+  const std::string body_name = absl::StrCat(suite, ".", name);
+  RegisterRankBody(body_name, body);
+  for (const int size : options.world_size.values) {
+    for (const RankStore store : options.stores) {
+      std::string case_name = name;
+      if (options.world_size.values.size() > 1) absl::StrAppend(&case_name, "On", size);
+      if (options.stores.size() > 1) {
+        absl::StrAppend(&case_name, store == RankStore::kRedis ? "InRedis" : "OnTcpStore");
+      }
+      const RankCase rank_case = {
+          .file = file,
+          .line = line,
+          .job = {.world_size = size, .body = body_name, .environment = options.environment},
+          .store = store,
+          .killed_rank = options.killed_rank};
+      // The type of the fixture is that of TEST, so that a suite can have both.
+      ::testing::RegisterTest(
+          suite, case_name.c_str(), nullptr, nullptr, file, line,
+          [rank_case]() -> ::testing::Test* { return new RankCaseTest(rank_case); });
+    }
+  }
+  return true;
+}
+
+}  // namespace internal
+}  // namespace ddp::testing
+
+int main(int argc, char** argv) {
+  ::testing::InitGoogleTest(&argc, argv);
+  if (const auto exit_code = ddp::testing::RunRankBody(ddp::testing::Bodies())) return *exit_code;
+  const int result = RUN_ALL_TESTS();
+  ddp::testing::Server().reset();
+  return result;
+}

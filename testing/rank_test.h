@@ -1,0 +1,96 @@
+// Defines tests whose ranks are real processes on this host. This library has main().
+//
+//   RANK_TEST(ReducerTest, Averages, 2) {  // runs in each of two processes
+//     EXPECT_EQ(...);                      // a failed check fails the rank, and so the test case
+//   }
+//
+// This is the gtest case ReducerTest.Averages. The case starts two ranks of this binary; each rank
+// runs the block. The case fails when a rank fails, and then shows the output of every rank. The
+// ranks of a case meet in an empty store of their own.
+//
+// Write several world sizes as a list, and other options by name. A case for each size:
+//
+//   RANK_TEST(ReducerTest, Averages, {2, 3}) {...}   // AveragesOn2, AveragesOn3
+//   RANK_TEST(ReducerTest, Averages, .world_size = 2, .environment = {{"DDP_X", "1"}}) {...}
+//
+// For a case that starts its ranks itself, write an ordinary TEST and give its RankJob the name of
+// a body. The body of a RANK_TEST has the name "ReducerTest.Averages".
+//
+//   RANK_BODY(Hang) { pause(); }
+//
+//   TEST(ReducerTest, EndsAtItsDeadline) {
+//     const RankRun run = RunRanks({.body = "Hang", .store_url = NewStoreUrl(), ...});
+//   }
+//
+// testing/rank_harness.h describes RankJob and a rank's environment. A rank has
+// OMP_NUM_THREADS=1, so LibTorch computes with one thread in a rank.
+#ifndef DDP_TESTING_RANK_TEST_H_
+#define DDP_TESTING_RANK_TEST_H_
+
+#include <initializer_list>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "testing/rank_harness.h"
+
+namespace ddp::testing {
+
+// The store in which the ranks of a case meet.
+enum class RankStore {
+  kRedis,     // DDP_STORE names a store in the Redis server of this binary, as under ddprun
+  kTcpStore,  // no DDP_STORE: rank 0 serves LibTorch's TCPStore at MASTER_PORT, as under torchrun
+};
+
+// One world size, or several. Implicit, so that `2` and `{2, 3}` are world sizes.
+struct WorldSizes {
+  WorldSizes(int size) : values{size} {}                           // NOLINT
+  WorldSizes(std::initializer_list<int> sizes) : values(sizes) {}  // NOLINT
+  std::vector<int> values;
+};
+
+// A list with several values gives a case for each value, with a suffix: On2, On3; InRedis,
+// OnTcpStore. Two such lists give a case for each pair: AveragesOn2InRedis.
+struct RankTestOptions {
+  WorldSizes world_size = 1;
+  std::vector<RankStore> stores = {RankStore::kRedis};
+  // See RankJob::environment.
+  std::map<std::string, std::string> environment = {};
+  // The rank that the body kills with SIGKILL. That rank must end by SIGKILL; all others must
+  // succeed.
+  int killed_rank = -1;
+};
+
+// Returns the DDP_STORE of a new, empty store. The store is in the one Redis server of this binary.
+// The first call starts the server; main() ends the server after the tests. Call it on the main
+// thread, within a test.
+std::string NewStoreUrl();
+
+namespace internal {
+
+// Both return true, so that they can initialize a variable. Two bodies of one name are a CHECK.
+bool RegisterRankBody(const std::string& name, void (*body)());
+bool RegisterRankTest(const char* suite, const char* name, const char* file, int line,
+                      const RankTestOptions& options, void (*body)());
+
+}  // namespace internal
+}  // namespace ddp::testing
+
+// Defines a gtest case, or several, of ranks that run the following block. After suite and name
+// stand world sizes, or fields of RankTestOptions. A suite may also have ordinary TESTs.
+#define RANK_TEST(suite, name, ...)                                                            \
+  static void suite##_##name##_RankBody();                                                     \
+  [[maybe_unused]] static const bool suite##_##name##_registered =                             \
+      ::ddp::testing::internal::RegisterRankTest(#suite, #name, __FILE__, __LINE__,            \
+                                                 ::ddp::testing::RankTestOptions{__VA_ARGS__}, \
+                                                 suite##_##name##_RankBody);                   \
+  static void suite##_##name##_RankBody()
+
+// Defines a body for RankJob::body, without a case.
+#define RANK_BODY(name)                                                   \
+  static void name##_RankBody();                                          \
+  [[maybe_unused]] static const bool name##_registered =                  \
+      ::ddp::testing::internal::RegisterRankBody(#name, name##_RankBody); \
+  static void name##_RankBody()
+
+#endif  // DDP_TESTING_RANK_TEST_H_
