@@ -1,14 +1,11 @@
-// Tests Join over joinables of the test's own, on real processes. Every body below runs as the
-// ranks of one group.
+// Tests Join over joinables of the test's own, on real processes.
 #include "ddp/join.h"
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
 #include <functional>
-#include <map>
 #include <memory>
 #include <numeric>
 #include <stdexcept>
@@ -20,9 +17,7 @@
 #include "ddp/process_group.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "store/redis/redis_endpoint.h"
-#include "testing/rank_harness.h"
-#include "testing/redis_fixture.h"
+#include "testing/rank_test.h"
 
 namespace ddp {
 namespace {
@@ -141,17 +136,16 @@ void RunUneven(const std::shared_ptr<ProcessGroup>& group, const std::vector<int
   EXPECT_EQ(summer.was_last, last_joiner == group->rank());
 }
 
-int ShadowsWhatOthersDo() {
+RANK_TEST(JoinTest, ShadowsWhatOthersDo, 3) {
   const auto group = init_process_group();
   RunUneven(group, {1, 5, 3}, /*last_joiner=*/1);
   RunUneven(group, {0, 2, 2}, /*last_joiner=*/2);  // rank 0 joins first, without any input
   RunUneven(group, {70, 0, 3}, /*last_joiner=*/0);
   RunUneven(group, {4, 4, 4}, /*last_joiner=*/2);
   RunUneven(group, {0, 0, 0}, /*last_joiner=*/0);
-  return 0;
 }
 
-int ShadowsSeveralJoinables() {
+RANK_TEST(JoinTest, ShadowsSeveralJoinables, 3) {
   const auto group = init_process_group();
   Summer first(group), second(group);
   join({&first, &second}, {}, [&] {
@@ -168,10 +162,9 @@ int ShadowsSeveralJoinables() {
   EXPECT_EQ(second.shadowed, missed / 2);
   EXPECT_EQ(second.last_joiner, group->size() - 1);
   EXPECT_EQ(first.last_joiner, group->size() - 1);
-  return 0;
 }
 
-int ThrowsOnEarlyTermination() {
+RANK_TEST(JoinTest, ThrowsOnEarlyTermination, 3) {
   const auto group = init_process_group();
   Summer summer(group);
   const JoinOptions options{.throw_on_early_termination = true};
@@ -191,10 +184,9 @@ int ThrowsOnEarlyTermination() {
   }
   join({&summer}, options, [&] { summer.Step(1); });  // all ranks end at once, which is not early
   EXPECT_EQ(summer.ended, 1);
-  return 0;
 }
 
-int NamesDisagreement() {
+RANK_TEST(JoinTest, NamesDisagreement, 3) {
   const auto group = init_process_group();
   Summer first(group), second(group);
   const std::string error = ErrorOf<ReductionError>([&] {
@@ -207,10 +199,9 @@ int NamesDisagreement() {
             "under a Join the ranks with inputs must do the same, but rank 0 came to event 5 of "
             "joinable 0, rank 1 came to event 2 of joinable 1");
   RunUneven(group, {1, 2, 3}, 2);
-  return 0;
 }
 
-int DoesNothingWhenDisabled() {
+RANK_TEST(JoinTest, DoesNothingWhenDisabled, 3) {
   const auto group = init_process_group();
   Summer summer(group);
   Join join({&summer}, {.enable = false});
@@ -218,10 +209,9 @@ int DoesNothingWhenDisabled() {
   join.finish();
   EXPECT_EQ(summer.hooks, 0);
   EXPECT_EQ(summer.ended, 0);
-  return 0;
 }
 
-int DifferentOptionsAreNamed() {
+RANK_TEST(JoinTest, DifferentOptionsAreNamed, 3) {
   const auto group = init_process_group();
   const bool odd = group->rank() == 1;
   for (const auto& [mine, difference] : std::vector<std::pair<JoinOptions, std::string>>{
@@ -242,10 +232,9 @@ int DifferentOptionsAreNamed() {
               HasSubstr("rank 1 has divide_by_initial_world_size=true, "
                         "throw_on_early_termination=false and 2 joinables"));
   EXPECT_FALSE(group->failed());
-  return 0;
 }
 
-int EnabledOnOneRankOnlyIsNamed() {
+RANK_TEST(JoinTest, EnabledOnOneRankOnlyIsNamed, 3) {
   const auto group = init_process_group();
   Summer summer(group);
   Join join({&summer}, {.enable = group->rank() != 1});
@@ -253,10 +242,9 @@ int EnabledOnOneRankOnlyIsNamed() {
               AllOf(HasSubstr("ranks 0, 2 are in collective 0, the exchange of a Join"),
                     HasSubstr("rank 1 is in collective 0, an all-reduce"),
                     HasSubstr("JoinOptions (enable among them)")));
-  return 0;
 }
 
-int MisuseIsOneClearLine() {
+RANK_TEST(JoinTest, MisuseIsOneClearLine, 3) {
   const auto group = init_process_group();
   Summer summer(group);
   EXPECT_EQ(ErrorOf<ConfigurationError>([] { Join join({}); }),
@@ -277,11 +265,10 @@ int MisuseIsOneClearLine() {
   EXPECT_THAT(ErrorOf<ConfigurationError>([&] { Join inner({&summer}); }), HasSubstr(nested));
   join.finish();
   RunUneven(group, {1, 2, 1}, 1);
-  return 0;
 }
 
 // Rank 1 fails while rank 0 is in the loop and rank 2 has joined.
-int ExceptionInTheLoopReachesAll() {
+RANK_TEST(JoinTest, ExceptionInTheLoopReachesAll, 3) {
   const auto group = init_process_group();
   Summer summer(group);
   for (const bool guard : {false, true}) {
@@ -308,10 +295,9 @@ int ExceptionInTheLoopReachesAll() {
     // The next Join starts again with all ranks.
     RunUneven(group, {2, 1, 3}, 2);
   }
-  return 0;
 }
 
-int ForgottenFinishReachesAll() {
+RANK_TEST(JoinTest, ForgottenFinishReachesAll, 3) {
   const auto group = init_process_group();
   Summer summer(group);
   if (group->rank() == 0) {
@@ -325,11 +311,10 @@ int ForgottenFinishReachesAll() {
                 HasSubstr("rank 0 left the scope of a Join without finish()"));
   }
   RunUneven(group, {2, 1, 3}, 2);
-  return 0;
 }
 
 // A loop that catches the exceptions of its steps gets the error from finish().
-int FinishAfterAFailureThrows() {
+RANK_TEST(JoinTest, FinishAfterAFailureThrows, 3) {
   const auto group = init_process_group();
   Summer summer(group);
   const std::string ended = "finish() of a Join that an exception has ended";
@@ -367,11 +352,10 @@ int FinishAfterAFailureThrows() {
     EXPECT_EQ(summer.ended, 0);
   }
   RunUneven(group, {2, 1, 3}, 2);
-  return 0;
 }
 
 // The Join of one rank has fewer joinables than those of the others.
-int MissingJoinableIsNamed() {
+RANK_TEST(JoinTest, MissingJoinableIsNamed, 3) {
   const auto group = init_process_group();
   Summer first(group), second(group);
   std::vector<JoinableRef> joinables = {&first};
@@ -384,10 +368,9 @@ int MissingJoinableIsNamed() {
   });
   EXPECT_THAT(text, HasSubstr("the ranks have different Joins: rank 0 has"));
   RunUneven(group, {2, 1, 3}, 2);
-  return 0;
 }
 
-int FailingHookReachesAll() {
+RANK_TEST(JoinTest, FailingHookReachesAll, 3) {
   const auto group = init_process_group();
   Summer summer(group);
   summer.on_shadow = [] { throw std::runtime_error("out of memory"); };
@@ -403,10 +386,9 @@ int FailingHookReachesAll() {
                 HasSubstr("in the finish() of a Join: out of memory"));
   }
   RunUneven(group, {2, 1, 3}, 2);
-  return 0;
 }
 
-int VeryUnevenInputsAreMentionedOnce() {
+RANK_TEST(JoinTest, VeryUnevenInputsAreMentionedOnce, 3) {
   const auto group = init_process_group();
   Summer summer(group);
   ::testing::internal::CaptureStderr();
@@ -421,61 +403,7 @@ int VeryUnevenInputsAreMentionedOnce() {
   } else {
     EXPECT_THAT(log, Not(HasSubstr("no inputs left")));
   }
-  return 0;
 }
-
-const std::map<std::string, std::function<int()>>& Bodies() {
-  static const auto& bodies = *new std::map<std::string, std::function<int()>>{
-      {"ShadowsWhatOthersDo", ShadowsWhatOthersDo},
-      {"ShadowsSeveralJoinables", ShadowsSeveralJoinables},
-      {"ThrowsOnEarlyTermination", ThrowsOnEarlyTermination},
-      {"NamesDisagreement", NamesDisagreement},
-      {"DoesNothingWhenDisabled", DoesNothingWhenDisabled},
-      {"DifferentOptionsAreNamed", DifferentOptionsAreNamed},
-      {"EnabledOnOneRankOnlyIsNamed", EnabledOnOneRankOnlyIsNamed},
-      {"MisuseIsOneClearLine", MisuseIsOneClearLine},
-      {"ExceptionInTheLoopReachesAll", ExceptionInTheLoopReachesAll},
-      {"ForgottenFinishReachesAll", ForgottenFinishReachesAll},
-      {"FinishAfterAFailureThrows", FinishAfterAFailureThrows},
-      {"MissingJoinableIsNamed", MissingJoinableIsNamed},
-      {"FailingHookReachesAll", FailingHookReachesAll},
-      {"VeryUnevenInputsAreMentionedOnce", VeryUnevenInputsAreMentionedOnce},
-  };
-  return bodies;
-}
-
-// Each body runs on three ranks.
-class JoinTest : public ::testing::TestWithParam<std::string> {
- protected:
-  static void SetUpTestSuite() { redis_ = ::ddp::testing::RedisFixture::Start(); }
-  static void TearDownTestSuite() { redis_.reset(); }
-
-  static std::unique_ptr<::ddp::testing::RedisFixture> redis_;
-};
-std::unique_ptr<::ddp::testing::RedisFixture> JoinTest::redis_;
-
-TEST_P(JoinTest, Ranks) {
-  ASSERT_TRUE(::ddp::testing::RanksSucceed(
-      {.world_size = 3,
-       .body = GetParam(),
-       .store_url = store::FormatStoreAddress(redis_->Address(GetParam()))}));
-}
-
-std::vector<std::string> Names() {
-  std::vector<std::string> names;
-  for (const auto& [name, body] : Bodies()) names.push_back(name);
-  return names;
-}
-
-INSTANTIATE_TEST_SUITE_P(All, JoinTest, ::testing::ValuesIn(Names()),
-                         [](const auto& info) { return info.param; });
 
 }  // namespace
 }  // namespace ddp
-
-int main(int argc, char** argv) {
-  ::testing::InitGoogleTest(&argc, argv);
-  at::set_num_threads(1);
-  if (const auto exit_code = ddp::testing::RunRankBody(ddp::Bodies())) return *exit_code;
-  return RUN_ALL_TESTS();
-}
