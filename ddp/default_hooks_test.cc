@@ -1,9 +1,8 @@
 // Tests the comm hooks of the library, and the arguments and results of every comm hook, on real
-// processes. Every body below runs as the ranks of one group.
+// processes.
 #include "ddp/default_hooks.h"
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 
 #include <functional>
 #include <map>
@@ -18,9 +17,7 @@
 #include "ddp/process_group.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "store/redis/redis_endpoint.h"
-#include "testing/rank_harness.h"
-#include "testing/redis_fixture.h"
+#include "testing/rank_test.h"
 
 namespace ddp {
 namespace {
@@ -87,7 +84,7 @@ std::map<std::string, CommHook> HooksOver(const std::shared_ptr<ProcessGroup>& g
           {"bf16", BindCommHook(group, bf16_compress_hook)}};
 }
 
-int AveragesDenseGradients() {
+RANK_TEST(DefaultHooksTest, AveragesDenseGradients, 2) {
   const auto group = init_process_group();
   for (const auto& [name, hook] : HooksOver(group)) {
     GradBucket bucket = DenseBucket(GradientOf(group->rank()));
@@ -96,10 +93,9 @@ int AveragesDenseGradients() {
     EXPECT_TRUE(at::equal(result, Average(group->size(), Types().at(name), GradientOf))) << name;
     EXPECT_TRUE(at::equal(bucket.gradients()[1], result.narrow(0, 3 * kRows, kRows)));
   }
-  return 0;
 }
 
-int AveragesSparseGradients() {
+RANK_TEST(DefaultHooksTest, AveragesSparseGradients, 2) {
   const auto group = init_process_group();
   for (const auto& [name, hook] : HooksOver(group)) {
     GradBucket bucket({.buffer = SparseGradientOf(group->rank()),
@@ -110,7 +106,6 @@ int AveragesSparseGradients() {
     const at::Tensor expected = Average(group->size(), at::kFloat, SparseGradientOf).to_dense();
     EXPECT_TRUE(at::allclose(result, expected, 1e-6, 1e-6)) << name;
   }
-  return 0;
 }
 
 // A hook's state, of a type that the library does not know.
@@ -135,7 +130,7 @@ TensorFuture Record(const std::shared_ptr<Recorder>& state, GradBucket& bucket) 
   return allreduce_hook(state->group, bucket);
 }
 
-int WrappersShowTheHookALowerType() {
+RANK_TEST(DefaultHooksTest, WrappersShowTheHookALowerType, 2) {
   const auto group = init_process_group();
   const auto state = std::make_shared<Recorder>(Recorder{.group = group});
   const auto check = [&](const CommHook& hook, at::ScalarType type) {
@@ -151,50 +146,13 @@ int WrappersShowTheHookALowerType() {
   check(BindCommHook(state, fp16_compress_wrapper(Record)), at::kHalf);
   check(bf16_compress_wrapper(BindCommHook(state, Record)), at::kBFloat16);
   EXPECT_EQ(state->calls, 2);
-  return 0;
 }
 
-int NoopKeepsEveryRanksOwn() {
+RANK_TEST(DefaultHooksTest, NoopKeepsEveryRanksOwn, 2) {
   const auto group = init_process_group();
   GradBucket bucket = DenseBucket(GradientOf(group->rank()));
   EXPECT_TRUE(at::equal(ResultOf(noop_hook, bucket), GradientOf(group->rank())));
-  return 0;
 }
-
-const std::map<std::string, std::function<int()>>& Bodies() {
-  static const auto& bodies = *new std::map<std::string, std::function<int()>>{
-      {"AveragesDenseGradients", AveragesDenseGradients},
-      {"AveragesSparseGradients", AveragesSparseGradients},
-      {"WrappersShowTheHookALowerType", WrappersShowTheHookALowerType},
-      {"NoopKeepsEveryRanksOwn", NoopKeepsEveryRanksOwn},
-  };
-  return bodies;
-}
-
-class DefaultHooksTest : public ::testing::TestWithParam<std::string> {
- protected:
-  static void SetUpTestSuite() { redis_ = ::ddp::testing::RedisFixture::Start(); }
-  static void TearDownTestSuite() { redis_.reset(); }
-
-  static std::unique_ptr<::ddp::testing::RedisFixture> redis_;
-};
-std::unique_ptr<::ddp::testing::RedisFixture> DefaultHooksTest::redis_;
-
-TEST_P(DefaultHooksTest, Ranks) {
-  ASSERT_TRUE(::ddp::testing::RanksSucceed(
-      {.world_size = 2,
-       .body = GetParam(),
-       .store_url = store::FormatStoreAddress(redis_->Address(GetParam()))}));
-}
-
-std::vector<std::string> Names() {
-  std::vector<std::string> names;
-  for (const auto& [name, body] : Bodies()) names.push_back(name);
-  return names;
-}
-
-INSTANTIATE_TEST_SUITE_P(All, DefaultHooksTest, ::testing::ValuesIn(Names()),
-                         [](const auto& info) { return info.param; });
 
 // ---- Tests without ranks.
 
@@ -290,10 +248,3 @@ TEST(CompressWrapperTest, PassesOnWhatTheHookDoesWrong) {
 
 }  // namespace
 }  // namespace ddp
-
-int main(int argc, char** argv) {
-  ::testing::InitGoogleTest(&argc, argv);
-  at::set_num_threads(1);
-  if (const auto exit_code = ddp::testing::RunRankBody(ddp::Bodies())) return *exit_code;
-  return RUN_ALL_TESTS();
-}
