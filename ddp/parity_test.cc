@@ -1,17 +1,14 @@
 // Tests the lines of docs/parity.md that no other test covers.
 #include <torch/torch.h>
 
-#include <map>
 #include <memory>
 
 #include "ddp/ddp.h"
 #include "ddp/device_mesh.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "store/redis/redis_endpoint.h"
 #include "testing/distributed_checks.h"
-#include "testing/rank_harness.h"
-#include "testing/redis_fixture.h"
+#include "testing/rank_test.h"
 
 namespace ddp {
 namespace {
@@ -48,7 +45,7 @@ void Step(Model& model) {
   model.forward(torch::ones({1, 2})).sum().backward();
 }
 
-int BuffersAreCopiedOnceWithoutForwardSyncBuffers() {
+RANK_TEST(ParityTest, BuffersAreCopiedOnceWithoutForwardSyncBuffers, 2) {
   const auto group = init_process_group();
   Counting net;
   net->own = static_cast<float>(group->rank() + 1);
@@ -62,10 +59,9 @@ int BuffersAreCopiedOnceWithoutForwardSyncBuffers() {
     Step(model);
     EXPECT_EQ(net->seen, 10 + static_cast<float>(step) * net->own);
   }
-  return 0;
 }
 
-int BuffersAreSyncedAtEverySynchronizedForward() {
+RANK_TEST(ParityTest, BuffersAreSyncedAtEverySynchronizedForward, 2) {
   const auto group = init_process_group();
   Counting net;
   net->own = static_cast<float>(group->rank() + 1);
@@ -83,7 +79,6 @@ int BuffersAreSyncedAtEverySynchronizedForward() {
   net->count = net->register_buffer("other", torch::full({1}, 100 * net->own));
   Step(model);
   EXPECT_EQ(net->seen, 100);
-  return 0;
 }
 
 torch::nn::Sequential Layers() {
@@ -95,7 +90,8 @@ torch::nn::Sequential Layers() {
 // Runs with DDP_SET_LAST_BUCKET_CAP=1. For this model and these limits, the buckets hold the same
 // parameters as in PyTorch. PyTorch orders the parameters in each bucket opposite to their
 // gradients.
-int SmallBucketMayBeTheLast() {
+RANK_TEST(ParityTest, SmallBucketMayBeTheLast, .world_size = 2,
+          .environment = {{"DDP_SET_LAST_BUCKET_CAP", "1"}}) {
   const auto group = init_process_group();
   DistributedDataParallel model(Layers(), group, {.bucket_cap_mb_list = {0.0005, 0.0022}});
   for (int step = 0; step < 2; ++step) model.forward(torch::ones({1, 16})).sum().backward();
@@ -103,11 +99,11 @@ int SmallBucketMayBeTheLast() {
                                                  ElementsAre("3.weight", "2.bias", "2.weight",
                                                              "1.bias", "1.weight", "0.bias"),
                                                  ElementsAre("0.weight")));
-  return 0;
 }
 
 // Runs with DDP_DISABLE_COMM_MEM=0, which asks the backend for its own memory; Gloo has none.
-int MemoryOfTheBackendIsUsedWhereItHasSome() {
+RANK_TEST(ParityTest, MemoryOfTheBackendIsUsedWhereItHasSome, .world_size = 2,
+          .environment = {{"DDP_DISABLE_COMM_MEM", "0"}}) {
   const auto group = init_process_group();
   torch::manual_seed(group->rank());
   auto net = Layers();
@@ -117,10 +113,9 @@ int MemoryOfTheBackendIsUsedWhereItHasSome() {
     model.forward(torch::randn({2, 16})).pow(2).sum().backward();
     EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*net)));
   }
-  return 0;
 }
 
-int MeshInPlaceOfAGroup() {
+RANK_TEST(ParityTest, MeshInPlaceOfAGroup, 2) {
   const auto group = init_process_group();
   torch::nn::Linear net(2, 2);
   const DeviceMesh line = init_device_mesh(group, "cpu", {group->size()});
@@ -136,10 +131,9 @@ int MeshInPlaceOfAGroup() {
   const DeviceMesh plane = init_device_mesh(group, "cpu", {1, group->size()}, {"a", "b"});
   EXPECT_THAT(ErrorOf<ConfigurationError>([&] { Model two(net.ptr(), {.device_mesh = plane}); }),
               HasSubstr("takes a mesh of one"));
-  return 0;
 }
 
-int NeverUsedParameterKeepsNoGradientInViewMode() {
+RANK_TEST(ParityTest, NeverUsedParameterKeepsNoGradientInViewMode, 2) {
   const auto group = init_process_group();
   torch::nn::Sequential net(torch::nn::Linear(2, 2), torch::nn::Linear(2, 2));
   struct FirstOnly : torch::nn::Module {
@@ -157,65 +151,7 @@ int NeverUsedParameterKeepsNoGradientInViewMode() {
     EXPECT_TRUE(net[0]->parameters()[0].grad().defined());
     EXPECT_FALSE(net[1]->parameters()[0].grad().defined());
   }
-  return 0;
 }
-
-// ---- Ranks.
-
-struct Body {
-  std::function<int()> run;
-  std::map<std::string, std::string> environment = {};
-};
-
-const std::map<std::string, Body>& Bodies() {
-  static const auto& bodies = *new std::map<std::string, Body>{
-      {"BuffersAreCopiedOnceWithoutForwardSyncBuffers",
-       {BuffersAreCopiedOnceWithoutForwardSyncBuffers}},
-      {"BuffersAreSyncedAtEverySynchronizedForward", {BuffersAreSyncedAtEverySynchronizedForward}},
-      {"SmallBucketMayBeTheLast", {SmallBucketMayBeTheLast, {{"DDP_SET_LAST_BUCKET_CAP", "1"}}}},
-      {"MemoryOfTheBackendIsUsedWhereItHasSome",
-       {MemoryOfTheBackendIsUsedWhereItHasSome, {{"DDP_DISABLE_COMM_MEM", "0"}}}},
-      {"MeshInPlaceOfAGroup", {MeshInPlaceOfAGroup}},
-      {"NeverUsedParameterKeepsNoGradientInViewMode",
-       {NeverUsedParameterKeepsNoGradientInViewMode}},
-  };
-  return bodies;
-}
-
-class ParityTest : public ::testing::TestWithParam<std::string> {
- protected:
-  static void SetUpTestSuite() { redis_ = ::ddp::testing::RedisFixture::Start(); }
-  static void TearDownTestSuite() { redis_.reset(); }
-
-  static std::unique_ptr<::ddp::testing::RedisFixture> redis_;
-};
-std::unique_ptr<::ddp::testing::RedisFixture> ParityTest::redis_;
-
-TEST_P(ParityTest, Ranks) {
-  ASSERT_TRUE(::ddp::testing::RanksSucceed(
-      {.world_size = 2,
-       .body = GetParam(),
-       .store_url = store::FormatStoreAddress(redis_->Address(GetParam())),
-       .environment = Bodies().at(GetParam()).environment}));
-}
-
-std::vector<std::string> BodyNames() {
-  std::vector<std::string> names;
-  for (const auto& [name, body] : Bodies()) names.push_back(name);
-  return names;
-}
-
-INSTANTIATE_TEST_SUITE_P(All, ParityTest, ::testing::ValuesIn(BodyNames()),
-                         [](const auto& info) { return info.param; });
 
 }  // namespace
 }  // namespace ddp
-
-int main(int argc, char** argv) {
-  ::testing::InitGoogleTest(&argc, argv);
-  torch::set_num_threads(1);
-  std::map<std::string, std::function<int()>> bodies;
-  for (const auto& [name, body] : ddp::Bodies()) bodies[name] = body.run;
-  if (const auto exit_code = ddp::testing::RunRankBody(bodies)) return *exit_code;
-  return RUN_ALL_TESTS();
-}
