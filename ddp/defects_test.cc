@@ -14,10 +14,8 @@
 #include "ddp/join.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "store/redis/redis_endpoint.h"
 #include "testing/distributed_checks.h"
-#include "testing/rank_harness.h"
-#include "testing/redis_fixture.h"
+#include "testing/rank_test.h"
 
 namespace ddp {
 namespace {
@@ -63,7 +61,7 @@ struct OptionalImpl : torch::nn::Module {
 };
 TORCH_MODULE(Optional);
 
-int Defect01SecondBackwardIsReducedOrRefused() {
+RANK_TEST(DefectsOnRanksTest, Defect01SecondBackwardIsReducedOrRefused, 2) {
   const auto group = init_process_group();
   const double mine = group->rank() + 1;  // the average is 1.5
   auto net = OneWeight();
@@ -77,10 +75,9 @@ int Defect01SecondBackwardIsReducedOrRefused() {
   EXPECT_THAT(ErrorOf<ReductionError>([&] { first.backward(); }),
               AllOf(HasSubstr("a second gradient for parameter weight"),
                     HasSubstr("A synchronized forward allows one backward")));
-  return 0;
 }
 
-int Defect02StaticGraphWorksWithNoSync() {
+RANK_TEST(DefectsOnRanksTest, Defect02StaticGraphWorksWithNoSync, 2) {
   const auto group = init_process_group();
   const double mine = group->rank() + 1;
   auto net = OneWeight();
@@ -94,10 +91,9 @@ int Defect02StaticGraphWorksWithNoSync() {
     model.forward(X(mine)).sum().backward();
     EXPECT_EQ(net->weight.grad().item<float>(), 4.5) << "window " << window;
   }
-  return 0;
 }
 
-int Defect03UnusedStaysUndefinedWhenARankHasJoined() {
+RANK_TEST(DefectsOnRanksTest, Defect03UnusedStaysUndefinedWhenARankHasJoined, 2) {
   const auto group = init_process_group();
   Optional net;
   DistributedDataParallel model(net, group, {.find_unused_parameters = true});
@@ -108,10 +104,9 @@ int Defect03UnusedStaysUndefinedWhenARankHasJoined() {
       EXPECT_EQ(net->sometimes->weight.grad().defined(), step != 1) << "step " << step;
     }
   });
-  return 0;
 }
 
-int Defect04StaticGraphWithARankThatJoinsAtOnce() {
+RANK_TEST(DefectsOnRanksTest, Defect04StaticGraphWithARankThatJoinsAtOnce, 2) {
   const auto group = init_process_group();
   auto net = OneWeight();
   DistributedDataParallel model(net, group, {.static_graph = true});
@@ -122,10 +117,9 @@ int Defect04StaticGraphWithARankThatJoinsAtOnce() {
       EXPECT_EQ(net->weight.grad().item<float>(), 1.5) << "step " << step;
     }
   });
-  return 0;
 }
 
-int Defect05BucketsFollowARankWithInputs() {
+RANK_TEST(DefectsOnRanksTest, Defect05BucketsFollowARankWithInputs, 2) {
   const auto group = init_process_group();
   auto net = Layers(3, 2);
   DistributedDataParallel model(net, group);
@@ -136,7 +130,6 @@ int Defect05BucketsFollowARankWithInputs() {
   });
   EXPECT_THAT(model.bucket_layout(), ElementsAre(ElementsAre("2.bias", "2.weight", "1.bias",
                                                              "1.weight", "0.bias", "0.weight")));
-  return 0;
 }
 
 // Two layers of one shape, in the order that the caller gives.
@@ -153,7 +146,7 @@ struct PairImpl : torch::nn::Module {
 };
 TORCH_MODULE(Pair);
 
-int Defect06DifferentModelsAreNamedAtOnce() {
+RANK_TEST(DefectsOnRanksTest, Defect06DifferentModelsAreNamedAtOnce, 2) {
   const auto group = init_process_group();
   const bool other = group->rank() == 1;
   const auto text = [&](auto net, const DistributedDataParallelOptions& options = {}) {
@@ -190,10 +183,9 @@ int Defect06DifferentModelsAreNamedAtOnce() {
     EXPECT_TRUE(SameOnAllRanks(
         *group, torch::tensor(static_cast<int64_t>(std::hash<std::string>()(each)))));
   }
-  return 0;
 }
 
-int Defect07UnusedOnOneRankIsNewsForAll() {
+RANK_TEST(DefectsOnRanksTest, Defect07UnusedOnOneRankIsNewsForAll, 2) {
   const auto group = init_process_group();  // with a timeout of half an hour
   Optional net;
   DistributedDataParallel model(net, group);
@@ -205,7 +197,6 @@ int Defect07UnusedOnOneRankIsNewsForAll() {
   });
   EXPECT_THAT(text, HasSubstr("no gradient came for sometimes.weight, sometimes.bias"));
   EXPECT_THAT(text, HasSubstr("rank 1"));
-  return 0;
 }
 
 struct Explosive : torch::autograd::Function<Explosive> {
@@ -232,7 +223,7 @@ struct ExplosiveNetImpl : torch::nn::Module {
 };
 TORCH_MODULE(ExplosiveNet);
 
-int Defect08ExceptionInABackwardDoesNotStick() {
+RANK_TEST(DefectsOnRanksTest, Defect08ExceptionInABackwardDoesNotStick, 2) {
   const auto group = init_process_group();
   ExplosiveNet net;
   DistributedDataParallel model(net, group);
@@ -253,7 +244,6 @@ int Defect08ExceptionInABackwardDoesNotStick() {
             }),
             "no error");
   EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*net)));
-  return 0;
 }
 
 TensorFuture Completed(const torch::Tensor& tensor) {
@@ -262,7 +252,7 @@ TensorFuture Completed(const torch::Tensor& tensor) {
   return future;
 }
 
-int Defect09HookResultsAreChecked() {
+RANK_TEST(DefectsOnRanksTest, Defect09HookResultsAreChecked, 2) {
   const auto group = init_process_group();
   using Change = std::function<torch::Tensor(const torch::Tensor&)>;
   const std::vector<std::pair<Change, std::string>> changes = {
@@ -280,10 +270,9 @@ int Defect09HookResultsAreChecked() {
                 AllOf(HasSubstr("the comm hook's result for gradient bucket 0"), HasSubstr(named),
                       HasSubstr("weight")));
   }
-  return 0;
 }
 
-int Defect10HooksSeeTheTrueIndexInAStaticGraph() {
+RANK_TEST(DefectsOnRanksTest, Defect10HooksSeeTheTrueIndexInAStaticGraph, 2) {
   const auto group = init_process_group();
   auto net = Layers(4, 16);
   DistributedDataParallel model(net, group, {.bucket_cap_mb_list = {0.001}, .static_graph = true});
@@ -298,10 +287,9 @@ int Defect10HooksSeeTheTrueIndexInAStaticGraph() {
     model.forward(Ones(16)).sum().backward();
     EXPECT_THAT(*seen, ElementsAre(0, 1, 2, 3)) << "step " << step;
   }
-  return 0;
 }
 
-int Defect11TwoForwardsOfABatchNorm() {
+RANK_TEST(DefectsOnRanksTest, Defect11TwoForwardsOfABatchNorm, 2) {
   const auto group = init_process_group();
   torch::nn::Sequential net(torch::nn::Linear(2, 2), torch::nn::BatchNorm1d(2));
   DistributedDataParallel model(net, group);
@@ -313,11 +301,10 @@ int Defect11TwoForwardsOfABatchNorm() {
     EXPECT_EQ(ErrorOf<std::exception>([&] { (first + second).backward(); }), "no error");
     EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*net)));
   }
-  return 0;
 }
 
 // On three ranks, because a third has no exact binary form.
-int Defect12ViewsRoundAsCopiesDo() {
+RANK_TEST(DefectsOnRanksTest, Defect12ViewsRoundAsCopiesDo, 3) {
   const auto group = init_process_group();
   std::vector<float> gradients;
   for (const bool view : {false, true}) {
@@ -330,7 +317,6 @@ int Defect12ViewsRoundAsCopiesDo() {
     }
   }
   EXPECT_THAT(gradients, Each(gradients.front()));
-  return 0;
 }
 
 // Returns how many buckets start before the last gradient is there, in each of some iterations.
@@ -354,7 +340,7 @@ std::vector<int> EarlyBuckets(Model& model, int iterations) {
   return early;
 }
 
-int Defect13ReductionOverlapsAtOnce() {
+RANK_TEST(DefectsOnRanksTest, Defect13ReductionOverlapsAtOnce, 2) {
   const auto group = init_process_group();
   {
     DistributedDataParallel model(Layers(4, 16), group, {.bucket_cap_mb = 0.001});
@@ -374,62 +360,7 @@ int Defect13ReductionOverlapsAtOnce() {
   model.rebuild_buckets();
   model.forward(Ones(16)).sum().backward();
   EXPECT_EQ(model.bucket_layout().front().front(), "2.bias");
-  return 0;
 }
-
-// ---- Ranks.
-
-std::map<std::string, std::function<int()>> Bodies() {
-  return {
-      {"Defect01SecondBackwardIsReducedOrRefused", Defect01SecondBackwardIsReducedOrRefused},
-      {"Defect02StaticGraphWorksWithNoSync", Defect02StaticGraphWorksWithNoSync},
-      {"Defect03UnusedStaysUndefinedWhenARankHasJoined",
-       Defect03UnusedStaysUndefinedWhenARankHasJoined},
-      {"Defect04StaticGraphWithARankThatJoinsAtOnce", Defect04StaticGraphWithARankThatJoinsAtOnce},
-      {"Defect05BucketsFollowARankWithInputs", Defect05BucketsFollowARankWithInputs},
-      {"Defect06DifferentModelsAreNamedAtOnce", Defect06DifferentModelsAreNamedAtOnce},
-      {"Defect07UnusedOnOneRankIsNewsForAll", Defect07UnusedOnOneRankIsNewsForAll},
-      {"Defect08ExceptionInABackwardDoesNotStick", Defect08ExceptionInABackwardDoesNotStick},
-      {"Defect09HookResultsAreChecked", Defect09HookResultsAreChecked},
-      {"Defect10HooksSeeTheTrueIndexInAStaticGraph", Defect10HooksSeeTheTrueIndexInAStaticGraph},
-      {"Defect11TwoForwardsOfABatchNorm", Defect11TwoForwardsOfABatchNorm},
-      {"Defect12ViewsRoundAsCopiesDo", Defect12ViewsRoundAsCopiesDo},
-      {"Defect13ReductionOverlapsAtOnce", Defect13ReductionOverlapsAtOnce},
-  };
-}
-
-class DefectsOnRanksTest : public ::testing::TestWithParam<std::string> {
- protected:
-  static void SetUpTestSuite() { redis_ = ::ddp::testing::RedisFixture::Start(); }
-  static void TearDownTestSuite() { redis_.reset(); }
-
-  static std::unique_ptr<::ddp::testing::RedisFixture> redis_;
-};
-std::unique_ptr<::ddp::testing::RedisFixture> DefectsOnRanksTest::redis_;
-
-TEST_P(DefectsOnRanksTest, Ranks) {
-  const std::string body = GetParam();
-  ASSERT_TRUE(::ddp::testing::RanksSucceed(
-      {.world_size = body == "Defect12ViewsRoundAsCopiesDo" ? 3 : 2,
-       .body = body,
-       .store_url = store::FormatStoreAddress(redis_->Address(body))}));
-}
-
-std::vector<std::string> BodyNames() {
-  std::vector<std::string> names;
-  for (const auto& [name, body] : Bodies()) names.push_back(name);
-  return names;
-}
-
-INSTANTIATE_TEST_SUITE_P(All, DefectsOnRanksTest, ::testing::ValuesIn(BodyNames()),
-                         [](const auto& info) { return info.param; });
 
 }  // namespace
 }  // namespace ddp
-
-int main(int argc, char** argv) {
-  ::testing::InitGoogleTest(&argc, argv);
-  torch::set_num_threads(1);
-  if (const auto exit_code = ddp::testing::RunRankBody(ddp::Bodies())) return *exit_code;
-  return RUN_ALL_TESTS();
-}
