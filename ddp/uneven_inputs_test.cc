@@ -3,7 +3,6 @@
 #include <torch/torch.h>
 
 #include <map>
-#include <tuple>
 
 #include "ddp/comm_hook.h"
 #include "ddp/common/error.h"
@@ -13,10 +12,8 @@
 #include "ddp/process_group.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "store/redis/redis_endpoint.h"
 #include "testing/distributed_checks.h"
-#include "testing/rank_harness.h"
-#include "testing/redis_fixture.h"
+#include "testing/rank_test.h"
 
 namespace ddp {
 namespace {
@@ -160,47 +157,40 @@ void TryAll(const std::vector<Variant>& variants) {
   }
 }
 
-int Plain() {
-  TryAll({{}});
-  return 0;
-}
-int SmallBucketsAndViews() {
+RANK_TEST(UnevenInputsTest, Plain, {2, 3}) { TryAll({{}}); }
+
+RANK_TEST(UnevenInputsTest, SmallBucketsAndViews, 2) {
   TryAll({{.options = {.bucket_cap_mb = 1e-5, .gradient_as_bucket_view = true}}});
-  return 0;
 }
+
 // A parameter that no rank uses gets no gradient, whatever joined ranks contribute.
-int UnusedParameters() {
+RANK_TEST(UnevenInputsTest, UnusedParameters, {2, 3}) {
   TryAll(
       {{.options = {.bucket_cap_mb = 1e-5, .find_unused_parameters = true}, .freeze_unused = false},
        {.options = {.bucket_cap_mb = 1e-5,
                     .find_unused_parameters = true,
                     .skip_all_reduce_unused_params = true},
         .freeze_unused = false}});
-  return 0;
-}
-int StaticGraph() {
-  TryAll({{.options = {.bucket_cap_mb = 1e-5, .static_graph = true}, .freeze_unused = false}});
-  return 0;
-}
-int Accumulation() {
-  TryAll({{.accumulate = true}, {.options = {.static_graph = true}, .accumulate = true}});
-  return 0;
-}
-int CommHooks() {
-  TryAll({{.hook = true}, {.buffer_hook = true}});
-  return 0;
-}
-int DelayedParameters() {
-  TryAll(
-      {{.delayed = true}, {.options = {.bucket_cap_mb = 1e-5}, .by_size = false, .delayed = true}});
-  return 0;
-}
-int DividedByActiveRanks() {
-  TryAll({{.by_size = false}});
-  return 0;
 }
 
-int BucketsFollowAnActiveRank() {
+RANK_TEST(UnevenInputsTest, StaticGraph, {2, 3}) {
+  TryAll({{.options = {.bucket_cap_mb = 1e-5, .static_graph = true}, .freeze_unused = false}});
+}
+
+RANK_TEST(UnevenInputsTest, Accumulation, 2) {
+  TryAll({{.accumulate = true}, {.options = {.static_graph = true}, .accumulate = true}});
+}
+
+RANK_TEST(UnevenInputsTest, CommHooks, 2) { TryAll({{.hook = true}, {.buffer_hook = true}}); }
+
+RANK_TEST(UnevenInputsTest, DelayedParameters, 2) {
+  TryAll(
+      {{.delayed = true}, {.options = {.bucket_cap_mb = 1e-5}, .by_size = false, .delayed = true}});
+}
+
+RANK_TEST(UnevenInputsTest, DividedByActiveRanks, {2, 3}) { TryAll({{.by_size = false}}); }
+
+RANK_TEST(UnevenInputsTest, BucketsFollowAnActiveRank, 2) {
   const auto group = init_process_group();
   torch::manual_seed(1);
   Net net;
@@ -212,10 +202,9 @@ int BucketsFollowAnActiveRank() {
   });
   EXPECT_EQ(model.bucket_layout().front().front().substr(0, 4), "last");
   EXPECT_THAT(model.bucket_layout().back().front(), HasSubstr("unused"));
-  return 0;
 }
 
-int EarlyTerminationThrowsEverywhere() {
+RANK_TEST(UnevenInputsTest, EarlyTerminationThrowsEverywhere, 2) {
   const auto group = init_process_group();
   Net net;
   DistributedDataParallel model(net, group, {.find_unused_parameters = true});
@@ -229,11 +218,10 @@ int EarlyTerminationThrowsEverywhere() {
   });
   EXPECT_THAT(text, HasSubstr(group->rank() == 0 ? "Rank 0 exhausted all inputs."
                                                  : "at least one rank that exhausted inputs"));
-  return 0;
 }
 
 // Rank 0 has inputs at first, or has none.
-int OneBackwardThroughTwoModelsIsRefused() {
+RANK_TEST(UnevenInputsTest, OneBackwardThroughTwoModelsIsRefused, 2) {
   const auto group = init_process_group();
   Net a, b;
   for (const Net& net : {a, b}) {
@@ -267,12 +255,11 @@ int OneBackwardThroughTwoModelsIsRefused() {
   }
   run(Way::kOneByOne, group->rank() == 0 ? 1 : 3);
   EXPECT_TRUE(SameOnAllRanks(*group, Flatten(a->parameters())));
-  return 0;
 }
 
 // A loop that catches the exceptions of its steps: finish() reports that the models were not made
 // equal.
-int FinishAfterAFailedStepThrows() {
+RANK_TEST(UnevenInputsTest, FinishAfterAFailedStepThrows, 2) {
   const auto group = init_process_group();
   Net net;
   net->unused->weight.set_requires_grad(false);
@@ -294,11 +281,10 @@ int FinishAfterAFailedStepThrows() {
   net->zero_grad();
   model.forward(Input(group->rank(), 5)).sum().backward();
   EXPECT_TRUE(SameOnAllRanks(*group, ::ddp::testing::Gradients(*net)));
-  return 0;
 }
 
 // The ranks announce different events: the message names them.
-int DisagreementNamesTheEvents() {
+RANK_TEST(UnevenInputsTest, DisagreementNamesTheEvents, 2) {
   const auto group = init_process_group();
   Net a, b;
   DistributedDataParallel first(a, group), second(b, group);
@@ -311,10 +297,9 @@ int DisagreementNamesTheEvents() {
               AllOf(HasSubstr("rank 0 came to a forward that begins with buffers of joinable 0 ("),
                     HasSubstr("NetImpl), rank 1 came to a forward that begins with buffers of "
                               "joinable 1 (")));
-  return 0;
 }
 
-int UnfinishedReductionIsFoundAtTheExit() {
+RANK_TEST(UnevenInputsTest, UnfinishedReductionIsFoundAtTheExit, 2) {
   const auto group = init_process_group();
   Net net;  // "unused" is never used
   DistributedDataParallel model(net, group);
@@ -324,70 +309,7 @@ int UnfinishedReductionIsFoundAtTheExit() {
                 join.finish();
               }),
               HasSubstr("no gradient came for unused.weight, unused.bias"));
-  return 0;
 }
-
-const std::map<std::string, std::function<int()>>& Bodies() {
-  static const auto& bodies = *new std::map<std::string, std::function<int()>>{
-      {"Plain", Plain},
-      {"SmallBucketsAndViews", SmallBucketsAndViews},
-      {"UnusedParameters", UnusedParameters},
-      {"StaticGraph", StaticGraph},
-      {"Accumulation", Accumulation},
-      {"CommHooks", CommHooks},
-      {"DelayedParameters", DelayedParameters},
-      {"DividedByActiveRanks", DividedByActiveRanks},
-      {"BucketsFollowAnActiveRank", BucketsFollowAnActiveRank},
-      {"EarlyTerminationThrowsEverywhere", EarlyTerminationThrowsEverywhere},
-      {"OneBackwardThroughTwoModelsIsRefused", OneBackwardThroughTwoModelsIsRefused},
-      {"FinishAfterAFailedStepThrows", FinishAfterAFailedStepThrows},
-      {"DisagreementNamesTheEvents", DisagreementNamesTheEvents},
-      {"UnfinishedReductionIsFoundAtTheExit", UnfinishedReductionIsFoundAtTheExit},
-  };
-  return bodies;
-}
-
-struct Case {
-  std::string body;
-  int world_size;
-};
-
-class UnevenInputsTest : public ::testing::TestWithParam<Case> {
- protected:
-  static void SetUpTestSuite() { redis_ = ::ddp::testing::RedisFixture::Start(); }
-  static void TearDownTestSuite() { redis_.reset(); }
-
-  static std::unique_ptr<::ddp::testing::RedisFixture> redis_;
-};
-std::unique_ptr<::ddp::testing::RedisFixture> UnevenInputsTest::redis_;
-
-TEST_P(UnevenInputsTest, Ranks) {
-  const std::string name = ::testing::UnitTest::GetInstance()->current_test_info()->name();
-  ASSERT_TRUE(::ddp::testing::RanksSucceed(
-      {.world_size = GetParam().world_size,
-       .body = GetParam().body,
-       .store_url = store::FormatStoreAddress(redis_->Address(name))}));
-}
-
-std::vector<Case> Cases() {
-  std::vector<Case> cases;
-  for (const auto& [name, body] : Bodies()) cases.push_back({name, 2});
-  for (const char* name : {"Plain", "UnusedParameters", "StaticGraph", "DividedByActiveRanks"}) {
-    cases.push_back({name, 3});
-  }
-  return cases;
-}
-
-INSTANTIATE_TEST_SUITE_P(All, UnevenInputsTest, ::testing::ValuesIn(Cases()), [](const auto& info) {
-  return info.param.body + "On" + std::to_string(info.param.world_size);
-});
 
 }  // namespace
 }  // namespace ddp
-
-int main(int argc, char** argv) {
-  ::testing::InitGoogleTest(&argc, argv);
-  torch::set_num_threads(1);
-  if (const auto exit_code = ddp::testing::RunRankBody(ddp::Bodies())) return *exit_code;
-  return RUN_ALL_TESTS();
-}
