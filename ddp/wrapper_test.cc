@@ -1,5 +1,5 @@
 // Tests DistributedDataParallel from the view of a LibTorch user: what compiles, what it changes,
-// where it may be stored. Every body below runs as the ranks of one group.
+// where it may be stored. On real processes.
 #include <torch/torch.h>
 
 #include <chrono>
@@ -16,10 +16,8 @@
 #include "ddp/ddp.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "store/redis/redis_endpoint.h"
 #include "testing/distributed_checks.h"
-#include "testing/rank_harness.h"
-#include "testing/redis_fixture.h"
+#include "testing/rank_test.h"
 
 namespace ddp {
 namespace {
@@ -67,7 +65,7 @@ void ExpectAveraged(Model& model, ProcessGroup& group) {
   EXPECT_TRUE(SameOnAllRanks(group, Gradients(*model.module())));
 }
 
-int EveryForwardIsSynchronized() {
+RANK_TEST(WrapperTest, EveryForwardIsSynchronized, 2) {
   const auto group = init_process_group();
   Net net;
   DistributedDataParallel model(net, group);
@@ -87,10 +85,9 @@ int EveryForwardIsSynchronized() {
   DistributedDataParallel other(bare, group);
   other.module()->forward(Input(*group)).pow(2).mean().backward();
   EXPECT_FALSE(SameOnAllRanks(*group, Gradients(*bare)));
-  return 0;
 }
 
-int ModuleFunctionsActOnTheModule() {
+RANK_TEST(WrapperTest, ModuleFunctionsActOnTheModule, 2) {
   const auto group = init_process_group();
   Net net;
   DistributedDataParallel model(net, group);
@@ -137,11 +134,10 @@ int ModuleFunctionsActOnTheModule() {
   std::ostringstream printed;
   printed << model;
   EXPECT_THAT(printed.str(), HasSubstr("torch::nn::BatchNorm1d"));
-  return 0;
 }
 
 // A bare model loads the file of a wrapped one, and the reverse.
-int SavesWithoutAPrefix() {
+RANK_TEST(WrapperTest, SavesWithoutAPrefix, 2) {
   const auto group = init_process_group();
   Net net, alone;
   DistributedDataParallel model(net, group);
@@ -156,7 +152,6 @@ int SavesWithoutAPrefix() {
   torch::save(alone, bare);
   torch::load(model, bare);
   EXPECT_TRUE(torch::equal(Flatten(alone->parameters()), Flatten(net->parameters())));
-  return 0;
 }
 
 // A member with the type of the holder, and a return value.
@@ -179,7 +174,7 @@ void TakesTheModule(DistributedDataParallel<NetImpl>& model, ProcessGroup& group
   ExpectAveraged(model, group);
 }
 
-int LivesAnywhere() {
+RANK_TEST(WrapperTest, LivesAnywhere, 2) {
   const auto group = init_process_group();
   Net net;
   DistributedDataParallel model(net, group);
@@ -212,10 +207,9 @@ int LivesAnywhere() {
   std::optional<DistributedDataParallel<Net>> perhaps;
   perhaps.emplace(std::make_shared<NetImpl>(), group);
   ExpectAveraged(*perhaps, *group);
-  return 0;
 }
 
-int MovesUnderGuardAndJoin() {
+RANK_TEST(WrapperTest, MovesUnderGuardAndJoin, 2) {
   const auto group = init_process_group();
   auto model = std::make_unique<DistributedDataParallel<Net>>(Net(), group);
   const auto net = model->module();
@@ -242,7 +236,6 @@ int MovesUnderGuardAndJoin() {
   std::optional guarded = std::move(models[0]);
   const auto guard = guarded->no_sync();
   guarded.reset();  // the guard holds the last reference to the model
-  return 0;
 }
 
 // A joinable of the program's own, used together with a model.
@@ -261,7 +254,7 @@ class Counter : public Joinable {
   const std::shared_ptr<ProcessGroup> group_;
 };
 
-int JoinTakesAddresses() {
+RANK_TEST(WrapperTest, JoinTakesAddresses, 2) {
   const auto group = init_process_group();
   DistributedDataParallel model(Net(), group);
   Counter optimizer(group);
@@ -277,7 +270,6 @@ int JoinTakesAddresses() {
   ddp::join({&optimizer, &model}, {}, loop);
   EXPECT_EQ(optimizer.entered, 2);
   EXPECT_EQ(optimizer.left, 2);
-  return 0;
 }
 
 // A rank with fewer steps continues with the momentum of the rank with most steps.
@@ -300,17 +292,16 @@ void OptimizersGoOnAsOne(const std::shared_ptr<ProcessGroup>& group, const Optio
   EXPECT_TRUE(SameOnAllRanks(*group, Flatten(model->parameters())));
 }
 
-int JoinKeepsOptimizersEqual() {
+RANK_TEST(WrapperTest, JoinKeepsOptimizersEqual, 2) {
   const auto group = init_process_group();
   OptimizersGoOnAsOne<torch::optim::SGD>(group, torch::optim::SGDOptions(0.1).momentum(0.9));
   OptimizersGoOnAsOne<torch::optim::AdamW>(group, torch::optim::AdamWOptions(0.01));
   torch::optim::SGD alone(Net()->parameters(), 0.1);
   EXPECT_THAT(ErrorOf<ConfigurationError>([&] { Join join({&alone}); }),
               HasSubstr("no joinable of a Join has a process group"));
-  return 0;
 }
 
-int ForwardMayReturnNothing() {
+RANK_TEST(WrapperTest, ForwardMayReturnNothing, 2) {
   const auto group = init_process_group();
   SilentNet net;
   DistributedDataParallel model(net, group);
@@ -325,10 +316,9 @@ int ForwardMayReturnNothing() {
   DistributedDataParallel finds(searched, group, {.find_unused_parameters = true});
   EXPECT_THAT(ErrorOf<ConfigurationError>([&] { finds(Input(*group)); }),
               AllOf(HasSubstr("has to see the tensors"), HasSubstr("it returned none")));
-  return 0;
 }
 
-int OptionsInEitherStyle() {
+RANK_TEST(WrapperTest, OptionsInEitherStyle, 2) {
   const auto group =
       init_process_group(ProcessGroupOptions().backend("gloo").timeout(std::chrono::minutes(2)));
   const DeviceMesh mesh = init_device_mesh(group, "cpu", {group->size()});
@@ -347,45 +337,6 @@ int OptionsInEitherStyle() {
       Net(), group, DistributedDataParallelOptions().bucket_cap_mb(25).static_graph(true));
   EXPECT_EQ(third.logging_data().bucket_cap_bytes, 25 << 20);
   EXPECT_TRUE(third.logging_data().static_graph);
-  return 0;
-}
-
-const std::map<std::string, std::function<int()>>& Bodies() {
-  static const auto& bodies = *new std::map<std::string, std::function<int()>>{
-      {"EveryForwardIsSynchronized", EveryForwardIsSynchronized},
-      {"ModuleFunctionsActOnTheModule", ModuleFunctionsActOnTheModule},
-      {"SavesWithoutAPrefix", SavesWithoutAPrefix},
-      {"LivesAnywhere", LivesAnywhere},
-      {"MovesUnderGuardAndJoin", MovesUnderGuardAndJoin},
-      {"JoinTakesAddresses", JoinTakesAddresses},
-      {"JoinKeepsOptimizersEqual", JoinKeepsOptimizersEqual},
-      {"ForwardMayReturnNothing", ForwardMayReturnNothing},
-      {"OptionsInEitherStyle", OptionsInEitherStyle},
-  };
-  return bodies;
-}
-
-class WrapperTest : public ::testing::TestWithParam<std::string> {
- protected:
-  static void SetUpTestSuite() { redis_ = ::ddp::testing::RedisFixture::Start(); }
-  static void TearDownTestSuite() { redis_.reset(); }
-
-  static std::unique_ptr<::ddp::testing::RedisFixture> redis_;
-};
-std::unique_ptr<::ddp::testing::RedisFixture> WrapperTest::redis_;
-
-TEST_P(WrapperTest, Ranks) {
-  const std::string name = ::testing::UnitTest::GetInstance()->current_test_info()->name();
-  ASSERT_TRUE(::ddp::testing::RanksSucceed(
-      {.world_size = 2,
-       .body = GetParam(),
-       .store_url = store::FormatStoreAddress(redis_->Address(name))}));
-}
-
-std::vector<std::string> Names() {
-  std::vector<std::string> names;
-  for (const auto& [name, body] : Bodies()) names.push_back(name);
-  return names;
 }
 
 // Sets and reads every field in both styles.
@@ -487,15 +438,5 @@ TEST(OptionsTest, OtherOptionsToo) {
   EXPECT_TRUE(checkpoint.use_reentrant && checkpoint.parameters.size() == 1);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, WrapperTest, ::testing::ValuesIn(Names()),
-                         [](const auto& info) { return info.param; });
-
 }  // namespace
 }  // namespace ddp
-
-int main(int argc, char** argv) {
-  ::testing::InitGoogleTest(&argc, argv);
-  torch::set_num_threads(1);
-  if (const auto exit_code = ddp::testing::RunRankBody(ddp::Bodies())) return *exit_code;
-  return RUN_ALL_TESTS();
-}
