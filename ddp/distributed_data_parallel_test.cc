@@ -1,4 +1,5 @@
-// Tests DistributedDataParallel on real processes. Every body below runs as the ranks of one group.
+// Tests DistributedDataParallel on real processes. The ranks meet in Redis, as under ddprun; two
+// cases meet in a TCPStore, as under torchrun.
 #include "ddp/distributed_data_parallel.h"
 
 #include <torch/torch.h>
@@ -10,10 +11,9 @@
 #include "ddp/process_group.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "store/redis/redis_endpoint.h"
 #include "testing/distributed_checks.h"
 #include "testing/rank_harness.h"
-#include "testing/redis_fixture.h"
+#include "testing/rank_test.h"
 
 namespace ddp {
 namespace {
@@ -78,7 +78,7 @@ torch::Tensor Batch(int rank, int64_t step) {
   return torch::randn({5, 4});
 }
 
-int AveragesGradients() {
+RANK_TEST(DistributedDataParallelTest, AveragesGradients, {1, 2, 3}) {
   const auto group = init_process_group();
   for (const bool view : {false, true}) {
     torch::manual_seed(group->rank());  // the constructor must make them equal
@@ -94,10 +94,9 @@ int AveragesGradients() {
       EXPECT_TRUE(SameOnAllRanks(*group, gradients)) << "step " << step;
     }
   }
-  return 0;
 }
 
-int ViewsAndCopiesGiveTheSameBits() {
+RANK_TEST(DistributedDataParallelTest, ViewsAndCopiesGiveTheSameBits, 2) {
   const auto group = init_process_group();
   std::map<bool, torch::Tensor> result;
   for (const bool view : {false, true}) {
@@ -120,7 +119,6 @@ int ViewsAndCopiesGiveTheSameBits() {
     }
   }
   EXPECT_TRUE(torch::equal(result[false], result[true]));
-  return 0;
 }
 
 // Compares k steps on N ranks with k steps of one process on the joint batch.
@@ -150,14 +148,13 @@ void TrainsAsOneProcess(ProcessGroup& group, const std::shared_ptr<ProcessGroup>
   EXPECT_TRUE(SameOnAllRanks(group, mine));
 }
 
-int EqualsOneProcessWithTheJointBatch() {
+RANK_TEST(DistributedDataParallelTest, EqualsOneProcessWithTheJointBatch, {2, 3}) {
   const auto group = init_process_group();
   TrainsAsOneProcess<torch::optim::SGD>(*group, group, torch::optim::SGDOptions(0.1).momentum(0.9));
   TrainsAsOneProcess<torch::optim::AdamW>(*group, group, torch::optim::AdamWOptions(0.01));
-  return 0;
 }
 
-int BuffersFollowRankZero() {
+RANK_TEST(DistributedDataParallelTest, BuffersFollowRankZero, 2) {
   const auto group = init_process_group();
   Net net;
   DistributedDataParallel model(net, group);
@@ -184,7 +181,6 @@ int BuffersFollowRankZero() {
     unsynced.forward(Batch(group->rank(), step)).sum().backward();
   }
   EXPECT_FALSE(SameOnAllRanks(*group, own->norm->running_mean));
-  return 0;
 }
 
 // Multiplies by a view of a buffer, like a module written for one process.
@@ -207,7 +203,7 @@ struct StatisticsImpl : torch::nn::Module {
 };
 TORCH_MODULE(Statistics);
 
-int ViewsOfBuffersFollow() {
+RANK_TEST(DistributedDataParallelTest, ViewsOfBuffersFollow, 2) {
   const auto group = init_process_group();
   Statistics net;
   net->own = group->rank() + 1;
@@ -222,11 +218,10 @@ int ViewsOfBuffersFollow() {
     EXPECT_TRUE(torch::equal(outside, net->first));
     EXPECT_EQ(outside[0].item<double>(), step + net->own);
   }
-  return 0;
 }
 
 // A batch norm in training does not use the statistics that autograd saved.
-int SeveralForwardsOfABatchNormBeforeABackward() {
+RANK_TEST(DistributedDataParallelTest, SeveralForwardsOfABatchNormBeforeABackward, 2) {
   const auto group = init_process_group();
   torch::manual_seed(2);
   Net net, copy;
@@ -256,12 +251,11 @@ int SeveralForwardsOfABatchNormBeforeABackward() {
     EXPECT_TRUE(torch::allclose(Gradients(*net), Gradients(*copy), 1e-3, 1e-4)) << "step " << step;
     EXPECT_TRUE(torch::equal(mean, net->norm->running_mean));
   }
-  return 0;
 }
 
 // A batch norm in evaluation needs the statistics that its forward has used. Rank 1 trains with
 // them, and rank 0 changes them before rank 1's backward. That is an error, never a wrong gradient.
-int SavedBufferThatChangesIsRefused() {
+RANK_TEST(DistributedDataParallelTest, SavedBufferThatChangesIsRefused, 2) {
   const auto group = init_process_group();
   Net net;
   DistributedDataParallel model(net, group);
@@ -276,11 +270,10 @@ int SavedBufferThatChangesIsRefused() {
     model.forward(Batch(group->rank(), step)).pow(3).sum().backward();
     EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*net)));
   }
-  return 0;
 }
 
 // Buffers of types that no backend sends, expanded, not contiguous, without elements.
-int BuffersOfAnyTypeAreCopied() {
+RANK_TEST(DistributedDataParallelTest, BuffersOfAnyTypeAreCopied, 2) {
   const auto group = init_process_group();
   const int rank = group->rank();
   struct Holder : torch::nn::Module {
@@ -318,11 +311,10 @@ int BuffersOfAnyTypeAreCopied() {
       ErrorOf<ConfigurationError>([&] { DistributedDataParallel<Holder> other(net, group); });
   EXPECT_THAT(text, HasSubstr("buffer table is Sparse: only dense tensors"));
   EXPECT_THAT(text, Not(HasSubstr("Exception raised from")));
-  return 0;
 }
 
 // train() and eval() do not decide whether a forward copies buffers.
-int RanksInTrainAndEvalGoTogether() {
+RANK_TEST(DistributedDataParallelTest, RanksInTrainAndEvalGoTogether, 2) {
   const auto group = init_process_group();
   Net net;
   DistributedDataParallel model(net, group);
@@ -344,10 +336,9 @@ int RanksInTrainAndEvalGoTogether() {
     second.forward(torch::ones({1, 2})).sum().backward();
     EXPECT_EQ(plain->seen[0].item<double>(), step);
   }
-  return 0;
 }
 
-int NoSyncAccumulatesLocally() {
+RANK_TEST(DistributedDataParallelTest, NoSyncAccumulatesLocally, 2) {
   const auto group = init_process_group();
   for (const bool view : {false, true}) {
     torch::manual_seed(1);
@@ -374,10 +365,9 @@ int NoSyncAccumulatesLocally() {
       EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*net)));
     }
   }
-  return 0;
 }
 
-int BucketsAreDealtAnewByReadyOrder() {
+RANK_TEST(DistributedDataParallelTest, BucketsAreDealtAnewByReadyOrder, {2, 3}) {
   const auto group = init_process_group();
   PlainNet net;
   const DistributedDataParallelOptions small{.bucket_cap_mb = 1e-4, .first_bucket_cap_mb = 1e-5};
@@ -414,7 +404,6 @@ int BucketsAreDealtAnewByReadyOrder() {
   EXPECT_THROW(
       DistributedDataParallel(other, group, {.bucket_layout = {{"first.weight", "nowhere"}}}),
       ConfigurationError);
-  return 0;
 }
 
 // Parameters of many kinds in one model.
@@ -437,7 +426,7 @@ struct MixedImpl : torch::nn::Module {
 };
 TORCH_MODULE(Mixed);
 
-int AnyDenseParameterWorks() {
+RANK_TEST(DistributedDataParallelTest, AnyDenseParameterWorks, 2) {
   const auto group = init_process_group();
   for (const bool view : {false, true}) {
     Mixed net;
@@ -459,10 +448,9 @@ int AnyDenseParameterWorks() {
     }
     EXPECT_EQ(model.logging_data().dtypes, "c10::BFloat16, c10::complex<float>, double, float");
   }
-  return 0;
 }
 
-int EvaluatesOnOneRankAlone() {
+RANK_TEST(DistributedDataParallelTest, EvaluatesOnOneRankAlone, 2) {
   const auto group = init_process_group();
   Net net;
   DistributedDataParallel model(net, group);
@@ -480,12 +468,11 @@ int EvaluatesOnOneRankAlone() {
   net->zero_grad();
   model.forward(Batch(group->rank(), 2)).sum().backward();
   EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*net)));
-  return 0;
 }
 
 // A forward with gradients is a collective in eval() too. On one rank alone, it differs from the
 // collective of the other ranks, and all of them throw.
-int AnEvaluationWithGradientsOnOneRankAloneIsNamed() {
+RANK_TEST(DistributedDataParallelTest, AnEvaluationWithGradientsOnOneRankAloneIsNamed, 2) {
   const auto group = init_process_group();
   for (const int64_t batches : {1, 3}) {
     Net net;
@@ -520,10 +507,9 @@ int AnEvaluationWithGradientsOnOneRankAloneIsNamed() {
     model.forward(Batch(group->rank(), step)).pow(2).mean().backward();
     EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*net))) << "step " << step;
   }
-  return 0;
 }
 
-int SecondBackwardIsRefused() {
+RANK_TEST(DistributedDataParallelTest, SecondBackwardIsRefused, 2) {
   const auto group = init_process_group();
   PlainNet net;
   DistributedDataParallel model(net, group);
@@ -531,7 +517,6 @@ int SecondBackwardIsRefused() {
   loss.backward({}, /*retain_graph=*/true);
   EXPECT_THAT(ErrorOf<ReductionError>([&] { loss.backward(); }),
               AllOf(HasSubstr("second gradient for parameter last."), HasSubstr("no_sync()")));
-  return 0;
 }
 
 // Rank 1 leaves out a layer. Its next forward finds the error, and the others get the failure
@@ -549,7 +534,7 @@ struct BranchingImpl : torch::nn::Module {
 };
 TORCH_MODULE(Branching);
 
-int UnusedParameterIsNamedOnEveryRank() {
+RANK_TEST(DistributedDataParallelTest, UnusedParameterIsNamedOnEveryRank, {2, 3}) {
   const auto group = init_process_group();
   Branching net;
   const std::string names = "no gradient came for sometimes.weight, sometimes.bias";
@@ -569,10 +554,9 @@ int UnusedParameterIsNamedOnEveryRank() {
     EXPECT_THAT(ErrorOf<CommunicationError>([&] { group->barrier(); }),
                 HasSubstr("cannot be used any more"));
   }
-  return 0;
 }
 
-int DifferentModelsAreNamed() {
+RANK_TEST(DistributedDataParallelTest, DifferentModelsAreNamed, {2, 3}) {
   const auto group = init_process_group();
   const bool odd = group->rank() == group->size() - 1;
   const std::string last = std::to_string(group->size() - 1);
@@ -606,11 +590,10 @@ int DifferentModelsAreNamed() {
   DistributedDataParallel model(same, group);
   model.forward(torch::ones({1, 4})).sum().backward();
   EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*same)));
-  return 0;
 }
 
 // An option that differs on the last rank only is named, for each option.
-int DifferentOptionsAreNamed() {
+RANK_TEST(DistributedDataParallelTest, DifferentOptionsAreNamed, 2) {
   const auto group = init_process_group();
   const bool odd = group->rank() == group->size() - 1;
   const auto refused = [&](const DistributedDataParallelOptions& options) {
@@ -631,7 +614,6 @@ int DifferentOptionsAreNamed() {
                                                        .cast_forward_inputs = !odd}});
               }),
               HasSubstr("option mixed_precision.cast_forward_inputs is 1 on rank 0 and 0 on rank"));
-  return 0;
 }
 
 // ---- Parameters that change after wrapping.
@@ -652,7 +634,7 @@ torch::Tensor ExpectedInItsType(const PlainNet& net, int ranks, int64_t step) {
   return Gradients(*copy);
 }
 
-int GoesOnAfterTheModulesTo() {
+RANK_TEST(DistributedDataParallelTest, GoesOnAfterTheModulesTo, 2) {
   const auto group = init_process_group();
   for (const DistributedDataParallelOptions& options : std::vector<DistributedDataParallelOptions>{
            {},
@@ -697,10 +679,9 @@ int GoesOnAfterTheModulesTo() {
     EXPECT_TRUE(torch::allclose(Gradients(*net), expected, 1e-5, 1e-7));
     EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*net)));
   }
-  return 0;
 }
 
-int ParametersThatChangeDifferentlyAreNamed() {
+RANK_TEST(DistributedDataParallelTest, ParametersThatChangeDifferentlyAreNamed, 2) {
   const auto group = init_process_group();
   PlainNet net;
   DistributedDataParallel model(net, group);
@@ -710,10 +691,9 @@ int ParametersThatChangeDifferentlyAreNamed() {
   EXPECT_THAT(ErrorOf<ConfigurationError>(
                   [&] { model.forward(Batch(0, 1).to(net->first->weight.scalar_type())); }),
               AllOf(HasSubstr("parameter 0 is first.weight BFloat16"), HasSubstr("Double")));
-  return 0;
 }
 
-int MisuseIsOneClearLine() {
+RANK_TEST(DistributedDataParallelTest, MisuseIsOneClearLine, 2) {
   EXPECT_THAT(ErrorOf<ConfigurationError>([] { init_process_group({.expected_world_size = 64}); }),
               AllOf(HasSubstr("expects a world size of 64"), HasSubstr("WORLD_SIZE=")));
   EXPECT_THAT(ErrorOf<ConfigurationError>([] { init_process_group({.backend = "mpi"}); }),
@@ -732,12 +712,11 @@ int MisuseIsOneClearLine() {
                   [&] { DistributedDataParallel model(fine, std::shared_ptr<ProcessGroup>()); }),
               HasSubstr("needs a module and a process group"));
   group->barrier();  // no rank ends while another one connects
-  return 0;
 }
 
 // A collective that a peer does not join ends by the group's timeout. Destroying the group then
 // does not wait for the collective, and its tensors stay valid.
-int AbsentPeerEndsInATimeout() {
+RANK_TEST(DistributedDataParallelTest, AbsentPeerEndsInATimeout, 2) {
   const auto group = init_process_group({.timeout = std::chrono::seconds(4)});
   group->barrier();
   if (group->rank() == 0) {
@@ -750,25 +729,23 @@ int AbsentPeerEndsInATimeout() {
   } else {
     group->store()->wait({"timed_out"}, std::chrono::seconds(60));
   }
-  return 0;
 }
 
-int ReportedFailureReachesWaitingRanks() {
+RANK_TEST(DistributedDataParallelTest, ReportedFailureReachesWaitingRanks, 2) {
   const auto group = init_process_group();
   group->barrier();
   if (group->rank() == 1) {
     group->report_failure("the disk is full");
     group->store()->wait({"seen"}, std::chrono::seconds(60));
-    return 0;
+    return;
   }
   const std::string text = ErrorOf<PeerFailedError>([&] { group->all_reduce(torch::ones({4})); });
   EXPECT_THAT(text, AllOf(HasSubstr("because rank 1 failed: the disk is full"),
                           HasSubstr("an all-reduce")));
   if (group->rank() == 0) group->store()->set("seen", "1");
-  return 0;
 }
 
-int DyingPeerIsAnError() {
+RANK_TEST(DistributedDataParallelTest, DyingPeerIsAnError, 2) {
   const auto group = init_process_group();
   group->barrier();
   if (group->rank() == 1) _exit(0);
@@ -776,97 +753,19 @@ int DyingPeerIsAnError() {
       ErrorOf<CommunicationError>([&] { group->all_reduce(torch::ones({1 << 20})); }),
       HasSubstr("stopped in an all-reduce, because rank 1 failed: the process of rank 1 has "
                 "ended"));
-  return 0;
 }
 
-const std::map<std::string, std::function<int()>>& Bodies() {
-  static const auto& bodies = *new std::map<std::string, std::function<int()>>{
-      {"AveragesGradients", AveragesGradients},
-      {"ViewsAndCopiesGiveTheSameBits", ViewsAndCopiesGiveTheSameBits},
-      {"EqualsOneProcessWithTheJointBatch", EqualsOneProcessWithTheJointBatch},
-      {"BuffersFollowRankZero", BuffersFollowRankZero},
-      {"ViewsOfBuffersFollow", ViewsOfBuffersFollow},
-      {"SeveralForwardsOfABatchNormBeforeABackward", SeveralForwardsOfABatchNormBeforeABackward},
-      {"SavedBufferThatChangesIsRefused", SavedBufferThatChangesIsRefused},
-      {"BuffersOfAnyTypeAreCopied", BuffersOfAnyTypeAreCopied},
-      {"RanksInTrainAndEvalGoTogether", RanksInTrainAndEvalGoTogether},
-      {"NoSyncAccumulatesLocally", NoSyncAccumulatesLocally},
-      {"BucketsAreDealtAnewByReadyOrder", BucketsAreDealtAnewByReadyOrder},
-      {"AnyDenseParameterWorks", AnyDenseParameterWorks},
-      {"EvaluatesOnOneRankAlone", EvaluatesOnOneRankAlone},
-      {"AnEvaluationWithGradientsOnOneRankAloneIsNamed",
-       AnEvaluationWithGradientsOnOneRankAloneIsNamed},
-      {"SecondBackwardIsRefused", SecondBackwardIsRefused},
-      {"UnusedParameterIsNamedOnEveryRank", UnusedParameterIsNamedOnEveryRank},
-      {"DifferentModelsAreNamed", DifferentModelsAreNamed},
-      {"DifferentOptionsAreNamed", DifferentOptionsAreNamed},
-      {"GoesOnAfterTheModulesTo", GoesOnAfterTheModulesTo},
-      {"ParametersThatChangeDifferentlyAreNamed", ParametersThatChangeDifferentlyAreNamed},
-      {"MisuseIsOneClearLine", MisuseIsOneClearLine},
-      {"AbsentPeerEndsInATimeout", AbsentPeerEndsInATimeout},
-      {"ReportedFailureReachesWaitingRanks", ReportedFailureReachesWaitingRanks},
-      {"DyingPeerIsAnError", DyingPeerIsAnError},
-  };
-  return bodies;
+// ---- Cases above, in a TCPStore.
+
+TEST(DistributedDataParallelTest, AveragesGradientsByTcpStore) {
+  ASSERT_TRUE(testing::RanksSucceed(
+      {.world_size = 2, .body = "DistributedDataParallelTest.AveragesGradients"}));
 }
 
-// Each body runs on two ranks, and on three where the number matters. The ranks connect through
-// Redis, as under ddprun, or through a TCPStore, as under torchrun.
-enum class Meet { kInRedis, kOnTcpStore };
-
-struct Case {
-  std::string body;
-  int world_size = 2;
-  Meet meet = Meet::kInRedis;
-};
-
-class DistributedDataParallelTest : public ::testing::TestWithParam<Case> {
- protected:
-  static void SetUpTestSuite() { redis_ = ::ddp::testing::RedisFixture::Start(); }
-  static void TearDownTestSuite() { redis_.reset(); }
-
-  static std::unique_ptr<::ddp::testing::RedisFixture> redis_;
-};
-std::unique_ptr<::ddp::testing::RedisFixture> DistributedDataParallelTest::redis_;
-
-TEST_P(DistributedDataParallelTest, Ranks) {
-  const Case& parameters = GetParam();
-  const std::string name = ::testing::UnitTest::GetInstance()->current_test_info()->name();
-  ASSERT_TRUE(::ddp::testing::RanksSucceed(
-      {.world_size = parameters.world_size,
-       .body = parameters.body,
-       .store_url = parameters.meet == Meet::kInRedis
-                        ? store::FormatStoreAddress(redis_->Address(name))
-                        : ""}));
+TEST(DistributedDataParallelTest, UnusedParameterIsNamedOnEveryRankByTcpStore) {
+  ASSERT_TRUE(testing::RanksSucceed(
+      {.world_size = 2, .body = "DistributedDataParallelTest.UnusedParameterIsNamedOnEveryRank"}));
 }
-
-std::vector<Case> Cases() {
-  std::vector<Case> cases;
-  for (const auto& [name, body] : Bodies()) cases.push_back({name});
-  for (const char* name :
-       {"AveragesGradients", "BucketsAreDealtAnewByReadyOrder", "EqualsOneProcessWithTheJointBatch",
-        "DifferentModelsAreNamed", "UnusedParameterIsNamedOnEveryRank"}) {
-    cases.push_back({name, 3});
-  }
-  cases.push_back({"AveragesGradients", 1});
-  for (const char* name : {"AveragesGradients", "UnusedParameterIsNamedOnEveryRank"}) {
-    cases.push_back({name, 2, Meet::kOnTcpStore});
-  }
-  return cases;
-}
-
-INSTANTIATE_TEST_SUITE_P(All, DistributedDataParallelTest, ::testing::ValuesIn(Cases()),
-                         [](const auto& info) {
-                           return info.param.body + "On" + std::to_string(info.param.world_size) +
-                                  (info.param.meet == Meet::kOnTcpStore ? "ByTcpStore" : "");
-                         });
 
 }  // namespace
 }  // namespace ddp
-
-int main(int argc, char** argv) {
-  ::testing::InitGoogleTest(&argc, argv);
-  torch::set_num_threads(1);
-  if (const auto exit_code = ddp::testing::RunRankBody(ddp::Bodies())) return *exit_code;
-  return RUN_ALL_TESTS();
-}
