@@ -16,10 +16,8 @@
 #include "ddp/process_group.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "store/redis/redis_endpoint.h"
 #include "testing/distributed_checks.h"
-#include "testing/rank_harness.h"
-#include "testing/redis_fixture.h"
+#include "testing/rank_test.h"
 
 namespace ddp {
 namespace {
@@ -92,7 +90,7 @@ const std::vector<DistributedDataParallelOptions>& Variants() {
   return variants;
 }
 
-int ExceptionsReachEveryRank() {
+RANK_TEST(StepFailureTest, ExceptionsReachEveryRank, {2, 3}) {
   const auto group = init_process_group();
   for (const DistributedDataParallelOptions& options : Variants()) {
     Net net;
@@ -113,10 +111,9 @@ int ExceptionsReachEveryRank() {
     }
     ExpectHealthy(model, *group);
   }
-  return 0;
 }
 
-int UnusedParameterOnOneRankIsFoundByTheNextForward() {
+RANK_TEST(StepFailureTest, UnusedParameterOnOneRankIsFoundByTheNextForward, 2) {
   const auto group = init_process_group();
   for (const bool view : {false, true}) {
     Net net;
@@ -151,10 +148,9 @@ int UnusedParameterOnOneRankIsFoundByTheNextForward() {
     DistributedDataParallel model(next, group);
     ExpectHealthy(model, *group);
   }
-  return 0;
 }
 
-int HookThatThrows() {
+RANK_TEST(StepFailureTest, HookThatThrows, 2) {
   const auto group = init_process_group();
   Net net;
   DistributedDataParallel model(net, group);
@@ -199,7 +195,6 @@ int HookThatThrows() {
   ExpectHealthy(model, *group);
   EXPECT_THAT(ErrorOf<ConfigurationError>([&] { model.register_comm_hook(group, hook); }),
               HasSubstr("registered already"));
-  return 0;
 }
 
 // The order of registration differs from that of the gradients, so the rebuilt buckets differ from
@@ -219,7 +214,7 @@ struct TurnedImpl : torch::nn::Module {
 };
 TORCH_MODULE(Turned);
 
-int LearnedBucketsOutliveAFailure() {
+RANK_TEST(StepFailureTest, LearnedBucketsOutliveAFailure, {2, 3}) {
   const auto group = init_process_group();
   for (const DistributedDataParallelOptions& options : std::vector<DistributedDataParallelOptions>{
            {.bucket_cap_mb = 1e-4},
@@ -254,10 +249,9 @@ int LearnedBucketsOutliveAFailure() {
       EXPECT_TRUE(torch::equal(results.back(), results.front()));  // the same bits
     }
   }
-  return 0;
 }
 
-int BufferHookThatThrows() {
+RANK_TEST(StepFailureTest, BufferHookThatThrows, 2) {
   const auto group = init_process_group();
   Net net;
   net->register_buffer("seen", torch::zeros({1}));
@@ -276,10 +270,9 @@ int BufferHookThatThrows() {
   }
   fail = false;
   ExpectHealthy(model, *group);
-  return 0;
 }
 
-int RankThatIsGoneIsNamedByEveryForward() {
+RANK_TEST(StepFailureTest, RankThatIsGoneIsNamedByEveryForward, 2) {
   const auto group = init_process_group();
   Net net;
   DistributedDataParallel model(net, group);
@@ -293,14 +286,13 @@ int RankThatIsGoneIsNamedByEveryForward() {
                 }),
                 HasSubstr("rank 1"));
   }
-  return 0;
 }
 
 // The most common mistake, on a model with a buffer: rank 1 has one batch less, and then does
 // something else.
 enum class Afterwards { kBarrier, kSum, kLeave, kExit };
 
-int OneBatchLess(Afterwards afterwards) {
+void OneBatchLess(Afterwards afterwards) {
   auto group = init_process_group();
   std::string text;
   {
@@ -328,7 +320,7 @@ int OneBatchLess(Afterwards afterwards) {
     if (group && afterwards == Afterwards::kLeave) {
       EXPECT_THAT(text, HasSubstr("ddp::Join"));
     }
-    return 0;
+    return;
   }
   EXPECT_THAT(text,
               AllOf(HasSubstr("rank 1 is in collective"),
@@ -336,10 +328,17 @@ int OneBatchLess(Afterwards afterwards) {
                                                                  : "an all-reduce (all-red"),
                     HasSubstr("the broadcast of buffers (seen) (broadcast, 12 bytes of Byte)"),
                     HasSubstr("different numbers of batches"), HasSubstr("ddp::Join")));
-  return 0;
 }
 
-int HooksThatDifferAreNamed() {
+RANK_TEST(StepFailureTest, OneBatchLessThenABarrier, 2) { OneBatchLess(Afterwards::kBarrier); }
+
+RANK_TEST(StepFailureTest, OneBatchLessThenASum, 2) { OneBatchLess(Afterwards::kSum); }
+
+RANK_TEST(StepFailureTest, OneBatchLessThenTheEnd, 2) { OneBatchLess(Afterwards::kLeave); }
+
+RANK_TEST(StepFailureTest, OneBatchLessThenExit, 2) { OneBatchLess(Afterwards::kExit); }
+
+RANK_TEST(StepFailureTest, HooksThatDifferAreNamed, 2) {
   const auto group = init_process_group();
   const auto halved = [](const std::shared_ptr<ProcessGroup>& state, GradBucket& bucket) {
     return fp16_compress_hook(state, bucket);
@@ -377,11 +376,10 @@ int HooksThatDifferAreNamed() {
   EXPECT_THAT(Step(model, *group, Fault::kNone),
               HasSubstr("buffer_comm_hook is before the forward on rank 0 and after the forward on "
                         "rank 1"));
-  return 0;
 }
 
 // The hooks have the same name, and send different types.
-int HooksOfOneNameThatSendOtherTypes() {
+RANK_TEST(StepFailureTest, HooksOfOneNameThatSendOtherTypes, 2) {
   const auto group = init_process_group();
   Net net;
   DistributedDataParallel model(net, group);
@@ -394,68 +392,7 @@ int HooksOfOneNameThatSendOtherTypes() {
       Step(model, *group, Fault::kNone),
       AllOf(HasSubstr("rank 0 is in collective"), HasSubstr("of Float"),
             HasSubstr("rank 1 is in collective"), HasSubstr("of Half"), HasSubstr("comm hooks")));
-  return 0;
 }
-
-const std::map<std::string, std::function<int()>>& Bodies() {
-  static const auto& bodies = *new std::map<std::string, std::function<int()>>{
-      {"ExceptionsReachEveryRank", ExceptionsReachEveryRank},
-      {"UnusedParameterOnOneRankIsFoundByTheNextForward",
-       UnusedParameterOnOneRankIsFoundByTheNextForward},
-      {"HookThatThrows", HookThatThrows},
-      {"LearnedBucketsOutliveAFailure", LearnedBucketsOutliveAFailure},
-      {"BufferHookThatThrows", BufferHookThatThrows},
-      {"RankThatIsGoneIsNamedByEveryForward", RankThatIsGoneIsNamedByEveryForward},
-      {"OneBatchLessThenABarrier", [] { return OneBatchLess(Afterwards::kBarrier); }},
-      {"OneBatchLessThenASum", [] { return OneBatchLess(Afterwards::kSum); }},
-      {"OneBatchLessThenTheEnd", [] { return OneBatchLess(Afterwards::kLeave); }},
-      {"OneBatchLessThenExit", [] { return OneBatchLess(Afterwards::kExit); }},
-      {"HooksThatDifferAreNamed", HooksThatDifferAreNamed},
-      {"HooksOfOneNameThatSendOtherTypes", HooksOfOneNameThatSendOtherTypes},
-  };
-  return bodies;
-}
-
-struct Case {
-  std::string body;
-  int world_size;
-};
-
-class StepFailureTest : public ::testing::TestWithParam<Case> {
- protected:
-  static void SetUpTestSuite() { redis_ = ::ddp::testing::RedisFixture::Start(); }
-  static void TearDownTestSuite() { redis_.reset(); }
-
-  static std::unique_ptr<::ddp::testing::RedisFixture> redis_;
-};
-std::unique_ptr<::ddp::testing::RedisFixture> StepFailureTest::redis_;
-
-TEST_P(StepFailureTest, Ranks) {
-  const std::string name = ::testing::UnitTest::GetInstance()->current_test_info()->name();
-  ASSERT_TRUE(::ddp::testing::RanksSucceed(
-      {.world_size = GetParam().world_size,
-       .body = GetParam().body,
-       .store_url = store::FormatStoreAddress(redis_->Address(name))}));
-}
-
-std::vector<Case> Cases() {
-  std::vector<Case> cases;
-  for (const auto& [name, body] : Bodies()) cases.push_back({name, 2});
-  cases.push_back({"ExceptionsReachEveryRank", 3});
-  cases.push_back({"LearnedBucketsOutliveAFailure", 3});
-  return cases;
-}
-
-INSTANTIATE_TEST_SUITE_P(All, StepFailureTest, ::testing::ValuesIn(Cases()), [](const auto& info) {
-  return info.param.body + "On" + std::to_string(info.param.world_size);
-});
 
 }  // namespace
 }  // namespace ddp
-
-int main(int argc, char** argv) {
-  ::testing::InitGoogleTest(&argc, argv);
-  torch::set_num_threads(1);
-  if (const auto exit_code = ddp::testing::RunRankBody(ddp::Bodies())) return *exit_code;
-  return RUN_ALL_TESTS();
-}
