@@ -4,7 +4,6 @@
 
 #include <functional>
 #include <map>
-#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -20,7 +19,7 @@
 #include "ddp/process_group.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "testing/rank_harness.h"
+#include "testing/rank_test.h"
 
 namespace ddp {
 namespace {
@@ -32,6 +31,7 @@ using internal::CheckMixedPrecision;
 using internal::MixedPrecisionParameters;
 using internal::reduce_dtype_hook;
 
+using ::ddp::testing::RankStore;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
@@ -332,7 +332,8 @@ TEST(MixedPrecisionTest, RefusesTypesThatAreNoFloatingPoint) {
 
 // --- Tests on the ranks of a group.
 
-int AveragesInTheGivenType() {
+RANK_TEST(MixedPrecisionTest, TheReductionHasATypeOfItsOwn, .world_size = 2,
+          .stores = {RankStore::kTcpStore}) {
   const auto group = init_process_group();
   const auto of_rank = [](int rank) { return torch::full({3}, 1.0 / 3 + rank); };
   for (const torch::ScalarType dtype : {torch::kHalf, torch::kBFloat16, torch::kDouble}) {
@@ -349,7 +350,6 @@ int AveragesInTheGivenType() {
     EXPECT_TRUE(torch::equal(result, expected.to(torch::kFloat))) << dtype;
     EXPECT_TRUE(result.is_same(buffer));
   }
-  return 0;
 }
 
 torch::Tensor WordsOf(int rank, int step) {
@@ -385,7 +385,8 @@ std::vector<torch::Tensor> AverageGradients(Net& net, int ranks, int step,
 }
 
 // Trains with the whole wrapper, across a rebuild of the buckets, with every way of reducing.
-int TrainsInLowerPrecision() {
+RANK_TEST(MixedPrecisionTest, TrainsInLowerPrecision, .world_size = 2,
+          .stores = {RankStore::kTcpStore}) {
   const auto group = init_process_group();
   for (const bool view : {false, true}) {
     for (const auto reduce_dtype : {std::optional<torch::ScalarType>(), {torch::kFloat}}) {
@@ -423,27 +424,7 @@ int TrainsInLowerPrecision() {
       EXPECT_EQ(net->linear->weight.scalar_type(), torch::kFloat);
     }
   }
-  return 0;
-}
-
-TEST(MixedPrecisionTest, TrainsInLowerPrecision) {
-  ASSERT_TRUE(::ddp::testing::RanksSucceed({.world_size = 2, .body = "trains_in_lower_precision"}));
-}
-
-TEST(MixedPrecisionTest, TheReductionHasATypeOfItsOwn) {
-  ASSERT_TRUE(
-      ::ddp::testing::RanksSucceed({.world_size = 2, .body = "averages_in_the_given_type"}));
 }
 
 }  // namespace
 }  // namespace ddp
-
-int main(int argc, char** argv) {
-  ::testing::InitGoogleTest(&argc, argv);
-  if (const auto exit_code =
-          ddp::testing::RunRankBody({{"averages_in_the_given_type", ddp::AveragesInTheGivenType},
-                                     {"trains_in_lower_precision", ddp::TrainsInLowerPrecision}})) {
-    return *exit_code;
-  }
-  return RUN_ALL_TESTS();
-}
