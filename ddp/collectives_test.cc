@@ -3,8 +3,6 @@
 // disagree, and groups over a program's own c10d backend.
 #include <chrono>
 #include <functional>
-#include <map>
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,7 +24,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "testing/distributed_checks.h"
-#include "testing/rank_harness.h"
+#include "testing/rank_test.h"
 
 namespace ddp {
 namespace {
@@ -34,6 +32,8 @@ namespace {
 using internal::MakeGlooBackend;
 
 using ::ddp::testing::ErrorOf;
+using ::ddp::testing::RankStore;
+using ::ddp::testing::RankTestOptions;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -43,6 +43,9 @@ constexpr at::ScalarType kAllTypes[] = {
     at::kByte, at::kChar,        at::kShort,  at::kInt,          at::kLong,
     at::kHalf, at::kBFloat16,    at::kFloat,  at::kDouble,       at::kComplexFloat,
     at::kBool, at::kFloat8_e5m2, at::kUInt16, at::kComplexDouble};
+
+// The ranks meet in a TCPStore: these tests need no Redis.
+RankTestOptions ThreeRanks() { return {.world_size = 3, .stores = {RankStore::kTcpStore}}; }
 
 // Returns the input of `rank`: small whole numbers, so that every type holds them and their sums
 // exactly.
@@ -109,7 +112,7 @@ bool Has(at::ScalarType type, ReduceOp op) {
   return !c10::isComplexType(type) || op == ReduceOp::kSum;
 }
 
-int Reductions() {
+RANK_TEST(CollectivesTest, Reductions, ThreeRanks()) {
   const auto group = init_process_group();
   const int size = group->size();
   const std::vector<int64_t> shape = {3, 4};
@@ -165,12 +168,11 @@ int Reductions() {
   EXPECT_EQ(sparse.to_dense().sum().item<float>(), 6.0F);
   EXPECT_THAT(ErrorOf<ConfigurationError>([&] { group->all_reduce(sparse, ReduceOp::kMax); }),
               HasSubstr("summed or averaged only"));
-  return 0;
 }
 
 // ---- Moving data
 
-int MovesEveryType() {
+RANK_TEST(CollectivesTest, MovesEveryType, ThreeRanks()) {
   const auto group = init_process_group();
   const int rank = group->rank();
   const int size = group->size();
@@ -209,11 +211,10 @@ int MovesEveryType() {
       ExpectEqual(previous, inputs[(rank + size - 1) % size], what + ", around a ring");
     }
   }
-  return 0;
 }
 
 // Rank a sends (a + b) % 3 rows to rank b: none to two.
-int ExchangesDifferentSizes() {
+RANK_TEST(CollectivesTest, ExchangesDifferentSizes, ThreeRanks()) {
   const auto group = init_process_group();
   const int rank = group->rank();
   const int size = group->size();
@@ -258,12 +259,11 @@ int ExchangesDifferentSizes() {
   const at::Tensor four = at::zeros({rank == 0 ? 4 : 0});
   group->all_to_all(four, at::ones({rank == size - 1 ? 4 : 0}), from_last, to_zero);
   EXPECT_EQ(four.sum().item<float>(), rank == 0 ? 4 : 0);
-  return 0;
 }
 
 // ---- Operations in progress
 
-int ManyAtOnce() {
+RANK_TEST(CollectivesTest, ManyAtOnce, ThreeRanks()) {
   const auto group = init_process_group();
   const int rank = group->rank();
   const int size = group->size();
@@ -310,10 +310,9 @@ int ManyAtOnce() {
   doubled->wait();
   EXPECT_EQ(doubled->value().toTensor().sum().item<float>(), 10);
   EXPECT_TRUE(work.future()->value().toTensorVector().at(0).is_same(strided));
-  return 0;
 }
 
-int Messages() {
+RANK_TEST(CollectivesTest, Messages, ThreeRanks()) {
   const auto group = init_process_group();
   const int rank = group->rank();
   if (rank < 2) {
@@ -357,12 +356,11 @@ int Messages() {
   waiting.wait();
   EXPECT_EQ(late.sum().item<float>(), rank == 0 ? 3 : 0);
   group->barrier();
-  return 0;
 }
 
 // ---- Errors
 
-int BadArguments() {
+RANK_TEST(CollectivesTest, BadArguments, ThreeRanks()) {
   const auto group = init_process_group();
   const at::Tensor good = at::ones({4});
   const int size = group->size();
@@ -402,7 +400,6 @@ int BadArguments() {
   }
   group->all_reduce(good);  // nothing has started, so the group is intact
   EXPECT_EQ(good[0].item<float>(), static_cast<float>(size));
-  return 0;
 }
 
 // Checks that every rank throws, and that the group works in its next incarnation.
@@ -415,7 +412,7 @@ void ExpectFailureForAll(ProcessGroup& group, const std::function<void()>& call,
   EXPECT_EQ(ones[0].item<float>(), static_cast<float>(group.size()));
 }
 
-int Disagreement() {
+RANK_TEST(CollectivesTest, Disagreement, ThreeRanks()) {
   const auto group = init_process_group();
   const int rank = group->rank();
   const int size = group->size();
@@ -472,24 +469,22 @@ int Disagreement() {
         group->barrier();
       },
       "1 element of Float, and this rank receives 2 elements of Float");
-  return 0;
 }
 
 // A rank with a pending message waits in a collective, and another rank ends.
-int LeavesWhileAMessageIsPending() {
+RANK_TEST(CollectivesTest, LeavesWhileAMessageIsPending, ThreeRanks()) {
   const auto group = init_process_group();
   const int rank = group->rank();
   Work pending;
   if (rank == 0) pending = group->recv_async(at::zeros({4}), 1, 5);
   group->barrier();
-  if (rank == 2) return 0;
+  if (rank == 2) return;
   EXPECT_THAT(ErrorOf<PeerFailedError>([&] { group->all_reduce(at::ones({4})); }),
               AllOf(HasSubstr("because rank 2 failed"), HasSubstr("ddp::Join")));
-  return 0;
 }
 
 // A rank waits for a message of a rank that ends without sending it.
-int LeavesWithoutSending() {
+RANK_TEST(CollectivesTest, LeavesWithoutSending, ThreeRanks()) {
   auto group = init_process_group();
   const at::Tensor tensor = at::zeros({4});
   if (group->rank() == 0) {
@@ -498,17 +493,16 @@ int LeavesWithoutSending() {
     EXPECT_THAT(ErrorOf<PeerFailedError>([&] { work.wait(); }),
                 AllOf(HasSubstr("because rank 1 failed"), HasSubstr("a message from rank 1")));
     EXPECT_THAT(ErrorOf<PeerFailedError>([&] { work.wait(); }), HasSubstr("rank 1"));
-    return 0;
+    return;
   }
   group->barrier();
-  if (group->rank() == 1) return 0;
+  if (group->rank() == 1) return;
   // The other ranks stay until rank 0 has finished.
   EXPECT_THAT(ErrorOf<CommunicationError>([&] { group->barrier(); }), HasSubstr("rank 1"));
-  return 0;
 }
 
 // A Work outlives its incarnation, and another one its group.
-int OutlivesItsGroup() {
+RANK_TEST(CollectivesTest, OutlivesItsGroup, ThreeRanks()) {
   auto group = init_process_group();
   const at::Tensor done = at::ones({4});
   Work complete = group->all_reduce_async(done);
@@ -541,7 +535,6 @@ int OutlivesItsGroup() {
   if (!late.completed()) {
     EXPECT_THAT(ErrorOf<CommunicationError>([&] { late.wait(); }), HasSubstr("destroyed"));
   }
-  return 0;
 }
 
 // ---- A program's own backend
@@ -595,7 +588,7 @@ c10::intrusive_ptr<c10d::Backend> Futureless(const BackendRequest& request) {
   return c10::make_intrusive<FuturelessBackend>(Gloo(request));
 }
 
-int OwnBackend() {
+RANK_TEST(CollectivesTest, OwnBackend, ThreeRanks()) {
   std::vector<int64_t> made;
   const auto group =
       init_process_group(ProcessGroupOptions().make_backend([&made](const BackendRequest& request) {
@@ -633,11 +626,10 @@ int OwnBackend() {
     EXPECT_EQ(pair->backend(), "futureless");
     pair->barrier();
   }
-  return 0;
 }
 
 // The program makes the Gloo backend itself: there, too, different sizes do not end the process.
-int ConnectedBackend() {
+RANK_TEST(CollectivesTest, ConnectedBackend, ThreeRanks()) {
   auto meeting = init_process_group();
   c10::intrusive_ptr<c10d::Backend> gloo =
       Gloo({.store = meeting->store(), .rank = meeting->rank(), .size = meeting->size()});
@@ -657,41 +649,7 @@ int ConnectedBackend() {
   EXPECT_THAT(ErrorOf<CommunicationError>([&] { group.renew(); }),
               HasSubstr("was made of one connected backend"));
   meeting->barrier();
-  return 0;
 }
-
-const std::map<std::string, std::function<int()>>& BodiesByName() {
-  static const std::map<std::string, std::function<int()>> bodies = {
-      {"Reductions", Reductions},
-      {"MovesEveryType", MovesEveryType},
-      {"ExchangesDifferentSizes", ExchangesDifferentSizes},
-      {"ManyAtOnce", ManyAtOnce},
-      {"Messages", Messages},
-      {"BadArguments", BadArguments},
-      {"Disagreement", Disagreement},
-      {"LeavesWithoutSending", LeavesWithoutSending},
-      {"LeavesWhileAMessageIsPending", LeavesWhileAMessageIsPending},
-      {"OutlivesItsGroup", OutlivesItsGroup},
-      {"OwnBackend", OwnBackend},
-      {"ConnectedBackend", ConnectedBackend},
-  };
-  return bodies;
-}
-
-class CollectivesTest : public ::testing::TestWithParam<std::string> {};
-
-TEST_P(CollectivesTest, Ranks) {
-  EXPECT_TRUE(ddp::testing::RanksSucceed({.world_size = 3, .body = GetParam()}));
-}
-
-std::vector<std::string> BodyNames() {
-  std::vector<std::string> names;
-  for (const auto& [name, body] : BodiesByName()) names.push_back(name);
-  return names;
-}
-
-INSTANTIATE_TEST_SUITE_P(, CollectivesTest, ::testing::ValuesIn(BodyNames()),
-                         [](const auto& info) { return info.param; });
 
 TEST(CollectivesOfOneTest, CopyAndAreComplete) {
   ProcessGroup group(c10::make_intrusive<c10d::HashStore>(), ProcessGroup::Place(),
@@ -739,9 +697,3 @@ TEST(OwnBackendTest, BackendThatDoesNotFitIsRefused) {
 
 }  // namespace
 }  // namespace ddp
-
-int main(int argc, char** argv) {
-  ::testing::InitGoogleTest(&argc, argv);
-  if (const auto exit_code = ddp::testing::RunRankBody(ddp::BodiesByName())) return *exit_code;
-  return RUN_ALL_TESTS();
-}
