@@ -15,10 +15,8 @@
 #include "ddp/process_group.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "store/redis/redis_endpoint.h"
 #include "testing/distributed_checks.h"
-#include "testing/rank_harness.h"
-#include "testing/redis_fixture.h"
+#include "testing/rank_test.h"
 
 namespace ddp {
 namespace {
@@ -116,7 +114,7 @@ void ExpectGradients(const torch::nn::Module& net,
 
 // ---- Unused parameters.
 
-int UnusedParametersAreFound() {
+RANK_TEST(BackwardModesTest, UnusedParametersAreFound, {2, 3}) {
   const auto group = init_process_group();
   for (const bool skip : {false, true}) {
     for (const bool view : {false, true}) {
@@ -151,10 +149,9 @@ int UnusedParametersAreFound() {
       EXPECT_EQ(model.logging_data().can_set_static_graph, false);
     }
   }
-  return 0;
 }
 
-int UnusedParametersWithAccumulation() {
+RANK_TEST(BackwardModesTest, UnusedParametersWithAccumulation, 2) {
   const auto group = init_process_group();
   Heads net;
   DistributedDataParallel model(net, group, {.find_unused_parameters = true});
@@ -175,7 +172,6 @@ int UnusedParametersWithAccumulation() {
     Sum(model.forward(Input(group->rank(), step + 50), false, true)).backward();
     ExpectGradients(*net, expected);
   }
-  return 0;
 }
 
 // A forward may reach no parameter: the other ranks must not wait for its gradients.
@@ -188,7 +184,7 @@ struct MaybeImpl : torch::nn::Module {
 };
 TORCH_MODULE(Maybe);
 
-int ForwardWithoutParametersTakesPart() {
+RANK_TEST(BackwardModesTest, ForwardWithoutParametersTakesPart, 2) {
   const auto group = init_process_group();
   Maybe net;
   DistributedDataParallel model(net, group, {.find_unused_parameters = true});
@@ -200,7 +196,6 @@ int ForwardWithoutParametersTakesPart() {
     EXPECT_TRUE(
         torch::allclose(net->layer->weight.grad(), torch::full({1, 3}, 1.0 - 1.0 / group->size())));
   }
-  return 0;
 }
 
 // ---- Outputs that the loss does not use.
@@ -252,7 +247,7 @@ std::map<std::string, torch::Tensor> ExpectedOfOutputs(
   return gradients;
 }
 
-int OutputsMayBeLeftOutOfTheLoss() {
+RANK_TEST(BackwardModesTest, OutputsMayBeLeftOutOfTheLoss, 2) {
   const auto group = init_process_group();
   const int rank = group->rank();
   using Use = std::function<std::pair<bool, bool>(int rank, int step)>;
@@ -282,10 +277,9 @@ int OutputsMayBeLeftOutOfTheLoss() {
       }
     }
   }
-  return 0;
 }
 
-int OutputsLeftOutWithAccumulation() {
+RANK_TEST(BackwardModesTest, OutputsLeftOutWithAccumulation, 2) {
   const auto group = init_process_group();
   const int rank = group->rank();
   TwoOutputs net;
@@ -324,11 +318,10 @@ int OutputsLeftOutWithAccumulation() {
     LossOf(learned.forward(Input(rank, step)), true, false).backward();
     ExpectGradients(*fixed, expected);
   }
-  return 0;
 }
 
 // The backward reaches q, but its inputs leave q out: the missing gradient is an error.
-int ParameterThatIsReachedAndMissingIsNamed() {
+RANK_TEST(BackwardModesTest, ParameterThatIsReachedAndMissingIsNamed, 2) {
   const auto group = init_process_group();
   TwoOutputs net;
   DistributedDataParallel model(net, group, {.find_unused_parameters = true});
@@ -348,12 +341,11 @@ int ParameterThatIsReachedAndMissingIsNamed() {
   LossOf(outputs, true, false).backward();
   EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*net)));
   EXPECT_FALSE(net->q->weight.grad().defined());
-  return 0;
 }
 
 // ---- The bare module.
 
-int BareModuleAccumulatesLocally() {
+RANK_TEST(BackwardModesTest, BareModuleAccumulatesLocally, 2) {
   const auto group = init_process_group();
   const int rank = group->rank();
   const auto loss = [](const NestedOutputs& outputs) { return LossOf(outputs, true, true); };
@@ -396,7 +388,6 @@ int BareModuleAccumulatesLocally() {
       }
     }
   }
-  return 0;
 }
 
 // Returns the text that `action` writes to standard error.
@@ -406,7 +397,7 @@ std::string ErrorOutputOf(const std::function<void()>& action) {
   return ::testing::internal::GetCapturedStderr();
 }
 
-int BareModuleInTrainingWarnsOnce() {
+RANK_TEST(BackwardModesTest, BareModuleInTrainingWarnsOnce, 2) {
   const auto group = init_process_group();
   TwoOutputs net;
   DistributedDataParallel model(net, group, {.find_unused_parameters = true});
@@ -439,7 +430,6 @@ int BareModuleInTrainingWarnsOnce() {
                 LossOf(other->forward(Input(group->rank(), 0)), true, true).backward();
               }),
               HasSubstr("through the bare module"));
-  return 0;
 }
 
 // The backward of a loss in a member goes through no output of the forward, but belongs to that
@@ -459,7 +449,7 @@ struct AuxiliaryImpl : torch::nn::Module {
 };
 TORCH_MODULE(Auxiliary);
 
-int LossesBesideTheOutputsAreAveraged() {
+RANK_TEST(BackwardModesTest, LossesBesideTheOutputsAreAveraged, 2) {
   const auto group = init_process_group();
   for (const bool find_unused : {false, true}) {
     Auxiliary net;
@@ -476,12 +466,11 @@ int LossesBesideTheOutputsAreAveraged() {
       EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*net))) << step;
     }
   }
-  return 0;
 }
 
 // ---- Static graph.
 
-int StaticGraphLearnsOnce() {
+RANK_TEST(BackwardModesTest, StaticGraphLearnsOnce, {1, 2}) {
   const auto group = init_process_group();
   const auto use = [](int) { return std::pair(true, true); };
   for (const bool view : {false, true}) {
@@ -511,10 +500,9 @@ int StaticGraphLearnsOnce() {
       }
     }
   }
-  return 0;
 }
 
-int StaticGraphRefusesChanges() {
+RANK_TEST(BackwardModesTest, StaticGraphRefusesChanges, 2) {
   const auto group = init_process_group();
   {
     Heads net;
@@ -531,12 +519,11 @@ int StaticGraphRefusesChanges() {
     ExpectGradients(*net,
                     Expected(net, group->size(), 2, [](int) { return std::pair(true, false); }));
   }
-  return 0;
 }
 
 // ---- Several forwards, several backwards.
 
-int SeveralForwardsAndBackwards() {
+RANK_TEST(BackwardModesTest, SeveralForwardsAndBackwards, 2) {
   const auto group = init_process_group();
   const auto use = [](int) { return std::pair(true, true); };
   const int rank = group->rank();
@@ -583,10 +570,9 @@ int SeveralForwardsAndBackwards() {
     synchronized.backward();
     EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*net)));
   }
-  return 0;
 }
 
-int DisjointOutputsOneByOne() {
+RANK_TEST(BackwardModesTest, DisjointOutputsOneByOne, 2) {
   const auto group = init_process_group();
   for (const bool find_unused : {false, true}) {
     Disjoint net;
@@ -622,7 +608,6 @@ int DisjointOutputsOneByOne() {
     (outputs.first + *outputs.second).sum().backward();
     EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*net)));
   }
-  return 0;
 }
 
 // ---- Kinds of parameters and graphs.
@@ -647,7 +632,7 @@ struct SharedImpl : torch::nn::Module {
 };
 TORCH_MODULE(Shared);
 
-int SharedAndCheckpointedParameters() {
+RANK_TEST(BackwardModesTest, SharedAndCheckpointedParameters, 2) {
   const auto group = init_process_group();
   struct Way {
     bool checkpointed, reentrant, static_graph, find_unused;
@@ -678,7 +663,6 @@ int SharedAndCheckpointedParameters() {
       EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*net)));
     }
   }
-  return 0;
 }
 
 struct WordsImpl : torch::nn::Module {
@@ -695,7 +679,7 @@ struct WordsImpl : torch::nn::Module {
 };
 TORCH_MODULE(Words);
 
-int SparseGradientsStaySparse() {
+RANK_TEST(BackwardModesTest, SparseGradientsStaySparse, 2) {
   const auto group = init_process_group();
   const auto input = [](int rank, int step) {
     return torch::tensor({rank, 2 * rank + 1, (step + rank) % 10}, torch::kLong);
@@ -719,10 +703,9 @@ int SparseGradientsStaySparse() {
       EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*net)));
     }
   }
-  return 0;
 }
 
-int GradientsOfGradients() {
+RANK_TEST(BackwardModesTest, GradientsOfGradients, 2) {
   const auto group = init_process_group();
   const auto penalized = [](const torch::Tensor& x,
                             const std::function<torch::Tensor(const torch::Tensor&)>& forward) {
@@ -755,12 +738,11 @@ int GradientsOfGradients() {
   model.forward(Input(group->rank(), 5)).pow(2).sum().backward({}, true, /*create_graph=*/true);
   EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*net)));
   EXPECT_FALSE(net->weight.grad().requires_grad());
-  return 0;
 }
 
 // ---- Options.
 
-int OptionsOfBuckets() {
+RANK_TEST(BackwardModesTest, OptionsOfBuckets, 2) {
   const auto group = init_process_group();
   const auto use = [](int) { return std::pair(true, true); };
   std::optional<torch::Tensor> reference;
@@ -819,10 +801,9 @@ int OptionsOfBuckets() {
             HasSubstr("one process for each GPU")));
   spread.parameters = {{"first.weight", on(1)}, {"last.weight", on(1)}};
   spread.CheckDevices(torch::Device(torch::kCUDA, 0), "nccl");
-  return 0;
 }
 
-int IgnoredAndDelayedParameters() {
+RANK_TEST(BackwardModesTest, IgnoredAndDelayedParameters, 2) {
   const auto group = init_process_group();
   const auto use = [](int) { return std::pair(true, true); };
   {
@@ -856,21 +837,19 @@ int IgnoredAndDelayedParameters() {
     Sum(model.forward(Input(group->rank(), step), true, true)).backward();
     ExpectGradients(*net, expected);
   }
-  return 0;
 }
 
-int StateWithoutInitialCopy() {
+RANK_TEST(BackwardModesTest, StateWithoutInitialCopy, 2) {
   const auto group = init_process_group();
   torch::manual_seed(group->rank());
   Heads net;
   DistributedDataParallel model(net, group, {.init_sync = false, .find_unused_parameters = true});
   EXPECT_FALSE(SameOnAllRanks(*group, Flatten(net->parameters())));
-  return 0;
 }
 
 // ---- Reports.
 
-int DescribesItself() {
+RANK_TEST(BackwardModesTest, DescribesItself, 2) {
   const auto group = init_process_group();
   Heads net;
   net->spare->weight.set_requires_grad(false);
@@ -907,10 +886,9 @@ int DescribesItself() {
     EXPECT_EQ(told[0].ints_map.at("world_size"), group->size());
     EXPECT_EQ(told[0].strs_map.at("backend_name"), "gloo");
   }
-  return 0;
 }
 
-int TakesADeviceMesh() {
+RANK_TEST(BackwardModesTest, TakesADeviceMesh, 2) {
   const auto group = init_process_group();
   const auto use = [](int) { return std::pair(true, true); };
   const auto mesh = init_device_mesh(group, "cpu", {group->size()}, {"replicate"});
@@ -929,10 +907,9 @@ int TakesADeviceMesh() {
                                              DistributedDataParallelOptions{.device_mesh = grid});
               }),
               HasSubstr("device_mesh has 2 dimensions"));
-  return 0;
 }
 
-int MovesToAnotherGroup() {
+RANK_TEST(BackwardModesTest, MovesToAnotherGroup, {2, 3}) {
   const auto group = init_process_group();
   const auto use = [](int) { return std::pair(true, true); };
   Heads net;
@@ -945,7 +922,7 @@ int MovesToAnotherGroup() {
       0, [group](int&, GradBucket& bucket) { return allreduce_hook(group, bucket); }, "of my own");
   Sum(model.forward(Input(group->rank(), 0), true, true)).backward();
   const auto smaller = group->new_group({0, 1});
-  if (!smaller) return 0;
+  if (!smaller) return;
   EXPECT_THAT(ErrorOf<ConfigurationError>([&] { hooked.update_process_group(smaller); }),
               AllOf(HasSubstr("the comm hook \"of my own\""), HasSubstr("init_sync=false")));
   model.update_process_group(smaller);
@@ -956,80 +933,7 @@ int MovesToAnotherGroup() {
     ExpectGradients(*net, expected);
     EXPECT_TRUE(SameOnAllRanks(*smaller, Gradients(*net)));
   }
-  return 0;
 }
-
-const std::map<std::string, std::function<int()>>& Bodies() {
-  static const auto& bodies = *new std::map<std::string, std::function<int()>>{
-      {"UnusedParametersAreFound", UnusedParametersAreFound},
-      {"UnusedParametersWithAccumulation", UnusedParametersWithAccumulation},
-      {"ForwardWithoutParametersTakesPart", ForwardWithoutParametersTakesPart},
-      {"OutputsMayBeLeftOutOfTheLoss", OutputsMayBeLeftOutOfTheLoss},
-      {"OutputsLeftOutWithAccumulation", OutputsLeftOutWithAccumulation},
-      {"ParameterThatIsReachedAndMissingIsNamed", ParameterThatIsReachedAndMissingIsNamed},
-      {"BareModuleAccumulatesLocally", BareModuleAccumulatesLocally},
-      {"BareModuleInTrainingWarnsOnce", BareModuleInTrainingWarnsOnce},
-      {"LossesBesideTheOutputsAreAveraged", LossesBesideTheOutputsAreAveraged},
-      {"StaticGraphLearnsOnce", StaticGraphLearnsOnce},
-      {"StaticGraphRefusesChanges", StaticGraphRefusesChanges},
-      {"SeveralForwardsAndBackwards", SeveralForwardsAndBackwards},
-      {"DisjointOutputsOneByOne", DisjointOutputsOneByOne},
-      {"SharedAndCheckpointedParameters", SharedAndCheckpointedParameters},
-      {"SparseGradientsStaySparse", SparseGradientsStaySparse},
-      {"GradientsOfGradients", GradientsOfGradients},
-      {"OptionsOfBuckets", OptionsOfBuckets},
-      {"IgnoredAndDelayedParameters", IgnoredAndDelayedParameters},
-      {"StateWithoutInitialCopy", StateWithoutInitialCopy},
-      {"DescribesItself", DescribesItself},
-      {"TakesADeviceMesh", TakesADeviceMesh},
-      {"MovesToAnotherGroup", MovesToAnotherGroup},
-  };
-  return bodies;
-}
-
-struct Case {
-  std::string body;
-  int world_size;
-};
-
-class BackwardModesTest : public ::testing::TestWithParam<Case> {
- protected:
-  static void SetUpTestSuite() { redis_ = ::ddp::testing::RedisFixture::Start(); }
-  static void TearDownTestSuite() { redis_.reset(); }
-
-  static std::unique_ptr<::ddp::testing::RedisFixture> redis_;
-};
-std::unique_ptr<::ddp::testing::RedisFixture> BackwardModesTest::redis_;
-
-TEST_P(BackwardModesTest, Ranks) {
-  const std::string name = ::testing::UnitTest::GetInstance()->current_test_info()->name();
-  ASSERT_TRUE(::ddp::testing::RanksSucceed(
-      {.world_size = GetParam().world_size,
-       .body = GetParam().body,
-       .store_url = store::FormatStoreAddress(redis_->Address(name))}));
-}
-
-std::vector<Case> Cases() {
-  std::vector<Case> cases;
-  for (const auto& [name, body] : Bodies()) cases.push_back({name, 2});
-  for (const char* name : {"UnusedParametersAreFound", "MovesToAnotherGroup"}) {
-    cases.push_back({name, 3});
-  }
-  cases.push_back({"StaticGraphLearnsOnce", 1});
-  return cases;
-}
-
-INSTANTIATE_TEST_SUITE_P(All, BackwardModesTest, ::testing::ValuesIn(Cases()),
-                         [](const auto& info) {
-                           return info.param.body + "On" + std::to_string(info.param.world_size);
-                         });
 
 }  // namespace
 }  // namespace ddp
-
-int main(int argc, char** argv) {
-  ::testing::InitGoogleTest(&argc, argv);
-  torch::set_num_threads(1);
-  if (const auto exit_code = ddp::testing::RunRankBody(ddp::Bodies())) return *exit_code;
-  return RUN_ALL_TESTS();
-}
