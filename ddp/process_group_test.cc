@@ -12,12 +12,10 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
-#include <tuple>
 #include <utility>
 #include <vector>
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <ATen/core/ivalue.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
@@ -36,7 +34,7 @@
 #include "store/redis/redis_connection.h"
 #include "store/redis/redis_endpoint.h"
 #include "store/redis_store/redis_store.h"
-#include "testing/rank_harness.h"
+#include "testing/rank_test.h"
 #include "testing/redis_fixture.h"
 
 namespace ddp {
@@ -45,6 +43,8 @@ namespace {
 using internal::Communicator;
 using internal::FailureNotice;
 
+using ::ddp::testing::RankStore;
+using ::ddp::testing::RankTestOptions;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -61,6 +61,14 @@ std::string ErrorOf(const std::function<void()>& action) {
     return std::string("another error: ") + error.what();
   }
   return "no error";
+}
+
+// Every case runs over Redis, as under ddprun, and over a TCPStore that rank 0 serves, as under
+// torchrun.
+RankTestOptions InBothStores(RankTestOptions options) {
+  options.stores = {RankStore::kRedis, RankStore::kTcpStore};
+  options.environment.try_emplace("TORCH_DISTRIBUTED_DEBUG", "");  // removes an inherited one
+  return options;
 }
 
 // Returns the rank that a PeerFailedError names; -1 without one.
@@ -100,7 +108,7 @@ void ExpectSum(ProcessGroup& group) {
   EXPECT_TRUE(at::equal(sum, at::full({1000}, expected))) << sum[0];
 }
 
-int RenewsAfterEachFailure() {
+RANK_TEST(ProcessGroupTest, RenewsAfterEachFailure, InBothStores({3})) {
   const auto group = init_process_group();
   EXPECT_EQ(group->incarnation(), 0);
   for (int round = 0; round < 3; ++round) {
@@ -123,11 +131,10 @@ int RenewsAfterEachFailure() {
     MeetInStore(*group, absl::StrCat("round/", round));
   }
   group->barrier();
-  return 0;
 }
 
 // Rank 0 is not in a collective when rank 1 fails.
-int RaisesOncePerFailure() {
+RANK_TEST(ProcessGroupTest, RaisesOncePerFailure, InBothStores({2})) {
   const auto group = init_process_group();
   for (int round = 0; round < 2; ++round) {
     if (group->rank() == 1) {
@@ -143,21 +150,19 @@ int RaisesOncePerFailure() {
     MeetInStore(*group, absl::StrCat("round/", round));
   }
   group->barrier();
-  return 0;
 }
 
 // No rank failed: the program requests a new communicator.
-int RenewsOnRequest() {
+RANK_TEST(ProcessGroupTest, RenewsOnRequest, InBothStores({2})) {
   const auto group = init_process_group();
   ExpectSum(*group);
   MeetInStore(*group, "summed");
   group->renew();
   EXPECT_EQ(group->incarnation(), 1);
   ExpectSum(*group);
-  return 0;
 }
 
-int KilledPeerIsNamed() {
+RANK_TEST(ProcessGroupTest, KilledPeerIsNamed, InBothStores({.world_size = 3, .killed_rank = 2})) {
   const auto group = init_process_group();
   ExpectSum(*group);
   MeetInStore(*group, "summed");
@@ -170,10 +175,9 @@ int KilledPeerIsNamed() {
   EXPECT_THAT(ErrorOf<PeerFailedError>([&] { group->barrier(); }),
               AllOf(HasSubstr("cannot be used any more"), HasSubstr("rank 2 is gone"),
                     HasSubstr("no sign of life from rank 2")));
-  return 0;
 }
 
-int RankThatLeftIsNamed() {
+RANK_TEST(ProcessGroupTest, RankThatLeftIsNamed, InBothStores({3})) {
   auto group = init_process_group();
   const c10::intrusive_ptr<c10d::Store> store = group->store();
   if (group->rank() == 1) {
@@ -182,7 +186,7 @@ int RankThatLeftIsNamed() {
     group.reset();
     store->set("left", "1");
     store->wait({"seen/0", "seen/2"}, kDeadline);
-    return 0;
+    return;
   }
   store->set(absl::StrCat("connected/", group->rank()), "1");
   EXPECT_EQ(PeerOf([&] { group->barrier(); }), 1);
@@ -195,12 +199,11 @@ int RankThatLeftIsNamed() {
   EXPECT_LT(clock.Now() - start, absl::Seconds(3)) << "waited as if it might be alive";
   store->set(absl::StrCat("seen/", group->rank()), "1");
   store->wait({"seen/0", "seen/2"}, kDeadline);  // rank 0 may be the store's server
-  return 0;
 }
 
 // Rank 1 is busy until its process has answered two liveness inquiries. The second one comes later
 // than the time limit for the answer to the first.
-int BusyPeerIsWaitedFor() {
+RANK_TEST(ProcessGroupTest, BusyPeerIsWaitedFor, InBothStores({3})) {
   const auto group = init_process_group();
   if (group->rank() == 1) {
     group->report_failure("has something to save first");
@@ -211,29 +214,27 @@ int BusyPeerIsWaitedFor() {
   group->ensure_usable();
   EXPECT_EQ(group->incarnation(), 1);
   ExpectSum(*group);
-  return 0;
 }
 
 // Rank 1 is alive and does not renew the group: the other ranks wait for the group's timeout.
-int AbsentPeerIsGivenUp() {
+RANK_TEST(ProcessGroupTest, AbsentPeerIsGivenUp, InBothStores({2})) {
   const auto group = init_process_group({.timeout = std::chrono::seconds(5)});
   if (group->rank() == 1) {
     group->report_failure("never comes back");
     group->store()->wait({"given_up"}, kDeadline);
     EXPECT_EQ(PeerOf([&] { group->ensure_usable(); }), 1) << "learns what the others decided";
-    return 0;
+    return;
   }
   EXPECT_EQ(PeerOf([&] { group->barrier(); }), 1);
   EXPECT_THAT(ErrorOf<PeerFailedError>([&] { group->ensure_usable(); }),
               AllOf(HasSubstr("rank 1 did not come back within 5s"),
                     HasSubstr("although the process is alive")));
   group->store()->set("given_up", "1");
-  return 0;
 }
 
 // A rank leaves with operations in flight that the peer never joins; their tensors are freed
 // already.
-int LeavesWithOperationsInFlight() {
+RANK_TEST(ProcessGroupTest, LeavesWithOperationsInFlight, InBothStores({2})) {
   auto group = init_process_group();
   const c10::intrusive_ptr<c10d::Store> store = group->store();
   group->barrier();
@@ -247,11 +248,10 @@ int LeavesWithOperationsInFlight() {
     store->wait({"left"}, kDeadline);
     store->set("done", "1");
   }
-  return 0;
 }
 
 // Operations in flight at a renewal do no harm to the new incarnation.
-int RenewsWithOperationsInFlight() {
+RANK_TEST(ProcessGroupTest, RenewsWithOperationsInFlight, InBothStores({2})) {
   const auto group = init_process_group();
   for (int round = 0; round < 2; ++round) {
     if (group->rank() == 0) {
@@ -272,10 +272,9 @@ int RenewsWithOperationsInFlight() {
     MeetInStore(*group, absl::StrCat("round/", round));
   }
   group->barrier();
-  return 0;
 }
 
-int KindsOfTensors() {
+RANK_TEST(ProcessGroupTest, KindsOfTensors, InBothStores({3})) {
   const auto group = init_process_group();
   const int64_t rank = group->rank();
 
@@ -317,11 +316,10 @@ int KindsOfTensors() {
   group->communicator().Wait(pending);
   EXPECT_EQ(least[1].item<int64_t>(), 2);
   EXPECT_EQ(group->communicator().AllocateBuffer(8, at::kDouble).sum().item<double>(), 0);
-  return 0;
 }
 
 // Comm hooks chain a continuation on the sum, and the library waits for it.
-int ChainsOnFutures() {
+RANK_TEST(ProcessGroupTest, ChainsOnFutures, InBothStores({2})) {
   const auto group = init_process_group();
   Communicator& communicator = group->communicator();
   const at::Tensor tensor = at::ones({4});
@@ -352,7 +350,6 @@ int ChainsOnFutures() {
   }
   group->ensure_usable();
   ExpectSum(*group);
-  return 0;
 }
 
 // Returns every rank's text, in rank order.
@@ -366,7 +363,8 @@ std::vector<std::string> TextsOfAll(ProcessGroup& group, const std::string& name
   return texts;
 }
 
-int MismatchesAreNamed() {
+RANK_TEST(ProcessGroupTest, MismatchesAreNamed,
+          InBothStores({.world_size = 3, .environment = {{"TORCH_DISTRIBUTED_DEBUG", "DETAIL"}}})) {
   const auto group = init_process_group();
   ExpectSum(*group);
   group->barrier();
@@ -392,12 +390,11 @@ int MismatchesAreNamed() {
     group->ensure_usable();
     ExpectSum(*group);
   }
-  return 0;
 }
 
 // Without the comparison of DETAIL. In LibTorch's Gloo alone, different sizes would end the
 // process.
-int DifferentCollectivesAreNamed() {
+RANK_TEST(ProcessGroupTest, DifferentCollectivesAreNamed, InBothStores({{2, 3}})) {
   const auto group = init_process_group();
   const bool odd = group->rank() == 1;
   const std::vector<std::pair<std::string, std::function<void()>>> cases = {
@@ -428,11 +425,10 @@ int DifferentCollectivesAreNamed() {
     EXPECT_EQ(group->incarnation(), static_cast<int64_t>(i) + 1);
   }
   ExpectSum(*group);
-  return 0;
 }
 
 // A rank that is late, or one operation ahead, is not an error, however long it takes.
-int LateRanksAreWaitedFor() {
+RANK_TEST(ProcessGroupTest, LateRanksAreWaitedFor, InBothStores({3})) {
   const auto group = init_process_group();
   if (group->rank() == 1) {
     // Waits for two inquiries of the other ranks.
@@ -440,10 +436,9 @@ int LateRanksAreWaitedFor() {
   }
   ExpectSum(*group);
   group->barrier();
-  return 0;
 }
 
-int RankThatFinishedEarlyIsNamed() {
+RANK_TEST(ProcessGroupTest, RankThatFinishedEarlyIsNamed, InBothStores({3})) {
   auto group = init_process_group();
   const c10::intrusive_ptr<c10d::Store> store = group->store();
   ExpectSum(*group);
@@ -451,7 +446,7 @@ int RankThatFinishedEarlyIsNamed() {
     group.reset();  // as at the end of a program
     store->set("left", "1");
     store->wait({"seen/0", "seen/2"}, kDeadline);
-    return 0;
+    return;
   }
   std::string text;
   EXPECT_EQ(PeerOf([&] {
@@ -467,7 +462,6 @@ int RankThatFinishedEarlyIsNamed() {
                           HasSubstr("after 1 collectives"), HasSubstr("ddp::Join")));
   store->set(absl::StrCat("seen/", group->rank()), "1");
   store->wait({"seen/0", "seen/2"}, kDeadline);
-  return 0;
 }
 
 // The death of one rank of four.
@@ -478,7 +472,7 @@ struct Death {
 };
 
 // The survivors are in a collective, which breaks in some of them only because others gave up.
-int SurvivorsNameTheDead(const Death& death) {
+void SurvivorsNameTheDead(const Death& death) {
   const auto group = init_process_group();
   ExpectSum(*group);
   if (!death.in_collective) MeetInStore(*group, "summed");
@@ -505,10 +499,32 @@ int SurvivorsNameTheDead(const Death& death) {
   EXPECT_LT(clock.Now() - start, absl::Seconds(30));
   ::testing::Test::RecordProperty("named_ms",
                                   static_cast<int>(absl::ToInt64Milliseconds(clock.Now() - start)));
-  return 0;
 }
 
-int DetailNamesTheAbsent() {
+RANK_TEST(ProcessGroupTest, KilledInACollective,
+          InBothStores({.world_size = 4, .killed_rank = 3})) {
+  SurvivorsNameTheDead({.rank = 3, .in_collective = true, .killed = true});
+}
+
+RANK_TEST(ProcessGroupTest, KilledOutside, InBothStores({.world_size = 4, .killed_rank = 2})) {
+  SurvivorsNameTheDead({.rank = 2, .in_collective = false, .killed = true});
+}
+
+RANK_TEST(ProcessGroupTest, Rank0KilledInACollective,
+          InBothStores({.world_size = 4, .killed_rank = 0})) {
+  SurvivorsNameTheDead({.rank = 0, .in_collective = true, .killed = true});
+}
+
+RANK_TEST(ProcessGroupTest, ExitsInACollective, InBothStores({4})) {
+  SurvivorsNameTheDead({.rank = 1, .in_collective = true, .killed = false});
+}
+
+RANK_TEST(ProcessGroupTest, ExitsOutside, InBothStores({4})) {
+  SurvivorsNameTheDead({.rank = 3, .in_collective = false, .killed = false});
+}
+
+RANK_TEST(ProcessGroupTest, DetailNamesTheAbsent,
+          InBothStores({.world_size = 3, .environment = {{"TORCH_DISTRIBUTED_DEBUG", "DETAIL"}}})) {
   const auto group = init_process_group({.timeout = std::chrono::seconds(4)});
   ExpectSum(*group);
   if (group->rank() == 1) {
@@ -521,11 +537,11 @@ int DetailNamesTheAbsent() {
   }
   group->ensure_usable();
   ExpectSum(*group);
-  return 0;
 }
 
 // A rank must not hang in the comparison of DETAIL.
-int NewsEndsAComparison() {
+RANK_TEST(ProcessGroupTest, NewsEndsAComparison,
+          InBothStores({.world_size = 2, .environment = {{"TORCH_DISTRIBUTED_DEBUG", "DETAIL"}}})) {
   const auto group = init_process_group();
   for (int round = 0; round < 2; ++round) {
     if (group->rank() == 1) {
@@ -538,16 +554,15 @@ int NewsEndsAComparison() {
     group->ensure_usable();
   }
   ExpectSum(*group);
-  return 0;
 }
 
-int BadDebugLevelIsRefused() {
+RANK_TEST(ProcessGroupTest, BadDebugLevelIsRefused,
+          InBothStores({.world_size = 1, .environment = {{"TORCH_DISTRIBUTED_DEBUG", "LOUD"}}})) {
   EXPECT_THAT(ErrorOf<ConfigurationError>([] { init_process_group(); }),
               HasSubstr("TORCH_DISTRIBUTED_DEBUG=\"LOUD\" is unknown; it is OFF, INFO or DETAIL"));
-  return 0;
 }
 
-int MonitoredBarrierNamesTheMissing() {
+RANK_TEST(ProcessGroupTest, MonitoredBarrierNamesTheMissing, InBothStores({4})) {
   const auto group = init_process_group();
   const bool late = group->rank() % 2 == 1;
   group->monitored_barrier(kDeadline);
@@ -576,10 +591,9 @@ int MonitoredBarrierNamesTheMissing() {
   group->ensure_usable();
   group->monitored_barrier(kDeadline);
   group->barrier();
-  return 0;
 }
 
-int GroupsOfSomeRanks() {
+RANK_TEST(ProcessGroupTest, GroupsOfSomeRanks, InBothStores({4})) {
   const auto group = init_process_group();
   const int rank = group->rank();
   for (int round = 0; round < 2; ++round) {
@@ -611,11 +625,10 @@ int GroupsOfSomeRanks() {
                 HasSubstr("needs different ranks of 0 to 3, at least one"));
   }
   group->barrier();
-  return 0;
 }
 
 // A program that makes groups again and again must not fill the store.
-int GroupsLeaveNoKeys() {
+RANK_TEST(ProcessGroupTest, GroupsLeaveNoKeys, InBothStores({4})) {
   const auto group = init_process_group();
   group->barrier();
   const int64_t before = group->store()->getNumKeys();
@@ -630,11 +643,10 @@ int GroupsLeaveNoKeys() {
   group->barrier();  // all groups have ended on all ranks
   EXPECT_EQ(group->store()->getNumKeys(), before);
   group->barrier();
-  return 0;
 }
 
 // The process that serves the store, or a peer, ends: the message is plain, without a stack trace.
-int RenewalFailsInPlainWords() {
+RANK_TEST(ProcessGroupTest, RenewalFailsInPlainWords, InBothStores({2})) {
   const auto group = init_process_group();
   group->barrier();
   if (group->rank() == 0) _exit(0);
@@ -642,10 +654,9 @@ int RenewalFailsInPlainWords() {
   EXPECT_THAT(text, HasSubstr("rank 1: the process group "));
   EXPECT_THAT(text, Not(HasSubstr("frame #")));
   EXPECT_THAT(text, Not(HasSubstr("Exception raised from")));
-  return 0;
 }
 
-int MeshOfTwoDimensions() {
+RANK_TEST(ProcessGroupTest, MeshOfTwoDimensions, InBothStores({4})) {
   const auto group = init_process_group();
   const int rank = group->rank();
   const DeviceMesh mesh = init_device_mesh(group, "cpu", {2, 2}, {"replicate", "shard"});
@@ -683,10 +694,9 @@ int MeshOfTwoDimensions() {
               }),
               HasSubstr("needs as many different names, not [a, a]"));
   group->barrier();
-  return 0;
 }
 
-int AnExceptionIsToldToThePeers() {
+RANK_TEST(ProcessGroupTest, AnExceptionIsToldToThePeers, InBothStores({2})) {
   try {
     const auto group = init_process_group();
     MeetInStore(*group, "here");
@@ -696,7 +706,6 @@ int AnExceptionIsToldToThePeers() {
   } catch (const std::runtime_error& error) {
     EXPECT_STREQ(error.what(), "of the program");
   }
-  return 0;
 }
 
 // Returns the server's clients, by the names that they set, except the asking client.
@@ -715,12 +724,12 @@ std::map<std::string, int> Clients(store::RedisConnection& server) {
 }
 
 // Every rank has one connection: rank 0 asks the server while all ranks are there.
-int HoldsOneConnection() {
+RANK_TEST(ProcessGroupTest, HoldsOneConnection, InBothStores({4})) {
   const auto group = init_process_group();
   const char* const url = std::getenv("DDP_STORE");
   if (url == nullptr) {  // LibTorch decides how many connections a TCPStore has
     group->barrier();
-    return 0;
+    return;
   }
   std::map<std::string, int> one_each;
   for (int rank = 0; rank < group->size(); ++rank) one_each[absl::StrCat("ddp-rank-", rank)] = 1;
@@ -753,106 +762,7 @@ int HoldsOneConnection() {
   groups.clear();
   expect_one_each("with one group again");
   group->barrier();
-  return 0;
 }
-
-struct Case {
-  std::string body;
-  int world_size = 2;
-  std::string debug_level = "";
-  int killed_rank = -1;  // the rank that the body itself kills
-};
-
-struct Body {
-  Case parameters;
-  std::function<int()> run;
-};
-
-const std::vector<Body>& Bodies() {
-  static const auto* const bodies = new std::vector<Body>{
-      {{"RenewsAfterEachFailure", 3}, RenewsAfterEachFailure},
-      {{"RaisesOncePerFailure", 2}, RaisesOncePerFailure},
-      {{"RenewsOnRequest", 2}, RenewsOnRequest},
-      {{"KilledPeerIsNamed", 3, "", 2}, KilledPeerIsNamed},
-      {{"RankThatLeftIsNamed", 3}, RankThatLeftIsNamed},
-      {{"BusyPeerIsWaitedFor", 3}, BusyPeerIsWaitedFor},
-      {{"AbsentPeerIsGivenUp", 2}, AbsentPeerIsGivenUp},
-      {{"LeavesWithOperationsInFlight", 2}, LeavesWithOperationsInFlight},
-      {{"RenewsWithOperationsInFlight", 2}, RenewsWithOperationsInFlight},
-      {{"KindsOfTensors", 3}, KindsOfTensors},
-      {{"ChainsOnFutures", 2}, ChainsOnFutures},
-      {{"MismatchesAreNamed", 3, "DETAIL"}, MismatchesAreNamed},
-      {{"DifferentCollectivesAreNamed", 2}, DifferentCollectivesAreNamed},
-      {{"DifferentCollectivesAreNamedByThree", 3}, DifferentCollectivesAreNamed},
-      {{"LateRanksAreWaitedFor", 3}, LateRanksAreWaitedFor},
-      {{"RankThatFinishedEarlyIsNamed", 3}, RankThatFinishedEarlyIsNamed},
-      {{"KilledInACollective", 4, "", 3},
-       [] { return SurvivorsNameTheDead({.rank = 3, .in_collective = true, .killed = true}); }},
-      {{"KilledOutside", 4, "", 2},
-       [] { return SurvivorsNameTheDead({.rank = 2, .in_collective = false, .killed = true}); }},
-      {{"Rank0KilledInACollective", 4, "", 0},
-       [] { return SurvivorsNameTheDead({.rank = 0, .in_collective = true, .killed = true}); }},
-      {{"ExitsInACollective", 4},
-       [] { return SurvivorsNameTheDead({.rank = 1, .in_collective = true, .killed = false}); }},
-      {{"ExitsOutside", 4},
-       [] { return SurvivorsNameTheDead({.rank = 3, .in_collective = false, .killed = false}); }},
-      {{"DetailNamesTheAbsent", 3, "DETAIL"}, DetailNamesTheAbsent},
-      {{"NewsEndsAComparison", 2, "DETAIL"}, NewsEndsAComparison},
-      {{"BadDebugLevelIsRefused", 1, "LOUD"}, BadDebugLevelIsRefused},
-      {{"MonitoredBarrierNamesTheMissing", 4}, MonitoredBarrierNamesTheMissing},
-      {{"GroupsOfSomeRanks", 4}, GroupsOfSomeRanks},
-      {{"GroupsLeaveNoKeys", 4}, GroupsLeaveNoKeys},
-      {{"RenewalFailsInPlainWords", 2}, RenewalFailsInPlainWords},
-      {{"MeshOfTwoDimensions", 4}, MeshOfTwoDimensions},
-      {{"AnExceptionIsToldToThePeers", 2}, AnExceptionIsToldToThePeers},
-      {{"HoldsOneConnection", 4}, HoldsOneConnection},
-  };
-  return *bodies;
-}
-
-std::map<std::string, std::function<int()>> BodiesByName() {
-  std::map<std::string, std::function<int()>> bodies;
-  for (const Body& body : Bodies()) bodies[body.parameters.body] = body.run;
-  return bodies;
-}
-
-// Every body runs over Redis, as under ddprun, and over a TCPStore that rank 0 serves, as under
-// torchrun.
-class ProcessGroupTest : public ::testing::TestWithParam<std::tuple<Case, bool>> {
- protected:
-  static void SetUpTestSuite() { redis_ = ::ddp::testing::RedisFixture::Start(); }
-  static void TearDownTestSuite() { redis_.reset(); }
-
-  static std::unique_ptr<::ddp::testing::RedisFixture> redis_;
-};
-std::unique_ptr<::ddp::testing::RedisFixture> ProcessGroupTest::redis_;
-
-TEST_P(ProcessGroupTest, Ranks) {
-  const auto& [parameters, on_redis] = GetParam();
-  const std::string name = ::testing::UnitTest::GetInstance()->current_test_info()->name();
-  ::ddp::testing::RankJob job{.world_size = parameters.world_size, .body = parameters.body};
-  if (on_redis) job.store_url = store::FormatStoreAddress(redis_->Address(name));
-  job.environment["TORCH_DISTRIBUTED_DEBUG"] = parameters.debug_level;
-  const ::ddp::testing::RankRun run = ::ddp::testing::RunRanks(job);
-  for (const ::ddp::testing::RankResult& result : run.ranks) {
-    const bool as_meant =
-        result.rank == parameters.killed_rank ? result.signal == SIGKILL : result.succeeded();
-    EXPECT_TRUE(as_meant) << run.Describe();
-  }
-}
-
-std::vector<Case> Cases() {
-  std::vector<Case> cases;
-  for (const Body& body : Bodies()) cases.push_back(body.parameters);
-  return cases;
-}
-
-INSTANTIATE_TEST_SUITE_P(All, ProcessGroupTest,
-                         ::testing::Combine(::testing::ValuesIn(Cases()), ::testing::Bool()),
-                         [](const auto& info) {
-                           return std::get<0>(info.param).body +
-                                  (std::get<1>(info.param) ? "InRedis" : "OnTcpStore");
-                         });
 
 // A failure report needs two commands to the store for any number of ranks: one log entry, one list
 // of keys.
@@ -911,10 +821,3 @@ TEST(ProcessGroupOfOneTest, FailsAndRenews) {
 
 }  // namespace
 }  // namespace ddp
-
-int main(int argc, char** argv) {
-  ::testing::InitGoogleTest(&argc, argv);
-  at::set_num_threads(1);
-  if (const auto exit_code = ddp::testing::RunRankBody(ddp::BodiesByName())) return *exit_code;
-  return RUN_ALL_TESTS();
-}
