@@ -12,7 +12,6 @@
 #include <torch/torch.h>
 
 #include <cstdlib>
-#include <map>
 #include <new>
 
 #include "base/mutex.h"
@@ -20,9 +19,7 @@
 #include "ddp/distributed_data_parallel.h"
 #include "ddp/process_group.h"
 #include "gtest/gtest.h"
-#include "store/redis/redis_endpoint.h"
-#include "testing/rank_harness.h"
-#include "testing/redis_fixture.h"
+#include "testing/rank_test.h"
 
 namespace {
 
@@ -118,7 +115,7 @@ Counts CostOfWrapper(const std::shared_ptr<ProcessGroup>& group, int parameters,
           .operations = with.operations - without.operations};
 }
 
-int NothingGrowsWithTheParameters() {
+RANK_TEST(ReducerHotPathTest, NothingGrowsWithTheParameters, 2) {
   at::addGlobalCallback(at::RecordFunctionCallback([](const at::RecordFunction&)
                                                        -> std::unique_ptr<at::ObserverContext> {
                           if (counting) ++counts.operations;
@@ -135,7 +132,6 @@ int NothingGrowsWithTheParameters() {
     EXPECT_LT(many.locks - few.locks, kNoise);
     EXPECT_EQ(many.operations, few.operations);
   }
-  return 0;
 }
 
 // Checks the counters: a wrapper with these calls per parameter would be found.
@@ -150,23 +146,5 @@ TEST(ReducerHotPathTest, CountersCount) {
   EXPECT_EQ(counts.locks, 1);
 }
 
-TEST(ReducerHotPathTest, NothingGrowsWithTheParameters) {
-  const auto redis = ::ddp::testing::RedisFixture::Start();
-  ASSERT_TRUE(::ddp::testing::RanksSucceed(
-      {.world_size = 2,
-       .body = "NothingGrowsWithTheParameters",
-       .store_url = store::FormatStoreAddress(redis->Address("hot-path"))}));
-}
-
 }  // namespace
 }  // namespace ddp
-
-int main(int argc, char** argv) {
-  ::testing::InitGoogleTest(&argc, argv);
-  torch::set_num_threads(1);
-  if (const auto exit_code = ddp::testing::RunRankBody(
-          {{"NothingGrowsWithTheParameters", ddp::NothingGrowsWithTheParameters}})) {
-    return *exit_code;
-  }
-  return RUN_ALL_TESTS();
-}
