@@ -2,20 +2,18 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <stdlib.h>
 #include <torch/torch.h>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <cmath>
-#include <cstdlib>
 #include <filesystem>
-#include <map>
 #include <set>
 #include <stdexcept>
 
 #include "ddp/ddp.h"
-#include "store/redis/redis_endpoint.h"
 #include "testing/distributed_checks.h"
-#include "testing/rank_harness.h"
-#include "testing/redis_fixture.h"
+#include "testing/rank_test.h"
 
 namespace ddp::elastic {
 namespace {
@@ -73,8 +71,15 @@ struct Trainer {
   Training training;
 };
 
-std::string Folder(const std::string& name) {
-  return std::string(std::getenv("TRAINING_TEST_FOLDER")) + "/" + name;
+// Makes a folder and returns the path of its subfolder, which does not exist. All ranks get the
+// same path. Call it once in a body.
+std::string Folder(ProcessGroup& group) {
+  if (group.rank() == 0) {
+    std::string path = ::testing::TempDir() + "/training_XXXXXX";
+    EXPECT_NE(mkdtemp(path.data()), nullptr) << path;
+    group.store()->set("test/folder", path);
+  }
+  return group.store()->get_to_str("test/folder") + "/checkpoints";
 }
 
 size_t Checkpoints(const std::string& folder) {
@@ -108,7 +113,8 @@ std::pair<torch::Tensor, double> Reference(int64_t epochs) {
   return {testing::Flatten(net->parameters()), loss_sum / kSamples};
 }
 
-int TrainsLikeOneProcess() {
+// 3 ranks get shares of one or two samples, 4 ranks of none or one in the last batch.
+RANK_TEST(TrainingTest, TrainsLikeOneProcess, {1, 3, 4}) {
   const auto group = init_process_group();
   for (const auto reduction : {Training::LossReduction::kMean, Training::LossReduction::kSum}) {
     Trainer trainer(group, {.epochs = 3, .loss = reduction});
@@ -132,11 +138,10 @@ int TrainsLikeOneProcess() {
     EXPECT_NEAR(mean_loss, wanted_loss, 1e-12);
     EXPECT_EQ(trainer.training.steps(), 15);
   }
-  return 0;
 }
 
 // Trains with the parts of step(), over micro-batches of one sample.
-int AccumulatesLikeOneProcess() {
+RANK_TEST(TrainingTest, AccumulatesLikeOneProcess, {1, 4}) {
   const auto group = init_process_group();
   Trainer trainer(group, {.epochs = 1});
   while (trainer.training.next_epoch()) {
@@ -155,12 +160,11 @@ int AccumulatesLikeOneProcess() {
   }
   EXPECT_TRUE(
       torch::allclose(testing::Flatten(trainer.net->parameters()), Reference(1).first, 0, 1e-12));
-  return 0;
 }
 
-int ContinuesWhereACheckpointLies() {
+RANK_TEST(TrainingTest, ContinuesWhereACheckpointLies, {1, 3}) {
   const auto group = init_process_group();
-  const std::string folder = Folder("continues");
+  const std::string folder = Folder(*group);
   const Training::Options options = {
       .epochs = 3, .checkpoint_folder = folder, .checkpoint_every = 4, .resume = true};
   {
@@ -183,12 +187,11 @@ int ContinuesWhereACheckpointLies() {
   undisturbed.Run();
   EXPECT_TRUE(torch::equal(testing::Flatten(done.net->parameters()),
                            testing::Flatten(undisturbed.net->parameters())));
-  return 0;
 }
 
-int SavesTheEndOfAnEpochAfterItsReport() {
+RANK_TEST(TrainingTest, SavesTheEndOfAnEpochAfterItsReport, 1) {
   const auto group = init_process_group();
-  const std::string folder = Folder("report");
+  const std::string folder = Folder(*group);
   Trainer trainer(group, {.epochs = 2, .checkpoint_folder = folder, .checkpoint_every = 5});
   while (trainer.training.next_epoch()) {
     const size_t before = Checkpoints(folder);
@@ -199,21 +202,19 @@ int SavesTheEndOfAnEpochAfterItsReport() {
     EXPECT_EQ(Checkpoints(folder), before) << "the report of an epoch stands before its checkpoint";
   }
   EXPECT_EQ(Checkpoints(folder), 2u);
-  return 0;
 }
 
-int RefusesTheFolderOfAnotherJob() {
+RANK_TEST(TrainingTest, RefusesTheFolderOfAnotherJob, 1) {
   const auto group = init_process_group();
-  const std::string folder = Folder("refused");
+  const std::string folder = Folder(*group);
   Trainer(group, {.epochs = 1, .checkpoint_folder = folder}).Run();
   const std::string text = ErrorOf<std::invalid_argument>(
       [&] { Trainer other(group, {.epochs = 1, .checkpoint_folder = folder}); });
   EXPECT_THAT(text, HasSubstr(folder + " holds checkpoints already: resume from them, or name "
                                        "another checkpoint folder"));
-  return 0;
 }
 
-int MistakesAreNamed() {
+RANK_TEST(TrainingTest, MistakesAreNamed, 1) {
   const auto group = init_process_group();
   Trainer trainer(group, {.epochs = 1});
   Training& training = trainer.training;
@@ -239,59 +240,7 @@ int MistakesAreNamed() {
       HasSubstr("checkpoint_every is -1"));
   EXPECT_THAT(ErrorOf<std::invalid_argument>([&] { Trainer none(group, {.resume = true}); }),
               HasSubstr("resume is set without a checkpoint_folder"));
-  return 0;
 }
-
-std::map<std::string, std::function<int()>> Bodies() {
-  return {{"TrainsLikeOneProcess", TrainsLikeOneProcess},
-          {"AccumulatesLikeOneProcess", AccumulatesLikeOneProcess},
-          {"ContinuesWhereACheckpointLies", ContinuesWhereACheckpointLies},
-          {"SavesTheEndOfAnEpochAfterItsReport", SavesTheEndOfAnEpochAfterItsReport},
-          {"RefusesTheFolderOfAnotherJob", RefusesTheFolderOfAnotherJob},
-          {"MistakesAreNamed", MistakesAreNamed}};
-}
-
-struct Case {
-  std::string body;
-  int world_size;
-};
-
-class TrainingTest : public ::testing::TestWithParam<Case> {};
-
-TEST_P(TrainingTest, Ranks) {
-  const auto redis = ::ddp::testing::RedisFixture::Start();
-  const std::string name = ::testing::UnitTest::GetInstance()->current_test_info()->name();
-  const fs::path folder = fs::path(::testing::TempDir()) / fs::path(name).filename();
-  fs::remove_all(folder);
-  fs::create_directories(folder);
-  EXPECT_TRUE(::ddp::testing::RanksSucceed(
-      {.world_size = GetParam().world_size,
-       .body = GetParam().body,
-       .store_url = store::FormatStoreAddress(redis->Address("training")),
-       .environment = {{"TRAINING_TEST_FOLDER", folder.string()}}}));
-}
-
-std::vector<Case> Cases() {
-  std::vector<Case> cases;
-  for (const auto& [name, body] : Bodies()) cases.push_back({name, 1});
-  // 3 ranks get shares of one or two samples, 4 ranks of none or one in the last batch.
-  cases.push_back({"TrainsLikeOneProcess", 3});
-  cases.push_back({"TrainsLikeOneProcess", 4});
-  cases.push_back({"AccumulatesLikeOneProcess", 4});
-  cases.push_back({"ContinuesWhereACheckpointLies", 3});
-  return cases;
-}
-
-INSTANTIATE_TEST_SUITE_P(All, TrainingTest, ::testing::ValuesIn(Cases()), [](const auto& info) {
-  return info.param.body + "On" + std::to_string(info.param.world_size);
-});
 
 }  // namespace
 }  // namespace ddp::elastic
-
-int main(int argc, char** argv) {
-  ::testing::InitGoogleTest(&argc, argv);
-  torch::set_num_threads(1);
-  if (const auto exit_code = ddp::testing::RunRankBody(ddp::elastic::Bodies())) return *exit_code;
-  return RUN_ALL_TESTS();
-}
