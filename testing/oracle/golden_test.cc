@@ -22,13 +22,12 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
-#include "store/redis/redis_endpoint.h"
 #include "testing/oracle/comparison.h"
 #include "testing/oracle/error_runner.h"
 #include "testing/oracle/scenario.h"
 #include "testing/oracle/scenario_runner.h"
 #include "testing/rank_harness.h"
-#include "testing/redis_fixture.h"
+#include "testing/rank_test.h"
 
 namespace ddp::testing {
 namespace {
@@ -122,6 +121,10 @@ bool SameBits(const elastic::TensorView& a, const elastic::TensorView& b) {
   return a.type == b.type && std::memcmp(a.data, b.data, a.bytes) == 0;
 }
 
+RANK_BODY(Scenarios) { EXPECT_EQ(RunOracleScenarios(), 0); }
+
+RANK_BODY(Errors) { EXPECT_EQ(RunOracleErrors(), 0); }
+
 // Results of all scenarios on one number of ranks: ours, run here, and PyTorch's.
 struct World {
   RankRun run;
@@ -134,13 +137,9 @@ struct World {
 class GoldenTest : public ::testing::TestWithParam<std::tuple<Scenario, int>> {
  protected:
   static void SetUpTestSuite() {
-    redis_ = RedisFixture::Start();
     for (const int world_size : {2, 3}) worlds_[world_size] = RunWorld(world_size);
   }
-  static void TearDownTestSuite() {
-    worlds_.clear();
-    redis_.reset();
-  }
+  static void TearDownTestSuite() { worlds_.clear(); }
 
   static std::unique_ptr<World> RunWorld(int world_size) {
     const std::string golden =
@@ -150,8 +149,8 @@ class GoldenTest : public ::testing::TestWithParam<std::tuple<Scenario, int>> {
     auto world = std::make_unique<World>();
     world->run =
         RunRanks({.world_size = world_size,
-                  .body = "scenarios",
-                  .store_url = store::FormatStoreAddress(redis_->Address(absl::StrCat(world_size))),
+                  .body = "Scenarios",
+                  .store_url = NewStoreUrl(),
                   .environment = {{kOracleTable, absl::StrCat(kFolder, "scenarios.json")},
                                   {kOracleModels, absl::StrCat(golden, "/models.safetensors")},
                                   {kOracleResults, results}}});
@@ -185,12 +184,10 @@ class GoldenTest : public ::testing::TestWithParam<std::tuple<Scenario, int>> {
   Difference worst_;
 
  private:
-  static std::unique_ptr<RedisFixture> redis_;
   static std::map<int, std::unique_ptr<World>> worlds_;
 
   double LargestGradient() const;
 };
-std::unique_ptr<RedisFixture> GoldenTest::redis_;
 std::map<int, std::unique_ptr<World>> GoldenTest::worlds_;
 
 // Compares exactly: the buckets, the undefined gradients, and the sparse gradients.
@@ -307,12 +304,11 @@ INSTANTIATE_TEST_SUITE_P(
 // Compares our errors of misuse with the golden values. Each rank's error contains the expected
 // text, the error of one rank is exactly that text, and all name the parameters that PyTorch names.
 TEST(GoldenErrorsTest, AreAsUseful) {
-  const auto redis = RedisFixture::Start();
   std::string results = absl::StrCat(::testing::TempDir(), "/oracle_errors_XXXXXX");
   ASSERT_NE(mkdtemp(results.data()), nullptr) << results;
   ASSERT_TRUE(RanksSucceed({.world_size = 2,
-                            .body = "errors",
-                            .store_url = store::FormatStoreAddress(redis->Address("errors")),
+                            .body = "Errors",
+                            .store_url = NewStoreUrl(),
                             .environment = {{kOracleResults, results}}}));
   const Json golden = ReadJson(absl::StrCat(kFolder, "golden/errors.json"));
   ASSERT_FALSE(golden.empty());
@@ -339,10 +335,3 @@ TEST(GoldenTableTest, IsThere) { EXPECT_GT(Scenarios().size(), 40u); }
 
 }  // namespace
 }  // namespace ddp::testing
-
-int main(int argc, char** argv) {
-  ::testing::InitGoogleTest(&argc, argv);
-  const auto exit_code = ddp::testing::RunRankBody(
-      {{"scenarios", ddp::testing::RunOracleScenarios}, {"errors", ddp::testing::RunOracleErrors}});
-  return exit_code ? *exit_code : RUN_ALL_TESTS();
-}
