@@ -4,11 +4,11 @@
 //     EXPECT_EQ(...);                      // a failed check fails the rank, and so the test case
 //   }
 //
-// This is the gtest case ReducerTest.Averages. The case starts two ranks of this binary; each rank
-// runs the block. The case fails when a rank fails, and then shows the output of every rank. The
-// ranks of a case meet in an empty store of their own.
+// The block is the gtest case ReducerTest.Averages. The case starts two ranks of this binary, and
+// each rank runs the block. The case fails when a rank fails, and then shows the output of every
+// rank. The ranks of a case meet in an empty store of their own.
 //
-// Write several world sizes as a list, and other options by name. A case for each size:
+// A list of world sizes gives a case for each size. Other options are given by name:
 //
 //   RANK_TEST(ReducerTest, Averages, {2, 3}) {...}   // AveragesOn2, AveragesOn3
 //   RANK_TEST(ReducerTest, Averages, .world_size = 2, .environment = {{"DDP_X", "1"}}) {...}
@@ -62,13 +62,14 @@ struct RankTestOptions {
 };
 
 // Returns the DDP_STORE of a new, empty store. The store is in the one Redis server of this binary.
-// The first call starts the server; main() ends the server after the tests. Call it on the main
-// thread, within a test.
+// The first call starts the server; main() ends the server after the tests. Thread: the main
+// thread, while tests run.
 std::string NewStoreUrl();
 
 namespace internal {
 
-// Both return true, so that they can initialize a variable. Two bodies of one name are a CHECK.
+// Both functions return true: the macros initialize a variable with the result. A second body of
+// one name is a CHECK failure.
 bool RegisterRankBody(const std::string& name, void (*body)());
 bool RegisterRankTest(const char* suite, const char* name, const char* file, int line,
                       const RankTestOptions& options, void (*body)());
@@ -76,8 +77,9 @@ bool RegisterRankTest(const char* suite, const char* name, const char* file, int
 }  // namespace internal
 }  // namespace ddp::testing
 
-// Defines a gtest case, or several, of ranks that run the following block. After suite and name
-// stand world sizes, or fields of RankTestOptions. A suite may also have ordinary TESTs.
+// Defines a gtest case, or several, of ranks that run the following block. The arguments after
+// suite and name are world sizes, or fields of RankTestOptions. A suite may also have ordinary
+// TESTs.
 #define RANK_TEST(suite, name, ...)                                                            \
   static void suite##_##name##_RankBody();                                                     \
   [[maybe_unused]] static const bool suite##_##name##_registered =                             \
