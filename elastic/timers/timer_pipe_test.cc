@@ -97,7 +97,7 @@ class TimerPipeTest : public ::testing::Test {
 
   const testing::TemporaryFolder folder_;
   const std::string path_ = folder_.path() + "/timers";
-  const MonotonicClock real_clock_;
+  const MonotonicClock real_clock_{};
   const Clock* clock_ = &real_clock_;
   const std::unique_ptr<EventLoop> loop_ = *EventLoop::Create();
   std::unique_ptr<TimerPipe> pipe_;
