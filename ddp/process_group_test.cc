@@ -352,6 +352,16 @@ RANK_TEST(ProcessGroupTest, ChainsOnFutures, InBothStores({2})) {
   ExpectSum(*group);
 }
 
+// A hook's future may never complete, also where there is no peer to ask.
+RANK_TEST(ProcessGroupTest, AFutureTimesOutInAGroupOfOne, InBothStores({1})) {
+  const auto group = init_process_group({.timeout = std::chrono::milliseconds(100)});
+  const auto never = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
+  EXPECT_THAT(ErrorOf<CommunicationError>([&] {
+                group->communicator().WaitFuture(never, {}, {"the comm hook of bucket", 0});
+              }),
+              HasSubstr("rank 0: the comm hook of bucket 0 failed: not all ranks came within "));
+}
+
 // Returns every rank's text, in rank order.
 std::vector<std::string> TextsOfAll(ProcessGroup& group, const std::string& name,
                                     const std::string& mine) {
