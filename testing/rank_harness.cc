@@ -351,6 +351,10 @@ std::optional<int> RunRankBody(const std::map<std::string, std::function<int()>>
   const int exit_code = body->second();
   fflush(stdout);
   if (exit_code == 0 && ::testing::UnitTest::GetInstance()->Failed()) return 1;
+  if (exit_code == 0 && ::testing::Test::IsSkipped()) {
+    fprintf(stderr, "the rank body \"%s\" skipped itself; skip in a TEST that starts it\n", name);
+    return 1;
+  }
   return exit_code;
 }
 

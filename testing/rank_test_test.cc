@@ -126,11 +126,27 @@ RANK_TEST(DISABLED_FailingTest, AnotherIsKilled, .world_size = 2, .killed_rank =
   if (Variable("RANK") == "1") kill(getpid(), SIGKILL);
 }
 
+RANK_TEST(DISABLED_FailingTest, CheckBeforeAnExit, 2) {
+  EXPECT_EQ(Variable("RANK"), "0") << "rank 1 leaves all the same";
+  _exit(0);
+}
+
+RANK_TEST(DISABLED_FailingTest, CheckBeforeAKill, .world_size = 2, .killed_rank = 1) {
+  EXPECT_EQ(Variable("RANK"), "0") << "rank 1 dies all the same";
+  if (Variable("RANK") == "1") kill(getpid(), SIGKILL);
+}
+
+RANK_TEST(DISABLED_FailingTest, Skip, 2) { GTEST_SKIP() << "nobody would see it"; }
+
 // Runs one of the cases above.
 RankResult RunCase(const std::string& name) {
   const RankRun run = RunRanks({.argv = {"/proc/self/exe", "--gtest_also_run_disabled_tests",
                                          absl::StrCat("--gtest_filter=*FailingTest.", name)},
-                                .environment = {{"XML_OUTPUT_FILE", ""}}});
+                                .environment = {{"XML_OUTPUT_FILE", ""},
+                                                {"TEST_PREMATURE_EXIT_FILE", ""},
+                                                {"TEST_TOTAL_SHARDS", ""},
+                                                {"TEST_SHARD_INDEX", ""},
+                                                {"TEST_SHARD_STATUS_FILE", ""}}});
   return run.ranks.at(0);
 }
 
@@ -147,6 +163,20 @@ TEST(RankTestTest, ARankThatOughtToBeKilledMustBe) {
   const RankResult result = RunCase("NobodyIsKilled");
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(result.output, HasSubstr("rank 1 is alive"));
+}
+
+TEST(RankTestTest, AFailedCheckCountsHoweverTheRankEnds) {
+  for (const char* name : {"CheckBeforeAnExit", "CheckBeforeAKill"}) {
+    const RankResult result = RunCase(name);
+    EXPECT_EQ(result.exit_code, 1) << name;
+    EXPECT_THAT(result.output, HasSubstr("all the same")) << name;
+  }
+}
+
+TEST(RankTestTest, ABodyMayNotSkipItself) {
+  const RankResult result = RunCase("Skip");
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.output, HasSubstr("skipped itself; skip in a TEST that starts it"));
 }
 
 TEST(RankTestTest, NoOtherRankMayBeKilled) {

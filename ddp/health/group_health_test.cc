@@ -108,6 +108,21 @@ TEST_F(GroupHealthTest, AForwardThrowsOnceAndThenRenews) {
   EXPECT_EQ(health_.OnForward(&error), Forward::kRenews);
   health_.Begin(1);
   EXPECT_EQ(health_.OnForward(&error), Forward::kGoesOn);
+  EXPECT_TRUE(health_.OnFailure(1, {.rank = -1, .reason = "the ranks differ"}));
+  EXPECT_EQ(health_.OnForward(&error), Forward::kThrows) << "the failure is another one";
+  EXPECT_EQ(error->kind, Kind::kCommunication);
+  EXPECT_EQ(error->message,
+            "rank 1: the ranks failed since this rank's last collective: the ranks differ");
+}
+
+TEST_F(GroupHealthTest, AFailureThatWasRaisedNeedsARenewalAlsoWithAnotherCommunicator) {
+  EXPECT_TRUE(health_.OnFailure(0, {.rank = 1, .reason = "disk full"}));
+  EXPECT_FALSE(health_.Raise());
+  const std::optional<GroupError> error = health_.OnUse(false, "a broadcast");
+  EXPECT_EQ(error->kind, Kind::kCommunication);
+  EXPECT_EQ(error->message,
+            "rank 1: the process group cannot be used any more, until all ranks renew it (the next "
+            "synchronized forward does, or ProcessGroup::renew()): rank 1 failed: disk full");
 }
 
 TEST_F(GroupHealthTest, AForwardRenewsAtOnceAfterAnOperationHasThrown) {
@@ -151,6 +166,7 @@ TEST_F(GroupHealthTest, AGroupWithARankThatIsGoneIsNeverUsableAgain) {
   std::optional<GroupError> error;
   EXPECT_EQ(health_.OnForward(&error), Forward::kThrows);
   EXPECT_EQ(error->message, text);
+  EXPECT_EQ(health_.OnUse(false, "a barrier")->message, text);
   EXPECT_EQ(health_.OnUse(true, "a barrier")->message, text);
   EXPECT_EQ(health_.GoneError()->peer, 2);
   health_.Begin(1);

@@ -131,7 +131,10 @@ absl::StatusOr<UniqueFd> RedisConnection::ConnectAgain(absl::Time deadline) {
   absl::StatusOr<UniqueFd> fd =
       ConnectSocket(by_name ? endpoint() : locator_.NextTarget(), deadline);
   if (fd.ok()) {
-    locator_.Reached(PeerAddress(fd->get()));
+    const std::string address = PeerAddress(fd->get());
+    // A server that resets the connection at once may be the wrong one: the name says which is
+    // right.
+    address.empty() ? locator_.Doubt() : locator_.Reached(address);
   } else if (by_name) {
     locator_.NameFailed(fd.status(), now);
   } else {
