@@ -305,7 +305,7 @@ class Story : public testing::StoryPlayer {
   bool watched_ = true;
   bool limited_ = false;
   std::vector<ForwardPtr> passed_;
-  const std::vector<ForwardPtr> none_;
+  const std::vector<ForwardPtr> none_ = {};
   std::vector<int> unreached_;
   std::deque<std::function<void()>> at_end_;
   std::vector<std::string> lines_;
