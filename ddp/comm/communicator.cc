@@ -22,10 +22,10 @@
 #include "ddp/comm/collective_check.h"
 #include "ddp/comm/collective_log.h"
 #include "ddp/comm/failure_notice.h"
-#include "ddp/common/peer_wait.h"
 #include "ddp/comm/work_future.h"
 #include "ddp/common/error.h"
 #include "ddp/common/logging.h"
+#include "ddp/common/peer_wait.h"
 #include "ddp/health/group_health.h"
 
 namespace ddp::internal {
