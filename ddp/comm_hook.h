@@ -90,8 +90,8 @@ using BufferCommHook =
 namespace internal {
 
 // A hook whose state is the group that it reduces over. update_process_group() replaces that group.
-// It refuses a hook with any other state, because the library cannot know what that state refers
-// to.
+// update_process_group() refuses a hook with any other state: the library cannot know what that
+// state refers to.
 template <typename Result, typename Argument>
 struct GroupHook {
   std::shared_ptr<ProcessGroup> group;

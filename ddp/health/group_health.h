@@ -64,7 +64,7 @@ class GroupHealth {
   // A failure ended the wait for the other ranks in `what`.
   GroupError OnWaitEnded(const std::string& what);
 
-  // What a synchronized forward does first.
+  // The first step of a synchronized forward.
   enum class Forward : uint8_t { kGoesOn, kRenews, kThrows };
   // `error` is set with kThrows.
   Forward OnForward(std::optional<GroupError>* error);

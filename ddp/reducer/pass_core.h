@@ -258,7 +258,7 @@ class PassCore {
   bool map_in_flight_ = false;
   int buckets_sent_ = 0;
 
-  // Which parameters were used: on this rank since the last pass, and on any rank in this one.
+  // Used parameters: on this rank since the last pass, and on any rank in this one.
   std::vector<uint8_t> used_;
   std::vector<uint8_t> used_map_;
   std::vector<int> unused_;

@@ -16,8 +16,8 @@
 // counts.
 //
 // The benchmark needs as many open files as agents, which is more than a process usually may have.
-// It raises the limit as far as it may (ulimit -Hn). Where that is too low, it measures fewer
-// agents and says so.
+// The benchmark raises the limit as far as it may (ulimit -Hn). Where that is too low, the
+// benchmark measures fewer agents and prints so.
 
 #include <gflags/gflags.h>
 #include <poll.h>
