@@ -1,5 +1,9 @@
-// Tests every way in which a training loop may call forward and backward, on real processes. The
-// averages are compared with a computation of one process from all ranks' inputs.
+// Tests every way in which a training loop may call forward and backward. The averages are compared
+// with a computation of one process from all ranks' inputs. The ranks are threads on a fake
+// backend. In four cases they are processes on Gloo: two read what all of a process write, two test
+// Gloo too.
+//
+// Length: one case for each way to call backward, compared with one process by the same helpers.
 #include <torch/torch.h>
 
 #include <map>
@@ -11,21 +15,22 @@
 #include "ddp/default_hooks.h"
 #include "ddp/device_mesh.h"
 #include "ddp/distributed_data_parallel.h"
-#include "ddp/model_tensors.h"
 #include "ddp/process_group.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "testing/backend/random_numbers.h"
+#include "testing/backend/thread_ranks.h"
 #include "testing/distributed_checks.h"
 #include "testing/rank_test.h"
 
 namespace ddp {
 namespace {
 
-using internal::ModelTensors;
-
 using ::ddp::testing::ErrorOf;
 using ::ddp::testing::Flatten;
 using ::ddp::testing::Gradients;
+using ::ddp::testing::Randomize;
+using ::ddp::testing::RandomNumbers;
 using ::ddp::testing::SameOnAllRanks;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -68,10 +73,7 @@ struct DisjointImpl : torch::nn::Module {
 };
 TORCH_MODULE(Disjoint);
 
-torch::Tensor Input(int rank, int step) {
-  torch::manual_seed(100 * step + rank);
-  return torch::randn({4, 3});
-}
+torch::Tensor Input(int rank, int step) { return RandomNumbers(100 * step + rank, {4, 3}); }
 
 torch::Tensor Sum(const std::map<std::string, torch::Tensor>& outputs) {
   torch::Tensor sum = torch::zeros({});
@@ -114,8 +116,7 @@ void ExpectGradients(const torch::nn::Module& net,
 
 // ---- Unused parameters.
 
-RANK_TEST(BackwardModesTest, UnusedParametersAreFound, {2, 3}) {
-  const auto group = init_process_group();
+THREAD_RANK_TEST(BackwardModesTest, UnusedParametersAreFound, 2, 3) {
   for (const bool skip : {false, true}) {
     for (const bool view : {false, true}) {
       Heads net;
@@ -151,8 +152,7 @@ RANK_TEST(BackwardModesTest, UnusedParametersAreFound, {2, 3}) {
   }
 }
 
-RANK_TEST(BackwardModesTest, UnusedParametersWithAccumulation, 2) {
-  const auto group = init_process_group();
+THREAD_RANK_TEST(BackwardModesTest, UnusedParametersWithAccumulation, 2) {
   Heads net;
   DistributedDataParallel model(net, group, {.find_unused_parameters = true});
   for (int step = 0; step < 3; ++step) {
@@ -184,8 +184,7 @@ struct MaybeImpl : torch::nn::Module {
 };
 TORCH_MODULE(Maybe);
 
-RANK_TEST(BackwardModesTest, ForwardWithoutParametersTakesPart, 2) {
-  const auto group = init_process_group();
+THREAD_RANK_TEST(BackwardModesTest, ForwardWithoutParametersTakesPart, 2) {
   Maybe net;
   DistributedDataParallel model(net, group, {.find_unused_parameters = true});
   for (int step = 0; step < 3; ++step) {
@@ -247,8 +246,7 @@ std::map<std::string, torch::Tensor> ExpectedOfOutputs(
   return gradients;
 }
 
-RANK_TEST(BackwardModesTest, OutputsMayBeLeftOutOfTheLoss, 2) {
-  const auto group = init_process_group();
+THREAD_RANK_TEST(BackwardModesTest, OutputsMayBeLeftOutOfTheLoss, 2) {
   const int rank = group->rank();
   using Use = std::function<std::pair<bool, bool>(int rank, int step)>;
   const std::vector<Use> uses = {
@@ -279,8 +277,7 @@ RANK_TEST(BackwardModesTest, OutputsMayBeLeftOutOfTheLoss, 2) {
   }
 }
 
-RANK_TEST(BackwardModesTest, OutputsLeftOutWithAccumulation, 2) {
-  const auto group = init_process_group();
+THREAD_RANK_TEST(BackwardModesTest, OutputsLeftOutWithAccumulation, 2) {
   const int rank = group->rank();
   TwoOutputs net;
   DistributedDataParallel model(net, group, {.find_unused_parameters = true});
@@ -321,8 +318,7 @@ RANK_TEST(BackwardModesTest, OutputsLeftOutWithAccumulation, 2) {
 }
 
 // The backward reaches q, but its inputs leave q out: the missing gradient is an error.
-RANK_TEST(BackwardModesTest, ParameterThatIsReachedAndMissingIsNamed, 2) {
-  const auto group = init_process_group();
+THREAD_RANK_TEST(BackwardModesTest, ParameterThatIsReachedAndMissingIsNamed, 2) {
   TwoOutputs net;
   DistributedDataParallel model(net, group, {.find_unused_parameters = true});
   std::vector<torch::Tensor> inputs = net->parameters();
@@ -345,8 +341,7 @@ RANK_TEST(BackwardModesTest, ParameterThatIsReachedAndMissingIsNamed, 2) {
 
 // ---- The bare module.
 
-RANK_TEST(BackwardModesTest, BareModuleAccumulatesLocally, 2) {
-  const auto group = init_process_group();
+THREAD_RANK_TEST(BackwardModesTest, BareModuleAccumulatesLocally, 2) {
   const int rank = group->rank();
   const auto loss = [](const NestedOutputs& outputs) { return LossOf(outputs, true, true); };
   for (const bool find_unused : {false, true}) {
@@ -374,7 +369,6 @@ RANK_TEST(BackwardModesTest, BareModuleAccumulatesLocally, 2) {
         if (step % 2 == 0) net->zero_grad();
         synchronized(step);
         const torch::Tensor average = Gradients(*net);
-        torch::manual_seed(0);
         TwoOutputs alone;
         torch::NoGradGuard no_grad;
         for (size_t i = 0; i < net->parameters().size(); ++i) {
@@ -449,8 +443,7 @@ struct AuxiliaryImpl : torch::nn::Module {
 };
 TORCH_MODULE(Auxiliary);
 
-RANK_TEST(BackwardModesTest, LossesBesideTheOutputsAreAveraged, 2) {
-  const auto group = init_process_group();
+THREAD_RANK_TEST(BackwardModesTest, LossesBesideTheOutputsAreAveraged, 2) {
   for (const bool find_unused : {false, true}) {
     Auxiliary net;
     DistributedDataParallel model(net, group, {.find_unused_parameters = find_unused});
@@ -470,8 +463,7 @@ RANK_TEST(BackwardModesTest, LossesBesideTheOutputsAreAveraged, 2) {
 
 // ---- Static graph.
 
-RANK_TEST(BackwardModesTest, StaticGraphLearnsOnce, {1, 2}) {
-  const auto group = init_process_group();
+THREAD_RANK_TEST(BackwardModesTest, StaticGraphLearnsOnce, 1, 2) {
   const auto use = [](int) { return std::pair(true, true); };
   for (const bool view : {false, true}) {
     for (const bool accumulate_first : {false, true}) {
@@ -502,8 +494,7 @@ RANK_TEST(BackwardModesTest, StaticGraphLearnsOnce, {1, 2}) {
   }
 }
 
-RANK_TEST(BackwardModesTest, StaticGraphRefusesChanges, 2) {
-  const auto group = init_process_group();
+THREAD_RANK_TEST(BackwardModesTest, StaticGraphRefusesChanges, 2) {
   {
     Heads net;
     DistributedDataParallel model(net, group, {.static_graph = true});
@@ -523,8 +514,7 @@ RANK_TEST(BackwardModesTest, StaticGraphRefusesChanges, 2) {
 
 // ---- Several forwards, several backwards.
 
-RANK_TEST(BackwardModesTest, SeveralForwardsAndBackwards, 2) {
-  const auto group = init_process_group();
+THREAD_RANK_TEST(BackwardModesTest, SeveralForwardsAndBackwards, 2) {
   const auto use = [](int) { return std::pair(true, true); };
   const int rank = group->rank();
   for (const bool find_unused : {false, true}) {
@@ -572,8 +562,7 @@ RANK_TEST(BackwardModesTest, SeveralForwardsAndBackwards, 2) {
   }
 }
 
-RANK_TEST(BackwardModesTest, DisjointOutputsOneByOne, 2) {
-  const auto group = init_process_group();
+THREAD_RANK_TEST(BackwardModesTest, DisjointOutputsOneByOne, 2) {
   for (const bool find_unused : {false, true}) {
     Disjoint net;
     DistributedDataParallel model(net, group, {.find_unused_parameters = find_unused});
@@ -632,16 +621,15 @@ struct SharedImpl : torch::nn::Module {
 };
 TORCH_MODULE(Shared);
 
-RANK_TEST(BackwardModesTest, SharedAndCheckpointedParameters, 2) {
-  const auto group = init_process_group();
+THREAD_RANK_TEST(BackwardModesTest, SharedAndCheckpointedParameters, 2) {
   struct Way {
     bool checkpointed, reentrant, static_graph, find_unused;
   };
   for (const Way& way : {Way{false, false, false, false}, Way{true, false, false, false},
                          Way{true, false, false, true}, Way{true, true, true, false},
                          Way{true, false, true, false}}) {
-    torch::manual_seed(7);
     Shared net;
+    Randomize(*net, 7);
     for (const auto& item : net->named_parameters()) {
       // The module has it under this name, but does not use it.
       if (item.key() == "again.weight") item.value().set_requires_grad(false);
@@ -650,8 +638,8 @@ RANK_TEST(BackwardModesTest, SharedAndCheckpointedParameters, 2) {
         net, group, {.find_unused_parameters = way.find_unused, .static_graph = way.static_graph});
     for (int step = 0; step < 3; ++step) {
       net->zero_grad();
-      torch::manual_seed(7);
       Shared alone;
+      Randomize(*alone, 7);
       for (int rank = 0; rank < group->size(); ++rank) {
         (alone->forward(Input(rank, step), false, false) / group->size()).backward();
       }
@@ -705,8 +693,7 @@ RANK_TEST(BackwardModesTest, SparseGradientsStaySparse, 2) {
   }
 }
 
-RANK_TEST(BackwardModesTest, GradientsOfGradients, 2) {
-  const auto group = init_process_group();
+THREAD_RANK_TEST(BackwardModesTest, GradientsOfGradients, 2) {
   const auto penalized = [](const torch::Tensor& x,
                             const std::function<torch::Tensor(const torch::Tensor&)>& forward) {
     const torch::Tensor input = x.clone().requires_grad_();
@@ -716,12 +703,12 @@ RANK_TEST(BackwardModesTest, GradientsOfGradients, 2) {
                                                       /*create_graph=*/true)[0];
     return output + slope.pow(2).sum();
   };
-  torch::manual_seed(4);
   torch::nn::Linear net(3, 2);
+  Randomize(*net, 4);
   DistributedDataParallel<torch::nn::LinearImpl> model(net, group);
   for (int step = 0; step < 2; ++step) {
-    torch::manual_seed(4);
     torch::nn::Linear alone(3, 2);
+    Randomize(*alone, 4);
     for (int rank = 0; rank < group->size(); ++rank) {
       (penalized(Input(rank, step), [&](const torch::Tensor& x) { return alone->forward(x); }) /
        group->size())
@@ -742,8 +729,7 @@ RANK_TEST(BackwardModesTest, GradientsOfGradients, 2) {
 
 // ---- Options.
 
-RANK_TEST(BackwardModesTest, OptionsOfBuckets, 2) {
-  const auto group = init_process_group();
+THREAD_RANK_TEST(BackwardModesTest, OptionsOfBuckets, 2) {
   const auto use = [](int) { return std::pair(true, true); };
   std::optional<torch::Tensor> reference;
   for (const DistributedDataParallelOptions& options : std::vector<DistributedDataParallelOptions>{
@@ -753,8 +739,8 @@ RANK_TEST(BackwardModesTest, OptionsOfBuckets, 2) {
            {.lazy_bucket_allocation = true, .find_unused_parameters = true},
            {.gradient_as_bucket_view = true, .batched_grad_copy = true, .static_graph = true},
            {.lazy_bucket_allocation = true, .static_graph = true}}) {
-    torch::manual_seed(9);
     Heads net;
+    Randomize(*net, 9);
     DistributedDataParallel model(net, group, options);
     for (int step = 0; step < 3; ++step) {
       net->zero_grad();
@@ -786,29 +772,13 @@ RANK_TEST(BackwardModesTest, OptionsOfBuckets, 2) {
       "elsewhere", torch::empty({4, 3}, torch::TensorOptions().device(torch::kMeta)));
   EXPECT_THAT(ErrorOf<ConfigurationError>([&] { DistributedDataParallel model(meta, group); }),
               HasSubstr("on several types of devices"));
-  // Each GPU of a module would have an autograd thread of its own. The test needs no GPU memory.
-  const auto on = [](int8_t gpu) {
-    return torch::Tensor(c10::make_intrusive<c10::TensorImpl>(
-        c10::DispatchKeySet(c10::DispatchKey::CUDA), caffe2::TypeMeta::Make<float>(),
-        torch::Device(torch::kCUDA, gpu)));
-  };
-  ModelTensors spread;
-  spread.parameters = {{"first.weight", on(0)}, {"last.weight", on(1)}};
-  EXPECT_THAT(
-      ErrorOf<ConfigurationError>(
-          [&] { spread.CheckDevices(torch::Device(torch::kCUDA, 0), "nccl"); }),
-      AllOf(HasSubstr("on several devices: first.weight is on cuda:0, last.weight on cuda:1"),
-            HasSubstr("one process for each GPU")));
-  spread.parameters = {{"first.weight", on(1)}, {"last.weight", on(1)}};
-  spread.CheckDevices(torch::Device(torch::kCUDA, 0), "nccl");
 }
 
-RANK_TEST(BackwardModesTest, IgnoredAndDelayedParameters, 2) {
-  const auto group = init_process_group();
+THREAD_RANK_TEST(BackwardModesTest, IgnoredAndDelayedParameters, 2) {
   const auto use = [](int) { return std::pair(true, true); };
   {
-    torch::manual_seed(group->rank());
     Heads net;
+    Randomize(*net, group->rank());
     DistributedDataParallel model(net, group,
                                   {.params_and_buffers_to_ignore = {"left.weight", "left.bias",
                                                                     "spare.weight", "spare.bias"}});
@@ -839,10 +809,9 @@ RANK_TEST(BackwardModesTest, IgnoredAndDelayedParameters, 2) {
   }
 }
 
-RANK_TEST(BackwardModesTest, StateWithoutInitialCopy, 2) {
-  const auto group = init_process_group();
-  torch::manual_seed(group->rank());
+THREAD_RANK_TEST(BackwardModesTest, StateWithoutInitialCopy, 2) {
   Heads net;
+  Randomize(*net, group->rank());
   DistributedDataParallel model(net, group, {.init_sync = false, .find_unused_parameters = true});
   EXPECT_FALSE(SameOnAllRanks(*group, Flatten(net->parameters())));
 }
@@ -909,8 +878,7 @@ RANK_TEST(BackwardModesTest, TakesADeviceMesh, 2) {
               HasSubstr("device_mesh has 2 dimensions"));
 }
 
-RANK_TEST(BackwardModesTest, MovesToAnotherGroup, {2, 3}) {
-  const auto group = init_process_group();
+THREAD_RANK_TEST(BackwardModesTest, MovesToAnotherGroup, 2, 3) {
   const auto use = [](int) { return std::pair(true, true); };
   Heads net;
   DistributedDataParallel model(net, group, {.find_unused_parameters = true});

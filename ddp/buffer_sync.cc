@@ -6,12 +6,12 @@
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/core/ivalue.h>
-#include <torch/nn/module.h>
 
-#include "ddp/coalesced_broadcast.h"
 #include "ddp/comm/communicator.h"
 #include "ddp/common/error.h"
+#include "ddp/model/model_view.h"
 #include "ddp/process_group.h"
+#include "ddp/transfer/coalesced_broadcast.h"
 
 namespace ddp::internal {
 namespace {
@@ -34,8 +34,8 @@ int64_t VersionOf(const at::Tensor& tensor) {
 
 }  // namespace
 
-BufferSync::BufferSync(std::shared_ptr<torch::nn::Module> module, std::set<std::string> ignored)
-    : module_(std::move(module)), ignored_(std::move(ignored)) {}
+BufferSync::BufferSync(std::shared_ptr<const ModelView> model, std::set<std::string> ignored)
+    : model_(std::move(model)), ignored_(std::move(ignored)) {}
 
 void BufferSync::RegisterHook(BufferCommHook hook, BufferCommHookLocation location) {
   if (hook_) throw ConfigurationError("a buffer comm hook is registered already; there can be one");
@@ -56,9 +56,9 @@ bool BufferSync::Due(BufferCommHookLocation location) const {
 
 std::map<std::string, at::Tensor> BufferSync::Buffers() const {
   std::map<std::string, at::Tensor> buffers;
-  for (const auto& item : module_->named_buffers()) {
-    if (item.value().defined() && !ignored_.contains(item.key())) {
-      buffers.emplace(item.key(), item.value());
+  for (const NamedTensor& item : model_->buffers()) {
+    if (item.tensor.defined() && !ignored_.contains(item.name)) {
+      buffers.emplace(item.name, item.tensor);
     }
   }
   return buffers;

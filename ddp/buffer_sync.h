@@ -12,20 +12,18 @@
 
 #include "ddp/comm_hook.h"
 
-namespace torch::nn {
-class Module;
-}  // namespace torch::nn
-
 namespace ddp {
 class ProcessGroup;
 }  // namespace ddp
 
 namespace ddp::internal {
 
-// Keeps a module's buffers equal on all ranks: by a broadcast, or by the user's hook. Owned by a
+class ModelView;
+
+// Keeps a model's buffers equal on all ranks: by a broadcast, or by the user's hook. Owned by a
 // ModelSynchronizer.
 //
-// Each call reads the buffers from the module again, because a module may replace them. The
+// Each call reads the buffers from the model again, because a module may replace them. The
 // broadcast writes into a buffer's memory, so views of the buffer follow.
 //
 // A graph may have saved a buffer that the broadcast then changes. Two cases:
@@ -40,7 +38,7 @@ namespace ddp::internal {
 class BufferSync {
  public:
   // Buffers named in `ignored` are not synchronized.
-  BufferSync(std::shared_ptr<torch::nn::Module> module, std::set<std::string> ignored);
+  BufferSync(std::shared_ptr<const ModelView> model, std::set<std::string> ignored);
 
   // Sets a hook that replaces the broadcast. Throws ConfigurationError the second time.
   void RegisterHook(BufferCommHook hook, BufferCommHookLocation location);
@@ -82,7 +80,7 @@ class BufferSync {
   void Remember(const std::string& name, const at::Tensor& tensor, const at::Tensor& value);
   std::set<std::string> Updated(const std::map<std::string, at::Tensor>& buffers) const;
 
-  const std::shared_ptr<torch::nn::Module> module_;
+  const std::shared_ptr<const ModelView> model_;
   const std::set<std::string> ignored_;
   BufferCommHook hook_;
   std::optional<BufferCommHookLocation> location_;

@@ -1,3 +1,6 @@
+// Comm hooks: functions of a program that reduce a model's gradients, or synchronize its buffers.
+// GradBucket, CommHook and CommHookRounds are in ddp/common/grad_bucket.h, which this header
+// includes.
 #ifndef DDP_COMM_HOOK_H_
 #define DDP_COMM_HOOK_H_
 
@@ -10,68 +13,13 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
-#include <ATen/core/ivalue.h>
 
+#include "ddp/common/grad_bucket.h"  // IWYU pragma: export
 #include "ddp/work.h"
 
 namespace ddp {
 
 class ProcessGroup;
-
-// The gradients of some parameters in one tensor: the argument of a comm hook. The library makes
-// it.
-//
-// buffer() has one dimension. It holds the parameters' gradients one after the other, in the order
-// of parameters(), each in its parameter's own memory order. A complex number counts as two real
-// ones. A sparse gradient has a bucket of its own, whose buffer() is the sparse tensor itself.
-//
-// Copies share all tensors. Thread-compatible.
-class GradBucket {
- public:
-  struct Contents {
-    int index = 0;         // of the bucket, in the order of reduction
-    bool is_last = false;  // the last bucket of this backward
-    at::Tensor buffer;
-    std::vector<at::Tensor> parameters;
-    std::vector<std::string> names;  // of the parameters, in their module
-  };
-  explicit GradBucket(Contents contents);
-
-  int index() const { return contents_.index; }
-  bool is_last() const { return contents_.is_last; }
-  const at::Tensor& buffer() const { return contents_.buffer; }
-  const std::vector<at::Tensor>& parameters() const { return contents_.parameters; }
-  const std::vector<std::string>& names() const { return contents_.names; }
-
-  // Returns the parts of buffer(), one for each parameter and in its shape. They share memory with
-  // it.
-  const std::vector<at::Tensor>& gradients() const;
-
-  // Replaces the buffer. The new one must have as many elements, and may have another type: a hook
-  // that wraps another hook passes it such a bucket.
-  void set_buffer(at::Tensor buffer);
-
- private:
-  Contents contents_;
-  mutable std::vector<at::Tensor> gradients_;  // of gradients_of_; made on demand
-  mutable at::Tensor gradients_of_;
-};
-
-// A function that reduces one bucket over the ranks, instead of the all-reduce. Called during the
-// backward as soon as the bucket's gradients are ready, in the same order on every rank. The hook
-// starts its operations and returns a future without waiting. The future's value becomes the
-// gradients. It must be like bucket.buffer() in shape, type, layout and device, and may be the
-// buffer itself.
-//
-// The hook averages; the library does not divide where a hook is registered.
-//
-// The bucket and its buffer are valid until the future is complete. A hook may start other
-// collectives, in an order that is the same on every rank. Never start a collective in a
-// continuation of a future (`then`): continuations run on backend threads, in an order that differs
-// between ranks.
-//
-// An exception of the hook or its future ends the backward on every rank.
-using CommHook = std::function<TensorFuture(GradBucket& bucket)>;
 
 // The type of the hooks in default_hooks.h, whose names the library knows.
 using CommHookFunction = TensorFuture (*)(const std::shared_ptr<ProcessGroup>& group,
@@ -111,14 +59,6 @@ CommHook BindCommHook(State state, Hook hook) {
     return hook(state, bucket);
   };
 }
-
-// Returns the tensor that a comm hook produced for `bucket`. Throws ReductionError when it is not
-// like the bucket's buffer. The message names the bucket, its parameters, the result and the
-// expected form.
-at::Tensor CheckedHookResult(const GradBucket& bucket, const c10::IValue& value);
-
-// Returns the tensor in a TensorFuture's value. Throws ReductionError when there is none.
-at::Tensor TensorOf(const c10::IValue& value);
 
 using GroupBufferCommHook =
     GroupHook<std::vector<TensorFuture>, const std::map<std::string, at::Tensor>&>;

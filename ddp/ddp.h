@@ -25,6 +25,7 @@
 //   reduce_op.h                  sum, minimum and the other reductions
 //   device_mesh.h                ranks in a grid
 //   distributed_data_parallel.h  the wrapper and its rules
+//   torch_script.h               the wrapper of a TorchScript module
 //   options.h                    the wrapper's options; mixed_precision.h: one of them
 //   option.h                     the two styles of setting options
 //   join.h                       ranks with different numbers of inputs
@@ -52,6 +53,7 @@
 #include "ddp/process_group.h"
 #include "ddp/reduce_op.h"
 #include "ddp/tensor_traversal.h"
+#include "ddp/torch_script.h"
 #include "ddp/work.h"
 
 #endif  // DDP_DDP_H_

@@ -8,6 +8,7 @@
 #include <ATen/core/jit_type.h>
 
 #include "ddp/common/error.h"
+#include "ddp/common/tensor_future.h"
 #include "ddp/process_group.h"
 
 namespace ddp {
@@ -51,9 +52,7 @@ TensorFuture bf16_compress_hook(const std::shared_ptr<ProcessGroup>& group, Grad
 
 TensorFuture noop_hook(GradBucket& bucket) {
   auto future = c10::make_intrusive<c10::ivalue::Future>(
-      c10::TensorType::get(), bucket.buffer().is_cuda()
-                                  ? std::vector<c10::Device>{bucket.buffer().device()}
-                                  : std::vector<c10::Device>{});
+      c10::TensorType::get(), internal::FutureDevices(bucket.buffer().device()));
   future->markCompleted(bucket.buffer());
   return future;
 }

@@ -246,5 +246,40 @@ TEST(CompressWrapperTest, PassesOnWhatTheHookDoesWrong) {
   EXPECT_EQ(ResultOf(bf16_compress_wrapper(noop_hook), fine)[0].item<float>(), 1.0078125);
 }
 
+// ---- Hooks with a state
+
+TEST(BindCommHookTest, AHookIsCalledWithItsState) {
+  const auto calls = std::make_shared<int>(0);
+  const CommHook hook =
+      BindCommHook(calls, [](const std::shared_ptr<int>& state, GradBucket& bucket) {
+        *state += bucket.index();
+        return TensorFuture();
+      });
+  GradBucket bucket({.index = 3, .buffer = at::ones({1})});
+  hook(bucket);
+  EXPECT_EQ(*calls, 3);
+}
+
+// update_process_group() finds, and replaces, a state that is the group, and no other.
+TEST(BindCommHookTest, OnlyAStateThatIsTheGroupCanBeReplaced) {
+  const auto with_group = [](const std::shared_ptr<ProcessGroup>&, GradBucket&) {
+    return TensorFuture();
+  };
+  CommHook hook = BindCommHook(std::shared_ptr<ProcessGroup>(), with_group);
+  EXPECT_NE(hook.target<internal::GroupCommHook>(), nullptr);
+  hook = BindCommHook(3, [](int, GradBucket&) { return TensorFuture(); });
+  EXPECT_EQ(hook.target<internal::GroupCommHook>(), nullptr);
+
+  using Buffers = std::map<std::string, at::Tensor>;
+  BufferCommHook buffers = internal::BindBufferCommHook(
+      std::shared_ptr<ProcessGroup>(), [](const std::shared_ptr<ProcessGroup>&, const Buffers&) {
+        return std::vector<TensorFuture>();
+      });
+  EXPECT_NE(buffers.target<internal::GroupBufferCommHook>(), nullptr);
+  buffers = internal::BindBufferCommHook(
+      3, [](int, const Buffers&) { return std::vector<TensorFuture>(); });
+  EXPECT_EQ(buffers.target<internal::GroupBufferCommHook>(), nullptr);
+}
+
 }  // namespace
 }  // namespace ddp

@@ -2,11 +2,21 @@
 
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "ddp/common/error.h"
 #include "ddp/default_hooks.h"
+#include "ddp/model/model_view.h"
+#include "ddp/model/nn_module_view.h"
 #include "ddp/model_synchronizer.h"
 
 namespace ddp::internal {
+namespace {
+
+std::shared_ptr<const ModelView> ViewOf(const std::shared_ptr<torch::nn::Module>& module) {
+  return module ? std::make_shared<NnModuleView>(module) : nullptr;
+}
+
+}  // namespace
 
 DataParallelHandle::DataParallelHandle(std::shared_ptr<torch::nn::Module> module,
                                        std::shared_ptr<ProcessGroup> group,
@@ -15,7 +25,18 @@ DataParallelHandle::DataParallelHandle(std::shared_ptr<torch::nn::Module> module
 
 DataParallelHandle::DataParallelHandle(std::shared_ptr<torch::nn::Module> module,
                                        const DistributedDataParallelOptions& options)
-    : synchronizer_(std::make_shared<ModelSynchronizer>(std::move(module), options)) {}
+    : DataParallelHandle(ViewOf(module), options) {
+  base_module_ = std::move(module);
+}
+
+DataParallelHandle::DataParallelHandle(std::shared_ptr<const ModelView> model,
+                                       std::shared_ptr<ProcessGroup> group,
+                                       const DistributedDataParallelOptions& options)
+    : DataParallelHandle(std::move(model), WithGroup(options, std::move(group))) {}
+
+DataParallelHandle::DataParallelHandle(std::shared_ptr<const ModelView> model,
+                                       const DistributedDataParallelOptions& options)
+    : synchronizer_(std::make_shared<ModelSynchronizer>(std::move(model), options)) {}
 
 void DataParallelHandle::CheckNotEmpty() const {
   if (synchronizer_) return;
@@ -45,7 +66,7 @@ DataParallelHandle::NoSyncGuard DataParallelHandle::no_sync(bool active) {
 void DataParallelHandle::sync_buffers() { Core().SyncBuffers(); }
 
 void DataParallelHandle::RegisterCommHook(const std::string& name, CommHookFunction function,
-                                          CommHook hook) {
+                                          CommHookRounds hook) {
   Core().RegisterCommHook(name.empty() ? NameOfHook(function) : name, std::move(hook));
 }
 
@@ -74,7 +95,14 @@ std::shared_ptr<ProcessGroup> DataParallelHandle::process_group() const {
   return Core().join_process_group();
 }
 
-torch::nn::Module& DataParallelHandle::base_module() const { return Core().module(); }
+torch::nn::Module& DataParallelHandle::base_module() const {
+  const ModelView& model = Core().model();
+  if (base_module_) return *base_module_;
+  throw ConfigurationError(absl::StrCat(
+      "the model ", model.name(),
+      " is a TorchScript module and no torch::nn::Module: Training and Checkpointer, which need "
+      "one, cannot take it; save it with torch::jit::Module::save"));
+}
 
 DDPLoggingData DataParallelHandle::logging_data() const { return Core().LoggingData(); }
 

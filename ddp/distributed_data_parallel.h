@@ -17,6 +17,9 @@
 #include "ddp/options.h"
 #include "ddp/tensor_traversal.h"
 
+namespace torch::jit {
+struct Module;
+}  // namespace torch::jit
 namespace torch::nn {
 class Module;
 }  // namespace torch::nn
@@ -33,6 +36,7 @@ class ProcessGroup;
 namespace internal {
 
 class ModelSynchronizer;
+class ModelView;
 
 // True for a module holder: a class that LibTorch's TORCH_MODULE macro made.
 template <typename T>
@@ -85,10 +89,18 @@ class DataParallelHandle {
   // hook of default_hooks.h, else to "custom". The first backward compares the names and throws
   // ConfigurationError on all ranks when they differ.
   template <typename State, typename Hook>
-  void register_comm_hook(State state, Hook hook, const std::string& name = "") {
+  requires(!std::is_same_v<State, CommHookRounds>) void register_comm_hook(
+      State state, Hook hook, const std::string& name = "") {
     CommHookFunction function = nullptr;
     if constexpr (std::is_same_v<Hook, CommHookFunction>) function = hook;
-    RegisterCommHook(name, function, BindCommHook(std::move(state), std::move(hook)));
+    RegisterCommHook(name, function, {.first = BindCommHook(std::move(state), std::move(hook))});
+  }
+
+  // The same for a hook of several rounds, such as PowerSGD: a round is made from the result of the
+  // round before. The first backward also compares the number of rounds. `name` defaults to
+  // "custom".
+  void register_comm_hook(CommHookRounds hook, const std::string& name = "") {
+    RegisterCommHook(name, nullptr, std::move(hook));
   }
 
   // Synchronizes buffers with `hook(state, buffers by name)` instead of a broadcast. The hook runs
@@ -132,7 +144,8 @@ class DataParallelHandle {
   // Returns the group over whose ranks the model averages.
   std::shared_ptr<ProcessGroup> process_group() const;
 
-  // Returns the module, without its type.
+  // Returns the module, without its type. Throws ConfigurationError when the wrapper holds a
+  // torch::jit::Module.
   torch::nn::Module& base_module() const;
 
   // Returns properties and timings of the model. logging_data().to_json() is one line for a log.
@@ -158,6 +171,10 @@ class DataParallelHandle {
                      const DistributedDataParallelOptions& options);
   DataParallelHandle(std::shared_ptr<torch::nn::Module> module,
                      const DistributedDataParallelOptions& options);
+  DataParallelHandle(std::shared_ptr<const ModelView> model, std::shared_ptr<ProcessGroup> group,
+                     const DistributedDataParallelOptions& options);
+  DataParallelHandle(std::shared_ptr<const ModelView> model,
+                     const DistributedDataParallelOptions& options);
 
   void CheckNotEmpty() const;
 
@@ -172,10 +189,11 @@ class DataParallelHandle {
 
  private:
   ModelSynchronizer& Core() const;
-  void RegisterCommHook(const std::string& name, CommHookFunction function, CommHook hook);
+  void RegisterCommHook(const std::string& name, CommHookFunction function, CommHookRounds hook);
   void RegisterBufferCommHook(BufferCommHook hook, BufferCommHookLocation location);
 
   std::shared_ptr<ModelSynchronizer> synchronizer_;
+  std::shared_ptr<torch::nn::Module> base_module_;  // null: the module has another type
 };
 
 }  // namespace internal
@@ -395,6 +413,10 @@ class DistributedDataParallel : public internal::DataParallelHandle {
 
   std::shared_ptr<Module> module_;
 };
+
+// The wrapper of a TorchScript module: ddp/torch_script.h.
+template <>
+class DistributedDataParallel<torch::jit::Module>;
 
 // The same wrapper, named by the module's holder.
 template <internal::ModuleHolder Holder>

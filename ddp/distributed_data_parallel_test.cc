@@ -1,8 +1,15 @@
 // Tests DistributedDataParallel on real processes. The ranks meet in Redis, as under ddprun; two
 // cases meet in a TCPStore, as under torchrun.
+//
+// Length: one case for each promise of the public header, on the same models and helpers.
 #include "ddp/distributed_data_parallel.h"
 
-#include <torch/torch.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+#include <torch/types.h>
+#include <torch/utils.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <map>

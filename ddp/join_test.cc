@@ -1,4 +1,5 @@
-// Tests Join over joinables of the test's own, on real processes.
+// Tests Join over joinables of the test's own. The ranks are threads on a fake backend. In
+// one case they are processes, on Gloo.
 #include "ddp/join.h"
 
 #include <ATen/ATen.h>
@@ -17,14 +18,15 @@
 #include "ddp/process_group.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "testing/backend/thread_ranks.h"
 #include "testing/rank_test.h"
 
 namespace ddp {
 namespace {
 
+using ::ddp::testing::RunThreadRanks;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using ::testing::Not;
 
 // The number of different tensor lengths; enough for any test.
 constexpr int kLengths = 3;
@@ -136,8 +138,7 @@ void RunUneven(const std::shared_ptr<ProcessGroup>& group, const std::vector<int
   EXPECT_EQ(summer.was_last, last_joiner == group->rank());
 }
 
-RANK_TEST(JoinTest, ShadowsWhatOthersDo, 3) {
-  const auto group = init_process_group();
+THREAD_RANK_TEST(JoinTest, ShadowsWhatOthersDo, 3) {
   RunUneven(group, {1, 5, 3}, /*last_joiner=*/1);
   RunUneven(group, {0, 2, 2}, /*last_joiner=*/2);  // rank 0 joins first, without any input
   RunUneven(group, {70, 0, 3}, /*last_joiner=*/0);
@@ -164,8 +165,7 @@ RANK_TEST(JoinTest, ShadowsSeveralJoinables, 3) {
   EXPECT_EQ(first.last_joiner, group->size() - 1);
 }
 
-RANK_TEST(JoinTest, ThrowsOnEarlyTermination, 3) {
-  const auto group = init_process_group();
+THREAD_RANK_TEST(JoinTest, ThrowsOnEarlyTermination, 3) {
   Summer summer(group);
   const JoinOptions options{.throw_on_early_termination = true};
   for (int repeat = 0; repeat < 2; ++repeat) {  // the group stays usable
@@ -186,8 +186,7 @@ RANK_TEST(JoinTest, ThrowsOnEarlyTermination, 3) {
   EXPECT_EQ(summer.ended, 1);
 }
 
-RANK_TEST(JoinTest, NamesDisagreement, 3) {
-  const auto group = init_process_group();
+THREAD_RANK_TEST(JoinTest, NamesDisagreement, 3) {
   Summer first(group), second(group);
   const std::string error = ErrorOf<ReductionError>([&] {
     join({&first, &second}, {}, [&] {
@@ -201,8 +200,7 @@ RANK_TEST(JoinTest, NamesDisagreement, 3) {
   RunUneven(group, {1, 2, 3}, 2);
 }
 
-RANK_TEST(JoinTest, DoesNothingWhenDisabled, 3) {
-  const auto group = init_process_group();
+THREAD_RANK_TEST(JoinTest, DoesNothingWhenDisabled, 3) {
   Summer summer(group);
   Join join({&summer}, {.enable = false});
   EXPECT_EQ(summer.Step(1), group->size());
@@ -211,8 +209,7 @@ RANK_TEST(JoinTest, DoesNothingWhenDisabled, 3) {
   EXPECT_EQ(summer.ended, 0);
 }
 
-RANK_TEST(JoinTest, DifferentOptionsAreNamed, 3) {
-  const auto group = init_process_group();
+THREAD_RANK_TEST(JoinTest, DifferentOptionsAreNamed, 3) {
   const bool odd = group->rank() == 1;
   for (const auto& [mine, difference] : std::vector<std::pair<JoinOptions, std::string>>{
            {{.divide_by_initial_world_size = false}, "divide_by_initial_world_size=false"},
@@ -234,8 +231,7 @@ RANK_TEST(JoinTest, DifferentOptionsAreNamed, 3) {
   EXPECT_FALSE(group->failed());
 }
 
-RANK_TEST(JoinTest, EnabledOnOneRankOnlyIsNamed, 3) {
-  const auto group = init_process_group();
+THREAD_RANK_TEST(JoinTest, EnabledOnOneRankOnlyIsNamed, 3) {
   Summer summer(group);
   Join join({&summer}, {.enable = group->rank() != 1});
   EXPECT_THAT(ErrorOf<CommunicationError>([&] { summer.Step(1); }),
@@ -244,8 +240,7 @@ RANK_TEST(JoinTest, EnabledOnOneRankOnlyIsNamed, 3) {
                     HasSubstr("JoinOptions (enable among them)")));
 }
 
-RANK_TEST(JoinTest, MisuseIsOneClearLine, 3) {
-  const auto group = init_process_group();
+THREAD_RANK_TEST(JoinTest, MisuseIsOneClearLine, 3) {
   Summer summer(group);
   EXPECT_EQ(ErrorOf<ConfigurationError>([] { Join join({}); }),
             "a Join needs at least one joinable");
@@ -268,8 +263,7 @@ RANK_TEST(JoinTest, MisuseIsOneClearLine, 3) {
 }
 
 // Rank 1 fails while rank 0 is in the loop and rank 2 has joined.
-RANK_TEST(JoinTest, ExceptionInTheLoopReachesAll, 3) {
-  const auto group = init_process_group();
+THREAD_RANK_TEST(JoinTest, ExceptionInTheLoopReachesAll, 3) {
   Summer summer(group);
   for (const bool guard : {false, true}) {
     const auto loop = [&] {
@@ -297,11 +291,10 @@ RANK_TEST(JoinTest, ExceptionInTheLoopReachesAll, 3) {
   }
 }
 
-RANK_TEST(JoinTest, ForgottenFinishReachesAll, 3) {
-  const auto group = init_process_group();
+THREAD_RANK_TEST(JoinTest, ForgottenFinishReachesAll, 3) {
   Summer summer(group);
   if (group->rank() == 0) {
-    ::testing::internal::CaptureStderr();
+    ::testing::internal::CaptureStderr();  // of the process: no other rank does
     { Join join({&summer}); }
     EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("without finish(): call it"));
     EXPECT_THAT(ErrorOf<ReductionError>([&] { Join next({&summer}); }),
@@ -314,8 +307,7 @@ RANK_TEST(JoinTest, ForgottenFinishReachesAll, 3) {
 }
 
 // A loop that catches the exceptions of its steps gets the error from finish().
-RANK_TEST(JoinTest, FinishAfterAFailureThrows, 3) {
-  const auto group = init_process_group();
+THREAD_RANK_TEST(JoinTest, FinishAfterAFailureThrows, 3) {
   Summer summer(group);
   const std::string ended = "finish() of a Join that an exception has ended";
   for (const std::string way : {"disagreement", "termination", "abandon"}) {
@@ -355,8 +347,7 @@ RANK_TEST(JoinTest, FinishAfterAFailureThrows, 3) {
 }
 
 // The Join of one rank has fewer joinables than those of the others.
-RANK_TEST(JoinTest, MissingJoinableIsNamed, 3) {
-  const auto group = init_process_group();
+THREAD_RANK_TEST(JoinTest, MissingJoinableIsNamed, 3) {
   Summer first(group), second(group);
   std::vector<JoinableRef> joinables = {&first};
   if (group->rank() != 0) joinables.emplace_back(&second);
@@ -370,8 +361,7 @@ RANK_TEST(JoinTest, MissingJoinableIsNamed, 3) {
   RunUneven(group, {2, 1, 3}, 2);
 }
 
-RANK_TEST(JoinTest, FailingHookReachesAll, 3) {
-  const auto group = init_process_group();
+THREAD_RANK_TEST(JoinTest, FailingHookReachesAll, 3) {
   Summer summer(group);
   summer.on_shadow = [] { throw std::runtime_error("out of memory"); };
   const auto run = [&] {
@@ -388,21 +378,19 @@ RANK_TEST(JoinTest, FailingHookReachesAll, 3) {
   RunUneven(group, {2, 1, 3}, 2);
 }
 
-RANK_TEST(JoinTest, VeryUnevenInputsAreMentionedOnce, 3) {
-  const auto group = init_process_group();
-  Summer summer(group);
+// One process, so one log: the warning of rank 0 is the only one.
+TEST(JoinTest, VeryUnevenInputsAreMentionedOnce) {
   ::testing::internal::CaptureStderr();
-  join({&summer}, {}, [&] {
-    for (int step = 0; step < (group->rank() == 0 ? 0 : 1100); ++step) summer.Step(1);
+  RunThreadRanks({.world_size = 3}, [](const std::shared_ptr<ProcessGroup>& group) {
+    Summer summer(group);
+    join({&summer}, {}, [&] {
+      for (int step = 0; step < (group->rank() == 0 ? 0 : 1100); ++step) summer.Step(1);
+    });
   });
   const std::string log = ::testing::internal::GetCapturedStderr();
   const std::string warning = "has no inputs left and has taken part in 1000 rounds of ranks 1, 2";
-  if (group->rank() == 0) {
-    EXPECT_THAT(log, HasSubstr(warning));
-    EXPECT_EQ(log.find(warning), log.rfind(warning));
-  } else {
-    EXPECT_THAT(log, Not(HasSubstr("no inputs left")));
-  }
+  EXPECT_THAT(log, HasSubstr("rank 0 " + warning));
+  EXPECT_EQ(log.find("no inputs left"), log.rfind("no inputs left"));
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "ddp/logging_data.h"
 
+#include "ddp/option_table.h"
 #include "nlohmann/json.hpp"
 
 namespace ddp {
@@ -21,19 +22,12 @@ void PutModel(const DDPLoggingData& data, nlohmann::json& json) {
   Put(json, "module_name", data.module_name);
   Put(json, "backend_name", data.backend_name);
   Put(json, "dtypes", data.dtypes);
-  Put(json, "device_ids", data.device_ids);
-  Put(json, "output_device", data.output_device);
   Put(json, "world_size", data.world_size);
   Put(json, "rank", data.rank);
   Put(json, "num_parameter_tensors", data.num_parameter_tensors);
   Put(json, "total_parameter_size_bytes", data.total_parameter_size_bytes);
-  Put(json, "bucket_cap_bytes", data.bucket_cap_bytes);
   Put(json, "is_multi_device_module", data.is_multi_device_module);
-  Put(json, "broadcast_buffers", data.broadcast_buffers);
   Put(json, "has_sync_bn", data.has_sync_bn);
-  Put(json, "find_unused_parameters", data.find_unused_parameters);
-  Put(json, "gradient_as_bucket_view", data.gradient_as_bucket_view);
-  Put(json, "static_graph", data.static_graph);
   Put(json, "join_uneven_inputs", data.join_uneven_inputs);
   Put(json, "comm_hook", data.comm_hook);
   Put(json, "bucket_sizes", data.bucket_sizes);
@@ -83,11 +77,17 @@ void PutEnvironment(const DDPLoggingData& data, nlohmann::json& json) {
   Put(json, "gloo_num_threads", data.gloo_num_threads);
 }
 
+void PutOptions(const DDPLoggingData& data, nlohmann::json& json) {
+  internal::ForEachLoggedOption(
+      [&](const auto& logged) { Put(json, logged.key, data.*logged.field); });
+}
+
 }  // namespace
 
 std::string DDPLoggingData::to_json() const {
   nlohmann::json json = nlohmann::json::object();  // sorts its keys
   PutModel(*this, json);
+  PutOptions(*this, json);
   PutIteration(*this, json);
   PutEnvironment(*this, json);
   return json.dump(/*indent=*/-1, ' ', /*ensure_ascii=*/false,

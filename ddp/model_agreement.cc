@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "ddp/comm/communicator.h"
 #include "ddp/common/error.h"
-#include "ddp/model_metadata.h"
+#include "ddp/model/model_metadata.h"
 #include "ddp/process_group.h"
 
 namespace ddp::internal {

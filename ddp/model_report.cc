@@ -10,7 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "ddp/common/name_list.h"
-#include "ddp/reducer.h"
+#include "ddp/reducer/reducer.h"
 
 namespace ddp::internal {
 namespace {

@@ -1,3 +1,6 @@
+// Length: one class owns the life of a wrapped model, and each method is short. Its reducer,
+// buffers and join have files of their own.
+
 #include "ddp/model_synchronizer.h"
 
 #include <algorithm>
@@ -8,58 +11,40 @@
 
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
-#include <torch/nn/module.h>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "base/clock.h"
-#include "ddp/coalesced_broadcast.h"
 #include "ddp/comm/communicator.h"
 #include "ddp/comm/debug_level.h"
 #include "ddp/common/error.h"
 #include "ddp/common/logging.h"
-#include "ddp/copy_to_device.h"
 #include "ddp/delayed_all_reduce.h"
 #include "ddp/device_mesh.h"
 #include "ddp/join/model_event.h"
 #include "ddp/logging_data_sources.h"
+#include "ddp/model/model_metadata.h"
+#include "ddp/model/model_tensors.h"
+#include "ddp/model/model_view.h"
 #include "ddp/model_agreement.h"
-#include "ddp/model_metadata.h"
 #include "ddp/model_report.h"
-#include "ddp/model_tensors.h"
+#include "ddp/option_table.h"
 #include "ddp/process_group.h"
-#include "ddp/reducer/pass_core.h"
+#include "ddp/process_reducer_group.h"
+#include "ddp/reducer/buckets/flat_buckets.h"
+#include "ddp/reducer/pass/pass_core.h"
+#include "ddp/transfer/coalesced_broadcast.h"
+#include "ddp/transfer/copy_to_device.h"
 
 namespace ddp::internal {
 namespace {
 
-constexpr double kMebibyte = 1 << 20;
-constexpr double kDefaultBucketCapMb = 25;
-constexpr double kDefaultFirstBucketCapMb = 1;
-
 constexpr char kMixedPrecisionHook[] = "mixed precision";
+
+// The environment variable that gives the last bucket the first one's limit; as in PyTorch.
+constexpr char kSmallLastBucket[] = "DDP_SET_LAST_BUCKET_CAP";
 
 // The numbers of timed iterations after which the program's usage logger is called; as in PyTorch.
 constexpr int64_t kUsageSamples[] = {10, 20, 50, 100, 500, 800, 1000};
-
-int64_t LimitBytes(const std::string& name, double mebibytes) {
-  if (!(mebibytes > 0) || mebibytes > 1e9) {
-    throw ConfigurationError(absl::StrCat(name, "=", mebibytes, " must be above 0, in MiB"));
-  }
-  return std::max<int64_t>(1, static_cast<int64_t>(mebibytes * kMebibyte));
-}
-
-std::vector<int64_t> BucketLimits(const DistributedDataParallelOptions& options) {
-  std::vector<int64_t> limits;
-  for (const double mebibytes : options.bucket_cap_mb_list) {
-    limits.push_back(LimitBytes("bucket_cap_mb_list", mebibytes));
-  }
-  if (!limits.empty()) return limits;
-  const double cap = options.bucket_cap_mb.value_or(kDefaultBucketCapMb);
-  const double first = options.first_bucket_cap_mb.value_or(
-      options.bucket_cap_mb.has_value() ? cap : kDefaultFirstBucketCapMb);
-  return {LimitBytes("first_bucket_cap_mb", first), LimitBytes("bucket_cap_mb", cap)};
-}
 
 std::optional<BucketPlan> GivenPlan(const std::vector<std::vector<std::string>>& layout,
                                     const std::vector<Reducer::Parameter>& parameters) {
@@ -113,34 +98,33 @@ DistributedDataParallelOptions WithGroup(DistributedDataParallelOptions options,
   return options;
 }
 
-ModelSynchronizer::ModelSynchronizer(std::shared_ptr<torch::nn::Module> module,
+ModelSynchronizer::ModelSynchronizer(std::shared_ptr<const ModelView> model,
                                      DistributedDataParallelOptions options)
-    : module_(std::move(module)),
+    : model_(std::move(model)),
       options_(std::move(options)),
       group_(GroupOf(options_)),
-      buffers_(module_, options_.params_and_buffers_to_ignore) {
-  if (!module_ || !group_) {
+      buffers_(model_, options_.params_and_buffers_to_ignore) {
+  if (!model_ || !group_) {
     throw ConfigurationError("DistributedDataParallel needs a module and a process group");
   }
   // Errors that this rank finds alone come first, so that all ranks with the same mistake report
   // it. They are not sent to the peers, which may still be in an earlier step. A program that ends
   // because of one informs its peers when its process group ends.
   CheckOptions();
-  const ModelTensors tensors = ModelTensors::Of(*module_, options_.params_and_buffers_to_ignore);
+  const ModelTensors tensors = ModelTensors::Of(*model_, options_.params_and_buffers_to_ignore);
   CheckPlacement(tensors);
-  std::vector<Reducer::Parameter> trainable = tensors.trainable;
-  TakeDelayed(trainable);
-  const Reducer::Options reducer_options = ReducerOptions(trainable);
+  std::vector<Reducer::Parameter> reduced = ReducedParameters(tensors);
+  const Reducer::Options reducer_options = ReducerOptions(reduced);
   group_->ensure_usable();
-  SetUp(tensors, std::move(trainable), reducer_options);
+  SetUp(tensors, std::move(reduced), reducer_options);
 }
 
-void ModelSynchronizer::SetUp(const ModelTensors& tensors,
-                              std::vector<Reducer::Parameter> trainable,
+void ModelSynchronizer::SetUp(const ModelTensors& tensors, std::vector<Reducer::Parameter> reduced,
                               const Reducer::Options& reducer_options) {
   AgreeOnMetadata(tensors, *group_);
   if (options_.init_sync) BroadcastState(tensors, 0);
-  reducer_ = std::make_unique<Reducer>(std::move(trainable), group_, reducer_options);
+  reducer_ = std::make_unique<Reducer>(
+      std::move(reduced), std::make_shared<ProcessReducerGroup>(group_), reducer_options);
   reducer_->set_on_first_pass([this] { AgreeOnHooks(); });
   reducer_->set_on_complete([this] { OnReductionComplete(); });
   reducer_->set_on_bare_backward([this](const std::string& name) { WarnOfBareBackward(name); });
@@ -201,39 +185,47 @@ void ModelSynchronizer::CheckPlacement(const ModelTensors& tensors) const {
   const int wanted = options_.device_ids.front();
   for (const NamedTensor& item : tensors.parameters) {
     const at::Device device = item.tensor.device();
-    if (device.is_cuda() && device.index() == wanted) continue;
+    if (device == at::Device(at::kCUDA, static_cast<at::DeviceIndex>(wanted))) continue;
     throw ConfigurationError(absl::StrCat(
         "device_ids={", wanted, "}, but parameter ", item.name, " is on ", device.str(),
         ": leave device_ids empty for a module on the CPU, or move the module there"));
   }
 }
 
-void ModelSynchronizer::TakeDelayed(std::vector<Reducer::Parameter>& trainable) const {
+// Returns the trainable parameters that the reducer handles: all but the delayed ones.
+std::vector<Reducer::Parameter> ModelSynchronizer::ReducedParameters(
+    const ModelTensors& tensors) const {
+  std::vector<Reducer::Parameter> reduced;
+  for (const TrainableParameter& item : tensors.trainable) {
+    reduced.push_back({.name = item.name, .tensor = item.tensor, .sparse = item.sparse});
+  }
   for (const auto& delayed : options_.delay_all_reduce_named_params) {
     const auto found =
-        std::find_if(trainable.begin(), trainable.end(),
+        std::find_if(reduced.begin(), reduced.end(),
                      [&](const Reducer::Parameter& p) { return p.tensor.is_same(delayed.second); });
-    if (found == trainable.end()) {
+    if (found == reduced.end()) {
       throw ConfigurationError(absl::StrCat("delay_all_reduce_named_params: ", delayed.first,
                                             " is no parameter of the model that requires a "
                                             "gradient, or is there twice"));
     }
-    trainable.erase(found);
+    reduced.erase(found);
   }
+  return reduced;
 }
 
 Reducer::Options ModelSynchronizer::ReducerOptions(
-    const std::vector<Reducer::Parameter>& trainable) const {
-  return {.initial_limits_bytes = BucketLimits(options_),
-          .rebuild_limits_bytes = BucketLimits(options_),
-          .last_bucket_is_small = IsSet("DDP_SET_LAST_BUCKET_CAP"),
-          .plan = GivenPlan(options_.bucket_layout, trainable),
-          .find_unused_parameters = options_.find_unused_parameters,
-          .static_graph = options_.static_graph,
-          .skip_unused_buckets = options_.skip_all_reduce_unused_params,
-          .buckets = {.gradient_as_view = options_.gradient_as_bucket_view,
-                      .batched_copy = options_.batched_grad_copy,
-                      .lazy = options_.lazy_bucket_allocation}};
+    const std::vector<Reducer::Parameter>& reduced) const {
+  return {
+      .initial_limits_bytes = BucketLimitsOf(options_),
+      .rebuild_limits_bytes = BucketLimitsOf(options_),
+      .last_bucket_is_small = IsSet(kSmallLastBucket),
+      .plan = GivenPlan(options_.bucket_layout, reduced),
+      .find_unused_parameters = options_.find_unused_parameters,
+      .static_graph = options_.static_graph,
+      .skip_unused_buckets = options_.skip_all_reduce_unused_params,
+      .make_buckets = FlatBuckets::MakerOf({.gradient_as_view = options_.gradient_as_bucket_view,
+                                            .batched_copy = options_.batched_grad_copy,
+                                            .lazy = options_.lazy_bucket_allocation})};
 }
 
 void ModelSynchronizer::BroadcastState(const ModelTensors& tensors, int source) const {
@@ -260,9 +252,10 @@ void ModelSynchronizer::SetUpMixedPrecision(const ModelTensors& tensors) {
     CastBuffers(buffers, *config.buffer_dtype);
   }
   if (config.reduction_dtype().has_value()) {
-    reducer_->RegisterHook(kMixedPrecisionHook, [this](GradBucket& bucket) {
-      return reduce_dtype_hook(group_, *options_.mixed_precision->reduction_dtype())(bucket);
-    });
+    reducer_->RegisterHook(kMixedPrecisionHook, {.first = [this](GradBucket& bucket) {
+                             return reduce_dtype_hook(
+                                 group_, *options_.mixed_precision->reduction_dtype())(bucket);
+                           }});
   }
   if (!config.param_dtype.has_value()) return;
   std::vector<at::Tensor> parameters;
@@ -290,7 +283,7 @@ void ModelSynchronizer::BeginIteration() {
     return;
   }
   if (!agreed_) {
-    AgreeOnMetadata(ModelTensors::Of(*module_, options_.params_and_buffers_to_ignore), *group_);
+    AgreeOnMetadata(ModelTensors::Of(*model_, options_.params_and_buffers_to_ignore), *group_);
     agreed_ = true;
   }
   ++iteration_;
@@ -307,7 +300,7 @@ void ModelSynchronizer::FollowIncarnation() {
 void ModelSynchronizer::StartAfresh() {
   incarnation_ = group_->incarnation();
   buffers_.Abandon();
-  reducer_->ResetAfterFailure(group_);
+  reducer_->ResetAfterFailure(std::make_shared<ProcessReducerGroup>(group_));
   if (delayed_) delayed_->Reset(group_);
 }
 
@@ -319,7 +312,7 @@ void ModelSynchronizer::FollowParameters() {
         "rank ", group_->rank(),
         ": a parameter has changed its type, device or shape under a Join: finish the Join first"));
   }
-  CheckPlacement(ModelTensors::Of(*module_, options_.params_and_buffers_to_ignore));
+  CheckPlacement(ModelTensors::Of(*model_, options_.params_and_buffers_to_ignore));
   reducer_->FollowParameters(GivenPlan(options_.bucket_layout, reducer_->parameters()));
   if (delayed_) delayed_->Reset(group_);
   agreed_ = false;
@@ -402,7 +395,7 @@ void ModelSynchronizer::OnReductionComplete() {
 }
 
 void ModelSynchronizer::WarnOfBareBackward(const std::string& parameter) {
-  if (warned_of_bare_backward_ || !synchronize_ || !module_->is_training()) return;
+  if (warned_of_bare_backward_ || !synchronize_ || !model_->is_training()) return;
   warned_of_bare_backward_ = true;
   LOG(WARNING) << "rank " << group_->rank() << ": a backward reached parameter " << parameter
                << " through the bare module: it passed no forward of the DistributedDataParallel. "
@@ -438,7 +431,7 @@ void ModelSynchronizer::SyncBuffers() { buffers_.Broadcast(*group_, 0); }
 
 void ModelSynchronizer::CheckFinished() { reducer_->CheckFinished(); }
 
-void ModelSynchronizer::RegisterCommHook(std::string name, CommHook hook) {
+void ModelSynchronizer::RegisterCommHook(std::string name, CommHookRounds hook) {
   reducer_->RegisterHook(std::move(name), std::move(hook));
 }
 
@@ -454,7 +447,7 @@ void ModelSynchronizer::UpdateProcessGroup(std::shared_ptr<ProcessGroup> group) 
   }
   reducer_->CheckFinished();
   CheckHooksFollow(group_);
-  const ModelTensors tensors = ModelTensors::Of(*module_, options_.params_and_buffers_to_ignore);
+  const ModelTensors tensors = ModelTensors::Of(*model_, options_.params_and_buffers_to_ignore);
   tensors.CheckDevices(group->device(), group->backend());
   AgreeOnMetadata(tensors, *group);
   if (auto* hook = reducer_->hook().target<GroupCommHook>()) hook->group = group;
@@ -462,7 +455,7 @@ void ModelSynchronizer::UpdateProcessGroup(std::shared_ptr<ProcessGroup> group) 
   group_ = std::move(group);
   incarnation_ = group_->incarnation();
   buffers_.Abandon();
-  reducer_->Reset(group_);
+  reducer_->Reset(std::make_shared<ProcessReducerGroup>(group_));
   if (delayed_) delayed_->Reset(group_);
   group_->communicator().BeginBarrier(group_->device(), "the end of update_process_group");
 }
@@ -495,10 +488,8 @@ void ModelSynchronizer::SetBucketLayout(std::vector<std::vector<std::string>> la
     throw ConfigurationError("set_bucket_layout cannot be called under a Join: finish it first");
   }
   reducer_->CheckFinished();
-  const ModelTensors tensors = ModelTensors::Of(*module_, options_.params_and_buffers_to_ignore);
-  std::vector<Reducer::Parameter> trainable = tensors.trainable;
-  TakeDelayed(trainable);
-  BucketPlan plan = *GivenPlan(layout, trainable);
+  const ModelTensors tensors = ModelTensors::Of(*model_, options_.params_and_buffers_to_ignore);
+  BucketPlan plan = *GivenPlan(layout, ReducedParameters(tensors));
   options_.bucket_layout = std::move(layout);
   AgreeOnMetadata(tensors, *group_);
   reducer_->UsePlan(std::move(plan));
@@ -509,48 +500,8 @@ void ModelSynchronizer::SetBucketLayout(std::vector<std::vector<std::string>> la
 
 void ModelSynchronizer::AgreeOnMetadata(const ModelTensors& tensors, ProcessGroup& group) const {
   ModelMetadata metadata;
-  const auto option = [&](const char* name, const auto& value) {
-    if constexpr (requires { value(); }) {  // a field made by DDP_OPTION
-      metadata.AddOption(name, absl::StrCat(value()));
-    } else {
-      metadata.AddOption(name, absl::StrCat(value));
-    }
-  };
-  option("init_sync", options_.init_sync);
-  option("broadcast_buffers", options_.broadcast_buffers);
-  option("forward_sync_buffers",
-         options_.forward_sync_buffers.value_or(options_.broadcast_buffers));
-  option("bucket_caps", absl::StrJoin(BucketLimits(options_), " "));
-  option("gradient_as_bucket_view", options_.gradient_as_bucket_view);
-  option("batched_grad_copy", options_.batched_grad_copy);
-  option("lazy_bucket_allocation", options_.lazy_bucket_allocation);
-  // Ranks of one host name different GPUs.
-  option("device_ids.size()", options_.device_ids.size());
-  option("output_device.has_value()", options_.output_device.has_value());
-  option("find_unused_parameters", options_.find_unused_parameters);
-  option("static_graph", options_.static_graph);
-  option("skip_all_reduce_unused_params", options_.skip_all_reduce_unused_params);
-  option("DDP_SET_LAST_BUCKET_CAP", IsSet("DDP_SET_LAST_BUCKET_CAP"));
-  for (const std::string& name : options_.params_and_buffers_to_ignore) {
-    option("params_and_buffers_to_ignore", name);
-  }
-  for (const auto& [name, tensor] : options_.delay_all_reduce_named_params) {
-    option("delay_all_reduce_named_params", name);
-  }
-  option("mixed_precision", options_.mixed_precision.has_value() ? "set" : "not set");
-  if (options_.mixed_precision.has_value()) {
-    const auto type = [](const std::optional<at::ScalarType>& dtype) {
-      return dtype.has_value() ? c10::toString(*dtype) : "as it is";
-    };
-    const MixedPrecision& config = *options_.mixed_precision;
-    option("mixed_precision.param_dtype", type(config.param_dtype));
-    option("mixed_precision.reduce_dtype", type(config.reduce_dtype));
-    option("mixed_precision.buffer_dtype", type(config.buffer_dtype));
-    option("mixed_precision.cast_forward_inputs", config.cast_forward_inputs);
-  }
-  for (const auto& bucket : options_.bucket_layout) {
-    option("bucket_layout", absl::StrJoin(bucket, " "));
-  }
+  AddOptions(options_, metadata);
+  metadata.AddOption(kSmallLastBucket, absl::StrCat(IsSet(kSmallLastBucket)));
   tensors.Describe(metadata);
 
   AgreeOnModel(group, metadata);
@@ -561,7 +512,12 @@ void ModelSynchronizer::AgreeOnHooks() const {
   if (group_->size() == 1) return;
   ModelMetadata metadata;
   const std::string& name = reducer_->hook_name();
-  metadata.AddOption("comm_hook", name.empty() ? "none" : absl::StrCat("\"", name, "\""));
+  const int rounds = reducer_->hook_rounds();
+  metadata.AddOption("comm_hook",
+                     name.empty()
+                         ? "none"
+                         : absl::StrCat("\"", name, "\"",
+                                        rounds > 1 ? absl::StrCat(" of ", rounds, " rounds") : ""));
   metadata.AddOption("buffer_comm_hook", buffers_.HookText());
   AgreeOnModel(*group_, metadata, "comm hooks (register the same on all of them)");
 }
@@ -624,7 +580,7 @@ DelayedAllReduce::When ModelSynchronizer::DelayedStart() const {
              : DelayedAllReduce::When::kAtTrigger;
 }
 
-std::string ModelSynchronizer::join_name() const { return module_->name(); }
+std::string ModelSynchronizer::join_name() const { return model_->name(); }
 
 std::string ModelSynchronizer::join_event_name(int event) const {
   return ModelEvent::Decode(event).ToString();
@@ -656,7 +612,7 @@ void ModelSynchronizer::ShadowRound(const JoinRound& round) {
 
 void ModelSynchronizer::FinishJoin(int last_joiner) {
   buffers_.Finish(*group_);
-  BroadcastState(ModelTensors::Of(*module_, options_.params_and_buffers_to_ignore), last_joiner);
+  BroadcastState(ModelTensors::Of(*model_, options_.params_and_buffers_to_ignore), last_joiner);
   if (!options_.static_graph) return;
   // A rank that never had inputs has not counted the graph. Then all ranks count again.
   const at::Tensor counted =
@@ -671,17 +627,11 @@ void ModelSynchronizer::FinishJoin(int last_joiner) {
 
 DDPLoggingData ModelSynchronizer::LoggingData() const {
   DDPLoggingData data;
-  data.module_name = module_->name();
+  data.module_name = model_->name();
   data.backend_name = group_->backend();
   data.world_size = group_->size();
   data.rank = group_->rank();
-  data.device_ids = absl::StrJoin(options_.device_ids, ", ");
-  data.output_device = options_.output_device.value_or(-1);
-  data.bucket_cap_bytes = BucketLimits(options_).back();
-  data.broadcast_buffers = options_.broadcast_buffers;
-  data.find_unused_parameters = options_.find_unused_parameters;
-  data.gradient_as_bucket_view = options_.gradient_as_bucket_view;
-  data.static_graph = options_.static_graph;
+  FillOptions(options_, data);
   data.join_uneven_inputs = was_joined_;
   data.iteration = iteration_;
   DescribeParameters(*reducer_, data);
@@ -701,7 +651,7 @@ void ModelSynchronizer::SetLoggingSampleRate(int64_t iterations) {
 }
 
 std::string ModelSynchronizer::Describe() const {
-  return absl::StrCat(module_->name(), " on rank ", group_->rank(), " of ", group_->size(), " (",
+  return absl::StrCat(model_->name(), " on rank ", group_->rank(), " of ", group_->size(), " (",
                       group_->backend(), "), ", BucketTable(*reducer_));
 }
 

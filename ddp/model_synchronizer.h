@@ -15,22 +15,17 @@
 #include "ddp/logging_data.h"
 #include "ddp/mixed_precision_parameters.h"
 #include "ddp/options.h"
-#include "ddp/reducer.h"
 #include "ddp/reducer/iteration_timer.h"
-
-namespace torch::nn {
-class Module;
-}  // namespace torch::nn
+#include "ddp/reducer/reducer.h"
 
 namespace ddp {
 class ProcessGroup;
 }  // namespace ddp
 
 namespace ddp::internal {
-struct ModelTensors;
-}  // namespace ddp::internal
 
-namespace ddp::internal {
+struct ModelTensors;
+class ModelView;
 
 // Returns `options` with the group `group`. Throws ConfigurationError when they name another group.
 DistributedDataParallelOptions WithGroup(DistributedDataParallelOptions options,
@@ -53,8 +48,7 @@ DistributedDataParallelOptions WithGroup(DistributedDataParallelOptions options,
 class ModelSynchronizer : public Joinable {
  public:
   // Exactly one of options.process_group and options.device_mesh is set.
-  ModelSynchronizer(std::shared_ptr<torch::nn::Module> module,
-                    DistributedDataParallelOptions options);
+  ModelSynchronizer(std::shared_ptr<const ModelView> model, DistributedDataParallelOptions options);
   ~ModelSynchronizer() override;
   ModelSynchronizer(const ModelSynchronizer&) = delete;
   ModelSynchronizer& operator=(const ModelSynchronizer&) = delete;
@@ -73,14 +67,14 @@ class ModelSynchronizer : public Joinable {
   bool places_outputs() const { return options_.output_device.has_value(); }
   at::Tensor PlaceOutput(const at::Tensor& output) const;
 
-  torch::nn::Module& module() const { return *module_; }
+  const ModelView& model() const { return *model_; }
 
   bool synchronize() const { return synchronize_; }
   void set_synchronize(bool synchronize) { synchronize_ = synchronize; }
 
   void SyncBuffers();
   void CheckFinished();
-  void RegisterCommHook(std::string name, CommHook hook);
+  void RegisterCommHook(std::string name, CommHookRounds hook);
   void RegisterBufferCommHook(BufferCommHook hook, BufferCommHookLocation location);
   void RebuildBuckets() { reducer_->RequestRebuild(); }
   void SetBucketLayout(std::vector<std::vector<std::string>> layout);
@@ -104,12 +98,12 @@ class ModelSynchronizer : public Joinable {
 
  private:
   class Shadow;
-  void SetUp(const ModelTensors& tensors, std::vector<Reducer::Parameter> trainable,
+  void SetUp(const ModelTensors& tensors, std::vector<Reducer::Parameter> reduced,
              const Reducer::Options& reducer_options);
   void CheckOptions() const;
   void CheckPlacement(const ModelTensors& tensors) const;
-  Reducer::Options ReducerOptions(const std::vector<Reducer::Parameter>& trainable) const;
-  void TakeDelayed(std::vector<Reducer::Parameter>& trainable) const;
+  Reducer::Options ReducerOptions(const std::vector<Reducer::Parameter>& reduced) const;
+  std::vector<Reducer::Parameter> ReducedParameters(const ModelTensors& tensors) const;
   void AgreeOnMetadata(const ModelTensors& tensors, ProcessGroup& group) const;
   void AgreeOnHooks() const;
   void BroadcastState(const ModelTensors& tensors, int source) const;
@@ -128,7 +122,7 @@ class ModelSynchronizer : public Joinable {
   void WarnOfBareBackward(const std::string& parameter);
   void SetUpMixedPrecision(const ModelTensors& tensors);
 
-  const std::shared_ptr<torch::nn::Module> module_;
+  const std::shared_ptr<const ModelView> model_;
   DistributedDataParallelOptions options_;  // bucket_layout may change, the rest is constant
   std::shared_ptr<ProcessGroup> group_;
   int64_t incarnation_ = 0;  // of the group when the reducer was set up

@@ -1,3 +1,5 @@
+// Length: one short method for each form of each collective. Their work is done in ddp/comm/.
+
 #include "ddp/process_group.h"
 
 #include <algorithm>
@@ -5,7 +7,6 @@
 #include <optional>
 #include <utility>
 
-#include <ATen/core/grad_mode.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/tensor.h>
@@ -13,23 +14,29 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
-#include "ddp/collective_arguments.h"
+#include "ddp/comm/backend/backend_factory.h"
+#include "ddp/comm/backend/backend_traits.h"
+#include "ddp/comm/check/collective_check.h"
+#include "ddp/comm/check/collective_log.h"
 #include "ddp/comm/collective.h"
-#include "ddp/comm/collective_check.h"
-#include "ddp/comm/collective_log.h"
 #include "ddp/comm/communicator.h"
 #include "ddp/comm/debug_level.h"
-#include "ddp/comm/failure_notice.h"
-#include "ddp/comm/gloo_backend.h"
-#include "ddp/comm/nccl_backend.h"
-#include "ddp/comm/renewal.h"
-#include "ddp/comm/store_meeting.h"
+#include "ddp/comm/group_error.h"
+#include "ddp/comm/news/c10d_group_store.h"
+#include "ddp/comm/news/failure_monitor.h"
+#include "ddp/comm/news/group_store.h"
+#include "ddp/comm/news/renewal.h"
+#include "ddp/comm/news/store_meeting.h"
 #include "ddp/comm/work_future.h"
 #include "ddp/common/error.h"
+#include "ddp/common/membership.h"
+#include "ddp/health/group_failure.h"
 #include "ddp/health/group_health.h"
+#include "ddp/transfer/collective_arguments.h"
 #include "ddp/work_state.h"
 #include "ddp/worker_environment.h"
 #include "store/redis_store/redis_store.h"
@@ -54,22 +61,33 @@ c10::intrusive_ptr<c10d::Store> Prefixed(const std::string& prefix,
   return c10::make_intrusive<c10d::PrefixStore>(prefix, store);
 }
 
-std::string BackendPrefix(const std::string& backend, int64_t incarnation) {
-  return absl::StrCat("ddp/", backend, "/", incarnation);
-}
-
-// Returns the backend's name; empty when the program makes the backend, which then names itself.
-std::string ChooseBackend(const ProcessGroupOptions& options) {
+// Throws ConfigurationError when the options contradict each other, or name an unknown backend.
+std::shared_ptr<BackendFactory> ChooseFactory(const ProcessGroupOptions& options) {
   const std::string& wanted = options.backend;
-  if (options.make_backend() != nullptr) {
-    if (wanted.empty()) return wanted;
+  const BackendMaker& maker = options.make_backend;
+  if (maker == nullptr) return MakeFactoryOf(wanted);
+  if (!wanted.empty()) {
     throw ConfigurationError(absl::StrCat("the options name a backend, \"", wanted,
                                           "\", and make one (make_backend); choose one of them"));
   }
-  if (wanted.empty()) return NcclAvailable() ? "nccl" : "gloo";
-  if (wanted == "gloo" || wanted == "nccl") return wanted;
-  throw ConfigurationError(
-      absl::StrCat("backend \"", wanted, "\" is unknown; there are gloo and nccl"));
+  return MakeOwnFactory([maker](const BackendSite& site) {
+    return maker({.store = site.store,
+                  .rank = site.membership.rank,
+                  .size = site.membership.size,
+                  .local_rank = site.membership.local_rank,
+                  .incarnation = site.membership.incarnation,
+                  .timeout = absl::ToChronoMilliseconds(site.timeout),
+                  .connect_timeout = absl::ToChronoMilliseconds(site.connect_timeout)});
+  });
+}
+
+Membership FirstMembership(const ProcessGroup::Place& place) {
+  Membership first{.rank = place.rank,
+                   .size = place.size,
+                   .local_rank = place.local_rank,
+                   .store_is_rank_0 = place.store_is_rank_0};
+  first.SetLocalRanks(place.local_size);
+  return first;
 }
 
 c10::intrusive_ptr<c10d::Store> TorchrunStore(const WorkerEnvironment& env,
@@ -112,18 +130,16 @@ Work MakeWork(const std::shared_ptr<Communicator>& communicator, int rank,
   return Work(std::move(state));
 }
 
-void CheckTag(const std::string& backend, int rank, int tag) {
-  if (backend != "nccl" || tag == 0) return;
-  throw ConfigurationError(absl::StrCat("rank ", rank, ": a message has tag ", tag,
-                                        ", and NCCL has no tags: its messages arrive in order"));
-}
-
-// Throws CommunicationError for a failure of no single rank, else PeerFailedError.
 }  // namespace
 
-ProcessGroup::ProcessGroup(c10::intrusive_ptr<c10d::Store> store, const Place& place,
-                           const ProcessGroupOptions& options)
-    : ProcessGroup(std::move(store), place, options, ChooseBackend(options)) {}
+// The parts of a group that renew() replaces.
+struct ProcessGroup::Incarnation {
+  Membership membership;
+  at::Device device{at::kCPU};
+  BackendTraits traits = {};
+  std::shared_ptr<Communicator> communicator = nullptr;
+  int64_t barriers = 0;  // monitored barriers so far
+};
 
 ProcessGroup::Place ProcessGroup::PlaceOf(const c10::intrusive_ptr<c10d::Backend>& backend) {
   if (!backend) throw ConfigurationError("the backend of a process group is null");
@@ -156,154 +172,109 @@ ProcessGroupOptions ProcessGroup::OptionsFor(const c10::intrusive_ptr<c10d::Back
 }
 
 ProcessGroup::ProcessGroup(c10::intrusive_ptr<c10d::Store> store, const Place& place,
-                           const ProcessGroupOptions& options, std::string backend)
-    : place_(place),
-      options_(options),
+                           const ProcessGroupOptions& options)
+    : options_(options),
       store_(std::move(store)),
-      control_(Prefixed(kControlPrefix, store_)),
-      backend_(std::move(backend)),
+      control_(MakeGroupStore(Prefixed(kControlPrefix, store_))),
+      factory_(ChooseFactory(options)),
+      now_(new Incarnation{.membership = FirstMembership(place)}),
       exceptions_at_start_(std::uncaught_exceptions()) {
   if (!DebugLevelFromEnvironment().ok()) {
     throw ConfigurationError(absl::StrCat(
         "rank ", place.rank, ": ", std::string(DebugLevelFromEnvironment().status().message())));
   }
-  // The failure notice has a timeout and, where possible, a connection of its own. Waits in some
-  // stores (a TCPStore) block other users of the connection, and a failure report must not wait for
-  // them.
+  // The monitor has a timeout and, where possible, a connection of its own. Waits in some stores (a
+  // TCPStore) block other users of the connection, and a failure report must not wait for them.
   const c10::intrusive_ptr<c10d::Store> news = store_->clone();
   const bool own = news.get() != store_.get();  // false for a HashStore, which has no connections
-  notice_ = std::make_shared<FailureNotice>(
-      Prefixed(kControlPrefix, news), place.rank, place.size,
-      own ? std::min(options.timeout(), kNewsTimeout) : std::chrono::milliseconds(0));
+  monitor_ = std::make_shared<FailureMonitor>(
+      MakeGroupStore(Prefixed(kControlPrefix, news)), now_->membership,
+      own ? absl::FromChrono(std::min(options.timeout(), kNewsTimeout)) : absl::ZeroDuration());
   Connect(options.timeout);
-}
-
-c10::intrusive_ptr<c10d::Backend> ProcessGroup::MakeBackend(
-    std::chrono::milliseconds connect_timeout) {
-  if (options_.make_backend() != nullptr) return MakeOwnBackend(connect_timeout);
-  const std::string prefix = BackendPrefix(backend_, incarnation_);
-  if (backend_ == "nccl") {
-    device_ = at::Device(at::kCUDA, static_cast<at::DeviceIndex>(place_.local_rank));
-    return MakeNcclBackend(Prefixed(prefix, store_),
-                           {.rank = place_.rank,
-                            .size = place_.size,
-                            .device = place_.local_rank,
-                            .timeout = absl::FromChrono(options_.timeout)});
-  }
-  if (place_.size == 1) return nullptr;
-  auto gloo =
-      MakeGlooBackend(Prefixed(prefix, store_), {.rank = place_.rank,
-                                                 .size = place_.size,
-                                                 .timeout = absl::FromChrono(connect_timeout),
-                                                 .single_host = place_.local_size == place_.size});
-  gloo->setTimeout(options_.timeout);
-  return gloo;
-}
-
-// Calls the program's make_backend and checks its result.
-c10::intrusive_ptr<c10d::Backend> ProcessGroup::MakeOwnBackend(
-    std::chrono::milliseconds connect_timeout) {
-  c10::intrusive_ptr<c10d::Backend> own =
-      options_.make_backend()({.store = Prefixed(BackendPrefix("own", incarnation_), store_),
-                               .rank = place_.rank,
-                               .size = place_.size,
-                               .local_rank = place_.local_rank,
-                               .incarnation = incarnation_,
-                               .timeout = options_.timeout,
-                               .connect_timeout = connect_timeout});
-  if (!own || own->getRank() != place_.rank || own->getSize() != place_.size) {
-    throw ConfigurationError(absl::StrCat(
-        "rank ", place_.rank, " of ", place_.size, ": make_backend returned ",
-        own ? absl::StrCat("a backend of rank ", own->getRank(), " of ", own->getSize())
-            : std::string("no backend")));
-  }
-  backend_ = own->getBackendName();
-  if (own->getBoundDeviceId().has_value()) {
-    device_ = *own->getBoundDeviceId();
-  } else if (backend_ == "nccl") {
-    device_ = at::Device(at::kCUDA, static_cast<at::DeviceIndex>(place_.local_rank));
-  }
-  return own;
 }
 
 void ProcessGroup::Connect(std::chrono::milliseconds connect_timeout) {
   const absl::Duration timeout = absl::FromChrono(options_.timeout);
-  // Launchers number the ranks of one host consecutively.
-  const bool one_host = place_.local_size == place_.size;
-  const int local_begin = one_host ? 0 : place_.rank - place_.local_rank;
-  const bool known = local_begin >= 0 && local_begin + place_.local_size <= place_.size;
-  Communicator::Options options{.rank = place_.rank,
-                                .size = place_.size,
-                                .timeout = timeout,
-                                .incarnation = incarnation_,
-                                .local_begin = known ? local_begin : 0,
-                                .local_end = known ? local_begin + place_.local_size : 0,
-                                .store_is_rank_0 = place_.store_is_rank_0};
-  communicator_.reset();
+  Communicator::Options options{
+      .membership = now_->membership, .timeout = timeout, .traits = now_->traits};
   try {
-    c10::intrusive_ptr<c10d::Backend> connected = MakeBackend(connect_timeout);
-    if (connected && IsGloo(*connected)) options.set_tag = &SetNextGlooTag;
+    ConnectedBackend connected =
+        factory_->Connect({.store = store_,
+                           .membership = now_->membership,
+                           .timeout = timeout,
+                           .connect_timeout = absl::FromChrono(connect_timeout)});
+    now_->device = connected.device;
+    now_->traits = options.traits = std::move(connected.traits);
     std::unique_ptr<CollectiveCheck> check;
-    if (CurrentDebugLevel() == DebugLevel::kDetail && place_.size > 1) {
-      check =
-          std::make_unique<CollectiveCheck>(control_, notice_,
-                                            CollectiveCheck::Options{.rank = place_.rank,
-                                                                     .size = place_.size,
-                                                                     .incarnation = incarnation_,
-                                                                     .timeout = timeout});
+    if (CurrentDebugLevel() == DebugLevel::kDetail && now_->membership.size > 1) {
+      check = std::make_unique<CollectiveCheck>(control_, monitor_, now_->membership, timeout);
     }
-    communicator_ =
-        std::make_shared<Communicator>(std::move(connected), notice_, options, std::move(check));
+    now_->communicator = std::make_shared<Communicator>(std::move(connected.backend), monitor_,
+                                                        options, std::move(check));
   } catch (const std::exception&) {
-    communicator_ = std::make_shared<Communicator>(nullptr, notice_, options);
+    now_->communicator = std::make_shared<Communicator>(nullptr, monitor_, options);
     throw;
   }
 }
 
 ProcessGroup::~ProcessGroup() {
   if (std::uncaught_exceptions() > exceptions_at_start_) {
-    report_failure(absl::StrCat("an exception ended the program of rank ", place_.rank,
+    report_failure(absl::StrCat("an exception ended the program of rank ", rank(),
                                 "; its own output says which"));
   }
-  notice_->Leave();  // before the connections close
-  if (removes_keys_) RemoveKeys();
+  monitor_->Leave();  // before the connections close
+  now_->communicator.reset();
+  if (!removes_keys_) return;
+  monitor_->news().Run([this] { RemoveKeys(); });
+  monitor_->news().Flush();
 }
 
 // The last rank to leave removes the keys that all ranks may need until then. After a failure some
 // keys stay, because a rank that died does not leave.
 void ProcessGroup::RemoveKeys() {
-  communicator_.reset();
-  notice_.reset();  // the destructor writes its last keys
+  const Membership& self = now_->membership;
   try {
-    if (control_->add("left", 1) < place_.size) return;
-    control_->deleteKey("left");
-    for (int rank = 0; rank < place_.size; ++rank) {
-      control_->deleteKey(FailureNotice::StandingKey(rank));
-    }
-    control_->deleteKey(StoreMeeting::VerdictKey(FailureNotice::RenewalName(incarnation_ + 1)));
-    if (backend_ != "gloo" || place_.size == 1 || options_.make_backend() != nullptr) return;
-    for (int64_t incarnation = 0; incarnation <= incarnation_; ++incarnation) {
-      const auto addresses = Prefixed(BackendPrefix(backend_, incarnation), store_);
-      for (int rank = 0; rank < place_.size; ++rank) {
-        addresses->deleteKey(absl::StrCat("0/", rank));  // the name that LibTorch's Gloo gives it
-      }
-    }
+    if (control_->Add("left", 1) < self.size) return;
+    control_->Delete("left");
+    for (int peer = 0; peer < self.size; ++peer) control_->Delete(NewsLog::StandingKey(peer));
+    control_->Delete(StoreMeeting::VerdictKey(NewsLog::RenewalName(self.incarnation + 1)));
+    factory_->RemoveKeys(store_, self);
   } catch (const std::exception&) {
-    // Without a store there is nothing to remove; notice_ has logged it.
+    // Without a store there is nothing to remove; the monitor has logged it.
   }
 }
 
+int ProcessGroup::rank() const { return now_->membership.rank; }
+
+int ProcessGroup::size() const { return now_->membership.size; }
+
+int64_t ProcessGroup::incarnation() const { return now_->membership.incarnation; }
+
+const std::string& ProcessGroup::backend() const { return now_->traits.name; }
+
+at::Device ProcessGroup::device() const { return now_->device; }
+
+Communicator& ProcessGroup::communicator() { return *now_->communicator; }
+
 CollectiveCaller ProcessGroup::Caller() const {
-  CollectiveCaller caller{.rank = place_.rank, .size = place_.size, .backend = backend_};
-  if (backend_ == "gloo" || backend_ == "nccl") caller.device = device_;
-  return caller;
+  return {.rank = rank(),
+          .size = size(),
+          .device = now_->traits.tensor_device,
+          .backend = now_->traits.name};
+}
+
+void ProcessGroup::CheckTag(int tag) const {
+  if (now_->traits.has_message_tags || tag == 0) return;
+  throw ConfigurationError(absl::StrCat("rank ", rank(), ": a message has tag ", tag, ", and ",
+                                        absl::AsciiStrToUpper(now_->traits.name),
+                                        " has no tags: its messages arrive in order"));
 }
 
 Work ProcessGroup::Start(const PreparedCollective& prepared, const char* what, int64_t index) {
   Communicator::Pending pending =
-      communicator_->Start(prepared.collective, OperationName(what, index),
-                           {.finish = prepared.finish, .results = prepared.outputs});
-  return MakeWork(communicator_, place_.rank, std::move(pending), prepared);
+      now_->communicator->Start(prepared.collective, OperationName(what, index),
+                                {.finish = prepared.finish, .results = prepared.outputs});
+  return MakeWork(now_->communicator, rank(), std::move(pending), prepared);
 }
 
 void ProcessGroup::all_reduce(at::Tensor tensor, ReduceOp op) {
@@ -399,13 +370,13 @@ void ProcessGroup::CompareSizes(const PreparedCollective& prepared) {
   Start(PrepareAllToAll(Caller(), sent, sizes), "the comparison of an all-to-all's sizes").wait();
   const at::Tensor on_host = sent.cpu();
   const int64_t* const counts = on_host.const_data_ptr<int64_t>();
-  for (int rank = 0; rank < place_.size; ++rank) {
-    const int64_t expected = prepared.collective.output_sizes[rank];
-    if (counts[rank] == expected) continue;
+  for (int peer = 0; peer < size(); ++peer) {
+    const int64_t expected = prepared.collective.output_sizes[peer];
+    if (counts[peer] == expected) continue;
     const std::string message =
-        absl::StrCat("rank ", place_.rank, ": an all-to-all: rank ", rank, " sends ", counts[rank],
+        absl::StrCat("rank ", rank(), ": an all-to-all: rank ", peer, " sends ", counts[peer],
                      " elements to this rank, which receives ", expected);
-    communicator_->Retire();
+    now_->communicator->Retire();
     report_failure(message);
     throw CommunicationError(message);
   }
@@ -420,111 +391,109 @@ void ProcessGroup::recv(at::Tensor tensor, int src, int tag) {
 }
 
 Work ProcessGroup::send_async(at::Tensor tensor, int dst, int tag) {
-  CheckTag(backend_, place_.rank, tag);
+  CheckTag(tag);
   const PreparedCollective prepared = PrepareSend(Caller(), tensor, dst, tag);
   return MakeWork(
-      communicator_, place_.rank,
-      communicator_->Send(prepared.collective.output, dst, tag, {"a message to rank", dst}),
+      now_->communicator, rank(),
+      now_->communicator->Send(prepared.collective.output, dst, tag, {"a message to rank", dst}),
       prepared);
 }
 
 Work ProcessGroup::recv_async(at::Tensor tensor, int src, int tag) {
-  CheckTag(backend_, place_.rank, tag);
+  CheckTag(tag);
   const PreparedCollective prepared = PrepareReceive(Caller(), tensor, src, tag);
-  return MakeWork(
-      communicator_, place_.rank,
-      communicator_->Receive(prepared.collective.output, src, tag, {"a message from rank", src},
-                             {.finish = prepared.finish, .results = prepared.outputs}),
-      prepared);
+  return MakeWork(now_->communicator, rank(),
+                  now_->communicator->Receive(
+                      prepared.collective.output, src, tag, {"a message from rank", src},
+                      {.finish = prepared.finish, .results = prepared.outputs}),
+                  prepared);
 }
 
-void ProcessGroup::barrier() { communicator_->Barrier(device_); }
+void ProcessGroup::barrier() { now_->communicator->Barrier(now_->device); }
 
 Work ProcessGroup::barrier_async() {
-  return MakeWork(communicator_, place_.rank, communicator_->StartBarrier(device_, "a barrier"),
-                  {});
+  return MakeWork(now_->communicator, rank(),
+                  now_->communicator->StartBarrier(now_->device, "a barrier"), {});
 }
 
 void ProcessGroup::monitored_barrier(std::chrono::milliseconds timeout, bool wait_all_ranks) {
   ThrowIfGone();
   const auto throw_failure = [this] {
-    (void)notice_->AwaitFailure(absl::Seconds(1));  // this rank's thread may not have read it yet
-    notice_->Throw(notice_->OnWaitEnded("a monitored barrier"));
+    (void)monitor_->AwaitFailure(absl::Seconds(1));  // this rank's thread may not have read it yet
+    ThrowGroupError(*monitor_, monitor_->OnWaitEnded("a monitored barrier"));
   };
-  if (notice_->failed()) throw_failure();
-  StoreMeeting meeting(control_, absl::StrCat("barrier/", incarnation_, "/", barriers_++),
-                       place_.rank, place_.size);
+  if (monitor_->failed()) throw_failure();
+  StoreMeeting meeting(control_, absl::StrCat("barrier/", incarnation(), "/", now_->barriers++),
+                       now_->membership);
   MeetingEnd end;
   try {
-    const CollectiveLog::BarrierScope scope(communicator_->log());
-    const FailureNotice::EndMeetingOnFailure guard(*notice_, meeting.verdict_key());
+    const CollectiveLog::BarrierScope scope(now_->communicator->log());
+    const FailureMonitor::EndMeetingOnFailure guard(*monitor_, meeting.verdict_key());
     end = AttendMeeting(meeting, "", absl::FromChrono(timeout));
   } catch (const std::exception& error) {
-    throw CommunicationError(absl::StrCat(
-        "rank ", place_.rank, ": the store failed in a monitored barrier: ", error.what()));
+    throw CommunicationError(
+        absl::StrCat("rank ", rank(), ": the store failed in a monitored barrier: ", error.what()));
   }
-  if (end.verdict == FailureNotice::kFailedVerdict) throw_failure();
+  if (end.verdict == FailureMonitor::kFailedVerdict) throw_failure();
   if (end.missing.empty()) return;
   if (!wait_all_ranks) end.missing.resize(1);
   throw CommunicationError(
-      absl::StrCat("rank ", place_.rank, ": the monitored barrier failed: ", RankList(end.missing),
+      absl::StrCat("rank ", rank(), ": the monitored barrier failed: ", RankList(end.missing),
                    wait_all_ranks ? "" : " (and perhaps others)", " did not come within ",
                    absl::FormatDuration(absl::FromChrono(timeout))));
 }
 
 void ProcessGroup::report_failure(const std::string& reason) {
-  notice_->MarkRaised();
-  notice_->Report(reason);
+  monitor_->Raise();
+  monitor_->Report(reason);
 }
 
 void ProcessGroup::report_failure_and_throw_later(const std::string& reason) {
-  notice_->Report(reason);
+  monitor_->Report(reason);
 }
 
-bool ProcessGroup::failed() const { return notice_->failed(); }
+bool ProcessGroup::failed() const { return monitor_->failed(); }
 
 void ProcessGroup::ThrowIfGone() const {
-  if (const auto error = notice_->GoneError()) notice_->Throw(*error);
+  if (const auto error = monitor_->GoneError()) ThrowGroupError(*monitor_, *error);
 }
 
 void ProcessGroup::ensure_usable() {
-  if (!notice_->failed()) return;
+  if (!monitor_->failed()) return;
   std::optional<internal::GroupError> error;
-  switch (notice_->OnForward(&error)) {
+  switch (monitor_->OnForward(&error)) {
     case internal::GroupHealth::Forward::kGoesOn:
       return;
     case internal::GroupHealth::Forward::kRenews:
       return renew();
     case internal::GroupHealth::Forward::kThrows:
-      notice_->Throw(*error);
+      ThrowGroupError(*monitor_, *error);
   }
 }
 
 void ProcessGroup::renew() {
   ThrowIfGone();
-  communicator_->Retire();
-  if (!notice_->failed()) notice_->Report("the process group is being renewed");
-  std::optional<FailureNotice::Failure> gone;
+  now_->communicator->Retire();
+  if (!monitor_->failed()) monitor_->Report("the process group is being renewed");
+  const Membership next = now_->membership.Next();
+  std::optional<GroupFailure> gone;
   try {
-    if (place_.size > 1) {
-      gone = MeetForRenewal(control_, *notice_,
-                            {.rank = place_.rank,
-                             .size = place_.size,
-                             .incarnation = incarnation_ + 1,
-                             .timeout = absl::FromChrono(options_.timeout)});
+    if (next.size > 1) {
+      gone = MeetForRenewal(control_, monitor_->news(), next, absl::FromChrono(options_.timeout));
     }
   } catch (const std::exception& error) {
-    throw CommunicationError(absl::StrCat("rank ", place_.rank,
+    throw CommunicationError(absl::StrCat("rank ", rank(),
                                           ": the process group could not be renewed, because the ",
                                           "store failed: ", error.what()));
   }
   if (gone.has_value()) {
-    notice_->SetGone(*gone);
+    monitor_->OnGone(*gone);
     ThrowIfGone();
   }
-  ++incarnation_;
-  barriers_ = 0;
-  notice_->Begin(incarnation_);
+  monitor_->Begin(next);
+  // The names stay those of the last incarnation until the ranks have connected.
+  now_.reset(new Incarnation{
+      .membership = next, .device = now_->device, .traits = std::move(now_->traits)});
   try {
     Connect(std::min(options_.timeout(), kReconnectTimeout));
   } catch (const c10::Error& error) {
@@ -536,14 +505,14 @@ void ProcessGroup::renew() {
 std::shared_ptr<ProcessGroup> ProcessGroup::new_group(const std::vector<int>& ranks) {
   std::vector<int> members = ranks;
   std::sort(members.begin(), members.end());
-  if (members.empty() || members.front() < 0 || members.back() >= place_.size ||
+  if (members.empty() || members.front() < 0 || members.back() >= size() ||
       std::adjacent_find(members.begin(), members.end()) != members.end()) {
-    throw ConfigurationError(absl::StrCat("rank ", place_.rank, ": new_group([",
+    throw ConfigurationError(absl::StrCat("rank ", rank(), ": new_group([",
                                           absl::StrJoin(ranks, ", "), "]) needs different ranks ",
-                                          "of 0 to ", place_.size - 1, ", at least one"));
+                                          "of 0 to ", size() - 1, ", at least one"));
   }
-  const auto mine = std::lower_bound(members.begin(), members.end(), place_.rank);
-  if (mine == members.end() || *mine != place_.rank) return nullptr;
+  const auto mine = std::lower_bound(members.begin(), members.end(), rank());
+  if (mine == members.end() || *mine != rank()) return nullptr;
   // The members agree on the name without communication: by their ranks, and how often these ranks
   // made a group.
   const std::string text = absl::StrJoin(members, ",");
@@ -552,14 +521,14 @@ std::shared_ptr<ProcessGroup> ProcessGroup::new_group(const std::vector<int>& ra
       absl::StrCat("ddp/group/", absl::Hex(hash.high64, absl::kZeroPad16),
                    absl::Hex(hash.low64, absl::kZeroPad16), "/", new_groups_[text]++);
   const int size = static_cast<int>(members.size());
-  const bool one_host = place_.local_size == place_.size;
+  const bool one_host = now_->membership.IsOneHost();
   auto group = std::make_shared<ProcessGroup>(
       Prefixed(name, store_),
       Place{.rank = static_cast<int>(mine - members.begin()),
             .size = size,
-            .local_rank = place_.local_rank,
+            .local_rank = now_->membership.local_rank,
             .local_size = one_host ? size : 0},
-      ProcessGroupOptions{.backend = options_.make_backend() == nullptr ? backend_ : std::string(),
+      ProcessGroupOptions{.backend = options_.make_backend() == nullptr ? backend() : std::string(),
                           .make_backend = options_.make_backend,
                           .timeout = options_.timeout});
   group->removes_keys_ = true;
@@ -574,7 +543,7 @@ std::shared_ptr<ProcessGroup> init_process_group(const ProcessGroupOptions& opti
         absl::StrCat("this program expects a world size of ", options.expected_world_size(),
                      ", but it was started with WORLD_SIZE=", env->world_size));
   }
-  ChooseBackend(options);  // before anything is connected
+  (void)ChooseFactory(options);  // before anything is connected
   return std::make_shared<ProcessGroup>(
       ConnectStore(*env, options.timeout),
       ProcessGroup::Place{.rank = env->rank,

@@ -26,8 +26,10 @@ class Store;
 namespace ddp {
 
 namespace internal {
+class BackendFactory;
 class Communicator;
-class FailureNotice;
+class FailureMonitor;
+class GroupStore;
 struct CollectiveCaller;
 struct PreparedCollective;
 }  // namespace internal
@@ -107,7 +109,8 @@ struct ProcessGroupOptions {
 //
 // Thread-compatible; report_failure() and failed() may be called from any thread. Owns the
 // connections and one thread, which waits for failure reports of peers. With Gloo, each message and
-// each reduce_scatter has a thread while it is in progress.
+// each reduce_scatter has a thread while it is in progress. While an exception unwinds the calling
+// thread, another thread writes the group's reports into the store.
 class ProcessGroup {
  public:
   // The place of this rank in the group, for the constructor below.
@@ -132,23 +135,24 @@ class ProcessGroup {
   template <std::derived_from<c10d::Backend> Backend>
   ProcessGroup(const c10::intrusive_ptr<Backend>& backend, c10::intrusive_ptr<c10d::Store> store,
                const ProcessGroupOptions& options = {})
-      : ProcessGroup(std::move(store), PlaceOf(backend), OptionsFor(backend, options), "") {}
+      : ProcessGroup(std::move(store), PlaceOf(backend), OptionsFor(backend, options)) {}
 
   // Reports a failure to the peers when an exception is unwinding the stack. Tells ranks that wait
-  // for this one in renew() that it has left.
+  // for this one in renew() that it has left. Blocks until that is written: for seconds when the
+  // store is lost. Never throws.
   ~ProcessGroup();
   ProcessGroup(const ProcessGroup&) = delete;
   ProcessGroup& operator=(const ProcessGroup&) = delete;
 
-  int rank() const { return place_.rank; }
-  int size() const { return place_.size; }
+  int rank() const;
+  int size() const;
   // Returns "gloo", "nccl", or the name that the program's own backend reports.
-  const std::string& backend() const { return backend_; }
+  const std::string& backend() const;
 
   // Returns the device on which this rank's tensors belong: the CPU, or this rank's GPU. For a
   // program's own backend: the device that it is bound to. If it is bound to none, this rank's GPU
   // for a backend with the name nccl, else the CPU.
-  at::Device device() const { return device_; }
+  at::Device device() const;
 
   // Returns the store that all ranks share. The program may add keys of its own
   // (torch/csrc/distributed/c10d/Store.hpp).
@@ -258,7 +262,7 @@ class ProcessGroup {
 
   // Returns the number of communicators before this one. Equal on all ranks while none is in
   // renew(). A model discards its operations in progress when the number changes.
-  int64_t incarnation() const { return incarnation_; }
+  int64_t incarnation() const;
 
   // Makes a group of some of this group's ranks, on the same store. Collective over those ranks,
   // which all give the same set. The other ranks may call it too, and get nullptr at once. The
@@ -268,37 +272,32 @@ class ProcessGroup {
   std::shared_ptr<ProcessGroup> new_group(const std::vector<int>& ranks);
 
   // Returns the communicator, for the library itself. renew() replaces it.
-  internal::Communicator& communicator() { return *communicator_; }
+  internal::Communicator& communicator();
 
   // Counts the models and similar objects that are set up on this group, to name their keys. All
   // ranks set them up in the same order, so the numbers agree without communication.
   int next_sequence() { return sequence_++; }
 
  private:
-  ProcessGroup(c10::intrusive_ptr<c10d::Store> store, const Place& place,
-               const ProcessGroupOptions& options, std::string backend);
+  struct Incarnation;  // replaced as a whole by renew()
+
   static Place PlaceOf(const c10::intrusive_ptr<c10d::Backend>& backend);
   static ProcessGroupOptions OptionsFor(const c10::intrusive_ptr<c10d::Backend>& backend,
                                         const ProcessGroupOptions& options);
   void Connect(std::chrono::milliseconds connect_timeout);
-  c10::intrusive_ptr<c10d::Backend> MakeBackend(std::chrono::milliseconds connect_timeout);
-  c10::intrusive_ptr<c10d::Backend> MakeOwnBackend(std::chrono::milliseconds connect_timeout);
   internal::CollectiveCaller Caller() const;
+  void CheckTag(int tag) const;
   Work Start(const internal::PreparedCollective& prepared, const char* what, int64_t index = -1);
   void CompareSizes(const internal::PreparedCollective& prepared);
   void ThrowIfGone() const;
   void RemoveKeys();
 
-  const Place place_;
   const ProcessGroupOptions options_;
   const c10::intrusive_ptr<c10d::Store> store_;
-  const c10::intrusive_ptr<c10d::Store> control_;  // store_, not for collectives
-  std::string backend_;
-  std::shared_ptr<internal::FailureNotice> notice_;
-  std::shared_ptr<internal::Communicator> communicator_;
-  at::Device device_{at::kCPU};
-  int64_t incarnation_ = 0;
-  int64_t barriers_ = 0;                   // monitored barriers of this incarnation
+  const std::shared_ptr<internal::GroupStore> control_;  // part of store_, not for collectives
+  const std::shared_ptr<internal::BackendFactory> factory_;
+  std::shared_ptr<internal::FailureMonitor> monitor_;
+  std::unique_ptr<Incarnation> now_;
   std::map<std::string, int> new_groups_;  // how many, by their ranks
   int sequence_ = 0;
   bool removes_keys_ = false;  // in the destructor: a group of new_group(), whose store lives on

@@ -1,5 +1,7 @@
 // Tests process groups on real processes, over Redis and over LibTorch's TCPStore: ranks that fail,
 // die, leave or are busy, and everything else about a group that needs several ranks.
+//
+// Length: one case for each way in which a group fails or ends, all on the same helpers.
 #include "ddp/process_group.h"
 
 #include <signal.h>
@@ -26,9 +28,9 @@
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "ddp/comm/communicator.h"
-#include "ddp/comm/failure_notice.h"
+#include "ddp/comm/news/c10d_group_store.h"
+#include "ddp/comm/news/failure_monitor.h"
 #include "ddp/common/error.h"
-#include "ddp/device_mesh.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "store/redis/redis_connection.h"
@@ -41,7 +43,7 @@ namespace ddp {
 namespace {
 
 using internal::Communicator;
-using internal::FailureNotice;
+using internal::FailureMonitor;
 
 using ::ddp::testing::RankStore;
 using ::ddp::testing::RankTestOptions;
@@ -666,46 +668,6 @@ RANK_TEST(ProcessGroupTest, RenewalFailsInPlainWords, InBothStores({2})) {
   EXPECT_THAT(text, Not(HasSubstr("Exception raised from")));
 }
 
-RANK_TEST(ProcessGroupTest, MeshOfTwoDimensions, InBothStores({4})) {
-  const auto group = init_process_group();
-  const int rank = group->rank();
-  const DeviceMesh mesh = init_device_mesh(group, "cpu", {2, 2}, {"replicate", "shard"});
-  EXPECT_EQ(mesh.ndim(), 2);
-  EXPECT_EQ(mesh.size(), 4);
-  EXPECT_THAT(mesh.shape(), ::testing::ElementsAre(2, 2));
-  EXPECT_THAT(mesh.coordinate(), ::testing::ElementsAre(rank / 2, rank % 2));
-  const at::Tensor down = at::full({1}, rank, at::kLong);
-  mesh.get_group(0)->all_reduce(down);
-  EXPECT_EQ(down.item<int64_t>(), rank % 2 == 0 ? 2 : 4);
-  const DeviceMesh line = mesh["shard"];
-  EXPECT_EQ(line.ndim(), 1);
-  EXPECT_EQ(line.get_group(), mesh.get_group("shard"));
-  const at::Tensor across = at::full({1}, rank, at::kLong);
-  line.get_group()->all_reduce(across);
-  EXPECT_EQ(across.item<int64_t>(), rank < 2 ? 1 : 5);
-  EXPECT_EQ(init_device_mesh(group, "cpu", {4}).get_group(), group);
-
-  EXPECT_THAT(ErrorOf<ConfigurationError>([&] { mesh["pipeline"]; }),
-              HasSubstr("no dimension \"pipeline\"; it has [replicate, shard]"));
-  EXPECT_THAT(ErrorOf<ConfigurationError>([&] { mesh.get_group(2); }),
-              HasSubstr("of 2 dimensions has no dimension 2"));
-  EXPECT_THAT(ErrorOf<ConfigurationError>([&] {
-                init_device_mesh(group, "cpu", {2, 3});
-              }),
-              HasSubstr("shape [2, 3] does not fit a group of 4 ranks"));
-  EXPECT_THAT(ErrorOf<ConfigurationError>([&] {
-                init_device_mesh(group, "cpu", {0, 4});
-              }),
-              HasSubstr("does not fit"));
-  EXPECT_THAT(ErrorOf<ConfigurationError>([&] { init_device_mesh(group, "cuda", {4}); }),
-              HasSubstr("\"cuda\" does not fit a process group that works on cpu (gloo)"));
-  EXPECT_THAT(ErrorOf<ConfigurationError>([&] {
-                init_device_mesh(group, "cpu", {2, 2}, {"a", "a"});
-              }),
-              HasSubstr("needs as many different names, not [a, a]"));
-  group->barrier();
-}
-
 RANK_TEST(ProcessGroupTest, AnExceptionIsToldToThePeers, InBothStores({2})) {
   try {
     const auto group = init_process_group();
@@ -776,12 +738,12 @@ RANK_TEST(ProcessGroupTest, HoldsOneConnection, InBothStores({4})) {
 
 // A failure report needs two commands to the store for any number of ranks: one log entry, one list
 // of keys.
-TEST(FailureNoticeTest, AReportDoesNotGrowWithTheGroup) {
+TEST(FailureMonitorTest, AReportDoesNotGrowWithTheGroup) {
   const auto redis = ::ddp::testing::RedisFixture::Start();
   const auto store = store::RedisStore::connect(store::FormatStoreAddress(redis->Address("many")));
   constexpr int kRanks = 4000;
-  FailureNotice first(store, 0, kRanks);
-  FailureNotice last(store, kRanks - 1, kRanks);
+  FailureMonitor first(internal::MakeGroupStore(store), {.rank = 0, .size = kRanks});
+  FailureMonitor last(internal::MakeGroupStore(store), {.rank = kRanks - 1, .size = kRanks});
   const MonotonicClock clock;
   const absl::Time start = clock.Now();
   first.Report("does not fit");
@@ -794,27 +756,6 @@ TEST(FailureNoticeTest, AReportDoesNotGrowWithTheGroup) {
   EXPECT_LT(reported, absl::Seconds(1));  // about 10 ms; one command per rank would take far longer
   RecordProperty("reported_ms", static_cast<int>(absl::ToInt64Milliseconds(reported)));
   RecordProperty("heard_ms", static_cast<int>(absl::ToInt64Milliseconds(heard)));
-}
-
-// A report of an earlier incarnation is ignored; one of a later incarnation is kept until then.
-TEST(FailureNoticeTest, NewsBelongsToItsIncarnation) {
-  const auto store = c10::make_intrusive<c10d::HashStore>();
-  FailureNotice ahead(store, 0, 2);
-  FailureNotice behind(store, 1, 2);
-  ahead.Begin(1);
-  ahead.Report("of incarnation 1");
-  ASSERT_EQ(ahead.failure()->reason, "of incarnation 1");
-  behind.Report("of incarnation 0");
-  EXPECT_EQ(behind.failure()->reason, "of incarnation 0");
-  behind.Begin(1);
-  ASSERT_TRUE(behind.AwaitFailure(absl::FromChrono(kDeadline)).has_value());
-  EXPECT_EQ(behind.failure()->reason, "of incarnation 1");
-  EXPECT_FALSE(behind.MarkRaised());
-  EXPECT_TRUE(behind.MarkRaised());
-  ahead.Begin(2);
-  behind.Begin(2);
-  EXPECT_FALSE(ahead.failed());
-  EXPECT_FALSE(behind.failed());
 }
 
 // A group of one rank hardly uses the store, and fails and recovers alone.

@@ -1,21 +1,36 @@
 // Tests that every rank throws an error of one rank's step, once and with its reason. Tests that
-// the next step starts again. On real processes, with a timeout of half an hour: a rank that waits
-// for the timeout fails the test.
+// the next step starts again. The ranks are threads on a fake backend; where a rank ends its
+// process, and where Gloo's tags matter, they are processes. The timeout is half an hour: a rank
+// that waits for the timeout fails the test.
+//
+// Length: one case for each place of a step where a rank can fail, with the same helpers.
 #include <sys/types.h>
 #include <unistd.h>
 
-#include <torch/torch.h>
-
 #include <map>
+#include <memory>
 #include <optional>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <torch/torch.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "base/mutex.h"
 
 #include "ddp/comm_hook.h"
 #include "ddp/common/error.h"
 #include "ddp/default_hooks.h"
 #include "ddp/distributed_data_parallel.h"
+#include "ddp/join.h"
 #include "ddp/process_group.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "testing/backend/random_numbers.h"
+#include "testing/backend/thread_ranks.h"
 #include "testing/distributed_checks.h"
 #include "testing/rank_test.h"
 
@@ -24,6 +39,8 @@ namespace {
 
 using ::ddp::testing::ErrorOf;
 using ::ddp::testing::Gradients;
+using ::ddp::testing::Randomize;
+using ::ddp::testing::RandomNumbers;
 using ::ddp::testing::SameOnAllRanks;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -66,9 +83,8 @@ template <typename Model>
 std::string Step(Model& model, ProcessGroup& group, Fault fault) {
   model->zero_grad();
   return ErrorOf<std::exception>([&] {
-    torch::manual_seed(group.rank());
     const Fault mine = group.rank() == kCulprit ? fault : Fault::kNone;
-    model.forward(torch::randn({4, 3}), mine).pow(2).mean().backward();
+    model.forward(RandomNumbers(group.rank(), {4, 3}), mine).pow(2).mean().backward();
   });
 }
 
@@ -90,8 +106,7 @@ const std::vector<DistributedDataParallelOptions>& Variants() {
   return variants;
 }
 
-RANK_TEST(StepFailureTest, ExceptionsReachEveryRank, {2, 3}) {
-  const auto group = init_process_group();
+THREAD_RANK_TEST(StepFailureTest, ExceptionsReachEveryRank, 2, 3) {
   for (const DistributedDataParallelOptions& options : Variants()) {
     Net net;
     DistributedDataParallel model(net, group, options);
@@ -113,8 +128,7 @@ RANK_TEST(StepFailureTest, ExceptionsReachEveryRank, {2, 3}) {
   }
 }
 
-RANK_TEST(StepFailureTest, UnusedParameterOnOneRankIsFoundByTheNextForward, 2) {
-  const auto group = init_process_group();
+THREAD_RANK_TEST(StepFailureTest, UnusedParameterOnOneRankIsFoundByTheNextForward, 2) {
   for (const bool view : {false, true}) {
     Net net;
     DistributedDataParallel model(net, group, {.gradient_as_bucket_view = view});
@@ -150,8 +164,7 @@ RANK_TEST(StepFailureTest, UnusedParameterOnOneRankIsFoundByTheNextForward, 2) {
   }
 }
 
-RANK_TEST(StepFailureTest, HookThatThrows, 2) {
-  const auto group = init_process_group();
+THREAD_RANK_TEST(StepFailureTest, HookThatThrows, 2) {
   Net net;
   DistributedDataParallel model(net, group);
   enum class Way { kFine, kThrow, kWrongType, kWrongShape, kFailLater, kNoFuture };
@@ -214,8 +227,7 @@ struct TurnedImpl : torch::nn::Module {
 };
 TORCH_MODULE(Turned);
 
-RANK_TEST(StepFailureTest, LearnedBucketsOutliveAFailure, {2, 3}) {
-  const auto group = init_process_group();
+THREAD_RANK_TEST(StepFailureTest, LearnedBucketsOutliveAFailure, 2, 3) {
   for (const DistributedDataParallelOptions& options : std::vector<DistributedDataParallelOptions>{
            {.bucket_cap_mb = 1e-4},
            {.bucket_cap_mb = 1e-4, .gradient_as_bucket_view = true},
@@ -223,8 +235,8 @@ RANK_TEST(StepFailureTest, LearnedBucketsOutliveAFailure, {2, 3}) {
            {.bucket_cap_mb = 1e-4, .static_graph = true}}) {
     std::vector<torch::Tensor> results;
     for (const Fault fault : {Fault::kNone, Fault::kForward, Fault::kBackwardLater}) {
-      torch::manual_seed(11);
       Turned net;
+      Randomize(*net, 11);
       DistributedDataParallel model(net, group, options);
       const auto initial = model.bucket_layout();
       // A failure in the step that rebuilds the buckets: some ranks may have got the new ones.
@@ -292,8 +304,7 @@ RANK_TEST(StepFailureTest, RankThatIsGoneIsNamedByEveryForward, 2) {
 // something else.
 enum class Afterwards { kBarrier, kSum, kLeave, kExit };
 
-void OneBatchLess(Afterwards afterwards) {
-  auto group = init_process_group();
+void OneBatchLess(std::shared_ptr<ProcessGroup> group, Afterwards afterwards) {
   std::string text;
   {
     Net net;
@@ -313,12 +324,16 @@ void OneBatchLess(Afterwards afterwards) {
     }
   }
   if (afterwards == Afterwards::kLeave || afterwards == Afterwards::kExit) {
-    if (group && group->rank() != kCulprit) {
-      EXPECT_THAT(
-          text, AllOf(HasSubstr("because rank 1 failed: "), HasSubstr("the broadcast of buffers")));
-    }
-    if (group && afterwards == Afterwards::kLeave) {
-      EXPECT_THAT(text, HasSubstr("ddp::Join"));
+    if (!group || group->rank() == kCulprit) return;
+    EXPECT_THAT(text, HasSubstr("because rank 1 failed: "));
+    // On the fake backend the root of a broadcast waits for no rank, so it comes to the gradients.
+    const bool exits = afterwards == Afterwards::kExit;
+    EXPECT_THAT(text,
+                HasSubstr(exits ? "the broadcast of buffers" : "it has left the process group"));
+    if (!exits) {
+      EXPECT_THAT(text,
+                  AllOf(HasSubstr("was in collective 14, the all-reduce of gradient bucket 0"),
+                        HasSubstr("ddp::Join")));
     }
     return;
   }
@@ -330,16 +345,23 @@ void OneBatchLess(Afterwards afterwards) {
                     HasSubstr("different numbers of batches"), HasSubstr("ddp::Join")));
 }
 
-RANK_TEST(StepFailureTest, OneBatchLessThenABarrier, 2) { OneBatchLess(Afterwards::kBarrier); }
+THREAD_RANK_TEST(StepFailureTest, OneBatchLessThenABarrier, 2) {
+  OneBatchLess(std::move(group), Afterwards::kBarrier);
+}
 
-RANK_TEST(StepFailureTest, OneBatchLessThenASum, 2) { OneBatchLess(Afterwards::kSum); }
+RANK_TEST(StepFailureTest, OneBatchLessThenASum, 2) {
+  OneBatchLess(init_process_group(), Afterwards::kSum);
+}
 
-RANK_TEST(StepFailureTest, OneBatchLessThenTheEnd, 2) { OneBatchLess(Afterwards::kLeave); }
+THREAD_RANK_TEST(StepFailureTest, OneBatchLessThenTheEnd, 2) {
+  OneBatchLess(std::move(group), Afterwards::kLeave);
+}
 
-RANK_TEST(StepFailureTest, OneBatchLessThenExit, 2) { OneBatchLess(Afterwards::kExit); }
+RANK_TEST(StepFailureTest, OneBatchLessThenExit, 2) {
+  OneBatchLess(init_process_group(), Afterwards::kExit);
+}
 
-RANK_TEST(StepFailureTest, HooksThatDifferAreNamed, 2) {
-  const auto group = init_process_group();
+THREAD_RANK_TEST(StepFailureTest, HooksThatDifferAreNamed, 2) {
   const auto halved = [](const std::shared_ptr<ProcessGroup>& state, GradBucket& bucket) {
     return fp16_compress_hook(state, bucket);
   };
@@ -392,6 +414,138 @@ RANK_TEST(StepFailureTest, HooksOfOneNameThatSendOtherTypes, 2) {
       Step(model, *group, Fault::kNone),
       AllOf(HasSubstr("rank 0 is in collective"), HasSubstr("of Float"),
             HasSubstr("rank 1 is in collective"), HasSubstr("of Half"), HasSubstr("comm hooks")));
+}
+
+// The calls of a store by one thread, while that thread is watched.
+class WatchedCalls {
+ public:
+  void Watch() {
+    MutexLock lock(mutex_);
+    thread_ = std::this_thread::get_id();
+  }
+  void Note(const std::string& method) {
+    MutexLock lock(mutex_);
+    if (std::this_thread::get_id() == thread_) calls_.push_back(method);
+  }
+  // Ends the watch.
+  std::vector<std::string> Take() {
+    MutexLock lock(mutex_);
+    thread_ = std::thread::id();
+    return std::exchange(calls_, {});
+  }
+
+ private:
+  Mutex mutex_;
+  std::thread::id thread_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::string> calls_ ABSL_GUARDED_BY(mutex_);
+};
+
+// A store that notes the calls of each method, and forwards them.
+class WatchedStore : public c10d::Store {
+ public:
+  using Bytes = std::vector<uint8_t>;
+
+  WatchedStore(c10::intrusive_ptr<c10d::Store> store, std::shared_ptr<WatchedCalls> calls)
+      : store_(std::move(store)), calls_(std::move(calls)) {}
+
+  c10::intrusive_ptr<c10d::Store> clone() override {
+    return c10::make_intrusive<WatchedStore>(Noted("clone").clone(), calls_);
+  }
+  void set(const std::string& key, const Bytes& value) override { Noted("set").set(key, value); }
+  Bytes compareSet(const std::string& key, const Bytes& old, const Bytes& value) override {
+    return Noted("compareSet").compareSet(key, old, value);
+  }
+  Bytes get(const std::string& key) override { return Noted("get").get(key); }
+  int64_t add(const std::string& key, int64_t value) override {
+    return Noted("add").add(key, value);
+  }
+  bool deleteKey(const std::string& key) override { return Noted("deleteKey").deleteKey(key); }
+  bool check(const std::vector<std::string>& keys) override { return Noted("check").check(keys); }
+  int64_t getNumKeys() override { return Noted("getNumKeys").getNumKeys(); }
+  void wait(const std::vector<std::string>& keys) override { Noted("wait").wait(keys); }
+  void wait(const std::vector<std::string>& keys,
+            const std::chrono::milliseconds& timeout) override {
+    Noted("wait").wait(keys, timeout);
+  }
+  const std::chrono::milliseconds& getTimeout() const noexcept override {
+    return store_->getTimeout();
+  }
+  void setTimeout(const std::chrono::milliseconds& timeout) override {
+    store_->setTimeout(timeout);
+  }
+  std::vector<Bytes> multiGet(const std::vector<std::string>& keys) override {
+    return Noted("multiGet").multiGet(keys);
+  }
+  void multiSet(const std::vector<std::string>& keys, const std::vector<Bytes>& values) override {
+    Noted("multiSet").multiSet(keys, values);
+  }
+  bool hasExtendedApi() const override { return store_->hasExtendedApi(); }
+
+ private:
+  c10d::Store& Noted(const std::string& method) {
+    calls_->Note(method);
+    return *store_;
+  }
+
+  const c10::intrusive_ptr<c10d::Store> store_;
+  const std::shared_ptr<WatchedCalls> calls_;
+};
+
+// The objects of rank 1 when its program throws.
+enum class Held { kGroup, kJoin, kUnfinishedPass };
+
+// Returns the exception of rank 0; of rank 1, which throws, the calls of the store that its thread
+// made between the throw and the catch.
+std::string UnwindThrough(Held held, ProcessGroup& outer) {
+  const auto calls = std::make_shared<WatchedCalls>();
+  const auto store = c10::make_intrusive<WatchedStore>(
+      c10::make_intrusive<c10d::PrefixStore>(std::to_string(static_cast<int>(held)), outer.store()),
+      calls);
+  std::string text = "no error";
+  try {
+    const auto group = std::make_shared<ProcessGroup>(
+        store, ProcessGroup::Place{
+                   .rank = outer.rank(), .size = 2, .local_rank = outer.rank(), .local_size = 2});
+    using Model = decltype(DistributedDataParallel(Net(), group));
+    std::optional<Model> model;
+    std::optional<Join> join;
+    if (held != Held::kGroup) {
+      model.emplace(Net(), group);
+      ExpectHealthy(*model, *group);
+    }
+    if (held == Held::kJoin) join.emplace(std::vector<JoinableRef>{&*model});
+    if (group->rank() == kCulprit) {
+      if (held == Held::kUnfinishedPass) Step(*model, *group, Fault::kLeaveOut);
+      calls->Watch();
+      throw std::runtime_error("ends the program");
+    }
+    text = ErrorOf<PeerFailedError>([&] {
+      if (!model.has_value()) return group->barrier();
+      torch::manual_seed(0);
+      model->forward(torch::randn({4, 3}), Fault::kNone).pow(2).mean().backward();
+    });
+    if (join.has_value()) join->abandon("a peer failed");
+  } catch (const std::runtime_error&) {
+    text = ::testing::PrintToString(calls->Take());
+  }
+  return text;
+}
+
+// The destructors of a group, a Join and a reducer report to the peers, and must not wait for the
+// network while an exception unwinds their thread: another thread writes the report.
+RANK_TEST(StepFailureTest, AnUnwindingThreadDoesNotCallTheStore, 2) {
+  const auto outer = init_process_group();
+  for (const auto& [held, report] : std::vector<std::pair<Held, std::string>>{
+           {Held::kGroup, "an exception ended the program of rank 1"},
+           {Held::kJoin, "an exception ended the loop under a Join on rank 1"},
+           {Held::kUnfinishedPass, "rank 1 failed: "}}) {
+    const std::string text = UnwindThrough(held, *outer);
+    if (outer->rank() == kCulprit) {
+      EXPECT_EQ(text, "{}") << report;
+    } else {
+      EXPECT_THAT(text, HasSubstr(report));
+    }
+  }
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // Tests DistributedDataParallel under a Join, with ranks that run out of inputs at different times.
-// In every step, every active rank's gradient is compared with a computation of one process.
+// In every step, every active rank's gradient is compared with a computation of one process. The
+// ranks are threads on a fake backend; in one case they are processes, on Gloo.
 #include <torch/torch.h>
 
 #include <map>
@@ -12,6 +13,8 @@
 #include "ddp/process_group.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "testing/backend/random_numbers.h"
+#include "testing/backend/thread_ranks.h"
 #include "testing/distributed_checks.h"
 #include "testing/rank_test.h"
 
@@ -20,6 +23,8 @@ namespace {
 
 using ::ddp::testing::ErrorOf;
 using ::ddp::testing::Flatten;
+using ::ddp::testing::Randomize;
+using ::ddp::testing::RandomNumbers;
 using ::ddp::testing::SameOnAllRanks;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -40,10 +45,7 @@ struct NetImpl : torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
-torch::Tensor Input(int rank, int step) {
-  torch::manual_seed(100 * step + rank);
-  return torch::randn({4, 3});
-}
+torch::Tensor Input(int rank, int step) { return RandomNumbers(100 * step + rank, {4, 3}); }
 
 // Returns the sum over the ranks with inputs, divided.
 std::map<std::string, torch::Tensor> Expected(const Net& net, const std::vector<int>& inputs,
@@ -81,8 +83,8 @@ struct Variant {
 
 void TrainUnevenly(const std::shared_ptr<ProcessGroup>& group, const Variant& variant,
                    const std::vector<int>& inputs) {
-  torch::manual_seed(1);
   Net net;
+  Randomize(*net, 1);
   if (variant.freeze_unused) {
     net->unused->weight.set_requires_grad(false);
     net->unused->bias.set_requires_grad(false);
@@ -148,8 +150,7 @@ std::vector<std::vector<int>> Inputs(int size) {
   return {{2, 6, 4}, {4, 0, 2}};
 }
 
-void TryAll(const std::vector<Variant>& variants) {
-  const auto group = init_process_group();
+void TryAll(const std::shared_ptr<ProcessGroup>& group, const std::vector<Variant>& variants) {
   for (const Variant& variant : variants) {
     for (const std::vector<int>& inputs : Inputs(group->size())) {
       TrainUnevenly(group, variant, inputs);
@@ -157,43 +158,47 @@ void TryAll(const std::vector<Variant>& variants) {
   }
 }
 
-RANK_TEST(UnevenInputsTest, Plain, {2, 3}) { TryAll({{}}); }
+RANK_TEST(UnevenInputsTest, Plain, {2, 3}) { TryAll(init_process_group(), {{}}); }
 
-RANK_TEST(UnevenInputsTest, SmallBucketsAndViews, 2) {
-  TryAll({{.options = {.bucket_cap_mb = 1e-5, .gradient_as_bucket_view = true}}});
+THREAD_RANK_TEST(UnevenInputsTest, SmallBucketsAndViews, 2) {
+  TryAll(group, {{.options = {.bucket_cap_mb = 1e-5, .gradient_as_bucket_view = true}}});
 }
 
 // A parameter that no rank uses gets no gradient, whatever joined ranks contribute.
-RANK_TEST(UnevenInputsTest, UnusedParameters, {2, 3}) {
-  TryAll(
-      {{.options = {.bucket_cap_mb = 1e-5, .find_unused_parameters = true}, .freeze_unused = false},
-       {.options = {.bucket_cap_mb = 1e-5,
-                    .find_unused_parameters = true,
-                    .skip_all_reduce_unused_params = true},
-        .freeze_unused = false}});
+THREAD_RANK_TEST(UnevenInputsTest, UnusedParameters, 2, 3) {
+  TryAll(group, {{.options = {.bucket_cap_mb = 1e-5, .find_unused_parameters = true},
+                  .freeze_unused = false},
+                 {.options = {.bucket_cap_mb = 1e-5,
+                              .find_unused_parameters = true,
+                              .skip_all_reduce_unused_params = true},
+                  .freeze_unused = false}});
 }
 
-RANK_TEST(UnevenInputsTest, StaticGraph, {2, 3}) {
-  TryAll({{.options = {.bucket_cap_mb = 1e-5, .static_graph = true}, .freeze_unused = false}});
+THREAD_RANK_TEST(UnevenInputsTest, StaticGraph, 2, 3) {
+  TryAll(group,
+         {{.options = {.bucket_cap_mb = 1e-5, .static_graph = true}, .freeze_unused = false}});
 }
 
-RANK_TEST(UnevenInputsTest, Accumulation, 2) {
-  TryAll({{.accumulate = true}, {.options = {.static_graph = true}, .accumulate = true}});
+THREAD_RANK_TEST(UnevenInputsTest, Accumulation, 2) {
+  TryAll(group, {{.accumulate = true}, {.options = {.static_graph = true}, .accumulate = true}});
 }
 
-RANK_TEST(UnevenInputsTest, CommHooks, 2) { TryAll({{.hook = true}, {.buffer_hook = true}}); }
-
-RANK_TEST(UnevenInputsTest, DelayedParameters, 2) {
-  TryAll(
-      {{.delayed = true}, {.options = {.bucket_cap_mb = 1e-5}, .by_size = false, .delayed = true}});
+THREAD_RANK_TEST(UnevenInputsTest, CommHooks, 2) {
+  TryAll(group, {{.hook = true}, {.buffer_hook = true}});
 }
 
-RANK_TEST(UnevenInputsTest, DividedByActiveRanks, {2, 3}) { TryAll({{.by_size = false}}); }
+THREAD_RANK_TEST(UnevenInputsTest, DelayedParameters, 2) {
+  TryAll(group, {{.delayed = true},
+                 {.options = {.bucket_cap_mb = 1e-5}, .by_size = false, .delayed = true}});
+}
 
-RANK_TEST(UnevenInputsTest, BucketsFollowAnActiveRank, 2) {
-  const auto group = init_process_group();
-  torch::manual_seed(1);
+THREAD_RANK_TEST(UnevenInputsTest, DividedByActiveRanks, 2, 3) {
+  TryAll(group, {{.by_size = false}});
+}
+
+THREAD_RANK_TEST(UnevenInputsTest, BucketsFollowAnActiveRank, 2) {
   Net net;
+  Randomize(*net, 1);
   DistributedDataParallel model(net, group, {.bucket_cap_mb = 1e-5, .static_graph = true});
   // Rank 0 has no input and has seen no gradient; the order of the rebuilt buckets is still right.
   ddp::join({&model}, {}, [&] {
@@ -204,8 +209,7 @@ RANK_TEST(UnevenInputsTest, BucketsFollowAnActiveRank, 2) {
   EXPECT_THAT(model.bucket_layout().back().front(), HasSubstr("unused"));
 }
 
-RANK_TEST(UnevenInputsTest, EarlyTerminationThrowsEverywhere, 2) {
-  const auto group = init_process_group();
+THREAD_RANK_TEST(UnevenInputsTest, EarlyTerminationThrowsEverywhere, 2) {
   Net net;
   DistributedDataParallel model(net, group, {.find_unused_parameters = true});
   const int mine = group->rank() == 0 ? 1 : 3;
@@ -221,8 +225,7 @@ RANK_TEST(UnevenInputsTest, EarlyTerminationThrowsEverywhere, 2) {
 }
 
 // Rank 0 has inputs at first, or has none.
-RANK_TEST(UnevenInputsTest, OneBackwardThroughTwoModelsIsRefused, 2) {
-  const auto group = init_process_group();
+THREAD_RANK_TEST(UnevenInputsTest, OneBackwardThroughTwoModelsIsRefused, 2) {
   Net a, b;
   for (const Net& net : {a, b}) {
     net->unused->weight.set_requires_grad(false);
@@ -259,8 +262,7 @@ RANK_TEST(UnevenInputsTest, OneBackwardThroughTwoModelsIsRefused, 2) {
 
 // A loop that catches the exceptions of its steps: finish() reports that the models were not made
 // equal.
-RANK_TEST(UnevenInputsTest, FinishAfterAFailedStepThrows, 2) {
-  const auto group = init_process_group();
+THREAD_RANK_TEST(UnevenInputsTest, FinishAfterAFailedStepThrows, 2) {
   Net net;
   net->unused->weight.set_requires_grad(false);
   net->unused->bias.set_requires_grad(false);
@@ -284,8 +286,7 @@ RANK_TEST(UnevenInputsTest, FinishAfterAFailedStepThrows, 2) {
 }
 
 // The ranks announce different events: the message names them.
-RANK_TEST(UnevenInputsTest, DisagreementNamesTheEvents, 2) {
-  const auto group = init_process_group();
+THREAD_RANK_TEST(UnevenInputsTest, DisagreementNamesTheEvents, 2) {
   Net a, b;
   DistributedDataParallel first(a, group), second(b, group);
   EXPECT_THAT(ErrorOf<ReductionError>([&] {
@@ -299,8 +300,7 @@ RANK_TEST(UnevenInputsTest, DisagreementNamesTheEvents, 2) {
                               "joinable 1 (")));
 }
 
-RANK_TEST(UnevenInputsTest, UnfinishedReductionIsFoundAtTheExit, 2) {
-  const auto group = init_process_group();
+THREAD_RANK_TEST(UnevenInputsTest, UnfinishedReductionIsFoundAtTheExit, 2) {
   Net net;  // "unused" is never used
   DistributedDataParallel model(net, group);
   EXPECT_THAT(ErrorOf<c10::Error>([&] {

@@ -18,8 +18,8 @@ using internal::Then;
 
 void WaitFor(Work::State& state) {
   if (!state.future) return;
-  const bool on_gpu = state.pending.tensor.is_cuda();
-  if (!on_gpu && state.future->completed() && !state.future->hasError()) return;
+  // On a stream the future may be complete while the current stream has not waited yet.
+  if (!state.pending.on_stream && state.future->completed() && !state.future->hasError()) return;
   const std::shared_ptr<Communicator> communicator = state.communicator.lock();
   if (!communicator) {
     throw CommunicationError(absl::StrCat("rank ", state.rank, ": ", state.pending.what.ToString(),

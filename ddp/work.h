@@ -6,12 +6,10 @@
 
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
-#include <c10/util/intrusive_ptr.h>
+
+#include "ddp/common/tensor_future.h"  // IWYU pragma: export
 
 namespace ddp {
-
-// A future of tensors. Its value is a tensor or a list of tensors, as for c10d's own Work.
-using TensorFuture = c10::intrusive_ptr<c10::ivalue::Future>;
 
 // A collective, or a message, that has started and completes without further calls.
 //

@@ -31,8 +31,8 @@
 #include "elastic/agent/node_status_tracker.h"
 #include "elastic/agent/say_line.h"
 #include "elastic/error_file/error_record.h"
+#include "elastic/job/job_spec.h"
 #include "elastic/rendezvous/redis_rendezvous.h"
-#include "elastic/rendezvous/round.h"
 #include "launcher/flags/exit_code.h"
 #include "launcher/flags/rendezvous_choice.h"
 #include "launcher/meeting/meeting_place.h"
@@ -92,27 +92,28 @@ struct Parts {
   std::unique_ptr<MetricsServer> metrics;
 };
 
-void FillAddresses(const JobSpec& spec, const MeetingPlace& place, elastic::LaunchConfig& config) {
+void FillAddresses(const JobInput& input, const MeetingPlace& place,
+                   elastic::LaunchConfig& config) {
   // MASTER_ADDR and MASTER_PORT of a static rendezvous are node 0's. If another node holds rank 0
   // later, it uses its own.
-  const bool is_static = spec.options.rendezvous.kind == RendezvousKind::kStatic;
+  const bool is_static = input.options.rendezvous.kind == RendezvousKind::kStatic;
   if (is_static) config.master_port = 0;
   if (config.master_addr.empty() || (is_static && config.node_rank > 0)) {
     config.master_addr = place.own.address;
   }
   // Without an interface, Gloo looks up this host's name and listens on the resulting address.
-  if (config.max_nodes > 1 && !place.own.is_loopback) {
+  if (config.job.limits.max_nodes > 1 && !place.own.is_loopback) {
     config.socket_interface = place.own.interface;
   }
 }
 
-absl::Status OpenLogs(const JobSpec& spec, Parts& parts) {
+absl::Status OpenLogs(const JobInput& input, Parts& parts) {
   elastic::EventLog::Options options;
-  options.path = spec.options.event_log_file;
-  options.console = spec.options.events_to_console;
-  options.run_id = parts.config.run_id;
+  options.path = input.options.event_log_file;
+  options.console = input.options.events_to_console;
+  options.run_id = parts.config.job.run_id;
   options.host = parts.config.host;
-  options.role = parts.config.role;
+  options.role = parts.config.job.role;
   options.say = [&parts](const std::string& line) {
     parts.router != nullptr ? parts.router->Say(line) : Say(line);
   };
@@ -124,17 +125,17 @@ absl::Status OpenLogs(const JobSpec& spec, Parts& parts) {
   options.writer = parts.event_writer.get();
   DDP_ASSIGN_OR_RETURN(parts.event_log, elastic::EventLog::Open(options));
   DDP_ASSIGN_OR_RETURN(parts.layout,
-                       LogLayout::Create(spec.options.output.log_dir, parts.config.run_id));
+                       LogLayout::Create(input.options.output.log_dir, parts.config.job.run_id));
   return absl::OkStatus();
 }
 
 // Returns the CPUs of each worker; empty without --numa-binding, or when this host's topology
 // cannot be read.
-absl::StatusOr<std::vector<std::vector<int>>> CpusOfWorkers(const JobSpec& spec) {
-  if (spec.options.numa_binding == NumaBinding::kNone) return std::vector<std::vector<int>>();
+absl::StatusOr<std::vector<std::vector<int>>> CpusOfWorkers(const JobInput& input) {
+  if (input.options.numa_binding == NumaBinding::kNone) return std::vector<std::vector<int>>();
   const absl::StatusOr<CpuTopology> topology = ReadCpuTopologyOfThisHost();
   if (topology.ok()) {
-    return PlanNuma(*topology, spec.options.numa_binding, spec.config.nproc_per_node);
+    return PlanNuma(*topology, input.options.numa_binding, input.options.config.nproc_per_node);
   }
   Say(
       absl::StrCat("--numa-binding: the workers may use all CPUs, since this host does not tell how"
@@ -143,20 +144,20 @@ absl::StatusOr<std::vector<std::vector<int>>> CpusOfWorkers(const JobSpec& spec)
   return std::vector<std::vector<int>>();
 }
 
-absl::Status MakeSpawner(const JobSpec& spec, const AgentContext& context, Parts& parts) {
+absl::Status MakeSpawner(const JobInput& input, const AgentContext& context, Parts& parts) {
   DDP_ASSIGN_OR_RETURN(parts.log_writer, FileWriter::Create(parts.event_loop.get(), "log-writer"));
   parts.router = std::make_unique<LogRouter>(parts.event_loop.get(), STDOUT_FILENO, STDERR_FILENO,
                                              parts.log_writer.get());
   PosixProcessSpawner::Options options;
-  options.output = spec.options.output;
+  options.output = input.options.output;
   options.layout = parts.layout;
   options.host = parts.config.host;
   options.open_files = parts.open_files;
   options.doomed = context.doomed;
-  options.kill_timeout = parts.config.kill_timeout;
+  options.kill_timeout = parts.config.job.times.kill_timeout;
   DDP_ASSIGN_OR_RETURN(parts.files, TaskThread::Create(parts.event_loop.get(), "worker-files"));
   options.files = parts.files.get();
-  DDP_ASSIGN_OR_RETURN(options.cpus, CpusOfWorkers(spec));
+  DDP_ASSIGN_OR_RETURN(options.cpus, CpusOfWorkers(input));
   DDP_ASSIGN_OR_RETURN(
       parts.spawner,
       PosixProcessSpawner::Create(parts.event_loop.get(), parts.router.get(), std::move(options)));
@@ -179,19 +180,18 @@ absl::Status MakeSpawner(const JobSpec& spec, const AgentContext& context, Parts
 // may be the second one of a job whose other nodes live on. They call within a sixth of a lease and
 // present the job's generation. They must come before this node, which would treat the empty server
 // as a new job's.
-void AwaitSurvivors(const JobSpec& spec, Parts& parts) {
-  const bool may_be = parts.place.server != nullptr && parts.config.max_nodes > 1 &&
-                      spec.options.rendezvous.kind == RendezvousKind::kRedis;
+void AwaitSurvivors(const JobInput& input, Parts& parts) {
+  const bool may_be = parts.place.server != nullptr && parts.config.job.limits.max_nodes > 1 &&
+                      input.options.rendezvous.kind == RendezvousKind::kRedis;
   if (!may_be) return;
   EventLoop* const loop = parts.event_loop.get();
-  loop->AddTimer(parts.config.lease / 3, [loop] { loop->Stop(); });
+  loop->AddTimer(parts.config.job.rules.lease / 3, [loop] { loop->Stop(); });
   if (const absl::Status status = loop->Run(); !status.ok()) SayError(status);
 }
 
-// Applies the job's limits to `config`: workers and messages must show the same limits on every
-// node.
-void TakeLimits(const elastic::JobLimits& limits, elastic::LaunchConfig& config) {
-  const elastic::JobLimits wanted = {config.max_restarts, config.min_nodes, config.max_nodes};
+// Replaces `wanted`, the limits that this node was given, by the job's: workers and messages must
+// show the same limits on every node.
+void TakeLimits(const elastic::JobLimits& limits, elastic::JobLimits& wanted) {
   if (limits == wanted) return;
   const auto flags = [](const elastic::JobLimits& of) {
     return absl::StrCat("--nnodes=", of.min_nodes, ":", of.max_nodes,
@@ -199,9 +199,7 @@ void TakeLimits(const elastic::JobLimits& limits, elastic::LaunchConfig& config)
   };
   Say(absl::StrCat("the job was opened with ", flags(limits), ", which counts for all nodes; here ",
                    flags(wanted), " was given"));
-  config.max_restarts = limits.max_restarts;
-  config.min_nodes = limits.min_nodes;
-  config.max_nodes = limits.max_nodes;
+  wanted = limits;
 }
 
 // Returns true when no server is there, or it does not answer, because it is stopped or still
@@ -228,83 +226,67 @@ absl::StatusOr<std::unique_ptr<elastic::RedisRendezvous>> ReachRendezvous(
 }
 
 // Returns the time left until `deadline` for reaching the server, after the wait for its name. If
-// the name came late, it is at least kShortestReach (or ReachTimeout(), if that is shorter).
+// the name came late, it is at least kShortestReach (or `read_timeout`, if that is shorter).
 absl::Duration TimeToReach(const RendezvousOptions& wanted, absl::Time deadline, absl::Time now) {
-  return std::max(deadline - now, std::min(wanted.ReachTimeout(), kShortestReach));
+  return std::max(deadline - now, std::min(wanted.read_timeout, kShortestReach));
 }
 
-absl::Status OpenRendezvous(const JobSpec& spec, absl::Time deadline, Parts& parts) {
-  const RendezvousOptions& wanted = spec.options.rendezvous;
+absl::Status OpenRendezvous(const JobInput& input, absl::Time deadline, Parts& parts) {
+  const RendezvousOptions& wanted = input.options.rendezvous;
   elastic::RedisRendezvous::Options options;
+  options.job = parts.config.job;
   options.endpoint = parts.place.endpoint;
-  options.run_id = parts.config.run_id;
-  options.fingerprint = spec.fingerprint;
-  options.max_restarts = parts.config.max_restarts;
-  options.min_nodes = parts.config.min_nodes;
-  options.max_nodes = parts.config.max_nodes;
-  options.last_call = wanted.last_call;
-  options.no_progress_limit = spec.options.no_progress_limit;
-  options.quarantine_strikes = spec.options.quarantine_strikes;
-  options.lease = wanted.lease;
-  options.heartbeat = wanted.heartbeat;
-  if (wanted.heartbeat_timeout > absl::ZeroDuration()) {
-    options.reply_timeout = wanted.heartbeat_timeout;
-  }
+  options.reply_timeout = wanted.heartbeat_timeout;
   const absl::Duration left = TimeToReach(wanted, deadline, parts.clock.Now());
   DDP_ASSIGN_OR_RETURN(parts.rendezvous, ReachRendezvous(options, left, parts.event_loop.get()));
-  TakeLimits(parts.rendezvous->limits(), parts.config);
+  TakeLimits(parts.rendezvous->limits(), parts.config.job.limits);
   return absl::OkStatus();
 }
 
 // Makes what people and programs can read while the job runs: status, marker, metrics.
-absl::Status MakeVisible(const JobSpec& spec, Parts& parts) {
-  elastic::NodeStatusTracker::Identity identity;
-  identity.run_id = parts.config.run_id;
-  identity.instance = parts.rendezvous->instance();
-  identity.host = parts.config.host;
-  identity.role = parts.config.role;
-  identity.agent_pid = ::getpid();
-  identity.max_restarts = parts.config.max_restarts;
-  identity.min_nodes = parts.config.min_nodes;
-  identity.max_nodes = parts.config.max_nodes;
-  identity.heartbeat_interval_s = absl::ToDoubleSeconds(spec.options.rendezvous.heartbeat);
-  parts.status = std::make_unique<elastic::NodeStatusTracker>(std::move(identity));
+absl::Status MakeVisible(const JobInput& input, Parts& parts) {
+  parts.status = std::make_unique<elastic::NodeStatusTracker>(
+      elastic::NodeStatusTracker::Identity{.job = parts.config.job,
+                                           .instance = parts.rendezvous->instance(),
+                                           .host = parts.config.host,
+                                           .agent_pid = ::getpid()});
 
   store::RedisEndpoint place = parts.place.endpoint;
   const bool with_credentials = !place.password.empty();
   place.user.clear();
   place.password.clear();
-  DDP_RETURN_IF_ERROR(WriteJobMarker(spec.runtime_folder, {.run_id = parts.config.run_id,
-                                                           .instance = parts.rendezvous->instance(),
-                                                           .endpoint = place.DebugString(),
-                                                           .with_credentials = with_credentials,
-                                                           .agent_pid = ::getpid()}));
-  if (!spec.options.metrics_port.has_value()) return absl::OkStatus();
+  DDP_RETURN_IF_ERROR(
+      WriteJobMarker(input.runtime_folder, {.run_id = parts.config.job.run_id,
+                                            .instance = parts.rendezvous->instance(),
+                                            .endpoint = place.DebugString(),
+                                            .with_credentials = with_credentials,
+                                            .agent_pid = ::getpid()}));
+  if (!input.options.metrics_port.has_value()) return absl::OkStatus();
   DDP_ASSIGN_OR_RETURN(
       parts.metrics,
-      MetricsServer::Listen(parts.event_loop.get(), {.port = *spec.options.metrics_port},
+      MetricsServer::Listen(parts.event_loop.get(), {.port = *input.options.metrics_port},
                             [&parts] { return parts.status->Status(parts.clock.Now()); }));
-  if (*spec.options.metrics_port == 0) {
+  if (*input.options.metrics_port == 0) {
     Say(absl::StrCat("metrics are served on port ", parts.metrics->port()));
   }
   return absl::OkStatus();
 }
 
 // Steps that can fail through a user's mistake come first, those that take time last.
-absl::Status Prepare(const JobSpec& spec, const AgentContext& context, Parts& parts) {
+absl::Status Prepare(const JobInput& input, const AgentContext& context, Parts& parts) {
   parts.open_files = RaiseOpenFiles();  // before the servers, which inherit the limit
-  parts.config = spec.config;
+  parts.config = input.options.config;
   parts.config.host = HostName();
   DDP_ASSIGN_OR_RETURN(parts.event_loop, EventLoop::Create());
-  DDP_RETURN_IF_ERROR(OpenLogs(spec, parts));
-  const absl::Time reached_by = parts.clock.Now() + spec.options.rendezvous.ReachTimeout();
-  DDP_ASSIGN_OR_RETURN(parts.place, FindMeetingPlace(spec.options, spec.endpoint,
-                                                     spec.runtime_folder, parts.event_loop.get()));
-  FillAddresses(spec, parts.place, parts.config);
-  DDP_RETURN_IF_ERROR(MakeSpawner(spec, context, parts));
-  AwaitSurvivors(spec, parts);
-  DDP_RETURN_IF_ERROR(OpenRendezvous(spec, reached_by, parts));
-  return MakeVisible(spec, parts);
+  DDP_RETURN_IF_ERROR(OpenLogs(input, parts));
+  const absl::Time reached_by = parts.clock.Now() + input.options.rendezvous.read_timeout;
+  DDP_ASSIGN_OR_RETURN(parts.place, FindMeetingPlace(input.options, input.endpoint,
+                                                     input.runtime_folder, parts.event_loop.get()));
+  FillAddresses(input, parts.place, parts.config);
+  DDP_RETURN_IF_ERROR(MakeSpawner(input, context, parts));
+  AwaitSurvivors(input, parts);
+  DDP_RETURN_IF_ERROR(OpenRendezvous(input, reached_by, parts));
+  return MakeVisible(input, parts);
 }
 
 // Writes the error file for a parent that started this ddprun as ddprun starts workers.
@@ -318,7 +300,7 @@ void LeaveRootCause(const elastic::JobResult& result, LogRouter& router) {
   if (!written.ok()) router.Say(std::string(written.message()));
 }
 
-void Report(const JobSpec& spec, const elastic::JobResult& result, LogRouter& router) {
+void Report(const JobInput& input, const elastic::JobResult& result, LogRouter& router) {
   if (!result.reason.empty()) router.Say(result.reason);
   if (result.failures.empty() && result.cause_elsewhere.empty()) return;
   const ReportContext context = {.host = HostName()};
@@ -326,8 +308,8 @@ void Report(const JobSpec& spec, const elastic::JobResult& result, LogRouter& ro
   for (const elastic::WorkerFailure& failure : result.failures) {
     described.push_back(DescribeFailure(failure, context));
   }
-  std::string report =
-      FormatFailureReport(spec.config.entrypoint, described, DescribeCauseElsewhere(result));
+  std::string report = FormatFailureReport(input.options.config.entrypoint, described,
+                                           DescribeCauseElsewhere(result));
   report.pop_back();  // trailing newline
   router.SayAtTheEnd(report);
   LeaveRootCause(result, router);
@@ -337,14 +319,14 @@ bool Exists(const std::string& path) { return !path.empty() && ::access(path.c_s
 
 // Removes log folders that are of no more use. A temporary folder is kept when the user may want
 // its files: redirected output, and error files that the report names.
-void SettleLogs(const JobSpec& spec, const LogLayout& layout, const elastic::JobResult& result) {
+void SettleLogs(const JobInput& input, const LogLayout& layout, const elastic::JobResult& result) {
   // The folder is empty, and removed, when no worker was started.
   if (!layout.root().empty() && ::rmdir(layout.root().c_str()) == 0) {
-    if (!spec.temporary_log_folder.empty()) ::rmdir(spec.temporary_log_folder.c_str());
+    if (!input.temporary_log_folder.empty()) ::rmdir(input.temporary_log_folder.c_str());
     return;
   }
-  if (spec.temporary_log_folder.empty()) return;
-  const OutputOptions& output = spec.options.output;
+  if (input.temporary_log_folder.empty()) return;
+  const OutputOptions& output = input.options.output;
   if (!output.redirects.empty() || !output.tee.empty()) {
     Say(absl::StrCat("the workers' output is in ", layout.root(),
                      " (--log-dir chooses the place)"));
@@ -354,22 +336,20 @@ void SettleLogs(const JobSpec& spec, const LogLayout& layout, const elastic::Job
       std::any_of(result.failures.begin(), result.failures.end(),
                   [](const elastic::WorkerFailure& failure) { return Exists(failure.error_file); });
   if (has_error_file) return;
-  if (const absl::Status removed = RemoveFolder(spec.temporary_log_folder); !removed.ok()) {
+  if (const absl::Status removed = RemoveFolder(input.temporary_log_folder); !removed.ok()) {
     SayError(removed);
   }
 }
 
 // Waits for the other nodes, since the server that they need ends with this process.
-void LeaveOthersWithoutServer(const JobSpec& spec, const Parts& parts, int hurry_fd) {
-  if (parts.place.server == nullptr || parts.config.max_nodes == 1) return;
+void LeaveOthersWithoutServer(const JobInput& input, const Parts& parts, int hurry_fd) {
+  if (parts.place.server == nullptr || parts.config.job.limits.max_nodes == 1) return;
   FarewellOptions options;
   options.endpoint = parts.place.endpoint;
-  options.run_id = parts.config.run_id;
+  options.job = parts.config.job;
   options.instance = parts.rendezvous->instance();
   options.own_generation = parts.status->Status(parts.clock.Now()).generation;
   options.host = parts.config.host;
-  options.lease = spec.options.rendezvous.lease;
-  options.shutdown_timeout = parts.config.shutdown_timeout;
   options.hurry_fd = hurry_fd;
   AwaitOthers(options, parts.event_loop.get(), parts.rendezvous.get(), parts.clock);
 }
@@ -398,16 +378,16 @@ void SayLastWord(const AgentContext& context) {
   (void)!::write(context.said_fd, &one, sizeof(one));
 }
 
-int Run(const JobSpec& spec, const AgentContext& context) {
+int Run(const JobInput& input, const AgentContext& context) {
   Parts parts;
   // Nothing runs yet that needs an orderly end, and reaching Redis can take long.
-  ReleaseSignals(spec.config.signals_to_handle);
-  const absl::Status prepared = Prepare(spec, context, parts);
-  HoldSignals(spec.config.signals_to_handle);
+  ReleaseSignals(input.options.config.signals_to_handle);
+  const absl::Status prepared = Prepare(input, context, parts);
+  HoldSignals(input.options.config.signals_to_handle);
   if (!prepared.ok()) {
     SayError(prepared);
-    SettleLogs(spec, parts.layout, {});
-    return ExitCodeOf(CannotStart(prepared), spec.options.exit_code);
+    SettleLogs(input, parts.layout, {});
+    return ExitCodeOf(CannotStart(prepared), input.options.exit_code);
   }
   elastic::Agent agent(
       parts.config,
@@ -423,8 +403,8 @@ int Run(const JobSpec& spec, const AgentContext& context) {
        .keeper_fd = context.keeper_fd,
        .on_silent = [&context] { SayLastWord(context); },
        .worker_store = parts.place.worker_store.get()});
-  const auto route_log = [&spec](std::function<void(const std::string&)> say) {
-    if (spec.log_lines != nullptr) spec.log_lines->Route(std::move(say));
+  const auto route_log = [&input](std::function<void(const std::string&)> say) {
+    if (input.log_lines != nullptr) input.log_lines->Route(std::move(say));
   };
   route_log([&parts](const std::string& line) { parts.router->Say(line); });
   if (context.has_last_word != nullptr) context.has_last_word->store(true);
@@ -432,10 +412,10 @@ int Run(const JobSpec& spec, const AgentContext& context) {
   if (context.has_last_word != nullptr) context.has_last_word->store(false);
   route_log(nullptr);
   // Signals from now on no longer change the result, but shorten the waits that follow.
-  const UniqueFd hurry = WatchHeldSignals(spec.config.signals_to_handle);
+  const UniqueFd hurry = WatchHeldSignals(input.options.config.signals_to_handle);
   parts.spawner->AwaitStrays();
-  LeaveOthersWithoutServer(spec, parts, hurry.get());
-  Report(spec, result, *parts.router);
+  LeaveOthersWithoutServer(input, parts, hurry.get());
+  Report(input, result, *parts.router);
   const Patience patience = {.stall_timeout = agent.was_signalled()
                                                   ? kConsoleStallTimeoutAfterSignal
                                                   : kConsoleStallTimeout,
@@ -443,23 +423,22 @@ int Run(const JobSpec& spec, const AgentContext& context) {
                              .hurried_timeout = kConsoleStallTimeoutAfterSignal};
   FlushEvents(patience, parts);
   parts.router->Flush(patience);
-  SettleLogs(spec, parts.layout, result);
-  return ExitCodeOf(result, spec.options.exit_code);
+  SettleLogs(input, parts.layout, result);
+  return ExitCodeOf(result, input.options.exit_code);
 }
 
 }  // namespace
 
-std::string JobFingerprint(const elastic::LaunchConfig& config,
-                           const std::vector<std::string>& program) {
-  const nlohmann::json job = {config.min_nodes, config.max_nodes, config.role, program};
-  const std::string text = job.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+std::string JobFingerprint(const elastic::JobSpec& job, const std::vector<std::string>& program) {
+  const nlohmann::json content = {job.limits.min_nodes, job.limits.max_nodes, job.role, program};
+  const std::string text = content.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
   return absl::StrFormat("%016x%016x", hash.high64, hash.low64);
 }
 
-int RunJob(const JobSpec& spec, const AgentContext& context) {
-  const int code = Run(spec, context);
-  if (const absl::Status removed = RemoveFolder(spec.runtime_folder); !removed.ok()) {
+int RunJob(const JobInput& input, const AgentContext& context) {
+  const int code = Run(input, context);
+  if (const absl::Status removed = RemoveFolder(input.runtime_folder); !removed.ok()) {
     SayError(removed);
   }
   return code;

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "elastic/agent/launch_config.h"
+#include "elastic/job/job_spec.h"
 #include "launcher/flags/launch_options.h"
 #include "launcher/output/log_lines.h"
 #include "launcher/process/keeper.h"
@@ -14,14 +14,10 @@
 namespace ddp::launcher {
 
 // Input of RunJob(): everything that the agent's process needs.
-struct JobSpec {
-  LaunchOptions options;  // log_dir is never empty: the user's or `temporary_log_folder`
-
-  // Configuration made of `options`, with the workers' command line. RunJob() finds the addresses.
-  elastic::LaunchConfig config;
-
-  // Job identity by which agents without a run id find each other; empty: the run id identifies it.
-  std::string fingerprint;
+struct JobInput {
+  // `output.log_dir` is never empty: the user's or `temporary_log_folder`. `config` has the
+  // workers' command line and the job's run id. RunJob() finds the addresses and the host's name.
+  LaunchOptions options;
 
   std::optional<store::RedisEndpoint> endpoint;  // endpoint that the user named, with credentials
   std::string runtime_folder;                    // our folder, mode 0700; removed at the end
@@ -33,15 +29,14 @@ struct JobSpec {
 // arguments. The number of workers and the path of an interpreter are left out, since they may
 // differ from node to node. `program` is the program as the user typed it, with its arguments.
 // Pure.
-std::string JobFingerprint(const elastic::LaunchConfig& config,
-                           const std::vector<std::string>& program);
+std::string JobFingerprint(const elastic::JobSpec& job, const std::vector<std::string>& program);
 
 // Runs the job in this process, the agent's: makes the parts, runs an Agent with them, reports the
 // result. Reports on stderr, in one line each, what could not be started, and prints the failure
 // report of a failed job. Removes `runtime_folder`. Returns ddprun's exit code.
 //
 // Blocks until the job has ended on this node. Thread: main, inside RunWithKeeper().
-int RunJob(const JobSpec& spec, const AgentContext& context);
+int RunJob(const JobInput& input, const AgentContext& context);
 
 }  // namespace ddp::launcher
 

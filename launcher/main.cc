@@ -21,10 +21,11 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "elastic/agent/job_result.h"
-#include "elastic/agent/launch_config.h"
+#include "elastic/job/job_spec.h"
 #include "launcher/flags/command_line.h"
 #include "launcher/flags/completion.h"
 #include "launcher/flags/exit_code.h"
+#include "launcher/flags/flag_default.h"
 #include "launcher/flags/flag_reader.h"
 #include "launcher/flags/flag_table.h"
 #include "launcher/flags/host_resources.h"
@@ -41,8 +42,9 @@
 #include "store/redis/redis_endpoint.h"
 
 // Meanings and defaults of these flags are in launcher/flags/flag_table.h.
-#define DDPRUN_FLAG(name) \
-  DEFINE_string(name, ::ddp::launcher::DefaultOf(#name), "see ddprun --help")
+#define DDPRUN_FLAG(name)                                                                    \
+  DEFINE_string(name, ::ddp::launcher::TextOf(::ddp::launcher::FlagOf(#name).default_value), \
+                "see ddprun --help")
 #define DDPRUN_SWITCH(name) DEFINE_bool(name, false, "see ddprun --help")
 DDPRUN_FLAG(nnodes);
 DDPRUN_FLAG(nproc_per_node);
@@ -151,48 +153,20 @@ std::string RandomHex() {
   return absl::BytesToHexString(bytes);
 }
 
-std::string RunId(const RendezvousOptions& options) {
-  if (!options.run_id.empty()) return options.run_id;
-  return options.kind == RendezvousKind::kPrivate ? RandomHex() : kCommonRunId;
-}
-
 // Returns the fingerprint by which agents without a run id find their job. A job of one node has a
 // random one. Nodes that name the same node 0 as their master need not agree on anything else.
-std::string Fingerprint(RendezvousKind kind, const elastic::LaunchConfig& config,
+std::string Fingerprint(RendezvousKind kind, const elastic::JobSpec& job,
                         const std::vector<std::string>& program) {
   if (kind == RendezvousKind::kPrivate) return "";
-  if (config.max_nodes == 1) return RandomHex();
-  return kind == RendezvousKind::kStatic ? "static" : JobFingerprint(config, program);
+  if (job.limits.max_nodes == 1) return RandomHex();
+  return kind == RendezvousKind::kStatic ? "static" : JobFingerprint(job, program);
 }
 
-elastic::LaunchConfig Config(const LaunchOptions& options, std::vector<std::string> command,
-                             const CommandLine& command_line) {
-  elastic::LaunchConfig config;
-  config.run_id = RunId(options.rendezvous);
-  config.role = options.role;
-  config.nproc_per_node = options.nproc_per_node;
-  config.min_nodes = options.min_nodes;
-  config.max_nodes = options.max_nodes;
-  config.max_restarts = options.max_restarts;
-  config.node_rank = options.node_rank;
-  config.command = std::move(command);
-  config.entrypoint = command_line.program[0];
-  config.master_addr = options.master_addr;
-  config.master_port = options.master_port;
-  config.virtual_local_rank = options.virtual_local_rank;
-  config.lease = options.rendezvous.lease;
-  config.rendezvous_timeout = options.rendezvous.join_timeout;
-  config.fault_grace = options.fault_grace;
-  config.shutdown_timeout = options.shutdown_timeout;
-  config.kill_timeout = options.kill_timeout;
-  config.exit_barrier_timeout = options.exit_barrier_timeout;
-  config.store_outage_timeout = options.rendezvous.store_outage_timeout;
-  config.farewell_timeout = options.rendezvous.close_timeout;
-  config.signals_to_handle = options.signals_to_handle;
-  config.hang_floor = options.hang_floor;
-  config.straggler_factor = options.straggler_factor;
-  config.event_log_file = options.event_log_file;
-  return config;
+// Gives a run id and a fingerprint to a job to which the user gave no run id.
+void NameJob(RendezvousKind kind, const std::vector<std::string>& program, elastic::JobSpec& job) {
+  if (!job.run_id.empty()) return;
+  job.run_id = kind == RendezvousKind::kPrivate ? RandomHex() : kCommonRunId;
+  job.fingerprint = Fingerprint(kind, job, program);
 }
 
 // Returns the file for timers that workers set for themselves (torch.distributed.elastic.timer);
@@ -223,35 +197,35 @@ absl::StatusOr<std::optional<store::RedisEndpoint>> Endpoint(const RendezvousOpt
   return *endpoint;
 }
 
-int KeepJob(JobSpec spec, int argc, char** argv) {
-  const ExitCodeStyle style = spec.options.exit_code;
+int KeepJob(JobInput input, int argc, char** argv) {
+  const ExitCodeStyle style = input.options.exit_code;
   const int cannot_start = ExitCodeOf(elastic::JobEndReason::kCannotStart, style);
-  HoldSignals(spec.config.signals_to_handle);
+  HoldSignals(input.options.config.signals_to_handle);
   absl::StatusOr<std::string> runtime_folder = MakePrivateFolder("ddprun_");
   if (!runtime_folder.ok()) return Fail(runtime_folder.status(), cannot_start);
-  spec.runtime_folder = *runtime_folder;
-  spec.config.timer_file = TimerFile(spec.runtime_folder);
-  if (spec.options.output.log_dir.empty()) {
+  input.runtime_folder = *runtime_folder;
+  input.options.config.timer_file = TimerFile(input.runtime_folder);
+  if (input.options.output.log_dir.empty()) {
     absl::StatusOr<std::string> log_folder = MakePrivateFolder("ddprun_logs_");
     if (!log_folder.ok()) {
-      (void)RemoveFolder(spec.runtime_folder);
+      (void)RemoveFolder(input.runtime_folder);
       return Fail(log_folder.status(), cannot_start);
     }
-    spec.options.output.log_dir = spec.temporary_log_folder = *log_folder;
+    input.options.output.log_dir = input.temporary_log_folder = *log_folder;
   }
   const absl::StatusOr<int> code =
-      RunWithKeeper({.runtime_folder = spec.runtime_folder,
-                     .temporary_log_folder = spec.temporary_log_folder,
-                     .signals = spec.config.signals_to_handle,
-                     .kill_timeout = spec.config.kill_timeout,
+      RunWithKeeper({.runtime_folder = input.runtime_folder,
+                     .temporary_log_folder = input.temporary_log_folder,
+                     .signals = input.options.config.signals_to_handle,
+                     .kill_timeout = input.options.config.job.times.kill_timeout,
                      .stopped_exit_code = ExitCodeOf(elastic::JobEndReason::kPreempted, style),
-                     .agent_title = absl::StrCat("ddp-agent ", spec.config.run_id),
+                     .agent_title = absl::StrCat("ddp-agent ", input.options.config.job.run_id),
                      .argc = argc,
                      .argv = argv},
-                    [&spec](const AgentContext& context) { return RunJob(spec, context); });
+                    [&input](const AgentContext& context) { return RunJob(input, context); });
   if (code.ok()) return *code;
-  (void)RemoveFolder(spec.runtime_folder);
-  (void)RemoveFolder(spec.temporary_log_folder);
+  (void)RemoveFolder(input.runtime_folder);
+  (void)RemoveFolder(input.temporary_log_folder);
   return Fail(code.status(), cannot_start);
 }
 
@@ -276,7 +250,7 @@ int Main(int argc, char** argv) {
   const FlagValues flags = ReadFlags(*command_line);
   static LogLines log_lines;  // static: threads may log until the process ends
   InitLogging(&log_lines);
-  const absl::StatusOr<LaunchOptions> options =
+  absl::StatusOr<LaunchOptions> options =
       ParseLaunchOptions(flags, command_line->spelled, ReadHostResources());
   if (!options.ok()) return Fail(options.status(), kUsageError);
   for (const std::string& notice : options->notices) {
@@ -285,7 +259,7 @@ int Main(int argc, char** argv) {
   absl::StatusOr<std::optional<store::RedisEndpoint>> endpoint = Endpoint(options->rendezvous);
   if (!endpoint.ok()) return Fail(endpoint.status(), kUsageError);
   if (options->rendezvous.kind == RendezvousKind::kStatic) {
-    const absl::Status master = CheckOneMachine("--master-addr", options->master_addr);
+    const absl::Status master = CheckOneMachine("--master-addr", options->config.master_addr);
     if (!master.ok()) return Fail(master, kUsageError);
   }
   absl::StatusOr<std::vector<std::string>> command =
@@ -299,15 +273,14 @@ int Main(int argc, char** argv) {
     return ExitCodeOf(elastic::JobEndReason::kCannotStart, options->exit_code);
   }
 
-  JobSpec spec;
-  spec.config = Config(*options, *std::move(command), *command_line);
-  spec.endpoint = *std::move(endpoint);
-  spec.options = *options;
-  spec.log_lines = &log_lines;
-  if (options->rendezvous.run_id.empty()) {
-    spec.fingerprint = Fingerprint(options->rendezvous.kind, spec.config, command_line->program);
-  }
-  return KeepJob(std::move(spec), argc, argv);
+  options->config.command = *std::move(command);
+  options->config.entrypoint = command_line->program[0];
+  NameJob(options->rendezvous.kind, command_line->program, options->config.job);
+  JobInput input;
+  input.options = *std::move(options);
+  input.endpoint = *std::move(endpoint);
+  input.log_lines = &log_lines;
+  return KeepJob(std::move(input), argc, argv);
 }
 
 }  // namespace

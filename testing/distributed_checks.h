@@ -1,10 +1,7 @@
-// Checks of models and errors for tests of distributed training, for use in a rank's body.
+// Checks of models for tests of distributed training, for use in a rank's body.
 #ifndef DDP_TESTING_DISTRIBUTED_CHECKS_H_
 #define DDP_TESTING_DISTRIBUTED_CHECKS_H_
 
-#include <exception>
-#include <functional>
-#include <string>
 #include <vector>
 
 #include <ATen/Functions.h>
@@ -12,6 +9,7 @@
 #include <torch/types.h>
 
 #include "ddp/process_group.h"
+#include "testing/error_of.h"  // IWYU pragma: export
 
 namespace ddp::testing {
 
@@ -43,19 +41,6 @@ inline bool SameOnAllRanks(ProcessGroup& group, const torch::Tensor& mine) {
   torch::Tensor differing = torch::tensor({torch::equal(mine, zero) ? 0 : 1});
   group.all_reduce(differing);
   return differing.item<int64_t>() == 0;
-}
-
-// Returns the text of the Error that `action` throws. Otherwise returns "no error", or "another
-// error: " and its text.
-template <typename Error>
-std::string ErrorOf(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const std::exception& error) {
-    const bool expected = dynamic_cast<const Error*>(&error) != nullptr;
-    return std::string(expected ? "" : "another error: ") + error.what();
-  }
-  return "no error";
 }
 
 }  // namespace ddp::testing

@@ -41,7 +41,6 @@ void FakeRendezvous::Join(const elastic::NodeOffer& offer, absl::Duration, JoinD
     round.store_url = absl::StrCat("unix:///fake.sock?prefix=g", generation_.number);
     round.reason = std::exchange(reason_, "");
     round.charged = std::exchange(charged_, false);
-    round.masters = round.placement.group_rank == 0;
     done(JoinAnswer(std::move(round)));
   });
 }

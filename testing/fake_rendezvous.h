@@ -30,8 +30,7 @@ class FakeRendezvous final : public elastic::Rendezvous {
   void StopAnswering() { answers_ = false; }
   // Notifies the watcher, as a real rendezvous does by itself.
   void Tell(const elastic::News& news) const { on_news_(news); }
-  // Gives this node `placement` in the next rounds; by default it is the only node. `masters`
-  // follows from the group rank.
+  // Gives this node `placement` in the next rounds; by default it is the only node.
   void SetPlacement(elastic::NodePlacement placement) { placement_ = std::move(placement); }
   // Sets the result of median_busy_us().
   void SetMedianBusy(int64_t busy_us) { median_busy_us_ = busy_us; }

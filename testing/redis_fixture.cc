@@ -1,9 +1,7 @@
 #include "testing/redis_fixture.h"
 
 #include <glog/logging.h>
-#include <netinet/in.h>
 #include <stdlib.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <utility>
@@ -12,7 +10,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "base/unique_fd.h"
+#include "testing/loopback_socket.h"
 
 namespace ddp::testing {
 namespace {
@@ -23,18 +21,6 @@ std::string MakeFolder() {
   char path[] = "/tmp/ddp-redis-test-XXXXXX";
   CHECK(mkdtemp(path) != nullptr) << "cannot make a folder in /tmp";
   return path;
-}
-
-// Returns a port that was free a moment ago, because redis-server cannot choose one itself.
-int FreePort() {
-  const UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof(address);
-  CHECK_EQ(bind(fd.get(), reinterpret_cast<sockaddr*>(&address), size), 0);
-  CHECK_EQ(getsockname(fd.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
-  return ntohs(address.sin_port);
 }
 
 }  // namespace
@@ -59,7 +45,8 @@ std::unique_ptr<RedisFixture> RedisFixture::StartTcp(const std::string& password
   fixture->endpoint_.password = password;
   absl::Status last;
   for (int attempt = 0; attempt < kPortAttempts; ++attempt) {
-    fixture->endpoint_.port = FreePort();
+    // redis-server cannot choose a port itself. Another program may take this one first.
+    fixture->endpoint_.port = BindLoopback().port;
     fixture->config_ = {"bind 127.0.0.1", absl::StrCat("port ", fixture->endpoint_.port)};
     if (!password.empty()) fixture->config_.push_back(absl::StrCat("requirepass ", password));
     store::PrivateRedisServer::Options options;

@@ -4,6 +4,9 @@
 //
 // The stores differ in a few points, which `StoreKind` lists. All other tests must pass for all
 // stores.
+//
+// Length: one contract. Every case runs on every store, so all cases belong to one parameterized
+// suite.
 
 #include <stdlib.h>
 #include <sys/epoll.h>
@@ -25,7 +28,7 @@
 #include "base/event_loop.h"
 #include "base/unique_fd.h"
 #include "c10/util/Exception.h"
-#include "ddp/comm/gloo_backend.h"
+#include "ddp/comm/backend/gloo_backend.h"
 #include "gtest/gtest.h"
 #include "store/redis/redis_endpoint.h"
 #include "store/redis_store/redis_store.h"

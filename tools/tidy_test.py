@@ -46,6 +46,12 @@ BAD = {
         ("a.h", "\tint x;\n"),
         ("a.md", "# A"),
     ],
+    "file_length": [
+        ("a.cc", "int x;\n" * 501),
+        ("a.h", "// Length: \n" + "int x;\n" * 500),
+        ("a.cc", "int x;\n" * 30 + "// Length: one table.\n" + "int x;\n" * 470),
+        ("a.py", "// Length: one table.\n" + "x = 1\n" * 500),
+    ],
     "markers": [
         ("a.cc", "// FIX" + "ME\n"),
         ("a.cc", "// TO" + "DO: later\n"),
@@ -160,6 +166,12 @@ BAD = {
 
 # The same rules must be silent about these.
 GOOD = {
+    "file_length": [
+        ("a.cc", "int x;\n" * 500),
+        ("a.cc", "int x;\n" * 29 + "// Length: one table.\n" + "int x;\n" * 471),
+        ("a.py", "# Length: one table.\n" + "x = 1\n" * 500),
+        ("a.lua", "local x\n" * 501),
+    ],
     "line_length": [
         ("a.cc", "x" * 100 + "\n"),
         ("a.md", "# Long\n" + "x" * 300 + "\n"),

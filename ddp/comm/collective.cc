@@ -85,15 +85,17 @@ void Collective::CopyInGroupOfOne() const {
   output.view({-1}).copy_(input.view({-1}));
 }
 
-c10::intrusive_ptr<c10d::Work> Collective::Launch(c10d::Backend& backend) const {
+c10::intrusive_ptr<c10d::Work> Collective::Launch(c10d::Backend& backend,
+                                                  const BackendTraits& traits) const {
   switch (kind) {
     case Kind::kAllReduce: {
       c10d::AllreduceOptions options;
       options.reduceOp = BackendOp(op, output.scalar_type() == at::kBool);
       std::vector<at::Tensor> tensors = {Numbers(output)};
-      const bool sparse_on_gpu = output.is_sparse() && output.is_cuda();
-      return sparse_on_gpu ? backend.allreduce_sparse(tensors, options)
-                           : backend.allreduce(tensors, options);
+      // NCCL has a call of its own for sparse tensors; backends for the CPU take both kinds.
+      const bool own_call = output.is_sparse() && traits.RunsOnStream(output.device());
+      return own_call ? backend.allreduce_sparse(tensors, options)
+                      : backend.allreduce(tensors, options);
     }
     case Kind::kBroadcast: {
       c10d::BroadcastOptions options;

@@ -7,6 +7,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include "ddp/comm/backend/backend_traits.h"
 #include "ddp/common/reduce_op.h"
 
 namespace c10d {
@@ -17,8 +18,8 @@ class Work;
 namespace ddp::internal {
 
 // A collective as one rank calls it: the kind, the operation and the tensors. A value.
-// Communicator::Start() launches it. The functions of ddp/collective_arguments.h make the tensors
-// contiguous and divide an average.
+// Communicator::Start() launches it. The functions of ddp/transfer/collective_arguments.h make the
+// tensors contiguous and divide an average.
 //
 // The tensors are contiguous, or sparse (COO; all-reduces only). Launch() passes a backend only
 // types that every backend supports: it views complex numbers as pairs of real numbers, and bools
@@ -60,7 +61,7 @@ struct Collective {
   void CopyInGroupOfOne() const;
 
   // Starts the collective on `backend` and does not wait. Throws what the backend throws.
-  c10::intrusive_ptr<c10d::Work> Launch(c10d::Backend& backend) const;
+  c10::intrusive_ptr<c10d::Work> Launch(c10d::Backend& backend, const BackendTraits& traits) const;
 };
 
 }  // namespace ddp::internal

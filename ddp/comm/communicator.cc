@@ -1,3 +1,5 @@
+// Length: every collective starts and ends by the same rules about unfinished operations.
+
 #include "ddp/comm/communicator.h"
 
 #include <algorithm>
@@ -18,14 +20,17 @@
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
 #include "base/mutex.h"
+#include "ddp/comm/check/collective_check.h"
+#include "ddp/comm/check/collective_log.h"
 #include "ddp/comm/collective.h"
-#include "ddp/comm/collective_check.h"
-#include "ddp/comm/collective_log.h"
-#include "ddp/comm/failure_notice.h"
+#include "ddp/comm/completion_wait.h"
+#include "ddp/comm/group_error.h"
+#include "ddp/comm/news/failure_monitor.h"
 #include "ddp/comm/work_future.h"
 #include "ddp/common/error.h"
 #include "ddp/common/logging.h"
 #include "ddp/common/peer_wait.h"
+#include "ddp/health/group_failure.h"
 #include "ddp/health/group_health.h"
 
 namespace ddp::internal {
@@ -113,23 +118,18 @@ bool WantsRegisteredMemory() {
 }  // namespace
 
 Communicator::Communicator(c10::intrusive_ptr<c10d::Backend> backend,
-                           std::shared_ptr<FailureNotice> notice, const Options& options,
+                           std::shared_ptr<FailureMonitor> monitor, const Options& options,
                            std::unique_ptr<CollectiveCheck> check)
     : options_(options),
-      notice_(std::move(notice)),
+      monitor_(std::move(monitor)),
+      wait_(monitor_),
       backend_(std::move(backend)),
       check_(std::move(check)),
-      log_(options.size > 1 ? std::make_shared<CollectiveLog>() : nullptr),
-      inquiry_(notice_, log_,
-               {.rank = options.rank,
-                .size = options.size,
-                .incarnation = options.incarnation,
-                .local_begin = options.local_begin,
-                .local_end = options.local_end,
-                .store_is_rank_0 = options.store_is_rank_0}),
-      point_to_point_(backend_, options.set_tag != nullptr),
-      retired_(options.size > 1 && !backend_) {
-  if (notice_) notice_->SetLog(log_);
+      log_(options.membership.size > 1 ? std::make_shared<CollectiveLog>() : nullptr),
+      inquiry_(monitor_, log_, options.membership),
+      point_to_point_(backend_, options.traits.set_tag != nullptr),
+      retired_(options.membership.size > 1 && !backend_) {
+  monitor_->SetPositionSource(log_);
   AbandonedBackends::Instance().Sweep();
 }
 
@@ -138,20 +138,22 @@ Communicator::Communicator(c10::intrusive_ptr<c10d::Backend> backend,
 Communicator::~Communicator() {
   if (!backend_) return;
   AbandonedBackends::Entry entry;
-  bool on_gpu = false;
+  bool on_stream = false;
   std::move(messages_.begin(), messages_.end(), std::back_inserter(in_flight_));
   for (std::shared_ptr<Operation>& operation : in_flight_) {
     if (!operation->future->completed()) entry.futures.push_back(operation->future);
-    on_gpu |= operation->tensor.defined() && operation->tensor.is_cuda();
+    on_stream |=
+        operation->tensor.defined() && options_.traits.RunsOnStream(operation->tensor.device());
     entry.operations.push_back(std::move(operation));
   }
-  if (retired_ && on_gpu) {
+  if (retired_ && on_stream) {
     // NCCL's futures say nothing about its kernels, which would block the GPU.
     entry.for_good = true;
     try {
       backend_->abort();
     } catch (const std::exception& error) {
-      LOG(WARNING) << "rank " << options_.rank << ": could not abort NCCL: " << error.what();
+      LOG(WARNING) << "rank " << options_.membership.rank
+                   << ": could not abort NCCL: " << error.what();
     }
   }
   if (entry.futures.empty() && !entry.for_good) return;
@@ -168,7 +170,7 @@ std::shared_ptr<Communicator::Operation> Communicator::NewOperation() {
   } else {
     operation = std::make_shared<Operation>();
   }
-  operation->incarnation = options_.incarnation;
+  operation->incarnation = options_.membership.incarnation;
   return operation;
 }
 
@@ -235,12 +237,12 @@ void Communicator::CheckAcrossRanks(const Collective& collective, const Operatio
     Fail(what, absl::StrCat("its comparison across the ranks failed: ", error.what()));
   }
   if (result.peer_failed) {
-    (void)notice_->AwaitFailure(absl::Seconds(1));  // this rank's thread may not have read it yet
+    (void)monitor_->AwaitFailure(absl::Seconds(1));  // this rank's thread may not have read it yet
     Fail(what, "a peer failed");
   }
   if (result.error.empty()) return;
   retired_ = true;
-  notice_->Throw(notice_->OnOwnError(GroupError::Kind::kCommunication, result.error));
+  ThrowGroupError(*monitor_, monitor_->OnOwnError(GroupError::Kind::kCommunication, result.error));
 }
 
 // Gives the collective its number and, where the backend has tags, its tag.
@@ -257,7 +259,7 @@ int64_t Communicator::Record(const Collective& collective, const OperationName& 
                  .root = collective.root,
                  .sparse = sparse,
                  .what = what});
-  if (options_.set_tag != nullptr) options_.set_tag(*backend_, tag);
+  if (options_.traits.set_tag != nullptr) options_.traits.set_tag(*backend_, tag);
   return log_->launched() - 1;
 }
 
@@ -276,8 +278,11 @@ Communicator::Pending Communicator::Start(const Collective& collective, Operatio
                                           AfterIt after) {
   ThrowIfUnusable(what);
   ThrowForgottenError();
-  Pending pending{.operation = {}, .tensor = collective.output, .what = std::move(what)};
-  if (options_.size == 1) {
+  Pending pending{.operation = {},
+                  .tensor = collective.output,
+                  .what = std::move(what),
+                  .on_stream = options_.traits.RunsOnStream(collective.output.device())};
+  if (options_.membership.size == 1) {
     collective.CopyInGroupOfOne();
     if (after.finish) after.finish();
     return pending;
@@ -295,7 +300,7 @@ Communicator::Pending Communicator::Start(const Collective& collective, Operatio
     operation->what = pending.what;
     operation->sequence = Record(collective, pending.what);
     operation->needs_all_ranks = collective.needs_all_ranks();
-    operation->work = collective.Launch(*backend_);
+    operation->work = collective.Launch(*backend_, options_.traits);
     operation->future = FutureOfWork(operation->work, {collective.output});
     Finish(*operation, std::move(after));
     in_flight_.push_back(operation);
@@ -314,7 +319,11 @@ Communicator::Pending Communicator::StartMessage(bool send, at::Tensor tensor, i
                                                  OperationName what, AfterIt after) {
   ThrowIfUnusable(what);
   ThrowForgottenError();
-  Pending pending{.operation = {}, .tensor = std::move(tensor), .what = std::move(what)};
+  const bool on_stream = options_.traits.RunsOnStream(tensor.device());
+  Pending pending{.operation = {},
+                  .tensor = std::move(tensor),
+                  .what = std::move(what),
+                  .on_stream = on_stream};
   LaunchOrFail(pending.what, [&] {
     std::shared_ptr<Operation> operation = NewOperation();
     operation->tensor = pending.tensor;
@@ -361,14 +370,15 @@ Communicator::Future Communicator::FutureOf(const Pending& pending) {
 
 void Communicator::Wait(Pending& pending) {
   if (!pending.operation) return;  // complete from the start
-  if (retired_ || pending.operation->incarnation != options_.incarnation) {
-    retired_ = retired_ || notice_->failed();
+  if (retired_ || pending.operation->incarnation != options_.membership.incarnation) {
+    retired_ = retired_ || monitor_->failed();
     pending.operation.reset();
     ThrowIfUnusable(pending.what);
-    throw CommunicationError(absl::StrCat("rank ", options_.rank, ": ", pending.what.ToString(),
+    throw CommunicationError(absl::StrCat("rank ", options_.membership.rank, ": ",
+                                          pending.what.ToString(),
                                           " was started before the process group was renewed"));
   }
-  if (pending.tensor.is_cuda()) return OrderStreams(pending);
+  if (pending.on_stream) return OrderStreams(pending);
   WaitFuture(pending.operation->future, {}, pending.what);
   pending.operation.reset();
   ForgetComplete();
@@ -400,18 +410,18 @@ void Communicator::Inquire(const Future& future, const OperationName& what, int6
   try {
     if (!inquiry_.Ask(since_ns)) return;
     for (const absl::Duration look : kAnswerLooks) {
-      if (notice_->Wait(*future, look) != FailureNotice::WaitResult::kTimedOut) return;
+      if (wait_.Wait(*future, look) != CompletionWait::Result::kTimedOut) return;
       const bool all = inquiry_.ReadAnswers();
       const Inquiry::Awaited awaited = Awaited(future, what);
-      const std::optional<FailureNotice::Failure> failure = inquiry_.Judge(awaited);
+      const std::optional<GroupFailure> failure = inquiry_.Judge(awaited);
       // A peer may send a message and leave; the message may still arrive.
       const bool may_come = failure.has_value() && awaited.peer >= 0;
-      if (may_come && notice_->AwaitCompletion(*future, kFirstPatience)) return;
-      if (failure.has_value()) notice_->ReportFound(*failure);
+      if (may_come && wait_.AwaitCompletion(*future, kFirstPatience)) return;
+      if (failure.has_value()) monitor_->ReportFound(*failure);
       if (all || failure.has_value()) return;
     }
   } catch (const std::exception& error) {
-    LOG(WARNING) << "rank " << options_.rank
+    LOG(WARNING) << "rank " << options_.membership.rank
                  << ": could not ask the other ranks where they are: " << error.what();
   }
 }
@@ -422,7 +432,7 @@ std::string Communicator::LateRanks(const Future& future, const OperationName& w
   try {
     if (!inquiry_.Ask(MonotonicNanoseconds())) return std::string();
     for (const absl::Duration look : kAnswerLooks) {
-      if (notice_->AwaitFailure(look).has_value() || inquiry_.ReadAnswers()) break;
+      if (monitor_->AwaitFailure(look).has_value() || inquiry_.ReadAnswers()) break;
     }
     return inquiry_.DescribeLate(Awaited(future, what));
   } catch (const std::exception&) {
@@ -432,7 +442,7 @@ std::string Communicator::LateRanks(const Future& future, const OperationName& w
 
 // Blocks until the future is complete, a failure is known, another operation has failed, or the
 // timeout has passed.
-FailureNotice::WaitResult Communicator::Await(const Future& future, const OperationName& what) {
+CompletionWait::Result Communicator::Await(const Future& future, const OperationName& what) {
   const PeerWaitScope scope;
   const MonotonicClock clock;
   // The backend has the same timeout. The margin lets its error, which is more precise, come first.
@@ -444,8 +454,8 @@ FailureNotice::WaitResult Communicator::Await(const Future& future, const Operat
     // Another operation may fail without a notification, so no slice is longer than 1 s.
     const absl::Duration slice =
         std::min({kFirstPatience, ask_at - clock.Now(), deadline - clock.Now()});
-    const FailureNotice::WaitResult result = notice_->Wait(*future, slice);
-    if (result != FailureNotice::WaitResult::kTimedOut || clock.Now() >= deadline) return result;
+    const CompletionWait::Result result = wait_.Wait(*future, slice);
+    if (result != CompletionWait::Result::kTimedOut || clock.Now() >= deadline) return result;
     if (FailedOperation() != nullptr) return result;
     if (clock.Now() < ask_at) continue;
     if (log_ != nullptr) Inquire(future, what, since_ns);
@@ -460,13 +470,13 @@ void Communicator::WaitFuture(const Future& future, std::vector<at::Tensor> keep
   if (retired_) ThrowIfUnusable(what);
   const MonotonicClock clock;
   const absl::Time start = clock.Now();
-  const FailureNotice::WaitResult result = Await(future, what);
+  const CompletionWait::Result result = Await(future, what);
   const absl::Time news_at = clock.Now();
   // A peer may have completed this operation before it failed. Its data may arrive after its
   // failure report. This rank must not miss a step that others made; the next operation throws.
-  const bool completed = result == FailureNotice::WaitResult::kCompleted ||
-                         (result == FailureNotice::WaitResult::kPeerFailed &&
-                          notice_->AwaitCompletion(*future, kHeadStart));
+  const bool completed =
+      result == CompletionWait::Result::kCompleted ||
+      (result == CompletionWait::Result::kPeerFailed && wait_.AwaitCompletion(*future, kHeadStart));
   if (completed && !future->hasError()) {
     future->wait();  // orders the current streams behind it; nothing to do on the CPU
     return;
@@ -480,19 +490,20 @@ void Communicator::WaitFuture(const Future& future, std::vector<at::Tensor> keep
     in_flight_.push_back(std::move(given_up));
     if (const Operation* failed = FailedOperation()) FailOperation(*failed);
   }
-  if (result == FailureNotice::WaitResult::kTimedOut) {
+  if (result == CompletionWait::Result::kTimedOut) {
     Fail(what, absl::StrCat("not all ranks came within ", waited, LateRanks(future, what)));
   }
-  if (result == FailureNotice::WaitResult::kPeerFailed) {
-    notice_->YieldToCause(kHeadStart - (clock.Now() - news_at));
+  if (result == CompletionWait::Result::kPeerFailed) {
+    wait_.YieldToCause(kHeadStart - (clock.Now() - news_at));
     Fail(what, "a peer failed");
   }
   const std::string error = internal::WithoutStackTrace(future->tryRetrieveErrorMessage());
   if (FailedOperation() == nullptr) {
     retired_ = true;
-    notice_->Throw(notice_->OnOwnError(
-        GroupError::Kind::kReduction,
-        absl::StrCat("rank ", options_.rank, ": ", what.ToString(), " failed: ", error)));
+    ThrowGroupError(*monitor_,
+                    monitor_->OnOwnError(GroupError::Kind::kReduction,
+                                         absl::StrCat("rank ", options_.membership.rank, ": ",
+                                                      what.ToString(), " failed: ", error)));
   }
   FailBroken(future, what, absl::StrCat("after ", waited, ": ", error));
 }
@@ -503,7 +514,7 @@ void Communicator::FailBroken(const Future& future, const OperationName& what,
                               const std::string& reason) {
   retired_ = true;
   if (log_ == nullptr || !IsConnectionError(reason)) {
-    if (notice_->AwaitFailure(kExplanationTimeout).has_value()) notice_->YieldToCause(kHeadStart);
+    if (monitor_->AwaitFailure(kExplanationTimeout).has_value()) wait_.YieldToCause(kHeadStart);
     Fail(what, reason);
   }
   if (absl::StrContains(reason, "Timed out")) {
@@ -512,20 +523,21 @@ void Communicator::FailBroken(const Future& future, const OperationName& what,
   Inquiry::Awaited awaited = Awaited(future, what);
   const bool not_started = awaited.sequence < 0 && awaited.peer < 0;
   if (not_started) awaited.sequence = log_->launched() - 1;
-  const std::optional<FailureNotice::Failure> cause = inquiry_.Explain(awaited, reason);
+  const std::optional<GroupFailure> cause = inquiry_.Explain(awaited, reason);
   if (cause.has_value()) {
-    if (cause->rank == options_.rank) Fail(what, cause->reason);
-    notice_->ReportFound(*cause);
+    if (cause->rank == options_.membership.rank) Fail(what, cause->reason);
+    monitor_->ReportFound(*cause);
   }
   // The rank at fault should end first. Its peers must read the failure report before this rank
   // ends, because this rank may serve the store.
-  notice_->YieldToCause(kHeadStart);
+  wait_.YieldToCause(kHeadStart);
   Fail(what, reason);
 }
 
-// The GPU path of Wait(): throws for a failure that is known already, and never blocks the host.
+// The path of Wait() for an operation on a stream: throws for a failure that is known already, and
+// never blocks the host.
 void Communicator::OrderStreams(Pending& pending) {
-  if (notice_->failed()) Fail(pending.what, "a peer failed");
+  if (monitor_->failed()) Fail(pending.what, "a peer failed");
   try {
     if (pending.operation->work) pending.operation->work->synchronize();
     if (!pending.operation->work || pending.operation->has_finish) {
@@ -546,7 +558,7 @@ Communicator::Pending Communicator::StartBarrier(at::Device device, OperationNam
 void Communicator::Barrier(at::Device device) {
   Pending pending = StartBarrier(device, "a barrier");
   Wait(pending);
-  if (pending.tensor.is_cuda()) (void)pending.tensor.item();  // the host waits as well
+  if (pending.on_stream) (void)pending.tensor.item();  // the host waits as well
 }
 
 void Communicator::BeginBarrier(at::Device device, OperationName what) {
@@ -561,7 +573,7 @@ void Communicator::EndBarrier() {
 
 at::Tensor Communicator::AllocateBuffer(int64_t count, const at::TensorOptions& options) {
   static const bool registered = WantsRegisteredMemory();
-  if (registered && backend_ && options.device().is_cuda() &&
+  if (registered && backend_ && options_.traits.RunsOnStream(options.device()) &&
       backend_->supportsTensorAlloc(options.device().index())) {
     return backend_->allocateTensor(count, options).zero_();
   }
@@ -570,15 +582,15 @@ at::Tensor Communicator::AllocateBuffer(int64_t count, const at::TensorOptions& 
 
 void Communicator::Fail(const OperationName& what, const std::string& reason) {
   retired_ = true;
-  notice_->Throw(notice_->OnOperationFailed(what.ToString(), reason));
+  ThrowGroupError(*monitor_, monitor_->OnOperationFailed(what.ToString(), reason));
 }
 
 void Communicator::ThrowIfUnusable(const OperationName& what) {
-  if (!retired_ && !notice_->failed()) return;
-  const std::optional<GroupError> error = notice_->OnUse(retired_, what.ToString());
+  if (!retired_ && !monitor_->failed()) return;
+  const std::optional<GroupError> error = monitor_->OnUse(retired_, what.ToString());
   if (!error.has_value()) return;
   retired_ = true;
-  notice_->Throw(*error);
+  ThrowGroupError(*monitor_, *error);
 }
 
 }  // namespace ddp::internal

@@ -11,11 +11,14 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include "absl/time/time.h"
+#include "ddp/comm/backend/backend_traits.h"
+#include "ddp/comm/check/inquiry.h"
+#include "ddp/comm/check/operation_name.h"
 #include "ddp/comm/collective.h"
-#include "ddp/comm/failure_notice.h"
-#include "ddp/comm/inquiry.h"
-#include "ddp/comm/operation_name.h"
+#include "ddp/comm/completion_wait.h"
+#include "ddp/comm/news/failure_monitor.h"
 #include "ddp/comm/point_to_point.h"
+#include "ddp/common/membership.h"
 
 namespace c10d {
 class Backend;
@@ -45,8 +48,9 @@ class CollectiveLog;
 // destructor never waits for an operation, and leaves the backend and these tensors alive. The
 // constructor of a later communicator frees them once the operation has ended.
 //
-// GPU. Wait() does not block the host. The next Wait() after a failure report throws. NCCL's own
-// watchdog finds a broken operation, after the timeout.
+// Streams. Where the backend runs operations on streams (a GPU; see BackendTraits), Wait() makes
+// the current stream wait and does not block the host. The next Wait() after a failure report
+// throws. NCCL's own watchdog finds a broken operation, after the timeout.
 //
 // Tensors. The sum of complex tensors is the sum of their parts. A sparse (COO) tensor may have
 // different indices on every rank; after Wait() it holds the sum. A collective on a strided tensor
@@ -68,16 +72,9 @@ class CollectiveLog;
 class Communicator {
  public:
   struct Options {
-    int rank = 0;
-    int size = 1;
+    Membership membership;                       // of the group's incarnation
     absl::Duration timeout = absl::Minutes(30);  // of one operation
-    int64_t incarnation = 0;                     // of the group
-    // Sets the tag of the backend's next operation. Null when the backend has no tags.
-    void (*set_tag)(c10d::Backend& backend, uint32_t tag) = nullptr;
-    // See Inquiry::Options.
-    int local_begin = 0;
-    int local_end = 0;
-    bool store_is_rank_0 = false;
+    BackendTraits traits = {};
   };
 
   using Future = c10::intrusive_ptr<c10::ivalue::Future>;
@@ -88,12 +85,13 @@ class Communicator {
     std::shared_ptr<Operation> operation;  // null when the operation is complete
     at::Tensor tensor;
     OperationName what = "";
+    bool on_stream = false;  // see BackendTraits::RunsOnStream()
   };
 
   // Frees the backends of retired communicators whose operations have ended. `check` compares every
   // collective across the ranks before it starts; null compares nothing. A null `backend` is for
   // a group of one; in a larger group it makes a communicator that is retired from the start.
-  Communicator(c10::intrusive_ptr<c10d::Backend> backend, std::shared_ptr<FailureNotice> notice,
+  Communicator(c10::intrusive_ptr<c10d::Backend> backend, std::shared_ptr<FailureMonitor> monitor,
                const Options& options, std::unique_ptr<CollectiveCheck> check = nullptr);
   ~Communicator();
   Communicator(const Communicator&) = delete;
@@ -178,7 +176,7 @@ class Communicator {
   std::shared_ptr<Operation> NewOperation();
   int64_t Record(const Collective& collective, const OperationName& what);
   Inquiry::Awaited Awaited(const Future& future, const OperationName& what);
-  FailureNotice::WaitResult Await(const Future& future, const OperationName& what);
+  CompletionWait::Result Await(const Future& future, const OperationName& what);
   void Inquire(const Future& future, const OperationName& what, int64_t since_ns);
   void ForgetComplete();
   const Operation* FailedOperation() const;
@@ -196,7 +194,8 @@ class Communicator {
   void ThrowIfUnusable(const OperationName& what);
 
   const Options options_;
-  const std::shared_ptr<FailureNotice> notice_;
+  const std::shared_ptr<FailureMonitor> monitor_;
+  const CompletionWait wait_;
   c10::intrusive_ptr<c10d::Backend> backend_;
   const std::unique_ptr<CollectiveCheck> check_;
   const std::shared_ptr<CollectiveLog> log_;

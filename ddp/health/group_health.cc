@@ -6,8 +6,9 @@
 
 namespace ddp::internal {
 
-void GroupHealth::Begin(int64_t incarnation) {
-  incarnation_ = incarnation;
+void GroupHealth::Begin(const Membership& membership) {
+  const int64_t incarnation = membership.incarnation;
+  membership_ = membership;
   raised_ = false;
   failure_.reset();
   const auto known = later_.find(incarnation);
@@ -16,11 +17,11 @@ void GroupHealth::Begin(int64_t incarnation) {
 }
 
 bool GroupHealth::OnFailure(int64_t incarnation, const GroupFailure& failure) {
-  if (incarnation > incarnation_) {
+  if (incarnation > membership_.incarnation) {
     later_.try_emplace(incarnation, failure);
     return false;
   }
-  if (incarnation < incarnation_ || failure_.has_value()) return false;
+  if (incarnation < membership_.incarnation || failure_.has_value()) return false;
   failure_ = failure;
   return true;
 }
@@ -34,13 +35,15 @@ bool GroupHealth::Raise() { return std::exchange(raised_, true); }
 GroupError GroupHealth::OnOperationFailed(const std::string& what, const std::string& reason) {
   raised_ = true;
   if (failure_.has_value() && failure_->rank < 0) {
-    return {.message = absl::StrCat("rank ", rank_, ": stopped in ", what, ": ", failure_->reason)};
+    return {.message = absl::StrCat("rank ", membership_.rank, ": stopped in ", what, ": ",
+                                    failure_->reason)};
   }
-  if (failure_.has_value() && failure_->rank != rank_) {
-    return Caused(*failure_, absl::StrCat("rank ", rank_, ": stopped in ", what, ", because rank ",
-                                          failure_->rank, " failed: ", failure_->reason));
+  if (failure_.has_value() && failure_->rank != membership_.rank) {
+    return Caused(*failure_,
+                  absl::StrCat("rank ", membership_.rank, ": stopped in ", what, ", because rank ",
+                               failure_->rank, " failed: ", failure_->reason));
   }
-  return {.message = absl::StrCat("rank ", rank_, ": ", what,
+  return {.message = absl::StrCat("rank ", membership_.rank, ": ", what,
                                   " failed: ", failure_.has_value() ? failure_->reason : reason),
           .is_cause = true};
 }
@@ -58,10 +61,11 @@ std::optional<GroupError> GroupHealth::OnUse(bool retired, const std::string& wh
   if (gone_.has_value()) return GoneError();
   raised_ = true;
   std::string message = absl::StrCat(
-      "rank ", rank_, ": the process group cannot be used any more, until all ranks renew it (the ",
+      "rank ", membership_.rank,
+      ": the process group cannot be used any more, until all ranks renew it (the ",
       "next synchronized forward does, or ProcessGroup::renew()): ",
       failure_.has_value() ? failure_->ToString() : std::string("an operation failed"));
-  if (failure_.has_value() && failure_->rank != rank_) {
+  if (failure_.has_value() && failure_->rank != membership_.rank) {
     return Caused(*failure_, std::move(message));
   }
   return GroupError{.message = std::move(message)};
@@ -70,8 +74,8 @@ std::optional<GroupError> GroupHealth::OnUse(bool retired, const std::string& wh
 GroupError GroupHealth::OnWaitEnded(const std::string& what) {
   raised_ = true;
   const GroupFailure failure = failure_.value_or(GroupFailure());
-  return Caused(failure, absl::StrCat("rank ", rank_, ": stopped in ", what, ", because ",
-                                      failure.ToString()));
+  return Caused(failure, absl::StrCat("rank ", membership_.rank, ": stopped in ", what,
+                                      ", because ", failure.ToString()));
 }
 
 GroupHealth::Forward GroupHealth::OnForward(std::optional<GroupError>* error) {
@@ -81,14 +85,14 @@ GroupHealth::Forward GroupHealth::OnForward(std::optional<GroupError>* error) {
     return Forward::kThrows;
   }
   if (Raise()) return Forward::kRenews;
-  if (failure_->rank == rank_) {
+  if (failure_->rank == membership_.rank) {
     *error = GroupError{.kind = GroupError::Kind::kReduction, .message = failure_->reason};
     return Forward::kThrows;
   }
   const std::string who =
       failure_->rank < 0 ? "the ranks failed" : absl::StrCat("rank ", failure_->rank, " failed");
   *error =
-      Caused(*failure_, absl::StrCat("rank ", rank_, ": ", who,
+      Caused(*failure_, absl::StrCat("rank ", membership_.rank, ": ", who,
                                      " since this rank's last collective: ", failure_->reason));
   return Forward::kThrows;
 }
@@ -98,9 +102,9 @@ std::optional<GroupError> GroupHealth::GoneError() const {
   return GroupError{
       .kind = GroupError::Kind::kPeerFailed,
       .peer = gone_->rank,
-      .message =
-          absl::StrCat("rank ", rank_, ": the process group cannot be used any more, because rank ",
-                       gone_->rank, " is gone: ", gone_->reason)};
+      .message = absl::StrCat("rank ", membership_.rank,
+                              ": the process group cannot be used any more, because rank ",
+                              gone_->rank, " is gone: ", gone_->reason)};
 }
 
 // No rank alone is at fault: then the error names none.

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "ddp/common/membership.h"
 #include "ddp/health/group_failure.h"
 
 namespace ddp::internal {
@@ -36,14 +37,15 @@ struct GroupError {
 // A *retired* communicator is one that cannot be used, whatever the state of the group. Each
 // communicator knows that of itself, and says so to OnUse().
 //
-// Pure: no store, no thread, no clock. Owned by a FailureNotice, which guards it by its mutex.
+// Pure: no store, no thread, no clock. A FailureMonitor owns it and guards it by its mutex.
 class GroupHealth {
  public:
-  explicit GroupHealth(int rank) : rank_(rank) {}
+  explicit GroupHealth(const Membership& membership) : membership_(membership) {}
 
   // ---- Events.
 
-  void Begin(int64_t incarnation);
+  // Starts an incarnation, in which this rank may have another number.
+  void Begin(const Membership& membership);
   // Records a failure. Returns true when it is the first of the current incarnation.
   bool OnFailure(int64_t incarnation, const GroupFailure& failure);
   // Records a rank that will never come back. The first one stays.
@@ -74,7 +76,8 @@ class GroupHealth {
 
   // ---- State.
 
-  int64_t incarnation() const { return incarnation_; }
+  const Membership& membership() const { return membership_; }
+  int64_t incarnation() const { return membership_.incarnation; }
   bool failed() const { return failure_.has_value(); }
   const std::optional<GroupFailure>& failure() const { return failure_; }
   const std::optional<GroupFailure>& gone() const { return gone_; }
@@ -82,8 +85,7 @@ class GroupHealth {
  private:
   GroupError Caused(const GroupFailure& failure, std::string message) const;
 
-  const int rank_;
-  int64_t incarnation_ = 0;
+  Membership membership_;
   std::optional<GroupFailure> failure_;    // of this incarnation
   std::map<int64_t, GroupFailure> later_;  // by incarnation
   bool raised_ = false;

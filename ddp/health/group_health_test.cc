@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include "ddp/common/membership.h"
 #include "ddp/health/group_failure.h"
 
 namespace ddp::internal {
@@ -16,10 +17,14 @@ using Forward = GroupHealth::Forward;
 // Rank 1 of a group, in incarnation 0.
 class GroupHealthTest : public ::testing::Test {
  protected:
+  void Begin(int64_t incarnation) {
+    health_.Begin({.rank = 1, .size = 4, .incarnation = incarnation});
+  }
+
   // Rank 2 has reported a failure.
   void FailPeer() { EXPECT_TRUE(health_.OnFailure(0, {.rank = 2, .reason = "disk full"})); }
 
-  GroupHealth health_{1};
+  GroupHealth health_{Membership{.rank = 1, .size = 4}};
 };
 
 TEST_F(GroupHealthTest, IsUsableWithoutAFailure) {
@@ -40,12 +45,12 @@ TEST_F(GroupHealthTest, IgnoresEarlierIncarnationsAndKeepsLaterOnes) {
   EXPECT_FALSE(health_.OnFailure(2, {.rank = 0, .reason = "later"}));
   EXPECT_FALSE(health_.OnFailure(2, {.rank = 3, .reason = "later still"}));
   EXPECT_FALSE(health_.failed());
-  health_.Begin(1);
+  Begin(1);
   EXPECT_FALSE(health_.OnFailure(0, {.rank = 2, .reason = "old"}));
   EXPECT_FALSE(health_.failed());
-  health_.Begin(2);
+  Begin(2);
   EXPECT_EQ(health_.failure()->reason, "later");
-  health_.Begin(3);
+  Begin(3);
   EXPECT_FALSE(health_.failed());
 }
 
@@ -106,7 +111,7 @@ TEST_F(GroupHealthTest, AForwardThrowsOnceAndThenRenews) {
   EXPECT_EQ(health_.OnForward(&error), Forward::kThrows);
   EXPECT_EQ(error->message, "rank 1: rank 2 failed since this rank's last collective: disk full");
   EXPECT_EQ(health_.OnForward(&error), Forward::kRenews);
-  health_.Begin(1);
+  Begin(1);
   EXPECT_EQ(health_.OnForward(&error), Forward::kGoesOn);
   EXPECT_TRUE(health_.OnFailure(1, {.rank = -1, .reason = "the ranks differ"}));
   EXPECT_EQ(health_.OnForward(&error), Forward::kThrows) << "the failure is another one";
@@ -169,8 +174,15 @@ TEST_F(GroupHealthTest, AGroupWithARankThatIsGoneIsNeverUsableAgain) {
   EXPECT_EQ(health_.OnUse(false, "a barrier")->message, text);
   EXPECT_EQ(health_.OnUse(true, "a barrier")->message, text);
   EXPECT_EQ(health_.GoneError()->peer, 2);
-  health_.Begin(1);
+  Begin(1);
   EXPECT_EQ(health_.GoneError()->message, text);
+}
+
+// After a rank was lost, another number may be this rank's: messages name the new one.
+TEST_F(GroupHealthTest, AnIncarnationMayHaveOtherMembers) {
+  health_.Begin({.rank = 0, .size = 1, .incarnation = 1});
+  EXPECT_EQ(health_.OnOperationFailed("a barrier", "no route").message,
+            "rank 0: a barrier failed: no route");
 }
 
 }  // namespace

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "ddp/reducer/pass_parts.h"
+#include "ddp/reducer/pass/pass_parts.h"
 
 namespace ddp::internal {
 

@@ -8,7 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "ddp/reducer/forward_record.h"
+#include "ddp/reducer/pass/forward_record.h"
 
 namespace ddp::internal {
 

@@ -44,22 +44,6 @@ sigset_t SignalSet(const std::vector<int>& handled) {
   return signals;
 }
 
-AgentCore::Options CoreOptions(const LaunchConfig& config) {
-  AgentCore::Options options;
-  options.max_restarts = config.max_restarts;
-  options.max_nodes = config.max_nodes;
-  options.role = config.role;
-  options.host = config.host;
-  options.rendezvous_timeout = config.rendezvous_timeout;
-  options.fault_grace = config.fault_grace;
-  options.shutdown_timeout = config.shutdown_timeout;
-  options.kill_timeout = config.kill_timeout;
-  options.exit_barrier_timeout = config.exit_barrier_timeout;
-  options.store_outage_timeout = config.store_outage_timeout;
-  options.farewell_timeout = config.farewell_timeout;
-  return options;
-}
-
 }  // namespace
 
 struct Agent::State {
@@ -87,7 +71,7 @@ struct Agent::State {
                   LookForKeeper();
                   Post(std::move(event));
                 }),
-        core(CoreOptions(config)) {}
+        core(config.job, config.host) {}
 
   absl::Status TakeSignals();
   void GiveSignalsBack();
@@ -312,11 +296,11 @@ void Agent::State::Report() {
 void Agent::State::Do(const JoinAction& action) {
   const absl::StatusOr<int> port = worker_store.Prepare();
   if (!port.ok()) return Post(JoinedEvent{port.status()});
-  event_log.Joining(core.generation(), {.nodes_min = config.min_nodes,
-                                        .nodes_max = config.max_nodes,
+  event_log.Joining(core.generation(), {.nodes_min = config.job.limits.min_nodes,
+                                        .nodes_max = config.job.limits.max_nodes,
                                         .nproc = config.nproc_per_node});
   const NodeOffer offer = {.nproc = config.nproc_per_node,
-                           .role = config.role,
+                           .role = config.job.role,
                            .host = config.host,
                            .master_addr = config.master_addr,
                            .master_port = *port,
@@ -413,9 +397,9 @@ void Agent::State::Do(const KillStraysAction&) { workers.KillStrays(); }
 
 void Agent::State::Do(const LogRestartAction& action) {
   if (!action.charged) return;  // GenerationOver or Drains has logged the reason
-  event_log.Restarted(
-      round.generation.number,
-      {.restart = action.restart, .max_restarts = config.max_restarts, .reason = action.reason});
+  event_log.Restarted(round.generation.number, {.restart = action.restart,
+                                                .max_restarts = config.job.limits.max_restarts,
+                                                .reason = action.reason});
 }
 
 void Agent::State::Do(const FallSilentAction&) {

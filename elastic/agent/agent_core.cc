@@ -1,3 +1,6 @@
+// Length: one state machine. Each event is handled in every state, and a handler may end the phase
+// that another one began. A part would need most of the fields.
+
 #include "elastic/agent/agent_core.h"
 
 #include <signal.h>
@@ -53,7 +56,8 @@ std::string Cause(const WorkerFailure& failure) {
 
 }  // namespace
 
-AgentCore::AgentCore(Options options) : options_(std::move(options)) {}
+AgentCore::AgentCore(JobSpec job, std::string host)
+    : job_(std::move(job)), host_(std::move(host)) {}
 
 AgentCore::Decision AgentCore::Step(const AgentEvent& event, absl::Time now) {
   now_ = now;
@@ -84,7 +88,7 @@ JobResult AgentCore::result() const {
 }
 
 const WorkerFailure* AgentCore::RootCauseHere() const {
-  const bool one_node = options_.max_nodes == 1;
+  const bool one_node = job_.limits.max_nodes == 1;
   if (!one_node && job_end_.has_value() && IsFailureOfAWorker(*job_end_)) {
     // The store has decided, and its reason names a rank, which one node has. The reports of an
     // evicted node do not count.
@@ -140,7 +144,7 @@ void AgentCore::On(const StartEvent&) { JoinNext(); }
 void AgentCore::JoinNext() {
   phase_ = Phase::kJoining;
   deadline_ = absl::InfiniteFuture();
-  Ask(JoinAction{options_.rendezvous_timeout});
+  Ask(JoinAction{job_.times.rendezvous_timeout});
 }
 
 void AgentCore::On(const JoinedEvent& event) {
@@ -175,7 +179,7 @@ void AgentCore::OnRound(const Round& round) {
   if (!round_.reason.empty()) {
     decision_.reason =
         round_.charged
-            ? absl::StrCat("restart ", restarts_, " of ", options_.max_restarts, ": generation ",
+            ? absl::StrCat("restart ", restarts_, " of ", job_.limits.max_restarts, ": generation ",
                            round_.generation.number, ": ", round_.reason)
             : absl::StrCat("generation ", round_.generation.number, ": ",
                            Count(round_.placement.world_size, "worker"), " on ",
@@ -204,7 +208,6 @@ void AgentCore::On(const WorkersStartedEvent& event) {
     OnFailure(
         {.rank = round_.placement.first_rank + local_rank,
          .local_rank = local_rank,
-         .role = options_.role,
          .pid = 0,
          .status = {.exit_code = 1},
          .wall_time = event.wall_time,
@@ -234,7 +237,6 @@ void AgentCore::On(const WorkerExitedEvent& event) {
   } else if (!event.status.succeeded() && phase_ != Phase::kShuttingDown) {
     WorkerFailure failure = {.rank = round_.placement.first_rank + event.local_rank,
                              .local_rank = event.local_rank,
-                             .role = options_.role,
                              .pid = event.pid,
                              .status = event.status,
                              .wall_time = event.wall_time,
@@ -260,7 +262,6 @@ void AgentCore::On(const WorkerHungEvent& event) {
   if (phase_ != Phase::kRunning || !living_.contains(event.local_rank)) return;
   OnFailure({.rank = round_.placement.first_rank + event.local_rank,
              .local_rank = event.local_rank,
-             .role = options_.role,
              .pid = event.pid,
              .status = {.signal = SIGKILL},  // replaced if the worker ends before
              .wall_time = event.wall_time,
@@ -280,7 +281,7 @@ void AgentCore::StopForFault() {
   deadline_ = absl::InfiniteFuture();
   if (living_.empty()) return;
   SignalAll(SIGTERM);
-  deadline_ = now_ + options_.fault_grace;
+  deadline_ = now_ + job_.times.fault_grace;
 }
 
 // The first reported failure ends the generation. After SIGKILL the exit status of a hanging worker
@@ -302,7 +303,7 @@ void AgentCore::ReportFailures() {
   }
   // With one node, a spent budget ends the job even without the store; only a restart needs its
   // answer.
-  const bool restart_possible = options_.max_nodes > 1 || restarts_ < options_.max_restarts;
+  const bool restart_possible = job_.limits.max_nodes > 1 || restarts_ < job_.limits.max_restarts;
   reported_at_ = now_;
   reported_generation_ = round_.generation;
   Ask(ReportFailureAction{
@@ -310,7 +311,7 @@ void AgentCore::ReportFailures() {
       .cause = Cause(*next),
       .is_victim = next->is_victim,
       .exit_code = ShellExitCode(next->status),
-      .timeout = restart_possible ? options_.rendezvous_timeout : options_.farewell_timeout,
+      .timeout = restart_possible ? job_.times.rendezvous_timeout : job_.times.farewell_timeout,
       .instead_of = failures_.told_instead_of()});
 }
 
@@ -325,7 +326,7 @@ void AgentCore::On(const VerdictEvent& event) {
 // Processes that workers left behind may hold ports, devices and files.
 void AgentCore::OnAllEnded() {
   deadline_ = absl::InfiniteFuture();
-  strays_deadline_ = now_ + options_.kill_timeout;
+  strays_deadline_ = now_ + job_.times.kill_timeout;
   Do(KillStraysAction{});
 }
 
@@ -358,7 +359,7 @@ void AgentCore::ConcludeStop() {
   if (asked_) return;  // for the verdict
   if (!verdict_.has_value() || (verdict_->ok() && over_)) return JoinNext();
   if (!verdict_->ok()) {
-    const bool one_node = options_.max_nodes == 1 && restarts_ >= options_.max_restarts;
+    const bool one_node = job_.limits.max_nodes == 1 && restarts_ >= job_.limits.max_restarts;
     if (one_node) return LeaveBecause({.kind = JobEnd::Kind::kBudgetSpent, .reason = last_cause_});
     return Leave(JobEndReason::kStoreLost,
                  absl::StrCat(last_cause_, ", and the job cannot restart: ",
@@ -385,8 +386,9 @@ void AgentCore::ConcludeStop() {
 void AgentCore::Complete() {
   phase_ = Phase::kCompleting;
   // Without this request, other nodes would count this node's leave as a loss.
-  Ask(CompleteAction{options_.max_nodes > 1 ? std::max(options_.farewell_timeout, kCompletedOutage)
-                                            : options_.farewell_timeout});
+  Ask(CompleteAction{job_.limits.max_nodes > 1
+                         ? std::max(job_.times.farewell_timeout, kCompletedOutage)
+                         : job_.times.farewell_timeout});
 }
 
 void AgentCore::On(const CompletedEvent& event) {
@@ -394,7 +396,7 @@ void AgentCore::On(const CompletedEvent& event) {
   asked_ = false;
   if (event.status.ok()) {
     // Other nodes still run. If one of them fails, this node takes part in the next generation.
-    deadline_ = now_ + options_.exit_barrier_timeout;
+    deadline_ = now_ + job_.times.exit_barrier_timeout;
     return;
   }
   if (absl::IsAborted(event.status)) return JoinNext();
@@ -426,7 +428,7 @@ void AgentCore::On(const NewsEvent& event) {
       break;
     case News::Kind::kOutOfReach:
       if (store_deadline_ != absl::InfiniteFuture()) break;
-      store_deadline_ = now_ + options_.store_outage_timeout;
+      store_deadline_ = now_ + job_.times.store_outage_timeout;
       // This node may never learn whether the other nodes have succeeded too.
       if (phase_ == Phase::kCompleting && !asked_) {
         deadline_ = std::min(deadline_, now_ + kCompletedOutage);
@@ -478,9 +480,9 @@ void AgentCore::OnDrain(const News& news) {
     decision_.reason =
         absl::StrCat(news.cause, ": stopping ", Count(living_.size(), "worker"),
                      news.stop_at_step < 0 ? "" : absl::StrCat(" after step ", news.stop_at_step),
-                     ", at most ", absl::FormatDuration(options_.shutdown_timeout));
+                     ", at most ", absl::FormatDuration(job_.times.shutdown_timeout));
     if (living_.empty()) return;  // their remaining processes are being killed
-    deadline_ = now_ + options_.shutdown_timeout;
+    deadline_ = now_ + job_.times.shutdown_timeout;
     StopWorkers(SIGTERM, news.stop_at_step);
   }
 }
@@ -544,7 +546,7 @@ void AgentCore::On(const SignalEvent& event) {
       ShutDown(event.signal);
       break;
     case Phase::kCompleting:
-      if (asked_ && options_.max_nodes == 1) break;  // over within farewell_timeout
+      if (asked_ && job_.limits.max_nodes == 1) break;  // over within farewell_timeout
       decision_.reason = absl::StrCat("received ", SignalName(event.signal),
                                       " while other nodes still work: leaving");
       Leave(JobEndReason::kSucceeded, "");
@@ -584,17 +586,17 @@ void AgentCore::ShutDown(int signal) {
   const bool others = round_.placement.group_world_size > 1;
   if (others) {
     // Drain before the first worker ends, so that no node counts its end as a failure.
-    Ask(DrainAction{absl::StrCat("node ", options_.host, " leaves (", SignalName(signal), ")"),
-                    options_.farewell_timeout});
+    Ask(DrainAction{absl::StrCat("node ", host_, " leaves (", SignalName(signal), ")"),
+                    job_.times.farewell_timeout});
   }
-  if (options_.shutdown_timeout <= absl::ZeroDuration()) {
+  if (job_.times.shutdown_timeout <= absl::ZeroDuration()) {
     decision_.reason = absl::StrCat(received, ": killing ", Count(living_.size(), "worker"));
     Kill();
     return;
   }
   decision_.reason = absl::StrCat(received, ": stopping ", Count(living_.size(), "worker"),
-                                  ", at most ", absl::FormatDuration(options_.shutdown_timeout));
-  deadline_ = now_ + options_.shutdown_timeout;
+                                  ", at most ", absl::FormatDuration(job_.times.shutdown_timeout));
+  deadline_ = now_ + job_.times.shutdown_timeout;
   if (!others) StopWorkers(signal, std::nullopt);
 }
 
@@ -614,7 +616,7 @@ void AgentCore::On(const DrainedEvent& event) {
 void AgentCore::HurryShutDown() {
   if (kill_sent_ || living_.empty() || std::exchange(hurried_, true)) return;
   StopWorkers(shutdown_signal_ == 0 ? SIGTERM : shutdown_signal_, kStopAtOnce);
-  deadline_ = std::min(deadline_, now_ + options_.fault_grace);
+  deadline_ = std::min(deadline_, now_ + job_.times.fault_grace);
 }
 
 void AgentCore::StopWorkers(int signal, std::optional<int64_t> stop_at_step) {
@@ -628,8 +630,8 @@ void AgentCore::ConcludeShutDown() {
     phase_ = Phase::kClosing;
     end_text_ = abandon_text_;
     Ask(CloseAction{{.kind = JobEnd::Kind::kClosed,
-                     .reason = absl::StrCat("node ", options_.host, ": ", abandon_text_)},
-                    options_.farewell_timeout});
+                     .reason = absl::StrCat("node ", host_, ": ", abandon_text_)},
+                    job_.times.farewell_timeout});
   } else if (abandoned_.has_value()) {
     Leave(*abandoned_, abandon_text_);
   } else {
@@ -647,7 +649,7 @@ void AgentCore::On(const TickEvent&) {
   if (now_ >= strays_deadline_) {
     decision_.reason =
         absl::StrCat("some processes of the workers did not end by SIGKILL within ",
-                     DurationText(options_.kill_timeout), " (--kill-timeout): going on without");
+                     DurationText(job_.times.kill_timeout), " (--kill-timeout): going on without");
     OnNothingLeft();
   }
   if (now_ >= store_deadline_) OnStoreLost();
@@ -663,7 +665,7 @@ void AgentCore::OnDeadline() {
           absl::StrCat(store_deadline_ != absl::InfiniteFuture()
                            ? "nothing is heard of other nodes"
                            : absl::StrCat("other nodes still work after ",
-                                          absl::FormatDuration(options_.exit_barrier_timeout)),
+                                          absl::FormatDuration(job_.times.exit_barrier_timeout)),
                        ": leaving, the workers of this node have succeeded");
       Leave(JobEndReason::kSucceeded, "");
       return;
@@ -683,15 +685,15 @@ void AgentCore::Kill() {
   if (living_.empty()) return;
   kill_sent_ = true;
   SignalAll(SIGKILL);
-  deadline_ = now_ + options_.kill_timeout;
+  deadline_ = now_ + job_.times.kill_timeout;
   ReportFailures();
 }
 
 // Leave, so that the other nodes do not wait for this one.
 void AgentCore::LeaveStuck() {
-  const std::string text =
-      absl::StrCat(Count(living_.size(), "worker"), " of node ", options_.host,
-                   " did not end by SIGKILL within ", absl::FormatDuration(options_.kill_timeout));
+  const std::string text = absl::StrCat(Count(living_.size(), "worker"), " of node ", host_,
+                                        " did not end by SIGKILL within ",
+                                        absl::FormatDuration(job_.times.kill_timeout));
   Leave(shutdown_signal_ != 0 ? JobEndReason::kPreempted : JobEndReason::kCannotStart, text);
 }
 
@@ -700,11 +702,11 @@ void AgentCore::LeaveStuck() {
 void AgentCore::OnStoreLost() {
   store_deadline_ = absl::InfiniteFuture();
   const std::string text = absl::StrCat("the rendezvous was out of reach for ",
-                                        absl::FormatDuration(options_.store_outage_timeout));
+                                        absl::FormatDuration(job_.times.store_outage_timeout));
   if (phase_ == Phase::kRunning && !living_.empty()) {
     decision_.reason = absl::StrCat(text, ": stopping ", Count(living_.size(), "worker"));
     Abandon(JobEndReason::kStoreLost, text);
-    deadline_ = now_ + options_.shutdown_timeout;
+    deadline_ = now_ + job_.times.shutdown_timeout;
     StopWorkers(SIGTERM, std::nullopt);
   } else if ((phase_ == Phase::kJoining || phase_ == Phase::kStopping) && living_.empty()) {
     Leave(JobEndReason::kStoreLost,
@@ -723,7 +725,7 @@ void AgentCore::Abandon(JobEndReason end, std::string text) {
 
 void AgentCore::LeaveBecause(JobEnd end) {
   const WorkerFailure* const called = failures_.CalledBy(end.reason);
-  if (options_.max_nodes == 1 && IsFailureOfAWorker(end) && called != nullptr) {
+  if (job_.limits.max_nodes == 1 && IsFailureOfAWorker(end) && called != nullptr) {
     // The first report ended this one-node job, but an earlier failure was seen after the report.
     const WorkerFailure* const root = RootCauseHere();
     if (root != nullptr && root != called) {
@@ -737,10 +739,10 @@ void AgentCore::LeaveBecause(JobEnd end) {
     case JobEnd::Kind::kSucceeded:
       return Leave(JobEndReason::kSucceeded, "");
     case JobEnd::Kind::kBudgetSpent:
-      if (options_.max_restarts == 0) return Leave(JobEndReason::kWorkerFailed, end.reason);
+      if (job_.limits.max_restarts == 0) return Leave(JobEndReason::kWorkerFailed, end.reason);
       return Leave(JobEndReason::kBudgetSpent,
                    absl::StrCat(end.reason, ", and the budget of ",
-                                Count(options_.max_restarts, "restart"), " is spent"));
+                                Count(job_.limits.max_restarts, "restart"), " is spent"));
     case JobEnd::Kind::kNoProgress:
       return Leave(JobEndReason::kNoProgress,
                    absl::StrCat(end.reason,
@@ -758,7 +760,7 @@ void AgentCore::Leave(JobEndReason end, std::string text) {
   end_text_ = std::move(text);
   const WorkerFailure* const root = RootCauseHere();
   if (root_exit_code_ == 0 && root != nullptr) root_exit_code_ = ShellExitCode(root->status);
-  Ask(LeaveAction{options_.farewell_timeout});
+  Ask(LeaveAction{job_.times.farewell_timeout});
 }
 
 void AgentCore::On(const LeftEvent&) {
@@ -774,8 +776,8 @@ void AgentCore::On(const KeeperGoneEvent&) {
   phase_ = Phase::kFinished;
   deadline_ = store_deadline_ = strays_deadline_ = absl::InfiniteFuture();
   CancelRequest();
-  if (options_.max_nodes > 1 && now_ - reported_at_ <= kTakeBackWindow) {
-    Ask(TakeBackAction{reported_generation_, options_.farewell_timeout});
+  if (job_.limits.max_nodes > 1 && now_ - reported_at_ <= kTakeBackWindow) {
+    Ask(TakeBackAction{reported_generation_, job_.times.farewell_timeout});
   } else {
     Do(FallSilentAction{});
   }

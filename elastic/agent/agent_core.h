@@ -13,6 +13,7 @@
 #include "elastic/agent/job_result.h"
 #include "elastic/agent/node_failures.h"
 #include "elastic/agent/worker_failure.h"
+#include "elastic/job/job_spec.h"
 #include "elastic/rendezvous/rendezvous.h"
 #include "elastic/rendezvous/round.h"
 
@@ -64,29 +65,14 @@ namespace ddp::elastic {
 // Thread-compatible.
 class AgentCore {
  public:
-  struct Options {
-    int max_restarts = 0;
-    int max_nodes = 1;
-    std::string role = "default";
-    std::string host;  // name by which other nodes know this one
-    absl::Duration rendezvous_timeout = absl::Minutes(10);
-    absl::Duration fault_grace = absl::Milliseconds(200);
-    absl::Duration shutdown_timeout = absl::Seconds(30);
-    // Time for the kernel to end a process by SIGKILL. A process stuck in the kernel never ends.
-    absl::Duration kill_timeout = absl::Seconds(10);
-    absl::Duration exit_barrier_timeout = absl::Minutes(5);
-    absl::Duration store_outage_timeout = absl::Minutes(10);
-    // Timeout of rendezvous requests whose answers no longer matter to this node.
-    absl::Duration farewell_timeout = absl::Seconds(2);
-  };
-
   struct Decision {
     std::vector<AgentAction> actions;
     // A line for the user, without a line end; empty when nothing is new.
     std::string reason;
   };
 
-  explicit AgentCore(Options options);
+  // `host`: name by which other nodes know this one.
+  AgentCore(JobSpec job, std::string host);
 
   // Handles one event. `now` never goes back.
   Decision Step(const AgentEvent& event, absl::Time now);
@@ -170,7 +156,8 @@ class AgentCore {
   void Do(Action action);
   std::vector<int> Living() const { return {living_.begin(), living_.end()}; }
 
-  const Options options_;
+  const JobSpec job_;
+  const std::string host_;
 
   Phase phase_ = Phase::kJoining;
   absl::Time now_ = absl::InfinitePast();               // of the current Step

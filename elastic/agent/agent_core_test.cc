@@ -29,6 +29,7 @@
 #include "elastic/agent/job_result.h"
 #include "elastic/agent/process_spawner.h"
 #include "elastic/agent/worker_failure.h"
+#include "elastic/job/job_spec.h"
 #include "elastic/rendezvous/rendezvous.h"
 #include "elastic/rendezvous/round.h"
 #include "gtest/gtest.h"
@@ -48,11 +49,11 @@ class Story final : public ::ddp::testing::StoryPlayer {
       if (parts[0] == "nproc") {
         nproc_ = Number(parts[1]);
       } else if (parts[0] == "nodes") {
-        nodes_ = options_.max_nodes = Number(parts[1]);
+        nodes_ = job_.limits.max_nodes = Number(parts[1]);
       } else if (parts[0] == "max_restarts") {
-        options_.max_restarts = Number(parts[1]);
+        job_.limits.max_restarts = Number(parts[1]);
       } else if (parts[0] == "shutdown_timeout") {
-        options_.shutdown_timeout = Duration(parts[1]);
+        job_.times.shutdown_timeout = Duration(parts[1]);
       } else if (parts[0] == "slow_strays") {
         slow_strays_ = Number(parts[1]) != 0;
       } else {
@@ -92,7 +93,7 @@ class Story final : public ::ddp::testing::StoryPlayer {
   }
 
   AgentCore& core() {
-    if (!core_.has_value()) core_.emplace(options_);
+    if (!core_.has_value()) core_.emplace(job_, "here");
     return *core_;
   }
 
@@ -296,7 +297,7 @@ class Story final : public ::ddp::testing::StoryPlayer {
     return lines;
   }
 
-  AgentCore::Options options_ = {.host = "here"};
+  JobSpec job_;
   int nproc_ = 1;
   int nodes_ = 1;
   std::optional<AgentCore> core_;

@@ -1,3 +1,5 @@
+// Length: all cases share the fixture, which is an agent with a fake rendezvous and fake workers.
+
 #include "elastic/agent/agent.h"
 
 #include <fcntl.h>
@@ -48,7 +50,7 @@ class AgentTest : public ::testing::Test {
   AgentTest()
       : log_path_(absl::StrCat(::testing::TempDir(), "/agent-events-", getpid(), ".jsonl")) {
     setenv("OMP_NUM_THREADS", "1", 1);
-    config_.run_id = "digits";
+    config_.job.run_id = "digits";
     config_.nproc_per_node = 2;
     config_.command = {"./train", "--rank=${local_rank}"};
   }
@@ -63,7 +65,7 @@ class AgentTest : public ::testing::Test {
       abort();
     });
     rendezvous_ = std::make_unique<FakeRendezvous>(loop_.get(), /*max_restarts=*/2);
-    config_.max_restarts = 2;
+    config_.job.limits.max_restarts = 2;
   }
 
   // Calls `what` in the next turn of the loop.
@@ -83,9 +85,9 @@ class AgentTest : public ::testing::Test {
   }
 
   JobResult Run() {
-    absl::StatusOr<EventLog> log = EventLog::Open(log_path_, config_.run_id);
+    absl::StatusOr<EventLog> log = EventLog::Open(log_path_, config_.job.run_id);
     EXPECT_TRUE(log.ok()) << log.status();
-    NodeStatusTracker status({.run_id = config_.run_id, .host = config_.host});
+    NodeStatusTracker status({.job = config_.job, .host = config_.host});
     Agent agent(config_, {.event_loop = loop_.get(),
                           .spawner = &spawner_,
                           .rendezvous = rendezvous_.get(),
@@ -203,14 +205,14 @@ class AgentWithKeeperTest : public AgentTest {
     EXPECT_EQ(pipe(ends), 0);
     keeper_.reset(ends[0]);
     life_.reset(ends[1]);
-    config_.max_nodes = 2;
+    config_.job.limits.max_nodes = 2;
   }
 
   // Runs until the agent calls on_silent.
   void RunUntilSilent() {
-    absl::StatusOr<EventLog> log = EventLog::Open(log_path_, config_.run_id);
+    absl::StatusOr<EventLog> log = EventLog::Open(log_path_, config_.job.run_id);
     ASSERT_TRUE(log.ok()) << log.status();
-    NodeStatusTracker status({.run_id = config_.run_id, .host = config_.host});
+    NodeStatusTracker status({.job = config_.job, .host = config_.host});
     Agent agent(config_, {.event_loop = loop_.get(),
                           .spawner = &spawner_,
                           .rendezvous = rendezvous_.get(),
@@ -286,7 +288,7 @@ TEST_F(AgentTest, TheReportNamesTheRootCauseOfTheLastGeneration) {
 }
 
 TEST_F(AgentTest, AWorkerThatIgnoresSigtermIsKilledAfterTheGrace) {
-  config_.fault_grace = absl::Milliseconds(1);
+  config_.job.times.fault_grace = absl::Milliseconds(1);
   spawner_.OnSignal([this](const Worker& worker, int signal) {
     if (signal != SIGKILL) return;
     Soon([this, pid = worker.pid] { spawner_.Exit(pid, {.signal = SIGKILL}); });
@@ -458,7 +460,8 @@ TEST_F(AgentTest, AUsersSignalStopsAwareWorkersAtOneStep) {
 
 TEST_F(AgentTest, AWorkerThatHangsIsAFailure) {
   ObeySignals();
-  config_.hang_floor = absl::Milliseconds(600);  // longer than the pause between two looks
+  // Longer than the pause between two looks.
+  config_.job.hangs.floor = absl::Milliseconds(600);
   OnStart([this](const Worker& worker) {
     if (worker.pid > 1002) return spawner_.Exit(worker.pid, {});
     absl::StatusOr<HealthPage> page = HealthPage::Map(dup(worker.spec.inherited_fds[0]));
@@ -529,7 +532,7 @@ TEST_F(AgentTest, TheLoopGoesOnWhileStraysDie) {
 }
 
 TEST_F(AgentTest, StraysThatDoNotDieEndTheWaitAtTheLimit) {
-  config_.kill_timeout = absl::Milliseconds(20);
+  config_.job.times.kill_timeout = absl::Milliseconds(20);
   spawner_.HoldStrays();
   OnStart([this](const Worker& worker) { spawner_.Exit(worker.pid, {}); });
   EXPECT_EQ(Run().exit_code, 0);

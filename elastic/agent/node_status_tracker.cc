@@ -111,7 +111,7 @@ double NodeStatusTracker::StepsPerSecond(absl::Time now) const {
 NodeRow NodeStatusTracker::Row(absl::Time now) const {
   NodeRow row;
   row.host = identity_.host;
-  row.role = identity_.role;
+  row.role = identity_.job.role;
   row.agent_pid = identity_.agent_pid;
   row.state = state_;
   row.generation = generation_.number;
@@ -155,16 +155,16 @@ std::string NodeStatusTracker::RowText(absl::Time now) {
 
 JobStatus NodeStatusTracker::Status(absl::Time now) const {
   JobStatus status;
-  status.run_id = identity_.run_id;
+  status.run_id = identity_.job.run_id;
   status.instance = identity_.instance;
   status.state = state_;
   status.generation = generation_.number;
   status.nonce = generation_.nonce;
   status.reason = generation_.reason;
   status.restarts = generation_.restarts;
-  status.max_restarts = identity_.max_restarts;
-  status.min_nodes = identity_.min_nodes;
-  status.max_nodes = identity_.max_nodes;
+  status.max_restarts = identity_.job.limits.max_restarts;
+  status.min_nodes = identity_.job.limits.min_nodes;
+  status.max_nodes = identity_.job.limits.max_nodes;
   if (generation_.number != 0) {
     status.world_size = generation_.world_size;
     status.nodes_total = generation_.nodes;
@@ -175,7 +175,8 @@ JobStatus NodeStatusTracker::Status(absl::Time now) const {
   node.row = Row(now);
   status.nodes.push_back(std::move(node));
   status.store_in_reach = store_in_reach_;
-  status.heartbeat_interval_s = identity_.heartbeat_interval_s;
+  const RendezvousRules& rules = identity_.job.rules;
+  status.heartbeat_interval_s = absl::ToDoubleSeconds(rules.HeartbeatInterval(rules.lease));
   status.store_outages = store_outages_;
   status.hangs = hangs_;
   return status;

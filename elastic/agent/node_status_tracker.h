@@ -10,13 +10,14 @@
 
 #include "absl/time/time.h"
 #include "elastic/agent/job_status.h"
+#include "elastic/job/job_spec.h"
 
 namespace ddp::elastic {
 
 // Tracks the state of the agent's own node. Produces the node's row in the rendezvous (for `ddprun
 // status`) and its metrics. Pure: no clock, no I/O. ddprun owns it.
 //
-//   NodeStatusTracker tracker({.run_id = ..., .host = ..., .role = ..., .agent_pid = getpid()});
+//   NodeStatusTracker tracker({.job = ..., .host = ..., .agent_pid = getpid()});
 //   on a round:       tracker.BeginGeneration({...}, now);
 //   worker started:   tracker.WorkerStarted(local_rank, rank, pid, now);
 //   worker's end:     tracker.WorkerEnded(local_rank);
@@ -32,15 +33,10 @@ class NodeStatusTracker {
  public:
   // Constant while the agent lives.
   struct Identity {
-    std::string run_id;
+    JobSpec job;
     int64_t instance = 0;  // number of the run id's instance; 0: not known
     std::string host;
-    std::string role;
     pid_t agent_pid = 0;
-    int max_restarts = 0;
-    int min_nodes = 1;
-    int max_nodes = 1;
-    double heartbeat_interval_s = -1;
   };
 
   struct Generation {

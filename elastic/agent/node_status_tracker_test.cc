@@ -25,13 +25,13 @@ class NodeStatusTrackerTest : public ::testing::Test {
 
   static NodeStatusTracker::Identity Identity() {
     NodeStatusTracker::Identity identity;
-    identity.run_id = "digits";
+    identity.job.run_id = "digits";
     identity.host = "a-1";
-    identity.role = "trainer";
+    identity.job.role = "trainer";
     identity.agent_pid = 99;
-    identity.max_restarts = 5;
-    identity.min_nodes = 2;
-    identity.max_nodes = 3;
+    identity.job.limits.max_restarts = 5;
+    identity.job.limits.min_nodes = 2;
+    identity.job.limits.max_nodes = 3;
     return identity;
   }
 
@@ -216,7 +216,7 @@ TEST_F(NodeStatusTrackerTest, IsTheJobAsOneNodeKnowsIt) {
 }
 
 TEST(NodeStatusTrackerFirstTest, BeforeTheFirstRoundThereIsNoRank) {
-  NodeStatusTracker tracker({.run_id = "digits"});
+  NodeStatusTracker tracker({});
   const absl::Time now = absl::FromUnixSeconds(1);
   EXPECT_EQ(tracker.Row(now).group_rank, -1);
   EXPECT_EQ(tracker.Status(now).world_size, 0);

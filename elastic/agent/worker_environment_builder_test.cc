@@ -19,10 +19,10 @@ using Environment = std::map<std::string, std::string>;
 
 LaunchConfig Config(int nproc) {
   LaunchConfig config;
-  config.run_id = "digits";
-  config.role = "trainer";
+  config.job.run_id = "digits";
+  config.job.role = "trainer";
   config.nproc_per_node = nproc;
-  config.max_restarts = 5;
+  config.job.limits.max_restarts = 5;
   return config;
 }
 

@@ -14,7 +14,6 @@ namespace ddp::elastic {
 struct WorkerFailure {
   int rank = 0;
   int local_rank = 0;
-  std::string role;
   pid_t pid = 0;
   ExitStatus status;
   absl::Time wall_time;         // when the agent saw it, for people

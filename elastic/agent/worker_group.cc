@@ -53,8 +53,8 @@ WorkerGroup::WorkerGroup(const LaunchConfig& config, Dependencies dependencies, 
       files_(dependencies.files),
       post_(std::move(post)),
       inherited_environment_(InheritedEnvironment()),
-      hangs_({.floor = config.hang_floor}),
-      stragglers_({.factor = config.straggler_factor}) {}
+      hangs_(config.job.hangs),
+      stragglers_(config.job.stragglers) {}
 
 WorkerGroup::~WorkerGroup() {
   loop_.CancelTimer(look_timer_);
@@ -177,7 +177,7 @@ absl::StatusOr<WorkerSpec> WorkerGroup::MakeSpec(const Round& round, int local_r
   spec.rank = round.placement.first_rank + local_rank;
   spec.attempt = round.restarts;
   spec.generation = generation_;
-  spec.role = config_.role;
+  spec.role = config_.job.role;
   for (const std::string& argument : config_.command) {
     spec.argv.push_back(SubstituteLocalRank(argument, local_rank));
   }

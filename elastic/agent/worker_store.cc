@@ -17,7 +17,7 @@ absl::StatusOr<int> WorkerStore::Prepare() {
     return kept->port();
   }
   // A single node needs only the loopback address.
-  const bool local = config_.max_nodes == 1 && config_.master_addr == "127.0.0.1";
+  const bool local = config_.job.limits.max_nodes == 1 && config_.master_addr == "127.0.0.1";
   absl::StatusOr<std::unique_ptr<store::TcpStoreServer>> server = store::TcpStoreServer::Listen(
       event_loop_, local ? config_.master_addr : "", config_.master_port);
   if (!server.ok()) {

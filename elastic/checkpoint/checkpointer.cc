@@ -1,9 +1,11 @@
+// Length: save and restore use the same group, writer and agreement between ranks. Their parts have
+// files of their own.
+
 #include "elastic/checkpoint/checkpointer.h"
 
 #include <exception>
 #include <functional>
 #include <mutex>
-#include <random>
 #include <utility>
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -14,29 +16,27 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
 #include "absl/time/clock.h"
 #include "base/clock.h"
 #include "base/status_macros.h"
 #include "ddp/common/logging.h"
-#include "elastic/checkpoint/checkpoint_group.h"
-#include "elastic/checkpoint/checkpoint_owner.h"
-#include "elastic/checkpoint/checkpoint_storage.h"
-#include "elastic/checkpoint/content_hash.h"
-#include "elastic/checkpoint/load_checkpoint.h"
-#include "elastic/checkpoint/optimizer_state.h"
-#include "elastic/checkpoint/posix_file_system.h"
-#include "elastic/checkpoint/progress_file_system.h"
-#include "elastic/checkpoint/rendezvous_check.h"
-#include "elastic/checkpoint/save_backoff.h"
-#include "elastic/checkpoint/save_checkpoint.h"
-#include "elastic/checkpoint/shard_plan.h"
-#include "elastic/checkpoint/stall_watch.h"
-#include "elastic/checkpoint/store_group.h"
-#include "elastic/checkpoint/torch_tensors.h"
-#include "elastic/checkpoint/wire_status.h"
-#include "elastic/checkpoint/work_folder.h"
+#include "elastic/checkpoint/file_system/posix_file_system.h"
+#include "elastic/checkpoint/file_system/progress_file_system.h"
+#include "elastic/checkpoint/file_system/stall_watch.h"
+#include "elastic/checkpoint/folder/checkpoint_owner.h"
+#include "elastic/checkpoint/folder/checkpoint_storage.h"
+#include "elastic/checkpoint/folder/rendezvous_check.h"
+#include "elastic/checkpoint/folder/work_folder.h"
+#include "elastic/checkpoint/format/content_hash.h"
+#include "elastic/checkpoint/group/agree_on.h"
+#include "elastic/checkpoint/group/checkpoint_group.h"
+#include "elastic/checkpoint/group/store_group.h"
+#include "elastic/checkpoint/save_load/load_checkpoint.h"
+#include "elastic/checkpoint/save_load/save_backoff.h"
+#include "elastic/checkpoint/save_load/save_checkpoint.h"
+#include "elastic/checkpoint/tensors/optimizer_state.h"
+#include "elastic/checkpoint/tensors/torch_tensors.h"
 #include "elastic/data/elastic_sampler.h"
 #include "elastic/worker/worker_session.h"
 
@@ -45,19 +45,6 @@ namespace {
 
 // Bounds the wait of a save for a rendezvous that does not answer.
 constexpr absl::Duration kRendezvousTimeout = absl::Seconds(3);
-
-std::string RandomNonce() {
-  std::random_device device;
-  return absl::StrFormat("%08x%08x", device(), device());
-}
-
-// Returns the nonce of this writer. A launcher without generations gives the same nonce to every
-// job, so a random part is added.
-std::string OwnerNonce(const Checkpointer::Options& options) {
-  if (options.generation_nonce.empty()) return RandomNonce();
-  if (options.generation > 0) return options.generation_nonce;
-  return absl::StrCat(options.generation_nonce.substr(0, 80), "-", RandomNonce());
-}
 
 // Returns null when the job has no rendezvous that could be asked.
 std::shared_ptr<RendezvousCheck> MakeRendezvousCheck(const Checkpointer::Options& options) {
@@ -70,20 +57,6 @@ std::shared_ptr<RendezvousCheck> MakeRendezvousCheck(const Checkpointer::Options
 AskRendezvous Asking(const std::shared_ptr<RendezvousCheck>& check) {
   if (check == nullptr) return nullptr;
   return [check] { return check->Ask(); };
-}
-
-// Returns true when a later save may succeed after an error of this kind.
-bool MayPass(const absl::Status& status) {
-  switch (status.code()) {
-    case absl::StatusCode::kInvalidArgument:
-    case absl::StatusCode::kFailedPrecondition:
-    case absl::StatusCode::kAlreadyExists:
-    case absl::StatusCode::kUnimplemented:
-    case absl::StatusCode::kDeadlineExceeded:  // a rank did not call save(): ranks are out of step
-      return false;
-    default:
-      return true;
-  }
 }
 
 std::unique_ptr<CheckpointGroup> MakeGroup(const Checkpointer::Options& options) {
@@ -204,7 +177,7 @@ class Checkpointer::Impl {
         rendezvous_(MakeRendezvousCheck(options_)),
         owner_{.run_id = options_.run_id,
                .generation = options_.generation,
-               .nonce = OwnerNonce(options_),
+               .nonce = OwnerNonce(options_.generation, options_.generation_nonce),
                .instance = rendezvous_ == nullptr ? 0 : rendezvous_->instance()},
         group_(MakeGroup(options_)),
         posix_(options_.folder),
@@ -235,7 +208,6 @@ class Checkpointer::Impl {
   absl::StatusOr<std::function<void()>> Prepare(const TrainingState& state,
                                                 const ModelTensors& model,
                                                 const LoadedCheckpoint& loaded) const;
-  absl::Status AgreeOn(const absl::Status& mine);
   absl::StatusOr<std::optional<RestoredCheckpoint>> TryRestore(TrainingState& state);
 
   const Options options_;
@@ -361,22 +333,6 @@ std::vector<std::string> Checkpointer::Impl::Mismatches(const TrainingState& sta
   return mismatches;
 }
 
-// Returns OK when `mine` is OK on all ranks; else the first error, with its rank.
-absl::Status Checkpointer::Impl::AgreeOn(const absl::Status& mine) {
-  const auto decide = [](const std::vector<std::string>& values) {
-    for (size_t rank = 0; rank < values.size(); ++rank) {
-      const absl::Status status = DecodeResult(values[rank]).status();
-      if (status.ok()) continue;
-      return EncodeResult(
-          absl::Status(status.code(), absl::StrCat("rank ", rank, ": ", status.message())));
-    }
-    return EncodeResult(std::string());
-  };
-  const std::string value = mine.ok() ? EncodeResult(std::string()) : EncodeResult(mine);
-  DDP_ASSIGN_OR_RETURN(const std::string answer, group_->Decide(value, decide));
-  return DecodeResult(answer).status();
-}
-
 // Builds the new state of everything but the model's tensors, and returns the function that puts
 // it in place. Changes nothing before that.
 absl::StatusOr<std::function<void()>> Checkpointer::Impl::Prepare(
@@ -415,7 +371,7 @@ absl::StatusOr<std::optional<RestoredCheckpoint>> Checkpointer::Impl::TryRestore
   // Every step that may fail comes first, and all ranks agree that none failed.
   const Manifest& manifest = loaded->manifest;
   const absl::StatusOr<std::function<void()>> put = Prepare(state, model, *loaded);
-  DDP_RETURN_IF_ERROR(AgreeOn(put.status()));
+  DDP_RETURN_IF_ERROR(AgreeOn(*group_, put.status()));
 
   LoadModel(model, manifest.aliases, loaded->model);
   (*put)();

@@ -1,5 +1,7 @@
-// Tests Checkpointer with real models, optimizers and files. save_load_test covers faults of the
-// disk and between ranks.
+// Tests Checkpointer with real models, optimizers and files, and StoreGroup with a c10d::Store. The
+// tests in save_load/ cover faults of the disk and between ranks.
+//
+// Length: every further file would compile LibTorch's headers once more, which takes 15 s.
 #include "elastic/checkpoint/checkpointer.h"
 
 #include <poll.h>
@@ -23,12 +25,21 @@
 #include <utility>
 #include <vector>
 
-#include <torch/torch.h>
+#include <torch/nn/functional/loss.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/conv.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/rmsprop.h>
+#include <torch/optim/sgd.h>
+#include <torch/types.h>
+#include <torch/utils.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "elastic/checkpoint/store_group.h"
+#include "elastic/checkpoint/group/store_group.h"
 #include "elastic/data/elastic_sampler.h"
 #include "elastic/worker/worker_session.h"
 #include "gmock/gmock.h"

@@ -44,6 +44,7 @@ class HangDetector {
     absl::Duration waiting_floor = absl::Minutes(2);
     double factor = 5;       // limit as a multiple of the longest step
     int64_t min_steps = 10;  // steps of the job before detection begins
+    bool operator==(const Options&) const = default;
   };
 
   // A hang of this node: the local rank that most likely holds up the others.

@@ -35,6 +35,7 @@ class StragglerDetector {
     int windows = 3;  // in a row
     // Least share of a step that the rank must cost.
     double min_share = 0.05;
+    bool operator==(const Options&) const = default;
   };
 
   struct Straggler {

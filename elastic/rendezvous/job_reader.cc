@@ -147,7 +147,6 @@ class Reader {
   }
   void TakeState(const Fields& fields);
   absl::Status ReadRows(absl::Span<NodeRecord> nodes);
-  absl::Status ReadLightLeases(absl::Span<NodeRecord> nodes);
 
   store::RedisConnection& connection_;
   const std::string run_id_;
@@ -269,7 +268,6 @@ absl::Status Reader::ReadNodes(size_t nodes_max) {
   const absl::Span<NodeRecord> nodes = absl::MakeSpan(job_.nodes);
   for (size_t begin = 0; begin < nodes.size(); begin += kBatch) {
     DDP_RETURN_IF_ERROR(ReadRows(nodes.subspan(begin, kBatch)));
-    DDP_RETURN_IF_ERROR(ReadLightLeases(nodes.subspan(begin, kBatch)));
   }
   return absl::OkStatus();
 }
@@ -283,27 +281,6 @@ absl::Status Reader::ReadRows(absl::Span<NodeRecord> nodes) {
   for (size_t i = 0; i < nodes.size(); ++i) {
     if (rows[i].IsNil()) continue;
     DDP_ASSIGN_OR_RETURN(nodes[i].row, rows[i].AsString());
-  }
-  return absl::OkStatus();
-}
-
-// Light heartbeats renew only the node's beat key, so a lease that seems to have run out may go on
-// there.
-absl::Status Reader::ReadLightLeases(absl::Span<NodeRecord> nodes) {
-  std::vector<NodeRecord*> silent;
-  std::vector<std::vector<std::string>> commands;
-  for (NodeRecord& node : nodes) {
-    if (!node.has_lease || node.lease_left_s > 0) continue;
-    silent.push_back(&node);
-    commands.push_back({"PTTL", absl::StrCat(Key("beat:"), node.node)});
-  }
-  if (silent.empty()) return absl::OkStatus();
-  DDP_ASSIGN_OR_RETURN(const std::vector<RedisReply> replies,
-                       connection_.Pipeline(commands, Reading()));
-  if (replies.size() != commands.size()) return Bad("the leases of its nodes");
-  for (size_t i = 0; i < silent.size(); ++i) {
-    DDP_ASSIGN_OR_RETURN(const int64_t left_ms, replies[i].AsInteger());
-    if (left_ms > 0) silent[i]->lease_left_s = static_cast<double>(left_ms) * 1e-3;
   }
   return absl::OkStatus();
 }

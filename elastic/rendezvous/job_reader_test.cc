@@ -75,14 +75,6 @@ class JobReaderTest : public ::testing::Test {
   int64_t now_ms_ = 0;
 };
 
-TEST_F(JobReaderTest, ANodeIsAliveByItsLightHeartbeats) {
-  MakeJob(1, "running", -1000);
-  EXPECT_LT(MustRead().nodes.at(0).lease_left_s, 0);
-  Do({"SET", Key(1, "beat:n1"), "1", "PX", "60000"});
-  EXPECT_GT(MustRead().nodes.at(0).lease_left_s, 50);
-  EXPECT_LE(MustRead().nodes.at(0).lease_left_s, 60);
-}
-
 TEST_F(JobReaderTest, ReadsAllThatIsThere) {
   MakeJob(3, "running");
   Do({"HSET", Key(3, "members"), "n2", "1 2 3 2 5 2 5 29500\ntrainer\na-2\n10.0.0.2"});

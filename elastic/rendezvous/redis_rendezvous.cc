@@ -55,19 +55,9 @@ std::string NodeName() {
 
 Core::Options CoreOptions(const RedisRendezvous::Options& given) {
   Core::Options options;
+  options.job = given.job;
   options.node = NodeName();
   options.endpoint = given.endpoint;
-  options.run_id = given.run_id;
-  options.fingerprint = given.fingerprint;
-  options.max_restarts = given.max_restarts;
-  options.min_nodes = given.min_nodes;
-  options.max_nodes = given.max_nodes;
-  options.last_call = given.last_call;
-  options.no_progress_limit = given.no_progress_limit;
-  options.quarantine_strikes = given.quarantine_strikes;
-  options.quarantine_cooldown = given.quarantine_cooldown;
-  options.lease = given.lease;
-  options.heartbeat = given.heartbeat;
   options.instance = given.instance;
   options.seed = RandomBits();
   return options;
@@ -118,7 +108,6 @@ struct RedisRendezvous::State {
   void TellRefusal(const absl::Status& why);
 
   void Do(const Core::CallScript& action);
-  void Do(const Core::CallCommand& action);
   void Do(const Core::Subscribe& action) { connection.Listen(action.channel); }
   void Do(const Core::AnswerJoin& action) { Answer<JoinDone>(action.answer); }
   void Do(const Core::AnswerFailure& action) { Answer<FailureDone>(action.verdict); }
@@ -162,7 +151,7 @@ absl::Status NotOurKeys(const RedisRendezvous::Options& options, const absl::Sta
   const std::string& user = options.endpoint.user;
   return absl::PermissionDeniedError(absl::StrCat(
       std::string(refused.message()), ": the rules of user '", user.empty() ? "default" : user,
-      "' do not allow a job with id '", options.run_id,
+      "' do not allow a job with id '", options.job.run_id,
       "': give the --rdzv-id that they name (~ddp:{ID}:*), or DDP_REDIS_USER another user, or the "
       "user "
       "the rules of docs/rendezvous-protocol.md"));
@@ -246,7 +235,8 @@ void RedisRendezvous::State::TellRefusal(const absl::Status& why) {
   if (!refusals_told.insert(std::string(why.message())).second) return;
   LOG(WARNING) << "the rendezvous sends this node no news: " << why.message()
                << (absl::IsPermissionDenied(why)
-                       ? absl::StrCat("; allow its user +subscribe &ddp:{", options.run_id, "}:*")
+                       ? absl::StrCat("; allow its user +subscribe &ddp:{", options.job.run_id,
+                                      "}:*")
                        : "");
 }
 
@@ -254,12 +244,6 @@ void RedisRendezvous::State::Do(const Core::CallScript& action) {
   connection.Call(
       scripts[action.script], action.keys, action.args,
       [this](absl::StatusOr<RedisReply> reply) { Post(Core::Replied{std::move(reply)}); });
-}
-
-void RedisRendezvous::State::Do(const Core::CallCommand& action) {
-  connection.Call(action.words, [this](absl::StatusOr<RedisReply> reply) {
-    Post(Core::Replied{std::move(reply)});
-  });
 }
 
 template <typename DoneType, typename AnswerType>

@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/event_loop.h"
+#include "elastic/job/job_spec.h"
 #include "elastic/rendezvous/rendezvous.h"
 #include "store/redis/redis_endpoint.h"
 
@@ -29,23 +30,8 @@ namespace ddp::elastic {
 class RedisRendezvous final : public Rendezvous {
  public:
   struct Options {
+    JobSpec job;
     store::RedisEndpoint endpoint;
-    std::string run_id;
-    // Empty: agents meet by the run id alone. Not empty: agents meet by this text as well, and do
-    // not join a job that has all its nodes. Used where the user gave no run id.
-    std::string fingerprint;
-
-    // Limits of the job. The values of the node that opens the job hold for all nodes.
-    int max_restarts = 0;
-    int min_nodes = 1;
-    int max_nodes = 1;
-    absl::Duration last_call = absl::Seconds(30);  // of the first round, from min_nodes on
-    int no_progress_limit = 3;   // charged failures in a row without a step; 0: no limit
-    int quarantine_strikes = 3;  // charged failures of one machine; 0: no quarantine
-    absl::Duration quarantine_cooldown = absl::Seconds(60);
-
-    absl::Duration lease = absl::Seconds(3);
-    absl::Duration heartbeat;  // zero: a sixth of the lease
 
     // Time for Open() to reach the server.
     absl::Duration connect_timeout = absl::Seconds(30);

@@ -1,5 +1,7 @@
 // Several nodes on a real Redis, each with its own connection. testing/scenarios/rendezvous tests
 // the rules themselves.
+//
+// Length: all cases share the fixture, which runs several nodes on one event loop.
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -60,11 +62,11 @@ class NodesTest : public ::testing::Test {
 
   NodesTest() : redis_(testing::RedisFixture::Start()), loop_(*EventLoop::Create()) {
     options_.endpoint = redis_->endpoint();
-    options_.run_id = "digits";
-    options_.max_restarts = 5;
-    options_.min_nodes = 1;
-    options_.max_nodes = 2;
-    options_.lease = kSlowLease;
+    options_.job.run_id = "digits";
+    options_.job.limits.max_restarts = 5;
+    options_.job.limits.min_nodes = 1;
+    options_.job.limits.max_nodes = 2;
+    options_.job.rules.lease = kSlowLease;
   }
 
   std::unique_ptr<Node> MakeNode(const std::string& host) {
@@ -207,7 +209,7 @@ TEST_F(NodesTest, AFailureIsPushedToAll) {
   const auto a = MakeNode("a"), b = MakeNode("b");
   JoinAll({a.get(), b.get()});
   EXPECT_EQ(a->round().placement.world_size, 4);
-  EXPECT_NE(a->round().masters, b->round().masters);
+  EXPECT_NE(a->round().placement.group_rank, b->round().placement.group_rank);
   ASSERT_EQ(Fail(*b, "rank 3 was killed by SIGKILL")->decision, Decision::kRestart);
   AwaitNews(*a, News::Kind::kGenerationOver);
   EXPECT_EQ(a->news.back().generation, a->round().generation);
@@ -258,7 +260,7 @@ TEST_F(NodesTest, AnAgentHasOneConnectionAlways) {
 }
 
 TEST_F(NodesTest, ADrainIsPushedToAllAndFreeOfCharge) {
-  options_.max_restarts = 0;
+  options_.job.limits.max_restarts = 0;
   const auto a = MakeNode("a"), b = MakeNode("b");
   JoinAll({a.get(), b.get()});
   ASSERT_TRUE(Drain(*b, "node b leaves (SIGTERM)").ok());
@@ -298,7 +300,7 @@ TEST_F(NodesTest, TheLastToCompleteEndsTheJobForAll) {
 }
 
 TEST_F(NodesTest, ASpareIsPromoted) {
-  options_.min_nodes = 2;
+  options_.job.limits.min_nodes = 2;
   const auto a = MakeNode("a"), b = MakeNode("b"), c = MakeNode("c");
   JoinAll({a.get(), b.get()});
   StartJoin(*c);
@@ -313,9 +315,9 @@ TEST_F(NodesTest, ASpareIsPromoted) {
 // Agents without a run id: the seat of a killed node is free once its lease has run out. By then
 // the node may have come back and opened a job of its own, which no other node will join.
 TEST_F(NodesTest, ANodeThatWaitsAloneGoesToAnOlderJobOfItsKind) {
-  options_.lease = kShortLease;
-  options_.min_nodes = 2;
-  options_.fingerprint = "train";
+  options_.job.rules.lease = kShortLease;
+  options_.job.limits.min_nodes = 2;
+  options_.job.fingerprint = "train";
   const auto a = MakeNode("a");
   auto b = MakeNode("b");
   JoinAll({a.get(), b.get()});
@@ -333,8 +335,8 @@ TEST_F(NodesTest, ANodeThatWaitsAloneGoesToAnOlderJobOfItsKind) {
 
 // All nodes have opened the same instance before the first one joins.
 TEST_F(NodesTest, AJobWithoutAnIdTakesInAgentsUntilItIsFull) {
-  options_.min_nodes = 2;
-  options_.fingerprint = "train";
+  options_.job.limits.min_nodes = 2;
+  options_.job.fingerprint = "train";
   const auto a = MakeNode("a"), b = MakeNode("b"), c = MakeNode("c"), d = MakeNode("d");
   ASSERT_EQ(d->rendezvous->instance(), a->rendezvous->instance());
   JoinAll({a.get(), b.get(), c.get(), d.get()});
@@ -366,10 +368,10 @@ TEST_F(NodesTest, AJobWithoutAnIdTakesInAgentsUntilItIsFull) {
 }
 
 TEST_F(NodesTest, ANewcomerPrefersAJobThatRunsToOneThatWaits) {
-  options_.lease = kShortLease;
-  options_.max_nodes = 3;
-  options_.min_nodes = 2;
-  options_.fingerprint = "train";
+  options_.job.rules.lease = kShortLease;
+  options_.job.limits.max_nodes = 3;
+  options_.job.limits.min_nodes = 2;
+  options_.job.fingerprint = "train";
   const auto a = MakeNode("a"), b = MakeNode("b"), c = MakeNode("c");
   JoinAll({a.get(), b.get(), c.get()});
   const auto waiting = MakeNode("d");
@@ -379,7 +381,7 @@ TEST_F(NodesTest, ANewcomerPrefersAJobThatRunsToOneThatWaits) {
 }
 
 TEST_F(NodesTest, AReportThatIsTakenBackIsTheLossOfItsNode) {
-  options_.max_restarts = 0;
+  options_.job.limits.max_restarts = 0;
   const auto a = MakeNode("a"), b = MakeNode("b");
   JoinAll({a.get(), b.get()});
   ASSERT_EQ(Fail(*b, "rank 2 was killed by SIGKILL")->decision, Decision::kRestart);
@@ -395,7 +397,7 @@ TEST_F(NodesTest, AReportThatIsTakenBackIsTheLossOfItsNode) {
 }
 
 TEST_F(NodesTest, AReportIsTakenBackAlsoWhenItWasCharged) {
-  options_.max_restarts = 1;
+  options_.job.limits.max_restarts = 1;
   const auto a = MakeNode("a"), b = MakeNode("b");
   JoinAll({a.get(), b.get()});
   const GenerationId reported = b->round().generation;
@@ -412,7 +414,7 @@ TEST_F(NodesTest, AReportIsTakenBackAlsoWhenItWasCharged) {
 
 // The report is not taken back, so the end comes a moment later, for all nodes.
 TEST_F(NodesTest, AReportThatSpendsTheBudgetEndsTheJob) {
-  options_.max_restarts = 0;
+  options_.job.limits.max_restarts = 0;
   const auto a = MakeNode("a"), b = MakeNode("b");
   JoinAll({a.get(), b.get()});
   ASSERT_EQ(Fail(*b, "rank 2 was killed by SIGKILL")->decision, Decision::kRestart);
@@ -424,8 +426,8 @@ TEST_F(NodesTest, AReportThatSpendsTheBudgetEndsTheJob) {
 }
 
 TEST_F(NodesTest, ALostNodeIsNoticedByTheOthers) {
-  options_.lease = kShortLease;
-  options_.max_restarts = 0;
+  options_.job.rules.lease = kShortLease;
+  options_.job.limits.max_restarts = 0;
   const auto a = MakeNode("a");
   auto b = MakeNode("b");
   JoinAll({a.get(), b.get()});
@@ -439,8 +441,8 @@ TEST_F(NodesTest, ALostNodeIsNoticedByTheOthers) {
 
 // A script gives up 500 nodes at most, so several scripts are needed.
 TEST_F(NodesTest, NodesThatAreLostByTheThousandAreAllGivenUp) {
-  options_.lease = kShortLease;
-  options_.max_nodes = 1;
+  options_.job.rules.lease = kShortLease;
+  options_.job.limits.max_nodes = 1;
   const auto a = MakeNode("a");
   JoinAll({a.get()});
   const std::string prefix = "ddp:{digits}:i1:";
@@ -466,7 +468,7 @@ TEST_F(NodesTest, NodesThatAreLostByTheThousandAreAllGivenUp) {
 }
 
 TEST_F(NodesTest, AServerThatComesBackEmptyInterruptsNothing) {
-  options_.lease = kShortLease;
+  options_.job.rules.lease = kShortLease;
   const auto a = MakeNode("a"), b = MakeNode("b");
   JoinAll({a.get(), b.get()});
   ASSERT_TRUE(Fail(*b, "rank 2 failed").ok());
@@ -489,7 +491,7 @@ TEST_F(NodesTest, AServerThatComesBackEmptyInterruptsNothing) {
 }
 
 TEST_F(NodesTest, AFailOverThatLosesTheLastWritesDoesNotTakeAGenerationBack) {
-  options_.lease = kShortLease;
+  options_.job.rules.lease = kShortLease;
   const auto a = MakeNode("a"), b = MakeNode("b");
   JoinAll({a.get(), b.get()});
   std::map<std::string, std::string> dump;
@@ -542,7 +544,7 @@ class AclTest : public NodesTest {
       command.emplace_back(rule);
     }
     EXPECT_EQ(*Redis(command).AsString(), "OK");
-    options_.run_id = "di{g}*ts";
+    options_.job.run_id = "di{g}*ts";
     options_.endpoint.user = "job";
     options_.endpoint.password = "secret";
   }
@@ -594,7 +596,7 @@ TEST_F(AclTest, AJobsUserCannotReachAnotherJob) {
 }
 
 TEST_F(AclTest, AnotherIdThanTheUsersIsNamedWithTheCure) {
-  options_.run_id = "other";
+  options_.job.run_id = "other";
   const absl::Status status = RedisRendezvous::Open(options_, loop_.get()).status();
   EXPECT_TRUE(absl::IsPermissionDenied(status)) << status;
   for (const char* text : {"user 'job'", "id 'other'", "--rdzv-id", "DDP_REDIS_USER"}) {
@@ -632,7 +634,7 @@ TEST_F(AclTest, TheUserOfAllJobsReachesNothingElse) {
     command.emplace_back(rule);
   }
   EXPECT_EQ(*Redis(command).AsString(), "OK");
-  options_.run_id = "another";
+  options_.job.run_id = "another";
   // The user may not send a script's source, so the server must know the scripts already.
   const absl::Status unknown = RedisRendezvous::Open(options_, loop_.get()).status();
   EXPECT_TRUE(absl::IsFailedPrecondition(unknown)) << unknown;

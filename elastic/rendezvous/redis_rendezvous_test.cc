@@ -1,3 +1,5 @@
+// Length: all cases share the fixture, which is a real Redis that a case may stop or empty.
+
 #include "elastic/rendezvous/redis_rendezvous.h"
 
 #include <signal.h>
@@ -69,8 +71,8 @@ class RedisRendezvousTest : public ::testing::Test {
   RedisRendezvous::Options MakeOptions() {
     RedisRendezvous::Options options;
     options.endpoint = endpoint_;
-    options.run_id = "digits";
-    options.max_restarts = 2;
+    options.job.run_id = "digits";
+    options.job.limits.max_restarts = 2;
     return options;
   }
 
@@ -184,7 +186,7 @@ TEST_F(RedisRendezvousTest, OneNodeFormsARoundAtOnce) {
   EXPECT_EQ(round->generation.nonce.size(), 16u);
   EXPECT_EQ(round->restarts, 0);
   EXPECT_EQ(round->placement.world_size, 2);
-  EXPECT_TRUE(round->masters);
+  EXPECT_EQ(round->placement.group_rank, 0);
 
   const absl::StatusOr<store::StoreAddress> address = store::ParseStoreAddress(round->store_url);
   ASSERT_TRUE(address.ok()) << address.status();
@@ -195,7 +197,7 @@ TEST_F(RedisRendezvousTest, OneNodeFormsARoundAtOnce) {
 
 TEST_F(RedisRendezvousTest, ARunIdUsedAgainInheritsNothing) {
   RedisRendezvous::Options options = MakeOptions();
-  options.max_restarts = 1;
+  options.job.limits.max_restarts = 1;
   const std::unique_ptr<RedisRendezvous> first = Open(options);
   ASSERT_TRUE(Report(*first, Join(*first)->generation, 0).ok());
   ASSERT_EQ(Report(*first, Join(*first)->generation, 0)->decision, Decision::kEnded);
@@ -273,7 +275,7 @@ TEST_F(RedisRendezvousTest, ACompletedJobTakesNobodyIn) {
 
 TEST_F(RedisRendezvousTest, TwoNodesMeetAndKeepTheirRanks) {
   RedisRendezvous::Options options = MakeOptions();
-  options.min_nodes = options.max_nodes = 2;
+  options.job.limits.min_nodes = options.job.limits.max_nodes = 2;
   const std::unique_ptr<RedisRendezvous> a = Open(options);
   options.instance = a->instance();
   const std::unique_ptr<RedisRendezvous> b = Open(options);
@@ -299,7 +301,7 @@ TEST_F(RedisRendezvousTest, TwoNodesMeetAndKeepTheirRanks) {
 
 TEST_F(RedisRendezvousTest, BothNodesMustCompleteForTheJobToSucceed) {
   RedisRendezvous::Options options = MakeOptions();
-  options.min_nodes = options.max_nodes = 2;
+  options.job.limits.min_nodes = options.job.limits.max_nodes = 2;
   const std::unique_ptr<RedisRendezvous> a = Open(options);
   options.instance = a->instance();
   const std::unique_ptr<RedisRendezvous> b = Open(options);
@@ -312,8 +314,8 @@ TEST_F(RedisRendezvousTest, BothNodesMustCompleteForTheJobToSucceed) {
 
 TEST_F(RedisRendezvousTest, ANodeThatDiedWhileWaitingHoldsNobodyUp) {
   RedisRendezvous::Options options = MakeOptions();
-  options.min_nodes = options.max_nodes = 2;
-  options.lease = absl::Milliseconds(300);
+  options.job.limits.min_nodes = options.job.limits.max_nodes = 2;
+  options.job.rules.lease = absl::Milliseconds(300);
   std::unique_ptr<RedisRendezvous> dead = Open(options);
   dead->Join(Offer(), kLong, [](const absl::StatusOr<JoinAnswer>&) { FAIL() << "alone"; });
   std::function<void()> look = [&] {
@@ -324,7 +326,7 @@ TEST_F(RedisRendezvousTest, ANodeThatDiedWhileWaitingHoldsNobodyUp) {
   RunLoop();
   dead.reset();
   options.instance = 1;
-  options.lease = kLong;
+  options.job.rules.lease = kLong;
   const std::unique_ptr<RedisRendezvous> a = Open(options);
   const std::unique_ptr<RedisRendezvous> b = Open(options);
   // The lease runs out by the server's clock. Until then the node counts as a member.
@@ -342,7 +344,7 @@ TEST_F(RedisRendezvousTest, ANodeThatDiedWhileWaitingHoldsNobodyUp) {
 
 TEST_F(RedisRendezvousTest, SaysWhoIsMissing) {
   RedisRendezvous::Options options = MakeOptions();
-  options.min_nodes = options.max_nodes = 2;
+  options.job.limits.min_nodes = options.job.limits.max_nodes = 2;
   const std::unique_ptr<RedisRendezvous> alone = Open(options);
   const absl::Status status = Join(*alone, Offer(), absl::Milliseconds(300)).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
@@ -370,7 +372,7 @@ TEST_F(RedisRendezvousTest, AServerThatLostItsMemoryAdoptsTheHighestGeneration) 
 TEST_F(RedisRendezvousTest, ALostCounterDoesNotGiveARunningInstanceAway) {
   const auto open = [this](const std::string& fingerprint) {
     RedisRendezvous::Options options = MakeOptions();
-    options.fingerprint = fingerprint;
+    options.job.fingerprint = fingerprint;
     return Open(options);
   };
   const std::unique_ptr<RedisRendezvous> first = open("a");
@@ -402,7 +404,7 @@ TEST_F(RedisRendezvousTest, AJobThatWasBegunAnewIsJoined) {
 TEST_F(RedisRendezvousTest, AnotherJobInOurPlaceIsNotOurs) {
   const auto open = [this](const std::string& fingerprint) {
     RedisRendezvous::Options options = MakeOptions();
-    options.fingerprint = fingerprint;
+    options.job.fingerprint = fingerprint;
     return Open(options);
   };
   const std::unique_ptr<RedisRendezvous> robbed = open("a");
@@ -427,7 +429,7 @@ TEST_F(RedisRendezvousTest, AnInstanceThatIsNotOpenCannotBeJoined) {
 
 TEST_F(RedisRendezvousTest, HeartbeatsRenewTheLease) {
   RedisRendezvous::Options options = MakeOptions();
-  options.lease = absl::Milliseconds(300);
+  options.job.rules.lease = absl::Milliseconds(300);
   const std::unique_ptr<RedisRendezvous> rendezvous = Open(options);
   const Round round = *Join(*rendezvous);
   const std::string node =
@@ -446,7 +448,7 @@ TEST_F(RedisRendezvousTest, HeartbeatsRenewTheLease) {
 
 TEST_F(RedisRendezvousTest, LosingTheServerIsToldOnceAndMends) {
   RedisRendezvous::Options options = MakeOptions();
-  options.lease = absl::Milliseconds(300);
+  options.job.rules.lease = absl::Milliseconds(300);
   const std::unique_ptr<RedisRendezvous> rendezvous = Open(options);
   const Round round = *Join(*rendezvous);
   std::vector<News::Kind> told;
@@ -513,7 +515,7 @@ TEST_F(RedisRendezvousTest, ACancelledRequestIsNotAnswered) {
 
 TEST_F(RedisRendezvousTest, EveryKeyIsInTheRunsSlotAndExpires) {
   RedisRendezvous::Options options = MakeOptions();
-  options.run_id = "a{b}%c";
+  options.job.run_id = "a{b}%c";
   const std::unique_ptr<RedisRendezvous> rendezvous = Open(options);
   const Round round = *Join(*rendezvous);
   ASSERT_TRUE(Report(*rendezvous, round.generation, 0).ok());

@@ -48,8 +48,8 @@ class RendezvousConformanceTest : public ::testing::TestWithParam<const char*> {
     server_ = *std::move(server);
     RedisRendezvous::Options options;
     options.endpoint = server_->endpoint();
-    options.run_id = "digits";
-    options.max_restarts = kMaxRestarts;
+    options.job.run_id = "digits";
+    options.job.limits.max_restarts = kMaxRestarts;
     absl::StatusOr<std::unique_ptr<RedisRendezvous>> rendezvous =
         RedisRendezvous::Open(options, loop_.get());
     ASSERT_TRUE(rendezvous.ok()) << rendezvous.status();
@@ -143,7 +143,7 @@ TEST_P(RendezvousConformanceTest, TheFirstRoundIsGenerationOne) {
   EXPECT_FALSE(round->generation.nonce.empty());
   EXPECT_EQ(round->restarts, 0);
   EXPECT_EQ(round->placement.world_size, Offer().nproc);
-  EXPECT_TRUE(round->masters);
+  EXPECT_EQ(round->placement.group_rank, 0);
   EXPECT_TRUE(Complete(round->generation).ok());
   EXPECT_TRUE(Leave().ok());
 }

@@ -1,3 +1,6 @@
+// Length: one state machine. Each reply and each push changes the request, the membership and the
+// heartbeats together, so a part would need most of the fields.
+
 #include "elastic/rendezvous/rendezvous_core.h"
 
 #include <algorithm>
@@ -24,6 +27,8 @@ constexpr int kFailuresBeforeOutOfReach = 3;
 
 // A waiting node asks for the text of its condition only in every fourth repeated join.
 constexpr int kBriefHeartbeats = 4;
+// With more waiting nodes, each repeats its join less often than a member sends heartbeats.
+constexpr int kWaitingAtFullPaceMax = 32;
 
 template <typename... Handlers>
 struct Overload : Handlers... {
@@ -58,13 +63,6 @@ absl::Status GenerationIsOver(const ScriptReply& reply) {
       absl::StrCat("the generation is over, the current one is ", reply.generation.number));
 }
 
-// Returns the server's time: the end of the renewed lease, as in the reply, minus the lease.
-std::optional<absl::Time> ServerTime(const ScriptReply& reply, absl::Duration lease) {
-  const int64_t lease_end_ms = reply.outcome == "ok" ? reply.number(2, -1) : -1;
-  if (lease_end_ms < 0) return std::nullopt;
-  return absl::FromUnixMillis(lease_end_ms) - lease;
-}
-
 std::string Step64(int64_t step) { return absl::StrCat(std::max<int64_t>(-1, step)); }
 
 }  // namespace
@@ -76,7 +74,6 @@ std::string DebugString(const RendezvousCore::Action& action) {
           [](const Core::CallScript& a) {
             return absl::StrCat("call ", ToString(a.script), " ", absl::StrJoin(a.args, "|"));
           },
-          [](const Core::CallCommand& a) { return absl::StrJoin(a.words, " "); },
           [](const Core::Subscribe& a) { return absl::StrCat("subscribe to ", a.channel); },
           [](const Core::AnswerJoin& a) {
             if (!a.answer.ok()) return absl::StrCat("answer: ", a.answer.status().message());
@@ -159,12 +156,11 @@ void RendezvousCore::Do(A action) {
 // Time and chance. --------------------------------------------------------------------------------
 
 absl::Duration RendezvousCore::lease() const {
-  return opened_.has_value() ? absl::Milliseconds(opened_->lease_ms) : options_.lease;
+  return opened_.has_value() ? absl::Milliseconds(opened_->lease_ms) : options_.job.rules.lease;
 }
 
 absl::Duration RendezvousCore::heartbeat() const {
-  const absl::Duration wanted =
-      options_.heartbeat > absl::ZeroDuration() ? options_.heartbeat : lease() / 6;
+  const absl::Duration wanted = options_.job.rules.HeartbeatInterval(lease());
   return std::max(absl::Milliseconds(1), std::min(wanted, lease() / 3));
 }
 
@@ -176,7 +172,7 @@ absl::Time RendezvousCore::NextSignOfLife() {
 // Thousands of waiting nodes must not keep the server from those that still join. The slower pace
 // is safe: a push announces the round, and a node that was given up returns with its next join.
 absl::Duration RendezvousCore::PaceOfWaiting(int64_t nodes) const {
-  return nodes <= options_.full_heartbeats ? heartbeat() : std::max(heartbeat(), lease() / 4);
+  return nodes <= kWaitingAtFullPaceMax ? heartbeat() : std::max(heartbeat(), lease() / 4);
 }
 
 // Full jitter: the clients of a server that comes back must not all call at once.
@@ -191,13 +187,13 @@ std::string RendezvousCore::RandomHex() { return absl::StrFormat("%016x", random
 // Jobs without a run id share the keys of one run; their tokens tell them apart. The name is a
 // hash, which keeps the token secret.
 std::string RendezvousCore::run_id() const {
-  if (options_.fingerprint.empty() || !opened_.has_value()) return options_.run_id;
+  if (options_.job.fingerprint.empty() || !opened_.has_value()) return options_.job.run_id;
   const std::string& token = opened_->token;
-  return absl::StrFormat("%s-%016x", options_.run_id, XXH3_64bits(token.data(), token.size()));
+  return absl::StrFormat("%s-%016x", options_.job.run_id, XXH3_64bits(token.data(), token.size()));
 }
 
 std::string RendezvousCore::RunPrefix() const {
-  return absl::StrCat("ddp:{", store::EncodeRunIdForKey(options_.run_id), "}:");
+  return absl::StrCat("ddp:{", store::EncodeRunIdForKey(options_.job.run_id), "}:");
 }
 
 std::string RendezvousCore::KeyPrefix() const {
@@ -327,13 +323,14 @@ void RendezvousCore::SendOpen() {
   Do(CallScript{
       ScriptName::kOpenInstance,
       {prefix + "instance", absl::StrCat(prefix, "opened:", token)},
-      {prefix, absl::StrCat(wanted), token, opened_.has_value() ? "1" : "0", options_.fingerprint,
-       Milliseconds(kKeysTimeToLive), Milliseconds(kOpenRequestTimeToLive), Milliseconds(lease()),
-       Milliseconds(heartbeat()), absl::StrCat(options_.max_restarts),
-       absl::StrCat(options_.min_nodes), absl::StrCat(options_.max_nodes),
-       Milliseconds(options_.last_call), absl::StrCat(options_.no_progress_limit),
-       absl::StrCat(options_.quarantine_strikes), Milliseconds(options_.quarantine_cooldown),
-       absl::StrCat(options_.full_heartbeats)}});
+      {prefix, absl::StrCat(wanted), token, opened_.has_value() ? "1" : "0",
+       options_.job.fingerprint, Milliseconds(kKeysTimeToLive),
+       Milliseconds(kOpenRequestTimeToLive), Milliseconds(lease()), Milliseconds(heartbeat()),
+       absl::StrCat(options_.job.limits.max_restarts), absl::StrCat(options_.job.limits.min_nodes),
+       absl::StrCat(options_.job.limits.max_nodes), Milliseconds(options_.job.rules.last_call),
+       absl::StrCat(options_.job.rules.no_progress_limit),
+       absl::StrCat(options_.job.rules.quarantine_strikes),
+       Milliseconds(options_.job.rules.quarantine_cooldown)}});
 }
 
 void RendezvousCore::Send(ScriptName script, const GenerationId& about,
@@ -413,25 +410,18 @@ void RendezvousCore::SendRequest() {
   Send(script, about, std::move(args));
 }
 
-// Makes the next heartbeat a full one, at once: it fetches what this node may have missed.
-void RendezvousCore::BeatInFullNow() {
+// Makes a heartbeat due at once: it fetches what this node may have missed.
+void RendezvousCore::BeatNow() {
   ask_again_ = true;
-  heartbeats_.BeInFullAt(now_);
+  heartbeats_.BeDueAt(now_);
 }
 
 void RendezvousCore::SendHeartbeat() {
   ask_again_ = false;
-  // Without a subscription this node gets no pushes, so its heartbeats must be full.
-  in_flight_ = InFlight{.script = ScriptName::kHeartbeat,
-                        .is_light = subscribed_ && heartbeats_.next_is_light()};
-  if (in_flight_->is_light) {
-    Do(CallCommand{
-        {"PEXPIRE", absl::StrCat(KeyPrefix(), "beat:", options_.node), Milliseconds(lease())}});
-  } else {
-    std::vector<std::string> said = heartbeats_.Compose(now_);
-    said.push_back(mine_->completed ? "1" : "");
-    Send(ScriptName::kHeartbeat, mine_->generation, std::move(said));
-  }
+  in_flight_ = InFlight{.script = ScriptName::kHeartbeat};
+  std::vector<std::string> said = heartbeats_.Compose(now_);
+  said.push_back(mine_->completed ? "1" : "");
+  Send(ScriptName::kHeartbeat, mine_->generation, std::move(said));
 }
 
 // Replies. ----------------------------------------------------------------------------------------
@@ -447,7 +437,6 @@ void RendezvousCore::On(const Replied& event) {
     if (is_awaited && !IsPassing(status)) FailRequest(status);
     return;
   }
-  if (call.is_light) return OnLightHeartbeat(*event.reply);
   if (call.script == ScriptName::kOpenInstance) return OnOpened(*event.reply);
   const absl::StatusOr<ScriptReply> reply = ParseScriptReply(*event.reply);
   if (!reply.ok()) {
@@ -463,12 +452,12 @@ void RendezvousCore::OnOpened(const store::RedisReply& reply) {
   absl::Status status = opened.status();
   wants_open_ = false;
   if (opened.ok() && opened->token.empty()) {
-    status = absl::NotFoundError(absl::StrCat("run ", options_.run_id, " has no instance ",
+    status = absl::NotFoundError(absl::StrCat("run ", options_.job.run_id, " has no instance ",
                                               opened->number, " at Redis at ",
                                               options_.endpoint.DebugString()));
   }
   if (status.ok() && forgotten_ && opened->token != opened_->token) {
-    if (options_.fingerprint.empty() && options_.instance == 0) return OnReplaced();
+    if (options_.job.fingerprint.empty() && options_.instance == 0) return OnReplaced();
     status = ForeignInstance();
   }
   open_status_ = status;
@@ -485,7 +474,7 @@ void RendezvousCore::OnOpened(const store::RedisReply& reply) {
   heartbeats_.ForgetWhatWasSaid();
   if (is_new && !left_) {
     subscribe_at_ = absl::InfiniteFuture();
-    subscribed_ = was_heard_ = false;
+    was_heard_ = false;
     Do(Subscribe{KeyPrefix() + "news"});
   }
 }
@@ -493,7 +482,6 @@ void RendezvousCore::OnOpened(const store::RedisReply& reply) {
 // The failed call is sent again after a pause.
 void RendezvousCore::OnFailedCall(const absl::Status& status) {
   pause_until_ = now_ + Pause(++failures_in_a_row_);
-  heartbeats_.BeInFull();
   if (request_.has_value()) request_->brief_until = absl::InfinitePast();
   if (request_.has_value() && request_->rest.has_value()) {
     request_->deadline = now_ + *std::exchange(request_->rest, std::nullopt);
@@ -539,22 +527,10 @@ void RendezvousCore::OnTransition(const InFlight& call, const ScriptReply& reply
   std::visit([&](const auto& what) { OnAnswer(what, reply); }, asked);
 }
 
-// Reply 1: the lease was renewed. 0: the key is gone, by expiry or because the server lost it.
-void RendezvousCore::OnLightHeartbeat(const store::RedisReply& reply) {
-  const absl::StatusOr<int64_t> renewed = reply.AsInteger();
-  if (!renewed.ok()) return OnFailedCall(renewed.status());
-  OnContact(absl::OkStatus());
-  heartbeats_.OnLightAnswer(now_, Share());
-  if (ask_again_ || *renewed == 0) BeatInFullNow();
-}
-
 void RendezvousCore::OnHeartbeat(const ScriptReply& reply) {
-  heartbeats_.OnFullAnswer(now_, ServerTime(reply, lease()), Share());
-  if (ask_again_) BeatInFullNow();
+  heartbeats_.OnAnswer(now_, Share());
+  if (ask_again_) BeatNow();
   if (!mine_.has_value()) return;
-  // text(1) is "1" when the clock's transitions were due: full heartbeats are rare, because many
-  // nodes are lost. Send full ones only.
-  if (reply.outcome != "ok" || reply.text(1) == "1") heartbeats_.BeInFull();
   if (reply.outcome == "ok") {
     median_busy_us_ = reply.number(0, -1);
   } else if (reply.outcome == "drain") {
@@ -611,11 +587,9 @@ void RendezvousCore::OnRound(const ScriptReply& reply) {
   mine_ = Membership{.generation = generation, .row = reply.text(0)};
   median_busy_us_ = -1;
   const double row_share = Share();
-  heartbeats_.Start({.interval = heartbeat(),
-                     .lease = lease(),
-                     .nodes = round->placement.group_world_size,
-                     .full_heartbeats = options_.full_heartbeats},
-                    now_, row_share, Share());
+  heartbeats_.Start(
+      {.interval = heartbeat(), .lease = lease(), .nodes = round->placement.group_world_size}, now_,
+      row_share, Share());
   request_.reset();
   Do(AnswerJoin{JoinAnswer(*std::move(round))});
 }
@@ -726,23 +700,21 @@ void RendezvousCore::OnAnswer(const CloseRequest&, const ScriptReply&) {
 // Pushed messages. --------------------------------------------------------------------------------
 
 void RendezvousCore::On(const Subscribed&) {
-  subscribed_ = true;
   failed_subscriptions_ = 0;
   if (!was_heard_) return;
   // A message may have been published between the last answer and the subscription.
-  BeatInFullNow();
+  BeatNow();
   if (request_.has_value()) request_->send_at = now_;
 }
 
 void RendezvousCore::On(const SubscriptionEnded&) {
-  subscribed_ = false;
   if (left_ || !opened_.has_value()) return;
   subscribe_at_ = now_ + Pause(++failed_subscriptions_);
 }
 
 void RendezvousCore::On(const Pushed& event) {
   const absl::StatusOr<PushedMessage> message = ParsePushedMessage(event.text);
-  // The message makes no sense or is about another job. The next full heartbeat tells the state.
+  // The message makes no sense or is about another job. The next heartbeat tells the state.
   if (!message.ok() || !opened_.has_value() || message->token != opened_->token) return;
   const bool joins = request_.has_value() && std::holds_alternative<JoinRequest>(request_->what);
   const bool is_mine = mine_.has_value() && mine_->generation == message->generation;
@@ -763,7 +735,7 @@ void RendezvousCore::On(const Pushed& event) {
       break;
   }
   // A join's answer is ready, or a new round has begun without this node.
-  BeatInFullNow();
+  BeatNow();
   if (joins) request_->send_at = now_;
 }
 

@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "elastic/job/job_spec.h"
 #include "elastic/rendezvous/heartbeat_plan.h"
 #include "elastic/rendezvous/rendezvous.h"
 #include "elastic/rendezvous/rendezvous_messages.h"
@@ -27,35 +28,20 @@ namespace ddp::elastic {
 //
 //   Agent's requests, replies, pushed messages, time  --Step()-->  actions
 //
-// At most one script or command is in flight. A failed script is retried after a pause with full
-// jitter, at most a sixth of the lease. A member of a round sends one heartbeat per interval. In a
-// large job most heartbeats are light: one plain command that renews the lease. A node that waits
-// for a round sends its join again as often, or once per quarter of the lease where many nodes
-// wait. See docs/rendezvous-protocol.md.
+// At most one script is in flight. A failed script is retried after a pause with full
+// jitter, at most a sixth of the lease. A member of a round sends one heartbeat per interval. A
+// node that waits for a round sends its join again as often, or once per quarter of the lease where
+// many nodes wait. See docs/rendezvous-protocol.md.
 //
 // Thread-compatible.
 class RendezvousCore {
  public:
   struct Options {
+    JobSpec job;
     std::string node;               // unique among all agents that ever ran
     store::RedisEndpoint endpoint;  // for calls, and for the URL of the workers' store
-    std::string run_id;
-    std::string fingerprint;  // as in RedisRendezvous::Options
-
-    // Limits of the job. The values of the node that opens the job hold for all nodes.
-    int max_restarts = 0;
-    int min_nodes = 1;
-    int max_nodes = 1;
-    absl::Duration last_call = absl::Seconds(30);
-    int no_progress_limit = 3;
-    int quarantine_strikes = 3;
-    absl::Duration quarantine_cooldown = absl::Seconds(60);
-    absl::Duration lease = absl::Seconds(3);
-
-    absl::Duration heartbeat;  // zero: a sixth of the lease; never more than a third of it
-    int full_heartbeats = 32;  // of all nodes per interval, at least half; others may be light
-    int64_t instance = 0;      // number of an existing instance to join; 0: chosen by the rules
-    uint64_t seed = 0;         // of the random numbers for nonces, tokens and pauses
+    int64_t instance = 0;  // number of an existing instance to join; 0: chosen by the rules
+    uint64_t seed = 0;     // of the random numbers for nonces, tokens and pauses
   };
 
   // Events.
@@ -92,8 +78,8 @@ class RendezvousCore {
     absl::Duration timeout;
   };
   struct CancelRequest {};
-  // Answers the last CallScript or CallCommand. An error status: the call failed, and may or may
-  // not have been applied.
+  // Answers the last CallScript. An error status: the call failed, and may or may not have been
+  // applied.
   struct Replied {
     absl::StatusOr<store::RedisReply> reply;
   };
@@ -115,9 +101,6 @@ class RendezvousCore {
     std::vector<std::string> keys;
     std::vector<std::string> args;
   };
-  struct CallCommand {
-    std::vector<std::string> words;
-  };
   // Replaces an earlier subscription.
   struct Subscribe {
     std::string channel;
@@ -135,8 +118,7 @@ class RendezvousCore {
   struct Tell {
     News news;
   };
-  using Action =
-      std::variant<CallScript, CallCommand, Subscribe, AnswerJoin, AnswerFailure, AnswerDone, Tell>;
+  using Action = std::variant<CallScript, Subscribe, AnswerJoin, AnswerFailure, AnswerDone, Tell>;
 
   explicit RendezvousCore(Options options);
 
@@ -146,7 +128,7 @@ class RendezvousCore {
   // Returns the time at which Step(Tick) is due; infinite: never.
   absl::Time next_deadline() const;
 
-  // Sets the report that the next full heartbeats carry.
+  // Sets the report that the next heartbeats carry.
   void SetReport(const NodeReport& report) { heartbeats_.SetReport(report); }
   int64_t median_busy_us() const { return median_busy_us_; }
 
@@ -157,10 +139,7 @@ class RendezvousCore {
   // The job's id, as in Round::run_id. Before the job is opened: the user's run id.
   std::string run_id() const;
   // The limits of the job. Before the job is opened: this node's own.
-  JobLimits limits() const {
-    if (opened_.has_value()) return opened_->limits;
-    return {options_.max_restarts, options_.min_nodes, options_.max_nodes};
-  }
+  JobLimits limits() const { return opened_.has_value() ? opened_->limits : options_.job.limits; }
   const std::string& node() const { return options_.node; }
 
  private:
@@ -190,8 +169,7 @@ class RendezvousCore {
   };
   struct InFlight {
     ScriptName script;
-    uint64_t request = 0;   // serial of the request that it serves; 0: none
-    bool is_light = false;  // a light heartbeat, no script
+    uint64_t request = 0;  // serial of the request that it serves; 0: none
   };
 
   void On(const Open&) { wants_open_ = true; }
@@ -217,7 +195,7 @@ class RendezvousCore {
   void SendOpen();
   void SendRequest();
   void SendHeartbeat();
-  void BeatInFullNow();
+  void BeatNow();
   void Send(ScriptName script, const GenerationId& about, std::vector<std::string> more);
   std::vector<std::string> ArgsOf(const Requested& what, ScriptName& script, GenerationId& about);
 
@@ -226,7 +204,6 @@ class RendezvousCore {
   void OnContact(const absl::Status& status);
   void OnTransition(const InFlight& call, const ScriptReply& reply);
   void OnHeartbeat(const ScriptReply& reply);
-  void OnLightHeartbeat(const store::RedisReply& reply);
   void OnAnswer(const JoinRequest& asked, const ScriptReply& reply);
   void OnAnswer(const FailureRequest& asked, const ScriptReply& reply);
   void OnAnswer(const CompleteRequest& asked, const ScriptReply& reply);
@@ -280,7 +257,7 @@ class RendezvousCore {
   std::optional<Request> request_;
   uint64_t request_serial_ = 0;
   std::optional<InFlight> in_flight_;
-  bool ask_again_ = false;  // a pushed message calls for a full heartbeat or a join at once
+  bool ask_again_ = false;  // a pushed message calls for a heartbeat or a join at once
 
   HeartbeatPlan heartbeats_;  // schedule of heartbeats, valid in a round
   absl::Time pause_until_ = absl::InfinitePast();
@@ -289,7 +266,6 @@ class RendezvousCore {
 
   absl::Time subscribe_at_ = absl::InfiniteFuture();
   int failed_subscriptions_ = 0;
-  bool subscribed_ = false;
   bool was_heard_ = false;  // a script was answered, so a push may have been missed
 
   int64_t median_busy_us_ = -1;

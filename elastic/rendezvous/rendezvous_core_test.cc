@@ -29,9 +29,9 @@ class RendezvousCoreTest : public ::testing::Test {
   RendezvousCoreTest() {
     Core::Options options;
     options.node = "a";
-    options.run_id = "digits";
+    options.job.run_id = "digits";
     options.endpoint.host = "redis";
-    options.lease = kLease;
+    options.job.rules.lease = kLease;
     core_.emplace(options);
   }
 
@@ -40,24 +40,6 @@ class RendezvousCoreTest : public ::testing::Test {
     std::vector<RedisReply> parts;
     for (const std::string& text : texts) parts.push_back(RedisReply::String(text));
     Step(Core::Replied{RedisReply::Array(std::move(parts))});
-  }
-  void Reply(int64_t number) { Step(Core::Replied{RedisReply::Integer(number)}); }
-  // Returns true when the next heartbeat is a light one.
-  bool NextIsLight() {
-    WaitForDeadline();
-    const auto* light = Find<Core::CallCommand>();
-    if (light == nullptr) {
-      EXPECT_EQ(Called(), ScriptName::kHeartbeat);
-      return false;
-    }
-    EXPECT_THAT(light->words, ElementsAre("PEXPIRE", "ddp:{digits}:i1:beat:a", "3000"));
-    return true;
-  }
-  void BeatLightly() {
-    ASSERT_FALSE(NextIsLight());
-    EXPECT_EQ(Find<Core::CallScript>()->args.at(13), "1");
-    Reply({"ok", "1", "n1", "0", "-1", ""});
-    ASSERT_TRUE(NextIsLight());
   }
   void Fail() { Step(Core::Replied{absl::UnavailableError("the connection broke")}); }
   void WaitForDeadline() {
@@ -100,7 +82,6 @@ class RendezvousCoreTest : public ::testing::Test {
     ASSERT_TRUE(Find<Core::AnswerJoin>()->answer.ok());
   }
 
-  static constexpr char kRowOf1000[] = "0 1000 2 0 2000 0 2000 20000\ndefault\nh\n10.0.0.1";
   static constexpr char kRow[] = "0 1 2 0 2 0 2 20000\ndefault\nh\n10.0.0.1";
   std::optional<Core> core_;
   absl::Time now_ = absl::FromUnixSeconds(1'000'000);
@@ -166,33 +147,6 @@ TEST_F(RendezvousCoreTest, AHeartbeatEverySixthOfTheLeaseTellsTheMedian) {
   EXPECT_EQ(core_->median_busy_us(), 1234);
 }
 
-TEST_F(RendezvousCoreTest, ASmallJobBeatsInFull) {
-  JoinAndRun("0 32 2 0 64 0 64 20000\ndefault\nh\n10.0.0.1");
-  for (int i = 0; i < 20; ++i) {
-    ASSERT_FALSE(NextIsLight());
-    EXPECT_EQ(Find<Core::CallScript>()->args.at(13), "");
-    Reply({"ok", "1", "n1", "0", "-1", ""});
-  }
-}
-
-TEST_F(RendezvousCoreTest, ALargeJobBeatsInFullOnceInThreeLeases) {
-  JoinAndRun(kRowOf1000);
-  BeatLightly();
-  do Reply(1);
-  while (NextIsLight());
-  const absl::Time start = now_;
-  int light = 0, full = 0;
-  for (int i = 0; i < 1800; ++i) {
-    const bool is_light = Find<Core::CallCommand>() != nullptr;
-    ++(is_light ? light : full);
-    is_light ? Reply(1) : Reply({"ok", "1", "n1", "0", "-1", "", "1700000000000"});
-    NextIsLight();
-  }
-  EXPECT_EQ(full, 100);
-  EXPECT_EQ(light, 1700);
-  EXPECT_NEAR(1800 / absl::ToDoubleSeconds(now_ - start), 2.0, 0.1) << "two per second";
-}
-
 TEST_F(RendezvousCoreTest, ManyThatWaitAreHeardLessOften) {
   Join();
   Open();
@@ -210,29 +164,14 @@ TEST_F(RendezvousCoreTest, ManyThatWaitAreHeardLessOften) {
   EXPECT_GE(pace_of("33", "spare"), kLease / 4 * 0.9);
 }
 
-TEST_F(RendezvousCoreTest, WhoIsNotSubscribedBeatsInFull) {
-  JoinAndRun(kRowOf1000);
-  BeatLightly();
+TEST_F(RendezvousCoreTest, ARestoredSubscriptionIsFollowedByAHeartbeatAtOnce) {
+  JoinAndRun();
+  WaitForDeadline();
+  Reply({"ok", "1", "n1", "0", "-1"});
   Step(Core::SubscriptionEnded{});
-  Reply(1);
-  int refused = 0, full = 0;
-  while (true) {
-    WaitForDeadline();
-    if (Find<Core::Subscribe>() == nullptr) {
-      ASSERT_EQ(Called(), ScriptName::kHeartbeat);
-      ++full;
-      Reply({"ok", "1", "n1", "0", "-1", ""});
-    } else if (++refused == 20) {
-      break;
-    } else {
-      Step(Core::SubscriptionEnded{});
-    }
-  }
-  EXPECT_GE(full, 5);
+  while (Find<Core::Subscribe>() == nullptr) WaitForDeadline();
   Step(Core::Subscribed{});
   EXPECT_EQ(Called(), ScriptName::kHeartbeat) << "asks at once what was missed";
-  Reply({"ok", "1", "n1", "0", "-1", ""});
-  EXPECT_TRUE(NextIsLight());
 }
 
 TEST_F(RendezvousCoreTest, AMendedConnectionIsListenedToAtOnce) {
@@ -241,52 +180,24 @@ TEST_F(RendezvousCoreTest, AMendedConnectionIsListenedToAtOnce) {
   Step(Core::SubscriptionEnded{});
   Fail();
   while (Called() != ScriptName::kHeartbeat) WaitForDeadline();
-  Reply({"ok", "1", "n1", "0", "-1", ""});
+  Reply({"ok", "1", "n1", "0", "-1"});
   EXPECT_EQ(core_->next_deadline(), now_);
   WaitForDeadline();
   EXPECT_NE(Find<Core::Subscribe>(), nullptr);
 }
 
-TEST_F(RendezvousCoreTest, ALightHeartbeatThatRenewsNothingIsFollowedByAFullOneAtOnce) {
-  JoinAndRun(kRowOf1000);
-  BeatLightly();
-  Reply(0);
-  EXPECT_EQ(Called(), ScriptName::kHeartbeat);
-}
-
-TEST_F(RendezvousCoreTest, AfterAFailureOrAPushAHeartbeatIsFull) {
-  JoinAndRun(kRowOf1000);
-  BeatLightly();
-  Fail();
-  EXPECT_FALSE(NextIsLight());
-  Reply({"ok", "1", "n1", "0", "-1", ""});
-  ASSERT_TRUE(NextIsLight());
-  Reply(1);
+TEST_F(RendezvousCoreTest, AfterAPushThatTellsNotAllAHeartbeatIsSentAtOnce) {
+  JoinAndRun();
+  WaitForDeadline();
+  Reply({"ok", "1", "n1", "0", "-1"});
+  ASSERT_EQ(Called(), std::nullopt);
   Step(Core::Pushed{"token\nround\n2\nn2"});
   EXPECT_EQ(Called(), ScriptName::kHeartbeat);
-  Reply({"ok", "1", "n1", "0", "-1", ""});
-  ASSERT_TRUE(NextIsLight());
   // The push arrives while a heartbeat is in flight.
   Step(Core::Pushed{"token\nround\n2\nn2"});
-  Reply(1);
+  EXPECT_EQ(Called(), std::nullopt);
+  Reply({"ok", "1", "n1", "0", "-1"});
   EXPECT_EQ(Called(), ScriptName::kHeartbeat);
-}
-
-TEST_F(RendezvousCoreTest, WhereFewAreLeftHeartbeatsAreFull) {
-  JoinAndRun(kRowOf1000);
-  BeatLightly();
-  Reply(0);
-  for (int i = 0; i < 10; ++i) {
-    Reply({"ok", "1", "n1", "0", "-1", "1"});
-    ASSERT_FALSE(NextIsLight());
-  }
-}
-
-TEST_F(RendezvousCoreTest, NonsenseInReplyToALightHeartbeatIsAFailure) {
-  JoinAndRun(kRowOf1000);
-  BeatLightly();
-  Reply({"what"});
-  EXPECT_FALSE(NextIsLight());
 }
 
 TEST_F(RendezvousCoreTest, SaysOfItselfOnlyWhatIsNewAndNotTooOften) {

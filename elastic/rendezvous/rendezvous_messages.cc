@@ -138,7 +138,6 @@ absl::StatusOr<Round> ParseRoundReply(const ScriptReply& reply) {
   DDP_ASSIGN_OR_RETURN(round.placement, ParseRow(reply.text(0)));
   round.reason = OneLine(reply.text(1));
   round.charged = reply.text(2) == "1";
-  round.masters = round.placement.group_rank == 0;
   return round;
 }
 

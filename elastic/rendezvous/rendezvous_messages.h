@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "elastic/job/job_spec.h"
 #include "elastic/rendezvous/rendezvous.h"
 #include "elastic/rendezvous/round.h"
 #include "store/redis/wire/redis_reply.h"

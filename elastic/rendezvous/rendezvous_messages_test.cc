@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "elastic/job/job_spec.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -72,7 +73,6 @@ TEST(RendezvousMessagesTest, ReadsARound) {
   EXPECT_EQ(round->placement.group_rank, 1);
   EXPECT_EQ(round->reason, "node b was lost");
   EXPECT_FALSE(round->charged);
-  EXPECT_FALSE(round->masters);
 }
 
 TEST(RendezvousMessagesTest, RefusesRepliesOutOfShape) {

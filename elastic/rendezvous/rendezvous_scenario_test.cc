@@ -16,8 +16,9 @@
 //   wait D                       time passes
 //   kill NODE                    the node vanishes without a request
 //   stop NODE, continue NODE     as SIGSTOP and SIGCONT do
-//   lose requests|replies|SCRIPT|commands|pushes NODE    loses all the node's requests, replies or
-//                                pushes, or the replies of one script or of commands
+//   lose requests|replies|SCRIPT|pushes NODE    loses all the node's requests, replies or pushes,
+//   or
+//                                the replies of one script
 //   heal NODE                    ends all losses of the node
 //   repeat NODE SCRIPT           the network delivers its last such script once more
 //   store down|up|empty          out of reach, back with all data, back without data
@@ -25,7 +26,6 @@
 //   clock store|NODE +D          the clock is set
 //   run NAME                     nodes that join from now on are agents of another run id
 //   show                         the store's data of the job
-//   light                        light heartbeats of each node since the last such event
 //
 // After a change, write the new traces into the files and review the difference:
 //   bazel run //elastic/rendezvous:rendezvous_scenario_test -- --rewrite
@@ -52,7 +52,7 @@
 #include "elastic/rendezvous/rendezvous_core.h"
 #include "elastic/rendezvous/rendezvous_scripts.h"
 #include "gtest/gtest.h"
-#include "testing/simulator/lua_redis.h"
+#include "testing/simulator/redis/lua_redis.h"
 #include "testing/story_replay.h"
 
 namespace ddp::elastic {
@@ -104,14 +104,17 @@ class Story final : public ::ddp::testing::StoryPlayer {
   void SetOptions(const Words& given) override {
     Words words = given;
     words.erase(words.begin());
-    if (const auto value = Take(words, "min")) options_.min_nodes = Number(*value);
-    if (const auto value = Take(words, "max")) options_.max_nodes = Number(*value);
-    if (const auto value = Take(words, "max_restarts")) options_.max_restarts = Number(*value);
-    if (const auto value = Take(words, "last_call")) options_.last_call = Duration(*value);
-    if (const auto value = Take(words, "no_progress")) options_.no_progress_limit = Number(*value);
-    if (const auto value = Take(words, "full")) options_.full_heartbeats = Number(*value);
-    if (const auto value = Take(words, "fingerprint")) options_.fingerprint = *value;
-    if (const auto value = Take(words, "strikes")) options_.quarantine_strikes = Number(*value);
+    if (const auto value = Take(words, "min")) options_.job.limits.min_nodes = Number(*value);
+    if (const auto value = Take(words, "max")) options_.job.limits.max_nodes = Number(*value);
+    if (const auto value = Take(words, "max_restarts"))
+      options_.job.limits.max_restarts = Number(*value);
+    if (const auto value = Take(words, "last_call"))
+      options_.job.rules.last_call = Duration(*value);
+    if (const auto value = Take(words, "no_progress"))
+      options_.job.rules.no_progress_limit = Number(*value);
+    if (const auto value = Take(words, "fingerprint")) options_.job.fingerprint = *value;
+    if (const auto value = Take(words, "strikes"))
+      options_.job.rules.quarantine_strikes = Number(*value);
     EXPECT_TRUE(words.empty()) << "unknown option " << words[0];
   }
 
@@ -128,13 +131,9 @@ class Story final : public ::ddp::testing::StoryPlayer {
     } else if (event == "clock") {
       PlayClock(words);
     } else if (event == "run") {
-      options_.run_id = words.at(0);
+      options_.job.run_id = words.at(0);
     } else if (event == "show") {
       Show();
-    } else if (event == "light") {
-      for (auto& [name, node] : nodes_) {
-        lines_.push_back(absl::StrCat(name, ": ", std::exchange(node->commands, 0), " light"));
-      }
     } else if (event == "lose") {
       NodeOf(words.at(1)).losses.insert(words.at(0));
     } else {
@@ -152,7 +151,6 @@ class Story final : public ::ddp::testing::StoryPlayer {
     std::set<std::string> losses;  // as in "lose"
     std::string channel;           // subscribed
     std::map<ScriptName, Core::CallScript> last_calls;
-    int commands = 0;
     std::deque<Core::Event> inbox;  // events that the core has not handled yet
   };
 
@@ -336,11 +334,6 @@ class Story final : public ::ddp::testing::StoryPlayer {
     Deliver(node, ToString(call.script), [&] { return Eval(call); });
   }
 
-  void Do(const std::string&, Node& node, const Core::CallCommand& call) {
-    ++node.commands;
-    Deliver(node, "commands", [&] { return redis_.Command(call.words); });
-  }
-
   void Deliver(Node& node, const char* what, const std::function<store::RedisReply()>& run) {
     const absl::Status broken = absl::UnavailableError("the connection broke");
     if (!store_up_ || node.losses.contains("requests")) {
@@ -406,7 +399,7 @@ class Story final : public ::ddp::testing::StoryPlayer {
 
   void Show() {
     for (int instance = 1;; ++instance) {
-      const std::string prefix = absl::StrCat("ddp:{", options_.run_id, "}:i", instance, ":");
+      const std::string prefix = absl::StrCat("ddp:{", options_.job.run_id, "}:i", instance, ":");
       const auto job = [&](const char* field) { return Text({"HGET", prefix + "job", field}); };
       if (job("token").empty()) return;
       std::string line = absl::StrCat("i", instance, ": ", job("state"));
@@ -421,8 +414,8 @@ class Story final : public ::ddp::testing::StoryPlayer {
 
   Core::Options options_ = [] {
     Core::Options options;
-    options.run_id = "digits";
-    options.lease = absl::Seconds(3);
+    options.job.run_id = "digits";
+    options.job.rules.lease = absl::Seconds(3);
     return options;
   }();
   absl::Time now_ = absl::FromUnixSeconds(1'000'000);

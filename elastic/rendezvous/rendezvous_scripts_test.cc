@@ -68,7 +68,7 @@ class RefusedScriptsTest : public ::testing::Test {
     return {ScriptName::kOpenInstance,
             {absl::StrCat(kRun, "instance"), absl::StrCat(kRun, "opened:", token)},
             {kRun, "0", token, "0", "", "86400000", "600000", "3600000", "500000", "3", "1", "2",
-             "0", "3", "3", "60000", "32"}};
+             "0", "3", "3", "60000"}};
   }
 
   // Returns a call of `node` about the current generation.
@@ -99,8 +99,8 @@ class RefusedScriptsTest : public ::testing::Test {
     return {Open("another"),
             Join("c"),
             Join("d"),
-            Transition(ScriptName::kHeartbeat, "a", {"7", "1", "100", "{}", "1", ""}),
-            Transition(ScriptName::kHeartbeat, "a", {"7", "1", "", "", "1", ""}),
+            Transition(ScriptName::kHeartbeat, "a", {"7", "1", "100", "{}", ""}),
+            Transition(ScriptName::kHeartbeat, "a", {"7", "1", "", "", ""}),
             Transition(ScriptName::kReportFailure, "a", {"0", "host-a", "why", "0", "7", "1", "1"}),
             Transition(ScriptName::kComplete, "a", {}),
             Transition(ScriptName::kDrain, "a", {"why"}),
@@ -201,11 +201,10 @@ TEST_F(RefusedScriptsTest, WithoutTheChannelNothingIsChanged) {
 TEST_F(RefusedScriptsTest, WithoutOneOfTheKeysNothingIsChanged) {
   const std::vector<Call> calls = AllCalls();
   for (const char* missing : {"leases", "joined", "members", "awaited", "completed", "rows", "busy",
-                              "strikes", "quarantine", "gone", "failures", "beat:a"}) {
+                              "strikes", "quarantine", "gone", "failures"}) {
     Rule("resetkeys");
-    for (const char* key :
-         {"job", "leases", "joined", "members", "awaited", "completed", "rows", "busy", "strikes",
-          "quarantine", "gone", "failures", "beat:a", "beat:b", "beat:c", "beat:d", "beat:node"}) {
+    for (const char* key : {"job", "leases", "joined", "members", "awaited", "completed", "rows",
+                            "busy", "strikes", "quarantine", "gone", "failures"}) {
       if (std::string(key) != missing) Rule(absl::StrCat("~", kJob, key));
     }
     Rule(absl::StrCat("~", kRun, "instance"));

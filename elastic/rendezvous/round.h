@@ -57,15 +57,6 @@ struct Round {
   // lost", "node b-7 joins". Empty for the first generation.
   std::string reason;
   bool charged = false;  // whether that end was charged to the budget
-  bool masters = false;  // rank 0 is on this node
-};
-
-// The limits that the opening node gave the job. They hold for all of its nodes.
-struct JobLimits {
-  int max_restarts = 0;
-  int min_nodes = 1;
-  int max_nodes = 1;
-  bool operator==(const JobLimits&) const = default;
 };
 
 // The end of a job, the same for all of its nodes.

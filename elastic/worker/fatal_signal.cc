@@ -258,14 +258,20 @@ class MapsReader {
   char line_[512];
 };
 
-void EndBy(int signal) {
+// Sets the handler of `signal`, and unblocks the signal in the calling thread.
+void SetHandlerAndUnblock(int signal, void (*handler)(int), int flags) {
   struct sigaction action {};
-  action.sa_handler = SIG_DFL;
+  action.sa_handler = handler;
+  action.sa_flags = flags;
   sigaction(signal, &action, nullptr);
   sigset_t only;
   sigemptyset(&only);
   sigaddset(&only, signal);
   pthread_sigmask(SIG_UNBLOCK, &only, nullptr);
+}
+
+void EndBy(int signal) {
+  SetHandlerAndUnblock(signal, SIG_DFL, /*flags=*/0);
   raise(signal);
   _exit(128 + signal);
 }
@@ -278,14 +284,7 @@ extern "C" void OnStackTakesTooLong(int /*signal*/) { EndBy(signal_in_hand.load(
 // process by SIGSEGV at once, or may never end, which SIGALRM cuts short.
 void LookAtTheStack(int signal) {
   signal_in_hand.store(signal);
-  struct sigaction action {};
-  action.sa_handler = &OnStackTakesTooLong;
-  action.sa_flags = SA_ONSTACK;
-  sigaction(SIGALRM, &action, nullptr);
-  sigset_t alarm_only;
-  sigemptyset(&alarm_only);
-  sigaddset(&alarm_only, SIGALRM);
-  pthread_sigmask(SIG_UNBLOCK, &alarm_only, nullptr);
+  SetHandlerAndUnblock(SIGALRM, &OnStackTakesTooLong, SA_ONSTACK);
   alarm(kSecondsForTheStack);
 
   void* addresses[kMaxFrames];

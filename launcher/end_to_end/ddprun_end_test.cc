@@ -1,14 +1,11 @@
 // Tests of how a run of the real ddprun ends: signals, SIGKILL of any of its processes, a lost
 // Redis server. No process and no folder may be left in any case.
 
-#include <arpa/inet.h>
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <array>
@@ -24,6 +21,7 @@
 #include "launcher/end_to_end/ddprun_case.h"
 #include "launcher/end_to_end/ddprun_driver.h"
 #include "launcher/process/process_tree.h"
+#include "testing/loopback_socket.h"
 
 namespace ddp::launcher {
 namespace {
@@ -242,15 +240,8 @@ TEST(DdprunEndTest, ASignalAfterTheEndOfTheWorkersEndsTheWaitForTheConsole) {
 
 TEST(DdprunEndTest, ASignalWhileRedisIsOutOfReachEndsTheRunAtOnce) {
   // The holder of the port never answers, so the signal arrives during the agent's preparations.
-  const UniqueFd deaf(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  ASSERT_EQ(::bind(deaf.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
-  ASSERT_EQ(::listen(deaf.get(), 1), 0);
-  socklen_t size = sizeof(address);
-  ASSERT_EQ(::getsockname(deaf.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
-  const std::string endpoint = absl::StrCat("127.0.0.1:", ntohs(address.sin_port));
+  const testing::LoopbackSocket deaf = testing::ListenOnLoopback();
+  const std::string endpoint = absl::StrCat("127.0.0.1:", deaf.port);
   DdprunDriver run({.arguments = Shell({"--rdzv-endpoint=" + endpoint}, "echo started")});
   pid_t agent = -1;
   while (agent < 0) {

@@ -3,7 +3,6 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <netinet/in.h>
 #include <signal.h>
 #include <sys/epoll.h>
 #include <sys/resource.h>
@@ -29,6 +28,7 @@
 #include "launcher/meeting/network_server.h"
 #include "store/tcp_store/tcp_store_server.h"
 #include "testing/loopback_client.h"
+#include "testing/loopback_socket.h"
 
 namespace ddp::launcher {
 namespace {
@@ -224,30 +224,9 @@ TEST(DdprunMeetingTest, ANameThatNeverComesIsWaitedForAsLongAsTheUserSays) {
   }
 }
 
-// A server that listens and never answers.
-class SilentServer {
- public:
-  SilentServer() : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    socklen_t size = sizeof(address);
-    EXPECT_EQ(::bind(fd_.get(), reinterpret_cast<sockaddr*>(&address), size), 0);
-    EXPECT_EQ(::listen(fd_.get(), SOMAXCONN), 0);
-    EXPECT_EQ(::getsockname(fd_.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
-    port_ = ntohs(address.sin_port);
-  }
-  int fd() const { return fd_.get(); }
-  int port() const { return port_; }
-
- private:
-  const UniqueFd fd_;
-  int port_ = 0;
-};
-
 TEST(DdprunMeetingTest, AServerThatNeverAnswersIsWaitedForAsLongAsTheUserSays) {
-  const SilentServer redis;
-  const Agent agent = Start({absl::StrCat("--rdzv-endpoint=127.0.0.1:", redis.port()), "--nnodes=2",
+  const testing::LoopbackSocket redis = testing::ListenOnLoopback();
+  const Agent agent = Start({absl::StrCat("--rdzv-endpoint=127.0.0.1:", redis.port), "--nnodes=2",
                              "--rdzv-conf=read_timeout=0.3", "--exit-code=reason"});
   EXPECT_EQ(agent->Wait(), kReasonStoreLost) << agent->err();
   EXPECT_EQ(Count(agent->err(), "did not answer in time (tried "), 1) << agent->err();
@@ -259,17 +238,17 @@ class SlowWay {
  public:
   SlowWay(EventLoop* loop, int port, absl::Duration delay)
       : loop_(*loop), port_(port), delay_(delay) {
-    EXPECT_TRUE(loop_.Watch(entrance_.fd(), EPOLLIN, [this](uint32_t) { Enter(); }).ok());
+    EXPECT_TRUE(loop_.Watch(entrance_.fd.get(), EPOLLIN, [this](uint32_t) { Enter(); }).ok());
   }
   ~SlowWay() {
-    loop_.Unwatch(entrance_.fd());
+    loop_.Unwatch(entrance_.fd.get());
     for (const UniqueFd& end : ends_) loop_.Unwatch(end.get());
   }
-  int port() const { return entrance_.port(); }
+  int port() const { return entrance_.port; }
 
  private:
   void Enter() {
-    UniqueFd client(::accept4(entrance_.fd(), nullptr, nullptr, SOCK_CLOEXEC));
+    UniqueFd client(::accept4(entrance_.fd.get(), nullptr, nullptr, SOCK_CLOEXEC));
     ASSERT_TRUE(client.valid());
     const int from = client.get();
     ends_.push_back(std::move(client));
@@ -294,26 +273,26 @@ class SlowWay {
   EventLoop& loop_;
   const int port_;
   const absl::Duration delay_;
-  const SilentServer entrance_;
+  const testing::LoopbackSocket entrance_ = testing::ListenOnLoopback();
   std::vector<UniqueFd> ends_;
 };
 
 // Node 0 answers late, and the server that it names never does. The server has only the rest of the
 // common time.
 TEST(DdprunMeetingTest, ThePlaceAndItsServerAreWaitedForWithinOneTime) {
-  const SilentServer redis;
+  const testing::LoopbackSocket redis = testing::ListenOnLoopback();
   const auto loop = *EventLoop::Create();
   const auto zero = *store::TcpStoreServer::Listen(loop.get(), "127.0.0.1", 0);
   zero->Publish("ddp/static-rendezvous",
-                absl::StrCat(R"({"host":"127.0.0.1","password":"x","port":)", redis.port(), "}"));
+                absl::StrCat(R"({"host":"127.0.0.1","password":"x","port":)", redis.port, "}"));
   const SlowWay way(loop.get(), zero->port(), absl::Milliseconds(700));
   std::vector<std::string> flags = StaticFlags(1, way.port());
   flags.push_back("--rdzv-conf=join_timeout=60");
   const Agent agent = Start(flags);
   loop->AddTimer(DdprunDriver::kDeadline, [&] { loop->Stop(); });
-  ASSERT_TRUE(loop->Watch(redis.fd(), EPOLLIN, [&](uint32_t) { loop->Stop(); }).ok());
+  ASSERT_TRUE(loop->Watch(redis.fd.get(), EPOLLIN, [&](uint32_t) { loop->Stop(); }).ok());
   ASSERT_TRUE(loop->Run().ok());
-  loop->Unwatch(redis.fd());
+  loop->Unwatch(redis.fd.get());
   agent->AwaitStderr("ddprun: waiting for the rendezvous, at most ");
   agent->AwaitStderr("did not answer in time (tried ");
   // The time is the agent's clock. A minute less half a second would be printed as a minute.

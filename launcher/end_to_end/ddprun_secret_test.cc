@@ -1,11 +1,8 @@
 // Tests of secrets of the real ddprun: which programs learn a user's password, and what strangers
 // can do to the Redis server that it starts.
 
-#include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
 
 #include <cstdio>
 #include <map>
@@ -17,7 +14,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/event_loop.h"
-#include "base/unique_fd.h"
 #include "launcher/end_to_end/ddprun_case.h"
 #include "launcher/end_to_end/ddprun_driver.h"
 #include "launcher/meeting/network_server.h"
@@ -25,6 +21,7 @@
 #include "store/redis/redis_endpoint.h"
 #include "store/tcp_store/tcp_store_server.h"
 #include "testing/loop_thread.h"
+#include "testing/loopback_socket.h"
 
 namespace ddp::launcher {
 namespace {
@@ -42,17 +39,10 @@ std::vector<std::string> StaticFlags(int node, int port) {
 
 // A program without the password holds MASTER_PORT first, and names a place where it listens.
 TEST(DdprunSecretTest, ThePasswordIsNotSentWhereTheHolderOfMasterPortSays) {
-  const UniqueFd trap(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  sockaddr_in at{};
-  at.sin_family = AF_INET;
-  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof(at);
-  ASSERT_EQ(bind(trap.get(), reinterpret_cast<sockaddr*>(&at), size), 0);
-  ASSERT_EQ(listen(trap.get(), 8), 0);
-  ASSERT_EQ(getsockname(trap.get(), reinterpret_cast<sockaddr*>(&at), &size), 0);
+  const testing::LoopbackSocket trap = testing::ListenOnLoopback();
   const auto loop = *EventLoop::Create();
   const auto holder = *store::TcpStoreServer::Listen(loop.get(), "127.0.0.1", 0);
-  const std::string place = absl::StrCat(R"({"host":"127.0.0.1","port":)", ntohs(at.sin_port));
+  const std::string place = absl::StrCat(R"({"host":"127.0.0.1","port":)", trap.port);
   for (const std::string& told :
        {absl::StrCat(place, "}"), absl::StrCat(place, R"(,"password":"x"})"),
         absl::StrCat(place, R"(,"challenge":true})")}) {
@@ -67,7 +57,7 @@ TEST(DdprunSecretTest, ThePasswordIsNotSentWhereTheHolderOfMasterPortSays) {
     DdprunDriver run(
         {.arguments = Shell(flags, "exit 0"), .environment = {{"DDP_REDIS_PASSWORD", kPassword}}});
     EXPECT_EQ(run.Wait(), 1) << run.err();
-    EXPECT_EQ(accept(trap.get(), nullptr, nullptr), -1) << "ddprun called the trap: " << told;
+    EXPECT_FALSE(trap.HasClient()) << "ddprun called the trap: " << told;
     EXPECT_EQ(Lines(run.err()).size(), 1U) << run.err();
     EXPECT_THAT(run.err(), AllOf(HasSubstr(absl::StrCat("--master-port=", holder->port())),
                                  Not(HasSubstr(kPassword))));

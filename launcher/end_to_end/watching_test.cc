@@ -400,7 +400,8 @@ TEST_F(WatchingTest, TheEventLogTellsTheStoryOnTheConsoleToo) {
   ASSERT_GE(events.size(), 5u);
   EXPECT_EQ(events[0], "joining");
   EXPECT_EQ(events[1], "joined");
-  EXPECT_EQ(events[2], "generation_started");
+  // A worker may have ended before the last one has started.
+  EXPECT_EQ(std::count(events.begin(), events.end(), "generation_started"), 1);
   EXPECT_EQ(std::count(events.begin(), events.end(), "first_step"), 2);
   EXPECT_EQ(std::count(events.begin(), events.end(), "worker_exited"), 2);
   EXPECT_EQ(events.back(), "job_finished");

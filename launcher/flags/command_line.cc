@@ -224,9 +224,8 @@ std::string FlagHelp(const FlagSpec& flag) {
   absl::StrAppend(&head, "--", flag.name);
   if (flag.takes_value) absl::StrAppend(&head, " ", flag.value_name);
   std::string tail;
-  if (flag.takes_value && *flag.default_value != '\0') {
-    absl::StrAppend(&tail, " Default: ", flag.default_value, ".");
-  }
+  const std::string value = TextOf(flag.default_value);
+  if (!value.empty()) absl::StrAppend(&tail, " Default: ", value, ".");
   return absl::StrCat(head, "\n", Wrapped(absl::StrCat(flag.help, tail), 6));
 }
 

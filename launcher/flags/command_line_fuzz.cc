@@ -15,6 +15,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "elastic/agent/launch_config.h"
+#include "elastic/job/job_spec.h"
+#include "launcher/flags/flag_default.h"
 #include "launcher/flags/flag_reader.h"
 #include "launcher/flags/flag_table.h"
 #include "launcher/flags/host_resources.h"
@@ -79,7 +82,8 @@ void CheckWrittenDown(const CommandLine& command_line) {
 FlagValues ValuesOf(const CommandLine& command_line) {
   FlagValues values;
   for (const FlagSpec& flag : kFlagTable) {
-    if (flag.gflag != nullptr) values[flag.gflag] = flag.takes_value ? flag.default_value : "false";
+    if (flag.gflag != nullptr)
+      values[flag.gflag] = flag.takes_value ? TextOf(flag.default_value) : "false";
   }
   for (const std::string& entry : command_line.gflags) {
     const auto [gflag, value] = NameAndValue(entry);
@@ -89,21 +93,26 @@ FlagValues ValuesOf(const CommandLine& command_line) {
 }
 
 void CheckOptions(const LaunchOptions& options) {
-  CHECK(1 <= options.min_nodes && options.min_nodes <= options.max_nodes);
-  CHECK_GE(options.nproc_per_node, 1);
-  CHECK(options.node_rank >= -1 && options.node_rank < options.max_nodes) << options.node_rank;
-  CHECK(options.master_port >= 0 && options.master_port <= 65535) << options.master_port;
+  const elastic::LaunchConfig& config = options.config;
+  const elastic::JobLimits& limits = config.job.limits;
+  const elastic::RendezvousRules& rules = config.job.rules;
+  const elastic::AgentTimes& times = config.job.times;
+  CHECK(1 <= limits.min_nodes && limits.min_nodes <= limits.max_nodes);
+  CHECK_GE(config.nproc_per_node, 1);
+  CHECK(config.node_rank >= -1 && config.node_rank < limits.max_nodes) << config.node_rank;
+  CHECK(config.master_port >= 0 && config.master_port <= 65535) << config.master_port;
   CHECK(options.metrics_port.value_or(0) >= 0 && options.metrics_port.value_or(0) <= 65535);
   const RendezvousOptions& rendezvous = options.rendezvous;
   for (const absl::Duration time :
-       {rendezvous.join_timeout, rendezvous.last_call, rendezvous.lease, rendezvous.heartbeat,
-        rendezvous.heartbeat_timeout, rendezvous.close_timeout, options.kill_timeout}) {
+       {times.rendezvous_timeout, rules.last_call, rules.lease, rules.heartbeat,
+        rendezvous.heartbeat_timeout, rendezvous.read_timeout, times.farewell_timeout,
+        times.kill_timeout}) {
     CHECK(time > absl::ZeroDuration() && time < absl::Hours(24 * 8)) << time;
   }
-  CHECK_LE(rendezvous.heartbeat * 2, rendezvous.lease);
-  CHECK(!options.signals_to_handle.empty());
+  CHECK_LE(rules.heartbeat * 2, rules.lease);
+  CHECK(!config.signals_to_handle.empty());
   for (const std::string& name :
-       {options.role, options.master_addr, options.local_addr, rendezvous.run_id}) {
+       {config.job.role, config.master_addr, options.local_addr, config.job.run_id}) {
     CHECK(name.empty() || testing::IsOneLine(name)) << name;
   }
   for (const std::string& notice : options.notices) CHECK(testing::IsOneLine(notice)) << notice;

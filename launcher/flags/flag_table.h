@@ -1,6 +1,12 @@
 #ifndef DDP_LAUNCHER_FLAGS_FLAG_TABLE_H_
 #define DDP_LAUNCHER_FLAGS_FLAG_TABLE_H_
 
+#include "elastic/agent/launch_config.h"
+#include "elastic/health/hang_detector.h"
+#include "elastic/health/straggler_detector.h"
+#include "elastic/job/job_spec.h"
+#include "launcher/flags/flag_default.h"
+
 namespace ddp::launcher {
 
 // Table of all flags of ddprun. Made from it are:
@@ -17,7 +23,7 @@ struct FlagSpec {
   bool takes_value;   // false: a switch
   const char* gflag;  // name in gflags; nullptr: the parser answers the flag, no PET_* variable
   HelpGroup group;
-  const char* default_value;  // "" for switches and for flags without one
+  FlagDefault default_value;  // "" for switches and for flags without one
   const char* value_name;     // "N|cpu|gpu|auto": words in lower case are values; "" for switches
   const char* help;
   // Variable of torchrun with the same meaning; read when PET_<NAME> is unset.
@@ -26,13 +32,15 @@ struct FlagSpec {
 
 // Flags in the order of the help text.
 inline constexpr FlagSpec kFlagTable[] = {
-    {"nnodes", 0, true, "nnodes", HelpGroup::kJob, "1:1", "N|MIN:MAX",
+    {"nnodes", 0, true, "nnodes", HelpGroup::kJob,
+     NodeRange{elastic::JobLimits{}.min_nodes, elastic::JobLimits{}.max_nodes}, "N|MIN:MAX",
      "Nodes of the job. With MIN:MAX it starts and goes on with any number of nodes between; more"
      " than MAX wait as spares."},
-    {"nproc-per-node", 0, true, "nproc_per_node", HelpGroup::kJob, "1", "N|cpu|gpu|auto",
+    {"nproc-per-node", 0, true, "nproc_per_node", HelpGroup::kJob,
+     elastic::LaunchConfig::kDefaultNprocPerNode, "N|cpu|gpu|auto",
      "Workers on this node: a number, one per CPU, one per GPU, or auto: GPUs where there are any,"
      " else CPUs. Nodes may differ."},
-    {"role", 0, true, "role", HelpGroup::kJob, "default", "NAME",
+    {"role", 0, true, "role", HelpGroup::kJob, elastic::JobSpec::kDefaultRole, "NAME",
      "ROLE_NAME of the workers and the start of their log prefix."},
     {"node-rank", 0, true, "node_rank", HelpGroup::kJob, "", "N",
      "Rank that this node wants among the nodes, from 0. Without --rdzv-endpoint: 0 is the node"
@@ -85,39 +93,49 @@ inline constexpr FlagSpec kFlagTable[] = {
      " join_timeout), heartbeat_timeout, keep_alive_interval, timeout (join_timeout's other name);"
      " keep_alive_max_attempt (its product with the interval is the lease); is_host=true|false;"
      " rank (--node-rank's other name); store_type, which means nothing here."},
-    {"lease-ms", 0, true, "lease_ms", HelpGroup::kRendezvous, "3000", "MS",
+    {"lease-ms", 0, true, "lease_ms", HelpGroup::kRendezvous,
+     InMilliseconds{elastic::RendezvousRules{}.lease}, "MS",
      "A node that Redis has not heard of for so long is taken for dead."},
     {"heartbeat-ms", 0, true, "heartbeat_ms", HelpGroup::kRendezvous, "", "MS",
      "How often a node says that it lives. Default: a sixth of the lease."},
-    {"store-outage-timeout", 0, true, "store_outage_timeout", HelpGroup::kRendezvous, "600",
-     "SECONDS", "Training goes on without the Redis server for so long."},
+    {"store-outage-timeout", 0, true, "store_outage_timeout", HelpGroup::kRendezvous,
+     InSeconds{elastic::AgentTimes{}.store_outage_timeout}, "SECONDS",
+     "Training goes on without the Redis server for so long."},
 
-    {"max-restarts", 0, true, "max_restarts", HelpGroup::kFailures, "0", "N",
+    {"max-restarts", 0, true, "max_restarts", HelpGroup::kFailures,
+     elastic::JobLimits{}.max_restarts, "N",
      "Failures of the whole job after which all workers are started again; one more ends the job."
      " Lost and joining nodes are free."},
-    {"no-progress-limit", 0, true, "no_progress_limit", HelpGroup::kFailures, "3", "N",
+    {"no-progress-limit", 0, true, "no_progress_limit", HelpGroup::kFailures,
+     elastic::RendezvousRules{}.no_progress_limit, "N",
      "Failures in a row without a step committed that end the job; 0: never. Counts for programs"
      " that commit steps."},
-    {"quarantine-strikes", 0, true, "quarantine_strikes", HelpGroup::kFailures, "3", "N",
+    {"quarantine-strikes", 0, true, "quarantine_strikes", HelpGroup::kFailures,
+     elastic::RendezvousRules{}.quarantine_strikes, "N",
      "Failures (halved every 10 minutes) after which a host that caused most of the job's waits"
      " for 60 s while others suffice; 0: never."},
-    {"hang-timeout", 0, true, "hang_timeout", HelpGroup::kFailures, "30", "SECONDS",
+    {"hang-timeout", 0, true, "hang_timeout", HelpGroup::kFailures,
+     InSeconds{elastic::HangDetector::Options{}.floor}, "SECONDS",
      "A worker without a step for so long, and for 5 times its longest step, has failed; 0: never."
      " Counts for programs that commit steps."},
-    {"fault-grace-ms", 0, true, "fault_grace_ms", HelpGroup::kFailures, "200", "MS",
+    {"fault-grace-ms", 0, true, "fault_grace_ms", HelpGroup::kFailures,
+     InMilliseconds{elastic::AgentTimes{}.fault_grace}, "MS",
      "After a failure: time from SIGTERM to SIGKILL for the other workers."},
-    {"shutdown-timeout", 0, true, "shutdown_timeout", HelpGroup::kFailures, "30", "SECONDS",
+    {"shutdown-timeout", 0, true, "shutdown_timeout", HelpGroup::kFailures,
+     InSeconds{elastic::AgentTimes{}.shutdown_timeout}, "SECONDS",
      "After a signal to ddprun, which the workers get too: time until SIGKILL. A second SIGTERM or"
      " SIGINT kills at once.",
      "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"},
-    {"kill-timeout", 0, true, "kill_timeout", HelpGroup::kFailures, "10", "SECONDS",
+    {"kill-timeout", 0, true, "kill_timeout", HelpGroup::kFailures,
+     InSeconds{elastic::AgentTimes{}.kill_timeout}, "SECONDS",
      "How long the kernel may take to end a process by SIGKILL. After it a node leaves whose worker"
      " is stuck, and what workers left behind is no longer waited for."},
-    {"exit-barrier-timeout", 0, true, "exit_barrier_timeout", HelpGroup::kFailures, "300",
-     "SECONDS", "A node that is done waits for the others so long, to take part in a restart.",
+    {"exit-barrier-timeout", 0, true, "exit_barrier_timeout", HelpGroup::kFailures,
+     InSeconds{elastic::AgentTimes{}.exit_barrier_timeout}, "SECONDS",
+     "A node that is done waits for the others so long, to take part in a restart.",
      "TORCH_ELASTIC_EXIT_BARRIER_TIMEOUT"},
     {"signals-to-handle", 0, true, "signals_to_handle", HelpGroup::kFailures,
-     "SIGTERM,SIGINT,SIGHUP,SIGQUIT", "NAME,...",
+     SignalList{elastic::LaunchConfig::kDefaultSignals}, "NAME,...",
      "Signals to ddprun that are passed on to the workers and then end the job in order."},
     {"exit-code", 0, true, "exit_code", HelpGroup::kFailures, "default", "default|worker|reason",
      "What ddprun exits with when the job failed: 1; the failed worker's code (128 + N after signal"
@@ -126,7 +144,8 @@ inline constexpr FlagSpec kFlagTable[] = {
      "torchrun looks at its workers so often. ddprun is told by the kernel at once; the value is"
      " checked and means nothing."},
 
-    {"straggler-factor", 0, true, "straggler_factor", HelpGroup::kWatching, "1.5", "FACTOR",
+    {"straggler-factor", 0, true, "straggler_factor", HelpGroup::kWatching,
+     elastic::StragglerDetector::Options{}.factor, "FACTOR",
      "Report a worker whose own time per step is so many times the median; 0: never."},
     {"metrics-port", 0, true, "metrics_port", HelpGroup::kWatching, "", "PORT",
      "Serve Prometheus metrics there (/metrics); 0: at a free port, which is printed."},
@@ -168,15 +187,14 @@ inline constexpr FlagSpec kFlagTable[] = {
     {"version", 0, false, nullptr, HelpGroup::kOther, "", "", "Show the version."},
 };
 
-// Returns the default of the flag that gflags calls `gflag`, so that defaults stand in the table
-// only. Does not compile for a name that the table lacks.
-consteval const char* DefaultOf(const char* gflag) {
+// Returns the flag that gflags calls `gflag`. Does not compile for a name that the table lacks.
+consteval const FlagSpec& FlagOf(const char* gflag) {
   for (const FlagSpec& flag : kFlagTable) {
     if (flag.gflag == nullptr) continue;
     const char* a = flag.gflag;
     const char* b = gflag;
     while (*a != '\0' && *a == *b) ++a, ++b;
-    if (*a == *b) return flag.default_value;
+    if (*a == *b) return flag;
   }
   throw "no such flag";  // not a constant expression: the compiler shows this line
 }

@@ -20,8 +20,6 @@
 namespace ddp::launcher {
 namespace {
 
-constexpr char kLoopback[] = "127.0.0.1";
-constexpr int kStaticPort = 29500;
 constexpr int64_t kMaxPort = 65535;
 constexpr int64_t kMaxNodes = 100'000;
 constexpr int64_t kMaxInt = std::numeric_limits<int>::max();
@@ -40,8 +38,8 @@ absl::Status ReadNodes(const FlagReader& flags, LaunchOptions& options) {
     return flags.BadValue(
         "nnodes", absl::StrCat("expected N or MIN:MAX with 1 <= MIN <= MAX <= ", kMaxNodes));
   }
-  options.min_nodes = static_cast<int>(min);
-  options.max_nodes = static_cast<int>(max);
+  options.config.job.limits.min_nodes = static_cast<int>(min);
+  options.config.job.limits.max_nodes = static_cast<int>(max);
   return absl::OkStatus();
 }
 
@@ -99,11 +97,11 @@ absl::StatusOr<int> OneOf(const FlagReader& flags, const std::string& gflag,
 absl::Status ReadProgram(const FlagReader& flags, const HostResources& host,
                          LaunchOptions& options) {
   DDP_ASSIGN_OR_RETURN(options.program_kind, KindOfProgram(flags));
-  options.virtual_local_rank = flags.IsOn("virtual_local_rank");
-  if (options.virtual_local_rank && host.named_devices.has_value() &&
-      *host.named_devices < options.nproc_per_node) {
+  options.config.virtual_local_rank = flags.IsOn("virtual_local_rank");
+  if (options.config.virtual_local_rank && host.named_devices.has_value() &&
+      *host.named_devices < options.config.nproc_per_node) {
     return absl::InvalidArgumentError(absl::StrCat(
-        flags.NameOf("virtual_local_rank"), " gives each of the ", options.nproc_per_node,
+        flags.NameOf("virtual_local_rank"), " gives each of the ", options.config.nproc_per_node,
         " workers a device of its own, and CUDA_VISIBLE_DEVICES names ", *host.named_devices));
   }
   if (flags.IsGiven("numa_binding")) {
@@ -131,36 +129,37 @@ absl::Status ReadConf(const FlagReader& flags, RendezvousConf& conf, LaunchOptio
 // Reads lease and heartbeat. torchrun's pair of interval and count corresponds to heartbeat and
 // lease.
 absl::Status ReadLease(const FlagReader& flags, const RendezvousConf& conf,
-                       RendezvousOptions& rendezvous) {
-  constexpr int kHeartbeatsPerLease = 6;
+                       LaunchOptions& options) {
+  constexpr int kHeartbeatsPerLease = elastic::RendezvousRules::kHeartbeatsPerLease;
+  elastic::RendezvousRules& rules = options.config.job.rules;
   const FlagReader::Range range = {kMinLeaseMs, kMaxMilliseconds};
-  DDP_ASSIGN_OR_RETURN(rendezvous.lease, flags.Milliseconds("lease_ms", range));
+  DDP_ASSIGN_OR_RETURN(rules.lease, flags.Milliseconds("lease_ms", range));
   std::optional<absl::Duration> heartbeat = conf.keep_alive_interval;
   if (flags.IsGiven("heartbeat_ms")) {
     DDP_ASSIGN_OR_RETURN(heartbeat, flags.Milliseconds("heartbeat_ms", {1, kMaxMilliseconds}));
   }
   const bool has_conf = conf.keep_alive_interval || conf.keep_alive_max_attempt;
   if (has_conf && !flags.IsGiven("lease_ms")) {
-    rendezvous.lease = heartbeat.value_or(rendezvous.lease / kHeartbeatsPerLease) *
-                       conf.keep_alive_max_attempt.value_or(kHeartbeatsPerLease);
-    if (rendezvous.lease < absl::Milliseconds(range.min) ||
-        rendezvous.lease > absl::Milliseconds(range.max)) {
+    rules.lease = heartbeat.value_or(rules.lease / kHeartbeatsPerLease) *
+                  conf.keep_alive_max_attempt.value_or(kHeartbeatsPerLease);
+    if (rules.lease < absl::Milliseconds(range.min) ||
+        rules.lease > absl::Milliseconds(range.max)) {
       return flags.BadValue(
           "rdzv_conf", absl::StrCat("keep_alive_interval times keep_alive_max_attempt is the lease,"
                                     " which must be between ",
                                     range.min, " and ", range.max, " ms"));
     }
   }
-  rendezvous.heartbeat = heartbeat.value_or(rendezvous.lease / kHeartbeatsPerLease);
-  if (rendezvous.heartbeat * 2 > rendezvous.lease) {
+  rules.heartbeat = heartbeat.value_or(rules.HeartbeatInterval(rules.lease));
+  if (rules.heartbeat * 2 > rules.lease) {
     return flags.BadValue(
         flags.IsGiven("heartbeat_ms") ? "heartbeat_ms" : "rdzv_conf",
-        absl::StrCat("a heartbeat every ", absl::FormatDuration(rendezvous.heartbeat),
-                     " is too rare for a lease of ", absl::FormatDuration(rendezvous.lease),
+        absl::StrCat("a heartbeat every ", absl::FormatDuration(rules.heartbeat),
+                     " is too rare for a lease of ", absl::FormatDuration(rules.lease),
                      ": expected half of the lease or less"));
   }
-  rendezvous.heartbeat_timeout =
-      std::min(conf.heartbeat_timeout.value_or(rendezvous.lease), rendezvous.lease);
+  options.rendezvous.heartbeat_timeout =
+      std::min(conf.heartbeat_timeout.value_or(rules.lease), rules.lease);
   return absl::OkStatus();
 }
 
@@ -176,18 +175,19 @@ absl::Status ReadNodeRank(const FlagReader& flags, const RendezvousConf& conf,
                           LaunchOptions& options) {
   DDP_ASSIGN_OR_RETURN(const int rank, GivenNodeRank(flags, conf));
   const RendezvousKind kind = options.rendezvous.kind;
+  const int max_nodes = options.config.job.limits.max_nodes;
   if (kind == RendezvousKind::kPrivate) return absl::OkStatus();  // a single node ignores its rank
   const std::string flag = flags.IsGiven("node_rank") ? "node_rank" : "rdzv_conf";
-  const std::string range = absl::StrCat("0 to ", options.max_nodes - 1, ", as --nnodes says");
-  options.node_rank = rank;
+  const std::string range = absl::StrCat("0 to ", max_nodes - 1, ", as --nnodes says");
+  options.config.node_rank = rank;
   if (kind == RendezvousKind::kStatic) {
-    options.node_rank = std::max(rank, 0);
-    if (rank < options.max_nodes) return absl::OkStatus();
+    options.config.node_rank = std::max(rank, 0);
+    if (rank < max_nodes) return absl::OkStatus();
     return flags.BadValue(flag, absl::StrCat("expected a rank from ", range));
   }
-  if (rank < options.max_nodes) return absl::OkStatus();
+  if (rank < max_nodes) return absl::OkStatus();
   // The node is a spare, or the cluster numbers all nodes that it starts.
-  options.node_rank = -1;
+  options.config.node_rank = -1;
   options.notices.push_back(absl::StrCat(flags.NameOf(flag), ": ranks of nodes go from ", range,
                                          ": this node takes any that is free"));
   return absl::OkStatus();
@@ -211,34 +211,34 @@ absl::Status ReadStaticEndpoint(const FlagReader& flags, LaunchOptions& options)
       (has_port && (!ParseInteger(text.substr(colon + 1), &port) || port < 0 || port > kMaxPort))) {
     return flags.BadValue("rdzv_endpoint", "expected HOST or HOST:PORT for the static rendezvous");
   }
-  options.master_addr = WithoutBrackets(host);
-  options.master_port = static_cast<int>(port);
+  options.config.master_addr = WithoutBrackets(host);
+  options.config.master_port = static_cast<int>(port);
   return absl::OkStatus();
 }
 
 absl::Status ReadMaster(const FlagReader& flags, LaunchOptions& options) {
+  elastic::LaunchConfig& config = options.config;
   const RendezvousKind kind = options.rendezvous.kind;
   const bool is_static = kind == RendezvousKind::kStatic;
   if (flags.IsGiven("local_addr")) DDP_RETURN_IF_ERROR(flags.CheckName("local_addr"));
   options.local_addr = WithoutBrackets(flags.Text("local_addr"));
-  options.master_addr = kLoopback;
-  options.master_port = is_static ? kStaticPort : 0;
+  if (is_static) config.master_port = kStaticPort;
   // Variables that a cluster sets on every node are not meant for a job of this node alone.
   const auto is_meant = [&](const char* gflag) {
     return kind == RendezvousKind::kPrivate ? flags.IsGivenAsFlag(gflag) : flags.IsGiven(gflag);
   };
   if (is_meant("master_addr")) {
     DDP_RETURN_IF_ERROR(flags.CheckName("master_addr"));
-    options.master_addr = WithoutBrackets(flags.Text("master_addr"));
+    config.master_addr = WithoutBrackets(flags.Text("master_addr"));
   }
   if (is_meant("master_port")) {
     DDP_ASSIGN_OR_RETURN(const int64_t port, flags.Integer("master_port", {0, kMaxPort}));
-    options.master_port = static_cast<int>(port);
+    config.master_port = static_cast<int>(port);
   }
   if (is_static && flags.IsGiven("rdzv_endpoint")) {
     DDP_RETURN_IF_ERROR(ReadStaticEndpoint(flags, options));
   }
-  if (is_static && options.max_nodes > 1 && options.master_port == 0) {
+  if (is_static && config.job.limits.max_nodes > 1 && config.master_port == 0) {
     return flags.BadValue("master_port", "the other nodes must know it: expected 1 to 65535");
   }
   if (kind != RendezvousKind::kRedis) return absl::OkStatus();
@@ -248,8 +248,8 @@ absl::Status ReadMaster(const FlagReader& flags, LaunchOptions& options) {
         absl::StrCat(flags.NameOf(gflag), ": means nothing with --rdzv-endpoint, where MASTER_ADDR",
                      " and MASTER_PORT are those of the node with rank 0"));
   }
-  options.master_addr = options.local_addr;
-  options.master_port = 0;
+  config.master_addr = options.local_addr;
+  config.master_port = 0;
   return absl::OkStatus();
 }
 
@@ -263,8 +263,8 @@ bool HasPortZero(const FlagReader& flags) {
 absl::StatusOr<RendezvousChoice> Choose(const FlagReader& flags, const RendezvousConf& conf,
                                         const LaunchOptions& options) {
   return ChooseRendezvous(
-      {.min_nodes = options.min_nodes,
-       .max_nodes = options.max_nodes,
+      {.min_nodes = options.config.job.limits.min_nodes,
+       .max_nodes = options.config.job.limits.max_nodes,
        .standalone = flags.IsOn("standalone"),
        .backend = flags.Text("rdzv_backend"),
        .backend_flag = flags.NameOf("rdzv_backend"),
@@ -275,30 +275,31 @@ absl::StatusOr<RendezvousChoice> Choose(const FlagReader& flags, const Rendezvou
 
 absl::Status ReadRendezvous(const FlagReader& flags, LaunchOptions& options) {
   RendezvousOptions& rendezvous = options.rendezvous;
+  elastic::JobSpec& job = options.config.job;
   RendezvousConf conf;
   DDP_RETURN_IF_ERROR(ReadConf(flags, conf, options));
-  if (HasPortZero(flags) && options.max_nodes > 1 && !flags.IsOn("standalone")) {
+  if (HasPortZero(flags) && job.limits.max_nodes > 1 && !flags.IsOn("standalone")) {
     return flags.BadValue("rdzv_endpoint", "the other nodes must know the port: expected another");
   }
   DDP_ASSIGN_OR_RETURN(const RendezvousChoice choice, Choose(flags, conf, options));
   rendezvous.kind = choice.kind;
   rendezvous.default_port = choice.default_port;
   if (!choice.notice.empty()) options.notices.push_back(choice.notice);
-  if (choice.kind == RendezvousKind::kPrivate) options.max_nodes = 1;
+  if (choice.kind == RendezvousKind::kPrivate) job.limits.max_nodes = 1;
   if (choice.kind == RendezvousKind::kRedis) rendezvous.endpoint = flags.Text("rdzv_endpoint");
   // torchrun's default would be a name like any other, and would make all jobs one.
   if (flags.IsGiven("rdzv_id") && flags.Text("rdzv_id") != "none" && !flags.IsOn("standalone")) {
     DDP_RETURN_IF_ERROR(flags.CheckName("rdzv_id"));
-    rendezvous.run_id = flags.Text("rdzv_id");
+    job.run_id = flags.Text("rdzv_id");
   }
-  DDP_RETURN_IF_ERROR(ReadLease(flags, conf, rendezvous));
+  DDP_RETURN_IF_ERROR(ReadLease(flags, conf, options));
   DDP_RETURN_IF_ERROR(ReadNodeRank(flags, conf, options));
   DDP_RETURN_IF_ERROR(ReadMaster(flags, options));
-  DDP_ASSIGN_OR_RETURN(rendezvous.store_outage_timeout, flags.Seconds("store_outage_timeout"));
-  rendezvous.join_timeout = conf.join_timeout.value_or(rendezvous.join_timeout);
-  rendezvous.last_call = conf.last_call_timeout.value_or(rendezvous.last_call);
-  rendezvous.close_timeout = conf.close_timeout.value_or(rendezvous.close_timeout);
-  rendezvous.read_timeout = conf.read_timeout.value_or(rendezvous.read_timeout);
+  DDP_ASSIGN_OR_RETURN(job.times.store_outage_timeout, flags.Seconds("store_outage_timeout"));
+  job.times.rendezvous_timeout = conf.join_timeout.value_or(job.times.rendezvous_timeout);
+  job.times.farewell_timeout = conf.close_timeout.value_or(job.times.farewell_timeout);
+  job.rules.last_call = conf.last_call_timeout.value_or(job.rules.last_call);
+  rendezvous.read_timeout = conf.read_timeout.value_or(job.times.rendezvous_timeout);
   rendezvous.is_host = conf.is_host;
   return absl::OkStatus();
 }
@@ -333,22 +334,23 @@ absl::StatusOr<std::vector<int>> ReadSignals(const FlagReader& flags) {
 }
 
 absl::Status ReadFailures(const FlagReader& flags, LaunchOptions& options) {
+  elastic::JobSpec& job = options.config.job;
   DDP_ASSIGN_OR_RETURN(const int64_t restarts, flags.Integer("max_restarts", {0, kMaxInt}));
-  options.max_restarts = static_cast<int>(restarts);
+  job.limits.max_restarts = static_cast<int>(restarts);
   DDP_ASSIGN_OR_RETURN(const int64_t limit, flags.Integer("no_progress_limit", {0, kMaxInt}));
-  options.no_progress_limit = static_cast<int>(limit);
+  job.rules.no_progress_limit = static_cast<int>(limit);
   DDP_ASSIGN_OR_RETURN(const int64_t strikes, flags.Integer("quarantine_strikes", {0, kMaxInt}));
-  options.quarantine_strikes = static_cast<int>(strikes);
-  DDP_ASSIGN_OR_RETURN(options.hang_floor, flags.Seconds("hang_timeout"));
-  DDP_ASSIGN_OR_RETURN(options.fault_grace,
+  job.rules.quarantine_strikes = static_cast<int>(strikes);
+  DDP_ASSIGN_OR_RETURN(job.hangs.floor, flags.Seconds("hang_timeout"));
+  DDP_ASSIGN_OR_RETURN(job.times.fault_grace,
                        flags.Milliseconds("fault_grace_ms", {0, kMaxMilliseconds}));
-  DDP_ASSIGN_OR_RETURN(options.shutdown_timeout, flags.Seconds("shutdown_timeout"));
-  DDP_ASSIGN_OR_RETURN(options.kill_timeout, flags.Seconds("kill_timeout"));
-  if (options.kill_timeout <= absl::ZeroDuration()) {
+  DDP_ASSIGN_OR_RETURN(job.times.shutdown_timeout, flags.Seconds("shutdown_timeout"));
+  DDP_ASSIGN_OR_RETURN(job.times.kill_timeout, flags.Seconds("kill_timeout"));
+  if (job.times.kill_timeout <= absl::ZeroDuration()) {
     return flags.BadValue("kill_timeout", "expected seconds above 0");
   }
-  DDP_ASSIGN_OR_RETURN(options.exit_barrier_timeout, flags.Seconds("exit_barrier_timeout"));
-  DDP_ASSIGN_OR_RETURN(options.signals_to_handle, ReadSignals(flags));
+  DDP_ASSIGN_OR_RETURN(job.times.exit_barrier_timeout, flags.Seconds("exit_barrier_timeout"));
+  DDP_ASSIGN_OR_RETURN(options.config.signals_to_handle, ReadSignals(flags));
   DDP_ASSIGN_OR_RETURN(const int style, OneOf(flags, "exit_code", {"default", "worker", "reason"}));
   options.exit_code = static_cast<ExitCodeStyle>(style);
   if (!flags.IsGiven("monitor_interval")) return absl::OkStatus();
@@ -366,7 +368,7 @@ absl::Status ReadWatching(const FlagReader& flags, LaunchOptions& options) {
         "straggler_factor",
         absl::StrCat("expected 0 (no report) or a number above 1, up to ", kMaxStragglerFactor));
   }
-  options.straggler_factor = factor;
+  options.config.job.stragglers.factor = factor;
   if (flags.IsGiven("metrics_port")) {
     DDP_ASSIGN_OR_RETURN(const int64_t port, flags.Integer("metrics_port", {0, kMaxPort}));
     options.metrics_port = static_cast<int>(port);
@@ -471,9 +473,9 @@ absl::StatusOr<LaunchOptions> ParseLaunchOptions(const FlagValues& values,
   const FlagReader flags(values, spelled);
   LaunchOptions options;
   DDP_RETURN_IF_ERROR(ReadNodes(flags, options));
-  DDP_ASSIGN_OR_RETURN(options.nproc_per_node, ProcessesPerNode(flags, host));
+  DDP_ASSIGN_OR_RETURN(options.config.nproc_per_node, ProcessesPerNode(flags, host));
   DDP_RETURN_IF_ERROR(flags.CheckName("role"));
-  options.role = flags.Text("role");
+  options.config.job.role = flags.Text("role");
   DDP_RETURN_IF_ERROR(ReadProgram(flags, host, options));
   DDP_RETURN_IF_ERROR(ReadRendezvous(flags, options));
   DDP_RETURN_IF_ERROR(ReadFailures(flags, options));

@@ -8,7 +8,10 @@
 #include <utility>
 #include <vector>
 
+#include "elastic/agent/launch_config.h"
+#include "elastic/job/job_spec.h"
 #include "launcher/flags/exit_code.h"
+#include "launcher/flags/flag_default.h"
 #include "launcher/flags/flag_reader.h"
 #include "launcher/flags/flag_table.h"
 #include "launcher/flags/rendezvous_choice.h"
@@ -34,7 +37,8 @@ absl::StatusOr<LaunchOptions> Parse(const FlagValues& given, const HostResources
                                     Spelled spelled = {}) {
   FlagValues values;
   for (const FlagSpec& flag : kFlagTable) {
-    if (flag.gflag != nullptr) values[flag.gflag] = flag.takes_value ? flag.default_value : "false";
+    if (flag.gflag != nullptr)
+      values[flag.gflag] = flag.takes_value ? TextOf(flag.default_value) : "false";
   }
   for (const auto& [name, value] : given) {
     EXPECT_EQ(values.count(name), 1U) << name;
@@ -57,33 +61,28 @@ std::string Error(const FlagValues& given, const HostResources& host = kHost) {
   return options.ok() ? "no error" : std::string(options.status().message());
 }
 
+// The table takes its defaults from JobSpec and LaunchConfig; the parser must lead each back to the
+// field that it came from.
 TEST(LaunchOptionsTest, Defaults) {
   const LaunchOptions options = Options({});
-  EXPECT_EQ(options.min_nodes, 1);
-  EXPECT_EQ(options.max_nodes, 1);
-  EXPECT_EQ(options.nproc_per_node, 1);
-  EXPECT_EQ(options.role, "default");
-  EXPECT_EQ(options.node_rank, -1);
-  EXPECT_EQ(options.master_addr, "127.0.0.1");
-  EXPECT_EQ(options.master_port, 0);
+  elastic::JobSpec job;
+  job.rules.heartbeat = job.rules.lease / 6;
+  EXPECT_TRUE(options.config.job == job);
+  const elastic::LaunchConfig config;
+  EXPECT_EQ(options.config.nproc_per_node, config.nproc_per_node);
+  EXPECT_EQ(options.config.node_rank, config.node_rank);
+  EXPECT_EQ(options.config.master_addr, config.master_addr);
+  EXPECT_EQ(options.config.master_port, config.master_port);
+  EXPECT_EQ(options.config.virtual_local_rank, config.virtual_local_rank);
+  EXPECT_EQ(options.config.signals_to_handle, config.signals_to_handle);
   EXPECT_EQ(options.program_kind, ProgramKind::kByName);
   EXPECT_EQ(options.numa_binding, NumaBinding::kNone);
   EXPECT_EQ(options.rendezvous.kind, RendezvousKind::kPrivate);
-  EXPECT_EQ(options.rendezvous.run_id, "");
-  EXPECT_EQ(options.rendezvous.join_timeout, absl::Minutes(10));
-  EXPECT_EQ(options.rendezvous.last_call, absl::Seconds(30));
-  EXPECT_EQ(options.rendezvous.lease, absl::Seconds(3));
-  EXPECT_EQ(options.rendezvous.heartbeat, absl::Milliseconds(500));
-  EXPECT_EQ(options.rendezvous.store_outage_timeout, absl::Minutes(10));
-  EXPECT_EQ(options.fault_grace, absl::Milliseconds(200));
-  EXPECT_EQ(options.shutdown_timeout, absl::Seconds(30));
-  EXPECT_EQ(options.kill_timeout, absl::Seconds(10));
-  EXPECT_EQ(options.exit_barrier_timeout, absl::Minutes(5));
-  EXPECT_EQ(options.hang_floor, absl::Seconds(30));
-  EXPECT_THAT(options.signals_to_handle, ElementsAre(SIGTERM, SIGINT, SIGHUP, SIGQUIT));
+  EXPECT_EQ(options.rendezvous.heartbeat_timeout, job.rules.lease);
+  EXPECT_EQ(options.rendezvous.read_timeout, job.times.rendezvous_timeout);
   EXPECT_EQ(options.exit_code, ExitCodeStyle::kDefault);
-  EXPECT_EQ(options.straggler_factor, 1.5);
   EXPECT_FALSE(options.metrics_port.has_value());
+  EXPECT_EQ(options.event_log_file, "");
   EXPECT_TRUE(options.output.tee.empty());
   EXPECT_EQ(options.output.prefix_template, "[${role_name}${local_rank}]:");
   EXPECT_THAT(options.notices, IsEmpty());
@@ -92,7 +91,7 @@ TEST(LaunchOptionsTest, Defaults) {
 TEST(LaunchOptionsTest, ProcessesPerNode) {
   const auto count = [](const std::string& text, const HostResources& host) {
     const auto options = Parse({{"nproc_per_node", text}}, host);
-    return options.ok() ? options->nproc_per_node : -1;
+    return options.ok() ? options->config.nproc_per_node : -1;
   };
   EXPECT_EQ(count("3", kHost), 3);
   EXPECT_EQ(count("cpu", kHost), 8);
@@ -109,7 +108,7 @@ TEST(LaunchOptionsTest, ProcessesPerNode) {
 TEST(LaunchOptionsTest, Nodes) {
   const auto nodes = [](const std::string& text) {
     const LaunchOptions options = Options({{"nnodes", text}, {"rdzv_endpoint", "h"}});
-    return std::pair(options.min_nodes, options.max_nodes);
+    return std::pair(options.config.job.limits.min_nodes, options.config.job.limits.max_nodes);
   };
   EXPECT_EQ(nodes("1"), std::pair(1, 1));
   EXPECT_EQ(nodes("3"), std::pair(3, 3));
@@ -130,11 +129,11 @@ TEST(LaunchOptionsTest, WithAnEndpointNodesMeetInRedis) {
   EXPECT_EQ(options.rendezvous.kind, RendezvousKind::kRedis);
   EXPECT_EQ(options.rendezvous.endpoint, "host");
   EXPECT_EQ(options.rendezvous.default_port, 6379);
-  EXPECT_EQ(options.rendezvous.run_id, "digits");
-  EXPECT_EQ(options.node_rank, 1);
+  EXPECT_EQ(options.config.job.run_id, "digits");
+  EXPECT_EQ(options.config.node_rank, 1);
   EXPECT_EQ(options.local_addr, "10.0.0.7");
-  EXPECT_EQ(options.master_addr, "10.0.0.7");
-  EXPECT_EQ(options.master_port, 0);
+  EXPECT_EQ(options.config.master_addr, "10.0.0.7");
+  EXPECT_EQ(options.config.master_port, 0);
   EXPECT_THAT(options.notices, IsEmpty());
 }
 
@@ -160,7 +159,7 @@ TEST(LaunchOptionsTest, MasterFlagsWithAnEndpointAreLeftOutOfAccount) {
       {"rdzv_endpoint", "h"}, {"master_addr", "10.0.0.1"}, {"master_port", "2000"}};
   EXPECT_THAT(Options(given).notices,
               ElementsAre(HasSubstr("--master-addr: "), HasSubstr("--master-port: ")));
-  EXPECT_EQ(Options(given).master_port, 0);
+  EXPECT_EQ(Options(given).config.master_port, 0);
   // Operators of clusters set the variables everywhere: no notice is due.
   const auto options =
       Parse(given, kHost, {{"master_addr", "PET_MASTER_ADDR"}, {"master_port", "PET_MASTER_PORT"}});
@@ -172,20 +171,20 @@ TEST(LaunchOptionsTest, StaticRendezvous) {
   const LaunchOptions options = Options(
       {{"nnodes", "2"}, {"node_rank", "1"}, {"master_addr", "[fd00::7]"}, {"master_port", "2000"}});
   EXPECT_EQ(options.rendezvous.kind, RendezvousKind::kStatic);
-  EXPECT_EQ(options.node_rank, 1);
-  EXPECT_EQ(options.master_addr, "fd00::7");
-  EXPECT_EQ(options.master_port, 2000);
+  EXPECT_EQ(options.config.node_rank, 1);
+  EXPECT_EQ(options.config.master_addr, "fd00::7");
+  EXPECT_EQ(options.config.master_port, 2000);
   // Values that are not given are as in torchrun.
   const LaunchOptions first = Options({{"nnodes", "2"}, {"master_addr", "node-0"}});
-  EXPECT_EQ(first.node_rank, 0);
-  EXPECT_EQ(first.master_port, 29500);
-  EXPECT_EQ(Options({{"node_rank", "0"}}).master_addr, "127.0.0.1");
+  EXPECT_EQ(first.config.node_rank, 0);
+  EXPECT_EQ(first.config.master_port, 29500);
+  EXPECT_EQ(Options({{"node_rank", "0"}}).config.master_addr, "127.0.0.1");
   // torchrun has a second form for the same.
   const LaunchOptions endpoint =
       Options({{"nnodes", "2"}, {"rdzv_backend", "static"}, {"rdzv_endpoint", "node-0:3000"}});
   EXPECT_EQ(endpoint.rendezvous.kind, RendezvousKind::kStatic);
-  EXPECT_EQ(endpoint.master_addr, "node-0");
-  EXPECT_EQ(endpoint.master_port, 3000);
+  EXPECT_EQ(endpoint.config.master_addr, "node-0");
+  EXPECT_EQ(endpoint.config.master_port, 3000);
   EXPECT_THAT(Error({{"nnodes", "2"}, {"rdzv_backend", "static"}, {"rdzv_endpoint", "a\nb:1"}}),
               HasSubstr("--rdzv-endpoint=a?b:1: expected 1 to 128 printable characters"));
 }
@@ -193,7 +192,7 @@ TEST(LaunchOptionsTest, StaticRendezvous) {
 TEST(LaunchOptionsTest, ARankBeyondTheSeatsIsASpares) {
   const LaunchOptions options =
       Options({{"nnodes", "1:2"}, {"rdzv_endpoint", "h"}, {"node_rank", "2"}});
-  EXPECT_EQ(options.node_rank, -1);
+  EXPECT_EQ(options.config.node_rank, -1);
   EXPECT_THAT(options.notices, ElementsAre(AllOf(HasSubstr("--node-rank: "), HasSubstr("0 to 1"))));
 }
 
@@ -207,10 +206,10 @@ TEST(LaunchOptionsTest, VariablesOfAClusterDoNotReachAStandaloneJob) {
                               {"master_addr", "PET_MASTER_ADDR"},
                               {"master_port", "PET_MASTER_PORT"}});
   ASSERT_TRUE(options.ok()) << options.status();
-  EXPECT_EQ(options->node_rank, -1);
-  EXPECT_EQ(options->master_addr, "127.0.0.1");
-  EXPECT_EQ(options->master_port, 0);
-  EXPECT_EQ(Options({{"standalone", "true"}, {"master_port", "2000"}}).master_port, 2000);
+  EXPECT_EQ(options->config.node_rank, -1);
+  EXPECT_EQ(options->config.master_addr, "127.0.0.1");
+  EXPECT_EQ(options->config.master_port, 0);
+  EXPECT_EQ(Options({{"standalone", "true"}, {"master_port", "2000"}}).config.master_port, 2000);
 }
 
 TEST(LaunchOptionsTest, AnEmptyVariableIsNotGiven) {
@@ -231,20 +230,20 @@ TEST(LaunchOptionsTest, StandaloneOverridesWhatSaysWhereNodesMeet) {
                                          {"rdzv_id", "x"}});
   EXPECT_EQ(options.rendezvous.kind, RendezvousKind::kPrivate);
   EXPECT_EQ(options.rendezvous.endpoint, "");
-  EXPECT_EQ(options.rendezvous.run_id, "");
-  EXPECT_EQ(options.max_nodes, 1);
+  EXPECT_EQ(options.config.job.run_id, "");
+  EXPECT_EQ(options.config.job.limits.max_nodes, 1);
   EXPECT_THAT(options.notices, IsEmpty());
 }
 
 TEST(LaunchOptionsTest, TheIdThatTorchrunGivesByDefaultIsNone) {
-  EXPECT_EQ(Options({{"rdzv_endpoint", "h"}, {"rdzv_id", "none"}}).rendezvous.run_id, "");
+  EXPECT_EQ(Options({{"rdzv_endpoint", "h"}, {"rdzv_id", "none"}}).config.job.run_id, "");
 }
 
 TEST(LaunchOptionsTest, LeaseAndHeartbeat) {
   const auto lease = [](const FlagValues& given) {
     const LaunchOptions options = Options(given);
-    return std::pair(absl::ToInt64Milliseconds(options.rendezvous.lease),
-                     absl::ToInt64Milliseconds(options.rendezvous.heartbeat));
+    return std::pair(absl::ToInt64Milliseconds(options.config.job.rules.lease),
+                     absl::ToInt64Milliseconds(options.config.job.rules.heartbeat));
   };
   EXPECT_EQ(lease({{"lease_ms", "1200"}}), std::pair(int64_t{1200}, int64_t{200}));
   EXPECT_EQ(lease({{"lease_ms", "1200"}, {"heartbeat_ms", "100"}}),
@@ -267,7 +266,7 @@ TEST(LaunchOptionsTest, LeaseAndHeartbeat) {
 TEST(LaunchOptionsTest, ThePlaceIsWaitedForAsLongAsForNodesUnlessItsOwnTimeIsGiven) {
   const auto timeout = [](const std::string& conf) {
     return Options({{"nnodes", "2"}, {"rdzv_endpoint", "h"}, {"rdzv_conf", conf}})
-        .rendezvous.ReachTimeout();
+        .rendezvous.read_timeout;
   };
   EXPECT_EQ(timeout("join_timeout=60"), absl::Seconds(60));
   EXPECT_EQ(timeout("join_timeout=60,read_timeout=4"), absl::Seconds(4));
@@ -281,13 +280,13 @@ TEST(LaunchOptionsTest, EveryKeyOfRdzvConfArrives) {
                {"rdzv_conf",
                 "join_timeout=60,last_call_timeout=1,close_timeout=3,read_timeout=4,"
                 "heartbeat_timeout=2,is_host=0,store_type=file,rank=3"}});
-  EXPECT_EQ(options.rendezvous.join_timeout, absl::Seconds(60));
-  EXPECT_EQ(options.rendezvous.last_call, absl::Seconds(1));
-  EXPECT_EQ(options.rendezvous.close_timeout, absl::Seconds(3));
+  EXPECT_EQ(options.config.job.times.rendezvous_timeout, absl::Seconds(60));
+  EXPECT_EQ(options.config.job.rules.last_call, absl::Seconds(1));
+  EXPECT_EQ(options.config.job.times.farewell_timeout, absl::Seconds(3));
   EXPECT_EQ(options.rendezvous.read_timeout, absl::Seconds(4));
   EXPECT_EQ(options.rendezvous.heartbeat_timeout, absl::Seconds(2));
   EXPECT_EQ(options.rendezvous.is_host, false);
-  EXPECT_EQ(options.node_rank, 3);
+  EXPECT_EQ(options.config.node_rank, 3);
   EXPECT_THAT(options.notices,
               ElementsAre(AllOf(HasSubstr("--rdzv-conf: "), HasSubstr("store_type"))));
 }
@@ -302,13 +301,13 @@ TEST(LaunchOptionsTest, FailuresAndWatching) {
                                          {"straggler_factor", "0"},
                                          {"metrics_port", "0"},
                                          {"event_log_handler", "console"}});
-  EXPECT_EQ(options.max_restarts, 7);
-  EXPECT_EQ(options.no_progress_limit, 0);
-  EXPECT_EQ(options.quarantine_strikes, 5);
-  EXPECT_EQ(options.hang_floor, absl::ZeroDuration());
+  EXPECT_EQ(options.config.job.limits.max_restarts, 7);
+  EXPECT_EQ(options.config.job.rules.no_progress_limit, 0);
+  EXPECT_EQ(options.config.job.rules.quarantine_strikes, 5);
+  EXPECT_EQ(options.config.job.hangs.floor, absl::ZeroDuration());
   EXPECT_EQ(options.exit_code, ExitCodeStyle::kWorker);
-  EXPECT_THAT(options.signals_to_handle, ElementsAre(SIGTERM, SIGUSR1, SIGUSR2));
-  EXPECT_EQ(options.straggler_factor, 0);
+  EXPECT_THAT(options.config.signals_to_handle, ElementsAre(SIGTERM, SIGUSR1, SIGUSR2));
+  EXPECT_EQ(options.config.job.stragglers.factor, 0);
   EXPECT_EQ(options.metrics_port, 0);
   EXPECT_TRUE(options.events_to_console);
   EXPECT_EQ(Options({{"exit_code", "reason"}}).exit_code, ExitCodeStyle::kReason);
@@ -359,7 +358,7 @@ TEST(LaunchOptionsTest, FiltersWithoutTeeAreSaidToMeanNothing) {
 
 TEST(LaunchOptionsTest, VirtualLocalRanksNeedADeviceEach) {
   const FlagValues given = {{"virtual_local_rank", "true"}, {"nproc_per_node", "2"}};
-  EXPECT_TRUE(Options(given).virtual_local_rank);
+  EXPECT_TRUE(Options(given).config.virtual_local_rank);
   EXPECT_EQ(Error(given, {.cpus = 8, .gpus = 0, .named_devices = 2}), "no error");
   EXPECT_THAT(Error(given, {.cpus = 8, .gpus = 0, .named_devices = 1}),
               AllOf(HasSubstr("--virtual-local-rank"), HasSubstr("CUDA_VISIBLE_DEVICES names 1")));

@@ -3,12 +3,10 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "launcher/flags/flag_reader.h"
+#include "store/redis/redis_endpoint.h"
 
 namespace ddp::launcher {
 namespace {
-
-constexpr int kRedisPort = 6379;
-constexpr int kC10dPort = 29400;
 
 absl::StatusOr<RendezvousChoice> Standalone(const RendezvousRequest& request) {
   if (request.min_nodes == 1) return RendezvousChoice{.kind = RendezvousKind::kPrivate};
@@ -28,9 +26,10 @@ absl::StatusOr<RendezvousChoice> InRedis(const RendezvousRequest& request) {
   const bool is_c10d = request.backend == "c10d";
   RendezvousChoice choice;
   if (is_c10d) {
-    choice.notice =
-        "--rdzv-backend=c10d: the nodes meet in a Redis server at --rdzv-endpoint (port 29400"
-        " unless it names one); the node that has this address starts it where none runs";
+    choice.notice = absl::StrCat(
+        "--rdzv-backend=c10d: the nodes meet in a Redis server at --rdzv-endpoint (port ",
+        kC10dPort,
+        " unless it names one); the node that has this address starts it where none runs");
   }
   if (!request.has_endpoint) {
     if (request.max_nodes > 1) return NobodySaidWhere(request);
@@ -41,7 +40,7 @@ absl::StatusOr<RendezvousChoice> InRedis(const RendezvousRequest& request) {
     return choice;
   }
   choice.kind = RendezvousKind::kRedis;
-  choice.default_port = is_c10d ? kC10dPort : kRedisPort;
+  choice.default_port = is_c10d ? kC10dPort : store::RedisEndpoint::kDefaultPort;
   return choice;
 }
 

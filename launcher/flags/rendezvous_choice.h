@@ -7,6 +7,11 @@
 
 namespace ddp::launcher {
 
+// Ports where nodes meet when the user names none: with --rdzv-backend=c10d, and at the master of a
+// static rendezvous (torchrun's).
+inline constexpr int kC10dPort = 29400;
+inline constexpr int kStaticPort = 29500;
+
 // Kind of rendezvous of a job's nodes.
 enum class RendezvousKind {
   // A single node runs its own Redis server, on a unix socket.

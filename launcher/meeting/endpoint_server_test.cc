@@ -1,3 +1,5 @@
+// Length: nearly all cases share the fixture, which starts endpoint servers.
+
 #include "launcher/meeting/endpoint_server.h"
 
 #include <gmock/gmock.h>

@@ -33,7 +33,7 @@ struct MeetingPlace {
 // `given` is the endpoint that the user named (RendezvousKind::kRedis), with its credentials.
 // `folder` is a folder of ours for a server. `event_loop` is not owned and must outlive the result.
 //
-// Blocks for up to RendezvousOptions::ReachTimeout(): for a name that cannot be resolved yet, and
+// Blocks for up to RendezvousOptions::read_timeout: for a name that cannot be resolved yet, and
 // on other nodes of a static rendezvous for node 0. Thread: main (see PrivateRedisServer).
 //
 // Errors: those of ServerGuard::Start, StartServerIfOurs, MeetStatically and LocalAddressTowards.

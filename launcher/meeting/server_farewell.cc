@@ -99,11 +99,11 @@ class Goodbye {
 
   void Look() {
     const absl::StatusOr<elastic::JobRecord> job =
-        elastic::ReadJob(connection_, options_.run_id, options_.instance, kNodesAtATime);
+        elastic::ReadJob(connection_, options_.job.run_id, options_.instance, kNodesAtATime);
     if (!job.ok()) return event_loop_.Stop();
     const absl::Duration waited = hurried_ ? absl::InfiniteDuration() : clock_.Now() - start_;
-    switch (DecideFarewell(*job, options_.own_generation, waited, options_.lease,
-                           options_.shutdown_timeout)) {
+    switch (DecideFarewell(*job, options_.own_generation, waited, options_.job.rules.lease,
+                           options_.job.times.shutdown_timeout)) {
       case Farewell::kGo:
         return event_loop_.Stop();
       case Farewell::kWait:
@@ -136,7 +136,7 @@ class Goodbye {
 void AwaitOthers(const FarewellOptions& options, EventLoop* event_loop,
                  elastic::Rendezvous* rendezvous, const Clock& clock) {
   store::RedisConnectionOptions connecting;
-  connecting.total_timeout = options.lease;
+  connecting.total_timeout = options.job.rules.lease;
   const auto connection = store::RedisConnection::Connect(options.endpoint, connecting);
   if (!connection.ok()) return;
   Goodbye(options, event_loop, rendezvous, clock, connection->get()).Run();

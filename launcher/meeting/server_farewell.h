@@ -7,6 +7,7 @@
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "base/event_loop.h"
+#include "elastic/job/job_spec.h"
 #include "elastic/rendezvous/job_reader.h"
 #include "elastic/rendezvous/rendezvous.h"
 #include "store/redis/redis_endpoint.h"
@@ -36,12 +37,10 @@ absl::Duration PauseBetweenLooks(int64_t nodes);
 
 struct FarewellOptions {
   store::RedisEndpoint endpoint;
-  std::string run_id;
+  elastic::JobSpec job;  // this node's: the lease and shutdown_timeout of others are unknown
   int64_t instance = 0;
-  uint64_t own_generation = 0;      // last generation of this node
-  std::string host;                 // name of this node in messages to others
-  absl::Duration lease;             // this node's; that of others is unknown
-  absl::Duration shutdown_timeout;  // this node's, likewise
+  uint64_t own_generation = 0;  // last generation of this node
+  std::string host;             // name of this node in messages to others
   // Descriptor that is readable when the user wants the end now; -1: none.
   int hurry_fd = -1;
 };

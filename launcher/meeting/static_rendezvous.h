@@ -7,6 +7,8 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/event_loop.h"
+#include "elastic/job/job_spec.h"
+#include "launcher/flags/rendezvous_choice.h"
 #include "launcher/meeting/server_guard.h"
 #include "store/redis/redis_endpoint.h"
 #include "store/tcp_store/tcp_store_server.h"
@@ -17,17 +19,15 @@ namespace ddp::launcher {
 // Node 0 serves the workers' TCPStore at MASTER_ADDR:MASTER_PORT from the start. It also starts a
 // private Redis server and publishes its address in that TCPStore.
 struct StaticRendezvousOptions {
-  static constexpr int kDefaultMasterPort = 29500;
-
   int node_rank = 0;
   std::string master_addr = "127.0.0.1";  // name or address
-  int master_port = kDefaultMasterPort;
+  int master_port = kStaticPort;
 
   // Folder of ours for the Redis server of node 0 (PrivateRedisServer::Options::directory).
   std::string folder;
 
   // Longest wait of another node for node 0, and of node 0 for its own name, master_addr.
-  absl::Duration timeout = absl::Minutes(10);
+  absl::Duration timeout = elastic::AgentTimes{}.rendezvous_timeout;
 
   // Longest wait for the program at MASTER_PORT to prove that it knows the password.
   absl::Duration proof_timeout = absl::Seconds(10);

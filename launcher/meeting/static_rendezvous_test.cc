@@ -1,10 +1,7 @@
 #include "launcher/meeting/static_rendezvous.h"
 
-#include <arpa/inet.h>
 #include <gtest/gtest.h>
-#include <netinet/in.h>
 #include <stdlib.h>
-#include <sys/socket.h>
 
 #include <functional>
 #include <future>
@@ -17,7 +14,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/event_loop.h"
-#include "base/unique_fd.h"
 #include "launcher/meeting/address_proof.h"
 #include "launcher/meeting/network_server.h"
 #include "launcher/process/private_folder.h"
@@ -25,6 +21,7 @@
 #include "store/tcp_store/tcp_store_client.h"
 #include "store/tcp_store/tcp_store_server.h"
 #include "testing/loop_thread.h"
+#include "testing/loopback_socket.h"
 
 namespace ddp::launcher {
 namespace {
@@ -169,16 +166,8 @@ TEST_F(StaticRendezvousTest, WhereNodeZeroHasNoPasswordNoOneIsSent) {
 // A server that would accept the password, and a program that holds MASTER_PORT and names it.
 TEST_F(StaticRendezvousTest, WhoHoldsThePortWithoutThePasswordIsNotBelieved) {
   setenv("DDP_REDIS_PASSWORD", "open sesame", 1);
-  const UniqueFd trap(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  sockaddr_in at{};
-  at.sin_family = AF_INET;
-  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof(at);
-  ASSERT_EQ(bind(trap.get(), reinterpret_cast<sockaddr*>(&at), size), 0);
-  ASSERT_EQ(listen(trap.get(), 8), 0);
-  ASSERT_EQ(getsockname(trap.get(), reinterpret_cast<sockaddr*>(&at), &size), 0);
-  const ProvenAddress lie = {
-      .master = "127.0.0.1:0", .host = "127.0.0.1", .port = ntohs(at.sin_port)};
+  const testing::LoopbackSocket trap = testing::ListenOnLoopback();
+  const ProvenAddress lie = {.master = "127.0.0.1:0", .host = "127.0.0.1", .port = trap.port};
   const std::string old_form = absl::StrCat(R"({"host":"127.0.0.1","port":)", lie.port);
 
   const std::string earlier_nonce = *MakeNonce();
@@ -210,7 +199,7 @@ TEST_F(StaticRendezvousTest, WhoHoldsThePortWithoutThePasswordIsNotBelieved) {
     EXPECT_EQ(met.status().message().find('\n'), std::string::npos) << met.status();
     EXPECT_NE(met.status().message().find(absl::StrCat("--master-port=", port_)), std::string::npos)
         << met.status();
-    EXPECT_EQ(accept(trap.get(), nullptr, nullptr), -1) << "the named server was called";
+    EXPECT_FALSE(trap.HasClient()) << "the named server was called";
   }
 }
 

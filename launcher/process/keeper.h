@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/unique_fd.h"
+#include "elastic/job/job_spec.h"
 
 namespace ddp::launcher {
 
@@ -48,7 +49,7 @@ struct KeeperOptions {
 
   // Maximum wait of the survivor for the processes that it has killed. Only a process that is stuck
   // in the kernel needs more than a few milliseconds.
-  absl::Duration kill_timeout = absl::Seconds(10);
+  absl::Duration kill_timeout = elastic::AgentTimes{}.kill_timeout;
 
   // Exit code when a forwarded signal killed the agent.
   int stopped_exit_code = 1;

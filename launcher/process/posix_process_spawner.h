@@ -20,6 +20,7 @@
 #include "base/task_thread.h"
 #include "base/unique_fd.h"
 #include "elastic/agent/process_spawner.h"
+#include "elastic/job/job_spec.h"
 #include "launcher/output/log_layout.h"
 #include "launcher/output/log_router.h"
 #include "launcher/output/output_options.h"
@@ -51,7 +52,7 @@ class PosixProcessSpawner final : public elastic::ProcessSpawner {
     // Limits of open files for the workers; nullopt: this process's.
     std::optional<rlimit> open_files;
     // Longest wait of AwaitStrays() and the destructor for processes that SIGKILL was sent to.
-    absl::Duration kill_timeout = absl::Seconds(10);
+    absl::Duration kill_timeout = elastic::AgentTimes{}.kill_timeout;
     // Thread that makes folders and opens files, since their mount may stall. Not owned; must
     // outlive the spawner. Null: the calling thread does, and blocks.
     TaskThread* files = nullptr;

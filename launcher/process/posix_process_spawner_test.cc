@@ -1,3 +1,5 @@
+// Length: all cases share the fixture, which starts real processes and leaves none behind.
+
 #include "launcher/process/posix_process_spawner.h"
 
 #include <fcntl.h>

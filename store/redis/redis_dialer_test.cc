@@ -1,8 +1,6 @@
 #include "store/redis/redis_dialer.h"
 
-#include <arpa/inet.h>
 #include <gtest/gtest.h>
-#include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -22,6 +20,7 @@
 #include "store/redis/redis_caller.h"
 #include "store/redis/redis_endpoint.h"
 #include "store/redis/redis_socket.h"
+#include "testing/loopback_socket.h"
 #include "testing/redis_fixture.h"
 #include "testing/scripted_redis_server.h"
 
@@ -63,24 +62,6 @@ class RedisDialerTest : public ::testing::Test {
 
   const std::unique_ptr<EventLoop> loop_;
   RedisConnectionOptions options_;
-};
-
-// A socket that listens and never answers.
-struct DeafServer {
-  DeafServer() : fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    socklen_t size = sizeof(address);
-    auto* const name = reinterpret_cast<sockaddr*>(&address);
-    EXPECT_EQ(bind(fd.get(), name, size), 0);
-    EXPECT_EQ(listen(fd.get(), 1), 0);
-    EXPECT_EQ(getsockname(fd.get(), name, &size), 0);
-    endpoint.host = "127.0.0.1";
-    endpoint.port = ntohs(address.sin_port);
-  }
-  UniqueFd fd;
-  RedisEndpoint endpoint;
 };
 
 TEST_F(RedisDialerTest, TheSocketIsGreetedAndOfUse) {
@@ -172,7 +153,10 @@ TEST_F(RedisDialerTest, RefusalsAreToldApart) {
 }
 
 TEST_F(RedisDialerTest, TheLoopGoesOnWhileAServerDoesNotAnswer) {
-  const DeafServer deaf;
+  const testing::LoopbackSocket deaf = testing::ListenOnLoopback();
+  RedisEndpoint endpoint;
+  endpoint.host = "127.0.0.1";
+  endpoint.port = deaf.port;
   options_.connect_timeout = absl::Milliseconds(200);
   int ticks = 0;
   std::function<void()> tick = [&] {
@@ -180,7 +164,7 @@ TEST_F(RedisDialerTest, TheLoopGoesOnWhileAServerDoesNotAnswer) {
     loop_->AddTimer(absl::Milliseconds(1), tick);
   };
   loop_->AddTimer(absl::ZeroDuration(), tick);
-  const absl::Status status = Dial(deaf.endpoint).status();
+  const absl::Status status = Dial(endpoint).status();
   EXPECT_TRUE(absl::IsUnavailable(status)) << status;
   EXPECT_GT(ticks, 1);
 }

@@ -1,13 +1,10 @@
 #include "store/redis_server/private_redis_server.h"
 
-#include <arpa/inet.h>
 #include <fcntl.h>
-#include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -27,6 +24,7 @@
 #include "store/redis/redis_endpoint.h"
 #include "store/redis/redis_script.h"
 #include "store/redis/wire/redis_reply.h"
+#include "testing/loopback_socket.h"
 
 namespace ddp::store {
 namespace {
@@ -75,18 +73,6 @@ TEST(PrivateRedisServerTest, OnlyThisUserCanEnter) {
   EXPECT_EQ(info.st_mode & 0777, 0600U);
 }
 
-// Returns a port that is free on 127.0.0.1 now.
-int FreePort() {
-  const UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof(address);
-  EXPECT_EQ(bind(fd.get(), reinterpret_cast<sockaddr*>(&address), size), 0);
-  EXPECT_EQ(getsockname(fd.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
-  return ntohs(address.sin_port);
-}
-
 TEST(PrivateRedisServerTest, ClientsRunTheScriptsThatItWasGivenAndTheirLoaderIsGone) {
   PrivateRedisServer::Options options;
   options.scripts = {RedisScript("return 1"), RedisScript("return {KEYS[1], ARGV[1]}")};
@@ -95,7 +81,8 @@ TEST(PrivateRedisServerTest, ClientsRunTheScriptsThatItWasGivenAndTheirLoaderIsG
   RedisEndpoint endpoint;
   endpoint.host = "127.0.0.1";
   for (int attempt = 0; attempt < 10 && absl::IsUnavailable(server.status()); ++attempt) {
-    options.port = endpoint.port = FreePort();  // another program may take the port first
+    options.port = endpoint.port =
+        testing::BindLoopback().port;  // another program may take the port first
     server = PrivateRedisServer::Start(options);
   }
   ASSERT_TRUE(server.ok()) << server.status();
@@ -121,17 +108,10 @@ TEST(PrivateRedisServerTest, ClientsRunTheScriptsThatItWasGivenAndTheirLoaderIsG
 }
 
 TEST(PrivateRedisServerTest, APortThatIsTakenIsUnavailable) {
-  const UniqueFd other(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof(address);
-  ASSERT_EQ(bind(other.get(), reinterpret_cast<sockaddr*>(&address), size), 0);
-  ASSERT_EQ(listen(other.get(), 1), 0);
-  ASSERT_EQ(getsockname(other.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
+  const testing::LoopbackSocket other = testing::ListenOnLoopback();
   PrivateRedisServer::Options options;
   options.extra_config = {"bind 127.0.0.1"};
-  options.port = ntohs(address.sin_port);
+  options.port = other.port;
   const absl::Status status = PrivateRedisServer::Start(options).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
   EXPECT_TRUE(absl::StrContains(status.message(), absl::StrCat(options.port))) << status;

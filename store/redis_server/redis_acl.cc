@@ -11,7 +11,7 @@ constexpr char kCommands[] =
     "+auth +ping +select +client|setname "
     // Scripts, the commands that they call, and the commands of a store outside scripts.
     "+evalsha +multi +exec +time "
-    "+get +set +incr +exists +del +pexpire +pttl +rename "
+    "+get +set +incr +exists +del +pexpire +rename "
     "+hget +hset +hmget +hmset +hsetnx +hdel +hexists +hlen +hgetall +hkeys +hincrby +hscan "
     "+sadd +scard +srem +sismember +smembers "
     "+zadd +zrem +zscore +zcard +zcount +zrange +zrevrange +zrangebyscore +zrank "

@@ -1,8 +1,6 @@
 #include "store/tcp_store/tcp_store_server.h"
 
-#include <arpa/inet.h>
 #include <gtest/gtest.h>
-#include <netinet/in.h>
 #include <poll.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -26,6 +24,8 @@
 #include "base/unique_fd.h"
 #include "store/tcp_store/tcp_store_client.h"
 #include "store/tcp_store/tcp_store_protocol.h"
+#include "testing/loopback_client.h"
+#include "testing/loopback_socket.h"
 
 namespace ddp::store {
 namespace {
@@ -93,12 +93,8 @@ class RunningServer {
 class RawClient {
  public:
   explicit RawClient(const RunningServer& server, bool greet = true) {
-    fd_.reset(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_port = htons(static_cast<uint16_t>(server.port()));
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    EXPECT_EQ(connect(fd_.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+    fd_ = testing::DialLoopback(server.port());
+    EXPECT_TRUE(fd_.valid());
     if (!greet) return;
     Send(TcpStoreGreeting(1));
     EXPECT_EQ(Receive(4).size(), 4u);
@@ -434,18 +430,12 @@ TEST(TcpStoreServerTest, SilentStrangersMakeRoomForClients) {
 
 TEST(TcpStoreClientTest, WaitsForTheServerToStart) {
   // A bound port that no other program gets. No process listens there until the test does.
-  const UniqueFd listener(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof(address);
-  ASSERT_EQ(bind(listener.get(), reinterpret_cast<sockaddr*>(&address), size), 0);
-  ASSERT_EQ(getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
+  const testing::LoopbackSocket listener = testing::BindLoopback();
   auto client = std::async(std::launch::async, [&] {
-    return TcpStoreClient::Connect("127.0.0.1", ntohs(address.sin_port), kLong);
+    return TcpStoreClient::Connect("127.0.0.1", listener.port, kLong);
   });
-  ASSERT_EQ(listen(listener.get(), 1), 0);
-  const UniqueFd peer(accept(listener.get(), nullptr, nullptr));
+  ASSERT_EQ(listen(listener.fd.get(), 1), 0);
+  const UniqueFd peer(accept(listener.fd.get(), nullptr, nullptr));
   std::string greeting(TcpStoreGreeting(0).size(), '\0');
   ASSERT_EQ(recv(peer.get(), greeting.data(), greeting.size(), MSG_WAITALL),
             static_cast<ssize_t>(greeting.size()));
@@ -457,15 +447,8 @@ TEST(TcpStoreClientTest, SaysWhyThereIsNoServer) {
   const auto name = TcpStoreClient::Connect("no-such-host.invalid", 1, absl::Milliseconds(1));
   EXPECT_TRUE(absl::IsUnavailable(name.status()));
   EXPECT_NE(name.status().message().find("host name"), std::string::npos) << name.status();
-  const UniqueFd deaf(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof(address);
-  ASSERT_EQ(bind(deaf.get(), reinterpret_cast<sockaddr*>(&address), size), 0);
-  ASSERT_EQ(getsockname(deaf.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
-  const auto refused =
-      TcpStoreClient::Connect("127.0.0.1", ntohs(address.sin_port), absl::Milliseconds(1));
+  const testing::LoopbackSocket deaf = testing::BindLoopback();
+  const auto refused = TcpStoreClient::Connect("127.0.0.1", deaf.port, absl::Milliseconds(1));
   EXPECT_NE(refused.status().message().find("refused"), std::string::npos) << refused.status();
 }
 

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "elastic/checkpoint/file_system.h"
-#include "elastic/checkpoint/posix_file_system.h"
+#include "elastic/checkpoint/file_system/file_system.h"
+#include "elastic/checkpoint/file_system/posix_file_system.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "testing/file_system/memory_file_system.h"

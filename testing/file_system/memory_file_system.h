@@ -12,7 +12,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "base/mutex.h"
-#include "elastic/checkpoint/file_system.h"
+#include "elastic/checkpoint/file_system/file_system.h"
 
 namespace ddp::testing {
 

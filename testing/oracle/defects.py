@@ -4,8 +4,8 @@
     defects.py            # all of them, a line for each
     defects.py 3 7        # some
 
-ddp/defects_test.cc has the same cases for ours. Number 14 is about LibTorch's sampler for C++:
-sampler_test.cc shows it beside ours.
+ddp/end_to_end/defects_test.cc has the same cases for ours. Number 14 is about LibTorch's sampler
+for C++: sampler_test.cc shows it beside ours.
 """
 
 import os

@@ -1,6 +1,8 @@
 #include "testing/oracle/scenario_runner.h"
 
-#include <torch/torch.h>
+#include <torch/optim/sgd.h>
+#include <torch/types.h>
+#include <torch/utils.h>
 
 #include <cstdlib>
 #include <fstream>
@@ -14,10 +16,10 @@
 #include "ddp/ddp.h"
 #include "ddp/default_hooks.h"
 #include "ddp/join.h"
-#include "elastic/checkpoint/posix_file_system.h"
-#include "elastic/checkpoint/safetensors_reader.h"
-#include "elastic/checkpoint/safetensors_writer.h"
-#include "elastic/checkpoint/torch_tensors.h"
+#include "elastic/checkpoint/file_system/posix_file_system.h"
+#include "elastic/checkpoint/format/safetensors_reader.h"
+#include "elastic/checkpoint/format/safetensors_writer.h"
+#include "elastic/checkpoint/tensors/torch_tensors.h"
 #include "nlohmann/json.hpp"
 #include "testing/oracle/models.h"
 #include "testing/oracle/scenario.h"

@@ -54,7 +54,7 @@ void JobChecker::OnRound(NodeId node, const Round& round, const NodeOffer& offer
     Violate(absl::StrCat(name, ": node ", node, " offered ", offer.nproc, " workers and got ",
                          placement.local_world_size));
   }
-  if (round.masters && placement.master_port != offer.master_port) {
+  if (placement.group_rank == 0 && placement.master_port != offer.master_port) {
     Violate(absl::StrCat(name, ": node ", node, ", which has rank 0, offered port ",
                          offer.master_port, ", the others were told ", placement.master_port));
   }
@@ -92,9 +92,9 @@ void JobChecker::CheckAgreement(const Round& told, const Round& known) {
   if (told.store_url != known.store_url) {
     Violate(absl::StrCat(name, " has two stores: ", told.store_url, " and ", known.store_url));
   }
-  if (told.masters != (a.first_rank == 0 && a.local_world_size > 0)) {
-    Violate(absl::StrCat(name, ": the node of group rank ", a.group_rank,
-                         " is told wrongly whether it has rank 0"));
+  if ((a.group_rank == 0) != (a.first_rank == 0 && a.local_world_size > 0)) {
+    Violate(absl::StrCat(name, ": the node of group rank ", a.group_rank, " has ranks from ",
+                         a.first_rank));
   }
   if (a.group_world_size < limits_.min_nodes || a.group_world_size > limits_.max_nodes) {
     Violate(absl::StrCat(name, " has ", a.group_world_size, " nodes, allowed are ",

@@ -26,7 +26,6 @@ Round MakeRound(uint64_t number, const std::string& nonce, int group_rank, int n
   round.placement.first_rank = 2 * group_rank;
   round.placement.world_size = 2 * nodes;
   round.placement.master_addr = "host-0";
-  round.masters = group_rank == 0;
   return round;
 }
 

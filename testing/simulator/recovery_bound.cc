@@ -9,10 +9,8 @@ namespace {
 constexpr int64_t kRequestsUs = 2 * 2000000;
 // Time for the kernel to end processes, and for their agent to see it.
 constexpr int64_t kProcessesUs = 100000;
-// Number of light heartbeats between two full ones of a node: three leases less one.
-constexpr int kLightPerFullMax = 17;
-// Nodes per turn with which at least one is practically always due within two turns.
-constexpr int kMany = 8;
+// With more waiting nodes, each repeats its join once per quarter of the lease.
+constexpr int kWaitingAtFullPaceMax = 32;
 // Messages that follow one from another, for the slowest of a thousand nodes.
 constexpr int kMessages = 100;
 
@@ -22,19 +20,14 @@ bool LosesMessages(const NetworkConditions& network) {
 
 }  // namespace
 
-int64_t RecoveryBoundUs(const Story& story, int nodes, bool has_begun) {
+int64_t RecoveryBoundUs(const Story& story, bool has_begun) {
   const int64_t lease_us = story.lease_us;
   const int64_t heartbeat_us = lease_us / 6 * 11 / 10;
   const int64_t pause_us = lease_us / 6;
   const int64_t tick_us = lease_us / 12;
-  const bool some_are_light = story.hosts > story.full_heartbeats;
-
-  // Time between two full heartbeats of a node. With many nodes, some are due in each interval.
-  const int turns = 1 + std::min(kLightPerFullMax, (story.hosts - 1) / story.full_heartbeats);
-  const int64_t full_us = std::min(nodes < kMany * turns ? turns : 2, turns) * heartbeat_us;
-  const int64_t pace_us =
-      some_are_light ? lease_us / 4 * 11 / 10 : heartbeat_us;  // of a waiting node
-  const int64_t lost_us = lease_us + tick_us + full_us;
+  const int64_t pace_us =  // of a waiting node
+      story.hosts > kWaitingAtFullPaceMax ? lease_us / 4 * 11 / 10 : heartbeat_us;
+  const int64_t lost_us = lease_us + tick_us + heartbeat_us;
   const int64_t told_us = heartbeat_us + pause_us;
   const int64_t ended_us = story.shutdown_timeout_us + story.fault_grace_us + kProcessesUs;
   const int64_t back_us = 2 * pause_us + 2 * pace_us;

@@ -14,10 +14,7 @@ namespace ddp::testing {
 //
 //     lease of a lost node expires, or membership is frozen as long   lease
 //   + hanging worker is found                                         HangLimitUs()
-//   + full heartbeat of a remaining node finds the loss               two heartbeats; with few
-//   nodes
-//                                                                     also their light heartbeats
-//                                                                     in between
+//   + heartbeat of a remaining node finds the loss                    heartbeat
 //   + all nodes are notified; a broken connection is found by use     heartbeat, pause
 //   + workers end, by SIGKILL if need be                              shutdown timeout, grace
 //   + strays of the workers end, where that is slow                   the longest time
@@ -26,9 +23,8 @@ namespace ddp::testing {
 //   + workers are started, where that is slow                         the longest time, each
 //   + last call, for a job that has not begun
 //
-// `nodes`: number of remaining nodes; fewer nodes give a longer time. `has_begun`: the job has had
-// a generation.
-int64_t RecoveryBoundUs(const Story& story, int nodes, bool has_begun);
+// `has_begun`: the job has had a generation.
+int64_t RecoveryBoundUs(const Story& story, bool has_begun);
 
 }  // namespace ddp::testing
 

@@ -32,7 +32,6 @@ void Add(const SimulationResult& result, SimulationResult& total) {
   const SimulatedStore::Counts& from = result.messages;
   SimulatedStore::Counts& to = total.messages;
   to.scripts += from.scripts;
-  to.commands += from.commands;
   to.lost_requests += from.lost_requests;
   to.lost_replies += from.lost_replies;
   to.swallowed += from.swallowed;
@@ -115,12 +114,11 @@ std::string DebugString(const SeedSummary& summary) {
                     FaultName(static_cast<FaultKind>(kind)));
   }
   const SimulatedStore::Counts& messages = total.messages;
-  absl::StrAppend(&text, "\nmessages: ", messages.scripts, " scripts and ", messages.commands,
-                  " commands run; lost: ", messages.lost_requests, " requests, ",
-                  messages.lost_replies, " replies, ", messages.swallowed, " without a word; ",
-                  messages.duplicates, " doubled; ", messages.pushed, " pushes, ",
-                  messages.lost_pushes, " of them lost, ", messages.broken_subscriptions,
-                  " broken off\nends of agents:");
+  absl::StrAppend(
+      &text, "\nmessages: ", messages.scripts, " scripts run; lost: ", messages.lost_requests,
+      " requests, ", messages.lost_replies, " replies, ", messages.swallowed, " without a word; ",
+      messages.duplicates, " doubled; ", messages.pushed, " pushes, ", messages.lost_pushes,
+      " of them lost, ", messages.broken_subscriptions, " broken off\nends of agents:");
   const char* comma = " ";
   for (const auto& [end, agents] : total.ends) {
     absl::StrAppend(&text, comma, agents, " ", end);

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "testing/simulator/core_tamper.h"
+#include "testing/simulator/bugs/core_tamper.h"
 #include "testing/simulator/simulation.h"
 
 namespace ddp::testing {

@@ -10,8 +10,8 @@
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "testing/simulator/core_tamper.h"
-#include "testing/simulator/planted_bugs.h"
+#include "testing/simulator/bugs/core_tamper.h"
+#include "testing/simulator/bugs/planted_bugs.h"
 #include "testing/simulator/run_seeds.h"
 #include "testing/simulator/simulation.h"
 #include "testing/simulator/story.h"

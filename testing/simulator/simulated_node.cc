@@ -21,27 +21,6 @@ using elastic::Round;
 
 namespace {
 
-AgentCore::Options CoreOptions(const Story& story, int host) {
-  AgentCore::Options options;
-  options.max_restarts = story.max_restarts;
-  options.max_nodes = story.max_nodes;
-  options.host = absl::StrCat("host-", host);
-  options.rendezvous_timeout = absl::Microseconds(story.rendezvous_timeout_us);
-  options.fault_grace = absl::Microseconds(story.fault_grace_us);
-  options.shutdown_timeout = absl::Microseconds(story.shutdown_timeout_us);
-  options.kill_timeout = absl::Microseconds(story.kill_timeout_us);
-  options.exit_barrier_timeout = absl::Microseconds(story.exit_barrier_timeout_us);
-  options.store_outage_timeout = absl::Microseconds(story.store_outage_timeout_us);
-  return options;
-}
-
-elastic::HangDetector::Options HangOptions(const Story& story) {
-  elastic::HangDetector::Options options;
-  options.floor = absl::Microseconds(story.hang_floor_us);
-  options.waiting_floor = absl::Microseconds(HangWaitingLimitUs(story));
-  return options;
-}
-
 // Time from the keeper's end to the agent's, as in launcher/process/keeper.cc.
 constexpr int64_t kLastWordUs = 500'000;
 
@@ -58,7 +37,7 @@ SimulatedNode::SimulatedNode(const Identity& identity, const World& world, Rando
       process_(world.queue, DrawSkew(*world.story, random),
                world.story->clock_drift * (2 * random.Fraction() - 1)),
       tamper_(world.code->make_tamper ? world.code->make_tamper() : nullptr),
-      core_(CoreOptions(*world.story, identity.host)),
+      core_(JobOf(*world.story), absl::StrCat("host-", identity.host)),
       rendezvous_({.name = absl::StrCat("host-", identity.host, "-", identity.id),
                    .host = absl::StrCat("host-", identity.host),
                    .story = world.story,
@@ -70,7 +49,7 @@ SimulatedNode::SimulatedNode(const Identity& identity, const World& world, Rando
                    .before_tick = [this] { Report(); },
                    .after_step = [this] { CheckDeadlines(); }},
                   random.Next()),
-      hangs_(HangOptions(*world.story)),
+      hangs_(JobOf(*world.story).hangs),
       random_(random.Next()) {}
 
 void SimulatedNode::Start() {

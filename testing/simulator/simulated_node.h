@@ -19,7 +19,7 @@
 #include "elastic/health/health_page.h"
 #include "elastic/rendezvous/rendezvous.h"
 #include "elastic/rendezvous/round.h"
-#include "testing/simulator/core_tamper.h"
+#include "testing/simulator/bugs/core_tamper.h"
 #include "testing/simulator/job_checker.h"
 #include "testing/simulator/random.h"
 #include "testing/simulator/simulated_process.h"

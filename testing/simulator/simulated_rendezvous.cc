@@ -21,19 +21,9 @@ constexpr int64_t kReplyTimeoutUs = 2000000;
 RendezvousCore::Options CoreOptions(const SimulatedRendezvous::Options& options, uint64_t seed) {
   const Story& story = *options.story;
   RendezvousCore::Options core;
+  core.job = JobOf(story);
   core.node = options.name;
   core.endpoint.host = "store";
-  core.run_id = story.has_id ? "simulated" : "none";
-  if (!story.has_id) core.fingerprint = "the same program";
-  core.max_restarts = story.max_restarts;
-  core.min_nodes = story.min_nodes;
-  core.max_nodes = story.max_nodes;
-  core.last_call = absl::Microseconds(story.last_call_us);
-  core.no_progress_limit = story.no_progress_limit;
-  core.quarantine_strikes = story.quarantine_strikes;
-  core.quarantine_cooldown = absl::Microseconds(story.quarantine_cooldown_us);
-  core.lease = absl::Microseconds(story.lease_us);
-  core.full_heartbeats = story.full_heartbeats;
   core.seed = seed;
   return core;
 }
@@ -101,12 +91,6 @@ void SimulatedRendezvous::Do(const Core::CallScript& call) {
   gives_up_at_ = options_.process->now() + absl::Microseconds(kReplyTimeoutUs);
   options_.store->Call(client_, (*options_.scripts)[call.script], call.keys, call.args,
                        kReplyTimeoutUs, TakeReply());
-}
-
-void SimulatedRendezvous::Do(const Core::CallCommand& call) {
-  in_flight_ = true;
-  gives_up_at_ = options_.process->now() + absl::Microseconds(kReplyTimeoutUs);
-  options_.store->Call(client_, call.words, kReplyTimeoutUs, TakeReply());
 }
 
 std::function<void(const absl::StatusOr<RedisReply>&)> SimulatedRendezvous::TakeReply() {

@@ -10,7 +10,7 @@
 #include "elastic/rendezvous/rendezvous.h"
 #include "elastic/rendezvous/rendezvous_core.h"
 #include "elastic/rendezvous/rendezvous_scripts.h"
-#include "testing/simulator/core_tamper.h"
+#include "testing/simulator/bugs/core_tamper.h"
 #include "testing/simulator/simulated_process.h"
 #include "testing/simulator/simulated_store.h"
 #include "testing/simulator/story.h"
@@ -74,7 +74,6 @@ class SimulatedRendezvous final : public elastic::Rendezvous {
   void Step(Core::Event event);
   void Arm();
   void Do(const Core::CallScript& call);
-  void Do(const Core::CallCommand& call);
   std::function<void(const absl::StatusOr<store::RedisReply>&)> TakeReply();
   void Do(const Core::Subscribe& subscribe);
   void Do(const Core::AnswerJoin& answer) { Answer<JoinDone>(answer.answer); }

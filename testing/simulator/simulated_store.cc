@@ -34,27 +34,15 @@ int64_t SimulatedStore::Delay() {
 void SimulatedStore::Call(ClientId client, const store::RedisScript& script,
                           std::vector<std::string> keys, std::vector<std::string> args,
                           int64_t timeout_us, ReplyDone done) {
-  Send({.client = client,
-        .script = &script,
-        .keys = std::move(keys),
-        .args = std::move(args),
-        .gives_up_at_us = queue_->now_us() + timeout_us,
-        .done = std::move(done)});
-}
-
-void SimulatedStore::Call(ClientId client, std::vector<std::string> words, int64_t timeout_us,
-                          ReplyDone done) {
-  Send({.client = client,
-        .keys = {},
-        .args = std::move(words),
-        .gives_up_at_us = queue_->now_us() + timeout_us,
-        .done = std::move(done)});
-}
-
-void SimulatedStore::Send(Request request) {
-  const auto shared = std::make_shared<Request>(std::move(request));
-  clients_[shared->client].request = shared;
-  queue_->After(Delay(), [this, shared] { Arrive(shared); });
+  const auto request =
+      std::make_shared<Request>(Request{.client = client,
+                                        .script = &script,
+                                        .keys = std::move(keys),
+                                        .args = std::move(args),
+                                        .gives_up_at_us = queue_->now_us() + timeout_us,
+                                        .done = std::move(done)});
+  clients_[client].request = request;
+  queue_->After(Delay(), [this, request] { Arrive(request); });
 }
 
 void SimulatedStore::Arrive(const RequestPtr& request) {
@@ -112,10 +100,8 @@ bool SimulatedStore::IsAwaited(const RedisReply& reply) {
 }
 
 RedisReply SimulatedStore::Run(const Request& request) {
-  const bool is_script = request.script != nullptr;
-  ++(is_script ? counts_.scripts : counts_.commands);
-  RedisReply reply = is_script ? redis_.Eval(*request.script, request.keys, request.args)
-                               : redis_.Command(request.args);
+  ++counts_.scripts;
+  RedisReply reply = redis_.Eval(*request.script, request.keys, request.args);
   on_run_(reply);
   return reply;
 }

@@ -14,9 +14,9 @@
 #include "store/redis/redis_script.h"
 #include "store/redis/wire/redis_reply.h"
 #include "testing/simulator/event_queue.h"
-#include "testing/simulator/lua_redis.h"
-#include "testing/simulator/memory_database.h"
 #include "testing/simulator/random.h"
+#include "testing/simulator/redis/lua_redis.h"
+#include "testing/simulator/redis/memory_database.h"
 #include "testing/simulator/trace.h"
 
 namespace ddp::testing {
@@ -34,8 +34,8 @@ struct NetworkConditions {
   double break_subscription = 0;  // the connection breaks, and the client is told at once
 };
 
-// A Redis server and the network to it, in simulated time. Scripts and commands run in the order of
-// their arrival. Requests, replies and pushed messages are delayed, lost or duplicated. The server
+// A Redis server and the network to it, in simulated time. Scripts run in the order of their
+// arrival. Requests, replies and pushed messages are delayed, lost or duplicated. The server
 // pauses, dies, and comes back with all data, without its last writes, or empty. Thread-compatible.
 class SimulatedStore {
  public:
@@ -44,12 +44,11 @@ class SimulatedStore {
 
   // Counts of messages, for the report.
   struct Counts {
-    uint64_t scripts = 0, commands = 0, lost_requests = 0, lost_replies = 0, swallowed = 0,
-             duplicates = 0, pushed = 0, lost_pushes = 0, broken_subscriptions = 0;
+    uint64_t scripts = 0, lost_requests = 0, lost_replies = 0, swallowed = 0, duplicates = 0,
+             pushed = 0, lost_pushes = 0, broken_subscriptions = 0;
   };
 
-  // The pointers are not owned and must outlive the store. `on_run` gets the reply of each script
-  // and each command.
+  // The pointers are not owned and must outlive the store. `on_run` gets the reply of each script.
   SimulatedStore(EventQueue* queue, Random random, const NetworkConditions& conditions,
                  const Trace* trace, std::function<void(const store::RedisReply&)> on_run);
 
@@ -60,8 +59,6 @@ class SimulatedStore {
   // later).
   void Call(ClientId client, const store::RedisScript& script, std::vector<std::string> keys,
             std::vector<std::string> args, int64_t timeout_us, ReplyDone done);
-  // Sends a command, given as words.
-  void Call(ClientId client, std::vector<std::string> words, int64_t timeout_us, ReplyDone done);
 
   // Subscribes to a channel until the connection breaks; then calls `on_end`, once. A client has
   // one connection, and closes it when a call fails. A subscription that is not possible now ends
@@ -109,7 +106,7 @@ class SimulatedStore {
   };
   struct Request {
     ClientId client = 0;
-    const store::RedisScript* script = nullptr;  // null for a command, which is in `args`
+    const store::RedisScript* script = nullptr;
     std::vector<std::string> keys, args;
     int64_t gives_up_at_us = 0;
     ReplyDone done;
@@ -126,7 +123,6 @@ class SimulatedStore {
   };
 
   int64_t Delay();
-  void Send(Request request);
   void Arrive(const RequestPtr& request);
   bool IsAwaited(const store::RedisReply& reply);
   store::RedisReply Run(const Request& request);

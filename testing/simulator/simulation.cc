@@ -1,3 +1,6 @@
+// Length: the faults, the checks and the nodes act on the same simulated world. A part would need
+// access to all of it.
+
 #include "testing/simulator/simulation.h"
 
 #include <algorithm>
@@ -181,9 +184,7 @@ void Simulation::CheckRecovery() {
   if (std::exchange(swallowed_, store_.counts().swallowed) != store_.counts().swallowed) {
     last_fault_us_ = now_us;
   }
-  if (!store_.up() || now_us - last_fault_us_ <= RecoveryBoundUs(story_, story_.hosts, true)) {
-    return;
-  }
+  if (!store_.up() || now_us - last_fault_us_ <= RecoveryBoundUs(story_, true)) return;
   struct Job {
     int nodes = 0;
     bool has_begun = true;
@@ -204,7 +205,7 @@ void Simulation::CheckRecovery() {
   }
   for (const auto& [token, job] : jobs) {
     const int64_t since_us = now_us - std::max(last_fault_us_, job.well_until_us);
-    const int64_t bound_us = RecoveryBoundUs(story_, job.nodes, job.has_begun);
+    const int64_t bound_us = RecoveryBoundUs(story_, job.has_begun);
     if (job.nodes < story_.min_nodes || since_us <= bound_us) continue;
     Checker(token).Violate(absl::StrCat("no generation runs, ", since_us / 1000,
                                         "ms after the last fault: at most ", bound_us / 1000,

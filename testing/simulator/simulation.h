@@ -7,7 +7,7 @@
 #include <optional>
 #include <string>
 
-#include "testing/simulator/core_tamper.h"
+#include "testing/simulator/bugs/core_tamper.h"
 #include "testing/simulator/simulated_store.h"
 #include "testing/simulator/story.h"
 #include "testing/simulator/trace.h"

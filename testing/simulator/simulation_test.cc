@@ -1,5 +1,5 @@
 #include "testing/simulator/simulation.h"
-#include "testing/simulator/core_tamper.h"
+#include "testing/simulator/bugs/core_tamper.h"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "testing/simulator/planted_bugs.h"
+#include "testing/simulator/bugs/planted_bugs.h"
 #include "testing/simulator/run_seeds.h"
 #include "testing/simulator/story.h"
 

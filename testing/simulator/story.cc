@@ -4,6 +4,7 @@
 #include <iterator>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "testing/simulator/random.h"
 
 namespace ddp::testing {
@@ -31,8 +32,6 @@ void DrawJob(Story& story, Random& random) {
   story.quarantine_strikes = random.Chance(0.3) ? 0 : 3;
   story.lease_us = random.Chance(0.5) ? 3 * kSecond : random.Between(1, 8) * kSecond;
   if (hosts >= 200) story.lease_us = std::max(story.lease_us, 4 * kSecond);
-  // A low number, so that small jobs have light heartbeats too.
-  if (random.Chance(0.4)) story.full_heartbeats = static_cast<int>(random.Between(1, 8));
   story.has_id = !random.Chance(0.15);
   story.last_call_us = random.Between(0, 5) * kSecond;
   story.training_s = static_cast<double>(random.Between(2, hosts >= 200 ? 8 : 25));
@@ -148,6 +147,29 @@ Story MakeStory(uint64_t seed, int hosts) {
   DrawFaults(story, random);
   DrawSlowEffects(story, random);
   return story;
+}
+
+elastic::JobSpec JobOf(const Story& story) {
+  elastic::JobSpec job;
+  job.run_id = story.has_id ? "simulated" : "none";
+  if (!story.has_id) job.fingerprint = "the same program";
+  job.limits = {.max_restarts = story.max_restarts,
+                .min_nodes = story.min_nodes,
+                .max_nodes = story.max_nodes};
+  job.rules.last_call = absl::Microseconds(story.last_call_us);
+  job.rules.no_progress_limit = story.no_progress_limit;
+  job.rules.quarantine_strikes = story.quarantine_strikes;
+  job.rules.quarantine_cooldown = absl::Microseconds(story.quarantine_cooldown_us);
+  job.rules.lease = absl::Microseconds(story.lease_us);
+  job.times.rendezvous_timeout = absl::Microseconds(story.rendezvous_timeout_us);
+  job.times.fault_grace = absl::Microseconds(story.fault_grace_us);
+  job.times.shutdown_timeout = absl::Microseconds(story.shutdown_timeout_us);
+  job.times.kill_timeout = absl::Microseconds(story.kill_timeout_us);
+  job.times.exit_barrier_timeout = absl::Microseconds(story.exit_barrier_timeout_us);
+  job.times.store_outage_timeout = absl::Microseconds(story.store_outage_timeout_us);
+  job.hangs.floor = absl::Microseconds(story.hang_floor_us);
+  job.hangs.waiting_floor = absl::Microseconds(HangWaitingLimitUs(story));
+  return job;
 }
 
 int64_t HangLimitUs(const Story& story) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "elastic/job/job_spec.h"
 #include "testing/simulator/simulated_store.h"
 
 namespace ddp::testing {
@@ -53,7 +54,6 @@ struct Story {
   int quarantine_strikes = 3;
   int64_t quarantine_cooldown_us = 10000000;
   int64_t lease_us = 3000000;
-  int full_heartbeats = 32;  // of all nodes per interval; the others are light
   int64_t last_call_us = 2000000;
   int64_t rendezvous_timeout_us = 60000000;
   int64_t store_outage_timeout_us = 60000000;
@@ -98,6 +98,9 @@ struct Story {
 // Makes the story of a seed. With `hosts` 0 the seed decides the number of hosts, and every
 // hundredth seed is a job of 1,000 agents.
 Story MakeStory(uint64_t seed, int hosts = 0);
+
+// Returns the job as every node of the story describes it.
+elastic::JobSpec JobOf(const Story& story);
 
 // Return the time after which a worker that hangs is found, and a worker that waits for it. The
 // latter is longer than the detection of a lost host. 0 for never.

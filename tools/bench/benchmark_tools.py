@@ -1,4 +1,4 @@
-"""What the launcher's benchmarks share: event logs, processes, and what is printed."""
+"""What the benchmarks in Python share: event logs, processes, and what is printed."""
 
 import json
 import os

@@ -19,8 +19,6 @@ import argparse
 import contextlib
 import json
 import os
-import platform
-import re
 import select
 import socket
 import statistics
@@ -30,8 +28,11 @@ import tempfile
 import time
 from dataclasses import dataclass, field
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, HERE)
+import benchmark_tools as tools  # noqa: E402  (found beside this file)
+from benchmark_tools import ROOT, BenchmarkError  # noqa: E402
+
 RANKS = 2
 BARRIER_BYTES = 64  # per rank
 PLAIN = "plain"
@@ -40,10 +41,6 @@ OURS, THEIRS = "ours", "PyTorch"
 PATIENCE_S = 120
 # Sums of gradients that are equal but for the order of additions differ by less than this.
 TOLERANCE = 1e-4
-
-
-class BenchmarkError(Exception):
-    """The benchmark cannot go on; the text says why."""
 
 
 @dataclass(frozen=True)
@@ -279,26 +276,6 @@ def measure(options, model, cpus, folder):
     report(model, results)
 
 
-def first_line(*command):
-    try:
-        answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-        return answer.stdout.strip().split("\n")[0]
-    except OSError:
-        return "unknown"
-
-
-def describe_machine():
-    processor = platform.machine()
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as stream:
-            processor = re.search(r"^model name\s*: (.*)$", stream.read(), re.MULTILINE).group(1)
-    except (OSError, AttributeError):
-        pass
-    cores = len(os.sched_getaffinity(0))
-    load = os.getloadavg()[0]
-    return f"{processor}, {cores} cores, load {load:.2f} before, Linux {platform.release()}"
-
-
 def parse_models(text):
     names = {model.name: model for model in MODELS}
     unknown = [name for name in text.split(",") if name not in names]
@@ -345,7 +322,7 @@ def parse_arguments(argv):
         )
     if options.torch_modes and not options.torch_python:
         parser.error("give --torch-python=PYTHON with PyTorch, or --torch_modes= for ours alone")
-    if options.torch_modes and not first_line(
+    if options.torch_modes and not tools.first_line(
         options.torch_python, "-c", "import torch; print(torch.__version__)"
     ):
         parser.error(f"{options.torch_python} has no PyTorch")
@@ -357,8 +334,7 @@ def main(argv):
     cpus = sorted(os.sched_getaffinity(0))
     if len(cpus) < RANKS:
         sys.exit(f"ddp_step_benchmark: {RANKS} ranks need {RANKS} cores, here is {len(cpus)}")
-    print(f"machine   {describe_machine()}")
-    print(f"versions  commit {first_line('git', 'rev-parse', '--short', 'HEAD')}")
+    tools.print_versions()
     with tempfile.TemporaryDirectory(prefix="ddp-step.") as folder:
         try:
             for model in options.models:

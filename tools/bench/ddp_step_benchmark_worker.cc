@@ -15,7 +15,10 @@
 #include <stdio.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
-#include <torch/torch.h>
+#include <torch/nn/init.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/types.h>
+#include <torch/utils.h>
 #include <torch/version.h>
 
 #include <atomic>

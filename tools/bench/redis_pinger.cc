@@ -54,7 +54,7 @@ absl::Status Failed(const char* what) {
 
 }  // namespace
 
-absl::StatusOr<RedisPinger> RedisPinger::Create(int port, const BeatRhythm& rhythm) {
+absl::StatusOr<RedisPinger> RedisPinger::Create(int port, absl::Duration interval) {
   poll(nullptr, 0, kQuietMs);
   UniqueFd epoll(epoll_create1(EPOLL_CLOEXEC));
   if (!epoll.valid()) return Failed("epoll");
@@ -68,47 +68,46 @@ absl::StatusOr<RedisPinger> RedisPinger::Create(int port, const BeatRhythm& rhyt
     if (epoll_ctl(epoll.get(), EPOLL_CTL_ADD, fd, &event) != 0) return Failed("epoll_ctl");
     sockets.push_back({fd});
   }
-  return RedisPinger(std::move(sockets), std::move(epoll), rhythm);
+  return RedisPinger(std::move(sockets), std::move(epoll), interval);
 }
 
 absl::StatusOr<int64_t> RedisPinger::Run(const std::function<bool()>& go_on) {
   asked_ = answered_ = 0;
-  absl::Duration into_slot;
-  int64_t slot =
-      absl::IDivDuration(clock_.Now() - absl::UnixEpoch(), rhythm_.slot(), &into_slot) + 1;
-  while (go_on()) {
-    DDP_RETURN_IF_ERROR(ReadUntil(absl::UnixEpoch() + slot * rhythm_.slot(), false));
-    DDP_RETURN_IF_ERROR(AskSlot(slot++));
+  if (sockets_.empty()) return absl::FailedPreconditionError("no connection to send PINGs over");
+  const absl::Time start = clock_.Now();
+  const absl::Duration step = interval_ / static_cast<int64_t>(sockets_.size());
+  for (size_t turn = 0; go_on(); ++turn) {
+    DDP_RETURN_IF_ERROR(ReadUntil(start + static_cast<int64_t>(turn) * step, false));
+    DDP_RETURN_IF_ERROR(Ask(sockets_[turn % sockets_.size()]));
   }
   DDP_RETURN_IF_ERROR(ReadUntil(clock_.Now() + kPatience, true));
   if (answered_ < asked_) return absl::DeadlineExceededError("a PING is not answered");
   return answered_;
 }
 
-absl::Status RedisPinger::AskSlot(int64_t slot) {
-  const size_t first = static_cast<size_t>(slot % BeatRhythm::kSlotsPerInterval);
-  for (size_t i = first; i < sockets_.size(); i += BeatRhythm::kSlotsPerInterval) {
-    if (sockets_[i].asked) continue;  // a heartbeat also waits for the last reply
-    const ssize_t size = sizeof(kPing) - 1;
-    if (send(sockets_[i].fd, kPing, size, MSG_NOSIGNAL | MSG_DONTWAIT) != size) {
-      return Failed("sending a PING");
-    }
-    sockets_[i].asked = true;
-    ++asked_;
+absl::Status RedisPinger::Ask(Socket& socket) {
+  if (socket.asked) return absl::OkStatus();  // a heartbeat also waits for the last reply
+  const ssize_t size = sizeof(kPing) - 1;
+  if (send(socket.fd, kPing, size, MSG_NOSIGNAL | MSG_DONTWAIT) != size) {
+    return Failed("sending a PING");
   }
+  socket.asked = true;
+  ++asked_;
   return absl::OkStatus();
 }
 
-// Reads until `deadline`. With `until_answered`, returns as soon as all PINGs are answered.
+// Reads until `deadline`, and at least once. With `until_answered`, returns as soon as all PINGs
+// are answered.
 absl::Status RedisPinger::ReadUntil(absl::Time deadline, bool until_answered) {
   std::array<epoll_event, 64> events;
   while (!until_answered || answered_ < asked_) {
     const absl::Duration left = deadline - clock_.Now();
-    if (left <= absl::ZeroDuration()) return absl::OkStatus();
-    const auto wait_ms = static_cast<int>(absl::ToInt64Milliseconds(left) + 1);
+    const bool is_over = left <= absl::ZeroDuration();
+    const int wait_ms = is_over ? 0 : static_cast<int>(absl::ToInt64Milliseconds(left) + 1);
     const int ready = epoll_wait(epoll_.get(), events.data(), events.size(), wait_ms);
     if (ready < 0 && errno != EINTR) return Failed("epoll_wait");
     for (int i = 0; i < ready; ++i) DDP_RETURN_IF_ERROR(Read(sockets_[events[i].data.u64]));
+    if (is_over) return absl::OkStatus();
   }
   return absl::OkStatus();
 }

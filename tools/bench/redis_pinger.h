@@ -11,23 +11,13 @@
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "base/unique_fd.h"
-#include "elastic/rendezvous/heartbeat_plan.h"
 
 namespace ddp::bench {
 
-// The rhythm of heartbeats and of PINGs. Each connection sends once per interval, and the
-// connections of one slot send together, as in HeartbeatPlan. Slots follow a clock of this machine,
-// so all processes have the same slots.
-struct BeatRhythm {
-  static constexpr int kSlotsPerInterval = elastic::HeartbeatPlan::kSlotsPerInterval;
-
-  absl::Duration interval = absl::Milliseconds(500);
-  absl::Duration slot() const { return interval / kSlotsPerInterval; }
-};
-
-// Sends PINGs over connections of this process to a Redis server, in the rhythm of heartbeats, and
-// reads the replies. Their cost is the least that a server can spend on as many requests over as
-// many connections.
+// Sends PINGs over connections of this process to a Redis server, and reads the replies. Each
+// connection sends once per interval, and the connections' times are spread evenly over it, about
+// as heartbeats are. The cost of the PINGs is the least that a server can spend on as many requests
+// over as many connections.
 //
 // The pinger borrows the sockets of other objects. Their owners must not use them from Create()
 // until Run() returns, and every request that they sent before must be answered within 300 ms. A
@@ -38,11 +28,11 @@ class RedisPinger {
  public:
   // Waits 300 ms, and then takes all TCP sockets of this process that are connected to `port` and
   // have nothing to read.
-  static absl::StatusOr<RedisPinger> Create(int port, const BeatRhythm& rhythm);
+  static absl::StatusOr<RedisPinger> Create(int port, absl::Duration interval);
 
   int connections() const { return static_cast<int>(sockets_.size()); }
 
-  // Sends PINGs until `go_on`, which is called once per slot, returns false and all PINGs are
+  // Sends PINGs until `go_on`, which is called before each PING, returns false and all PINGs are
   // answered. Returns the number of answered PINGs. kInternal: the received bytes are not the reply
   // to a PING. kDeadlineExceeded: a PING was not answered.
   absl::StatusOr<int64_t> Run(const std::function<bool()>& go_on);
@@ -53,16 +43,16 @@ class RedisPinger {
     bool asked = false;
   };
 
-  RedisPinger(std::vector<Socket> sockets, UniqueFd epoll, const BeatRhythm& rhythm)
-      : sockets_(std::move(sockets)), epoll_(std::move(epoll)), rhythm_(rhythm) {}
+  RedisPinger(std::vector<Socket> sockets, UniqueFd epoll, absl::Duration interval)
+      : sockets_(std::move(sockets)), epoll_(std::move(epoll)), interval_(interval) {}
 
-  absl::Status AskSlot(int64_t slot);
+  absl::Status Ask(Socket& socket);
   absl::Status ReadUntil(absl::Time deadline, bool until_answered);
   absl::Status Read(Socket& socket);
 
   std::vector<Socket> sockets_;
   UniqueFd epoll_;
-  BeatRhythm rhythm_;
+  absl::Duration interval_;
   MonotonicClock clock_;
   int64_t asked_ = 0;
   int64_t answered_ = 0;

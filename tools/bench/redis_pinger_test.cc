@@ -19,8 +19,8 @@ namespace {
 
 using ::ddp::testing::RedisFixture;
 
-constexpr int kConnections = 30;  // more than slots
-constexpr BeatRhythm kRhythm = {.interval = absl::Milliseconds(50)};
+constexpr int kConnections = 30;
+constexpr absl::Duration kInterval = absl::Milliseconds(50);
 
 class RedisPingerTest : public ::testing::Test {
  protected:
@@ -29,7 +29,7 @@ class RedisPingerTest : public ::testing::Test {
   }
 
   RedisPinger Pinger() const {
-    absl::StatusOr<RedisPinger> pinger = RedisPinger::Create(redis_->endpoint().port, kRhythm);
+    absl::StatusOr<RedisPinger> pinger = RedisPinger::Create(redis_->endpoint().port, kInterval);
     EXPECT_TRUE(pinger.ok()) << pinger.status();
     return *std::move(pinger);
   }
@@ -42,9 +42,8 @@ TEST_F(RedisPingerTest, AsksEachConnectionOncePerInterval) {
   RedisPinger pinger = Pinger();
   ASSERT_EQ(pinger.connections(), kConnections);
   const int64_t before = redis_->CommandCalls()["ping"];
-  int slots = 0;
-  const absl::StatusOr<int64_t> answered =
-      pinger.Run([&] { return slots++ < 2 * BeatRhythm::kSlotsPerInterval; });
+  int turns = 0;
+  const absl::StatusOr<int64_t> answered = pinger.Run([&] { return turns++ < 2 * kConnections; });
   ASSERT_TRUE(answered.ok()) << answered.status();
   // A connection whose first reply was not read in time gets no second PING.
   EXPECT_GE(*answered, kConnections);
@@ -55,8 +54,8 @@ TEST_F(RedisPingerTest, AsksEachConnectionOncePerInterval) {
 
 TEST_F(RedisPingerTest, TheOwnersHaveTheirConnectionsAgain) {
   RedisPinger pinger = Pinger();
-  int slots = 0;
-  ASSERT_TRUE(pinger.Run([&] { return slots++ < BeatRhythm::kSlotsPerInterval; }).ok());
+  int turns = 0;
+  ASSERT_TRUE(pinger.Run([&] { return turns++ < kConnections; }).ok());
   for (const auto& connection : connections_) {
     EXPECT_EQ(*connection->Command({"ECHO", "mine"})->AsString(), "mine");
   }

@@ -27,14 +27,14 @@ RendezvousAgents::RendezvousAgents(const Options& options, int commands, Shared*
   if (!loop.ok()) Fail(loop.status());
   loop_ = *std::move(loop);
   options_.endpoint = options.endpoint;
-  options_.run_id = "scale";
-  options_.max_restarts = 1000000;
-  options_.no_progress_limit = 0;
-  options_.quarantine_strikes = 0;
-  options_.min_nodes = options.total;
-  options_.max_nodes = options.total;
-  options_.heartbeat = options.heartbeat;
-  options_.lease = options.lease;
+  options_.job.run_id = "scale";
+  options_.job.limits.max_restarts = 1000000;
+  options_.job.rules.no_progress_limit = 0;
+  options_.job.rules.quarantine_strikes = 0;
+  options_.job.limits.min_nodes = options.total;
+  options_.job.limits.max_nodes = options.total;
+  options_.job.rules.heartbeat = options.heartbeat;
+  options_.job.rules.lease = options.lease;
   // Thousands of agents share a thread here, so an agent may have to wait for its turn.
   options_.reconnect_timeout = absl::Seconds(5);
   options_.reply_timeout = absl::Seconds(10);
@@ -117,8 +117,7 @@ void RendezvousAgents::ReportFailure() {
 
 // Sends PINGs. The loop of all agents does not run until this returns.
 void RendezvousAgents::Ping() {
-  absl::StatusOr<RedisPinger> pinger =
-      RedisPinger::Create(given_.endpoint.port, {.interval = given_.heartbeat});
+  absl::StatusOr<RedisPinger> pinger = RedisPinger::Create(given_.endpoint.port, given_.heartbeat);
   if (!pinger.ok()) Fail(pinger.status());
   shared_->ping_connections += pinger->connections();
   shared_->silent.Add();

@@ -10,7 +10,7 @@
 // In the wall time the clients of all nodes share this machine's cores with the store.
 //
 // The cost of heartbeats is compared with a floor: as many PINGs per second over the same
-// connections, from the same processes and in the same rhythm (BeatRhythm), while no agent sends
+// connections, from the same processes and spread as evenly over the interval, while no agent sends
 // heartbeats. The two take turns: PINGs before the agents join, then heartbeats, and so on, each
 // time in a new round, so that heartbeats are spread as they are in a job. The median of each
 // counts.
@@ -53,17 +53,14 @@
 DEFINE_string(agents, "1000,10000", "sizes of the jobs, one after the other");
 DEFINE_int32(processes, 2, "that the agents are spread over");
 DEFINE_int32(failures, 10, "told to all, one after the other");
-DEFINE_int32(heartbeat_seconds, 10,
-             "how long heartbeats are measured each time, and PINGs; a node is heard in full every "
-             "9 s");
+DEFINE_int32(heartbeat_seconds, 10, "how long heartbeats are measured each time, and PINGs");
 DEFINE_int32(heartbeat_times, 3, "how often");
-DEFINE_int32(heartbeat_ms, 500, "of each agent");
+DEFINE_int32(heartbeat_ms, 1000, "of each agent");
 DEFINE_int32(
     lease_ms, 15000,
     "of each agent; longer than ddprun's, since thousands of agents share a core here and "
-    "wait for each other. The store's work hardly depends on it: of eighteen heartbeats one "
-    "is in full here as there, and most nodes that wait have their round before they "
-    "would say again that they do");
+    "wait for each other. The store's work hardly depends on it: most nodes that wait have "
+    "their round before they would say again that they do");
 DEFINE_bool(check, false, "end with 1 when a target is missed");
 
 namespace ddp {

@@ -6,7 +6,6 @@ local function start_clock_anew()
   local all = redis.call('ZRANGE', leases, 0, -1)
   for _, name in ipairs(all) do
     redis.call('ZADD', leases, text(now + lease_ms), name)
-    redis.call('PEXPIRE', beat_key(name), J.lease_ms)
   end
   if num('last_call_at') > 0 then
     set('last_call_at', text(now + num('last_call_ms')))
@@ -36,20 +35,13 @@ local function reap()
   end
   local due = redis.call('ZRANGEBYSCORE', leases, '-inf', '(' .. text(now), 'LIMIT', 0, 500)
   for _, name in ipairs(due) do
-    local left = redis.call('PTTL', beat_key(name))
-    if left > 0 then
-      redis.call('ZADD', leases, text(now + left), name)  -- light heartbeats have renewed the lease
-    else
-      local row = forget(name)
-      if row then miss(name, row, 'was lost') end
-    end
+    local row = forget(name)
+    if row then miss(name, row, 'was lost') end
   end
   if #due == 500 then
     set('tick', text(now - math.ceil(lease_ms / 12)))  -- the next script continues
   end
 end
-
-local has_ticked = false
 
 local function tick()
   local since = now - num('tick')
@@ -61,7 +53,6 @@ local function tick()
     return
   end
   set('tick', text(now))
-  has_ticked = true
   if is_back then
     start_clock_anew()
   end

@@ -1,12 +1,10 @@
--- Full heartbeat of a member: renews its lease, reports its progress, and returns anything that it
--- may have missed.
+-- A member's heartbeat: renews its lease, reports its progress, and returns anything that it may
+-- have missed.
 --
 -- ARGV  10 highest step, -1 for none; 11 steps per second
 --       12 us of own work per step, 13 the node's row for people: '' where unchanged
---       14 '1': light heartbeats follow
---       15 '1': the node's workers have all succeeded, repeated in case the server forgot it
--- Outcomes: ok + the job's median of ARGV 12 + '1' where the clock's transitions were due, which
---                means that full heartbeats are rare + the end of the lease by the server's clock
+--       14 '1': the node's workers have all succeeded, repeated in case the server forgot it
+-- Outcomes: ok + the job's median of ARGV 12
 --           drain + the step to stop after + cause
 --           over + cause      the generation is over
 --           evicted + cause   the node is not a member
@@ -23,15 +21,11 @@ if not is_current or not my_members_row then
   return reply('evicted', is_current and 'its lease ran out' or
     'generation ' .. J.generation .. ' has begun without it')
 end
-local lease_end = text(now + lease_ms)
-redis.call('ZADD', leases, lease_end, node)
-if ARGV[14] == '1' then
-  redis.call('SET', beat_key(node), '1', 'PX', lease_ms)
-end
+redis.call('ZADD', leases, text(now + lease_ms), node)
 if J.state == 'forming' then
   return reply('over', J.over)
 end
-if ARGV[15] == '1' and redis.call('HEXISTS', joined, node) == 0 and
+if ARGV[14] == '1' and redis.call('HEXISTS', joined, node) == 0 and
   redis.call('SADD', completed, node) == 1 then
   try_success()
   try_round()
@@ -56,4 +50,4 @@ end
 if J.drain ~= '' then
   return reply('drain', J.drain_stop, J.drain)
 end
-return reply('ok', J.median, has_ticked and '1' or '', lease_end)
+return reply('ok', J.median)

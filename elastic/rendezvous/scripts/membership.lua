@@ -1,8 +1,7 @@
 -- The members of the job, and the consequences when they change. This file makes no transition by
 -- itself.
 --
--- Keys: beat:<node>   string that expires with the lease of a node that sends light heartbeats
---       joined     hash: node -> arrival and offer, of the nodes that wait for the next round
+-- Keys: joined     hash: node -> arrival and offer, of the nodes that wait for the next round
 --       members    hash: node -> its row, of the current generation (also while the next forms)
 --       awaited    set: the members that have not joined the next round
 --       completed  set: the members whose workers have all succeeded, and that have not joined
@@ -121,20 +120,15 @@ local function over(cause)
 end
 
 -- Asks all workers to stop after a common step. The generation is over when all members have joined
--- the next one. The step leaves time for a node whose connection broke before the push, and for the
--- steps since the last report.
+-- the next one. The step leaves three heartbeats: time for a node whose connection broke before the
+-- push, and for the steps since the last report.
 local function start_drain(cause)
   if J.state ~= 'running' or J.drain ~= '' then
     return
   end
   local stop = -1
   if num('max_step') >= 0 then
-    local wait_ms = num('heartbeat_ms')
-    if redis.call('HLEN', members) > num('full_heartbeats') then
-      wait_ms = lease_ms
-    end
-    wait_ms = wait_ms + 2 * num('heartbeat_ms')
-    stop = num('max_step') + math.ceil(num('rate') * wait_ms / 1000) + 2
+    stop = num('max_step') + math.ceil(num('rate') * 3 * num('heartbeat_ms') / 1000) + 2
   end
   set('drain', cause, 'drain_stop', text(stop))
   change(cause)
@@ -144,7 +138,6 @@ end
 -- Removes the node and its lease. Returns its row where it was a member.
 local function forget(name)
   redis.call('ZREM', leases, name)
-  redis.call('DEL', beat_key(name))
   redis.call('HDEL', joined, name)
   redis.call('HDEL', rows, name)
   redis.call('ZREM', busy, name)

@@ -29,7 +29,6 @@ local function refused_for_job(base, name)
     {'ZADD', base .. 'busy', '1', name}, {'ZCARD', base .. 'busy'},
     {'HSET', base .. 'strikes', 'f', 'v'}, {'HSET', base .. 'quarantine', 'f', 'v'},
     {'LPUSH', base .. 'failures', 'v'}, {'LTRIM', base .. 'failures', '0', '19'},
-    {'SET', base .. 'beat:' .. name, '1', 'PX', '1'}, {'PTTL', base .. 'beat:' .. name},
   }) do
     if not may(unpack(command)) then
       return command

@@ -17,12 +17,6 @@ local job_key, leases = KEYS[1], KEYS[2]
 local node, token = ARGV[1], ARGV[2]
 local my_generation, my_nonce = ARGV[6], ARGV[7]
 
--- A light heartbeat is a command, not a script: PEXPIRE of this key. The key is deleted with the
--- node.
-local function beat_key(name)
-  return string.sub(job_key, 1, -4) .. 'beat:' .. name
-end
-
 local server_time = redis.call('TIME')
 local now = server_time[1] * 1000 + math.floor(server_time[2] / 1000)
 

@@ -1,0 +1,126 @@
+#include "ddp/buffer_sync.h"
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <ATen/Functions.h>
+#include <ATen/core/ivalue.h>
+
+#include "ddp/comm_hook.h"
+#include "ddp/common/error.h"
+#include "ddp/process_group.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "testing/distributed_checks.h"
+#include "testing/fake_model_view.h"
+#include "testing/rank_test.h"
+
+namespace ddp::internal {
+namespace {
+
+using ::ddp::testing::ErrorOf;
+using ::ddp::testing::FakeModelView;
+using ::testing::HasSubstr;
+
+using Location = BufferCommHookLocation;
+
+TensorFuture NewFuture() {
+  return c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
+}
+
+TEST(BufferSyncTest, SeesTheBuffersOfTheMoment) {
+  const auto model = std::make_shared<FakeModelView>();
+  BufferSync sync(model, {"ignored"});
+  EXPECT_FALSE(sync.Due(Location::kPreForward));
+  model->named_buffers = {{"ignored", at::zeros({1})}, {"undefined", {}}};
+  EXPECT_FALSE(sync.Due(Location::kPreForward));
+  model->named_buffers.push_back({"mean", at::zeros({1})});
+  EXPECT_TRUE(sync.Due(Location::kPreForward));
+  EXPECT_FALSE(sync.Due(Location::kPostForward));
+  ASSERT_EQ(sync.Buffers().size(), 1u);
+  const at::Tensor replaced = at::ones({1});
+  model->named_buffers.back().tensor = replaced;
+  EXPECT_TRUE(sync.Buffers().at("mean").is_same(replaced));
+}
+
+TEST(BufferSyncTest, HasOneHookAtOnePlace) {
+  BufferSync sync(std::make_shared<FakeModelView>(), {});
+  EXPECT_EQ(sync.HookText(), "none");
+  const BufferCommHook hook = [](const auto&) { return std::vector<TensorFuture>(); };
+  sync.RegisterHook(hook, Location::kPostForward);
+  EXPECT_EQ(sync.HookText(), "after the forward");
+  EXPECT_TRUE(sync.Due(Location::kPostForward));
+  EXPECT_FALSE(sync.Due(Location::kPreForward));
+  EXPECT_THAT(ErrorOf<ConfigurationError>([&] { sync.RegisterHook(hook, Location::kPreForward); }),
+              HasSubstr("is registered already"));
+}
+
+// A graph may have saved a buffer that the broadcast writes. The batch norm's buffers have changed
+// since the last forward without a new version, so the broadcast raises no version of theirs.
+RANK_TEST(BufferSyncTest, TheBroadcastRaisesTheVersionOfOtherBuffersOnly, 2) {
+  const auto group = init_process_group();
+  const auto model = std::make_shared<FakeModelView>();
+  const at::Tensor mean = at::zeros({2}), count = at::zeros({1}), table = at::zeros({3});
+  model->named_buffers = {{"norm.count", count}, {"norm.mean", mean}, {"table", table}};
+  BufferSync sync(model, {});
+  sync.Broadcast(*group, 0);
+
+  const auto write = [](const at::Tensor& tensor, double value) {
+    tensor.variable_data().fill_(value);  // raises no version
+  };
+  write(mean, 1 + group->rank());
+  if (group->rank() == 0) write(count, 5);
+  if (group->rank() == 0) write(table, 7);
+  const auto mean_version = mean._version(), count_version = count._version(),
+             table_version = table._version();
+  sync.Run(*group, Location::kPreForward, 0);
+  EXPECT_EQ(mean[0].item<double>(), 1);
+  EXPECT_EQ(count[0].item<double>(), 5);
+  EXPECT_EQ(table[0].item<double>(), 7);
+  EXPECT_EQ(mean._version(), mean_version);
+  EXPECT_EQ(count._version(), count_version) << "a buffer of the same submodule";
+  EXPECT_EQ(table._version() > table_version, group->rank() == 1) << "written on rank 1 only";
+
+  // A forward without a broadcast is a start as well.
+  sync.NoteForward();
+  if (group->rank() == 0) write(mean, 9);
+  sync.Broadcast(*group, 0);
+  EXPECT_EQ(mean[0].item<double>(), 9);
+  EXPECT_EQ(mean._version() > mean_version, group->rank() == 1) << "not changed on rank 1";
+}
+
+// After a failure an operation may still write into the buffers.
+RANK_TEST(BufferSyncTest, AbandonedBuffersGetNewMemory, 1) {
+  const auto group = init_process_group();
+  const auto model = std::make_shared<FakeModelView>();
+  const at::Tensor mean = at::ones({2});
+  model->named_buffers = {{"mean", mean}};
+  BufferSync sync(model, {});
+  TensorFuture started = NewFuture();
+  sync.RegisterHook(
+      [&](const std::map<std::string, at::Tensor>& buffers) {
+        EXPECT_TRUE(buffers.at("mean").is_same(mean));
+        return std::vector<TensorFuture>{started};
+      },
+      Location::kPreForward);
+
+  const void* const before = mean.data_ptr();
+  started->markCompleted(mean);
+  sync.Run(*group, Location::kPreForward, 0);
+  sync.Finish(*group);
+  sync.Run(*group, Location::kPreForward, 0);
+  sync.Abandon();
+  EXPECT_EQ(mean.data_ptr(), before) << "nothing is in progress";
+
+  started = NewFuture();
+  sync.Run(*group, Location::kPreForward, 0);
+  sync.Abandon();
+  EXPECT_NE(mean.data_ptr(), before);
+  EXPECT_TRUE(at::equal(mean, at::ones({2})));
+  sync.Finish(*group);  // does not wait for the abandoned future
+}
+
+}  // namespace
+}  // namespace ddp::internal

@@ -1,0 +1,46 @@
+#ifndef DDP_COMM_BACKEND_GLOO_BACKEND_H_
+#define DDP_COMM_BACKEND_GLOO_BACKEND_H_
+
+#include <cstdint>
+#include <string>
+
+#include <c10/util/intrusive_ptr.h>
+
+#include "absl/time/time.h"
+
+namespace c10d {
+class Backend;
+class Store;
+}  // namespace c10d
+
+namespace ddp::internal {
+
+struct GlooBackendOptions {
+  int rank = 0;
+  int size = 1;
+  absl::Duration timeout = absl::Minutes(30);  // of one operation, and of connecting
+
+  // True when all ranks run on this host: they then connect over the loopback address. Otherwise
+  // they connect over the address of the host's own name. GLOO_SOCKET_IFNAME (one interface, or
+  // several separated by commas, which share the traffic) overrides both.
+  bool single_host = false;
+};
+
+// Makes LibTorch's own Gloo backend, connected to all ranks through `store`. Blocks until all ranks
+// are connected. The process ignores SIGPIPE from then on, unless the program handles it.
+// Throws CommunicationError, which names the store's or Gloo's reason.
+c10::intrusive_ptr<c10d::Backend> MakeGlooBackend(const c10::intrusive_ptr<c10d::Store>& store,
+                                                  const GlooBackendOptions& options);
+
+// Returns true when `backend` is LibTorch's Gloo, made here or by the program.
+bool IsGloo(const c10d::Backend& backend);
+
+// Sets the tag by which the next operation of `backend` matches messages of other ranks. Without
+// a call, Gloo uses a running number. `backend` must satisfy IsGloo(). Gloo ends the process when
+// an operation receives more bytes than it expects. Operations with different tags receive nothing
+// from each other.
+void SetNextGlooTag(c10d::Backend& backend, uint32_t tag);
+
+}  // namespace ddp::internal
+
+#endif  // DDP_COMM_BACKEND_GLOO_BACKEND_H_

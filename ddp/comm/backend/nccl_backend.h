@@ -1,0 +1,34 @@
+#ifndef DDP_COMM_BACKEND_NCCL_BACKEND_H_
+#define DDP_COMM_BACKEND_NCCL_BACKEND_H_
+
+#include <c10/util/intrusive_ptr.h>
+
+#include "absl/time/time.h"
+
+namespace c10d {
+class Backend;
+class Store;
+}  // namespace c10d
+
+namespace ddp::internal {
+
+struct NcclBackendOptions {
+  int rank = 0;
+  int size = 1;
+  int device = 0;                              // CUDA device of this rank
+  absl::Duration timeout = absl::Minutes(10);  // of one operation
+};
+
+// Returns true when this program was built with --config=cuda and sees a GPU.
+bool NcclAvailable();
+
+// Makes LibTorch's own NCCL backend; the ranks connect at the first operation. Makes `device` the
+// current CUDA device. Throws CommunicationError when the backend cannot be made. Throws
+// ConfigurationError when the process does not see `device`, and always in a build without
+// --config=cuda.
+c10::intrusive_ptr<c10d::Backend> MakeNcclBackend(const c10::intrusive_ptr<c10d::Store>& store,
+                                                  const NcclBackendOptions& options);
+
+}  // namespace ddp::internal
+
+#endif  // DDP_COMM_BACKEND_NCCL_BACKEND_H_

@@ -1,0 +1,101 @@
+#ifndef DDP_COMM_CHECK_COLLECTIVE_LOG_H_
+#define DDP_COMM_CHECK_COLLECTIVE_LOG_H_
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "base/mutex.h"
+#include "ddp/comm/check/operation_name.h"
+#include "ddp/comm/news/position_source.h"
+#include "ddp/comm/news/rank_position.h"
+
+namespace ddp::internal {
+
+// A collective as a rank launches it: the properties that must be equal on all ranks.
+struct CollectiveCall {
+  const char* operation = "";  // a literal: "all-reduce (sum)"
+  const char* dtype = "";      // a literal: "Float"
+  int64_t elements = 0;
+  int64_t bytes = 0;
+  int64_t root = -1;  // rank, of a broadcast; -1 for other operations
+  bool sparse = false;
+  OperationName what = "";  // "the all-reduce of gradient bucket 3"
+};
+
+// Numbers and records the collectives that a communicator launches, and gives each a tag. Different
+// collectives have different tags, so a backend that matches messages by tag never matches two of
+// different sizes. LibTorch's Gloo would end the process for those. The Communicator owns the log,
+// and the thread "ddp-failure" reads it to answer peers.
+//
+// Cost per collective: a hash of a few words and an uncontended lock. Thread-safe.
+class CollectiveLog : public PositionSource {
+ public:
+  CollectiveLog();
+
+  // Records the next collective and returns its tag. The low 12 bits are the sequence number modulo
+  // 4096; the bits above are a hash of the sequence number and the call. Two collectives in flight
+  // on one rank have different tags. Different collectives of two ranks share a tag in 1 of 2^20
+  // cases.
+  uint32_t Add(CollectiveCall call);
+
+  // Records that all collectives before `sequence` are complete on this rank.
+  void SetCompleteBefore(int64_t sequence);
+
+  // Record that the rank enters or leaves a monitored barrier: a wait for peers through the store.
+  void EnterBarrier();
+  void LeaveBarrier();
+
+  // Enters a monitored barrier in the constructor and leaves it in the destructor. `log` may be
+  // null.
+  class BarrierScope {
+   public:
+    explicit BarrierScope(CollectiveLog* log) : log_(log) {
+      if (log_ != nullptr) log_->EnterBarrier();
+    }
+    ~BarrierScope() {
+      if (log_ != nullptr) log_->LeaveBarrier();
+    }
+    BarrierScope(const BarrierScope&) = delete;
+    BarrierScope& operator=(const BarrierScope&) = delete;
+
+   private:
+    CollectiveLog* const log_;
+  };
+
+  // Returns the number of collectives launched so far.
+  int64_t launched() const override;
+
+  // Returns this rank's position. It shows at most 72 collectives: 8 before the oldest one that is
+  // not complete, and 64 from there on.
+  RankPosition Position() const override;
+
+ private:
+  struct Entry {
+    uint64_t fingerprint = 0;
+    CollectiveCall call;
+  };
+  void Grow() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  mutable Mutex mutex_;
+  // Ring buffer. Its size is a power of two; it holds at least the collectives not complete.
+  std::vector<Entry> entries_ ABSL_GUARDED_BY(mutex_);
+  int64_t launched_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t oldest_ ABSL_GUARDED_BY(mutex_) = 0;  // sequence number, of those in the ring
+  int64_t complete_before_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t barriers_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool in_barrier_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+// Compares the positions of the ranks. Rank `asker` waits for collective `awaited`.
+// First looks for a collective that two ranks launched differently. If there is none, looks for
+// a rank that waits for `asker` in a monitored barrier and so cannot launch `awaited`.
+// Returns an empty text when both searches fail. Otherwise returns the error text for all ranks,
+// with the collective of each rank and the remedy.
+std::string DescribeMismatch(const std::map<int, RankPosition>& positions, int asker,
+                             int64_t awaited);
+
+}  // namespace ddp::internal
+
+#endif  // DDP_COMM_CHECK_COLLECTIVE_LOG_H_

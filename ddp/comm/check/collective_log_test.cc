@@ -1,0 +1,150 @@
+#include "ddp/comm/check/collective_log.h"
+
+#include <set>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace ddp::internal {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+CollectiveCall Bucket(int index, int64_t elements = 1 << 20) {
+  return {.operation = "all-reduce (sum)",
+          .dtype = "Float",
+          .elements = elements,
+          .bytes = elements * 4,
+          .what = {"the all-reduce of gradient bucket", index}};
+}
+
+CollectiveCall Buffers() {
+  return {.operation = "broadcast",
+          .dtype = "Float",
+          .elements = 10,
+          .bytes = 40,
+          .root = 0,
+          .what = "the broadcast of buffers"};
+}
+
+CollectiveCall JoinExchange() {
+  return {.operation = "all-reduce (sum)",
+          .dtype = "Long",
+          .elements = 2,
+          .bytes = 16,
+          .what = "the exchange of a Join"};
+}
+
+TEST(CollectiveLogTest, EqualCallsHaveEqualTags) {
+  CollectiveLog a;
+  CollectiveLog b;
+  std::set<uint32_t> tags;
+  for (int i = 0; i < 5000; ++i) {
+    const uint32_t tag = a.Add(Bucket(i % 7));
+    EXPECT_EQ(tag, b.Add(Bucket(i % 7)));
+    tags.insert(tag);
+  }
+  EXPECT_EQ(tags.size(), 5000U);
+}
+
+TEST(CollectiveLogTest, EveryDifferenceChangesTheTag) {
+  const auto tag_of = [](const CollectiveCall& call) { return CollectiveLog().Add(call); };
+  const uint32_t usual = tag_of(Bucket(3));
+  CollectiveCall other = Bucket(3);
+  other.operation = "all-reduce (maximum)";
+  EXPECT_NE(tag_of(other), usual);
+  other = Bucket(3);
+  other.dtype = "Int";
+  EXPECT_NE(tag_of(other), usual);
+  other = Bucket(3);
+  other.sparse = true;
+  EXPECT_NE(tag_of(other), usual);
+  other = Buffers();
+  other.root = 1;
+  EXPECT_NE(tag_of(other), tag_of(Buffers()));
+  EXPECT_NE(tag_of(Bucket(4)), usual);
+  EXPECT_NE(tag_of(Bucket(3, 5)), usual);
+  CollectiveLog later;
+  later.Add(Bucket(0));
+  EXPECT_NE(later.Add(Bucket(3)), usual);
+}
+
+// The position shows the oldest collective that is not complete, however many follow it.
+TEST(CollectiveLogTest, NothingInFlightIsForgotten) {
+  CollectiveLog log;
+  for (int i = 0; i < 100; ++i) log.Add(Bucket(i));
+  log.SetCompleteBefore(100);
+  for (int i = 100; i < 1000; ++i) log.Add(Bucket(i));
+  const RankPosition position = log.Position();
+  EXPECT_EQ(position.launched, 1000);
+  EXPECT_LE(position.newest.front().sequence, 100);
+  EXPECT_GE(position.newest.back().sequence, 100);
+  for (const RankPosition::Launched& item : position.newest) {
+    EXPECT_EQ(item.what, "the all-reduce of gradient bucket " + std::to_string(item.sequence));
+  }
+}
+
+TEST(DescribeMismatchTest, RanksThatAreApartByAStepAreNoMismatch) {
+  CollectiveLog ahead;
+  CollectiveLog behind;
+  for (int i = 0; i < 20; ++i) {
+    ahead.Add(Bucket(i));
+    if (i < 15) behind.Add(Bucket(i));
+    behind.SetCompleteBefore(behind.launched());
+  }
+  ahead.SetCompleteBefore(15);
+  EXPECT_EQ(DescribeMismatch({{0, ahead.Position()}, {1, behind.Position()}}, 0, 15), "");
+  EXPECT_EQ(DescribeMismatch({{0, ahead.Position()}}, 0, 15), "");
+  EXPECT_EQ(DescribeMismatch({{0, ahead.Position()}, {1, RankPosition()}}, 0, 15), "");
+}
+
+TEST(DescribeMismatchTest, NamesRanksCollectivesAndRemedy) {
+  CollectiveLog zero;
+  CollectiveLog one;
+  CollectiveLog two;
+  for (CollectiveLog* log : {&zero, &one, &two}) {
+    for (int i = 0; i < 12; ++i) log->Add(Bucket(i));
+    log->SetCompleteBefore(12);
+  }
+  zero.Add(Buffers());
+  one.Add(Bucket(0));
+  two.Add(Buffers());
+  const std::string text =
+      DescribeMismatch({{0, zero.Position()}, {1, one.Position()}, {2, two.Position()}}, 1, 12);
+  EXPECT_THAT(text, AllOf(HasSubstr("ranks 0, 2 are in collective 12, the broadcast of buffers"),
+                          HasSubstr("rank 1 is in collective 12, the all-reduce of gradient bucket "
+                                    "0 (all-reduce (sum), 4.0 MiB of Float)"),
+                          HasSubstr("different numbers of batches"), HasSubstr("ddp::Join")));
+}
+
+TEST(DescribeMismatchTest, TheRemedyFitsTheMistake) {
+  CollectiveLog joined;
+  CollectiveLog alone;
+  joined.Add(JoinExchange());
+  alone.Add(Bucket(0));
+  EXPECT_THAT(DescribeMismatch({{0, joined.Position()}, {1, alone.Position()}}, 0, 0),
+              HasSubstr("JoinOptions (enable among them)"));
+  CollectiveLog large;
+  large.Add(Bucket(0, 77));
+  EXPECT_THAT(DescribeMismatch({{0, large.Position()}, {1, alone.Position()}}, 0, 0),
+              HasSubstr("tensors of different size, type or layout"));
+}
+
+TEST(DescribeMismatchTest, ARankInAMonitoredBarrierWillNotCome) {
+  CollectiveLog waiting;
+  CollectiveLog in_barrier;
+  waiting.Add(Bucket(0));
+  {
+    const CollectiveLog::BarrierScope scope(&in_barrier);
+    EXPECT_THAT(DescribeMismatch({{0, waiting.Position()}, {1, in_barrier.Position()}}, 0, 0),
+                AllOf(HasSubstr("rank 0 is in collective 0, the all-reduce of gradient bucket 0"),
+                      HasSubstr("rank 1 is in a monitored barrier")));
+    // The asker has been in the same barrier, so the other rank is about to leave it.
+    { const CollectiveLog::BarrierScope own(&waiting); }
+    EXPECT_EQ(DescribeMismatch({{0, waiting.Position()}, {1, in_barrier.Position()}}, 0, 0), "");
+  }
+}
+
+}  // namespace
+}  // namespace ddp::internal

@@ -1,0 +1,231 @@
+#include "ddp/comm/check/inquiry.h"
+
+#include <exception>
+#include <utility>
+
+#include <glog/logging.h>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "base/clock.h"
+#include "ddp/comm/news/group_store.h"
+#include "ddp/comm/news/news_log.h"
+#include "ddp/comm/news/process_identity.h"
+#include "ddp/comm/news/store_meeting.h"
+
+namespace ddp::internal {
+namespace {
+
+using Failure = GroupFailure;
+
+// Interval at which a rank whose connection broke looks for the cause.
+constexpr absl::Duration kLookInterval = absl::Milliseconds(50);
+
+// Time that a rank waits for a failure report before it asks its peers.
+constexpr absl::Duration kQuietTime = absl::Milliseconds(150);
+
+// Time within which a living process answers.
+constexpr absl::Duration kAnswerTimeout = absl::Seconds(3);
+
+// Time within which a living peer reports its failure.
+constexpr absl::Duration kNewsTimeout = absl::Seconds(1);
+
+std::string Where(const Inquiry::Awaited& awaited, int rank) {
+  if (awaited.sequence < 0) return absl::StrCat("rank ", rank, " was in ", awaited.what);
+  return absl::StrCat("rank ", rank, " was in collective ", awaited.sequence, ", ", awaited.what);
+}
+
+}  // namespace
+
+Inquiry::Inquiry(std::shared_ptr<FailureMonitor> monitor, std::shared_ptr<const CollectiveLog> log,
+                 const Membership& membership)
+    : monitor_(std::move(monitor)), log_(std::move(log)), self_(membership) {}
+
+bool Inquiry::Ask(int64_t since_ns) {
+  question_ = monitor_->news().AskWhere(since_ns);
+  asked_ns_ = MonotonicNanoseconds();
+  positions_.clear();
+  silent_.clear();
+  return question_.has_value();
+}
+
+// Returns the values of `keys`, with nullopt for a key that is not in the store.
+std::vector<std::optional<std::string>> Inquiry::Get(const std::vector<std::string>& keys) {
+  GroupStore& store = monitor_->news().store();
+  std::vector<std::string> present = keys;
+  if (!store.Has(keys)) {
+    present.clear();
+    for (const std::string& key : keys) {
+      if (store.Has({key})) present.push_back(key);
+    }
+  }
+  std::vector<std::string> values = store.GetAll(present);
+  std::vector<std::optional<std::string>> found(keys.size());
+  for (size_t i = 0, next = 0; i < keys.size() && next < present.size(); ++i) {
+    if (keys[i] == present[next]) found[i] = std::move(values[next++]);
+  }
+  return found;
+}
+
+bool Inquiry::ReadAnswers() {
+  if (!question_.has_value()) return false;
+  std::vector<std::string> keys;
+  for (int rank = 0; rank < self_.size; ++rank) {
+    keys.push_back(NewsLog::PositionKey(self_.incarnation, *question_, rank));
+  }
+  const std::vector<std::optional<std::string>> answers = Get(keys);
+  positions_.clear();
+  silent_.clear();
+  for (int rank = 0; rank < self_.size; ++rank) {
+    if (!answers[rank].has_value()) {
+      silent_.push_back(rank);
+    } else if (auto position = RankPosition::Parse(*answers[rank]); position.has_value()) {
+      positions_[rank] = *std::move(position);
+    }
+  }
+  // This rank needs no answer: its own thread may not have written it yet.
+  std::erase(silent_, self_.rank);
+  positions_[self_.rank] = log_->Position();
+  return silent_.empty();
+}
+
+std::optional<Failure> Inquiry::Judge(const Awaited& awaited) {
+  const std::string mismatch = DescribeMismatch(positions_, self_.rank, awaited.sequence);
+  if (!mismatch.empty()) return Failure{.rank = -1, .reason = mismatch};
+  if (silent_.empty()) return std::nullopt;
+  if (awaited.peer >= 0) return FindGone(awaited, awaited.peer, awaited.peer + 1, true);
+  return FindGone(awaited, 0, self_.size, awaited.needs_all_ranks);
+}
+
+std::optional<Failure> Inquiry::FindGone(const Awaited& awaited, int begin, int end,
+                                         bool ended_counts) {
+  std::vector<std::string> keys;
+  for (int rank = begin; rank < end; ++rank) keys.push_back(NewsLog::StandingKey(rank));
+  if (keys.empty()) return std::nullopt;
+  const std::vector<std::optional<std::string>> standings = Get(keys);
+  const std::optional<ProcessIdentity> self = ProcessIdentity::OfThisProcess();
+  std::vector<int> ended;
+  std::optional<Failure> left;
+  for (int rank = begin; rank < end; ++rank) {
+    if (rank == self_.rank) continue;
+    const std::string text = standings[rank - begin].value_or("");
+    if (!left.has_value()) left = FindLeft(awaited, rank, text);
+    const bool on_this_host = self_.IsOnThisHost(rank);
+    if (!ended_counts || !on_this_host || !self.has_value()) continue;
+    const auto process = ProcessIdentity::Parse(absl::StripPrefix(text, "process "));
+    if (process.has_value() && process->HasEnded(*self)) ended.push_back(rank);
+  }
+  if (ended.empty()) return left;
+  return Failure{.rank = ended.front(),
+                 .reason = absl::StrCat(
+                     "the process of ", RankList(ended),
+                     " has ended (killed, crashed, or finished early: its own output or its "
+                     "launcher says which), while ",
+                     Where(awaited, self_.rank))};
+}
+
+// Returns the failure of a rank whose standing says that it has left without launching `awaited`.
+std::optional<Failure> Inquiry::FindLeft(const Awaited& awaited, int rank,
+                                         const std::string& standing) const {
+  const std::vector<std::string> words = absl::StrSplit(standing, ' ');
+  int64_t incarnation = 0;
+  int64_t launched = 0;
+  if (words.size() != 3 || words[0] != "left" || !absl::SimpleAtoi(words[1], &incarnation) ||
+      !absl::SimpleAtoi(words[2], &launched) ||
+      (awaited.peer < 0 && incarnation == self_.incarnation && launched > awaited.sequence)) {
+    return std::nullopt;
+  }
+  return Failure{
+      .rank = rank,
+      .reason = absl::StrCat(
+          "it has left the process group (its program ended, or destroyed the group) "
+          "after ",
+          launched, " collectives, while ", Where(awaited, self_.rank),
+          awaited.peer >= 0 ? ". Each receive needs a send of its peer"
+                            : ". If the ranks ran different numbers of batches, use ddp::Join, or "
+                              "give every rank the same number")};
+}
+
+std::string Inquiry::DescribeLate(const Awaited& awaited) const {
+  std::vector<std::string> parts;
+  for (const auto& [rank, position] : positions_) {
+    const bool came =
+        awaited.peer >= 0 ? rank != awaited.peer : position.launched > awaited.sequence;
+    if (came) continue;
+    parts.push_back(absl::StrCat(
+        "rank ", rank, " is alive and has launched ", position.launched, " collectives",
+        position.newest.empty()
+            ? ""
+            : absl::StrCat(", the last of them ", position.newest.back().Describe())));
+  }
+  if (!silent_.empty()) parts.push_back(absl::StrCat("no answer from ", RankList(silent_)));
+  if (parts.empty()) return std::string();
+  if (awaited.sequence < 0) return absl::StrCat("; ", absl::StrJoin(parts, "; "));
+  return absl::StrCat(". This is collective ", awaited.sequence, "; ", absl::StrJoin(parts, "; "));
+}
+
+// Looks for the cause once. Returns nullopt when none is known yet.
+std::optional<Failure> Inquiry::FindCause(const Awaited& awaited, absl::Duration waited,
+                                          int64_t start_ns) {
+  std::optional<Failure> gone =
+      FindGone(awaited, self_.local_begin, self_.local_end, /*ended_counts=*/true);
+  if (gone.has_value() || waited < kQuietTime) return gone;
+  if (!question_.has_value()) Ask(start_ns);
+  // A single rank asks for all. This rank asks as well when that rank died before it could report.
+  if (!question_.has_value() && waited > kAnswerTimeout + kNewsTimeout) Ask(MonotonicNanoseconds());
+  if (!question_.has_value()) return std::nullopt;
+  const bool all_answered = ReadAnswers();
+  gone = FindGone(awaited, 0, self_.size, /*ended_counts=*/true);
+  if (gone.has_value() || all_answered) return gone;
+  if (absl::Nanoseconds(MonotonicNanoseconds() - asked_ns_) < kAnswerTimeout) return std::nullopt;
+  return Failure{
+      .rank = silent_.front(),
+      .reason = absl::StrCat(
+          "no sign of life from ", RankList(silent_), " for ", absl::FormatDuration(kAnswerTimeout),
+          " after a connection broke: the process has died, or the host is out of "
+          "reach; ",
+          Where(awaited, self_.rank))};
+}
+
+std::optional<Failure> Inquiry::Explain(const Awaited& awaited, const std::string& error) {
+  const MonotonicClock clock;
+  const absl::Time start = clock.Now();
+  const int64_t start_ns = MonotonicNanoseconds();
+  question_.reset();
+  while (true) {
+    const absl::Duration waited = clock.Now() - start;
+    try {
+      if (monitor_->failed()) return std::nullopt;
+      if (auto cause = FindCause(awaited, waited, start_ns); cause.has_value()) return cause;
+    } catch (const std::exception& store_error) {
+      if (monitor_->AwaitFailure(kLookInterval).has_value()) return std::nullopt;
+      if (self_.store_is_rank_0 && self_.rank != 0) {
+        return Failure{.rank = 0,
+                       .reason = absl::StrCat(
+                           "its connections and the store, which it serves, are gone: the process "
+                           "has died, or the host is out of reach; ",
+                           Where(awaited, self_.rank))};
+      }
+      LOG(WARNING) << "rank " << self_.rank
+                   << ": a connection broke, and the store does not say which rank is gone: "
+                   << store_error.what();
+      if (monitor_->AwaitFailure(kNewsTimeout).has_value()) return std::nullopt;
+      return Failure{.rank = self_.rank, .reason = error};
+    }
+    // When every process is alive, either a failure report is on its way or the network failed.
+    const bool all_alive = question_.has_value() && silent_.empty() && !positions_.empty();
+    const absl::Duration limit =
+        all_alive ? kQuietTime + kNewsTimeout : 2 * (kAnswerTimeout + kNewsTimeout);
+    if (waited >= limit) break;
+    if (monitor_->AwaitFailure(kLookInterval).has_value()) return std::nullopt;
+  }
+  return Failure{
+      .rank = self_.rank,
+      .reason = absl::StrCat(error, ". The processes of all ranks are alive: the network failed")};
+}
+
+}  // namespace ddp::internal

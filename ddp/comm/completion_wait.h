@@ -1,0 +1,44 @@
+#ifndef DDP_COMM_COMPLETION_WAIT_H_
+#define DDP_COMM_COMPLETION_WAIT_H_
+
+#include <memory>
+#include <utility>
+
+#include "absl/time/time.h"
+#include "ddp/comm/news/failure_monitor.h"
+
+namespace c10::ivalue {
+struct Future;
+}  // namespace c10::ivalue
+
+namespace ddp::internal {
+
+// Waits for futures on behalf of a Communicator. A wait ends with the future, a failure report or
+// the timeout. Thread-compatible.
+class CompletionWait {
+ public:
+  enum class Result { kCompleted, kPeerFailed, kTimedOut };
+
+  explicit CompletionWait(std::shared_ptr<FailureMonitor> monitor) : monitor_(std::move(monitor)) {}
+
+  // Blocks until `future` is complete (with a value or an error), a failure is known, or `timeout`
+  // has passed; checked in this order. The backend thread that completes the future wakes this
+  // call.
+  Result Wait(c10::ivalue::Future& future, absl::Duration timeout) const;
+
+  // Blocks until `future` is complete or `timeout` has passed; a failure does not end the wait.
+  // Returns true when the future is complete. Call Wait() with the same future before: only its
+  // callback wakes this call.
+  bool AwaitCompletion(c10::ivalue::Future& future, absl::Duration timeout) const;
+
+  // Blocks for `head_start`. A rank that ends because of a peer lets that peer end first, so the
+  // launcher sees the cause before its consequences.
+  void YieldToCause(absl::Duration head_start) const;
+
+ private:
+  const std::shared_ptr<FailureMonitor> monitor_;
+};
+
+}  // namespace ddp::internal
+
+#endif  // DDP_COMM_COMPLETION_WAIT_H_

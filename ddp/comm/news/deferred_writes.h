@@ -1,0 +1,47 @@
+#ifndef DDP_COMM_NEWS_DEFERRED_WRITES_H_
+#define DDP_COMM_NEWS_DEFERRED_WRITES_H_
+
+#include <deque>
+#include <functional>
+#include <thread>
+
+#include "base/mutex.h"
+
+namespace ddp::internal {
+
+// Carries out writes to the store for a thread that an exception is unwinding: a destructor must
+// not wait for the network then. The first such write starts the thread "ddp-report"; a group
+// without such a write never has this thread.
+//
+// Thread-safe.
+class DeferredWrites {
+ public:
+  DeferredWrites() = default;
+
+  // Blocks until all writes have run, then joins the thread.
+  ~DeferredWrites();
+  DeferredWrites(const DeferredWrites&) = delete;
+  DeferredWrites& operator=(const DeferredWrites&) = delete;
+
+  // Runs `write` on the calling thread. While an exception unwinds that thread, hands `write` to
+  // the thread "ddp-report" instead and returns at once. Never throws.
+  // `write` must not throw, must not call this object, and must end within a bounded time. Writes
+  // of one thread run in order.
+  void Run(std::function<void()> write);
+
+  // Blocks until all writes that Run() has handed over have run.
+  void Flush();
+
+ private:
+  void Work();
+
+  Mutex mutex_;
+  CondVar changed_;
+  std::deque<std::function<void()>> queue_ ABSL_GUARDED_BY(mutex_);  // the first one may be running
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread thread_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace ddp::internal
+
+#endif  // DDP_COMM_NEWS_DEFERRED_WRITES_H_

@@ -1,0 +1,130 @@
+#ifndef DDP_COMM_NEWS_FAILURE_MONITOR_H_
+#define DDP_COMM_NEWS_FAILURE_MONITOR_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/time/time.h"
+#include "base/mutex.h"
+#include "ddp/comm/news/group_store.h"
+#include "ddp/comm/news/news_log.h"
+#include "ddp/comm/news/position_source.h"
+#include "ddp/comm/news/rank_position.h"
+#include "ddp/comm/news/wake_signal.h"
+#include "ddp/common/membership.h"
+#include "ddp/health/group_failure.h"
+#include "ddp/health/group_health.h"
+
+namespace ddp::internal {
+
+// The failures of a group that this rank knows: GroupHealth under a lock, kept up to date by
+// a NewsLog. A ProcessGroup owns one, over all its incarnations.
+//
+// Reason: a Gloo collective that a peer never joins ends only by its timeout, and cannot be
+// aborted. So every wait in ddp/ ends with the collective or with a failure report.
+//
+// Thread-safe. Makes the NewsLog, and with it the thread "ddp-failure".
+class FailureMonitor : private NewsLog::Reader {
+ public:
+  // Starts the NewsLog's thread. Throws what the store throws. No other group uses the keys of
+  // `store` (it has a prefix). `command_timeout` becomes the time limit of a command of `store`;
+  // zero changes nothing. Use seconds: this limit bounds how long a lost store blocks Report() and
+  // the destructor.
+  FailureMonitor(std::shared_ptr<GroupStore> store, const Membership& membership,
+                 absl::Duration command_timeout = absl::ZeroDuration());
+
+  // Calls Leave(), then ends the NewsLog.
+  ~FailureMonitor() override;
+  FailureMonitor(const FailureMonitor&) = delete;
+  FailureMonitor& operator=(const FailureMonitor&) = delete;
+
+  // Reports to all ranks, this one included, that this rank failed. Does nothing when a failure of
+  // this incarnation is known. Never throws: an unreachable store causes only a log line. While an
+  // exception unwinds the calling thread, queues the report and returns at once.
+  void Report(const std::string& reason);
+
+  // Reports a failure that this rank has found and other ranks may find as well. The rank at fault
+  // cannot report it itself, or there is no single one (-1). If another rank has reported a failure
+  // before, that failure becomes failure() here too, so all ranks name the same. Never throws.
+  void ReportFound(const GroupFailure& failure);
+
+  // Tells the other ranks that this rank has left the group for good. Call it before the
+  // connections are closed. Blocks until that is written, and the queued reports before it. A
+  // second call does nothing. Never throws.
+  void Leave();
+
+  // Starts an incarnation: the group has a new communicator, and perhaps other members. Forgets
+  // failures of earlier ones. Throws what the store throws.
+  void Begin(const Membership& membership);
+  Membership membership() const;
+
+  // Returns the failure of this incarnation.
+  std::optional<GroupFailure> failure() const;
+
+  // Returns true when there is one. Costs one atomic load.
+  bool failed() const { return failed_; }
+
+  // Blocks until a failure is known or `timeout` has passed. Returns failure(). For a rank whose
+  // connections broke: a report of the cause usually follows at once.
+  std::optional<GroupFailure> AwaitFailure(absl::Duration timeout) const;
+
+  // Wakes whenever failed() becomes true. A wait for a future uses the same signal.
+  const std::shared_ptr<WakeSignal>& signal() const { return signal_; }
+
+  // The events and decisions of GroupHealth, each one step under the lock.
+  bool Raise();
+  void OnGone(GroupFailure failure);
+  GroupError OnOperationFailed(const std::string& what, const std::string& reason);
+  GroupError OnOwnError(GroupError::Kind kind, std::string message);
+  std::optional<GroupError> OnUse(bool retired, const std::string& what);
+  GroupError OnWaitEnded(const std::string& what);
+  GroupHealth::Forward OnForward(std::optional<GroupError>* error);
+  std::optional<GroupError> GoneError() const;
+
+  // Sets the object that knows this rank's position in the current incarnation. With null, the
+  // answers to the peers say that no collective was launched.
+  void SetPositionSource(std::shared_ptr<const PositionSource> source);
+
+  NewsLog& news() { return *news_; }
+
+  // Verdict of a meeting that a failure report ended.
+  static constexpr char kFailedVerdict[] = "failed";
+
+  // Ends a StoreMeeting with kFailedVerdict, for all its ranks, when a failure is reported while
+  // this object lives or is known to its constructor. At most one object at a time.
+  class EndMeetingOnFailure {
+   public:
+    EndMeetingOnFailure(FailureMonitor& monitor, const std::string& verdict_key);
+    ~EndMeetingOnFailure();
+    EndMeetingOnFailure(const EndMeetingOnFailure&) = delete;
+    EndMeetingOnFailure& operator=(const EndMeetingOnFailure&) = delete;
+
+   private:
+    FailureMonitor& monitor_;
+  };
+
+ private:
+  void OnFailureRead(int64_t incarnation, const GroupFailure& failure) override;
+  RankPosition OnPositionAsked(int64_t incarnation) override;
+  bool SetFailure(int64_t incarnation, const GroupFailure& failure);
+  void Publish(const NewsMessage& message);
+  void EndMeeting();
+
+  const std::shared_ptr<GroupStore> store_;
+  const std::shared_ptr<WakeSignal> signal_ = std::make_shared<WakeSignal>();
+  std::atomic<bool> failed_{false};  // health_.failed(), readable without the mutex
+
+  mutable Mutex mutex_;
+  GroupHealth health_ ABSL_GUARDED_BY(mutex_);
+  std::string meeting_ ABSL_GUARDED_BY(mutex_);  // verdict key, or empty
+  std::shared_ptr<const PositionSource> position_ ABSL_GUARDED_BY(mutex_);
+
+  std::unique_ptr<NewsLog> news_;  // the last field: its thread uses the others
+};
+
+}  // namespace ddp::internal
+
+#endif  // DDP_COMM_NEWS_FAILURE_MONITOR_H_

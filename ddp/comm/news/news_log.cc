@@ -1,0 +1,303 @@
+#include "ddp/comm/news/news_log.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <utility>
+
+#include <glog/logging.h>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/time.h"
+#include "base/clock.h"
+#include "ddp/comm/news/process_identity.h"
+#include "ddp/comm/news/store_meeting.h"
+
+namespace ddp::internal {
+namespace {
+
+// Length of one wait in the store; the thread then waits again. This bounds the destructor when the
+// store is gone. A message or the destructor wakes the wait at once, so this is no polling
+// interval. The time is long because LibTorch's TCPStore logs two warnings when a wait times out.
+constexpr absl::Duration kWatchSlice = absl::Seconds(60);
+
+// Time between a failure of the store and the next attempt.
+constexpr absl::Duration kRetryInterval = absl::Seconds(5);
+
+std::string EntryKey(int64_t entry) { return absl::StrCat("log/", entry); }
+
+// Returns the key that wakes the thread of `rank`: because the entry is there, because the rank's
+// number changes, or because the rank's own destructor ends the thread.
+std::string WakeKey(int rank, int64_t entry) { return absl::StrCat("wake/", rank, "/", entry); }
+
+}  // namespace
+
+NewsLog::NewsLog(std::shared_ptr<GroupStore> store, std::shared_ptr<GroupStore> watched,
+                 const Membership& membership, Reader& reader)
+    : store_(std::move(store)), reader_(reader), membership_(membership) {
+  if (membership.size > 1) WriteStanding(membership);
+  thread_ = std::thread([this, watched = std::move(watched)] { WatchStore(*watched); });
+  pthread_setname_np(thread_.native_handle(), "ddp-failure");
+}
+
+NewsLog::~NewsLog() {
+  std::string wake_key;
+  {
+    MutexLock lock(mutex_);
+    stopping_ = true;
+    stopping_changed_.NotifyAll();
+    wake_key = WakeKey(membership_.rank, next_entry_);
+  }
+  std::atomic<bool> store_answers{false};
+  Run([&] {
+    try {
+      store_->Set(wake_key, "1");
+      store_answers = true;
+    } catch (const std::exception& error) {
+      LOG(WARNING) << "rank " << membership().rank
+                   << ": the store is gone at the end of the process group: " << error.what();
+    }
+  });
+  thread_.join();
+  Flush();
+  if (!store_answers) return;
+  Run([&] {
+    try {
+      store_->Delete(wake_key);  // no other rank waits for this key
+    } catch (const std::exception&) {
+      // The store is gone, and the key with it.
+    }
+  });
+  Flush();
+}
+
+void NewsLog::WriteStanding(const Membership& membership) {
+  const std::optional<ProcessIdentity> self = ProcessIdentity::OfThisProcess();
+  if (!self.has_value()) return;
+  store_->Set(StandingKey(membership.rank), absl::StrCat("process ", self->Serialize()));
+}
+
+void NewsLog::Begin(const Membership& membership) {
+  Membership before;
+  int64_t entry = 0;
+  {
+    MutexLock lock(mutex_);
+    before = std::exchange(membership_, membership);
+    entry = next_entry_;
+  }
+  const bool same_place = before.rank == membership.rank;
+  if (membership.size > 1 && (!same_place || before.size == 1)) WriteStanding(membership);
+  // The thread waits under the rank's old number, for which nobody may write any more.
+  if (!same_place) store_->Set(WakeKey(before.rank, entry), "1");
+}
+
+Membership NewsLog::membership() const {
+  MutexLock lock(mutex_);
+  return membership_;
+}
+
+void NewsLog::Leave(int64_t collectives) {
+  Membership self;
+  std::string position;
+  bool has_left = false;
+  {
+    MutexLock lock(mutex_);
+    self = membership_;
+    position = last_position_;
+    has_left = std::exchange(left_, true);
+  }
+  if (has_left || self.size == 1) return Flush();
+  Run([&] {
+    try {
+      store_->Set(StandingKey(self.rank),
+                  absl::StrCat("left ", self.incarnation, " ", collectives));
+      const GroupFailure left{.rank = self.rank, .reason = "it has left the process group"};
+      store_->SetIfNew(StoreMeeting::VerdictKey(RenewalName(self.incarnation + 1)),
+                       GoneVerdict(left));
+      if (!position.empty()) store_->Delete(position);
+    } catch (const std::exception& error) {
+      LOG(WARNING) << "rank " << self.rank << ": could not tell the other ranks that this one "
+                   << "leaves the process group: " << error.what();
+    }
+  });
+  Flush();
+}
+
+std::string NewsLog::AliveKey(int64_t incarnation, int64_t number, int rank) {
+  return absl::StrCat("alive/", incarnation, "/", number, "/", rank);
+}
+
+std::string NewsLog::PositionKey(int64_t incarnation, int64_t number, int rank) {
+  return absl::StrCat("where/", incarnation, "/", number, "/", rank);
+}
+
+std::string NewsLog::StandingKey(int rank) { return absl::StrCat("standing/", rank); }
+
+std::string NewsLog::RenewalName(int64_t incarnation) {
+  return absl::StrCat("renewal/", incarnation);
+}
+
+std::string NewsLog::GoneVerdict(const GroupFailure& failure) {
+  return absl::StrCat("gone ", failure.rank, " ", failure.reason);
+}
+
+std::optional<GroupFailure> NewsLog::ParseGoneVerdict(const std::string& verdict) {
+  const std::vector<std::string> words = absl::StrSplit(verdict, absl::MaxSplits(' ', 2));
+  GroupFailure failure;
+  if (words.size() != 3 || words[0] != "gone" || !absl::SimpleAtoi(words[1], &failure.rank)) {
+    return std::nullopt;
+  }
+  failure.reason = words[2];
+  return failure;
+}
+
+// compareSet gives an empty entry to one author. An author may have died before it woke the ranks;
+// the next author wakes them for that entry as well.
+std::optional<NewsMessage> NewsLog::Append(const NewsMessage& message) {
+  const std::string text = message.Serialize();
+  int64_t entry = 0;
+  int size = 0;
+  {
+    MutexLock lock(mutex_);
+    entry = next_entry_;
+    size = membership_.size;
+  }
+  const int64_t first = entry;
+  for (;; ++entry) {
+    const std::string found = store_->SetIfNew(EntryKey(entry), text);
+    if (found == text) break;
+    const std::optional<NewsMessage> other = NewsMessage::Parse(found);
+    if (!other.has_value() || other->kind != message.kind) continue;
+    // All ranks read that entry already. Thousands of ranks that fail together make one entry.
+    const bool same =
+        message.kind == NewsMessage::Kind::kFailure
+            ? other->incarnation >= message.incarnation
+            : message.kind == NewsMessage::Kind::kWhere && other->number >= message.number;
+    if (same) return other;
+  }
+  std::vector<std::string> keys;
+  for (int64_t missed = first; missed <= entry; ++missed) {
+    for (int rank = 0; rank < size; ++rank) keys.push_back(WakeKey(rank, missed));
+  }
+  store_->SetAll(keys, "1");
+  return std::nullopt;
+}
+
+void NewsLog::Ping(int64_t incarnation, int64_t number, const std::vector<int>& ranks) {
+  Append({.kind = NewsMessage::Kind::kPing,
+          .incarnation = incarnation,
+          .number = number,
+          .ranks = ranks});
+}
+
+std::optional<int64_t> NewsLog::AskWhere(int64_t since_ns) {
+  NewsMessage message{.kind = NewsMessage::Kind::kWhere};
+  {
+    MutexLock lock(mutex_);
+    if (last_question_ns_ > since_ns) return std::nullopt;
+    message.rank = membership_.rank;
+    message.incarnation = membership_.incarnation;
+    message.number = last_question_ + 1;
+  }
+  if (Append(message).has_value()) return std::nullopt;
+  return message.number;
+}
+
+void NewsLog::WatchStore(GroupStore& store) {
+  bool lost = false;
+  while (true) {
+    int rank = 0;
+    int64_t entry = 0;
+    {
+      MutexLock lock(mutex_);
+      if (stopping_) return;
+      rank = membership_.rank;
+      entry = next_entry_;
+    }
+    try {
+      const bool woken = store.Wait(WakeKey(rank, entry), kWatchSlice);
+      if (woken && !ReadEntries(store, rank)) {
+        MutexLock lock(mutex_);
+        if (stopping_) return;
+      }
+      lost = false;
+    } catch (const std::exception& error) {
+      // Losing the store does not stop training: collectives still have their timeouts.
+      LOG_IF(WARNING, !lost) << "rank " << rank << ": no news of failing peers until the store "
+                             << "answers again: " << error.what();
+      lost = true;
+      if (!AwaitRetry(kRetryInterval)) return;
+    }
+  }
+}
+
+// Blocks for `interval`. Returns false when the destructor runs.
+bool NewsLog::AwaitRetry(absl::Duration interval) {
+  const MonotonicClock clock;
+  const absl::Time next = clock.Now() + interval;
+  MutexLock lock(mutex_);
+  while (!stopping_ && clock.Now() < next) {
+    stopping_changed_.WaitFor(mutex_, next - clock.Now());
+  }
+  return !stopping_;
+}
+
+// Reads all new entries of the log. Returns false when there was none: the destructor or Begin()
+// woke the thread.
+bool NewsLog::ReadEntries(GroupStore& store, int rank) {
+  bool any = false;
+  while (true) {
+    int64_t entry = 0;
+    int next_rank = 0;
+    {
+      MutexLock lock(mutex_);
+      entry = next_entry_;
+      next_rank = membership_.rank;
+    }
+    if (!store.Has({EntryKey(entry)})) {
+      if (rank != next_rank) store.Delete(WakeKey(rank, entry));  // Begin() has set it
+      return any;
+    }
+    const std::optional<NewsMessage> message = NewsMessage::Parse(store.Get(EntryKey(entry)));
+    if (message.has_value()) HandleMessage(store, *message, next_rank);
+    store.Delete(WakeKey(rank, entry));
+    MutexLock lock(mutex_);
+    ++next_entry_;
+    any = true;
+  }
+}
+
+void NewsLog::HandleMessage(GroupStore& store, const NewsMessage& message, int rank) {
+  switch (message.kind) {
+    case NewsMessage::Kind::kPing: {
+      const bool asked =
+          std::find(message.ranks.begin(), message.ranks.end(), rank) != message.ranks.end();
+      if (asked) store.Set(AliveKey(message.incarnation, message.number, rank), "1");
+      return;
+    }
+    case NewsMessage::Kind::kWhere:
+      return AnswerWhere(store, message, rank);
+    case NewsMessage::Kind::kFailure:
+      reader_.OnFailureRead(message.incarnation, {.rank = message.rank, .reason = message.reason});
+  }
+}
+
+void NewsLog::AnswerWhere(GroupStore& store, const NewsMessage& message, int rank) {
+  const std::string key = PositionKey(message.incarnation, message.number, rank);
+  std::string previous;
+  {
+    MutexLock lock(mutex_);
+    last_question_ = std::max(last_question_, message.number);
+    last_question_ns_ = MonotonicNanoseconds();
+    if (left_) return;
+    previous = std::exchange(last_position_, key);
+  }
+  store.Set(key, reader_.OnPositionAsked(message.incarnation).Serialize());
+  if (!previous.empty()) store.Delete(previous);
+}
+
+}  // namespace ddp::internal

@@ -1,0 +1,134 @@
+#ifndef DDP_COMM_NEWS_NEWS_LOG_H_
+#define DDP_COMM_NEWS_NEWS_LOG_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/mutex.h"
+#include "ddp/comm/news/deferred_writes.h"
+#include "ddp/comm/news/group_store.h"
+#include "ddp/comm/news/news_message.h"
+#include "ddp/comm/news/rank_position.h"
+#include "ddp/common/membership.h"
+#include "ddp/health/group_failure.h"
+
+namespace ddp::internal {
+
+// The log of a group in the store, and the thread that reads it. A group has one NewsLog, over all
+// its incarnations.
+//
+// Protocol. All ranks read one log. A rank appends an entry by one compareSet, so no entry is lost
+// or incomplete when a rank dies. One multiSet then sets a wake key for every rank. An entry costs
+// these two commands for any number of ranks (on a store without multiSet, one set per rank). Every
+// rank waits for its wake key; none polls.
+//
+// Thread-safe. Owns the thread "ddp-failure", which waits in a clone of the store. On Redis the
+// clone shares the connection of all groups of the process; on a TCPStore it has its own. While an
+// exception unwinds a thread, the writes of that thread run on another one (see DeferredWrites).
+class NewsLog {
+ public:
+  // The object that gets the entries of the log. Thread: "ddp-failure". The methods may throw what
+  // the store throws; the thread then reads the entry again. They must not destroy the log.
+  class Reader {
+   public:
+    virtual ~Reader() = default;
+
+    // A rank has reported `failure`.
+    virtual void OnFailureRead(int64_t incarnation, const GroupFailure& failure) = 0;
+
+    // A peer asks for this rank's position in `incarnation`.
+    virtual RankPosition OnPositionAsked(int64_t incarnation) = 0;
+  };
+
+  // Starts the thread. In a group of several ranks, first writes this process's identity into the
+  // store (see StandingKey). Throws what the store throws. `reader` must outlive the log.
+  NewsLog(std::shared_ptr<GroupStore> store, std::shared_ptr<GroupStore> watched,
+          const Membership& membership, Reader& reader);
+
+  // Ends and joins the thread: at once while the store answers, otherwise within a minute. Delivers
+  // the writes that are queued. Never throws.
+  ~NewsLog();
+  NewsLog(const NewsLog&) = delete;
+  NewsLog& operator=(const NewsLog&) = delete;
+
+  // Starts an incarnation, in which this rank may have another number. Throws what the store
+  // throws.
+  void Begin(const Membership& membership);
+  Membership membership() const;
+
+  // Appends `message` and wakes all ranks. Returns nullopt when the message is published, or an
+  // earlier message of another rank that makes it superfluous. Throws what the store throws.
+  std::optional<NewsMessage> Append(const NewsMessage& message);
+
+  // Runs `write` now, or, while an exception unwinds the calling thread, on "ddp-report". See
+  // DeferredWrites::Run().
+  void Run(std::function<void()> write) { deferred_.Run(std::move(write)); }
+
+  // Blocks until all queued writes have run.
+  void Flush() { deferred_.Flush(); }
+
+  // Tells the other ranks that this rank has left the group for good, after it has launched
+  // `collectives`: those that wait in a renewal, and those that read StandingKey() later. Blocks
+  // until that is written, and all queued writes before it. A second call does nothing. Never
+  // throws.
+  void Leave(int64_t collectives);
+
+  // Asks `ranks`, which are missing in the renewal to `incarnation`, whether their processes are
+  // alive. The thread of each living process sets AliveKey() within milliseconds. `number`
+  // distinguishes the questions. Throws what the store throws.
+  void Ping(int64_t incarnation, int64_t number, const std::vector<int>& ranks);
+  static std::string AliveKey(int64_t incarnation, int64_t number, int rank);
+
+  // Asks all ranks for their positions. The thread of each process sets PositionKey() to its
+  // RankPosition within milliseconds, even while its trainer is busy. Returns the question's
+  // number. Returns nullopt when another rank has asked since `since_ns` (monotonic clock); that
+  // rank then reads the answers. Throws what the store throws.
+  std::optional<int64_t> AskWhere(int64_t since_ns);
+  static std::string PositionKey(int64_t incarnation, int64_t number, int rank);
+
+  // Returns the key of a rank's standing: "process <ProcessIdentity>", or, after the rank has left,
+  // "left <incarnation> <number of collectives>".
+  static std::string StandingKey(int rank);
+
+  // Name of the StoreMeeting in which the ranks build an incarnation, and the verdict that ends
+  // this meeting when a rank is gone. ParseGoneVerdict() returns nullopt for other verdicts.
+  static std::string RenewalName(int64_t incarnation);
+  static std::string GoneVerdict(const GroupFailure& failure);
+  static std::optional<GroupFailure> ParseGoneVerdict(const std::string& verdict);
+
+  GroupStore& store() const { return *store_; }
+
+ private:
+  void WriteStanding(const Membership& membership);
+  void WatchStore(GroupStore& store);
+  bool AwaitRetry(absl::Duration interval);
+  bool ReadEntries(GroupStore& store, int rank);
+  void HandleMessage(GroupStore& store, const NewsMessage& message, int rank);
+  void AnswerWhere(GroupStore& store, const NewsMessage& message, int rank);
+
+  const std::shared_ptr<GroupStore> store_;
+  Reader& reader_;
+
+  mutable Mutex mutex_;
+  CondVar stopping_changed_;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  Membership membership_ ABSL_GUARDED_BY(mutex_);
+  int64_t next_entry_ ABSL_GUARDED_BY(mutex_) = 0;  // the first one that the thread has not read
+  bool left_ ABSL_GUARDED_BY(mutex_) = false;
+  int64_t last_question_ ABSL_GUARDED_BY(mutex_) = 0;  // highest number seen of any AskWhere()
+  int64_t last_question_ns_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::string last_position_ ABSL_GUARDED_BY(mutex_);  // key of this rank's last answer, or empty
+
+  DeferredWrites deferred_;
+  std::thread thread_;
+};
+
+}  // namespace ddp::internal
+
+#endif  // DDP_COMM_NEWS_NEWS_LOG_H_

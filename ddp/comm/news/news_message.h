@@ -1,0 +1,38 @@
+#ifndef DDP_COMM_NEWS_NEWS_MESSAGE_H_
+#define DDP_COMM_NEWS_NEWS_MESSAGE_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+
+namespace ddp::internal {
+
+// An entry of a group's log in the store, by which its ranks communicate outside the collectives
+// (see NewsLog). A value. Its text is one of:
+//   failure <incarnation> <rank> <reason>
+//   ping <incarnation> <number> <rank>,<rank>,...
+//   where <incarnation> <number> <rank>
+struct NewsMessage {
+  enum class Kind { kFailure, kPing, kWhere };
+
+  Kind kind = Kind::kFailure;
+  int64_t incarnation = 0;
+
+  int rank = -1;       // kFailure: the rank at fault, -1 for no single one; kWhere: the asker
+  std::string reason;  // kFailure: the cause, for a person
+
+  int64_t number = 0;      // kPing, kWhere: part of the answers' keys
+  std::vector<int> ranks;  // kPing: the ranks that answer
+
+  std::string Serialize() const;
+
+  // Returns nullopt when `text` is not the result of Serialize().
+  static std::optional<NewsMessage> Parse(absl::string_view text);
+};
+
+}  // namespace ddp::internal
+
+#endif  // DDP_COMM_NEWS_NEWS_MESSAGE_H_

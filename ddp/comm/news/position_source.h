@@ -1,0 +1,23 @@
+#ifndef DDP_COMM_NEWS_POSITION_SOURCE_H_
+#define DDP_COMM_NEWS_POSITION_SOURCE_H_
+
+#include <cstdint>
+
+#include "ddp/comm/news/rank_position.h"
+
+namespace ddp::internal {
+
+// The object that knows this rank's position. The thread "ddp-failure" reads it to answer a peer.
+// Thread-safe.
+class PositionSource {
+ public:
+  virtual ~PositionSource() = default;
+
+  // Returns the number of collectives launched so far.
+  virtual int64_t launched() const = 0;
+  virtual RankPosition Position() const = 0;
+};
+
+}  // namespace ddp::internal
+
+#endif  // DDP_COMM_NEWS_POSITION_SOURCE_H_

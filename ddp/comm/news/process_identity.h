@@ -1,0 +1,35 @@
+#ifndef DDP_COMM_NEWS_PROCESS_IDENTITY_H_
+#define DDP_COMM_NEWS_PROCESS_IDENTITY_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "absl/strings/string_view.h"
+
+namespace ddp::internal {
+
+// Identifies a process, so that another process of the same host can prove that it has ended. The
+// identity is the boot of the host, the PID namespace, the process id and the process's start time.
+// A value; any thread.
+struct ProcessIdentity {
+  std::string boot;        // of the kernel
+  uint64_t pid_space = 0;  // inode of the PID namespace
+  int64_t pid = 0;
+  uint64_t start_time = 0;  // clock ticks after the boot
+
+  // Returns the identity of this process, or nullopt when /proc does not give it.
+  static std::optional<ProcessIdentity> OfThisProcess();
+
+  std::string Serialize() const;
+  // Returns nullopt when `text` is not the result of Serialize().
+  static std::optional<ProcessIdentity> Parse(absl::string_view text);
+
+  // Returns true when the process has certainly ended. `observer` is the calling process. Returns
+  // false for a process of another host or PID namespace, which `observer` cannot see.
+  bool HasEnded(const ProcessIdentity& observer) const;
+};
+
+}  // namespace ddp::internal
+
+#endif  // DDP_COMM_NEWS_PROCESS_IDENTITY_H_

@@ -1,0 +1,62 @@
+#include "ddp/comm/news/rank_position.h"
+
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
+
+namespace ddp::internal {
+namespace {
+
+std::string ByteText(int64_t bytes) {
+  if (bytes < 1024) return absl::StrCat(bytes, " bytes");
+  if (bytes < 1024 * 1024) return absl::StrFormat("%.1f KiB", static_cast<double>(bytes) / 1024);
+  return absl::StrFormat("%.1f MiB", static_cast<double>(bytes) / (1024 * 1024));
+}
+
+}  // namespace
+
+std::string RankPosition::Launched::Describe() const {
+  return absl::StrCat(what, " (", operation, ", ", ByteText(bytes), " of ", dtype, ")");
+}
+
+std::string RankPosition::Serialize() const {
+  std::string text = absl::StrCat(launched, " ", barriers, " ", in_barrier ? 1 : 0);
+  for (const Launched& item : newest) {
+    absl::StrAppend(&text, "\n", item.sequence, "\t", absl::Hex(item.fingerprint), "\t",
+                    item.operation, "\t", item.dtype, "\t", item.bytes, "\t",
+                    absl::CEscape(item.what));
+  }
+  return text;
+}
+
+std::optional<RankPosition> RankPosition::Parse(absl::string_view text) {
+  const std::vector<absl::string_view> lines = absl::StrSplit(text, '\n');
+  const std::vector<absl::string_view> numbers = absl::StrSplit(lines[0], ' ');
+  RankPosition position;
+  int in_barrier = 0;
+  if (numbers.size() != 3 || !absl::SimpleAtoi(numbers[0], &position.launched) ||
+      !absl::SimpleAtoi(numbers[1], &position.barriers) ||
+      !absl::SimpleAtoi(numbers[2], &in_barrier)) {
+    return std::nullopt;
+  }
+  position.in_barrier = in_barrier != 0;
+  for (size_t i = 1; i < lines.size(); ++i) {
+    const std::vector<std::string> fields = absl::StrSplit(lines[i], '\t');
+    Launched item;
+    if (fields.size() != 6 || !absl::SimpleAtoi(fields[0], &item.sequence) ||
+        !absl::SimpleHexAtoi(fields[1], &item.fingerprint) ||
+        !absl::SimpleAtoi(fields[4], &item.bytes) || !absl::CUnescape(fields[5], &item.what)) {
+      return std::nullopt;
+    }
+    item.operation = fields[2];
+    item.dtype = fields[3];
+    position.newest.push_back(std::move(item));
+  }
+  return position;
+}
+
+}  // namespace ddp::internal

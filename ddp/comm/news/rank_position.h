@@ -1,0 +1,40 @@
+#ifndef DDP_COMM_NEWS_RANK_POSITION_H_
+#define DDP_COMM_NEWS_RANK_POSITION_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+
+namespace ddp::internal {
+
+// The position of a rank: how many collectives of one incarnation it has launched, and the newest
+// of them. A value; peers read it as text from the store (see NewsLog::AskWhere).
+struct RankPosition {
+  struct Launched {
+    int64_t sequence = 0;      // counted from 0
+    uint64_t fingerprint = 0;  // equal for equal collectives
+    std::string operation;
+    std::string dtype;
+    int64_t bytes = 0;
+    std::string what;
+
+    // Returns "the all-reduce of gradient bucket 3 (all-reduce (sum), 4.0 MiB of Float)".
+    std::string Describe() const;
+  };
+
+  int64_t launched = 0;               // collectives so far
+  int64_t barriers = 0;               // monitored barriers that the rank has entered
+  bool in_barrier = false;            // the rank waits in the last of them
+  std::vector<Launched> newest = {};  // by rising sequence, without a gap
+
+  std::string Serialize() const;
+  // Returns nullopt when `text` is not the result of Serialize().
+  static std::optional<RankPosition> Parse(absl::string_view text);
+};
+
+}  // namespace ddp::internal
+
+#endif  // DDP_COMM_NEWS_RANK_POSITION_H_

@@ -1,0 +1,40 @@
+#include "ddp/comm/news/rank_position.h"
+
+#include "gtest/gtest.h"
+
+namespace ddp::internal {
+namespace {
+
+TEST(RankPositionTest, SurvivesTheStore) {
+  RankPosition sent{.launched = 2, .barriers = 1, .in_barrier = true};
+  sent.newest = {{.sequence = 0,
+                  .fingerprint = 0xfedcba9876543210,
+                  .operation = "broadcast",
+                  .dtype = "Int",
+                  .bytes = 8,
+                  .what = "a\ttext\nof two lines"},
+                 {.sequence = 1,
+                  .fingerprint = 7,
+                  .operation = "all-reduce (sum)",
+                  .dtype = "Float",
+                  .bytes = 4 << 20,
+                  .what = "the all-reduce of gradient bucket 2"}};
+  const auto read = RankPosition::Parse(sent.Serialize());
+  ASSERT_TRUE(read.has_value());
+  EXPECT_EQ(read->Serialize(), sent.Serialize());
+  EXPECT_EQ(read->launched, 2);
+  EXPECT_TRUE(read->in_barrier);
+  EXPECT_EQ(read->newest[0].fingerprint, 0xfedcba9876543210);
+  EXPECT_EQ(read->newest[0].what, "a\ttext\nof two lines");
+  EXPECT_EQ(read->newest[1].Describe(),
+            "the all-reduce of gradient bucket 2 (all-reduce (sum), 4.0 MiB of Float)");
+}
+
+TEST(RankPositionTest, RefusesAnotherText) {
+  for (const char* bad : {"", "1", "1 2", "1 0 0\nx", "1 0 0\n0\tzz\ta\tb\t4\tc"}) {
+    EXPECT_FALSE(RankPosition::Parse(bad).has_value()) << bad;
+  }
+}
+
+}  // namespace
+}  // namespace ddp::internal

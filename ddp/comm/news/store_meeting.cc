@@ -1,0 +1,94 @@
+#include "ddp/comm/news/store_meeting.h"
+
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+
+namespace ddp::internal {
+namespace {
+
+constexpr char kMissing[] = "missing ";
+
+}  // namespace
+
+StoreMeeting::StoreMeeting(std::shared_ptr<GroupStore> store, std::string name,
+                           const Membership& membership)
+    : store_(std::move(store)),
+      name_(std::move(name)),
+      rank_(membership.rank),
+      size_(membership.size) {}
+
+std::string StoreMeeting::VerdictKey(const std::string& name) {
+  return absl::StrCat(name, "/verdict");
+}
+
+std::string StoreMeeting::ValueKey(int rank) const { return absl::StrCat(name_, "/", rank); }
+
+void StoreMeeting::Arrive(const std::string& value) {
+  store_->Set(ValueKey(rank_), value);
+  if (store_->Add(absl::StrCat(name_, "/count"), 1) == size_) Decide(kMet);
+}
+
+bool StoreMeeting::HasArrived() { return store_->Has({ValueKey(rank_)}); }
+
+std::optional<std::string> StoreMeeting::AwaitVerdict(absl::Duration timeout) {
+  if (!store_->Wait(verdict_key(), timeout)) return std::nullopt;
+  return store_->Get(verdict_key());
+}
+
+std::string StoreMeeting::Decide(const std::string& verdict) {
+  return store_->SetIfNew(verdict_key(), verdict);
+}
+
+std::vector<int> StoreMeeting::Missing() {
+  std::vector<std::string> keys;
+  for (int rank = 0; rank < size_; ++rank) keys.push_back(ValueKey(rank));
+  std::vector<int> missing;
+  if (store_->Has(keys)) return missing;
+  for (int rank = 0; rank < size_; ++rank) {
+    if (!store_->Has({keys[rank]})) missing.push_back(rank);
+  }
+  return missing;
+}
+
+std::vector<std::string> StoreMeeting::Values() {
+  std::vector<std::string> keys;
+  for (int rank = 0; rank < size_; ++rank) keys.push_back(ValueKey(rank));
+  return store_->GetAll(keys);
+}
+
+void StoreMeeting::Forget() {
+  store_->Delete(ValueKey(rank_));
+  if (rank_ != 0) return;
+  store_->Delete(absl::StrCat(name_, "/count"));
+  store_->Delete(verdict_key());
+}
+
+MeetingEnd AttendMeeting(StoreMeeting& meeting, const std::string& value, absl::Duration timeout) {
+  meeting.Arrive(value);
+  std::optional<std::string> verdict = meeting.AwaitVerdict(timeout);
+  if (!verdict.has_value()) {
+    const std::vector<int> missing = meeting.Missing();
+    // If no rank is missing any more, the last one to arrive is about to write kMet, or has died.
+    verdict = meeting.Decide(missing.empty() ? StoreMeeting::kMet
+                                             : absl::StrCat(kMissing, absl::StrJoin(missing, ",")));
+  }
+  MeetingEnd end{.verdict = *verdict, .missing = {}};
+  if (!absl::StartsWith(*verdict, kMissing)) return end;
+  for (const auto word : absl::StrSplit(absl::StripPrefix(*verdict, kMissing), ',')) {
+    int rank = -1;
+    if (absl::SimpleAtoi(word, &rank)) end.missing.push_back(rank);
+  }
+  return end;
+}
+
+std::string RankList(const std::vector<int>& ranks) {
+  return absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ", absl::StrJoin(ranks, ", "));
+}
+
+}  // namespace ddp::internal

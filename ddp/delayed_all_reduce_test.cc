@@ -1,0 +1,175 @@
+// Tests the delayed average in a group of one. There a sum is its own input, so the divisor shows
+// when the average ran.
+#include "ddp/delayed_all_reduce.h"
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include "ddp/common/error.h"
+#include "ddp/process_group.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "testing/error_of.h"
+
+namespace ddp::internal {
+namespace {
+
+using ::ddp::testing::ErrorOf;
+using ::testing::HasSubstr;
+using When = DelayedAllReduce::When;
+
+constexpr int kDivisor = 4;
+
+std::shared_ptr<ProcessGroup> GroupOfOne() {
+  return std::make_shared<ProcessGroup>(c10::make_intrusive<c10d::HashStore>(),
+                                        ProcessGroup::Place(),
+                                        ProcessGroupOptions().backend("gloo"));
+}
+
+// Two parameters whose gradients are delayed, and the parameter that starts the average.
+class DelayedAllReduceTest : public ::testing::Test {
+ protected:
+  std::unique_ptr<DelayedAllReduce> Make(When start) {
+    auto delayed = std::make_unique<DelayedAllReduce>(
+        std::vector<std::pair<std::string, at::Tensor>>{{"a", a_}, {"b", b_}}, trigger_,
+        GroupOfOne(), start);
+    delayed->set_announce([] { return kDivisor; });
+    return delayed;
+  }
+
+  // Gives the parameters the gradients 8 and 16. The trigger is used first, so its gradient is the
+  // last.
+  void Backward() {
+    const at::Tensor eight = trigger_ * 8;
+    const at::Tensor sum = a_ + 2 * b_;
+    (eight * sum).sum().backward();
+  }
+
+  float A() const { return a_.grad()[0].item<float>(); }
+  float B() const { return b_.grad()[0][0].item<float>(); }
+
+  at::Tensor a_ = at::ones({2}).requires_grad_();
+  at::Tensor b_ = at::ones({1, 2}).requires_grad_();
+  at::Tensor trigger_ = at::ones({1}).requires_grad_();
+};
+
+TEST_F(DelayedAllReduceTest, GradientsArePartsOfOneTensor) {
+  const auto delayed = Make(When::kAtTrigger);
+  EXPECT_TRUE(a_.grad().is_alias_of(b_.grad()));
+  EXPECT_EQ(b_.grad().sizes(), b_.sizes());
+  EXPECT_EQ(A(), 0);
+}
+
+TEST_F(DelayedAllReduceTest, AveragesWhenTheTriggerGetsItsGradient) {
+  const auto delayed = Make(When::kAtTrigger);
+  delayed->EndForward(/*synchronize=*/true);
+  Backward();
+  delayed->Complete(/*divisor=*/100);  // only waits
+  EXPECT_EQ(A(), 8.0F / kDivisor);
+  EXPECT_EQ(B(), 16.0F / kDivisor);
+}
+
+TEST_F(DelayedAllReduceTest, AveragesAfterTheBuckets) {
+  const auto delayed = Make(When::kAfterBuckets);
+  delayed->EndForward(/*synchronize=*/true);
+  Backward();
+  EXPECT_EQ(A(), 8);
+  delayed->Complete(/*divisor=*/2);
+  EXPECT_EQ(A(), 4);
+  EXPECT_EQ(B(), 8);
+}
+
+TEST_F(DelayedAllReduceTest, WithoutBucketsTheBackwardItselfWaits) {
+  const auto delayed = Make(When::kAtTriggerAlone);
+  delayed->EndForward(/*synchronize=*/true);
+  Backward();
+  EXPECT_EQ(A(), 8.0F / kDivisor);
+  delayed->EndForward(/*synchronize=*/true);
+  Backward();
+  EXPECT_EQ(A(), 8.0F / kDivisor);
+}
+
+TEST_F(DelayedAllReduceTest, WithoutAnAnnouncementTheDivisorIsTheSizeOfTheGroup) {
+  const auto delayed = Make(When::kAtTriggerAlone);
+  delayed->set_announce({});
+  delayed->EndForward(/*synchronize=*/true);
+  Backward();
+  EXPECT_EQ(A(), 8);
+}
+
+TEST_F(DelayedAllReduceTest, BackwardsThatAreNotSynchronizedAccumulate) {
+  const auto delayed = Make(When::kAtTriggerAlone);
+  delayed->EndForward(/*synchronize=*/false);
+  Backward();
+  EXPECT_EQ(A(), 8);
+  delayed->EndForward(/*synchronize=*/true);
+  Backward();
+  EXPECT_EQ(A(), 16.0F / kDivisor);
+}
+
+TEST_F(DelayedAllReduceTest, TheForwardAfterAnAverageStartsAtZeroInNewMemory) {
+  const auto delayed = Make(When::kAfterBuckets);
+  delayed->EndForward(/*synchronize=*/true);
+  Backward();
+  delayed->Complete(2);
+  const at::Tensor kept = a_.grad();
+  delayed->EndForward(/*synchronize=*/true);
+  EXPECT_EQ(A(), 0);
+  EXPECT_EQ(kept[0].item<float>(), 4);
+}
+
+TEST_F(DelayedAllReduceTest, AGradientThatZeroGradTookAwayComesBack) {
+  const auto delayed = Make(When::kAtTriggerAlone);
+  a_.mutable_grad().reset();
+  delayed->EndForward(/*synchronize=*/true);
+  EXPECT_TRUE(a_.grad().is_alias_of(b_.grad()));
+  Backward();
+  EXPECT_EQ(A(), 8.0F / kDivisor);
+}
+
+TEST_F(DelayedAllReduceTest, ASecondGradientOfTheTriggerIsRefused) {
+  const auto delayed = Make(When::kAtTrigger);
+  delayed->EndForward(/*synchronize=*/true);
+  Backward();
+  EXPECT_THAT(ErrorOf<c10::Error>([this] { Backward(); }),
+              HasSubstr("rank 0: param_to_hook_all_reduce got a second gradient"));
+}
+
+TEST_F(DelayedAllReduceTest, ResetForgetsAnAbandonedAverage) {
+  const auto delayed = Make(When::kAtTrigger);
+  delayed->EndForward(/*synchronize=*/true);
+  Backward();
+  delayed->Reset(GroupOfOne());
+  EXPECT_EQ(A(), 0);
+  Backward();  // no second gradient
+  delayed->Complete(1);
+  EXPECT_EQ(A(), 8.0F / kDivisor);
+}
+
+TEST_F(DelayedAllReduceTest, TheTriggerIsFreeAfterTheEnd) {
+  Make(When::kAtTriggerAlone)->EndForward(/*synchronize=*/true);
+  Backward();
+  EXPECT_EQ(A(), 8);
+}
+
+TEST_F(DelayedAllReduceTest, RefusesParametersThatDoNotGoTogether) {
+  const auto refused = [this](const at::Tensor& second) {
+    return ErrorOf<ConfigurationError>([&] {
+      DelayedAllReduce({{"a", a_}, {"second", second}}, trigger_, GroupOfOne(), When::kAtTrigger);
+    });
+  };
+  EXPECT_EQ(refused(at::Tensor()),
+            "delay_all_reduce_named_params: second is not a parameter that requires a gradient");
+  EXPECT_THAT(refused(at::ones({2})), HasSubstr("not a parameter that requires a gradient"));
+  EXPECT_EQ(refused(at::ones({2}, at::kDouble).requires_grad_()),
+            "delay_all_reduce_named_params: second and a differ in type or device");
+}
+
+}  // namespace
+}  // namespace ddp::internal

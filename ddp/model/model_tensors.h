@@ -1,0 +1,44 @@
+#ifndef DDP_MODEL_MODEL_TENSORS_H_
+#define DDP_MODEL_MODEL_TENSORS_H_
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "ddp/model/model_metadata.h"
+#include "ddp/model/model_view.h"
+
+namespace ddp::internal {
+
+// A parameter that requires a gradient.
+struct TrainableParameter {
+  std::string name;  // the first one of a shared tensor
+  at::Tensor tensor;
+  bool sparse = false;  // true: its gradient will be sparse
+};
+
+// The parameters and buffers of a model that a wrapper handles, in the order of registration.
+// Names in `ignored` are left out. Throws ConfigurationError for an ignored name that the module
+// does not have.
+struct ModelTensors {
+  static ModelTensors Of(const ModelView& model, const std::set<std::string>& ignored);
+
+  std::vector<NamedTensor> parameters;  // with shared tensors once per name
+  std::vector<NamedTensor> buffers;
+
+  // The parameters that require a gradient; a shared tensor under its first name only.
+  std::vector<TrainableParameter> trainable;
+
+  // Adds all parameters and buffers, in order.
+  void Describe(ModelMetadata& metadata) const;
+
+  // Throws ConfigurationError when a tensor is sparse or quantized, the tensors are on more than
+  // one device, or their device has another type than `device`. The message names the tensors.
+  void CheckDevices(at::Device device, const std::string& backend) const;
+};
+
+}  // namespace ddp::internal
+
+#endif  // DDP_MODEL_MODEL_TENSORS_H_

@@ -1,0 +1,35 @@
+#ifndef DDP_MODEL_NN_MODULE_VIEW_H_
+#define DDP_MODEL_NN_MODULE_VIEW_H_
+
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "ddp/model/model_view.h"
+
+namespace torch::nn {
+class Module;
+}  // namespace torch::nn
+
+namespace ddp::internal {
+
+// The view of a module written in C++. Shares ownership of the module. Thread-compatible.
+class NnModuleView final : public ModelView {
+ public:
+  explicit NnModuleView(std::shared_ptr<torch::nn::Module> module);
+
+  std::string name() const override;
+  std::vector<NamedTensor> parameters() const override;
+  std::vector<NamedTensor> buffers() const override;
+  // Weights of Embedding and EmbeddingBag modules with the option sparse.
+  std::set<const c10::TensorImpl*> sparse_parameters() const override;
+  bool is_training() const override;
+
+ private:
+  const std::shared_ptr<torch::nn::Module> module_;
+};
+
+}  // namespace ddp::internal
+
+#endif  // DDP_MODEL_NN_MODULE_VIEW_H_

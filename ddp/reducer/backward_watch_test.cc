@@ -1,0 +1,117 @@
+#include "ddp/reducer/backward_watch.h"
+
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/Functions.h>
+#include <gtest/gtest.h>
+
+#include "ddp/reducer/pass/forward_record.h"
+
+namespace ddp::internal {
+namespace {
+
+using Output = ForwardRecord::Output;
+
+// Writes the events into a list, with the number of synchronized forwards at that time.
+class BackwardWatchTest : public ::testing::Test, private BackwardWatch::Observer {
+ protected:
+  // A forward through `parameter_`.
+  at::Tensor Forward() const { return at::mul(parameter_, 2); }
+
+  // Watches `outputs` as those of one forward.
+  ForwardPtr Watch(const std::vector<at::Tensor>& outputs, bool synchronized = true) {
+    auto record = std::make_shared<ForwardRecord>(ForwardRecord{.synchronized = synchronized});
+    seen_ = watch_->Watch(outputs, record);
+    return record;
+  }
+
+  at::Tensor parameter_ = at::ones({2}).set_requires_grad(true);
+  std::vector<std::string> events_;
+  bool seen_ = false;
+  bool throws_at_end_ = false;
+  std::optional<BackwardWatch> watch_{std::in_place, static_cast<BackwardWatch::Observer*>(this)};
+
+ private:
+  void OnBackwardBegin() override { Note("begin"); }
+  void OnBackwardEnd() override {
+    Note("end");
+    if (throws_at_end_) throw std::runtime_error("at the end");
+  }
+  void OnBackwardException() override { Note("exception"); }
+  void Note(const std::string& event) {
+    events_.push_back(event + " " + std::to_string(watch_->current().synchronized.size()));
+  }
+};
+
+using Events = std::vector<std::string>;
+
+TEST_F(BackwardWatchTest, ABackwardBeginsAndEndsOnce) {
+  const std::vector<at::Tensor> outputs = {Forward(), Forward()};
+  const ForwardPtr record = Watch(outputs);
+  EXPECT_TRUE(seen_);
+  EXPECT_EQ(watch_->current().task, -1);
+  at::add(outputs[0], outputs[1]).sum().backward();
+  EXPECT_EQ(events_, (Events{"begin 0", "end 1"}));
+  EXPECT_EQ(watch_->current().task, -1);
+  EXPECT_EQ(record->outputs, (std::vector<Output>{Output::kPassed, Output::kPassed}));
+}
+
+TEST_F(BackwardWatchTest, OnlyThePassedOutputsAreMarked) {
+  const std::vector<at::Tensor> outputs = {Forward(), Forward()};
+  const ForwardPtr record = Watch(outputs);
+  outputs[1].sum().backward();
+  EXPECT_EQ(record->outputs, (std::vector<Output>{Output::kFresh, Output::kPassed}));
+}
+
+TEST_F(BackwardWatchTest, SynchronizedForwardsAreCounted) {
+  const at::Tensor first = Forward();
+  const at::Tensor second = Forward();
+  const at::Tensor local = Forward();
+  Watch({first});
+  Watch({second});
+  Watch({local}, /*synchronized=*/false);
+  at::add(at::add(first, second), local).sum().backward();
+  EXPECT_EQ(events_, (Events{"begin 0", "end 2"}));
+}
+
+TEST_F(BackwardWatchTest, AnExceptionEndsTheBackward) {
+  const at::Tensor hidden = Forward();
+  hidden.register_hook([](const at::Tensor&) { throw std::runtime_error("in the model"); });
+  const at::Tensor output = at::mul(hidden, 3);
+  Watch({output});
+  EXPECT_THROW(output.sum().backward(), std::runtime_error);
+  EXPECT_EQ(events_, (Events{"begin 0", "exception 1"}));
+  EXPECT_EQ(watch_->current().task, -1);
+}
+
+TEST_F(BackwardWatchTest, AnExceptionOfTheObserverLeavesTheBackward) {
+  const at::Tensor output = Forward();
+  Watch({output});
+  throws_at_end_ = true;
+  EXPECT_THROW(output.sum().backward(), std::runtime_error);
+  EXPECT_EQ(events_, (Events{"begin 0", "end 1"}));
+}
+
+TEST_F(BackwardWatchTest, ALeafThatRequiresAGradientIsNotSeen) {
+  Watch({parameter_, Forward()});
+  EXPECT_FALSE(seen_);
+  Watch({at::ones({2}), Forward()});  // a constant has no backward
+  EXPECT_TRUE(seen_);
+}
+
+TEST_F(BackwardWatchTest, OutputsMayOutliveTheWatch) {
+  const at::Tensor output = Forward();
+  Watch({output});
+  watch_.reset();
+  output.sum().backward();
+  EXPECT_TRUE(events_.empty());
+  EXPECT_TRUE(parameter_.grad().defined());
+}
+
+}  // namespace
+}  // namespace ddp::internal

@@ -1,0 +1,25 @@
+#ifndef DDP_REDUCER_BUCKETS_BUCKET_LIMITS_H_
+#define DDP_REDUCER_BUCKETS_BUCKET_LIMITS_H_
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+namespace ddp::internal {
+
+// The sizes of gradient buckets as a program gives them, in MiB. The fields are the options of the
+// same names in ddp/options.h.
+struct BucketCaps {
+  std::optional<double> bucket_cap_mb;
+  std::optional<double> first_bucket_cap_mb;
+  std::vector<double> bucket_cap_mb_list;
+};
+
+// Returns the largest size in bytes of each bucket in turn, at least 1; the last size holds for all
+// further buckets. A list has priority over the other two fields. Throws ConfigurationError, which
+// names the option, when a size is not above 0 or exceeds 1e9 MiB.
+std::vector<int64_t> BucketLimits(const BucketCaps& caps);
+
+}  // namespace ddp::internal
+
+#endif  // DDP_REDUCER_BUCKETS_BUCKET_LIMITS_H_

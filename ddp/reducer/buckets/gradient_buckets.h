@@ -1,0 +1,111 @@
+#ifndef DDP_REDUCER_BUCKETS_GRADIENT_BUCKETS_H_
+#define DDP_REDUCER_BUCKETS_GRADIENT_BUCKETS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "ddp/reducer/buckets/bucket_plan.h"
+
+namespace ddp::internal {
+
+class Communicator;
+
+// The buckets of one plan: where the gradients lie during a pass, and how a bucket is reduced. An
+// implementation owns the memory, the operations in flight, and all that depends on the device.
+// FlatBuckets is the implementation of the library. Owned by the Reducer.
+//
+// The calls for one bucket in one pass, in this order:
+// - CopyIn() for each parameter, in any order, then FinishCopyIn(). A joined rank calls Zero()
+//   instead.
+// - Launch(). With a comm hook, the Reducer calls HookBuffer() instead, once or more often.
+// - Wait(), after Launch() only.
+// - CopyOut() or Discard().
+// A bucket that no rank uses gets Discard() only. After a failure the Reducer abandons the object
+// at any point. Launch() is called in plan order, which is the same on every rank, and starts the
+// same collectives on every rank.
+//
+// CopyIn() is on the hot path: for an ordinary dense gradient it does no ATen operation, takes no
+// lock and allocates nothing.
+//
+// Thread-compatible: used on the thread of the backward, and between backwards.
+class GradientBuckets {
+ public:
+  struct Setup {
+    BucketPlan plan;
+    std::vector<at::Tensor> parameters;  // of the plan, by index
+    std::vector<bool> sparse;            // true: its gradient is sparse, and alone in its bucket
+    // Returns the group's communicator of now: a group replaces it after a failure.
+    std::function<Communicator&()> communicator;
+  };
+  using Factory = std::function<std::unique_ptr<GradientBuckets>(Setup setup)>;
+
+  virtual ~GradientBuckets() = default;
+  GradientBuckets(const GradientBuckets&) = delete;
+  GradientBuckets& operator=(const GradientBuckets&) = delete;
+
+  const BucketPlan& plan() const { return setup_.plan; }
+  int count() const { return static_cast<int>(setup_.plan.buckets().size()); }
+
+  // Returns true when a bucket has memory only from its first CopyIn() or Zero() to CopyOut() or
+  // Discard(). The owner of a HookBuffer() then releases it at the end of the pass.
+  virtual bool lazy() const { return false; }
+
+  // Sets the factor by which CopyIn() multiplies the gradients of this and later passes.
+  virtual void set_factor(double factor) = 0;
+
+  // Puts the parameter's gradient, times the factor, where its bucket is reduced; zeros when the
+  // gradient is undefined. Throws c10::Error when the gradient has not the parameter's type, or is
+  // sparse or dense where the other was expected.
+  virtual void CopyIn(int parameter) = 0;
+
+  // Completes the copies of a bucket.
+  virtual void FinishCopyIn(int bucket) = 0;
+
+  // Fills the bucket with zeros. The parameters' own gradients change only when they lie there.
+  virtual void Zero(int bucket) = 0;
+
+  // Starts the sum of the bucket over all ranks. Does not block. Throws as Communicator::Start().
+  virtual void Launch(int bucket) = 0;
+
+  // Blocks until the sum is complete, on a GPU in the order of the current stream. Throws as
+  // Communicator::Wait().
+  virtual void Wait(int bucket) = 0;
+
+  // Returns the bucket as one tensor for a comm hook: one-dimensional and real, with the gradients
+  // in plan order, or the sparse gradient itself. The same tensor until CopyOut() or Discard().
+  virtual at::Tensor HookBuffer(int bucket) = 0;
+
+  // Makes the reduced values the parameters' gradients. `result` is the hook's result, which is
+  // like HookBuffer(bucket), or that tensor itself; undefined after Launch(). A parameter with a
+  // set entry in `untouched` (by parameter; null: none) keeps its gradient, as far as the gradient
+  // does not lie in the bucket. Returns -1, or the first parameter whose gradient has to lie in the
+  // bucket and was replaced since CopyIn().
+  virtual int CopyOut(int bucket, const at::Tensor& result, const uint8_t* untouched) = 0;
+
+  // Ends the pass of a bucket whose sum does not become the gradients: they stay unchanged.
+  virtual void Discard(int bucket) = 0;
+
+ protected:
+  explicit GradientBuckets(Setup setup) : setup_(std::move(setup)) {}
+
+  const std::vector<int>& members(int bucket) const {
+    return setup_.plan.buckets()[bucket].parameters;
+  }
+  size_t parameter_count() const { return setup_.parameters.size(); }
+  const at::Tensor& parameter(int index) const { return setup_.parameters[index]; }
+  bool sparse(int index) const { return setup_.sparse[index]; }
+  Communicator& communicator() const { return setup_.communicator(); }
+
+ private:
+  const Setup setup_;
+};
+
+}  // namespace ddp::internal
+
+#endif  // DDP_REDUCER_BUCKETS_GRADIENT_BUCKETS_H_

@@ -1,0 +1,76 @@
+#include "ddp/reducer/buckets/in_place_buckets.h"
+
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
+
+namespace ddp::internal {
+
+void InPlaceBuckets::CopyIn(int index) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor& gradient = parameter(index).grad();
+  if (!gradient.defined()) {
+    reduced_[index] = at::zeros_like(parameter(index), at::MemoryFormat::Contiguous);
+    return;
+  }
+  TORCH_CHECK_TYPE(gradient.layout() == at::kStrided && gradient.is_contiguous(),
+                   "expected a dense, contiguous gradient");
+  reduced_[index] = gradient.detach();  // shares the gradient's memory
+  reduced_[index].mul_(factor_);
+}
+
+void InPlaceBuckets::Zero(int bucket) {
+  const at::NoGradGuard no_grad;
+  for (const int index : members(bucket)) {
+    reduced_[index] = at::zeros_like(parameter(index), at::MemoryFormat::Contiguous);
+  }
+}
+
+void InPlaceBuckets::Launch(int bucket) {
+  for (const int index : members(bucket)) {
+    sums_[index] = communicator().AllReduce(reduced_[index], {"the all-reduce of gradient", index});
+  }
+}
+
+void InPlaceBuckets::Wait(int bucket) {
+  for (const int index : members(bucket)) communicator().Wait(sums_[index]);
+}
+
+at::Tensor InPlaceBuckets::HookBuffer(int bucket) {
+  const at::NoGradGuard no_grad;
+  at::Tensor& buffer = hook_buffers_[bucket];
+  if (buffer.defined()) return buffer;
+  std::vector<at::Tensor> parts;
+  for (const int index : members(bucket)) parts.push_back(reduced_[index].view({-1}));
+  buffer = at::cat(parts);
+  return buffer;
+}
+
+int InPlaceBuckets::CopyOut(int bucket, const at::Tensor& result, const uint8_t* untouched) {
+  const at::NoGradGuard no_grad;
+  int64_t offset = 0;
+  for (const int index : members(bucket)) {
+    at::Tensor& reduced = reduced_[index];
+    if (result.defined()) {
+      reduced.copy_(result.narrow(0, offset, reduced.numel()).view(reduced.sizes()));
+      offset += reduced.numel();
+    }
+    at::Tensor& gradient = parameter(index).mutable_grad();
+    if (!gradient.defined()) {
+      if (untouched == nullptr || untouched[index] == 0) gradient = reduced;
+    } else if (!gradient.is_alias_of(reduced)) {
+      gradient.copy_(reduced);  // a hook of the program replaced it
+    }
+  }
+  Discard(bucket);
+  return -1;
+}
+
+void InPlaceBuckets::Discard(int bucket) {
+  hook_buffers_[bucket].reset();
+  for (const int index : members(bucket)) {
+    reduced_[index].reset();
+    sums_[index] = {};
+  }
+}
+
+}  // namespace ddp::internal

@@ -1,0 +1,71 @@
+#ifndef DDP_REDUCER_GRADIENT_HOOKS_H_
+#define DDP_REDUCER_GRADIENT_HOOKS_H_
+
+#include <cstdint>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "ddp/common/torch_versions.h"
+
+namespace torch::autograd {
+struct Node;
+}  // namespace torch::autograd
+
+namespace ddp::internal {
+
+// The hooks on the gradient accumulators of a model's parameters: the Observer is called for each
+// gradient that autograd has accumulated. Thread-compatible; the calls come on the thread of the
+// backward.
+class GradientHooks {
+ public:
+  class Observer {
+   public:
+    // A gradient of `parameter` has been accumulated. May throw, which ends the backward.
+    virtual void OnGradient(int parameter) = 0;
+
+   protected:
+    ~Observer() = default;
+  };
+
+  // `observer` outlives the hooks.
+  explicit GradientHooks(Observer* observer) : observer_(observer) {}
+  ~GradientHooks();
+  GradientHooks(const GradientHooks&) = delete;
+  GradientHooks& operator=(const GradientHooks&) = delete;
+
+  // Sets a hook on each of `parameters`, which are leaves that require a gradient. Keeps them and
+  // their accumulators. Removes earlier hooks.
+  void Set(std::vector<at::Tensor> parameters);
+  void Remove();
+
+  // Returns true when a parameter's accumulator, type, device, shape or strides have changed since
+  // Set(): after the module's to(), or set_data(). O(parameters), without an ATen operation.
+  bool ParametersChanged() const;
+
+  // The accumulators, by parameter and by address.
+  const std::vector<const torch::autograd::Node*>& accumulators() const { return accumulators_; }
+  const std::vector<const torch::autograd::Node*>& sorted_accumulators() const { return sorted_; }
+
+ private:
+  class Hook;
+  // The state of a parameter when its hook was set.
+  struct Hooked {
+    at::Tensor parameter;
+    torch_versions::NodePtr accumulator;  // owned here: the parameter holds it only weakly
+    uintptr_t key = 0;
+    at::ScalarType type;
+    at::Device device;
+    std::vector<int64_t> sizes;
+    std::vector<int64_t> strides;
+  };
+
+  Observer* const observer_;
+  std::vector<Hooked> hooked_;
+  std::vector<const torch::autograd::Node*> accumulators_;
+  std::vector<const torch::autograd::Node*> sorted_;
+};
+
+}  // namespace ddp::internal
+
+#endif  // DDP_REDUCER_GRADIENT_HOOKS_H_

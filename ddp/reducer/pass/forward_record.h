@@ -1,0 +1,31 @@
+#ifndef DDP_REDUCER_PASS_FORWARD_RECORD_H_
+#define DDP_REDUCER_PASS_FORWARD_RECORD_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace ddp::internal {
+
+// One forward of the wrapped module. The graph of its outputs keeps the record alive.
+struct ForwardRecord {
+  // The state of one output. kFresh: no backward has passed it. kPassed: a backward has passed it.
+  // kReduced: the gradients of that backward are reduced.
+  enum class Output : uint8_t { kFresh, kPassed, kReduced };
+
+  bool synchronized = false;  // its backward is to be reduced
+  bool reduced = false;       // a complete reduction contains gradients of it
+  std::vector<Output> outputs;
+
+  // Autograd numbers the nodes of a thread in the order of their creation. This forward created
+  // the nodes of `thread` from first_node to end_node, exclusive.
+  uint64_t thread = 0;
+  uint64_t first_node = 0;
+  uint64_t end_node = 0;
+};
+
+using ForwardPtr = std::shared_ptr<ForwardRecord>;
+
+}  // namespace ddp::internal
+
+#endif  // DDP_REDUCER_PASS_FORWARD_RECORD_H_

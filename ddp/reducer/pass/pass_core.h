@@ -1,0 +1,300 @@
+#ifndef DDP_REDUCER_PASS_PASS_CORE_H_
+#define DDP_REDUCER_PASS_PASS_CORE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ddp/reducer/buckets/bucket_plan.h"
+#include "ddp/reducer/pass/forward_history.h"
+#include "ddp/reducer/pass/forward_record.h"
+#include "ddp/reducer/pass/pass_parts.h"
+
+namespace ddp::internal {
+
+// One thing that the reducer has to do. The index is a parameter or a bucket, as the comment says.
+struct PassAction {
+  enum class Kind : uint8_t {
+    kSearchForward,   // can the forward's outputs reach a parameter? -> OnForwardSearched()
+    kBareBackward,    // (parameter) warn that its gradient stays on this rank
+    kCallAtEnd,       // call OnBackwardEnd() when the backward under way has ended
+    kAnnounce,        // announce the pass to the joined ranks -> OnAnnounced()
+    kFirstPass,       // run the callback of the first pass -> OnFirstPassReady()
+    kAgreeOnPlan,     // compare the buckets over the ranks -> OnPlanAgreed()
+    kTakeFirstPlan,   // return to the buckets of the beginning -> SetPlan(), OnFirstPlanTaken()
+    kBegin,           // forget the last pass; set the factor of the gradients
+    kWarnAllUsed,     // warn that find_unused_parameters is set for nothing
+    kLogUnused,       // log the unused parameters
+    kZero,            // (bucket) fill it with zeros
+    kCopyIn,          // (parameter) put its gradient into its bucket
+    kFinishCopyIn,    // (bucket) all of its gradients are copied in
+    kLaunch,          // (bucket) start its reduction
+    kSkip,            // (bucket) in place of kLaunch: no rank uses it
+    kStartUsedMap,    // start the sum of used_map()
+    kWaitUsedMap,     // wait for the sum -> OnUsedMap()
+    kFinishAtEnd,     // call Finish() when the backward under way has ended
+    kNextRound,       // (bucket) wait for its last round, and start its round `round`
+    kWait,            // (bucket) wait for its reduction
+    kWaitAndCopyOut,  // (bucket) the same, and make the sums the parameters' gradients
+    kDiscard,         // (bucket) leave the gradients as they are
+    kForgetLaunched,  // release the reductions
+    kRebuild,         // agree on new buckets -> SetPlan(), OnRebuilt()
+    kComplete,        // the pass is complete -> OnComplete(), before the callback
+    kReport,          // report error() to the other ranks
+    kReportAndThrow,  // report error() to the other ranks, and throw it
+    kThrow,           // throw message()
+  };
+  // The part of a pass that an exception of the action belongs to.
+  enum class Part : uint8_t { kBegin, kGradient, kEnd, kShadow };
+
+  Kind kind;
+  Part part = Part::kBegin;
+  int index = -1;
+  int cause = -1;  // kGradient: the parameter whose gradient brought the action about
+  int round = 0;   // kNextRound: of the bucket's reduction, from 1; kLaunch is round 0
+};
+
+// The decisions of the reducer: what becomes of a gradient, when a bucket is launched, when a pass
+// is complete, what is an error.
+//
+// A *pass* is one reduction of all gradients. A pass begins with the first gradient of a backward
+// of a synchronized forward. The pass is complete when every parameter has contributed. The
+// backward that began the pass may end earlier, and another backward may continue the pass.
+//
+//   state      a gradient                                   leaves the state
+//   idle       begins a pass, or accumulates on this rank   first of a pass -> reducing, or
+//              only, or is an error: see ForwardHistory     -> counting (static graph, first time)
+//   counting   is counted                                   backward's end -> reducing -> idle
+//   reducing   goes into its bucket                         backward's end -> idle after the last
+//                                                           gradient of the pass, else -> open
+//   open       continues the pass, or accumulates on        as idle; -> reducing
+//              this rank only
+//   broken     is an error                                  Reset() -> idle
+//
+// The reducer calls an On...() function for each event. It then takes the actions from Next() until
+// there are none, and does each before it takes the next one. An action with an arrow above is a
+// question: the reducer answers by the named function before it takes the next action. After an
+// exception of an action the reducer calls Abandon(). It calls Break() first when other ranks wait
+// for this pass.
+//
+// Ranks with equal parameters, options, plans and rounds do kAgreeOnPlan, kStartUsedMap, kLaunch,
+// kNextRound and kRebuild in the same order, whatever the order of their gradients. The collectives
+// of a pass are therefore, on every rank:
+// - [kAgreeOnPlan, after a failure]
+// - [kStartUsedMap, when unused buckets are skipped]
+// - kLaunch for each bucket, in plan order
+// - [kStartUsedMap, with find_unused_parameters or in the first pass of a static graph]
+// - for each further round of the reduction: [kNextRound for each launched bucket, in plan order]
+// - [kRebuild, in a pass that rebuilds the buckets]
+//
+// Pure: no tensor, no thread, no clock, no network. OnGradient() in the state reducing is the hot
+// path: it touches arrays only, and allocates nothing. Thread-compatible. The method is that of
+// PyTorch's DDP (Li et al., VLDB 2020).
+class PassCore {
+ public:
+  struct Options {
+    bool find_unused_parameters = false;
+    bool static_graph = false;
+    bool skip_unused_buckets = false;
+  };
+
+  // The facts of a pass that the ranks agree on at its beginning.
+  struct Start {
+    int divisor = 1;  // the sums are divided by it
+    int source = 0;   // the rank that decides for all: one that still has inputs
+  };
+
+  PassCore(std::vector<std::string> parameter_names, Options options);
+
+  // ---- Between passes.
+
+  // Returns to idle. `unsettled`: after a failure, when other ranks may have other buckets; the
+  // next pass begins with an agreement on them.
+  void Reset(int rank, bool unsettled);
+  // Sets the buckets of the beginning. `given`: the caller's own, which are rebuilt on request
+  // only.
+  void SetFirstPlan(const BucketPlan& plan, bool given);
+  // Sets the buckets from now on.
+  void SetPlan(const BucketPlan& plan);
+  // Sets the number of rounds that the reduction of a bucket takes, at least 1. All ranks set the
+  // same number, before the first pass.
+  void SetRounds(int rounds);
+  // The next pass ends with new buckets, and a static graph is counted anew.
+  void RequestRebuild();
+  void ForgetCounts() { counted_ = false; }
+
+  // ---- Events. Each may add actions.
+
+  // A forward has ended. `seen`: see ForwardHistory::Add().
+  void OnForwardEnd(const ForwardPtr& forward, bool seen);
+  void OnForwardSearched(bool reaches_a_parameter);
+  // A gradient of `parameter` has been accumulated. `defined`: the parameter has a gradient now.
+  // `backward` is looked at only while asks_backward().
+  void OnGradient(int parameter, bool defined, const BackwardView& backward);
+  void OnBackwardEnd(const BackwardView& backward);
+  void OnBackwardException(const BackwardView& backward);
+  void OnAnnounced(Start start);
+  void OnFirstPassReady();
+  void OnPlanAgreed(bool equal, bool rebuild_requested);
+  void OnFirstPlanTaken() { Begin(); }
+  // `sums`: how many ranks use each parameter. Empty: every parameter is used.
+  void OnUsedMap(const std::vector<int32_t>& sums);
+  void OnRebuilt();
+  // All gradients have come, and the backward has ended.
+  void Finish();
+  // The pass is complete. To be called before the callback of kComplete; `passed`: the synchronized
+  // forwards of a backward that is still under way.
+  void OnComplete(const std::vector<ForwardPtr>& passed);
+  // Under a Join, this rank has no inputs: it takes part in a pass of the others with zeros. Call
+  // it between passes only.
+  void OnShadow(PassParts parts, int source);
+  // Adds an error when a pass is not complete.
+  void OnCheck();
+  // The model is destroyed. Adds a report when a pass is not complete.
+  void OnDestruction();
+
+  // The next action; nothing when the event is dealt with.
+  std::optional<PassAction> Next();
+  // Drops the remaining actions, after an exception.
+  void Abandon();
+  // Makes the state broken and drops the remaining actions: an action threw, or the caller found an
+  // error.
+  void Break(std::string error);
+
+  // ---- State.
+
+  bool asks_backward() const { return state_ == State::kIdle || state_ == State::kOpen; }
+  bool broken() const { return state_ == State::kBroken; }
+  bool finds_unused() const { return options_.find_unused_parameters && !options_.static_graph; }
+  int rounds() const { return rounds_; }
+  bool must_count() const { return options_.static_graph && !counted_; }
+  bool rebuilt() const { return rebuilt_; }
+  bool rebuild_requested() const { return rebuild_requested_; }
+  bool can_set_static_graph() const { return can_set_static_graph_; }
+  int64_t passes() const { return static_cast<int64_t>(pass_); }
+  const Start& start() const { return start_; }                       // of the last pass
+  const PassParts& parts() const { return parts_; }                   // of the last pass
+  int buckets_reduced() const { return buckets_reduced_; }            // of the last complete pass
+  const std::vector<int>& last_order() const { return last_order_; }  // of the last complete pass
+  const std::vector<int>& unused() const { return unused_; }          // by this rank, in this pass
+  const std::vector<uint8_t>& untouched() const { return untouched_; }  // by all ranks
+  // Returns true when untouched() holds for this pass: those gradients stay as they are.
+  bool untouched_is_known() const {
+    return parts_.used_map_after || parts_.used_map_before || untouched_known_;
+  }
+  const std::vector<uint8_t>& used_map() const { return used_map_; }
+  // Returns true when OnUsedMap() needs the numbers. Otherwise the host need not wait for a GPU.
+  bool wants_used_map() const;
+  // Returns the order in which gradients came, each parameter once, for new buckets.
+  std::vector<int> RecordedOrder() const;
+  // The parameters whose gradients have not come in this pass, as a list for a message.
+  std::string Missing() const;
+
+  const ForwardHistory& forwards() const { return forwards_; }
+  const std::string& message() const { return message_; }  // of the last error that was thrown
+  const std::optional<std::string>& error() const { return error_; }  // the last one of a pass
+
+ private:
+  enum class State : uint8_t { kIdle, kCounting, kReducing, kOpen, kBroken };
+  // The continuation of a pass after its beginning.
+  enum class Then : uint8_t { kGradient, kNoGradients, kShadow };
+
+  bool reducing() const { return state_ == State::kReducing || state_ == State::kCounting; }
+  bool in_pass() const { return reducing() || state_ == State::kOpen; }
+  void Add(PassAction::Kind kind, int index = -1) {
+    actions_.push_back({.kind = kind, .part = part_, .index = index, .cause = cause_});
+  }
+  PassParts PartsOfNextPass() const;
+  void BeginPass(std::vector<int> unused, Then then);
+  void Settle();
+  void Begin();
+  void NoteUnused();
+  void AgreeOnUnused();
+  void GoOn();
+  void EnterGradient(int parameter, bool defined);
+  void CountGradient(int parameter, bool defined);
+  void MarkReady(int parameter);
+  void LaunchReadyBuckets();
+  void ReduceCounted();
+  void StartUsedMap();
+  void FindDroppedBuckets();
+  void BeginShadow();
+  void ShadowBuckets();
+  void AddFurtherRounds();
+  void Reserve();
+  void EndOfPass();
+  std::vector<int> AllParameters() const;
+  void Fail(std::string error);
+  void FailSecondGradient(int parameter);
+  void ThrowOnly(std::string message);
+
+  const std::vector<std::string> names_;
+  const Options options_;
+  int rank_ = 0;
+  int rounds_ = 1;
+
+  // The plan.
+  std::vector<int> bucket_of_;             // by parameter
+  std::vector<std::vector<int>> members_;  // by bucket
+  bool given_plan_ = false;
+  bool rebuilt_ = false;
+  bool rebuild_requested_ = false;
+  bool unsettled_ = false;  // after a failure: other ranks may have other buckets
+
+  State state_ = State::kIdle;
+  ForwardHistory forwards_;
+  bool first_pass_begun_ = false;
+  bool can_set_static_graph_ = true;
+
+  // The beginning of a pass, between its questions.
+  Then then_ = Then::kGradient;
+  ForwardPtr searched_forward_;
+  std::vector<int> next_unused_;
+  bool agreeing_on_unused_ = false;
+  int first_parameter_ = -1;  // Then::kGradient
+  bool first_defined_ = false;
+
+  // The pass under way. A parameter is ready when its entry equals pass_.
+  uint64_t pass_ = 0;
+  PassParts parts_;
+  Start start_;
+  std::vector<uint64_t> ready_pass_;
+  std::vector<int> missing_;      // gradients that each bucket still waits for
+  size_t next_bucket_ = 0;        // the first that is not launched
+  std::vector<uint8_t> dropped_;  // buckets that are not sent
+  std::vector<int> order_;        // of readiness
+  bool map_in_flight_ = false;
+  int buckets_sent_ = 0;
+
+  // Used parameters: on this rank since the last pass, and on any rank in this one.
+  std::vector<uint8_t> used_;
+  std::vector<uint8_t> used_map_;
+  std::vector<int> unused_;
+  std::vector<int> last_unused_;
+  std::vector<uint8_t> untouched_;
+  bool untouched_known_ = false;
+
+  // Of a static graph.
+  bool counted_ = false;
+  std::vector<int> counts_;     // gradients of one backward
+  std::vector<int> remaining_;  // of them, in this backward
+  std::vector<int> last_seen_;  // when the last one came, in the first backward
+  int seen_ = 0;
+
+  // Of the last complete pass.
+  std::vector<int> last_order_;
+  int buckets_reduced_ = 0;
+
+  std::string message_;
+  std::optional<std::string> error_;
+  PassAction::Part part_ = PassAction::Part::kBegin;
+  int cause_ = -1;
+  std::vector<PassAction> actions_;  // reserved: the hot path does not allocate
+  size_t next_action_ = 0;
+};
+
+}  // namespace ddp::internal
+
+#endif  // DDP_REDUCER_PASS_PASS_CORE_H_

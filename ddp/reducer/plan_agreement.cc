@@ -1,0 +1,78 @@
+#include "ddp/reducer/plan_agreement.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+
+#include <ATen/Functions.h>
+
+#include "absl/strings/str_cat.h"
+#include "ddp/comm/communicator.h"
+#include "ddp/common/error.h"
+#include "ddp/reducer/reducer_group.h"
+
+namespace ddp::internal {
+namespace {
+
+std::vector<int32_t> ToVector(const at::Tensor& words) {
+  const at::Tensor local = words.to(at::kCPU);
+  const int32_t* first = local.const_data_ptr<int32_t>();
+  return {first, first + local.numel()};
+}
+
+}  // namespace
+
+std::vector<BucketPlan::Tensor> DescribeTensors(const std::vector<at::Tensor>& parameters,
+                                                const std::vector<bool>& sparse) {
+  std::map<std::pair<std::string, at::ScalarType>, int> kinds;
+  std::vector<BucketPlan::Tensor> descriptions;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const at::Tensor& tensor = parameters[i];
+    const auto kind = kinds.try_emplace({tensor.device().str(), tensor.scalar_type()},
+                                        static_cast<int>(kinds.size()));
+    descriptions.push_back({.bytes = tensor.numel() * static_cast<int64_t>(tensor.element_size()),
+                            .kind = kind.first->second,
+                            .sparse = sparse[i]});
+  }
+  return descriptions;
+}
+
+BucketPlan PlanOrThrow(absl::StatusOr<BucketPlan> plan) {
+  if (plan.ok()) return *std::move(plan);
+  throw ConfigurationError(
+      absl::StrCat("the gradient buckets: ", std::string(plan.status().message())));
+}
+
+// The minimum over all ranks of every number, and of its negative, equals this rank's own when all
+// ranks have the same.
+PlanComparison ComparePlans(const BucketPlan& plan, bool rebuilt, bool rebuild_requested,
+                            ReducerGroup& group) {
+  std::vector<int32_t> words = plan.Encode();
+  words.push_back(rebuilt ? 1 : 0);
+  const size_t count = words.size();
+  for (size_t i = 0; i < count; ++i) words.push_back(-words[i]);
+  words.push_back(rebuild_requested ? 0 : 1);
+  const at::Tensor least = at::tensor(words, at::kInt).to(group.device());
+  Communicator::Pending pending = group.communicator().AllReduceMin(
+      least, {"the agreement on gradient buckets after a failure"});
+  group.communicator().Wait(pending);
+  const std::vector<int32_t> found = ToVector(least);
+  return {.equal = std::equal(words.begin(), words.end() - 1, found.begin()),
+          .rebuild_requested = found.back() == 0};
+}
+
+BucketPlan BroadcastPlan(const BucketPlan& plan, const std::vector<BucketPlan::Tensor>& tensors,
+                         int source, ReducerGroup& group) {
+  std::vector<int32_t> words(BucketPlan::EncodedSize(static_cast<int64_t>(tensors.size())), 0);
+  if (group.rank() == source) words = plan.Encode();
+  const at::Tensor message = at::tensor(words, at::kInt).to(group.device());
+  Communicator::Pending pending =
+      group.communicator().Broadcast(message, source, {"a broadcast from rank", source});
+  group.communicator().Wait(pending);
+  return PlanOrThrow(BucketPlan::Decode(ToVector(message), tensors));
+}
+
+}  // namespace ddp::internal

@@ -1,0 +1,43 @@
+#ifndef DDP_REDUCER_PLAN_AGREEMENT_H_
+#define DDP_REDUCER_PLAN_AGREEMENT_H_
+
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "absl/status/statusor.h"
+#include "ddp/reducer/buckets/bucket_plan.h"
+
+namespace ddp::internal {
+
+class ReducerGroup;
+
+// Returns the properties of parameters that a plan depends on. Parameters of one type and device
+// get one number. `sparse` says which parameters have sparse gradients.
+std::vector<BucketPlan::Tensor> DescribeTensors(const std::vector<at::Tensor>& parameters,
+                                                const std::vector<bool>& sparse);
+
+// Returns the plan. Throws ConfigurationError with the status' message when there is none.
+BucketPlan PlanOrThrow(absl::StatusOr<BucketPlan> plan);
+
+// The functions below are the collectives by which the ranks of a group agree on their bucket
+// plans. Each blocks until all ranks have called it, and throws as Communicator::Wait().
+
+// The result is equal on all ranks.
+struct PlanComparison {
+  bool equal = false;              // all ranks have the same plan, and the same `rebuilt`
+  bool rebuild_requested = false;  // on some rank
+};
+
+// Compares the plans of all ranks.
+PlanComparison ComparePlans(const BucketPlan& plan, bool rebuilt, bool rebuild_requested,
+                            ReducerGroup& group);
+
+// Returns the plan of the rank `source`. `plan` is looked at on that rank only. `tensors` describe
+// the parameters. Throws ConfigurationError when the received integers are no plan for them.
+BucketPlan BroadcastPlan(const BucketPlan& plan, const std::vector<BucketPlan::Tensor>& tensors,
+                         int source, ReducerGroup& group);
+
+}  // namespace ddp::internal
+
+#endif  // DDP_REDUCER_PLAN_AGREEMENT_H_

@@ -1,0 +1,542 @@
+// Length: one method for each action of PassCore, all on the same tensors, hooks and communicator.
+
+#include "ddp/reducer/reducer.h"
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include <ATen/Functions.h>
+#include <ATen/SequenceNumber.h>
+#include <ATen/record_function.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/clock.h"
+#include "ddp/comm/debug_level.h"
+#include "ddp/common/error.h"
+#include "ddp/common/logging.h"
+#include "ddp/common/name_list.h"
+#include "ddp/reducer/buckets/flat_buckets.h"
+#include "ddp/reducer/plan_agreement.h"
+
+namespace ddp::internal {
+
+Reducer::Reducer(std::vector<Parameter> parameters, std::shared_ptr<ReducerGroup> group,
+                 Options options)
+    : parameters_(std::move(parameters)),
+      options_(std::move(options)),
+      descriptions_(DescribeTensors(Tensors(), Sparse())),
+      hook_(Tensors(), Names(), [this](const std::string& about) { Rethrow(about); }),
+      given_plan_(options_.plan),
+      core_(Names(), {.find_unused_parameters = options_.find_unused_parameters,
+                      .static_graph = options_.static_graph,
+                      .skip_unused_buckets = options_.skip_unused_buckets}) {
+  Reset(std::move(group));
+  gradient_hooks_.Set(Tensors());
+}
+
+Reducer::~Reducer() {
+  gradient_hooks_.Remove();
+  core_.OnDestruction();
+  Run();
+}
+
+void Reducer::FollowParameters(std::optional<BucketPlan> plan) {
+  at::NoGradGuard no_grad;
+  gradient_hooks_.Remove();
+  for (const Parameter& parameter : parameters_) {
+    const at::Tensor& tensor = parameter.tensor;
+    at::Tensor& gradient = tensor.mutable_grad();
+    if (!gradient.defined()) continue;
+    if (gradient.sizes() != tensor.sizes()) {
+      gradient.reset();
+    } else {
+      gradient = gradient.to(tensor.device(), tensor.scalar_type());
+    }
+  }
+  descriptions_ = DescribeTensors(Tensors(), Sparse());
+  given_plan_ = std::move(plan);
+  gradient_hooks_.Set(Tensors());
+  Reset(group_);
+}
+
+std::vector<at::Tensor> Reducer::Tensors() const {
+  std::vector<at::Tensor> tensors;
+  for (const Parameter& parameter : parameters_) tensors.push_back(parameter.tensor);
+  return tensors;
+}
+
+std::vector<bool> Reducer::Sparse() const {
+  std::vector<bool> sparse;
+  for (const Parameter& parameter : parameters_) sparse.push_back(parameter.sparse);
+  return sparse;
+}
+
+std::vector<std::string> Reducer::Names() const {
+  std::vector<std::string> names;
+  for (const Parameter& parameter : parameters_) names.push_back(parameter.name);
+  return names;
+}
+
+std::vector<int> Reducer::untouched() const {
+  std::vector<int> indices;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (core_.untouched()[i] != 0) indices.push_back(static_cast<int>(i));
+  }
+  return indices;
+}
+
+BucketPlan Reducer::FirstPlan() const {
+  if (given_plan_.has_value()) return *given_plan_;
+  return PlanOrThrow(BucketPlan::AssignReversed(descriptions_, options_.initial_limits_bytes));
+}
+
+void Reducer::SetPlan(BucketPlan plan) {
+  const GradientBuckets::Factory make =
+      options_.make_buckets ? options_.make_buckets : FlatBuckets::MakerOf({});
+  buckets_ =
+      make({.plan = std::move(plan),
+            .parameters = Tensors(),
+            .sparse = Sparse(),
+            .communicator = [group = group_]() -> Communicator& { return group->communicator(); }});
+  hook_.SetPlan(this->plan());
+  core_.SetPlan(this->plan());
+}
+
+void Reducer::TakeFirstPlan() {
+  SetPlan(FirstPlan());
+  core_.SetFirstPlan(plan(), given_plan_.has_value());
+}
+
+void Reducer::UsePlan(BucketPlan plan) {
+  given_plan_ = std::move(plan);
+  Reset(group_);
+}
+
+void Reducer::Reset(std::shared_ptr<ReducerGroup> group) {
+  Clear(std::move(group), /*unsettled=*/false);
+  TakeFirstPlan();
+}
+
+void Reducer::ResetAfterFailure(std::shared_ptr<ReducerGroup> group) {
+  Clear(std::move(group), /*unsettled=*/true);
+  SetPlan(BucketPlan(plan()));
+}
+
+void Reducer::Clear(std::shared_ptr<ReducerGroup> group, bool unsettled) {
+  group_ = std::move(group);
+  core_.Reset(group_->rank(), unsettled);
+  searched_.clear();
+  used_map_ = {};
+}
+
+// The buckets need the parameters' own types, also inside a backward that lowers them.
+void Reducer::ReturnToFirstPlan() {
+  const bool in_backward = watch_.current().task >= 0;
+  if (in_backward && callbacks_.end) callbacks_.end();
+  TakeFirstPlan();
+  if (in_backward && callbacks_.begin) callbacks_.begin();
+  core_.OnFirstPlanTaken();
+}
+
+void Reducer::AgreeOnPlan() {
+  const PlanComparison comparison =
+      ComparePlans(plan(), core_.rebuilt(), core_.rebuild_requested(), *group_);
+  core_.OnPlanAgreed(comparison.equal, comparison.rebuild_requested);
+}
+
+void Reducer::RegisterHook(std::string name, CommHookRounds rounds) {
+  if (hook_.registered()) {
+    throw ConfigurationError(absl::StrCat("a comm hook is registered already (", hook_.name(),
+                                          "): there can be one, for the model's whole life"));
+  }
+  if (core_.passes() > 0) {
+    throw ConfigurationError("a comm hook has to be registered before the first backward");
+  }
+  const auto& further = rounds.further;
+  if (!rounds.first || std::find(further.begin(), further.end(), nullptr) != further.end()) {
+    throw ConfigurationError(
+        absl::StrCat("a round of the comm hook \"", name, "\" is an empty function"));
+  }
+  hook_.Register(std::move(name), std::move(rounds));
+  core_.SetRounds(hook_.rounds());
+}
+
+void Reducer::RequestRebuild() {
+  CheckFinished();
+  core_.RequestRebuild();
+}
+
+void Reducer::CheckFinished() {
+  core_.OnCheck();
+  Run();
+}
+
+void Reducer::BeginForward() { first_node_ = at::sequence_number::peek(); }
+
+void Reducer::EndForward(const std::vector<at::Tensor>& outputs, bool complete, bool synchronize) {
+  const auto record =
+      std::make_shared<ForwardRecord>(ForwardRecord{.synchronized = synchronize,
+                                                    .outputs = {},
+                                                    .thread = at::RecordFunction::currentThreadId(),
+                                                    .first_node = first_node_,
+                                                    .end_node = at::sequence_number::peek()});
+  const bool watched = watch_.Watch(outputs, record);
+  core_.OnForwardEnd(record, /*seen=*/watched && complete && !outputs.empty());
+  outputs_ = &outputs;
+  const auto forget_outputs = absl::MakeCleanup([this] { outputs_ = nullptr; });
+  Run();
+}
+
+// ---- Events.
+
+// The hot path: only array accesses, for every gradient.
+void Reducer::OnGradient(int parameter) {
+  if (core_.asks_backward()) SearchGraph();
+  core_.OnGradient(parameter, parameters_[parameter].tensor.grad().defined(), View());
+  Run();
+}
+
+// Finds the forwards of a backward that has gone through none of their outputs, once for each
+// backward. The sequence numbers of the graph's nodes show the forward.
+void Reducer::SearchGraph() {
+  const int task = torch::autograd::get_current_graph_task_id();
+  if (watch_.current().task >= 0 || task == searched_task_) return;
+  searched_task_ = task;
+  searched_.clear();
+  if (core_.finds_unused()) reach_ = ReachOfBackward(gradient_hooks_.accumulators());
+  const auto* nodes = torch::autograd::get_current_graph_task_nodes_in_graph();
+  if (nodes == nullptr) return;
+  for (const torch::autograd::Node* node : *nodes) {
+    const ForwardPtr* forward = core_.forwards().Find(node->thread_id(), node->sequence_nr());
+    if (forward == nullptr) continue;
+    if (std::find(searched_.begin(), searched_.end(), *forward) != searched_.end()) continue;
+    searched_.push_back(*forward);
+  }
+}
+
+BackwardView Reducer::View() const {
+  const BackwardWatch::Backward& watched = watch_.current();
+  const bool is_watched = watched.task >= 0;
+  return {.task = is_watched ? watched.task : searched_task_,
+          .watched = is_watched,
+          .forwards = is_watched ? watched.synchronized : searched_,
+          .unreached = reach_.unreached,
+          .limited = reach_.limited};
+}
+
+BackwardView Reducer::ViewAtEnd() const {
+  return {.watched = true,
+          .forwards = watch_.current().synchronized,
+          .unreached = reach_.unreached,
+          .limited = reach_.limited};
+}
+
+void Reducer::OnBackwardBegin() {
+  if (core_.finds_unused()) reach_ = ReachOfBackward(gradient_hooks_.accumulators());
+  if (callbacks_.begin) callbacks_.begin();
+}
+
+void Reducer::OnBackwardEnd() {
+  if (callbacks_.end) callbacks_.end();
+  core_.OnBackwardEnd(ViewAtEnd());
+  Run();
+}
+
+void Reducer::OnBackwardException() {
+  if (callbacks_.end) callbacks_.end();
+  core_.OnBackwardException(ViewAtEnd());
+  Run();
+}
+
+void Reducer::Shadow(PassParts parts, int source) {
+  core_.OnShadow(parts, source);
+  Run();
+}
+
+// ---- Actions.
+
+void Reducer::Run() {
+  try {
+    while (const std::optional<PassAction> action = core_.Next()) Do(*action);
+  } catch (...) {
+    core_.Abandon();
+    throw;
+  }
+}
+
+void Reducer::Do(const PassAction& action) {
+  try {
+    if (DoInBucket(action) || DoAtBeginning(action)) return;
+    DoAtEnd(action);
+  } catch (...) {
+    const std::string about = About(action);
+    if (about.empty()) throw;
+    Rethrow(about);
+  }
+}
+
+bool Reducer::DoInBucket(const PassAction& action) {
+  switch (action.kind) {
+    case PassAction::Kind::kZero:
+      buckets_->Zero(action.index);
+      return true;
+    case PassAction::Kind::kCopyIn:
+      buckets_->CopyIn(action.index);
+      return true;
+    case PassAction::Kind::kFinishCopyIn:
+      buckets_->FinishCopyIn(action.index);
+      return true;
+    case PassAction::Kind::kLaunch:
+    case PassAction::Kind::kSkip:
+      if (action.index == 0) current_times_.first_launch_ns = MonotonicNanoseconds();
+      if (action.kind == PassAction::Kind::kLaunch) Launch(action.index);
+      if (action.index + 1 == buckets_->count()) {
+        current_times_.last_gradient_ns = MonotonicNanoseconds();
+      }
+      return true;
+    case PassAction::Kind::kStartUsedMap:
+      StartUsedMap();
+      return true;
+    case PassAction::Kind::kNextRound:
+      hook_.NextRound(action.index, action.round, group_->communicator());
+      return true;
+    case PassAction::Kind::kWait:
+      Wait(action.index);
+      return true;
+    case PassAction::Kind::kWaitAndCopyOut:
+      WaitAndCopyOut(action.index);
+      return true;
+    case PassAction::Kind::kDiscard:
+      Discard(action);
+      return true;
+    default:
+      return false;
+  }
+}
+
+bool Reducer::DoAtBeginning(const PassAction& action) {
+  switch (action.kind) {
+    case PassAction::Kind::kSearchForward:
+      core_.OnForwardSearched(ReachesAny(*outputs_, gradient_hooks_.sorted_accumulators()));
+      return true;
+    case PassAction::Kind::kBareBackward:
+      if (on_bare_backward_) on_bare_backward_(parameters_[action.index].name);
+      return true;
+    case PassAction::Kind::kCallAtEnd:
+      torch::autograd::Engine::get_default_engine().queue_callback([this] { OnBackwardEnd(); });
+      return true;
+    case PassAction::Kind::kAnnounce: {
+      const Announce announce = announce_;  // a call may end the Join and unset announce_
+      core_.OnAnnounced(announce ? announce(core_.parts())
+                                 : PassStart{.divisor = group_->size(), .source = 0});
+      return true;
+    }
+    case PassAction::Kind::kFirstPass:
+      if (on_first_pass_) on_first_pass_();
+      core_.OnFirstPassReady();
+      return true;
+    case PassAction::Kind::kAgreeOnPlan:
+      AgreeOnPlan();
+      return true;
+    case PassAction::Kind::kTakeFirstPlan:
+      ReturnToFirstPlan();
+      return true;
+    case PassAction::Kind::kBegin:
+      hook_.EndPass(/*release_buffers=*/false);
+      buckets_->set_factor(hook_.registered() ? 1.0 : 1.0 / core_.start().divisor);
+      current_times_ = {.first_gradient_ns = MonotonicNanoseconds()};
+      return true;
+    case PassAction::Kind::kWarnAllUsed:
+      LOG(WARNING) << "find_unused_parameters is set, and the first iteration used every "
+                      "parameter: leave it off if that stays so, since it costs a search and an "
+                      "all-reduce each time";
+      return true;
+    case PassAction::Kind::kLogUnused:
+      LogUnused(action.index == 0 ? DebugLevel::kInfo : DebugLevel::kDetail);
+      return true;
+    default:
+      return false;
+  }
+}
+
+void Reducer::DoAtEnd(const PassAction& action) {
+  switch (action.kind) {
+    case PassAction::Kind::kFinishAtEnd:
+      torch::autograd::Engine::get_default_engine().queue_callback([this] {
+        core_.Finish();
+        Run();
+      });
+      return;
+    case PassAction::Kind::kWaitUsedMap:
+      WaitUsedMap();
+      return;
+    case PassAction::Kind::kForgetLaunched:
+      hook_.EndPass(/*release_buffers=*/buckets_->lazy());
+      return;
+    case PassAction::Kind::kRebuild:
+      RebuildBuckets(action.index);
+      return;
+    case PassAction::Kind::kComplete:
+      // A nested backward may end before the outer one.
+      core_.OnComplete(watch_.current().synchronized);
+      current_times_.complete_ns = MonotonicNanoseconds();
+      times_ = current_times_;
+      if (on_complete_) on_complete_();
+      return;
+    case PassAction::Kind::kReport:
+      group_->report_failure(*core_.error());
+      return;
+    case PassAction::Kind::kReportAndThrow:
+      group_->report_failure(*core_.error());
+      throw ReductionError(core_.message());
+    case PassAction::Kind::kThrow:
+      throw ReductionError(core_.message());
+    default:
+      LOG(FATAL) << "no such action of a pass: " << static_cast<int>(action.kind);
+  }
+}
+
+// Names the part of the pass for the message of an exception. Empty: the exception needs no more.
+std::string Reducer::About(const PassAction& action) const {
+  switch (action.kind) {
+    case PassAction::Kind::kSearchForward:
+    case PassAction::Kind::kBareBackward:
+    case PassAction::Kind::kCallAtEnd:
+    case PassAction::Kind::kFinishAtEnd:
+    case PassAction::Kind::kReport:
+    case PassAction::Kind::kReportAndThrow:
+    case PassAction::Kind::kThrow:
+      return "";
+    case PassAction::Kind::kAgreeOnPlan:
+      return "the agreement on gradient buckets after a failure";
+    default:
+      break;
+  }
+  switch (action.part) {
+    case PassAction::Part::kGradient:
+      return absl::StrCat("the gradient of parameter ", parameters_[action.cause].name);
+    case PassAction::Part::kEnd:
+      return "the end of the backward";
+    case PassAction::Part::kShadow:
+      return "taking part with zeros in the reduction of the others";
+    case PassAction::Part::kBegin:
+      return "";
+  }
+  return "";
+}
+
+void Reducer::LogUnused(DebugLevel least) const {
+  if (CurrentDebugLevel() < least || core_.unused().empty()) return;
+  std::vector<std::string> names;
+  for (const int parameter : core_.unused()) names.push_back(parameters_[parameter].name);
+  LOG(INFO) << "rank " << group_->rank() << ": this iteration does not use " << NameList(names);
+}
+
+void Reducer::Launch(int bucket) {
+  if (!hook_.registered()) return buckets_->Launch(bucket);
+  hook_.Start(bucket, buckets_->HookBuffer(bucket));
+}
+
+void Reducer::StartUsedMap() {
+  const std::vector<uint8_t>& used = core_.used_map();
+  at::Tensor map = at::empty({static_cast<int64_t>(used.size())}, at::kInt);
+  std::copy(used.begin(), used.end(), map.mutable_data_ptr<int32_t>());
+  used_map_ = group_->communicator().AllReduce(map.to(group_->device()),
+                                               {"the all-reduce of used parameters"});
+}
+
+void Reducer::WaitUsedMap() {
+  const at::Tensor sum = used_map_.tensor;
+  group_->communicator().Wait(used_map_);
+  used_map_ = {};
+  if (!core_.wants_used_map()) return core_.OnUsedMap({});
+  const at::Tensor map = sum.to(at::kCPU);
+  const int32_t* found = map.const_data_ptr<int32_t>();
+  core_.OnUsedMap({found, found + map.numel()});
+}
+
+void Reducer::Wait(int bucket) {
+  if (!hook_.registered()) return buckets_->Wait(bucket);
+  hook_.Wait(bucket, group_->communicator());
+}
+
+void Reducer::WaitAndCopyOut(int bucket) {
+  at::Tensor result;
+  if (hook_.registered()) {
+    result = hook_.WaitForResult(bucket, group_->communicator());
+  } else {
+    buckets_->Wait(bucket);
+  }
+  const int replaced = buckets_->CopyOut(
+      bucket, result, core_.untouched_is_known() ? core_.untouched().data() : nullptr);
+  if (replaced >= 0) {
+    throw ReductionError(absl::StrCat(
+        "the gradient of parameter ", parameters_[replaced].name,
+        " is not the part of its bucket that gradient_as_bucket_view promises: something replaced "
+        "it during the backward; let hooks change gradients in place"));
+  }
+  if (on_bucket_complete_) on_bucket_complete_(bucket, BucketOutcome::kReduced);
+}
+
+void Reducer::Discard(const PassAction& action) {
+  buckets_->Discard(action.index);
+  if (!on_bucket_complete_) return;
+  on_bucket_complete_(action.index, action.part == PassAction::Part::kShadow
+                                        ? BucketOutcome::kShadowed
+                                        : BucketOutcome::kSkipped);
+}
+
+void Reducer::RebuildBuckets(int source) {
+  if (callbacks_.end) callbacks_.end();  // not called yet in a nested backward
+  BucketPlan mine;
+  if (group_->rank() == source) {
+    std::vector<int> order = core_.RecordedOrder();
+    if (options_.last_bucket_is_small) std::reverse(order.begin(), order.end());
+    mine = PlanOrThrow(BucketPlan::Assign(descriptions_, options_.rebuild_limits_bytes, order));
+    if (options_.last_bucket_is_small) mine = mine.Reversed();
+  }
+  SetPlan(BroadcastPlan(mine, descriptions_, source, *group_));
+  core_.OnRebuilt();
+  if (CurrentDebugLevel() != DebugLevel::kOff) {
+    LOG(INFO) << "rank " << group_->rank() << ": new buckets\n" << plan().ToString(Names());
+  }
+}
+
+// ---- Errors.
+
+void Reducer::Break(const std::string& reason) {
+  core_.Break(reason);
+  group_->report_failure(reason);
+}
+
+void Reducer::Rethrow(const std::string& about) {
+  std::string text;
+  try {
+    throw;
+  } catch (const CommunicationError& error) {
+    core_.Break(error.what_without_backtrace());
+    // The peers know of the failure, unless it is in another group, which a hook may use.
+    if (!group_->failed()) group_->report_failure(*core_.error());
+    throw;
+  } catch (const c10::Error& error) {
+    text = error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    text = error.what();
+  }
+  const std::string prefix = absl::StrCat("rank ", group_->rank(), ": ");
+  if (core_.broken() && absl::StartsWith(text, prefix)) throw;  // from an inner step
+  // The wait that threw may have named the operation already.
+  const std::string message = absl::StartsWith(text, absl::StrCat(prefix, about))
+                                  ? text
+                                  : absl::StrCat(prefix, about, ": ", text);
+  Break(message);
+  throw ReductionError(message);
+}
+
+}  // namespace ddp::internal

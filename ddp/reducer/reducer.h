@@ -1,0 +1,276 @@
+#ifndef DDP_REDUCER_REDUCER_H_
+#define DDP_REDUCER_REDUCER_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include "ddp/comm/communicator.h"
+#include "ddp/common/grad_bucket.h"
+#include "ddp/reducer/backward_watch.h"
+#include "ddp/reducer/buckets/bucket_plan.h"
+#include "ddp/reducer/buckets/gradient_buckets.h"
+#include "ddp/reducer/gradient_hooks.h"
+#include "ddp/reducer/hook_launcher.h"
+#include "ddp/reducer/pass/forward_record.h"
+#include "ddp/reducer/pass/pass_core.h"
+#include "ddp/reducer/reducer_group.h"
+#include "ddp/reducer/unused_parameters.h"
+
+namespace ddp::internal {
+
+enum class DebugLevel;
+
+// Averages the gradients of one model over the ranks while the backward computes them. Owned by the
+// ModelSynchronizer of the model.
+//
+// A hook on every parameter's gradient accumulator puts the gradient into its bucket. When all
+// gradients of a bucket are ready, its reduction starts, while the rest of the backward runs.
+// Buckets start in plan order, which is the same on all ranks. A callback at the backward's end
+// waits for the sums and makes them the gradients. (The method of PyTorch's DDP: Li et al., VLDB
+// 2020.)
+//
+// One such reduction is a *pass*. PassCore makes the decisions: what becomes of a gradient, when a
+// bucket is launched, when the pass is complete, what is an error. The reducer gives it events and
+// does the actions that it returns. See pass_core.h for the states and the order of collectives.
+//
+// Thread-compatible. Gradients of one model must come from one thread (autograd's thread for the
+// device). Keeps the parameters' tensors.
+class Reducer final : private BackwardWatch::Observer, private GradientHooks::Observer {
+ public:
+  struct Parameter {
+    std::string name;
+    at::Tensor tensor;    // a leaf that requires a gradient
+    bool sparse = false;  // true: its gradient will be sparse
+  };
+
+  struct Options {
+    std::vector<int64_t> initial_limits_bytes;  // limits of the first bucket, of further buckets
+    std::vector<int64_t> rebuild_limits_bytes;  // the same, for rebuilt buckets
+    bool last_bucket_is_small = false;          // the first limit is for the last bucket
+    std::optional<BucketPlan> plan = {};        // set: used unchanged, from the first backward on
+    bool find_unused_parameters = false;
+    bool static_graph = false;
+    bool skip_unused_buckets = false;
+    GradientBuckets::Factory make_buckets = {};  // unset: FlatBuckets with default options
+  };
+
+  // Announces a pass to the joined ranks of a Join (see join.h), and returns what the pass needs.
+  using PassStart = PassCore::Start;
+  using Announce = std::function<PassStart(PassParts)>;
+
+  // Times of the last complete pass, by the monotonic clock.
+  struct PassTimes {
+    int64_t first_gradient_ns = 0;
+    int64_t last_gradient_ns = 0;
+    int64_t first_launch_ns = 0;
+    int64_t complete_ns = 0;
+  };
+
+  // Sets hooks and buckets. All ranks give equal parameters and options. Throws ConfigurationError
+  // when no bucket plan can be made.
+  Reducer(std::vector<Parameter> parameters, std::shared_ptr<ReducerGroup> group, Options options);
+
+  // Removes the hooks. Reports a failure to the peers when a pass is not complete, since they wait
+  // for it.
+  ~Reducer();
+  Reducer(const Reducer&) = delete;
+  Reducer& operator=(const Reducer&) = delete;
+
+  // Throws ReductionError, naming the missing parameters, when a pass is not complete. Reports a
+  // failure to the peers, which wait for the pass. The reducer is then broken.
+  void CheckFinished();
+
+  // Starts again over `group`, on all of its ranks. The state is idle, and the buckets are the
+  // first ones, which the next pass rebuilds. Gradients stay. Buffers to which an abandoned
+  // communicator may still write are replaced.
+  void Reset(std::shared_ptr<ReducerGroup> group);
+
+  // Starts again over the same ranks after a failure. The buckets stay, because the exact bits of a
+  // sum over more than two ranks depend on them. The next pass begins with an agreement on the
+  // buckets. When some rank did not get the rebuilt buckets, all ranks return to the first buckets.
+  void ResetAfterFailure(std::shared_ptr<ReducerGroup> group);
+
+  // See GradientHooks::ParametersChanged().
+  bool ParametersChanged() const { return gradient_hooks_.ParametersChanged(); }
+
+  // Sets hooks and buckets again for the changed parameters, on all ranks before the same pass.
+  // Gradients follow the parameter's type and device; a gradient of another shape is dropped.
+  // `plan` as in Options.
+  void FollowParameters(std::optional<BucketPlan> plan);
+
+  // Called around the module's forward. `complete`: `outputs` are all tensors that the module
+  // returned. A forward may be unseen: `complete` is false, there are no outputs, or an output is a
+  // leaf. A backward through no known forward then belongs to this forward, until this forward is
+  // reduced.
+  void BeginForward();
+  void EndForward(const std::vector<at::Tensor>& outputs, bool complete, bool synchronize);
+
+  // Sets the hook that reduces the buckets and divides. Throws ConfigurationError when called
+  // twice, after the first pass, or with an empty function.
+  void RegisterHook(std::string name, CommHookRounds rounds);
+  CommHook& hook() { return hook_.first_round(); }  // empty: none
+  int hook_rounds() const { return hook_.rounds(); }
+
+  // Makes the next pass record the order of gradients and rebuild the buckets. Call it on all
+  // ranks.
+  void RequestRebuild();
+
+  // Uses these buckets from the next pass on, without rebuilding. Only between two passes.
+  void UsePlan(BucketPlan plan);
+
+  // Takes part in a pass of the other ranks with zeros, on a joined rank.
+  void Shadow(PassParts parts, int source);
+
+  // Sets the function that announces each pass; empty: none.
+  void set_announce(Announce announce) { announce_ = std::move(announce); }
+  // Called when the first pass after the construction or a reset begins, on all ranks. May use
+  // collectives and throw.
+  void set_on_first_pass(std::function<void()> on_first_pass) {
+    on_first_pass_ = std::move(on_first_pass);
+  }
+  // Called at the end of every pass, on the thread of the backward. May throw.
+  void set_on_complete(std::function<void()> on_complete) { on_complete_ = std::move(on_complete); }
+
+  // The end of one bucket's part in a pass, on this rank.
+  enum class BucketOutcome : uint8_t {
+    kReduced,   // the averages are the gradients of the bucket's parameters
+    kSkipped,   // no rank used the bucket: its gradients are unchanged
+    kShadowed,  // this rank has joined: its gradients are unchanged
+  };
+  // Called when the gradients of a bucket are final in this pass: once for each bucket of plan(),
+  // in plan order, at the end of the backward and on its thread, before the callback of
+  // set_on_complete(). On a joined rank, called within Shadow().
+  // May change the bucket's parameters and gradients, as an optimizer does. May use collectives, in
+  // an order that is the same on all ranks. An exception ends the pass on all ranks. A later bucket
+  // of the pass may still fail: the calls for the buckets before it stay.
+  using OnBucketComplete = std::function<void(int bucket, BucketOutcome outcome)>;
+  void set_on_bucket_complete(OnBucketComplete on_bucket_complete) {
+    on_bucket_complete_ = std::move(on_bucket_complete);
+  }
+
+  // Called with a parameter's name when its gradient comes from a backward through no forward of
+  // this reducer. Such a gradient stays on this rank. Once for each such backward.
+  void set_on_bare_backward(std::function<void(const std::string&)> on_bare_backward) {
+    on_bare_backward_ = std::move(on_bare_backward);
+  }
+
+  // Called when a backward reaches a forward's outputs, and when that backward ends, also by an
+  // exception. `end` runs before the sums are used. Every backward, synchronized or not.
+  struct BackwardCallbacks {
+    std::function<void()> begin;
+    std::function<void()> end;
+  };
+  void set_backward_callbacks(BackwardCallbacks callbacks) { callbacks_ = std::move(callbacks); }
+
+  // Returns true while the first pass of a static graph is still to come on this rank.
+  bool must_count() const { return core_.must_count(); }
+  void ForgetCounts() { core_.ForgetCounts(); }
+
+  const BucketPlan& plan() const { return buckets_->plan(); }
+  std::vector<std::vector<std::string>> plan_names() const { return plan().Names(Names()); }
+  const std::vector<Parameter>& parameters() const { return parameters_; }
+  bool rebuilt() const { return core_.rebuilt(); }
+  const std::string& hook_name() const { return hook_.name(); }
+  // Properties of the last pass.
+  const std::vector<int>& ready_order() const { return core_.last_order(); }
+  const PassTimes& times() const { return times_; }
+  const std::optional<std::string>& error() const { return core_.error(); }  // the last error
+  int divisor() const { return core_.start().divisor; }                      // of the last pass
+  int buckets_reduced() const { return core_.buckets_reduced(); }
+  std::vector<int> untouched() const;  // parameters that no rank used
+  bool finds_unused() const { return core_.finds_unused(); }
+  // Returns true when the unused parameters were the same in all passes so far.
+  bool can_set_static_graph() const { return core_.can_set_static_graph(); }
+
+ private:
+  // BackwardWatch::Observer
+  void OnBackwardBegin() override;
+  void OnBackwardEnd() override;
+  void OnBackwardException() override;
+  // GradientHooks::Observer: the hot path, for every gradient.
+  void OnGradient(int parameter) override;
+
+  void Clear(std::shared_ptr<ReducerGroup> group, bool unsettled);
+  std::vector<at::Tensor> Tensors() const;
+  std::vector<std::string> Names() const;
+  std::vector<bool> Sparse() const;
+  BucketPlan FirstPlan() const;
+  void TakeFirstPlan();
+  void ReturnToFirstPlan();
+  void AgreeOnPlan();
+  void SetPlan(BucketPlan plan);
+
+  void SearchGraph();
+  BackwardView View() const;
+  BackwardView ViewAtEnd() const;
+
+  // Does the actions of the core until there are none.
+  void Run();
+  void Do(const PassAction& action);
+  bool DoInBucket(const PassAction& action);
+  bool DoAtBeginning(const PassAction& action);
+  void DoAtEnd(const PassAction& action);
+  std::string About(const PassAction& action) const;
+  void LogUnused(DebugLevel least) const;
+
+  void Launch(int bucket);
+  void Wait(int bucket);
+  void WaitAndCopyOut(int bucket);
+  void Discard(const PassAction& action);
+  void StartUsedMap();
+  void WaitUsedMap();
+  void RebuildBuckets(int source);
+
+  // In a catch block: reports the failure to the peers, which wait for this rank, and throws the
+  // same text.
+  [[noreturn]] void Rethrow(const std::string& about);
+  void Break(const std::string& reason);
+
+  // parameters_ and options_ are constant. The others change in FollowParameters() only.
+  const std::vector<Parameter> parameters_;
+  const Options options_;
+  std::vector<BucketPlan::Tensor> descriptions_;
+
+  std::shared_ptr<ReducerGroup> group_;
+  HookLauncher hook_;
+  Announce announce_;
+  std::function<void()> on_first_pass_;
+  std::function<void()> on_complete_;
+  OnBucketComplete on_bucket_complete_;
+  std::function<void(const std::string&)> on_bare_backward_;
+  BackwardCallbacks callbacks_;
+
+  std::unique_ptr<GradientBuckets> buckets_;
+  std::optional<BucketPlan> given_plan_;
+  PassCore core_;
+
+  // The current backward.
+  BackwardReach reach_;
+  int searched_task_ = -1;            // autograd's number of the last one through no watched output
+  std::vector<ForwardPtr> searched_;  // the forwards in its graph
+
+  uint64_t first_node_ = 0;                           // of the current forward
+  const std::vector<at::Tensor>* outputs_ = nullptr;  // of the last forward
+
+  // The current pass.
+  Communicator::Pending used_map_;
+  PassTimes current_times_;
+
+  PassTimes times_;  // of the last complete pass
+
+  // Last: their hooks use all members above.
+  GradientHooks gradient_hooks_{this};
+  BackwardWatch watch_{this};
+};
+
+}  // namespace ddp::internal
+
+#endif  // DDP_REDUCER_REDUCER_H_

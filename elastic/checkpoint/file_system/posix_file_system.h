@@ -1,0 +1,50 @@
+#ifndef DDP_ELASTIC_CHECKPOINT_FILE_SYSTEM_POSIX_FILE_SYSTEM_H_
+#define DDP_ELASTIC_CHECKPOINT_FILE_SYSTEM_POSIX_FILE_SYSTEM_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/unique_fd.h"
+#include "elastic/checkpoint/file_system/file_system.h"
+
+namespace ddp::elastic {
+
+// The FileSystem of the operating system. New files get mode 0666 and new directories 0777, less
+// the umask. Threads: any.
+//
+// Every call but OpenFile() opens the folders between the root and the last name one by one,
+// relative to each other (openat, O_NOFOLLOW). A link can therefore never redirect a call.
+//
+// Some network file systems have no exclusive rename. There, Rename() of a file is a hard link and
+// an unlink, which is exclusive too. Rename() of a folder checks the target first and then renames:
+// it does not exclude a concurrent rename to the same name.
+class PosixFileSystem final : public FileSystem {
+ public:
+  // `root`: the folder of the checkpoints. Empty: there is no root. Links are then followed in
+  // every folder of a path, and only the last name is not resolved.
+  explicit PosixFileSystem(std::string root = "");
+
+  absl::StatusOr<std::unique_ptr<WritableFile>> CreateFile(const std::string& path) override;
+  absl::StatusOr<std::unique_ptr<ReadableFile>> OpenFile(const std::string& path) override;
+  absl::Status MakeDirectory(const std::string& path) override;
+  absl::StatusOr<EntryKind> KindOf(const std::string& path) override;
+  absl::StatusOr<std::vector<std::string>> ListDirectory(const std::string& path) override;
+  absl::Status SyncDirectory(const std::string& path) override;
+  absl::Status Rename(const std::string& from, const std::string& to) override;
+  absl::Status ReplaceFile(const std::string& from, const std::string& to) override;
+  absl::Status RemoveFile(const std::string& path) override;
+  absl::Status RemoveDirectory(const std::string& path) override;
+
+ private:
+  struct Place;
+  bool IsBelowRoot(const std::string& path) const;
+  absl::StatusOr<Place> Find(const std::string& action, const std::string& path) const;
+  absl::StatusOr<UniqueFd> OpenDirectory(const std::string& action, const std::string& path) const;
+
+  const std::string root_;
+};
+
+}  // namespace ddp::elastic
+
+#endif  // DDP_ELASTIC_CHECKPOINT_FILE_SYSTEM_POSIX_FILE_SYSTEM_H_

@@ -1,0 +1,55 @@
+#ifndef DDP_ELASTIC_CHECKPOINT_GROUP_CHECKPOINT_GROUP_H_
+#define DDP_ELASTIC_CHECKPOINT_GROUP_CHECKPOINT_GROUP_H_
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace ddp::elastic {
+
+// Connects the ranks that save and restore together. Its one collective is Decide(): every rank
+// sends a text to rank 0, and rank 0 sends one answer to all. Decide() costs O(ranks) messages and
+// is a barrier: no rank has the answer before every rank has sent its text.
+//
+// Thread-compatible. All ranks make the same saves and restores in the same order, and the same
+// calls within each.
+class CheckpointGroup {
+ public:
+  // Runs on rank 0 alone; values[r] is the text of rank r.
+  using Decision = std::function<std::string(const std::vector<std::string>& values)>;
+
+  virtual ~CheckpointGroup() = default;
+
+  virtual int rank() const = 0;
+  virtual int world_size() const = 0;
+
+  // Begins a save or a restore. Decide() then ignores texts and answers of earlier ones, whether or
+  // not they failed.
+  virtual void StartAttempt() {}
+
+  // Restarts the timeout of the ranks that wait for this rank. Cheap enough to be called for every
+  // block that is written.
+  virtual void Progress() {}
+
+  // Sends `value` to rank 0. Blocks until every rank has called it, and returns rank 0's answer,
+  // the result of its `decide`.
+  // Errors: kDeadlineExceeded, naming the missing ranks and the time; kUnavailable when the other
+  // ranks cannot be reached. After an error the ranks continue with StartAttempt().
+  virtual absl::StatusOr<std::string> Decide(const std::string& value, const Decision& decide) = 0;
+};
+
+// The group of a world of one rank.
+class SoloGroup final : public CheckpointGroup {
+ public:
+  int rank() const override { return 0; }
+  int world_size() const override { return 1; }
+  absl::StatusOr<std::string> Decide(const std::string& value, const Decision& decide) override {
+    return decide({value});
+  }
+};
+
+}  // namespace ddp::elastic
+
+#endif  // DDP_ELASTIC_CHECKPOINT_GROUP_CHECKPOINT_GROUP_H_

@@ -1,0 +1,144 @@
+#include "elastic/checkpoint/save_load/save_checkpoint.h"
+
+#include <algorithm>
+#include <iterator>
+#include <tuple>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "elastic/checkpoint/format/safetensors_writer.h"
+#include "elastic/checkpoint/group/wire_status.h"
+#include "elastic/checkpoint/save_load/shard_plan.h"
+
+namespace ddp::elastic {
+namespace {
+
+// Describes the state that must be equal on all ranks before a file is written. The text also
+// appears in messages.
+std::string Agreement(const CheckpointContents& contents, const std::vector<Shard>& plan) {
+  return absl::StrCat("step ", contents.description.id.step, " of epoch ",
+                      contents.description.epoch, ", generation ",
+                      contents.description.id.generation, ", tensors ", PlanHash(plan).Hex());
+}
+
+absl::Status CheckAgreement(const std::vector<std::string>& values) {
+  std::string first;
+  for (size_t rank = 0; rank < values.size(); ++rank) {
+    const absl::StatusOr<std::string> agreement = DecodeResult(values[rank]);
+    if (!agreement.ok()) return FromRank(rank, agreement.status());
+    if (rank == 0) first = *agreement;
+    if (*agreement != first) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("the ranks do not save the same state: rank 0 has ", first, "; rank ", rank,
+                       " has ", *agreement));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status WriteFile(FileSystem& file_system, const std::string& folder, const std::string& name,
+                       const std::vector<TensorView>& tensors, WrittenRecords& records) {
+  DDP_ASSIGN_OR_RETURN(const WrittenFile written,
+                       WriteSafetensors(file_system, absl::StrCat(folder, "/", name), tensors));
+  records.files.push_back({name, written.bytes, written.hash});
+  for (const WrittenTensor& tensor : written.tensors) {
+    records.tensors.push_back(
+        {tensor.name, name, tensor.type, tensor.offset, tensor.bytes, tensor.hash});
+  }
+  return absl::OkStatus();
+}
+
+// Writes this rank's files durably. Returns their records as a text for rank 0.
+absl::StatusOr<std::string> WriteShare(FileSystem& file_system, const std::string& folder,
+                                       const std::vector<Shard>& plan,
+                                       const CheckpointContents& contents, int rank) {
+  WrittenRecords records;
+  for (const Shard& shard : plan) {
+    if (shard.rank != rank) continue;
+    DDP_RETURN_IF_ERROR(WriteFile(file_system, folder, shard.file, shard.tensors, records));
+  }
+  DDP_RETURN_IF_ERROR(WriteFile(file_system, folder, ExtraFileName(rank), contents.extra, records));
+  DDP_RETURN_IF_ERROR(file_system.SyncDirectory(folder));
+  return EncodeRecords(records);
+}
+
+absl::StatusOr<Manifest> CompleteManifest(Manifest manifest,
+                                          const std::vector<std::string>& values) {
+  manifest.world_size = static_cast<int>(values.size());
+  for (size_t rank = 0; rank < values.size(); ++rank) {
+    const absl::StatusOr<std::string> text = DecodeResult(values[rank]);
+    if (!text.ok()) return FromRank(rank, text.status());
+    absl::StatusOr<WrittenRecords> records = ParseRecords(*text);
+    if (!records.ok()) return FromRank(rank, records.status());
+    std::move(records->files.begin(), records->files.end(), std::back_inserter(manifest.files));
+    std::move(records->tensors.begin(), records->tensors.end(),
+              std::back_inserter(manifest.tensors));
+  }
+  std::sort(manifest.files.begin(), manifest.files.end(),
+            [](const FileRecord& a, const FileRecord& b) { return a.name < b.name; });
+  std::sort(manifest.tensors.begin(), manifest.tensors.end(),
+            [](const TensorRecord& a, const TensorRecord& b) {
+              return std::tie(a.file, a.offset, a.bytes, a.name) <
+                     std::tie(b.file, b.offset, b.bytes, b.name);
+            });
+  std::vector<TensorRecord> state;
+  std::copy_if(manifest.tensors.begin(), manifest.tensors.end(), std::back_inserter(state),
+               [](const TensorRecord& tensor) { return !absl::StartsWith(tensor.file, "extra-"); });
+  manifest.state_hash = StateHash(state);
+  return manifest;
+}
+
+// Runs the save on one rank. After an error `folder` names the folder to remove; empty: none.
+absl::StatusOr<std::string> Save(FileSystem& file_system, CheckpointStorage& storage,
+                                 CheckpointGroup& group, const SaveOptions& options,
+                                 const absl::StatusOr<CheckpointContents>& contents,
+                                 std::string& folder) {
+  std::vector<Shard> plan;
+  std::string agreement;
+  if (!contents.ok()) {
+    agreement = EncodeResult(contents.status());
+  } else {
+    plan = PlanShards({.buffers = contents->buffers,
+                       .parameters = contents->parameters,
+                       .optimizer = contents->optimizer,
+                       .world_size = group.world_size(),
+                       .file_bytes_max = options.file_bytes_max});
+    agreement = EncodeResult(Agreement(*contents, plan));
+  }
+  const auto begin = [&](const std::vector<std::string>& values) {
+    const absl::Status agreed = CheckAgreement(values);
+    if (!agreed.ok()) return EncodeResult(agreed);
+    const absl::Status held = options.hold_back == nullptr ? absl::OkStatus() : options.hold_back();
+    if (!held.ok()) return EncodeResult(held);
+    return EncodeResult(storage.Begin(options.owner, contents->description.id));
+  };
+  DDP_ASSIGN_OR_RETURN(const std::string begun, group.Decide(agreement, begin));
+  DDP_ASSIGN_OR_RETURN(folder, DecodeResult(begun));
+
+  const absl::StatusOr<std::string> share =
+      WriteShare(file_system, folder, plan, *contents, group.rank());
+  const auto commit = [&](const std::vector<std::string>& values) {
+    absl::StatusOr<Manifest> manifest = CompleteManifest(contents->description, values);
+    if (!manifest.ok()) return EncodeResult(manifest.status());
+    return EncodeResult(storage.Commit(options.owner, folder, *manifest));
+  };
+  DDP_ASSIGN_OR_RETURN(const std::string committed, group.Decide(EncodeResult(share), commit));
+  return DecodeResult(committed);
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> SaveCheckpoint(FileSystem& file_system, CheckpointStorage& storage,
+                                           CheckpointGroup& group, const SaveOptions& options,
+                                           const absl::StatusOr<CheckpointContents>& contents) {
+  group.StartAttempt();
+  std::string folder;
+  absl::StatusOr<std::string> saved = Save(file_system, storage, group, options, contents, folder);
+  if (!saved.ok() && group.rank() == 0 && !folder.empty()) storage.Abandon(folder);
+  return saved;
+}
+
+}  // namespace ddp::elastic

@@ -1,0 +1,50 @@
+#ifndef DDP_ELASTIC_CHECKPOINT_SAVE_LOAD_SAVE_CHECKPOINT_H_
+#define DDP_ELASTIC_CHECKPOINT_SAVE_LOAD_SAVE_CHECKPOINT_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "elastic/checkpoint/folder/checkpoint_storage.h"
+#include "elastic/checkpoint/format/manifest.h"
+#include "elastic/checkpoint/format/tensor_view.h"
+#include "elastic/checkpoint/group/checkpoint_group.h"
+
+namespace ddp::elastic {
+
+// The state that one rank passes to SaveCheckpoint(). The caller owns the memory of the views.
+struct CheckpointContents {
+  // The manifest without world_size, files, tensors and state_hash, which SaveCheckpoint() fills
+  // in. Rank 0's description is saved.
+  Manifest description;
+
+  std::vector<TensorView> buffers;     // of the model; rank 0's are saved
+  std::vector<TensorView> parameters;  // of the model; equal on all ranks
+  std::vector<TensorView> optimizer;   // equal on all ranks
+  std::vector<TensorView> extra;       // this rank's own
+};
+
+struct SaveOptions {
+  CheckpointOwner owner;
+  uint64_t file_bytes_max = uint64_t{1} << 30;
+  // Called on rank 0 after the ranks agree on the state. An error ends the save on every rank, with
+  // nothing written. Null: no call.
+  std::function<absl::Status()> hold_back = nullptr;
+};
+
+// Saves one checkpoint and returns its folder. Collective over `group`: all ranks get the same
+// folder or the same error. A rank that cannot save passes an error as `contents`, so that all
+// ranks return it. Only rank 0 uses `storage`.
+//
+// Errors: those of the storage, the file system and the group; kInvalidArgument when the ranks have
+// different states; the error in any rank's `contents`.
+// After an error there is no checkpoint, or a complete one when only rank 0's answer was lost.
+absl::StatusOr<std::string> SaveCheckpoint(FileSystem& file_system, CheckpointStorage& storage,
+                                           CheckpointGroup& group, const SaveOptions& options,
+                                           const absl::StatusOr<CheckpointContents>& contents);
+
+}  // namespace ddp::elastic
+
+#endif  // DDP_ELASTIC_CHECKPOINT_SAVE_LOAD_SAVE_CHECKPOINT_H_

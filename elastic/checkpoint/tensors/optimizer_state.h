@@ -1,0 +1,46 @@
+#ifndef DDP_ELASTIC_CHECKPOINT_TENSORS_OPTIMIZER_STATE_H_
+#define DDP_ELASTIC_CHECKPOINT_TENSORS_OPTIMIZER_STATE_H_
+
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "elastic/checkpoint/format/manifest.h"
+#include "elastic/checkpoint/format/tensor_view.h"
+#include "elastic/checkpoint/tensors/torch_tensors.h"
+
+namespace torch::optim {
+class Optimizer;
+}  // namespace torch::optim
+
+namespace ddp::elastic {
+
+// The state of an SGD, Adam or AdamW as a record and tensors. The tensors have the names of
+// Python's state dictionary, by parameter: "state.<parameter>.exp_avg". "state.<parameter>.step" is
+// one F32 number, as in Python; the record holds the exact integer.
+struct OptimizerState {
+  OptimizerRecord record;
+  std::vector<NamedTensor> tensors;
+};
+
+// Returns the state of `optimizer`. Errors: kInvalidArgument for another kind of optimizer, or a
+// parameter that is not the model's.
+absl::StatusOr<OptimizerState> StateOf(const torch::optim::Optimizer& optimizer,
+                                       const ModelTensors& model);
+
+// Returns the differences between `manifest`'s optimizer and `optimizer`, one line each.
+std::vector<std::string> OptimizerMismatches(const torch::optim::Optimizer& optimizer,
+                                             const ModelTensors& model, const Manifest& manifest);
+
+// Builds the optimizer's new state from a manifest without mismatches, and returns the function
+// that installs it. The function sets all options, learning rate included, and cannot fail: the
+// states and the room for them are allocated before. `optimizer` must outlive the function.
+std::function<void()> PrepareOptimizer(torch::optim::Optimizer& optimizer,
+                                       const ModelTensors& model, const OptimizerRecord& record,
+                                       const std::map<std::string, TensorView>& values);
+
+}  // namespace ddp::elastic
+
+#endif  // DDP_ELASTIC_CHECKPOINT_TENSORS_OPTIMIZER_STATE_H_

@@ -1,0 +1,110 @@
+#include "testing/simulator/bugs/planted_bugs.h"
+
+#include <glog/logging.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_replace.h"
+#include "elastic/rendezvous/rendezvous_scripts.h"
+#include "testing/simulator/bugs/core_bugs.h"
+
+namespace ddp::testing {
+
+using elastic::RendezvousScripts;
+using elastic::ScriptName;
+
+namespace {
+
+std::vector<PlantedBug> ScriptBugs() {
+  return {
+      {.name = "charge_membership",
+       .what = "a failure is charged although a node was lost",
+       .symptom = "a membership change was charged",
+       .edits = {{.from = "return J.fail_cause ~= '' and J.change == ''",
+                  .to = "return J.fail_cause ~= ''"}}},
+      {.name = "forget_ranks",
+       .what = "a survivor takes any free rank",
+       .symptom = "moves a node from group rank",
+       .edits = {{.from = "for _, offer in ipairs(chosen) do take(offer, offer.old_rank) end",
+                  .to = ""}}},
+      {.name = "free_restarts",
+       .what = "the budget is not looked at",
+       .symptom = "the budget is",
+       .edits = {{.from = "if num('restarts') - num('given_back') >= num('max_restarts') then",
+                  .to = "if false then"}}},
+      {.name = "no_adoption",
+       .what = "a server that lost its memory does not learn the generation from its clients",
+       .symptom = "nothing happened to any node",
+       .edits = {{.from = "if seen > num('generation') then", .to = "if false then"}},
+       .first_seed = 110},
+      {.name = "one_too_many",
+       .what = "a job without an id that is full takes in a spare",
+       .symptom = "without a run id",
+       .edits = {{.from = "if is_one_too_many() then", .to = "if false then"}},
+       .first_seed = 320},
+      {.name = "rank_twice",
+       .what = "the first two nodes of a round get the same ranks",
+       .symptom = "has rank",
+       .edits = {{.from = "offer.first, offer.first_in_role = world, role_worlds[offer.role] or 0",
+                  .to = "offer.first, offer.first_in_role = math.max(0, world - 1), 0"}}},
+      {.name = "never_reap",
+       .what = "a node whose lease has run out stays",
+       .symptom = "no generation runs",
+       .edits = {{.from = "if row then miss(name, row, 'was lost') end",
+                  .to = "if row then redis.call('HSET', members, name, row) end"}}},
+      {.name = "reap_while_frozen",
+       .what = "nodes are given up for lost when it was the store that was away",
+       .symptom = "nothing happened to any node",
+       .edits = {{.from = "if not is_frozen() then\n    reap()",
+                  .to = "if true then\n    reap()"}}},
+      // The symptom needs a round that the store forgot after some nodes were told of it. Another
+      // round then takes its number before one of these nodes is heard. Some nodes run the one
+      // round and some the other, so none runs whole.
+      {.name = "no_nonce",
+       .what = "two generations of one number are taken for the same",
+       .symptom = "no generation runs",
+       .edits = {{.from = "my_generation == J.generation and my_nonce == J.nonce",
+                  .to = "my_generation == J.generation"},
+                 {.from = "brief[3] == my_generation and brief[4] == my_nonce",
+                  .to = "brief[3] == my_generation"}},
+       .first_seed = 120},
+  };
+}
+
+}  // namespace
+
+const std::vector<PlantedBug>& PlantedBugs() {
+  static const auto* const kBugs = [] {
+    auto* const bugs = new std::vector<PlantedBug>(ScriptBugs());
+    for (PlantedBug& bug : CoreBugs()) bugs->push_back(std::move(bug));
+    return bugs;
+  }();
+  return *kBugs;
+}
+
+const PlantedBug* FindPlantedBug(const std::string& name) {
+  const auto found = std::find_if(PlantedBugs().begin(), PlantedBugs().end(),
+                                  [&name](const PlantedBug& bug) { return bug.name == name; });
+  return found == PlantedBugs().end() ? nullptr : &*found;
+}
+
+AgentCode Plant(const PlantedBug& bug) {
+  AgentCode code;
+  code.make_tamper = bug.make_tamper;
+  if (bug.edits.empty()) return code;
+  std::vector<int> planted(bug.edits.size());
+  code.scripts = RendezvousScripts([&bug, &planted](ScriptName, std::string source) {
+    for (size_t i = 0; i < planted.size(); ++i) {
+      planted[i] += absl::StrReplaceAll({{bug.edits[i].from, bug.edits[i].to}}, &source);
+    }
+    return source;
+  });
+  for (size_t i = 0; i < planted.size(); ++i) {
+    CHECK_GT(planted[i], 0) << "no script has a text that the bug " << bug.name
+                            << " replaces: " << bug.edits[i].from;
+  }
+  return code;
+}
+
+}  // namespace ddp::testing
