@@ -1,7 +1,8 @@
 // The differences between the supported versions of LibTorch, 2.11 to 2.15.
 //
 // Each difference is detected from LibTorch's own declarations, not from its version number, so
-// that a version between two known ones works as well.
+// that a version between two known ones works as well. For .cc files that include
+// torch/csrc/autograd/function.h: where autograd's Node is only declared, an Edge does not compile.
 #ifndef DDP_COMMON_TORCH_VERSIONS_H_
 #define DDP_COMMON_TORCH_VERSIONS_H_
 

@@ -1,12 +1,15 @@
 #include "ddp/reducer/gradient_hooks.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <memory>
 #include <utility>
 
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
+
+#include "ddp/common/torch_versions.h"
 
 namespace ddp::internal {
 
@@ -24,6 +27,19 @@ class GradientHooks::Hook : public torch::autograd::FunctionPostHook {
   Observer* const observer_;
   const int parameter_;
 };
+
+// The state of a parameter when its hook was set.
+struct GradientHooks::Hooked {
+  at::Tensor parameter;
+  torch_versions::NodePtr accumulator;  // owned here: the parameter holds it only weakly
+  uintptr_t key = 0;
+  at::ScalarType type;
+  at::Device device;
+  std::vector<int64_t> sizes;
+  std::vector<int64_t> strides;
+};
+
+GradientHooks::GradientHooks(Observer* observer) : observer_(observer) {}
 
 GradientHooks::~GradientHooks() { Remove(); }
 

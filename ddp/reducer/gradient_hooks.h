@@ -1,12 +1,9 @@
 #ifndef DDP_REDUCER_GRADIENT_HOOKS_H_
 #define DDP_REDUCER_GRADIENT_HOOKS_H_
 
-#include <cstdint>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
-
-#include "ddp/common/torch_versions.h"
 
 namespace torch::autograd {
 struct Node;
@@ -29,7 +26,7 @@ class GradientHooks {
   };
 
   // `observer` outlives the hooks.
-  explicit GradientHooks(Observer* observer) : observer_(observer) {}
+  explicit GradientHooks(Observer* observer);
   ~GradientHooks();
   GradientHooks(const GradientHooks&) = delete;
   GradientHooks& operator=(const GradientHooks&) = delete;
@@ -49,16 +46,7 @@ class GradientHooks {
 
  private:
   class Hook;
-  // The state of a parameter when its hook was set.
-  struct Hooked {
-    at::Tensor parameter;
-    torch_versions::NodePtr accumulator;  // owned here: the parameter holds it only weakly
-    uintptr_t key = 0;
-    at::ScalarType type;
-    at::Device device;
-    std::vector<int64_t> sizes;
-    std::vector<int64_t> strides;
-  };
+  struct Hooked;
 
   Observer* const observer_;
   std::vector<Hooked> hooked_;
