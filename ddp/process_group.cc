@@ -38,7 +38,7 @@
 #include "ddp/health/group_health.h"
 #include "ddp/transfer/collective_arguments.h"
 #include "ddp/work_state.h"
-#include "ddp/worker_environment.h"
+#include "ddp/common/worker_environment.h"
 #include "store/redis_store/redis_store.h"
 #include "xxhash.h"
 

@@ -16,7 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/mutex.h"
 #include "ddp/common/peer_wait.h"
-#include "ddp/worker_environment.h"
+#include "ddp/common/worker_environment.h"
 #include "elastic/health/health_page.h"
 #include "elastic/health/phase.h"
 

@@ -1,4 +1,4 @@
-#include "ddp/worker_environment.h"
+#include "ddp/common/worker_environment.h"
 
 #include <cstdlib>
 #include <limits>
