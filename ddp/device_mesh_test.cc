@@ -5,12 +5,12 @@
 #include <vector>
 
 #include <ATen/Functions.h>
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "ddp/common/error.h"
 #include "ddp/process_group.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "testing/backend/groups.h"
 #include "testing/error_of.h"
 #include "testing/rank_test.h"
 
@@ -18,15 +18,10 @@ namespace ddp {
 namespace {
 
 using ::ddp::testing::ErrorOf;
+using ::ddp::testing::GroupOfOne;
 using ::ddp::testing::RankStore;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-std::shared_ptr<ProcessGroup> GroupOfOne() {
-  return std::make_shared<ProcessGroup>(c10::make_intrusive<c10d::HashStore>(),
-                                        ProcessGroup::Place(),
-                                        ProcessGroupOptions().backend("gloo"));
-}
 
 RANK_TEST(DeviceMeshTest, TwoDimensions, .world_size = 4,
           .stores = {RankStore::kRedis, RankStore::kTcpStore}) {

@@ -7,6 +7,7 @@
 #include "ddp/default_hooks.h"
 #include "ddp/model/model_view.h"
 #include "ddp/model/nn_module_view.h"
+#include "ddp/model_setup.h"
 #include "ddp/model_synchronizer.h"
 
 namespace ddp::internal {

@@ -23,12 +23,6 @@ using internal::JoinAnnouncement;
 using internal::JoinCore;
 using internal::JoinVerdict;
 
-std::string TextOf(const std::exception& error) {
-  const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
-  return internal::WithoutStackTrace(torch_error != nullptr ? torch_error->what_without_backtrace()
-                                                            : error.what());
-}
-
 std::vector<Joinable*> Addresses(const std::vector<JoinableRef>& joinables) {
   std::vector<Joinable*> addresses;
   for (const JoinableRef& joinable : joinables) addresses.push_back(joinable.get());
@@ -194,7 +188,8 @@ void Join::finish() {
       hook->post_hook(core_->last_joiner() == group_->rank(), core_->last_joiner());
     }
   } catch (const CommunicationError& error) {
-    if (!ended_) Leave(TextOf(error));  // all ranks know, or find the failure themselves
+    if (!ended_)
+      Leave(internal::MessageOf(error));  // all ranks know, or find the failure themselves
     throw;
   } catch (const std::exception& error) {
     abandon(absl::StrCat("in the finish() of a Join: ", TextOf(error)));

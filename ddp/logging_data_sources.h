@@ -2,10 +2,7 @@
 #ifndef DDP_LOGGING_DATA_SOURCES_H_
 #define DDP_LOGGING_DATA_SOURCES_H_
 
-#include <functional>
-#include <optional>
-#include <string>
-
+#include "base/environment.h"
 #include "ddp/logging_data.h"
 
 namespace ddp::internal {
@@ -13,9 +10,6 @@ class IterationTimer;
 }  // namespace ddp::internal
 
 namespace ddp::internal {
-
-// A function that returns the value of an environment variable; nullopt when the variable is unset.
-using VariableGetter = std::function<std::optional<std::string>(const std::string& name)>;
 
 // Fills the fields of the environment. backend_name must be set before.
 void FillEnvironment(DDPLoggingData& data, const VariableGetter& get);

@@ -7,16 +7,17 @@
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
 #include <c10/util/Logging.h>
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "ddp/process_group.h"
-#include "ddp/process_reducer_group.h"
 #include "ddp/reducer/reducer.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "testing/backend/groups.h"
 
 namespace ddp::internal {
 namespace {
+
+using ::ddp::testing::GroupOfOne;
+using ::ddp::testing::ReducerGroupOf;
 
 // A reducer over one rank, with four parameters in buckets of at most 1,024 bytes.
 class ModelReportTest : public ::testing::Test {
@@ -26,18 +27,13 @@ class ModelReportTest : public ::testing::Test {
     return {.name = name, .tensor = at::ones({count}, type).requires_grad_(), .sparse = sparse};
   }
 
-  static std::shared_ptr<ReducerGroup> GroupOfOne() {
-    return std::make_shared<ProcessReducerGroup>(std::make_shared<ProcessGroup>(
-        c10::make_intrusive<c10d::HashStore>(), ProcessGroup::Place(),
-        ProcessGroupOptions().backend("gloo")));
-  }
-
   const std::vector<Reducer::Parameter> parameters_ = {
       Parameter("first.weight", 128, at::kFloat), Parameter("first.bias", 64, at::kFloat),
       Parameter("embedding", 8, at::kFloat, /*sparse=*/true),
       Parameter("last.weight", 32, at::kDouble)};
-  Reducer reducer_{
-      parameters_, GroupOfOne(), {.initial_limits_bytes = {1024}, .rebuild_limits_bytes = {1024}}};
+  Reducer reducer_{parameters_,
+                   ReducerGroupOf(GroupOfOne()),
+                   {.initial_limits_bytes = {1024}, .rebuild_limits_bytes = {1024}}};
 };
 
 TEST_F(ModelReportTest, TheTableHasALineForEachBucket) {
@@ -66,7 +62,7 @@ TEST_F(ModelReportTest, LoggingDataOfAReducerWithoutAPass) {
 }
 
 TEST_F(ModelReportTest, LoggingDataOfRebuiltBuckets) {
-  Reducer dense({parameters_[0], parameters_[1], parameters_[3]}, GroupOfOne(),
+  Reducer dense({parameters_[0], parameters_[1], parameters_[3]}, ReducerGroupOf(GroupOfOne()),
                 {.initial_limits_bytes = {1024}, .rebuild_limits_bytes = {64}});
   dense.BeginForward();
   at::Tensor loss = parameters_[0].tensor.sum();

@@ -1,10 +1,6 @@
-// Length: one class owns the life of a wrapped model, and each method is short. Its reducer,
-// buffers and join have files of their own.
-
 #include "ddp/model_synchronizer.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <exception>
 #include <iterator>
 #include <utility>
@@ -14,12 +10,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
+#include "base/environment.h"
 #include "ddp/comm/communicator.h"
 #include "ddp/comm/debug_level.h"
 #include "ddp/common/error.h"
 #include "ddp/common/logging.h"
-#include "ddp/delayed_all_reduce.h"
-#include "ddp/device_mesh.h"
 #include "ddp/join/model_event.h"
 #include "ddp/logging_data_sources.h"
 #include "ddp/model/model_metadata.h"
@@ -27,10 +22,9 @@
 #include "ddp/model/model_view.h"
 #include "ddp/model_agreement.h"
 #include "ddp/model_report.h"
-#include "ddp/option_table.h"
+#include "ddp/model_setup.h"
 #include "ddp/process_group.h"
 #include "ddp/process_reducer_group.h"
-#include "ddp/reducer/buckets/flat_buckets.h"
 #include "ddp/reducer/pass/pass_core.h"
 #include "ddp/transfer/coalesced_broadcast.h"
 #include "ddp/transfer/copy_to_device.h"
@@ -40,63 +34,10 @@ namespace {
 
 constexpr char kMixedPrecisionHook[] = "mixed precision";
 
-// The environment variable that gives the last bucket the first one's limit; as in PyTorch.
-constexpr char kSmallLastBucket[] = "DDP_SET_LAST_BUCKET_CAP";
-
 // The numbers of timed iterations after which the program's usage logger is called; as in PyTorch.
 constexpr int64_t kUsageSamples[] = {10, 20, 50, 100, 500, 800, 1000};
 
-std::optional<BucketPlan> GivenPlan(const std::vector<std::vector<std::string>>& layout,
-                                    const std::vector<Reducer::Parameter>& parameters) {
-  if (layout.empty()) return std::nullopt;
-  std::vector<std::string> names;
-  std::vector<BucketPlan::Tensor> tensors;
-  for (const Reducer::Parameter& parameter : parameters) {
-    names.push_back(parameter.name);
-    // A number for the type and device; parameters with equal numbers may share a bucket.
-    tensors.push_back({.bytes = 0,
-                       .kind = static_cast<int>(parameter.tensor.scalar_type()) * 1024 +
-                               static_cast<int>(parameter.tensor.device().type()) * 64 +
-                               parameter.tensor.device().index() + 1,
-                       .sparse = parameter.sparse});
-  }
-  absl::StatusOr<BucketPlan> plan = BucketPlan::FromNames(layout, names, tensors);
-  if (!plan.ok()) {
-    throw ConfigurationError(absl::StrCat("bucket_layout does not fit the model: ",
-                                          std::string(plan.status().message())));
-  }
-  return *std::move(plan);
-}
-
-std::shared_ptr<ProcessGroup> GroupOf(const DistributedDataParallelOptions& options) {
-  if (options.process_group && options.device_mesh) {
-    throw ConfigurationError("process_group and device_mesh are both set: give one of them");
-  }
-  if (!options.device_mesh) return options.process_group;
-  if (options.device_mesh->ndim() != 1) {
-    throw ConfigurationError(absl::StrCat("device_mesh has ", options.device_mesh->ndim(),
-                                          " dimensions: data parallelism takes a mesh of one; "
-                                          "slice it by the dimension's name"));
-  }
-  return options.device_mesh->get_group(0);
-}
-
-bool IsSet(const char* variable) {
-  const char* value = std::getenv(variable);
-  return value != nullptr && std::string(value) == "1";
-}
-
 }  // namespace
-
-DistributedDataParallelOptions WithGroup(DistributedDataParallelOptions options,
-                                         std::shared_ptr<ProcessGroup> group) {
-  if (options.process_group && options.process_group != group) {
-    throw ConfigurationError(
-        "the constructor's process group and options.process_group are two different ones");
-  }
-  options.process_group = std::move(group);
-  return options;
-}
 
 ModelSynchronizer::ModelSynchronizer(std::shared_ptr<const ModelView> model,
                                      DistributedDataParallelOptions options)
@@ -110,11 +51,11 @@ ModelSynchronizer::ModelSynchronizer(std::shared_ptr<const ModelView> model,
   // Errors that this rank finds alone come first, so that all ranks with the same mistake report
   // it. They are not sent to the peers, which may still be in an earlier step. A program that ends
   // because of one informs its peers when its process group ends.
-  CheckOptions();
-  const ModelTensors tensors = ModelTensors::Of(*model_, options_.params_and_buffers_to_ignore);
-  CheckPlacement(tensors);
-  std::vector<Reducer::Parameter> reduced = ReducedParameters(tensors);
-  const Reducer::Options reducer_options = ReducerOptions(reduced);
+  CheckOptions(options_);
+  const ModelTensors tensors = Tensors();
+  CheckPlacement(options_, tensors, *group_);
+  std::vector<Reducer::Parameter> reduced = ReducedParameters(options_, tensors);
+  const Reducer::Options reducer_options = ReducerOptionsOf(options_, reduced);
   group_->ensure_usable();
   SetUp(tensors, std::move(reduced), reducer_options);
 }
@@ -123,15 +64,14 @@ void ModelSynchronizer::SetUp(const ModelTensors& tensors, std::vector<Reducer::
                               const Reducer::Options& reducer_options) {
   AgreeOnMetadata(tensors, *group_);
   if (options_.init_sync) BroadcastState(tensors, 0);
-  reducer_ = std::make_unique<Reducer>(
-      std::move(reduced), std::make_shared<ProcessReducerGroup>(group_), reducer_options);
+  reducer_ = std::make_unique<Reducer>(std::move(reduced), ReducedOver(), reducer_options);
   reducer_->set_on_first_pass([this] { AgreeOnHooks(); });
   reducer_->set_on_complete([this] { OnReductionComplete(); });
   reducer_->set_on_bare_backward([this](const std::string& name) { WarnOfBareBackward(name); });
   if (options_.mixed_precision.has_value()) SetUpMixedPrecision(tensors);
   if (!options_.delay_all_reduce_named_params.empty()) {
     delayed_ = std::make_unique<DelayedAllReduce>(options_.delay_all_reduce_named_params,
-                                                  options_.param_to_hook_all_reduce, group_,
+                                                  options_.param_to_hook_all_reduce, ReducedOver(),
                                                   DelayedStart());
   }
   first_bucket_sizes_ = BucketSizes(*reducer_);
@@ -141,92 +81,6 @@ void ModelSynchronizer::SetUp(const ModelTensors& tensors, std::vector<Reducer::
 }
 
 ModelSynchronizer::~ModelSynchronizer() = default;
-
-void ModelSynchronizer::CheckOptions() const {
-  const auto fail = [](const std::string& message) { throw ConfigurationError(message); };
-  if (options_.device_ids.size() > 1) {
-    fail("device_ids holds more than one device: one process drives one GPU; start one per GPU");
-  }
-  if (options_.output_device.has_value() && options_.device_ids.empty()) {
-    fail("output_device is set without device_ids");
-  }
-  if (!options_.bucket_cap_mb_list.empty() &&
-      (options_.bucket_cap_mb.has_value() || options_.first_bucket_cap_mb.has_value())) {
-    fail("bucket_cap_mb_list stands for bucket_cap_mb and first_bucket_cap_mb: set it alone");
-  }
-  if (options_.delay_all_reduce_named_params.empty() !=
-      !options_.param_to_hook_all_reduce.defined()) {
-    fail("delay_all_reduce_named_params and param_to_hook_all_reduce go together: set both");
-  }
-  if (options_.lazy_bucket_allocation && options_.gradient_as_bucket_view) {
-    fail(
-        "lazy_bucket_allocation frees the buckets that gradient_as_bucket_view keeps the gradients "
-        "in: set one of them");
-  }
-  if (options_.skip_all_reduce_unused_params && !options_.find_unused_parameters &&
-      !options_.static_graph) {
-    fail("skip_all_reduce_unused_params needs find_unused_parameters or static_graph");
-  }
-  if (options_.mixed_precision.has_value()) CheckMixedPrecision(*options_.mixed_precision);
-  if (options_.static_graph && options_.find_unused_parameters) {
-    LOG(WARNING) << "static_graph finds unused parameters by itself, once: "
-                    "find_unused_parameters changes nothing";
-  }
-}
-
-void ModelSynchronizer::CheckPlacement(const ModelTensors& tensors) const {
-  if (tensors.trainable.empty()) {
-    throw ConfigurationError(
-        "the model has no parameter that requires a gradient, so there is nothing to average: use "
-        "it without DistributedDataParallel");
-  }
-  tensors.CheckDevices(group_->device(), group_->backend());
-  if (options_.device_ids.empty()) return;
-  const int wanted = options_.device_ids.front();
-  for (const NamedTensor& item : tensors.parameters) {
-    const at::Device device = item.tensor.device();
-    if (device == at::Device(at::kCUDA, static_cast<at::DeviceIndex>(wanted))) continue;
-    throw ConfigurationError(absl::StrCat(
-        "device_ids={", wanted, "}, but parameter ", item.name, " is on ", device.str(),
-        ": leave device_ids empty for a module on the CPU, or move the module there"));
-  }
-}
-
-// Returns the trainable parameters that the reducer handles: all but the delayed ones.
-std::vector<Reducer::Parameter> ModelSynchronizer::ReducedParameters(
-    const ModelTensors& tensors) const {
-  std::vector<Reducer::Parameter> reduced;
-  for (const TrainableParameter& item : tensors.trainable) {
-    reduced.push_back({.name = item.name, .tensor = item.tensor, .sparse = item.sparse});
-  }
-  for (const auto& delayed : options_.delay_all_reduce_named_params) {
-    const auto found =
-        std::find_if(reduced.begin(), reduced.end(),
-                     [&](const Reducer::Parameter& p) { return p.tensor.is_same(delayed.second); });
-    if (found == reduced.end()) {
-      throw ConfigurationError(absl::StrCat("delay_all_reduce_named_params: ", delayed.first,
-                                            " is no parameter of the model that requires a "
-                                            "gradient, or is there twice"));
-    }
-    reduced.erase(found);
-  }
-  return reduced;
-}
-
-Reducer::Options ModelSynchronizer::ReducerOptions(
-    const std::vector<Reducer::Parameter>& reduced) const {
-  return {
-      .initial_limits_bytes = BucketLimitsOf(options_),
-      .rebuild_limits_bytes = BucketLimitsOf(options_),
-      .last_bucket_is_small = IsSet(kSmallLastBucket),
-      .plan = GivenPlan(options_.bucket_layout, reduced),
-      .find_unused_parameters = options_.find_unused_parameters,
-      .static_graph = options_.static_graph,
-      .skip_unused_buckets = options_.skip_all_reduce_unused_params,
-      .make_buckets = FlatBuckets::MakerOf({.gradient_as_view = options_.gradient_as_bucket_view,
-                                            .batched_copy = options_.batched_grad_copy,
-                                            .lazy = options_.lazy_bucket_allocation})};
-}
 
 void ModelSynchronizer::BroadcastState(const ModelTensors& tensors, int source) const {
   std::vector<at::Tensor> state;
@@ -283,7 +137,7 @@ void ModelSynchronizer::BeginIteration() {
     return;
   }
   if (!agreed_) {
-    AgreeOnMetadata(ModelTensors::Of(*model_, options_.params_and_buffers_to_ignore), *group_);
+    AgreeOnMetadata(Tensors(), *group_);
     agreed_ = true;
   }
   ++iteration_;
@@ -300,8 +154,8 @@ void ModelSynchronizer::FollowIncarnation() {
 void ModelSynchronizer::StartAfresh() {
   incarnation_ = group_->incarnation();
   buffers_.Abandon();
-  reducer_->ResetAfterFailure(std::make_shared<ProcessReducerGroup>(group_));
-  if (delayed_) delayed_->Reset(group_);
+  reducer_->ResetAfterFailure(ReducedOver());
+  if (delayed_) delayed_->Reset(ReducedOver());
 }
 
 // Follows a parameter that the module's to() has given a new type or device. Such a parameter has a
@@ -312,9 +166,9 @@ void ModelSynchronizer::FollowParameters() {
         "rank ", group_->rank(),
         ": a parameter has changed its type, device or shape under a Join: finish the Join first"));
   }
-  CheckPlacement(ModelTensors::Of(*model_, options_.params_and_buffers_to_ignore));
+  CheckPlacement(options_, Tensors(), *group_);
   reducer_->FollowParameters(GivenPlan(options_.bucket_layout, reducer_->parameters()));
-  if (delayed_) delayed_->Reset(group_);
+  if (delayed_) delayed_->Reset(ReducedOver());
   agreed_ = false;
 }
 
@@ -369,14 +223,11 @@ void ModelSynchronizer::OnForwardException() {
     return;  // all ranks know, or find the error themselves; the same for the next one
   } catch (const ReductionError&) {
     return;
-  } catch (const c10::Error& error) {
-    text = error.what_without_backtrace();
   } catch (const std::exception& error) {
-    text = error.what();
+    text = MessageOf(error);
   } catch (...) {
   }
-  group_->report_failure(absl::StrCat("rank ", group_->rank(),
-                                      ": the forward threw: ", internal::WithoutStackTrace(text)));
+  group_->report_failure(absl::StrCat("rank ", group_->rank(), ": the forward threw: ", text));
 }
 
 void ModelSynchronizer::OnReductionComplete() {
@@ -427,10 +278,6 @@ at::Tensor ModelSynchronizer::PlaceOutput(const at::Tensor& output) const {
 
 // ---- Functions for users.
 
-void ModelSynchronizer::SyncBuffers() { buffers_.Broadcast(*group_, 0); }
-
-void ModelSynchronizer::CheckFinished() { reducer_->CheckFinished(); }
-
 void ModelSynchronizer::RegisterCommHook(std::string name, CommHookRounds hook) {
   reducer_->RegisterHook(std::move(name), std::move(hook));
 }
@@ -447,7 +294,7 @@ void ModelSynchronizer::UpdateProcessGroup(std::shared_ptr<ProcessGroup> group) 
   }
   reducer_->CheckFinished();
   CheckHooksFollow(group_);
-  const ModelTensors tensors = ModelTensors::Of(*model_, options_.params_and_buffers_to_ignore);
+  const ModelTensors tensors = Tensors();
   tensors.CheckDevices(group->device(), group->backend());
   AgreeOnMetadata(tensors, *group);
   if (auto* hook = reducer_->hook().target<GroupCommHook>()) hook->group = group;
@@ -455,8 +302,8 @@ void ModelSynchronizer::UpdateProcessGroup(std::shared_ptr<ProcessGroup> group) 
   group_ = std::move(group);
   incarnation_ = group_->incarnation();
   buffers_.Abandon();
-  reducer_->Reset(std::make_shared<ProcessReducerGroup>(group_));
-  if (delayed_) delayed_->Reset(group_);
+  reducer_->Reset(ReducedOver());
+  if (delayed_) delayed_->Reset(ReducedOver());
   group_->communicator().BeginBarrier(group_->device(), "the end of update_process_group");
 }
 
@@ -488,8 +335,8 @@ void ModelSynchronizer::SetBucketLayout(std::vector<std::vector<std::string>> la
     throw ConfigurationError("set_bucket_layout cannot be called under a Join: finish it first");
   }
   reducer_->CheckFinished();
-  const ModelTensors tensors = ModelTensors::Of(*model_, options_.params_and_buffers_to_ignore);
-  BucketPlan plan = *GivenPlan(layout, ReducedParameters(tensors));
+  const ModelTensors tensors = Tensors();
+  BucketPlan plan = *GivenPlan(layout, ReducedParameters(options_, tensors));
   options_.bucket_layout = std::move(layout);
   AgreeOnMetadata(tensors, *group_);
   reducer_->UsePlan(std::move(plan));
@@ -498,27 +345,23 @@ void ModelSynchronizer::SetBucketLayout(std::vector<std::vector<std::string>> la
 
 // ---- Agreement.
 
-void ModelSynchronizer::AgreeOnMetadata(const ModelTensors& tensors, ProcessGroup& group) const {
-  ModelMetadata metadata;
-  AddOptions(options_, metadata);
-  metadata.AddOption(kSmallLastBucket, absl::StrCat(IsSet(kSmallLastBucket)));
-  tensors.Describe(metadata);
+ModelTensors ModelSynchronizer::Tensors() const {
+  return ModelTensors::Of(*model_, options_.params_and_buffers_to_ignore);
+}
 
-  AgreeOnModel(group, metadata);
+std::shared_ptr<ReducerGroup> ModelSynchronizer::ReducedOver() const {
+  return std::make_shared<ProcessReducerGroup>(group_);
+}
+
+void ModelSynchronizer::AgreeOnMetadata(const ModelTensors& tensors, ProcessGroup& group) const {
+  AgreeOnModel(group, MetadataOf(options_, tensors));
 }
 
 // Runs in the first pass, because registering a hook is not a collective.
 void ModelSynchronizer::AgreeOnHooks() const {
   if (group_->size() == 1) return;
-  ModelMetadata metadata;
-  const std::string& name = reducer_->hook_name();
-  const int rounds = reducer_->hook_rounds();
-  metadata.AddOption("comm_hook",
-                     name.empty()
-                         ? "none"
-                         : absl::StrCat("\"", name, "\"",
-                                        rounds > 1 ? absl::StrCat(" of ", rounds, " rounds") : ""));
-  metadata.AddOption("buffer_comm_hook", buffers_.HookText());
+  const ModelMetadata metadata =
+      HookMetadataOf(reducer_->hook_name(), reducer_->hook_rounds(), buffers_.HookText());
   AgreeOnModel(*group_, metadata, "comm hooks (register the same on all of them)");
 }
 
@@ -612,7 +455,7 @@ void ModelSynchronizer::ShadowRound(const JoinRound& round) {
 
 void ModelSynchronizer::FinishJoin(int last_joiner) {
   buffers_.Finish(*group_);
-  BroadcastState(ModelTensors::Of(*model_, options_.params_and_buffers_to_ignore), last_joiner);
+  BroadcastState(Tensors(), last_joiner);
   if (!options_.static_graph) return;
   // A rank that never had inputs has not counted the graph. Then all ranks count again.
   const at::Tensor counted =
@@ -637,10 +480,7 @@ DDPLoggingData ModelSynchronizer::LoggingData() const {
   DescribeParameters(*reducer_, data);
   data.bucket_sizes = first_bucket_sizes_;
   data.error = reducer_->error();
-  FillEnvironment(data, [](const std::string& name) -> std::optional<std::string> {
-    const char* value = std::getenv(name.c_str());
-    return value == nullptr ? std::nullopt : std::optional<std::string>(value);
-  });
+  FillEnvironment(data, &EnvironmentVariable);
   FillTimes(data, timer_);
   return data;
 }

@@ -10,11 +10,11 @@
 
 #include "ddp/buffer_sync.h"
 #include "ddp/comm_hook.h"
-#include "ddp/delayed_all_reduce.h"
 #include "ddp/join.h"
 #include "ddp/logging_data.h"
 #include "ddp/mixed_precision_parameters.h"
 #include "ddp/options.h"
+#include "ddp/reducer/delayed_all_reduce.h"
 #include "ddp/reducer/iteration_timer.h"
 #include "ddp/reducer/reducer.h"
 
@@ -26,10 +26,6 @@ namespace ddp::internal {
 
 struct ModelTensors;
 class ModelView;
-
-// Returns `options` with the group `group`. Throws ConfigurationError when they name another group.
-DistributedDataParallelOptions WithGroup(DistributedDataParallelOptions options,
-                                         std::shared_ptr<ProcessGroup> group);
 
 // Keeps one model equal on all ranks: DistributedDataParallel without the type of the module.
 // Shared by all copies of one wrapper.
@@ -72,8 +68,8 @@ class ModelSynchronizer : public Joinable {
   bool synchronize() const { return synchronize_; }
   void set_synchronize(bool synchronize) { synchronize_ = synchronize; }
 
-  void SyncBuffers();
-  void CheckFinished();
+  void SyncBuffers() { buffers_.Broadcast(*group_, 0); }
+  void CheckFinished() { reducer_->CheckFinished(); }
   void RegisterCommHook(std::string name, CommHookRounds hook);
   void RegisterBufferCommHook(BufferCommHook hook, BufferCommHookLocation location);
   void RebuildBuckets() { reducer_->RequestRebuild(); }
@@ -98,12 +94,10 @@ class ModelSynchronizer : public Joinable {
 
  private:
   class Shadow;
+  ModelTensors Tensors() const;
+  std::shared_ptr<ReducerGroup> ReducedOver() const;
   void SetUp(const ModelTensors& tensors, std::vector<Reducer::Parameter> reduced,
              const Reducer::Options& reducer_options);
-  void CheckOptions() const;
-  void CheckPlacement(const ModelTensors& tensors) const;
-  Reducer::Options ReducerOptions(const std::vector<Reducer::Parameter>& reduced) const;
-  std::vector<Reducer::Parameter> ReducedParameters(const ModelTensors& tensors) const;
   void AgreeOnMetadata(const ModelTensors& tensors, ProcessGroup& group) const;
   void AgreeOnHooks() const;
   void BroadcastState(const ModelTensors& tensors, int source) const;

@@ -34,11 +34,11 @@
 #include "ddp/comm/work_future.h"
 #include "ddp/common/error.h"
 #include "ddp/common/membership.h"
+#include "ddp/common/worker_environment.h"
 #include "ddp/health/group_failure.h"
 #include "ddp/health/group_health.h"
 #include "ddp/transfer/collective_arguments.h"
 #include "ddp/work_state.h"
-#include "ddp/common/worker_environment.h"
 #include "store/redis_store/redis_store.h"
 #include "xxhash.h"
 

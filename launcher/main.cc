@@ -19,6 +19,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "base/environment.h"
 #include "base/status_macros.h"
 #include "elastic/agent/job_result.h"
 #include "elastic/job/job_spec.h"
@@ -100,12 +101,6 @@ constexpr int kUsageError = 2;
 int Fail(const absl::Status& status, int exit_code) {
   SayError(status);
   return exit_code;
-}
-
-std::optional<std::string> Environment(const std::string& name) {
-  const char* value = std::getenv(name.c_str());
-  if (value == nullptr) return std::nullopt;
-  return value;
 }
 
 // A descriptor that we open must never become 0, 1 or 2.
@@ -241,7 +236,8 @@ int Main(int argc, char** argv) {
   ::signal(SIGPIPE, SIG_IGN);
   const std::vector<std::string> arguments(argv + 1, argv + argc);
   if (IsStatusCommand(arguments, &ProgramExists)) return RunStatusCommand(arguments);
-  const absl::StatusOr<CommandLine> command_line = ParseCommandLine(arguments, &Environment);
+  const absl::StatusOr<CommandLine> command_line =
+      ParseCommandLine(arguments, &EnvironmentVariable);
   if (!command_line.ok()) return Fail(command_line.status(), kUsageError);
   if (command_line->help || command_line->version || !command_line->completion.empty()) {
     std::puts(Answer(*command_line).c_str());
@@ -265,8 +261,8 @@ int Main(int argc, char** argv) {
   absl::StatusOr<std::vector<std::string>> command =
       WorkerCommand({.kind = options->program_kind,
                      .program = command_line->program,
-                     .python_exec = Environment("PYTHON_EXEC"),
-                     .path = Environment("PATH")});
+                     .python_exec = EnvironmentVariable("PYTHON_EXEC"),
+                     .path = EnvironmentVariable("PATH")});
   if (!command.ok()) {
     const std::string why(command.status().message());
     Say(absl::StrCat(why, HiddenStatusCommandHint(arguments)));

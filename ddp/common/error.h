@@ -4,6 +4,7 @@
 #define DDP_COMMON_ERROR_H_
 
 #include <algorithm>
+#include <exception>
 #include <string>
 
 #include <c10/util/Exception.h>
@@ -25,6 +26,13 @@ inline std::string WithoutStackTrace(const std::string& text) {
   }
   while (!result.empty() && result.back() == '\n') result.pop_back();
   return result;
+}
+
+// Returns the message of `error`, of any type, without a stack trace.
+inline std::string MessageOf(const std::exception& error) {
+  const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
+  return WithoutStackTrace(torch_error != nullptr ? torch_error->what_without_backtrace()
+                                                  : error.what());
 }
 
 }  // namespace internal

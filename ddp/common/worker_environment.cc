@@ -1,7 +1,7 @@
 #include "ddp/common/worker_environment.h"
 
-#include <cstdlib>
 #include <limits>
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -15,7 +15,7 @@ namespace {
 // Reads the variables and collects the problems of all of them.
 class Reader {
  public:
-  explicit Reader(const WorkerEnvironment::Getter& get) : get_(get) {}
+  explicit Reader(const VariableGetter& get) : get_(get) {}
 
   std::string Text(const std::string& name) const {
     const std::optional<std::string> value = get_(name);
@@ -59,7 +59,7 @@ class Reader {
   }
 
  private:
-  const WorkerEnvironment::Getter& get_;
+  const VariableGetter& get_;
   std::vector<std::string> problems_;
 };
 
@@ -68,14 +68,10 @@ constexpr int kMaxWorldSize = 1 << 24;
 }  // namespace
 
 absl::StatusOr<WorkerEnvironment> WorkerEnvironment::FromEnvironment() {
-  return Parse([](const std::string& name) -> std::optional<std::string> {
-    const char* value = std::getenv(name.c_str());
-    if (value == nullptr) return std::nullopt;
-    return value;
-  });
+  return Parse(&EnvironmentVariable);
 }
 
-absl::StatusOr<WorkerEnvironment> WorkerEnvironment::Parse(const Getter& get) {
+absl::StatusOr<WorkerEnvironment> WorkerEnvironment::Parse(const VariableGetter& get) {
   constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
   Reader reader(get);
   WorkerEnvironment env;

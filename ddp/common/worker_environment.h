@@ -1,12 +1,11 @@
-#ifndef DDP_WORKER_ENVIRONMENT_H_
-#define DDP_WORKER_ENVIRONMENT_H_
+#ifndef DDP_COMMON_WORKER_ENVIRONMENT_H_
+#define DDP_COMMON_WORKER_ENVIRONMENT_H_
 
 #include <cstdint>
-#include <functional>
-#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "base/environment.h"
 
 namespace ddp::internal {
 
@@ -42,11 +41,10 @@ struct WorkerEnvironment {
   // missing, not a number or contradictory, and how to start the program so that they are set.
   static absl::StatusOr<WorkerEnvironment> FromEnvironment();
 
-  // Does the same for any source of variables: `get` returns nullopt for an unset one.
-  using Getter = std::function<std::optional<std::string>(const std::string& name)>;
-  static absl::StatusOr<WorkerEnvironment> Parse(const Getter& get);
+  // Does the same for any source of variables.
+  static absl::StatusOr<WorkerEnvironment> Parse(const VariableGetter& get);
 };
 
 }  // namespace ddp::internal
 
-#endif  // DDP_WORKER_ENVIRONMENT_H_
+#endif  // DDP_COMMON_WORKER_ENVIRONMENT_H_

@@ -524,10 +524,8 @@ void Reducer::Rethrow(const std::string& about) {
     // The peers know of the failure, unless it is in another group, which a hook may use.
     if (!group_->failed()) group_->report_failure(*core_.error());
     throw;
-  } catch (const c10::Error& error) {
-    text = error.what_without_backtrace();
   } catch (const std::exception& error) {
-    text = error.what();
+    text = MessageOf(error);
   }
   const std::string prefix = absl::StrCat("rank ", group_->rank(), ": ");
   if (core_.broken() && absl::StartsWith(text, prefix)) throw;  // from an inner step

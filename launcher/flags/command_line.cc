@@ -107,7 +107,7 @@ absl::Status SetFromVariable(const FlagSpec& flag, const std::string& name,
   return absl::OkStatus();
 }
 
-absl::Status ReadEnvironment(const EnvironmentLookup& environment, CommandLine& result) {
+absl::Status ReadEnvironment(const VariableGetter& environment, CommandLine& result) {
   for (const FlagSpec& flag : kFlagTable) {
     std::string name = VariableOf(flag);
     if (name.empty()) continue;
@@ -239,7 +239,7 @@ std::string VariableOf(const FlagSpec& flag) {
 }
 
 absl::StatusOr<CommandLine> ParseCommandLine(const std::vector<std::string>& arguments,
-                                             const EnvironmentLookup& environment) {
+                                             const VariableGetter& environment) {
   CommandLine result;
   if (absl::Status status = ReadEnvironment(environment, result); !status.ok()) return status;
   size_t index = 0;

@@ -1,13 +1,13 @@
 #ifndef DDP_LAUNCHER_FLAGS_COMMAND_LINE_H_
 #define DDP_LAUNCHER_FLAGS_COMMAND_LINE_H_
 
-#include <functional>
 #include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/environment.h"
 #include "launcher/flags/flag_table.h"
 
 // Parser of ddprun's command line and of the PET_* variables.
@@ -19,9 +19,6 @@
 //
 // Pure functions of their arguments. Thread: any.
 namespace ddp::launcher {
-
-// Returns the value of an environment variable; nullopt when it is unset.
-using EnvironmentLookup = std::function<std::optional<std::string>(const std::string& name)>;
 
 // A parsed command line.
 struct CommandLine {
@@ -53,7 +50,7 @@ struct CommandLine {
 // Errors: kInvalidArgument, one line that names the flag and the allowed values. Causes: an unknown
 // flag, a missing or unwanted value, no program, a switch's PET_* variable that is neither 0 nor 1.
 absl::StatusOr<CommandLine> ParseCommandLine(const std::vector<std::string>& arguments,
-                                             const EnvironmentLookup& environment);
+                                             const VariableGetter& environment);
 
 // Returns the variable that sets `flag` where the command line does not, such as
 // "PET_NPROC_PER_NODE"; empty when the flag has none.

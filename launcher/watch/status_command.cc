@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <memory>
 #include <utility>
 
@@ -11,6 +10,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "base/environment.h"
 #include "base/process/path_search.h"
 #include "base/status_macros.h"
 #include "elastic/agent/job_status.h"
@@ -95,12 +95,6 @@ bool SetSwitch(const std::string& name, StatusRequest& request) {
     return false;
   }
   return true;
-}
-
-std::optional<std::string> Environment(const std::string& name) {
-  const char* value = std::getenv(name.c_str());
-  if (value == nullptr) return std::nullopt;
-  return value;
 }
 
 // Place of one job.
@@ -243,12 +237,11 @@ std::string HiddenStatusCommandHint(const std::vector<std::string>& arguments) {
 
 bool ProgramExists(const std::string& name) {
   return IsRegularFile(name) ||
-         SearchPath(name, Environment("PATH").value_or(kDefaultPath)).has_value();
+         SearchPath(name, EnvironmentVariable("PATH").value_or(kDefaultPath)).has_value();
 }
 
-absl::StatusOr<StatusRequest> ParseStatusArguments(
-    const std::vector<std::string>& arguments,
-    const std::function<std::optional<std::string>(const std::string&)>& environment) {
+absl::StatusOr<StatusRequest> ParseStatusArguments(const std::vector<std::string>& arguments,
+                                                   const VariableGetter& environment) {
   StatusRequest request;
   for (const auto& [variable, value] : {std::pair{"PET_RDZV_ENDPOINT", &request.endpoint},
                                         std::pair{"PET_RDZV_ID", &request.run_id}}) {
@@ -284,7 +277,7 @@ absl::StatusOr<StatusRequest> ParseStatusArguments(
 
 int RunStatusCommand(const std::vector<std::string>& arguments) {
   const absl::StatusOr<StatusRequest> request = ParseStatusArguments(
-      std::vector<std::string>(arguments.begin() + 1, arguments.end()), &Environment);
+      std::vector<std::string>(arguments.begin() + 1, arguments.end()), &EnvironmentVariable);
   if (!request.ok()) return Complain(request.status());
   if (request->help) {
     std::fputs(kHelp, stdout);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/environment.h"
 
 namespace ddp::launcher {
 
@@ -45,9 +46,8 @@ struct StatusRequest {
 
 // Parses the arguments behind `status`. --rdzv-endpoint and --rdzv-id may come from PET_RDZV_* too.
 // Pure. Errors: kInvalidArgument, one line that names the flag and the allowed values.
-absl::StatusOr<StatusRequest> ParseStatusArguments(
-    const std::vector<std::string>& arguments,
-    const std::function<std::optional<std::string>(const std::string&)>& environment);
+absl::StatusOr<StatusRequest> ParseStatusArguments(const std::vector<std::string>& arguments,
+                                                   const VariableGetter& environment);
 
 // Prints the report on stdout, and errors on stderr, a line each. `arguments` begin with `status`.
 // Blocks on each store for at most 3 s to connect and 5 s per reply. Returns the exit code:

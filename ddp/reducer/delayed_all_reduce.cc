@@ -1,4 +1,4 @@
-#include "ddp/delayed_all_reduce.h"
+#include "ddp/reducer/delayed_all_reduce.h"
 
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ddp/common/error.h"
-#include "ddp/process_group.h"
+#include "ddp/reducer/reducer_group.h"
 
 namespace ddp::internal {
 namespace {
@@ -28,7 +28,7 @@ void CheckParameters(const std::vector<std::pair<std::string, at::Tensor>>& para
 }  // namespace
 
 DelayedAllReduce::DelayedAllReduce(std::vector<std::pair<std::string, at::Tensor>> parameters,
-                                   const at::Tensor& trigger, std::shared_ptr<ProcessGroup> group,
+                                   const at::Tensor& trigger, std::shared_ptr<ReducerGroup> group,
                                    When start)
     : parameters_(std::move(parameters)),
       trigger_(trigger),
@@ -100,7 +100,7 @@ void DelayedAllReduce::Shadow() {
   group_->communicator().Wait(pending);
 }
 
-void DelayedAllReduce::Reset(std::shared_ptr<ProcessGroup> group) {
+void DelayedAllReduce::Reset(std::shared_ptr<ReducerGroup> group) {
   group_ = std::move(group);
   pending_ = {};
   averaged_ = false;

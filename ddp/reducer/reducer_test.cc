@@ -6,13 +6,12 @@
 #include <map>
 #include <numeric>
 
-#include "ddp/process_group.h"
-#include "ddp/process_reducer_group.h"
 #include "ddp/reducer/buckets/flat_buckets.h"
 #include "ddp/reducer/buckets/gradient_buckets.h"
 #include "ddp/reducer/buckets/in_place_buckets.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "testing/backend/groups.h"
 #include "testing/distributed_checks.h"
 #include "testing/rank_test.h"
 
@@ -22,6 +21,7 @@ namespace {
 using ::ddp::testing::ErrorOf;
 using ::ddp::testing::Flatten;
 using ::ddp::testing::Gradients;
+using ::ddp::testing::ReducerGroupOf;
 using ::ddp::testing::SameOnAllRanks;
 using ::testing::HasSubstr;
 
@@ -74,8 +74,7 @@ class Trainer {
     }
     options.initial_limits_bytes = {40};
     options.rebuild_limits_bytes = {72};
-    reducer = std::make_unique<Reducer>(parameters, std::make_shared<ProcessReducerGroup>(group_),
-                                        std::move(options));
+    reducer = std::make_unique<Reducer>(parameters, ReducerGroupOf(group_), std::move(options));
   }
 
   // The forward and backward of one step. `step` chooses the inputs.
@@ -180,7 +179,7 @@ RANK_TEST(ReducerTest, AFailureOnEachKindOfBuckets, 2) {
         [&] { trainer.Run(1, /*synchronize=*/true, Side::kAll, /*explode=*/culprit); });
     EXPECT_THAT(error, HasSubstr(culprit ? "not a number" : "rank 1"));
     group->ensure_usable();
-    trainer.reducer->ResetAfterFailure(std::make_shared<ProcessReducerGroup>(group));
+    trainer.reducer->ResetAfterFailure(ReducerGroupOf(group));
     trainer.net->zero_grad();
     trainer.Run(2);
     return Gradients(*trainer.net);

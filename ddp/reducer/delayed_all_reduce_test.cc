@@ -1,6 +1,6 @@
 // Tests the delayed average in a group of one. There a sum is its own input, so the divisor shows
 // when the average ran.
-#include "ddp/delayed_all_reduce.h"
+#include "ddp/reducer/delayed_all_reduce.h"
 
 #include <memory>
 #include <string>
@@ -9,28 +9,23 @@
 
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "ddp/common/error.h"
-#include "ddp/process_group.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "testing/backend/groups.h"
 #include "testing/error_of.h"
 
 namespace ddp::internal {
 namespace {
 
 using ::ddp::testing::ErrorOf;
+using ::ddp::testing::GroupOfOne;
+using ::ddp::testing::ReducerGroupOf;
 using ::testing::HasSubstr;
 using When = DelayedAllReduce::When;
 
 constexpr int kDivisor = 4;
-
-std::shared_ptr<ProcessGroup> GroupOfOne() {
-  return std::make_shared<ProcessGroup>(c10::make_intrusive<c10d::HashStore>(),
-                                        ProcessGroup::Place(),
-                                        ProcessGroupOptions().backend("gloo"));
-}
 
 // Two parameters whose gradients are delayed, and the parameter that starts the average.
 class DelayedAllReduceTest : public ::testing::Test {
@@ -38,7 +33,7 @@ class DelayedAllReduceTest : public ::testing::Test {
   std::unique_ptr<DelayedAllReduce> Make(When start) {
     auto delayed = std::make_unique<DelayedAllReduce>(
         std::vector<std::pair<std::string, at::Tensor>>{{"a", a_}, {"b", b_}}, trigger_,
-        GroupOfOne(), start);
+        ReducerGroupOf(GroupOfOne()), start);
     delayed->set_announce([] { return kDivisor; });
     return delayed;
   }
@@ -145,7 +140,7 @@ TEST_F(DelayedAllReduceTest, ResetForgetsAnAbandonedAverage) {
   const auto delayed = Make(When::kAtTrigger);
   delayed->EndForward(/*synchronize=*/true);
   Backward();
-  delayed->Reset(GroupOfOne());
+  delayed->Reset(ReducerGroupOf(GroupOfOne()));
   EXPECT_EQ(A(), 0);
   Backward();  // no second gradient
   delayed->Complete(1);
@@ -161,7 +156,8 @@ TEST_F(DelayedAllReduceTest, TheTriggerIsFreeAfterTheEnd) {
 TEST_F(DelayedAllReduceTest, RefusesParametersThatDoNotGoTogether) {
   const auto refused = [this](const at::Tensor& second) {
     return ErrorOf<ConfigurationError>([&] {
-      DelayedAllReduce({{"a", a_}, {"second", second}}, trigger_, GroupOfOne(), When::kAtTrigger);
+      DelayedAllReduce({{"a", a_}, {"second", second}}, trigger_, ReducerGroupOf(GroupOfOne()),
+                       When::kAtTrigger);
     });
   };
   EXPECT_EQ(refused(at::Tensor()),

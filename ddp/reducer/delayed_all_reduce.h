@@ -1,5 +1,5 @@
-#ifndef DDP_DELAYED_ALL_REDUCE_H_
-#define DDP_DELAYED_ALL_REDUCE_H_
+#ifndef DDP_REDUCER_DELAYED_ALL_REDUCE_H_
+#define DDP_REDUCER_DELAYED_ALL_REDUCE_H_
 
 #include <functional>
 #include <memory>
@@ -11,11 +11,9 @@
 
 #include "ddp/comm/communicator.h"
 
-namespace ddp {
-class ProcessGroup;
-}  // namespace ddp
-
 namespace ddp::internal {
+
+class ReducerGroup;
 
 // Averages the gradients of some parameters outside of the buckets, in one all-reduce that the
 // gradient of another parameter, the trigger, starts. Implements
@@ -35,7 +33,7 @@ class DelayedAllReduce {
 
   // `parameters` are dense, of one type and on one device; otherwise throws ConfigurationError.
   DelayedAllReduce(std::vector<std::pair<std::string, at::Tensor>> parameters,
-                   const at::Tensor& trigger, std::shared_ptr<ProcessGroup> group, When start);
+                   const at::Tensor& trigger, std::shared_ptr<ReducerGroup> group, When start);
 
   // Removes its hook from the trigger.
   ~DelayedAllReduce();
@@ -59,7 +57,7 @@ class DelayedAllReduce {
   void Shadow();
 
   // Starts again over `group`, with gradients of zero in new memory.
-  void Reset(std::shared_ptr<ProcessGroup> group);
+  void Reset(std::shared_ptr<ReducerGroup> group);
 
  private:
   void PointGradients();
@@ -69,7 +67,7 @@ class DelayedAllReduce {
 
   const std::vector<std::pair<std::string, at::Tensor>> parameters_;
   const at::Tensor trigger_;
-  std::shared_ptr<ProcessGroup> group_;
+  std::shared_ptr<ReducerGroup> group_;
   std::function<int()> announce_;
   at::Tensor flat_;
   unsigned hook_ = 0;
@@ -81,4 +79,4 @@ class DelayedAllReduce {
 
 }  // namespace ddp::internal
 
-#endif  // DDP_DELAYED_ALL_REDUCE_H_
+#endif  // DDP_REDUCER_DELAYED_ALL_REDUCE_H_
