@@ -260,7 +260,7 @@ CollectiveCaller ProcessGroup::Caller() const {
   return {.rank = rank(),
           .size = size(),
           .device = now_->traits.tensor_device,
-          .backend = now_->traits.name};
+          .refusal = now_->traits.refusal};
 }
 
 void ProcessGroup::CheckTag(int tag) const {

@@ -26,6 +26,13 @@ enum class ReduceOp : uint8_t {
   kBitXor,
 };
 
+namespace internal {
+
+constexpr bool IsBitwise(ReduceOp op) {
+  return op == ReduceOp::kBitAnd || op == ReduceOp::kBitOr || op == ReduceOp::kBitXor;
+}
+
+}  // namespace internal
 }  // namespace ddp
 
 #endif  // DDP_COMMON_REDUCE_OP_H_

@@ -20,24 +20,6 @@ namespace {
 using Kind = Collective::Kind;
 using Tensors = std::vector<at::Tensor>;
 
-// Returns true when Gloo reduces the type: a complex number as two real ones, a bool as a byte.
-bool GlooReduces(at::ScalarType type) {
-  switch (c10::toRealValueType(type)) {
-    case at::kBool:
-    case at::kByte:
-    case at::kChar:
-    case at::kInt:
-    case at::kLong:
-    case at::kHalf:
-    case at::kBFloat16:
-    case at::kFloat:
-    case at::kDouble:
-      return true;
-    default:
-      return false;
-  }
-}
-
 // The checks of one call; `what` is the call's name.
 class Checks {
  public:
@@ -88,7 +70,6 @@ class Checks {
   void Operation(ReduceOp op, const at::Tensor& tensor) const {
     const at::ScalarType type = tensor.scalar_type();
     const bool sum = op == ReduceOp::kSum || op == ReduceOp::kAverage;
-    const bool bits = op == ReduceOp::kBitAnd || op == ReduceOp::kBitOr || op == ReduceOp::kBitXor;
     if (tensor.layout() != at::kStrided && !sum) Fail("sparse tensors are summed or averaged only");
     if (tensor.is_complex() && !sum) Fail("complex numbers are summed or averaged only");
     const bool integral = c10::isIntegralType(type, /*includeBool=*/true);
@@ -96,11 +77,9 @@ class Checks {
       Fail(absl::StrCat("an average of ", c10::toString(type),
                         " would be cut off. Sum, then divide in a floating-point type"));
     }
-    if (bits && caller_.backend == "nccl") Fail("NCCL has no bitwise operations");
-    if (caller_.backend == "gloo" && !GlooReduces(type)) {
-      Fail(absl::StrCat("Gloo does not reduce ", c10::toString(type), ". Convert with .to(...)"));
-    }
-    if (bits && !integral) {
+    const std::string refusal = caller_.refusal == nullptr ? "" : caller_.refusal(op, type);
+    if (!refusal.empty()) Fail(refusal);
+    if (IsBitwise(op) && !integral) {
       Fail(absl::StrCat(c10::toString(type), " has no bitwise operations. Integers and bool have"));
     }
   }

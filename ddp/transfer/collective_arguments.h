@@ -19,7 +19,8 @@ struct CollectiveCaller {
   int rank = 0;
   int size = 1;
   std::optional<at::Device> device = {};  // required device of the tensors; nullopt: any
-  std::string backend = {};               // "gloo", "nccl", or another one
+  // See BackendTraits::refusal.
+  std::string (*refusal)(ReduceOp op, at::ScalarType type) = nullptr;
 };
 
 // A program's collective in the form that a communicator needs: on contiguous tensors that do not

@@ -12,6 +12,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include "absl/strings/str_cat.h"
+#include "ddp/comm/backend/reduction_support.h"
 #include "ddp/common/error.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -29,8 +30,8 @@ using Tensors = std::vector<at::Tensor>;
 constexpr int kRank = 1;
 constexpr int kSize = 3;
 
-CollectiveCaller Caller(const std::string& backend = "gloo") {
-  return {.rank = kRank, .size = kSize, .device = at::Device(at::kCPU), .backend = backend};
+CollectiveCaller Caller(std::string (*refusal)(ReduceOp, at::ScalarType) = &GlooRefusal) {
+  return {.rank = kRank, .size = kSize, .device = at::Device(at::kCPU), .refusal = refusal};
 }
 
 // Returns 0, 1, 2, ... in a tensor of strides that are not contiguous.
@@ -71,7 +72,7 @@ TEST(CollectiveArgumentsTest, RefusesTensorsThatNoCollectiveTakes) {
 
 TEST(CollectiveArgumentsTest, RefusesOperationsThatATypeOrABackendHasNot) {
   const CollectiveCaller gloo = Caller();
-  const CollectiveCaller nccl = Caller("nccl");
+  const CollectiveCaller nccl = Caller(&NcclRefusal);
   const at::Tensor complex = at::ones({4}, at::kComplexFloat);
   const auto reduce = [](const CollectiveCaller& caller, const at::Tensor& tensor, ReduceOp op) {
     return [&caller, tensor, op] { PrepareAllReduce(caller, tensor, op); };
@@ -91,6 +92,7 @@ TEST(CollectiveArgumentsTest, RefusesOperationsThatATypeOrABackendHasNot) {
        "an average of Int would be cut off"},
   });
   PrepareAllReduce(nccl, at::ones({4}, at::kShort), ReduceOp::kSum);  // Gloo's limits only
+  PrepareAllReduce(Caller(nullptr), at::ones({4}, at::kShort), ReduceOp::kBitOr);
   PrepareAllReduce(gloo, complex, ReduceOp::kAverage);
   PrepareAllReduce(gloo, at::ones({4}, at::kBool), ReduceOp::kBitXor);
 }

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "ddp/comm/backend/gloo_backend.h"
 #include "ddp/comm/backend/nccl_backend.h"
+#include "ddp/comm/backend/reduction_support.h"
 #include "ddp/common/error.h"
 
 namespace ddp::internal {
@@ -33,6 +34,8 @@ ConnectedBackend Describe(c10::intrusive_ptr<c10d::Backend> backend, const std::
                           at::Device device) {
   BackendTraits traits{.name = name, .has_message_tags = name != kNccl};
   if (name == kGloo || name == kNccl) traits.tensor_device = device;
+  if (name == kGloo) traits.refusal = &GlooRefusal;
+  if (name == kNccl) traits.refusal = &NcclRefusal;
   if (backend && IsGloo(*backend)) traits.set_tag = &SetNextGlooTag;
   return {.backend = std::move(backend), .device = device, .traits = std::move(traits)};
 }

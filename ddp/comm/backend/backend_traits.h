@@ -6,6 +6,9 @@
 #include <string>
 
 #include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
+
+#include "ddp/common/reduce_op.h"
 
 namespace c10d {
 class Backend;
@@ -20,6 +23,9 @@ struct BackendTraits {
 
   // The device on which a program's tensors must be. Nullopt: the backend decides.
   std::optional<at::Device> tensor_device = {};
+
+  // Returns why the backend cannot combine tensors of `type` by `op`; "" when it can. Null: unknown.
+  std::string (*refusal)(ReduceOp op, at::ScalarType type) = nullptr;
 
   // Sets the tag of the backend's next operation. Null when the backend does not match operations
   // by tag.
