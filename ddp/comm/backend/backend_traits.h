@@ -24,7 +24,7 @@ struct BackendTraits {
   // The device on which a program's tensors must be. Nullopt: the backend decides.
   std::optional<at::Device> tensor_device = {};
 
-  // Returns why the backend cannot combine tensors of `type` by `op`; "" when it can. Null: unknown.
+  // Returns why the backend cannot combine tensors of `type` by `op`; "" when it can. May be null.
   std::string (*refusal)(ReduceOp op, at::ScalarType type) = nullptr;
 
   // Sets the tag of the backend's next operation. Null when the backend does not match operations
