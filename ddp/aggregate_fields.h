@@ -83,10 +83,11 @@ constexpr size_t InitializerCount() {
   }
 }
 
-// Returns how many of the `total` initial values initialize the field that starts at value `index`;
-// above 1 only for an array. A pair of braces initializes any whole field. The fewer values fit
-// after the braces, the more values the field used. (A field that braces cannot initialize counts
-// as no array.)
+// Returns how many of the `total` initial values the field takes that starts at value `index`:
+// more than 1 only for an array. The function puts `{}` in place of the field's values, which is
+// right for a field of any type, and tries how many values may follow. The others are the field's.
+// For `int a[3]; int b;` `total` is 4, and 1 value may follow `{}`: `a` takes 3. (Returns 1 for a
+// field that braces cannot initialize.)
 template <typename T, typename Any, size_t index, size_t total, size_t guess = 1>
 constexpr size_t InitializersOfField() {
   if constexpr (index + guess > total) {
@@ -326,19 +327,19 @@ struct TypesOfFields {
 
 }  // namespace aggregate
 
-// Calls f.operator()<Fields...>(fields...) with all fields of `value`. Fields are the declared
-// types, const where `value` is. Declare the arguments as const
-// std::remove_reference_t<Fields>&...: nothing else binds to a bit-field, which is passed as a
-// copy. Other fields are passed by reference, so casting the const away gives the field with the
-// constness of `value`.
+// Calls f.operator()<Fields...>(fields...) with all fields of `value`, a plain struct. `Fields` are
+// the declared types. If `value` is const, they are const too, except references. Let f take
+// const std::remove_reference_t<Fields>&...: no other reference binds to a bit-field. A bit-field
+// arrives as a copy. Every other field arrives by reference: f may cast it to
+// std::remove_reference_t<Field>&, which is as constant as the field.
 template <typename T, typename F>
 constexpr decltype(auto) WithFields(T& value, F&& f) {
   static_assert(kFieldCount<std::remove_const_t<T>> > 0);
   return aggregate::WithFieldsTo8(value, f);
 }
 
-// A std::tuple of the types of the fields, as WithFields() passes them. Only a type: never create
-// one.
+// std::tuple<Fields...> with the Fields of WithFields(). For computing with types only: do not
+// create such a tuple.
 template <typename T>
 using FieldTypes =
     typename decltype(WithFields(std::declval<T&>(), aggregate::TypesOfFields()))::type;

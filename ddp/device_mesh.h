@@ -10,8 +10,9 @@ namespace ddp {
 
 class ProcessGroup;
 
-// The ranks of a group as an n-dimensional grid, with a process group for each line of the grid.
-// For example, a model is averaged along one dimension and split into pieces along another.
+// The ranks of a group as an n-dimensional grid. Each line of the grid is a process group; a mesh
+// has the groups of this rank's own lines, one for each dimension. For example, a model is averaged
+// along one dimension and split into pieces along another.
 //
 //   DeviceMesh mesh = init_device_mesh(group, "cpu", {2, 4}, {"replicate", "shard"});
 //   DistributedDataParallel model(net, {.device_mesh = mesh["replicate"]});

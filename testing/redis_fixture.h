@@ -13,10 +13,12 @@
 
 namespace ddp::testing {
 
-// A real redis-server for one test, in a folder with a short path. The server ends with the fixture
-// or with the test's process. If it cannot be started, the test's process ends with the reason.
+// A real redis-server for one test, in a folder whose path is short enough for a unix socket. The
+// server ends with the fixture or with the test's process. If it cannot be started, the test's
+// process ends with the reason.
 //
-// Thread-compatible. Create it in the main thread (see PrivateRedisServer).
+// Thread-compatible. Create it, and call Restart(), in the main thread: the server ends with the
+// thread that starts it.
 class RedisFixture {
  public:
   // Starts a server on a unix socket, without a password.

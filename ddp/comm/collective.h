@@ -19,11 +19,11 @@ namespace ddp::internal {
 
 // A collective as one rank calls it: the kind, the operation and the tensors. A value.
 // Communicator::Start() launches it. The functions of ddp/transfer/collective_arguments.h make the
-// tensors contiguous and divide an average.
+// tensors contiguous. For an average they divide the sum.
 //
-// The tensors are contiguous, or sparse (COO; all-reduces only). Launch() passes a backend only
-// types that every backend supports: it views complex numbers as pairs of real numbers, and bools
-// as bytes. A collective that only moves data passes plain bytes.
+// The tensors are contiguous, or sparse (COO; all-reduces only). Launch() gives the backend bytes
+// if the collective only moves data. If it reduces, Launch() views dense complex numbers as pairs
+// of real numbers and dense bools as bytes; all other types go to the backend as they are.
 struct Collective {
   enum class Kind : uint8_t {
     kAllReduce,

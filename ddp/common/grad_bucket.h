@@ -15,11 +15,13 @@ namespace ddp {
 // The gradients of some parameters in one tensor: the argument of a comm hook. The library makes
 // it.
 //
-// buffer() has one dimension. It holds the parameters' gradients one after the other, in the order
-// of parameters(), each in its parameter's own memory order. A complex number counts as two real
-// ones. A sparse gradient has a bucket of its own, whose buffer() is the sparse tensor itself.
+// buffer() has one dimension. It holds the gradients one after the other, in the order of
+// parameters(). Each has the memory order of its parameter, or row-major order if the parameter
+// is not dense in memory. A complex number counts as two real ones. A sparse gradient has a
+// bucket of its own, and buffer() is then a sparse tensor.
 //
-// Copies share all tensors. Thread-compatible.
+// Copies share all tensors; set_buffer() changes one copy. One thread at a time, even for const
+// methods.
 class GradBucket {
  public:
   struct Contents {

@@ -23,8 +23,9 @@ struct CollectiveCaller {
   std::string (*refusal)(ReduceOp op, at::ScalarType type) = nullptr;
 };
 
-// A program's collective in the form that a communicator needs: on contiguous tensors that do not
-// overlap. A copy replaces a tensor that is not contiguous, or that overlaps an output.
+// A program's collective in the form that a communicator needs: the input and the output are one
+// contiguous tensor each and do not overlap. (An all-reduce may have a sparse one.) Tensors that
+// are not one contiguous block are copied into one; so is an input that overlaps the output.
 struct PreparedCollective {
   Collective collective;
   // Writes the result into the program's tensors and divides an average. Null: no such step is

@@ -32,10 +32,11 @@
 namespace ddp::elastic {
 
 // The worker processes of this node, one generation at a time: starts them, watches their ends and
-// health pages, and stops them. Agent owns it.
+// health pages, and stops them. Agent owns it. The destructor stops no worker that runs.
 //
-// A timer reads the pages: often until every worker has done its first step, then every
-// `kLookPeriod`. The findings go into the event log, the status and the heartbeat (Report).
+// A timer reads the pages. The pause between reads grows from 20 ms to `kLookPeriod`; it is
+// `kLookPeriod` as soon as every worker has done its first step. The findings go into the event
+// log, the status and the heartbeat (Report). A hang is also posted as an event.
 //
 // Thread: the event loop's.
 class WorkerGroup {

@@ -8,8 +8,9 @@
 
 namespace ddp::elastic {
 
-// Identifies a generation in every message. Both parts are compared: after a fail-over that lost
-// writes, two generations may carry the same number, never the same nonce.
+// Identifies a generation in the messages of the rendezvous. Two ids are equal if both parts are:
+// after a fail-over of Redis that lost writes, two generations may have the same number, but never
+// the same nonce.
 struct GenerationId {
   uint64_t number = 0;  // counts from 1; 0: none yet
   std::string nonce;    // 16 hexadecimal digits

@@ -13,29 +13,30 @@
 
 namespace ddp::launcher {
 
-// Options of RunWithKeeper(), which runs the agent in a child process. If either of the two is
-// killed, by SIGKILL too, the other removes everything: processes, sockets, folders.
+// Options of RunWithKeeper(), which runs the agent in a child process. When one of these two
+// processes is killed, even by SIGKILL, the other removes everything: processes, sockets, folders.
 //
 //   keeper   the process that the user started; forwards signals, returns the agent's exit code
 //     `- agent   runs the job; every worker and the private Redis server are below it
 //
 // Both are child subreapers.
 // - The agent dies: all its descendants, also those in sessions of their own, become the keeper's
-//   children. The keeper kills them until none is left.
-// - The keeper dies: the agent's watcher kills everything below the agent. It waits for the agent's
-//   last message to the other nodes, then ends the agent. The watcher is a thread, so that it never
-//   waits for work of the agent. PDEATHSIG of processes that the agent's main thread started only
-//   makes this faster.
+//   children. The keeper kills them until none is left. For the processes that the agent's main
+//   thread started, the kernel is faster: it kills them when that thread ends (PDEATHSIG).
+// - The keeper dies: a thread of the agent, the watcher, kills everything below the agent, then
+//   ends the agent. Before that end it waits at most half a second for the agent's last message
+//   to the other nodes. It waits for no other work of the agent.
 //
-// In both cases the survivor then removes the folders.
+// In both cases the survivor also removes the two folders below.
 //
-// While the agent lives, the keeper reaps its other children that end: children that its process
-// had before, their orphans, and every orphan of a container whose first process it is.
+// While the agent lives, the keeper reaps its other children when they end: children that its
+// process had before, and their orphans. A keeper that is the first process of a container also
+// reaps all orphans of the container.
 //
 // The agent has a session of its own and the process name "ddp-agent". Neither a signal to the
 // terminal's process group nor a kill by name reaches both.
 //
-// Known weakness: SIGKILL to both within the same millisecond.
+// Known weakness: if the survivor is killed before it has finished, the rest stays.
 struct KeeperOptions {
   // Folder that is removed at the end in any case.
   std::string runtime_folder;

@@ -11,9 +11,10 @@
 
 namespace ddp::launcher {
 
-// A job of this user that runs on this host, as `ddprun status` finds it without an endpoint, jobs
-// on a private server included. Each agent writes a file `job.json` into its runtime folder. The
-// file is removed with the folder when the job has ended.
+// One agent of a job that runs on this host for this user. `ddprun status`, called without
+// --rdzv-endpoint, finds jobs by these markers, also jobs on a private server. An agent that has
+// reached the rendezvous writes its marker into the file `job.json` in its runtime folder. The
+// file is removed with the folder when the agent has ended.
 struct JobMarker {
   std::string run_id;
   int64_t instance = 0;  // instance of the run id

@@ -19,15 +19,16 @@
 
 namespace ddp::store {
 
-// A connection to one Redis server that reconnects by itself: a call that finds the connection
-// broken makes a new one and continues, within its deadline.
+// A connection to one Redis server. Command(), Eval(), Pipeline() and Transaction() reconnect when
+// the connection is broken. RedisCaller says when they send a command again, and lists the errors.
 //
-// Not thread-safe: one thread at a time. Blocks its caller for at most total_timeout per call.
-// Raises no SIGPIPE. Child programs do not inherit its descriptor.
+// Not thread-safe: one thread at a time. These four block for at most total_timeout (zero: for one
+// attempt); only the lookup of a host name may take longer. Raises no SIGPIPE. Child programs do
+// not inherit the descriptor.
 //
-// The commands and the errors are RedisCaller's. kDeadlineExceeded also closes the connection. A
-// call that a replica refuses (READONLY: the master was demoted) closes it too, and the next
-// attempt looks up the server's name.
+// A failed attempt closes the connection. Only Receive() keeps it open after kDeadlineExceeded. In
+// a call of these four, the refusal of a replica (READONLY, MASTERDOWN: the master is elsewhere)
+// closes the connection too. The next attempt then looks up the server's name.
 class RedisConnection final : public RedisCaller {
  public:
   using Options = RedisConnectionOptions;

@@ -11,11 +11,11 @@
 
 namespace ddp::store {
 
-// A small client of TCPStore servers, ours (TcpStoreServer) and LibTorch's. Each call blocks, and
-// has a deadline.
+// A small client of TCPStore servers, ours (TcpStoreServer) and LibTorch's. Each call blocks until
+// its deadline at most; only the lookup of the name in Connect() may take longer.
 //
-// Keys are the server's own names: keys of LibTorch's clients begin with '/'. After an error do not
-// use the client; connect another one. Thread-compatible.
+// Keys go to the server unchanged. LibTorch's clients put '/' before every key: their key "a" is
+// "/a" here. After an error do not use the client; connect another one. Thread-compatible.
 class TcpStoreClient {
  public:
   // Connects to a name or an address. Tries all addresses of a name, and again with growing pauses

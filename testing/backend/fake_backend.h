@@ -36,8 +36,8 @@ struct FakeCall {
   int64_t bytes = 0;  // of this rank's input; 0 for a sparse tensor
 };
 
-// The fate of one rank's operation. The default: the rank takes part at once, and gets its
-// result when all ranks that the result needs have come.
+// What happens to one rank's operation. By default it arrives at once, and the rank gets its
+// result as soon as the operations of all ranks that the result needs have arrived.
 struct FakeFate {
   enum class Hold : uint8_t {
     kNothing,
@@ -54,22 +54,24 @@ struct FakeFate {
 // Connects ranks that are threads of this process. Each rank has a c10d backend of its own, with
 // the name "fake".
 //
-// Results. The network adds in rank order, so equal inputs give equal bits on all ranks and in
+// Results. The network reduces in rank order, so equal inputs give equal bits on all ranks and in
 // every run. Every work has a future. The input is copied at the launch; the output is written when
 // the operation completes. A broadcast completes on its root at once, on another rank when that
 // rank and the root have come. Each other collective needs all ranks. A message completes on the
 // sender at once.
 //
-// Matching. The n-th collective of one rank meets the n-th of every other rank of the backend, and
-// the n-th message from a rank under a tag meets the n-th receive. Collectives that differ in kind,
-// reduction, type, size or root never complete, like those with different tags of LibTorch's Gloo.
-// A receive of another size than was sent ends with an error.
+// Matching. The n-th collective of one rank meets the n-th of every other rank of the backend. The
+// n-th message of a rank to a peer under a tag meets the peer's n-th receive from that rank under
+// that tag. Collectives that differ in kind, reduction, type, size or root get no result, as in
+// LibTorch's Gloo when tags differ. In a broadcast only the ranks that differ from the root get
+// none. A receive of another size than was sent ends with an error.
 //
 // End. When a backend is destroyed, the operations of its peers that need this rank end with a
-// connection error. The network's destructor ends all operations that are left with an error.
+// connection error. The network's destructor ends all remaining operations with an error.
 //
-// Threads. Thread-safe. The script runs on the rank's thread, without a lock. Futures complete on
-// the thread that Options::delivery says, without a lock.
+// Threads. Thread-safe. The script runs on the rank's thread. Futures complete on the thread that
+// Options::delivery says; at the end of a backend or of the network perhaps on the thread that
+// destroys it. No lock is held in either case.
 class FakeNetwork {
  public:
   // Where operations complete, and so where continuations of their futures run.

@@ -30,10 +30,10 @@
 
 namespace ddp::testing {
 
-// One run of an agent, from its start to its end; a restarted agent is a new SimulatedNode. Holds
-// the real AgentCore, RendezvousCore and HangDetector in a simulated process with simulated
-// workers. A SimulatedNode does what elastic/agent/agent.cc and worker_group.cc do: it gives events
-// to the core and carries out the core's actions. The Simulation owns it. Thread-compatible.
+// One run of an agent, from its start to its end; a restarted agent is a new SimulatedNode. The
+// AgentCore, RendezvousCore and HangDetector are the real ones; the process and its workers are
+// simulated. A SimulatedNode does what elastic/agent/agent.cc and worker_group.cc do: it gives
+// events to the AgentCore and carries out its actions. The Simulation owns it. Thread-compatible.
 class SimulatedNode {
  public:
   using NodeId = int;

@@ -9,9 +9,9 @@
 
 namespace ddp::internal {
 
-// Carries out writes to the store for a thread that an exception is unwinding: a destructor must
-// not wait for the network then. The first such write starts the thread "ddp-report"; a group
-// without such a write never has this thread.
+// Runs writes to the store. While an exception unwinds the calling thread, the thread "ddp-report"
+// runs them, so that no destructor calls the store itself. The first write that is handed over
+// starts that thread. If it cannot be started, the write is dropped with a warning.
 //
 // Thread-safe.
 class DeferredWrites {

@@ -16,9 +16,10 @@
 
 namespace ddp::testing {
 
-// The commands of MemoryDatabase, of which it is a part. An object is the context of one call; each
-// command is a member. The definitions are in key_commands.cc (keys, strings, PUBLISH and TIME),
-// collection_commands.cc (hashes, sets, lists) and sorted_set_commands.cc. Thread-compatible.
+// The commands of MemoryDatabase, with access to its private fields. MemoryDatabase::Run() makes
+// one object for each call; a member function is one command. The definitions are in
+// key_commands.cc (keys, strings, PUBLISH and TIME), collection_commands.cc (hashes, sets, lists)
+// and sorted_set_commands.cc; Table() is in memory_database.cc. Thread-compatible.
 struct DatabaseCommands {
   using Entry = MemoryDatabase::Entry;
   using Hash = MemoryDatabase::Hash;
