@@ -192,7 +192,7 @@ void Join::finish() {
       Leave(internal::MessageOf(error));  // all ranks know, or find the failure themselves
     throw;
   } catch (const std::exception& error) {
-    abandon(absl::StrCat("in the finish() of a Join: ", TextOf(error)));
+    abandon(absl::StrCat("in the finish() of a Join: ", internal::MessageOf(error)));
     throw;
   } catch (...) {
     abandon("an exception of unknown type in the finish() of a Join");
@@ -219,7 +219,7 @@ void join(const std::vector<JoinableRef>& joinables, const JoinOptions& options,
   } catch (const CommunicationError&) {
     throw;  // the destructor of guard does the rest
   } catch (const std::exception& error) {
-    guard.abandon(absl::StrCat("in the loop under a Join: ", TextOf(error)));
+    guard.abandon(absl::StrCat("in the loop under a Join: ", internal::MessageOf(error)));
     throw;
   }
   guard.finish();

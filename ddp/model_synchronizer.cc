@@ -23,6 +23,7 @@
 #include "ddp/model_agreement.h"
 #include "ddp/model_report.h"
 #include "ddp/model_setup.h"
+#include "ddp/option_table.h"
 #include "ddp/process_group.h"
 #include "ddp/process_reducer_group.h"
 #include "ddp/reducer/pass/pass_core.h"
