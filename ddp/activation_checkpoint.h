@@ -34,23 +34,24 @@ struct CheckpointOptions {
   DDP_OPTION(parameters, std::vector<at::Tensor>) = {};
 };
 
-// Runs a segment of a model without keeping its activations for the backward; the backward computes
-// them again. Trades memory for time: a segment costs the memory of its inputs, and one more
-// forward.
+// Runs a segment of a model without keeping its activations. The backward runs the segment again to
+// get them. This saves memory and costs time: the segment keeps only its inputs, and its forward
+// runs once more.
 //
 //   at::Tensor h = ddp::checkpoint(block, x);           // block: a module's holder or shared_ptr
 //   at::Tensor y = ddp::checkpoint({.parameters = {w}}, [w](at::Tensor h) { ... }, h);
 //
 // The segment is a module (its forward is called) or a function. The graph of its outputs keeps the
-// segment with all that it captures: capture by value. The segment runs twice and must compute the
-// same both times. Its side effects (running statistics of a batch norm, counters) happen twice.
-// The first run records no gradients.
+// segment with all that it captures: capture by value. The segment runs once in the forward,
+// without recording gradients, and once more in each backward. It must compute the same each time.
+// Its side effects (running statistics of a batch norm, counters) happen each time.
 //
 // Inputs: tensors; optionals, vectors, pairs and tuples of tensors; and any copyable values without
-// tensors. Outputs: any type that for_each_tensor looks into, with tensors that this call created.
-// Where the operations are deterministic, gradients equal those without a checkpoint bit for bit.
-// The recomputation uses the autocast state of the forward. Segments may be nested and repeated,
-// and retain_graph is allowed. When no gradients are recorded, checkpoint() only calls the segment.
+// tensors. Outputs: any type that for_each_tensor looks into; its tensors are inputs, or made by
+// the segment in this call. Gradients equal those without a checkpoint bit for bit, where the
+// operations are deterministic and each parameter is used in one segment. The recomputation uses
+// the autocast state of the forward. Segments may be nested and repeated, and retain_graph is
+// allowed. When no gradients are recorded, checkpoint() only calls the segment.
 //
 // Two kinds:
 // - Non-reentrant: the default, which works with every option of DistributedDataParallel. The
@@ -58,20 +59,21 @@ struct CheckpointOptions {
 //   all of its uses are done. The search for unused parameters sees them; torch::autograd::grad()
 //   and create_graph work. A parameter that the segment did not use gets an undefined gradient.
 // - Reentrant: the backward runs a second backward inside, where the parameters' gradients
-//   accumulate. Each use of a segment or parameter gives one gradient, and the model's graph does
-//   not show the parameters. At least one input must require a gradient. With
-//   DistributedDataParallel, set static_graph, unless every segment is used once and no parameter
-//   goes unused. find_unused_parameters does not work: it finds all parameters of the segments
-//   unused. For code that relies on this behavior.
+//   accumulate. Each run of a segment gives each of its parameters one gradient, and the model's
+//   graph does not show the parameters. At least one input must require a gradient. With
+//   DistributedDataParallel, set static_graph, unless every segment is used once, no parameter is
+//   shared with other segments, and no parameter goes unused. find_unused_parameters does not work:
+//   it takes all parameters of the segments for unused. Use this kind only for code that relies on
+//   the second backward.
 //
 // Throws ConfigurationError when:
 // - a reentrant segment has no input that requires a gradient;
 // - the segment changes an input in place;
-// - the segment returns other outputs the second time (thrown by the backward);
+// - the segment returns other outputs in the recomputation (thrown by the backward);
 // - the segment uses a tensor that requires a gradient but is neither an input nor a parameter
-//   (thrown by the backward). Its gradient would be lost. Not checked when reentrant, where it
-//   works;
-// - a reentrant segment is in a backward with create_graph or with inputs, or in
+//   (thrown by the backward). Such a tensor would get no gradient. The reentrant kind does not
+//   check this: there the tensor gets one;
+// - a reentrant segment is in a backward with create_graph or with the argument `inputs`, or in
 //   torch::autograd::grad() (thrown by the backward);
 // - CheckpointOptions::parameters has a tensor that requires a gradient and is not a leaf.
 //

@@ -90,8 +90,9 @@ void CastBuffers(const std::vector<at::Tensor>& buffers, at::ScalarType dtype);
 // conversion.
 at::Tensor CastInput(const at::Tensor& tensor, at::ScalarType dtype);
 
-// Returns a copy of `value`, an input of a module, with CastInput() applied to all of its tensors.
-// Parts that copies share (behind pointers, in IValues) change for all owners.
+// Returns a copy of `value`, an input of a module. Applies CastInput() to all tensors of the copy
+// that for_each_tensor can replace. What the copy shares with `value` (behind pointers, in IValues)
+// changes in `value` too.
 template <typename T>
 auto CastInputs(T&& value, at::ScalarType dtype) {
   std::decay_t<T> copy = std::forward<T>(value);

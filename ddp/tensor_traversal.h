@@ -104,8 +104,8 @@ concept IsItem = requires(T& item) {
 template <typename T, typename... Seen>
 constexpr unsigned Contents();
 
-// Returns the contents of T; kNothing for a type that contains itself (a tree), at the second
-// visit.
+// Returns the contents of T, without const or reference. Seen: the types that contain T. Returns
+// kNothing when T is one of them, as in a tree: its contents are counted already.
 template <typename T, typename... Seen>
 constexpr unsigned ContentsOnce() {
   using Plain = std::remove_cvref_t<T>;

@@ -80,12 +80,12 @@ struct RankRun {
   std::string Describe() const;
 };
 
-// A running group of ranks. The destructor kills and reaps the remaining processes, by pid and
-// process group. The kernel kills the ranks when this process is killed.
+// A running group of ranks. The destructor kills the process group of every rank and reaps the
+// ranks. The kernel kills the ranks when the thread that started them ends, and so also when this
+// process is killed: the group must not live longer than that thread.
 //
-// Not thread-safe. The thread that starts a group must outlive it: the kernel kills the ranks when
-// that thread ends. Outside WaitForOutput() and Wait() no output is read, so a rank may block on a
-// full pipe (64 KiB).
+// Not thread-safe. Only WaitForOutput() and Wait() read output. At other times a rank may block on
+// a full pipe (64 KiB).
 class RankGroup {
  public:
   // Starts every rank. Errors: kInvalidArgument (the job contradicts itself), kNotFound or

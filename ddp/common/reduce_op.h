@@ -5,16 +5,16 @@
 
 namespace ddp {
 
-// How a collective combines the elements of the ranks: c10d's ReduceOp under the library's own
-// names.
+// How a collective combines the elements of the ranks. These are c10d's reductions under the
+// library's own names.
 //
-// Every operation supports the integers and real floating-point types that the backend can add. For
-// Gloo: uint8, int8, int32, int64, half, bfloat16, float and double. Exceptions:
-//   kAverage            not for integers
+// An operation takes every integer and real type that the backend takes for a sum. Gloo takes
+// uint8, int8, int32, int64, half, bfloat16, float and double. These rules go beyond that:
+//   kAverage            not for integers and bool
 //   kBitAnd ... kBitXor integers and bool only; not with NCCL
 //   complex numbers     kSum and kAverage only
-//   sparse tensors      kSum and kAverage only
-//   bool                kSum is "or", kProduct is "and"; no kAverage
+//   sparse tensors      kSum and kAverage only; all_reduce only
+//   bool                kSum and kMax are "or", kProduct and kMin are "and"
 enum class ReduceOp : uint8_t {
   kSum,
   kAverage,  // the sum, divided by the number of ranks

@@ -12,17 +12,19 @@
 
 namespace ddp::internal {
 
-// Reports to an observer when a backward through the outputs of watched forwards begins and ends,
-// and whether it ends by an exception. Records through which forwards the backward goes. Autograd
-// has no such events: the watch puts a hook on every output. The first hook of a backward adds a
-// callback to the backward's graph task. A good end runs the callback; an exception only destroys
-// it. Owned by a Reducer.
+// Tells an observer when a backward through the outputs of watched forwards begins, and whether it
+// ends well or by an exception. Records through which forwards the backward goes. Owned by a
+// Reducer.
 //
-// A backward nested in another one (re-entrant checkpointing) is part of the outer backward, which
-// went through the outputs before.
+// Autograd has no such events. So the watch puts a hook on every output that has a history. The
+// first hook of a backward adds a callback to the backward's graph task. Autograd calls the
+// callback at a good end. After an exception it destroys the callback without a call, and the watch
+// notices that.
 //
-// Thread-compatible: used on the thread of the forwards and on the thread of the backwards, never
-// on both at once.
+// A backward that runs inside another one (re-entrant checkpointing) does not pass the outputs
+// again. The watch sees only the outer one.
+//
+// Thread-compatible: a forward and a backward never use it at once.
 class BackwardWatch {
  public:
   class Observer {

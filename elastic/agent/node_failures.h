@@ -11,12 +11,13 @@
 
 namespace ddp::elastic {
 
-// The failed workers of this node in one generation: chooses the failure to report next, the
-// possible root cause, and the order for people. Pure; owned by AgentCore.
+// The failed workers of this node in one generation. The class chooses three things: the failure to
+// report next to the rendezvous, the root cause as far as this node knows, and the order in which
+// people see the failures. It also keeps workers that ended as requested. Pure; owned by AgentCore.
 //
-// A victim is a worker whose error record says that a peer failed first.
+// A victim is a worker whose error file says that a peer failed first.
 //
-// Thread-compatible. Pointers to failures are valid until the next change.
+// Thread-compatible. Pointers to failures are valid until the next Add().
 class NodeFailures {
  public:
   // Adds a failure; call in the order in which failures are seen. A failure with `was_stopped` set

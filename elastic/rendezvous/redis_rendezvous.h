@@ -20,11 +20,11 @@ namespace ddp::elastic {
 // it. All requests and notifications use one connection, which the agent's event loop watches.
 //
 // A job's keys all begin with `ddp:{RUN_ID}:i<instance>:`, so they live in one hash slot. They
-// expire a day after the last script of an agent. A member of a round renews its lease every sixth
-// of the lease by default; the lease runs by the server's clock.
+// expire a day after the last script that any agent of the job sent. A lease runs by the server's
+// clock. By default, a member of a round renews its lease six times in the lease's duration.
 //
-// When the store is out of reach, requests and heartbeats are retried with growing pauses. Only
-// Open() blocks; later connects and name look-ups wait in the event loop.
+// When the server cannot be reached, requests and heartbeats are retried with growing pauses. Only
+// Open() blocks. Later, connecting and looking up the server's name do not block the event loop.
 //
 // Thread: the event loop's.
 class RedisRendezvous final : public Rendezvous {

@@ -9,8 +9,9 @@
 
 namespace ddp::elastic {
 
-// The transitions of a job, each one Lua script. docs/rendezvous-protocol.md explains them. The
-// head of each file in scripts/ lists its arguments and replies.
+// The Lua scripts by which agents change a job. Redis runs one at a time.
+// docs/rendezvous-protocol.md explains them. The head of scripts/<name>.lua lists a script's own
+// arguments and replies. All but kOpenInstance also have the arguments listed in prelude.lua.
 enum class ScriptName {
   kOpenInstance,
   kJoin,

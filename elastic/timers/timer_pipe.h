@@ -16,12 +16,13 @@
 
 namespace ddp::elastic {
 
-// The named pipe (TORCHELASTIC_TIMER_FILE) into which PyTorch workers write their own timers, and
-// the watch over these timers: the counterpart of torch's FileTimerClient. WorkerGroup owns it.
+// The named pipe (TORCHELASTIC_TIMER_FILE) into which PyTorch workers write requests for timers,
+// and the watch over these timers. A worker whose timer runs out gets a signal. This class does the
+// work of torch's FileTimerServer; the workers use torch's FileTimerClient. WorkerGroup owns it.
 //
 // A process belongs to the worker whose session it is in. Requests of other processes and malformed
 // requests are dropped. Times in the pipe are by the host's clock. They are converted to the
-// monotonic clock when read, so a change of the host's clock kills no worker.
+// monotonic clock when read, so a later change of the host's clock kills no worker.
 //
 // Thread: the event loop's.
 class TimerPipe {

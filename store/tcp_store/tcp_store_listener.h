@@ -13,9 +13,10 @@
 
 namespace ddp::store {
 
-// The listening port of a TCPStore server. Accepts clients from an event loop and passes each
-// client's socket to a callback. When the process has no descriptor left, accepting pauses for a
-// moment, and the clients wait in the kernel.
+// The listening port of a TCPStore server. The event loop calls it when clients connect; it accepts
+// them and passes each client's socket to a callback. When accepting fails, as it does when the
+// process has no descriptor left, the event loop tries again after 100 ms. The clients wait in the
+// kernel.
 //
 // Not thread-safe: everything is on the event loop's thread.
 class TcpStoreListener {

@@ -34,8 +34,8 @@ struct ConnectedBackend {
   BackendTraits traits;
 };
 
-// Makes the c10d backends of a group, one for each incarnation. All knowledge of a kind of backend
-// is in its factory. Thread-compatible.
+// Makes the c10d backends of a group: a new one each time the group is formed (an incarnation).
+// Each kind of backend has its own factory. Thread-compatible.
 class BackendFactory {
  public:
   virtual ~BackendFactory() = default;

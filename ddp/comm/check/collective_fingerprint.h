@@ -8,8 +8,8 @@
 
 namespace ddp::internal {
 
-// The properties of a rank's next collective that must be equal on all ranks. A value; ranks
-// exchange it as text through the store (see CollectiveCheck).
+// The properties of a rank's next collective that must be equal on all ranks, the purpose (`what`)
+// included. A plain value. Ranks exchange it as text through the store (see CollectiveCheck).
 struct CollectiveFingerprint {
   std::string operation;  // "all-reduce (sum)"
   std::string what;       // "the all-reduce of gradient bucket 3"

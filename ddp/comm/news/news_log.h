@@ -20,17 +20,18 @@
 
 namespace ddp::internal {
 
-// The log of a group in the store, and the thread that reads it. A group has one NewsLog, over all
-// its incarnations.
+// The log of a group in the store, and the thread that reads it. A group has one NewsLog, which it
+// keeps when it is formed again after a failure (a new incarnation).
 //
-// Protocol. All ranks read one log. A rank appends an entry by one compareSet, so no entry is lost
-// or incomplete when a rank dies. One multiSet then sets a wake key for every rank. An entry costs
-// these two commands for any number of ranks (on a store without multiSet, one set per rank). Every
-// rank waits for its wake key; none polls.
+// Protocol. All ranks read one log. A rank appends an entry by compareSet: the log has the whole
+// entry or none of it. One multiSet then sets the wake keys of all ranks (a store without multiSet
+// gets one set per rank). Each rank waits for a wake key of its own; none polls. A rank that dies
+// between the two commands wakes nobody: all ranks read its entry together with the next one, such
+// as the question of a peer that has waited for a second (see AskWhere()).
 //
-// Thread-safe. Owns the thread "ddp-failure", which waits in a clone of the store. On Redis the
-// clone shares the connection of all groups of the process; on a TCPStore it has its own. While an
-// exception unwinds a thread, the writes of that thread run on another one (see DeferredWrites).
+// Thread-safe. Owns the thread "ddp-failure", which waits in a clone of the store. On Redis, all
+// clones of a store share one connection. On a TCPStore, the clone has a connection of its own.
+// While an exception unwinds a thread, another thread does its writes (see DeferredWrites).
 class NewsLog {
  public:
   // The object that gets the entries of the log. Thread: "ddp-failure". The methods may throw what

@@ -11,16 +11,17 @@
 
 namespace ddp::internal {
 
-// Holds the gradients of each bucket in one flat tensor, which one all-reduce sums.
+// Holds the gradients of each bucket in one flat tensor. One all-reduce sums that tensor.
 //
-// CopyIn() copies a gradient into the flat tensor and multiplies it by the factor. CopyOut() copies
-// the sum back. With views, each gradient is a part of the flat tensor from its first copy on, and
-// further copies are not needed. A complex parameter counts as real numbers. A sparse gradient has
-// a bucket of its own, and is itself the tensor that is reduced.
+// CopyIn(), or FinishCopyIn() for a batched copy, copies a gradient into the flat tensor and
+// multiplies it by the factor (see set_factor()). CopyOut() copies the sum back. With views, the
+// gradient then lies in the flat tensor. While the user keeps it there, later passes copy nothing.
+// A complex number is stored as two real numbers. A sparse gradient has a bucket of its own, and is
+// itself the tensor that is reduced.
 //
-// Dense CPU gradients of float and double (also complex) go through one loop without an ATen call,
-// an allocation or a lock. Other gradients go through ATen with the same arithmetic: every element
-// is multiplied before the sum.
+// Dense CPU gradients of float and double (also complex) in the layout of their parameters go
+// through one loop without an ATen call, an allocation or a lock. Other gradients go through ATen.
+// In both ways every element is multiplied before the sum.
 class FlatBuckets final : public GradientBuckets {
  public:
   struct Options {

@@ -23,11 +23,13 @@ namespace ddp::elastic {
 //     fd = open(path.c_str(), ...);
 //   }
 //
-// A call that lasts longer than `patience` gives one line, and another line when it returns. The
-// first line comes up to half of `patience` late.
+// `say` gets one line for a call that has lasted longer than `patience`, and another line when that
+// call returns. The watch looks twice in `patience`: the first line comes up to half of `patience`
+// late, and a call that returns before the look gives no line.
 //
 // Threads: any thread may make a Call. The watch's own thread calls `say` for a call in progress;
-// the caller's thread calls `say` when the call returns. A Call costs two short locks.
+// the caller's thread calls `say` when the call returns. So `say` must be thread-safe. A Call locks
+// a mutex twice, briefly.
 class StallWatch {
  public:
   using Say = std::function<void(const std::string& line)>;

@@ -14,8 +14,10 @@
 
 namespace ddp::elastic {
 
-// Exchanges values between the threads of a test, where each thread plays one rank of a group. The
-// InProcessGroup of each rank calls it. A wait ends after kTimeout with kDeadlineExceeded.
+// Carries out Decide() between the threads of a test, where each thread plays one rank of a group:
+// collects the ranks' values, and gives all ranks the answer of rank 0. Each rank has an
+// InProcessGroup, which calls this object. A rank that gets no notification for kTimeout returns
+// kDeadlineExceeded. Thread-safe.
 class InProcessMeeting {
  public:
   explicit InProcessMeeting(int world_size) : values_(static_cast<size_t>(world_size)) {}

@@ -14,12 +14,14 @@
 
 namespace ddp::elastic {
 
-// A CheckpointGroup over a c10d::Store. Every key contains the number of the attempt. Each rank
-// counts attempts for itself, because all ranks make the same attempts. A rank that is late for an
-// attempt therefore never reads or writes keys of the next. Rank 0 waits for the keys of all ranks
-// in one wait and reads them with one multiGet(). An attempt is one save or restore; it has one or
-// more rounds, each a call of Decide(). A rank deletes its keys as soon as no rank can read them.
-// Thread-compatible.
+// A CheckpointGroup over a c10d::Store. An attempt is one save or restore. It has one or more
+// rounds; each round is one call of Decide(). All ranks make the same attempts, so each rank counts
+// them by itself. The keys of an attempt contain the group's number and the attempt's: a rank that
+// is late for an attempt never reads or writes keys of the next one.
+//
+// Rank 0 waits for the keys of all ranks together, and reads them with one multiGet() where the
+// store has it. A rank deletes a key once it knows that no rank reads it any more. The last
+// answer and the counters stay in the store. Thread-compatible.
 class StoreGroup final : public CheckpointGroup {
  public:
   struct Options {

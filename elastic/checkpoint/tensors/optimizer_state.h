@@ -17,9 +17,10 @@ class Optimizer;
 
 namespace ddp::elastic {
 
-// The state of an SGD, Adam or AdamW as a record and tensors. The tensors have the names of
-// Python's state dictionary, by parameter: "state.<parameter>.exp_avg". "state.<parameter>.step" is
-// one F32 number, as in Python; the record holds the exact integer.
+// The state of an SGD, Adam or AdamW: a record (kind, options, step counts) and tensors. A tensor's
+// name has the parameter's name in the model and Python's name of the state:
+// "state.<parameter>.exp_avg". The tensors share the optimizer's memory. Adam and AdamW also have
+// "state.<parameter>.step", one F32 number as in Python; the record holds the exact integer.
 struct OptimizerState {
   OptimizerRecord record;
   std::vector<NamedTensor> tensors;

@@ -11,9 +11,9 @@
 
 namespace ddp::testing {
 
-// Changes events and actions between the two cores of one agent and the rest of the agent. A
-// subclass so gives an agent a bug that its cores do not have. This base class changes nothing.
-// Each agent owns one.
+// Changes the events and actions that pass between an agent's two cores (AgentCore, RendezvousCore)
+// and the rest of the agent. A subclass gives the agent a bug in this way, without a change of the
+// cores. This base class changes nothing. A simulated agent with such a bug owns one.
 class CoreTamper {
  public:
   virtual ~CoreTamper() = default;
