@@ -80,7 +80,7 @@ TEST_F(ModelSetupTest, OptionsThatContradictEachOtherAreRefused) {
   };
   EXPECT_EQ(refusal({}), "no error");
   EXPECT_EQ(refusal({.find_unused_parameters = true, .static_graph = true}), "no error");
-  EXPECT_THAT(refusal({.bucket_cap_mb_list = {1}, .first_bucket_cap_mb = 1}),
+  EXPECT_THAT(refusal({.first_bucket_cap_mb = 1, .bucket_cap_mb_list = {1}}),
               HasSubstr("set it alone"));
   EXPECT_THAT(refusal({.delay_all_reduce_named_params = {{"first", Trainable(1)}}}),
               HasSubstr("set both"));

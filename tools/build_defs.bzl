@@ -3,7 +3,7 @@
 load("@rules_cc//cc:defs.bzl", "cc_binary", "cc_library", "cc_test")
 
 # The language is also in .bazelrc, which users of this workspace do not inherit.
-_COPTS = ["-std=c++20"]
+COPTS = ["-std=c++20"]
 
 _WARNINGS = [
     "-Wall",
@@ -13,8 +13,10 @@ _WARNINGS = [
     "-Wno-unused-parameter",
 ]
 
+_TORCH = "@libtorch//:torch"
+
 def _copts(copts):
-    return _COPTS + _WARNINGS + select({
+    return COPTS + _WARNINGS + select({
         "@ddp//tools:with_werror": ["-Werror"],
         "//conditions:default": [],
     }) + copts
@@ -32,9 +34,21 @@ def ddp_cc_library(name, copts = [], **kwargs):
 def ddp_cc_binary(name, copts = [], **kwargs):
     cc_binary(name = name, copts = _copts(copts), **kwargs)
 
-def ddp_cc_test(name, size, copts = [], **kwargs):
-    """A test; `size` has no default, so that everybody chooses one."""
-    cc_test(name = name, size = size, copts = _copts(copts), **kwargs)
+def ddp_cc_test(name, size, copts = [], deps = [], **kwargs):
+    """A test; `size` has no default, so that everybody chooses one.
+
+    With LibTorch among `deps`, it takes LibTorch's headers precompiled.
+    """
+    if _TORCH in deps:
+        copts = copts + select({
+            "@ddp//tools:with_precompiled_headers": ["-include", "torch_test_pch.h"],
+            "//conditions:default": [],
+        })
+        deps = deps + select({
+            "@ddp//tools:with_precompiled_headers": ["@ddp//tools/precompiled:torch_test_pch"],
+            "//conditions:default": [],
+        })
+    cc_test(name = name, size = size, copts = _copts(copts), deps = deps, **kwargs)
 
 def ddp_cc_fuzz(name, srcs, deps = [], **kwargs):
     """A fuzz target, and `NAME_test`, which runs its seeds with any compiler.
