@@ -259,7 +259,12 @@ BANS = [
             "elastic/worker/fatal_signal.cc": "the same, in a signal handler",
         },
     ),
-    Ban(r"#include [<\"]torch/torch\.h", "include what is used", lambda f: f.is_header),
+    Ban(
+        r"#include [<\"]torch/torch\.h",
+        "include what is used",
+        lambda f: f.is_header,
+        allowed={"tools/precompiled/torch_test.h": "what all tests together use"},
+    ),
     Ban(r"#include [<\"]torch/extension\.h", "include what is used"),
     Ban(
         r"\bredis(v?Append|Connect|v?Command|Buffer|Get|Set)\w*\s*\(|#include <hiredis/",
@@ -401,7 +406,7 @@ ROOMS = {
     "ddp/comm/conformance": "the tests that a communicator passes on every backend",
     "ddp/comm/news": "what ranks tell each other through the store: failures, pings, meetings",
     "ddp/common": "what every room of ddp/ names: errors, ReduceOp, GradBucket, peer waits, glog",
-    "ddp/end_to_end": "tests of the whole library beside PyTorch's behaviour",
+    "ddp/end_to_end": "tests of the wrapper and the collectives as a program uses them",
     "ddp/health": "what is known of a group's failures, and what a call on the group throws",
     "ddp/join": "what the ranks of a Join decide, and the events that they announce",
     "ddp/model": "the tensors of a module by name, and what ranks compare of them",
@@ -449,6 +454,7 @@ ROOMS = {
     "testing/simulator/bugs": "bugs that the simulator must find, planted in scripts and cores",
     "testing/simulator/redis": "a Redis in memory that runs our scripts",
     "tools/bench": "benchmarks",
+    "tools/precompiled": "the headers that tests take precompiled, and the rule for that",
 }
 # Folder -> the only C++ files that it may hold itself. Other files belong into a folder below it.
 ROOM_HOLDS = {"launcher": ("main.cc", "job.h", "job.cc")}
