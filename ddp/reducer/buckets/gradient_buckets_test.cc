@@ -1,5 +1,4 @@
-// One suite for all implementations of GradientBuckets, in a group of one, where a sum is the
-// rank's own tensor. Then what FlatBuckets promises beyond that.
+// One suite for all implementations of GradientBuckets.
 #include "ddp/reducer/buckets/gradient_buckets.h"
 
 #include <memory>
@@ -10,63 +9,13 @@
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
 #include <gtest/gtest.h>
-#include <torch/csrc/distributed/c10d/Backend.hpp>
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "ddp/comm/check/collective_check.h"
-#include "ddp/comm/communicator.h"
-#include "ddp/comm/news/c10d_group_store.h"
-#include "ddp/comm/news/failure_monitor.h"
-#include "ddp/reducer/buckets/bucket_plan.h"
+#include "ddp/reducer/buckets/bucket_bench.h"
 #include "ddp/reducer/buckets/flat_buckets.h"
 #include "ddp/reducer/buckets/in_place_buckets.h"
 
 namespace ddp::internal {
 namespace {
-
-// Three parameters in two buckets: of 2 and 1, and of 0.
-class Bench {
- public:
-  explicit Bench(const GradientBuckets::Factory& make, bool sparse_first = false) {
-    monitor_ = std::make_shared<FailureMonitor>(
-        MakeGroupStore(c10::make_intrusive<c10d::HashStore>()), Membership{});
-    communicator_ = std::make_unique<Communicator>(nullptr, monitor_, Communicator::Options{});
-    parameters = {at::zeros({2, 3}), at::zeros({4}), at::zeros({3, 2})};
-    const std::vector<bool> sparse = {sparse_first, false, false};
-    std::vector<BucketPlan::Tensor> descriptions(3);
-    descriptions[0].sparse = sparse_first;
-    auto plan = BucketPlan::FromNames({{"c", "b"}, {"a"}}, {"a", "b", "c"}, descriptions);
-    EXPECT_TRUE(plan.ok()) << plan.status();
-    buckets = make({.plan = *std::move(plan),
-                    .parameters = parameters,
-                    .sparse = sparse,
-                    .communicator = [this]() -> Communicator& { return *communicator_; }});
-  }
-
-  at::Tensor& gradient(int parameter) const { return parameters[parameter].mutable_grad(); }
-
-  void CopyIn(int bucket) const {
-    for (const int parameter : buckets->plan().buckets()[bucket].parameters) {
-      buckets->CopyIn(parameter);
-    }
-    buckets->FinishCopyIn(bucket);
-  }
-
-  // One pass of the bucket. Returns CopyOut()'s result.
-  int Reduce(int bucket, const uint8_t* untouched = nullptr) const {
-    CopyIn(bucket);
-    buckets->Launch(bucket);
-    buckets->Wait(bucket);
-    return buckets->CopyOut(bucket, {}, untouched);
-  }
-
-  std::vector<at::Tensor> parameters;
-  std::unique_ptr<GradientBuckets> buckets;
-
- private:
-  std::shared_ptr<FailureMonitor> monitor_;
-  std::unique_ptr<Communicator> communicator_;
-};
 
 struct Implementation {
   std::string name;
@@ -75,7 +24,7 @@ struct Implementation {
 
 class GradientBucketsTest : public ::testing::TestWithParam<Implementation> {
  protected:
-  Bench bench_{GetParam().make};
+  BucketBench bench_{GetParam().make};
 };
 
 TEST_P(GradientBucketsTest, TheReducedValuesBecomeTheGradients) {
@@ -149,60 +98,6 @@ INSTANTIATE_TEST_SUITE_P(
                       Implementation{"Lazy", FlatBuckets::MakerOf({.lazy = true})},
                       Implementation{"InPlace", InPlaceBuckets::Make}),
     [](const auto& info) { return info.param.name; });
-
-TEST(FlatBucketsTest, ViewsAreThePartsOfTheBucket) {
-  const Bench bench(FlatBuckets::MakerOf({.gradient_as_view = true}));
-  bench.gradient(1) = at::ones({4});
-  bench.gradient(2) = at::ones({3, 2});
-  EXPECT_EQ(bench.Reduce(0), -1);
-  const at::Tensor buffer = bench.buckets->HookBuffer(0);
-  EXPECT_TRUE(bench.gradient(2).is_alias_of(buffer));
-  EXPECT_EQ(bench.gradient(1).storage_offset(), 6);
-  bench.CopyIn(0);
-  bench.gradient(1) = at::ones({4});  // a hook of the program replaces it
-  bench.buckets->Launch(0);
-  bench.buckets->Wait(0);
-  EXPECT_EQ(bench.buckets->CopyOut(0, {}, nullptr), 1);
-}
-
-TEST(FlatBucketsTest, WithViewsExistingGradientsMoveIntoNewBuckets) {
-  const Bench first(FlatBuckets::MakerOf({.gradient_as_view = true}));
-  first.gradient(0) = at::ones({2, 3}) * 7;
-  const Bench bench([&](GradientBuckets::Setup setup) {
-    setup.parameters = first.parameters;
-    return FlatBuckets::MakerOf({.gradient_as_view = true})(std::move(setup));
-  });
-  EXPECT_TRUE(at::equal(first.gradient(0), at::ones({2, 3}) * 7));
-  EXPECT_TRUE(first.gradient(0).is_alias_of(bench.buckets->HookBuffer(1)));
-}
-
-TEST(FlatBucketsTest, ALazyBucketHasMemoryInAPassOnly) {
-  const Bench bench(FlatBuckets::MakerOf({.lazy = true}));
-  EXPECT_TRUE(bench.buckets->lazy());
-  EXPECT_FALSE(bench.buckets->HookBuffer(0).defined());
-  bench.CopyIn(0);
-  EXPECT_TRUE(bench.buckets->HookBuffer(0).defined());
-  bench.buckets->Discard(0);
-  EXPECT_FALSE(bench.buckets->HookBuffer(0).defined());
-}
-
-TEST(FlatBucketsTest, ASparseGradientIsTheBucket) {
-  const Bench bench(FlatBuckets::MakerOf({}), /*sparse_first=*/true);
-  bench.buckets->set_factor(0.5);
-  bench.gradient(0) = at::ones({2, 3}).to_sparse(1);
-  bench.CopyIn(1);
-  EXPECT_TRUE(bench.buckets->HookBuffer(1).is_sparse());
-  EXPECT_EQ(bench.buckets->CopyOut(1, bench.buckets->HookBuffer(1), nullptr), -1);
-  EXPECT_TRUE(at::equal(bench.gradient(0).to_dense(), at::ones({2, 3}) / 2));
-  bench.gradient(0) = at::ones({2, 3});
-  EXPECT_THROW(bench.buckets->CopyIn(0), c10::Error);
-}
-
-TEST(FlatBucketsTest, AGradientOfAnotherFormIsRefused) {
-  const Bench bench(FlatBuckets::MakerOf({}));
-  bench.gradient(0) = at::ones({2, 3}).to_sparse();
-  EXPECT_THROW(bench.buckets->CopyIn(0), c10::Error);
-}
 
 }  // namespace
 }  // namespace ddp::internal

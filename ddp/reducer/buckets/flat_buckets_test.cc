@@ -1,0 +1,72 @@
+// What FlatBuckets promises beyond GradientBuckets; gradient_buckets_test.cc has the rest.
+#include "ddp/reducer/buckets/flat_buckets.h"
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
+
+#include "ddp/reducer/buckets/bucket_bench.h"
+#include "gtest/gtest.h"
+
+namespace ddp::internal {
+namespace {
+
+TEST(FlatBucketsTest, ViewsAreThePartsOfTheBucket) {
+  const BucketBench bench(FlatBuckets::MakerOf({.gradient_as_view = true}));
+  bench.gradient(1) = at::ones({4});
+  bench.gradient(2) = at::ones({3, 2});
+  EXPECT_EQ(bench.Reduce(0), -1);
+  const at::Tensor buffer = bench.buckets->HookBuffer(0);
+  EXPECT_TRUE(bench.gradient(2).is_alias_of(buffer));
+  EXPECT_EQ(bench.gradient(1).storage_offset(), 6);
+  bench.CopyIn(0);
+  bench.gradient(1) = at::ones({4});  // a hook of the program replaces it
+  bench.buckets->Launch(0);
+  bench.buckets->Wait(0);
+  EXPECT_EQ(bench.buckets->CopyOut(0, {}, nullptr), 1);
+}
+
+TEST(FlatBucketsTest, WithViewsExistingGradientsMoveIntoNewBuckets) {
+  const BucketBench first(FlatBuckets::MakerOf({.gradient_as_view = true}));
+  first.gradient(0) = at::ones({2, 3}) * 7;
+  const BucketBench bench([&](GradientBuckets::Setup setup) {
+    setup.parameters = first.parameters;
+    return FlatBuckets::MakerOf({.gradient_as_view = true})(std::move(setup));
+  });
+  EXPECT_TRUE(at::equal(first.gradient(0), at::ones({2, 3}) * 7));
+  EXPECT_TRUE(first.gradient(0).is_alias_of(bench.buckets->HookBuffer(1)));
+}
+
+TEST(FlatBucketsTest, ALazyBucketHasMemoryInAPassOnly) {
+  const BucketBench bench(FlatBuckets::MakerOf({.lazy = true}));
+  EXPECT_TRUE(bench.buckets->lazy());
+  EXPECT_FALSE(bench.buckets->HookBuffer(0).defined());
+  bench.CopyIn(0);
+  EXPECT_TRUE(bench.buckets->HookBuffer(0).defined());
+  bench.buckets->Discard(0);
+  EXPECT_FALSE(bench.buckets->HookBuffer(0).defined());
+}
+
+TEST(FlatBucketsTest, ASparseGradientIsTheBucket) {
+  const BucketBench bench(FlatBuckets::MakerOf({}), /*sparse_first=*/true);
+  bench.buckets->set_factor(0.5);
+  bench.gradient(0) = at::ones({2, 3}).to_sparse(1);
+  bench.CopyIn(1);
+  EXPECT_TRUE(bench.buckets->HookBuffer(1).is_sparse());
+  EXPECT_EQ(bench.buckets->CopyOut(1, bench.buckets->HookBuffer(1), nullptr), -1);
+  EXPECT_TRUE(at::equal(bench.gradient(0).to_dense(), at::ones({2, 3}) / 2));
+  bench.gradient(0) = at::ones({2, 3});
+  EXPECT_THROW(bench.buckets->CopyIn(0), c10::Error);
+}
+
+TEST(FlatBucketsTest, AGradientOfAnotherFormIsRefused) {
+  const BucketBench bench(FlatBuckets::MakerOf({}));
+  bench.gradient(0) = at::ones({2, 3}).to_sparse();
+  EXPECT_THROW(bench.buckets->CopyIn(0), c10::Error);
+}
+
+}  // namespace
+}  // namespace ddp::internal
