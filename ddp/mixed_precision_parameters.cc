@@ -1,5 +1,8 @@
 #include "ddp/mixed_precision_parameters.h"
 
+#include <optional>
+#include <utility>
+
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/variable.h>
 

@@ -3,8 +3,6 @@
 
 #include <functional>
 #include <memory>
-#include <optional>
-#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -12,7 +10,6 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include "ddp/mixed_precision.h"
-#include "ddp/tensor_traversal.h"
 
 namespace c10::ivalue {
 struct Future;
@@ -89,16 +86,6 @@ void CastBuffers(const std::vector<at::Tensor>& buffers, at::ScalarType dtype);
 // Returns `tensor` in `dtype` if it has a floating-point type. Gradients flow back through the
 // conversion.
 at::Tensor CastInput(const at::Tensor& tensor, at::ScalarType dtype);
-
-// Returns a copy of `value`, an input of a module. Applies CastInput() to all tensors of the copy
-// that for_each_tensor can replace. What the copy shares with `value` (behind pointers, in IValues)
-// changes in `value` too.
-template <typename T>
-auto CastInputs(T&& value, at::ScalarType dtype) {
-  std::decay_t<T> copy = std::forward<T>(value);
-  for_each_tensor(copy, [dtype](at::Tensor& tensor) { tensor = CastInput(tensor, dtype); });
-  return copy;
-}
 
 // Returns a comm hook (see comm_hook.h) that averages in `dtype`: it converts each bucket, reduces
 // it as without a hook, and converts it back. Used with MixedPrecision::reduction_dtype().

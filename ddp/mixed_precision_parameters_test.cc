@@ -10,11 +10,9 @@
 #include <torch/utils.h>
 
 #include <functional>
-#include <map>
 #include <optional>
 #include <stdexcept>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "ddp/activation_checkpoint.h"
@@ -32,7 +30,7 @@ namespace ddp {
 namespace {
 
 using internal::CastBuffers;
-using internal::CastInputs;
+using internal::CastInput;
 using internal::CheckedHookResult;
 using internal::CheckMixedPrecision;
 using internal::MixedPrecisionParameters;
@@ -291,16 +289,14 @@ TEST(MixedPrecisionParametersTest, RecomputesCheckpointedSegmentsInTheLowerPreci
 
 TEST(MixedPrecisionParametersTest, ConvertsFloatingPointTensorsOnly) {
   const torch::Tensor x = torch::ones({2}, torch::requires_grad());
-  const auto inputs = CastInputs(
-      std::tuple(x, torch::ones({2}, torch::kLong),
-                 std::map<std::string, torch::Tensor>{{"d", torch::ones({1}, torch::kDouble)}},
-                 torch::Tensor(), 3),
-      torch::kBFloat16);
-  EXPECT_EQ(std::get<0>(inputs).scalar_type(), torch::kBFloat16);
-  EXPECT_EQ(std::get<1>(inputs).scalar_type(), torch::kLong);
-  EXPECT_EQ(std::get<2>(inputs).at("d").scalar_type(), torch::kBFloat16);
-  EXPECT_FALSE(std::get<3>(inputs).defined());
-  std::get<0>(inputs).sum().backward();
+  const torch::Tensor input = CastInput(x, torch::kBFloat16);
+  EXPECT_EQ(input.scalar_type(), torch::kBFloat16);
+  EXPECT_EQ(CastInput(torch::ones({2}, torch::kLong), torch::kBFloat16).scalar_type(),
+            torch::kLong);
+  EXPECT_EQ(CastInput(torch::ones({1}, torch::kDouble), torch::kBFloat16).scalar_type(),
+            torch::kBFloat16);
+  EXPECT_FALSE(CastInput(torch::Tensor(), torch::kBFloat16).defined());
+  input.sum().backward();
   EXPECT_EQ(x.grad().scalar_type(), torch::kFloat);
 
   Net net = MakeNet();
