@@ -1,10 +1,10 @@
 #include "ddp/model_setup.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/environment.h"
 #include "ddp/common/error.h"
 #include "ddp/common/logging.h"
 #include "ddp/device_mesh.h"
@@ -20,10 +20,7 @@ namespace {
 // The environment variable that gives the last bucket the first one's limit; as in PyTorch.
 constexpr char kSmallLastBucket[] = "DDP_SET_LAST_BUCKET_CAP";
 
-bool IsSet(const char* variable) {
-  const char* value = std::getenv(variable);
-  return value != nullptr && std::string(value) == "1";
-}
+bool IsSet(const char* variable) { return EnvironmentVariable(variable) == "1"; }
 
 }  // namespace
 

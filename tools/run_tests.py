@@ -331,8 +331,8 @@ def count_torch_units(totals):
     if units is None:
         print("translation units with LibTorch: not counted, the tree cannot be analyzed")
         return
-    print(f"translation units with LibTorch: {len(units)} (budget {torch_units.BUDGET})")
-    if len(units) > torch_units.BUDGET:
+    print(torch_units.summary(units))
+    if torch_units.cost(units) > torch_units.BUDGET:
         listed = "\n".join(f"{source}  {target}" for target, source in units)
         totals.fail("torch translation units", f"{len(units)} are over the budget:\n{listed}")
 

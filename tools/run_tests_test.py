@@ -255,6 +255,11 @@ class TorchUnitsTest(unittest.TestCase):
         )
         self.assertEqual(torch_units.compile_actions(text), {("//a:x", "a/x.cc")})
 
+    def test_a_test_costs_half_of_another_unit(self):
+        units = [("//a:x", "a/x.cc"), ("//a:x_test", "a/x_test.cc"), ("//a:y_test", "a/y_test.cc")]
+        self.assertEqual(torch_units.cost(units), 2)
+        self.assertEqual(torch_units.cost(units[:2]), 2)
+
 
 if __name__ == "__main__":
     unittest.main()
