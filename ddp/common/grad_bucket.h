@@ -59,7 +59,8 @@ class GradBucket {
 // gradients. It must be like bucket.buffer() in shape, type, layout and device, and may be the
 // buffer itself.
 //
-// The hook averages; the library does not divide where a hook is registered.
+// The hook averages; the library does not divide where a hook is registered. It is called on the
+// thread of the backward; on a rank that has joined, on the thread of the Join.
 //
 // The bucket and its buffer are valid until the (last) future is complete. A hook may start other
 // collectives, in an order that is the same on every rank. Never start a collective in a

@@ -17,8 +17,8 @@
 #include "ddp/reducer/backward_watch.h"
 #include "ddp/reducer/buckets/bucket_plan.h"
 #include "ddp/reducer/buckets/gradient_buckets.h"
+#include "ddp/reducer/comm_hook_launcher.h"
 #include "ddp/reducer/gradient_hooks.h"
-#include "ddp/reducer/hook_launcher.h"
 #include "ddp/reducer/pass/forward_record.h"
 #include "ddp/reducer/pass/pass_core.h"
 #include "ddp/reducer/reducer_group.h"
@@ -240,7 +240,7 @@ class Reducer final : private BackwardWatch::Observer, private GradientHooks::Ob
   std::vector<BucketPlan::Tensor> descriptions_;
 
   std::shared_ptr<ReducerGroup> group_;
-  HookLauncher hook_;
+  CommHookLauncher hook_;
   Announce announce_;
   std::function<void()> on_first_pass_;
   std::function<void()> on_complete_;

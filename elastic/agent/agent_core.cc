@@ -171,7 +171,7 @@ void AgentCore::On(const JoinedEvent& event) {
 void AgentCore::OnRound(const Round& round) {
   round_ = round;
   restarts_ = std::max(restarts_, round_.restarts);
-  failures_ = NodeFailures();
+  failures_ = FailedWorkers();
   verdict_.reset();
   over_ = evicted_ = stop_sent_ = kill_sent_ = hurried_ = false;
   work_done_ = true;

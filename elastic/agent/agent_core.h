@@ -10,8 +10,8 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "elastic/agent/agent_events.h"
+#include "elastic/agent/failed_workers.h"
 #include "elastic/agent/job_result.h"
-#include "elastic/agent/node_failures.h"
 #include "elastic/agent/worker_failure.h"
 #include "elastic/job/job_spec.h"
 #include "elastic/rendezvous/rendezvous.h"
@@ -173,7 +173,7 @@ class AgentCore {
   int restarts_ = 0;      // highest restart count seen
 
   // State of the current generation.
-  NodeFailures failures_;
+  FailedWorkers failures_;
   absl::Time reported_at_ = absl::InfinitePast();  // time of the last report, of any generation
   GenerationId reported_generation_;
   std::optional<absl::StatusOr<FailureVerdict>> verdict_;

@@ -31,7 +31,8 @@ namespace ddp::elastic {
 // At most one script is in flight. A failed script is retried after a pause with full
 // jitter, at most a sixth of the lease. A member of a round sends one heartbeat per interval. A
 // node that waits for a round sends its join again as often, or once per quarter of the lease where
-// many nodes wait. See docs/rendezvous-protocol.md.
+// many nodes wait. Whether a node is lost is decided in the server, by scripts/leases.lua. See
+// docs/rendezvous-protocol.md.
 //
 // Thread-compatible.
 class RendezvousCore {

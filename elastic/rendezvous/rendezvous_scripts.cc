@@ -11,7 +11,7 @@ namespace scripts = embedded::scripts;
 // Joins the parts of a transition's script.
 std::string Transition(const char* before, const std::string& script) {
   return absl::StrCat(scripts::kPrelude, before, scripts::kPermissions, scripts::kMembership,
-                      scripts::kBudget, scripts::kSeats, scripts::kClock, script);
+                      scripts::kBudget, scripts::kSeats, scripts::kLeases, script);
 }
 
 std::string Source(ScriptName name) {

@@ -11,7 +11,8 @@ namespace ddp::elastic {
 
 // The Lua scripts by which agents change a job. Redis runs one at a time.
 // docs/rendezvous-protocol.md explains them. The head of scripts/<name>.lua lists a script's own
-// arguments and replies. All but kOpenInstance also have the arguments listed in prelude.lua.
+// arguments and replies. All but kOpenInstance also have the arguments listed in prelude.lua. They
+// also find the nodes that are lost, those whose lease has expired (scripts/leases.lua).
 enum class ScriptName {
   kOpenInstance,
   kJoin,

@@ -1,5 +1,5 @@
 -- The common beginning of every transition. A script is this text, the fast path of join or
--- heartbeat, permissions.lua, membership.lua, budget.lua, seats.lua, clock.lua and its own file.
+-- heartbeat, permissions.lua, membership.lua, budget.lua, seats.lua, leases.lua and its own file.
 -- Before join.lua stands instances.lua.
 --
 -- KEYS  1 job       hash: the job's own fields; see docs/rendezvous-protocol.md

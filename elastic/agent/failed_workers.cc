@@ -1,4 +1,4 @@
-#include "elastic/agent/node_failures.h"
+#include "elastic/agent/failed_workers.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -25,7 +25,7 @@ bool CameBefore(const WorkerFailure& one, const WorkerFailure& two) {
 
 }  // namespace
 
-bool NodeFailures::CameFirst(const WorkerFailure& failure) const {
+bool FailedWorkers::CameFirst(const WorkerFailure& failure) const {
   if (const WorkerFailure* const own = FirstOwn(); own != nullptr) {
     return CameBefore(failure, *own);
   }
@@ -34,7 +34,7 @@ bool NodeFailures::CameFirst(const WorkerFailure& failure) const {
   return victim != failures_.end() && CameBefore(failure, *victim);
 }
 
-bool NodeFailures::Complete(int local_rank, const ExitStatus& status) {
+bool FailedWorkers::Complete(int local_rank, const ExitStatus& status) {
   const auto hung =
       std::find_if(failures_.begin(), failures_.end(),
                    [&](const WorkerFailure& failure) { return failure.local_rank == local_rank; });
@@ -44,7 +44,7 @@ bool NodeFailures::Complete(int local_rank, const ExitStatus& status) {
   return true;
 }
 
-const WorkerFailure* NodeFailures::TakeNextToTell(const std::set<int>& unended) {
+const WorkerFailure* FailedWorkers::TakeNextToTell(const std::set<int>& unended) {
   told_instead_of_ = -1;
   if (told_ == Told::kNoMore) return nullptr;
   const auto known = std::find_if(
@@ -67,7 +67,7 @@ const WorkerFailure* NodeFailures::TakeNextToTell(const std::set<int>& unended) 
 }
 
 // Considers the first `known` failures only.
-const WorkerFailure* NodeFailures::TakeEarlierThanTold(size_t known) {
+const WorkerFailure* FailedWorkers::TakeEarlierThanTold(size_t known) {
   const WorkerFailure* const own = FirstOwn();
   if (own == nullptr || static_cast<size_t>(own - failures_.data()) >= known) return nullptr;
   const auto told =
@@ -78,7 +78,7 @@ const WorkerFailure* NodeFailures::TakeEarlierThanTold(size_t known) {
   return own;
 }
 
-const WorkerFailure* NodeFailures::CalledBy(const std::string& cause) const {
+const WorkerFailure* FailedWorkers::CalledBy(const std::string& cause) const {
   const auto found =
       std::find_if(failures_.begin(), failures_.end(), [&](const WorkerFailure& failure) {
         return absl::StartsWith(cause, absl::StrCat("rank ", failure.rank, " "));
@@ -86,7 +86,7 @@ const WorkerFailure* NodeFailures::CalledBy(const std::string& cause) const {
   return found == failures_.end() ? nullptr : &*found;
 }
 
-const WorkerFailure* NodeFailures::FirstOwn() const {
+const WorkerFailure* FailedWorkers::FirstOwn() const {
   const WorkerFailure* own = nullptr;
   for (const WorkerFailure& failure : failures_) {
     if (failure.is_victim || failure.was_stopped) continue;
@@ -95,7 +95,7 @@ const WorkerFailure* NodeFailures::FirstOwn() const {
   return own;
 }
 
-std::vector<WorkerFailure> NodeFailures::InOrder(const WorkerFailure* root) const {
+std::vector<WorkerFailure> FailedWorkers::InOrder(const WorkerFailure* root) const {
   std::vector<WorkerFailure> ordered = failures_;
   auto others = ordered.begin();
   if (root != nullptr) {

@@ -1,5 +1,5 @@
-#ifndef DDP_ELASTIC_AGENT_NODE_FAILURES_H_
-#define DDP_ELASTIC_AGENT_NODE_FAILURES_H_
+#ifndef DDP_ELASTIC_AGENT_FAILED_WORKERS_H_
+#define DDP_ELASTIC_AGENT_FAILED_WORKERS_H_
 
 #include <set>
 #include <string>
@@ -18,7 +18,7 @@ namespace ddp::elastic {
 // A victim is a worker whose error file says that a peer failed first.
 //
 // Thread-compatible. Pointers to failures are valid until the next Add().
-class NodeFailures {
+class FailedWorkers {
  public:
   // Adds a failure; call in the order in which failures are seen. A failure with `was_stopped` set
   // ended after the generation was over. The rendezvous may still name it the root cause.
@@ -72,4 +72,4 @@ class NodeFailures {
 
 }  // namespace ddp::elastic
 
-#endif  // DDP_ELASTIC_AGENT_NODE_FAILURES_H_
+#endif  // DDP_ELASTIC_AGENT_FAILED_WORKERS_H_

@@ -1,5 +1,5 @@
-#ifndef DDP_REDUCER_HOOK_LAUNCHER_H_
-#define DDP_REDUCER_HOOK_LAUNCHER_H_
+#ifndef DDP_REDUCER_COMM_HOOK_LAUNCHER_H_
+#define DDP_REDUCER_COMM_HOOK_LAUNCHER_H_
 
 #include <functional>
 #include <memory>
@@ -18,18 +18,20 @@ namespace ddp::internal {
 class Communicator;
 
 // Calls the comm hook of a model: its rounds for each bucket, with their arguments, and the waits
-// for their futures. Owned by the Reducer, which decides when. Thread-compatible.
+// for their futures. Owned by the Reducer, which decides when; without a hook, it calls
+// GradientBuckets::Launch() instead. Thread-compatible.
 //
 // The calls for one bucket in one pass: Start(), NextRound() for each further round, then
 // WaitForResult(), or only Wait() on a joined rank. Each throws what the hook throws, and throws as
 // Communicator::WaitFuture(), after `on_error`.
-class HookLauncher {
+class CommHookLauncher {
  public:
   // A function that is called in a catch block with the name of the hook's call that failed. It
   // throws.
   using OnError = std::function<void(const std::string& about)>;
 
-  HookLauncher(std::vector<at::Tensor> parameters, std::vector<std::string> names, OnError on_error)
+  CommHookLauncher(std::vector<at::Tensor> parameters, std::vector<std::string> names,
+                   OnError on_error)
       : parameters_(std::move(parameters)),
         parameter_names_(std::move(names)),
         on_error_(std::move(on_error)) {}
@@ -81,4 +83,4 @@ class HookLauncher {
 
 }  // namespace ddp::internal
 
-#endif  // DDP_REDUCER_HOOK_LAUNCHER_H_
+#endif  // DDP_REDUCER_COMM_HOOK_LAUNCHER_H_

@@ -1,4 +1,4 @@
-#include "ddp/reducer/hook_launcher.h"
+#include "ddp/reducer/comm_hook_launcher.h"
 
 #include <cstddef>
 #include <utility>
@@ -10,18 +10,18 @@
 
 namespace ddp::internal {
 
-void HookLauncher::Register(std::string name, CommHookRounds rounds) {
+void CommHookLauncher::Register(std::string name, CommHookRounds rounds) {
   name_ = std::move(name);
   rounds_ = std::move(rounds);
   calls_.clear();
 }
 
-void HookLauncher::SetPlan(const BucketPlan& plan) {
+void CommHookLauncher::SetPlan(const BucketPlan& plan) {
   plan_ = plan;
   calls_.clear();
 }
 
-void HookLauncher::MakeCalls() {
+void CommHookLauncher::MakeCalls() {
   const int count = static_cast<int>(plan_.buckets().size());
   for (int b = 0; b < count; ++b) {
     GradBucket::Contents contents{.index = b, .is_last = b + 1 == count};
@@ -35,7 +35,7 @@ void HookLauncher::MakeCalls() {
   }
 }
 
-std::string HookLauncher::NameOfRound(int bucket, int round) const {
+std::string CommHookLauncher::NameOfRound(int bucket, int round) const {
   std::vector<std::string> names;
   for (const int index : plan_.buckets()[bucket].parameters) {
     names.push_back(parameter_names_[index]);
@@ -46,7 +46,7 @@ std::string HookLauncher::NameOfRound(int bucket, int round) const {
   return absl::StrCat(call, ", called for gradient bucket ", bucket, " (", NameList(names), ")");
 }
 
-void HookLauncher::Guard(int bucket, int round, const std::function<void()>& function) const {
+void CommHookLauncher::Guard(int bucket, int round, const std::function<void()>& function) const {
   try {
     function();
   } catch (...) {
@@ -55,7 +55,7 @@ void HookLauncher::Guard(int bucket, int round, const std::function<void()>& fun
   }
 }
 
-void HookLauncher::Start(int bucket, at::Tensor buffer) {
+void CommHookLauncher::Start(int bucket, at::Tensor buffer) {
   if (calls_.empty()) MakeCalls();
   Call& call = calls_[bucket];
   Guard(bucket, 0, [&] {
@@ -65,7 +65,7 @@ void HookLauncher::Start(int bucket, at::Tensor buffer) {
   });
 }
 
-void HookLauncher::NextRound(int bucket, int round, Communicator& communicator) {
+void CommHookLauncher::NextRound(int bucket, int round, Communicator& communicator) {
   Await(bucket, round - 1, communicator);
   Call& call = calls_[bucket];
   Guard(bucket, round, [&] {
@@ -75,26 +75,26 @@ void HookLauncher::NextRound(int bucket, int round, Communicator& communicator) 
   });
 }
 
-void HookLauncher::Await(int bucket, int round, Communicator& communicator) {
+void CommHookLauncher::Await(int bucket, int round, Communicator& communicator) {
   Guard(bucket, round, [&] {
     const Call& call = calls_[bucket];
     communicator.WaitFuture(call.future, {call.argument->buffer()}, call.names[round].c_str());
   });
 }
 
-void HookLauncher::Wait(int bucket, Communicator& communicator) {
+void CommHookLauncher::Wait(int bucket, Communicator& communicator) {
   const Call& call = calls_[bucket];
   communicator.WaitFuture(call.future, {call.argument->buffer()},
                           {"the comm hook's result for gradient bucket", bucket});
 }
 
-at::Tensor HookLauncher::WaitForResult(int bucket, Communicator& communicator) {
+at::Tensor CommHookLauncher::WaitForResult(int bucket, Communicator& communicator) {
   Await(bucket, rounds() - 1, communicator);
   const Call& call = calls_[bucket];
   return CheckedHookResult(*call.argument, call.future->constValue());
 }
 
-void HookLauncher::EndPass(bool release_buffers) {
+void CommHookLauncher::EndPass(bool release_buffers) {
   if (release_buffers) calls_.clear();
   for (Call& call : calls_) call.future.reset();
 }

@@ -1,4 +1,4 @@
-#include "elastic/agent/node_failures.h"
+#include "elastic/agent/failed_workers.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -47,8 +47,8 @@ std::vector<int> RanksOf(const std::vector<WorkerFailure>& failures) {
   return ranks;
 }
 
-TEST(NodeFailuresTest, TheFirstIsToldOfAndNoOther) {
-  NodeFailures failures;
+TEST(FailedWorkersTest, TheFirstIsToldOfAndNoOther) {
+  FailedWorkers failures;
   EXPECT_EQ(RankOf(failures.TakeNextToTell(kNobody)), -1);
   failures.Add(Failure(2));
   failures.Add(Failure(0));
@@ -56,8 +56,8 @@ TEST(NodeFailuresTest, TheFirstIsToldOfAndNoOther) {
   EXPECT_EQ(RankOf(failures.TakeNextToTell(kNobody)), -1);
 }
 
-TEST(NodeFailuresTest, BehindAVictimTheFirstThatIsNoneIsToldOfToo) {
-  NodeFailures failures;
+TEST(FailedWorkersTest, BehindAVictimTheFirstThatIsNoneIsToldOfToo) {
+  FailedWorkers failures;
   failures.Add(Victim(0));
   EXPECT_EQ(RankOf(failures.TakeNextToTell(kNobody)), 0);
   failures.Add(Victim(1));
@@ -68,8 +68,8 @@ TEST(NodeFailuresTest, BehindAVictimTheFirstThatIsNoneIsToldOfToo) {
   EXPECT_EQ(RankOf(failures.TakeNextToTell(kNobody)), -1);
 }
 
-TEST(NodeFailuresTest, OneThatHangsIsWaitedForByThoseBehindIt) {
-  NodeFailures failures;
+TEST(FailedWorkersTest, OneThatHangsIsWaitedForByThoseBehindIt) {
+  FailedWorkers failures;
   failures.Add(Failure(1));
   failures.Add(Failure(0));
   EXPECT_EQ(RankOf(failures.TakeNextToTell({1, 3})), -1);
@@ -81,8 +81,8 @@ TEST(NodeFailuresTest, OneThatHangsIsWaitedForByThoseBehindIt) {
   EXPECT_EQ(told->error_file, "error.json");
 }
 
-TEST(NodeFailuresTest, AVictimIsToldOfBeforeOneThatStillHangs) {
-  NodeFailures failures;
+TEST(FailedWorkersTest, AVictimIsToldOfBeforeOneThatStillHangs) {
+  FailedWorkers failures;
   failures.Add(Victim(0));
   failures.Add(Failure(1));
   EXPECT_EQ(RankOf(failures.TakeNextToTell({1})), 0);
@@ -90,15 +90,15 @@ TEST(NodeFailuresTest, AVictimIsToldOfBeforeOneThatStillHangs) {
   EXPECT_EQ(RankOf(failures.TakeNextToTell(kNobody)), 1);
 }
 
-TEST(NodeFailuresTest, NobodyIsToldOfWhereNoneIsWantedAnyMore) {
-  NodeFailures failures;
+TEST(FailedWorkersTest, NobodyIsToldOfWhereNoneIsWantedAnyMore) {
+  FailedWorkers failures;
   failures.Add(Failure(0));
   failures.TellNone();
   EXPECT_EQ(RankOf(failures.TakeNextToTell(kNobody)), -1);
 }
 
-TEST(NodeFailuresTest, TheRootCauseByNameAndByOrder) {
-  NodeFailures failures;
+TEST(FailedWorkersTest, TheRootCauseByNameAndByOrder) {
+  FailedWorkers failures;
   EXPECT_EQ(failures.First(), nullptr);
   EXPECT_EQ(failures.FirstOwn(), nullptr);
   failures.Add(Victim(0));
@@ -117,8 +117,8 @@ WorkerFailure Said(WorkerFailure failure, int second) {
   return failure;
 }
 
-TEST(NodeFailuresTest, TheEarliestErrorFileNamesTheRootCause) {
-  NodeFailures failures;
+TEST(FailedWorkersTest, TheEarliestErrorFileNamesTheRootCause) {
+  FailedWorkers failures;
   EXPECT_FALSE(failures.CameFirst(Said(Failure(0), 1))) << "nothing came after it";
   failures.Add(Said(Failure(1), 200));
   EXPECT_EQ(RankOf(failures.TakeNextToTell(kNobody)), 1);
@@ -139,8 +139,8 @@ TEST(NodeFailuresTest, TheEarliestErrorFileNamesTheRootCause) {
   EXPECT_THAT(RanksOf(failures.InOrder(failures.FirstOwn())), ElementsAre(0, 1, 3, 2));
 }
 
-TEST(NodeFailuresTest, WithoutAFileTheTimeIsTheOneAtWhichTheAgentSawTheEnd) {
-  NodeFailures failures;
+TEST(FailedWorkersTest, WithoutAFileTheTimeIsTheOneAtWhichTheAgentSawTheEnd) {
+  FailedWorkers failures;
   WorkerFailure killed = Failure(0);
   killed.wall_time = absl::FromUnixSeconds(100) + absl::Milliseconds(900);
   failures.Add(killed);
@@ -148,8 +148,8 @@ TEST(NodeFailuresTest, WithoutAFileTheTimeIsTheOneAtWhichTheAgentSawTheEnd) {
   EXPECT_TRUE(failures.CameFirst(Said(Failure(1), 99)));
 }
 
-TEST(NodeFailuresTest, AnEarlierFailureThanAVictimsIsItsCause) {
-  NodeFailures failures;
+TEST(FailedWorkersTest, AnEarlierFailureThanAVictimsIsItsCause) {
+  FailedWorkers failures;
   failures.Add(Said(Victim(1), 200));
   EXPECT_TRUE(failures.CameFirst(Said(Failure(0), 199)));
   failures.Add(Said(Failure(0), 199));
@@ -157,8 +157,8 @@ TEST(NodeFailuresTest, AnEarlierFailureThanAVictimsIsItsCause) {
   EXPECT_EQ(RankOf(failures.TakeNextToTell(kNobody)), 0);
 }
 
-TEST(NodeFailuresTest, PeopleReadOfTheRootCauseFirstAndOfWhoWasStoppedLast) {
-  NodeFailures failures;
+TEST(FailedWorkersTest, PeopleReadOfTheRootCauseFirstAndOfWhoWasStoppedLast) {
+  FailedWorkers failures;
   EXPECT_TRUE(failures.empty());
   failures.AddStopped(Late(5));
   EXPECT_FALSE(failures.empty());
