@@ -15,7 +15,7 @@
 #include "gtest/gtest.h"
 #include "testing/distributed_checks.h"
 #include "testing/fake_model_view.h"
-#include "testing/rank_test.h"
+#include "testing/ranks/rank_test.h"
 
 namespace ddp::internal {
 namespace {

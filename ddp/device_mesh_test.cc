@@ -12,7 +12,7 @@
 #include "gtest/gtest.h"
 #include "testing/backend/groups.h"
 #include "testing/error_of.h"
-#include "testing/rank_test.h"
+#include "testing/ranks/rank_test.h"
 
 namespace ddp {
 namespace {

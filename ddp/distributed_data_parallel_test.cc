@@ -19,8 +19,8 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "testing/distributed_checks.h"
-#include "testing/rank_harness.h"
-#include "testing/rank_test.h"
+#include "testing/ranks/rank_harness.h"
+#include "testing/ranks/rank_test.h"
 
 namespace ddp {
 namespace {

@@ -10,7 +10,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "testing/error_of.h"
-#include "testing/rank_test.h"
+#include "testing/ranks/rank_test.h"
 
 namespace ddp::internal {
 namespace {

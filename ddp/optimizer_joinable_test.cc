@@ -10,7 +10,7 @@
 #include "ddp/join.h"
 #include "ddp/process_group.h"
 #include "gtest/gtest.h"
-#include "testing/rank_test.h"
+#include "testing/ranks/rank_test.h"
 
 namespace ddp {
 namespace {

@@ -36,8 +36,8 @@
 #include "store/redis/redis_connection.h"
 #include "store/redis/redis_endpoint.h"
 #include "store/redis_store/redis_store.h"
-#include "testing/rank_test.h"
-#include "testing/redis_fixture.h"
+#include "testing/ranks/rank_test.h"
+#include "testing/redis/redis_fixture.h"
 
 namespace ddp {
 namespace {

@@ -33,7 +33,7 @@
 #include "store/redis/redis_endpoint.h"
 #include "store/redis_store/redis_store.h"
 #include "store/tcp_store/tcp_store_server.h"
-#include "testing/redis_fixture.h"
+#include "testing/redis/redis_fixture.h"
 #include "torch/csrc/distributed/c10d/Backend.hpp"
 #include "torch/csrc/distributed/c10d/FileStore.hpp"
 #include "torch/csrc/distributed/c10d/HashStore.hpp"

@@ -21,7 +21,7 @@
 #include "testing/backend/random_numbers.h"
 #include "testing/backend/thread_ranks.h"
 #include "testing/distributed_checks.h"
-#include "testing/rank_test.h"
+#include "testing/ranks/rank_test.h"
 
 namespace ddp {
 namespace {

@@ -13,7 +13,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "testing/distributed_checks.h"
-#include "testing/rank_test.h"
+#include "testing/ranks/rank_test.h"
 
 namespace ddp {
 namespace {

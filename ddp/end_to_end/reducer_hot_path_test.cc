@@ -19,7 +19,7 @@
 #include "ddp/distributed_data_parallel.h"
 #include "ddp/process_group.h"
 #include "gtest/gtest.h"
-#include "testing/rank_test.h"
+#include "testing/ranks/rank_test.h"
 
 namespace {
 

@@ -13,7 +13,7 @@
 #include "gtest/gtest.h"
 #include "testing/backend/groups.h"
 #include "testing/distributed_checks.h"
-#include "testing/rank_test.h"
+#include "testing/ranks/rank_test.h"
 
 namespace ddp::internal {
 namespace {

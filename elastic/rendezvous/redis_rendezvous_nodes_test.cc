@@ -33,7 +33,7 @@
 #include "store/redis/redis_endpoint.h"
 #include "store/redis/wire/redis_reply.h"
 #include "store/redis_server/redis_acl.h"
-#include "testing/redis_fixture.h"
+#include "testing/redis/redis_fixture.h"
 
 namespace ddp::elastic {
 namespace {

@@ -24,7 +24,7 @@
 #include "store/redis/redis_endpoint.h"
 #include "store/redis/wire/redis_reply.h"
 #include "store/redis_server/private_redis_server.h"
-#include "testing/scripted_redis_server.h"
+#include "testing/redis/scripted_redis_server.h"
 
 namespace ddp::elastic {
 namespace {

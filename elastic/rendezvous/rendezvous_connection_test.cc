@@ -25,8 +25,8 @@
 #include "store/redis/redis_endpoint.h"
 #include "store/redis/redis_script.h"
 #include "store/redis/wire/redis_reply.h"
-#include "testing/redis_fixture.h"
-#include "testing/scripted_redis_server.h"
+#include "testing/redis/redis_fixture.h"
+#include "testing/redis/scripted_redis_server.h"
 
 namespace ddp::elastic {
 namespace {

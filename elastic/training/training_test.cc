@@ -16,7 +16,7 @@
 
 #include "ddp/ddp.h"
 #include "testing/distributed_checks.h"
-#include "testing/rank_test.h"
+#include "testing/ranks/rank_test.h"
 
 namespace ddp::elastic {
 namespace {

@@ -28,7 +28,7 @@
 #include "base/unique_fd.h"
 #include "launcher/end_to_end/ddprun_driver.h"
 #include "store/redis/redis_endpoint.h"
-#include "testing/redis_fixture.h"
+#include "testing/redis/redis_fixture.h"
 
 namespace ddp::examples {
 namespace {

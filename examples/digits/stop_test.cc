@@ -16,8 +16,8 @@
 #include "elastic/health/health_page.h"
 #include "elastic/health/phase.h"
 #include "store/redis/redis_endpoint.h"
-#include "testing/rank_harness.h"
-#include "testing/redis_fixture.h"
+#include "testing/ranks/rank_harness.h"
+#include "testing/redis/redis_fixture.h"
 
 namespace ddp::examples {
 namespace {

@@ -21,7 +21,7 @@
 #include "base/clock.h"
 #include "base/unique_fd.h"
 #include "launcher/end_to_end/ddprun_driver.h"
-#include "testing/loopback_client.h"
+#include "testing/network/loopback_client.h"
 
 namespace ddp::examples {
 namespace {

@@ -21,7 +21,7 @@
 #include "launcher/end_to_end/ddprun_case.h"
 #include "launcher/end_to_end/ddprun_driver.h"
 #include "launcher/process/process_tree.h"
-#include "testing/loopback_socket.h"
+#include "testing/network/loopback_socket.h"
 
 namespace ddp::launcher {
 namespace {

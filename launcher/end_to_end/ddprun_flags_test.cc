@@ -24,7 +24,7 @@
 #include "launcher/meeting/network_server.h"
 #include "launcher/process/cpu_topology.h"
 #include "launcher/process/numa_plan.h"
-#include "testing/redis_fixture.h"
+#include "testing/redis/redis_fixture.h"
 
 namespace ddp::launcher {
 namespace {

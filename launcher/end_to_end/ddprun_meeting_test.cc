@@ -27,8 +27,8 @@
 #include "launcher/flags/exit_code.h"
 #include "launcher/meeting/network_server.h"
 #include "store/tcp_store/tcp_store_server.h"
-#include "testing/loopback_client.h"
-#include "testing/loopback_socket.h"
+#include "testing/network/loopback_client.h"
+#include "testing/network/loopback_socket.h"
 
 namespace ddp::launcher {
 namespace {

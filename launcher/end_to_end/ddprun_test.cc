@@ -21,7 +21,7 @@
 #include "base/unique_fd.h"
 #include "launcher/end_to_end/ddprun_case.h"
 #include "launcher/end_to_end/ddprun_driver.h"
-#include "testing/redis_fixture.h"
+#include "testing/redis/redis_fixture.h"
 
 namespace ddp::launcher {
 namespace {

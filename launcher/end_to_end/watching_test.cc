@@ -30,8 +30,8 @@
 #include "launcher/end_to_end/ddprun_driver.h"
 #include "launcher/meeting/network_server.h"
 #include "nlohmann/json.hpp"
-#include "testing/loopback_client.h"
-#include "testing/redis_fixture.h"
+#include "testing/network/loopback_client.h"
+#include "testing/redis/redis_fixture.h"
 #include "testing/temporary_folder.h"
 
 namespace ddp::launcher {

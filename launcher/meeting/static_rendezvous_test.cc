@@ -21,7 +21,7 @@
 #include "store/tcp_store/tcp_store_client.h"
 #include "store/tcp_store/tcp_store_server.h"
 #include "testing/loop_thread.h"
-#include "testing/loopback_socket.h"
+#include "testing/network/loopback_socket.h"
 
 namespace ddp::launcher {
 namespace {

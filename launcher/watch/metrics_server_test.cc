@@ -13,7 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "testing/loopback_client.h"
+#include "testing/network/loopback_client.h"
 
 namespace ddp::launcher {
 namespace {

@@ -20,9 +20,9 @@
 #include "store/redis/redis_caller.h"
 #include "store/redis/redis_endpoint.h"
 #include "store/redis/redis_socket.h"
-#include "testing/loopback_socket.h"
-#include "testing/redis_fixture.h"
-#include "testing/scripted_redis_server.h"
+#include "testing/network/loopback_socket.h"
+#include "testing/redis/redis_fixture.h"
+#include "testing/redis/scripted_redis_server.h"
 
 namespace ddp::store {
 namespace {

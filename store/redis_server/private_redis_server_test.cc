@@ -24,7 +24,7 @@
 #include "store/redis/redis_endpoint.h"
 #include "store/redis/redis_script.h"
 #include "store/redis/wire/redis_reply.h"
-#include "testing/loopback_socket.h"
+#include "testing/network/loopback_socket.h"
 
 namespace ddp::store {
 namespace {

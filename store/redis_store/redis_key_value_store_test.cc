@@ -23,7 +23,7 @@
 #include "store/redis/redis_script.h"
 #include "store/redis/wire/redis_reply.h"
 #include "store/redis_server/redis_acl.h"
-#include "testing/redis_fixture.h"
+#include "testing/redis/redis_fixture.h"
 
 namespace ddp::store {
 namespace {

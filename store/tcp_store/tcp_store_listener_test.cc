@@ -11,7 +11,7 @@
 #include "absl/time/time.h"
 #include "base/event_loop.h"
 #include "base/unique_fd.h"
-#include "testing/loopback_client.h"
+#include "testing/network/loopback_client.h"
 
 namespace ddp::store {
 namespace {

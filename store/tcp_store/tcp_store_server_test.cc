@@ -24,8 +24,8 @@
 #include "base/unique_fd.h"
 #include "store/tcp_store/tcp_store_client.h"
 #include "store/tcp_store/tcp_store_protocol.h"
-#include "testing/loopback_client.h"
-#include "testing/loopback_socket.h"
+#include "testing/network/loopback_client.h"
+#include "testing/network/loopback_socket.h"
 
 namespace ddp::store {
 namespace {

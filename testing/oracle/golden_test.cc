@@ -26,8 +26,8 @@
 #include "testing/oracle/error_runner.h"
 #include "testing/oracle/scenario.h"
 #include "testing/oracle/scenario_runner.h"
-#include "testing/rank_harness.h"
-#include "testing/rank_test.h"
+#include "testing/ranks/rank_harness.h"
+#include "testing/ranks/rank_test.h"
 
 namespace ddp::testing {
 namespace {

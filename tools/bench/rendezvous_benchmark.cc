@@ -47,7 +47,7 @@
 #include "base/unique_fd.h"
 #include "store/redis/redis_connection.h"
 #include "store/redis/wire/redis_reply.h"
-#include "testing/redis_fixture.h"
+#include "testing/redis/redis_fixture.h"
 #include "tools/bench/rendezvous_agents.h"
 
 DEFINE_string(agents, "1000,10000", "sizes of the jobs, one after the other");

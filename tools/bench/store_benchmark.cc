@@ -34,7 +34,7 @@
 #include "c10/util/Exception.h"
 #include "store/redis/redis_endpoint.h"
 #include "store/redis_store/redis_store.h"
-#include "testing/redis_fixture.h"
+#include "testing/redis/redis_fixture.h"
 #include "torch/csrc/distributed/c10d/TCPStore.hpp"
 #include "torch/version.h"
 

@@ -9,7 +9,7 @@
 #include "gtest/gtest.h"
 #include "store/redis/redis_connection.h"
 #include "store/redis/redis_endpoint.h"
-#include "testing/redis_fixture.h"
+#include "testing/redis/redis_fixture.h"
 
 namespace ddp::elastic {
 namespace {

@@ -16,7 +16,7 @@
 #include "store/redis/redis_connection.h"
 #include "store/redis/redis_script.h"
 #include "store/redis/wire/redis_reply.h"
-#include "testing/redis_fixture.h"
+#include "testing/redis/redis_fixture.h"
 #include "testing/simulator/redis/memory_database.h"
 
 namespace ddp::testing {

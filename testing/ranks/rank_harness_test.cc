@@ -1,4 +1,4 @@
-#include "testing/rank_harness.h"
+#include "testing/ranks/rank_harness.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

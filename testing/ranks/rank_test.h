@@ -22,17 +22,17 @@
 //     const RankRun run = RunRanks({.body = "Hang", .store_url = NewStoreUrl(), ...});
 //   }
 //
-// testing/rank_harness.h describes RankJob and a rank's environment. A rank has
+// testing/ranks/rank_harness.h describes RankJob and a rank's environment. A rank has
 // OMP_NUM_THREADS=1, so LibTorch computes with one thread in a rank.
-#ifndef DDP_TESTING_RANK_TEST_H_
-#define DDP_TESTING_RANK_TEST_H_
+#ifndef DDP_TESTING_RANKS_RANK_TEST_H_
+#define DDP_TESTING_RANKS_RANK_TEST_H_
 
 #include <initializer_list>
 #include <map>
 #include <string>
 #include <vector>
 
-#include "testing/rank_harness.h"
+#include "testing/ranks/rank_harness.h"
 
 namespace ddp::testing {
 
@@ -95,4 +95,4 @@ bool RegisterRankTest(const char* suite, const char* name, const char* file, int
       ::ddp::testing::internal::RegisterRankBody(#name, name##_RankBody); \
   static void name##_RankBody()
 
-#endif  // DDP_TESTING_RANK_TEST_H_
+#endif  // DDP_TESTING_RANKS_RANK_TEST_H_

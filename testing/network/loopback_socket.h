@@ -1,5 +1,5 @@
-#ifndef DDP_TESTING_LOOPBACK_SOCKET_H_
-#define DDP_TESTING_LOOPBACK_SOCKET_H_
+#ifndef DDP_TESTING_NETWORK_LOOPBACK_SOCKET_H_
+#define DDP_TESTING_NETWORK_LOOPBACK_SOCKET_H_
 
 #include "base/unique_fd.h"
 
@@ -23,4 +23,4 @@ LoopbackSocket ListenOnLoopback();
 
 }  // namespace ddp::testing
 
-#endif  // DDP_TESTING_LOOPBACK_SOCKET_H_
+#endif  // DDP_TESTING_NETWORK_LOOPBACK_SOCKET_H_

@@ -1,4 +1,4 @@
-#include "testing/rank_harness.h"
+#include "testing/ranks/rank_harness.h"
 
 #include <arpa/inet.h>
 #include <errno.h>

@@ -1,4 +1,4 @@
-#include "testing/loopback_client.h"
+#include "testing/network/loopback_client.h"
 
 #include <arpa/inet.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "testing/redis_fail_over.h"
+#include "testing/redis/redis_fail_over.h"
 
 #include <glog/logging.h>
 #include <sched.h>

@@ -1,4 +1,4 @@
-#include "testing/scripted_redis_server.h"
+#include "testing/redis/scripted_redis_server.h"
 
 #include <glog/logging.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-#ifndef DDP_TESTING_SCRIPTED_REDIS_SERVER_H_
-#define DDP_TESTING_SCRIPTED_REDIS_SERVER_H_
+#ifndef DDP_TESTING_REDIS_SCRIPTED_REDIS_SERVER_H_
+#define DDP_TESTING_REDIS_SCRIPTED_REDIS_SERVER_H_
 
 #include <string>
 #include <thread>
@@ -42,4 +42,4 @@ class ScriptedRedisServer {
 
 }  // namespace ddp::testing
 
-#endif  // DDP_TESTING_SCRIPTED_REDIS_SERVER_H_
+#endif  // DDP_TESTING_REDIS_SCRIPTED_REDIS_SERVER_H_

@@ -1,4 +1,4 @@
-#include "testing/rank_test.h"
+#include "testing/ranks/rank_test.h"
 
 #include <glog/logging.h>
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "store/redis/redis_endpoint.h"
-#include "testing/redis_fixture.h"
+#include "testing/redis/redis_fixture.h"
 
 namespace ddp::testing {
 namespace {

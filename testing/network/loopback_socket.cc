@@ -1,4 +1,4 @@
-#include "testing/loopback_socket.h"
+#include "testing/network/loopback_socket.h"
 
 #include <glog/logging.h>
 #include <netinet/in.h>

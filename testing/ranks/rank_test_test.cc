@@ -1,4 +1,4 @@
-#include "testing/rank_test.h"
+#include "testing/ranks/rank_test.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "store/redis/redis_connection.h"
 #include "store/redis/redis_endpoint.h"
-#include "testing/rank_harness.h"
+#include "testing/ranks/rank_harness.h"
 
 namespace ddp::testing {
 namespace {

@@ -1,5 +1,5 @@
-#ifndef DDP_TESTING_REDIS_FIXTURE_H_
-#define DDP_TESTING_REDIS_FIXTURE_H_
+#ifndef DDP_TESTING_REDIS_REDIS_FIXTURE_H_
+#define DDP_TESTING_REDIS_REDIS_FIXTURE_H_
 
 #include <cstdint>
 #include <map>
@@ -72,4 +72,4 @@ class RedisFixture {
 
 }  // namespace ddp::testing
 
-#endif  // DDP_TESTING_REDIS_FIXTURE_H_
+#endif  // DDP_TESTING_REDIS_REDIS_FIXTURE_H_

@@ -1,5 +1,5 @@
-#ifndef DDP_TESTING_REDIS_FAIL_OVER_H_
-#define DDP_TESTING_REDIS_FAIL_OVER_H_
+#ifndef DDP_TESTING_REDIS_REDIS_FAIL_OVER_H_
+#define DDP_TESTING_REDIS_REDIS_FAIL_OVER_H_
 
 #include <memory>
 #include <string>
@@ -7,7 +7,7 @@
 
 #include "store/redis/redis_connection.h"
 #include "store/redis/redis_endpoint.h"
-#include "testing/redis_fixture.h"
+#include "testing/redis/redis_fixture.h"
 
 namespace ddp::testing {
 
@@ -53,4 +53,4 @@ class RedisFailOver {
 
 }  // namespace ddp::testing
 
-#endif  // DDP_TESTING_REDIS_FAIL_OVER_H_
+#endif  // DDP_TESTING_REDIS_REDIS_FAIL_OVER_H_

@@ -1,7 +1,7 @@
 // Runs the ranks of a test as real processes on this host, and reports how each of them ended.
 //
-// testing/rank_test.h defines tests with ranks, and has their main(). Include this header, besides
-// it, for a test that starts ranks itself: with RanksSucceed(), RunRanks() or RankGroup.
+// testing/ranks/rank_test.h defines tests with ranks, and has their main(). Include this header,
+// besides it, for a test that starts ranks itself: with RanksSucceed(), RunRanks() or RankGroup.
 //
 // A test with a main() of its own gives its ranks a named body, and runs the body where it is
 // started as a rank:
@@ -16,8 +16,8 @@
 //
 // Each rank gets the environment that torchrun would give it on one node: RANK, LOCAL_RANK,
 // WORLD_SIZE, MASTER_ADDR and so on, DDP_GENERATION, and DDP_STORE where the test names a store.
-#ifndef DDP_TESTING_RANK_HARNESS_H_
-#define DDP_TESTING_RANK_HARNESS_H_
+#ifndef DDP_TESTING_RANKS_RANK_HARNESS_H_
+#define DDP_TESTING_RANKS_RANK_HARNESS_H_
 
 #include <gtest/gtest.h>
 #include <sys/types.h>
@@ -151,4 +151,4 @@ std::optional<int> RunRankBody(const std::map<std::string, std::function<int()>>
 
 }  // namespace ddp::testing
 
-#endif  // DDP_TESTING_RANK_HARNESS_H_
+#endif  // DDP_TESTING_RANKS_RANK_HARNESS_H_

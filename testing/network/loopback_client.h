@@ -1,5 +1,5 @@
-#ifndef DDP_TESTING_LOOPBACK_CLIENT_H_
-#define DDP_TESTING_LOOPBACK_CLIENT_H_
+#ifndef DDP_TESTING_NETWORK_LOOPBACK_CLIENT_H_
+#define DDP_TESTING_NETWORK_LOOPBACK_CLIENT_H_
 
 #include <string>
 
@@ -28,4 +28,4 @@ std::string ReceiveText(const UniqueFd& socket);
 
 }  // namespace ddp::testing
 
-#endif  // DDP_TESTING_LOOPBACK_CLIENT_H_
+#endif  // DDP_TESTING_NETWORK_LOOPBACK_CLIENT_H_

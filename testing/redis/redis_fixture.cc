@@ -1,4 +1,4 @@
-#include "testing/redis_fixture.h"
+#include "testing/redis/redis_fixture.h"
 
 #include <glog/logging.h>
 #include <stdlib.h>
@@ -10,7 +10,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "testing/loopback_socket.h"
+#include "testing/network/loopback_socket.h"
 
 namespace ddp::testing {
 namespace {
