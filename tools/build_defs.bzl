@@ -34,18 +34,26 @@ def ddp_cc_library(name, copts = [], **kwargs):
 def ddp_cc_binary(name, copts = [], **kwargs):
     cc_binary(name = name, copts = _copts(copts), **kwargs)
 
-def ddp_cc_test(name, size, copts = [], deps = [], **kwargs):
-    """A test; `size` has no default, so that everybody chooses one.
+def ddp_cc_test(name, size, copts = [], deps = [], precompiled = "tensors", **kwargs):
+    """A test.
 
-    With LibTorch among `deps`, it takes LibTorch's headers precompiled.
+    Args:
+      name: of the test.
+      size: as of cc_test, without a default, so that everybody chooses one.
+      copts: as of cc_test.
+      deps: as of cc_test.
+      precompiled: "tensors", or "modules" for a test with modules or optimizers: the headers of
+        //tools/precompiled that a test with LibTorch among its `deps` takes.
+      **kwargs: passed to the cc_test.
     """
     if _TORCH in deps:
+        pch = precompiled + "_pch"
         copts = copts + select({
-            "@ddp//tools:with_precompiled_headers": ["-include", "torch_test_pch.h"],
+            "@ddp//tools:with_precompiled_headers": ["-include", pch + ".h"],
             "//conditions:default": [],
         })
         deps = deps + select({
-            "@ddp//tools:with_precompiled_headers": ["@ddp//tools/precompiled:torch_test_pch"],
+            "@ddp//tools:with_precompiled_headers": ["@ddp//tools/precompiled:" + pch],
             "//conditions:default": [],
         })
     cc_test(name = name, size = size, copts = _copts(copts), deps = deps, **kwargs)
