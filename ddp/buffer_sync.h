@@ -26,7 +26,7 @@ class ModelView;
 // Each call reads the buffers from the model again, because a module may replace them. The
 // broadcast writes into a buffer's memory, so views of the buffer follow.
 //
-// A graph may have saved a buffer that the broadcast then changes. Two cases:
+// An autograd graph may have saved a buffer that the broadcast then changes. Two cases:
 // - The last forward changed the buffer, or another buffer of the same submodule, without raising
 //   its autograd version. LibTorch's batch norms do so in training. Autograd then treats saved
 //   values as unused. The broadcast raises no version either, so several forwards may precede one
@@ -50,21 +50,21 @@ class BufferSync {
   // Returns true when Run() does something at that place of the forward.
   bool Due(BufferCommHookLocation location) const;
 
-  // Runs the hook; or, at kPreForward without a hook, the broadcast from `source`. Collective.
+  // When Due(location): runs the hook, or without a hook the broadcast from `source`. Collective.
   void Run(ProcessGroup& group, BufferCommHookLocation location, int source);
 
   // Broadcasts from `source`, with or without a hook. Collective.
   void Broadcast(ProcessGroup& group, int source);
 
-  // Records the buffers' values at the start of a forward with gradients and without a broadcast,
-  // as the broadcast does for its forward.
+  // Records the buffers' values, as Broadcast() does too. Call it instead of Run() at the start of
+  // a forward that builds a graph but is not synchronized.
   void NoteForward();
 
   // Waits for the operations that hooks have started since the last call.
   void Finish(ProcessGroup& group);
 
-  // Discards those operations instead, after a failure. If one may still write to the buffers, the
-  // buffers get new memory, and earlier views no longer follow.
+  // Discards the operations that Finish() would wait for, after a failure. If one may still write
+  // to the buffers, the buffers get new memory, and earlier views no longer follow.
   void Abandon();
 
   std::map<std::string, at::Tensor> Buffers() const;

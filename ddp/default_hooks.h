@@ -4,8 +4,8 @@
 //
 //   model.register_comm_hook(group, ddp::fp16_compress_hook);
 //
-// They average like the reducer without a hook: each rank multiplies by 1/N, then the ranks' values
-// are summed. In half precision and bfloat16, each rank divides by N instead.
+// Except noop_hook, they average like the reducer without a hook: each rank multiplies by 1/N, then
+// the ranks' values are summed. In half precision and bfloat16, each rank divides by N instead.
 #ifndef DDP_DEFAULT_HOOKS_H_
 #define DDP_DEFAULT_HOOKS_H_
 
@@ -21,13 +21,13 @@ namespace ddp {
 
 class ProcessGroup;
 
-// Does the same as the reducer without a hook. A starting point for custom hooks.
+// Does the same as the reducer without a hook. Copy it to write a hook of your own.
 TensorFuture allreduce_hook(const std::shared_ptr<ProcessGroup>& group, GradBucket& bucket);
 
 // Reduces in half precision or bfloat16: half the bytes for float gradients. Each rank divides
-// after the conversion. Sums are rounded to the type as well, because Gloo adds in it. The largest
-// float16 number is 65504: larger gradients become infinite. Sparse gradients are not converted,
-// because Gloo cannot add sparse tensors of these types.
+// after the conversion. Sums are rounded to the type as well, because the backend adds in it. The
+// largest float16 number is 65504: larger gradients become infinite. Sparse gradients are not
+// converted, because Gloo cannot add sparse tensors of these types.
 TensorFuture fp16_compress_hook(const std::shared_ptr<ProcessGroup>& group, GradBucket& bucket);
 TensorFuture bf16_compress_hook(const std::shared_ptr<ProcessGroup>& group, GradBucket& bucket);
 
@@ -37,8 +37,8 @@ TensorFuture noop_hook(GradBucket& bucket);
 
 namespace internal {
 
-// Returns "fp16_compress_hook" for that function, and so on; "custom" for any other function and
-// null.
+// Returns the name of allreduce_hook, fp16_compress_hook or bf16_compress_hook; "custom" for any
+// other function and null.
 std::string NameOfHook(CommHookFunction hook);
 
 // Runs `hook` on a bucket whose buffer has type `type`, and converts the result back into the
@@ -60,7 +60,8 @@ auto InTypeWrapper(Hook hook) {
 
 }  // namespace internal
 
-// Wraps any hook to reduce in half precision or bfloat16. A hook with a state keeps it:
+// Wraps any hook to reduce in half precision or bfloat16. The result takes the same arguments as
+// the hook:
 //
 //   model.register_comm_hook(state, ddp::fp16_compress_wrapper(my_hook));
 template <typename Hook>

@@ -46,8 +46,8 @@ concept ModuleHolder = requires(const T& holder) {
 };
 
 // The part of DistributedDataParallel that does not depend on the module's type. A program uses it
-// through the derived class below. Copies share one model, which lives until the last copy ends.
-// Every function except operator bool throws ConfigurationError for an empty wrapper.
+// through the derived class below. Copies share one model, whose synchronization ends with the last
+// copy. Every function except operator bool throws ConfigurationError for an empty wrapper.
 // Thread-compatible.
 class DataParallelHandle {
  public:
@@ -85,8 +85,9 @@ class DataParallelHandle {
   // comm_hook.h, and default_hooks.h for the built-in hooks.
   //
   // Call it at most once, before the first backward, and with the same hook on all ranks. Throws
-  // ConfigurationError when called again or later. `name` defaults to the function's name for a
-  // hook of default_hooks.h, else to "custom". The first backward compares the names and throws
+  // ConfigurationError when called again or later, and when mixed_precision sets param_dtype or
+  // reduce_dtype. `name` defaults to the function's name for allreduce_hook, fp16_compress_hook and
+  // bf16_compress_hook, else to "custom". The first backward compares the names and throws
   // ConfigurationError on all ranks when they differ.
   template <typename State, typename Hook>
   requires(!std::is_same_v<State, CommHookRounds>) void register_comm_hook(
@@ -96,7 +97,7 @@ class DataParallelHandle {
     RegisterCommHook(name, function, {.first = BindCommHook(std::move(state), std::move(hook))});
   }
 
-  // The same for a hook of several rounds, such as PowerSGD: a round is made from the result of the
+  // The same for a hook of several rounds, such as PowerSGD: each round gets the result of the
   // round before. The first backward also compares the number of rounds. `name` defaults to
   // "custom".
   void register_comm_hook(CommHookRounds hook, const std::string& name = "") {
@@ -105,7 +106,8 @@ class DataParallelHandle {
 
   // Synchronizes buffers with `hook(state, buffers by name)` instead of a broadcast. The hook runs
   // before or after every synchronized forward, in train() and in eval(). The backward waits for
-  // the futures that the hook returns. Throws ConfigurationError when called twice.
+  // the futures that the hook returns. The hook does not run when the options switch the
+  // synchronization of buffers in forwards off. Throws ConfigurationError when called twice.
   template <typename State, typename Hook>
   void register_buffer_comm_hook(
       State state, Hook hook,
@@ -119,7 +121,7 @@ class DataParallelHandle {
   void check_finished();
 
   // Makes the next synchronized backward record the order of gradients and assign new buckets at
-  // its end. For a graph that has changed. Call it on all ranks before the same backward.
+  // its end. Use it after the graph has changed. Call it on all ranks before the same backward.
   void rebuild_buckets();
 
   // Continues over the ranks of `group`; parameters, gradients and options stay. Collective over
@@ -131,14 +133,14 @@ class DataParallelHandle {
 
   // Returns the parameter names of each bucket, in the order of reduction. A checkpoint saves them
   // for DistributedDataParallelOptions::bucket_layout. The model rebuilds its buckets once, at the
-  // end of the first synchronized backward. With find_unused_parameters it does so only after
-  // rebuild_buckets().
+  // end of the first synchronized backward. With find_unused_parameters or a given layout it does
+  // so only after rebuild_buckets().
   std::vector<std::vector<std::string>> bucket_layout() const;
 
-  // Uses these buckets from the next backward on, like the option bucket_layout. For a model that
-  // was wrapped before its checkpoint was restored. Collective, with equal layouts on all ranks.
-  // Throws ConfigurationError when the layout does not fit the model, differs between the ranks, or
-  // a Join is active. Throws ReductionError when a reduction is not complete.
+  // Uses these buckets from the next backward on, like the option bucket_layout. Use it when the
+  // model is wrapped before its checkpoint is read. Collective, with equal layouts on all ranks.
+  // Throws ConfigurationError when the layout is empty, does not fit the model or differs between
+  // the ranks, or when a Join is active. Throws ReductionError when a reduction is not complete.
   void set_bucket_layout(std::vector<std::vector<std::string>> layout);
 
   // Returns the group over whose ranks the model averages.
@@ -221,10 +223,11 @@ class DataParallelHandle {
 // - model.module() is the module itself. Its own forward is not synchronized: gradients of its
 //   outputs stay on this rank.
 //
-// A wrapper is a handle, like LibTorch's module holders and tensors. Copies share one model, and
-// the last copy destroys it. A wrapper may be a member, a return value and an element of a
-// container. A member that gets its model later starts as `{nullptr}`. DistributedDataParallel<Net>
-// (the holder) and DistributedDataParallel<NetImpl> convert to each other.
+// A wrapper is a handle, like LibTorch's module holders and tensors. Copies share one model, whose
+// synchronization ends with the last copy. A wrapper may be a member, a return value and an element
+// of a container. A member that gets its model later starts as `{nullptr}`.
+// DistributedDataParallel<Net> (the holder) and DistributedDataParallel<NetImpl> convert to each
+// other.
 //
 // Rules, as in PyTorch:
 // - The constructor, forward and backward are collectives: call them on every rank in the same

@@ -174,18 +174,19 @@ class Join {
   // Announces an event. Collective; for joinables, on a rank with inputs. Blocks until every rank
   // calls notify() or finish().
   //
-  // Throws ReductionError on all ranks when the ranks announce different events. Throws it on all
-  // ranks, too, when some ranks have no inputs and throw_on_early_termination is set. Throws it on
-  // this rank, after a report to the others, when another joinable is in an event. Throws what a
-  // collective throws.
+  // Throws ReductionError on all ranks when the ranks announce different events, or when some ranks
+  // have no inputs and throw_on_early_termination is set. Throws ConfigurationError on all ranks
+  // when the options or the number of joinables differ. Throws ReductionError on this rank when a
+  // failure has ended the Join, and, after a report to the others, when another joinable is in an
+  // event. Throws what a collective throws.
   JoinRound notify(const Joinable& joinable, int event);
 
   // Ends the loop. Collective. Takes part in the events of the other ranks, and returns when all
   // ranks have called finish() and the post hooks have run. A second call does nothing.
   //
   // Throws ReductionError as notify() does, and what a collective throws. Throws what a hook
-  // throws, after a report to the others. When an exception has ended the Join before, throws
-  // ReductionError without a collective: the models were not made equal.
+  // throws, after a report to the others. When the Join has ended early (an exception or
+  // abandon()), throws ReductionError without a collective: the models were not made equal.
   void finish();
 
   // Ends the Join on this rank without finish(), and reports `reason` to the others. Does nothing
@@ -215,8 +216,8 @@ class Join {
   std::string failure_;  // the reason why it ended early; empty: none
 };
 
-// Runs `loop` under a Join and then calls finish(). When an exception leaves the loop, its text is
-// reported to the other ranks.
+// Runs `loop` under a Join and then calls finish(). An exception that leaves the loop is reported
+// to the other ranks.
 void join(const std::vector<JoinableRef>& joinables, const JoinOptions& options,
           const std::function<void()>& loop);
 

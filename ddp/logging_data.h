@@ -42,7 +42,7 @@ struct DDPLoggingData {
   // --- The newest sampled iteration, and means over all samples. Nanoseconds; 0 before the first.
   // forward_compute_time: from the start of the forward to its end. backward_compute_time: from the
   // end of the forward to the last gradient. backward_comm_time: from the first bucket sent to the
-  // last received.
+  // last received. Fields with _start or _end are points in time of the monotonic clock.
   int64_t iteration = 0;  // synchronized forwards so far
   int64_t num_buckets_reduced = 0;
   int64_t unused_parameter_size = 0;  // bytes of the parameters that no rank used
@@ -80,7 +80,7 @@ struct DDPLoggingData {
   std::optional<std::string> nccl_ib_timeout;
   std::optional<std::string> gloo_socket_ifname;
   std::optional<std::string> gloo_device_transport;
-  std::optional<int64_t> gloo_num_threads;  // never set: PyTorch's backend starts 2 threads
+  std::optional<int64_t> gloo_num_threads;  // never set by the library; only PyTorch's DDP sets it
 
   // The text of the last error of the reduction. In JSON also as has_error, which is absent without
   // one.

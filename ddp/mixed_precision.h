@@ -26,11 +26,12 @@ struct MixedPrecision {
   // unset.
   DDP_OPTION(reduce_dtype, std::optional<c10::ScalarType>) = {};
 
-  // The type of buffers, converted once when the model is wrapped. Batch norms need the type of
-  // their parameters here.
+  // The type of buffers, converted once when the model is wrapped. A batch norm needs buffers of
+  // the type that its parameters have in the forward.
   DDP_OPTION(buffer_dtype, std::optional<c10::ScalarType>) = {};
 
-  // When true, the module's inputs are converted to param_dtype. When false, the module must do so.
+  // When true, the module's inputs are converted to param_dtype. When false, the module must
+  // convert them itself.
   DDP_OPTION(cast_forward_inputs, bool) = true;
 
   // Returns the type in which gradients are reduced; nullopt: their own type.

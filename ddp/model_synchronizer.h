@@ -34,8 +34,9 @@ class ModelView;
 // - the buffers (or the buffer hook) in BeforeForward();
 // - the buffer hook in AfterForward(), if registered for that place;
 // - the reduction, in the backward.
-// Under a Join, each of them is announced first. The grad mode and no_sync() decide whether a
-// forward is synchronized. train() and eval() do not, so ranks may differ in these.
+// Under a Join, the model announces the forward's parts together and the reduction by itself, each
+// before its collectives. The grad mode and no_sync() decide whether a forward is synchronized.
+// train() and eval() do not, so ranks may differ in these.
 //
 // A failure on any rank is thrown once on each rank: by the call that waits for the failed rank, or
 // by the next BeforeForward(). The BeforeForward() after that starts again with all ranks.
@@ -43,7 +44,8 @@ class ModelView;
 // Thread-compatible.
 class ModelSynchronizer : public Joinable {
  public:
-  // Exactly one of options.process_group and options.device_mesh is set.
+  // Throws as the constructor of DistributedDataParallel does. Exactly one of options.process_group
+  // and options.device_mesh must be set.
   ModelSynchronizer(std::shared_ptr<const ModelView> model, DistributedDataParallelOptions options);
   ~ModelSynchronizer() override;
   ModelSynchronizer(const ModelSynchronizer&) = delete;
@@ -53,7 +55,8 @@ class ModelSynchronizer : public Joinable {
   // `outputs`: all tensors that the module returned. `complete`: no others can be hidden in its
   // result.
   void AfterForward(const std::vector<at::Tensor>& outputs, bool complete);
-  // Call it in a catch block when the module's forward threw.
+  // Call it in a catch block, when BeforeForward(), the module's forward or AfterForward() has
+  // thrown.
   void OnForwardException();
 
   // The device and type of inputs and outputs: PlaceInput() moves and casts an input for the

@@ -3,7 +3,8 @@
 // The comparison of the ranks, the options in DDPLoggingData and its JSON, and the table in
 // docs/parity.md come from the rows. A new option is a field of ddp/options.h and a row in
 // option_table.cc; without the row, option_table.cc does not compile. model_setup.h has the rest:
-// CheckOptions() refuses options that contradict each other, ReducerOptionsOf() makes them count.
+// CheckOptions() refuses options that contradict each other, and ReducerOptionsOf() passes options
+// on to the reducer.
 #ifndef DDP_OPTION_TABLE_H_
 #define DDP_OPTION_TABLE_H_
 

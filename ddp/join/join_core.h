@@ -55,7 +55,7 @@ class JoinCore {
   // Events of a joinable are numbered from 0 to kMaxEvents - 1.
   static constexpr int kMaxEvents = 64;
 
-  // The number of rounds after which uneven inputs are probably a mistake.
+  // The number of rounds on a joined rank at which Warning() warns.
   static constexpr int64_t kRoundsBeforeWarning = 1000;
 
   // Names for messages, of this rank's joinables and their events.
@@ -66,7 +66,7 @@ class JoinCore {
 
   JoinCore(int rank, int size, JoinTerms terms, Names names);
 
-  // Returns the word of this rank. Nothing: the rank has joined.
+  // Returns the word of this rank. `announcement` is nullopt when the rank has joined.
   int64_t WordOf(const std::optional<JoinAnnouncement>& announcement) const;
 
   // Returns the verdict over the words of all ranks, by rank. The words include this rank's own.
@@ -79,8 +79,8 @@ class JoinCore {
   // joined.
   std::optional<std::string> Warning() const;
 
-  // Returns the error of an announcement that comes before the collectives of the joinable `busy`
-  // are complete.
+  // Returns the error message for an announcement that comes before the collectives of the joinable
+  // `busy` are complete.
   std::string Overlap(const JoinAnnouncement& announcement, size_t busy) const;
 
  private:

@@ -8,18 +8,19 @@
 
 namespace ddp::internal {
 
-// An event of one wrapped model that the ranks of a Join announce: the collectives that follow it.
+// An event that a wrapped model announces under a Join: it tells the joined ranks which collectives
+// follow.
 struct ModelEvent {
   enum class Kind : uint8_t {
-    kPass,     // one reduction of gradients, with `parts`
-    kForward,  // a forward, with broadcasts of buffers
-    kDelayed,  // the all-reduce of delayed gradients
+    kPass,     // one reduction of gradients, with `parts`, and of delayed gradients if any
+    kForward,  // a forward, with its synchronization of buffers if any
+    kDelayed,  // the all-reduce of delayed gradients, in a model without buckets
   };
 
   Kind kind = Kind::kPass;
   PassParts parts = {};         // kPass
-  bool buffers_before = false;  // kForward: a broadcast before it
-  bool buffers_after = false;   // kForward: a broadcast after it
+  bool buffers_before = false;  // kForward: buffers are synchronized before it
+  bool buffers_after = false;   // kForward: buffers are synchronized after it
 
   // Converts to and from the event number of a Joinable.
   int Encode() const;
