@@ -60,7 +60,7 @@ struct OptionRow {
 // Returns the rows, in the order in which the ranks compare them.
 std::span<const OptionRow> OptionTable();
 
-// Returns the largest sizes of the buckets in bytes, which three options give together; see
+// Returns the limits of the buckets in bytes, which three options give together; see
 // BucketLimits(). Throws as BucketLimits() does.
 std::vector<int64_t> BucketLimitsOf(const DistributedDataParallelOptions& options);
 

@@ -19,8 +19,8 @@ namespace ddp {
 class ProcessGroup;
 
 // Options of a DistributedDataParallel. Names, defaults and effects are those of PyTorch's
-// DistributedDataParallel, except where a field says otherwise. All ranks must give equal options;
-// the constructor compares them.
+// DistributedDataParallel, except where a field says otherwise. All ranks must give equal options,
+// but may name different GPUs; the constructor compares them.
 //
 //   DistributedDataParallel model(net, group, {.bucket_cap_mb = 25, .static_graph = true});
 //   auto options = DistributedDataParallelOptions().bucket_cap_mb(25).static_graph(true);
@@ -73,23 +73,25 @@ struct DistributedDataParallelOptions {
   // messages. Smaller buckets: more overlap with the backward. Unset: 25.
   DDP_OPTION(bucket_cap_mb, std::optional<double>) = {};
 
-  // Size in MiB of the bucket that is ready first; small, so that communication starts early.
+  // Size in MiB of the bucket that is filled first. Rebuilt buckets are filled in the order of the
+  // gradients, so this bucket is ready first; small, so that communication starts early. Buckets
+  // that are not rebuilt yet are filled in the order of registration, so this bucket is ready last.
   // Unset: 1, or bucket_cap_mb where that is set.
   DDP_OPTION(first_bucket_cap_mb, std::optional<double>) = {};
 
-  // One limit in MiB for each bucket in turn; the last one holds for all further buckets. Not
-  // together with bucket_cap_mb or first_bucket_cap_mb.
+  // One limit in MiB for each bucket in the order of filling; the last limit holds for all further
+  // buckets. Not together with bucket_cap_mb or first_bucket_cap_mb.
   DDP_OPTION(bucket_cap_mb_list, std::vector<double>) = {};
 
   // The buckets of an earlier run, as parameter names: a value of bucket_layout() that a checkpoint
-  // saved. They are used from the first backward on and not rebuilt. Over more than two ranks, the
-  // exact bits of a sum depend on the buckets. A run that must continue another one bit by bit
-  // needs its layout. (Not in PyTorch.)
+  // saved. They are used from the first backward on, and rebuilt only after rebuild_buckets(). Over
+  // more than two ranks, the exact bits of a sum depend on the buckets. A run that must continue
+  // another one bit by bit needs its layout. (Not in PyTorch.)
   DDP_OPTION(bucket_layout, std::vector<std::vector<std::string>>) = {};
 
-  // When true, gradients are views of the buckets instead of copies. Saves the memory of one
-  // gradient and one copy per step. Gradients must then not be detached in place or replaced by
-  // other tensors. Both forms of zero_grad() are allowed.
+  // When true, gradients are views of the buckets instead of copies. Saves the memory of a second
+  // copy of all gradients, and one copy per step. Gradients must then not be detached in place or
+  // replaced by other tensors. Both forms of zero_grad() are allowed.
   DDP_OPTION(gradient_as_bucket_view, bool) = false;
 
   // When true, the gradients of a bucket are copied in one operation when all are ready, instead of
@@ -122,7 +124,8 @@ struct DistributedDataParallelOptions {
   // Parameters, by name, whose gradients are not in the buckets but in one separate tensor. That
   // tensor is averaged when `param_to_hook_all_reduce` gets its gradient. Where ranks may use
   // different parameters, it is averaged after the buckets. The averages are complete when the
-  // backward returns. The next forward sets these gradients to zero: step the optimizer before it.
+  // backward returns. The next forward outside of NoGradGuard sets these gradients to zero: step
+  // the optimizer before it.
   DDP_OPTION(delay_all_reduce_named_params, std::vector<std::pair<std::string, at::Tensor>>) = {};
   DDP_OPTION(param_to_hook_all_reduce, at::Tensor) = {};
 

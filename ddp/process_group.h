@@ -46,7 +46,8 @@ struct BackendRequest {
 };
 
 // A program's function that connects the ranks with a c10d backend of its own. The group calls it
-// on every rank at the same time: at its start, and after each failure for the next incarnation.
+// on every rank at the same time: when the group is constructed, and in each renew() for the next
+// incarnation.
 //
 // The group recognizes LibTorch's Gloo, also when the program makes it. With Gloo, collectives that
 // differ between ranks are named in an error and corrupt nothing. Other backends, and a wrapper
@@ -65,11 +66,13 @@ struct ProcessGroupOptions {
   // A function that makes the backend, instead of `backend`. Setting both is an error.
   DDP_OPTION(make_backend, BackendMaker) = nullptr;
 
-  // The time limit of one collective, and of connecting, after which the group fails.
+  // The time limit of one collective, and of connecting, after which the group fails. Connecting
+  // again in renew() has at most one minute.
   DDP_OPTION(timeout, std::chrono::milliseconds) = std::chrono::minutes(30);
 
-  // The number of ranks that this program expects; -1: any. With another number the program fails
-  // at start, instead of computing a wrong average.
+  // The number of ranks that this program expects; -1: any. With another number,
+  // init_process_group() throws ConfigurationError, so that no wrong average is computed. The
+  // constructors ignore this option.
   DDP_OPTION(expected_world_size, int) = -1;
 };
 
@@ -138,8 +141,8 @@ class ProcessGroup {
       : ProcessGroup(std::move(store), PlaceOf(backend), OptionsFor(backend, options)) {}
 
   // Reports a failure to the peers when an exception is unwinding the stack. Tells ranks that wait
-  // for this one in renew() that it has left. Blocks until that is written: for seconds when the
-  // store is lost. Never throws.
+  // for this one in renew() that it has left. Blocks until both are written to the store; when the
+  // store is lost, gives up after seconds. Never throws.
   ~ProcessGroup();
   ProcessGroup(const ProcessGroup&) = delete;
   ProcessGroup& operator=(const ProcessGroup&) = delete;
@@ -225,11 +228,11 @@ class ProcessGroup {
   Work barrier_async();
 
   // A barrier through the store, which finds out which ranks are missing. Blocks until every rank
-  // has called it. After `timeout`, every rank that has called or still calls it throws
-  // CommunicationError. The message names the lowest missing rank, or all missing ranks with
-  // `wait_all_ranks`. The group stays usable. Throws PeerFailedError when a failure is known
-  // (CommunicationError when the failure names no single rank), and CommunicationError when the
-  // store fails.
+  // has called it. After `timeout`, it throws CommunicationError on every rank that has called it,
+  // and on a rank that calls it later. The message names the lowest missing rank, or all missing
+  // ranks with `wait_all_ranks`. The group stays usable. Throws PeerFailedError when a failure is
+  // known (CommunicationError when the failure names no single rank), and CommunicationError when
+  // the store fails.
   void monitored_barrier(std::chrono::milliseconds timeout, bool wait_all_ranks = false);
 
   // Reports to all ranks that this rank cannot continue. Their waits throw PeerFailedError within a
@@ -244,9 +247,9 @@ class ProcessGroup {
   // Returns true when some rank has failed in this incarnation. One atomic load. Thread: any.
   bool failed() const;
 
-  // Makes the group usable after a failure; every synchronized forward starts with it. Returns at
-  // once when nothing failed. Calls renew() when this rank has thrown for the failure already.
-  // Otherwise throws:
+  // Makes the group usable after a failure. Every forward with gradients of a
+  // DistributedDataParallel calls it first. Returns at once when nothing failed. Calls renew() when
+  // this rank has thrown for the failure already. Otherwise throws:
   // - PeerFailedError with the rank and the reason;
   // - ReductionError when this rank itself reported the failure;
   // - CommunicationError when the failure names no single rank.

@@ -10,7 +10,7 @@
 
 namespace ddp::internal {
 
-// A ProcessGroup as a Reducer sees it.
+// Implements ReducerGroup with a ProcessGroup. Shares its ownership. Thread-compatible.
 class ProcessReducerGroup final : public ReducerGroup {
  public:
   explicit ProcessReducerGroup(std::shared_ptr<ProcessGroup> group) : group_(std::move(group)) {}

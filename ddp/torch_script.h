@@ -84,11 +84,11 @@ class DistributedDataParallel<torch::jit::Module> : public internal::DataParalle
   // functions below do.
   torch::jit::Module module() const;
 
-  // Returns every parameter once, under whichever names the module has it, for an optimizer:
-  // LibTorch's optimizers would step a parameter twice that is in their list twice.
+  // Returns the parameters for an optimizer. A parameter that the module has under several names is
+  // in the list once: LibTorch's optimizers would step a repeated parameter twice.
   std::vector<at::Tensor> parameters(bool recurse = true) const;
 
-  // Drops the gradients, or sets them to zero.
+  // Drops the gradients; with set_to_none=false, sets them to zero.
   void zero_grad(bool set_to_none = true);
 
   // ---- Functions of torch::jit::Module, applied to the module.

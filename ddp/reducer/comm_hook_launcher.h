@@ -22,8 +22,9 @@ class Communicator;
 // GradientBuckets::Launch() instead. Thread-compatible.
 //
 // The calls for one bucket in one pass: Start(), NextRound() for each further round, then
-// WaitForResult(), or only Wait() on a joined rank. Each throws what the hook throws, and throws as
-// Communicator::WaitFuture(), after `on_error`.
+// WaitForResult(), or Wait() in its place on a joined rank. When the hook or a wait throws, all but
+// Wait() call `on_error` in the catch block, and throw what `on_error` throws. Wait() throws as
+// Communicator::WaitFuture().
 class CommHookLauncher {
  public:
   // A function that is called in a catch block with the name of the hook's call that failed. It
@@ -43,7 +44,7 @@ class CommHookLauncher {
   CommHook& first_round() { return rounds_.first; }  // empty: no hook is registered
   const std::string& name() const { return name_; }
 
-  // Forgets the buckets of an earlier plan.
+  // Sets the plan, and forgets the buckets of the earlier one.
   void SetPlan(const BucketPlan& plan);
 
   // Calls the first round with `buffer`.

@@ -19,8 +19,9 @@ class ReducerGroup;
 // gradient of another parameter, the trigger, starts. Implements
 // DistributedDataParallelOptions::delay_all_reduce_named_params. Owned by a ModelSynchronizer.
 //
-// The gradients are always parts of one flat tensor. The all-reduce starts on the backward's
-// thread, and the backward ends after it is complete. Thread-compatible.
+// The gradients are parts of one flat tensor. When zero_grad() has removed some, the next
+// EndForward() restores all of them, as zeros. The all-reduce starts on the backward's thread, and
+// the backward ends after it is complete. Thread-compatible.
 class DelayedAllReduce {
  public:
   // The start of the all-reduce. It may start at the trigger only when the trigger has the same
@@ -31,7 +32,8 @@ class DelayedAllReduce {
     kAtTriggerAlone,  // there are no buckets: a callback of the backward waits
   };
 
-  // `parameters` are dense, of one type and on one device; otherwise throws ConfigurationError.
+  // Throws ConfigurationError when one of `parameters` requires no gradient, or when they differ in
+  // type or device. Their gradients must be dense.
   DelayedAllReduce(std::vector<std::pair<std::string, at::Tensor>> parameters,
                    const at::Tensor& trigger, std::shared_ptr<ReducerGroup> group, When start);
 
@@ -40,16 +42,17 @@ class DelayedAllReduce {
   DelayedAllReduce(const DelayedAllReduce&) = delete;
   DelayedAllReduce& operator=(const DelayedAllReduce&) = delete;
 
-  // Called after a forward. `synchronize`: whether the next backward is averaged. The first call
-  // after an average sets the gradients to zero.
+  // Called after a forward. `synchronize`: whether the next backward is averaged. Sets the
+  // gradients to zero after an average, and when one of them is undefined.
   void EndForward(bool synchronize);
 
   void set_start(When start) { start_ = start; }
 
-  // Called at the end of a pass, on every rank. The gradients are averages when it returns.
+  // Called at the end of a pass, on every rank with inputs. The gradients are averages when it
+  // returns. `divisor` is used only when the all-reduce starts in this call.
   void Complete(int divisor);
 
-  // Sets the function that announces the all-reduce under a Join without buckets, and returns the
+  // Sets the function that announces an all-reduce from the trigger to a Join, and returns the
   // divisor. Unset: the divisor is the world size.
   void set_announce(std::function<int()> announce) { announce_ = std::move(announce); }
 

@@ -13,7 +13,7 @@ namespace ddp::internal {
 class ReducerGroup;
 
 // Returns the properties of parameters that a plan depends on. Parameters of one type and device
-// get one number. `sparse` says which parameters have sparse gradients.
+// get the same `kind`. `sparse` says which parameters have sparse gradients.
 std::vector<BucketPlan::Tensor> DescribeTensors(const std::vector<at::Tensor>& parameters,
                                                 const std::vector<bool>& sparse);
 
@@ -23,7 +23,7 @@ BucketPlan PlanOrThrow(absl::StatusOr<BucketPlan> plan);
 // The functions below are the collectives by which the ranks of a group agree on their bucket
 // plans. Each blocks until all ranks have called it, and throws as Communicator::Wait().
 
-// The result is equal on all ranks.
+// The result of ComparePlans(), which is the same on all ranks.
 struct PlanComparison {
   bool equal = false;              // all ranks have the same plan, and the same `rebuilt`
   bool rebuild_requested = false;  // on some rank

@@ -52,10 +52,10 @@ class Reducer final : private BackwardWatch::Observer, private GradientHooks::Ob
   };
 
   struct Options {
-    std::vector<int64_t> initial_limits_bytes;  // limits of the first bucket, of further buckets
+    std::vector<int64_t> initial_limits_bytes;  // in the order of filling; see BucketLimits()
     std::vector<int64_t> rebuild_limits_bytes;  // the same, for rebuilt buckets
-    bool last_bucket_is_small = false;          // the first limit is for the last bucket
-    std::optional<BucketPlan> plan = {};        // set: used unchanged, from the first backward on
+    bool last_bucket_is_small = false;          // true: a rebuild fills the last bucket first
+    std::optional<BucketPlan> plan = {};        // set: used first, and rebuilt on request only
     bool find_unused_parameters = false;
     bool static_graph = false;
     bool skip_unused_buckets = false;
@@ -109,12 +109,12 @@ class Reducer final : private BackwardWatch::Observer, private GradientHooks::Ob
   // Called around the module's forward. `complete`: `outputs` are all tensors that the module
   // returned. A forward may be unseen: `complete` is false, there are no outputs, or an output is a
   // leaf. A backward through no known forward then belongs to this forward, until this forward is
-  // reduced.
+  // reduced or the next one ends.
   void BeginForward();
   void EndForward(const std::vector<at::Tensor>& outputs, bool complete, bool synchronize);
 
   // Sets the hook that reduces the buckets and divides. Throws ConfigurationError when called
-  // twice, after the first pass, or with an empty function.
+  // twice, when a pass has begun, or with an empty function.
   void RegisterHook(std::string name, CommHookRounds rounds);
   CommHook& hook() { return hook_.first_round(); }  // empty: none
   int hook_rounds() const { return hook_.rounds(); }
@@ -123,7 +123,8 @@ class Reducer final : private BackwardWatch::Observer, private GradientHooks::Ob
   // ranks.
   void RequestRebuild();
 
-  // Uses these buckets from the next pass on, without rebuilding. Only between two passes.
+  // Uses these buckets from the next pass on, and rebuilds them on request only. Call it between
+  // two passes.
   void UsePlan(BucketPlan plan);
 
   // Takes part in a pass of the other ranks with zeros, on a joined rank.
@@ -136,7 +137,8 @@ class Reducer final : private BackwardWatch::Observer, private GradientHooks::Ob
   void set_on_first_pass(std::function<void()> on_first_pass) {
     on_first_pass_ = std::move(on_first_pass);
   }
-  // Called at the end of every pass, on the thread of the backward. May throw.
+  // Called at the end of every pass except in Shadow(). The thread is that of the backward, or of
+  // EndForward() when the forward reaches no parameter. May throw.
   void set_on_complete(std::function<void()> on_complete) { on_complete_ = std::move(on_complete); }
 
   // The end of one bucket's part in a pass, on this rank.
@@ -146,11 +148,11 @@ class Reducer final : private BackwardWatch::Observer, private GradientHooks::Ob
     kShadowed,  // this rank has joined: its gradients are unchanged
   };
   // Called when the gradients of a bucket are final in this pass: once for each bucket of plan(),
-  // in plan order, at the end of the backward and on its thread, before the callback of
-  // set_on_complete(). On a joined rank, called within Shadow().
-  // May change the bucket's parameters and gradients, as an optimizer does. May use collectives, in
-  // an order that is the same on all ranks. An exception ends the pass on all ranks. A later bucket
-  // of the pass may still fail: the calls for the buckets before it stay.
+  // in plan order, before the callback of set_on_complete() and on the same thread. On a joined
+  // rank, called within Shadow(). May change the bucket's parameters and gradients, as an optimizer
+  // does. May use collectives, in an order that is the same on all ranks. An exception ends the
+  // pass on all ranks. A later bucket of the pass may still fail: the calls for the buckets before
+  // it stay.
   using OnBucketComplete = std::function<void(int bucket, BucketOutcome outcome)>;
   void set_on_bucket_complete(OnBucketComplete on_bucket_complete) {
     on_bucket_complete_ = std::move(on_bucket_complete);
@@ -162,8 +164,9 @@ class Reducer final : private BackwardWatch::Observer, private GradientHooks::Ob
     on_bare_backward_ = std::move(on_bare_backward);
   }
 
-  // Called when a backward reaches a forward's outputs, and when that backward ends, also by an
-  // exception. `end` runs before the sums are used. Every backward, synchronized or not.
+  // `begin` is called when a backward reaches a forward's outputs, synchronized or not; `end` when
+  // that backward ends, also by an exception, and before the sums are used. Both may be called
+  // again within one backward.
   struct BackwardCallbacks {
     std::function<void()> begin;
     std::function<void()> end;

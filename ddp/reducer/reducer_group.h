@@ -21,7 +21,7 @@ class ReducerGroup {
   // Returns the device of the collectives' tensors.
   virtual at::Device device() const = 0;
 
-  // Returns the communicator of now. The group replaces it after a failure, between two passes.
+  // Returns the current communicator. The group replaces it after a failure, between two passes.
   virtual Communicator& communicator() = 0;
 
   // Reports to all ranks that this rank cannot continue. Never throws.

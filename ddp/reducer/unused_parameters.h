@@ -25,9 +25,9 @@ struct BackwardReach {
   bool limited = false;
 };
 
-// Returns the reach of the current backward, in one look-up per accumulator: autograd searches the
-// graph of every backward before running it. Without a current backward, all accumulators are
-// unreached.
+// Returns the reach of the current backward. Costs one look-up per accumulator, because autograd
+// has listed the nodes of the backward's graph already. Without a current backward, all
+// accumulators are unreached.
 BackwardReach ReachOfBackward(const std::vector<const torch::autograd::Node*>& accumulators);
 
 }  // namespace ddp::internal

@@ -20,8 +20,9 @@
 
 namespace ddp::internal {
 
-// Buckets for a test, in a group of one, where a sum is the rank's own tensor. Three parameters in
-// two buckets: of 2 and 1, and of 0. Thread-compatible.
+// A fixture for tests of GradientBuckets: parameters 2 and 1 in bucket 0, and parameter 0 in bucket
+// 1. The group has one rank, so a sum over the group is the rank's own tensor. With `sparse_first`,
+// parameter 0 has a sparse gradient. Thread-compatible.
 class BucketBench {
  public:
   explicit BucketBench(const GradientBuckets::Factory& make, bool sparse_first = false) {
@@ -49,7 +50,7 @@ class BucketBench {
     buckets->FinishCopyIn(bucket);
   }
 
-  // One pass of the bucket. Returns CopyOut()'s result.
+  // Does one pass of the bucket, and returns the result of CopyOut().
   int Reduce(int bucket, const uint8_t* untouched = nullptr) const {
     CopyIn(bucket);
     buckets->Launch(bucket);

@@ -15,9 +15,10 @@ struct BucketCaps {
   std::vector<double> bucket_cap_mb_list;
 };
 
-// Returns the largest size in bytes of each bucket in turn, at least 1; the last size holds for all
-// further buckets. A list has priority over the other two fields. Throws ConfigurationError, which
-// names the option, when a size is not above 0 or exceeds 1e9 MiB.
+// Returns the limits in bytes for BucketPlan::Assign(), each at least 1: one for each bucket in the
+// order of filling; the last one holds for all further buckets. A list has priority over the other
+// two fields. Throws ConfigurationError, which names the option, when a size is not above 0 or
+// exceeds 1e9 MiB.
 std::vector<int64_t> BucketLimits(const BucketCaps& caps);
 
 }  // namespace ddp::internal

@@ -43,13 +43,15 @@ class BucketPlan {
                                            const std::vector<int64_t>& limits_bytes,
                                            const std::vector<int>& order);
 
-  // Makes the plan for the time before gradients were seen: assigned in the order of registration,
-  // then reversed, because a backward reaches the last layers first. Errors as for Assign().
+  // Makes the first plan, when the order of the gradients is unknown. Assigns in the order of
+  // registration, then sorts the buckets by their first parameter in falling order, because a
+  // backward reaches the last layers first. Errors as for Assign().
   static absl::StatusOr<BucketPlan> AssignReversed(const std::vector<Tensor>& tensors,
                                                    const std::vector<int64_t>& limits_bytes);
 
   // Makes the plan with these buckets of parameter names. kInvalidArgument names a parameter that
-  // is missing, unknown or repeated, or a bucket that mixes kinds.
+  // is missing, unknown or repeated, or a bucket that is empty, mixes kinds, or holds a sparse
+  // parameter with others.
   static absl::StatusOr<BucketPlan> FromNames(const std::vector<std::vector<std::string>>& buckets,
                                               const std::vector<std::string>& parameter_names,
                                               const std::vector<Tensor>& tensors);

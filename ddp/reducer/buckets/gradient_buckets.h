@@ -26,12 +26,13 @@ class Communicator;
 // - Launch(). With a comm hook, the Reducer calls HookBuffer() instead, once or more often.
 // - Wait(), after Launch() only.
 // - CopyOut() or Discard().
-// A bucket that no rank uses gets Discard() only. After a failure the Reducer abandons the object
-// at any point. Launch() is called in plan order, which is the same on every rank, and starts the
-// same collectives on every rank.
+// A bucket that no rank uses gets FinishCopyIn() without CopyIn(), or Zero() on a joined rank, and
+// then Discard(). After a failure the Reducer may stop at any of these calls, and makes new
+// buckets. Launch() is called in plan order, which is the same on every rank, and starts the same
+// collectives on every rank.
 //
-// CopyIn() is on the hot path: for an ordinary dense gradient it does no ATen operation, takes no
-// lock and allocates nothing.
+// CopyIn() is on the hot path. With FlatBuckets that are not lazy(), a float or double gradient on
+// the CPU with its parameter's strides costs no ATen operation, no lock and no allocation.
 //
 // Thread-compatible: used on the thread of the backward, and between backwards.
 class GradientBuckets {
@@ -40,7 +41,7 @@ class GradientBuckets {
     BucketPlan plan;
     std::vector<at::Tensor> parameters;  // of the plan, by index
     std::vector<bool> sparse;            // true: its gradient is sparse, and alone in its bucket
-    // Returns the group's communicator of now: a group replaces it after a failure.
+    // Returns the group's current communicator: a group replaces it after a failure.
     std::function<Communicator&()> communicator;
   };
   using Factory = std::function<std::unique_ptr<GradientBuckets>(Setup setup)>;
@@ -53,21 +54,22 @@ class GradientBuckets {
   int count() const { return static_cast<int>(setup_.plan.buckets().size()); }
 
   // Returns true when a bucket has memory only from its first CopyIn() or Zero() to CopyOut() or
-  // Discard(). The owner of a HookBuffer() then releases it at the end of the pass.
+  // Discard(). The caller of HookBuffer() then releases that tensor at the end of the pass.
   virtual bool lazy() const { return false; }
 
   // Sets the factor by which CopyIn() multiplies the gradients of this and later passes.
   virtual void set_factor(double factor) = 0;
 
-  // Puts the parameter's gradient, times the factor, where its bucket is reduced; zeros when the
-  // gradient is undefined. Throws c10::Error when the gradient has not the parameter's type, or is
-  // sparse or dense where the other was expected.
+  // Puts the parameter's gradient, times the factor, into the memory that its bucket's reduction
+  // reads; zeros when the gradient is undefined. Throws c10::Error when the gradient has not the
+  // parameter's type, or is sparse or dense where the other was expected.
   virtual void CopyIn(int parameter) = 0;
 
   // Completes the copies of a bucket.
   virtual void FinishCopyIn(int bucket) = 0;
 
-  // Fills the bucket with zeros. The parameters' own gradients change only when they lie there.
+  // Fills the bucket with zeros. Changes the parameters' gradients only where these lie in the
+  // bucket.
   virtual void Zero(int bucket) = 0;
 
   // Starts the sum of the bucket over all ranks. Does not block. Throws as Communicator::Start().

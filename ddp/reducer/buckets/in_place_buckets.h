@@ -18,8 +18,8 @@ namespace ddp::internal {
 //
 // A gradient that the backward left undefined is reduced as a tensor of zeros. It becomes the
 // parameter's gradient unless no rank used the parameter. Gradients are dense and contiguous;
-// CopyIn() throws c10::Error for others. As with views, an untouched gradient that is defined
-// becomes the average of all ranks' gradients.
+// CopyIn() throws c10::Error for others. As with gradient_as_bucket_view, a defined gradient
+// becomes the average even when the parameter is untouched.
 class InPlaceBuckets final : public GradientBuckets {
  public:
   explicit InPlaceBuckets(Setup setup)

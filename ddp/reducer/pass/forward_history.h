@@ -50,11 +50,12 @@ class ForwardHistory {
   explicit ForwardHistory(bool by_output) : by_output_(by_output) {}
 
   // Remembers a forward that has ended. `seen`: every backward of it passes a watched output.
-  // Otherwise a backward that passes no known forward belongs to this one, until it is reduced.
+  // Otherwise a backward that passes no known forward belongs to this one, until this one is
+  // reduced or the next forward ends.
   void Add(const ForwardPtr& forward, bool seen);
 
-  // The forward that created the autograd node `number` of `thread`; null when none is known. Knows
-  // the last 32 forwards.
+  // Returns the forward that created the autograd node `number` of `thread`, among the last 32
+  // forwards; null when there is none.
   const ForwardPtr* Find(uint64_t thread, uint64_t number) const;
 
   // Returns the origin of a gradient of `backward`.
@@ -67,7 +68,7 @@ class ForwardHistory {
   bool AwaitsReduction(const ForwardRecord& forward) const;
   bool AnyAwaits(const std::vector<ForwardPtr>& forwards) const;
 
-  // Returns true when a forward that was kept by Keep() is not reduced.
+  // Returns true when a forward given to Keep() still exists and is not reduced.
   bool HasOutstanding() const;
   // Keeps a synchronized forward whose backward will come.
   void Keep(const ForwardPtr& forward) { outstanding_.push_back(forward); }
@@ -76,7 +77,8 @@ class ForwardHistory {
   void AddToPass(const std::vector<ForwardPtr>& forwards);
   // No backward of `forward` will bring a gradient: the reduction under way reduces it with zeros.
   void AddWithoutBackward(const ForwardPtr& forward);
-  // The reduction under way is complete.
+  // The reduction under way is complete. Forgets the kept forwards before the newest reduced one,
+  // which are taken to have no backward.
   void FinishPass();
 
   void Clear();

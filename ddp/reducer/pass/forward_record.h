@@ -7,7 +7,8 @@
 
 namespace ddp::internal {
 
-// One forward of the wrapped module. The graph of its outputs keeps the record alive.
+// One forward of the wrapped module. The graph of its outputs keeps the record alive, and
+// ForwardHistory keeps the newest ones.
 struct ForwardRecord {
   // The state of one output. kFresh: no backward has passed it. kPassed: a backward has passed it.
   // kReduced: the gradients of that backward are reduced.

@@ -29,7 +29,7 @@ struct PassAction {
     kLogUnused,       // log the unused parameters
     kZero,            // (bucket) fill it with zeros
     kCopyIn,          // (parameter) put its gradient into its bucket
-    kFinishCopyIn,    // (bucket) all of its gradients are copied in
+    kFinishCopyIn,    // (bucket) all of its gradients have come
     kLaunch,          // (bucket) start its reduction
     kSkip,            // (bucket) in place of kLaunch: no rank uses it
     kStartUsedMap,    // start the sum of used_map()
@@ -60,7 +60,8 @@ struct PassAction {
 // is complete, what is an error.
 //
 // A *pass* is one reduction of all gradients. A pass begins with the first gradient of a backward
-// of a synchronized forward. The pass is complete when every parameter has contributed. The
+// of a synchronized forward. With find_unused_parameters, it also begins when a forward or its
+// backward reaches no parameter. The pass is complete when every parameter has contributed. The
 // backward that began the pass may end earlier, and another backward may continue the pass.
 //
 //   state      a gradient                                   leaves the state
@@ -69,8 +70,8 @@ struct PassAction {
 //   counting   is counted                                   backward's end -> reducing -> idle
 //   reducing   goes into its bucket                         backward's end -> idle after the last
 //                                                           gradient of the pass, else -> open
-//   open       continues the pass, or accumulates on        as idle; -> reducing
-//              this rank only
+//   open       continues the pass, or accumulates on        continues the pass -> reducing
+//              this rank only, or is an error
 //   broken     is an error                                  Reset() -> idle
 //
 // The reducer calls an On...() function for each event. It then takes the actions from Next() until
@@ -80,8 +81,9 @@ struct PassAction {
 // for this pass.
 //
 // Ranks with equal parameters, options, plans and rounds do kAgreeOnPlan, kStartUsedMap, kLaunch,
-// kNextRound and kRebuild in the same order, whatever the order of their gradients. The collectives
-// of a pass are therefore, on every rank:
+// kNextRound and kRebuild in the same order, whatever the order of their gradients. The callbacks
+// of kAnnounce and kFirstPass may come first with collectives of their own. The collectives of a
+// pass are then, on every rank:
 // - [kAgreeOnPlan, after a failure]
 // - [kStartUsedMap, when unused buckets are skipped]
 // - kLaunch for each bucket, in plan order
@@ -121,7 +123,7 @@ class PassCore {
   // Sets the number of rounds that the reduction of a bucket takes, at least 1. All ranks set the
   // same number, before the first pass.
   void SetRounds(int rounds);
-  // The next pass ends with new buckets, and a static graph is counted anew.
+  // Makes the next pass end with new buckets, and count a static graph anew.
   void RequestRebuild();
   void ForgetCounts() { counted_ = false; }
 
