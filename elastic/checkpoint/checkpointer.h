@@ -24,8 +24,8 @@ namespace ddp::elastic {
 class ElasticSampler;
 class WorkerSession;
 
-// The error of a save or a restore that failed. what() names the folder, the file or the rank. The
-// text is the same on every rank when the fault concerns all of them.
+// The error that a Checkpointer throws. what() gives the reason, with the folder, the file or the
+// rank at fault. The text is the same on every rank when the fault concerns all of them.
 class CheckpointError : public c10::Error {
  public:
   explicit CheckpointError(std::string message);
@@ -57,8 +57,8 @@ struct TrainingState {
   int64_t step = 0;   // optimizer steps done, over all epochs
   int64_t epoch = 0;  // the epoch that `step` belongs to
 
-  // Names of the parameters of each gradient bucket. Sums over more than two ranks depend on the
-  // buckets to the bit, so a run that continues should use the same buckets. Empty: not saved.
+  // Names of the parameters of each gradient bucket. The rounding of sums over more than two ranks
+  // depends on the buckets, so a run that continues should use the same ones. Empty: not saved.
   std::vector<std::vector<std::string>> bucket_layout;
 };
 
@@ -93,14 +93,15 @@ struct RestoredCheckpoint {
 // Equal state gives equal .safetensors files, byte for byte. Any safetensors reader opens them.
 //
 // Saving. save() is synchronous and durable: when it returns a folder, the checkpoint survives a
-// power cut. When save() fails, or the process dies in it, no checkpoint appears, and the earlier
-// checkpoints are unchanged. save() writes into a hidden folder, syncs it and renames it. save()
-// replaces a checkpoint of the same step and generation only when that one is damaged.
+// power cut. When save() fails, or the process dies in it, the earlier checkpoints are unchanged,
+// and the new checkpoint is absent or complete. save() writes into a hidden folder, syncs it and
+// renames it. It replaces a checkpoint of the same step and generation only when that checkpoint is
+// damaged or incomplete.
 //
 // Faults of the environment (a full disk, an I/O error, an unreachable store) fail one save and not
 // the job. Rank 0 logs one line; stats() and the agent (`ddprun status`, metrics) count the
 // failure; training continues. Later saves are tried after a pause, which doubles with each
-// failure. OnError::kThrow changes that.
+// failure. With OnError::kThrow a failed save throws instead, and rank 0 logs no line.
 //
 // Ownership. The last generation that claimed a folder owns it. A late writer of an earlier
 // generation is refused by its number, and by the job's rendezvous if there is one. Two jobs that
@@ -113,7 +114,8 @@ struct RestoredCheckpoint {
 //   listed in `passed_over`.
 // - Other obstacles (no descriptors, no permission, a file that one rank does not see, a newer
 //   format) are retried for a few seconds. Then restore() throws and names the rank and the file.
-// - restore() checks every byte before it changes the model. It loads everything or nothing.
+// - The ranks together check every byte before any of them changes its model. A rank loads
+//   everything or nothing.
 // - Values are copied into the existing tensors, whose storage stays in place.
 // - The world size may differ. A rank that the checkpoint does not know seeds its generators from
 //   rank 0's saved state and its own number.
@@ -186,7 +188,9 @@ class Checkpointer {
   // Throws CheckpointError always when a retry cannot help:
   // - the format lacks a tensor type or the optimizer;
   // - the ranks have different states, or a rank did not call save() in time;
-  // - the folder is a file, or belongs to another job or a later generation.
+  // - the folder is a file, belongs to a later generation, or was claimed by another job since this
+  //   one claimed it;
+  // - the folder holds a complete checkpoint of this step and generation with another state.
   std::string save(const TrainingState& state, Urgency urgency = Urgency::kRoutine);
 
   const SaveStats& stats() const;
@@ -209,11 +213,11 @@ class Checkpointer {
   // manifest cannot be read for another reason than damage or absence.
   std::string newest_run_id() const;
 
-  // Returns true when this rank sees that the newest checkpoint is of this job. Returns false for
-  // another job, even one of the same run ID. Compares the run ID, the folder's owner and, under
-  // ddprun, the job's token in its rendezvous. Not a collective. Blocks up to 3 s when the
-  // rendezvous does not answer. Throws CheckpointError as newest_run_id() does, or when the owner
-  // cannot be read.
+  // Returns true when the newest checkpoint that this rank sees is of this job. Compares the run
+  // ID, the folder's owner and, under ddprun, the job's token in its rendezvous. Under another
+  // launcher another job of the same run ID counts as this job. Not a collective. Blocks up to 3 s
+  // when the rendezvous does not answer. Throws CheckpointError as newest_run_id() does, or when
+  // the owner cannot be read.
   bool holds_own_checkpoints() const;
 
  private:

@@ -10,8 +10,8 @@
 
 namespace ddp::elastic {
 
-// The position of a job in its data. Equal on every rank and independent of the world size. Every
-// checkpoint holds it.
+// The position of a job in its data. Equal on every rank and independent of the world size.
+// Checkpoints of a job with a sampler hold it.
 struct SamplerState {
   uint64_t seed = 0;
   uint32_t epoch = 0;
@@ -92,8 +92,8 @@ class ElasticSampler {
   void commit();
 
   // Moves to the start of `epoch`. When `epoch` is the current epoch, keeps the cursor, so that a
-  // loop over epochs continues in the middle of an epoch after a restore. Uncommitted batches will
-  // be drawn again.
+  // loop over epochs continues in the middle of an epoch after a restore. Uncommitted batches of
+  // that epoch will be drawn again.
   void set_epoch(uint32_t epoch);
 
   uint32_t epoch() const { return state_.epoch; }
@@ -106,7 +106,8 @@ class ElasticSampler {
 
   // Returns "" when `state` belongs to this sampler's job; else all differences, as a text for
   // people: "global_batch_size is 64 in the checkpoint and 32 here; ...". Every field but epoch and
-  // cursor must be equal: a change within an epoch would repeat or lose samples.
+  // cursor must be equal: a change within an epoch would repeat or lose samples. The cursor must
+  // lie within the dataset.
   std::string difference(const SamplerState& state) const;
 
   // Continues at `state`, with this sampler's rank and world size. Throws std::invalid_argument

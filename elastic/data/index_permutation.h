@@ -13,8 +13,8 @@ namespace ddp::elastic {
 // number of bits that covers `size`. A result outside of [0, size) is mapped again until it falls
 // inside. The domain is at most 4 times `size`, so an index takes at most 4 passes on average.
 //
-// The function is a format: checkpoints record an order as (seed, epoch, version). The function of
-// a version never changes; another function gets another version.
+// Checkpoints record an order as (seed, epoch, version). The function of a version therefore never
+// changes; another function gets another version.
 //
 // Immutable. Threads: any.
 class IndexPermutation {

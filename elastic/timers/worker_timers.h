@@ -16,7 +16,7 @@
 
 namespace ddp::elastic {
 
-// A line that a worker writes into the named pipe, a JSON object:
+// A line that a worker writes into the agent's named pipe (TimerPipe), a JSON object:
 //   version           1
 //   pid               of the process that set the timer
 //   scope_id          the timer's name in that process

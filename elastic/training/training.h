@@ -15,7 +15,8 @@
 
 namespace ddp::elastic {
 
-// Runs the training loop of one rank, so that a restart of a rank, a node or the job loses nothing.
+// Runs the training loop of one rank. After a restart of a rank, a node or the job, training
+// continues at the newest checkpoint.
 //
 //   ddp::DistributedDataParallel model(net, group);
 //   torch::optim::SGD optimizer(model->parameters(), 0.1);
@@ -74,7 +75,8 @@ class Training {
     // The folder of all checkpoints of this job, on a file system that all ranks share. Empty: no
     // checkpoints, so a restart begins at the first step.
     std::string checkpoint_folder;
-    // Steps between two checkpoints, >= 0. 0: a checkpoint only when a generation ends.
+    // Steps between two checkpoints, >= 0. 0: a checkpoint only after the last step and when the
+    // agent asks the generation to end.
     int64_t checkpoint_every = 100;
     // Permission to continue from checkpoints that another job left in the folder. Without
     // `resume`, such a folder is an error, so that a job never loads another job's weights
@@ -135,7 +137,8 @@ class Training {
   void commit();
 
   // Returns true after next_batch() has returned nullopt because every batch of the epoch is
-  // trained, until next_epoch(). Returns false when the generation ends inside the epoch.
+  // trained, until next_epoch() begins another. Returns false when the generation ends inside the
+  // epoch.
   bool epoch_complete() const;
 
   // Returns the mean loss over the samples that this generation trained in the current epoch, over

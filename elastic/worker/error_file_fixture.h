@@ -25,8 +25,8 @@ struct Bug : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Runs a test's body in a child process with its own error file. A process writes only its first
-// error, and std::terminate ends the process.
+// Runs a test's body in a child process with its own error file. A test needs its own process
+// because a process writes only its first error, and std::terminate ends the process.
 class ErrorFileFixture : public ::testing::Test {
  protected:
   struct Result {

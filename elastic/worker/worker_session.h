@@ -61,8 +61,8 @@ class WorkerSession {
   // - a variable of the launcher's contract is missing while others are set;
   // - a variable is not a number, or is out of range;
   // - DDP_HEALTH_FD is not the page of an agent.
-  // Thread: the main thread. Under ddprun the end of the calling thread counts as the end of the
-  // worker.
+  // Thread: the main thread. Under ddprun the end of the thread that made the first call counts as
+  // the end of the worker.
   static WorkerSession from_environment();
 
   int rank() const { return rank_; }
@@ -70,11 +70,11 @@ class WorkerSession {
   int local_rank() const { return local_rank_; }
   int local_world_size() const { return local_world_size_; }
 
-  // Returns the number of the job's current membership: higher after every restart, never reused.
-  // 0 when the launcher does not count memberships.
+  // Returns the number of the job's generation: of its set of workers between two restarts. Within
+  // one start of the job each restart increases the number. 0: the launcher counts no generations.
   uint64_t generation() const { return generation_; }
   // Returns the generation's nonce. It differs between two generations of the same number, which
-  // two starts of a job may have. Empty when the launcher does not count memberships.
+  // two starts of a job may have. Empty when the launcher sets none.
   const std::string& generation_nonce() const { return generation_nonce_; }
 
   // Returns the number of restarts of the job after a failure, equal on all ranks: 0 in the first
@@ -97,8 +97,9 @@ class WorkerSession {
   void commit(int64_t step);
 
   // Returns true when this process must end, because the membership of the job is about to change:
-  // nodes join, or this node has to leave. Returns true on all ranks after the commit of the same
-  // step, and from then on. Costs no system call.
+  // nodes join, or a node has to leave. Returns true on all ranks after the commit of the same
+  // step, and from then on. After handle_sigterm() also returns true once the agent has sent this
+  // process SIGTERM; then the step may differ between ranks. Costs no system call before a SIGTERM.
   // Call it after every commit. When it returns true, save a checkpoint and return 0 from main. The
   // job then continues in a new generation and loses nothing. The agent stops a program that never
   // calls should_stop() by SIGTERM.
@@ -116,7 +117,8 @@ class WorkerSession {
   // Puts this rank into `phase` until the end of the scope:
   // `auto phase = session.phase(Phase::kData);`. Costs no system call.
   // Outside of all scopes the phase is kStartup until the first commit, and kOther after it.
-  // Collectives of a ddp::ProcessGroup enter kSynchronize while they block this thread.
+  // Collectives of a ddp::ProcessGroup enter kSynchronize while they block this thread, except in
+  // kStartup, kCheckpoint and kEvaluation.
   [[nodiscard]] PhaseScope phase(Phase phase) { return {page_, phase}; }
 
   // Tells the agent that the work of this phase makes progress. A rank in kCheckpoint or
@@ -127,7 +129,7 @@ class WorkerSession {
 
   // Tells the agent that a checkpoint was saved (`error` is empty), or the reason why it was not.
   // The agent counts failed saves for `ddprun status` and the metrics. Checkpointer calls it after
-  // each save. Costs no system call and never fails.
+  // each save that it has tried. Costs no system call and never fails.
   void report_save(const std::string& error);
 
  private:

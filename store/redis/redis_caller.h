@@ -60,13 +60,14 @@ struct RedisCallOptions {
   absl::Duration total_timeout = absl::Seconds(-1);
 };
 
-// The commands of a connection to a Redis server, and the rule when a failed attempt is repeated.
-// The derived class makes one attempt: RedisConnection (one thread) or SharedRedisConnection (any
-// number of threads).
+// Sends commands to a Redis server, and decides when a failed attempt is repeated. The derived
+// class makes each attempt: RedisConnection (one thread) or SharedRedisConnection (any number of
+// threads).
 //
 // A call that finds the connection broken makes a new one and continues, within its deadline. It
-// blocks its caller for at most total_timeout. A server that answers READONLY or MASTERDOWN is a
-// replica: the call leaves it, looks up the server's name at once and tries there.
+// blocks its caller for at most total_timeout (zero: for one attempt); only the lookup of a host
+// name may take longer. A server that answers READONLY or MASTERDOWN is a replica: the call leaves
+// it, looks up the server's name at once and tries there.
 //
 // Errors, of every method that talks to the server:
 //   kUnavailable         no connection for total_timeout (the message has the server, the time, the
@@ -78,6 +79,7 @@ struct RedisCallOptions {
 //   kDeadlineExceeded    connected, but no reply within command_timeout or total_timeout. The
 //                        command may have been applied.
 //   kResourceExhausted   the server is out of memory (OOM) and refuses writes.
+//   kNotFound            the server does not know the script of an EVALSHA. Eval() avoids this.
 //   kFailedPrecondition  any other error reply, a script's error among them: the text of Redis.
 //   kInternal            the received bytes are not the Redis protocol, or exceed the limits.
 class RedisCaller {
@@ -96,8 +98,8 @@ class RedisCaller {
                                   const RedisCallOptions& call = {});
 
   // Sends all commands at once and returns their replies in order. If replies are errors, the
-  // result is the first of them, although all commands were sent. For MULTI, or for commands that
-  // may fail one by one, use RedisConnection::Send.
+  // result is the first of them, although all commands were sent. For MULTI use Transaction(). For
+  // commands that may fail one by one use RedisConnection::Send().
   absl::StatusOr<std::vector<RedisReply>> Pipeline(
       const std::vector<std::vector<std::string>>& commands, const RedisCallOptions& call = {});
 

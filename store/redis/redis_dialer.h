@@ -28,8 +28,9 @@ namespace ddp::store {
 // its own.
 //
 // Once the server was reached, the dialer uses the address that it had. While the server is away,
-// the name is looked up again only once in half a minute, beside the attempts. A name that had no
-// address yet is looked up once in a second; an earlier attempt fails with the last lookup's error.
+// the name is looked up again only once in half a minute, and attempts continue meanwhile. While no
+// address is known, the name is looked up at most once a second; an attempt in between fails with
+// the last lookup's error.
 //
 // Thread: the event loop's.
 class RedisDialer {

@@ -37,7 +37,8 @@ class RedisGreeting {
   size_t taken_ = 0;                                // replies
 };
 
-// HELLO 3 alone, for a connection that was greeted without it.
+// HELLO 3 alone, for a connection that was greeted without it. JudgeRedisHello() returns the error
+// of its reply; OK: the server speaks RESP3.
 std::vector<std::string> RedisHello();
 absl::Status JudgeRedisHello(const RedisReply& reply, const RedisEndpoint& endpoint);
 

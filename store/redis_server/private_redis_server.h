@@ -21,8 +21,8 @@ namespace ddp::store {
 // workers. It listens on a unix socket in a folder that only this user can enter. Other hosts reach
 // the server only when Options::port is set. It keeps nothing on disk and evicts no keys.
 //
-// The server's life is bound to ours. The destructor stops the server. The kernel kills the server
-// when the *thread* that called Start() or Launch() ends in any way, SIGKILL of the process
+// The server does not outlive this process. The destructor stops the server. The kernel kills the
+// server when the *thread* that called Start() or Launch() ends in any way, SIGKILL of the process
 // included. So call them on the main thread, or on a thread that outlives the server. The server
 // runs in a session of its own, so Ctrl-C on the terminal does not reach it.
 //
@@ -89,7 +89,8 @@ class PrivateRedisServer {
   const std::string& directory() const { return directory_; }
   pid_t pid() const { return pid_; }
 
-  // Returns a pidfd, for an event loop: readable once the server has ended. -1 after Stop().
+  // Returns a pidfd, for an event loop: readable once the server has ended. -1 before Launch() and
+  // after Stop().
   int exit_fd() const { return pidfd_.get(); }
 
   // Kills the server, waits for its end and removes its files. The server's data is lost.

@@ -5,15 +5,16 @@
 //   - The number of keys is HLEN, O(1). Listing the keys reads this store only (HSCAN in pieces),
 //     never KEYS or a scan of other data in the same server.
 //   - Many values are one HMGET (of 1,024 at most).
-//   - One time-to-live covers all values, so a store cannot lose half of them. Every write renews
-//     it, and reads do so at most once per 1% of it. (Each push renews that of its queue.)
+//   - One time-to-live covers all values, so a store cannot lose half of them. Every operation that
+//     sets a value renews it; the others renew it at most once per 1% of it. (Each queue has its
+//     own time-to-live, which each push renews.)
 //   - The cost: an append makes the server copy the whole value each time.
 //
 // Waking. Every script or transaction that creates or changes a key publishes on the key's channel,
-// `<prefix>changed:<key>`, in the same atomic step. (A transaction where no decision is needed: it
-// costs the server a fifth of a script.) A waiter first asks for the key. If the key is missing,
-// the waiter subscribes and asks again, in one round trip, so it cannot miss a change between the
-// two. Then the waiter sleeps until the push and costs the server nothing.
+// `<prefix>changed:<key>`, in the same atomic step. (A change that a single Redis command can make
+// is a transaction, which costs the server a fifth of a script.) A waiter first asks for the key.
+// If the key is missing, the waiter subscribes and asks again, in one round trip, so it cannot miss
+// a change between the two. Then the waiter sleeps until the push and costs the server nothing.
 //
 // When many keys are missing, the waiter subscribes to one of them, chosen at random. When that key
 // has appeared, the waiter asks again for the rest: an expected log2(n) rounds for n keys that

@@ -19,12 +19,12 @@ namespace ddp::store {
 // parses the client's bytes into requests, sends replies, and chooses the events for which the
 // socket is watched. It never blocks and answers no request itself.
 //
-// The connection reads nothing while a reply waits to be sent or a request is held back. So the
-// memory that a client uses is bounded by what the client has sent.
+// The connection reads nothing while a reply waits to be sent or a request is held back. So replies
+// do not pile up for a client that does not read them.
 //
-// After any error the owner must drop the connection. kUnavailable: the client has closed its end,
-// which is not worth a log line. kInvalidArgument: the client's bytes are not a request. Others:
-// epoll's.
+// After any error the owner must drop the connection. kUnavailable: the client has closed its end
+// or the connection broke, which is not worth a log line. kInvalidArgument: the client's bytes are
+// not a request, or the request exceeds the limits. Others: epoll's.
 //
 // Not thread-safe: on the event loop's thread.
 class TcpStoreConnection {

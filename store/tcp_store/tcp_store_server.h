@@ -45,12 +45,12 @@ class TcpStoreServer {
 
   int port() const;
 
-  // Sets a key of the owner, which Renew() keeps. The key must not begin with '/'. All keys of
-  // TCPStore clients do, so a client cannot name it by accident.
+  // Sets a key of the owner, which Renew() keeps. The key must not begin with '/'. All keys that
+  // LibTorch's TCPStore sends do, so a client cannot name the owner's key by accident.
   void Publish(const std::string& key, const std::string& value);
 
   // Answers each later get of `<prefix><question>` with what `answer` returns for `question`, at
-  // once and also between Hold() and Renew(). A wait for such a key ends at once. Nothing is
+  // once and also between Hold() and Renew(). A wait for such a key alone ends at once. Nothing is
   // stored. `prefix` must not begin with '/'. A later call replaces an earlier one. `answer` runs
   // on the event loop's thread, must be quick and must not call the server.
   using Answer = std::function<std::string(const std::string& question)>;

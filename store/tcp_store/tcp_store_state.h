@@ -39,7 +39,7 @@ class TcpStoreState {
   // `limits` is not owned and must outlive the state.
   explicit TcpStoreState(const TcpStoreLimits* limits);
 
-  // Connect() adds a client, Disconnect() removes it. `id` was never used before. Disconnect()
+  // Connect() adds a client, whose `id` was never used before. Disconnect() removes a client, and
   // appends the replies to other clients whose waits end.
   void Connect(ClientId id);
   void Disconnect(ClientId id, Replies& replies);
@@ -50,7 +50,7 @@ class TcpStoreState {
   // kInvalidArgument: the first request is not a correct validation, or a later one is a
   // validation; an add to a value that is not a number. Also: an add whose sum exceeds 64 bits; a
   // second wait during the first. kResourceExhausted: a value, a reply or the whole store would
-  // exceed the limits. The messages name the key, except for a reply.
+  // exceed the limits. The messages name the key, where one key is at fault.
   absl::Status Handle(ClientId id, TcpStoreRequest request, Replies& replies);
 
   // Returns true when the client has sent a correct validation.

@@ -50,12 +50,13 @@ enum class EntryKind { kFile, kDirectory, kOther };
 // survive after SyncDirectory() of their folder. Any subset of the unsynced changes may survive.
 //
 // Errors: kNotFound, kAlreadyExists, kPermissionDenied (also a read-only file system),
-// kResourceExhausted (space, quota, descriptors), kFailedPrecondition (not a directory, directory
-// not empty, not a plain file, a link on the way), else kInternal. Messages name the path and the
-// system's reason.
+// kResourceExhausted (space, quota, descriptors, memory), kFailedPrecondition (not a directory,
+// directory not empty, not a plain file, a link on the way), else kInternal. Messages name the path
+// and the system's reason.
 //
-// Links: OpenFile() follows links. No other call follows a link below the root of the checkpoints.
-// A link on the way to the last name is kFailedPrecondition, and the last name is never resolved.
+// Links: OpenFile() follows links. No other call follows a link below the root of the checkpoints:
+// a link among the folders of the path is kFailedPrecondition, and a link at its end is not
+// followed.
 // The root and the folders above it may be links. Each implementation documents how it knows the
 // root.
 class FileSystem {

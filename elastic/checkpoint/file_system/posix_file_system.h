@@ -14,15 +14,17 @@ namespace ddp::elastic {
 // the umask. Threads: any.
 //
 // Every call but OpenFile() opens the folders between the root and the last name one by one,
-// relative to each other (openat, O_NOFOLLOW). A link can therefore never redirect a call.
+// relative to each other (openat, O_NOFOLLOW). A link below the root therefore never redirects such
+// a call.
 //
 // Some network file systems have no exclusive rename. There, Rename() of a file is a hard link and
 // an unlink, which is exclusive too. Rename() of a folder checks the target first and then renames:
 // it does not exclude a concurrent rename to the same name.
 class PosixFileSystem final : public FileSystem {
  public:
-  // `root`: the folder of the checkpoints. Empty: there is no root. Links are then followed in
-  // every folder of a path, and only the last name is not resolved.
+  // `root`: the folder of the checkpoints. Empty: there is no root. Every call then follows links
+  // among the folders of a path. ListDirectory() and SyncDirectory() also follow a link at the end
+  // of a path.
   explicit PosixFileSystem(std::string root = "");
 
   absl::StatusOr<std::unique_ptr<WritableFile>> CreateFile(const std::string& path) override;

@@ -17,8 +17,8 @@ namespace ddp::elastic {
 // `real`.
 class ProgressFileSystem final : public FileSystem {
  public:
-  // `real` must outlive this. `watch` (may be null) must outlive this and the files that it opened.
-  // `on_progress`: not null.
+  // `real` must outlive this object. `watch` (may be null) must outlive this object and the files
+  // that it opened. `on_progress`: not null; runs on every thread that uses a file.
   ProgressFileSystem(FileSystem* real, std::function<void()> on_progress,
                      StallWatch* watch = nullptr);
 

@@ -46,9 +46,9 @@ using AskRendezvous = std::function<absl::StatusOr<std::string>()>;
 // Errors: kFailedPrecondition when `next` is the older writer; the message has both numbers.
 absl::Status MayFollow(const CheckpointOwner& next, const CheckpointOwner& current);
 
-// Returns true when both may be writers of one job: no field that is known of both differs. The
-// token decides. Without a token the instance decides; it is weaker, because a server that starts
-// empty counts instances anew. Pure.
+// Returns true when both may be writers of one job. Known run IDs must be equal. Then the tokens
+// decide when both are known, else the instances; an unknown instance equals any. The instance is
+// the weaker sign, because a server that starts empty counts instances anew. Pure.
 bool MayBeOfOneJob(const CheckpointOwner& a, const CheckpointOwner& b);
 
 // Returns "generation 3 (<nonce>) of instance 1 of run \"digits\"", for messages.

@@ -44,8 +44,9 @@ namespace ddp::elastic {
 // removed (IsCheckpointFile), and the folder once it is empty. Links, foreign files and folders,
 // and every other entry stay. The log names each of them once.
 //
-// Errors are those of FileSystem, with kFailedPrecondition also for a lost fence and kDataLoss for
-// damaged files. Thread-compatible.
+// Errors are those of FileSystem and OwnerFile. Also kFailedPrecondition when the generation is
+// over, kDataLoss for damaged files, kInvalidArgument for a manifest that cannot be written, and
+// kUnavailable when a file is not as it was written. Thread-compatible.
 class CheckpointStorage {
  public:
   // `file_system` must outlive this. `ask`: may be null.
@@ -73,8 +74,8 @@ class CheckpointStorage {
   // Returns true when `path` is a path in the root and no such file exists.
   bool IsMissing(const std::string& path) const;
 
-  // Claims the root unless `owner` has claimed it already. Creates the work folder for checkpoint
-  // `id` and returns its path.
+  // Claims the root, and creates it where needed, unless `owner` has claimed it already. Creates
+  // the work folder for checkpoint `id` and returns the work folder's path.
   absl::StatusOr<std::string> Begin(const CheckpointOwner& owner, const CheckpointId& id);
 
   // Turns `writing_folder`, from Begin(), into the checkpoint `manifest.id`, and returns its path.

@@ -29,11 +29,12 @@ namespace ddp::elastic {
 //   4. The writer removes every unsettled claim with a lower number.
 //   5. The writer renames its claim to .owner. If its claim is gone, a later writer removed it in
 //      step 4, and the writer restarts at 1.
-// Step 5 never replaces a later claim M: M's writer made .owner.<M> before its step 4. This
-// writer's step 3 came after its step 2 and saw no M, so step 4 of M's writer comes later and
-// removes this claim. Or this claim's step 5 came before, and then M's step 5 replaces it.
+// Step 5 never replaces a later claim M. This writer saw no M in step 3, so M's writer runs its
+// step 4 after this writer's step 2. If that step 4 comes before this writer's step 5, it removes
+// this claim, and step 5 fails. Else M's writer runs its own step 5 later and replaces this claim.
 //
-// Links, folders and other entries that are not plain files are not claims.
+// Links, folders and other entries that are not plain files are not claims. Such an entry with the
+// name .owner is an error of every method: kFailedPrecondition.
 class OwnerFile {
  public:
   // `file_system` must outlive this.

@@ -20,8 +20,8 @@ namespace ddp::elastic {
 class RendezvousCheck {
  public:
   // Makes a check from the address of the generation's store, as in DDP_STORE. `timeout`: of one
-  // Ask(). Does no I/O. Errors: kInvalidArgument when the store is not that of a generation of
-  // ddprun, or when the credentials in the environment are not usable.
+  // Ask(). Connects to nothing. Errors: kInvalidArgument when the store is not that of a generation
+  // of ddprun; those of store::ApplyRedisCredentialsFromEnvironment().
   static absl::StatusOr<std::unique_ptr<RendezvousCheck>> Of(const std::string& store_url,
                                                              absl::Duration timeout);
 
@@ -29,7 +29,7 @@ class RendezvousCheck {
   int64_t instance() const { return instance_; }
 
   // Returns the job's token while this generation is the newest and the job has not ended. Blocks
-  // up to `timeout`. Errors:
+  // up to `timeout`; only the lookup of a host name may take longer. Errors:
   // - kFailedPrecondition: another generation has begun, or the job has ended.
   // - kNotFound: the server has no record of this generation; it may have lost its data.
   // - The errors of RedisCaller.

@@ -9,12 +9,12 @@
 namespace ddp::elastic {
 
 // Builds and parses the names of the files and folders that a save creates and removes. A save
-// never removes an entry with another name.
+// removes entries with these names and the claims of OwnerFile, and no other entry.
 
 // A folder in the root that is not a checkpoint: a save writes into it, or a process removes it.
 struct WorkFolder {
   CheckpointId id;
-  std::string nonce;     // of the generation that created the folder; see IsPlainNonce
+  std::string nonce;     // of the writer; "not-whole": a damaged checkpoint that is being removed
   bool retired = false;  // true: being removed, no process writes into it
 
   friend bool operator==(const WorkFolder&, const WorkFolder&) = default;

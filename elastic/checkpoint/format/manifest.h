@@ -77,7 +77,7 @@ struct Manifest {
   std::vector<TensorRecord> tensors;           // by file, then offset
   ContentHash state_hash;                      // of the model's and optimizer's tensors
 
-  // Information for people.
+  // About the writer, not part of the state.
   std::string run_id;
   std::string generation_nonce;
   std::string torch_version;

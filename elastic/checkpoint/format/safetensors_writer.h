@@ -16,7 +16,7 @@ namespace ddp::elastic {
 // or read the values directly. (The format allows any offset; the reader accepts any.)
 inline constexpr uint64_t kSafetensorsAlignment = 4096;
 
-// The place and the hash of a written tensor, and of the file.
+// The place of a written tensor in its file, and its hash.
 struct WrittenTensor {
   std::string name;
   TensorType type;
@@ -31,7 +31,8 @@ struct WrittenFile {
 };
 
 // Returns the start of a safetensors file that holds `tensors` in the given order: the header's
-// length, the header, and spaces up to kSafetensorsAlignment. Depends on its arguments only.
+// length, the header, and spaces up to the next multiple of kSafetensorsAlignment. Depends on
+// `tensors` only.
 // Errors: kInvalidArgument when two tensors have one name, a name is not UTF-8, or the names exceed
 // the format's header of 100 MB.
 absl::StatusOr<std::string> EncodeSafetensorsHeader(const std::vector<TensorView>& tensors);

@@ -25,8 +25,8 @@ class CheckpointGroup {
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
 
-  // Begins a save or a restore. Decide() then ignores texts and answers of earlier ones, whether or
-  // not they failed.
+  // Begins a save or a restore. Decide() then ignores the texts and answers of earlier saves and
+  // restores, failed or not.
   virtual void StartAttempt() {}
 
   // Restarts the timeout of the ranks that wait for this rank. Cheap enough to be called for every
@@ -36,7 +36,7 @@ class CheckpointGroup {
   // Sends `value` to rank 0. Blocks until every rank has called it, and returns rank 0's answer,
   // the result of its `decide`.
   // Errors: kDeadlineExceeded, naming the missing ranks and the time; kUnavailable when the other
-  // ranks cannot be reached. After an error the ranks continue with StartAttempt().
+  // ranks cannot be reached. After an error, call StartAttempt() before the next Decide().
   virtual absl::StatusOr<std::string> Decide(const std::string& value, const Decision& decide) = 0;
 };
 

@@ -14,10 +14,11 @@ namespace ddp::elastic {
 // Selects the checkpoint that all ranks load. Pure.
 //
 // In each round every rank proposes the newest undamaged checkpoint whose ID is below the bound.
-// The verdict is about the newest of all proposals:
+// The first round has no bound. The verdict is about the newest of all proposals:
 // - Every rank can read the checkpoint, and it fits: all ranks load it.
+// - Every rank can read the checkpoint, and it does not fit a rank's model: the restore fails.
 // - The checkpoint is damaged for a rank, or lacks a file for every rank: the bound becomes its ID.
-// - Another obstacle, which may pass: the ranks retry a few times, then the restore fails.
+// - There is another obstacle, which may pass: the ranks retry a few times, then the restore fails.
 
 // The result of one rank's search.
 struct Proposal {

@@ -31,7 +31,7 @@ struct LoadedCheckpoint {
 using FindMismatches = std::function<std::vector<std::string>(const Manifest& manifest)>;
 
 // Retries after obstacles that may pass: a lack of descriptors, a restarted file server, a name
-// that a cache does not show yet.
+// that a cache does not show yet. The retries of each checkpoint are counted anew.
 struct LoadOptions {
   int retries = 5;  // with a pause before each; one retry without a pause comes first
   absl::Duration first_pause = absl::Milliseconds(100);  // doubles with each retry
@@ -43,8 +43,8 @@ struct LoadOptions {
 // damaged for some rank, or lacks a file for every rank. `passed_over` has the reason for each.
 //
 // Errors:
-// - kDataLoss: there are checkpoints, and all of them are damaged.
-// - kUnavailable: the newest cannot be read for another reason; names the rank and the file.
+// - kDataLoss: there are checkpoints, and each is damaged for some rank or lacks a file for all.
+// - kUnavailable: the newest of the others cannot be read; names the rank and the file.
 // - kFailedPrecondition: the checkpoint to load does not fit; lists all mismatches.
 // - The errors of the group.
 absl::StatusOr<std::optional<LoadedCheckpoint>> LoadNewestCheckpoint(

@@ -38,9 +38,10 @@ struct SaveOptions {
 // folder or the same error. A rank that cannot save passes an error as `contents`, so that all
 // ranks return it. Only rank 0 uses `storage`.
 //
-// Errors: those of the storage, the file system and the group; kInvalidArgument when the ranks have
-// different states; the error in any rank's `contents`.
-// After an error there is no checkpoint, or a complete one when only rank 0's answer was lost.
+// Errors: those of the storage, the file system, the group and `hold_back`; kInvalidArgument when
+// the ranks have different states; the error in any rank's `contents`.
+// After an error there is no new checkpoint, or a complete one: when only rank 0's answer was lost,
+// or when the sync after the checkpoint's renaming failed.
 absl::StatusOr<std::string> SaveCheckpoint(FileSystem& file_system, CheckpointStorage& storage,
                                            CheckpointGroup& group, const SaveOptions& options,
                                            const absl::StatusOr<CheckpointContents>& contents);

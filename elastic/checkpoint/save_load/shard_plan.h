@@ -17,12 +17,12 @@ struct Shard {
   std::vector<TensorView> tensors;
 };
 
-// Cuts the replicated state into files and assigns each file to a rank. The content and the name of
-// a file depend on the tensors alone, so equal state gives equal files in any world. Only the
-// assignment depends on `world_size`.
+// PlanShards() cuts the replicated state into files and assigns each file to a rank. The content
+// and the name of a file depend on the tensors and `file_bytes_max` alone, so equal state gives
+// equal files for any world size. Only the assignment depends on `world_size`.
 //
 // Rank 0 writes every file that holds a buffer, because buffers may differ between ranks. Each
-// other file goes to the rank with the fewest bytes to write.
+// other file goes to the rank with the fewest bytes assigned so far.
 struct ShardPlanInput {
   std::vector<TensorView> buffers;
   std::vector<TensorView> parameters;
