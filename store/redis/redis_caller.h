@@ -80,7 +80,8 @@ struct RedisCallOptions {
 //                        command may have been applied.
 //   kResourceExhausted   the server is out of memory (OOM) and refuses writes.
 //   kNotFound            the server does not know the script of an EVALSHA. Eval() avoids this.
-//   kFailedPrecondition  any other error reply, a script's error among them: the text of Redis.
+//   kFailedPrecondition  any other error reply, a script's error and NOPERM for EVAL among them.
+//                        The message has the text of Redis.
 //   kInternal            the received bytes are not the Redis protocol, or exceed the limits.
 class RedisCaller {
  public:

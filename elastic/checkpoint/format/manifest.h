@@ -90,8 +90,8 @@ struct Manifest {
 std::string EncodeManifest(const Manifest& manifest);
 
 // Returns OK when ParseManifest(EncodeManifest(manifest)) equals `manifest`. Errors:
-// kInvalidArgument, naming the value that cannot be written: an option that is not a finite number,
-// or a name that is not UTF-8.
+// kInvalidArgument, with the value that cannot be written: an option that is not a finite number, a
+// name that is not UTF-8, or a number outside its range.
 absl::Status CheckManifest(const Manifest& manifest);
 
 // Parses the text of MANIFEST.json and trusts nothing in it. The result is consistent: plain file

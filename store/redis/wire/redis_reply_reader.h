@@ -13,8 +13,8 @@ struct redisReader;
 namespace ddp::store {
 
 // Parses the bytes of a Redis connection (protocol RESP2) into replies. Does no I/O: bytes in,
-// replies out. The bytes are not trusted: limits are checked before memory is allocated, whatever
-// lengths are announced.
+// replies out. The bytes are not trusted: an announced length reserves no memory, and a reply that
+// exceeds a limit is an error.
 //
 // Thread-compatible. After an error the reader stays in error until Reset().
 class RedisReplyReader {
@@ -37,8 +37,8 @@ class RedisReplyReader {
   absl::Status Feed(const char* data, size_t size);
 
   // Moves the next reply into `reply` and returns true, if the reply is complete. Returns false
-  // when more bytes are needed. kInternal: the bytes are not the protocol, or exceed a limit, also
-  // when no reply is complete yet.
+  // when more bytes are needed. kInternal: the bytes are not the protocol, or a reply exceeds a
+  // limit, be it complete or not.
   absl::StatusOr<bool> Next(RedisReply& reply);
 
   // Discards all state, for a new connection.
