@@ -11,11 +11,10 @@
 
 namespace ddp {
 
-// An epoll loop: calls callbacks for ready descriptors and expired timers. The agent has one, on
-// its only thread.
+// An epoll loop: calls callbacks for ready descriptors and expired timers. An agent has one.
 //
-// Not thread-safe: every call and every callback runs on the thread that calls Run(). A callback
-// may watch, unwatch, add and cancel, its own registration included.
+// Thread-compatible: every call and every callback runs on the thread that calls Run(). A callback
+// may call every method but Run(), and may unwatch its own descriptor.
 class EventLoop {
  public:
   using TimerId = uint64_t;
@@ -36,7 +35,7 @@ class EventLoop {
   // Does nothing when the timer has fired or is unknown.
   void CancelTimer(TimerId id);
 
-  // Blocks and dispatches until a callback calls Stop(). Errors: kInternal from epoll_wait.
+  // Blocks and calls callbacks until one of them calls Stop(). Errors: kInternal from epoll_wait.
   absl::Status Run();
   void Stop();
 

@@ -19,8 +19,8 @@ namespace ddp {
 // Appends to files on a named thread. A file on a stalled mount then blocks that thread, not the
 // event loop. The thread writes one file at a time, so the files of one writer delay each other.
 //
-// The owner bounds the queue. Before it appends, it checks pending(). It then either stops reading
-// the data that it would append, or drops and reports the data.
+// The queue has no bound of its own: the owner checks pending() before it appends. If too much is
+// pending, the owner stops reading the data that it would append, or drops and reports the data.
 //
 // Thread-compatible: every call and every callback runs on the thread of the event loop.
 class FileWriter {
@@ -39,7 +39,7 @@ class FileWriter {
   ~FileWriter() = default;
 
   struct Callbacks {
-    // Called when the file cannot be written. Data appended later is dropped.
+    // Called once, when a write has failed. Data that is pending or appended later is dropped.
     std::function<void(const std::string& why)> on_error;
     // Called after data was written or dropped: pending() has decreased.
     std::function<void()> on_written;
@@ -48,7 +48,7 @@ class FileWriter {
   // Takes ownership of `fd`, which may be non-blocking.
   FileId Add(UniqueFd fd, Callbacks callbacks);
 
-  // Never blocks. An unknown id is ignored, here and below.
+  // Does not block, except where TaskThread::Run() does. An unknown id is ignored, here and below.
   void Append(FileId id, std::string data);
 
   // Close() closes the file after all appended data is written; callbacks are called until then.

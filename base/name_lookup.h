@@ -9,9 +9,9 @@
 
 namespace ddp {
 
-// Looks up the addresses of a host's name on a thread of its own ("name-lookup"). In a broken
-// network a lookup takes many seconds and cannot be interrupted. The caller does not block, and may
-// destroy the object early: the thread then ends by itself, later.
+// Looks up the addresses of a host's name, on a thread of its own with the name "name-lookup". In a
+// broken network a lookup takes many seconds and cannot be interrupted. The caller does not block,
+// and may destroy the object early: the detached thread ends when the lookup does.
 //
 // Thread-compatible.
 class NameLookup {

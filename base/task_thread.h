@@ -12,15 +12,15 @@
 
 namespace ddp {
 
-// Runs blocking calls on a named thread, one after the other, and reports each end on the event
-// loop. For system calls without a non-blocking form: a file on a stalled mount, the first answer
-// of a server.
+// Runs tasks on a named thread, one after the other, and calls the `done` of each ended task on the
+// event loop. For calls that have no non-blocking form: a write to a file on a stalled mount, the
+// wait for the first answer of a server.
 //
 //   thread->Run([file] { file->Write(); }, [this] { OnWritten(); });
 //
-// The thread may outlive this object and everything else but the process. A task and its `done`
-// therefore share data through a shared_ptr. The first task starts the thread, with all signals
-// blocked.
+// The thread is detached: a running task may outlive this object and its owner. A task and its
+// `done` therefore share data through a shared_ptr. The first Run() starts the thread, with all
+// signals blocked.
 //
 // Thread-compatible: every call and every `done` runs on the thread of the event loop.
 class TaskThread {
@@ -37,7 +37,7 @@ class TaskThread {
   TaskThread& operator=(const TaskThread&) = delete;
 
   // Runs `task` on the thread, after all earlier tasks, then `done` on the event loop. If no thread
-  // can be started, runs `task` at once on the calling thread.
+  // can be started, runs `task` at once on the calling thread, and so may block.
   void Run(std::function<void()> task, std::function<void()> done);
 
   // Returns the number of tasks whose `done` has not been called yet.
