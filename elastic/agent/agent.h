@@ -26,19 +26,19 @@ namespace ddp::elastic {
 //   JobResult result = agent.Run();
 //
 // AgentCore decides, WorkerGroup owns the processes, and this class passes events and actions
-// between them. It also serves a TCPStore to programs that cannot use Redis: a fresh one for each
-// generation in which this node holds rank 0. It prints one line each on stderr for a new
-// generation and its reason, for a forwarded signal, and for the loss of the rendezvous. It does
-// not print the result.
+// between them. It also serves a TCPStore to programs that cannot use Redis: an empty one for each
+// generation in which this node holds rank 0. It prints a line for the user at each change of the
+// job: a wait for nodes, a failure or restart with its reason, a signal, the loss of the
+// rendezvous. It does not print the result.
 //
 // Signals: Run() blocks LaunchConfig::signals_to_handle on the calling thread and reads them from a
-// signalfd. The mask is restored when Run() returns. Signals that the caller had blocked, and that
-// arrive after the last worker's end, stay pending for the caller. The first signal stops the
-// workers within `shutdown_timeout`; a second SIGINT or SIGTERM kills them at once. A SIGHUP that
-// was ignored from the start (nohup) stays ignored. Every other thread of the process must block
-// these signals; otherwise such a thread may get the signal, which ends the process.
+// signalfd. The mask is restored when Run() returns. Signals that are still pending then stay so
+// if the caller had blocked them, and are dropped otherwise. The first signal stops the workers
+// within `shutdown_timeout`; a second SIGINT or SIGTERM kills them at once. A SIGHUP that was
+// ignored from the start (nohup) stays ignored. Every other thread of the process must block these
+// signals; otherwise such a thread may get the signal, which ends the process.
 //
-// Not thread-safe. Call Run() once per object.
+// Thread-compatible. Call Run() once per object.
 class Agent {
  public:
   // Not owned; must outlive the agent. Used on the thread of Run() only.
@@ -57,12 +57,14 @@ class Agent {
     // Reads the workers' files, which may be on a stalled mount. Null: the thread of Run() reads
     // them, blocking.
     TaskThread* files = nullptr;
-    // Becomes readable when the process that the user started has ended, and this process and all
-    // below it are being killed. No failure is reported after that. -1: no such process. Not owned.
+    // Descriptor of the keeper, the process that the user started: readable once the keeper has
+    // ended. This process and its descendants are being killed then, and no failure is reported any
+    // more. -1: there is no keeper. Not owned.
     int keeper_fd = -1;
     // Called after the keeper's end, when this agent has no request left. May be empty.
     std::function<void()> on_silent;
-    // The TCPStore of a static rendezvous, on its node 0. Null: the agent makes its own.
+    // The TCPStore of a static rendezvous, on the node that serves it. Null: the agent makes its
+    // own.
     store::TcpStoreServer* worker_store = nullptr;
   };
 
@@ -71,7 +73,9 @@ class Agent {
   Agent& operator=(const Agent&) = delete;
   ~Agent();
 
-  // Returns when no worker is left. Never throws; every error is in the result.
+  // Returns when the job has ended for this node. No worker is left then, except workers that did
+  // not end within kill_timeout after SIGKILL. Does not return after the keeper's end. Never
+  // throws; every error is in the result.
   JobResult Run();
 
   // Returns true when Run() has received a signal: the user wants ddprun to end soon.

@@ -39,7 +39,7 @@ namespace ddp::elastic {
 //     |           +---------------+   all have ended                             +---------+
 //     |           | shutting down | ------------------------------------------------> |
 //     |           +---------------+ <-- signal in running, draining                    v
-//     +--- signal, or no round -----------------------------------------------> (finished)
+//     +--- signal, or no round -----------------------> (leaving)             (finished)
 //
 // stopping: a worker failed or hangs, or the generation is over for another reason. The workers
 // have got SIGTERM, and get SIGKILL after `fault_grace`. A failure is reported at once, so the
@@ -48,11 +48,16 @@ namespace ddp::elastic {
 // once.
 //
 // draining: members are about to change. The workers stop at one common step where they can, within
-// `shutdown_timeout`. shutting down: the same on a user's signal, with the agent's end after it;
-// the other nodes are asked to drain. A second SIGINT or SIGTERM kills at once. In both phases, the
-// end of the generation leaves the workers at most `fault_grace`.
+// `shutdown_timeout`.
 //
-// Loss of the store changes nothing until `store_outage_timeout` has passed.
+// shutting down: a user's signal stops the workers in the same way, the other nodes are asked to
+// drain, and then the agent ends. A second SIGINT or SIGTERM kills at once. The agent also shuts
+// down when the program cannot be started (SIGKILL at once) or the store is lost for too long.
+//
+// When the generation ends in draining or shutting down, the workers get at most `fault_grace`.
+//
+// Loss of the store changes nothing until `store_outage_timeout` has passed. Exception: a node that
+// waits in completing leaves after 30 s.
 //
 // "All have ended" includes descendants: processes that workers left behind are killed first,
 // within `kill_timeout`. Until then events are handled as if the last worker still ran. A user's
@@ -60,7 +65,8 @@ namespace ddp::elastic {
 //
 // The keeper is the process that the user started. Its end also ends this process, and takes
 // precedence over the end of a worker: no failure is reported any more, so the node counts as lost.
-// A report that is at most 50 ms old had the same cause and is taken back.
+// In a job of several nodes, a report that is at most 50 ms old is taken back: it is assumed to
+// have the same cause.
 //
 // Thread-compatible.
 class AgentCore {
@@ -88,7 +94,8 @@ class AgentCore {
   // Returns true when workers of generation() may be alive or are still to be started.
   bool has_workers() const { return !living_.empty(); }
 
-  // Returns the state of the picture above, for people: "joining", "running", "draining", ...
+  // Returns a name of the present state for people: "joining", "running", "draining", ... The state
+  // completing has the name "completed".
   std::string state_name() const;
 
  private:

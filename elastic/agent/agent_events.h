@@ -45,7 +45,7 @@ struct LeftEvent {
   absl::Status status;
 };
 
-// Answers StartWorkersAction; the WorkerGroup posts it once for each. `started` lists the local
+// Answers StartWorkersAction: WorkerGroup posts one for each action. `started` lists the local
 // ranks of the workers that were started; they may have ended since.
 // - OK with fewer than all: the agent signalled a worker that was not started yet. That cancelled
 //   this start and all later ones.
@@ -75,7 +75,7 @@ struct StraysGoneEvent {};
 struct WorkerHungEvent {
   int local_rank = 0;
   pid_t pid = 0;
-  std::string what;  // "made no step for 42s (longest so far 1s), in its backward"
+  std::string what;  // as from DescribeHang()
   absl::Time wall_time;
   bool is_victim = false;  // it waits for its peers
 };
@@ -139,8 +139,8 @@ struct SignalWorkersAction {
   std::vector<int> local_ranks;
 };
 // Asks workers that poll WorkerSession::should_stop() to stop after `stop_at_step`, and sends
-// `signal` to the others. -1: stop at once. nullopt: soon, at the same step for all workers of this
-// node. Replaces an earlier request; no worker gets the signal twice.
+// `signal` to the others. `stop_at_step` -1: stop at once; nullopt: stop soon, at the same step for
+// all workers of this node. Replaces an earlier request; no worker gets the signal twice.
 struct StopWorkersAction {
   int signal = 0;
   std::optional<int64_t> stop_at_step;
@@ -150,7 +150,7 @@ struct StopWorkersAction {
 // the kernel. The next StartWorkersAction ends the wait.
 struct KillStraysAction {};
 
-// Writes to the event log that a new generation follows an earlier one, and why.
+// A new generation follows an earlier one, for `reason`. A charged one is written to the event log.
 struct LogRestartAction {
   int restart = 0;  // charged so far, including this one when `charged`
   bool charged = false;

@@ -19,29 +19,32 @@ namespace ddp::elastic {
 // dashboards, tests. docs/watching.md explains every event and every field. ddprun owns the log.
 //
 // Each line is one object with `event`, `monotonic_ns` (CLOCK_MONOTONIC), `unix_time` (seconds),
-// `run_id`, and the node's `host` and `role`. `generation` is by default the last one that this
-// node took part in. `group_rank` is there once the node has one. Further fields by event:
+// `run_id`, `generation`, and the node's `host` and `role`. Unless the list says otherwise,
+// `generation` is the last one that this node took part in. `group_rank` is there once the node has
+// one. Further fields by event:
 //
 //   joining             nodes_min, nodes_max, nproc
 //   joined              nonce, nodes, world_size, first_rank, nproc, restarts: `generation` is new
-//   generation_started  ranks, pids: all workers of this node are running
+//   generation_started  ranks, pids: all workers of this node were started
 //   first_step          rank, step: `monotonic_ns` is the worker's own stamp at the step's end
 //   worker_exited       rank, pid, exit_code | signal: every end, good or bad, requested or not
 //   hang                rank, phase, stalled_s, longest_step_s, waits_for_peers
 //   straggler           rank, phase, factor
-//   generation_over     reason: the job ended it
+//   generation_over     reason: another node failed or was lost
 //   drain               reason, stop_at_step: membership is about to change
 //   evicted             reason: the job goes on without this node
-//   restart             restart, max_restarts, reason: `generation` is the new one
+//   restart             restart, max_restarts, reason: charged; `generation` is the new one
 //   store_out_of_reach  reason
 //   store_back          outage_s
 //   signal              signal: sent to ddprun
 //   job_finished        exit_code, reason: the last line
 //
-// A line is one write() to a file opened for appending: lines never mix, and a reader never sees
-// half of a complete line. A failed write is reported to the user once; it stops the log, not the
-// job. With a FileWriter a stalled file stops neither: up to kKeptBytes of lines are kept. Further
-// lines are dropped, and their number is reported when the file takes lines again. Not thread-safe.
+// The file is opened for appending, and each line is one write(), so lines of several writers do
+// not mix. A failed write is reported to the user once; it ends the file, not the job. With a
+// FileWriter a stalled file does not block the job: up to kKeptBytes of lines are kept. Further
+// lines are dropped, and their number is reported when the file takes lines again.
+//
+// Thread-compatible.
 class EventLog {
  public:
   static constexpr size_t kKeptBytes = 1 << 20;
@@ -51,7 +54,7 @@ class EventLog {
     bool console = false;  // lines also go to stderr
     // Prints a line on stderr, given without its line end; must not block. Empty: stderr, blocking.
     std::function<void(const std::string& line)> write_to_console;
-    // Writes the file; not owned, must outlive the log. Null: each line is written, blocking.
+    // Writes the file; not owned, must outlive the log. Null: the log writes the file, blocking.
     FileWriter* writer = nullptr;
     std::string run_id;
     std::string host;  // label of this node; empty: the field is left out
@@ -121,7 +124,8 @@ class EventLog {
     std::string reason;
   };
 
-  // Each function writes the event of the same place in the list above. `generation` is a number.
+  // Each function writes one event; the order is that of the list above. `generation` is the number
+  // of the generation.
   void Joining(uint64_t generation, const Offer& offer);
   void Joined(uint64_t generation, const Place& place);
   void GenerationStarted(uint64_t generation, const std::vector<Worker>& workers);

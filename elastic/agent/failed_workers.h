@@ -20,14 +20,14 @@ namespace ddp::elastic {
 // Thread-compatible. Pointers to failures are valid until the next Add().
 class FailedWorkers {
  public:
-  // Adds a failure; call in the order in which failures are seen. A failure with `was_stopped` set
-  // ended after the generation was over. The rendezvous may still name it the root cause.
+  // Adds a failure; call in the order in which failures are seen. `was_stopped` marks a failure
+  // that was seen after the end of the generation. The rendezvous may still name it the root cause.
   void Add(WorkerFailure failure) { failures_.push_back(std::move(failure)); }
   // Adds a worker that ended as requested. It is never a root cause.
   void AddStopped(WorkerFailure failure) { stopped_.push_back(std::move(failure)); }
 
-  // Returns true when the error file of `failure`, which is not added yet, is older than all
-  // failures that made this node's workers end. Error files have a resolution of one second.
+  // Returns true when the error file of `failure`, which is not added yet, has an earlier time than
+  // the failure that made this node stop its workers. Error files have a resolution of one second.
   bool CameFirst(const WorkerFailure& failure) const;
 
   // Sets the exit status of a worker that was added because it hung. Returns false if none was.
@@ -54,8 +54,8 @@ class FailedWorkers {
   const WorkerFailure* FirstOwn() const;
   const WorkerFailure* First() const { return failures_.empty() ? nullptr : &failures_.front(); }
 
-  // Returns all failures: `root` first, without `was_stopped`; then the others in the order seen;
-  // then victims; then the stopped workers. `root`: one of these failures, or null.
+  // Returns all failures: `root` first, with `was_stopped` cleared; then the others in the order
+  // seen; then victims; then the stopped workers. `root`: one of these failures, or null.
   std::vector<WorkerFailure> InOrder(const WorkerFailure* root) const;
 
  private:

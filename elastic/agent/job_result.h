@@ -14,11 +14,11 @@ enum class JobEndReason {
   kWorkerFailed,       // the job had no restart budget
   kBudgetSpent,        // the restart budget was spent
   kNoProgress,         // restarting does not help
-  kClosed,             // another node could not take part, or the job had ended before
+  kClosed,             // the job was closed, or the rendezvous refused this node
   kRendezvousTimeout,  // not enough nodes joined
   kStoreLost,          // the store was out of reach for too long
-  kPreempted,          // by a signal
-  kCannotStart,        // the program, or its environment, is at fault
+  kPreempted,          // a signal stopped it
+  kCannotStart,        // the program cannot be started, or a worker does not end by SIGKILL
 };
 
 // The result of a job on this node.
@@ -29,8 +29,8 @@ struct JobResult {
   // N); 0: none, or not known.
   int root_exit_code = 0;
   // Failures of this node's last generation: the root cause if it is on this node; the others in
-  // the order seen, then victims, then workers that the agent stopped. Empty when the job
-  // succeeded, was stopped by a signal or could not be started.
+  // the order seen, then victims, then workers that the agent stopped. Empty when the job succeeded
+  // or was stopped by a signal.
   std::vector<WorkerFailure> failures;
   // Set when the root cause is not in `failures`: the cause on one line, and the host of its worker
   // where known. Empty when `failures` begins with the root cause, and when nothing failed.

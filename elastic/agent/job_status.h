@@ -16,7 +16,8 @@
 //   status     Redis -> job_reader -> ParseNodeRow -> JobStatus -> table or JSON
 //   metrics    the agent's own JobStatus, of one node -> MetricsServer
 //
-// Plain values and pure functions; any thread. Unknown numbers are -1, unknown texts empty.
+// Plain values and pure functions; any thread. Unless a field says otherwise, unknown numbers are
+// -1 and unknown texts are empty.
 namespace ddp::elastic {
 
 // A worker, as its agent sees it.
@@ -32,7 +33,7 @@ struct RankRow {
   bool operator==(const RankRow&) const = default;
 };
 
-// A node, as its agent describes it. Each agent sends its row with its heartbeats.
+// A node, as its agent describes it. Each agent sends a changed row with a heartbeat.
 struct NodeRow {
   std::string host;     // label of the machine
   std::string role;     // of its workers
@@ -85,8 +86,9 @@ struct FailureStatus {
 
 struct JobStatus {
   std::string run_id;
-  int64_t instance = 0;    // of the run id, from 1
-  std::string state;       // "forming", "running", "draining", or the kind of end
+  int64_t instance = 0;  // of the run id, from 1
+  // "forming", "running", "draining", or the kind of end. In metrics: NodeRow::state of the agent.
+  std::string state;
   std::string end_reason;  // one line, after the job has ended
   uint64_t generation = 0;
   std::string nonce;   // of the generation
@@ -109,8 +111,8 @@ struct JobStatus {
 };
 
 // CommonStep returns the step that all ranks of the generation have committed; -1 while a rank has
-// none or is unknown. CommonStepsPerSecond returns the speed of the slowest rank that has one; -1
-// without any.
+// committed none or is unknown. CommonStepsPerSecond returns the speed of the slowest rank whose
+// speed is known; -1 if none is.
 int64_t CommonStep(const JobStatus& status);
 double CommonStepsPerSecond(const JobStatus& status);
 

@@ -44,7 +44,8 @@ struct LaunchConfig {
   // pipe. Empty: none.
   std::string timer_file;
 
-  // Signals that stop the job in order and are forwarded to the workers. Without SIGKILL.
+  // On one of these signals the agent stops its workers with the same signal, and then ends. The
+  // list must not hold SIGKILL.
   std::vector<int> signals_to_handle{kDefaultSignals.begin(), kDefaultSignals.end()};
 };
 

@@ -49,7 +49,7 @@ class NodeStatusTracker {
     int world_size = 1;
   };
 
-  // The part of a worker's page that this class uses.
+  // The part of a worker's HealthPage that this class uses.
   struct Progress {
     int64_t step = -1;                // last commit of this generation; -1: none yet
     int64_t commit_monotonic_ns = 0;  // the worker's stamp; impossible values are replaced
@@ -70,7 +70,7 @@ class NodeStatusTracker {
   void WorkerEnded(int local_rank);
   void Observe(int local_rank, const Progress& progress, absl::Time now);
 
-  // Sets own time per step over the job's median; -1: no longer known.
+  // Sets RankRow::straggler_factor of a worker; -1: no longer known.
   void SetStragglerFactor(int local_rank, double factor);
 
   void StoreOutOfReach();
@@ -86,8 +86,8 @@ class NodeStatusTracker {
 
   NodeRow Row(absl::Time now) const;
 
-  // Returns the row as text. Returns the last text again while only steps, times and speeds have
-  // changed and NodeRowPeriodSeconds() has not passed, to spare the store.
+  // Returns the row as text. To spare the store, makes a new text only when the generation, the
+  // agent's state or a worker's pid has changed, or NodeRowPeriodSeconds() has passed.
   std::string RowText(absl::Time now);
 
   // Returns the job as this node knows it, for metrics: `nodes` holds this node only.

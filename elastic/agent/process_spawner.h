@@ -36,8 +36,8 @@ struct ExitStatus {
 
 // Starts and kills the worker processes of one node.
 //
-// Each worker leads its own process group and session, and dies when its parent dies. KillStrays()
-// also reaches descendants that left the group, so none outlives the worker.
+// Each worker leads its own process group and session, and dies when its parent dies. Signal()
+// reaches the process group only; KillStrays() also reaches descendants that left the group.
 //
 // Thread: that of the EventLoop it was made with; callbacks run there.
 class ProcessSpawner {

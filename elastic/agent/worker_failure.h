@@ -16,13 +16,13 @@ struct WorkerFailure {
   int local_rank = 0;
   pid_t pid = 0;
   ExitStatus status;
-  absl::Time wall_time;         // when the agent saw it, for people
+  absl::Time wall_time;         // when the agent saw it
   std::string error_file = {};  // error file given to the worker; may not exist
   bool is_victim = false;       // its error record says that a peer failed first
-  // The time of the failure in its error file; InfinitePast: no file has one.
+  // Time of the failure, as its error file says; InfinitePast: there is no such time.
   absl::Time said_at = absl::InfinitePast();
-  // The fault of a worker that did not end by itself: "made no step for 42s ...", "could not be
-  // started: ...", "let its timer 'load' run out".
+  // A description to use instead of the exit status, where that does not show the fault: "made no
+  // step for 42s ...", "could not be started: ...", "let its timer 'load' run out".
   std::string instead = {};
   // The agent stopped the worker after an earlier failure, or the worker ended after the generation
   // was over. Not a failure of its own.

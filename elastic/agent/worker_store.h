@@ -15,11 +15,11 @@ namespace ddp::elastic {
 // key of an earlier one is ever seen. The port is bound before this node offers it, so no other
 // process can take it.
 //
-// With a user's own port one server is emptied for each generation. Else each generation has a
-// server of its own, at a port that the kernel chose. Workers of the ending generation keep their
-// store until the next round is complete: on other nodes they may still be saving a checkpoint
-// together. On the user's port, requests of clients that connect before that are held. Requests of
-// clients that have ended by then are never applied.
+// With a user's own port, or a `given` server, one server is emptied for each generation. Else each
+// generation has a server of its own, at a port that the kernel chose. Workers of the ending
+// generation keep their store until the next round is complete: on other nodes they may still be
+// saving a checkpoint together. The one server holds the requests of clients that connect between
+// Prepare() and Settle(). It never applies requests of clients that have ended before Settle().
 //
 // Thread: the event loop's.
 class WorkerStore {
@@ -34,7 +34,7 @@ class WorkerStore {
   absl::StatusOr<int> Prepare();
 
   // Call when the round is complete, so no worker of an earlier generation is left. `serves`: this
-  // node holds rank 0. Then serves an empty store from now on, and ends the last one.
+  // node holds rank 0. If so, an empty store replaces the last generation's.
   void Settle(bool serves);
 
  private:
