@@ -10,7 +10,7 @@
 
 namespace ddp::elastic {
 
-// Environment variable that names a worker's error file; empty or unset: none is wanted.
+// Environment variable that names a worker's error file; empty or unset: no file is wanted.
 inline constexpr char kErrorFileVariable[] = "TORCHELASTIC_ERROR_FILE";
 
 // A worker's own account of its failure, in the error file that the launcher named.
@@ -25,8 +25,8 @@ struct ErrorRecord {
 inline constexpr size_t kMaxErrorRecordBytes = 1 << 20;
 
 // Reads `path`. The writer may be any program, and may have died while writing. Any content gives
-// an ErrorRecord or an error. Control characters in texts are replaced, so that they cannot control
-// a terminal.
+// an ErrorRecord or an error. Control characters in texts, except tab and newline, are replaced, so
+// that they cannot control a terminal.
 //
 // Any thread. Errors: kNotFound (no such file, or it is empty: the worker wrote nothing),
 // kInvalidArgument (unreadable, too large, not a regular file, not JSON, wrong format; says which).

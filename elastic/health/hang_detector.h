@@ -16,8 +16,10 @@ namespace ddp::elastic {
 // Decides whether a living rank that commits no step is hung. The limit is learned from the job: a
 // multiple of its longest step so far. WorkerGroup owns the detector.
 //
-//   each generation:        Begin(now, nodes)
-//   several times a floor:  Observe(rank, page.Read(), now) for each local rank, then Check(now)
+//   each generation:  Begin(now, nodes)
+//   each look:        Observe(rank, page.Read(), now) for each local rank, then Check(now)
+//
+// The caller looks at least four times within Options::floor.
 //
 // No rank is hung before min_steps steps have been seen. Learned values are kept over generations,
 // so a restarted job is watched from its start. A program that never attaches to its page is not
@@ -30,8 +32,8 @@ namespace ddp::elastic {
 // an interruption, for the rank and for those that may wait for it.
 //
 // Times are those of MonotonicClock, as the stamps in the page. The worker writes the page, so
-// impossible stamps are replaced by bounds. If Observe was not called for long, the caller was
-// stopped, and likely its workers too: the time of all ranks starts again.
+// impossible stamps are replaced by bounds. If Observe was not called for most of a floor, the
+// caller was stopped, and likely its workers too: the time of all ranks starts again.
 //
 // Pure and thread-compatible.
 class HangDetector {

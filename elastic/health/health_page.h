@@ -26,8 +26,9 @@ inline constexpr char kHealthFdVariable[] = "DDP_HEALTH_FD";
 //            RecordSave(error) after each save of a checkpoint
 //
 // The page is a sealed memfd: it cannot shrink under a reader. Its content is not trusted. No size,
-// offset or pointer is taken from it, values out of range are replaced, and Read() ends after a
-// bounded number of tries. A stamp may be any number: bound it before computing with it.
+// offset or pointer is taken from it, and values out of range are replaced. Read() retries while a
+// write is in progress; after a bounded number of tries it returns fields that may not match each
+// other. A stamp may be any number: bound it before computing with it.
 //
 // Threads: one writer at a time over all processes for BeginGeneration, CommitStep, EnterPhase,
 // Progress, RecordSave and Attach, so one thread in the worker. All other methods: any number of
@@ -76,7 +77,7 @@ class HealthPage {
   // Maximal size of a save error. A longer text keeps its begin and its end.
   static constexpr size_t kSaveErrorBytes = 256;
 
-  // Creates a page of zeros in generation 0. Errors: kResourceExhausted (descriptors or memory),
+  // Creates an empty page in generation 0. Errors: kResourceExhausted (descriptors or memory),
   // kInternal (no robust mutex).
   static absl::StatusOr<HealthPage> Create();
 

@@ -21,8 +21,8 @@ namespace ddp::elastic {
 //   each generation:    Begin(now)
 //   about once a second Observe(rank, page.Read(), now) for each local rank, then Check(now, ...)
 //
-// Own time is known only if the rank reports its waits, as ranks of //ddp do on the CPU, or names
-// its phases. Other ranks are never reported.
+// Own time is known only if the rank reports its waits, as ranks of //ddp do on the CPU, or names a
+// phase in which it waits (kBackward or kSynchronize). Other ranks are never reported.
 //
 // Pure and thread-compatible. `now` and the bounds on a page's values are as in HangDetector.
 class StragglerDetector {
@@ -33,7 +33,7 @@ class StragglerDetector {
     absl::Duration window = absl::Seconds(10);
     int64_t min_steps = 5;
     int windows = 3;  // in a row
-    // Least share of a step that the rank must cost.
+    // Least excess of own time over the median, as a share of the step.
     double min_share = 0.05;
     bool operator==(const Options&) const = default;
   };
@@ -42,7 +42,7 @@ class StragglerDetector {
     int local_rank = 0;
     double factor = 1;            // own time over the median
     absl::Duration own;           // per step, in the last window
-    absl::Duration reference;     // the median
+    absl::Duration reference;     // the median that `own` is compared with; see Check()
     Phase phase = Phase::kOther;  // in which it loses the most time
   };
 
@@ -56,8 +56,8 @@ class StragglerDetector {
   // Closes the window if it is long enough. Returns ranks that have become stragglers with it. A
   // straggler is returned once, and again only after a window in which it kept up. `job_median_us`:
   // own time per step, the median over the job's nodes; negative: not known. Ranks are compared
-  // with the lesser of it and their own median, so a node that is slow as a whole is found.
-  // Without job_median_us a single rank is never a straggler.
+  // with the lesser of it and the median of this node's ranks, so a node that is slow as a whole is
+  // found. Without job_median_us a single rank is never a straggler.
   std::vector<Straggler> Check(absl::Time now, int64_t job_median_us);
 
   // Returns the stragglers of the last closed window, by local rank.

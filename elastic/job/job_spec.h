@@ -22,7 +22,8 @@ struct JobLimits {
 struct RendezvousRules {
   static constexpr int kHeartbeatsPerLease = 6;  // by default
 
-  absl::Duration last_call = absl::Seconds(30);  // of the first round, from min_nodes on
+  // The first round waits so long for max_nodes after min_nodes have joined.
+  absl::Duration last_call = absl::Seconds(30);
   int no_progress_limit = 3;   // charged failures in a row without a step; 0: no limit
   int quarantine_strikes = 3;  // charged failures of one machine; 0: no quarantine
   absl::Duration quarantine_cooldown = absl::Seconds(60);
@@ -37,7 +38,7 @@ struct RendezvousRules {
   bool operator==(const RendezvousRules&) const = default;
 };
 
-// AgentTimes bound the waits of one agent. Each timeout is the longest wait.
+// AgentTimes bound the waits of one agent: each field is the longest wait of its kind.
 struct AgentTimes {
   absl::Duration rendezvous_timeout = absl::Minutes(10);  // for enough nodes
   absl::Duration fault_grace = absl::Milliseconds(200);   // SIGTERM to SIGKILL after a fault
@@ -46,7 +47,7 @@ struct AgentTimes {
   absl::Duration kill_timeout = absl::Seconds(10);
   absl::Duration exit_barrier_timeout = absl::Minutes(5);   // for the other nodes to succeed
   absl::Duration store_outage_timeout = absl::Minutes(10);  // of training without the store
-  // For rendezvous requests whose answers no longer matter to this node: it leaves.
+  // For rendezvous requests whose answers hardly matter to this node, as it is about to leave.
   absl::Duration farewell_timeout = absl::Seconds(2);
   bool operator==(const AgentTimes&) const = default;
 };

@@ -38,7 +38,8 @@ struct FailureRecord {
 
 struct JobRecord {
   int64_t instance = 0;
-  std::vector<int64_t> other_running;  // further running instances of the same run id
+  // Older running instances of the same run id, if ReadJob() chose the instance.
+  std::vector<int64_t> other_running;
   // "forming", "running", "draining" (membership is about to change), or the kind of end:
   // "succeeded", "budget_spent", "no_progress", "closed", "abandoned".
   std::string state;
@@ -57,8 +58,9 @@ struct JobRecord {
   std::vector<FailureRecord> failures;  // newest first
 };
 
-// Reads one instance of a run. `instance` 0: the newest running one, or else the newest. Changes
-// nothing in the store. The members and leases are read at once, the rows 256 nodes at a time.
+// Reads one instance of a run. `instance` 0: the newest running one of the last 32, or else the
+// newest that exists. Changes nothing in the store. One transaction reads the members and leases;
+// further commands read the rows, 256 nodes at a time.
 //
 // Blocks within the connection's own deadlines. Errors: those of RedisConnection; kNotFound (no
 // such run or instance; the message is for people); kInternal (the stored data makes no sense).

@@ -27,8 +27,8 @@ struct FailureVerdict {
 // The answer to a join: a place in a complete round, or the end of the job.
 using JoinAnswer = std::variant<Round, JobEnd>;
 
-// A notification that answers no request. Redis pushes it at once; if the push is lost, the next
-// full heartbeat delivers it. Each event is notified once.
+// A notification that answers no request. Redis pushes kGenerationOver, kDrain and kJobEnded at
+// once; if the push is lost, the next heartbeat delivers them. Each event is notified once.
 struct News {
   enum class Kind {
     // `generation` is over: another node failed or was lost. Stop the workers, then join again.
@@ -53,7 +53,7 @@ struct News {
   JobEnd end;
 };
 
-// A node's progress, sent with its next full heartbeat.
+// A node's progress, sent with its next heartbeats.
 struct NodeReport {
   int64_t step = -1;            // highest step that a local rank has committed; -1: none
   double steps_per_second = 0;  // 0: unknown
@@ -73,7 +73,7 @@ struct NodeReport {
 //        |                                                                  |
 //        |                 +------------------------------------+           |
 //        +---------------> | ended: succeeded, budget_spent,    | <---------+
-//                          |        no_progress, closed         |
+//                          |   no_progress, closed, abandoned   |
 //                          +------------------------------------+
 //
 // Every arrow is one Lua script. A script happens entirely or not at all, and the same request sent
@@ -81,7 +81,7 @@ struct NodeReport {
 // request of an older generation is refused. A node may leave in any state. A job lives in a
 // numbered instance of its run id and inherits nothing from an earlier instance. An agent presents
 // the highest generation that it has seen. A store that lost its memory adopts that generation, so
-// its number never goes back. docs/rendezvous-protocol.md has the rules.
+// the generation number of a job never goes back. docs/rendezvous-protocol.md has the rules.
 //
 // Requests return at once. The event loop calls `done` later, on the same thread, never from within
 // the request. Only one request may be outstanding: Cancel() it before the next one. A request that
@@ -143,7 +143,7 @@ class Rendezvous {
 
   virtual void SetReport(const NodeReport& report) = 0;
 
-  // Median of NodeReport::busy_us over the job's nodes, as of the last full heartbeat; -1: unknown.
+  // Median of NodeReport::busy_us over the job's nodes, as of the last heartbeat; -1: unknown.
   virtual int64_t median_busy_us() const = 0;
 
   // Sets the receiver of notifications, called from the event loop; nullptr: none.

@@ -41,8 +41,8 @@ class RendezvousCore {
     JobSpec job;
     std::string node;               // unique among all agents that ever ran
     store::RedisEndpoint endpoint;  // for calls, and for the URL of the workers' store
-    int64_t instance = 0;  // number of an existing instance to join; 0: chosen by the rules
-    uint64_t seed = 0;     // of the random numbers for nonces, tokens and pauses
+    int64_t instance = 0;           // number of an existing instance to join; 0: the server chooses
+    uint64_t seed = 0;              // of the random numbers for nonces, tokens and pauses
   };
 
   // Events.

@@ -26,7 +26,7 @@ std::string FormatOffer(const NodeOffer& offer);
 // Parses a node's row, as seats.lua writes it. Errors: kInternal (not a valid row).
 absl::StatusOr<NodePlacement> ParseRow(const std::string& row);
 
-// The reply of a transition's script: {outcome, generation, nonce, restarts, ...}.
+// The reply of every script but open_instance: {outcome, generation, nonce, restarts, ...}.
 struct ScriptReply {
   std::string outcome;
   GenerationId generation;  // of the job; number 0 before its first generation
