@@ -25,9 +25,9 @@ struct JobInput {
   LogLines* log_lines = nullptr;  // sink of our libraries' log; not owned, may be null
 };
 
-// Returns a short text that is equal for all agents of a job: a hash of nodes, role, program and
-// arguments. The number of workers and the path of an interpreter are left out, since they may
-// differ from node to node. `program` is the program as the user typed it, with its arguments.
+// Returns a short text that is equal for all agents of a job: a hash of the node limits, the role,
+// the program and its arguments. The number of workers and the path of an interpreter are left out,
+// since they may differ from node to node. `program` is what the user typed, with its arguments.
 // Pure.
 std::string JobFingerprint(const elastic::JobSpec& job, const std::vector<std::string>& program);
 
@@ -35,7 +35,8 @@ std::string JobFingerprint(const elastic::JobSpec& job, const std::vector<std::s
 // result. Reports on stderr, in one line each, what could not be started, and prints the failure
 // report of a failed job. Removes `runtime_folder`. Returns ddprun's exit code.
 //
-// Blocks until the job has ended on this node. Thread: main, inside RunWithKeeper().
+// Blocks until the job has ended on this node and its output is written or given up. A node with
+// the job's Redis server also waits for the other nodes. Thread: main, inside RunWithKeeper().
 int RunJob(const JobInput& input, const AgentContext& context);
 
 }  // namespace ddp::launcher

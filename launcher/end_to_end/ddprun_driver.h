@@ -49,7 +49,7 @@ class DdprunDriver {
   // Returns ddprun and all processes below it.
   std::vector<pid_t> Tree() const;
 
-  // Blocks until stdout holds `text` `times` times.
+  // Blocks until stdout holds `text` at least `times` times.
   void AwaitStdout(const std::string& text, int times = 1);
   // Blocks until stderr holds `text`.
   void AwaitStderr(const std::string& text);
@@ -61,8 +61,9 @@ class DdprunDriver {
   const std::string& out() const { return out_; }
   const std::string& err() const { return err_; }
 
-  // Returns the folder under which ddprun makes temporary folders (TMPDIR), and the names in it.
+  // Returns the folder under which ddprun makes temporary folders (TMPDIR).
   const std::string& temporary_folder() const { return folder_; }
+  // Returns the names in that folder.
   std::vector<std::string> TemporaryEntries() const;
 
  private:
@@ -81,8 +82,8 @@ class DdprunDriver {
   std::string err_;
 };
 
-// A process that may end at any moment, held by a pidfd: its number cannot come to mean another
-// process.
+// A process that may end at any moment. The constructor opens a pidfd, so AwaitEnd() waits for this
+// process even when its number means another process by then.
 class HeldProcess {
  public:
   explicit HeldProcess(pid_t pid);

@@ -13,9 +13,9 @@
 // Parser of ddprun's command line and of the PET_* variables.
 //
 // The table of flags (launcher/flags/flag_table.h) decides where ddprun's own flags end and the
-// program begins. The parser passes only ddprun's flags to gflags, as `--name=value` under the name
-// that gflags knows. gflags alone would read the program's own arguments, exit with 1 at an unknown
-// flag, and read `--log-dir` and `-v` as glog's.
+// program begins. gflags gets only ddprun's flags, as `--name=value` under the name that it knows.
+// gflags alone would read the program's own arguments, exit with 1 at an unknown flag, and read
+// `--log-dir` and `-v` as glog's.
 //
 // Pure functions of their arguments. Thread: any.
 namespace ddp::launcher {
@@ -42,13 +42,14 @@ struct CommandLine {
 
 // Parses `arguments` (without argv[0]).
 //
-// - A flag may be written with `-` or `_`. Its value follows as `--flag value` or `--flag=value`;
-//   for short flags as -t 3, -t=3 or -t3.
+// - The words of a flag may be joined by `-` or `_`. Its value follows as `--flag value` or
+//   `--flag=value`; for short flags as -t 3, -t=3 or -t3.
 // - Abbreviations are refused.
 // - A `--` before the program is skipped. The program then follows even if it begins with `-`.
 //
-// Errors: kInvalidArgument, one line that names the flag and the allowed values. Causes: an unknown
-// flag, a missing or unwanted value, no program, a switch's PET_* variable that is neither 0 nor 1.
+// Errors: kInvalidArgument, one line that says what is wrong and what is expected. Causes: an
+// unknown flag, a missing or unwanted value, an unknown shell for --print-completion, no program, a
+// switch's PET_* variable that is neither 0 nor 1.
 absl::StatusOr<CommandLine> ParseCommandLine(const std::vector<std::string>& arguments,
                                              const VariableGetter& environment);
 

@@ -10,12 +10,13 @@ namespace ddp::launcher {
 // Meaning of ddprun's exit code, as --exit-code names it.
 enum class ExitCodeStyle {
   kDefault,  // 0 or 1, as torchrun
-  kWorker,   // code of the root cause (128 + N for signal N); 1 when there is none
+  kWorker,   // code of the root cause (128 + N for signal N); 1 when it is not known
   kReason,   // a ReasonCode
 };
 
-// Codes of --exit-code=reason. A code never changes its meaning. Whatever --exit-code says, 2 is a
-// mistake on the command line, and 128 + N is the agent's own death by signal N.
+// Codes of --exit-code=reason. A code never changes its meaning. Whatever --exit-code says, ddprun
+// exits with 2 after a mistake on the command line, and with 128 + N if a signal N that was not
+// forwarded to the agent killed it.
 enum ReasonCode : int {
   kReasonSucceeded = 0,
   kReasonWorkerFailed = 1,        // a worker failed and --max-restarts is 0

@@ -28,9 +28,9 @@ struct SignalList {
   std::span<const int> signals;
 };
 
-// The default of a flag, as the value that the job uses. So a default stands once, in the type that
-// has the setting, and the flag table takes it from there. A text is what the user would write; ""
-// stands for no default. Texts and lists live as long as the program.
+// The default of a flag, as the value that the job uses. Each default is written once, in the type
+// that has the setting, and the flag table takes it from there. A text is what the user would
+// write; "" means no default. Texts and lists live as long as the program.
 using FlagDefault =
     std::variant<const char*, int, double, InSeconds, InMilliseconds, NodeRange, SignalList>;
 

@@ -20,8 +20,8 @@ struct HostResources {
 HostResources ReadHostResources();
 
 // Returns how many of `devices` GPUs a program sees under CUDA_VISIBLE_DEVICES; all when it is
-// unset. Numbers count up to the first one that does not exist, as in CUDA. Names (GPU-...,
-// MIG-...) count as one each.
+// unset. As in CUDA, the list ends at the first number that does not exist. Names (GPU-...,
+// MIG-...) count as one each, whether they exist or not.
 int CountVisibleGpus(int devices, const std::optional<std::string>& cuda_visible_devices);
 
 }  // namespace ddp::launcher

@@ -27,15 +27,16 @@ struct RendezvousOptions {
   std::string endpoint;              // kRedis only: the user's text
   int default_port = 0;              // kRedis only: port of an endpoint that names none
   absl::Duration heartbeat_timeout;  // longest wait for an answer to a heartbeat; at most the lease
-  absl::Duration read_timeout;       // longest wait for the place at the start
-  std::optional<bool> is_host;  // true: this node serves the endpoint; unset: the node that can
+  absl::Duration read_timeout;       // longest wait for the rendezvous server at the start
+  std::optional<bool> is_host;  // false: this node starts no server at the endpoint; unset: true
 };
 
 // LaunchOptions hold the flags of ddprun, parsed and checked.
 struct LaunchOptions {
   // The job and this node's part in it, as far as flags tell. `job.run_id` is the user's; empty:
   // none given. `master_addr` is empty (kRedis only) when the agent is to find this node's address.
-  // ddprun fills in `command`, `entrypoint`, `host`, `socket_interface` and `timer_file` later.
+  // ddprun fills in `command`, `entrypoint`, `host`, `socket_interface`, `timer_file`, and for a
+  // job without a run id `job.run_id` and `job.fingerprint` later.
   elastic::LaunchConfig config;
 
   std::string local_addr;  // address of this node; empty: found from the kernel
@@ -59,7 +60,8 @@ struct LaunchOptions {
 // Checks `values` and turns them into options. `spelled` is CommandLine::spelled: the user's
 // spelling of each flag, for messages. Pure. Thread: any.
 //
-// Errors: kInvalidArgument, one line that names the flag, its value and the allowed values.
+// Errors: kInvalidArgument, one line that names the flag, its value and the allowed values, or two
+// flags that contradict each other.
 absl::StatusOr<LaunchOptions> ParseLaunchOptions(const FlagValues& values,
                                                  const std::map<std::string, std::string>& spelled,
                                                  const HostResources& host);

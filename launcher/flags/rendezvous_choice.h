@@ -8,7 +8,7 @@
 namespace ddp::launcher {
 
 // Ports where nodes meet when the user names none: with --rdzv-backend=c10d, and at the master of a
-// static rendezvous (torchrun's).
+// static rendezvous. They are torchrun's.
 inline constexpr int kC10dPort = 29400;
 inline constexpr int kStaticPort = 29500;
 

@@ -14,13 +14,13 @@ namespace ddp::launcher {
 // unless its comment says otherwise.
 struct RendezvousConf {
   std::optional<absl::Duration> join_timeout;       // wait for enough nodes; also as `timeout`
-  std::optional<absl::Duration> last_call_timeout;  // wait for more than MIN nodes in a first round
+  std::optional<absl::Duration> last_call_timeout;  // wait for more than MIN nodes in round one
   std::optional<absl::Duration> close_timeout;  // wait for the last requests of a node that leaves
-  std::optional<absl::Duration> read_timeout;   // wait for the store at the start
+  std::optional<absl::Duration> read_timeout;   // wait for the Redis server at the start
   std::optional<absl::Duration> keep_alive_interval;  // time between two heartbeats
   std::optional<int> keep_alive_max_attempt;          // heartbeats missed until a node is lost
   std::optional<absl::Duration> heartbeat_timeout;    // wait for the answer to one heartbeat
-  std::optional<bool> is_host;                        // true: this node serves the endpoint
+  std::optional<bool> is_host;                        // false: start no server at the endpoint
   std::optional<int> rank;                            // node rank, as --node-rank
   std::vector<std::string> without_meaning;           // keys that were given and have no effect
 };

@@ -20,12 +20,13 @@ struct ProgramRequest {
 
 // Returns the argv of a worker, with `${local_rank}` still in it: the agent replaces it. A Python
 // module or script runs under $PYTHON_EXEC, else python3, with -u; any other program is executed
-// itself. A program is a script by flag or if its name ends in `.py`. argv[0] is the path of an
-// existing executable file, so a mistake is found before any process is started.
+// itself. A script is a program of kPythonScript, or one of kByName whose name ends in `.py`.
+// argv[0] is the path of an existing executable file, so a mistake is found before any process is
+// started.
 //
 // Reads file metadata, changes nothing. Thread: any. Errors, one line each that names the file:
 // - kNotFound: no such program, script or interpreter.
-// - kPermissionDenied: the file is not executable; the message says what to do.
+// - kPermissionDenied: the file cannot be executed, or the script cannot be read.
 absl::StatusOr<std::vector<std::string>> WorkerCommand(const ProgramRequest& request);
 
 }  // namespace ddp::launcher

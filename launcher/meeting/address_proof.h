@@ -7,9 +7,9 @@
 //                    HMAC-SHA256(password, purpose, both nonces, MASTER, HOST, PORT)
 //
 // MASTER is node 0's own --master-addr and --master-port. HOST and PORT are the address of node 0's
-// Redis server. The password itself travels in neither direction. A program that holds MASTER_PORT
-// without the password cannot answer. If it fetches an answer from the real node 0, that answer
-// names the real server. No answer can be replayed: the next question has another nonce.
+// Redis server. This exchange does not send the password. A program that holds MASTER_PORT without
+// the password cannot make an answer. If it relays an answer of the real node 0, that answer names
+// the real server. No answer can be replayed: the next question has another nonce.
 //
 // Known weakness: a program that receives an answer can test passwords against it offline. Choose a
 // long random password.

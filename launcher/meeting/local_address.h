@@ -24,9 +24,9 @@ std::vector<LocalAddress> LocalAddresses();
 // send to `peer`, a name or an address. Nothing is sent. No name of this host is looked up: a
 // host's name need not resolve to the address where others reach it.
 //
-// If that address is a loopback one, `peer` is this host itself. A job of one node gets the
-// loopback address. With `beyond_host` the result is the first other address, IPv4 preferred, if
-// there is one.
+// If that address is a loopback one, `peer` is this host itself. With `beyond_host` (a job of more
+// than one node) the result is then the first address that is not a loopback one, IPv4 preferred.
+// Without `beyond_host`, or when there is no such address, it is the loopback address.
 //
 // Blocks while `peer` is resolved. Errors: kNotFound (the name cannot be resolved, or no route
 // leads to the peer); the text advises --local-addr.

@@ -31,12 +31,15 @@ struct MeetingPlace {
 // process's environment has the credentials that the workers need, and no others.
 //
 // `given` is the endpoint that the user named (RendezvousKind::kRedis), with its credentials.
-// `folder` is a folder of ours for a server. `event_loop` is not owned and must outlive the result.
+// `folder` is PrivateRedisServer::Options::directory. `event_loop` is not owned and must outlive
+// the result.
 //
 // Blocks for up to RendezvousOptions::read_timeout: for a name that cannot be resolved yet, and
-// on other nodes of a static rendezvous for node 0. Thread: main (see PrivateRedisServer).
+// on other nodes of a static rendezvous for node 0. Blocks also while a server starts. Thread: main
+// (see PrivateRedisServer).
 //
-// Errors: those of ServerGuard::Start, StartServerIfOurs, MeetStatically and LocalAddressTowards.
+// Errors: those of ServerGuard::Start, StartServerIfOurs, AwaitEndpointName, MeetStatically and
+// LocalAddressTowards.
 absl::StatusOr<MeetingPlace> FindMeetingPlace(const LaunchOptions& options,
                                               const std::optional<store::RedisEndpoint>& given,
                                               const std::string& folder, EventLoop* event_loop);

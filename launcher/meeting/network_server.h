@@ -16,8 +16,8 @@ namespace ddp::launcher {
 // Result of binding a port on each address of a name.
 struct BindProbe {
   std::vector<std::string> ours;  // numeric addresses that could be bound
-  bool in_use = false;            // port is taken on one of the others
-  bool is_loopback = false;       // all of `ours` are loopback addresses
+  bool in_use = false;            // port is taken on another address of the name
+  bool is_loopback = false;       // all of `ours` are loopback addresses, or `ours` is empty
 
   // Returns the first address of `ours` that is not a loopback one, else the first. `ours` must not
   // be empty.

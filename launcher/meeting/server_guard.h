@@ -18,17 +18,17 @@
 
 namespace ddp::launcher {
 
-// The job's private Redis server, for this machine alone or at an address that others reach. The
-// guard starts a new server at the same place when the old one dies. Owned by the MeetingPlace of
-// the node.
+// The job's private Redis server, for this machine alone or at an address that others reach. After
+// Watch(), the guard starts a new server at the same place when the old one dies. Owned by the
+// MeetingPlace of the node.
 //
 // The data of the dead server is lost. The agent presents the highest generation that it has seen
 // to the new server, so the job continues; the next generation's store is empty anyway.
 //
-// Not thread-safe. Thread: the one that outlives the server (see PrivateRedisServer).
+// Thread: that of the event loop, which must outlive the server (see PrivateRedisServer).
 class ServerGuard {
  public:
-  // Maximum of replacements. After that the server stays dead: something kills it on purpose.
+  // Maximum of replacements. After that the server stays dead: it would be killed again.
   static constexpr int kMaxReplacements = 3;
 
   // Maximum of tries for one replacement that cannot be started: a program may hold its port for a
@@ -48,7 +48,7 @@ class ServerGuard {
   // start_timeout of at most kReplacementTimeout. `endpoint` is its address. Errors: as above.
   static absl::StatusOr<std::unique_ptr<ServerGuard>> Start(
       const store::PrivateRedisServer::Options& options, const store::RedisEndpoint& endpoint);
-  // Kills a replacement that has not answered yet.
+  // Kills the server. Blocks for at most 2 s if a replacement is being started.
   ~ServerGuard();
 
   // Address of the server, equal for every replacement.

@@ -15,9 +15,9 @@
 
 namespace ddp::launcher {
 
-// Rendezvous of the agents of --node-rank, --master-addr and --master-port, without an endpoint.
-// Node 0 serves the workers' TCPStore at MASTER_ADDR:MASTER_PORT from the start. It also starts a
-// private Redis server and publishes its address in that TCPStore.
+// Options of the static rendezvous: the agents meet at --master-addr and --master-port. Node 0
+// serves the workers' TCPStore there from the start. It also starts a private Redis server and
+// publishes its address in that TCPStore.
 struct StaticRendezvousOptions {
   int node_rank = 0;
   std::string master_addr = "127.0.0.1";  // name or address
@@ -43,15 +43,15 @@ struct StaticMeeting {
   bool has_users_password = false;
 
   // Node 0 only: keep both while the job lives. Hold() and Renew() the store for each new
-  // generation; it continues to tell late nodes where the rendezvous is.
+  // generation; the store continues to tell late nodes where the rendezvous is.
   std::unique_ptr<ServerGuard> server;
   std::unique_ptr<store::TcpStoreServer> worker_store;
 };
 
-// On node 0: starts the two servers as soon as master_addr can be resolved, and returns. Requests
-// of other nodes are answered while `event_loop` runs. On other nodes: asks node 0, and blocks for
-// at most `timeout`. `event_loop` is not owned and must outlive the result. Thread: main (see
-// PrivateRedisServer).
+// On node 0: starts the TCPStore, blocks for at most `timeout` until master_addr can be resolved,
+// and starts the Redis server. Requests of other nodes are answered while `event_loop` runs. On
+// other nodes: asks node 0, and blocks for at most `timeout`. `event_loop` is not owned and must
+// outlive the result. Thread: main (see PrivateRedisServer).
 //
 // The Redis server requires a password:
 // - DDP_REDIS_PASSWORD or DDP_REDIS_PASSWORD_FILE sets the password, equal on all nodes. A node
@@ -65,7 +65,7 @@ struct StaticMeeting {
 // Errors, each one line that names flag, value and fix:
 // - kInvalidArgument: the environment's credentials (also a password on one side only), or a
 //   wildcard address.
-// - kFailedPrecondition: master_addr is not an address of node 0's machine.
+// - kFailedPrecondition: master_addr is no address of node 0's machine, and no route leads there.
 // - kAlreadyExists: the port is in use.
 // - kUnauthenticated: the program at MASTER_ADDR:MASTER_PORT does not prove that it knows this
 //   node's password, or names a server that is not MASTER_ADDR's. Nothing was sent to that server.

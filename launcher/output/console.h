@@ -18,15 +18,15 @@ namespace ddp::launcher {
 // LogRouter owns one per stream. Thread: that of the event loop.
 //
 // The console queues bytes that the terminal or pipe does not take at once, and writes them later.
-// Above `kFullBytes` of them it is full(): the owner stops reading the workers' pipes, so workers
-// that write block. No line is lost. After a permanent write error (`ddprun ... | head`) the
+// From `kFullBytes` of them on it is full(): the owner stops reading the workers' pipes, so workers
+// that write block, and no line is lost. After a permanent write error (`ddprun ... | head`) the
 // console discards everything.
 //
-// A FileWriter, where there is one, writes to a regular file, since its mount may stall. It also
+// The FileWriter, if there is one, writes to a regular file, since its mount may stall. It also
 // writes to a descriptor for which no non-blocking write exists.
 //
-// Each write() to a pipe holds whole lines as long as they fit PIPE_BUF, so they do not mix with
-// the lines of other writers.
+// Each write() to a pipe holds whole lines if they fit into PIPE_BUF, so they do not mix with the
+// lines of other writers. A longer line is written in pieces.
 class Console {
  public:
   static constexpr size_t kFullBytes = 1 << 20;

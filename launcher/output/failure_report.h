@@ -23,14 +23,15 @@ struct ReportedFailure {
 };
 
 // Returns the report that ends the output of a failed job, with a newline at its end. Its layout is
-// torchrun's, because people and programs search for it. `failures` begins with the root cause. If
-// `elsewhere` is not empty, the root cause is no worker of this node: `elsewhere` describes it in
-// one line, and `failures` are the others, if any. Pure. Thread: any.
+// torchrun's, because people and programs search for it. `failures` begins with the root cause and
+// is not empty. If `elsewhere` is not empty, the root cause is no worker of this node: `elsewhere`
+// describes it in one line, and `failures` are the others, if any. Pure. Thread: any.
 std::string FormatFailureReport(const std::string& entrypoint,
                                 const std::vector<ReportedFailure>& failures,
                                 const std::string& elsewhere = "");
 
-// Returns `elsewhere` of a job; empty if the root cause is on this node or nothing failed. Pure.
+// Returns the argument `elsewhere` of FormatFailureReport(); empty if the root cause is on this
+// node or nothing failed. Pure.
 std::string DescribeCauseElsewhere(const elastic::JobResult& result);
 
 // Host and time zone that a report shows.

@@ -38,7 +38,7 @@ absl::StatusOr<LogRoot> MakeLogRoot(const std::string& parent, const std::string
 // - kInternal: any other reason.
 absl::Status MakeLogFolder(const LogRoot& root, const std::string& relative);
 
-// Opens `path`, a file below `root`, for appending. Makes a missing file with mode 0644 and the
+// Opens `path`, a file below `root`, for appending. Makes a missing file with mode 0644, less the
 // umask. Follows no link, neither at the file nor between `root` and the file. An existing file
 // must be a regular one of `root.owner` with one name, and no other user may write it. Errors: as
 // MakeLogFolder(); kInternal also when `path` is not below `root`.

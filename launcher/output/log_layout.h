@@ -20,7 +20,7 @@ namespace ddp::launcher {
 // files of the earlier generation stay as they are.
 //
 // Use one LogLayout for all worker folders of a job: it remembers the first generation of each
-// attempt, and a copy does not. Thread-compatible.
+// attempt, and its copies learn nothing of later ones. Thread-compatible.
 class LogLayout {
  public:
   // Files of one worker in one attempt. All empty when there are no files (--log-dir=/dev/null).

@@ -12,7 +12,8 @@ namespace ddp::launcher {
 
 // Log sink that prints our libraries' log lines as ddprun's own: at once on stderr, or, while the
 // agent runs, by a function that does not block on stderr. main() owns it. Route() binds that
-// function to the agent's thread; lines of other threads always go to stderr.
+// function to the agent's thread; lines of other threads always go to stderr. glog itself prints
+// the lines of fatal errors.
 class LogLines final : public google::LogSink {
  public:
   using google::LogSink::send;

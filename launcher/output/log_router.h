@@ -20,13 +20,13 @@ namespace ddp::launcher {
 // Copies the output of teed workers from their pipes to their files and to the console. Owned by
 // the agent's process, one per job. Thread: that of the event loop.
 //
-// Files get every byte at once. The console gets whole lines behind a prefix. No line is lost, cut
-// or mixed with another, for any number of busy workers.
+// Files get every byte as it is read. The console gets whole lines behind a prefix. For any number
+// of busy workers, no line is lost or mixed with another as long as the console can be written.
 //
-// Back pressure: when a console is full, the router stops reading the pipes of all its teed
-// workers, so that workers that write block. The event loop does not block. When files do not take
-// output (a stalled mount) and there is a FileWriter, the router stops reading every worker that
-// has a file.
+// Back pressure: when a console is full, the router stops reading all pipes whose lines go to this
+// console, so that workers that write block. The event loop does not block. When files do not take
+// output (a stalled mount) and there is a FileWriter, the router stops reading every pipe that has
+// a file.
 //
 // Lines of ddprun's own never block. When kOwnBytes are queued beyond the limit for workers,
 // further lines are dropped. The console prints how many as soon as it takes lines again.
@@ -40,7 +40,7 @@ class LogRouter {
   static constexpr size_t kOwnBytes = 1 << 20;
 
   // Writes the consoles to `stdout_fd` and `stderr_fd`; if both refer to the same place they are
-  // one console. `writer` writes the files, and only the router may listen to its progress. Without
+  // one console. `writer` writes the files, and only the router may call its OnProgress(). Without
   // `writer` the router writes the files itself and blocks. Nothing is owned; all must outlive the
   // router.
   LogRouter(EventLoop* event_loop, int stdout_fd, int stderr_fd, FileWriter* writer = nullptr);
@@ -84,7 +84,8 @@ class LogRouter {
   // Prints `text` as SayAsItIs() does, but never drops it: for the failure report, before Flush().
   void SayAtTheEnd(const std::string& text);
 
-  // Writes what consoles and files have not taken yet. Blocks as Console::Flush() does.
+  // Writes what consoles and files have not taken yet, one after the other. Blocks for each as
+  // Console::Flush() does.
   void Flush(const Patience& patience);
 
  private:

@@ -10,7 +10,7 @@
 
 namespace ddp::launcher {
 
-// CPUs and GPUs of this host, and the distances between them.
+// CPUs and GPUs of this host, and the NUMA nodes, sockets, cores and caches that they belong to.
 struct CpuTopology {
   struct Cpu {
     int id = 0;
@@ -35,7 +35,8 @@ struct TopologySource {
 // /proc/driver/nvidia, in the order of their PCI addresses, as CUDA orders equal GPUs. A kernel
 // without NUMA has one node. No process is started and no driver is called.
 //
-// Errors: kNotFound (a file is missing), kInvalidArgument (malformed); the message names the file.
+// Errors: kNotFound (a file is missing, or no CPU of `allowed` is online), kInvalidArgument (a file
+// is malformed); the message names the file.
 absl::StatusOr<CpuTopology> ReadCpuTopology(const TopologySource& source);
 
 // Reads the topology of this host and process. Errors: also kNotFound when the affinity is unknown.

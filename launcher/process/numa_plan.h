@@ -14,13 +14,14 @@ enum class NumaBinding {
   kNode,         // all CPUs of its home node
   kSocket,       // all CPUs of the socket of its home node
   kExclusive,    // equal part of the cores of its home node, not shared
-  kCoreComplex,  // CPUs of its home node that share a largest cache; larger groups first
+  kCoreComplex,  // CPUs of its home node that share one largest cache; larger groups first
 };
 
-// Returns the CPUs of each local rank, by id; empty for kNone.
+// Returns the CPUs of each local rank, by id; empty for kNone, or if `topology` has no CPU.
 //
 // The home node of a local rank is the NUMA node of its GPU: the GPU of the same index, modulo the
-// number of GPUs. If that node is unknown, local ranks are spread over the nodes in order.
+// number of GPUs. Without a GPU, or if that node is unknown or has no CPU for this process, local
+// ranks are spread over the nodes in order.
 //
 // Pure. Errors: kInvalidArgument (kExclusive with fewer cores than workers; names the node).
 absl::StatusOr<std::vector<std::vector<int>>> PlanNuma(const CpuTopology& topology,

@@ -32,8 +32,8 @@ namespace ddp::launcher {
 // by the agent's process, one per job.
 //
 // A worker starts with default signal dispositions, an empty signal mask and our stdin. Its stdout
-// and stderr follow -r and -t. It has no other descriptors than those of its spec, and SIGKILL as
-// its parent-death signal.
+// and stderr follow -r and -t. Its only other descriptors are those of its spec, and its
+// parent-death signal is SIGKILL.
 //
 // Make this process a child subreaper first. Descendants that a worker leaves behind then become
 // its children: they are reaped when they end, and KillStrays() kills them.
@@ -64,7 +64,7 @@ class PosixProcessSpawner final : public elastic::ProcessSpawner {
   };
 
   // `event_loop` and `router` are not owned and must outlive the spawner.
-  // Errors: kInternal (signalfd, epoll).
+  // Errors: kResourceExhausted (no descriptor or memory is left), kInternal (signalfd, epoll).
   static absl::StatusOr<std::unique_ptr<PosixProcessSpawner>> Create(EventLoop* event_loop,
                                                                      LogRouter* router,
                                                                      Options options);

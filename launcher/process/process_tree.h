@@ -39,7 +39,8 @@ KillPass KillChildrenOnce(const std::set<pid_t>& spared);
 // children.
 bool KillChildren(const std::set<pid_t>& spared, absl::Duration timeout);
 
-// Reaps every child that has ended and is not in `spared`: adopted ones for which no code waits.
+// Reaps every child that has ended and is not in `spared`. For adopted children: no other code
+// waits for them.
 void ReapChildren(const std::set<pid_t>& spared);
 
 }  // namespace ddp::launcher

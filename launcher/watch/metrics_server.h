@@ -23,9 +23,9 @@ namespace ddp::launcher {
 //     return tracker.Status(clock.Now());
 //   }));
 //
-// The server has no thread of its own. Each answer shows the job at that moment; the agent pays
-// nothing between requests, and its end waits for nothing. (prometheus-cpp makes the text. Its own
-// server has three threads, and stopping them takes up to two seconds.)
+// The server has no thread of its own. Each answer shows the job at that moment. Between requests
+// the server costs nothing, and its destructor does not wait. (prometheus-cpp makes the text. Its
+// own server has three threads, and stopping them takes up to two seconds.)
 //
 // The server listens on all addresses, IPv4 and IPv6, since Prometheus usually runs on another
 // host. Any client that reaches the port can read run id, host name, steps and speeds, and can
