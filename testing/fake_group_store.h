@@ -39,7 +39,7 @@ class FakeGroupStore : public internal::GroupStore {
     shared_->callers.clear();
   }
 
-  // Returns the threads that have called a method of this store or of a clone.
+  // Returns the threads that have used the keys of this store or of a clone.
   std::set<std::thread::id> Callers() const {
     MutexLock lock(shared_->mutex);
     return shared_->callers;

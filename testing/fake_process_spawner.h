@@ -41,7 +41,7 @@ class FakeProcessSpawner final : public elastic::ProcessSpawner {
   // Makes every later start of `local_rank` fail with `status`.
   void FailSpawn(int local_rank, absl::Status status);
 
-  // Delays the start of `local_rank` until FinishStart().
+  // Delays the next start of `local_rank` until FinishStart().
   void HoldStart(int local_rank) { slow_rank_ = local_rank; }
   void FinishStart();
   bool start_is_held() const { return held_start_ != nullptr; }
@@ -59,6 +59,7 @@ class FakeProcessSpawner final : public elastic::ProcessSpawner {
 
   // All workers that were ever started, in order.
   const std::vector<Worker>& workers() const { return workers_; }
+  // Returns the number of calls of KillStrays().
   int strays_killed() const { return strays_killed_; }
 
  private:

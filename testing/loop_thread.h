@@ -15,7 +15,7 @@
 namespace ddp::testing {
 
 // Runs an event loop on its own thread while this object lives. A test makes all objects that use
-// the loop before, and uses none of them while this object lives.
+// the loop before this object, and does not use them while this object lives.
 class LoopThread {
  public:
   // `loop` is not owned and must outlive the thread.

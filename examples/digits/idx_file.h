@@ -15,12 +15,12 @@ struct IdxFile {
   std::vector<int64_t> shape;
   std::vector<uint8_t> values;  // as many as the product of the shape
 
-  // Reads the file at `path`. kNotFound: the file cannot be read, or is empty. kInvalidArgument,
-  // naming the file and the fault: it is not an IDX file of bytes with `dimensions` dimensions; a
-  // dimension is empty or absurd. The same when the length differs from the header's.
+  // Reads the file at `path`. kNotFound: the file cannot be read, or is empty. kInvalidArgument: it
+  // is not an IDX file of bytes with `dimensions` dimensions, a dimension is 0, or the file does
+  // not have as many values as its header says. The message names the file and the fault.
   static absl::StatusOr<IdxFile> Read(const std::string& path, int dimensions);
 
-  // Parses bytes that were read already, with the same errors. `name` is for messages.
+  // Parses bytes that were read already. Errors: kInvalidArgument as above. `name` is for messages.
   static absl::StatusOr<IdxFile> Parse(const std::string& name, const std::string& bytes,
                                        int dimensions);
 };

@@ -19,7 +19,8 @@ namespace ddp::testing {
 // A FileSystem in memory that loses data as a disk does. PowerCut() loses unsynced content, and
 // names in unsynced folders. Calls are numbered from 1; a test can make any call fail or wait.
 //
-// OpenFile() follows links; every other call refuses a path with a link in it.
+// OpenFile() follows links. Every other call refuses a path with a link before its last name, and
+// treats a link at its last name as an entry of its own.
 //
 // Thread-safe. An open file must not be used after a power cut or after this object's end.
 class MemoryFileSystem final : public elastic::FileSystem {

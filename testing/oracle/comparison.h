@@ -20,7 +20,7 @@ struct Difference {
 };
 
 // Returns the distance in representable floats: 0 for equal floats and for +0 and -0, 1 for
-// neighbors.
+// neighbors, Difference::kNotComparable if one is a NaN.
 int64_t UlpsBetween(float a, float b);
 
 Difference CompareFloats(const float* ours, const float* theirs, uint64_t count);

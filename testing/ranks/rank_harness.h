@@ -144,9 +144,10 @@ RankRun RunRanks(const RankJob& job);
 // Runs the job as a gtest assertion. A failure prints how every rank ended, with its output.
 ::testing::AssertionResult RanksSucceed(const RankJob& job);
 
-// In a process that RankGroup started, runs the body that the job names. Returns the exit code of
-// the process: the body's, or 1 when the body returned 0 and a gtest check has failed. Exits with
-// 2 and a message when there is no such body. In any other process, returns nullopt.
+// In a process that RankGroup started, runs the body that the job names. Returns the exit code for
+// the process: the body's; 1 when the body returned 0, but a gtest check has failed or the body
+// called GTEST_SKIP(); 2, with a message, when there is no such body. In any other process, returns
+// nullopt.
 std::optional<int> RunRankBody(const std::map<std::string, std::function<int()>>& bodies);
 
 }  // namespace ddp::testing

@@ -25,8 +25,8 @@ class ScriptedRedisServer {
 
   const store::RedisEndpoint& endpoint() const { return endpoint_; }
 
-  // Waits until the client has closed or all answers are sent, then ends the server. Returns the
-  // bytes that the client sent, one entry per answer.
+  // Accepts no more connections. Waits until the present client has closed or all its answers are
+  // sent, then ends the server. Returns the bytes that clients sent, one entry per answer.
   std::vector<std::string> Finish();
 
  private:

@@ -15,12 +15,12 @@ namespace ddp::testing {
 // Checks the invariants of a job. The simulation reports every fact of the job to it, and the
 // checker finds a violation:
 //
-//   * two generations run whole at one time, and both can reach the store
+//   * two generations run whole at one time, although a node of the earlier one reaches the store
 //   * a node sees a generation number again, or a lower one; a number has two nonces, unless the
 //     store lost its memory in between
 //   * a node gets a placement that does not match its offer
 //   * in a generation, a rank is there twice or not at all, the ranks of a node are not contiguous,
-//     or nodes differ on the world size, the restarts, the reason or the master
+//     or nodes differ on the world size, the restarts, the reason, the master or the store
 //   * a survivor gets another group rank, though its own is in range
 //   * there are fewer nodes than MIN, more than MAX, or more restarts than the budget
 //   * a restart is charged although no worker failed by itself; or it is free although a worker did
@@ -98,7 +98,8 @@ class JobChecker {
   // The node got into contact with the store, or lost it.
   void OnContact(NodeId node, bool in_contact, int64_t now_us);
 
-  // Says that no messages are lost, so every membership change is reported here.
+  // Says whether the network loses no message. Only then is every membership change reported here,
+  // and some checks are stricter. Default: true.
   void SetQuiet(bool is_quiet) { is_quiet_ = is_quiet; }
 
   // Returns true when a node was told of this generation.

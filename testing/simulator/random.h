@@ -7,7 +7,8 @@
 namespace ddp::testing {
 
 // A random generator (SplitMix64). Equal seeds give equal numbers on every machine and with every
-// library, which <random>'s distributions do not promise. Thread-compatible.
+// library, which <random>'s distributions do not promise. Only Exponential() depends on the
+// library, by std::log(). Thread-compatible.
 class Random {
  public:
   explicit Random(uint64_t seed) : state_(seed) {}

@@ -35,8 +35,9 @@ struct NetworkConditions {
 };
 
 // A Redis server and the network to it, in simulated time. Scripts run in the order of their
-// arrival. Requests, replies and pushed messages are delayed, lost or duplicated. The server
-// pauses, dies, and comes back with all data, without its last writes, or empty. Thread-compatible.
+// arrival. Requests, replies and pushed messages are delayed or lost; a request may arrive twice.
+// The server pauses, dies, and comes back with all data, without its last writes, or empty.
+// Thread-compatible.
 class SimulatedStore {
  public:
   using ClientId = int;
@@ -54,15 +55,15 @@ class SimulatedStore {
 
   ClientId AddClient(std::string name);
 
-  // Sends a script; `done` is called later, once. Errors: kUnavailable (the connection broke or was
-  // refused), kDeadlineExceeded (no answer within `timeout_us`; the script may have run, or may run
-  // later).
+  // Sends a script; `done` is called later, once, unless the client is removed. Errors:
+  // kUnavailable (the connection broke or was refused), kDeadlineExceeded (no answer within
+  // `timeout_us`; the script may have run, or may run later).
   void Call(ClientId client, const store::RedisScript& script, std::vector<std::string> keys,
             std::vector<std::string> args, int64_t timeout_us, ReplyDone done);
 
   // Subscribes to a channel until the connection breaks; then calls `on_end`, once. A client has
-  // one connection, and closes it when a call fails. A subscription that is not possible now ends
-  // at once.
+  // one connection, and closes it when a call fails. If the client cannot subscribe now, `on_end`
+  // is called without `on_subscribed`. A new subscription replaces the old one without `on_end`.
   using OnPush = std::function<void(const std::string& text)>;
   void Subscribe(ClientId client, std::string channel, OnPush on_push,
                  std::function<void()> on_subscribed, std::function<void()> on_end);
@@ -70,7 +71,8 @@ class SimulatedStore {
   // Removes a client whose process is gone. No callback of the client is called any more.
   void RemoveClient(ClientId client);
 
-  // While a client is cut off, no message from or to it arrives, and no connection breaks.
+  // While a client is cut off, no message from or to it arrives. Its calls time out, and it cannot
+  // subscribe.
   void SetCutOff(ClientId client, bool cut_off);
 
   // Faults of the server. A paused server takes requests, and runs them when it continues.
@@ -85,7 +87,7 @@ class SimulatedStore {
   void Kill();
   void Start(Memory memory, int64_t clock_jump_us);
   bool up() const { return state_ == State::kUp; }
-  // Ends all faults of the network.
+  // Ends all random faults of the network. Delays and cut-off clients remain.
   void Heal();
 
   // Microseconds of Unix time as the server sees it.

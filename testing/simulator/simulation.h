@@ -14,15 +14,7 @@
 
 namespace ddp::testing {
 
-// Runs a story to its end: agents, workers, store and network, with the story's faults. The job is
-// checked at every step (see JobChecker) and at its end. At its end, every agent must have ended
-// within a bounded time after the last fault, with a documented result that matches the faults.
-//
-//   const AgentCode code;
-//   const SimulationResult result = Simulate(MakeStory(17), code);
-//   if (result.violation) ...
-//
-// Equal stories give equal results, to the last event. Several threads may run one simulation each.
+// Result of Simulate().
 struct SimulationResult {
   std::optional<std::string> violation;  // one line
   uint64_t fingerprint = 0;              // of all events
@@ -36,7 +28,16 @@ struct SimulationResult {
   std::map<std::string, int> ends;  // reason of the end -> number of agents
 };
 
-// Simulates `story` with `code`. `trace` gets the lines of the story, unless it is null.
+// Runs `story` to its end with `code`: agents, workers, store and network, with the story's faults.
+// The job is checked at every step (see JobChecker) and at its end. At its end, every agent must
+// have ended within a bounded time after the last fault, with a documented result that matches the
+// faults. `trace` gets the lines of the story, unless it is null.
+//
+//   const AgentCode code;
+//   const SimulationResult result = Simulate(MakeStory(17), code);
+//   if (result.violation) ...
+//
+// Equal stories give equal results, to the last event. Several threads may run one simulation each.
 SimulationResult Simulate(const Story& story, const AgentCode& code,
                           const Trace::Writer& trace = nullptr);
 

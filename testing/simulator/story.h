@@ -26,7 +26,7 @@ enum class FaultKind {
   kStoreRestarted,   // comes back with all data
   kStoreRolledBack,  // comes back without the writes of the last second
   kStoreWiped,       // comes back empty
-  kRoundForgotten,   // rolled back to before the next round; its last joiner got no reply
+  kRoundForgotten,   // comes back without the next round; its last joiner got no reply
   kNewcomer,         // another host joins
 };
 inline constexpr int kFaultKinds = 16;
@@ -102,12 +102,12 @@ Story MakeStory(uint64_t seed, int hosts = 0);
 // Returns the job as every node of the story describes it.
 elastic::JobSpec JobOf(const Story& story);
 
-// Return the time after which a worker that hangs is found, and a worker that waits for it. The
-// latter is longer than the detection of a lost host. 0 for never.
+// Return the time after which a worker that hangs is found (0 for never), and a worker that waits
+// for it. The latter is longer than the detection of a lost host.
 int64_t HangLimitUs(const Story& story);
 int64_t HangWaitingLimitUs(const Story& story);
 
-// Returns one line: the job and the number of faults of each kind.
+// Returns one line: the job, and each fault with its time in seconds.
 std::string DebugString(const Story& story);
 
 }  // namespace ddp::testing

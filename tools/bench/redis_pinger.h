@@ -15,9 +15,9 @@
 namespace ddp::bench {
 
 // Sends PINGs over connections of this process to a Redis server, and reads the replies. Each
-// connection sends once per interval, and the connections' times are spread evenly over it, about
-// as heartbeats are. The cost of the PINGs is the least that a server can spend on as many requests
-// over as many connections.
+// connection sends once per interval, unless its last PING is not answered yet. The times of the
+// connections are spread evenly over the interval, about as those of heartbeats are. The cost of
+// the PINGs is the least that a server can spend on as many requests over as many connections.
 //
 // The pinger borrows the sockets of other objects. Their owners must not use them from Create()
 // until Run() returns, and every request that they sent before must be answered within 300 ms. A
@@ -26,15 +26,16 @@ namespace ddp::bench {
 // Thread-compatible. Blocks its caller.
 class RedisPinger {
  public:
-  // Waits 300 ms, and then takes all TCP sockets of this process that are connected to `port` and
-  // have nothing to read.
+  // Waits 300 ms, and then takes all IPv4 TCP sockets of this process that are connected to `port`
+  // and have nothing to read. Errors: kInternal (epoll).
   static absl::StatusOr<RedisPinger> Create(int port, absl::Duration interval);
 
   int connections() const { return static_cast<int>(sockets_.size()); }
 
   // Sends PINGs until `go_on`, which is called before each PING, returns false and all PINGs are
-  // answered. Returns the number of answered PINGs. kInternal: the received bytes are not the reply
-  // to a PING. kDeadlineExceeded: a PING was not answered.
+  // answered. Returns the number of answered PINGs. kFailedPrecondition: there is no connection.
+  // kInternal: a system call failed, or the received bytes are not the reply to a PING.
+  // kDeadlineExceeded: a PING was not answered within 10 s of the last one.
   absl::StatusOr<int64_t> Run(const std::function<bool()>& go_on);
 
  private:

@@ -56,7 +56,7 @@ struct Shared {
 };
 
 // Many agents of one job in one process. Each is a RedisRendezvous with a connection of its own.
-// Any error ends the process, with one line on stderr.
+// Any error ends the process. The first error of all processes prints one line on stderr.
 //
 // Thread: one, in which Run() stays.
 class RendezvousAgents {
@@ -64,7 +64,7 @@ class RendezvousAgents {
   // The commands that the parent writes into the pipe `commands`.
   static constexpr char kJoin = 'j';  // all agents join
   static constexpr char kFail = 'f';  // the first agent reports a failure
-  static constexpr char kPing = 'p';  // stop the agents, and send PINGs over their connections
+  static constexpr char kPing = 'p';  // all agents pause; PINGs go over their connections
 
   struct Options {
     store::RedisEndpoint endpoint;
@@ -75,7 +75,8 @@ class RendezvousAgents {
     absl::Duration lease;
   };
 
-  // Opens all agents before it returns. `commands` and `shared` are not owned.
+  // Opens all agents before it returns. Blocks until the job's first agent has opened the job.
+  // `commands` and `shared` are not owned.
   RendezvousAgents(const Options& options, int commands, Shared* shared);
 
   // Runs the agents until the pipe is closed, and then ends the process.

@@ -18,7 +18,7 @@ struct PlantedBug {
   std::string name;
   std::string what;     // description, for people
   std::string symptom;  // part of the violation that the simulator reports
-  // Changes of the scripts. Each `from` must be in a script; otherwise the bug is out of date.
+  // Changes of the scripts. Each `from` must be in a script: Plant() checks it (CHECK).
   struct Edit {
     std::string from, to;
   };

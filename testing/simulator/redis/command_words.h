@@ -25,8 +25,9 @@ char Lower(char c);
 // Returns true when `text` equals `upper` in any case. `upper` is in upper case.
 bool Is(std::string_view text, std::string_view upper);
 
-// Parses a number. Accepts no sign but '-', no space, no leading zero.
+// Parses an integer. Accepts no sign but '-', no space, no leading zero.
 std::optional<int64_t> ToInteger(std::string_view text);
+// Parses a number or an infinity. Accepts either sign; no space, no NaN.
 std::optional<double> ToDouble(std::string_view text);
 
 // A number as the server writes it.
@@ -41,7 +42,7 @@ class Number {
   size_t size_;
 };
 
-// Bound of a range of scores: "1", "(1", "-inf".
+// Bound of a range of scores: "1", "(1", "-inf". As in Redis, an empty number is 0.
 struct Bound {
   double value = 0;
   bool exclusive = false;
