@@ -36,25 +36,31 @@ class CollectiveLog;
 // Starts operations on a c10d backend, and waits for them on behalf of all of ddp/. A wait ends
 // when the operation is complete, another operation has failed, a peer has reported a failure, or
 // the timeout has passed. A ProcessGroup owns one communicator per incarnation of the group. All
-// ranks call the same collectives in the same order.
+// ranks must call the same collectives in the same order.
 //
 // Threads. Thread-compatible. Wait(), WaitFuture(), Barrier() and EndBarrier() block the calling
-// thread. A continuation of a future runs on a backend thread, and ranks run continuations in
-// different orders. Never start an operation or wait in one: the ranks would deadlock.
+// thread, except on a GPU (see Streams). A call that finds a failure may block for about 8 s while
+// it looks for the cause. A continuation of a future runs on a backend thread, on "ddp-work" or at
+// once on the caller's, and ranks run continuations in different orders. Never start an operation
+// or wait in a continuation: the ranks would deadlock.
 //
 // Retired. A communicator is retired when one of its operations has failed, or a wait has ended
-// without a result. Every later call that starts or waits for an operation throws. The backend may
-// still write into the tensors of an unfinished operation: LibTorch 2.11's Gloo cannot abort. The
-// destructor never waits for an operation, and leaves the backend and these tensors alive. The
-// constructor of a later communicator frees them once the operation has ended.
+// without a result, or by Retire(). Every later call that starts an operation, or waits for one
+// that was not complete at its start, throws. The backend may still write into the tensors of an
+// unfinished operation: LibTorch 2.11's Gloo cannot abort. The destructor does not wait for
+// unfinished operations: it keeps the backend and these tensors alive. The constructor of a later
+// communicator frees them once all these operations have ended. On a GPU, the destructor of
+// a retired communicator with unfinished operations aborts the backend, and keeps both until the
+// process ends.
 //
 // Streams. Where the backend runs operations on streams (a GPU; see BackendTraits), Wait() makes
 // the current stream wait and does not block the host. The next Wait() after a failure report
 // throws. NCCL's own watchdog finds a broken operation, after the timeout.
 //
-// Tensors. The sum of complex tensors is the sum of their parts. A sparse (COO) tensor may have
-// different indices on every rank; after Wait() it holds the sum. A collective on a strided tensor
-// without elements completes in Start() and sends nothing, as does any in a group of one.
+// Tensors. Complex numbers are summed as pairs of real numbers. In an all-reduce, a sparse (COO)
+// tensor may have different indices on every rank; after Wait() it holds the sum. A collective on
+// strided tensors without elements completes in Start() and sends no tensor data. So does every
+// collective in a group of one.
 //
 // Mismatch. LibTorch's Gloo ends the process when it matches two collectives of different sizes.
 // Every collective has its own tag (see CollectiveLog), so ranks in different collectives wait
@@ -63,12 +69,13 @@ class CollectiveLog;
 // a rank has left, every rank throws an error that names the ranks and their collectives.
 //
 // Messages. Send() and Receive() are outside the order of the collectives. A rank that waits for
-// a message detects a peer that has ended or left. It cannot detect a peer that will never send.
+// a message detects a peer that has ended or left. Only the timeout ends the wait for a peer that
+// is alive and never sends.
 //
 // Errors. A rank that fails closes its connections, so a connection error is often a consequence.
 // This rank first looks for the rank that is gone, or waits for its failure report (see
-// Inquiry::Explain). It then throws PeerFailedError with the rank at fault. GroupHealth decides
-// what a call on a failed group throws.
+// Inquiry::Explain). It then throws PeerFailedError with the rank at fault, or CommunicationError
+// when no other rank is at fault. GroupHealth decides what a call on a failed group throws.
 class Communicator {
  public:
   struct Options {
@@ -88,9 +95,9 @@ class Communicator {
     bool on_stream = false;  // see BackendTraits::RunsOnStream()
   };
 
-  // Frees the backends of retired communicators whose operations have ended. `check` compares every
-  // collective across the ranks before it starts; null compares nothing. A null `backend` is for
-  // a group of one; in a larger group it makes a communicator that is retired from the start.
+  // Frees the backends of destroyed communicators whose operations have ended. `check` compares
+  // every collective across the ranks before it starts; null compares nothing. A null `backend` is
+  // for a group of one; in a larger group it makes a communicator that is retired from the start.
   Communicator(c10::intrusive_ptr<c10d::Backend> backend, std::shared_ptr<FailureMonitor> monitor,
                const Options& options, std::unique_ptr<CollectiveCheck> check = nullptr);
   ~Communicator();
@@ -98,9 +105,10 @@ class Communicator {
   Communicator& operator=(const Communicator&) = delete;
 
   // The local last step of an operation. `finish` runs after the backend has completed the
-  // operation, and the future's value is then `results`. A null `finish` means no last step.
-  // Thread: the backend thread that completes the operation, or the caller of Start() when the
-  // operation completes there. `finish` must not start an operation or wait for one.
+  // operation, and the future's value is then `results`. With a null `finish` there is no last
+  // step, and `results` is ignored. Thread: the one that completes the operation (the backend's, or
+  // "ddp-work"), or the caller of Start() when the operation completes there. `finish` must not
+  // start an operation or wait for one.
   struct AfterIt {
     std::function<void()> finish = {};
     std::vector<at::Tensor> results = {};
@@ -108,12 +116,13 @@ class Communicator {
 
   // Starts a collective. With a `check`, first blocks until all ranks have called Start().
   // Throws CommunicationError (PeerFailedError when a peer is at fault) when the communicator is
-  // retired, an earlier operation has failed, `check` finds a difference, or the launch fails.
+  // retired, a failure is known, an earlier operation has failed, `check` finds a difference, or
+  // the launch fails.
   Pending Start(const Collective& collective, OperationName what, AfterIt after);
 
   // Start the library's own collectives. The reductions put the element-wise sum, minimum or
   // maximum over all ranks into `tensor`; Broadcast() copies `root`'s tensor into the others'.
-  // `tensor` is contiguous. Errors: as Start().
+  // `tensor` is contiguous; for AllReduce() it may also be sparse (COO). Errors: as Start().
   Pending AllReduce(at::Tensor tensor, OperationName what);
   Pending AllReduceMin(at::Tensor tensor, OperationName what);
   Pending AllReduceMax(at::Tensor tensor, OperationName what);
@@ -130,29 +139,32 @@ class Communicator {
   static Future FutureOf(const Pending& pending);
 
   // Blocks until the operation is complete. On a GPU it does not block: the current stream waits.
-  // Afterwards the tensor may be read. An operation that completes within 200 ms of a peer's
-  // failure report still counts as complete.
+  // Afterwards the tensor may be read. On a CPU, an operation that completes within 200 ms of
+  // a peer's failure report still counts as complete.
   // Throws PeerFailedError when a peer has failed, and CommunicationError on a timeout or a network
-  // error. The communicator is then retired, and the peers have a failure report. Throws
-  // CommunicationError when the group was renewed since the operation started.
+  // error. The communicator is then retired, and this rank has sent the peers a failure report if
+  // none was known. Throws CommunicationError when the group was renewed since the operation
+  // started.
   void Wait(Pending& pending);
 
   // Waits like Wait() for any future that the peers wait for as well, such as a comm hook's.
   // Afterwards the future's value() is set, and ordered before further work of the current stream.
   // `keep_alive` are the tensors that the future may still write to after this call has thrown.
-  // Throws as Wait(), and ReductionError, naming `what`, for an error that no operation of this
-  // communicator caused (a hook's `then` threw). The peers get a failure report in either case.
+  // Throws as Wait(). Throws ReductionError, naming `what`, for an error that no operation of this
+  // communicator caused, such as an exception in a hook's `then`; the peers get a failure report.
   void WaitFuture(const Future& future, std::vector<at::Tensor> keep_alive, OperationName what);
 
-  // Starts a barrier. `device` is the one on which the backend needs its tensors.
+  // Starts a barrier. `device` is the one on which the backend needs its tensors. Errors: as
+  // Start().
   Pending StartBarrier(at::Device device, OperationName what);
 
   // Blocks until every rank has called Barrier(). On a GPU the host waits as well.
   void Barrier(at::Device device);
 
   // A barrier in two steps. BeginBarrier() starts one. EndBarrier() waits for it, and returns at
-  // once when there is none. A peer cannot disturb this rank's work before BeginBarrier(), because
-  // no rank returns from EndBarrier() until all have called BeginBarrier().
+  // once when there is none. On a CPU, no rank returns from EndBarrier() before all have called
+  // BeginBarrier(). So a peer that ends after EndBarrier() cannot disturb what this rank does
+  // before BeginBarrier(). On a GPU, EndBarrier() does not block the host.
   void BeginBarrier(at::Device device, OperationName what);
   void EndBarrier();
 
@@ -164,7 +176,8 @@ class Communicator {
   // Returns the record of the collectives launched so far; null in a group of one.
   CollectiveLog* log() const { return log_.get(); }
 
-  // Retires this communicator. For a group whose incarnation has ended.
+  // Retires this communicator. ProcessGroup calls it when an incarnation ends, and for an error
+  // that it finds itself.
   void Retire() { retired_ = true; }
   bool retired() const { return retired_; }
 

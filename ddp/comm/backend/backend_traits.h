@@ -16,15 +16,15 @@ class Backend;
 
 namespace ddp::internal {
 
-// The properties of a c10d backend that its interface does not tell. A BackendFactory gives them. A
-// value.
+// The properties of a c10d backend on which ddp/ depends. A BackendFactory sets them. A value.
 struct BackendTraits {
   std::string name = {};  // "gloo", "nccl", or another one
 
   // The device on which a program's tensors must be. Nullopt: the backend decides.
   std::optional<at::Device> tensor_device = {};
 
-  // Returns why the backend cannot combine tensors of `type` by `op`; "" when it can. May be null.
+  // Returns why the backend cannot combine tensors of `type` by `op`; "" when it can. Null: no
+  // combination is refused before the backend is called.
   std::string (*refusal)(ReduceOp op, at::ScalarType type) = nullptr;
 
   // Sets the tag of the backend's next operation. Null when the backend does not match operations
@@ -34,9 +34,9 @@ struct BackendTraits {
   // False when messages between two ranks arrive in one order, whatever their tags.
   bool has_message_tags = true;
 
-  // Returns true when operations on `device` run on its streams. Such an operation is complete for
-  // the host as soon as the backend has enqueued it: a wait makes the current stream wait, and does
-  // not block the host.
+  // Returns true when operations on tensors of `device` run on streams of that device. The host may
+  // continue as soon as the backend has enqueued such an operation: a wait makes the current stream
+  // wait, and does not block the host.
   bool RunsOnStream(at::Device device) const { return device.is_cuda(); }
 };
 

@@ -23,7 +23,7 @@ namespace ddp::internal {
 // Thread-compatible. All ranks must call Run() equally often.
 class CollectiveCheck {
  public:
-  // `timeout` is that of the wait for the other ranks.
+  // `timeout` limits the wait for the other ranks in one Run().
   CollectiveCheck(std::shared_ptr<GroupStore> store, std::shared_ptr<FailureMonitor> monitor,
                   const Membership& membership, absl::Duration timeout);
 

@@ -25,19 +25,19 @@ struct CollectiveCall {
 };
 
 // Numbers and records the collectives that a communicator launches, and gives each a tag. Different
-// collectives have different tags, so a backend that matches messages by tag never matches two of
-// different sizes. LibTorch's Gloo would end the process for those. The Communicator owns the log,
-// and the thread "ddp-failure" reads it to answer peers.
+// collectives have different tags (for exceptions see Add()), so a backend that matches messages by
+// tag does not match two collectives of different sizes. LibTorch's Gloo would end the process for
+// such a match. The Communicator owns the log. The thread "ddp-failure" reads it to answer peers.
 //
-// Cost per collective: a hash of a few words and an uncontended lock. Thread-safe.
+// Cost per collective: a hash of a few words and a lock, which is rarely contended. Thread-safe.
 class CollectiveLog : public PositionSource {
  public:
   CollectiveLog();
 
   // Records the next collective and returns its tag. The low 12 bits are the sequence number modulo
-  // 4096; the bits above are a hash of the sequence number and the call. Two collectives in flight
-  // on one rank have different tags. Different collectives of two ranks share a tag in 1 of 2^20
-  // cases.
+  // 4096; the bits above are a hash of the sequence number and the call. On one rank, up to 4096
+  // consecutive collectives have different tags. On two ranks, different collectives with the same
+  // low bits share a tag in 1 of 2^20 cases.
   uint32_t Add(CollectiveCall call);
 
   // Records that all collectives before `sequence` are complete on this rank.
@@ -82,7 +82,7 @@ class CollectiveLog : public PositionSource {
   // Ring buffer. Its size is a power of two; it holds at least the collectives not complete.
   std::vector<Entry> entries_ ABSL_GUARDED_BY(mutex_);
   int64_t launched_ ABSL_GUARDED_BY(mutex_) = 0;
-  int64_t oldest_ ABSL_GUARDED_BY(mutex_) = 0;  // sequence number, of those in the ring
+  int64_t oldest_ ABSL_GUARDED_BY(mutex_) = 0;  // lowest sequence number in the ring
   int64_t complete_before_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t barriers_ ABSL_GUARDED_BY(mutex_) = 0;
   bool in_barrier_ ABSL_GUARDED_BY(mutex_) = false;

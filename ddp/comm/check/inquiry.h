@@ -18,14 +18,15 @@
 namespace ddp::internal {
 
 // Finds the cause of a collective that does not complete: a rank that is gone, or ranks that are in
-// different collectives. The Communicator owns it, and uses it after a long wait or a broken
-// connection; before that it costs nothing.
+// different collectives. The Communicator owns the inquiry. The inquiry runs after a wait of 1 s or
+// more, or after a broken connection.
 //
 // A rank that waits asks all ranks for their positions, through the store
 // (NewsLog::AskWhere). One rank asks and reads for all; the others receive the result as a
-// failure report. A dead process on this host is found by its process id, without a question.
+// failure report. Explain() finds a dead process of this host by its process id, without a
+// question.
 //
-// Thread-compatible. All methods but Explain() throw what the store throws.
+// Thread-compatible. Ask(), ReadAnswers() and Judge() throw what the store throws.
 class Inquiry {
  public:
   // The operation that this rank waits for.
@@ -36,23 +37,25 @@ class Inquiry {
     std::string what;
   };
 
-  // Every method needs a `monitor` and a `log`; the constructor also takes null.
+  // `log` may be null in a group of one rank, where no method may be called.
   Inquiry(std::shared_ptr<FailureMonitor> monitor, std::shared_ptr<const CollectiveLog> log,
           const Membership& membership);
 
-  // Asks all ranks for their positions. Returns false when another rank has asked since `since_ns`
-  // (monotonic clock).
+  // Asks all ranks for their positions. Does not ask, and returns false, when another rank has
+  // asked since `since_ns` (monotonic clock).
   bool Ask(int64_t since_ns);
 
   // Reads the answers to this rank's last question, without waiting. Returns true when all ranks
-  // have answered. Sets positions() to the answers, and silent() to the ranks without one.
+  // have answered. Sets positions() to the answers, and silent() to the ranks that have not
+  // answered. This rank counts as answered. Returns false when the last Ask() returned false.
   bool ReadAnswers();
   const std::map<int, RankPosition>& positions() const { return positions_; }
   const std::vector<int>& silent() const { return silent_; }
 
   // Returns the failure that the last answers prove: ranks in different places (see
-  // DescribeMismatch), or a rank that will never launch `awaited`, because it has left the group or
-  // its process has ended. Nullopt when the answers prove none.
+  // DescribeMismatch). If there is none and some ranks are silent, reads the store: returns a rank
+  // that has left the group before it launched `awaited`, or whose process on this host has ended.
+  // Returns nullopt when no failure is found.
   std::optional<GroupFailure> Judge(const Awaited& awaited);
 
   // Describes the ranks that have not launched `awaited` according to the answers, for the message
@@ -61,8 +64,10 @@ class Inquiry {
 
   // Finds the cause of a connection that broke with `error` while this rank waited for `awaited`.
   // Returns nullopt when a failure report has come. Returns the rank that is gone, or this rank
-  // with `error` when all processes are alive or the store fails. Blocks for about 8 s at most.
-  // A process of this host that has died is found at once, one of another host after 3 s.
+  // with `error` when all processes are alive. When the store fails, returns rank 0 if rank 0
+  // serves the store, and otherwise this rank. Blocks for about 8 s, and for one command of a store
+  // that does not answer. Finds a dead process of this host at once, one of another host after
+  // about 3 s. Does not throw.
   std::optional<GroupFailure> Explain(const Awaited& awaited, const std::string& error);
 
  private:

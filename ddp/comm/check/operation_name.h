@@ -8,9 +8,9 @@
 
 namespace ddp::internal {
 
-// The purpose of a collective, as messages and TORCH_DISTRIBUTED_DEBUG=DETAIL show it: "the
-// all-reduce of gradient bucket 3". A value. ToString() builds the text, so a name costs nothing in
-// a backward. Converts from a literal, so `AllReduce(t, "a barrier")` and
+// The purpose of an operation, as error messages and TORCH_DISTRIBUTED_DEBUG=DETAIL show it: "the
+// all-reduce of gradient bucket 3". A value. Only ToString() builds the text, so a name made of a
+// literal allocates nothing. The constructors are implicit: `AllReduce(t, "a barrier")` and
 // `AllReduce(t, {"the all-reduce of gradient bucket", 3})` compile.
 class OperationName {
  public:

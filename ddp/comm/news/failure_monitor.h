@@ -24,15 +24,15 @@ namespace ddp::internal {
 // a NewsLog. A ProcessGroup owns one, over all its incarnations.
 //
 // Reason: a Gloo collective that a peer never joins ends only by its timeout, and cannot be
-// aborted. So every wait in ddp/ ends with the collective or with a failure report.
+// aborted. A failure report therefore ends the waits in ddp/ before the timeout.
 //
 // Thread-safe. Makes the NewsLog, and with it the thread "ddp-failure".
 class FailureMonitor : private NewsLog::Reader {
  public:
-  // Starts the NewsLog's thread. Throws what the store throws. No other group uses the keys of
-  // `store` (it has a prefix). `command_timeout` becomes the time limit of a command of `store`;
-  // zero changes nothing. Use seconds: this limit bounds how long a lost store blocks Report() and
-  // the destructor.
+  // Starts the NewsLog's thread. Throws what the store throws. No other group may use the keys of
+  // `store`: give it a prefix. `command_timeout` becomes the time limit of a command of `store` and
+  // of its clone; zero changes nothing. Use a few seconds: the limit bounds how long a lost store
+  // blocks Report() and Leave().
   FailureMonitor(std::shared_ptr<GroupStore> store, const Membership& membership,
                  absl::Duration command_timeout = absl::ZeroDuration());
 
@@ -46,32 +46,34 @@ class FailureMonitor : private NewsLog::Reader {
   // exception unwinds the calling thread, queues the report and returns at once.
   void Report(const std::string& reason);
 
-  // Reports a failure that this rank has found and other ranks may find as well. The rank at fault
-  // cannot report it itself, or there is no single one (-1). If another rank has reported a failure
-  // before, that failure becomes failure() here too, so all ranks name the same. Never throws.
+  // Reports a failure that this rank has found and other ranks may find as well. Does nothing when
+  // a failure of this incarnation is known. `failure.rank` is -1 when no single rank is at fault.
+  // If another rank has reported a failure before, that failure becomes failure() on this rank too,
+  // so all ranks name the same failure. Never throws.
   void ReportFound(const GroupFailure& failure);
 
   // Tells the other ranks that this rank has left the group for good. Call it before the
-  // connections are closed. Blocks until that is written, and the queued reports before it. A
-  // second call does nothing. Never throws.
+  // connections are closed. Blocks until this and all reports queued before it are written, or the
+  // store has failed. A second call does nothing. Never throws.
   void Leave();
 
-  // Starts an incarnation: the group has a new communicator, and perhaps other members. Forgets
-  // failures of earlier ones. Throws what the store throws.
+  // Starts an incarnation, in which this rank may have another number. Forgets the position source,
+  // and the failures of earlier incarnations. Throws what the store throws.
   void Begin(const Membership& membership);
   Membership membership() const;
 
-  // Returns the failure of this incarnation.
+  // Returns the first known failure of this incarnation; nullopt when none is known.
   std::optional<GroupFailure> failure() const;
 
-  // Returns true when there is one. Costs one atomic load.
+  // Returns true when failure() has a value. Costs one atomic load.
   bool failed() const { return failed_; }
 
-  // Blocks until a failure is known or `timeout` has passed. Returns failure(). For a rank whose
-  // connections broke: a report of the cause usually follows at once.
+  // Blocks until a failure is known or `timeout` has passed. Returns failure(). A rank whose
+  // connections broke calls it, because the failed rank's report usually follows at once.
   std::optional<GroupFailure> AwaitFailure(absl::Duration timeout) const;
 
-  // Wakes whenever failed() becomes true. A wait for a future uses the same signal.
+  // The signal that is notified when a failure of this incarnation becomes known, and when a future
+  // completes for which a CompletionWait waits.
   const std::shared_ptr<WakeSignal>& signal() const { return signal_; }
 
   // The events and decisions of GroupHealth, each one step under the lock.
@@ -90,11 +92,12 @@ class FailureMonitor : private NewsLog::Reader {
 
   NewsLog& news() { return *news_; }
 
-  // Verdict of a meeting that a failure report ended.
+  // Verdict of a StoreMeeting that a failure report ended.
   static constexpr char kFailedVerdict[] = "failed";
 
-  // Ends a StoreMeeting with kFailedVerdict, for all its ranks, when a failure is reported while
-  // this object lives or is known to its constructor. At most one object at a time.
+  // Ends a StoreMeeting with kFailedVerdict, for all its ranks, when a failure is known at
+  // construction or is reported while this object lives. A monitor has at most one such object at
+  // a time. The constructor throws what the store throws.
   class EndMeetingOnFailure {
    public:
     EndMeetingOnFailure(FailureMonitor& monitor, const std::string& verdict_key);

@@ -11,18 +11,18 @@
 
 namespace ddp::internal {
 
-// The keys and values that the ranks of a group share: the part of c10d::Store that the news of
-// a group needs. MakeGroupStore() makes one of a c10d::Store; testing/fake_group_store.h is one in
-// memory.
+// The keys and values that the ranks of a group share: the part of c10d::Store that ddp/comm/news
+// and ddp/comm/check need. MakeGroupStore() adapts a c10d::Store; testing/fake_group_store.h is
+// a store in memory.
 //
-// Thread-safe. Every method throws an exception of the store when the store fails. A value exists
-// from its first Set(), CompareSet() or Add() on, until Delete().
+// Thread-safe. Every method throws an exception of the store when the store fails. A key exists
+// from its first Set(), SetAll(), SetIfNew() or Add() on, until Delete().
 class GroupStore {
  public:
   virtual ~GroupStore() = default;
 
-  // Returns another store of the same keys, with a connection of its own where the store can have
-  // one. A thread that blocks in the clone does not block users of this store.
+  // Returns another store of the same keys. If the store can have several connections, the clone
+  // may have one of its own. A thread that blocks in the clone does not block users of this store.
   virtual std::shared_ptr<GroupStore> Clone() = 0;
 
   // Sets the time limit of one command.
@@ -43,8 +43,8 @@ class GroupStore {
   // Returns true when all `keys` exist.
   virtual bool Has(const std::vector<std::string>& keys) = 0;
 
-  // Return values of keys that exist. GetAll() uses one command, where the store has such
-  // a command.
+  // Return the values of keys, all of which must exist. GetAll() uses one command, where the store
+  // has such a command.
   virtual std::string Get(const std::string& key) = 0;
   virtual std::vector<std::string> GetAll(const std::vector<std::string>& keys) = 0;
 

@@ -10,11 +10,11 @@
 
 namespace ddp::internal {
 
-// An entry of a group's log in the store, by which its ranks communicate outside the collectives
-// (see NewsLog). A value. Its text is one of:
-//   failure <incarnation> <rank> <reason>
-//   ping <incarnation> <number> <rank>,<rank>,...
-//   where <incarnation> <number> <rank>
+// An entry of a group's log in the store. The ranks of the group communicate through this log
+// outside the collectives (see NewsLog). A value. Its text is one of:
+//   failure <incarnation> <rank> <reason>          reports a failure
+//   ping <incarnation> <number> <rank>,<rank>,...  asks whether these ranks' processes are alive
+//   where <incarnation> <number> <rank>            asks all ranks for their positions
 struct NewsMessage {
   enum class Kind { kFailure, kPing, kWhere };
 
@@ -24,8 +24,8 @@ struct NewsMessage {
   int rank = -1;       // kFailure: the rank at fault, -1 for no single one; kWhere: the asker
   std::string reason;  // kFailure: the cause, for a person
 
-  int64_t number = 0;      // kPing, kWhere: part of the answers' keys
-  std::vector<int> ranks;  // kPing: the ranks that answer
+  int64_t number = 0;      // kPing, kWhere: of the question; part of the answers' keys
+  std::vector<int> ranks;  // kPing: the ranks that must answer
 
   std::string Serialize() const;
 

@@ -7,13 +7,13 @@
 
 namespace ddp::internal {
 
-// The object that knows this rank's position. The thread "ddp-failure" reads it to answer a peer.
-// Thread-safe.
+// The interface to the object that knows this rank's position: a CollectiveLog. The thread
+// "ddp-failure" calls Position() to answer a peer. Thread-safe.
 class PositionSource {
  public:
   virtual ~PositionSource() = default;
 
-  // Returns the number of collectives launched so far.
+  // Returns the number of collectives that this rank has launched so far in this incarnation.
   virtual int64_t launched() const = 0;
   virtual RankPosition Position() const = 0;
 };

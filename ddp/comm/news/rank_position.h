@@ -10,12 +10,12 @@
 
 namespace ddp::internal {
 
-// The position of a rank: how many collectives of one incarnation it has launched, and the newest
-// of them. A value; peers read it as text from the store (see NewsLog::AskWhere).
+// The position of a rank: how many collectives of one incarnation it has launched, and some of them
+// in detail. A value; peers read it as text from the store (see NewsLog::AskWhere).
 struct RankPosition {
   struct Launched {
     int64_t sequence = 0;      // counted from 0
-    uint64_t fingerprint = 0;  // equal for equal collectives
+    uint64_t fingerprint = 0;  // a hash; equal for equal collectives of one sequence number
     std::string operation;
     std::string dtype;
     int64_t bytes = 0;
@@ -28,7 +28,7 @@ struct RankPosition {
   int64_t launched = 0;               // collectives so far
   int64_t barriers = 0;               // monitored barriers that the rank has entered
   bool in_barrier = false;            // the rank waits in the last of them
-  std::vector<Launched> newest = {};  // by rising sequence, without a gap
+  std::vector<Launched> newest = {};  // by sequence, without a gap; see CollectiveLog::Position()
 
   std::string Serialize() const;
   // Returns nullopt when `text` is not the result of Serialize().

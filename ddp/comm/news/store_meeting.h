@@ -18,11 +18,12 @@ namespace ddp::internal {
 //
 // A meeting ends with a verdict: one text, written once (compareSet), equal for all ranks, also for
 // a rank that comes later. The last rank to arrive writes kMet. A rank whose wait times out, or
-// that knows of a failure, writes another text. The first text stays. So all ranks agree on the
-// outcome of a meeting, and every rank waits for one key, without polling.
+// that knows of a failure, proposes another text; so does a rank that leaves the group, for
+// the next renewal. The first text stays. So all ranks agree on the outcome of a meeting, and every
+// rank waits for one key, without polling.
 //
-// Cost per rank: four store commands to arrive and wait, and one more to read all values (on
-// a store without multiGet, one per value).
+// Cost per rank: four store commands to arrive and wait (five for the last rank), and one more to
+// read all values (on a store without multiGet, one per value).
 // Thread-compatible. All methods throw what the store throws, when it fails.
 class StoreMeeting {
  public:
@@ -36,8 +37,9 @@ class StoreMeeting {
   static std::string VerdictKey(const std::string& name);
   std::string verdict_key() const { return VerdictKey(name_); }
 
-  // Arrives with `value`. Call it once, before the other methods. A caller that repeats a meeting
-  // after the store failed calls it only when HasArrived() is false.
+  // Arrives with `value`. Call it once for each rank and meeting. HasArrived() returns true when
+  // this rank's value is in the store: a caller that repeats a meeting after the store failed then
+  // does not call Arrive() again.
   void Arrive(const std::string& value);
   bool HasArrived();
 
@@ -53,8 +55,9 @@ class StoreMeeting {
   // Returns the values of all ranks, by rank. Only after the verdict kMet.
   std::vector<std::string> Values();
 
-  // Removes this rank's value, and on rank 0 the verdict, so the store does not grow. Call it only
-  // when no rank can still be in the meeting: after all have arrived at a later one.
+  // Removes this rank's value, and on rank 0 the verdict and the number of arrivals, so the store
+  // does not grow. Call it only when no rank can still be in the meeting: after all ranks have
+  // arrived at a later one.
   void Forget();
 
  private:
@@ -66,14 +69,15 @@ class StoreMeeting {
   int size_;
 };
 
-// Result of a meeting. `missing` has the ranks for which the meeting timed out, equal on all ranks.
+// Result of a meeting, equal on all ranks. `missing` has the ranks that had not arrived when the
+// first wait timed out; it is empty when the meeting did not end by a timeout.
 struct MeetingEnd {
   std::string verdict;
   std::vector<int> missing;
 };
 
-// Arrives with `value` and blocks until the verdict. After `timeout` it ends the meeting with
-// a verdict that names the missing ranks.
+// Arrives with `value` and blocks until there is a verdict. After `timeout`, ends the meeting with
+// a verdict that names the missing ranks. Throws what the store throws.
 MeetingEnd AttendMeeting(StoreMeeting& meeting, const std::string& value, absl::Duration timeout);
 
 // Returns "rank 1" or "ranks 1, 3", for messages.

@@ -7,8 +7,8 @@
 
 namespace ddp::internal {
 
-// Wakes threads that wait for a condition over atomic state. Callbacks of futures share the signal
-// and may outlive the group. Thread-safe.
+// Wakes threads that wait for a condition over atomic state. Callbacks of futures share ownership
+// of the signal, because they may run after the group has ended. Thread-safe.
 class WakeSignal {
  public:
   // Wakes all waiting threads; each checks its condition again. Call it after the state has
