@@ -21,17 +21,19 @@ namespace ddp {
 
 class ProcessGroup;
 
-// The type of the hooks in default_hooks.h, whose names the library knows.
+// The type of the hooks in default_hooks.h that reduce over a group. register_comm_hook() gives
+// such a hook the name of its function by default.
 using CommHookFunction = TensorFuture (*)(const std::shared_ptr<ProcessGroup>& group,
                                           GradBucket& bucket);
 
-// When a BufferCommHook runs: before the module's forward, instead of the broadcast of buffers, or
-// after it.
+// When a BufferCommHook runs: before or after the module's forward. In both cases it replaces the
+// broadcast of buffers before the forward.
 enum class BufferCommHookLocation { kPreForward, kPostForward };
 
-// A function that synchronizes a module's buffers (such as running statistics), given by name, at
-// every synchronized forward. It writes into the buffers itself: the end of the backward waits for
-// the returned futures, but ignores their values.
+// A function that synchronizes a module's buffers (such as running statistics) at every
+// synchronized forward. `buffers` has the buffers by name. The hook writes into the buffers itself:
+// the end of the backward waits for the returned futures, but ignores their values. A null future
+// is ignored.
 using BufferCommHook =
     std::function<std::vector<TensorFuture>(const std::map<std::string, at::Tensor>& buffers)>;
 

@@ -1,5 +1,5 @@
-// The exceptions of ddp/. All derive from c10::Error, as LibTorch users expect. what() is one text
-// without a stack trace; it names the rank and what to do.
+// The exceptions of ddp/. All derive from c10::Error, as LibTorch users expect. what() has no stack
+// trace.
 #ifndef DDP_COMMON_ERROR_H_
 #define DDP_COMMON_ERROR_H_
 
@@ -37,23 +37,27 @@ inline std::string MessageOf(const std::exception& error) {
 
 }  // namespace internal
 
-// The program or its start is wrong: environment variables, options, or a model that differs
-// between the ranks.
+// The program or its start is wrong: environment variables, arguments or options that are not
+// usable, or a model that differs between the ranks.
 class ConfigurationError : public c10::Error {
  public:
   explicit ConfigurationError(const std::string& message)
       : c10::Error(internal::WithoutStackTrace(message), nullptr) {}
 };
 
-// The training loop left a gradient reduction unfinished, or asked for it twice.
+// A gradient reduction failed on this rank, and not in a collective: the training loop left it
+// unfinished or asked for it twice, a hook threw or returned a wrong result, or this rank reported
+// a failure itself.
 class ReductionError : public c10::Error {
  public:
   explicit ReductionError(const std::string& message)
       : c10::Error(internal::WithoutStackTrace(message), nullptr) {}
 };
 
-// A collective did not complete: it timed out or the network failed. The next synchronized forward,
-// or ProcessGroup::renew(), reconnects the ranks. When a rank is gone for good, the error stays.
+// The ranks could not communicate: an operation timed out, the network or the store failed, or the
+// ranks were in different collectives. The next synchronized forward, or ProcessGroup::renew(),
+// reconnects the ranks. When a rank is gone for good, every later call on the group
+// throws as well.
 class CommunicationError : public c10::DistError {
  public:
   explicit CommunicationError(const std::string& message)
@@ -66,8 +70,9 @@ class PeerFailedError : public CommunicationError {
   PeerFailedError(int rank, const std::string& message)
       : CommunicationError(message), rank_(rank) {}
 
-  // Returns the rank that failed first: it reported a failure, its process ended, it left the
-  // group, or it shows no sign of life. Never a rank that gave up because of another one.
+  // Returns the rank at fault: it reported the first failure, its process ended, it left the group,
+  // it did not come to a renewal, or it shows no sign of life. A rank that stopped because of
+  // another rank's failure report does not count.
   int rank() const { return rank_; }
 
  private:

@@ -7,25 +7,25 @@
 namespace ddp::internal {
 
 // The place of this rank in one incarnation of a group. A group replaces the value when it begins
-// another incarnation; the next value may have another rank and another size. A value;
-// 0 <= rank < size holds.
+// another incarnation. ProcessGroup::renew() keeps rank and size; the classes of ddp/comm/news also
+// accept others. A value; 0 <= rank < size holds.
 struct Membership {
   int rank = 0;
   int size = 1;
   int64_t incarnation = 0;
-  int local_rank = 0;  // index of this rank's GPU
+  int local_rank = 0;  // index of this rank on its host, and of its GPU
   // The ranks whose processes run on this host: [local_begin, local_end). Empty when unknown.
   int local_begin = 0;
   int local_end = 0;
-  // The process of rank 0 serves the store: when the store is lost, rank 0 is gone.
+  // True when the process of rank 0 serves the store. A lost store then means that rank 0 is gone.
   bool store_is_rank_0 = false;
 
   bool IsOnThisHost(int other) const { return other >= local_begin && other < local_end; }
   bool IsOneHost() const { return local_end - local_begin == size; }
 
-  // Sets local_begin and local_end for a host with `local_size` ranks. Reads rank, size and
-  // local_rank. Launchers number the ranks of one host consecutively; numbers that contradict this
-  // leave the range empty.
+  // Sets local_begin and local_end for a host with `local_size` ranks; 0 means unknown. Reads rank,
+  // size and local_rank. Assumes that the launcher numbers the ranks of one host consecutively.
+  // Leaves the range empty when it would not lie within [0, size).
   void SetLocalRanks(int local_size) {
     const int begin = local_size == size ? 0 : rank - local_rank;
     const bool known = local_size > 0 && begin >= 0 && begin + local_size <= size;

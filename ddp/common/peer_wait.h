@@ -1,5 +1,6 @@
-// The seam between the collectives and the health page: ddp/comm notifies an observer of its waits,
-// and elastic/worker sets the observer, which writes the page. So ddp/ does not depend on elastic/.
+// Shows in the worker's health page that it waits for other ranks. ddp/comm notifies an observer of
+// its waits for operations. elastic/worker sets the observer, which writes the page. So ddp/ does
+// not depend on elastic/.
 // Free of LibTorch.
 #ifndef DDP_COMMON_PEER_WAIT_H_
 #define DDP_COMMON_PEER_WAIT_H_
@@ -8,8 +9,9 @@
 
 namespace ddp {
 
-// Observes when a thread of this process waits for other ranks. The observer can so distinguish
-// a rank that works from a rank that waits for a peer.
+// Observes when a thread of this process blocks until an operation with other ranks is complete. So
+// the observer can distinguish a rank that works from a rank that waits for a peer. Several threads
+// may call it at the same time.
 class PeerWaitObserver {
  public:
   virtual ~PeerWaitObserver() = default;

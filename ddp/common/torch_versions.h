@@ -1,8 +1,8 @@
-// The differences between the supported versions of LibTorch, 2.11 to 2.15.
+// The differences in autograd's nodes between the supported versions of LibTorch, 2.11 to 2.15.
 //
 // Each difference is detected from LibTorch's own declarations, not from its version number, so
-// that a version between two known ones works as well. For .cc files that include
-// torch/csrc/autograd/function.h: where autograd's Node is only declared, an Edge does not compile.
+// that a version between two known ones works as well. Include this header only in .cc files that
+// also include torch/csrc/autograd/function.h, which defines Node: an Edge needs the definition.
 #ifndef DDP_COMMON_TORCH_VERSIONS_H_
 #define DDP_COMMON_TORCH_VERSIONS_H_
 

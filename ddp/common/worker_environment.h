@@ -10,7 +10,7 @@
 namespace ddp::internal {
 
 // The environment variables that a launcher sets for a worker: torchrun's names, and DDP_ names for
-// what torchrun does not have. Made once, at start. A value; thread-compatible.
+// what torchrun does not have. A value; thread-compatible.
 struct WorkerEnvironment {
   // The rank's place in the job. 0 <= rank < world_size and 0 <= local_rank < local_world_size
   // hold.
@@ -19,26 +19,27 @@ struct WorkerEnvironment {
   int local_rank = 0;        // LOCAL_RANK; RANK where that is unset
   int local_world_size = 1;  // LOCAL_WORLD_SIZE; WORLD_SIZE where that is unset
 
-  // The store through which the ranks connect: ddprun's when DDP_STORE is set, else a TCPStore at
-  // master_addr:master_port.
+  // The store through which the ranks connect: a Redis store at DDP_STORE when ddprun has set that
+  // variable, otherwise a TCPStore at master_addr:master_port.
   std::string store_url;     // DDP_STORE, a URL without secrets; may be empty
   std::string master_addr;   // MASTER_ADDR; may be empty when store_url is not
   int master_port = 0;       // MASTER_PORT, 1..65535; 0 when unset
-  bool agent_store = false;  // TORCHELASTIC_USE_AGENT_STORE=True: the launcher serves it
+  bool agent_store = false;  // TORCHELASTIC_USE_AGENT_STORE=True: the launcher serves the TCPStore
 
-  // The attempt of the job. A generation has a number and a nonce; together they name one set of
-  // processes.
+  // The generation: one start of all workers of the job. Its number and its nonce together name it.
   uint64_t generation = 0;       // DDP_GENERATION
   std::string generation_nonce;  // DDP_GENERATION_NONCE
   int64_t restart_count = 0;     // TORCHELASTIC_RESTART_COUNT
   int64_t max_restarts = 0;      // TORCHELASTIC_MAX_RESTARTS
   std::string run_id;            // TORCHELASTIC_RUN_ID
 
-  // The health page, which the agent reads; -1 outside of ddprun. See elastic/health.
+  // File descriptor of the health page, which the worker writes and the agent reads; -1 when unset.
+  // See elastic/health.
   int health_fd = -1;  // DDP_HEALTH_FD
 
-  // Reads and checks the variables of this process. kInvalidArgument names every variable that is
-  // missing, not a number or contradictory, and how to start the program so that they are set.
+  // Reads and checks the variables of this process. The error is kInvalidArgument. It names every
+  // variable that is missing, not a number, out of range or contradictory, and tells how to start
+  // the program so that they are set.
   static absl::StatusOr<WorkerEnvironment> FromEnvironment();
 
   // Does the same for any source of variables.

@@ -7,10 +7,10 @@
 
 namespace ddp::internal {
 
-// A failure that ended an incarnation of a group.
+// A failure that ends an incarnation of a group. A value.
 struct GroupFailure {
   int rank = -1;       // the rank at fault; -1 when the ranks disagree and none alone is at fault
-  std::string reason;  // written by that rank, or by the rank that found it dead
+  std::string reason;  // written by that rank, or by the rank that found the failure
 
   // Returns "rank 2 failed: <reason>", or the reason alone when `rank` is -1.
   std::string ToString() const {

@@ -18,7 +18,9 @@ struct GroupError {
   Kind kind = Kind::kCommunication;
   int peer = -1;  // kPeerFailed: the rank at fault
   std::string message;
-  bool is_cause = false;  // no failure was known: report `message` as this rank's failure
+  // True when this rank's own error is the cause: FailureMonitor::Report() sends `message` to the
+  // peers, unless a failure is known already.
+  bool is_cause = false;
 
   friend bool operator==(const GroupError&, const GroupError&) = default;
 };
@@ -27,24 +29,26 @@ struct GroupError {
 //
 //   usable    no failure of this incarnation is known
 //   failed    a failure is known, and this rank has not thrown for it yet
-//   raised    this rank has thrown for the failure; the next forward renews the group
-//   gone      a rank will never come back: every call throws, and no renewal helps
+//   raised    this rank has thrown for the failure, or has reported its own; the next synchronized
+//             forward renews the group
+//   gone      a rank will never come back: every call that needs the group throws
 //
 // Begin() starts the next incarnation, which is usable again unless a rank is gone. A failure
 // report of an earlier incarnation is ignored. A report of a later incarnation is kept until that
 // incarnation begins.
 //
-// A *retired* communicator is one that cannot be used, whatever the state of the group. Each
-// communicator knows that of itself, and says so to OnUse().
+// A *retired* communicator is one that cannot be used, whatever the state of the group. The caller
+// of OnUse() tells whether its communicator is retired.
 //
-// Pure: no store, no thread, no clock. A FailureMonitor owns it and guards it by its mutex.
+// Pure: no store, no thread, no clock. Thread-compatible: a FailureMonitor owns it and guards it by
+// its mutex.
 class GroupHealth {
  public:
   explicit GroupHealth(const Membership& membership) : membership_(membership) {}
 
   // ---- Events.
 
-  // Starts an incarnation, in which this rank may have another number.
+  // Starts an incarnation, in which this rank and the size of the group may be others.
   void Begin(const Membership& membership);
   // Records a failure. Returns true when it is the first of the current incarnation.
   bool OnFailure(int64_t incarnation, const GroupFailure& failure);
@@ -54,24 +58,25 @@ class GroupHealth {
   // Returns true when that was recorded before.
   bool Raise();
 
-  // ---- Decisions. Each error is raised when it is returned.
+  // ---- Decisions. Returning an error also does Raise(), except for a rank that is gone.
 
-  // The operation `what` failed on this rank with `reason`. A known failure is the cause.
+  // Returns the error of the operation `what`, which failed on this rank with `reason`. If a
+  // failure is known, the error names it as the cause.
   GroupError OnOperationFailed(const std::string& what, const std::string& reason);
-  // This rank found an error that no operation of the group caused.
+  // Returns the error `message` of this rank, which no failure of an operation caused.
   GroupError OnOwnError(GroupError::Kind kind, std::string message);
-  // A call is about to use the group for `what`. Nothing: it may. The communicator is retired
-  // afterwards, if there is an error.
+  // Decides whether a call may use the group for `what`: returns nullopt, or the error to throw.
+  // `retired`: the caller's communicator is retired. After an error, the caller retires it.
   std::optional<GroupError> OnUse(bool retired, const std::string& what);
-  // A failure ended the wait for the other ranks in `what`.
+  // Returns the error of a wait for the other ranks in `what` that a failure ended.
   GroupError OnWaitEnded(const std::string& what);
 
-  // The first step of a synchronized forward.
+  // What a synchronized forward does first: goes on, renews the group, or throws.
   enum class Forward : uint8_t { kGoesOn, kRenews, kThrows };
-  // `error` is set with kThrows.
+  // Decides it. Sets `error` with kThrows only.
   Forward OnForward(std::optional<GroupError>* error);
 
-  // The error of a group in which a rank is gone.
+  // Returns the error of a group in which a rank is gone; nullopt when none is.
   std::optional<GroupError> GoneError() const;
 
   // ---- State.
