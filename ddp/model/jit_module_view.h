@@ -25,8 +25,8 @@ class JitModuleView final : public ModelView {
   std::string name() const override;
   std::vector<NamedTensor> parameters() const override;
   std::vector<NamedTensor> buffers() const override;
-  // Weights that the code of forward gives to torch.embedding or torch.embedding_bag with
-  // sparse=True. A scripted module and a traced one both have such code.
+  // Returns the parameters that the code of forward gives directly to torch.embedding or
+  // torch.embedding_bag with sparse=True. Scripted and traced modules both have such code.
   std::set<const c10::TensorImpl*> sparse_parameters() const override;
   bool is_training() const override;
 

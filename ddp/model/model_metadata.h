@@ -8,8 +8,8 @@
 
 namespace ddp::internal {
 
-// A text of all that the ranks of one model must agree on before they reduce gradients together.
-// Two such texts can be compared, and the first difference named. Pure; thread-compatible.
+// Collects all that the ranks of one model must agree on before they reduce gradients together, and
+// serializes it as text. FirstDifference() compares the texts of two ranks. Thread-compatible.
 class ModelMetadata {
  public:
   struct Tensor {
@@ -20,7 +20,7 @@ class ModelMetadata {
     bool requires_grad = false;
   };
 
-  // Add in the order in which the model registers them.
+  // Add one item. Call them in the same order on every rank: the order counts.
   void AddParameter(const Tensor& tensor);
   void AddBuffer(const Tensor& tensor);
   void AddOption(const std::string& name, const std::string& value);
@@ -32,7 +32,7 @@ class ModelMetadata {
   std::pair<uint64_t, uint64_t> Hash() const;
 
   // Returns the first difference between two serialized metadata, for a person:
-  //   parameter 3 is fc.weight float [10, 64] on rank 0 and fc.weight double [10, 64] on rank 2
+  //   parameter 3 is w Float [8] strides [1] on rank 0 and w Double [8] strides [1] on rank 2
   // Returns "" when they are equal.
   static std::string FirstDifference(const std::string& a, int rank_a, const std::string& b,
                                      int rank_b);

@@ -14,24 +14,24 @@ namespace ddp::internal {
 
 // A parameter that requires a gradient.
 struct TrainableParameter {
-  std::string name;  // the first one of a shared tensor
+  std::string name;  // of a shared tensor: the first name that is not ignored
   at::Tensor tensor;
   bool sparse = false;  // true: its gradient will be sparse
 };
 
 // The parameters and buffers of a model that a wrapper handles, in the order of registration.
-// Names in `ignored` are left out. Throws ConfigurationError for an ignored name that the module
-// does not have.
 struct ModelTensors {
+  // Reads `model`. Leaves out undefined tensors and names in `ignored`. Throws ConfigurationError
+  // for an ignored name that the module does not have.
   static ModelTensors Of(const ModelView& model, const std::set<std::string>& ignored);
 
-  std::vector<NamedTensor> parameters;  // with shared tensors once per name
+  std::vector<NamedTensor> parameters;  // a shared tensor is there once for each name
   std::vector<NamedTensor> buffers;
 
   // The parameters that require a gradient; a shared tensor under its first name only.
   std::vector<TrainableParameter> trainable;
 
-  // Adds all parameters and buffers, in order.
+  // Adds all parameters and buffers to `metadata`, in order.
   void Describe(ModelMetadata& metadata) const;
 
   // Throws ConfigurationError when a tensor is sparse or quantized, the tensors are on more than

@@ -14,8 +14,8 @@ struct NamedTensor {
   at::Tensor tensor;
 };
 
-// The view of a user's module that the wrapper's core has: tensors by name, whatever the module's
-// type. One implementation for each type of module.
+// Gives the wrapper's core (ModelSynchronizer) access to a user's module: its tensors by name,
+// whatever the module's type. There is one implementation for each type of module.
 //
 // Every call reads the module again, because a module may replace its tensors. The tensors returned
 // are the module's own: a write to one of them changes the module.

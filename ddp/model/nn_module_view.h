@@ -22,7 +22,7 @@ class NnModuleView final : public ModelView {
   std::string name() const override;
   std::vector<NamedTensor> parameters() const override;
   std::vector<NamedTensor> buffers() const override;
-  // Weights of Embedding and EmbeddingBag modules with the option sparse.
+  // Returns the weights of Embedding and EmbeddingBag modules with the option sparse.
   std::set<const c10::TensorImpl*> sparse_parameters() const override;
   bool is_training() const override;
 
