@@ -98,7 +98,7 @@ class WorkerGroup {
   // Sets the job's median of NodeReport::busy_us; -1: unknown.
   void SetMedianBusy(int64_t median_busy_us) { median_busy_us_ = median_busy_us; }
 
-  // Returns the content of the next full heartbeat, as of the last look.
+  // Returns the content of the next heartbeat, as of the last look.
   NodeReport Report();
 
   // Returns true when a worker of this generation has attached to its page: only then does the page
