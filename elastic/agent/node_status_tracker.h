@@ -18,15 +18,15 @@ namespace ddp::elastic {
 // status`) and its metrics. Pure: no clock, no I/O. ddprun owns it.
 //
 //   NodeStatusTracker tracker({.job = ..., .host = ..., .agent_pid = getpid()});
-//   on a round:       tracker.BeginGeneration({...}, now);
+//   on a round:       tracker.BeginGeneration({...});
 //   worker started:   tracker.WorkerStarted(local_rank, rank, pid, now);
 //   worker's end:     tracker.WorkerEnded(local_rank);
 //   each heartbeat:   for each worker: tracker.Observe(local_rank, {step, stamp, phase}, now);
 //                     report.step = tracker.highest_step();
 //                     report.steps_per_second = max(0, tracker.StepsPerSecond(now));
 //                     report.row = tracker.RowText(now);
-//   a scrape:         MetricsServer::Listen(loop, port, [&] { return tracker.Status(clock.Now());
-//   })
+//   a scrape:         MetricsServer::Listen(loop, {.port = port},
+//                                           [&] { return tracker.Status(clock.Now()); })
 //
 // `now` must come from a Clock that is CLOCK_MONOTONIC, as the pages' stamps do. Thread-compatible.
 class NodeStatusTracker {

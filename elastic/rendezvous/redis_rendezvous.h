@@ -19,9 +19,9 @@ namespace ddp::elastic {
 // The Rendezvous of one agent through Redis 6 or newer: each request is one Lua script. ddprun owns
 // it. All requests and notifications use one connection, which the agent's event loop watches.
 //
-// A job's keys all begin with `ddp:{RUN_ID}:i<instance>:`, so they live in one hash slot. They
-// expire a day after the last script that any agent of the job sent. A lease runs by the server's
-// clock. By default, a member of a round renews its lease six times in the lease's duration.
+// All keys begin with `ddp:{RUN_ID}:`, so they live in one hash slot. Those of a job's state begin
+// with `ddp:{RUN_ID}:i<instance>:`, and expire about a day after the last script that any agent of
+// the job sent. A lease runs by the server's clock. By default, a member of a round renews its lease six times in the lease's duration.
 //
 // When the server cannot be reached, requests and heartbeats are retried with growing pauses. Only
 // Open() blocks. Later, connecting and looking up the server's name do not block the event loop.

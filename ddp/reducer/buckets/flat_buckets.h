@@ -14,10 +14,11 @@ namespace ddp::internal {
 // Holds the gradients of each bucket in one flat tensor. One all-reduce sums that tensor.
 //
 // CopyIn(), or FinishCopyIn() for a batched copy, copies a gradient into the flat tensor and
-// multiplies it by the factor (see set_factor()). CopyOut() copies the sum back. With views, the
-// gradient then lies in the flat tensor. While the user keeps it there, later passes copy nothing.
-// A complex number is stored as two real numbers. A sparse gradient has a bucket of its own, and is
-// itself the tensor that is reduced.
+// multiplies it by the factor (see set_factor()). CopyOut() copies the sum back. With views, a
+// gradient that was copied in lies in the flat tensor from then on. While the user keeps it there,
+// later passes only multiply it in place (a batched copy may copy it onto itself), and CopyOut()
+// copies nothing. A complex number is stored as two real numbers. A sparse gradient has a bucket of
+// its own: a coalesced copy of it, multiplied by the factor, is the tensor that is reduced.
 //
 // Dense CPU gradients of float and double (also complex) in the layout of their parameters go
 // through one loop without an ATen call, an allocation or a lock. Other gradients go through ATen.

@@ -9,8 +9,9 @@
 
 namespace ddp::elastic {
 
-// Identifies a checkpoint by its training step and the generation that saved it. The greater ID is
-// the newer checkpoint. Clocks and file times are not used.
+// Identifies a checkpoint by its training step and the generation that saved it. IDs are ordered by
+// step, then by generation. The greater ID counts as the newer checkpoint, whenever it was saved:
+// clocks and file times are not used.
 struct CheckpointId {
   int64_t step = 0;
   uint64_t generation = 0;

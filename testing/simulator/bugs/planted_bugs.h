@@ -13,7 +13,8 @@ namespace ddp::testing {
 
 // A bug that the shipped code does not have, to test that the simulator finds it. It is either in
 // the scripts (texts are replaced in all scripts that contain them) or in an agent (a CoreTamper
-// changes the events or actions of a core). The shipped code has no hook for this.
+// changes the events or actions of a core). The texts are replaced through the parameter `edit` of
+// RendezvousScripts; the cores have no hook for this.
 struct PlantedBug {
   std::string name;
   std::string what;     // description, for people
