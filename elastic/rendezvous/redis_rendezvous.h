@@ -21,7 +21,8 @@ namespace ddp::elastic {
 //
 // All keys begin with `ddp:{RUN_ID}:`, so they live in one hash slot. Those of a job's state begin
 // with `ddp:{RUN_ID}:i<instance>:`, and expire about a day after the last script that any agent of
-// the job sent. A lease runs by the server's clock. By default, a member of a round renews its lease six times in the lease's duration.
+// the job sent. A lease runs by the server's clock. By default, a member of a round renews its
+// lease six times in the lease's duration.
 //
 // When the server cannot be reached, requests and heartbeats are retried with growing pauses. Only
 // Open() blocks. Later, connecting and looking up the server's name do not block the event loop.

@@ -36,8 +36,9 @@ class HealthPage;
 // process is a job of its own: rank 0 of 1, generation 0.
 //
 // Threads: from_environment() from the main thread; commit(), phase(), progress() and report_save()
-// from one thread at a time; all else from any thread. A session is a small value: all copies act on the same process. A session does not
-// use the process group or the store, and may be made before them.
+// from one thread at a time; all else from any thread. A session is a small value: all copies act
+// on the same process. A session does not use the process group or the store, and may be made
+// before them.
 class WorkerSession {
  public:
   // Keeps the process in a phase until the end of the scope; then restores the previous phase. Make

@@ -10,8 +10,8 @@
 namespace ddp::internal {
 
 // Identifies a process. Another process of the same host and PID namespace can prove by it that the
-// identified process has ended. The identity is the boot of the host, the PID namespace, the process id and
-// the process's start time. A value; any thread.
+// identified process has ended. The identity is the boot of the host, the PID namespace, the
+// process id and the process's start time. A value; any thread.
 struct ProcessIdentity {
   std::string boot;        // the kernel's boot_id
   uint64_t pid_space = 0;  // inode of the PID namespace
