@@ -6,10 +6,11 @@
 #include <unordered_set>
 
 #include <ATen/Context.h>
-#include <ATen/Functions.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
@@ -21,6 +22,7 @@
 #include "absl/strings/str_join.h"
 #include "ddp/common/error.h"
 #include "ddp/common/torch_versions.h"
+#include "ddp/statistics/statistics_context.h"
 
 namespace ddp {
 namespace internal::checkpointing {
@@ -202,13 +204,16 @@ struct Recomputation : torch::CustomClassHolder {
   Tensors parameters;  // leaves that require a gradient, each once; empty if reentrant
   RandomState random;
   Autocast autocast;
-  std::string outputs;         // types and shapes of the forward's outputs
-  std::vector<size_t> places;  // of the function's outputs among the graph's outputs
+  std::vector<StatisticsRanks> ranks;  // of the layers that need them, in the order of the forward
+  std::string outputs;                 // types and shapes of the forward's outputs
+  std::vector<size_t> places;          // of the function's outputs among the graph's outputs
 
-  // Runs the function again, with gradients, and compares the form of its outputs.
-  Tensors Run(const Tensors& inputs) const {
+  // Runs the function again, with gradients, and compares the form of its outputs. `markers`: see
+  // StatisticsReplay.
+  Tensors Run(const Tensors& inputs, Tensors* markers) const {
     const Within<RandomState> as_then(random, RandomState::Now(random.devices()));
     const Within<Autocast> cast_as_then(autocast.WithoutCache(), Autocast::Now());
+    const StatisticsReplay ranks_as_then(ranks, markers);
     Tensors again = Unique(function(inputs));
     const std::string now = Describe(again);
     if (now == outputs) return again;
@@ -272,14 +277,17 @@ Tensors Gradients(const Recomputation& recomputation, const Tensors& saved,
     if (stops.back()) impl::set_gradient_edge(inputs.back(), {stops.back(), 0});
   }
   Tensors outputs;
+  Tensors markers;
   {
     const StoppedParameters stopped(recomputation.parameters);
     stops.insert(stops.end(), stopped.stops().begin(), stopped.stops().end());
     const at::AutoGradMode with_gradients(true);
-    outputs = recomputation.Run(inputs);
+    outputs = recomputation.Run(inputs, &markers);
   }
   const Roots roots = DefinedRoots(outputs, gradients);
-  CheckLeaves(roots, stops);
+  std::vector<NodePtr> leaves = stops;
+  for (const at::Tensor& marker : markers) leaves.push_back(impl::gradient_edge(marker).function);
+  CheckLeaves(roots, leaves);
   torch::autograd::edge_list wanted;
   std::vector<size_t> places;
   for (size_t i = 0; i < stops.size(); ++i) {
@@ -287,6 +295,8 @@ Tensors Gradients(const Recomputation& recomputation, const Tensors& saved,
     wanted.emplace_back(stops[i], 0);
     places.push_back(i);
   }
+  // A layer with a marker has collectives in the backward, although no gradient comes of them.
+  for (const at::Tensor& marker : markers) wanted.push_back(impl::gradient_edge(marker));
   Tensors result(stops.size());
   if (roots.edges.empty() || wanted.empty()) return result;
   Tensors found = Engine::get_default_engine().execute(roots.edges, roots.gradients,
@@ -317,7 +327,8 @@ Tensors AccumulateGradients(const Recomputation& recomputation, const Tensors& s
       inputs.push_back(tensor.variable_data());
       if (tensor.requires_grad()) inputs.back().requires_grad_();
     }
-    roots = DefinedRoots(recomputation.Run(inputs), gradients);
+    Tensors markers;  // the graph reaches them
+    roots = DefinedRoots(recomputation.Run(inputs, &markers), gradients);
   }
   if (!roots.edges.empty()) {
     Engine::get_default_engine().execute(roots.edges, roots.gradients, /*keep_graph=*/false,
@@ -340,6 +351,7 @@ class CheckpointFunction : public torch::autograd::Function<CheckpointFunction> 
     {
       const Within<Autocast> uncached(recomputation->autocast.WithoutCache(),
                                       recomputation->autocast);
+      const StatisticsRecording notes(&recomputation->ranks);
       outputs = Unique(recomputation->function(inputs.vec()), &recomputation->places);
     }
     for (size_t i = 0; i < versions.size(); ++i) {

@@ -44,7 +44,8 @@ struct CheckpointOptions {
 // The segment is a module (its forward is called) or a function. The graph of its outputs keeps the
 // segment with all that it captures: capture by value. The segment runs once in the forward,
 // without recording gradients, and once more in each backward. It must compute the same each time.
-// Its side effects (running statistics of a batch norm, counters) happen each time.
+// Its side effects (running statistics of a batch norm, counters) happen each time. A SyncBatchNorm
+// (ddp/nn) is an exception: its running statistics change in the forward only.
 //
 // Inputs: tensors; optionals, vectors, pairs and tuples of tensors; and any copyable values without
 // tensors. Outputs: any type that for_each_tensor looks into; its tensors are inputs, or made by

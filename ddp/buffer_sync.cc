@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include <ATen/Functions.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/core/ivalue.h>
 

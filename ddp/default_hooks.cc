@@ -19,24 +19,11 @@ at::Tensor ValuesOf(const at::Tensor& tensor) {
   return tensor.is_sparse() ? tensor._values() : tensor;
 }
 
-// Divides exactly as the reducer does, to the bit. Types with reduced precision are divided instead
-// of multiplied: their few digits show the second rounding of a reciprocal, and PyTorch's hooks
-// divide.
-void Divide(const at::Tensor& tensor, int size) {
-  if (size <= 1) return;
-  const at::Tensor values = ValuesOf(tensor);
-  if (c10::isReducedFloatingType(values.scalar_type())) {
-    values.div_(size);
-  } else {
-    values.mul_(1.0 / size);
-  }
-}
-
 }  // namespace
 
 TensorFuture allreduce_hook(const std::shared_ptr<ProcessGroup>& group, GradBucket& bucket) {
   const at::NoGradGuard no_grad;
-  Divide(bucket.buffer(), group->size());
+  internal::DivideByRanks(bucket.buffer(), group->size());
   return group->all_reduce_async(bucket.buffer());
 }
 
@@ -58,6 +45,18 @@ TensorFuture noop_hook(GradBucket& bucket) {
 }
 
 namespace internal {
+
+// Types with reduced precision are divided instead of multiplied: their few digits show the second
+// rounding of a reciprocal, and PyTorch's hooks divide.
+void DivideByRanks(const at::Tensor& tensor, int ranks) {
+  if (ranks <= 1) return;
+  const at::Tensor values = ValuesOf(tensor);
+  if (c10::isReducedFloatingType(values.scalar_type())) {
+    values.div_(ranks);
+  } else {
+    values.mul_(1.0 / ranks);
+  }
+}
 
 std::string NameOfHook(CommHookFunction hook) {
   if (hook == allreduce_hook) return "allreduce_hook";

@@ -37,6 +37,10 @@ TensorFuture noop_hook(GradBucket& bucket);
 
 namespace internal {
 
+// Divides a gradient, dense or sparse, by the number of ranks, as the hooks above do: multiplies by
+// 1/N as the reducer does, or divides by N in half precision and bfloat16.
+void DivideByRanks(const at::Tensor& tensor, int ranks);
+
 // Returns the name of allreduce_hook, fp16_compress_hook or bf16_compress_hook; "custom" for any
 // other function and null.
 std::string NameOfHook(CommHookFunction hook);

@@ -413,6 +413,28 @@ RANK_TEST(DistributedDataParallelTest, BucketsAreDealtAnewByReadyOrder, {2, 3}) 
       ConfigurationError);
 }
 
+RANK_TEST(DistributedDataParallelTest, RefusedBucketLayoutLeavesTheOldOne, 2) {
+  const auto group = init_process_group();
+  PlainNet net;
+  DistributedDataParallel model(net, group);
+  const std::vector<std::vector<std::string>> layout = {{"first.weight", "last.bias"},
+                                                        {"last.weight", "first.bias"}};
+  const std::vector<std::vector<std::string>> other = {
+      {"first.weight", "last.bias", "last.weight", "first.bias"}};
+  const auto before = model.bucket_layout();
+  EXPECT_THAT(ErrorOf<ConfigurationError>(
+                  [&] { model.set_bucket_layout(group->rank() == 0 ? layout : other); }),
+              HasSubstr("option bucket_layout is"));
+  EXPECT_EQ(model.bucket_layout(), before);
+  model.set_bucket_layout(layout);  // compares all options: the refused one is in none of them
+  EXPECT_EQ(model.bucket_layout(), layout);
+  net->zero_grad();
+  const torch::Tensor expected = ExpectedGradients(net, group->size(), 0);
+  model.forward(Batch(group->rank(), 0)).pow(2).mean().backward();
+  EXPECT_TRUE(torch::allclose(Gradients(*net), expected, 1e-5, 1e-7));
+  EXPECT_EQ(model.bucket_layout(), layout);
+}
+
 // Parameters of many kinds in one model.
 struct MixedImpl : torch::nn::Module {
   MixedImpl() {

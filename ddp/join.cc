@@ -6,11 +6,13 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/zeros.h>
+#include <torch/optim/optimizer.h>
 
 #include "absl/strings/str_cat.h"
 #include "ddp/comm/communicator.h"
 #include "ddp/common/error.h"
 #include "ddp/common/logging.h"
+#include "ddp/common/sharded_optimizer.h"
 #include "ddp/join/join_core.h"
 #include "ddp/optimizer_joinable.h"
 #include "ddp/process_group.h"
@@ -31,8 +33,13 @@ std::vector<Joinable*> Addresses(const std::vector<JoinableRef>& joinables) {
 
 }  // namespace
 
-JoinableRef::JoinableRef(torch::optim::Optimizer* optimizer)
-    : joinable_(internal::MakeOptimizerJoinable(optimizer)) {}
+JoinableRef::JoinableRef(torch::optim::Optimizer* optimizer) {
+  if (const auto* const sharded = dynamic_cast<const ShardedOptimizer*>(optimizer)) {
+    joinable_ = std::shared_ptr<Joinable>(std::shared_ptr<void>(), sharded->joinable());
+  } else {
+    joinable_ = internal::MakeOptimizerJoinable(optimizer);
+  }
+}
 
 Join::Join(const std::vector<JoinableRef>& joinables, const JoinOptions& options)
     : references_(joinables),

@@ -1,12 +1,16 @@
+// Length: the parts of an iteration in their order, which a Join and a failure follow.
+
 #include "ddp/model_synchronizer.h"
 
 #include <algorithm>
 #include <exception>
 #include <iterator>
+#include <set>
 #include <utility>
 
-#include <ATen/Functions.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/tensor.h>
 
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
@@ -27,6 +31,7 @@
 #include "ddp/process_group.h"
 #include "ddp/process_reducer_group.h"
 #include "ddp/reducer/pass/pass_core.h"
+#include "ddp/statistics/statistics_layers.h"
 #include "ddp/transfer/coalesced_broadcast.h"
 #include "ddp/transfer/copy_to_device.h"
 
@@ -56,7 +61,10 @@ ModelSynchronizer::ModelSynchronizer(std::shared_ptr<const ModelView> model,
   const ModelTensors tensors = Tensors();
   CheckPlacement(options_, tensors, *group_);
   std::vector<Reducer::Parameter> reduced = ReducedParameters(options_, tensors);
-  const Reducer::Options reducer_options = ReducerOptionsOf(options_, reduced);
+  statistics_->has_layers = !model_->statistics_layers().empty();
+  TakeGroup(group_, OwnGroups(group_));
+  Reducer::Options reducer_options = ReducerOptionsOf(options_, reduced);
+  reducer_options.collectives_in_backward = statistics_->has_layers;
   group_->ensure_usable();
   SetUp(tensors, std::move(reduced), reducer_options);
 }
@@ -81,7 +89,7 @@ void ModelSynchronizer::SetUp(const ModelTensors& tensors, std::vector<Reducer::
   group_->communicator().BeginBarrier(group_->device(), "the end of a model's construction");
 }
 
-ModelSynchronizer::~ModelSynchronizer() = default;
+ModelSynchronizer::~ModelSynchronizer() { statistics_->announce = nullptr; }
 
 void ModelSynchronizer::BroadcastState(const ModelTensors& tensors, int source) const {
   std::vector<at::Tensor> state;
@@ -123,7 +131,17 @@ void ModelSynchronizer::SetUpMixedPrecision(const ModelTensors& tensors) {
 // ---- Forward.
 
 void ModelSynchronizer::BeforeForward() {
-  if (at::GradMode::is_enabled()) BeginIteration();
+  scopes_.push_back(std::make_unique<StatisticsScope>(statistics_));
+  if (at::GradMode::is_enabled()) {
+    BeginIteration();
+  } else {
+    TellListeners(/*collective=*/false);
+    if (LayersRun()) {
+      group_->ensure_usable();
+      FollowIncarnation();
+      group_->communicator().EndBarrier();
+    }
+  }
   if (mixed_precision_) mixed_precision_->BeginForward();
   reducer_->BeginForward();
 }
@@ -132,9 +150,11 @@ void ModelSynchronizer::BeginIteration() {
   group_->ensure_usable();
   FollowIncarnation();
   reducer_->CheckFinished();
+  TellListeners(/*collective=*/synchronize_);
   if (reducer_->ParametersChanged()) FollowParameters();
   if (!synchronize_) {
     if (SyncsBuffers()) buffers_.NoteForward();
+    if (statistics_->has_layers) group_->communicator().EndBarrier();
     return;
   }
   if (!agreed_) {
@@ -142,10 +162,16 @@ void ModelSynchronizer::BeginIteration() {
     agreed_ = true;
   }
   ++iteration_;
-  if (timer_.IsSampled(iteration_)) timer_.StartIteration(iteration_, MonotonicNanoseconds());
+  timer_.StartIteration(iteration_, timer_.IsSampled(iteration_) ? MonotonicNanoseconds() : 0);
   // A failure of this iteration must not reach a rank that is still in a constructor.
   group_->communicator().EndBarrier();
   SyncForward();
+}
+
+void ModelSynchronizer::TellListeners(bool collective) const {
+  for (const Listener& listener : on_forward_) {
+    if (const auto owner = listener.owner.lock()) listener.run(collective);
+  }
 }
 
 void ModelSynchronizer::FollowIncarnation() {
@@ -154,6 +180,7 @@ void ModelSynchronizer::FollowIncarnation() {
 
 void ModelSynchronizer::StartAfresh() {
   incarnation_ = group_->incarnation();
+  layers_unequal_ = statistics_->has_layers;
   buffers_.Abandon();
   reducer_->ResetAfterFailure(ReducedOver());
   if (delayed_) delayed_->Reset(ReducedOver());
@@ -178,6 +205,8 @@ bool ModelSynchronizer::SyncsBuffers() const {
 }
 
 void ModelSynchronizer::SyncForward() {
+  // A Join makes them equal at its end.
+  if (layers_unequal_ && join_ == nullptr) BroadcastLayerBuffers(0);
   const bool sync = SyncsBuffers();
   const bool before = sync && buffers_.Due(BufferCommHookLocation::kPreForward);
   const bool after = sync && buffers_.Due(BufferCommHookLocation::kPostForward);
@@ -192,6 +221,11 @@ void ModelSynchronizer::SyncForward() {
 }
 
 void ModelSynchronizer::AfterForward(const std::vector<at::Tensor>& outputs, bool complete) {
+  RunAfterForward(outputs, complete);
+  scopes_.pop_back();  // after an exception, OnForwardException() does it
+}
+
+void ModelSynchronizer::RunAfterForward(const std::vector<at::Tensor>& outputs, bool complete) {
   if (mixed_precision_) mixed_precision_->EndForward(at::GradMode::is_enabled());
   if (!at::GradMode::is_enabled()) return;
   if (synchronize_) {
@@ -200,7 +234,8 @@ void ModelSynchronizer::AfterForward(const std::vector<at::Tensor>& outputs, boo
     if (reducer_->finds_unused() && outputs.empty()) ThrowNoOutputs(complete);
   }
   if (delayed_) delayed_->EndForward(synchronize_);
-  reducer_->EndForward(outputs, complete, synchronize_);
+  const bool collectives = statistics_->has_layers && (synchronize_ || LayersRun());
+  reducer_->EndForward(outputs, complete, synchronize_, collectives);
 }
 
 void ModelSynchronizer::ThrowNoOutputs(bool complete) {
@@ -215,12 +250,15 @@ void ModelSynchronizer::ThrowNoOutputs(bool complete) {
 }
 
 void ModelSynchronizer::OnForwardException() {
+  scopes_.pop_back();
   if (mixed_precision_) mixed_precision_->EndForward(/*backward_may_follow=*/false);
-  if (!at::GradMode::is_enabled() || !synchronize_) return;
+  if ((!at::GradMode::is_enabled() || !synchronize_) && !LayersRun()) return;
   std::string text = "an exception that is no std::exception";
   try {
     throw;
-  } catch (const CommunicationError&) {
+  } catch (const CommunicationError& error) {
+    // The error may be that of one group among several.
+    if (!statistics_->own_groups.empty()) ReportToAll(error.what_without_backtrace());
     return;  // all ranks know, or find the error themselves; the same for the next one
   } catch (const ReductionError&) {
     return;
@@ -228,7 +266,12 @@ void ModelSynchronizer::OnForwardException() {
     text = MessageOf(error);
   } catch (...) {
   }
-  group_->report_failure(absl::StrCat("rank ", group_->rank(), ": the forward threw: ", text));
+  ReportToAll(absl::StrCat("rank ", group_->rank(), ": the forward threw: ", text));
+}
+
+void ModelSynchronizer::ReportToAll(const std::string& reason) {
+  group_->report_failure(reason);
+  for (const auto& group : statistics_->own_groups) group->report_failure(reason);
 }
 
 void ModelSynchronizer::OnReductionComplete() {
@@ -294,13 +337,22 @@ void ModelSynchronizer::UpdateProcessGroup(std::shared_ptr<ProcessGroup> group) 
     throw ConfigurationError("update_process_group cannot be called under a Join: finish it first");
   }
   reducer_->CheckFinished();
+  for (const Listener& listener : on_forward_) {
+    if (!listener.owner.expired()) {
+      throw ConfigurationError(
+          "a ZeroRedundancyOptimizer over the model would stay on the old group: end it before "
+          "update_process_group, and make a new one after it");
+    }
+  }
   CheckHooksFollow(group_);
+  StatisticsGroups own_groups = OwnGroups(group);
   const ModelTensors tensors = Tensors();
   tensors.CheckDevices(group->device(), group->backend());
   AgreeOnMetadata(tensors, *group);
   if (auto* hook = reducer_->hook().target<GroupCommHook>()) hook->group = group;
   if (auto* hook = buffers_.hook().target<GroupBufferCommHook>()) hook->group = group;
-  group_ = std::move(group);
+  if (group_->incarnation() != incarnation_) layers_unequal_ = statistics_->has_layers;
+  TakeGroup(std::move(group), std::move(own_groups));
   incarnation_ = group_->incarnation();
   buffers_.Abandon();
   reducer_->Reset(ReducedOver());
@@ -338,8 +390,11 @@ void ModelSynchronizer::SetBucketLayout(std::vector<std::vector<std::string>> la
   reducer_->CheckFinished();
   const ModelTensors tensors = Tensors();
   BucketPlan plan = *GivenPlan(layout, ReducedParameters(options_, tensors));
-  options_.bucket_layout = std::move(layout);
-  AgreeOnMetadata(tensors, *group_);
+  // Options count once all ranks have agreed on them: a refused layout leaves the old one.
+  DistributedDataParallelOptions options = options_;
+  options.bucket_layout = std::move(layout);
+  AgreeOnModel(*group_, MetadataOf(options, tensors));
+  options_ = std::move(options);
   reducer_->UsePlan(std::move(plan));
   first_bucket_sizes_ = BucketSizes(*reducer_);
 }
@@ -351,7 +406,7 @@ ModelTensors ModelSynchronizer::Tensors() const {
 }
 
 std::shared_ptr<ReducerGroup> ModelSynchronizer::ReducedOver() const {
-  return std::make_shared<ProcessReducerGroup>(group_);
+  return std::make_shared<ProcessReducerGroup>(group_, statistics_->own_groups);
 }
 
 void ModelSynchronizer::AgreeOnMetadata(const ModelTensors& tensors, ProcessGroup& group) const {
@@ -364,6 +419,76 @@ void ModelSynchronizer::AgreeOnHooks() const {
   const ModelMetadata metadata =
       HookMetadataOf(reducer_->hook_name(), reducer_->hook_rounds(), buffers_.HookText());
   AgreeOnModel(*group_, metadata, "comm hooks (register the same on all of them)");
+}
+
+// ---- Layers with batch statistics over all ranks.
+
+// Returns the groups of layers that have one other than `group`, each once.
+ModelSynchronizer::StatisticsGroups ModelSynchronizer::OwnGroups(
+    const std::shared_ptr<ProcessGroup>& group) const {
+  const ProcessReducerGroup of_model(group);
+  StatisticsGroups groups;
+  for (const StatisticsLayer& layer : model_->statistics_layers()) {
+    const std::shared_ptr<StatisticsGroup>& own = layer.group;
+    if (own == nullptr || own->SameAs(of_model)) continue;
+    if (own->size() > group->size()) {
+      throw ConfigurationError(absl::StrCat(
+          "rank ", group->rank(), ": a SyncBatchNorm has a process group of ", own->size(),
+          " ranks, and the DistributedDataParallel one of ", group->size(),
+          ": give the layer the model's group or a group of some of its ranks"));
+    }
+    const auto same = [&](const auto& other) { return other->SameAs(*own); };
+    if (std::none_of(groups.begin(), groups.end(), same)) groups.push_back(own);
+  }
+  return groups;
+}
+
+void ModelSynchronizer::TakeGroup(std::shared_ptr<ProcessGroup> group,
+                                  StatisticsGroups own_groups) {
+  group_ = std::move(group);
+  statistics_->group = std::make_shared<ProcessReducerGroup>(group_);
+  statistics_->own_groups = std::move(own_groups);
+}
+
+bool ModelSynchronizer::LayersRun() const {
+  if (!statistics_->has_layers) return false;
+  const std::vector<StatisticsLayer> layers = model_->statistics_layers();
+  return std::any_of(layers.begin(), layers.end(),
+                     [](const StatisticsLayer& layer) { return layer.training; });
+}
+
+// The running statistics are equal on all ranks without a broadcast, with two exceptions:
+// - on ranks that joined before the last forward
+// - after a failure, which may come when some ranks have counted a batch and others have not
+void ModelSynchronizer::BroadcastLayerBuffers(int source) {
+  const ModelTensors tensors = Tensors();
+  BroadcastLayerBuffers(tensors, *statistics_->group, source);
+  for (const auto& own : statistics_->own_groups) {
+    own->ensure_usable();
+    BroadcastLayerBuffers(tensors, *own, 0);
+  }
+  layers_unequal_ = false;
+}
+
+// Broadcasts the buffers of the layers that take their statistics over `group`.
+void ModelSynchronizer::BroadcastLayerBuffers(const ModelTensors& tensors, StatisticsGroup& group,
+                                              int source) const {
+  std::set<const c10::TensorImpl*> of_layers;
+  for (const StatisticsLayer& layer : model_->statistics_layers()) {
+    const StatisticsGroup& used = layer.group ? *layer.group : *statistics_->group;
+    if (!used.SameAs(group)) continue;
+    for (const at::Tensor& buffer : layer.buffers) of_layers.insert(buffer.unsafeGetTensorImpl());
+  }
+  std::vector<at::Tensor> buffers;
+  std::vector<std::string> names;
+  for (const NamedTensor& item : tensors.buffers) {
+    if (of_layers.count(item.tensor.unsafeGetTensorImpl()) == 0) continue;
+    buffers.push_back(item.tensor);
+    names.push_back(item.name);
+  }
+  BroadcastCoalesced(
+      group.communicator(), buffers, names,
+      {.rank = group.rank(), .root = source, .what = "the broadcast of running statistics"});
 }
 
 // ---- Join.
@@ -392,6 +517,11 @@ std::unique_ptr<JoinHook> ModelSynchronizer::join_hook(const JoinOptions& option
         "mixed_precision reduces by a hook, which divides by the world size: a Join over it needs "
         "divide_by_initial_world_size");
   }
+  if (!statistics_->own_groups.empty()) {
+    throw ConfigurationError(
+        "a SyncBatchNorm has a process group of its own, which joined ranks do not know: under a "
+        "Join, leave its group unset, or give it the model's");
+  }
   join_options_ = options;
   return std::make_unique<Shadow>(this);
 }
@@ -408,6 +538,10 @@ void ModelSynchronizer::enter_join(Join* join) {
     in_join_event_ = true;
     return Reducer::PassStart{.divisor = divisor(round), .source = round.source()};
   });
+  statistics_->announce = [this] {
+    return join_->notify(*this, ModelEvent{.kind = ModelEvent::Kind::kStatistics}.Encode())
+        .source();
+  };
   if (!delayed_) return;
   delayed_->set_start(reducer_->parameters().empty() ? DelayedAllReduce::When::kAtTriggerAlone
                                                      : DelayedAllReduce::When::kAfterBuckets);
@@ -433,6 +567,7 @@ std::string ModelSynchronizer::join_event_name(int event) const {
 void ModelSynchronizer::leave_join() {
   join_ = nullptr;
   reducer_->set_announce({});
+  statistics_->announce = nullptr;
   if (!delayed_) return;
   delayed_->set_announce({});
   delayed_->set_start(DelayedStart());
@@ -444,6 +579,8 @@ void ModelSynchronizer::ShadowRound(const JoinRound& round) {
   switch (event.kind) {
     case ModelEvent::Kind::kDelayed:
       return delayed_->Shadow();
+    case ModelEvent::Kind::kStatistics:
+      return ShadowSum(*statistics_->group, source);
     case ModelEvent::Kind::kPass:
       reducer_->Shadow(event.parts, source);
       if (delayed_) delayed_->Shadow();
@@ -457,6 +594,8 @@ void ModelSynchronizer::ShadowRound(const JoinRound& round) {
 void ModelSynchronizer::FinishJoin(int last_joiner) {
   buffers_.Finish(*group_);
   BroadcastState(Tensors(), last_joiner);
+  if (statistics_->has_layers && !options_.broadcast_buffers) BroadcastLayerBuffers(last_joiner);
+  layers_unequal_ = false;
   if (!options_.static_graph) return;
   // A rank that never had inputs has not counted the graph. Then all ranks count again.
   const at::Tensor counted =
@@ -477,6 +616,7 @@ DDPLoggingData ModelSynchronizer::LoggingData() const {
   data.rank = group_->rank();
   FillOptions(options_, data);
   data.join_uneven_inputs = was_joined_;
+  data.has_sync_bn = statistics_->has_layers;
   data.iteration = iteration_;
   DescribeParameters(*reducer_, data);
   data.bucket_sizes = first_bucket_sizes_;

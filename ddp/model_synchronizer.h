@@ -1,9 +1,11 @@
 #ifndef DDP_MODEL_SYNCHRONIZER_H_
 #define DDP_MODEL_SYNCHRONIZER_H_
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -17,6 +19,7 @@
 #include "ddp/reducer/delayed_all_reduce.h"
 #include "ddp/reducer/iteration_timer.h"
 #include "ddp/reducer/reducer.h"
+#include "ddp/statistics/statistics_context.h"
 
 namespace ddp {
 class ProcessGroup;
@@ -31,12 +34,17 @@ class ModelView;
 // Shared by all copies of one wrapper.
 //
 // The constructor is a collective. So are the parts of a synchronized iteration, in this order:
+// - the running statistics of layers (see below) in BeforeForward(), the first time after a failure
+//   outside a Join;
 // - the buffers (or the buffer hook) in BeforeForward();
 // - the buffer hook in AfterForward(), if registered for that place;
 // - the reduction, in the backward.
-// Under a Join, the model announces the forward's parts together and the reduction by itself, each
-// before its collectives. The grad mode and no_sync() decide whether a forward is synchronized.
-// train() and eval() do not, so ranks may differ in these.
+// Layers with batch statistics over all ranks (SyncBatchNorm) have collectives of their own, in the
+// module's forward and in the backward, wherever they are in train(): also under no_sync() and
+// without gradients. Under a Join, the model announces the forward's parts together, and each
+// layer's sum and the reduction by itself, each before its collectives. The grad mode and no_sync()
+// decide whether a forward is synchronized. train() and eval() do not, so ranks may differ in
+// these.
 //
 // A failure on any rank is thrown once on each rank: by the call that waits for the failed rank, or
 // by the next BeforeForward(). The BeforeForward() after that starts again with all ranks.
@@ -79,6 +87,15 @@ class ModelSynchronizer : public Joinable {
   void SetBucketLayout(std::vector<std::vector<std::string>> layout);
   void UpdateProcessGroup(std::shared_ptr<ProcessGroup> group);
 
+  // Adds a function that runs at the beginning of every forward, before the module reads its
+  // parameters, as long as `owner` lives. `collective` is true in a synchronized forward: all ranks
+  // are in it, and the function may use collectives of the model's group. May throw. Until the
+  // owner ends, UpdateProcessGroup() throws ConfigurationError.
+  using OnForward = std::function<void(bool collective)>;
+  void AddOnForward(const std::shared_ptr<const void>& owner, OnForward on_forward) {
+    on_forward_.push_back({.owner = owner, .run = std::move(on_forward)});
+  }
+
   DDPLoggingData LoggingData() const;
   void SetLoggingSampleRate(int64_t iterations);
   std::string Describe() const;
@@ -97,6 +114,19 @@ class ModelSynchronizer : public Joinable {
 
  private:
   class Shadow;
+  using StatisticsGroups = std::vector<std::shared_ptr<StatisticsGroup>>;
+  struct Listener {
+    std::weak_ptr<const void> owner;
+    OnForward run;
+  };
+
+  StatisticsGroups OwnGroups(const std::shared_ptr<ProcessGroup>& group) const;
+  void TakeGroup(std::shared_ptr<ProcessGroup> group, StatisticsGroups own_groups);
+  bool LayersRun() const;
+  void ReportToAll(const std::string& reason);
+  void BroadcastLayerBuffers(int source);
+  void BroadcastLayerBuffers(const ModelTensors& tensors, StatisticsGroup& group, int source) const;
+  void RunAfterForward(const std::vector<at::Tensor>& outputs, bool complete);
   ModelTensors Tensors() const;
   std::shared_ptr<ReducerGroup> ReducedOver() const;
   void SetUp(const ModelTensors& tensors, std::vector<Reducer::Parameter> reduced,
@@ -106,6 +136,7 @@ class ModelSynchronizer : public Joinable {
   void BroadcastState(const ModelTensors& tensors, int source) const;
   bool SyncsBuffers() const;
   void BeginIteration();
+  void TellListeners(bool collective) const;
   void FollowIncarnation();
   void StartAfresh();
   void FollowParameters();
@@ -120,9 +151,16 @@ class ModelSynchronizer : public Joinable {
   void SetUpMixedPrecision(const ModelTensors& tensors);
 
   const std::shared_ptr<const ModelView> model_;
+  std::vector<Listener> on_forward_;
   DistributedDataParallelOptions options_;  // bucket_layout may change, the rest is constant
   std::shared_ptr<ProcessGroup> group_;
   int64_t incarnation_ = 0;  // of the group when the reducer was set up
+
+  // Layers with batch statistics over all ranks.
+  const std::shared_ptr<StatisticsContext> statistics_ = std::make_shared<StatisticsContext>();
+  std::vector<std::unique_ptr<StatisticsScope>> scopes_;  // of the forwards under way
+  bool layers_unequal_ = false;  // a failure may have left running statistics that differ
+
   BufferSync buffers_;
   std::unique_ptr<MixedPrecisionParameters> mixed_precision_;
   std::unique_ptr<Reducer> reducer_;

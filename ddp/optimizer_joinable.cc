@@ -5,7 +5,9 @@
 #include <sstream>
 #include <string>
 
-#include <ATen/Functions.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <torch/optim/optimizer.h>
 #include <torch/serialize/archive.h>
 

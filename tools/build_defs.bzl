@@ -28,13 +28,30 @@ def if_cuda(with_cuda, without = []):
         "//conditions:default": without,
     })
 
-def ddp_cc_library(name, copts = [], **kwargs):
-    cc_library(name = name, copts = _copts(copts), **kwargs)
+def _if_precompiled(added):
+    return select({
+        "@ddp//tools:with_precompiled_headers": added,
+        "//conditions:default": [],
+    })
 
-def ddp_cc_binary(name, copts = [], **kwargs):
-    cc_binary(name = name, copts = _copts(copts), **kwargs)
+def _precompiled(pch, copts, deps):
+    """Returns `copts` and `deps` of a target that takes headers of //tools/precompiled, or None."""
+    if not pch:
+        return {"copts": _copts(copts), "deps": deps}
+    return {
+        "copts": _copts(copts + _if_precompiled(["-include", pch + "_pch.h"])),
+        "deps": deps + _if_precompiled(["@ddp//tools/precompiled:%s_pch" % pch]),
+    }
 
-def ddp_cc_test(name, size, copts = [], deps = [], precompiled = "tensors", **kwargs):
+def ddp_cc_library(name, copts = [], deps = [], precompiled = None, **kwargs):
+    """A library. `precompiled`, for one that only tests use: as of ddp_cc_test."""
+    cc_library(name = name, **dict(kwargs, **_precompiled(precompiled, copts, deps)))
+
+def ddp_cc_binary(name, copts = [], deps = [], precompiled = None, **kwargs):
+    """A program. `precompiled`, for one that only tests use: as of ddp_cc_test."""
+    cc_binary(name = name, **dict(kwargs, **_precompiled(precompiled, copts, deps)))
+
+def ddp_cc_test(name, size, copts = [], deps = [], precompiled = None, **kwargs):
     """A test.
 
     Args:
@@ -42,21 +59,13 @@ def ddp_cc_test(name, size, copts = [], deps = [], precompiled = "tensors", **kw
       size: as of cc_test, without a default, so that everybody chooses one.
       copts: as of cc_test.
       deps: as of cc_test.
-      precompiled: "tensors", or "modules" for a test with modules or optimizers: the headers of
-        //tools/precompiled that a test with LibTorch among its `deps` takes.
+      precompiled: the headers of //tools/precompiled that the test takes: "modules" for a test with
+        modules or optimizers. By default "tensors" for a test with LibTorch among its `deps`, and
+        "torch_free" for any other.
       **kwargs: passed to the cc_test.
     """
-    if _TORCH in deps:
-        pch = precompiled + "_pch"
-        copts = copts + select({
-            "@ddp//tools:with_precompiled_headers": ["-include", pch + ".h"],
-            "//conditions:default": [],
-        })
-        deps = deps + select({
-            "@ddp//tools:with_precompiled_headers": ["@ddp//tools/precompiled:" + pch],
-            "//conditions:default": [],
-        })
-    cc_test(name = name, size = size, copts = _copts(copts), deps = deps, **kwargs)
+    pch = precompiled or ("tensors" if _TORCH in deps else "torch_free")
+    cc_test(name = name, size = size, **dict(kwargs, **_precompiled(pch, copts, deps)))
 
 def ddp_cc_fuzz(name, srcs, deps = [], **kwargs):
     """A fuzz target, and `NAME_test`, which runs its seeds with any compiler.
@@ -88,10 +97,11 @@ def ddp_cc_fuzz(name, srcs, deps = [], **kwargs):
         ],
         **kwargs
     )
-    ddp_cc_test(
+    cc_test(
         name = name + "_test",
         size = "small",
         srcs = srcs,
+        copts = _copts([]),
         tags = ["cpu"],
         deps = deps + [
             "@ddp//testing:fuzz_replay",

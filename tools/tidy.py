@@ -196,7 +196,8 @@ def markers(files):
 
 
 # Data of the examples: the only files that are not text.
-BINARY_FILES = ("*-idx1-ubyte", "*-idx3-ubyte", "testing/oracle/golden/*.safetensors")
+BINARY_FILES = ("*-idx1-ubyte", "*-idx3-ubyte", "examples/graph/model.pt",
+                "testing/oracle/golden/*.safetensors")
 
 
 def binaries(files):
@@ -277,6 +278,7 @@ BANS = [
         "use Mutex, MutexLock and CondVar of base/mutex.h",
         allowed={
             "base/mutex.h": "the wrapper itself",
+            "ddp/graph/trace_capture.cc": "LibTorch's random generators bring their own",
             "elastic/checkpoint/checkpointer.cc": "LibTorch's random generators bring their own",
         },
     ),
@@ -359,7 +361,8 @@ LAYERS = {
                  "elastic/rendezvous"],
 }
 OUR_FOLDERS = ("base", "store", "ddp", "elastic", "launcher", "testing", "tools", "examples")
-TORCH_FREE = ("base/", "ddp/comm/check/", "ddp/comm/news/", "ddp/health/", "launcher/", "store/",
+TORCH_FREE = ("base/", "ddp/comm/check/", "ddp/comm/news/", "ddp/graph/cut/", "ddp/health/",
+              "launcher/", "store/",
               "elastic/agent/", "elastic/checkpoint/file_system/", "elastic/checkpoint/folder/",
               "elastic/checkpoint/format/", "elastic/checkpoint/save_load/", "elastic/error_file/",
               "elastic/health/", "elastic/job/", "elastic/rendezvous/", "elastic/timers/")
@@ -407,12 +410,18 @@ ROOMS = {
     "ddp/comm/news": "what ranks tell each other through the store: failures, pings, meetings",
     "ddp/common": "what every room of ddp/ names: errors, ReduceOp, GradBucket, peer waits, glog",
     "ddp/end_to_end": "tests of the wrapper and the collectives as a program uses them",
+    "ddp/graph": "models captured as graphs, and the pieces in which they run",
+    "ddp/graph/cut": "where a graph is cut into pieces, without a tensor; the table of pieces",
     "ddp/health": "what is known of a group's failures, and what a call on the group throws",
     "ddp/join": "what the ranks of a Join decide, and the events that they announce",
     "ddp/model": "the tensors of a module by name, and what ranks compare of them",
+    "ddp/nn": "layers that take statistics over all ranks, and the conversion of models to them",
+    "ddp/optim": "optimizers over all ranks: ZeroRedundancyOptimizer, its shards and their state",
     "ddp/reducer": "what happens to gradients: the reducer, and what it does for its core",
     "ddp/reducer/buckets": "where gradients lie, which of them are reduced together, and how",
     "ddp/reducer/pass": "the decisions of the reducer, without a tensor",
+    "ddp/rpc": "calls between workers, distributed autograd contexts, remote optimizers",
+    "ddp/statistics": "how a layer finds its ranks, and what becomes of their batch statistics",
     "ddp/transfer": "tensors before and after a collective: arguments, copies, broadcasts",
     "elastic/agent": "decisions about the workers of one node: the agent's core and its shell",
     "elastic/checkpoint": "Checkpointer: saves and restores the state of a training",
@@ -431,7 +440,11 @@ ROOMS = {
     "elastic/training": "the loop of a trainer, made of the worker, the data and the checkpoints",
     "elastic/worker": "a rank's side of the agent: the session, the error file, fatal signals",
     "examples/digits": "the trainer with every feature, its data and its tests",
+    "examples/hybrid": "trainers and a parameter server, by remote calls",
+    "examples/graph": "a trainer of a TorchScript file, cut at bucket boundaries",
     "examples/minimal": "the shortest trainer",
+    "examples/sync_batch_norm": "a trainer whose ranks normalize by their joint batch",
+    "examples/zero": "a trainer whose optimizer state is divided among the ranks",
     "launcher": "ddprun's main() and the job that it runs",
     "launcher/end_to_end": "tests of the whole ddprun, and the workers that they start",
     "launcher/flags": "the table of flags, and the options that flags and variables make",

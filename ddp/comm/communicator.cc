@@ -20,6 +20,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
 #include "base/mutex.h"
+#include "ddp/comm/abandoned_backends.h"
 #include "ddp/comm/check/collective_check.h"
 #include "ddp/comm/check/collective_log.h"
 #include "ddp/comm/collective.h"
@@ -64,50 +65,17 @@ constexpr absl::Duration kLongestPatience = absl::Seconds(30);
 constexpr absl::Duration kAnswerLooks[] = {absl::Milliseconds(50), absl::Milliseconds(200),
                                            absl::Milliseconds(750)};
 
-// Keeps the backends of destroyed communicators whose operations are unfinished, with the tensors
-// of these operations. Reachable until the process ends, so leak checkers report nothing.
-class AbandonedBackends {
- public:
-  struct Entry {
-    c10::intrusive_ptr<c10d::Backend> backend;
-    std::vector<Communicator::Future> futures;
-    std::vector<std::shared_ptr<void>> operations;
-    bool for_good = false;
-  };
-
-  static AbandonedBackends& Instance() {
-    static auto* const instance = new AbandonedBackends();
-    return *instance;
-  }
-
-  void Add(Entry entry) {
-    MutexLock lock(mutex_);
-    entries_.push_back(std::move(entry));
-  }
-
-  // Frees the entries whose operations have all ended.
-  void Sweep() {
-    std::vector<Entry> ended;  // destroyed without the lock: destruction joins backend threads
-    MutexLock lock(mutex_);
-    const auto is_over = [](const Entry& entry) {
-      return !entry.for_good && std::all_of(entry.futures.begin(), entry.futures.end(),
-                                            [](const auto& future) { return future->completed(); });
-    };
-    const auto over = std::partition(entries_.begin(), entries_.end(),
-                                     [&](const Entry& entry) { return !is_over(entry); });
-    std::move(over, entries_.end(), std::back_inserter(ended));
-    entries_.erase(over, entries_.end());
-  }
-
- private:
-  Mutex mutex_;
-  std::vector<Entry> entries_ ABSL_GUARDED_BY(mutex_);
-};
-
 // Returns true when the text of a backend's error is about a connection, not about the tensor.
 bool IsConnectionError(const std::string& text) {
   return absl::StrContains(text, "gloo/transport") || absl::StrContains(text, "Connection ") ||
          absl::StrContains(text, "Broken pipe") || absl::StrContains(text, "Socket ");
+}
+
+c10::intrusive_ptr<c10d::Work> Launch(const Collective& collective, c10d::Backend& backend,
+                                      const BackendTraits& traits) {
+  if (traits.launch_mutex == nullptr) return collective.Launch(backend, traits);
+  MutexLock lock(*traits.launch_mutex);
+  return collective.Launch(backend, traits);
 }
 
 bool WantsRegisteredMemory() {
@@ -157,6 +125,7 @@ Communicator::~Communicator() {
     }
   }
   if (entry.futures.empty() && !entry.for_good) return;
+  entry.end_operations = options_.traits.end_operations;
   entry.backend = std::move(backend_);
   AbandonedBackends::Instance().Add(std::move(entry));
 }
@@ -300,7 +269,7 @@ Communicator::Pending Communicator::Start(const Collective& collective, Operatio
     operation->what = pending.what;
     operation->sequence = Record(collective, pending.what);
     operation->needs_all_ranks = collective.needs_all_ranks();
-    operation->work = collective.Launch(*backend_, options_.traits);
+    operation->work = Launch(collective, *backend_, options_.traits);
     operation->future = FutureOfWork(operation->work, {collective.output});
     Finish(*operation, std::move(after));
     in_flight_.push_back(operation);

@@ -49,9 +49,9 @@ class CollectiveLog;
 // that was not complete at its start, throws. The backend may still write into the tensors of an
 // unfinished operation: LibTorch 2.11's Gloo cannot abort. The destructor does not wait for
 // unfinished operations: it keeps the backend and these tensors alive. The constructor of a later
-// communicator frees them once all these operations have ended. On a GPU, the destructor of
-// a retired communicator with unfinished operations aborts the backend, and keeps both until the
-// process ends.
+// communicator frees them once all these operations have ended. The exit of the process ends them
+// (see AbandonedBackends). On a GPU, the destructor of a retired communicator with unfinished
+// operations aborts the backend, and keeps both until the process ends.
 //
 // Streams. Where the backend runs operations on streams (a GPU; see BackendTraits), Wait() makes
 // the current stream wait and does not block the host. The next Wait() after a failure report

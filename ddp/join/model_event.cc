@@ -16,6 +16,7 @@ constexpr int kBuffersBefore = 1;
 constexpr int kBuffersAfter = 2;
 constexpr int kForward = 8;
 constexpr int kDelayed = 16;
+constexpr int kStatistics = 32;
 
 }  // namespace
 
@@ -23,6 +24,8 @@ int ModelEvent::Encode() const {
   switch (kind) {
     case Kind::kDelayed:
       return kDelayed;
+    case Kind::kStatistics:
+      return kStatistics;
     case Kind::kForward:
       return kForward + (buffers_before ? kBuffersBefore : 0) + (buffers_after ? kBuffersAfter : 0);
     case Kind::kPass:
@@ -35,6 +38,7 @@ int ModelEvent::Encode() const {
 ModelEvent ModelEvent::Decode(int number) {
   const auto has = [number](int bit) { return (number & bit) != 0; };
   if (number == kDelayed) return {.kind = Kind::kDelayed};
+  if (number == kStatistics) return {.kind = Kind::kStatistics};
   if (number >= kForward) {
     return {.kind = Kind::kForward,
             .buffers_before = has(kBuffersBefore),
@@ -48,6 +52,7 @@ ModelEvent ModelEvent::Decode(int number) {
 
 std::string ModelEvent::ToString() const {
   if (kind == Kind::kDelayed) return "the all-reduce of delayed gradients";
+  if (kind == Kind::kStatistics) return "the sum of a SyncBatchNorm";
   if (kind == Kind::kForward) {
     if (buffers_before) return "a forward that begins with buffers";
     return buffers_after ? "a forward that ends with buffers" : "a forward";

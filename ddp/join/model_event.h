@@ -12,9 +12,10 @@ namespace ddp::internal {
 // follow.
 struct ModelEvent {
   enum class Kind : uint8_t {
-    kPass,     // one reduction of gradients, with `parts`, and of delayed gradients if any
-    kForward,  // a forward, with its synchronization of buffers if any
-    kDelayed,  // the all-reduce of delayed gradients, in a model without buckets
+    kPass,        // one reduction of gradients, with `parts`, and of delayed gradients if any
+    kForward,     // a forward, with its synchronization of buffers if any
+    kDelayed,     // the all-reduce of delayed gradients, in a model without buckets
+    kStatistics,  // one sum of a layer's batch statistics: a header with its size, then the sum
   };
 
   Kind kind = Kind::kPass;

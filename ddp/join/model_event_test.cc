@@ -11,7 +11,8 @@ namespace ddp::internal {
 namespace {
 
 std::vector<ModelEvent> AllEvents() {
-  std::vector<ModelEvent> events = {{.kind = ModelEvent::Kind::kDelayed}};
+  std::vector<ModelEvent> events = {{.kind = ModelEvent::Kind::kDelayed},
+                                    {.kind = ModelEvent::Kind::kStatistics}};
   for (const bool a : {false, true}) {
     for (const bool b : {false, true}) {
       events.push_back(
@@ -49,6 +50,8 @@ TEST(ModelEventTest, HasANameForMessages) {
             "a forward that ends with buffers");
   EXPECT_EQ((ModelEvent{.kind = ModelEvent::Kind::kDelayed}).ToString(),
             "the all-reduce of delayed gradients");
+  EXPECT_EQ((ModelEvent{.kind = ModelEvent::Kind::kStatistics}).ToString(),
+            "the sum of a SyncBatchNorm");
 }
 
 }  // namespace

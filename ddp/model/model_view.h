@@ -7,6 +7,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "ddp/statistics/statistics_layers.h"
+
 namespace ddp::internal {
 
 struct NamedTensor {
@@ -35,6 +37,9 @@ class ModelView {
 
   // Returns the parameters whose gradient will be sparse: weights of an embedding with sparse=true.
   virtual std::set<const c10::TensorImpl*> sparse_parameters() const = 0;
+
+  // Returns the layers that take batch statistics over all ranks.
+  virtual std::vector<StatisticsLayer> statistics_layers() const { return {}; }
 
   // Returns true in train(), false in eval().
   virtual bool is_training() const = 0;

@@ -1,10 +1,15 @@
 #include "ddp/reducer/backward_watch.h"
 
 #include <algorithm>
+#include <exception>
 
-#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/graph_task.h>
+
+#include "base/mutex.h"
+#include "ddp/common/error.h"
+#include "ddp/common/logging.h"
+#include "ddp/reducer/buckets/gradient_context.h"
+#include "ddp/reducer/current_backward.h"
 
 namespace ddp::internal {
 
@@ -30,8 +35,44 @@ class BackwardWatch::Token {
   bool ended_ = false;
 };
 
+namespace {
+
+// The synchronized forwards of this process whose graphs may be alive.
+struct Forwards {
+  struct Entry {
+    std::weak_ptr<BackwardWatch*> watch;
+    std::weak_ptr<ForwardRecord> record;
+  };
+  Mutex mutex;
+  std::vector<Entry> entries ABSL_GUARDED_BY(mutex);
+};
+
+Forwards& AllForwards() {
+  static Forwards* const all = new Forwards;
+  return *all;
+}
+
+bool ReachesForward(const GradientContext& context, const ForwardRecord& record) {
+  const auto& nodes = context.nodes();
+  return std::any_of(nodes.begin(), nodes.end(), [&](const torch::autograd::Node* node) {
+    return node->thread_id() == record.thread && node->sequence_nr() >= record.first_node &&
+           node->sequence_nr() < record.end_node;
+  });
+}
+
+}  // namespace
+
+void CheckForwardInContext(const ForwardRecord& record) {
+  if (record.synchronized || GradientContext::running() == nullptr) return;
+  throw ConfigurationError(
+      "no_sync is not supported in a distributed autograd context: its gradients would be in no "
+      "reduction. Make each forward of the context a synchronized one");
+}
+
 BackwardWatch::BackwardWatch(Observer* observer)
-    : observer_(observer), self_(std::make_shared<BackwardWatch*>(this)) {}
+    : observer_(observer), self_(std::make_shared<BackwardWatch*>(this)) {
+  GradientContext::SetFailureHandler(&OnContextFailure);
+}
 
 BackwardWatch::~BackwardWatch() = default;
 
@@ -48,26 +89,69 @@ bool BackwardWatch::Watch(const std::vector<at::Tensor>& outputs,
     }
     outputs[i].register_hook(
         [watch = std::weak_ptr<BackwardWatch*>(self_), record, i](const at::Tensor&) {
-          if (const auto alive = watch.lock()) (*alive)->Enter(record, i);
+          const auto enter = [watch, record, i] {
+            if (const auto alive = watch.lock()) (*alive)->Enter(record, i);
+          };
+          const auto events = GradientContext::OfHook();
+          events == nullptr ? enter() : events->Post(enter);
         });
+  }
+  if (record->synchronized && GradientContext::possible()) {
+    Forwards& forwards = AllForwards();
+    const MutexLock lock(forwards.mutex);
+    std::erase_if(forwards.entries, [](const auto& entry) { return entry.record.expired(); });
+    forwards.entries.push_back({.watch = self_, .record = record});
   }
   return all;
 }
 
+void BackwardWatch::Begin(int task) {
+  current_ = {.task = task};
+  const auto token = std::make_shared<Token>(self_, task);
+  AtBackwardEnd([token] { token->End(); });
+  observer_->OnBackwardBegin();
+}
+
 void BackwardWatch::Enter(const std::shared_ptr<ForwardRecord>& record, size_t output) {
-  const int task = torch::autograd::get_current_graph_task_id();
-  if (task != current_.task) {
-    current_ = {.task = task};
-    const auto token = std::make_shared<Token>(self_, task);
-    torch::autograd::Engine::get_default_engine().queue_callback([token] { token->End(); });
-    observer_->OnBackwardBegin();
-  }
+  CheckForwardInContext(*record);
+  const int task = BackwardTask();
+  if (task != current_.task) Begin(task);
   if (record->outputs[output] == ForwardRecord::Output::kFresh) {
     record->outputs[output] = ForwardRecord::Output::kPassed;
   }
-  if (record->synchronized && std::find(current_.synchronized.begin(), current_.synchronized.end(),
-                                        record) == current_.synchronized.end()) {
-    current_.synchronized.push_back(record);
+  current_.collectives |= record->collectives;
+  if (record->synchronized) AddSynchronized(record);
+}
+
+void BackwardWatch::AddSynchronized(const std::shared_ptr<ForwardRecord>& record) {
+  std::vector<std::shared_ptr<ForwardRecord>>& known = current_.synchronized;
+  if (std::find(known.begin(), known.end(), record) == known.end()) known.push_back(record);
+}
+
+// The backward may have failed before it came to an output. The peers wait all the same.
+void BackwardWatch::OnContextFailure() {
+  const GradientContext& context = *GradientContext::running();
+  std::vector<Forwards::Entry> entries;
+  {
+    Forwards& forwards = AllForwards();
+    const MutexLock lock(forwards.mutex);
+    entries = forwards.entries;
+  }
+  for (const Forwards::Entry& entry : entries) {
+    const auto record = entry.record.lock();
+    if (record == nullptr || !ReachesForward(context, *record)) continue;
+    const auto watch = entry.watch.lock();
+    if (watch == nullptr) continue;
+    try {
+      if ((*watch)->current_.task != context.task()) (*watch)->Begin(context.task());
+    } catch (const std::exception& error) {
+      // The backward's own error is the one to throw.
+      LOG(WARNING) << "after a failed backward: " << error.what();
+    }
+    std::replace(record->outputs.begin(), record->outputs.end(), ForwardRecord::Output::kFresh,
+                 ForwardRecord::Output::kPassed);
+    (*watch)->current_.collectives |= record->collectives;
+    (*watch)->AddSynchronized(record);
   }
 }
 

@@ -12,6 +12,10 @@
 
 namespace ddp::internal {
 
+// Throws ConfigurationError when the event of a distributed autograd context on this thread belongs
+// to a forward under no_sync. Later contexts would not see the gradients of this one.
+void CheckForwardInContext(const ForwardRecord& record);
+
 // Tells an observer when a backward through the outputs of watched forwards begins, and whether it
 // ends well or by an exception. Records through which forwards the backward goes. Owned by a
 // Reducer.
@@ -20,6 +24,10 @@ namespace ddp::internal {
 // first hook of a backward adds a callback to the backward's graph task. Autograd calls the
 // callback at a good end. After an exception it destroys the callback without a call, and the watch
 // notices that.
+//
+// The backward of a distributed autograd context (GradientContext) may fail before it comes to an
+// output, because another worker failed. For a synchronized forward in its graph, the watch then
+// calls OnBackwardBegin() and OnBackwardException().
 //
 // A backward that runs inside another one (re-entrant checkpointing) does not pass the outputs
 // again. The watch sees only the outer one.
@@ -44,6 +52,7 @@ class BackwardWatch {
   struct Backward {
     int task = -1;  // autograd's number; -1: no backward through a watched output
     std::vector<std::shared_ptr<ForwardRecord>> synchronized;
+    bool collectives = false;  // some forward that it has gone through has `collectives`
   };
 
   // `observer` must outlive the watch. Outputs may outlive both.
@@ -61,7 +70,11 @@ class BackwardWatch {
  private:
   class Token;
 
+  void Begin(int task);
+  // Throws ConfigurationError as CheckForwardInContext().
   void Enter(const std::shared_ptr<ForwardRecord>& record, size_t output);
+  void AddSynchronized(const std::shared_ptr<ForwardRecord>& record);
+  static void OnContextFailure();
   void Leave(int task, bool with_exception);
 
   Observer* const observer_;

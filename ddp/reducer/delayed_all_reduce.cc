@@ -1,11 +1,14 @@
 #include "ddp/reducer/delayed_all_reduce.h"
 
-#include <ATen/Functions.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/engine.h>
 
 #include "absl/strings/str_cat.h"
 #include "ddp/common/error.h"
+#include "ddp/reducer/buckets/gradient_context.h"
 #include "ddp/reducer/reducer_group.h"
 
 namespace ddp::internal {
@@ -23,6 +26,12 @@ void CheckParameters(const std::vector<std::pair<std::string, at::Tensor>>& para
                                             parameters.front().first, " differ in type or device"));
     }
   }
+}
+
+[[noreturn]] void RefuseContext() {
+  throw ConfigurationError(
+      "delay_all_reduce_named_params is not supported in a distributed autograd context: use a "
+      "plain backward, or leave the option out");
 }
 
 }  // namespace
@@ -64,6 +73,9 @@ void DelayedAllReduce::EndForward(bool synchronize) {
 }
 
 void DelayedAllReduce::OnTrigger() {
+  if (const auto events = GradientContext::OfHook()) {
+    return events->Post(RefuseContext);
+  }
   if (!synchronize_ || start_ == When::kAfterBuckets) return;
   if (pending_.tensor.defined()) {
     throw ReductionError(absl::StrCat(
@@ -78,6 +90,7 @@ void DelayedAllReduce::OnTrigger() {
 }
 
 void DelayedAllReduce::Complete(int divisor) {
+  if (GradientContext::running() != nullptr) RefuseContext();
   if (!pending_.tensor.defined()) Start(divisor);
   Finish();
 }

@@ -10,21 +10,32 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "ddp/common/torch_versions.h"
+#include "ddp/reducer/buckets/gradient_context.h"
 
 namespace ddp::internal {
 
 class GradientHooks::Hook : public torch::autograd::FunctionPostHook {
  public:
-  Hook(Observer* observer, int parameter) : observer_(observer), parameter_(parameter) {}
+  Hook(Observer* observer, const torch::autograd::Node* accumulator, int parameter)
+      : observer_(observer), accumulator_(accumulator), parameter_(parameter) {}
 
   torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
                                             const torch::autograd::variable_list& inputs) override {
-    observer_->OnGradient(parameter_);
+    if (const auto events = GradientContext::OfHook()) {
+      // Autograd calls the hook also for an undefined gradient, which the context does not get.
+      const bool defined = !inputs.empty() && inputs[0].defined();
+      events->Post(
+          [observer = observer_, parameter = parameter_] { observer->OnGradient(parameter); },
+          defined ? accumulator_ : nullptr);
+    } else {
+      observer_->OnGradient(parameter_);
+    }
     return outputs;  // empty for an accumulator
   }
 
  private:
   Observer* const observer_;
+  const torch::autograd::Node* const accumulator_;  // which owns the hook
   const int parameter_;
 };
 
@@ -48,7 +59,7 @@ void GradientHooks::Set(std::vector<at::Tensor> parameters) {
   for (at::Tensor& parameter : parameters) {
     auto accumulator = torch::autograd::impl::grad_accumulator(parameter);
     const uintptr_t key = accumulator->add_post_hook(
-        std::make_unique<Hook>(observer_, static_cast<int>(hooked_.size())));
+        std::make_unique<Hook>(observer_, accumulator.get(), static_cast<int>(hooked_.size())));
     accumulators_.push_back(accumulator.get());
     hooked_.push_back({.parameter = parameter,
                        .accumulator = std::move(accumulator),

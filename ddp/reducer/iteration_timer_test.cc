@@ -98,6 +98,13 @@ TEST(IterationTimerTest, WhatIsIncompleteIsNoSample) {
   RunIteration(timer, 2, 100);
   EXPECT_EQ(timer.samples(), 1);
 
+  // A sampled forward that throws, then an iteration that is not sampled.
+  timer.StartIteration(10, 500);
+  timer.StartIteration(11, 0);
+  EXPECT_FALSE(timer.active());
+  timer.StartBackward(700);
+  EXPECT_FALSE(timer.active());
+
   // The backward ends in an exception after its first bucket.
   timer.StartIteration(3, 1000);
   timer.StartBackward(1010);

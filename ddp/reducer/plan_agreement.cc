@@ -7,7 +7,8 @@
 #include <string>
 #include <utility>
 
-#include <ATen/Functions.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/tensor.h>
 
 #include "absl/strings/str_cat.h"
 #include "ddp/comm/communicator.h"

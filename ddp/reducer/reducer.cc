@@ -6,12 +6,11 @@
 #include <exception>
 #include <utility>
 
-#include <ATen/Functions.h>
 #include <ATen/SequenceNumber.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
-#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/graph_task.h>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/match.h"
@@ -22,9 +21,27 @@
 #include "ddp/common/logging.h"
 #include "ddp/common/name_list.h"
 #include "ddp/reducer/buckets/flat_buckets.h"
+#include "ddp/reducer/buckets/gradient_context.h"
+#include "ddp/reducer/current_backward.h"
 #include "ddp/reducer/plan_agreement.h"
 
 namespace ddp::internal {
+namespace {
+
+// Refuses what a backward in a distributed autograd context does not support.
+void CheckContext(bool lowers_types, bool joins, bool steps_in_backward) {
+  if (GradientContext::running() == nullptr) return;
+  const char* what = lowers_types        ? "mixed_precision with a param_dtype"
+                     : joins             ? "a Join"
+                     : steps_in_backward ? "an optimizer that steps in the backward"
+                                         : nullptr;
+  if (what == nullptr) return;
+  throw ConfigurationError(absl::StrCat(
+      what, " is not supported in a distributed autograd context: use a plain backward, or leave ",
+      "the feature out"));
+}
+
+}  // namespace
 
 Reducer::Reducer(std::vector<Parameter> parameters, std::shared_ptr<ReducerGroup> group,
                  Options options)
@@ -35,7 +52,8 @@ Reducer::Reducer(std::vector<Parameter> parameters, std::shared_ptr<ReducerGroup
       given_plan_(options_.plan),
       core_(Names(), {.find_unused_parameters = options_.find_unused_parameters,
                       .static_graph = options_.static_graph,
-                      .skip_unused_buckets = options_.skip_unused_buckets}) {
+                      .skip_unused_buckets = options_.skip_unused_buckets,
+                      .collectives_in_backward = options_.collectives_in_backward}) {
   Reset(std::move(group));
   gradient_hooks_.Set(Tensors());
 }
@@ -179,9 +197,11 @@ void Reducer::CheckFinished() {
 
 void Reducer::BeginForward() { first_node_ = at::sequence_number::peek(); }
 
-void Reducer::EndForward(const std::vector<at::Tensor>& outputs, bool complete, bool synchronize) {
+void Reducer::EndForward(const std::vector<at::Tensor>& outputs, bool complete, bool synchronize,
+                         bool collectives) {
   const auto record =
       std::make_shared<ForwardRecord>(ForwardRecord{.synchronized = synchronize,
+                                                    .collectives = collectives,
                                                     .outputs = {},
                                                     .thread = at::RecordFunction::currentThreadId(),
                                                     .first_node = first_node_,
@@ -197,27 +217,29 @@ void Reducer::EndForward(const std::vector<at::Tensor>& outputs, bool complete, 
 
 // The hot path: only array accesses, for every gradient.
 void Reducer::OnGradient(int parameter) {
-  if (core_.asks_backward()) SearchGraph();
-  core_.OnGradient(parameter, parameters_[parameter].tensor.grad().defined(), View());
+  if (core_.asks_backward()) {
+    CheckContext(callbacks_.begin != nullptr, announce_ != nullptr, on_bucket_complete_ != nullptr);
+    SearchGraph();
+  }
+  core_.OnGradient(parameter, GradientOf(parameters_[parameter].tensor).defined(), View());
   Run();
 }
 
 // Finds the forwards of a backward that has gone through none of their outputs, once for each
 // backward. The sequence numbers of the graph's nodes show the forward.
 void Reducer::SearchGraph() {
-  const int task = torch::autograd::get_current_graph_task_id();
+  const int task = BackwardTask();
   if (watch_.current().task >= 0 || task == searched_task_) return;
   searched_task_ = task;
   searched_.clear();
   if (core_.finds_unused()) reach_ = ReachOfBackward(gradient_hooks_.accumulators());
-  const auto* nodes = torch::autograd::get_current_graph_task_nodes_in_graph();
-  if (nodes == nullptr) return;
-  for (const torch::autograd::Node* node : *nodes) {
-    const ForwardPtr* forward = core_.forwards().Find(node->thread_id(), node->sequence_nr());
-    if (forward == nullptr) continue;
-    if (std::find(searched_.begin(), searched_.end(), *forward) != searched_.end()) continue;
+  ForEachNodeOfBackward([this](const torch::autograd::Node& node) {
+    const ForwardPtr* forward = core_.forwards().Find(node.thread_id(), node.sequence_nr());
+    if (forward == nullptr) return;
+    CheckForwardInContext(**forward);
+    if (std::find(searched_.begin(), searched_.end(), *forward) != searched_.end()) return;
     searched_.push_back(*forward);
-  }
+  });
 }
 
 BackwardView Reducer::View() const {
@@ -234,10 +256,12 @@ BackwardView Reducer::ViewAtEnd() const {
   return {.watched = true,
           .forwards = watch_.current().synchronized,
           .unreached = reach_.unreached,
-          .limited = reach_.limited};
+          .limited = reach_.limited,
+          .collectives = watch_.current().collectives};
 }
 
 void Reducer::OnBackwardBegin() {
+  CheckContext(callbacks_.begin != nullptr, announce_ != nullptr, on_bucket_complete_ != nullptr);
   if (core_.finds_unused()) reach_ = ReachOfBackward(gradient_hooks_.accumulators());
   if (callbacks_.begin) callbacks_.begin();
 }
@@ -329,7 +353,7 @@ bool Reducer::DoAtBeginning(const PassAction& action) {
       if (on_bare_backward_) on_bare_backward_(parameters_[action.index].name);
       return true;
     case PassAction::Kind::kCallAtEnd:
-      torch::autograd::Engine::get_default_engine().queue_callback([this] { OnBackwardEnd(); });
+      AtBackwardEnd([this] { OnBackwardEnd(); });
       return true;
     case PassAction::Kind::kAnnounce: {
       const Announce announce = announce_;  // a call may end the Join and unset announce_
@@ -368,7 +392,7 @@ bool Reducer::DoAtBeginning(const PassAction& action) {
 void Reducer::DoAtEnd(const PassAction& action) {
   switch (action.kind) {
     case PassAction::Kind::kFinishAtEnd:
-      torch::autograd::Engine::get_default_engine().queue_callback([this] {
+      AtBackwardEnd([this] {
         core_.Finish();
         Run();
       });
@@ -521,8 +545,9 @@ void Reducer::Rethrow(const std::string& about) {
     throw;
   } catch (const CommunicationError& error) {
     core_.Break(error.what_without_backtrace());
-    // The peers know of the failure, unless it is in another group, which a hook may use.
-    if (!group_->failed()) group_->report_failure(*core_.error());
+    // A failure of this group may be news to groups of layers, and that of a hook's group to this
+    // one. A group that has failed takes no second report.
+    group_->report_failure(*core_.error());
     throw;
   } catch (const std::exception& error) {
     text = MessageOf(error);

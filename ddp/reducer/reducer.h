@@ -59,6 +59,7 @@ class Reducer final : private BackwardWatch::Observer, private GradientHooks::Ob
     bool find_unused_parameters = false;
     bool static_graph = false;
     bool skip_unused_buckets = false;
+    bool collectives_in_backward = false;        // see PassCore
     GradientBuckets::Factory make_buckets = {};  // unset: FlatBuckets with default options
   };
 
@@ -111,7 +112,9 @@ class Reducer final : private BackwardWatch::Observer, private GradientHooks::Ob
   // leaf. A backward through no known forward then belongs to this forward, until this forward is
   // reduced or the next one ends.
   void BeginForward();
-  void EndForward(const std::vector<at::Tensor>& outputs, bool complete, bool synchronize);
+  // `collectives`: the backward may have collectives of the model, so peers may wait in them.
+  void EndForward(const std::vector<at::Tensor>& outputs, bool complete, bool synchronize,
+                  bool collectives = false);
 
   // Sets the hook that reduces the buckets and divides. Throws ConfigurationError when called
   // twice, when a pass has begun, or with an empty function.
@@ -131,7 +134,10 @@ class Reducer final : private BackwardWatch::Observer, private GradientHooks::Ob
   void Shadow(PassParts parts, int source);
 
   // Sets the function that announces each pass; empty: none.
-  void set_announce(Announce announce) { announce_ = std::move(announce); }
+  void set_announce(Announce announce) {
+    announce_ = std::move(announce);
+    core_.SetAnnounced(announce_ != nullptr);
+  }
   // Called when the first pass after the construction or a reset begins, on all ranks. May use
   // collectives and throw.
   void set_on_first_pass(std::function<void()> on_first_pass) {

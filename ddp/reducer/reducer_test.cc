@@ -6,8 +6,10 @@
 #include <map>
 #include <numeric>
 
+#include "ddp/common/error.h"
 #include "ddp/reducer/buckets/flat_buckets.h"
 #include "ddp/reducer/buckets/gradient_buckets.h"
+#include "ddp/reducer/buckets/gradient_context.h"
 #include "ddp/reducer/buckets/in_place_buckets.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -218,6 +220,37 @@ RANK_TEST(ReducerTest, AStepPerBucketEqualsAStepAfterTheBackward, 2) {
     EXPECT_TRUE(torch::equal(weights, Flatten(after.net->parameters())));
     return weights;
   }));
+}
+
+// A distributed autograd context that has nothing.
+class EmptyContext final : public GradientContext {
+ public:
+  void AtEnd(std::function<void()> function) override { at_end_.push_back(std::move(function)); }
+  at::Tensor Gradient(const at::Tensor& leaf) override { return leaf.grad(); }
+  void SetGradient(const at::Tensor&, at::Tensor) override {}
+  int task() const override { return 1000; }
+  const std::vector<const torch::autograd::Node*>& nodes() const override { return nodes_; }
+  bool Reaches(const torch::autograd::Node*) const override { return true; }
+
+ private:
+  std::vector<std::function<void()>> at_end_;
+  std::vector<const torch::autograd::Node*> nodes_;
+};
+
+RANK_TEST(ReducerTest, AStepPerBucketIsRefusedInAContext, 1) {
+  Trainer trainer(init_process_group(), {}, false);
+  trainer.reducer->set_on_bucket_complete([](int, Outcome) {});
+  EmptyContext context;
+  const GradientContext::Running running(&context);
+  std::string error = "none";
+  try {
+    trainer.Run(0);
+  } catch (const ConfigurationError& refused) {
+    error = refused.what();
+  }
+  EXPECT_NE(error.find("an optimizer that steps in the backward is not supported"),
+            std::string::npos)
+      << error;
 }
 
 RANK_TEST(ReducerTest, ASkippedBucketAndAJoinedRankHaveTheirOutcomes, 2) {

@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "absl/container/flat_hash_set.h"
+#include "ddp/reducer/buckets/gradient_context.h"
 
 namespace ddp::internal {
 
@@ -36,6 +37,13 @@ bool ReachesAny(const std::vector<at::Tensor>& outputs,
 }
 
 BackwardReach ReachOfBackward(const std::vector<const Node*>& accumulators) {
+  if (const GradientContext* const context = GradientContext::running()) {
+    BackwardReach reach;
+    for (size_t i = 0; i < accumulators.size(); ++i) {
+      if (!context->Reaches(accumulators[i])) reach.unreached.push_back(static_cast<int>(i));
+    }
+    return reach;
+  }
   const auto* const nodes = torch::autograd::get_current_graph_task_nodes_in_graph();
   const auto* const wanted = torch::autograd::get_current_graph_task_exec_info();
   BackwardReach reach{.unreached = {}, .limited = wanted != nullptr && !wanted->empty()};

@@ -5,8 +5,10 @@
 #include <map>
 #include <utility>
 
-#include <ATen/Functions.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/equal.h>
 
 #include "absl/strings/str_cat.h"
 #include "ddp/comm/communicator.h"

@@ -180,7 +180,9 @@ absl::Status Agent::State::TakeSignals() {
   pthread_sigmask(SIG_BLOCK, &handled_signals, &earlier_mask);
   signal_fd.reset(signalfd(-1, &handled_signals, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!signal_fd.valid()) {
-    return absl::InternalError(absl::StrCat("signalfd: ", strerror(errno)));
+    const std::string why = strerror(errno);
+    pthread_sigmask(SIG_SETMASK, &earlier_mask, nullptr);
+    return absl::InternalError(absl::StrCat("signalfd: ", why));
   }
   return loop.Watch(signal_fd.get(), EPOLLIN, [this](uint32_t) { OnSignalReadable(); });
 }

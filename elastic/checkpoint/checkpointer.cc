@@ -5,6 +5,7 @@
 
 #include <exception>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <utility>
 
@@ -13,6 +14,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/headeronly/version.h>
 #include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -21,6 +23,7 @@
 #include "base/clock.h"
 #include "base/status_macros.h"
 #include "ddp/common/logging.h"
+#include "ddp/common/sharded_optimizer.h"
 #include "elastic/checkpoint/file_system/posix_file_system.h"
 #include "elastic/checkpoint/file_system/progress_file_system.h"
 #include "elastic/checkpoint/file_system/stall_watch.h"
@@ -159,6 +162,32 @@ absl::StatusOr<std::function<void()>> PrepareRng(const LoadedCheckpoint& checkpo
   });
 }
 
+// A training state whose optimizer has the state of all ranks. For a ShardedOptimizer, `whole`
+// stands for it.
+struct PlainState {
+  TrainingState state;
+  ShardedOptimizer* sharded = nullptr;
+  std::unique_ptr<torch::optim::Optimizer> whole = nullptr;
+
+  // Collective over the ranks of a sharded optimizer.
+  static PlainState WithValues(const TrainingState& state) {
+    return Make(state, [](ShardedOptimizer& sharded) { return sharded.WholeOptimizer(); });
+  }
+  static PlainState WithoutValues(const TrainingState& state) {
+    return Make(state, [](ShardedOptimizer& sharded) { return sharded.EmptyOptimizer(); });
+  }
+
+ private:
+  template <typename MakeWhole>
+  static PlainState Make(const TrainingState& state, const MakeWhole& make_whole) {
+    PlainState plain{.state = state, .sharded = dynamic_cast<ShardedOptimizer*>(state.optimizer)};
+    if (plain.sharded == nullptr) return plain;
+    plain.whole = make_whole(*plain.sharded);
+    plain.state.optimizer = plain.whole.get();
+    return plain;
+  }
+};
+
 std::string Lines(const std::vector<std::string>& lines) {
   std::string text;
   for (const std::string& line : lines) absl::StrAppend(&text, "\n  ", line);
@@ -205,8 +234,7 @@ class Checkpointer::Impl {
                                              std::vector<at::Tensor>& keep) const;
   std::vector<std::string> Mismatches(const TrainingState& state, const ModelTensors& model,
                                       const Manifest& manifest) const;
-  absl::StatusOr<std::function<void()>> Prepare(const TrainingState& state,
-                                                const ModelTensors& model,
+  absl::StatusOr<std::function<void()>> Prepare(const PlainState& plain, const ModelTensors& model,
                                                 const LoadedCheckpoint& loaded) const;
   absl::StatusOr<std::optional<RestoredCheckpoint>> TryRestore(TrainingState& state);
 
@@ -261,9 +289,10 @@ absl::StatusOr<std::string> Checkpointer::Impl::TrySave(const TrainingState& sta
                                    return absl::OkStatus();
                                  return absl::CancelledError("held back after a failure");
                                }};
+  const PlainState plain = PlainState::WithValues(state);
   absl::StatusOr<CheckpointContents> contents = absl::InternalError("nothing collected");
   try {
-    contents = Collect(state, keep);
+    contents = Collect(plain.state, keep);
   } catch (const std::exception& error) {
     contents = absl::InvalidArgumentError(FromException(error).message());
   }
@@ -336,13 +365,19 @@ std::vector<std::string> Checkpointer::Impl::Mismatches(const TrainingState& sta
 // Builds the new state of everything but the model's tensors, and returns the function that puts
 // it in place. Changes nothing before that.
 absl::StatusOr<std::function<void()>> Checkpointer::Impl::Prepare(
-    const TrainingState& state, const ModelTensors& model, const LoadedCheckpoint& loaded) const {
+    const PlainState& plain, const ModelTensors& model, const LoadedCheckpoint& loaded) const {
+  const TrainingState& state = plain.state;
   try {
     DDP_RETURN_IF_ERROR(CheckLoadable(model, loaded.manifest.aliases, loaded.model));
     DDP_ASSIGN_OR_RETURN(const std::function<void()> put_rng, PrepareRng(loaded, options_.rank));
     if (state.optimizer == nullptr) return put_rng;
-    const std::function<void()> put_optimizer =
-        PrepareOptimizer(*state.optimizer, model, *loaded.manifest.optimizer, loaded.optimizer);
+    const bool sharded = plain.sharded != nullptr;  // then `state.optimizer` is a copy
+    std::function<void()> put_optimizer = PrepareOptimizer(
+        *state.optimizer, model, *loaded.manifest.optimizer, loaded.optimizer, sharded);
+    if (sharded) {
+      put_optimizer();
+      put_optimizer = plain.sharded->PrepareState(*state.optimizer);
+    }
     return std::function<void()>([put_rng, put_optimizer] {
       put_optimizer();
       put_rng();
@@ -362,15 +397,16 @@ absl::StatusOr<std::optional<RestoredCheckpoint>> Checkpointer::Impl::Restore(
 absl::StatusOr<std::optional<RestoredCheckpoint>> Checkpointer::Impl::TryRestore(
     TrainingState& state) {
   const ModelTensors model = TensorsOf(*state.model);
+  const PlainState plain = PlainState::WithoutValues(state);
   DDP_ASSIGN_OR_RETURN(std::optional<LoadedCheckpoint> loaded,
                        LoadNewestCheckpoint(storage_, *group_, [&](const Manifest& manifest) {
-                         return Mismatches(state, model, manifest);
+                         return Mismatches(plain.state, model, manifest);
                        }));
   if (!loaded.has_value()) return std::optional<RestoredCheckpoint>();
 
   // Every step that may fail comes first, and all ranks agree that none failed.
   const Manifest& manifest = loaded->manifest;
-  const absl::StatusOr<std::function<void()>> put = Prepare(state, model, *loaded);
+  const absl::StatusOr<std::function<void()>> put = Prepare(plain, model, *loaded);
   DDP_RETURN_IF_ERROR(AgreeOn(*group_, put.status()));
 
   LoadModel(model, manifest.aliases, loaded->model);

@@ -48,7 +48,8 @@ struct TrainingState {
   torch::nn::Module* model = nullptr;
 
   // A torch::optim::SGD, Adam or AdamW over parameters of `model`. Saved with its options,
-  // parameter groups and state. Null: not saved.
+  // parameter groups and state. Null: not saved. Also a ShardedOptimizer over one of these, such as
+  // ddp::ZeroRedundancyOptimizer: the files are those of the plain optimizer, at any world size.
   torch::optim::Optimizer* optimizer = nullptr;
 
   // The position in the data. Null: not saved.
@@ -184,8 +185,10 @@ class Checkpointer {
   // pause after an earlier failure. The result is the same on every rank, except on a rank that has
   // lost the store.
   //
-  // Throws CheckpointError after a fault of the environment when Options::on_error is kThrow.
-  // Throws CheckpointError always when a retry cannot help:
+  // With a ShardedOptimizer, first collects the state of all ranks in the host memory of each rank,
+  // and throws what WholeOptimizer() throws. Throws CheckpointError after a fault of the
+  // environment when Options::on_error is kThrow. Throws CheckpointError always when a retry cannot
+  // help:
   // - the format lacks a tensor type or the optimizer;
   // - the ranks have different states, or a rank did not call save() in time;
   // - the folder is a file, belongs to a later generation, or was claimed by another job since this

@@ -16,6 +16,8 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <iterator>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -36,14 +38,18 @@
 #include <torch/types.h>
 #include <torch/utils.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "ddp/optim/zero_redundancy_optimizer.h"
+#include "ddp/process_group.h"
 #include "elastic/checkpoint/group/store_group.h"
 #include "elastic/data/elastic_sampler.h"
 #include "elastic/worker/worker_session.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "testing/backend/thread_ranks.h"
 
 namespace ddp::elastic {
 namespace {
@@ -726,6 +732,111 @@ TEST_F(CheckpointerTest, RanksSaveAndRestoreTogetherThroughAStore) {
     options.generation_nonce = absl::StrCat("world-", world_size);
   }
   ExpectEqual(trainers[1]->Values(), saved);
+}
+
+// Gives the parameters values that are the same in every network, and returns them.
+std::vector<torch::Tensor> FillAndList(Net& net) {
+  const torch::NoGradGuard no_grad;
+  std::vector<torch::Tensor> parameters = net->parameters();
+  for (torch::Tensor& parameter : parameters) {
+    parameter.copy_(torch::arange(parameter.numel()).sin().view(parameter.sizes()));
+  }
+  return parameters;
+}
+
+void StepOnce(const std::vector<torch::Tensor>& parameters, torch::optim::Optimizer& optimizer) {
+  for (const torch::Tensor& parameter : parameters) {
+    parameter.mutable_grad() = (parameter.detach() * 3).cos();
+  }
+  optimizer.step();
+}
+
+// Returns the bytes of a checkpoint's tensors, by file.
+std::map<std::string, std::string> TensorFiles(const std::string& folder) {
+  std::map<std::string, std::string> files;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    const std::string name = entry.path().filename();
+    if (!name.starts_with("model-") && !name.starts_with("optimizer-")) continue;
+    std::ifstream stream(entry.path(), std::ios::binary);
+    files[name] = std::string(std::istreambuf_iterator<char>(stream), {});
+  }
+  return files;
+}
+
+// A plain optimizer, and a sharded one in each mode, on `group`'s ranks.
+std::vector<MakeOptimizer> ShardedOnes(const MakeOptimizer& plain,
+                                       const std::shared_ptr<ProcessGroup>& group) {
+  std::vector<MakeOptimizer> all = {plain};
+  for (const auto shard :
+       {ZeroRedundancyOptions::Shard::kEven, ZeroRedundancyOptions::Shard::kWhole}) {
+    all.push_back([=](Net& net) -> std::unique_ptr<torch::optim::Optimizer> {
+      const auto model = plain(net);
+      const auto copy = [plain](std::vector<torch::optim::OptimizerParamGroup> groups) {
+        Net other;
+        auto made = plain(other);
+        made->param_groups().clear();
+        for (const auto& added : groups) made->add_param_group(added);
+        return made;
+      };
+      return std::make_unique<ZeroRedundancyOptimizerBase>(copy, model->param_groups(), group,
+                                                           ZeroRedundancyOptions{.shard = shard});
+    });
+  }
+  return all;
+}
+
+// The files of a sharded optimizer are those of the plain one. They are restored into either, on
+// three ranks and on two.
+TEST_F(CheckpointerTest, AShardedOptimizerIsSavedAsThePlainOne) {
+  int kind = 0;
+  for (const MakeOptimizer& plain : {Sgd(), Adam(), AdamW()}) {
+    const auto store = c10::make_intrusive<c10d::HashStore>();
+    const std::string root = absl::StrCat(folder_, ".", kind++);
+    ddp::testing::RunThreadRanks({.world_size = 3}, [&](std::shared_ptr<ProcessGroup> group) {
+      const auto pair = group->new_group({0, 1});
+      const auto checkpointer = [&](const std::shared_ptr<ProcessGroup>& of, int number) {
+        Checkpointer::Options options;
+        options.folder = absl::StrCat(root, ".", number);
+        options.rank = of->rank();
+        options.world_size = of->size();
+        options.generation = of == pair ? 2 : 1;
+        options.store = c10::make_intrusive<c10d::PrefixStore>(absl::StrCat(of->size()), store);
+        return std::make_unique<Checkpointer>(options);
+      };
+      std::vector<std::map<std::string, std::string>> files;
+      const std::vector<MakeOptimizer> saving = ShardedOnes(plain, group);
+      for (size_t i = 0; i < saving.size(); ++i) {
+        Net net;
+        const auto parameters = FillAndList(net);
+        const auto optimizer = saving[i](net);
+        for (int step = 0; step < 3; ++step) StepOnce(parameters, *optimizer);
+        const auto saver = checkpointer(group, static_cast<int>(i));
+        TrainingState state{.model = net.get(), .optimizer = optimizer.get(), .step = 3};
+        files.push_back(TensorFiles(saver->save(state)));
+      }
+      EXPECT_FALSE(files[0].empty());
+      EXPECT_EQ(files[1], files[0]);
+      EXPECT_EQ(files[2], files[0]);
+      if (!pair) return;
+      std::vector<std::vector<torch::Tensor>> results;
+      const std::vector<MakeOptimizer> restoring = ShardedOnes(plain, pair);
+      for (size_t i = 0; i < restoring.size(); ++i) {
+        Net net;
+        const auto optimizer = restoring[i](net);
+        TrainingState state{.model = net.get(), .optimizer = optimizer.get()};
+        const auto restored = checkpointer(pair, (static_cast<int>(i) + 1) % 3)->restore(state);
+        EXPECT_EQ(restored->step, 3);
+        StepOnce(net->parameters(), *optimizer);
+        if (auto* zero = dynamic_cast<ZeroRedundancyOptimizerBase*>(optimizer.get())) zero->wait();
+        results.push_back(net->parameters());
+      }
+      for (size_t i = 1; i < results.size(); ++i) {
+        for (size_t p = 0; p < results[0].size(); ++p) {
+          EXPECT_TRUE(torch::equal(results[i][p], results[0][p])) << i << " " << p;
+        }
+      }
+    });
+  }
 }
 
 TEST_F(CheckpointerTest, RankThatDoesNotComeIsNamed) {

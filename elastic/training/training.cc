@@ -1,6 +1,7 @@
 #include "elastic/training/training.h"
 
-#include <ATen/Functions.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/zeros.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/optim/optimizer.h>

@@ -1,6 +1,7 @@
 #ifndef DDP_LAUNCHER_OUTPUT_LOG_LINES_H_
 #define DDP_LAUNCHER_OUTPUT_LOG_LINES_H_
 
+#include <atomic>
 #include <functional>
 #include <string>
 #include <thread>
@@ -13,15 +14,16 @@ namespace ddp::launcher {
 // Log sink that prints our libraries' log lines as ddprun's own: at once on stderr, or, while the
 // agent runs, by a function that does not block on stderr. main() owns it. Route() binds that
 // function to the agent's thread; lines of other threads always go to stderr. glog itself prints
-// the lines of fatal errors.
+// the lines of fatal errors. send() may run in any thread. Route() runs in one thread, the same at
+// each call.
 class LogLines final : public google::LogSink {
  public:
   using google::LogSink::send;
 
   // Sends lines of the calling thread to `say` from now on; empty: to stderr again.
   void Route(std::function<void(const std::string& line)> say) {
-    thread_ = std::this_thread::get_id();
     say_ = std::move(say);
+    thread_ = std::this_thread::get_id();
   }
 
   void send(google::LogSeverity severity, const char* /*full_filename*/,
@@ -35,8 +37,8 @@ class LogLines final : public google::LogSink {
   }
 
  private:
-  std::thread::id thread_;
-  std::function<void(const std::string&)> say_;
+  std::atomic<std::thread::id> thread_;
+  std::function<void(const std::string&)> say_;  // used by that thread only
 };
 
 }  // namespace ddp::launcher

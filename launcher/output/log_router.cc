@@ -29,8 +29,9 @@ std::string WriteToFile(UniqueFd& file, const char* data, size_t size) {
     const ssize_t count = ::write(file.get(), data, size);
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) {
+      const std::string why = std::strerror(errno);
       file.reset();
-      return std::strerror(errno);
+      return why;
     }
     data += count;
     size -= static_cast<size_t>(count);

@@ -47,6 +47,8 @@ absl::Status ParseScenario(const Json& object, Scenario& scenario) {
       {"accumulate", to(scenario.accumulate)},
       {"set_to_none", to(scenario.set_to_none)},
       {"momentum", to(scenario.momentum)},
+      {"zero", to(scenario.zero)},
+      {"like", to(scenario.like)},
       {"batches", to(scenario.batches)},
       {"divide_by_initial_world_size", to(scenario.divide_by_initial_world_size)},
   };

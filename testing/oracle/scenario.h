@@ -29,9 +29,16 @@ struct Scenario {
   bool set_to_none = true;  // argument of zero_grad()
   double momentum = 0.9;
 
+  // Shards the optimizer: "whole", "even", or "scatter" (even, with scattered gradients). Empty:
+  // the plain optimizer.
+  std::string zero;
+  // The scenario of PyTorch's that has the same values; empty: this one.
+  std::string like;
+
   std::vector<int> batches;  // steps of each rank inside join(); empty: no join
   bool divide_by_initial_world_size = true;
 
+  const std::string& PyTorchName() const { return like.empty() ? name : like; }
   int StepsOf(int rank) const;
   // Returns the rank whose gradients are compared with PyTorch's: the lowest with most steps.
   int RecordedRank(int world_size) const;

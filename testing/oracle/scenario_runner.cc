@@ -16,6 +16,7 @@
 #include "ddp/ddp.h"
 #include "ddp/default_hooks.h"
 #include "ddp/join.h"
+#include "ddp/optim/zero_redundancy_optimizer.h"
 #include "elastic/checkpoint/file_system/posix_file_system.h"
 #include "elastic/checkpoint/format/safetensors_reader.h"
 #include "elastic/checkpoint/format/safetensors_writer.h"
@@ -124,11 +125,16 @@ class Run {
   nlohmann::json Execute() {
     Model model(net_, group_, OptionsOf(scenario_));
     RegisterHook(scenario_.hook, group_, model);
+    const std::unique_ptr<torch::optim::Optimizer> optimizer = MakeOptimizer(model);
     if (scenario_.batches.empty()) {
-      Train(model);
+      Train(model, *optimizer);
     } else {
-      join({&model}, {.divide_by_initial_world_size = scenario_.divide_by_initial_world_size},
-           [&] { Train(model); });
+      std::vector<JoinableRef> joinables = {&model};
+      if (auto* zero = dynamic_cast<ZeroRedundancyOptimizerBase*>(optimizer.get())) {
+        joinables.emplace_back(zero);
+      }
+      join(joinables, {.divide_by_initial_world_size = scenario_.divide_by_initial_world_size},
+           [&] { Train(model, *optimizer); });
     }
     tensors_["loss"] = torch::stack(losses_);
     for (const auto& [name, tensor] : StateOf(*net_)) Record("final/" + name, tensor);
@@ -138,10 +144,23 @@ class Run {
   const Tensors& tensors() const { return tensors_; }
 
  private:
-  void Train(Model& model) {
-    torch::optim::SGD optimizer(
-        net_->parameters(),
-        torch::optim::SGDOptions(kOracleLearningRate).momentum(scenario_.momentum));
+  std::unique_ptr<torch::optim::Optimizer> MakeOptimizer(const Model& model) const {
+    const auto options = torch::optim::SGDOptions(kOracleLearningRate).momentum(scenario_.momentum);
+    using Zero = ZeroRedundancyOptimizer<torch::optim::SGD>;
+    using Shard = ZeroRedundancyOptions::Shard;
+    const std::string& zero = scenario_.zero;
+    if (zero.empty()) return std::make_unique<torch::optim::SGD>(net_->parameters(), options);
+    if (zero == "scatter") {
+      return std::make_unique<Zero>(model, options,
+                                    ZeroRedundancyOptions{.scatter_gradients = true});
+    }
+    CHECK(zero == "whole" || zero == "even") << "unknown way to shard: " << zero;
+    const Shard shard = zero == "whole" ? Shard::kWhole : Shard::kEven;
+    return std::make_unique<Zero>(net_->parameters(), options, group_,
+                                  ZeroRedundancyOptions{.shard = shard});
+  }
+
+  void Train(Model& model, torch::optim::Optimizer& optimizer) {
     for (int step = 0; step < scenario_.StepsOf(group_->rank()); ++step) {
       optimizer.zero_grad(scenario_.set_to_none);
       if (scenario_.accumulate) {
@@ -176,7 +195,9 @@ class Run {
   }
 
   void Record(const std::string& name, const at::Tensor& tensor) {
-    if (scenario_.model != "wide") tensors_[name] = tensor.detach().clone();
+    // Scattered gradients differ from rank to rank.
+    const bool scattered = scenario_.zero == "scatter" && name.starts_with("grad/");
+    if (scenario_.model != "wide" && !scattered) tensors_[name] = tensor.detach().clone();
   }
 
   const Scenario& scenario_;

@@ -8,6 +8,10 @@
 //                        "gradient_sum": x}; the first request of a mode also makes its model
 //
 // MODE is plain (no DDP), default, or some of view, static, find_unused, noop, joined by "+".
+//
+// For zero_step_benchmark.py, which PyTorch's side has not: the word adamw adds the step of an
+// AdamW, or of one over shards with zero_even, zero_whole, zero_scatter or zero_overlap.
+// "gradient_sum" is then the sum of the parameters.
 
 #include <fcntl.h>
 #include <gflags/gflags.h>
@@ -17,6 +21,7 @@
 #include <sys/resource.h>
 #include <torch/nn/init.h>
 #include <torch/nn/modules/linear.h>
+#include <torch/optim/adamw.h>
 #include <torch/types.h>
 #include <torch/utils.h>
 #include <torch/version.h>
@@ -40,6 +45,7 @@
 #include "ddp/common/logging.h"
 #include "ddp/ddp.h"
 #include "ddp/default_hooks.h"
+#include "ddp/optim/zero_redundancy_optimizer.h"
 
 DEFINE_int32(layers, 2, "of the model");
 DEFINE_int32(width, 16, "of a layer");
@@ -103,7 +109,26 @@ struct Subject {
   Chain chain{nullptr};
   std::unique_ptr<DistributedDataParallel<ChainImpl>> wrapped;
   std::function<torch::Tensor(const torch::Tensor&)> forward;
+  std::unique_ptr<torch::optim::Optimizer> optimizer;  // null: none
+
+  // Blocks until the parameters have the values of the last step.
+  void Finish() const {
+    if (auto* zero = dynamic_cast<ZeroRedundancyOptimizerBase*>(optimizer.get())) zero->wait();
+  }
 };
+
+// Returns null when `word` names no optimizer.
+std::unique_ptr<torch::optim::Optimizer> MakeOptimizer(
+    const std::string& word, const DistributedDataParallel<ChainImpl>& model) {
+  using Shard = ZeroRedundancyOptions::Shard;
+  const torch::optim::AdamWOptions options(1e-4);
+  if (word == "adamw") return std::make_unique<torch::optim::AdamW>(model.parameters(), options);
+  ZeroRedundancyOptions zero{.scatter_gradients = word == "zero_scatter",
+                             .overlap_with_forward = word == "zero_overlap"};
+  if (word == "zero_whole") zero.shard = Shard::kWhole;
+  if (!word.starts_with("zero_")) return nullptr;
+  return std::make_unique<ZeroRedundancyOptimizer<torch::optim::AdamW>>(model, options, zero);
+}
 
 Subject MakeSubject(const std::string& mode, const std::shared_ptr<ProcessGroup>& group) {
   Subject subject;
@@ -127,7 +152,8 @@ Subject MakeSubject(const std::string& mode, const std::shared_ptr<ProcessGroup>
     } else if (word == "noop") {
       noop = true;
     } else {
-      CHECK(word == "default") << "no mode " << mode;
+      CHECK(word == "default" || word == "adamw" || word.starts_with("zero_"))
+          << "no mode " << mode;
     }
   }
   subject.wrapped =
@@ -136,6 +162,7 @@ Subject MakeSubject(const std::string& mode, const std::shared_ptr<ProcessGroup>
     subject.wrapped->register_comm_hook(
         0, [](int, GradBucket& bucket) { return noop_hook(bucket); }, "noop");
   }
+  subject.optimizer = MakeOptimizer(words.back(), *subject.wrapped);
   subject.forward = [model = subject.wrapped.get()](const torch::Tensor& x) {
     return model->forward(x);
   };
@@ -148,10 +175,12 @@ int64_t MinorFaults() {
   return usage.ru_minflt;
 }
 
-double GradientSum(const Chain& chain) {
+double SumOf(const Subject& subject) {
+  subject.Finish();
   double sum = 0;
-  for (const torch::Tensor& parameter : chain->parameters()) {
-    sum += parameter.grad().to(torch::kDouble).sum().item<double>();
+  for (const torch::Tensor& parameter : subject.chain->parameters()) {
+    const torch::Tensor& summed = subject.optimizer ? parameter : parameter.grad();
+    sum += summed.to(torch::kDouble).sum().item<double>();
   }
   return sum;
 }
@@ -167,11 +196,12 @@ std::string Steps(Subject& subject, const torch::Tensor& input, int count, Barri
     const int64_t faults_before = MinorFaults();
     starts.push_back(MonotonicNanoseconds());
     subject.forward(input).pow(2).mean().backward();
+    if (subject.optimizer) subject.optimizer->step();
     ends.push_back(MonotonicNanoseconds());
     faults += MinorFaults() - faults_before;
   }
   char gradient_sum[40];
-  snprintf(gradient_sum, sizeof(gradient_sum), "%.17g", GradientSum(subject.chain));
+  snprintf(gradient_sum, sizeof(gradient_sum), "%.17g", SumOf(subject));
   return absl::StrCat("{\"starts_ns\": [", absl::StrJoin(starts, ","), "], \"ends_ns\": [",
                       absl::StrJoin(ends, ","), "], \"minor_faults\": ", faults,
                       ", \"gradient_sum\": ", gradient_sum, "}");

@@ -36,7 +36,7 @@ ConnectedBackend Describe(c10::intrusive_ptr<c10d::Backend> backend, const std::
   if (name == kGloo || name == kNccl) traits.tensor_device = device;
   if (name == kGloo) traits.refusal = &GlooRefusal;
   if (name == kNccl) traits.refusal = &NcclRefusal;
-  if (backend && IsGloo(*backend)) traits.set_tag = &SetNextGlooTag;
+  if (backend && IsGloo(*backend)) AddGlooTraits(traits);
   return {.backend = std::move(backend), .device = device, .traits = std::move(traits)};
 }
 

@@ -8,6 +8,7 @@
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 
+#include "base/mutex.h"
 #include "ddp/common/reduce_op.h"
 
 namespace c10d {
@@ -30,6 +31,13 @@ struct BackendTraits {
   // Sets the tag of the backend's next operation. Null when the backend does not match operations
   // by tag.
   void (*set_tag)(c10d::Backend& backend, uint32_t tag) = nullptr;
+
+  // Ends the backend's operations in progress with errors, soon, on this rank and on its peers. To
+  // be called before the backend is destroyed, when nothing else is called. Null when it cannot.
+  void (*end_operations)(c10d::Backend& backend) = nullptr;
+
+  // Guards the start of a collective in all groups of the process. Null: none is needed.
+  Mutex* launch_mutex = nullptr;
 
   // False when messages between two ranks arrive in one order, whatever their tags.
   bool has_message_tags = true;

@@ -4,13 +4,19 @@
 
 #include <signal.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <iterator>
+#include <string>
+#include <vector>
 
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "base/mutex.h"
+#include "ddp/comm/backend/event_poll.h"
 #include "ddp/common/error.h"
 
 namespace ddp::internal {
@@ -31,24 +37,61 @@ struct GlooCounter : c10d::ProcessGroupGloo {
   static constexpr uint32_t c10d::ProcessGroupGloo::*kMember = &GlooCounter::collectiveCounter_;
 };
 
+// The options of a backend that this file has made.
+struct GlooOptions : c10d::ProcessGroupGloo::Options {
+  using Options::Options;
+  // The epoll descriptors that watch the backend's connections. They are open while it lives.
+  std::vector<int> event_polls;
+};
+
+// Adds the network devices to `options`. Each device has one epoll descriptor, which Gloo does not
+// show. It is the one that exists after the call and not before. When another part of the program
+// has made one at the same time, none is recorded.
+void AddDevices(const GlooBackendOptions& from, GlooOptions& options) {
+  using Gloo = c10d::ProcessGroupGloo;
+  static auto* const one_at_a_time = new Mutex();
+  MutexLock lock(*one_at_a_time);
+  const std::vector<int> before = EventPolls();
+  const char* const interface = std::getenv("GLOO_SOCKET_IFNAME");
+  if (interface != nullptr && *interface != '\0') {
+    for (const auto name : absl::StrSplit(interface, ',', absl::SkipWhitespace())) {
+      options.devices.push_back(Gloo::createDeviceForInterface(std::string(name)));
+    }
+  } else if (from.single_host) {
+    options.devices.push_back(Gloo::createDeviceForHostname("127.0.0.1"));
+  } else {
+    options.devices.push_back(Gloo::createDefaultDevice());
+  }
+  const std::vector<int> after = EventPolls();
+  std::set_difference(after.begin(), after.end(), before.begin(), before.end(),
+                      std::back_inserter(options.event_polls));
+  if (options.event_polls.size() != options.devices.size()) options.event_polls.clear();
+}
+
+// Gloo ends the process when an operation receives more bytes than it expects. Operations with
+// different tags receive nothing from each other. Without a call, Gloo uses a running number.
+void SetNextTag(c10d::Backend& backend, uint32_t tag) {
+  static_cast<c10d::ProcessGroupGloo&>(backend).*GlooCounter::kMember = tag;
+}
+
+// Closes the connections: operations fail within milliseconds. Does nothing for a backend that the
+// program has made.
+void EndOperations(c10d::Backend& backend) {
+  const auto options = static_cast<c10d::ProcessGroupGloo&>(backend).getOptions();
+  if (const auto* const ours = dynamic_cast<const GlooOptions*>(options.get())) {
+    for (const int event_poll : ours->event_polls) ShutDownConnectionsOf(event_poll);
+  }
+}
+
 }  // namespace
 
 c10::intrusive_ptr<c10d::Backend> MakeGlooBackend(const c10::intrusive_ptr<c10d::Store>& store,
                                                   const GlooBackendOptions& options) {
   using Gloo = c10d::ProcessGroupGloo;
   IgnoreBrokenPipes();
-  const char* const interface = std::getenv("GLOO_SOCKET_IFNAME");
   try {
-    auto gloo = Gloo::Options::create(absl::ToChronoMilliseconds(options.timeout));
-    if (interface != nullptr && *interface != '\0') {
-      for (const auto name : absl::StrSplit(interface, ',', absl::SkipWhitespace())) {
-        gloo->devices.push_back(Gloo::createDeviceForInterface(std::string(name)));
-      }
-    } else if (options.single_host) {
-      gloo->devices.push_back(Gloo::createDeviceForHostname("127.0.0.1"));
-    } else {
-      gloo->devices.push_back(Gloo::createDefaultDevice());
-    }
+    auto gloo = c10::make_intrusive<GlooOptions>(absl::ToChronoMilliseconds(options.timeout));
+    AddDevices(options, *gloo);
     return c10::make_intrusive<Gloo>(store, options.rank, options.size, gloo);
   } catch (const c10::Error& error) {
     throw CommunicationError(
@@ -64,8 +107,13 @@ bool IsGloo(const c10d::Backend& backend) {
   return dynamic_cast<const c10d::ProcessGroupGloo*>(&backend) != nullptr;
 }
 
-void SetNextGlooTag(c10d::Backend& backend, uint32_t tag) {
-  static_cast<c10d::ProcessGroupGloo&>(backend).*GlooCounter::kMember = tag;
+void AddGlooTraits(BackendTraits& traits) {
+  // LibTorch 2.11 writes down every collective in a table of the process, and adds a new group to
+  // it without a lock: threads that use different groups would corrupt the table.
+  static auto* const launch_mutex = new Mutex();
+  traits.set_tag = &SetNextTag;
+  traits.end_operations = &EndOperations;
+  traits.launch_mutex = launch_mutex;
 }
 
 }  // namespace ddp::internal

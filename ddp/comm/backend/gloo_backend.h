@@ -1,12 +1,10 @@
 #ifndef DDP_COMM_BACKEND_GLOO_BACKEND_H_
 #define DDP_COMM_BACKEND_GLOO_BACKEND_H_
 
-#include <cstdint>
-#include <string>
-
 #include <c10/util/intrusive_ptr.h>
 
 #include "absl/time/time.h"
+#include "ddp/comm/backend/backend_traits.h"
 
 namespace c10d {
 class Backend;
@@ -35,11 +33,8 @@ c10::intrusive_ptr<c10d::Backend> MakeGlooBackend(const c10::intrusive_ptr<c10d:
 // Returns true when `backend` is LibTorch's Gloo, made here or by the program.
 bool IsGloo(const c10d::Backend& backend);
 
-// Sets the tag by which the next operation of `backend` matches messages of other ranks. Without
-// a call, Gloo uses a running number. `backend` must satisfy IsGloo(). Gloo ends the process when
-// an operation receives more bytes than it expects. Operations with different tags receive nothing
-// from each other.
-void SetNextGlooTag(c10d::Backend& backend, uint32_t tag);
+// Sets the functions of `traits` for a backend that satisfies IsGloo().
+void AddGlooTraits(BackendTraits& traits);
 
 }  // namespace ddp::internal
 

@@ -9,6 +9,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include "ddp/comm/backend/backend_traits.h"
 #include "ddp/common/error.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -39,6 +40,12 @@ c10::intrusive_ptr<c10d::Work> Sum(const BackendPtr& backend, const at::Tensor& 
   return backend->allreduce(tensors, c10d::AllreduceOptions());
 }
 
+BackendTraits Traits() {
+  BackendTraits traits;
+  AddGlooTraits(traits);
+  return traits;
+}
+
 TEST(GlooBackendTest, ConnectsAndSums) {
   const std::vector<BackendPtr> ranks = ConnectTwo();
   EXPECT_TRUE(IsGloo(*ranks[0]));
@@ -51,12 +58,21 @@ TEST(GlooBackendTest, ConnectsAndSums) {
   EXPECT_EQ(one.sum().item<float>(), 9);
 }
 
+// The peer never joins the operation. The destructors of both backends return.
+TEST(GlooBackendTest, OperationsCanBeEnded) {
+  const std::vector<BackendPtr> ranks = ConnectTwo();
+  const auto alone = Sum(ranks[0], at::full({3}, 1.0F));
+  EXPECT_FALSE(alone->isCompleted());
+  Traits().end_operations(*ranks[0]);
+  EXPECT_ANY_THROW(alone->wait());
+}
+
 // Operations with different tags exchange nothing: each rank's first operation meets the other's
 // second one.
 TEST(GlooBackendTest, TagsMatchTheOperations) {
   const std::vector<BackendPtr> ranks = ConnectTwo();
   const auto start = [&](int rank, uint32_t tag, const at::Tensor& tensor) {
-    SetNextGlooTag(*ranks[rank], tag);
+    Traits().set_tag(*ranks[rank], tag);
     return Sum(ranks[rank], tensor);
   };
   const std::vector<at::Tensor> small = {at::full({2}, 1.0F), at::full({2}, 10.0F)};

@@ -20,6 +20,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "ddp/comm/backend/backend_traits.h"
 #include "ddp/comm/backend/gloo_backend.h"
 #include "ddp/comm/check/collective_check.h"
 #include "ddp/comm/collective.h"
@@ -91,6 +92,7 @@ void RunRanks(BackendKind kind, int size, const std::function<void(Rank&)>& body
   std::latch done(size);
   RunThreads(size, [&](int rank) {
     c10::intrusive_ptr<c10d::Backend> backend;
+    BackendTraits traits;
     if (kind != BackendKind::kGloo) {
       backend = network.Connect({.store = part("backend"),
                                  .rank = rank,
@@ -101,6 +103,7 @@ void RunRanks(BackendKind kind, int size, const std::function<void(Rank&)>& body
           part("backend"),
           {.rank = rank, .size = size, .timeout = absl::Seconds(60), .single_host = true});
       backend->setTimeout(absl::ToChronoMilliseconds(settings.timeout));
+      AddGlooTraits(traits);
     }
     Rank self{.rank = rank, .size = size};
     const Membership membership{.rank = rank, .size = size, .local_end = size};
@@ -108,9 +111,7 @@ void RunRanks(BackendKind kind, int size, const std::function<void(Rank&)>& body
     self.communicator = std::make_unique<Communicator>(
         std::move(backend), self.monitor,
         Communicator::Options{
-            .membership = membership,
-            .timeout = settings.timeout,
-            .traits = {.set_tag = kind == BackendKind::kGloo ? &SetNextGlooTag : nullptr}});
+            .membership = membership, .timeout = settings.timeout, .traits = traits});
     try {
       body(self);
     } catch (const std::exception& error) {

@@ -4,10 +4,18 @@
 #include <memory>
 #include <utility>
 
-#include <ATen/Functions.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/_foreach_copy.h>
+#include <ATen/ops/_foreach_mul.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/sparse_coo_tensor.h>
+#include <ATen/ops/view_as_complex.h>
 
 #include "ddp/common/logging.h"
+#include "ddp/reducer/buckets/gradient_context.h"
 #include "ddp/reducer/buckets/gradient_kernels.h"
 
 namespace ddp::internal {
@@ -82,10 +90,10 @@ void FlatBuckets::Materialize(int b) {
   for (const int index : members(b)) {
     Slot& slot = slots_[index];
     slot.view = ViewOf(bucket.flat, parameter(index), slot.offset, slot.count);
-    at::Tensor& gradient = parameter(index).mutable_grad();
+    const at::Tensor& gradient = GradientOf(parameter(index));
     if (options_.gradient_as_view && gradient.defined()) {
       slot.view.copy_(gradient);
-      gradient = slot.view;
+      SetGradientOf(parameter(index), slot.view);
     }
   }
 }
@@ -138,7 +146,7 @@ void FlatBuckets::CopyIn(int index) {
   if (slot.sparse) return CopyInSparse(index);
   Bucket& bucket = buckets_[slot.bucket];
   if (!bucket.flat.defined()) Materialize(slot.bucket);
-  at::Tensor& gradient = parameter(index).mutable_grad();
+  const at::Tensor& gradient = GradientOf(parameter(index));
   if (!gradient.defined()) {
     if (slot.plain) {
       std::memset(slot.view.mutable_data_ptr(), 0, slot.count * bucket.flat.element_size());
@@ -164,7 +172,9 @@ void FlatBuckets::CopyIn(int index) {
     return;
   }
   Scale(slot, gradient);
-  if (options_.gradient_as_view && !gradient.is_same(slot.view)) gradient = slot.view;
+  if (options_.gradient_as_view && !gradient.is_same(slot.view)) {
+    SetGradientOf(parameter(index), slot.view);
+  }
 }
 
 void FlatBuckets::FinishCopyIn(int b) {
@@ -174,7 +184,7 @@ void FlatBuckets::FinishCopyIn(int b) {
   std::vector<at::Tensor> from;
   std::vector<at::Tensor> to;
   for (const int index : bucket.deferred) {
-    from.push_back(parameter(index).grad());
+    from.push_back(GradientOf(parameter(index)));
     to.push_back(slots_[index].view);
   }
   at::_foreach_copy_(to, from);
@@ -185,7 +195,7 @@ void FlatBuckets::FinishCopyIn(int b) {
   }
   if (options_.gradient_as_view) {
     for (const int index : bucket.deferred) {
-      parameter(index).mutable_grad() = slots_[index].view;
+      SetGradientOf(parameter(index), slots_[index].view);
     }
   }
   bucket.deferred.clear();
@@ -193,7 +203,7 @@ void FlatBuckets::FinishCopyIn(int b) {
 
 void FlatBuckets::CopyInSparse(int index) {
   at::NoGradGuard no_grad;
-  const at::Tensor& gradient = parameter(index).grad();
+  const at::Tensor& gradient = GradientOf(parameter(index));
   at::Tensor& flat = buckets_[slots_[index].bucket].flat;
   if (!gradient.defined()) {
     flat = NoEntries(parameter(index)).coalesce();
@@ -234,7 +244,7 @@ int FlatBuckets::CopyOut(int b, const at::Tensor& result, const uint8_t* untouch
   const int first = members(b).front();
   if (sparse(first)) {
     if (untouched == nullptr || !untouched[first]) {
-      parameter(first).mutable_grad() = reduced.detach();
+      SetGradientOf(parameter(first), reduced.detach());
     }
     Discard(b);
     return -1;
@@ -261,15 +271,16 @@ void FlatBuckets::Discard(int b) {
 
 bool FlatBuckets::CopyOutDense(int index) {
   const Slot& slot = slots_[index];
-  at::Tensor& gradient = parameter(index).mutable_grad();
+  const at::Tensor& gradient = GradientOf(parameter(index));
   if (!gradient.defined()) {
-    gradient = options_.gradient_as_view ? slot.view : slot.view.clone();
+    SetGradientOf(parameter(index), options_.gradient_as_view ? slot.view : slot.view.clone());
     return true;
   }
   if (IsView(slot, gradient)) return true;
   if (options_.gradient_as_view) return false;
   if (gradient.requires_grad()) {
-    gradient = slot.view.clone();  // detached from the graph; CopyIn() has logged that
+    SetGradientOf(parameter(index),
+                  slot.view.clone());  // detached from the graph; CopyIn() has logged that
   } else if (slot.count > 0 && SameLayout(slot, gradient)) {  // an empty tensor's pointer is null
     std::memcpy(gradient.mutable_data_ptr(), slot.view.const_data_ptr(),
                 slot.count * (slot.view.element_size() / (slot.view.is_complex() ? 2 : 1)));

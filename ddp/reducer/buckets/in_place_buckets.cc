@@ -1,13 +1,17 @@
 #include "ddp/reducer/buckets/in_place_buckets.h"
 
-#include <ATen/Functions.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/zeros_like.h>
+
+#include "ddp/reducer/buckets/gradient_context.h"
 
 namespace ddp::internal {
 
 void InPlaceBuckets::CopyIn(int index) {
   const at::NoGradGuard no_grad;
-  const at::Tensor& gradient = parameter(index).grad();
+  const at::Tensor& gradient = GradientOf(parameter(index));
   if (!gradient.defined()) {
     reduced_[index] = at::zeros_like(parameter(index), at::MemoryFormat::Contiguous);
     return;
@@ -54,9 +58,11 @@ int InPlaceBuckets::CopyOut(int bucket, const at::Tensor& result, const uint8_t*
       reduced.copy_(result.narrow(0, offset, reduced.numel()).view(reduced.sizes()));
       offset += reduced.numel();
     }
-    at::Tensor& gradient = parameter(index).mutable_grad();
+    const at::Tensor& gradient = GradientOf(parameter(index));
     if (!gradient.defined()) {
-      if (untouched == nullptr || untouched[index] == 0) gradient = reduced;
+      if (untouched == nullptr || untouched[index] == 0) {
+        SetGradientOf(parameter(index), reduced);
+      }
     } else if (!gradient.is_alias_of(reduced)) {
       gradient.copy_(reduced);  // a hook of the program replaced it
     }

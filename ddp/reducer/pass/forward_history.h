@@ -25,6 +25,8 @@ struct BackwardView {
   // True when the caller named the tensors that get gradients. Then a parameter that is reached may
   // get none.
   bool limited = false;
+  // True when the backward came through a watched output of a forward with `collectives`.
+  bool collectives = false;
 };
 
 // The forwards of one model, and which of them still await the reduction of their gradients.

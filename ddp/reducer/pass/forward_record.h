@@ -15,6 +15,7 @@ struct ForwardRecord {
   enum class Output : uint8_t { kFresh, kPassed, kReduced };
 
   bool synchronized = false;  // its backward is to be reduced
+  bool collectives = false;   // its backward may have collectives of the model
   bool reduced = false;       // a complete reduction contains gradients of it
   std::vector<Output> outputs;
 

@@ -145,6 +145,7 @@ void PassCore::OnGradient(int parameter, bool defined, const BackwardView& backw
   part_ = Part::kGradient;
   cause_ = parameter;
   if (state_ == State::kReducing) return EnterGradient(parameter, defined);
+  if (state_ == State::kGathering) return GatherGradient(parameter, defined);
   if (!asks_backward()) return CountGradient(parameter, defined);
   const Origin origin = forwards_.FindOrigin(backward);
   if (origin == Origin::kReduced) {
@@ -157,7 +158,7 @@ void PassCore::OnGradient(int parameter, bool defined, const BackwardView& backw
   if (origin != Origin::kReduce) {
     if (origin == Origin::kBare) Add(Kind::kBareBackward, parameter);
     // The gradient in the bucket is an earlier one; the average would overwrite this one.
-    if (state_ == State::kOpen && ready_pass_[parameter] == pass_) {
+    if (between_backwards() && ready_pass_[parameter] == pass_) {
       return FailSecondGradient(parameter);
     }
     used_[parameter] |= static_cast<uint8_t>(defined);
@@ -171,6 +172,11 @@ void PassCore::OnGradient(int parameter, bool defined, const BackwardView& backw
     state_ = State::kReducing;
     return EnterGradient(parameter, defined);
   }
+  if (state_ == State::kGathered || begins_at_end()) {
+    if (state_ == State::kIdle) StartGathering(backward.unreached);
+    state_ = State::kGathering;
+    return GatherGradient(parameter, defined);
+  }
   first_parameter_ = parameter;
   first_defined_ = defined;
   BeginPass(backward.unreached, Then::kGradient);
@@ -183,6 +189,42 @@ void PassCore::EnterGradient(int parameter, bool defined) {
   order_.push_back(parameter);  // reserved
   MarkReady(parameter);
   if (next_bucket_ == members_.size()) Add(Kind::kFinishAtEnd);
+}
+
+// ---- A pass that begins at the end of a backward.
+
+void PassCore::StartGathering(const std::vector<int>& unreached) {
+  ++pass_;
+  order_.clear();
+  gathered_ = 0;
+  next_unused_.clear();
+  if (must_count()) {
+    std::fill(counts_.begin(), counts_.end(), 0);
+    seen_ = 0;
+    return;
+  }
+  if (options_.static_graph) remaining_ = counts_;
+  if (finds_unused()) next_unused_ = unreached;
+  const std::vector<int>& unused = finds_unused() ? next_unused_ : unused_;
+  for (const int parameter : unused) ready_pass_[parameter] = pass_;
+  gathered_ = unused.size();
+}
+
+void PassCore::GatherGradient(int parameter, bool defined) {
+  if (must_count()) return CountGradient(parameter, defined);
+  if (ready_pass_[parameter] == pass_) return FailSecondGradient(parameter);
+  used_[parameter] |= static_cast<uint8_t>(defined);
+  if (counted_ && --remaining_[parameter] > 0) return;
+  ready_pass_[parameter] = pass_;
+  order_.push_back(parameter);  // reserved
+  ++gathered_;
+}
+
+void PassCore::ReduceGathered() {
+  const std::vector<int> order = order_;
+  for (const int parameter : unused_) MarkReady(parameter);
+  for (const int parameter : order) MarkReady(parameter);
+  Finish();
 }
 
 void PassCore::MarkReady(int parameter) {
@@ -245,13 +287,16 @@ void PassCore::OnPlanAgreed(bool equal, bool rebuild_requested) {
 }
 
 void PassCore::Begin() {
-  ++pass_;
   next_bucket_ = 0;
-  order_.clear();
+  if (then_ != Then::kGathered) {
+    ++pass_;
+    order_.clear();
+  }
   std::fill(dropped_.begin(), dropped_.end(), 0);
   for (size_t b = 0; b < members_.size(); ++b) missing_[b] = static_cast<int>(members_[b].size());
   Add(Kind::kBegin);
   if (then_ == Then::kShadow) return BeginShadow();
+  if (then_ == Then::kGathered && must_count()) return ReduceCounted();
   if (must_count()) {
     state_ = State::kCounting;
     std::fill(counts_.begin(), counts_.end(), 0);
@@ -259,7 +304,7 @@ void PassCore::Begin() {
     return CountGradient(first_parameter_, first_defined_);
   }
   state_ = State::kReducing;
-  if (options_.static_graph) remaining_ = counts_;
+  if (options_.static_graph && then_ != Then::kGathered) remaining_ = counts_;
   if (finds_unused()) NoteUnused();
   AgreeOnUnused();
 }
@@ -286,6 +331,7 @@ void PassCore::AgreeOnUnused() {
 }
 
 void PassCore::GoOn() {
+  if (then_ == Then::kGathered) return ReduceGathered();
   for (const int parameter : unused_) MarkReady(parameter);
   if (then_ == Then::kNoGradients) return Finish();
   part_ = Part::kGradient;
@@ -349,6 +395,13 @@ void PassCore::OnBackwardEnd(const BackwardView& backward) {
     if (next_bucket_ < members_.size()) state_ = State::kOpen;
     return;
   }
+  if (state_ == State::kGathering) {
+    forwards_.AddToPass(backward.forwards);
+    state_ = State::kGathered;
+    // A backward that counts a static graph is a whole pass.
+    if (!must_count() && gathered_ < names_.size()) return;
+    return BeginPass(std::move(next_unused_), Then::kGathered);
+  }
   if (state_ == State::kIdle && finds_unused() && !backward.limited &&
       forwards_.AnyAwaits(backward.forwards)) {
     // The outputs that the backward passed reach no parameter.
@@ -358,11 +411,13 @@ void PassCore::OnBackwardEnd(const BackwardView& backward) {
 
 void PassCore::OnBackwardException(const BackwardView& backward) {
   const bool begins = state_ == State::kIdle && forwards_.AnyAwaits(backward.forwards);
-  if (!begins && !in_pass()) return;
+  // The peers may wait in a collective of the model, also in a backward that reduces nothing.
+  const bool in_model = backward.collectives && !broken() && !begins && !in_pass();
+  if (!begins && !in_pass() && !in_model) return;
   Break(absl::StrCat("rank ", rank_,
                      ": an exception ended the backward; this rank's own output says which. No "
                      "gradient had come for ",
-                     begins ? "any parameter" : Missing()));
+                     begins || in_model ? "any parameter" : Missing()));
   Add(Kind::kReport);
 }
 

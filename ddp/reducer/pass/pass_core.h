@@ -72,6 +72,10 @@ struct PassAction {
 //                                                           gradient of the pass, else -> open
 //   open       continues the pass, or accumulates on        continues the pass -> reducing
 //              this rank only, or is an error
+//   gathering  is noted                                     backward's end -> reducing -> idle when
+//                                                           all gradients have come, else ->
+//                                                           gathered
+//   gathered   as in the state open                         continues -> gathering
 //   broken     is an error                                  Reset() -> idle
 //
 // The reducer calls an On...() function for each event. It then takes the actions from Next() until
@@ -91,6 +95,12 @@ struct PassAction {
 // - for each further round of the reduction: [kNextRound for each launched bucket, in plan order]
 // - [kRebuild, in a pass that rebuilds the buckets]
 //
+// A model may have collectives of its own in the backward (SyncBatchNorm), in an order that is the
+// same on every rank. Buckets are launched among them, at places that gradients decide. So three
+// kinds of passes begin at the end of the backward that brings the last gradient, after all
+// collectives of the model: passes that a Join announces, passes with find_unused_parameters, and
+// the first pass after a failure. The states gathering and gathered come before such a pass.
+//
 // Pure: no tensor, no thread, no clock, no network. OnGradient() in the state reducing is the hot
 // path: it touches arrays only, and allocates nothing. Thread-compatible. The method is that of
 // PyTorch's DDP (Li et al., VLDB 2020).
@@ -100,6 +110,7 @@ class PassCore {
     bool find_unused_parameters = false;
     bool static_graph = false;
     bool skip_unused_buckets = false;
+    bool collectives_in_backward = false;  // the model has collectives of its own in the backward
   };
 
   // The facts of a pass that the ranks agree on at its beginning.
@@ -123,6 +134,8 @@ class PassCore {
   // Sets the number of rounds that the reduction of a bucket takes, at least 1. All ranks set the
   // same number, before the first pass.
   void SetRounds(int rounds);
+  // Passes are announced to joined ranks from now on, or no longer. Call it between passes.
+  void SetAnnounced(bool announced) { announced_ = announced; }
   // Makes the next pass end with new buckets, and count a static graph anew.
   void RequestRebuild();
   void ForgetCounts() { counted_ = false; }
@@ -167,7 +180,7 @@ class PassCore {
 
   // ---- State.
 
-  bool asks_backward() const { return state_ == State::kIdle || state_ == State::kOpen; }
+  bool asks_backward() const { return state_ == State::kIdle || between_backwards(); }
   bool broken() const { return state_ == State::kBroken; }
   bool finds_unused() const { return options_.find_unused_parameters && !options_.static_graph; }
   int rounds() const { return rounds_; }
@@ -199,12 +212,24 @@ class PassCore {
   const std::optional<std::string>& error() const { return error_; }  // the last one of a pass
 
  private:
-  enum class State : uint8_t { kIdle, kCounting, kReducing, kOpen, kBroken };
+  enum class State : uint8_t {
+    kIdle,
+    kCounting,
+    kReducing,
+    kOpen,
+    kGathering,
+    kGathered,
+    kBroken,
+  };
   // The continuation of a pass after its beginning.
-  enum class Then : uint8_t { kGradient, kNoGradients, kShadow };
+  enum class Then : uint8_t { kGradient, kNoGradients, kGathered, kShadow };
 
   bool reducing() const { return state_ == State::kReducing || state_ == State::kCounting; }
-  bool in_pass() const { return reducing() || state_ == State::kOpen; }
+  bool between_backwards() const { return state_ == State::kOpen || state_ == State::kGathered; }
+  bool in_pass() const { return reducing() || state_ == State::kGathering || between_backwards(); }
+  bool begins_at_end() const {
+    return options_.collectives_in_backward && (announced_ || unsettled_ || finds_unused());
+  }
   void Add(PassAction::Kind kind, int index = -1) {
     actions_.push_back({.kind = kind, .part = part_, .index = index, .cause = cause_});
   }
@@ -217,6 +242,9 @@ class PassCore {
   void GoOn();
   void EnterGradient(int parameter, bool defined);
   void CountGradient(int parameter, bool defined);
+  void StartGathering(const std::vector<int>& unreached);
+  void GatherGradient(int parameter, bool defined);
+  void ReduceGathered();
   void MarkReady(int parameter);
   void LaunchReadyBuckets();
   void ReduceCounted();
@@ -244,6 +272,7 @@ class PassCore {
   bool rebuilt_ = false;
   bool rebuild_requested_ = false;
   bool unsettled_ = false;  // after a failure: other ranks may have other buckets
+  bool announced_ = false;
 
   State state_ = State::kIdle;
   ForwardHistory forwards_;
@@ -257,6 +286,7 @@ class PassCore {
   bool agreeing_on_unused_ = false;
   int first_parameter_ = -1;  // Then::kGradient
   bool first_defined_ = false;
+  size_t gathered_ = 0;  // kGathering: parameters that are ready, or unreached
 
   // The pass under way. A parameter is ready when its entry equals pass_.
   uint64_t pass_ = 0;

@@ -7,6 +7,7 @@
 //   - All ranks start the same collectives in the same order.
 //   - A bucket is launched once in a pass, in plan order, after all its gradients were copied in.
 //   - A bucket's round starts after its last one was awaited, and after that round of all buckets.
+//   - Under a Join, a model with collectives in its backward is reduced after the backward.
 //   - A gradient is copied in once in a pass, and never into a bucket that is skipped.
 //   - A pass that ends has waited for each bucket that it launched, and is complete on every rank.
 //   - Ranks agree on the parameters that no rank used.
@@ -59,6 +60,7 @@ struct World {
   PassCore::Options options;
   std::deque<Collective> collectives;
   std::vector<std::vector<int>> first_plan;
+  bool announces = false;            // under a Join
   std::vector<PassParts> announced;  // the parts of each pass, for the rank that has joined
 
   int Draw(int below) {
@@ -103,6 +105,7 @@ class Rank {
     core_->Reset(number, false);
     TakeFirstPlan();
     core_->SetRounds(world.rounds);
+    core_->SetAnnounced(world.announces);
   }
 
   // Does the step's next event or action. Returns false when it has to wait for other ranks.
@@ -226,6 +229,9 @@ class Rank {
   Collective& Start(const std::string& name) {
     if (next_collective_ == world_.collectives.size()) {
       world_.collectives.push_back({.name = name, .sums = {}, .plan = {}});
+    }
+    if (world_.options.collectives_in_backward && world_.announces) {
+      EXPECT_TRUE(ended_ || gradient_ == 0) << "rank " << number_ << ": " << name;
     }
     Collective& collective = world_.collectives[next_collective_++];
     EXPECT_EQ(collective.name, name) << "rank " << number_ << ", collective " << next_collective_;
@@ -424,6 +430,8 @@ class RandomStory {
     world_.options.static_graph = mode == 1;
     world_.options.find_unused_parameters = mode >= 2;
     world_.options.skip_unused_buckets = mode == 3;
+    world_.options.collectives_in_backward = world_.OneIn(3);
+    world_.announces = world_.OneIn(2);
     world_.rounds = world_.OneIn(3) ? 2 + world_.Draw(2) : 1;
     world_.first_plan = Split(world_, Shuffled());
     repeated_ = mode == 1 && world_.OneIn(2) ? world_.Draw(world_.parameters) : -1;

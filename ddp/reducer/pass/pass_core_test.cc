@@ -85,7 +85,8 @@ std::string Name(const PassAction& action) {
 // Stories of one rank. The player answers each question of the core itself.
 //
 //   options parameters=3 plan=0|1,2 [find_unused] [static_graph] [skip_unused] [given] [rounds=2]
-//   > forward f [outputs=2] [no_sync] [unseen] [unreachable]
+//           [collectives] [announced]
+//   > forward f [outputs=2] [no_sync] [eval] [unseen] [unreachable]
 //   > backward f [output=1] [unreached=0,2] [limited]      through a watched output
 //   > backward of f | backward of bare                     through none
 //   > gradients 0 2                                        of p0, then of p2
@@ -107,8 +108,10 @@ class Story : public testing::StoryPlayer {
       if (word == "find_unused") options.find_unused_parameters = true;
       if (word == "static_graph") options.static_graph = true;
       if (word == "skip_unused") options.skip_unused_buckets = true;
+      if (word == "collectives") collectives_ = options.collectives_in_backward = true;
       if (word == "given") given_ = true;
     }
+    const bool announced = std::find(words.begin(), words.end(), "announced") != words.end();
     std::vector<std::string> names;
     for (int i = 0; i < parameters_; ++i) names.push_back(absl::StrCat("p", i));
     core_.emplace(names, options);
@@ -116,6 +119,7 @@ class Story : public testing::StoryPlayer {
     core_->Reset(0, false);
     core_->SetFirstPlan(Plan(), given_);
     core_->SetRounds(rounds);
+    core_->SetAnnounced(announced);
   }
 
   std::vector<std::string> Play(const Words& words) override {
@@ -185,12 +189,14 @@ class Story : public testing::StoryPlayer {
   void Forward(const Words& words) {
     auto forward = std::make_shared<ForwardRecord>();
     forward->synchronized = true;
+    forward->collectives = collectives_;
     forward->outputs.resize(1);
     bool seen = true;
     reaches_ = true;
     for (const std::string& word : words) {
       if (absl::StartsWith(word, "outputs=")) forward->outputs.resize(Number(word.substr(8)));
       if (word == "no_sync") forward->synchronized = false;
+      if (word == "eval") forward->collectives = false;
       if (word == "unseen") seen = false;
       if (word == "unreachable") reaches_ = false;
     }
@@ -202,6 +208,7 @@ class Story : public testing::StoryPlayer {
     passed_.clear();
     unreached_.clear();
     limited_ = false;
+    passed_collectives_ = false;
     ++task_;
     watched_ = words[1] != "of";
     if (!watched_) {
@@ -218,6 +225,7 @@ class Story : public testing::StoryPlayer {
     if (forward->outputs[output] == ForwardRecord::Output::kFresh) {
       forward->outputs[output] = ForwardRecord::Output::kPassed;
     }
+    passed_collectives_ = forward->collectives;
     if (forward->synchronized) passed_.push_back(forward);
     at_end_.emplace_back([this] { core_->OnBackwardEnd(ViewAtEnd()); });
   }
@@ -244,7 +252,8 @@ class Story : public testing::StoryPlayer {
     return {.watched = true,
             .forwards = watched_ ? passed_ : none_,
             .unreached = unreached_,
-            .limited = limited_};
+            .limited = limited_,
+            .collectives = passed_collectives_};
   }
 
   void Run() {
@@ -309,6 +318,8 @@ class Story : public testing::StoryPlayer {
   int task_ = 0;
   bool watched_ = true;
   bool limited_ = false;
+  bool collectives_ = false;         // of the model
+  bool passed_collectives_ = false;  // by the backward under way
   std::vector<ForwardPtr> passed_;
   const std::vector<ForwardPtr> none_ = {};
   std::vector<int> unreached_;

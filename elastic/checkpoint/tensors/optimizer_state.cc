@@ -277,8 +277,11 @@ using States = std::vector<std::pair<void*, std::unique_ptr<OptimizerParamState>
 
 template <typename Kind>
 States BuildStates(const Optimizer& optimizer, const ModelTensors& model,
-                   const OptimizerRecord& record, const std::map<std::string, TensorView>& values) {
+                   const OptimizerRecord& record, const std::map<std::string, TensorView>& values,
+                   bool in_host_memory) {
   const at::NoGradGuard no_grad;
+  const at::TensorOptions place =
+      in_host_memory ? at::TensorOptions(at::kCPU) : at::TensorOptions();
   States states;
   for (const auto& group : optimizer.param_groups()) {
     for (const at::Tensor& parameter : group.params()) {
@@ -288,8 +291,9 @@ States BuildStates(const Optimizer& optimizer, const ModelTensors& model,
       for (const char* key : Kind::kTensors) {
         const auto value = values.find(TensorName(name, key));
         if (value == values.end()) continue;
-        // The optimizer itself also creates the state with the parameter's device and strides.
-        *Kind::Tensor(*state, key) = at::empty_like(parameter).copy_(TensorOver(value->second));
+        // The optimizer itself also creates the state with the parameter's strides.
+        *Kind::Tensor(*state, key) =
+            at::empty_like(parameter, place).copy_(TensorOver(value->second));
         any = true;
       }
       if constexpr (Kind::kCountsSteps) {
@@ -304,8 +308,10 @@ States BuildStates(const Optimizer& optimizer, const ModelTensors& model,
 template <typename Kind>
 std::function<void()> Prepare(Optimizer& optimizer, const ModelTensors& model,
                               const OptimizerRecord& record,
-                              const std::map<std::string, TensorView>& values) {
-  auto states = std::make_shared<States>(BuildStates<Kind>(optimizer, model, record, values));
+                              const std::map<std::string, TensorView>& values,
+                              bool in_host_memory) {
+  auto states =
+      std::make_shared<States>(BuildStates<Kind>(optimizer, model, record, values, in_host_memory));
   // The table is reserved now, so that installing the states does not grow it.
   optimizer.state().reserve(optimizer.state().size() + states->size());
   return [&optimizer, states, groups = record.groups] {
@@ -345,10 +351,12 @@ std::vector<std::string> OptimizerMismatches(const Optimizer& optimizer, const M
 
 std::function<void()> PrepareOptimizer(Optimizer& optimizer, const ModelTensors& model,
                                        const OptimizerRecord& record,
-                                       const std::map<std::string, TensorView>& values) {
+                                       const std::map<std::string, TensorView>& values,
+                                       bool in_host_memory) {
   std::function<void()> put;
-  WithKind(optimizer,
-           [&]<typename Kind>(Kind) { put = Prepare<Kind>(optimizer, model, record, values); });
+  WithKind(optimizer, [&]<typename Kind>(Kind) {
+    put = Prepare<Kind>(optimizer, model, record, values, in_host_memory);
+  });
   return put;
 }
 

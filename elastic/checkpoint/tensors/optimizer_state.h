@@ -37,10 +37,12 @@ std::vector<std::string> OptimizerMismatches(const torch::optim::Optimizer& opti
 
 // Builds the optimizer's new state from a manifest without mismatches, and returns the function
 // that installs it. The function sets all options, learning rate included, and cannot fail: the
-// states and the room for them are allocated before. `optimizer` must outlive the function.
+// states and the room for them are allocated before. `optimizer` must outlive the function. The
+// state is on the parameters' devices, or in host memory.
 std::function<void()> PrepareOptimizer(torch::optim::Optimizer& optimizer,
                                        const ModelTensors& model, const OptimizerRecord& record,
-                                       const std::map<std::string, TensorView>& values);
+                                       const std::map<std::string, TensorView>& values,
+                                       bool in_host_memory = false);
 
 }  // namespace ddp::elastic
 

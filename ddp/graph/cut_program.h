@@ -1,0 +1,69 @@
+#ifndef DDP_GRAPH_CUT_PROGRAM_H_
+#define DDP_GRAPH_CUT_PROGRAM_H_
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/ivalue.h>
+
+#include "ddp/graph/captured_graph.h"
+#include "ddp/graph/cut/graph_cut.h"
+#include "ddp/graph/cut/piece_table.h"
+#include "ddp/graph/graph_options.h"
+#include "ddp/graph/piece_backend.h"
+
+namespace ddp::internal {
+
+// A captured graph, cut into pieces that run one after the other. Thread-compatible.
+class CutProgram {
+ public:
+  // Cuts `captured` and compiles its pieces. A cut list of the options that does not fit is a
+  // ConfigurationError; with `tolerant`, the graph is one piece then, and a warning is logged.
+  // `parameters` must not repeat a tensor.
+  CutProgram(CapturedGraph captured, const std::vector<ModelParameter>& parameters,
+             const GraphOptions& options, bool tolerant);
+  ~CutProgram();
+  CutProgram(const CutProgram&) = delete;
+  CutProgram& operator=(const CutProgram&) = delete;
+
+  // Runs all pieces and returns the outputs of the graph. Throws what a piece throws:
+  // with the backends of this folder, a std::runtime_error with the message of the operation. A
+  // piece that returns another number of values than its graph is a ConfigurationError.
+  std::vector<c10::IValue> Run(std::vector<c10::IValue> arguments) const;
+
+  // True while the attributes of the script that the graph has as constants have their values.
+  bool Holds() const;
+
+  // The pieces in forward order, with the names of their parameters.
+  const std::vector<PieceRow>& rows() const { return rows_; }
+
+ private:
+  // A piece, or a part of one: what the backend runs at once.
+  struct Part {
+    std::string name;
+    PieceFunction run;
+    std::vector<std::pair<int, bool>> inputs;  // slot; true: no later part reads it
+    std::vector<int> outputs;                  // slots
+  };
+  struct Builder;
+
+  void AddPiece(Builder& builder, const CapturedGraph& captured, const GraphCutPiece& cut,
+                int index, int count, const std::vector<bool>& fences, PieceBackend& backend);
+
+  std::string name_;
+  size_t arguments_ = 0;
+  std::vector<StateInput> state_;
+  std::vector<BakedAttribute> baked_;
+  std::vector<PieceRow> rows_;
+  std::vector<Part> parts_;
+  size_t slots_ = 0;  // values that live between parts; arguments and state come first
+  std::vector<std::pair<int, c10::IValue>> constants_;  // slot and value
+  std::vector<int> outputs_;                            // slots
+};
+
+}  // namespace ddp::internal
+
+#endif  // DDP_GRAPH_CUT_PROGRAM_H_

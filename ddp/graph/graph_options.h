@@ -1,0 +1,57 @@
+#ifndef DDP_GRAPH_GRAPH_OPTIONS_H_
+#define DDP_GRAPH_GRAPH_OPTIONS_H_
+
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "ddp/graph/cut/graph_cut.h"
+#include "ddp/graph/piece_backend.h"
+#include "ddp/option.h"
+
+namespace ddp {
+
+// Options of optimize_graph(). All ranks must give equal options: the wrapper compares the buckets
+// that follow from them.
+struct GraphOptions {
+  using Self = GraphOptions;
+
+  // Size in MiB at which a piece is full. Unset: 25.
+  DDP_OPTION(bucket_cap_mb, std::optional<double>) = {};
+
+  // The same for the last piece, whose gradients are complete first. Unset: 1, or bucket_cap_mb
+  // where that is set; in kParity always 1.
+  DDP_OPTION(first_bucket_cap_mb, std::optional<double>) = {};
+
+  // How the bytes of parameters are counted; see graph_cut.h.
+  DDP_OPTION(mode, GraphCutMode) = GraphCutMode::kStrict;
+
+  // The nodes that begin a piece, except the first, in place of the caps; an empty list is one
+  // piece. describe() counts the nodes of each piece. A list that does not fit the first captured
+  // graph is a ConfigurationError. Where it does not fit a later one, as for another shape, that
+  // graph runs in one piece, with a warning.
+  DDP_OPTION(cuts, std::optional<std::vector<int>>) = {};
+
+  // Parameters that the wrapper does not put into buckets: params_and_buffers_to_ignore and the
+  // names in delay_all_reduce_named_params. Names that neither a parameter nor a buffer of the
+  // module has are an error.
+  DDP_OPTION(params_to_ignore, std::set<std::string>) = {};
+
+  // Runs the pieces. Unset: graph_executor_backend().
+  DDP_OPTION(backend, std::shared_ptr<PieceBackend>) = {};
+
+  // For modules written in C++: the number of graphs that are kept, one for each combination of
+  // shapes, types and modes of the inputs. Further combinations run without a graph, with a
+  // warning.
+  DDP_OPTION(max_graphs, int) = 32;
+
+  // For modules written in C++: when true, a forward may read a tensor that is neither registered
+  // nor an argument. The graph keeps the tensor's value of the capture, as a constant.
+  DDP_OPTION(allow_unregistered_tensors, bool) = false;
+};
+
+}  // namespace ddp
+
+#endif  // DDP_GRAPH_GRAPH_OPTIONS_H_

@@ -1,0 +1,122 @@
+// Models that the tests of this folder share.
+#ifndef DDP_GRAPH_TEST_MODELS_H_
+#define DDP_GRAPH_TEST_MODELS_H_
+
+#include <torch/nn.h>
+
+#include <nlohmann/json.hpp>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "ddp/graph/optimize_graph.h"
+
+namespace ddp::testing {
+
+struct ConvNetImpl : torch::nn::Module {
+  ConvNetImpl() {
+    first = register_module("first", torch::nn::Conv2d(torch::nn::Conv2dOptions(1, 4, 3)));
+    norm = register_module("norm", torch::nn::BatchNorm2d(4));
+    second = register_module("second", torch::nn::Conv2d(torch::nn::Conv2dOptions(4, 8, 3)));
+    last = register_module("last", torch::nn::Linear(8 * 4 * 4, 5));
+  }
+  torch::Tensor forward(torch::Tensor x) {
+    x = torch::relu(norm->forward(first->forward(x)));
+    x = torch::max_pool2d(torch::relu(second->forward(x)), 1);
+    return last->forward(x.flatten(1));
+  }
+  torch::nn::Conv2d first{nullptr}, second{nullptr};
+  torch::nn::BatchNorm2d norm{nullptr};
+  torch::nn::Linear last{nullptr};
+};
+TORCH_MODULE(ConvNet);
+
+// One attention block over tokens: three projections of one value, residuals, layer norms.
+struct TransformerImpl : torch::nn::Module {
+  TransformerImpl() {
+    words = register_module("words", torch::nn::Embedding(20, 16));
+    query = register_module("query", torch::nn::Linear(16, 16));
+    key = register_module("key", torch::nn::Linear(16, 16));
+    value = register_module("value", torch::nn::Linear(16, 16));
+    mix = register_module("mix", torch::nn::Linear(16, 16));
+    norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({16})));
+    wide = register_module("wide", torch::nn::Linear(16, 32));
+    narrow = register_module("narrow", torch::nn::Linear(32, 16));
+    last = register_module("last", torch::nn::Linear(16, 20));
+  }
+  torch::Tensor forward(const torch::Tensor& tokens) {
+    torch::Tensor x = words->forward(tokens);
+    torch::Tensor attention =
+        torch::matmul(query->forward(x), key->forward(x).transpose(-2, -1)) / 4.0;
+    x = norm->forward(
+        x + mix->forward(torch::matmul(torch::softmax(attention, -1), value->forward(x))));
+    x = x + narrow->forward(torch::gelu(wide->forward(x)));
+    return last->forward(x);
+  }
+  torch::nn::Embedding words{nullptr};
+  torch::nn::Linear query{nullptr}, key{nullptr}, value{nullptr}, mix{nullptr}, wide{nullptr},
+      narrow{nullptr}, last{nullptr};
+  torch::nn::LayerNorm norm{nullptr};
+};
+TORCH_MODULE(Transformer);
+
+// An MLP with a weight under two names and a layer that runs three times.
+struct TiedImpl : torch::nn::Module {
+  TiedImpl() {
+    first = register_module("first", torch::nn::Linear(6, 6));
+    middle = register_module("middle", torch::nn::Linear(6, 6));
+    tied = register_parameter("tied", first->weight);
+  }
+  torch::Tensor forward(torch::Tensor x) {
+    x = torch::relu(first->forward(x));
+    for (int i = 0; i < 3; ++i) x = torch::tanh(middle->forward(x));
+    return torch::linear(x, tied);
+  }
+  torch::nn::Linear first{nullptr}, middle{nullptr};
+  torch::Tensor tied;
+};
+TORCH_MODULE(Tied);
+
+// Returns all gradients in one tensor; an undefined gradient counts as zero.
+inline torch::Tensor GradientsOf(const std::vector<torch::Tensor>& parameters) {
+  std::vector<torch::Tensor> flat;
+  for (const torch::Tensor& parameter : parameters) {
+    flat.push_back((parameter.grad().defined() ? parameter.grad() : torch::zeros_like(parameter))
+                       .detach()
+                       .clone()
+                       .flatten());
+  }
+  return torch::cat(flat);
+}
+
+// Runs `runs` times forward and backward; returns the gradients of the last one.
+template <typename Module>
+torch::Tensor TrainedGradients(Module& module, const torch::Tensor& input, int runs) {
+  for (int run = 0; run < runs; ++run) {
+    module.zero_grad();
+    module.forward(input).pow(2).mean().backward();
+  }
+  return GradientsOf(module.parameters());
+}
+
+// Returns the number of nodes of the first captured graph.
+inline int NodesOf(const internal::GraphModuleBase& graph) {
+  int nodes = 0;
+  const nlohmann::json json = nlohmann::json::parse(graph.describe_as_json());
+  for (const nlohmann::json& piece : json["pieces"]) nodes += piece["nodes"].get<int>();
+  return nodes;
+}
+
+// Returns a random rising list of nodes that begin a piece.
+inline std::vector<int> RandomCuts(int nodes, std::mt19937& random) {
+  std::vector<int> cuts;
+  const int chance = 2 + random() % 6;
+  for (int node = 1; node < nodes; ++node) {
+    if (random() % chance == 0) cuts.push_back(node);
+  }
+  return cuts;
+}
+
+}  // namespace ddp::testing
+
+#endif  // DDP_GRAPH_TEST_MODELS_H_

@@ -1,0 +1,69 @@
+// The state of optimizers as bytes and as typed objects, for any LibTorch optimizer: it knows the
+// values of a state by their names in the state's own serialization.
+#ifndef DDP_OPTIM_SHARD_STATE_H_
+#define DDP_OPTIM_SHARD_STATE_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <torch/optim/optimizer.h>
+
+namespace ddp {
+class ProcessGroup;
+}  // namespace ddp
+
+namespace ddp::internal {
+
+// Makes an optimizer over parameter groups.
+using OptimizerFactory = std::function<std::unique_ptr<torch::optim::Optimizer>(
+    std::vector<torch::optim::OptimizerParamGroup> groups)>;
+
+// The state of a part of one parameter. `state` may be null.
+struct StatePart {
+  int64_t parameter = 0;
+  int64_t begin = 0;
+  int64_t end = 0;
+  const torch::optim::OptimizerParamState* state = nullptr;
+};
+
+// Returns the parts as bytes. Parts without a state are left out.
+std::string StateBytes(const std::vector<StatePart>& parts);
+
+// Puts together the states of whole parameters from the bytes of all ranks, and gives them to
+// `whole`, an optimizer over all parameters. Frees the bytes on the way: no more than about twice
+// their size is in use at a time. `example`: a state of the optimizer's type, for options of now
+// that make none; may be null. A value of a part's own shape is a part of a tensor
+// like the parameter; any other value (a step count) is taken as it is. The tensors are on the CPU.
+// Throws ConfigurationError when a part of a tensor is missing, and when the type of the states
+// cannot be found out.
+void AssembleState(std::vector<std::string> bytes, const OptimizerFactory& make,
+                   const torch::optim::OptimizerParamState* example,
+                   torch::optim::Optimizer& whole);
+
+// Returns the state of elements [begin, end) of `parameter`, whose state is `whole`, on the
+// device of the parameter. `flat`: the part is one row in memory order; else it is the whole
+// parameter in its shape.
+std::unique_ptr<torch::optim::OptimizerParamState> CutState(
+    const torch::optim::OptimizerParamState& whole, const at::Tensor& parameter,
+    std::pair<int64_t, int64_t> range, bool flat);
+
+// The options of all parameter groups as bytes, and back.
+std::string OptionBytes(const std::vector<torch::optim::OptimizerParamGroup>& groups);
+void SetOptions(const std::string& bytes, std::vector<torch::optim::OptimizerParamGroup>& groups);
+
+// Replaces `text` by that of `root` on every rank, in rounds of at most 64 MiB. Collective.
+void BroadcastText(ProcessGroup& group, int root, std::string& text);
+
+// Returns every rank's text by rank, on rank `to`; on all ranks when `to` is -1. Elsewhere the
+// texts are empty. Sends rounds of at most 64 MiB through the group's device. Collective.
+std::vector<std::string> CollectTexts(ProcessGroup& group, const std::string& mine, int to);
+
+}  // namespace ddp::internal
+
+#endif  // DDP_OPTIM_SHARD_STATE_H_

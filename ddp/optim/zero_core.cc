@@ -1,0 +1,477 @@
+#include "ddp/optim/zero_core.h"
+
+#include <algorithm>
+#include <cmath>
+#include <exception>
+#include <utility>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros.h>
+
+#include "absl/strings/str_cat.h"
+#include "ddp/common/error.h"
+#include "ddp/model/model_metadata.h"
+#include "ddp/model_agreement.h"
+#include "ddp/model_synchronizer.h"
+#include "ddp/optim/shard_plan.h"
+#include "ddp/process_group.h"
+
+namespace ddp::internal {
+namespace {
+
+// Why a rank cannot make a step. A word of Exchange() has one of these and a parameter's number.
+enum Reason : int64_t { kTorn = 1, kGroups, kChanged, kGradient, kReasons };
+
+int64_t Word(Reason reason, int parameter = 0) { return reason + kReasons * parameter; }
+
+constexpr char kTornText[] =
+    "a failure has interrupted a step of a ZeroRedundancyOptimizer, so the parameters have old and "
+    "new values: load model and optimizer from a checkpoint on every rank";
+
+ShardPlan::Options PlanOptions(const ZeroRedundancyOptions& options, int ranks) {
+  const bool even = options.shard == ZeroRedundancyOptions::Shard::kEven;
+  const double bytes = options.bucket_cap_mb * (int64_t{1} << 20);
+  return {.mode = even ? ShardPlan::Mode::kEven : ShardPlan::Mode::kWhole,
+          .ranks = ranks,
+          .bucket_bytes = std::max<int64_t>(1, static_cast<int64_t>(bytes))};
+}
+
+}  // namespace
+
+ZeroCore::ZeroCore(OptimizerFactory make, std::shared_ptr<ProcessGroup> group,
+                   const ZeroRedundancyOptions& options)
+    : make_(std::move(make)),
+      group_(std::move(group)),
+      options_(options),
+      parameters_(PlanOptions(options, group_->size()), group_->rank()),
+      incarnation_(group_->incarnation()) {}
+
+ZeroCore::~ZeroCore() {
+  if (scatter_) scatter_->Stop();
+}
+
+void ZeroCore::Guard(const char* what, const std::function<void()>& function) const {
+  try {
+    function();
+  } catch (const CommunicationError&) {
+    throw;  // all ranks know, or find the failure themselves; the same for the next one
+  } catch (const ReductionError&) {
+    throw;
+  } catch (const std::exception& error) {
+    group_->report_failure(
+        absl::StrCat("rank ", group_->rank(), ": in ", what, ": ", MessageOf(error)));
+    throw;
+  } catch (...) {
+    group_->report_failure(absl::StrCat("rank ", group_->rank(), ": in ", what,
+                                        ": an exception that is no std::exception"));
+    throw;
+  }
+}
+
+// ---- Parameters ----
+
+void ZeroCore::Agree(const Groups& groups, const std::string& error, bool scatter) {
+  ModelMetadata metadata;
+  metadata.AddOption("error", error);
+  metadata.AddOption("shard", absl::StrCat(static_cast<int>(options_.shard())));
+  metadata.AddOption("scatter_gradients", scatter ? "true" : "false");
+  metadata.AddOption("overlap_with_forward", options_.overlap_with_forward ? "true" : "false");
+  metadata.AddOption("bucket_cap_mb", absl::StrCat(options_.bucket_cap_mb()));
+  for (size_t g = 0; error.empty() && g < groups.size(); ++g) {
+    for (size_t i = 0; i < groups[g].params().size(); ++i) {
+      const at::Tensor& tensor = groups[g].params()[i];
+      metadata.AddParameter({.name = absl::StrCat("group", g, ".", i),
+                             .dtype = toString(tensor.scalar_type()),
+                             .shape = tensor.sizes().vec(),
+                             .strides = tensor.strides().vec(),
+                             .requires_grad = tensor.requires_grad()});
+    }
+  }
+  group_->ensure_usable();
+  AgreeOnModel(*group_, metadata, "arguments of a ZeroRedundancyOptimizer");
+  if (!error.empty()) throw ConfigurationError(error);
+}
+
+void ZeroCore::Add(const Groups& groups, size_t first) {
+  ++version_;
+  std::vector<std::vector<at::Tensor>> tensors;
+  for (size_t g = first; g < groups.size(); ++g) tensors.push_back(groups[g].params());
+  std::vector<std::vector<at::Tensor>> views(groups.size());
+  for (const size_t number : parameters_.Add(tensors)) {
+    const ShardedParameters::Mine& mine = parameters_.mine()[number];
+    views[mine.group].push_back(mine.view);
+  }
+  Groups parts;
+  for (size_t g = first; g < groups.size(); ++g) {
+    parts.emplace_back(std::move(views[g]), groups[g].options().clone());
+  }
+  if (!inner_) {
+    inner_ = make_(std::move(parts));
+  } else {
+    for (const auto& part : parts) inner_->add_param_group(part);
+  }
+  if (scatter_) scatter_->SetPlan(parameters_);
+}
+
+void ZeroCore::InstallScatter(DataParallelHandle model) {
+  auto* const synchronizer = dynamic_cast<ModelSynchronizer*>(model.joinable());
+  std::vector<std::string> names;
+  std::vector<at::Tensor> tensors;
+  std::vector<bool> sparse;
+  for (const Reducer::Parameter& parameter : synchronizer->reducer().parameters()) {
+    names.push_back(parameter.name);
+    tensors.push_back(parameter.tensor);
+    sparse.push_back(parameter.sparse);
+  }
+  // Only the model calls the function, so the model is alive in it.
+  scatter_ = std::make_shared<GradientScatter>(
+      group_, [synchronizer] { return std::max(1, synchronizer->reducer().divisor()); });
+  scatter_->SetPlan(parameters_);
+  model.register_comm_hook(scatter_, &GradientScatter::Hook, "zero_redundancy_optimizer");
+  model.set_bucket_layout(ScatterLayout(parameters_, names, tensors, sparse));
+}
+
+// ---- A step ----
+
+int64_t ZeroCore::Problem(const Groups& groups) const {
+  if (torn_) return Word(kTorn);
+  if (!parameters_.HasGroups(groups)) return Word(kGroups);
+  if (const int changed = parameters_.FindChanged(); changed >= 0) return Word(kChanged, changed);
+  const int gradient = parameters_.FindUnusableGradient();
+  return gradient >= 0 ? Word(kGradient, gradient) : 0;
+}
+
+std::string ZeroCore::Explain(int64_t problem, int rank) const {
+  const int64_t parameter = problem / kReasons;
+  switch (problem % kReasons) {
+    case kTorn:
+      return absl::StrCat("rank ", rank, ": ", kTornText);
+    case kGroups:
+      return absl::StrCat("rank ", rank,
+                          ": the parameter groups of a ZeroRedundancyOptimizer have changed: call "
+                          "its own add_param_group() on every rank, outside of a Join, and not "
+                          "that of torch::optim::Optimizer");
+    case kChanged:
+      return absl::StrCat("rank ", rank, ": parameter ", parameter,
+                          " of a ZeroRedundancyOptimizer has another type, device, shape or "
+                          "strides than at its construction: make a new optimizer");
+    default:
+      return absl::StrCat("rank ", rank, ": the gradient of parameter ", parameter,
+                          " of a ZeroRedundancyOptimizer is sparse, or has another shape, type or "
+                          "device than the parameter");
+  }
+}
+
+// One all-reduce: a word of each rank, and the number of ranks with gradients for each bucket.
+ZeroCore::Start ZeroCore::Exchange(const Groups& groups) {
+  const std::vector<bool> mine = parameters_.BucketsWithGradients();
+  const int ranks = group_->size();
+  at::Tensor words = at::zeros({ranks + static_cast<int64_t>(mine.size())}, at::kLong);
+  auto* const mutable_words = words.mutable_data_ptr<int64_t>();
+  mutable_words[group_->rank()] = Problem(groups);
+  std::copy(mine.begin(), mine.end(), mutable_words + ranks);
+  words = words.to(group_->device());
+  group_->all_reduce(words);
+  words = words.to(at::kCPU);  // waits for a stream, and so for the values of the step before
+  if (!group_->failed()) unproven_ = false;
+  const auto* const all = words.const_data_ptr<int64_t>();
+  Start start;
+  for (int rank = 0; rank < ranks; ++rank) {
+    if (all[rank] == 0) continue;
+    start.torn = all[rank] % kReasons == kTorn;
+    start.error = Explain(all[rank], rank);
+    break;
+  }
+  for (size_t b = 0; b < mine.size(); ++b) start.buckets.push_back(all[ranks + b] > 0);
+  return start;
+}
+
+void ZeroCore::Step(Groups& groups, Join* join, const Joinable& joinable) {
+  if (join == nullptr) {
+    group_->ensure_usable();
+    return RunStep(groups, nullptr);
+  }
+  const JoinRound round = join->notify(joinable, 0);
+  RunStep(groups, &round);
+}
+
+void ZeroCore::Settle(const char* what) {
+  group_->ensure_usable();
+  Guard(what, [&] {
+    FollowIncarnation();
+    Wait();
+  });
+}
+
+void ZeroCore::BeginJoin() {
+  Guard("the beginning of a Join", [&] { FollowIncarnation(); });
+  if (torn_) throw ReductionError(absl::StrCat("rank ", group_->rank(), ": ", kTornText));
+}
+
+void ZeroCore::ShadowStep(Groups& groups, const JoinRound& round) { RunStep(groups, &round); }
+
+void ZeroCore::RunStep(Groups& groups, const JoinRound* round) {
+  Start start;
+  Guard("the step of a ZeroRedundancyOptimizer", [&] {
+    FollowIncarnation();
+    Wait();
+    start = Exchange(groups);
+  });
+  // The same on all ranks: no failure of the group.
+  if (start.torn) throw ReductionError(start.error);
+  if (!start.error.empty()) throw ConfigurationError(start.error);
+  Guard("the step of a ZeroRedundancyOptimizer", [&] { Update(groups, round, start.buckets); });
+}
+
+void ZeroCore::Update(Groups& groups, const JoinRound* round, const std::vector<bool>& buckets) {
+  const at::NoGradGuard no_grad;
+  ++version_;
+  parameters_.FollowMemory();
+  parameters_.TakeGradients();
+  if (round != nullptr && round->num_active() < group_->size()) ServeJoinedRanks(groups, *round);
+  for (size_t g = 0; g < groups.size(); ++g) {
+    inner_->param_groups()[g].set_options(groups[g].options().clone());
+  }
+  updating_ = group_->size() > 1;
+  unproven_ = updating_ && !group_->device().is_cpu();
+  inner_->step();
+  parameters_.DropGradients();
+  parameters_.StartTransfer(*group_, buckets);
+  if (!parameters_.pending()) updating_ = unproven_ = false;  // no gradients
+  if (!options_.overlap_with_forward) Wait();
+}
+
+void ZeroCore::FollowIncarnation() {
+  if (group_->incarnation() != incarnation_) AskAll();
+  if (!different_.empty()) throw ReductionError(different_);
+}
+
+// The first collective after a failure. Its size does not depend on what the ranks have.
+void ZeroCore::AskAll() {
+  incarnation_ = group_->incarnation();
+  try {
+    Wait();  // the transfers may have been complete before the failure
+  } catch (const CommunicationError&) {
+    parameters_.DropTransfers();
+  }
+  torn_ = torn_ || updating_ || unproven_;
+  updating_ = false;
+  unproven_ = false;
+  at::Tensor words = at::zeros({1 + group_->size()}, at::kLong);
+  const auto count = static_cast<int64_t>(parameters_.tensors().size());
+  words.mutable_data_ptr<int64_t>()[0] = torn_ ? 1 : 0;
+  words.mutable_data_ptr<int64_t>()[1 + group_->rank()] = count;
+  words = words.to(group_->device());
+  group_->all_reduce(words);
+  words = words.to(at::kCPU);
+  const auto* const all = words.const_data_ptr<int64_t>();
+  torn_ = all[0] > 0;
+  for (int rank = 1; rank < group_->size(); ++rank) {
+    if (all[1 + rank] == all[1]) continue;
+    different_ = absl::StrCat(
+        "a failure has interrupted add_param_group() of a ZeroRedundancyOptimizer, which has ",
+        all[1], " parameters on rank 0 and ", all[1 + rank], " on rank ", rank,
+        ": make a new optimizer");
+  }
+}
+
+void ZeroCore::OnForward(bool collective) {
+  if (collective) FollowIncarnation();
+  if (!torn_) {
+    try {
+      Wait();
+    } catch (const CommunicationError&) {
+      if (group_->incarnation() == incarnation_) throw;
+    }
+    if (!updating_) return;
+  }
+  const std::string message = absl::StrCat("rank ", group_->rank(), ": ", kTornText);
+  // Only this rank may know of the loss, and the others may wait for it.
+  if (!torn_) group_->report_failure(message);
+  throw ReductionError(message);
+}
+
+void ZeroCore::Wait() {
+  if (!parameters_.pending()) return;
+  const int changed = parameters_.FinishTransfer();
+  if (changed >= 0) {
+    const std::string message = absl::StrCat(
+        "rank ", group_->rank(), ": parameter ", changed,
+        " of a ZeroRedundancyOptimizer got other memory while its new value was on its way: call "
+        "wait() before set_data(), to() and the like");
+    group_->report_failure(message);
+    throw ReductionError(message);
+  }
+  updating_ = false;
+}
+
+// ---- Join ----
+
+// Gives the ranks without inputs the options and gradients of the round's source.
+void ZeroCore::ServeJoinedRanks(Groups& groups, const JoinRound& round) {
+  const int source = round.source();
+  const int rank = group_->rank();
+  const auto& active = round.active_ranks;
+  const bool joined = std::find(active.begin(), active.end(), rank) == active.end();
+  std::string options;
+  if (rank == source) options = OptionBytes(groups);
+  BroadcastText(*group_, source, options);
+  if (joined) SetOptions(options, groups);
+
+  const auto count = static_cast<int64_t>(parameters_.tensors().size());
+  at::Tensor with_gradient = at::zeros({count}, at::kByte);
+  for (int64_t i = 0; i < count; ++i) {
+    with_gradient.mutable_data_ptr<uint8_t>()[i] = parameters_.tensors()[i].grad().defined();
+  }
+  at::Tensor sent = with_gradient.to(group_->device());
+  group_->broadcast(sent, source);
+  with_gradient = sent.to(at::kCPU);
+
+  std::vector<at::Tensor> gradients(parameters_.mine().size());
+  for (int other = 0; other < group_->size(); ++other) {
+    if (std::find(active.begin(), active.end(), other) != active.end()) continue;
+    ServePart(other, source, with_gradient, gradients);
+  }
+  if (joined) parameters_.TakeGradients(gradients);
+}
+
+// Sends `rank`'s part of the gradients from `source`. Only `rank` uses it.
+void ZeroCore::ServePart(int rank, int source, const at::Tensor& with_gradient,
+                         std::vector<at::Tensor>& gradients) {
+  const ShardPlan& plan = parameters_.plan();
+  for (int b = 0; b < static_cast<int>(plan.buckets().size()); ++b) {
+    const std::vector<ShardPlan::Piece> pieces = plan.Pieces(b, rank);
+    if (pieces.empty()) continue;
+    const int64_t elements = pieces.back().offset + pieces.back().size();
+    const at::Tensor& like = parameters_.tensors()[pieces.front().parameter];
+    const at::Tensor part = at::zeros({elements}, like.options());
+    if (group_->rank() == source) {
+      const std::vector<at::Tensor> mine = parameters_.GradientsOf(b, rank);
+      for (size_t i = 0; i < pieces.size(); ++i) {
+        if (!mine[i].defined()) continue;
+        part.narrow(0, pieces[i].offset, pieces[i].size()).view(mine[i].sizes()).copy_(mine[i]);
+      }
+    }
+    group_->broadcast(part, source);
+    if (group_->rank() != rank) continue;
+    for (size_t i = 0; i < gradients.size(); ++i) {
+      const ShardedParameters::Mine& mine = parameters_.mine()[i];
+      const ShardPlan::Piece& piece = mine.piece;
+      if (mine.bucket != b || with_gradient.const_data_ptr<uint8_t>()[piece.parameter] == 0) {
+        continue;
+      }
+      gradients[i] = part.narrow(0, piece.offset, piece.size()).view(mine.view.sizes());
+    }
+  }
+}
+
+void ZeroCore::FinishJoin(Groups& groups, bool is_last_joiner, int last_joiner) {
+  Wait();
+  std::string options;
+  if (is_last_joiner) options = OptionBytes(groups);
+  BroadcastText(*group_, last_joiner, options);
+  if (!is_last_joiner) SetOptions(options, groups);
+}
+
+// ---- Gradients and state ----
+
+double ZeroCore::ClipGradNorm(double max_norm, bool under_join) {
+  const at::NoGradGuard no_grad;
+  double norm = 0;
+  Guard("clip_grad_norm()", [&] {
+    Wait();
+    at::Tensor squares = at::zeros({1}, at::TensorOptions(group_->device()).dtype(at::kDouble));
+    const auto add = [&squares](const at::Tensor& gradient) {
+      if (gradient.defined()) squares += gradient.norm(2, at::kDouble).square();
+    };
+    if (under_join) {
+      for (const at::Tensor& tensor : parameters_.tensors()) add(tensor.grad());
+    } else {
+      parameters_.TakeGradients();
+      for (const ShardedParameters::Mine& mine : parameters_.mine()) add(mine.view.grad());
+      parameters_.DropGradients();
+      group_->all_reduce(squares);
+    }
+    norm = std::sqrt(squares.item<double>());
+    const double factor = max_norm / (norm + 1e-6);
+    if (factor >= 1) return;
+    for (const at::Tensor& tensor : parameters_.tensors()) {
+      if (tensor.grad().defined()) tensor.mutable_grad().mul_(factor);
+    }
+  });
+  return norm;
+}
+
+std::unique_ptr<torch::optim::Optimizer> ZeroCore::MakePlain(const Groups& groups) const {
+  return make_(groups);
+}
+
+std::unique_ptr<torch::optim::Optimizer> ZeroCore::Collect(const Groups& groups, int to) {
+  Settle("the collection of a ZeroRedundancyOptimizer's state");
+  Start start;
+  Guard("the collection of a ZeroRedundancyOptimizer's state", [&] { start = Exchange(groups); });
+  if (start.torn) throw ReductionError(start.error);
+  if (!start.error.empty()) throw ConfigurationError(start.error);
+  ModelMetadata metadata;
+  metadata.AddOption("to", absl::StrCat(to));
+  AgreeOnModel(*group_, metadata, "arguments of consolidate_state_dict()");
+  if (to < -1 || to >= group_->size()) {
+    throw ConfigurationError(absl::StrCat("consolidate_state_dict(", to,
+                                          "): the group has ranks 0 ", "to ", group_->size() - 1,
+                                          ", and -1 means all of them"));
+  }
+  std::unique_ptr<torch::optim::Optimizer> whole;
+  Guard("the collection of a ZeroRedundancyOptimizer's state", [&] {
+    std::vector<StatePart> parts;
+    for (const ShardedParameters::Mine& mine : parameters_.mine()) {
+      const auto found = inner_->state().find(mine.view.unsafeGetTensorImpl());
+      if (found == inner_->state().end()) continue;
+      parts.push_back({.parameter = mine.piece.parameter,
+                       .begin = mine.piece.begin,
+                       .end = mine.piece.end,
+                       .state = found->second.get()});
+    }
+    std::vector<std::string> texts = CollectTexts(*group_, StateBytes(parts), to);
+    if (to >= 0 && to != group_->rank()) return;
+    whole = MakePlain(groups);
+    AssembleState(std::move(texts), make_, parts.empty() ? nullptr : parts.front().state, *whole);
+  });
+  return whole;
+}
+
+std::function<void()> ZeroCore::PrepareState(const torch::optim::Optimizer& whole, Groups& groups) {
+  // Values of an earlier step must not arrive after those of the state.
+  if (group_->failed() || group_->incarnation() != incarnation_) {
+    parameters_.DropTransfers();
+  } else {
+    Wait();
+  }
+  using States = std::vector<std::pair<void*, std::unique_ptr<torch::optim::OptimizerParamState>>>;
+  const auto states = std::make_shared<States>();
+  for (const ShardedParameters::Mine& mine : parameters_.mine()) {
+    const at::Tensor& tensor = parameters_.tensors()[mine.piece.parameter];
+    const auto found = whole.state().find(tensor.unsafeGetTensorImpl());
+    if (found == whole.state().end()) continue;
+    const bool flat = parameters_.plan().buckets()[mine.bucket].owner < 0;
+    states->emplace_back(
+        mine.view.unsafeGetTensorImpl(),
+        CutState(*found->second, tensor, {mine.piece.begin, mine.piece.end}, flat));
+  }
+  const auto options =
+      std::make_shared<std::vector<std::unique_ptr<torch::optim::OptimizerOptions>>>();
+  for (const auto& group : whole.param_groups()) options->push_back(group.options().clone());
+  // The table is reserved now, so that putting the states in place does not grow it.
+  inner_->state().reserve(inner_->state().size() + states->size());
+  return [this, states, options, &groups] {
+    inner_->state().clear();
+    for (auto& [view, state] : *states) inner_->state()[view] = std::move(state);
+    for (size_t g = 0; g < groups.size(); ++g) groups[g].set_options(std::move((*options)[g]));
+    updating_ = false;
+    unproven_ = false;
+    torn_ = false;
+    ++version_;
+  };
+}
+
+}  // namespace ddp::internal

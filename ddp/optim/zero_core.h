@@ -1,0 +1,117 @@
+#ifndef DDP_OPTIM_ZERO_CORE_H_
+#define DDP_OPTIM_ZERO_CORE_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <torch/optim/optimizer.h>
+
+#include "ddp/join.h"
+#include "ddp/optim/gradient_scatter.h"
+#include "ddp/optim/shard_state.h"
+#include "ddp/optim/sharded_parameters.h"
+#include "ddp/optim/zero_redundancy_optimizer.h"
+
+namespace ddp::internal {
+
+// The collectives of a ZeroRedundancyOptimizer, and what a failure makes of them. The optimizer and
+// the functions that it gave to the model share its ownership. Thread-compatible.
+//
+// A step, in this order: the transfers of the step before are waited for; one all-reduce tells all
+// ranks whether some rank cannot make the step, and which buckets have gradients; under a Join, the
+// ranks without inputs get options and gradients; each rank updates its part; the new values are
+// sent. A rank on which something throws reports a failure, so that no peer waits for it.
+//
+// The parameters are torn while some values of a step have been updated and others have not
+// arrived. A failure in that time leaves them torn. The first step, synchronized forward, Join or
+// collection of the state in the group's next incarnation asks all ranks for it, and throws on all
+// of them. On a stream device, the host knows of the arrival at the next step only: until then, a
+// failure counts as one in that time.
+class ZeroCore {
+ public:
+  using Groups = std::vector<torch::optim::OptimizerParamGroup>;
+
+  ZeroCore(OptimizerFactory make, std::shared_ptr<ProcessGroup> group,
+           const ZeroRedundancyOptions& options);
+  ~ZeroCore();
+
+  // Throws ConfigurationError on all ranks when some rank has an `error`, or the ranks differ in
+  // `groups`, the options or `scatter`. Collective.
+  void Agree(const Groups& groups, const std::string& error, bool scatter);
+
+  // Adds the groups from number `first` on.
+  void Add(const Groups& groups, size_t first);
+
+  // Makes the model scatter its gradients. Collective.
+  void InstallScatter(DataParallelHandle model);
+
+  // Ends everything that an earlier step or failure has left. Collective. Throws what a collective
+  // throws, and what Wait() throws.
+  void Settle(const char* what);
+
+  void Step(Groups& groups, Join* join, const Joinable& joinable);
+  // Finds out what a failure before the Join has left. Collective.
+  void BeginJoin();
+  // Takes part in a step of the other ranks, on a rank that has joined.
+  void ShadowStep(Groups& groups, const JoinRound& round);
+  void FinishJoin(Groups& groups, bool is_last_joiner, int last_joiner);
+
+  void OnForward(bool collective);
+  void Wait();
+  double ClipGradNorm(double max_norm, bool under_join);
+
+  // Collects the whole state on rank `to`; on all ranks with -1. Returns null elsewhere.
+  std::unique_ptr<torch::optim::Optimizer> Collect(const Groups& groups, int to);
+  std::unique_ptr<torch::optim::Optimizer> MakePlain(const Groups& groups) const;
+  // Returns the function that puts this rank's part of the state and the options in place.
+  std::function<void()> PrepareState(const torch::optim::Optimizer& whole, Groups& groups);
+
+  // Calls `function`. Reports what it throws to the peers, unless all ranks find out themselves.
+  void Guard(const char* what, const std::function<void()>& function) const;
+
+  const std::shared_ptr<ProcessGroup>& group() const { return group_; }
+  const ShardedParameters& parameters() const { return parameters_; }
+  const torch::optim::Optimizer& inner() const { return *inner_; }
+  // Changes with everything that changes a state.
+  int64_t version() const { return version_; }
+  GradientScatter* scatter() const { return scatter_.get(); }  // null: gradients are averaged
+
+ private:
+  // The facts that all ranks know at the beginning of a step.
+  struct Start {
+    std::string error;  // some rank cannot make the step; empty: all can
+    bool torn = false;
+    std::vector<bool> buckets;  // with gradients on some rank
+  };
+
+  int64_t Problem(const Groups& groups) const;
+  std::string Explain(int64_t problem, int rank) const;
+  Start Exchange(const Groups& groups);
+  void RunStep(Groups& groups, const JoinRound* round);
+  void Update(Groups& groups, const JoinRound* round, const std::vector<bool>& buckets);
+  void FollowIncarnation();
+  void AskAll();
+  void ServeJoinedRanks(Groups& groups, const JoinRound& round);
+  void ServePart(int rank, int source, const at::Tensor& with_gradient,
+                 std::vector<at::Tensor>& gradients);
+
+  const OptimizerFactory make_;
+  const std::shared_ptr<ProcessGroup> group_;
+  const ZeroRedundancyOptions options_;
+  ShardedParameters parameters_;
+  std::unique_ptr<torch::optim::Optimizer> inner_;
+  std::shared_ptr<GradientScatter> scatter_;
+  int64_t incarnation_ = 0;  // of the group, as known here
+  bool updating_ = false;    // between an update and the arrival of all values
+  bool unproven_ = false;    // the host has not seen that the last values have arrived
+  bool torn_ = false;        // a failure came in that time, on some rank
+  std::string different_;    // why the ranks cannot go on together; empty: they can
+  int64_t version_ = 0;
+};
+
+}  // namespace ddp::internal
+
+#endif  // DDP_OPTIM_ZERO_CORE_H_

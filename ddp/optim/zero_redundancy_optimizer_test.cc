@@ -1,0 +1,490 @@
+// Compares ZeroRedundancyOptimizer with the plain optimizers of LibTorch, to the bit: values,
+// states, Joins. The ranks are threads on a fake backend, which adds in rank order, and processes
+// on Gloo.
+#include "ddp/optim/zero_redundancy_optimizer.h"
+
+#include <torch/nn/utils/clip_grad.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/schedulers/step_lr.h>
+#include <torch/optim/sgd.h>
+#include <torch/serialize.h>
+
+#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
+#include <malloc.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ddp/common/error.h"
+#include "ddp/default_hooks.h"
+#include "ddp/distributed_data_parallel.h"
+#include "ddp/join.h"
+#include "ddp/optim/shard_state.h"
+#include "ddp/optim/zero_trainer.h"
+#include "ddp/process_group.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "testing/backend/thread_ranks.h"
+#include "testing/distributed_checks.h"
+#include "testing/ranks/rank_test.h"
+
+namespace ddp {
+namespace {
+
+using ::ddp::testing::AdamW;
+using ::ddp::testing::ExpectEqual;
+using ::ddp::testing::Factory;
+using ::ddp::testing::Groups;
+using ::ddp::testing::Inputs;
+using ::ddp::testing::Net;
+using ::ddp::testing::Optimizers;
+using ::ddp::testing::Shard;
+using ::ddp::testing::Trainer;
+using ::testing::HasSubstr;
+using torch::optim::OptimizerParamGroup;
+
+std::vector<std::pair<std::string, ZeroRedundancyOptions>> Modes(bool scatter) {
+  std::vector<std::pair<std::string, ZeroRedundancyOptions>> modes = {
+      {"whole", {.shard = Shard::kWhole, .bucket_cap_mb = 0.001}},
+      {"even", {.scatter_gradients = false, .bucket_cap_mb = 0.001}},
+      {"overlap", {.scatter_gradients = false, .overlap_with_forward = true}}};
+  if (scatter) {
+    modes.push_back({"scatter", {.scatter_gradients = true, .bucket_cap_mb = 0.001}});
+    modes.push_back({"scatter in one bucket", {.scatter_gradients = true}});
+  }
+  return modes;
+}
+
+void ExpectThePlainOptimizersBits(const std::shared_ptr<ProcessGroup>& group, bool scatter) {
+  for (const auto& [name, make] : Optimizers()) {
+    for (const auto& [mode, options] : Modes(scatter)) {
+      Trainer plain = Trainer::Plain(group, make);
+      Trainer zero = Trainer::Zero(group, make, options);
+      plain.Steps(0, 5);
+      zero.Steps(0, 5);
+      ExpectEqual(plain, zero, name + " " + mode);
+      EXPECT_TRUE(testing::SameOnAllRanks(*group, testing::Flatten(zero.net->parameters())));
+    }
+  }
+}
+
+THREAD_RANK_TEST(ZeroRedundancyOptimizerTest, HasThePlainOptimizersBits, 1, 2, 3) {
+  ExpectThePlainOptimizersBits(group, group->size() > 1);
+}
+
+THREAD_RANK_TEST(ZeroRedundancyOptimizerTest, GradientsMayBeViewsOfTheBuckets, 2) {
+  for (const auto& [mode, options] : Modes(true)) {
+    Trainer plain = Trainer::Plain(group, AdamW());
+    Trainer zero = Trainer::Zero(group, AdamW(), options, /*gradients_as_views=*/true);
+    plain.Steps(0, 4);
+    zero.Steps(0, 4);
+    ExpectEqual(plain, zero, mode);
+  }
+}
+
+RANK_TEST(ZeroRedundancyOptimizerTest, HasThePlainOptimizersBitsOnGloo, {2, 3}) {
+  const auto group = init_process_group();
+  ExpectThePlainOptimizersBits(group, group->size() == 2);
+}
+
+// Returns the elements of an AdamW's states.
+int64_t StateElements(const torch::optim::Optimizer& optimizer) {
+  int64_t elements = 0;
+  for (const auto& [key, state] : optimizer.state()) {
+    const auto& moments = static_cast<const torch::optim::AdamWParamState&>(*state);
+    elements += moments.exp_avg().numel() + moments.exp_avg_sq().numel();
+  }
+  return elements;
+}
+
+THREAD_RANK_TEST(ZeroRedundancyOptimizerTest, EachRankHoldsItsShareOfTheState, 2, 3) {
+  const int64_t ranks = group->size();
+  for (const Shard shard : {Shard::kEven, Shard::kWhole}) {
+    const int64_t size = 3 * ranks;
+    std::vector<at::Tensor> parameters;
+    for (int64_t i = 0; i < ranks; ++i) parameters.push_back(at::ones({size, 4}).requires_grad_());
+    ZeroRedundancyOptimizer<torch::optim::AdamW> zero(parameters, torch::optim::AdamWOptions(0.1),
+                                                      group, {.shard = shard});
+    for (at::Tensor& parameter : parameters) parameter.mutable_grad() = at::ones({size, 4});
+    zero.step();
+    EXPECT_EQ(StateElements(zero.local_optimizer()) * ranks, 2 * ranks * size * 4);
+    for (const at::Tensor& parameter : parameters) EXPECT_LT(parameter.max().item<float>(), 1);
+  }
+}
+
+// A state from before a change of the options that makes new states impossible.
+THREAD_RANK_TEST(ZeroRedundancyOptimizerTest, StatesOutliveTheOptionsThatMadeThem, 2) {
+  const Factory make = [](Groups groups) {
+    return std::make_unique<torch::optim::SGD>(groups,
+                                               torch::optim::SGDOptions(0.01).momentum(0.9));
+  };
+  const auto set_momentum = [](Trainer& trainer, double momentum) {
+    for (auto& each : trainer.optimizer->param_groups()) {
+      static_cast<torch::optim::SGDOptions&>(each.options()).momentum(momentum);
+    }
+  };
+  const auto train = [&](Trainer trainer) {
+    trainer.Steps(0, 3);
+    set_momentum(trainer, 0);
+    trainer.Steps(3, 4);
+    if (trainer.zero != nullptr) trainer.zero->consolidate_state_dict(-1);
+    std::stringstream archive;
+    torch::save(*trainer.optimizer, archive);
+    torch::load(*trainer.optimizer, archive);
+    set_momentum(trainer, 0.9);
+    trainer.Steps(4, 6);
+    return trainer;
+  };
+  const Trainer plain = train(Trainer::Plain(group, make));
+  for (const auto& [mode, options] : Modes(true)) {
+    ExpectEqual(plain, train(Trainer::Zero(group, make, options)), mode);
+  }
+}
+
+// Keeps the largest number of bytes in use at a time, as seen when a tensor gets memory.
+class PeakOfMemory : public c10::Allocator {
+ public:
+  PeakOfMemory() { c10::SetCPUAllocator(this, 1); }
+  ~PeakOfMemory() override { c10::SetCPUAllocator(plain_, 1); }
+
+  static int64_t InUse() {
+    const struct mallinfo2 info = mallinfo2();
+    return static_cast<int64_t>(info.uordblks + info.hblkhd);
+  }
+  int64_t peak() const { return peak_; }
+
+  c10::DataPtr allocate(size_t bytes) override {
+    c10::DataPtr data = plain_->allocate(bytes);
+    peak_ = std::max(peak_, InUse());
+    return data;
+  }
+  void copy_data(void* to, const void* from, size_t bytes) const override {
+    default_copy_data(to, from, bytes);
+  }
+
+ private:
+  c10::Allocator* const plain_ = c10::GetCPUAllocator();
+  int64_t peak_ = 0;
+};
+
+TEST(ZeroRedundancyOptimizerTest, AStateIsPutTogetherInTwiceItsMemory) {
+  constexpr int64_t kPart = 200'000;
+  constexpr int kParameters = 10;
+  const auto make = [](Groups groups) {
+    return std::make_unique<torch::optim::SGD>(groups, torch::optim::SGDOptions(0.1).momentum(0.9));
+  };
+  std::vector<at::Tensor> parameters;
+  for (int i = 0; i < kParameters; ++i) parameters.push_back(at::zeros({3 * kPart}));
+  const auto whole = make({OptimizerParamGroup(parameters)});
+  const int64_t before = PeakOfMemory::InUse();
+  std::vector<std::string> texts;
+  for (int rank = 0; rank < 3; ++rank) {
+    std::vector<torch::optim::SGDParamState> states(kParameters);
+    std::vector<internal::StatePart> parts;
+    for (int i = 0; i < kParameters; ++i) {
+      states[i].momentum_buffer(at::full({kPart}, rank, at::kFloat));
+      parts.push_back(
+          {.parameter = i, .begin = rank * kPart, .end = (rank + 1) * kPart, .state = &states[i]});
+    }
+    texts.push_back(internal::StateBytes(parts));
+    texts.back().shrink_to_fit();  // as CollectTexts() returns it
+  }
+  const PeakOfMemory memory;
+  internal::AssembleState(std::move(texts), make, nullptr, *whole);
+  const auto& state = static_cast<const torch::optim::SGDParamState&>(
+      *whole->state().at(parameters[4].unsafeGetTensorImpl()));
+  EXPECT_EQ(state.momentum_buffer()[2 * kPart].item<float>(), 2);
+  EXPECT_LE(memory.peak() - before, 2 * int64_t{4} * 3 * kPart * kParameters);
+}
+
+// Two modules have one parameter: Module::parameters() lists it twice.
+struct Tied : torch::nn::Module {
+  Tied() {
+    inner = register_module("inner", std::make_shared<Net>());
+    register_module("again", inner);
+  }
+  at::Tensor forward(const at::Tensor& inputs) {
+    return inner->forward(inputs) + inner->forward(inputs.cos());
+  }
+  std::shared_ptr<Net> inner;
+};
+
+THREAD_RANK_TEST(ZeroRedundancyOptimizerTest, ModulesMayShareAParameter, 2) {
+  const torch::optim::AdamWOptions defaults(0.01);
+  const auto train = [&](bool sharded) {
+    auto net = std::make_shared<Tied>();
+    EXPECT_EQ(net->parameters().size(), 2 * net->inner->parameters().size());
+    DistributedDataParallel<Tied> model(net, group, {.find_unused_parameters = true});
+    std::unique_ptr<torch::optim::Optimizer> optimizer;
+    if (sharded) {
+      optimizer = std::make_unique<ZeroRedundancyOptimizer<torch::optim::AdamW>>(model, defaults);
+    } else {
+      optimizer = std::make_unique<torch::optim::AdamW>(net->inner->parameters(), defaults);
+    }
+    for (int step = 0; step < 3; ++step) {
+      optimizer->zero_grad();
+      model.forward(Inputs(group->rank(), step)).backward();
+      optimizer->step();
+    }
+    return testing::Flatten(net->inner->parameters());
+  };
+  EXPECT_TRUE(at::equal(train(false), train(true)));
+}
+
+// Saves in one mode and loads in another, on another number of ranks, and by the plain optimizer.
+THREAD_RANK_TEST(ZeroRedundancyOptimizerTest, StatesMoveBetweenModesAndWorldSizes, 3) {
+  for (const auto& [name, make] : Optimizers()) {
+    Trainer zero = Trainer::Zero(group, make, {.bucket_cap_mb = 0.001});
+    zero.Steps(0, 3);
+    zero.zero->param_groups()[0].options().set_lr(0.03);
+    zero.zero->consolidate_state_dict(ZeroRedundancyOptimizerBase::kAllRanks);
+    std::stringstream archive;
+    torch::save(*zero.optimizer, archive);
+    const auto pair = group->new_group({0, 1});
+    if (!pair) continue;
+    Trainer plain = Trainer::Plain(pair, make);
+    Trainer whole = Trainer::Zero(pair, make, {.shard = Shard::kWhole});
+    Trainer even = Trainer::Zero(pair, make, {.scatter_gradients = true, .bucket_cap_mb = 0.01});
+    for (Trainer* const trainer : {&plain, &whole, &even}) {
+      const at::NoGradGuard no_grad;
+      for (const auto& item : trainer->net->named_parameters()) {
+        item.value().copy_(zero.net->named_parameters()[item.key()]);
+      }
+      std::stringstream copy(archive.str());
+      torch::load(*trainer->optimizer, copy);
+      EXPECT_EQ(trainer->optimizer->param_groups()[0].options().get_lr(), 0.03);
+    }
+    for (Trainer* const trainer : {&plain, &whole, &even}) trainer->Steps(3, 6);
+    ExpectEqual(plain, whole, name + " whole");
+    ExpectEqual(plain, even, name + " even");
+  }
+}
+
+THREAD_RANK_TEST(ZeroRedundancyOptimizerTest, TheStateIsOnTheRankThatWasAskedFor, 3) {
+  Trainer zero = Trainer::Zero(group, AdamW(), {});
+  zero.Steps(0, 2);
+  std::stringstream archive;
+  const auto save = [&] { torch::save(*zero.optimizer, archive); };
+  EXPECT_THAT(testing::ErrorOf<ConfigurationError>(save), HasSubstr("consolidate_state_dict(to)"));
+  zero.zero->consolidate_state_dict(1);
+  if (group->rank() == 1) {
+    save();
+  } else {
+    EXPECT_THAT(testing::ErrorOf<ConfigurationError>(save), HasSubstr("has not the whole state"));
+  }
+  zero.Steps(2, 3);  // the collected state is now old
+  EXPECT_THAT(testing::ErrorOf<ConfigurationError>(save), HasSubstr("after the last step()"));
+  EXPECT_THAT(testing::ErrorOf<ConfigurationError>(
+                  [&] { zero.zero->consolidate_state_dict(group->rank() == 2 ? 0 : 1); }),
+              HasSubstr("different arguments of consolidate_state_dict()"));
+  EXPECT_THAT(testing::ErrorOf<ConfigurationError>([&] { zero.zero->consolidate_state_dict(3); }),
+              HasSubstr("ranks 0 to 2"));
+  EXPECT_FALSE(group->failed());
+}
+
+THREAD_RANK_TEST(ZeroRedundancyOptimizerTest, SchedulersAndClosuresWork, 2) {
+  for (const auto& [mode, options] : Modes(true)) {
+    Trainer plain = Trainer::Plain(group, AdamW());
+    Trainer zero = Trainer::Zero(group, AdamW(), options);
+    for (Trainer* const trainer : {&plain, &zero}) {
+      torch::optim::StepLR scheduler(*trainer->optimizer, 1, 0.5);
+      for (int step = 0; step < 4; ++step) {
+        const at::Tensor loss = trainer->optimizer->step([&] {
+          trainer->optimizer->zero_grad(/*set_to_none=*/step % 2 == 0);
+          const at::Tensor result = trainer->model.forward(Inputs(group->rank(), step));
+          result.backward();
+          return result;
+        });
+        EXPECT_TRUE(loss.defined());
+        scheduler.step();
+      }
+      if (trainer->zero != nullptr) trainer->zero->wait();
+    }
+    ExpectEqual(plain, zero, mode);
+  }
+}
+
+THREAD_RANK_TEST(ZeroRedundancyOptimizerTest, AddsParameterGroups, 2, 3) {
+  for (const auto& [mode, options] : Modes(true)) {
+    const auto train = [&](Trainer& trainer, const auto& add) {
+      trainer.Steps(0, 2);
+      OptimizerParamGroup added(std::vector<at::Tensor>{trainer.net->second});
+      added.set_options(trainer.optimizer->defaults().clone());
+      added.options().set_lr(0.1);
+      add(added);
+      trainer.Steps(2, 5);
+    };
+    const auto without_second = [&](const Net& net) {
+      return Groups{OptimizerParamGroup({net.first, net.image, net.gaps})};
+    };
+    Trainer plain(group);
+    plain.optimizer = AdamW()(without_second(*plain.net));
+    train(plain, [&](const auto& added) { plain.optimizer->add_param_group(added); });
+    Trainer zero(group);
+    auto made = std::make_unique<ZeroRedundancyOptimizerBase>(AdamW(), without_second(*zero.net),
+                                                              zero.model, options);
+    zero.zero = made.get();
+    zero.optimizer = std::move(made);
+    train(zero, [&](const auto& added) { zero.zero->add_param_group(added); });
+    ExpectEqual(plain, zero, mode);
+  }
+}
+
+THREAD_RANK_TEST(ZeroRedundancyOptimizerTest, ClipsTheNormOfAllGradients, 2) {
+  for (const auto& [mode, options] : Modes(true)) {
+    Trainer plain = Trainer::Plain(group, AdamW());
+    Trainer zero = Trainer::Zero(group, AdamW(), options);
+    plain.model.forward(Inputs(group->rank(), 0)).backward();
+    zero.model.forward(Inputs(group->rank(), 0)).backward();
+    std::vector<at::Tensor> trained;
+    for (const at::Tensor& parameter : plain.net->parameters()) {
+      if (parameter.grad().defined()) trained.push_back(parameter);
+    }
+    const double norm = torch::nn::utils::clip_grad_norm_(trained, 0.5);
+    EXPECT_NEAR(zero.zero->clip_grad_norm(0.5), norm, norm * 1e-5) << mode;
+    plain.optimizer->step();
+    zero.zero->step();
+    zero.zero->wait();
+    EXPECT_TRUE(at::allclose(plain.net->first, zero.net->first, 1e-4, 1e-6)) << mode;
+    EXPECT_NEAR(zero.zero->clip_grad_norm(1e9), 0.5, group->size() == 2 ? 1e-4 : 0) << mode;
+  }
+}
+
+THREAD_RANK_TEST(ZeroRedundancyOptimizerTest, NoSyncAccumulates, 2) {
+  for (const auto& [mode, options] : Modes(true)) {
+    Trainer plain = Trainer::Plain(group, AdamW());
+    Trainer zero = Trainer::Zero(group, AdamW(), options);
+    for (Trainer* const trainer : {&plain, &zero}) {
+      for (int step = 0; step < 3; ++step) {
+        trainer->optimizer->zero_grad();
+        {
+          const auto guard = trainer->model.no_sync();
+          trainer->model.forward(Inputs(group->rank(), 2 * step)).backward();
+        }
+        trainer->model.forward(Inputs(group->rank(), 2 * step + 1)).backward();
+        trainer->optimizer->step();
+      }
+      if (trainer->zero != nullptr) trainer->zero->wait();
+    }
+    ExpectEqual(plain, zero, mode);
+  }
+}
+
+// In bfloat16, whole parameters have the plain optimizer's bits with any optimizer.
+THREAD_RANK_TEST(ZeroRedundancyOptimizerTest, WholeParametersHaveTheBitsInBfloat16, 2, 3) {
+  for (const auto& item : Optimizers()) {
+    const Factory& make = item.second;
+    const auto train = [&](bool sharded) {
+      auto net = std::make_shared<Net>();
+      net->to(at::kBFloat16);
+      DistributedDataParallel<Net> model(net, group, {.find_unused_parameters = true});
+      std::unique_ptr<torch::optim::Optimizer> optimizer;
+      const Groups groups = {OptimizerParamGroup(net->parameters())};
+      if (sharded) {
+        optimizer = std::make_unique<ZeroRedundancyOptimizerBase>(
+            make, groups, model, ZeroRedundancyOptions{.shard = Shard::kWhole});
+      } else {
+        optimizer = make(groups);
+      }
+      for (int step = 0; step < 3; ++step) {
+        optimizer->zero_grad();
+        model.forward(Inputs(group->rank(), step).to(at::kBFloat16)).backward();
+        optimizer->step();
+      }
+      return testing::Flatten(net->parameters());
+    };
+    EXPECT_TRUE(at::equal(train(false), train(true))) << item.first;
+  }
+}
+
+// Scattered gradients in bfloat16 are divided as allreduce_hook does.
+THREAD_RANK_TEST(ZeroRedundancyOptimizerTest, WorksInBfloat16, 3) {
+  const auto train = [&](bool sharded) {
+    auto net = std::make_shared<Net>();
+    net->to(at::kBFloat16);
+    DistributedDataParallel<Net> model(net, group, {.find_unused_parameters = true});
+    std::unique_ptr<torch::optim::Optimizer> optimizer;
+    const torch::optim::SGDOptions options(0.5);  // every product with it is exact
+    if (sharded) {
+      optimizer = std::make_unique<ZeroRedundancyOptimizer<torch::optim::SGD>>(
+          model, options, ZeroRedundancyOptions{.scatter_gradients = true});
+    } else {
+      model.register_comm_hook(group, allreduce_hook);
+      optimizer = std::make_unique<torch::optim::SGD>(net->parameters(), options);
+    }
+    for (int step = 0; step < 3; ++step) {
+      optimizer->zero_grad();
+      model.forward(Inputs(group->rank(), step).to(at::kBFloat16)).backward();
+      optimizer->step();
+    }
+    return testing::Flatten(net->parameters());
+  };
+  EXPECT_TRUE(at::equal(train(false), train(true)));
+}
+
+// Trains with inputs of different lengths; `longest` has most. Then one step with all ranks.
+void TrainUnevenly(Trainer& trainer, int longest, bool even_weights) {
+  const int rank = trainer.group->rank();
+  torch::optim::StepLR scheduler(*trainer.optimizer, 2, 0.5);
+  join({&trainer.model, trainer.optimizer.get()}, {.divide_by_initial_world_size = even_weights},
+       [&] {
+         const int steps = rank == longest ? 5 : 1 + rank;
+         for (int step = 0; step < steps; ++step) {
+           trainer.Step(step);
+           scheduler.step();
+         }
+       });
+  trainer.Steps(7, 9);
+}
+
+THREAD_RANK_TEST(ZeroRedundancyOptimizerTest, RanksWithoutInputsUpdateTheirPart, 2, 3) {
+  for (const bool even_weights : {true, false}) {
+    for (int longest = 0; longest < group->size(); ++longest) {
+      for (const auto& [mode, options] : Modes(true)) {
+        Trainer plain = Trainer::Plain(group, AdamW());
+        Trainer zero = Trainer::Zero(group, AdamW(), options);
+        TrainUnevenly(plain, longest, even_weights);
+        TrainUnevenly(zero, longest, even_weights);
+        ExpectEqual(plain, zero, mode);
+        for (int g = 0; g < 2; ++g) {
+          EXPECT_EQ(plain.optimizer->param_groups()[g].options().get_lr(),
+                    zero.optimizer->param_groups()[g].options().get_lr())
+              << mode;
+        }
+      }
+    }
+  }
+}
+
+// Rank 0 takes part in the steps of rank 1 only.
+THREAD_RANK_TEST(ZeroRedundancyOptimizerTest, AStateOfBeforeAJoinIsNotSaved, 2) {
+  Trainer zero = Trainer::Zero(group, AdamW(), {});
+  zero.Steps(0, 1);
+  zero.zero->consolidate_state_dict(0);
+  join({&zero.model, zero.zero}, {}, [&] {
+    if (group->rank() == 1) zero.Step(1);
+  });
+  std::stringstream archive;
+  EXPECT_THAT(testing::ErrorOf<ConfigurationError>([&] { torch::save(*zero.zero, archive); }),
+              HasSubstr("call consolidate_state_dict(to)"));
+}
+
+RANK_TEST(ZeroRedundancyOptimizerTest, JoinsOnGloo, 3) {
+  const auto group = init_process_group();
+  Trainer plain = Trainer::Plain(group, AdamW());
+  Trainer zero = Trainer::Zero(group, AdamW(), {});
+  EXPECT_TRUE(zero.zero->scatters_gradients());  // the default on Gloo
+  TrainUnevenly(plain, 1, true);
+  TrainUnevenly(zero, 1, true);
+  EXPECT_TRUE(at::allclose(plain.net->first, zero.net->first, 1e-4, 1e-6));
+  EXPECT_TRUE(testing::SameOnAllRanks(*group, testing::Flatten(zero.net->parameters())));
+}
+
+}  // namespace
+}  // namespace ddp

@@ -1,0 +1,761 @@
+// Tests backwards over several workers, and the reduction of wrapped models in them. Workers are
+// processes; trainers have a process group of their own, on Gloo.
+//
+// Length: one case for each way in which such a backward ends, on the same two modules.
+#include "ddp/rpc/autograd_context.h"
+
+#include <signal.h>
+#include <torch/csrc/distributed/autograd/context/container.h>
+#include <torch/torch.h>
+
+#include <future>
+#include <optional>
+
+#include "ddp/activation_checkpoint.h"
+#include "ddp/default_hooks.h"
+#include "ddp/distributed_data_parallel.h"
+#include "ddp/join.h"
+#include "ddp/process_group.h"
+#include "ddp/rpc/rpc.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "testing/backend/random_numbers.h"
+#include "testing/error_of.h"
+#include "testing/ranks/rank_test.h"
+
+namespace ddp::rpc {
+namespace {
+
+using ::ddp::testing::ErrorOf;
+using ::ddp::testing::Randomize;
+using ::ddp::testing::RandomNumbers;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using torch::distributed::autograd::DistAutogradContainer;
+
+constexpr double kRate = 0.1;
+
+// Throws in the backward.
+struct Bomb : torch::autograd::Function<Bomb> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) {
+    return x.clone();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 const torch::autograd::variable_list&) {
+    throw std::runtime_error("the bomb went off");
+  }
+};
+
+// Kills its process in the backward.
+struct Death : torch::autograd::Function<Death> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) {
+    return x.clone();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 const torch::autograd::variable_list&) {
+    raise(SIGKILL);
+    return {};
+  }
+};
+
+// Has no gradient in the backward.
+struct Vanish : torch::autograd::Function<Vanish> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) {
+    return x.clone();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 const torch::autograd::variable_list&) {
+    return {at::Tensor()};
+  }
+};
+
+// Waits in the backward.
+struct Stall : torch::autograd::Function<Stall> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) {
+    return x.clone();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 const torch::autograd::variable_list& gradients) {
+    reached.set_value();
+    released.get_future().wait();
+    return gradients;
+  }
+  static inline std::promise<void> reached, released;
+};
+
+// The server's module: an embedding, and a matrix through which trainers send activations.
+class Shard {
+ public:
+  explicit Shard(bool sparse) : sparse_(sparse) {
+    const torch::NoGradGuard no_grad;
+    table = RandomNumbers(1, {10, 4});
+    weight = RandomNumbers(2, {4, 4});
+    table.requires_grad_();
+    weight.requires_grad_();
+    newest_table = table.getIntrusivePtr();
+  }
+  at::Tensor Lookup(const at::Tensor& ids) const {
+    return torch::embedding(table, ids, /*padding_idx=*/-1, /*scale_grad_by_freq=*/false, sparse_);
+  }
+  at::Tensor Mix(const at::Tensor& x) const { return torch::tanh(torch::matmul(x, weight)); }
+  std::vector<at::Tensor> parameters() const { return {table, weight}; }
+  std::vector<at::Tensor> Values() const { return {table.detach(), weight.detach()}; }
+
+  at::Tensor table, weight;
+  static inline c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> newest_table{
+      c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>()};
+
+ private:
+  const bool sparse_;
+};
+
+// The trainer's module. `mix` runs between its layers, on the server.
+struct NetImpl : torch::nn::Module {
+  using Mix = std::function<at::Tensor(const at::Tensor&)>;
+  explicit NetImpl(Mix the_mix) : mix(std::move(the_mix)) {
+    first = register_module("first", torch::nn::Linear(4, 4));
+    second = register_module("second", torch::nn::Linear(4, 3));
+    spare = register_module("spare", torch::nn::Linear(4, 3));
+    Randomize(*this, 10);
+  }
+  at::Tensor forward(const at::Tensor& x, bool use_spare) {
+    const at::Tensor h = mix(first->forward(x));
+    at::Tensor y = second->forward(h);
+    if (use_spare) y = y + spare->forward(h);
+    return y;
+  }
+  Mix mix;
+  torch::nn::Linear first{nullptr}, second{nullptr}, spare{nullptr};
+};
+TORCH_MODULE(Net);
+
+// A layer whose weight has no gradient where `vanish` is set.
+struct VanishingImpl : torch::nn::Module {
+  VanishingImpl() {
+    layer = register_module("layer", torch::nn::Linear(4, 3));
+    Randomize(*this, 11);
+  }
+  at::Tensor forward(const at::Tensor& x, bool vanish) {
+    const at::Tensor weight = vanish ? Vanish::apply(layer->weight) : layer->weight;
+    return torch::linear(x, weight, layer->bias);
+  }
+  torch::nn::Linear layer{nullptr};
+};
+TORCH_MODULE(Vanishing);
+
+at::Tensor Ids(int rank, int step) {
+  return torch::tensor({(3 * rank + step) % 10, (7 + step) % 10, (3 * rank + step) % 10});
+}
+
+// Returns whether a trainer uses the spare layer: in turn, one of them does, none, both.
+bool UsesSpare(int rank, int step) { return step % 3 == 2 || (step % 3 == 0 && rank == 1); }
+
+// The training in one process: gradients of the trainers are halved and added, as the reducer does;
+// the server's parameters take the steps of one trainer after the other.
+struct Reference {
+  Shard shard{/*sparse=*/false};
+  Net net{[this](const at::Tensor& x) { return shard.Mix(x); }};
+
+  void Step(int step, bool with_spare) {
+    const size_t dense = net->parameters().size();
+    std::vector<at::Tensor> all = net->parameters();
+    for (const at::Tensor& parameter : shard.parameters()) all.push_back(parameter);
+    std::vector<std::vector<at::Tensor>> gradients;
+    for (int rank = 0; rank < 2; ++rank) {
+      const bool use = with_spare && UsesSpare(rank, step);
+      const at::Tensor loss = net->forward(shard.Lookup(Ids(rank, step)), use).pow(2).mean();
+      gradients.push_back(torch::autograd::grad({loss}, all, {}, false, false,
+                                                /*allow_unused=*/true));
+    }
+    const torch::NoGradGuard no_grad;
+    for (size_t i = 0; i < all.size(); ++i) {
+      const at::Tensor a = gradients[0][i];
+      const at::Tensor b = gradients[1][i];
+      if (i >= dense) {
+        all[i].sub_(a, kRate).sub_(b, kRate);
+      } else if (a.defined() || b.defined()) {
+        const at::Tensor zero = torch::zeros_like(all[i]);
+        all[i].sub_((a.defined() ? a * 0.5 : zero) + (b.defined() ? b * 0.5 : zero), kRate);
+      }
+    }
+  }
+};
+
+// Two trainers and a server, "worker2".
+struct Job {
+  explicit Job(Registry registry = {}, const Options::Faults& faults = {}) {
+    registry.module<Shard, bool>("Shard")
+        .method("lookup", &Shard::Lookup)
+        .method("mix", &Shard::Mix)
+        .method("values", &Shard::Values);
+    registry.function("contexts", [] {
+      return static_cast<int64_t>(DistAutogradContainer::getInstance().numAutogradContexts());
+    });
+    registry.function("table_alive", [] { return !Shard::newest_table.expired(); });
+    registry.function("shared", [this]() -> RRef<Shard> { return *shared; });
+    registry.function("plus_one", [](at::Tensor x) { return x + 1; });
+    registry.function("count", [](at::Tensor x) { return x.numel(); });
+    registry.function("bomb", [](at::Tensor x) { return Bomb::apply(x); });
+    registry.function("stall", [](at::Tensor x) { return Stall::apply(x); });
+    registry.function("stalled", [] { Stall::reached.get_future().wait(); });
+    registry.function("death", [](at::Tensor x) { return Death::apply(x); });
+    registry.function("fail", []() -> at::Tensor { throw std::runtime_error("no answer"); });
+    const int rank = world->rank();
+    trainers = world->new_group({0, 1});
+    workers = init("worker" + std::to_string(rank), world->store(),
+                   {.rank = rank,
+                    .world_size = world->size(),
+                    .registry = std::move(registry),
+                    .timeout = std::chrono::seconds(30),
+                    .faults = faults});
+  }
+  int rank() const { return world->rank(); }
+
+  // Makes a shard on the server, and returns it on all trainers.
+  RRef<Shard> MakeShard(bool sparse = false) {
+    if (rank() == 0) shared = remote<Shard>("worker2", sparse);
+    trainers->barrier();
+    const RRef<Shard> shard = rank() == 0 ? *shared : sync<RRef<Shard>>("worker0", "shared");
+    trainers->barrier();
+    shared.reset();
+    return shard;
+  }
+
+  std::optional<RRef<Shard>> shared;
+  std::shared_ptr<ProcessGroup> world = init_process_group();
+  std::shared_ptr<ProcessGroup> trainers;  // null on the server
+  std::unique_ptr<Workers> workers;
+};
+
+NetImpl::Mix MixOn(const RRef<Shard>& shard) {
+  return [shard](const at::Tensor& x) { return shard.sync<at::Tensor>("mix", x); };
+}
+
+void ExpectClose(const at::Tensor& a, const at::Tensor& b, double tolerance) {
+  ASSERT_TRUE(a.defined() && b.defined());
+  EXPECT_LE((a - b).abs().max().item<double>(), tolerance);
+}
+
+// ---- Wrapped models.
+
+struct Mode {
+  DistributedDataParallelOptions options;
+  bool with_spare = false;
+  bool sparse = false;
+  bool hook = false;
+};
+
+void TrainAsInOneProcess(Job& job, const Mode& mode) {
+  ProcessGroup& group = *job.trainers;
+  const RRef<Shard> shard = job.MakeShard(mode.sparse);
+  Net net(MixOn(shard));
+  DistributedDataParallel model(net, job.trainers, mode.options);
+  if (mode.hook) model.register_comm_hook(job.trainers, allreduce_hook);
+  DistributedOptimizer optimizer(sgd(kRate), {shard}, net->parameters());
+  Reference reference;
+  for (int step = 0; step < 6; ++step) {
+    AutogradContext context;
+    const at::Tensor rows = shard.sync<at::Tensor>("lookup", Ids(group.rank(), step));
+    const bool use = mode.with_spare && UsesSpare(group.rank(), step);
+    context.backward(model.forward(rows, use).pow(2).mean());
+    for (const at::Tensor& parameter : net->parameters()) EXPECT_FALSE(parameter.grad().defined());
+    for (int turn = 0; turn < 2; ++turn) {
+      if (turn == group.rank()) optimizer.step(context);
+      group.barrier();
+    }
+    reference.Step(step, mode.with_spare);
+    const auto expected = reference.net->named_parameters();
+    for (const auto& item : net->named_parameters()) {
+      if (mode.sparse) {  // the order of a sparse sum differs, and so do later inputs
+        ExpectClose(item.value(), expected[item.key()], 1e-6);
+      } else {
+        EXPECT_TRUE(torch::equal(item.value(), expected[item.key()]))
+            << item.key() << " in step " << step;
+      }
+    }
+    const auto values = shard.sync<std::vector<at::Tensor>>("values");
+    ExpectClose(values[0], reference.shard.table, 1e-6);
+    ExpectClose(values[1], reference.shard.weight, 1e-6);
+    group.barrier();
+  }
+}
+
+RANK_TEST(AutogradContextTest, WrappedModelsTrainAsInOneProcess, 3) {
+  Job job;
+  if (job.trainers) {
+    const double tiny = 1e-5;
+    const std::vector<Mode> modes = {
+        {{.params_and_buffers_to_ignore = {"spare.weight", "spare.bias"}}},
+        {{.find_unused_parameters = true}, true},
+        {{.bucket_cap_mb = tiny, .find_unused_parameters = true}, true, /*sparse=*/true},
+        {{.bucket_cap_mb = tiny, .gradient_as_bucket_view = true, .find_unused_parameters = true},
+         true},
+        {{.bucket_cap_mb = tiny,
+          .gradient_as_bucket_view = true,
+          .find_unused_parameters = true,
+          .skip_all_reduce_unused_params = true},
+         true},
+        {{.bucket_cap_mb = tiny, .lazy_bucket_allocation = true, .find_unused_parameters = true},
+         true},
+        {{.bucket_cap_mb = tiny, .find_unused_parameters = true}, true, false, /*hook=*/true},
+        {{.bucket_cap_mb = tiny, .static_graph = true}},
+        {{.bucket_cap_mb = tiny, .gradient_as_bucket_view = true, .static_graph = true}},
+    };
+    for (size_t i = 0; i < modes.size(); ++i) {
+      SCOPED_TRACE(i);
+      TrainAsInOneProcess(job, modes[i]);
+    }
+  }
+  job.workers->shutdown();
+}
+
+// LibTorch has one thread here for all that the trainers do for each other. A thread that waited
+// for the other trainer's gradients would never serve that trainer's graph.
+RANK_TEST(AutogradContextTest, OneThreadIsEnough, 2) {
+  at::set_num_interop_threads(1);
+  Registry registry;
+  const at::Tensor weight = RandomNumbers(5, {4, 4}).requires_grad_();
+  registry.function("serve", [weight](at::Tensor x) { return torch::matmul(x, weight); });
+  Job job(std::move(registry));
+  const std::string peer = "worker" + std::to_string(1 - job.rank());
+  Net net([&](const at::Tensor& x) { return sync<at::Tensor>(peer, "serve", x); });
+  DistributedDataParallel model(net, job.trainers,
+                                {.bucket_cap_mb = 1e-5, .find_unused_parameters = true});
+  for (int step = 0; step < 8; ++step) {
+    AutogradContext context;
+    context.backward(model.forward(RandomNumbers(step, {2, 4}), true).sum());
+    EXPECT_TRUE(context.grad(net->first->weight).defined());
+    EXPECT_TRUE(context.grad(net->spare->weight).defined());
+  }
+  job.workers->shutdown();
+}
+
+// Autograd calls the hooks of a parameter also for an undefined gradient.
+RANK_TEST(AutogradContextTest, AnUndefinedGradientIsAsInAPlainBackward, 3) {
+  Job job;
+  if (job.trainers) {
+    for (const DistributedDataParallelOptions& options :
+         {DistributedDataParallelOptions{},
+          DistributedDataParallelOptions{.find_unused_parameters = true},
+          DistributedDataParallelOptions{.gradient_as_bucket_view = true}}) {
+      Vanishing plain;
+      Vanishing contextual;
+      DistributedDataParallel plain_model(plain, job.trainers, options);
+      DistributedDataParallel model(contextual, job.trainers, options);
+      for (int step = 0; step < 4; ++step) {
+        SCOPED_TRACE(step);
+        const bool vanish = step == 2 || step % 2 == job.rank();
+        const at::Tensor x = RandomNumbers(10 * job.rank() + step, {2, 4});
+        for (at::Tensor& parameter : plain->parameters()) parameter.mutable_grad() = at::Tensor();
+        plain_model.forward(x + 1, vanish).pow(2).sum().backward();
+        AutogradContext context;
+        const at::Tensor y = sync<at::Tensor>("worker2", "plus_one", x);
+        context.backward(model.forward(y, vanish).pow(2).sum());
+        for (size_t i = 0; i < plain->parameters().size(); ++i) {
+          const at::Tensor expected = plain->parameters()[i].grad();
+          const at::Tensor gradient = context.grad(contextual->parameters()[i]);
+          ASSERT_EQ(gradient.defined(), expected.defined()) << i;
+          EXPECT_TRUE(!expected.defined() || torch::equal(gradient, expected)) << i;
+        }
+      }
+    }
+  }
+  job.workers->shutdown();
+}
+
+// ---- Contexts without a wrapped model.
+
+RANK_TEST(AutogradContextTest, GradientsAreThoseOfOneProcess, 3) {
+  Job job;
+  if (job.rank() == 0) {
+    const RRef<Shard> shard = remote<Shard>("worker2", false);
+    const at::Tensor x = RandomNumbers(3, {2, 4}).requires_grad_();
+    const at::Tensor unused = torch::ones({1}).requires_grad_();
+    const Shard local(false);
+    const at::Tensor loss = (local.Mix(x * 2) * local.Lookup(Ids(0, 0)).sum()).sum();
+    const std::vector<at::Tensor> expected = torch::autograd::grad({loss}, {x});
+    {
+      AutogradContext context;
+      Future<at::Tensor> mixed = shard.async<at::Tensor>("mix", x * 2);
+      Future<at::Tensor> rows = shard.async<at::Tensor>("lookup", Ids(0, 0));
+      const at::Tensor total = (mixed.wait() * rows.wait().sum()).sum();
+      EXPECT_TRUE(torch::equal(total, loss));
+      context.backward(total, /*retain_graph=*/true);
+      EXPECT_TRUE(torch::equal(context.grad(x), expected[0]));
+      EXPECT_FALSE(x.grad().defined());
+      EXPECT_FALSE(context.grad(unused).defined());
+      context.backward(total);  // adds
+      EXPECT_TRUE(torch::equal(context.grad(x), expected[0] * 2));
+      EXPECT_EQ(sync<int>("worker2", "contexts"), 1);
+    }
+    // The message of a context's end is not awaited.
+    while (sync<int>("worker2", "contexts") > 0) continue;
+    EXPECT_THROW(AutogradContext().backward(torch::ones({})), ConfigurationError);
+    EXPECT_THROW(AutogradContext().backward(torch::ones({}).requires_grad_()), ConfigurationError);
+  }
+  job.workers->shutdown();
+}
+
+RANK_TEST(AutogradContextTest, CheckpointsThatAreNotReentrantWork, 3) {
+  Job job;
+  if (job.rank() == 0) {
+    const at::Tensor x = RandomNumbers(3, {2, 4}).requires_grad_();
+    const auto segment = [](const at::Tensor& t) { return torch::tanh(t) * t; };
+    const at::Tensor expected = torch::autograd::grad({segment(x + 1).sum()}, {x})[0];
+    for (const bool reentrant : {false, true}) {
+      AutogradContext context;
+      const at::Tensor y = sync<at::Tensor>("worker2", "plus_one", x);
+      const at::Tensor z = checkpoint({.use_reentrant = reentrant}, segment, y);
+      const auto backward = [&] { context.backward(z.sum()); };
+      if (reentrant) {
+        EXPECT_THAT(ErrorOf<RemoteError>(backward),
+                    AllOf(HasSubstr("worker0"), HasSubstr("a reentrant checkpoint works in")));
+      } else {
+        backward();
+        EXPECT_TRUE(torch::equal(context.grad(x), expected));
+      }
+    }
+  }
+  job.workers->shutdown();
+}
+
+// The message of a context's end is lost once, and sent again.
+RANK_TEST(AutogradContextTest, ALostEndOfAContextIsRepeated, 3) {
+  Job job({}, {.lost = {"CLEANUP_AUTOGRAD_CONTEXT_REQ"}, .losses = 1});
+  if (job.rank() == 0) {
+    {
+      AutogradContext context;
+      context.backward(
+          sync<at::Tensor>("worker2", "plus_one", torch::ones({2}).requires_grad_()).sum());
+    }
+    while (sync<int>("worker2", "contexts") > 0) continue;
+  }
+  job.workers->shutdown();
+}
+
+RANK_TEST(AutogradContextTest, AGradientThatNeverComesIsAnErrorAtOnce, 3) {
+  Registry registry;
+  registry.function("forgetful", [](at::Tensor x) {
+    sync<at::Tensor>("worker1", "plus_one", x);
+    return x * 2;
+  });
+  const at::Tensor weight = torch::ones({2}).requires_grad_();
+  registry.function("ignores", [weight](at::Tensor x) { return weight * 2; });
+  registry.function("leaf", [weight](at::Tensor x) { return weight; });
+  registry.function("relay",
+                    [](at::Tensor x) { return x + sync<at::Tensor>("worker1", "ignores", x); });
+  Job job(std::move(registry));
+  if (job.rank() == 0) {
+    const at::Tensor x = torch::ones({2}).requires_grad_();
+    const auto problem = [&](const std::function<at::Tensor()>& forward) {
+      AutogradContext context;
+      const at::Tensor loss = forward().sum();
+      return ErrorOf<ConfigurationError>([&] { context.backward(loss); });
+    };
+    const auto plus_one = [](const at::Tensor& t) {
+      return async<at::Tensor>("worker2", "plus_one", t);
+    };
+    EXPECT_THAT(problem([&] {
+                  plus_one(x).wait();
+                  return x * 2;
+                }),
+                HasSubstr("the loss does not depend on the answer of plus_one on worker worker2"));
+    EXPECT_THAT(problem([&] {
+                  plus_one(x);
+                  return x * 2;
+                }),
+                HasSubstr("the answer of plus_one on worker worker2 was not taken"));
+    EXPECT_THAT(problem([&] { return x * sync<int64_t>("worker2", "count", x); }),
+                HasSubstr("the call of count on worker worker2 sent a tensor"));
+    EXPECT_THAT(problem([&] {
+                  EXPECT_THROW(sync<at::Tensor>("worker2", "fail"), RemoteError);
+                  return plus_one(x).wait();
+                }),
+                AllOf(HasSubstr("the call of fail on worker worker2 failed in this context"),
+                      HasSubstr("no answer")));
+    EXPECT_THAT(problem([&] { return x.detach(); }), HasSubstr("scalars that require gradients"));
+    EXPECT_THAT(problem([&] {
+                  EXPECT_THAT(ErrorOf<ConfigurationError>([] { AutogradContext another; }),
+                              HasSubstr("open rpc::AutogradContext"));
+                  return plus_one(x).wait();
+                }),
+                "no error");
+    // Allowed: no gradient, or no argument that needs one.
+    EXPECT_EQ(problem([&] {
+                sync<int64_t>("worker2", "count", x.detach());
+                const torch::NoGradGuard no_grad;
+                EXPECT_FALSE(plus_one(x).wait().requires_grad());
+                const at::AutoGradMode with_gradients(true);
+                return plus_one(x).wait();
+              }),
+              "no error");
+    // The answer's gradient leads to the callee's own parameter alone.
+    EXPECT_EQ(problem([&] { return sync<at::Tensor>("worker2", "ignores", x.detach()); }),
+              "no error");
+    AutogradContext context;
+    for (const char* function : {"ignores", "leaf", "relay"}) {
+      EXPECT_THAT(ErrorOf<RemoteError>([&] { sync<at::Tensor>("worker2", function, x); }),
+                  AllOf(HasSubstr(function), HasSubstr("does not depend on the argument that")));
+    }
+    EXPECT_THAT(ErrorOf<RemoteError>([&] { sync<at::Tensor>("worker2", "forgetful", x); }),
+                AllOf(HasSubstr("within forgetful"), HasSubstr("plus_one on worker worker1")));
+  }
+  job.workers->shutdown();
+}
+
+// ---- Failures.
+
+// The trainer whose graph fails throws the server's words; the other one gets a failure report.
+// Both train on in the next context.
+RANK_TEST(AutogradContextTest, AnExceptionOnTheServerHangsNobody, 3) {
+  Job job;
+  if (job.trainers) {
+    bool bomb = false;
+    Net net([&](const at::Tensor& x) {
+      return sync<at::Tensor>("worker2", bomb ? "bomb" : "plus_one", x);
+    });
+    DistributedDataParallel model(net, job.trainers, {.find_unused_parameters = true});
+    for (int step = 0; step < 4; ++step) {
+      bomb = step == 1 && job.rank() == 0;
+      const auto train = [&] {
+        AutogradContext context;
+        context.backward(model.forward(torch::ones({2, 4}), false).sum());
+        EXPECT_TRUE(context.grad(net->first->weight).defined());
+      };
+      if (step != 1) {
+        train();
+      } else if (bomb) {
+        EXPECT_THAT(ErrorOf<RemoteError>(train),
+                    AllOf(HasSubstr("worker2"), HasSubstr("the bomb went off")));
+      } else {
+        EXPECT_THAT(ErrorOf<PeerFailedError>(train), HasSubstr("rank 0"));
+      }
+    }
+  }
+  job.workers->shutdown();
+}
+
+// The server's part comes after the wrapped model, so the backward fails before it comes to that.
+RANK_TEST(AutogradContextTest, AnExceptionBeforeTheModelHangsNobody, 3) {
+  Job job;
+  if (job.trainers) {
+    Net net([](const at::Tensor& x) { return x; });
+    DistributedDataParallel model(net, job.trainers, {.find_unused_parameters = true});
+    Net other([](const at::Tensor& x) { return x; });
+    DistributedDataParallel other_model(other, job.trainers, {.find_unused_parameters = true});
+    for (int step = 0; step < 4; ++step) {
+      const bool bomb = step == 1 && job.rank() == 0;
+      const auto train = [&] {
+        AutogradContext context;
+        const at::Tensor x = torch::full({2, 4}, 1.0 + step);
+        const at::Tensor y = model.forward(x, false);
+        context.backward(sync<at::Tensor>("worker2", bomb ? "bomb" : "plus_one", y).sum());
+        EXPECT_TRUE(torch::equal(context.grad(net->first->bias), [&] {
+          const at::Tensor loss = other->forward(x, false).sum();
+          return torch::autograd::grad({loss}, {other->first->bias})[0];
+        }()));
+      };
+      if (step != 1) {
+        train();
+      } else if (bomb) {
+        EXPECT_THAT(ErrorOf<RemoteError>(train),
+                    AllOf(HasSubstr("worker2"), HasSubstr("the bomb went off")));
+      } else {
+        EXPECT_THAT(ErrorOf<PeerFailedError>(train), HasSubstr("rank 0"));
+      }
+    }
+  }
+  job.workers->shutdown();
+}
+
+RANK_TEST(AutogradContextTest, AnExceptionOnATrainerHangsNobody, 3) {
+  Job job;
+  if (job.trainers) {
+    const RRef<Shard> shard = job.MakeShard();
+    bool bomb = false;
+    Net net([&](const at::Tensor& x) {
+      const at::Tensor y = bomb ? Bomb::apply(x) : x;
+      return shard.sync<at::Tensor>("mix", y);
+    });
+    DistributedDataParallel model(net, job.trainers, {.find_unused_parameters = true});
+    for (int step = 0; step < 4; ++step) {
+      bomb = step == 1 && job.rank() == 1;
+      const auto train = [&] {
+        AutogradContext context;
+        context.backward(model.forward(torch::ones({2, 4}), false).sum());
+      };
+      if (step != 1) {
+        train();
+      } else if (bomb) {
+        EXPECT_THAT(ErrorOf<RemoteError>(train),
+                    AllOf(HasSubstr("worker1"), HasSubstr("the bomb went off")));
+      } else {
+        EXPECT_THAT(ErrorOf<PeerFailedError>(train), HasSubstr("rank 1"));
+      }
+    }
+  }
+  job.workers->shutdown();
+}
+
+RANK_TEST(AutogradContextTest, TheServersDeathEndsTheBackward, .world_size = 3, .killed_rank = 2) {
+  Job job;
+  if (!job.trainers) return job.workers->shutdown();
+  Net net([&](const at::Tensor& x) {
+    return sync<at::Tensor>("worker2", job.rank() == 0 ? "death" : "plus_one", x);
+  });
+  DistributedDataParallel model(net, job.trainers, {.find_unused_parameters = true});
+  std::optional<AutogradContext> context;
+  context.emplace();
+  const std::string error = ErrorOf<PeerFailedError>([&] {
+    // Trainer 1 may hear of it in its forward, in its backward, or in the reduction.
+    context->backward(model.forward(torch::ones({2, 4}), false).sum());
+  });
+  EXPECT_THAT(error, ::testing::AnyOf(HasSubstr("worker2"), HasSubstr("rank 0")));
+}
+
+// The server lives, and its graph stands still: the report of a third worker ends the backward.
+RANK_TEST(AutogradContextTest, AFailureReportEndsABackward, 3) {
+  Job job;
+  if (job.rank() == 0) {
+    const at::Tensor x = torch::ones({2}).requires_grad_();
+    AutogradContext context;
+    const at::Tensor loss = sync<at::Tensor>("worker2", "stall", x).sum();
+    EXPECT_THAT(ErrorOf<PeerFailedError>([&] { context.backward(loss); }),
+                HasSubstr("worker worker1 failed: out of memory"));
+  } else if (job.rank() == 1) {
+    sync<void>("worker2", "stalled");
+    job.workers->report_failure("out of memory");
+  } else {
+    EXPECT_THROW(job.workers->barrier(), PeerFailedError);
+    Stall::released.set_value();
+  }
+}
+
+RANK_TEST(AutogradContextTest, UnsupportedModesAreRefusedByName, 3) {
+  Net served([](const at::Tensor& x) { return x; });
+  std::unique_ptr<DistributedDataParallel<Net>> served_model;
+  Registry registry;
+  registry.function("served", [&](at::Tensor x) { return served_model->forward(x, false); });
+  Job job(std::move(registry));
+  if (job.trainers) {
+    const auto error = [&](const DistributedDataParallelOptions& options, bool join, bool delayed) {
+      Net net([](const at::Tensor& x) { return sync<at::Tensor>("worker2", "plus_one", x); });
+      DistributedDataParallelOptions complete = options;
+      complete.find_unused_parameters = true;
+      // A group of its own, because the refusal is a failure of the step on all ranks.
+      const std::shared_ptr<ProcessGroup> group = job.world->new_group({0, 1});
+      if (delayed) {
+        complete.delay_all_reduce_named_params = {{"second.weight", net->second->weight}};
+        complete.param_to_hook_all_reduce = net->first->weight;
+      }
+      DistributedDataParallel model(net, group, complete);
+      std::optional<Join> joined;
+      if (join) joined.emplace(std::vector<JoinableRef>{&model});
+      return ErrorOf<ConfigurationError>([&] {
+        AutogradContext context;
+        context.backward(model.forward(torch::ones({2, 4}), false).to(at::kFloat).sum());
+      });
+    };
+    EXPECT_THAT(
+        error({.mixed_precision = MixedPrecision{.param_dtype = at::kBFloat16}}, false, false),
+        HasSubstr("mixed_precision with a param_dtype is not supported in a distributed"));
+    {
+      Net net([](const at::Tensor& x) { return sync<at::Tensor>("worker2", "plus_one", x); });
+      DistributedDataParallel model(net, job.world->new_group({0, 1}),
+                                    {.find_unused_parameters = true});
+      const auto train = [&] {
+        AutogradContext context;
+        context.backward(model.forward(torch::ones({2, 4}), false).sum());
+      };
+      {
+        const auto guard = model.no_sync();
+        EXPECT_THAT(ErrorOf<ConfigurationError>(train),
+                    HasSubstr("no_sync is not supported in a distributed autograd context"));
+      }
+      EXPECT_EQ(ErrorOf<ConfigurationError>(train), "no error");
+    }
+    EXPECT_THAT(error({}, false, true),
+                HasSubstr("delay_all_reduce_named_params is not supported in a distributed"));
+    // A backward of the other trainer through this trainer's wrapped model.
+    served_model =
+        std::make_unique<DistributedDataParallel<Net>>(served, job.world->new_group({0, 1}));
+    job.trainers->barrier();
+    if (job.rank() == 0) {
+      AutogradContext context;
+      const at::Tensor y = sync<at::Tensor>("worker1", "served", torch::ones({2, 4}));
+      EXPECT_THAT(ErrorOf<RemoteError>([&] { context.backward(y.sum()); }),
+                  HasSubstr("a backward that another worker has started reaches a parameter"));
+    }
+    job.trainers->barrier();
+    EXPECT_THAT(error({}, true, false), HasSubstr("a Join is not supported in a distributed"));
+  }
+  job.workers->shutdown();
+}
+
+// ---- Optimizers.
+
+RANK_TEST(AutogradContextTest, TrainersShareAnObjectsOptimizer, 3) {
+  Job job;
+  if (job.trainers) {
+    const RRef<Shard> shard = job.MakeShard();
+    Shard expected(false);
+    torch::optim::Adagrad reference(expected.parameters(), torch::optim::AdagradOptions(0.1));
+    DistributedOptimizer optimizer(adagrad(0.1), {shard});
+    for (int step = 0; step < 6; ++step) {
+      const at::Tensor ids = Ids(0, step);
+      if (step % 2 == job.rank()) {
+        AutogradContext context;
+        context.backward(shard.sync<at::Tensor>("lookup", ids).pow(2).sum());
+        optimizer.step(context);
+      }
+      job.trainers->barrier();
+      reference.zero_grad();
+      expected.Lookup(ids).pow(2).sum().backward();
+      reference.step();
+      const auto values = shard.sync<std::vector<at::Tensor>>("values");
+      EXPECT_TRUE(torch::equal(values[0], expected.table)) << "in step " << step;
+      EXPECT_TRUE(torch::equal(values[1], expected.weight)) << "in step " << step;
+      job.trainers->barrier();
+    }
+    AutogradContext context;
+    shard.sync<at::Tensor>("lookup", Ids(0, 0));
+    EXPECT_THAT(ErrorOf<RemoteError>([&] { DistributedOptimizer(sgd(1), {shard}).step(context); }),
+                HasSubstr("has an optimizer \"adagrad\" with other options"));
+    EXPECT_THROW(DistributedOptimizer({.name = "none", .options = {}}, {shard}),
+                 ConfigurationError);
+  }
+  job.workers->shutdown();
+}
+
+RANK_TEST(AutogradContextTest, TheOptimizerOfAnObjectDiesWithIt, 3) {
+  Job job;
+  if (job.rank() == 0) {
+    {
+      const RRef<Shard> shard = remote<Shard>("worker2", false);
+      DistributedOptimizer optimizer(adagrad(0.1), {shard});
+      AutogradContext context;
+      context.backward(shard.sync<at::Tensor>("lookup", Ids(0, 0)).sum());
+      optimizer.step(context);
+      EXPECT_TRUE(sync<bool>("worker2", "table_alive"));
+    }
+    // The messages of both ends are not awaited.
+    while (sync<bool>("worker2", "table_alive")) continue;
+  }
+  job.workers->shutdown();
+}
+
+RANK_TEST(AutogradContextTest, AStepThatThrowsLeavesNoGradient, 3) {
+  Job job;
+  if (job.rank() == 0) {
+    const Shard shard(/*sparse=*/true);
+    DistributedOptimizer optimizer(adam(0.1), {}, shard.parameters());
+    AutogradContext context;
+    context.backward(sync<at::Tensor>("worker2", "plus_one", shard.Lookup(Ids(0, 0))).sum());
+    EXPECT_THAT(ErrorOf<std::exception>([&] { optimizer.step(context); }), HasSubstr("sparse"));
+    EXPECT_FALSE(shard.table.grad().defined());
+  }
+  job.workers->shutdown();
+}
+
+}  // namespace
+}  // namespace ddp::rpc

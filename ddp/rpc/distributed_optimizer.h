@@ -1,0 +1,80 @@
+#ifndef DDP_RPC_DISTRIBUTED_OPTIMIZER_H_
+#define DDP_RPC_DISTRIBUTED_OPTIMIZER_H_
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "ddp/rpc/remote.h"
+
+namespace ddp::rpc {
+
+class AutogradContext;
+class Registry;
+
+// An optimizer of LibTorch by name, with its options. Equal on all workers that update one object.
+struct OptimizerSpec {
+  std::string name;
+  std::vector<double> options;
+  friend bool operator==(const OptimizerSpec&, const OptimizerSpec&) = default;
+};
+OptimizerSpec sgd(double learning_rate, double momentum = 0, double weight_decay = 0);
+OptimizerSpec adagrad(double learning_rate);
+OptimizerSpec adam(double learning_rate, double weight_decay = 0);
+
+// An object whose parameters a DistributedOptimizer updates: any RRef of a class with parameters().
+struct RemoteParameters {
+  template <typename T>
+  RemoteParameters(const RRef<T>& object) : use(object.use()) {}  // NOLINT
+  std::shared_ptr<internal::ObjectUse> use;
+};
+
+// Updates parameters where they are, from the gradients of an autograd context.
+//
+//   rpc::DistributedOptimizer optimizer(rpc::sgd(0.1), {table}, model->parameters());
+//   optimizer.step(context);
+//
+// Each object has one optimizer, at its owner, which dies with the object: all workers share its
+// state. Steps of several
+// workers on one object follow each other, and their gradients are not averaged. The order of steps
+// decides the bits: a program that needs equal bits in every run lets its workers step in turn.
+// Parameters without a gradient in the context stay as they are. The optimizer's state at the owner
+// is in no checkpoint; plain sgd() has none.
+//
+// An owner's step holds a lock against other steps, and against nothing else: a method of the
+// object may run meanwhile. Thread-compatible.
+class DistributedOptimizer {
+ public:
+  // `objects`: on any worker; `local`: parameters of this worker. Throws ConfigurationError for an
+  // unknown optimizer.
+  DistributedOptimizer(OptimizerSpec spec, std::vector<RemoteParameters> objects,
+                       std::vector<at::Tensor> local = {});
+  ~DistributedOptimizer();
+  DistributedOptimizer(const DistributedOptimizer&) = delete;
+  DistributedOptimizer& operator=(const DistributedOptimizer&) = delete;
+
+  // Makes one step everywhere. Blocks until all owners have made it. Throws as Future::wait(); a
+  // RemoteError when the object has an optimizer with another spec, or no parameters(). Leaves
+  // `.grad` as it was, also after an error.
+  void step(const AutogradContext& context);
+
+ private:
+  class Local;
+  const OptimizerSpec spec_;
+  const std::vector<RemoteParameters> objects_;
+  const std::unique_ptr<Local> local_;
+};
+
+namespace internal {
+
+// Registers the functions through which other workers update objects of this one.
+void AddOptimizerFunctions(Registry& registry);
+
+}  // namespace internal
+
+}  // namespace ddp::rpc
+
+#endif  // DDP_RPC_DISTRIBUTED_OPTIMIZER_H_

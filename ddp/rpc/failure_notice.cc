@@ -1,0 +1,93 @@
+#include "ddp/rpc/failure_notice.h"
+
+#include <exception>
+#include <utility>
+
+#include <glog/logging.h>
+
+#include "absl/time/time.h"
+#include "ddp/comm/news/news_message.h"
+
+namespace ddp::rpc::internal {
+
+using ddp::internal::GroupStore;
+using ddp::internal::Membership;
+using ddp::internal::NewsLog;
+using ddp::internal::NewsMessage;
+
+namespace {
+
+// The time limit of one command of the store: bounds a Report() on a lost store.
+constexpr absl::Duration kCommandTimeout = absl::Seconds(5);
+
+}  // namespace
+
+FailureNotice::FailureNotice(std::shared_ptr<GroupStore> store, const Membership& membership,
+                             std::function<void(const GroupFailure&)> on_failure)
+    : on_failure_(std::move(on_failure)) {
+  std::shared_ptr<GroupStore> watched = store->Clone();
+  store->SetTimeout(kCommandTimeout);
+  watched->SetTimeout(kCommandTimeout);
+  NewsLog::Reader& reader = *this;
+  news_ = std::make_unique<NewsLog>(std::move(store), std::move(watched), membership, reader);
+}
+
+FailureNotice::~FailureNotice() { news_.reset(); }
+
+void FailureNotice::Report(const GroupFailure& failure) {
+  if (!Set(failure)) return;
+  const NewsMessage message{.kind = NewsMessage::Kind::kFailure,
+                            .incarnation = 0,
+                            .rank = failure.rank,
+                            .reason = failure.reason};
+  news_->Run([this, message] {
+    try {
+      news_->Append(message);
+    } catch (const std::exception& error) {
+      LOG(WARNING) << "could not tell the other workers that " << message.reason << ": "
+                   << error.what();
+    }
+  });
+}
+
+FailureNotice::GroupFailure FailureNotice::ReportFound(const GroupFailure& failure) {
+  if (const auto known = this->failure()) return *known;
+  GroupFailure first = failure;
+  try {
+    const std::optional<NewsMessage> earlier = news_->Append({.kind = NewsMessage::Kind::kFailure,
+                                                              .incarnation = 0,
+                                                              .rank = failure.rank,
+                                                              .reason = failure.reason});
+    if (earlier.has_value()) first = {.rank = earlier->rank, .reason = earlier->reason};
+  } catch (const std::exception& error) {
+    LOG(WARNING) << "could not tell the other workers that " << failure.reason << ": "
+                 << error.what();
+  }
+  Set(first);
+  return *this->failure();
+}
+
+void FailureNotice::TellFound(const GroupFailure& failure) {
+  news_->Run([this, failure] { (void)ReportFound(failure); });
+}
+
+std::optional<FailureNotice::GroupFailure> FailureNotice::failure() const {
+  MutexLock lock(mutex_);
+  return failure_;
+}
+
+void FailureNotice::OnFailureRead(int64_t /*incarnation*/, const GroupFailure& failure) {
+  Set(failure);
+}
+
+bool FailureNotice::Set(const GroupFailure& failure) {
+  {
+    MutexLock lock(mutex_);
+    if (failure_.has_value()) return false;
+    failure_ = failure;
+  }
+  on_failure_(failure);
+  return true;
+}
+
+}  // namespace ddp::rpc::internal

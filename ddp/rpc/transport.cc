@@ -1,0 +1,464 @@
+#include "ddp/rpc/transport.h"
+
+#include <algorithm>
+#include <atomic>
+#include <optional>
+#include <stdexcept>
+#include <tuple>
+#include <unordered_map>
+#include <utility>
+
+#include <torch/csrc/distributed/autograd/context/container.h>
+#include <torch/csrc/distributed/autograd/utils.h>
+#include <torch/csrc/distributed/rpc/request_callback_no_python.h>
+#include <torch/csrc/distributed/rpc/rref_context.h>
+#include <torch/csrc/distributed/rpc/script_call.h>
+#include <torch/csrc/distributed/rpc/script_resp.h>
+#include <torch/csrc/distributed/rpc/tensorpipe_agent.h>
+#include <torch/csrc/distributed/rpc/testing/faulty_tensorpipe_agent.h>
+#include <torch/csrc/distributed/rpc/utils.h>
+#include <torch/csrc/jit/frontend/script_type_parser.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "ddp/comm/news/c10d_group_store.h"
+#include "ddp/common/error.h"
+#include "ddp/common/logging.h"
+#include "ddp/rpc/context_calls.h"
+#include "ddp/rpc/error.h"
+#include "ddp/rpc/graph_walk.h"
+#include "ddp/rpc/meeting_point.h"
+
+namespace ddp::rpc::internal {
+
+namespace libtorch = torch::distributed::rpc;
+using ddp::internal::Membership;
+using ddp::internal::MessageOf;
+using torch::distributed::autograd::DistAutogradContainer;
+
+namespace {
+
+constexpr char kBarrier[] = "ddp.rpc.barrier";
+constexpr char kWatch[] = "ddp.rpc.watch";
+// The start of LibTorch's text for an exception on another worker.
+constexpr char kErrorOnNode[] = "Error on Node ";
+
+// A part of LibTorch's text for a call without an answer (kRpcTimeoutErrorStr).
+constexpr char kTimeout[] = "RPC ran for more than set timeout";
+
+// Calls the functions of our registry.
+class Callback final : public libtorch::RequestCallbackNoPython {
+ public:
+  explicit Callback(Transport* transport) : transport_(transport) {}
+
+ protected:
+  c10::intrusive_ptr<libtorch::JitFuture> processScriptCall(
+      libtorch::RpcCommandBase& rpc, const std::vector<c10::Stream>& streams) const override {
+    auto& call = static_cast<libtorch::ScriptCall&>(rpc);
+    const std::string name =
+        call.hasQualifiedName() ? call.qualifiedName().qualifiedName() : "an operator";
+    if (name != kBarrier && name != kWatch) {
+      return asFuture(libtorch::ScriptResp(transport_->Answer(name, call.stackRef())).toMessage());
+    }
+    // These answers come later, and occupy no thread.
+    const auto answer =
+        name == kBarrier ? transport_->Arrive(call.stackRef()) : transport_->AddWatcher();
+    return answer->then(
+        [](libtorch::JitFuture& answer) {
+          auto message = libtorch::ScriptResp(answer.value()).toMessage();
+          return libtorch::withStorages(std::move(message));
+        },
+        c10::AnyClassType::get());
+  }
+
+  c10::intrusive_ptr<libtorch::JitFuture> processScriptRemoteCall(
+      libtorch::RpcCommandBase& rpc, const std::vector<c10::Stream>& streams) const override {
+    return asFuture(std::make_exception_ptr(
+        ConfigurationError("LibTorch's own RRefs are not supported: use ddp::rpc::remote()")));
+  }
+
+  // LibTorch's function crashes for an RRef with two users.
+  void handleRRefDelete(c10::intrusive_ptr<libtorch::RRef>& rref) const override {}
+
+ private:
+  Transport* const transport_;
+};
+
+// An agent whose messages end when a worker fails.
+template <typename Base>
+class EndingAgent final : public Base {
+ public:
+  template <typename... A>
+  explicit EndingAgent(std::shared_ptr<PendingSends> sends, A&&... arguments)
+      : Base(std::forward<A>(arguments)...), sends_(std::move(sends)) {}
+
+  c10::intrusive_ptr<libtorch::JitFuture> send(const libtorch::WorkerInfo& to,
+                                               c10::intrusive_ptr<libtorch::Message> message,
+                                               const float timeout_seconds,
+                                               const libtorch::DeviceMap& device_map) override {
+    return sends_->Track(
+        to.id_, [&] { return Base::send(to, std::move(message), timeout_seconds, device_map); });
+  }
+
+ private:
+  const std::shared_ptr<PendingSends> sends_;
+};
+
+std::string ReasonOf(const std::string& worker, const PendingSends::Lost& lost) {
+  return absl::StrCat("worker ", worker, " is gone (", lost.text, ")");
+}
+
+// Returns the node through which the gradients of a call's arguments return; null: there are none.
+// A message has one for all of its tensors.
+const GraphWalk::Node* NodeOf(const std::vector<c10::IValue>& arguments) {
+  const GraphWalk::Node* node = nullptr;
+  for (const c10::IValue& argument : arguments) {
+    ForEachTensor(argument, [&](const at::Tensor& tensor) {
+      if (node == nullptr && tensor.requires_grad()) node = tensor.grad_fn().get();
+    });
+  }
+  return node;
+}
+
+float Seconds(std::chrono::milliseconds time) { return std::chrono::duration<float>(time).count(); }
+
+std::shared_ptr<Transport>& Current() {
+  static std::shared_ptr<Transport> current;
+  return current;
+}
+
+std::atomic<bool> has_begun{false};
+
+}  // namespace
+
+Transport::Transport(std::string name, const c10::intrusive_ptr<c10d::Store>& store,
+                     Options options)
+    : name_(std::move(name)), options_(std::move(options)) {
+  if (name_.empty() || name_.size() > libtorch::WorkerInfo::MAX_NAME_LEN || !store ||
+      options_.rank < 0 || options_.rank >= options_.world_size || options_.world_size > 32767 ||
+      options_.threads < 1 || options_.timeout.count() <= 0) {
+    throw ConfigurationError(absl::StrCat(
+        "rpc::init needs a name of 1 to ", libtorch::WorkerInfo::MAX_NAME_LEN,
+        " characters, a store, 0 <= rank < world_size, a thread and a timeout; got worker \"",
+        name_, "\" with rank ", options_.rank, " of ", options_.world_size));
+  }
+  if (has_begun.exchange(true)) {
+    throw ConfigurationError(
+        "rpc::init can be called once in a process: parts of LibTorch keep the first agent for "
+        "ever. Start a new process, as ddprun does in every generation");
+  }
+  AddOwnFunctions();
+  sends_ = std::make_shared<PendingSends>(&Translate);
+  const auto prefixed = [&](const char* prefix) -> c10::intrusive_ptr<c10d::Store> {
+    return c10::make_intrusive<c10d::PrefixStore>(absl::StrCat("rpc/", prefix), store->clone());
+  };
+  try {
+    const auto own = prefixed("agent/");
+    own->setTimeout(options_.timeout);
+    agent_ = MakeAgent(own);
+    for (const libtorch::WorkerInfo& info : agent_->getWorkerInfos()) {
+      names_.resize(std::max<size_t>(names_.size(), info.id_ + 1));
+      names_[info.id_] = info.name_;
+    }
+    MakeNotice(ddp::internal::MakeGroupStore(prefixed("news/")));
+  } catch (const std::exception& error) {
+    Stop(/*together=*/false);
+    throw CommunicationError(absl::StrCat("worker ", name_, " could not connect to the ",
+                                          options_.world_size, " workers: ", MessageOf(error)));
+  }
+}
+
+void Transport::MakeNotice(std::shared_ptr<ddp::internal::GroupStore> store) {
+  notice_ = std::make_shared<FailureNotice>(
+      std::move(store), Membership{.rank = options_.rank, .size = options_.world_size},
+      [sends = sends_](const FailureNotice::GroupFailure& failure) {
+        sends->End(std::make_exception_ptr(WorkerFailed(failure.rank, failure.reason)));
+      });
+  // Nobody may wait for the message that shows the loss.
+  sends_->OnLost([names = names_,
+                  weak = std::weak_ptr<FailureNotice>(notice_)](const PendingSends::Lost& lost) {
+    const auto notice = weak.lock();
+    if (notice == nullptr) return;
+    notice->TellFound({.rank = lost.worker, .reason = ReasonOf(names.at(lost.worker), lost)});
+  });
+}
+
+std::shared_ptr<libtorch::RpcAgent> Transport::MakeAgent(
+    const c10::intrusive_ptr<c10d::Store>& store) {
+  DistAutogradContainer::init(options_.rank);
+  const auto callback = [this] { return std::make_unique<Callback>(this); };
+  const auto id = static_cast<libtorch::worker_id_t>(options_.rank);
+  const float timeout = Seconds(options_.timeout);
+  std::shared_ptr<libtorch::RpcAgent> agent;
+  if (options_.faults.any()) {
+    std::unordered_map<std::string, float> delays(options_.faults.delay_seconds.begin(),
+                                                  options_.faults.delay_seconds.end());
+    agent = std::make_shared<EndingAgent<libtorch::FaultyTensorPipeAgent>>(
+        sends_, store, name_, id, options_.world_size,
+        libtorch::FaultyTensorPipeRpcBackendOptions(options_.threads, timeout, "",
+                                                    options_.faults.lost, std::move(delays),
+                                                    options_.faults.losses),
+        std::unordered_map<std::string, libtorch::DeviceMap>{}, std::vector<c10::Device>{},
+        callback());
+  } else {
+    agent = std::make_shared<EndingAgent<libtorch::TensorPipeAgent>>(
+        sends_, store, name_, id, options_.world_size,
+        libtorch::TensorPipeRpcBackendOptions(options_.threads, std::nullopt, std::nullopt, timeout,
+                                              ""),
+        std::unordered_map<std::string, libtorch::DeviceMap>{}, std::vector<c10::Device>{},
+        callback());
+  }
+  libtorch::RpcAgent::setCurrentRpcAgent(agent);
+  // Without a resolver LibTorch refuses every message. Its own parts need types of dictionaries.
+  agent->setTypeResolver(
+      std::make_shared<libtorch::TypeResolver>([](const c10::QualifiedName& name) {
+        const std::string& text = name.qualifiedName();
+        return c10::StrongTypePtr(nullptr, torch::jit::ScriptTypeParser().parseType(text));
+      }));
+  agent->start();
+  return agent;
+}
+
+void Transport::AddOwnFunctions() {
+  options_.registry.Add("ddp.rpc.add_user",
+                        [](ObjectTable& objects, const Registry::Arguments& arguments) {
+                          objects.AddUser(arguments.at(0).toInt());
+                          return c10::IValue();
+                        });
+  options_.registry.Add("ddp.rpc.release",
+                        [](ObjectTable& objects, const Registry::Arguments& arguments) {
+                          objects.Release(arguments.at(0).toInt());
+                          return c10::IValue();
+                        });
+}
+
+Transport::~Transport() { Stop(/*together=*/false); }
+
+std::shared_ptr<Transport> Transport::Find() { return std::atomic_load(&Current()); }
+
+std::shared_ptr<Transport> Transport::Get() {
+  std::shared_ptr<Transport> transport = Find();
+  if (transport == nullptr) {
+    throw ConfigurationError("this process is no worker (any more): call rpc::init() first");
+  }
+  return transport;
+}
+
+void Transport::Set(std::shared_ptr<Transport> transport) {
+  std::atomic_store(&Current(), std::move(transport));
+}
+
+int Transport::IdOf(const std::string& worker) const {
+  const auto found = std::find(names_.begin(), names_.end(), worker);
+  if (found != names_.end()) return static_cast<int>(found - names_.begin());
+  throw ConfigurationError(absl::StrCat("there is no worker \"", worker, "\"; the workers are ",
+                                        absl::StrJoin(names_, ", ")));
+}
+
+const std::string& Transport::NameOf(int id) const {
+  if (id >= 0 && id < static_cast<int>(names_.size())) return names_[id];
+  throw ConfigurationError(absl::StrCat("there is no worker ", id));
+}
+
+// ---- Calls of this worker.
+
+Transport::FuturePtr Transport::Send(int worker, const std::string& function,
+                                     std::vector<c10::IValue> arguments,
+                                     std::chrono::milliseconds timeout, bool record) {
+  if (agent_ == nullptr) throw ConfigurationError("this worker has shut down");
+  Registry::CheckName(function);
+  auto message =
+      libtorch::ScriptCall(c10::QualifiedName(function), std::move(arguments)).toMessage();
+  float seconds = timeout.count() > 0 ? Seconds(timeout) : libtorch::kUnsetRpcTimeout;
+  if (timeout == kNoLimit) seconds = 0;  // LibTorch's way to say so
+  const libtorch::WorkerInfo& to =
+      agent_->getWorkerInfo(static_cast<libtorch::worker_id_t>(worker));
+  if (!record) return agent_->send(to, std::move(message), seconds);
+  // With force: an answer may carry a gradient although no argument does.
+  return torch::distributed::autograd::sendMessageWithAutograd(*agent_, to, std::move(message),
+                                                               /*forceGradRecording=*/true, seconds,
+                                                               /*forceDisableProfiling=*/true);
+}
+
+c10::IValue Transport::Receive(Future& future, int worker, const std::string& function) {
+  future.wait();
+  if (future.hasError()) Throw(future.exception_ptr(), worker, function);
+  c10::IValue answer;
+  try {
+    answer =
+        libtorch::deserializeRespToIValue(*future.constValue().toCustomClass<libtorch::Message>());
+  } catch (...) {
+    Throw(std::current_exception(), worker, function);
+  }
+  const auto& parts = Elements("an answer", answer);
+  if (parts.size() < 2 || !parts[0].isBool()) {
+    throw CommunicationError(absl::StrCat(function, ": worker ", NameOf(worker),
+                                          " runs another version of this library"));
+  }
+  if (!parts[0].toBool()) ThrowAnswer(answer, NameOf(worker), function);
+  return parts[1];
+}
+
+void Transport::ThrowAnswer(const c10::IValue& answer, const std::string& worker,
+                            const std::string& function) {
+  const auto [returned, failed, message, stack] =
+      Value<std::tuple<bool, int, std::string, std::string>>::From(answer);
+  if (failed < 0) throw RemoteError(worker, function, message, stack);
+  // The callee waited for a worker that is gone.
+  ThrowFailure(notice_->ReportFound({.rank = failed, .reason = message}));
+}
+
+// Runs on a thread of the agent, for every message that failed.
+std::exception_ptr Transport::Translate(int worker, Future& failed,
+                                        std::optional<PendingSends::Lost>* lost) {
+  const std::string text = failed.tryRetrieveErrorMessage();
+  switch (libtorch::getRPCErrorType(failed)) {
+    case libtorch::RPCErrorType::TIMEOUT:
+    case libtorch::RPCErrorType::INTENTIONAL_FAILURE:
+      break;
+    case libtorch::RPCErrorType::UNKNOWN_ERROR:
+      if (!absl::StrContains(text, kErrorOnNode)) *lost = {.worker = worker, .text = text};
+      break;
+  }
+  return failed.exception_ptr();
+}
+
+void Transport::ThrowLost(const PendingSends::Lost& lost) {
+  ThrowFailure(
+      notice_->ReportFound({.rank = lost.worker, .reason = ReasonOf(NameOf(lost.worker), lost)}));
+}
+
+void Transport::ThrowFailure(const FailureNotice::GroupFailure& failure) const {
+  throw WorkerFailed(failure.rank, failure.reason);
+}
+
+void Transport::Throw(const std::exception_ptr& error, int worker, const std::string& function) {
+  const std::string callee = worker >= 0 ? NameOf(worker) : "";
+  const std::string what =
+      callee.empty() ? function : absl::StrCat(function, " on worker ", callee);
+  try {
+    std::rethrow_exception(error);
+  } catch (const CommunicationError&) {
+    throw;
+  } catch (const std::exception& other) {
+    if (const auto failure = notice_->failure()) ThrowFailure(*failure);
+    if (const auto lost = sends_->lost()) ThrowLost(*lost);
+    if (absl::StrContains(other.what(), kTimeout)) {
+      throw TimeoutError(absl::StrCat(what, ": no answer in time: ", MessageOf(other)));
+    }
+    const std::string text = MessageOf(other);
+    const size_t begin = text.find(kErrorOnNode);
+    if (begin == std::string::npos) throw CommunicationError(absl::StrCat(what, ": ", text));
+    // "Error on Node 2: <message>", perhaps nested; the innermost is the cause.
+    const size_t last = text.rfind(kErrorOnNode);
+    const size_t colon = text.find(": ", last);
+    const int node = std::atoi(text.c_str() + last + sizeof(kErrorOnNode) - 1);
+    std::string message = colon == std::string::npos ? text : text.substr(colon + 2);
+    message = message.substr(0, message.find('\n'));
+    const bool known = node >= 0 && node < static_cast<int>(names_.size());
+    throw RemoteError(known ? names_[node] : callee, function, message, other.what());
+  }
+}
+
+// ---- Calls of other workers.
+
+c10::IValue Transport::Answer(const std::string& function,
+                              const std::vector<c10::IValue>& arguments) {
+  const auto failed = [](int rank, const std::exception& error) {
+    return Failed(rank, MessageOf(error), error.what());
+  };
+  try {
+    const auto calls = DistAutogradContainer::getInstance().hasValidContext()
+                           ? std::make_shared<ContextCalls>()
+                           : nullptr;
+    const ContextCalls::Scope scope(calls);
+    const GraphWalk::Node* const received = calls == nullptr ? nullptr : NodeOf(arguments);
+    c10::IValue value = options_.registry.Find(function)(objects_, arguments);
+    if (calls != nullptr) {
+      GraphWalk walk;
+      ForEachTensor(value, [&](const at::Tensor& tensor) { walk.AddRoot(tensor); });
+      const auto problem = calls->Problem([&](const void* node) { return walk.Reaches(node); });
+      if (problem.has_value()) {
+        throw ConfigurationError(
+            absl::StrCat("within ", function, ", \"the loss\" being its ", "result: ", *problem));
+      }
+      // LibTorch's engine on the caller would wait for the gradient of the arguments for ever.
+      if (received != nullptr && !walk.nodes().empty() && !walk.Reaches(received)) {
+        throw ConfigurationError(
+            "the result requires a gradient, and does not depend on the argument that requires "
+            "one: send tensor.detach()");
+      }
+    }
+    return Returned(std::move(value));
+  } catch (const WorkerFailed& error) {
+    return failed(error.rank(), error);
+  } catch (const std::exception& error) {
+    return failed(-1, error);
+  } catch (...) {
+    return failed(-1, std::runtime_error("an exception that is no std::exception"));
+  }
+}
+
+Transport::FuturePtr Transport::Arrive(const std::vector<c10::IValue>& arguments) {
+  const auto meeting = static_cast<Meeting>(arguments.at(0).toInt());
+  return meeting_point_.Arrive(meeting, arguments.at(1).toStringRef(), size());
+}
+
+// ---- Life.
+
+void Transport::WatchOthers() {
+  const int last = id() == 0 ? size() - 1 : 0;
+  for (int worker = id() == 0 ? 1 : 0; worker <= last; ++worker) {
+    for (int losses = 0; losses <= options_.faults.losses; ++losses) {
+      const FuturePtr end = Send(worker, kWatch, {}, kNoLimit);
+      if (!end->completed() || !end->hasError()) break;  // the faults are for the program
+    }
+  }
+}
+
+void Transport::Barrier(Meeting meeting, std::chrono::milliseconds timeout) {
+  const int64_t number = static_cast<int>(meeting);
+  for (int losses = 0;; ++losses) {
+    const FuturePtr arrived =
+        Send(/*worker=*/0, kBarrier, {c10::IValue(number), c10::IValue(name_)}, timeout);
+    arrived->wait();
+    const bool lost = arrived->hasError() && libtorch::getRPCErrorType(*arrived) ==
+                                                 libtorch::RPCErrorType::INTENTIONAL_FAILURE;
+    if (lost && losses < options_.faults.losses) continue;  // the faults are for the program
+    try {
+      Receive(*arrived, /*worker=*/0, "the barrier of all workers");
+    } catch (const RemoteError& error) {
+      throw ConfigurationError(error.message());
+    }
+    return;
+  }
+}
+
+void Transport::ReportFailure(const std::string& reason) {
+  notice_->Report({.rank = id(), .reason = absl::StrCat("worker ", name_, " failed: ", reason)});
+}
+
+void Transport::Stop(bool together) {
+  if (agent_ == nullptr) return;
+  if (together) {
+    Barrier(Meeting::kEnd, options_.timeout);
+    meeting_point_.EndWatches();
+    try {
+      agent_->join(/*shutdown=*/true);  // waits for the others by the store
+    } catch (const std::exception& error) {
+      if (const auto failure = notice_->failure()) ThrowFailure(*failure);
+      throw TimeoutError(absl::StrCat("worker ", name_, ": another worker did not come to the end ",
+                                      "of shutdown(): ", MessageOf(error)));
+    }
+  } else {
+    sends_->End(std::make_exception_ptr(CommunicationError("this worker shuts down")));
+  }
+  agent_->shutdown();
+  libtorch::RRefContext::destroyInstance(/*ignoreRRefLeak=*/true);
+  libtorch::RpcAgent::setCurrentRpcAgent(nullptr);
+  agent_.reset();
+}
+
+}  // namespace ddp::rpc::internal

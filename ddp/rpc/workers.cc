@@ -1,0 +1,185 @@
+#include "ddp/rpc/workers.h"
+
+#include <chrono>
+#include <exception>
+#include <utility>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "ddp/common/error.h"
+#include "ddp/common/logging.h"
+#include "ddp/rpc/call.h"
+#include "ddp/rpc/context_backward.h"
+#include "ddp/rpc/context_calls.h"
+#include "ddp/rpc/distributed_optimizer.h"
+#include "ddp/rpc/remote.h"
+#include "ddp/rpc/transport.h"
+
+namespace ddp::rpc {
+namespace {
+
+// A server may wait for its trainers that long.
+constexpr std::chrono::hours kBarrierTimeout{24};
+
+}  // namespace
+
+// ---- Calls and objects.
+
+namespace internal {
+namespace {
+
+bool RequiresGradient(const std::vector<c10::IValue>& values) {
+  bool result = false;
+  for (const c10::IValue& value : values) {
+    ForEachTensor(value, [&](const at::Tensor& tensor) { result |= tensor.requires_grad(); });
+  }
+  return result;
+}
+
+// Returns `value` with every tensor cut off from the graph.
+c10::IValue Detach(const c10::IValue& value) {
+  if (value.isTensor()) {
+    const at::Tensor& tensor = value.toTensor();
+    return tensor.requires_grad() ? tensor.detach() : tensor;
+  }
+  if (!value.isTuple()) return value;
+  std::vector<c10::IValue> parts;
+  for (const c10::IValue& part : value.toTupleRef().elements()) parts.push_back(Detach(part));
+  return c10::ivalue::Tuple::create(std::move(parts));
+}
+
+}  // namespace
+
+Call::Call(Target target, std::vector<c10::IValue> arguments)
+    : target_(std::move(target)),
+      transport_(Transport::Get()),
+      worker_(transport_->IdOf(target_.worker)) {
+  if (at::GradMode::is_enabled()) calls_ = ContextCalls::current();
+  if (calls_ != nullptr) {
+    number_ = calls_->Begin(target_.worker, target_.function, RequiresGradient(arguments));
+  } else if (RequiresGradient(arguments)) {
+    for (c10::IValue& argument : arguments) argument = Detach(argument);
+  }
+  future_ = transport_->Send(worker_, target_.function, std::move(arguments), target_.timeout,
+                             /*record=*/calls_ != nullptr);
+  if (target_.keep != nullptr) {
+    future_->addCallback([keep = target_.keep](c10::ivalue::Future&) {});
+  }
+}
+
+c10::IValue Call::Wait() {
+  if (calls_ == nullptr) return Detach(transport_->Receive(*future_, worker_, target_.function));
+  try {
+    c10::IValue value = transport_->Receive(*future_, worker_, target_.function);
+    ContextCalls::Node answer = nullptr;
+    ForEachTensor(value, [&](const at::Tensor& tensor) {
+      if (answer == nullptr && tensor.requires_grad()) answer = tensor.grad_fn().get();
+    });
+    calls_->OnAnswer(number_, answer);
+    return value;
+  } catch (const std::exception& error) {
+    calls_->OnFailure(number_, ddp::internal::MessageOf(error));
+    throw;
+  }
+}
+
+ObjectUse::~ObjectUse() {
+  const std::shared_ptr<Transport> transport = Transport::Find();
+  if (transport == nullptr) return;
+  try {
+    if (transport->id() == owner_) {
+      transport->objects().Release(id_);
+    } else {
+      transport->Send(owner_, "ddp.rpc.release", {c10::IValue(id_)});
+    }
+  } catch (const std::exception& error) {
+    LOG(WARNING) << "an RRef could not be released: " << error.what();
+  }
+}
+
+void ObjectUse::AddUser() const {
+  const std::shared_ptr<Transport> transport = Transport::Get();
+  if (transport->id() == owner_) return transport->objects().AddUser(id_);
+  constexpr char kFunction[] = "ddp.rpc.add_user";
+  const auto added = transport->Send(owner_, kFunction, {c10::IValue(id_)});
+  transport->Receive(*added, owner_, kFunction);
+}
+
+}  // namespace internal
+
+// ---- This process.
+
+Workers::Workers(std::shared_ptr<internal::Transport> transport)
+    : transport_(std::move(transport)),
+      name_(this->transport()->name()),
+      id_(this->transport()->id()),
+      names_(this->transport()->names()),
+      exceptions_at_start_(std::uncaught_exceptions()) {}
+
+Workers::~Workers() {
+  if (transport() == nullptr) return;
+  report_failure(std::uncaught_exceptions() > exceptions_at_start_
+                     ? "an exception ended its program"
+                     : "it has left without shutdown()");
+  internal::Transport::Set(nullptr);
+  TakeTransport()->Stop(/*together=*/false);
+}
+
+std::shared_ptr<internal::Transport> Workers::transport() const {
+  const MutexLock lock(mutex_);
+  return transport_;
+}
+
+std::shared_ptr<internal::Transport> Workers::TakeTransport() {
+  const MutexLock lock(mutex_);
+  return std::exchange(transport_, nullptr);
+}
+
+int Workers::id() const { return id_; }
+const std::string& Workers::name() const { return name_; }
+const std::vector<std::string>& Workers::names() const { return names_; }
+
+void Workers::barrier() {
+  const auto transport = this->transport();
+  if (transport == nullptr) throw ConfigurationError("barrier() after shutdown()");
+  transport->Barrier(internal::Meeting::kBarrier, kBarrierTimeout);
+}
+
+void Workers::shutdown() {
+  const auto transport = this->transport();
+  if (transport == nullptr) throw ConfigurationError("shutdown() was called twice");
+  transport->Barrier(internal::Meeting::kShutdown, kBarrierTimeout);
+  internal::Transport::Set(nullptr);  // no release of an RRef is sent from now on
+  TakeTransport();
+  try {
+    transport->Stop(/*together=*/true);
+  } catch (...) {
+    transport->Stop(/*together=*/false);  // here: report_failure() may hold the object a bit longer
+    throw;
+  }
+}
+
+void Workers::report_failure(const std::string& reason) {
+  if (const auto transport = this->transport()) transport->ReportFailure(reason);
+}
+
+std::unique_ptr<Workers> init(std::string name, const c10::intrusive_ptr<c10d::Store>& store,
+                              Options options) {
+  const std::chrono::milliseconds timeout = options.timeout;
+  internal::AddOptimizerFunctions(options.registry);
+  auto transport =
+      std::make_shared<internal::Transport>(std::move(name), store, std::move(options));
+  internal::Transport::Set(transport);
+  internal::ContextBackward::Install();
+  auto workers = std::make_unique<Workers>(transport);
+  // From here on every worker can answer.
+  transport->Barrier(internal::Meeting::kInit, timeout);
+  transport->WatchOthers();
+  return workers;
+}
+
+}  // namespace ddp::rpc

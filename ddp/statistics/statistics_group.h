@@ -1,0 +1,28 @@
+#ifndef DDP_STATISTICS_STATISTICS_GROUP_H_
+#define DDP_STATISTICS_STATISTICS_GROUP_H_
+
+#include <cstdint>
+
+#include "ddp/reducer/reducer_group.h"
+
+namespace ddp::internal {
+
+// The ranks over which a layer takes its batch statistics: the part of a process group that the
+// layer needs. ProcessReducerGroup (ddp/process_reducer_group.h) implements it with a ProcessGroup.
+// Thread-compatible.
+class StatisticsGroup : public ReducerGroup {
+ public:
+  // Does what ProcessGroup::ensure_usable() and incarnation() do.
+  virtual void ensure_usable() = 0;
+  virtual int64_t incarnation() const = 0;
+
+  // Returns true when both are made of one process group.
+  bool SameAs(const StatisticsGroup& other) const { return identity() == other.identity(); }
+
+ private:
+  virtual const void* identity() const = 0;
+};
+
+}  // namespace ddp::internal
+
+#endif  // DDP_STATISTICS_STATISTICS_GROUP_H_

@@ -1,0 +1,128 @@
+// Runs the example under the real ddprun: two trainers and a server, one process, and the loss of
+// each role.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <regex>
+#include <string>
+#include <vector>
+
+#include "launcher/end_to_end/ddprun_driver.h"
+#include "testing/redis/redis_fixture.h"
+
+namespace ddp::examples {
+namespace {
+
+namespace fs = std::filesystem;
+using launcher::DdprunDriver;
+
+class HybridTest : public ::testing::Test {
+ protected:
+  HybridTest()
+      : folder_(fs::path(::testing::TempDir()) /
+                ::testing::UnitTest::GetInstance()->current_test_info()->name()) {
+    fs::remove_all(folder_);
+    fs::create_directories(folder_);
+  }
+
+  // Returns ddprun's options for a job with checkpoints in the folder `name`.
+  DdprunDriver::Options Job(const std::string& name, std::vector<std::string> flags,
+                            int processes = 3) const {
+    std::vector<std::string> arguments = {"--nproc-per-node=" + std::to_string(processes),
+                                          "--max-restarts=3", "--event-log-file=" + EventLog(name),
+                                          std::getenv("TRAINER"),
+                                          "--checkpoint_dir=" + (folder_ / name).string()};
+    arguments.insert(arguments.end(), flags.begin(), flags.end());
+    return {.arguments = arguments};
+  }
+
+  std::string EventLog(const std::string& name) const { return folder_ / (name + ".events"); }
+
+  pid_t PidOf(const std::string& name, uint64_t generation, size_t rank) const {
+    std::ifstream log(EventLog(name));
+    for (std::string line; std::getline(log, line);) {
+      const nlohmann::json event = nlohmann::json::parse(line);
+      if (event["event"] == "generation_started" && event["generation"] == generation) {
+        return event["pids"][rank];
+      }
+    }
+    return -1;
+  }
+
+  const fs::path folder_;
+};
+
+std::string LastLine(const std::string& text) {
+  const size_t end = text.find_last_not_of('\n');
+  return text.substr(text.rfind('\n', end) + 1);
+}
+
+double LossAt(const std::string& out, int step) {
+  std::smatch found;
+  const std::regex line("step " + std::to_string(step) + " loss ([0-9.e+-]+)");
+  if (!std::regex_search(out, found, line)) return -1;
+  return std::stod(found[1]);
+}
+
+// The trainers share the batches that one process trains alone, and the loss falls alike.
+TEST_F(HybridTest, LearnsAsOneProcessDoes) {
+  for (const char* sparse : {"--sparse=false", "--sparse=true"}) {
+    DdprunDriver three(Job(std::string("three") + sparse, {"--steps=60", sparse}));
+    ASSERT_EQ(three.Wait(), 0) << three.err();
+    DdprunDriver one(Job(std::string("one") + sparse, {"--steps=60", sparse}, 1));
+    ASSERT_EQ(one.Wait(), 0) << one.err();
+    const double first = LossAt(three.out(), 10);
+    EXPECT_GT(first, 0);
+    EXPECT_LT(LossAt(three.out(), 60), first);
+    for (const int step : {10, 60}) {
+      EXPECT_NEAR(LossAt(three.out(), step), LossAt(one.out(), step), 1e-4) << step;
+    }
+  }
+}
+
+TEST_F(HybridTest, ContinuesBitByBitAfterTheLossOfAnyRole) {
+  const std::vector<std::string> flags = {"--steps=240", "--checkpoint_every=20"};
+  DdprunDriver peaceful(Job("peaceful", flags));
+  ASSERT_EQ(peaceful.Wait(), 0) << peaceful.err();
+  ASSERT_THAT(LastLine(peaceful.out()), ::testing::StartsWith("table "));
+
+  // A trainer, then the server, then the other trainer, each in a generation of its own.
+  DdprunDriver run(Job("killed", flags));
+  const std::vector<int> victims = {1, 2, 0};
+  for (size_t i = 0; i < victims.size(); ++i) {
+    run.AwaitStdout("step " + std::to_string(50 * (i + 1)) + " ");
+    ASSERT_EQ(::kill(PidOf("killed", i + 1, victims[i]), SIGKILL), 0);
+    run.AwaitStderr("restart " + std::to_string(i + 1) + " of 3");
+  }
+  EXPECT_EQ(run.Wait(), 0) << run.err();
+  EXPECT_EQ(launcher::Count(run.out(), "step 10 "), 1);  // nobody began at the first step again
+  EXPECT_EQ(LastLine(run.out()), LastLine(peaceful.out()));
+}
+
+// One node per role, in either order of the ranks.
+TEST_F(HybridTest, RolesComeFromTheNodes) {
+  const auto redis = ::ddp::testing::RedisFixture::StartTcp();
+  const auto node = [&](const std::string& role, int processes) {
+    DdprunDriver::Options options = Job("roles", {"--steps=20"}, processes);
+    options.arguments.insert(
+        options.arguments.begin(),
+        {"--nnodes=2", "--rdzv-id=hybrid", "--role=" + role,
+         "--rdzv-endpoint=127.0.0.1:" + std::to_string(redis->endpoint().port)});
+    std::erase(options.arguments, "--event-log-file=" + EventLog("roles"));
+    return options;
+  };
+  DdprunDriver server(node("server", 1));
+  DdprunDriver trainers(node("trainer", 2));
+  EXPECT_EQ(server.Wait(), 0) << server.err();
+  EXPECT_EQ(trainers.Wait(), 0) << trainers.err();
+  EXPECT_THAT(trainers.out(), ::testing::HasSubstr("step 20 loss "));
+  EXPECT_EQ(server.out(), "");
+}
+
+}  // namespace
+}  // namespace ddp::examples

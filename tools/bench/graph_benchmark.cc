@@ -1,0 +1,204 @@
+// The time of a training step over a simulated wire: the eager model, the model as one graph, and
+// the model cut at bucket boundaries. One rank: a comm hook lets each bucket occupy a wire of
+// --wire_gb_per_s, and completes the bucket then. The reduction itself is left out.
+//
+//   bazel run --config=opt //tools/bench:graph_benchmark
+#include <gflags/gflags.h>
+#include <torch/torch.h>
+#include <torch/version.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "base/clock.h"
+#include "base/mutex.h"
+#include "ddp/ddp.h"
+#include "ddp/graph/optimize_graph.h"
+#include "testing/backend/groups.h"
+
+DEFINE_int32(layers, 8, "of the model");
+DEFINE_int32(width, 724, "of a layer; 724 makes layers of 2 MiB");
+DEFINE_int32(batch, 128, "rows of an input");
+DEFINE_double(wire_gb_per_s, 0.5, "bytes of gradients that the wire carries in a second");
+DEFINE_int32(rounds, 15, "interleaved steps of each model that count");
+
+namespace ddp {
+namespace {
+
+// A wire that carries one bucket after the other. Owns a thread, which ends with the wire.
+class Wire {
+ public:
+  Wire() : thread_([this] { Run(); }) {}
+  ~Wire() {
+    {
+      const MutexLock lock(mutex_);
+      closed_ = true;
+      changed_.NotifyAll();
+    }
+    thread_.join();
+  }
+  Wire(const Wire&) = delete;
+  Wire& operator=(const Wire&) = delete;
+
+  // Returns a future of `buffer` that completes when the wire has carried its bytes.
+  TensorFuture Send(const at::Tensor& buffer) {
+    const absl::Duration duration =
+        absl::Seconds(static_cast<double>(buffer.nbytes()) / (FLAGS_wire_gb_per_s * 1e9));
+    auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
+    const MutexLock lock(mutex_);
+    free_at_ = std::max(free_at_, clock_.Now()) + duration;
+    waiting_.push_back({free_at_, buffer, future});
+    changed_.NotifyAll();
+    return future;
+  }
+
+ private:
+  struct Bucket {
+    absl::Time arrives;
+    at::Tensor buffer;
+    TensorFuture future;
+  };
+
+  void Run() {
+    while (true) {
+      Bucket bucket;
+      {
+        const MutexLock lock(mutex_);
+        while (!closed_ && (waiting_.empty() || waiting_.front().arrives > clock_.Now())) {
+          changed_.WaitFor(mutex_, waiting_.empty() ? absl::Seconds(1)
+                                                    : waiting_.front().arrives - clock_.Now());
+        }
+        if (closed_) return;
+        bucket = std::move(waiting_.front());
+        waiting_.pop_front();
+      }
+      bucket.future->markCompleted(bucket.buffer);
+    }
+  }
+
+  MonotonicClock clock_;
+  Mutex mutex_;
+  CondVar changed_;
+  std::deque<Bucket> waiting_ ABSL_GUARDED_BY(mutex_);
+  absl::Time free_at_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
+  bool closed_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread thread_;  // the last field: it reads the others
+};
+
+struct MlpImpl : torch::nn::Module {
+  MlpImpl() {
+    for (int i = 0; i < FLAGS_layers; ++i) {
+      layers.push_back(register_module("layer" + std::to_string(i),
+                                       torch::nn::Linear(FLAGS_width, FLAGS_width)));
+    }
+  }
+  torch::Tensor forward(torch::Tensor x) {
+    for (torch::nn::Linear& layer : layers) x = torch::relu(layer->forward(x));
+    return x;
+  }
+  std::vector<torch::nn::Linear> layers;
+};
+TORCH_MODULE(Mlp);
+
+// What a model's backward had done when its first bucket was sent.
+struct Timeline {
+  int gradients = 0;
+  int at_first_launch = -1;
+};
+
+struct Contestant {
+  std::string name;
+  std::function<void()> step;
+  std::shared_ptr<Timeline> timeline;
+  std::vector<double> milliseconds;
+
+  double Median() const {
+    std::vector<double> sorted = milliseconds;
+    std::sort(sorted.begin(), sorted.end());
+    return sorted[sorted.size() / 2];
+  }
+};
+
+template <typename Module>
+Contestant MakeContestant(const std::string& name, Module module, const torch::Tensor& input,
+                          const std::shared_ptr<Wire>& wire,
+                          const std::vector<std::vector<std::string>>& layout) {
+  DistributedDataParallelOptions options{.bucket_cap_mb = 2, .gradient_as_bucket_view = true};
+  options.bucket_layout(layout);
+  DistributedDataParallel model(module, testing::GroupOfOne(), options);
+  auto timeline = std::make_shared<Timeline>();
+  for (const torch::Tensor& parameter : model->parameters()) {
+    parameter.register_hook([timeline](const torch::Tensor& gradient) {
+      ++timeline->gradients;
+      return gradient;
+    });
+  }
+  model.register_comm_hook(wire, [timeline](std::shared_ptr<Wire>& to, GradBucket& bucket) {
+    if (timeline->at_first_launch < 0) timeline->at_first_launch = timeline->gradients;
+    return to->Send(bucket.buffer());
+  });
+  auto step = [model, input, timeline]() mutable {
+    *timeline = {};
+    model.zero_grad();
+    model.forward(input).sum().backward();
+  };
+  return {name, step, timeline, {}};
+}
+
+void Measure(std::vector<Contestant>& contestants) {
+  const MonotonicClock clock;
+  for (int round = -5; round < FLAGS_rounds; ++round) {
+    for (Contestant& contestant : contestants) {
+      const absl::Time start = clock.Now();
+      contestant.step();
+      const double taken = absl::ToDoubleMilliseconds(clock.Now() - start);
+      if (round >= 0) contestant.milliseconds.push_back(taken);
+    }
+  }
+}
+
+void Report(const std::vector<Contestant>& contestants) {
+  std::printf("LibTorch %s, %d threads; %d layers of %d, batch %d, wire %.2f GB/s\n", TORCH_VERSION,
+              at::get_num_threads(), FLAGS_layers, FLAGS_width, FLAGS_batch, FLAGS_wire_gb_per_s);
+  std::printf("%-8s %10s %10s %10s %12s %s\n", "model", "median ms", "best", "worst", "of eager",
+              "gradients before the first launch");
+  for (const Contestant& contestant : contestants) {
+    const auto [best, worst] =
+        std::minmax_element(contestant.milliseconds.begin(), contestant.milliseconds.end());
+    std::printf("%-8s %10.2f %10.2f %10.2f %12.3f %.0f %%\n", contestant.name.c_str(),
+                contestant.Median(), *best, *worst, contestant.Median() / contestants[0].Median(),
+                100.0 * contestant.timeline->at_first_launch / contestant.timeline->gradients);
+  }
+}
+
+void Run() {
+  torch::manual_seed(1);
+  const auto wire = std::make_shared<Wire>();
+  const torch::Tensor input = torch::randn({FLAGS_batch, FLAGS_width});
+  const auto uncut = optimize_graph(Mlp(), {.cuts = std::vector<int>{}}, input);
+  const auto cut = optimize_graph(Mlp(), {.bucket_cap_mb = 2}, input);
+  std::printf("%s", cut->describe().c_str());
+  std::vector<Contestant> contestants;
+  contestants.push_back(MakeContestant("eager", Mlp(), input, wire, {}));
+  contestants.push_back(MakeContestant("uncut", uncut, input, wire, uncut->bucket_layout()));
+  contestants.push_back(MakeContestant("cut", cut, input, wire, cut->bucket_layout()));
+  Measure(contestants);
+  Report(contestants);
+}
+
+}  // namespace
+}  // namespace ddp
+
+int main(int argc, char** argv) {
+  gflags::ParseCommandLineFlags(&argc, &argv, /*remove_flags=*/true);
+  ddp::Run();
+  return 0;
+}
