@@ -72,6 +72,15 @@ def namespace(pid, kind):
         return None
 
 
+def _state(pid):
+    """A process' state as ps shows it: "R", "S", "T" when stopped; "Z" also when it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stream:
+            return stream.read().rpartition(")")[2].split()[0]
+    except OSError:
+        return "Z"
+
+
 def wait_until(what, condition):
     """Returns the first true value of `condition()`."""
     deadline = time.monotonic() + PATIENCE_S
@@ -301,8 +310,10 @@ class Host:
         wait_until(f"end of the processes of {self.name}", lambda: not self.processes())
 
     def stop(self):
-        """SIGSTOP to all of its processes, until resume()."""
+        """SIGSTOP to all of its processes, until resume(). Returns when they stand still."""
         self.signal_all(signal.SIGSTOP)
+        stands = lambda: all(_state(p) in "TZ" for p in self.processes())  # noqa: E731
+        wait_until(f"stop of the processes of {self.name}", stands)
 
     def resume(self):
         self.signal_all(signal.SIGCONT)

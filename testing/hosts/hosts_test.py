@@ -79,8 +79,8 @@ class HostsTest(unittest.TestCase):
         self.assertEqual(process.wait(), 0)
         hosts.wait_until("the other one", lambda: "gone on" in process.output())
 
-        sleeper = self.b.start(["sh", "-c", "echo on; sleep 1000"], self.path("sleeper"))
-        sleeper.await_output("on")
+        sleeper = self.b.start(["sleep", "1000"], self.path("sleeper"))
+        hosts.wait_until("the sleeper", lambda: "S sleep" in states())
         self.b.stop()
         self.assertIn("T sleep", states())
         self.b.kill_all()
