@@ -123,16 +123,20 @@ void DataParallelHandle::AfterForward(const std::vector<at::Tensor>& outputs, bo
 
 void DataParallelHandle::OnForwardException() { synchronizer_->OnForwardException(); }
 
-bool DataParallelHandle::PlacesInputs() const { return synchronizer_->places_inputs(); }
-
-at::Tensor DataParallelHandle::PlaceInput(const at::Tensor& input) const {
-  return synchronizer_->PlaceInput(input);
+bool DataParallelHandle::PlacesInputs() const {
+  return internal::PlacesInputs(synchronizer_->options());
 }
 
-bool DataParallelHandle::PlacesOutputs() const { return synchronizer_->places_outputs(); }
+at::Tensor DataParallelHandle::PlaceInput(const at::Tensor& input) const {
+  return internal::PlaceInput(synchronizer_->options(), input);
+}
+
+bool DataParallelHandle::PlacesOutputs() const {
+  return synchronizer_->options().output_device.has_value();
+}
 
 at::Tensor DataParallelHandle::PlaceOutput(const at::Tensor& output) const {
-  return synchronizer_->PlaceOutput(output);
+  return internal::PlaceOutput(synchronizer_->options(), output);
 }
 
 }  // namespace ddp::internal

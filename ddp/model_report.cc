@@ -1,5 +1,7 @@
 #include "ddp/model_report.h"
 
+#include <algorithm>
+#include <iterator>
 #include <set>
 #include <vector>
 
@@ -17,6 +19,9 @@ namespace {
 
 constexpr double kKibibyte = 1024;
 constexpr size_t kNamesInTable = 6;
+
+// The numbers of timed iterations after which ReportUsage() is due; as in PyTorch.
+constexpr int64_t kUsageSamples[] = {10, 20, 50, 100, 500, 800, 1000};
 
 int64_t Bytes(const at::Tensor& tensor) {
   return tensor.numel() * static_cast<int64_t>(tensor.element_size());
@@ -90,6 +95,10 @@ void DescribeParameters(const Reducer& reducer, DDPLoggingData& data) {
   data.rebuilt_per_bucket_param_indices = absl::StrJoin(lists, ", ");
 }
 
+bool IsUsageDue(int64_t timed_iterations) {
+  return std::binary_search(std::begin(kUsageSamples), std::end(kUsageSamples), timed_iterations);
+}
+
 void ReportUsage(const DDPLoggingData& data) {
   c10::DDPLoggingData usage;
   const nlohmann::json fields = nlohmann::json::parse(data.to_json());
@@ -98,6 +107,24 @@ void ReportUsage(const DDPLoggingData& data) {
     if (value.is_number_integer()) usage.ints_map[name] = value.get<int64_t>();
   }
   c10::LogPyTorchDDPUsage(usage);
+}
+
+std::string NoOutputsMessage(int rank, bool complete) {
+  return absl::StrCat(
+      "rank ", rank,
+      ": find_unused_parameters has to see the tensors that the forward returns, and ",
+      complete ? "it returned none"
+               : "found none in what it returned: return tensors, containers or plain structs of "
+                 "them, or write a for_each_tensor_in for its type (ddp/tensor_traversal.h)");
+}
+
+std::string BareBackwardMessage(int rank, const std::string& parameter) {
+  return absl::StrCat(
+      "rank ", rank, ": a backward reached parameter ", parameter,
+      " through the bare module: it passed no forward of the DistributedDataParallel. "
+      "Its gradients stay on this rank and are not averaged. Call the wrapper's "
+      "forward, model.forward(...), to average them; where they are meant to be local, "
+      "run the backward under no_sync()");
 }
 
 }  // namespace ddp::internal

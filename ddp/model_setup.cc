@@ -13,6 +13,7 @@
 #include "ddp/option_table.h"
 #include "ddp/process_group.h"
 #include "ddp/reducer/buckets/flat_buckets.h"
+#include "ddp/transfer/copy_to_device.h"
 
 namespace ddp::internal {
 namespace {
@@ -21,6 +22,27 @@ namespace {
 constexpr char kSmallLastBucket[] = "DDP_SET_LAST_BUCKET_CAP";
 
 bool IsSet(const char* variable) { return EnvironmentVariable(variable) == "1"; }
+
+at::Device Gpu(int index) { return {at::kCUDA, static_cast<at::DeviceIndex>(index)}; }
+
+bool CastsInputs(const DistributedDataParallelOptions& options) {
+  return options.mixed_precision.has_value() && options.mixed_precision->param_dtype.has_value() &&
+         options.mixed_precision->cast_forward_inputs;
+}
+
+// A hook that stays on the old group would average over wrong ranks, or hang.
+template <typename GroupHook, typename Hook>
+void CheckFollowsAs(const Hook& hook, const std::string& what,
+                    const std::shared_ptr<ProcessGroup>& group) {
+  if (!hook) return;
+  const auto* bound = hook.template target<GroupHook>();
+  if (bound != nullptr && bound->group == group) return;
+  throw ConfigurationError(absl::StrCat(
+      what,
+      " has a state other than the model's process group, so update_process_group cannot give it "
+      "the new group: construct a new DistributedDataParallel over the new group with "
+      "init_sync=false, and register the hook there"));
+}
 
 }  // namespace
 
@@ -91,11 +113,26 @@ void CheckPlacement(const DistributedDataParallelOptions& options, const ModelTe
   const int wanted = options.device_ids.front();
   for (const NamedTensor& item : tensors.parameters) {
     const at::Device device = item.tensor.device();
-    if (device == at::Device(at::kCUDA, static_cast<at::DeviceIndex>(wanted))) continue;
+    if (device == Gpu(wanted)) continue;
     throw ConfigurationError(absl::StrCat(
         "device_ids={", wanted, "}, but parameter ", item.name, " is on ", device.str(),
         ": leave device_ids empty for a module on the CPU, or move the module there"));
   }
+}
+
+bool PlacesInputs(const DistributedDataParallelOptions& options) {
+  return !options.device_ids.empty() || CastsInputs(options);
+}
+
+at::Tensor PlaceInput(const DistributedDataParallelOptions& options, const at::Tensor& input) {
+  at::Tensor placed = input;
+  if (!options.device_ids.empty()) placed = CopyToDevice(input, Gpu(options.device_ids.front()));
+  if (CastsInputs(options)) placed = CastInput(placed, *options.mixed_precision->param_dtype);
+  return placed;
+}
+
+at::Tensor PlaceOutput(const DistributedDataParallelOptions& options, const at::Tensor& output) {
+  return output.to(Gpu(*options.output_device));
 }
 
 std::vector<Reducer::Parameter> ReducedParameters(const DistributedDataParallelOptions& options,
@@ -152,6 +189,16 @@ Reducer::Options ReducerOptionsOf(const DistributedDataParallelOptions& options,
           .make_buckets = FlatBuckets::MakerOf({.gradient_as_view = options.gradient_as_bucket_view,
                                                 .batched_copy = options.batched_grad_copy,
                                                 .lazy = options.lazy_bucket_allocation})};
+}
+
+void CheckFollows(const CommHook& hook, const std::string& what,
+                  const std::shared_ptr<ProcessGroup>& group) {
+  CheckFollowsAs<GroupCommHook>(hook, what, group);
+}
+
+void CheckFollows(const BufferCommHook& hook, const std::string& what,
+                  const std::shared_ptr<ProcessGroup>& group) {
+  CheckFollowsAs<GroupBufferCommHook>(hook, what, group);
 }
 
 ModelMetadata MetadataOf(const DistributedDataParallelOptions& options,

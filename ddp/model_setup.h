@@ -8,6 +8,9 @@
 #include <string>
 #include <vector>
 
+#include <ATen/core/Tensor.h>
+
+#include "ddp/comm_hook.h"
 #include "ddp/model/model_metadata.h"
 #include "ddp/options.h"
 #include "ddp/reducer/reducer.h"
@@ -36,6 +39,15 @@ void CheckOptions(const DistributedDataParallelOptions& options);
 void CheckPlacement(const DistributedDataParallelOptions& options, const ModelTensors& tensors,
                     const ProcessGroup& group);
 
+// Returns true when PlaceInput() changes inputs: device_ids are given, or mixed_precision casts.
+bool PlacesInputs(const DistributedDataParallelOptions& options);
+
+// Returns `input` on the device of device_ids and in the type of mixed_precision.
+at::Tensor PlaceInput(const DistributedDataParallelOptions& options, const at::Tensor& input);
+
+// Returns `output` on output_device, which must be set.
+at::Tensor PlaceOutput(const DistributedDataParallelOptions& options, const at::Tensor& output);
+
 // Returns the trainable parameters that the reducer handles: all but the delayed ones. Throws when
 // a delayed one is not among the trainable parameters.
 std::vector<Reducer::Parameter> ReducedParameters(const DistributedDataParallelOptions& options,
@@ -48,6 +60,13 @@ std::optional<BucketPlan> GivenPlan(const std::vector<std::vector<std::string>>&
 
 Reducer::Options ReducerOptionsOf(const DistributedDataParallelOptions& options,
                                   const std::vector<Reducer::Parameter>& reduced);
+
+// Throws unless `group` is the only state of the hook, so that update_process_group() can give the
+// hook another group. An empty hook passes. `what` names the hook.
+void CheckFollows(const CommHook& hook, const std::string& what,
+                  const std::shared_ptr<ProcessGroup>& group);
+void CheckFollows(const BufferCommHook& hook, const std::string& what,
+                  const std::shared_ptr<ProcessGroup>& group);
 
 // Returns what must be equal on all ranks: the options and the tensors.
 ModelMetadata MetadataOf(const DistributedDataParallelOptions& options,

@@ -1,11 +1,6 @@
-// Length: the parts of an iteration in their order, which a Join and a failure follow.
-
 #include "ddp/model_synchronizer.h"
 
-#include <algorithm>
 #include <exception>
-#include <iterator>
-#include <set>
 #include <utility>
 
 #include <ATen/core/Tensor.h>
@@ -22,6 +17,7 @@
 #include "ddp/join/model_event.h"
 #include "ddp/logging_data_sources.h"
 #include "ddp/model/model_metadata.h"
+#include "ddp/model/model_statistics.h"
 #include "ddp/model/model_tensors.h"
 #include "ddp/model/model_view.h"
 #include "ddp/model_agreement.h"
@@ -31,17 +27,18 @@
 #include "ddp/process_group.h"
 #include "ddp/process_reducer_group.h"
 #include "ddp/reducer/pass/pass_core.h"
-#include "ddp/statistics/statistics_layers.h"
 #include "ddp/transfer/coalesced_broadcast.h"
-#include "ddp/transfer/copy_to_device.h"
 
 namespace ddp::internal {
 namespace {
 
 constexpr char kMixedPrecisionHook[] = "mixed precision";
 
-// The numbers of timed iterations after which the program's usage logger is called; as in PyTorch.
-constexpr int64_t kUsageSamples[] = {10, 20, 50, 100, 500, 800, 1000};
+std::vector<at::Tensor> WithoutNames(const std::vector<NamedTensor>& items) {
+  std::vector<at::Tensor> tensors;
+  for (const NamedTensor& item : items) tensors.push_back(item.tensor);
+  return tensors;
+}
 
 }  // namespace
 
@@ -61,17 +58,17 @@ ModelSynchronizer::ModelSynchronizer(std::shared_ptr<const ModelView> model,
   const ModelTensors tensors = Tensors();
   CheckPlacement(options_, tensors, *group_);
   std::vector<Reducer::Parameter> reduced = ReducedParameters(options_, tensors);
-  statistics_->has_layers = !model_->statistics_layers().empty();
-  TakeGroup(group_, OwnGroups(group_));
+  statistics_ = std::make_unique<ModelStatistics>(model_, options_.params_and_buffers_to_ignore);
+  TakeGroup(group_, statistics_->OwnGroups(ProcessReducerGroup(group_)));
   Reducer::Options reducer_options = ReducerOptionsOf(options_, reduced);
-  reducer_options.collectives_in_backward = statistics_->has_layers;
+  reducer_options.collectives_in_backward = statistics_->has_layers();
   group_->ensure_usable();
   SetUp(tensors, std::move(reduced), reducer_options);
 }
 
 void ModelSynchronizer::SetUp(const ModelTensors& tensors, std::vector<Reducer::Parameter> reduced,
                               const Reducer::Options& reducer_options) {
-  AgreeOnMetadata(tensors, *group_);
+  AgreeOnModel(*group_, MetadataOf(options_, tensors));
   if (options_.init_sync) BroadcastState(tensors, 0);
   reducer_ = std::make_unique<Reducer>(std::move(reduced), ReducedOver(), reducer_options);
   reducer_->set_on_first_pass([this] { AgreeOnHooks(); });
@@ -89,30 +86,21 @@ void ModelSynchronizer::SetUp(const ModelTensors& tensors, std::vector<Reducer::
   group_->communicator().BeginBarrier(group_->device(), "the end of a model's construction");
 }
 
-ModelSynchronizer::~ModelSynchronizer() { statistics_->announce = nullptr; }
+ModelSynchronizer::~ModelSynchronizer() = default;
 
 void ModelSynchronizer::BroadcastState(const ModelTensors& tensors, int source) const {
-  std::vector<at::Tensor> state;
-  std::vector<std::string> names;
-  const auto take = [&](const std::vector<NamedTensor>& items) {
-    for (const NamedTensor& item : items) {
-      state.push_back(item.tensor);
-      names.push_back(item.name);
-    }
-  };
-  take(tensors.parameters);
-  if (options_.broadcast_buffers) take(tensors.buffers);
-  BroadcastCoalesced(
-      group_->communicator(), state, names,
-      {.rank = group_->rank(), .root = source, .what = "the broadcast of the model"});
+  std::vector<NamedTensor> state = tensors.parameters;
+  if (options_.broadcast_buffers) {
+    state.insert(state.end(), tensors.buffers.begin(), tensors.buffers.end());
+  }
+  Broadcast(group_->communicator(), state,
+            {.rank = group_->rank(), .root = source, .what = "the broadcast of the model"});
 }
 
 void ModelSynchronizer::SetUpMixedPrecision(const ModelTensors& tensors) {
   const MixedPrecision& config = *options_.mixed_precision;
   if (config.buffer_dtype.has_value()) {
-    std::vector<at::Tensor> buffers;
-    for (const NamedTensor& item : tensors.buffers) buffers.push_back(item.tensor);
-    CastBuffers(buffers, *config.buffer_dtype);
+    CastBuffers(WithoutNames(tensors.buffers), *config.buffer_dtype);
   }
   if (config.reduction_dtype().has_value()) {
     reducer_->RegisterHook(kMixedPrecisionHook, {.first = [this](GradBucket& bucket) {
@@ -121,9 +109,8 @@ void ModelSynchronizer::SetUpMixedPrecision(const ModelTensors& tensors) {
                            }});
   }
   if (!config.param_dtype.has_value()) return;
-  std::vector<at::Tensor> parameters;
-  for (const NamedTensor& item : tensors.parameters) parameters.push_back(item.tensor);
-  mixed_precision_ = std::make_unique<MixedPrecisionParameters>(parameters, *config.param_dtype);
+  mixed_precision_ = std::make_unique<MixedPrecisionParameters>(WithoutNames(tensors.parameters),
+                                                                *config.param_dtype);
   reducer_->set_backward_callbacks({.begin = [this] { mixed_precision_->BeginBackward(); },
                                     .end = [this] { mixed_precision_->EndBackward(); }});
 }
@@ -131,12 +118,12 @@ void ModelSynchronizer::SetUpMixedPrecision(const ModelTensors& tensors) {
 // ---- Forward.
 
 void ModelSynchronizer::BeforeForward() {
-  scopes_.push_back(std::make_unique<StatisticsScope>(statistics_));
+  statistics_->BeginForward();
   if (at::GradMode::is_enabled()) {
     BeginIteration();
   } else {
     TellListeners(/*collective=*/false);
-    if (LayersRun()) {
+    if (statistics_->InTraining()) {
       group_->ensure_usable();
       FollowIncarnation();
       group_->communicator().EndBarrier();
@@ -154,11 +141,11 @@ void ModelSynchronizer::BeginIteration() {
   if (reducer_->ParametersChanged()) FollowParameters();
   if (!synchronize_) {
     if (SyncsBuffers()) buffers_.NoteForward();
-    if (statistics_->has_layers) group_->communicator().EndBarrier();
+    if (statistics_->has_layers()) group_->communicator().EndBarrier();
     return;
   }
   if (!agreed_) {
-    AgreeOnMetadata(Tensors(), *group_);
+    AgreeOnModel(*group_, MetadataOf(options_, Tensors()));
     agreed_ = true;
   }
   ++iteration_;
@@ -175,12 +162,9 @@ void ModelSynchronizer::TellListeners(bool collective) const {
 }
 
 void ModelSynchronizer::FollowIncarnation() {
-  if (group_->incarnation() != incarnation_) StartAfresh();
-}
-
-void ModelSynchronizer::StartAfresh() {
+  if (group_->incarnation() == incarnation_) return;
   incarnation_ = group_->incarnation();
-  layers_unequal_ = statistics_->has_layers;
+  statistics_->set_may_differ(true);
   buffers_.Abandon();
   reducer_->ResetAfterFailure(ReducedOver());
   if (delayed_) delayed_->Reset(ReducedOver());
@@ -206,7 +190,7 @@ bool ModelSynchronizer::SyncsBuffers() const {
 
 void ModelSynchronizer::SyncForward() {
   // A Join makes them equal at its end.
-  if (layers_unequal_ && join_ == nullptr) BroadcastLayerBuffers(0);
+  if (statistics_->may_differ() && join_ == nullptr) statistics_->Broadcast(0);
   const bool sync = SyncsBuffers();
   const bool before = sync && buffers_.Due(BufferCommHookLocation::kPreForward);
   const bool after = sync && buffers_.Due(BufferCommHookLocation::kPostForward);
@@ -222,7 +206,7 @@ void ModelSynchronizer::SyncForward() {
 
 void ModelSynchronizer::AfterForward(const std::vector<at::Tensor>& outputs, bool complete) {
   RunAfterForward(outputs, complete);
-  scopes_.pop_back();  // after an exception, OnForwardException() does it
+  statistics_->EndForward();  // after an exception, OnForwardException() does it
 }
 
 void ModelSynchronizer::RunAfterForward(const std::vector<at::Tensor>& outputs, bool complete) {
@@ -234,31 +218,28 @@ void ModelSynchronizer::RunAfterForward(const std::vector<at::Tensor>& outputs, 
     if (reducer_->finds_unused() && outputs.empty()) ThrowNoOutputs(complete);
   }
   if (delayed_) delayed_->EndForward(synchronize_);
-  const bool collectives = statistics_->has_layers && (synchronize_ || LayersRun());
+  const bool collectives = statistics_->has_layers() && (synchronize_ || statistics_->InTraining());
   reducer_->EndForward(outputs, complete, synchronize_, collectives);
 }
 
 void ModelSynchronizer::ThrowNoOutputs(bool complete) {
-  const std::string message = absl::StrCat(
-      "rank ", group_->rank(),
-      ": find_unused_parameters has to see the tensors that the forward returns, and ",
-      complete ? "it returned none"
-               : "found none in what it returned: return tensors, containers or plain structs of "
-                 "them, or write a for_each_tensor_in for its type (ddp/tensor_traversal.h)");
+  const std::string message = NoOutputsMessage(group_->rank(), complete);
   group_->report_failure(message);
   throw ConfigurationError(message);
 }
 
 void ModelSynchronizer::OnForwardException() {
-  scopes_.pop_back();
+  statistics_->EndForward();
   if (mixed_precision_) mixed_precision_->EndForward(/*backward_may_follow=*/false);
-  if ((!at::GradMode::is_enabled() || !synchronize_) && !LayersRun()) return;
+  if ((!at::GradMode::is_enabled() || !synchronize_) && !statistics_->InTraining()) return;
   std::string text = "an exception that is no std::exception";
   try {
     throw;
   } catch (const CommunicationError& error) {
     // The error may be that of one group among several.
-    if (!statistics_->own_groups.empty()) ReportToAll(error.what_without_backtrace());
+    if (!statistics_->own_groups().empty()) {
+      ReducedOver()->report_failure(error.what_without_backtrace());
+    }
     return;  // all ranks know, or find the error themselves; the same for the next one
   } catch (const ReductionError&) {
     return;
@@ -266,12 +247,8 @@ void ModelSynchronizer::OnForwardException() {
     text = MessageOf(error);
   } catch (...) {
   }
-  ReportToAll(absl::StrCat("rank ", group_->rank(), ": the forward threw: ", text));
-}
-
-void ModelSynchronizer::ReportToAll(const std::string& reason) {
-  group_->report_failure(reason);
-  for (const auto& group : statistics_->own_groups) group->report_failure(reason);
+  ReducedOver()->report_failure(
+      absl::StrCat("rank ", group_->rank(), ": the forward threw: ", text));
 }
 
 void ModelSynchronizer::OnReductionComplete() {
@@ -283,53 +260,17 @@ void ModelSynchronizer::OnReductionComplete() {
   timer_.StartCommunication(times.first_launch_ns);
   timer_.EndCompute(times.last_gradient_ns);
   timer_.EndCommunication(times.complete_ns);
-  if (std::binary_search(std::begin(kUsageSamples), std::end(kUsageSamples), timer_.samples())) {
-    ReportUsage(LoggingData());
-  }
+  if (IsUsageDue(timer_.samples())) ReportUsage(LoggingData());
   if (CurrentDebugLevel() == DebugLevel::kDetail) LOG(INFO) << LoggingData().to_json();
 }
 
 void ModelSynchronizer::WarnOfBareBackward(const std::string& parameter) {
   if (warned_of_bare_backward_ || !synchronize_ || !model_->is_training()) return;
   warned_of_bare_backward_ = true;
-  LOG(WARNING) << "rank " << group_->rank() << ": a backward reached parameter " << parameter
-               << " through the bare module: it passed no forward of the DistributedDataParallel. "
-                  "Its gradients stay on this rank and are not averaged. Call the wrapper's "
-                  "forward, model.forward(...), to average them; where they are meant to be local, "
-                  "run the backward under no_sync()";
-}
-
-bool ModelSynchronizer::places_inputs() const {
-  return !options_.device_ids.empty() ||
-         (mixed_precision_ && options_.mixed_precision->cast_forward_inputs);
-}
-
-at::Tensor ModelSynchronizer::PlaceInput(const at::Tensor& input) const {
-  at::Tensor placed = input;
-  if (!options_.device_ids.empty()) {
-    placed = CopyToDevice(
-        input, at::Device(at::kCUDA, static_cast<at::DeviceIndex>(options_.device_ids[0])));
-  }
-  if (mixed_precision_ && options_.mixed_precision->cast_forward_inputs) {
-    placed = CastInput(placed, *options_.mixed_precision->param_dtype);
-  }
-  return placed;
-}
-
-at::Tensor ModelSynchronizer::PlaceOutput(const at::Tensor& output) const {
-  return output.to(at::Device(at::kCUDA, static_cast<at::DeviceIndex>(*options_.output_device)));
+  LOG(WARNING) << BareBackwardMessage(group_->rank(), parameter);
 }
 
 // ---- Functions for users.
-
-void ModelSynchronizer::RegisterCommHook(std::string name, CommHookRounds hook) {
-  reducer_->RegisterHook(std::move(name), std::move(hook));
-}
-
-void ModelSynchronizer::RegisterBufferCommHook(BufferCommHook hook,
-                                               BufferCommHookLocation location) {
-  buffers_.RegisterHook(std::move(hook), location);
-}
 
 void ModelSynchronizer::UpdateProcessGroup(std::shared_ptr<ProcessGroup> group) {
   if (!group) throw ConfigurationError("update_process_group needs a process group");
@@ -344,42 +285,24 @@ void ModelSynchronizer::UpdateProcessGroup(std::shared_ptr<ProcessGroup> group) 
           "update_process_group, and make a new one after it");
     }
   }
-  CheckHooksFollow(group_);
-  StatisticsGroups own_groups = OwnGroups(group);
+  if (reducer_->hook_name() != kMixedPrecisionHook) {
+    CheckFollows(reducer_->hook(), absl::StrCat("the comm hook \"", reducer_->hook_name(), "\""),
+                 group_);
+  }
+  CheckFollows(buffers_.hook(), "the buffer comm hook", group_);
+  ModelStatistics::Groups own_groups = statistics_->OwnGroups(ProcessReducerGroup(group));
   const ModelTensors tensors = Tensors();
   tensors.CheckDevices(group->device(), group->backend());
-  AgreeOnMetadata(tensors, *group);
+  AgreeOnModel(*group, MetadataOf(options_, tensors));
   if (auto* hook = reducer_->hook().target<GroupCommHook>()) hook->group = group;
   if (auto* hook = buffers_.hook().target<GroupBufferCommHook>()) hook->group = group;
-  if (group_->incarnation() != incarnation_) layers_unequal_ = statistics_->has_layers;
+  if (group_->incarnation() != incarnation_) statistics_->set_may_differ(true);
   TakeGroup(std::move(group), std::move(own_groups));
   incarnation_ = group_->incarnation();
   buffers_.Abandon();
   reducer_->Reset(ReducedOver());
   if (delayed_) delayed_->Reset(ReducedOver());
   group_->communicator().BeginBarrier(group_->device(), "the end of update_process_group");
-}
-
-// Refuses a hook that would continue over the old group: it would average over wrong ranks, or
-// hang.
-void ModelSynchronizer::CheckHooksFollow(const std::shared_ptr<ProcessGroup>& group) {
-  const auto refuse = [](const std::string& what) {
-    throw ConfigurationError(absl::StrCat(
-        what,
-        " has a state other than the model's process group, so update_process_group cannot give it "
-        "the new group: construct a new DistributedDataParallel over the new group with "
-        "init_sync=false, and register the hook there"));
-  };
-  if (reducer_->hook() && reducer_->hook_name() != kMixedPrecisionHook) {
-    const auto* hook = reducer_->hook().target<GroupCommHook>();
-    if (hook == nullptr || hook->group != group) {
-      refuse(absl::StrCat("the comm hook \"", reducer_->hook_name(), "\""));
-    }
-  }
-  if (buffers_.hook()) {
-    const auto* hook = buffers_.hook().target<GroupBufferCommHook>();
-    if (hook == nullptr || hook->group != group) refuse("the buffer comm hook");
-  }
 }
 
 void ModelSynchronizer::SetBucketLayout(std::vector<std::vector<std::string>> layout) {
@@ -405,12 +328,15 @@ ModelTensors ModelSynchronizer::Tensors() const {
   return ModelTensors::Of(*model_, options_.params_and_buffers_to_ignore);
 }
 
-std::shared_ptr<ReducerGroup> ModelSynchronizer::ReducedOver() const {
-  return std::make_shared<ProcessReducerGroup>(group_, statistics_->own_groups);
+void ModelSynchronizer::TakeGroup(std::shared_ptr<ProcessGroup> group,
+                                  std::vector<std::shared_ptr<StatisticsGroup>> own_groups) {
+  group_ = std::move(group);
+  statistics_->UseGroup(std::make_shared<ProcessReducerGroup>(group_), std::move(own_groups));
 }
 
-void ModelSynchronizer::AgreeOnMetadata(const ModelTensors& tensors, ProcessGroup& group) const {
-  AgreeOnModel(group, MetadataOf(options_, tensors));
+// Returns the model's group. Its failure reports also go to the layers' own groups.
+std::shared_ptr<ReducerGroup> ModelSynchronizer::ReducedOver() const {
+  return std::make_shared<ProcessReducerGroup>(group_, statistics_->own_groups());
 }
 
 // Runs in the first pass, because registering a hook is not a collective.
@@ -419,76 +345,6 @@ void ModelSynchronizer::AgreeOnHooks() const {
   const ModelMetadata metadata =
       HookMetadataOf(reducer_->hook_name(), reducer_->hook_rounds(), buffers_.HookText());
   AgreeOnModel(*group_, metadata, "comm hooks (register the same on all of them)");
-}
-
-// ---- Layers with batch statistics over all ranks.
-
-// Returns the groups of layers that have one other than `group`, each once.
-ModelSynchronizer::StatisticsGroups ModelSynchronizer::OwnGroups(
-    const std::shared_ptr<ProcessGroup>& group) const {
-  const ProcessReducerGroup of_model(group);
-  StatisticsGroups groups;
-  for (const StatisticsLayer& layer : model_->statistics_layers()) {
-    const std::shared_ptr<StatisticsGroup>& own = layer.group;
-    if (own == nullptr || own->SameAs(of_model)) continue;
-    if (own->size() > group->size()) {
-      throw ConfigurationError(absl::StrCat(
-          "rank ", group->rank(), ": a SyncBatchNorm has a process group of ", own->size(),
-          " ranks, and the DistributedDataParallel one of ", group->size(),
-          ": give the layer the model's group or a group of some of its ranks"));
-    }
-    const auto same = [&](const auto& other) { return other->SameAs(*own); };
-    if (std::none_of(groups.begin(), groups.end(), same)) groups.push_back(own);
-  }
-  return groups;
-}
-
-void ModelSynchronizer::TakeGroup(std::shared_ptr<ProcessGroup> group,
-                                  StatisticsGroups own_groups) {
-  group_ = std::move(group);
-  statistics_->group = std::make_shared<ProcessReducerGroup>(group_);
-  statistics_->own_groups = std::move(own_groups);
-}
-
-bool ModelSynchronizer::LayersRun() const {
-  if (!statistics_->has_layers) return false;
-  const std::vector<StatisticsLayer> layers = model_->statistics_layers();
-  return std::any_of(layers.begin(), layers.end(),
-                     [](const StatisticsLayer& layer) { return layer.training; });
-}
-
-// The running statistics are equal on all ranks without a broadcast, with two exceptions:
-// - on ranks that joined before the last forward
-// - after a failure, which may come when some ranks have counted a batch and others have not
-void ModelSynchronizer::BroadcastLayerBuffers(int source) {
-  const ModelTensors tensors = Tensors();
-  BroadcastLayerBuffers(tensors, *statistics_->group, source);
-  for (const auto& own : statistics_->own_groups) {
-    own->ensure_usable();
-    BroadcastLayerBuffers(tensors, *own, 0);
-  }
-  layers_unequal_ = false;
-}
-
-// Broadcasts the buffers of the layers that take their statistics over `group`.
-void ModelSynchronizer::BroadcastLayerBuffers(const ModelTensors& tensors, StatisticsGroup& group,
-                                              int source) const {
-  std::set<const c10::TensorImpl*> of_layers;
-  for (const StatisticsLayer& layer : model_->statistics_layers()) {
-    const StatisticsGroup& used = layer.group ? *layer.group : *statistics_->group;
-    if (!used.SameAs(group)) continue;
-    for (const at::Tensor& buffer : layer.buffers) of_layers.insert(buffer.unsafeGetTensorImpl());
-  }
-  std::vector<at::Tensor> buffers;
-  std::vector<std::string> names;
-  for (const NamedTensor& item : tensors.buffers) {
-    if (of_layers.count(item.tensor.unsafeGetTensorImpl()) == 0) continue;
-    buffers.push_back(item.tensor);
-    names.push_back(item.name);
-  }
-  BroadcastCoalesced(
-      group.communicator(), buffers, names,
-      {.rank = group.rank(), .root = source, .what = "the broadcast of running statistics"});
 }
 
 // ---- Join.
@@ -517,11 +373,7 @@ std::unique_ptr<JoinHook> ModelSynchronizer::join_hook(const JoinOptions& option
         "mixed_precision reduces by a hook, which divides by the world size: a Join over it needs "
         "divide_by_initial_world_size");
   }
-  if (!statistics_->own_groups.empty()) {
-    throw ConfigurationError(
-        "a SyncBatchNorm has a process group of its own, which joined ranks do not know: under a "
-        "Join, leave its group unset, or give it the model's");
-  }
+  statistics_->CheckJoin();
   join_options_ = options;
   return std::make_unique<Shadow>(this);
 }
@@ -538,10 +390,10 @@ void ModelSynchronizer::enter_join(Join* join) {
     in_join_event_ = true;
     return Reducer::PassStart{.divisor = divisor(round), .source = round.source()};
   });
-  statistics_->announce = [this] {
+  statistics_->set_announce([this] {
     return join_->notify(*this, ModelEvent{.kind = ModelEvent::Kind::kStatistics}.Encode())
         .source();
-  };
+  });
   if (!delayed_) return;
   delayed_->set_start(reducer_->parameters().empty() ? DelayedAllReduce::When::kAtTriggerAlone
                                                      : DelayedAllReduce::When::kAfterBuckets);
@@ -567,7 +419,7 @@ std::string ModelSynchronizer::join_event_name(int event) const {
 void ModelSynchronizer::leave_join() {
   join_ = nullptr;
   reducer_->set_announce({});
-  statistics_->announce = nullptr;
+  statistics_->set_announce(nullptr);
   if (!delayed_) return;
   delayed_->set_announce({});
   delayed_->set_start(DelayedStart());
@@ -580,7 +432,7 @@ void ModelSynchronizer::ShadowRound(const JoinRound& round) {
     case ModelEvent::Kind::kDelayed:
       return delayed_->Shadow();
     case ModelEvent::Kind::kStatistics:
-      return ShadowSum(*statistics_->group, source);
+      return statistics_->Shadow(source);
     case ModelEvent::Kind::kPass:
       reducer_->Shadow(event.parts, source);
       if (delayed_) delayed_->Shadow();
@@ -594,8 +446,8 @@ void ModelSynchronizer::ShadowRound(const JoinRound& round) {
 void ModelSynchronizer::FinishJoin(int last_joiner) {
   buffers_.Finish(*group_);
   BroadcastState(Tensors(), last_joiner);
-  if (statistics_->has_layers && !options_.broadcast_buffers) BroadcastLayerBuffers(last_joiner);
-  layers_unequal_ = false;
+  if (statistics_->has_layers() && !options_.broadcast_buffers) statistics_->Broadcast(last_joiner);
+  statistics_->set_may_differ(false);
   if (!options_.static_graph) return;
   // A rank that never had inputs has not counted the graph. Then all ranks count again.
   const at::Tensor counted =
@@ -616,7 +468,7 @@ DDPLoggingData ModelSynchronizer::LoggingData() const {
   data.rank = group_->rank();
   FillOptions(options_, data);
   data.join_uneven_inputs = was_joined_;
-  data.has_sync_bn = statistics_->has_layers;
+  data.has_sync_bn = statistics_->has_layers();
   data.iteration = iteration_;
   DescribeParameters(*reducer_, data);
   data.bucket_sizes = first_bucket_sizes_;

@@ -19,7 +19,6 @@
 #include "ddp/reducer/delayed_all_reduce.h"
 #include "ddp/reducer/iteration_timer.h"
 #include "ddp/reducer/reducer.h"
-#include "ddp/statistics/statistics_context.h"
 
 namespace ddp {
 class ProcessGroup;
@@ -27,8 +26,10 @@ class ProcessGroup;
 
 namespace ddp::internal {
 
+class ModelStatistics;
 struct ModelTensors;
 class ModelView;
+class StatisticsGroup;
 
 // Keeps one model equal on all ranks: DistributedDataParallel without the type of the module.
 // Shared by all copies of one wrapper.
@@ -67,22 +68,20 @@ class ModelSynchronizer : public Joinable {
   // thrown.
   void OnForwardException();
 
-  // The device and type of inputs and outputs: PlaceInput() moves and casts an input for the
-  // module, PlaceOutput() moves an output for the caller.
-  bool places_inputs() const;
-  at::Tensor PlaceInput(const at::Tensor& input) const;
-  bool places_outputs() const { return options_.output_device.has_value(); }
-  at::Tensor PlaceOutput(const at::Tensor& output) const;
-
   const ModelView& model() const { return *model_; }
+  const DistributedDataParallelOptions& options() const { return options_; }
 
   bool synchronize() const { return synchronize_; }
   void set_synchronize(bool synchronize) { synchronize_ = synchronize; }
 
   void SyncBuffers() { buffers_.Broadcast(*group_, 0); }
   void CheckFinished() { reducer_->CheckFinished(); }
-  void RegisterCommHook(std::string name, CommHookRounds hook);
-  void RegisterBufferCommHook(BufferCommHook hook, BufferCommHookLocation location);
+  void RegisterCommHook(std::string name, CommHookRounds hook) {
+    reducer_->RegisterHook(std::move(name), std::move(hook));
+  }
+  void RegisterBufferCommHook(BufferCommHook hook, BufferCommHookLocation location) {
+    buffers_.RegisterHook(std::move(hook), location);
+  }
   void RebuildBuckets() { reducer_->RequestRebuild(); }
   void SetBucketLayout(std::vector<std::vector<std::string>> layout);
   void UpdateProcessGroup(std::shared_ptr<ProcessGroup> group);
@@ -114,33 +113,25 @@ class ModelSynchronizer : public Joinable {
 
  private:
   class Shadow;
-  using StatisticsGroups = std::vector<std::shared_ptr<StatisticsGroup>>;
   struct Listener {
     std::weak_ptr<const void> owner;
     OnForward run;
   };
 
-  StatisticsGroups OwnGroups(const std::shared_ptr<ProcessGroup>& group) const;
-  void TakeGroup(std::shared_ptr<ProcessGroup> group, StatisticsGroups own_groups);
-  bool LayersRun() const;
-  void ReportToAll(const std::string& reason);
-  void BroadcastLayerBuffers(int source);
-  void BroadcastLayerBuffers(const ModelTensors& tensors, StatisticsGroup& group, int source) const;
+  void TakeGroup(std::shared_ptr<ProcessGroup> group,
+                 std::vector<std::shared_ptr<StatisticsGroup>> own_groups);
   void RunAfterForward(const std::vector<at::Tensor>& outputs, bool complete);
   ModelTensors Tensors() const;
   std::shared_ptr<ReducerGroup> ReducedOver() const;
   void SetUp(const ModelTensors& tensors, std::vector<Reducer::Parameter> reduced,
              const Reducer::Options& reducer_options);
-  void AgreeOnMetadata(const ModelTensors& tensors, ProcessGroup& group) const;
   void AgreeOnHooks() const;
   void BroadcastState(const ModelTensors& tensors, int source) const;
   bool SyncsBuffers() const;
   void BeginIteration();
   void TellListeners(bool collective) const;
   void FollowIncarnation();
-  void StartAfresh();
   void FollowParameters();
-  void CheckHooksFollow(const std::shared_ptr<ProcessGroup>& group);
   DelayedAllReduce::When DelayedStart() const;
   [[noreturn]] void ThrowNoOutputs(bool complete);
   void SyncForward();
@@ -156,11 +147,7 @@ class ModelSynchronizer : public Joinable {
   std::shared_ptr<ProcessGroup> group_;
   int64_t incarnation_ = 0;  // of the group when the reducer was set up
 
-  // Layers with batch statistics over all ranks.
-  const std::shared_ptr<StatisticsContext> statistics_ = std::make_shared<StatisticsContext>();
-  std::vector<std::unique_ptr<StatisticsScope>> scopes_;  // of the forwards under way
-  bool layers_unequal_ = false;  // a failure may have left running statistics that differ
-
+  std::unique_ptr<ModelStatistics> statistics_;
   BufferSync buffers_;
   std::unique_ptr<MixedPrecisionParameters> mixed_precision_;
   std::unique_ptr<Reducer> reducer_;

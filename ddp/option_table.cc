@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "ddp/aggregate_fields.h"
+#include "ddp/common/error.h"
 #include "ddp/model/model_metadata.h"
 #include "ddp/options.h"
 #include "ddp/reducer/buckets/bucket_limits.h"
@@ -180,9 +181,11 @@ static_assert(std::size(kRows) == kFieldCount<Options>,
 std::span<const OptionRow> OptionTable() { return kRows; }
 
 std::vector<int64_t> BucketLimitsOf(const Options& options) {
-  return BucketLimits({.bucket_cap_mb = options.bucket_cap_mb(),
-                       .first_bucket_cap_mb = options.first_bucket_cap_mb(),
-                       .bucket_cap_mb_list = options.bucket_cap_mb_list()});
+  const auto limits = BucketLimits({.bucket_cap_mb = options.bucket_cap_mb(),
+                                    .first_bucket_cap_mb = options.first_bucket_cap_mb(),
+                                    .bucket_cap_mb_list = options.bucket_cap_mb_list()});
+  if (!limits.ok()) throw ConfigurationError(std::string(limits.status().message()));
+  return *limits;
 }
 
 void AddOptions(const Options& options, ModelMetadata& metadata) {

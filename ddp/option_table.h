@@ -61,10 +61,10 @@ struct OptionRow {
 std::span<const OptionRow> OptionTable();
 
 // Returns the limits of the buckets in bytes, which three options give together; see
-// BucketLimits(). Throws as BucketLimits() does.
+// BucketLimits(). Throws ConfigurationError for a size that BucketLimits() refuses.
 std::vector<int64_t> BucketLimitsOf(const DistributedDataParallelOptions& options);
 
-// Adds all items. Throws as BucketLimits() does.
+// Adds all items. Throws as BucketLimitsOf() does.
 void AddOptions(const DistributedDataParallelOptions& options, ModelMetadata& metadata);
 
 // Calls f(logged) with the LoggedOption of each row that has one.
@@ -79,7 +79,7 @@ void ForEachLoggedOption(F&& f) {
   }
 }
 
-// Fills the fields of `data` that show options. Throws as BucketLimits() does.
+// Fills the fields of `data` that show options. Throws as BucketLimitsOf() does.
 void FillOptions(const DistributedDataParallelOptions& options, DDPLoggingData& data);
 
 }  // namespace ddp::internal

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ddp/common/error.h"
+#include "ddp/transfer/coalesced_broadcast.h"
 
 namespace ddp::internal {
 namespace {
@@ -93,6 +94,17 @@ void ModelTensors::CheckDevices(at::Device device, const std::string& backend) c
   };
   for (const NamedTensor& item : parameters) check("parameter", item);
   for (const NamedTensor& item : buffers) check("buffer", item);
+}
+
+void Broadcast(Communicator& communicator, const std::vector<NamedTensor>& tensors,
+               const CoalescedBroadcastOptions& options) {
+  std::vector<at::Tensor> values;
+  std::vector<std::string> names;
+  for (const NamedTensor& item : tensors) {
+    values.push_back(item.tensor);
+    names.push_back(item.name);
+  }
+  BroadcastCoalesced(communicator, values, names, options);
 }
 
 }  // namespace ddp::internal

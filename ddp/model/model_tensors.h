@@ -12,6 +12,9 @@
 
 namespace ddp::internal {
 
+class Communicator;
+struct CoalescedBroadcastOptions;
+
 // A parameter that requires a gradient.
 struct TrainableParameter {
   std::string name;  // of a shared tensor: the first name that is not ignored
@@ -38,6 +41,10 @@ struct ModelTensors {
   // one device, or their device has another type than `device`. The message names the tensors.
   void CheckDevices(at::Device device, const std::string& backend) const;
 };
+
+// Does BroadcastCoalesced() (ddp/transfer/coalesced_broadcast.h) with `tensors` and their names.
+void Broadcast(Communicator& communicator, const std::vector<NamedTensor>& tensors,
+               const CoalescedBroadcastOptions& options);
 
 }  // namespace ddp::internal
 

@@ -113,11 +113,7 @@ StatisticsRanks StatisticsRanks::Find(const std::shared_ptr<StatisticsGroup>& ow
         "layer: call convert_sync_batchnorm() first, then construct the DistributedDataParallel");
   }
   if (own != nullptr && (context == nullptr || !own->SameAs(*context->group))) {
-    if (context != nullptr && context->announce) {
-      throw ConfigurationError(
-          "a SyncBatchNorm has a process group of its own, which joined ranks do not know: under a "
-          "Join, leave its group unset, or give it the model's");
-    }
+    if (context != nullptr && context->announce) ThrowOwnGroupUnderJoin();
     if (context != nullptr) CheckIsKnown(*own, *context);
     own->ensure_usable();
     return {own, nullptr};
@@ -162,6 +158,12 @@ void StatisticsRanks::CompareSize(int64_t size, int source) const {
       source, " adds up ", theirs, ": all ranks must run the same layers in the same order");
   group_->report_failure(message);
   throw CommunicationError(message);
+}
+
+void ThrowOwnGroupUnderJoin() {
+  throw ConfigurationError(
+      "a SyncBatchNorm has a process group of its own, which joined ranks do not know: under a "
+      "Join, leave its group unset, or give it the model's");
 }
 
 void ShadowSum(StatisticsGroup& group, int source) {

@@ -129,6 +129,9 @@ class [[nodiscard]] StatisticsReplay {
   std::vector<std::vector<StatisticsRanks>*> recordings_before_;
 };
 
+// Throws ConfigurationError: a layer has a group of its own under a Join.
+[[noreturn]] void ThrowOwnGroupUnderJoin();
+
 // Takes part with zeros in an announced sum of the ranks with inputs, on a joined rank. `source`:
 // the rank that broadcasts the size. Throws as a collective does.
 void ShadowSum(StatisticsGroup& group, int source);

@@ -5,6 +5,8 @@
 #include <optional>
 #include <vector>
 
+#include "absl/status/statusor.h"
+
 namespace ddp::internal {
 
 // The sizes of gradient buckets as a program gives them, in MiB. The fields are the options of the
@@ -17,9 +19,9 @@ struct BucketCaps {
 
 // Returns the limits in bytes for BucketPlan::Assign(), each at least 1: one for each bucket in the
 // order of filling; the last one holds for all further buckets. A list has priority over the other
-// two fields. Throws ConfigurationError, which names the option, when a size is not above 0 or
-// exceeds 1e9 MiB.
-std::vector<int64_t> BucketLimits(const BucketCaps& caps);
+// two fields. kInvalidArgument, with the option's name, when a size is not above 0 or exceeds
+// 1e9 MiB.
+absl::StatusOr<std::vector<int64_t>> BucketLimits(const BucketCaps& caps);
 
 }  // namespace ddp::internal
 
