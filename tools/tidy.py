@@ -378,7 +378,9 @@ def layers(files):
         if not f.is_cxx or layer is None:
             continue
         may = [layer, "base"] + LAYERS[layer]
-        may += ["testing"] if f.path.endswith(("_test.cc", "_fuzz.cc")) else []
+        name = f.path.rsplit("/", 1)[-1]
+        for_tests = name.startswith("test_") or name.endswith(("_test.cc", "_fuzz.cc"))
+        may += ["testing"] if for_tests else []
         for match in re.finditer(r'^#include "([^"]+)"', f.code, flags=re.MULTILINE):
             path = match.group(1)
             ours = path.startswith(tuple(x + "/" for x in OUR_FOLDERS))

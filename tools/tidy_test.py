@@ -198,6 +198,7 @@ GOOD = {
         ("store/a.cc", '#include "base/b.h"\n#include "store/c.h"\n#include "absl/d.h"\n'),
         ("store/a_test.cc", '#include "testing/b.h"\n'),
         ("store/a_fuzz.cc", '#include "testing/b.h"\n'),
+        ("store/test_a.h", '#include "testing/b.h"\n'),
         ("elastic/agent/a.cc", '#include "elastic/health/b.h"\n'),
     ],
     "torch_free": [

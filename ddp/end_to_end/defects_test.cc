@@ -21,6 +21,7 @@
 #include "gtest/gtest.h"
 #include "testing/distributed_checks.h"
 #include "testing/ranks/rank_test.h"
+#include "testing/throw_in_backward.h"
 
 namespace ddp {
 namespace {
@@ -28,6 +29,7 @@ namespace {
 using ::ddp::testing::ErrorOf;
 using ::ddp::testing::Gradients;
 using ::ddp::testing::SameOnAllRanks;
+using ::ddp::testing::ThrowInBackward;
 using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::Each;
@@ -204,16 +206,6 @@ RANK_TEST(DefectsOnRanksTest, Defect07UnusedOnOneRankIsNewsForAll, 2) {
   EXPECT_THAT(text, HasSubstr("rank 1"));
 }
 
-struct Explosive : torch::autograd::Function<Explosive> {
-  static torch::Tensor forward(torch::autograd::AutogradContext*, const torch::Tensor& x) {
-    return x.clone();
-  }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
-                                                 const torch::autograd::variable_list&) {
-    throw std::runtime_error("thrown in the backward");
-  }
-};
-
 struct ExplosiveNetImpl : torch::nn::Module {
   ExplosiveNetImpl() {
     first = register_module("first", torch::nn::Linear(2, 2));
@@ -221,7 +213,7 @@ struct ExplosiveNetImpl : torch::nn::Module {
   }
   torch::Tensor forward(const torch::Tensor& x, bool explode) {
     torch::Tensor y = first->forward(x);
-    if (explode) y = Explosive::apply(y);
+    if (explode) y = ThrowInBackward(y, "thrown in the backward");
     return last->forward(y);
   }
   torch::nn::Linear first{nullptr}, last{nullptr};

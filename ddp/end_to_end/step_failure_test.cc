@@ -33,6 +33,7 @@
 #include "testing/backend/thread_ranks.h"
 #include "testing/distributed_checks.h"
 #include "testing/ranks/rank_test.h"
+#include "testing/throw_in_backward.h"
 
 namespace ddp {
 namespace {
@@ -42,19 +43,13 @@ using ::ddp::testing::Gradients;
 using ::ddp::testing::Randomize;
 using ::ddp::testing::RandomNumbers;
 using ::ddp::testing::SameOnAllRanks;
+using ::ddp::testing::ThrowInBackward;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// Throws in the backward.
-struct Explosive : torch::autograd::Function<Explosive> {
-  static torch::Tensor forward(torch::autograd::AutogradContext*, const torch::Tensor& x) {
-    return x.clone();
-  }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
-                                                 const torch::autograd::variable_list&) {
-    throw std::runtime_error("not a number in the middle of the model");
-  }
-};
+torch::Tensor Explode(const torch::Tensor& x) {
+  return ThrowInBackward(x, "not a number in the middle of the model");
+}
 
 enum class Fault { kNone, kForward, kBackwardAtOnce, kBackwardLater, kLeaveOut };
 
@@ -67,10 +62,10 @@ struct NetImpl : torch::nn::Module {
   torch::Tensor forward(const torch::Tensor& x, Fault fault) {
     if (fault == Fault::kForward) throw std::runtime_error("a sample that cannot be read");
     torch::Tensor y = torch::tanh(first->forward(x));
-    if (fault == Fault::kBackwardLater) y = Explosive::apply(y);
+    if (fault == Fault::kBackwardLater) y = Explode(y);
     torch::Tensor z = last->forward(y);
     if (fault != Fault::kLeaveOut) z = z + sometimes->forward(y);
-    return fault == Fault::kBackwardAtOnce ? Explosive::apply(z) : z;
+    return fault == Fault::kBackwardAtOnce ? Explode(z) : z;
   }
   torch::nn::Linear first{nullptr}, last{nullptr}, sometimes{nullptr};
 };
@@ -220,7 +215,7 @@ struct TurnedImpl : torch::nn::Module {
   torch::Tensor forward(const torch::Tensor& x, Fault fault) {
     if (fault == Fault::kForward) throw std::runtime_error("a sample that cannot be read");
     torch::Tensor y = torch::tanh(first->forward(x));
-    if (fault == Fault::kBackwardLater) y = Explosive::apply(y);
+    if (fault == Fault::kBackwardLater) y = Explode(y);
     return last->forward(y);
   }
   torch::nn::Linear first{nullptr}, last{nullptr};

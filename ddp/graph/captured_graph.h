@@ -34,7 +34,7 @@ struct BakedAttribute {
   size_t slot = 0;
   c10::IValue value;
 
-  // True while the attribute has the value that the graph was made for.
+  // Returns true while the attribute has the value that the graph was made for.
   bool Holds() const {
     const c10::IValue& now = owner->getSlot(slot);
     return now.tagKind() == value.tagKind() && (now.isNone() || now == value);
@@ -47,8 +47,8 @@ struct AssignedAttribute {
   size_t slot = 0;
 };
 
-// The forward of a module as one graph. Its inputs are `arguments` arguments of forward, and behind
-// them one for each element of `state`. The graph has no input `self`.
+// The forward of a module as one graph. Its first inputs are the arguments of forward; `arguments`
+// is their number. One input for each element of `state` follows. The graph has no input `self`.
 struct CapturedGraph {
   std::string name;  // of the module
   std::shared_ptr<torch::jit::Graph> graph;
@@ -66,7 +66,7 @@ struct ModelParameter {
   bool excluded = false;  // all of its names are in params_to_ignore
   bool sparse = false;    // its gradient will be sparse
 
-  // True when it is in no bucket now: it may be frozen or not at any time.
+  // Returns true when the parameter is in no bucket now. requires_grad may change at any time.
   bool ignored() const { return excluded || !tensor.requires_grad(); }
 };
 

@@ -20,8 +20,8 @@ namespace ddp::internal {
 // A captured graph, cut into pieces that run one after the other. Thread-compatible.
 class CutProgram {
  public:
-  // Cuts `captured` and compiles its pieces. A cut list of the options that does not fit is a
-  // ConfigurationError; with `tolerant`, the graph is one piece then, and a warning is logged.
+  // Cuts `captured` and compiles its pieces. Throws ConfigurationError when options.cuts does not
+  // fit the graph. With `tolerant` it logs a warning instead, and the graph becomes one piece.
   // `parameters` must not repeat a tensor.
   CutProgram(CapturedGraph captured, const std::vector<ModelParameter>& parameters,
              const GraphOptions& options, bool tolerant);
@@ -29,19 +29,19 @@ class CutProgram {
   CutProgram(const CutProgram&) = delete;
   CutProgram& operator=(const CutProgram&) = delete;
 
-  // Runs all pieces and returns the outputs of the graph. Throws what a piece throws:
-  // with the backends of this folder, a std::runtime_error with the message of the operation. A
-  // piece that returns another number of values than its graph is a ConfigurationError.
+  // Runs all pieces and returns the outputs of the graph. Throws what a piece throws: with the
+  // backends of this folder, a std::runtime_error with the message of the operation. Throws
+  // ConfigurationError when a piece returns another number of values than its graph.
   std::vector<c10::IValue> Run(std::vector<c10::IValue> arguments) const;
 
-  // True while the attributes of the script that the graph has as constants have their values.
+  // Returns true while the script's attributes have the values that the graph holds as constants.
   bool Holds() const;
 
   // The pieces in forward order, with the names of their parameters.
   const std::vector<PieceRow>& rows() const { return rows_; }
 
  private:
-  // A piece, or a part of one: what the backend runs at once.
+  // A piece, or a part of a piece: one function of the backend runs it.
   struct Part {
     std::string name;
     PieceFunction run;

@@ -96,6 +96,14 @@ void RefuseStatisticsLayers(const torch::nn::Module& module) {
 GraphModuleBase::GraphModuleBase(const std::string& name, const GraphOptions& options)
     : torch::nn::Module(name), options_(options) {}
 
+bool GraphModuleBase::MayAddGraph(const char* combination) {
+  if (static_cast<int64_t>(graphs()) < options_.max_graphs()) return true;
+  LOG_IF(WARNING, !std::exchange(warned_, true))
+      << name() << " has " << graphs() << " graphs, one for each combination of " << combination
+      << "; calls with further combinations run without a graph (max_graphs)";
+  return false;
+}
+
 void GraphModuleBase::ListParameters(const std::set<const c10::TensorImpl*>& sparse) {
   std::unordered_set<const c10::TensorImpl*> seen;
   const std::set<std::string>& to_ignore = options_.params_to_ignore();
@@ -265,13 +273,7 @@ const TracedModuleBase::Program* TracedModuleBase::ProgramFor(Call call,
   for (const auto& program : programs_) {
     if (program->key == call.key) return program.get();
   }
-  if (std::ssize(programs_) >= options().max_graphs()) {
-    LOG_IF(WARNING, !std::exchange(warned_, true))
-        << name() << " has " << programs_.size()
-        << " graphs, one for each combination of shapes, types and modes; calls with further "
-           "combinations run without a graph (max_graphs)";
-    return nullptr;
-  }
+  if (!MayAddGraph("shapes, types and modes")) return nullptr;
   auto program = std::make_unique<Program>();
   std::vector<at::Tensor> defined;
   for (const at::Tensor& tensor : call.tensors) {

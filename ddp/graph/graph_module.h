@@ -32,9 +32,9 @@ class GraphModuleBase : public torch::nn::Module {
   // Returns the parameter names of each bucket for DistributedDataParallelOptions::bucket_layout or
   // set_bucket_layout(): the buckets are the pieces, the last piece first. A piece whose parameters
   // differ in type or device, or are sparse, has several buckets. Parameters that the graph does
-  // not read are in the last bucket of their type. Parameters that need no gradient now are in
-  // none: take the layout anew when requires_grad has changed. Throws ConfigurationError while no
-  // graph is captured: give optimize_graph() example inputs, or run one forward.
+  // not read are in the last bucket of their type. A parameter without requires_grad is in no
+  // bucket: call this function again when requires_grad has changed. Throws ConfigurationError
+  // while no graph is captured: give optimize_graph() example inputs, or run one forward.
   std::vector<std::vector<std::string>> bucket_layout() const;
 
   // Return the pieces of the first captured graph, as a table for a person and as one line of JSON.
@@ -52,6 +52,9 @@ class GraphModuleBase : public torch::nn::Module {
   // gradients will be sparse.
   void ListParameters(const std::set<const c10::TensorImpl*>& sparse);
   virtual const CutProgram* FirstProgram() const = 0;
+  // Returns true when one more graph may be captured. At max_graphs it returns false, and logs a
+  // warning the first time. `combination`: "shapes", for example: each of them has a graph.
+  bool MayAddGraph(const char* combination);
   const GraphOptions& options() const { return options_; }
   const std::vector<ModelParameter>& model_parameters() const { return model_parameters_; }
 
@@ -60,6 +63,7 @@ class GraphModuleBase : public torch::nn::Module {
 
   const GraphOptions options_;
   std::vector<ModelParameter> model_parameters_;
+  bool warned_ = false;
 };
 
 // Appends `value` to `key`: the metadata of a tensor (not its values), and the values of numbers,
@@ -72,7 +76,7 @@ class TracedModuleBase : public GraphModuleBase {
  public:
   size_t graphs() const override { return programs_.size(); }
 
-  // The functions of the module itself.
+  // Do what the same functions of the original module do.
   void train(bool on = true) override { original_->train(on); }
   bool is_training() const noexcept override { return original_->is_training(); }
   void to(torch::Device device, torch::Dtype dtype, bool non_blocking = false) override;
@@ -102,10 +106,11 @@ class TracedModuleBase : public GraphModuleBase {
 
   TracedModuleBase(std::shared_ptr<torch::nn::Module> original, const GraphOptions& options);
 
-  // True when this forward runs through a graph: gradients are enabled, and no module around this
-  // one is being captured.
+  // Returns true when this forward runs through a graph: gradients are enabled, and no module
+  // around this one is being captured.
   static bool RunsGraph();
-  // Returns the program for the call, captured now if needed. Null: there are max_graphs others.
+  // Returns the program for the call, and captures it first when there is none. Null: there are
+  // max_graphs other programs.
   const Program* ProgramFor(Call call, const TypedForward& forward);
   // Returns the tensors of the result, undefined ones included.
   static std::vector<at::Tensor> Run(const Program& program, std::vector<at::Tensor> tensors);
@@ -119,7 +124,6 @@ class TracedModuleBase : public GraphModuleBase {
   std::vector<NamedState> state_;  // parameters, then buffers, each tensor once
   std::vector<at::Tensor> buffers_of_state_;
   std::vector<std::unique_ptr<Program>> programs_;
-  bool warned_ = false;
 };
 
 }  // namespace ddp::internal

@@ -28,15 +28,15 @@ struct GraphOptions {
   // How the bytes of parameters are counted; see graph_cut.h.
   DDP_OPTION(mode, GraphCutMode) = GraphCutMode::kStrict;
 
-  // The nodes that begin a piece, except the first, in place of the caps; an empty list is one
-  // piece. describe() counts the nodes of each piece. A list that does not fit the first captured
-  // graph is a ConfigurationError. Where it does not fit a later one, as for another shape, that
-  // graph runs in one piece, with a warning.
+  // The numbers of the nodes that begin a piece, except node 0; used instead of the caps. An empty
+  // list gives one piece. describe() counts the nodes of each piece. A list that does not fit the
+  // first captured graph is a ConfigurationError. A later graph, such as one for another shape,
+  // that the list does not fit runs in one piece, with a warning.
   DDP_OPTION(cuts, std::optional<std::vector<int>>) = {};
 
   // Parameters that the wrapper does not put into buckets: params_and_buffers_to_ignore and the
-  // names in delay_all_reduce_named_params. Names that neither a parameter nor a buffer of the
-  // module has are an error.
+  // names in delay_all_reduce_named_params. A name that no parameter and no buffer of the module
+  // has is a ConfigurationError.
   DDP_OPTION(params_to_ignore, std::set<std::string>) = {};
 
   // Runs the pieces. Unset: graph_executor_backend().

@@ -11,6 +11,7 @@
 #include "ddp/ddp.h"
 #include "ddp/graph/optimize_graph.h"
 #include "ddp/graph/test_models.h"
+#include "ddp/nn/convert_sync_batchnorm.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "testing/distributed_checks.h"
@@ -19,12 +20,18 @@
 namespace ddp {
 namespace {
 
+using ::ddp::testing::Backend;
 using ::ddp::testing::ConvNet;
+using ::ddp::testing::ErrorOf;
 using ::ddp::testing::Flatten;
+using ::ddp::testing::Function;
+using ::ddp::testing::FunctionImpl;
 using ::ddp::testing::GradientsOf;
 using ::ddp::testing::SameOnAllRanks;
 using ::ddp::testing::Tied;
 using ::ddp::testing::Transformer;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using JitModule = torch::jit::Module;
 
 torch::Tensor Images(int rank, int64_t step) {
@@ -48,10 +55,7 @@ void TrainBoth(const std::shared_ptr<ProcessGroup>& group, Batch batch, bool int
   torch::manual_seed(1);
   Net net, plain;
   const auto graph =
-      optimize_graph(net,
-                     {.bucket_cap_mb = 1e-4,
-                      .backend = interpreted ? interpreter_backend() : graph_executor_backend()},
-                     batch(0, 0));
+      optimize_graph(net, {.bucket_cap_mb = 1e-4, .backend = Backend(interpreted)}, batch(0, 0));
   ASSERT_GT(graph->bucket_layout().size(), 1u) << graph->describe();
   DistributedDataParallelOptions options{.bucket_layout = graph->bucket_layout()};
   for (const auto& item : plain->named_parameters()) {  // the same start
@@ -266,6 +270,44 @@ RANK_TEST(GraphRanksTest, ACutModelLaunchesItsFirstBucketEarly, 2) {
   EXPECT_EQ(cut.buckets, 10);
   EXPECT_EQ(cut.gradients, 20);
   EXPECT_LE(cut.gradients_at_first_launch, 4);  // 20 %
+}
+
+// ---- What an optimized module tells its wrapper.
+
+TEST(GraphLayoutTest, RefusesSynchronizedBatchNorms) {
+  Function module([](FunctionImpl& self, torch::Tensor x) { return x * self.weight; });
+  module->register_module("norm", torch::nn::BatchNorm1d(4));
+  EXPECT_NO_THROW(optimize_graph(module));
+  convert_sync_batchnorm(*module);
+  EXPECT_THAT(ErrorOf<ConfigurationError>([&] { optimize_graph(module); }),
+              HasSubstr("SyncBatchNorm"));
+}
+
+TEST(GraphLayoutTest, ThePiecesAreTheBuckets) {
+  Tied net;
+  net->register_parameter("unused", torch::ones({3}));
+  net->register_parameter("frozen", torch::ones({3}), /*requires_grad=*/false);
+  net->register_parameter("wide", torch::ones({3}, torch::kDouble));
+  const auto graph = optimize_graph(
+      net, {.bucket_cap_mb = 1e-5, .params_to_ignore = {"middle.bias"}}, torch::randn({7, 6}));
+  EXPECT_THAT(graph->bucket_layout(),
+              ElementsAre(ElementsAre("middle.weight"), ElementsAre("tied", "first.bias", "unused"),
+                          ElementsAre("wide")))
+      << graph->describe();
+  EXPECT_THAT(graph->describe(), HasSubstr("middle.weight"));
+}
+
+// Parameters may be frozen and unfrozen after the capture.
+TEST(GraphLayoutTest, TheLayoutFollowsRequiresGrad) {
+  Tied net;
+  net->middle->weight.set_requires_grad(false);
+  const auto graph = optimize_graph(net, {.bucket_cap_mb = 1e-5}, torch::randn({7, 6}));
+  EXPECT_THAT(graph->bucket_layout(),
+              ElementsAre(ElementsAre("middle.bias"), ElementsAre("tied", "first.bias")));
+  net->middle->weight.set_requires_grad(true);
+  net->first->bias.set_requires_grad(false);
+  EXPECT_THAT(graph->bucket_layout(),
+              ElementsAre(ElementsAre("middle.bias"), ElementsAre("tied", "middle.weight")));
 }
 
 }  // namespace

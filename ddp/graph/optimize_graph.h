@@ -76,7 +76,7 @@ bool SharesTensors(const T& value) {
 }  // namespace internal
 
 // A module written in C++ whose forward runs as a graph. The first forward with gradients enabled
-// captures the graph with LibTorch's tracer; so does the first for each further combination of
+// captures the graph with LibTorch's tracer. So does the first forward with another combination of
 // - sizes, strides, types, devices and requires_grad of arguments, parameters and buffers;
 // - the other arguments' values;
 // - the train() or eval() mode of each submodule.
@@ -97,9 +97,9 @@ class GraphModule final : public internal::TracedModuleBase {
   GraphModule(std::shared_ptr<Net> original, const GraphOptions& options)
       : TracedModuleBase(original, options), original_(std::move(original)) {}
 
-  // Runs the forward. Returns what the module's own forward returns, by value. An exception
-  // of the module's own C++ code passes through the call that captures. In the other calls only
-  // operations run: one that fails throws a std::runtime_error with its message.
+  // Runs the forward. Returns what the module's own forward returns, by value. An exception of the
+  // module's own C++ code passes through the call that captures. In the other calls only operations
+  // run. An operation that fails throws a std::runtime_error with its message.
   template <typename... Inputs>
   auto forward(const Inputs&... inputs) {
     using Result = ResultOf<Inputs...>;
@@ -199,9 +199,9 @@ class GraphModule final : public internal::TracedModuleBase {
 };
 
 // Returns `module` as a graph in pieces. With `examples`, arguments of forward, the graph is
-// captured at once, so that bucket_layout() is known; else the first forward captures it. Throws
-// ConfigurationError for options that are not usable, for a module that a graph cannot hold, and
-// for SyncBatchNorm layers.
+// captured at once, so that bucket_layout() is known. Without them, the first forward captures the
+// graph. Throws ConfigurationError for options that are not usable, for a module that a graph
+// cannot hold, and for SyncBatchNorm layers.
 template <std::derived_from<torch::nn::Module> Module, typename... Examples>
 std::shared_ptr<GraphModule<Module>> optimize_graph(std::shared_ptr<Module> module,
                                                     const GraphOptions& options = {},

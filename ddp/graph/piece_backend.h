@@ -28,8 +28,8 @@ struct GraphPiece {
 
 // Runs one piece: takes the values of the graph's inputs and returns the values of its outputs. The
 // function runs in every forward, under the grad mode and autocast state of the caller's thread.
-// Outputs must carry their autograd history: the model's backward goes through them. What it throws
-// passes through the model's forward unchanged.
+// Outputs must carry their autograd history: the model's backward goes through them. An exception
+// of the function passes through the model's forward unchanged.
 using PieceFunction = std::function<std::vector<c10::IValue>(std::vector<c10::IValue> inputs)>;
 
 // Prepares pieces to run. Thread-compatible.
@@ -37,9 +37,8 @@ class PieceBackend {
  public:
   virtual ~PieceBackend() = default;
 
-  // Returns a function that runs `piece`. Called once for each piece, or part of one, of
-  // each captured graph. The
-  // backend may change piece.graph, and may keep it.
+  // Returns a function that runs `piece`. Called once for each piece, or part of a piece, of each
+  // captured graph. The backend may change piece.graph, and may keep it.
   virtual PieceFunction Compile(const GraphPiece& piece) = 0;
 
   // Returns true when one derivative may cover several operations. Such a derivative adds up the
@@ -60,9 +59,9 @@ std::shared_ptr<PieceBackend> graph_executor_backend();
 std::shared_ptr<PieceBackend> interpreter_backend();
 
 // A backend of the program's own: `compile(piece)` returns the function that runs the piece, for
-// example one that calls a package which AOTInductor has built elsewhere. It gets whole pieces: a
-// backend whose derivatives cover several operations is a class with derives_groups(), else the
-// bits of a gradient may depend on the cut.
+// example one that calls a package which AOTInductor has built elsewhere. The backend gets whole
+// pieces. A backend whose derivatives cover several operations must be a class that overrides
+// derives_groups(); otherwise the bits of a gradient may depend on the cut.
 std::shared_ptr<PieceBackend> custom_backend(
     std::function<PieceFunction(const GraphPiece& piece)> compile);
 

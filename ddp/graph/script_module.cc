@@ -12,7 +12,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "ddp/common/error.h"
-#include "ddp/common/logging.h"
 #include "ddp/graph/script_capture.h"
 #include "ddp/model/jit_module_view.h"
 
@@ -126,13 +125,7 @@ const internal::CutProgram* ScriptGraphModule::Program() {
   for (const auto& program : programs_) {
     if (program->Holds()) return program.get();
   }
-  if (std::ssize(programs_) >= options().max_graphs()) {
-    LOG_IF(WARNING, !std::exchange(warned_, true))
-        << name() << " has " << programs_.size()
-        << " graphs, one for each combination of values in its attributes; calls with further "
-           "combinations run without a graph (max_graphs)";
-    return nullptr;
-  }
+  if (!MayAddGraph("values in its attributes")) return nullptr;
   internal::CapturedGraph captured = internal::CaptureScript(*script_);
   FindAssigned(captured);
   auto program =

@@ -22,9 +22,9 @@ struct Module;
 namespace ddp {
 
 // A TorchScript module whose forward runs as a graph. It is a torch::nn::Module with the names and
-// tensors of the script: the tensors of both are the same, train() and eval() switch both, and a
-// buffer that the code assigns is followed after each forward, also after one that throws. What
-// autograd has saved of such a buffer stays as it was: a backward gets the values of its own
+// tensors of the script. Both share their tensors, and train() and eval() switch both. After each
+// forward, also one that throws, a registered buffer has the value that the code has assigned.
+// Autograd's saved values of such a buffer do not change: a backward gets the values of its own
 // forward, whatever later forwards, broadcasts and loads write.
 //
 // One graph serves all shapes. A new graph is made when a number, flag or string in an attribute
@@ -37,8 +37,8 @@ class ScriptGraphModule final : public internal::GraphModuleBase {
 
   // Runs the forward over its arguments by position. Missing arguments take their defaults. Throws
   // ConfigurationError for arguments that do not fit the declaration, and when a module around this
-  // one is being captured; else what the script throws: an operation
-  // that fails throws a std::runtime_error with its message.
+  // one is being captured. Throws what the script throws: an operation that fails throws a
+  // std::runtime_error with its message.
   c10::IValue forward(std::vector<c10::IValue> inputs);
   template <typename... Inputs>
   requires(std::constructible_from<c10::IValue, const Inputs&>&&...) c10::IValue
@@ -74,7 +74,6 @@ class ScriptGraphModule final : public internal::GraphModuleBase {
   const std::unique_ptr<torch::jit::Module> script_;
   std::vector<Followed> followed_;
   std::vector<std::unique_ptr<internal::CutProgram>> programs_;
-  bool warned_ = false;
 };
 
 // Returns the script as a graph in pieces. Throws ConfigurationError for options that are not

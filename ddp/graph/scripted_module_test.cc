@@ -1,4 +1,4 @@
-// Tests optimize_graph() over TorchScript modules.
+// Tests optimize_graph() over TorchScript modules, and modules in modules.
 #include <ATen/autocast_mode.h>
 #include <torch/script.h>
 #include <torch/torch.h>
@@ -20,10 +20,15 @@
 namespace ddp {
 namespace {
 
+using ::ddp::testing::Backend;
+using ::ddp::testing::CaptureError;
 using ::ddp::testing::ErrorOf;
+using ::ddp::testing::Function;
+using ::ddp::testing::FunctionImpl;
 using ::ddp::testing::GradientsOf;
 using ::ddp::testing::NodesOf;
 using ::ddp::testing::RandomCuts;
+using ::ddp::testing::Tied;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -219,9 +224,8 @@ def forward(self, x, fail: bool = False):
     return torch.linear(y, self.first.weight, self.first.bias) * self.calls
 )");
   for (const bool interpreted : {true, false}) {
-    const auto graph = optimize_graph(
-        net, {.cuts = std::vector<int>{2, 5},
-              .backend = interpreted ? interpreter_backend() : graph_executor_backend()});
+    const auto graph =
+        optimize_graph(net, {.cuts = std::vector<int>{2, 5}, .backend = Backend(interpreted)});
     net.setattr("calls", int64_t{0});
     graph->buffers()[0].zero_();
     const torch::Tensor ones = torch::ones({4});
@@ -259,10 +263,6 @@ def forward(self, x, fail: bool = False):
     graph->forward(ones);
     EXPECT_EQ(graph->buffers()[0].dtype(), torch::kFloat);
   }
-}
-
-std::shared_ptr<PieceBackend> Backend(bool interpreted) {
-  return interpreted ? interpreter_backend() : graph_executor_backend();
 }
 
 // A backward gets the values that its own forward had, as with the script itself.
@@ -382,6 +382,40 @@ TEST(ScriptModuleTest, AutocastHappensInEachRun) {
     const torch::Tensor gradients = GradientsOf(graph->parameters());
     EXPECT_TRUE(torch::allclose(gradients, GradientsOf(parameters), 1e-4, 1e-5));
   }
+}
+
+// An optimized module inside of another one is a part of the outer graph.
+TEST(ScriptModuleTest, OptimizedModulesNest) {
+  Tied tied;
+  const auto inner = optimize_graph(tied);
+  struct OuterImpl : torch::nn::Module {
+    explicit OuterImpl(std::shared_ptr<GraphModule<testing::TiedImpl>> net)
+        : net(register_module("net", std::move(net))) {}
+    torch::Tensor forward(torch::Tensor x) { return net->forward(x) * 2; }
+    std::shared_ptr<GraphModule<testing::TiedImpl>> net;
+  };
+  const torch::Tensor input = torch::randn({7, 6});
+  const auto graph =
+      optimize_graph(std::make_shared<OuterImpl>(inner), {.backend = interpreter_backend()}, input);
+  EXPECT_TRUE(torch::equal(graph->forward(input), tied->forward(input) * 2));
+  EXPECT_EQ(inner->graphs(), 0u);
+  // Captures do not nest, and an optimized script stands alone.
+  const torch::Tensor row = torch::rand({4});
+  const auto doubles =
+      optimize_graph(Function([](FunctionImpl& self, torch::Tensor x) { return x * self.weight; }));
+  EXPECT_THAT(CaptureError([&](FunctionImpl& self, torch::Tensor x) {
+                doubles->capture(row);
+                return x * self.weight;
+              }),
+              HasSubstr("outside of a forward"));
+  torch::jit::Module script("Script");
+  script.register_parameter("weight", torch::ones({4}, torch::requires_grad()), false);
+  script.define("def forward(self, x):\n    return x * self.weight\n");
+  const auto scripted = optimize_graph(script);
+  EXPECT_THAT(CaptureError([&](FunctionImpl& self, torch::Tensor x) {
+                return scripted->forward(x).toTensor() * self.weight;
+              }),
+              HasSubstr("optimize the script alone"));
 }
 
 TEST(ScriptModuleTest, SeveralOutputs) {

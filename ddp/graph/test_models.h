@@ -2,14 +2,23 @@
 #ifndef DDP_GRAPH_TEST_MODELS_H_
 #define DDP_GRAPH_TEST_MODELS_H_
 
+#include <ATen/autocast_mode.h>
 #include <torch/nn.h>
 
+#include <functional>
+#include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <random>
 #include <string>
+#include <type_traits>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
+#include "ddp/common/error.h"
 #include "ddp/graph/optimize_graph.h"
+#include "testing/error_of.h"
 
 namespace ddp::testing {
 
@@ -76,6 +85,89 @@ struct TiedImpl : torch::nn::Module {
   torch::Tensor tied;
 };
 TORCH_MODULE(Tied);
+
+// A module of one function, with a parameter `weight` (4), a buffer `sum` (4) and, in `kept`, a
+// tensor that is not registered.
+struct FunctionImpl : torch::nn::Module {
+  using Function = std::function<torch::Tensor(FunctionImpl&, torch::Tensor)>;
+  explicit FunctionImpl(Function function) : function(std::move(function)) {
+    weight = register_parameter("weight", torch::rand({4}));
+    sum = register_buffer("sum", torch::zeros({4}));
+  }
+  torch::Tensor forward(torch::Tensor x) { return function(*this, x); }
+  Function function;
+  torch::Tensor weight, sum, kept;
+};
+TORCH_MODULE(Function);
+
+struct Pair {
+  torch::Tensor sum, product;
+  std::optional<torch::Tensor> extra;
+};
+// Several inputs and outputs, of several types.
+struct ManyImpl : torch::nn::Module {
+  ManyImpl() { weight = register_parameter("weight", torch::ones({4})); }
+  Pair forward(const torch::Tensor& a, const std::vector<torch::Tensor>& list, int64_t factor,
+               bool extra, std::optional<torch::Tensor> bias) {
+    Pair pair{.sum = a * weight + list[0], .product = a * list.back() * factor};
+    if (bias.has_value()) pair.sum = pair.sum + *bias;
+    if (extra) pair.extra = pair.sum * 2;
+    return pair;
+  }
+  torch::Tensor weight;
+};
+TORCH_MODULE(Many);
+
+// Returns a container with names.
+struct NamedImpl : torch::nn::Module {
+  NamedImpl() { weight = register_parameter("weight", torch::ones({4})); }
+  std::unordered_map<std::string, torch::Tensor> forward(const torch::Tensor& x) {
+    std::unordered_map<std::string, torch::Tensor> results;
+    for (int i = 0; i < 20; ++i) results["times " + std::to_string(i)] = x * weight * i;
+    return results;
+  }
+  torch::Tensor weight;
+};
+TORCH_MODULE(Named);
+
+// Returns a type whose copies share their tensors.
+template <typename Result>
+struct SharingImpl : torch::nn::Module {
+  SharingImpl() { weight = register_parameter("weight", torch::ones({4})); }
+  Result forward(const torch::Tensor& x) {
+    if constexpr (std::is_same_v<Result, c10::IValue>) {
+      return c10::ivalue::Tuple::create(x * weight, x);
+    } else if constexpr (std::is_same_v<Result, c10::List<at::Tensor>>) {
+      return c10::List<at::Tensor>({x * weight, x});
+    } else {
+      return std::make_shared<torch::Tensor>(x * weight);
+    }
+  }
+  torch::Tensor weight;
+};
+
+// Returns a backend that is LibTorch's interpreter, or the default one.
+inline std::shared_ptr<PieceBackend> Backend(bool interpreted) {
+  return interpreted ? interpreter_backend() : graph_executor_backend();
+}
+
+// Returns the message of the ConfigurationError with which optimize_graph() refuses `forward`, or
+// "no error". A tensor (4) is in `kept`.
+inline std::string CaptureError(const FunctionImpl::Function& forward) {
+  Function module(forward);
+  module->kept = torch::ones({4});
+  return ErrorOf<ConfigurationError>([&] { optimize_graph(module, {}, torch::rand({4})); });
+}
+
+// Returns forward(), run with autocast to bfloat16 on the CPU.
+template <typename Forward>
+torch::Tensor WithAutocast(const Forward& forward) {
+  at::autocast::set_autocast_enabled(at::kCPU, true);
+  const torch::Tensor result = forward();
+  at::autocast::set_autocast_enabled(at::kCPU, false);
+  at::autocast::clear_cache();
+  return result;
+}
 
 // Returns all gradients in one tensor; an undefined gradient counts as zero.
 inline torch::Tensor GradientsOf(const std::vector<torch::Tensor>& parameters) {

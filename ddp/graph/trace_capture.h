@@ -33,13 +33,12 @@ struct NamedState {
 // - an operation gives C++ code a value of a tensor: item(), equal(), a tensor as a condition;
 // - the size of a result depends on the values of tensors: masked_select, nonzero, unique, an index
 //   that is a mask;
-// - an operation reads memory that no operation has written: C++ code has, through data_ptr(), or
-//   torch::tensor(vector) where it converts the vector to another type or device;
+// - an operation reads memory that C++ code has written and no operation has: through data_ptr(),
+//   or by a torch::tensor(vector) that converts the vector to another type or device;
 // - the forward registers a hook on a tensor that an operation made, or on an argument;
-// - the forward reads a tensor that is not in `arguments` or `state` and that is not made of
-// numbers
-//   in C++ code, as torch::tensor({...}) is, unless `allow_unregistered`. Such a tensor is also the
-//   result of data() and variable_data();
+// - the forward reads a tensor that is not in `arguments` or `state`, and `allow_unregistered` is
+//   false. A tensor made of numbers in C++ code, as by torch::tensor({...}), is allowed. The result
+//   of data() or variable_data() is not;
 // - the forward keeps a tensor that it made, in a member for example.
 CapturedGraph TraceForward(const std::string& name, const TracedForward& forward,
                            const std::vector<at::Tensor>& arguments,

@@ -1,12 +1,8 @@
 // Tests models with SyncBatchNorm under DistributedDataParallel: every rank's parameters after some
 // steps are those of one process that trains on the joint batch. The ranks are threads on a fake
 // backend; in two cases they are processes, on Gloo.
-//
-// Length: one case for each way to train, and each place of a failure, with the same model.
 #include <algorithm>
-#include <functional>
 #include <memory>
-#include <optional>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -14,18 +10,15 @@
 
 #include <torch/torch.h>
 
-#include "ddp/activation_checkpoint.h"
 #include "ddp/common/error.h"
 #include "ddp/distributed_data_parallel.h"
 #include "ddp/join.h"
 #include "ddp/mixed_precision.h"
 #include "ddp/nn/convert_sync_batchnorm.h"
-#include "ddp/nn/sync_batch_norm.h"
+#include "ddp/nn/test_models.h"
 #include "ddp/process_group.h"
-#include "ddp/statistics/statistics_context.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "testing/backend/random_numbers.h"
 #include "testing/backend/thread_ranks.h"
 #include "testing/distributed_checks.h"
 #include "testing/ranks/rank_test.h"
@@ -33,128 +26,24 @@
 namespace ddp {
 namespace {
 
+using ::ddp::testing::AllRanks;
 using ::ddp::testing::ErrorOf;
+using ::ddp::testing::ExpectSame;
+using ::ddp::testing::FailAt;
 using ::ddp::testing::Flatten;
-using ::ddp::testing::Randomize;
-using ::ddp::testing::RandomNumbers;
+using ::ddp::testing::Gradients;
+using ::ddp::testing::Input;
+using ::ddp::testing::LossOf;
+using ::ddp::testing::MakeConverted;
+using ::ddp::testing::MakeNet;
+using ::ddp::testing::Net;
+using ::ddp::testing::Place;
+using ::ddp::testing::ReferenceStep;
 using ::ddp::testing::SameOnAllRanks;
+using ::ddp::testing::Step;
+using ::ddp::testing::Throws;
+using ::ddp::testing::Way;
 using ::testing::HasSubstr;
-
-// Throws in the backward.
-struct Explosive : torch::autograd::Function<Explosive> {
-  static torch::Tensor forward(torch::autograd::AutogradContext*, const torch::Tensor& x) {
-    return x.clone();
-  }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
-                                                 const torch::autograd::variable_list&) {
-    throw std::runtime_error("rank 1 has a bad day");
-  }
-};
-
-// How a net runs its forward; fixed by the test.
-struct Way {
-  bool reentrant = false;
-  bool checkpoint = false;
-  int branch = -1;                        // the head that the forward uses; -1: both
-  bool explosive = false;                 // its backward throws
-  std::function<void()> between = [] {};  // runs between the two batch norms
-};
-
-// A net with two batch norms, typed members, as a program writes it. The first layer's input needs
-// a gradient, so that each batch norm has a collective in the backward.
-struct NetImpl : torch::nn::Module {
-  NetImpl() {
-    register_module("first", first);
-    register_module("norm", norm);
-    register_module("second", second);
-    register_module("inner", inner);
-    register_module("head", head);
-    register_module("other", other);
-  }
-  torch::Tensor Body(const torch::Tensor& x) {
-    const torch::Tensor h = torch::tanh(norm->forward(first->forward(x)));
-    way.between();
-    return torch::tanh(inner->forward(second->forward(h)));
-  }
-  torch::Tensor forward(const torch::Tensor& x) {
-    torch::Tensor h;
-    if (way.checkpoint) {
-      CheckpointOptions options;
-      options.use_reentrant(way.reentrant);
-      options.parameters(parameters());
-      h = checkpoint(
-          options, [this](const torch::Tensor& input) { return Body(input); }, x);
-    } else {
-      h = Body(x);
-    }
-    if (way.explosive) h = Explosive::apply(h);
-    if (way.branch == 0) return head->forward(h);
-    if (way.branch == 1) return other->forward(h);
-    return head->forward(h) + other->forward(h);
-  }
-  torch::nn::Linear first{3, 4}, second{4, 4}, head{4, 2}, other{4, 2};
-  torch::nn::BatchNorm1d norm{4};
-  torch::nn::BatchNorm1d inner{torch::nn::BatchNormOptions(4).momentum(std::nullopt)};
-  Way way;
-};
-TORCH_MODULE(Net);
-
-Net MakeNet() {
-  Net net;
-  Randomize(*net, 7);
-  return net;
-}
-
-Net MakeConverted(const std::shared_ptr<ProcessGroup>& group = nullptr) {
-  Net net = MakeNet();
-  convert_sync_batchnorm(*net, group);
-  return net;
-}
-
-torch::Tensor Input(int rank, int step) {
-  return RandomNumbers(100 * step + rank, {2 + rank % 2, 3});
-}
-
-torch::Tensor LossOf(const torch::Tensor& output) { return output.pow(2).sum(); }
-
-void Step(torch::nn::Module& net) {
-  const torch::NoGradGuard no_grad;
-  for (torch::Tensor& parameter : net.parameters()) {
-    if (!parameter.grad().defined()) continue;
-    parameter.sub_(parameter.grad(), 0.01);
-    parameter.mutable_grad().reset();
-  }
-}
-
-// One step of one process on the inputs of `ranks`, with the loss divided as the wrapper divides.
-void ReferenceStep(Net& net, const std::vector<int>& ranks, int step, int divisor) {
-  std::vector<torch::Tensor> inputs;
-  for (const int rank : ranks) inputs.push_back(Input(rank, step));
-  (LossOf(net->forward(torch::cat(inputs))) / divisor).backward();
-  Step(*net);
-}
-
-void ExpectSame(ProcessGroup& group, const Net& mine, const Net& reference,
-                double tolerance = 1e-5) {
-  for (const auto& item : reference->named_parameters()) {
-    const torch::Tensor parameter = mine->named_parameters()[item.key()];
-    EXPECT_TRUE(parameter.allclose(item.value(), tolerance, tolerance)) << item.key();
-  }
-  for (const auto& item : reference->named_buffers()) {
-    const torch::Tensor buffer = mine->named_buffers()[item.key()];
-    EXPECT_TRUE(
-        buffer.to(torch::kDouble).allclose(item.value().to(torch::kDouble), tolerance, tolerance))
-        << item.key() << ": " << buffer << " is not " << item.value();
-  }
-  EXPECT_TRUE(SameOnAllRanks(group, Flatten(mine->parameters())));
-  EXPECT_TRUE(SameOnAllRanks(group, Flatten(mine->buffers())));
-}
-
-std::vector<int> AllRanks(const ProcessGroup& group) {
-  std::vector<int> ranks;
-  for (int rank = 0; rank < group.size(); ++rank) ranks.push_back(rank);
-  return ranks;
-}
 
 // Trains three steps as `options` say, and compares.
 void Train(const std::shared_ptr<ProcessGroup>& group,
@@ -189,61 +78,14 @@ THREAD_RANK_TEST(SyncBatchNormModelTest, TheRecomputationOfACheckpointKeepsTheSt
   Train(group, Options().static_graph(true), {.reentrant = true, .checkpoint = true});
 }
 
-struct SyncNetImpl : torch::nn::Module {
-  explicit SyncNetImpl(const std::shared_ptr<ProcessGroup>& group = nullptr)
-      : norm(torch::nn::BatchNormOptions(4), group) {
-    register_module("first", first);
-    register_module("norm", norm);
-  }
-  torch::Tensor forward(const torch::Tensor& x) { return checkpoint(norm, first->forward(x)); }
-  torch::nn::Linear first{3, 4};
-  SyncBatchNorm1d norm;
-};
-TORCH_MODULE(SyncNet);
-
 THREAD_RANK_TEST(SyncBatchNormModelTest, ALayerCountsACheckpointedBatchOnce, 2) {
   for (const auto& own : {std::shared_ptr<ProcessGroup>(), group}) {
-    SyncNet net(own);
-    DistributedDataParallel<SyncNet> model(net, group);
+    testing::SyncNet net(own);
+    DistributedDataParallel<testing::SyncNet> model(net, group);
     EXPECT_TRUE(has_sync_batch_norm(*net));
     LossOf(model(Input(group->rank(), 0))).backward();
     EXPECT_EQ(net->norm->num_batches_tracked.item<int64_t>(), 1);
     EXPECT_TRUE(SameOnAllRanks(*group, Flatten(net->buffers())));
-  }
-}
-
-THREAD_RANK_TEST(SyncBatchNormModelTest, ABlockWithAWrapperCountsACheckpointedBatchOnce, 2) {
-  SyncBatchNorm1d norm(torch::nn::BatchNormOptions(3).affine(false), group);
-  const auto block = [&](const torch::Tensor& x) {
-    const internal::StatisticsScope of_wrapper(nullptr);  // as the forward of a wrapper opens one
-    return norm->forward(x);
-  };
-  LossOf(checkpoint(block, Input(group->rank(), 0).requires_grad_())).backward();
-  EXPECT_EQ(norm->num_batches_tracked.item<int64_t>(), 1);
-  const auto nested = [&](const torch::Tensor& x) { return checkpoint(block, x).tanh(); };
-  torch::Tensor x = Input(group->rank(), 1).requires_grad_();
-  torch::Tensor plain = x.detach().clone().requires_grad_();
-  LossOf(checkpoint(nested, x)).backward();
-  EXPECT_EQ(norm->num_batches_tracked.item<int64_t>(), 2);
-  LossOf(block(plain).tanh()).backward();
-  EXPECT_TRUE(x.grad().equal(plain.grad()));
-}
-
-THREAD_RANK_TEST(SyncBatchNormModelTest, ACheckpointedLayerMayNeedNoGradientOfItsInput, 2) {
-  for (const bool reentrant : {false, true}) {
-    SyncBatchNorm1d norm(torch::nn::BatchNormOptions(3).affine(false), group);
-    torch::nn::Linear linear(3, 2);
-    const auto block = [&](const std::vector<torch::Tensor>& x) {
-      return linear->forward(norm->forward(x[0])) * x[1];
-    };
-    torch::Tensor x = Input(group->rank(), 0);
-    if (group->rank() == 0) x.requires_grad_();
-    const torch::Tensor scale = torch::ones({1}).requires_grad_();
-    CheckpointOptions options;
-    options.use_reentrant(reentrant).parameters(linear->parameters());
-    LossOf(checkpoint(options, block, std::vector<torch::Tensor>{x, scale})).backward();
-    EXPECT_EQ(x.grad().defined(), group->rank() == 0);
-    EXPECT_TRUE(linear->weight.grad().defined());
   }
 }
 
@@ -486,37 +328,6 @@ THREAD_RANK_TEST(SyncBatchNormModelTest, RefusesALayerThatCameAfterTheWrapper, 2
 
 // ---- Failures.
 
-enum class Place { kForward, kNoSync, kNoGrad, kBackward, kBackwardNoSync };
-
-// Rank 1 throws while the others wait in a batch norm.
-void FailAt(DistributedDataParallel<Net>& model, Place place, int rank) {
-  Net net(model.module());
-  const bool in_backward = place == Place::kBackward || place == Place::kBackwardNoSync;
-  net->way.explosive = rank == 1 && in_backward;
-  if (rank == 1 && !in_backward) {
-    net->way.between = [] { throw std::runtime_error("rank 1 has a bad day"); };
-  }
-  const auto guard = model.no_sync(place == Place::kNoSync || place == Place::kBackwardNoSync);
-  const torch::AutoGradMode mode(place != Place::kNoGrad);
-  const torch::Tensor output = model(Input(rank, 0));
-  if (place != Place::kNoGrad) LossOf(output).backward();
-}
-
-// Returns true when this rank got the error that it should get.
-bool Throws(int rank, const std::function<void()>& action) {
-  try {
-    action();
-    return false;
-  } catch (const PeerFailedError& error) {
-    EXPECT_NE(rank, 1) << error.what();
-    EXPECT_EQ(error.rank(), 1);
-  } catch (const std::exception& error) {
-    EXPECT_EQ(rank, 1) << error.what();
-    EXPECT_THAT(error.what(), HasSubstr("rank 1 has a bad day"));
-  }
-  return true;
-}
-
 // `layers`: the group of the layers. Its ranks have a collective with rank 1 in every mode.
 void FailAndGoOn(const std::shared_ptr<ProcessGroup>& group, ProcessGroup& layers, Net net) {
   const int rank = group->rank();
@@ -536,7 +347,7 @@ void FailAndGoOn(const std::shared_ptr<ProcessGroup>& group, ProcessGroup& layer
       model(Input(rank, 1));
     }
     for (int step = 0; step < 2; ++step) LossOf(model(Input(rank, step))).backward();
-    EXPECT_TRUE(SameOnAllRanks(*group, testing::Gradients(*net)));
+    EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*net)));
     EXPECT_TRUE(SameOnAllRanks(layers, Flatten(net->buffers())));
   }
 }
@@ -573,7 +384,7 @@ THREAD_RANK_TEST(SyncBatchNormModelTest, AFailedLaunchEndsTheWaitOfALayersGroup,
   net->way = {};
   net->zero_grad();
   LossOf(model(Input(rank, 2))).backward();
-  EXPECT_TRUE(SameOnAllRanks(*group, testing::Gradients(*net)));
+  EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*net)));
 }
 
 THREAD_RANK_TEST(SyncBatchNormModelTest, AnExceptionInEvalStaysOnItsRank, 2) {
@@ -589,7 +400,7 @@ THREAD_RANK_TEST(SyncBatchNormModelTest, AnExceptionInEvalStaysOnItsRank, 2) {
   net->way = {};
   net->zero_grad();
   LossOf(model(Input(rank, 1))).backward();
-  EXPECT_TRUE(SameOnAllRanks(*group, testing::Gradients(*net)));
+  EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*net)));
 }
 
 THREAD_RANK_TEST(SyncBatchNormModelTest, EveryRankThrowsForAFailureUnderAJoin, 3) {
@@ -610,30 +421,13 @@ THREAD_RANK_TEST(SyncBatchNormModelTest, EveryRankThrowsForAFailureUnderAJoin, 3
   net->way = {};
   net->zero_grad();
   LossOf(model(Input(rank, 0))).backward();
-  EXPECT_TRUE(SameOnAllRanks(*group, testing::Gradients(*net)));
+  EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*net)));
   loop(false);
   EXPECT_TRUE(SameOnAllRanks(*group, Flatten(net->buffers())));
 }
 
-// Runs its layers in an order that depends on the rank.
-struct CrossedImpl : torch::nn::Module {
-  CrossedImpl() {
-    register_module("wide", wide);
-    register_module("narrow", narrow);
-  }
-  torch::Tensor forward(const torch::Tensor& x, bool first) {
-    const torch::Tensor part = x.narrow(1, 0, 2);
-    torch::Tensor sum = torch::zeros({});
-    if (first) sum = sum + wide->forward(x).sum();
-    sum = sum + narrow->forward(part).sum();
-    return first ? sum : sum + wide->forward(x).sum();
-  }
-  SyncBatchNorm1d wide{3}, narrow{2};
-};
-TORCH_MODULE(Crossed);
-
 THREAD_RANK_TEST(SyncBatchNormModelTest, OtherLayersOnAnotherRankAreNamedUnderAJoin, 3) {
-  DistributedDataParallel<Crossed> model(Crossed(), group);
+  DistributedDataParallel<testing::Crossed> model(testing::Crossed(), group);
   const auto run = [&] {
     join({&model}, {}, [&] {
       if (group->rank() < 2) model(Input(group->rank(), 0), group->rank() == 0).backward();
@@ -679,12 +473,8 @@ THREAD_RANK_TEST(SyncBatchNormModelTest, RefusesABackwardOfAnotherIncarnation, 2
     net->zero_grad();
     group->renew();
     LossOf(model(Input(group->rank(), 0))).backward();
-    EXPECT_TRUE(SameOnAllRanks(*group, testing::Gradients(*net)));
+    EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*net)));
   }
-  SyncBatchNorm1d norm(torch::nn::BatchNormOptions(3).affine(false), group);
-  const torch::Tensor loss = LossOf(checkpoint(norm, Input(group->rank(), 0).requires_grad_()));
-  group->renew();
-  EXPECT_THAT(ErrorOf<ReductionError>([&] { loss.backward(); }), HasSubstr("was renewed between"));
 }
 
 }  // namespace

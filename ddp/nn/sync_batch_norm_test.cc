@@ -12,9 +12,11 @@
 
 #include <torch/torch.h>
 
+#include "ddp/activation_checkpoint.h"
 #include "ddp/common/error.h"
 #include "ddp/nn/convert_sync_batchnorm.h"
 #include "ddp/process_group.h"
+#include "ddp/statistics/statistics_context.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "testing/backend/random_numbers.h"
@@ -315,6 +317,55 @@ TEST(SyncBatchNormTest, NamesTheRemedyWithoutAGroup) {
   EXPECT_EQ(text.str(),
             "ddp::SyncBatchNorm2d(3, eps=1e-05, momentum=0.1, affine=true, "
             "track_running_stats=true)");
+}
+
+// ---- Checkpointed segments.
+
+torch::Tensor SquaresOf(const torch::Tensor& output) { return output.pow(2).sum(); }
+
+// A batch of another size on each rank.
+torch::Tensor BatchOf(int rank) { return RandomNumbers(rank, {2 + rank % 2, 3}); }
+
+THREAD_RANK_TEST(SyncBatchNormTest, ABlockWithAWrapperCountsACheckpointedBatchOnce, 2) {
+  SyncBatchNorm1d norm(BatchNormOptions(3).affine(false), group);
+  const auto block = [&](const torch::Tensor& x) {
+    const internal::StatisticsScope of_wrapper(nullptr);  // as the forward of a wrapper opens one
+    return norm->forward(x);
+  };
+  SquaresOf(checkpoint(block, BatchOf(group->rank()).requires_grad_())).backward();
+  EXPECT_EQ(norm->num_batches_tracked.item<int64_t>(), 1);
+  const auto nested = [&](const torch::Tensor& x) { return checkpoint(block, x).tanh(); };
+  torch::Tensor x = BatchOf(group->rank()).requires_grad_();
+  torch::Tensor plain = x.detach().clone().requires_grad_();
+  SquaresOf(checkpoint(nested, x)).backward();
+  EXPECT_EQ(norm->num_batches_tracked.item<int64_t>(), 2);
+  SquaresOf(block(plain).tanh()).backward();
+  EXPECT_TRUE(x.grad().equal(plain.grad()));
+}
+
+THREAD_RANK_TEST(SyncBatchNormTest, ACheckpointedLayerMayNeedNoGradientOfItsInput, 2) {
+  for (const bool reentrant : {false, true}) {
+    SyncBatchNorm1d norm(BatchNormOptions(3).affine(false), group);
+    torch::nn::Linear linear(3, 2);
+    const auto block = [&](const std::vector<torch::Tensor>& x) {
+      return linear->forward(norm->forward(x[0])) * x[1];
+    };
+    torch::Tensor x = BatchOf(group->rank());
+    if (group->rank() == 0) x.requires_grad_();
+    const torch::Tensor scale = torch::ones({1}).requires_grad_();
+    CheckpointOptions options;
+    options.use_reentrant(reentrant).parameters(linear->parameters());
+    SquaresOf(checkpoint(options, block, std::vector<torch::Tensor>{x, scale})).backward();
+    EXPECT_EQ(x.grad().defined(), group->rank() == 0);
+    EXPECT_TRUE(linear->weight.grad().defined());
+  }
+}
+
+THREAD_RANK_TEST(SyncBatchNormTest, ACheckpointRefusesABackwardOfAnotherIncarnation, 2) {
+  SyncBatchNorm1d norm(BatchNormOptions(3).affine(false), group);
+  const torch::Tensor loss = SquaresOf(checkpoint(norm, BatchOf(group->rank()).requires_grad_()));
+  group->renew();
+  EXPECT_THAT(ErrorOf<ReductionError>([&] { loss.backward(); }), HasSubstr("was renewed between"));
 }
 
 // ---- Conversion.

@@ -16,6 +16,7 @@
 #include "testing/backend/groups.h"
 #include "testing/distributed_checks.h"
 #include "testing/ranks/rank_test.h"
+#include "testing/throw_in_backward.h"
 
 namespace ddp::internal {
 namespace {
@@ -25,20 +26,10 @@ using ::ddp::testing::Flatten;
 using ::ddp::testing::Gradients;
 using ::ddp::testing::ReducerGroupOf;
 using ::ddp::testing::SameOnAllRanks;
+using ::ddp::testing::ThrowInBackward;
 using ::testing::HasSubstr;
 
 using Outcome = Reducer::BucketOutcome;
-
-// Throws in the backward.
-struct Explosive : torch::autograd::Function<Explosive> {
-  static torch::Tensor forward(torch::autograd::AutogradContext*, const torch::Tensor& x) {
-    return x.clone();
-  }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
-                                                 const torch::autograd::variable_list&) {
-    throw std::runtime_error("not a number in the middle of the model");
-  }
-};
 
 // Four layers; `side` is used where the caller says, `never` nowhere.
 struct NetImpl : torch::nn::Module {
@@ -51,7 +42,7 @@ struct NetImpl : torch::nn::Module {
   }
   torch::Tensor forward(const torch::Tensor& x, bool use_side, bool explode) {
     torch::Tensor y = torch::tanh(first->forward(x));
-    if (explode) y = Explosive::apply(y);
+    if (explode) y = ThrowInBackward(y, "not a number in the middle of the model");
     torch::Tensor z = last->forward(y);
     return use_side ? z + side->forward(y) : z;
   }

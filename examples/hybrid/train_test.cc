@@ -4,63 +4,33 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <nlohmann/json.hpp>
 #include <regex>
 #include <string>
 #include <vector>
 
 #include "launcher/end_to_end/ddprun_driver.h"
+#include "launcher/end_to_end/example_case.h"
 #include "testing/redis/redis_fixture.h"
 
 namespace ddp::examples {
 namespace {
 
-namespace fs = std::filesystem;
 using launcher::DdprunDriver;
+using launcher::LastLine;
 
-class HybridTest : public ::testing::Test {
+class HybridTest : public launcher::ExampleCase {
  protected:
-  HybridTest()
-      : folder_(fs::path(::testing::TempDir()) /
-                ::testing::UnitTest::GetInstance()->current_test_info()->name()) {
-    fs::remove_all(folder_);
-    fs::create_directories(folder_);
-  }
-
   // Returns ddprun's options for a job with checkpoints in the folder `name`.
   DdprunDriver::Options Job(const std::string& name, std::vector<std::string> flags,
                             int processes = 3) const {
     std::vector<std::string> arguments = {"--nproc-per-node=" + std::to_string(processes),
                                           "--max-restarts=3", "--event-log-file=" + EventLog(name),
-                                          std::getenv("TRAINER"),
+                                          Trainer(),
                                           "--checkpoint_dir=" + (folder_ / name).string()};
     arguments.insert(arguments.end(), flags.begin(), flags.end());
     return {.arguments = arguments};
   }
-
-  std::string EventLog(const std::string& name) const { return folder_ / (name + ".events"); }
-
-  pid_t PidOf(const std::string& name, uint64_t generation, size_t rank) const {
-    std::ifstream log(EventLog(name));
-    for (std::string line; std::getline(log, line);) {
-      const nlohmann::json event = nlohmann::json::parse(line);
-      if (event["event"] == "generation_started" && event["generation"] == generation) {
-        return event["pids"][rank];
-      }
-    }
-    return -1;
-  }
-
-  const fs::path folder_;
 };
-
-std::string LastLine(const std::string& text) {
-  const size_t end = text.find_last_not_of('\n');
-  return text.substr(text.rfind('\n', end) + 1);
-}
 
 double LossAt(const std::string& out, int step) {
   std::smatch found;

@@ -1,63 +1,32 @@
 // Runs the example under the real ddprun.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <signal.h>
 
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "launcher/end_to_end/ddprun_driver.h"
+#include "launcher/end_to_end/example_case.h"
 
 namespace ddp::examples {
 namespace {
 
-namespace fs = std::filesystem;
 using launcher::DdprunDriver;
+using launcher::LastLine;
 using ::testing::HasSubstr;
 
 constexpr char kEpochs[] = "80";
 
-class ZeroTest : public ::testing::Test {
+class ZeroTest : public launcher::ExampleCase {
  protected:
-  ZeroTest()
-      : folder_(fs::path(::testing::TempDir()) /
-                ::testing::UnitTest::GetInstance()->current_test_info()->name()) {
-    fs::remove_all(folder_);
-    fs::create_directories(folder_);
-  }
-
   // Returns ddprun's options for a job with checkpoints in the folder `name`.
   DdprunDriver::Options Job(const std::string& name, const std::string& epochs = kEpochs,
                             const std::string& optimizer = "zero", int ranks = 2) const {
     return {.arguments = {"--nproc-per-node=" + std::to_string(ranks), "--max-restarts=3",
-                          "--event-log-file=" + EventLog(name), std::getenv("TRAINER"),
-                          folder_ / name, epochs, optimizer}};
+                          "--event-log-file=" + EventLog(name), Trainer(), folder_ / name, epochs,
+                          optimizer}};
   }
-
-  std::string EventLog(const std::string& name) const { return folder_ / (name + ".events"); }
-
-  pid_t PidOf(const std::string& name, uint64_t generation, size_t rank) const {
-    std::ifstream log(EventLog(name));
-    for (std::string line; std::getline(log, line);) {
-      const nlohmann::json event = nlohmann::json::parse(line);
-      if (event["event"] == "generation_started" && event["generation"] == generation) {
-        return event["pids"][rank];
-      }
-    }
-    return -1;
-  }
-
-  const fs::path folder_;
 };
-
-std::string LastLine(const std::string& text) {
-  const size_t end = text.find_last_not_of('\n');
-  return text.substr(text.rfind('\n', end) + 1);
-}
 
 // The net has 4,353 parameters, AdamW has two moments of four bytes.
 TEST_F(ZeroTest, TrainsAsThePlainOptimizerWithHalfOfItsState) {
@@ -73,15 +42,7 @@ TEST_F(ZeroTest, TrainsAsThePlainOptimizerWithHalfOfItsState) {
 }
 
 TEST_F(ZeroTest, SurvivesAKill) {
-  DdprunDriver peaceful(Job("peaceful"));
-  ASSERT_EQ(peaceful.Wait(), 0) << peaceful.err();
-  DdprunDriver run(Job("killed"));
-  run.AwaitStdout("epoch 20 ");
-  ASSERT_EQ(::kill(PidOf("killed", 1, 1), SIGKILL), 0);
-  EXPECT_EQ(run.Wait(), 0) << run.err();
-  EXPECT_THAT(run.err(), HasSubstr("restart 1 of 3"));
-  EXPECT_EQ(launcher::Count(run.out(), "epoch 0 "), 1);
-  EXPECT_EQ(LastLine(run.out()), LastLine(peaceful.out()));
+  ExpectTheSameAfterAKill([&](const std::string& name) { return Job(name); });
 }
 
 TEST_F(ZeroTest, ContinuesOnAnotherNumberOfRanks) {
