@@ -20,9 +20,10 @@ class ProcessGroup;
 //   ddp::convert_sync_batchnorm(*net);        // before the DistributedDataParallel
 //   ddp::DistributedDataParallel model(net, group);
 //
-// `group` as in the constructor of SyncBatchNorm2d, but the layers do not own it: a
-// DistributedDataParallel that is constructed later does. Without one the caller keeps the group; a
-// forward in training throws ConfigurationError when the group has been destroyed.
+// `group` has the meaning that it has in the constructor of SyncBatchNorm2d. The layers do not own
+// the group; a DistributedDataParallel that is constructed later does. Without such a wrapper, the
+// caller must keep the group: a forward in training throws ConfigurationError when the group has
+// been destroyed.
 //
 // A second call changes only the groups. Call it before the DistributedDataParallel is constructed:
 // a forward of a model with a group that came later throws ConfigurationError.

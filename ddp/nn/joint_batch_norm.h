@@ -18,8 +18,8 @@ struct BatchNormCall {
   at::Tensor bias;          // [C], or undefined
   at::Tensor running_mean;  // [C], or undefined; changed in place, as is running_var
   at::Tensor running_var;
-  // The share of this batch in the new running statistics. Unset: so that these are the average
-  // over the batches that num_batches_tracked counts; 0 when that is undefined.
+  // The share of this batch in the new running statistics. Unset: the running statistics become the
+  // average over all batches that num_batches_tracked counts. Unset without num_batches_tracked: 0.
   std::optional<double> momentum;
   at::Tensor num_batches_tracked;  // a number, or undefined; the batch is added
   double eps = 1e-5;
@@ -28,21 +28,24 @@ struct BatchNormCall {
 // Normalizes the input by mean and variance of the joint batch of all ranks. `group`: of the
 // layer's own; null: that of the model whose forward runs. Returns a tensor like the input.
 //
-// Collective: one all-reduce here. The backward has one more, when some rank needs the gradient of
-// its input; then it has it on every rank. In a group of one rank this is LibTorch's batch norm.
+// Collective: one all-reduce here. When some rank needs the gradient of its input, the backward has
+// one more all-reduce, on every rank. In a group of one rank this is LibTorch's batch norm.
 //
 // The numbers of half and bfloat16 are computed in float, and those of the merge over ranks in
 // double. The host waits for the statistics, also on a GPU.
 //
-// Within a StatisticsReplay, the running statistics and num_batches_tracked stay.
+// Within a StatisticsReplay, the running statistics and num_batches_tracked do not change.
 //
-// Throws ConfigurationError when the joint batch has one value in each channel; a joint batch
-// without any value gives an empty output, leaves the running statistics and counts as no batch. A
-// batch counts when its sum has come, so a failed one does not. Throws as
+// A joint batch without any value gives an empty output and changes neither the running statistics
+// nor num_batches_tracked. A batch counts after its all-reduce is complete, so a batch whose
+// all-reduce fails does not count.
+//
+// Throws ConfigurationError when the joint batch has one value in each channel. Throws as
 // StatisticsRanks does. The backward throws ConfigurationError when it is derived a second time.
 at::Tensor JointBatchNorm(const BatchNormCall& call, const std::shared_ptr<StatisticsGroup>& group);
 
-// LibTorch's batch norm, without a collective. `training`: by the statistics of this rank's batch.
+// Runs LibTorch's batch norm, without a collective. `training`: normalizes by the statistics of
+// this rank's batch, not by the running statistics.
 at::Tensor LocalBatchNorm(const BatchNormCall& call, bool training);
 
 }  // namespace ddp::internal

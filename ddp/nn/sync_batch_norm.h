@@ -28,7 +28,7 @@ class ProcessGroup;
 
 namespace internal {
 
-// Returns `group` as layers use it; null for null.
+// Returns a StatisticsGroup over `group`; null for null.
 std::shared_ptr<StatisticsGroup> StatisticsGroupOf(std::shared_ptr<ProcessGroup> group);
 
 // A layer's state in one forward.
@@ -56,18 +56,18 @@ void PrintSyncBatchNorm(std::ostream& stream, size_t dimensions,
 // - forward() throws ConfigurationError when the joint batch has one value in each channel.
 // - The running variance is the unbiased one of the joint batch.
 // - With options.momentum unset, the running statistics are the average over all batches. A joint
-//   batch without values is none.
+//   batch without values does not count.
 //
 // Collectives. In train(), forward() is one all-reduce over the ranks, also under NoGradGuard and
-// no_sync(). The backward is one more, unless no rank needs the gradient of the layer's input. All
+// no_sync(). The backward has one more, when some rank needs the gradient of the layer's input. All
 // ranks must run the same layers in the same order, forward and backward. On a GPU the host waits
 // for the forward's all-reduce.
 //
 // The ranks are those of the group given to the constructor. Without one they are those of the
-// DistributedDataParallel whose forward runs the layer; construct that one after the layer.
+// DistributedDataParallel whose forward runs the layer; construct the wrapper after the layer.
 // A group of the layer's own has some of the model's ranks, and cannot be used under a Join.
 //
-// Besides, forward() throws ConfigurationError when there is no group, or the input has another
+// forward() also throws ConfigurationError when there is no group, or the input has another
 // shape than [N, C, ...] with the layer's channels. It throws what a collective throws. Second
 // derivatives throw ConfigurationError.
 //

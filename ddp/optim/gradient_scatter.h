@@ -33,7 +33,7 @@ class GradientScatter : public std::enable_shared_from_this<GradientScatter> {
   // `divisor` returns the divisor of the current pass; used under a Join only.
   GradientScatter(std::shared_ptr<ProcessGroup> group, std::function<int()> divisor);
 
-  // Takes buckets of the plan, and watches the gradients of their parameters.
+  // From now on, scatters the buckets of the plan, and watches the gradients of their parameters.
   void SetPlan(const ShardedParameters& parameters);
 
   // The comm hook.

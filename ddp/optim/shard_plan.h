@@ -41,8 +41,8 @@ class ShardPlan {
     friend bool operator==(const Piece&, const Piece&) = default;
   };
 
-  // Parameters one after the other. Without an owner, the bucket is cut into one part per rank, of
-  // `part` elements each; the last parts may be shorter or empty.
+  // A bucket holds its parameters one after the other. A bucket without an owner is cut into one
+  // part per rank, of `part` elements each; the last parts may be shorter or empty.
   struct Bucket {
     std::vector<int> parameters;
     int owner = -1;        // the rank that owns the whole bucket; -1: all ranks have a part
@@ -55,7 +55,7 @@ class ShardPlan {
 
   // Adds the parameters of several groups. Earlier parameters keep their place.
   // - kEven: fills the buckets with the parameters from the last to the first, because a backward
-  //   reaches the last layers first. A parameter that is not flat is given away whole.
+  //   reaches the last layers first. One rank gets the whole of a parameter that is not flat.
   // - kWhole: sorts each group by falling size and gives each parameter to the rank with the fewest
   //   elements, the lowest of several; as PyTorch's ZeroRedundancyOptimizer does.
   void Add(const std::vector<std::vector<Tensor>>& groups);

@@ -1,5 +1,5 @@
-// The state of optimizers as bytes and as typed objects, for any LibTorch optimizer: it knows the
-// values of a state by their names in the state's own serialization.
+// The state of optimizers as bytes and as typed objects. The functions find the values of a state
+// by their names in the state's own serialization, so they work with every LibTorch optimizer.
 #ifndef DDP_OPTIM_SHARD_STATE_H_
 #define DDP_OPTIM_SHARD_STATE_H_
 
@@ -37,9 +37,12 @@ std::string StateBytes(const std::vector<StatePart>& parts);
 
 // Puts together the states of whole parameters from the bytes of all ranks, and gives them to
 // `whole`, an optimizer over all parameters. Frees the bytes on the way: no more than about twice
-// their size is in use at a time. `example`: a state of the optimizer's type, for options of now
-// that make none; may be null. A value of a part's own shape is a part of a tensor
-// like the parameter; any other value (a step count) is taken as it is. The tensors are on the CPU.
+// their size is in use at a time. A value with the shape of its part belongs to a tensor like the
+// parameter; any other value (a step count) is taken as it is. The tensors are on the CPU.
+//
+// A trial step tells the type of the states. `example`: a state of that type, for an optimizer
+// whose current options make no state in the trial step; may be null.
+//
 // Throws ConfigurationError when a part of a tensor is missing, and when the type of the states
 // cannot be found out.
 void AssembleState(std::vector<std::string> bytes, const OptimizerFactory& make,

@@ -37,7 +37,7 @@ class ShardedParameters {
     ShardPlan::Piece piece;
     int group = 0;    // of the parameter
     at::Tensor view;  // one row of elements; the whole parameter in its shape in a bucket with an
-                      // owner. Shares the parameter's memory. The same object for all times.
+                      // owner. Shares the parameter's memory. The tensor object never changes.
   };
 
   ShardedParameters(ShardPlan::Options options, int rank);
@@ -57,8 +57,8 @@ class ShardedParameters {
   // type or device than the parameter; -1: none.
   int FindUnusableGradient() const;
 
-  // Makes the views follow parameters that have new memory, as after set_data(). FindChanged() is
-  // -1.
+  // Makes the views follow parameters that have new memory, as after set_data(). Call it only while
+  // FindChanged() returns -1.
   void FollowMemory();
 
   // Returns `rank`'s part of the gradients of a bucket: one row, or a shape in a bucket with an
@@ -76,9 +76,9 @@ class ShardedParameters {
   // collective throws.
   void StartTransfer(ProcessGroup& group, const std::vector<bool>& sent);
   // Blocks until all transfers are complete, and writes the values into the parameters. Not a
-  // collective. Returns the first parameter that had got other memory since StartTransfer(), and
-  // was not written; -1: none. Throws what a collective throws; some parameters then have old
-  // values. Does nothing when none is pending.
+  // collective. A parameter that has got other memory since StartTransfer() is not written. Returns
+  // the first such parameter; -1: none. Throws what a collective throws; some parameters then have
+  // old values. Does nothing when none is pending.
   int FinishTransfer();
   bool pending() const { return !transfers_.empty(); }
   void DropTransfers() { transfers_.clear(); }

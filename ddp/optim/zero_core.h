@@ -17,19 +17,24 @@
 
 namespace ddp::internal {
 
-// The collectives of a ZeroRedundancyOptimizer, and what a failure makes of them. The optimizer and
-// the functions that it gave to the model share its ownership. Thread-compatible.
+// The collectives of a ZeroRedundancyOptimizer, and the decision after a failure whether training
+// can continue. The optimizer and the functions that it gave to the model share the ownership.
+// Thread-compatible.
 //
-// A step, in this order: the transfers of the step before are waited for; one all-reduce tells all
-// ranks whether some rank cannot make the step, and which buckets have gradients; under a Join, the
-// ranks without inputs get options and gradients; each rank updates its part; the new values are
-// sent. A rank on which something throws reports a failure, so that no peer waits for it.
+// A step has these parts, in this order:
+// - The rank waits for the transfers of the step before.
+// - One all-reduce tells all ranks whether some rank cannot make the step, and which buckets have
+//   gradients.
+// - Under a Join, the ranks without inputs get options and gradients.
+// - Each rank updates its part.
+// - The ranks start to send the new values.
+// A rank on which something throws reports a failure, so that no peer waits for it.
 //
 // The parameters are torn while some values of a step have been updated and others have not
 // arrived. A failure in that time leaves them torn. The first step, synchronized forward, Join or
-// collection of the state in the group's next incarnation asks all ranks for it, and throws on all
-// of them. On a stream device, the host knows of the arrival at the next step only: until then, a
-// failure counts as one in that time.
+// collection of the state in the group's next incarnation asks all ranks whether their parameters
+// are torn. If so, it throws on all ranks. On a stream device, the host learns only in the next
+// step that the values have arrived: until then, a failure counts as one in that time.
 class ZeroCore {
  public:
   using Groups = std::vector<torch::optim::OptimizerParamGroup>;
@@ -53,7 +58,7 @@ class ZeroCore {
   void Settle(const char* what);
 
   void Step(Groups& groups, Join* join, const Joinable& joinable);
-  // Finds out what a failure before the Join has left. Collective.
+  // Finds out whether a failure before the Join has left torn parameters. Collective.
   void BeginJoin();
   // Takes part in a step of the other ranks, on a rank that has joined.
   void ShadowStep(Groups& groups, const JoinRound& round);
@@ -75,7 +80,7 @@ class ZeroCore {
   const std::shared_ptr<ProcessGroup>& group() const { return group_; }
   const ShardedParameters& parameters() const { return parameters_; }
   const torch::optim::Optimizer& inner() const { return *inner_; }
-  // Changes with everything that changes a state.
+  // Returns a number that rises with each step, each new group and each loaded state.
   int64_t version() const { return version_; }
   GradientScatter* scatter() const { return scatter_.get(); }  // null: gradients are averaged
 

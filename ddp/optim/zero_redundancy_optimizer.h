@@ -102,10 +102,10 @@ class ZeroRedundancyOptimizerBase : public torch::optim::Optimizer, public Shard
   double clip_grad_norm(double max_norm);
 
   // Collects the whole state on rank `to`, or on every rank with kAllRanks. Collective. The state
-  // is in host memory, for the next save() on that rank, until the next step(), also one of the
-  // other ranks under a Join. While it is collected, it is there twice. Throws
-  // ConfigurationError on every rank when the ranks give different numbers, or no rank of the
-  // group.
+  // is in host memory for save() on that rank. It ends with the next step(), also a step of the
+  // other ranks under a Join. The collection needs memory for twice the state. Throws
+  // ConfigurationError on every rank when the ranks give different numbers, or a number that is no
+  // rank of the group.
   static constexpr int kAllRanks = -1;
   void consolidate_state_dict(int to = 0);
 
@@ -165,11 +165,14 @@ class ZeroRedundancyOptimizerBase : public torch::optim::Optimizer, public Shard
 //   loss(model->forward(inputs), targets).backward();
 //   optimizer.step();
 //
-// The result is that of the plain optimizer. In float and double it is equal to the bit, with one
-// exception: a backend may add gradients of more than two ranks in another order when they are
-// scattered, or when the buckets are others, as Gloo does. In half precision and bfloat16, LibTorch
-// rounds the last elements of a tensor otherwise than the rest, and so those of a slice, and
-// scattered gradients are divided as allreduce_hook does; kWhole without scatter has the bits.
+// The result is that of the plain optimizer:
+// - In float and double all bits are equal, with one exception. A backend such as Gloo may add the
+//   gradients of more than two ranks in another order when they are scattered, or when the model
+//   has other buckets.
+// - In half precision and bfloat16, bits may differ, for two reasons. LibTorch rounds the last
+//   elements of a tensor differently from the others, and a slice has other last elements.
+//   Scattered gradients are divided as allreduce_hook does. kWhole without scattered gradients has
+//   equal bits.
 //
 // Over the model (the first constructors), the gradients are reduce-scattered where they can be;
 // see ZeroRedundancyOptions::scatter_gradients. The constructor then registers a comm hook and sets

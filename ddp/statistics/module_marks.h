@@ -22,8 +22,8 @@ class Module;
 
 namespace ddp::internal {
 
-// A module of LibTorch that takes batch statistics over all ranks, although its class knows nothing
-// of that.
+// A module of one of LibTorch's own classes whose forward takes batch statistics over all ranks.
+// The class itself does not show that.
 struct MarkedModule {
   std::weak_ptr<torch::nn::Module> module;
   // Returns the group of the layer's own; null when that has been destroyed. A mark does not keep a
@@ -36,15 +36,16 @@ struct MarkedModule {
 // tensor gets the same address while the entry exists. Thread-safe.
 class ModuleMarks {
  public:
-  // Returns the marks of the process: LibTorch's dispatcher, for which they are, has one too. Never
-  // destroyed, because a module may outlive all statics.
+  // Returns the marks of the process. A process has one set, because functions of LibTorch's
+  // dispatcher read it, and a process has one dispatcher. The set is never destroyed, because a
+  // module may outlive all statics.
   static ModuleMarks& OfProcess() {
     static ModuleMarks& marks = *new ModuleMarks();
     return marks;
   }
 
-  // Marks a module, recognized from now on by `tensors`. A module that is marked already gets the
-  // new group.
+  // Marks a module. Find() then recognizes the module by each of `tensors`. A second mark of the
+  // same tensors replaces the group.
   void Set(const std::vector<at::Tensor>& tensors, const MarkedModule& marked) {
     MutexLock lock(mutex_);
     for (auto entry = marks_.begin(); entry != marks_.end();) {

@@ -35,8 +35,8 @@ struct StatisticsContext {
   // False: the wrapper was made when its module had no such layer.
   bool has_layers = false;
 
-  // The groups of layers that have one of their own, as far as it is not `group`. These groups get
-  // the wrapper's failure reports.
+  // The groups that layers have of their own, without `group`. The wrapper reports its failures to
+  // these groups too.
   std::vector<std::shared_ptr<StatisticsGroup>> own_groups;
 };
 
@@ -91,8 +91,8 @@ class StatisticsRanks {
   int64_t incarnation_;
 };
 
-// Notes the ranks that layers on this thread find while it lives: those of the first forward of a
-// checkpointed segment. May be nested; then each one notes them.
+// While it lives, records the ranks that each layer on this thread uses. A checkpoint records those
+// of the first forward of its segment. Recordings may be nested; then each of them records.
 class [[nodiscard]] StatisticsRecording {
  public:
   // `ranks` must outlive the recording.
@@ -102,12 +102,12 @@ class [[nodiscard]] StatisticsRecording {
   StatisticsRecording& operator=(const StatisticsRecording&) = delete;
 };
 
-// Makes the forwards on this thread a recomputation while it lives: layers take `ranks`, in this
-// order, and leave their running statistics.
+// While it lives, the forwards on this thread are a recomputation: layers use `ranks`, in this
+// order, and do not change their running statistics.
 class [[nodiscard]] StatisticsReplay {
  public:
-  // `markers` gets the leaves that layers make to have a backward; no caller wants a gradient of
-  // them. Both must outlive the replay.
+  // Layers add leaf tensors to `markers`. A layer makes such a leaf only to have a backward; no
+  // caller reads its gradient. Both arguments must outlive the replay.
   StatisticsReplay(const std::vector<StatisticsRanks>& ranks, std::vector<at::Tensor>* markers);
   ~StatisticsReplay();
   StatisticsReplay(const StatisticsReplay&) = delete;
