@@ -270,8 +270,7 @@ void ModelSynchronizer::OnForwardException() {
 }
 
 void ModelSynchronizer::ReportToAll(const std::string& reason) {
-  group_->report_failure(reason);
-  for (const auto& group : statistics_->own_groups) group->report_failure(reason);
+  ReducedOver()->report_failure(reason);
 }
 
 void ModelSynchronizer::OnReductionComplete() {
