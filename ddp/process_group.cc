@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -178,11 +179,13 @@ ProcessGroup::ProcessGroup(c10::intrusive_ptr<c10d::Store> store, const Place& p
       control_(MakeGroupStore(Prefixed(kControlPrefix, store_))),
       factory_(ChooseFactory(options)),
       now_(new Incarnation{.membership = FirstMembership(place)}),
+      world_ranks_(place.size),
       exceptions_at_start_(std::uncaught_exceptions()) {
   if (!DebugLevelFromEnvironment().ok()) {
     throw ConfigurationError(absl::StrCat(
         "rank ", place.rank, ": ", std::string(DebugLevelFromEnvironment().status().message())));
   }
+  std::iota(world_ranks_.begin(), world_ranks_.end(), 0);
   // The monitor has a timeout and, where possible, a connection of its own. Waits in some stores (a
   // TCPStore) block other users of the connection, and a failure report must not wait for them.
   const c10::intrusive_ptr<c10d::Store> news = store_->clone();
@@ -448,6 +451,33 @@ void ProcessGroup::report_failure(const std::string& reason) {
   monitor_->Report(reason);
 }
 
+void ProcessGroup::report_failure_to(const std::vector<ProcessGroup*>& groups,
+                                     const std::string& reason) {
+  const auto failed = std::find_if(groups.begin(), groups.end(),
+                                   [](const ProcessGroup* group) { return group->failed(); });
+  for (ProcessGroup* const group : groups) {
+    if (failed == groups.end() || group == *failed) {
+      group->report_failure(reason);
+    } else {
+      group->PassOn(**failed, reason);
+    }
+  }
+}
+
+// Reports the failure of another group to the ranks of this one, or else `reason`.
+void ProcessGroup::PassOn(const ProcessGroup& failed, const std::string& reason) {
+  const std::optional<GroupFailure> failure = failed.monitor_->failure();
+  if (!failure.has_value() || failure->rank < 0 || failed.world_ != world_) {
+    return report_failure(reason);
+  }
+  const int rank_at_fault = failed.world_ranks_[failure->rank];
+  const auto member = std::find(world_ranks_.begin(), world_ranks_.end(), rank_at_fault);
+  if (member == world_ranks_.end()) return report_failure(reason);
+  monitor_->Raise();
+  monitor_->ReportFound(
+      {.rank = static_cast<int>(member - world_ranks_.begin()), .reason = failure->reason});
+}
+
 void ProcessGroup::report_failure_and_throw_later(const std::string& reason) {
   monitor_->Report(reason);
 }
@@ -532,6 +562,8 @@ std::shared_ptr<ProcessGroup> ProcessGroup::new_group(const std::vector<int>& ra
                           .make_backend = options_.make_backend,
                           .timeout = options_.timeout});
   group->removes_keys_ = true;
+  group->world_ = world_;
+  for (int i = 0; i < size; ++i) group->world_ranks_[i] = world_ranks_[members[i]];
   return group;
 }
 

@@ -240,8 +240,15 @@ class ProcessGroup {
   // rank calls renew() at once. Thread: any.
   void report_failure(const std::string& reason);
 
-  // The same for a caller that does not throw, such as a destructor. The next call of this rank
-  // that needs the group throws.
+  // The same for several groups. When one of them knows a failure already, the others get that one,
+  // with the rank at fault instead of this rank. A group that the rank at fault does not belong to
+  // gets `reason`, from this rank. The groups are known to have ranks in common when new_group()
+  // made one of the other, or both of a third.
+  static void report_failure_to(const std::vector<ProcessGroup*>& groups,
+                                const std::string& reason);
+
+  // As report_failure(), for a caller that does not throw, such as a destructor. The next call of
+  // this rank that needs the group throws.
   void report_failure_and_throw_later(const std::string& reason);
 
   // Returns true when some rank has failed in this incarnation. One atomic load. Thread: any.
@@ -294,6 +301,7 @@ class ProcessGroup {
   void CompareSizes(const internal::PreparedCollective& prepared);
   void ThrowIfGone() const;
   void RemoveKeys();
+  void PassOn(const ProcessGroup& failed, const std::string& reason);
 
   const ProcessGroupOptions options_;
   const c10::intrusive_ptr<c10d::Store> store_;
@@ -302,6 +310,9 @@ class ProcessGroup {
   std::shared_ptr<internal::FailureMonitor> monitor_;
   std::unique_ptr<Incarnation> now_;
   std::map<std::string, int> new_groups_;  // how many, by their ranks
+  // This group's ranks, by their numbers in the group that all new_group()s began with.
+  std::vector<int> world_ranks_;
+  std::shared_ptr<const char> world_ = std::make_shared<const char>();  // the identity of that one
   int sequence_ = 0;
   bool removes_keys_ = false;  // in the destructor: a group of new_group(), whose store lives on
   const int exceptions_at_start_;

@@ -639,6 +639,35 @@ RANK_TEST(ProcessGroupTest, GroupsOfSomeRanks, InBothStores({4})) {
   group->barrier();
 }
 
+// Rank 1 alone hears of the failure, and passes it on to its other groups.
+RANK_TEST(ProcessGroupTest, AFailureThatIsPassedOnKeepsTheRankAtFault, InBothStores({3})) {
+  const auto group = init_process_group();
+  const int rank = group->rank();
+  const auto left = group->new_group({0, 1});
+  const auto right = group->new_group({1, 2});
+  if (rank == 2) right->report_failure("a bad record");
+  if (rank == 1) {
+    AwaitNews(*right);
+    ProcessGroup::report_failure_to({left.get(), group.get(), right.get()}, "the pair has failed");
+  }
+  if (rank == 0) {
+    EXPECT_THAT(ErrorOf<PeerFailedError>([&] { group->barrier(); }),
+                AllOf(HasSubstr("rank 2 failed"), HasSubstr("a bad record")));
+    EXPECT_THAT(ErrorOf<PeerFailedError>([&] { left->barrier(); }),  // has no rank 2
+                AllOf(HasSubstr("rank 1 failed"), HasSubstr("the pair has failed")));
+  }
+  if (rank == 2) {
+    AwaitNews(*group);
+    EXPECT_THAT(ErrorOf<CommunicationError>([&] { group->barrier(); }), HasSubstr("a bad record"));
+  }
+  for (ProcessGroup* each : {left.get(), right.get(), group.get()}) {
+    if (each == nullptr) continue;
+    each->ensure_usable();
+    ExpectSum(*each);
+  }
+  group->barrier();
+}
+
 // Makes some groups and ends them. Returns by how many keys the store has grown, as rank 0 sees it.
 int64_t KeysLeftByGroups(ProcessGroup& group) {
   group.barrier();

@@ -26,17 +26,17 @@ class ProcessReducerGroup final : public StatisticsGroup {
   at::Device device() const override { return group_->device(); }
   Communicator& communicator() override { return group_->communicator(); }
   void report_failure(const std::string& reason) override {
-    group_->report_failure(reason);
-    for (const auto& group : also_) group->report_failure(reason);
+    std::vector<ProcessGroup*> groups = {group_.get()};
+    for (const auto& group : also_) groups.push_back(group->process_group());
+    ProcessGroup::report_failure_to(groups, reason);
   }
   bool failed() const override { return group_->failed(); }
 
   void ensure_usable() override { group_->ensure_usable(); }
   int64_t incarnation() const override { return group_->incarnation(); }
+  ProcessGroup* process_group() const override { return group_.get(); }
 
  private:
-  const void* identity() const override { return group_.get(); }
-
   const std::shared_ptr<ProcessGroup> group_;
   const std::vector<std::shared_ptr<StatisticsGroup>> also_;
 };

@@ -17,6 +17,7 @@
 #include "ddp/common/logging.h"
 #include "ddp/model/nn_module_view.h"
 #include "ddp/nn/convert_sync_batchnorm.h"
+#include "ddp/statistics/module_marks.h"
 
 namespace ddp::internal {
 namespace {
@@ -207,6 +208,7 @@ TracedModuleBase::TracedModuleBase(std::shared_ptr<torch::nn::Module> original,
     : GraphModuleBase(original->name(), options),
       original_(original),
       modules_(original->modules(/*include_self=*/false)) {
+  marks_seen_ = ModuleMarks::OfProcess().changes();
   RefuseStatisticsLayers(*original_);
   const auto parameters = original_->named_parameters(/*recurse=*/false);
   for (const auto& item : parameters) {
@@ -262,6 +264,14 @@ void TracedModuleBase::AppendState(std::vector<int64_t>& key) const {
   key.push_back(at::autocast::is_autocast_enabled(at::kCUDA));
 }
 
+// convert_sync_batchnorm() may have come after the constructor.
+void TracedModuleBase::RefuseNewStatisticsLayers() {
+  const int64_t changes = ModuleMarks::OfProcess().changes();
+  if (changes == marks_seen_) return;
+  RefuseStatisticsLayers(*original_);
+  marks_seen_ = changes;
+}
+
 const TracedModuleBase::Program* TracedModuleBase::ProgramFor(Call call,
                                                               const TypedForward& forward) {
   if (torch::jit::tracer::isTracing()) {
@@ -269,6 +279,7 @@ const TracedModuleBase::Program* TracedModuleBase::ProgramFor(Call call,
                                           " inside of the forward of a module that is captured; "
                                           "call capture() outside of a forward"));
   }
+  RefuseNewStatisticsLayers();
   AppendState(call.key);
   for (const auto& program : programs_) {
     if (program->key == call.key) return program.get();

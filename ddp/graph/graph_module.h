@@ -118,12 +118,14 @@ class TracedModuleBase : public GraphModuleBase {
  private:
   const CutProgram* FirstProgram() const override;
   void AppendState(std::vector<int64_t>& key) const;
+  void RefuseNewStatisticsLayers();
 
   const std::shared_ptr<torch::nn::Module> original_;
   const std::vector<std::shared_ptr<torch::nn::Module>> modules_;
   std::vector<NamedState> state_;  // parameters, then buffers, each tensor once
   std::vector<at::Tensor> buffers_of_state_;
   std::vector<std::unique_ptr<Program>> programs_;
+  int64_t marks_seen_ = 0;  // ModuleMarks::changes() at the last check of the layers
 };
 
 }  // namespace ddp::internal

@@ -278,7 +278,10 @@ TEST(GraphLayoutTest, RefusesSynchronizedBatchNorms) {
   Function module([](FunctionImpl& self, torch::Tensor x) { return x * self.weight; });
   module->register_module("norm", torch::nn::BatchNorm1d(4));
   EXPECT_NO_THROW(optimize_graph(module));
+  const auto graph = optimize_graph(module, {}, torch::ones({4}));
   convert_sync_batchnorm(*module);
+  EXPECT_THAT(ErrorOf<ConfigurationError>([&] { graph->forward(torch::ones({4})); }),
+              HasSubstr("SyncBatchNorm"));
   EXPECT_THAT(ErrorOf<ConfigurationError>([&] { optimize_graph(module); }),
               HasSubstr("SyncBatchNorm"));
 }

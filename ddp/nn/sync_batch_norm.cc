@@ -250,12 +250,40 @@ at::Tensor OwnBatchNorm(BatchNormCall call) {
   return LocalBatchNorm(call, /*training=*/true);
 }
 
+// A converted layer comes here with what its program gave it, unchecked.
+void CheckCall(const BatchNormCall& call) {
+  const at::Tensor& input = call.input;
+  const auto fail = [](const std::string& what) {
+    throw ConfigurationError(absl::StrCat("a SyncBatchNorm got ", what));
+  };
+  const auto shape = [](const at::Tensor& tensor) {
+    return absl::StrCat("[", absl::StrJoin(tensor.sizes().vec(), ", "), "]");
+  };
+  if (!input.is_floating_point())
+    fail(absl::StrCat("an input of the type ", at::toString(input.scalar_type())));
+  if (input.dim() < 2) fail(absl::StrCat("an input of the shape ", shape(input)));
+  for (const at::Tensor& own : {call.weight, call.bias, call.running_mean, call.running_var}) {
+    if (!own.defined()) continue;
+    if (own.numel() != input.size(1)) {
+      fail(absl::StrCat("an input of the shape ", shape(input), " and has ", own.numel(),
+                        " channels: the channels are the second dimension"));
+    }
+    const bool widened = input.element_size() < 4 && own.scalar_type() == at::kFloat;
+    if (own.scalar_type() != input.scalar_type() && !widened) {
+      fail(absl::StrCat("an input of the type ", at::toString(input.scalar_type()),
+                        " and has parameters or ", "buffers of the type ",
+                        at::toString(own.scalar_type())));
+    }
+  }
+}
+
 bool NeedsGradient(const at::Tensor& tensor) { return tensor.defined() && tensor.requires_grad(); }
 
 }  // namespace
 
 at::Tensor JointBatchNorm(const BatchNormCall& call,
                           const std::shared_ptr<StatisticsGroup>& group) {
+  CheckCall(call);
   const at::Tensor& input = call.input;
   StatisticsRanks ranks = StatisticsRanks::OfForward(group);
   if (ranks.size() == 1) return OwnBatchNorm(call);

@@ -72,6 +72,24 @@ THREAD_RANK_TEST(SyncBatchNormModelTest, TrainsAsOneProcess, 2, 3) {
   Train(group, Options().gradient_as_bucket_view(true).broadcast_buffers(false));
 }
 
+THREAD_RANK_TEST(SyncBatchNormModelTest, ARankMayHaveNoSample, 3) {
+  const std::vector<int64_t> batches = {2, 0, 3};
+  const auto input = [&](int rank, int step) {
+    return RandomNumbers(100 * step + rank, {batches[rank], 3});
+  };
+  Net net = MakeConverted();
+  Net reference = MakeNet();
+  DistributedDataParallel<Net> model(net, group);
+  for (int step = 0; step < 3; ++step) {
+    LossOf(model(input(group->rank(), step))).backward();
+    Step(*net);
+    const torch::Tensor all = torch::cat({input(0, step), input(1, step), input(2, step)});
+    (LossOf(reference->forward(all)) / 3).backward();
+    Step(*reference);
+  }
+  ExpectSame(*group, net, reference);
+}
+
 THREAD_RANK_TEST(SyncBatchNormModelTest, TheRecomputationOfACheckpointKeepsTheStatistics, 2) {
   Train(group, {}, {.checkpoint = true});
   Train(group, Options().find_unused_parameters(true), {.checkpoint = true});

@@ -13,6 +13,7 @@
 #include <torch/torch.h>
 
 #include "ddp/activation_checkpoint.h"
+#include "ddp/comm/communicator.h"
 #include "ddp/common/error.h"
 #include "ddp/nn/convert_sync_batchnorm.h"
 #include "ddp/process_group.h"
@@ -134,6 +135,7 @@ void Compare(ProcessGroup& group, const Case& test, Layer layer, Reference refer
     ExpectClose(y, mine(expected), test.tolerance, "output");
     y.backward(SlopeOf(test, rank, step));
     expected.backward(Widened(OfAllRanks(test, [&](int r) { return SlopeOf(test, r, step); })));
+    EXPECT_EQ(x.grad().strides(), x.strides());
     ExpectClose(x.grad(), mine(all.grad()), test.tolerance * 10, "gradient of the input");
   }
   for (size_t i = 0; i < layer->parameters().size(); ++i) {
@@ -222,6 +224,57 @@ THREAD_RANK_TEST(SyncBatchNormTest, ALargeMeanCostsNoAccuracy, 3) {
   const torch::Tensor expected = layer->forward(InputOf(near, group->rank(), 0));
   const torch::Tensor y = layer->forward(InputOf(far, group->rank(), 0));
   ExpectClose(y, expected, 1e-6, "output");
+}
+
+THREAD_RANK_TEST(SyncBatchNormTest, HasOneCollectiveInEachDirection, 2) {
+  const auto launched = [&] { return group->communicator().log()->launched(); };
+  const auto count = [&](auto& layer) {
+    const int64_t before = launched();
+    const torch::Tensor y = layer->forward(RandomNumbers(group->rank(), {3, 2}).requires_grad_());
+    EXPECT_EQ(launched() - before, 1);
+    y.pow(3).sum().backward();
+    EXPECT_EQ(launched() - before, 2);
+  };
+  SyncBatchNorm1d layer(BatchNormOptions(2), group);
+  count(layer);
+  torch::nn::BatchNorm1d converted(2);
+  convert_sync_batchnorm(*converted, group);
+  count(converted);
+}
+
+// Nothing of the layer has changed by then.
+THREAD_RANK_TEST(SyncBatchNormTest, RefusesAnInputThatDoesNotFit, 1, 2) {
+  const auto error = [&](const BatchNormOptions& options, const torch::Tensor& x) {
+    torch::nn::BatchNorm2d converted(options);
+    convert_sync_batchnorm(*converted, group);
+    const std::string text = ErrorOf<ConfigurationError>([&] { converted->forward(x); });
+    if (converted->running_mean.defined()) {
+      EXPECT_EQ(converted->running_mean.abs().sum().item<double>(), 0);
+    }
+    return text;
+  };
+  const torch::Tensor x = torch::ones({2, 4, 3, 3});
+  EXPECT_THAT(error(BatchNormOptions(1).track_running_stats(false), x),
+              HasSubstr("the shape [2, 4, 3, 3] and has 1 channels"));
+  EXPECT_THAT(error(BatchNormOptions(3), x), HasSubstr("and has 3 channels"));
+  EXPECT_THAT(error(BatchNormOptions(4), x.to(torch::kDouble)),
+              HasSubstr("an input of the type Double and has parameters or buffers of the type"));
+  EXPECT_THAT(error(BatchNormOptions(4), x.to(torch::kLong)), HasSubstr("an input of the type"));
+  EXPECT_THAT(ErrorOf<ConfigurationError>([&] {
+                SyncBatchNorm2d(BatchNormOptions(4), group)->forward(x.to(torch::kLong));
+              }),
+              HasSubstr("an input of the type"));
+}
+
+THREAD_RANK_TEST(SyncBatchNormTest, AConvertedLayerKeepsTheChecksAndTheCountOfLibTorch, 2) {
+  torch::nn::BatchNorm1d converted(2);
+  convert_sync_batchnorm(*converted, group);
+  EXPECT_THAT(ErrorOf<c10::Error>([&] {
+                converted->forward(torch::ones({1, 2}));
+              }),
+              HasSubstr("more than 1 value per channel"));
+  EXPECT_EQ(converted->forward(torch::ones({0, 2, 3})).numel(), 0);
+  EXPECT_EQ(converted->num_batches_tracked.item<int64_t>(), 1);
 }
 
 THREAD_RANK_TEST(SyncBatchNormTest, ARankMayNeedNoGradientOfItsInput, 2) {

@@ -15,6 +15,7 @@
 #include "ddp/default_hooks.h"
 #include "ddp/distributed_data_parallel.h"
 #include "ddp/join.h"
+#include "ddp/nn/sync_batch_norm.h"
 #include "ddp/process_group.h"
 #include "ddp/rpc/rpc.h"
 #include "gmock/gmock.h"
@@ -688,6 +689,34 @@ RANK_TEST(AutogradContextTest, UnsupportedModesAreRefusedByName, 3) {
     }
     job.trainers->barrier();
     EXPECT_THAT(error({}, true, false), HasSubstr("a Join is not supported in a distributed"));
+  }
+  job.workers->shutdown();
+}
+
+struct NormalizedNetImpl : torch::nn::Module {
+  NormalizedNetImpl() {
+    register_module("first", first);
+    register_module("norm", norm);
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    return norm->forward(sync<at::Tensor>("worker2", "plus_one", first->forward(x)));
+  }
+  torch::nn::Linear first{4, 4};
+  SyncBatchNorm1d norm{torch::nn::BatchNormOptions(4)};
+};
+TORCH_MODULE(NormalizedNet);
+
+// Its sums would run on threads that must not wait.
+RANK_TEST(AutogradContextTest, ASyncBatchNormIsRefusedByName, 3) {
+  Job job;
+  if (job.trainers) {
+    DistributedDataParallel<NormalizedNet> model(NormalizedNet(), job.trainers);
+    const at::Tensor x = RandomNumbers(job.rank(), {3, 4});
+    EXPECT_THAT(ErrorOf<std::exception>([&] {
+                  AutogradContext context;
+                  context.backward(model(x).pow(3).sum());
+                }),
+                HasSubstr("SyncBatchNorm is not supported in a distributed autograd context"));
   }
   job.workers->shutdown();
 }

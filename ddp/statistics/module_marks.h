@@ -1,6 +1,8 @@
 #ifndef DDP_STATISTICS_MODULE_MARKS_H_
 #define DDP_STATISTICS_MODULE_MARKS_H_
 
+#include <atomic>
+#include <cstdint>
 #include <functional>
 #include <iterator>
 #include <memory>
@@ -48,6 +50,7 @@ class ModuleMarks {
   // same tensors replaces the group.
   void Set(const std::vector<at::Tensor>& tensors, const MarkedModule& marked) {
     MutexLock lock(mutex_);
+    ++changes_;
     for (auto entry = marks_.begin(); entry != marks_.end();) {
       entry = entry->second.tensor.expired() ? marks_.erase(entry) : std::next(entry);
     }
@@ -67,6 +70,9 @@ class ModuleMarks {
     return found->second.marked;
   }
 
+  // Returns how often Set() was called. One atomic load.
+  int64_t changes() const { return changes_; }
+
  private:
   using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
   struct Entry {
@@ -74,6 +80,7 @@ class ModuleMarks {
     MarkedModule marked;
   };
 
+  std::atomic<int64_t> changes_ = 0;
   mutable Mutex mutex_;
   std::unordered_map<const c10::TensorImpl*, Entry> marks_ ABSL_GUARDED_BY(mutex_);
 };

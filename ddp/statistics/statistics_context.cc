@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "ddp/comm/communicator.h"
 #include "ddp/common/error.h"
+#include "ddp/reducer/buckets/gradient_context.h"
 
 namespace ddp::internal {
 namespace {
@@ -39,6 +40,15 @@ struct State {
 State& OfThread() {
   static thread_local State state;
   return state;
+}
+
+// The pool threads of such a backward must not wait for other ranks, and the reducer has its
+// collectives on another thread.
+void RefuseDistributedContext() {
+  if (GradientContext::OfHook() == nullptr) return;
+  throw ConfigurationError(
+      "the backward of a SyncBatchNorm is not supported in a distributed autograd context: use a "
+      "plain backward, or a BatchNorm");
 }
 
 // A failure of this rank is reported to the groups that the wrapper knows, and to no others.
@@ -132,6 +142,7 @@ bool StatisticsRanks::Announced() const {
 }
 
 at::Tensor StatisticsRanks::Sum(const at::Tensor& part, const char* what) const {
+  RefuseDistributedContext();
   if (group_->incarnation() != incarnation_) {
     throw ReductionError(absl::StrCat(
         "rank ", group_->rank(),

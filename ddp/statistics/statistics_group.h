@@ -5,6 +5,10 @@
 
 #include "ddp/reducer/reducer_group.h"
 
+namespace ddp {
+class ProcessGroup;
+}  // namespace ddp
+
 namespace ddp::internal {
 
 // The ranks over which a layer takes its batch statistics: the part of a process group that the
@@ -17,10 +21,12 @@ class StatisticsGroup : public ReducerGroup {
   virtual int64_t incarnation() const = 0;
 
   // Returns true when both are made of one process group.
-  bool SameAs(const StatisticsGroup& other) const { return identity() == other.identity(); }
+  bool SameAs(const StatisticsGroup& other) const {
+    return process_group() == other.process_group();
+  }
 
- private:
-  virtual const void* identity() const = 0;
+  // Returns the group that this is a part of. Lives as long as this object.
+  virtual ProcessGroup* process_group() const = 0;
 };
 
 }  // namespace ddp::internal

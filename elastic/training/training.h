@@ -123,7 +123,7 @@ class Training {
   // The parts of step(), for a trainer that clips gradients or runs several backwards:
   //   optimizer.zero_grad();
   //   training.scaled(loss).backward();
-  //   torch::nn::utils::clip_grad_norm_(model->parameters(), 1.0);
+  //   torch::nn::utils::clip_grad_norm_(model->parameters(), 1.0);  // ZeRO: zero.clip_grad_norm(1.0)
   //   optimizer.step();
   //   training.commit();
 

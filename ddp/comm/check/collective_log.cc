@@ -23,6 +23,7 @@ constexpr int64_t kShown = 64;
 constexpr int64_t kShownComplete = 8;
 
 constexpr char kJoinExchange[] = "exchange of a Join";
+constexpr char kBatchNorm[] = "of a SyncBatchNorm";
 
 uint64_t Fingerprint(const CollectiveCall& call, int64_t sequence) {
   const std::string_view text = call.what.text();
@@ -46,6 +47,13 @@ std::string Advice(const RankPosition::Launched& a, const RankPosition::Launched
   if (a_joins != b_joins) {
     return "only some ranks are under a ddp::Join that is enabled. Give every rank the same Join "
            "with the same JoinOptions (enable among them)";
+  }
+  const bool a_normalizes = absl::StrContains(a.what, kBatchNorm);
+  const bool b_normalizes = absl::StrContains(b.what, kBatchNorm);
+  if (a_normalizes != b_normalizes) {
+    return "only some ranks are in a SyncBatchNorm. Convert the model on every rank, call train() "
+           "and eval() on every rank alike, run every forward in train() on every rank, and the "
+           "same number of batches";
   }
   if (a.operation == b.operation && a.what == b.what) {
     return "the ranks run the same collective on tensors of different size, type or layout. Give "

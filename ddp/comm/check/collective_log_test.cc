@@ -125,6 +125,12 @@ TEST(DescribeMismatchTest, TheRemedyFitsTheMistake) {
   alone.Add(Bucket(0));
   EXPECT_THAT(DescribeMismatch({{0, joined.Position()}, {1, alone.Position()}}, 0, 0),
               HasSubstr("JoinOptions (enable among them)"));
+  CollectiveLog normalizing;
+  normalizing.Add({.operation = "all-reduce (sum)",
+                   .dtype = "Double",
+                   .what = "the batch statistics of a SyncBatchNorm"});
+  EXPECT_THAT(DescribeMismatch({{0, normalizing.Position()}, {1, alone.Position()}}, 0, 0),
+              HasSubstr("call train() and eval() on every rank alike"));
   CollectiveLog large;
   large.Add(Bucket(0, 77));
   EXPECT_THAT(DescribeMismatch({{0, large.Position()}, {1, alone.Position()}}, 0, 0),
