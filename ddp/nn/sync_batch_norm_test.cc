@@ -227,30 +227,21 @@ THREAD_RANK_TEST(SyncBatchNormTest, ALargeMeanCostsNoAccuracy, 3) {
 }
 
 THREAD_RANK_TEST(SyncBatchNormTest, HasOneCollectiveInEachDirection, 2) {
-  const auto launched = [&] { return group->communicator().log()->launched(); };
-  const auto count = [&](auto& layer) {
-    const int64_t before = launched();
-    const torch::Tensor y = layer->forward(RandomNumbers(group->rank(), {3, 2}).requires_grad_());
-    EXPECT_EQ(launched() - before, 1);
-    y.pow(3).sum().backward();
-    EXPECT_EQ(launched() - before, 2);
-  };
   SyncBatchNorm1d layer(BatchNormOptions(2), group);
-  count(layer);
-  torch::nn::BatchNorm1d converted(2);
-  convert_sync_batchnorm(*converted, group);
-  count(converted);
+  const auto launched = [&] { return group->communicator().log()->launched(); };
+  const torch::Tensor y = layer->forward(RandomNumbers(group->rank(), {3, 2}).requires_grad_());
+  EXPECT_EQ(launched(), 1);
+  y.pow(3).sum().backward();
+  EXPECT_EQ(launched(), 2);
 }
 
-// Nothing of the layer has changed by then.
 THREAD_RANK_TEST(SyncBatchNormTest, RefusesAnInputThatDoesNotFit, 1, 2) {
   const auto error = [&](const BatchNormOptions& options, const torch::Tensor& x) {
     torch::nn::BatchNorm2d converted(options);
     convert_sync_batchnorm(*converted, group);
     const std::string text = ErrorOf<ConfigurationError>([&] { converted->forward(x); });
-    if (converted->running_mean.defined()) {
-      EXPECT_EQ(converted->running_mean.abs().sum().item<double>(), 0);
-    }
+    const torch::Tensor& mean = converted->running_mean;
+    EXPECT_TRUE(!mean.defined() || mean.eq(0).all().item<bool>());  // unchanged
     return text;
   };
   const torch::Tensor x = torch::ones({2, 4, 3, 3});
@@ -259,22 +250,18 @@ THREAD_RANK_TEST(SyncBatchNormTest, RefusesAnInputThatDoesNotFit, 1, 2) {
   EXPECT_THAT(error(BatchNormOptions(3), x), HasSubstr("and has 3 channels"));
   EXPECT_THAT(error(BatchNormOptions(4), x.to(torch::kDouble)),
               HasSubstr("an input of the type Double and has parameters or buffers of the type"));
-  EXPECT_THAT(error(BatchNormOptions(4), x.to(torch::kLong)), HasSubstr("an input of the type"));
-  EXPECT_THAT(ErrorOf<ConfigurationError>([&] {
-                SyncBatchNorm2d(BatchNormOptions(4), group)->forward(x.to(torch::kLong));
-              }),
-              HasSubstr("an input of the type"));
+  EXPECT_THAT(error(BatchNormOptions(4), x.to(torch::kLong)), HasSubstr("of the type Long"));
 }
 
-THREAD_RANK_TEST(SyncBatchNormTest, AConvertedLayerKeepsTheChecksAndTheCountOfLibTorch, 2) {
-  torch::nn::BatchNorm1d converted(2);
-  convert_sync_batchnorm(*converted, group);
+THREAD_RANK_TEST(SyncBatchNormTest, AConvertedLayerChecksAndCountsAsLibTorch, 2) {
+  torch::nn::BatchNorm1d norm(2);
+  convert_sync_batchnorm(*norm, group);
   EXPECT_THAT(ErrorOf<c10::Error>([&] {
-                converted->forward(torch::ones({1, 2}));
+                norm->forward(torch::ones({1, 2}));
               }),
               HasSubstr("more than 1 value per channel"));
-  EXPECT_EQ(converted->forward(torch::ones({0, 2, 3})).numel(), 0);
-  EXPECT_EQ(converted->num_batches_tracked.item<int64_t>(), 1);
+  EXPECT_EQ(norm->forward(torch::ones({0, 2, 3})).numel(), 0);
+  EXPECT_EQ(norm->num_batches_tracked.item<int64_t>(), 1);
 }
 
 THREAD_RANK_TEST(SyncBatchNormTest, ARankMayNeedNoGradientOfItsInput, 2) {

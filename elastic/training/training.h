@@ -120,10 +120,11 @@ class Training {
   // optimizer.
   void step(const at::Tensor& loss);
 
-  // The parts of step(), for a trainer that clips gradients or runs several backwards:
+  // The parts of step(), for a trainer that clips gradients or runs several backwards. Clip with
+  // its own clip_grad_norm() where the optimizer is a ZeroRedundancyOptimizer.
   //   optimizer.zero_grad();
   //   training.scaled(loss).backward();
-  //   torch::nn::utils::clip_grad_norm_(model->parameters(), 1.0);  // ZeRO: zero.clip_grad_norm(1.0)
+  //   torch::nn::utils::clip_grad_norm_(model->parameters(), 1.0);
   //   optimizer.step();
   //   training.commit();
 
