@@ -41,12 +41,14 @@ constexpr char kFolder[] = "testing/oracle/";
 struct Bounds {
   double loss_relative = 1e-4;
   double gradient_of_model = 1e-4;  // relative to the model's largest gradient
+  double final_of_tensor = 1e-4;    // relative to the tensor's largest element
   int64_t ulps = 0;                 // not checked with committed values
   double of_tensor = 0;             // or relative to the tensor's largest element
 };
 
 Bounds StrictBounds(int world_size) {
   return {.loss_relative = 1e-6,
+          .final_of_tensor = 1e-6,
           .ulps = world_size == 2 ? 2 : 4,
           .of_tensor = world_size == 2 ? 0 : 1e-6};
 }
@@ -257,7 +259,8 @@ void GoldenTest::CompareFinals() {
       continue;
     }
     const Difference difference = Compare(*mine, *theirs);
-    EXPECT_LE(difference.absolute, std::max(1e-6 * difference.largest, 1e-9)) << name;
+    EXPECT_LE(difference.absolute, std::max(bounds_.final_of_tensor * difference.largest, 1e-9))
+        << name;
   }
 }
 
