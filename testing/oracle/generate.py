@@ -5,8 +5,8 @@
     generate.py --out golden --golden    # as committed: gradients of the first step only
 
 Writes models.safetensors (what both sides start from), results_N.safetensors and facts_N.json for N
-ranks, and graph_cuts.json (see README.md). Needs torch 2.11.0 and numpy. One thread per rank, so
-that a second run gives the same bytes.
+ranks, rpc.safetensors, and graph_cuts.json (see README.md). Needs torch 2.11.0 and numpy. One thread
+per rank, so that a second run gives the same bytes.
 """
 
 import argparse
@@ -28,6 +28,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
 import graph_cuts  # noqa: E402  (found beside this file)
 import models  # noqa: E402
+import rpc_run  # noqa: E402
 import safetensors_file  # noqa: E402
 
 PYTORCH = "2.11.0"
@@ -257,6 +258,8 @@ def main(argv):
             path = os.path.join(options.out, f"results_{world_size}.safetensors")
             safetensors_file.save(path, tensors)
             write_facts(os.path.join(options.out, f"facts_{world_size}.json"), facts)
+        multiprocessing.spawn(rpc_run.run_rank, (folder,), nprocs=3)
+        safetensors_file.save(os.path.join(options.out, "rpc.safetensors"), rpc_run.merge(folder))
         multiprocessing.spawn(write_cuts, (folder, options.out))
 
 
