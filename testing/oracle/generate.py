@@ -5,8 +5,8 @@
     generate.py --out golden --golden    # as committed: gradients of the first step only
 
 Writes models.safetensors (what both sides start from), results_N.safetensors and facts_N.json for N
-ranks, rpc.safetensors, and graph_cuts.json (see README.md). Needs torch 2.11.0 and numpy. One thread
-per rank, so that a second run gives the same bytes.
+ranks, rpc.safetensors, and graph_cuts.json (see README.md). Needs torch 2.11.0 and numpy.
+One thread per rank, so that a second run gives the same bytes.
 """
 
 import argparse

@@ -47,17 +47,17 @@ std::string ReadText(const std::string& path) {
   return text.str();
 }
 
-// Reads the tensors of a file. The tensors share the memory of `file`, which must outlive them.
-Tensors ReadTensors(const std::string& path, elastic::LoadedFile& file) {
+// Reads the tensors of a file into memory of their own, as PyTorch's side does: the last bits of a
+// matrix product depend on the alignment.
+Tensors ReadTensors(const std::string& path) {
   elastic::PosixFileSystem files;
   auto opened = files.OpenFile(path);
   CHECK(opened.ok()) << opened.status();
   auto loaded = elastic::LoadSafetensors(**opened, path);
   CHECK(loaded.ok()) << loaded.status();
-  file = *std::move(loaded);
   Tensors tensors;
-  for (const elastic::TensorView& view : file.tensors) {
-    tensors[view.name] = elastic::TensorOver(view);
+  for (const elastic::TensorView& view : loaded->tensors) {
+    tensors[view.name] = elastic::TensorOver(view).clone();
   }
   return tensors;
 }
@@ -269,8 +269,7 @@ int RunOracleScenarios() {
   torch::set_num_threads(1);
   const auto scenarios = ParseScenarios(ReadText(Variable(kOracleTable)));
   CHECK(scenarios.ok()) << scenarios.status();
-  elastic::LoadedFile file;
-  const Tensors inputs = ReadTensors(Variable(kOracleModels), file);
+  const Tensors inputs = ReadTensors(Variable(kOracleModels));
   const auto group = init_process_group({.timeout = std::chrono::seconds(60)});
   Tensors results;
   nlohmann::json facts = nlohmann::json::object();
@@ -293,8 +292,7 @@ int RunOracleScenarios() {
 
 int RunOracleRpc() {
   torch::set_num_threads(1);
-  elastic::LoadedFile file;
-  const Tensors inputs = ReadTensors(Variable(kOracleModels), file);
+  const Tensors inputs = ReadTensors(Variable(kOracleModels));
   const auto world = init_process_group({.timeout = std::chrono::seconds(60)});
   const auto trainers = world->new_group({0, 1});  // null on the server
   std::map<bool, rpc::RRef<Table>> tables;         // on the server, by sparseness
