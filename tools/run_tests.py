@@ -27,7 +27,7 @@ import torch_units  # noqa: E402
 
 ROOT = torch_units.ROOT
 CONSUMER = "testing/consumer"
-ORACLE_TEST = "//testing/oracle:golden_test"
+ORACLE_TESTS = ["//testing/oracle:golden_test", "//testing/oracle:graph_cut_test"]
 # Another Bazel, or one with startup options: BAZEL="bazel --output_base=..." tools/test.
 BAZEL = shlex.split(os.environ.get("BAZEL", "bazel"))
 # How much of the log of a test that died is shown.
@@ -308,7 +308,7 @@ def run_oracle(flags, totals):
         totals.fail("PyTorch's side of the oracle", str(error))
         return
     flags = [*flags, "--nocache_test_results", f"--test_env=DDP_ORACLE_DIRECTORY={folder}"]
-    for line in run_bazel([ORACLE_TEST], flags, totals):
+    for line in run_bazel(ORACLE_TESTS, flags, totals):
         print(line)
 
 

@@ -86,8 +86,9 @@ std::optional<int64_t> BytesOfMib(const std::optional<double>& mib) {
 std::vector<GraphCutParameter> CutParameters(const std::vector<ModelParameter>& parameters) {
   std::vector<GraphCutParameter> result;
   for (const ModelParameter& parameter : parameters) {
-    result.push_back(
-        {.bytes = static_cast<int64_t>(parameter.tensor.nbytes()), .ignored = parameter.ignored()});
+    result.push_back({.bytes = static_cast<int64_t>(parameter.tensor.nbytes()),
+                      .ignored = parameter.excluded,
+                      .frozen = !parameter.tensor.requires_grad()});
   }
   return result;
 }

@@ -5,8 +5,8 @@
     generate.py --out golden --golden    # as committed: gradients of the first step only
 
 Writes models.safetensors (what both sides start from), results_N.safetensors and facts_N.json for N
-ranks (see README.md). Needs torch 2.11.0 and numpy. One thread per rank, so that a second run
-gives the same bytes.
+ranks, rpc.safetensors, and graph_cuts.json (see README.md). Needs torch 2.11.0 and numpy.
+One thread per rank, so that a second run gives the same bytes.
 """
 
 import argparse
@@ -20,11 +20,15 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.join import Join
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
-import models  # noqa: E402  (found beside this file)
+import graph_cuts  # noqa: E402  (found beside this file)
+import models  # noqa: E402
+import rpc_run  # noqa: E402
 import safetensors_file  # noqa: E402
 
 PYTORCH = "2.11.0"
@@ -38,9 +42,27 @@ HOOKS = {
 
 
 def scenarios():
-    """The table without the runs that must give the values of another one."""
     with open(os.path.join(HERE, "scenarios.json"), encoding="utf-8") as stream:
-        return [scenario for scenario in json.load(stream) if "like" not in scenario]
+        return json.load(stream)
+
+
+def stored_scenarios():
+    """The table without the runs that are compared with the values of another one."""
+    return [scenario for scenario in scenarios() if "like" not in scenario]
+
+
+def plain_of(scenario):
+    """The name of the same run with the plain optimizer."""
+
+    def without_zero(fields):
+        return {k: v for k, v in fields.items() if k not in ("name", "zero", "like")}
+
+    same = [
+        other["name"]
+        for other in scenarios()
+        if "zero" not in other and without_zero(other) == without_zero(scenario)
+    ]
+    return same[0]
 
 
 @contextlib.contextmanager
@@ -84,11 +106,18 @@ def new_model(scenario, initial):
     return net, model, buckets[0]
 
 
+def new_optimizer(scenario, net):
+    """SGD, or PyTorch's ZeRO of SGD, which always gives whole parameters to the ranks."""
+    options = {"lr": LEARNING_RATE, "momentum": scenario.get("momentum", 0.9)}
+    if "zero" not in scenario:
+        return torch.optim.SGD(net.parameters(), **options)
+    return ZeroRedundancyOptimizer(net.parameters(), torch.optim.SGD, **options)
+
+
 def run_scenario(scenario, initial, rank, tensors):
     """Adds this rank's tensors, and returns its facts."""
     net, model, first_buckets = new_model(scenario, initial)
-    momentum = scenario.get("momentum", 0.9)
-    optimizer = torch.optim.SGD(net.parameters(), lr=LEARNING_RATE, momentum=momentum)
+    optimizer = new_optimizer(scenario, net)
     x, y = initial[scenario["model"] + "/x"][rank], initial[scenario["model"] + "/y"][rank]
     steps = scenario["batches"][rank] if "batches" in scenario else models.STEPS
     name = scenario["name"]
@@ -117,7 +146,8 @@ def run_scenario(scenario, initial, rank, tensors):
 
     if "batches" in scenario:
         divide = scenario.get("divide_by_initial_world_size", True)
-        with model.join(divide_by_initial_world_size=divide):
+        joinables = [model, optimizer] if "zero" in scenario else [model]
+        with Join(joinables, divide_by_initial_world_size=divide):
             train()
     else:
         train()
@@ -131,6 +161,21 @@ def run_scenario(scenario, initial, rank, tensors):
     }
 
 
+def check_zero(rank, tensors):
+    """That PyTorch's ZeRO and its plain optimizer give the same bits, except under a join."""
+    for scenario in [scenario for scenario in scenarios() if "zero" in scenario]:
+        name, plain = scenario["name"], plain_of(scenario)
+        ours = [key for key in tensors if key.startswith((f"{name}/final/", f"{name}/loss"))]
+        unequal = [
+            key.removeprefix(name)
+            for key in ours
+            if not torch.equal(tensors[key], tensors[plain + key.removeprefix(name)])
+        ]
+        # Under a join, a rank without inputs updates its shard with its last gradients.
+        if bool(unequal) != ("like" in scenario):
+            sys.exit(f"rank {rank}: {name} against {plain}: {unequal or 'nothing'} differs")
+
+
 def run_rank(rank, world_size, folder):
     torch.set_num_threads(1)
     store = dist.FileStore(os.path.join(folder, f"store_{world_size}"), world_size)
@@ -139,6 +184,7 @@ def run_rank(rank, world_size, folder):
     tensors, facts = {}, {}
     for scenario in scenarios():
         facts[scenario["name"]] = run_scenario(scenario, initial, rank, tensors)
+    check_zero(rank, tensors)
     safetensors_file.save(os.path.join(folder, f"rank_{world_size}_{rank}"), tensors)
     with open(os.path.join(folder, f"facts_{world_size}_{rank}"), "w", encoding="utf-8") as stream:
         json.dump(facts, stream)
@@ -163,16 +209,18 @@ def merge(folder, world_size, golden):
         with open(os.path.join(folder, f"facts_{world_size}_{rank}"), encoding="utf-8") as stream:
             facts.append(json.load(stream))
     tensors, merged_facts = {}, {}
-    for scenario in scenarios():
+    for scenario in stored_scenarios():
         name, chosen = scenario["name"], recorded_rank(scenario, world_size)
         merged_facts[name] = facts[chosen][name]
         for rank in range(world_size):
             tensors[f"{name}/loss/{rank}"] = ranks[rank][f"{name}/loss"]
         if scenario["model"] in models.BUCKETS_ONLY:
             continue
-        kept = f"{name}/grad/0/" if golden else f"{name}/grad/"
+        kept = [f"{name}/grad/0/" if golden else f"{name}/grad/"]
+        if "zero" in scenario or not golden:
+            kept.append(f"{name}/final/")
         for key, value in ranks[chosen].items():
-            if key.startswith(kept) or (key.startswith(f"{name}/final/") and not golden):
+            if key.startswith(tuple(kept)):
                 tensors[key] = value
     return tensors, merged_facts
 
@@ -187,10 +235,15 @@ def write_facts(path, facts):
         stream.write("{\n" + ",\n".join(scenario_texts) + "\n}\n")
 
 
+def write_cuts(_, folder, out):
+    initial = safetensors_file.load(os.path.join(folder, "models.safetensors"))
+    write_facts(os.path.join(out, "graph_cuts.json"), graph_cuts.all_cuts(initial, folder))
+
+
 def main(argv):
     parser = argparse.ArgumentParser(prog="generate.py")
     parser.add_argument("--out", required=True, help="the folder to write to")
-    parser.add_argument("--golden", action="store_true", help="gradients of the first step only")
+    parser.add_argument("--golden", action="store_true", help="what is committed")
     options = parser.parse_args(argv)
     if torch.__version__.split("+", maxsplit=1)[0] != PYTORCH:
         sys.exit(f"generate.py: the oracle is PyTorch {PYTORCH}, this is {torch.__version__}")
@@ -205,6 +258,9 @@ def main(argv):
             path = os.path.join(options.out, f"results_{world_size}.safetensors")
             safetensors_file.save(path, tensors)
             write_facts(os.path.join(options.out, f"facts_{world_size}.json"), facts)
+        multiprocessing.spawn(rpc_run.run_rank, (folder,), nprocs=3)
+        safetensors_file.save(os.path.join(options.out, "rpc.safetensors"), rpc_run.merge(folder))
+        multiprocessing.spawn(write_cuts, (folder, options.out))
 
 
 if __name__ == "__main__":

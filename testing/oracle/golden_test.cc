@@ -41,12 +41,14 @@ constexpr char kFolder[] = "testing/oracle/";
 struct Bounds {
   double loss_relative = 1e-4;
   double gradient_of_model = 1e-4;  // relative to the model's largest gradient
+  double final_of_tensor = 1e-4;    // relative to the tensor's largest element
   int64_t ulps = 0;                 // not checked with committed values
   double of_tensor = 0;             // or relative to the tensor's largest element
 };
 
 Bounds StrictBounds(int world_size) {
   return {.loss_relative = 1e-6,
+          .final_of_tensor = 1e-6,
           .ulps = world_size == 2 ? 2 : 4,
           .of_tensor = world_size == 2 ? 0 : 1e-6};
 }
@@ -72,6 +74,18 @@ std::string WithoutRank(const std::string& text) {
 std::string FreshDirectory() {
   const char* directory = std::getenv("DDP_ORACLE_DIRECTORY");
   return directory == nullptr ? "" : directory;
+}
+
+// Returns the folder with PyTorch's values.
+std::string GoldenDirectory() {
+  return FreshDirectory().empty() ? absl::StrCat(kFolder, "golden") : FreshDirectory();
+}
+
+// Makes a folder for the values of our ranks.
+std::string MakeResultsDirectory() {
+  std::string results = absl::StrCat(::testing::TempDir(), "/oracle_XXXXXX");
+  EXPECT_NE(mkdtemp(results.data()), nullptr) << results;
+  return results;
 }
 
 std::vector<Scenario> Scenarios() {
@@ -123,6 +137,8 @@ bool SameBits(const elastic::TensorView& a, const elastic::TensorView& b) {
 
 RANK_BODY(Scenarios) { EXPECT_EQ(RunOracleScenarios(), 0); }
 
+RANK_BODY(Rpc) { EXPECT_EQ(RunOracleRpc(), 0); }
+
 RANK_BODY(Errors) { EXPECT_EQ(RunOracleErrors(), 0); }
 
 // Results of all scenarios on one number of ranks: ours, run here, and PyTorch's.
@@ -142,10 +158,8 @@ class GoldenTest : public ::testing::TestWithParam<std::tuple<Scenario, int>> {
   static void TearDownTestSuite() { worlds_.clear(); }
 
   static std::unique_ptr<World> RunWorld(int world_size) {
-    const std::string golden =
-        FreshDirectory().empty() ? absl::StrCat(kFolder, "golden") : FreshDirectory();
-    std::string results = absl::StrCat(::testing::TempDir(), "/oracle_XXXXXX");
-    EXPECT_NE(mkdtemp(results.data()), nullptr) << results;
+    const std::string golden = GoldenDirectory();
+    const std::string results = MakeResultsDirectory();
     auto world = std::make_unique<World>();
     world->run =
         RunRanks({.world_size = world_size,
@@ -257,7 +271,8 @@ void GoldenTest::CompareFinals() {
       continue;
     }
     const Difference difference = Compare(*mine, *theirs);
-    EXPECT_LE(difference.absolute, std::max(1e-6 * difference.largest, 1e-9)) << name;
+    EXPECT_LE(difference.absolute, std::max(bounds_.final_of_tensor * difference.largest, 1e-9))
+        << name;
   }
 }
 
@@ -307,11 +322,45 @@ INSTANTIATE_TEST_SUITE_P(
       return absl::StrCat(std::get<0>(info.param).name, "On", std::get<1>(info.param));
     });
 
+// Compares remote calls, contexts and optimizers with PyTorch's: losses of both trainers, and the
+// parameters after the last step, which are equal on both.
+TEST(GoldenRpcTest, EqualsPyTorch) {
+  const std::string golden = GoldenDirectory(), results = MakeResultsDirectory();
+  ASSERT_TRUE(
+      RanksSucceed({.world_size = 3,
+                    .body = "Rpc",
+                    .store_url = NewStoreUrl(),
+                    .environment = {{kOracleModels, absl::StrCat(golden, "/models.safetensors")},
+                                    {kOracleResults, results}}}));
+  const bool fresh = !FreshDirectory().empty();
+  const TensorFile theirs(absl::StrCat(golden, "/rpc.safetensors"));
+  const std::set<std::string> names = theirs.NamesUnder("");
+  EXPECT_EQ(names.size(), 2u * (2 + 7));  // of a run: losses, and the table and 6 dense parameters
+  Difference worst;
+  for (const int rank : {0, 1}) {
+    const TensorFile ours(absl::StrCat(results, "/rpc_", rank, ".safetensors"));
+    for (const std::string& name : names) {
+      const bool loss = absl::StrContains(name, "/loss/");
+      if (loss && !absl::EndsWith(name, absl::StrCat("/", rank))) continue;
+      const auto* mine = ours.Find(name);
+      ASSERT_NE(mine, nullptr) << name;
+      ASSERT_EQ(mine->type, theirs.Find(name)->type) << name;
+      const Difference difference = Compare(*mine, *theirs.Find(name));
+      worst.Include(difference);
+      if (fresh) {
+        EXPECT_EQ(difference.ulps, 0) << name;
+      } else {
+        EXPECT_LE(difference.absolute, Bounds().final_of_tensor * difference.largest) << name;
+      }
+    }
+  }
+  std::cout << "measured: remote calls: largest difference " << worst.ulps << " ulp\n";
+}
+
 // Compares our errors of misuse with the golden values. Each rank's error contains the expected
 // text, the error of one rank is exactly that text, and all name the parameters that PyTorch names.
 TEST(GoldenErrorsTest, AreAsUseful) {
-  std::string results = absl::StrCat(::testing::TempDir(), "/oracle_errors_XXXXXX");
-  ASSERT_NE(mkdtemp(results.data()), nullptr) << results;
+  const std::string results = MakeResultsDirectory();
   ASSERT_TRUE(RanksSucceed({.world_size = 2,
                             .body = "Errors",
                             .store_url = NewStoreUrl(),

@@ -221,4 +221,5 @@ def initial_tensors():
                 tensors[f"{name}/state/{key}"] = value
         x, y = model.batches((RANKS, STEPS, MICRO_BATCHES, SAMPLES))
         tensors[f"{name}/x"], tensors[f"{name}/y"] = x, y
+    tensors["rpc/table"] = torch.randn(20, 8)  # as many rows as `embedding`, of the width of `mlp`
     return tensors

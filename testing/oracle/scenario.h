@@ -30,9 +30,9 @@ struct Scenario {
   double momentum = 0.9;
 
   // Shards the optimizer: "whole", "even", or "scatter" (even, with scattered gradients). Empty:
-  // the plain optimizer.
+  // the plain optimizer. PyTorch runs its ZeroRedundancyOptimizer.
   std::string zero;
-  // The scenario of PyTorch's that has the same values; empty: this one.
+  // PyTorch's scenario whose values these must be; empty: this one.
   std::string like;
 
   std::vector<int> batches;  // steps of each rank inside join(); empty: no join

@@ -17,6 +17,7 @@
 #include "ddp/default_hooks.h"
 #include "ddp/join.h"
 #include "ddp/optim/zero_redundancy_optimizer.h"
+#include "ddp/rpc/rpc.h"
 #include "elastic/checkpoint/file_system/posix_file_system.h"
 #include "elastic/checkpoint/format/safetensors_reader.h"
 #include "elastic/checkpoint/format/safetensors_writer.h"
@@ -46,17 +47,17 @@ std::string ReadText(const std::string& path) {
   return text.str();
 }
 
-// Reads the tensors of a file. The tensors share the memory of `file`, which must outlive them.
-Tensors ReadTensors(const std::string& path, elastic::LoadedFile& file) {
+// Reads the tensors of a file into memory of their own, as PyTorch's side does: the last bits of a
+// matrix product depend on the alignment.
+Tensors ReadTensors(const std::string& path) {
   elastic::PosixFileSystem files;
   auto opened = files.OpenFile(path);
   CHECK(opened.ok()) << opened.status();
   auto loaded = elastic::LoadSafetensors(**opened, path);
   CHECK(loaded.ok()) << loaded.status();
-  file = *std::move(loaded);
   Tensors tensors;
-  for (const elastic::TensorView& view : file.tensors) {
-    tensors[view.name] = elastic::TensorOver(view);
+  for (const elastic::TensorView& view : loaded->tensors) {
+    tensors[view.name] = elastic::TensorOver(view).clone();
   }
   return tensors;
 }
@@ -77,6 +78,18 @@ Tensors StateOf(const OracleModel& net) {
   for (const auto& item : net.named_parameters()) state[item.key()] = item.value();
   for (const auto& item : net.named_buffers()) state[item.key()] = item.value();
   return state;
+}
+
+// Makes a model with the weights and buffers that PyTorch's side starts from.
+std::shared_ptr<OracleModel> MakeModel(const std::string& name, const Tensors& inputs) {
+  std::shared_ptr<OracleModel> net = MakeOracleModel(name);
+  CHECK(net != nullptr) << "unknown model " << name;
+  torch::NoGradGuard no_grad;
+  for (auto& [key, tensor] : StateOf(*net)) {
+    const auto initial = inputs.find(absl::StrCat(name, "/state/", key));
+    if (initial != inputs.end()) tensor.copy_(initial->second);
+  }
+  return net;
 }
 
 DistributedDataParallelOptions OptionsOf(const Scenario& scenario) {
@@ -113,14 +126,7 @@ class Run {
         group_(std::move(group)),
         x_(inputs.at(scenario.model + "/x")[group_->rank()]),
         y_(inputs.at(scenario.model + "/y")[group_->rank()]),
-        net_(MakeOracleModel(scenario.model)) {
-    CHECK(net_ != nullptr) << "unknown model " << scenario.model;
-    torch::NoGradGuard no_grad;
-    for (auto& [name, tensor] : StateOf(*net_)) {
-      const auto initial = inputs.find(absl::StrCat(scenario.model, "/state/", name));
-      if (initial != inputs.end()) tensor.copy_(initial->second);
-    }
-  }
+        net_(MakeModel(scenario.model, inputs)) {}
 
   nlohmann::json Execute() {
     Model model(net_, group_, OptionsOf(scenario_));
@@ -210,14 +216,60 @@ class Run {
   std::set<std::string> sparse_;
 };
 
+// The parameter server's part of the model.
+class Table {
+ public:
+  Table(const at::Tensor& weight, bool sparse)
+      : weight_(weight.clone().requires_grad_()), sparse_(sparse) {}
+  at::Tensor lookup(const at::Tensor& ids) const {
+    return torch::embedding(weight_, ids, -1, /*scale_grad_by_freq=*/false, sparse_);
+  }
+  at::Tensor values() const { return weight_.detach(); }
+  std::vector<at::Tensor> parameters() const { return {weight_}; }
+
+ private:
+  const at::Tensor weight_;
+  const bool sparse_;
+};
+
+// Trains one model on both trainers, whose gradients of the table are sparse or dense.
+void TrainWithTable(bool sparse, const Tensors& inputs, const std::shared_ptr<ProcessGroup>& group,
+                    Tensors& results) {
+  const int rank = group->rank();
+  const auto net = MakeModel("mlp", inputs);
+  Model model(net, group);
+  const auto table = rpc::sync<rpc::RRef<Table>>("rank2", "table", sparse);
+  // The trainers' updates of the table add up, and are not averaged.
+  rpc::DistributedOptimizer table_optimizer(rpc::sgd(kOracleLearningRate / group->size()), {table});
+  rpc::DistributedOptimizer net_optimizer(rpc::sgd(kOracleLearningRate), {}, net->parameters());
+  const at::Tensor ids = inputs.at("embedding/x")[rank], y = inputs.at("mlp/y")[rank];
+  std::vector<at::Tensor> losses;
+  for (int step = 0; step < kOracleSteps; ++step) {
+    rpc::AutogradContext context;
+    const auto rows = table.sync<at::Tensor>("lookup", ids[step][0]);
+    const at::Tensor loss = net->Loss(model.forward(rows.mean(1), rank, step), y[step][0]);
+    context.backward(loss);
+    losses.push_back(loss.detach());
+    group->barrier();  // every row is fetched before the table changes
+    for (int turn = 0; turn < group->size(); ++turn) {
+      if (rank == turn) table_optimizer.step(context);
+      group->barrier();
+    }
+    net_optimizer.step(context);
+  }
+  const std::string name = sparse ? "rpc_sparse" : "rpc_dense";
+  results[absl::StrCat(name, "/loss/", rank)] = torch::stack(losses);
+  results[name + "/final/table"] = table.sync<at::Tensor>("values");
+  for (const auto& [key, tensor] : StateOf(*net)) results[name + "/final/" + key] = tensor.detach();
+}
+
 }  // namespace
 
 int RunOracleScenarios() {
   torch::set_num_threads(1);
   const auto scenarios = ParseScenarios(ReadText(Variable(kOracleTable)));
   CHECK(scenarios.ok()) << scenarios.status();
-  elastic::LoadedFile file;
-  const Tensors inputs = ReadTensors(Variable(kOracleModels), file);
+  const Tensors inputs = ReadTensors(Variable(kOracleModels));
   const auto group = init_process_group({.timeout = std::chrono::seconds(60)});
   Tensors results;
   nlohmann::json facts = nlohmann::json::object();
@@ -235,6 +287,38 @@ int RunOracleScenarios() {
   const std::string folder = Variable(kOracleResults);
   WriteTensors(absl::StrCat(folder, "/tensors_", group->rank(), ".safetensors"), results);
   std::ofstream(absl::StrCat(folder, "/facts_", group->rank(), ".json")) << facts.dump(1);
+  return 0;
+}
+
+int RunOracleRpc() {
+  torch::set_num_threads(1);
+  const Tensors inputs = ReadTensors(Variable(kOracleModels));
+  const auto world = init_process_group({.timeout = std::chrono::seconds(60)});
+  const auto trainers = world->new_group({0, 1});  // null on the server
+  std::map<bool, rpc::RRef<Table>> tables;         // on the server, by sparseness
+  rpc::Registry registry;
+  registry.module<Table, at::Tensor, bool>("Table")
+      .method("lookup", &Table::lookup)
+      .method("values", &Table::values);
+  registry.function("table", [&tables](bool sparse) { return tables.at(sparse); });
+  const auto workers = rpc::init(
+      absl::StrCat("rank", world->rank()), world->store(),
+      {.rank = world->rank(), .world_size = world->size(), .registry = std::move(registry)});
+  if (!trainers) {
+    for (const bool sparse : {false, true}) {
+      tables.emplace(sparse, rpc::share(std::make_shared<Table>(inputs.at("rpc/table"), sparse)));
+    }
+  }
+  workers->barrier();
+  if (trainers) {
+    Tensors results;
+    for (const bool sparse : {false, true}) TrainWithTable(sparse, inputs, trainers, results);
+    WriteTensors(absl::StrCat(Variable(kOracleResults), "/rpc_", world->rank(), ".safetensors"),
+                 results);
+  }
+  workers->barrier();  // both trainers are done with the tables
+  tables.clear();
+  workers->shutdown();
   return 0;
 }
 

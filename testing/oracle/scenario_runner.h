@@ -13,6 +13,11 @@ inline constexpr char kOracleResults[] = "DDP_ORACLE_RESULTS";  // folder to wri
 // README.md gives. The facts of a scenario that threw have its "error". Returns 0.
 int RunOracleScenarios();
 
+// The body of each of three ranks. Runs the program of rpc_run.py with our remote calls: ranks 0
+// and 1 train, rank 2 has the table. A trainer writes its values to rpc_RANK.safetensors. Returns
+// 0.
+int RunOracleRpc();
+
 }  // namespace ddp::testing
 
 #endif  // DDP_TESTING_ORACLE_SCENARIO_RUNNER_H_

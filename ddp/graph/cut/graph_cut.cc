@@ -1,7 +1,5 @@
 #include "ddp/graph/cut/graph_cut.h"
 
-#include <algorithm>
-
 #include "absl/strings/str_cat.h"
 
 namespace ddp::internal {
@@ -33,17 +31,6 @@ absl::Status Validate(const std::vector<GraphCutNode>& nodes,
   return absl::OkStatus();
 }
 
-// Returns for each parameter the first node that reads it.
-std::vector<int> FirstUses(const std::vector<GraphCutNode>& nodes, size_t parameters) {
-  std::vector<int> first(parameters, kNobody);
-  for (int i = 0; i < std::ssize(nodes); ++i) {
-    for (const int parameter : nodes[i].parameters) {
-      if (first[parameter] == kNobody) first[parameter] = i;
-    }
-  }
-  return first;
-}
-
 // Returns for each node the last node that reads it; a node that the graph returns is read by a
 // node behind the last one.
 std::vector<int> LastUsers(const std::vector<GraphCutNode>& nodes) {
@@ -61,16 +48,15 @@ std::vector<int> LastUsers(const std::vector<GraphCutNode>& nodes) {
 std::vector<int64_t> BytesOfNodes(const std::vector<GraphCutNode>& nodes,
                                   const std::vector<GraphCutParameter>& parameters,
                                   GraphCutMode mode) {
-  const std::vector<int> first = FirstUses(nodes, parameters.size());
+  std::vector<bool> counted(parameters.size(), false);
   std::vector<int64_t> bytes(nodes.size(), 0);
   for (int i = 0; i < std::ssize(nodes); ++i) {
-    std::vector<int> reads = nodes[i].parameters;
-    std::sort(reads.begin(), reads.end());
-    reads.erase(std::unique(reads.begin(), reads.end()), reads.end());
-    for (const int parameter : reads) {
-      const bool counts = mode == GraphCutMode::kParity ||
-                          (first[parameter] == i && !parameters[parameter].ignored);
-      if (counts) bytes[i] += parameters[parameter].bytes;
+    for (const int parameter : nodes[i].parameters) {
+      const GraphCutParameter& read = parameters[parameter];
+      const bool counts =
+          mode == GraphCutMode::kParity ? !read.frozen : read.reducible() && !counted[parameter];
+      if (counts) bytes[i] += read.bytes;
+      counted[parameter] = true;
     }
   }
   return bytes;
@@ -83,7 +69,7 @@ void AssignParameters(const std::vector<GraphCutNode>& nodes,
   for (GraphCutPiece& piece : cut.pieces) {
     for (int i = piece.first_node; i < piece.end_node; ++i) {
       for (const int parameter : nodes[i].parameters) {
-        if (assigned[parameter] || parameters[parameter].ignored) continue;
+        if (assigned[parameter] || !parameters[parameter].reducible()) continue;
         assigned[parameter] = true;
         piece.parameters.push_back(parameter);
       }

@@ -13,10 +13,12 @@ namespace ddp {
 // How the bytes of a graph are counted.
 enum class GraphCutMode {
   // A parameter counts once, where its gradient becomes complete: at its first use in the forward.
-  // Ignored parameters do not count. A cap that the caller sets holds for the first bucket too.
+  // Ignored and frozen parameters do not count. A cap that the caller sets holds for the first
+  // bucket too.
   kStrict,
-  // The rules of PyTorch 2.11's DDPOptimizer, for equal cuts: a parameter counts at every use,
-  // ignored parameters count, and the first bucket has 1 MiB whatever cap the caller sets.
+  // The rules of PyTorch 2.11's DDPOptimizer, for equal cuts: a parameter counts at every use, also
+  // at two uses in one node. Ignored parameters count, frozen ones do not. The first bucket has
+  // 1 MiB whatever cap the caller sets.
   kParity,
 };
 
@@ -28,7 +30,10 @@ constexpr int64_t kDefaultCapBytes = 25 * 1024 * 1024;
 // One parameter of a graph. A tensor with several names is one parameter.
 struct GraphCutParameter {
   int64_t bytes = 0;
-  bool ignored = false;  // it has no gradient, or the reducer does not reduce its gradient
+  bool ignored = false;  // the reducer does not reduce its gradient
+  bool frozen = false;   // it has no gradient
+
+  bool reducible() const { return !ignored && !frozen; }
 };
 
 // One operation of a graph.
@@ -54,7 +59,7 @@ struct GraphCutPiece {
 };
 
 // A cut of a graph into consecutive pieces. The parameters of all pieces together are the
-// parameters that the graph reads, each once, without the ignored ones.
+// reducible parameters that the graph reads, each once.
 struct GraphCut {
   std::vector<GraphCutPiece> pieces;  // in forward order; a graph without nodes has none
 };
