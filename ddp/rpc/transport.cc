@@ -9,6 +9,8 @@
 #include <utility>
 
 #include <torch/csrc/distributed/autograd/context/container.h>
+#include <torch/csrc/distributed/autograd/rpc_messages/cleanup_autograd_context_req.h>
+#include <torch/csrc/distributed/autograd/rpc_messages/rpc_with_autograd.h>
 #include <torch/csrc/distributed/autograd/utils.h>
 #include <torch/csrc/distributed/rpc/request_callback_no_python.h>
 #include <torch/csrc/distributed/rpc/rref_context.h>
@@ -26,7 +28,10 @@
 #include "ddp/comm/news/c10d_group_store.h"
 #include "ddp/common/error.h"
 #include "ddp/common/logging.h"
+#include "ddp/rpc/carried_uses.h"
 #include "ddp/rpc/context_calls.h"
+#include "ddp/rpc/ended_contexts.h"
+#include "ddp/rpc/ending_agent.h"
 #include "ddp/rpc/error.h"
 #include "ddp/rpc/graph_walk.h"
 #include "ddp/rpc/meeting_point.h"
@@ -34,6 +39,7 @@
 namespace ddp::rpc::internal {
 
 namespace libtorch = torch::distributed::rpc;
+namespace autograd = torch::distributed::autograd;
 using ddp::internal::Membership;
 using ddp::internal::MessageOf;
 using torch::distributed::autograd::DistAutogradContainer;
@@ -41,11 +47,10 @@ using torch::distributed::autograd::DistAutogradContainer;
 namespace {
 
 constexpr char kBarrier[] = "ddp.rpc.barrier";
-constexpr char kWatch[] = "ddp.rpc.watch";
 // The start of LibTorch's text for an exception on another worker.
 constexpr char kErrorOnNode[] = "Error on Node ";
 
-// A part of LibTorch's text for a call without an answer (kRpcTimeoutErrorStr).
+// The start of LibTorch's text for a call without an answer (kRpcTimeoutErrorStr).
 constexpr char kTimeout[] = "RPC ran for more than set timeout";
 
 // Calls the functions of our registry.
@@ -79,31 +84,29 @@ class Callback final : public libtorch::RequestCallbackNoPython {
         ConfigurationError("LibTorch's own RRefs are not supported: use ddp::rpc::remote()")));
   }
 
+  c10::intrusive_ptr<libtorch::JitFuture> processRpcWithErrors(
+      libtorch::RpcCommandBase& rpc, const libtorch::MessageType& type,
+      const std::vector<c10::Stream>& streams) const override {
+    if (type == libtorch::CLEANUP_AUTOGRAD_CONTEXT_REQ) {
+      ended_contexts_.Add(static_cast<autograd::CleanupAutogradContextReq&>(rpc).getContextId());
+    }
+    int64_t context = -1;
+    if (type == libtorch::FORWARD_AUTOGRAD_REQ) {
+      context = static_cast<autograd::RpcWithAutograd&>(rpc).autogradMetadata().autogradContextId;
+    }
+    auto answer = RequestCallbackNoPython::processRpcWithErrors(rpc, type, streams);
+    if (context >= 0 && ended_contexts_.Contains(context)) {
+      DistAutogradContainer::getInstance().releaseContextIfPresent(context);
+    }
+    return answer;
+  }
+
   // LibTorch's function crashes for an RRef with two users.
   void handleRRefDelete(c10::intrusive_ptr<libtorch::RRef>& rref) const override {}
 
  private:
   Transport* const transport_;
-};
-
-// An agent whose messages end when a worker fails.
-template <typename Base>
-class EndingAgent final : public Base {
- public:
-  template <typename... A>
-  explicit EndingAgent(std::shared_ptr<PendingSends> sends, A&&... arguments)
-      : Base(std::forward<A>(arguments)...), sends_(std::move(sends)) {}
-
-  c10::intrusive_ptr<libtorch::JitFuture> send(const libtorch::WorkerInfo& to,
-                                               c10::intrusive_ptr<libtorch::Message> message,
-                                               const float timeout_seconds,
-                                               const libtorch::DeviceMap& device_map) override {
-    return sends_->Track(
-        to.id_, [&] { return Base::send(to, std::move(message), timeout_seconds, device_map); });
-  }
-
- private:
-  const std::shared_ptr<PendingSends> sends_;
+  mutable EndedContexts ended_contexts_;
 };
 
 std::string ReasonOf(const std::string& worker, const PendingSends::Lost& lost) {
@@ -134,7 +137,7 @@ std::atomic<bool> has_begun{false};
 }  // namespace
 
 Transport::Transport(std::string name, const c10::intrusive_ptr<c10d::Store>& store,
-                     Options options)
+                     Options options, const std::shared_ptr<MessageFault>& fault)
     : name_(std::move(name)), options_(std::move(options)) {
   if (name_.empty() || name_.size() > libtorch::WorkerInfo::MAX_NAME_LEN || !store ||
       options_.rank < 0 || options_.rank >= options_.world_size || options_.world_size > 32767 ||
@@ -157,7 +160,7 @@ Transport::Transport(std::string name, const c10::intrusive_ptr<c10d::Store>& st
   try {
     const auto own = prefixed("agent/");
     own->setTimeout(options_.timeout);
-    agent_ = MakeAgent(own);
+    agent_ = MakeAgent(own, fault);
     for (const libtorch::WorkerInfo& info : agent_->getWorkerInfos()) {
       names_.resize(std::max<size_t>(names_.size(), info.id_ + 1));
       names_[info.id_] = info.name_;
@@ -186,7 +189,7 @@ void Transport::MakeNotice(std::shared_ptr<ddp::internal::GroupStore> store) {
 }
 
 std::shared_ptr<libtorch::RpcAgent> Transport::MakeAgent(
-    const c10::intrusive_ptr<c10d::Store>& store) {
+    const c10::intrusive_ptr<c10d::Store>& store, const std::shared_ptr<MessageFault>& fault) {
   DistAutogradContainer::init(options_.rank);
   const auto callback = [this] { return std::make_unique<Callback>(this); };
   const auto id = static_cast<libtorch::worker_id_t>(options_.rank);
@@ -196,7 +199,7 @@ std::shared_ptr<libtorch::RpcAgent> Transport::MakeAgent(
     std::unordered_map<std::string, float> delays(options_.faults.delay_seconds.begin(),
                                                   options_.faults.delay_seconds.end());
     agent = std::make_shared<EndingAgent<libtorch::FaultyTensorPipeAgent>>(
-        sends_, store, name_, id, options_.world_size,
+        sends_, fault, store, name_, id, options_.world_size,
         libtorch::FaultyTensorPipeRpcBackendOptions(options_.threads, timeout, "",
                                                     options_.faults.lost, std::move(delays),
                                                     options_.faults.losses),
@@ -204,7 +207,7 @@ std::shared_ptr<libtorch::RpcAgent> Transport::MakeAgent(
         callback());
   } else {
     agent = std::make_shared<EndingAgent<libtorch::TensorPipeAgent>>(
-        sends_, store, name_, id, options_.world_size,
+        sends_, fault, store, name_, id, options_.world_size,
         libtorch::TensorPipeRpcBackendOptions(options_.threads, std::nullopt, std::nullopt, timeout,
                                               ""),
         std::unordered_map<std::string, libtorch::DeviceMap>{}, std::vector<c10::Device>{},
@@ -269,8 +272,7 @@ Transport::FuturePtr Transport::Send(int worker, const std::string& function,
                                      std::chrono::milliseconds timeout, bool record) {
   if (agent_ == nullptr) throw ConfigurationError("this worker has shut down");
   Registry::CheckName(function);
-  auto message =
-      libtorch::ScriptCall(c10::QualifiedName(function), std::move(arguments)).toMessage();
+  auto message = CallMessage(function, std::move(arguments));
   float seconds = timeout.count() > 0 ? Seconds(timeout) : libtorch::kUnsetRpcTimeout;
   if (timeout == kNoLimit) seconds = 0;  // LibTorch's way to say so
   const libtorch::WorkerInfo& to =
@@ -301,6 +303,29 @@ c10::IValue Transport::Receive(Future& future, int worker, const std::string& fu
   return parts[1];
 }
 
+void Transport::Drop(Future& future) {
+  future.addCallback([](Future& answer) {
+    if (answer.hasError()) return;
+    CarriedUses uses;
+    uses.Read(
+        libtorch::deserializeRespToIValue(*answer.constValue().toCustomClass<libtorch::Message>()));
+  });
+}
+
+void ReleaseUse(int owner, int64_t id) {
+  const std::shared_ptr<Transport> transport = Transport::Find();
+  if (transport == nullptr) return;
+  try {
+    if (transport->id() == owner) {
+      transport->objects().Release(id);
+    } else {
+      transport->Send(owner, "ddp.rpc.release", {c10::IValue(id)});
+    }
+  } catch (const std::exception& error) {
+    LOG(WARNING) << "an RRef could not be released: " << error.what();
+  }
+}
+
 void Transport::ThrowAnswer(const c10::IValue& answer, const std::string& worker,
                             const std::string& function) {
   const auto [returned, failed, message, stack] =
@@ -311,15 +336,19 @@ void Transport::ThrowAnswer(const c10::IValue& answer, const std::string& worker
 }
 
 // Runs on a thread of the agent, for every message that failed.
-std::exception_ptr Transport::Translate(int worker, Future& failed,
+std::exception_ptr Transport::Translate(const PendingSends::Receiver& receiver, Future& failed,
                                         std::optional<PendingSends::Lost>* lost) {
   const std::string text = failed.tryRetrieveErrorMessage();
   switch (libtorch::getRPCErrorType(failed)) {
     case libtorch::RPCErrorType::TIMEOUT:
+      // A backward's error has no other sign of the worker.
+      return std::make_exception_ptr(std::runtime_error(
+          absl::StrCat("no answer in time from worker ", receiver.name, ": ",
+                       text.substr(std::min(text.size(), text.find(kTimeout))))));
     case libtorch::RPCErrorType::INTENTIONAL_FAILURE:
       break;
     case libtorch::RPCErrorType::UNKNOWN_ERROR:
-      if (!absl::StrContains(text, kErrorOnNode)) *lost = {.worker = worker, .text = text};
+      if (!absl::StrContains(text, kErrorOnNode)) *lost = {.worker = receiver.worker, .text = text};
       break;
   }
   return failed.exception_ptr();
@@ -346,7 +375,7 @@ void Transport::Throw(const std::exception_ptr& error, int worker, const std::st
     if (const auto failure = notice_->failure()) ThrowFailure(*failure);
     if (const auto lost = sends_->lost()) ThrowLost(*lost);
     if (absl::StrContains(other.what(), kTimeout)) {
-      throw TimeoutError(absl::StrCat(what, ": no answer in time: ", MessageOf(other)));
+      throw TimeoutError(absl::StrCat(what, ": ", MessageOf(other)));
     }
     const std::string text = MessageOf(other);
     const size_t begin = text.find(kErrorOnNode);
@@ -375,6 +404,9 @@ c10::IValue Transport::Answer(const std::string& function,
                            : nullptr;
     const ContextCalls::Scope scope(calls);
     const GraphWalk::Node* const received = calls == nullptr ? nullptr : NodeOf(arguments);
+    CarriedUses received_uses;
+    for (const c10::IValue& argument : arguments) received_uses.Read(argument);
+    CarriedUses sent_uses;
     c10::IValue value = options_.registry.Find(function)(objects_, arguments);
     if (calls != nullptr) {
       GraphWalk walk;
@@ -391,6 +423,7 @@ c10::IValue Transport::Answer(const std::string& function,
             "one: send tensor.detach()");
       }
     }
+    sent_uses.OnSent();
     return Returned(std::move(value));
   } catch (const WorkerFailed& error) {
     return failed(error.rank(), error);
