@@ -1,8 +1,10 @@
 #ifndef DDP_RPC_ENDING_AGENT_H_
 #define DDP_RPC_ENDING_AGENT_H_
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -63,13 +65,20 @@ class EndingAgent final : public Base {
   // Without a device map: this library sets none.
   FuturePtr SendFaulty(const WorkerInfo& to, MessagePtr message, float timeout_seconds) {
     const int type = message->type();
-    const auto send = [this, to, timeout_seconds](MessagePtr sent) {
-      return Base::send(to, std::move(sent), timeout_seconds, {});
+    const auto send = [this, to](MessagePtr sent, float seconds) {
+      return Base::send(to, std::move(sent), seconds, {});
     };
-    return fault_->OnSend({.type = type,
-                           .worker = to.id_,
-                           .send = [send, message] { return send(message); },
-                           .lose = [send] { return send(CallMessage(kWatch, {})); }});
+    // The answer of this call comes at the end of the receiver.
+    const auto lose = [send, timeout_seconds](std::optional<std::chrono::milliseconds> limit) {
+      return send(CallMessage(kWatch, {}), limit.has_value()
+                                               ? std::chrono::duration<float>(*limit).count()
+                                               : timeout_seconds);
+    };
+    return fault_->OnSend(
+        {.type = type,
+         .worker = to.id_,
+         .send = [send, message, timeout_seconds] { return send(message, timeout_seconds); },
+         .lose = lose});
   }
 
   // Returns the context of a message of a backward; null: it has ended.

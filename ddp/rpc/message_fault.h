@@ -3,8 +3,10 @@
 #ifndef DDP_RPC_MESSAGE_FAULT_H_
 #define DDP_RPC_MESSAGE_FAULT_H_
 
+#include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include <ATen/core/ivalue.h>
@@ -32,9 +34,9 @@ class MessageFault {
     int worker = -1;  // the receiver
     // Sends the message. Returns the future of the answer. Thread: any, until the end of Workers.
     std::function<FuturePtr()> send;
-    // Returns the future of an answer that never comes: it fails when the time limit of the message
-    // has passed, or the connection breaks.
-    std::function<FuturePtr()> lose;
+    // Returns the future of an answer that never comes. The future fails after `limit`, or when the
+    // connection breaks. nullopt: the time limit of the message.
+    std::function<FuturePtr(std::optional<std::chrono::milliseconds> limit)> lose;
   };
 
   virtual ~MessageFault() = default;

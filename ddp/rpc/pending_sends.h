@@ -57,8 +57,8 @@ class PendingSends : public std::enable_shared_from_this<PendingSends> {
 
   // Calls `send`, and returns a future that ends with its future or with End(). `keep` lives until
   // all callbacks of the returned future have run.
-  FuturePtr Track(Receiver receiver, const std::function<FuturePtr()>& send,
-                  std::shared_ptr<void> keep = nullptr) {
+  template <typename Send>
+  FuturePtr Track(Receiver receiver, const Send& send, std::shared_ptr<void> keep = nullptr) {
     auto result = c10::make_intrusive<Future>(c10::AnyClassType::get());
     int64_t number = 0;
     std::exception_ptr error;

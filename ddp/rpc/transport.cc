@@ -9,13 +9,9 @@
 #include <utility>
 
 #include <torch/csrc/distributed/autograd/context/container.h>
-#include <torch/csrc/distributed/autograd/rpc_messages/cleanup_autograd_context_req.h>
-#include <torch/csrc/distributed/autograd/rpc_messages/rpc_with_autograd.h>
+#include <torch/csrc/distributed/autograd/context/context.h>
 #include <torch/csrc/distributed/autograd/utils.h>
-#include <torch/csrc/distributed/rpc/request_callback_no_python.h>
 #include <torch/csrc/distributed/rpc/rref_context.h>
-#include <torch/csrc/distributed/rpc/script_call.h>
-#include <torch/csrc/distributed/rpc/script_resp.h>
 #include <torch/csrc/distributed/rpc/tensorpipe_agent.h>
 #include <torch/csrc/distributed/rpc/testing/faulty_tensorpipe_agent.h>
 #include <torch/csrc/distributed/rpc/utils.h>
@@ -30,84 +26,23 @@
 #include "ddp/common/logging.h"
 #include "ddp/rpc/carried_uses.h"
 #include "ddp/rpc/context_calls.h"
-#include "ddp/rpc/ended_contexts.h"
 #include "ddp/rpc/ending_agent.h"
 #include "ddp/rpc/error.h"
 #include "ddp/rpc/graph_walk.h"
 #include "ddp/rpc/meeting_point.h"
+#include "ddp/rpc/request_callback.h"
 
 namespace ddp::rpc::internal {
 
 namespace libtorch = torch::distributed::rpc;
-namespace autograd = torch::distributed::autograd;
 using ddp::internal::Membership;
 using ddp::internal::MessageOf;
 using torch::distributed::autograd::DistAutogradContainer;
 
 namespace {
 
-constexpr char kBarrier[] = "ddp.rpc.barrier";
-// The start of LibTorch's text for an exception on another worker.
-constexpr char kErrorOnNode[] = "Error on Node ";
-
 // The start of LibTorch's text for a call without an answer (kRpcTimeoutErrorStr).
 constexpr char kTimeout[] = "RPC ran for more than set timeout";
-
-// Calls the functions of our registry.
-class Callback final : public libtorch::RequestCallbackNoPython {
- public:
-  explicit Callback(Transport* transport) : transport_(transport) {}
-
- protected:
-  c10::intrusive_ptr<libtorch::JitFuture> processScriptCall(
-      libtorch::RpcCommandBase& rpc, const std::vector<c10::Stream>& streams) const override {
-    auto& call = static_cast<libtorch::ScriptCall&>(rpc);
-    const std::string name =
-        call.hasQualifiedName() ? call.qualifiedName().qualifiedName() : "an operator";
-    if (name != kBarrier && name != kWatch) {
-      return asFuture(libtorch::ScriptResp(transport_->Answer(name, call.stackRef())).toMessage());
-    }
-    // These answers come later, and occupy no thread.
-    const auto answer =
-        name == kBarrier ? transport_->Arrive(call.stackRef()) : transport_->AddWatcher();
-    return answer->then(
-        [](libtorch::JitFuture& answer) {
-          auto message = libtorch::ScriptResp(answer.value()).toMessage();
-          return libtorch::withStorages(std::move(message));
-        },
-        c10::AnyClassType::get());
-  }
-
-  c10::intrusive_ptr<libtorch::JitFuture> processScriptRemoteCall(
-      libtorch::RpcCommandBase& rpc, const std::vector<c10::Stream>& streams) const override {
-    return asFuture(std::make_exception_ptr(
-        ConfigurationError("LibTorch's own RRefs are not supported: use ddp::rpc::remote()")));
-  }
-
-  c10::intrusive_ptr<libtorch::JitFuture> processRpcWithErrors(
-      libtorch::RpcCommandBase& rpc, const libtorch::MessageType& type,
-      const std::vector<c10::Stream>& streams) const override {
-    if (type == libtorch::CLEANUP_AUTOGRAD_CONTEXT_REQ) {
-      ended_contexts_.Add(static_cast<autograd::CleanupAutogradContextReq&>(rpc).getContextId());
-    }
-    int64_t context = -1;
-    if (type == libtorch::FORWARD_AUTOGRAD_REQ) {
-      context = static_cast<autograd::RpcWithAutograd&>(rpc).autogradMetadata().autogradContextId;
-    }
-    auto answer = RequestCallbackNoPython::processRpcWithErrors(rpc, type, streams);
-    if (context >= 0 && ended_contexts_.Contains(context)) {
-      DistAutogradContainer::getInstance().releaseContextIfPresent(context);
-    }
-    return answer;
-  }
-
-  // LibTorch's function crashes for an RRef with two users.
-  void handleRRefDelete(c10::intrusive_ptr<libtorch::RRef>& rref) const override {}
-
- private:
-  Transport* const transport_;
-  mutable EndedContexts ended_contexts_;
-};
 
 std::string ReasonOf(const std::string& worker, const PendingSends::Lost& lost) {
   return absl::StrCat("worker ", worker, " is gone (", lost.text, ")");
@@ -191,7 +126,7 @@ void Transport::MakeNotice(std::shared_ptr<ddp::internal::GroupStore> store) {
 std::shared_ptr<libtorch::RpcAgent> Transport::MakeAgent(
     const c10::intrusive_ptr<c10d::Store>& store, const std::shared_ptr<MessageFault>& fault) {
   DistAutogradContainer::init(options_.rank);
-  const auto callback = [this] { return std::make_unique<Callback>(this); };
+  const auto callback = [this] { return std::make_unique<RequestCallback>(this); };
   const auto id = static_cast<libtorch::worker_id_t>(options_.rank);
   const float timeout = Seconds(options_.timeout);
   std::shared_ptr<libtorch::RpcAgent> agent;
@@ -374,12 +309,14 @@ void Transport::Throw(const std::exception_ptr& error, int worker, const std::st
   } catch (const std::exception& other) {
     if (const auto failure = notice_->failure()) ThrowFailure(*failure);
     if (const auto lost = sends_->lost()) ThrowLost(*lost);
-    if (absl::StrContains(other.what(), kTimeout)) {
-      throw TimeoutError(absl::StrCat(what, ": ", MessageOf(other)));
-    }
+    const bool timeout = absl::StrContains(other.what(), kTimeout);
     const std::string text = MessageOf(other);
     const size_t begin = text.find(kErrorOnNode);
-    if (begin == std::string::npos) throw CommunicationError(absl::StrCat(what, ": ", text));
+    if (begin == std::string::npos) {
+      const std::string message = absl::StrCat(what, ": ", text);
+      if (timeout) throw TimeoutError(message);
+      throw CommunicationError(message);
+    }
     // "Error on Node 2: <message>", perhaps nested; the innermost is the cause.
     const size_t last = text.rfind(kErrorOnNode);
     const size_t colon = text.find(": ", last);
@@ -387,7 +324,11 @@ void Transport::Throw(const std::exception_ptr& error, int worker, const std::st
     std::string message = colon == std::string::npos ? text : text.substr(colon + 2);
     message = message.substr(0, message.find('\n'));
     const bool known = node >= 0 && node < static_cast<int>(names_.size());
-    throw RemoteError(known ? names_[node] : callee, function, message, other.what());
+    const std::string& at = known ? names_[node] : callee;
+    // That worker, which may be this one, waited for another one.
+    if (timeout && node == id()) throw TimeoutError(absl::StrCat(function, ": ", message));
+    if (timeout) throw TimeoutError(absl::StrCat(function, " on worker ", at, ": ", message));
+    throw RemoteError(at, function, message, other.what());
   }
 }
 
@@ -411,13 +352,17 @@ c10::IValue Transport::Answer(const std::string& function,
     if (calls != nullptr) {
       GraphWalk walk;
       ForEachTensor(value, [&](const at::Tensor& tensor) { walk.AddRoot(tensor); });
+      const bool carries_gradient = !walk.nodes().empty();
+      // The gradients of what the function has sent come back from other workers.
+      const auto context = DistAutogradContainer::getInstance().currentContext();
+      for (const auto& [number, node] : context->sendFunctions()) walk.AddRoot(node.get());
       const auto problem = calls->Problem([&](const void* node) { return walk.Reaches(node); });
       if (problem.has_value()) {
         throw ConfigurationError(
             absl::StrCat("within ", function, ", \"the loss\" being its ", "result: ", *problem));
       }
       // LibTorch's engine on the caller would wait for the gradient of the arguments for ever.
-      if (received != nullptr && !walk.nodes().empty() && !walk.Reaches(received)) {
+      if (received != nullptr && carries_gradient && !walk.Reaches(received)) {
         throw ConfigurationError(
             "the result requires a gradient, and does not depend on the argument that requires "
             "one: send tensor.detach()");
