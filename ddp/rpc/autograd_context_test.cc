@@ -6,17 +6,23 @@
 
 #include <signal.h>
 #include <torch/csrc/distributed/autograd/context/container.h>
+#include <torch/csrc/distributed/rpc/message.h>
 #include <torch/torch.h>
 
+#include <atomic>
 #include <future>
+#include <map>
 #include <optional>
+#include <thread>
 
+#include "base/mutex.h"
 #include "ddp/activation_checkpoint.h"
 #include "ddp/default_hooks.h"
 #include "ddp/distributed_data_parallel.h"
 #include "ddp/join.h"
 #include "ddp/nn/sync_batch_norm.h"
 #include "ddp/process_group.h"
+#include "ddp/rpc/message_fault.h"
 #include "ddp/rpc/rpc.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -31,7 +37,9 @@ using ::ddp::testing::ErrorOf;
 using ::ddp::testing::Randomize;
 using ::ddp::testing::RandomNumbers;
 using ::testing::AllOf;
+using ::testing::AnyOf;
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 using torch::distributed::autograd::DistAutogradContainer;
 
 constexpr double kRate = 0.1;
@@ -182,9 +190,82 @@ struct Reference {
   }
 };
 
+// Loses or delays messages of this worker.
+class Faults final : public internal::MessageFault {
+ public:
+  enum Fate {
+    kLost,
+    kAnswerLost,
+    kHeld,     // until Release()
+    kTooLate,  // the same; and the answer is lost
+  };
+
+  // When the sender of a lost message gives up; nullopt: at its own limit. Set it before Next().
+  std::optional<std::chrono::milliseconds> limit = std::chrono::seconds(1);
+
+  // The next message of `type` to worker 2 has this fate.
+  void Next(torch::distributed::rpc::MessageType type, Fate fate, int worker = 2) {
+    const MutexLock lock(mutex_);
+    next_[{type, worker}] = fate;
+  }
+
+  // Sends the held message.
+  void Release() {
+    std::function<void()> send;
+    {
+      const MutexLock lock(mutex_);
+      send = std::exchange(held_, nullptr);
+    }
+    send();
+  }
+  bool holds() const {
+    const MutexLock lock(mutex_);
+    return held_ != nullptr;
+  }
+
+  FuturePtr OnSend(const Message& message) override {
+    const std::optional<Fate> fate = Take(message);
+    if (!fate.has_value()) return message.send();
+    if (fate == kAnswerLost) message.send();
+    if (fate == kTooLate) Hold(message.send);
+    if (fate != kHeld) return message.lose(limit);
+    auto answer = c10::make_intrusive<Future>(c10::AnyClassType::get());
+    Hold([answer, send = message.send] {
+      send()->addCallback([answer](Future& sent) {
+        if (sent.hasError()) return answer->setError(sent.exception_ptr());
+        answer->markCompleted(sent.constValue(), sent.storages());
+      });
+    });
+    return answer;
+  }
+
+ private:
+  std::optional<Fate> Take(const Message& message) {
+    const MutexLock lock(mutex_);
+    const auto found = next_.find({message.type, message.worker});
+    if (found == next_.end()) return std::nullopt;
+    const Fate fate = found->second;
+    next_.erase(found);
+    return fate;
+  }
+  void Hold(std::function<void()> send) {
+    const MutexLock lock(mutex_);
+    held_ = std::move(send);
+  }
+
+  mutable Mutex mutex_;
+  std::map<std::pair<int, int>, Fate> next_ ABSL_GUARDED_BY(mutex_);  // by type and receiver
+  std::function<void()> held_ ABSL_GUARDED_BY(mutex_);
+};
+
+constexpr auto kForward = torch::distributed::rpc::FORWARD_AUTOGRAD_REQ;
+constexpr auto kBackward = torch::distributed::rpc::BACKWARD_AUTOGRAD_REQ;
+constexpr auto kCleanup = torch::distributed::rpc::CLEANUP_AUTOGRAD_CONTEXT_REQ;
+
 // Two trainers and a server, "worker2".
 struct Job {
-  explicit Job(Registry registry = {}, const Options::Faults& faults = {}) {
+  explicit Job(Registry registry = {}, const Options::Faults& faults = {},
+               std::chrono::milliseconds timeout = std::chrono::seconds(30)) {
     registry.module<Shard, bool>("Shard")
         .method("lookup", &Shard::Lookup)
         .method("mix", &Shard::Mix)
@@ -194,7 +275,11 @@ struct Job {
     });
     registry.function("table_alive", [] { return !Shard::newest_table.expired(); });
     registry.function("shared", [this]() -> RRef<Shard> { return *shared; });
-    registry.function("plus_one", [](at::Tensor x) { return x + 1; });
+    registry.function("plus_one", [this](at::Tensor x) {
+      ++plus_ones;
+      return x + 1;
+    });
+    registry.function("plus_ones", [this] { return plus_ones.load(); });
     registry.function("count", [](at::Tensor x) { return x.numel(); });
     registry.function("bomb", [](at::Tensor x) { return Bomb::apply(x); });
     registry.function("stall", [](at::Tensor x) { return Stall::apply(x); });
@@ -203,12 +288,13 @@ struct Job {
     registry.function("fail", []() -> at::Tensor { throw std::runtime_error("no answer"); });
     const int rank = world->rank();
     trainers = world->new_group({0, 1});
-    workers = init("worker" + std::to_string(rank), world->store(),
-                   {.rank = rank,
-                    .world_size = world->size(),
-                    .registry = std::move(registry),
-                    .timeout = std::chrono::seconds(30),
-                    .faults = faults});
+    workers = internal::InitWithFault("worker" + std::to_string(rank), world->store(),
+                                      {.rank = rank,
+                                       .world_size = world->size(),
+                                       .registry = std::move(registry),
+                                       .timeout = timeout,
+                                       .faults = faults},
+                                      own_faults);
   }
   int rank() const { return world->rank(); }
 
@@ -222,6 +308,8 @@ struct Job {
     return shard;
   }
 
+  std::atomic<int> plus_ones = 0;  // calls
+  const std::shared_ptr<Faults> own_faults = std::make_shared<Faults>();
   std::optional<RRef<Shard>> shared;
   std::shared_ptr<ProcessGroup> world = init_process_group();
   std::shared_ptr<ProcessGroup> trainers;  // null on the server
@@ -393,6 +481,23 @@ RANK_TEST(AutogradContextTest, GradientsAreThoseOfOneProcess, 3) {
     while (sync<int>("worker2", "contexts") > 0) continue;
     EXPECT_THROW(AutogradContext().backward(torch::ones({})), ConfigurationError);
     EXPECT_THROW(AutogradContext().backward(torch::ones({}).requires_grad_()), ConfigurationError);
+  }
+  job.workers->shutdown();
+}
+
+// The way back to the argument leads through other workers alone.
+RANK_TEST(AutogradContextTest, AFunctionMayPassItsArgumentOn, 3) {
+  Registry registry;
+  registry.function("relay", [](at::Tensor x) {
+    const at::Tensor y = sync<at::Tensor>("worker2", "plus_one", x);
+    return sync<at::Tensor>("worker2", "plus_one", y);
+  });
+  Job job(std::move(registry));
+  if (job.rank() == 0) {
+    const at::Tensor x = torch::ones({2}).requires_grad_();
+    AutogradContext context;
+    context.backward(sync<at::Tensor>("worker1", "relay", x * 3).sum());
+    EXPECT_TRUE(torch::equal(context.grad(x), torch::full({2}, 3.0)));
   }
   job.workers->shutdown();
 }
@@ -611,7 +716,7 @@ RANK_TEST(AutogradContextTest, TheServersDeathEndsTheBackward, .world_size = 3, 
     // Trainer 1 may hear of it in its forward, in its backward, or in the reduction.
     context->backward(model.forward(torch::ones({2, 4}), false).sum());
   });
-  EXPECT_THAT(error, ::testing::AnyOf(HasSubstr("worker2"), HasSubstr("rank 0")));
+  EXPECT_THAT(error, AnyOf(HasSubstr("worker2"), HasSubstr("rank 0")));
 }
 
 // The server lives, and its graph stands still: the report of a third worker ends the backward.
@@ -630,6 +735,204 @@ RANK_TEST(AutogradContextTest, AFailureReportEndsABackward, 3) {
     EXPECT_THROW(job.workers->barrier(), PeerFailedError);
     Stall::released.set_value();
   }
+}
+
+// ---- Lost and late messages.
+
+constexpr char kNoAnswer[] = "no answer in time from worker worker2: RPC ran for more than set";
+
+// A call of "plus_one" of the server, and its backward.
+struct PlusOne {
+  at::Tensor x = torch::ones({2}).requires_grad_();
+  AutogradContext context;
+  at::Tensor loss = sync<at::Tensor>("worker2", "plus_one", x * 3).sum();
+
+  void Backward() { context.backward(loss); }
+  void ExpectGradient() {
+    Backward();
+    EXPECT_TRUE(torch::equal(context.grad(x), torch::full({2}, 3.0)));
+  }
+};
+
+// The message of a context's end is not awaited.
+void AwaitEndOfContexts(const std::string& worker) {
+  while (sync<int>(worker, "contexts") > 0) continue;
+}
+
+RANK_TEST(AutogradContextTest, ALostCallNamesTheWorker, 3) {
+  Job job;
+  if (job.rank() == 0) {
+    job.own_faults->limit = std::nullopt;
+    for (const Faults::Fate fate : {Faults::kLost, Faults::kAnswerLost, Faults::kTooLate}) {
+      SCOPED_TRACE(fate);
+      {
+        const at::Tensor x = torch::ones({2}).requires_grad_();
+        AutogradContext context;
+        job.own_faults->Next(kForward, fate);
+        const Callee hasty("worker2", std::chrono::milliseconds(200));
+        EXPECT_THAT(ErrorOf<TimeoutError>([&] { sync<at::Tensor>(hasty, "plus_one", x); }),
+                    AllOf(HasSubstr("plus_one on worker worker2: "), HasSubstr(kNoAnswer)));
+        EXPECT_THAT(ErrorOf<ConfigurationError>([&] { context.backward((x * 2).sum()); }),
+                    HasSubstr("the call of plus_one on worker worker2 failed in this context"));
+      }
+      AwaitEndOfContexts("worker2");
+      if (fate == Faults::kTooLate) {
+        const int before = sync<int>("worker2", "plus_ones");
+        job.own_faults->Release();
+        while (sync<int>("worker2", "plus_ones") == before) continue;
+      }
+      PlusOne().ExpectGradient();
+      AwaitEndOfContexts("worker2");
+    }
+  }
+  job.workers->shutdown();
+}
+
+// Trainer 0 loses a message, and trainer 1 the answer of a message. Then the server loses the
+// gradients for trainer 0.
+RANK_TEST(AutogradContextTest, ALostMessageOfABackwardNamesTheWorker, 3) {
+  Registry registry;
+  std::shared_ptr<Faults> faults;
+  registry.function("lose", [&faults] { faults->Next(kBackward, Faults::kLost, /*worker=*/0); });
+  Job job(std::move(registry));
+  faults = job.own_faults;
+  job.workers->barrier();
+  if (job.trainers) {
+    for (const bool by_server : {false, true}) {
+      SCOPED_TRACE(by_server);
+      if (!by_server || job.rank() == 0) {
+        PlusOne step;
+        if (by_server) {
+          sync<void>("worker2", "lose");
+        } else {
+          faults->Next(kBackward, job.rank() == 0 ? Faults::kLost : Faults::kAnswerLost);
+        }
+        EXPECT_THAT(ErrorOf<TimeoutError>([&] { step.Backward(); }),
+                    StartsWith(by_server ? "backward on worker worker2: no answer in time from "
+                                           "worker worker0: RPC ran for more than set timeout"
+                                         : std::string("backward: ") + kNoAnswer));
+        faults->Next(kCleanup, Faults::kLost);  // the message is repeated
+      }
+      job.trainers->barrier();
+      PlusOne().ExpectGradient();
+      job.trainers->barrier();
+    }
+    AwaitEndOfContexts("worker2");
+    AwaitEndOfContexts("worker" + std::to_string(job.rank()));
+  }
+  job.workers->shutdown();
+}
+
+// The failure of a worker that the server waits for is no failure of the server.
+RANK_TEST(AutogradContextTest, AFailureBehindTheServerNamesTheRightWorker, .world_size = 3,
+          .killed_rank = 1) {
+  Registry registry;
+  registry.function("relay", [](at::Tensor x) { return sync<at::Tensor>("worker1", "death", x); });
+  Job job(std::move(registry));
+  if (job.rank() != 0) {
+    EXPECT_THAT(ErrorOf<PeerFailedError>([&] { job.workers->shutdown(); }), HasSubstr("worker1"));
+    return;
+  }
+  const at::Tensor x = torch::ones({2}).requires_grad_();
+  AutogradContext context;
+  const at::Tensor loss = sync<at::Tensor>("worker2", "relay", x).sum();
+  EXPECT_THAT(ErrorOf<PeerFailedError>([&] { context.backward(loss); }),
+              StartsWith("worker worker1 is gone"));
+}
+
+// The trainer whose message is lost throws the server's name after Options::timeout; the other one
+// gets a failure report.
+RANK_TEST(AutogradContextTest, ALostMessageEndsTheReductionOfAllTrainers, 3) {
+  Job job({}, {}, std::chrono::seconds(10));
+  if (job.trainers) {
+    job.own_faults->limit = std::nullopt;
+    Net net([&](const at::Tensor& x) { return sync<at::Tensor>("worker2", "plus_one", x); });
+    DistributedDataParallel model(net, job.trainers, {.find_unused_parameters = true});
+    for (int step = 0; step < 3; ++step) {
+      const auto train = [&] {
+        AutogradContext context;
+        const at::Tensor loss = model.forward(torch::ones({2, 4}), false).sum();
+        if (step == 1 && job.rank() == 0) job.own_faults->Next(kBackward, Faults::kLost);
+        context.backward(loss);
+        EXPECT_TRUE(context.grad(net->first->weight).defined());
+      };
+      if (step != 1) {
+        train();
+      } else if (job.rank() == 0) {
+        EXPECT_THAT(ErrorOf<TimeoutError>(train),
+                    AllOf(HasSubstr(kNoAnswer), HasSubstr("10000 ms")));
+      } else {
+        EXPECT_THAT(ErrorOf<PeerFailedError>(train), HasSubstr("rank 0"));
+      }
+    }
+  }
+  job.workers->shutdown();
+}
+
+// A held message of trainer 0 goes out when trainer 1 has done a complete step.
+RANK_TEST(AutogradContextTest, ALateMessageOfABackwardIsWaitedFor, 2) {
+  Registry registry;
+  std::shared_ptr<Faults> faults;
+  registry.function("release", [&faults] {
+    while (!faults->holds()) std::this_thread::yield();
+    faults->Release();
+  });
+  registry.function("serve", [](at::Tensor x) { return x + 1; });
+  Job job(std::move(registry));
+  faults = job.own_faults;
+  job.workers->barrier();
+  const at::Tensor x = torch::ones({2}).requires_grad_();
+  {
+    AutogradContext context;
+    const std::string peer = "worker" + std::to_string(1 - job.rank());
+    const at::Tensor loss = sync<at::Tensor>(peer, "serve", x * 3).sum();
+    if (job.rank() == 0) faults->Next(kBackward, Faults::kHeld, /*worker=*/1);
+    context.backward(loss);
+    EXPECT_TRUE(torch::equal(context.grad(x), torch::full({2}, 3.0)));
+    if (job.rank() == 1) sync<void>("worker0", "release");
+  }
+  job.workers->shutdown();
+}
+
+// The message comes when the trainer has given up, and when its context has ended.
+RANK_TEST(AutogradContextTest, AMessageOfABackwardThatIsTooLateDoesNothing, 3) {
+  Job job;
+  if (job.trainers) {
+    std::optional<PlusOne> step(std::in_place);
+    job.own_faults->Next(kBackward, Faults::kTooLate);
+    EXPECT_THAT(ErrorOf<TimeoutError>([&] { step->Backward(); }), HasSubstr(kNoAnswer));
+    if (job.rank() == 0) step.reset();
+    job.own_faults->Release();
+    step.reset();
+    PlusOne().ExpectGradient();
+    job.trainers->barrier();
+    AwaitEndOfContexts("worker2");
+    AwaitEndOfContexts("worker" + std::to_string(job.rank()));
+  }
+  job.workers->shutdown();
+}
+
+// LibTorch itself would use the context after its end, when the held message fails.
+RANK_TEST(AutogradContextTest, AContextOutlivesItsMessages, 3) {
+  Job job;
+  if (job.rank() == 0) {
+    std::weak_ptr<torch::distributed::autograd::DistAutogradContext> watched;
+    {
+      PlusOne step;
+      watched = DistAutogradContainer::getInstance().retrieveContext(step.context.id());
+      const at::Tensor bomb = sync<at::Tensor>("worker1", "bomb", step.x * 2).sum();
+      job.own_faults->Next(kBackward, Faults::kHeld);
+      EXPECT_THAT(ErrorOf<RemoteError>([&] { step.context.backward({step.loss + bomb}); }),
+                  HasSubstr("the bomb went off"));
+    }
+    AwaitEndOfContexts("worker2");
+    EXPECT_FALSE(watched.expired());
+    job.own_faults->Release();
+    while (!watched.expired()) std::this_thread::yield();
+    PlusOne().ExpectGradient();
+    AwaitEndOfContexts("worker2");
+  }
+  job.workers->shutdown();
 }
 
 RANK_TEST(AutogradContextTest, UnsupportedModesAreRefusedByName, 3) {

@@ -11,6 +11,7 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include "ddp/common/error.h"
+#include "ddp/rpc/carried_uses.h"
 #include "ddp/rpc/value.h"
 
 namespace ddp::rpc {
@@ -33,6 +34,9 @@ class Call {
   // Sends the call. In an autograd context with gradients enabled, the call is a part of the
   // context. Otherwise no gradient passes: arguments and answer are cut off from the graph.
   Call(Target target, std::vector<c10::IValue> arguments);
+  ~Call();
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
 
   // Blocks until the answer is there. Call it once, on the thread that goes on with the answer.
   c10::IValue Wait();
@@ -45,6 +49,7 @@ class Call {
   const int worker_;
   std::shared_ptr<ContextCalls> calls_;  // null: outside of a context
   size_t number_ = 0;                    // in calls_
+  bool waited_ = false;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 
@@ -68,6 +73,8 @@ class Future {
     if (call_ == nullptr) throw ConfigurationError("wait() was called twice on one rpc::Future");
     const std::unique_ptr<internal::Call> call = std::move(call_);
     const c10::IValue value = call->Wait();
+    internal::CarriedUses uses;
+    uses.Read(value);
     try {
       return Value<T>::From(value);
     } catch (const ConfigurationError& error) {
@@ -87,9 +94,13 @@ namespace internal {
 
 template <typename R, typename... A>
 Future<R> Start(Call::Target target, A&&... arguments) {
+  CarriedUses uses;
   std::vector<c10::IValue> values;
+  values.reserve(sizeof...(A));
   (values.push_back(Value<std::decay_t<A>>::To(std::forward<A>(arguments))), ...);
-  return Future<R>(std::make_unique<Call>(std::move(target), std::move(values)));
+  auto call = std::make_unique<Call>(std::move(target), std::move(values));
+  uses.OnSent();
+  return Future<R>(std::move(call));
 }
 
 // A text literal travels as a string.

@@ -30,10 +30,15 @@ class PendingSends : public std::enable_shared_from_this<PendingSends> {
     int worker = -1;
     std::string text;
   };
-  // Returns the error that takes the place of `failed`'s error, of a message to `worker`. Sets
+  // The worker to which a message goes.
+  struct Receiver {
+    int worker = -1;
+    std::string name;
+  };
+  // Returns the error that takes the place of `failed`'s error, of a message to `receiver`. Sets
   // `lost` when the connection is gone.
-  using Translate =
-      std::function<std::exception_ptr(int worker, Future& failed, std::optional<Lost>* lost)>;
+  using Translate = std::function<std::exception_ptr(const Receiver& receiver, Future& failed,
+                                                     std::optional<Lost>* lost)>;
 
   explicit PendingSends(Translate translate) : translate_(std::move(translate)) {}
 
@@ -50,8 +55,10 @@ class PendingSends : public std::enable_shared_from_this<PendingSends> {
     return lost_;
   }
 
-  // Calls `send`, and returns a future that ends with its future or with End().
-  FuturePtr Track(int worker, const std::function<FuturePtr()>& send) {
+  // Calls `send`, and returns a future that ends with its future or with End(). `keep` lives until
+  // all callbacks of the returned future have run.
+  template <typename Send>
+  FuturePtr Track(Receiver receiver, const Send& send, std::shared_ptr<void> keep = nullptr) {
     auto result = c10::make_intrusive<Future>(c10::AnyClassType::get());
     int64_t number = 0;
     std::exception_ptr error;
@@ -59,27 +66,28 @@ class PendingSends : public std::enable_shared_from_this<PendingSends> {
       MutexLock lock(mutex_);
       error = error_;
       number = next_++;
-      if (error == nullptr) pending_[number] = result;
+      if (error == nullptr) pending_[number] = {.future = result, .keep = std::move(keep)};
     }
     if (error != nullptr) {
       result->setError(error);
       return result;
     }
-    const auto finish = [self = shared_from_this(), worker, number](Future& sent) {
-      const FuturePtr waiting = self->Take(number);
-      if (waiting == nullptr) return;  // End() was first
+    auto finish = [self = shared_from_this(), receiver = std::move(receiver),
+                   number](Future& sent) {
+      const Pending waiting = self->Take(number);
+      if (waiting.future == nullptr) return;  // End() was first
       if (sent.hasError()) {
         std::optional<Lost> lost;
-        const std::exception_ptr error = self->translate_(worker, sent, &lost);
+        const std::exception_ptr error = self->translate_(receiver, sent, &lost);
         const auto tell = lost.has_value() ? self->SetLost(*lost) : nullptr;
-        waiting->setError(error);
+        waiting.future->setError(error);
         if (tell != nullptr) tell(*lost);
       } else {
-        waiting->markCompleted(sent.constValue(), sent.storages());
+        waiting.future->markCompleted(sent.constValue(), sent.storages());
       }
     };
     try {
-      send()->addCallback(finish);
+      send()->addCallback(std::move(finish));
     } catch (...) {
       Take(number);
       throw;
@@ -89,16 +97,21 @@ class PendingSends : public std::enable_shared_from_this<PendingSends> {
 
   // Gives `error` to all pending and all later messages.
   void End(std::exception_ptr error) {
-    std::map<int64_t, FuturePtr> ended;
+    std::map<int64_t, Pending> ended;
     {
       MutexLock lock(mutex_);
       if (error_ == nullptr) error_ = error;
       ended.swap(pending_);
     }
-    for (const auto& [number, future] : ended) future->setError(error);
+    for (const auto& [number, pending] : ended) pending.future->setError(error);
   }
 
  private:
+  struct Pending {
+    FuturePtr future;
+    std::shared_ptr<void> keep;
+  };
+
   // Returns the function to call.
   std::function<void(const Lost&)> SetLost(const Lost& lost) {
     MutexLock lock(mutex_);
@@ -107,20 +120,20 @@ class PendingSends : public std::enable_shared_from_this<PendingSends> {
     return on_lost_;
   }
 
-  FuturePtr Take(int64_t number) {
+  Pending Take(int64_t number) {
     MutexLock lock(mutex_);
     const auto found = pending_.find(number);
-    if (found == pending_.end()) return nullptr;
-    FuturePtr future = std::move(found->second);
+    if (found == pending_.end()) return {};
+    Pending pending = std::move(found->second);
     pending_.erase(found);
-    return future;
+    return pending;
   }
 
   const Translate translate_;
   mutable Mutex mutex_;
   std::function<void(const Lost&)> on_lost_ ABSL_GUARDED_BY(mutex_);
   std::optional<Lost> lost_ ABSL_GUARDED_BY(mutex_);
-  std::map<int64_t, FuturePtr> pending_ ABSL_GUARDED_BY(mutex_);
+  std::map<int64_t, Pending> pending_ ABSL_GUARDED_BY(mutex_);
   int64_t next_ ABSL_GUARDED_BY(mutex_) = 0;
   std::exception_ptr error_ ABSL_GUARDED_BY(mutex_);
 };

@@ -155,12 +155,13 @@ class Registry {
     return name + "(" + types + ")";
   }
 
-  template <typename T>
-  static T Argument(const std::string& signature, const c10::IValue& value, size_t number) {
+  // `signature` makes a text for errors.
+  template <typename T, typename S>
+  static T Argument(const S& signature, const c10::IValue& value, size_t number) {
     try {
       return Value<T>::From(value);
     } catch (const ConfigurationError& error) {
-      throw ConfigurationError("argument " + std::to_string(number) + " of " + signature + ": " +
+      throw ConfigurationError("argument " + std::to_string(number) + " of " + signature() + ": " +
                                error.what_without_backtrace());
     }
   }
@@ -168,9 +169,9 @@ class Registry {
   // Calls `f` with the arguments from number `first` on.
   template <typename... Types, typename F>
   static auto Apply(const std::string& name, size_t first, const Arguments& arguments, const F& f) {
-    const std::string signature = Signature<Types...>(name);
+    const auto signature = [&] { return Signature<Types...>(name); };
     if (arguments.size() != first + sizeof...(Types)) {
-      throw ConfigurationError(signature + " got " + std::to_string(arguments.size() - first) +
+      throw ConfigurationError(signature() + " got " + std::to_string(arguments.size() - first) +
                                " arguments");
     }
     return [&]<size_t... I>(std::index_sequence<I...>) {

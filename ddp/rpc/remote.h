@@ -9,6 +9,7 @@
 #include <ATen/core/ivalue.h>
 
 #include "ddp/rpc/call.h"
+#include "ddp/rpc/carried_uses.h"
 #include "ddp/rpc/registry.h"
 #include "ddp/rpc/transport.h"
 #include "ddp/rpc/value.h"
@@ -22,7 +23,7 @@ class ObjectUse {
  public:
   // Takes over one user that the owner has counted already.
   ObjectUse(int owner, int64_t id) : owner_(owner), id_(id) {}
-  ~ObjectUse();
+  ~ObjectUse() { ReleaseUse(owner_, id_); }
   ObjectUse(const ObjectUse&) = delete;
   ObjectUse& operator=(const ObjectUse&) = delete;
 
@@ -44,8 +45,8 @@ class ObjectUse {
 // A name for an object of type T on some worker. Copies are cheap and name the same object. It may
 // be an argument or a result of calls, also to a third worker. The object lives until no worker has
 // an RRef to it. It lives until its owner shuts down when an RRef to it was on a lost worker, in a
-// lost message, an argument of a call that was refused (an unknown worker or function, wrong
-// arguments), or in the answer of a dropped Future.
+// message that was lost or whose answer came too late, or in the answer of a Future that was
+// dropped in an autograd context.
 //
 // The reference count is our own (object_table.h), not that of LibTorch's RRefs, whose owner
 // crashes when an RRef has two users. Thread-compatible.
@@ -113,13 +114,14 @@ struct Value<RRef<T>> {
   static c10::IValue To(const RRef<T>& value) {
     const std::string& name = internal::Transport::Get()->registry().class_name<T>();
     value.use()->AddUser();
-    return c10::ivalue::Tuple::create({c10::IValue(name),
-                                       c10::IValue(static_cast<int64_t>(value.use()->owner())),
-                                       c10::IValue(value.use()->id())});
+    internal::CarriedUses::Add(value.use()->owner(), value.use()->id());
+    return internal::CarriedUses::Write(name, value.use()->owner(), value.use()->id());
   }
   static RRef<T> From(const c10::IValue& value) {
-    const auto [name, owner, id] = Value<std::tuple<std::string, int, int64_t>>::From(value);
+    const auto [mark, name, owner, id] =
+        Value<std::tuple<std::string, std::string, int, int64_t>>::From(value);
     auto use = std::make_shared<internal::ObjectUse>(owner, id);
+    internal::CarriedUses::Take(owner, id);
     const std::string& expected = internal::Transport::Get()->registry().class_name<T>();
     if (name != expected) {
       throw ConfigurationError("expected an RRef of " + expected + ", got one of " + name);

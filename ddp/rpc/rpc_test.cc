@@ -1,10 +1,13 @@
 // Tests calls between workers that are processes: functions, objects, errors, lost workers, lost
 // messages.
+//
+// Length: one case for each way in which a call ends, on one set of functions.
 #include "ddp/rpc/rpc.h"
 
 #include <signal.h>
 
 #include <future>
+#include <limits>
 #include <optional>
 #include <stdexcept>
 #include <thread>
@@ -14,7 +17,6 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "ddp/process_group.h"
-#include "ddp/rpc/context_calls.h"
 #include "ddp/rpc/pending_sends.h"
 #include "ddp/rpc/transport.h"
 #include "gmock/gmock.h"
@@ -214,6 +216,7 @@ Registry WithHolder(std::optional<RRef<Counter>>* held) {
   registry.function("hold", [held](RRef<Counter> counter) { *held = counter; });
   registry.function("held", [held] { return held->value(); });
   registry.function("drop", [held] { held->reset(); });
+  registry.function("hold_all", [](std::vector<RRef<Counter>>, std::string) {});
   registry.function("use", [held](int64_t more) { return (*held)->sync<int64_t>("add", more); });
   return registry;
 }
@@ -256,6 +259,36 @@ RANK_TEST(RpcTest, AnObjectLivesAsLongAsItsUsers, 3) {
     }
     await_end();
     EXPECT_EQ(alive(), 0);
+  });
+}
+
+// Each call carries RRefs that nobody takes.
+RANK_TEST(RpcTest, AnObjectOutlivesNoRefusedCall, 3) {
+  std::optional<RRef<Counter>> held;
+  Job job(WithHolder(&held));
+  OnFirst(job, [&] {
+    for (const std::string owner : {"worker0", "worker1", "worker2"}) {
+      SCOPED_TRACE(owner);
+      std::optional<RRef<Counter>> counter = remote<Counter>(owner, 5);
+      EXPECT_THROW(sync<void>("worker1", "unknown", *counter), RemoteError);
+      EXPECT_THROW(sync<void>("worker1", "hold", *counter, 1), RemoteError);
+      EXPECT_THROW(sync<void>("worker1", "hold", 1, std::optional(*counter)), RemoteError);
+      EXPECT_THROW(sync<void>("worker1", "small", *counter), RemoteError);
+      EXPECT_THROW(sync<void>("worker1", "hold_all", std::vector{*counter, *counter}, 1),
+                   RemoteError);
+      EXPECT_THROW(sync<void>("nobody", "hold", *counter), ConfigurationError);
+      EXPECT_THROW(sync<void>("worker1", "a b", *counter), ConfigurationError);
+      constexpr uint64_t kTooMuch = std::numeric_limits<uint64_t>::max();
+      EXPECT_THROW(sync<void>("worker1", "hold", *counter, kTooMuch), ConfigurationError);
+      sync<void>("worker1", "hold", *counter);
+      EXPECT_THROW(sync<int64_t>("worker1", "held"), ConfigurationError);
+      EXPECT_THROW(sync<RRef<Other>>("worker1", "held"), ConfigurationError);
+      (void)async<RRef<Counter>>("worker1", "held");
+      EXPECT_EQ(sync<int64_t>("worker1", "use", 1), 6);
+      sync<void>("worker1", "drop");
+      counter.reset();
+      while (sync<int>(owner, "alive") > 0) continue;
+    }
   });
 }
 
@@ -439,46 +472,31 @@ RANK_TEST(RpcTest, AWorkerThatLeavesEndsAllWaits, 2) {
 namespace internal {
 namespace {
 
-TEST(ContextCallsTest, FindsCallsWhoseGradientNeverComes) {
-  int node = 0;
-  const auto nothing = [](const void*) { return false; };
-  const auto everything = [](const void*) { return true; };
-  ContextCalls calls;
-  EXPECT_EQ(calls.Problem(nothing), std::nullopt);
-  const size_t plain = calls.Begin("ps0", "statistics", /*sends_gradient=*/false);
-  EXPECT_THAT(*calls.Problem(everything), HasSubstr("statistics on worker ps0 was not taken"));
-  calls.OnAnswer(plain, nullptr);
-  EXPECT_EQ(calls.Problem(nothing), std::nullopt);
-  const size_t lookup = calls.Begin("ps0", "lookup", /*sends_gradient=*/false);
-  calls.OnAnswer(lookup, &node);
-  EXPECT_EQ(calls.Problem(everything), std::nullopt);
-  EXPECT_THAT(*calls.Problem(nothing), HasSubstr("does not depend on the answer of lookup"));
-  const size_t cut = calls.Begin("ps1", "cut", /*sends_gradient=*/true);
-  calls.OnAnswer(cut, nullptr);
-  EXPECT_THAT(*calls.Problem(everything), HasSubstr("cut on worker ps1 sent a tensor"));
-  calls.OnFailure(cut, "reason");
-  EXPECT_THAT(*calls.Problem(everything), HasSubstr("failed in this context (reason)"));
-}
-
 TEST(PendingSendsTest, EndsPendingAndLaterMessagesOnce) {
-  const auto sends = std::make_shared<PendingSends>(
-      [](int worker, PendingSends::Future& failed, std::optional<PendingSends::Lost>* lost) {
-        *lost = {.worker = worker, .text = failed.tryRetrieveErrorMessage()};
-        return std::make_exception_ptr(std::runtime_error("to " + std::to_string(worker)));
-      });
+  const auto sends = std::make_shared<PendingSends>([](const PendingSends::Receiver& receiver,
+                                                       PendingSends::Future& failed,
+                                                       std::optional<PendingSends::Lost>* lost) {
+    *lost = {.worker = receiver.worker, .text = failed.tryRetrieveErrorMessage()};
+    return std::make_exception_ptr(std::runtime_error("to " + receiver.name));
+  });
   std::vector<int> told;
   sends->OnLost([&](const PendingSends::Lost& lost) { told.push_back(lost.worker); });
   const auto make = [] { return c10::make_intrusive<PendingSends::Future>(c10::AnyType::get()); };
   const auto first = make();
   const auto second = make();
   const auto third = make();
-  const auto one = sends->Track(1, [&] { return first; });
-  const auto two = sends->Track(2, [&] { return second; });
-  const auto three = sends->Track(3, [&] { return third; });
+  const auto one = sends->Track({1, "one"}, [&] { return first; });
+  auto kept = std::make_shared<int>(2);
+  const std::weak_ptr<int> watched = kept;
+  const auto two = sends->Track(
+      {2, "two"}, [&] { return second; }, std::move(kept));
+  two->addCallback([&](PendingSends::Future&) { EXPECT_FALSE(watched.expired()); });
+  const auto three = sends->Track({3, "three"}, [&] { return third; });
   first->markCompleted(7);
   EXPECT_EQ(one->value().toInt(), 7);
   second->setError(std::make_exception_ptr(std::runtime_error("eof")));
-  EXPECT_EQ(two->tryRetrieveErrorMessage(), "to 2");
+  EXPECT_TRUE(watched.expired());
+  EXPECT_EQ(two->tryRetrieveErrorMessage(), "to two");
   EXPECT_EQ(sends->lost()->worker, 2);
   EXPECT_EQ(sends->lost()->text, "eof");
   EXPECT_THAT(told, ElementsAre(2));
@@ -486,7 +504,7 @@ TEST(PendingSendsTest, EndsPendingAndLaterMessagesOnce) {
   sends->End(std::make_exception_ptr(std::runtime_error("over")));
   EXPECT_EQ(three->tryRetrieveErrorMessage(), "over");
   third->markCompleted(7);  // too late, and harmless
-  const auto four = sends->Track(4, [&]() -> PendingSends::FuturePtr {
+  const auto four = sends->Track({4, "four"}, [&]() -> PendingSends::FuturePtr {
     ADD_FAILURE() << "sent after the end";
     return make();
   });

@@ -9,11 +9,9 @@
 #include <utility>
 
 #include <torch/csrc/distributed/autograd/context/container.h>
+#include <torch/csrc/distributed/autograd/context/context.h>
 #include <torch/csrc/distributed/autograd/utils.h>
-#include <torch/csrc/distributed/rpc/request_callback_no_python.h>
 #include <torch/csrc/distributed/rpc/rref_context.h>
-#include <torch/csrc/distributed/rpc/script_call.h>
-#include <torch/csrc/distributed/rpc/script_resp.h>
 #include <torch/csrc/distributed/rpc/tensorpipe_agent.h>
 #include <torch/csrc/distributed/rpc/testing/faulty_tensorpipe_agent.h>
 #include <torch/csrc/distributed/rpc/utils.h>
@@ -26,10 +24,13 @@
 #include "ddp/comm/news/c10d_group_store.h"
 #include "ddp/common/error.h"
 #include "ddp/common/logging.h"
+#include "ddp/rpc/carried_uses.h"
 #include "ddp/rpc/context_calls.h"
+#include "ddp/rpc/ending_agent.h"
 #include "ddp/rpc/error.h"
 #include "ddp/rpc/graph_walk.h"
 #include "ddp/rpc/meeting_point.h"
+#include "ddp/rpc/request_callback.h"
 
 namespace ddp::rpc::internal {
 
@@ -40,71 +41,8 @@ using torch::distributed::autograd::DistAutogradContainer;
 
 namespace {
 
-constexpr char kBarrier[] = "ddp.rpc.barrier";
-constexpr char kWatch[] = "ddp.rpc.watch";
-// The start of LibTorch's text for an exception on another worker.
-constexpr char kErrorOnNode[] = "Error on Node ";
-
-// A part of LibTorch's text for a call without an answer (kRpcTimeoutErrorStr).
+// The start of LibTorch's text for a call without an answer (kRpcTimeoutErrorStr).
 constexpr char kTimeout[] = "RPC ran for more than set timeout";
-
-// Calls the functions of our registry.
-class Callback final : public libtorch::RequestCallbackNoPython {
- public:
-  explicit Callback(Transport* transport) : transport_(transport) {}
-
- protected:
-  c10::intrusive_ptr<libtorch::JitFuture> processScriptCall(
-      libtorch::RpcCommandBase& rpc, const std::vector<c10::Stream>& streams) const override {
-    auto& call = static_cast<libtorch::ScriptCall&>(rpc);
-    const std::string name =
-        call.hasQualifiedName() ? call.qualifiedName().qualifiedName() : "an operator";
-    if (name != kBarrier && name != kWatch) {
-      return asFuture(libtorch::ScriptResp(transport_->Answer(name, call.stackRef())).toMessage());
-    }
-    // These answers come later, and occupy no thread.
-    const auto answer =
-        name == kBarrier ? transport_->Arrive(call.stackRef()) : transport_->AddWatcher();
-    return answer->then(
-        [](libtorch::JitFuture& answer) {
-          auto message = libtorch::ScriptResp(answer.value()).toMessage();
-          return libtorch::withStorages(std::move(message));
-        },
-        c10::AnyClassType::get());
-  }
-
-  c10::intrusive_ptr<libtorch::JitFuture> processScriptRemoteCall(
-      libtorch::RpcCommandBase& rpc, const std::vector<c10::Stream>& streams) const override {
-    return asFuture(std::make_exception_ptr(
-        ConfigurationError("LibTorch's own RRefs are not supported: use ddp::rpc::remote()")));
-  }
-
-  // LibTorch's function crashes for an RRef with two users.
-  void handleRRefDelete(c10::intrusive_ptr<libtorch::RRef>& rref) const override {}
-
- private:
-  Transport* const transport_;
-};
-
-// An agent whose messages end when a worker fails.
-template <typename Base>
-class EndingAgent final : public Base {
- public:
-  template <typename... A>
-  explicit EndingAgent(std::shared_ptr<PendingSends> sends, A&&... arguments)
-      : Base(std::forward<A>(arguments)...), sends_(std::move(sends)) {}
-
-  c10::intrusive_ptr<libtorch::JitFuture> send(const libtorch::WorkerInfo& to,
-                                               c10::intrusive_ptr<libtorch::Message> message,
-                                               const float timeout_seconds,
-                                               const libtorch::DeviceMap& device_map) override {
-    return sends_->Track(
-        to.id_, [&] { return Base::send(to, std::move(message), timeout_seconds, device_map); });
-  }
-
- private:
-  const std::shared_ptr<PendingSends> sends_;
-};
 
 std::string ReasonOf(const std::string& worker, const PendingSends::Lost& lost) {
   return absl::StrCat("worker ", worker, " is gone (", lost.text, ")");
@@ -134,7 +72,7 @@ std::atomic<bool> has_begun{false};
 }  // namespace
 
 Transport::Transport(std::string name, const c10::intrusive_ptr<c10d::Store>& store,
-                     Options options)
+                     Options options, const std::shared_ptr<MessageFault>& fault)
     : name_(std::move(name)), options_(std::move(options)) {
   if (name_.empty() || name_.size() > libtorch::WorkerInfo::MAX_NAME_LEN || !store ||
       options_.rank < 0 || options_.rank >= options_.world_size || options_.world_size > 32767 ||
@@ -157,7 +95,7 @@ Transport::Transport(std::string name, const c10::intrusive_ptr<c10d::Store>& st
   try {
     const auto own = prefixed("agent/");
     own->setTimeout(options_.timeout);
-    agent_ = MakeAgent(own);
+    agent_ = MakeAgent(own, fault);
     for (const libtorch::WorkerInfo& info : agent_->getWorkerInfos()) {
       names_.resize(std::max<size_t>(names_.size(), info.id_ + 1));
       names_[info.id_] = info.name_;
@@ -186,9 +124,9 @@ void Transport::MakeNotice(std::shared_ptr<ddp::internal::GroupStore> store) {
 }
 
 std::shared_ptr<libtorch::RpcAgent> Transport::MakeAgent(
-    const c10::intrusive_ptr<c10d::Store>& store) {
+    const c10::intrusive_ptr<c10d::Store>& store, const std::shared_ptr<MessageFault>& fault) {
   DistAutogradContainer::init(options_.rank);
-  const auto callback = [this] { return std::make_unique<Callback>(this); };
+  const auto callback = [this] { return std::make_unique<RequestCallback>(this); };
   const auto id = static_cast<libtorch::worker_id_t>(options_.rank);
   const float timeout = Seconds(options_.timeout);
   std::shared_ptr<libtorch::RpcAgent> agent;
@@ -196,7 +134,7 @@ std::shared_ptr<libtorch::RpcAgent> Transport::MakeAgent(
     std::unordered_map<std::string, float> delays(options_.faults.delay_seconds.begin(),
                                                   options_.faults.delay_seconds.end());
     agent = std::make_shared<EndingAgent<libtorch::FaultyTensorPipeAgent>>(
-        sends_, store, name_, id, options_.world_size,
+        sends_, fault, store, name_, id, options_.world_size,
         libtorch::FaultyTensorPipeRpcBackendOptions(options_.threads, timeout, "",
                                                     options_.faults.lost, std::move(delays),
                                                     options_.faults.losses),
@@ -204,7 +142,7 @@ std::shared_ptr<libtorch::RpcAgent> Transport::MakeAgent(
         callback());
   } else {
     agent = std::make_shared<EndingAgent<libtorch::TensorPipeAgent>>(
-        sends_, store, name_, id, options_.world_size,
+        sends_, fault, store, name_, id, options_.world_size,
         libtorch::TensorPipeRpcBackendOptions(options_.threads, std::nullopt, std::nullopt, timeout,
                                               ""),
         std::unordered_map<std::string, libtorch::DeviceMap>{}, std::vector<c10::Device>{},
@@ -269,8 +207,7 @@ Transport::FuturePtr Transport::Send(int worker, const std::string& function,
                                      std::chrono::milliseconds timeout, bool record) {
   if (agent_ == nullptr) throw ConfigurationError("this worker has shut down");
   Registry::CheckName(function);
-  auto message =
-      libtorch::ScriptCall(c10::QualifiedName(function), std::move(arguments)).toMessage();
+  auto message = CallMessage(function, std::move(arguments));
   float seconds = timeout.count() > 0 ? Seconds(timeout) : libtorch::kUnsetRpcTimeout;
   if (timeout == kNoLimit) seconds = 0;  // LibTorch's way to say so
   const libtorch::WorkerInfo& to =
@@ -301,6 +238,29 @@ c10::IValue Transport::Receive(Future& future, int worker, const std::string& fu
   return parts[1];
 }
 
+void Transport::Drop(Future& future) {
+  future.addCallback([](Future& answer) {
+    if (answer.hasError()) return;
+    CarriedUses uses;
+    uses.Read(
+        libtorch::deserializeRespToIValue(*answer.constValue().toCustomClass<libtorch::Message>()));
+  });
+}
+
+void ReleaseUse(int owner, int64_t id) {
+  const std::shared_ptr<Transport> transport = Transport::Find();
+  if (transport == nullptr) return;
+  try {
+    if (transport->id() == owner) {
+      transport->objects().Release(id);
+    } else {
+      transport->Send(owner, "ddp.rpc.release", {c10::IValue(id)});
+    }
+  } catch (const std::exception& error) {
+    LOG(WARNING) << "an RRef could not be released: " << error.what();
+  }
+}
+
 void Transport::ThrowAnswer(const c10::IValue& answer, const std::string& worker,
                             const std::string& function) {
   const auto [returned, failed, message, stack] =
@@ -311,15 +271,19 @@ void Transport::ThrowAnswer(const c10::IValue& answer, const std::string& worker
 }
 
 // Runs on a thread of the agent, for every message that failed.
-std::exception_ptr Transport::Translate(int worker, Future& failed,
+std::exception_ptr Transport::Translate(const PendingSends::Receiver& receiver, Future& failed,
                                         std::optional<PendingSends::Lost>* lost) {
   const std::string text = failed.tryRetrieveErrorMessage();
   switch (libtorch::getRPCErrorType(failed)) {
     case libtorch::RPCErrorType::TIMEOUT:
+      // A backward's error has no other sign of the worker.
+      return std::make_exception_ptr(std::runtime_error(
+          absl::StrCat("no answer in time from worker ", receiver.name, ": ",
+                       text.substr(std::min(text.size(), text.find(kTimeout))))));
     case libtorch::RPCErrorType::INTENTIONAL_FAILURE:
       break;
     case libtorch::RPCErrorType::UNKNOWN_ERROR:
-      if (!absl::StrContains(text, kErrorOnNode)) *lost = {.worker = worker, .text = text};
+      if (!absl::StrContains(text, kErrorOnNode)) *lost = {.worker = receiver.worker, .text = text};
       break;
   }
   return failed.exception_ptr();
@@ -345,12 +309,14 @@ void Transport::Throw(const std::exception_ptr& error, int worker, const std::st
   } catch (const std::exception& other) {
     if (const auto failure = notice_->failure()) ThrowFailure(*failure);
     if (const auto lost = sends_->lost()) ThrowLost(*lost);
-    if (absl::StrContains(other.what(), kTimeout)) {
-      throw TimeoutError(absl::StrCat(what, ": no answer in time: ", MessageOf(other)));
-    }
+    const bool timeout = absl::StrContains(other.what(), kTimeout);
     const std::string text = MessageOf(other);
     const size_t begin = text.find(kErrorOnNode);
-    if (begin == std::string::npos) throw CommunicationError(absl::StrCat(what, ": ", text));
+    if (begin == std::string::npos) {
+      const std::string message = absl::StrCat(what, ": ", text);
+      if (timeout) throw TimeoutError(message);
+      throw CommunicationError(message);
+    }
     // "Error on Node 2: <message>", perhaps nested; the innermost is the cause.
     const size_t last = text.rfind(kErrorOnNode);
     const size_t colon = text.find(": ", last);
@@ -358,7 +324,11 @@ void Transport::Throw(const std::exception_ptr& error, int worker, const std::st
     std::string message = colon == std::string::npos ? text : text.substr(colon + 2);
     message = message.substr(0, message.find('\n'));
     const bool known = node >= 0 && node < static_cast<int>(names_.size());
-    throw RemoteError(known ? names_[node] : callee, function, message, other.what());
+    const std::string& at = known ? names_[node] : callee;
+    // That worker, which may be this one, waited for another one.
+    if (timeout && node == id()) throw TimeoutError(absl::StrCat(function, ": ", message));
+    if (timeout) throw TimeoutError(absl::StrCat(function, " on worker ", at, ": ", message));
+    throw RemoteError(at, function, message, other.what());
   }
 }
 
@@ -375,22 +345,30 @@ c10::IValue Transport::Answer(const std::string& function,
                            : nullptr;
     const ContextCalls::Scope scope(calls);
     const GraphWalk::Node* const received = calls == nullptr ? nullptr : NodeOf(arguments);
+    CarriedUses received_uses;
+    for (const c10::IValue& argument : arguments) received_uses.Read(argument);
+    CarriedUses sent_uses;
     c10::IValue value = options_.registry.Find(function)(objects_, arguments);
     if (calls != nullptr) {
       GraphWalk walk;
       ForEachTensor(value, [&](const at::Tensor& tensor) { walk.AddRoot(tensor); });
+      const bool carries_gradient = !walk.nodes().empty();
+      // The gradients of what the function has sent come back from other workers.
+      const auto context = DistAutogradContainer::getInstance().currentContext();
+      for (const auto& [number, node] : context->sendFunctions()) walk.AddRoot(node.get());
       const auto problem = calls->Problem([&](const void* node) { return walk.Reaches(node); });
       if (problem.has_value()) {
         throw ConfigurationError(
             absl::StrCat("within ", function, ", \"the loss\" being its ", "result: ", *problem));
       }
       // LibTorch's engine on the caller would wait for the gradient of the arguments for ever.
-      if (received != nullptr && !walk.nodes().empty() && !walk.Reaches(received)) {
+      if (received != nullptr && carries_gradient && !walk.Reaches(received)) {
         throw ConfigurationError(
             "the result requires a gradient, and does not depend on the argument that requires "
             "one: send tensor.detach()");
       }
     }
+    sent_uses.OnSent();
     return Returned(std::move(value));
   } catch (const WorkerFailed& error) {
     return failed(error.rank(), error);

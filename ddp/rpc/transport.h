@@ -13,6 +13,7 @@
 
 #include "ddp/rpc/failure_notice.h"
 #include "ddp/rpc/meeting_point.h"
+#include "ddp/rpc/message_fault.h"
 #include "ddp/rpc/object_table.h"
 #include "ddp/rpc/options.h"
 #include "ddp/rpc/pending_sends.h"
@@ -45,7 +46,9 @@ class Transport {
 
   // Connects. Blocks until all workers have come. Throws ConfigurationError for unusable arguments
   // and for a second Transport of this process, CommunicationError when the others do not come.
-  Transport(std::string name, const c10::intrusive_ptr<c10d::Store>& store, Options options);
+  // `fault`: for tests; null: none.
+  Transport(std::string name, const c10::intrusive_ptr<c10d::Store>& store, Options options,
+            const std::shared_ptr<MessageFault>& fault);
   // Stops without waiting for the other workers.
   ~Transport();
   Transport(const Transport&) = delete;
@@ -74,6 +77,9 @@ class Transport {
   // through which gradients leave is made here, in the order of this thread's nodes. Throws the
   // error of the call: see Throw().
   c10::IValue Receive(Future& future, int worker, const std::string& function);
+
+  // Gives up the answer of a call outside of a context: releases the users that it carries.
+  static void Drop(Future& future);
 
   // Throws what `error`, of a message to `worker`, means: PeerFailedError, TimeoutError,
   // RemoteError, or CommunicationError. `worker` -1: of a worker that the error's text may name.
@@ -109,10 +115,10 @@ class Transport {
 
  private:
   std::shared_ptr<torch::distributed::rpc::RpcAgent> MakeAgent(
-      const c10::intrusive_ptr<c10d::Store>& store);
+      const c10::intrusive_ptr<c10d::Store>& store, const std::shared_ptr<MessageFault>& fault);
   void AddOwnFunctions();
   void MakeNotice(std::shared_ptr<ddp::internal::GroupStore> store);
-  static std::exception_ptr Translate(int worker, Future& failed,
+  static std::exception_ptr Translate(const PendingSends::Receiver& receiver, Future& failed,
                                       std::optional<PendingSends::Lost>* lost);
   [[noreturn]] void ThrowLost(const PendingSends::Lost& lost);
   [[noreturn]] void ThrowFailure(const FailureNotice::GroupFailure& failure) const;

@@ -16,6 +16,7 @@
 #include "ddp/rpc/context_backward.h"
 #include "ddp/rpc/context_calls.h"
 #include "ddp/rpc/distributed_optimizer.h"
+#include "ddp/rpc/message_fault.h"
 #include "ddp/rpc/remote.h"
 #include "ddp/rpc/transport.h"
 
@@ -71,7 +72,12 @@ Call::Call(Target target, std::vector<c10::IValue> arguments)
   }
 }
 
+Call::~Call() {
+  if (!waited_ && calls_ == nullptr) transport_->Drop(*future_);
+}
+
 c10::IValue Call::Wait() {
+  waited_ = true;
   if (calls_ == nullptr) return Detach(transport_->Receive(*future_, worker_, target_.function));
   try {
     c10::IValue value = transport_->Receive(*future_, worker_, target_.function);
@@ -84,20 +90,6 @@ c10::IValue Call::Wait() {
   } catch (const std::exception& error) {
     calls_->OnFailure(number_, ddp::internal::MessageOf(error));
     throw;
-  }
-}
-
-ObjectUse::~ObjectUse() {
-  const std::shared_ptr<Transport> transport = Transport::Find();
-  if (transport == nullptr) return;
-  try {
-    if (transport->id() == owner_) {
-      transport->objects().Release(id_);
-    } else {
-      transport->Send(owner_, "ddp.rpc.release", {c10::IValue(id_)});
-    }
-  } catch (const std::exception& error) {
-    LOG(WARNING) << "an RRef could not be released: " << error.what();
   }
 }
 
@@ -169,15 +161,21 @@ void Workers::report_failure(const std::string& reason) {
 
 std::unique_ptr<Workers> init(std::string name, const c10::intrusive_ptr<c10d::Store>& store,
                               Options options) {
+  return internal::InitWithFault(std::move(name), store, std::move(options), /*fault=*/nullptr);
+}
+
+std::unique_ptr<Workers> internal::InitWithFault(std::string name,
+                                                 const c10::intrusive_ptr<c10d::Store>& store,
+                                                 Options options,
+                                                 std::shared_ptr<MessageFault> fault) {
   const std::chrono::milliseconds timeout = options.timeout;
-  internal::AddOptimizerFunctions(options.registry);
-  auto transport =
-      std::make_shared<internal::Transport>(std::move(name), store, std::move(options));
-  internal::Transport::Set(transport);
-  internal::ContextBackward::Install();
+  AddOptimizerFunctions(options.registry);
+  auto transport = std::make_shared<Transport>(std::move(name), store, std::move(options), fault);
+  Transport::Set(transport);
+  ContextBackward::Install();
   auto workers = std::make_unique<Workers>(transport);
   // From here on every worker can answer.
-  transport->Barrier(internal::Meeting::kInit, timeout);
+  transport->Barrier(Meeting::kInit, timeout);
   transport->WatchOthers();
   return workers;
 }
