@@ -46,7 +46,8 @@ std::string Advice(const RankPosition::Launched& a, const RankPosition::Launched
   const bool b_joins = absl::StrContains(b.what, kJoinExchange);
   if (a_joins != b_joins) {
     return "only some ranks are under a ddp::Join that is enabled. Give every rank the same Join "
-           "with the same JoinOptions (enable among them)";
+           "with the same JoinOptions (enable among them), and list every model and "
+           "ZeroRedundancyOptimizer of the step in it";
   }
   const bool a_normalizes = absl::StrContains(a.what, kBatchNorm);
   const bool b_normalizes = absl::StrContains(b.what, kBatchNorm);
