@@ -19,6 +19,7 @@
 #include "ddp/process_group.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "testing/backend/random_numbers.h"
 #include "testing/backend/thread_ranks.h"
 #include "testing/distributed_checks.h"
 #include "testing/ranks/rank_test.h"
@@ -75,7 +76,7 @@ THREAD_RANK_TEST(SyncBatchNormModelTest, TrainsAsOneProcess, 2, 3) {
 THREAD_RANK_TEST(SyncBatchNormModelTest, ARankMayHaveNoSample, 3) {
   const std::vector<int64_t> batches = {2, 0, 3};
   const auto input = [&](int rank, int step) {
-    return RandomNumbers(100 * step + rank, {batches[rank], 3});
+    return testing::RandomNumbers(100 * step + rank, {batches[rank], 3});
   };
   Net net = MakeConverted();
   Net reference = MakeNet();
