@@ -196,7 +196,7 @@ def markers(files):
 
 
 # Data of the examples: the only files that are not text.
-BINARY_FILES = ("*-idx1-ubyte", "*-idx3-ubyte", "examples/graph/model.pt",
+BINARY_FILES = ("*-idx1-ubyte", "*-idx3-ubyte", "examples/graph/*.pt",
                 "testing/oracle/golden/*.safetensors")
 
 

@@ -467,6 +467,14 @@ def forward(self, x):
     return torch.embedding(self.first.weight, x, -1, False, True)
 )")),
               AllOf(HasSubstr("sparse=True"), HasSubstr("without optimize_graph()")));
+  for (const bool before : {false, true}) {  // a script's own hooks are no part of its forward
+    JitModule hooked = Net(kForward);
+    hooked.define("def hook(self, input: Tuple[Tensor], output: Tensor):\n    return output\n");
+    EXPECT_EQ(error(hooked), "no error");
+    torch::jit::Function& hook = hooked.get_method("hook").function();
+    before ? hooked.type()->addForwardPreHook(&hook) : hooked.type()->addForwardHook(&hook);
+    EXPECT_THAT(error(hooked), AllOf(HasSubstr("hooks"), HasSubstr("without optimize_graph()")));
+  }
 }
 
 TEST(ScriptModuleTest, MoreThanMaxGraphsRunTheScript) {

@@ -209,6 +209,36 @@ inline std::vector<int> RandomCuts(int nodes, std::mt19937& random) {
   return cuts;
 }
 
+// The names of the parameters of each piece, and the bytes that the cut counted.
+using Pieces = std::vector<std::pair<std::vector<std::string>, int64_t>>;
+
+inline Pieces PiecesOf(const internal::GraphModuleBase& graph) {
+  Pieces pieces;
+  const nlohmann::json json = nlohmann::json::parse(graph.describe_as_json());
+  for (const nlohmann::json& piece : json["pieces"]) {
+    pieces.emplace_back(piece["parameters"].get<std::vector<std::string>>(),
+                        piece["bytes"].get<int64_t>());
+  }
+  return pieces;
+}
+
+// 14 linear layers of 256 KiB without a bias. A last layer has the weight of the first.
+struct ChainImpl : torch::nn::Module {
+  ChainImpl() {
+    for (int i = 0; i < 14; ++i) {
+      weights.push_back(register_parameter("w" + std::to_string(i), torch::randn({256, 256}) / 16));
+    }
+    tied = register_parameter("tied", weights[0]);
+  }
+  torch::Tensor forward(torch::Tensor x) {
+    for (const torch::Tensor& weight : weights) x = torch::linear(x, weight);
+    return torch::linear(x, tied);
+  }
+  std::vector<torch::Tensor> weights;
+  torch::Tensor tied;
+};
+TORCH_MODULE(Chain);
+
 }  // namespace ddp::testing
 
 #endif  // DDP_GRAPH_TEST_MODELS_H_

@@ -5,7 +5,7 @@
 //   bazel run //examples/graph:train.launch -- --nproc-per-node=2 --max-restarts=3 --
 //       --checkpoint_dir=/tmp/spirals
 //
-// examples/graph/make_model.py makes the file.
+// examples/graph/make_model.py makes two files: model.pt is a script, traced.pt is a trace.
 #include <torch/script.h>
 #include <torch/torch.h>
 
@@ -86,8 +86,11 @@ int Train() {
     if (!training.epoch_complete()) continue;  // this generation ends; the next one continues
     const double loss = training.mean_loss();
     if (group->rank() != 0) continue;
-    std::printf("epoch %ld loss %.9f seen %.0f\n", training.epoch(), loss,
-                script.attr("seen").toTensor().item<double>());
+    std::printf("epoch %ld loss %.9f", training.epoch(), loss);
+    if (script.hasattr("seen")) {  // the buffer that model.pt assigns
+      std::printf(" seen %.0f", script.attr("seen").toTensor().item<double>());
+    }
+    std::printf("\n");
     std::fflush(stdout);
   }
   return 0;

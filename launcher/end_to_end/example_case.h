@@ -54,15 +54,16 @@ class ExampleCase : public ::testing::Test {
     return -1;
   }
 
-  // Runs job("peaceful"), and job("killed") with rank 1 killed in epoch 20. Both must end with the
+  // Runs job("peaceful"), and job("killed") with `rank` killed in epoch 20. Both must end with the
   // same line, and the restarted generation must not start from the first epoch.
   void ExpectTheSameAfterAKill(
-      const std::function<DdprunDriver::Options(const std::string& name)>& job) const {
+      const std::function<DdprunDriver::Options(const std::string& name)>& job,
+      size_t rank = 1) const {
     DdprunDriver peaceful(job("peaceful"));
     ASSERT_EQ(peaceful.Wait(), 0) << peaceful.err();
     DdprunDriver run(job("killed"));
     run.AwaitStdout("epoch 20 ");
-    ASSERT_EQ(::kill(PidOf("killed", 1, 1), SIGKILL), 0);
+    ASSERT_EQ(::kill(PidOf("killed", 1, rank), SIGKILL), 0);
     EXPECT_EQ(run.Wait(), 0) << run.err();
     EXPECT_GE(Count(run.err(), "restart 1 of 3"), 1) << run.err();
     EXPECT_EQ(Count(run.out(), "epoch 0 "), 1);

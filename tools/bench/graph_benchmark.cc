@@ -2,7 +2,7 @@
 // the model cut at bucket boundaries. One rank: a comm hook lets each bucket occupy a wire of
 // --wire_gb_per_s, and completes the bucket then. The reduction itself is left out.
 //
-//   bazel run --config=opt //tools/bench:graph_benchmark
+//   bazel run --config=opt //tools/bench:graph_benchmark -- --check
 #include <gflags/gflags.h>
 #include <torch/torch.h>
 #include <torch/version.h>
@@ -29,9 +29,16 @@ DEFINE_int32(width, 724, "of a layer; 724 makes layers of 2 MiB");
 DEFINE_int32(batch, 128, "rows of an input");
 DEFINE_double(wire_gb_per_s, 0.5, "bytes of gradients that the wire carries in a second");
 DEFINE_int32(rounds, 15, "interleaved steps of each model that count");
+DEFINE_bool(check, false,
+            "end with 1 when the cut model takes more than 1.05 of the eager model's time or "
+            "launches after 20 % of the gradients, or the uncut model takes less than 1.2");
 
 namespace ddp {
 namespace {
+
+constexpr double kMostOfCut = 1.05;    // of the eager model's time
+constexpr double kLeastOfUncut = 1.2;  // otherwise the wire is too fast to show anything
+constexpr double kMostBeforeLaunch = 0.2;
 
 // A wire that carries one bucket after the other. Owns a thread, which ends with the wire.
 class Wire {
@@ -114,16 +121,29 @@ struct Timeline {
   int at_first_launch = -1;
 };
 
+double Median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
 struct Contestant {
   std::string name;
   std::function<void()> step;
   std::shared_ptr<Timeline> timeline;
-  std::vector<double> milliseconds;
+  std::vector<double> milliseconds;  // one for each round
 
-  double Median() const {
-    std::vector<double> sorted = milliseconds;
-    std::sort(sorted.begin(), sorted.end());
-    return sorted[sorted.size() / 2];
+  // Returns the median over the rounds of this model's time divided by that of `other`.
+  double RatioTo(const Contestant& other) const {
+    std::vector<double> ratios;
+    for (size_t i = 0; i < milliseconds.size(); ++i) {
+      ratios.push_back(milliseconds[i] / other.milliseconds[i]);
+    }
+    return Median(ratios);
+  }
+
+  // Returns the share of the gradients that exist when the first bucket is sent.
+  double BeforeLaunch() const {
+    return static_cast<double>(timeline->at_first_launch) / timeline->gradients;
   }
 };
 
@@ -168,30 +188,56 @@ void Measure(std::vector<Contestant>& contestants) {
 void Report(const std::vector<Contestant>& contestants) {
   std::printf("LibTorch %s, %d threads; %d layers of %d, batch %d, wire %.2f GB/s\n", TORCH_VERSION,
               at::get_num_threads(), FLAGS_layers, FLAGS_width, FLAGS_batch, FLAGS_wire_gb_per_s);
-  std::printf("%-8s %10s %10s %10s %12s %s\n", "model", "median ms", "best", "worst", "of eager",
+  std::printf("%-16s %10s %10s %10s %12s %s\n", "model", "median ms", "best", "worst", "of eager",
               "gradients before the first launch");
   for (const Contestant& contestant : contestants) {
     const auto [best, worst] =
         std::minmax_element(contestant.milliseconds.begin(), contestant.milliseconds.end());
-    std::printf("%-8s %10.2f %10.2f %10.2f %12.3f %.0f %%\n", contestant.name.c_str(),
-                contestant.Median(), *best, *worst, contestant.Median() / contestants[0].Median(),
-                100.0 * contestant.timeline->at_first_launch / contestant.timeline->gradients);
+    std::printf("%-16s %10.2f %10.2f %10.2f %12.3f %.0f %%\n", contestant.name.c_str(),
+                Median(contestant.milliseconds), *best, *worst, contestant.RatioTo(contestants[0]),
+                100 * contestant.BeforeLaunch());
   }
 }
 
-void Run() {
+// Returns true when `value` is within its limit, and prints a line otherwise.
+bool Holds(const std::string& what, bool holds, double value, double limit) {
+  if (!holds) std::printf("missed: %s is %.3f, the limit %.2f\n", what.c_str(), value, limit);
+  return holds;
+}
+
+bool Check(const Contestant& eager, const Contestant& uncut, const Contestant& cut) {
+  const double of_uncut = uncut.RatioTo(eager);
+  const double of_cut = cut.RatioTo(eager);
+  bool holds = Holds("uncut / eager", of_uncut >= kLeastOfUncut, of_uncut, kLeastOfUncut);
+  holds = Holds("cut / eager", of_cut <= kMostOfCut, of_cut, kMostOfCut) && holds;
+  holds = Holds("uncut, gradients before the first launch", uncut.BeforeLaunch() == 1,
+                uncut.BeforeLaunch(), 1) &&
+          holds;
+  return Holds("cut, gradients before the first launch", cut.BeforeLaunch() <= kMostBeforeLaunch,
+               cut.BeforeLaunch(), kMostBeforeLaunch) &&
+         holds;
+}
+
+// Returns the exit code.
+int Run() {
   torch::manual_seed(1);
   const auto wire = std::make_shared<Wire>();
   const torch::Tensor input = torch::randn({FLAGS_batch, FLAGS_width});
   const auto uncut = optimize_graph(Mlp(), {.cuts = std::vector<int>{}}, input);
   const auto cut = optimize_graph(Mlp(), {.bucket_cap_mb = 2}, input);
+  const auto interpreted =
+      optimize_graph(Mlp(), {.bucket_cap_mb = 2, .backend = interpreter_backend()}, input);
   std::printf("%s", cut->describe().c_str());
   std::vector<Contestant> contestants;
   contestants.push_back(MakeContestant("eager", Mlp(), input, wire, {}));
   contestants.push_back(MakeContestant("uncut", uncut, input, wire, uncut->bucket_layout()));
   contestants.push_back(MakeContestant("cut", cut, input, wire, cut->bucket_layout()));
+  contestants.push_back(
+      MakeContestant("cut, interpreter", interpreted, input, wire, interpreted->bucket_layout()));
   Measure(contestants);
   Report(contestants);
+  const bool holds = Check(contestants[0], contestants[1], contestants[2]);
+  return FLAGS_check && !holds ? 1 : 0;
 }
 
 }  // namespace
@@ -199,6 +245,5 @@ void Run() {
 
 int main(int argc, char** argv) {
   gflags::ParseCommandLineFlags(&argc, &argv, /*remove_flags=*/true);
-  ddp::Run();
-  return 0;
+  return ddp::Run();
 }
