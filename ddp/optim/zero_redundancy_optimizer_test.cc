@@ -1,6 +1,8 @@
 // Compares ZeroRedundancyOptimizer with the plain optimizers of LibTorch, to the bit: values,
 // states, Joins. The ranks are threads on a fake backend, which adds in rank order, and processes
 // on Gloo.
+//
+// Length: every further file would compile LibTorch's headers once more, which takes 15 s.
 #include "ddp/optim/zero_redundancy_optimizer.h"
 
 #include <torch/nn/utils/clip_grad.h>
