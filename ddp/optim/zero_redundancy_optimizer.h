@@ -81,10 +81,9 @@ class ZeroRedundancyOptimizerBase : public torch::optim::Optimizer, public Shard
   // - a gradient is sparse or unlike its parameter;
   // - a parameter group was added through the base class;
   // - the gradients of the last backward lie in an rpc::AutogradContext, and there is no .grad.
-  // Throws ReductionError on
-  // every rank when an earlier step has failed in the middle: parameters then have old and new
-  // values, so load a checkpoint. Throws what a collective throws, and what the closure or the
-  // plain optimizer throws, after a report to the peers.
+  // Throws ReductionError on every rank when an earlier step has failed in the middle: parameters
+  // then have old and new values, so load a checkpoint. Throws what a collective throws, and what
+  // the closure or the plain optimizer throws, after a report to the peers.
   at::Tensor step(LossClosure closure = nullptr) override;
 
   // Adds a parameter group; without options, the optimizer's defaults. Collective. Earlier
