@@ -1,5 +1,7 @@
 // Tests of ZeroRedundancyOptimizer with failing ranks, mistakes of a program, and ranks that call
 // different functions.
+//
+// Length: every further file would compile LibTorch's headers once more, which takes 15 s.
 #include <torch/optim/adamw.h>
 #include <torch/optim/lbfgs.h>
 #include <torch/optim/sgd.h>
