@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <vector>
 
 namespace torch::optim {
 class Optimizer;
@@ -18,11 +19,17 @@ class ShardedOptimizer {
  public:
   virtual ~ShardedOptimizer() = default;
 
-  // Returns a plain optimizer over the same parameters with the whole state, on every rank. The
-  // state is in host memory. Collective. Throws what a collective throws.
-  virtual std::unique_ptr<torch::optim::Optimizer> WholeOptimizer() = 0;
+  // Returns a plain optimizer over the same parameters, with the form of the whole state: step
+  // counts, and tensors of the right types and sizes whose elements are all in one place in memory.
+  // On every rank. Collective. Throws what a collective throws.
+  virtual std::unique_ptr<torch::optim::Optimizer> DescribeState() = 0;
 
-  // Returns the same without a state. Not a collective.
+  // Gives `whole`, a result of DescribeState() since the last step, the values of the states that
+  // this rank needs, in host memory. `needed`: by parameter, in the order of the groups; the ranks
+  // may need different ones. Collective. Throws what a collective throws.
+  virtual void FillState(torch::optim::Optimizer& whole, const std::vector<bool>& needed) = 0;
+
+  // Returns a plain optimizer over the same parameters without a state. Not a collective.
   virtual std::unique_ptr<torch::optim::Optimizer> EmptyOptimizer() const = 0;
 
   // Builds this rank's part of the state of `whole`, and returns the function that puts it and

@@ -14,6 +14,7 @@
 #include "ddp/default_hooks.h"
 #include "ddp/optim/sharded_parameters.h"
 #include "ddp/process_group.h"
+#include "ddp/reducer/buckets/gradient_context.h"
 
 namespace ddp::internal {
 
@@ -44,7 +45,16 @@ void GradientScatter::SetPlan(const ShardedParameters& parameters) {
 }
 
 void GradientScatter::CheckGradient(int parameter) {
-  if (stopped_ || !must_be_clear_[parameter]) return;
+  if (stopped_) return;
+  if (const auto events = GradientContext::OfHook()) {
+    events->Post([] {
+      throw ConfigurationError(
+          "scatter_gradients of a ZeroRedundancyOptimizer is not supported in a distributed "
+          "autograd context: switch it off, or use a plain backward");
+    });
+    return;
+  }
+  if (!must_be_clear_[parameter]) return;
   const at::Tensor& gradient = watched_[parameter].grad();
   if (gradient.defined() && at::any(gradient).item<bool>()) {
     const std::string message = absl::StrCat(

@@ -25,7 +25,9 @@ class ShardedParameters;
 // elements that it owns. Every other bucket is all-reduced. Divides as allreduce_hook does.
 //
 // After a scattered backward, the other elements of .grad are not averages. A further backward must
-// not add to them: it throws ReductionError, after a report to the peers.
+// not add to them: it throws ReductionError, after a report to the peers. A backward in a
+// distributed autograd context throws ConfigurationError: an optimizer of such a context would step
+// with gradients that are averages in one slice only.
 //
 // Owned by the model and by the optimizer. Thread-compatible, except Stop(): any thread.
 class GradientScatter : public std::enable_shared_from_this<GradientScatter> {

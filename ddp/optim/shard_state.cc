@@ -124,22 +124,32 @@ bool IsPartTensor(const c10::IValue& value, const Part& part) {
          value.toTensor().size(0) == part.end - part.begin;
 }
 
+// Returns a tensor with the memory of one element.
+at::Tensor FormOf(at::IntArrayRef sizes, const at::TensorOptions& options) {
+  return at::zeros({}, options).expand(sizes);
+}
+
+enum class Content { kValues, kForms };
+
 // Puts the parts of one parameter together.
-Fields JoinParts(const std::vector<Part>& parts, const at::Tensor& parameter) {
+Fields JoinParts(const std::vector<Part>& parts, const at::Tensor& parameter, Content content) {
   const Part& first = parts.front();
   Fields joined = first.fields;
   for (auto& [name, value] : joined) {
     const bool whole =
         parts.size() == 1 && value.isTensor() && value.toTensor().sizes() == parameter.sizes();
     if (whole || !IsPartTensor(value, first)) continue;
-    at::Tensor tensor =
-        at::empty_strided(parameter.sizes(), parameter.strides(), value.toTensor().options());
+    const at::TensorOptions options = value.toTensor().options();
+    const bool form = content == Content::kForms;
+    const at::Tensor tensor =
+        form ? FormOf(parameter.sizes(), options)
+             : at::empty_strided(parameter.sizes(), parameter.strides(), options);
     int64_t found = 0;
     for (const Part& part : parts) {
       const auto field = part.fields.find(name);
       if (field == part.fields.end() || !IsPartTensor(field->second, part)) continue;
       const int64_t size = part.end - part.begin;
-      FlatView(tensor).narrow(0, part.begin, size).copy_(field->second.toTensor());
+      if (!form) FlatView(tensor).narrow(0, part.begin, size).copy_(field->second.toTensor());
       found += size;
     }
     if (found != parameter.numel()) {
@@ -169,8 +179,33 @@ std::string StateBytes(const std::vector<StatePart>& parts) {
   return BytesOf(archive);
 }
 
-void AssembleState(std::vector<std::string> bytes, const OptimizerFactory& make,
-                   const OptimizerParamState* example, Optimizer& whole) {
+std::string FormBytes(const std::vector<StatePart>& parts) {
+  const at::NoGradGuard no_grad;
+  OutputArchive archive;
+  std::vector<int64_t> places;
+  int64_t row = 0;
+  for (const StatePart& part : parts) {
+    if (part.state == nullptr) continue;
+    OutputArchive state(archive.compilation_unit());
+    for (const auto& [name, value] : FieldsOf(*part.state)) {
+      if (value.isTensor() && value.toTensor().numel() > 1) {
+        const at::Tensor& tensor = value.toTensor();
+        state.write(name, c10::IValue(FormOf(tensor.sizes(), tensor.options())));
+      } else {
+        state.write(name, value);
+      }
+    }
+    archive.write(absl::StrCat("part", row++), state);
+    places.insert(places.end(), {part.parameter, part.begin, part.end});
+  }
+  archive.write("places", c10::IValue(at::tensor(places, at::kLong).view({row, 3})));
+  return BytesOf(archive);
+}
+
+namespace {
+
+void Assemble(std::vector<std::string> bytes, const OptimizerFactory& make,
+              const OptimizerParamState* example, Optimizer& whole, Content content) {
   const at::NoGradGuard no_grad;
   Parts parts;
   for (std::string& text : bytes) ReadParts(std::move(text), parts);
@@ -184,10 +219,92 @@ void AssembleState(std::vector<std::string> bytes, const OptimizerFactory& make,
       const at::ScalarType type = parameter.scalar_type();
       if (!prototypes.contains(type)) prototypes[type] = Prototype(make, group, example, type);
       std::unique_ptr<OptimizerParamState> state = prototypes[type]->clone();
-      SetFields(JoinParts(found.mapped(), parameter), at::kCPU, *state);
+      SetFields(JoinParts(found.mapped(), parameter, content), at::kCPU, *state);
       whole.state()[parameter.unsafeGetTensorImpl()] = std::move(state);
     }
   }
+}
+
+// Returns the bytes that the tensors of a state have, or would have with values.
+int64_t TensorBytesOf(const OptimizerParamState& state) {
+  int64_t bytes = 0;
+  for (const auto& [name, value] : FieldsOf(state)) {
+    if (!value.isTensor()) continue;
+    bytes += value.toTensor().numel() * static_cast<int64_t>(value.toTensor().element_size());
+  }
+  return bytes;
+}
+
+// Sends the states of parameters [range.first, range.second), and gives `whole` those that this
+// rank needs. Returns the most bytes of texts that this rank held.
+int64_t FillBatch(ProcessGroup& group, std::pair<int64_t, int64_t> range,
+                  const std::vector<StatePart>& mine, const std::vector<bool>& needed,
+                  Optimizer& whole) {
+  const auto begin = needed.begin() + range.first;
+  const auto end = needed.begin() + range.second;
+  const bool keep = std::find(begin, end, true) != end;
+  std::vector<StatePart> sent;
+  for (const StatePart& part : mine) {
+    if (part.parameter >= range.first && part.parameter < range.second) sent.push_back(part);
+  }
+  Parts parts;
+  int64_t held = 0;  // the values of parts take the place of their texts
+  int64_t most = 0;
+  for (int rank = 0; rank < group.size(); ++rank) {
+    std::string text;
+    if (rank == group.rank() && !sent.empty()) text = StateBytes(sent);
+    BroadcastText(group, rank, text, keep);
+    const auto size = static_cast<int64_t>(text.size());
+    most = std::max(most, held + size);
+    if (!keep) continue;
+    held += size;
+    ReadParts(std::move(text), parts);
+    std::erase_if(parts, [&](const auto& entry) { return !needed[entry.first]; });
+  }
+  int64_t number = -1;
+  for (const OptimizerParamGroup& params : whole.param_groups()) {
+    for (const at::Tensor& parameter : params.params()) {
+      const auto found = parts.extract(++number);  // ends with this turn
+      if (found.empty()) continue;
+      SetFields(JoinParts(found.mapped(), parameter, Content::kValues), at::kCPU,
+                *whole.state().at(parameter.unsafeGetTensorImpl()));
+    }
+  }
+  return most;
+}
+
+}  // namespace
+
+void AssembleState(std::vector<std::string> bytes, const OptimizerFactory& make,
+                   const OptimizerParamState* example, Optimizer& whole) {
+  Assemble(std::move(bytes), make, example, whole, Content::kValues);
+}
+
+void AssembleForms(std::vector<std::string> bytes, const OptimizerFactory& make,
+                   const OptimizerParamState* example, Optimizer& whole) {
+  Assemble(std::move(bytes), make, example, whole, Content::kForms);
+}
+
+int64_t FillStates(ProcessGroup& group, const std::vector<StatePart>& mine,
+                   const std::vector<bool>& needed, Optimizer& whole, const FillLimits& limits) {
+  const at::NoGradGuard no_grad;
+  // Equal on all ranks, because the form of the state is.
+  std::vector<int64_t> bytes;
+  for (const OptimizerParamGroup& params : whole.param_groups()) {
+    for (const at::Tensor& parameter : params.params()) {
+      const auto found = whole.state().find(parameter.unsafeGetTensorImpl());
+      bytes.push_back(found == whole.state().end() ? 0 : TensorBytesOf(*found->second));
+    }
+  }
+  const auto count = static_cast<int64_t>(bytes.size());
+  int64_t most = 0;
+  for (int64_t begin = 0, end = 0; begin < count; begin = end) {
+    int64_t batch = bytes[end++];
+    while (end < count && batch + bytes[end] <= limits.batch_bytes) batch += bytes[end++];
+    if (batch == 0) continue;
+    most = std::max(most, FillBatch(group, {begin, end}, mine, needed, whole));
+  }
+  return most;
 }
 
 std::unique_ptr<OptimizerParamState> CutState(const OptimizerParamState& whole,
@@ -230,11 +347,12 @@ void SetOptions(const std::string& bytes, std::vector<OptimizerParamGroup>& grou
   }
 }
 
-void BroadcastText(ProcessGroup& group, int root, std::string& text) {
+void BroadcastText(ProcessGroup& group, int root, std::string& text, bool keep) {
   at::Tensor size = at::full({1}, static_cast<int64_t>(text.size()), at::kLong).to(group.device());
   group.broadcast(size, root);
   const auto total = size.item<int64_t>();
-  text.resize(total);
+  keep = keep || group.rank() == root;
+  text.resize(keep ? total : 0);
   for (int64_t begin = 0; begin < total; begin += kRoundBytes) {
     const int64_t count = std::min(kRoundBytes, total - begin);
     at::Tensor bytes = at::empty({count}, at::kByte);
@@ -243,6 +361,7 @@ void BroadcastText(ProcessGroup& group, int root, std::string& text) {
     }
     bytes = bytes.to(group.device());
     group.broadcast(bytes, root);
+    if (!keep) continue;
     bytes = bytes.to(at::kCPU);
     std::memcpy(text.data() + begin, bytes.const_data_ptr<uint8_t>(), count);
   }
@@ -253,8 +372,9 @@ std::vector<std::string> CollectTexts(ProcessGroup& group, const std::string& mi
   for (int rank = 0; rank < group.size(); ++rank) {
     if (rank == group.rank()) texts[rank] = mine;
     if (rank == to) continue;  // has its own
-    BroadcastText(group, rank, texts[rank]);
-    if (to >= 0 && group.rank() != to) texts[rank].clear();
+    const bool keep = to < 0 || group.rank() == to;
+    BroadcastText(group, rank, texts[rank], keep);
+    if (!keep) texts[rank].clear();
   }
   return texts;
 }

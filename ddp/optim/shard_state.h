@@ -49,6 +49,28 @@ void AssembleState(std::vector<std::string> bytes, const OptimizerFactory& make,
                    const torch::optim::OptimizerParamState* example,
                    torch::optim::Optimizer& whole);
 
+// Returns the parts as bytes without values: each tensor of more than one element has its type and
+// size, and the memory of one element.
+std::string FormBytes(const std::vector<StatePart>& parts);
+
+// Does the same as AssembleState() with the bytes of FormBytes(). The result has no values either.
+void AssembleForms(std::vector<std::string> bytes, const OptimizerFactory& make,
+                   const torch::optim::OptimizerParamState* example,
+                   torch::optim::Optimizer& whole);
+
+// The limits of FillStates().
+struct FillLimits {
+  int64_t batch_bytes = int64_t{64} << 20;  // of states that travel together, unless one is larger
+};
+
+// Gives `whole`, a result of AssembleForms(), the values of those states that are `needed` on this
+// rank. `needed`: by parameter. Sends the states in batches. Beside the states that it needs, a
+// rank holds about four times one batch. Collective. Returns the most bytes of texts, which the
+// states travel as, that this rank held at a time.
+int64_t FillStates(ProcessGroup& group, const std::vector<StatePart>& mine,
+                   const std::vector<bool>& needed, torch::optim::Optimizer& whole,
+                   const FillLimits& limits = {});
+
 // Returns the state of elements [begin, end) of `parameter`, whose state is `whole`, on the
 // device of the parameter. `flat`: the part is one row in memory order; else it is the whole
 // parameter in its shape.
@@ -60,8 +82,9 @@ std::unique_ptr<torch::optim::OptimizerParamState> CutState(
 std::string OptionBytes(const std::vector<torch::optim::OptimizerParamGroup>& groups);
 void SetOptions(const std::string& bytes, std::vector<torch::optim::OptimizerParamGroup>& groups);
 
-// Replaces `text` by that of `root` on every rank, in rounds of at most 64 MiB. Collective.
-void BroadcastText(ProcessGroup& group, int root, std::string& text);
+// Replaces `text` by that of `root` on every rank, in rounds of at most 64 MiB. A rank that does
+// not `keep` the text holds one round at a time and gets an empty one. Collective.
+void BroadcastText(ProcessGroup& group, int root, std::string& text, bool keep = true);
 
 // Returns every rank's text by rank, on rank `to`; on all ranks when `to` is -1. Elsewhere the
 // texts are empty. Sends rounds of at most 64 MiB through the group's device. Collective.

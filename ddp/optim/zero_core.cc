@@ -1,3 +1,5 @@
+// Length: a second file would compile LibTorch's headers once more, which takes 15 s.
+
 #include "ddp/optim/zero_core.h"
 
 #include <algorithm>
@@ -16,18 +18,21 @@
 #include "ddp/model_synchronizer.h"
 #include "ddp/optim/shard_plan.h"
 #include "ddp/process_group.h"
+#include "ddp/reducer/buckets/gradient_context.h"
 
 namespace ddp::internal {
 namespace {
 
 // Why a rank cannot make a step. A word of Exchange() has one of these and a parameter's number.
-enum Reason : int64_t { kTorn = 1, kGroups, kChanged, kGradient, kReasons };
+enum Reason : int64_t { kTorn = 1, kGroups, kChanged, kGradient, kContext, kReasons };
 
 int64_t Word(Reason reason, int parameter = 0) { return reason + kReasons * parameter; }
 
 constexpr char kTornText[] =
     "a failure has interrupted a step of a ZeroRedundancyOptimizer, so the parameters have old and "
     "new values: load model and optimizer from a checkpoint on every rank";
+
+constexpr char kCollection[] = "the collection of a ZeroRedundancyOptimizer's state";
 
 ShardPlan::Options PlanOptions(const ZeroRedundancyOptions& options, int ranks) {
   const bool even = options.shard == ZeroRedundancyOptions::Shard::kEven;
@@ -45,7 +50,8 @@ ZeroCore::ZeroCore(OptimizerFactory make, std::shared_ptr<ProcessGroup> group,
       group_(std::move(group)),
       options_(options),
       parameters_(PlanOptions(options, group_->size()), group_->rank()),
-      incarnation_(group_->incarnation()) {}
+      incarnation_(group_->incarnation()),
+      in_context_(std::make_shared<std::atomic<bool>>(false)) {}
 
 ZeroCore::~ZeroCore() {
   if (scatter_) scatter_->Stop();
@@ -112,6 +118,24 @@ void ZeroCore::Add(const Groups& groups, size_t first) {
     for (const auto& part : parts) inner_->add_param_group(part);
   }
   if (scatter_) scatter_->SetPlan(parameters_);
+  WatchContexts(groups, first);
+}
+
+// A gradient of a distributed autograd context is not in .grad, so a step would do nothing.
+void ZeroCore::WatchContexts(const Groups& groups, size_t first) {
+  const auto watch = [in_context = in_context_](const at::Tensor&) {
+    bool found = true;
+    try {
+      found = GradientContext::OfHook() != nullptr;
+    } catch (const ConfigurationError&) {  // a backward of another worker
+    }
+    if (found) in_context->store(true, std::memory_order_relaxed);
+  };
+  for (size_t g = first; g < groups.size(); ++g) {
+    for (const at::Tensor& tensor : groups[g].params()) {
+      if (tensor.requires_grad()) tensor.register_hook(watch);
+    }
+  }
 }
 
 void ZeroCore::InstallScatter(DataParallelHandle model) {
@@ -134,12 +158,17 @@ void ZeroCore::InstallScatter(DataParallelHandle model) {
 
 // ---- A step ----
 
-int64_t ZeroCore::Problem(const Groups& groups) const {
+int64_t ZeroCore::Problem(const Groups& groups, bool stepping) const {
   if (torn_) return Word(kTorn);
   if (!parameters_.HasGroups(groups)) return Word(kGroups);
   if (const int changed = parameters_.FindChanged(); changed >= 0) return Word(kChanged, changed);
-  const int gradient = parameters_.FindUnusableGradient();
-  return gradient >= 0 ? Word(kGradient, gradient) : 0;
+  if (const int gradient = parameters_.FindUnusableGradient(); gradient >= 0) {
+    return Word(kGradient, gradient);
+  }
+  if (!stepping || !*in_context_) return 0;
+  const std::vector<bool> buckets = parameters_.BucketsWithGradients();
+  const bool any = std::find(buckets.begin(), buckets.end(), true) != buckets.end();
+  return any ? 0 : Word(kContext);
 }
 
 std::string ZeroCore::Explain(int64_t problem, int rank) const {
@@ -156,6 +185,12 @@ std::string ZeroCore::Explain(int64_t problem, int rank) const {
       return absl::StrCat("rank ", rank, ": parameter ", parameter,
                           " of a ZeroRedundancyOptimizer has another type, device, shape or "
                           "strides than at its construction: make a new optimizer");
+    case kContext:
+      return absl::StrCat("rank ", rank,
+                          ": the gradients of the last backward lie in a distributed autograd "
+                          "context, and no parameter of a ZeroRedundancyOptimizer has a .grad: "
+                          "copy context.grad(parameter) into .grad before step(), or update the "
+                          "parameters with an rpc::DistributedOptimizer instead");
     default:
       return absl::StrCat("rank ", rank, ": the gradient of parameter ", parameter,
                           " of a ZeroRedundancyOptimizer is sparse, or has another shape, type or "
@@ -164,12 +199,12 @@ std::string ZeroCore::Explain(int64_t problem, int rank) const {
 }
 
 // One all-reduce: a word of each rank, and the number of ranks with gradients for each bucket.
-ZeroCore::Start ZeroCore::Exchange(const Groups& groups) {
+ZeroCore::Start ZeroCore::Exchange(const Groups& groups, bool stepping) {
   const std::vector<bool> mine = parameters_.BucketsWithGradients();
   const int ranks = group_->size();
   at::Tensor words = at::zeros({ranks + static_cast<int64_t>(mine.size())}, at::kLong);
   auto* const mutable_words = words.mutable_data_ptr<int64_t>();
-  mutable_words[group_->rank()] = Problem(groups);
+  mutable_words[group_->rank()] = Problem(groups, stepping);
   std::copy(mine.begin(), mine.end(), mutable_words + ranks);
   words = words.to(group_->device());
   group_->all_reduce(words);
@@ -216,7 +251,7 @@ void ZeroCore::RunStep(Groups& groups, const JoinRound* round) {
   Guard("the step of a ZeroRedundancyOptimizer", [&] {
     FollowIncarnation();
     Wait();
-    start = Exchange(groups);
+    start = Exchange(groups, /*stepping=*/true);
   });
   // The same on all ranks: no failure of the group.
   if (start.torn) throw ReductionError(start.error);
@@ -227,6 +262,7 @@ void ZeroCore::RunStep(Groups& groups, const JoinRound* round) {
 void ZeroCore::Update(Groups& groups, const JoinRound* round, const std::vector<bool>& buckets) {
   const at::NoGradGuard no_grad;
   ++version_;
+  *in_context_ = false;
   parameters_.FollowMemory();
   parameters_.TakeGradients();
   if (round != nullptr && round->num_active() < group_->size()) ServeJoinedRanks(groups, *round);
@@ -407,12 +443,46 @@ std::unique_ptr<torch::optim::Optimizer> ZeroCore::MakePlain(const Groups& group
   return make_(groups);
 }
 
-std::unique_ptr<torch::optim::Optimizer> ZeroCore::Collect(const Groups& groups, int to) {
-  Settle("the collection of a ZeroRedundancyOptimizer's state");
+// Finds out whether all ranks can collect the state. Collective.
+void ZeroCore::BeginCollection(const Groups& groups) {
+  Settle(kCollection);
   Start start;
-  Guard("the collection of a ZeroRedundancyOptimizer's state", [&] { start = Exchange(groups); });
+  Guard(kCollection, [&] { start = Exchange(groups, /*stepping=*/false); });
   if (start.torn) throw ReductionError(start.error);
   if (!start.error.empty()) throw ConfigurationError(start.error);
+}
+
+std::vector<StatePart> ZeroCore::MyState() const {
+  std::vector<StatePart> parts;
+  for (const ShardedParameters::Mine& mine : parameters_.mine()) {
+    const auto found = inner_->state().find(mine.view.unsafeGetTensorImpl());
+    if (found == inner_->state().end()) continue;
+    parts.push_back({.parameter = mine.piece.parameter,
+                     .begin = mine.piece.begin,
+                     .end = mine.piece.end,
+                     .state = found->second.get()});
+  }
+  return parts;
+}
+
+std::unique_ptr<torch::optim::Optimizer> ZeroCore::DescribeState(const Groups& groups) {
+  BeginCollection(groups);
+  std::unique_ptr<torch::optim::Optimizer> whole;
+  Guard(kCollection, [&] {
+    const std::vector<StatePart> parts = MyState();
+    std::vector<std::string> texts = CollectTexts(*group_, FormBytes(parts), /*to=*/-1);
+    whole = MakePlain(groups);
+    AssembleForms(std::move(texts), make_, parts.empty() ? nullptr : parts.front().state, *whole);
+  });
+  return whole;
+}
+
+void ZeroCore::FillState(torch::optim::Optimizer& whole, const std::vector<bool>& needed) {
+  Guard(kCollection, [&] { FillStates(*group_, MyState(), needed, whole); });
+}
+
+std::unique_ptr<torch::optim::Optimizer> ZeroCore::Collect(const Groups& groups, int to) {
+  BeginCollection(groups);
   ModelMetadata metadata;
   metadata.AddOption("to", absl::StrCat(to));
   AgreeOnModel(*group_, metadata, "arguments of consolidate_state_dict()");
@@ -422,16 +492,8 @@ std::unique_ptr<torch::optim::Optimizer> ZeroCore::Collect(const Groups& groups,
                                           ", and -1 means all of them"));
   }
   std::unique_ptr<torch::optim::Optimizer> whole;
-  Guard("the collection of a ZeroRedundancyOptimizer's state", [&] {
-    std::vector<StatePart> parts;
-    for (const ShardedParameters::Mine& mine : parameters_.mine()) {
-      const auto found = inner_->state().find(mine.view.unsafeGetTensorImpl());
-      if (found == inner_->state().end()) continue;
-      parts.push_back({.parameter = mine.piece.parameter,
-                       .begin = mine.piece.begin,
-                       .end = mine.piece.end,
-                       .state = found->second.get()});
-    }
+  Guard(kCollection, [&] {
+    const std::vector<StatePart> parts = MyState();
     std::vector<std::string> texts = CollectTexts(*group_, StateBytes(parts), to);
     if (to >= 0 && to != group_->rank()) return;
     whole = MakePlain(groups);

@@ -1,6 +1,7 @@
 #ifndef DDP_OPTIM_ZERO_CORE_H_
 #define DDP_OPTIM_ZERO_CORE_H_
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -70,6 +71,9 @@ class ZeroCore {
 
   // Collects the whole state on rank `to`; on all ranks with -1. Returns null elsewhere.
   std::unique_ptr<torch::optim::Optimizer> Collect(const Groups& groups, int to);
+  // The two halves of ShardedOptimizer's collection, for a checkpoint.
+  std::unique_ptr<torch::optim::Optimizer> DescribeState(const Groups& groups);
+  void FillState(torch::optim::Optimizer& whole, const std::vector<bool>& needed);
   std::unique_ptr<torch::optim::Optimizer> MakePlain(const Groups& groups) const;
   // Returns the function that puts this rank's part of the state and the options in place.
   std::function<void()> PrepareState(const torch::optim::Optimizer& whole, Groups& groups);
@@ -85,16 +89,19 @@ class ZeroCore {
   GradientScatter* scatter() const { return scatter_.get(); }  // null: gradients are averaged
 
  private:
-  // The facts that all ranks know at the beginning of a step.
+  // The facts that all ranks know at the beginning of a step or a collection.
   struct Start {
     std::string error;  // some rank cannot make the step; empty: all can
     bool torn = false;
     std::vector<bool> buckets;  // with gradients on some rank
   };
 
-  int64_t Problem(const Groups& groups) const;
+  void WatchContexts(const Groups& groups, size_t first);
+  std::vector<StatePart> MyState() const;
+  void BeginCollection(const Groups& groups);
+  int64_t Problem(const Groups& groups, bool stepping) const;
   std::string Explain(int64_t problem, int rank) const;
-  Start Exchange(const Groups& groups);
+  Start Exchange(const Groups& groups, bool stepping);
   void RunStep(Groups& groups, const JoinRound* round);
   void Update(Groups& groups, const JoinRound* round, const std::vector<bool>& buckets);
   void FollowIncarnation();
@@ -113,7 +120,10 @@ class ZeroCore {
   bool updating_ = false;    // between an update and the arrival of all values
   bool unproven_ = false;    // the host has not seen that the last values have arrived
   bool torn_ = false;        // a failure came in that time, on some rank
-  std::string different_;    // why the ranks cannot go on together; empty: they can
+  // Some backward since the last step kept its gradients in a distributed autograd context. Hooks
+  // of the parameters share the flag; they run on any thread.
+  const std::shared_ptr<std::atomic<bool>> in_context_;
+  std::string different_;  // why the ranks cannot go on together; empty: they can
   int64_t version_ = 0;
 };
 

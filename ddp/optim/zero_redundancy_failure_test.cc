@@ -1,5 +1,7 @@
 // Tests of ZeroRedundancyOptimizer with failing ranks, mistakes of a program, and ranks that call
 // different functions.
+//
+// Length: every further file would compile LibTorch's headers once more, which takes 15 s.
 #include <torch/optim/adamw.h>
 #include <torch/optim/lbfgs.h>
 #include <torch/optim/sgd.h>
@@ -472,6 +474,49 @@ THREAD_RANK_TEST(ZeroRedundancyFailureTest, AStateThatCannotBeSavedIsReported, 2
   zero.step();
   EXPECT_THAT(ErrorOf<std::exception>([&] { zero.consolidate_state_dict(0); }),
               HasSubstr("the state is lost"));
+}
+
+THREAD_RANK_TEST(ZeroRedundancyFailureTest, AStateThatCannotBeDescribedIsReported, 2) {
+  const bool broken = group->rank() == 1;
+  ZeroRedundancyOptimizerBase zero(
+      [broken](Groups groups) { return std::make_unique<Unsaved>(groups, broken); },
+      {OptimizerParamGroup({Parameter()})}, group);
+  zero.step();
+  EXPECT_THAT(ErrorOf<std::exception>([&] { zero.DescribeState(); }),
+              HasSubstr("the state is lost"));
+}
+
+// A collection for a checkpoint fails on rank 1. Another one and further steps are possible.
+TEST(ZeroRedundancyFailureTest, AnInterruptedCollectionTearsNothing) {
+  auto failing = std::make_shared<std::atomic<bool>>(false);
+  RunThreadRanks(
+      {.world_size = 3, .network = {.script = FailsOnce(failing, FakeCall::Kind::kBroadcast)}},
+      [&](std::shared_ptr<ProcessGroup> group) {
+        Trainer zero = Trainer::Zero(group, AdamW(), {});
+        zero.Steps(0, 2);
+        const std::vector<bool> all(zero.net->parameters().size(), true);
+        const auto interrupted = zero.zero->DescribeState();
+        group->barrier();
+        if (group->rank() == 1) *failing = true;
+        EXPECT_NE(ErrorOf<c10::Error>([&] { zero.zero->FillState(*interrupted, all); }),
+                  "no error");
+        group->renew();
+        const auto whole = zero.zero->DescribeState();
+        zero.zero->FillState(*whole, all);
+        Trainer plain = Trainer::Plain(group, AdamW());
+        plain.Steps(0, 2);
+        ASSERT_EQ(whole->state().size(), plain.optimizer->state().size());
+        const auto exp_avg = [](const torch::optim::Optimizer& optimizer, const at::Tensor& of) {
+          return static_cast<const torch::optim::AdamWParamState&>(
+                     *optimizer.state().at(of.unsafeGetTensorImpl()))
+              .exp_avg();
+        };
+        EXPECT_TRUE(at::equal(exp_avg(*whole, zero.net->first),
+                              exp_avg(*plain.optimizer, plain.net->first)));
+        plain.Steps(2, 4);
+        zero.Steps(2, 4);
+        ExpectEqual(plain, zero, "after an interrupted collection");
+      });
 }
 
 // A state is sent in rounds of at most 64 MiB.

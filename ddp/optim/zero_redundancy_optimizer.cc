@@ -111,10 +111,8 @@ std::string ScatterLacks(const ZeroRedundancyOptions& options, const ProcessGrou
   return "";
 }
 
-// Backends that are known to have a reduce-scatter.
-bool CanScatter(const ProcessGroup& group) {
-  return group.backend() == "gloo" || group.backend() == "nccl";
-}
+// Backends whose reduce-scatter sends less than an all-reduce. LibTorch's Gloo makes it of one.
+bool ScatterSaves(const ProcessGroup& group) { return group.backend() == "nccl"; }
 
 std::shared_ptr<ProcessGroup> Checked(std::shared_ptr<ProcessGroup> group) {
   if (!group) throw ConfigurationError("a ZeroRedundancyOptimizer needs a process group");
@@ -166,7 +164,7 @@ ZeroRedundancyOptimizerBase::ZeroRedundancyOptimizerBase(Made made, const Groups
       exceptions_at_start_(std::uncaught_exceptions()) {
   const std::string lacks = ScatterLacks(options, *core_->group(), model);
   const bool scatter =
-      lacks.empty() && options.scatter_gradients().value_or(CanScatter(*core_->group()));
+      lacks.empty() && options.scatter_gradients().value_or(ScatterSaves(*core_->group()));
   std::string error = made.error;
   if (error.empty()) error = FindError(groups, {}, *core_->group());
   if (error.empty() && options.scatter_gradients().value_or(false) && !lacks.empty()) {
@@ -276,8 +274,13 @@ void ZeroRedundancyOptimizerBase::load(torch::serialize::InputArchive& archive) 
   PrepareState (*whole)();
 }
 
-std::unique_ptr<torch::optim::Optimizer> ZeroRedundancyOptimizerBase::WholeOptimizer() {
-  return core_->Collect(param_groups(), kAllRanks);
+std::unique_ptr<torch::optim::Optimizer> ZeroRedundancyOptimizerBase::DescribeState() {
+  return core_->DescribeState(param_groups());
+}
+
+void ZeroRedundancyOptimizerBase::FillState(torch::optim::Optimizer& whole,
+                                            const std::vector<bool>& needed) {
+  core_->FillState(whole, needed);
 }
 
 std::unique_ptr<torch::optim::Optimizer> ZeroRedundancyOptimizerBase::EmptyOptimizer() const {

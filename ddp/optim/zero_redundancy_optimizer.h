@@ -37,8 +37,9 @@ struct ZeroRedundancyOptions {
   DDP_OPTION(shard, Shard) = Shard::kEven;
 
   // Whether the model reduce-scatters its gradients instead of averaging all of them on every rank.
-  // Needs kEven, and the constructor that takes the model. Unset: yes where the backend is gloo or
-  // nccl and the model has no comm hook. true: an error where it cannot be.
+  // Needs kEven, and the constructor that takes the model. Unset: yes where the backend is nccl and
+  // the model has no comm hook; Gloo's reduce-scatter is an all-reduce inside. true: an error where
+  // it cannot be.
   DDP_OPTION(scatter_gradients, std::optional<bool>) = {};
 
   // When true, step() returns while the updated values are on their way to the other ranks. They
@@ -75,12 +76,14 @@ class ZeroRedundancyOptimizerBase : public torch::optim::Optimizer, public Shard
   // Updates all parameters. Collective. `closure` computes the loss and the gradients; its result
   // is returned. Gradients must be averages over the ranks, as after a backward of the model.
   //
-  // Throws ConfigurationError on every rank, before anything is changed, when on some rank a
-  // parameter has changed its shape, type, device or strides, a gradient is sparse or unlike its
-  // parameter, or a parameter group was added through the base class. Throws ReductionError on
-  // every rank when an earlier step has failed in the middle: parameters then have old and new
-  // values, so load a checkpoint. Throws what a collective throws, and what the closure or the
-  // plain optimizer throws, after a report to the peers.
+  // Throws ConfigurationError on every rank, before anything is changed, when on some rank:
+  // - a parameter has changed its shape, type, device or strides;
+  // - a gradient is sparse or unlike its parameter;
+  // - a parameter group was added through the base class;
+  // - the gradients of the last backward lie in an rpc::AutogradContext, and there is no .grad.
+  // Throws ReductionError on every rank when an earlier step has failed in the middle: parameters
+  // then have old and new values, so load a checkpoint. Throws what a collective throws, and what
+  // the closure or the plain optimizer throws, after a report to the peers.
   at::Tensor step(LossClosure closure = nullptr) override;
 
   // Adds a parameter group; without options, the optimizer's defaults. Collective. Earlier
@@ -118,7 +121,8 @@ class ZeroRedundancyOptimizerBase : public torch::optim::Optimizer, public Shard
   void load(torch::serialize::InputArchive& archive) override;
 
   // The interface of ShardedOptimizer, for checkpoints.
-  std::unique_ptr<torch::optim::Optimizer> WholeOptimizer() override;
+  std::unique_ptr<torch::optim::Optimizer> DescribeState() override;
+  void FillState(torch::optim::Optimizer& whole, const std::vector<bool>& needed) override;
   std::unique_ptr<torch::optim::Optimizer> EmptyOptimizer() const override;
   std::function<void()> PrepareState(const torch::optim::Optimizer& whole) override;
 
@@ -178,7 +182,8 @@ class ZeroRedundancyOptimizerBase : public torch::optim::Optimizer, public Shard
 // see ZeroRedundancyOptions::scatter_gradients. The constructor then registers a comm hook and sets
 // the model's bucket layout. After a backward, .grad has the average in this rank's part only:
 // clip with clip_grad_norm(). Call zero_grad() between two synchronized backwards; a backward that
-// would add to scattered gradients throws on every rank. no_sync() accumulates as always.
+// would add to scattered gradients throws on every rank. no_sync() accumulates as always. In an
+// rpc::AutogradContext, a model that scatters throws ConfigurationError in the backward.
 //
 // The options of param_groups() may change at any time, as schedulers do. They must be equal on all
 // ranks: nothing compares them.

@@ -1,6 +1,8 @@
 // Compares ZeroRedundancyOptimizer with the plain optimizers of LibTorch, to the bit: values,
 // states, Joins. The ranks are threads on a fake backend, which adds in rank order, and processes
 // on Gloo.
+//
+// Length: every further file would compile LibTorch's headers once more, which takes 15 s.
 #include "ddp/optim/zero_redundancy_optimizer.h"
 
 #include <torch/nn/utils/clip_grad.h>
@@ -12,15 +14,18 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 #include <malloc.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include <algorithm>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "ddp/common/error.h"
 #include "ddp/default_hooks.h"
 #include "ddp/distributed_data_parallel.h"
@@ -78,19 +83,214 @@ THREAD_RANK_TEST(ZeroRedundancyOptimizerTest, HasThePlainOptimizersBits, 1, 2, 3
   ExpectThePlainOptimizersBits(group, group->size() > 1);
 }
 
-THREAD_RANK_TEST(ZeroRedundancyOptimizerTest, GradientsMayBeViewsOfTheBuckets, 2) {
-  for (const auto& [mode, options] : Modes(true)) {
-    Trainer plain = Trainer::Plain(group, AdamW());
-    Trainer zero = Trainer::Zero(group, AdamW(), options, /*gradients_as_views=*/true);
-    plain.Steps(0, 4);
-    zero.Steps(0, 4);
-    ExpectEqual(plain, zero, mode);
+// The overlap together with each option of the model that changes its buckets or its passes.
+// Without a search for unused parameters, the model ignores the one that has no gradient.
+THREAD_RANK_TEST(ZeroRedundancyOptimizerTest, TheModelMayHaveOtherOptions, 2, 3) {
+  auto modes = Modes(true);
+  modes.push_back(
+      {"scatter and overlap", {.scatter_gradients = true, .overlap_with_forward = true}});
+  for (const bool views : {false, true}) {
+    const std::vector<std::pair<std::string, DistributedDataParallelOptions>> all = {
+        {"unused", {.gradient_as_bucket_view = views, .find_unused_parameters = true}},
+        {"static", {.gradient_as_bucket_view = views, .static_graph = true}},
+        {"used", {.params_and_buffers_to_ignore = {"unused"}, .gradient_as_bucket_view = views}}};
+    for (const auto& [about, model] : all) {
+      Trainer plain = Trainer::Plain(group, AdamW(), model);
+      plain.Steps(0, 5);
+      for (const auto& [mode, options] : modes) {
+        Trainer zero = Trainer::Zero(group, AdamW(), options, model);
+        zero.Steps(0, 5);
+        ExpectEqual(plain, zero, about + " " + mode);
+      }
+    }
   }
 }
 
 RANK_TEST(ZeroRedundancyOptimizerTest, HasThePlainOptimizersBitsOnGloo, {2, 3}) {
   const auto group = init_process_group();
   ExpectThePlainOptimizersBits(group, group->size() == 2);
+  Trainer plain = Trainer::Plain(group, AdamW());
+  Trainer zero = Trainer::Zero(group, AdamW(), {});
+  EXPECT_FALSE(zero.zero->scatters_gradients());
+  plain.Steps(0, 5);
+  zero.Steps(0, 5);
+  ExpectEqual(plain, zero, "default options");
+}
+
+// A model with a complex parameter, which is never cut.
+struct ComplexNet : torch::nn::Module {
+  ComplexNet() {
+    const at::Tensor values = at::arange(30, at::kFloat).sin_().view({3, 5, 2});
+    matrix = register_parameter("matrix", at::view_as_complex(values).clone());
+    bias = register_parameter("bias", at::arange(11, at::kFloat).cos_());
+  }
+  at::Tensor forward(const at::Tensor& inputs) {
+    const at::Tensor outputs = at::matmul(at::complex(inputs, inputs.cos()), matrix);
+    return at::view_as_real(outputs).square().mean() + bias.square().sum();
+  }
+  at::Tensor matrix, bias;
+};
+
+THREAD_RANK_TEST(ZeroRedundancyOptimizerTest, AComplexParameterIsNotCut, 2, 3) {
+  const torch::optim::SGDOptions defaults = torch::optim::SGDOptions(0.1).momentum(0.9);
+  const auto train = [&](const ZeroRedundancyOptions* options) {
+    auto net = std::make_shared<ComplexNet>();
+    DistributedDataParallel<ComplexNet> model(net, group);
+    std::unique_ptr<torch::optim::Optimizer> optimizer;
+    if (options == nullptr) {
+      optimizer = std::make_unique<torch::optim::SGD>(net->parameters(), defaults);
+    } else {
+      auto zero =
+          std::make_unique<ZeroRedundancyOptimizer<torch::optim::SGD>>(model, defaults, *options);
+      at::Tensor whole = at::zeros({1}, at::kLong);
+      for (const at::Tensor& part : zero->local_optimizer().param_groups()[0].params()) {
+        if (part.is_complex()) whole += part.sizes() == net->matrix.sizes() ? 1 : 100;
+      }
+      group->all_reduce(whole);
+      EXPECT_EQ(whole.item<int64_t>(), 1);
+      optimizer = std::move(zero);
+    }
+    for (int step = 0; step < 4; ++step) {
+      optimizer->zero_grad();
+      model.forward(Inputs(group->rank(), step).narrow(1, 0, 3)).backward();
+      optimizer->step();
+    }
+    return std::make_pair(net->matrix.detach(), net->bias.detach());
+  };
+  const auto plain = train(nullptr);
+  for (const bool scatter : {false, true}) {
+    const ZeroRedundancyOptions options{.scatter_gradients = scatter};
+    const auto zero = train(&options);
+    EXPECT_TRUE(at::equal(plain.first, zero.first)) << scatter;
+    EXPECT_TRUE(at::equal(plain.second, zero.second)) << scatter;
+  }
+}
+
+// Float and double in one optimizer.
+THREAD_RANK_TEST(ZeroRedundancyOptimizerTest, ParametersMayHaveDifferentTypes, 2) {
+  const auto train = [&](bool sharded, Shard shard) {
+    std::vector<at::Tensor> parameters = {at::arange(7, at::kFloat).requires_grad_(),
+                                          at::arange(5, at::kDouble).requires_grad_()};
+    const torch::optim::AdamWOptions defaults(0.1);
+    std::unique_ptr<torch::optim::Optimizer> optimizer;
+    if (sharded) {
+      optimizer = std::make_unique<ZeroRedundancyOptimizer<torch::optim::AdamW>>(
+          parameters, defaults, group, ZeroRedundancyOptions{.shard = shard});
+    } else {
+      optimizer = std::make_unique<torch::optim::AdamW>(parameters, defaults);
+    }
+    for (int step = 0; step < 3; ++step) {
+      for (at::Tensor& each : parameters) each.mutable_grad() = (each.detach() + step).cos();
+      optimizer->step();
+    }
+    return parameters;
+  };
+  const auto plain = train(false, Shard::kEven);
+  for (const Shard shard : {Shard::kEven, Shard::kWhole}) {
+    const auto zero = train(true, shard);
+    for (size_t i = 0; i < plain.size(); ++i) EXPECT_TRUE(at::equal(plain[i], zero[i])) << i;
+  }
+}
+
+// The ranks of a part of the group have other numbers in it.
+THREAD_RANK_TEST(ZeroRedundancyOptimizerTest, APartOfTheRanksMayTrain, 4) {
+  const auto even = group->new_group({0, 2});
+  if (!even) return;
+  for (const auto& [mode, options] : Modes(true)) {
+    Trainer plain = Trainer::Plain(even, AdamW());
+    Trainer zero = Trainer::Zero(even, AdamW(), options);
+    plain.Steps(0, 3);
+    zero.Steps(0, 3);
+    ExpectEqual(plain, zero, mode);
+    EXPECT_TRUE(testing::SameOnAllRanks(*even, testing::Flatten(zero.net->parameters())));
+  }
+}
+
+// The numbers of PyTorch's test_state_dict.
+THREAD_RANK_TEST(ZeroRedundancyOptimizerTest, AStateHasOptionsAndMomentum, 1, 2) {
+  using Zero = ZeroRedundancyOptimizer<torch::optim::SGD>;
+  const at::Tensor x = at::ones({1}).requires_grad_();
+  const auto momentum = [&](const Zero& zero) {
+    double sum = 0;
+    for (const auto& [key, state] : zero.local_optimizer().state()) {
+      const auto& own = static_cast<const torch::optim::SGDParamState&>(*state);
+      sum += own.momentum_buffer().item<double>();
+    }
+    at::Tensor all = at::full({1}, sum);
+    group->all_reduce(all);
+    return all.item<double>();
+  };
+  Zero first(std::vector<at::Tensor>{x}, torch::optim::SGDOptions(0.1).momentum(0.9), group);
+  x.sum().backward();
+  first.step();
+  EXPECT_FLOAT_EQ(x.item<float>(), 0.9F);
+  EXPECT_FLOAT_EQ(momentum(first), 1);
+  first.zero_grad();
+  EXPECT_FALSE(x.grad().defined());
+  first.consolidate_state_dict(ZeroRedundancyOptimizerBase::kAllRanks);
+  std::stringstream archive;
+  torch::save(first, archive);
+
+  Zero second(std::vector<at::Tensor>{x}, torch::optim::SGDOptions(0.01), group);
+  torch::load(second, archive);
+  const auto& options =
+      static_cast<const torch::optim::SGDOptions&>(second.param_groups()[0].options());
+  EXPECT_EQ(options.lr(), 0.1);
+  EXPECT_EQ(options.momentum(), 0.9);
+  EXPECT_FLOAT_EQ(momentum(second), 1);
+  x.sum().backward();
+  second.step();
+  EXPECT_FLOAT_EQ(x.item<float>(), 0.71F);
+  EXPECT_FLOAT_EQ(momentum(second), 1.9);
+}
+
+// PyTorch's test_local_optimizer_parity: a parameter is frozen and trained in turn, and each
+// optimizer loads the other's state.
+THREAD_RANK_TEST(ZeroRedundancyOptimizerTest, StatesAreExchangedWithThePlainOptimizer, 2) {
+  for (const auto& [name, make] : Optimizers()) {
+    for (const auto& [mode, options] : Modes(true)) {
+      Trainer plain = Trainer::Plain(group, make);
+      Trainer zero = Trainer::Zero(group, make, options);
+      for (int step = 0; step < 6; ++step) {
+        for (Trainer* const trainer : {&plain, &zero}) {
+          trainer->Steps(step, step + 1);
+          if (step > 2) trainer->net->image.requires_grad_(step % 2 == 0);
+        }
+        ExpectEqual(plain, zero, name + " " + mode);
+      }
+      std::stringstream of_zero;
+      std::stringstream of_plain;
+      zero.zero->consolidate_state_dict(ZeroRedundancyOptimizerBase::kAllRanks);
+      torch::save(*zero.optimizer, of_zero);
+      torch::save(*plain.optimizer, of_plain);
+      torch::load(*plain.optimizer, of_zero);
+      torch::load(*zero.optimizer, of_plain);
+      plain.Steps(6, 8);
+      zero.Steps(6, 8);
+      ExpectEqual(plain, zero, name + " " + mode + " exchanged");
+    }
+  }
+}
+
+// PyTorch's test_sharding and test_add_param_group: whole parameters are spread evenly, also those
+// that are added later. A large frozen parameter counts as any other.
+THREAD_RANK_TEST(ZeroRedundancyOptimizerTest, AddedParametersAreSpreadToo, 2, 3) {
+  std::vector<at::Tensor> parameters;
+  for (int i = 0; i < group->size(); ++i) {
+    for (const int64_t size : {9, 7, 5, 3}) parameters.push_back(at::ones({size, 1}));
+  }
+  parameters.pop_back();
+  for (at::Tensor& parameter : parameters) parameter.requires_grad_();
+  ZeroRedundancyOptimizer<torch::optim::SGD> zero(parameters, torch::optim::SGDOptions(0.1), group,
+                                                  {.shard = Shard::kWhole});
+  zero.add_param_group(OptimizerParamGroup({at::ones({3, 1})}));
+  int64_t elements = 0;
+  for (const OptimizerParamGroup& params : zero.local_optimizer().param_groups()) {
+    for (const at::Tensor& parameter : params.params()) elements += parameter.numel();
+  }
+  EXPECT_EQ(zero.param_groups().size(), 2);
+  EXPECT_EQ(zero.local_optimizer().param_groups().size(), 2);
+  EXPECT_EQ(elements, 9 + 7 + 5 + 3);
 }
 
 // Returns the elements of an AdamW's states.
@@ -144,6 +344,45 @@ THREAD_RANK_TEST(ZeroRedundancyOptimizerTest, StatesOutliveTheOptionsThatMadeThe
   const Trainer plain = train(Trainer::Plain(group, make));
   for (const auto& [mode, options] : Modes(true)) {
     ExpectEqual(plain, train(Trainer::Zero(group, make, options)), mode);
+  }
+}
+
+// Returns the values of a state by their names in its serialization.
+std::map<std::string, c10::IValue> ValuesOf(const torch::optim::OptimizerParamState& state) {
+  torch::serialize::OutputArchive out;
+  state.serialize(out);
+  std::stringstream stream;
+  out.save_to(stream);
+  torch::serialize::InputArchive in;
+  in.load_from(stream);
+  std::map<std::string, c10::IValue> values;
+  for (const std::string& key : in.keys()) in.read(key, values[key]);
+  return values;
+}
+
+// Expects the types and sizes of `expected`. Its values too where the state is `filled`; else no
+// tensor has the memory of more than one element.
+void ExpectSameState(const torch::optim::OptimizerParamState& state,
+                     const torch::optim::OptimizerParamState& expected, bool filled,
+                     const std::string& about) {
+  const auto mine = ValuesOf(state);
+  const auto others = ValuesOf(expected);
+  ASSERT_EQ(mine.size(), others.size()) << about;
+  for (const auto& [name, value] : mine) {
+    const c10::IValue& other = others.at(name);
+    ASSERT_EQ(value.isTensor(), other.isTensor()) << about << " " << name;
+    if (!value.isTensor()) {
+      EXPECT_EQ(value, other) << about << " " << name;
+      continue;
+    }
+    const at::Tensor& tensor = value.toTensor();
+    ASSERT_EQ(tensor.sizes(), other.toTensor().sizes()) << about << " " << name;
+    EXPECT_EQ(tensor.scalar_type(), other.toTensor().scalar_type()) << about << " " << name;
+    if (filled) {
+      EXPECT_TRUE(at::equal(tensor, other.toTensor())) << about << " " << name;
+    } else {
+      EXPECT_LE(tensor.storage().nbytes(), tensor.element_size()) << about << " " << name;
+    }
   }
 }
 
@@ -201,6 +440,87 @@ TEST(ZeroRedundancyOptimizerTest, AStateIsPutTogetherInTwiceItsMemory) {
       *whole->state().at(parameters[4].unsafeGetTensorImpl()));
   EXPECT_EQ(state.momentum_buffer()[2 * kPart].item<float>(), 2);
   EXPECT_LE(memory.peak() - before, 2 * int64_t{4} * 3 * kPart * kParameters);
+}
+
+// Returns the bytes of memory of an optimizer's SGD states. Elements may share one place.
+int64_t MomentumBytes(const torch::optim::Optimizer& optimizer) {
+  int64_t bytes = 0;
+  for (const auto& [key, state] : optimizer.state()) {
+    const auto& own = static_cast<const torch::optim::SGDParamState&>(*state);
+    bytes += static_cast<int64_t>(own.momentum_buffer().storage().nbytes());
+  }
+  return bytes;
+}
+
+// A rank that needs two of ten states holds these, and about four times one batch.
+TEST(ZeroRedundancyOptimizerTest, AShareOfAStateIsFilledInBatches) {
+  constexpr int64_t kSize = 600'000;
+  constexpr int64_t kBytes = 4 * kSize;
+  constexpr int kParameters = 10;
+  const auto make = [](Groups groups) {
+    return std::make_unique<torch::optim::SGD>(groups, torch::optim::SGDOptions(0.1).momentum(0.9));
+  };
+  ProcessGroup group(c10::make_intrusive<c10d::HashStore>(), {});
+  std::vector<at::Tensor> parameters;
+  std::vector<torch::optim::SGDParamState> states(kParameters);
+  std::vector<internal::StatePart> parts;
+  for (int i = 0; i < kParameters; ++i) {
+    parameters.push_back(at::zeros({kSize}));
+    states[i].momentum_buffer(at::full({kSize}, i, at::kFloat));
+    parts.push_back({.parameter = i, .begin = 0, .end = kSize, .state = &states[i]});
+  }
+  const auto whole = make({OptimizerParamGroup(parameters)});
+  const int64_t before = PeakOfMemory::InUse();
+  const PeakOfMemory memory;
+  internal::AssembleForms({internal::FormBytes(parts)}, make, nullptr, *whole);
+  EXPECT_EQ(MomentumBytes(*whole), kParameters * 4);
+  std::vector<bool> needed(kParameters);
+  needed[3] = needed[7] = true;
+  const int64_t held =
+      internal::FillStates(group, parts, needed, *whole, {.batch_bytes = kBytes + 1});
+  EXPECT_GE(held, kBytes);
+  EXPECT_LT(held, kBytes + kBytes / 10);
+  EXPECT_EQ(MomentumBytes(*whole), 2 * kBytes + (kParameters - 2) * 4);
+  EXPECT_LT(memory.peak() - before, (2 + 4) * kBytes + kBytes / 2);
+  for (const int i : {3, 7}) {
+    const auto& state = static_cast<const torch::optim::SGDParamState&>(
+        *whole->state().at(parameters[i].unsafeGetTensorImpl()));
+    EXPECT_TRUE(at::equal(state.momentum_buffer(), states[i].momentum_buffer()));
+  }
+}
+
+// Ranks need different states, and some of them the same one.
+THREAD_RANK_TEST(ZeroRedundancyOptimizerTest, EachRankGetsTheStatesThatItNeeds, 1, 2, 3) {
+  for (const auto& [name, make] : Optimizers()) {
+    for (const auto& [mode, options] : Modes(group->size() > 1)) {
+      Trainer zero = Trainer::Zero(group, make, options);
+      zero.Steps(0, 3);
+      const auto described = zero.zero->DescribeState();
+      const size_t count = zero.net->parameters().size();
+      std::vector<bool> needed(count);
+      for (size_t i = 0; i < count; ++i) {
+        needed[i] = i % 3 == 0 || static_cast<int>(i) % group->size() == group->rank();
+      }
+      zero.zero->FillState(*described, needed);
+      zero.zero->consolidate_state_dict(ZeroRedundancyOptimizerBase::kAllRanks);
+      std::stringstream archive;
+      torch::save(*zero.optimizer, archive);
+      const auto whole = zero.zero->EmptyOptimizer();
+      torch::load(*whole, archive);
+      ASSERT_EQ(described->state().size(), whole->state().size());
+      size_t number = 0;
+      for (const OptimizerParamGroup& params : whole->param_groups()) {
+        for (const at::Tensor& parameter : params.params()) {
+          const void* const key = parameter.unsafeGetTensorImpl();
+          const auto expected = whole->state().find(const_cast<void*>(key));
+          const bool filled = needed[number++];
+          if (expected == whole->state().end()) continue;
+          ExpectSameState(*described->state().at(const_cast<void*>(key)), *expected->second, filled,
+                          absl::StrCat(name, " ", mode, " parameter ", number - 1));
+        }
+      }
+    }
+  }
 }
 
 // Two modules have one parameter: Module::parameters() lists it twice.
@@ -479,11 +799,13 @@ RANK_TEST(ZeroRedundancyOptimizerTest, JoinsOnGloo, 3) {
   const auto group = init_process_group();
   Trainer plain = Trainer::Plain(group, AdamW());
   Trainer zero = Trainer::Zero(group, AdamW(), {});
-  EXPECT_TRUE(zero.zero->scatters_gradients());  // the default on Gloo
-  TrainUnevenly(plain, 1, true);
-  TrainUnevenly(zero, 1, true);
-  EXPECT_TRUE(at::allclose(plain.net->first, zero.net->first, 1e-4, 1e-6));
-  EXPECT_TRUE(testing::SameOnAllRanks(*group, testing::Flatten(zero.net->parameters())));
+  Trainer scattering = Trainer::Zero(group, AdamW(), {.scatter_gradients = true});
+  EXPECT_FALSE(zero.zero->scatters_gradients());  // the default on Gloo
+  EXPECT_TRUE(scattering.zero->scatters_gradients());
+  for (Trainer* const trainer : {&plain, &zero, &scattering}) TrainUnevenly(*trainer, 1, true);
+  ExpectEqual(plain, zero, "default options");
+  EXPECT_TRUE(at::allclose(plain.net->first, scattering.net->first, 1e-4, 1e-6));
+  EXPECT_TRUE(testing::SameOnAllRanks(*group, testing::Flatten(scattering.net->parameters())));
 }
 
 }  // namespace

@@ -107,19 +107,22 @@ inline Groups GroupsOf(const Net& net, const Factory& make) {
 
 // A model with its optimizer.
 struct Trainer {
-  explicit Trainer(const std::shared_ptr<ProcessGroup>& group, bool gradients_as_views = false)
-      : group(group),
-        model(net, group,
-              {.gradient_as_bucket_view = gradients_as_views, .find_unused_parameters = true}) {}
+  using ModelOptions = DistributedDataParallelOptions;
 
-  static Trainer Plain(const std::shared_ptr<ProcessGroup>& group, const Factory& make) {
-    Trainer trainer(group);
+  explicit Trainer(const std::shared_ptr<ProcessGroup>& group,
+                   const ModelOptions& options = {.find_unused_parameters = true})
+      : group(group), model(net, group, options) {}
+
+  static Trainer Plain(const std::shared_ptr<ProcessGroup>& group, const Factory& make,
+                       const ModelOptions& model_options = {.find_unused_parameters = true}) {
+    Trainer trainer(group, model_options);
     trainer.optimizer = make(GroupsOf(*trainer.net, make));
     return trainer;
   }
   static Trainer Zero(const std::shared_ptr<ProcessGroup>& group, const Factory& make,
-                      const ZeroRedundancyOptions& options, bool gradients_as_views = false) {
-    Trainer trainer(group, gradients_as_views);
+                      const ZeroRedundancyOptions& options,
+                      const ModelOptions& model_options = {.find_unused_parameters = true}) {
+    Trainer trainer(group, model_options);
     auto zero = std::make_unique<ZeroRedundancyOptimizerBase>(make, GroupsOf(*trainer.net, make),
                                                               trainer.model, options);
     trainer.zero = zero.get();

@@ -21,6 +21,7 @@
 #include "ddp/distributed_data_parallel.h"
 #include "ddp/join.h"
 #include "ddp/nn/sync_batch_norm.h"
+#include "ddp/optim/zero_redundancy_optimizer.h"
 #include "ddp/process_group.h"
 #include "ddp/rpc/message_fault.h"
 #include "ddp/rpc/rpc.h"
@@ -1020,6 +1021,41 @@ RANK_TEST(AutogradContextTest, ASyncBatchNormIsRefusedByName, 3) {
                   context.backward(model(x).pow(3).sum());
                 }),
                 HasSubstr("SyncBatchNorm is not supported in a distributed autograd context"));
+  }
+  job.workers->shutdown();
+}
+
+RANK_TEST(AutogradContextTest, AZeroRedundancyOptimizerIsToldOfTheContext, 3) {
+  Job job;
+  if (job.trainers) {
+    const auto error = [&](bool scatter) {
+      Net net([](const at::Tensor& x) { return sync<at::Tensor>("worker2", "plus_one", x); });
+      DistributedDataParallel model(net, job.world->new_group({0, 1}),
+                                    {.find_unused_parameters = true});
+      ZeroRedundancyOptimizer<torch::optim::SGD> zero(
+          model, torch::optim::SGDOptions(kRate),
+          ZeroRedundancyOptions{.scatter_gradients = scatter});
+      return ErrorOf<ConfigurationError>([&] {
+        AutogradContext context;
+        context.backward(model.forward(torch::ones({2, 4}), false).sum());
+        const at::Tensor before = net->first->weight.detach().clone();
+        EXPECT_THAT(ErrorOf<ConfigurationError>([&] { zero.step(); }),
+                    HasSubstr("copy context.grad(parameter) into .grad before step()"));
+        EXPECT_TRUE(torch::equal(net->first->weight, before));
+        for (const at::Tensor& parameter : net->parameters()) {
+          parameter.mutable_grad() = context.grad(parameter);
+        }
+        zero.step();
+        EXPECT_TRUE(
+            torch::equal(net->first->weight, before.add(context.grad(net->first->weight), -kRate)));
+        // The context is no news any more.
+        zero.zero_grad();
+        zero.step();
+      });
+    };
+    EXPECT_EQ(error(false), "no error");
+    EXPECT_THAT(error(true), HasSubstr("scatter_gradients of a ZeroRedundancyOptimizer is not "
+                                       "supported in a distributed autograd context"));
   }
   job.workers->shutdown();
 }

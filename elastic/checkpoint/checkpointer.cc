@@ -162,18 +162,17 @@ absl::StatusOr<std::function<void()>> PrepareRng(const LoadedCheckpoint& checkpo
   });
 }
 
-// A training state whose optimizer has the state of all ranks. For a ShardedOptimizer, `whole`
-// stands for it.
+// A training state whose optimizer is a plain one. For a ShardedOptimizer, `whole` stands for it.
 struct PlainState {
   TrainingState state;
   ShardedOptimizer* sharded = nullptr;
   std::unique_ptr<torch::optim::Optimizer> whole = nullptr;
 
   // Collective over the ranks of a sharded optimizer.
-  static PlainState WithValues(const TrainingState& state) {
-    return Make(state, [](ShardedOptimizer& sharded) { return sharded.WholeOptimizer(); });
+  static PlainState WithForms(const TrainingState& state) {
+    return Make(state, [](ShardedOptimizer& sharded) { return sharded.DescribeState(); });
   }
-  static PlainState WithoutValues(const TrainingState& state) {
+  static PlainState WithoutState(const TrainingState& state) {
     return Make(state, [](ShardedOptimizer& sharded) { return sharded.EmptyOptimizer(); });
   }
 
@@ -230,8 +229,10 @@ class Checkpointer::Impl {
   absl::StatusOr<std::string> TrySave(const TrainingState& state, Urgency urgency);
   void Record(const absl::Status& saved, int64_t step);
   void OnProgress();
-  absl::StatusOr<CheckpointContents> Collect(const TrainingState& state,
+  absl::StatusOr<CheckpointContents> Collect(const PlainState& plain,
                                              std::vector<at::Tensor>& keep) const;
+  void FillShare(const PlainState& plain, std::vector<at::Tensor>& keep,
+                 absl::StatusOr<CheckpointContents>& contents) const;
   std::vector<std::string> Mismatches(const TrainingState& state, const ModelTensors& model,
                                       const Manifest& manifest) const;
   absl::StatusOr<std::function<void()>> Prepare(const PlainState& plain, const ModelTensors& model,
@@ -257,7 +258,8 @@ void Checkpointer::Impl::OnProgress() {
 }
 
 absl::StatusOr<CheckpointContents> Checkpointer::Impl::Collect(
-    const TrainingState& state, std::vector<at::Tensor>& keep) const {
+    const PlainState& plain, std::vector<at::Tensor>& keep) const {
+  const TrainingState& state = plain.state;
   const ModelTensors model = TensorsOf(*state.model);
   CheckpointContents contents;
   Manifest& description = contents.description;
@@ -276,9 +278,44 @@ absl::StatusOr<CheckpointContents> Checkpointer::Impl::Collect(
   if (state.optimizer != nullptr) {
     DDP_ASSIGN_OR_RETURN(OptimizerState optimizer, StateOf(*state.optimizer, model));
     description.optimizer = std::move(optimizer.record);
-    DDP_ASSIGN_OR_RETURN(contents.optimizer, ViewsOf(optimizer.tensors, keep));
+    if (plain.sharded == nullptr) {
+      DDP_ASSIGN_OR_RETURN(contents.optimizer, ViewsOf(optimizer.tensors, keep));
+    } else {
+      DDP_ASSIGN_OR_RETURN(contents.optimizer, FormsOf(optimizer.tensors));
+    }
   }
   return contents;
+}
+
+// Collects the values of those tensors of a ShardedOptimizer that this rank writes. Collective over
+// its ranks.
+void Checkpointer::Impl::FillShare(const PlainState& plain, std::vector<at::Tensor>& keep,
+                                   absl::StatusOr<CheckpointContents>& contents) const {
+  torch::optim::Optimizer& whole = *plain.whole;
+  const ModelTensors model = TensorsOf(*plain.state.model);
+  std::vector<bool> written;  // by tensor
+  std::vector<bool> needed;   // by parameter
+  for (const auto& group : whole.param_groups()) {
+    needed.resize(needed.size() + group.params().size());
+  }
+  if (contents.ok()) {
+    const absl::StatusOr<OptimizerState> forms = StateOf(whole, model);
+    CHECK(forms.ok()) << forms.status();  // Collect() has done the same
+    written = WrittenOptimizerTensors(*contents, options_.rank, options_.world_size);
+    for (size_t i = 0; i < written.size(); ++i) {
+      if (written[i]) needed[forms->parameters[i]] = true;
+    }
+  }
+  plain.sharded->FillState(whole, needed);
+  if (!contents.ok()) return;
+  const absl::StatusOr<OptimizerState> optimizer = StateOf(whole, model);
+  CHECK(optimizer.ok()) << optimizer.status();
+  for (size_t i = 0; i < written.size(); ++i) {
+    if (!written[i]) continue;
+    absl::StatusOr<std::vector<TensorView>> view = ViewsOf({optimizer->tensors[i]}, keep);
+    CHECK(view.ok()) << view.status();
+    contents->optimizer[i] = std::move(view->front());
+  }
 }
 
 absl::StatusOr<std::string> Checkpointer::Impl::TrySave(const TrainingState& state,
@@ -289,13 +326,14 @@ absl::StatusOr<std::string> Checkpointer::Impl::TrySave(const TrainingState& sta
                                    return absl::OkStatus();
                                  return absl::CancelledError("held back after a failure");
                                }};
-  const PlainState plain = PlainState::WithValues(state);
+  const PlainState plain = PlainState::WithForms(state);
   absl::StatusOr<CheckpointContents> contents = absl::InternalError("nothing collected");
   try {
-    contents = Collect(plain.state, keep);
+    contents = Collect(plain, keep);
   } catch (const std::exception& error) {
     contents = absl::InvalidArgumentError(FromException(error).message());
   }
+  if (plain.sharded != nullptr) FillShare(plain, keep, contents);
   return SaveCheckpoint(file_system_, storage_, *group_, options, contents);
 }
 
@@ -397,7 +435,7 @@ absl::StatusOr<std::optional<RestoredCheckpoint>> Checkpointer::Impl::Restore(
 absl::StatusOr<std::optional<RestoredCheckpoint>> Checkpointer::Impl::TryRestore(
     TrainingState& state) {
   const ModelTensors model = TensorsOf(*state.model);
-  const PlainState plain = PlainState::WithoutValues(state);
+  const PlainState plain = PlainState::WithoutState(state);
   DDP_ASSIGN_OR_RETURN(std::optional<LoadedCheckpoint> loaded,
                        LoadNewestCheckpoint(storage_, *group_, [&](const Manifest& manifest) {
                          return Mismatches(plain.state, model, manifest);

@@ -185,10 +185,10 @@ class Checkpointer {
   // pause after an earlier failure. The result is the same on every rank, except on a rank that has
   // lost the store.
   //
-  // With a ShardedOptimizer, first collects the state of all ranks in the host memory of each rank,
-  // and throws what WholeOptimizer() throws. Throws CheckpointError after a fault of the
-  // environment when Options::on_error is kThrow. Throws CheckpointError always when a retry cannot
-  // help:
+  // With a ShardedOptimizer, each rank first collects the parts of the state that it writes in host
+  // memory, and throws what DescribeState() and FillState() throw. Throws CheckpointError after a
+  // fault of the environment when Options::on_error is kThrow. Throws CheckpointError always when a
+  // retry cannot help:
   // - the format lacks a tensor type or the optimizer;
   // - the ranks have different states, or a rank did not call save() in time;
   // - the folder is a file, belongs to a later generation, or was claimed by another job since this

@@ -43,6 +43,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "ddp/optim/zero_redundancy_optimizer.h"
+#include "ddp/optim/zero_trainer.h"
 #include "ddp/process_group.h"
 #include "elastic/checkpoint/group/store_group.h"
 #include "elastic/data/elastic_sampler.h"
@@ -835,6 +836,93 @@ TEST_F(CheckpointerTest, AShardedOptimizerIsSavedAsThePlainOne) {
           EXPECT_TRUE(torch::equal(results[i][p], results[0][p])) << i << " " << p;
         }
       }
+    });
+  }
+}
+
+// Counts the ranks that collect the state of each parameter.
+class CountingZero : public ZeroRedundancyOptimizerBase {
+ public:
+  using Counts = std::vector<std::atomic<int>>;
+  CountingZero(const Factory& make, const Groups& groups, std::shared_ptr<ProcessGroup> group,
+               Counts* counts)
+      : ZeroRedundancyOptimizerBase(make, groups, std::move(group)), counts_(counts) {}
+  void FillState(torch::optim::Optimizer& whole, const std::vector<bool>& needed) override {
+    ASSERT_EQ(needed.size(), counts_->size());
+    for (size_t i = 0; i < needed.size(); ++i) (*counts_)[i] += needed[i] ? 1 : 0;
+    ZeroRedundancyOptimizerBase::FillState(whole, needed);
+  }
+
+ private:
+  Counts* const counts_;
+};
+
+TEST_F(CheckpointerTest, ARankCollectsTheStateThatItWrites) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  CountingZero::Counts counts(ddp::testing::Net().parameters().size());
+  ddp::testing::RunThreadRanks({.world_size = 3}, [&](std::shared_ptr<ProcessGroup> group) {
+    ddp::testing::Net net;
+    CountingZero zero(ddp::testing::AdamW(), ddp::testing::GroupsOf(net, ddp::testing::AdamW()),
+                      group, &counts);
+    for (const torch::Tensor& parameter : net.parameters()) {
+      parameter.mutable_grad() = torch::ones_like(parameter);
+    }
+    zero.step();
+    Checkpointer::Options options = Options();
+    options.rank = group->rank();
+    options.world_size = 3;
+    options.store = store;
+    EXPECT_NE(Checkpointer(options).save({.model = &net, .optimizer = &zero, .step = 1}), "");
+  });
+  for (const std::atomic<int>& count : counts) EXPECT_EQ(count, 1);
+}
+
+// Trains on three ranks, continues on two from a checkpoint, and ends as the plain optimizer that
+// has moved likewise. The checkpoint is saved while values of the last step are on their way.
+TEST_F(CheckpointerTest, AScatteredAndOverlappedOptimizerMovesAsThePlainOne) {
+  using Trained = ddp::testing::Trainer;
+  for (const auto& [name, make] : ddp::testing::Optimizers()) {
+    if (name != "SGD" && name != "Adam" && name != "AdamW") continue;
+    const auto store = c10::make_intrusive<c10d::HashStore>();
+    const std::string root = absl::StrCat(folder_, ".", name);
+    ddp::testing::RunThreadRanks({.world_size = 3}, [&](std::shared_ptr<ProcessGroup> group) {
+      const auto pair = group->new_group({0, 1});
+      const auto trainer = [&](const std::shared_ptr<ProcessGroup>& of, bool sharded) {
+        return sharded ? Trained::Zero(of, make,
+                                       {.scatter_gradients = true,
+                                        .overlap_with_forward = true,
+                                        .bucket_cap_mb = 0.001})
+                       : Trained::Plain(of, make);
+      };
+      const auto checkpointer = [&](const std::shared_ptr<ProcessGroup>& of, bool sharded) {
+        Checkpointer::Options options;
+        options.folder = absl::StrCat(root, sharded ? ".sharded" : ".plain");
+        options.rank = of->rank();
+        options.world_size = of->size();
+        options.generation = of == pair ? 2 : 1;
+        options.store = c10::make_intrusive<c10d::PrefixStore>(absl::StrCat(of->size()), store);
+        return std::make_unique<Checkpointer>(options);
+      };
+      std::vector<std::map<std::string, std::string>> files;
+      for (const bool sharded : {false, true}) {
+        Trained three = trainer(group, sharded);
+        for (int step = 0; step < 4; ++step) three.Step(step);
+        TrainingState state{
+            .model = three.net.get(), .optimizer = three.optimizer.get(), .step = 4};
+        files.push_back(TensorFiles(checkpointer(group, sharded)->save(state)));
+      }
+      EXPECT_EQ(files[1], files[0]) << name;
+      if (!pair) return;
+      std::vector<Trained> moved;
+      for (const bool sharded : {false, true}) {
+        moved.push_back(trainer(pair, sharded));
+        Trained& two = moved.back();
+        EXPECT_EQ(two.zero != nullptr && two.zero->scatters_gradients(), sharded);
+        TrainingState state{.model = two.net.get(), .optimizer = two.optimizer.get()};
+        EXPECT_EQ(checkpointer(pair, sharded)->restore(state)->step, 4);
+        two.Steps(4, 8);
+      }
+      ExpectEqual(moved[0], moved[1], name);
     });
   }
 }

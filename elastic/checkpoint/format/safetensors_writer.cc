@@ -124,6 +124,7 @@ absl::StatusOr<WrittenFile> WriteSafetensors(FileSystem& file_system, const std:
   for (const TensorView& tensor : tensors) {
     CHECK(TensorBytes(tensor.type.dtype, tensor.type.shape) == tensor.bytes)
         << tensor.name << ": " << tensor.bytes << " bytes for " << TensorTypeText(tensor.type);
+    CHECK(tensor.data != nullptr || tensor.bytes == 0) << tensor.name << " has no values here";
     written.bytes += tensor.bytes;
   }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <set>
 #include <tuple>
 #include <utility>
 
@@ -91,6 +92,15 @@ absl::StatusOr<Manifest> CompleteManifest(Manifest manifest,
   return manifest;
 }
 
+std::vector<Shard> PlanOf(const CheckpointContents& contents, int world_size,
+                          uint64_t file_bytes_max) {
+  return PlanShards({.buffers = contents.buffers,
+                     .parameters = contents.parameters,
+                     .optimizer = contents.optimizer,
+                     .world_size = world_size,
+                     .file_bytes_max = file_bytes_max});
+}
+
 // Runs the save on one rank. After an error `folder` names the folder to remove; empty: none.
 absl::StatusOr<std::string> Save(FileSystem& file_system, CheckpointStorage& storage,
                                  CheckpointGroup& group, const SaveOptions& options,
@@ -101,11 +111,7 @@ absl::StatusOr<std::string> Save(FileSystem& file_system, CheckpointStorage& sto
   if (!contents.ok()) {
     agreement = EncodeResult(contents.status());
   } else {
-    plan = PlanShards({.buffers = contents->buffers,
-                       .parameters = contents->parameters,
-                       .optimizer = contents->optimizer,
-                       .world_size = group.world_size(),
-                       .file_bytes_max = options.file_bytes_max});
+    plan = PlanOf(*contents, group.world_size(), options.file_bytes_max);
     agreement = EncodeResult(Agreement(*contents, plan));
   }
   const auto begin = [&](const std::vector<std::string>& values) {
@@ -130,6 +136,20 @@ absl::StatusOr<std::string> Save(FileSystem& file_system, CheckpointStorage& sto
 }
 
 }  // namespace
+
+std::vector<bool> WrittenOptimizerTensors(const CheckpointContents& contents, int rank,
+                                          int world_size, uint64_t file_bytes_max) {
+  std::set<std::string> names;
+  for (const Shard& shard : PlanOf(contents, world_size, file_bytes_max)) {
+    if (shard.rank != rank) continue;
+    for (const TensorView& tensor : shard.tensors) names.insert(tensor.name);
+  }
+  std::vector<bool> written;
+  for (const TensorView& tensor : contents.optimizer) {
+    written.push_back(names.contains(tensor.name));
+  }
+  return written;
+}
 
 absl::StatusOr<std::string> SaveCheckpoint(FileSystem& file_system, CheckpointStorage& storage,
                                            CheckpointGroup& group, const SaveOptions& options,

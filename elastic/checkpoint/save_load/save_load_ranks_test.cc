@@ -26,6 +26,7 @@ namespace {
 
 using ::ddp::testing::MemoryFileSystem;
 using ::testing::AllOf;
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -190,6 +191,31 @@ TEST_F(RanksTest, ModelAndOptimizerFilesDoNotDependOnTheWorldSize) {
         << name;
   }
   EXPECT_EQ(compared, 3);  // file_bytes_max cuts the model in two
+}
+
+// As with an optimizer whose state is divided among the ranks.
+TEST_F(RanksTest, ARankNeedsTheValuesOfTheTensorsThatItWrites) {
+  const std::string values = "0123456789abcdefghijklmnopqrst";
+  std::vector<std::vector<bool>> written(3);
+  const auto results = Save(3, 5, 1, [&](int rank, absl::StatusOr<CheckpointContents>& contents) {
+    contents->optimizer.clear();
+    for (size_t i = 0; i < 6; ++i) {
+      contents->optimizer.push_back(TestState::View(absl::StrCat("state.", i), values));
+    }
+    written[rank] = WrittenOptimizerTensors(*contents, rank, 3, /*file_bytes_max=*/20);
+    for (size_t i = 0; i < 6; ++i) {
+      if (!written[rank][i]) contents->optimizer[i].data = nullptr;
+    }
+  });
+  for (const auto& saved : results) EXPECT_TRUE(saved.ok()) << saved.status();
+  for (size_t i = 0; i < 6; ++i) EXPECT_EQ(written[0][i] + written[1][i] + written[2][i], 1) << i;
+  for (int rank = 0; rank < 3; ++rank) EXPECT_THAT(written[rank], Contains(true)) << rank;
+  TestProcess process(&file_system_, 2);
+  const auto loaded = process.Load();
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  for (int i = 0; i < 6; ++i) {
+    EXPECT_EQ(Text((*loaded)->optimizer, absl::StrCat("state.", i)), values);
+  }
 }
 
 TEST_F(RanksTest, RanksThatDisagreeAreToldHow) {

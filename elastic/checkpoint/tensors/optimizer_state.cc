@@ -155,6 +155,7 @@ void TakeParameter(const typename Kind::State& state, const std::string& name,
 template <typename Kind>
 absl::Status Take(const Optimizer& optimizer, const ModelTensors& model, OptimizerState& taken) {
   taken.record.type = Kind::kName;
+  size_t number = 0;
   for (const auto& group : optimizer.param_groups()) {
     OptimizerRecord::Group record;
     record.options = Kind::Get(group.options());
@@ -162,8 +163,10 @@ absl::Status Take(const Optimizer& optimizer, const ModelTensors& model, Optimiz
       DDP_ASSIGN_OR_RETURN(const std::string name, NameOf(parameter, model));
       record.parameters.push_back(name);
       const auto state = optimizer.state().find(parameter.unsafeGetTensorImpl());
-      if (state == optimizer.state().end()) continue;
-      TakeParameter<Kind>(static_cast<const typename Kind::State&>(*state->second), name, taken);
+      if (state != optimizer.state().end()) {
+        TakeParameter<Kind>(static_cast<const typename Kind::State&>(*state->second), name, taken);
+      }
+      taken.parameters.resize(taken.tensors.size(), number++);
     }
     taken.record.groups.push_back(std::move(record));
   }

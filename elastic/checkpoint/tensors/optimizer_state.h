@@ -24,6 +24,7 @@ namespace ddp::elastic {
 struct OptimizerState {
   OptimizerRecord record;
   std::vector<NamedTensor> tensors;
+  std::vector<size_t> parameters;  // by tensor: its parameter's number in the order of the groups
 };
 
 // Returns the state of `optimizer`. Errors: kInvalidArgument for another kind of optimizer, or a

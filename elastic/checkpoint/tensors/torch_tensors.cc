@@ -177,6 +177,17 @@ absl::StatusOr<std::vector<TensorView>> ViewsOf(const std::vector<NamedTensor>& 
   return views;
 }
 
+absl::StatusOr<std::vector<TensorView>> FormsOf(const std::vector<NamedTensor>& tensors) {
+  std::vector<TensorView> views;
+  for (const NamedTensor& named : tensors) {
+    DDP_ASSIGN_OR_RETURN(TensorType type, TypeOf(named));
+    views.push_back({.name = named.name,
+                     .type = std::move(type),
+                     .bytes = static_cast<uint64_t>(named.tensor.nbytes())});
+  }
+  return views;
+}
+
 at::Tensor TensorOver(const TensorView& view) {
   std::vector<int64_t> sizes;
   for (const uint64_t size : view.type.shape) sizes.push_back(static_cast<int64_t>(size));

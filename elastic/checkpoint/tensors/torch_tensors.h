@@ -45,6 +45,9 @@ absl::StatusOr<TensorType> TypeOf(const NamedTensor& tensor);
 absl::StatusOr<std::vector<TensorView>> ViewsOf(const std::vector<NamedTensor>& tensors,
                                                 std::vector<at::Tensor>& keep);
 
+// Returns views of the same names and types without values.
+absl::StatusOr<std::vector<TensorView>> FormsOf(const std::vector<NamedTensor>& tensors);
+
 // Returns a tensor over the memory of `view`, which must outlive the tensor.
 at::Tensor TensorOver(const TensorView& view);
 
