@@ -19,12 +19,13 @@
 #include "ddp/optim/shard_plan.h"
 #include "ddp/process_group.h"
 #include "ddp/reducer/buckets/gradient_context.h"
+#include "xxhash.h"
 
 namespace ddp::internal {
 namespace {
 
 // Why a rank cannot make a step. A word of Exchange() has one of these and a parameter's number.
-enum Reason : int64_t { kTorn = 1, kGroups, kChanged, kGradient, kContext, kReasons };
+enum Reason : int64_t { kTorn = 1, kGroups, kChanged, kGradient, kContext, kRates, kReasons };
 
 int64_t Word(Reason reason, int parameter = 0) { return reason + kReasons * parameter; }
 
@@ -33,6 +34,22 @@ constexpr char kTornText[] =
     "new values: load model and optimizer from a checkpoint on every rank";
 
 constexpr char kCollection[] = "the collection of a ZeroRedundancyOptimizer's state";
+
+// Returns a number that tells other learning rates apart; never 0.
+int64_t RatesOf(const ZeroCore::Groups& groups) {
+  std::vector<double> rates;
+  for (const auto& group : groups) {
+    try {
+      rates.push_back(group.options().get_lr());
+    } catch (const c10::Error&) {  // the options have none
+    }
+  }
+  return static_cast<int64_t>(XXH3_64bits(rates.data(), rates.size() * sizeof(double)) | 1);
+}
+
+bool Has(const std::vector<int>& ranks, int rank) {
+  return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
+}
 
 ShardPlan::Options PlanOptions(const ZeroRedundancyOptions& options, int ranks) {
   const bool even = options.shard == ZeroRedundancyOptions::Shard::kEven;
@@ -191,6 +208,11 @@ std::string ZeroCore::Explain(int64_t problem, int rank) const {
                           "context, and no parameter of a ZeroRedundancyOptimizer has a .grad: "
                           "copy context.grad(parameter) into .grad before step(), or update the "
                           "parameters with an rpc::DistributedOptimizer instead");
+    case kRates:
+      return absl::StrCat("rank ", rank,
+                          ": a ZeroRedundancyOptimizer has other learning rates than on the ranks "
+                          "before: change options alike on all ranks, and give a scheduler that "
+                          "follows a loss the same loss on all of them");
     default:
       return absl::StrCat("rank ", rank, ": the gradient of parameter ", parameter,
                           " of a ZeroRedundancyOptimizer is sparse, or has another shape, type or "
@@ -198,27 +220,33 @@ std::string ZeroCore::Explain(int64_t problem, int rank) const {
   }
 }
 
-// One all-reduce: a word of each rank, and the number of ranks with gradients for each bucket.
-ZeroCore::Start ZeroCore::Exchange(const Groups& groups, bool stepping) {
+// One all-reduce: two words of each rank, and the number of ranks with gradients for each bucket.
+// `takes_options`: this rank gets its options from others, so its own have no say.
+ZeroCore::Start ZeroCore::Exchange(const Groups& groups, bool stepping, bool takes_options) {
   const std::vector<bool> mine = parameters_.BucketsWithGradients();
   const int ranks = group_->size();
-  at::Tensor words = at::zeros({ranks + static_cast<int64_t>(mine.size())}, at::kLong);
+  at::Tensor words = at::zeros({2 * ranks + static_cast<int64_t>(mine.size())}, at::kLong);
   auto* const mutable_words = words.mutable_data_ptr<int64_t>();
   mutable_words[group_->rank()] = Problem(groups, stepping);
-  std::copy(mine.begin(), mine.end(), mutable_words + ranks);
+  if (stepping && !takes_options) mutable_words[ranks + group_->rank()] = RatesOf(groups);
+  std::copy(mine.begin(), mine.end(), mutable_words + 2 * ranks);
   words = words.to(group_->device());
   group_->all_reduce(words);
   words = words.to(at::kCPU);  // waits for a stream, and so for the values of the step before
   if (!group_->failed()) unproven_ = false;
   const auto* const all = words.const_data_ptr<int64_t>();
   Start start;
-  for (int rank = 0; rank < ranks; ++rank) {
-    if (all[rank] == 0) continue;
-    start.torn = all[rank] % kReasons == kTorn;
-    start.error = Explain(all[rank], rank);
-    break;
+  int64_t rates = 0;
+  for (int rank = 0; rank < ranks && start.error.empty(); ++rank) {
+    const int64_t theirs = all[ranks + rank];
+    const bool differs = rates != 0 && theirs != 0 && theirs != rates;
+    if (rates == 0) rates = theirs;
+    const int64_t problem = all[rank] == 0 && differs ? Word(kRates) : all[rank];
+    if (problem == 0) continue;
+    start.torn = problem % kReasons == kTorn;
+    start.error = Explain(problem, rank);
   }
-  for (size_t b = 0; b < mine.size(); ++b) start.buckets.push_back(all[ranks + b] > 0);
+  for (size_t b = 0; b < mine.size(); ++b) start.buckets.push_back(all[2 * ranks + b] > 0);
   return start;
 }
 
@@ -247,11 +275,12 @@ void ZeroCore::BeginJoin() {
 void ZeroCore::ShadowStep(Groups& groups, const JoinRound& round) { RunStep(groups, &round); }
 
 void ZeroCore::RunStep(Groups& groups, const JoinRound* round) {
+  const bool joined = round != nullptr && !Has(round->active_ranks, group_->rank());
   Start start;
   Guard("the step of a ZeroRedundancyOptimizer", [&] {
     FollowIncarnation();
     Wait();
-    start = Exchange(groups, /*stepping=*/true);
+    start = Exchange(groups, /*stepping=*/true, joined);
   });
   // The same on all ranks: no failure of the group.
   if (start.torn) throw ReductionError(start.error);
@@ -348,8 +377,7 @@ void ZeroCore::Wait() {
 void ZeroCore::ServeJoinedRanks(Groups& groups, const JoinRound& round) {
   const int source = round.source();
   const int rank = group_->rank();
-  const auto& active = round.active_ranks;
-  const bool joined = std::find(active.begin(), active.end(), rank) == active.end();
+  const bool joined = !Has(round.active_ranks, rank);
   std::string options;
   if (rank == source) options = OptionBytes(groups);
   BroadcastText(*group_, source, options);
@@ -366,7 +394,7 @@ void ZeroCore::ServeJoinedRanks(Groups& groups, const JoinRound& round) {
 
   std::vector<at::Tensor> gradients(parameters_.mine().size());
   for (int other = 0; other < group_->size(); ++other) {
-    if (std::find(active.begin(), active.end(), other) != active.end()) continue;
+    if (Has(round.active_ranks, other)) continue;
     ServePart(other, source, with_gradient, gradients);
   }
   if (joined) parameters_.TakeGradients(gradients);

@@ -101,7 +101,7 @@ class ZeroCore {
   void BeginCollection(const Groups& groups);
   int64_t Problem(const Groups& groups, bool stepping) const;
   std::string Explain(int64_t problem, int rank) const;
-  Start Exchange(const Groups& groups, bool stepping);
+  Start Exchange(const Groups& groups, bool stepping, bool takes_options = false);
   void RunStep(Groups& groups, const JoinRound* round);
   void Update(Groups& groups, const JoinRound* round, const std::vector<bool>& buckets);
   void FollowIncarnation();

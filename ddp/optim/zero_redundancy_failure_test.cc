@@ -168,6 +168,20 @@ THREAD_RANK_TEST(ZeroRedundancyFailureTest, AnUnusableGradientOrParameterChanges
   EXPECT_TRUE(at::allclose(parameter, at::full({4, 3}, 0.9F)));
 }
 
+THREAD_RANK_TEST(ZeroRedundancyFailureTest, OtherLearningRatesAreNamedOnEveryRank, 3) {
+  const at::Tensor parameter = Parameter();
+  ZeroSgd zero(std::vector<at::Tensor>{parameter}, SGDOptions(0.1), group);
+  parameter.mutable_grad() = at::ones({4, 3});
+  if (group->rank() == 1) zero.param_groups()[0].options().set_lr(0.2);
+  EXPECT_THAT(ErrorOf<ConfigurationError>([&] { zero.step(); }),
+              HasSubstr("rank 1: a ZeroRedundancyOptimizer has other learning rates"));
+  EXPECT_TRUE(at::equal(parameter, at::ones({4, 3})));
+  EXPECT_FALSE(group->failed());
+  zero.param_groups()[0].options().set_lr(0.2);
+  zero.step();
+  EXPECT_TRUE(at::allclose(parameter, at::full({4, 3}, 0.8F)));
+}
+
 THREAD_RANK_TEST(ZeroRedundancyFailureTest, AFailedClosureIsReported, 2) {
   const at::Tensor parameter = Parameter();
   ZeroSgd zero(std::vector<at::Tensor>{parameter}, SGDOptions(0.1), group);

@@ -186,11 +186,13 @@ class ZeroRedundancyOptimizerBase : public torch::optim::Optimizer, public Shard
 // rpc::AutogradContext, a model that scatters throws ConfigurationError in the backward.
 //
 // The options of param_groups() may change at any time, as schedulers do. They must be equal on all
-// ranks: nothing compares them.
+// ranks. step() throws ConfigurationError on every rank when the learning rates differ; nothing
+// compares the other options.
 //
 // The constructor is a collective. It throws ConfigurationError on every rank when on some rank
 // there is no parameter; one is undefined, no leaf, sparse, there twice, or not on the group's
-// device; the optimizer is an LBFGS; or the ranks' parameters, their strides or the options differ.
+// device; the optimizer is an LBFGS; or the ranks' parameters, their strides or
+// ZeroRedundancyOptions differ.
 //
 // Thread-compatible. It must outlive a Join. The model may live longer.
 template <typename Plain>
