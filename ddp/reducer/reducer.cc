@@ -253,11 +253,13 @@ BackwardView Reducer::View() const {
 }
 
 BackwardView Reducer::ViewAtEnd() const {
+  const GradientContext* const context = GradientContext::running();
   return {.watched = true,
           .forwards = watch_.current().synchronized,
           .unreached = reach_.unreached,
           .limited = reach_.limited,
-          .collectives = watch_.current().collectives};
+          .collectives = watch_.current().collectives,
+          .failure = context == nullptr ? std::string() : context->failure()};
 }
 
 void Reducer::OnBackwardBegin() {

@@ -91,6 +91,18 @@ void End(const std::shared_ptr<EventQueue>& events, bool failed) {
   --running_count;
 }
 
+// Returns the first line of the text.
+std::string TextOf(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& known) {
+    const std::string text = ddp::internal::MessageOf(known);
+    return text.substr(0, text.find('\n'));
+  } catch (...) {
+    return "an exception that is no std::exception";
+  }
+}
+
 // Counts down from the greatest number: autograd's own numbers count up from 0.
 int NextTask() {
   static std::atomic<int> next{std::numeric_limits<int>::max()};
@@ -178,6 +190,7 @@ ContextBackward::Ends ContextBackward::Run(std::function<void()> engine) {
   if (ends.engine == nullptr && ends.reducer == nullptr) {
     RunAtEnd(&ends.reducer);
   } else {
+    failure_ = TextOf(ends.engine != nullptr ? ends.engine : ends.reducer);
     CallFailureHandler();
   }
   at_end_.clear();  // tells the reducers of a failure
@@ -275,7 +288,9 @@ struct AutogradContext::State {
   const ContextCalls::Scope scope{calls};
 };
 
-AutogradContext::AutogradContext() : state_(std::make_unique<State>()) {}
+AutogradContext::AutogradContext() : state_(std::make_unique<State>()) {
+  state_->calls->GuardAnswers();
+}
 
 AutogradContext::~AutogradContext() {
   try {
@@ -311,10 +326,17 @@ void AutogradContext::backward(const std::vector<at::Tensor>& roots, bool retain
   if (problem.has_value()) throw ConfigurationError("AutogradContext::backward: " + *problem);
 
   internal::ContextBackward backward(state_->context, walk, roots.front());
-  const auto ends =
-      backward.Run([&] { libtorch::backward(state_->context->contextId(), roots, retain_graph); });
+  const ContextCalls::Backward running(*state_->calls);
+  const auto ends = backward.Run([&] {
+    try {
+      libtorch::backward(state_->context->contextId(), roots, retain_graph);
+    } catch (...) {
+      // Here, because the reducers' peers get the text.
+      transport->Throw(std::current_exception(), /*worker=*/-1, "backward");
+    }
+  });
   if (ends.reducer != nullptr) std::rethrow_exception(ends.reducer);
-  if (ends.engine != nullptr) transport->Throw(ends.engine, /*worker=*/-1, "backward");
+  if (ends.engine != nullptr) std::rethrow_exception(ends.engine);
 }
 
 at::Tensor AutogradContext::grad(const at::Tensor& leaf) const {

@@ -66,7 +66,7 @@ class Future {
   // - RemoteError: the function threw, or there is no such function for these arguments;
   // - TimeoutError: no answer in time;
   // - PeerFailedError: a worker is gone or has failed, this one or another;
-  // - CommunicationError: the message was not sent, or this worker has shut down;
+  // - CommunicationError: the message was not sent, or this worker has shut down meanwhile;
   // - ConfigurationError: called twice, or the answer is no T.
   // In an autograd context: call it before the backward, on the context's thread.
   T wait() {

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -70,6 +71,7 @@ class ContextBackward final : public ddp::internal::GradientContext {
   at::Tensor Gradient(const at::Tensor& leaf) override;
   void SetGradient(const at::Tensor& leaf, at::Tensor gradient) override;
   int task() const override { return task_; }
+  std::string failure() const override { return failure_; }
   const std::vector<const GraphWalk::Node*>& nodes() const override { return walk_.nodes(); }
   bool Reaches(const GraphWalk::Node* node) const override { return walk_.Reaches(node); }
 
@@ -90,6 +92,7 @@ class ContextBackward final : public ddp::internal::GradientContext {
   absl::flat_hash_set<const c10::TensorImpl*> at_start_;  // leaves with a gradient before
   absl::flat_hash_set<const GraphWalk::Node*> arrived_;   // of those with one from this backward
   bool engine_ended_ = false;
+  std::string failure_;
   std::vector<std::function<void()>> at_end_;
 };
 

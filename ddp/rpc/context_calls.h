@@ -1,6 +1,7 @@
 #ifndef DDP_RPC_CONTEXT_CALLS_H_
 #define DDP_RPC_CONTEXT_CALLS_H_
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -75,6 +76,24 @@ class ContextCalls {
     return std::nullopt;
   }
 
+  // Only the context's own backward may pass the answers of its calls: for the calls of an
+  // AutogradContext. A plain backward would run into an assertion of LibTorch.
+  void GuardAnswers() { guarded_ = true; }
+  bool guarded() const { return guarded_; }
+
+  // The context's own backward runs while this object lives.
+  class Backward {
+   public:
+    explicit Backward(ContextCalls& calls) : calls_(calls) { calls_.in_backward_ = true; }
+    ~Backward() { calls_.in_backward_ = false; }
+    Backward(const Backward&) = delete;
+    Backward& operator=(const Backward&) = delete;
+
+   private:
+    ContextCalls& calls_;
+  };
+  bool in_backward() const { return in_backward_; }
+
   // Returns the calls of the context that is open on this thread; null: none is.
   static const std::shared_ptr<ContextCalls>& current() { return Current(); }
 
@@ -106,6 +125,8 @@ class ContextCalls {
     return current;
   }
 
+  std::atomic<bool> guarded_ = false;
+  std::atomic<bool> in_backward_ = false;
   mutable Mutex mutex_;
   std::vector<Call> calls_ ABSL_GUARDED_BY(mutex_);
 };

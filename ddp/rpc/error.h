@@ -1,6 +1,6 @@
-// The errors of calls between workers. A worker that is gone: ddp::PeerFailedError, whose rank() is
-// the worker's id and whose message begins with the worker's name. A wrong use on this side:
-// ddp::ConfigurationError.
+// The errors of calls between workers. A worker that is gone or has failed: ddp::PeerFailedError,
+// whose rank() is the worker's id and whose message names the worker. A wrong use on this side,
+// also a call after shutdown(): ddp::ConfigurationError.
 #ifndef DDP_RPC_ERROR_H_
 #define DDP_RPC_ERROR_H_
 

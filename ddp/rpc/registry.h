@@ -32,8 +32,9 @@ namespace ddp::rpc {
 // may be called by several threads at once, and may call other workers. Objects of a class too: a
 // class with state that changes needs a lock of its own.
 //
-// Fill it before init(), which takes it. A name holds letters, digits and "_"; a second function or
-// class of a name throws ConfigurationError. Thread-compatible.
+// Fill it before init(), which takes it. A name holds letters, digits and "_", in parts with a "."
+// between them. A name that begins with "ddp.", another character, and a second function or class
+// of a name throw ConfigurationError. Thread-compatible.
 class Registry {
  public:
   using Arguments = std::vector<c10::IValue>;
@@ -42,6 +43,7 @@ class Registry {
   // Registers a function object; its operator() has one form.
   template <typename F>
   Registry& function(const std::string& name, F f) {
+    CheckOwnName(name);
     Add(name, Wrap(name, std::function(std::move(f))));
     return *this;
   }
@@ -78,6 +80,7 @@ class Registry {
   // it has that method as nn::Module does, are what a DistributedOptimizer updates.
   template <typename T, typename... A>
   Methods<T> module(const std::string& name) {
+    CheckOwnName(name);
     const auto [known, inserted] = class_names_.emplace(typeid(T), name);
     if (!inserted) throw ConfigurationError(known->second + " and " + name + " are one class");
     const std::string full = name + ".new";
@@ -115,16 +118,18 @@ class Registry {
     return object;
   }
 
-  // Throws ConfigurationError, with the known names, for an unknown one.
+  // Throws ConfigurationError, with the program's names, for an unknown one.
   const Handler& Find(const std::string& name) const {
     const auto found = handlers_.find(name);
     if (found != handlers_.end()) return found->second;
     std::string known;
-    for (const auto& [other, handler] : handlers_) known += (known.empty() ? "" : ", ") + other;
+    for (const auto& [other, handler] : handlers_) {
+      if (!other.starts_with(kLibrary)) known += (known.empty() ? "" : ", ") + other;
+    }
     throw ConfigurationError("no such function is registered; there are: " + known);
   }
 
-  // For the library itself: a name may have dots.
+  // For the library itself, whose names begin with kLibrary.
   void Add(const std::string& name, Handler handler) {
     CheckName(name);
     if (!handlers_.emplace(name, std::move(handler)).second) {
@@ -141,13 +146,22 @@ class Registry {
       if (!begins && !std::isalnum(static_cast<unsigned char>(c)) && c != '_') {
         throw ConfigurationError("the name \"" + name +
                                  "\" has other characters than letters, "
-                                 "digits and _");
+                                 "digits, _ and .");
       }
     }
     if (begins) throw ConfigurationError("the name \"" + name + "\" has an empty part");
   }
 
  private:
+  static constexpr char kLibrary[] = "ddp.";
+
+  static void CheckOwnName(const std::string& name) {
+    if (name.starts_with(kLibrary)) {
+      throw ConfigurationError("the name \"" + name + "\" begins with \"ddp.\", as only the " +
+                               "library's own names do");
+    }
+  }
+
   template <typename... Types>
   static std::string Signature(const std::string& name) {
     std::string types;

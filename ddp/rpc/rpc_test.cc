@@ -101,6 +101,9 @@ Registry Functions() {
     if (how == 3) throw "no exception class";
     TORCH_CHECK(false, "the words of a check");
   });
+  registry.function("bad_result", [](bool undefined) {
+    return undefined ? at::Tensor() : at::ones({1}, at::kMeta);
+  });
   registry.function("alive", [] { return Counter::alive.load(); });
   registry.module<Counter, int64_t>("Counter")
       .method("add", &Counter::Add)
@@ -150,7 +153,8 @@ RANK_TEST(RpcTest, ErrorsNameWorkerFunctionAndReason, 2) {
     EXPECT_EQ(message("fail", 1), "the words of a check");
     EXPECT_EQ(message("fail", 2), "a rank of a process group failed");  // not a worker
     EXPECT_EQ(message("fail", 3), "an exception that is no std::exception");
-    EXPECT_THAT(message("unknown", 1), AllOf(HasSubstr("no such function"), HasSubstr("describe")));
+    EXPECT_THAT(message("unknown", 1), AllOf(HasSubstr("no such function"), HasSubstr("describe"),
+                                             Not(HasSubstr("ddp.rpc"))));
     EXPECT_THAT(message("fail", 1, 2), HasSubstr("fail(Int) got 2 arguments"));
     EXPECT_THAT(message("fail"), HasSubstr("got 0 arguments"));
     EXPECT_THAT(message("fail", "one"),
@@ -167,6 +171,24 @@ RANK_TEST(RpcTest, ErrorsNameWorkerFunctionAndReason, 2) {
                 AllOf(HasSubstr("nobody"), HasSubstr("worker0, worker1")));
     EXPECT_THAT(Thrown<ConfigurationError>([] { sync<void>("worker1", "alive"); })->what(),
                 HasSubstr("the result of alive on worker worker1: expected None, got Int"));
+    const at::Tensor one = at::ones({1});
+    EXPECT_EQ(Thrown<ConfigurationError>([&] {
+                sync<at::Tensor>("worker1", "add", one, at::Tensor());
+              })->what_without_backtrace(),
+              std::string("argument 2 of add on worker worker1 has an undefined tensor: send a "
+                          "std::optional<at::Tensor> without a value"));
+    EXPECT_EQ(Thrown<ConfigurationError>([&] {
+                sync<at::Tensor>("worker1", "add", one.to(at::kMeta), one);
+              })->what_without_backtrace(),
+              std::string("argument 1 of add on worker worker1 has a tensor on the device meta: "
+                          "only tensors on the CPU travel; send tensor.cpu()"));
+    EXPECT_THAT(Thrown<ConfigurationError>([&] {
+                  remote<Counter>("worker1", 1).sync<int64_t>("add", std::vector{at::Tensor()});
+                })->what(),
+                StartsWith("argument 1 of Counter.add on worker worker1 has an undefined tensor"));
+    EXPECT_THAT(message("bad_result", true), StartsWith("the result has an undefined tensor: "));
+    EXPECT_THAT(message("bad_result", false), StartsWith("the result has a tensor on the device "
+                                                         "meta: "));
     EXPECT_THROW(sync<void>("worker1", ""), ConfigurationError);
     EXPECT_THROW(sync<void>("worker1", "a b"), ConfigurationError);
     EXPECT_THAT(Thrown<ConfigurationError>([&] {
@@ -174,18 +196,24 @@ RANK_TEST(RpcTest, ErrorsNameWorkerFunctionAndReason, 2) {
                 })->what(),
                 HasSubstr("once in a process"));
   });
-  EXPECT_THROW(sync<void>("worker1", "nothing"), ConfigurationError);  // after shutdown()
-  job.workers->report_failure("too late");                             // does nothing
+  EXPECT_THAT(Thrown<ConfigurationError>([] { sync<void>("worker1", "nothing"); })->what(),
+              AllOf(HasSubstr("this worker has shut down"), Not(HasSubstr("init() first"))));
+  job.workers->report_failure("too late");  // does nothing
 }
 
 TEST(RpcInitTest, WrongOptionsAreRefused) {
-  EXPECT_THROW(sync<void>("worker1", "nothing"), ConfigurationError);
+  EXPECT_THAT(Thrown<ConfigurationError>([] { sync<void>("worker1", "nothing"); })->what(),
+              HasSubstr("call rpc::init() first"));
   EXPECT_THROW(init("name", c10::intrusive_ptr<c10d::Store>(), {}), ConfigurationError);
   Registry registry;
   registry.function("f", [] {});
   EXPECT_THROW(registry.function("f", [] {}), ConfigurationError);
   EXPECT_THROW(registry.function("a b", [] {}), ConfigurationError);
   EXPECT_THROW(registry.function("", [] {}), ConfigurationError);
+  EXPECT_THROW(registry.function("a..b", [] {}), ConfigurationError);
+  EXPECT_THROW(registry.function("ddp.mine", [] {}), ConfigurationError);
+  EXPECT_THROW(registry.module<Other>("ddp.mine"), ConfigurationError);
+  registry.function("ddpx.f", [] {}).function("a.b_1", [] {});
   registry.module<Counter, int64_t>("Counter");
   EXPECT_THROW((registry.module<Counter, int64_t>("Again")), ConfigurationError);
   EXPECT_THROW(registry.class_name<Other>(), ConfigurationError);
@@ -419,10 +447,73 @@ RANK_TEST(RpcTest, ADeathAtTheEndOfShutdownIsNoticed, .world_size = 2, .killed_r
 
 RANK_TEST(RpcTest, ABarrierDoesNotPairWithAShutdown, 3) {
   Job job(Functions());
-  const auto error = Thrown<ConfigurationError>(
-      [&] { job.rank() == 1 ? job.workers->shutdown() : job.workers->barrier(); });
-  EXPECT_THAT(error->what(),
+  std::string error;
+  try {
+    job.rank() == 1 ? job.workers->shutdown() : job.workers->barrier();
+  } catch (const ConfigurationError& own) {
+    error = own.what();
+  } catch (const PeerFailedError& of_another) {  // whose report came first
+    error = of_another.what();
+  }
+  EXPECT_THAT(error,
               AllOf(HasSubstr("worker worker1 is in shutdown()"), HasSubstr("is in barrier()")));
+}
+
+// The last error of a program whose ranks ran different numbers of batches. The group's timeout is
+// 30 minutes.
+void EndOneRankEarly(bool in_barrier) {
+  Job job(Functions());
+  at::Tensor x = at::ones({4});
+  for (int step = 0; step < 2; ++step) job.group->all_reduce(x);
+  if (job.rank() == 0) {
+    // The other rank ends with its error, and says so.
+    EXPECT_THAT(Thrown<PeerFailedError>([&] {
+                  in_barrier ? job.workers->barrier() : job.workers->shutdown();
+                })->what(),
+                HasSubstr("worker worker1 failed: "));
+    return;
+  }
+  const auto error = Thrown<CommunicationError>([&] { job.group->all_reduce(x); });
+  EXPECT_THAT(error->what(), AllOf(HasSubstr("rank 1 is in collective "),
+                                   HasSubstr(std::string("rank 0 is in rpc::Workers::") +
+                                             (in_barrier ? "barrier()" : "shutdown()")),
+                                   HasSubstr("ddp::Join")));
+}
+
+RANK_TEST(RpcTest, ARankInShutdownEndsTheCollectiveOfAnother, 2) { EndOneRankEarly(false); }
+
+RANK_TEST(RpcTest, ARankInABarrierEndsTheCollectiveOfAnother, 2) { EndOneRankEarly(true); }
+
+// A worker that is no rank of the group waits in shutdown() while the group works.
+RANK_TEST(RpcTest, AServerMayWaitInShutdownWhileTheOthersReduce, 3) {
+  Job job(Functions());
+  const auto trainers = job.group->new_group({0, 1});
+  if (trainers != nullptr) {
+    at::Tensor x = at::ones({4});
+    trainers->all_reduce(x);
+    EXPECT_EQ(x[0].item<int>(), 2);
+  }
+  job.workers->shutdown();
+}
+
+RANK_TEST(RpcInitTest, DifferentSizesAreNamed, 3) {
+  const auto group = init_process_group();
+  const auto error = Thrown<ConfigurationError>([&] {
+    init(NameOf(group->rank()), group->store(),
+         {.rank = group->rank(), .world_size = group->rank() == 2 ? 4 : 3});
+  });
+  EXPECT_THAT(error->what(), AllOf(HasSubstr("has world_size 3"), HasSubstr("has world_size 4"),
+                                   HasSubstr("worker2")));
+}
+
+RANK_TEST(RpcInitTest, AWorkerThatDoesNotComeIsNamed, 2) {
+  const auto group = init_process_group();
+  if (group->rank() == 1) return;
+  EXPECT_THAT(Thrown<CommunicationError>([&] {
+                init("worker0", group->store(),
+                     {.rank = 0, .world_size = 2, .timeout = std::chrono::milliseconds(50)});
+              })->what(),
+              HasSubstr("worker worker0 could not connect to the 2 workers: ranks 1 did not come"));
 }
 
 // For ThreadSanitizer: a watchdog's thread reports while the main thread shuts down.

@@ -21,13 +21,16 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/time/time.h"
 #include "ddp/comm/news/c10d_group_store.h"
 #include "ddp/common/error.h"
 #include "ddp/common/logging.h"
+#include "ddp/common/rpc_place.h"
 #include "ddp/rpc/carried_uses.h"
 #include "ddp/rpc/context_calls.h"
 #include "ddp/rpc/ending_agent.h"
 #include "ddp/rpc/error.h"
+#include "ddp/rpc/first_meeting.h"
 #include "ddp/rpc/graph_walk.h"
 #include "ddp/rpc/meeting_point.h"
 #include "ddp/rpc/request_callback.h"
@@ -35,8 +38,8 @@
 namespace ddp::rpc::internal {
 
 namespace libtorch = torch::distributed::rpc;
-using ddp::internal::Membership;
 using ddp::internal::MessageOf;
+using ddp::internal::OwnRpcPlace;
 using torch::distributed::autograd::DistAutogradContainer;
 
 namespace {
@@ -93,6 +96,7 @@ Transport::Transport(std::string name, const c10::intrusive_ptr<c10d::Store>& st
     return c10::make_intrusive<c10d::PrefixStore>(absl::StrCat("rpc/", prefix), store->clone());
   };
   try {
+    Meet(prefixed("first/"));
     const auto own = prefixed("agent/");
     own->setTimeout(options_.timeout);
     agent_ = MakeAgent(own, fault);
@@ -101,6 +105,8 @@ Transport::Transport(std::string name, const c10::intrusive_ptr<c10d::Store>& st
       names_[info.id_] = info.name_;
     }
     MakeNotice(ddp::internal::MakeGroupStore(prefixed("news/")));
+  } catch (const ConfigurationError&) {
+    throw;
   } catch (const std::exception& error) {
     Stop(/*together=*/false);
     throw CommunicationError(absl::StrCat("worker ", name_, " could not connect to the ",
@@ -108,10 +114,20 @@ Transport::Transport(std::string name, const c10::intrusive_ptr<c10d::Store>& st
   }
 }
 
+// LibTorch's agent would wait for a worker that does not come until the timeout, without a name.
+void Transport::Meet(const c10::intrusive_ptr<c10d::Store>& store) {
+  const FirstMeeting meeting = MeetFirst(ddp::internal::MakeGroupStore(store), name_, membership(),
+                                         absl::Milliseconds(options_.timeout.count()));
+  if (!meeting.mismatch.empty()) throw ConfigurationError("rpc::init: " + meeting.mismatch);
+  if (!meeting.late.empty()) {
+    throw std::runtime_error(absl::StrCat("ranks ", meeting.late, " did not come in time"));
+  }
+  OwnRpcPlace::SetWorld(meeting.world);
+}
+
 void Transport::MakeNotice(std::shared_ptr<ddp::internal::GroupStore> store) {
   notice_ = std::make_shared<FailureNotice>(
-      std::move(store), Membership{.rank = options_.rank, .size = options_.world_size},
-      [sends = sends_](const FailureNotice::GroupFailure& failure) {
+      std::move(store), membership(), [sends = sends_](const FailureNotice::GroupFailure& failure) {
         sends->End(std::make_exception_ptr(WorkerFailed(failure.rank, failure.reason)));
       });
   // Nobody may wait for the message that shows the loss.
@@ -179,7 +195,10 @@ std::shared_ptr<Transport> Transport::Find() { return std::atomic_load(&Current(
 std::shared_ptr<Transport> Transport::Get() {
   std::shared_ptr<Transport> transport = Find();
   if (transport == nullptr) {
-    throw ConfigurationError("this process is no worker (any more): call rpc::init() first");
+    throw ConfigurationError(has_begun
+                                 ? "this worker has shut down, or its rpc::init() has failed: no "
+                                   "call is possible any more in this process"
+                                 : "this process is no worker: call rpc::init() first");
   }
   return transport;
 }
@@ -201,6 +220,19 @@ const std::string& Transport::NameOf(int id) const {
 }
 
 // ---- Calls of this worker.
+
+void Transport::CheckTensors(const c10::IValue& value, const std::function<std::string()>& name) {
+  ForEachTensor(value, [&](const at::Tensor& tensor) {
+    if (!tensor.defined()) {
+      throw ConfigurationError(absl::StrCat(
+          name(), " has an undefined tensor: send a std::optional<at::Tensor> without a value"));
+    }
+    if (tensor.device().is_cpu()) return;
+    throw ConfigurationError(absl::StrCat(name(), " has a tensor on the device ",
+                                          tensor.device().str(),
+                                          ": only tensors on the CPU travel; send tensor.cpu()"));
+  });
+}
 
 Transport::FuturePtr Transport::Send(int worker, const std::string& function,
                                      std::vector<c10::IValue> arguments,
@@ -349,6 +381,7 @@ c10::IValue Transport::Answer(const std::string& function,
     for (const c10::IValue& argument : arguments) received_uses.Read(argument);
     CarriedUses sent_uses;
     c10::IValue value = options_.registry.Find(function)(objects_, arguments);
+    CheckTensors(value, [] { return "the result"; });
     if (calls != nullptr) {
       GraphWalk walk;
       ForEachTensor(value, [&](const at::Tensor& tensor) { walk.AddRoot(tensor); });
@@ -408,6 +441,9 @@ void Transport::Barrier(Meeting meeting, std::chrono::milliseconds timeout) {
     try {
       Receive(*arrived, /*worker=*/0, "the barrier of all workers");
     } catch (const RemoteError& error) {
+      // This worker cannot come to the meeting any more. The report may be faster than the answers
+      // to the others.
+      ReportFailure(error.message());
       throw ConfigurationError(error.message());
     }
     return;

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -11,6 +12,7 @@
 #include <ATen/core/ivalue.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include "ddp/common/membership.h"
 #include "ddp/rpc/failure_notice.h"
 #include "ddp/rpc/meeting_point.h"
 #include "ddp/rpc/message_fault.h"
@@ -68,6 +70,10 @@ class Transport {
   const std::string& NameOf(int id) const;
   const std::vector<std::string>& names() const { return names_; }
 
+  // Throws ConfigurationError, with the text of `name`, when `value` has a tensor that cannot
+  // travel. LibTorch's own errors for these are assertions with a stack.
+  static void CheckTensors(const c10::IValue& value, const std::function<std::string()>& name);
+
   // Sends a call. `record`: as a part of the autograd context of this thread. `timeout` 0: that of
   // the options.
   FuturePtr Send(int worker, const std::string& function, std::vector<c10::IValue> arguments,
@@ -87,7 +93,8 @@ class Transport {
   [[noreturn]] void Throw(const std::exception_ptr& error, int worker, const std::string& function);
 
   // Blocks until all workers have come to this meeting. Throws PeerFailedError and TimeoutError,
-  // and ConfigurationError, on all workers, when one has come to another meeting.
+  // and ConfigurationError, when one has come to another meeting: then this worker has reported its
+  // failure with the same text.
   void Barrier(Meeting meeting, std::chrono::milliseconds timeout);
 
   // Makes worker 0 notice the end of each other worker's connection, and each other worker that of
@@ -116,6 +123,8 @@ class Transport {
  private:
   std::shared_ptr<torch::distributed::rpc::RpcAgent> MakeAgent(
       const c10::intrusive_ptr<c10d::Store>& store, const std::shared_ptr<MessageFault>& fault);
+  ddp::internal::Membership membership() const { return {.rank = id(), .size = size()}; }
+  void Meet(const c10::intrusive_ptr<c10d::Store>& store);
   void AddOwnFunctions();
   void MakeNotice(std::shared_ptr<ddp::internal::GroupStore> store);
   static std::exception_ptr Translate(const PendingSends::Receiver& receiver, Future& failed,

@@ -7,11 +7,13 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "ddp/common/error.h"
 #include "ddp/common/logging.h"
+#include "ddp/common/rpc_place.h"
 #include "ddp/rpc/call.h"
 #include "ddp/rpc/context_backward.h"
 #include "ddp/rpc/context_calls.h"
@@ -53,12 +55,37 @@ c10::IValue Detach(const c10::IValue& value) {
   return c10::ivalue::Tuple::create(std::move(parts));
 }
 
+// Stops a plain backward before it comes to the answer of a call in an AutogradContext.
+class AnswerGuard final : public torch::autograd::FunctionPreHook {
+ public:
+  AnswerGuard(std::shared_ptr<const ContextCalls> calls, std::string name)
+      : calls_(std::move(calls)), name_(std::move(name)) {}
+
+  torch::autograd::variable_list operator()(
+      const torch::autograd::variable_list& gradients) override {
+    if (calls_->in_backward()) return gradients;
+    throw ConfigurationError("loss.backward() came to the answer of " + name_ +
+                             ", a call in an rpc::AutogradContext: call context.backward(loss)");
+  }
+
+ private:
+  const std::shared_ptr<const ContextCalls> calls_;
+  const std::string name_;
+};
+
 }  // namespace
 
 Call::Call(Target target, std::vector<c10::IValue> arguments)
     : target_(std::move(target)),
       transport_(Transport::Get()),
       worker_(transport_->IdOf(target_.worker)) {
+  const size_t first = target_.keep != nullptr ? 1 : 0;  // a method's call begins with the object
+  for (size_t i = first; i < arguments.size(); ++i) {
+    Transport::CheckTensors(arguments[i], [&] {
+      return "argument " + std::to_string(i - first + 1) + " of " + target_.function +
+             " on worker " + target_.worker;
+    });
+  }
   if (at::GradMode::is_enabled()) calls_ = ContextCalls::current();
   if (calls_ != nullptr) {
     number_ = calls_->Begin(target_.worker, target_.function, RequiresGradient(arguments));
@@ -81,10 +108,14 @@ c10::IValue Call::Wait() {
   if (calls_ == nullptr) return Detach(transport_->Receive(*future_, worker_, target_.function));
   try {
     c10::IValue value = transport_->Receive(*future_, worker_, target_.function);
-    ContextCalls::Node answer = nullptr;
+    torch::autograd::Node* answer = nullptr;
     ForEachTensor(value, [&](const at::Tensor& tensor) {
       if (answer == nullptr && tensor.requires_grad()) answer = tensor.grad_fn().get();
     });
+    if (answer != nullptr && calls_->guarded()) {
+      answer->add_pre_hook(
+          std::make_unique<AnswerGuard>(calls_, target_.function + " on worker " + target_.worker));
+    }
     calls_->OnAnswer(number_, answer);
     return value;
   } catch (const std::exception& error) {
@@ -104,6 +135,9 @@ void ObjectUse::AddUser() const {
 }  // namespace internal
 
 // ---- This process.
+
+using ddp::internal::OwnRpcPlace;
+using ddp::internal::RpcPlace;
 
 Workers::Workers(std::shared_ptr<internal::Transport> transport)
     : transport_(std::move(transport)),
@@ -138,13 +172,17 @@ const std::vector<std::string>& Workers::names() const { return names_; }
 void Workers::barrier() {
   const auto transport = this->transport();
   if (transport == nullptr) throw ConfigurationError("barrier() after shutdown()");
+  const OwnRpcPlace::Waiting waiting(RpcPlace::Meeting::kBarrier);
   transport->Barrier(internal::Meeting::kBarrier, kBarrierTimeout);
 }
 
 void Workers::shutdown() {
   const auto transport = this->transport();
   if (transport == nullptr) throw ConfigurationError("shutdown() was called twice");
-  transport->Barrier(internal::Meeting::kShutdown, kBarrierTimeout);
+  {
+    const OwnRpcPlace::Waiting waiting(RpcPlace::Meeting::kShutdown);
+    transport->Barrier(internal::Meeting::kShutdown, kBarrierTimeout);
+  }
   internal::Transport::Set(nullptr);  // no release of an RRef is sent from now on
   TakeTransport();
   try {

@@ -46,9 +46,14 @@ class Workers {
   const std::vector<std::string>& names() const;  // of all workers, by id
 
   // Blocks until all workers have called it. Throws PeerFailedError when a worker fails, and
-  // TimeoutError after a day. When a worker has called shutdown() instead, all workers throw a
-  // ConfigurationError with both names: a worker that only serves others has to call barrier() as
+  // TimeoutError after a day. When a worker has called shutdown() instead, all workers throw an
+  // error with both names: a ConfigurationError, or, where the report of a worker that has thrown
+  // it comes first, a PeerFailedError. A worker that only serves others has to call barrier() as
   // often as they do, and then waits in shutdown().
+  //
+  // A rank of a process group on Gloo may wait meanwhile in a collective for the thread that is
+  // here. When it is one of the workers too, the group fails after about a second, with an error
+  // that names both places.
   void barrier();
 
   // Ends the work together: all workers call it, after their last call. Blocks until all have, and
@@ -76,8 +81,9 @@ class Workers {
 //
 // `store`: any c10d store, fresh for this generation, such as ProcessGroup::store(); keys begin
 // with "rpc/". The network interface is that of TP_SOCKET_IFNAME, or that of the host's name.
-// Throws ConfigurationError for unusable arguments and for a second call in this process,
-// CommunicationError when the others do not come within options.timeout.
+// Throws ConfigurationError for unusable arguments, for a second call in this process, and at once
+// when two workers have different sizes; CommunicationError, with the missing ranks, when the
+// others do not come within options.timeout.
 std::unique_ptr<Workers> init(std::string name, const c10::intrusive_ptr<c10d::Store>& store,
                               Options options);
 

@@ -10,6 +10,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "ddp/common/rpc_place.h"
 
 namespace ddp::internal {
 namespace {
@@ -74,6 +75,7 @@ CollectiveLog::CollectiveLog() : entries_(kFirstCapacity) {}
 uint32_t CollectiveLog::Add(CollectiveCall call) {
   MutexLock lock(mutex_);
   const int64_t sequence = launched_++;
+  launcher_ = std::this_thread::get_id();
   if (sequence - complete_before_ >= static_cast<int64_t>(entries_.size())) Grow();
   oldest_ = std::max(oldest_, sequence + 1 - static_cast<int64_t>(entries_.size()));
   Entry& entry = entries_[sequence & (entries_.size() - 1)];
@@ -116,7 +118,11 @@ int64_t CollectiveLog::launched() const {
 
 RankPosition CollectiveLog::Position() const {
   MutexLock lock(mutex_);
-  RankPosition position{.launched = launched_, .barriers = barriers_, .in_barrier = in_barrier_};
+  // The launcher cannot add a collective meanwhile.
+  RankPosition position{.launched = launched_,
+                        .barriers = barriers_,
+                        .in_barrier = in_barrier_,
+                        .rpc = OwnRpcPlace::Of(launcher_)};
   const int64_t first = std::max(oldest_, complete_before_ - kShownComplete);
   const int64_t end = std::min(launched_, complete_before_ + kShown);
   for (int64_t sequence = first; sequence < end; ++sequence) {
@@ -157,24 +163,44 @@ Versions VersionsOf(const std::map<int, RankPosition>& positions, int64_t sequen
   return versions;
 }
 
+// Describes the ranks that will not launch `awaited`: `places`, of a few ranks. Returns an empty
+// text when nothing is known of `awaited`.
+std::string DescribePlaces(const std::map<int, RankPosition>& positions, int asker, int64_t awaited,
+                           const std::vector<std::string>& places) {
+  const Versions versions = VersionsOf(positions, awaited);
+  if (places.empty() || versions.empty()) return std::string();
+  return absl::StrCat("the ranks are in different places: ", RanksAre({asker}), " in collective ",
+                      awaited, ", ", versions.front().first->Describe(), "; ",
+                      absl::StrJoin(places, "; "),
+                      ": the ranks ran different numbers of batches, or took different branches. "
+                      "Use ddp::Join for inputs of different length, or give every rank the same "
+                      "number of batches");
+}
+
 std::string DescribeBarrier(const std::map<int, RankPosition>& positions, int asker,
                             int64_t awaited) {
   const auto own = positions.find(asker);
   if (own == positions.end()) return std::string();
   std::vector<int> in_barrier;
+  std::map<RpcPlace::Meeting, std::vector<int>> in_meeting;
   for (const auto& [rank, position] : positions) {
-    if (position.in_barrier && position.launched <= awaited &&
-        position.barriers > own->second.barriers) {
-      in_barrier.push_back(rank);
+    if (position.launched > awaited) continue;
+    if (position.in_barrier && position.barriers > own->second.barriers) in_barrier.push_back(rank);
+    const RpcPlace& rpc = position.rpc;
+    if (rpc.waits_in != RpcPlace::Meeting::kNone && rpc.world == own->second.rpc.world &&
+        rpc.meetings > own->second.rpc.meetings) {
+      in_meeting[rpc.waits_in].push_back(rank);
     }
   }
-  const Versions versions = VersionsOf(positions, awaited);
-  if (in_barrier.empty() || versions.empty()) return std::string();
-  return absl::StrCat("the ranks are in different places: ", RanksAre({asker}), " in collective ",
-                      awaited, ", ", versions.front().first->Describe(), "; ", RanksAre(in_barrier),
-                      " in a monitored barrier: the ranks ran different numbers of batches, or took"
-                      " different branches. Use ddp::Join for inputs of different length, or give "
-                      "every rank the same number of batches");
+  std::vector<std::string> places;
+  if (!in_barrier.empty()) {
+    places.push_back(absl::StrCat(RanksAre(in_barrier), " in a monitored barrier"));
+  }
+  for (const auto& [meeting, ranks] : in_meeting) {
+    const char* name = meeting == RpcPlace::Meeting::kBarrier ? "barrier()" : "shutdown()";
+    places.push_back(absl::StrCat(RanksAre(ranks), " in rpc::Workers::", name));
+  }
+  return DescribePlaces(positions, asker, awaited, places);
 }
 
 }  // namespace

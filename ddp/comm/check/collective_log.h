@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/mutex.h"
@@ -68,7 +69,8 @@ class CollectiveLog : public PositionSource {
   int64_t launched() const override;
 
   // Returns this rank's position. It shows at most 72 collectives: 8 before the oldest one that is
-  // not complete, and 64 from there on.
+  // not complete, and 64 from there on. It shows a meeting of the workers of remote calls when the
+  // thread that launched the newest collective waits there.
   RankPosition Position() const override;
 
  private:
@@ -82,7 +84,8 @@ class CollectiveLog : public PositionSource {
   // Ring buffer. Its size is a power of two; it holds at least the collectives not complete.
   std::vector<Entry> entries_ ABSL_GUARDED_BY(mutex_);
   int64_t launched_ ABSL_GUARDED_BY(mutex_) = 0;
-  int64_t oldest_ ABSL_GUARDED_BY(mutex_) = 0;  // lowest sequence number in the ring
+  std::thread::id launcher_ ABSL_GUARDED_BY(mutex_);  // of the newest collective
+  int64_t oldest_ ABSL_GUARDED_BY(mutex_) = 0;        // lowest sequence number in the ring
   int64_t complete_before_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t barriers_ ABSL_GUARDED_BY(mutex_) = 0;
   bool in_barrier_ ABSL_GUARDED_BY(mutex_) = false;
@@ -90,8 +93,9 @@ class CollectiveLog : public PositionSource {
 
 // Compares the positions of the ranks. Rank `asker` waits for collective `awaited`.
 // First looks for a collective that two ranks launched differently. If there is none, looks for
-// a rank that waits for `asker` in a monitored barrier and so cannot launch `awaited`.
-// Returns an empty text when both searches fail. Otherwise returns the error text for all ranks,
+// a rank that waits for `asker` in a monitored barrier, or in Workers::barrier() or shutdown() of
+// ddp/rpc when `asker` is one of these workers, and so cannot launch `awaited`.
+// Returns an empty text when all searches fail. Otherwise returns the error text for all ranks,
 // with the collective of each rank and the remedy.
 std::string DescribeMismatch(const std::map<int, RankPosition>& positions, int asker,
                              int64_t awaited);

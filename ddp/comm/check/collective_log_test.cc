@@ -1,7 +1,10 @@
 #include "ddp/comm/check/collective_log.h"
 
 #include <set>
+#include <thread>
 
+#include "ddp/comm/news/rank_position.h"
+#include "ddp/common/rpc_place.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -150,6 +153,52 @@ TEST(DescribeMismatchTest, ARankInAMonitoredBarrierWillNotCome) {
     { const CollectiveLog::BarrierScope own(&waiting); }
     EXPECT_EQ(DescribeMismatch({{0, waiting.Position()}, {1, in_barrier.Position()}}, 0, 0), "");
   }
+}
+
+// Here all ranks are in this process, whose place a real rank has for itself.
+TEST(DescribeMismatchTest, ARankInAMeetingOfRemoteCallsWillNotCome) {
+  CollectiveLog waiting;
+  CollectiveLog in_meeting;
+  for (CollectiveLog* log : {&waiting, &in_meeting}) log->Add(Bucket(0));
+  waiting.Add(Bucket(1));
+  OwnRpcPlace::SetWorld(7);
+  RankPosition asker = waiting.Position();
+  const RpcPlace own = asker.rpc;
+  EXPECT_EQ(own, (RpcPlace{.world = 7, .meetings = own.meetings}));
+  RankPosition other;
+  {
+    const OwnRpcPlace::Waiting scope(RpcPlace::Meeting::kShutdown);
+    other = in_meeting.Position();
+    EXPECT_EQ(other.rpc.meetings, own.meetings + 1);
+    EXPECT_EQ(other.rpc.waits_in, RpcPlace::Meeting::kShutdown);
+    // A thread that only ends the remote calls does not keep the one that launches from going on.
+    CollectiveLog elsewhere;
+    std::thread([&] { elsewhere.Add(Bucket(0)); }).join();
+    EXPECT_EQ(elsewhere.Position().rpc.waits_in, RpcPlace::Meeting::kNone);
+  }
+  EXPECT_EQ(in_meeting.Position().rpc.waits_in, RpcPlace::Meeting::kNone);
+
+  const auto text = [&] { return DescribeMismatch({{0, other}, {1, asker}}, 1, 1); };
+  EXPECT_THAT(text(), AllOf(HasSubstr("rank 1 is in collective 1, the all-reduce of gradient "
+                                      "bucket 1 (all-reduce (sum), 4.0 MiB of Float)"),
+                            HasSubstr("rank 0 is in rpc::Workers::shutdown(): the ranks ran "
+                                      "different numbers of batches"),
+                            HasSubstr("ddp::Join")));
+  const RankPosition stuck = other;
+  other.rpc.waits_in = RpcPlace::Meeting::kBarrier;
+  EXPECT_THAT(text(), HasSubstr("rank 0 is in rpc::Workers::barrier(): "));
+  // It has launched the collective.
+  other.launched = 2;
+  EXPECT_EQ(text(), "");
+  other = stuck;
+  // The asker is no worker, or one of others: the meeting does not wait for it.
+  asker.rpc = {};
+  EXPECT_EQ(text(), "");
+  asker.rpc = {.world = 8, .meetings = own.meetings};
+  EXPECT_EQ(text(), "");
+  // The asker has been in the same meeting, so the other rank is about to leave it.
+  asker.rpc = stuck.rpc;
+  EXPECT_EQ(text(), "");
 }
 
 }  // namespace

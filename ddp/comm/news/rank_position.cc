@@ -25,6 +25,9 @@ std::string RankPosition::Launched::Describe() const {
 
 std::string RankPosition::Serialize() const {
   std::string text = absl::StrCat(launched, " ", barriers, " ", in_barrier ? 1 : 0);
+  if (rpc.world != 0) {
+    absl::StrAppend(&text, " ", rpc.world, " ", rpc.meetings, " ", static_cast<int>(rpc.waits_in));
+  }
   for (const Launched& item : newest) {
     absl::StrAppend(&text, "\n", item.sequence, "\t", absl::Hex(item.fingerprint), "\t",
                     item.operation, "\t", item.dtype, "\t", item.bytes, "\t",
@@ -38,12 +41,23 @@ std::optional<RankPosition> RankPosition::Parse(absl::string_view text) {
   const std::vector<absl::string_view> numbers = absl::StrSplit(lines[0], ' ');
   RankPosition position;
   int in_barrier = 0;
-  if (numbers.size() != 3 || !absl::SimpleAtoi(numbers[0], &position.launched) ||
+  if ((numbers.size() != 3 && numbers.size() != 6) ||
+      !absl::SimpleAtoi(numbers[0], &position.launched) ||
       !absl::SimpleAtoi(numbers[1], &position.barriers) ||
       !absl::SimpleAtoi(numbers[2], &in_barrier)) {
     return std::nullopt;
   }
   position.in_barrier = in_barrier != 0;
+  if (numbers.size() == 6) {
+    int waits_in = 0;
+    if (!absl::SimpleAtoi(numbers[3], &position.rpc.world) ||
+        !absl::SimpleAtoi(numbers[4], &position.rpc.meetings) ||
+        !absl::SimpleAtoi(numbers[5], &waits_in) || waits_in < 0 ||
+        waits_in > static_cast<int>(RpcPlace::Meeting::kShutdown)) {
+      return std::nullopt;
+    }
+    position.rpc.waits_in = static_cast<RpcPlace::Meeting>(waits_in);
+  }
   for (size_t i = 1; i < lines.size(); ++i) {
     const std::vector<std::string> fields = absl::StrSplit(lines[i], '\t');
     Launched item;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
+#include "ddp/common/rpc_place.h"
 
 namespace ddp::internal {
 
@@ -25,9 +26,10 @@ struct RankPosition {
     std::string Describe() const;
   };
 
-  int64_t launched = 0;               // collectives so far
-  int64_t barriers = 0;               // monitored barriers that the rank has entered
-  bool in_barrier = false;            // the rank waits in the last of them
+  int64_t launched = 0;     // collectives so far
+  int64_t barriers = 0;     // monitored barriers that the rank has entered
+  bool in_barrier = false;  // the rank waits in the last of them
+  RpcPlace rpc = {};
   std::vector<Launched> newest = {};  // by sequence, without a gap; see CollectiveLog::Position()
 
   std::string Serialize() const;

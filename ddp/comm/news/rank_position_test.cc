@@ -1,5 +1,6 @@
 #include "ddp/comm/news/rank_position.h"
 
+#include "ddp/common/rpc_place.h"
 #include "gtest/gtest.h"
 
 namespace ddp::internal {
@@ -7,6 +8,7 @@ namespace {
 
 TEST(RankPositionTest, SurvivesTheStore) {
   RankPosition sent{.launched = 2, .barriers = 1, .in_barrier = true};
+  sent.rpc = {.world = 1LL << 62, .meetings = 3, .waits_in = RpcPlace::Meeting::kShutdown};
   sent.newest = {{.sequence = 0,
                   .fingerprint = 0xfedcba9876543210,
                   .operation = "broadcast",
@@ -24,14 +26,21 @@ TEST(RankPositionTest, SurvivesTheStore) {
   EXPECT_EQ(read->Serialize(), sent.Serialize());
   EXPECT_EQ(read->launched, 2);
   EXPECT_TRUE(read->in_barrier);
+  EXPECT_EQ(read->rpc, sent.rpc);
   EXPECT_EQ(read->newest[0].fingerprint, 0xfedcba9876543210);
   EXPECT_EQ(read->newest[0].what, "a\ttext\nof two lines");
   EXPECT_EQ(read->newest[1].Describe(),
             "the all-reduce of gradient bucket 2 (all-reduce (sum), 4.0 MiB of Float)");
 }
 
+TEST(RankPositionTest, AProcessWithoutRemoteCallsSaysNothingOfThem) {
+  EXPECT_EQ(RankPosition{.launched = 4}.Serialize(), "4 0 0");
+  EXPECT_EQ(RankPosition::Parse("4 0 0")->rpc, RpcPlace());
+}
+
 TEST(RankPositionTest, RefusesAnotherText) {
-  for (const char* bad : {"", "1", "1 2", "1 0 0\nx", "1 0 0\n0\tzz\ta\tb\t4\tc"}) {
+  for (const char* bad : {"", "1", "1 2", "1 0 0 7", "1 0 0 7 1 3", "1 0 0 7 1 -1", "1 0 0\nx",
+                          "1 0 0\n0\tzz\ta\tb\t4\tc"}) {
     EXPECT_FALSE(RankPosition::Parse(bad).has_value()) << bad;
   }
 }

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -55,6 +56,9 @@ class GradientContext {
 
   // Returns a number that no other backward of this process has, and that is not negative.
   virtual int task() const = 0;
+  // Returns the text of the exception that has ended the backward; empty: none has.
+  virtual std::string failure() const { return std::string(); }
+
   // Returns the nodes that this backward reaches on this worker, also through other workers.
   virtual const std::vector<const torch::autograd::Node*>& nodes() const = 0;
   virtual bool Reaches(const torch::autograd::Node* node) const = 0;

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "ddp/reducer/pass/forward_record.h"
@@ -27,6 +28,8 @@ struct BackwardView {
   bool limited = false;
   // True when the backward came through a watched output of a forward with `collectives`.
   bool collectives = false;
+  // The text of the exception that has ended the backward; empty: none has, or it is not known.
+  std::string failure = "";
 };
 
 // The forwards of one model, and which of them still await the reduction of their gradients.

@@ -414,10 +414,12 @@ void PassCore::OnBackwardException(const BackwardView& backward) {
   // The peers may wait in a collective of the model, also in a backward that reduces nothing.
   const bool in_model = backward.collectives && !broken() && !begins && !in_pass();
   if (!begins && !in_pass() && !in_model) return;
-  Break(absl::StrCat("rank ", rank_,
-                     ": an exception ended the backward; this rank's own output says which. No "
-                     "gradient had come for ",
-                     begins || in_model ? "any parameter" : Missing()));
+  const std::string cause = backward.failure.empty() ? "; this rank's own output says which"
+                                                     : absl::StrCat(" (", backward.failure, ")");
+  const std::string missing = begins || in_model ? "any parameter" : Missing();
+  Break(absl::StrCat("rank ", rank_, ": an exception ended the backward", cause, ". ",
+                     missing.empty() ? "The gradients of all parameters had come"
+                                     : absl::StrCat("No gradient had come for ", missing)));
   Add(Kind::kReport);
 }
 
@@ -544,7 +546,7 @@ std::string PassCore::Missing() const {
   for (size_t i = 0; i < names_.size(); ++i) {
     if (ready_pass_[i] != pass_) names.push_back(names_[i]);
   }
-  return names.empty() ? "(all came)" : NameList(names);
+  return names.empty() ? std::string() : NameList(names);
 }
 
 void PassCore::FailSecondGradient(int parameter) {
@@ -584,18 +586,25 @@ void PassCore::OnCheck() {
         "without "
         "inputs, or name every parameter";
   }
+  const std::string missing = Missing();
+  if (missing.empty()) {
+    return Fail(absl::StrCat("rank ", rank_,
+                             ": the last backward did not finish the reduction of gradients, "
+                             "although all of them came"));
+  }
   Fail(absl::StrCat("rank ", rank_,
                     ": the last backward did not finish the reduction of gradients: no gradient "
                     "came for ",
-                    Missing(), ". ", advice));
+                    missing, ". ", advice));
 }
 
 void PassCore::OnDestruction() {
   if (!in_pass()) return;
-  Break(absl::StrCat("rank ", rank_,
-                     ": the model was destroyed before the reduction of its gradients was "
-                     "complete: no gradient came for ",
-                     Missing()));
+  const std::string missing = Missing();
+  Break(absl::StrCat(
+      "rank ", rank_,
+      ": the model was destroyed before the reduction of its gradients was complete",
+      missing.empty() ? std::string() : absl::StrCat(": no gradient came for ", missing)));
   Add(Kind::kReport);
 }
 

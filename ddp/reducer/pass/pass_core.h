@@ -204,7 +204,8 @@ class PassCore {
   bool wants_used_map() const;
   // Returns the order in which gradients came, each parameter once, for new buckets.
   std::vector<int> RecordedOrder() const;
-  // The parameters whose gradients have not come in this pass, as a list for a message.
+  // The parameters whose gradients have not come in this pass, as a list for a message. Empty: all
+  // came.
   std::string Missing() const;
 
   const ForwardHistory& forwards() const { return forwards_; }
