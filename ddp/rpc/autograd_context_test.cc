@@ -9,9 +9,11 @@
 #include <torch/csrc/distributed/rpc/message.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <atomic>
 #include <future>
 #include <map>
+#include <memory>
 #include <optional>
 #include <thread>
 
@@ -109,6 +111,10 @@ class Shard {
   at::Tensor Mix(const at::Tensor& x) const { return torch::tanh(torch::matmul(x, weight)); }
   std::vector<at::Tensor> parameters() const { return {table, weight}; }
   std::vector<at::Tensor> Values() const { return {table.detach(), weight.detach()}; }
+  void Load(const std::vector<at::Tensor>& values) const {
+    table.detach().copy_(values[0]);
+    weight.detach().copy_(values[1]);
+  }
 
   at::Tensor table, weight;
   static inline c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> newest_table{
@@ -162,7 +168,8 @@ bool UsesSpare(int rank, int step) { return step % 3 == 2 || (step % 3 == 0 && r
 // The training in one process: gradients of the trainers are halved and added, as the reducer does;
 // the server's parameters take the steps of one trainer after the other.
 struct Reference {
-  Shard shard{/*sparse=*/false};
+  explicit Reference(bool sparse) : shard(sparse) {}
+  Shard shard;
   Net net{[this](const at::Tensor& x) { return shard.Mix(x); }};
 
   void Step(int step, bool with_spare) {
@@ -181,7 +188,7 @@ struct Reference {
       const at::Tensor a = gradients[0][i];
       const at::Tensor b = gradients[1][i];
       if (i >= dense) {
-        all[i].sub_(a, kRate).sub_(b, kRate);
+        all[i].add_(a, -kRate).add_(b, -kRate);
       } else if (a.defined() || b.defined()) {
         const at::Tensor zero = torch::zeros_like(all[i]);
         all[i].sub_((a.defined() ? a * 0.5 : zero) + (b.defined() ? b * 0.5 : zero), kRate);
@@ -191,7 +198,7 @@ struct Reference {
 };
 
 // Loses or delays messages of this worker.
-class Faults final : public internal::MessageFault {
+class Faults final : public internal::MessageFault, public std::enable_shared_from_this<Faults> {
  public:
   enum Fate {
     kLost,
@@ -223,9 +230,22 @@ class Faults final : public internal::MessageFault {
     return held_ != nullptr;
   }
 
+  // The number of messages of `type` without a fate that have been answered.
+  int answered(int type) {
+    const MutexLock lock(mutex_);
+    return answered_[type];
+  }
+
   FuturePtr OnSend(const Message& message) override {
     const std::optional<Fate> fate = Take(message);
-    if (!fate.has_value()) return message.send();
+    if (!fate.has_value()) {
+      FuturePtr answer = message.send();
+      answer->addCallback([self = shared_from_this(), type = message.type](Future&) {
+        const MutexLock lock(self->mutex_);
+        ++self->answered_[type];
+      });
+      return answer;
+    }
     if (fate == kAnswerLost) message.send();
     if (fate == kTooLate) Hold(message.send);
     if (fate != kHeld) return message.lose(limit);
@@ -255,6 +275,7 @@ class Faults final : public internal::MessageFault {
 
   mutable Mutex mutex_;
   std::map<std::pair<int, int>, Fate> next_ ABSL_GUARDED_BY(mutex_);  // by type and receiver
+  std::map<int, int> answered_ ABSL_GUARDED_BY(mutex_);               // by type
   std::function<void()> held_ ABSL_GUARDED_BY(mutex_);
 };
 
@@ -269,7 +290,8 @@ struct Job {
     registry.module<Shard, bool>("Shard")
         .method("lookup", &Shard::Lookup)
         .method("mix", &Shard::Mix)
-        .method("values", &Shard::Values);
+        .method("values", &Shard::Values)
+        .method("load", &Shard::Load);
     registry.function("contexts", [] {
       return static_cast<int64_t>(DistAutogradContainer::getInstance().numAutogradContexts());
     });
@@ -280,6 +302,14 @@ struct Job {
       return x + 1;
     });
     registry.function("plus_ones", [this] { return plus_ones.load(); });
+    registry.function("next_fault", [this](int type, int fate, int receiver) {
+      own_faults->Next(static_cast<torch::distributed::rpc::MessageType>(type),
+                       static_cast<Faults::Fate>(fate), receiver);
+    });
+    registry.function("release_next", [this] {
+      while (!own_faults->holds()) std::this_thread::yield();
+      own_faults->Release();
+    });
     registry.function("count", [](at::Tensor x) { return x.numel(); });
     registry.function("bomb", [](at::Tensor x) { return Bomb::apply(x); });
     registry.function("stall", [](at::Tensor x) { return Stall::apply(x); });
@@ -320,11 +350,6 @@ NetImpl::Mix MixOn(const RRef<Shard>& shard) {
   return [shard](const at::Tensor& x) { return shard.sync<at::Tensor>("mix", x); };
 }
 
-void ExpectClose(const at::Tensor& a, const at::Tensor& b, double tolerance) {
-  ASSERT_TRUE(a.defined() && b.defined());
-  EXPECT_LE((a - b).abs().max().item<double>(), tolerance);
-}
-
 // ---- Wrapped models.
 
 struct Mode {
@@ -341,7 +366,7 @@ void TrainAsInOneProcess(Job& job, const Mode& mode) {
   DistributedDataParallel model(net, job.trainers, mode.options);
   if (mode.hook) model.register_comm_hook(job.trainers, allreduce_hook);
   DistributedOptimizer optimizer(sgd(kRate), {shard}, net->parameters());
-  Reference reference;
+  Reference reference(mode.sparse);
   for (int step = 0; step < 6; ++step) {
     AutogradContext context;
     const at::Tensor rows = shard.sync<at::Tensor>("lookup", Ids(group.rank(), step));
@@ -355,16 +380,12 @@ void TrainAsInOneProcess(Job& job, const Mode& mode) {
     reference.Step(step, mode.with_spare);
     const auto expected = reference.net->named_parameters();
     for (const auto& item : net->named_parameters()) {
-      if (mode.sparse) {  // the order of a sparse sum differs, and so do later inputs
-        ExpectClose(item.value(), expected[item.key()], 1e-6);
-      } else {
-        EXPECT_TRUE(torch::equal(item.value(), expected[item.key()]))
-            << item.key() << " in step " << step;
-      }
+      EXPECT_TRUE(torch::equal(item.value(), expected[item.key()]))
+          << item.key() << " in step " << step;
     }
     const auto values = shard.sync<std::vector<at::Tensor>>("values");
-    ExpectClose(values[0], reference.shard.table, 1e-6);
-    ExpectClose(values[1], reference.shard.weight, 1e-6);
+    EXPECT_TRUE(torch::equal(values[0], reference.shard.table)) << step;
+    EXPECT_TRUE(torch::equal(values[1], reference.shard.weight)) << step;
     group.barrier();
   }
 }
@@ -387,6 +408,7 @@ RANK_TEST(AutogradContextTest, WrappedModelsTrainAsInOneProcess, 3) {
         {{.bucket_cap_mb = tiny, .lazy_bucket_allocation = true, .find_unused_parameters = true},
          true},
         {{.bucket_cap_mb = tiny, .find_unused_parameters = true}, true, false, /*hook=*/true},
+        {{.bucket_cap_mb = tiny, .batched_grad_copy = true, .find_unused_parameters = true}, true},
         {{.bucket_cap_mb = tiny, .static_graph = true}},
         {{.bucket_cap_mb = tiny, .gradient_as_bucket_view = true, .static_graph = true}},
     };
@@ -1154,6 +1176,305 @@ RANK_TEST(AutogradContextTest, AStepThatThrowsLeavesNoGradient, 3) {
     context.backward(sync<at::Tensor>("worker2", "plus_one", shard.Lookup(Ids(0, 0))).sum());
     EXPECT_THAT(ErrorOf<std::exception>([&] { optimizer.step(context); }), HasSubstr("sparse"));
     EXPECT_FALSE(shard.table.grad().defined());
+  }
+  job.workers->shutdown();
+}
+
+// A shard on the server and one here, updated from the same contexts. The first three steps give
+// the weights no gradient.
+struct Updated {
+  explicit Updated(const OptimizerSpec& spec) : optimizer(spec, {remote}, local.parameters()) {}
+
+  template <typename Lookup, typename Mix>
+  static at::Tensor Loss(int step, const Lookup& lookup, const Mix& mix) {
+    const at::Tensor rows = lookup(Ids(0, step));
+    return (step < 3 ? rows : mix(rows)).pow(2).sum();
+  }
+  static at::Tensor Loss(int step, const Shard& shard) {
+    return Loss(
+        step, [&](const at::Tensor& ids) { return shard.Lookup(ids); },
+        [&](const at::Tensor& x) { return shard.Mix(x); });
+  }
+  void Step(int step) {
+    AutogradContext context;
+    const at::Tensor far = Loss(
+        step, [&](const at::Tensor& ids) { return remote.sync<at::Tensor>("lookup", ids); },
+        [&](const at::Tensor& x) { return remote.sync<at::Tensor>("mix", x); });
+    context.backward(far + Loss(step, local));
+    optimizer.step(context);
+  }
+
+  Shard local{/*sparse=*/false};
+  RRef<Shard> remote = rpc::remote<Shard>("worker2", false);
+  DistributedOptimizer optimizer;
+};
+
+void ExpectEqual(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i) {
+    EXPECT_EQ(a[i].scalar_type(), b[i].scalar_type()) << i;
+    EXPECT_TRUE(torch::equal(a[i], b[i])) << i;
+  }
+}
+
+// Returns LibTorch's own state, as DistributedOptimizer::state() should.
+std::vector<at::Tensor> StateOf(torch::optim::Optimizer& optimizer) {
+  std::vector<at::Tensor> all;
+  for (const at::Tensor& parameter : optimizer.param_groups()[0].params()) {
+    auto* const state = optimizer.state().at(parameter.unsafeGetTensorImpl()).get();
+    if (const auto* sgd = dynamic_cast<torch::optim::SGDParamState*>(state)) {
+      all.insert(all.end(), {torch::tensor(int64_t{1}), sgd->momentum_buffer()});
+    } else if (const auto* adagrad = dynamic_cast<torch::optim::AdagradParamState*>(state)) {
+      all.insert(all.end(), {torch::tensor(adagrad->step()), adagrad->sum()});
+    } else if (const auto* adam = dynamic_cast<torch::optim::AdamParamState*>(state)) {
+      all.insert(all.end(), {torch::tensor(adam->step()), adam->exp_avg(), adam->exp_avg_sq()});
+    }
+  }
+  return all;
+}
+
+void ContinueFromAState(const OptimizerSpec& spec, torch::optim::Optimizer& plain,
+                        const Shard& plain_shard) {
+  for (int step = 0; step < 6; ++step) {
+    plain.zero_grad();
+    Updated::Loss(step, plain_shard).backward();
+    plain.step();
+  }
+  std::vector<at::Tensor> state, local_state, values, local_values;
+  {
+    Updated first(spec);
+    for (int step = 0; step < 3; ++step) first.Step(step);
+    state = first.optimizer.state(first.remote);
+    local_state = first.optimizer.local_state();
+    values = first.remote.sync<std::vector<at::Tensor>>("values");
+    local_values = first.local.Values();
+  }
+  Updated second(spec);
+  ExpectEqual(second.optimizer.state(second.remote), second.optimizer.local_state());
+  second.Step(0);  // a loaded state replaces another one
+  second.remote.sync<void>("load", values);
+  second.local.Load(local_values);
+  second.optimizer.load_state(second.remote, state);
+  second.optimizer.load_local_state(local_state);
+  ExpectEqual(second.optimizer.state(second.remote), state);
+  EXPECT_THAT(ErrorOf<RemoteError>([&] { second.optimizer.load_state(second.remote, {}); }),
+              HasSubstr("the optimizer's state has " + std::to_string(state.size()) + " tensors"));
+  std::vector<at::Tensor> wrong = state;
+  wrong[1] = wrong[1].flatten();
+  EXPECT_THAT(ErrorOf<ConfigurationError>([&] { second.optimizer.load_local_state(wrong); }),
+              HasSubstr("tensor 1 of the optimizer's state has another type or shape"));
+  for (int step = 3; step < 6; ++step) second.Step(step);
+  const std::vector<at::Tensor> expected = StateOf(plain);
+  ExpectEqual(second.optimizer.state(second.remote), expected);
+  ExpectEqual(second.optimizer.local_state(), expected);
+  ExpectEqual(second.remote.sync<std::vector<at::Tensor>>("values"), plain_shard.Values());
+  ExpectEqual(second.local.Values(), plain_shard.Values());
+}
+
+RANK_TEST(AutogradContextTest, AnOptimizersStateContinuesBitByBit, 3) {
+  Job job;
+  if (job.rank() == 0) {
+    const auto shard = [] { return Shard(/*sparse=*/false); };
+    const Shard a = shard(), b = shard(), c = shard();
+    torch::optim::SGD plain_sgd(a.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+    torch::optim::Adagrad plain_adagrad(b.parameters(), torch::optim::AdagradOptions(0.1));
+    torch::optim::Adam plain_adam(c.parameters(), torch::optim::AdamOptions(0.1));
+    {
+      SCOPED_TRACE("sgd");
+      ContinueFromAState(sgd(0.1, 0.9), plain_sgd, a);
+    }
+    {
+      SCOPED_TRACE("adagrad");
+      ContinueFromAState(adagrad(0.1), plain_adagrad, b);
+    }
+    {
+      SCOPED_TRACE("adam");
+      ContinueFromAState(adam(0.1), plain_adam, c);
+    }
+  }
+  job.workers->shutdown();
+}
+
+RANK_TEST(AutogradContextTest, AnOptimizerWithoutAStateSaysSo, 3) {
+  Job job;
+  if (job.rank() == 0) {
+    Updated plain(sgd(0.1));
+    plain.Step(0);
+    EXPECT_TRUE(plain.optimizer.state(plain.remote).empty());
+    plain.optimizer.load_state(plain.remote, {});
+
+    const RRef<Shard> shard = remote<Shard>("worker2", /*sparse=*/true);
+    DistributedOptimizer optimizer(sgd(0.1, 0.9), {shard});
+    AutogradContext context;
+    context.backward(shard.sync<at::Tensor>("lookup", Ids(0, 0)).sum());
+    optimizer.step(context);
+    EXPECT_THAT(ErrorOf<RemoteError>([&] { optimizer.state(shard); }),
+                HasSubstr("a momentum of sparse gradients cannot be saved"));
+    EXPECT_THAT(ErrorOf<ConfigurationError>([&] { optimizer.local_state(); }),
+                HasSubstr("no local parameters"));
+  }
+  job.workers->shutdown();
+}
+
+// ---- Training with disturbed messages.
+
+class Training {
+ public:
+  explicit Training(Job& job)
+      : job_(job),
+        shard_(job.MakeShard()),
+        net_(MixOn(shard_)),
+        model_(net_, job.trainers, {.bucket_cap_mb = 1e-5, .find_unused_parameters = true}),
+        optimizer_(adagrad(kRate), {shard_}, net_->parameters()) {}
+
+  void Step(int step) {
+    AutogradContext context;
+    const at::Tensor rows = shard_.sync<at::Tensor>("lookup", Ids(job_.rank(), step));
+    const bool use = UsesSpare(job_.rank(), step);
+    context.backward(model_.forward(rows, use).pow(2).mean());
+    job_.trainers->barrier();  // throws when the other trainer's backward has failed
+    for (int turn = 0; turn < 2; ++turn) {
+      if (turn == job_.rank()) optimizer_.step(context);
+      job_.trainers->barrier();
+    }
+  }
+
+  // Returns all parameters, and the state of the server's optimizer.
+  std::vector<at::Tensor> Values() const {
+    std::vector<at::Tensor> values = shard_.sync<std::vector<at::Tensor>>("values");
+    for (const at::Tensor& tensor : optimizer_.state(shard_)) values.push_back(tensor);
+    for (const at::Tensor& tensor : net_->parameters()) values.push_back(tensor);
+    return values;
+  }
+
+ private:
+  Job& job_;
+  const RRef<Shard> shard_;
+  Net net_;
+  DistributedDataParallel<Net> model_;
+  DistributedOptimizer optimizer_;
+};
+
+std::vector<at::Tensor> UndisturbedValues(Job& job, int steps) {
+  Training training(job);
+  for (int step = 0; step < steps; ++step) training.Step(step);
+  return training.Values();
+}
+
+// In each step one message waits until the same message of the other trainer has been answered.
+RANK_TEST(AutogradContextTest, TrainingWithLateMessagesEndsWithTheSameBits, 3) {
+  Job job;
+  job.workers->barrier();
+  if (job.trainers) {
+    struct Late {
+      int type, sender, receiver;
+    };
+    const std::vector<Late> late = {{kForward, 0, 2},  {kBackward, 0, 2}, {kBackward, 2, 0},
+                                    {kCleanup, 0, 2},  {kForward, 1, 2},  {kBackward, 1, 2},
+                                    {kBackward, 2, 1}, {kCleanup, 1, 2}};
+    const std::vector<at::Tensor> expected = UndisturbedValues(job, static_cast<int>(late.size()));
+    Training training(job);
+    for (size_t step = 0; step < late.size(); ++step) {
+      const auto [type, sender, receiver] = late[step];
+      const int trainer = std::min(sender, receiver);
+      std::thread releaser;
+      if (job.rank() != trainer) {
+        const std::string worker = "worker" + std::to_string(sender);
+        sync<void>(worker, "next_fault", type, static_cast<int>(Faults::kHeld), receiver);
+        const int before = job.own_faults->answered(type);
+        releaser = std::thread([&job, worker, type, before] {
+          while (job.own_faults->answered(type) == before) std::this_thread::yield();
+          sync<void>(worker, "release_next");
+        });
+      }
+      job.trainers->barrier();
+      training.Step(static_cast<int>(step));
+      if (releaser.joinable()) releaser.join();
+      job.trainers->barrier();
+    }
+    ExpectEqual(training.Values(), expected);
+  }
+  job.workers->shutdown();
+}
+
+// The trainers repeat the step in a new context. A call comes before the reduction, so the other
+// trainer only waits.
+RANK_TEST(AutogradContextTest, TrainingWithLostMessagesEndsWithTheSameBits, 3) {
+  Job job;
+  job.workers->barrier();
+  if (job.trainers) {
+    struct Lost {
+      int type;
+      Faults::Fate fate;
+      int sender, receiver;
+    };
+    const std::vector<Lost> lost = {{kForward, Faults::kLost, 0, 2},
+                                    {kBackward, Faults::kLost, 0, 2},
+                                    {kBackward, Faults::kAnswerLost, 1, 2},
+                                    {kBackward, Faults::kLost, 2, 0},
+                                    {kForward, Faults::kAnswerLost, 1, 2}};
+    const std::vector<at::Tensor> expected =
+        UndisturbedValues(job, static_cast<int>(lost.size()) + 1);
+    Training training(job);
+    for (int step = 0; step <= static_cast<int>(lost.size()); ++step) {
+      SCOPED_TRACE(step);
+      if (step < static_cast<int>(lost.size())) {
+        const auto [type, fate, sender, receiver] = lost[step];
+        const int trainer = std::min(sender, receiver);
+        if (job.rank() == trainer) {
+          sync<void>("worker" + std::to_string(sender), "next_fault", type, static_cast<int>(fate),
+                     receiver);
+          EXPECT_THAT(ErrorOf<TimeoutError>([&] { training.Step(step); }), HasSubstr("worker2"));
+        } else if (type == kBackward) {
+          EXPECT_THAT(ErrorOf<PeerFailedError>([&] { training.Step(step); }),
+                      HasSubstr("rank " + std::to_string(trainer)));
+        }
+        if (type == kBackward) job.trainers->renew();  // after the failure report
+      }
+      training.Step(step);
+    }
+    ExpectEqual(training.Values(), expected);
+  }
+  job.workers->shutdown();
+}
+
+// The last gradients wait until the first bucket has been launched.
+RANK_TEST(AutogradContextTest, BucketsAreLaunchedDuringTheBackward, 3) {
+  Job job;
+  if (job.trainers) {
+    Mutex mutex;
+    std::vector<std::string> events;
+    std::promise<void> launched;
+    Net net([](const at::Tensor& x) { return sync<at::Tensor>("worker2", "plus_one", x); });
+    DistributedDataParallel model(net, job.trainers,
+                                  {.bucket_cap_mb = 1e-5, .find_unused_parameters = true});
+    model.register_comm_hook(
+        job.trainers, [&](const std::shared_ptr<ProcessGroup>& group, GradBucket& bucket) {
+          const MutexLock lock(mutex);
+          if (std::find(events.begin(), events.end(), "launch") == events.end()) {
+            launched.set_value();
+          }
+          events.emplace_back("launch");
+          return allreduce_hook(group, bucket);
+        });
+    std::shared_future<void> awaited;
+    for (const at::Tensor& leaf : net->first->parameters()) {
+      leaf.register_hook([&](const at::Tensor&) {
+        EXPECT_EQ(awaited.wait_for(std::chrono::seconds(30)), std::future_status::ready);
+        const MutexLock lock(mutex);
+        events.emplace_back("leaf");
+      });
+    }
+    for (int step = 0; step < 3; ++step) {
+      events.clear();
+      launched = {};
+      awaited = launched.get_future();
+      AutogradContext context;
+      context.backward(model.forward(torch::ones({2, 4}), true).sum());
+      EXPECT_EQ(events.front(), "launch");
+      EXPECT_EQ(std::count(events.begin(), events.end(), "leaf"), 2);
+      EXPECT_EQ(events.back(), "launch");
+    }
   }
   job.workers->shutdown();
 }

@@ -38,14 +38,22 @@ struct RemoteParameters {
 //   optimizer.step(context);
 //
 // Each object has one optimizer, at its owner, which dies with the object: all workers share its
-// state. Steps of several
-// workers on one object follow each other, and their gradients are not averaged. The order of steps
-// decides the bits: a program that needs equal bits in every run lets its workers step in turn.
-// Parameters without a gradient in the context stay as they are. The optimizer's state at the owner
-// is in no checkpoint; plain sgd() has none.
+// state. Steps of several workers on one object follow each other, and their gradients are not
+// averaged. The order of steps decides the bits: a program that needs equal bits in every run lets
+// its workers step in turn. Parameters without a gradient in the context stay as they are.
 //
-// An owner's step holds a lock against other steps, and against nothing else: a method of the
-// object may run meanwhile. Thread-compatible.
+// State, for a checkpoint: LibTorch's own values, as tensors. A list has, for each parameter in the
+// order of parameters():
+// - sgd() with momentum: the number of momentum buffers, 0 or 1; the momentum buffer
+// - adagrad(): the step count; the sum of squares
+// - adam(): the step count; the averages of the gradients and of their squares
+// - sgd() without momentum: nothing
+// A count is one int64 without dimensions. The others have the type and the shape of the parameter,
+// and are zero before the parameter's first step. An optimizer with a loaded state, over parameters
+// with loaded values, continues bit by bit.
+//
+// An owner's step holds a lock against other steps and accesses to the state, and against nothing
+// else: a method of the object may run meanwhile. Thread-compatible.
 class DistributedOptimizer {
  public:
   // `objects`: on any worker; `local`: parameters of this worker. Throws ConfigurationError for an
@@ -61,8 +69,22 @@ class DistributedOptimizer {
   // `.grad` as it was, also after an error.
   void step(const AutogradContext& context);
 
+  // Returns a copy of the state of an object's optimizer, or sets it. Any worker may call them,
+  // also before the first step, and for any object of this spec. Block until the owner has
+  // answered. Throw as step(); load_state() a RemoteError for a list of other lengths, types or
+  // shapes, and then changes nothing. state() throws a RemoteError for momentum of sparse
+  // gradients, which LibTorch keeps as a sparse tensor.
+  std::vector<at::Tensor> state(const RemoteParameters& object) const;
+  void load_state(const RemoteParameters& object, const std::vector<at::Tensor>& state) const;
+
+  // The same for the local parameters. Throw ConfigurationError where the others throw a
+  // RemoteError, and when there are no local parameters.
+  std::vector<at::Tensor> local_state() const;
+  void load_local_state(const std::vector<at::Tensor>& state);
+
  private:
   class Local;
+  Local& local() const;
   const OptimizerSpec spec_;
   const std::vector<RemoteParameters> objects_;
   const std::unique_ptr<Local> local_;

@@ -1,7 +1,8 @@
 // Trains a model whose embedding lies on another process: a parameter server holds the table, and
 // the trainers fetch rows by remote calls. The backward goes through the server; the dense layers
 // are a DistributedDataParallel over the trainers alone. Any process may be killed: ddprun restarts
-// all, and training continues from the newest checkpoint, bit by bit.
+// all, and training continues from the newest checkpoint, bit by bit. The checkpoint has the table
+// and the state of the table's optimizer, which both lie on the server.
 //
 //   bazel run -c opt //examples/hybrid:train.launch -- --nproc-per-node=3 --max-restarts=3 --
 //       --checkpoint_dir=/tmp/hybrid
@@ -28,7 +29,9 @@
 DEFINE_string(text, "", "the text to learn; default: the speech of this repository");
 DEFINE_int32(steps, 200, "training steps");
 DEFINE_int32(batch_size, 32, "characters of one step, over all trainers together");
-DEFINE_double(lr, 0.5, "learning rate of SGD");
+DEFINE_double(lr, 0.5, "learning rate of SGD, for the dense layers");
+DEFINE_string(table_optimizer, "adagrad", "optimizer of the table: adagrad or sgd");
+DEFINE_double(table_lr, 0.05, "learning rate of the table");
 DEFINE_bool(sparse, false, "let gradients of the table hold the rows in use only");
 DEFINE_string(checkpoint_dir, "", "where checkpoints go; empty: nowhere");
 DEFINE_int32(checkpoint_every, 20, "steps between checkpoints");
@@ -83,18 +86,30 @@ struct NetImpl : torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
-// All of the model, as a checkpoint holds it. Every rank has one; between checkpoints, the table of
-// the server and the net of the trainers are the current ones.
+// All of the model and the state of the table's optimizer, as a checkpoint holds them. Every rank
+// has one. Between checkpoints, the current values are the table of the server, the net of the
+// trainers, and the state of the server's optimizer.
 struct StateImpl : torch::nn::Module {
   StateImpl() {
     torch::manual_seed(1);
     net = register_module("net", Net());
     table = register_parameter("table", torch::randn({kCharacters, kWidth}));
+    if (FLAGS_table_optimizer != "adagrad") return;  // plain SGD has no state
+    table_state = {register_buffer("table_steps", torch::zeros({}, torch::kLong)),
+                   register_buffer("table_sum", torch::zeros({kCharacters, kWidth}))};
   }
   Net net{nullptr};
   torch::Tensor table;
+  std::vector<torch::Tensor> table_state;
 };
 TORCH_MODULE(State);
+
+// The optimizer of the table. The steps of several trainers add up, and are not averaged.
+rpc::OptimizerSpec TableOptimizer(int trainers) {
+  if (FLAGS_table_optimizer == "adagrad") return rpc::adagrad(FLAGS_table_lr);
+  if (FLAGS_table_optimizer == "sgd") return rpc::sgd(FLAGS_table_lr / trainers);
+  throw std::invalid_argument("--table_optimizer is neither adagrad nor sgd");
+}
 
 // The ranks by their roles.
 struct Roles {
@@ -156,9 +171,10 @@ class Trainer {
         text_(ReadText()),
         table_(rpc::sync<rpc::RRef<Table>>("rank" + std::to_string(roles.server), "table")),
         model_(state->net, group_),
-        // The trainers' updates of the table add up, and are not averaged.
-        remote_(rpc::sgd(FLAGS_lr / group_->size()), {table_}),
-        local_(rpc::sgd(FLAGS_lr), {}, model_->parameters()) {}
+        remote_(TableOptimizer(group_->size()), {table_}),
+        local_(rpc::sgd(FLAGS_lr), {}, model_->parameters()) {
+    if (number_ == 0) remote_.load_state(table_, state->table_state);
+  }
 
   // Computes the gradients of a step. Returns the mean loss of all trainers.
   double Backward(rpc::AutogradContext& context, int64_t step) {
@@ -172,6 +188,7 @@ class Trainer {
     return mean.item<double>();
   }
 
+  std::vector<torch::Tensor> TableState() const { return remote_.state(table_); }
   void StepTable(rpc::AutogradContext& context) { remote_.step(context); }
   void StepNet(rpc::AutogradContext& context) { local_.step(context); }
 
@@ -185,9 +202,18 @@ class Trainer {
   rpc::DistributedOptimizer local_;
 };
 
-// Brings the current table to the trainers, and the current net to the server.
-void Collect(ddp::ProcessGroup& world, const Roles& roles, State& state) {
+// Brings the current table to the trainers, the current net to the server, and the current state of
+// the table's optimizer to all ranks.
+void Collect(ddp::ProcessGroup& world, const Roles& roles, const std::optional<Trainer>& trainer,
+             State& state) {
   torch::NoGradGuard no_grad;
+  if (roles.trainer == 0) {
+    const std::vector<torch::Tensor> current = trainer->TableState();
+    for (size_t i = 0; i < current.size(); ++i) state->table_state[i].copy_(current[i]);
+  }
+  for (torch::Tensor& tensor : state->table_state) {
+    world.broadcast(tensor, roles.trainers.front());
+  }
   world.broadcast(state->table, roles.server);
   for (torch::Tensor& parameter : state->net->parameters()) {
     world.broadcast(parameter, roles.trainers.front());
@@ -220,6 +246,7 @@ int Train() {
   workers->barrier();
   std::optional<Trainer> trainer;
   if (trainers) trainer.emplace(roles, state, trainers);
+  world->barrier();  // the server's optimizer has its state
 
   double loss = 0;
   int64_t step = saved.step;
@@ -241,15 +268,19 @@ int Train() {
       std::fflush(stdout);
     }
     if (checkpointer && (step % FLAGS_checkpoint_every == 0 || stop || step == FLAGS_steps)) {
-      Collect(*world, roles, state);
+      Collect(*world, roles, trainer, state);
       saved.step = step;
       checkpointer->save(saved);
     }
   }
-  Collect(*world, roles, state);
+  Collect(*world, roles, trainer, state);
   if (roles.trainer == 0 && step == FLAGS_steps) {
-    std::printf("table %.17g net %.17g\n", state->table.to(torch::kDouble).sum().item<double>(),
-                state->net->hidden->weight.to(torch::kDouble).sum().item<double>());
+    const auto sum = [](const torch::Tensor& tensor) {  // of absolute values: nothing cancels out
+      return tensor.to(torch::kDouble).abs().sum().item<double>();
+    };
+    std::printf("table %.17g net %.17g", sum(state->table), sum(state->net->hidden->weight));
+    for (const torch::Tensor& tensor : state->table_state) std::printf(" state %.17g", sum(tensor));
+    std::printf("\n");
   }
   trainer.reset();
   table.reset();

@@ -39,13 +39,32 @@ double LossAt(const std::string& out, int step) {
   return std::stod(found[1]);
 }
 
-// The trainers share the batches that one process trains alone, and the loss falls alike.
+// Returns the sums in the last line.
+std::pair<double, double> Sums(const std::string& out) {
+  std::smatch found;
+  const std::string line = launcher::LastLine(out);
+  if (!std::regex_search(line, found, std::regex("table ([-0-9.e+]+) net ([-0-9.e+]+)"))) {
+    ADD_FAILURE() << "no sums in " << line;
+    return {};
+  }
+  return {std::stod(found[1]), std::stod(found[2])};
+}
+
+// The trainers share the batches that one process trains alone, and the loss falls alike. Steps of
+// SGD add up to the step of one process; those of Adagrad would not.
 TEST_F(HybridTest, LearnsAsOneProcessDoes) {
   for (const char* sparse : {"--sparse=false", "--sparse=true"}) {
-    DdprunDriver three(Job(std::string("three") + sparse, {"--steps=60", sparse}));
+    SCOPED_TRACE(sparse);
+    const std::vector<std::string> flags = {"--steps=60", "--table_optimizer=sgd", "--table_lr=0.5",
+                                            sparse};
+    DdprunDriver three(Job(std::string("three") + sparse, flags));
     ASSERT_EQ(three.Wait(), 0) << three.err();
-    DdprunDriver one(Job(std::string("one") + sparse, {"--steps=60", sparse}, 1));
+    DdprunDriver one(Job(std::string("one") + sparse, flags, 1));
     ASSERT_EQ(one.Wait(), 0) << one.err();
+    const auto [table, net] = Sums(three.out());
+    const auto [table_of_one, net_of_one] = Sums(one.out());
+    EXPECT_NEAR(table / table_of_one, 1, 1e-6);
+    EXPECT_NEAR(net / net_of_one, 1, 1e-6);
     const double first = LossAt(three.out(), 10);
     EXPECT_GT(first, 0);
     EXPECT_LT(LossAt(three.out(), 60), first);
@@ -56,10 +75,11 @@ TEST_F(HybridTest, LearnsAsOneProcessDoes) {
 }
 
 TEST_F(HybridTest, ContinuesBitByBitAfterTheLossOfAnyRole) {
-  const std::vector<std::string> flags = {"--steps=240", "--checkpoint_every=20"};
+  const std::vector<std::string> flags = {"--steps=240", "--checkpoint_every=20"};  // Adagrad
   DdprunDriver peaceful(Job("peaceful", flags));
   ASSERT_EQ(peaceful.Wait(), 0) << peaceful.err();
   ASSERT_THAT(LastLine(peaceful.out()), ::testing::StartsWith("table "));
+  ASSERT_THAT(LastLine(peaceful.out()), ::testing::HasSubstr(" state 480 "));  // two in each step
 
   // A trainer, then the server, then the other trainer, each in a generation of its own.
   DdprunDriver run(Job("killed", flags));
@@ -77,21 +97,26 @@ TEST_F(HybridTest, ContinuesBitByBitAfterTheLossOfAnyRole) {
 // One node per role, in either order of the ranks.
 TEST_F(HybridTest, RolesComeFromTheNodes) {
   const auto redis = ::ddp::testing::RedisFixture::StartTcp();
-  const auto node = [&](const std::string& role, int processes) {
-    DdprunDriver::Options options = Job("roles", {"--steps=20"}, processes);
-    options.arguments.insert(
-        options.arguments.begin(),
-        {"--nnodes=2", "--rdzv-id=hybrid", "--role=" + role,
-         "--rdzv-endpoint=127.0.0.1:" + std::to_string(redis->endpoint().port)});
-    std::erase(options.arguments, "--event-log-file=" + EventLog("roles"));
-    return options;
-  };
-  DdprunDriver server(node("server", 1));
-  DdprunDriver trainers(node("trainer", 2));
-  EXPECT_EQ(server.Wait(), 0) << server.err();
-  EXPECT_EQ(trainers.Wait(), 0) << trainers.err();
-  EXPECT_THAT(trainers.out(), ::testing::HasSubstr("step 20 loss "));
-  EXPECT_EQ(server.out(), "");
+  for (const int server_rank : {0, 1}) {
+    SCOPED_TRACE(server_rank);
+    const std::string name = "roles" + std::to_string(server_rank);
+    const auto node = [&](const std::string& role, int rank, int processes) {
+      DdprunDriver::Options options = Job(name, {"--steps=20"}, processes);
+      options.arguments.insert(
+          options.arguments.begin(),
+          {"--nnodes=2", "--rdzv-id=" + name, "--role=" + role,
+           "--node-rank=" + std::to_string(rank),
+           "--rdzv-endpoint=127.0.0.1:" + std::to_string(redis->endpoint().port)});
+      std::erase(options.arguments, "--event-log-file=" + EventLog(name));
+      return options;
+    };
+    DdprunDriver server(node("server", server_rank, 1));
+    DdprunDriver trainers(node("trainer", 1 - server_rank, 2));
+    EXPECT_EQ(server.Wait(), 0) << server.err();
+    EXPECT_EQ(trainers.Wait(), 0) << trainers.err();
+    EXPECT_THAT(trainers.out(), ::testing::HasSubstr("step 20 loss "));
+    EXPECT_EQ(server.out(), "");
+  }
 }
 
 }  // namespace
