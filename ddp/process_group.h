@@ -241,9 +241,9 @@ class ProcessGroup {
   void report_failure(const std::string& reason);
 
   // The same for several groups. When one of them knows a failure already, the others get that one,
-  // with the rank at fault instead of this rank. A group that the rank at fault does not belong to
-  // gets `reason`, from this rank. The groups are known to have ranks in common when new_group()
-  // made one of the other, or both of a third.
+  // with the rank at fault instead of this rank. A group that has not that rank gets the failure
+  // without a rank, so its calls throw CommunicationError. Ranks are compared among a group and
+  // those that new_group() makes of it; other groups get `reason` from this rank.
   static void report_failure_to(const std::vector<ProcessGroup*>& groups,
                                 const std::string& reason);
 

@@ -187,7 +187,7 @@ inline bool Throws(int rank, const std::function<void()>& action) {
     return false;
   } catch (const PeerFailedError& error) {
     EXPECT_NE(rank, 1) << error.what();
-    EXPECT_EQ(error.rank(), 1);
+    EXPECT_EQ(error.rank(), 1) << error.what();
   } catch (const std::exception& error) {
     EXPECT_EQ(rank, 1) << error.what();
     EXPECT_THAT(error.what(), ::testing::HasSubstr("rank 1 has a bad day"));
