@@ -467,15 +467,20 @@ void ProcessGroup::report_failure_to(const std::vector<ProcessGroup*>& groups,
 // Reports the failure of another group to the ranks of this one, or else `reason`.
 void ProcessGroup::PassOn(const ProcessGroup& failed, const std::string& reason) {
   const std::optional<GroupFailure> failure = failed.monitor_->failure();
-  if (!failure.has_value() || failure->rank < 0 || failed.world_ != world_) {
-    return report_failure(reason);
+  if (!failure.has_value() || failed.world_ != world_) return report_failure(reason);
+  GroupFailure found{.rank = -1, .reason = failure->reason};
+  if (failure->rank >= 0) {
+    const int rank_at_fault = failed.world_ranks_[failure->rank];
+    const auto member = std::find(world_ranks_.begin(), world_ranks_.end(), rank_at_fault);
+    if (member != world_ranks_.end()) {
+      found.rank = static_cast<int>(member - world_ranks_.begin());
+    } else {
+      found.reason = absl::StrCat("rank ", rank_at_fault, ", which is not in this process group, ",
+                                  "failed: ", failure->reason);
+    }
   }
-  const int rank_at_fault = failed.world_ranks_[failure->rank];
-  const auto member = std::find(world_ranks_.begin(), world_ranks_.end(), rank_at_fault);
-  if (member == world_ranks_.end()) return report_failure(reason);
   monitor_->Raise();
-  monitor_->ReportFound(
-      {.rank = static_cast<int>(member - world_ranks_.begin()), .reason = failure->reason});
+  monitor_->ReportFound(found);
 }
 
 void ProcessGroup::report_failure_and_throw_later(const std::string& reason) {

@@ -180,7 +180,8 @@ inline void FailAt(DistributedDataParallel<Net>& model, Place place, int rank) {
   if (place != Place::kNoGrad) LossOf(output).backward();
 }
 
-// Runs `action`. Returns true when it throws, and expects the error of rank 1 then.
+// Runs `action`. Returns true when it throws, and expects the error of rank 1 then. A layer's group
+// without rank 1 names it in the text alone.
 inline bool Throws(int rank, const std::function<void()>& action) {
   try {
     action();
@@ -188,6 +189,8 @@ inline bool Throws(int rank, const std::function<void()>& action) {
   } catch (const PeerFailedError& error) {
     EXPECT_NE(rank, 1) << error.what();
     EXPECT_EQ(error.rank(), 1) << error.what();
+  } catch (const CommunicationError& error) {
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("rank 1, which is not in this process group"));
   } catch (const std::exception& error) {
     EXPECT_EQ(rank, 1) << error.what();
     EXPECT_THAT(error.what(), ::testing::HasSubstr("rank 1 has a bad day"));
