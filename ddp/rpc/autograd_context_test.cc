@@ -1,32 +1,33 @@
 // Tests backwards over several workers, and the reduction of wrapped models in them. Workers are
 // processes; trainers have a process group of their own, on Gloo.
 //
-// Length: one case for each way in which such a backward ends, on the same two modules.
+// Length: one case for each mode and each user of such a backward, on the same two modules.
 #include "ddp/rpc/autograd_context.h"
 
-#include <signal.h>
-#include <torch/csrc/distributed/autograd/context/container.h>
-#include <torch/csrc/distributed/rpc/message.h>
 #include <torch/torch.h>
 
 #include <algorithm>
-#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
 #include <future>
-#include <map>
 #include <memory>
 #include <optional>
-#include <thread>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "base/mutex.h"
 #include "ddp/activation_checkpoint.h"
 #include "ddp/default_hooks.h"
 #include "ddp/distributed_data_parallel.h"
 #include "ddp/join.h"
+#include "ddp/mixed_precision.h"
 #include "ddp/nn/sync_batch_norm.h"
 #include "ddp/optim/zero_redundancy_optimizer.h"
 #include "ddp/process_group.h"
-#include "ddp/rpc/message_fault.h"
 #include "ddp/rpc/rpc.h"
+#include "ddp/rpc/test_context_job.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "testing/backend/random_numbers.h"
@@ -36,38 +37,19 @@
 namespace ddp::rpc {
 namespace {
 
+using ::ddp::rpc::testing::ExpectEqual;
+using ::ddp::rpc::testing::Ids;
+using ::ddp::rpc::testing::Job;
+using ::ddp::rpc::testing::kRate;
+using ::ddp::rpc::testing::MixOn;
+using ::ddp::rpc::testing::Net;
+using ::ddp::rpc::testing::Shard;
+using ::ddp::rpc::testing::UsesSpare;
 using ::ddp::testing::ErrorOf;
 using ::ddp::testing::Randomize;
 using ::ddp::testing::RandomNumbers;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using ::testing::StartsWith;
-using torch::distributed::autograd::DistAutogradContainer;
-
-constexpr double kRate = 0.1;
-
-// Throws in the backward.
-struct Bomb : torch::autograd::Function<Bomb> {
-  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) {
-    return x.clone();
-  }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
-                                                 const torch::autograd::variable_list&) {
-    throw std::runtime_error("the bomb went off");
-  }
-};
-
-// Kills its process in the backward.
-struct Death : torch::autograd::Function<Death> {
-  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) {
-    return x.clone();
-  }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
-                                                 const torch::autograd::variable_list&) {
-    raise(SIGKILL);
-    return {};
-  }
-};
 
 // Has no gradient in the backward.
 struct Vanish : torch::autograd::Function<Vanish> {
@@ -79,70 +61,6 @@ struct Vanish : torch::autograd::Function<Vanish> {
     return {at::Tensor()};
   }
 };
-
-// Waits in the backward.
-struct Stall : torch::autograd::Function<Stall> {
-  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) {
-    return x.clone();
-  }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
-                                                 const torch::autograd::variable_list& gradients) {
-    reached.set_value();
-    released.get_future().wait();
-    return gradients;
-  }
-  static inline std::promise<void> reached, released;
-};
-
-// The server's module: an embedding, and a matrix through which trainers send activations.
-class Shard {
- public:
-  explicit Shard(bool sparse) : sparse_(sparse) {
-    const torch::NoGradGuard no_grad;
-    table = RandomNumbers(1, {10, 4});
-    weight = RandomNumbers(2, {4, 4});
-    table.requires_grad_();
-    weight.requires_grad_();
-    newest_table = table.getIntrusivePtr();
-  }
-  at::Tensor Lookup(const at::Tensor& ids) const {
-    return torch::embedding(table, ids, /*padding_idx=*/-1, /*scale_grad_by_freq=*/false, sparse_);
-  }
-  at::Tensor Mix(const at::Tensor& x) const { return torch::tanh(torch::matmul(x, weight)); }
-  std::vector<at::Tensor> parameters() const { return {table, weight}; }
-  std::vector<at::Tensor> Values() const { return {table.detach(), weight.detach()}; }
-  void Load(const std::vector<at::Tensor>& values) const {
-    table.detach().copy_(values[0]);
-    weight.detach().copy_(values[1]);
-  }
-
-  at::Tensor table, weight;
-  static inline c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> newest_table{
-      c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>()};
-
- private:
-  const bool sparse_;
-};
-
-// The trainer's module. `mix` runs between its layers, on the server.
-struct NetImpl : torch::nn::Module {
-  using Mix = std::function<at::Tensor(const at::Tensor&)>;
-  explicit NetImpl(Mix the_mix) : mix(std::move(the_mix)) {
-    first = register_module("first", torch::nn::Linear(4, 4));
-    second = register_module("second", torch::nn::Linear(4, 3));
-    spare = register_module("spare", torch::nn::Linear(4, 3));
-    Randomize(*this, 10);
-  }
-  at::Tensor forward(const at::Tensor& x, bool use_spare) {
-    const at::Tensor h = mix(first->forward(x));
-    at::Tensor y = second->forward(h);
-    if (use_spare) y = y + spare->forward(h);
-    return y;
-  }
-  Mix mix;
-  torch::nn::Linear first{nullptr}, second{nullptr}, spare{nullptr};
-};
-TORCH_MODULE(Net);
 
 // A layer whose weight has no gradient where `vanish` is set.
 struct VanishingImpl : torch::nn::Module {
@@ -157,13 +75,6 @@ struct VanishingImpl : torch::nn::Module {
   torch::nn::Linear layer{nullptr};
 };
 TORCH_MODULE(Vanishing);
-
-at::Tensor Ids(int rank, int step) {
-  return torch::tensor({(3 * rank + step) % 10, (7 + step) % 10, (3 * rank + step) % 10});
-}
-
-// Returns whether a trainer uses the spare layer: in turn, one of them does, none, both.
-bool UsesSpare(int rank, int step) { return step % 3 == 2 || (step % 3 == 0 && rank == 1); }
 
 // The training in one process: gradients of the trainers are halved and added, as the reducer does;
 // the server's parameters take the steps of one trainer after the other.
@@ -196,159 +107,6 @@ struct Reference {
     }
   }
 };
-
-// Loses or delays messages of this worker.
-class Faults final : public internal::MessageFault, public std::enable_shared_from_this<Faults> {
- public:
-  enum Fate {
-    kLost,
-    kAnswerLost,
-    kHeld,     // until Release()
-    kTooLate,  // the same; and the answer is lost
-  };
-
-  // When the sender of a lost message gives up; nullopt: at its own limit. Set it before Next().
-  std::optional<std::chrono::milliseconds> limit = std::chrono::seconds(1);
-
-  // The next message of `type` to worker 2 has this fate.
-  void Next(torch::distributed::rpc::MessageType type, Fate fate, int worker = 2) {
-    const MutexLock lock(mutex_);
-    next_[{type, worker}] = fate;
-  }
-
-  // Sends the held message.
-  void Release() {
-    std::function<void()> send;
-    {
-      const MutexLock lock(mutex_);
-      send = std::exchange(held_, nullptr);
-    }
-    send();
-  }
-  bool holds() const {
-    const MutexLock lock(mutex_);
-    return held_ != nullptr;
-  }
-
-  // The number of messages of `type` without a fate that have been answered.
-  int answered(int type) {
-    const MutexLock lock(mutex_);
-    return answered_[type];
-  }
-
-  FuturePtr OnSend(const Message& message) override {
-    const std::optional<Fate> fate = Take(message);
-    if (!fate.has_value()) {
-      FuturePtr answer = message.send();
-      answer->addCallback([self = shared_from_this(), type = message.type](Future&) {
-        const MutexLock lock(self->mutex_);
-        ++self->answered_[type];
-      });
-      return answer;
-    }
-    if (fate == kAnswerLost) message.send();
-    if (fate == kTooLate) Hold(message.send);
-    if (fate != kHeld) return message.lose(limit);
-    auto answer = c10::make_intrusive<Future>(c10::AnyClassType::get());
-    Hold([answer, send = message.send] {
-      send()->addCallback([answer](Future& sent) {
-        if (sent.hasError()) return answer->setError(sent.exception_ptr());
-        answer->markCompleted(sent.constValue(), sent.storages());
-      });
-    });
-    return answer;
-  }
-
- private:
-  std::optional<Fate> Take(const Message& message) {
-    const MutexLock lock(mutex_);
-    const auto found = next_.find({message.type, message.worker});
-    if (found == next_.end()) return std::nullopt;
-    const Fate fate = found->second;
-    next_.erase(found);
-    return fate;
-  }
-  void Hold(std::function<void()> send) {
-    const MutexLock lock(mutex_);
-    held_ = std::move(send);
-  }
-
-  mutable Mutex mutex_;
-  std::map<std::pair<int, int>, Fate> next_ ABSL_GUARDED_BY(mutex_);  // by type and receiver
-  std::map<int, int> answered_ ABSL_GUARDED_BY(mutex_);               // by type
-  std::function<void()> held_ ABSL_GUARDED_BY(mutex_);
-};
-
-constexpr auto kForward = torch::distributed::rpc::FORWARD_AUTOGRAD_REQ;
-constexpr auto kBackward = torch::distributed::rpc::BACKWARD_AUTOGRAD_REQ;
-constexpr auto kCleanup = torch::distributed::rpc::CLEANUP_AUTOGRAD_CONTEXT_REQ;
-
-// Two trainers and a server, "worker2".
-struct Job {
-  explicit Job(Registry registry = {}, const Options::Faults& faults = {},
-               std::chrono::milliseconds timeout = std::chrono::seconds(30)) {
-    registry.module<Shard, bool>("Shard")
-        .method("lookup", &Shard::Lookup)
-        .method("mix", &Shard::Mix)
-        .method("values", &Shard::Values)
-        .method("load", &Shard::Load);
-    registry.function("contexts", [] {
-      return static_cast<int64_t>(DistAutogradContainer::getInstance().numAutogradContexts());
-    });
-    registry.function("table_alive", [] { return !Shard::newest_table.expired(); });
-    registry.function("shared", [this]() -> RRef<Shard> { return *shared; });
-    registry.function("plus_one", [this](at::Tensor x) {
-      ++plus_ones;
-      return x + 1;
-    });
-    registry.function("plus_ones", [this] { return plus_ones.load(); });
-    registry.function("next_fault", [this](int type, int fate, int receiver) {
-      own_faults->Next(static_cast<torch::distributed::rpc::MessageType>(type),
-                       static_cast<Faults::Fate>(fate), receiver);
-    });
-    registry.function("release_next", [this] {
-      while (!own_faults->holds()) std::this_thread::yield();
-      own_faults->Release();
-    });
-    registry.function("count", [](at::Tensor x) { return x.numel(); });
-    registry.function("bomb", [](at::Tensor x) { return Bomb::apply(x); });
-    registry.function("stall", [](at::Tensor x) { return Stall::apply(x); });
-    registry.function("stalled", [] { Stall::reached.get_future().wait(); });
-    registry.function("death", [](at::Tensor x) { return Death::apply(x); });
-    registry.function("fail", []() -> at::Tensor { throw std::runtime_error("no answer"); });
-    const int rank = world->rank();
-    trainers = world->new_group({0, 1});
-    workers = internal::InitWithFault("worker" + std::to_string(rank), world->store(),
-                                      {.rank = rank,
-                                       .world_size = world->size(),
-                                       .registry = std::move(registry),
-                                       .timeout = timeout,
-                                       .faults = faults},
-                                      own_faults);
-  }
-  int rank() const { return world->rank(); }
-
-  // Makes a shard on the server, and returns it on all trainers.
-  RRef<Shard> MakeShard(bool sparse = false) {
-    if (rank() == 0) shared = remote<Shard>("worker2", sparse);
-    trainers->barrier();
-    const RRef<Shard> shard = rank() == 0 ? *shared : sync<RRef<Shard>>("worker0", "shared");
-    trainers->barrier();
-    shared.reset();
-    return shard;
-  }
-
-  std::atomic<int> plus_ones = 0;  // calls
-  const std::shared_ptr<Faults> own_faults = std::make_shared<Faults>();
-  std::optional<RRef<Shard>> shared;
-  std::shared_ptr<ProcessGroup> world = init_process_group();
-  std::shared_ptr<ProcessGroup> trainers;  // null on the server
-  std::unique_ptr<Workers> workers;
-};
-
-NetImpl::Mix MixOn(const RRef<Shard>& shard) {
-  return [shard](const at::Tensor& x) { return shard.sync<at::Tensor>("mix", x); };
-}
 
 // ---- Wrapped models.
 
@@ -631,365 +389,7 @@ RANK_TEST(AutogradContextTest, AGradientThatNeverComesIsAnErrorAtOnce, 3) {
   job.workers->shutdown();
 }
 
-// ---- Failures.
-
-// The trainer whose graph fails throws the server's words; the other one gets a failure report.
-// Both train on in the next context.
-RANK_TEST(AutogradContextTest, AnExceptionOnTheServerHangsNobody, 3) {
-  Job job;
-  if (job.trainers) {
-    bool bomb = false;
-    Net net([&](const at::Tensor& x) {
-      return sync<at::Tensor>("worker2", bomb ? "bomb" : "plus_one", x);
-    });
-    DistributedDataParallel model(net, job.trainers, {.find_unused_parameters = true});
-    for (int step = 0; step < 4; ++step) {
-      bomb = step == 1 && job.rank() == 0;
-      const auto train = [&] {
-        AutogradContext context;
-        context.backward(model.forward(torch::ones({2, 4}), false).sum());
-        EXPECT_TRUE(context.grad(net->first->weight).defined());
-      };
-      if (step != 1) {
-        train();
-      } else if (bomb) {
-        EXPECT_THAT(ErrorOf<RemoteError>(train),
-                    AllOf(HasSubstr("worker2"), HasSubstr("the bomb went off")));
-      } else {
-        EXPECT_THAT(ErrorOf<PeerFailedError>(train), HasSubstr("rank 0"));
-      }
-    }
-  }
-  job.workers->shutdown();
-}
-
-// The server's part comes after the wrapped model, so the backward fails before it comes to that.
-RANK_TEST(AutogradContextTest, AnExceptionBeforeTheModelHangsNobody, 3) {
-  Job job;
-  if (job.trainers) {
-    Net net([](const at::Tensor& x) { return x; });
-    DistributedDataParallel model(net, job.trainers, {.find_unused_parameters = true});
-    Net other([](const at::Tensor& x) { return x; });
-    DistributedDataParallel other_model(other, job.trainers, {.find_unused_parameters = true});
-    for (int step = 0; step < 4; ++step) {
-      const bool bomb = step == 1 && job.rank() == 0;
-      const auto train = [&] {
-        AutogradContext context;
-        const at::Tensor x = torch::full({2, 4}, 1.0 + step);
-        const at::Tensor y = model.forward(x, false);
-        context.backward(sync<at::Tensor>("worker2", bomb ? "bomb" : "plus_one", y).sum());
-        EXPECT_TRUE(torch::equal(context.grad(net->first->bias), [&] {
-          const at::Tensor loss = other->forward(x, false).sum();
-          return torch::autograd::grad({loss}, {other->first->bias})[0];
-        }()));
-      };
-      if (step != 1) {
-        train();
-      } else if (bomb) {
-        EXPECT_THAT(ErrorOf<RemoteError>(train),
-                    AllOf(HasSubstr("worker2"), HasSubstr("the bomb went off")));
-      } else {
-        EXPECT_THAT(ErrorOf<PeerFailedError>(train), HasSubstr("rank 0"));
-      }
-    }
-  }
-  job.workers->shutdown();
-}
-
-RANK_TEST(AutogradContextTest, AnExceptionOnATrainerHangsNobody, 3) {
-  Job job;
-  if (job.trainers) {
-    const RRef<Shard> shard = job.MakeShard();
-    bool bomb = false;
-    Net net([&](const at::Tensor& x) {
-      const at::Tensor y = bomb ? Bomb::apply(x) : x;
-      return shard.sync<at::Tensor>("mix", y);
-    });
-    DistributedDataParallel model(net, job.trainers, {.find_unused_parameters = true});
-    for (int step = 0; step < 4; ++step) {
-      bomb = step == 1 && job.rank() == 1;
-      const auto train = [&] {
-        AutogradContext context;
-        context.backward(model.forward(torch::ones({2, 4}), false).sum());
-      };
-      if (step != 1) {
-        train();
-      } else if (bomb) {
-        EXPECT_THAT(ErrorOf<RemoteError>(train),
-                    AllOf(HasSubstr("worker1"), HasSubstr("the bomb went off")));
-      } else {
-        EXPECT_THAT(ErrorOf<PeerFailedError>(train), HasSubstr("rank 1"));
-      }
-    }
-  }
-  job.workers->shutdown();
-}
-
-RANK_TEST(AutogradContextTest, TheServersDeathEndsTheBackward, .world_size = 3, .killed_rank = 2) {
-  Job job;
-  if (!job.trainers) return job.workers->shutdown();
-  Net net([&](const at::Tensor& x) {
-    return sync<at::Tensor>("worker2", job.rank() == 0 ? "death" : "plus_one", x);
-  });
-  DistributedDataParallel model(net, job.trainers, {.find_unused_parameters = true});
-  std::optional<AutogradContext> context;
-  context.emplace();
-  const std::string error = ErrorOf<PeerFailedError>([&] {
-    // Trainer 1 may hear of it in its forward, in its backward, or in the reduction.
-    context->backward(model.forward(torch::ones({2, 4}), false).sum());
-  });
-  EXPECT_THAT(error, HasSubstr("worker2"));
-}
-
-// A plain backward would run into an assertion of LibTorch.
-RANK_TEST(AutogradContextTest, APlainBackwardThroughACallIsRefused, 3) {
-  Job job;
-  if (job.rank() == 1) {
-    // Its own backward is right. The peer may have launched all of its reductions before the error.
-    Net net([](const at::Tensor& x) { return x; });
-    DistributedDataParallel model(net, job.trainers, {.find_unused_parameters = true});
-    const auto train = [&] {
-      for (int step = 0; step < 2; ++step) {
-        model.forward(torch::ones({2, 4}), false).sum().backward();
-      }
-    };
-    EXPECT_THAT(ErrorOf<PeerFailedError>(train),
-                AllOf(HasSubstr("rank 0"), HasSubstr("ended the backward")));
-  } else if (job.rank() == 0) {
-    Net net([](const at::Tensor& x) { return sync<at::Tensor>("worker2", "plus_one", x); });
-    DistributedDataParallel model(net, job.trainers, {.find_unused_parameters = true});
-    at::Tensor after;
-    {
-      AutogradContext context;
-      EXPECT_THAT(ErrorOf<ConfigurationError>([&] {
-                    model.forward(torch::ones({2, 4}), false).sum().backward();
-                  }),
-                  AllOf(HasSubstr("the answer of plus_one on worker worker2"),
-                        HasSubstr("call context.backward(loss)")));
-      const at::Tensor x = torch::ones({2}).requires_grad_();
-      after = sync<at::Tensor>("worker2", "plus_one", x).sum();
-    }
-    EXPECT_THAT(ErrorOf<ConfigurationError>([&] { after.backward(); }),
-                HasSubstr("call context.backward(loss)"));
-  }
-  job.workers->shutdown();
-}
-
-// The server lives, and its graph stands still: the report of a third worker ends the backward.
-RANK_TEST(AutogradContextTest, AFailureReportEndsABackward, 3) {
-  Job job;
-  if (job.rank() == 0) {
-    const at::Tensor x = torch::ones({2}).requires_grad_();
-    AutogradContext context;
-    const at::Tensor loss = sync<at::Tensor>("worker2", "stall", x).sum();
-    EXPECT_THAT(ErrorOf<PeerFailedError>([&] { context.backward(loss); }),
-                HasSubstr("worker worker1 failed: out of memory"));
-  } else if (job.rank() == 1) {
-    sync<void>("worker2", "stalled");
-    job.workers->report_failure("out of memory");
-  } else {
-    EXPECT_THROW(job.workers->barrier(), PeerFailedError);
-    Stall::released.set_value();
-  }
-}
-
-// ---- Lost and late messages.
-
-constexpr char kNoAnswer[] = "no answer in time from worker worker2: RPC ran for more than set";
-
-// A call of "plus_one" of the server, and its backward.
-struct PlusOne {
-  at::Tensor x = torch::ones({2}).requires_grad_();
-  AutogradContext context;
-  at::Tensor loss = sync<at::Tensor>("worker2", "plus_one", x * 3).sum();
-
-  void Backward() { context.backward(loss); }
-  void ExpectGradient() {
-    Backward();
-    EXPECT_TRUE(torch::equal(context.grad(x), torch::full({2}, 3.0)));
-  }
-};
-
-// The message of a context's end is not awaited.
-void AwaitEndOfContexts(const std::string& worker) {
-  while (sync<int>(worker, "contexts") > 0) continue;
-}
-
-RANK_TEST(AutogradContextTest, ALostCallNamesTheWorker, 3) {
-  Job job;
-  if (job.rank() == 0) {
-    job.own_faults->limit = std::nullopt;
-    for (const Faults::Fate fate : {Faults::kLost, Faults::kAnswerLost, Faults::kTooLate}) {
-      SCOPED_TRACE(fate);
-      {
-        const at::Tensor x = torch::ones({2}).requires_grad_();
-        AutogradContext context;
-        job.own_faults->Next(kForward, fate);
-        const Callee hasty("worker2", std::chrono::milliseconds(200));
-        EXPECT_THAT(ErrorOf<TimeoutError>([&] { sync<at::Tensor>(hasty, "plus_one", x); }),
-                    AllOf(HasSubstr("plus_one on worker worker2: "), HasSubstr(kNoAnswer)));
-        EXPECT_THAT(ErrorOf<ConfigurationError>([&] { context.backward((x * 2).sum()); }),
-                    HasSubstr("the call of plus_one on worker worker2 failed in this context"));
-      }
-      AwaitEndOfContexts("worker2");
-      if (fate == Faults::kTooLate) {
-        const int before = sync<int>("worker2", "plus_ones");
-        job.own_faults->Release();
-        while (sync<int>("worker2", "plus_ones") == before) continue;
-      }
-      PlusOne().ExpectGradient();
-      AwaitEndOfContexts("worker2");
-    }
-  }
-  job.workers->shutdown();
-}
-
-// Trainer 0 loses a message, and trainer 1 the answer of a message. Then the server loses the
-// gradients for trainer 0.
-RANK_TEST(AutogradContextTest, ALostMessageOfABackwardNamesTheWorker, 3) {
-  Registry registry;
-  std::shared_ptr<Faults> faults;
-  registry.function("lose", [&faults] { faults->Next(kBackward, Faults::kLost, /*worker=*/0); });
-  Job job(std::move(registry));
-  faults = job.own_faults;
-  job.workers->barrier();
-  if (job.trainers) {
-    for (const bool by_server : {false, true}) {
-      SCOPED_TRACE(by_server);
-      if (!by_server || job.rank() == 0) {
-        PlusOne step;
-        if (by_server) {
-          sync<void>("worker2", "lose");
-        } else {
-          faults->Next(kBackward, job.rank() == 0 ? Faults::kLost : Faults::kAnswerLost);
-        }
-        EXPECT_THAT(ErrorOf<TimeoutError>([&] { step.Backward(); }),
-                    StartsWith(by_server ? "backward on worker worker2: no answer in time from "
-                                           "worker worker0: RPC ran for more than set timeout"
-                                         : std::string("backward: ") + kNoAnswer));
-        faults->Next(kCleanup, Faults::kLost);  // the message is repeated
-      }
-      job.trainers->barrier();
-      PlusOne().ExpectGradient();
-      job.trainers->barrier();
-    }
-    AwaitEndOfContexts("worker2");
-    AwaitEndOfContexts("worker" + std::to_string(job.rank()));
-  }
-  job.workers->shutdown();
-}
-
-// The failure of a worker that the server waits for is no failure of the server.
-RANK_TEST(AutogradContextTest, AFailureBehindTheServerNamesTheRightWorker, .world_size = 3,
-          .killed_rank = 1) {
-  Registry registry;
-  registry.function("relay", [](at::Tensor x) { return sync<at::Tensor>("worker1", "death", x); });
-  Job job(std::move(registry));
-  if (job.rank() != 0) {
-    EXPECT_THAT(ErrorOf<PeerFailedError>([&] { job.workers->shutdown(); }), HasSubstr("worker1"));
-    return;
-  }
-  const at::Tensor x = torch::ones({2}).requires_grad_();
-  AutogradContext context;
-  const at::Tensor loss = sync<at::Tensor>("worker2", "relay", x).sum();
-  EXPECT_THAT(ErrorOf<PeerFailedError>([&] { context.backward(loss); }),
-              StartsWith("worker worker1 is gone"));
-}
-
-// The trainer whose message is lost throws the server's name after Options::timeout; the other one
-// gets a failure report.
-RANK_TEST(AutogradContextTest, ALostMessageEndsTheReductionOfAllTrainers, 3) {
-  Job job({}, {}, std::chrono::seconds(10));
-  if (job.trainers) {
-    job.own_faults->limit = std::nullopt;
-    Net net([&](const at::Tensor& x) { return sync<at::Tensor>("worker2", "plus_one", x); });
-    DistributedDataParallel model(net, job.trainers, {.find_unused_parameters = true});
-    for (int step = 0; step < 3; ++step) {
-      const auto train = [&] {
-        AutogradContext context;
-        const at::Tensor loss = model.forward(torch::ones({2, 4}), false).sum();
-        if (step == 1 && job.rank() == 0) job.own_faults->Next(kBackward, Faults::kLost);
-        context.backward(loss);
-        EXPECT_TRUE(context.grad(net->first->weight).defined());
-      };
-      if (step != 1) {
-        train();
-      } else if (job.rank() == 0) {
-        EXPECT_THAT(ErrorOf<TimeoutError>(train),
-                    AllOf(HasSubstr(kNoAnswer), HasSubstr("10000 ms")));
-      } else {
-        EXPECT_THAT(ErrorOf<PeerFailedError>(train), HasSubstr("rank 0"));
-      }
-    }
-  }
-  job.workers->shutdown();
-}
-
-// A held message of trainer 0 goes out when trainer 1 has done a complete step.
-RANK_TEST(AutogradContextTest, ALateMessageOfABackwardIsWaitedFor, 2) {
-  Registry registry;
-  std::shared_ptr<Faults> faults;
-  registry.function("release", [&faults] {
-    while (!faults->holds()) std::this_thread::yield();
-    faults->Release();
-  });
-  registry.function("serve", [](at::Tensor x) { return x + 1; });
-  Job job(std::move(registry));
-  faults = job.own_faults;
-  job.workers->barrier();
-  const at::Tensor x = torch::ones({2}).requires_grad_();
-  {
-    AutogradContext context;
-    const std::string peer = "worker" + std::to_string(1 - job.rank());
-    const at::Tensor loss = sync<at::Tensor>(peer, "serve", x * 3).sum();
-    if (job.rank() == 0) faults->Next(kBackward, Faults::kHeld, /*worker=*/1);
-    context.backward(loss);
-    EXPECT_TRUE(torch::equal(context.grad(x), torch::full({2}, 3.0)));
-    if (job.rank() == 1) sync<void>("worker0", "release");
-  }
-  job.workers->shutdown();
-}
-
-// The message comes when the trainer has given up, and when its context has ended.
-RANK_TEST(AutogradContextTest, AMessageOfABackwardThatIsTooLateDoesNothing, 3) {
-  Job job;
-  if (job.trainers) {
-    std::optional<PlusOne> step(std::in_place);
-    job.own_faults->Next(kBackward, Faults::kTooLate);
-    EXPECT_THAT(ErrorOf<TimeoutError>([&] { step->Backward(); }), HasSubstr(kNoAnswer));
-    if (job.rank() == 0) step.reset();
-    job.own_faults->Release();
-    step.reset();
-    PlusOne().ExpectGradient();
-    job.trainers->barrier();
-    AwaitEndOfContexts("worker2");
-    AwaitEndOfContexts("worker" + std::to_string(job.rank()));
-  }
-  job.workers->shutdown();
-}
-
-// LibTorch itself would use the context after its end, when the held message fails.
-RANK_TEST(AutogradContextTest, AContextOutlivesItsMessages, 3) {
-  Job job;
-  if (job.rank() == 0) {
-    std::weak_ptr<torch::distributed::autograd::DistAutogradContext> watched;
-    {
-      PlusOne step;
-      watched = DistAutogradContainer::getInstance().retrieveContext(step.context.id());
-      const at::Tensor bomb = sync<at::Tensor>("worker1", "bomb", step.x * 2).sum();
-      job.own_faults->Next(kBackward, Faults::kHeld);
-      EXPECT_THAT(ErrorOf<RemoteError>([&] { step.context.backward({step.loss + bomb}); }),
-                  HasSubstr("the bomb went off"));
-    }
-    AwaitEndOfContexts("worker2");
-    EXPECT_FALSE(watched.expired());
-    job.own_faults->Release();
-    while (!watched.expired()) std::this_thread::yield();
-    PlusOne().ExpectGradient();
-    AwaitEndOfContexts("worker2");
-  }
-  job.workers->shutdown();
-}
+// ---- Modes that a context does not support.
 
 RANK_TEST(AutogradContextTest, UnsupportedModesAreRefusedByName, 3) {
   Net served([](const at::Tensor& x) { return x; });
@@ -1209,14 +609,6 @@ struct Updated {
   DistributedOptimizer optimizer;
 };
 
-void ExpectEqual(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
-  ASSERT_EQ(a.size(), b.size());
-  for (size_t i = 0; i < a.size(); ++i) {
-    EXPECT_EQ(a[i].scalar_type(), b[i].scalar_type()) << i;
-    EXPECT_TRUE(torch::equal(a[i], b[i])) << i;
-  }
-}
-
 // Returns LibTorch's own state, as DistributedOptimizer::state() should.
 std::vector<at::Tensor> StateOf(torch::optim::Optimizer& optimizer) {
   std::vector<at::Tensor> all;
@@ -1316,127 +708,7 @@ RANK_TEST(AutogradContextTest, AnOptimizerWithoutAStateSaysSo, 3) {
   job.workers->shutdown();
 }
 
-// ---- Training with disturbed messages.
-
-class Training {
- public:
-  explicit Training(Job& job)
-      : job_(job),
-        shard_(job.MakeShard()),
-        net_(MixOn(shard_)),
-        model_(net_, job.trainers, {.bucket_cap_mb = 1e-5, .find_unused_parameters = true}),
-        optimizer_(adagrad(kRate), {shard_}, net_->parameters()) {}
-
-  void Step(int step) {
-    AutogradContext context;
-    const at::Tensor rows = shard_.sync<at::Tensor>("lookup", Ids(job_.rank(), step));
-    const bool use = UsesSpare(job_.rank(), step);
-    context.backward(model_.forward(rows, use).pow(2).mean());
-    job_.trainers->barrier();  // throws when the other trainer's backward has failed
-    for (int turn = 0; turn < 2; ++turn) {
-      if (turn == job_.rank()) optimizer_.step(context);
-      job_.trainers->barrier();
-    }
-  }
-
-  // Returns all parameters, and the state of the server's optimizer.
-  std::vector<at::Tensor> Values() const {
-    std::vector<at::Tensor> values = shard_.sync<std::vector<at::Tensor>>("values");
-    for (const at::Tensor& tensor : optimizer_.state(shard_)) values.push_back(tensor);
-    for (const at::Tensor& tensor : net_->parameters()) values.push_back(tensor);
-    return values;
-  }
-
- private:
-  Job& job_;
-  const RRef<Shard> shard_;
-  Net net_;
-  DistributedDataParallel<Net> model_;
-  DistributedOptimizer optimizer_;
-};
-
-std::vector<at::Tensor> UndisturbedValues(Job& job, int steps) {
-  Training training(job);
-  for (int step = 0; step < steps; ++step) training.Step(step);
-  return training.Values();
-}
-
-// In each step one message waits until the same message of the other trainer has been answered.
-RANK_TEST(AutogradContextTest, TrainingWithLateMessagesEndsWithTheSameBits, 3) {
-  Job job;
-  job.workers->barrier();
-  if (job.trainers) {
-    struct Late {
-      int type, sender, receiver;
-    };
-    const std::vector<Late> late = {{kForward, 0, 2},  {kBackward, 0, 2}, {kBackward, 2, 0},
-                                    {kCleanup, 0, 2},  {kForward, 1, 2},  {kBackward, 1, 2},
-                                    {kBackward, 2, 1}, {kCleanup, 1, 2}};
-    const std::vector<at::Tensor> expected = UndisturbedValues(job, static_cast<int>(late.size()));
-    Training training(job);
-    for (size_t step = 0; step < late.size(); ++step) {
-      const auto [type, sender, receiver] = late[step];
-      const int trainer = std::min(sender, receiver);
-      std::thread releaser;
-      if (job.rank() != trainer) {
-        const std::string worker = "worker" + std::to_string(sender);
-        sync<void>(worker, "next_fault", type, static_cast<int>(Faults::kHeld), receiver);
-        const int before = job.own_faults->answered(type);
-        releaser = std::thread([&job, worker, type, before] {
-          while (job.own_faults->answered(type) == before) std::this_thread::yield();
-          sync<void>(worker, "release_next");
-        });
-      }
-      job.trainers->barrier();
-      training.Step(static_cast<int>(step));
-      if (releaser.joinable()) releaser.join();
-      job.trainers->barrier();
-    }
-    ExpectEqual(training.Values(), expected);
-  }
-  job.workers->shutdown();
-}
-
-// The trainers repeat the step in a new context. A call comes before the reduction, so the other
-// trainer only waits.
-RANK_TEST(AutogradContextTest, TrainingWithLostMessagesEndsWithTheSameBits, 3) {
-  Job job;
-  job.workers->barrier();
-  if (job.trainers) {
-    struct Lost {
-      int type;
-      Faults::Fate fate;
-      int sender, receiver;
-    };
-    const std::vector<Lost> lost = {{kForward, Faults::kLost, 0, 2},
-                                    {kBackward, Faults::kLost, 0, 2},
-                                    {kBackward, Faults::kAnswerLost, 1, 2},
-                                    {kBackward, Faults::kLost, 2, 0},
-                                    {kForward, Faults::kAnswerLost, 1, 2}};
-    const std::vector<at::Tensor> expected =
-        UndisturbedValues(job, static_cast<int>(lost.size()) + 1);
-    Training training(job);
-    for (int step = 0; step <= static_cast<int>(lost.size()); ++step) {
-      SCOPED_TRACE(step);
-      if (step < static_cast<int>(lost.size())) {
-        const auto [type, fate, sender, receiver] = lost[step];
-        const int trainer = std::min(sender, receiver);
-        if (job.rank() == trainer) {
-          sync<void>("worker" + std::to_string(sender), "next_fault", type, static_cast<int>(fate),
-                     receiver);
-          EXPECT_THAT(ErrorOf<TimeoutError>([&] { training.Step(step); }), HasSubstr("worker2"));
-        } else if (type == kBackward) {
-          EXPECT_THAT(ErrorOf<PeerFailedError>([&] { training.Step(step); }),
-                      HasSubstr("rank " + std::to_string(trainer)));
-        }
-        if (type == kBackward) job.trainers->renew();  // after the failure report
-      }
-      training.Step(step);
-    }
-    ExpectEqual(training.Values(), expected);
-  }
-  job.workers->shutdown();
-}
+// ---- Overlap.
 
 // The last gradients wait until the first bucket has been launched.
 RANK_TEST(AutogradContextTest, BucketsAreLaunchedDuringTheBackward, 3) {
