@@ -236,11 +236,12 @@ void ModelSynchronizer::OnForwardException() {
   try {
     throw;
   } catch (const CommunicationError& error) {
-    // The error may be that of one group among several.
-    if (!statistics_->own_groups().empty()) {
-      ReducedOver()->report_failure(error.what_without_backtrace());
+    text = error.what_without_backtrace();
+    // Otherwise the error is that of another group, or of a remote call: news to the ranks.
+    if (group_->failed()) {
+      if (!statistics_->own_groups().empty()) ReducedOver()->report_failure(text);
+      return;  // all ranks know, or find the error themselves; the same for the next one
     }
-    return;  // all ranks know, or find the error themselves; the same for the next one
   } catch (const ReductionError&) {
     return;
   } catch (const std::exception& error) {
