@@ -32,7 +32,7 @@ inline void ForEachBackwardNode(const torch::Tensor& loss,
   }
 }
 
-// What a backward has done.
+// The events of one backward, counted.
 struct Timeline {
   int buckets = 0;
   int gradients = 0;

@@ -187,7 +187,7 @@ TEST(DescribeMismatchTest, ARankInAMeetingOfRemoteCallsWillNotCome) {
   const RankPosition stuck = other;
   other.rpc.waits_in = RpcPlace::Meeting::kBarrier;
   EXPECT_THAT(text(), HasSubstr("rank 0 is in rpc::Workers::barrier(): "));
-  // It has launched the collective.
+  // A rank that has launched the awaited collective holds nobody up.
   other.launched = 2;
   EXPECT_EQ(text(), "");
   other = stuck;
