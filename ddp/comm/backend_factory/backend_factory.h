@@ -1,5 +1,5 @@
-#ifndef DDP_COMM_BACKEND_BACKEND_FACTORY_H_
-#define DDP_COMM_BACKEND_BACKEND_FACTORY_H_
+#ifndef DDP_COMM_BACKEND_FACTORY_BACKEND_FACTORY_H_
+#define DDP_COMM_BACKEND_FACTORY_BACKEND_FACTORY_H_
 
 #include <cstdint>
 #include <functional>
@@ -67,4 +67,4 @@ std::shared_ptr<BackendFactory> MakeFactoryOf(const std::string& name);
 
 }  // namespace ddp::internal
 
-#endif  // DDP_COMM_BACKEND_BACKEND_FACTORY_H_
+#endif  // DDP_COMM_BACKEND_FACTORY_BACKEND_FACTORY_H_

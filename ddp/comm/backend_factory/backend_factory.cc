@@ -1,4 +1,4 @@
-#include "ddp/comm/backend/backend_factory.h"
+#include "ddp/comm/backend_factory/backend_factory.h"
 
 #include <optional>
 #include <utility>
