@@ -10,7 +10,7 @@
 #include "ddp/reducer/buckets/flat_buckets.h"
 #include "ddp/reducer/buckets/gradient_buckets.h"
 #include "ddp/reducer/buckets/gradient_context.h"
-#include "ddp/reducer/buckets/in_place_buckets.h"
+#include "ddp/reducer/buckets/per_parameter_buckets.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "testing/backend/groups.h"
@@ -105,7 +105,7 @@ std::vector<torch::Tensor> OnEachKind(
   std::vector<torch::Tensor> results;
   for (const GradientBuckets::Factory& make :
        {FlatBuckets::MakerOf({}), FlatBuckets::MakerOf({.gradient_as_view = true}),
-        GradientBuckets::Factory(InPlaceBuckets::Make)}) {
+        GradientBuckets::Factory(PerParameterBuckets::Make)}) {
     results.push_back(run(make));
   }
   return results;

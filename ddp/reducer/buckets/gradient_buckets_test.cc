@@ -12,7 +12,7 @@
 
 #include "ddp/reducer/buckets/bucket_bench.h"
 #include "ddp/reducer/buckets/flat_buckets.h"
-#include "ddp/reducer/buckets/in_place_buckets.h"
+#include "ddp/reducer/buckets/per_parameter_buckets.h"
 
 namespace ddp::internal {
 namespace {
@@ -96,7 +96,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Implementation{"Views", FlatBuckets::MakerOf({.gradient_as_view = true})},
                       Implementation{"Batched", FlatBuckets::MakerOf({.batched_copy = true})},
                       Implementation{"Lazy", FlatBuckets::MakerOf({.lazy = true})},
-                      Implementation{"InPlace", InPlaceBuckets::Make}),
+                      Implementation{"InPlace", PerParameterBuckets::Make}),
     [](const auto& info) { return info.param.name; });
 
 }  // namespace

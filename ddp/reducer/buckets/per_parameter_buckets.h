@@ -1,5 +1,5 @@
-#ifndef DDP_REDUCER_BUCKETS_IN_PLACE_BUCKETS_H_
-#define DDP_REDUCER_BUCKETS_IN_PLACE_BUCKETS_H_
+#ifndef DDP_REDUCER_BUCKETS_PER_PARAMETER_BUCKETS_H_
+#define DDP_REDUCER_BUCKETS_PER_PARAMETER_BUCKETS_H_
 
 #include <cstdint>
 #include <memory>
@@ -20,13 +20,13 @@ namespace ddp::internal {
 // parameter's gradient unless no rank used the parameter. Gradients are dense and contiguous;
 // CopyIn() throws c10::Error for others. As with gradient_as_bucket_view, a defined gradient
 // becomes the average even when the parameter is untouched.
-class InPlaceBuckets final : public GradientBuckets {
+class PerParameterBuckets final : public GradientBuckets {
  public:
-  explicit InPlaceBuckets(Setup setup)
+  explicit PerParameterBuckets(Setup setup)
       : GradientBuckets(std::move(setup)), reduced_(parameter_count()), sums_(parameter_count()) {}
 
   static std::unique_ptr<GradientBuckets> Make(Setup setup) {
-    return std::make_unique<InPlaceBuckets>(std::move(setup));
+    return std::make_unique<PerParameterBuckets>(std::move(setup));
   }
 
   bool lazy() const override { return true; }
@@ -49,4 +49,4 @@ class InPlaceBuckets final : public GradientBuckets {
 
 }  // namespace ddp::internal
 
-#endif  // DDP_REDUCER_BUCKETS_IN_PLACE_BUCKETS_H_
+#endif  // DDP_REDUCER_BUCKETS_PER_PARAMETER_BUCKETS_H_

@@ -1,4 +1,4 @@
-#include "ddp/reducer/buckets/in_place_buckets.h"
+#include "ddp/reducer/buckets/per_parameter_buckets.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
@@ -9,7 +9,7 @@
 
 namespace ddp::internal {
 
-void InPlaceBuckets::CopyIn(int index) {
+void PerParameterBuckets::CopyIn(int index) {
   const at::NoGradGuard no_grad;
   const at::Tensor& gradient = GradientOf(parameter(index));
   if (!gradient.defined()) {
@@ -22,24 +22,24 @@ void InPlaceBuckets::CopyIn(int index) {
   reduced_[index].mul_(factor_);
 }
 
-void InPlaceBuckets::Zero(int bucket) {
+void PerParameterBuckets::Zero(int bucket) {
   const at::NoGradGuard no_grad;
   for (const int index : members(bucket)) {
     reduced_[index] = at::zeros_like(parameter(index), at::MemoryFormat::Contiguous);
   }
 }
 
-void InPlaceBuckets::Launch(int bucket) {
+void PerParameterBuckets::Launch(int bucket) {
   for (const int index : members(bucket)) {
     sums_[index] = communicator().AllReduce(reduced_[index], {"the all-reduce of gradient", index});
   }
 }
 
-void InPlaceBuckets::Wait(int bucket) {
+void PerParameterBuckets::Wait(int bucket) {
   for (const int index : members(bucket)) communicator().Wait(sums_[index]);
 }
 
-at::Tensor InPlaceBuckets::HookBuffer(int bucket) {
+at::Tensor PerParameterBuckets::HookBuffer(int bucket) {
   const at::NoGradGuard no_grad;
   at::Tensor& buffer = hook_buffers_[bucket];
   if (buffer.defined()) return buffer;
@@ -49,7 +49,7 @@ at::Tensor InPlaceBuckets::HookBuffer(int bucket) {
   return buffer;
 }
 
-int InPlaceBuckets::CopyOut(int bucket, const at::Tensor& result, const uint8_t* untouched) {
+int PerParameterBuckets::CopyOut(int bucket, const at::Tensor& result, const uint8_t* untouched) {
   const at::NoGradGuard no_grad;
   int64_t offset = 0;
   for (const int index : members(bucket)) {
@@ -71,7 +71,7 @@ int InPlaceBuckets::CopyOut(int bucket, const at::Tensor& result, const uint8_t*
   return -1;
 }
 
-void InPlaceBuckets::Discard(int bucket) {
+void PerParameterBuckets::Discard(int bucket) {
   hook_buffers_[bucket].reset();
   for (const int index : members(bucket)) {
     reduced_[index].reset();
