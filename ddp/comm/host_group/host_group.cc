@@ -1,0 +1,404 @@
+#include "ddp/comm/host_group/host_group.h"
+
+#include <linux/futex.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <utility>
+
+#include <glog/logging.h>
+
+#include "base/clock.h"
+#include "ddp/comm/host_group/cpu_quota.h"
+
+namespace ddp::internal {
+namespace {
+
+// The longest sleep of a wait: `stop()` and, where the kernel has no futex_waitv, a death of a peer
+// are looked at this often.
+constexpr absl::Duration kLook = absl::Milliseconds(20);
+constexpr absl::Duration kLookForDeath = absl::Microseconds(500);
+
+// While a member has not joined.
+constexpr absl::Duration kLookAtLinks = absl::Milliseconds(5);
+
+constexpr absl::Duration kLongestNap = absl::Seconds(60);
+
+constexpr uint32_t kEndKindMask = 0xff;
+
+}  // namespace
+
+HostGroup::HostGroup(GroupEntry::Result entry)
+    : member_(entry.member),
+      size_(entry.segment.size()),
+      process_(::getpid()),
+      segment_(std::move(entry.segment)),
+      arenas_(std::move(entry.arenas)),
+      links_(std::move(entry.links)) {
+  segment_.Prefault(member_);
+  MemberRow& row = segment_.row(member_);
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  if (::sched_getaffinity(0, sizeof allowed, &allowed) == 0) {
+    for (size_t core = 0; core < kMaxCores; ++core) {
+      if (CPU_ISSET(core, &allowed)) row.cores[core / 64] |= uint64_t{1} << (core % 64);
+    }
+  }
+  thread_ = std::thread([this] { RunThread(); });
+  // A member that is absent has not yet locked its mutex, so its death would go unnoticed.
+  while (row.state.load(std::memory_order_acquire) == static_cast<uint32_t>(MemberState::kAbsent)) {
+    FutexWait(row.state, static_cast<uint32_t>(MemberState::kAbsent), kLook);
+  }
+}
+
+HostGroup::~HostGroup() {
+  Leave();
+  if (in_forked_child()) return;
+  for (int member = 0; member < size_; ++member) {
+    MemberRow& row = segment_.row(member);
+    const bool gone =
+        row.state.load(std::memory_order_acquire) == static_cast<uint32_t>(MemberState::kLeft) ||
+        (LifeWord(row).load(std::memory_order_acquire) & FUTEX_OWNER_DIED) != 0;
+    if (!gone) return;
+  }
+  for (const Kept& kept : kept_) kept.free();
+}
+
+void HostGroup::FreeWhen(std::function<bool()> unused, std::function<void()> free) {
+  kept_.push_back({.unused = std::move(unused), .free = std::move(free)});
+  std::erase_if(kept_, [](const Kept& kept) {
+    const bool over = kept.unused();
+    if (over) kept.free();
+    return over;
+  });
+}
+
+void HostGroup::Leave() {
+  if (!thread_.joinable()) return;
+  if (in_forked_child()) {
+    thread_.detach();
+    return;
+  }
+  stop_thread_.store(true, std::memory_order_release);
+  Kick();
+  thread_.join();
+}
+
+bool HostGroup::in_forked_child() const { return ::getpid() != process_; }
+
+std::byte* HostGroup::InArena(int member, uint64_t offset, uint64_t bytes) const {
+  return arenas_[member].At(offset, bytes);
+}
+
+// ---- The end.
+
+std::atomic<uint32_t>& HostGroup::LifeWord(MemberRow& row) {
+  // The lock word is the first field of glibc's pthread_mutex_t. The kernel's ABI needs it there.
+  return *reinterpret_cast<std::atomic<uint32_t>*>(&row.life);
+}
+
+HostGroup::End HostGroup::end() const {
+  const uint32_t word = segment_.header().end.load(std::memory_order_acquire);
+  return {.kind = static_cast<GroupEnd>(word & kEndKindMask),
+          .member = static_cast<int>(word >> 8)};
+}
+
+void HostGroup::SetEnd(GroupEnd kind, int member) {
+  uint32_t none = 0;
+  const uint32_t end = static_cast<uint32_t>(kind) | static_cast<uint32_t>(member) << 8;
+  segment_.header().end.compare_exchange_strong(none, end, std::memory_order_seq_cst);
+  RingAll();
+}
+
+void HostGroup::Abort() {
+  if (!in_forked_child()) SetEnd(GroupEnd::kAborted, member_);
+}
+
+void HostGroup::RingAll() {
+  for (int member = 0; member < size_; ++member) {
+    std::atomic<uint32_t>& bell = segment_.row(member).bell;
+    bell.fetch_add(1, std::memory_order_seq_cst);
+    FutexWake(bell);
+  }
+}
+
+bool HostGroup::NoticeEnds() {
+  if (ended()) return true;
+  for (int member = 0; member < size_; ++member) {
+    MemberRow& row = segment_.row(member);
+    if (member != member_ &&
+        (LifeWord(row).load(std::memory_order_acquire) & FUTEX_OWNER_DIED) != 0) {
+      SetEnd(GroupEnd::kDied, member);
+      return true;
+    }
+  }
+  return false;
+}
+
+bool HostGroup::BeginTouch() {
+  segment_.row(member_).touching.fetch_add(1, std::memory_order_seq_cst);
+  if (segment_.header().end.load(std::memory_order_seq_cst) == 0) return true;
+  EndTouch();
+  return false;
+}
+
+void HostGroup::EndTouch() {
+  segment_.row(member_).touching.fetch_sub(1, std::memory_order_release);
+}
+
+bool HostGroup::Quiesce(absl::Duration timeout) const {
+  const int64_t until = MonotonicNanoseconds() + absl::ToInt64Nanoseconds(timeout);
+  for (int member = 0; member < size_; ++member) {
+    MemberRow& row = segment_.row(member);
+    if (member == member_) continue;
+    while (row.touching.load(std::memory_order_seq_cst) != 0 &&
+           (LifeWord(row).load(std::memory_order_acquire) & FUTEX_OWNER_DIED) == 0) {
+      if (MonotonicNanoseconds() > until) return false;
+      ::sched_yield();
+    }
+  }
+  return true;
+}
+
+// ---- Boards.
+
+namespace {
+
+// A slot: the board's number above, and its place in units of 64 bytes plus 1. 0: no board.
+constexpr int kBoardPlaceBits = 40;
+constexpr uint64_t kBoardPlaceMask = (uint64_t{1} << kBoardPlaceBits) - 1;
+
+bool IsBoard(uint64_t shown, uint64_t number) {
+  return shown != 0 && shown >> kBoardPlaceBits == (number << kBoardPlaceBits) >> kBoardPlaceBits;
+}
+
+// Returns the first slot of a member whose value `matches`; null: none.
+template <typename Matches>
+std::atomic<uint64_t>* FindSlot(MemberRow& row, const Matches& matches) {
+  for (std::atomic<uint64_t>& slot : row.boards) {
+    if (matches(slot.load(std::memory_order_seq_cst))) return &slot;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+bool HostGroup::ShowBoard(uint64_t number, uint64_t offset) {
+  std::atomic<uint64_t>* const slot =
+      FindSlot(segment_.row(member_), [](uint64_t shown) { return shown == 0; });
+  if (slot == nullptr) return false;
+  slot->store((number << kBoardPlaceBits) | (offset / 64 + 1), std::memory_order_seq_cst);
+  Notify();
+  return true;
+}
+
+void HostGroup::HideBoard(uint64_t number) {
+  std::atomic<uint64_t>* const slot =
+      FindSlot(segment_.row(member_), [&](uint64_t shown) { return IsBoard(shown, number); });
+  if (slot != nullptr) slot->store(0, std::memory_order_seq_cst);
+}
+
+std::optional<uint64_t> HostGroup::FindBoard(int member, uint64_t number) const {
+  uint64_t found = 0;
+  FindSlot(segment_.row(member), [&](uint64_t shown) {
+    found = shown;
+    return IsBoard(shown, number);
+  });
+  if (!IsBoard(found, number)) return std::nullopt;
+  return ((found & kBoardPlaceMask) - 1) * 64;
+}
+
+// ---- Waiting.
+
+void HostGroup::Pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+void HostGroup::Notify() {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  for (int member = 0; member < size_; ++member) {
+    MemberRow& row = segment_.row(member);
+    if (row.sleepers.load(std::memory_order_relaxed) == 0) continue;
+    row.bell.fetch_add(1, std::memory_order_seq_cst);
+    FutexWake(row.bell);
+  }
+}
+
+bool HostGroup::Sleep(const std::function<bool()>& done, const std::function<bool()>& stop,
+                      int64_t deadline_ns) {
+  MemberRow& row = segment_.row(member_);
+  while (true) {
+    row.sleepers.fetch_add(1, std::memory_order_seq_cst);
+    // Pairs with the fence in Notify(): either the notifier sees the sleeper, or done() sees the
+    // notifier's word. Without the fence, a load of done() could come before the addition.
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    const uint32_t bell = row.bell.load(std::memory_order_seq_cst);
+    const bool over = done() || NoticeEnds() || stop();
+    const int64_t left_ns = deadline_ns - MonotonicNanoseconds();
+    if (!over && left_ns > 0) {
+      FutexWait(row.bell, bell, std::min(kLook, absl::Nanoseconds(left_ns)));
+    }
+    row.sleepers.fetch_sub(1, std::memory_order_seq_cst);
+    if (over || left_ns <= 0) return done();
+  }
+}
+
+// Decides how long to spin, from the cores of all members. Called when all have joined.
+void HostGroup::MeasureCores() {
+  int cores = 0;
+  for (size_t word = 0; word < kMaxCores / 64; ++word) {
+    uint64_t all = 0;
+    for (int member = 0; member < size_; ++member) all |= segment_.row(member).cores[word];
+    cores += __builtin_popcountll(all);
+  }
+  const double usable = std::min(static_cast<double>(cores), CpuQuota());
+  spins_.store(usable >= size_ ? kLongSpin : kShortSpin, std::memory_order_relaxed);
+  cores_to_spare_.store(usable >= size_ + 1, std::memory_order_relaxed);
+}
+
+void HostGroup::AwaitRing(absl::Duration timeout) const {
+  const std::atomic<uint32_t>& bell = segment_.row(member_).bell;
+  FutexWait(bell, bell.load(std::memory_order_seq_cst), timeout);
+}
+
+// ---- The thread.
+
+void HostGroup::SetBackground(Background background) {
+  {
+    MutexLock lock(background_mutex_);
+    background_ = std::move(background);
+  }
+  Kick();
+}
+
+void HostGroup::SetOnEnd(std::function<void()> on_end) {
+  {
+    MutexLock lock(background_mutex_);
+    on_end_ = std::move(on_end);
+  }
+  Kick();
+}
+
+void HostGroup::Kick() {
+  std::atomic<uint32_t>& bell = segment_.row(member_).bell;
+  bell.fetch_add(1, std::memory_order_seq_cst);
+  FutexWake(bell);
+}
+
+void HostGroup::RunThread() {
+  ::pthread_setname_np(::pthread_self(), "ddp-peers");
+  sigset_t all;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_BLOCK, &all, nullptr);
+  MemberRow& row = segment_.row(member_);
+  const int locked = ::pthread_mutex_lock(&row.life);
+  CHECK(locked == 0) << "the place of member " << member_ << " was taken: " << locked;
+  row.state.store(static_cast<uint32_t>(MemberState::kJoined), std::memory_order_seq_cst);
+  FutexWake(row.state);
+  RingAll();
+  bool measured = false;
+  bool counted = false;  // among the sleepers, whom a notification wakes
+  std::vector<FutexWord> words;
+  while (true) {
+    // The bell is read before every word whose change rings it, stop_thread_ too: a ring after this
+    // line ends the sleep below.
+    const uint32_t bell = row.bell.load(std::memory_order_seq_cst);
+    if (stop_thread_.load(std::memory_order_acquire)) break;
+    Nap nap;
+    {
+      MutexLock lock(background_mutex_);
+      if (background_) nap = background_();
+    }
+    if (nap.wake_on_notify != counted) {
+      counted = nap.wake_on_notify;
+      row.sleepers.fetch_add(counted ? 1 : -1, std::memory_order_seq_cst);
+      std::atomic_thread_fence(std::memory_order_seq_cst);  // as in Sleep()
+      if (counted) continue;  // a notification before this line has woken nobody
+    }
+    words.assign(1, {.word = &row.bell, .expected = bell});
+    const bool all_joined = WatchPeers(words);
+    if (all_joined && !std::exchange(measured, true)) {
+      MeasureCores();
+      links_.clear();
+    }
+    if (ended()) {
+      links_.clear();
+      MutexLock lock(background_mutex_);
+      if (on_end_) std::exchange(on_end_, nullptr)();
+    }
+    if (!links_.empty()) {
+      CheckLinks();
+      nap.longest = std::min(nap.longest, kLookAtLinks);
+    }
+    SleepOn(words, nap);
+  }
+  if (counted) row.sleepers.fetch_sub(1, std::memory_order_seq_cst);
+  row.state.store(static_cast<uint32_t>(MemberState::kLeft), std::memory_order_seq_cst);
+  ::pthread_mutex_unlock(&row.life);
+  RingAll();
+}
+
+// Ends the group when a member's process has ended before the member held its mutex.
+void HostGroup::CheckLinks() {
+  for (const GroupEntry::Link& link : links_) {
+    pollfd entry = {.fd = link.socket.get(), .events = POLLRDHUP, .revents = 0};
+    if (::poll(&entry, 1, 0) <= 0) continue;
+    // A member that has joined closes its links when all have. Its mutex tells of its death.
+    if (segment_.row(link.member).state.load(std::memory_order_acquire) ==
+        static_cast<uint32_t>(MemberState::kAbsent)) {
+      SetEnd(GroupEnd::kDied, link.member);
+    }
+  }
+}
+
+// Adds the words by which the kernel marks the ends of the peers. Ends the group when one has died.
+// Returns true when all members have joined and the group lives.
+bool HostGroup::WatchPeers(std::vector<FutexWord>& words) {
+  if (NoticeEnds()) return false;
+  bool all_joined = true;
+  for (int member = 0; member < size_; ++member) {
+    MemberRow& row = segment_.row(member);
+    if (row.state.load(std::memory_order_acquire) == static_cast<uint32_t>(MemberState::kAbsent)) {
+      all_joined = false;
+      continue;
+    }
+    if (member == member_) continue;
+    // The kernel wakes a waiter only when the word says that there is one.
+    std::atomic<uint32_t>& life = LifeWord(row);
+    uint32_t word = life.load(std::memory_order_acquire);
+    while ((word & FUTEX_TID_MASK) != 0 && (word & FUTEX_WAITERS) == 0 &&
+           !life.compare_exchange_weak(word, word | FUTEX_WAITERS, std::memory_order_acq_rel)) {
+    }
+    if ((word & FUTEX_OWNER_DIED) != 0) {  // since NoticeEnds(): the kernel wakes nobody now
+      SetEnd(GroupEnd::kDied, member);
+      return false;
+    }
+    if ((word & FUTEX_TID_MASK) == 0) continue;  // has left
+    words.push_back({.word = &life, .expected = word | FUTEX_WAITERS});
+  }
+  return all_joined;
+}
+
+void HostGroup::SleepOn(const std::vector<FutexWord>& words, const Nap& nap) const {
+  // The words beyond the kernel's limit are looked at now and then.
+  const bool all = words.size() <= kMaxFutexWords;
+  const absl::Duration longest = std::min(nap.longest, all ? kLongestNap : kLook);
+  if (FutexWaitAny(words, longest)) return;
+  LOG_FIRST_N(INFO, 1)
+      << "the kernel has no futex_waitv (Linux 5.16): the deaths of other ranks are "
+         "looked for, twice in a millisecond while this rank waits";
+  const bool waits = segment_.row(member_).sleepers.load(std::memory_order_relaxed) != 0;
+  FutexWait(*words.front().word, words.front().expected,
+            std::min(longest, waits ? kLookForDeath : kLook));
+}
+
+}  // namespace ddp::internal

@@ -1,0 +1,211 @@
+#ifndef DDP_COMM_HOST_GROUP_HOST_GROUP_H_
+#define DDP_COMM_HOST_GROUP_HOST_GROUP_H_
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "base/mutex.h"
+#include "ddp/comm/arena/peer_arena.h"
+#include "ddp/comm/host_group/futex.h"
+#include "ddp/comm/host_group/group_entry.h"
+#include "ddp/comm/host_group/segment.h"
+
+namespace ddp::internal {
+
+// The ranks of one host that share memory, as one of them sees them: the segment, the arenas of all
+// members, who lives, and how to wait for the others. Members have numbers from 0. Free of
+// LibTorch.
+//
+// End. A group ends when a member dies, or calls Abort(). The end is final and reaches every member
+// within microseconds: all waits return. A member that leaves in order (its destructor) does not
+// end the group, and wakes the waits of the others.
+//
+// Death. One thread of each member ("ddp-peers") holds the robust mutex of the member's row as long
+// as the member lives. When the process is killed, the kernel marks the mutex before it frees the
+// process's memory, whatever the size. Peers that wait read the mark; the thread of a peer sleeps
+// on it, and ends the group for all others. (Linux, Documentation/locking/robust-futex-ABI.)
+// Until all members hold their mutexes, member 0 also looks at its connections with the others, and
+// each of the others at its connection with member 0.
+//
+// Waiting. A wait spins, and then sleeps. It spins long when the members have a core each (by their
+// affinities and the CPU quota of the cgroup), else for some microseconds.
+//
+// Memory of others. A member that writes into another member's arena does so in short pieces, each
+// between BeginTouch() and EndTouch(). After the end of a group, Quiesce() waits until no other
+// member can write into this member's memory any more.
+//
+// Fork. A forked child has no thread of the group, and must not use the group. Its destructors
+// leave the group as it is.
+//
+// Threads. Wait(), Notify(), Abort(), end() and the accessors: any. The background function and the
+// function for the end run on "ddp-peers".
+class HostGroup {
+ public:
+  // A function that the thread calls when it wakes. It returns how long the thread may sleep at
+  // most, and whether a Notify() of a peer must wake it. It must not block.
+  struct Nap {
+    absl::Duration longest = absl::InfiniteDuration();
+    bool wake_on_notify = false;
+  };
+  using Background = std::function<Nap()>;
+
+  // Takes a place among the members that `entry` has brought together. Starts the thread.
+  explicit HostGroup(GroupEntry::Result entry);
+
+  // Leaves.
+  ~HostGroup();
+  HostGroup(const HostGroup&) = delete;
+  HostGroup& operator=(const HostGroup&) = delete;
+
+  // Leaves in order, and ends the thread. The other members keep what this member has published,
+  // and the memory stays mapped. Later calls do nothing.
+  void Leave();
+
+  // Returns true on the group's own thread, where Leave() must not be called.
+  bool OnThread() const { return std::this_thread::get_id() == thread_.get_id(); }
+
+  int member() const { return member_; }
+  int size() const { return size_; }
+  const Segment& segment() const { return segment_; }
+  bool in_forked_child() const;
+
+  // Returns the address in this process of `bytes` at `offset` of a member's arena. Null when they
+  // are not inside that arena.
+  std::byte* InArena(int member, uint64_t offset, uint64_t bytes) const;
+
+  // Returns the end of the group, and the member that died or aborted.
+  struct End {
+    GroupEnd kind = GroupEnd::kNone;
+    int member = -1;
+  };
+  End end() const;
+  bool ended() const { return segment_.header().end.load(std::memory_order_acquire) != 0; }
+  // Returns true when a member has left in order. What it published before stays.
+  bool has_left(int member) const {
+    return segment_.row(member).state.load(std::memory_order_acquire) ==
+           static_cast<uint32_t>(MemberState::kLeft);
+  }
+
+  // Ends the group for all members. Operations of others fail. Never blocks. A forked child ends
+  // nothing.
+  void Abort();
+
+  // Waits until no other living member writes into this member's memory. To be called after the
+  // end. Returns false when a member was still writing (it is stopped) after `timeout`.
+  bool Quiesce(absl::Duration timeout) const;
+
+  // Mark that this member is about to write into memory of others, and that it has done so. Between
+  // them come no waits. BeginTouch() returns false, and marks nothing, when the group has ended.
+  bool BeginTouch();
+  void EndTouch();
+
+  // Boards: blocks of a member's arena that the others find by number. NextBoard() returns 0, 1, 2
+  // and so on. ShowBoard() returns false when kBoardSlots boards are shown already. Show, hide and
+  // find are in one order for all members: of two members that first show or hide a board of their
+  // own and then look for the other's, at least one sees what the other has done.
+  uint64_t NextBoard() { return next_board_++; }
+  bool ShowBoard(uint64_t number, uint64_t offset);
+  void HideBoard(uint64_t number);
+  std::optional<uint64_t> FindBoard(int member, uint64_t number) const;
+  // Calls `free` when `unused()` is true: at once, or in a later call of FreeWhen(). The destructor
+  // calls what is left when all other members have left or died. Otherwise other members may still
+  // read that memory, and it lasts as long as the process.
+  void FreeWhen(std::function<bool()> unused, std::function<void()> free);
+
+  // Wakes the sleeping threads of all members, because words of this member have changed. Call it
+  // after the store.
+  void Notify();
+
+  // Blocks until `done()`, the end of the group, `stop()` or the deadline, in this order. Returns
+  // done(). `done` and `stop` are short, and read words of the segment or atomics of this process.
+  // A change of `stop()` alone may be noticed 20 ms later.
+  template <typename Done, typename Stop>
+  bool Wait(const Done& done, const Stop& stop, int64_t deadline_ns) {
+    if (Spin(done, stop)) return true;
+    return Sleep(std::cref(done), std::cref(stop), deadline_ns);
+  }
+
+  // Blocks until a change of the group rings this member, or `timeout`. May return early.
+  void AwaitRing(absl::Duration timeout) const;
+
+  // Sets the background function, and calls it soon. Null: none from the return on.
+  void SetBackground(Background background);
+  // Sets a function that the thread calls once when the group has ended; soon, when that was
+  // before. It must not block. Null: none from the return on.
+  void SetOnEnd(std::function<void()> on_end);
+  // Wakes the thread, so that it calls the background function.
+  void Kick();
+
+  // True when each member can have a core of its own; `spare`: and one is left over.
+  bool cores_suffice() const { return spins_.load(std::memory_order_relaxed) > kShortSpin; }
+  bool cores_to_spare() const { return cores_to_spare_.load(std::memory_order_relaxed); }
+
+ private:
+  static constexpr int kShortSpin = 200;
+  static constexpr int kLongSpin = 20'000;
+
+  static void Pause();
+  template <typename Done, typename Stop>
+  bool Spin(const Done& done, const Stop& stop) {
+    const int spins = spins_.load(std::memory_order_relaxed);
+    for (int i = 0; i < spins; ++i) {
+      if (done()) return true;
+      if (i % 64 == 63 && (NoticeEnds() || stop())) return done();
+      Pause();
+    }
+    return done();
+  }
+  bool Sleep(const std::function<bool()>& done, const std::function<bool()>& stop,
+             int64_t deadline_ns);
+
+  void SetEnd(GroupEnd kind, int member);
+  void RingAll();
+  // Reads the marks of the kernel. Returns true when the group has ended.
+  bool NoticeEnds();
+  static std::atomic<uint32_t>& LifeWord(MemberRow& row);
+  void MeasureCores();
+  void RunThread();
+  bool WatchPeers(std::vector<FutexWord>& words);
+  void CheckLinks();
+  void SleepOn(const std::vector<FutexWord>& words, const Nap& nap) const;
+
+  const int member_;
+  const int size_;
+  const pid_t process_;
+  Segment segment_;
+  std::vector<PeerArena> arenas_;        // by member
+  std::vector<GroupEntry::Link> links_;  // of the thread; none when all members have joined
+  std::atomic<int> spins_ = kShortSpin;
+  std::atomic<bool> cores_to_spare_ = false;
+
+  uint64_t next_board_ = 0;
+  struct Kept {
+    std::function<bool()> unused;
+    std::function<void()> free;
+  };
+  std::vector<Kept> kept_;
+
+  std::atomic<bool> stop_thread_ = false;
+  Mutex background_mutex_;
+  Background background_ ABSL_GUARDED_BY(background_mutex_);
+  std::function<void()> on_end_ ABSL_GUARDED_BY(background_mutex_);
+  std::thread thread_;
+};
+
+}  // namespace ddp::internal
+
+#endif  // DDP_COMM_HOST_GROUP_HOST_GROUP_H_

@@ -1,0 +1,137 @@
+#ifndef DDP_COMM_HOST_GROUP_SEGMENT_H_
+#define DDP_COMM_HOST_GROUP_SEGMENT_H_
+
+#include <pthread.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/status/statusor.h"
+#include "base/unique_fd.h"
+
+namespace ddp::internal {
+
+// The memory that the members of a HostGroup share: one table row for each member, two staging
+// buffers for each member, and one mailbox for each ordered pair of members. A memfd without a
+// name, so only a process that holds its descriptor can reach it.
+//
+//   offset                 contents
+//   0                      SegmentHeader
+//   4096                   size x MemberRow
+//   staging                size x 2 x kStagingBytes
+//   mailboxes              size x size x kMailboxBytes
+//
+// Pages of the mailboxes get memory with their first message.
+
+inline constexpr int kMaxMembers = 256;
+inline constexpr size_t kStagingBytes = size_t{256} << 10;  // one half
+inline constexpr size_t kMailboxBytes = size_t{64} << 10;   // with its MailboxHeader
+inline constexpr size_t kMaxCores = 1024;
+inline constexpr size_t kBoardSlots = 64;
+
+// The end of a group, as one word: 0 while the group lives. The first end is final.
+enum class GroupEnd : uint32_t {
+  kNone = 0,
+  kDied = 1,     // a member's process, or its thread of the group, has ended
+  kAborted = 2,  // a member has called HostGroup::Abort()
+};
+
+struct SegmentHeader {
+  uint64_t magic = 0;
+  uint32_t size = 0;
+  std::atomic<uint32_t> end;  // GroupEnd in the low byte, the member above it
+};
+
+// What one member announces at the start of a round, beside the data in its staging buffer.
+struct alignas(64) RoundHeader {
+  uint8_t kind = 0;
+  uint8_t reduction = 0;
+  uint8_t type = 0;
+  uint8_t value_type = 0;
+  uint8_t tagged = 0;  // 1: the caller has set the tag
+  int32_t root = -1;
+  uint64_t elements = 0;
+  uint32_t tag = 0;
+  uint32_t rounds = 0;      // of data, that this member needs
+  uint64_t registered = 0;  // 1 + the offset of the member's tensor in its arena; 0: elsewhere
+};
+
+// One member's part of the table. Each group of fields has a cache line of its own. A member
+// writes its own row only, except for `bell`.
+struct MemberRow {
+  // Locked by the member's thread as long as the member lives: the kernel marks the word when that
+  // thread ends. See HostGroup.
+  alignas(64) pthread_mutex_t life;
+  alignas(64) std::atomic<uint32_t> state;  // MemberState
+  uint64_t arena_bytes = 0;                 // of the member's arena: how much there is to map
+  uint64_t cores[kMaxCores / 64] = {};      // on which the member may run, a bit for each
+  // The number of signals that this member has given. See CollectiveEngine.
+  alignas(64) std::atomic<uint64_t> signals;
+  // Where the boards of this member's InPlaceChannels lie: see HostGroup::ShowBoard().
+  alignas(64) std::atomic<uint64_t> boards[kBoardSlots];
+  // Rung, and woken, by a member that changes what sleeping threads of this member may wait for.
+  alignas(64) std::atomic<uint32_t> bell;
+  std::atomic<uint32_t> sleepers;  // threads of this member that sleep, or are about to
+  // Not 0 while this member writes into memory of other members.
+  alignas(64) std::atomic<uint32_t> touching;
+  RoundHeader headers[2];
+};
+
+enum class MemberState : uint32_t { kAbsent = 0, kJoined = 1, kLeft = 2 };
+
+// A ring of bytes from one member to another. The counters never go back.
+struct MailboxHeader {
+  alignas(64) std::atomic<uint64_t> written;
+  alignas(64) std::atomic<uint64_t> read;
+};
+
+// One process's mapping of the segment. Thread-safe: all methods are constant.
+class Segment {
+ public:
+  // Makes the segment of a group of `size` members, with no member in it.
+  static absl::StatusOr<Segment> Make(int size);
+
+  // Maps a segment that another process has made. An error when the descriptor is not that of a
+  // segment for `size` members.
+  static absl::StatusOr<Segment> Map(UniqueFd fd, int size);
+
+  Segment(Segment&& other) noexcept;
+  Segment& operator=(Segment&&) = delete;
+  ~Segment();
+
+  int fd() const { return fd_.get(); }
+  int size() const { return size_; }
+  SegmentHeader& header() const { return *reinterpret_cast<SegmentHeader*>(base_); }
+  MemberRow& row(int member) const { return rows()[member]; }
+  std::byte* staging(int member, int half) const {
+    return base_ + staging_ + (static_cast<size_t>(member) * 2 + half) * kStagingBytes;
+  }
+  MailboxHeader& mailbox(int from, int to) const {
+    return *reinterpret_cast<MailboxHeader*>(
+        base_ + mailboxes_ + (static_cast<size_t>(from) * size_ + to) * kMailboxBytes);
+  }
+  static constexpr size_t kMailboxCapacity = kMailboxBytes - sizeof(MailboxHeader);
+  static std::byte* Data(MailboxHeader& mailbox) {
+    return reinterpret_cast<std::byte*>(&mailbox + 1);
+  }
+
+  // Gives the member's rows and staging buffers memory, from the thread that will use them.
+  void Prefault(int member) const;
+
+ private:
+  Segment(UniqueFd fd, int size);
+  absl::Status MapAll();
+  MemberRow* rows() const { return reinterpret_cast<MemberRow*>(base_ + 4096); }
+
+  UniqueFd fd_;
+  int size_ = 0;
+  size_t staging_ = 0;
+  size_t mailboxes_ = 0;
+  size_t bytes_ = 0;
+  std::byte* base_ = nullptr;
+};
+
+}  // namespace ddp::internal
+
+#endif  // DDP_COMM_HOST_GROUP_SEGMENT_H_
