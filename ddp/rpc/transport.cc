@@ -22,6 +22,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
+#include "base/broken_pipes.h"
 #include "ddp/comm/news/c10d_group_store.h"
 #include "ddp/common/error.h"
 #include "ddp/common/logging.h"
@@ -141,6 +142,7 @@ void Transport::MakeNotice(std::shared_ptr<ddp::internal::GroupStore> store) {
 
 std::shared_ptr<libtorch::RpcAgent> Transport::MakeAgent(
     const c10::intrusive_ptr<c10d::Store>& store, const std::shared_ptr<MessageFault>& fault) {
+  IgnoreBrokenPipes();
   DistAutogradContainer::init(options_.rank);
   const auto callback = [this] { return std::make_unique<RequestCallback>(this); };
   const auto id = static_cast<libtorch::worker_id_t>(options_.rank);
