@@ -22,7 +22,7 @@ namespace ddp::testing {
 
 // A GroupStore in memory. Clones share the keys. The store can be lost, and it records the threads
 // that call it. Thread-safe.
-class FakeGroupStore : public internal::GroupStore {
+class FakeGroupStore : public ::ddp::internal::GroupStore {
  public:
   FakeGroupStore() : shared_(std::make_shared<Shared>()) {}
 

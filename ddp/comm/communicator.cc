@@ -65,10 +65,12 @@ constexpr absl::Duration kLongestPatience = absl::Seconds(30);
 constexpr absl::Duration kAnswerLooks[] = {absl::Milliseconds(50), absl::Milliseconds(200),
                                            absl::Milliseconds(750)};
 
-// Returns true when the text of a backend's error is about a connection, not about the tensor.
+// Returns true when the text of a backend's error is about a connection or a late rank, not about
+// the tensor.
 bool IsConnectionError(const std::string& text) {
   return absl::StrContains(text, "gloo/transport") || absl::StrContains(text, "Connection ") ||
-         absl::StrContains(text, "Broken pipe") || absl::StrContains(text, "Socket ");
+         absl::StrContains(text, "Broken pipe") || absl::StrContains(text, "Socket ") ||
+         absl::StrContains(text, "Timed out waiting") || absl::EndsWith(text, " has left");
 }
 
 c10::intrusive_ptr<c10d::Work> Launch(const Collective& collective, c10d::Backend& backend,
@@ -76,6 +78,16 @@ c10::intrusive_ptr<c10d::Work> Launch(const Collective& collective, c10d::Backen
   if (traits.launch_mutex == nullptr) return collective.Launch(backend, traits);
   MutexLock lock(*traits.launch_mutex);
   return collective.Launch(backend, traits);
+}
+
+// Returns the functions by which a wait carries out the backend's operations itself.
+CompletionWait::Driver DriverOf(const c10::intrusive_ptr<c10d::Backend>& backend,
+                                const BackendTraits& traits) {
+  if (!backend || traits.drive == nullptr) return {};
+  return {.drive = [backend = backend.get(), drive = traits.drive](
+                       const std::function<bool()>& stop,
+                       absl::Time deadline) { return drive(*backend, stop, deadline); },
+          .wake = traits.waker(*backend)};
 }
 
 bool WantsRegisteredMemory() {
@@ -90,7 +102,7 @@ Communicator::Communicator(c10::intrusive_ptr<c10d::Backend> backend,
                            std::unique_ptr<CollectiveCheck> check)
     : options_(options),
       monitor_(std::move(monitor)),
-      wait_(monitor_),
+      wait_(monitor_, DriverOf(backend, options.traits)),
       backend_(std::move(backend)),
       check_(std::move(check)),
       log_(options.membership.size > 1 ? std::make_shared<CollectiveLog>() : nullptr),
@@ -105,6 +117,7 @@ Communicator::Communicator(c10::intrusive_ptr<c10d::Backend> backend,
 // a backend with unfinished operations is not destroyed here.
 Communicator::~Communicator() {
   if (!backend_) return;
+  if (options_.traits.abort != nullptr && options_.traits.abort(*backend_)) return;
   AbandonedBackends::Entry entry;
   bool on_stream = false;
   std::move(messages_.begin(), messages_.end(), std::back_inserter(in_flight_));
@@ -124,6 +137,8 @@ Communicator::~Communicator() {
                    << ": could not abort NCCL: " << error.what();
     }
   }
+  // A peer that was stopped in the middle of a write may go on at any time.
+  entry.for_good |= options_.traits.abort != nullptr;
   if (entry.futures.empty() && !entry.for_good) return;
   entry.end_operations = options_.traits.end_operations;
   entry.backend = std::move(backend_);
@@ -261,21 +276,40 @@ Communicator::Pending Communicator::Start(const Collective& collective, Operatio
     if (after.finish) after.finish();
     return pending;
   }
-  LaunchOrFail(pending.what, [&] {
+  pending.operation = Begin(collective, pending.what, std::move(after), [&](auto& backend) {
+    return Launch(collective, backend, options_.traits);
+  });
+  return pending;
+}
+
+Communicator::Pending Communicator::StartOwn(const Collective& described, OperationName what,
+                                             const OwnLaunch& launch) {
+  ThrowIfUnusable(what);
+  ThrowForgottenError();
+  if (check_) CheckAcrossRanks(described, what);
+  std::shared_ptr<Operation> operation = Begin(described, what, {}, launch);
+  return {.operation = std::move(operation), .tensor = described.output, .what = std::move(what)};
+}
+
+std::shared_ptr<Communicator::Operation> Communicator::Begin(const Collective& collective,
+                                                             const OperationName& what,
+                                                             AfterIt after,
+                                                             const OwnLaunch& launch) {
+  std::shared_ptr<Operation> operation;
+  LaunchOrFail(what, [&] {
     const at::NoGradGuard no_grad;
-    std::shared_ptr<Operation> operation = NewOperation();
+    operation = NewOperation();
     operation->tensor = collective.output;
     if (collective.input.defined()) operation->more_tensors = {collective.input};
-    operation->what = pending.what;
-    operation->sequence = Record(collective, pending.what);
+    operation->what = what;
+    operation->sequence = Record(collective, what);
     operation->needs_all_ranks = collective.needs_all_ranks();
-    operation->work = Launch(collective, *backend_, options_.traits);
+    operation->work = launch(*backend_);
     operation->future = FutureOfWork(operation->work, {collective.output});
     Finish(*operation, std::move(after));
     in_flight_.push_back(operation);
-    pending.operation = std::move(operation);
   });
-  return pending;
+  return operation;
 }
 
 void Communicator::Finish(Operation& operation, AfterIt after) {
@@ -482,12 +516,13 @@ void Communicator::WaitFuture(const Future& future, std::vector<at::Tensor> keep
 void Communicator::FailBroken(const Future& future, const OperationName& what,
                               const std::string& reason) {
   retired_ = true;
+  FailForDeadRank(future, what);
+  if (log_ != nullptr && absl::StrContains(reason, "Timed out")) {
+    Fail(what, absl::StrCat(reason, LateRanks(future, what)));
+  }
   if (log_ == nullptr || !IsConnectionError(reason)) {
     if (monitor_->AwaitFailure(kExplanationTimeout).has_value()) wait_.YieldToCause(kHeadStart);
     Fail(what, reason);
-  }
-  if (absl::StrContains(reason, "Timed out")) {
-    Fail(what, absl::StrCat(reason, LateRanks(future, what)));
   }
   Inquiry::Awaited awaited = Awaited(future, what);
   const bool not_started = awaited.sequence < 0 && awaited.peer < 0;
@@ -501,6 +536,16 @@ void Communicator::FailBroken(const Future& future, const OperationName& what,
   // ends, because this rank may serve the store.
   wait_.YieldToCause(kHeadStart);
   Fail(what, reason);
+}
+
+// Throws when the backend knows which rank has died. That rank can report nothing, so this one does
+// not wait for a report.
+void Communicator::FailForDeadRank(const Future& future, const OperationName& what) {
+  if (options_.traits.dead_rank == nullptr || !backend_) return;
+  const int rank = options_.traits.dead_rank(*backend_);
+  if (rank < 0) return;
+  monitor_->ReportFound(inquiry_.DescribeEnded(Awaited(future, what), {rank}));
+  Fail(what, "a peer failed");
 }
 
 // The path of Wait() for an operation on a stream: throws for a failure that is known already, and
@@ -542,8 +587,9 @@ void Communicator::EndBarrier() {
 
 at::Tensor Communicator::AllocateBuffer(int64_t count, const at::TensorOptions& options) {
   static const bool registered = WantsRegisteredMemory();
-  if (registered && backend_ && options_.traits.RunsOnStream(options.device()) &&
-      backend_->supportsTensorAlloc(options.device().index())) {
+  const bool wanted = options_.traits.allocates_shared ||
+                      (registered && options_.traits.RunsOnStream(options.device()));
+  if (wanted && backend_ && backend_->supportsTensorAlloc(options.device().index())) {
     return backend_->allocateTensor(count, options).zero_();
   }
   return at::zeros({count}, options);

@@ -120,6 +120,18 @@ class Communicator {
   // the launch fails.
   Pending Start(const Collective& collective, OperationName what, AfterIt after);
 
+  // As Start(), for a collective that `launch` starts on the backend in its own way. `described` is
+  // for the comparison of the ranks and for messages; its output keeps no memory. Not in a group of
+  // one.
+  using OwnLaunch = std::function<c10::intrusive_ptr<c10d::Work>(c10d::Backend& backend)>;
+  Pending StartOwn(const Collective& described, OperationName what, const OwnLaunch& launch);
+
+  // Returns the number of ranks.
+  int size() const { return options_.membership.size; }
+
+  // Returns the backend; null in a group of one that needs none.
+  c10d::Backend* backend() const { return backend_.get(); }
+
   // Start the library's own collectives. The reductions put the element-wise sum, minimum or
   // maximum over all ranks into `tensor`; Broadcast() copies `root`'s tensor into the others'.
   // `tensor` is contiguous; for AllReduce() it may also be sparse (COO). Errors: as Start().
@@ -184,6 +196,8 @@ class Communicator {
  private:
   Pending StartMessage(bool send, at::Tensor tensor, int peer, int tag, OperationName what,
                        AfterIt after);
+  std::shared_ptr<Operation> Begin(const Collective& collective, const OperationName& what,
+                                   AfterIt after, const OwnLaunch& launch);
   static void Finish(Operation& operation, AfterIt after);
   void CheckAcrossRanks(const Collective& collective, const OperationName& what);
   std::shared_ptr<Operation> NewOperation();
@@ -198,6 +212,7 @@ class Communicator {
   void OrderStreams(Pending& pending);
   std::string LateRanks(const Future& future, const OperationName& what);
   [[noreturn]] void Fail(const OperationName& what, const std::string& reason);
+  void FailForDeadRank(const Future& future, const OperationName& what);
   [[noreturn]] void FailBroken(const Future& future, const OperationName& what,
                                const std::string& reason);
   // Runs `launch`, which gives an operation to the backend. An exception of `launch` retires this

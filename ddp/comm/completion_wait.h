@@ -1,6 +1,7 @@
 #ifndef DDP_COMM_COMPLETION_WAIT_H_
 #define DDP_COMM_COMPLETION_WAIT_H_
 
+#include <functional>
 #include <memory>
 #include <utility>
 
@@ -19,11 +20,19 @@ class CompletionWait {
  public:
   enum class Result { kCompleted, kPeerFailed, kTimedOut };
 
-  explicit CompletionWait(std::shared_ptr<FailureMonitor> monitor) : monitor_(std::move(monitor)) {}
+  // The functions of BackendTraits of these names, for the communicator's backend; `drive` is null
+  // when other threads complete the futures. `wake` may be called after the communicator has ended.
+  struct Driver {
+    std::function<bool(const std::function<bool()>& stop, absl::Time deadline)> drive = nullptr;
+    std::function<void()> wake = nullptr;
+  };
+
+  CompletionWait(std::shared_ptr<FailureMonitor> monitor, Driver driver)
+      : monitor_(std::move(monitor)), driver_(std::move(driver)) {}
 
   // Blocks until `future` is complete (with a value or an error), a failure is known, or `timeout`
   // has passed; checked in this order. The backend thread that completes the future wakes this
-  // call.
+  // call. With a driver, this call carries out the backend's operations meanwhile.
   Result Wait(c10::ivalue::Future& future, absl::Duration timeout) const;
 
   // Blocks until `future` is complete or `timeout` has passed; a failure does not end the wait.
@@ -36,7 +45,10 @@ class CompletionWait {
   void YieldToCause(absl::Duration head_start) const;
 
  private:
+  Result Drive(c10::ivalue::Future& future, absl::Duration timeout) const;
+
   const std::shared_ptr<FailureMonitor> monitor_;
+  const Driver driver_;
 };
 
 }  // namespace ddp::internal

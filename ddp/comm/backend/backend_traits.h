@@ -2,12 +2,14 @@
 #define DDP_COMM_BACKEND_BACKEND_TRAITS_H_
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 
+#include "absl/time/time.h"
 #include "base/mutex.h"
 #include "ddp/common/reduce_op.h"
 
@@ -35,6 +37,26 @@ struct BackendTraits {
   // Ends the backend's operations in progress with errors, soon, on this rank and on its peers. To
   // be called before the backend is destroyed, when nothing else is called. Null when it cannot.
   void (*end_operations)(c10d::Backend& backend) = nullptr;
+
+  // Advances the backend's operations on the calling thread until `stop()` or `deadline`. Returns
+  // stop(). The completion of an operation, and the function that `waker` returns, make it call
+  // `stop()`. That function may be called after the end of the backend. Null: other threads advance
+  // the operations.
+  bool (*drive)(c10d::Backend& backend, const std::function<bool()>& stop,
+                absl::Time deadline) = nullptr;
+  std::function<void()> (*waker)(c10d::Backend& backend) = nullptr;
+
+  // Fails the backend's operations in progress, on all ranks. Returns false when a peer may still
+  // write into the tensors of this rank. Null: operations cannot be aborted.
+  bool (*abort)(c10d::Backend& backend) = nullptr;
+
+  // Returns the rank whose process has ended, and with it the backend's operations; -1: none. Null:
+  // the backend does not know.
+  int (*dead_rank)(c10d::Backend& backend) = nullptr;
+
+  // True when allocateTensor() returns memory that all ranks see, and that operations use without a
+  // copy.
+  bool allocates_shared = false;
 
   // Guards the start of a collective in all groups of the process. Null: none is needed.
   Mutex* launch_mutex = nullptr;

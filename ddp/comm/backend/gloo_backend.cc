@@ -2,8 +2,6 @@
 // no inline function compiled from them may be visible outside (see the target's copts).
 #include "ddp/comm/backend/gloo_backend.h"
 
-#include <signal.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
@@ -15,22 +13,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "base/broken_pipes.h"
 #include "base/mutex.h"
 #include "ddp/comm/backend/event_poll.h"
 #include "ddp/common/error.h"
 
 namespace ddp::internal {
 namespace {
-
-// Ignores SIGPIPE, unless the program has a handler. Gloo writes to a peer's socket by write(2);
-// when the peer is gone, SIGPIPE would kill the process before Gloo sees the error.
-void IgnoreBrokenPipes() {
-  struct sigaction action {};
-  if (::sigaction(SIGPIPE, nullptr, &action) == 0 && action.sa_handler == SIG_DFL) {
-    action.sa_handler = SIG_IGN;
-    ::sigaction(SIGPIPE, &action, nullptr);
-  }
-}
 
 // Gives access to the protected counter from which an operation of LibTorch takes its tag.
 struct GlooCounter : c10d::ProcessGroupGloo {

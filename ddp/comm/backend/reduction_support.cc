@@ -30,6 +30,12 @@ std::string GlooRefusal(ReduceOp op, at::ScalarType type) {
   return absl::StrCat("Gloo does not reduce ", c10::toString(type), ". Convert with .to(...)");
 }
 
+std::string SharedMemoryRefusal(ReduceOp op, at::ScalarType type) {
+  if (GlooReduces(type) || type == at::kShort) return "";
+  return absl::StrCat("shared memory does not reduce ", c10::toString(type),
+                      ". Convert with .to(...)");
+}
+
 std::string NcclRefusal(ReduceOp op, at::ScalarType type) {
   return IsBitwise(op) ? "NCCL has no bitwise operations" : "";
 }

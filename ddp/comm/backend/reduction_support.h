@@ -9,10 +9,11 @@
 
 namespace ddp::internal {
 
-// Each returns why LibTorch's backend of that name cannot combine tensors of `type` by `op`, as a
+// Each returns why the backend of that name cannot combine tensors of `type` by `op`, as a
 // sentence for a message; "" when it can. A bool counts as the byte, and a complex number as the
 // pair of numbers, that Collective::Launch() makes of it. For BackendTraits::refusal.
 std::string GlooRefusal(ReduceOp op, at::ScalarType type);
+std::string SharedMemoryRefusal(ReduceOp op, at::ScalarType type);
 std::string NcclRefusal(ReduceOp op, at::ScalarType type);
 
 }  // namespace ddp::internal

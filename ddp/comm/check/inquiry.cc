@@ -120,12 +120,16 @@ std::optional<Failure> Inquiry::FindGone(const Awaited& awaited, int begin, int 
     if (process.has_value() && process->HasEnded(*self)) ended.push_back(rank);
   }
   if (ended.empty()) return left;
-  return Failure{.rank = ended.front(),
-                 .reason = absl::StrCat(
-                     "the process of ", RankList(ended),
-                     " has ended (killed, crashed, or finished early: its own output or its "
-                     "launcher says which), while ",
-                     Where(awaited, self_.rank))};
+  return DescribeEnded(awaited, ended);
+}
+
+Failure Inquiry::DescribeEnded(const Awaited& awaited, const std::vector<int>& ranks) const {
+  return {
+      .rank = ranks.front(),
+      .reason = absl::StrCat("the process of ", RankList(ranks),
+                             " has ended (killed, crashed, or finished early: its own output or "
+                             "its launcher says which), while ",
+                             Where(awaited, self_.rank))};
 }
 
 // Returns the failure of a rank whose standing says that it has left without launching `awaited`.

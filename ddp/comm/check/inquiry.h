@@ -62,6 +62,10 @@ class Inquiry {
   // of a timeout. Empty when none is known.
   std::string DescribeLate(const Awaited& awaited) const;
 
+  // Returns the failure of `ranks`: their processes have ended while this rank waited for
+  // `awaited`.
+  GroupFailure DescribeEnded(const Awaited& awaited, const std::vector<int>& ranks) const;
+
   // Finds the cause of a connection that broke with `error` while this rank waited for `awaited`.
   // Returns nullopt when a failure report has come. Returns the rank that is gone, or this rank
   // with `error` when all processes are alive. When the store fails, returns rank 0 if rank 0

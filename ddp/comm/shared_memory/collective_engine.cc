@@ -1,0 +1,708 @@
+// Length: the steps of one protocol, whose order is the proof that no buffer is written while
+// another member reads it.
+
+#include "ddp/comm/shared_memory/collective_engine.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/clock.h"
+#include "ddp/comm/arena/arena.h"
+#include "ddp/comm/shared_memory/slices.h"
+
+namespace ddp::internal {
+namespace {
+
+using Kind = CollectiveRequest::Kind;
+
+// How long an operation that no thread waits for stays as it is, when the members have no cores to
+// spare. Then the group's thread takes it up.
+constexpr absl::Duration kNap = absl::Milliseconds(5);
+// After this many naps without an operation the thread sleeps until it is kicked.
+constexpr int kIdleNaps = 100;
+
+// From this size on, a staged all-reduce of more than two members divides the additions among them.
+constexpr size_t kSharedReduction = size_t{16} << 10;
+
+// Of memory that is read or written in an arena without a look at the end of the group.
+constexpr size_t kDirectPiece = size_t{256} << 10;
+
+// How long a failed operation waits for a member that still writes into its memory. A piece takes
+// microseconds, unless the member is stopped.
+constexpr absl::Duration kQuiesce = absl::Seconds(1);
+
+// Of a slice or of a part in a staging buffer.
+constexpr size_t kAlignment = 64;
+
+int64_t DeadlineAfter(absl::Duration timeout) {
+  if (timeout >= absl::Hours(24 * 365)) return std::numeric_limits<int64_t>::max();
+  return MonotonicNanoseconds() + absl::ToInt64Nanoseconds(timeout);
+}
+
+bool Reduces(Kind kind) {
+  return kind == Kind::kAllReduce || kind == Kind::kReduce || kind == Kind::kReduceScatter;
+}
+
+// True when the root alone has an input.
+bool IsFromRoot(Kind kind) { return kind == Kind::kBroadcast || kind == Kind::kScatter; }
+
+// Returns 1 + the offset in this process's arena of the inputs, when these are one region of it
+// without gaps; else 0.
+uint64_t RegisteredAt(const CollectiveRequest& request) {
+  const bool has_parts = request.kind == Kind::kAllToAll || request.kind == Kind::kReduceScatter;
+  const bool uneven = has_parts && request.elements == 0;
+  if (request.inputs.empty() || uneven) return 0;
+  const std::byte* end = request.inputs.front().data();
+  for (const auto& input : request.inputs) {
+    if (input.data() != end) return 0;
+    end += input.size();
+  }
+  const std::byte* const begin = request.inputs.front().data();
+  const Arena& arena = Arena::OfProcess();
+  if (!arena.Contains(begin, static_cast<size_t>(end - begin))) return 0;
+  return 1 + static_cast<uint64_t>(begin - arena.base());
+}
+
+size_t LongestPart(const CollectiveRequest& request) {
+  size_t longest = 0;
+  for (const auto& part : request.inputs) longest = std::max(longest, part.size());
+  for (const auto& part : request.outputs) longest = std::max(longest, part.size());
+  return longest;
+}
+
+}  // namespace
+
+struct CollectiveEngine::Operation {
+  // What comes next. Each state but kEnter begins with a wait for the signals of all members.
+  enum class State : uint8_t {
+    kEnter,    // announce, and fill when one round may do -> kAgree
+    kAgree,    // compare -> kFill, kTake, kDirect or complete
+    kFill,     // fill the next round -> kTake
+    kTake,     // take from the others' buffers -> kFill or complete; or add a slice -> kSlices
+    kSlices,   // take the others' slices -> kFill or complete
+    kLeave,    // every member has finished with the others' arenas -> complete
+    kGivenUp,  // the members differ, or the group has ended: until CheckEnd() fails the operation
+  };
+
+  CollectiveRequest request;
+  Done done;
+  int64_t deadline_ns = 0;
+  State state = State::kEnter;
+  uint64_t await = 0;  // the signal of all members that the state begins with
+  size_t parts = 1;    // in one staging buffer
+  size_t piece = 0;    // bytes of one part in one round
+  size_t rounds = 1;   // of data, that all members need
+  size_t next = 0;     // the round of data that is filled next
+  int announced = 0;   // the half of the round headers of the first round
+  bool complete = false;
+  absl::Status status;
+
+  size_t offset() const { return (next - 1) * piece; }  // of the round that was filled last
+  size_t length() const { return request.inputs.empty() ? 0 : request.inputs.front().size(); }
+};
+
+CollectiveEngine::CollectiveEngine(HostGroup* group)
+    : group_(group), member_(group->member()), size_(group->size()), mailboxes_(group) {
+  group_->SetBackground([this] { return OnWake(); });
+}
+
+CollectiveEngine::~CollectiveEngine() {
+  if (group_->in_forked_child()) return;  // the operations are the parent's
+  group_->SetBackground(nullptr);
+  (void)Abort();
+}
+
+bool CollectiveEngine::Abort() {
+  if (group_->in_forked_child()) return true;  // a thread of the parent may hold the lock
+  Finished finished;
+  {
+    MutexLock lock(mutex_);
+    if (!idle()) group_->Abort();
+    FailAll(absl::CancelledError("the backend was destroyed or aborted"), finished);
+    if (!finished.empty()) calling_.fetch_add(1, std::memory_order_relaxed);
+    busy_.store(false, std::memory_order_release);
+  }
+  Call(std::move(finished));
+  return !group_->ended() || group_->Quiesce(absl::Seconds(1));
+}
+
+void CollectiveEngine::Wake() {
+  epoch_.fetch_add(1, std::memory_order_seq_cst);
+  group_->Kick();
+}
+
+// ---- Starting and driving.
+
+void CollectiveEngine::Start(CollectiveRequest request, absl::Duration timeout, Done done) {
+  auto operation = std::make_unique<Operation>();
+  const bool one_for_each = request.kind == Kind::kScatter || request.kind == Kind::kAllToAll ||
+                            request.kind == Kind::kReduceScatter;
+  operation->parts = one_for_each ? static_cast<size_t>(size_) : 1;
+  operation->piece = kStagingBytes / operation->parts / kAlignment * kAlignment;
+  operation->deadline_ns = DeadlineAfter(timeout);
+  operation->request = std::move(request);
+  operation->done = std::move(done);
+  {
+    MutexLock lock(mutex_);
+    queue_.push_back(std::move(operation));
+  }
+  RunAll();
+}
+
+void CollectiveEngine::Send(int to, uint64_t tag, std::span<const std::byte> data,
+                            absl::Duration timeout, Done done) {
+  {
+    MutexLock lock(mutex_);
+    mailboxes_.Send(to, tag, data, DeadlineAfter(timeout), std::move(done));
+  }
+  RunAll();
+}
+
+void CollectiveEngine::Receive(int from, uint64_t tag, std::span<std::byte> data, int* source,
+                               absl::Duration timeout, Done done) {
+  {
+    MutexLock lock(mutex_);
+    mailboxes_.Receive(from, tag, data, source, DeadlineAfter(timeout), std::move(done));
+  }
+  RunAll();
+}
+
+void CollectiveEngine::StartAside(Aside aside, absl::Duration timeout, Done done) {
+  {
+    MutexLock lock(mutex_);
+    asides_.push_back({.aside = std::move(aside),
+                       .deadline_ns = DeadlineAfter(timeout),
+                       .done = std::move(done)});
+  }
+  RunAll();
+}
+
+// Advances, and makes sure that the group's thread looks at what is left.
+void CollectiveEngine::RunAll() {
+  started_.fetch_add(1, std::memory_order_relaxed);
+  Poll();
+  if (!busy_.load(std::memory_order_acquire)) return;
+  if (group_->cores_to_spare()) {
+    Hurry();
+  } else if (asleep_.exchange(false, std::memory_order_acq_rel)) {
+    group_->Kick();
+  }
+}
+
+void CollectiveEngine::Poll() {
+  Finished finished;
+  {
+    MutexLock lock(mutex_);
+    Advance(finished);
+  }
+  Call(std::move(finished));
+}
+
+void CollectiveEngine::Hurry() {
+  {
+    MutexLock lock(mutex_);
+    if (hurried_) return;
+    hurried_ = true;
+  }
+  asleep_.store(false, std::memory_order_release);
+  group_->Kick();
+}
+
+void CollectiveEngine::Call(Finished finished) {
+  if (finished.empty()) return;
+  // The caller may use the memory of a failed operation from now on.
+  if (exposed_.load(std::memory_order_acquire)) (void)group_->Quiesce(kQuiesce);
+  for (auto& [done, status] : finished) {
+    if (done) done(status);
+  }
+  calling_.fetch_sub(1, std::memory_order_release);
+  epoch_.fetch_add(1, std::memory_order_seq_cst);
+  group_->Notify();  // a thread of this member may wait for what `done` has changed
+}
+
+CollectiveEngine::Blocked CollectiveEngine::WhatBlocks() {
+  MutexLock lock(mutex_);
+  Blocked blocked{.epoch = epoch_.load(std::memory_order_seq_cst),
+                  .signals = {},
+                  .deadline_ns = mailboxes_.earliest_deadline_ns(),
+                  .mail = {}};
+  if (!queue_.empty()) {
+    const Operation& first = *queue_.front();
+    if (first.state != Operation::State::kGivenUp) blocked.signals = first.await;
+    blocked.deadline_ns = std::min(blocked.deadline_ns, first.deadline_ns);
+  }
+  for (const AsideOperation& operation : asides_) {
+    blocked.asides.push_back(operation.aside.may_advance);
+    blocked.deadline_ns = std::min(blocked.deadline_ns, operation.deadline_ns);
+  }
+  mailboxes_.AddChanges(blocked.mail);
+  return blocked;
+}
+
+bool CollectiveEngine::MayAdvance(const Blocked& blocked) const {
+  if (epoch_.load(std::memory_order_acquire) != blocked.epoch) return true;
+  if (blocked.signals.has_value() && AllSignalled(*blocked.signals)) return true;
+  for (const auto& may_advance : blocked.asides) {
+    if (may_advance()) return true;
+  }
+  return std::any_of(blocked.mail.begin(), blocked.mail.end(), [](const Mailboxes::Change& change) {
+    return change.counter->load(std::memory_order_acquire) != change.seen;
+  });
+}
+
+bool CollectiveEngine::Drive(const std::function<bool()>& stop, absl::Time deadline) {
+  const int64_t deadline_ns = absl::ToUnixNanos(deadline);
+  while (!stop()) {
+    const Blocked blocked = WhatBlocks();
+    Poll();
+    if (stop()) return true;
+    if (epoch_.load(std::memory_order_seq_cst) != blocked.epoch) continue;
+    const int64_t now_ns = MonotonicNanoseconds();
+    if (now_ns >= deadline_ns) return false;
+    if (group_->ended() && !busy_.load(std::memory_order_acquire)) {
+      // Another thread may have failed the operation, and be about to call `done`.
+      if (calling_.load(std::memory_order_acquire) != 0) {
+        std::this_thread::yield();
+      } else {
+        group_->AwaitRing(std::min(kNap, absl::Nanoseconds(deadline_ns - now_ns)));
+      }
+      continue;
+    }
+    group_->Wait([&] { return MayAdvance(blocked); }, stop,
+                 std::min(blocked.deadline_ns, deadline_ns));
+  }
+  return true;
+}
+
+// The group's thread.
+HostGroup::Nap CollectiveEngine::OnWake() {
+  bool hurried = false;
+  {
+    MutexLock lock(mutex_);
+    const uint64_t started = started_.load(std::memory_order_relaxed);
+    const bool quiet = idle();
+    // An operation that has been there for a whole nap is waited for by no thread. After the end of
+    // the group every operation fails at once.
+    if (!quiet && (started == seen_started_ || group_->ended())) hurried_ = true;
+    if (quiet) hurried_ = false;
+    idle_naps_ = quiet && started == seen_started_ ? idle_naps_ + 1 : 0;
+    seen_started_ = started;
+    hurried = hurried_;
+    if (quiet && idle_naps_ > kIdleNaps) {
+      asleep_.store(true, std::memory_order_release);
+      return {};
+    }
+  }
+  if (!hurried) return {.longest = kNap};
+  Poll();
+  MutexLock lock(mutex_);
+  hurried_ = !idle();
+  return {.longest = kNap, .wake_on_notify = hurried_};
+}
+
+// ---- The protocol.
+
+bool CollectiveEngine::AllSignalled(uint64_t number) const {
+  for (int member = 0; member < size_; ++member) {
+    if (group_->segment().row(member).signals.load(std::memory_order_acquire) < number) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void CollectiveEngine::Signal() {
+  group_->segment().row(member_).signals.store(++signals_, std::memory_order_release);
+  group_->Notify();
+}
+
+void CollectiveEngine::Advance(Finished& finished) {
+  const bool moved = mailboxes_.Advance(finished);
+  if (moved) {
+    epoch_.fetch_add(1, std::memory_order_seq_cst);
+    group_->Notify();
+  }
+  while (!queue_.empty()) {
+    Operation& first = *queue_.front();
+    if (!Step(first)) break;
+    epoch_.fetch_add(1, std::memory_order_seq_cst);
+    if (!first.complete) continue;
+    if (!first.status.ok() && broken_.ok()) {
+      broken_ = first.status;
+      group_->Abort();
+    }
+    finished.emplace_back(std::move(first.done), first.status);
+    queue_.pop_front();
+  }
+  AdvanceAsides(finished);
+  CheckEnd(finished);
+  if (!finished.empty()) calling_.fetch_add(1, std::memory_order_relaxed);  // until Call()
+  busy_.store(!idle(), std::memory_order_release);
+}
+
+void CollectiveEngine::AdvanceAsides(Finished& finished) {
+  for (auto operation = asides_.begin(); operation != asides_.end() && broken_.ok();) {
+    if (!operation->aside.advance()) {
+      ++operation;
+      continue;
+    }
+    finished.emplace_back(std::move(operation->done), absl::OkStatus());
+    operation = asides_.erase(operation);
+    epoch_.fetch_add(1, std::memory_order_seq_cst);
+  }
+}
+
+bool CollectiveEngine::Step(Operation& operation) {
+  using State = Operation::State;
+  if (!broken_.ok()) return false;
+  if (operation.state == State::kEnter) {
+    operation.await = fill_signal_;
+    // Another member may have given up the very collective that this one would begin.
+    if (group_->ended()) return false;
+  }
+  if (operation.state == State::kGivenUp || !AllSignalled(operation.await)) return false;
+  switch (operation.state) {
+    case State::kEnter:
+      Enter(operation);
+      return true;
+    case State::kAgree:
+      Agree(operation);
+      return true;
+    case State::kFill:
+      FillRound(operation);
+      return true;
+    case State::kTake:
+      DrainRound(operation);
+      return true;
+    case State::kSlices:
+      GatherSlices(operation);
+      return true;
+    case State::kLeave:
+      operation.complete = true;
+      return true;
+    case State::kGivenUp:
+      return false;
+  }
+  return false;
+}
+
+// Announces the operation in a round of its own. When the data of this member fits into one round,
+// it goes along.
+void CollectiveEngine::Enter(Operation& operation) {
+  const CollectiveRequest& request = operation.request;
+  const size_t longest = LongestPart(request);
+  const size_t rounds = std::max<size_t>(1, (longest + operation.piece - 1) / operation.piece);
+  ++round_;
+  group_->segment().row(member_).headers[half()] = {
+      .kind = static_cast<uint8_t>(request.kind),
+      .reduction = static_cast<uint8_t>(request.reduction),
+      .type = static_cast<uint8_t>(request.type),
+      .value_type = request.value_type,
+      .tagged = request.tag.has_value(),
+      .root = request.root,
+      .elements = request.kind == Kind::kAllGatherSized ? longest : request.elements,
+      .tag = request.tag.value_or(0),
+      .rounds = static_cast<uint32_t>(rounds),
+      .registered = RegisteredAt(request)};
+  if (rounds == 1) Fill(operation, 0);
+  operation.announced = half();
+  Signal();
+  operation.await = fill_signal_ = signals_;
+  operation.state = Operation::State::kAgree;
+}
+
+void CollectiveEngine::Agree(Operation& operation) {
+  const RoundHeader& mine = group_->segment().row(member_).headers[half()];
+  const bool sized = operation.request.kind == Kind::kAllGatherSized;
+  bool direct = operation.request.kind != Kind::kBarrier && !sized;
+  std::vector<size_t> sizes;
+  for (int member = 0; member < size_; ++member) {
+    const RoundHeader& theirs = group_->segment().row(member).headers[half()];
+    if (theirs.kind != mine.kind || theirs.reduction != mine.reduction ||
+        theirs.type != mine.type || theirs.value_type != mine.value_type ||
+        theirs.root != mine.root || (!sized && theirs.elements != mine.elements) ||
+        theirs.tagged != mine.tagged || theirs.tag != mine.tag) {
+      operation.state = Operation::State::kGivenUp;
+      if (operation.request.tag.has_value()) return;
+      operation.complete = true;
+      operation.status = absl::InvalidArgumentError(
+          absl::StrCat("rank ", member, " of the host has started another collective than rank ",
+                       member_, ", or one of another size or type"));
+      return;
+    }
+    operation.rounds = std::max<size_t>(operation.rounds, theirs.rounds);
+    sizes.push_back(theirs.elements);
+    const bool has_input = !IsFromRoot(operation.request.kind) || member == operation.request.root;
+    if (has_input && DirectSource(operation, member, 0) == nullptr) direct = false;
+  }
+  if (sized) {
+    const auto outputs = operation.request.on_sizes(sizes);
+    operation.request.outputs.assign(outputs.begin(), outputs.end());
+  }
+  if (operation.rounds == 1) {
+    operation.next = 1;
+    return DrainRound(operation);
+  }
+  if (direct) return GoDirect(operation);
+  FillRound(operation);
+}
+
+// The members have seen this member's last filling, and this member theirs: so all have finished
+// with the half that is filled now.
+void CollectiveEngine::FillRound(Operation& operation) {
+  ++round_;
+  Fill(operation, operation.next * operation.piece);
+  ++operation.next;
+  Signal();
+  operation.await = fill_signal_ = signals_;
+  operation.state = Operation::State::kTake;
+}
+
+void CollectiveEngine::Fill(const Operation& operation, size_t offset) {
+  std::byte* const buffer = group_->segment().staging(member_, half());
+  for (size_t part = 0; part < operation.request.inputs.size(); ++part) {
+    const auto& input = operation.request.inputs[part];
+    if (offset >= input.size()) continue;
+    std::memcpy(buffer + part * operation.piece, input.data() + offset,
+                std::min(operation.piece, input.size() - offset));
+  }
+}
+
+void CollectiveEngine::DrainRound(Operation& operation) {
+  const CollectiveRequest& request = operation.request;
+  const size_t offset = operation.offset();
+  const Segment& segment = group_->segment();
+  const int half = this->half();
+  const auto source = [&](int member, int part) -> const std::byte* {
+    return segment.staging(member, half) + static_cast<size_t>(part) * operation.piece;
+  };
+  const size_t length = operation.length();
+  const size_t bytes = std::min(operation.piece, length - std::min(length, offset));
+  if (request.kind != Kind::kAllReduce || size_ <= 2 || bytes < kSharedReduction) {
+    Take(operation, offset, operation.piece, source);
+    return FinishRound(operation);
+  }
+  const size_t element = SizeOf(request.type);
+  const Slice slice = SliceOf(bytes / element, element, member_, size_);
+  absl::InlinedVector<const std::byte*, 16> inputs;
+  for (int member = 0; member < size_; ++member) {
+    inputs.push_back(source(member, 0) + slice.begin * element);
+  }
+  // No other member reads this slice before the next signal.
+  std::byte* const outputs[] = {segment.staging(member_, half) + slice.begin * element,
+                                request.outputs.front().data() + offset + slice.begin * element};
+  ReduceTree(request.reduction, request.type, inputs, outputs, slice.count, request.factor);
+  Signal();
+  operation.await = signals_;
+  operation.state = Operation::State::kSlices;
+}
+
+void CollectiveEngine::GatherSlices(Operation& operation) {
+  const CollectiveRequest& request = operation.request;
+  const size_t offset = operation.offset();
+  const size_t bytes = std::min(operation.piece, operation.length() - offset);
+  const size_t element = SizeOf(request.type);
+  for (int step = 1; step < size_; ++step) {
+    const int member = (member_ + step) % size_;
+    const Slice slice = SliceOf(bytes / element, element, member, size_);
+    std::memcpy(request.outputs.front().data() + offset + slice.begin * element,
+                group_->segment().staging(member, half()) + slice.begin * element,
+                slice.count * element);
+  }
+  FinishRound(operation);
+}
+
+void CollectiveEngine::FinishRound(Operation& operation) {
+  if (operation.next < operation.rounds) {
+    operation.state = Operation::State::kFill;
+    operation.await = fill_signal_;
+    return;
+  }
+  operation.complete = true;
+}
+
+// Takes what this member needs of the bytes from `offset` on, at most `limit` of each part.
+// `source(member, part)` is where the member's bytes from `offset` on are.
+template <typename Source>
+void CollectiveEngine::Take(const Operation& operation, size_t offset, size_t limit,
+                            const Source& source) {
+  const CollectiveRequest& request = operation.request;
+  const auto length = [&](std::span<std::byte> output) {
+    return offset >= output.size() ? 0 : std::min(limit, output.size() - offset);
+  };
+  if (request.outputs.empty()) return;
+  if (Reduces(request.kind)) {
+    const int part = request.kind == Kind::kReduceScatter ? member_ : 0;
+    absl::InlinedVector<const std::byte*, 16> inputs;
+    for (int member = 0; member < size_; ++member) {
+      inputs.push_back(member == member_ ? request.inputs[part].data() + offset
+                                         : source(member, part));
+    }
+    std::byte* const output = request.outputs.front().data() + offset;
+    ReduceTree(request.reduction, request.type, inputs, std::span(&output, 1),
+               length(request.outputs.front()) / SizeOf(request.type), request.factor);
+    return;
+  }
+  if (IsFromRoot(request.kind)) {
+    const auto output = request.outputs.front();
+    const int part = request.kind == Kind::kScatter ? member_ : 0;
+    if (length(output) > 0) {
+      std::memcpy(output.data() + offset, source(request.root, part), length(output));
+    }
+    return;
+  }
+  for (int step = 0; step < size_; ++step) {
+    const int member = (member_ + step) % size_;
+    const auto output = request.outputs[member];
+    const int part = request.kind == Kind::kAllToAll ? member_ : 0;
+    if (length(output) > 0) {
+      const std::byte* const from =
+          member == member_ ? request.inputs[part].data() + offset : source(member, part);
+      std::memmove(output.data() + offset, from, length(output));
+    }
+  }
+}
+
+// ---- In the arenas.
+
+// Returns the address of a member's part. Null when the member's tensor is not in an arena, or the
+// member has announced an impossible address.
+const std::byte* CollectiveEngine::DirectSource(const Operation& operation, int member,
+                                                int part) const {
+  const RoundHeader& theirs = group_->segment().row(member).headers[operation.announced];
+  if (theirs.registered == 0) return nullptr;
+  const size_t bytes = operation.request.elements * SizeOf(operation.request.type);
+  const std::byte* const begin =
+      group_->InArena(member, theirs.registered - 1, bytes * operation.parts);
+  return begin == nullptr ? nullptr : begin + static_cast<size_t>(part) * bytes;
+}
+
+void CollectiveEngine::GoDirect(Operation& operation) {
+  const CollectiveRequest& request = operation.request;
+  bool ok = true;
+  if (request.kind == Kind::kAllReduce) {
+    ok = ReduceInPlace(operation);
+  } else {
+    const size_t longest = LongestPart(request);
+    for (size_t offset = 0; ok && offset < longest; offset += kDirectPiece) {
+      ok = !group_->ended();
+      if (!ok) break;
+      Take(operation, offset, kDirectPiece,
+           [&](int member, int part) { return DirectSource(operation, member, part) + offset; });
+    }
+  }
+  if (!ok) {  // the group has ended: CheckEnd() says why
+    operation.state = Operation::State::kGivenUp;
+    return;
+  }
+  Signal();
+  operation.await = signals_;
+  operation.state = Operation::State::kLeave;
+}
+
+// Reduces this member's slice in the memory of all members. Returns false when the group has ended.
+bool CollectiveEngine::ReduceInPlace(const Operation& operation) {
+  const CollectiveRequest& request = operation.request;
+  const size_t element = SizeOf(request.type);
+  const Slice slice = SliceOf(operation.length() / element, element, member_, size_);
+  absl::InlinedVector<const std::byte*, 16> inputs(size_);
+  absl::InlinedVector<std::byte*, 16> outputs(size_);
+  const size_t step = kDirectPiece / element;
+  for (size_t begin = slice.begin; begin < slice.begin + slice.count; begin += step) {
+    const size_t count = std::min(step, slice.begin + slice.count - begin);
+    for (int member = 0; member < size_; ++member) {
+      auto* const memory = const_cast<std::byte*>(DirectSource(operation, member, 0));
+      if (memory == nullptr) return false;
+      inputs[member] = outputs[member] = memory + begin * element;
+    }
+    if (!group_->BeginTouch()) return false;
+    ReduceTree(request.reduction, request.type, inputs, outputs, count, request.factor);
+    group_->EndTouch();
+  }
+  return true;
+}
+
+// ---- Failures.
+
+std::string CollectiveEngine::Missing(uint64_t number) const {
+  std::vector<std::string> missing;
+  for (int member = 0; member < size_; ++member) {
+    if (group_->segment().row(member).signals.load(std::memory_order_acquire) < number) {
+      missing.push_back(absl::StrCat(member));
+    }
+  }
+  return absl::StrJoin(missing, ", ");
+}
+
+absl::Status CollectiveEngine::EndStatus() const {
+  const HostGroup::End end = group_->end();
+  if (end.kind == GroupEnd::kDied) {
+    return absl::UnavailableError(
+        absl::StrCat("the process of rank ", end.member, " of the host has ended"));
+  }
+  return absl::UnavailableError(
+      absl::StrCat("rank ", end.member, " of the host has aborted the group"));
+}
+
+// Fails operations that cannot complete any more.
+void CollectiveEngine::CheckEnd(Finished& finished) {
+  if (idle()) return;
+  if (!broken_.ok()) return FailAll(broken_, finished);
+  if (group_->ended()) return FailAll(EndStatus(), finished);
+  const int64_t now_ns = MonotonicNanoseconds();
+  if (!mailboxes_.empty() && mailboxes_.FailHopeless(now_ns, finished)) {
+    broken_ = absl::UnavailableError("a message was given up");
+  }
+  if (!queue_.empty()) {
+    const Operation& first = *queue_.front();
+    for (int member = 0; member < size_ && broken_.ok(); ++member) {
+      if (group_->has_left(member) && !AllSignalled(first.await)) {
+        broken_ = absl::UnavailableError(absl::StrCat("rank ", member, " of the host has left"));
+      }
+    }
+    if (broken_.ok() && now_ns >= first.deadline_ns) {
+      const std::string missing = Missing(first.await);
+      broken_ = absl::DeadlineExceededError(
+          missing.empty() ? std::string("Timed out: the ranks are in different collectives")
+                          : absl::StrCat("Timed out waiting for rank ", missing, " of the host"));
+    }
+  }
+  for (const AsideOperation& operation : asides_) {
+    for (int member = 0; member < size_ && broken_.ok(); ++member) {
+      if (group_->has_left(member) && !operation.aside.may_advance()) {
+        broken_ = absl::UnavailableError(absl::StrCat("rank ", member, " of the host has left"));
+      }
+    }
+    if (broken_.ok() && now_ns >= operation.deadline_ns) {
+      broken_ = absl::DeadlineExceededError("Timed out waiting for other ranks of the host");
+    }
+  }
+  if (broken_.ok()) return;
+  group_->Abort();
+  FailAll(broken_, finished);
+}
+
+void CollectiveEngine::FailAll(const absl::Status& status, Finished& finished) {
+  if (broken_.ok()) broken_ = status;
+  if (!queue_.empty() && queue_.front()->state != Operation::State::kEnter &&
+      queue_.front()->request.kind == Kind::kAllReduce &&
+      RegisteredAt(queue_.front()->request) != 0) {
+    exposed_.store(true, std::memory_order_release);  // others may be at a piece of its memory
+  }
+  if (!asides_.empty()) {
+    exposed_.store(true, std::memory_order_release);  // others may be at a piece of its memory
+  }
+  for (const auto& operation : queue_) finished.emplace_back(std::move(operation->done), status);
+  queue_.clear();
+  for (AsideOperation& operation : asides_)
+    finished.emplace_back(std::move(operation.done), status);
+  asides_.clear();
+  mailboxes_.FailAll(status, finished);
+  epoch_.fetch_add(1, std::memory_order_seq_cst);
+}
+
+}  // namespace ddp::internal

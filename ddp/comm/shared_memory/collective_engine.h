@@ -1,0 +1,222 @@
+#ifndef DDP_COMM_SHARED_MEMORY_COLLECTIVE_ENGINE_H_
+#define DDP_COMM_SHARED_MEMORY_COLLECTIVE_ENGINE_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/inlined_vector.h"
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "base/mutex.h"
+#include "ddp/comm/host_group/host_group.h"
+#include "ddp/comm/kernels/reduce.h"
+#include "ddp/comm/shared_memory/mailboxes.h"
+
+namespace ddp::internal {
+
+// A collective as one member gives it to the engine. Memory is contiguous, and stays valid until
+// the collective is complete. In every reduction a complex number is two elements.
+struct CollectiveRequest {
+  enum class Kind : uint8_t {
+    kBarrier,
+    kAllReduce,      // input 1, output 1: the same memory
+    kReduce,         // input 1; output 1 on the root
+    kBroadcast,      // input 1 on the root; output 1 elsewhere
+    kAllGather,      // input 1; output for each member
+    kGather,         // input 1; output for each member, on the root
+    kScatter,        // input for each member, on the root; output 1
+    kReduceScatter,  // input for each member; output 1
+    kAllToAll,       // input and output for each member; sizes may differ
+    kAllGatherSized  // input 1, of any size; `on_sizes` gives the outputs
+  };
+
+  Kind kind = Kind::kBarrier;
+  ReduceKind reduction = ReduceKind::kSum;
+  ElementType type = ElementType::kUint8;
+  double factor = 1;       // of each input of a sum
+  uint8_t value_type = 0;  // a number of the caller's; equal on all members
+  int root = -1;
+  // Of one part; equal on all members. 0: parts differ (kAllToAll, and kReduceScatter where all
+  // members know the sizes).
+  uint64_t elements = 0;
+  std::optional<uint32_t> tag;  // see CollectiveEngine
+  absl::InlinedVector<std::span<const std::byte>, 2> inputs;
+  absl::InlinedVector<std::span<std::byte>, 2> outputs;
+  // kAllGatherSized: called with the bytes of each member's input; returns as much memory for each.
+  // Under the engine's lock.
+  std::function<std::vector<std::span<std::byte>>(const std::vector<size_t>& sizes)> on_sizes;
+};
+
+// Carries out the collectives and the messages of one member of a HostGroup. Free of LibTorch.
+//
+// Order. The n-th collective of one member meets the n-th of every other. Collectives complete in
+// order. Messages are apart: see Mailboxes.
+//
+// Method. Every collective goes in rounds. In a round each member copies a piece of its input into
+// its staging buffer, gives a signal (it raises its counter in its row), waits for the signals of
+// the others, and takes what it needs out of their buffers. The two halves of a buffer take turns:
+// before a member fills a half again it has seen every member's signal of the round between, which
+// each gave after it had read the half. When the inputs lie in arenas, members read them there, and
+// an all-reduce reduces them where they lie: member r reduces slice r in the memory of all members.
+//
+// Order of addition. A balanced binary tree over the members by number (see ReduceTree()). The bits
+// of a result depend on the inputs alone, not on sizes of pieces or on where tensors lie.
+//
+// Agreement. In the first round the members compare kind, reduction, type, root and number of
+// elements. When they differ, a collective with a tag waits until it is given up: the caller finds
+// out who differs. A collective without a tag fails on all members with kInvalidArgument.
+//
+// Progress. Whoever waits does the work, in Drive(), on the thread that waits. When no thread
+// waits, the thread of the group does it: at once when the members have cores to spare or after
+// Hurry(), else 5 ms later. So there is no hand-over between threads when a collective is waited
+// for at once.
+//
+// Errors of a collective: kUnavailable: a member has died, left or aborted. kDeadlineExceeded: its
+// timeout has passed; the text names the members that had not come. kInvalidArgument: the members
+// differ. kCancelled: the engine was destroyed. All but the last abort the group.
+//
+// Memory of a failed operation. When others may write into it, `done` is called after they have
+// finished with their piece. A member that is stopped in a piece delays `done` by a second; then
+// HostGroup::Quiesce() is still false, and the memory must not be used again.
+//
+// Thread-safe. `done` is called once for each operation, without a lock, on the thread that
+// completes it.
+class CollectiveEngine {
+ public:
+  using Done = std::function<void(const absl::Status& status)>;
+
+  // `group` outlives the engine.
+  explicit CollectiveEngine(HostGroup* group);
+  // Fails what is not complete. Blocks while another member writes into the memory of an operation,
+  // at most a second.
+  ~CollectiveEngine();
+  CollectiveEngine(const CollectiveEngine&) = delete;
+  CollectiveEngine& operator=(const CollectiveEngine&) = delete;
+
+  // Start an operation and advance it as far as is possible without waiting.
+  void Start(CollectiveRequest request, absl::Duration timeout, Done done);
+  void Send(int to, uint64_t tag, std::span<const std::byte> data, absl::Duration timeout,
+            Done done);
+  // `from` -1: of any member; `source`, which may be null, gets the member's number.
+  void Receive(int from, uint64_t tag, std::span<std::byte> data, int* source,
+               absl::Duration timeout, Done done);
+
+  // An operation with a protocol of its own, outside of the order of collectives. Completes when
+  // `advance` returns true; called under the engine's lock, on any thread. `may_advance` returns
+  // true when `advance` has something to do; on any thread.
+  struct Aside {
+    std::function<bool()> advance;
+    std::function<bool()> may_advance;
+  };
+  void StartAside(Aside aside, absl::Duration timeout, Done done);
+
+  // Advances operations on this thread until `stop()` or `deadline`. Returns stop(). `stop` is as
+  // in HostGroup::Wait(); the completion of an operation wakes it.
+  bool Drive(const std::function<bool()>& stop, absl::Time deadline);
+
+  // Advances operations as far as is possible without waiting.
+  void Poll();
+
+  // Lets the group's thread advance the operations from now on, until there are none.
+  void Hurry();
+
+  // Makes the threads in Drive() call `stop()`.
+  void Wake();
+
+  // Fails what is not complete, and aborts the group when there is something. Every later operation
+  // fails. Returns true when no other member can write into this member's memory any more; false
+  // when one still might after a second.
+  bool Abort();
+
+ private:
+  struct Operation;
+  using Finished = std::vector<std::pair<Done, absl::Status>>;
+
+  // What a thread that cannot advance waits for.
+  struct Blocked {
+    uint64_t epoch = 0;
+    std::optional<uint64_t> signals;  // of all members
+    int64_t deadline_ns = 0;
+    std::vector<Mailboxes::Change> mail;
+    std::vector<std::function<bool()>> asides;
+  };
+  struct AsideOperation {
+    Aside aside;
+    int64_t deadline_ns = 0;
+    Done done;
+  };
+
+  void RunAll();
+  void Call(Finished finished);
+  HostGroup::Nap OnWake();
+  Blocked WhatBlocks();
+  bool MayAdvance(const Blocked& blocked) const;
+
+  // Advances the collectives in order until one has to wait.
+  void Advance(Finished& finished) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void AdvanceAsides(Finished& finished) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool idle() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return queue_.empty() && mailboxes_.empty() && asides_.empty();
+  }
+  // One step of the first collective. False: it has to wait for signals.
+  bool Step(Operation& operation) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Enter(Operation& operation) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Agree(Operation& operation) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void FillRound(Operation& operation) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void DrainRound(Operation& operation) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void GatherSlices(Operation& operation) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void GoDirect(Operation& operation) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void FinishRound(Operation& operation) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  void Fill(const Operation& operation, size_t offset) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  template <typename Source>
+  void Take(const Operation& operation, size_t offset, size_t limit, const Source& source);
+  bool ReduceInPlace(const Operation& operation);
+  const std::byte* DirectSource(const Operation& operation, int member, int part) const;
+
+  void Signal() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool AllSignalled(uint64_t number) const;
+  int half() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return static_cast<int>(round_ & 1); }
+  std::string Missing(uint64_t number) const;
+  absl::Status EndStatus() const;
+  void CheckEnd(Finished& finished) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void FailAll(const absl::Status& status, Finished& finished)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  HostGroup* const group_;
+  const int member_;
+  const int size_;
+
+  std::atomic<uint64_t> epoch_{0};  // raised with every step
+  std::atomic<bool> busy_{false};   // some operation is not complete
+  std::atomic<int> calling_{0};     // threads that have complete operations, and call their `done`
+  std::atomic<bool> asleep_{true};  // the group's thread must be kicked
+  std::atomic<uint64_t> started_{0};
+  std::atomic<bool> exposed_{false};  // a failed operation's memory may still be written by others
+
+  Mutex mutex_;
+  std::deque<std::unique_ptr<Operation>> queue_ ABSL_GUARDED_BY(mutex_);
+  std::vector<AsideOperation> asides_ ABSL_GUARDED_BY(mutex_);
+  Mailboxes mailboxes_ ABSL_GUARDED_BY(mutex_);
+  uint64_t round_ ABSL_GUARDED_BY(mutex_) = 0;        // of all collectives
+  uint64_t signals_ ABSL_GUARDED_BY(mutex_) = 0;      // that this member has given
+  uint64_t fill_signal_ ABSL_GUARDED_BY(mutex_) = 0;  // the one of the last filling
+  bool hurried_ ABSL_GUARDED_BY(mutex_) = false;
+  uint64_t seen_started_ ABSL_GUARDED_BY(mutex_) = 0;
+  int idle_naps_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::Status broken_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace ddp::internal
+
+#endif  // DDP_COMM_SHARED_MEMORY_COLLECTIVE_ENGINE_H_

@@ -1,0 +1,151 @@
+#ifndef DDP_COMM_SHARED_MEMORY_IN_PLACE_CHANNEL_H_
+#define DDP_COMM_SHARED_MEMORY_IN_PLACE_CHANNEL_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/mutex.h"
+#include "ddp/comm/arena/arena.h"
+#include "ddp/comm/host_group/host_group.h"
+#include "ddp/comm/kernels/reduce.h"
+
+namespace ddp::internal {
+
+// Sums arrays that lie in the arenas of the members of a HostGroup, where they lie, pass by pass.
+// Made for gradients: arrays become ready one by one, in another order on each member, and nobody
+// waits before the end of the pass. Free of LibTorch.
+//
+// Large arrays. A member publishes the place of each array as soon as the array is ready. Array i
+// is divided into one slice for each member. A member that finds an array published by all members
+// sums its slice, in the memory of all of them. It looks for such arrays whenever it publishes one.
+//
+// Small arrays. A member packs them into its board, and sums the boards of all members at the end.
+//
+// End. A member arrives when it has published and packed everything, and has summed its slice of
+// every large array. The pass is complete when all have arrived. One wait, no matter how many
+// arrays.
+//
+// Order of addition, bits: as CollectiveEngine. Each element is multiplied by the factor first.
+//
+// Boards. A board is a block of the member's arena, with the member's words and its packed arrays.
+// Channels of one group must be made in the same order on all members: the n-th channel of one
+// member meets the n-th of the others.
+//
+// Thread-compatible. Between Finish() and the end of the pass, Advance(), MayAdvance() and
+// Abandon() may be called on any thread, and nothing else.
+class InPlaceChannel {
+ public:
+  struct Layout {
+    struct Large {
+      ElementType type = ElementType::kFloat;
+      size_t count = 0;
+    };
+    std::vector<Large> large;
+    // The elements of all small arrays of each type, one after the other: the packed arrays.
+    size_t small_floats = 0;
+    size_t small_doubles = 0;
+  };
+
+  // Makes this member's board. Errors: kResourceExhausted or others when the arena has no room.
+  static absl::StatusOr<std::unique_ptr<InPlaceChannel>> Make(std::shared_ptr<HostGroup> group,
+                                                              Layout layout);
+  // As Abandon().
+  ~InPlaceChannel();
+  InPlaceChannel(const InPlaceChannel&) = delete;
+  InPlaceChannel& operator=(const InPlaceChannel&) = delete;
+
+  // Returns the number of this channel in its group: the same on all members.
+  uint64_t number() const { return number_; }
+
+  // Begins a pass, after the last one is complete. A member multiplies the inputs of all members by
+  // its own factor, in its slice of every large array: `factor` is the same on all members.
+  void Begin(double factor);
+
+  // The member's array is ready at this place of its arena, and stays there until the pass is
+  // complete. Sums what can be summed now.
+  void Publish(int array, uint64_t offset);
+  // The member's array counts as zeros, and gets no result.
+  void PublishZeros(int array);
+  // The member's array is in no arena: it is left out on all members. See left_out().
+  void PublishElsewhere(int array);
+
+  // The member's packed arrays of this pass: floats, or doubles.
+  float* small_floats() { return reinterpret_cast<float*>(OwnSmall()); }
+  double* small_doubles() { return reinterpret_cast<double*>(OwnSmall() + doubles_at_); }
+
+  // Everything is published and packed. From now on Advance() completes the pass.
+  void Finish();
+  // Sums what can be summed without a wait. Returns true when the pass is complete.
+  bool Advance();
+  // Returns true when Advance() has something to do.
+  bool MayAdvance() const;
+  // Returns a member that has published something impossible, or -1.
+  int liar() const { return liar_; }
+
+  // ---- When the pass is complete.
+
+  // Puts the sums of the packed arrays there, in the layout of small_floats(), small_doubles().
+  void SumSmall(float* floats, double* doubles);
+  // The large arrays that some member published elsewhere, in rising order: the same on all
+  // members.
+  const std::vector<int>& left_out() const { return left_out_; }
+
+  // Gives up the pass, if there is one: ends the group, and waits until no other member writes into
+  // the arrays of this one. Returns false when one still might after a second: the arrays' memory
+  // must not be used again.
+  bool Abandon();
+
+ private:
+  struct Board;
+  InPlaceChannel(std::shared_ptr<HostGroup> group, Layout layout, ArenaDemand demand,
+                 std::byte* block);
+
+  void PublishWord(int array, uint64_t word);
+  std::byte* OwnSmall() {
+    in_pass_ = true;
+    return SmallOf(member_);
+  }
+  const Board* BoardOf(int member) const;
+  std::atomic<uint64_t>& WordOf(const Board& board, int array) const;
+  std::byte* SmallOf(int member) const;
+  bool AllPublished(int array) const;
+  bool AllBoardsFound() const;
+  bool AllArrived() const;
+  void SumSlice(int array);
+  void Help(size_t look_ahead);
+
+  const std::shared_ptr<HostGroup> group_;
+  const int member_;
+  const int size_;
+  const Layout layout_;
+  const uint64_t number_;  // of this channel in its group
+  bool shown_ = false;     // the board may be known to other members
+  ArenaDemand demand_;
+  std::byte* const block_;
+  size_t small_at_ = 0;    // of the packed arrays in a board
+  size_t doubles_at_ = 0;  // behind the floats
+  size_t small_bytes_ = 0;
+
+  // Held in Advance() and Abandon(), which two threads may call at once. All other functions but
+  // MayAdvance(), which reads atomics, are called before or after these in a pass.
+  mutable Mutex mutex_;
+
+  uint64_t pass_ = 0;
+  double factor_ = 1;
+  bool in_pass_ = false;  // this member has contributed something
+  std::atomic<bool> arrived_ = false;
+  std::atomic<int> awaited_ = -1;  // the first array that some member has not published; -1: none
+  std::vector<int> waiting_;       // published by this member, not by all
+  std::vector<int> left_out_;
+  int liar_ = -1;
+  mutable std::vector<std::atomic<const Board*>> boards_;  // by member, when found
+};
+
+}  // namespace ddp::internal
+
+#endif  // DDP_COMM_SHARED_MEMORY_IN_PLACE_CHANNEL_H_

@@ -1,0 +1,119 @@
+#ifndef DDP_COMM_SHARED_MEMORY_MAILBOXES_H_
+#define DDP_COMM_SHARED_MEMORY_MAILBOXES_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <list>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "ddp/comm/host_group/host_group.h"
+
+namespace ddp::internal {
+
+// The messages of one member of a HostGroup: one ring of bytes for each ordered pair of members.
+//
+// A receive takes the oldest message of its tag from its member. A message of another tag that
+// comes first is kept until a receive asks for it. A send is complete when all bytes are in the
+// ring: a small one at once, a larger one while the receiver takes it. A receive of another size
+// than was sent fails with kInvalidArgument, on the receiver alone.
+//
+// Thread-compatible; an engine guards it. `done` functions are not called: Advance() hands them
+// out.
+class Mailboxes {
+ public:
+  using Done = std::function<void(const absl::Status& status)>;
+  using Finished = std::vector<std::pair<Done, absl::Status>>;
+
+  // A counter of a ring, and the value at which there is nothing to do.
+  struct Change {
+    const std::atomic<uint64_t>* counter = nullptr;
+    uint64_t seen = 0;
+  };
+
+  // `group` outlives this.
+  explicit Mailboxes(HostGroup* group);
+
+  void Send(int to, uint64_t tag, std::span<const std::byte> data, int64_t deadline_ns, Done done);
+  // `from` -1: of any member; `source`, which may be null, gets the number.
+  void Receive(int from, uint64_t tag, std::span<std::byte> data, int* source, int64_t deadline_ns,
+               Done done);
+
+  // Moves as many bytes as is possible without waiting. Adds the functions of complete messages.
+  // Returns true when something has moved.
+  bool Advance(Finished& finished);
+
+  // Fails the messages for which a member that has left would be needed, and those that are late at
+  // `now_ns`. Returns true when one was late.
+  bool FailHopeless(int64_t now_ns, Finished& finished);
+
+  void FailAll(const absl::Status& status, Finished& finished);
+
+  bool empty() const { return sends_ == 0 && receives_.empty(); }
+  int64_t earliest_deadline_ns() const;
+  // Adds the counters that the messages wait for. Call it before Advance(): a change after this
+  // call shows.
+  void AddChanges(std::vector<Change>& changes) const;
+
+ private:
+  struct Frame {
+    uint64_t tag = 0;
+    uint64_t bytes = 0;
+  };
+  struct OutMessage {
+    Frame frame;
+    std::span<const std::byte> data;
+    size_t sent = 0;  // of the frame and the data
+    int64_t deadline_ns = 0;
+    Done done;
+  };
+  struct InMessage {
+    int from = -1;
+    uint64_t tag = 0;
+    std::span<std::byte> data;
+    int* source = nullptr;
+    int64_t deadline_ns = 0;
+    Done done;
+  };
+  struct Kept {
+    uint64_t tag = 0;
+    std::vector<std::byte> data;
+  };
+  // A message that comes in now.
+  struct Arrival {
+    bool begun = false;
+    Frame frame;
+    size_t received = 0;
+    std::list<InMessage>::iterator taker;  // receives_.end(): none; `kept` takes it
+    Kept kept;
+  };
+
+  void AdvanceSends(int to, Finished& finished);
+  void AdvanceReceives(int from, Finished& finished);
+  bool BeginArrival(int from);
+  void EndArrival(int from, Finished& finished);
+  void TakeKept(int from, Finished& finished);
+  std::list<InMessage>::iterator FindTaker(int from, uint64_t tag);
+  bool AnyReceiveFrom(int from) const;
+  bool HasNoMoreFrom(int member) const;
+  void Complete(std::list<InMessage>::iterator message, int from, uint64_t bytes,
+                Finished& finished);
+
+  HostGroup* const group_;
+  std::vector<std::deque<OutMessage>> outgoing_;  // by member
+  std::list<InMessage> receives_;                 // in the order of the calls
+  std::vector<Arrival> arrivals_;                 // by member
+  std::vector<std::list<Kept>> kept_;             // by member
+  size_t sends_ = 0;
+  bool moved_ = false;  // in this Advance()
+};
+
+}  // namespace ddp::internal
+
+#endif  // DDP_COMM_SHARED_MEMORY_MAILBOXES_H_

@@ -1,0 +1,669 @@
+// Length: one short method for each of c10d's operations. CollectiveEngine does their work.
+
+#include "ddp/comm/shared_memory/shared_memory_backend.h"
+
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <exception>
+#include <functional>
+#include <iterator>
+#include <memory>
+#include <optional>
+#include <span>
+#include <thread>
+#include <utility>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "base/mutex.h"
+#include "ddp/comm/host_group/group_entry.h"
+#include "ddp/comm/host_group/host_group.h"
+#include "ddp/comm/news/c10d_group_store.h"
+#include "ddp/comm/shared_memory/collective_engine.h"
+#include "ddp/comm/shared_memory/registered_memory.h"
+#include "ddp/comm/shared_memory/shared_memory_work.h"
+#include "ddp/comm/shared_memory/tensor_reduction.h"
+
+namespace ddp::internal {
+namespace {
+
+using Kind = CollectiveRequest::Kind;
+using Tensors = std::vector<at::Tensor>;
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+// The operations of one call on the backend, which are one Work.
+struct Batch {
+  c10d::OpType type = c10d::OpType::UNKNOWN;
+  std::vector<CollectiveRequest> requests;
+  std::vector<std::function<void()>> after;  // on success, in this order
+  Tensors kept;
+  Tensors results;
+
+  // Return memory without gaps for the tensor, which lives until the end.
+  std::span<const std::byte> In(const at::Tensor& tensor) {
+    kept.push_back(tensor.contiguous());
+    return BytesOf(kept.back());
+  }
+  std::span<std::byte> Out(const at::Tensor& tensor, bool with_contents = false) {
+    kept.push_back(DenseOut(tensor, with_contents));
+    return BytesOf(kept.back());
+  }
+  at::Tensor DenseOut(const at::Tensor& tensor, bool with_contents = false) {
+    if (tensor.is_contiguous()) return tensor;
+    at::Tensor dense =
+        with_contents ? tensor.contiguous() : at::empty(tensor.sizes(), tensor.options());
+    after.emplace_back([tensor, dense] { tensor.copy_(dense); });
+    return dense;
+  }
+
+  void Append(Batch other) {
+    const auto move_all = [](auto& from, auto& to) {
+      std::move(from.begin(), from.end(), std::back_inserter(to));
+    };
+    move_all(other.requests, requests);
+    move_all(other.after, after);
+    move_all(other.kept, kept);
+  }
+};
+
+// What the works of a backend and the backend share.
+struct Shared {
+  explicit Shared(GroupEntry::Result entry)
+      : group(std::make_shared<HostGroup>(std::move(entry))), engine(group.get()) {}
+
+  const std::shared_ptr<HostGroup> group;  // also of channels, which may outlive the backend
+  CollectiveEngine engine;
+};
+
+class SharedMemoryBackend final : public c10d::Backend {
+ public:
+  struct SharedOptions : Options {
+    explicit SharedOptions(std::chrono::milliseconds timeout)
+        : Options(kSharedMemoryName, timeout) {}
+  };
+
+  SharedMemoryBackend(GroupEntry::Result entry, int size, absl::Duration timeout)
+      : Backend(entry.member, size),
+        options_(c10::make_intrusive<SharedOptions>(absl::ToChronoMilliseconds(timeout))),
+        shared_(std::make_shared<Shared>(std::move(entry))) {}
+
+  ~SharedMemoryBackend() override {
+    if (group()->in_forked_child()) return;
+    const auto leave = [shared = shared_] {
+      (void)shared->engine.Abort();
+      shared->group->Leave();
+    };
+    // A continuation that ran on the group's thread may have held the last reference.
+    if (group()->OnThread()) {
+      std::thread(leave).detach();
+    } else {
+      leave();
+    }
+  }
+
+  std::function<void()> Waker() {
+    return [weak = std::weak_ptr<Shared>(shared_)] {
+      if (const auto shared = weak.lock()) shared->engine.Wake();
+    };
+  }
+
+  const std::shared_ptr<HostGroup>& group() { return shared_->group; }
+  CollectiveEngine& engine() { return shared_->engine; }
+  void set_tag(uint32_t tag) { tag_ = tag; }
+  void set_driven() { hurries_ = false; }
+
+  const std::string getBackendName() const override { return kSharedMemoryName; }
+  c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
+  void setTimeout(std::chrono::milliseconds timeout) override { options_->timeout = timeout; }
+  void abort() override { (void)engine().Abort(); }
+  void shutdown() override { (void)engine().Abort(); }
+  bool supportsTensorAlloc(c10::DeviceIndex /*device*/) override { return true; }
+  at::Tensor allocateTensor(long size, at::TensorOptions options) override {  // NOLINT: c10d's type
+    return AllocateRegistered(size, options);
+  }
+
+  WorkPtr StartAside(CollectiveEngine::Aside aside);
+
+  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
+  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
+  WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) override;
+  WorkPtr allreduce_coalesced(Tensors& tensors,
+                              const c10d::AllreduceCoalescedOptions& options) override;
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override;
+  WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs,
+                    const c10d::AllgatherOptions& options) override;
+  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input,
+                          const c10d::AllgatherOptions& options) override;
+  WorkPtr allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
+                              const c10d::AllgatherOptions& options) override;
+  WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::AllgatherOptions& options) override;
+  WorkPtr gather(std::vector<Tensors>& outputs, Tensors& inputs,
+                 const c10d::GatherOptions& options) override;
+  WorkPtr scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                  const c10d::ScatterOptions& options) override;
+  WorkPtr reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                         const c10d::ReduceScatterOptions& options) override;
+  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                               const c10d::ReduceScatterOptions& options) override;
+  WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::ReduceScatterOptions& options) override;
+  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_sizes,
+                        std::vector<int64_t>& input_sizes,
+                        const c10d::AllToAllOptions& options) override;
+  WorkPtr alltoall(Tensors& outputs, Tensors& inputs,
+                   const c10d::AllToAllOptions& options) override;
+  WorkPtr send(Tensors& tensors, int to, int tag) override;
+  WorkPtr recv(Tensors& tensors, int from, int tag) override;
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override;
+  WorkPtr barrier(const c10d::BarrierOptions& options) override;
+  void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override;
+  void setSequenceNumberForGroup() override {}
+  uint64_t getSequenceNumberForGroup() override { return sequence_; }
+
+ private:
+  absl::Duration TimeoutOf(std::chrono::milliseconds asked) const {
+    return absl::FromChrono(asked == c10d::kUnsetTimeout ? options_->timeout : asked);
+  }
+  void CheckOne(const Tensors& tensors) const;
+  void CheckLike(const Tensors& tensors, const at::Tensor& like) const;
+  static void CheckDense(const at::Tensor& tensor);
+  void CheckRoot(int64_t root) const;
+  void AddReduction(Batch& batch, CollectiveRequest request, const c10d::ReduceOp& op,
+                    const at::Tensor& result);
+  void AddAllReduce(Batch& batch, const at::Tensor& tensor, const c10d::ReduceOp& op);
+  void AddAllGather(Batch& batch, const Tensors& outputs, const at::Tensor& input);
+  void AddReduceScatter(Batch& batch, const at::Tensor& output, const Tensors& inputs,
+                        const c10d::ReduceOp& op);
+  void AddAllToAll(Batch& batch, const Tensors& outputs, const Tensors& inputs);
+  Tensors PartsOf(const at::Tensor& tensor) const;
+  WorkPtr Launch(Batch batch, std::chrono::milliseconds timeout);
+  WorkPtr Receive(Tensors& tensors, int from, int tag);
+
+  const c10::intrusive_ptr<SharedOptions> options_;
+  const std::shared_ptr<Shared> shared_;
+  std::optional<uint32_t> tag_;
+  bool hurries_ = true;
+  uint64_t sequence_ = 0;
+};
+
+void SharedMemoryBackend::CheckDense(const at::Tensor& tensor) {
+  TORCH_CHECK_VALUE(tensor.defined() && tensor.is_cpu() && tensor.layout() == at::kStrided,
+                    "expected a dense tensor on the CPU");
+}
+
+void SharedMemoryBackend::CheckOne(const Tensors& tensors) const {
+  TORCH_CHECK_VALUE(tensors.size() == 1, "expected one tensor, got ", tensors.size());
+  CheckDense(tensors.front());
+}
+
+void SharedMemoryBackend::CheckLike(const Tensors& tensors, const at::Tensor& like) const {
+  TORCH_CHECK_VALUE(tensors.size() == static_cast<size_t>(size_), "expected ", size_,
+                    " tensors, got ", tensors.size());
+  for (const at::Tensor& tensor : tensors) {
+    CheckDense(tensor);
+    TORCH_CHECK_VALUE(tensor.numel() == like.numel() && tensor.scalar_type() == like.scalar_type(),
+                      "expected tensors of ", like.numel(), " elements of ", like.scalar_type(),
+                      ", got ", tensor.numel(), " of ", tensor.scalar_type());
+  }
+}
+
+void SharedMemoryBackend::CheckRoot(int64_t root) const {
+  TORCH_CHECK_VALUE(root >= 0 && root < size_, "there is no rank ", root, " among ", size_);
+}
+
+// Starts all requests. The work is complete when the last one is.
+WorkPtr SharedMemoryBackend::Launch(Batch batch, std::chrono::milliseconds timeout) {
+  struct Progress {
+    std::atomic<size_t> missing;
+    Mutex mutex;
+    absl::Status status ABSL_GUARDED_BY(mutex);
+    Batch batch;
+  };
+  const std::shared_ptr<CollectiveEngine> engine(shared_, &shared_->engine);
+  auto work =
+      c10::make_intrusive<SharedMemoryWork>(rank_, batch.type, engine, batch.results, hurries_);
+  std::vector<CollectiveRequest> requests = std::move(batch.requests);
+  const at::ScalarType value_type =
+      batch.kept.empty() ? at::kByte : batch.kept.front().scalar_type();
+  auto progress = std::make_shared<Progress>();
+  progress->missing = requests.size();
+  progress->batch = std::move(batch);
+  const auto done = [work, progress](const absl::Status& status) {
+    absl::Status all;
+    {
+      MutexLock lock(progress->mutex);
+      progress->status.Update(status);
+      all = progress->status;
+    }
+    if (progress->missing.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
+    if (all.ok() && !progress->batch.after.empty()) {
+      const at::NoGradGuard no_grad;
+      try {
+        for (const auto& after : progress->batch.after) after();
+      } catch (const std::exception& error) {
+        all = absl::InternalError(error.what());
+      }
+    }
+    progress->batch = {};
+    work->Complete(all);
+  };
+  const std::optional<uint32_t> tag = std::exchange(tag_, std::nullopt);
+  ++sequence_;
+  for (CollectiveRequest& request : requests) {
+    request.tag = tag;
+    request.value_type = static_cast<uint8_t>(value_type);
+    engine->Start(std::move(request), TimeoutOf(timeout), done);
+  }
+  if (requests.empty()) work->Complete(absl::OkStatus());
+  return work;
+}
+
+WorkPtr SharedMemoryBackend::StartAside(CollectiveEngine::Aside aside) {
+  const std::shared_ptr<CollectiveEngine> engine(shared_, &shared_->engine);
+  auto work = c10::make_intrusive<SharedMemoryWork>(rank_, c10d::OpType::ALLREDUCE, engine,
+                                                    Tensors(), hurries_);
+  tag_.reset();
+  engine->StartAside(std::move(aside), TimeoutOf(c10d::kUnsetTimeout),
+                     [work](const absl::Status& status) { work->Complete(status); });
+  return work;
+}
+
+void SharedMemoryBackend::AddReduction(Batch& batch, CollectiveRequest request,
+                                       const c10d::ReduceOp& op, const at::Tensor& result) {
+  const at::ScalarType type = batch.kept.front().scalar_type();
+  request.reduction = ReduceKindOf(op.op_, type);
+  request.type = ElementTypeOf(type);
+  request.factor = FactorOf(op);
+  request.elements = request.inputs.front().size() / SizeOf(request.type);
+  batch.requests.push_back(std::move(request));
+  if (op.op_ == c10d::ReduceOp::AVG && result.defined()) {
+    batch.after.insert(batch.after.begin(),
+                       [result, size = size_] { DivideByRanks(result, size); });
+  }
+}
+
+void SharedMemoryBackend::AddAllReduce(Batch& batch, const at::Tensor& tensor,
+                                       const c10d::ReduceOp& op) {
+  CheckDense(tensor);
+  const auto memory = batch.Out(tensor, /*with_contents=*/true);
+  AddReduction(batch, {.kind = Kind::kAllReduce, .inputs = {memory}, .outputs = {memory}}, op,
+               batch.kept.back());
+}
+
+WorkPtr SharedMemoryBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
+  if (tensors.size() == 1 && tensors.front().defined() && tensors.front().is_sparse()) {
+    return allreduce_sparse(tensors, options);
+  }
+  CheckOne(tensors);
+  Batch batch{.type = c10d::OpType::ALLREDUCE, .results = tensors};
+  AddAllReduce(batch, tensors.front(), options.reduceOp);
+  return Launch(std::move(batch), options.timeout);
+}
+
+WorkPtr SharedMemoryBackend::allreduce_coalesced(Tensors& tensors,
+                                                 const c10d::AllreduceCoalescedOptions& options) {
+  Batch all{.type = c10d::OpType::ALLREDUCE_COALESCED, .results = tensors};
+  for (const at::Tensor& tensor : tensors) {
+    Batch one;
+    AddAllReduce(one, tensor, options.reduceOp);
+    all.Append(std::move(one));
+  }
+  return Launch(std::move(all), options.timeout);
+}
+
+// The tensors of all ranks, indices and values, are gathered and added by rank in the tree's order.
+WorkPtr SharedMemoryBackend::allreduce_sparse(Tensors& tensors,
+                                              const c10d::AllreduceOptions& options) {
+  TORCH_CHECK_VALUE(tensors.size() == 1 && tensors.front().is_sparse() && tensors.front().is_cpu(),
+                    "expected one sparse tensor on the CPU");
+  const bool average = options.reduceOp.op_ == c10d::ReduceOp::AVG;
+  TORCH_CHECK_VALUE(average || options.reduceOp.op_ == c10d::ReduceOp::SUM,
+                    "sparse tensors can be summed or averaged only");
+  const at::Tensor target = tensors.front();
+  const at::Tensor mine = target.coalesce();
+  const at::Tensor blob = BytesOfSparse(mine);
+  Batch batch{.type = c10d::OpType::ALLREDUCE, .results = tensors};
+  const auto parts = std::make_shared<Tensors>();
+  CollectiveRequest request{.kind = Kind::kAllGatherSized, .inputs = {batch.In(blob)}};
+  request.on_sizes = [parts](const std::vector<size_t>& sizes) {
+    std::vector<std::span<std::byte>> memory;
+    for (const size_t size : sizes) {
+      parts->push_back(at::empty({static_cast<int64_t>(size)}, at::kByte));
+      memory.push_back(BytesOf(parts->back()));
+    }
+    return memory;
+  };
+  batch.requests.push_back(std::move(request));
+  batch.after.emplace_back([target, mine, parts, average, size = size_] {
+    at::Tensor sum = SumOfSparse(*parts, mine, 0, parts->size());
+    if (average) sum = sum.div(size);
+    target.copy_(sum);
+  });
+  return Launch(std::move(batch), options.timeout);
+}
+
+WorkPtr SharedMemoryBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
+  CheckOne(tensors);
+  CheckRoot(options.rootRank);
+  Batch batch{.type = c10d::OpType::REDUCE, .results = tensors};
+  CollectiveRequest request{.kind = Kind::kReduce, .root = static_cast<int>(options.rootRank)};
+  at::Tensor result;
+  if (rank_ == options.rootRank) {
+    const auto memory = batch.Out(tensors.front(), /*with_contents=*/true);
+    request.inputs = {memory};
+    request.outputs = {memory};
+    result = batch.kept.back();
+  } else {
+    request.inputs = {batch.In(tensors.front())};
+  }
+  AddReduction(batch, std::move(request), options.reduceOp, result);
+  return Launch(std::move(batch), options.timeout);
+}
+
+WorkPtr SharedMemoryBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
+  CheckOne(tensors);
+  CheckRoot(options.rootRank);
+  Batch batch{.type = c10d::OpType::BROADCAST, .results = tensors};
+  CollectiveRequest request{.kind = Kind::kBroadcast, .root = static_cast<int>(options.rootRank)};
+  request.elements = tensors.front().nbytes();
+  if (rank_ == options.rootRank) {
+    request.inputs = {batch.In(tensors.front())};
+  } else {
+    request.outputs = {batch.Out(tensors.front())};
+  }
+  batch.requests.push_back(std::move(request));
+  return Launch(std::move(batch), options.timeout);
+}
+
+// Returns the parts of a contiguous tensor for the ranks, as views.
+Tensors SharedMemoryBackend::PartsOf(const at::Tensor& tensor) const {
+  CheckDense(tensor);
+  TORCH_CHECK_VALUE(tensor.numel() % size_ == 0, "a tensor of ", tensor.numel(),
+                    " elements has no equal parts for ", size_, " ranks");
+  const int64_t part = tensor.numel() / size_;
+  const at::Tensor flat = tensor.view({-1});
+  Tensors parts;
+  for (int rank = 0; rank < size_; ++rank) parts.push_back(flat.narrow(0, rank * part, part));
+  return parts;
+}
+
+void SharedMemoryBackend::AddAllGather(Batch& batch, const Tensors& outputs,
+                                       const at::Tensor& input) {
+  CheckDense(input);
+  CheckLike(outputs, input);
+  CollectiveRequest request{.kind = Kind::kAllGather, .elements = input.nbytes()};
+  request.inputs = {batch.In(input)};
+  for (const at::Tensor& output : outputs) request.outputs.push_back(batch.Out(output));
+  batch.requests.push_back(std::move(request));
+}
+
+WorkPtr SharedMemoryBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
+                                       const c10d::AllgatherOptions& options) {
+  TORCH_CHECK_VALUE(outputs.size() == 1, "expected one list of outputs");
+  CheckOne(inputs);
+  Batch batch{.type = c10d::OpType::ALLGATHER, .results = outputs.front()};
+  AddAllGather(batch, outputs.front(), inputs.front());
+  return Launch(std::move(batch), options.timeout);
+}
+
+WorkPtr SharedMemoryBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
+                                             const c10d::AllgatherOptions& options) {
+  Batch batch{.type = c10d::OpType::_ALLGATHER_BASE, .results = {output}};
+  AddAllGather(batch, PartsOf(batch.DenseOut(output)), input);
+  return Launch(std::move(batch), options.timeout);
+}
+
+WorkPtr SharedMemoryBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
+                                                 const c10d::AllgatherOptions& options) {
+  TORCH_CHECK_VALUE(outputs.size() == static_cast<size_t>(size_),
+                    "expected a list of outputs for each rank");
+  Batch batch{.type = c10d::OpType::ALLGATHER_COALESCED, .results = {}};
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    Tensors parts;
+    for (const Tensors& list : outputs) parts.push_back(list.at(i));
+    AddAllGather(batch, parts, inputs[i]);
+    batch.results.insert(batch.results.end(), parts.begin(), parts.end());
+  }
+  return Launch(std::move(batch), options.timeout);
+}
+
+WorkPtr SharedMemoryBackend::allgather_into_tensor_coalesced(
+    Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
+  TORCH_CHECK_VALUE(outputs.size() == inputs.size(), "expected an output for each input");
+  Batch batch{.type = c10d::OpType::COALESCED, .results = outputs};
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    AddAllGather(batch, PartsOf(batch.DenseOut(outputs[i])), inputs[i]);
+  }
+  return Launch(std::move(batch), options.timeout);
+}
+
+WorkPtr SharedMemoryBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
+                                    const c10d::GatherOptions& options) {
+  CheckOne(inputs);
+  CheckRoot(options.rootRank);
+  Batch batch{.type = c10d::OpType::GATHER, .results = {}};
+  CollectiveRequest request{.kind = Kind::kGather,
+                            .root = static_cast<int>(options.rootRank),
+                            .elements = inputs.front().nbytes()};
+  request.inputs = {batch.In(inputs.front())};
+  if (rank_ == options.rootRank) {
+    TORCH_CHECK_VALUE(outputs.size() == 1, "expected one list of outputs");
+    CheckLike(outputs.front(), inputs.front());
+    for (const at::Tensor& output : outputs.front()) request.outputs.push_back(batch.Out(output));
+    batch.results = outputs.front();
+  }
+  batch.requests.push_back(std::move(request));
+  return Launch(std::move(batch), options.timeout);
+}
+
+WorkPtr SharedMemoryBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                                     const c10d::ScatterOptions& options) {
+  CheckOne(outputs);
+  CheckRoot(options.rootRank);
+  Batch batch{.type = c10d::OpType::SCATTER, .results = outputs};
+  CollectiveRequest request{.kind = Kind::kScatter,
+                            .root = static_cast<int>(options.rootRank),
+                            .elements = outputs.front().nbytes()};
+  if (rank_ == options.rootRank) {
+    TORCH_CHECK_VALUE(inputs.size() == 1, "expected one list of inputs");
+    CheckLike(inputs.front(), outputs.front());
+    for (const at::Tensor& input : inputs.front()) request.inputs.push_back(batch.In(input));
+  }
+  request.outputs = {batch.Out(outputs.front())};
+  batch.requests.push_back(std::move(request));
+  return Launch(std::move(batch), options.timeout);
+}
+
+void SharedMemoryBackend::AddReduceScatter(Batch& batch, const at::Tensor& output,
+                                           const Tensors& inputs, const c10d::ReduceOp& op) {
+  CheckDense(output);
+  CheckLike(inputs, output);
+  CollectiveRequest request{.kind = Kind::kReduceScatter};
+  for (const at::Tensor& input : inputs) request.inputs.push_back(batch.In(input));
+  request.outputs = {batch.Out(output)};
+  const at::Tensor result = batch.kept.back();
+  AddReduction(batch, std::move(request), op, result);
+}
+
+WorkPtr SharedMemoryBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                                            const c10d::ReduceScatterOptions& options) {
+  CheckOne(outputs);
+  TORCH_CHECK_VALUE(inputs.size() == 1, "expected one list of inputs");
+  Batch batch{.type = c10d::OpType::REDUCE_SCATTER, .results = outputs};
+  AddReduceScatter(batch, outputs.front(), inputs.front(), options.reduceOp);
+  return Launch(std::move(batch), options.timeout);
+}
+
+WorkPtr SharedMemoryBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                                  const c10d::ReduceScatterOptions& options) {
+  Batch batch{.type = c10d::OpType::_REDUCE_SCATTER_BASE, .results = {output}};
+  AddReduceScatter(batch, output, PartsOf(input.contiguous()), options.reduceOp);
+  return Launch(std::move(batch), options.timeout);
+}
+
+WorkPtr SharedMemoryBackend::reduce_scatter_tensor_coalesced(
+    Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) {
+  TORCH_CHECK_VALUE(outputs.size() == inputs.size(), "expected an output for each input");
+  Batch all{.type = c10d::OpType::COALESCED, .results = outputs};
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    Batch one;
+    AddReduceScatter(one, outputs[i], PartsOf(inputs[i].contiguous()), options.reduceOp);
+    all.Append(std::move(one));
+  }
+  return Launch(std::move(all), options.timeout);
+}
+
+void SharedMemoryBackend::AddAllToAll(Batch& batch, const Tensors& outputs, const Tensors& inputs) {
+  TORCH_CHECK_VALUE(outputs.size() == static_cast<size_t>(size_) && inputs.size() == outputs.size(),
+                    "expected an input and an output for each of ", size_, " ranks");
+  CollectiveRequest request{.kind = Kind::kAllToAll};
+  for (const at::Tensor& input : inputs) {
+    CheckDense(input);
+    request.inputs.push_back(batch.In(input));
+  }
+  for (const at::Tensor& output : outputs) {
+    CheckDense(output);
+    request.outputs.push_back(batch.Out(output));
+  }
+  batch.requests.push_back(std::move(request));
+}
+
+WorkPtr SharedMemoryBackend::alltoall(Tensors& outputs, Tensors& inputs,
+                                      const c10d::AllToAllOptions& options) {
+  Batch batch{.type = c10d::OpType::ALLTOALL, .results = outputs};
+  AddAllToAll(batch, outputs, inputs);
+  return Launch(std::move(batch), options.timeout);
+}
+
+WorkPtr SharedMemoryBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
+                                           std::vector<int64_t>& output_sizes,
+                                           std::vector<int64_t>& input_sizes,
+                                           const c10d::AllToAllOptions& options) {
+  const auto parts = [&](const at::Tensor& tensor, const std::vector<int64_t>& sizes) {
+    if (sizes.empty()) return PartsOf(tensor);
+    CheckDense(tensor);
+    TORCH_CHECK_VALUE(
+        sizes.size() == static_cast<size_t>(size_) && tensor.is_contiguous() && tensor.dim() > 0,
+        "expected a contiguous tensor and a size for each of ", size_, " ranks");
+    Tensors list;
+    int64_t row = 0;
+    for (const int64_t size : sizes) {
+      list.push_back(tensor.narrow(0, row, size));
+      row += size;
+    }
+    TORCH_CHECK_VALUE(row == tensor.size(0), "the sizes do not add up to the tensor");
+    return list;
+  };
+  Batch batch{.type = c10d::OpType::ALLTOALL_BASE, .results = {output}};
+  AddAllToAll(batch, parts(batch.DenseOut(output), output_sizes),
+              parts(input.contiguous(), input_sizes));
+  return Launch(std::move(batch), options.timeout);
+}
+
+WorkPtr SharedMemoryBackend::barrier(const c10d::BarrierOptions& options) {
+  Batch batch{.type = c10d::OpType::BARRIER};
+  batch.requests.push_back({.kind = Kind::kBarrier});
+  return Launch(std::move(batch), options.timeout);
+}
+
+// A timeout names the ranks that have not come in every case.
+void SharedMemoryBackend::monitoredBarrier(const c10d::BarrierOptions& options,
+                                           bool /*wait_all_ranks*/) {
+  barrier(options)->wait(kNoTimeout);
+}
+
+// ---- Messages.
+
+WorkPtr SharedMemoryBackend::send(Tensors& tensors, int to, int tag) {
+  CheckOne(tensors);
+  CheckRoot(to);
+  TORCH_CHECK_VALUE(to != rank_, "a rank cannot send to itself");
+  const at::Tensor dense = tensors.front().contiguous();
+  const std::shared_ptr<CollectiveEngine> engine(shared_, &shared_->engine);
+  auto work =
+      c10::make_intrusive<SharedMemoryWork>(rank_, c10d::OpType::SEND, engine, tensors, hurries_);
+  engine->Send(to, static_cast<uint64_t>(tag), BytesOf(dense), TimeoutOf(c10d::kUnsetTimeout),
+               [work, dense](const absl::Status& status) { work->Complete(status); });
+  return work;
+}
+
+WorkPtr SharedMemoryBackend::Receive(Tensors& tensors, int from, int tag) {
+  CheckOne(tensors);
+  const at::Tensor tensor = tensors.front();
+  const at::Tensor dense =
+      tensor.is_contiguous() ? tensor : at::empty(tensor.sizes(), tensor.options());
+  const std::shared_ptr<CollectiveEngine> engine(shared_, &shared_->engine);
+  auto work = c10::make_intrusive<SharedMemoryWork>(
+      rank_, from < 0 ? c10d::OpType::RECVANYSOURCE : c10d::OpType::RECV, engine, tensors,
+      hurries_);
+  engine->Receive(from, static_cast<uint64_t>(tag), BytesOf(dense), work->source(),
+                  TimeoutOf(c10d::kUnsetTimeout),
+                  [work, tensor, dense](const absl::Status& status) {
+                    const at::NoGradGuard no_grad;
+                    if (status.ok() && !dense.is_same(tensor)) tensor.copy_(dense);
+                    work->Complete(status);
+                  });
+  return work;
+}
+
+WorkPtr SharedMemoryBackend::recv(Tensors& tensors, int from, int tag) {
+  CheckRoot(from);
+  TORCH_CHECK_VALUE(from != rank_, "a rank cannot receive from itself");
+  return Receive(tensors, from, tag);
+}
+
+WorkPtr SharedMemoryBackend::recvAnysource(Tensors& tensors, int tag) {
+  return Receive(tensors, -1, tag);
+}
+
+SharedMemoryBackend& Cast(c10d::Backend& backend) {
+  return static_cast<SharedMemoryBackend&>(backend);
+}
+
+}  // namespace
+
+absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> MakeSharedMemoryBackend(
+    const c10::intrusive_ptr<c10d::Store>& store, const SharedMemoryOptions& options) {
+  const std::shared_ptr<GroupStore> keys = MakeGroupStore(store);
+  auto entry = GroupEntry::Run(
+      *keys, {.member = options.rank, .size = options.size, .timeout = options.connect_timeout});
+  if (!entry.ok()) return entry.status();
+  return c10::make_intrusive<SharedMemoryBackend>(*std::move(entry), options.size, options.timeout);
+}
+
+std::vector<std::string> SharedMemoryKeys() { return GroupEntry::Keys(); }
+
+bool IsSharedMemory(const c10d::Backend& backend) {
+  return dynamic_cast<const SharedMemoryBackend*>(&backend) != nullptr;
+}
+
+std::shared_ptr<HostGroup> HostGroupOf(c10d::Backend& backend) { return Cast(backend).group(); }
+
+c10::intrusive_ptr<c10d::Work> StartAside(c10d::Backend& backend, CollectiveEngine::Aside aside) {
+  return Cast(backend).StartAside(std::move(aside));
+}
+
+void AddSharedMemoryTraits(BackendTraits& traits) {
+  traits.set_tag = [](c10d::Backend& backend, uint32_t tag) { Cast(backend).set_tag(tag); };
+  traits.drive = [](c10d::Backend& backend, const std::function<bool()>& stop,
+                    absl::Time deadline) {
+    Cast(backend).set_driven();
+    return Cast(backend).engine().Drive(stop, deadline);
+  };
+  traits.waker = [](c10d::Backend& backend) { return Cast(backend).Waker(); };
+  traits.abort = [](c10d::Backend& backend) { return Cast(backend).engine().Abort(); };
+  traits.allocates_shared = true;
+  traits.dead_rank = [](c10d::Backend& backend) {
+    const HostGroup::End end = Cast(backend).group()->end();
+    return end.kind == GroupEnd::kDied ? end.member : -1;
+  };
+}
+
+}  // namespace ddp::internal
