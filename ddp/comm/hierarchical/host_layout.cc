@@ -1,0 +1,63 @@
+#include "ddp/comm/hierarchical/host_layout.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <glog/logging.h>
+
+namespace ddp::internal {
+
+HostLayout::HostLayout(std::vector<RankRange> hosts, int rank)
+    : hosts_(std::move(hosts)), rank_(rank), host_(HostOf(rank)) {
+  for (const RankRange& host : hosts_) lanes_ = std::max(lanes_, host.size());
+}
+
+int HostLayout::HostOf(int rank) const {
+  for (size_t host = 0; host < hosts_.size(); ++host) {
+    if (rank >= hosts_[host].begin && rank < hosts_[host].end) return static_cast<int>(host);
+  }
+  LOG(FATAL) << "rank " << rank << " is on no host";
+}
+
+RankRange HostLayout::LanesOf(int host, int member) const {
+  const int members = hosts_[host].size();
+  return {.begin = member * lanes_ / members, .end = (member + 1) * lanes_ / members};
+}
+
+int HostLayout::OwnerOf(int host, int lane) const {
+  int member = 0;
+  while (LanesOf(host, member).end <= lane) ++member;
+  return hosts_[host].begin + member;
+}
+
+int HostLayout::CourierOf(int host, int rank) const {
+  const RankRange& theirs = hosts_[HostOf(rank)];
+  return hosts_[host].begin + (rank - theirs.begin) * hosts_[host].size() / theirs.size();
+}
+
+Slice HostLayout::LaneSlice(size_t count, size_t element_bytes, int lane) const {
+  return SliceOf(count, element_bytes, lane, lanes_);
+}
+
+Slice HostLayout::MemberSlice(size_t count, size_t element_bytes, int member) const {
+  const RankRange lanes = LanesOf(host_, member);
+  const Slice first = LaneSlice(count, element_bytes, lanes.begin);
+  const Slice last = LaneSlice(count, element_bytes, lanes.end - 1);
+  return {.begin = first.begin, .count = last.begin + last.count - first.begin};
+}
+
+std::optional<std::vector<RankRange>> HostsFrom(std::span<const RankRange> ranges) {
+  std::vector<RankRange> hosts;
+  for (int rank = 0; rank < static_cast<int>(ranges.size()); ++rank) {
+    if (!hosts.empty() && rank < hosts.back().end) {
+      if (ranges[rank] != hosts.back()) return std::nullopt;
+      continue;
+    }
+    if (ranges[rank].begin != rank || ranges[rank].end <= rank) return std::nullopt;
+    hosts.push_back(ranges[rank]);
+  }
+  if (hosts.empty() || hosts.back().end != static_cast<int>(ranges.size())) return std::nullopt;
+  return hosts;
+}
+
+}  // namespace ddp::internal

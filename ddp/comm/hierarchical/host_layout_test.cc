@@ -1,0 +1,84 @@
+#include "ddp/comm/hierarchical/host_layout.h"
+
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace ddp::internal {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::Optional;
+
+TEST(HostLayoutTest, MembersOfEqualHostsMeetByTheirNumbers) {
+  const HostLayout layout({{0, 2}, {2, 4}, {4, 6}}, 3);
+  EXPECT_EQ(layout.host(), 1);
+  EXPECT_EQ(layout.member(), 1);
+  EXPECT_EQ(layout.lanes(), 2);
+  EXPECT_EQ(layout.OwnerOf(0, 1), 1);
+  EXPECT_EQ(layout.OwnerOf(2, 0), 4);
+  EXPECT_EQ(layout.HostOf(5), 2);
+}
+
+TEST(HostLayoutTest, EveryLaneHasOneOwnerOnEveryHost) {
+  const std::vector<RankRange> hosts = {{0, 3}, {3, 4}, {4, 9}, {9, 11}};
+  const HostLayout layout(hosts, 4);
+  ASSERT_EQ(layout.lanes(), 5);
+  for (int host = 0; host < layout.host_count(); ++host) {
+    int next = 0;
+    for (int member = 0; member < hosts[host].size(); ++member) {
+      const RankRange lanes = layout.LanesOf(host, member);
+      EXPECT_EQ(lanes.begin, next);
+      EXPECT_GT(lanes.size(), 0);
+      for (int lane = lanes.begin; lane < lanes.end; ++lane) {
+        EXPECT_EQ(layout.OwnerOf(host, lane), hosts[host].begin + member);
+      }
+      next = lanes.end;
+    }
+    EXPECT_EQ(next, 5);
+  }
+}
+
+TEST(HostLayoutTest, TheSlicesOfTheMembersAreTheWhole) {
+  for (const size_t count : {0, 1, 15, 16, 17, 1000, 4096}) {
+    for (int rank = 3; rank < 5; ++rank) {
+      const HostLayout layout({{0, 3}, {3, 5}}, rank);
+      size_t next = 0;
+      for (int member = 0; member < 2; ++member) {
+        const Slice slice = layout.MemberSlice(count, 4, member);
+        if (slice.count > 0) {
+          EXPECT_EQ(slice.begin, next) << count;
+        }
+        next += slice.count;
+      }
+      EXPECT_EQ(next, count);
+    }
+  }
+}
+
+TEST(HostLayoutTest, HostsComeFromWhatTheRanksKnow) {
+  const RankRange one{0, 2};
+  const RankRange other{2, 3};
+  EXPECT_THAT(HostsFrom(std::vector{one, one, other}), Optional(ElementsAre(one, other)));
+  EXPECT_EQ(HostsFrom(std::vector{one, other, other}), std::nullopt);
+  EXPECT_EQ(HostsFrom(std::vector{one, one, RankRange{}}), std::nullopt);
+  EXPECT_EQ(HostsFrom(std::vector{one, one, RankRange{2, 4}}), std::nullopt);
+  EXPECT_EQ(HostsFrom(std::vector{one, one, RankRange{1, 3}}), std::nullopt);
+  EXPECT_EQ(HostsFrom({}), std::nullopt);
+}
+
+TEST(HostLayoutTest, EveryRankHasACourierOnEachHost) {
+  const HostLayout layout({{0, 2}, {2, 6}, {6, 7}}, 0);
+  const auto couriers = [&](int host) {
+    std::vector<int> ranks;
+    for (int rank = 0; rank < layout.ranks(); ++rank) ranks.push_back(layout.CourierOf(host, rank));
+    return ranks;
+  };
+  EXPECT_EQ(couriers(0), (std::vector<int>{0, 1, 0, 0, 1, 1, 0}));
+  EXPECT_EQ(couriers(1), (std::vector<int>{2, 4, 2, 3, 4, 5, 2}));
+  EXPECT_EQ(couriers(2), (std::vector<int>{6, 6, 6, 6, 6, 6, 6}));
+}
+
+}  // namespace
+}  // namespace ddp::internal

@@ -1,0 +1,46 @@
+// How the ranks of a group find their hosts, and how the ranks of each host share memory. Free of
+// LibTorch.
+#ifndef DDP_COMM_HIERARCHICAL_HOST_MEETING_H_
+#define DDP_COMM_HIERARCHICAL_HOST_MEETING_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "ddp/comm/hierarchical/host_layout.h"
+#include "ddp/comm/hierarchical/tree_partials.h"
+#include "ddp/comm/host_group/group_entry.h"
+#include "ddp/comm/news/group_store.h"
+
+namespace ddp::internal {
+
+// Finds out which ranks stand on which host. All ranks call this at the same time with the same
+// `store`, and get the same result. `local` are the ranks of this host; empty when unknown.
+// - Blocks until all ranks have called.
+// - kDeadlineExceeded: a rank has not called within `timeout`.
+// - kFailedPrecondition: some rank does not know, or the ranks contradict each other.
+// - Throws what the store throws.
+absl::StatusOr<std::vector<RankRange>> FindHosts(GroupStore& store, int rank, int size,
+                                                 RankRange local, absl::Duration timeout);
+
+// Returns the prefix of the keys by which the ranks of this host meet.
+std::string HostPrefix(const HostLayout& layout);
+
+// Shares memory among the ranks of each host. All ranks of all hosts call this at the same time.
+// `of_host` is the part of `store` under HostPrefix().
+// - Blocks until the ranks of every host have met.
+// - kDeadlineExceeded: a rank has not come within `timeout`.
+// - Others: the ranks of some host cannot share memory. Then all ranks of all hosts fail.
+// - Throws what the stores throw.
+absl::StatusOr<GroupEntry::Result> ShareMemory(GroupStore& store, GroupStore& of_host,
+                                               const HostLayout& layout, absl::Duration timeout);
+
+// Return the keys that the functions above leave in the stores of a group of `size` ranks, for any
+// division of the ranks among hosts.
+std::vector<std::string> FindHostsKeys(int size);
+std::vector<std::string> ShareMemoryKeys(int size);
+
+}  // namespace ddp::internal
+
+#endif  // DDP_COMM_HIERARCHICAL_HOST_MEETING_H_

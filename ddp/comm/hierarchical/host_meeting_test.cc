@@ -1,0 +1,109 @@
+#include "ddp/comm/hierarchical/host_meeting.h"
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/algorithm/container.h"
+#include "absl/strings/match.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "testing/backend/test_threads.h"
+#include "testing/fake_group_store.h"
+
+namespace ddp::internal {
+namespace {
+
+using ::ddp::testing::FakeGroupStore;
+using ::ddp::testing::RunThreads;
+using ::testing::HasSubstr;
+using ::testing::IsSubsetOf;
+
+constexpr absl::Duration kTimeout = absl::Seconds(60);
+constexpr absl::Duration kShortTimeout = absl::Milliseconds(200);
+
+// Returns what each rank learns when rank r gives `places[r]`.
+std::vector<absl::StatusOr<std::vector<RankRange>>> Find(const std::vector<RankRange>& places) {
+  FakeGroupStore store;
+  const int size = static_cast<int>(places.size());
+  std::vector<absl::StatusOr<std::vector<RankRange>>> found(size);
+  RunThreads(size,
+             [&](int rank) { found[rank] = FindHosts(store, rank, size, places[rank], kTimeout); });
+  EXPECT_THAT(store.Keys(), IsSubsetOf(FindHostsKeys(size)));
+  return found;
+}
+
+TEST(HostMeetingTest, EveryRankFindsTheSameHosts) {
+  for (const auto& found : Find({{0, 2}, {0, 2}, {2, 3}})) {
+    ASSERT_TRUE(found.ok()) << found.status();
+    EXPECT_EQ(*found, (std::vector<RankRange>{{0, 2}, {2, 3}}));
+  }
+}
+
+TEST(HostMeetingTest, ARankThatDoesNotKnowItsHostIsAnErrorOnEveryRank) {
+  for (const auto& found : Find({{0, 2}, {0, 2}, {}})) {
+    EXPECT_EQ(found.status().code(), absl::StatusCode::kFailedPrecondition);
+  }
+}
+
+TEST(HostMeetingTest, RanksThatContradictEachOtherAreAnErrorOnEveryRank) {
+  for (const auto& found : Find({{0, 2}, {1, 2}, {2, 3}})) {
+    EXPECT_EQ(found.status().code(), absl::StatusCode::kFailedPrecondition);
+  }
+}
+
+TEST(HostMeetingTest, ARankThatDoesNotComeIsNamed) {
+  FakeGroupStore store;
+  const auto found = FindHosts(store, 0, 2, {0, 1}, kShortTimeout);
+  EXPECT_EQ(found.status().code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(std::string(found.status().message()), HasSubstr("rank 1 has not come"));
+}
+
+TEST(HostMeetingTest, TheRanksOfEachHostShareMemory) {
+  const std::vector<RankRange> hosts = {{0, 2}, {2, 3}, {3, 5}};
+  FakeGroupStore store;
+  std::vector<FakeGroupStore> of_hosts(hosts.size());
+  RunThreads(5, [&](int rank) {
+    const HostLayout layout(hosts, rank);
+    const auto entry = ShareMemory(store, of_hosts[layout.host()], layout, kTimeout);
+    ASSERT_TRUE(entry.ok()) << entry.status();
+    EXPECT_EQ(entry->member, layout.member());
+    EXPECT_EQ(entry->arenas.size(), layout.local().size());
+  });
+  EXPECT_THAT(store.Keys(), IsSubsetOf(ShareMemoryKeys(5)));
+}
+
+TEST(HostMeetingTest, HostsHavePrefixesOfTheirOwn) {
+  const std::vector<RankRange> hosts = {{0, 2}, {2, 4}};
+  std::set<std::string> prefixes;
+  for (int rank = 0; rank < 4; ++rank) prefixes.insert(HostPrefix(HostLayout(hosts, rank)));
+  EXPECT_EQ(prefixes.size(), 2);
+  for (const std::string& prefix : prefixes) {
+    EXPECT_TRUE(absl::c_any_of(ShareMemoryKeys(4), [&](const std::string& key) {
+      return absl::StartsWith(key, prefix + "/");
+    }));
+  }
+}
+
+// The other host's first rank reports that its host has no memory in common.
+TEST(HostMeetingTest, AHostWithoutCommonMemoryFailsTheOtherHosts) {
+  FakeGroupStore store;
+  FakeGroupStore of_host;
+  const std::string answer_of_rank_1 = ShareMemoryKeys(2)[ShareMemoryKeys(1).size()];
+  store.Set(answer_of_rank_1, "0no descriptors");
+  const auto entry = ShareMemory(store, of_host, HostLayout({{0, 1}, {1, 2}}, 0), kTimeout);
+  EXPECT_EQ(entry.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(entry.status().message()),
+              HasSubstr("on the host of rank 1: no descriptors"));
+}
+
+TEST(HostMeetingTest, AHostThatDoesNotComeIsNamed) {
+  FakeGroupStore store;
+  FakeGroupStore of_host;
+  const auto entry = ShareMemory(store, of_host, HostLayout({{0, 1}, {1, 2}}, 0), kShortTimeout);
+  EXPECT_EQ(entry.status().code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(std::string(entry.status().message()), HasSubstr("the host of rank 1"));
+}
+
+}  // namespace
+}  // namespace ddp::internal
