@@ -19,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
+#include "base/environment.h"
 #include "ddp/comm/backend/backend_traits.h"
 #include "ddp/comm/backend_factory/backend_factory.h"
 #include "ddp/comm/check/collective_check.h"
@@ -64,9 +65,13 @@ c10::intrusive_ptr<c10d::Store> Prefixed(const std::string& prefix,
 
 // Throws ConfigurationError when the options contradict each other, or name an unknown backend.
 std::shared_ptr<BackendFactory> ChooseFactory(const ProcessGroupOptions& options) {
-  const std::string& wanted = options.backend;
   const BackendMaker& maker = options.make_backend;
-  if (maker == nullptr) return MakeFactoryOf(wanted);
+  if (maker == nullptr) {
+    std::string wanted = options.backend;
+    if (wanted.empty()) wanted = EnvironmentVariable("DDP_BACKEND").value_or("");
+    return MakeFactoryOf(wanted, options.deterministic);
+  }
+  const std::string& wanted = options.backend;
   if (!wanted.empty()) {
     throw ConfigurationError(absl::StrCat("the options name a backend, \"", wanted,
                                           "\", and make one (make_backend); choose one of them"));

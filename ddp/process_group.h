@@ -59,9 +59,19 @@ using BackendMaker = std::function<c10::intrusive_ptr<c10d::Backend>(const Backe
 struct ProcessGroupOptions {
   using Self = ProcessGroupOptions;
 
-  // "gloo" (tensors on the CPU), "nccl" (on GPUs; needs a build with --config=cuda), or empty.
-  // Empty: nccl where this program has it and sees a GPU, else gloo.
+  // "shm" (tensors on the CPU, all ranks on one host, through shared memory), "hierarchical" (CPU,
+  // several hosts: shared memory inside a host, Gloo between hosts), "gloo" (CPU), "nccl" (on GPUs;
+  // needs a build with --config=cuda), or empty. Empty: the name in the environment variable
+  // DDP_BACKEND. Where that is unset or empty: nccl where this program has it and sees a GPU; else
+  // shm for ranks of one host that can share memory; else hierarchical where a host has several
+  // ranks; else gloo.
   DDP_OPTION(backend, std::string) = {};
+
+  // With the backend hierarchical: true: sums are taken in one balanced binary tree over the ranks
+  // by number, the same for every division of the ranks among hosts. False: each host takes the sum
+  // of its ranks first. The bits then depend on the hosts, but are the same on all ranks and in
+  // every run. False sends less when a host's ranks are not 2^n ranks from a multiple of 2^n on.
+  DDP_OPTION(deterministic, bool) = true;
 
   // A function that makes the backend, instead of `backend`. Setting both is an error.
   DDP_OPTION(make_backend, BackendMaker) = nullptr;
@@ -90,18 +100,18 @@ struct ProcessGroupOptions {
 // With Gloo, the process ignores SIGPIPE once a group exists, unless the program handles it. A
 // broken connection is then an error and does not end the process.
 //
-// With LibTorch's Gloo, collectives that differ between the ranks (another size, another operation,
-// one batch less) throw CommunicationError on every rank after about a second. The message names
-// the ranks, each collective and the remedy. With TORCH_DISTRIBUTED_DEBUG=DETAIL in the
-// environment, every collective first compares its operation, shape and the like across the ranks.
-// That is slow, but finds the error at once.
+// With shm and LibTorch's Gloo, collectives that differ between the ranks (another size, another
+// operation, one batch less) throw CommunicationError on every rank after about a second. The
+// message names the ranks, each collective and the remedy. With TORCH_DISTRIBUTED_DEBUG=DETAIL in
+// the environment, every collective first compares its operation, shape and the like across the
+// ranks. That is slow, but finds the error at once.
 //
 // Collectives. All ranks call the same ones in the same order, with tensors of the same types and
 // sizes. Several may be in progress at once. Rules for all of them:
 //
 //   form      f() blocks; on a GPU it makes the current stream wait instead. f_async() starts the
 //             same collective and returns a Work, whose wait() ends as f() does.
-//   device    Tensors are on device(). Checked with gloo and nccl.
+//   device    Tensors are on device(). Checked with shm, gloo and nccl.
 //   layout    Any strides. A contiguous tensor is used in place; any other costs a copy. Sparse
 //             tensors: all_reduce only. A tensor without elements is allowed.
 //   type      Every type can be moved. For types that can be reduced, see ReduceOp. The tensors of
@@ -111,9 +121,10 @@ struct ProcessGroupOptions {
 //             CommunicationError and PeerFailedError: as above.
 //
 // Thread-compatible; report_failure() and failed() may be called from any thread. Owns the
-// connections and one thread, which waits for failure reports of peers. With Gloo, each message and
-// each reduce_scatter has a thread while it is in progress. While an exception unwinds the calling
-// thread, another thread writes the group's reports into the store.
+// connections and one thread, which waits for failure reports of peers; shm has one more. Each
+// message with shm or Gloo, and each reduce_scatter of Gloo, has a thread while it is in progress.
+// While an exception unwinds the calling thread, another thread writes the group's reports into the
+// store.
 class ProcessGroup {
  public:
   // The place of this rank in the group, for the constructor below.
@@ -149,7 +160,7 @@ class ProcessGroup {
 
   int rank() const;
   int size() const;
-  // Returns "gloo", "nccl", or the name that the program's own backend reports.
+  // Returns "shm", "gloo", "nccl", or the name that the program's own backend reports.
   const std::string& backend() const;
 
   // Returns the device on which this rank's tensors belong: the CPU, or this rank's GPU. For a
@@ -212,11 +223,11 @@ class ProcessGroup {
   // matter. send() may return before the receiver calls recv(), or may wait for that call. Two
   // ranks that send to each other first must therefore use the async form.
   //
-  // With Gloo, a rank that receives another type or size than was sent throws CommunicationError,
-  // in wait() or in its next collective. The message names both; the other ranks get a failure
-  // report. A rank whose peer has left or died throws PeerFailedError. A peer that lives and never
-  // sends is waited for until the timeout. NCCL compares nothing and supports tag 0 only. With
-  // NCCL, when two ranks send to each other, one of them must receive first.
+  // With shm and Gloo, a rank that receives another type or size than was sent throws
+  // CommunicationError, in wait() or in its next collective. The message names both; the other
+  // ranks get a failure report. A rank whose peer has left or died throws PeerFailedError. A peer
+  // that lives and never sends is waited for until the timeout. NCCL compares nothing and supports
+  // tag 0 only. With NCCL, when two ranks send to each other, one of them must receive first.
   void send(at::Tensor tensor, int dst, int tag = 0);
   void recv(at::Tensor tensor, int src, int tag = 0);
   Work send_async(at::Tensor tensor, int dst, int tag = 0);

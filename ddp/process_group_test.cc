@@ -574,6 +574,18 @@ RANK_TEST(ProcessGroupTest, BadDebugLevelIsRefused,
               HasSubstr("TORCH_DISTRIBUTED_DEBUG=\"LOUD\" is unknown; it is OFF, INFO or DETAIL"));
 }
 
+RANK_TEST(ProcessGroupTest, TheEnvironmentNamesTheBackend,
+          InBothStores({.world_size = 2, .environment = {{"DDP_BACKEND", "gloo"}}})) {
+  EXPECT_EQ(init_process_group()->backend(), "gloo");
+  EXPECT_EQ(init_process_group({.backend = "shm"})->backend(), "shm") << "the option counts";
+}
+
+RANK_TEST(ProcessGroupTest, AnUnknownBackendInTheEnvironmentIsRefused,
+          InBothStores({.world_size = 1, .environment = {{"DDP_BACKEND", "mpi"}}})) {
+  EXPECT_THAT(ErrorOf<ConfigurationError>([] { init_process_group(); }),
+              HasSubstr("backend \"mpi\" is unknown; there are shm, hierarchical, gloo and nccl"));
+}
+
 RANK_TEST(ProcessGroupTest, MonitoredBarrierNamesTheMissing, InBothStores({4})) {
   const auto group = init_process_group();
   const bool late = group->rank() % 2 == 1;

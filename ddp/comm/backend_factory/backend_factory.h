@@ -51,6 +51,14 @@ class BackendFactory {
                           const Membership& membership) {}
 };
 
+// Returns a factory of our backend in shared memory. A group of one has none. `falls_back`: instead
+// of an error, a group of several hosts gets our hierarchical backend, or Gloo when each host has
+// one rank; ranks that cannot share memory get Gloo. `deterministic`: see HierarchicalEngine.
+std::shared_ptr<BackendFactory> MakeSharedMemoryFactory(bool falls_back, bool deterministic = true);
+
+// Returns a factory of our backend for several hosts. A group of one has none.
+std::shared_ptr<BackendFactory> MakeHierarchicalFactory(bool deterministic = true);
+
 // Return a factory of LibTorch's own backends. A group of one has no Gloo.
 std::shared_ptr<BackendFactory> MakeGlooFactory();
 std::shared_ptr<BackendFactory> MakeNcclFactory();
@@ -61,9 +69,10 @@ std::shared_ptr<BackendFactory> MakeNcclFactory();
 using OwnBackendMaker = std::function<c10::intrusive_ptr<c10d::Backend>(const BackendSite&)>;
 std::shared_ptr<BackendFactory> MakeOwnFactory(OwnBackendMaker make);
 
-// Returns the factory of "gloo" or "nccl". An empty name: nccl where this program has it and sees
-// a GPU, else gloo. Throws ConfigurationError for another name.
-std::shared_ptr<BackendFactory> MakeFactoryOf(const std::string& name);
+// Returns the factory of "shm", "hierarchical", "gloo" or "nccl". An empty name: nccl where this
+// program has it and sees a GPU, else shm for ranks of one host, else hierarchical where a host has
+// several ranks, else gloo. Throws ConfigurationError for another name.
+std::shared_ptr<BackendFactory> MakeFactoryOf(const std::string& name, bool deterministic = true);
 
 }  // namespace ddp::internal
 

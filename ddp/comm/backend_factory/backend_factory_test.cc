@@ -53,7 +53,7 @@ TEST_F(BackendFactoryTest, AGroupOfOneNeedsNoGloo) {
 
 TEST_F(BackendFactoryTest, AnUnknownNameIsRefused) {
   EXPECT_THAT(ErrorOf([] { MakeFactoryOf("mpi"); }),
-              HasSubstr("backend \"mpi\" is unknown; there are gloo and nccl"));
+              HasSubstr("backend \"mpi\" is unknown; there are shm, hierarchical, gloo and nccl"));
 }
 
 TEST_F(BackendFactoryTest, AProgramsBackendNamesItself) {

@@ -1,13 +1,13 @@
-// The conformance tests of Communicator. They run on LibTorch's Gloo and on the fake backend, so
-// the fake must behave as a real backend. The ranks are threads of this process.
+// The conformance tests of Communicator. They run on every backend of test_backends.h: on the
+// fake too, so the fake must behave as a real backend. The ranks are threads of this process.
 //
-// Length: one case for each promise of Communicator, all on the same three backends.
+// Length: one case for each promise of Communicator, all on the same backends.
 #include <atomic>
 #include <chrono>
 #include <functional>
 #include <latch>
 #include <memory>
-#include <ostream>
+#include <numeric>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -21,10 +21,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "ddp/comm/backend/backend_traits.h"
-#include "ddp/comm/backend/gloo_backend.h"
 #include "ddp/comm/check/collective_check.h"
 #include "ddp/comm/collective.h"
 #include "ddp/comm/communicator.h"
+#include "ddp/comm/conformance/test_backends.h"
 #include "ddp/comm/news/c10d_group_store.h"
 #include "ddp/comm/news/failure_monitor.h"
 #include "ddp/common/error.h"
@@ -54,13 +54,6 @@ constexpr ReduceOp kAllOps[] = {ReduceOp::kSum,   ReduceOp::kAverage, ReduceOp::
                                 ReduceOp::kMin,   ReduceOp::kMax,     ReduceOp::kBitAnd,
                                 ReduceOp::kBitOr, ReduceOp::kBitXor};
 
-enum class BackendKind { kGloo, kFake, kFakeWithThread };
-
-void PrintTo(BackendKind kind, std::ostream* out) {
-  const char* const names[] = {"Gloo", "Fake", "FakeWithThread"};
-  *out << names[static_cast<int>(kind)];
-}
-
 // One rank, as a ProcessGroup holds it. The communicator ends before the monitor.
 struct Rank {
   int rank = 0;
@@ -80,30 +73,23 @@ struct Settings {
 };
 
 // Runs `body` in each rank. No rank leaves before all bodies have returned.
-void RunRanks(BackendKind kind, int size, const std::function<void(Rank&)>& body,
+void RunRanks(const TestedBackend& kind, int size, const std::function<void(Rank&)>& body,
               const Settings& settings = {}) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const auto part = [&](const std::string& name) {
     return c10::make_intrusive<c10d::PrefixStore>(name, store);
   };
-  FakeNetwork network({.script = settings.script,
-                       .delivery = kind == BackendKind::kFake ? FakeNetwork::Delivery::kLastArriver
-                                                              : FakeNetwork::Delivery::kOwnThread});
+  const RankMaker make = kind.new_group(settings.script);
   std::latch done(size);
   RunThreads(size, [&](int rank) {
     c10::intrusive_ptr<c10d::Backend> backend;
     BackendTraits traits;
-    if (kind != BackendKind::kGloo) {
-      backend = network.Connect({.store = part("backend"),
-                                 .rank = rank,
-                                 .size = size,
-                                 .connect_timeout = std::chrono::seconds(60)});
-    } else if (size > 1) {
-      backend = MakeGlooBackend(
-          part("backend"),
-          {.rank = rank, .size = size, .timeout = absl::Seconds(60), .single_host = true});
-      backend->setTimeout(absl::ToChronoMilliseconds(settings.timeout));
-      AddGlooTraits(traits);
+    if (size > 1 || kind.serves_one_rank) {
+      backend = make({.store = part("backend"), .rank = rank, .size = size});
+      if (kind.claims.timeouts) {
+        backend->setTimeout(absl::ToChronoMilliseconds(settings.timeout));
+      }
+      if (kind.add_traits != nullptr) kind.add_traits(traits);
     }
     Rank self{.rank = rank, .size = size};
     const Membership membership{.rank = rank, .size = size, .local_end = size};
@@ -198,7 +184,8 @@ std::string SumError(Rank& self, int64_t count = 4) {
   });
 }
 
-class CommunicatorConformanceTest : public ::testing::TestWithParam<std::tuple<BackendKind, int>> {
+class CommunicatorConformanceTest
+    : public ::testing::TestWithParam<std::tuple<TestedBackend, int>> {
  protected:
   void RunOnRanks(const std::function<void(Rank&)>& body, const Settings& settings = {}) {
     RunRanks(std::get<0>(GetParam()), std::get<1>(GetParam()), body, settings);
@@ -282,13 +269,14 @@ TEST_P(CommunicatorConformanceTest, ExchangesPartsOfDifferentSizes) {
 
 TEST_P(CommunicatorConformanceTest, AddsSparseTensors) {
   RunOnRanks([](Rank& self) {
-    // Every rank has entry 0, and one of its own.
-    const at::Tensor mine = at::sparse_coo_tensor(
-        at::tensor({int64_t{0}, int64_t{self.rank + 1}}).view({1, 2}), at::ones({2}), {8});
+    // Each rank has one entry more than the rank before it. Rank 0 has none.
+    std::vector<int64_t> entries(static_cast<size_t>(self.rank));
+    std::iota(entries.begin(), entries.end(), 0);
+    const at::Tensor mine = at::sparse_coo_tensor(at::tensor(entries, at::kLong).view({1, -1}),
+                                                  at::ones({self.rank}), {8});
     Complete(*self.communicator, {.output = mine});
     at::Tensor expected = at::zeros({8});
-    expected[0] = self.size;
-    expected.narrow(0, 1, self.size).fill_(1);
+    for (int64_t entry = 0; entry < self.size; ++entry) expected[entry] = self.size - 1 - entry;
     ExpectEqual(mine.to_dense(), expected, "sparse");
   });
 }
@@ -488,30 +476,28 @@ TEST_P(CommunicatorPeersTest, ARankThatLeftIsNamed) {
   });
 }
 
-std::string NameOf(const ::testing::TestParamInfo<std::tuple<BackendKind, int>>& info) {
-  return absl::StrCat(::testing::PrintToString(std::get<0>(info.param)), "On",
-                      std::get<1>(info.param));
+std::string NameOf(const ::testing::TestParamInfo<std::tuple<TestedBackend, int>>& info) {
+  return absl::StrCat(std::get<0>(info.param).name, "On", std::get<1>(info.param));
 }
 
-constexpr BackendKind kAllBackends[] = {BackendKind::kGloo, BackendKind::kFake,
-                                        BackendKind::kFakeWithThread};
-
 INSTANTIATE_TEST_SUITE_P(Backends, CommunicatorConformanceTest,
-                         ::testing::Combine(::testing::ValuesIn(kAllBackends),
+                         ::testing::Combine(::testing::ValuesIn(TestedBackends()),
                                             ::testing::Values(1, 2, 3)),
                          NameOf);
 INSTANTIATE_TEST_SUITE_P(Backends, CommunicatorPeersTest,
-                         ::testing::Combine(::testing::ValuesIn(kAllBackends),
+                         ::testing::Combine(::testing::ValuesIn(TestedBackends()),
                                             ::testing::Values(2, 3)),
                          NameOf);
 
 // ---- Faults that only a fake has.
 
+TestedBackend Fake() { return TestedFake("Fake", FakeNetwork::Delivery::kLastArriver); }
+
 TEST(CommunicatorTest, AFailedLaunchIsReported) {
   const auto script = [](const FakeCall& call) {
     return FakeFate{.launch_error = call.rank == 1 ? "no memory" : ""};
   };
-  RunRanks(BackendKind::kFake, 3,
+  RunRanks(Fake(), 3,
            [](Rank& self) {
              EXPECT_THAT(SumError(self), AllOf(HasSubstr("a sum"), HasSubstr("no memory")));
              ASSERT_TRUE(self.monitor->failure().has_value());
@@ -526,7 +512,7 @@ TEST(CommunicatorTest, AForgottenErrorStopsTheNextOperation) {
     return FakeFate{.error = call.rank == 1 && call.number == 0 ? "a flipped bit" : ""};
   };
   std::latch started(2);
-  RunRanks(BackendKind::kFake, 2,
+  RunRanks(Fake(), 2,
            [&](Rank& self) {
              Pending first = self.communicator->AllReduce(at::ones({4}), "the first sum");
              started.arrive_and_wait();
@@ -539,7 +525,7 @@ TEST(CommunicatorTest, AForgottenErrorStopsTheNextOperation) {
 }
 
 TEST(CommunicatorTest, AnOperationOfAnEarlierIncarnationIsRefused) {
-  RunRanks(BackendKind::kFake, 2, [](Rank& self) {
+  RunRanks(Fake(), 2, [](Rank& self) {
     Pending pending = self.communicator->AllReduce(at::ones({4}), "a sum");
     Communicator next(nullptr, self.monitor, {.membership = {.incarnation = 1}});
     EXPECT_THAT(ErrorOf<CommunicationError>([&] { next.Wait(pending); }),
