@@ -30,7 +30,9 @@ void PutModel(const DDPLoggingData& data, nlohmann::json& json) {
   Put(json, "has_sync_bn", data.has_sync_bn);
   Put(json, "join_uneven_inputs", data.join_uneven_inputs);
   Put(json, "comm_hook", data.comm_hook);
+  Put(json, "reduction_strategy", data.reduction_strategy);
   Put(json, "bucket_sizes", data.bucket_sizes);
+  Put(json, "bucket_cap_choice", data.bucket_cap_choice);
   Put(json, "has_rebuilt_buckets", data.has_rebuilt_buckets);
   Put(json, "rebuilt_bucket_sizes", data.rebuilt_bucket_sizes);
   Put(json, "rebuilt_per_bucket_param_indices", data.rebuilt_per_bucket_param_indices);

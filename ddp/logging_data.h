@@ -13,7 +13,7 @@ namespace ddp {
 struct DDPLoggingData {
   // --- The model and the options.
   std::string module_name;   // the module's class
-  std::string backend_name;  // "gloo", "nccl"
+  std::string backend_name;  // "shm", "gloo", "nccl"
   std::string dtypes;        // of the parameters, "double, float"
   std::string device_ids;    // "0"; empty on the CPU
   int64_t output_device = -1;
@@ -22,6 +22,9 @@ struct DDPLoggingData {
   int64_t num_parameter_tensors = 0;       // parameters whose gradients are reduced
   int64_t total_parameter_size_bytes = 0;  // of the same parameters
   int64_t bucket_cap_bytes = 0;
+  // With bucket_cap_mb = kAuto: the sizes that were picked, and the reason; absent: none yet. Then
+  // bucket_cap_bytes is the size that was used before. Not in PyTorch.
+  std::optional<std::string> bucket_cap_choice;
   bool is_multi_device_module = false;
   bool broadcast_buffers = false;
   bool has_sync_bn = false;
@@ -33,7 +36,8 @@ struct DDPLoggingData {
 
   // --- The buckets, in the order of reduction. Lists as PyTorch writes them: "1024, 512" for
   // sizes in bytes, "5 4, 3 2 1 0" for the parameters of each bucket.
-  std::string bucket_sizes;  // as first assigned
+  std::string reduction_strategy;  // "flat buckets", or "in place: 2 gradients where they lie, ..."
+  std::string bucket_sizes;        // as first assigned
   bool has_rebuilt_buckets = false;
   std::string rebuilt_bucket_sizes;
   std::string rebuilt_per_bucket_param_indices;

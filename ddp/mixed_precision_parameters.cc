@@ -119,8 +119,7 @@ at::Tensor CastInput(const at::Tensor& tensor, at::ScalarType dtype) {
 
 CommHook reduce_dtype_hook(std::shared_ptr<ProcessGroup> group, at::ScalarType dtype) {
   return [group = std::move(group), dtype](GradBucket& bucket) {
-    return RunInType(dtype, bucket,
-                     [&group](GradBucket& inner) { return allreduce_hook(group, inner); });
+    return AverageInType(dtype, group, bucket);
   };
 }
 

@@ -38,10 +38,12 @@ int64_t BucketBytes(const Reducer& reducer, const BucketPlan::Bucket& bucket) {
 std::string BucketTable(const Reducer& reducer) {
   int64_t total = 0;
   for (const Reducer::Parameter& parameter : reducer.parameters()) total += Bytes(parameter.tensor);
-  std::string table = absl::StrFormat(
-      "%d parameters, %.1f KiB of gradients in %d buckets (%s)\n", reducer.parameters().size(),
-      static_cast<double>(total) / kKibibyte, reducer.plan().buckets().size(),
-      reducer.rebuilt() ? "in the order in which gradients come" : "as first dealt");
+  std::string table =
+      absl::StrFormat("%d parameters, %.1f KiB of gradients in %d buckets (%s)\nreduction: %s\n",
+                      reducer.parameters().size(), static_cast<double>(total) / kKibibyte,
+                      reducer.plan().buckets().size(),
+                      reducer.rebuilt() ? "in the order in which gradients come" : "as first dealt",
+                      reducer.strategy());
   absl::StrAppendFormat(&table, "%6s  %10s  %9s  %-14s names\n", "bucket", "parameters", "KiB",
                         "type");
   int number = 0;
@@ -79,7 +81,9 @@ void DescribeParameters(const Reducer& reducer, DDPLoggingData& data) {
   data.is_multi_device_module = devices.size() > 1;
   data.num_parameter_tensors = static_cast<int64_t>(reducer.parameters().size());
   if (!reducer.hook_name().empty()) data.comm_hook = reducer.hook_name();
+  data.reduction_strategy = reducer.strategy();
   data.has_rebuilt_buckets = reducer.rebuilt();
+  if (reducer.choice().has_value()) data.bucket_cap_choice = reducer.choice()->ToString();
   data.prev_iteration_grad_ready_order_indices = absl::StrJoin(reducer.ready_order(), ", ");
   data.num_buckets_reduced = reducer.buckets_reduced();
   for (const int index : reducer.untouched()) {

@@ -39,6 +39,7 @@ class ModelReportTest : public ::testing::Test {
 TEST_F(ModelReportTest, TheTableHasALineForEachBucket) {
   EXPECT_EQ(BucketTable(reducer_),
             "4 parameters, 1.0 KiB of gradients in 3 buckets (as first dealt)\n"
+            "reduction: flat buckets\n"
             "bucket  parameters        KiB  type           names\n"
             "     0           1        0.2  Double         last.weight\n"
             "     1           1        0.0  Float (sparse) embedding\n"

@@ -13,6 +13,8 @@
 #include "ddp/option_table.h"
 #include "ddp/process_group.h"
 #include "ddp/reducer/buckets/flat_buckets.h"
+#include "ddp/reducer/buckets/in_place_reduction.h"
+#include "ddp/reducer/buckets/local_reduction.h"
 #include "ddp/transfer/copy_to_device.h"
 
 namespace ddp::internal {
@@ -80,6 +82,12 @@ void CheckOptions(const DistributedDataParallelOptions& options) {
   if (!options.bucket_cap_mb_list.empty() &&
       (options.bucket_cap_mb.has_value() || options.first_bucket_cap_mb.has_value())) {
     fail("bucket_cap_mb_list stands for bucket_cap_mb and first_bucket_cap_mb: set it alone");
+  }
+  if (HasAutoCap(options) && options.first_bucket_cap_mb.has_value()) {
+    fail("bucket_cap_mb=kAuto picks the size of the first bucket too: leave first_bucket_cap_mb");
+  }
+  if (options.arena_bytes.has_value() && *options.arena_bytes < 1) {
+    fail("arena_bytes is the most memory of the arena: set it to 1 or more, or leave it unset");
   }
   if (options.delay_all_reduce_named_params.empty() !=
       !options.param_to_hook_all_reduce.defined()) {
@@ -179,16 +187,27 @@ std::optional<BucketPlan> GivenPlan(const std::vector<std::vector<std::string>>&
 
 Reducer::Options ReducerOptionsOf(const DistributedDataParallelOptions& options,
                                   const std::vector<Reducer::Parameter>& reduced) {
+  const FlatBuckets::Options flat{.gradient_as_view = options.gradient_as_bucket_view,
+                                  .batched_copy = options.batched_grad_copy,
+                                  .lazy = options.lazy_bucket_allocation};
+  const bool needs_flat = options.gradient_as_bucket_view || options.lazy_bucket_allocation ||
+                          options.mixed_precision.has_value();
+  GradientBuckets::Factory make_buckets = FlatBuckets::MakerOf(flat);
+  if (!needs_flat && options.reduce_in_place) {
+    make_buckets =
+        InPlaceReduction::MakerOf({.arena_bytes = options.arena_bytes.value_or(0), .flat = flat});
+  }
+  if (!needs_flat) make_buckets = LocalReduction::MakerOf(std::move(make_buckets));
   return {.initial_limits_bytes = BucketLimitsOf(options),
           .rebuild_limits_bytes = BucketLimitsOf(options),
           .last_bucket_is_small = IsSet(kSmallLastBucket),
+          .tune_buckets = HasAutoCap(options),
           .plan = GivenPlan(options.bucket_layout, reduced),
           .find_unused_parameters = options.find_unused_parameters,
           .static_graph = options.static_graph,
           .skip_unused_buckets = options.skip_all_reduce_unused_params,
-          .make_buckets = FlatBuckets::MakerOf({.gradient_as_view = options.gradient_as_bucket_view,
-                                                .batched_copy = options.batched_grad_copy,
-                                                .lazy = options.lazy_bucket_allocation})};
+          .make_buckets = std::move(make_buckets),
+          .make_hook_buckets = FlatBuckets::MakerOf(flat)};
 }
 
 void CheckFollows(const CommHook& hook, const std::string& what,

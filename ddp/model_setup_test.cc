@@ -82,6 +82,11 @@ TEST_F(ModelSetupTest, OptionsThatContradictEachOtherAreRefused) {
   EXPECT_EQ(refusal({.find_unused_parameters = true, .static_graph = true}), "no error");
   EXPECT_THAT(refusal({.first_bucket_cap_mb = 1, .bucket_cap_mb_list = {1}}),
               HasSubstr("set it alone"));
+  EXPECT_EQ(refusal({.bucket_cap_mb = kAuto}), "no error");
+  EXPECT_THAT(refusal({.bucket_cap_mb = kAuto, .first_bucket_cap_mb = 1}),
+              HasSubstr("leave first_bucket_cap_mb"));
+  EXPECT_EQ(refusal({.arena_bytes = 1}), "no error");
+  EXPECT_THAT(refusal({.arena_bytes = 0}), HasSubstr("set it to 1 or more"));
   EXPECT_THAT(refusal({.delay_all_reduce_named_params = {{"first", Trainable(1)}}}),
               HasSubstr("set both"));
   EXPECT_THAT(refusal({.mixed_precision = MixedPrecision{.param_dtype = at::kInt}}),

@@ -60,6 +60,7 @@ Items ForwardSyncBuffers(const std::string& name, const Options& options) {
 }
 
 Items BucketCaps(const std::string&, const Options& options) {
+  if (HasAutoCap(options)) return {{"bucket_caps", "auto"}};
   return {{"bucket_caps", absl::StrJoin(BucketLimitsOf(options), " ")}};
 }
 
@@ -132,7 +133,8 @@ constexpr OptionRow kRows[] = {
     {FIELD(bucket_cap_mb), .items = BucketCaps, .agreement = "the limits in bytes",
      .logged = LoggedOption<int64_t>{"bucket_cap_bytes", &DDPLoggingData::bucket_cap_bytes,
                                      BucketCapBytes},
-     .effect = "The size in MiB at which a gradient bucket is closed; unset: 25."},
+     .effect = "The size in MiB at which a gradient bucket is closed; unset: 25; `kAuto`: picked "
+               "from measured costs."},
     {FIELD(first_bucket_cap_mb), .agreement = "the limits in bytes",
      .effect = "The size in MiB of the bucket that is ready first; unset: 1, or `bucket_cap_mb` "
                "where that is set."},
@@ -143,6 +145,11 @@ constexpr OptionRow kRows[] = {
      .effect = "The gradients of a bucket are copied in one operation when all are ready."},
     {COMPARED_FLAG(lazy_bucket_allocation),
      .effect = "A bucket is allocated at its first gradient and freed at the end of the backward."},
+    {COMPARED_FLAG(reduce_in_place),
+     .effect = "Ranks of one host average gradients where they lie (not in PyTorch)."},
+    {FIELD(arena_bytes),
+     .effect = "The most memory of the arena for that; unset: twice the gradients (not in "
+               "PyTorch)."},
     // Ranks of one host name different GPUs.
     {FIELD(device_ids), .items = Size<&Options::device_ids>, .agreement = "the number of devices",
      .logged = LoggedOption<std::string>{"device_ids", &DDPLoggingData::device_ids, DeviceIds},
@@ -180,8 +187,11 @@ static_assert(std::size(kRows) == kFieldCount<Options>,
 
 std::span<const OptionRow> OptionTable() { return kRows; }
 
+bool HasAutoCap(const Options& options) { return options.bucket_cap_mb() == kAuto; }
+
 std::vector<int64_t> BucketLimitsOf(const Options& options) {
-  const auto limits = BucketLimits({.bucket_cap_mb = options.bucket_cap_mb(),
+  const auto cap = HasAutoCap(options) ? std::nullopt : options.bucket_cap_mb();
+  const auto limits = BucketLimits({.bucket_cap_mb = cap,
                                     .first_bucket_cap_mb = options.first_bucket_cap_mb(),
                                     .bucket_cap_mb_list = options.bucket_cap_mb_list()});
   if (!limits.ok()) throw ConfigurationError(std::string(limits.status().message()));

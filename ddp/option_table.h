@@ -64,6 +64,9 @@ std::span<const OptionRow> OptionTable();
 // BucketLimits(). Throws ConfigurationError for a size that BucketLimits() refuses.
 std::vector<int64_t> BucketLimitsOf(const DistributedDataParallelOptions& options);
 
+// Returns true when bucket_cap_mb is kAuto. The limits above are then those before the choice.
+bool HasAutoCap(const DistributedDataParallelOptions& options);
+
 // Adds all items. Throws as BucketLimitsOf() does.
 void AddOptions(const DistributedDataParallelOptions& options, ModelMetadata& metadata);
 

@@ -57,6 +57,8 @@ std::map<std::string, std::function<void(Options&)>> Changes() {
       {"gradient_as_bucket_view", [](Options& o) { o.gradient_as_bucket_view = true; }},
       {"batched_grad_copy", [](Options& o) { o.batched_grad_copy = true; }},
       {"lazy_bucket_allocation", [](Options& o) { o.lazy_bucket_allocation = true; }},
+      {"reduce_in_place", [](Options& o) { o.reduce_in_place = false; }},
+      {"arena_bytes", [](Options& o) { o.arena_bytes = 1; }},
       {"find_unused_parameters", [](Options& o) { o.find_unused_parameters = true; }},
       {"static_graph", [](Options& o) { o.static_graph = true; }},
       {"skip_all_reduce_unused_params", [](Options& o) { o.skip_all_reduce_unused_params = true; }},
@@ -100,6 +102,9 @@ TEST(OptionTableTest, NamesTheFirstDifference) {
   EXPECT_EQ(Difference({.bucket_cap_mb = 2}, {}),
             "option bucket_caps is 2097152 2097152 on rank 0 and 1048576 26214400 on rank 1");
   EXPECT_EQ(Difference({.bucket_cap_mb = 2}, {.bucket_cap_mb_list = {{2, 2}}}), "");
+  EXPECT_EQ(Difference({.bucket_cap_mb = kAuto}, {}),
+            "option bucket_caps is auto on rank 0 and 1048576 26214400 on rank 1");
+  EXPECT_EQ(Difference({.bucket_cap_mb = kAuto}, {.bucket_cap_mb = kAuto}), "");
   EXPECT_EQ(Difference({.device_ids = {{0}}}, {}),
             "option device_ids.size() is 1 on rank 0 and 0 on rank 1");
   EXPECT_EQ(Difference({.device_ids = {{0}}}, {.device_ids = {{1}}}), "");

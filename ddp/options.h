@@ -1,6 +1,7 @@
 #ifndef DDP_OPTIONS_H_
 #define DDP_OPTIONS_H_
 
+#include <limits>
 #include <memory>
 #include <optional>
 #include <set>
@@ -17,6 +18,9 @@
 namespace ddp {
 
 class ProcessGroup;
+
+// The value of DistributedDataParallelOptions::bucket_cap_mb that lets the library pick the sizes.
+inline constexpr double kAuto = -std::numeric_limits<double>::infinity();
 
 // Options of a DistributedDataParallel. Names, defaults and effects are those of PyTorch's
 // DistributedDataParallel, except where a field says otherwise. All ranks must give equal options,
@@ -71,6 +75,16 @@ struct DistributedDataParallelOptions {
 
   // Size in MiB at which a gradient bucket is closed and reduced. Larger buckets: fewer, longer
   // messages. Smaller buckets: more overlap with the backward. Unset: 25.
+  //
+  // kAuto (not in PyTorch): the buckets are rebuilt twice, after the first and after the second
+  // backward. At the second rebuild all ranks measure all-reduces of two sizes. The sizes of the
+  // first, the last and the other buckets then follow from these costs and from the times of the
+  // gradients on rank 0, and are the same on all ranks. One INFO line and
+  // DDPLoggingData::bucket_cap_choice show them. They stay until rebuild_buckets(), which picks
+  // again. With find_unused_parameters or bucket_layout, buckets are rebuilt only by
+  // rebuild_buckets(); until then, and in a group of one rank, kAuto equals 25. A run with kAuto
+  // may have other buckets in every start, and so other bits where the order of addition depends
+  // on the buckets. Not together with first_bucket_cap_mb.
   DDP_OPTION(bucket_cap_mb, std::optional<double>) = {};
 
   // Size in MiB of the bucket that is filled first. Rebuilt buckets are filled in the order of the
@@ -95,12 +109,27 @@ struct DistributedDataParallelOptions {
   DDP_OPTION(gradient_as_bucket_view, bool) = false;
 
   // When true, the gradients of a bucket are copied in one operation when all are ready, instead of
-  // one by one. For GPUs: gradients in float or double on the CPU take a faster path anyway.
+  // one by one. On a GPU they always are. On the CPU, gradients in float or double take a faster
+  // path anyway.
   DDP_OPTION(batched_grad_copy, bool) = false;
 
   // When true, a bucket is allocated at its first gradient and freed at the end of the backward.
   // Saves memory during the forward. Not together with gradient_as_bucket_view.
   DDP_OPTION(lazy_bucket_allocation, bool) = false;
+
+  // When true, and all ranks share a host (the backend is "shm"), gradients are averaged where they
+  // lie: in memory that LibTorch's allocator serves from an arena that all ranks of the host see.
+  // There is no flat tensor and no copy. Other ranks change a gradient from its hook on until the
+  // end of the backward. The first such model installs an allocator of this library for the
+  // process, which serves from the arena during backwards only. Where it is not possible (comm
+  // hooks, gradient_as_bucket_view, lazy_bucket_allocation, mixed_precision, types other than float
+  // and double), buckets are flat, whatever this says. (Not in PyTorch.)
+  DDP_OPTION(reduce_in_place, bool) = true;
+
+  // The most memory in bytes that the arena holds for this model. Gradients beyond it are summed by
+  // an all-reduce of their own. Unset: twice the model's gradients; more is never used than the
+  // gradients, and tensors of their sizes in the backward, need at once. (Not in PyTorch.)
+  DDP_OPTION(arena_bytes, std::optional<int64_t>) = {};
 
   // ---- Unused parameters and changing graphs ----
 

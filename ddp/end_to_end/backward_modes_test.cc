@@ -853,7 +853,7 @@ RANK_TEST(BackwardModesTest, DescribesItself, 2) {
   EXPECT_EQ(told.size(), 1u);
   if (told.size() == 1) {
     EXPECT_EQ(told[0].ints_map.at("world_size"), group->size());
-    EXPECT_EQ(told[0].strs_map.at("backend_name"), "gloo");
+    EXPECT_EQ(told[0].strs_map.at("backend_name"), group->backend());
   }
 }
 

@@ -25,10 +25,12 @@ class GradientHooks::Hook : public torch::autograd::FunctionPostHook {
       // Autograd calls the hook also for an undefined gradient, which the context does not get.
       const bool defined = !inputs.empty() && inputs[0].defined();
       events->Post(
-          [observer = observer_, parameter = parameter_] { observer->OnGradient(parameter); },
+          [observer = observer_, parameter = parameter_] { observer->OnGradient(parameter, {}); },
           defined ? accumulator_ : nullptr);
     } else {
-      observer_->OnGradient(parameter_);
+      // No copy: whether the gradient lies alone in its memory follows from the uses of the input.
+      static const at::Tensor none;
+      observer_->OnGradient(parameter_, inputs.empty() ? none : inputs[0]);
     }
     return outputs;  // empty for an accumulator
   }
@@ -46,9 +48,27 @@ struct GradientHooks::Hooked {
   uintptr_t key = 0;
   at::ScalarType type;
   at::Device device;
-  std::vector<int64_t> sizes;
-  std::vector<int64_t> strides;
 };
+
+namespace {
+
+// Returns true when `pointer` belongs to the node `owned`, whose life does not end meanwhile. Does
+// not lock the weak pointer, which would cost two atomic operations.
+template <typename Node>
+bool PointsTo(const std::weak_ptr<Node>& pointer, const std::shared_ptr<Node>& owned) {
+  return !pointer.owner_before(owned) && !owned.owner_before(pointer);
+}
+template <typename Node>  // LibTorch 2.12 and later
+bool PointsTo(const c10::weak_intrusive_ptr<Node>& pointer, const c10::intrusive_ptr<Node>& owned) {
+  return pointer._unsafe_get_target() == owned.get();
+}
+
+bool HasAccumulator(const at::Tensor& parameter, const torch_versions::NodePtr& accumulator) {
+  const auto* const meta = torch::autograd::impl::get_autograd_meta(parameter);
+  return meta != nullptr && PointsTo(meta->grad_accumulator_, accumulator);
+}
+
+}  // namespace
 
 GradientHooks::GradientHooks(Observer* observer) : observer_(observer) {}
 
@@ -65,9 +85,8 @@ void GradientHooks::Set(std::vector<at::Tensor> parameters) {
                        .accumulator = std::move(accumulator),
                        .key = key,
                        .type = parameter.scalar_type(),
-                       .device = parameter.device(),
-                       .sizes = parameter.sizes().vec(),
-                       .strides = parameter.strides().vec()});
+                       .device = parameter.device()});
+    layouts_.Add(parameter);
   }
   sorted_ = accumulators_;
   std::sort(sorted_.begin(), sorted_.end());
@@ -76,19 +95,21 @@ void GradientHooks::Set(std::vector<at::Tensor> parameters) {
 void GradientHooks::Remove() {
   for (const Hooked& hooked : hooked_) hooked.accumulator->del_post_hook(hooked.key);
   hooked_.clear();
+  layouts_.Clear();
   accumulators_.clear();
   sorted_.clear();
 }
 
 bool GradientHooks::ParametersChanged() const {
-  return std::any_of(hooked_.begin(), hooked_.end(), [](const Hooked& hooked) {
+  for (size_t i = 0; i < hooked_.size(); ++i) {
+    const Hooked& hooked = hooked_[i];
     const at::Tensor& tensor = hooked.parameter;
-    return torch::autograd::impl::try_get_grad_accumulator(tensor).get() !=
-               hooked.accumulator.get() ||
-           tensor.scalar_type() != hooked.type || tensor.device() != hooked.device ||
-           tensor.sizes() != c10::IntArrayRef(hooked.sizes) ||
-           tensor.strides() != c10::IntArrayRef(hooked.strides);
-  });
+    if (!HasAccumulator(tensor, hooked.accumulator) || tensor.scalar_type() != hooked.type ||
+        tensor.device() != hooked.device || !layouts_.Matches(i, tensor)) {
+      return true;
+    }
+  }
+  return false;
 }
 
 }  // namespace ddp::internal

@@ -5,6 +5,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "ddp/reducer/buckets/layout_list.h"
+
 namespace torch::autograd {
 struct Node;
 }  // namespace torch::autograd
@@ -18,8 +20,10 @@ class GradientHooks {
  public:
   class Observer {
    public:
-    // A gradient of `parameter` has been accumulated. May throw, which ends the backward.
-    virtual void OnGradient(int parameter) = 0;
+    // A gradient of `parameter` has been accumulated. `input`: the gradient that autograd has given
+    // to the accumulator; undefined when there was none, or the hook is no longer running. May
+    // throw, which ends the backward.
+    virtual void OnGradient(int parameter, const at::Tensor& input) = 0;
 
    protected:
     ~Observer() = default;
@@ -50,6 +54,7 @@ class GradientHooks {
 
   Observer* const observer_;
   std::vector<Hooked> hooked_;
+  LayoutList layouts_;  // of the parameters
   std::vector<const torch::autograd::Node*> accumulators_;
   std::vector<const torch::autograd::Node*> sorted_;
 };

@@ -9,8 +9,10 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
 
 #include "absl/strings/str_cat.h"
+#include "base/clock.h"
 #include "ddp/comm/communicator.h"
 #include "ddp/common/error.h"
 #include "ddp/reducer/reducer_group.h"
@@ -18,10 +20,29 @@
 namespace ddp::internal {
 namespace {
 
-std::vector<int32_t> ToVector(const at::Tensor& words) {
+template <typename Word = int32_t>
+std::vector<Word> ToVector(const at::Tensor& words) {
   const at::Tensor local = words.to(at::kCPU);
-  const int32_t* first = local.const_data_ptr<int32_t>();
+  const Word* first = local.const_data_ptr<Word>();
   return {first, first + local.numel()};
+}
+
+// Returns the shortest of a few all-reduces: the others were disturbed.
+CollectiveSample SampleAllReduce(int64_t bytes, ReducerGroup& group) {
+  constexpr int kRounds = 4;  // the first one may set up connections
+  const at::Tensor tensor =
+      at::zeros({bytes / 4}, at::TensorOptions().dtype(at::kFloat).device(group.device()));
+  CollectiveSample sample{.bytes = bytes};
+  for (int round = 0; round < kRounds; ++round) {
+    const int64_t start = MonotonicNanoseconds();
+    Communicator::Pending pending =
+        group.communicator().AllReduce(tensor, {"the measurement of an all-reduce", round});
+    group.communicator().Wait(pending);
+    if (!tensor.is_cpu()) tensor.narrow(0, 0, 1).to(at::kCPU);  // waits for the GPU
+    const auto ns = static_cast<double>(MonotonicNanoseconds() - start);
+    if (round <= 1 || ns < sample.ns) sample.ns = ns;
+  }
+  return sample;
 }
 
 }  // namespace
@@ -74,6 +95,24 @@ BucketPlan BroadcastPlan(const BucketPlan& plan, const std::vector<BucketPlan::T
       group.communicator().Broadcast(message, source, {"a broadcast from rank", source});
   group.communicator().Wait(pending);
   return PlanOrThrow(BucketPlan::Decode(ToVector(message), tensors));
+}
+
+CollectiveCost MeasureAllReduce(ReducerGroup& group) {
+  const CollectiveSample small = SampleAllReduce(int64_t{4} << 10, group);
+  const CollectiveSample large = SampleAllReduce(int64_t{4} << 20, group);
+  return FitCost(small, large);
+}
+
+BucketChoice BroadcastChoice(const BucketChoice& choice, int source, ReducerGroup& group) {
+  std::vector<int64_t> words(BucketChoice::kWords, 0);
+  if (group.rank() == source) words = choice.Encode();
+  const at::Tensor message = at::tensor(words, at::kLong).to(group.device());
+  Communicator::Pending pending =
+      group.communicator().Broadcast(message, source, {"a broadcast from rank", source});
+  group.communicator().Wait(pending);
+  const absl::StatusOr<BucketChoice> decoded = BucketChoice::Decode(ToVector<int64_t>(message));
+  if (!decoded.ok()) throw ConfigurationError(std::string(decoded.status().message()));
+  return *decoded;
 }
 
 }  // namespace ddp::internal

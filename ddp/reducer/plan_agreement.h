@@ -7,6 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "ddp/reducer/buckets/bucket_plan.h"
+#include "ddp/reducer/buckets/bucket_tuning.h"
 
 namespace ddp::internal {
 
@@ -37,6 +38,14 @@ PlanComparison ComparePlans(const BucketPlan& plan, bool rebuilt, bool rebuild_r
 // the parameters. Throws ConfigurationError when the received integers are no plan for them.
 BucketPlan BroadcastPlan(const BucketPlan& plan, const std::vector<BucketPlan::Tensor>& tensors,
                          int source, ReducerGroup& group);
+
+// Measures all-reduces of two sizes on the group's device. The group has at least two ranks. The
+// result differs between the ranks.
+CollectiveCost MeasureAllReduce(ReducerGroup& group);
+
+// Returns the choice of the rank `source`. `choice` is looked at on that rank only. Throws
+// ConfigurationError when the received integers are no choice.
+BucketChoice BroadcastChoice(const BucketChoice& choice, int source, ReducerGroup& group);
 
 }  // namespace ddp::internal
 

@@ -13,6 +13,7 @@
 #include <torch/csrc/autograd/function.h>
 
 #include "absl/cleanup/cleanup.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
@@ -27,6 +28,10 @@
 
 namespace ddp::internal {
 namespace {
+
+// Of a gradient that no hook has brought. A variable, so that a choice between it and an input is a
+// reference: the uses of an input count, see SoleBlockOf().
+const at::Tensor kNoInput;
 
 // Refuses what a backward in a distributed autograd context does not support.
 void CheckContext(bool lowers_types, bool joins, bool steps_in_backward) {
@@ -46,16 +51,18 @@ void CheckContext(bool lowers_types, bool joins, bool steps_in_backward) {
 Reducer::Reducer(std::vector<Parameter> parameters, std::shared_ptr<ReducerGroup> group,
                  Options options)
     : parameters_(std::move(parameters)),
+      tensors_(TensorsOf(parameters_)),
       options_(std::move(options)),
-      descriptions_(DescribeTensors(Tensors(), Sparse())),
-      hook_(Tensors(), Names(), [this](const std::string& about) { Rethrow(about); }),
+      make_buckets_(options_.make_buckets ? options_.make_buckets : FlatBuckets::MakerOf({})),
+      descriptions_(DescribeTensors(tensors_, Sparse())),
+      hook_(tensors_, Names(), [this](const std::string& about) { Rethrow(about); }),
       given_plan_(options_.plan),
       core_(Names(), {.find_unused_parameters = options_.find_unused_parameters,
                       .static_graph = options_.static_graph,
                       .skip_unused_buckets = options_.skip_unused_buckets,
                       .collectives_in_backward = options_.collectives_in_backward}) {
   Reset(std::move(group));
-  gradient_hooks_.Set(Tensors());
+  gradient_hooks_.Set(tensors_);
 }
 
 Reducer::~Reducer() {
@@ -77,15 +84,15 @@ void Reducer::FollowParameters(std::optional<BucketPlan> plan) {
       gradient = gradient.to(tensor.device(), tensor.scalar_type());
     }
   }
-  descriptions_ = DescribeTensors(Tensors(), Sparse());
+  descriptions_ = DescribeTensors(tensors_, Sparse());
   given_plan_ = std::move(plan);
-  gradient_hooks_.Set(Tensors());
+  gradient_hooks_.Set(tensors_);
   Reset(group_);
 }
 
-std::vector<at::Tensor> Reducer::Tensors() const {
+std::vector<at::Tensor> Reducer::TensorsOf(const std::vector<Parameter>& parameters) {
   std::vector<at::Tensor> tensors;
-  for (const Parameter& parameter : parameters_) tensors.push_back(parameter.tensor);
+  for (const Parameter& parameter : parameters) tensors.push_back(parameter.tensor);
   return tensors;
 }
 
@@ -115,18 +122,28 @@ BucketPlan Reducer::FirstPlan() const {
 }
 
 void Reducer::SetPlan(BucketPlan plan) {
-  const GradientBuckets::Factory make =
-      options_.make_buckets ? options_.make_buckets : FlatBuckets::MakerOf({});
+  const bool hooked = hook_.registered() && options_.make_hook_buckets;
+  const GradientBuckets::Factory& make = hooked ? options_.make_hook_buckets : make_buckets_;
   buckets_ =
       make({.plan = std::move(plan),
-            .parameters = Tensors(),
+            .parameters = tensors_,
             .sparse = Sparse(),
+            .sums_map = core_.finds_unused() && !options_.skip_unused_buckets,
             .communicator = [group = group_]() -> Communicator& { return group->communicator(); }});
   hook_.SetPlan(this->plan());
   core_.SetPlan(this->plan());
+  SetMapCarrier();
+}
+
+// A comm hook sees the gradients of a bucket alone, so no map travels with them. In the first pass
+// of a static graph the map has an all-reduce of its own: that pass then sums the same tensors as
+// every other pass, and so the exact bits do not depend on which pass is the first one.
+void Reducer::SetMapCarrier() {
+  core_.SetMapCarrier(buckets_->carries_map() && !hook_.registered());
 }
 
 void Reducer::TakeFirstPlan() {
+  choice_.reset();
   SetPlan(FirstPlan());
   core_.SetFirstPlan(plan(), given_plan_.has_value());
 }
@@ -151,6 +168,7 @@ void Reducer::Clear(std::shared_ptr<ReducerGroup> group, bool unsettled) {
   core_.Reset(group_->rank(), unsettled);
   searched_.clear();
   used_map_ = {};
+  ready_ns_.clear();
 }
 
 // The buckets need the parameters' own types, also inside a backward that lowers them.
@@ -183,11 +201,14 @@ void Reducer::RegisterHook(std::string name, CommHookRounds rounds) {
   }
   hook_.Register(std::move(name), std::move(rounds));
   core_.SetRounds(hook_.rounds());
+  if (options_.make_hook_buckets) TakeFirstPlan();
+  SetMapCarrier();
 }
 
 void Reducer::RequestRebuild() {
   CheckFinished();
   core_.RequestRebuild();
+  if (options_.tune_buckets) ready_ns_.assign(parameters_.size(), 0);
 }
 
 void Reducer::CheckFinished() {
@@ -215,13 +236,25 @@ void Reducer::EndForward(const std::vector<at::Tensor>& outputs, bool complete, 
 
 // ---- Events.
 
-// The hot path: only array accesses, for every gradient.
-void Reducer::OnGradient(int parameter) {
+// The hot path: only array accesses, for every gradient. Most gradients go into their bucket and
+// ask for nothing else.
+void Reducer::OnGradient(int parameter, const at::Tensor& input) {
+  hooked_parameter_ = parameter;
+  hook_input_ = &input;
+  const auto forget = absl::MakeCleanup([this] { hooked_parameter_ = -1; });
+  if (!ready_ns_.empty()) ready_ns_[parameter] = MonotonicNanoseconds();
+  const bool defined = GradientOf(tensors_[parameter]).defined();
+  if (core_.OnPlainGradient(parameter, defined)) {
+    return Do({.kind = PassAction::Kind::kCopyIn,
+               .part = PassAction::Part::kGradient,
+               .index = parameter,
+               .cause = parameter});
+  }
   if (core_.asks_backward()) {
     CheckContext(callbacks_.begin != nullptr, announce_ != nullptr, on_bucket_complete_ != nullptr);
     SearchGraph();
   }
-  core_.OnGradient(parameter, GradientOf(parameters_[parameter].tensor).defined(), View());
+  core_.OnGradient(parameter, defined, View());
   Run();
 }
 
@@ -232,6 +265,7 @@ void Reducer::SearchGraph() {
   if (watch_.current().task >= 0 || task == searched_task_) return;
   searched_task_ = task;
   searched_.clear();
+  buckets_->OnBackward(/*begins=*/true);
   if (core_.finds_unused()) reach_ = ReachOfBackward(gradient_hooks_.accumulators());
   ForEachNodeOfBackward([this](const torch::autograd::Node& node) {
     const ForwardPtr* forward = core_.forwards().Find(node.thread_id(), node.sequence_nr());
@@ -265,23 +299,26 @@ BackwardView Reducer::ViewAtEnd() const {
 void Reducer::OnBackwardBegin() {
   CheckContext(callbacks_.begin != nullptr, announce_ != nullptr, on_bucket_complete_ != nullptr);
   if (core_.finds_unused()) reach_ = ReachOfBackward(gradient_hooks_.accumulators());
+  buckets_->OnBackward(/*begins=*/true);
   if (callbacks_.begin) callbacks_.begin();
 }
 
 void Reducer::OnBackwardEnd() {
+  buckets_->OnBackward(/*begins=*/false);
   if (callbacks_.end) callbacks_.end();
   core_.OnBackwardEnd(ViewAtEnd());
   Run();
 }
 
 void Reducer::OnBackwardException() {
+  buckets_->OnBackward(/*begins=*/false);
   if (callbacks_.end) callbacks_.end();
   core_.OnBackwardException(ViewAtEnd());
   Run();
 }
 
-void Reducer::Shadow(PassParts parts, int source) {
-  core_.OnShadow(parts, source);
+void Reducer::Shadow(PassParts parts, PassStart start) {
+  core_.OnShadow(parts, start);
   Run();
 }
 
@@ -292,6 +329,7 @@ void Reducer::Run() {
     while (const std::optional<PassAction> action = core_.Next()) Do(*action);
   } catch (...) {
     core_.Abandon();
+    if (core_.broken()) buckets_->Abandon();
     throw;
   }
 }
@@ -313,7 +351,7 @@ bool Reducer::DoInBucket(const PassAction& action) {
       buckets_->Zero(action.index);
       return true;
     case PassAction::Kind::kCopyIn:
-      buckets_->CopyIn(action.index);
+      buckets_->CopyIn(action.index, action.index == hooked_parameter_ ? *hook_input_ : kNoInput);
       return true;
     case PassAction::Kind::kFinishCopyIn:
       buckets_->FinishCopyIn(action.index);
@@ -328,6 +366,9 @@ bool Reducer::DoInBucket(const PassAction& action) {
       return true;
     case PassAction::Kind::kStartUsedMap:
       StartUsedMap();
+      return true;
+    case PassAction::Kind::kAttachUsedMap:
+      buckets_->AttachMap(core_.used_map());
       return true;
     case PassAction::Kind::kNextRound:
       hook_.NextRound(action.index, action.round, group_->communicator());
@@ -380,8 +421,8 @@ bool Reducer::DoAtBeginning(const PassAction& action) {
       return true;
     case PassAction::Kind::kWarnAllUsed:
       LOG(WARNING) << "find_unused_parameters is set, and the first iteration used every "
-                      "parameter: leave it off if that stays so, since it costs a search and an "
-                      "all-reduce each time";
+                      "parameter: leave it off if that stays so, since it costs a search and a sum "
+                      "over the ranks each time";
       return true;
     case PassAction::Kind::kLogUnused:
       LogUnused(action.index == 0 ? DebugLevel::kInfo : DebugLevel::kDetail);
@@ -402,6 +443,9 @@ void Reducer::DoAtEnd(const PassAction& action) {
     case PassAction::Kind::kWaitUsedMap:
       WaitUsedMap();
       return;
+    case PassAction::Kind::kTakeUsedMap:
+      TakeUsedMap(action.index);
+      return;
     case PassAction::Kind::kForgetLaunched:
       hook_.EndPass(/*release_buffers=*/buckets_->lazy());
       return;
@@ -417,9 +461,11 @@ void Reducer::DoAtEnd(const PassAction& action) {
       return;
     case PassAction::Kind::kReport:
       group_->report_failure(*core_.error());
+      buckets_->Abandon();
       return;
     case PassAction::Kind::kReportAndThrow:
       group_->report_failure(*core_.error());
+      buckets_->Abandon();
       throw ReductionError(core_.message());
     case PassAction::Kind::kThrow:
       throw ReductionError(core_.message());
@@ -487,6 +533,11 @@ void Reducer::WaitUsedMap() {
   core_.OnUsedMap({found, found + map.numel()});
 }
 
+void Reducer::TakeUsedMap(int bucket) {
+  buckets_->Wait(bucket);
+  core_.OnUsedMap(core_.wants_used_map() ? buckets_->AttachedSums() : std::vector<int32_t>());
+}
+
 void Reducer::Wait(int bucket) {
   if (!hook_.registered()) return buckets_->Wait(bucket);
   hook_.Wait(bucket, group_->communicator());
@@ -520,18 +571,52 @@ void Reducer::Discard(const PassAction& action) {
 
 void Reducer::RebuildBuckets(int source) {
   if (callbacks_.end) callbacks_.end();  // not called yet in a nested backward
-  BucketPlan mine;
-  if (group_->rank() == source) {
-    std::vector<int> order = core_.RecordedOrder();
-    if (options_.last_bucket_is_small) std::reverse(order.begin(), order.end());
-    mine = PlanOrThrow(BucketPlan::Assign(descriptions_, options_.rebuild_limits_bytes, order));
-    if (options_.last_bucket_is_small) mine = mine.Reversed();
-  }
-  SetPlan(BroadcastPlan(mine, descriptions_, source, *group_));
+  // All ranks agree on rebuilt(), so they take the same way. The first pass bears the costs of a
+  // start, so the times of a later one count.
+  const bool tunes = options_.tune_buckets && group_->size() > 1;
+  const bool tunes_later = tunes && !core_.rebuilt();
+  if (tunes && !tunes_later) choice_ = Choose(source);
+  ready_ns_.clear();
+  const bool is_source = group_->rank() == source;
+  SetPlan(
+      BroadcastPlan(is_source ? PlanForRebuild() : BucketPlan(), descriptions_, source, *group_));
   core_.OnRebuilt();
+  if (tunes_later) {
+    core_.RequestRebuild();
+    ready_ns_.assign(parameters_.size(), 0);
+  }
   if (CurrentDebugLevel() != DebugLevel::kOff) {
     LOG(INFO) << "rank " << group_->rank() << ": new buckets\n" << plan().ToString(Names());
   }
+}
+
+BucketPlan Reducer::PlanForRebuild() const {
+  std::vector<int> order = core_.RecordedOrder();
+  if (choice_.has_value()) return PlanOrThrow(PlanOf(*choice_, descriptions_, std::move(order)));
+  if (options_.last_bucket_is_small) std::reverse(order.begin(), order.end());
+  const BucketPlan plan =
+      PlanOrThrow(BucketPlan::Assign(descriptions_, options_.rebuild_limits_bytes, order));
+  return options_.last_bucket_is_small ? plan.Reversed() : plan;
+}
+
+BucketChoice Reducer::Choose(int source) {
+  const CollectiveCost cost = MeasureAllReduce(*group_);
+  BucketChoice mine;
+  if (group_->rank() == source) {
+    // A parameter without a gradient was ready at the beginning.
+    std::vector<double> ready_ns(parameters_.size(), 0);
+    for (size_t i = 0; i < ready_ns_.size(); ++i) {
+      ready_ns[i] = static_cast<double>(
+          std::max<int64_t>(0, ready_ns_[i] - current_times_.first_gradient_ns));
+    }
+    absl::StatusOr<BucketChoice> choice =
+        ChooseBuckets(descriptions_, core_.RecordedOrder(), ready_ns, cost);
+    if (!choice.ok()) throw ConfigurationError(std::string(choice.status().message()));
+    mine = *choice;
+  }
+  const BucketChoice choice = BroadcastChoice(mine, source, *group_);
+  LOG_IF(INFO, group_->rank() == source) << "bucket_cap_mb=auto: " << choice.ToString();
+  return choice;
 }
 
 // ---- Errors.
@@ -539,6 +624,7 @@ void Reducer::RebuildBuckets(int source) {
 void Reducer::Break(const std::string& reason) {
   core_.Break(reason);
   group_->report_failure(reason);
+  buckets_->Abandon();
 }
 
 void Reducer::Rethrow(const std::string& about) {

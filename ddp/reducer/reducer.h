@@ -16,6 +16,7 @@
 #include "ddp/common/grad_bucket.h"
 #include "ddp/reducer/backward_watch.h"
 #include "ddp/reducer/buckets/bucket_plan.h"
+#include "ddp/reducer/buckets/bucket_tuning.h"
 #include "ddp/reducer/buckets/gradient_buckets.h"
 #include "ddp/reducer/comm_hook_launcher.h"
 #include "ddp/reducer/gradient_hooks.h"
@@ -55,12 +56,18 @@ class Reducer final : private BackwardWatch::Observer, private GradientHooks::Ob
     std::vector<int64_t> initial_limits_bytes;  // in the order of filling; see BucketLimits()
     std::vector<int64_t> rebuild_limits_bytes;  // the same, for rebuilt buckets
     bool last_bucket_is_small = false;          // true: a rebuild fills the last bucket first
-    std::optional<BucketPlan> plan = {};        // set: used first, and rebuilt on request only
+    // When true, a rebuild of rebuilt buckets picks the limits itself, and the first rebuild asks
+    // for a second one. The ranks measure all-reduces then. A failure before the second rebuild
+    // leaves the limits above, until RequestRebuild().
+    bool tune_buckets = false;
+    std::optional<BucketPlan> plan = {};  // set: used first, and rebuilt on request only
     bool find_unused_parameters = false;
     bool static_graph = false;
     bool skip_unused_buckets = false;
     bool collectives_in_backward = false;        // see PassCore
     GradientBuckets::Factory make_buckets = {};  // unset: FlatBuckets with default options
+    // For a model with a comm hook, which needs flat tensors. Unset: make_buckets.
+    GradientBuckets::Factory make_hook_buckets = {};
   };
 
   // Announces a pass to the joined ranks of a Join (see join.h), and returns what the pass needs.
@@ -130,8 +137,9 @@ class Reducer final : private BackwardWatch::Observer, private GradientHooks::Ob
   // two passes.
   void UsePlan(BucketPlan plan);
 
-  // Takes part in a pass of the other ranks with zeros, on a joined rank.
-  void Shadow(PassParts parts, int source);
+  // Takes part in a pass of the other ranks with zeros, on a joined rank. `start` is that of the
+  // other ranks: this rank may sum a part of their gradients for them.
+  void Shadow(PassParts parts, PassStart start);
 
   // Sets the function that announces each pass; empty: none.
   void set_announce(Announce announce) {
@@ -184,9 +192,12 @@ class Reducer final : private BackwardWatch::Observer, private GradientHooks::Ob
   void ForgetCounts() { core_.ForgetCounts(); }
 
   const BucketPlan& plan() const { return buckets_->plan(); }
+  std::string strategy() const { return buckets_->strategy(); }
   std::vector<std::vector<std::string>> plan_names() const { return plan().Names(Names()); }
   const std::vector<Parameter>& parameters() const { return parameters_; }
   bool rebuilt() const { return core_.rebuilt(); }
+  // The choice of Options::tune_buckets; nullopt: none yet.
+  const std::optional<BucketChoice>& choice() const { return choice_; }
   const std::string& hook_name() const { return hook_.name(); }
   // Properties of the last pass.
   const std::vector<int>& ready_order() const { return core_.last_order(); }
@@ -205,10 +216,10 @@ class Reducer final : private BackwardWatch::Observer, private GradientHooks::Ob
   void OnBackwardEnd() override;
   void OnBackwardException() override;
   // GradientHooks::Observer: the hot path, for every gradient.
-  void OnGradient(int parameter) override;
+  void OnGradient(int parameter, const at::Tensor& input) override;
 
   void Clear(std::shared_ptr<ReducerGroup> group, bool unsettled);
-  std::vector<at::Tensor> Tensors() const;
+  static std::vector<at::Tensor> TensorsOf(const std::vector<Parameter>& parameters);
   std::vector<std::string> Names() const;
   std::vector<bool> Sparse() const;
   BucketPlan FirstPlan() const;
@@ -216,6 +227,7 @@ class Reducer final : private BackwardWatch::Observer, private GradientHooks::Ob
   void ReturnToFirstPlan();
   void AgreeOnPlan();
   void SetPlan(BucketPlan plan);
+  void SetMapCarrier();
 
   void SearchGraph();
   BackwardView View() const;
@@ -236,16 +248,21 @@ class Reducer final : private BackwardWatch::Observer, private GradientHooks::Ob
   void Discard(const PassAction& action);
   void StartUsedMap();
   void WaitUsedMap();
+  void TakeUsedMap(int bucket);
   void RebuildBuckets(int source);
+  BucketPlan PlanForRebuild() const;
+  BucketChoice Choose(int source);
 
   // In a catch block: reports the failure to the peers, which wait for this rank, and throws the
   // same text.
   [[noreturn]] void Rethrow(const std::string& about);
   void Break(const std::string& reason);
 
-  // parameters_ and options_ are constant. The others change in FollowParameters() only.
+  // parameters_, tensors_ and options_ are constant. The others change in FollowParameters() only.
   const std::vector<Parameter> parameters_;
+  const std::vector<at::Tensor> tensors_;  // of parameters_
   const Options options_;
+  const GradientBuckets::Factory make_buckets_;
   std::vector<BucketPlan::Tensor> descriptions_;
 
   std::shared_ptr<ReducerGroup> group_;
@@ -269,11 +286,19 @@ class Reducer final : private BackwardWatch::Observer, private GradientHooks::Ob
   uint64_t first_node_ = 0;                           // of the current forward
   const std::vector<at::Tensor>* outputs_ = nullptr;  // of the last forward
 
+  // The gradient hook that runs now.
+  int hooked_parameter_ = -1;
+  const at::Tensor* hook_input_ = nullptr;
+
   // The current pass.
   Communicator::Pending used_map_;
   PassTimes current_times_;
 
   PassTimes times_;  // of the last complete pass
+
+  // With Options::tune_buckets.
+  std::vector<int64_t> ready_ns_;  // of each gradient, in a pass whose end picks the limits
+  std::optional<BucketChoice> choice_;
 
   // Last: their hooks use all members above.
   GradientHooks gradient_hooks_{this};

@@ -6,7 +6,12 @@
 #include <map>
 #include <numeric>
 
+#include "ddp/comm/check/collective_log.h"
+#include "ddp/comm/communicator.h"
 #include "ddp/common/error.h"
+#include "ddp/common/grad_bucket.h"
+#include "ddp/reducer/buckets/bucket_plan.h"
+#include "ddp/reducer/buckets/bucket_tuning.h"
 #include "ddp/reducer/buckets/flat_buckets.h"
 #include "ddp/reducer/buckets/gradient_buckets.h"
 #include "ddp/reducer/buckets/gradient_context.h"
@@ -162,6 +167,65 @@ RANK_TEST(ReducerTest, UnusedParametersOnEachKindOfBuckets, 2) {
   }
 }
 
+// The last bucket carries the map, except where its kind or a hook does not allow it.
+RANK_TEST(ReducerTest, TheMapOfUsedParametersHasACollectiveOnlyWhereItMust, 2) {
+  const auto group = init_process_group();
+  const auto launched = [&] { return ReducerGroupOf(group)->communicator().log()->launched(); };
+  const auto of_a_pass = [&](Reducer::Options options, bool with_hook) {
+    options.find_unused_parameters = true;
+    Trainer trainer(group, std::move(options), true);
+    if (with_hook) {
+      trainer.reducer->RegisterHook(
+          "sum", {.first = [&](GradBucket& bucket) {
+            return Communicator::FutureOf(ReducerGroupOf(group)->communicator().AllReduce(
+                bucket.buffer(), {"a hook's all-reduce"}));
+          }});
+    }
+    trainer.Run(0);
+    const int64_t before = launched();
+    trainer.Run(1, true, Side::kNone);
+    EXPECT_EQ(trainer.reducer->untouched().size(), 4U);
+    return launched() - before - static_cast<int64_t>(trainer.reducer->plan().buckets().size());
+  };
+  EXPECT_EQ(of_a_pass({}, false), 0);
+  EXPECT_EQ(of_a_pass({.make_buckets = FlatBuckets::MakerOf({.lazy = true})}, false), 0);
+  EXPECT_EQ(of_a_pass({}, true), 1);
+  EXPECT_EQ(of_a_pass({.skip_unused_buckets = true}, true),
+            -1);  // the map; two buckets are not sent
+}
+
+// With two addends, the bits are those of any other buckets.
+RANK_TEST(ReducerTest, BucketSizesArePickedInTheSecondPassAlikeOnAllRanks, 2) {
+  const auto group = init_process_group();
+  for (const bool static_graph : {false, true}) {
+    Trainer picks(group, {.tune_buckets = true, .static_graph = static_graph}, false);
+    Trainer stays(group, {.static_graph = static_graph}, false);
+    std::vector<BucketPlan> plans;
+    for (int step = 0; step < 4; ++step) {
+      for (Trainer* const trainer : {&picks, &stays}) {
+        trainer->net->zero_grad();
+        trainer->Run(step);
+      }
+      EXPECT_TRUE(torch::equal(Gradients(*picks.net), Gradients(*stays.net)));
+      EXPECT_EQ(picks.reducer->choice().has_value(), step >= 1);
+      plans.push_back(picks.reducer->plan());
+    }
+    EXPECT_FALSE(stays.reducer->choice().has_value());
+    EXPECT_EQ(plans[3], plans[1]);
+    const BucketChoice& choice = *picks.reducer->choice();
+    // All gradients are far below 1 MiB, so every candidate with a large cap has one bucket.
+    EXPECT_EQ(plans[1].buckets().size(), 1U);
+    EXPECT_GT(choice.cost.fixed_ns, 0);
+    EXPECT_GT(choice.default_end_ns, 0);
+    EXPECT_TRUE(SameOnAllRanks(*group, torch::tensor(choice.Encode(), torch::kLong)));
+    EXPECT_TRUE(SameOnAllRanks(*group, torch::tensor(plans[1].Encode(), torch::kInt)));
+    picks.reducer->RequestRebuild();
+    picks.net->zero_grad();
+    picks.Run(9);
+    EXPECT_TRUE(picks.reducer->choice().has_value());
+  }
+}
+
 RANK_TEST(ReducerTest, AFailureOnEachKindOfBuckets, 2) {
   const auto group = init_process_group();
   ExpectSameBits(*group, OnEachKind([&](GradientBuckets::Factory make) {
@@ -262,7 +326,7 @@ RANK_TEST(ReducerTest, ASkippedBucketAndAJoinedRankHaveTheirOutcomes, 2) {
     trainer.Run(1);
     EXPECT_EQ(outcomes[Outcome::kSkipped], skipped);
   } else {
-    trainer.reducer->Shadow({.used_map_before = true}, /*source=*/0);
+    trainer.reducer->Shadow({.used_map_before = true}, {.divisor = 2, .source = 0});
     EXPECT_EQ(outcomes[Outcome::kShadowed], buckets);
     EXPECT_TRUE(torch::equal(Gradients(*trainer.net), gradients));
   }

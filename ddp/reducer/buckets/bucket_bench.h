@@ -45,7 +45,7 @@ class BucketBench {
 
   void CopyIn(int bucket) const {
     for (const int parameter : buckets->plan().buckets()[bucket].parameters) {
-      buckets->CopyIn(parameter);
+      buckets->CopyIn(parameter, {});
     }
     buckets->FinishCopyIn(bucket);
   }

@@ -8,6 +8,7 @@
 
 #include "ddp/comm/communicator.h"
 #include "ddp/reducer/buckets/gradient_buckets.h"
+#include "ddp/reducer/buckets/layout_list.h"
 
 namespace ddp::internal {
 
@@ -23,12 +24,16 @@ namespace ddp::internal {
 // Dense CPU gradients of float and double (also complex) in the layout of their parameters go
 // through one loop without an ATen call, an allocation or a lock. Other gradients go through ATen.
 // In both ways every element is multiplied before the sum.
+//
+// The last bucket can carry the map of used parameters, one element for each parameter behind the
+// gradients. The elements are float or double, so that counts of ranks are exact.
 class FlatBuckets final : public GradientBuckets {
  public:
   struct Options {
     bool gradient_as_view = false;
 
-    // When true, FinishCopyIn() copies all gradients of a bucket that cannot go through the loop.
+    // When true, and always on a GPU, the gradients of a bucket that cannot go through the loop are
+    // copied in by one operation of FinishCopyIn(), and copied out by one of CopyOut().
     bool batched_copy = false;
 
     // When true, a flat tensor exists only from the bucket's first CopyIn to its CopyOut.
@@ -43,9 +48,12 @@ class FlatBuckets final : public GradientBuckets {
 
   bool lazy() const override { return options_.lazy; }
   void set_factor(double factor) override { factor_ = factor; }
-  void CopyIn(int parameter) override;
+  void CopyIn(int parameter, const at::Tensor& input) override;
   void FinishCopyIn(int bucket) override;
   void Zero(int bucket) override;
+  bool carries_map() const override { return carries_map_; }
+  void AttachMap(const std::vector<uint8_t>& map) override;
+  std::vector<int32_t> AttachedSums() const override;
   void Launch(int bucket) override;
   void Wait(int bucket) override;
   at::Tensor HookBuffer(int bucket) override { return buckets_[bucket].flat; }
@@ -53,36 +61,51 @@ class FlatBuckets final : public GradientBuckets {
   void Discard(int bucket) override;
 
  private:
+  // The part of a flat tensor for one parameter. Small, since a step reads all slots.
   struct Slot {
+    void* data = nullptr;  // of the view, when it is suitable for the loop without ATen; else null
+    int64_t count = 0;     // in real numbers
+    int parameter = 0;
     int bucket = 0;
-    int64_t offset = 0;  // in real numbers, from the start of the flat tensor
-    int64_t count = 0;   // in real numbers
-    bool plain = false;  // suitable for the loop without ATen
+    at::ScalarType type = at::kFloat;
+    bool plain = false;  // suitable for the loop, as far as the parameter decides
     bool sparse = false;
     bool warned = false;  // about different strides
-    at::Tensor view;      // into the flat tensor, in the parameter's shape and, if dense, strides
   };
   struct Bucket {
-    at::Tensor flat;  // undefined: sparse and empty, or lazy and unused
+    at::Tensor flat;      // undefined: sparse and empty, or lazy and unused
+    at::Tensor with_map;  // `flat` and the elements of the map behind it; undefined: no map
+    bool map_attached = false;
+    bool batched = false;
+    int first_slot = 0;
     int64_t count = 0;
-    std::vector<int> deferred;  // parameters whose copy waits for FinishCopyIn
+    std::vector<int> deferred;  // parameters whose copy waits for FinishCopyIn, FinishCopyOut
     Communicator::Pending sum;  // from Launch() to CopyOut() or Discard()
   };
 
   void Materialize(int bucket);
-  // Returns true when the loop without ATen may access `gradient` with the layout of the slot's
-  // view.
-  static bool SameLayout(const Slot& slot, const at::Tensor& gradient);
-  static bool IsView(const Slot& slot, const at::Tensor& gradient);
-  void Scale(Slot& slot, const at::Tensor& gradient) const;
+  void PrefetchAfter(int slot) const;
+  // Returns true when the loop without ATen may access `gradient` as it accesses slot.data.
+  bool IsPlain(int slot, const at::Tensor& gradient) const;
+  bool IsView(int slot, const at::Tensor& gradient) const;
+  void ScalePlain(const Slot& slot, const at::Tensor& gradient) const;
+  void Scale(int slot, const at::Tensor& gradient);
+  void CopyInSlowly(int slot);
   void CopyInSparse(int index);
-  bool CopyOutDense(int index);  // false: the gradient was replaced
-  void WarnOfStrides(Slot& slot, const at::Tensor& gradient) const;
+  bool CopyOutDense(int slot);  // false: the gradient was replaced
+  void FinishCopyOut(Bucket& bucket);
+  void WarnOfStrides(int slot, const at::Tensor& gradient);
 
   const Options options_;
   double factor_ = 1;
   std::vector<Bucket> buckets_;
-  std::vector<Slot> slots_;  // by parameter
+  bool carries_map_ = false;
+
+  // Gradients come in plan order after the first pass, so slots are in plan order.
+  std::vector<Slot> slots_;
+  std::vector<at::Tensor> views_;  // by slot, in the parameter's shape and, if dense, strides
+  LayoutList layouts_;             // by slot: the parameter's
+  std::vector<int> slot_of_;       // by parameter
 };
 
 }  // namespace ddp::internal

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -24,7 +25,7 @@ class Communicator;
 // - CopyIn() for each parameter, in any order, then FinishCopyIn(). A joined rank calls Zero()
 //   instead.
 // - Launch(). With a comm hook, the Reducer calls HookBuffer() instead, once or more often.
-// - Wait(), after Launch() only.
+// - Wait(), after Launch() only. A second call returns at once.
 // - CopyOut() or Discard().
 // A bucket that no rank uses gets FinishCopyIn() without CopyIn(), or Zero() on a joined rank, and
 // then Discard(). After a failure the Reducer may stop at any of these calls, and makes new
@@ -41,6 +42,7 @@ class GradientBuckets {
     BucketPlan plan;
     std::vector<at::Tensor> parameters;  // of the plan, by index
     std::vector<bool> sparse;            // true: its gradient is sparse, and alone in its bucket
+    bool sums_map = false;  // every pass sums a map of used parameters: see AttachMap()
     // Returns the group's current communicator: a group replaces it after a failure.
     std::function<Communicator&()> communicator;
   };
@@ -53,6 +55,16 @@ class GradientBuckets {
   const BucketPlan& plan() const { return setup_.plan; }
   int count() const { return static_cast<int>(setup_.plan.buckets().size()); }
 
+  // Describes in a few words how gradients are reduced, for a person.
+  virtual std::string strategy() const { return "flat buckets"; }
+
+  // A backward of the model begins or ends.
+  virtual void OnBackward(bool /*begins*/) {}
+
+  // The pass has failed on this rank and will not be continued. On return, no other rank writes
+  // into this rank's gradients any more.
+  virtual void Abandon() {}
+
   // Returns true when a bucket has memory only from its first CopyIn() or Zero() to CopyOut() or
   // Discard(). The caller of HookBuffer() then releases that tensor at the end of the pass.
   virtual bool lazy() const { return false; }
@@ -61,12 +73,26 @@ class GradientBuckets {
   virtual void set_factor(double factor) = 0;
 
   // Puts the parameter's gradient, times the factor, into the memory that its bucket's reduction
-  // reads; zeros when the gradient is undefined. Throws c10::Error when the gradient has not the
-  // parameter's type, or is sparse or dense where the other was expected.
-  virtual void CopyIn(int parameter) = 0;
+  // reads; zeros when the gradient is undefined. `input`: what the hook of the parameter's
+  // accumulator has received, in such a hook; else undefined. Throws c10::Error when the gradient
+  // has not the parameter's type, or is sparse or dense where the other was expected.
+  virtual void CopyIn(int parameter, const at::Tensor& input) = 0;
 
   // Completes the copies of a bucket.
   virtual void FinishCopyIn(int bucket) = 0;
+
+  // Returns true when the reduction of the last bucket can also sum a map of used parameters. The
+  // answer follows from Setup alone, except `communicator`, and is the same on every rank. False:
+  // the caller needs an all-reduce for the map.
+  virtual bool carries_map() const { return false; }
+
+  // Adds `map`, a number for each parameter, to the reduction of the last bucket. Call it before
+  // that bucket's Launch(), in a pass without a comm hook, on all ranks or on none.
+  virtual void AttachMap(const std::vector<uint8_t>& /*map*/) {}
+
+  // Returns the sums of the maps over all ranks, by parameter. Call it between the last bucket's
+  // Wait() and its CopyOut() or Discard(). On a GPU, blocks until the sum is complete.
+  virtual std::vector<int32_t> AttachedSums() const { return {}; }
 
   // Fills the bucket with zeros. Changes the parameters' gradients only where these lie in the
   // bucket.
@@ -102,6 +128,7 @@ class GradientBuckets {
   size_t parameter_count() const { return setup_.parameters.size(); }
   const at::Tensor& parameter(int index) const { return setup_.parameters[index]; }
   bool sparse(int index) const { return setup_.sparse[index]; }
+  bool sums_map() const { return setup_.sums_map; }
   Communicator& communicator() const { return setup_.communicator(); }
 
  private:

@@ -9,7 +9,7 @@
 
 namespace ddp::internal {
 
-void PerParameterBuckets::CopyIn(int index) {
+void PerParameterBuckets::CopyIn(int index, const at::Tensor& /*input*/) {
   const at::NoGradGuard no_grad;
   const at::Tensor& gradient = GradientOf(parameter(index));
   if (!gradient.defined()) {

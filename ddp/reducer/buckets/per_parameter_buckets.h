@@ -31,7 +31,7 @@ class PerParameterBuckets final : public GradientBuckets {
 
   bool lazy() const override { return true; }
   void set_factor(double factor) override { factor_ = factor; }
-  void CopyIn(int index) override;
+  void CopyIn(int index, const at::Tensor& input) override;
   void FinishCopyIn(int /*bucket*/) override {}
   void Zero(int bucket) override;
   void Launch(int bucket) override;

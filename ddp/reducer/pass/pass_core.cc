@@ -240,12 +240,28 @@ void PassCore::MarkReady(int parameter) {
 
 void PassCore::LaunchReadyBuckets() {
   while (next_bucket_ < members_.size() && missing_[next_bucket_] == 0) {
-    Add(dropped_[next_bucket_] ? Kind::kSkip : Kind::kLaunch, static_cast<int>(next_bucket_));
+    LaunchBucket(next_bucket_);
     ++next_bucket_;
   }
-  if (next_bucket_ < members_.size() || !parts_.used_map_after) return;
+  if (next_bucket_ < members_.size() || !parts_.used_map_after || map_in_flight_) return;
   used_map_ = used_;
   StartUsedMap();
+}
+
+void PassCore::LaunchBucket(size_t bucket) {
+  const int index = static_cast<int>(bucket);
+  if (dropped_[bucket]) return Add(Kind::kSkip, index);
+  if (CarriesMap(bucket)) {
+    used_map_ = used_;
+    map_in_flight_ = true;
+    Add(Kind::kAttachUsedMap, index);
+  }
+  Add(Kind::kLaunch, index);
+}
+
+// A pass with a map after the buckets drops no bucket.
+bool PassCore::CarriesMap(size_t bucket) const {
+  return map_carrier_ && parts_.used_map_after && bucket + 1 == members_.size();
 }
 
 // ---- The beginning of a pass.
@@ -370,6 +386,12 @@ void PassCore::StartUsedMap() {
   Add(Kind::kStartUsedMap);
 }
 
+// Of a map that follows the buckets.
+void PassCore::AddWaitForMap() {
+  if (!map_carrier_ || members_.empty()) return Add(Kind::kWaitUsedMap);
+  Add(Kind::kTakeUsedMap, static_cast<int>(members_.size()) - 1);
+}
+
 bool PassCore::wants_used_map() const {
   return options_.static_graph ||
          std::find(used_map_.begin(), used_map_.end(), 0) != used_map_.end();
@@ -439,7 +461,7 @@ void PassCore::ReduceCounted() {
 void PassCore::Finish() {
   if (!reducing()) return;  // broken meanwhile
   part_ = Part::kEnd;
-  if (map_in_flight_) Add(Kind::kWaitUsedMap);
+  if (map_in_flight_) AddWaitForMap();
   AddFurtherRounds();
   buckets_sent_ = 0;
   for (size_t b = 0; b < members_.size(); ++b) {
@@ -503,11 +525,11 @@ std::vector<int> PassCore::RecordedOrder() const {
 
 // ---- A rank that has joined.
 
-void PassCore::OnShadow(PassParts parts, int source) {
+void PassCore::OnShadow(PassParts parts, Start start) {
   part_ = Part::kBegin;
   then_ = Then::kShadow;
   parts_ = parts;
-  OnAnnounced({.divisor = 1, .source = source});
+  OnAnnounced(start);
 }
 
 void PassCore::BeginShadow() {
@@ -524,12 +546,14 @@ void PassCore::ShadowBuckets() {
   if (options_.skip_unused_buckets && !parts_.used_map_after) FindDroppedBuckets();
   for (size_t b = 0; b < members_.size(); ++b) {
     Add(Kind::kZero, static_cast<int>(b));
-    if (!dropped_[b]) Add(Kind::kLaunch, static_cast<int>(b));
+    if (!dropped_[b]) LaunchBucket(b);
   }
   if (parts_.used_map_after) {
-    used_map_ = used_;
-    StartUsedMap();
-    Add(Kind::kWaitUsedMap);
+    if (!map_in_flight_) {
+      used_map_ = used_;
+      StartUsedMap();
+    }
+    AddWaitForMap();
   }
   AddFurtherRounds();
   for (size_t b = 0; b < members_.size(); ++b) {

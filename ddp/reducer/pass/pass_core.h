@@ -34,6 +34,8 @@ struct PassAction {
     kSkip,            // (bucket) in place of kLaunch: no rank uses it
     kStartUsedMap,    // start the sum of used_map()
     kWaitUsedMap,     // wait for the sum -> OnUsedMap()
+    kAttachUsedMap,   // (bucket) used_map() travels with its kLaunch, which is the next action
+    kTakeUsedMap,     // (bucket) wait for its reduction, and take the sum -> OnUsedMap()
     kFinishAtEnd,     // call Finish() when the backward under way has ended
     kNextRound,       // (bucket) wait for its last round, and start its round `round`
     kWait,            // (bucket) wait for its reduction
@@ -91,9 +93,11 @@ struct PassAction {
 // - [kAgreeOnPlan, after a failure]
 // - [kStartUsedMap, when unused buckets are skipped]
 // - kLaunch for each bucket, in plan order
-// - [kStartUsedMap, with find_unused_parameters or in the first pass of a static graph]
+// - [kStartUsedMap, with find_unused_parameters or in the first pass of a static graph; none when
+//   the last bucket carries the map, see SetMapCarrier()]
 // - for each further round of the reduction: [kNextRound for each launched bucket, in plan order]
-// - [kRebuild, in a pass that rebuilds the buckets]
+// - [kRebuild, in a pass that rebuilds the buckets: the Reducer's collectives for it, the same on
+//   every rank]
 //
 // A model may have collectives of its own in the backward (SyncBatchNorm), in an order that is the
 // same on every rank. Buckets are launched among them, at places that gradients decide. So three
@@ -134,6 +138,10 @@ class PassCore {
   // Sets the number of rounds that the reduction of a bucket takes, at least 1. All ranks set the
   // same number, before the first pass.
   void SetRounds(int rounds);
+  // `carries`: the reduction of the last bucket can also sum used_map(). A map that follows the
+  // buckets then has no collective of its own: kAttachUsedMap and kTakeUsedMap take the place
+  // of kStartUsedMap and kWaitUsedMap. All ranks set the same, between passes, for each plan.
+  void SetMapCarrier(bool carries) { map_carrier_ = carries; }
   // Passes are announced to joined ranks from now on, or no longer. Call it between passes.
   void SetAnnounced(bool announced) { announced_ = announced; }
   // Makes the next pass end with new buckets, and count a static graph anew.
@@ -148,6 +156,24 @@ class PassCore {
   // A gradient of `parameter` has been accumulated. `defined`: the parameter has a gradient now.
   // `backward` is looked at only while asks_backward().
   void OnGradient(int parameter, bool defined, const BackwardView& backward);
+  // The short form of OnGradient(), for a gradient that neither completes a bucket nor is an error
+  // nor asks for anything else. Returns true when the caller has to do kCopyIn(parameter) and
+  // nothing else, with the part kGradient. Returns false, and changes nothing, when the caller has
+  // to call OnGradient().
+  bool OnPlainGradient(int parameter, bool defined) {
+    if (state_ != State::kReducing || next_action_ != actions_.size()) return false;
+    if (counted_ && remaining_[parameter] != 1) return false;
+    int& missing = missing_[bucket_of_[parameter]];
+    if (ready_pass_[parameter] == pass_ || missing <= 1 || dropped_[bucket_of_[parameter]] != 0) {
+      return false;
+    }
+    ready_pass_[parameter] = pass_;
+    used_[parameter] |= static_cast<uint8_t>(defined);
+    if (counted_) remaining_[parameter] = 0;
+    order_.push_back(parameter);  // reserved
+    --missing;
+    return true;
+  }
   void OnBackwardEnd(const BackwardView& backward);
   void OnBackwardException(const BackwardView& backward);
   void OnAnnounced(Start start);
@@ -162,9 +188,9 @@ class PassCore {
   // The pass is complete. To be called before the callback of kComplete; `passed`: the synchronized
   // forwards of a backward that is still under way.
   void OnComplete(const std::vector<ForwardPtr>& passed);
-  // Under a Join, this rank has no inputs: it takes part in a pass of the others with zeros. Call
-  // it between passes only.
-  void OnShadow(PassParts parts, int source);
+  // Under a Join, this rank has no inputs: it takes part in a pass of the others with zeros.
+  // `start` is what the others have agreed on. Call it between passes only.
+  void OnShadow(PassParts parts, Start start);
   // Adds an error when a pass is not complete.
   void OnCheck();
   // The model is destroyed. Adds a report when a pass is not complete.
@@ -250,6 +276,9 @@ class PassCore {
   void LaunchReadyBuckets();
   void ReduceCounted();
   void StartUsedMap();
+  bool CarriesMap(size_t bucket) const;
+  void LaunchBucket(size_t bucket);
+  void AddWaitForMap();
   void FindDroppedBuckets();
   void BeginShadow();
   void ShadowBuckets();
@@ -274,6 +303,7 @@ class PassCore {
   bool rebuild_requested_ = false;
   bool unsettled_ = false;  // after a failure: other ranks may have other buckets
   bool announced_ = false;
+  bool map_carrier_ = false;
 
   State state_ = State::kIdle;
   ForwardHistory forwards_;

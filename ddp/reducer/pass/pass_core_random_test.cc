@@ -11,6 +11,7 @@
 //   - A gradient is copied in once in a pass, and never into a bucket that is skipped.
 //   - A pass that ends has waited for each bucket that it launched, and is complete on every rank.
 //   - Ranks agree on the parameters that no rank used.
+//   - A map that the last bucket carries has no collective of its own.
 //   - No rank waits forever, and no rank throws.
 //
 // Length: the player of a rank and the model of what must hold are one program for one test.
@@ -61,6 +62,8 @@ struct World {
   std::deque<Collective> collectives;
   std::vector<std::vector<int>> first_plan;
   bool announces = false;            // under a Join
+  bool carries = false;              // the last bucket carries the map of used parameters
+  bool short_form = false;           // gradients come by OnPlainGradient(), as in the Reducer
   std::vector<PassParts> announced;  // the parts of each pass, for the rank that has joined
 
   int Draw(int below) {
@@ -106,6 +109,7 @@ class Rank {
     TakeFirstPlan();
     core_->SetRounds(world.rounds);
     core_->SetAnnounced(world.announces);
+    core_->SetMapCarrier(world.carries);
   }
 
   // Does the step's next event or action. Returns false when it has to wait for other ranks.
@@ -139,6 +143,7 @@ class Rank {
     calls_.clear();
     untouched_.clear();
     rebuilding_ = agreeing_ = shadowing_ = false;
+    attached_.clear();
     next_collective_ = 0;
     done_ = true;
     core_->Reset(number_, true);
@@ -168,14 +173,20 @@ class Rank {
     if (step.kind == Step::Kind::kShadow) {
       if (shadowed_ == world_.announced.size()) return void(done_ = true);
       shadowing_ = true;
-      return core_->OnShadow(world_.announced[shadowed_++], 0);
+      return core_->OnShadow(world_.announced[shadowed_++], {.divisor = world_.ranks, .source = 0});
     }
     if (!forward_ && step.kind != Step::Kind::kBare) return Forward(step);
     if (step.backwards.empty()) return Check();
     if (backward_ < 0) return BeginBackward(step, 0);
     const std::vector<int>& gradients = step.backwards[backward_];
     if (gradient_ < gradients.size()) {
-      return core_->OnGradient(gradients[gradient_++], true, View());
+      const int parameter = gradients[gradient_++];
+      if (!world_.short_form || !core_->OnPlainGradient(parameter, true)) {
+        return core_->OnGradient(parameter, true, View());
+      }
+      EXPECT_FALSE(core_->Next().has_value());
+      Do({.kind = Kind::kCopyIn, .part = PassAction::Part::kGradient, .index = parameter});
+      return;
     }
     if (!ended_) return EndBackward();
     if (backward_ + 1 < static_cast<int>(step.backwards.size())) {
@@ -280,10 +291,10 @@ class Rank {
       case Kind::kStartUsedMap:
         StartMap();
         return true;
+      case Kind::kAttachUsedMap:
+      case Kind::kTakeUsedMap:
       case Kind::kWaitUsedMap:
-        return WaitFor(action, map_, [this](const Collective& map) {
-          core_->OnUsedMap(core_->wants_used_map() ? map.sums : std::vector<int32_t>());
-        });
+        return action.kind == Kind::kAttachUsedMap ? AttachMap(action) : WaitForMap(action);
       case Kind::kNextRound:
         return NextRound(action);
       case Kind::kWait:
@@ -317,7 +328,9 @@ class Rank {
     }
     EXPECT_EQ(launched_[bucket], 0);
     if (action.kind == Kind::kSkip) return;
-    Start(absl::StrCat("bucket ", absl::StrJoin(plan_[bucket], ",")));
+    const std::vector<uint8_t> map = std::exchange(attached_, {});
+    const char* const with_map = map.empty() ? "" : " with the used map";
+    AddMap(Start(absl::StrCat("bucket ", absl::StrJoin(plan_[bucket], ","), with_map)), map);
     launched_[bucket] = static_cast<int>(next_collective_);  // one more than its number
   }
 
@@ -336,10 +349,32 @@ class Rank {
   }
 
   void StartMap() {
+    EXPECT_TRUE(!world_.carries || core_->parts().used_map_before);
     Collective& map = Start("used map");
     map_ = next_collective_ - 1;
-    map.sums.resize(world_.parameters, 0);
-    for (int i = 0; i < world_.parameters; ++i) map.sums[i] += core_->used_map()[i];
+    AddMap(map, core_->used_map());
+  }
+
+  bool AttachMap(const PassAction& action) {
+    EXPECT_TRUE(world_.carries);
+    EXPECT_EQ(static_cast<size_t>(action.index) + 1, plan_.size());
+    attached_ = core_->used_map();
+    return true;
+  }
+
+  bool WaitForMap(const PassAction& action) {
+    if (action.kind == Kind::kTakeUsedMap) {
+      map_ = static_cast<size_t>(launched_[action.index]) - 1;
+    }
+    return WaitFor(action, map_, [this](const Collective& map) {
+      EXPECT_EQ(map.sums.size(), static_cast<size_t>(world_.parameters));
+      core_->OnUsedMap(core_->wants_used_map() ? map.sums : std::vector<int32_t>());
+    });
+  }
+
+  static void AddMap(Collective& collective, const std::vector<uint8_t>& map) {
+    collective.sums.resize(map.size(), 0);
+    for (size_t i = 0; i < map.size(); ++i) collective.sums[i] += map[i];
   }
 
   bool Agree(const PassAction& action) {
@@ -407,6 +442,7 @@ class Rank {
 
   size_t next_collective_ = 0;
   size_t map_ = 0;
+  std::vector<uint8_t> attached_;
   bool agreeing_ = false;
   bool rebuilding_ = false;
   std::vector<int> copied_;
@@ -433,6 +469,8 @@ class RandomStory {
     world_.options.collectives_in_backward = world_.OneIn(3);
     world_.announces = world_.OneIn(2);
     world_.rounds = world_.OneIn(3) ? 2 + world_.Draw(2) : 1;
+    world_.carries = world_.rounds == 1 && world_.OneIn(2);
+    world_.short_form = world_.OneIn(2);
     world_.first_plan = Split(world_, Shuffled());
     repeated_ = mode == 1 && world_.OneIn(2) ? world_.Draw(world_.parameters) : -1;
     dead_ =

@@ -66,6 +66,8 @@ std::string Name(const PassAction& action) {
       {Kind::kSkip, "skip bucket "},
       {Kind::kStartUsedMap, "sum the used map"},
       {Kind::kWaitUsedMap, "wait for the used map"},
+      {Kind::kAttachUsedMap, "attach the used map to bucket "},
+      {Kind::kTakeUsedMap, "wait for the used map of bucket "},
       {Kind::kFinishAtEnd, "finish at the end"},
       {Kind::kNextRound, "next round of bucket "},
       {Kind::kWait, "wait for bucket "},
@@ -85,7 +87,7 @@ std::string Name(const PassAction& action) {
 // Stories of one rank. The player answers each question of the core itself.
 //
 //   options parameters=3 plan=0|1,2 [find_unused] [static_graph] [skip_unused] [given] [rounds=2]
-//           [collectives] [announced]
+//           [collectives] [announced] [carrier]
 //   > forward f [outputs=2] [no_sync] [eval] [unseen] [unreachable]
 //   > backward f [output=1] [unreached=0,2] [limited]      through a watched output
 //   > backward of f | backward of bare                     through none
@@ -112,6 +114,7 @@ class Story : public testing::StoryPlayer {
       if (word == "given") given_ = true;
     }
     const bool announced = std::find(words.begin(), words.end(), "announced") != words.end();
+    const bool carrier = std::find(words.begin(), words.end(), "carrier") != words.end();
     std::vector<std::string> names;
     for (int i = 0; i < parameters_; ++i) names.push_back(absl::StrCat("p", i));
     core_.emplace(names, options);
@@ -120,6 +123,7 @@ class Story : public testing::StoryPlayer {
     core_->SetFirstPlan(Plan(), given_);
     core_->SetRounds(rounds);
     core_->SetAnnounced(announced);
+    core_->SetMapCarrier(carrier);
   }
 
   std::vector<std::string> Play(const Words& words) override {
@@ -174,7 +178,7 @@ class Story : public testing::StoryPlayer {
       return core_->OnShadow({.rebuild_after = has("rebuild"),
                               .used_map_after = has("map_after"),
                               .used_map_before = has("map_before")},
-                             1);
+                             {.divisor = 2, .source = 1});
     }
     if (what == "reset") {
       const bool failure = words.size() > 1;
@@ -290,7 +294,8 @@ class Story : public testing::StoryPlayer {
       case Kind::kTakeFirstPlan:
         core_->SetFirstPlan(Plan(), given_);
         return core_->OnFirstPlanTaken();
-      case Kind::kWaitUsedMap: {
+      case Kind::kWaitUsedMap:
+      case Kind::kTakeUsedMap: {
         if (!core_->wants_used_map()) return core_->OnUsedMap({});
         std::vector<int32_t> sums(core_->used_map().begin(), core_->used_map().end());
         for (const int parameter : others_use_) ++sums[parameter];
