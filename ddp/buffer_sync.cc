@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/core/ivalue.h>
+#include <ATen/ops/tensor.h>
 
 #include "ddp/comm/communicator.h"
 #include "ddp/common/error.h"
@@ -21,6 +22,20 @@ namespace {
 constexpr size_t kKeptMessageBytes = size_t{16} << 20;
 constexpr size_t kKeptBufferBytes = size_t{1} << 20;
 
+// A broadcast of fewer bytes costs what a comparison over the ranks costs.
+constexpr size_t kComparedBytes = size_t{64} << 10;
+constexpr int kLongestPause = 1024;
+
+// Returns the same on all ranks, whose buffers have equal shapes, types and kinds of device.
+bool MayCompare(const std::map<std::string, at::Tensor>& buffers) {
+  size_t bytes = 0;
+  for (const auto& [name, buffer] : buffers) {
+    if (buffer.layout() != at::kStrided || !buffer.is_cpu()) return false;
+    bytes += buffer.nbytes();
+  }
+  return bytes >= kComparedBytes;
+}
+
 // Returns "layer.norm" for "layer.norm.running_mean".
 std::string OwnerOf(const std::string& name) {
   const size_t dot = name.rfind('.');
@@ -30,6 +45,12 @@ std::string OwnerOf(const std::string& name) {
 int64_t VersionOf(const at::Tensor& tensor) {
   const c10::VariableVersion& version = tensor.unsafeGetTensorImpl()->version_counter();
   return version.enabled() ? version.current_version() : 0;
+}
+
+// `value`: undefined when no copy was kept.
+bool IsComparable(const at::Tensor& value, const at::Tensor& buffer) {
+  return value.defined() && value.sizes() == buffer.sizes() &&
+         value.scalar_type() == buffer.scalar_type() && value.device() == buffer.device();
 }
 
 }  // namespace
@@ -66,7 +87,7 @@ std::map<std::string, at::Tensor> BufferSync::Buffers() const {
 
 void BufferSync::Run(ProcessGroup& group, BufferCommHookLocation location, int source) {
   if (!Due(location)) return;
-  if (!hook_) return Broadcast(group, source);
+  if (!hook_) return BroadcastChanged(group, source);
   const std::map<std::string, at::Tensor> buffers = Buffers();
   for (TensorFuture& future : hook_(buffers)) {
     if (future) started_.push_back(std::move(future));
@@ -74,8 +95,35 @@ void BufferSync::Run(ProcessGroup& group, BufferCommHookLocation location, int s
   for (const auto& [name, buffer] : buffers) in_use_.push_back(buffer);
 }
 
-void BufferSync::Broadcast(ProcessGroup& group, int source) {
+void BufferSync::BroadcastChanged(ProcessGroup& group, int source) {
   const std::map<std::string, at::Tensor> buffers = Buffers();
+  if (group.size() > 1 && MayCompare(buffers)) {
+    if (until_compared_ > 0) {
+      --until_compared_;
+    } else {
+      const at::Tensor changed = at::tensor({differs_ || Changed(buffers) ? 1 : 0}, at::kInt);
+      Communicator& communicator = group.communicator();
+      Communicator::Pending pending =
+          communicator.AllReduceMax(changed, {"the comparison of buffers"});
+      communicator.Wait(pending);
+      if (changed.item<int>() == 0) {
+        pause_ = 1;
+        for (const auto& [name, buffer] : buffers) seen_[name].version = VersionOf(buffer);
+        return;
+      }
+      until_compared_ = pause_;
+      pause_ = std::min(2 * pause_, kLongestPause);
+    }
+  }
+  BroadcastAll(group, source, buffers);
+}
+
+void BufferSync::Broadcast(ProcessGroup& group, int source) {
+  BroadcastAll(group, source, Buffers());
+}
+
+void BufferSync::BroadcastAll(ProcessGroup& group, int source,
+                              const std::map<std::string, at::Tensor>& buffers) {
   std::vector<std::string> names;
   std::vector<at::Tensor> tensors;
   for (const auto& [name, buffer] : buffers) {
@@ -95,10 +143,24 @@ void BufferSync::Broadcast(ProcessGroup& group, int source) {
                           .what = "the broadcast of buffers"});
   seen_.clear();
   for (size_t i = 0; i < names.size(); ++i) Remember(names[i], tensors[i], values[i]);
+  differs_ = false;
+}
+
+// Returns true when some buffer may have other bits than in seen_.
+bool BufferSync::Changed(const std::map<std::string, at::Tensor>& buffers) const {
+  if (buffers.size() != seen_.size()) return true;
+  at::NoGradGuard no_grad;
+  return std::any_of(buffers.begin(), buffers.end(), [&](const auto& item) {
+    const auto found = seen_.find(item.first);
+    return found == seen_.end() || !found->second.tensor.is_same(item.second) ||
+           !IsComparable(found->second.value, item.second) ||
+           !SameBits(item.second, found->second.value);
+  });
 }
 
 void BufferSync::NoteForward() {
   if (hook_) return;
+  if (!differs_ && MayCompare(Buffers())) differs_ = Changed(Buffers());
   seen_.clear();
   at::NoGradGuard no_grad;
   for (const auto& [name, buffer] : Buffers()) {
@@ -128,10 +190,9 @@ std::set<std::string> BufferSync::Updated(const std::map<std::string, at::Tensor
     if (found == seen_.end() || !found->second.tensor.is_same(buffer)) continue;
     const Seen& seen = found->second;
     if (seen.version == VersionOf(buffer)) same_version.insert(name);
-    const bool comparable = seen.value.defined() && seen.value.sizes() == buffer.sizes() &&
-                            seen.value.scalar_type() == buffer.scalar_type() &&
-                            seen.value.device() == buffer.device();
-    if (comparable && !SameBits(buffer, seen.value)) owners.insert(OwnerOf(name));
+    if (IsComparable(seen.value, buffer) && !SameBits(buffer, seen.value)) {
+      owners.insert(OwnerOf(name));
+    }
   }
   std::erase_if(same_version,
                 [&](const std::string& name) { return !owners.contains(OwnerOf(name)); });
@@ -140,6 +201,8 @@ std::set<std::string> BufferSync::Updated(const std::map<std::string, at::Tensor
 
 void BufferSync::Abandon() {
   at::NoGradGuard no_grad;
+  pause_ = until_compared_ = 1;
+  differs_ = true;
   const bool busy = std::any_of(started_.begin(), started_.end(),
                                 [](const TensorFuture& future) { return !future->completed(); });
   if (busy) {

@@ -34,6 +34,15 @@ class ModelView;
 // - Otherwise the broadcast raises the version. A backward that needs the old values throws
 //   LibTorch's error about an in-place change. It never computes with the new values.
 //
+// Buffers on the CPU of 64 KiB and more in all are not sent while they do not change. Versions do
+// not show every change, so each rank compares its buffers with the values of the last broadcast,
+// bit by bit. The ranks then take the maximum of "changed" over all ranks, in place of the
+// broadcast: a rank that evaluates alone, or writes a buffer, causes the broadcast on all ranks.
+// After a change, the next 1, 2, 4, ... up to 1,024 synchronizations broadcast without a
+// comparison, so that buffers that change in every forward cost next to nothing. These counts
+// follow from collectives alone, and so are the same on all ranks. A buffer above 1 MiB in a model
+// with more than 16 MiB of buffers always counts as changed, because no copy of it is kept.
+//
 // Thread-compatible.
 class BufferSync {
  public:
@@ -50,7 +59,8 @@ class BufferSync {
   // Returns true when Run() does something at that place of the forward.
   bool Due(BufferCommHookLocation location) const;
 
-  // When Due(location): runs the hook, or without a hook the broadcast from `source`. Collective.
+  // When Due(location): runs the hook, or without a hook makes all ranks' buffers those of
+  // `source`. Collective.
   void Run(ProcessGroup& group, BufferCommHookLocation location, int source);
 
   // Broadcasts from `source`, with or without a hook. Collective.
@@ -63,7 +73,8 @@ class BufferSync {
   // Waits for the operations that hooks have started since the last call.
   void Finish(ProcessGroup& group);
 
-  // Discards the operations that Finish() would wait for, after a failure. If one may still write
+  // Forgets the last broadcast. Call it on all ranks, after a failure or with a new group. Discards
+  // the operations that Finish() would wait for, after a failure. If one may still write
   // to the buffers, the buffers get new memory, and earlier views no longer follow.
   void Abandon();
 
@@ -77,6 +88,10 @@ class BufferSync {
     at::Tensor value;  // undefined: too large to keep
   };
 
+  void BroadcastChanged(ProcessGroup& group, int source);
+  void BroadcastAll(ProcessGroup& group, int source,
+                    const std::map<std::string, at::Tensor>& buffers);
+  bool Changed(const std::map<std::string, at::Tensor>& buffers) const;
   void Remember(const std::string& name, const at::Tensor& tensor, const at::Tensor& value);
   std::set<std::string> Updated(const std::map<std::string, at::Tensor>& buffers) const;
 
@@ -87,6 +102,12 @@ class BufferSync {
   std::vector<TensorFuture> started_;
   std::vector<at::Tensor> in_use_;  // by the operations in started_
   std::map<std::string, Seen> seen_;
+
+  // The same on all ranks.
+  int pause_ = 1;           // broadcasts without a comparison after the next change
+  int until_compared_ = 1;  // broadcasts before the next comparison
+  // Of this rank: the values in seen_ may not be those of the last broadcast.
+  bool differs_ = true;
 };
 
 }  // namespace ddp::internal

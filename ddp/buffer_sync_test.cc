@@ -8,6 +8,8 @@
 #include <ATen/Functions.h>
 #include <ATen/core/ivalue.h>
 
+#include "ddp/comm/check/collective_log.h"
+#include "ddp/comm/communicator.h"
 #include "ddp/comm_hook.h"
 #include "ddp/common/error.h"
 #include "ddp/process_group.h"
@@ -89,6 +91,59 @@ RANK_TEST(BufferSyncTest, TheBroadcastRaisesTheVersionOfOtherBuffersOnly, 2) {
   sync.Broadcast(*group, 0);
   EXPECT_EQ(mean[0].item<double>(), 9);
   EXPECT_EQ(mean._version() > mean_version, group->rank() == 1) << "not changed on rank 1";
+}
+
+// Counts the collectives of each synchronization: one, or two where a comparison finds a change.
+RANK_TEST(BufferSyncTest, UnchangedBuffersAreNotSent, 2) {
+  const auto group = init_process_group();
+  const auto model = std::make_shared<FakeModelView>();
+  const at::Tensor table = at::ones({20'000}), mean = at::zeros({2});
+  model->named_buffers = {{"norm.mean", mean}, {"table", table}};
+  BufferSync sync(model, {});
+  const CollectiveLog& log = *group->communicator().log();
+  const auto run = [&] {
+    const int64_t before = log.launched();
+    sync.Run(*group, Location::kPreForward, 0);
+    EXPECT_EQ(mean[0].item<double>(), table[0].item<double>() - 1);
+    return log.launched() - before;
+  };
+  // Changes both buffers on one rank; rank 0's values then hold on all ranks.
+  const auto write = [&](int rank, double value) {
+    if (group->rank() != rank) return;
+    table.variable_data().fill_(1 + value);  // raises no version
+    mean.variable_data().fill_(value);
+  };
+  EXPECT_EQ(run(), 1);  // a broadcast
+  EXPECT_EQ(run(), 1);  // a comparison
+  const auto version = table._version();
+  EXPECT_EQ(run(), 1);
+  EXPECT_EQ(table._version(), version);
+  for (const int rank : {0, 1}) {
+    write(rank, 5 + rank);
+    EXPECT_EQ(run(), 2);
+    EXPECT_EQ(mean[0].item<double>(), 5);
+    EXPECT_EQ(run(), 1);  // a broadcast
+    EXPECT_EQ(run(), 1);  // a comparison
+  }
+
+  // A forward that is not synchronized records this rank's own values.
+  write(1, 8);
+  sync.NoteForward();
+  EXPECT_EQ(run(), 2);
+  EXPECT_EQ(mean[0].item<double>(), 5);
+
+  // Buffers that change each time: comparisons become rare.
+  int64_t launched = 0;
+  for (int i = 0; i < 40; ++i) {
+    write(0, 20 + i);
+    launched += run();
+    EXPECT_EQ(mean[0].item<double>(), 20 + i);
+  }
+  EXPECT_LE(launched, 40 + 5);
+
+  sync.Abandon();
+  write(1, 90);
+  EXPECT_EQ(run(), 1);  // a broadcast
 }
 
 // After a failure an operation may still write into the buffers.
