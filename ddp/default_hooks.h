@@ -49,6 +49,11 @@ std::string NameOfHook(CommHookFunction hook);
 // bucket's own buffer. A bucket with a sparse gradient is passed to `hook` unchanged.
 TensorFuture RunInType(c10::ScalarType type, GradBucket& bucket, const CommHook& hook);
 
+// Does the same as RunInType with allreduce_hook, in fewer passes: one pass converts a float buffer
+// on the CPU to half precision or bfloat16 and divides it.
+TensorFuture AverageInType(c10::ScalarType type, const std::shared_ptr<ProcessGroup>& group,
+                           GradBucket& bucket);
+
 template <c10::ScalarType type, typename Hook>
 auto InTypeWrapper(Hook hook) {
   if constexpr (std::is_invocable_v<Hook&, GradBucket&>) {

@@ -4,6 +4,7 @@
 
 #include <ATen/ATen.h>
 
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
@@ -12,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "ddp/comm/kernels/compress.h"
 #include "ddp/comm_hook.h"
 #include "ddp/common/error.h"
 #include "ddp/process_group.h"
@@ -223,6 +225,70 @@ TEST(GradBucketTest, GradientsAreTheBuffersPartsInTheParametersShapes) {
   bucket.set_buffer(buffer.to(at::kDouble) * 2);
   EXPECT_EQ(bucket.gradients()[3][0].item<double>(), 264);
   EXPECT_EQ(bucket.gradients()[1].scalar_type(), at::kComplexDouble);
+}
+
+// ---- The kernels that the hooks use, against LibTorch
+
+// Floats with every upper half of their bits: all exponents, infinities and NaNs among them.
+at::Tensor ManyFloats() {
+  std::vector<int32_t> bits;
+  for (uint32_t upper = 0; upper < 65536; ++upper) {
+    for (const uint32_t lower : {0x0000u, 0x7FFFu, 0x8000u, 0x8001u, 0x1000u, 0x3001u}) {
+      bits.push_back(static_cast<int32_t>(upper << 16 | lower));
+    }
+  }
+  return at::tensor(bits).view(at::kFloat);
+}
+
+void ExpectEqualBits(const at::Tensor& actual, const at::Tensor& expected) {
+  // A NaN has other bits in LibTorch's vectors than in its single numbers.
+  EXPECT_TRUE(at::equal(actual.isnan(), expected.isnan()));
+  EXPECT_TRUE(
+      at::equal(actual.nan_to_num(0).view(at::kShort), expected.nan_to_num(0).view(at::kShort)));
+}
+
+TEST(CompressKernelTest, HasTheBitsOfLibTorch) {
+  const at::Tensor floats = ManyFloats();
+  const float* const from = floats.const_data_ptr<float>();
+  for (const at::ScalarType type : {at::kHalf, at::kBFloat16}) {
+    const bool half = type == at::kHalf;
+    const at::Tensor actual = at::empty(floats.sizes(), type);
+    uint16_t* const to = static_cast<uint16_t*>(actual.mutable_data_ptr());
+    for (const int divisor : {1, 2, 3, 6, 8, 1000}) {
+      const auto divide = half ? internal::DivideAsHalf : internal::DivideAsBfloat16;
+      divide(from, divisor, floats.numel(), to);
+      const at::Tensor expected = floats.to(type);
+      internal::DivideByRanks(expected, divisor);
+      SCOPED_TRACE(::testing::Message() << type << " / " << divisor);
+      ExpectEqualBits(actual, expected);
+    }
+    const auto scale = half ? internal::ScaleToHalf : internal::ScaleToBfloat16;
+    scale(from, 0.3f, floats.numel(), to);
+    ExpectEqualBits(actual, floats.mul(0.3f).to(type));
+    const at::Tensor back = at::empty_like(floats);
+    const auto widen = half ? internal::HalfToFloat : internal::Bfloat16ToFloat;
+    widen(to, floats.numel(), back.mutable_data_ptr<float>());
+    EXPECT_TRUE(at::equal(back.nan_to_num(0), actual.to(at::kFloat).nan_to_num(0)));
+  }
+}
+
+TEST(CompressWrapperTest, ABufferOfAnyKindTakesTheSameValues) {
+  const at::Tensor values = GradientOf(1);
+  const at::Tensor wide = at::zeros({kRows * 4, 2});
+  const auto result_of = [](const at::Tensor& buffer) {
+    GradBucket bucket = DenseBucket(buffer);
+    const auto version = buffer._version();
+    const at::Tensor result = ResultOf(fp16_compress_wrapper(noop_hook), bucket);
+    EXPECT_GT(buffer._version(), version);
+    return result.to(at::kFloat);
+  };
+  const at::Tensor expected = values.to(at::kHalf).to(at::kFloat);
+  EXPECT_TRUE(at::equal(result_of(values.clone()), expected));
+  EXPECT_TRUE(at::equal(result_of(values.to(at::kDouble)), expected));
+  const at::Tensor strided = wide.select(1, 1);
+  strided.copy_(values);
+  EXPECT_TRUE(at::equal(result_of(strided), expected));
+  EXPECT_EQ(wide.select(1, 0).count_nonzero().item<int64_t>(), 0);
 }
 
 TEST(CompressWrapperTest, PassesOnWhatTheHookDoesWrong) {
