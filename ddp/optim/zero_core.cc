@@ -134,6 +134,7 @@ void ZeroCore::Add(const Groups& groups, size_t first) {
   } else {
     for (const auto& part : parts) inner_->add_param_group(part);
   }
+  parameters_.Share(*group_);
   if (scatter_) scatter_->SetPlan(parameters_);
   WatchContexts(groups, first);
 }
@@ -225,11 +226,13 @@ std::string ZeroCore::Explain(int64_t problem, int rank) const {
 ZeroCore::Start ZeroCore::Exchange(const Groups& groups, bool stepping, bool takes_options) {
   const std::vector<bool> mine = parameters_.BucketsWithGradients();
   const int ranks = group_->size();
-  at::Tensor words = at::zeros({2 * ranks + static_cast<int64_t>(mine.size())}, at::kLong);
+  const auto count = static_cast<int64_t>(mine.size());
+  at::Tensor words = at::zeros({2 * ranks + count + 1}, at::kLong);
   auto* const mutable_words = words.mutable_data_ptr<int64_t>();
   mutable_words[group_->rank()] = Problem(groups, stepping);
   if (stepping && !takes_options) mutable_words[ranks + group_->rank()] = RatesOf(groups);
   std::copy(mine.begin(), mine.end(), mutable_words + 2 * ranks);
+  mutable_words[2 * ranks + count] = parameters_.MustPublish(*group_) ? 1 : 0;
   words = words.to(group_->device());
   group_->all_reduce(words);
   words = words.to(at::kCPU);  // waits for a stream, and so for the values of the step before
@@ -246,7 +249,8 @@ ZeroCore::Start ZeroCore::Exchange(const Groups& groups, bool stepping, bool tak
     start.torn = problem % kReasons == kTorn;
     start.error = Explain(problem, rank);
   }
-  for (size_t b = 0; b < mine.size(); ++b) start.buckets.push_back(all[2 * ranks + b] > 0);
+  for (int64_t b = 0; b < count; ++b) start.buckets.push_back(all[2 * ranks + b] > 0);
+  start.publish = all[2 * ranks + count] > 0;
   return start;
 }
 
@@ -277,7 +281,7 @@ void ZeroCore::ShadowStep(Groups& groups, const JoinRound& round) { RunStep(grou
 void ZeroCore::RunStep(Groups& groups, const JoinRound* round) {
   const bool joined = round != nullptr && !Has(round->active_ranks, group_->rank());
   Start start;
-  Guard("the step of a ZeroRedundancyOptimizer", [&] {
+  GuardStep([&] {
     FollowIncarnation();
     Wait();
     start = Exchange(groups, /*stepping=*/true, joined);
@@ -285,7 +289,20 @@ void ZeroCore::RunStep(Groups& groups, const JoinRound* round) {
   // The same on all ranks: no failure of the group.
   if (start.torn) throw ReductionError(start.error);
   if (!start.error.empty()) throw ConfigurationError(start.error);
-  Guard("the step of a ZeroRedundancyOptimizer", [&] { Update(groups, round, start.buckets); });
+  GuardStep([&] {
+    if (start.publish) parameters_.Publish(*group_);
+    Update(groups, round, start.buckets);
+  });
+}
+
+// A peer may be further, and write into this rank's parameters.
+void ZeroCore::GuardStep(const std::function<void()>& function) {
+  try {
+    Guard("the step of a ZeroRedundancyOptimizer", function);
+  } catch (...) {
+    parameters_.AbandonPeers();
+    throw;
+  }
 }
 
 void ZeroCore::Update(Groups& groups, const JoinRound* round, const std::vector<bool>& buckets) {
@@ -320,9 +337,10 @@ void ZeroCore::AskAll() {
   } catch (const CommunicationError&) {
     parameters_.DropTransfers();
   }
-  torn_ = torn_ || updating_ || unproven_;
+  torn_ = torn_ || updating_ || unproven_ || parameters_.written_by_peers();
   updating_ = false;
   unproven_ = false;
+  parameters_.ForgetPeers();
   at::Tensor words = at::zeros({1 + group_->size()}, at::kLong);
   const auto count = static_cast<int64_t>(parameters_.tensors().size());
   words.mutable_data_ptr<int64_t>()[0] = torn_ ? 1 : 0;
@@ -349,7 +367,7 @@ void ZeroCore::OnForward(bool collective) {
     } catch (const CommunicationError&) {
       if (group_->incarnation() == incarnation_) throw;
     }
-    if (!updating_) return;
+    if (!updating_ && !parameters_.written_by_peers()) return;
   }
   const std::string message = absl::StrCat("rank ", group_->rank(), ": ", kTornText);
   // Only this rank may know of the loss, and the others may wait for it.
@@ -533,6 +551,7 @@ std::unique_ptr<torch::optim::Optimizer> ZeroCore::Collect(const Groups& groups,
 std::function<void()> ZeroCore::PrepareState(const torch::optim::Optimizer& whole, Groups& groups) {
   // Values of an earlier step must not arrive after those of the state.
   if (group_->failed() || group_->incarnation() != incarnation_) {
+    parameters_.AbandonPeers();
     parameters_.DropTransfers();
   } else {
     Wait();
@@ -560,6 +579,7 @@ std::function<void()> ZeroCore::PrepareState(const torch::optim::Optimizer& whol
     updating_ = false;
     unproven_ = false;
     torn_ = false;
+    parameters_.ForgetPeers();
     ++version_;
   };
 }

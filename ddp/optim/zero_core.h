@@ -94,6 +94,7 @@ class ZeroCore {
     std::string error;  // some rank cannot make the step; empty: all can
     bool torn = false;
     std::vector<bool> buckets;  // with gradients on some rank
+    bool publish = false;       // the ranks must publish where their parameters lie
   };
 
   void WatchContexts(const Groups& groups, size_t first);
@@ -103,6 +104,7 @@ class ZeroCore {
   std::string Explain(int64_t problem, int rank) const;
   Start Exchange(const Groups& groups, bool stepping, bool takes_options = false);
   void RunStep(Groups& groups, const JoinRound* round);
+  void GuardStep(const std::function<void()>& function);
   void Update(Groups& groups, const JoinRound* round, const std::vector<bool>& buckets);
   void FollowIncarnation();
   void AskAll();

@@ -38,8 +38,9 @@ struct ZeroRedundancyOptions {
 
   // Whether the model reduce-scatters its gradients instead of averaging all of them on every rank.
   // Needs kEven, and the constructor that takes the model. Unset: yes where the backend is nccl and
-  // the model has no comm hook; Gloo's reduce-scatter is an all-reduce inside. true: an error where
-  // it cannot be.
+  // the model has no comm hook. Gloo's reduce-scatter is an all-reduce inside. Ranks that share
+  // memory average gradients where they lie, which costs less than flat buckets for a
+  // reduce-scatter. true: an error where it cannot be.
   DDP_OPTION(scatter_gradients, std::optional<bool>) = {};
 
   // When true, step() returns while the updated values are on their way to the other ranks. They
@@ -54,6 +55,10 @@ struct ZeroRedundancyOptions {
 };
 
 // The optimizer below, over an optimizer that a function makes.
+//
+// Where all ranks share memory (the backend is "shm"), the constructor and add_param_group() move
+// the parameters that are trained into memory that the ranks of the host see. Tensors and all views
+// follow; a pointer from data_ptr() before does not. In step(), the other ranks write into them.
 class ZeroRedundancyOptimizerBase : public torch::optim::Optimizer, public ShardedOptimizer {
  public:
   // Makes a plain optimizer over parameter groups. Called several times: for this rank's part, for
