@@ -3,6 +3,9 @@
 #include <sys/wait.h>
 
 #include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
 #include <thread>
 
 #include "elastic/worker/error_file_fixture.h"
@@ -52,6 +55,37 @@ TEST_F(RunWorkerTest, FaultOfTheProcessIsReported) {
   EXPECT_TRUE(WIFSIGNALED(result.wait_status));
   EXPECT_EQ(WTERMSIG(result.wait_status), SIGFPE);
   EXPECT_THAT(Message(result), HasSubstr("SIGFPE"));
+}
+
+// A program that has unwritten output, and a function for the end of the process.
+int ProgramWithOutput(const RunOptions& options, const std::function<int()>& body) {
+  std::atexit([] { std::fputs("atexit\n", stderr); });
+  std::setvbuf(stderr, nullptr, _IOFBF, BUFSIZ);
+  std::exit(run_worker(
+      [&] {
+        std::fputs("buffered\n", stderr);
+        return body();
+      },
+      options));
+}
+
+TEST_F(RunWorkerTest, TheEndAtOnceWritesBuffersAndCallsNothingElse) {
+  const auto seven = [] { return 7; };
+  const Result usual = RunChild([&] { return ProgramWithOutput({}, seven); });
+  EXPECT_EQ(WEXITSTATUS(usual.wait_status), 7);
+  EXPECT_EQ(usual.standard_error, "buffered\natexit\n");
+  const Result at_once = RunChild([&] { return ProgramWithOutput({.exit_at_once = true}, seven); });
+  EXPECT_EQ(WEXITSTATUS(at_once.wait_status), 7);
+  EXPECT_EQ(at_once.standard_error, "buffered\n");
+}
+
+TEST_F(RunWorkerTest, TheEndAtOnceComesAfterTheReportOfAnException) {
+  const Result result = RunChild([] {
+    return ProgramWithOutput({.exit_at_once = true}, []() -> int { throw Bug("no data"); });
+  });
+  EXPECT_EQ(WEXITSTATUS(result.wait_status), 1);
+  EXPECT_THAT(Message(result), HasSubstr("Bug: no data"));
+  EXPECT_THAT(result.standard_error, HasSubstr("Bug: no data\n"));
 }
 
 }  // namespace
