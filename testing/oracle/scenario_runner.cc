@@ -270,7 +270,8 @@ int RunOracleScenarios() {
   const auto scenarios = ParseScenarios(ReadText(Variable(kOracleTable)));
   CHECK(scenarios.ok()) << scenarios.status();
   const Tensors inputs = ReadTensors(Variable(kOracleModels));
-  const auto group = init_process_group({.timeout = std::chrono::seconds(60)});
+  const auto group = init_process_group(
+      {.backend = Variable(kOracleBackend), .timeout = std::chrono::seconds(60)});
   Tensors results;
   nlohmann::json facts = nlohmann::json::object();
   for (const Scenario& scenario : *scenarios) {

@@ -6,6 +6,7 @@ namespace ddp::testing {
 // Names of the environment variables that the test sets for a rank.
 inline constexpr char kOracleTable[] = "DDP_ORACLE_TABLE";      // path of scenarios.json
 inline constexpr char kOracleModels[] = "DDP_ORACLE_MODELS";    // path of models.safetensors
+inline constexpr char kOracleBackend[] = "DDP_ORACLE_BACKEND";  // ProcessGroupOptions::backend
 inline constexpr char kOracleResults[] = "DDP_ORACLE_RESULTS";  // folder to write to
 
 // The body of a rank. Runs every scenario of the table with our DistributedDataParallel. Writes
