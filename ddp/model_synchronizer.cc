@@ -383,13 +383,10 @@ void ModelSynchronizer::enter_join(Join* join) {
   join_ = join;
   was_joined_ = true;
   in_join_event_ = false;
-  const auto divisor = [this](const JoinRound& round) {
-    return join_options_.divide_by_initial_world_size ? group_->size() : round.num_active();
-  };
-  reducer_->set_announce([this, divisor](PassParts parts) {
+  reducer_->set_announce([this](PassParts parts) {
     const JoinRound round = join_->notify(*this, ModelEvent{.parts = parts}.Encode());
     in_join_event_ = true;
-    return Reducer::PassStart{.divisor = divisor(round), .source = round.source()};
+    return StartOf(round);
   });
   statistics_->set_announce([this] {
     return join_->notify(*this, ModelEvent{.kind = ModelEvent::Kind::kStatistics}.Encode())
@@ -398,8 +395,9 @@ void ModelSynchronizer::enter_join(Join* join) {
   if (!delayed_) return;
   delayed_->set_start(reducer_->parameters().empty() ? DelayedAllReduce::When::kAtTriggerAlone
                                                      : DelayedAllReduce::When::kAfterBuckets);
-  delayed_->set_announce([this, divisor] {
-    return divisor(join_->notify(*this, ModelEvent{.kind = ModelEvent::Kind::kDelayed}.Encode()));
+  delayed_->set_announce([this] {
+    const ModelEvent event{.kind = ModelEvent::Kind::kDelayed};
+    return StartOf(join_->notify(*this, event.Encode())).divisor;
   });
 }
 
@@ -426,6 +424,12 @@ void ModelSynchronizer::leave_join() {
   delayed_->set_start(DelayedStart());
 }
 
+// The same on all ranks.
+Reducer::PassStart ModelSynchronizer::StartOf(const JoinRound& round) const {
+  const bool by_all = join_options_.divide_by_initial_world_size;
+  return {.divisor = by_all ? group_->size() : round.num_active(), .source = round.source()};
+}
+
 void ModelSynchronizer::ShadowRound(const JoinRound& round) {
   const int source = round.source();
   const ModelEvent event = ModelEvent::Decode(round.event);
@@ -435,7 +439,7 @@ void ModelSynchronizer::ShadowRound(const JoinRound& round) {
     case ModelEvent::Kind::kStatistics:
       return statistics_->Shadow(source);
     case ModelEvent::Kind::kPass:
-      reducer_->Shadow(event.parts, source);
+      reducer_->Shadow(event.parts, StartOf(round));
       if (delayed_) delayed_->Shadow();
       return buffers_.Finish(*group_);
     case ModelEvent::Kind::kForward:

@@ -135,6 +135,7 @@ class ModelSynchronizer : public Joinable {
   DelayedAllReduce::When DelayedStart() const;
   [[noreturn]] void ThrowNoOutputs(bool complete);
   void SyncForward();
+  Reducer::PassStart StartOf(const JoinRound& round) const;
   void ShadowRound(const JoinRound& round);
   void FinishJoin(int last_joiner);
   void OnReductionComplete();
