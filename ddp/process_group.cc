@@ -92,7 +92,12 @@ Membership FirstMembership(const ProcessGroup::Place& place) {
                    .size = place.size,
                    .local_rank = place.local_rank,
                    .store_is_rank_0 = place.store_is_rank_0};
-  first.SetLocalRanks(place.local_size);
+  if (place.local_first < 0) {
+    first.SetLocalRanks(place.local_size);
+  } else if (place.local_first + place.local_size <= place.size) {
+    first.local_begin = place.local_first;
+    first.local_end = place.local_first + place.local_size;
+  }
   return first;
 }
 
@@ -561,14 +566,19 @@ std::shared_ptr<ProcessGroup> ProcessGroup::new_group(const std::vector<int>& ra
       absl::StrCat("ddp/group/", absl::Hex(hash.high64, absl::kZeroPad16),
                    absl::Hex(hash.low64, absl::kZeroPad16), "/", new_groups_[text]++);
   const int size = static_cast<int>(members.size());
-  const bool one_host = now_->membership.IsOneHost();
+  // The ranks of a host follow each other in this group, and so its members do in the new one.
+  const Membership& self = now_->membership;
+  const auto first = std::lower_bound(members.begin(), members.end(), self.local_begin);
+  const auto end = std::lower_bound(first, members.end(), self.local_end);
   auto group = std::make_shared<ProcessGroup>(
       Prefixed(name, store_),
       Place{.rank = static_cast<int>(mine - members.begin()),
             .size = size,
-            .local_rank = now_->membership.local_rank,
-            .local_size = one_host ? size : 0},
-      ProcessGroupOptions{.backend = options_.make_backend() == nullptr ? backend() : std::string(),
+            .local_rank = self.local_rank,
+            .local_size = static_cast<int>(end - first),
+            .local_first = static_cast<int>(first - members.begin())},
+      ProcessGroupOptions{.backend = options_.backend,
+                          .deterministic = options_.deterministic,
                           .make_backend = options_.make_backend,
                           .timeout = options_.timeout});
   group->removes_keys_ = true;

@@ -131,8 +131,9 @@ class ProcessGroup {
   struct Place {
     int rank = 0;
     int size = 1;
-    int local_rank = 0;  // index of this rank's GPU
-    int local_size = 1;  // equal to `size`: all ranks are on this host
+    int local_rank = 0;    // index of this rank's GPU
+    int local_size = 1;    // how many ranks are on this host; 0: unknown
+    int local_first = -1;  // the first of them, which the others follow; -1: rank - local_rank
     // The process of rank 0 serves the store: when the store is lost, rank 0 is gone.
     bool store_is_rank_0 = false;
   };

@@ -20,6 +20,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/ivalue.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -628,6 +629,7 @@ RANK_TEST(ProcessGroupTest, GroupsOfSomeRanks, InBothStores({4})) {
     ProcessGroup& mine = even ? *even : *odd;
     EXPECT_EQ(mine.size(), 2);
     EXPECT_EQ(mine.rank(), rank / 2);
+    EXPECT_EQ(mine.backend(), group->backend());
     const at::Tensor sum = at::full({3}, rank, at::kLong);
     mine.all_reduce(sum);
     EXPECT_EQ(sum[0].item<int64_t>(), rank % 2 == 0 ? 2 : 4);
@@ -649,6 +651,26 @@ RANK_TEST(ProcessGroupTest, GroupsOfSomeRanks, InBothStores({4})) {
                 HasSubstr("needs different ranks of 0 to 3, at least one"));
   }
   group->barrier();
+}
+
+// Two hosts of two ranks each, as far as the group knows.
+RANK_TEST(ProcessGroupTest, GroupsOfSomeRanksKnowTheirHosts,
+          InBothStores({.world_size = 4, .environment = {{"DDP_BACKEND", ""}}})) {
+  const auto world = init_process_group();
+  const int rank = world->rank();
+  ProcessGroup group(c10::make_intrusive<c10d::PrefixStore>("hosts", world->store()),
+                     {.rank = rank, .size = 4, .local_rank = rank % 2, .local_size = 2});
+  EXPECT_EQ(group.backend(), "hierarchical");
+  const std::vector<std::pair<std::vector<int>, std::string>> groups = {
+      {{0, 1}, "shm"}, {{2, 3}, "shm"}, {{1, 2}, "gloo"}, {{0, 1, 2}, "hierarchical"}};
+  for (const auto& [ranks, backend] : groups) {
+    const auto some = group.new_group(ranks);
+    if (some == nullptr) continue;
+    EXPECT_EQ(some->backend(), backend);
+    ExpectSum(*some);
+  }
+  group.barrier();
+  world->barrier();
 }
 
 // Rank 1 alone hears of the failure, and passes it on to its other groups.

@@ -119,7 +119,8 @@ class HierarchicalFactory : public BackendFactory {
         absl::StrCat("rank ", site.membership.rank, " of ", site.membership.size,
                      ": no hierarchy of hosts: ", reason.message());
     if (!falls_back_ || absl::IsDeadlineExceeded(reason)) throw CommunicationError(about);
-    // Sub-groups do not know the places of their ranks.
+    // A group whose maker does not know the places of its ranks (Place::local_size 0) is no
+    // surprise.
     if (!absl::IsFailedPrecondition(reason)) LOG(WARNING) << about << "; this group uses Gloo";
     return gloo_.Connect(site);
   }
