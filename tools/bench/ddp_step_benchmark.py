@@ -49,16 +49,57 @@ class Model:
     layers: int  # linear ones; two parameters each
     width: int
     steps: int  # in one round of one mode
+    kind: str = "chain"
+    batch: int = 32
+
+    def tensors(self):
+        """(number of parameters, their elements)."""
+        w = self.width
+        if self.kind == "chain":
+            return 2 * self.layers, self.layers * (w + 1) * w
+        if self.kind == "conv":
+            return conv_tensors(self.layers, w)
+        block = 12 * w * w + 13 * w
+        return 12 * self.layers + 5, self.layers * block + 2 * w + VOCABULARY * (2 * w + 1)
+
+    def megabytes(self):
+        return self.tensors()[1] * 4 / 1e6
 
     def describe(self):
-        size = self.layers * (self.width + 1) * self.width * 4 / 1e6
-        return f"{2 * self.layers} parameters, {size:.1f} MB"
+        return f"{self.tensors()[0]} parameters, {self.megabytes():.1f} MB"
+
+    def arguments(self):
+        return [
+            f"--model={self.kind}",
+            f"--layers={self.layers}",
+            f"--width={self.width}",
+            f"--batch={self.batch}",
+        ]
+
+
+VOCABULARY = 1024  # of the transformer
+CLASSES = 10  # of the conv net
+
+
+def conv_tensors(blocks, width):
+    layers = [(3, width)]
+    for stage in range(3):
+        channels = width << stage
+        layers += [(channels // 2, channels)] if stage else []
+        layers += [(channels, channels)] * (2 * blocks)
+    elements = sum(9 * before * after + 2 * after for before, after in layers)
+    return 3 * len(layers) + 2, elements + CLASSES * (4 * width + 1)
 
 
 MODELS = [
     Model("small", 500, 16, 10),
     Model("medium", 50, 256, 10),
     Model("large", 24, 1024, 4),
+]
+# Models that --models can name besides.
+MORE_MODELS = [
+    Model("conv", 2, 32, 4, kind="conv", batch=16),
+    Model("transformer", 4, 192, 4, kind="transformer", batch=256),
 ]
 
 
@@ -117,15 +158,15 @@ def check_average(mode, sums, plain_sums):
             )
 
 
-def environment(rank, port):
+def environment(rank, port, ranks=RANKS):
     values = dict(os.environ)
     for name in ("DDP_STORE", "DDP_HEALTH_FD", "TORCHELASTIC_ERROR_FILE"):
         values.pop(name, None)
     values.update(
         RANK=str(rank),
         LOCAL_RANK=str(rank),
-        WORLD_SIZE=str(RANKS),
-        LOCAL_WORLD_SIZE=str(RANKS),
+        WORLD_SIZE=str(ranks),
+        LOCAL_WORLD_SIZE=str(ranks),
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(port),
         GLOO_SOCKET_IFNAME="lo",
@@ -143,35 +184,45 @@ def free_port():
         return listener.getsockname()[1]
 
 
-class Side:
-    """The ranks of one side for one model. Killed when it is left."""
+def barrier_file(path, ranks):
+    """Makes the file by which the ranks of one run meet. Returns its path."""
+    with open(path, "wb") as stream:
+        stream.write(bytes(BARRIER_BYTES * ranks))
+    return path
 
-    def __init__(self, name, command, model, cpus, folder):
+
+class Ranks:
+    """Processes that answer each line on their stdin with one line of JSON.
+
+    Killed when the context is left.
+    """
+
+    patience_s = PATIENCE_S  # for one answer
+
+    def __init__(self, name, folder):
         self.name = name
-        self.barrier = os.path.join(folder, f"barrier-{name}-{model.name}")
-        with open(self.barrier, "wb") as stream:
-            stream.write(bytes(BARRIER_BYTES * RANKS))
-        port = free_port()
-        arguments = [f"--layers={model.layers}", f"--width={model.width}", "--batch=32"]
+        self.folder = folder
         self.processes = []
         self.logs = []
-        for rank in range(RANKS):
-            self.logs.append(os.path.join(folder, f"log-{name}-{model.name}-{rank}"))
-            with open(self.logs[rank], "wb") as log:
-                self.processes.append(
-                    subprocess.Popen(
-                        ["taskset", "--cpu-list", str(cpus[rank])]
-                        + command
-                        + arguments
-                        + [f"--barrier={self.barrier}"],
-                        env=environment(rank, port),
-                        stdin=subprocess.PIPE,
-                        stdout=subprocess.PIPE,
-                        stderr=log,
-                        text=True,
-                        bufsize=1,
-                    )
+
+    def start(self, label, command, env):
+        """Starts the next rank. `label` names its log file."""
+        self.logs.append(os.path.join(self.folder, f"log-{label}-{len(self.logs)}"))
+        with open(self.logs[-1], "wb") as log:
+            self.processes.append(
+                subprocess.Popen(
+                    command,
+                    env=env,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    text=True,
+                    bufsize=1,
                 )
+            )
+
+    def pids(self):
+        return [process.pid for process in self.processes]
 
     def __enter__(self):
         return self
@@ -188,24 +239,48 @@ class Side:
             tail = "".join(stream.readlines()[-20:])
         return BenchmarkError(f"{self.name}: rank {rank} {what}; its log ends with:\n{tail}")
 
-    def answers(self, what):
-        """One line of every rank."""
-        deadline = time.monotonic() + PATIENCE_S
+    def answers(self, what, ranks=None):
+        """One line of each of `ranks`; default: of every rank."""
+        deadline = time.monotonic() + self.patience_s
         answers = []
-        for rank, process in enumerate(self.processes):
-            left = max(0, deadline - time.monotonic())
-            if not select.select([process.stdout], [], [], left)[0]:
-                raise self.error(rank, f"took over {PATIENCE_S} s for {what}")
+        for rank in range(len(self.processes)) if ranks is None else ranks:
+            process = self.processes[rank]
+            while not select.select([process.stdout], [], [], 1)[0]:
+                if process.poll() is not None:
+                    raise self.error(rank, f"ended when asked for {what}")
+                if time.monotonic() > deadline:
+                    raise self.error(rank, f"took over {self.patience_s} s for {what}")
             line = process.stdout.readline()
             if not line:
                 raise self.error(rank, f"ended when asked for {what}")
             answers.append(json.loads(line))
         return answers
 
+    def ask(self, request):
+        """The answers of all ranks to one line."""
+        for rank, process in enumerate(self.processes):
+            try:
+                process.stdin.write(request + "\n")
+            except BrokenPipeError:
+                raise self.error(rank, f"ended before {request}") from None
+        return self.answers(request)
+
+
+class Side(Ranks):
+    """The ranks of one side for one model, each pinned to a core."""
+
+    def __init__(self, name, command, model, cpus, folder, ranks=RANKS):
+        super().__init__(name, folder)
+        label = f"{name}-{model.name}-{ranks}"
+        barrier = barrier_file(os.path.join(folder, f"barrier-{label}"), ranks)
+        port = free_port()
+        for rank in range(ranks):
+            pinned = ["taskset", "--cpu-list", str(cpus[rank % len(cpus)]), *command]
+            pinned += [*model.arguments(), f"--barrier={barrier}"]
+            self.start(label, pinned, environment(rank, port, ranks))
+
     def steps(self, mode, count):
-        for process in self.processes:
-            process.stdin.write(f"steps {mode} {count}\n")
-        return self.answers(f"{count} steps of mode {mode}")
+        return self.ask(f"steps {mode} {count}")
 
 
 def run_round(side, modes, model, results):
@@ -277,7 +352,7 @@ def measure(options, model, cpus, folder):
 
 
 def parse_models(text):
-    names = {model.name: model for model in MODELS}
+    names = {model.name: model for model in MODELS + MORE_MODELS}
     unknown = [name for name in text.split(",") if name not in names]
     if unknown:
         raise argparse.ArgumentTypeError(f"no model {unknown[0]}; there are {', '.join(names)}")
@@ -299,7 +374,12 @@ def parse_arguments(argv):
         default=os.environ.get("DDP_TORCH_PYTHON", ""),
         help="a Python that has PyTorch; default: the environment's DDP_TORCH_PYTHON",
     )
-    parser.add_argument("--models", type=parse_models, default=MODELS, help="small,medium,large")
+    parser.add_argument(
+        "--models",
+        type=parse_models,
+        default=MODELS,
+        help="of small, medium, large (the default), conv, transformer",
+    )
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--warm_up_steps", type=int, default=5)
     parser.add_argument(

@@ -44,6 +44,19 @@ class StepTest(unittest.TestCase):
         expected = ["1000 parameters, 0.5 MB", "100 parameters, 13.2 MB"]
         self.assertEqual(sizes, expected + ["48 parameters, 100.8 MB"])
 
+    def test_tensors_of_the_other_models_are_counted(self):
+        # One block per stage, counted by hand: convolutions and norms, then the head.
+        convolutions = 9 * (3 * 2 + 2 * 2 * 2 + 2 * 4 + 2 * 4 * 4 + 4 * 8 + 2 * 8 * 8)
+        norms = 2 * (3 * 2 + 3 * 4 + 3 * 8)
+        self.assertEqual(benchmark.conv_tensors(1, 2), (29, convolutions + norms + 10 * 9))
+        model = benchmark.Model("t", 1, 4, 1, kind="transformer")
+        block = 2 * 8 + 4 * 12 + 12 + 4 * 4 + 4 + 4 * 16 + 16 + 16 * 4 + 4
+        self.assertEqual(model.tensors(), (17, block + 8 + 1024 * 4 + 1024 * 4 + 1024))
+
+    def test_more_models_are_chosen_by_name(self):
+        names = [model.name for model in benchmark.parse_models("conv,small,transformer")]
+        self.assertEqual(names, ["conv", "small", "transformer"])
+
 
 class RoundTest(unittest.TestCase):
     def test_takes_ratios_within_the_round(self):

@@ -4,29 +4,34 @@
 // The ranks find each other by the environment, as under torchrun. Requests come on stdin, one a
 // line:
 //
-//   steps MODE COUNT     answered by {"starts_ns": [...], "ends_ns": [...], "minor_faults": n,
-//                        "gradient_sum": x}; the first request of a mode also makes its model
+//   steps MODE COUNT     answered by {"starts_ns": [...], "updates_ns": [...], "ends_ns": [...],
+//                        "minor_faults": n, "gradient_sum": x}; the first request of a mode also
+//                        makes its model
+//
+//   checkpoint FOLDER    answered by {"bytes": n, "save_ns": a, "restore_ns": b}: a checkpoint of
+//                        the plain model by all ranks, in a folder that does not exist
 //
 // MODE is plain (no DDP), default, or some of view, static, find_unused, noop, joined by "+".
 //
-// For zero_step_benchmark.py, which PyTorch's side has not: the word adamw adds the step of an
-// AdamW, or of one over shards with zero_even, zero_whole, zero_scatter or zero_overlap.
-// "gradient_sum" is then the sum of the parameters.
+// For zero_step_benchmark.py, which PyTorch's side has not: the word adam adds the step of an Adam,
+// or of one over shards with zero, zero_whole, zero_scatter or zero_overlap. "gradient_sum" is then
+// the sum of the parameters, and "updates_ns" tells when each optimizer's step began.
 
-#include <fcntl.h>
 #include <gflags/gflags.h>
-#include <sched.h>
 #include <stdio.h>
-#include <sys/mman.h>
 #include <sys/resource.h>
 #include <torch/nn/init.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/conv.h>
+#include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
-#include <torch/optim/adamw.h>
+#include <torch/nn/modules/normalization.h>
+#include <torch/optim/adam.h>
 #include <torch/types.h>
 #include <torch/utils.h>
 #include <torch/version.h>
 
-#include <atomic>
+#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <iostream>
@@ -41,55 +46,33 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/clock.h"
-#include "base/unique_fd.h"
 #include "ddp/common/logging.h"
 #include "ddp/ddp.h"
 #include "ddp/default_hooks.h"
 #include "ddp/optim/zero_redundancy_optimizer.h"
+#include "elastic/checkpoint/checkpointer.h"
+#include "tools/bench/file_barrier.h"
 
-DEFINE_int32(layers, 2, "of the model");
-DEFINE_int32(width, 16, "of a layer");
-DEFINE_int32(batch, 32, "rows of an input");
+DEFINE_string(model, "chain", "chain, conv or transformer");
+DEFINE_int32(layers, 2, "of the model; of a conv net: blocks in each of three stages");
+DEFINE_int32(width, 16, "of a layer; of a conv net: channels of the first stage");
+DEFINE_int32(batch, 32, "rows of an input; of a transformer: tokens");
+DEFINE_string(backend, "", "of the group; empty: the default one");
 DEFINE_string(barrier, "", "a file of 64 zero bytes per rank, for this run alone");
 
 namespace ddp {
 namespace {
 
-// A barrier of all ranks in a file, without a library that may be measured. Yields the core while
-// it waits, since threads of a backend share the core.
-class Barrier {
- public:
-  Barrier(const std::string& path, int rank, int size) : rank_(rank), size_(size) {
-    const UniqueFd fd(open(path.c_str(), O_RDWR | O_CLOEXEC));
-    CHECK(fd.valid()) << "--barrier=" << path << " cannot be opened";
-    void* const memory = mmap(nullptr, size * kStride * sizeof(uint64_t), PROT_READ | PROT_WRITE,
-                              MAP_SHARED, fd.get(), 0);
-    CHECK(memory != MAP_FAILED) << "--barrier=" << path << " cannot be mapped";
-    counts_ = static_cast<uint64_t*>(memory);
-  }
-  void Wait() {
-    ++round_;
-    Count(rank_).store(round_);
-    for (int rank = 0; rank < size_; ++rank) {
-      while (Count(rank).load() < round_) sched_yield();
-    }
-  }
-
- private:
-  static constexpr int kStride = 8;
-  std::atomic_ref<uint64_t> Count(int rank) {
-    return std::atomic_ref<uint64_t>(counts_[rank * kStride]);
-  }
-  const int rank_;
-  const int size_;
-  uint64_t* counts_ = nullptr;
-  uint64_t round_ = 0;
+// The models. ddp_step_benchmark_torch.py has the same ones, layer by layer. Their parameters are
+// a fixed function of their place, so that both sides compute the same gradients.
+struct Model : torch::nn::Module {
+  virtual torch::Tensor forward(torch::Tensor x) = 0;
 };
 
 // Linear layers one after the other. Their weights are the identity, so that no number becomes too
 // large or denormal at any depth.
-struct ChainImpl : torch::nn::Module {
-  ChainImpl(int layers, int width) {
+struct Chain : Model {
+  Chain(int layers, int width) {
     for (int i = 0; i < layers; ++i) {
       torch::nn::Linear layer(width, width);
       torch::nn::init::eye_(layer->weight);
@@ -97,17 +80,159 @@ struct ChainImpl : torch::nn::Module {
       layers_.push_back(register_module(absl::StrCat("layer", i), layer));
     }
   }
-  torch::Tensor forward(torch::Tensor x) {
+  torch::Tensor forward(torch::Tensor x) override {
     for (torch::nn::Linear& layer : layers_) x = layer->forward(x);
     return x;
   }
   std::vector<torch::nn::Linear> layers_;
 };
-TORCH_MODULE(Chain);
+
+constexpr int kImageSize = 16;  // rows and columns
+constexpr int kClasses = 10;
+constexpr int kVocabulary = 1024;
+constexpr int kHeads = 4;
+constexpr int kSequence = 32;  // tokens; the batch counts tokens of all sequences
+
+// Gives every matrix values that are neither equal nor large, and zeroes every bias. The weights of
+// a normalization keep their ones.
+void Fill(Model& model) {
+  const torch::NoGradGuard no_grad;
+  int index = 0;
+  for (auto& item : model.named_parameters()) {
+    ++index;
+    torch::Tensor& parameter = item.value();
+    if (item.key().ends_with("bias")) parameter.zero_();
+    if (parameter.dim() < 2) continue;
+    const int64_t count = parameter.numel();
+    const double scale = 1.0 / std::sqrt(static_cast<double>(count) / parameter.size(0));
+    const torch::Tensor values = (torch::arange(count, torch::kDouble) * 0.7 + index).sin() * scale;
+    parameter.copy_(values.view(parameter.sizes()));
+  }
+}
+
+torch::nn::Conv2d Convolution(int from, int to, int stride) {
+  return torch::nn::Conv2d(
+      torch::nn::Conv2dOptions(from, to, 3).stride(stride).padding(1).bias(false));
+}
+
+// A residual network: a first convolution, then three stages of `layers` blocks of two
+// convolutions with batch normalization, of `width`, 2 `width` and 4 `width` channels.
+struct ConvNet : Model {
+  ConvNet(int layers, int width) {
+    Add(3, width, 1);
+    for (int stage = 0; stage < 3; ++stage) {
+      const int channels = width << stage;
+      if (stage > 0) Add(channels / 2, channels, 2);
+      for (int i = 0; i < 2 * layers; ++i) Add(channels, channels, 1);
+    }
+    head_ = register_module("head", torch::nn::Linear(width << 2, kClasses));
+    blocks_ = layers;
+    Fill(*this);
+  }
+  torch::Tensor forward(torch::Tensor x) override {
+    size_t at = 0;
+    const auto next = [&](const torch::Tensor& from) {
+      auto& [convolution, norm] = layers_[at++];
+      return norm->forward(convolution->forward(from));
+    };
+    x = next(x).relu();
+    for (int stage = 0; stage < 3; ++stage) {
+      if (stage > 0) x = next(x).relu();
+      for (int i = 0; i < blocks_; ++i) {
+        const torch::Tensor inner = next(x).relu();
+        x = (x + next(inner)).relu();
+      }
+    }
+    return head_->forward(x.mean({2, 3}));
+  }
+
+ private:
+  void Add(int from, int to, int stride) {
+    const size_t at = layers_.size();
+    const auto convolution = Convolution(from, to, stride);
+    const torch::nn::BatchNorm2d norm(to);
+    register_module(absl::StrCat("convolution", at), convolution);
+    register_module(absl::StrCat("norm", at), norm);
+    layers_.emplace_back(convolution, norm);
+  }
+  std::vector<std::pair<torch::nn::Conv2d, torch::nn::BatchNorm2d>> layers_;
+  torch::nn::Linear head_{nullptr};
+  int blocks_ = 0;
+};
+
+// A layer of a transformer: normalization before attention and before the two linear layers.
+struct BlockImpl : torch::nn::Module {
+  explicit BlockImpl(int width)
+      : norm1(register_module("norm1", torch::nn::LayerNorm(std::vector<int64_t>{width}))),
+        qkv(register_module("qkv", torch::nn::Linear(width, 3 * width))),
+        out(register_module("out", torch::nn::Linear(width, width))),
+        norm2(register_module("norm2", torch::nn::LayerNorm(std::vector<int64_t>{width}))),
+        up(register_module("up", torch::nn::Linear(width, 4 * width))),
+        down(register_module("down", torch::nn::Linear(4 * width, width))) {}
+  torch::Tensor forward(const torch::Tensor& x) {
+    const int64_t rows = x.size(0), width = x.size(2);
+    const torch::Tensor parts = qkv->forward(norm1->forward(x))
+                                    .view({rows, kSequence, 3, kHeads, width / kHeads})
+                                    .permute({2, 0, 3, 1, 4});
+    const double scale = 1.0 / std::sqrt(static_cast<double>(width) / kHeads);
+    const torch::Tensor weights = (parts[0].matmul(parts[1].transpose(2, 3)) * scale).softmax(3);
+    const torch::Tensor mixed =
+        weights.matmul(parts[2]).transpose(1, 2).reshape({rows, kSequence, width});
+    const torch::Tensor y = x + out->forward(mixed);
+    return y + down->forward(torch::gelu(up->forward(norm2->forward(y))));
+  }
+  torch::nn::LayerNorm norm1;
+  torch::nn::Linear qkv, out;
+  torch::nn::LayerNorm norm2;
+  torch::nn::Linear up, down;
+};
+TORCH_MODULE(Block);
+
+// Takes tokens, and gives a score for each word of the vocabulary.
+struct Transformer : Model {
+  Transformer(int layers, int width) {
+    embedding_ = register_module("embedding", torch::nn::Embedding(kVocabulary, width));
+    for (int i = 0; i < layers; ++i) {
+      blocks_.push_back(register_module(absl::StrCat("block", i), Block(width)));
+    }
+    norm_ = register_module("norm", torch::nn::LayerNorm(std::vector<int64_t>{width}));
+    head_ = register_module("head", torch::nn::Linear(width, kVocabulary));
+    Fill(*this);
+  }
+  torch::Tensor forward(torch::Tensor x) override {
+    x = embedding_->forward(x);
+    for (Block& block : blocks_) x = block->forward(x);
+    return head_->forward(norm_->forward(x));
+  }
+  torch::nn::Embedding embedding_{nullptr};
+  std::vector<Block> blocks_;
+  torch::nn::LayerNorm norm_{nullptr};
+  torch::nn::Linear head_{nullptr};
+};
+
+std::shared_ptr<Model> MakeModel() {
+  if (FLAGS_model == "chain") return std::make_shared<Chain>(FLAGS_layers, FLAGS_width);
+  if (FLAGS_model == "conv") return std::make_shared<ConvNet>(FLAGS_layers, FLAGS_width);
+  CHECK(FLAGS_model == "transformer") << "no model " << FLAGS_model;
+  return std::make_shared<Transformer>(FLAGS_layers, FLAGS_width);
+}
+
+torch::Tensor MakeInput(int rank) {
+  const auto wave = [rank](int64_t count) {
+    return (torch::arange(count, torch::kFloat) * 0.1 + rank).sin();
+  };
+  if (FLAGS_model == "chain") return wave(FLAGS_batch * FLAGS_width).view({FLAGS_batch, -1});
+  if (FLAGS_model == "conv") {
+    return wave(FLAGS_batch * 3 * kImageSize * kImageSize)
+        .view({FLAGS_batch, 3, kImageSize, kImageSize});
+  }
+  const torch::Tensor tokens = torch::arange(FLAGS_batch, torch::kLong) * 37 + 101 * rank;
+  return tokens.remainder(kVocabulary).view({-1, kSequence});
+}
 
 struct Subject {
-  Chain chain{nullptr};
-  std::unique_ptr<DistributedDataParallel<ChainImpl>> wrapped;
+  std::shared_ptr<Model> model;
+  std::unique_ptr<DistributedDataParallel<Model>> wrapped;
   std::function<torch::Tensor(const torch::Tensor&)> forward;
   std::unique_ptr<torch::optim::Optimizer> optimizer;  // null: none
 
@@ -119,24 +244,23 @@ struct Subject {
 
 // Returns null when `word` names no optimizer.
 std::unique_ptr<torch::optim::Optimizer> MakeOptimizer(
-    const std::string& word, const DistributedDataParallel<ChainImpl>& model) {
+    const std::string& word, const DistributedDataParallel<Model>& model) {
   using Shard = ZeroRedundancyOptions::Shard;
-  const torch::optim::AdamWOptions options(1e-4);
-  if (word == "adamw") return std::make_unique<torch::optim::AdamW>(model.parameters(), options);
-  ZeroRedundancyOptions zero{.scatter_gradients = word == "zero_scatter",
-                             .overlap_with_forward = word == "zero_overlap"};
+  const torch::optim::AdamOptions options(1e-4);
+  if (word == "adam") return std::make_unique<torch::optim::Adam>(model.parameters(), options);
+  if (!word.starts_with("zero")) return nullptr;
+  ZeroRedundancyOptions zero;
+  if (word == "zero_scatter") zero.scatter_gradients = true;
+  if (word == "zero_overlap") zero.overlap_with_forward = true;
   if (word == "zero_whole") zero.shard = Shard::kWhole;
-  if (!word.starts_with("zero_")) return nullptr;
-  return std::make_unique<ZeroRedundancyOptimizer<torch::optim::AdamW>>(model, options, zero);
+  return std::make_unique<ZeroRedundancyOptimizer<torch::optim::Adam>>(model, options, zero);
 }
 
 Subject MakeSubject(const std::string& mode, const std::shared_ptr<ProcessGroup>& group) {
   Subject subject;
-  subject.chain = Chain(FLAGS_layers, FLAGS_width);
+  subject.model = MakeModel();
   if (mode == "plain") {
-    subject.forward = [chain = subject.chain](const torch::Tensor& x) mutable {
-      return chain->forward(x);
-    };
+    subject.forward = [model = subject.model](const torch::Tensor& x) { return model->forward(x); };
     return subject;
   }
   DistributedDataParallelOptions options;
@@ -152,12 +276,10 @@ Subject MakeSubject(const std::string& mode, const std::shared_ptr<ProcessGroup>
     } else if (word == "noop") {
       noop = true;
     } else {
-      CHECK(word == "default" || word == "adamw" || word.starts_with("zero_"))
-          << "no mode " << mode;
+      CHECK(word == "default" || word == "adam" || word.starts_with("zero")) << "no mode " << mode;
     }
   }
-  subject.wrapped =
-      std::make_unique<DistributedDataParallel<ChainImpl>>(subject.chain.ptr(), group, options);
+  subject.wrapped = std::make_unique<DistributedDataParallel<Model>>(subject.model, group, options);
   if (noop) {
     subject.wrapped->register_comm_hook(
         0, [](int, GradBucket& bucket) { return noop_hook(bucket); }, "noop");
@@ -178,7 +300,7 @@ int64_t MinorFaults() {
 double SumOf(const Subject& subject) {
   subject.Finish();
   double sum = 0;
-  for (const torch::Tensor& parameter : subject.chain->parameters()) {
+  for (const torch::Tensor& parameter : subject.model->parameters()) {
     const torch::Tensor& summed = subject.optimizer ? parameter : parameter.grad();
     sum += summed.to(torch::kDouble).sum().item<double>();
   }
@@ -187,34 +309,57 @@ double SumOf(const Subject& subject) {
 
 // Removes the gradients before the clock starts. Every rank measures from the barrier to its own
 // end; the slowest rank's time is the step's.
-std::string Steps(Subject& subject, const torch::Tensor& input, int count, Barrier& barrier) {
-  std::vector<int64_t> starts, ends;
+std::string Steps(Subject& subject, const torch::Tensor& input, int count, FileBarrier& barrier) {
+  std::vector<int64_t> starts, updates, ends;
   int64_t faults = 0;
   for (int i = 0; i < count; ++i) {
-    for (torch::Tensor& parameter : subject.chain->parameters()) parameter.mutable_grad().reset();
+    for (torch::Tensor& parameter : subject.model->parameters()) parameter.mutable_grad().reset();
     barrier.Wait();
     const int64_t faults_before = MinorFaults();
     starts.push_back(MonotonicNanoseconds());
     subject.forward(input).pow(2).mean().backward();
+    updates.push_back(MonotonicNanoseconds());
     if (subject.optimizer) subject.optimizer->step();
     ends.push_back(MonotonicNanoseconds());
     faults += MinorFaults() - faults_before;
   }
   char gradient_sum[40];
   snprintf(gradient_sum, sizeof(gradient_sum), "%.17g", SumOf(subject));
-  return absl::StrCat("{\"starts_ns\": [", absl::StrJoin(starts, ","), "], \"ends_ns\": [",
-                      absl::StrJoin(ends, ","), "], \"minor_faults\": ", faults,
-                      ", \"gradient_sum\": ", gradient_sum, "}");
+  return absl::StrCat("{\"starts_ns\": [", absl::StrJoin(starts, ","), "], \"updates_ns\": [",
+                      absl::StrJoin(updates, ","), "], \"ends_ns\": [", absl::StrJoin(ends, ","),
+                      "], \"minor_faults\": ", faults, ", \"gradient_sum\": ", gradient_sum, "}");
+}
+
+// Saves and restores the model, as one collective of all ranks each. save() is durable when it
+// returns. The restore finds the bytes in the page cache.
+std::string Checkpoint(const std::shared_ptr<Model>& model, const std::string& folder,
+                       ProcessGroup& group, FileBarrier& barrier) {
+  elastic::Checkpointer checkpointer({.folder = folder,
+                                      .rank = group.rank(),
+                                      .world_size = group.size(),
+                                      .store = group.store(),
+                                      .on_error = elastic::Checkpointer::OnError::kThrow});
+  elastic::TrainingState state{.model = model.get(), .step = 1};
+  int64_t bytes = 0;
+  for (const torch::Tensor& parameter : model->parameters()) {
+    bytes += static_cast<int64_t>(parameter.nbytes());
+  }
+  barrier.Wait();
+  const int64_t start = MonotonicNanoseconds();
+  checkpointer.save(state);
+  const int64_t saved = MonotonicNanoseconds();
+  barrier.Wait();
+  const int64_t again = MonotonicNanoseconds();
+  CHECK(checkpointer.restore(state).has_value()) << "nothing was restored from " << folder;
+  return absl::StrCat("{\"bytes\": ", bytes, ", \"save_ns\": ", saved - start,
+                      ", \"restore_ns\": ", MonotonicNanoseconds() - again, "}");
 }
 
 int Serve() {
   torch::set_num_threads(1);
-  const auto group = init_process_group();
-  Barrier barrier(FLAGS_barrier, group->rank(), group->size());
-  const torch::Tensor input =
-      (torch::arange(FLAGS_batch * FLAGS_width, torch::kFloat) * 0.1 + group->rank())
-          .sin()
-          .view({FLAGS_batch, FLAGS_width});
+  const auto group = init_process_group({.backend = FLAGS_backend});
+  FileBarrier barrier(FLAGS_barrier, group->rank(), group->size());
+  const torch::Tensor input = MakeInput(group->rank());
   std::map<std::string, Subject> subjects;
   std::cout << "{\"version\": \"LibTorch " << TORCH_VERSION << "\"}" << std::endl;
   for (std::string line; std::getline(std::cin, line);) {
@@ -222,6 +367,11 @@ int Serve() {
     std::string command, mode;
     int count = 0;
     words >> command >> mode >> count;
+    if (command == "checkpoint") {
+      if (!subjects.contains("plain")) subjects.emplace("plain", MakeSubject("plain", group));
+      std::cout << Checkpoint(subjects.at("plain").model, mode, *group, barrier) << std::endl;
+      continue;
+    }
     CHECK(command == "steps" && count > 0) << "no such request: " << line;
     if (!subjects.contains(mode)) subjects.emplace(mode, MakeSubject(mode, group));
     std::cout << Steps(subjects.at(mode), input, count, barrier) << std::endl;

@@ -255,8 +255,17 @@ def restarts_beyond(events, kills):
     return f"{len(restarts)} restarts after {len(kills)} kills; other causes: {others}"
 
 
-def run(options, folder):
-    """Returns the exit code."""
+@dataclass
+class Measured:
+    recoveries: list
+    epoch_s: float  # in peace
+    burnt: str  # why a restart had another cause than the kills; "" when none had
+    expected: tuple  # (folder, name -> bytes) of the run in peace
+    found: tuple  # of the other
+
+
+def measure(options, folder):
+    """Trains once in peace and once with kills."""
     peace, war = os.path.join(folder, "peace"), os.path.join(folder, "war")
     os.mkdir(peace)
     os.mkdir(war)
@@ -282,12 +291,19 @@ def run(options, folder):
         job.finish()
         found = final_files(job.checkpoints)
         burnt = restarts_beyond(job.events(), [r.kill for r in recoveries])
-    report(options, recoveries, epoch_s)
-    if burnt:
-        print(f"the budget was spent on something else: {burnt}")
+    return Measured(recoveries, epoch_s, burnt, expected, found)
+
+
+def run(options, folder):
+    """Returns the exit code."""
+    measured = measure(options, folder)
+    report(options, measured.recoveries, measured.epoch_s)
+    if measured.burnt:
+        print(f"the budget was spent on something else: {measured.burnt}")
         return 1
-    count = len(recoveries)
+    count = len(measured.recoveries)
     print(f"{count} kills, {count} recoveries, and no restart for anything else")
+    expected, found = measured.expected, measured.found
     difference = first_difference(expected[1], found[1])
     names = f"{expected[0]} of the quiet run and {found[0]} of the other"
     if difference:

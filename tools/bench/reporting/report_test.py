@@ -1,0 +1,302 @@
+#!/usr/bin/env python3
+"""Runs the report on workers that make their figures up, and reads what it writes."""
+
+import contextlib
+import io
+import json
+import os
+import sys
+import tempfile
+import unittest
+from unittest import mock
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+from reporting import collective_section, context, group_sections, job_sections  # noqa: E402
+from reporting import main, step_sections  # noqa: E402
+from reporting.figures import Rounds  # noqa: E402
+
+FAKE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fake_worker.py")
+STORE = """LibTorch 2.11.0 TCPStore (libuv) against Redis 7; 2 CPUs; optimized
+
+get                      TCPStore                 51.5 us  [50.0, 53.0]
+                         RedisStore TCP           30.0 us  [29.0, 31.0]  ratio 0.583
+"""
+# What hierarchical_benchmark writes: over the link ours moves two thirds of Gloo's bytes.
+HOSTS = {
+    "rate": "1gbit",
+    "tensor_bytes": 100 << 20,
+    "ranks_per_host": 2,
+    "rounds": {
+        "gloo": {"seconds": [1.0, 2.0, 1.0], "sent": [150 << 20] * 3, "received": [150 << 20] * 3},
+        "hierarchical": {
+            "seconds": [0.5, 1.0, 0.7],
+            "sent": [100 << 20] * 3,
+            "received": [100 << 20] * 3,
+        },
+    },
+    "death": {"kills": 2, "near_ms": [0.25, 0.5], "far_ms": [3.0, 4.0], "wrong_rank": 0},
+}
+
+
+def report(*arguments):
+    """Returns (exit code, text of report.md, report.json, names of the files)."""
+    with tempfile.TemporaryDirectory() as folder:
+        # MPI's own times have no place in a test.
+        absent = mock.patch.object(
+            collective_section, "build_mpi", side_effect=context.NotRun("mpirun is not installed")
+        )
+        with absent, contextlib.redirect_stdout(io.StringIO()):
+            code = main.main([f"--output={folder}", "--quick", "--rounds=3", *arguments])
+        with open(os.path.join(folder, "report.md"), encoding="utf-8") as stream:
+            text = stream.read()
+        with open(os.path.join(folder, "report.json"), encoding="utf-8") as stream:
+            return code, text, json.load(stream), sorted(os.listdir(folder))
+
+
+def two_cores():
+    return len(os.sched_getaffinity(0)) >= 2
+
+
+class ReportTest(unittest.TestCase):
+    WORKERS = (f"--step-worker={FAKE}", f"--collective-worker={FAKE}", "--torch-python=")
+
+    def test_measures_and_writes(self):
+        code, text, found, files = report("--only=steps,collectives,world", *self.WORKERS)
+        self.assertEqual(code, 0, text)
+        self.assertNotIn(" met ", text)  # a shortened run decides nothing
+        names = [section["name"] for section in found["sections"]]
+        self.assertEqual(names, ["steps", "collectives", "world"])
+        if not two_cores():
+            self.assertIn("not run: 2 pinned ranks need 2 cores", text)
+            return
+        for file in ("steps.svg", "allreduce-2.svg", "alltoall-4.svg", "world.svg"):
+            self.assertIn(file, files)
+            self.assertIn(f"({file})", text)
+        self.assertIn("PyTorch: not run: no --torch-python=PYTHON was given", text)
+        self.assertIn("MPI: not run: mpirun is not installed", text)
+        self.assertIn("Gloo, alltoall: not run: this backend has no alltoall", text)
+        self.assertIn("1.100 [1.100..1.100]", text)  # step to plain step
+        self.assertIn("4.000 [4.000..4.000]", text)  # Gloo to ours
+        seconds = found["sections"][1]["data"]["2 ranks"]["allreduce"]["4"]["seconds"]
+        self.assertEqual(seconds["shm registered"], [0.002] * 3)
+
+    def test_missing_programs_are_named(self):
+        missing = [f"--{option}=/nonexistent" for option in main.PROGRAMS]
+        code, text, found, _ = report("--torch-python=", *missing)
+        self.assertEqual(code, 0, text)
+        self.assertEqual([s["name"] for s in found["sections"]], list(main.SECTIONS))
+        for section in found["sections"]:
+            self.assertNotEqual(section["not_run"], "", section["name"])
+            self.assertFalse(section["not_run"].startswith("failed"), section)
+
+    def test_a_program_that_fails_is_an_error(self):
+        wrong = ["--rendezvous-benchmark=/bin/false"]
+        code, text, _, _ = report("--only=rendezvous", "--torch-python=", *wrong)
+        self.assertEqual(code, 1)
+        self.assertIn("not run: failed: /bin/false ended with 1", text)
+
+    def test_a_section_that_fails_keeps_its_first_figures(self):
+        def measure(_, section):
+            section.text = "the first figures"
+            raise main.tools.BenchmarkError("a rank ended")
+
+        with mock.patch.dict(main.SECTIONS, store=("Store", measure)):
+            with contextlib.redirect_stdout(io.StringIO()):
+                section = main.run_section("store", mock.Mock(quick=False))
+        self.assertEqual(section.text, "the first figures")
+        self.assertEqual(section.not_run, "failed: a rank ended")
+
+
+class GroupSectionsTest(unittest.TestCase):
+    DEATH = ("--only=peer_death", f"--hierarchical-worker={FAKE}", "--torch-python=")
+
+    def setUp(self):
+        if not two_cores():
+            self.skipTest("ranks with a core each need 2 cores")
+
+    def test_kills_ranks_and_reads_the_errors(self):
+        code, text, found, _ = report(*self.DEATH)
+        self.assertEqual(code, 0, text)
+        data = found["sections"][0]["data"]
+        every = [data[c.name]["quiet"] + data[c.name]["disturbed"] for c in group_sections.CASES]
+        self.assertEqual([len(times) for times in every], [3, 3, 3, 9])
+        self.assertGreater(min(sum(every, [])), 0)
+        (gate,) = found["gates"]
+        self.assertIn("not decided: ", gate["verdict"])
+
+    def test_an_error_that_names_a_survivor_fails_the_section(self):
+        with mock.patch.object(group_sections, "measure_death", return_value=([(0.5, 0)], 0)):
+            code, text, found, _ = report(*self.DEATH)
+        self.assertEqual(code, 1)
+        self.assertIn("3 of 3 errors name another rank", text)
+        self.assertEqual(found["gates"][0]["verdict"], "not run: not measured")
+
+    def test_ranks_that_end_early_fail_the_section(self):
+        code, text, _, _ = report("--only=peer_death", "--hierarchical-worker=/bin/false")
+        self.assertEqual(code, 1)
+        self.assertIn("peer death: rank 0 ended when asked for its port", text)
+
+    def test_the_larger_percentile_of_two_ranks_decides(self):
+        small, large, free, crowded = [case.name for case in group_sections.CASES]
+        found = {
+            small: group_sections.Deaths([0.1] * 19 + [50], [70]),
+            large: group_sections.Deaths([0.4] * 6, []),
+            free: group_sections.Deaths([9.0], []),
+            crowded: group_sections.Deaths([9.0], []),
+        }
+        gate = group_sections.peer_death_gate(found)
+        self.assertEqual((gate.figure, gate.met), ("p90 0.400 ms", True))
+        found[large].quiet = [0.4] * 3 + [1.5] * 3
+        self.assertIs(group_sections.peer_death_gate(found).met, False)
+        found[large].quiet = [0.4] * 2
+        verdict = group_sections.peer_death_gate(found).verdict()
+        self.assertEqual(verdict, "not decided: 2 quiet kills of a case are too few")
+        found[small].quiet = found[large].quiet = []
+        verdict = group_sections.peer_death_gate(found).verdict()
+        self.assertEqual(verdict, "not decided: no quiet kill")
+
+    def test_a_process_returns_to_its_cores(self):
+        before = os.sched_getaffinity(0)
+        with self.assertRaises(KeyError), group_sections.running_on([min(before)]):
+            self.assertEqual(os.sched_getaffinity(0), {min(before)})
+            raise KeyError
+        self.assertEqual(os.sched_getaffinity(0), before)
+
+
+class HostsTest(unittest.TestCase):
+    def report(self, why_not=""):
+        commands = []
+
+        def run_program(command):
+            commands.append(command)
+            (path,) = [x.partition("=")[2] for x in command if x.startswith("--json=")]
+            with open(path, "w", encoding="utf-8") as stream:
+                json.dump(HOSTS, stream)
+            return "its output"
+
+        with mock.patch.object(group_sections, "run_program", side_effect=run_program):
+            with mock.patch.object(
+                group_sections.hierarchical_benchmark, "why_not", return_value=why_not
+            ):
+                worker = f"--hierarchical-worker={FAKE}"
+                return *report("--only=hosts", worker, "--torch-python="), commands
+
+    def test_shows_what_the_benchmark_writes(self):
+        code, text, found, _, ((_, *arguments),) = self.report()
+        self.assertEqual(code, 0, text)
+        self.assertIn(f"--worker={FAKE}", arguments)
+        for expected in ("0.500 [0.500..0.600]", "1.500", "0.667 is the least ratio"):
+            self.assertIn(expected, text)
+        self.assertEqual(found["sections"][0]["data"]["output"], "its output")
+        self.assertEqual(len(found["gates"]), 3)
+
+    def test_without_root_it_says_so(self):
+        code, text, found, _, commands = self.report("hosts need root")
+        self.assertEqual((code, commands), (0, []))
+        self.assertIn("not run: hosts need root", text)
+        self.assertEqual({gate["verdict"] for gate in found["gates"]}, {"not run: not measured"})
+
+    def test_gates(self):
+        moved, times, death = group_sections.hosts_gates(HOSTS)
+        self.assertEqual([gate.met for gate in (moved, times, death)], [False, True, True])
+        self.assertIn("0.667 is the least", moved.figure)
+        self.assertEqual(death.figure, "4.000 ms")  # the latest error of all
+        late = {**HOSTS, "death": {**HOSTS["death"], "near_ms": [1000.0]}}
+        self.assertIs(group_sections.hosts_gates(late)[2].met, False)
+
+
+class GatesTest(unittest.TestCase):
+    def rounds(self, **times):
+        found = Rounds()
+        names = {"memcpy": collective_section.MEMCPY, "gloo": collective_section.GLOO}
+        names |= {"ours": ("shm", "private"), "registered": ("shm", "registered")}
+        for _ in range(5):
+            found.add({names[name]: value for name, value in times.items()}, 0)
+        return found
+
+    def test_the_worst_size_decides(self):
+        mib = 1 << 20
+        by_size = {
+            4: self.rounds(memcpy=1, gloo=300, ours=2, registered=1),
+            mib: self.rounds(memcpy=10, gloo=90, ours=12, registered=10),
+            16 * mib: self.rounds(memcpy=10, gloo=80, ours=11, registered=5),
+            64 * mib: self.rounds(memcpy=10, gloo=70, ours=12, registered=8),
+        }
+        gates = collective_section.gates(by_size, 2, "shm")
+        self.assertEqual([gate.met for gate in gates], [False, True, True, True, False, True])
+        self.assertIn("0.800", gates[0].figure)  # at 64 MiB; 0.5 at 16 MiB
+        by_size[4].shares = [1, 1, 1, 0, 0]  # too few quiet rounds of one size
+        gates = collective_section.gates(by_size, 2, "shm")
+        self.assertEqual([gate.met for gate in gates], [False, True, True, None, False, None])
+        by_size[4].shares = [0] * 5
+        (four,) = collective_section.gates({4: by_size[4]}, 4, "shm")
+        self.assertTrue(four.met)
+
+    def test_without_our_backend_nothing_is_decided(self):
+        by_size = {4: self.rounds(memcpy=1, gloo=3)}
+        for gate in collective_section.gates(by_size, 2, "shm"):
+            self.assertEqual(gate.verdict(), "not run: not measured")
+
+    def test_memory_is_beyond_plain_of_the_same_side(self):
+        model = step_sections.steps.MODELS[2]
+        plain, size = ("ours", "plain"), model.megabytes()
+        for beyond, met in ((1.04, True), (1.2, False)):
+            found = {plain: (300, 250), ("ours", "default"): (700, 250 + beyond * size)}
+            self.assertIs(step_sections._memory_gate(model, found).met, met)
+
+
+class PartsTest(unittest.TestCase):
+    def test_batches_are_as_long_as_the_clock_needs(self):
+        self.assertEqual(collective_section.calls_for(0.001, 0.02), 20)
+        self.assertEqual(collective_section.calls_for(5, 0.02), 1)
+        self.assertEqual(collective_section.calls_for(1e-9, 0.02), collective_section.MOST_CALLS)
+
+    def test_the_slowest_rank_is_the_call(self):
+        answers = [{"start_ns": 0, "end_ns": 100}, {"start_ns": 50, "end_ns": 350}]
+        self.assertEqual(context.seconds_of(answers, 3), 1e-7)
+
+    def test_models_with_other_gradients_are_told_apart(self):
+        self.assertTrue(step_sections.same_gradients([1.0, 2000.0], [1.0005, 2001.0]))
+        self.assertFalse(step_sections.same_gradients([1.0, 2.0], [1.0, 2.5]))
+
+    def test_reads_the_store_benchmark(self):
+        rows = job_sections.parse_store(STORE)
+        self.assertEqual(
+            rows,
+            [
+                ("get", "TCPStore", 51.5, 50.0, 53.0, ""),
+                ("get", "RedisStore TCP", 30.0, 29.0, 31.0, "0.583"),
+            ],
+        )
+
+    def test_a_round_of_checkpoints_leaves_nothing(self):
+        class Side:
+            def ask(self, request):
+                os.mkdir(request.split()[1])
+                return [{"save_ns": 1e9, "restore_ns": 3e9}, {"save_ns": 2e9, "restore_ns": 1e9}]
+
+        with tempfile.TemporaryDirectory() as folder:
+            times = job_sections.checkpoint_round(Side(), folder, job_sections.BLOCK + 5)
+            self.assertEqual(os.listdir(folder), [])
+        self.assertEqual((times["save"], times["restore"]), (2, 3))
+
+    def test_writes_as_many_bytes_as_the_checkpoint_has(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for size in (5, job_sections.BLOCK, 2 * job_sections.BLOCK + 1):
+                job_sections.write_file(os.path.join(folder, "file"), size)
+                self.assertEqual(os.path.getsize(os.path.join(folder, "file")), size)
+
+    def test_reads_memory(self):
+        self.assertEqual(
+            step_sections.status_mb("VmPeak:\t1 kB\nVmHWM:\t 1000 kB\n", "VmHWM"), 1.024
+        )
+
+    def test_sections_are_chosen_by_name(self):
+        self.assertEqual(main.parse_sections("store,steps"), ["store", "steps"])
+        for wrong in ("", "storage", "steps,storage"):
+            with self.assertRaises(main.argparse.ArgumentTypeError):
+                main.parse_sections(wrong)
+
+
+if __name__ == "__main__":
+    unittest.main()
