@@ -16,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "ddp/comm/arena/huge_pages.h"
 
 namespace ddp::internal {
 namespace {
@@ -125,7 +126,7 @@ absl::Status Arena::Reserve(size_t bytes) {
   if (!fd.valid()) return absl::UnavailableError(ErrnoStatus("memfd_create").message());
   void* base = MAP_FAILED;
   for (;; bytes /= 2) {
-    base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd.get(), 0);
+    base = MapSharedAligned(fd.get(), bytes);
     if (base != MAP_FAILED) break;
     if (bytes <= kLeastReservation) return absl::UnavailableError(ErrnoStatus("mmap").message());
   }
@@ -205,6 +206,7 @@ void Arena::Release(SizeClass& size_class, uint64_t offset) {
 }
 
 absl::Status Arena::Populate(const ArenaRange& range) const {
+  UseHugePages(base_ + range.offset, range.bytes);
 #ifdef MADV_POPULATE_WRITE
   if (madvise(base_ + range.offset, range.bytes, MADV_POPULATE_WRITE) == 0) {
     return absl::OkStatus();

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "ddp/comm/arena/huge_pages.h"
 
 namespace ddp::internal {
 
@@ -20,8 +21,7 @@ absl::StatusOr<PeerArena> PeerArena::Map(UniqueFd fd, size_t reservation) {
     return absl::InvalidArgumentError(
         absl::StrCat("the descriptor is not of an arena with ", reservation, " bytes"));
   }
-  void* const base =
-      mmap(nullptr, reservation, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd.get(), 0);
+  void* const base = MapSharedAligned(fd.get(), reservation);
   if (base == MAP_FAILED) {
     return absl::UnavailableError(
         absl::ErrnoToStatus(errno,
