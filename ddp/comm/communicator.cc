@@ -544,7 +544,12 @@ void Communicator::FailForDeadRank(const Future& future, const OperationName& wh
   if (options_.traits.dead_rank == nullptr || !backend_) return;
   const int rank = options_.traits.dead_rank(*backend_);
   if (rank < 0) return;
-  monitor_->ReportFound(inquiry_.DescribeEnded(Awaited(future, what), {rank}));
+  const GroupFailure ended = inquiry_.DescribeEnded(Awaited(future, what), {rank});
+  if (options_.traits.all_see_dead_rank) {
+    monitor_->ReportSeen(ended);
+  } else {
+    monitor_->ReportFound(ended);
+  }
   Fail(what, "a peer failed");
 }
 

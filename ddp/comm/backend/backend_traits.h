@@ -53,6 +53,8 @@ struct BackendTraits {
   // Returns the rank whose process has ended, and with it the backend's operations; -1: none. Null:
   // the backend does not know.
   int (*dead_rank)(c10d::Backend& backend) = nullptr;
+  // True when every rank of the group gets the same answer from dead_rank(), whoever asks first.
+  bool all_see_dead_rank = false;
 
   // True when allocateTensor() returns memory that all ranks see, and that operations use without a
   // copy.

@@ -28,6 +28,10 @@ void DeferredWrites::Run(std::function<void()> write) {
     write();
     return;
   }
+  RunLater(std::move(write));
+}
+
+void DeferredWrites::RunLater(std::function<void()> write) {
   MutexLock lock(mutex_);
   if (!thread_.joinable()) {
     try {

@@ -29,7 +29,11 @@ class DeferredWrites {
   // of one thread run in order.
   void Run(std::function<void()> write);
 
-  // Blocks until all writes that Run() has handed over have run.
+  // Hands `write` to the thread "ddp-report" in every case, and returns at once. Otherwise as
+  // Run().
+  void RunLater(std::function<void()> write);
+
+  // Blocks until all writes that were handed over have run.
   void Flush();
 
  private:

@@ -58,6 +58,15 @@ TEST(DeferredWritesTest, AnUnwindingThreadHandsItsWritesOver) {
   EXPECT_EQ(threads[2], std::this_thread::get_id());
 }
 
+TEST(DeferredWritesTest, AWriteForLaterRunsOnTheOtherThread) {
+  DeferredWrites writes;
+  std::thread::id ran_on;
+  writes.RunLater([&] { ran_on = std::this_thread::get_id(); });
+  writes.Flush();
+  EXPECT_NE(ran_on, std::thread::id());
+  EXPECT_NE(ran_on, std::this_thread::get_id());
+}
+
 TEST(DeferredWritesTest, FlushAndTheDestructorAwaitTheWrites) {
   bool flushed = false;
   bool at_the_end = false;

@@ -39,8 +39,8 @@ void FailureMonitor::Publish(const NewsMessage& message) {
     news_->Append(message);
     EndMeeting();
   } catch (const std::exception& error) {
-    LOG(WARNING) << "rank " << message.rank << ": could not tell the other ranks that this one "
-                 << "failed (" << message.reason << "): " << error.what();
+    LOG(WARNING) << "could not tell the other ranks that rank " << message.rank << " failed ("
+                 << message.reason << "): " << error.what();
   }
 }
 
@@ -64,6 +64,16 @@ void FailureMonitor::ReportFound(const GroupFailure& failure) {
   SetFailure(message.incarnation, first);
 }
 
+void FailureMonitor::ReportSeen(const GroupFailure& failure) {
+  const Membership self = membership();
+  if (!SetFailure(self.incarnation, failure)) return;
+  const NewsMessage message{.kind = NewsMessage::Kind::kFailure,
+                            .incarnation = self.incarnation,
+                            .rank = failure.rank,
+                            .reason = failure.reason};
+  news_->RunLater([this, message] { Publish(message); });
+}
+
 void FailureMonitor::Leave() {
   std::shared_ptr<const PositionSource> position;
   {
@@ -74,6 +84,7 @@ void FailureMonitor::Leave() {
 }
 
 void FailureMonitor::Begin(const Membership& membership) {
+  news_->Flush();  // a late report would end a meeting of the new incarnation
   news_->Begin(membership);
   MutexLock lock(mutex_);
   position_.reset();

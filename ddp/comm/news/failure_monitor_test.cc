@@ -76,6 +76,19 @@ TEST_F(FailureMonitorTest, AllRanksNameTheFirstFailureThatWasFound) {
   EXPECT_EQ(zero.failure()->ToString(), "rank 3 failed: its process has ended");
 }
 
+// The ranks of one host see a death in shared memory: none waits for the store before it throws.
+TEST_F(FailureMonitorTest, AFailureThatAllSeeIsKnownBeforeItIsReported) {
+  FailureMonitor zero(store_, {.rank = 0, .size = 3});
+  FailureMonitor one(store_, {.rank = 1, .size = 3});
+  store_->ForgetCallers();
+  zero.ReportSeen({.rank = 2, .reason = "its process has ended"});
+  EXPECT_EQ(zero.failure()->ToString(), "rank 2 failed: its process has ended");
+  EXPECT_THAT(store_->Callers(), Not(Contains(std::this_thread::get_id())));
+  EXPECT_EQ(one.AwaitFailure(kDeadline)->ToString(), "rank 2 failed: its process has ended");
+  zero.ReportSeen({.rank = 1, .reason = "a second failure"});
+  EXPECT_EQ(zero.failure()->rank, 2);
+}
+
 TEST_F(FailureMonitorTest, AReportEndsTheMeeting) {
   FailureMonitor zero(store_, {.rank = 0, .size = 2});
   FailureMonitor one(store_, {.rank = 1, .size = 2});

@@ -71,6 +71,9 @@ class NewsLog {
   // DeferredWrites::Run().
   void Run(std::function<void()> write) { deferred_.Run(std::move(write)); }
 
+  // Runs `write` on "ddp-report", and returns at once. See DeferredWrites::RunLater().
+  void RunLater(std::function<void()> write) { deferred_.RunLater(std::move(write)); }
+
   // Blocks until all queued writes have run.
   void Flush() { deferred_.Flush(); }
 

@@ -72,7 +72,7 @@ struct Batch {
   }
 };
 
-// What the works of a backend and the backend share.
+// The state that a backend shares with its works.
 struct Shared {
   explicit Shared(GroupEntry::Result entry)
       : group(std::make_shared<HostGroup>(std::move(entry))), engine(group.get()) {}
@@ -664,6 +664,7 @@ void AddSharedMemoryTraits(BackendTraits& traits) {
     const HostGroup::End end = Cast(backend).group()->end();
     return end.kind == GroupEnd::kDied ? end.member : -1;
   };
+  traits.all_see_dead_rank = true;
 }
 
 }  // namespace ddp::internal
