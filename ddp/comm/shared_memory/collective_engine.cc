@@ -77,7 +77,8 @@ size_t LongestPart(const CollectiveRequest& request) {
 }  // namespace
 
 struct CollectiveEngine::Operation {
-  // What comes next. Each state but kEnter begins with a wait for the signals of all members.
+  // The next step of an operation. Each state but kEnter begins with a wait for the signals of all
+  // members.
   enum class State : uint8_t {
     kEnter,    // announce, and fill when one round may do -> kAgree
     kAgree,    // compare -> kFill, kTake, kDirect or complete

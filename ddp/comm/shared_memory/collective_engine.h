@@ -142,7 +142,7 @@ class CollectiveEngine {
   struct Operation;
   using Finished = std::vector<std::pair<Done, absl::Status>>;
 
-  // What a thread that cannot advance waits for.
+  // The changes that a thread waits for when it cannot advance.
   struct Blocked {
     uint64_t epoch = 0;
     std::optional<uint64_t> signals;  // of all members

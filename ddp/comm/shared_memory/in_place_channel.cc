@@ -5,9 +5,7 @@
 #include <new>
 #include <utility>
 
-#include "absl/container/inlined_vector.h"
 #include "absl/time/time.h"
-#include "ddp/comm/shared_memory/slices.h"
 
 namespace ddp::internal {
 namespace {
@@ -16,11 +14,13 @@ namespace {
 // little, so an array that is ready is near the front.
 constexpr size_t kLookAhead = 16;
 
-// Of an array that is summed without a look at the end of the group.
+// The longest part of an array that one member sums at a time, without a look at the end of the
+// group.
 constexpr size_t kPiece = size_t{256} << 10;
 
-// A word: the pass in the upper bits, and below it the place of the array in units of 64 bytes plus
-// kFirstPlace, or one of the two other values.
+// A word has the pass in its upper bits. The lower bits of a member's word for an array are the
+// place of the array in units of 64 bytes plus kFirstPlace, or one of the two other values. Those
+// of the word that counts an array's pieces are the number of pieces that members have taken.
 constexpr int kPlaceBits = 40;
 constexpr uint64_t kPlaceMask = (uint64_t{1} << kPlaceBits) - 1;
 constexpr uint64_t kZeros = 1;
@@ -30,10 +30,18 @@ constexpr size_t kUnit = 64;
 
 size_t RoundUp(size_t bytes) { return (bytes + kUnit - 1) / kUnit * kUnit; }
 
+uint64_t OfPass(uint64_t pass, uint64_t low) { return (pass << kPlaceBits) | low; }
+bool IsOfPass(uint64_t word, uint64_t pass) {
+  return word >> kPlaceBits == OfPass(pass, 0) >> kPlaceBits;
+}
+
+size_t BytesOfWords(size_t large) { return RoundUp(large * sizeof(uint64_t)); }
+
 }  // namespace
 
-// The beginning of a board. The words of the large arrays follow, then two halves of packed arrays,
-// which take turns pass by pass.
+// The beginning of a board. Two words for each large array follow: the words of the places, then
+// those that count the pieces. Then come two halves of packed arrays, which take turns pass by
+// pass.
 struct InPlaceChannel::Board {
   std::atomic<uint64_t> arrivals;  // passes at whose end the member has arrived
   std::atomic<uint64_t> finished;  // passes whose packed arrays the member has summed
@@ -45,8 +53,8 @@ absl::StatusOr<std::unique_ptr<InPlaceChannel>> InPlaceChannel::Make(
     std::shared_ptr<HostGroup> group, Layout layout) {
   const size_t small =
       RoundUp(layout.small_floats * sizeof(float)) + RoundUp(layout.small_doubles * sizeof(double));
-  const size_t bytes = std::max(
-      Arena::kSmallestBlock, kUnit + RoundUp(layout.large.size() * sizeof(uint64_t)) + 2 * small);
+  const size_t bytes =
+      std::max(Arena::kSmallestBlock, kUnit + 2 * BytesOfWords(layout.large.size()) + 2 * small);
   Arena& arena = Arena::OfProcess();
   auto demand = arena.AddDemand({.gradient_bytes = {bytes}, .capacity_bytes = bytes});
   if (!demand.ok()) return demand.status();
@@ -71,7 +79,7 @@ InPlaceChannel::InPlaceChannel(std::shared_ptr<HostGroup> group, Layout layout, 
       number_(group_->NextBoard()),
       demand_(std::move(demand)),
       block_(block),
-      small_at_(kUnit + RoundUp(layout_.large.size() * sizeof(uint64_t))),
+      small_at_(kUnit + 2 * BytesOfWords(layout_.large.size())),
       doubles_at_(RoundUp(layout_.small_floats * sizeof(float))),
       small_bytes_(doubles_at_ + RoundUp(layout_.small_doubles * sizeof(double))),
       boards_(size_) {
@@ -142,6 +150,12 @@ std::atomic<uint64_t>& InPlaceChannel::WordOf(const Board& board, int array) con
       reinterpret_cast<const std::atomic<uint64_t>*>(words)[array]);
 }
 
+// The members count the pieces of an array on one board, and of all arrays on all boards in turn.
+std::atomic<uint64_t>& InPlaceChannel::TakenOf(int array) const {
+  return (&WordOf(*BoardOf(array % size_),
+                  array))[BytesOfWords(layout_.large.size()) / sizeof(uint64_t)];
+}
+
 std::byte* InPlaceChannel::SmallOf(int member) const {
   const auto* const board = reinterpret_cast<const std::byte*>(BoardOf(member));
   return const_cast<std::byte*>(board) + small_at_ + (pass_ % 2) * small_bytes_;
@@ -158,12 +172,14 @@ void InPlaceChannel::Begin(double factor) {
   left_out_.clear();
 }
 
+// The array that is published now is left to a later look, of this member or another one: see the
+// class comment.
 void InPlaceChannel::PublishWord(int array, uint64_t word) {
   in_pass_ = true;
-  WordOf(*BoardOf(member_), array).store((pass_ << kPlaceBits) | word, std::memory_order_release);
+  WordOf(*BoardOf(member_), array).store(OfPass(pass_, word), std::memory_order_release);
   group_->Notify();
-  waiting_.push_back(array);
   Help(kLookAhead);
+  waiting_.push_back(array);
 }
 
 void InPlaceChannel::Publish(int array, uint64_t offset) {
@@ -175,12 +191,12 @@ void InPlaceChannel::PublishZeros(int array) { PublishWord(array, kZeros); }
 void InPlaceChannel::PublishElsewhere(int array) { PublishWord(array, kElsewhere); }
 
 bool InPlaceChannel::AllPublished(int array) const {
-  const uint64_t pass = (pass_ << kPlaceBits) >> kPlaceBits;
   for (int member = 0; member < size_; ++member) {
     const Board* const board = BoardOf(member);
-    if (board == nullptr) return false;
-    const uint64_t word = WordOf(*board, array).load(std::memory_order_acquire);
-    if (word >> kPlaceBits != pass) return false;
+    if (board == nullptr ||
+        !IsOfPass(WordOf(*board, array).load(std::memory_order_acquire), pass_)) {
+      return false;
+    }
   }
   return true;
 }
@@ -191,7 +207,7 @@ void InPlaceChannel::Help(size_t look_ahead) {
   size_t i = 0;
   for (; i < waiting_.size() && passed < look_ahead; ++i) {
     if (AllPublished(waiting_[i])) {
-      SumSlice(waiting_[i]);
+      Sum(waiting_[i]);
     } else {
       waiting_[kept++] = waiting_[i];
       ++passed;
@@ -200,11 +216,11 @@ void InPlaceChannel::Help(size_t look_ahead) {
   if (kept != i) waiting_.erase(waiting_.begin() + kept, waiting_.begin() + i);
 }
 
-// Sums this member's slice of an array that all members have published, in pieces.
-void InPlaceChannel::SumSlice(int array) {
+// Sums those pieces of an array that no other member has taken. All members have published it.
+void InPlaceChannel::Sum(int array) {
   const Layout::Large& large = layout_.large[array];
   const size_t element = SizeOf(large.type);
-  absl::InlinedVector<std::byte*, 16> memory;  // by member; null: zeros
+  Memory memory;
   bool elsewhere = false;
   for (int member = 0; member < size_; ++member) {
     const uint64_t place =
@@ -217,22 +233,41 @@ void InPlaceChannel::SumSlice(int array) {
   }
   if (elsewhere) left_out_.push_back(array);
   if (elsewhere || liar_ >= 0) return;
-  const Slice slice = SliceOf(large.count, element, member_, size_);
-  absl::InlinedVector<const std::byte*, 16> inputs(size_);
-  absl::InlinedVector<std::byte*, 16> outputs;
-  for (size_t done = 0; done < slice.count; done += kPiece / element) {
-    outputs.clear();
-    for (int member = 0; member < size_; ++member) {
-      std::byte* const begin =
-          memory[member] == nullptr ? nullptr : memory[member] + (slice.begin + done) * element;
-      inputs[member] = begin;
-      if (begin != nullptr) outputs.push_back(begin);
-    }
-    if (!group_->BeginTouch()) return;  // the group has ended, and so will the pass
-    ReduceTree(ReduceKind::kSum, large.type, inputs, outputs,
-               std::min(kPiece / element, slice.count - done), factor_);
+  const int pieces =
+      std::max(size_, static_cast<int>((large.count * element + kPiece - 1) / kPiece));
+  std::atomic<uint64_t>& taken = TakenOf(array);
+  // Where the group has ended, the pass will not be complete.
+  while (group_->BeginTouch()) {
+    const int piece = Take(taken, pieces);
+    if (piece >= 0) SumPiece(memory, large.type, SliceOf(large.count, element, piece, pieces));
     group_->EndTouch();
+    if (piece < 0) return;
   }
+}
+
+// Returns the first piece that nobody has taken in this pass, and takes it; -1: none is left.
+int InPlaceChannel::Take(std::atomic<uint64_t>& taken, int pieces) const {
+  uint64_t word = taken.load(std::memory_order_relaxed);
+  while (true) {
+    const int piece = IsOfPass(word, pass_) ? static_cast<int>(word & kPlaceMask) : 0;
+    if (piece == pieces) return -1;
+    if (taken.compare_exchange_weak(word, OfPass(pass_, static_cast<uint64_t>(piece) + 1),
+                                    std::memory_order_relaxed)) {
+      return piece;
+    }
+  }
+}
+
+void InPlaceChannel::SumPiece(const Memory& memory, ElementType type, const Slice& piece) const {
+  if (piece.count == 0) return;
+  absl::InlinedVector<const std::byte*, 16> inputs;
+  absl::InlinedVector<std::byte*, 16> outputs;
+  for (std::byte* const array : memory) {
+    std::byte* const begin = array == nullptr ? nullptr : array + piece.begin * SizeOf(type);
+    inputs.push_back(begin);
+    if (begin != nullptr) outputs.push_back(begin);
+  }
+  ReduceTree(ReduceKind::kSum, type, inputs, outputs, piece.count, factor_);
 }
 
 void InPlaceChannel::Finish() {

@@ -7,12 +7,14 @@
 #include <memory>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/mutex.h"
 #include "ddp/comm/arena/arena.h"
 #include "ddp/comm/host_group/host_group.h"
 #include "ddp/comm/kernels/reduce.h"
+#include "ddp/comm/shared_memory/slices.h"
 
 namespace ddp::internal {
 
@@ -20,15 +22,18 @@ namespace ddp::internal {
 // Made for gradients: arrays become ready one by one, in another order on each member, and nobody
 // waits before the end of the pass. Free of LibTorch.
 //
-// Large arrays. A member publishes the place of each array as soon as the array is ready. Array i
-// is divided into one slice for each member. A member that finds an array published by all members
-// sums its slice, in the memory of all of them. It looks for such arrays whenever it publishes one.
+// Large arrays. A member publishes the place of each array as soon as the array is ready. The array
+// is divided into pieces. A member that finds an array published by all members takes pieces of it,
+// one after the other until other members have taken the rest, and sums them in the memory of all
+// members. It looks for such arrays whenever it publishes another one, and at the end. So the
+// member that publishes an array last, which is behind, leaves it to those that are ahead: the sums
+// slow down the fast members and not the slow ones, which all wait for.
 //
 // Small arrays. A member packs them into its board, and sums the boards of all members at the end.
 //
-// End. A member arrives when it has published and packed everything, and has summed its slice of
-// every large array. The pass is complete when all have arrived. One wait, no matter how many
-// arrays.
+// End. A member arrives when it has published and packed everything, all pieces of all large arrays
+// are taken, and those that it has taken are summed. The pass is complete when all have arrived.
+// One wait, no matter how many arrays.
 //
 // Order of addition, bits: as CollectiveEngine. Each element is multiplied by the factor first.
 //
@@ -63,11 +68,11 @@ class InPlaceChannel {
   uint64_t number() const { return number_; }
 
   // Begins a pass, after the last one is complete. A member multiplies the inputs of all members by
-  // its own factor, in its slice of every large array: `factor` is the same on all members.
+  // its own factor, in the pieces that it sums: `factor` is the same on all members.
   void Begin(double factor);
 
   // The member's array is ready at this place of its arena, and stays there until the pass is
-  // complete. Sums what can be summed now.
+  // complete. Sums other arrays, those that all members have published.
   void Publish(int array, uint64_t offset);
   // The member's array counts as zeros, and gets no result.
   void PublishZeros(int array);
@@ -102,6 +107,7 @@ class InPlaceChannel {
 
  private:
   struct Board;
+  using Memory = absl::InlinedVector<std::byte*, 16>;  // an array, by member; null: zeros
   InPlaceChannel(std::shared_ptr<HostGroup> group, Layout layout, ArenaDemand demand,
                  std::byte* block);
 
@@ -112,12 +118,15 @@ class InPlaceChannel {
   }
   const Board* BoardOf(int member) const;
   std::atomic<uint64_t>& WordOf(const Board& board, int array) const;
+  std::atomic<uint64_t>& TakenOf(int array) const;
   std::byte* SmallOf(int member) const;
   bool AllPublished(int array) const;
   bool AllBoardsFound() const;
   bool AllArrived() const;
-  void SumSlice(int array);
   void Help(size_t look_ahead);
+  void Sum(int array);
+  int Take(std::atomic<uint64_t>& taken, int pieces) const;
+  void SumPiece(const Memory& memory, ElementType type, const Slice& piece) const;
 
   const std::shared_ptr<HostGroup> group_;
   const int member_;

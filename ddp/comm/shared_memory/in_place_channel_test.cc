@@ -155,6 +155,34 @@ TEST_P(InPlaceChannelTest, SumsArraysThatBecomeReadyInAnyOrder) {
   });
 }
 
+// The ranks that are ahead sum the arrays that the slowest one publishes last.
+TEST_P(InPlaceChannelTest, ARankThatIsAheadSumsWholeArrays) {
+  if (GetParam() == 1) GTEST_SKIP() << "there is nobody to be ahead of";
+  std::barrier<> meet(GetParam());
+  RunRanks([&](Rank& rank) {
+    const Blocks blocks;
+    const auto size = static_cast<float>(rank.size());
+    const auto summed = [&](int array) {
+      const float* const begin = blocks[array];
+      return std::all_of(begin, begin + kCounts[array], [&](float x) { return x == 3 * size; });
+    };
+    rank.channel->Begin(1);
+    for (int array = 0; array < 4; ++array) std::fill_n(blocks[array], kCounts[array], 3.0F);
+    const bool ahead = rank.member() == 0;
+    if (ahead) rank.channel->Publish(3, blocks.OffsetOf(3));
+    meet.arrive_and_wait();
+    if (!ahead) rank.channel->Publish(3, blocks.OffsetOf(3));
+    EXPECT_EQ(blocks[3][0], 3);
+    meet.arrive_and_wait();
+    if (ahead) rank.channel->PublishZeros(0);
+    meet.arrive_and_wait();
+    EXPECT_TRUE(summed(3));
+    for (int array = ahead ? 1 : 0; array < 3; ++array) rank.channel->PublishZeros(array);
+    ASSERT_TRUE(rank.Complete());
+    EXPECT_TRUE(summed(3));
+  });
+}
+
 TEST_P(InPlaceChannelTest, ZerosGetNoResultAndArraysElsewhereAreLeftOut) {
   RunRanks([](Rank& rank) {
     const Blocks blocks;

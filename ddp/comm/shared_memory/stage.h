@@ -47,7 +47,7 @@ struct Stage {
     uint64_t seed = 0;       // of its collectives
     std::array<int32_t, kSlots> member_of = {};
   };
-  // What a process says about its part in a group. The times are CLOCK_MONOTONIC; 0: not yet.
+  // The report of a process about its part in a group. The times are CLOCK_MONOTONIC; 0: not yet.
   struct Report {
     std::atomic<int64_t> built_ns;   // after the first barrier
     std::atomic<int64_t> failed_ns;  // the entry, or a collective
