@@ -32,7 +32,7 @@ constexpr int64_t kFloats = 300'000;  // more than one piece
 constexpr int64_t kBytes = kFloats * sizeof(float);
 constexpr auto kFew = absl::Milliseconds(5);
 
-// What the ranks of a case, which are threads of the test, know of each other.
+// The state that the ranks of a case share. They are threads of the test.
 struct Meeting {
   explicit Meeting(int size) : places(size), barrier(size) {}
 

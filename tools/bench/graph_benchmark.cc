@@ -115,7 +115,7 @@ struct MlpImpl : torch::nn::Module {
 };
 TORCH_MODULE(Mlp);
 
-// What a model's backward had done when its first bucket was sent.
+// The progress of a model's backward when its first bucket was sent.
 struct Timeline {
   int gradients = 0;
   int at_first_launch = -1;

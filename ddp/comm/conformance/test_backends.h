@@ -96,7 +96,7 @@ inline constexpr at::ScalarType kAllTypes[] = {
     at::kByte,     at::kChar,  at::kShort,  at::kInt,  at::kLong,         at::kHalf,
     at::kBFloat16, at::kFloat, at::kDouble, at::kBool, at::kComplexFloat, at::kComplexDouble};
 
-// What a backend claims. The tests hold it to each claim.
+// The claims of a backend. The tests hold it to each of them.
 struct Claims {
   enum class Mismatch : uint8_t {
     kError,      // collectives that differ end with an error on each rank that needs its peers

@@ -38,7 +38,7 @@ class CollectiveQueue {
     std::function<void(const absl::Status& status)> done;
   };
 
-  // What the queue works with. All outlive it.
+  // The objects that the queue works with. All outlive it.
   struct Parts {
     HostGroup* group = nullptr;
     CollectiveEngine* local = nullptr;

@@ -189,7 +189,8 @@ class FlatExchange {
     return absl::OkStatus();
   }
 
-  // What the thread of an operation waits for. The operation's continuation may run after End().
+  // The end of an operation, which its thread waits for. The operation's continuation may run after
+  // End().
   struct Waiting {
     Mutex mutex;
     CondVar changed;

@@ -343,7 +343,7 @@ TEST(HierarchicalEngineTest, AHostSendsNoMoreThanItMust) {
   }
 }
 
-// What the ranks of the other host need or give: half of the tensor, each way.
+// The ranks of the other host need or give half of the tensor, each way.
 TEST(HierarchicalEngineTest, PartsGoOverTheLinkOnce) {
   const std::vector<RankRange> hosts = HostsOfSizes({2, 2});
   constexpr size_t kCount = 4 * 1024;  // of a part

@@ -1,4 +1,4 @@
-// Which ranks stand on which host. Free of LibTorch.
+// The ranks of each host. Free of LibTorch.
 #ifndef DDP_COMM_HIERARCHICAL_HOST_LAYOUT_H_
 #define DDP_COMM_HIERARCHICAL_HOST_LAYOUT_H_
 

@@ -1,4 +1,4 @@
-// Which partial results a host can give, and how partial results become the result. Free of
+// The partial results that a host can give, and the way from partial results to the result. Free of
 // LibTorch.
 #ifndef DDP_COMM_HIERARCHICAL_TREE_PARTIALS_H_
 #define DDP_COMM_HIERARCHICAL_TREE_PARTIALS_H_

@@ -43,7 +43,7 @@ struct SegmentHeader {
   std::atomic<uint32_t> end;  // GroupEnd in the low byte, the member above it
 };
 
-// What one member announces at the start of a round, beside the data in its staging buffer.
+// The announcement of one member at the start of a round, beside the data in its staging buffer.
 struct alignas(64) RoundHeader {
   uint8_t kind = 0;
   uint8_t reduction = 0;

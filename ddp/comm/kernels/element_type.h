@@ -1,4 +1,4 @@
-// What the kernels compute with, and what they compute.
+// The types of the elements that the kernels take, and the operations of the kernels.
 #ifndef DDP_COMM_KERNELS_ELEMENT_TYPE_H_
 #define DDP_COMM_KERNELS_ELEMENT_TYPE_H_
 

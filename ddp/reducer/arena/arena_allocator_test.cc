@@ -198,7 +198,7 @@ struct Case {
   std::shared_ptr<std::vector<at::Tensor>> kept = {};
 };
 
-// What a reducer does with a gradient that it must copy.
+// The treatment of a gradient that the reducer must copy.
 enum class Copied { kStays, kIsReplaced };
 
 class Hook : public torch::autograd::FunctionPostHook {

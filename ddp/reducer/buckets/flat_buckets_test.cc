@@ -1,4 +1,4 @@
-// What FlatBuckets promises beyond GradientBuckets; gradient_buckets_test.cc has the rest.
+// The promises of FlatBuckets beyond those of GradientBuckets, which gradient_buckets_test.cc has.
 #include "ddp/reducer/buckets/flat_buckets.h"
 
 #include <memory>

@@ -21,7 +21,7 @@ STORE = """LibTorch 2.11.0 TCPStore (libuv) against Redis 7; 2 CPUs; optimized
 get                      TCPStore                 51.5 us  [50.0, 53.0]
                          RedisStore TCP           30.0 us  [29.0, 31.0]  ratio 0.583
 """
-# What hierarchical_benchmark writes: over the link ours moves two thirds of Gloo's bytes.
+# As hierarchical_benchmark writes it: over the link ours moves two thirds of Gloo's bytes.
 HOSTS = {
     "rate": "1gbit",
     "tensor_bytes": 100 << 20,
