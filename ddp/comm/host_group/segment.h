@@ -50,6 +50,7 @@ struct alignas(64) RoundHeader {
   uint8_t type = 0;
   uint8_t value_type = 0;
   uint8_t tagged = 0;  // 1: the caller has set the tag
+  uint8_t filled = 0;  // 1: all data of the member are in its staging buffer
   int32_t root = -1;
   uint64_t elements = 0;
   uint32_t tag = 0;

@@ -28,6 +28,10 @@ constexpr int kIdleNaps = 100;
 // From this size on, a staged all-reduce of more than two members divides the additions among them.
 constexpr size_t kSharedReduction = size_t{16} << 10;
 
+// From this size on, memory in an arena is used where it lies, when that of all members can be. A
+// copy into a staging buffer takes longer than the wait at the end that this needs.
+constexpr size_t kDirectFrom = size_t{4} << 10;
+
 // Of memory that is read or written in an arena without a look at the end of the group.
 constexpr size_t kDirectPiece = size_t{256} << 10;
 
@@ -46,6 +50,9 @@ int64_t DeadlineAfter(absl::Duration timeout) {
 bool Reduces(Kind kind) {
   return kind == Kind::kAllReduce || kind == Kind::kReduce || kind == Kind::kReduceScatter;
 }
+
+// True when the inputs can be used where they lie.
+bool MayBeDirect(Kind kind) { return kind != Kind::kBarrier && kind != Kind::kAllGatherSized; }
 
 // True when the root alone has an input.
 bool IsFromRoot(Kind kind) { return kind == Kind::kBroadcast || kind == Kind::kScatter; }
@@ -392,11 +399,13 @@ bool CollectiveEngine::Step(Operation& operation) {
 }
 
 // Announces the operation in a round of its own. When the data of this member fits into one round,
-// it goes along.
+// and cannot be used where it lies, it goes along.
 void CollectiveEngine::Enter(Operation& operation) {
   const CollectiveRequest& request = operation.request;
   const size_t longest = LongestPart(request);
   const size_t rounds = std::max<size_t>(1, (longest + operation.piece - 1) / operation.piece);
+  const uint64_t registered = MayBeDirect(request.kind) ? RegisteredAt(request) : 0;
+  const bool filled = rounds == 1 && (registered == 0 || longest < kDirectFrom);
   ++round_;
   group_->segment().row(member_).headers[half()] = {
       .kind = static_cast<uint8_t>(request.kind),
@@ -404,12 +413,13 @@ void CollectiveEngine::Enter(Operation& operation) {
       .type = static_cast<uint8_t>(request.type),
       .value_type = request.value_type,
       .tagged = request.tag.has_value(),
+      .filled = filled,
       .root = request.root,
       .elements = request.kind == Kind::kAllGatherSized ? longest : request.elements,
       .tag = request.tag.value_or(0),
       .rounds = static_cast<uint32_t>(rounds),
-      .registered = RegisteredAt(request)};
-  if (rounds == 1) Fill(operation, 0);
+      .registered = registered};
+  if (filled) Fill(operation, 0);
   operation.announced = half();
   Signal();
   operation.await = fill_signal_ = signals_;
@@ -419,7 +429,8 @@ void CollectiveEngine::Enter(Operation& operation) {
 void CollectiveEngine::Agree(Operation& operation) {
   const RoundHeader& mine = group_->segment().row(member_).headers[half()];
   const bool sized = operation.request.kind == Kind::kAllGatherSized;
-  bool direct = operation.request.kind != Kind::kBarrier && !sized;
+  bool direct = MayBeDirect(operation.request.kind);
+  bool filled = true;
   std::vector<size_t> sizes;
   for (int member = 0; member < size_; ++member) {
     const RoundHeader& theirs = group_->segment().row(member).headers[half()];
@@ -436,6 +447,7 @@ void CollectiveEngine::Agree(Operation& operation) {
       return;
     }
     operation.rounds = std::max<size_t>(operation.rounds, theirs.rounds);
+    filled &= theirs.filled != 0;
     sizes.push_back(theirs.elements);
     const bool has_input = !IsFromRoot(operation.request.kind) || member == operation.request.root;
     if (has_input && DirectSource(operation, member, 0) == nullptr) direct = false;
@@ -444,7 +456,7 @@ void CollectiveEngine::Agree(Operation& operation) {
     const auto outputs = operation.request.on_sizes(sizes);
     operation.request.outputs.assign(outputs.begin(), outputs.end());
   }
-  if (operation.rounds == 1) {
+  if (filled) {
     operation.next = 1;
     return DrainRound(operation);
   }

@@ -106,27 +106,34 @@ TEST_P(CollectiveEngineTest, AllReduceSumsInEverySize) {
   });
 }
 
+// Sizes on both sides of those from which tensors are reduced where they lie. In the odd rounds one
+// rank's tensor is in no arena.
 TEST_P(CollectiveEngineTest, AllReduceWorksWhereTheTensorsLie) {
-  constexpr size_t kCount = 300'007;
+  constexpr size_t kMost = 300'007;
   Arena& arena = Arena::OfProcess();
   auto demand = arena.AddDemand(
-      {.gradient_bytes = std::vector<size_t>(8, kCount * sizeof(float)), .capacity_bytes = 0});
+      {.gradient_bytes = std::vector<size_t>(8, kMost * sizeof(float)), .capacity_bytes = 0});
   ASSERT_TRUE(demand.ok()) << demand.status();
   RunRanks(GetParam(), [&](Rank& rank) {
-    auto* const block = static_cast<float*>(arena.Allocate(kCount * sizeof(float)));
+    auto* const block = static_cast<float*>(arena.Allocate(kMost * sizeof(float)));
     ASSERT_NE(block, nullptr);
-    const std::span values(block, kCount);
-    for (int round = 0; round < 3; ++round) {
-      std::iota(values.begin(), values.end(), static_cast<float>(rank.member() + round));
-      ASSERT_TRUE(rank.Run({.kind = Kind::kAllReduce,
-                            .type = ElementType::kFloat,
-                            .elements = kCount,
-                            .inputs = {std::as_bytes(values)},
-                            .outputs = {std::as_writable_bytes(values)}})
-                      .ok());
-      const auto size = static_cast<float>(rank.size());
-      for (size_t i = 0; i < kCount; ++i) {
-        ASSERT_EQ(values[i], size * static_cast<float>(i + round) + size * (size - 1) / 2) << i;
+    std::vector<float> elsewhere(kMost);
+    for (const size_t count :
+         {size_t{1'000}, size_t{1'024}, size_t{20'001}, size_t{65'536}, kMost}) {
+      for (int round = 0; round < 4; ++round) {
+        const bool outside = round % 2 == 1 && rank.member() == round / 2;
+        const std::span values(outside ? elsewhere.data() : block, count);
+        std::iota(values.begin(), values.end(), static_cast<float>(rank.member() + round));
+        ASSERT_TRUE(rank.Run({.kind = Kind::kAllReduce,
+                              .type = ElementType::kFloat,
+                              .elements = count,
+                              .inputs = {std::as_bytes(values)},
+                              .outputs = {std::as_writable_bytes(values)}})
+                        .ok());
+        const auto size = static_cast<float>(rank.size());
+        for (size_t i = 0; i < count; ++i) {
+          ASSERT_EQ(values[i], size * static_cast<float>(i + round) + size * (size - 1) / 2) << i;
+        }
       }
     }
     arena.Free(block);
