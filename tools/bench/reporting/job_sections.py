@@ -307,7 +307,8 @@ def run_checkpoint(context, section):
             # Threads of the kernel write to the disk: other programs' share is not told from it.
             times = checkpoint_round(side, folder, size)
             rounds.add(times, off_cpu_share(control.copy()[1]))
-    title = f"Checkpoint of {size / 1e6:.0f} MB by {steps.RANKS} ranks, in {place}"
+    where = context.options.checkpoint_folder or "the temporary folder"
+    title = f"Checkpoint of {size / 1e6:.0f} MB by {steps.RANKS} ranks, in {where}"
     section.tables = [_checkpoint_table(title, size, rounds)]
     section.data = {"bytes": size, **rounds.as_json()}
 
