@@ -25,7 +25,11 @@ namespace {
 constexpr size_t kLeastReservation = size_t{64} << 20;
 // Every peer maps the whole reservation, and a process has 128 TiB of addresses: enough for two
 // groups of 256 members at once, as a group and its successor are.
+#ifdef __SANITIZE_THREAD__
+constexpr size_t kMostReservation = size_t{1} << 33;  // it leaves 1.5 TiB to all mappings
+#else
 constexpr size_t kMostReservation = size_t{1} << 37;
+#endif
 // A resource limit on the address space or on file sizes leaves this part to the arena.
 constexpr size_t kShareOfLimit = 8;
 
