@@ -26,7 +26,8 @@ constexpr size_t kLeastReservation = size_t{64} << 20;
 // Every peer maps the whole reservation, and a process has 128 TiB of addresses: enough for two
 // groups of 256 members at once, as a group and its successor are.
 #ifdef __SANITIZE_THREAD__
-constexpr size_t kMostReservation = size_t{1} << 33;  // it leaves 1.5 TiB to all mappings
+// ThreadSanitizer leaves 1.5 TiB to all mappings.
+constexpr size_t kMostReservation = size_t{1} << 33;
 #else
 constexpr size_t kMostReservation = size_t{1} << 37;
 #endif

@@ -54,8 +54,9 @@ class FailureMonitor : private NewsLog::Reader {
 
   // Reports a failure that every rank of the group sees for itself, such as a death in shared
   // memory. The failure becomes failure() at once, and the other ranks are told afterwards, by the
-  // thread "ddp-report": the round trip to the store costs a third of the time to the error. Does
-  // nothing when a failure of this incarnation is known. Never throws.
+  // thread "ddp-report": the round trip to the store costs a third of the time to the error. All
+  // ranks name the same rank, each with the reason that it has seen. Does nothing when a failure of
+  // this incarnation is known. Never throws.
   void ReportSeen(const GroupFailure& failure);
 
   // Tells the other ranks that this rank has left the group for good. Call it before the
