@@ -276,10 +276,25 @@ Communicator::Pending Communicator::Start(const Collective& collective, Operatio
     if (after.finish) after.finish();
     return pending;
   }
+  AwaitSparse(collective);
   pending.operation = Begin(collective, pending.what, std::move(after), [&](auto& backend) {
     return Launch(collective, backend, options_.traits);
   });
   return pending;
+}
+
+// Waits for the collectives in progress, when one of them or `next` must run alone: see
+// BackendTraits::settle.
+void Communicator::AwaitSparse(const Collective& next) {
+  const bool sparse = next.output.is_sparse();
+  const bool alone = std::exchange(after_sparse_, sparse) || sparse;
+  if (!alone || options_.traits.settle == nullptr) return;
+  while (!in_flight_.empty()) {
+    const std::shared_ptr<Operation> first = in_flight_.front();
+    WaitFuture(first->future, {}, first->what);
+    ForgetComplete();
+  }
+  options_.traits.settle(*backend_);
 }
 
 Communicator::Pending Communicator::StartOwn(const Collective& described, OperationName what,

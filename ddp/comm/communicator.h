@@ -58,7 +58,9 @@ class CollectiveLog;
 // throws. NCCL's own watchdog finds a broken operation, after the timeout.
 //
 // Tensors. Complex numbers are summed as pairs of real numbers. In an all-reduce, a sparse (COO)
-// tensor may have different indices on every rank; after Wait() it holds the sum. A collective on
+// tensor may have different indices on every rank; after Wait() it holds the sum. On LibTorch's Gloo
+// it must be the only collective in progress: its start, and the start of the next collective, block
+// until the earlier ones are complete, and throw as Wait() does. A collective on
 // strided tensors without elements completes in Start() and sends no tensor data. So does every
 // collective in a group of one.
 //
@@ -199,6 +201,7 @@ class Communicator {
   std::shared_ptr<Operation> Begin(const Collective& collective, const OperationName& what,
                                    AfterIt after, const OwnLaunch& launch);
   static void Finish(Operation& operation, AfterIt after);
+  void AwaitSparse(const Collective& next);
   void CheckAcrossRanks(const Collective& collective, const OperationName& what);
   std::shared_ptr<Operation> NewOperation();
   int64_t Record(const Collective& collective, const OperationName& what);
@@ -231,6 +234,7 @@ class Communicator {
   PointToPoint point_to_point_;
   Pending barrier_;
   bool retired_ = false;
+  bool after_sparse_ = false;  // the last collective was a sparse all-reduce: see AwaitSparse()
 
   // Collectives that the backend has started and not completed, in the order of starting, whether
   // or not a thread waits for them. The vectors keep their capacity, and operations are reused, so

@@ -6,7 +6,9 @@
 #include <chrono>
 #include <cstdlib>
 #include <iterator>
+#include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
@@ -24,6 +26,13 @@ namespace {
 // Gives access to the protected counter from which an operation of LibTorch takes its tag.
 struct GlooCounter : c10d::ProcessGroupGloo {
   static constexpr uint32_t c10d::ProcessGroupGloo::*kMember = &GlooCounter::collectiveCounter_;
+};
+
+// Gives access to the collectives that the threads of LibTorch are at.
+struct GlooThreads : c10d::ProcessGroupGloo {
+  static constexpr auto kMutex = &GlooThreads::workMutex_;
+  static constexpr auto kQueued = &GlooThreads::workQueue_;
+  static constexpr auto kInProgress = &GlooThreads::workInProgress_;
 };
 
 // The options of a backend that this file has made.
@@ -61,6 +70,21 @@ void AddDevices(const GlooBackendOptions& from, GlooOptions& options) {
 // different tags receive nothing from each other. Without a call, Gloo uses a running number.
 void SetNextTag(c10d::Backend& backend, uint32_t tag) {
   static_cast<c10d::ProcessGroupGloo&>(backend).*GlooCounter::kMember = tag;
+}
+
+// A thread of LibTorch 2.11 completes a collective, writes its name into a string that all threads
+// of the backend share, without a lock, and then takes the collective off its list. Two writes at
+// once of a name that does not fit into the string itself, such as that of a sparse all-reduce,
+// corrupt the heap.
+void AwaitThreads(c10d::Backend& backend) {
+  auto& gloo = static_cast<c10d::ProcessGroupGloo&>(backend);
+  const auto busy = [&] {
+    const std::lock_guard<std::mutex> lock(gloo.*GlooThreads::kMutex);
+    const auto& list = gloo.*GlooThreads::kInProgress;
+    return !(gloo.*GlooThreads::kQueued).empty() ||
+           std::any_of(list.begin(), list.end(), [](const auto& work) { return work != nullptr; });
+  };
+  while (busy()) std::this_thread::yield();
 }
 
 // Closes the connections: operations fail within milliseconds. Does nothing for a backend that the
@@ -103,6 +127,7 @@ void AddGlooTraits(BackendTraits& traits) {
   traits.set_tag = &SetNextTag;
   traits.end_operations = &EndOperations;
   traits.launch_mutex = launch_mutex;
+  traits.settle = &AwaitThreads;
 }
 
 }  // namespace ddp::internal

@@ -233,13 +233,17 @@ inline std::string Difference(const std::vector<at::Tensor>& actual,
 inline std::vector<Outcome> RunCases(const TestRank& self, const std::vector<Case>& cases,
                                      size_t depth) {
   std::vector<Outcome> outcomes(cases.size());
-  for (size_t begin = 0; begin < cases.size(); begin += depth) {
-    const size_t end = std::min(cases.size(), begin + depth);
+  const auto alone = [&](size_t i) { return self.claims().Alone(cases[i].operation); };
+  size_t end = 0;
+  for (size_t begin = 0; begin < cases.size(); begin = end) {
+    end = begin + 1;
+    while (end < std::min(cases.size(), begin + depth) && !alone(begin) && !alone(end)) ++end;
     std::vector<Running> running;
     for (size_t i = begin; i < end; ++i) running.push_back(Launch(self, cases[i]));
     for (size_t i = end; i-- > begin;) {
       outcomes[i] = Finish(self, cases[i], running[i - begin]);
     }
+    self.Settle();
   }
   return outcomes;
 }

@@ -281,6 +281,49 @@ TEST_P(CommunicatorConformanceTest, AddsSparseTensors) {
   });
 }
 
+at::Tensor SparseOnes() {
+  return at::sparse_coo_tensor(at::arange(3, at::kLong).view({1, -1}), at::ones({3}), {8});
+}
+
+TEST_P(CommunicatorConformanceTest, AddsSparseAndDenseTensorsInOneGo) {
+  RunOnRanks([](Rank& self) {
+    for (int round = 0; round < 10; ++round) {
+      std::vector<Pending> pending;
+      for (int i = 0; i < 8; ++i) {
+        pending.push_back(self.communicator->AllReduce(
+            i % 4 < 2 ? SparseOnes() : at::ones({1 + 1000 * i}), "one of many"));
+      }
+      for (Pending& each : pending) {
+        self.communicator->Wait(each);
+        const at::Tensor sum = each.tensor.is_sparse() ? each.tensor.to_dense() : each.tensor;
+        EXPECT_EQ(sum.max().item<float>(), static_cast<float>(self.size));
+      }
+    }
+  });
+}
+
+// LibTorch's Gloo may corrupt the heap when a sparse all-reduce is not alone.
+TEST_P(CommunicatorConformanceTest, SparseSumsAreAloneWhereTheyMustBe) {
+  BackendTraits traits;
+  const TestedBackend& kind = std::get<0>(GetParam());
+  if (kind.add_traits != nullptr) kind.add_traits(traits);
+  if (traits.settle == nullptr) GTEST_SKIP() << "needs a backend with BackendTraits::settle";
+  RunOnRanks([](Rank& self) {
+    if (self.size == 1) return;
+    const auto start = [&](const at::Tensor& tensor) {
+      return Communicator::FutureOf(self.communicator->AllReduce(tensor, "a sum"));
+    };
+    const auto dense = start(at::ones({1 << 20}));
+    const auto sparse = start(SparseOnes());
+    EXPECT_TRUE(dense->completed());
+    const auto second = start(SparseOnes());
+    EXPECT_TRUE(sparse->completed());
+    Pending last = self.communicator->AllReduce(at::ones({1 << 20}), "the last sum");
+    EXPECT_TRUE(second->completed());
+    self.communicator->Wait(last);
+  });
+}
+
 TEST_P(CommunicatorConformanceTest, TensorsWithoutElementsAreComplete) {
   RunOnRanks([](Rank& self) {
     bool finished = false;

@@ -115,12 +115,14 @@ struct Claims {
   bool (*reduces)(Reduction reduction, at::ScalarType type) = nullptr;
 
   std::vector<Operation> strided;  // the operations that take tensors with gaps
+  std::vector<Operation> alone;    // the operations that must be the only one in progress
   bool tree_order = false;         // sums are taken in the balanced binary tree
   bool timeouts = false;           // setTimeout(), and an error when a rank never comes
   Abort abort = Abort::kNone;      // by BackendTraits::end_operations, otherwise by abort()
   Mismatch mismatch = Mismatch::kUndefined;
 
   bool Has(Operation operation) const { return Contains(operations, operation); }
+  bool Alone(Operation operation) const { return Contains(alone, operation); }
   bool TakesStrided(Operation operation) const { return Contains(strided, operation); }
 
   static bool Contains(const std::vector<Operation>& in, Operation operation) {
@@ -224,6 +226,8 @@ inline TestedBackend TestedGloo() {
                                  Operation::kAllGatherBase, Operation::kAllGatherBaseCoalesced,
                                  Operation::kReduceScatterBase,
                                  Operation::kReduceScatterBaseCoalesced, Operation::kGather},
+                     // Its name is as long as that of a sparse all-reduce: see AddGlooTraits().
+                     .alone = {Operation::kAllReduceCoalesced},
                      .timeouts = true,
                      .abort = Claims::Abort::kOwnRank,
                      // Gloo ends the process when a message is longer than its receiver expects.

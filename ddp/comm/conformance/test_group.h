@@ -48,6 +48,11 @@ class TestRank {
     return launch(*backend_);
   }
 
+  // To be called when all operations are complete, before and after one that must be alone.
+  void Settle() const {
+    if (traits_.settle != nullptr) traits_.settle(*backend_);
+  }
+
   c10::intrusive_ptr<c10d::Work> StartSum(const at::Tensor& tensor) const {
     return Start([&](c10d::Backend& backend) {
       std::vector<at::Tensor> tensors = {tensor};
