@@ -223,15 +223,23 @@ void HostGroup::Pause() {
 #endif
 }
 
+namespace {
+
+// Wakes the sleepers of a row. The caller has ordered its stores before.
+void WakeSleepers(MemberRow& row) {
+  if (row.sleepers.load(std::memory_order_seq_cst) == 0) return;
+  row.bell.fetch_add(1, std::memory_order_seq_cst);
+  FutexWake(row.bell);
+}
+
+}  // namespace
+
 void HostGroup::Notify() {
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  for (int member = 0; member < size_; ++member) {
-    MemberRow& row = segment_.row(member);
-    if (row.sleepers.load(std::memory_order_relaxed) == 0) continue;
-    row.bell.fetch_add(1, std::memory_order_seq_cst);
-    FutexWake(row.bell);
-  }
+  for (int member = 0; member < size_; ++member) WakeSleepers(segment_.row(member));
 }
+
+void HostGroup::NotifyOwn() { WakeSleepers(segment_.row(member_)); }
 
 bool HostGroup::Sleep(const std::function<bool()>& done, const std::function<bool()>& stop,
                       int64_t deadline_ns) {

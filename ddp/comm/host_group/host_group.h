@@ -129,6 +129,9 @@ class HostGroup {
   // Wakes the sleeping threads of all members, because words of this member have changed. Call it
   // after the store.
   void Notify();
+  // As Notify(), for the threads of this member alone. Call it after a read-modify-write operation
+  // with memory_order_seq_cst.
+  void NotifyOwn();
 
   // Blocks until `done()`, the end of the group, `stop()` or the deadline, in this order. Returns
   // done(). `done` and `stop` are short, and read words of the segment or atomics of this process.

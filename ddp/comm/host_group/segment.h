@@ -43,20 +43,38 @@ struct SegmentHeader {
   std::atomic<uint32_t> end;  // GroupEnd in the low byte, the member above it
 };
 
-// The announcement of one member at the start of a round, beside the data in its staging buffer.
-struct alignas(64) RoundHeader {
+// Where all data of a member are at the start of a collective.
+enum class RoundData : uint8_t {
+  kElsewhere = 0,       // in its arena, or not shared yet
+  kInStaging = 1,       // in its staging buffer
+  kInAnnouncement = 2,  // beside the header
+};
+
+// The start of a collective, as one member describes it.
+struct RoundHeader {
   uint8_t kind = 0;
   uint8_t reduction = 0;
   uint8_t type = 0;
   uint8_t value_type = 0;
   uint8_t tagged = 0;  // 1: the caller has set the tag
-  uint8_t filled = 0;  // 1: all data of the member are in its staging buffer
+  RoundData data = RoundData::kElsewhere;
   int32_t root = -1;
   uint64_t elements = 0;
   uint32_t tag = 0;
   uint32_t rounds = 0;      // of data, that this member needs
   uint64_t registered = 0;  // 1 + the offset of the member's tensor in its arena; 0: elsewhere
 };
+
+// A header, with the number of the signal by which the member has announced it, and with the data
+// when they are few. So a small collective reads one cache line of each member.
+struct alignas(64) Announcement {
+  static constexpr size_t kDataBytes = 16;
+
+  RoundHeader header;
+  std::atomic<uint64_t> signal;
+  std::byte data[kDataBytes];
+};
+static_assert(sizeof(Announcement) == 64);
 
 // One member's part of the table. Each group of fields has a cache line of its own. A member
 // writes its own row only, except for `bell`.
@@ -76,7 +94,7 @@ struct MemberRow {
   std::atomic<uint32_t> sleepers;  // threads of this member that sleep, or are about to
   // Not 0 while this member writes into memory of other members.
   alignas(64) std::atomic<uint32_t> touching;
-  RoundHeader headers[2];
+  Announcement announcements[2];
 };
 
 enum class MemberState : uint32_t { kAbsent = 0, kJoined = 1, kLeft = 2 };

@@ -93,19 +93,20 @@ struct CollectiveEngine::Operation {
     kTake,     // take from the others' buffers -> kFill or complete; or add a slice -> kSlices
     kSlices,   // take the others' slices -> kFill or complete
     kLeave,    // every member has finished with the others' arenas -> complete
-    kGivenUp,  // the members differ, or the group has ended: until CheckEnd() fails the operation
+    kGivenUp,  // the members differ, or the group has ended: until FailBroken() fails the operation
   };
 
   CollectiveRequest request;
   Done done;
   int64_t deadline_ns = 0;
   State state = State::kEnter;
-  uint64_t await = 0;  // the signal of all members that the state begins with
-  size_t parts = 1;    // in one staging buffer
-  size_t piece = 0;    // bytes of one part in one round
-  size_t rounds = 1;   // of data, that all members need
-  size_t next = 0;     // the round of data that is filled next
-  int announced = 0;   // the half of the round headers of the first round
+  Awaited await;                // the signal of all members that the state begins with
+  size_t parts = 1;             // in one staging buffer
+  size_t piece = 0;             // bytes of one part in one round
+  size_t rounds = 1;            // of data, that all members need
+  size_t next = 0;              // the round of data that is filled next
+  int announced = 0;            // the half of the announcements of the first round
+  bool announced_data = false;  // the data of all members have come with the announcements
   bool complete = false;
   absl::Status status;
 
@@ -131,8 +132,7 @@ bool CollectiveEngine::Abort() {
     MutexLock lock(mutex_);
     if (!idle()) group_->Abort();
     FailAll(absl::CancelledError("the backend was destroyed or aborted"), finished);
-    if (!finished.empty()) calling_.fetch_add(1, std::memory_order_relaxed);
-    busy_.store(false, std::memory_order_release);
+    Publish(finished);
   }
   Call(std::move(finished));
   return !group_->ended() || group_->Quiesce(absl::Seconds(1));
@@ -154,11 +154,15 @@ void CollectiveEngine::Start(CollectiveRequest request, absl::Duration timeout, 
   operation->deadline_ns = DeadlineAfter(timeout);
   operation->request = std::move(request);
   operation->done = std::move(done);
+  Finished finished;
   {
     MutexLock lock(mutex_);
     queue_.push_back(std::move(operation));
+    Advance(finished);
+    Publish(finished);
   }
-  RunAll();
+  Call(std::move(finished));
+  AwakenThread();
 }
 
 void CollectiveEngine::Send(int to, uint64_t tag, std::span<const std::byte> data,
@@ -167,7 +171,8 @@ void CollectiveEngine::Send(int to, uint64_t tag, std::span<const std::byte> dat
     MutexLock lock(mutex_);
     mailboxes_.Send(to, tag, data, DeadlineAfter(timeout), std::move(done));
   }
-  RunAll();
+  Poll();
+  AwakenThread();
 }
 
 void CollectiveEngine::Receive(int from, uint64_t tag, std::span<std::byte> data, int* source,
@@ -176,7 +181,8 @@ void CollectiveEngine::Receive(int from, uint64_t tag, std::span<std::byte> data
     MutexLock lock(mutex_);
     mailboxes_.Receive(from, tag, data, source, DeadlineAfter(timeout), std::move(done));
   }
-  RunAll();
+  Poll();
+  AwakenThread();
 }
 
 void CollectiveEngine::StartAside(Aside aside, absl::Duration timeout, Done done) {
@@ -186,17 +192,18 @@ void CollectiveEngine::StartAside(Aside aside, absl::Duration timeout, Done done
                        .deadline_ns = DeadlineAfter(timeout),
                        .done = std::move(done)});
   }
-  RunAll();
+  Poll();
+  AwakenThread();
 }
 
-// Advances, and makes sure that the group's thread looks at what is left.
-void CollectiveEngine::RunAll() {
+// Makes sure that the group's thread looks at what is left of a new operation.
+void CollectiveEngine::AwakenThread() {
   started_.fetch_add(1, std::memory_order_relaxed);
-  Poll();
   if (!busy_.load(std::memory_order_acquire)) return;
   if (group_->cores_to_spare()) {
     Hurry();
-  } else if (asleep_.exchange(false, std::memory_order_acq_rel)) {
+  } else if (asleep_.load(std::memory_order_relaxed) &&
+             asleep_.exchange(false, std::memory_order_acq_rel)) {
     group_->Kick();
   }
 }
@@ -206,6 +213,8 @@ void CollectiveEngine::Poll() {
   {
     MutexLock lock(mutex_);
     Advance(finished);
+    FailLate(finished);
+    Publish(finished);
   }
   Call(std::move(finished));
 }
@@ -220,7 +229,7 @@ void CollectiveEngine::Hurry() {
   group_->Kick();
 }
 
-void CollectiveEngine::Call(Finished finished) {
+void CollectiveEngine::Call(Finished&& finished) {
   if (finished.empty()) return;
   // The caller may use the memory of a failed operation from now on.
   if (exposed_.load(std::memory_order_acquire)) (void)group_->Quiesce(kQuiesce);
@@ -229,7 +238,7 @@ void CollectiveEngine::Call(Finished finished) {
   }
   calling_.fetch_sub(1, std::memory_order_release);
   epoch_.fetch_add(1, std::memory_order_seq_cst);
-  group_->Notify();  // a thread of this member may wait for what `done` has changed
+  group_->NotifyOwn();  // a thread of this member may wait for what `done` has changed
 }
 
 CollectiveEngine::Blocked CollectiveEngine::WhatBlocks() {
@@ -266,9 +275,11 @@ bool CollectiveEngine::Drive(const std::function<bool()>& stop, absl::Time deadl
   const int64_t deadline_ns = absl::ToUnixNanos(deadline);
   while (!stop()) {
     const Blocked blocked = WhatBlocks();
+    if (!blocked.mail.empty()) Poll();  // a message may have come before WhatBlocks()
+    group_->Wait([&] { return MayAdvance(blocked); }, stop,
+                 std::min(blocked.deadline_ns, deadline_ns));
     Poll();
     if (stop()) return true;
-    if (epoch_.load(std::memory_order_seq_cst) != blocked.epoch) continue;
     const int64_t now_ns = MonotonicNanoseconds();
     if (now_ns >= deadline_ns) return false;
     if (group_->ended() && !busy_.load(std::memory_order_acquire)) {
@@ -278,10 +289,7 @@ bool CollectiveEngine::Drive(const std::function<bool()>& stop, absl::Time deadl
       } else {
         group_->AwaitRing(std::min(kNap, absl::Nanoseconds(deadline_ns - now_ns)));
       }
-      continue;
     }
-    group_->Wait([&] { return MayAdvance(blocked); }, stop,
-                 std::min(blocked.deadline_ns, deadline_ns));
   }
   return true;
 }
@@ -314,18 +322,27 @@ HostGroup::Nap CollectiveEngine::OnWake() {
 
 // ---- The protocol.
 
-bool CollectiveEngine::AllSignalled(uint64_t number) const {
+bool CollectiveEngine::AllSignalled(const Awaited& awaited) const {
+  if (seen_.load(std::memory_order_acquire) >= awaited.signal) return true;
   for (int member = 0; member < size_; ++member) {
-    if (group_->segment().row(member).signals.load(std::memory_order_acquire) < number) {
-      return false;
-    }
+    const MemberRow& row = group_->segment().row(member);
+    const auto& word = awaited.half < 0 ? row.signals : row.announcements[awaited.half].signal;
+    if (word.load(std::memory_order_acquire) < awaited.signal) return false;
   }
+  seen_.store(awaited.signal, std::memory_order_release);
   return true;
 }
 
-void CollectiveEngine::Signal() {
-  group_->segment().row(member_).signals.store(++signals_, std::memory_order_release);
+// Gives a signal. It announces the header of a half when `announced` is one.
+CollectiveEngine::Awaited CollectiveEngine::Signal(int announced) {
+  MemberRow& row = group_->segment().row(member_);
+  ++signals_;
+  if (announced >= 0) {
+    row.announcements[announced].signal.store(signals_, std::memory_order_release);
+  }
+  row.signals.store(signals_, std::memory_order_release);
   group_->Notify();
+  return {.signal = signals_, .half = announced};
 }
 
 void CollectiveEngine::Advance(Finished& finished) {
@@ -334,10 +351,23 @@ void CollectiveEngine::Advance(Finished& finished) {
     epoch_.fetch_add(1, std::memory_order_seq_cst);
     group_->Notify();
   }
+  AdvanceCollectives(finished);
+  AdvanceAsides(finished);
+  FailBroken(finished);
+}
+
+// Sets what Drive() reads without the lock. Call(finished) comes next.
+void CollectiveEngine::Publish(const Finished& finished) {
+  if (!finished.empty()) calling_.fetch_add(1, std::memory_order_relaxed);
+  busy_.store(!idle(), std::memory_order_release);
+}
+
+void CollectiveEngine::AdvanceCollectives(Finished& finished) {
+  bool moved = false;
   while (!queue_.empty()) {
     Operation& first = *queue_.front();
     if (!Step(first)) break;
-    epoch_.fetch_add(1, std::memory_order_seq_cst);
+    moved = true;
     if (!first.complete) continue;
     if (!first.status.ok() && broken_.ok()) {
       broken_ = first.status;
@@ -346,10 +376,7 @@ void CollectiveEngine::Advance(Finished& finished) {
     finished.emplace_back(std::move(first.done), first.status);
     queue_.pop_front();
   }
-  AdvanceAsides(finished);
-  CheckEnd(finished);
-  if (!finished.empty()) calling_.fetch_add(1, std::memory_order_relaxed);  // until Call()
-  busy_.store(!idle(), std::memory_order_release);
+  if (moved) epoch_.fetch_add(1, std::memory_order_seq_cst);
 }
 
 void CollectiveEngine::AdvanceAsides(Finished& finished) {
@@ -368,7 +395,7 @@ bool CollectiveEngine::Step(Operation& operation) {
   using State = Operation::State;
   if (!broken_.ok()) return false;
   if (operation.state == State::kEnter) {
-    operation.await = fill_signal_;
+    operation.await = {.signal = fill_signal_};
     // Another member may have given up the very collective that this one would begin.
     if (group_->ended()) return false;
   }
@@ -407,33 +434,39 @@ void CollectiveEngine::Enter(Operation& operation) {
   const uint64_t registered = MayBeDirect(request.kind) ? RegisteredAt(request) : 0;
   const bool filled = rounds == 1 && (registered == 0 || longest < kDirectFrom);
   ++round_;
-  group_->segment().row(member_).headers[half()] = {
+  group_->segment().row(member_).announcements[half()].header = {
       .kind = static_cast<uint8_t>(request.kind),
       .reduction = static_cast<uint8_t>(request.reduction),
       .type = static_cast<uint8_t>(request.type),
       .value_type = request.value_type,
       .tagged = request.tag.has_value(),
-      .filled = filled,
+      .data = !filled ? RoundData::kElsewhere
+              : longest <= Announcement::kDataBytes && operation.parts == 1
+                  ? RoundData::kInAnnouncement
+                  : RoundData::kInStaging,
       .root = request.root,
       .elements = request.kind == Kind::kAllGatherSized ? longest : request.elements,
       .tag = request.tag.value_or(0),
       .rounds = static_cast<uint32_t>(rounds),
       .registered = registered};
-  if (filled) Fill(operation, 0);
+  if (filled) Fill(operation, 0, DataOf(member_, half()));
   operation.announced = half();
-  Signal();
-  operation.await = fill_signal_ = signals_;
+  operation.await = Signal(half());
+  fill_signal_ = signals_;
   operation.state = Operation::State::kAgree;
 }
 
 void CollectiveEngine::Agree(Operation& operation) {
-  const RoundHeader& mine = group_->segment().row(member_).headers[half()];
+  const RoundHeader& mine = group_->segment().row(member_).announcements[half()].header;
   const bool sized = operation.request.kind == Kind::kAllGatherSized;
   bool direct = MayBeDirect(operation.request.kind);
   bool filled = true;
   std::vector<size_t> sizes;
+  for (int member = 0; member < size_ && mine.data == RoundData::kInStaging; ++member) {
+    __builtin_prefetch(group_->segment().staging(member, half()));
+  }
   for (int member = 0; member < size_; ++member) {
-    const RoundHeader& theirs = group_->segment().row(member).headers[half()];
+    const RoundHeader& theirs = group_->segment().row(member).announcements[half()].header;
     if (theirs.kind != mine.kind || theirs.reduction != mine.reduction ||
         theirs.type != mine.type || theirs.value_type != mine.value_type ||
         theirs.root != mine.root || (!sized && theirs.elements != mine.elements) ||
@@ -447,8 +480,8 @@ void CollectiveEngine::Agree(Operation& operation) {
       return;
     }
     operation.rounds = std::max<size_t>(operation.rounds, theirs.rounds);
-    filled &= theirs.filled != 0;
-    sizes.push_back(theirs.elements);
+    filled &= theirs.data != RoundData::kElsewhere;
+    if (sized) sizes.push_back(theirs.elements);
     const bool has_input = !IsFromRoot(operation.request.kind) || member == operation.request.root;
     if (has_input && DirectSource(operation, member, 0) == nullptr) direct = false;
   }
@@ -458,6 +491,7 @@ void CollectiveEngine::Agree(Operation& operation) {
   }
   if (filled) {
     operation.next = 1;
+    operation.announced_data = true;
     return DrainRound(operation);
   }
   if (direct) return GoDirect(operation);
@@ -468,15 +502,22 @@ void CollectiveEngine::Agree(Operation& operation) {
 // with the half that is filled now.
 void CollectiveEngine::FillRound(Operation& operation) {
   ++round_;
-  Fill(operation, operation.next * operation.piece);
+  Fill(operation, operation.next * operation.piece, group_->segment().staging(member_, half()));
   ++operation.next;
-  Signal();
-  operation.await = fill_signal_ = signals_;
+  operation.await = Signal();
+  fill_signal_ = signals_;
   operation.state = Operation::State::kTake;
 }
 
-void CollectiveEngine::Fill(const Operation& operation, size_t offset) {
-  std::byte* const buffer = group_->segment().staging(member_, half());
+// Returns where a member's data are that have come with its announcement.
+std::byte* CollectiveEngine::DataOf(int member, int half) const {
+  Announcement& announcement = group_->segment().row(member).announcements[half];
+  return announcement.header.data == RoundData::kInAnnouncement
+             ? announcement.data
+             : group_->segment().staging(member, half);
+}
+
+void CollectiveEngine::Fill(const Operation& operation, size_t offset, std::byte* buffer) {
   for (size_t part = 0; part < operation.request.inputs.size(); ++part) {
     const auto& input = operation.request.inputs[part];
     if (offset >= input.size()) continue;
@@ -491,7 +532,9 @@ void CollectiveEngine::DrainRound(Operation& operation) {
   const Segment& segment = group_->segment();
   const int half = this->half();
   const auto source = [&](int member, int part) -> const std::byte* {
-    return segment.staging(member, half) + static_cast<size_t>(part) * operation.piece;
+    const std::byte* const data =
+        operation.announced_data ? DataOf(member, half) : segment.staging(member, half);
+    return data + static_cast<size_t>(part) * operation.piece;
   };
   const size_t length = operation.length();
   const size_t bytes = std::min(operation.piece, length - std::min(length, offset));
@@ -509,8 +552,7 @@ void CollectiveEngine::DrainRound(Operation& operation) {
   std::byte* const outputs[] = {segment.staging(member_, half) + slice.begin * element,
                                 request.outputs.front().data() + offset + slice.begin * element};
   ReduceTree(request.reduction, request.type, inputs, outputs, slice.count, request.factor);
-  Signal();
-  operation.await = signals_;
+  operation.await = Signal();
   operation.state = Operation::State::kSlices;
 }
 
@@ -532,7 +574,7 @@ void CollectiveEngine::GatherSlices(Operation& operation) {
 void CollectiveEngine::FinishRound(Operation& operation) {
   if (operation.next < operation.rounds) {
     operation.state = Operation::State::kFill;
-    operation.await = fill_signal_;
+    operation.await = {.signal = fill_signal_};
     return;
   }
   operation.complete = true;
@@ -586,7 +628,8 @@ void CollectiveEngine::Take(const Operation& operation, size_t offset, size_t li
 // member has announced an impossible address.
 const std::byte* CollectiveEngine::DirectSource(const Operation& operation, int member,
                                                 int part) const {
-  const RoundHeader& theirs = group_->segment().row(member).headers[operation.announced];
+  const RoundHeader& theirs =
+      group_->segment().row(member).announcements[operation.announced].header;
   if (theirs.registered == 0) return nullptr;
   const size_t bytes = operation.request.elements * SizeOf(operation.request.type);
   const std::byte* const begin =
@@ -608,12 +651,11 @@ void CollectiveEngine::GoDirect(Operation& operation) {
            [&](int member, int part) { return DirectSource(operation, member, part) + offset; });
     }
   }
-  if (!ok) {  // the group has ended: CheckEnd() says why
+  if (!ok) {  // the group has ended: FailBroken() says why
     operation.state = Operation::State::kGivenUp;
     return;
   }
-  Signal();
-  operation.await = signals_;
+  operation.await = Signal();
   operation.state = Operation::State::kLeave;
 }
 
@@ -661,42 +703,51 @@ absl::Status CollectiveEngine::EndStatus() const {
       absl::StrCat("rank ", end.member, " of the host has aborted the group"));
 }
 
-// Fails operations that cannot complete any more.
-void CollectiveEngine::CheckEnd(Finished& finished) {
+// Fails operations that cannot complete any more, whatever the time.
+void CollectiveEngine::FailBroken(Finished& finished) {
   if (idle()) return;
   if (!broken_.ok()) return FailAll(broken_, finished);
   if (group_->ended()) return FailAll(EndStatus(), finished);
+  for (int member = 0; member < size_; ++member) {
+    if (!group_->has_left(member) || !NeedsMember()) continue;
+    return Break(absl::UnavailableError(absl::StrCat("rank ", member, " of the host has left")),
+                 finished);
+  }
+}
+
+// Returns true when an operation waits for other members.
+bool CollectiveEngine::NeedsMember() const {
+  const auto waits = [](const AsideOperation& operation) { return !operation.aside.may_advance(); };
+  return (!queue_.empty() && !AllSignalled(queue_.front()->await)) ||
+         std::any_of(asides_.begin(), asides_.end(), waits);
+}
+
+// Fails operations, and with them all others, when one is late.
+void CollectiveEngine::FailLate(Finished& finished) {
+  if (idle()) return;
   const int64_t now_ns = MonotonicNanoseconds();
   if (!mailboxes_.empty() && mailboxes_.FailHopeless(now_ns, finished)) {
-    broken_ = absl::UnavailableError("a message was given up");
+    return Break(absl::UnavailableError("a message was given up"), finished);
   }
-  if (!queue_.empty()) {
-    const Operation& first = *queue_.front();
-    for (int member = 0; member < size_ && broken_.ok(); ++member) {
-      if (group_->has_left(member) && !AllSignalled(first.await)) {
-        broken_ = absl::UnavailableError(absl::StrCat("rank ", member, " of the host has left"));
-      }
-    }
-    if (broken_.ok() && now_ns >= first.deadline_ns) {
-      const std::string missing = Missing(first.await);
-      broken_ = absl::DeadlineExceededError(
-          missing.empty() ? std::string("Timed out: the ranks are in different collectives")
-                          : absl::StrCat("Timed out waiting for rank ", missing, " of the host"));
-    }
+  if (!queue_.empty() && now_ns >= queue_.front()->deadline_ns) {
+    const std::string missing = Missing(queue_.front()->await.signal);
+    return Break(
+        absl::DeadlineExceededError(
+            missing.empty() ? std::string("Timed out: the ranks are in different collectives")
+                            : absl::StrCat("Timed out waiting for rank ", missing, " of the host")),
+        finished);
   }
-  for (const AsideOperation& operation : asides_) {
-    for (int member = 0; member < size_ && broken_.ok(); ++member) {
-      if (group_->has_left(member) && !operation.aside.may_advance()) {
-        broken_ = absl::UnavailableError(absl::StrCat("rank ", member, " of the host has left"));
-      }
-    }
-    if (broken_.ok() && now_ns >= operation.deadline_ns) {
-      broken_ = absl::DeadlineExceededError("Timed out waiting for other ranks of the host");
-    }
+  const auto late = [&](const AsideOperation& operation) {
+    return now_ns >= operation.deadline_ns;
+  };
+  if (std::any_of(asides_.begin(), asides_.end(), late)) {
+    Break(absl::DeadlineExceededError("Timed out waiting for other ranks of the host"), finished);
   }
-  if (broken_.ok()) return;
+}
+
+void CollectiveEngine::Break(const absl::Status& status, Finished& finished) {
   group_->Abort();
-  FailAll(broken_, finished);
+  FailAll(status, finished);
 }
 
 void CollectiveEngine::FailAll(const absl::Status& status, Finished& finished) {

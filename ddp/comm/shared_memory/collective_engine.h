@@ -73,8 +73,10 @@ struct CollectiveRequest {
 // of a result depend on the inputs alone, not on sizes of pieces or on where tensors lie.
 //
 // Agreement. In the first round the members compare kind, reduction, type, root and number of
-// elements. When they differ, a collective with a tag waits until it is given up: the caller finds
-// out who differs. A collective without a tag fails on all members with kInvalidArgument.
+// elements. The signal of this round stands beside them, and so do data of a few bytes: one cache
+// line of each member is all that a small collective reads. When they differ, a collective with a
+// tag waits until it is given up: the caller finds out who differs. A collective without a tag
+// fails on all members with kInvalidArgument.
 //
 // Progress. Whoever waits does the work, in Drive(), on the thread that waits. When no thread
 // waits, the thread of the group does it: at once when the members have cores to spare or after
@@ -93,7 +95,7 @@ struct CollectiveRequest {
 // completes it.
 class CollectiveEngine {
  public:
-  using Done = std::function<void(const absl::Status& status)>;
+  using Done = Mailboxes::Done;
 
   // `group` outlives the engine.
   explicit CollectiveEngine(HostGroup* group);
@@ -140,12 +142,17 @@ class CollectiveEngine {
 
  private:
   struct Operation;
-  using Finished = std::vector<std::pair<Done, absl::Status>>;
+  // A signal of all members. `half`: it announces the headers of this half; -1: it announces none.
+  struct Awaited {
+    uint64_t signal = 0;
+    int half = -1;
+  };
+  using Finished = Mailboxes::Finished;
 
   // The changes that a thread waits for when it cannot advance.
   struct Blocked {
     uint64_t epoch = 0;
-    std::optional<uint64_t> signals;  // of all members
+    std::optional<Awaited> signals;
     int64_t deadline_ns = 0;
     std::vector<Mailboxes::Change> mail;
     std::vector<std::function<bool()>> asides;
@@ -156,14 +163,16 @@ class CollectiveEngine {
     Done done;
   };
 
-  void RunAll();
-  void Call(Finished finished);
+  void AwakenThread();
+  void Publish(const Finished& finished) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Call(Finished&& finished);
   HostGroup::Nap OnWake();
   Blocked WhatBlocks();
   bool MayAdvance(const Blocked& blocked) const;
 
-  // Advances the collectives in order until one has to wait.
+  // Advances everything as far as is possible without waiting.
   void Advance(Finished& finished) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void AdvanceCollectives(Finished& finished) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AdvanceAsides(Finished& finished) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool idle() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return queue_.empty() && mailboxes_.empty() && asides_.empty();
@@ -178,18 +187,23 @@ class CollectiveEngine {
   void GoDirect(Operation& operation) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FinishRound(Operation& operation) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  void Fill(const Operation& operation, size_t offset) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::byte* DataOf(int member, int half) const;
+  void Fill(const Operation& operation, size_t offset, std::byte* buffer)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   template <typename Source>
   void Take(const Operation& operation, size_t offset, size_t limit, const Source& source);
   bool ReduceInPlace(const Operation& operation);
   const std::byte* DirectSource(const Operation& operation, int member, int part) const;
 
-  void Signal() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool AllSignalled(uint64_t number) const;
+  Awaited Signal(int announced = -1) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool AllSignalled(const Awaited& awaited) const;
   int half() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return static_cast<int>(round_ & 1); }
   std::string Missing(uint64_t number) const;
   absl::Status EndStatus() const;
-  void CheckEnd(Finished& finished) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool NeedsMember() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void FailBroken(Finished& finished) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void FailLate(Finished& finished) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Break(const absl::Status& status, Finished& finished) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FailAll(const absl::Status& status, Finished& finished)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -202,6 +216,7 @@ class CollectiveEngine {
   std::atomic<int> calling_{0};     // threads that have complete operations, and call their `done`
   std::atomic<bool> asleep_{true};  // the group's thread must be kicked
   std::atomic<uint64_t> started_{0};
+  mutable std::atomic<uint64_t> seen_{0};  // a signal that all members have given
   std::atomic<bool> exposed_{false};  // a failed operation's memory may still be written by others
 
   Mutex mutex_;

@@ -5,13 +5,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <list>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
+#include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "ddp/comm/host_group/host_group.h"
 
@@ -28,8 +29,8 @@ namespace ddp::internal {
 // out.
 class Mailboxes {
  public:
-  using Done = std::function<void(const absl::Status& status)>;
-  using Finished = std::vector<std::pair<Done, absl::Status>>;
+  using Done = absl::AnyInvocable<void(const absl::Status& status)>;
+  using Finished = absl::InlinedVector<std::pair<Done, absl::Status>, 1>;
 
   // A counter of a ring, and the value at which there is nothing to do.
   struct Change {

@@ -20,6 +20,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "base/mutex.h"
 #include "ddp/comm/host_group/group_entry.h"
@@ -40,9 +41,9 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 // The operations of one call on the backend, which are one Work.
 struct Batch {
   c10d::OpType type = c10d::OpType::UNKNOWN;
-  std::vector<CollectiveRequest> requests;
+  absl::InlinedVector<CollectiveRequest, 1> requests;
   std::vector<std::function<void()>> after;  // on success, in this order
-  Tensors kept;
+  absl::InlinedVector<at::Tensor, 2> kept;
   Tensors results;
 
   // Return memory without gaps for the tensor, which lives until the end.
@@ -70,6 +71,53 @@ struct Batch {
     move_all(other.after, after);
     move_all(other.kept, kept);
   }
+};
+
+// The Work of a Batch: complete when all requests are.
+class BatchWork final : public SharedMemoryWork {
+ public:
+  BatchWork(int rank, Batch& batch, std::weak_ptr<CollectiveEngine> engine, bool hurries)
+      : SharedMemoryWork(rank, batch.type, std::move(engine), std::move(batch.results), hurries),
+        after_(std::move(batch.after)),
+        kept_(std::move(batch.kept)),
+        missing_(batch.requests.size()) {}
+
+  // To be called once for each request, when it has ended.
+  void EndOne(const absl::Status& status) {
+    if (!status.ok()) {
+      MutexLock lock(mutex_);
+      status_.Update(status);
+    }
+    if (missing_.fetch_sub(1, std::memory_order_acq_rel) == 1) EndAll();
+  }
+
+ private:
+  void EndAll() {
+    absl::Status status;
+    {
+      MutexLock lock(mutex_);
+      status = status_;
+    }
+    if (status.ok() && !after_.empty()) {
+      const at::NoGradGuard no_grad;
+      try {
+        for (const auto& after : after_) after();
+      } catch (const std::exception& error) {
+        status = absl::InternalError(error.what());
+      }
+    }
+    after_.clear();
+    kept_.clear();
+    Complete(status);
+  }
+
+  // Until the last request has ended.
+  std::vector<std::function<void()>> after_;
+  absl::InlinedVector<at::Tensor, 2> kept_;
+
+  std::atomic<size_t> missing_;
+  Mutex mutex_;
+  absl::Status status_ ABSL_GUARDED_BY(mutex_);
 };
 
 // The state that a backend shares with its works.
@@ -183,7 +231,7 @@ class SharedMemoryBackend final : public c10d::Backend {
                         const c10d::ReduceOp& op);
   void AddAllToAll(Batch& batch, const Tensors& outputs, const Tensors& inputs);
   Tensors PartsOf(const at::Tensor& tensor) const;
-  WorkPtr Launch(Batch batch, std::chrono::milliseconds timeout);
+  WorkPtr Launch(Batch&& batch, std::chrono::milliseconds timeout);
   WorkPtr Receive(Tensors& tensors, int from, int tag);
 
   const c10::intrusive_ptr<SharedOptions> options_;
@@ -218,50 +266,20 @@ void SharedMemoryBackend::CheckRoot(int64_t root) const {
   TORCH_CHECK_VALUE(root >= 0 && root < size_, "there is no rank ", root, " among ", size_);
 }
 
-// Starts all requests. The work is complete when the last one is.
-WorkPtr SharedMemoryBackend::Launch(Batch batch, std::chrono::milliseconds timeout) {
-  struct Progress {
-    std::atomic<size_t> missing;
-    Mutex mutex;
-    absl::Status status ABSL_GUARDED_BY(mutex);
-    Batch batch;
-  };
+WorkPtr SharedMemoryBackend::Launch(Batch&& batch, std::chrono::milliseconds timeout) {
   const std::shared_ptr<CollectiveEngine> engine(shared_, &shared_->engine);
-  auto work =
-      c10::make_intrusive<SharedMemoryWork>(rank_, batch.type, engine, batch.results, hurries_);
-  std::vector<CollectiveRequest> requests = std::move(batch.requests);
-  const at::ScalarType value_type =
-      batch.kept.empty() ? at::kByte : batch.kept.front().scalar_type();
-  auto progress = std::make_shared<Progress>();
-  progress->missing = requests.size();
-  progress->batch = std::move(batch);
-  const auto done = [work, progress](const absl::Status& status) {
-    absl::Status all;
-    {
-      MutexLock lock(progress->mutex);
-      progress->status.Update(status);
-      all = progress->status;
-    }
-    if (progress->missing.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
-    if (all.ok() && !progress->batch.after.empty()) {
-      const at::NoGradGuard no_grad;
-      try {
-        for (const auto& after : progress->batch.after) after();
-      } catch (const std::exception& error) {
-        all = absl::InternalError(error.what());
-      }
-    }
-    progress->batch = {};
-    work->Complete(all);
-  };
+  const auto value_type =
+      static_cast<uint8_t>(batch.kept.empty() ? at::kByte : batch.kept.front().scalar_type());
+  auto work = c10::make_intrusive<BatchWork>(rank_, batch, engine, hurries_);
   const std::optional<uint32_t> tag = std::exchange(tag_, std::nullopt);
   ++sequence_;
-  for (CollectiveRequest& request : requests) {
+  for (CollectiveRequest& request : batch.requests) {
     request.tag = tag;
-    request.value_type = static_cast<uint8_t>(value_type);
-    engine->Start(std::move(request), TimeoutOf(timeout), done);
+    request.value_type = value_type;
+    engine->Start(std::move(request), TimeoutOf(timeout),
+                  [work](const absl::Status& status) { work->EndOne(status); });
   }
-  if (requests.empty()) work->Complete(absl::OkStatus());
+  if (batch.requests.empty()) work->Complete(absl::OkStatus());
   return work;
 }
 

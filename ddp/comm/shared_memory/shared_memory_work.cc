@@ -33,7 +33,7 @@ bool SharedMemoryWork::isCompleted() {
 }
 
 bool SharedMemoryWork::isSuccess() const {
-  return done_.load(std::memory_order_acquire) && exception() == nullptr;
+  return done_.load(std::memory_order_acquire) && !failed_.load(std::memory_order_acquire);
 }
 
 std::exception_ptr SharedMemoryWork::exception() const {
@@ -44,14 +44,13 @@ std::exception_ptr SharedMemoryWork::exception() const {
 bool SharedMemoryWork::wait(std::chrono::milliseconds timeout) {
   const auto done = [this] { return done_.load(std::memory_order_acquire); };
   if (const auto engine = engine_.lock(); engine && !done()) {
-    const absl::Duration limit =
-        timeout == kNoTimeout ? absl::InfiniteDuration() : absl::FromChrono(timeout);
-    engine->Drive(done, MonotonicClock().Now() + limit);
+    engine->Drive(done, timeout == kNoTimeout ? absl::InfiniteFuture()
+                                              : MonotonicClock().Now() + absl::FromChrono(timeout));
   }
   if (!done()) {
     std::rethrow_exception(ErrorOf("Timed out: the wait for an operation in shared memory"));
   }
-  if (const std::exception_ptr error = exception()) std::rethrow_exception(error);
+  if (failed_.load(std::memory_order_acquire)) std::rethrow_exception(exception());
   return true;
 }
 
@@ -89,6 +88,7 @@ void SharedMemoryWork::Complete(const absl::Status& status) {
   {
     MutexLock lock(mutex_);
     error_ = error;
+    failed_.store(error != nullptr, std::memory_order_release);
     future = future_;
     done_.store(true, std::memory_order_release);
   }

@@ -19,7 +19,7 @@
 namespace ddp::internal {
 
 // An operation of the shared-memory backend. Thread-safe.
-class SharedMemoryWork final : public c10d::Work {
+class SharedMemoryWork : public c10d::Work {
  public:
   // `hurries`: the group's thread takes the operation up as soon as a program asks for its future.
   // Otherwise waits through the traits' `drive` advance it.
@@ -48,6 +48,7 @@ class SharedMemoryWork final : public c10d::Work {
   const bool hurries_;
   int source_ = -1;
   std::atomic<bool> done_ = false;
+  std::atomic<bool> failed_ = false;  // set before done_
 
   mutable Mutex mutex_;
   std::exception_ptr error_ ABSL_GUARDED_BY(mutex_);
