@@ -286,7 +286,7 @@ bool CollectiveEngine::Drive(const std::function<bool()>& stop, absl::Time deadl
       // Another thread may have failed the operation, and be about to call `done`.
       if (calling_.load(std::memory_order_acquire) != 0) {
         std::this_thread::yield();
-      } else {
+      } else if (!stop()) {  // `done` may have been called since the last look
         group_->AwaitRing(std::min(kNap, absl::Nanoseconds(deadline_ns - now_ns)));
       }
     }
