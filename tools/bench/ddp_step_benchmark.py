@@ -231,7 +231,8 @@ class Ranks:
         for process in self.processes:
             process.kill()
             process.wait()
-            process.stdin.close()
+            with contextlib.suppress(BrokenPipeError):  # a request that the rank never read
+                process.stdin.close()
             process.stdout.close()
 
     def error(self, rank, what):

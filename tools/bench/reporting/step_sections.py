@@ -60,8 +60,6 @@ class Contest:
         for name, command, modes in self.wanted:
             side = steps.Side(name, command, self.model, cpus, self.context.folder, self.ranks)
             stack.enter_context(side)
-            # Both sides take long to make a model of very many parameters.
-            side.patience_s = max(side.patience_s, self.model.tensors()[0] // 250)
             hello = side.answers("the start")[0]
             self.versions[name] = hello["version"]
             if BATCHED[0] in modes and not hello.get("batched"):
