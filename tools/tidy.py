@@ -278,6 +278,7 @@ BANS = [
         "use Mutex, MutexLock and CondVar of base/mutex.h",
         allowed={
             "base/mutex.h": "the wrapper itself",
+            "ddp/comm/backend/gloo_backend.cc": "LibTorch's Gloo brings its own",
             "ddp/graph/trace_capture.cc": "LibTorch's random generators bring their own",
             "elastic/checkpoint/checkpointer.cc": "LibTorch's random generators bring their own",
         },

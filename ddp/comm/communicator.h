@@ -58,11 +58,11 @@ class CollectiveLog;
 // throws. NCCL's own watchdog finds a broken operation, after the timeout.
 //
 // Tensors. Complex numbers are summed as pairs of real numbers. In an all-reduce, a sparse (COO)
-// tensor may have different indices on every rank; after Wait() it holds the sum. On LibTorch's Gloo
-// it must be the only collective in progress: its start, and the start of the next collective, block
-// until the earlier ones are complete, and throw as Wait() does. A collective on
-// strided tensors without elements completes in Start() and sends no tensor data. So does every
-// collective in a group of one.
+// tensor may have different indices on every rank; after Wait() it holds the sum. On LibTorch's
+// Gloo it must be the only collective in progress: its start, and the start of the next collective,
+// block until the earlier ones are complete, and throw as Wait() does. A collective on strided
+// tensors without elements completes in Start() and sends no tensor data. So does every collective
+// in a group of one.
 //
 // Mismatch. LibTorch's Gloo ends the process when it matches two collectives of different sizes.
 // Every collective has its own tag (see CollectiveLog), so ranks in different collectives wait
