@@ -8,6 +8,10 @@
 //   - a member reads the header or the data of another round, or of a slice that is not added yet;
 //   - all members wait.
 //
+// A signal that announces a header is stored in two words, one after the other: the word beside the
+// header, which the first wait reads, and the member's counter, which the other waits read. A
+// member does not look again for a signal that it has seen from all.
+//
 // The model is sequentially consistent. The engine may assume as much: each access to memory of
 // another member is ordered by a signal, a store with release that the reader loads with acquire.
 #include <algorithm>
@@ -39,18 +43,22 @@ constexpr std::array kKinds = {Kind::kShort, Kind::kLong, Kind::kSliced, Kind::k
 // A change of the protocol.
 enum class Mutation : uint8_t {
   kNone,
-  kOneHalf,            // the buffers have one half
-  kTakeAtOnce,         // no wait before others' data are taken
-  kGatherAtOnce,       // no wait before others' slices are gathered
-  kLeaveAtOnce,        // no wait for the others after a reduction in place
-  kFillBeforeTake,     // the next round is filled before the last one is taken
-  kSignalBeforeFill,   // the signal says that the data are there; they are not
-  kSignalBeforeSlice,  // the same for a slice
-  kAwaitOneLess,       // the signal before is awaited
-  kTouchBeforeAgree,   // in place before all have announced
-  kNoSignalOfSlices,   // a member waits for a signal that nobody gives
-  kEnterWithoutAwait,  // no wait before the announcement: see the test
+  kOneHalf,             // the buffers have one half
+  kTakeAtOnce,          // no wait before others' data are taken
+  kGatherAtOnce,        // no wait before others' slices are gathered
+  kLeaveAtOnce,         // no wait for the others after a reduction in place
+  kFillBeforeTake,      // the next round is filled before the last one is taken
+  kSignalBeforeHeader,  // the signal says that the header is there; it is not
+  kSignalBeforeFill,    // the signal says that the data are there; they are not
+  kSignalBeforeSlice,   // the same for a slice
+  kAwaitOneLess,        // the signal before is awaited
+  kTouchBeforeAgree,    // in place before all have announced
+  kNoSignalOfSlices,    // a member waits for a signal that nobody gives
+  kEnterWithoutAwait,   // no wait before the announcement: see the test
 };
+
+// In a wait: the counter is read.
+constexpr uint8_t kCounter = 2;
 
 // One step of one member. What the numbers mean depends on the step.
 struct Step {
@@ -65,8 +73,9 @@ struct Step {
     kUse,          // b: content: the caller writes this member's tensor
     kTouch,        // b: content: this member's slice of all tensors
     kCheck,        // b: content: the caller reads this member's tensor
-    kSignal,
-    kAwait,  // a: number
+    kAnnounce,     // a: half, b: number: the word beside the header
+    kSignal,       // the counter
+    kAwait,        // a: number, b: the half whose word is read, or kCounter
   };
   Do what;
   uint8_t a = 0;
@@ -85,6 +94,8 @@ struct State {
   uint8_t at[kMost] = {};      // the next step
   uint8_t midway[kMost] = {};  // the step has begun
   uint8_t signals[kMost] = {};
+  uint8_t announced[kMost][2] = {};  // the words beside the headers
+  uint8_t seen[kMost] = {};          // the last signal that the member has seen from all
   Region header[kMost][2];
   Region buffer[kMost][2][kMost];  // member, half, slice
   Region tensor[kMost][kMost];     // member, slice
@@ -107,13 +118,17 @@ class Script {
  private:
   uint8_t half() const { return mutation_ == Mutation::kOneHalf ? 0 : round_ & 1; }
   void Add(Step step) { steps_.push_back(step); }
+  void Announce() {
+    Add({Step::kAnnounce, half(), static_cast<uint8_t>(signals_ + 1)});
+    Signal();
+  }
   void Signal() {
     Add({Step::kSignal});
     ++signals_;
   }
-  void Await(uint8_t number) {
+  void Await(uint8_t number, uint8_t word = kCounter) {
     if (mutation_ == Mutation::kAwaitOneLess && number > 0) --number;
-    Add({Step::kAwait, number});
+    Add({Step::kAwait, number, word});
   }
   void Fill() { Add({Step::kFill, half(), round_}); }
 
@@ -126,14 +141,16 @@ class Script {
     // Enter().
     if (mutation_ != Mutation::kEnterWithoutAwait) Await(fill_signal_);
     ++round_;
-    Add({Step::kWriteHeader, half(), collective_});
+    const Step header = {Step::kWriteHeader, half(), collective_};
+    if (mutation_ != Mutation::kSignalBeforeHeader) Add(header);
     if (fits && mutation_ != Mutation::kSignalBeforeFill) Fill();
-    Signal();
+    Announce();
+    if (mutation_ == Mutation::kSignalBeforeHeader) Add(header);
     if (fits && mutation_ == Mutation::kSignalBeforeFill) Fill();
     fill_signal_ = signals_;
     // Agree().
     if (in_place && mutation_ == Mutation::kTouchBeforeAgree) Add({Step::kTouch, 0, collective_});
-    Await(fill_signal_);
+    Await(fill_signal_, half());
     for (uint8_t member = 0; member < size_; ++member) {
       Add({Step::kReadHeader, half(), collective_, member});
     }
@@ -216,10 +233,13 @@ class RoundModel {
       State next = state;
       bool whole = true;
       std::string broken;
-      if (step.what == Step::kSignal) {
+      if (step.what == Step::kAnnounce) {
+        next.announced[member][step.a] = step.b;
+      } else if (step.what == Step::kSignal) {
         ++next.signals[member];
       } else if (step.what == Step::kAwait) {
-        if (!AllSignalled(state, step.a)) continue;
+        if (!AllSignalled(state, member, step)) continue;
+        next.seen[member] = std::max(next.seen[member], step.a);
       } else if (state.midway[member] == 0) {
         broken = Begin(next, member, step);
         whole = false;
@@ -242,9 +262,14 @@ class RoundModel {
   }
 
  private:
-  bool AllSignalled(const State& state, uint8_t number) const {
-    return std::all_of(state.signals, state.signals + size_,
-                       [&](uint8_t signals) { return signals >= number; });
+  bool AllSignalled(const State& state, int member, const Step& await) const {
+    if (state.seen[member] >= await.a) return true;
+    for (int other = 0; other < size_; ++other) {
+      const uint8_t word =
+          await.b == kCounter ? state.signals[other] : state.announced[other][await.b];
+      if (word < await.a) return false;
+    }
+    return true;
   }
 
   static bool Writes(const Step& step) {
