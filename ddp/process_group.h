@@ -110,7 +110,8 @@ struct ProcessGroupOptions {
 // sizes. Several may be in progress at once. Rules for all of them:
 //
 //   form      f() blocks; on a GPU it makes the current stream wait instead. f_async() starts the
-//             same collective and returns a Work, whose wait() ends as f() does.
+//             same collective and returns a Work, whose wait() ends as f() does. The start blocks
+//             in two cases: see the sized all_to_all, and sparse tensors in all_reduce.
 //   device    Tensors are on device(). Checked with shm, gloo and nccl.
 //   layout    Any strides. A contiguous tensor is used in place; any other costs a copy. Sparse
 //             tensors: all_reduce only. A tensor without elements is allowed.
@@ -176,6 +177,11 @@ class ProcessGroup {
   // Replaces `tensor` by the sum over all ranks, or by the result of `op`. Complex and sparse (COO)
   // tensors support the sum and the average only. A sparse tensor may have other indices on each
   // rank.
+  //
+  // With Gloo, a sparse tensor is reduced while no other collective is in progress: two at once
+  // would corrupt the memory of LibTorch 2.11. So its start, and that of the next collective, first
+  // wait for the earlier collectives, in the async form too, and throw as wait() does. No peer may
+  // make one of these depend on a message that this rank sends later.
   void all_reduce(at::Tensor tensor, ReduceOp op = ReduceOp::kSum);
   Work all_reduce_async(at::Tensor tensor, ReduceOp op = ReduceOp::kSum);
 

@@ -8,6 +8,7 @@
 #include <iterator>
 #include <memory>
 #include <optional>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -56,6 +57,11 @@ constexpr absl::Duration kExplanationTimeout = absl::Milliseconds(300);
 
 // How much longer than the peer that failed the other ranks wait before they throw.
 constexpr absl::Duration kHeadStart = absl::Milliseconds(200);
+
+// A start that waits for the backend's threads looks this often without a pause, then once in this
+// time.
+constexpr int kQuickLooks = 1000;
+constexpr absl::Duration kSettledLook = absl::Microseconds(100);
 
 // How long a rank waits before it asks the others for their positions: at first, and at most.
 constexpr absl::Duration kFirstPatience = absl::Seconds(1);
@@ -276,7 +282,6 @@ Communicator::Pending Communicator::Start(const Collective& collective, Operatio
     if (after.finish) after.finish();
     return pending;
   }
-  AwaitSparse(collective);
   pending.operation = Begin(collective, pending.what, std::move(after), [&](auto& backend) {
     return Launch(collective, backend, options_.traits);
   });
@@ -284,17 +289,35 @@ Communicator::Pending Communicator::Start(const Collective& collective, Operatio
 }
 
 // Waits for the collectives in progress, when one of them or `next` must run alone: see
-// BackendTraits::settle.
-void Communicator::AwaitSparse(const Collective& next) {
+// BackendTraits::settled.
+void Communicator::AwaitSparse(const Collective& next, const OperationName& what) {
   const bool sparse = next.output.is_sparse();
   const bool alone = std::exchange(after_sparse_, sparse) || sparse;
-  if (!alone || options_.traits.settle == nullptr) return;
+  if (!alone || options_.traits.settled == nullptr) return;
   while (!in_flight_.empty()) {
     const std::shared_ptr<Operation> first = in_flight_.front();
     WaitFuture(first->future, {}, first->what);
     ForgetComplete();
   }
-  options_.traits.settle(*backend_);
+  AwaitSettled(what);
+}
+
+// The backend's threads leave a complete collective within microseconds, unless a continuation
+// holds them, or a collective that the program has started on its own backend.
+void Communicator::AwaitSettled(const OperationName& what) {
+  const MonotonicClock clock;
+  const absl::Time deadline = clock.Now() + options_.timeout;
+  for (int look = 0; !options_.traits.settled(*backend_); ++look) {
+    if (look < kQuickLooks) {
+      std::this_thread::yield();
+      continue;
+    }
+    if (monitor_->AwaitFailure(kSettledLook).has_value()) Fail(what, "a peer failed");
+    if (clock.Now() < deadline) continue;
+    Fail(what, absl::StrCat("it must be alone on the backend, whose threads were busy with other "
+                            "collectives for ",
+                            absl::FormatDuration(options_.timeout)));
+  }
 }
 
 Communicator::Pending Communicator::StartOwn(const Collective& described, OperationName what,
@@ -310,6 +333,7 @@ std::shared_ptr<Communicator::Operation> Communicator::Begin(const Collective& c
                                                              const OperationName& what,
                                                              AfterIt after,
                                                              const OwnLaunch& launch) {
+  AwaitSparse(collective, what);
   std::shared_ptr<Operation> operation;
   LaunchOrFail(what, [&] {
     const at::NoGradGuard no_grad;

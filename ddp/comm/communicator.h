@@ -201,7 +201,8 @@ class Communicator {
   std::shared_ptr<Operation> Begin(const Collective& collective, const OperationName& what,
                                    AfterIt after, const OwnLaunch& launch);
   static void Finish(Operation& operation, AfterIt after);
-  void AwaitSparse(const Collective& next);
+  void AwaitSparse(const Collective& next, const OperationName& what);
+  void AwaitSettled(const OperationName& what);
   void CheckAcrossRanks(const Collective& collective, const OperationName& what);
   std::shared_ptr<Operation> NewOperation();
   int64_t Record(const Collective& collective, const OperationName& what);

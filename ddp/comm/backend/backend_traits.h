@@ -63,11 +63,11 @@ struct BackendTraits {
   // Guards the start of a collective in all groups of the process. Null: none is needed.
   Mutex* launch_mutex = nullptr;
 
-  // Where not null, a sparse all-reduce must be the only collective in progress on the backend.
-  // This function is called before it starts and before the next collective starts, when all
-  // earlier ones are complete. It blocks until the backend's threads have left them, which takes
-  // microseconds.
-  void (*settle)(c10d::Backend& backend) = nullptr;
+  // Where not null, a sparse all-reduce must be the only collective in progress on the backend: it
+  // and the next collective start when all earlier ones are complete and this function returns
+  // true. Returns true when the backend's threads have left every collective that is complete,
+  // with its continuations. Does not block.
+  bool (*settled)(c10d::Backend& backend) = nullptr;
 
   // False when messages between two ranks arrive in one order, whatever their tags.
   bool has_message_tags = true;

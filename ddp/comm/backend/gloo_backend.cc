@@ -8,7 +8,6 @@
 #include <iterator>
 #include <mutex>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
@@ -75,16 +74,13 @@ void SetNextTag(c10d::Backend& backend, uint32_t tag) {
 // A thread of LibTorch 2.11 completes a collective, writes its name into a string that all threads
 // of the backend share, without a lock, and then takes the collective off its list. Two writes at
 // once of a name that does not fit into the string itself, such as that of a sparse all-reduce,
-// corrupt the heap.
-void AwaitThreads(c10d::Backend& backend) {
+// corrupt the heap. See BackendTraits::settled.
+bool ThreadsAreIdle(c10d::Backend& backend) {
   auto& gloo = static_cast<c10d::ProcessGroupGloo&>(backend);
-  const auto busy = [&] {
-    const std::lock_guard<std::mutex> lock(gloo.*GlooThreads::kMutex);
-    const auto& list = gloo.*GlooThreads::kInProgress;
-    return !(gloo.*GlooThreads::kQueued).empty() ||
-           std::any_of(list.begin(), list.end(), [](const auto& work) { return work != nullptr; });
-  };
-  while (busy()) std::this_thread::yield();
+  const std::lock_guard<std::mutex> lock(gloo.*GlooThreads::kMutex);
+  const auto& list = gloo.*GlooThreads::kInProgress;
+  return (gloo.*GlooThreads::kQueued).empty() &&
+         std::all_of(list.begin(), list.end(), [](const auto& work) { return work == nullptr; });
 }
 
 // Closes the connections: operations fail within milliseconds. Does nothing for a backend that the
@@ -127,7 +123,7 @@ void AddGlooTraits(BackendTraits& traits) {
   traits.set_tag = &SetNextTag;
   traits.end_operations = &EndOperations;
   traits.launch_mutex = launch_mutex;
-  traits.settle = &AwaitThreads;
+  traits.settled = &ThreadsAreIdle;
 }
 
 }  // namespace ddp::internal

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <functional>
 #include <latch>
+#include <limits>
 #include <memory>
 #include <numeric>
 #include <string>
@@ -307,7 +308,7 @@ TEST_P(CommunicatorConformanceTest, SparseSumsAreAloneWhereTheyMustBe) {
   BackendTraits traits;
   const TestedBackend& kind = std::get<0>(GetParam());
   if (kind.add_traits != nullptr) kind.add_traits(traits);
-  if (traits.settle == nullptr) GTEST_SKIP() << "needs a backend with BackendTraits::settle";
+  if (traits.settled == nullptr) GTEST_SKIP() << "needs a backend with BackendTraits::settled";
   RunOnRanks([](Rank& self) {
     if (self.size == 1) return;
     const auto start = [&](const at::Tensor& tensor) {
@@ -565,6 +566,53 @@ TEST(CommunicatorTest, AForgottenErrorStopsTheNextOperation) {
              }
            },
            {.script = script});
+}
+
+// A backend on which a sparse all-reduce must be alone, and whose threads are busy as long as
+// `Looks` says.
+template <int Looks>
+TestedBackend BusyFake() {
+  TestedBackend kind = Fake();
+  kind.add_traits = [](BackendTraits& traits) {
+    traits.settled = [](c10d::Backend& /*backend*/) {
+      static std::atomic<int> looks{0};
+      return looks.fetch_add(1) >= Looks;
+    };
+  };
+  return kind;
+}
+constexpr int kForEver = std::numeric_limits<int>::max();
+
+TEST(CommunicatorTest, ASparseSumStartsWhenTheBackendHasSettled) {
+  RunRanks(BusyFake<5000>(), 2, [](Rank& self) {
+    Pending pending = self.communicator->AllReduce(SparseOnes(), "a sparse sum");
+    self.communicator->Wait(pending);
+    EXPECT_EQ(pending.tensor.to_dense().max().item<float>(), 2);
+  });
+}
+
+TEST(CommunicatorTest, AWaitForABusyBackendHasATimeout) {
+  RunRanks(BusyFake<kForEver>(), 2,
+           [](Rank& self) {
+             if (self.rank == 1) return;
+             EXPECT_THAT(ErrorOf<CommunicationError>([&] {
+                           (void)self.communicator->AllReduce(SparseOnes(), "a sparse sum");
+                         }),
+                         HasSubstr("it must be alone on the backend"));
+           },
+           {.timeout = absl::Milliseconds(50)});
+}
+
+TEST(CommunicatorTest, AWaitForABusyBackendEndsWithAPeer) {
+  RunRanks(BusyFake<kForEver>(), 2, [](Rank& self) {
+    if (self.rank == 1) {
+      self.monitor->Report("out of memory");
+      return;
+    }
+    EXPECT_THAT(ErrorOf<PeerFailedError>(
+                    [&] { (void)self.communicator->AllReduce(SparseOnes(), "a sparse sum"); }),
+                HasSubstr("out of memory"));
+  });
 }
 
 TEST(CommunicatorTest, AnOperationOfAnEarlierIncarnationIsRefused) {

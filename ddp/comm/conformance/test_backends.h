@@ -226,8 +226,9 @@ inline TestedBackend TestedGloo() {
                                  Operation::kAllGatherBase, Operation::kAllGatherBaseCoalesced,
                                  Operation::kReduceScatterBase,
                                  Operation::kReduceScatterBaseCoalesced, Operation::kGather},
-                     // Its name is as long as that of a sparse all-reduce: see AddGlooTraits().
-                     .alone = {Operation::kAllReduceCoalesced},
+                     // Their names are too long, as that of a sparse all-reduce is: see
+                     // BackendTraits::settled.
+                     .alone = {Operation::kAllReduceCoalesced, Operation::kAllGatherBaseCoalesced},
                      .timeouts = true,
                      .abort = Claims::Abort::kOwnRank,
                      // Gloo ends the process when a message is longer than its receiver expects.

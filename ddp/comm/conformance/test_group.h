@@ -50,7 +50,7 @@ class TestRank {
 
   // To be called when all operations are complete, before and after one that must be alone.
   void Settle() const {
-    if (traits_.settle != nullptr) traits_.settle(*backend_);
+    while (traits_.settled != nullptr && !traits_.settled(*backend_)) std::this_thread::yield();
   }
 
   c10::intrusive_ptr<c10d::Work> StartSum(const at::Tensor& tensor) const {
