@@ -273,9 +273,8 @@ void HostGroup::MeasureCores() {
   cores_to_spare_.store(usable >= size_ + 1, std::memory_order_relaxed);
 }
 
-void HostGroup::AwaitRing(absl::Duration timeout) const {
-  const std::atomic<uint32_t>& bell = segment_.row(member_).bell;
-  FutexWait(bell, bell.load(std::memory_order_seq_cst), timeout);
+void HostGroup::AwaitRing(uint32_t bell, absl::Duration timeout) const {
+  FutexWait(segment_.row(member_).bell, bell, timeout);
 }
 
 // ---- The thread.

@@ -51,8 +51,8 @@ namespace ddp::internal {
 // Fork. A forked child has no thread of the group, and must not use the group. Its destructors
 // leave the group as it is.
 //
-// Threads. Wait(), Notify(), Abort(), end() and the accessors: any. The background function and the
-// function for the end run on "ddp-peers".
+// Threads. Wait(), Notify(), NotifyOwn(), AwaitRing(), Kick(), Abort(), end() and the accessors:
+// any. The background function and the function for the end run on "ddp-peers".
 class HostGroup {
  public:
   // A function that the thread calls when it wakes. It returns how long the thread may sleep at
@@ -129,8 +129,9 @@ class HostGroup {
   // Wakes the sleeping threads of all members, because words of this member have changed. Call it
   // after the store.
   void Notify();
-  // As Notify(), for the threads of this member alone. Call it after a read-modify-write operation
-  // with memory_order_seq_cst.
+  // As Notify(), for the threads of this member alone. The last change before the call must be a
+  // read-modify-write operation, with memory_order_seq_cst, of a word that the sleepers' `done`
+  // reads: it takes the place of the fence in Notify().
   void NotifyOwn();
 
   // Blocks until `done()`, the end of the group, `stop()` or the deadline, in this order. Returns
@@ -142,8 +143,10 @@ class HostGroup {
     return Sleep(std::cref(done), std::cref(stop), deadline_ns);
   }
 
-  // Blocks until a change of the group rings this member, or `timeout`. May return early.
-  void AwaitRing(absl::Duration timeout) const;
+  // Blocks until the bell of this member has rung since it had the value `bell`, or `timeout`. May
+  // return early. The end of the group and Kick() ring it; Notify() need not.
+  uint32_t bell() const { return segment_.row(member_).bell.load(std::memory_order_seq_cst); }
+  void AwaitRing(uint32_t bell, absl::Duration timeout) const;
 
   // Sets the background function, and calls it soon. Null: none from the return on.
   void SetBackground(Background background);

@@ -15,7 +15,9 @@
 namespace ddp::internal {
 namespace {
 
-constexpr uint64_t kMagic = 0x3131302d70646421;
+// Names this layout: a change of a struct in segment.h, or of what its fields mean, takes a new
+// number. "!ddp-012"
+constexpr uint64_t kMagic = 0x3231302d70646421;
 
 constexpr size_t RoundUp(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 

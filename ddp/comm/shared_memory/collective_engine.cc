@@ -74,6 +74,13 @@ uint64_t RegisteredAt(const CollectiveRequest& request) {
   return 1 + static_cast<uint64_t>(begin - arena.base());
 }
 
+bool SameCollective(const RoundHeader& a, const RoundHeader& b) {
+  const bool sized = a.kind == static_cast<uint8_t>(Kind::kAllGatherSized);
+  return a.kind == b.kind && a.reduction == b.reduction && a.type == b.type &&
+         a.value_type == b.value_type && a.root == b.root && (sized || a.elements == b.elements) &&
+         a.tagged == b.tagged && a.tag == b.tag;
+}
+
 size_t LongestPart(const CollectiveRequest& request) {
   size_t longest = 0;
   for (const auto& part : request.inputs) longest = std::max(longest, part.size());
@@ -93,7 +100,8 @@ struct CollectiveEngine::Operation {
     kTake,     // take from the others' buffers -> kFill or complete; or add a slice -> kSlices
     kSlices,   // take the others' slices -> kFill or complete
     kLeave,    // every member has finished with the others' arenas -> complete
-    kGivenUp,  // the members differ, or the group has ended: until FailBroken() fails the operation
+    kGivenUp,  // the members differ, or the group has ended: FailBroken() or FailLate() will fail
+               // it
   };
 
   CollectiveRequest request;
@@ -171,8 +179,7 @@ void CollectiveEngine::Send(int to, uint64_t tag, std::span<const std::byte> dat
     MutexLock lock(mutex_);
     mailboxes_.Send(to, tag, data, DeadlineAfter(timeout), std::move(done));
   }
-  Poll();
-  AwakenThread();
+  TakeUp();
 }
 
 void CollectiveEngine::Receive(int from, uint64_t tag, std::span<std::byte> data, int* source,
@@ -181,8 +188,7 @@ void CollectiveEngine::Receive(int from, uint64_t tag, std::span<std::byte> data
     MutexLock lock(mutex_);
     mailboxes_.Receive(from, tag, data, source, DeadlineAfter(timeout), std::move(done));
   }
-  Poll();
-  AwakenThread();
+  TakeUp();
 }
 
 void CollectiveEngine::StartAside(Aside aside, absl::Duration timeout, Done done) {
@@ -192,6 +198,11 @@ void CollectiveEngine::StartAside(Aside aside, absl::Duration timeout, Done done
                        .deadline_ns = DeadlineAfter(timeout),
                        .done = std::move(done)});
   }
+  TakeUp();
+}
+
+// Advances a new operation.
+void CollectiveEngine::TakeUp() {
   Poll();
   AwakenThread();
 }
@@ -284,10 +295,11 @@ bool CollectiveEngine::Drive(const std::function<bool()>& stop, absl::Time deadl
     if (now_ns >= deadline_ns) return false;
     if (group_->ended() && !busy_.load(std::memory_order_acquire)) {
       // Another thread may have failed the operation, and be about to call `done`.
+      const uint32_t bell = group_->bell();
       if (calling_.load(std::memory_order_acquire) != 0) {
         std::this_thread::yield();
       } else if (!stop()) {  // `done` may have been called since the last look
-        group_->AwaitRing(std::min(kNap, absl::Nanoseconds(deadline_ns - now_ns)));
+        group_->AwaitRing(bell, std::min(kNap, absl::Nanoseconds(deadline_ns - now_ns)));
       }
     }
   }
@@ -467,10 +479,7 @@ void CollectiveEngine::Agree(Operation& operation) {
   }
   for (int member = 0; member < size_; ++member) {
     const RoundHeader& theirs = group_->segment().row(member).announcements[half()].header;
-    if (theirs.kind != mine.kind || theirs.reduction != mine.reduction ||
-        theirs.type != mine.type || theirs.value_type != mine.value_type ||
-        theirs.root != mine.root || (!sized && theirs.elements != mine.elements) ||
-        theirs.tagged != mine.tagged || theirs.tag != mine.tag) {
+    if (!SameCollective(theirs, mine)) {
       operation.state = Operation::State::kGivenUp;
       if (operation.request.tag.has_value()) return;
       operation.complete = true;

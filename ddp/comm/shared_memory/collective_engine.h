@@ -73,10 +73,12 @@ struct CollectiveRequest {
 // of a result depend on the inputs alone, not on sizes of pieces or on where tensors lie.
 //
 // Agreement. In the first round the members compare kind, reduction, type, root and number of
-// elements. The signal of this round stands beside them, and so do data of a few bytes: one cache
-// line of each member is all that a small collective reads. When they differ, a collective with a
-// tag waits until it is given up: the caller finds out who differs. A collective without a tag
-// fails on all members with kInvalidArgument.
+// elements. When the members differ, a collective with a tag waits until it is given up: the caller
+// finds out who differs. A collective without a tag fails on all members with kInvalidArgument.
+//
+// Small collectives. The signal of the first round, and up to 16 bytes of data, stand in the same
+// cache line as what the members compare. So while no member sleeps, this line is the only one that
+// such a collective takes from another member's core.
 //
 // Progress. Whoever waits does the work, in Drive(), on the thread that waits. When no thread
 // waits, the thread of the group does it: at once when the members have cores to spare or after
@@ -142,7 +144,8 @@ class CollectiveEngine {
 
  private:
   struct Operation;
-  // A signal of all members. `half`: it announces the headers of this half; -1: it announces none.
+  // A signal of all members. `half`: the signal announces the headers of this half; -1: it
+  // announces no headers.
   struct Awaited {
     uint64_t signal = 0;
     int half = -1;
@@ -163,6 +166,7 @@ class CollectiveEngine {
     Done done;
   };
 
+  void TakeUp();
   void AwakenThread();
   void Publish(const Finished& finished) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Call(Finished&& finished);
