@@ -2,12 +2,10 @@
 
 #include "ddp/comm/shared_memory/shared_memory_backend.h"
 
-#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <exception>
 #include <functional>
-#include <iterator>
 #include <memory>
 #include <optional>
 #include <span>
@@ -22,10 +20,10 @@
 
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
-#include "base/mutex.h"
 #include "ddp/comm/host_group/group_entry.h"
 #include "ddp/comm/host_group/host_group.h"
 #include "ddp/comm/news/c10d_group_store.h"
+#include "ddp/comm/shared_memory/batch_work.h"
 #include "ddp/comm/shared_memory/collective_engine.h"
 #include "ddp/comm/shared_memory/registered_memory.h"
 #include "ddp/comm/shared_memory/shared_memory_work.h"
@@ -37,88 +35,6 @@ namespace {
 using Kind = CollectiveRequest::Kind;
 using Tensors = std::vector<at::Tensor>;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
-
-// The operations of one call on the backend, which are one Work.
-struct Batch {
-  c10d::OpType type = c10d::OpType::UNKNOWN;
-  absl::InlinedVector<CollectiveRequest, 1> requests;
-  std::vector<std::function<void()>> after;  // on success, in this order
-  absl::InlinedVector<at::Tensor, 2> kept;
-  Tensors results;
-
-  // Return memory without gaps for the tensor, which lives until the end.
-  std::span<const std::byte> In(const at::Tensor& tensor) {
-    kept.push_back(tensor.contiguous());
-    return BytesOf(kept.back());
-  }
-  std::span<std::byte> Out(const at::Tensor& tensor, bool with_contents = false) {
-    kept.push_back(DenseOut(tensor, with_contents));
-    return BytesOf(kept.back());
-  }
-  at::Tensor DenseOut(const at::Tensor& tensor, bool with_contents = false) {
-    if (tensor.is_contiguous()) return tensor;
-    at::Tensor dense =
-        with_contents ? tensor.contiguous() : at::empty(tensor.sizes(), tensor.options());
-    after.emplace_back([tensor, dense] { tensor.copy_(dense); });
-    return dense;
-  }
-
-  void Append(Batch other) {
-    const auto move_all = [](auto& from, auto& to) {
-      std::move(from.begin(), from.end(), std::back_inserter(to));
-    };
-    move_all(other.requests, requests);
-    move_all(other.after, after);
-    move_all(other.kept, kept);
-  }
-};
-
-// The Work of a Batch: complete when all requests are.
-class BatchWork final : public SharedMemoryWork {
- public:
-  BatchWork(int rank, Batch& batch, std::weak_ptr<CollectiveEngine> engine, bool hurries)
-      : SharedMemoryWork(rank, batch.type, std::move(engine), std::move(batch.results), hurries),
-        after_(std::move(batch.after)),
-        kept_(std::move(batch.kept)),
-        missing_(batch.requests.size()) {}
-
-  // To be called once for each request, when it has ended.
-  void EndOne(const absl::Status& status) {
-    if (!status.ok()) {
-      MutexLock lock(mutex_);
-      status_.Update(status);
-    }
-    if (missing_.fetch_sub(1, std::memory_order_acq_rel) == 1) EndAll();
-  }
-
- private:
-  void EndAll() {
-    absl::Status status;
-    {
-      MutexLock lock(mutex_);
-      status = status_;
-    }
-    if (status.ok() && !after_.empty()) {
-      const at::NoGradGuard no_grad;
-      try {
-        for (const auto& after : after_) after();
-      } catch (const std::exception& error) {
-        status = absl::InternalError(error.what());
-      }
-    }
-    after_.clear();
-    kept_.clear();
-    Complete(status);
-  }
-
-  // Until the last request has ended.
-  std::vector<std::function<void()>> after_;
-  absl::InlinedVector<at::Tensor, 2> kept_;
-
-  std::atomic<size_t> missing_;
-  Mutex mutex_;
-  absl::Status status_ ABSL_GUARDED_BY(mutex_);
-};
 
 // The state that a backend shares with its works.
 struct Shared {
@@ -270,16 +186,18 @@ WorkPtr SharedMemoryBackend::Launch(Batch&& batch, std::chrono::milliseconds tim
   const std::shared_ptr<CollectiveEngine> engine(shared_, &shared_->engine);
   const auto value_type =
       static_cast<uint8_t>(batch.kept.empty() ? at::kByte : batch.kept.front().scalar_type());
-  auto work = c10::make_intrusive<BatchWork>(rank_, batch, engine, hurries_);
+  auto requests = std::move(batch.requests);
+  const size_t count = requests.size();
+  auto work = c10::make_intrusive<BatchWork>(rank_, std::move(batch), count, engine, hurries_);
   const std::optional<uint32_t> tag = std::exchange(tag_, std::nullopt);
   ++sequence_;
-  for (CollectiveRequest& request : batch.requests) {
+  for (CollectiveRequest& request : requests) {
     request.tag = tag;
     request.value_type = value_type;
     engine->Start(std::move(request), TimeoutOf(timeout),
                   [work](const absl::Status& status) { work->EndOne(status); });
   }
-  if (batch.requests.empty()) work->Complete(absl::OkStatus());
+  if (count == 0) work->Complete(absl::OkStatus());
   return work;
 }
 
