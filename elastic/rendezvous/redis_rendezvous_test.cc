@@ -529,6 +529,24 @@ TEST_F(RedisRendezvousTest, EveryKeyIsInTheRunsSlotAndExpires) {
   }
 }
 
+// A node that comes on the second day finds the job.
+TEST_F(RedisRendezvousTest, TheCounterOfInstancesLivesAsLongAsTheJob) {
+  const std::unique_ptr<RedisRendezvous> rendezvous = Open();
+  const std::string counter = "ddp:{digits}:instance";
+  const auto next_round = [&](const Round& round) {
+    EXPECT_TRUE(Report(*rendezvous, round.generation, 0).ok());
+    return *Join(*rendezvous);
+  };
+  const Round first = *Join(*rendezvous);
+  Redis({"PEXPIRE", counter, "60000"});
+  const Round second = next_round(first);
+  EXPECT_GT(*Redis({"PTTL", counter}).AsInteger(), absl::ToInt64Milliseconds(absl::Hours(23)));
+  Redis({"DEL", counter});
+  (void)next_round(second);
+  EXPECT_EQ(*Redis({"GET", counter}).AsString(), "1");
+  EXPECT_EQ(Open()->instance(), 1);
+}
+
 TEST_F(RedisRendezvousTest, RefusesARoundThatMakesNoSense) {
   RedisRendezvous::Options options = MakeOptions();
   const std::unique_ptr<RedisRendezvous> rendezvous = Open(options);

@@ -71,7 +71,15 @@ local function publish(kind, ...)
     table.concat({token, kind, J.generation, J.nonce, ...}, '\n'))
 end
 
+-- Renews all keys, and the counter of instances: without it a node that comes later would open a
+-- job of its own.
 local function expire_all()
+  local run, number = string.match(key(''), '^(.*:)i(%d+):$')
+  local counter = run .. 'instance'
+  if tonumber(redis.call('GET', counter) or '0') < tonumber(number) then
+    redis.call('SET', counter, number)
+  end
+  redis.call('PEXPIRE', counter, J.ttl_ms)
   for _, name in ipairs({'job', 'leases', 'joined', 'members', 'awaited', 'completed', 'rows',
     'busy', 'strikes', 'quarantine', 'gone', 'failures'}) do
     redis.call('PEXPIRE', key(name), J.ttl_ms)

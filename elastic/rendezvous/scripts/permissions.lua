@@ -12,10 +12,12 @@ local function refused_for_job(base, name)
   end
   local job, leases = base .. 'job', base .. 'leases'
   local joined, members = base .. 'joined', base .. 'members'
+  local counter = string.match(base, '^(.*:)i%d+:$') .. 'instance'
   for _, command in ipairs({
     {'TIME'}, {'PUBLISH', base .. 'news', ''},
     {'HSET', job, 'f', 'v'}, {'HMGET', job, 'f'}, {'HGETALL', job}, {'EXISTS', job},
     {'PEXPIRE', job, '1'},
+    {'GET', counter}, {'SET', counter, '1'}, {'PEXPIRE', counter, '1'},
     {'ZADD', leases, '1', name}, {'ZREM', leases, name}, {'ZSCORE', leases, name},
     {'ZCOUNT', leases, '1', '2'}, {'ZRANGE', leases, '0', '0'}, {'ZREVRANGE', leases, '0', '0'},
     {'ZRANGEBYSCORE', leases, '1', '2'},
