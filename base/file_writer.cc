@@ -12,26 +12,65 @@
 namespace ddp {
 namespace {
 
-// Writes all of `data`; blocks without a limit. Closes a file that cannot be written. Returns the
-// error, or "".
-std::string WriteAll(UniqueFd& file, const std::string& data) {
+struct Attempt {
   size_t written = 0;
-  while (written < data.size() && file.valid()) {
-    const ssize_t count = write(file.get(), data.data() + written, data.size() - written);
-    if (count >= 0) {
-      written += static_cast<size_t>(count);
-    } else if (errno == EAGAIN) {
-      pollfd polled{.fd = file.get(), .events = POLLOUT, .revents = 0};
-      (void)poll(&polled, 1, -1);
-    } else if (errno != EINTR) {
-      file.reset();
-      return strerror(errno);
-    }
-  }
-  return "";
-}
+  int error = 0;  // errno of the write that has failed
+};
+
+bool IsFullDisk(int error) { return error == ENOSPC || error == EDQUOT; }
 
 }  // namespace
+
+// A file as the thread knows it.
+struct FileWriter::Output {
+  UniqueFd fd;
+  std::string (*gap_line)(size_t) = nullptr;
+  size_t dropped = 0;           // bytes that did not fit since the last gap line
+  bool ends_in_a_line = false;  // the last byte in the file is no newline
+
+  // Writes `data`; blocks until all of it is written or a write fails.
+  Attempt Write(const std::string& data) {
+    Attempt attempt;
+    while (attempt.written < data.size() && attempt.error == 0) {
+      const ssize_t count =
+          write(fd.get(), data.data() + attempt.written, data.size() - attempt.written);
+      if (count >= 0) {
+        attempt.written += static_cast<size_t>(count);
+      } else if (errno == EAGAIN) {
+        pollfd polled{.fd = fd.get(), .events = POLLOUT, .revents = 0};
+        (void)poll(&polled, 1, -1);
+      } else if (errno != EINTR) {
+        attempt.error = errno;
+      }
+    }
+    if (attempt.written > 0) ends_in_a_line = data[attempt.written - 1] != '\n';
+    return attempt;
+  }
+
+  // Writes the line for the bytes that were dropped.
+  Attempt WriteGap() { return Write((ends_in_a_line ? "\n" : "") + gap_line(dropped)); }
+};
+
+// Writes `data`; blocks without a limit. Closes a file that cannot be written. Returns the error
+// that has ended the file, or "".
+std::string FileWriter::WriteAll(Output& output, const std::string& data) {
+  if (!output.fd.valid()) return "";
+  size_t written = 0;
+  int error = output.dropped > 0 ? output.WriteGap().error : 0;
+  if (error == 0) {
+    const Attempt attempt = output.Write(data);
+    written = attempt.written;
+    error = attempt.error;
+    output.dropped = 0;
+  }
+  if (error == 0) return "";
+  if (IsFullDisk(error) && output.gap_line != nullptr) {
+    output.dropped += data.size() - written;
+    return "";
+  }
+  output.fd.reset();
+  return strerror(error);
+}
 
 absl::StatusOr<std::unique_ptr<FileWriter>> FileWriter::Create(EventLoop* event_loop,
                                                                std::string name) {
@@ -42,7 +81,9 @@ absl::StatusOr<std::unique_ptr<FileWriter>> FileWriter::Create(EventLoop* event_
 
 FileWriter::FileId FileWriter::Add(UniqueFd fd, Callbacks callbacks) {
   const FileId id = next_id_++;
-  files_[id] = {.fd = std::make_shared<UniqueFd>(std::move(fd)), .callbacks = std::move(callbacks)};
+  files_[id] = {.output = std::make_shared<Output>(
+                    Output{.fd = std::move(fd), .gap_line = callbacks.gap_line}),
+                .callbacks = std::move(callbacks)};
   return id;
 }
 
@@ -53,9 +94,9 @@ void FileWriter::Append(FileId id, std::string data) {
   found->second.pending += size;
   pending_ += size;
   const auto error = std::make_shared<std::string>();
-  thread_->Run(
-      [fd = found->second.fd, data = std::move(data), error] { *error = WriteAll(*fd, data); },
-      [this, id, size, error] { OnWritten(id, size, *error); });
+  thread_->Run([output = found->second.output, data = std::move(data),
+                error] { *error = WriteAll(*output, data); },
+               [this, id, size, error] { OnWritten(id, size, *error); });
 }
 
 void FileWriter::OnWritten(FileId id, size_t size, const std::string& error) {

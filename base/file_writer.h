@@ -39,10 +39,16 @@ class FileWriter {
   ~FileWriter() = default;
 
   struct Callbacks {
-    // Called once, when a write has failed. Data that is pending or appended later is dropped.
+    // Called once, when a write has failed and has ended the file. Data that is pending or appended
+    // later is dropped.
     std::function<void(const std::string& why)> on_error;
     // Called after data was written or dropped: pending() has decreased.
     std::function<void()> on_written;
+    // Makes a file of lines outlive a full disk (ENOSPC, EDQUOT). Data that does not fit is
+    // dropped, and on_error is not called. Once there is room, the writer ends a torn line and
+    // writes the line that this function returns for the number of dropped bytes, with its
+    // newline. Null: a full disk ends the file. Thread: the writer's own.
+    std::string (*gap_line)(size_t dropped_bytes) = nullptr;
   };
 
   // Takes ownership of `fd`, which may be non-blocking.
@@ -68,14 +74,16 @@ class FileWriter {
   void Dispatch() { thread_->Dispatch(); }
 
  private:
+  struct Output;
   struct File {
-    std::shared_ptr<UniqueFd> fd;  // used by the thread only, from the first Append() on
+    std::shared_ptr<Output> output;  // used by the thread only, from the first Append() on
     Callbacks callbacks;
     size_t pending = 0;
     bool is_closing = false;
   };
 
   explicit FileWriter(std::unique_ptr<TaskThread> thread) : thread_(std::move(thread)) {}
+  static std::string WriteAll(Output& output, const std::string& data);
   void OnWritten(FileId id, size_t size, const std::string& error);
 
   std::map<FileId, File> files_;

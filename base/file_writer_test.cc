@@ -14,6 +14,7 @@
 #include <sstream>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
@@ -115,6 +116,70 @@ TEST_F(FileWriterTest, AFileThatCannotBeWrittenIsGivenUpOnce) {
   writer_->Append(id, "two");
   ASSERT_TRUE(loop_->Run().ok());
   EXPECT_EQ(errors, 1);
+}
+
+// A disk that is full for a while. A file has a descriptor, which the test makes refer to /dev/full
+// and back.
+class FullDiskTest : public FileWriterTest {
+ protected:
+  FullDiskTest() {
+    UniqueFd file = Open();
+    number_ = file.get();
+    id_ = writer_->Add(std::move(file),
+                       {.on_error = [](const std::string& why) { ADD_FAILURE() << why; },
+                        .on_written =
+                            [this] {
+                              if (writer_->pending() == 0) loop_->Stop();
+                            },
+                        .gap_line = [](size_t bytes) { return absl::StrCat(bytes, " lost\n"); }});
+  }
+
+  // Appends `data` and waits until the writer has written or dropped it.
+  void Append(const std::string& data) {
+    writer_->Append(id_, data);
+    ASSERT_TRUE(loop_->Run().ok());
+  }
+
+  void Fill() {
+    const UniqueFd full(::open("/dev/full", O_WRONLY | O_CLOEXEC));
+    ASSERT_EQ(::dup3(full.get(), number_, O_CLOEXEC), number_);
+  }
+  void MakeRoom() { ASSERT_EQ(::dup3(Open().get(), number_, O_CLOEXEC), number_); }
+
+  int number_ = -1;
+  FileWriter::FileId id_ = 0;
+};
+
+TEST_F(FullDiskTest, ALineTellsHowManyBytesAreMissing) {
+  Append("one\n");
+  Fill();
+  Append("two\n");
+  Append("three\n");
+  MakeRoom();
+  Append("four\n");
+  Append("five\n");
+  EXPECT_EQ(Slurp(path_), "one\n10 lost\nfour\nfive\n");
+}
+
+TEST_F(FullDiskTest, ATornLineEndsBeforeThatLine) {
+  Append("on");
+  Fill();
+  Append("e\n");
+  MakeRoom();
+  Append("two\n");
+  EXPECT_EQ(Slurp(path_), "on\n2 lost\ntwo\n");
+}
+
+TEST_F(FullDiskTest, EachGapHasALineOfItsOwn) {
+  Fill();
+  Append("one\n");
+  MakeRoom();
+  Append("two\n");
+  Fill();
+  Append("three\n");
+  MakeRoom();
+  Append("four\n");
+  EXPECT_EQ(Slurp(path_), "4 lost\ntwo\n6 lost\nfour\n");
 }
 
 TEST_F(FileWriterTest, AFileThatIsRemovedIsWrittenToItsEnd) {

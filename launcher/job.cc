@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <cstdlib>
 #include <functional>
 #include <memory>
@@ -56,11 +57,6 @@
 
 namespace ddp::launcher {
 namespace {
-
-// Longest wait, at the end of a job, for a console that takes nothing. The second value applies
-// once a signal has asked ddprun to end.
-constexpr absl::Duration kConsoleStallTimeout = absl::Seconds(60);
-constexpr absl::Duration kConsoleStallTimeoutAfterSignal = absl::Seconds(2);
 
 // Time for which the server is awaited without a message to the user.
 constexpr absl::Duration kQuietConnect = absl::Seconds(5);
@@ -252,15 +248,15 @@ absl::Status MakeVisible(const JobInput& input, Parts& parts) {
                                            .agent_pid = ::getpid()});
 
   store::RedisEndpoint place = parts.place.endpoint;
-  const bool with_credentials = !place.password.empty();
+  const std::string password = std::exchange(place.password, "");
   place.user.clear();
-  place.password.clear();
-  DDP_RETURN_IF_ERROR(
-      WriteJobMarker(input.runtime_folder, {.run_id = parts.config.job.run_id,
-                                            .instance = parts.rendezvous->instance(),
-                                            .endpoint = place.DebugString(),
-                                            .with_credentials = with_credentials,
-                                            .agent_pid = ::getpid()}));
+  DDP_RETURN_IF_ERROR(WriteJobMarker(input.runtime_folder,
+                                     {.run_id = parts.config.job.run_id,
+                                      .instance = parts.rendezvous->instance(),
+                                      .endpoint = place.DebugString(),
+                                      .with_credentials = !password.empty(),
+                                      .password = parts.place.has_random_password ? password : "",
+                                      .agent_pid = ::getpid()}));
   if (!input.options.metrics_port.has_value()) return absl::OkStatus();
   DDP_ASSIGN_OR_RETURN(
       parts.metrics,
@@ -318,17 +314,20 @@ void Report(const JobInput& input, const elastic::JobResult& result, LogRouter& 
 bool Exists(const std::string& path) { return !path.empty() && ::access(path.c_str(), F_OK) == 0; }
 
 // Removes log folders that are of no more use. A temporary folder is kept when the user may want
-// its files: redirected output, and error files that the report names.
-void SettleLogs(const JobInput& input, const LogLayout& layout, const elastic::JobResult& result) {
-  // The folder is empty, and removed, when no worker was started.
-  if (!layout.root().empty() && ::rmdir(layout.root().c_str()) == 0) {
+// its files: redirected output, and error files that the report names. `say` gets lines for the
+// user.
+void SettleLogs(const JobInput& input, const LogLayout& layout, const elastic::JobResult& result,
+                const std::function<void(const std::string&)>& say) {
+  // The folder is empty, and removed, when no worker was started. A cleaner of /tmp may have
+  // removed it before.
+  if (!layout.root().empty() && (::rmdir(layout.root().c_str()) == 0 || errno == ENOENT)) {
     if (!input.temporary_log_folder.empty()) ::rmdir(input.temporary_log_folder.c_str());
     return;
   }
   if (input.temporary_log_folder.empty()) return;
   const OutputOptions& output = input.options.output;
   if (!output.redirects.empty() || !output.tee.empty()) {
-    Say(absl::StrCat("the workers' output is in ", layout.root(),
+    say(absl::StrCat("the workers' output is in ", layout.root(),
                      " (--log-dir chooses the place)"));
     return;
   }
@@ -337,7 +336,7 @@ void SettleLogs(const JobInput& input, const LogLayout& layout, const elastic::J
                   [](const elastic::WorkerFailure& failure) { return Exists(failure.error_file); });
   if (has_error_file) return;
   if (const absl::Status removed = RemoveFolder(input.temporary_log_folder); !removed.ok()) {
-    SayError(removed);
+    say(std::string(removed.message()));
   }
 }
 
@@ -382,13 +381,13 @@ int Run(const JobInput& input, const AgentContext& context) {
   Parts parts;
   // Nothing runs yet that needs an orderly end, and reaching Redis can take long.
   ReleaseSignals(input.options.config.signals_to_handle);
-  const absl::Status prepared = Prepare(input, context, parts);
-  HoldSignals(input.options.config.signals_to_handle);
-  if (!prepared.ok()) {
-    SayError(prepared);
-    SettleLogs(input, parts.layout, {});
+  if (const absl::Status prepared = Prepare(input, context, parts); !prepared.ok()) {
+    const auto say = [](const std::string& line) { Say(line, kConsoleStallTimeout); };
+    say(std::string(prepared.message()));
+    SettleLogs(input, parts.layout, {}, say);
     return ExitCodeOf(CannotStart(prepared), input.options.exit_code);
   }
+  HoldSignals(input.options.config.signals_to_handle);
   elastic::Agent agent(
       parts.config,
       {.event_loop = parts.event_loop.get(),
@@ -410,7 +409,6 @@ int Run(const JobInput& input, const AgentContext& context) {
   if (context.has_last_word != nullptr) context.has_last_word->store(true);
   const elastic::JobResult result = agent.Run();
   if (context.has_last_word != nullptr) context.has_last_word->store(false);
-  route_log(nullptr);
   // Signals from now on no longer change the result, but shorten the waits that follow.
   const UniqueFd hurry = WatchHeldSignals(input.options.config.signals_to_handle);
   parts.spawner->AwaitStrays();
@@ -422,8 +420,11 @@ int Run(const JobInput& input, const AgentContext& context) {
                              .hurry_fd = hurry.get(),
                              .hurried_timeout = kConsoleStallTimeoutAfterSignal};
   FlushEvents(patience, parts);
+  SettleLogs(input, parts.layout, result, [&parts](const std::string& line) {
+    parts.router->SayAtTheEnd(absl::StrCat("ddprun: ", line));
+  });
   parts.router->Flush(patience);
-  SettleLogs(input, parts.layout, result);
+  route_log(nullptr);
   return ExitCodeOf(result, input.options.exit_code);
 }
 
@@ -439,7 +440,7 @@ std::string JobFingerprint(const elastic::JobSpec& job, const std::vector<std::s
 int RunJob(const JobInput& input, const AgentContext& context) {
   const int code = Run(input, context);
   if (const absl::Status removed = RemoveFolder(input.runtime_folder); !removed.ok()) {
-    SayError(removed);
+    SayError(removed, kConsoleStallTimeout);
   }
   return code;
 }

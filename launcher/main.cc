@@ -36,6 +36,8 @@
 #include "launcher/job.h"
 #include "launcher/meeting/network_server.h"
 #include "launcher/output/log_lines.h"
+#include "launcher/output/output_options.h"
+#include "launcher/output/patience.h"
 #include "launcher/output/say.h"
 #include "launcher/process/keeper.h"
 #include "launcher/process/private_folder.h"
@@ -99,7 +101,7 @@ constexpr char kVersion[] = "ddprun 0.1.0";
 constexpr int kUsageError = 2;
 
 int Fail(const absl::Status& status, int exit_code) {
-  SayError(status);
+  SayError(status, kConsoleStallTimeout);
   return exit_code;
 }
 
@@ -173,21 +175,33 @@ std::string TimerFile(const std::string& runtime_folder) {
   return path == nullptr || *path == '\0' ? runtime_folder + "/timers" : path;
 }
 
-absl::Status CheckOneMachine(const std::string& flag, const std::string& host) {
+// Checks that `host`, the value of the flag or variable `name`, is no address of every machine.
+absl::Status CheckOneMachine(const std::string& name, const std::string& host) {
   if (!IsWildcard(host)) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
-      flag, ": ", host, " is an address of every machine: name the one of one machine"));
+      name, ": ", host, " is an address of every machine: name the one of one machine"));
 }
 
-absl::StatusOr<std::optional<store::RedisEndpoint>> Endpoint(const RendezvousOptions& options) {
-  if (options.kind != RendezvousKind::kRedis) return std::nullopt;
+// Checks the place where the nodes meet. Returns the endpoint that the user named, with its
+// credentials; nullopt: none.
+absl::StatusOr<std::optional<store::RedisEndpoint>> Endpoint(const LaunchOptions& options,
+                                                             const FlagReader& flags) {
+  const RendezvousOptions& rendezvous = options.rendezvous;
+  const std::string name = flags.NameOf("rdzv_endpoint");
+  if (rendezvous.kind == RendezvousKind::kStatic) {
+    // An endpoint counts as the master's address.
+    const bool has_endpoint = flags.IsGiven("rdzv_endpoint");
+    DDP_RETURN_IF_ERROR(CheckOneMachine(has_endpoint ? name : flags.NameOf("master_addr"),
+                                        options.config.master_addr));
+  }
+  if (rendezvous.kind != RendezvousKind::kRedis) return std::nullopt;
   absl::StatusOr<store::RedisEndpoint> endpoint =
-      store::ParseRedisEndpoint(options.endpoint, options.default_port);
+      store::ParseRedisEndpoint(rendezvous.endpoint, rendezvous.default_port);
   if (!endpoint.ok()) {
     return absl::InvalidArgumentError(
-        absl::StrCat("--rdzv-endpoint: ", std::string(endpoint.status().message())));
+        absl::StrCat(name, ": ", std::string(endpoint.status().message())));
   }
-  DDP_RETURN_IF_ERROR(CheckOneMachine("--rdzv-endpoint", endpoint->host));
+  DDP_RETURN_IF_ERROR(CheckOneMachine(name, endpoint->host));
   DDP_RETURN_IF_ERROR(store::ApplyRedisCredentialsFromEnvironment(*endpoint));
   return *endpoint;
 }
@@ -208,9 +222,11 @@ int KeepJob(JobInput input, int argc, char** argv) {
     }
     input.options.output.log_dir = input.temporary_log_folder = *log_folder;
   }
+  const OutputOptions& output = input.options.output;
   const absl::StatusOr<int> code =
       RunWithKeeper({.runtime_folder = input.runtime_folder,
                      .temporary_log_folder = input.temporary_log_folder,
+                     .logs_hold_output = !output.redirects.empty() || !output.tee.empty(),
                      .signals = input.options.config.signals_to_handle,
                      .kill_timeout = input.options.config.job.times.kill_timeout,
                      .stopped_exit_code = ExitCodeOf(elastic::JobEndReason::kPreempted, style),
@@ -252,12 +268,9 @@ int Main(int argc, char** argv) {
   for (const std::string& notice : options->notices) {
     Say(notice);
   }
-  absl::StatusOr<std::optional<store::RedisEndpoint>> endpoint = Endpoint(options->rendezvous);
+  absl::StatusOr<std::optional<store::RedisEndpoint>> endpoint =
+      Endpoint(*options, FlagReader(flags, command_line->spelled));
   if (!endpoint.ok()) return Fail(endpoint.status(), kUsageError);
-  if (options->rendezvous.kind == RendezvousKind::kStatic) {
-    const absl::Status master = CheckOneMachine("--master-addr", options->config.master_addr);
-    if (!master.ok()) return Fail(master, kUsageError);
-  }
   absl::StatusOr<std::vector<std::string>> command =
       WorkerCommand({.kind = options->program_kind,
                      .program = command_line->program,

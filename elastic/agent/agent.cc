@@ -54,10 +54,12 @@ struct Agent::State {
         clock(*dependencies.clock),
         event_log(*dependencies.event_log),
         status(*dependencies.status),
-        say(dependencies.say ? dependencies.say : SayOwnLine),
+        say(dependencies.say ? dependencies.say
+                             : [](const std::string& line) { SayOwnLine(line); }),
         keeper_fd(dependencies.keeper_fd),
         on_silent(dependencies.on_silent),
-        say_as_it_is(dependencies.say_as_it_is ? dependencies.say_as_it_is : SayLine),
+        say_as_it_is(dependencies.say_as_it_is ? dependencies.say_as_it_is
+                                               : [](const std::string& line) { SayLine(line); }),
         worker_store(config, &loop, dependencies.worker_store),
         workers(config,
                 {.event_loop = &loop,

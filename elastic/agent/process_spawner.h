@@ -21,7 +21,7 @@ struct WorkerSpec {
   int attempt = 0;                                 // restart count; names the log folder
   uint64_t generation = 0;                         // distinguishes the folders of one attempt
   std::string role;                                // for the prefix of teed lines
-  std::vector<std::string> argv;                   // argv[0] is looked up on PATH as execvp does
+  std::vector<std::string> argv;                   // argv[0] is a path; PATH is not searched
   std::map<std::string, std::string> environment;  // overrides what the agent inherited
   std::vector<int> inherited_fds;                  // stay open in the worker under the same numbers
 };

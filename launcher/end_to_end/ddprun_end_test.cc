@@ -28,9 +28,11 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::Contains;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
+using ::testing::StartsWith;
 
 // A worker with a child, a grandchild that has left its session, a process below that, and a
 // process whose parent has ended. It prints "ready" when all of them run.
@@ -59,8 +61,9 @@ std::string CommandLineOf(pid_t pid) {
 class FamilyTest : public ::testing::Test {
  protected:
   FamilyTest()
-      : run_({.arguments =
-                  Shell({"--standalone", "--nproc-per-node=2", "--max-restarts=3"}, kFamily)}) {
+      : FamilyTest(Shell({"--standalone", "--nproc-per-node=2", "--max-restarts=3"}, kFamily)) {}
+
+  explicit FamilyTest(const std::vector<std::string>& arguments) : run_({.arguments = arguments}) {
     run_.AwaitStdout("ready", 2 * kReadyPerWorker);
     agent_ = run_.AgentPid();
     // The last sleeps may still be between fork and exec; no other process is to appear.
@@ -77,11 +80,15 @@ class FamilyTest : public ::testing::Test {
     }
   }
 
-  void ExpectNothingIsLeft() {
+  void ExpectNoProcessIsLeft() {
     const absl::Time deadline = MonotonicClock().Now() + DdprunDriver::kDeadline;
     for (const HeldProcess& process : everybody_) {
       EXPECT_TRUE(process.AwaitEnd(deadline)) << process.pid() << " " << NameOf(process.pid());
     }
+  }
+
+  void ExpectNothingIsLeft() {
+    ExpectNoProcessIsLeft();
     EXPECT_THAT(run_.TemporaryEntries(), IsEmpty());
   }
 
@@ -154,6 +161,36 @@ TEST_F(FamilyTest, ALostRedisServerIsReplacedAndTheJobGoesOn) {
   ::kill(run_.pid(), SIGTERM);
   EXPECT_EQ(run_.Wait(), 1);
   ExpectNothingIsLeft();
+}
+
+// The same family, whose stderr goes to files in a temporary folder.
+class RedirectedFamilyTest : public FamilyTest {
+ protected:
+  RedirectedFamilyTest()
+      : FamilyTest(Shell({"--standalone", "--nproc-per-node=2", "--redirects=2"},
+                         absl::StrCat("echo to be read >&2; ", kFamily))) {}
+
+  // Expects that the files are there, and that a line names their folder.
+  void ExpectOnlyTheOutputIsLeft() {
+    ExpectNoProcessIsLeft();
+    ASSERT_THAT(run_.TemporaryEntries(), ElementsAre(StartsWith("ddprun_logs_")));
+    const std::string folder =
+        absl::StrCat(run_.temporary_folder(), "/", run_.TemporaryEntries()[0]);
+    EXPECT_THAT(run_.err(), HasSubstr(absl::StrCat("the workers' output is in ", folder, " ")));
+    EXPECT_EQ(Slurp(RunFolder(folder) / "attempt_0/0/stderr.log"), "to be read\n");
+  }
+};
+
+TEST_F(RedirectedFamilyTest, ACrashOfTheAgentKeepsTheWorkersOutput) {
+  ::kill(agent_, SIGABRT);
+  EXPECT_EQ(run_.Wait(), 128 + SIGABRT);
+  ExpectOnlyTheOutputIsLeft();
+}
+
+TEST_F(RedirectedFamilyTest, SigkillOfTheKeeperKeepsTheWorkersOutput) {
+  ::kill(run_.pid(), SIGKILL);
+  EXPECT_EQ(run_.Wait(), -SIGKILL);
+  ExpectOnlyTheOutputIsLeft();
 }
 
 TEST(DdprunEndTest, WhatWorkersLeaveBehindEndsWithTheJob) {
@@ -238,11 +275,13 @@ TEST(DdprunEndTest, ASignalAfterTheEndOfTheWorkersEndsTheWaitForTheConsole) {
   EXPECT_THAT(run.err(), HasSubstr("nobody reads the output"));
 }
 
-TEST(DdprunEndTest, ASignalWhileRedisIsOutOfReachEndsTheRunAtOnce) {
-  // The holder of the port never answers, so the signal arrives during the agent's preparations.
+// Sends SIGINT to a ddprun whose Redis server never answers, so the signal arrives during the
+// agent's preparations. Expects that ddprun ends.
+void ExpectSigintEndsTheWaitForRedis(DdprunDriver::Options options) {
   const testing::LoopbackSocket deaf = testing::ListenOnLoopback();
-  const std::string endpoint = absl::StrCat("127.0.0.1:", deaf.port);
-  DdprunDriver run({.arguments = Shell({"--rdzv-endpoint=" + endpoint}, "echo started")});
+  options.arguments =
+      Shell({absl::StrCat("--rdzv-endpoint=127.0.0.1:", deaf.port), "-r3"}, "echo started");
+  DdprunDriver run(options);
   pid_t agent = -1;
   while (agent < 0) {
     const std::vector<pid_t> children = ChildrenOf(run.pid());
@@ -253,6 +292,15 @@ TEST(DdprunEndTest, ASignalWhileRedisIsOutOfReachEndsTheRunAtOnce) {
   EXPECT_EQ(run.err(), "ddprun: stopped by SIGINT\n");
   EXPECT_EQ(run.out(), "");
   EXPECT_THAT(run.TemporaryEntries(), IsEmpty());
+}
+
+TEST(DdprunEndTest, ASignalWhileRedisIsOutOfReachEndsTheRunAtOnce) {
+  ExpectSigintEndsTheWaitForRedis({});
+}
+
+// A shell without job control starts background jobs with SIGINT ignored.
+TEST(DdprunEndTest, ASignalThatTheShellIgnoresEndsTheWaitForRedisToo) {
+  ExpectSigintEndsTheWaitForRedis({.before = {"/bin/sh", "-c", "trap '' INT; exec \"$@\"", "sh"}});
 }
 
 // ddprun may be the first process of a container: orphans of other processes become its children.

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -12,6 +13,7 @@
 #include <cerrno>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -97,6 +99,39 @@ TEST(DdprunStallTest, EventsForAConsoleThatNobodyReadsStopNothing) {
   EXPECT_EQ(run.Wait(), 0);
   EXPECT_THAT(text, HasSubstr("\"event\":\"restart\""));
   EXPECT_THAT(text, HasSubstr("\"event\":\"job_finished\""));
+}
+
+// A run with stderr teed to a temporary folder, of which ddprun speaks at the end. Nobody reads
+// its stderr, which is full from the start.
+class UnreadStderrTest : public ::testing::Test {
+ protected:
+  UnreadStderrTest() {
+    std::array<int, 2> fds{};
+    EXPECT_EQ(::pipe2(fds.data(), O_CLOEXEC), 0);
+    unread_.reset(fds[0]);
+    const UniqueFd full(fds[1]);
+    Fill(full.get());
+    run_ = std::make_unique<DdprunDriver>(DdprunDriver::Options{
+        .arguments =
+            Shell({"--standalone", "-t2"}, "echo to be read >&2; echo ready; exec sleep 1000"),
+        .stderr_fd = full.get()});
+    run_->AwaitStdout("ready");
+  }
+
+  UniqueFd unread_;
+  std::unique_ptr<DdprunDriver> run_;
+};
+
+TEST_F(UnreadStderrTest, ASignalEndsDdprun) {
+  ::kill(run_->pid(), SIGINT);
+  EXPECT_EQ(run_->Wait(), 1);
+}
+
+TEST_F(UnreadStderrTest, SigkillOfTheKeeperEndsTheAgent) {
+  const HeldProcess agent(run_->AgentPid());
+  ::kill(run_->pid(), SIGKILL);
+  EXPECT_EQ(run_->Wait(), -SIGKILL);
+  EXPECT_TRUE(agent.AwaitEnd(MonotonicClock().Now() + DdprunDriver::kDeadline));
 }
 
 TEST(DdprunStallTest, AnEventLogThatTakesNothingStopsNothing) {

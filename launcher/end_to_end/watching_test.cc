@@ -178,6 +178,16 @@ TEST_F(WatchingTest, StatusFindsTheJobsOfThisHost) {
                                 HasSubstr("runs on this host")));
 }
 
+// Nobody but ddprun knows the password of the job's Redis server.
+TEST_F(WatchingTest, StatusFindsAStaticJobWithARandomPassword) {
+  const int port = *FreePort("127.0.0.1");
+  StartJob({"--nnodes=1", "--node-rank=0", absl::StrCat("--master-port=", port)}, 1, 3);
+  const nlohmann::json job = AwaitStatus("", IsAtStep(3));
+  ASSERT_TRUE(job.is_object());
+  EXPECT_EQ(job["state"], "running");
+  EXPECT_EQ(Finish(), 0);
+}
+
 TEST_F(WatchingTest, StatusTellsOfFailures) {
   StartJob({"--standalone", "--max-restarts=1"}, 2, 3);
   const nlohmann::json before = AwaitStatus("", IsAtStep(3));

@@ -118,10 +118,11 @@ TEST_F(BashCompletionTest, ValuesThatAreFoldersProgramsAndWhatIsTheProgramsOwn) 
 TEST_F(BashCompletionTest, TheSubcommandAndItsOwnFlags) {
   EXPECT_THAT(Complete({"st"}), AllOf(Contains("status"), Contains("stat")));
   EXPECT_THAT(Complete({"--standalone", "statu"}), Not(Contains("status")));
-  EXPECT_THAT(Complete({"status", "--"}), ElementsAre("--rdzv-endpoint", "--rdzv-id", "--instance",
-                                                      "--json", "--all", "--help"));
+  EXPECT_THAT(Complete({"status", "--"}),
+              ElementsAre("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--instance", "--json",
+                          "--all", "--help"));
   EXPECT_THAT(Complete({"status", "--json", "--rdzv_"}),
-              ElementsAre("--rdzv-endpoint", "--rdzv-id"));
+              ElementsAre("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id"));
   EXPECT_THAT(Complete({"status", "--rdzv-id", "="}), IsEmpty());
 }
 
@@ -216,7 +217,8 @@ TEST_F(ZshCompletionTest, ProgramsScriptsAndWhatIsTheProgramsOwn) {
 TEST_F(ZshCompletionTest, TheSubcommandAndItsOwnFlags) {
   EXPECT_THAT(Complete("ddprun statu"), ElementsAre("status"));
   EXPECT_THAT(Complete("ddprun --standalone statu"), Not(Contains("status")));
-  EXPECT_THAT(Complete("ddprun status --rdzv-"), ElementsAre("--rdzv-endpoint", "--rdzv-id"));
+  EXPECT_THAT(Complete("ddprun status --rdzv-"),
+              ElementsAre("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id"));
 }
 
 }  // namespace

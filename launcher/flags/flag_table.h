@@ -157,8 +157,8 @@ inline constexpr FlagSpec kFlagTable[] = {
 
     {"log-dir", 0, true, "worker_log_dir", HelpGroup::kOutput, "", "FOLDER",
      "Workers' files go to FOLDER/<id>_<random>/attempt_<n>/<local rank>/{stdout,stderr}.log and"
-     " error.json. Without it: a temporary folder, which does not outlive a job that succeeded and"
-     " had neither -r nor -t, nor the SIGKILL of ddprun. /dev/null: no files."},
+     " error.json. Without it: a temporary folder, which outlives ddprun only with output of -r or"
+     " -t in it, or with error files that the report names. /dev/null: no files."},
     {"redirects", 'r', true, "redirects", HelpGroup::kOutput, "0", "WHAT",
      "Send workers' output to their files only: 0 nothing, 1 stdout, 2 stderr, 3 both; or by local"
      " rank: 0:1,1:3."},

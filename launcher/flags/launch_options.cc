@@ -178,7 +178,8 @@ absl::Status ReadNodeRank(const FlagReader& flags, const RendezvousConf& conf,
   const int max_nodes = options.config.job.limits.max_nodes;
   if (kind == RendezvousKind::kPrivate) return absl::OkStatus();  // a single node ignores its rank
   const std::string flag = flags.IsGiven("node_rank") ? "node_rank" : "rdzv_conf";
-  const std::string range = absl::StrCat("0 to ", max_nodes - 1, ", as --nnodes says");
+  const std::string range =
+      absl::StrCat("0 to ", max_nodes - 1, ", as ", flags.NameOf("nnodes"), " says");
   options.config.node_rank = rank;
   if (kind == RendezvousKind::kStatic) {
     options.config.node_rank = std::max(rank, 0);
@@ -265,7 +266,9 @@ absl::StatusOr<RendezvousChoice> Choose(const FlagReader& flags, const Rendezvou
   return ChooseRendezvous(
       {.min_nodes = options.config.job.limits.min_nodes,
        .max_nodes = options.config.job.limits.max_nodes,
+       .nodes_flag = flags.NameOf("nnodes"),
        .standalone = flags.IsOn("standalone"),
+       .standalone_flag = flags.NameOf("standalone"),
        .backend = flags.Text("rdzv_backend"),
        .backend_flag = flags.NameOf("rdzv_backend"),
        .has_endpoint = flags.IsGiven("rdzv_endpoint") && !HasPortZero(flags),

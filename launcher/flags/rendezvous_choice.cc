@@ -10,9 +10,10 @@ namespace {
 
 absl::StatusOr<RendezvousChoice> Standalone(const RendezvousRequest& request) {
   if (request.min_nodes == 1) return RendezvousChoice{.kind = RendezvousKind::kPrivate};
-  return absl::InvalidArgumentError(
-      absl::StrCat("--standalone runs one node, and --nnodes needs ", request.min_nodes,
-                   ": give --rdzv-endpoint=HOST[:PORT] instead of --standalone"));
+  return absl::InvalidArgumentError(absl::StrCat(request.standalone_flag, " runs one node, and ",
+                                                 request.nodes_flag, " needs ", request.min_nodes,
+                                                 ": give --rdzv-endpoint=HOST[:PORT] instead of ",
+                                                 request.standalone_flag));
 }
 
 absl::Status NobodySaidWhere(const RendezvousRequest& request) {
@@ -27,7 +28,7 @@ absl::StatusOr<RendezvousChoice> InRedis(const RendezvousRequest& request) {
   RendezvousChoice choice;
   if (is_c10d) {
     choice.notice = absl::StrCat(
-        "--rdzv-backend=c10d: the nodes meet in a Redis server at --rdzv-endpoint (port ",
+        request.backend_flag, "=c10d: the nodes meet in a Redis server at --rdzv-endpoint (port ",
         kC10dPort,
         " unless it names one); the node that has this address starts it where none runs");
   }
@@ -35,7 +36,8 @@ absl::StatusOr<RendezvousChoice> InRedis(const RendezvousRequest& request) {
     if (request.max_nodes > 1) return NobodySaidWhere(request);
     if (is_c10d) {
       choice.notice =
-          "--rdzv-backend=c10d: this node is the only one and meets itself, as with --standalone";
+          absl::StrCat(request.backend_flag,
+                       "=c10d: this node is the only one and meets itself, as with --standalone");
     }
     return choice;
   }

@@ -23,13 +23,16 @@ enum class RendezvousKind {
   kStatic,
 };
 
-// The user's flags about the rendezvous.
+// The user's flags about the rendezvous. A name ending in `_flag` is what the user wrote, a flag or
+// a variable, for messages.
 struct RendezvousRequest {
   int min_nodes = 1;
   int max_nodes = 1;
+  std::string nodes_flag = "--nnodes";
   bool standalone = false;
-  std::string backend;                          // value of the flag; empty: not given
-  std::string backend_flag = "--rdzv-backend";  // the user's spelling, for messages
+  std::string standalone_flag = "--standalone";
+  std::string backend;  // value of the flag; empty: not given
+  std::string backend_flag = "--rdzv-backend";
   bool has_endpoint = false;
   bool has_node_rank = false;
   bool has_master = false;  // --master-addr or --master-port is given

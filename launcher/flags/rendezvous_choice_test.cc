@@ -100,6 +100,13 @@ TEST(RendezvousChoiceTest, BackendsThatWeDoNotHave) {
 TEST(RendezvousChoiceTest, StandaloneIsForOneNode) {
   EXPECT_THAT(Error({.min_nodes = 2, .max_nodes = 2, .standalone = true}),
               AllOf(HasSubstr("--standalone"), HasSubstr("--rdzv-endpoint")));
+  EXPECT_EQ(Error({.min_nodes = 3,
+                   .max_nodes = 3,
+                   .nodes_flag = "PET_NNODES",
+                   .standalone = true,
+                   .standalone_flag = "PET_STANDALONE"}),
+            "PET_STANDALONE runs one node, and PET_NNODES needs 3: give"
+            " --rdzv-endpoint=HOST[:PORT] instead of PET_STANDALONE");
 }
 
 }  // namespace

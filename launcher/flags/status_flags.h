@@ -13,6 +13,7 @@ struct StatusFlag {
 };
 
 constexpr std::array kStatusFlags = {
+    StatusFlag{"rdzv-backend", true, "redis, c10d or static, as the job was started"},
     StatusFlag{"rdzv-endpoint", true, "the Redis server of the job"},
     StatusFlag{"rdzv-id", true, "the job there"},
     StatusFlag{"instance", true, "which of the jobs that had this id"},

@@ -72,6 +72,7 @@ absl::StatusOr<MeetingPlace> MeetAtMaster(const LaunchOptions& options, const st
   DDP_ASSIGN_OR_RETURN(StaticMeeting met, MeetStatically(meeting, event_loop));
   MeetingPlace place;
   place.endpoint = std::move(met.endpoint);
+  place.has_random_password = !met.has_users_password;
   place.server = std::move(met.server);
   place.worker_store = std::move(met.worker_store);
   ExportCredentials(place.endpoint);

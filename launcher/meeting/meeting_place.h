@@ -19,6 +19,7 @@ namespace ddp::launcher {
 // and the address where other nodes reach this one.
 struct MeetingPlace {
   store::RedisEndpoint endpoint;
+  bool has_random_password = false;  // a static rendezvous made it: it is no secret of the user's
   LocalAddress own;
 
   // Servers of this node; keep them while the job lives.

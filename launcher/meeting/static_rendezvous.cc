@@ -242,6 +242,7 @@ absl::StatusOr<StaticMeeting> Visit(const StaticRendezvousOptions& options,
     if (endpoint.ok()) {
       StaticMeeting meeting;
       meeting.endpoint = *std::move(endpoint);
+      meeting.has_users_password = !credentials.password.empty();
       return meeting;
     }
     const absl::Status& why = endpoint.status();

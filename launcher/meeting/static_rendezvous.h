@@ -38,8 +38,7 @@ struct StaticMeeting {
   // Address of the rendezvous' Redis server, with its password.
   store::RedisEndpoint endpoint;
 
-  // Node 0 only: true when the password is the user's, false when every program that asks receives
-  // it.
+  // True when the password is the user's, false when every program that asks receives it.
   bool has_users_password = false;
 
   // Node 0 only: keep both while the job lives. Hold() and Renew() the store for each new

@@ -16,6 +16,14 @@
 #include "launcher/output/say.h"
 
 namespace ddp::launcher {
+namespace {
+
+std::string GapLine(size_t dropped_bytes) {
+  return absl::StrCat("ddprun: the disk was full: ", dropped_bytes,
+                      " bytes of output are missing here\n");
+}
+
+}  // namespace
 
 Console::Console(EventLoop* event_loop, int fd, FileWriter* writer)
     : event_loop_(event_loop), writer_(writer), fd_(fd), write_fd_(fd) {
@@ -51,7 +59,8 @@ void Console::UseWriter() {
                                                if (!was_full_ || full()) return;
                                                was_full_ = false;
                                                if (on_room_) on_room_();
-                                             }});
+                                             },
+                                         .gap_line = GapLine});
   kind_ = Kind::kWriter;
 }
 

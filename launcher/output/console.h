@@ -23,7 +23,8 @@ namespace ddp::launcher {
 // console discards everything.
 //
 // The FileWriter, if there is one, writes to a regular file, since its mount may stall. It also
-// writes to a descriptor for which no non-blocking write exists.
+// writes to a descriptor for which no non-blocking write exists. Lines that a full disk does not
+// take are lost. Once there is room, a line in their place says how many bytes are missing.
 //
 // Each write() to a pipe holds whole lines if they fit into PIPE_BUF, so they do not mix with the
 // lines of other writers. A longer line is written in pieces.

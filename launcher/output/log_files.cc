@@ -71,12 +71,58 @@ std::vector<std::string> Split(const std::string& relative) {
   return absl::StrSplit(relative, '/', absl::SkipEmpty());
 }
 
+absl::Status InvalidArgument() { return absl::InvalidArgumentError(std::strerror(errno)); }
+
+// Makes `path` and the missing folders above it with `mode`, less the umask.
+absl::Status MakeFoldersWith(mode_t mode, const std::string& path) {
+  std::string made = absl::StartsWith(path, "/") ? "/" : "";
+  for (const std::string& name : Split(path)) {
+    absl::StrAppend(&made, name, "/");
+    if (::mkdir(made.c_str(), mode) != 0 && errno != EEXIST) {
+      // The parent may refuse new folders and yet contain this one.
+      const int error = errno;
+      if (::access(made.c_str(), F_OK) != 0) {
+        errno = error;
+        return InvalidArgument();
+      }
+    }
+  }
+  struct stat info {};
+  if (::stat(path.c_str(), &info) != 0) return InvalidArgument();
+  if (!S_ISDIR(info.st_mode)) return absl::InvalidArgumentError(std::strerror(ENOTDIR));
+  return absl::OkStatus();
+}
+
+// Makes a root that something has removed. The folders above it get its mode: a temporary folder
+// was private.
+absl::Status MakeAgain(const LogRoot& root) {
+  const std::string parent = root.path.substr(0, root.path.rfind('/') + 1);
+  if (const absl::Status made = MakeFoldersWith(root.mode, parent); !made.ok()) {
+    return absl::InternalError(absl::StrCat("cannot make the log folder ", parent,
+                                            " again: ", std::string(made.message())));
+  }
+  struct stat info {};
+  if (::stat(parent.c_str(), &info) != 0) return ErrnoAt("cannot look at the log folder", parent);
+  if (info.st_uid != root.owner_of_parent && info.st_uid != root.owner) {
+    return Refused("log folder", parent,
+                   absl::StrCat("it belongs to another user, uid ", info.st_uid));
+  }
+  if (::mkdir(root.path.c_str(), root.mode) != 0 && errno != EEXIST) {
+    return ErrnoAt("cannot make the log folder", root.path);
+  }
+  return absl::OkStatus();
+}
+
 // Opens the folder `names` below `root`; makes missing folders if `make` is set.
 absl::StatusOr<UniqueFd> OpenFolders(const LogRoot& root, const std::vector<std::string>& names,
                                      bool make) {
   std::string path = root.path;
-  DDP_ASSIGN_OR_RETURN(
-      UniqueFd fd, CheckedFolder(UniqueFd(::open(path.c_str(), kOpenFolder)), path, root.owner));
+  UniqueFd opened(::open(path.c_str(), kOpenFolder));
+  if (make && !opened.valid() && errno == ENOENT) {
+    DDP_RETURN_IF_ERROR(MakeAgain(root));
+    opened.reset(::open(path.c_str(), kOpenFolder));
+  }
+  DDP_ASSIGN_OR_RETURN(UniqueFd fd, CheckedFolder(std::move(opened), path, root.owner));
   for (const std::string& name : names) {
     absl::StrAppend(&path, "/", name);
     if (make && ::mkdirat(fd.get(), name.c_str(), kFolderMode) != 0 && errno != EEXIST) {
@@ -101,38 +147,20 @@ absl::StatusOr<std::string> RandomSuffix() {
   return suffix;
 }
 
-absl::Status InvalidArgument() { return absl::InvalidArgumentError(std::strerror(errno)); }
-
 }  // namespace
 
-absl::Status MakeFolders(const std::string& path) {
-  std::string made = absl::StartsWith(path, "/") ? "/" : "";
-  for (const std::string& name : Split(path)) {
-    absl::StrAppend(&made, name, "/");
-    if (::mkdir(made.c_str(), kFolderMode) != 0 && errno != EEXIST) {
-      // The parent may refuse new folders and yet contain this one.
-      const int error = errno;
-      if (::access(made.c_str(), F_OK) != 0) {
-        errno = error;
-        return InvalidArgument();
-      }
-    }
-  }
-  struct stat info {};
-  if (::stat(path.c_str(), &info) != 0) return InvalidArgument();
-  if (!S_ISDIR(info.st_mode)) return absl::InvalidArgumentError(std::strerror(ENOTDIR));
-  return absl::OkStatus();
-}
+absl::Status MakeFolders(const std::string& path) { return MakeFoldersWith(kFolderMode, path); }
 
 absl::StatusOr<LogRoot> MakeLogRoot(const std::string& parent, const std::string& name) {
   struct stat above {};
   if (::stat(parent.c_str(), &above) != 0) return InvalidArgument();
-  const mode_t mode = 0700 | (above.st_mode & kReadableByOthers);
   LogRoot root;
+  root.mode = 0700 | (above.st_mode & kReadableByOthers);
+  root.owner_of_parent = above.st_uid;
   for (int attempt = 0;; ++attempt) {
     DDP_ASSIGN_OR_RETURN(const std::string suffix, RandomSuffix());
     root.path = absl::StrCat(parent, absl::EndsWith(parent, "/") ? "" : "/", name, "_", suffix);
-    if (::mkdir(root.path.c_str(), mode) == 0) break;
+    if (::mkdir(root.path.c_str(), root.mode) == 0) break;
     if (errno != EEXIST || attempt + 1 == kNameAttempts) return InvalidArgument();
   }
   // A file system may have users and modes of its own.

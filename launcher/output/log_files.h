@@ -17,6 +17,9 @@ namespace ddp::launcher {
 struct LogRoot {
   std::string path;  // absolute
   uid_t owner = 0;
+  // For making the folder again, with the same permissions and in no other user's folder.
+  mode_t mode = 0700;
+  uid_t owner_of_parent = 0;
 };
 
 // Makes `path` and the missing folders above it. The folders that it makes are not writable by the
@@ -31,6 +34,9 @@ absl::StatusOr<LogRoot> MakeLogRoot(const std::string& parent, const std::string
 
 // Makes the missing folders of `relative`, such as "attempt_0/3", below `root`. An existing folder
 // is accepted if `root.owner` owns it and no other user can write it. Follows no link.
+//
+// Makes `root` and the folders above it again when something has removed them, such as a cleaner of
+// /tmp. The parent of `root` must then belong to the same user as before, or to `root.owner`.
 //
 // Errors, which name the folder:
 // - kFailedPrecondition: a link, a folder of another user, or one that others can write.

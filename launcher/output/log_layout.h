@@ -43,9 +43,9 @@ class LogLayout {
   // Errors: kInvalidArgument, names the folder and the reason.
   static absl::StatusOr<LogLayout> Create(const std::string& log_dir, const std::string& run_id);
 
-  // Makes the folder of a worker. `generation` must never decrease. Follows no link. Errors: as
-  // MakeLogFolder(); kFailedPrecondition means that another user can write a folder or has put a
-  // link in its place.
+  // Makes the folder of a worker, and the folders above it where something has removed them.
+  // `generation` must never decrease. Follows no link. Errors: as MakeLogFolder();
+  // kFailedPrecondition means that another user can write a folder or has put a link in its place.
   absl::StatusOr<WorkerFiles> MakeWorkerFolder(int attempt, uint64_t generation, int local_rank);
 
   // Returns `<log_dir>/<run id>_<random>`; empty when there are no files.

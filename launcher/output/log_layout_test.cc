@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 
 #include <filesystem>
+#include <string>
 
 #include "testing/temporary_folder.h"
 
@@ -100,6 +101,52 @@ TEST(LogLayoutTest, AWorldWritableFolderGetsARootThatNobodyElseCanWrite) {
   const auto refused = layout->MakeWorkerFolder(1, 2, 0);
   EXPECT_TRUE(absl::IsFailedPrecondition(refused.status())) << refused.status();
   EXPECT_THAT(std::string(refused.status().message()), HasSubstr("/attempt_1: other users"));
+}
+
+// As `rm -rf` or a cleaner of /tmp does.
+TEST(LogLayoutTest, FoldersThatAreRemovedWhileTheJobRunsAreMadeAgain) {
+  const testing::TemporaryFolder folder;
+  const std::string log_dir = folder.path() + "/above/logs";
+  auto layout = LogLayout::Create(log_dir, "run");
+  ASSERT_TRUE(layout.ok()) << layout.status();
+  ASSERT_TRUE(layout->MakeWorkerFolder(0, 1, 0).ok());
+  for (const std::string& removed : {layout->root(), log_dir, folder.path() + "/above"}) {
+    std::filesystem::remove_all(removed);
+    const auto files = layout->MakeWorkerFolder(1, 2, 0);
+    ASSERT_TRUE(files.ok()) << removed << ": " << files.status();
+    EXPECT_TRUE(layout->OpenFile(files->stdout_log).ok());
+  }
+}
+
+TEST(LogLayoutTest, AFolderThatWasPrivateIsMadePrivateAgain) {
+  const testing::TemporaryFolder folder;
+  const std::string log_dir = folder.path() + "/private";
+  ASSERT_EQ(::mkdir(log_dir.c_str(), 0700), 0);
+  auto layout = LogLayout::Create(log_dir, "run");
+  ASSERT_TRUE(layout.ok()) << layout.status();
+  std::filesystem::remove_all(log_dir);
+  ASSERT_TRUE(layout->MakeWorkerFolder(0, 1, 0).ok());
+  for (const std::string& path : {log_dir, layout->root()}) {
+    struct stat info {};
+    ASSERT_EQ(::lstat(path.c_str(), &info), 0);
+    EXPECT_EQ(info.st_mode & 07777, 0700U) << path;
+  }
+}
+
+TEST(LogLayoutTest, ALinkInPlaceOfARemovedFolderIsNotFollowed) {
+  const testing::TemporaryFolder folder;
+  auto layout = LogLayout::Create(folder.path(), "run");
+  ASSERT_TRUE(layout.ok()) << layout.status();
+  std::filesystem::remove_all(layout->root());
+  const std::string elsewhere = folder.path() + "/elsewhere";
+  std::filesystem::create_directory(elsewhere);
+  std::filesystem::create_directory_symlink(elsewhere, layout->root());
+  EXPECT_TRUE(absl::IsFailedPrecondition(layout->MakeWorkerFolder(0, 1, 0).status()));
+  EXPECT_TRUE(std::filesystem::is_empty(elsewhere));
+  // The link leads nowhere.
+  std::filesystem::remove_all(elsewhere);
+  EXPECT_TRUE(absl::IsFailedPrecondition(layout->MakeWorkerFolder(0, 1, 0).status()));
+  EXPECT_FALSE(std::filesystem::exists(elsewhere));
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
@@ -398,6 +399,36 @@ TEST_F(LogRouterTest, AConsoleThatIsAFileIsWrittenByTheWriter) {
   EXPECT_EQ(writer->pending(), expected.size());
   router.Flush({.stall_timeout = kDeadline});
   EXPECT_EQ(Slurp(path), expected);
+}
+
+// Returns the descriptor other than `fd` that refers to the same file.
+int CopyOf(int fd) {
+  struct stat wanted {};
+  EXPECT_EQ(::fstat(fd, &wanted), 0);
+  for (int other = 3; other < 1000; ++other) {
+    struct stat info {};
+    const bool is_same = other != fd && ::fstat(other, &info) == 0 && info.st_ino == wanted.st_ino;
+    if (is_same && info.st_dev == wanted.st_dev) return other;
+  }
+  ADD_FAILURE() << "nothing refers to the same file";
+  return -1;
+}
+
+TEST_F(LogRouterTest, AConsoleOnADiskThatWasFullSpeaksAgain) {
+  const std::string path = ::testing::TempDir() + "/full.console";
+  const UniqueFd console(
+      ::open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0600));
+  const auto writer = *FileWriter::Create(loop_.get(), "log-writer");
+  LogRouter router(loop_.get(), console.get(), console.get(), writer.get());
+  const int copy = CopyOf(console.get());  // the one that the writer has
+  const UniqueFd full(::open("/dev/full", O_WRONLY | O_CLOEXEC));
+  ASSERT_EQ(::dup3(full.get(), copy, O_CLOEXEC), copy);
+  router.SayAsItIs("lost");
+  router.Flush({.stall_timeout = kDeadline});
+  ASSERT_EQ(::dup3(console.get(), copy, O_CLOEXEC), copy);
+  router.SayAsItIs("kept");
+  router.Flush({.stall_timeout = kDeadline});
+  EXPECT_EQ(Slurp(path), "ddprun: the disk was full: 5 bytes of output are missing here\nkept\n");
 }
 
 TEST_F(LogRouterTest, FilesThatTakeNothingAreGivenUpInTheEnd) {

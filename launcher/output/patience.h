@@ -11,6 +11,11 @@
 
 namespace ddp::launcher {
 
+// Longest wait, at the end of a job, for a console that takes nothing. The second value applies
+// once a signal has asked ddprun to end, or when the process that the user started is gone.
+inline constexpr absl::Duration kConsoleStallTimeout = absl::Seconds(60);
+inline constexpr absl::Duration kConsoleStallTimeoutAfterSignal = absl::Seconds(2);
+
 // Limits of the wait, at the end of a job, for a reader of its output.
 struct Patience {
   absl::Duration stall_timeout;  // longest time without progress

@@ -21,6 +21,7 @@
 #include "base/process/pidfd.h"
 #include "base/unique_fd.h"
 #include "elastic/agent/worker_failure.h"
+#include "launcher/output/patience.h"
 #include "launcher/output/say.h"
 #include "launcher/process/private_folder.h"
 #include "launcher/process/process_tree.h"
@@ -63,11 +64,27 @@ void SetProcessTitle(const KeeperOptions& options) {
   std::memcpy(begin, options.agent_title.data(), std::min(room - 1, options.agent_title.size()));
 }
 
-void RemoveFolders(const std::vector<std::string>& folders) {
-  for (const std::string& folder : folders) {
-    const absl::Status removed = RemoveFolder(folder);
-    if (!removed.ok()) SayError(removed);
-  }
+void Remove(const std::string& folder, absl::Duration patience) {
+  const absl::Status removed = RemoveFolder(folder);
+  if (!removed.ok()) SayError(removed, patience);
+}
+
+bool KeepsLogs(const KeeperOptions& options) {
+  return options.logs_hold_output && HoldsData(options.temporary_log_folder);
+}
+
+// Removes the folders of a run of which the keeper or the agent was killed.
+void RemoveFolders(const KeeperOptions& options, absl::Duration patience) {
+  Remove(options.runtime_folder, patience);
+  if (!KeepsLogs(options)) Remove(options.temporary_log_folder, patience);
+}
+
+// Tells the user where the workers' output is, if RemoveFolders() has kept it.
+void SayWhereLogsAre(const KeeperOptions& options, absl::Duration patience) {
+  if (!KeepsLogs(options)) return;
+  Say(absl::StrCat("the workers' output is in ", options.temporary_log_folder,
+                   " (--log-dir chooses the place)"),
+      patience);
 }
 
 // State that the agent's two threads share. Trivially destroyed, so the watcher's thread may
@@ -83,18 +100,16 @@ struct Shared {
 class KeeperWatcher {
  public:
   // Starts the thread, with all signals blocked. The thread ends only with the process.
-  KeeperWatcher(UniqueFd keeper_pidfd, std::vector<std::string> folders,
-                absl::Duration kill_timeout, Shared* shared) {
+  KeeperWatcher(UniqueFd keeper_pidfd, const KeeperOptions& options, Shared* shared) {
     sigset_t all;
     sigset_t old;
     sigfillset(&all);
     ::pthread_sigmask(SIG_SETMASK, &all, &old);
-    std::thread([keeper = std::move(keeper_pidfd), folders = std::move(folders), kill_timeout,
-                 shared]() {
+    std::thread([keeper = std::move(keeper_pidfd), options, shared]() {
       ::prctl(PR_SET_NAME, "keeper-watcher");
       AwaitEnd(keeper.get());
       shared->doomed.store(true);
-      EndEverything(folders, kill_timeout, *shared);
+      EndEverything(options, *shared);
     }).detach();
     ::pthread_sigmask(SIG_SETMASK, &old, nullptr);
   }
@@ -112,15 +127,16 @@ class KeeperWatcher {
     (void)::poll(&polled, 1, kLastWordMilliseconds);
   }
 
-  [[noreturn]] static void EndEverything(const std::vector<std::string>& folders,
-                                         absl::Duration kill_timeout, const Shared& shared) {
-    KillChildren({}, kill_timeout);
-    RemoveFolders(folders);
+  [[noreturn]] static void EndEverything(const KeeperOptions& options, const Shared& shared) {
+    constexpr absl::Duration kPatience = kConsoleStallTimeoutAfterSignal;
+    KillChildren({}, options.kill_timeout);
+    RemoveFolders(options, kPatience);
     AwaitLastWord(shared);
     // The main thread may have been in the middle of starting a worker or a server.
-    KillChildren({}, kill_timeout);
-    RemoveFolders(folders);
-    Say("the process that was started by the user is gone: stopped");
+    KillChildren({}, options.kill_timeout);
+    RemoveFolders(options, kPatience);
+    Say("the process that was started by the user is gone: stopped", kPatience);
+    SayWhereLogsAre(options, kPatience);
     ::_exit(1);
   }
 };
@@ -133,9 +149,7 @@ class KeeperWatcher {
   static Shared shared;
   shared.said_fd = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   const int keeper_fd = keeper_pidfd.get();  // open for as long as the watcher lives
-  const KeeperWatcher watcher(std::move(keeper_pidfd),
-                              {options.runtime_folder, options.temporary_log_folder},
-                              options.kill_timeout, &shared);
+  const KeeperWatcher watcher(std::move(keeper_pidfd), options, &shared);
   const int code = agent({.doomed = &shared.doomed,
                           .keeper_fd = keeper_fd,
                           .has_last_word = &shared.has_last_word,
@@ -193,25 +207,30 @@ AgentEnd KeepUntilEnd(pid_t agent, const UniqueFd& agent_pidfd, const UniqueFd& 
 }
 
 int CleanUp(const AgentEnd& end, const KeeperOptions& options, const std::set<pid_t>& spared) {
+  const absl::Duration patience =
+      end.forwarded.empty() ? kConsoleStallTimeout : kConsoleStallTimeoutAfterSignal;
   const bool killed = end.status.si_code != CLD_EXITED;
   const bool all_gone = KillChildren(spared, options.kill_timeout);
-  std::vector<std::string> folders = {options.runtime_folder};
-  if (killed) folders.push_back(options.temporary_log_folder);
-  RemoveFolders(folders);
+  if (killed) {
+    RemoveFolders(options, patience);
+  } else {
+    Remove(options.runtime_folder, patience);
+  }
   if (!all_gone) {
     Say(absl::StrCat("some processes did not end by SIGKILL within ",
-                     absl::FormatDuration(options.kill_timeout), " (--kill-timeout)"));
+                     absl::FormatDuration(options.kill_timeout), " (--kill-timeout)"),
+        patience);
   }
   const int status = end.status.si_status;
   if (!killed) return status;
   const std::string signal = elastic::SignalName(status);
-  if (end.forwarded.count(status) != 0) {
-    Say(absl::StrCat("stopped by ", signal));
-    return options.stopped_exit_code;
-  }
-  Say(absl::StrCat("the agent (pid ", end.status.si_pid, ") was killed by ", signal,
-                   ": stopped all that it ran"));
-  return 128 + status;
+  const bool was_asked = end.forwarded.count(status) != 0;
+  Say(was_asked ? absl::StrCat("stopped by ", signal)
+                : absl::StrCat("the agent (pid ", end.status.si_pid, ") was killed by ", signal,
+                               ": stopped all that it ran"),
+      patience);
+  SayWhereLogsAre(options, patience);
+  return was_asked ? options.stopped_exit_code : 128 + status;
 }
 
 }  // namespace
@@ -223,6 +242,10 @@ void HoldSignals(const std::vector<int>& signals) {
 
 void ReleaseSignals(const std::vector<int>& signals) {
   const sigset_t set = SignalSet(signals);
+  // A shell starts background jobs with SIGINT and SIGQUIT ignored.
+  for (const int signal : signals) {
+    if (sigismember(&set, signal) == 1) ::signal(signal, SIG_DFL);
+  }
   ::pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
 }
 

@@ -27,7 +27,8 @@ namespace ddp::launcher {
 //   ends the agent. Before that end it waits at most half a second for the agent's last message
 //   to the other nodes. It waits for no other work of the agent.
 //
-// In both cases the survivor also removes the two folders below.
+// In both cases the survivor also removes the two folders below. It keeps the folder of logs when
+// that folder holds the workers' output, and prints a line that names it.
 //
 // While the agent lives, the keeper reaps its other children when they end: children that its
 // process had before, and their orphans. A keeper that is the first process of a container also
@@ -41,9 +42,13 @@ struct KeeperOptions {
   // Folder that is removed at the end in any case.
   std::string runtime_folder;
 
-  // Folder that is removed when the keeper or the agent was killed; otherwise the agent decides.
-  // Empty: none.
+  // Folder of logs that is removed when the keeper or the agent was killed; otherwise the agent
+  // decides. Empty: none.
   std::string temporary_log_folder;
+
+  // True when the workers' output goes to that folder. A folder with a file that is not empty is
+  // then kept.
+  bool logs_hold_output = false;
 
   // Signals that are forwarded to the agent, as HoldSignals() blocked them.
   std::vector<int> signals;

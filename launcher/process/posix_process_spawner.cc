@@ -12,7 +12,6 @@
 #include <cerrno>
 #include <cstring>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/process/child_process.h"
 #include "base/process/close_on_exec.h"
@@ -20,7 +19,7 @@
 #include "base/status_macros.h"
 #include "elastic/error_file/error_record.h"
 #include "launcher/output/line_prefix.h"
-#include "launcher/output/printable.h"
+#include "launcher/process/exec_error.h"
 
 namespace ddp::launcher {
 namespace {
@@ -109,35 +108,9 @@ int BecomeWorker(const WorkerSetup& setup) {
     (void)!::write(STDERR_FILENO, kUnbound, sizeof(kUnbound) - 1);
   }
   ResetSignals();
-  ::execvpe(setup.argv[0], setup.argv.data(), setup.environment.data());
+  // execvpe() would give a file that is no program to /bin/sh.
+  ::execve(setup.argv[0], setup.argv.data(), setup.environment.data());
   return errno;
-}
-
-// Explains ENOENT of exec for a file that exists.
-std::string WhatIsMissing(const std::string& program) {
-  std::array<char, 256> head{};  // the kernel reads no more
-  const UniqueFd file(::open(program.c_str(), O_RDONLY | O_CLOEXEC));
-  const ssize_t size = file.valid() ? ::read(file.get(), head.data(), head.size()) : -1;
-  if (size < 0) return std::strerror(ENOENT);
-  std::string text(head.data(), static_cast<size_t>(size));
-  if (!absl::StartsWith(text, "#!")) return "the loader that it wants is not on this machine";
-  text = text.substr(2, text.find('\n') - 2);
-  text.erase(0, text.find_first_not_of(" \t"));
-  text = text.substr(0, text.find_first_of(" \t"));
-  const bool from_windows = absl::EndsWith(text, "\r");
-  if (from_windows) text.pop_back();
-  return absl::StrCat(
-      "its first line names the interpreter ", Printable(text),
-      from_windows ? " and ends as on Windows (CR LF), which must be LF" : ", which is not there");
-}
-
-absl::Status ExecError(const std::string& program, int error) {
-  const std::string text =
-      absl::StrCat("cannot run ", program, ": ",
-                   error == ENOENT ? WhatIsMissing(program) : std::string(std::strerror(error)));
-  if (error == ENOENT || error == ENOTDIR) return absl::NotFoundError(text);
-  if (error == EACCES || error == EPERM) return absl::PermissionDeniedError(text);
-  return absl::InternalError(text);
 }
 
 // Kills a process that may not have made its session yet.

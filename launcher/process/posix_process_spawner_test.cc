@@ -137,6 +137,31 @@ TEST_F(PosixProcessSpawnerTest, WhatCannotRunIsAnErrorAndLeavesNothing) {
   EXPECT_EQ(::waitpid(-1, nullptr, WNOHANG), -1);
 }
 
+// A shell would run these files as scripts, or run nothing and succeed.
+TEST_F(PosixProcessSpawnerTest, WhatIsNoProgramIsNotGivenToAShell) {
+  Make();
+  const std::string path = ::testing::TempDir() + "/noprogram";
+  const std::string other = ::testing::TempDir() + "/nointerpreter";
+  std::ofstream(other) << "echo wrong\n";
+  ASSERT_EQ(::chmod(other.c_str(), 0755), 0);
+  elastic::WorkerSpec spec;
+  spec.argv = {path};
+  for (const auto& [contents, text] : std::map<std::string, std::string>{
+           {"", "the file is empty"},
+           {"\177ELF and more", "it is a program for another kind of machine"},
+           {"echo wrong\n", "it is no program: a script needs a first line with #!"},
+           {"#!\n", "it is no program: a script needs a first line with #!"},
+           {absl::StrCat("#!", other, " -x\n"), absl::StrCat(other, ", which is no program")}}) {
+    std::ofstream(path) << contents;
+    ASSERT_EQ(::chmod(path.c_str(), 0755), 0);
+    const auto status = Spawn(spec).status();
+    EXPECT_TRUE(absl::IsPermissionDenied(status)) << status;
+    EXPECT_THAT(std::string(status.message()),
+                ::testing::AllOf(HasSubstr("cannot run " + path), HasSubstr(text)));
+  }
+  EXPECT_EQ(::waitpid(-1, nullptr, WNOHANG), -1);
+}
+
 TEST_F(PosixProcessSpawnerTest, AMissingInterpreterIsNamed) {
   Make();
   const std::string path = ::testing::TempDir() + "/badint";

@@ -29,6 +29,18 @@ absl::StatusOr<std::string> MakePrivateFolder(const std::string& prefix) {
   return path;
 }
 
+bool HoldsData(const std::string& folder) {
+  std::error_code error;
+  std::filesystem::recursive_directory_iterator entry(folder, error);
+  for (const std::filesystem::recursive_directory_iterator end; !error && entry != end;
+       entry.increment(error)) {
+    std::error_code unknown;
+    if (entry->symlink_status(unknown).type() != std::filesystem::file_type::regular) continue;
+    if (const auto size = entry->file_size(unknown); !unknown && size > 0) return true;
+  }
+  return false;
+}
+
 absl::Status RemoveFolder(const std::string& folder) {
   if (folder.empty()) return absl::OkStatus();
   std::error_code error;

@@ -13,6 +13,10 @@ namespace ddp::launcher {
 // socket inside. Returns its path. Errors: kInternal, names the parent folder and the reason.
 absl::StatusOr<std::string> MakePrivateFolder(const std::string& prefix);
 
+// Returns true when a file in `folder`, or in a folder below it, is not empty. Follows no symbolic
+// link. A missing folder holds nothing.
+bool HoldsData(const std::string& folder);
+
 // Removes `folder` and everything in it. Follows no symbolic link. A missing folder is no error.
 // Errors: kInternal (some of it could not be removed; the rest is removed).
 //

@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 
 #include <filesystem>
+#include <fstream>
 #include <string>
 
 namespace ddp::launcher {
@@ -28,6 +29,21 @@ TEST(PrivateFolderTest, IsOursAloneAndGoesWithAllThatIsInIt) {
   EXPECT_TRUE(std::filesystem::exists(outside));
   EXPECT_TRUE(RemoveFolder(*folder).ok());
   EXPECT_TRUE(RemoveFolder("").ok());
+}
+
+TEST(PrivateFolderTest, HoldsDataOnceAFileBelowItIsNotEmpty) {
+  const auto folder = MakePrivateFolder("ddprun_");
+  ASSERT_TRUE(folder.ok()) << folder.status();
+  EXPECT_FALSE(HoldsData(*folder + "/missing"));
+  EXPECT_FALSE(HoldsData(""));
+  std::filesystem::create_directories(*folder + "/deep/er");
+  std::filesystem::create_symlink("/etc/passwd", *folder + "/deep/link");
+  std::filesystem::create_directory_symlink("/etc", *folder + "/deep/folder");
+  std::ofstream(*folder + "/deep/er/file") << "";
+  EXPECT_FALSE(HoldsData(*folder));
+  std::ofstream(*folder + "/deep/er/file") << "x";
+  EXPECT_TRUE(HoldsData(*folder));
+  EXPECT_TRUE(RemoveFolder(*folder).ok());
 }
 
 TEST(PrivateFolderTest, IsShortEnoughForASocketWhereverTmpdirIs) {

@@ -48,6 +48,9 @@ std::optional<JobMarker> ParseMarker(const std::string& text) {
   for (const auto& found : {run_id, instance, endpoint, with_credentials, agent_pid}) {
     if (found == json.end()) return std::nullopt;
   }
+  const auto password = json.find("password");
+  const bool has_password = password != json.end();
+  if (has_password && !password->is_string()) return std::nullopt;
   if (!run_id->is_string() || !endpoint->is_string()) return std::nullopt;
   if (!with_credentials->is_boolean()) return std::nullopt;
   if (!instance->is_number_integer() || !agent_pid->is_number_integer()) return std::nullopt;
@@ -55,6 +58,7 @@ std::optional<JobMarker> ParseMarker(const std::string& text) {
                    .instance = instance->get<int64_t>(),
                    .endpoint = endpoint->get<std::string>(),
                    .with_credentials = with_credentials->get<bool>(),
+                   .password = has_password ? password->get<std::string>() : "",
                    .agent_pid = agent_pid->get<pid_t>()};
 }
 
@@ -76,11 +80,12 @@ bool Runs(pid_t pid) { return pid > 0 && (::kill(pid, 0) == 0 || errno == EPERM)
 }  // namespace
 
 absl::Status WriteJobMarker(const std::string& runtime_folder, const JobMarker& marker) {
-  const nlohmann::json json = {{"run_id", marker.run_id},
-                               {"instance", marker.instance},
-                               {"endpoint", marker.endpoint},
-                               {"with_credentials", marker.with_credentials},
-                               {"agent_pid", marker.agent_pid}};
+  nlohmann::json json = {{"run_id", marker.run_id},
+                         {"instance", marker.instance},
+                         {"endpoint", marker.endpoint},
+                         {"with_credentials", marker.with_credentials},
+                         {"agent_pid", marker.agent_pid}};
+  if (!marker.password.empty()) json["password"] = marker.password;
   const std::string text = json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace);
   const std::string path = absl::StrCat(runtime_folder, "/", kFileName);
   // The rename is atomic: `ddprun status` may read the file at any time.

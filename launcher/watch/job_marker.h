@@ -19,7 +19,8 @@ struct JobMarker {
   std::string run_id;
   int64_t instance = 0;  // instance of the run id
   std::string endpoint;  // "host:port" or "unix:///path", as in --rdzv-endpoint; no secrets
-  bool with_credentials = false;  // endpoint requires those of DDP_REDIS_USER, ...
+  bool with_credentials = false;  // endpoint requires those of DDP_REDIS_USER, ..., or `password`
+  std::string password;  // random one, made by ddprun for this job, never the user's; empty: none
   pid_t agent_pid = 0;
 };
 

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
@@ -54,6 +55,17 @@ TEST_F(JobMarkerTest, IsFoundAgain) {
   EXPECT_EQ(markers[1].run_id, "beta");
 }
 
+TEST_F(JobMarkerTest, APasswordThatDdprunHasMadeIsFoundAgain) {
+  JobMarker marker = Marker("static");
+  marker.password = "a\"b";
+  ASSERT_TRUE(WriteJobMarker(Folder("ddprun_static"), marker).ok());
+  ASSERT_TRUE(WriteJobMarker(Folder("ddprun_users"), Marker("users")).ok());
+  const std::vector<JobMarker> markers = FindJobMarkers({parent_});
+  ASSERT_EQ(markers.size(), 2u);
+  EXPECT_EQ(markers[0].password, "a\"b");
+  EXPECT_EQ(markers[1].password, "");
+}
+
 TEST_F(JobMarkerTest, WhatOthersCanWriteIsNotBelieved) {
   ASSERT_TRUE(WriteJobMarker(Folder("ddprun_open", 0777), Marker("a")).ok());
   const std::string folder = Folder("ddprun_file");
@@ -72,7 +84,9 @@ TEST_F(JobMarkerTest, WhatIsNoMarkerIsPassedOver) {
         R"({"run_id":7,"instance":1,"endpoint":"e","with_credentials":true,"agent_pid":1})",
         R"({"run_id":"r","instance":"1","endpoint":"e","with_credentials":true,"agent_pid":1})",
         R"({"run_id":"r","instance":1,"endpoint":"e","with_credentials":true,"agent_pid":-1})",
-        R"({"run_id":"r","instance":1,"endpoint":"e","with_credentials":true,"agent_pid":1e99})"}) {
+        R"({"run_id":"r","instance":1,"endpoint":"e","with_credentials":true,"agent_pid":1e99})",
+        R"({"run_id":"r","instance":1,"endpoint":"e","with_credentials":true,"agent_pid":1,
+            "password":7})"}) {
     const std::string file = Folder(absl::StrCat("ddprun_", number++)) + "/job.json";
     std::ofstream(file) << text;
     ASSERT_EQ(::chmod(file.c_str(), 0600), 0);

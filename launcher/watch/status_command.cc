@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <map>
 #include <memory>
 #include <utility>
 
@@ -17,6 +18,7 @@
 #include "elastic/agent/say_line.h"
 #include "elastic/rendezvous/job_reader.h"
 #include "launcher/flags/flag_reader.h"
+#include "launcher/flags/rendezvous_choice.h"
 #include "launcher/flags/status_flags.h"
 #include "launcher/output/printable.h"
 #include "launcher/watch/job_marker.h"
@@ -42,7 +44,8 @@ constexpr size_t kRowsMax = 40;
 constexpr size_t kNodesMax = 20'000;
 
 constexpr char kHelp[] =
-    R"(Usage: ddprun status [--rdzv-endpoint HOST[:PORT]|URL] [--rdzv-id ID] [--json] [--all]
+    R"(Usage: ddprun status [--rdzv-endpoint HOST[:PORT]|URL] [--rdzv-backend redis|c10d|static]
+                     [--rdzv-id ID] [--instance N] [--json] [--all]
 
 Shows nodes, ranks, generation, step, speed and the last failures of a job. Without an endpoint: all
 jobs of this user on this host (of --rdzv-id, where it is given).
@@ -50,6 +53,9 @@ jobs of this user on this host (of --rdzv-id, where it is given).
   --rdzv-endpoint HOST[:PORT]|URL
       The Redis server of the job, as ddprun was given it (PET_RDZV_ENDPOINT). User and password
       come from DDP_REDIS_USER, DDP_REDIS_PASSWORD or DDP_REDIS_PASSWORD_FILE.
+  --rdzv-backend redis|c10d|static
+      As ddprun was given it (PET_RDZV_BACKEND). c10d: the port of an endpoint that names none is
+      29400, not 6379. static: PET_RDZV_ENDPOINT is no Redis server and does not count.
   --rdzv-id ID
       The job there (PET_RDZV_ID). Default: none.
   --instance N
@@ -66,16 +72,60 @@ the command line. A program named status is started by: ddprun -- status
 
 absl::Status UsageError(const std::string& text) { return absl::InvalidArgumentError(text); }
 
-absl::Status SetValue(const std::string& name, const std::string& value, StatusRequest& request) {
-  if (value.empty()) return UsageError(absl::StrCat("--", name, ": a value is missing"));
-  if (name == "rdzv-endpoint") {
-    request.endpoint = value;
-  } else if (name == "rdzv-id") {
-    request.run_id = value;
-  } else if (!absl::SimpleAtoi(value, &request.instance) || request.instance < 1) {
-    return UsageError(absl::StrCat("--instance: ", Shown(value), " is not a number from 1"));
+// A value that the user gave, and the name under which it was given: a flag's or a variable's.
+struct Given {
+  std::string name;
+  std::string value;
+};
+// Values by flag, without its dashes.
+using GivenValues = std::map<std::string, Given>;
+
+GivenValues ReadVariables(const VariableGetter& environment) {
+  GivenValues given;
+  for (const auto& [flag, variable] :
+       {std::pair{"rdzv-endpoint", "PET_RDZV_ENDPOINT"}, std::pair{"rdzv-id", "PET_RDZV_ID"},
+        std::pair{"rdzv-backend", "PET_RDZV_BACKEND"}}) {
+    const std::optional<std::string> value = environment(variable);
+    if (value.has_value() && !value->empty()) given[flag] = {variable, *value};
+  }
+  return given;
+}
+
+// Sets what the backend says about the endpoint.
+absl::Status ApplyBackend(const Given& backend, StatusRequest& request) {
+  if (backend.value == "c10d") {
+    request.default_port = kC10dPort;
+  } else if (backend.value == "static") {
+    // The endpoint is the address of node 0's store. Its Redis server has another port.
+    if (request.endpoint.has_value() && absl::StartsWith(request.endpoint_name, "--")) {
+      return UsageError(absl::StrCat(request.endpoint_name, ": no Redis server is there with ",
+                                     backend.name,
+                                     "=static: call ddprun status on a host of the job, without"
+                                     " an endpoint"));
+    }
+    request.endpoint.reset();
+  } else if (backend.value != "redis") {
+    return UsageError(
+        absl::StrCat(backend.name, "=", Shown(backend.value), ": expected redis, c10d or static"));
   }
   return absl::OkStatus();
+}
+
+absl::Status Apply(const GivenValues& given, StatusRequest& request) {
+  for (const auto& [flag, by_user] : given) {
+    const auto& [name, value] = by_user;
+    if (flag == "rdzv-endpoint") {
+      request.endpoint = value;
+      request.endpoint_name = name;
+    } else if (flag == "rdzv-id") {
+      request.run_id = value;
+    } else if (flag == "instance" &&
+               (!absl::SimpleAtoi(value, &request.instance) || request.instance < 1)) {
+      return UsageError(absl::StrCat("--instance: ", Shown(value), " is not a number from 1"));
+    }
+  }
+  const auto backend = given.find("rdzv-backend");
+  return backend == given.end() ? absl::OkStatus() : ApplyBackend(backend->second, request);
 }
 
 bool TakesValue(const std::string& name) {
@@ -100,7 +150,10 @@ bool SetSwitch(const std::string& name, StatusRequest& request) {
 // Place of one job.
 struct Place {
   std::string endpoint;
+  std::string endpoint_name = "endpoint";  // for messages
+  int default_port = store::RedisEndpoint::kDefaultPort;
   bool with_credentials = true;
+  std::string password;  // random one of the job; empty: the environment has the credentials
   std::string run_id;
   int64_t instance = 0;
 };
@@ -108,7 +161,11 @@ struct Place {
 // Returns the jobs to show; several agents of one job count once.
 std::vector<Place> PlacesOf(const StatusRequest& request) {
   if (request.endpoint.has_value()) {
-    return {{*request.endpoint, true, request.run_id.value_or(kDefaultRunId), request.instance}};
+    return {{.endpoint = *request.endpoint,
+             .endpoint_name = request.endpoint_name,
+             .default_port = request.default_port,
+             .run_id = request.run_id.value_or(kDefaultRunId),
+             .instance = request.instance}};
   }
   std::vector<Place> places;
   for (const JobMarker& marker : FindJobMarkers(RuntimeFolderParents())) {
@@ -119,7 +176,11 @@ std::vector<Place> PlacesOf(const StatusRequest& request) {
              place.instance == marker.instance;
     });
     if (is_known) continue;
-    places.push_back({marker.endpoint, marker.with_credentials, marker.run_id, marker.instance});
+    places.push_back({.endpoint = marker.endpoint,
+                      .with_credentials = marker.with_credentials,
+                      .password = marker.password,
+                      .run_id = marker.run_id,
+                      .instance = marker.instance});
   }
   return places;
 }
@@ -179,17 +240,21 @@ struct Reading {
 
 // Parses an endpoint of a person or of a marker. A marker's may have a database after host and
 // port.
-absl::StatusOr<store::RedisEndpoint> ParseEndpoint(const std::string& text) {
+absl::StatusOr<store::RedisEndpoint> ParseEndpoint(const std::string& text, int default_port) {
   const bool has_database = !absl::StrContains(text, "://") && absl::StrContains(text, '/');
-  return store::ParseRedisEndpoint(has_database ? absl::StrCat("redis://", text) : text);
+  return store::ParseRedisEndpoint(has_database ? absl::StrCat("redis://", text) : text,
+                                   default_port);
 }
 
 absl::StatusOr<Reading> Read(const Place& place) {
-  absl::StatusOr<store::RedisEndpoint> endpoint = ParseEndpoint(place.endpoint);
+  absl::StatusOr<store::RedisEndpoint> endpoint = ParseEndpoint(place.endpoint, place.default_port);
   if (!endpoint.ok()) {
-    return UsageError(absl::StrCat("--rdzv-endpoint: ", std::string(endpoint.status().message())));
+    return UsageError(
+        absl::StrCat(place.endpoint_name, ": ", std::string(endpoint.status().message())));
   }
-  if (place.with_credentials) {
+  if (!place.password.empty()) {
+    endpoint->password = place.password;
+  } else if (place.with_credentials) {
     DDP_RETURN_IF_ERROR(store::ApplyRedisCredentialsFromEnvironment(*endpoint));
   }
   store::RedisConnectionOptions options;
@@ -243,11 +308,7 @@ bool ProgramExists(const std::string& name) {
 absl::StatusOr<StatusRequest> ParseStatusArguments(const std::vector<std::string>& arguments,
                                                    const VariableGetter& environment) {
   StatusRequest request;
-  for (const auto& [variable, value] : {std::pair{"PET_RDZV_ENDPOINT", &request.endpoint},
-                                        std::pair{"PET_RDZV_ID", &request.run_id}}) {
-    *value = environment(variable);
-    if (value->has_value() && (*value)->empty()) value->reset();
-  }
+  GivenValues given = ReadVariables(environment);
   for (size_t i = 0; i < arguments.size(); ++i) {
     const std::string& argument = arguments[i];
     if (argument == "-h") {
@@ -261,17 +322,20 @@ absl::StatusOr<StatusRequest> ParseStatusArguments(const std::vector<std::string
     const std::string name =
         absl::StrReplaceAll(argument.substr(2, equals - std::min<size_t>(2, equals)), {{"_", "-"}});
     if (TakesValue(name)) {
-      const bool is_next = equals == std::string::npos;
-      if (is_next && ++i == arguments.size()) {
-        return UsageError(absl::StrCat("--", name, ": a value is missing"));
+      std::string value;
+      if (equals != std::string::npos) {
+        value = argument.substr(equals + 1);
+      } else if (++i < arguments.size()) {
+        value = arguments[i];
       }
-      DDP_RETURN_IF_ERROR(
-          SetValue(name, is_next ? arguments[i] : argument.substr(equals + 1), request));
+      if (value.empty()) return UsageError(absl::StrCat("--", name, ": a value is missing"));
+      given[name] = {absl::StrCat("--", name), value};
     } else if (equals != std::string::npos || !SetSwitch(name, request)) {
       return UsageError(
           absl::StrCat("unknown flag ", Shown(argument), "; see ddprun status --help"));
     }
   }
+  DDP_RETURN_IF_ERROR(Apply(given, request));
   return request;
 }
 

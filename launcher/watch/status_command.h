@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "base/environment.h"
+#include "store/redis/redis_endpoint.h"
 
 namespace ddp::launcher {
 
@@ -40,12 +41,16 @@ struct StatusRequest {
   bool json = false;
   bool all = false;                     // show every node and rank, however many
   std::optional<std::string> endpoint;  // nullopt: the jobs of this user on this host
-  std::optional<std::string> run_id;    // nullopt: with an endpoint, ddprun's default
+  std::string endpoint_name;            // name of the flag or variable that has set `endpoint`
+  // Port of an endpoint that names none.
+  int default_port = store::RedisEndpoint::kDefaultPort;
+  std::optional<std::string> run_id;  // nullopt: with an endpoint, ddprun's default
   int64_t instance = 0;  // instance of the run id; 0: the newest that runs, else the newest
 };
 
-// Parses the arguments behind `status`. --rdzv-endpoint and --rdzv-id may come from PET_RDZV_* too.
-// Pure. Errors: kInvalidArgument, one line that names the flag and the allowed values.
+// Parses the arguments behind `status`. The values of --rdzv-endpoint, --rdzv-backend and --rdzv-id
+// may come from PET_RDZV_* too. Pure. Errors: kInvalidArgument, one line that names the flag or
+// variable and the allowed values.
 absl::StatusOr<StatusRequest> ParseStatusArguments(const std::vector<std::string>& arguments,
                                                    const VariableGetter& environment);
 

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "launcher/flags/rendezvous_choice.h"
 #include "testing/fuzz_target.h"
 
 namespace ddp::launcher {
@@ -28,6 +29,7 @@ Words Written(const StatusRequest& request) {
   if (request.json) words.emplace_back("--json");
   if (request.all) words.emplace_back("--all");
   if (request.endpoint.has_value()) words.push_back("--rdzv_endpoint=" + *request.endpoint);
+  if (request.default_port == kC10dPort) words.emplace_back("--rdzv-backend=c10d");
   if (request.run_id.has_value()) words.push_back("--rdzv-id=" + *request.run_id);
   if (request.instance > 0) words.push_back(absl::StrCat("--instance=", request.instance));
   return words;
@@ -36,7 +38,7 @@ Words Written(const StatusRequest& request) {
 void CheckWords(const Words& arguments, const std::string& variable) {
   const auto request = ParseStatusArguments(
       arguments, [&variable](const std::string& name) -> std::optional<std::string> {
-        return name == "PET_RDZV_ID" ? std::nullopt : std::make_optional(variable);
+        return name == "PET_RDZV_ENDPOINT" ? std::make_optional(variable) : std::nullopt;
       });
   if (!request.ok()) {
     CHECK(absl::IsInvalidArgument(request.status())) << request.status();
@@ -71,6 +73,8 @@ std::vector<std::string> FuzzSeeds() {
   return {seed({"", "--rdzv-endpoint", "redis://h:1/2", "--rdzv_id=job", "--json"}),
           seed({"h:1", "--instance=3", "--all", "-h"}),
           seed({"h", "--instance", "x"}),
+          seed({"h", "--rdzv-backend=c10d"}),
+          seed({"h", "--rdzv_backend", "static", "--rdzv-endpoint=h"}),
           seed({"", "--help", "word"}),
           seed({"", "--json=1"}),
           seed({"", "--rdzv-id"})};
