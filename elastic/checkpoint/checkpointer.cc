@@ -35,6 +35,7 @@
 #include "elastic/checkpoint/group/agree_on.h"
 #include "elastic/checkpoint/group/checkpoint_group.h"
 #include "elastic/checkpoint/group/store_group.h"
+#include "elastic/checkpoint/save_load/checkpoint_lookup.h"
 #include "elastic/checkpoint/save_load/load_checkpoint.h"
 #include "elastic/checkpoint/save_load/save_backoff.h"
 #include "elastic/checkpoint/save_load/save_checkpoint.h"
@@ -186,6 +187,13 @@ struct PlainState {
     return plain;
   }
 };
+
+// Returns the value of a lookup.
+template <typename T>
+T ValueOrThrow(absl::StatusOr<T> value) {
+  if (!value.ok()) throw CheckpointError(std::string(value.status().message()));
+  return *std::move(value);
+}
 
 std::string Lines(const std::vector<std::string>& lines) {
   std::string text;
@@ -462,32 +470,15 @@ absl::StatusOr<std::optional<RestoredCheckpoint>> Checkpointer::Impl::TryRestore
 }
 
 bool Checkpointer::Impl::HasCheckpoint() const {
-  const absl::StatusOr<std::vector<CheckpointId>> ids = storage_.List();
-  if (!ids.ok()) throw CheckpointError(std::string(ids.status().message()));
-  return !ids->empty();
+  return ValueOrThrow(ddp::elastic::HasCheckpoint(storage_));
 }
 
 std::string Checkpointer::Impl::NewestRunId() const {
-  const absl::StatusOr<std::vector<CheckpointId>> ids = storage_.List();
-  if (!ids.ok()) throw CheckpointError(std::string(ids.status().message()));
-  for (const CheckpointId& id : *ids) {
-    const absl::StatusOr<CheckpointStorage::StoredManifest> stored = storage_.ReadManifest(id);
-    if (stored.ok()) return stored->manifest.run_id;
-    // A passing fault, such as a lack of descriptors, does not show whose checkpoint it is.
-    if (absl::IsDataLoss(stored.status()) || absl::IsNotFound(stored.status())) continue;
-    throw CheckpointError(std::string(stored.status().message()));
-  }
-  return "";
+  return ValueOrThrow(ddp::elastic::NewestRunId(storage_));
 }
 
 bool Checkpointer::Impl::HoldsOwnCheckpoints() const {
-  if (!HasCheckpoint() || NewestRunId() != options_.run_id) return false;
-  const absl::StatusOr<CheckpointOwner> owner = storage_.Owner();
-  if (absl::IsNotFound(owner.status())) return false;
-  if (!owner.ok()) throw CheckpointError(std::string(owner.status().message()));
-  CheckpointOwner mine = owner_;
-  if (rendezvous_ != nullptr) mine.job = rendezvous_->Ask().value_or("");
-  return MayBeOfOneJob(mine, *owner);
+  return ValueOrThrow(ddp::elastic::HoldsOwnCheckpoints(storage_, owner_, Asking(rendezvous_)));
 }
 
 Checkpointer::Options Checkpointer::options_for(const WorkerSession& session,

@@ -169,7 +169,9 @@ class Checkpointer {
   };
 
   // Returns the options for this worker. `store`: the store of its generation, from
-  // ddp::ProcessGroup.
+  // ddp::ProcessGroup. Without a generation's nonce, the nonce is made of the restart count. Under
+  // torchrun with several agents the ranks' counts may differ: then set `generation_nonce` to a
+  // text that is equal on all ranks and new in every restart. Training does.
   static Options options_for(const WorkerSession& session, c10::intrusive_ptr<c10d::Store> store,
                              std::string folder);
 
@@ -182,8 +184,10 @@ class Checkpointer {
   // Saves a checkpoint and returns its folder. Collective. Blocks until the checkpoint is durable.
   //
   // Returns an empty text when no checkpoint was saved: after a fault of the environment, or in the
-  // pause after an earlier failure. The result is the same on every rank, except on a rank that has
-  // lost the store.
+  // pause after an earlier failure. The result is the same on every rank, with one exception: a
+  // rank that loses the store at the very end returns an empty text, although the checkpoint is
+  // saved. So do not decide on one rank whether to save again: let the ranks agree. A repeated save
+  // of the same state returns the folder of the first.
   //
   // With a ShardedOptimizer, each rank first collects the parts of the state that it writes in host
   // memory, and throws what DescribeState() and FillState() throw. Throws CheckpointError after a
@@ -207,20 +211,28 @@ class Checkpointer {
   //   difference.
   std::optional<RestoredCheckpoint> restore(TrainingState& state);
 
-  // Returns true when this rank sees a checkpoint in the folder, complete or not. Not a collective.
-  // Throws CheckpointError when the folder exists and cannot be read.
+  // The next three look at the folder on this rank alone: they are no collectives. After an
+  // obstacle that may pass (no descriptors, a file server that restarts) they try again, as
+  // restore() does, for a few seconds.
+
+  // Returns true when this rank sees a checkpoint in the folder, complete or not. Throws
+  // CheckpointError when the folder exists and cannot be read.
   bool has_checkpoint() const;
 
   // Returns the run ID of the job that wrote the newest checkpoint with an undamaged manifest, as
-  // this rank sees it. Empty when there is none. Not a collective. Throws CheckpointError when a
-  // manifest cannot be read for another reason than damage or absence.
+  // this rank sees it. Empty when there is none. Throws CheckpointError when a manifest cannot be
+  // read for another reason than damage or absence.
   std::string newest_run_id() const;
 
   // Returns true when the newest checkpoint that this rank sees is of this job. Compares the run
   // ID, the folder's owner and, under ddprun, the job's token in its rendezvous. Under another
-  // launcher another job of the same run ID counts as this job. Not a collective. Blocks up to 3 s
-  // when the rendezvous does not answer. Throws CheckpointError as newest_run_id() does, or when
-  // the owner cannot be read.
+  // launcher another job of the same run ID counts as this job. So does, under ddprun, a job with
+  // the same number whose rendezvous was out of reach when it claimed the folder.
+  // Blocks for up to half a minute when the rendezvous does not answer.
+  // Throws CheckpointError as newest_run_id() does, and when:
+  // - the owner cannot be read;
+  // - the owner has a token, and the rendezvous does not answer whether it is this job's;
+  // - the rendezvous answers that this generation is over.
   bool holds_own_checkpoints() const;
 
  private:

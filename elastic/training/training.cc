@@ -1,13 +1,16 @@
 #include "elastic/training/training.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/optim/optimizer.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <stdexcept>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -54,6 +57,12 @@ void CheckOptions(const Training::Options& options) {
   }
 }
 
+std::string AbsolutePath(const std::string& path) {
+  std::error_code error;  // for instance when the current folder was removed
+  const std::filesystem::path absolute = std::filesystem::absolute(path, error);
+  return error ? path : absolute.string();
+}
+
 }  // namespace
 
 class Training::Impl {
@@ -75,12 +84,16 @@ class Training::Impl {
     SaveIfDue();
     batch_.reset();
     // A restored checkpoint may be from the last step of an epoch: that epoch is complete.
-    const bool leave_epoch = epoch_begun_ ? !stop_ : sampler_.epoch_complete();
-    if (leave_epoch) sampler_.set_epoch(sampler_.epoch() + 1);
-    if (stop_ || sampler_.epoch() >= options_.epochs) {
-      SaveLast();
-      return false;
-    }
+    const bool complete = sampler_.epoch_complete();
+    const bool leave_epoch = epoch_begun_ ? !stop_ : complete;
+    const uint32_t next = sampler_.epoch() + (leave_epoch ? 1 : 0);
+    const bool last = stop_ || next >= options_.epochs;
+    // A complete epoch is saved before the sampler leaves it, as by SaveIfDue(): a save that is
+    // repeated must hold the same state. An epoch that the trainer left early is saved as left.
+    if (last && complete) SaveLast();
+    if (leave_epoch) sampler_.set_epoch(next);
+    if (last && !complete) SaveLast();
+    if (last) return false;
     epoch_begun_ = true;
     epoch_complete_ = false;
     loss_sum_ = at::Tensor();
@@ -149,6 +162,13 @@ class Training::Impl {
     return (totals[0] / totals[1]).item<double>();
   }
 
+  // Returns the sum of the ranks' counts. Collective.
+  int64_t SumOverRanks(int64_t mine) {
+    at::Tensor sum = at::full({1}, mine, at::kDouble).to(group_->device());
+    group_->all_reduce(sum);
+    return static_cast<int64_t>(sum.item<double>());
+  }
+
   bool epoch_complete() const { return epoch_complete_; }
   int64_t steps() const { return state_.step; }
   int64_t epoch() const { return sampler_.epoch(); }
@@ -181,16 +201,30 @@ class Training::Impl {
     Checkpointer::Options checkpoints =
         Checkpointer::options_for(session_, group_->store(), options_.checkpoint_folder);
     checkpoints.on_error = options_.on_checkpoint_error;
+    // Under torchrun each agent counts restarts by itself, so the ranks' counts may differ. Their
+    // sum is the same on all ranks, and differs from that before the restart.
+    const int64_t restarts = SumOverRanks(session_.restart_count());
+    const bool is_restart = session_.is_restart() || restarts > 0;
+    if (session_.generation_nonce().empty() && session_.world_size() > 1) {
+      checkpoints.generation_nonce = absl::StrCat("restart-", restarts);
+    }
     checkpointer_.emplace(std::move(checkpoints));
     // A restarted job finds its own checkpoints. The first generation of a job has none.
-    const bool own = session_.is_restart() && checkpointer_->holds_own_checkpoints();
-    if (!own && !options_.resume && checkpointer_->has_checkpoint()) {
+    const bool may_load = options_.resume || (is_restart && checkpointer_->holds_own_checkpoints());
+    if (!may_load && checkpointer_->has_checkpoint()) {
       throw std::invalid_argument(absl::StrCat(
           options_.checkpoint_folder,
           " holds checkpoints already: resume from them, or name another checkpoint folder"));
     }
     restored_ = checkpointer_->restore(state_);
-    if (!restored_) return;
+    if (!restored_) {
+      if (is_restart && group_->rank() == 0) {
+        LOG(ERROR) << "the job has restarted, and " << AbsolutePath(options_.checkpoint_folder)
+                   << " holds no checkpoint: the training begins at step 0. If the job has saved "
+                   << "checkpoints, the folder was moved or removed, or is not mounted here";
+      }
+      return;
+    }
     saved_step_ = state_.step;
     if (!state_.bucket_layout.empty()) model_.set_bucket_layout(state_.bucket_layout);
   }
@@ -200,10 +234,12 @@ class Training::Impl {
     save_due_ = false;
   }
 
-  // Saves at the end of this generation, unless the last step is saved already.
+  // Saves at the end of this generation, unless every rank knows that the last step is saved. A
+  // rank that lost the store at the end of the last save does not know. The save is then repeated,
+  // because all ranks must take part in it.
   void SaveLast() {
-    if (saved_step_ == state_.step || Save(Checkpointer::Urgency::kLast)) return;
-    if (!checkpointer_ || group_->rank() != 0) return;
+    if (!checkpointer_ || SumOverRanks(saved_step_ == state_.step ? 0 : 1) == 0) return;
+    if (Save(Checkpointer::Urgency::kLast) || group_->rank() != 0) return;
     LOG(ERROR) << "the last checkpoint was not saved: the steps after "
                << std::max<int64_t>(saved_step_, 0) << " are lost";
   }

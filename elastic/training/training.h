@@ -42,12 +42,18 @@ namespace ddp::elastic {
 // - next_batch() and next_epoch() save a checkpoint when one is due, after the last step, and when
 //   the agent asks this generation to end. Both loops then end and the trainer returns 0. The next
 //   generation continues at the same step.
+// - One deadline covers all of an end on request: the steps up to the common last step, the save,
+//   and the end of the process. The deadline is ddprun's --shutdown-timeout, 30 s by default. When
+//   it passes, the agent kills the process. The unfinished checkpoint is then lost, and the next
+//   generation continues from the newest complete one. Set the timeout above the time of a few
+//   steps and a save.
 // - The agent sees the phase of the loop: data in next_batch(), forward from there to step(),
 //   backward, optimizer and checkpoint. From the end of an epoch to next_epoch() the phase is
 //   evaluation. session().phase(...) sets another phase in between.
 //
-// Every rank makes the same calls in the same order. A launcher other than ddprun never asks a
-// generation to end: under such a launcher SIGTERM ends the process.
+// Every rank makes the same calls in the same order. A restart that finds no checkpoint begins at
+// step 0, and rank 0 logs an error with the absolute path of the folder. A launcher other than
+// ddprun never asks a generation to end: under such a launcher SIGTERM ends the process.
 //
 // Thread: the main thread only. The caller keeps the optimizer alive longer than the Training. The
 // Training shares ownership of the model.

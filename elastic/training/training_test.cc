@@ -7,14 +7,17 @@
 #include <torch/optim/sgd.h>
 #include <torch/types.h>
 #include <torch/utils.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <atomic>
 #include <cmath>
 #include <filesystem>
 #include <set>
 #include <stdexcept>
 
 #include "ddp/ddp.h"
+#include "elastic/checkpoint/group/faulty_store.h"
 #include "testing/distributed_checks.h"
 #include "testing/ranks/rank_test.h"
 
@@ -205,6 +208,73 @@ RANK_TEST(TrainingTest, SavesTheEndOfAnEpochAfterItsReport, 1) {
     EXPECT_EQ(Checkpoints(folder), before) << "the report of an epoch stands before its checkpoint";
   }
   EXPECT_EQ(Checkpoints(folder), 2u);
+}
+
+// The store fails once, in one call of one rank, in the save after the last step. Some or all ranks
+// then miss that the checkpoint is saved, and all ranks save it again.
+RANK_TEST(TrainingTest, AFaultOfTheStoreInTheLastSaveLosesNothing, 3) {
+  struct Fault {
+    int rank;
+    std::string call;
+    std::string key;  // the end of it: attempt, round, name. Attempt 1 is the restore.
+  };
+  const auto all = init_process_group();
+  const std::string root = Folder(*all);
+  int number = 0;
+  for (const Fault& fault : {Fault{1, "set", "/2/0/value/1"}, Fault{1, "multiGet", "/2/1/answer"},
+                             Fault{0, "set", "/2/1/answer"}}) {
+    const std::string folder = root + std::to_string(number);
+    const auto part = c10::make_intrusive<c10d::PrefixStore>(std::to_string(number), all->store());
+    ++number;
+    std::atomic<int> faults = 0;
+    const auto store = c10::make_intrusive<FaultyStore>(
+        part, [&, rank = all->rank()](const std::string& call, const std::string& key) {
+          return rank == fault.rank && call == fault.call && key.ends_with(fault.key) &&
+                 ++faults == 1;
+        });
+    const auto group = std::make_shared<ProcessGroup>(
+        store, ProcessGroup::Place{
+                   .rank = all->rank(), .size = 3, .local_rank = all->rank(), .local_size = 3});
+    Training::Options options = {.epochs = 1, .checkpoint_folder = folder, .checkpoint_every = 5};
+    {
+      Trainer trainer(group, options);
+      trainer.Run();
+      EXPECT_EQ(faults > 0, all->rank() == fault.rank);
+    }
+    all->barrier();
+    EXPECT_EQ(Checkpoints(folder), 1u);
+    options.resume = true;
+    Trainer done(all, options);
+    EXPECT_EQ(done.training.steps(), 5);
+    EXPECT_FALSE(done.training.next_epoch());
+  }
+}
+
+RANK_TEST(TrainingTest, ARestartWithoutCheckpointsIsAnErrorInTheLog, 2) {
+  const auto group = init_process_group();
+  const std::string folder = Folder(*group);
+  ASSERT_EQ(setenv("TORCHELASTIC_RESTART_COUNT", "1", 1), 0);
+  ::testing::internal::CaptureStderr();
+  Trainer trainer(group, {.epochs = 1, .checkpoint_folder = folder});
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  const bool logged =
+      log.find(folder + " holds no checkpoint: the training begins at step 0") != std::string::npos;
+  EXPECT_EQ(logged, group->rank() == 0) << log;
+}
+
+// Under torchrun an agent counts the failures of its own workers only.
+RANK_TEST(TrainingTest, ARestartThatOneAgentCountsIsARestartOfAllRanks, 2) {
+  const auto group = init_process_group();
+  const Training::Options options = {
+      .epochs = 1, .checkpoint_folder = Folder(*group), .checkpoint_every = 3};
+  for (const char* name : {"DDP_GENERATION", "DDP_GENERATION_NONCE"}) {
+    ASSERT_EQ(unsetenv(name), 0);
+  }
+  Trainer(group, options).Run(/*steps=*/4);
+  ASSERT_EQ(setenv("TORCHELASTIC_RESTART_COUNT", group->rank() == 1 ? "1" : "0", 1), 0);
+  Trainer continued(group, options);
+  EXPECT_EQ(continued.training.steps(), 3);
+  ASSERT_TRUE(continued.training.restored().has_value());
 }
 
 RANK_TEST(TrainingTest, RefusesTheFolderOfAnotherJob, 1) {

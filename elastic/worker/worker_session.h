@@ -78,13 +78,17 @@ class WorkerSession {
   // two starts of a job may have. Empty when the launcher sets none.
   const std::string& generation_nonce() const { return generation_nonce_; }
 
-  // Returns the number of restarts of the job after a failure, equal on all ranks: 0 in the first
-  // attempt. max_restarts() is its limit.
+  // Returns the number of restarts of the job after a failure: 0 in the first attempt.
+  // max_restarts() is its limit. Equal on all ranks under ddprun. Under torchrun each agent counts
+  // the failures of its own workers only, so the ranks of two agents may have different counts:
+  // let the ranks agree before they act on it. Training does.
   int64_t restart_count() const { return restart_count_; }
   int64_t max_restarts() const { return max_restarts_; }
 
   // Returns true when the job has run before this generation, so that it may have checkpoints. A
-  // change of nodes is a restart too, and restart_count() does not count it.
+  // change of nodes is a restart too, and restart_count() does not count it. Equal on all ranks
+  // under ddprun. Under torchrun this is restart_count() > 0: it may differ between the ranks of
+  // two agents, and does not show a change of nodes.
   bool is_restart() const { return restart_count_ > 0 || generation_ > 1; }
 
   const std::string& run_id() const { return run_id_; }
@@ -104,6 +108,8 @@ class WorkerSession {
   // Call it after every commit. When it returns true, save a checkpoint and return 0 from main. The
   // job then continues in a new generation and loses nothing. The agent stops a program that never
   // calls should_stop() by SIGTERM.
+  // The process must end within --shutdown-timeout (30 s) of the agent's request. The steps up to
+  // the common step are part of that time, and so is the save. Then the agent sends SIGKILL.
   //
   // Without an agent: returns true when SIGTERM has arrived since handle_sigterm(). Ranks may see
   // SIGTERM after different steps, so all-reduce the answer before acting on it.

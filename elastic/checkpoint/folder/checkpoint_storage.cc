@@ -18,6 +18,8 @@ namespace {
 
 constexpr uint64_t kManifestBytesMax = uint64_t{256} << 20;
 constexpr char kNotWhole[] = "not-whole";  // in place of the nonce of a WorkFolder
+// Bounds the removals that each save tries again. The next claim removes the others.
+constexpr size_t kLeftoversMax = 100;
 
 // Returns the parents of "/a/b/c" and the path itself: "/a", "/a/b", "/a/b/c".
 std::vector<std::string> PathsDownTo(const std::string& path) {
@@ -164,14 +166,24 @@ absl::StatusOr<std::string> CheckpointStorage::Begin(const CheckpointOwner& owne
   DDP_RETURN_IF_ERROR(CheckGeneration(asked));
   const absl::Status owned = CheckOwner(owner);
   if (absl::IsNotFound(owned)) {  // not claimed yet, or the root was emptied since
-    DDP_RETURN_IF_ERROR(MakeRoot());
+    DDP_ASSIGN_OR_RETURN(const bool is_new, MakeRoot());
+    if (claim_.has_value() && claim_->owner.IsSame(owner)) {
+      LOG(WARNING) << root_ << (is_new ? " was missing and is made anew" : " has lost its owner")
+                   << ", although this process has claimed it: earlier checkpoints may be gone, "
+                   << "or on a file system that is not mounted now";
+    }
     DDP_RETURN_IF_ERROR(Claim(asked));
   } else {
     DDP_RETURN_IF_ERROR(owned);
+    RemoveLeftovers({leftovers_.begin(), leftovers_.end()});
   }
   const std::string name = WorkFolderName({.id = id, .nonce = owner.nonce});
   DDP_RETURN_IF_ERROR(MakeWorkFolder(name));
-  DDP_RETURN_IF_ERROR(file_system_->SyncDirectory(root_));
+  const absl::Status synced = file_system_->SyncDirectory(root_);
+  if (!synced.ok()) {
+    Abandon(Path(name));
+    return synced;
+  }
   return Path(name);
 }
 
@@ -204,18 +216,20 @@ absl::Status CheckpointStorage::CheckGeneration(CheckpointOwner& owner) {
   return absl::OkStatus();
 }
 
-absl::Status CheckpointStorage::MakeRoot() {
+// Creates the root and the folders above it, durably. Returns true when the root did not exist.
+absl::StatusOr<bool> CheckpointStorage::MakeRoot() {
+  bool is_new = false;
   for (const std::string& path : PathsDownTo(root_)) {
     const absl::Status made = file_system_->MakeDirectory(path);
-    if (made.ok()) {
-      DDP_RETURN_IF_ERROR(file_system_->SyncDirectory(ParentOf(path)));
-    } else if (!absl::IsAlreadyExists(made) && path == root_) {
-      return made;
-    }
+    if (!made.ok() && !absl::IsAlreadyExists(made) && path == root_) return made;
+    // Also synced when the folder exists: the process that made it may have died before the sync.
+    const absl::Status synced = file_system_->SyncDirectory(ParentOf(path));
+    if (made.ok()) DDP_RETURN_IF_ERROR(synced);
     // A parent that cannot be made, for instance on a read-only system, may exist already. If it
     // does not, making the root fails.
+    is_new = made.ok();
   }
-  return absl::OkStatus();
+  return is_new;
 }
 
 absl::Status CheckpointStorage::Claim(CheckpointOwner owner) {
@@ -233,24 +247,40 @@ absl::Status CheckpointStorage::CheckOwner(const CheckpointOwner& owner) const {
   return owner_file_.Check(*claim_);
 }
 
-// Removes work folders and claim texts of earlier claims. An entry that cannot be removed does no
-// harm: it is no checkpoint, and the next claim tries again.
+// Removes work folders and claim texts of earlier claims, and abandoned work folders of this one.
+// No save writes into any of them.
 void CheckpointStorage::RemoveLeftovers(const std::vector<std::string>& names) {
   for (const std::string& name : names) {
-    absl::Status removed;
     if (IsClaimText(name)) {
-      const absl::StatusOr<EntryKind> kind = file_system_->KindOf(Path(name));
-      if (!kind.ok() || *kind != EntryKind::kFile) continue;
-      removed = file_system_->RemoveFile(Path(name));
+      const absl::Status removed = RemoveClaimText(name);
+      if (removed.ok()) {
+        leftovers_.erase(name);
+      } else {
+        Remember(name, removed);
+      }
     } else if (ParseWorkFolderName(name).has_value()) {
-      LOG(INFO) << "removing what an interrupted save has left: " << Path(name);
-      removed = Retire(name);
+      LOG_IF(INFO, !leftovers_.contains(name))
+          << "removing what an interrupted save has left: " << Path(name);
+      Retire(name).IgnoreError();  // remembers the name
     } else if (LooksLikeWorkFolder(name)) {
       NameOnce(Path(name), "its name is not that of a save");
     }
-    if (removed.ok() || absl::IsNotFound(removed)) continue;
-    LOG(WARNING) << "the next save will try again: " << removed.message();
   }
+}
+
+absl::Status CheckpointStorage::RemoveClaimText(const std::string& name) {
+  const absl::StatusOr<EntryKind> kind = file_system_->KindOf(Path(name));
+  if (absl::IsNotFound(kind.status())) return absl::OkStatus();
+  DDP_RETURN_IF_ERROR(kind.status());
+  if (*kind != EntryKind::kFile) return absl::OkStatus();
+  const absl::Status removed = file_system_->RemoveFile(Path(name));
+  return absl::IsNotFound(removed) ? absl::OkStatus() : removed;
+}
+
+// Remembers an entry of the root that could not be removed, so that the next Begin() tries again.
+void CheckpointStorage::Remember(const std::string& name, const absl::Status& error) {
+  if (leftovers_.size() >= kLeftoversMax || !leftovers_.insert(name).second) return;
+  LOG(WARNING) << "the next save will try again: " << error.message();
 }
 
 void CheckpointStorage::NameOnce(const std::string& path, const std::string& reason) {
@@ -275,9 +305,21 @@ absl::StatusOr<CheckpointStorage::Contents> CheckpointStorage::LookInto(
   return contents;
 }
 
+// Removes the work folder `name` of the root. Remembers the folder when that fails. kNotFound: it
+// is gone already.
+absl::Status CheckpointStorage::Retire(const std::string& name) {
+  std::string present = name;
+  const absl::Status removed = RenameAndRemove(present);
+  const bool gone = removed.ok() || absl::IsNotFound(removed);
+  if (gone || present != name) leftovers_.erase(name);
+  if (!gone) Remember(present, removed);
+  return removed;
+}
+
 // Removes the work folder `name` of the root. Renames it first, unless it holds foreign entries:
 // the folder's writer, which may not have noticed the later claim, can then no longer commit it.
-absl::Status CheckpointStorage::Retire(const std::string& name) {
+// After an error `name` is the folder's present name.
+absl::Status CheckpointStorage::RenameAndRemove(std::string& name) {
   std::optional<WorkFolder> folder = ParseWorkFolderName(name);
   CHECK(folder.has_value()) << name << " is no work folder";
   DDP_ASSIGN_OR_RETURN(const EntryKind kind, file_system_->KindOf(Path(name)));
@@ -288,9 +330,12 @@ absl::Status CheckpointStorage::Retire(const std::string& name) {
   DDP_ASSIGN_OR_RETURN(const Contents contents, LookInto(Path(name)));
   if (!folder->retired && contents.foreign.empty()) {
     folder->retired = true;
-    const std::string aside = Path(WorkFolderName(*folder));
-    const absl::Status renamed = file_system_->Rename(Path(name), aside);
-    if (renamed.ok()) return RemoveFolder(aside);
+    const std::string aside = WorkFolderName(*folder);
+    const absl::Status renamed = file_system_->Rename(Path(name), Path(aside));
+    if (renamed.ok()) {
+      name = aside;
+      return RemoveFolder(Path(name));
+    }
     // An earlier folder has that name, because it could not be removed.
     if (!absl::IsAlreadyExists(renamed)) return renamed;
   }
@@ -389,14 +434,12 @@ absl::StatusOr<bool> CheckpointStorage::YieldToExisting(const Manifest& manifest
     renamed = file_system_->Rename(folder, Path(aside));
   }
   DDP_RETURN_IF_ERROR(renamed);
-  DDP_RETURN_IF_ERROR(RemoveFolder(Path(aside)));
+  DDP_RETURN_IF_ERROR(Retire(aside));
   return true;
 }
 
 void CheckpointStorage::Abandon(const std::string& writing_folder) {
-  const absl::Status removed = Retire(writing_folder.substr(root_.size() + 1));
-  if (removed.ok() || absl::IsNotFound(removed)) return;
-  LOG(WARNING) << "the next save will try again: " << removed.message();
+  Retire(writing_folder.substr(root_.size() + 1)).IgnoreError();  // remembers the folder
 }
 
 }  // namespace ddp::elastic

@@ -42,7 +42,12 @@ namespace ddp::elastic {
 // Removing: work folders (exact name of a WorkFolder), unused texts of claims, and a damaged
 // checkpoint that Commit() replaces. In a folder, only plain files with the names of a save are
 // removed (IsCheckpointFile), and the folder once it is empty. Links, foreign files and folders,
-// and every other entry stay. The log names each of them once.
+// and every other entry stay. The log names each of them once. An entry that cannot be removed does
+// no harm, because it is no checkpoint. The next Begin() tries again.
+//
+// Durability of the root: each claim also syncs the folders above the root. An earlier process may
+// have created one of them and died before the sync. Where a folder existed before and cannot be
+// synced (no permission, a foreign file system), the claim goes on.
 //
 // Errors are those of FileSystem and OwnerFile. Also kFailedPrecondition when the generation is
 // over, kDataLoss for damaged files, kInvalidArgument for a manifest that cannot be written, and
@@ -74,8 +79,10 @@ class CheckpointStorage {
   // Returns true when `path` is a path in the root and no such file exists.
   bool IsMissing(const std::string& path) const;
 
-  // Claims the root, and creates it where needed, unless `owner` has claimed it already. Creates
-  // the work folder for checkpoint `id` and returns the work folder's path.
+  // Claims the root, and creates it where needed, unless `owner` has claimed it already. Logs a
+  // warning when this object has claimed the root and the root, or its claim, is gone. Creates the
+  // work folder for checkpoint `id` and returns the work folder's path. After an error there is no
+  // work folder, or a later Begin() removes it.
   absl::StatusOr<std::string> Begin(const CheckpointOwner& owner, const CheckpointId& id);
 
   // Turns `writing_folder`, from Begin(), into the checkpoint `manifest.id`, and returns its path.
@@ -88,18 +95,21 @@ class CheckpointStorage {
   absl::StatusOr<std::string> Commit(const CheckpointOwner& owner,
                                      const std::string& writing_folder, const Manifest& manifest);
 
-  // Removes `writing_folder` as far as possible, and logs a failure.
+  // Removes `writing_folder`. When that fails, logs the failure, and the next Begin() tries again.
   void Abandon(const std::string& writing_folder);
 
  private:
   std::string Path(const std::string& name) const;
-  absl::Status MakeRoot();
+  absl::StatusOr<bool> MakeRoot();
   absl::Status Claim(CheckpointOwner owner);
   absl::Status CheckGeneration(CheckpointOwner& owner);
   absl::Status CheckOwner(const CheckpointOwner& owner) const;
   absl::Status MakeWorkFolder(const std::string& name);
   void RemoveLeftovers(const std::vector<std::string>& names);
+  absl::Status RemoveClaimText(const std::string& name);
+  void Remember(const std::string& name, const absl::Status& error);
   absl::Status Retire(const std::string& name);
+  absl::Status RenameAndRemove(std::string& name);
   absl::Status RemoveFolder(const std::string& path);
   struct Contents {
     std::vector<std::string> files;    // of a save, the manifest first
@@ -117,6 +127,7 @@ class CheckpointStorage {
   OwnerFile owner_file_;
   std::optional<OwnerFile::Claim> claim_;  // the last claim of Begin()
   std::set<std::string> named_;            // paths that the log has named
+  std::set<std::string> leftovers_;        // names in the root that could not be removed
   bool rendezvous_is_silent_ = false;      // and the log has said so
 };
 

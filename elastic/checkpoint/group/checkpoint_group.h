@@ -36,7 +36,9 @@ class CheckpointGroup {
   // Sends `value` to rank 0. Blocks until every rank has called it, and returns rank 0's answer,
   // the result of its `decide`.
   // Errors: kDeadlineExceeded, naming the missing ranks and the time; kUnavailable when the other
-  // ranks cannot be reached. After an error, call StartAttempt() before the next Decide().
+  // ranks cannot be reached. An error of one rank ends this Decide() or the next one of the attempt
+  // on every rank. When there is no next one, the other ranks may have the answer.
+  // After an error, call StartAttempt() before the next Decide().
   virtual absl::StatusOr<std::string> Decide(const std::string& value, const Decision& decide) = 0;
 };
 

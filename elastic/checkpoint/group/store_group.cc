@@ -1,5 +1,7 @@
 #include "elastic/checkpoint/group/store_group.h"
 
+#include <poll.h>
+
 #include <algorithm>
 #include <chrono>
 #include <exception>
@@ -8,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/status_macros.h"
 #include "elastic/checkpoint/group/wire_status.h"
 
 namespace ddp::elastic {
@@ -15,9 +18,17 @@ namespace {
 
 constexpr char kAnswer[] = "answer";
 constexpr char kProgress[] = "progress";
-// A working rank reports progress more often than the waiting ranks check for it.
+// A working rank reports progress more often than the waiting ranks check for it. The bounds hold
+// for a long timeout: a waiting rank reports to its agent each time it sees progress.
 constexpr int kTellsPerTimeout = 16;
 constexpr int kLooksPerTimeout = 4;
+constexpr absl::Duration kTellIntervalMax = absl::Seconds(15);
+constexpr absl::Duration kLookIntervalMax = absl::Minutes(1);
+// Pauses between the tries to set an error.
+constexpr absl::Duration kFirstPause = absl::Milliseconds(50);
+constexpr absl::Duration kLongestPause = absl::Seconds(1);
+// A bound. Keys accumulate only while the store refuses to delete them.
+constexpr size_t kStaleKeysMax = 1000;
 
 std::vector<uint8_t> ToBytes(const std::string& text) { return {text.begin(), text.end()}; }
 
@@ -26,31 +37,50 @@ std::string ToText(const std::vector<uint8_t>& bytes) { return {bytes.begin(), b
 // Cuts off the place of the throw, which follows the first line of LibTorch's messages.
 std::string FirstLine(const std::string& text) { return text.substr(0, text.find('\n')); }
 
+void Wait(absl::Duration duration) {
+  const timespec pause = absl::ToTimespec(duration);
+  (void)ppoll(nullptr, 0, &pause, nullptr);
+}
+
 }  // namespace
 
 StoreGroup::StoreGroup(Options options) : options_(std::move(options)) {}
+
+absl::Time StoreGroup::Now() const {
+  return options_.clock != nullptr ? options_.clock->Now() : monotonic_clock_.Now();
+}
 
 std::string StoreGroup::AttemptKey(const std::string& name) const {
   return absl::StrCat(options_.prefix, "/", instance_, "/", attempt_, "/", name);
 }
 
-std::string StoreGroup::RoundKey(const std::string& name) const {
-  return AttemptKey(absl::StrCat(round_, "/", name));
+std::string StoreGroup::RoundKey(int64_t round, const std::string& name) const {
+  return AttemptKey(absl::StrCat(round, "/", name));
 }
 
-std::string StoreGroup::ValueKey(int rank) const { return RoundKey(absl::StrCat("value/", rank)); }
+std::string StoreGroup::ValueKey(int64_t round, int rank) const {
+  return RoundKey(round, absl::StrCat("value/", rank));
+}
+
+// Returns the key that this rank sets in `round`.
+std::string StoreGroup::OwnKey(int64_t round) const {
+  return options_.rank == 0 ? RoundKey(round, kAnswer) : ValueKey(round, options_.rank);
+}
 
 void StoreGroup::StartAttempt() {
   // Rank 0 deletes the counter of progress, which all ranks share.
-  if (attempt_ > 0 && options_.rank == 0) stale_keys_.push_back(AttemptKey(kProgress));
+  if (attempt_ > 0 && instance_ > 0 && options_.rank == 0) {
+    stale_keys_.push_back(AttemptKey(kProgress));
+  }
   ++attempt_;
   round_ = 0;
   failed_ = false;
 }
 
 void StoreGroup::Progress() {
-  const absl::Time now = clock_.Now();
-  if (instance_ == 0 || now - told_ < options_.timeout / kTellsPerTimeout) return;
+  const absl::Time now = Now();
+  const absl::Duration interval = std::min(options_.timeout / kTellsPerTimeout, kTellIntervalMax);
+  if (instance_ == 0 || now - told_ < interval) return;
   told_ = now;
   try {
     options_.store->add(AttemptKey(kProgress), 1);
@@ -60,98 +90,108 @@ void StoreGroup::Progress() {
 }
 
 absl::StatusOr<std::string> StoreGroup::Decide(const std::string& value, const Decision& decide) {
-  const absl::Time start = clock_.Now();
-  try {
-    if (instance_ == 0) StartInstance();
-    if (attempt_ == 0 || failed_) StartAttempt();
-    absl::StatusOr<std::string> answer = options_.rank == 0 ? Lead(value, decide) : Follow(value);
-    ++round_;
-    failed_ = !answer.ok();
-    return answer;
-  } catch (const std::exception& error) {
+  if (attempt_ == 0 || failed_) StartAttempt();
+  const absl::StatusOr<std::string> text = Exchange(value, decide);
+  if (!text.ok()) {
     failed_ = true;
-    const absl::Duration waited = clock_.Now() - start;
-    const absl::Status status =
-        waited < options_.timeout
-            ? absl::UnavailableError(absl::StrCat(
-                  "rank ", options_.rank,
-                  " cannot reach the others through the store: ", FirstLine(error.what())))
-            : absl::DeadlineExceededError(
-                  absl::StrCat("rank ", options_.rank, " has waited ",
-                               absl::FormatDuration(absl::Trunc(waited, absl::Milliseconds(1))),
-                               " for ", Missing()));
-    if (options_.rank == 0) GiveUp(status);
-    return status;
+    Tell(text.status());
+    return text.status();
   }
-}
-
-// A store may outlive a group, so keys contain the group's number: a group never reads the keys of
-// an earlier one. Every rank counts for itself, because all make the same groups in the same order.
-void StoreGroup::StartInstance() {
-  instance_ = options_.store->add(absl::StrCat(options_.prefix, "/instances/", options_.rank), 1);
-}
-
-std::string StoreGroup::Lead(const std::string& value, const Decision& decide) {
-  std::vector<std::string> keys;
-  for (int rank = 1; rank < options_.world_size; ++rank) keys.push_back(ValueKey(rank));
-  Await(keys);
-  std::vector<std::string> values = Read(keys);
-  values.insert(values.begin(), value);
-  // Every rank is in this round, so no rank reads keys of earlier rounds any more.
-  DeleteStaleKeys();
-  std::string answer = decide(values);
-  const std::string key = RoundKey(kAnswer);
-  stale_keys_.push_back(key);
-  options_.store->set(key, ToBytes(EncodeResult(answer)));
-  return answer;
-}
-
-absl::StatusOr<std::string> StoreGroup::Follow(const std::string& value) {
-  DeleteStaleKeys();
-  const std::string key = ValueKey(options_.rank);
-  stale_keys_.push_back(key);
-  options_.store->set(key, ToBytes(value));
-  const std::string answer_key = RoundKey(kAnswer);
-  Await({answer_key});
-  absl::StatusOr<std::string> answer = DecodeResult(Read({answer_key})[0]);
-  DeleteStaleKeys();  // rank 0 has read this rank's value, or has failed
+  ++round_;
+  absl::StatusOr<std::string> answer = DecodeResult(*text);
   if (answer.ok()) return answer;
+  failed_ = true;
   return absl::Status(
       answer.status().code(),
       absl::StrCat("rank ", options_.rank,
                    " has waited for rank 0, which gave up: ", answer.status().message()));
 }
 
-// Blocks until all `keys` are set. Throws the store's exception after the timeout. Progress of any
-// rank restarts the timeout, because all ranks end in the same round.
-void StoreGroup::Await(const std::vector<std::string>& keys) {
-  if (keys.empty()) return;
+// Returns the encoded answer of this round.
+absl::StatusOr<std::string> StoreGroup::Exchange(const std::string& value, const Decision& decide) {
+  try {
+    StartInstance();
+    return options_.rank == 0 ? Lead(value, decide) : Follow(value);
+  } catch (const std::exception& error) {
+    return absl::UnavailableError(
+        absl::StrCat("rank ", options_.rank,
+                     " cannot reach the others through the store: ", FirstLine(error.what())));
+  }
+}
+
+// A store may outlive a group, so keys contain the group's number: a group never reads the keys of
+// an earlier one. Every rank counts for itself, because all make the same groups in the same order.
+// The two calls may be repeated after an exception. An add() of 1 may not: the store may have
+// applied it.
+void StoreGroup::StartInstance() {
+  if (instance_ > 0) return;
+  const std::string key = absl::StrCat(options_.prefix, "/instances/", options_.rank);
+  if (wanted_instance_ == 0) wanted_instance_ = options_.store->add(key, 0) + 1;
+  options_.store->set(key, ToBytes(absl::StrCat(wanted_instance_)));
+  instance_ = wanted_instance_;
+}
+
+absl::StatusOr<std::string> StoreGroup::Lead(const std::string& value, const Decision& decide) {
+  std::vector<std::string> keys;
+  for (int rank = 1; rank < options_.world_size; ++rank) keys.push_back(ValueKey(round_, rank));
+  DDP_RETURN_IF_ERROR(Await(keys));
+  std::vector<std::string> values = {value};
+  for (const std::string& text : Read(keys)) {
+    // An error is that of a rank that has left the attempt.
+    DDP_ASSIGN_OR_RETURN(std::string other, DecodeResult(text));
+    values.push_back(std::move(other));
+  }
+  // Every rank is in this round, so no rank reads keys of earlier rounds any more.
+  DeleteStaleKeys();
+  std::string answer = EncodeResult(decide(values));
+  Set(OwnKey(round_), answer);
+  return answer;
+}
+
+absl::StatusOr<std::string> StoreGroup::Follow(const std::string& value) {
+  Set(OwnKey(round_), EncodeResult(value));
+  const std::string answer_key = RoundKey(round_, kAnswer);
+  DDP_RETURN_IF_ERROR(Await({answer_key}));
+  std::string answer = Read({answer_key})[0];
+  DeleteStaleKeys();  // rank 0 has read this rank's value, or has failed
+  return answer;
+}
+
+// Blocks until all `keys` are set. kDeadlineExceeded after the timeout. Progress of any rank
+// restarts the timeout, because all ranks end in the same round. Passes on the store's exceptions.
+absl::Status StoreGroup::Await(const std::vector<std::string>& keys) {
+  if (keys.empty()) return absl::OkStatus();
+  const absl::Time begin = Now();
+  const absl::Duration look = std::min(options_.timeout / kLooksPerTimeout, kLookIntervalMax);
   // Rank 0 has the shorter timeout, because only rank 0 can name the missing ranks.
-  const absl::Duration look = options_.timeout / kLooksPerTimeout;
-  const absl::Duration patience =
-      options_.timeout + (options_.rank == 0 ? absl::ZeroDuration() : look);
-  absl::Time deadline = clock_.Now() + patience;
+  const absl::Duration patience = options_.rank == 0
+                                      ? options_.timeout
+                                      : options_.timeout + options_.timeout / kLooksPerTimeout;
+  absl::Time deadline = begin + patience;
   int64_t seen = -1;
   while (true) {
-    const absl::Time start = clock_.Now();
+    const absl::Time start = Now();
     // Rounded up by 1 ms: else a wait that times out could look like one that failed early.
     const absl::Duration slice =
         std::min(look, std::max(deadline - start, absl::ZeroDuration())) + absl::Milliseconds(1);
     try {
       options_.store->wait(keys, absl::ToChronoMilliseconds(slice));
-      return;
+      return absl::OkStatus();
     } catch (const std::exception&) {
-      const absl::Time now = clock_.Now();
-      if (now - start < slice - absl::Milliseconds(1)) throw;  // failed before its timeout
-      const int64_t progress = options_.store->add(AttemptKey(kProgress), 0);
-      const bool moved = progress > std::max<int64_t>(seen, 0);
-      seen = progress;
-      if (moved) {
-        deadline = now + patience;
-        if (options_.on_progress != nullptr) options_.on_progress();
-      }
-      if (now >= deadline) throw;
+      if (Now() - start < slice - absl::Milliseconds(1)) throw;  // failed before its timeout
     }
+    const int64_t progress = options_.store->add(AttemptKey(kProgress), 0);
+    const absl::Time now = Now();
+    const bool moved = progress > std::max<int64_t>(seen, 0);
+    seen = progress;
+    if (moved) {
+      deadline = now + patience;
+      if (options_.on_progress != nullptr) options_.on_progress();
+    }
+    if (now < deadline) continue;
+    return absl::DeadlineExceededError(absl::StrCat(
+        "rank ", options_.rank, " has waited ",
+        absl::FormatDuration(absl::Trunc(now - begin, absl::Milliseconds(1))), " for ", Missing()));
   }
 }
 
@@ -167,21 +207,49 @@ std::vector<std::string> StoreGroup::Read(const std::vector<std::string>& keys) 
   return values;
 }
 
-// Sets the error as the answer, so that a rank that is late for this attempt does not wait.
-void StoreGroup::GiveUp(const absl::Status& status) {
-  if (instance_ == 0) return;
-  try {
-    const std::string key = RoundKey(kAnswer);
+// Sets one of this rank's keys, to be deleted when no rank reads it any more.
+void StoreGroup::Set(const std::string& key, const std::string& text) {
+  if (std::find(stale_keys_.begin(), stale_keys_.end(), key) == stale_keys_.end()) {
     stale_keys_.push_back(key);
-    options_.store->set(key, ToBytes(EncodeResult(status)));
-  } catch (const std::exception&) {
-    // The store has failed: the late rank waits until its own timeout.
+  }
+  options_.store->set(key, ToBytes(text));
+}
+
+// Sets `error` in place of this rank's value or answer, so that no other rank waits for this one.
+// A rank that has the answer of this round already, or has read this rank's value, finds the error
+// in the next round.
+void StoreGroup::Tell(const absl::Status& error) {
+  const std::string text = EncodeResult(error);
+  // One try after a timeout: the other ranks have waited for as long.
+  const absl::Time deadline =
+      absl::IsDeadlineExceeded(error) ? absl::InfinitePast() : Now() + options_.timeout / 2;
+  for (absl::Duration pause = kFirstPause;; pause = std::min(2 * pause, kLongestPause)) {
+    // This rank is not hung: it waits for the store.
+    if (options_.on_progress != nullptr) options_.on_progress();
+    try {
+      StartInstance();
+      for (const int64_t round : {round_, round_ + 1}) Set(OwnKey(round), text);
+      return;
+    } catch (const std::exception&) {
+      // The other ranks wait until their own timeouts.
+      if (Now() + pause > deadline) return;
+    }
+    Wait(pause);
   }
 }
 
 void StoreGroup::DeleteStaleKeys() {
-  for (const std::string& key : stale_keys_) options_.store->deleteKey(key);
-  stale_keys_.clear();
+  while (!stale_keys_.empty()) {
+    try {
+      options_.store->deleteKey(stale_keys_.back());
+    } catch (const std::exception&) {
+      // The next call tries again. The other keys are not tried: a store that is out of reach
+      // would block once for each.
+      if (stale_keys_.size() > kStaleKeysMax) stale_keys_.clear();
+      return;
+    }
+    stale_keys_.pop_back();
+  }
 }
 
 std::string StoreGroup::Missing() {
@@ -189,7 +257,7 @@ std::string StoreGroup::Missing() {
   std::vector<std::string> missing;
   for (int rank = 1; rank < options_.world_size; ++rank) {
     try {
-      if (!options_.store->check({ValueKey(rank)})) missing.push_back(absl::StrCat(rank));
+      if (!options_.store->check({ValueKey(round_, rank)})) missing.push_back(absl::StrCat(rank));
     } catch (const std::exception&) {
       return "the other ranks, and the store does not answer";
     }

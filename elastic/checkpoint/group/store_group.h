@@ -21,7 +21,13 @@ namespace ddp::elastic {
 //
 // Rank 0 waits for the keys of all ranks together, and reads them with one multiGet() where the
 // store has it. A rank deletes a key once it knows that no rank reads it any more. The last
-// answer and the counters stay in the store. Thread-compatible.
+// answer and the counters stay in the store. A deletion that fails is tried again in later rounds,
+// and is no error of Decide().
+//
+// A rank whose Decide() fails sets its error in place of its text, for this round and the next.
+// Rank 0 then fails with that error too, and answers the other ranks with it: no rank waits for a
+// rank that has left the attempt. Rank 0 does the same with its answer. When the store refuses the
+// error too, the rank tries again for half of Options::timeout. Thread-compatible.
 class StoreGroup final : public CheckpointGroup {
  public:
   struct Options {
@@ -29,8 +35,11 @@ class StoreGroup final : public CheckpointGroup {
     int rank = 0;
     int world_size = 1;
     std::string prefix;  // of all keys; equal on all ranks. Two groups at the same time need two.
-    absl::Duration timeout;                       // of one wait without progress of any rank
-    std::function<void()> on_progress = nullptr;  // called in a wait while other ranks progress
+    absl::Duration timeout;  // of one wait without progress of any rank
+    // Called about once a minute in a wait while other ranks progress, and before this rank sets an
+    // error. Null: no calls.
+    std::function<void()> on_progress = nullptr;
+    const Clock* clock = nullptr;  // must outlive the group; null: the monotonic clock
   };
 
   explicit StoreGroup(Options options);
@@ -41,26 +50,31 @@ class StoreGroup final : public CheckpointGroup {
   void StartAttempt() override;
   void Progress() override;
 
-  // See CheckpointGroup. Exceptions of the store become kUnavailable, or kDeadlineExceeded after
-  // `timeout`. When rank 0 fails, it answers late ranks with its error.
+  // See CheckpointGroup. Exceptions of the store become kUnavailable. kDeadlineExceeded: the store
+  // answers, and the others have made no progress for `timeout`.
   absl::StatusOr<std::string> Decide(const std::string& value, const Decision& decide) override;
 
  private:
+  absl::Time Now() const;
   std::string AttemptKey(const std::string& name) const;
-  std::string RoundKey(const std::string& name) const;
-  std::string ValueKey(int rank) const;
+  std::string RoundKey(int64_t round, const std::string& name) const;
+  std::string ValueKey(int64_t round, int rank) const;
+  std::string OwnKey(int64_t round) const;
   void StartInstance();
-  std::string Lead(const std::string& value, const Decision& decide);
+  absl::StatusOr<std::string> Exchange(const std::string& value, const Decision& decide);
+  absl::StatusOr<std::string> Lead(const std::string& value, const Decision& decide);
   absl::StatusOr<std::string> Follow(const std::string& value);
-  void Await(const std::vector<std::string>& keys);
+  absl::Status Await(const std::vector<std::string>& keys);
   std::vector<std::string> Read(const std::vector<std::string>& keys);
-  void GiveUp(const absl::Status& status);
+  void Set(const std::string& key, const std::string& text);
+  void Tell(const absl::Status& error);
   void DeleteStaleKeys();
   std::string Missing();
 
   const Options options_;
-  const MonotonicClock clock_;
-  int64_t instance_ = 0;  // the number of this group among those of its prefix; 0: not known yet
+  const MonotonicClock monotonic_clock_;
+  int64_t wanted_instance_ = 0;  // the value for instance_; 0: not known yet
+  int64_t instance_ = 0;  // the number of this group among those of its prefix; 0: not stored yet
   int64_t attempt_ = 0;   // of this group; 0: none has begun
   int64_t round_ = 0;     // of the attempt
   bool failed_ = false;   // true: the attempt has failed

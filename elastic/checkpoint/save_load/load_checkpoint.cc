@@ -43,7 +43,6 @@ class Loader {
   absl::Status ReadFiles(LoadedCheckpoint& checkpoint, std::string& path) const;
   bool IsBelowBound(const CheckpointId& id) const;
   absl::StatusOr<Verdict> Decide(const Proposal& proposal);
-  void PauseBeforeRetry();
 
   const CheckpointStorage& storage_;
   CheckpointGroup& group_;
@@ -163,16 +162,6 @@ absl::StatusOr<Verdict> Loader::Decide(const Proposal& proposal) {
   return ParseVerdict(text);
 }
 
-// Pauses before every retry but the first. In the first the ranks only look for files that another
-// rank misses.
-void Loader::PauseBeforeRetry() {
-  if (retries_ > 0) {
-    const absl::Duration duration = options_.first_pause * (1 << std::min(retries_ - 1, 10));
-    options_.pause == nullptr ? Wait(duration) : options_.pause(duration);
-  }
-  ++retries_;
-}
-
 absl::Status Failure(const Verdict& verdict) {
   if (verdict.does_not_fit) return absl::FailedPreconditionError(verdict.reason);
   if (verdict.is_damage) return absl::DataLossError(verdict.reason);
@@ -203,7 +192,8 @@ absl::StatusOr<std::optional<LoadedCheckpoint>> Loader::Run() {
           return absl::InternalError("the search for a checkpoint does not come to an end");
         }
         if (verdict.read_again) candidate_.reset();
-        PauseBeforeRetry();
+        // In the first retry, without a pause, the ranks only look for files that another misses.
+        PauseBeforeRetry(options_, retries_++);
         break;
       case Verdict::Kind::kTryOlder:
         if (!IsBelowBound(verdict.bound)) {
@@ -218,6 +208,12 @@ absl::StatusOr<std::optional<LoadedCheckpoint>> Loader::Run() {
 }
 
 }  // namespace
+
+void PauseBeforeRetry(const LoadOptions& options, int retry) {
+  if (retry == 0) return;
+  const absl::Duration duration = options.first_pause * (1 << std::min(retry - 1, 10));
+  options.pause == nullptr ? Wait(duration) : options.pause(duration);
+}
 
 absl::StatusOr<std::optional<LoadedCheckpoint>> LoadNewestCheckpoint(
     const CheckpointStorage& storage, CheckpointGroup& group, const FindMismatches& find_mismatches,

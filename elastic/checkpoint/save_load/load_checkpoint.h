@@ -38,6 +38,9 @@ struct LoadOptions {
   std::function<void(absl::Duration)> pause = nullptr;   // null: blocks for the duration
 };
 
+// Blocks before retry number `retry`, from 0, for the pause that `options` states.
+void PauseBeforeRetry(const LoadOptions& options, int retry);
+
 // Reads the newest checkpoint. Collective over `group`: all ranks get the same checkpoint, nullopt
 // (there is no checkpoint), or an error. Reads an older checkpoint only when every newer one is
 // damaged for some rank, or lacks a file for every rank. `passed_over` has the reason for each.

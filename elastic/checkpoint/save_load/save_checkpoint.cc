@@ -101,7 +101,8 @@ std::vector<Shard> PlanOf(const CheckpointContents& contents, int world_size,
                      .file_bytes_max = file_bytes_max});
 }
 
-// Runs the save on one rank. After an error `folder` names the folder to remove; empty: none.
+// Runs the save on one rank. After an error `folder` names the folder that rank 0 must remove;
+// empty: none.
 absl::StatusOr<std::string> Save(FileSystem& file_system, CheckpointStorage& storage,
                                  CheckpointGroup& group, const SaveOptions& options,
                                  const absl::StatusOr<CheckpointContents>& contents,
@@ -119,7 +120,9 @@ absl::StatusOr<std::string> Save(FileSystem& file_system, CheckpointStorage& sto
     if (!agreed.ok()) return EncodeResult(agreed);
     const absl::Status held = options.hold_back == nullptr ? absl::OkStatus() : options.hold_back();
     if (!held.ok()) return EncodeResult(held);
-    return EncodeResult(storage.Begin(options.owner, contents->description.id));
+    const absl::StatusOr<std::string> work = storage.Begin(options.owner, contents->description.id);
+    if (work.ok()) folder = *work;  // to be removed also when the answer does not reach the ranks
+    return EncodeResult(work);
   };
   DDP_ASSIGN_OR_RETURN(const std::string begun, group.Decide(agreement, begin));
   DDP_ASSIGN_OR_RETURN(folder, DecodeResult(begun));

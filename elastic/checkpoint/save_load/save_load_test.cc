@@ -160,6 +160,37 @@ TEST(SaveLoadFaultTest, FailedSaveCanBeRepeatedAtTheSameStep) {
   }
 }
 
+// The disk fails, and so the removal of the unfinished checkpoint fails too. Then it recovers.
+TEST(SaveLoadFaultTest, TheNextSaveRemovesWhatAFailedSaveCouldNot) {
+  bool survived = false;
+  for (int64_t call = 1; !survived; ++call) {
+    MemoryFileSystem file_system;
+    TestProcess process(&file_system, 1);
+    ASSERT_TRUE(process.Save(1).ok());
+    file_system.FailFromCall(file_system.calls() + call, absl::InternalError("I/O error"));
+    survived = process.Save(2).ok();
+    file_system.PowerCut(Loss::kNothing);  // ends the faults
+    ASSERT_TRUE(process.Save(3).ok()) << "call " << call;
+    for (const std::string& name : Names(file_system)) {
+      ASSERT_TRUE(name == ".owner" || absl::StartsWith(name, "step-"))
+          << "call " << call << ": " << name;
+    }
+  }
+}
+
+// The first process dies, for instance between the creation of the root and its sync.
+TEST(SaveLoadFaultTest, TheRootIsDurableAfterADeathInTheFirstSave) {
+  for (int64_t call = 1;; ++call) {
+    MemoryFileSystem file_system;
+    file_system.FailCall(call, absl::InternalError("dead"));
+    (void)TestProcess(&file_system, 1).Save(1).ok();
+    if (file_system.calls() < call) break;
+    ASSERT_TRUE(TestProcess(&file_system, 2).Save(2).ok()) << "call " << call;
+    file_system.PowerCut(Loss::kEverythingUnsynced);
+    ASSERT_EQ(TestProcess(&file_system, 3).LoadedStep(), 2) << "call " << call;
+  }
+}
+
 // Rows 3, 4 and 5: wrong lengths, flipped bits and zeroed blocks.
 TEST_F(SaveLoadTest, EveryDamageToEveryFileIsFoundAndNamed) {
   for (const char* name : {"MANIFEST.json", "model-00001-of-00001.safetensors",
@@ -407,7 +438,10 @@ TEST(SaveLoadFaultTest, FolderThatWasEmptiedBetweenSavesIsFilledAgain) {
   TestProcess process(&file_system, 1);
   ASSERT_TRUE(process.Save(1).ok());
   ASSERT_TRUE(file_system.Rename("/jobs", "/trash").ok());
+  ::testing::internal::CaptureStderr();
   ASSERT_TRUE(process.Save(2).ok());
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              HasSubstr("/jobs/digits was missing and is made anew"));
   EXPECT_EQ(process.LoadedStep(), 2);
 }
 
