@@ -2,10 +2,15 @@
 
 #include "ddp/process_group.h"
 
+#include <sys/types.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <atomic>
 #include <exception>
 #include <numeric>
 #include <optional>
+#include <tuple>
 #include <utility>
 
 #include <ATen/core/ivalue.h>
@@ -20,6 +25,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
 #include "base/environment.h"
+#include "base/mutex.h"
 #include "ddp/comm/backend/backend_traits.h"
 #include "ddp/comm/backend_factory/backend_factory.h"
 #include "ddp/comm/check/collective_check.h"
@@ -28,6 +34,7 @@
 #include "ddp/comm/communicator.h"
 #include "ddp/comm/debug_level.h"
 #include "ddp/comm/group_error.h"
+#include "ddp/comm/news/attempt_name.h"
 #include "ddp/comm/news/c10d_group_store.h"
 #include "ddp/comm/news/failure_monitor.h"
 #include "ddp/comm/news/group_store.h"
@@ -112,12 +119,29 @@ c10::intrusive_ptr<c10d::Store> TorchrunStore(const WorkerEnvironment& env,
   return c10::make_intrusive<c10d::TCPStore>(env.master_addr, options);
 }
 
+// Returns the part of torchrun's store for this attempt. The store is the agent's: it has the keys
+// of the attempts before a restart too.
+c10::intrusive_ptr<c10d::Store> PartForAttempt(const WorkerEnvironment& env,
+                                               const c10::intrusive_ptr<c10d::Store>& store,
+                                               std::chrono::milliseconds timeout) {
+  const std::string name = AgreeOnAttempt(*MakeGroupStore(Prefixed("ddp", store)), env.rank,
+                                          env.world_size, absl::FromChrono(timeout));
+  return Prefixed(absl::StrCat("ddp/attempt/", name), store);
+}
+
+std::string StoreLocation(const WorkerEnvironment& env) {
+  return env.store_url.empty() ? absl::StrCat(env.master_addr, ":", env.master_port)
+                               : env.store_url;
+}
+
 c10::intrusive_ptr<c10d::Store> ConnectStore(const WorkerEnvironment& env,
                                              std::chrono::milliseconds timeout) {
-  const std::string where =
-      env.store_url.empty() ? absl::StrCat(env.master_addr, ":", env.master_port) : env.store_url;
+  const std::string where = StoreLocation(env);
   try {
-    if (env.store_url.empty()) return TorchrunStore(env, timeout);
+    if (env.store_url.empty()) {
+      const c10::intrusive_ptr<c10d::Store> store = TorchrunStore(env, timeout);
+      return env.agent_store ? PartForAttempt(env, store, timeout) : store;
+    }
     return store::RedisStore::connect(env.store_url, timeout);
   } catch (const c10::ValueError& error) {
     throw ConfigurationError(absl::StrCat(
@@ -127,6 +151,32 @@ c10::intrusive_ptr<c10d::Store> ConnectStore(const WorkerEnvironment& env,
     throw CommunicationError(absl::StrCat("rank ", env.rank, ": no store at ", where, ": ",
                                           error.what_without_backtrace()));
   }
+}
+
+// Returns how many groups this process has connected in the store at `location`.
+std::atomic<int>& GroupsInStore(const std::string& location) {
+  static Mutex mutex;
+  static auto* const counts = new std::map<std::string, std::atomic<int>>;
+  MutexLock lock(mutex);
+  return (*counts)[location];
+}
+
+// Returns the part of `store` for a group after `earlier` groups of this process. The first group
+// has the store itself. A later group has a prefix with its number, because it would take the keys
+// of an earlier group for its own. All ranks connect their groups in the same order, so the numbers
+// agree without communication. A restarted process begins with the first group again, in the fresh
+// store of its generation.
+c10::intrusive_ptr<c10d::Store> PartForGroup(const c10::intrusive_ptr<c10d::Store>& store,
+                                             int earlier) {
+  if (earlier == 0) return store;
+  return Prefixed(absl::StrCat("ddp/init/", earlier + 1), store);
+}
+
+// Keeps `parts` until the process ends. Reachable, so that a leak check does not report them.
+template <typename... Parts>
+void KeepForever(Parts... parts) {
+  static auto* const kept = new std::vector<std::tuple<Parts...>>;
+  kept->emplace_back(std::move(parts)...);
 }
 
 Work MakeWork(const std::shared_ptr<Communicator>& communicator, int rank,
@@ -149,7 +199,8 @@ struct ProcessGroup::Incarnation {
   at::Device device{at::kCPU};
   BackendTraits traits = {};
   std::shared_ptr<Communicator> communicator = nullptr;
-  int64_t barriers = 0;  // monitored barriers so far
+  int64_t barriers = 0;        // monitored barriers so far
+  pid_t process = ::getpid();  // that made the group; a child of fork() is another one
 };
 
 ProcessGroup::Place ProcessGroup::PlaceOf(const c10::intrusive_ptr<c10d::Backend>& backend) {
@@ -231,6 +282,13 @@ void ProcessGroup::Connect(std::chrono::milliseconds connect_timeout) {
 }
 
 ProcessGroup::~ProcessGroup() {
+  // A child of fork() has none of the group's threads, and shares the connections with its parent.
+  // An end of the group in the child would tell the peers that the parent has left, and would wait
+  // for threads that do not exist. So the child neither ends nor writes anything.
+  if (now_->process != ::getpid()) {
+    KeepForever(store_, control_, factory_, std::move(monitor_), std::move(now_));
+    return;
+  }
   if (std::uncaught_exceptions() > exceptions_at_start_) {
     report_failure(absl::StrCat("an exception ended the program of rank ", rank(),
                                 "; its own output says which"));
@@ -284,6 +342,7 @@ void ProcessGroup::CheckTag(int tag) const {
 }
 
 Work ProcessGroup::Start(const PreparedCollective& prepared, const char* what, int64_t index) {
+  MarkWritten(prepared, rank());
   Communicator::Pending pending =
       now_->communicator->Start(prepared.collective, OperationName(what, index),
                                 {.finish = prepared.finish, .results = prepared.outputs});
@@ -415,6 +474,7 @@ Work ProcessGroup::send_async(at::Tensor tensor, int dst, int tag) {
 Work ProcessGroup::recv_async(at::Tensor tensor, int src, int tag) {
   CheckTag(tag);
   const PreparedCollective prepared = PrepareReceive(Caller(), tensor, src, tag);
+  MarkWritten(prepared, rank());
   return MakeWork(now_->communicator, rank(),
                   now_->communicator->Receive(
                       prepared.collective.output, src, tag, {"a message from rank", src},
@@ -537,8 +597,10 @@ void ProcessGroup::renew() {
   }
   monitor_->Begin(next);
   // The names stay those of the last incarnation until the ranks have connected.
-  now_.reset(new Incarnation{
-      .membership = next, .device = now_->device, .traits = std::move(now_->traits)});
+  now_.reset(new Incarnation{.membership = next,
+                             .device = now_->device,
+                             .traits = std::move(now_->traits),
+                             .process = now_->process});
   try {
     Connect(std::min(options_.timeout(), kReconnectTimeout));
   } catch (const c10::Error& error) {
@@ -596,14 +658,18 @@ std::shared_ptr<ProcessGroup> init_process_group(const ProcessGroupOptions& opti
                      ", but it was started with WORLD_SIZE=", env->world_size));
   }
   (void)ChooseFactory(options);  // before anything is connected
-  return std::make_shared<ProcessGroup>(
-      ConnectStore(*env, options.timeout),
+  const c10::intrusive_ptr<c10d::Store> store = ConnectStore(*env, options.timeout);
+  std::atomic<int>& groups = GroupsInStore(StoreLocation(*env));
+  auto group = std::make_shared<ProcessGroup>(
+      PartForGroup(store, groups),
       ProcessGroup::Place{.rank = env->rank,
                           .size = env->world_size,
                           .local_rank = env->local_rank,
                           .local_size = env->local_world_size,
                           .store_is_rank_0 = env->store_url.empty() && !env->agent_store},
       options);
+  ++groups;  // a call that throws may be repeated, in the part that its peers may still wait in
+  return group;
 }
 
 }  // namespace ddp

@@ -117,7 +117,8 @@ struct ProcessGroupOptions {
 //             tensors: all_reduce only. A tensor without elements is allowed.
 //   type      Every type can be moved. For types that can be reduced, see ReduceOp. The tensors of
 //             one call have one type.
-//   gradients Autograd records nothing: tensors are read and written as under NoGradGuard.
+//   gradients Autograd records nothing: tensors are read and written as under NoGradGuard. A
+//             backward that needs a value which a collective has overwritten throws.
 //   errors    ConfigurationError: this rank's arguments are wrong; nothing has started.
 //             CommunicationError and PeerFailedError: as above.
 //
@@ -155,7 +156,7 @@ class ProcessGroup {
 
   // Reports a failure to the peers when an exception is unwinding the stack. Tells ranks that wait
   // for this one in renew() that it has left. Blocks until both are written to the store; when the
-  // store is lost, gives up after seconds. Never throws.
+  // store is lost, gives up after seconds. Never throws. In a child of fork() it does nothing.
   ~ProcessGroup();
   ProcessGroup(const ProcessGroup&) = delete;
   ProcessGroup& operator=(const ProcessGroup&) = delete;
@@ -336,8 +337,10 @@ class ProcessGroup {
   const int exceptions_at_start_;
 };
 
-// Connects this process to the other ranks of its job. Call it once, before anything else of the
-// library. Blocks until all ranks have called it.
+// Connects this process to the other ranks of its job. Call it before anything else of the library.
+// Blocks until all ranks have called it. A program may call it again, equally often on every rank:
+// each call makes a group of its own, in its own part of the store. Where rank 0 serves the store,
+// end an earlier group only after the next call has returned.
 //
 // Reads the environment: RANK, WORLD_SIZE, LOCAL_RANK and others for the place of this rank;
 // DDP_STORE for the Redis store through which the ranks connect (ddprun sets it). Where DDP_STORE

@@ -5,6 +5,8 @@
 #include "ddp/process_group.h"
 
 #include <signal.h>
+#include <sys/types.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -21,6 +23,7 @@
 #include <ATen/core/ivalue.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -725,6 +728,99 @@ RANK_TEST(ProcessGroupTest, GroupsLeaveNoKeys, InBothStores({4})) {
   int64_t left = KeysLeftByGroups(*group);
   for (int round = 1; round < 20 && left != 0; ++round) left = KeysLeftByGroups(*group);
   EXPECT_EQ(left, 0);
+}
+
+// Failures and renewals of one group do not reach the other, in whatever order they end.
+void ConnectTwice() {
+  auto first = init_process_group();
+  ExpectSum(*first);
+  MeetInStore(*first, "summed");
+  if (first->rank() == 1) {
+    first->report_failure("of the first group");
+  } else {
+    EXPECT_EQ(PeerOf([&] { first->barrier(); }), 1);
+  }
+  first->ensure_usable();
+  EXPECT_EQ(first->incarnation(), 1);
+
+  auto second = init_process_group();
+  EXPECT_FALSE(second->failed());
+  EXPECT_EQ(second->incarnation(), 0);
+  ExpectSum(*second);
+  ExpectSum(*first);
+  MeetInStore(*second, "summed");
+  first.reset();
+  second->renew();
+  EXPECT_EQ(second->incarnation(), 1);
+  ExpectSum(*second);
+
+  // A TCPStore ends with its last group on rank 0, where another rank may just be connecting.
+  if (std::getenv("DDP_STORE") == nullptr) return;
+  second.reset();
+  const auto third = init_process_group();
+  ExpectSum(*third);
+  MeetInStore(*third, "summed");
+  third->renew();
+  EXPECT_EQ(third->incarnation(), 1);
+  ExpectSum(*third);
+}
+
+RANK_TEST(ProcessGroupTest, ConnectsTwiceInOneProcess, InBothStores({2})) { ConnectTwice(); }
+
+RANK_TEST(ProcessGroupTest, ConnectsTwiceInOneProcessWithGloo,
+          InBothStores({.world_size = 2, .environment = {{"DDP_BACKEND", "gloo"}}})) {
+  ConnectTwice();
+}
+
+// torchrun's agent serves one store to all attempts of a job.
+RANK_TEST(ProcessGroupTest, KeysOfAnAttemptBeforeATorchrunRestartAreNotRead,
+          RankTestOptions({.world_size = 2, .stores = {RankStore::kTcpStore}})) {
+  const int rank = std::stoi(std::getenv("RANK"));
+  const auto connect = [](bool serves) {
+    c10d::TCPStoreOptions options;
+    options.port = static_cast<uint16_t>(std::stoi(std::getenv("MASTER_PORT")));
+    options.isServer = serves;
+    options.waitWorkers = false;
+    return c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+  };
+  const auto server = rank == 0 ? connect(true) : nullptr;
+  const auto store = connect(false);
+  {
+    ProcessGroup earlier(
+        store, ProcessGroup::Place{.rank = rank, .size = 2, .local_rank = rank, .local_size = 2});
+    ExpectSum(earlier);
+  }
+  ASSERT_EQ(setenv("TORCHELASTIC_USE_AGENT_STORE", "True", 1), 0);
+  auto group = init_process_group();
+  EXPECT_EQ(group->backend(), "shm");
+  ExpectSum(*group);
+  group.reset();
+  store->set(absl::StrCat("done/", rank), std::vector<uint8_t>());
+  store->wait({"done/1"}, kDeadline);  // while rank 0 serves
+}
+
+// The child of fork() ends its copy of the group, as a program does that returns from its training
+// function. The peers must not take that for the end of the parent.
+RANK_TEST(ProcessGroupTest, AForkedChildMayEndItsCopyOfTheGroup, InBothStores({2})) {
+  auto group = init_process_group();
+  ExpectSum(*group);
+  MeetInStore(*group, "summed");
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    ::alarm(30);  // ends a child that waits for a thread of the parent
+    group.reset();
+    ::_exit(0);
+  }
+  int status = -1;
+  EXPECT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "status " << status;
+  MeetInStore(*group, "the children have ended");
+  ExpectSum(*group);
+  MeetInStore(*group, "summed again");
+  group->renew();
+  EXPECT_EQ(group->incarnation(), 1);
+  ExpectSum(*group);
 }
 
 // The process that serves the store, or a peer, ends: the message is plain, without a stack trace.

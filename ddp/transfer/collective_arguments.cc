@@ -341,6 +341,14 @@ PreparedCollective PrepareReceive(const CollectiveCaller& caller, const at::Tens
   return prepared;
 }
 
+void MarkWritten(const PreparedCollective& prepared, int rank) {
+  const Collective& collective = prepared.collective;
+  if (collective.kind == Kind::kBroadcast && collective.root == rank) return;
+  for (const at::Tensor& output : prepared.outputs) {
+    if (!output.is_inference()) output.unsafeGetTensorImpl()->bump_version();
+  }
+}
+
 Tensors SplitForRanks(const CollectiveCaller& caller, const at::Tensor& tensor,
                       const std::vector<int64_t>& sizes) {
   Checks checks(caller, "all_to_all");

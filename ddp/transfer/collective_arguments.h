@@ -72,6 +72,10 @@ PreparedCollective PrepareSend(const CollectiveCaller& caller, const at::Tensor&
 PreparedCollective PrepareReceive(const CollectiveCaller& caller, const at::Tensor& tensor,
                                   int peer, int tag);
 
+// Tells autograd that the call of `rank` is about to write its outputs: a later backward that needs
+// their old values throws, as after any other operation in place.
+void MarkWritten(const PreparedCollective& prepared, int rank);
+
 // Splits `tensor` along its first dimension into parts of the given sizes, one for each rank.
 std::vector<at::Tensor> SplitForRanks(const CollectiveCaller& caller, const at::Tensor& tensor,
                                       const std::vector<int64_t>& sizes);

@@ -267,6 +267,30 @@ TEST(CollectiveArgumentsTest, PartsOfAnySizeKeepTheirSizes) {
   EXPECT_EQ(parts[2][0][0].item<float>(), 2);
 }
 
+TEST(CollectiveArgumentsTest, WhatIsWrittenHasANewVersion) {
+  const at::Tensor tensor = at::ones({3});
+  const auto version = [&] {
+    return tensor.unsafeGetTensorImpl()->version_counter().current_version();
+  };
+  const auto before = version();
+  MarkWritten(PrepareBroadcast(Caller(), tensor, Caller().rank), Caller().rank);
+  EXPECT_EQ(version(), before) << "the root's tensor is read";
+  MarkWritten(PrepareAllReduce(Caller(), tensor, ReduceOp::kSum), Caller().rank);
+  EXPECT_EQ(version(), before + 1);
+  MarkWritten(PrepareReceive(Caller(), tensor, 0, 5), Caller().rank);
+  EXPECT_EQ(version(), before + 2);
+  const c10::InferenceMode guard;
+  MarkWritten(PrepareAllReduce(Caller(), at::ones({3}), ReduceOp::kSum), Caller().rank);
+}
+
+// The square root's gradient needs the result, which the sum has overwritten.
+TEST(CollectiveArgumentsTest, AutogradFindsThatASavedTensorWasWritten) {
+  const at::Tensor input = at::ones({3}).requires_grad_();
+  const at::Tensor root = input.sqrt();
+  MarkWritten(PrepareAllReduce(Caller(), root, ReduceOp::kSum), Caller().rank);
+  EXPECT_THROW(root.sum().backward(), c10::Error);
+}
+
 TEST(CollectiveArgumentsTest, GradientsAreNotTracked) {
   const at::Tensor leaf = at::full({2}, 6.0F).requires_grad_();
   PreparedCollective prepared = PrepareAllReduce(Caller(), leaf, ReduceOp::kAverage);
