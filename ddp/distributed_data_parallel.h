@@ -224,8 +224,9 @@ class DataParallelHandle {
 //   outputs stay on this rank.
 //
 // A wrapper is a handle, like LibTorch's module holders and tensors. Copies share one model, whose
-// synchronization ends with the last copy. A wrapper may be a member, a return value and an element
-// of a container. A member that gets its model later starts as `{nullptr}`.
+// synchronization ends with the last copy: a backward of a synchronized forward after that end
+// throws ReductionError. A wrapper may be a member, a return value and an element of a container. A
+// member that gets its model later starts as `{nullptr}`.
 // DistributedDataParallel<Net> (the holder) and DistributedDataParallel<NetImpl> convert to each
 // other.
 //
@@ -236,7 +237,10 @@ class DataParallelHandle {
 //   options). It then copies rank 0's parameters and buffers to all ranks.
 // - Gradients are averaged, not summed. When ranks have different numbers of samples, scale each
 //   rank's loss by its share.
-// - Do not change the set of parameters or their requires_grad after construction.
+// - Do not add parameters after construction, and do not unfreeze a parameter that was frozen then:
+//   forward throws ConfigurationError. It finds an added parameter in a sampled iteration, see
+//   set_logging_sample_rate(). A parameter that is frozen later gets no gradient, so the next rule
+//   holds for it.
 // - Every trainable parameter must get a gradient in every synchronized backward, unless
 //   find_unused_parameters or static_graph is set. Otherwise an error names the missing parameters,
 //   at the next forward at the latest.

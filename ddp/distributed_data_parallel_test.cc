@@ -567,19 +567,20 @@ RANK_TEST(DistributedDataParallelTest, UnusedParameterIsNamedOnEveryRank, {2, 3}
   const auto group = init_process_group();
   Branching net;
   const std::string names = "no gradient came for sometimes.weight, sometimes.bias";
+  const std::string other_reason = "a member was assigned another tensor";
   if (group->rank() == 1) {
     DistributedDataParallel model(net, group);
     model.forward(torch::ones({1, 4}), false).sum().backward();
     EXPECT_THAT(ErrorOf<ReductionError>([&] {
                   model.forward(torch::ones({1, 4}), true);
                 }),
-                AllOf(HasSubstr("rank 1"), HasSubstr(names)));
+                AllOf(HasSubstr("rank 1"), HasSubstr(names), HasSubstr(other_reason)));
   } else {
     DistributedDataParallel model(net, group);
     EXPECT_THAT(ErrorOf<PeerFailedError>([&] {
                   model.forward(torch::ones({1, 4}), true).sum().backward();
                 }),
-                AllOf(HasSubstr("rank 1 failed"), HasSubstr(names)));
+                AllOf(HasSubstr("rank 1 failed"), HasSubstr(names), HasSubstr(other_reason)));
     EXPECT_THAT(ErrorOf<CommunicationError>([&] { group->barrier(); }),
                 HasSubstr("cannot be used any more"));
   }
@@ -720,6 +721,146 @@ RANK_TEST(DistributedDataParallelTest, ParametersThatChangeDifferentlyAreNamed, 
   EXPECT_THAT(ErrorOf<ConfigurationError>(
                   [&] { model.forward(Batch(0, 1).to(net->first->weight.scalar_type())); }),
               AllOf(HasSubstr("parameter 0 is first.weight BFloat16"), HasSubstr("Double")));
+}
+
+// Returns when every rank is here, through the store. A rank that fails next then interrupts no
+// collective that it has itself completed.
+void MeetInStore(ProcessGroup& group) {
+  std::vector<std::string> keys;
+  for (int rank = 0; rank < group.size(); ++rank) keys.push_back("here/" + std::to_string(rank));
+  group.store()->set(keys[group.rank()], "1");
+  group.store()->wait(keys, std::chrono::seconds(60));
+}
+
+// A parameter that is frozen after wrapping has no gradient accumulator after the module's to().
+RANK_TEST(DistributedDataParallelTest, ParameterFrozenAfterWrappingFollowsTheModulesTo, 2) {
+  const auto group = init_process_group();
+  PlainNet net;
+  DistributedDataParallel model(net, group, {.find_unused_parameters = true});
+  const auto step = [&](int64_t number) {
+    net->zero_grad();
+    const torch::Tensor batch = Batch(group->rank(), number).to(net->first->weight.scalar_type());
+    model.forward(batch).pow(2).mean().backward();
+    EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*net)));
+  };
+  net->first->weight.set_requires_grad(false);
+  for (const torch::ScalarType type : {torch::kFloat, torch::kDouble, torch::kFloat}) {
+    net->to(type);
+    step(0);
+    EXPECT_FALSE(net->first->weight.grad().defined());
+    EXPECT_TRUE(net->last->weight.grad().defined());
+  }
+  net->first->weight.set_requires_grad(true);
+  const torch::Tensor expected = ExpectedInItsType(net, group->size(), 1);
+  step(1);
+  EXPECT_TRUE(torch::allclose(Gradients(*net), expected, 1e-5, 1e-7));
+
+  // Without find_unused_parameters, the parameter is missing in the reduction.
+  PlainNet other;
+  DistributedDataParallel strict(other, group);
+  other->first->bias.set_requires_grad(false);
+  other->to(torch::kDouble);
+  strict.forward(Batch(group->rank(), 2).to(torch::kDouble)).sum().backward();
+  MeetInStore(*group);
+  EXPECT_THAT(ErrorOf<ReductionError>([&] { strict.check_finished(); }),
+              HasSubstr("no gradient came for first.bias"));
+}
+
+RANK_TEST(DistributedDataParallelTest, ParameterUnfrozenAfterWrappingIsRefused, 2) {
+  const auto group = init_process_group();
+  PlainNet net;
+  net->first->bias.set_requires_grad(false);
+  net->last->bias.set_requires_grad(false);
+  DistributedDataParallel model(net, group, {.params_and_buffers_to_ignore = {"last.bias"}});
+  const auto step = [&](int64_t number) {
+    net->zero_grad();
+    model.forward(Batch(group->rank(), number)).pow(2).mean().backward();
+  };
+  step(0);
+  net->last->bias.set_requires_grad(true);  // an ignored one
+  step(1);
+  EXPECT_TRUE(SameOnAllRanks(*group, net->last->weight.grad()));
+  EXPECT_FALSE(SameOnAllRanks(*group, net->last->bias.grad()));
+  MeetInStore(*group);
+  net->first->bias.set_requires_grad(true);
+  const std::string refusal =
+      "first.bias requires a gradient now and did not when it was wrapped: construct a new "
+      "DistributedDataParallel";
+  EXPECT_THAT(ErrorOf<ConfigurationError>([&] { step(2); }), HasSubstr(refusal));
+  {
+    const auto guard = model.no_sync();
+    EXPECT_THAT(ErrorOf<ConfigurationError>([&] { step(3); }), HasSubstr(refusal));
+  }
+  net->zero_grad();
+  DistributedDataParallel again(net, group);
+  const torch::Tensor expected = ExpectedGradients(net, group->size(), 4);
+  again.forward(Batch(group->rank(), 4)).pow(2).mean().backward();
+  EXPECT_TRUE(torch::allclose(Gradients(*net), expected, 1e-5, 1e-7));
+}
+
+RANK_TEST(DistributedDataParallelTest, ParameterRegisteredAfterWrappingIsRefused, 2) {
+  const auto group = init_process_group();
+  PlainNet net;
+  DistributedDataParallel model(net, group);
+  model.forward(Batch(group->rank(), 0)).sum().backward();
+  MeetInStore(*group);
+  net->register_module("extra", torch::nn::Linear(2, 2));
+  EXPECT_THAT(ErrorOf<c10::Error>([&] { model.forward(Batch(group->rank(), 1)); }),
+              HasSubstr("extra.weight requires a gradient and was not there when the model was "
+                        "wrapped: construct a new DistributedDataParallel"));
+}
+
+// A layout names all parameters that the model had when it was wrapped.
+RANK_TEST(DistributedDataParallelTest, BucketLayoutCountsParametersFrozenAfterWrapping, 2) {
+  const auto group = init_process_group();
+  PlainNet net;
+  DistributedDataParallel model(net, group, {.find_unused_parameters = true});
+  net->first->weight.set_requires_grad(false);
+  const std::vector<std::vector<std::string>> layout = {{"first.weight", "last.bias"},
+                                                        {"last.weight", "first.bias"}};
+  model.set_bucket_layout(layout);
+  EXPECT_EQ(model.bucket_layout(), layout);
+  for (int64_t step = 0; step < 2; ++step) {
+    net->first->weight.set_requires_grad(step == 1);
+    const torch::Tensor expected = ExpectedGradients(net, group->size(), step);
+    net->zero_grad();
+    model.forward(Batch(group->rank(), step)).pow(2).mean().backward();
+    EXPECT_EQ(net->first->weight.grad().defined(), step == 1);
+    const torch::Tensor gradients = Gradients(*net);
+    const torch::Tensor wanted = expected.slice(0, expected.numel() - gradients.numel());
+    EXPECT_TRUE(torch::allclose(gradients, wanted, 1e-5, 1e-7)) << "step " << step;
+  }
+}
+
+RANK_TEST(DistributedDataParallelTest, WrapperDestroyedBeforeTheBackwardIsAnError, 2) {
+  const auto group = init_process_group();
+  PlainNet net;
+  std::vector<torch::Tensor> outputs;
+  {
+    DistributedDataParallel model(net, group);
+    {
+      const auto guard = model.no_sync();
+      outputs.push_back(model.forward(Batch(group->rank(), 0)));
+    }
+    for (int64_t step = 1; step < 3; ++step) {
+      outputs.push_back(model.forward(Batch(group->rank(), step)));
+    }
+    outputs[1].sum().backward();
+    EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*net)));
+  }
+  net->zero_grad();
+  EXPECT_THAT(ErrorOf<ReductionError>([&] { outputs[2].sum().backward(); }),
+              HasSubstr("the DistributedDataParallel of this forward was destroyed before its "
+                        "backward"));
+  EXPECT_EQ(Gradients(*net).numel(), 0);
+  outputs[0].sum().backward();  // of a forward under no_sync(): stays on this rank
+  EXPECT_FALSE(SameOnAllRanks(*group, Gradients(*net)));
+
+  // The group is unharmed.
+  DistributedDataParallel next(net, group);
+  net->zero_grad();
+  next.forward(Batch(group->rank(), 3)).sum().backward();
+  EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*net)));
 }
 
 RANK_TEST(DistributedDataParallelTest, MisuseIsOneClearLine, 2) {

@@ -20,6 +20,7 @@
 #include "ddp/model/model_statistics.h"
 #include "ddp/model/model_tensors.h"
 #include "ddp/model/model_view.h"
+#include "ddp/model/wrapped_parameters.h"
 #include "ddp/model_agreement.h"
 #include "ddp/model_report.h"
 #include "ddp/model_setup.h"
@@ -70,6 +71,7 @@ void ModelSynchronizer::SetUp(const ModelTensors& tensors, std::vector<Reducer::
                               const Reducer::Options& reducer_options) {
   AgreeOnModel(*group_, MetadataOf(options_, tensors));
   if (options_.init_sync) BroadcastState(tensors, 0);
+  wrapped_ = std::make_unique<WrappedParameters>(tensors);
   reducer_ = std::make_unique<Reducer>(std::move(reduced), ReducedOver(), reducer_options);
   reducer_->set_on_first_pass([this] { AgreeOnHooks(); });
   reducer_->set_on_complete([this] { OnReductionComplete(); });
@@ -134,6 +136,7 @@ void ModelSynchronizer::BeforeForward() {
 }
 
 void ModelSynchronizer::BeginIteration() {
+  wrapped_->CheckFrozen();
   group_->ensure_usable();
   FollowIncarnation();
   reducer_->CheckFinished();
@@ -148,10 +151,11 @@ void ModelSynchronizer::BeginIteration() {
     AgreeOnModel(*group_, MetadataOf(options_, Tensors()));
     agreed_ = true;
   }
-  ++iteration_;
-  timer_.StartIteration(iteration_, timer_.IsSampled(iteration_) ? MonotonicNanoseconds() : 0);
+  const bool sampled = timer_.IsSampled(++iteration_);
+  timer_.StartIteration(iteration_, sampled ? MonotonicNanoseconds() : 0);
   // A failure of this iteration must not reach a rank that is still in a constructor.
   group_->communicator().EndBarrier();
+  if (sampled) wrapped_->CheckAll(*model_, options_.params_and_buffers_to_ignore);
   SyncForward();
 }
 
@@ -312,12 +316,11 @@ void ModelSynchronizer::SetBucketLayout(std::vector<std::vector<std::string>> la
     throw ConfigurationError("set_bucket_layout cannot be called under a Join: finish it first");
   }
   reducer_->CheckFinished();
-  const ModelTensors tensors = Tensors();
-  BucketPlan plan = *GivenPlan(layout, ReducedParameters(options_, tensors));
+  BucketPlan plan = *GivenPlan(layout, reducer_->parameters());
   // Options count once all ranks have agreed on them: a refused layout leaves the old one.
   DistributedDataParallelOptions options = options_;
   options.bucket_layout = std::move(layout);
-  AgreeOnModel(*group_, MetadataOf(options, tensors));
+  AgreeOnModel(*group_, MetadataOf(options, Tensors()));
   options_ = std::move(options);
   reducer_->UsePlan(std::move(plan));
   first_bucket_sizes_ = BucketSizes(*reducer_);

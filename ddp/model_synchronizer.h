@@ -30,6 +30,7 @@ class ModelStatistics;
 struct ModelTensors;
 class ModelView;
 class StatisticsGroup;
+class WrappedParameters;
 
 // Keeps one model equal on all ranks: DistributedDataParallel without the type of the module.
 // Shared by all copies of one wrapper.
@@ -151,6 +152,7 @@ class ModelSynchronizer : public Joinable {
   std::unique_ptr<ModelStatistics> statistics_;
   BufferSync buffers_;
   std::unique_ptr<MixedPrecisionParameters> mixed_precision_;
+  std::unique_ptr<WrappedParameters> wrapped_;
   std::unique_ptr<Reducer> reducer_;
   std::unique_ptr<DelayedAllReduce> delayed_;
   bool synchronize_ = true;

@@ -155,6 +155,10 @@ struct DistributedDataParallelOptions {
   // different parameters, it is averaged after the buckets. The averages are complete when the
   // backward returns. The next forward outside of NoGradGuard sets these gradients to zero: step
   // the optimizer before it.
+  //
+  // Choose a `param_to_hook_all_reduce` whose gradient comes after the gradients of all these
+  // parameters, on every rank: a parameter of the layer that the forward uses first. A gradient of
+  // these parameters that comes later throws ReductionError.
   DDP_OPTION(delay_all_reduce_named_params, std::vector<std::pair<std::string, at::Tensor>>) = {};
   DDP_OPTION(param_to_hook_all_reduce, at::Tensor) = {};
 

@@ -811,6 +811,23 @@ THREAD_RANK_TEST(BackwardModesTest, IgnoredAndDelayedParameters, 2) {
   }
 }
 
+// The same with trunk and head swapped: the gradients of the trunk come after the one that starts
+// their average.
+THREAD_RANK_TEST(BackwardModesTest, DelayedGradientAfterTheTriggerIsRefused, 2) {
+  Heads net;
+  net->spare->weight.set_requires_grad(false);
+  net->spare->bias.set_requires_grad(false);
+  const DistributedDataParallelOptions options{
+      .delay_all_reduce_named_params = {{"trunk.weight", net->trunk->weight},
+                                        {"trunk.bias", net->trunk->bias}},
+      .param_to_hook_all_reduce = net->left->weight};
+  DistributedDataParallel model(net, group, options);
+  EXPECT_THAT(ErrorOf<c10::Error>(
+                  [&] { Sum(model.forward(Input(group->rank(), 0), true, true)).backward(); }),
+              AllOf(HasSubstr("the gradient of trunk."),
+                    HasSubstr("choose a parameter whose gradient comes last")));
+}
+
 THREAD_RANK_TEST(BackwardModesTest, StateWithoutInitialCopy, 2) {
   Heads net;
   Randomize(*net, group->rank());

@@ -4,6 +4,7 @@
 #include <exception>
 
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include "base/mutex.h"
 #include "ddp/common/error.h"
@@ -60,6 +61,29 @@ bool ReachesForward(const GradientContext& context, const ForwardRecord& record)
   });
 }
 
+// Returns true when the current backward accumulates gradients in leaves. torch::autograd::grad()
+// does not: it only returns gradients.
+bool AccumulatesGradients() {
+  if (GradientContext::running() != nullptr) return true;
+  const auto* const wanted = torch::autograd::get_current_graph_task_exec_info();
+  if (wanted == nullptr || wanted->empty()) return true;  // backward() without inputs: all leaves
+  return std::any_of(wanted->begin(), wanted->end(), [](const auto& entry) {
+    const bool is_leaf = entry.first->next_edges().empty();
+    return is_leaf && entry.second.needed_;
+  });
+}
+
+// Called when a backward passes an output, and the watch of its forward has ended.
+void CheckReducedBefore(const ForwardRecord& record, size_t output) {
+  const bool awaits =
+      record.synchronized && record.outputs[output] != ForwardRecord::Output::kReduced;
+  if (!awaits || !AccumulatesGradients()) return;
+  throw ReductionError(
+      "the DistributedDataParallel of this forward was destroyed before its backward, so the "
+      "gradients would not be averaged: keep the DistributedDataParallel until backward() has "
+      "returned");
+}
+
 }  // namespace
 
 void CheckForwardInContext(const ForwardRecord& record) {
@@ -90,7 +114,9 @@ bool BackwardWatch::Watch(const std::vector<at::Tensor>& outputs,
     outputs[i].register_hook(
         [watch = std::weak_ptr<BackwardWatch*>(self_), record, i](const at::Tensor&) {
           const auto enter = [watch, record, i] {
-            if (const auto alive = watch.lock()) (*alive)->Enter(record, i);
+            const auto alive = watch.lock();
+            if (!alive) return CheckReducedBefore(*record, i);
+            (*alive)->Enter(record, i);
           };
           const auto events = GradientContext::OfHook();
           events == nullptr ? enter() : events->Post(enter);

@@ -55,7 +55,9 @@ class BackwardWatch {
     bool collectives = false;  // some forward that it has gone through has `collectives`
   };
 
-  // `observer` must outlive the watch. Outputs may outlive both.
+  // `observer` must outlive the watch. Outputs may outlive both. After the watch has ended, a
+  // backward through an output of a synchronized forward that is not reduced throws ReductionError:
+  // its gradients would stay on this rank. torch::autograd::grad() still works.
   explicit BackwardWatch(Observer* observer);
   ~BackwardWatch();
   BackwardWatch(const BackwardWatch&) = delete;

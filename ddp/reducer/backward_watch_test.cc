@@ -8,13 +8,19 @@
 #include <vector>
 
 #include <ATen/Functions.h>
-#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 
+#include "ddp/common/error.h"
 #include "ddp/reducer/pass/forward_record.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "testing/error_of.h"
 
 namespace ddp::internal {
 namespace {
 
+using ::ddp::testing::ErrorOf;
+using ::testing::HasSubstr;
 using Output = ForwardRecord::Output;
 
 // Writes the events into a list, with the number of synchronized forwards at that time.
@@ -105,12 +111,40 @@ TEST_F(BackwardWatchTest, ALeafThatRequiresAGradientIsNotSeen) {
 }
 
 TEST_F(BackwardWatchTest, OutputsMayOutliveTheWatch) {
+  const at::Tensor unused = Forward();
+  const at::Tensor reduced = Forward();
+  const at::Tensor local = Forward();
+  Watch({unused});
+  Watch({reduced})->outputs = {Output::kReduced};
+  Watch({local}, /*synchronized=*/false);
+  watch_.reset();
+  reduced.sum().backward();
+  local.sum().backward();
+  EXPECT_TRUE(events_.empty());
+  EXPECT_TRUE(parameter_.grad().defined());
+}
+
+TEST_F(BackwardWatchTest, ABackwardAfterTheWatchIsRefused) {
   const at::Tensor output = Forward();
   Watch({output});
   watch_.reset();
-  output.sum().backward();
-  EXPECT_TRUE(events_.empty());
-  EXPECT_TRUE(parameter_.grad().defined());
+  const auto refused = [&](std::optional<at::TensorList> inputs) {
+    return ErrorOf<ReductionError>(
+        [&] { output.sum().backward({}, /*retain_graph=*/true, /*create_graph=*/false, inputs); });
+  };
+  EXPECT_THAT(refused(std::nullopt), HasSubstr("was destroyed before its backward"));
+  const std::vector<at::Tensor> inputs = {parameter_};
+  EXPECT_THAT(refused(inputs), HasSubstr("was destroyed before its backward"));
+  EXPECT_FALSE(parameter_.grad().defined());
+}
+
+TEST_F(BackwardWatchTest, AGradientThatIsOnlyReturnedMayBeComputedAfterTheWatch) {
+  const at::Tensor output = Forward();
+  Watch({output});
+  watch_.reset();
+  const auto gradients = torch::autograd::grad({output.sum()}, {parameter_});
+  EXPECT_TRUE(at::equal(gradients.at(0), at::full({2}, 2.0F)));
+  EXPECT_FALSE(parameter_.grad().defined());
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
 #include "ddp/reducer/delayed_all_reduce.h"
 
+#include <utility>
+
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>
@@ -42,13 +44,21 @@ DelayedAllReduce::DelayedAllReduce(std::vector<std::pair<std::string, at::Tensor
     : parameters_(std::move(parameters)),
       trigger_(trigger),
       group_(std::move(group)),
-      start_(start) {
+      start_(start),
+      came_(parameters_.size(), 0) {
   CheckParameters(parameters_);
   PointGradients();
   hook_ = trigger_.register_hook([this](const at::Tensor&) { OnTrigger(); });
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    hooks_.push_back(
+        parameters_[i].second.register_hook([this, i](const at::Tensor&) { OnDelayed(i); }));
+  }
 }
 
-DelayedAllReduce::~DelayedAllReduce() { trigger_.remove_hook(hook_); }
+DelayedAllReduce::~DelayedAllReduce() {
+  trigger_.remove_hook(hook_);
+  for (size_t i = 0; i < hooks_.size(); ++i) parameters_[i].second.remove_hook(hooks_[i]);
+}
 
 void DelayedAllReduce::PointGradients() {
   at::NoGradGuard no_grad;
@@ -70,6 +80,7 @@ void DelayedAllReduce::EndForward(bool synchronize) {
   for (const auto& [name, tensor] : parameters_) taken_away |= !tensor.grad().defined();
   if (averaged_ || taken_away) PointGradients();
   averaged_ = false;
+  came_.assign(parameters_.size(), 0);
 }
 
 void DelayedAllReduce::OnTrigger() {
@@ -77,16 +88,38 @@ void DelayedAllReduce::OnTrigger() {
     return events->Post(RefuseContext);
   }
   if (!synchronize_ || start_ == When::kAfterBuckets) return;
-  if (pending_.tensor.defined()) {
-    throw ReductionError(absl::StrCat(
-        "rank ", group_->rank(),
-        ": param_to_hook_all_reduce got a second gradient in one backward, when the delayed "
-        "gradients were being averaged already"));
-  }
+  if (pending_.tensor.defined()) FailSecondGradient("param_to_hook_all_reduce");
   Start(announce_ ? announce_() : group_->size());
   if (start_ == When::kAtTriggerAlone) {
     torch::autograd::Engine::get_default_engine().queue_callback([this] { Finish(); });
   }
+}
+
+// Runs before autograd adds the gradient to the flat tensor.
+void DelayedAllReduce::OnDelayed(size_t parameter) {
+  if (GradientContext::OfHook() != nullptr) return;
+  const bool second = std::exchange(came_[parameter], 1) != 0;
+  if (!pending_.tensor.defined()) return;
+  const std::string& name = parameters_[parameter].first;
+  if (second) FailSecondGradient(name);
+  Fail(absl::StrCat(
+      "the gradient of ", name, ", one of delay_all_reduce_named_params, came after the gradient ",
+      "of param_to_hook_all_reduce, which starts the average of the delayed gradients: choose a ",
+      "parameter whose gradient comes last"));
+}
+
+void DelayedAllReduce::FailSecondGradient(const std::string& name) {
+  Fail(absl::StrCat(name,
+                    " got a second gradient in one backward, when the delayed gradients were ",
+                    "being averaged already"));
+}
+
+// Ranks with the same graph fail at the same gradient. A slower rank may come to a collective
+// first: it throws the report.
+void DelayedAllReduce::Fail(const std::string& problem) {
+  const std::string message = absl::StrCat("rank ", group_->rank(), ": ", problem);
+  group_->report_failure(message);
+  throw ReductionError(message);
 }
 
 void DelayedAllReduce::Complete(int divisor) {
@@ -105,6 +138,7 @@ void DelayedAllReduce::Finish() {
   group_->communicator().Wait(pending_);
   pending_ = {};
   averaged_ = true;
+  came_.assign(parameters_.size(), 0);
 }
 
 void DelayedAllReduce::Shadow() {
@@ -117,6 +151,7 @@ void DelayedAllReduce::Reset(std::shared_ptr<ReducerGroup> group) {
   group_ = std::move(group);
   pending_ = {};
   averaged_ = false;
+  came_.assign(parameters_.size(), 0);
   PointGradients();  // an abandoned all-reduce may still write to the old memory
 }
 

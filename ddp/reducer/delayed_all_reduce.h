@@ -1,6 +1,8 @@
 #ifndef DDP_REDUCER_DELAYED_ALL_REDUCE_H_
 #define DDP_REDUCER_DELAYED_ALL_REDUCE_H_
 
+#include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -21,7 +23,9 @@ class ReducerGroup;
 //
 // The gradients are parts of one flat tensor. When zero_grad() has removed some, the next
 // EndForward() restores all of them, as zeros. The all-reduce starts on the backward's thread, and
-// the backward ends after it is complete. Thread-compatible.
+// the backward ends after it is complete. A delayed gradient that comes while the all-reduce is in
+// progress throws ReductionError: it would be missing in the average, and change memory that other
+// ranks read. Thread-compatible.
 class DelayedAllReduce {
  public:
   // The start of the all-reduce. It may start at the trigger only when the trigger has the same
@@ -37,7 +41,7 @@ class DelayedAllReduce {
   DelayedAllReduce(std::vector<std::pair<std::string, at::Tensor>> parameters,
                    const at::Tensor& trigger, std::shared_ptr<ReducerGroup> group, When start);
 
-  // Removes its hook from the trigger.
+  // Removes its hooks from the trigger and the parameters.
   ~DelayedAllReduce();
   DelayedAllReduce(const DelayedAllReduce&) = delete;
   DelayedAllReduce& operator=(const DelayedAllReduce&) = delete;
@@ -65,6 +69,9 @@ class DelayedAllReduce {
  private:
   void PointGradients();
   void OnTrigger();
+  void OnDelayed(size_t parameter);
+  [[noreturn]] void FailSecondGradient(const std::string& name);
+  [[noreturn]] void Fail(const std::string& problem);
   void Start(int divisor);
   void Finish();
 
@@ -73,10 +80,12 @@ class DelayedAllReduce {
   std::shared_ptr<ReducerGroup> group_;
   std::function<int()> announce_;
   at::Tensor flat_;
-  unsigned hook_ = 0;
+  unsigned hook_ = 0;            // of the trigger
+  std::vector<unsigned> hooks_;  // of the parameters
   When start_;
   bool synchronize_ = false;
   bool averaged_ = false;
+  std::vector<uint8_t> came_;  // by parameter: its gradient has come since the last forward
   Communicator::Pending pending_;
 };
 

@@ -22,6 +22,7 @@ namespace {
 using ::ddp::testing::ErrorOf;
 using ::ddp::testing::GroupOfOne;
 using ::ddp::testing::ReducerGroupOf;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using When = DelayedAllReduce::When;
 
@@ -128,12 +129,38 @@ TEST_F(DelayedAllReduceTest, AGradientThatZeroGradTookAwayComesBack) {
   EXPECT_EQ(A(), 8.0F / kDivisor);
 }
 
-TEST_F(DelayedAllReduceTest, ASecondGradientOfTheTriggerIsRefused) {
+TEST_F(DelayedAllReduceTest, ASecondBackwardIsRefused) {
   const auto delayed = Make(When::kAtTrigger);
   delayed->EndForward(/*synchronize=*/true);
   Backward();
   EXPECT_THAT(ErrorOf<c10::Error>([this] { Backward(); }),
-              HasSubstr("rank 0: param_to_hook_all_reduce got a second gradient"));
+              HasSubstr(" got a second gradient in one backward, when the delayed gradients were "
+                        "being averaged already"));
+}
+
+// The gradient of the trigger comes first, and starts the all-reduce.
+TEST_F(DelayedAllReduceTest, ADelayedGradientAfterThatOfTheTriggerIsRefused) {
+  for (const When start : {When::kAtTrigger, When::kAtTriggerAlone}) {
+    const auto delayed = Make(start);
+    delayed->EndForward(/*synchronize=*/true);
+    const at::Tensor sum = a_ + 2 * b_;
+    const at::Tensor eight = trigger_ * 8;
+    EXPECT_THAT(
+        ErrorOf<ReductionError>([&] { (eight * sum).sum().backward(); }),
+        AllOf(HasSubstr("rank 0: the gradient of "), HasSubstr("came after the gradient of"),
+              HasSubstr("choose a parameter whose gradient comes last")));
+    EXPECT_EQ(A(), 0);
+  }
+}
+
+TEST_F(DelayedAllReduceTest, TheOrderOfGradientsDoesNotMatterAfterTheBuckets) {
+  const auto delayed = Make(When::kAfterBuckets);
+  delayed->EndForward(/*synchronize=*/true);
+  const at::Tensor sum = a_ + 2 * b_;
+  const at::Tensor eight = trigger_ * 8;
+  (eight * sum).sum().backward();
+  delayed->Complete(/*divisor=*/2);
+  EXPECT_EQ(A(), 4);
 }
 
 TEST_F(DelayedAllReduceTest, ResetForgetsAnAbandonedAverage) {

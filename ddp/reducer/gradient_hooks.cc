@@ -44,7 +44,8 @@ class GradientHooks::Hook : public torch::autograd::FunctionPostHook {
 // The state of a parameter when its hook was set.
 struct GradientHooks::Hooked {
   at::Tensor parameter;
-  torch_versions::NodePtr accumulator;  // owned here: the parameter holds it only weakly
+  // Owned here: the parameter holds it only weakly. Null for a frozen parameter.
+  torch_versions::NodePtr accumulator;
   uintptr_t key = 0;
   at::ScalarType type;
   at::Device device;
@@ -78,8 +79,11 @@ void GradientHooks::Set(std::vector<at::Tensor> parameters) {
   Remove();
   for (at::Tensor& parameter : parameters) {
     auto accumulator = torch::autograd::impl::grad_accumulator(parameter);
-    const uintptr_t key = accumulator->add_post_hook(
-        std::make_unique<Hook>(observer_, accumulator.get(), static_cast<int>(hooked_.size())));
+    uintptr_t key = 0;
+    if (accumulator) {
+      key = accumulator->add_post_hook(
+          std::make_unique<Hook>(observer_, accumulator.get(), static_cast<int>(hooked_.size())));
+    }
     accumulators_.push_back(accumulator.get());
     hooked_.push_back({.parameter = parameter,
                        .accumulator = std::move(accumulator),
@@ -93,7 +97,9 @@ void GradientHooks::Set(std::vector<at::Tensor> parameters) {
 }
 
 void GradientHooks::Remove() {
-  for (const Hooked& hooked : hooked_) hooked.accumulator->del_post_hook(hooked.key);
+  for (const Hooked& hooked : hooked_) {
+    if (hooked.accumulator) hooked.accumulator->del_post_hook(hooked.key);
+  }
   hooked_.clear();
   layouts_.Clear();
   accumulators_.clear();
@@ -104,8 +110,10 @@ bool GradientHooks::ParametersChanged() const {
   for (size_t i = 0; i < hooked_.size(); ++i) {
     const Hooked& hooked = hooked_[i];
     const at::Tensor& tensor = hooked.parameter;
-    if (!HasAccumulator(tensor, hooked.accumulator) || tensor.scalar_type() != hooked.type ||
-        tensor.device() != hooked.device || !layouts_.Matches(i, tensor)) {
+    const bool kept =
+        hooked.accumulator ? HasAccumulator(tensor, hooked.accumulator) : !tensor.requires_grad();
+    if (!kept || tensor.scalar_type() != hooked.type || tensor.device() != hooked.device ||
+        !layouts_.Matches(i, tensor)) {
       return true;
     }
   }

@@ -35,16 +35,18 @@ class GradientHooks {
   GradientHooks(const GradientHooks&) = delete;
   GradientHooks& operator=(const GradientHooks&) = delete;
 
-  // Sets a hook on each of `parameters`, which are leaves that require a gradient. Keeps them and
-  // their accumulators. Removes earlier hooks.
+  // Sets a hook on each of `parameters`, which are leaves. Keeps them and their accumulators.
+  // Removes earlier hooks. A parameter that requires no gradient has no accumulator and gets no
+  // hook.
   void Set(std::vector<at::Tensor> parameters);
   void Remove();
 
   // Returns true when a parameter's accumulator, type, device, shape or strides have changed since
-  // Set(): after the module's to(), or set_data(). O(parameters), without an ATen operation.
+  // Set(): after the module's to(), or set_data(). Also returns true when a parameter without a
+  // hook requires a gradient now. O(parameters), without an ATen operation.
   bool ParametersChanged() const;
 
-  // The accumulators, by parameter and by address.
+  // The accumulators, by parameter and by address. Null for a parameter without a hook.
   const std::vector<const torch::autograd::Node*>& accumulators() const { return accumulators_; }
   const std::vector<const torch::autograd::Node*>& sorted_accumulators() const { return sorted_; }
 

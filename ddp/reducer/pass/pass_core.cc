@@ -599,7 +599,9 @@ void PassCore::OnCheck() {
   const char* advice =
       "Every parameter that requires a gradient must contribute to the loss of every synchronized "
       "backward, on every rank: freeze those that never do (set_requires_grad(false)) before "
-      "wrapping the model, or set find_unused_parameters when it depends on the input";
+      "wrapping the model, or set find_unused_parameters when it depends on the input. Another "
+      "reason: a member was assigned another tensor (net->weight = ...), and parameters() still "
+      "has the registered one: give that one the values instead (net->weight.set_data(...))";
   if (options_.static_graph) {
     advice =
         "In the first synchronized backward each of them got a gradient, and static_graph promises "
