@@ -252,7 +252,7 @@ absl::Status CheckpointStorage::CheckOwner(const CheckpointOwner& owner) const {
 void CheckpointStorage::RemoveLeftovers(const std::vector<std::string>& names) {
   for (const std::string& name : names) {
     if (IsClaimText(name)) {
-      const absl::Status removed = RemoveClaimText(name);
+      const absl::Status removed = owner_file_.Remove(name);
       if (removed.ok()) {
         leftovers_.erase(name);
       } else {
@@ -266,15 +266,6 @@ void CheckpointStorage::RemoveLeftovers(const std::vector<std::string>& names) {
       NameOnce(Path(name), "its name is not that of a save");
     }
   }
-}
-
-absl::Status CheckpointStorage::RemoveClaimText(const std::string& name) {
-  const absl::StatusOr<EntryKind> kind = file_system_->KindOf(Path(name));
-  if (absl::IsNotFound(kind.status())) return absl::OkStatus();
-  DDP_RETURN_IF_ERROR(kind.status());
-  if (*kind != EntryKind::kFile) return absl::OkStatus();
-  const absl::Status removed = file_system_->RemoveFile(Path(name));
-  return absl::IsNotFound(removed) ? absl::OkStatus() : removed;
 }
 
 // Remembers an entry of the root that could not be removed, so that the next Begin() tries again.

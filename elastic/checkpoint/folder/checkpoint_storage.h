@@ -106,7 +106,6 @@ class CheckpointStorage {
   absl::Status CheckOwner(const CheckpointOwner& owner) const;
   absl::Status MakeWorkFolder(const std::string& name);
   void RemoveLeftovers(const std::vector<std::string>& names);
-  absl::Status RemoveClaimText(const std::string& name);
   void Remember(const std::string& name, const absl::Status& error);
   absl::Status Retire(const std::string& name);
   absl::Status RenameAndRemove(std::string& name);

@@ -196,7 +196,6 @@ absl::Status OwnerFile::RemoveUnsettled(int64_t below) {
   return absl::OkStatus();
 }
 
-// Removes the plain file `name`. Any other kind of entry stays.
 absl::Status OwnerFile::Remove(const std::string& name) {
   const absl::StatusOr<EntryKind> kind = file_system_->KindOf(Path(name));
   if (absl::IsNotFound(kind.status())) return absl::OkStatus();

@@ -58,6 +58,10 @@ class OwnerFile {
   // kNotFound when the folder was emptied.
   absl::Status Check(const Claim& claim) const;
 
+  // Removes the plain file `name` of the root, such as a claim's text. Any other kind of entry
+  // stays. Succeeds when there is no such file.
+  absl::Status Remove(const std::string& name);
+
  private:
   enum class Outcome { kSettled, kLost };
 
@@ -66,7 +70,6 @@ class OwnerFile {
   absl::StatusOr<Outcome> Settle(const Claim& claim);
   absl::StatusOr<Outcome> SettleOwn(const Claim& claim);
   absl::Status RemoveUnsettled(int64_t below);
-  absl::Status Remove(const std::string& name);
 
   FileSystem* const file_system_;
   const std::string root_;
