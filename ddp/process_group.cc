@@ -124,9 +124,10 @@ c10::intrusive_ptr<c10d::Store> TorchrunStore(const WorkerEnvironment& env,
 c10::intrusive_ptr<c10d::Store> PartForAttempt(const WorkerEnvironment& env,
                                                const c10::intrusive_ptr<c10d::Store>& store,
                                                std::chrono::milliseconds timeout) {
-  const std::string name = AgreeOnAttempt(*MakeGroupStore(Prefixed("ddp", store)), env.rank,
-                                          env.world_size, absl::FromChrono(timeout));
-  return Prefixed(absl::StrCat("ddp/attempt/", name), store);
+  const absl::StatusOr<std::string> name = AgreeOnAttempt(
+      *MakeGroupStore(Prefixed("ddp", store)), env.rank, env.world_size, absl::FromChrono(timeout));
+  if (!name.ok()) throw CommunicationError(std::string(name.status().message()));
+  return Prefixed(absl::StrCat("ddp/attempt/", *name), store);
 }
 
 std::string StoreLocation(const WorkerEnvironment& env) {

@@ -5,7 +5,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
-#include "ddp/common/error.h"
 
 namespace ddp::internal {
 namespace {
@@ -28,9 +27,9 @@ std::string ConfirmedKey(const std::string& name, int rank) {
   return absl::StrCat("attempt/confirmed/", name, "/", rank);
 }
 
-[[noreturn]] void FailMissing(int rank, int missing, absl::Duration timeout) {
-  throw CommunicationError(absl::StrCat("rank ", rank, ": rank ", missing, " has not come within ",
-                                        absl::FormatDuration(timeout)));
+absl::Status Missing(int rank, int missing, absl::Duration timeout) {
+  return absl::DeadlineExceededError(absl::StrCat(
+      "rank ", rank, ": rank ", missing, " has not come within ", absl::FormatDuration(timeout)));
 }
 
 // Waits until `rank` has confirmed `name`. Returns false at the deadline.
@@ -55,17 +54,18 @@ bool Answer(GroupStore& store, int rank, const std::string& name, absl::Time dea
 
 }  // namespace
 
-std::string AgreeOnAttempt(GroupStore& store, int rank, int size, absl::Duration timeout) {
+absl::StatusOr<std::string> AgreeOnAttempt(GroupStore& store, int rank, int size,
+                                           absl::Duration timeout) {
   const std::string mine = RandomName();
   if (rank == 0) {
     const absl::Time deadline = MonotonicClock().Now() + timeout;
     for (int other = 1; other < size; ++other) {
-      if (!Answer(store, other, mine, deadline)) FailMissing(rank, other, timeout);
+      if (!Answer(store, other, mine, deadline)) return Missing(rank, other, timeout);
     }
     return mine;
   }
   store.Set(NumberKey(rank), mine);
-  if (!store.Wait(AnswerKey(mine), timeout)) FailMissing(rank, 0, timeout);
+  if (!store.Wait(AnswerKey(mine), timeout)) return Missing(rank, 0, timeout);
   const std::string name = store.Get(AnswerKey(mine));
   store.Set(ConfirmedKey(name, rank), "");
   return name;

@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "ddp/comm/news/group_store.h"
 
@@ -20,9 +21,10 @@ namespace ddp::internal {
 // number. Rank 0 answers what it finds under each rank, until the rank has confirmed: what an
 // earlier attempt has left is answered too, and nobody confirms it. Rank 0 removes the keys.
 //
-// Throws CommunicationError, which names a rank that did not come, after `timeout`. Throws what the
-// store throws.
-std::string AgreeOnAttempt(GroupStore& store, int rank, int size, absl::Duration timeout);
+// kDeadlineExceeded, which names a rank that did not come, after `timeout`. Throws what the store
+// throws.
+absl::StatusOr<std::string> AgreeOnAttempt(GroupStore& store, int rank, int size,
+                                           absl::Duration timeout);
 
 }  // namespace ddp::internal
 

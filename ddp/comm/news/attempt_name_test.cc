@@ -5,17 +5,14 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "ddp/common/error.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "testing/backend/test_threads.h"
-#include "testing/error_of.h"
 #include "testing/fake_group_store.h"
 
 namespace ddp::internal {
 namespace {
 
-using ::ddp::testing::ErrorOf;
 using ::ddp::testing::FakeGroupStore;
 using ::ddp::testing::RunThreads;
 using ::testing::HasSubstr;
@@ -26,7 +23,7 @@ constexpr absl::Duration kTimeout = absl::Minutes(1);
 // Returns the name on which the ranks agree.
 std::string NameOf(FakeGroupStore& store, int size) {
   std::vector<std::string> names(size);
-  RunThreads(size, [&](int rank) { names[rank] = AgreeOnAttempt(store, rank, size, kTimeout); });
+  RunThreads(size, [&](int rank) { names[rank] = *AgreeOnAttempt(store, rank, size, kTimeout); });
   const std::set<std::string> different(names.begin(), names.end());
   EXPECT_EQ(different.size(), 1u);
   return names[0];
@@ -57,9 +54,9 @@ TEST(AttemptNameTest, ARankThatDoesNotComeIsNamed) {
   FakeGroupStore store;
   const absl::Duration soon = absl::Milliseconds(50);
   store.Set("attempt/number/1", "of an earlier attempt");
-  EXPECT_THAT(ErrorOf<CommunicationError>([&] { (void)AgreeOnAttempt(store, 0, 2, soon); }),
+  EXPECT_THAT(std::string(AgreeOnAttempt(store, 0, 2, soon).status().message()),
               HasSubstr("rank 0: rank 1 has not come within 50ms"));
-  EXPECT_THAT(ErrorOf<CommunicationError>([&] { (void)AgreeOnAttempt(store, 2, 3, soon); }),
+  EXPECT_THAT(std::string(AgreeOnAttempt(store, 2, 3, soon).status().message()),
               HasSubstr("rank 2: rank 0 has not come within 50ms"));
 }
 
