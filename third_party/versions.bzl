@@ -5,7 +5,7 @@ may be of any version.
 """
 
 # The LibTorch that is fetched unless DDP_TORCH_VERSION names another one of TORCH_WHEELS.
-TORCH_VERSION = "2.11.0"
+TORCH_VERSION = "2.15.0"
 
 WHEEL_PYTHON = "3.12"
 

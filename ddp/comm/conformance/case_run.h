@@ -75,10 +75,16 @@ inline std::vector<at::Tensor> TensorsOf(const std::vector<GuardedTensor>& guard
   return tensors;
 }
 
+// The supplement by its name of LibTorch 2.11, which every later version keeps: c10d's function that
+// makes such an operation changed its name.
 inline c10d::ReduceOp ReductionOf(const Case& c) {
-  if (c.reduction != Reduction::PREMUL_SUM) return c10d::ReduceOp(c.reduction);
-  if (c.seed % 2 == 0) return c10d::makeNCCLPreMulSum(kPremulFactor);
-  return c10d::makeNCCLPreMulSum(at::full({1}, kPremulFactor, c.type));
+  c10d::ReduceOp op(c.reduction);
+  if (c.reduction != Reduction::PREMUL_SUM) return op;
+  op.supplement_ = c.seed % 2 == 0
+                       ? c10::make_intrusive<c10d::NCCLPreMulSumSupplement>(kPremulFactor)
+                       : c10::make_intrusive<c10d::NCCLPreMulSumSupplement>(
+                             at::full({1}, kPremulFactor, c.type));
+  return op;
 }
 
 // The options of a collective, with those of `c` that this kind has.
