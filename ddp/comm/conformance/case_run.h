@@ -75,8 +75,8 @@ inline std::vector<at::Tensor> TensorsOf(const std::vector<GuardedTensor>& guard
   return tensors;
 }
 
-// The supplement by its name of LibTorch 2.11, which every later version keeps: c10d's function that
-// makes such an operation changed its name.
+// The supplement by its name of LibTorch 2.11, which every later version keeps: c10d's function
+// that makes such an operation changed its name.
 inline c10d::ReduceOp ReductionOf(const Case& c) {
   c10d::ReduceOp op(c.reduction);
   if (c.reduction != Reduction::PREMUL_SUM) return op;
