@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-PYTORCH = "2.11.0"
+PYTORCH = "2.15.0"
 # The oracle needs both; the wheel of torch from PyPI is what the build links as well.
 PACKAGES = [f"torch=={PYTORCH}", "numpy"]
 GENERATE = os.path.join(ROOT, "testing", "oracle", "generate.py")

@@ -5,7 +5,7 @@
     generate.py --out golden --golden    # as committed: gradients of the first step only
 
 Writes models.safetensors (what both sides start from), results_N.safetensors and facts_N.json for N
-ranks, rpc.safetensors, and graph_cuts.json (see README.md). Needs torch 2.11.0 and numpy.
+ranks, rpc.safetensors, and graph_cuts.json (see README.md). Needs torch 2.15.0 and numpy.
 One thread per rank, so that a second run gives the same bytes.
 """
 
@@ -31,7 +31,7 @@ import models  # noqa: E402
 import rpc_run  # noqa: E402
 import safetensors_file  # noqa: E402
 
-PYTORCH = "2.11.0"
+PYTORCH = "2.15.0"
 LEARNING_RATE = 0.1
 HOOKS = {
     "allreduce_hook": default_hooks.allreduce_hook,

@@ -3,14 +3,17 @@
 #include "ddp/comm/backend/gloo_backend.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <iterator>
 #include <mutex>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <torch/version.h>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -18,6 +21,7 @@
 #include "base/mutex.h"
 #include "ddp/comm/backend/event_poll.h"
 #include "ddp/common/error.h"
+#include "ddp/common/logging.h"
 
 namespace ddp::internal {
 namespace {
@@ -65,13 +69,23 @@ void AddDevices(const GlooBackendOptions& from, GlooOptions& options) {
   if (options.event_polls.size() != options.devices.size()) options.event_polls.clear();
 }
 
+// Logs the warning once in a process: every group of it has the same Gloo.
+void WarnOfUnsafeGloo(const GlooBackendOptions& options) {
+  if (options.rank != 0 || options.single_host) return;
+  static std::atomic_flag told;
+  if (told.test_and_set()) return;
+  const std::string warning =
+      UnsafeGlooWarning(TORCH_VERSION_MAJOR, TORCH_VERSION_MINOR, TORCH_VERSION_PATCH);
+  if (!warning.empty()) LOG(WARNING) << warning;
+}
+
 // Gloo ends the process when an operation receives more bytes than it expects. Operations with
 // different tags receive nothing from each other. Without a call, Gloo uses a running number.
 void SetNextTag(c10d::Backend& backend, uint32_t tag) {
   static_cast<c10d::ProcessGroupGloo&>(backend).*GlooCounter::kMember = tag;
 }
 
-// A thread of LibTorch 2.11 completes a collective, writes its name into a string that all threads
+// A thread of LibTorch completes a collective, writes its name into a string that all threads
 // of the backend share, without a lock, and then takes the collective off its list. Two writes at
 // once of a name that does not fit into the string itself, such as that of a sparse all-reduce,
 // corrupt the heap. See BackendTraits::settled.
@@ -98,6 +112,7 @@ c10::intrusive_ptr<c10d::Backend> MakeGlooBackend(const c10::intrusive_ptr<c10d:
                                                   const GlooBackendOptions& options) {
   using Gloo = c10d::ProcessGroupGloo;
   IgnoreBrokenPipes();
+  WarnOfUnsafeGloo(options);
   try {
     auto gloo = c10::make_intrusive<GlooOptions>(absl::ToChronoMilliseconds(options.timeout));
     AddDevices(options, *gloo);
@@ -112,12 +127,20 @@ c10::intrusive_ptr<c10d::Backend> MakeGlooBackend(const c10::intrusive_ptr<c10d:
   }
 }
 
+std::string UnsafeGlooWarning(int major, int minor, int patch) {
+  if (std::tuple(major, minor, patch) >= std::tuple(2, 14, 1)) return "";
+  return absl::StrCat("LibTorch ", major, ".", minor, ".", patch,
+                      "'s Gloo lets any peer that reaches its port write to this process's memory "
+                      "(gloo issue 509); build with LibTorch 2.14.1 or newer, or keep the network "
+                      "between the hosts closed to others");
+}
+
 bool IsGloo(const c10d::Backend& backend) {
   return dynamic_cast<const c10d::ProcessGroupGloo*>(&backend) != nullptr;
 }
 
 void AddGlooTraits(BackendTraits& traits) {
-  // LibTorch 2.11 writes down every collective in a table of the process, and adds a new group to
+  // LibTorch writes down every collective in a table of the process, and adds a new group to
   // it without a lock: threads that use different groups would corrupt the table.
   static auto* const launch_mutex = new Mutex();
   traits.set_tag = &SetNextTag;

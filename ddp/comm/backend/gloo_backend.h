@@ -1,6 +1,8 @@
 #ifndef DDP_COMM_BACKEND_GLOO_BACKEND_H_
 #define DDP_COMM_BACKEND_GLOO_BACKEND_H_
 
+#include <string>
+
 #include <c10/util/intrusive_ptr.h>
 
 #include "absl/time/time.h"
@@ -25,10 +27,16 @@ struct GlooBackendOptions {
 };
 
 // Makes LibTorch's own Gloo backend, connected to all ranks through `store`. Blocks until all ranks
-// are connected. The process ignores SIGPIPE from then on, unless the program handles it.
+// are connected. The process ignores SIGPIPE from then on, unless the program handles it. Rank 0 of
+// the process's first group over several hosts logs UnsafeGlooWarning().
 // Throws CommunicationError, which names the store's or Gloo's reason.
 c10::intrusive_ptr<c10d::Backend> MakeGlooBackend(const c10::intrusive_ptr<c10d::Store>& store,
                                                   const GlooBackendOptions& options);
+
+// The warning about Gloo over a network in LibTorch major.minor.patch; "" when none is needed. Up to
+// LibTorch 2.14.0, Gloo takes the offset of a message from the peer without a check of its bounds
+// (gloo issue 509): whoever reaches the port can write anywhere in the process.
+std::string UnsafeGlooWarning(int major, int minor, int patch);
 
 // Returns true when `backend` is LibTorch's Gloo, made here or by the program.
 bool IsGloo(const c10d::Backend& backend);

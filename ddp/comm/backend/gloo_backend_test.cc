@@ -46,6 +46,14 @@ BackendTraits Traits() {
   return traits;
 }
 
+TEST(GlooBackendTest, OnlyReleasesThatTrustAPeersOffsetsAreWarnedOf) {
+  EXPECT_THAT(UnsafeGlooWarning(2, 11, 0), HasSubstr("LibTorch 2.11.0's Gloo"));
+  EXPECT_THAT(UnsafeGlooWarning(2, 14, 0), HasSubstr("build with LibTorch 2.14.1 or newer"));
+  EXPECT_EQ(UnsafeGlooWarning(2, 14, 1), "");
+  EXPECT_EQ(UnsafeGlooWarning(2, 15, 0), "");
+  EXPECT_EQ(UnsafeGlooWarning(3, 0, 0), "");
+}
+
 TEST(GlooBackendTest, ConnectsAndSums) {
   const std::vector<BackendPtr> ranks = ConnectTwo();
   EXPECT_TRUE(IsGloo(*ranks[0]));
