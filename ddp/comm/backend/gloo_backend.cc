@@ -12,8 +12,8 @@
 #include <tuple>
 #include <vector>
 
-#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/version.h>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"

@@ -33,9 +33,9 @@ struct GlooBackendOptions {
 c10::intrusive_ptr<c10d::Backend> MakeGlooBackend(const c10::intrusive_ptr<c10d::Store>& store,
                                                   const GlooBackendOptions& options);
 
-// The warning about Gloo over a network in LibTorch major.minor.patch; "" when none is needed. Up to
-// LibTorch 2.14.0, Gloo takes the offset of a message from the peer without a check of its bounds
-// (gloo issue 509): whoever reaches the port can write anywhere in the process.
+// The warning about Gloo over a network in LibTorch major.minor.patch; "" when none is needed. Up
+// to LibTorch 2.14.0, Gloo takes the offset of a message from the peer without a check of its
+// bounds (gloo issue 509): whoever reaches the port can write anywhere in the process.
 std::string UnsafeGlooWarning(int major, int minor, int patch);
 
 // Returns true when `backend` is LibTorch's Gloo, made here or by the program.
