@@ -180,7 +180,7 @@ class ProcessGroup {
   // rank.
   //
   // With Gloo, a sparse tensor is reduced while no other collective is in progress: two at once
-  // would corrupt the memory of LibTorch 2.11. So its start, and that of the next collective, first
+  // would corrupt the memory of LibTorch. So its start, and that of the next collective, first
   // wait for the earlier collectives, in the async form too, and throw as wait() does. No peer may
   // make one of these depend on a message that this rank sends later.
   void all_reduce(at::Tensor tensor, ReduceOp op = ReduceOp::kSum);
