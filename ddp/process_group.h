@@ -166,9 +166,10 @@ class ProcessGroup {
   // Returns "shm", "gloo", "nccl", or the name that the program's own backend reports.
   const std::string& backend() const;
 
-  // Returns the device on which this rank's tensors belong: the CPU, or this rank's GPU. For a
-  // program's own backend: the device that it is bound to. If it is bound to none, this rank's GPU
-  // for a backend with the name nccl, else the CPU.
+  // Returns the device on which this rank's tensors belong: the CPU, or this rank's GPU. That is
+  // the rank's number on its host, modulo the devices that the process sees. For a program's own
+  // backend: the device that it is bound to. If it is bound to none, this rank's GPU for a backend
+  // with the name nccl, else the CPU.
   at::Device device() const;
 
   // Returns the store that all ranks share. The program may add keys of its own

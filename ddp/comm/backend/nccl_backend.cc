@@ -10,12 +10,12 @@
 
 namespace ddp::internal {
 
-bool NcclAvailable() { return c10::cuda::device_count() > 0; }
+int VisibleCudaDevices() { return c10::cuda::device_count(); }
 
 c10::intrusive_ptr<c10d::Backend> MakeNcclBackend(const c10::intrusive_ptr<c10d::Store>& store,
                                                   const NcclBackendOptions& options) {
   using Nccl = c10d::ProcessGroupNCCL;
-  const int devices = c10::cuda::device_count();
+  const int devices = VisibleCudaDevices();
   if (options.device >= devices) {
     throw ConfigurationError(absl::StrCat("rank ", options.rank, " wants CUDA device ",
                                           options.device, ", but this process sees ", devices));

@@ -19,8 +19,8 @@ struct NcclBackendOptions {
   absl::Duration timeout = absl::Minutes(10);  // of one operation
 };
 
-// Returns true when this program was built with --config=cuda and sees a GPU.
-bool NcclAvailable();
+// Returns the number of CUDA devices that this process sees: 0 in a build without --config=cuda.
+int VisibleCudaDevices();
 
 // Makes LibTorch's own NCCL backend; the ranks connect at the first operation. Makes `device` the
 // current CUDA device. Throws CommunicationError when the backend cannot be made. Throws

@@ -6,7 +6,7 @@
 
 namespace ddp::internal {
 
-bool NcclAvailable() { return false; }
+int VisibleCudaDevices() { return 0; }
 
 c10::intrusive_ptr<c10d::Backend> MakeNcclBackend(const c10::intrusive_ptr<c10d::Store>& store,
                                                   const NcclBackendOptions& options) {

@@ -1,5 +1,6 @@
 #include "ddp/comm/backend_factory/backend_factory.h"
 
+#include <atomic>
 #include <optional>
 #include <utility>
 
@@ -9,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "ddp/comm/backend/gloo_backend.h"
 #include "ddp/comm/backend/nccl_backend.h"
+#include "ddp/comm/backend/rank_device.h"
 #include "ddp/comm/backend/reduction_support.h"
 #include "ddp/comm/hierarchical/hierarchical_backend.h"
 #include "ddp/comm/hierarchical/host_meeting.h"
@@ -33,7 +35,16 @@ StorePtr PartOf(const StorePtr& store, const std::string& name, int64_t incarnat
 }
 
 at::Device GpuOf(const Membership& membership) {
-  return at::Device(at::kCUDA, static_cast<at::DeviceIndex>(membership.local_rank));
+  const int device = RankDevice(membership.local_rank, VisibleCudaDevices());
+  return at::Device(at::kCUDA, static_cast<at::DeviceIndex>(device));
+}
+
+// Logs, once in a process, that the rank's device has another number than the rank on its host.
+void TellOfRenumberedDevice(const Membership& self, int device) {
+  static std::atomic_flag told;
+  if (device == self.local_rank || told.test_and_set()) return;
+  LOG(INFO) << "rank " << self.rank << " sees " << VisibleCudaDevices()
+            << " CUDA devices; local rank " << self.local_rank << " takes device " << device;
 }
 
 // Describes a backend by its name and its type, whoever has made it.
@@ -183,10 +194,12 @@ class NcclFactory : public BackendFactory {
  public:
   ConnectedBackend Connect(const BackendSite& site) override {
     const Membership& self = site.membership;
+    const at::Device gpu = GpuOf(self);
+    TellOfRenumberedDevice(self, gpu.index());
     auto nccl = MakeNcclBackend(
         PartOf(site.store, kNccl, self.incarnation),
-        {.rank = self.rank, .size = self.size, .device = self.local_rank, .timeout = site.timeout});
-    return Describe(std::move(nccl), kNccl, GpuOf(self));
+        {.rank = self.rank, .size = self.size, .device = gpu.index(), .timeout = site.timeout});
+    return Describe(std::move(nccl), kNccl, gpu);
   }
 };
 
@@ -235,7 +248,7 @@ std::shared_ptr<BackendFactory> MakeOwnFactory(OwnBackendMaker make) {
 
 std::shared_ptr<BackendFactory> MakeFactoryOf(const std::string& name, bool deterministic) {
   if (name.empty()) {
-    return NcclAvailable() ? MakeNcclFactory()
+    return VisibleCudaDevices() > 0 ? MakeNcclFactory()
                            : MakeSharedMemoryFactory(/*falls_back=*/true, deterministic);
   }
   if (name == kShared) return MakeSharedMemoryFactory(/*falls_back=*/false, deterministic);
