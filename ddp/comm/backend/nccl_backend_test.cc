@@ -12,7 +12,8 @@ namespace ddp::internal {
 namespace {
 
 TEST(NcclBackendTest, SumsOnTheGpu) {
-  if (VisibleCudaDevices() == 0) GTEST_SKIP() << "built without --config=cuda, or no CUDA device here";
+  if (VisibleCudaDevices() == 0)
+    GTEST_SKIP() << "built without --config=cuda, or no CUDA device here";
   const auto backend = MakeNcclBackend(c10::make_intrusive<c10d::HashStore>(), {});
   std::vector<at::Tensor> tensors = {at::ones({1024}, at::TensorOptions().device(at::kCUDA))};
   backend->allreduce(tensors, c10d::AllreduceOptions())->wait();

@@ -249,7 +249,7 @@ std::shared_ptr<BackendFactory> MakeOwnFactory(OwnBackendMaker make) {
 std::shared_ptr<BackendFactory> MakeFactoryOf(const std::string& name, bool deterministic) {
   if (name.empty()) {
     return VisibleCudaDevices() > 0 ? MakeNcclFactory()
-                           : MakeSharedMemoryFactory(/*falls_back=*/true, deterministic);
+                                    : MakeSharedMemoryFactory(/*falls_back=*/true, deterministic);
   }
   if (name == kShared) return MakeSharedMemoryFactory(/*falls_back=*/false, deterministic);
   if (name == kHierarchical) return MakeHierarchicalFactory(deterministic);
