@@ -30,7 +30,8 @@ class CutProgram {
   CutProgram& operator=(const CutProgram&) = delete;
 
   // Runs all pieces and returns the outputs of the graph. Throws what a piece throws: with the
-  // backends of this folder, a std::runtime_error with the message of the operation. Throws
+  // backends of this folder, LibTorch's std::runtime_error or c10::Error (which of them depends on
+  // the operation and on the release) with the message of the operation. Throws
   // ConfigurationError when a piece returns another number of values than its graph.
   std::vector<c10::IValue> Run(std::vector<c10::IValue> arguments) const;
 

@@ -368,7 +368,7 @@ def forward(self, x):
   for (const int64_t rows : {4, 1, 2, 3, 5, 8}) {
     const torch::Tensor input = torch::ones({rows, 6});
     if (rows != 4) {
-      EXPECT_THROW(reshaped->forward(input), std::runtime_error) << rows;
+      EXPECT_THROW(reshaped->forward(input), std::exception) << rows;
     }
     EXPECT_TRUE(torch::equal(divided->forward(input).toTensor(), torch::full({rows, 3}, 1.5)));
   }

@@ -99,7 +99,8 @@ class GraphModule final : public internal::TracedModuleBase {
 
   // Runs the forward. Returns what the module's own forward returns, by value. An exception of the
   // module's own C++ code passes through the call that captures. In the other calls only operations
-  // run. An operation that fails throws a std::runtime_error with its message.
+  // run. An operation that fails throws a std::runtime_error or c10::Error with its
+  // message.
   template <typename... Inputs>
   auto forward(const Inputs&... inputs) {
     using Result = ResultOf<Inputs...>;

@@ -38,7 +38,7 @@ class ScriptGraphModule final : public internal::GraphModuleBase {
   // Runs the forward over its arguments by position. Missing arguments take their defaults. Throws
   // ConfigurationError for arguments that do not fit the declaration, and when a module around this
   // one is being captured. Throws what the script throws: an operation that fails throws a
-  // std::runtime_error with its message.
+  // std::runtime_error or c10::Error with its message.
   c10::IValue forward(std::vector<c10::IValue> inputs);
   template <typename... Inputs>
   requires(std::constructible_from<c10::IValue, const Inputs&>&&...) c10::IValue

@@ -78,12 +78,13 @@ inline std::vector<at::Tensor> TensorsOf(const std::vector<GuardedTensor>& guard
 // The supplement by its name of LibTorch 2.11, which every later version keeps: c10d's function
 // that makes such an operation changed its name.
 inline c10d::ReduceOp ReductionOf(const Case& c) {
-  c10d::ReduceOp op(c.reduction);
-  if (c.reduction != Reduction::PREMUL_SUM) return op;
+  if (c.reduction != Reduction::PREMUL_SUM) return c10d::ReduceOp(c.reduction);
+  using Supplement = c10d::NCCLPreMulSumSupplement;
+  c10d::ReduceOp op;
+  op.op_ = c10d::ReduceOp::PREMUL_SUM;
   op.supplement_ = c.seed % 2 == 0
-                       ? c10::make_intrusive<c10d::NCCLPreMulSumSupplement>(kPremulFactor)
-                       : c10::make_intrusive<c10d::NCCLPreMulSumSupplement>(
-                             at::full({1}, kPremulFactor, c.type));
+                       ? c10::make_intrusive<Supplement>(kPremulFactor)
+                       : c10::make_intrusive<Supplement>(at::full({1}, kPremulFactor, c.type));
   return op;
 }
 
