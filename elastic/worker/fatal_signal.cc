@@ -17,6 +17,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "base/death_notice.h"
 #include "elastic/error_file/error_record.h"
 #include "elastic/worker/first_error.h"
 
@@ -297,6 +298,9 @@ void LookAtTheStack(int signal) {
   alarm(0);
 }
 
+// Returns true when nothing but the default action follows: the signal then ends the process.
+bool EndsTheProcess(int signal) { return prepared.previous[IndexOf(signal)].sa_handler == SIG_DFL; }
+
 void Report(int signal, const siginfo_t& info) {
   prepared.message.Clear();
   prepared.message.Add("Signal ").AddNumber(static_cast<uint64_t>(signal)).Add(" (");
@@ -305,8 +309,10 @@ void Report(int signal, const siginfo_t& info) {
   AddCause(info, &prepared.message);
   prepared.message.WriteTo(STDERR_FILENO);
   (void)!write(STDERR_FILENO, "\n", 1);
+  if (prepared.has_path) WriteFile();
+  // After the message is on disk: the errors of the peers are later than the cause.
+  if (EndsTheProcess(signal)) GiveDeathNotices();
   if (!prepared.has_path) return;
-  WriteFile();
   LookAtTheStack(signal);
   WriteFile();
 }

@@ -15,6 +15,9 @@ namespace ddp::elastic {
 // allocates nothing and takes no lock. The handler has its own stack on the calling thread: call
 // this from main to report an overflow of the main thread's stack.
 //
+// When no other handler follows, the peers of this process then learn of its end, by the notices of
+// base/death_notice.h and the end of its TCP connections: a core dump may take minutes.
+//
 // The message is on disk before the handler walks the stack. The walk may fault, or be ended after
 // two seconds: the file then holds the message alone. A forked child reports nothing, unless the
 // child calls this function itself. A signal that is ignored stays ignored.

@@ -1,5 +1,6 @@
-// Tests that the error file of a rank that failed because a peer did has "victim": true.
+// Tests the victims of a peer's failure: what their error files say, and when they learn of it.
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -8,12 +9,18 @@
 #include <stdexcept>
 #include <string>
 
+#include <ATen/ops/full.h>
+
 #include "absl/strings/str_cat.h"
+#include "base/death_notice.h"
 #include "ddp/common/error.h"
+#include "ddp/process_group.h"
 #include "elastic/error_file/error_record.h"
+#include "elastic/worker/fatal_signal.h"
 #include "elastic/worker/run_worker.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "testing/ranks/rank_test.h"
 
 namespace ddp::elastic {
 namespace {
@@ -58,6 +65,38 @@ TEST(VictimTest, AllElseIsACause) {
   EXPECT_FALSE(RecordOf([]() -> int { throw ConfigurationError("no such backend"); }).is_victim);
   EXPECT_FALSE(RecordOf([]() -> int { throw std::runtime_error("my own bug"); }).is_victim);
   EXPECT_FALSE(RecordOf([]() -> int { throw 42; }).is_victim);
+}
+
+// Stands for a core dump that takes long: the process keeps its memory, mutexes and descriptors.
+void NeverEnd(void* /*context*/) {
+  for (;;) pause();
+}
+
+// Rank 1 crashes in `crash`, which never returns. Rank 0 waits for rank 1 in a collective, gets the
+// error while rank 1 still exists, and kills rank 1, which the harness expects.
+void ExpectNoWaitFor(const std::function<void()>& crash) {
+  const auto group = init_process_group();
+  at::Tensor pid = at::full({1}, group->rank() == 1 ? int64_t{getpid()} : 0, at::kLong);
+  group->all_reduce(pid);
+  if (group->rank() == 1) crash();
+  EXPECT_THROW(group->all_reduce(at::full({2}, 1.0F)), CommunicationError);
+  EXPECT_EQ(kill(static_cast<pid_t>(pid.item<int64_t>()), SIGKILL), 0);
+}
+
+RANK_TEST(VictimTest, APeerThatDumpsCoreIsNotWaitedFor, .world_size = 2, .killed_rank = 1) {
+  install_fatal_signal_handlers();
+  ExpectNoWaitFor([] {
+    const DeathNotice dump(&NeverEnd, nullptr);
+    raise(SIGSEGV);
+  });
+}
+
+RANK_TEST(VictimTest, APeerThatDumpsCoreIsNotWaitedForOnGloo, .world_size = 2,
+          .environment = {{"DDP_BACKEND", "gloo"}}, .killed_rank = 1) {
+  ExpectNoWaitFor([] {
+    GiveDeathNotices();
+    NeverEnd(nullptr);
+  });
 }
 
 }  // namespace

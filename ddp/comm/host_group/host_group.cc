@@ -119,6 +119,13 @@ void HostGroup::Abort() {
   if (!in_forked_child()) SetEnd(GroupEnd::kAborted, member_);
 }
 
+void HostGroup::TellOfDeath(void* group) {
+  auto* const self = static_cast<HostGroup*>(group);
+  if (self->segment_.row(self->member_).state.load() != static_cast<uint32_t>(MemberState::kLeft)) {
+    self->SetEnd(GroupEnd::kDied, self->member_);
+  }
+}
+
 void HostGroup::RingAll() {
   for (int member = 0; member < size_; ++member) {
     std::atomic<uint32_t>& bell = segment_.row(member).bell;

@@ -18,6 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "base/death_notice.h"
 #include "base/mutex.h"
 #include "ddp/comm/arena/peer_arena.h"
 #include "ddp/comm/host_group/futex.h"
@@ -38,6 +39,8 @@ namespace ddp::internal {
 // as the member lives. When the process is killed, the kernel marks the mutex before it frees the
 // process's memory, whatever the size. Peers that wait read the mark; the thread of a peer sleeps
 // on it, and ends the group for all others. (Linux, Documentation/locking/robust-futex-ABI.)
+// A process that dumps core is marked after the dump. The handler of its fatal signal ends the
+// group before (base/death_notice.h).
 // Until all members hold their mutexes, member 0 also looks at its connections with the others, and
 // each of the others at its connection with member 0.
 //
@@ -179,6 +182,8 @@ class HostGroup {
              int64_t deadline_ns);
 
   void SetEnd(GroupEnd kind, int member);
+  // Ends the group in the handler of a signal that ends this process.
+  static void TellOfDeath(void* group);
   void RingAll();
   // Reads the marks of the kernel. Returns true when the group has ended.
   bool NoticeEnds();
@@ -210,6 +215,7 @@ class HostGroup {
   Background background_ ABSL_GUARDED_BY(background_mutex_);
   std::function<void()> on_end_ ABSL_GUARDED_BY(background_mutex_);
   std::thread thread_;
+  const DeathNotice death_notice_{&TellOfDeath, this};
 };
 
 }  // namespace ddp::internal
