@@ -341,7 +341,8 @@ void Agent::State::Do(const ReportFailureAction& action) {
   Rendezvous::Failure failure = {.generation = round.generation,
                                  .rank = action.rank,
                                  .cause = action.cause,
-                                 .is_victim = action.is_victim};
+                                 .is_victim = action.is_victim,
+                                 .is_unprompted = action.is_unprompted};
   failure.exit_code = action.exit_code;
   failure.instead_of = action.instead_of;
   failure.step = status.highest_step();

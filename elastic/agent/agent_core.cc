@@ -211,6 +211,7 @@ void AgentCore::On(const WorkersStartedEvent& event) {
          .pid = 0,
          .status = {.exit_code = 1},
          .wall_time = event.wall_time,
+         .is_unprompted = true,
          .instead = absl::StrCat("could not be started: ", std::string(event.status.message()))});
     if (living_.empty()) OnAllEnded();
     return;
@@ -242,6 +243,7 @@ void AgentCore::On(const WorkerExitedEvent& event) {
                              .wall_time = event.wall_time,
                              .error_file = event.status.error_file,
                              .is_victim = event.is_victim,
+                             .is_unprompted = event.is_unprompted && phase_ != Phase::kStopping,
                              .said_at = event.said_at,
                              .instead = event.instead};
     const bool came_first = failures_.CameFirst(failure);
@@ -266,6 +268,7 @@ void AgentCore::On(const WorkerHungEvent& event) {
              .status = {.signal = SIGKILL},  // replaced if the worker ends before
              .wall_time = event.wall_time,
              .is_victim = event.is_victim,
+             .is_unprompted = true,
              .instead = event.what});
 }
 
@@ -310,6 +313,7 @@ void AgentCore::ReportFailures() {
       .rank = next->rank,
       .cause = Cause(*next),
       .is_victim = next->is_victim,
+      .is_unprompted = next->is_unprompted,
       .exit_code = ShellExitCode(next->status),
       .timeout = restart_possible ? job_.times.rendezvous_timeout : job_.times.farewell_timeout,
       .instead_of = failures_.told_instead_of()});

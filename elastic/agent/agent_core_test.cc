@@ -230,6 +230,7 @@ class Story final : public ::ddp::testing::StoryPlayer {
         Number(words.at(3));
     exited.is_victim = words.back() == "victim";
     exited.stopped_as_asked = words.back() == "asked";
+    exited.is_unprompted = words.back() == "unprompted";
     if (words.size() > 5 && words.at(4) == "file") {
       exited.said_at = absl::FromUnixSeconds(Number(words.at(5)));
     }

@@ -19,6 +19,7 @@ std::string Describe(const JoinAction& a) { return absl::StrCat("join", Within(a
 
 std::string Describe(const ReportFailureAction& a) {
   return absl::StrCat("report rank ", a.rank, a.is_victim ? " as a victim" : "",
+                      a.is_unprompted ? " unprompted" : "",
                       a.instead_of >= 0 ? absl::StrCat(" instead of rank ", a.instead_of) : "",
                       Within(a.timeout), ": ", a.cause);
 }

@@ -64,6 +64,7 @@ struct WorkerExitedEvent {
   absl::Time wall_time;           // for people
   bool is_victim = false;         // its error record says that a peer failed first
   bool stopped_as_asked = false;  // it saw the request to stop, and its work is not done
+  bool is_unprompted = false;     // it stops at a common step by itself, and had got no signal
   std::string instead = {};       // why the agent ended it: see WorkerFailure
   absl::Time said_at = absl::InfinitePast();  // see WorkerFailure
 };
@@ -106,7 +107,8 @@ struct ReportFailureAction {
   int rank = 0;
   std::string cause;
   bool is_victim = false;
-  int exit_code = 1;  // as a shell reports it
+  bool is_unprompted = false;  // as in Rendezvous::Failure
+  int exit_code = 1;           // as a shell reports it
   absl::Duration timeout;
   // The rank that this node reported before and that failed later than this one; -1: none.
   int instead_of = -1;

@@ -19,6 +19,7 @@ struct WorkerFailure {
   absl::Time wall_time;         // when the agent saw it
   std::string error_file = {};  // error file given to the worker; may not exist
   bool is_victim = false;       // its error record says that a peer failed first
+  bool is_unprompted = false;   // as in Rendezvous::Failure
   // Time of the failure, as its error file says; InfinitePast: there is no such time.
   absl::Time said_at = absl::InfinitePast();
   // A description to use instead of the exit status, where that does not show the fault: "made no

@@ -198,8 +198,9 @@ void WorkerGroup::OnExit(uint64_t generation, int local_rank, const ExitStatus& 
                              .wall_time = absl::Now()};
   // A program may handle the signal and exit with 0 after saving its state. Its work is not done
   // then.
-  event.stopped_as_asked =
-      found->second.signalled_to_stop || found->second.page.Read().stopped_as_asked;
+  const HealthPage::Snapshot page = found->second.page.Read();
+  event.stopped_as_asked = found->second.signalled_to_stop || page.stopped_as_asked;
+  event.is_unprompted = page.stop_aware && !found->second.signalled_to_stop;
   if (const std::string& timer = found->second.timer_ran_out; !timer.empty()) {
     event.instead = absl::StrCat("let its timer '", timer, "' run out");
   }

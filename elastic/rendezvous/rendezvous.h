@@ -106,6 +106,7 @@ class Rendezvous {
     int rank = 0;
     std::string cause;            // one line: "rank 1 was killed by SIGKILL"
     bool is_victim = false;       // its error record says that a peer failed first
+    bool is_unprompted = false;   // no signal and no stop of a drain can have caused it
     int64_t step = -1;            // highest step that a local rank has committed in this generation
     bool progress_known = false;  // whether the workers commit steps at all; if not, ignore `step`
     int exit_code = 1;            // of that worker, as a shell reports it: 128 + N for signal N

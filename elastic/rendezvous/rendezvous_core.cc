@@ -370,7 +370,8 @@ std::vector<std::string> RendezvousCore::ArgsOf(const Requested& what, ScriptNam
                     Step64(failure.step),
                     failure.progress_known ? "1" : "0",
                     absl::StrCat(failure.exit_code),
-                    absl::StrCat(failure.instead_of)};
+                    absl::StrCat(failure.instead_of),
+                    failure.is_unprompted ? "1" : "0"};
           },
           [&](const CompleteRequest& r) -> std::vector<std::string> {
             script = ScriptName::kComplete;

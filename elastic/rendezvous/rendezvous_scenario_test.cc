@@ -9,8 +9,9 @@
 //   b: answer: restart
 //
 // Scripts run in no time, and so do their replies and pushes. Events:
-//   join NODE [nproc=N] [role=R] [host=H] [rank=N] [timeout=D]      fail NODE rank=N [victim]
-//   complete NODE   drain NODE WHY   leave NODE   close NODE WHY         [step=N] [exit=N] CAUSE
+//   join NODE [nproc=N] [role=R] [host=H] [rank=N] [timeout=D]
+//   fail NODE rank=N [victim] [unprompted] [step=N] [exit=N] CAUSE
+//   complete NODE   drain NODE WHY   leave NODE   close NODE WHY
 //   takeback NODE                cancel its request, then take its last report back
 //   cancel NODE     report NODE step=N rate=N [busy=US]
 //   wait D                       time passes
@@ -238,6 +239,7 @@ class Story final : public ::ddp::testing::StoryPlayer {
     Rendezvous::Failure& failure = request.failure;
     failure.generation = generations_[node.core->node()];
     failure.is_victim = TakeFlag(words, "victim");
+    failure.is_unprompted = TakeFlag(words, "unprompted");
     if (const auto value = Take(words, "rank")) failure.rank = Number(*value);
     if (const auto value = Take(words, "instead_of")) failure.instead_of = Number(*value);
     if (const auto value = Take(words, "exit")) failure.exit_code = Number(*value);

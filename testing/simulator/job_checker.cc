@@ -204,7 +204,8 @@ void JobChecker::CheckBudget(const Generation& generation) {
   if (round.charged && before->own_failures == 0) {
     Violate(absl::StrCat(name, ": a membership change was charged: ", round.reason));
   }
-  if (is_quiet_ && !round.charged && before->own_failures > 0 &&
+  const bool is_excused = before->is_excused || (before->is_draining && before->hangs);
+  if (is_quiet_ && !round.charged && before->own_failures > 0 && !is_excused &&
       before->started_us - disturbed_at_us_ > limits_.fencing_us) {
     Violate(absl::StrCat(name, ": a failure was not charged: ", round.reason));
   }

@@ -67,8 +67,11 @@ class JobChecker {
                      int64_t now_us);
 
   // A node was told that all nodes of the generation will stop (OnDrain), or that a worker makes no
-  // progress (OnHang).
-  void OnDrain(const elastic::GenerationId& generation) { At(generation).is_draining = true; }
+  // progress (OnHang). A drain `excuses` failures where workers stop by a signal, or at any step.
+  void OnDrain(const elastic::GenerationId& generation, bool excuses) {
+    At(generation).is_draining = true;
+    At(generation).is_excused = excuses;
+  }
   void OnHang(const elastic::GenerationId& generation, int64_t now_us) {
     ran_well_until_us_ = RanWellUntil(now_us);
     At(generation).hangs = true;
@@ -124,6 +127,7 @@ class JobChecker {
     int ranks_known = 0;
     int own_failures = 0;
     bool is_draining = false;
+    bool is_excused = false;  // its drain excuses failures
     bool hangs = false;
     int64_t started_us = 0;
     int memory_losses_at_start = 0;

@@ -55,7 +55,10 @@ SimulatedNode::SimulatedNode(const Identity& identity, const World& world, Rando
 void SimulatedNode::Start() {
   started_us_ = world_.queue->now_us();
   rendezvous_.Watch([this](const News& news) {
-    if (news.kind == News::Kind::kDrain) world_.checker(job()).OnDrain(news.generation);
+    if (news.kind == News::Kind::kDrain) {
+      const bool stops_at_a_step = world_.story->stop_aware_chance == 1 && news.stop_at_step >= 0;
+      world_.checker(job()).OnDrain(news.generation, /*excuses=*/!stops_at_a_step);
+    }
     CheckNoSpare(news);
     Post(elastic::NewsEvent{news});
   });
@@ -88,6 +91,8 @@ void SimulatedNode::OnWorkerExit(const TrainingModel::Exit& exit) {
     event.status = exit.status;
     event.is_victim = exit.is_victim;
     event.stopped_as_asked = exit.stopped_as_asked;
+    event.is_unprompted = exit.is_unprompted;
+    if (world_.story->commits_steps) highest_step_ = std::max(highest_step_, exit.step);
     Post(event);
   });
 }
@@ -220,6 +225,7 @@ void SimulatedNode::Do(const elastic::ReportFailureAction& action) {
   failure.rank = action.rank;
   failure.cause = action.cause;
   failure.is_victim = action.is_victim;
+  failure.is_unprompted = action.is_unprompted;
   failure.exit_code = action.exit_code;
   failure.instead_of = action.instead_of;
   failure.step = highest_step_;

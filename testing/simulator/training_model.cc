@@ -144,13 +144,15 @@ void TrainingModel::OnStep(Generation& generation) {
   for (const auto& [key, worker] : generation.workers) MissPeers(*worker);
 }
 
-TrainingModel::Exit TrainingModel::ExitOf(const Worker& worker) {
+TrainingModel::Exit TrainingModel::ExitOf(const Worker& worker) const {
   return {.node = worker.node,
           .local_rank = worker.local_rank,
           .rank = worker.rank,
           .pid = worker.pid,
           .generation = worker.generation->id,
-          .by_itself = worker.hangs};
+          .by_itself = worker.hangs,
+          .is_unprompted = is_stop_aware_ && !worker.is_signalled,
+          .step = StepOf(*worker.generation)};
 }
 
 // Ends and destroys `worker`.
@@ -200,7 +202,8 @@ void TrainingModel::MissPeers(Worker& worker) {
 void TrainingModel::Signal(NodeId node, int local_rank, int signal) {
   const auto found = nodes_[node].workers.find(local_rank);
   if (found == nodes_[node].workers.end()) return;
-  const Worker& worker = *found->second;
+  Worker& worker = *found->second;
+  worker.is_signalled = true;
   if (signal != SIGKILL && worker.is_stubborn) return;
   const int64_t delay_us =
       signal == SIGKILL ? 1000 : random_.Exponential(story_->slow_end_s * kSecond);
@@ -235,7 +238,8 @@ bool TrainingModel::Crash(NodeId node) {
                       random_.Between(0, static_cast<int64_t>(host.workers.size()) - 1));
   Worker& worker = *at->second;
   Exit exit = ExitOf(worker);
-  exit.by_itself = true;
+  // After the step at which it was asked to stop, a worker fails because its peers have stopped.
+  exit.by_itself = !worker.stop_at_step.has_value() || exit.step < *worker.stop_at_step;
   if (random_.Chance(0.5)) {
     exit.status.signal = random_.Chance(0.5) ? SIGKILL : SIGSEGV;
   } else {

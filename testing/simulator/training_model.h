@@ -39,6 +39,8 @@ class TrainingModel {
     bool is_victim = false;         // failed because of a peer, and its error says so
     bool stopped_as_asked = false;  // before the work was done
     bool by_itself = false;         // failed by itself
+    bool is_unprompted = false;     // polls for requests to stop, and had got no signal
+    int64_t step = -1;              // last committed step of the generation
     bool with_its_node = false;     // no agent is left to see the end
   };
 
@@ -88,6 +90,7 @@ class TrainingModel {
     bool is_ending = false;
     bool is_stubborn = false;
     bool hangs = false;
+    bool is_signalled = false;
     std::optional<int64_t> stop_at_step;
   };
   struct Generation {
@@ -127,7 +130,7 @@ class TrainingModel {
   int64_t StepOf(const Generation& generation) const;
   void OnStep(Generation& generation);
   void End(Worker& worker, Exit exit);
-  static Exit ExitOf(const Worker& worker);
+  Exit ExitOf(const Worker& worker) const;
 
   const Story* const story_;
   EventQueue* const queue_;

@@ -31,8 +31,11 @@ local take_back_ms = 100
 -- Time in ms that the end of the job still waits for take_back. A restart never waits.
 local held_ms = 0
 
+-- A loss excuses all failures, because peers of a lost node fail before its lease expires. A drain
+-- excuses only failures that it may have caused: report_failure.lua notes these as victims.
 local function is_charged()
-  return J.fail_cause ~= '' and J.change == ''
+  return J.fail_cause ~= '' and
+    (J.change == '' or (J.excused ~= '1' and J.fail_victim ~= '1'))
 end
 
 -- True where this job counts steps. A job that did so once, and now fails before its first step,

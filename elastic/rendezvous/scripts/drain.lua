@@ -1,4 +1,4 @@
--- The node will leave: all nodes stop at a common step. The budget is not charged.
+-- The node will leave: all nodes stop at a common step. That is not charged.
 --
 -- ARGV  10 cause
 -- Outcomes: drain + the step to stop after + cause
@@ -11,5 +11,7 @@ if not is_current or not my_members_row or J.state ~= 'running' then
   return reply('stale')
 end
 redis.call('ZADD', leases, text(now + lease_ms), node)
+redis.call('SADD', key('leaving'), node)
+redis.call('PEXPIRE', key('leaving'), J.ttl_ms)
 start_drain(ARGV[10])
 return reply('drain', J.drain_stop, J.drain)

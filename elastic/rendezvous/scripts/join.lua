@@ -124,7 +124,7 @@ if J.state == 'running' and J.drain == '' then
   if my_members_row then
     -- The member's workers have stopped, without a report.
     local cause = 'node ' .. host .. ' starts again'
-    change(cause)
+    change_unannounced(cause)
     over(cause)
   elseif not kept_out() then
     start_drain('node ' .. host .. ' joins')

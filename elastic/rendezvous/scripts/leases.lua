@@ -30,7 +30,7 @@ local function reap()
     -- The unknown members had a whole lease to register again.
     set('unknown', '0')
     local cause = 'nodes were lost while the store was away'
-    change(cause)
+    change_unannounced(cause)
     over(cause)
   end
   local due = redis.call('ZRANGEBYSCORE', leases, '-inf', '(' .. text(now), 'LIMIT', 0, 500)
@@ -80,11 +80,11 @@ local function adopt()
     set('restarts', text(tonumber(ARGV[5])))
   end
   if seen > num('generation') then
-    redis.call('DEL', members, awaited, completed, busy)
+    redis.call('DEL', members, awaited, completed, busy, key('leaving'))
     local _, groups = string.match(ARGV[8], '^(%d+) (%d+) ')
     local is_mine = my_generation == ARGV[3] and my_nonce == ARGV[4] and groups
     set('state', 'running', 'generation', text(seen), 'nonce', ARGV[4], 'drain', '', 'change', '',
-      'over', '', 'max_step', '-1', 'rate', '0', 'adopted', '1',
+      'excused', '', 'over', '', 'max_step', '-1', 'rate', '0', 'adopted', '1',
       'unknown', is_mine and groups or J.max_nodes, 'frozen_until', text(now + lease_ms))
     forget_failure()
   end

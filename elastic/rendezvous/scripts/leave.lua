@@ -7,7 +7,11 @@ local row = forget(node)
 if J.state ~= 'ended' then
   if row and redis.call('SREM', completed, node) == 0 then
     local cause = 'node ' .. host_of(row) .. ' left'
-    change(cause)
+    if redis.call('SISMEMBER', key('leaving'), node) == 1 then
+      change(cause)
+    else
+      change_unannounced(cause)
+    end
     -- Members whose workers have succeeded take part again: the leaving node's work is still to be
     -- done.
     if J.drain == '' or redis.call('SCARD', completed) > 0 then

@@ -8,6 +8,7 @@
 --       rows       hash: node -> its report for people
 --       busy       sorted set: node -> us of own work per step
 --       strikes, quarantine   see budget.lua
+--       leaving    set: members that have announced in this generation that they will leave
 --       gone       set: nodes that have left for good; their late scripts are void
 --       failures   list: the last failures and losses of the job
 --       news       the channel
@@ -81,7 +82,7 @@ local function expire_all()
   end
   redis.call('PEXPIRE', counter, J.ttl_ms)
   for _, name in ipairs({'job', 'leases', 'joined', 'members', 'awaited', 'completed', 'rows',
-    'busy', 'strikes', 'quarantine', 'gone', 'failures'}) do
+    'busy', 'leaving', 'strikes', 'quarantine', 'gone', 'failures'}) do
     redis.call('PEXPIRE', key(name), J.ttl_ms)
   end
   set('expired_at', text(now + 60000))
@@ -112,11 +113,17 @@ local function end_job(kind, exit_code, reason)
   publish('ended', kind, exit_code, reason, end_host())
 end
 
--- Notes that the membership of the current generation has changed: its end is not charged.
+-- Notes why the membership of the current generation changes.
 local function change(cause)
   if J.change == '' then
     set('change', cause)
   end
+end
+
+-- Notes a change that no drain announced: no failure of this generation is charged.
+local function change_unannounced(cause)
+  change(cause)
+  set('excused', '1')
 end
 
 -- Ends the current generation and notifies all nodes.
@@ -161,7 +168,7 @@ end
 local function miss(name, row, what)
   if redis.call('SREM', completed, name) == 0 then
     local cause = 'node ' .. host_of(row) .. ' ' .. what
-    change(cause)
+    change_unannounced(cause)
     over(cause)
   end
 end

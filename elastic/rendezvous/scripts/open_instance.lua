@@ -47,7 +47,7 @@ local function create(instance)
     'min_nodes', ARGV[11], 'max_nodes', ARGV[12], 'last_call_ms', ARGV[13],
     'no_progress_limit', ARGV[14], 'quarantine_strikes', ARGV[15], 'cooldown_ms', ARGV[16])
   redis.call('HSET', job, 'state', 'forming', 'generation', '0', 'nonce', '', 'restarts', '0',
-    'drain', '', 'drain_stop', '-1', 'change', '', 'over', '', 'reason', '', 'charged', '0',
+    'drain', '', 'drain_stop', '-1', 'change', '', 'excused', '', 'over', '', 'reason', '', 'charged', '0',
     'max_step', '-1', 'rate', '0', 'median', '-1', 'unknown', '0', 'adopted', '0',
     'frozen_until', '0', 'last_call_at', '0', 'expired_at', '0', 'no_progress', '0',
     'counts_steps', '0',

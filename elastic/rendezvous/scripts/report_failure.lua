@@ -4,6 +4,7 @@
 -- ARGV  10 rank, 11 host, 12 cause, 13 whether it is a victim (1 or 0), 14 highest step or -1
 --       15 whether steps are known (1 or 0), 16 exit code
 --       17 the rank that this host has reported before and that failed later, or -1
+--       18 '1': the worker stops by itself at a common step, and had got no signal
 -- Outcomes: restart: join again
 --           stale: the generation is no longer the node's current one
 --           ended + kind + exit code + reason; reopen
@@ -14,8 +15,12 @@ if not is_current or not my_members_row then
   return reply('stale')
 end
 redis.call('ZADD', leases, text(now + lease_ms), node)
-note_failure(ARGV[10], ARGV[11], ARGV[12], ARGV[13], ARGV[14], ARGV[15], ARGV[16],
-  ARGV[17])
+-- In a drain a worker may fail because its peers have stopped, or because it got a signal.
+local is_victim = ARGV[13]
+if J.change ~= '' and (ARGV[18] ~= '1' or tonumber(ARGV[14]) >= num('drain_stop')) then
+  is_victim = '1'
+end
+note_failure(ARGV[10], ARGV[11], ARGV[12], is_victim, ARGV[14], ARGV[15], ARGV[16], ARGV[17])
 over(ARGV[12])
 if is_charged() and num('unknown') == 0 and redis.call('HLEN', members) == 1 and
   redis.call('HLEN', joined) == 0 and verdict() then

@@ -102,7 +102,7 @@ local function write_rows(by_rank)
       offer.nproc, offer.first, world, offer.first_in_role, role_worlds[offer.role], master.port,
       offer.role, offer.host, master.address)
   end
-  redis.call('DEL', members, awaited, completed, busy)
+  redis.call('DEL', members, awaited, completed, busy, key('leaving'))
   call_in_pieces('HSET', members, rows_of)
   call_in_pieces('SADD', awaited, names)
   call_in_pieces('HDEL', joined, names)
@@ -117,7 +117,7 @@ local function start_generation()
   local world = write_rows(by_rank)
   forget_failure()
   set('state', 'running', 'generation', text(num('generation') + 1), 'nonce', ARGV[9],
-    'world_size', text(world), 'drain', '', 'change', '', 'over', '', 'max_step', '-1',
+    'world_size', text(world), 'drain', '', 'change', '', 'excused', '', 'over', '', 'max_step', '-1',
     'rate', '0', 'median', '-1', 'unknown', '0', 'adopted', '0', 'last_call_at', '0')
   expire_all()
   publish('round')
