@@ -71,6 +71,7 @@ DDPRUN_FLAG(lease_ms);
 DDPRUN_FLAG(heartbeat_ms);
 DDPRUN_FLAG(store_outage_timeout);
 DDPRUN_FLAG(max_restarts);
+DDPRUN_FLAG(max_node_losses);
 DDPRUN_FLAG(no_progress_limit);
 DDPRUN_FLAG(quarantine_strikes);
 DDPRUN_FLAG(hang_timeout);

@@ -137,6 +137,7 @@ struct Agent::State {
   absl::Time armed_deadline = absl::InfiniteFuture();
   EventLoop::TimerId deadline_timer = 0;
   absl::Time store_lost_at = absl::InfiniteFuture();
+  int64_t reported_step = -1;
 };
 
 Agent::Agent(LaunchConfig config, Dependencies dependencies)
@@ -294,7 +295,11 @@ void Agent::State::OnNews(const News& news) {
 // Updates the content of the next heartbeat.
 void Agent::State::Report() {
   workers.SetMedianBusy(rendezvous.median_busy_us());
-  rendezvous.SetReport(workers.Report());
+  const NodeReport report = workers.Report();
+  rendezvous.SetReport(report);
+  if (std::exchange(reported_step, report.step) != report.step && report.step >= 0) {
+    Post(StepEvent{});
+  }
 }
 
 void Agent::State::Do(const JoinAction& action) {

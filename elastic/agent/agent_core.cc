@@ -41,8 +41,10 @@ std::string Count(size_t count, const char* what) {
   return absl::StrCat(count, " ", what, count == 1 ? "" : "s");
 }
 
+// Returns true for an end whose cause is on one node: a worker's failure, or a loss.
 bool IsFailureOfAWorker(const JobEnd& end) {
-  return end.kind == JobEnd::Kind::kBudgetSpent || end.kind == JobEnd::Kind::kNoProgress;
+  return end.kind == JobEnd::Kind::kBudgetSpent || end.kind == JobEnd::Kind::kNoProgress ||
+         end.kind == JobEnd::Kind::kNodesLost;
 }
 
 bool IsFailureOfAWorker(JobEndReason end) {
@@ -175,6 +177,7 @@ void AgentCore::OnRound(const Round& round) {
   verdict_.reset();
   over_ = evicted_ = stop_sent_ = kill_sent_ = hurried_ = false;
   work_done_ = true;
+  stepped_at_ = absl::InfinitePast();
   phase_ = Phase::kRunning;
   if (!round_.reason.empty()) {
     decision_.reason =
@@ -432,6 +435,7 @@ void AgentCore::On(const NewsEvent& event) {
       break;
     case News::Kind::kOutOfReach:
       if (store_deadline_ != absl::InfiniteFuture()) break;
+      store_lost_at_ = now_;
       store_deadline_ = now_ + job_.times.store_outage_timeout;
       // This node may never learn whether the other nodes have succeeded too.
       if (phase_ == Phase::kCompleting && !asked_) {
@@ -701,13 +705,16 @@ void AgentCore::LeaveStuck() {
   Leave(shutdown_signal_ != 0 ? JobEndReason::kPreempted : JobEndReason::kCannotStart, text);
 }
 
-// Ends a wait for the store that has lasted too long. Training without a store would go unseen, and
-// no failure in it could be repaired.
+// Ends a wait for the store that has lasted too long, unless workers make steps.
 void AgentCore::OnStoreLost() {
   store_deadline_ = absl::InfiniteFuture();
-  const std::string text = absl::StrCat("the rendezvous was out of reach for ",
-                                        absl::FormatDuration(job_.times.store_outage_timeout));
+  const std::string lost_for =
+      absl::FormatDuration(absl::Trunc(now_ - store_lost_at_, absl::Seconds(1)));
+  std::string text = absl::StrCat("the rendezvous was out of reach for ", lost_for);
   if (phase_ == Phase::kRunning && !living_.empty()) {
+    if (GoesOnWithoutStore(lost_for)) return;
+    absl::StrAppend(&text, ", and the workers made no step for ",
+                    absl::FormatDuration(job_.times.store_outage_timeout));
     decision_.reason = absl::StrCat(text, ": stopping ", Count(living_.size(), "worker"));
     Abandon(JobEndReason::kStoreLost, text);
     deadline_ = now_ + job_.times.shutdown_timeout;
@@ -717,6 +724,20 @@ void AgentCore::OnStoreLost() {
           last_cause_.empty() ? absl::StrCat("the job cannot start: ", text)
                               : absl::StrCat(last_cause_, ", and the job cannot restart: ", text));
   }
+}
+
+// Steps prove that the work goes on. Workers that have told of no step cannot show that it stopped.
+bool AgentCore::GoesOnWithoutStore(const std::string& lost_for) {
+  const absl::Duration patience = job_.times.store_outage_timeout;
+  const bool counts_steps = stepped_at_ != absl::InfinitePast();
+  if (counts_steps && now_ - stepped_at_ >= patience) return false;
+  store_deadline_ = (counts_steps ? stepped_at_ : now_) + patience;
+  if (now_ - store_lost_at_ < 2 * patience) {  // one line is enough
+    decision_.reason =
+        absl::StrCat("the rendezvous has been out of reach for ", lost_for,
+                     ": the workers go on, but no failure of one can be repaired until it is back");
+  }
+  return true;
 }
 
 void AgentCore::Abandon(JobEndReason end, std::string text) {
@@ -752,6 +773,8 @@ void AgentCore::LeaveBecause(JobEnd end) {
                    absl::StrCat(end.reason,
                                 ", and the job makes no progress: its last generations "
                                 "ended without one step"));
+    case JobEnd::Kind::kNodesLost:
+      return Leave(JobEndReason::kBudgetSpent, end.reason);
     case JobEnd::Kind::kClosed:
       return Leave(JobEndReason::kClosed, absl::StrCat("the job was closed: ", end.reason));
   }

@@ -56,7 +56,8 @@ namespace ddp::elastic {
 //
 // When the generation ends in draining or shutting down, the workers get at most `fault_grace`.
 //
-// Loss of the store changes nothing until `store_outage_timeout` has passed. Exception: a node that
+// Loss of the store changes nothing until `store_outage_timeout` has passed, and while workers make
+// steps it changes nothing at all. Exception: a node that
 // waits in completing leaves after 30 s.
 //
 // "All have ended" includes descendants: processes that workers left behind are killed first,
@@ -117,6 +118,7 @@ class AgentCore {
   void On(const WorkerExitedEvent& event);
   void On(const StraysGoneEvent& event);
   void On(const WorkerHungEvent& event);
+  void On(const StepEvent&) { stepped_at_ = now_; }
   void On(const VerdictEvent& event);
   void On(const CompletedEvent& event);
   void On(const DrainedEvent& event);
@@ -150,6 +152,7 @@ class AgentCore {
   void ConcludeShutDown();
   void OnDeadline();
   void OnStoreLost();
+  bool GoesOnWithoutStore(const std::string& lost_for);
   void Abandon(JobEndReason end, std::string text);
   void LeaveBecause(JobEnd end);
   void Leave(JobEndReason end, std::string text);
@@ -170,6 +173,8 @@ class AgentCore {
   absl::Time now_ = absl::InfinitePast();               // of the current Step
   absl::Time deadline_ = absl::InfiniteFuture();        // of the phase
   absl::Time store_deadline_ = absl::InfiniteFuture();  // finite while the store does not answer
+  absl::Time store_lost_at_ = absl::InfinitePast();
+  absl::Time stepped_at_ = absl::InfinitePast();  // last StepEvent of the generation
   // Finite while processes that workers left behind are being killed.
   absl::Time strays_deadline_ = absl::InfiniteFuture();
   Decision decision_;   // being built by the current Step

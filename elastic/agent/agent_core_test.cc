@@ -199,6 +199,7 @@ class Story final : public ::ddp::testing::StoryPlayer {
       return started;
     }
     if (event == "gone") return StraysGoneEvent{};
+    if (event == "step") return StepEvent{};
     if (event == "exit") return MakeExit(words);
     if (event == "hung") {
       return WorkerHungEvent{.local_rank = Number(words.at(1)),

@@ -81,6 +81,9 @@ struct WorkerHungEvent {
   bool is_victim = false;  // it waits for its peers
 };
 
+// A worker of this node has committed a step since the last such event.
+struct StepEvent {};
+
 struct NewsEvent {
   News news;
 };
@@ -94,7 +97,7 @@ struct TickEvent {};
 
 using AgentEvent =
     std::variant<StartEvent, JoinedEvent, WorkersStartedEvent, WorkerExitedEvent, StraysGoneEvent,
-                 WorkerHungEvent, VerdictEvent, CompletedEvent, DrainedEvent, ClosedEvent,
+                 WorkerHungEvent, StepEvent, VerdictEvent, CompletedEvent, DrainedEvent, ClosedEvent,
                  TakenBackEvent, LeftEvent, NewsEvent, SignalEvent, KeeperGoneEvent, TickEvent>;
 
 // Actions of an agent, in the order in which to carry them out. ---------------------------------

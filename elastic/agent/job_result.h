@@ -12,7 +12,7 @@ namespace ddp::elastic {
 enum class JobEndReason {
   kSucceeded,
   kWorkerFailed,       // the job had no restart budget
-  kBudgetSpent,        // the restart budget was spent
+  kBudgetSpent,        // the budget of restarts, or of lost nodes, was spent
   kNoProgress,         // restarting does not help
   kClosed,             // the job was closed, or the rendezvous refused this node
   kRendezvousTimeout,  // not enough nodes joined

@@ -25,7 +25,8 @@ struct RendezvousRules {
   // The first round waits so long for max_nodes after min_nodes have joined.
   absl::Duration last_call = absl::Seconds(30);
   int no_progress_limit = 3;   // charged failures in a row without a step; 0: no limit
-  int quarantine_strikes = 3;  // charged failures of one machine; 0: no quarantine
+  int quarantine_strikes = 3;  // charged failures and losses of one machine; 0: no quarantine
+  int max_node_losses = 1000;  // generations of the job that the loss of a node may end, >= 0
   absl::Duration quarantine_cooldown = absl::Seconds(60);
   absl::Duration lease = absl::Seconds(3);  // a node that is silent for so long is lost
   absl::Duration heartbeat;                 // interval; zero: lease / kHeartbeatsPerLease

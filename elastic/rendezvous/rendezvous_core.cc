@@ -330,7 +330,8 @@ void RendezvousCore::SendOpen() {
        absl::StrCat(options_.job.limits.max_nodes), Milliseconds(options_.job.rules.last_call),
        absl::StrCat(options_.job.rules.no_progress_limit),
        absl::StrCat(options_.job.rules.quarantine_strikes),
-       Milliseconds(options_.job.rules.quarantine_cooldown)}});
+       Milliseconds(options_.job.rules.quarantine_cooldown),
+       absl::StrCat(options_.job.rules.max_node_losses)}});
 }
 
 void RendezvousCore::Send(ScriptName script, const GenerationId& about,
@@ -371,7 +372,10 @@ std::vector<std::string> RendezvousCore::ArgsOf(const Requested& what, ScriptNam
                     failure.progress_known ? "1" : "0",
                     absl::StrCat(failure.exit_code),
                     absl::StrCat(failure.instead_of),
-                    failure.is_unprompted ? "1" : "0"};
+                    // Some nodes hear of a drain late, so workers may be killed before the timeout.
+                    failure.is_unprompted
+                        ? Milliseconds(options_.job.times.shutdown_timeout / 2)
+                        : "0"};
           },
           [&](const CompleteRequest& r) -> std::vector<std::string> {
             script = ScriptName::kComplete;

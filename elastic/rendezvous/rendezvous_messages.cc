@@ -47,7 +47,8 @@ JobEnd MakeEnd(const std::string& kind, const std::string& exit_code, const std:
   using Kind = JobEnd::Kind;
   JobEnd end;
   end.kind = Kind::kClosed;
-  for (const Kind known : {Kind::kSucceeded, Kind::kBudgetSpent, Kind::kNoProgress}) {
+  for (const Kind known :
+       {Kind::kSucceeded, Kind::kBudgetSpent, Kind::kNoProgress, Kind::kNodesLost}) {
     if (kind == JobEndName(known)) end.kind = known;
   }
   int code = 0;

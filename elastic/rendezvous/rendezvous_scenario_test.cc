@@ -114,6 +114,8 @@ class Story final : public ::ddp::testing::StoryPlayer {
     if (const auto value = Take(words, "no_progress"))
       options_.job.rules.no_progress_limit = Number(*value);
     if (const auto value = Take(words, "fingerprint")) options_.job.fingerprint = *value;
+    if (const auto value = Take(words, "max_node_losses"))
+      options_.job.rules.max_node_losses = Number(*value);
     if (const auto value = Take(words, "strikes"))
       options_.job.rules.quarantine_strikes = Number(*value);
     EXPECT_TRUE(words.empty()) << "unknown option " << words[0];

@@ -68,7 +68,7 @@ class RefusedScriptsTest : public ::testing::Test {
     return {ScriptName::kOpenInstance,
             {absl::StrCat(kRun, "instance"), absl::StrCat(kRun, "opened:", token)},
             {kRun, "0", token, "0", "", "86400000", "600000", "3600000", "500000", "3", "1", "2",
-             "0", "3", "3", "60000"}};
+             "0", "3", "3", "60000", "1000"}};
   }
 
   // Returns a call of `node` about the current generation.
@@ -101,7 +101,8 @@ class RefusedScriptsTest : public ::testing::Test {
             Join("d"),
             Transition(ScriptName::kHeartbeat, "a", {"7", "1", "100", "{}", ""}),
             Transition(ScriptName::kHeartbeat, "a", {"7", "1", "", "", ""}),
-            Transition(ScriptName::kReportFailure, "a", {"0", "host-a", "why", "0", "7", "1", "1"}),
+            Transition(ScriptName::kReportFailure, "a",
+                       {"0", "host-a", "why", "0", "7", "1", "1", "-1", "0"}),
             Transition(ScriptName::kComplete, "a", {}),
             Transition(ScriptName::kDrain, "a", {"why"}),
             Transition(ScriptName::kTakeBack, "a", {}),
@@ -201,10 +202,10 @@ TEST_F(RefusedScriptsTest, WithoutTheChannelNothingIsChanged) {
 TEST_F(RefusedScriptsTest, WithoutOneOfTheKeysNothingIsChanged) {
   const std::vector<Call> calls = AllCalls();
   for (const char* missing : {"leases", "joined", "members", "awaited", "completed", "rows", "busy",
-                              "strikes", "quarantine", "gone", "failures"}) {
+                              "strikes", "quarantine", "leaving", "lost", "gone", "failures"}) {
     Rule("resetkeys");
     for (const char* key : {"job", "leases", "joined", "members", "awaited", "completed", "rows",
-                            "busy", "strikes", "quarantine", "gone", "failures"}) {
+                            "busy", "strikes", "quarantine", "leaving", "lost", "gone", "failures"}) {
       if (std::string(key) != missing) Rule(absl::StrCat("~", kJob, key));
     }
     Rule(absl::StrCat("~", kRun, "instance"));

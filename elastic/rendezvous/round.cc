@@ -29,6 +29,8 @@ const char* JobEndName(JobEnd::Kind kind) {
       return "budget_spent";
     case JobEnd::Kind::kNoProgress:
       return "no_progress";
+    case JobEnd::Kind::kNodesLost:
+      return "nodes_lost";
     case JobEnd::Kind::kClosed:
       return "closed";
   }

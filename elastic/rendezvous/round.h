@@ -66,6 +66,7 @@ struct JobEnd {
     kSucceeded,    // all workers of all nodes have succeeded
     kBudgetSpent,  // a worker failed, and no restart is left
     kNoProgress,   // failures in a row without a committed step between them
+    kNodesLost,    // nodes were lost too often
     kClosed,       // a node ended the job: its program cannot be started
   };
   Kind kind = Kind::kClosed;
@@ -75,7 +76,7 @@ struct JobEnd {
   bool operator==(const JobEnd&) const = default;
 };
 
-// Returns "succeeded", "budget_spent", "no_progress" or "closed".
+// Returns "succeeded", "budget_spent", "no_progress", "nodes_lost" or "closed".
 const char* JobEndName(JobEnd::Kind kind);
 
 // Checks a placement that came over the wire: its ranks, sizes and port must be in range and agree

@@ -52,7 +52,9 @@ constexpr Meaning kMeanings[] = {
     {kReasonCannotStart, "this node could not take part: the program, a folder, a port"},
     {kReasonRendezvousTimeout, "not enough nodes came in time"},
     {kReasonClosed, "another node ended the job, or it was over"},
-    {kReasonBudgetSpent, "a worker failed, and all of --max-restarts were spent"},
+    {kReasonBudgetSpent,
+     "a worker failed or a node was lost, and all of --max-restarts or --max-node-losses were"
+     " spent"},
     {kReasonNoProgress, "failures in a row without a step (--no-progress-limit)"},
     {kReasonPreempted, "ddprun was told to stop by a signal"},
     {kReasonStoreLost, "the Redis server was out of reach for too long"},

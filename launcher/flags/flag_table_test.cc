@@ -35,6 +35,7 @@ TEST(FlagTableTest, TheDefaultsOfAllFlags) {
       {"start-method", "spawn"},
       {"lease-ms", "3000"},
       {"store-outage-timeout", "600"},
+      {"max-node-losses", "1000"},
       {"max-restarts", "0"},
       {"no-progress-limit", "3"},
       {"quarantine-strikes", "3"},

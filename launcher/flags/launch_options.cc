@@ -340,6 +340,8 @@ absl::Status ReadFailures(const FlagReader& flags, LaunchOptions& options) {
   elastic::JobSpec& job = options.config.job;
   DDP_ASSIGN_OR_RETURN(const int64_t restarts, flags.Integer("max_restarts", {0, kMaxInt}));
   job.limits.max_restarts = static_cast<int>(restarts);
+  DDP_ASSIGN_OR_RETURN(const int64_t losses, flags.Integer("max_node_losses", {0, kMaxInt}));
+  job.rules.max_node_losses = static_cast<int>(losses);
   DDP_ASSIGN_OR_RETURN(const int64_t limit, flags.Integer("no_progress_limit", {0, kMaxInt}));
   job.rules.no_progress_limit = static_cast<int>(limit);
   DDP_ASSIGN_OR_RETURN(const int64_t strikes, flags.Integer("quarantine_strikes", {0, kMaxInt}));

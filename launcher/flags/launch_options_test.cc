@@ -293,6 +293,7 @@ TEST(LaunchOptionsTest, EveryKeyOfRdzvConfArrives) {
 
 TEST(LaunchOptionsTest, FailuresAndWatching) {
   const LaunchOptions options = Options({{"max_restarts", "7"},
+                                         {"max_node_losses", "9"},
                                          {"no_progress_limit", "0"},
                                          {"quarantine_strikes", "5"},
                                          {"hang_timeout", "0"},
@@ -302,6 +303,7 @@ TEST(LaunchOptionsTest, FailuresAndWatching) {
                                          {"metrics_port", "0"},
                                          {"event_log_handler", "console"}});
   EXPECT_EQ(options.config.job.limits.max_restarts, 7);
+  EXPECT_EQ(options.config.job.rules.max_node_losses, 9);
   EXPECT_EQ(options.config.job.rules.no_progress_limit, 0);
   EXPECT_EQ(options.config.job.rules.quarantine_strikes, 5);
   EXPECT_EQ(options.config.job.hangs.floor, absl::ZeroDuration());
@@ -393,6 +395,7 @@ TEST(LaunchOptionsTest, MistakesNameFlagValueAndWhatIsAllowed) {
       {"heartbeat_ms", "0", "from 1 to"},
       {"store_outage_timeout", "-1", "seconds from 0"},
       {"max_restarts", "-1", "a whole number"},
+      {"max_node_losses", "-1", "a whole number"},
       {"no_progress_limit", "x", "a whole number"},
       {"quarantine_strikes", "1.5", "a whole number"},
       {"hang_timeout", "-1", "seconds from 0"},

@@ -189,6 +189,10 @@ void JobChecker::CheckBudget(const Generation& generation) {
   const Round& round = generation.round;
   const std::string name = Name(round.generation);
   if (round.charged) ++charged_;
+  if (absl::StrContains(round.reason, " was lost")) ++losses_;
+  if (losses_ > limits_.max_node_losses && memory_losses_ == 0) {
+    Violate(absl::StrCat(name, ": ", losses_, " losses, the budget is ", limits_.max_node_losses));
+  }
   if (round.restarts < 0 || round.restarts > limits_.max_restarts + may_be_taken_back_) {
     Violate(absl::StrCat(name, ": ", round.restarts, " restarts, the budget is ",
                          limits_.max_restarts));
@@ -245,7 +249,10 @@ void JobChecker::OnWorkerEnded(NodeId node, const GenerationId& id, int rank, Ca
   const Key key(id.number, id.nonce);
   Generation& generation = generations_[key];
   generation.running.erase(rank);
-  if (cause == Cause::kOwnFailure) ++generation.own_failures;
+  if (cause == Cause::kOwnFailure) {
+    ++generation.own_failures;
+    generation.is_excused |= now_us >= generation.excuses_from_us;
+  }
   --nodes_[node].living_workers;
   if (std::exchange(generation.whole_since_us, -1) >= 0) {
     whole_.erase(std::remove(whole_.begin(), whole_.end(), key), whole_.end());

@@ -22,7 +22,7 @@ namespace ddp::testing {
 //   * in a generation, a rank is there twice or not at all, the ranks of a node are not contiguous,
 //     or nodes differ on the world size, the restarts, the reason, the master or the store
 //   * a survivor gets another group rank, though its own is in range
-//   * there are fewer nodes than MIN, more than MAX, or more restarts than the budget
+//   * there are fewer nodes than MIN, more than MAX, or more restarts or losses than their budgets
 //   * a restart is charged although no worker failed by itself; or it is free although a worker did
 //     and nothing else happened
 //   * a node counts as lost, or workers are stopped, although no fault hit a node, only the store
@@ -37,6 +37,7 @@ class JobChecker {
     int min_nodes = 1;
     int max_nodes = 1;
     int max_restarts = 0;
+    int max_node_losses = 1000;
     bool ranks_are_wanted = false;  // nodes ask for group ranks, so a survivor may move
     // Longest time for which a node in contact with the store may run a generation that is over.
     int64_t fencing_us = 2000000;
@@ -67,10 +68,10 @@ class JobChecker {
                      int64_t now_us);
 
   // A node was told that all nodes of the generation will stop (OnDrain), or that a worker makes no
-  // progress (OnHang). A drain `excuses` failures where workers stop by a signal, or at any step.
-  void OnDrain(const elastic::GenerationId& generation, bool excuses) {
-    At(generation).is_draining = true;
-    At(generation).is_excused = excuses;
+  // progress (OnHang). The drain excuses failures from `excuses_from_us` on.
+  void OnDrain(const elastic::GenerationId& generation, int64_t excuses_from_us) {
+    if (std::exchange(At(generation).is_draining, true)) return;
+    At(generation).excuses_from_us = excuses_from_us;
   }
   void OnHang(const elastic::GenerationId& generation, int64_t now_us) {
     ran_well_until_us_ = RanWellUntil(now_us);
@@ -127,7 +128,8 @@ class JobChecker {
     int ranks_known = 0;
     int own_failures = 0;
     bool is_draining = false;
-    bool is_excused = false;  // its drain excuses failures
+    int64_t excuses_from_us = INT64_MAX;  // see OnDrain
+    bool is_excused = false;              // a failure happened after that
     bool hangs = false;
     int64_t started_us = 0;
     int memory_losses_at_start = 0;
@@ -165,6 +167,7 @@ class JobChecker {
   bool is_quiet_ = true;
   bool nodes_are_sound_ = true;
   int charged_ = 0;
+  int losses_ = 0;  // generations that ended because a node was lost
   int may_be_taken_back_ = 0;
   int64_t disturbed_at_us_ = INT64_MIN / 2;
   int memory_losses_ = 0;

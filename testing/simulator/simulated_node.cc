@@ -23,6 +23,7 @@ namespace {
 
 // Time from the keeper's end to the agent's, as in launcher/process/keeper.cc.
 constexpr int64_t kLastWordUs = 500'000;
+constexpr int64_t kSecond = 1'000'000;
 
 int64_t DrawSkew(const Story& story, Random& random) {
   return story.clock_skew_us == 0 ? 0 : random.Between(-story.clock_skew_us, story.clock_skew_us);
@@ -57,7 +58,8 @@ void SimulatedNode::Start() {
   rendezvous_.Watch([this](const News& news) {
     if (news.kind == News::Kind::kDrain) {
       const bool stops_at_a_step = world_.story->stop_aware_chance == 1 && news.stop_at_step >= 0;
-      world_.checker(job()).OnDrain(news.generation, /*excuses=*/!stops_at_a_step);
+      const int64_t window_us = stops_at_a_step ? world_.story->shutdown_timeout_us / 2 : 0;
+      world_.checker(job()).OnDrain(news.generation, world_.queue->now_us() + window_us - kSecond / 2);
     }
     CheckNoSpare(news);
     Post(elastic::NewsEvent{news});
@@ -182,6 +184,10 @@ void SimulatedNode::Look() {
 void SimulatedNode::Report() {
   elastic::NodeReport report;
   report.step = world_.story->commits_steps ? world_.training->step(identity_.id) : -1;
+  if (report.step > highest_step_) {
+    stepped_us_ = world_.queue->now_us();
+    Post(elastic::StepEvent{});
+  }
   highest_step_ = std::max(highest_step_, report.step);
   if (report.step >= 0 && stepping_since_us_ < 0) stepping_since_us_ = world_.queue->now_us();
   report.steps_per_second = report.step >= 0 ? world_.training->steps_per_second() : 0;

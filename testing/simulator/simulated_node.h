@@ -93,6 +93,8 @@ class SimulatedNode {
   const std::string& job() const { return rendezvous_.job(); }
   const std::string& job_of_workers() const { return job_of_workers_; }
   int64_t started_us() const { return started_us_; }
+  // Time of the last step that the agent has seen of its workers; -1: none.
+  int64_t stepped_us() const { return stepped_us_; }
   // The time for which the node has reported steps of its generation.
   int64_t stepping_for_us() const {
     return stepping_since_us_ < 0 ? 0 : world_.queue->now_us() - stepping_since_us_;
@@ -148,6 +150,7 @@ class SimulatedNode {
   uint64_t start_serial_ = 0;
   uint64_t strays_serial_ = 0;
   int64_t highest_step_ = -1;
+  int64_t stepped_us_ = -1;
 
   std::deque<elastic::AgentEvent> events_;
   bool stepping_ = false;

@@ -87,6 +87,7 @@ class Simulation {
   void Strike(const Fault& fault);
   void Hang(SimulatedNode& node);
   void StrikeNode(const Fault& fault);
+  void LoseAgain(int host, int nproc, int64_t mean_us);
   void StrikeStore(const Fault& fault);
   void ForgetNextRound(const Fault& fault);
   void RestartStore(const Fault& fault, SimulatedStore::Memory memory);
@@ -134,6 +135,7 @@ JobChecker& Simulation::Checker(const std::string& job) {
         JobChecker::Limits{.min_nodes = story_.min_nodes,
                            .max_nodes = story_.max_nodes,
                            .max_restarts = story_.max_restarts,
+                           .max_node_losses = story_.max_node_losses,
                            .ranks_are_wanted = story_.node_ranks,
                            .fencing_us = story_.lease_us + 3 * kSecond,
                            // Less than the story's, because a node's own clock drifts.
@@ -289,8 +291,15 @@ void Simulation::Strike(const Fault& fault) {
     case FaultKind::kStoreRestarted:
     case FaultKind::kStoreRolledBack:
     case FaultKind::kStoreWiped:
+    case FaultKind::kStoreAway:
     case FaultKind::kRoundForgotten:
       return StrikeStore(fault);
+    case FaultKind::kHostLostForever:
+      if (const SimulatedNode* const node = Draw(/*sound_only=*/true); node != nullptr) {
+        ++result_.faults[static_cast<int>(fault.kind)];
+        LoseAgain(node->identity().host, node->identity().nproc, fault.duration_us);
+      }
+      return;
     case FaultKind::kNewcomer:
       ++result_.faults[static_cast<int>(fault.kind)];
       return AddNode(hosts_++, static_cast<int>(random_.Between(1, story_.nproc_max)),
@@ -359,6 +368,23 @@ void Simulation::StrikeNode(const Fault& fault) {
   }
 }
 
+// Ends the agent of the host, as the OOM killer ends a whole pod, and starts another one, again and
+// again.
+void Simulation::LoseAgain(int host, int nproc, int64_t mean_us) {
+  node_was_in_trouble_ = true;
+  for (const auto& [job, checker] : checkers_) checker->OnNodeInTrouble();
+  Disturb();
+  for (const std::unique_ptr<SimulatedNode>& node : nodes_) {
+    if (node->identity().host != host || !node->is_alive()) continue;
+    trace_.Add(node->name(), "*** is lost once more");
+    node->Kill();
+  }
+  AddNode(host, nproc, queue_.now_us() + random_.Exponential(kSecond / 10));
+  if (queue_.now_us() >= story_.faults_end_us) return;
+  queue_.After(kSecond / 10 + random_.Exponential(mean_us),
+               [=, this] { LoseAgain(host, nproc, mean_us); });
+}
+
 void Simulation::Hang(SimulatedNode& node) {
   if (story_.hang_floor_us == 0) return;
   const elastic::GenerationId* const generation = training_.Hang(node.identity().id);
@@ -385,6 +411,7 @@ void Simulation::StrikeStore(const Fault& fault) {
       });
       return;
     case FaultKind::kStoreRestarted:
+    case FaultKind::kStoreAway:
       return RestartStore(fault, SimulatedStore::Memory::kAll);
     case FaultKind::kStoreWiped:
       return RestartStore(fault, SimulatedStore::Memory::kNothing);
@@ -488,7 +515,9 @@ void Simulation::CheckEnd(const SimulatedNode& node) {
       if (story_.max_restarts > 0) wrong("the job may restart");
       break;
     case JobEndReason::kBudgetSpent:
-      if (!memory_was_lost_ && checker.charged() < story_.max_restarts) {
+      if (absl::StrContains(result.reason, "--max-node-losses")) {
+        if (!node_was_in_trouble_) wrong("no node was lost");
+      } else if (!memory_was_lost_ && checker.charged() < story_.max_restarts) {
         wrong(absl::StrCat("only ", checker.charged(), " restarts were charged"));
       }
       break;
@@ -506,6 +535,12 @@ void Simulation::CheckEnd(const SimulatedNode& node) {
       if (story_.no_progress_limit == 0 || !story_.commits_steps) wrong("nobody can know");
       break;
     case JobEndReason::kStoreLost:
+      if (absl::StartsWith(result.reason, "the rendezvous was out of reach") &&
+          queue_.now_us() - node.stepped_us() < story_.store_outage_timeout_us * 9 / 10) {
+        wrong("its workers made steps");
+      }
+      CheckEnoughForARound(node);
+      break;
     case JobEndReason::kRendezvousTimeout:
       CheckEnoughForARound(node);
       break;
@@ -554,8 +589,12 @@ SimulationResult Simulation::Run() {
     trace_.Add("network", "*** is sound from now on");
     store_.Heal();
   });
+  int64_t store_is_back_us = story_.faults_end_us;
+  for (const Fault& fault : story_.faults) {
+    store_is_back_us = std::max(store_is_back_us, fault.at_us + fault.duration_us);
+  }
   const int64_t bound_us =
-      story_.faults_end_us + 30 * kSecond + 2 * story_.rendezvous_timeout_us +
+      store_is_back_us + 30 * kSecond + 2 * story_.rendezvous_timeout_us +
       static_cast<int64_t>(2 * story_.slow_factor * story_.training_s * kSecond) +
       story_.exit_barrier_timeout_us + 2 * story_.shutdown_timeout_us + kSlackUs;
   int64_t at_us = -1;
@@ -571,7 +610,7 @@ SimulationResult Simulation::Run() {
       if (!node->is_alive()) continue;
       Checker(node->job())
           .Violate(absl::StrCat(node->name(), " is still ", node->state_name(), " ",
-                                (bound_us - story_.faults_end_us) / kSecond,
+                                (bound_us - store_is_back_us) / kSecond,
                                 "s after the last fault"));
       break;
     }

@@ -125,6 +125,27 @@ void DrawSlowEffects(Story& story, Random& random) {
   story.kill_timeout_us = random.Between(1, 10) * kSecond;
 }
 
+void AddFault(Story& story, const Fault& fault) {
+  const auto is_later = [&fault](const Fault& other) { return other.at_us > fault.at_us; };
+  story.faults.insert(std::find_if(story.faults.begin(), story.faults.end(), is_later), fault);
+}
+
+// The faults and options that guards of the job are for.
+void DrawGuards(Story& story, Random& random) {
+  if (random.Chance(0.3)) story.max_node_losses = static_cast<int>(random.Between(0, 4));
+  if (story.hosts <= 64 && random.Chance(0.03)) {
+    AddFault(story, {.at_us = random.Between(0, story.faults_end_us),
+                     .kind = FaultKind::kStoreAway,
+                     .duration_us = 15 * 60 * kSecond});
+    story.training_s = static_cast<double>(random.Between(2, 1200));
+  }
+  if (random.Chance(0.1)) {
+    AddFault(story, {.at_us = random.Between(0, story.faults_end_us),
+                     .kind = FaultKind::kHostLostForever,
+                     .duration_us = random.Between(100, 6000) * 1000});
+  }
+}
+
 }  // namespace
 
 const char* FaultName(FaultKind kind) {
@@ -132,7 +153,8 @@ const char* FaultName(FaultKind kind) {
       "worker crash",   "worker hangs",     "host slows",      "agent killed",
       "agent stopped",  "agent terminated", "family killed",   "host lost",
       "host frozen",    "host cut off",     "store paused",    "store restart",
-      "store rollback", "store wiped",      "round forgotten", "newcomer"};
+      "store rollback", "store wiped",      "round forgotten", "newcomer",
+      "store away",     "endless losses"};
   return kNames[static_cast<int>(kind)];
 }
 
@@ -146,6 +168,7 @@ Story MakeStory(uint64_t seed, int hosts) {
   DrawMachines(story, random);
   DrawFaults(story, random);
   DrawSlowEffects(story, random);
+  DrawGuards(story, random);
   return story;
 }
 
@@ -159,6 +182,7 @@ elastic::JobSpec JobOf(const Story& story) {
   job.rules.last_call = absl::Microseconds(story.last_call_us);
   job.rules.no_progress_limit = story.no_progress_limit;
   job.rules.quarantine_strikes = story.quarantine_strikes;
+  job.rules.max_node_losses = story.max_node_losses;
   job.rules.quarantine_cooldown = absl::Microseconds(story.quarantine_cooldown_us);
   job.rules.lease = absl::Microseconds(story.lease_us);
   job.times.rendezvous_timeout = absl::Microseconds(story.rendezvous_timeout_us);

@@ -28,8 +28,10 @@ enum class FaultKind {
   kStoreWiped,       // comes back empty
   kRoundForgotten,   // comes back without the next round; its last joiner got no reply
   kNewcomer,         // another host joins
+  kStoreAway,        // for 15 minutes, with all data
+  kHostLostForever,  // a host is lost, comes back, and is lost again, until the faults end
 };
-inline constexpr int kFaultKinds = 16;
+inline constexpr int kFaultKinds = 18;
 const char* FaultName(FaultKind kind);
 
 struct Fault {
@@ -52,6 +54,7 @@ struct Story {
   int max_restarts = 3;
   int no_progress_limit = 3;
   int quarantine_strikes = 3;
+  int max_node_losses = 1000;
   int64_t quarantine_cooldown_us = 10000000;
   int64_t lease_us = 3000000;
   int64_t last_call_us = 2000000;

@@ -1,7 +1,9 @@
--- The cost of a failure: the job's budget of restarts, the limit of failures without progress, and
--- the strikes of a machine that fails repeatedly.
+-- The cost of a failure or a loss: the job's budgets of restarts and of losses, the limit of
+-- failures without progress, and the strikes of a machine that fails or is lost repeatedly.
 --
--- Keys: strikes     hash: host -> strikes of charged failures, and when; they halve in ten minutes
+-- Keys: strikes     hash: host -> strikes of charged failures and losses, and when; they halve in
+--                   ten minutes
+--       lost        set: hosts that were lost since the job's last step
 --       quarantine  hash: host -> the server's time in ms until which it gets a seat only in need
 local function forget_failure()
   set('fail_cause', '', 'fail_host', '', 'fail_rank', '', 'fail_exit', '', 'fail_victim', '',
@@ -110,12 +112,48 @@ local function is_quarantined(host)
   return false
 end
 
+-- Counts a loss that has ended the generation. It costs no restart, but has limits of its own. A
+-- loss without a step counts as no progress when its host was lost before without a step, or when
+-- as many hosts as the job has seats were. Returns false when the job ends of it.
+local function settle_loss()
+  local host, losses, reason = J.lost_host, num('losses') + 1, J.reason
+  local again = made_no_step() and (redis.call('SADD', key('lost'), host) == 0 or
+    redis.call('SCARD', key('lost')) > num('max_nodes'))
+  local no_progress = num('no_progress') + (again and 1 or 0)
+  set('losses', text(losses), 'no_progress', text(no_progress), 'lost_host', '')
+  redis.call('PEXPIRE', key('lost'), J.ttl_ms)
+  strike(host)
+  local most, limit = num('max_node_losses'), num('no_progress_limit')
+  local kind = losses > most and 'nodes_lost' or
+    again and limit > 0 and no_progress >= limit and 'no_progress'
+  if kind == 'nodes_lost' then
+    reason = string.format('%s, and losses have ended %d generations before (--max-node-losses=%d)',
+      reason, losses - 1, most)
+  elseif not kind and losses * 2 > most then
+    reason = string.format('%s (loss %d of at most %d, --max-node-losses)', reason, losses, most)
+  elseif not kind and again and limit > 0 then
+    reason = string.format('%s (again without a step, %d of %d, --no-progress-limit)', reason,
+      no_progress, limit)
+  end
+  if kind then
+    set('fail_host', host)
+    end_job(kind, '1', reason)
+    return false
+  end
+  set('reason', reason)
+  return true
+end
+
 -- Settles the generation that is over, before the next one begins: sets its `reason`, and whether
 -- it was `charged`. Returns false when the job ends of it, or must wait for take_back before it
 -- ends. With `at_once` it does not wait.
 local function settle(at_once)
   if J.counts_steps ~= '1' and counts_steps() then
     set('counts_steps', '1')
+  end
+  if not made_no_step() then
+    set('no_progress', '0')
+    redis.call('DEL', key('lost'))
   end
   if not is_charged() then
     if J.fail_cause ~= '' then
@@ -124,7 +162,7 @@ local function settle(at_once)
       log_failure('0', J.change)
     end
     set('charged', '0', 'reason', J.change ~= '' and J.change or J.over)
-    return true
+    return J.lost_host == '' or settle_loss()
   end
   local kind = verdict()
   held_ms = kind and not at_once and math.max(0, num('reported_at') + take_back_ms - now) or 0
@@ -139,6 +177,6 @@ local function settle(at_once)
   strike(J.fail_host)
   set('charged_of', J.generation .. '.' .. J.nonce .. ' ' .. J.fail_host)
   set('charged', '1', 'reason', J.fail_cause, 'restarts', text(num('restarts') + 1),
-    'no_progress', made_no_step() and text(num('no_progress') + 1) or '0')
+    'no_progress', text(num('no_progress') + (made_no_step() and 1 or 0)))
   return true
 end

@@ -68,7 +68,7 @@ local function kept_out()
     return 'as a spare: nodes of the job have finished already'
   end
   if is_quarantined(host) and has_other_machines() then
-    return 'as a spare: ' .. host .. ' is in quarantine after repeated failures'
+    return 'as a spare: ' .. host .. ' is in quarantine after repeated failures or losses'
   end
 end
 

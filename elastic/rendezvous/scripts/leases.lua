@@ -84,7 +84,7 @@ local function adopt()
     local _, groups = string.match(ARGV[8], '^(%d+) (%d+) ')
     local is_mine = my_generation == ARGV[3] and my_nonce == ARGV[4] and groups
     set('state', 'running', 'generation', text(seen), 'nonce', ARGV[4], 'drain', '', 'change', '',
-      'excused', '', 'over', '', 'max_step', '-1', 'rate', '0', 'adopted', '1',
+      'excused', '', 'lost_host', '', 'over', '', 'max_step', '-1', 'rate', '0', 'adopted', '1',
       'unknown', is_mine and groups or J.max_nodes, 'frozen_until', text(now + lease_ms))
     forget_failure()
   end

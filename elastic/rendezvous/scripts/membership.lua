@@ -7,7 +7,7 @@
 --       completed  set: the members whose workers have all succeeded, and that have not joined
 --       rows       hash: node -> its report for people
 --       busy       sorted set: node -> us of own work per step
---       strikes, quarantine   see budget.lua
+--       strikes, quarantine, lost   see budget.lua
 --       leaving    set: members that have announced in this generation that they will leave
 --       gone       set: nodes that have left for good; their late scripts are void
 --       failures   list: the last failures and losses of the job
@@ -55,7 +55,8 @@ end
 
 -- Returns the host of the failure that has ended the job, or ''.
 local function end_host()
-  local is_failure = J.end_kind == 'budget_spent' or J.end_kind == 'no_progress'
+  local is_failure = J.end_kind == 'budget_spent' or J.end_kind == 'no_progress' or
+    J.end_kind == 'nodes_lost'
   return is_failure and J.fail_host or ''
 end
 
@@ -82,7 +83,7 @@ local function expire_all()
   end
   redis.call('PEXPIRE', counter, J.ttl_ms)
   for _, name in ipairs({'job', 'leases', 'joined', 'members', 'awaited', 'completed', 'rows',
-    'busy', 'leaving', 'strikes', 'quarantine', 'gone', 'failures'}) do
+    'busy', 'leaving', 'strikes', 'quarantine', 'lost', 'gone', 'failures'}) do
     redis.call('PEXPIRE', key(name), J.ttl_ms)
   end
   set('expired_at', text(now + 60000))
@@ -145,7 +146,7 @@ local function start_drain(cause)
   if num('max_step') >= 0 then
     stop = num('max_step') + math.ceil(num('rate') * 3 * num('heartbeat_ms') / 1000) + 2
   end
-  set('drain', cause, 'drain_stop', text(stop))
+  set('drain', cause, 'drain_stop', text(stop), 'drain_at', text(now))
   change(cause)
   publish('drain', J.drain_stop, cause)
 end
@@ -169,6 +170,9 @@ local function miss(name, row, what)
   if redis.call('SREM', completed, name) == 0 then
     local cause = 'node ' .. host_of(row) .. ' ' .. what
     change_unannounced(cause)
+    if J.lost_host == '' then
+      set('lost_host', host_of(row))
+    end
     over(cause)
   end
 end

@@ -12,6 +12,7 @@
 --       5 fingerprint, '' for none; 6 time to live of the keys in ms, 7 of the request in ms
 --       8 lease in ms, 9 heartbeat in ms, 10 max_restarts, 11 min_nodes, 12 max_nodes
 --       13 last call in ms, 14 no_progress_limit, 15 quarantine_strikes, 16 its cooldown in ms
+--       17 max_node_losses
 -- Reply: {instance, token, lease in ms, max_restarts, min_nodes, max_nodes}: the job's own. The
 --        token is '' where the wanted instance does not exist.
 local server_time = redis.call('TIME')
@@ -45,9 +46,11 @@ local function create(instance)
   redis.call('HSET', job, 'token', token, 'fingerprint', ARGV[5], 'opened', now, 'tick', now,
     'ttl_ms', ARGV[6], 'lease_ms', ARGV[8], 'heartbeat_ms', ARGV[9], 'max_restarts', ARGV[10],
     'min_nodes', ARGV[11], 'max_nodes', ARGV[12], 'last_call_ms', ARGV[13],
-    'no_progress_limit', ARGV[14], 'quarantine_strikes', ARGV[15], 'cooldown_ms', ARGV[16])
+    'no_progress_limit', ARGV[14], 'quarantine_strikes', ARGV[15], 'cooldown_ms', ARGV[16],
+    'max_node_losses', ARGV[17])
   redis.call('HSET', job, 'state', 'forming', 'generation', '0', 'nonce', '', 'restarts', '0',
-    'drain', '', 'drain_stop', '-1', 'change', '', 'excused', '', 'over', '', 'reason', '', 'charged', '0',
+    'drain', '', 'drain_stop', '-1', 'change', '', 'excused', '', 'lost_host', '', 'losses', '0',
+    'over', '', 'reason', '', 'charged', '0',
     'max_step', '-1', 'rate', '0', 'median', '-1', 'unknown', '0', 'adopted', '0',
     'frozen_until', '0', 'last_call_at', '0', 'expired_at', '0', 'no_progress', '0',
     'counts_steps', '0',

@@ -28,6 +28,7 @@ local function refused_for_job(base, name)
     {'SMEMBERS', base .. 'awaited'},
     {'SREM', base .. 'completed', name}, {'SISMEMBER', base .. 'gone', name},
     {'SADD', base .. 'gone', name}, {'SADD', base .. 'leaving', name},
+    {'SADD', base .. 'lost', name},
     {'HSET', base .. 'rows', name, 'v'},
     {'ZADD', base .. 'busy', '1', name}, {'ZCARD', base .. 'busy'},
     {'HSET', base .. 'strikes', 'f', 'v'}, {'HSET', base .. 'quarantine', 'f', 'v'},

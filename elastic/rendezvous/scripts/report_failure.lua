@@ -4,7 +4,8 @@
 -- ARGV  10 rank, 11 host, 12 cause, 13 whether it is a victim (1 or 0), 14 highest step or -1
 --       15 whether steps are known (1 or 0), 16 exit code
 --       17 the rank that this host has reported before and that failed later, or -1
---       18 '1': the worker stops by itself at a common step, and had got no signal
+--       18 time in ms in a drain before workers are killed, where this worker stops by itself at a
+--          common step, and had got no signal; else 0
 -- Outcomes: restart: join again
 --           stale: the generation is no longer the node's current one
 --           ended + kind + exit code + reason; reopen
@@ -15,9 +16,11 @@ if not is_current or not my_members_row then
   return reply('stale')
 end
 redis.call('ZADD', leases, text(now + lease_ms), node)
--- In a drain a worker may fail because its peers have stopped, or because it got a signal.
+-- In a drain a worker may fail because it got a signal, or because its peers have stopped or were
+-- killed.
 local is_victim = ARGV[13]
-if J.change ~= '' and (ARGV[18] ~= '1' or tonumber(ARGV[14]) >= num('drain_stop')) then
+if J.change ~= '' and (tonumber(ARGV[14]) >= num('drain_stop') or
+  now - num('drain_at') >= tonumber(ARGV[18])) then
   is_victim = '1'
 end
 note_failure(ARGV[10], ARGV[11], ARGV[12], is_victim, ARGV[14], ARGV[15], ARGV[16], ARGV[17])
