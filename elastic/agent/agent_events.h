@@ -95,10 +95,10 @@ struct KeeperGoneEvent {};
 // The time of next_deadline() has come.
 struct TickEvent {};
 
-using AgentEvent =
-    std::variant<StartEvent, JoinedEvent, WorkersStartedEvent, WorkerExitedEvent, StraysGoneEvent,
-                 WorkerHungEvent, StepEvent, VerdictEvent, CompletedEvent, DrainedEvent, ClosedEvent,
-                 TakenBackEvent, LeftEvent, NewsEvent, SignalEvent, KeeperGoneEvent, TickEvent>;
+using AgentEvent = std::variant<StartEvent, JoinedEvent, WorkersStartedEvent, WorkerExitedEvent,
+                                StraysGoneEvent, WorkerHungEvent, StepEvent, VerdictEvent,
+                                CompletedEvent, DrainedEvent, ClosedEvent, TakenBackEvent,
+                                LeftEvent, NewsEvent, SignalEvent, KeeperGoneEvent, TickEvent>;
 
 // Actions of an agent, in the order in which to carry them out. ---------------------------------
 

@@ -364,18 +364,13 @@ std::vector<std::string> RendezvousCore::ArgsOf(const Requested& what, ScriptNam
             script = ScriptName::kReportFailure;
             const Rendezvous::Failure& failure = r.failure;
             about = failure.generation;
-            return {absl::StrCat(failure.rank),
-                    OneLine(host_),
-                    OneLine(failure.cause),
-                    failure.is_victim ? "1" : "0",
-                    Step64(failure.step),
-                    failure.progress_known ? "1" : "0",
-                    absl::StrCat(failure.exit_code),
+            return {absl::StrCat(failure.rank), OneLine(host_), OneLine(failure.cause),
+                    failure.is_victim ? "1" : "0", Step64(failure.step),
+                    failure.progress_known ? "1" : "0", absl::StrCat(failure.exit_code),
                     absl::StrCat(failure.instead_of),
                     // Some nodes hear of a drain late, so workers may be killed before the timeout.
-                    failure.is_unprompted
-                        ? Milliseconds(options_.job.times.shutdown_timeout / 2)
-                        : "0"};
+                    failure.is_unprompted ? Milliseconds(options_.job.times.shutdown_timeout / 2)
+                                          : "0"};
           },
           [&](const CompleteRequest& r) -> std::vector<std::string> {
             script = ScriptName::kComplete;

@@ -204,8 +204,9 @@ TEST_F(RefusedScriptsTest, WithoutOneOfTheKeysNothingIsChanged) {
   for (const char* missing : {"leases", "joined", "members", "awaited", "completed", "rows", "busy",
                               "strikes", "quarantine", "leaving", "lost", "gone", "failures"}) {
     Rule("resetkeys");
-    for (const char* key : {"job", "leases", "joined", "members", "awaited", "completed", "rows",
-                            "busy", "strikes", "quarantine", "leaving", "lost", "gone", "failures"}) {
+    for (const char* key :
+         {"job", "leases", "joined", "members", "awaited", "completed", "rows", "busy", "strikes",
+          "quarantine", "leaving", "lost", "gone", "failures"}) {
       if (std::string(key) != missing) Rule(absl::StrCat("~", kJob, key));
     }
     Rule(absl::StrCat("~", kRun, "instance"));

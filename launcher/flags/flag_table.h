@@ -108,15 +108,18 @@ inline constexpr FlagSpec kFlagTable[] = {
      " Lost and joining nodes are free."},
     {"max-node-losses", 0, true, "max_node_losses", HelpGroup::kFailures,
      elastic::RendezvousRules{}.max_node_losses, "N",
-     "How often the loss of a node may make the whole job start its workers again; one more ends the"
+     "How often the loss of a node may make the whole job start its workers again; one more ends "
+     "the"
      " job."},
     {"no-progress-limit", 0, true, "no_progress_limit", HelpGroup::kFailures,
      elastic::RendezvousRules{}.no_progress_limit, "N",
-     "Failures in a row without a step committed that end the job; 0: never. The loss of a host that"
+     "Failures in a row without a step committed that end the job; 0: never. The loss of a host "
+     "that"
      " was lost before without a step counts too. Counts for programs that commit steps."},
     {"quarantine-strikes", 0, true, "quarantine_strikes", HelpGroup::kFailures,
      elastic::RendezvousRules{}.quarantine_strikes, "N",
-     "Failures and losses (halved every 10 minutes) after which a host that caused most of the job's"
+     "Failures and losses (halved every 10 minutes) after which a host that caused most of the "
+     "job's"
      " waits"
      " for 60 s while others suffice; 0: never."},
     {"hang-timeout", 0, true, "hang_timeout", HelpGroup::kFailures,

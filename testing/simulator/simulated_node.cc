@@ -59,7 +59,8 @@ void SimulatedNode::Start() {
     if (news.kind == News::Kind::kDrain) {
       const bool stops_at_a_step = world_.story->stop_aware_chance == 1 && news.stop_at_step >= 0;
       const int64_t window_us = stops_at_a_step ? world_.story->shutdown_timeout_us / 2 : 0;
-      world_.checker(job()).OnDrain(news.generation, world_.queue->now_us() + window_us - kSecond / 2);
+      world_.checker(job()).OnDrain(news.generation,
+                                    world_.queue->now_us() + window_us - kSecond / 2);
     }
     CheckNoSpare(news);
     Post(elastic::NewsEvent{news});

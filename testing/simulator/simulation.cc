@@ -610,8 +610,7 @@ SimulationResult Simulation::Run() {
       if (!node->is_alive()) continue;
       Checker(node->job())
           .Violate(absl::StrCat(node->name(), " is still ", node->state_name(), " ",
-                                (bound_us - store_is_back_us) / kSecond,
-                                "s after the last fault"));
+                                (bound_us - store_is_back_us) / kSecond, "s after the last fault"));
       break;
     }
   }

@@ -150,11 +150,10 @@ void DrawGuards(Story& story, Random& random) {
 
 const char* FaultName(FaultKind kind) {
   static constexpr const char* kNames[kFaultKinds] = {
-      "worker crash",   "worker hangs",     "host slows",      "agent killed",
-      "agent stopped",  "agent terminated", "family killed",   "host lost",
-      "host frozen",    "host cut off",     "store paused",    "store restart",
-      "store rollback", "store wiped",      "round forgotten", "newcomer",
-      "store away",     "endless losses"};
+      "worker crash",     "worker hangs",  "host slows",     "agent killed", "agent stopped",
+      "agent terminated", "family killed", "host lost",      "host frozen",  "host cut off",
+      "store paused",     "store restart", "store rollback", "store wiped",  "round forgotten",
+      "newcomer",         "store away",    "endless losses"};
   return kNames[static_cast<int>(kind)];
 }
 
