@@ -117,9 +117,9 @@ local function start_generation()
   local world = write_rows(by_rank)
   forget_failure()
   set('state', 'running', 'generation', text(num('generation') + 1), 'nonce', ARGV[9],
-    'world_size', text(world), 'drain', '', 'change', '', 'excused', '', 'lost_host', '', 'over', '',
-    'max_step', '-1',
-    'rate', '0', 'median', '-1', 'unknown', '0', 'adopted', '0', 'last_call_at', '0')
+    'world_size', text(world), 'drain', '', 'change', '', 'excused', '', 'lost_host', '',
+    'over', '', 'max_step', '-1', 'rate', '0', 'median', '-1', 'unknown', '0', 'adopted', '0',
+    'last_call_at', '0')
   expire_all()
   publish('round')
 end
