@@ -86,7 +86,9 @@ void ModelTensors::CheckDevices(at::Device device, const std::string& backend) c
           ". One process trains on one GPU: start one process for each GPU, and move the whole "
           "model to one of them with to() first"));
     }
-    if (found.type() != device.type()) {
+    const bool other_index =
+        found.has_index() && device.has_index() && found.index() != device.index();
+    if (found.type() != device.type() || other_index) {
       throw ConfigurationError(absl::StrCat(
           sort, " ", item.name, " is on ", found.str(), ", but the process group (", backend,
           ") works on ", device.str(), ": move the model there with to() first"));

@@ -37,8 +37,8 @@ struct ModelTensors {
   // Adds all parameters and buffers to `metadata`, in order.
   void Describe(ModelMetadata& metadata) const;
 
-  // Throws ConfigurationError when a tensor is sparse or quantized, the tensors are on more than
-  // one device, or their device has another type than `device`. The message names the tensors.
+  // Throws ConfigurationError when a tensor is sparse or quantized, or the tensors are on more than
+  // one device, or on another one than `device`. The message names the tensors.
   void CheckDevices(at::Device device, const std::string& backend) const;
 };
 

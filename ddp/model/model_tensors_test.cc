@@ -127,7 +127,10 @@ TEST(ModelTensorsTest, RefusesDevicesThatAreNotTheGroups) {
       error_of({{"first.weight", On(0)}, {"last.weight", On(1)}}, gpu),
       AllOf(HasSubstr("on several devices: first.weight is on cuda:0, last.weight on cuda:1"),
             HasSubstr("one process for each GPU")));
-  EXPECT_EQ(error_of({{"first.weight", On(1)}, {"last.weight", On(1)}}, gpu), "no error");
+  EXPECT_EQ(error_of({{"first.weight", On(0)}, {"last.weight", On(0)}}, gpu), "no error");
+  EXPECT_EQ(error_of({{"first.weight", On(1)}}, at::kCUDA), "no error");  // any of them
+  EXPECT_THAT(error_of({{"first.weight", On(1)}, {"last.weight", On(1)}}, gpu),
+              HasSubstr("first.weight is on cuda:1, but the process group (nccl) works on cuda:0"));
   EXPECT_THAT(error_of({{"a", at::zeros({1})}, {"b", On(0)}}, at::kCPU),
               HasSubstr("on several types of devices: a is on cpu, b on cuda:0"));
   EXPECT_THAT(error_of({{"a", at::zeros({1})}}, gpu),

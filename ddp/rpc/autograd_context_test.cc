@@ -550,6 +550,35 @@ RANK_TEST(AutogradContextTest, TrainersShareAnObjectsOptimizer, 3) {
   job.workers->shutdown();
 }
 
+RANK_TEST(AutogradContextTest, TheLearningRateOfAnOptimizerChanges, 3) {
+  Job job;
+  if (job.rank() == 0) {
+    const RRef<Shard> shard = remote<Shard>("worker2", false);
+    const Shard local(false);
+    Shard expected(false);
+    torch::optim::Adam reference(expected.parameters(), torch::optim::AdamOptions(0.1));
+    DistributedOptimizer optimizer(adam(0.1), {shard}, local.parameters());
+    EXPECT_EQ(optimizer.learning_rate(), 0.1);
+    for (const double rate : {0.1, 0.025, 0.0, 0.5}) {
+      optimizer.set_learning_rate(rate);
+      reference.param_groups()[0].options().set_lr(rate);
+      AutogradContext context;
+      const at::Tensor ids = Ids(0, 1);
+      context.backward((shard.sync<at::Tensor>("lookup", ids) + local.Lookup(ids)).pow(2).sum());
+      optimizer.step(context);
+      reference.zero_grad();
+      (expected.Lookup(ids) + expected.Lookup(ids).detach()).pow(2).sum().backward();
+      reference.step();
+      const auto remote = shard.sync<std::vector<at::Tensor>>("values");
+      EXPECT_TRUE(torch::equal(remote[0], expected.table)) << "with rate " << rate;
+      EXPECT_TRUE(torch::equal(local.table, expected.table)) << "with rate " << rate;
+    }
+    EXPECT_THROW(optimizer.set_learning_rate(-1), ConfigurationError);
+    EXPECT_EQ(optimizer.learning_rate(), 0.5);
+  }
+  job.workers->shutdown();
+}
+
 RANK_TEST(AutogradContextTest, TheOptimizerOfAnObjectDiesWithIt, 3) {
   Job job;
   if (job.rank() == 0) {

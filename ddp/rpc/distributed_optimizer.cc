@@ -1,5 +1,6 @@
 #include "ddp/rpc/distributed_optimizer.h"
 
+#include <cmath>
 #include <cstdint>
 #include <tuple>
 
@@ -127,8 +128,9 @@ class ContextOptimizer {
 
   const OptimizerSpec& spec() const { return spec_; }
 
-  void Step(const ContextPtr& context) {
+  void Step(const ContextPtr& context, double learning_rate) {
     const MutexLock lock(mutex_);
+    for (auto& group : optimizer_->param_groups()) group.options().set_lr(learning_rate);
     const c10::Dict<at::Tensor, at::Tensor> gradients = context->getGradients();
     std::vector<at::Tensor> before;
     for (const at::Tensor& parameter : parameters_) before.push_back(parameter.grad());
@@ -190,14 +192,14 @@ std::shared_ptr<ContextOptimizer> OptimizerOf(const internal::RemoteObject& obje
   return optimizer;
 }
 
-void StepObject(ContextOptimizer& optimizer, int64_t context) {
+void StepObject(ContextOptimizer& optimizer, int64_t context, double learning_rate) {
   ContextPtr gradients;
   try {
     gradients = DistAutogradContainer::getInstance().retrieveContext(context);
   } catch (const c10::Error&) {
     return;  // no call of the context has come here: no gradient has either
   }
-  optimizer.Step(gradients);
+  optimizer.Step(gradients, learning_rate);
 }
 
 // The beginning of the arguments of each function here.
@@ -238,9 +240,18 @@ DistributedOptimizer::DistributedOptimizer(OptimizerSpec spec,
       objects_(std::move(objects)),
       local_(local.empty() ? nullptr : std::make_unique<Local>(spec_, std::move(local))) {
   if (local_ == nullptr) Make(spec_, {at::empty({0})});  // refuses an unknown one
+  set_learning_rate(spec_.options.at(0));
 }
 
 DistributedOptimizer::~DistributedOptimizer() = default;
+
+void DistributedOptimizer::set_learning_rate(double rate) {
+  if (!std::isfinite(rate) || rate < 0) {
+    throw ConfigurationError("the learning rate must be finite and not negative, not " +
+                             std::to_string(rate));
+  }
+  learning_rate_ = rate;
+}
 
 void DistributedOptimizer::step(const AutogradContext& context) {
   const auto transport = internal::Transport::Get();
@@ -248,10 +259,12 @@ void DistributedOptimizer::step(const AutogradContext& context) {
   for (const RemoteParameters& object : objects_) {
     std::vector<c10::IValue> arguments = Arguments(object, spec_);
     arguments.emplace_back(context.id());
+    arguments.emplace_back(learning_rate_);
     steps.push_back(transport->Send(object.use->owner(), kStep, std::move(arguments)));
   }
   if (local_ != nullptr) {
-    local_->Step(DistAutogradContainer::getInstance().retrieveContext(context.id()));
+    local_->Step(DistAutogradContainer::getInstance().retrieveContext(context.id()),
+                 learning_rate_);
   }
   for (size_t i = 0; i < steps.size(); ++i) {
     transport->Receive(*steps[i], objects_[i].use->owner(), kStep);
@@ -291,7 +304,8 @@ namespace internal {
 void AddOptimizerFunctions(Registry& registry) {
   using Arguments = Registry::Arguments;
   registry.Add(kStep, [](ObjectTable& objects, const Arguments& arguments) {
-    StepObject(*OptimizerOf(objects, arguments), Value<int64_t>::From(arguments.at(3)));
+    StepObject(*OptimizerOf(objects, arguments), Value<int64_t>::From(arguments.at(3)),
+               Value<double>::From(arguments.at(4)));
     return c10::IValue();
   });
   registry.Add(kState, [](ObjectTable& objects, const Arguments& arguments) {

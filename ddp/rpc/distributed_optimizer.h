@@ -69,6 +69,13 @@ class DistributedOptimizer {
   // `.grad` as it was, also after an error.
   void step(const AutogradContext& context);
 
+  // The learning rate of this worker's later steps, on the objects and on the local parameters. It
+  // is that of the spec before set_learning_rate(). Workers that share an object may use different
+  // rates: a step uses the rate of the worker that makes it. Throws ConfigurationError for a rate
+  // that is negative or not finite. A checkpoint of the state does not hold the rate.
+  double learning_rate() const { return learning_rate_; }
+  void set_learning_rate(double rate);
+
   // Returns a copy of the state of an object's optimizer, or sets it. Any worker may call them,
   // also before the first step, and for any object of this spec. Block until the owner has
   // answered. Throw as step(); load_state() a RemoteError for a list of other lengths, types or
@@ -88,6 +95,7 @@ class DistributedOptimizer {
   const OptimizerSpec spec_;
   const std::vector<RemoteParameters> objects_;
   const std::unique_ptr<Local> local_;
+  double learning_rate_;
 };
 
 namespace internal {
