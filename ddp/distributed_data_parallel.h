@@ -14,6 +14,7 @@
 
 #include "ddp/comm_hook.h"
 #include "ddp/logging_data.h"
+#include "ddp/model/unique_parameters.h"
 #include "ddp/options.h"
 #include "ddp/tensor_traversal.h"
 
@@ -317,8 +318,14 @@ class DistributedDataParallel : public internal::DataParallelHandle {
 
   // ---- Functions of torch::nn::Module, applied to the module.
 
-  auto parameters(bool recurse = true) const { return Bare().parameters(recurse); }
-  auto named_parameters(bool recurse = true) const { return Bare().named_parameters(recurse); }
+  // A parameter with several names is there once, under the first, as in PyTorch: an optimizer over
+  // the module's own list would step it once for each name.
+  std::vector<at::Tensor> parameters(bool recurse = true) const {
+    return internal::UniqueParameters(Bare().parameters(recurse));
+  }
+  auto named_parameters(bool recurse = true) const {
+    return internal::UniqueNamedParameters(Bare().named_parameters(recurse));
+  }
   auto buffers(bool recurse = true) const { return Bare().buffers(recurse); }
   auto named_buffers(bool recurse = true) const { return Bare().named_buffers(recurse); }
   auto modules(bool include_self = true) const { return Bare().modules(include_self); }

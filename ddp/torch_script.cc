@@ -1,7 +1,6 @@
 #include "ddp/torch_script.h"
 
 #include <iterator>
-#include <unordered_set>
 #include <utility>
 
 #include "ddp/model/jit_module_view.h"
@@ -117,10 +116,18 @@ torch::jit::Module DistributedDataParallel<torch::jit::Module>::module() const {
 std::vector<at::Tensor> DistributedDataParallel<torch::jit::Module>::parameters(
     bool recurse) const {
   std::vector<at::Tensor> parameters;
-  std::unordered_set<const c10::TensorImpl*> seen;
-  const torch::jit::parameter_list all = module().parameters(recurse);
-  for (const at::Tensor& parameter : all) {
-    if (seen.insert(parameter.unsafeGetTensorImpl()).second) parameters.push_back(parameter);
+  for (torch::jit::NameTensor& item : named_parameters(recurse)) {
+    parameters.push_back(std::move(item.value));
+  }
+  return parameters;
+}
+
+std::vector<torch::jit::NameTensor> DistributedDataParallel<torch::jit::Module>::named_parameters(
+    bool recurse) const {
+  internal::SeenTensors seen;
+  std::vector<torch::jit::NameTensor> parameters;
+  for (const torch::jit::NameTensor& item : module().named_parameters(recurse)) {
+    if (seen.IsNew(item.value)) parameters.push_back(item);
   }
   return parameters;
 }

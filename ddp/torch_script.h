@@ -87,13 +87,14 @@ class DistributedDataParallel<torch::jit::Module> : public internal::DataParalle
   // Returns the parameters for an optimizer. A parameter that the module has under several names is
   // in the list once: LibTorch's optimizers would step a repeated parameter twice.
   std::vector<at::Tensor> parameters(bool recurse = true) const;
+  // The same with the first name of each.
+  std::vector<torch::jit::NameTensor> named_parameters(bool recurse = true) const;
 
   // Drops the gradients; with set_to_none=false, sets them to zero.
   void zero_grad(bool set_to_none = true);
 
   // ---- Functions of torch::jit::Module, applied to the module.
 
-  auto named_parameters(bool recurse = true) const { return module().named_parameters(recurse); }
   auto buffers(bool recurse = true) const { return module().buffers(recurse); }
   auto named_buffers(bool recurse = true) const { return module().named_buffers(recurse); }
   auto modules() const { return module().modules(); }

@@ -655,6 +655,37 @@ THREAD_RANK_TEST(BackwardModesTest, SharedAndCheckpointedParameters, 2) {
   }
 }
 
+struct TiedImpl : torch::nn::Module {
+  TiedImpl() {
+    first = register_module("first", torch::nn::Linear(3, 3));
+    again = register_parameter("again", first->weight);
+    bias = register_parameter("bias", torch::zeros({3}));
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    return torch::linear(torch::tanh(first->forward(x)), again, bias).pow(2).sum();
+  }
+  torch::nn::Linear first{nullptr};
+  torch::Tensor again, bias;
+};
+TORCH_MODULE(Tied);
+
+// A tied weight is in the wrapper's lists once: an optimizer of the list steps it once.
+THREAD_RANK_TEST(BackwardModesTest, ATiedParameterIsListedOnce, 1, 2) {
+  Tied net;
+  Randomize(*net, 7);
+  DistributedDataParallel model(net, group);
+  EXPECT_EQ(net->parameters().size(), 4u) << "LibTorch's own list has it twice";
+  EXPECT_THAT(model->named_parameters().keys(),
+              ::testing::ElementsAre("again", "bias", "first.bias"));
+  ASSERT_EQ(model->parameters().size(), 3u);
+  EXPECT_TRUE(model->parameters()[0].is_same(net->first->weight));
+  torch::optim::SGD optimizer(model->parameters(), 0.1);
+  model.forward(Input(group->rank(), 0)).backward();
+  const at::Tensor expected = (net->first->weight - 0.1 * net->first->weight.grad()).detach();
+  optimizer.step();
+  EXPECT_TRUE(torch::allclose(net->first->weight, expected));
+}
+
 struct WordsImpl : torch::nn::Module {
   WordsImpl() {
     words = register_module("words",
