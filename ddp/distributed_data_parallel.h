@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 #include <type_traits>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -14,7 +15,6 @@
 
 #include "ddp/comm_hook.h"
 #include "ddp/logging_data.h"
-#include "ddp/model/unique_parameters.h"
 #include "ddp/options.h"
 #include "ddp/tensor_traversal.h"
 
@@ -198,6 +198,40 @@ class DataParallelHandle {
   std::shared_ptr<ModelSynchronizer> synchronizer_;
   std::shared_ptr<torch::nn::Module> base_module_;  // null: the module has another type
 };
+
+// Finds the tensors that it has seen before. Undefined tensors are all new.
+class SeenTensors {
+ public:
+  bool IsNew(const at::Tensor& tensor) {
+    return !tensor.defined() || seen_.insert(tensor.unsafeGetTensorImpl()).second;
+  }
+
+ private:
+  std::unordered_set<const at::TensorImpl*> seen_;
+};
+
+// Return the parameters of a module without repeats, as PyTorch's Module.parameters() does. In
+// LibTorch, a tensor with several names (a tied weight) is in the list once for each name, and an
+// optimizer of that list steps it once for each. The first name stays.
+inline std::vector<at::Tensor> UniqueParameters(const std::vector<at::Tensor>& all) {
+  SeenTensors seen;
+  std::vector<at::Tensor> unique;
+  for (const at::Tensor& tensor : all) {
+    if (seen.IsNew(tensor)) unique.push_back(tensor);
+  }
+  return unique;
+}
+
+// `Parameters` is LibTorch's ordered dictionary from names to tensors.
+template <typename Parameters>
+Parameters UniqueNamedParameters(const Parameters& all) {
+  SeenTensors seen;
+  Parameters unique;
+  for (const auto& item : all) {
+    if (seen.IsNew(item.value())) unique.insert(item.key(), item.value());
+  }
+  return unique;
+}
 
 }  // namespace internal
 
