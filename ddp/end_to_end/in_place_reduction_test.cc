@@ -3,10 +3,16 @@
 // average that one process computes.
 #include <torch/torch.h>
 
+#include <cstdint>
+#include <cstdlib>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/time/time.h"
+#include "base/clock.h"
 #include "ddp/distributed_data_parallel.h"
 #include "ddp/process_group.h"
 #include "gmock/gmock.h"
@@ -18,8 +24,10 @@
 namespace ddp {
 namespace {
 
+using ::ddp::testing::NewStoreUrl;
 using ::ddp::testing::Randomize;
 using ::ddp::testing::RandomNumbers;
+using ::ddp::testing::RanksSucceed;
 using ::ddp::testing::RankTestOptions;
 using ::ddp::testing::SameOnAllRanks;
 using ::testing::HasSubstr;
@@ -158,6 +166,207 @@ RANK_TEST(InPlaceReductionTest, ModelsComeAndGoBesideOneThatStays, InSharedMemor
     EXPECT_THAT(goes.strategy(), HasSubstr("in place")) << round;
   }
   stays.Step(0);
+}
+
+// ---- Parameters that several live models reduce in one backward.
+
+// Sets a hook on the gradient of `parameter`, behind those of the models so far. It spins until
+// other ranks have changed the gradient, for 2 ms at most: a model behind it then reads that.
+class LateHook : public torch::autograd::FunctionPostHook {
+ public:
+  static void Set(const Tensor& parameter) {
+    torch::autograd::impl::grad_accumulator(parameter)->add_post_hook(
+        std::make_unique<LateHook>(parameter));
+  }
+  explicit LateHook(Tensor parameter) : parameter_(std::move(parameter)) {}
+
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
+                                            const torch::autograd::variable_list&) override {
+    const volatile float* const first = parameter_.grad().const_data_ptr<float>();
+    const float before = *first;
+    const int64_t end_ns = MonotonicNanoseconds() + 2'000'000;
+    while (*first == before && MonotonicNanoseconds() < end_ns) {
+    }
+    return outputs;
+  }
+
+ private:
+  const Tensor parameter_;
+};
+
+using LinearModel = DistributedDataParallel<torch::nn::LinearImpl>;
+
+// A module around a wrapped one.
+struct OuterImpl : torch::nn::Module {
+  OuterImpl(const torch::nn::Linear& encoder, std::shared_ptr<LinearModel> inner)
+      : wrapped(std::move(inner)) {
+    register_module("encoder", encoder);
+  }
+  Tensor forward(const Tensor& x) { return wrapped->forward(x); }
+  std::shared_ptr<LinearModel> wrapped;
+};
+
+using SharedOptions = std::pair<DistributedDataParallelOptions, DistributedDataParallelOptions>;
+
+// Rank r's gradient is 2 * (1 + r) for two models: the average, once, is size + 1.
+void TrainTwoModelsOfOneModule(const std::shared_ptr<ProcessGroup>& group, int width,
+                               const SharedOptions& options) {
+  torch::nn::Linear net(torch::nn::LinearOptions(width, width).bias(false));
+  LinearModel a(net, group, options.first);
+  if (group->rank() == 0) LateHook::Set(net->weight);
+  LinearModel b(net, group, options.second);
+  const Tensor x = torch::full({1, width}, 1.0 + group->rank());
+  const auto expect = [&](double value, const char* when) {
+    EXPECT_TRUE(torch::allclose(net->weight.grad(), torch::full({width, width}, value)))
+        << when << ", width " << width << ", " << net->weight.grad().flatten()[0].item<float>();
+  };
+  const int size = group->size();
+  for (int step = 0; step < 4; ++step) {
+    net->zero_grad(/*set_to_none=*/step % 2 == 0);
+    (a.forward(x).sum() + b.forward(x).sum()).backward();
+    expect(size + 1, "both");
+  }
+  net->zero_grad();
+  if (!options.first.static_graph) {
+    const auto local_a = a.no_sync();
+    const auto local_b = b.no_sync();
+    (a.forward(x).sum() + b.forward(x).sum()).backward();
+    expect(2 * (1 + group->rank()), "no_sync");
+  } else {
+    (a.forward(x).sum() + b.forward(x).sum()).backward();
+  }
+  (a.forward(x).sum() + b.forward(x).sum()).backward();
+  if (!options.first.static_graph) expect(2 * (size + 1), "accumulated");
+}
+
+void TrainModelsOfOneModule() {
+  const auto group = init_process_group();
+  for (const int width : {8, 64, 256}) {
+    const auto train = [&](const SharedOptions& options) {
+      TrainTwoModelsOfOneModule(group, width, options);
+    };
+    train({});
+    train({{.find_unused_parameters = true}, {.find_unused_parameters = true}});
+    train({{.static_graph = true}, {.static_graph = true}});
+    train({{.gradient_as_bucket_view = true}, {}});
+    train({{}, {.gradient_as_bucket_view = true}});
+    train({{.gradient_as_bucket_view = true}, {.gradient_as_bucket_view = true}});
+    train({{}, {.reduce_in_place = false}});
+  }
+  TrainTwoModelsOfOneModule(group, 1024, {});
+}
+
+RANK_TEST(SharedParameterTest, IsAveragedOnceInSharedMemory, InSharedMemory({{1, 2, 3, 4}})) {
+  TrainModelsOfOneModule();
+}
+
+RANK_TEST(SharedParameterTest, IsAveragedOnceOverGloo, .world_size = {1, 2, 3, 4},
+          .environment = {{"DDP_BACKEND", "gloo"}}) {
+  TrainModelsOfOneModule();
+}
+
+RANK_TEST(SharedParameterTest, AWrapperInAWrapperAveragesOnce, InSharedMemory({{2, 3}})) {
+  const auto group = init_process_group();
+  torch::nn::Linear net(torch::nn::LinearOptions(64, 64).bias(false));
+  const auto inner = std::make_shared<LinearModel>(net, group);
+  if (group->rank() == 0) LateHook::Set(net->weight);
+  const auto outer = std::make_shared<OuterImpl>(net, inner);
+  DistributedDataParallel<OuterImpl> model(outer, group);
+  for (int step = 0; step < 4; ++step) {
+    net->zero_grad();
+    model.forward(torch::full({2, 64}, 1.0 + group->rank())).sum().backward();
+    EXPECT_TRUE(torch::allclose(net->weight.grad(), torch::full({64, 64}, group->size() + 1.0)));
+  }
+}
+
+// A second model comes for every second step, and is gone in the next one.
+RANK_TEST(SharedParameterTest, BelongsToOneModelAgainWhenTheOtherDies, InSharedMemory({{2, 3}})) {
+  const auto group = init_process_group();
+  torch::nn::Linear net(torch::nn::LinearOptions(64, 64).bias(false));
+  LinearModel a(net, group);
+  const Tensor x = torch::full({1, 64}, 1.0 + group->rank());
+  for (int step = 0; step < 4; ++step) {
+    net->zero_grad();
+    auto b = std::make_optional<LinearModel>(net, group);
+    const Tensor other = step % 2 == 0 ? net->forward(x) : b->forward(x);
+    if (step % 2 == 0) b.reset();
+    (a.forward(x).sum() + other.sum()).backward();
+    EXPECT_TRUE(torch::allclose(net->weight.grad(), torch::full({64, 64}, group->size() + 1.0)));
+    const bool copied = a.logging_data().reduction_strategy.find("copied") != std::string::npos;
+    if (step < 2) EXPECT_EQ(copied, step == 1) << a.logging_data().reduction_strategy;
+  }
+}
+
+// An encoder, which is a model itself, and two models with heads of their own.
+struct HeadImpl : torch::nn::Module {
+  HeadImpl(const torch::nn::Linear& shared, int width)
+      : encoder(register_module("encoder", shared)),
+        head(register_module("head", torch::nn::Linear(64, width))) {}
+  Tensor forward(const Tensor& x) { return head->forward(encoder->forward(x)); }
+  torch::nn::Linear encoder, head;
+};
+TORCH_MODULE(Head);
+
+int SoakSteps() {
+  const char* const wanted = std::getenv("DDP_TEST_SOAK_STEPS");
+  return wanted == nullptr ? 40 : std::atoi(wanted);
+}
+
+// Three models, any of which may take part in a step.
+RANK_BODY(ThreeModels) {
+  const auto group = init_process_group();
+  torch::manual_seed(1);
+  torch::nn::Linear encoder(64, 64);
+  Head small(encoder, 8);
+  Head large(encoder, 512);
+  LinearModel a(encoder, group);
+  if (group->rank() == 0) LateHook::Set(encoder->weight);
+  DistributedDataParallel<HeadImpl> b(small, group);
+  DistributedDataParallel<HeadImpl> c(large, group);
+  std::vector<Tensor> parameters = encoder->parameters();
+  for (const Tensor& tensor : small->head->parameters()) parameters.push_back(tensor);
+  for (const Tensor& tensor : large->head->parameters()) parameters.push_back(tensor);
+  for (int step = 0; step < SoakSteps() && !::testing::Test::HasFailure(); ++step) {
+    const int part = 1 + step % 7;
+    const auto loss = [&](auto& first, auto& second, auto& third, int rank) {
+      const Tensor x = torch::full({4, 64}, (1.0 + rank + step % 5) / 64);
+      Tensor sum = torch::zeros({});
+      if ((part & 1) != 0) sum = sum + first.forward(x).pow(2).sum();
+      if ((part & 2) != 0) sum = sum + second.forward(x).pow(2).sum();
+      if ((part & 4) != 0) sum = sum + third.forward(x).pow(2).sum();
+      return sum;
+    };
+    std::vector<Tensor> expected;
+    for (int rank = 0; rank < group->size(); ++rank) {
+      const std::vector<Tensor> local = torch::autograd::grad(
+          {loss(*encoder, *small, *large, rank)}, parameters, {}, {}, false, /*allow_unused=*/true);
+      for (size_t i = 0; i < local.size(); ++i) {
+        if (rank == 0) expected.emplace_back();
+        if (!local[i].defined()) continue;
+        const Tensor part_of = local[i] / group->size();
+        expected[i] = expected[i].defined() ? expected[i] + part_of : part_of;
+      }
+    }
+    for (Tensor& parameter : parameters) parameter.mutable_grad().reset();
+    loss(a, b, c, group->rank()).backward();
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      const Tensor& gradient = parameters[i].grad();
+      ASSERT_EQ(gradient.defined(), expected[i].defined()) << "step " << step << ", " << i;
+      if (!gradient.defined()) continue;
+      ASSERT_TRUE(torch::allclose(gradient, expected[i], 1e-4, 1e-6))
+          << "step " << step << ", parameter " << i << ", models " << part;
+    }
+  }
+}
+
+// DDP_TEST_SOAK_STEPS sets the number of steps.
+TEST(SharedParameterTest, SoakOfThreeModels) {
+  EXPECT_TRUE(
+      RanksSucceed({.world_size = 3,
+                    .body = "ThreeModels",
+                    .store_url = NewStoreUrl(),
+                    .environment = {{"DDP_BACKEND", "shm"}},
+                    .deadline = absl::Seconds(120) + SoakSteps() * absl::Milliseconds(50)}));
 }
 
 }  // namespace

@@ -52,6 +52,7 @@ Reducer::Reducer(std::vector<Parameter> parameters, std::shared_ptr<ReducerGroup
                  Options options)
     : parameters_(std::move(parameters)),
       tensors_(TensorsOf(parameters_)),
+      uses_(AddressesOf(tensors_)),
       options_(std::move(options)),
       make_buckets_(options_.make_buckets ? options_.make_buckets : FlatBuckets::MakerOf({})),
       descriptions_(DescribeTensors(tensors_, Sparse())),
@@ -96,6 +97,12 @@ std::vector<at::Tensor> Reducer::TensorsOf(const std::vector<Parameter>& paramet
   return tensors;
 }
 
+std::vector<const void*> Reducer::AddressesOf(const std::vector<at::Tensor>& tensors) {
+  std::vector<const void*> addresses;
+  for (const at::Tensor& tensor : tensors) addresses.push_back(tensor.unsafeGetTensorImpl());
+  return addresses;
+}
+
 std::vector<bool> Reducer::Sparse() const {
   std::vector<bool> sparse;
   for (const Parameter& parameter : parameters_) sparse.push_back(parameter.sparse);
@@ -129,7 +136,8 @@ void Reducer::SetPlan(BucketPlan plan) {
             .parameters = tensors_,
             .sparse = Sparse(),
             .sums_map = core_.finds_unused() && !options_.skip_unused_buckets,
-            .communicator = [group = group_]() -> Communicator& { return group->communicator(); }});
+            .communicator = [group = group_]() -> Communicator& { return group->communicator(); },
+            .uses = &uses_});
   hook_.SetPlan(this->plan());
   core_.SetPlan(this->plan());
   SetMapCarrier();

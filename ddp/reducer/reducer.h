@@ -18,6 +18,7 @@
 #include "ddp/reducer/buckets/bucket_plan.h"
 #include "ddp/reducer/buckets/bucket_tuning.h"
 #include "ddp/reducer/buckets/gradient_buckets.h"
+#include "ddp/reducer/buckets/parameter_uses.h"
 #include "ddp/reducer/comm_hook_launcher.h"
 #include "ddp/reducer/gradient_hooks.h"
 #include "ddp/reducer/pass/forward_record.h"
@@ -219,6 +220,7 @@ class Reducer final : private BackwardWatch::Observer, private GradientHooks::Ob
   void OnGradient(int parameter, const at::Tensor& input) override;
 
   void Clear(std::shared_ptr<ReducerGroup> group, bool unsettled);
+  static std::vector<const void*> AddressesOf(const std::vector<at::Tensor>& tensors);
   static std::vector<at::Tensor> TensorsOf(const std::vector<Parameter>& parameters);
   std::vector<std::string> Names() const;
   std::vector<bool> Sparse() const;
@@ -261,6 +263,7 @@ class Reducer final : private BackwardWatch::Observer, private GradientHooks::Ob
   // parameters_, tensors_ and options_ are constant. The others change in FollowParameters() only.
   const std::vector<Parameter> parameters_;
   const std::vector<at::Tensor> tensors_;  // of parameters_
+  const ParameterUses uses_;               // of tensors_
   const Options options_;
   const GradientBuckets::Factory make_buckets_;
   std::vector<BucketPlan::Tensor> descriptions_;

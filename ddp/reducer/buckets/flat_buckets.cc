@@ -114,7 +114,7 @@ void FlatBuckets::Materialize(int b) {
     offset += slot.count;
     if (slot.plain && slot.count > 0) slot.data = view.mutable_data_ptr();
     const at::Tensor& gradient = GradientOf(parameter(index));
-    if (options_.gradient_as_view && gradient.defined()) {
+    if (options_.gradient_as_view && gradient.defined() && !shared(index)) {
       view.copy_(gradient);
       SetGradientOf(parameter(index), view);
     }
@@ -178,18 +178,29 @@ void FlatBuckets::PrefetchAfter(int number) const {
   __builtin_prefetch(&slots_[std::min(next + 1, slots_.size() - 1)]);
 }
 
+// A shared gradient leaves the flat tensor: the other model's hook has yet to read it.
+void FlatBuckets::ChooseView(Slot& slot, int number) {
+  slot.as_view = !shared(slot.parameter);
+  if (slot.as_view || !views_[number].defined()) return;
+  const at::Tensor& gradient = GradientOf(parameter(slot.parameter));
+  if (gradient.defined() && IsView(number, gradient)) {
+    SetGradientOf(parameter(slot.parameter), gradient.clone());
+  }
+}
+
 // The hot path. A gradient that the loop without ATen can access touches its slot and its own
 // tensor, and no view.
 void FlatBuckets::CopyIn(int index, const at::Tensor& /*input*/) {
   const int number = slot_of_[index];
   PrefetchAfter(number);
-  const Slot& slot = slots_[number];
+  Slot& slot = slots_[number];
+  if (options_.gradient_as_view) ChooseView(slot, number);
   const at::Tensor& gradient = GradientOf(parameter(index));
   if (!gradient.defined() || !IsPlain(number, gradient) || gradient.requires_grad()) {
     return CopyInSlowly(number);
   }
   ScalePlain(slot, gradient);
-  if (options_.gradient_as_view && !gradient.is_same(views_[number])) {
+  if (slot.as_view && !gradient.is_same(views_[number])) {
     SetGradientOf(parameter(index), views_[number]);
   }
 }
@@ -217,7 +228,7 @@ void FlatBuckets::CopyInSlowly(int number) {
     return;
   }
   Scale(number, gradient);
-  if (options_.gradient_as_view && !gradient.is_same(view)) {
+  if (slot.as_view && !gradient.is_same(view)) {
     SetGradientOf(parameter(index), view);
   }
 }
@@ -240,10 +251,9 @@ void FlatBuckets::FinishCopyIn(int b) {
   } else {
     at::_foreach_mul_(to, factor_);
   }
-  if (options_.gradient_as_view) {
-    for (const int index : bucket.deferred) {
-      SetGradientOf(parameter(index), views_[slot_of_[index]]);
-    }
+  for (const int index : bucket.deferred) {
+    const int number = slot_of_[index];
+    if (slots_[number].as_view) SetGradientOf(parameter(index), views_[number]);
   }
   bucket.deferred.clear();
 }
@@ -364,17 +374,17 @@ bool FlatBuckets::CopyOutDense(int number) {
   if (gradient.defined() && IsPlain(number, gradient) && !gradient.requires_grad()) {
     void* const data = gradient.mutable_data_ptr();
     if (data == slot.data) return true;
-    if (options_.gradient_as_view) return false;
+    if (slot.as_view) return false;
     std::memcpy(data, slot.data, slot.count * c10::elementSize(c10::toRealValueType(slot.type)));
     return true;
   }
   const at::Tensor& view = views_[number];
   if (!gradient.defined()) {
-    SetGradientOf(leaf, options_.gradient_as_view ? view : view.clone());
+    SetGradientOf(leaf, slot.as_view ? view : view.clone());
     return true;
   }
   if (IsView(number, gradient)) return true;
-  if (options_.gradient_as_view) return false;
+  if (slot.as_view) return false;
   if (gradient.requires_grad()) {
     SetGradientOf(leaf, view.clone());  // detached from the graph; CopyIn() has logged that
   } else if (buckets_[slot.bucket].batched) {

@@ -18,8 +18,9 @@ namespace ddp::internal {
 // multiplies it by the factor (see set_factor()). CopyOut() copies the sum back. With views, a
 // gradient that was copied in lies in the flat tensor from then on. While the user keeps it there,
 // later passes only multiply it in place (a batched copy may copy it onto itself), and CopyOut()
-// copies nothing. A complex number is stored as two real numbers. A sparse gradient has a bucket of
-// its own: a coalesced copy of it, multiplied by the factor, is the tensor that is reduced.
+// copies nothing. A parameter that another live model has too gets no view. A complex number is
+// stored as two real numbers. A sparse gradient has a bucket of its own: a coalesced copy of it,
+// multiplied by the factor, is the tensor that is reduced.
 //
 // Dense CPU gradients of float and double (also complex) in the layout of their parameters go
 // through one loop without an ATen call, an allocation or a lock. Other gradients go through ATen.
@@ -70,7 +71,8 @@ class FlatBuckets final : public GradientBuckets {
     at::ScalarType type = at::kFloat;
     bool plain = false;  // suitable for the loop, as far as the parameter decides
     bool sparse = false;
-    bool warned = false;  // about different strides
+    bool warned = false;   // about different strides
+    bool as_view = false;  // in this pass: the gradient lies in the flat tensor from CopyIn() on
   };
   struct Bucket {
     at::Tensor flat;      // undefined: sparse and empty, or lazy and unused
@@ -90,6 +92,7 @@ class FlatBuckets final : public GradientBuckets {
   bool IsView(int slot, const at::Tensor& gradient) const;
   void ScalePlain(const Slot& slot, const at::Tensor& gradient) const;
   void Scale(int slot, const at::Tensor& gradient);
+  void ChooseView(Slot& slot, int number);
   void CopyInSlowly(int slot);
   void CopyInSparse(int index);
   bool CopyOutDense(int slot);  // false: the gradient was replaced

@@ -12,6 +12,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "ddp/reducer/buckets/bucket_plan.h"
+#include "ddp/reducer/buckets/parameter_uses.h"
 
 namespace ddp::internal {
 
@@ -45,6 +46,8 @@ class GradientBuckets {
     bool sums_map = false;  // every pass sums a map of used parameters: see AttachMap()
     // Returns the group's current communicator: a group replaces it after a failure.
     std::function<Communicator&()> communicator;
+    // Of the model; outlives the buckets. Null: no parameter is shared.
+    const ParameterUses* uses = nullptr;
   };
   using Factory = std::function<std::unique_ptr<GradientBuckets>(Setup setup)>;
 
@@ -75,7 +78,9 @@ class GradientBuckets {
   // Puts the parameter's gradient, times the factor, into the memory that its bucket's reduction
   // reads; zeros when the gradient is undefined. `input`: what the hook of the parameter's
   // accumulator has received, in such a hook; else undefined. Throws c10::Error when the gradient
-  // has not the parameter's type, or is sparse or dense where the other was expected.
+  // has not the parameter's type, or is sparse or dense where the other was expected. A parameter
+  // of another live model too keeps its gradient unchanged until CopyOut(): that model's hook reads
+  // the gradient after this one's.
   virtual void CopyIn(int parameter, const at::Tensor& input) = 0;
 
   // Completes the copies of a bucket.
@@ -127,6 +132,9 @@ class GradientBuckets {
   }
   size_t parameter_count() const { return setup_.parameters.size(); }
   const at::Tensor& parameter(int index) const { return setup_.parameters[index]; }
+  bool shared(int index) const {
+    return setup_.uses != nullptr && setup_.uses->shared(static_cast<size_t>(index));
+  }
   bool sparse(int index) const { return setup_.sparse[index]; }
   bool sums_map() const { return setup_.sums_map; }
   Communicator& communicator() const { return setup_.communicator(); }

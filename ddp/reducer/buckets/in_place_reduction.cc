@@ -206,7 +206,7 @@ void InPlaceReduction::PublishLarge(int index, const at::Tensor& gradient,
   slot.in_place = false;
   // Without an input the gradient may be one of an earlier pass, which must stay when no rank uses
   // the parameter in this one.
-  if (input.defined() && gradient.defined() && !gradient.requires_grad() &&
+  if (input.defined() && gradient.defined() && !gradient.requires_grad() && !shared(index) &&
       HasLayoutOf(gradient, parameter(index))) {
     const std::optional<uint64_t> block = SoleBlockOf(arena, gradient, input);
     if (block.has_value() && arena.Claim(*block, claim_)) {

@@ -23,8 +23,8 @@ namespace ddp::internal {
 // Large gradients (16 KiB and more). While a backward runs, LibTorch's allocator serves tensors of
 // their sizes from the arena that all ranks of the host see (ArenaAllocator). CopyIn() publishes
 // such a gradient, and sums slices of gradients that all ranks have published. A gradient that does
-// not fill an arena block alone (SoleBlockOf) is copied into one. A gradient for which the arena
-// has no room is summed by an all-reduce of its own at the end.
+// not fill an arena block alone (SoleBlockOf), or of a parameter of several models, is copied into
+// one. A gradient for which the arena has no room is summed by an all-reduce of its own at the end.
 //
 // Small gradients. CopyIn() packs them into the rank's board.
 //
