@@ -293,7 +293,9 @@ RANK_TEST(SharedParameterTest, BelongsToOneModelAgainWhenTheOtherDies, InSharedM
     (a.forward(x).sum() + other.sum()).backward();
     EXPECT_TRUE(torch::allclose(net->weight.grad(), torch::full({64, 64}, group->size() + 1.0)));
     const bool copied = a.logging_data().reduction_strategy.find("copied") != std::string::npos;
-    if (step < 2) EXPECT_EQ(copied, step == 1) << a.logging_data().reduction_strategy;
+    if (step < 2) {
+      EXPECT_EQ(copied, step == 1) << a.logging_data().reduction_strategy;
+    }
   }
 }
 
