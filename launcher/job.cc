@@ -18,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
@@ -435,6 +436,13 @@ std::string JobFingerprint(const elastic::JobSpec& job, const std::vector<std::s
   const std::string text = content.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
   return absl::StrFormat("%016x%016x", hash.high64, hash.low64);
+}
+
+std::string ProgramText(const std::vector<std::string>& program) {
+  constexpr size_t kShownBytes = 200;
+  const std::string text = absl::StrJoin(program, std::string(1, '\0'));
+  return absl::StrFormat("%016x %s", XXH3_64bits(text.data(), text.size()),
+                         absl::StrJoin(program, " ").substr(0, kShownBytes));
 }
 
 int RunJob(const JobInput& input, const AgentContext& context) {

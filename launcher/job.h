@@ -31,6 +31,10 @@ struct JobInput {
 // Pure.
 std::string JobFingerprint(const elastic::JobSpec& job, const std::vector<std::string>& program);
 
+// Returns the text by which nodes with one run id see that they run the same program with the same
+// arguments: a hash, a space, and the beginning of the command line. Pure.
+std::string ProgramText(const std::vector<std::string>& program);
+
 // Runs the job in this process, the agent's: makes the parts, runs an Agent with them, reports the
 // result. Reports on stderr, in one line each, what could not be started, and prints the failure
 // report of a failed job. Removes `runtime_folder`. Returns ddprun's exit code.

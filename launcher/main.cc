@@ -160,11 +160,14 @@ std::string Fingerprint(RendezvousKind kind, const elastic::JobSpec& job,
   return kind == RendezvousKind::kStatic ? "static" : JobFingerprint(job, program);
 }
 
-// Gives a run id and a fingerprint to a job to which the user gave no run id.
-void NameJob(RendezvousKind kind, const std::vector<std::string>& program, elastic::JobSpec& job) {
+// Gives a run id and a fingerprint to a job to which the user gave no run id. Nodes with the user's
+// run id compare their programs.
+void NameJob(const RendezvousOptions& rendezvous, const std::vector<std::string>& program,
+             elastic::JobSpec& job) {
+  if (!rendezvous.any_program) job.program = ProgramText(program);
   if (!job.run_id.empty()) return;
-  job.run_id = kind == RendezvousKind::kPrivate ? RandomHex() : kCommonRunId;
-  job.fingerprint = Fingerprint(kind, job, program);
+  job.run_id = rendezvous.kind == RendezvousKind::kPrivate ? RandomHex() : kCommonRunId;
+  job.fingerprint = Fingerprint(rendezvous.kind, job, program);
 }
 
 // Returns the file for timers that workers set for themselves (torch.distributed.elastic.timer);
@@ -285,7 +288,7 @@ int Main(int argc, char** argv) {
 
   options->config.command = *std::move(command);
   options->config.entrypoint = command_line->program[0];
-  NameJob(options->rendezvous.kind, command_line->program, options->config.job);
+  NameJob(options->rendezvous, command_line->program, options->config.job);
   JobInput input;
   input.options = *std::move(options);
   input.endpoint = *std::move(endpoint);

@@ -104,7 +104,7 @@ void FakeRendezvous::TakeBack(const elastic::GenerationId& generation, absl::Dur
   Answer(absl::StrCat("take back ", generation.number), [this, done] { done(reach_); });
 }
 
-void FakeRendezvous::Leave(absl::Duration, Done done) {
+void FakeRendezvous::Leave(bool, absl::Duration, Done done) {
   // Cancel() works after StopAnswering() as well.
   answers_ = true;
   Answer("leave", [this, done] { done(reach_); });

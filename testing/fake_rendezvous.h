@@ -43,7 +43,7 @@ class FakeRendezvous final : public elastic::Rendezvous {
              absl::Duration timeout, Done done) override;
   void TakeBack(const elastic::GenerationId& generation, absl::Duration timeout,
                 Done done) override;
-  void Leave(absl::Duration timeout, Done done) override;
+  void Leave(bool in_order, absl::Duration timeout, Done done) override;
   void Close(const elastic::JobEnd& end, absl::Duration timeout, Done done) override;
   void Cancel() override;
   void SetReport(const elastic::NodeReport& report) override { report_ = report; }

@@ -389,7 +389,7 @@ void Agent::State::Do(const TakeBackAction& action) {
 }
 
 void Agent::State::Do(const LeaveAction& action) {
-  rendezvous.Leave(action.timeout,
+  rendezvous.Leave(action.in_order, action.timeout,
                    [this](absl::Status status) { Post(LeftEvent{std::move(status)}); });
 }
 

@@ -175,7 +175,7 @@ void AgentCore::OnRound(const Round& round) {
   restarts_ = std::max(restarts_, round_.restarts);
   failures_ = FailedWorkers();
   verdict_.reset();
-  over_ = evicted_ = stop_sent_ = kill_sent_ = hurried_ = false;
+  over_ = evicted_ = stop_sent_ = kill_sent_ = hurried_ = in_order_ = false;
   work_done_ = true;
   stepped_at_ = absl::InfinitePast();
   phase_ = Phase::kRunning;
@@ -480,6 +480,7 @@ void AgentCore::OnGenerationOver(const News& news) {
 }
 
 void AgentCore::OnDrain(const News& news) {
+  in_order_ = !kill_sent_ && (phase_ == Phase::kRunning || !stop_sent_);
   if (phase_ == Phase::kShuttingDown && !stop_sent_) {
     StopWorkers(shutdown_signal_, news.stop_at_step);
   } else if (phase_ == Phase::kRunning) {
@@ -787,7 +788,7 @@ void AgentCore::Leave(JobEndReason end, std::string text) {
   end_text_ = std::move(text);
   const WorkerFailure* const root = RootCauseHere();
   if (root_exit_code_ == 0 && root != nullptr) root_exit_code_ = ShellExitCode(root->status);
-  Ask(LeaveAction{job_.times.farewell_timeout});
+  Ask(LeaveAction{in_order_, job_.times.farewell_timeout});
 }
 
 void AgentCore::On(const LeftEvent&) {
@@ -815,6 +816,9 @@ void AgentCore::On(const TakenBackEvent&) {
   Do(FallSilentAction{});
 }
 
-void AgentCore::SignalAll(int signal) { Do(SignalWorkersAction{signal, Living()}); }
+void AgentCore::SignalAll(int signal) {
+  if (signal == SIGKILL && !hurried_) in_order_ = false;
+  Do(SignalWorkersAction{signal, Living()});
+}
 
 }  // namespace ddp::elastic

@@ -194,6 +194,7 @@ class AgentCore {
   bool stop_sent_ = false;  // StopWorkersAction was sent
   bool kill_sent_ = false;
   bool hurried_ = false;   // HurryShutDown was called
+  bool in_order_ = false;  // the workers were asked to stop by a drain, and none was killed
   bool work_done_ = true;  // false once a worker has ended before its work was done
 
   // Why the last generation ended, as far as this node knows; empty before the first end.

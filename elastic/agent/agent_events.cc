@@ -41,7 +41,9 @@ std::string Describe(const TakeBackAction& a) {
                       Within(a.timeout));
 }
 
-std::string Describe(const LeaveAction& a) { return absl::StrCat("leave", Within(a.timeout)); }
+std::string Describe(const LeaveAction& a) {
+  return absl::StrCat("leave", a.in_order ? " in order" : "", Within(a.timeout));
+}
 
 std::string Describe(const CancelRequestAction&) { return "cancel the request"; }
 

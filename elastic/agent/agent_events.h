@@ -132,6 +132,7 @@ struct TakeBackAction {
   absl::Duration timeout;
 };
 struct LeaveAction {
+  bool in_order = false;  // as in Rendezvous::Leave
   absl::Duration timeout;
 };
 struct CancelRequestAction {};

@@ -67,6 +67,9 @@ struct JobSpec {
   // Empty: agents meet by the run id alone. Not empty: agents meet by this text as well, and do not
   // join a job that has all its nodes. Used where the user gave no run id.
   std::string fingerprint;
+  // "hash text" of the program and its arguments, which must be those of the other nodes with this
+  // role; empty: any. Not used with a fingerprint.
+  std::string program;
   std::string role = kDefaultRole;  // ROLE_NAME of every worker
 
   JobLimits limits;

@@ -289,8 +289,8 @@ void RedisRendezvous::TakeBack(const GenerationId& generation, absl::Duration ti
   state_->Request(Core::TakeBackRequest{generation, timeout}, std::move(done));
 }
 
-void RedisRendezvous::Leave(absl::Duration timeout, Done done) {
-  state_->Request(Core::LeaveRequest{timeout}, std::move(done));
+void RedisRendezvous::Leave(bool in_order, absl::Duration timeout, Done done) {
+  state_->Request(Core::LeaveRequest{in_order, timeout}, std::move(done));
 }
 
 void RedisRendezvous::Close(const JobEnd& end, absl::Duration timeout, Done done) {

@@ -64,7 +64,7 @@ class RedisRendezvous final : public Rendezvous {
   void Drain(const GenerationId& generation, const std::string& cause, absl::Duration timeout,
              Done done) override;
   void TakeBack(const GenerationId& generation, absl::Duration timeout, Done done) override;
-  void Leave(absl::Duration timeout, Done done) override;
+  void Leave(bool in_order, absl::Duration timeout, Done done) override;
   void Close(const JobEnd& end, absl::Duration timeout, Done done) override;
   void Cancel() override;
   void SetReport(const NodeReport& report) override;

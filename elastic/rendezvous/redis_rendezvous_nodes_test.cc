@@ -155,7 +155,7 @@ class NodesTest : public ::testing::Test {
   }
   absl::Status Leave(Node& node) {
     return Await<absl::Status>(
-        [&](Rendezvous::Done done) { node.rendezvous->Leave(kLong, std::move(done)); });
+        [&](Rendezvous::Done done) { node.rendezvous->Leave(false, kLong, std::move(done)); });
   }
   absl::Status TakeBack(Node& node, const GenerationId& reported) {
     node.rendezvous->Cancel();

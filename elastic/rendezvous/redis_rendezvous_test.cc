@@ -151,7 +151,7 @@ class RedisRendezvousTest : public ::testing::Test {
 
   absl::Status Leave(Rendezvous& rendezvous) {
     return Await<absl::Status>(
-        [&](Rendezvous::Done done) { rendezvous.Leave(kLong, std::move(done)); });
+        [&](Rendezvous::Done done) { rendezvous.Leave(false, kLong, std::move(done)); });
   }
 
   store::RedisReply Redis(const std::vector<std::string>& command) {

@@ -89,7 +89,8 @@ struct NodeReport {
 //
 // Errors of all requests: kUnavailable (no answer within the timeout; the message says how long and
 // where), kUnauthenticated or kPermissionDenied (the store refuses this user), kFailedPrecondition
-// (another job has taken this job's place in the store), kInternal (a reply that makes no sense).
+// (another job has this job's place in the store, or another program its run id), kInternal (a
+// reply that makes no sense).
 class Rendezvous {
  public:
   virtual ~Rendezvous() = default;
@@ -134,7 +135,9 @@ class Rendezvous {
   virtual void TakeBack(const GenerationId& generation, absl::Duration timeout, Done done) = 0;
 
   // Gives up this node's lease at once, so that no node waits for it. No request may follow.
-  virtual void Leave(absl::Duration timeout, Done done) = 0;
+  // `in_order`: the node's workers have stopped as a drain asked, and none was killed, so no
+  // failure of another node is its fault.
+  virtual void Leave(bool in_order, absl::Duration timeout, Done done) = 0;
 
   // Ends the job for all nodes, unless it has ended already.
   virtual void Close(const JobEnd& end, absl::Duration timeout, Done done) = 0;

@@ -94,7 +94,7 @@ class RendezvousConformanceTest : public ::testing::TestWithParam<const char*> {
 
   absl::Status Leave() {
     return Await<absl::Status>(
-        [&](Rendezvous::Done done) { rendezvous_->Leave(kLong, std::move(done)); });
+        [&](Rendezvous::Done done) { rendezvous_->Leave(false, kLong, std::move(done)); });
   }
 
   absl::Status Drain(const GenerationId& generation) {

@@ -63,6 +63,17 @@ absl::Status GenerationIsOver(const ScriptReply& reply) {
       absl::StrCat("the generation is over, the current one is ", reply.generation.number));
 }
 
+// `known`: the program of the job's other nodes, as JobSpec::program.
+absl::Status OtherProgram(const JobSpec& job, const std::string& known) {
+  const auto text = [](const std::string& program) {
+    return OneLine(program.substr(std::min(program.size(), program.find(' ') + 1)));
+  };
+  return absl::FailedPreconditionError(absl::StrCat(
+      "run id ", job.run_id, " is taken by another program: its nodes run `", text(known),
+      "`, this one `", text(job.program),
+      "`; give each job its own --rdzv-id, or allow this by --rdzv-conf=any_program=1"));
+}
+
 std::string Step64(int64_t step) { return absl::StrCat(std::max<int64_t>(-1, step)); }
 
 }  // namespace
@@ -358,7 +369,8 @@ std::vector<std::string> RendezvousCore::ArgsOf(const Requested& what, ScriptNam
       Overload{
           [&](const JoinRequest& r) -> std::vector<std::string> {
             script = ScriptName::kJoin;
-            return {FormatOffer(r.offer), now_ < request_->brief_until ? "1" : "0"};
+            return {FormatOffer(r.offer), now_ < request_->brief_until ? "1" : "0",
+                    options_.job.program};
           },
           [&](const FailureRequest& r) -> std::vector<std::string> {
             script = ScriptName::kReportFailure;
@@ -387,9 +399,9 @@ std::vector<std::string> RendezvousCore::ArgsOf(const Requested& what, ScriptNam
             about = r.generation;
             return {};
           },
-          [&](const LeaveRequest&) -> std::vector<std::string> {
+          [&](const LeaveRequest& r) -> std::vector<std::string> {
             script = ScriptName::kLeave;
-            return {};
+            return {r.in_order ? "1" : ""};
           },
           [&](const CloseRequest& r) -> std::vector<std::string> {
             script = ScriptName::kClose;
@@ -569,6 +581,8 @@ void RendezvousCore::OnAnswer(const JoinRequest&, const ScriptReply& reply) {
     OpenAnother();
   } else if (reply.outcome == "reopen") {
     FailRequest(absl::FailedPreconditionError("all nodes of the job were lost"));
+  } else if (reply.outcome == "refused") {
+    FailRequest(OtherProgram(options_.job, reply.text(0)));
   } else {
     FailRequest(UnknownOutcome(reply));
   }

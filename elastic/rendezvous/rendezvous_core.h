@@ -72,6 +72,7 @@ class RendezvousCore {
     absl::Duration timeout;
   };
   struct LeaveRequest {
+    bool in_order = false;
     absl::Duration timeout;
   };
   struct CloseRequest {

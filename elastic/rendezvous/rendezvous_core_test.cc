@@ -240,7 +240,7 @@ TEST_F(RendezvousCoreTest, AnAnswerToACancelledRequestIsDropped) {
   Join();
   Open();
   Step(Core::CancelRequest{});
-  Step(Core::LeaveRequest{absl::Seconds(2)});
+  Step(Core::LeaveRequest{false, absl::Seconds(2)});
   EXPECT_FALSE(Called().has_value()) << "one script at a time";
   Reply({"round", "1", "n1", "0", kRow, "", "0"});
   EXPECT_EQ(Find<Core::AnswerJoin>(), nullptr);
@@ -251,7 +251,7 @@ TEST_F(RendezvousCoreTest, AnAnswerToACancelledRequestIsDropped) {
 }
 
 TEST_F(RendezvousCoreTest, WhoWasNeverThereNeedNotLeave) {
-  Step(Core::LeaveRequest{absl::Seconds(2)});
+  Step(Core::LeaveRequest{false, absl::Seconds(2)});
   ASSERT_NE(Find<Core::AnswerDone>(), nullptr);
   EXPECT_TRUE(Find<Core::AnswerDone>()->status.ok());
   EXPECT_FALSE(Called().has_value());

@@ -11,7 +11,7 @@
 // Scripts run in no time, and so do their replies and pushes. Events:
 //   join NODE [nproc=N] [role=R] [host=H] [rank=N] [timeout=D]
 //   fail NODE rank=N [victim] [unprompted] [step=N] [exit=N] CAUSE
-//   complete NODE   drain NODE WHY   leave NODE   close NODE WHY
+//   complete NODE   drain NODE WHY   leave NODE [in_order]   close NODE WHY
 //   takeback NODE                cancel its request, then take its last report back
 //   cancel NODE     report NODE step=N rate=N [busy=US]
 //   wait D                       time passes
@@ -26,6 +26,7 @@
 //   store remember|roll-back     the state that a fail-over goes back to
 //   clock store|NODE +D          the clock is set
 //   run NAME                     nodes that join from now on are agents of another run id
+//   program [NAME]               the program of nodes that come from now on; none: any
 //   show                         the store's data of the job
 //
 // After a change, write the new traces into the files and review the difference:
@@ -135,6 +136,8 @@ class Story final : public ::ddp::testing::StoryPlayer {
       PlayClock(words);
     } else if (event == "run") {
       options_.job.run_id = words.at(0);
+    } else if (event == "program") {
+      options_.job.program = words.empty() ? "" : "hash " + words[0];
     } else if (event == "show") {
       Show();
     } else if (event == "lose") {
@@ -210,7 +213,7 @@ class Story final : public ::ddp::testing::StoryPlayer {
       return Core::DrainRequest{generations_[name], absl::StrJoin(words, " "), kTimeout};
     }
     if (event == "takeback") return Core::TakeBackRequest{reported_[name], absl::Seconds(2)};
-    if (event == "leave") return Core::LeaveRequest{absl::Seconds(2)};
+    if (event == "leave") return Core::LeaveRequest{TakeFlag(words, "in_order"), absl::Seconds(2)};
     if (event == "close") {
       return Core::CloseRequest{{JobEnd::Kind::kClosed, absl::StrJoin(words, " "), 1}, kTimeout};
     }

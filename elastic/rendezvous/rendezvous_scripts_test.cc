@@ -82,7 +82,7 @@ class RefusedScriptsTest : public ::testing::Test {
   }
   Call Join(const std::string& node) {
     return Transition(ScriptName::kJoin, node,
-                      {absl::StrCat("1 2000 -1\ndefault\nhost-", node, "\n127.0.0.1"), ""});
+                      {absl::StrCat("1 2000 -1\ndefault\nhost-", node, "\n127.0.0.1"), "", ""});
   }
 
   // Two nodes train, and a third one waits.
@@ -106,7 +106,7 @@ class RefusedScriptsTest : public ::testing::Test {
             Transition(ScriptName::kComplete, "a", {}),
             Transition(ScriptName::kDrain, "a", {"why"}),
             Transition(ScriptName::kTakeBack, "a", {}),
-            Transition(ScriptName::kLeave, "a", {}),
+            Transition(ScriptName::kLeave, "a", {""}),
             Transition(ScriptName::kClose, "a", {"closed", "1", "why"})};
   }
 
@@ -202,14 +202,14 @@ TEST_F(RefusedScriptsTest, WithoutTheChannelNothingIsChanged) {
 TEST_F(RefusedScriptsTest, WithoutOneOfTheKeysNothingIsChanged) {
   const std::vector<Call> calls = AllCalls();
   for (const char* missing : {"leases", "joined", "members", "awaited", "completed", "rows", "busy",
-                              "strikes", "quarantine", "leaving", "lost", "gone", "failures"}) {
+                              "strikes", "quarantine", "lost", "gone", "failures"}) {
     Rule("resetkeys");
-    for (const char* key :
-         {"job", "leases", "joined", "members", "awaited", "completed", "rows", "busy", "strikes",
-          "quarantine", "leaving", "lost", "gone", "failures"}) {
+    for (const char* key : {"job", "leases", "joined", "members", "awaited", "completed", "rows",
+                            "busy", "strikes", "quarantine", "lost", "gone", "failures"}) {
       if (std::string(key) != missing) Rule(absl::StrCat("~", kJob, key));
     }
     Rule(absl::StrCat("~", kRun, "instance"));
+    Rule(absl::StrCat("~", kRun, "open:*"));
     Rule(absl::StrCat("~", kRun, "opened:*"));
     EXPECT_GT(RefusedOf(calls, missing), 0) << missing;
   }

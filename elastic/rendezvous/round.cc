@@ -5,9 +5,7 @@
 namespace ddp::elastic {
 namespace {
 
-// Bounds on the claims of another node, far above any machine and far below an overflow.
-constexpr int kNprocMax = 1 << 16;
-constexpr int kNodesMax = 1 << 16;
+// Bound on the claims of another node, far below an overflow.
 constexpr int kWorldMax = 1 << 30;
 
 absl::Status Bad(const std::string& what) {

@@ -8,6 +8,10 @@
 
 namespace ddp::elastic {
 
+// Most nodes of a job, and most workers of a node.
+inline constexpr int kNodesMax = 1 << 16;
+inline constexpr int kNprocMax = 1 << 16;
+
 // Identifies a generation in the messages of the rendezvous. Two ids are equal if both parts are:
 // after a fail-over of Redis that lost writes, two generations may have the same number, but never
 // the same nonce.

@@ -21,6 +21,7 @@
 #include "base/clock.h"
 #include "launcher/end_to_end/ddprun_case.h"
 #include "launcher/end_to_end/ddprun_driver.h"
+#include "launcher/flags/exit_code.h"
 #include "launcher/meeting/network_server.h"
 #include "launcher/process/cpu_topology.h"
 #include "launcher/process/numa_plan.h"
@@ -393,6 +394,44 @@ TEST(DdprunFlagsTest, ADdprunThatIsKilledWithItsWorkersIsALostNode) {
     EXPECT_THAT(survivor.err(), HasSubstr("was lost"));
     killed.Wait();
   }
+}
+
+TEST(DdprunFlagsTest, TheBudgetOfLostNodesEndsTheJob) {
+  const auto redis = ::ddp::testing::RedisFixture::StartTcp();
+  const DdprunDriver::Options options = {
+      .arguments = Shell({"--nnodes=1:2", "--rdzv-id=lost", "--max-node-losses=0", "--lease-ms=900",
+                          "--exit-code=reason",
+                          absl::StrCat("--rdzv-endpoint=127.0.0.1:", redis->endpoint().port)},
+                         "echo up $WORLD_SIZE >&2; exec sleep 1000")};
+  DdprunDriver survivor(options);
+  DdprunDriver killed(options);
+  survivor.AwaitStderr("up 2");
+  killed.AwaitStderr("up 2");
+  ASSERT_EQ(::kill(killed.pid(), SIGKILL), 0);
+  EXPECT_EQ(survivor.Wait(), kReasonBudgetSpent) << survivor.err();
+  EXPECT_THAT(survivor.err(), HasSubstr("was lost, and losses have ended 0 generations before "
+                                        "(--max-node-losses=0)"));
+  killed.Wait();
+}
+
+TEST(DdprunFlagsTest, AnotherProgramUnderTheSameRunIdIsRefusedByName) {
+  const auto redis = ::ddp::testing::RedisFixture::StartTcp();
+  const auto options = [&redis](const std::string& conf, const std::string& script) {
+    return DdprunDriver::Options{
+        .arguments = Shell({"--nnodes=2", "--rdzv-id=mine", "--rdzv-conf=" + conf,
+                            absl::StrCat("--rdzv-endpoint=127.0.0.1:", redis->endpoint().port)},
+                           script)};
+  };
+  DdprunDriver first(options("any_program=0", "echo one"));
+  first.AwaitStderr("only 1 of 2 nodes have joined");
+  DdprunDriver other(options("any_program=0", "echo two"));
+  EXPECT_EQ(other.Wait(), 1) << other.err();
+  EXPECT_THAT(other.err(),
+              HasSubstr("run id mine is taken by another program: its nodes run `sh -c echo one`, "
+                        "this one `sh -c echo two`"));
+  DdprunDriver allowed(options("any_program=1", "echo two"));
+  EXPECT_EQ(first.Wait(), 0) << first.err();
+  EXPECT_EQ(allowed.Wait(), 0) << allowed.err();
 }
 
 TEST(DdprunFlagsTest, WhatMeansSomethingElseHereIsSaidOnce) {

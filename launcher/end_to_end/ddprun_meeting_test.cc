@@ -126,12 +126,12 @@ TEST(DdprunMeetingTest, OnlyWhoKnowsThePasswordGetsIn) {
 }
 
 TEST(DdprunMeetingTest, AServerThatDiesIsReplacedAndTheJobGoesOn) {
-  const Endpoint endpoint("127.0.0.1");
-  const Agent one = Start(endpoint.Flags());
+  std::vector<std::string> flags = Endpoint("127.0.0.1").Flags();
+  flags.emplace_back("--rdzv-conf=any_program=1");
+  const Agent one = Start(flags);
   one->AwaitStderr(kStarted);
   const std::string file = absl::StrCat(one->temporary_folder(), "/go");
-  const Agent two = Start(endpoint.Flags(), {"wait", file});
-  // The nodes run different programs under the same id.
+  const Agent two = Start(flags, {"wait", file});
   two->AwaitStdout(" met 4 after 0\n", 2);
   ASSERT_EQ(kill(ServerOf(*one), SIGKILL), 0);
   one->AwaitStderr("started another one");

@@ -15,13 +15,13 @@
 #include "absl/strings/strip.h"
 #include "base/status_macros.h"
 #include "elastic/agent/worker_failure.h"
+#include "elastic/rendezvous/round.h"
 #include "launcher/flags/rendezvous_conf.h"
 
 namespace ddp::launcher {
 namespace {
 
 constexpr int64_t kMaxPort = 65535;
-constexpr int64_t kMaxNodes = 100'000;
 constexpr int64_t kMaxInt = std::numeric_limits<int>::max();
 constexpr int64_t kMinLeaseMs = 100;
 constexpr int64_t kMaxMilliseconds = 24 * 3600 * 1000;
@@ -34,9 +34,9 @@ absl::Status ReadNodes(const FlagReader& flags, LaunchOptions& options) {
   int64_t min = 0;
   int64_t max = 0;
   if (parts.size() > 2 || !ParseInteger(parts.front(), &min) || !ParseInteger(parts.back(), &max) ||
-      min < 1 || max < min || max > kMaxNodes) {
-    return flags.BadValue(
-        "nnodes", absl::StrCat("expected N or MIN:MAX with 1 <= MIN <= MAX <= ", kMaxNodes));
+      min < 1 || max < min || max > elastic::kNodesMax) {
+    return flags.BadValue("nnodes", absl::StrCat("expected N or MIN:MAX with 1 <= MIN <= MAX <= ",
+                                                 elastic::kNodesMax));
   }
   options.config.job.limits.min_nodes = static_cast<int>(min);
   options.config.job.limits.max_nodes = static_cast<int>(max);
@@ -304,6 +304,7 @@ absl::Status ReadRendezvous(const FlagReader& flags, LaunchOptions& options) {
   job.rules.last_call = conf.last_call_timeout.value_or(job.rules.last_call);
   rendezvous.read_timeout = conf.read_timeout.value_or(job.times.rendezvous_timeout);
   rendezvous.is_host = conf.is_host;
+  rendezvous.any_program = conf.any_program.value_or(false);
   return absl::OkStatus();
 }
 

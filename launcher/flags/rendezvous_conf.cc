@@ -58,7 +58,8 @@ absl::StatusOr<bool> ReadBool(const std::string& key, const std::string& value) 
 }
 
 std::string KnownKeys() {
-  std::vector<std::string> names = {"keep_alive_max_attempt", "is_host", "rank", "store_type"};
+  std::vector<std::string> names = {"keep_alive_max_attempt", "is_host", "any_program", "rank",
+                                    "store_type"};
   for (const TimeKey& key : kTimeKeys) names.emplace_back(key.name);
   std::sort(names.begin(), names.end());
   return absl::StrJoin(names, ", ");
@@ -82,6 +83,8 @@ absl::Status ReadPair(const std::string& key, const std::string& value, Rendezvo
     DDP_ASSIGN_OR_RETURN(conf.rank, ReadInteger(key, value, 0, kMaxRank));
   } else if (key == "is_host") {
     DDP_ASSIGN_OR_RETURN(conf.is_host, ReadBool(key, value));
+  } else if (key == "any_program") {
+    DDP_ASSIGN_OR_RETURN(conf.any_program, ReadBool(key, value));
   } else if (key == "store_type") {
     conf.without_meaning.push_back(key);
   } else {

@@ -22,7 +22,8 @@ struct RendezvousConf {
   std::optional<absl::Duration> heartbeat_timeout;    // wait for the answer to one heartbeat
   std::optional<bool> is_host;                        // false: start no server at the endpoint
   std::optional<int> rank;                            // node rank, as --node-rank
-  std::vector<std::string> without_meaning;           // keys that were given and have no effect
+  std::optional<bool> any_program;           // true: nodes of one run id may run different programs
+  std::vector<std::string> without_meaning;  // keys that were given and have no effect
 };
 
 // Parses KEY=VALUE pairs with commas between. Spaces around a pair are ignored; an empty text is

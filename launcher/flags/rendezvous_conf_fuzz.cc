@@ -42,6 +42,9 @@ std::string Format(const RendezvousConf& conf) {
   }
   if (conf.rank.has_value()) pairs.push_back(absl::StrCat("rank=", *conf.rank));
   if (conf.is_host.has_value()) pairs.push_back(absl::StrCat("is_host=", *conf.is_host));
+  if (conf.any_program.has_value()) {
+    pairs.push_back(absl::StrCat("any_program=", *conf.any_program));
+  }
   for (const std::string& key : conf.without_meaning) pairs.push_back(key + "=x");
   return absl::StrJoin(pairs, ",");
 }

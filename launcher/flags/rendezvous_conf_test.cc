@@ -25,7 +25,8 @@ std::string Error(const std::string& text) {
 TEST(RendezvousConfTest, EveryKeyOfTorchrun) {
   const RendezvousConf conf = Parsed(
       "join_timeout=60,last_call_timeout=1.5,close_timeout=3,read_timeout=4,"
-      "keep_alive_interval=0.5,keep_alive_max_attempt=7,heartbeat_timeout=2,is_host=1,"
+      "keep_alive_interval=0.5,keep_alive_max_attempt=7,heartbeat_timeout=2,is_host=1,any_program="
+      "1,"
       "store_type=file,rank=3");
   EXPECT_EQ(conf.join_timeout, absl::Seconds(60));
   EXPECT_EQ(conf.last_call_timeout, absl::Seconds(1.5));
@@ -35,6 +36,7 @@ TEST(RendezvousConfTest, EveryKeyOfTorchrun) {
   EXPECT_EQ(conf.keep_alive_max_attempt, 7);
   EXPECT_EQ(conf.heartbeat_timeout, absl::Seconds(2));
   EXPECT_EQ(conf.is_host, true);
+  EXPECT_EQ(conf.any_program, true);
   EXPECT_EQ(conf.rank, 3);
   EXPECT_THAT(conf.without_meaning, ElementsAre("store_type"));
 }

@@ -268,7 +268,7 @@ void SimulatedNode::Do(const elastic::TakeBackAction& action) {
 }
 
 void SimulatedNode::Do(const elastic::LeaveAction& action) {
-  rendezvous_.Leave(action.timeout,
+  rendezvous_.Leave(action.in_order, action.timeout,
                     [this](absl::Status status) { Post(elastic::LeftEvent{std::move(status)}); });
 }
 

@@ -166,8 +166,8 @@ void SimulatedRendezvous::TakeBack(const elastic::GenerationId& generation, absl
   Request(Core::TakeBackRequest{generation, timeout}, std::move(done));
 }
 
-void SimulatedRendezvous::Leave(absl::Duration timeout, Done done) {
-  Request(Core::LeaveRequest{timeout}, std::move(done));
+void SimulatedRendezvous::Leave(bool in_order, absl::Duration timeout, Done done) {
+  Request(Core::LeaveRequest{in_order, timeout}, std::move(done));
 }
 
 void SimulatedRendezvous::Close(const JobEnd& end, absl::Duration timeout, Done done) {

@@ -11,7 +11,5 @@ if not is_current or not my_members_row or J.state ~= 'running' then
   return reply('stale')
 end
 redis.call('ZADD', leases, text(now + lease_ms), node)
-redis.call('SADD', key('leaving'), node)
-redis.call('PEXPIRE', key('leaving'), J.ttl_ms)
 start_drain(ARGV[10])
 return reply('drain', J.drain_stop, J.drain)

@@ -3,11 +3,13 @@
 --
 -- ARGV  10 offer: "nproc port wanted_rank\nrole\nhost\naddress"
 --       11 '1': a repeated call that asks only for changes
+--       12 "hash text" of the node's program; '' for any
 -- Outcomes: round + the node's row + why the last generation was over + whether that was charged
 --           waiting + the condition + number of waiting nodes + ms after which to call again, or 0
 --           spare + the same: the job runs, and the wait has no time limit
 --           same: nothing has changed
 --           reopen: the instance was given up, or is a full job without an id: open another one
+--           refused + the program of the job's nodes with this role: the node's own differs
 --           ended + kind + exit code + reason
 local offer = ARGV[10]
 local host = host_of(offer)
@@ -80,10 +82,9 @@ local function has_a_better_place()
     return false
   end
   local prefix, own = string.match(job_key, '^(.*:)i(%d+):job$')
-  for instance = math.max(1, own - instances_max + 1), own - 1 do
-    local job = look_at_job(prefix, text(instance))
-    if job.fingerprint == J.fingerprint and job.state ~= 'ended' and not is_deserted(job, now) and
-      not is_full(job) then
+  for _, found in ipairs(open_jobs(prefix, J.fingerprint)) do
+    if tonumber(found[1]) < tonumber(own) and not is_deserted(found[2], now) and
+      not is_full(found[2]) then
       return true
     end
   end
@@ -93,9 +94,15 @@ end
 -- A job without an id has no spares. More agents than it has seats may have opened it at the same
 -- time. A node that finds all seats taken opens another job.
 local function is_one_too_many()
-  return J.fingerprint ~= '' and not my_members_row and
-    redis.call('HEXISTS', joined, node) == 0 and
-    is_full(look_at_job(string.match(job_key, '^(.*:)i(%d+):job$')))
+  if J.fingerprint == '' or my_members_row then
+    return false
+  end
+  if redis.call('HEXISTS', joined, node) == 0 then
+    return is_full(look_at_job(string.match(job_key, '^(.*:)i(%d+):job$')))
+  end
+  -- The node joined a job that was made again, before its members told of its generation.
+  return J.adopted == '1' and J.state == 'running' and
+    redis.call('SCARD', awaited) + num('unknown') >= num('max_nodes')
 end
 
 if J.state == 'ended' then
@@ -109,7 +116,26 @@ if redis.call('SISMEMBER', key('gone'), node) == 1 then
   return reply('ended', 'closed', '0', 'this node has left')
 end
 if is_one_too_many() then
+  forget(node)
   return reply('reopen')
+end
+-- Nodes of one role run one program: two jobs may have been given one run id. Nodes without an id
+-- meet by their program anyway.
+local function other_program()
+  local field = 'program:' .. string.match(offer, '\n([^\n]*)\n')
+  if ARGV[12] == '' or J.fingerprint ~= '' or J[field] == ARGV[12] then
+    return nil
+  end
+  if not J[field] then
+    set(field, ARGV[12])
+    return nil
+  end
+  return J[field]
+end
+
+local other = other_program()
+if other then
+  return reply('refused', other)
 end
 -- The reply with the node's row was lost. A node that has seen another generation of this number,
 -- which the server forgot, never gets a row under this number.

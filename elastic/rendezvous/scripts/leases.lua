@@ -80,7 +80,7 @@ local function adopt()
     set('restarts', text(tonumber(ARGV[5])))
   end
   if seen > num('generation') then
-    redis.call('DEL', members, awaited, completed, busy, key('leaving'))
+    redis.call('DEL', members, awaited, completed, busy)
     local _, groups = string.match(ARGV[8], '^(%d+) (%d+) ')
     local is_mine = my_generation == ARGV[3] and my_nonce == ARGV[4] and groups
     set('state', 'running', 'generation', text(seen), 'nonce', ARGV[4], 'drain', '', 'change', '',

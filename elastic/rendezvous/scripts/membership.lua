@@ -8,7 +8,6 @@
 --       rows       hash: node -> its report for people
 --       busy       sorted set: node -> us of own work per step
 --       strikes, quarantine, lost   see budget.lua
---       leaving    set: members that have announced in this generation that they will leave
 --       gone       set: nodes that have left for good; their late scripts are void
 --       failures   list: the last failures and losses of the job
 --       news       the channel
@@ -73,8 +72,13 @@ local function publish(kind, ...)
     table.concat({token, kind, J.generation, J.nonce, ...}, '\n'))
 end
 
--- Renews all keys, and the counter of instances: without it a node that comes later would open a
--- job of its own.
+-- The set of open instances with this job's fingerprint: see instances.lua.
+local function open_set()
+  return string.match(key(''), '^(.*:)i%d+:$') .. 'open:' .. J.fingerprint
+end
+
+-- Renews all keys, and the counter and the set of instances: without them a node that comes later
+-- would open a job of its own.
 local function expire_all()
   local run, number = string.match(key(''), '^(.*:)i(%d+):$')
   local counter = run .. 'instance'
@@ -82,8 +86,12 @@ local function expire_all()
     redis.call('SET', counter, number)
   end
   redis.call('PEXPIRE', counter, J.ttl_ms)
+  if J.state ~= 'ended' then
+    redis.call('ZADD', open_set(), number, number)
+    redis.call('PEXPIRE', open_set(), J.ttl_ms)
+  end
   for _, name in ipairs({'job', 'leases', 'joined', 'members', 'awaited', 'completed', 'rows',
-    'busy', 'leaving', 'strikes', 'quarantine', 'lost', 'gone', 'failures'}) do
+    'busy', 'strikes', 'quarantine', 'lost', 'gone', 'failures'}) do
     redis.call('PEXPIRE', key(name), J.ttl_ms)
   end
   set('expired_at', text(now + 60000))
@@ -110,6 +118,7 @@ end
 
 local function end_job(kind, exit_code, reason)
   set('state', 'ended', 'end_kind', kind, 'end_exit', exit_code, 'end_reason', reason, 'drain', '')
+  redis.call('ZREM', open_set(), string.match(key(''), 'i(%d+):$'))
   expire_all()
   publish('ended', kind, exit_code, reason, end_host())
 end

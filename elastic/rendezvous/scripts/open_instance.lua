@@ -28,6 +28,9 @@ local function refused_command()
   for _, command in ipairs(redis.acl_check_cmd and {
     {'GET', KEYS[1]}, {'SET', KEYS[1], '1'}, {'INCR', KEYS[1]}, {'PEXPIRE', KEYS[1], '1'},
     {'GET', KEYS[2]}, {'SET', KEYS[2], '1', 'PX', '1'},
+    {'ZADD', open_key(prefix, ARGV[5]), '1', '1'}, {'ZREM', open_key(prefix, ARGV[5]), '1'},
+    {'ZRANGE', open_key(prefix, ARGV[5]), '0', '-1'},
+    {'PEXPIRE', open_key(prefix, ARGV[5]), '1'},
   } or {}) do
     if not redis.acl_check_cmd(unpack(command)) then
       return command
@@ -58,6 +61,8 @@ local function create(instance)
     'fail_at', '', 'fail_progress', '', 'fail_step', '-1', 'world_size', '0',
     'end_kind', '', 'end_exit', '0', 'end_reason', '')
   redis.call('PEXPIRE', job, ARGV[6])
+  redis.call('ZADD', open_key(prefix, ARGV[5]), instance, instance)
+  redis.call('PEXPIRE', open_key(prefix, ARGV[5]), ARGV[6])
 end
 
 local function answer(instance)
@@ -89,21 +94,19 @@ end
 local function abandon(instance)
   redis.call('HSET', job_of(instance), 'state', 'ended', 'end_kind', 'abandoned', 'end_exit', '0',
     'end_reason', 'all nodes of the job were lost')
+  redis.call('ZREM', open_key(prefix, ARGV[5]), instance)
 end
 
 -- Returns another job of this run id that has begun in the meantime, under any number: a run id's
 -- job must not run twice. Abandons jobs that have not begun.
-local function successor(newest)
-  for instance = math.max(1, newest - instances_max + 1), newest do
-    local name = string.format('%.0f', instance)
-    local job = look_at_job(prefix, name)
-    if job.fingerprint == ARGV[5] and job.state ~= 'ended' then
-      local freshest = redis.call('ZREVRANGE', job.base .. 'leases', 0, 0, 'WITHSCORES')
-      if job.generation == '0' then
-        abandon(name)
-      elseif freshest[2] and tonumber(freshest[2]) >= tonumber(now) then
-        return name
-      end
+local function successor()
+  for _, found in ipairs(open_jobs(prefix, ARGV[5])) do
+    local name, job = found[1], found[2]
+    local freshest = redis.call('ZREVRANGE', job.base .. 'leases', 0, 0, 'WITHSCORES')
+    if job.generation == '0' then
+      abandon(name)
+    elseif freshest[2] and tonumber(freshest[2]) >= tonumber(now) then
+      return name
     end
   end
 end
@@ -121,7 +124,7 @@ local function restore()
       return name
     end
   end
-  local other = ARGV[5] == '' and successor(newest)
+  local other = ARGV[5] == '' and successor()
   if other then
     return other  -- the agent sees a different token
   end
@@ -146,16 +149,13 @@ end
 
 -- Returns the oldest open instance. Where agents meet by a fingerprint it must have a free seat.
 -- Abandons deserted instances.
-local function open_instance(newest)
-  for instance = math.max(1, newest - instances_max + 1), newest do
-    local name = string.format('%.0f', instance)
-    local job = look_at_job(prefix, name)
-    if job.fingerprint == ARGV[5] and job.state ~= 'ended' then
-      if is_deserted(job, now) then
-        abandon(name)
-      elseif ARGV[5] == '' or not is_full(job) then
-        return name
-      end
+local function open_instance()
+  for _, found in ipairs(open_jobs(prefix, ARGV[5])) do
+    local name, job = found[1], found[2]
+    if is_deserted(job, now) then
+      abandon(name)
+    elseif ARGV[5] == '' or not is_full(job) then
+      return name
     end
   end
 end
@@ -164,8 +164,7 @@ local given = redis.call('GET', KEYS[2])
 if given then
   return answer(given)
 end
-local newest = tonumber(redis.call('GET', KEYS[1]) or '0')
-given = open_instance(newest)
+given = open_instance()
 if given then
   return answer(given)
 end

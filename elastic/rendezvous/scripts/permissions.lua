@@ -12,12 +12,14 @@ local function refused_for_job(base, name)
   end
   local job, leases = base .. 'job', base .. 'leases'
   local joined, members = base .. 'joined', base .. 'members'
-  local counter = string.match(base, '^(.*:)i%d+:$') .. 'instance'
+  local run = string.match(base, '^(.*:)i%d+:$')
+  local counter = run .. 'instance'
   for _, command in ipairs({
     {'TIME'}, {'PUBLISH', base .. 'news', ''},
     {'HSET', job, 'f', 'v'}, {'HMGET', job, 'f'}, {'HGETALL', job}, {'EXISTS', job},
     {'PEXPIRE', job, '1'},
     {'GET', counter}, {'SET', counter, '1'}, {'PEXPIRE', counter, '1'},
+    {'ZADD', run .. 'open:', '1', '1'}, {'ZREM', run .. 'open:', '1'},
     {'ZADD', leases, '1', name}, {'ZREM', leases, name}, {'ZSCORE', leases, name},
     {'ZCOUNT', leases, '1', '2'}, {'ZRANGE', leases, '0', '0'}, {'ZREVRANGE', leases, '0', '0'},
     {'ZRANGEBYSCORE', leases, '1', '2'},
@@ -27,8 +29,7 @@ local function refused_for_job(base, name)
     {'SADD', base .. 'awaited', name}, {'SCARD', base .. 'awaited'},
     {'SMEMBERS', base .. 'awaited'},
     {'SREM', base .. 'completed', name}, {'SISMEMBER', base .. 'gone', name},
-    {'SADD', base .. 'gone', name}, {'SADD', base .. 'leaving', name},
-    {'SADD', base .. 'lost', name},
+    {'SADD', base .. 'gone', name}, {'SADD', base .. 'lost', name},
     {'HSET', base .. 'rows', name, 'v'},
     {'ZADD', base .. 'busy', '1', name}, {'ZCARD', base .. 'busy'},
     {'HSET', base .. 'strikes', 'f', 'v'}, {'HSET', base .. 'quarantine', 'f', 'v'},

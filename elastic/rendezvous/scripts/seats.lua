@@ -102,7 +102,7 @@ local function write_rows(by_rank)
       offer.nproc, offer.first, world, offer.first_in_role, role_worlds[offer.role], master.port,
       offer.role, offer.host, master.address)
   end
-  redis.call('DEL', members, awaited, completed, busy, key('leaving'))
+  redis.call('DEL', members, awaited, completed, busy)
   call_in_pieces('HSET', members, rows_of)
   call_in_pieces('SADD', awaited, names)
   call_in_pieces('HDEL', joined, names)
