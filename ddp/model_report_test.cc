@@ -69,7 +69,7 @@ TEST_F(ModelReportTest, LoggingDataOfRebuiltBuckets) {
   at::Tensor loss = parameters_[0].tensor.sum();
   loss = loss + parameters_[1].tensor.sum();
   loss = loss + parameters_[3].tensor.sum();
-  dense.EndForward({loss}, /*complete=*/true, /*synchronize=*/true);
+  dense.EndForward({loss}, {});
   loss.backward();
   DDPLoggingData data;
   DescribeParameters(dense, data);

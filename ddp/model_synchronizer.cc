@@ -223,7 +223,10 @@ void ModelSynchronizer::RunAfterForward(const std::vector<at::Tensor>& outputs, 
   }
   if (delayed_) delayed_->EndForward(synchronize_);
   const bool collectives = statistics_->has_layers() && (synchronize_ || statistics_->InTraining());
-  reducer_->EndForward(outputs, complete, synchronize_, collectives);
+  reducer_->EndForward(outputs, {.complete = complete,
+                                 .synchronize = synchronize_,
+                                 .collectives = collectives,
+                                 .training = model_->is_training()});
 }
 
 void ModelSynchronizer::ThrowNoOutputs(bool complete) {

@@ -54,6 +54,8 @@ namespace {
 
 // How long a rank whose operation failed waits for a peer's failure report.
 constexpr absl::Duration kExplanationTimeout = absl::Milliseconds(300);
+// The same after a peer has aborted the group: the report is on its way, on a busy host for long.
+constexpr absl::Duration kExplanationOfAbortTimeout = absl::Seconds(5);
 
 // How much longer than the peer that failed the other ranks wait before they throw.
 constexpr absl::Duration kHeadStart = absl::Milliseconds(200);
@@ -560,7 +562,9 @@ void Communicator::FailBroken(const Future& future, const OperationName& what,
     Fail(what, absl::StrCat(reason, LateRanks(future, what)));
   }
   if (log_ == nullptr || !IsConnectionError(reason)) {
-    if (monitor_->AwaitFailure(kExplanationTimeout).has_value()) wait_.YieldToCause(kHeadStart);
+    const bool by_peer = absl::EndsWith(reason, " has aborted the group");
+    const auto timeout = by_peer ? kExplanationOfAbortTimeout : kExplanationTimeout;
+    if (monitor_->AwaitFailure(timeout).has_value()) wait_.YieldToCause(kHeadStart);
     Fail(what, reason);
   }
   Inquiry::Awaited awaited = Awaited(future, what);

@@ -356,6 +356,59 @@ RANK_TEST(StepFailureTest, OneBatchLessThenExit, 2) {
   OneBatchLess(init_process_group(), Afterwards::kExit);
 }
 
+// How a rank leaves out the backward of an iteration.
+enum class LeftOut : uint8_t { kContinue, kException, kConstantLoss };
+
+// Runs five iterations. `leaves_out`: this rank has no backward in iteration 3. Returns the number
+// of iterations that ended.
+int FiveIterations(DistributedDataParallel<torch::nn::LinearImpl>& model, int64_t width,
+                   bool leaves_out, LeftOut way, int* ended) {
+  for (*ended = 0; *ended < 5; ++*ended) {
+    model.zero_grad();
+    const torch::Tensor output = model.forward(torch::ones({2, width}));
+    if (leaves_out && *ended == 2) {
+      if (way == LeftOut::kContinue) continue;
+      try {
+        if (way == LeftOut::kException) throw std::runtime_error("a label is missing");
+        torch::ones({}).requires_grad_().backward();
+      } catch (const std::runtime_error&) {
+      }
+      continue;
+    }
+    output.sum().backward();
+  }
+  return *ended;
+}
+
+void ALeftOutBackwardIsNamed() {
+  const auto group = init_process_group();
+  for (const int64_t width : {8, 128}) {  // below and above 16 KiB
+    for (const LeftOut way : {LeftOut::kContinue, LeftOut::kException, LeftOut::kConstantLoss}) {
+      DistributedDataParallel model(torch::nn::Linear(width, width), group);
+      int ended = 0;
+      const std::string text = ErrorOf<CommunicationError>(
+          [&] { FiveIterations(model, width, group->rank() == 1, way, &ended); });
+      // Rank 1 notices at its next backward, the others in the backward that rank 1 left out.
+      EXPECT_EQ(ended, group->rank() == 1 ? 3 : 2);
+      EXPECT_THAT(text, AllOf(HasSubstr("rank 1 is in collective"),
+                              HasSubstr("1 iteration(s) without a backward before iteration 4"),
+                              HasSubstr("leave it out on all ranks: see ddp::all_agree()")));
+      // What all ranks leave out together is no error.
+      EXPECT_EQ(FiveIterations(model, width, /*leaves_out=*/true, way, &ended), 5);
+      EXPECT_TRUE(model->parameters()[0].grad().allclose(2 * torch::ones({width, width})));
+    }
+  }
+}
+
+RANK_TEST(StepFailureTest, ALeftOutBackwardIsNamedInMemory, {2, 3, 4}) {
+  ALeftOutBackwardIsNamed();
+}
+
+RANK_TEST(StepFailureTest, ALeftOutBackwardIsNamedOnGloo, .world_size = {2, 3},
+          .environment = {{"DDP_BACKEND", "gloo"}}) {
+  ALeftOutBackwardIsNamed();
+}
+
 THREAD_RANK_TEST(StepFailureTest, HooksThatDifferAreNamed, 2) {
   const auto halved = [](const std::shared_ptr<ProcessGroup>& state, GradBucket& bucket) {
     return fp16_compress_hook(state, bucket);

@@ -9,6 +9,7 @@
 #include <ATen/SequenceNumber.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/function.h>
 
@@ -175,6 +176,7 @@ void Reducer::Clear(std::shared_ptr<ReducerGroup> group, bool unsettled) {
   group_ = std::move(group);
   core_.Reset(group_->rank(), unsettled);
   searched_.clear();
+  iteration_ = 0;
   used_map_ = {};
   ready_ns_.clear();
 }
@@ -226,17 +228,19 @@ void Reducer::CheckFinished() {
 
 void Reducer::BeginForward() { first_node_ = at::sequence_number::peek(); }
 
-void Reducer::EndForward(const std::vector<at::Tensor>& outputs, bool complete, bool synchronize,
-                         bool collectives) {
+void Reducer::EndForward(const std::vector<at::Tensor>& outputs, const ForwardEnd& end) {
   const auto record =
-      std::make_shared<ForwardRecord>(ForwardRecord{.synchronized = synchronize,
-                                                    .collectives = collectives,
+      std::make_shared<ForwardRecord>(ForwardRecord{.synchronized = end.synchronize,
+                                                    .collectives = end.collectives,
                                                     .outputs = {},
                                                     .thread = at::RecordFunction::currentThreadId(),
                                                     .first_node = first_node_,
                                                     .end_node = at::sequence_number::peek()});
   const bool watched = watch_.Watch(outputs, record);
-  core_.OnForwardEnd(record, /*seen=*/watched && complete && !outputs.empty());
+  const bool seen = watched && end.complete && !outputs.empty();
+  record->training = end.training && seen;
+  if (end.synchronize && record->training) ++iteration_;
+  core_.OnForwardEnd(record, seen);
   outputs_ = &outputs;
   const auto forget_outputs = absl::MakeCleanup([this] { outputs_ = nullptr; });
   Run();
@@ -423,6 +427,7 @@ bool Reducer::DoAtBeginning(const PassAction& action) {
       ReturnToFirstPlan();
       return true;
     case PassAction::Kind::kBegin:
+      AgreeOnSkipped();
       hook_.EndPass(/*release_buffers=*/false);
       buckets_->set_factor(hook_.registered() ? 1.0 : 1.0 / core_.start().divisor);
       current_times_ = {.first_gradient_ns = MonotonicNanoseconds()};
@@ -516,6 +521,23 @@ void Reducer::LogUnused(DebugLevel least) const {
   std::vector<std::string> names;
   for (const int parameter : core_.unused()) names.push_back(parameters_[parameter].name);
   LOG(INFO) << "rank " << group_->rank() << ": this iteration does not use " << NameList(names);
+}
+
+// A rank that leaves out one backward would pair this pass with an older one of the others, in this
+// step and in all later ones. The rank itself sees that it has left one out, and begins its next
+// pass with this collective. Where all ranks have left out the same, all are here. Otherwise the
+// others are in the reduction of their gradients, and all ranks throw the error of different
+// collectives, with the name of this one. Under a Join, joined ranks have no forwards and could not
+// answer.
+void Reducer::AgreeOnSkipped() {
+  const int skipped = core_.TakeSkipped();
+  if (skipped == 0 || announce_ || group_->size() == 1) return;
+  Communicator::Pending pending = group_->communicator().AllReduce(
+      at::zeros({1}, group_->device()),
+      absl::StrCat("the agreement on ", skipped, " iteration(s) without a backward before ",
+                   "iteration ", iteration_,
+                   " (to leave out a step, leave it out on all ranks: see ddp::all_agree())"));
+  group_->communicator().Wait(pending);
 }
 
 void Reducer::Launch(int bucket) {

@@ -121,8 +121,14 @@ class Reducer final : private BackwardWatch::Observer, private GradientHooks::Ob
   // reduced or the next one ends.
   void BeginForward();
   // `collectives`: the backward may have collectives of the model, so peers may wait in them.
-  void EndForward(const std::vector<at::Tensor>& outputs, bool complete, bool synchronize,
-                  bool collectives = false);
+  // `training`: the module is in training mode, so a forward without a backward leaves out a step.
+  struct ForwardEnd {
+    bool complete = true;
+    bool synchronize = true;
+    bool collectives = false;
+    bool training = true;
+  };
+  void EndForward(const std::vector<at::Tensor>& outputs, const ForwardEnd& end);
 
   // Sets the hook that reduces the buckets and divides. Throws ConfigurationError when called
   // twice, when a pass has begun, or with an empty function.
@@ -242,6 +248,7 @@ class Reducer final : private BackwardWatch::Observer, private GradientHooks::Ob
   bool DoAtBeginning(const PassAction& action);
   void DoAtEnd(const PassAction& action);
   std::string About(const PassAction& action) const;
+  void AgreeOnSkipped();
   void LogUnused(DebugLevel least) const;
 
   void Launch(int bucket);
@@ -286,7 +293,8 @@ class Reducer final : private BackwardWatch::Observer, private GradientHooks::Ob
   int searched_task_ = -1;            // autograd's number of the last one through no watched output
   std::vector<ForwardPtr> searched_;  // the forwards in its graph
 
-  uint64_t first_node_ = 0;                           // of the current forward
+  uint64_t first_node_ = 0;  // of the current forward
+  int64_t iteration_ = 0;    // synchronized forwards in training mode, since the last Clear()
   const std::vector<at::Tensor>* outputs_ = nullptr;  // of the last forward
 
   // The gradient hook that runs now.

@@ -83,7 +83,7 @@ class Trainer {
     const torch::Tensor output =
         net->forward(torch::sin(torch::arange(12).view({4, 3}) * (1 + step) + group_->rank()),
                      use_side, explode);
-    reducer->EndForward({output}, /*complete=*/true, synchronize);
+    reducer->EndForward({output}, {.synchronize = synchronize});
     output.pow(2).mean().backward();
   }
 

@@ -112,6 +112,24 @@ void ForwardHistory::FinishPass() {
                      outstanding_.begin() + static_cast<std::ptrdiff_t>(keep_from));
 }
 
+int ForwardHistory::TakeSkipped() {
+  int skipped = 0;
+  for (const ForwardPtr& forward : recent_) {
+    const bool counts = forward->synchronized && forward->training && !forward->skipped;
+    // The outputs of a forward, and the graphs that contain them, share the record.
+    if (!counts || forward.use_count() > 1) continue;
+    const auto& outputs = forward->outputs;
+    if (!std::all_of(outputs.begin(), outputs.end(), [](ForwardRecord::Output output) {
+          return output == ForwardRecord::Output::kFresh;
+        })) {
+      continue;
+    }
+    forward->skipped = true;
+    ++skipped;
+  }
+  return skipped;
+}
+
 void ForwardHistory::Clear() {
   recent_.clear();
   unseen_.reset();

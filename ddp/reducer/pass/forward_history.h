@@ -86,6 +86,10 @@ class ForwardHistory {
   // which are taken to have no backward.
   void FinishPass();
 
+  // Returns how many of the last 32 forwards can have no backward any more: synchronized ones in
+  // training mode, whose graph is gone and was passed by no backward. Counts each once.
+  int TakeSkipped();
+
   void Clear();
 
  private:

@@ -17,6 +17,8 @@ struct ForwardRecord {
   bool synchronized = false;  // its backward is to be reduced
   bool collectives = false;   // its backward may have collectives of the model
   bool reduced = false;       // a complete reduction contains gradients of it
+  bool training = false;      // of a module in training mode, whose every backward is seen
+  bool skipped = false;       // TakeSkipped() has counted it
   std::vector<Output> outputs;
 
   // Autograd numbers the nodes of a thread in the order of their creation. This forward created
