@@ -673,4 +673,11 @@ std::shared_ptr<ProcessGroup> init_process_group(const ProcessGroupOptions& opti
   return group;
 }
 
+bool all_agree(const std::shared_ptr<ProcessGroup>& group, bool ok) {
+  const at::Tensor all =
+      at::full({1}, ok ? 1 : 0, at::TensorOptions(group->device()).dtype(at::kInt));
+  group->all_reduce(all, ReduceOp::kMin);
+  return all.item<int32_t>() == 1;
+}
+
 }  // namespace ddp

@@ -353,6 +353,13 @@ class ProcessGroup {
 // peers cannot be reached in time. Each message is one line.
 std::shared_ptr<ProcessGroup> init_process_group(const ProcessGroupOptions& options = {});
 
+// Returns true when `ok` is true on every rank. Collective: one reduction of a single number, and a
+// wait for it on the host. Throws as ProcessGroup::all_reduce(). What one rank leaves out, all
+// ranks must leave out, since each backward is a collective:
+//
+//   if (!ddp::all_agree(group, loss.isfinite().all().item<bool>())) continue;  // on all ranks
+bool all_agree(const std::shared_ptr<ProcessGroup>& group, bool ok);
+
 }  // namespace ddp
 
 #endif  // DDP_PROCESS_GROUP_H_

@@ -125,12 +125,20 @@ class Training::Impl {
 
   void Step(const at::Tensor& loss) {
     RequireBatch("step()");
+    if (LeavesOut(loss)) return Commit();
     Enter(Phase::kBackward);
     optimizer_.zero_grad();
     Scaled(loss, std::nullopt).backward();
     Enter(Phase::kOptimizer);
     optimizer_.step();
     Commit();
+  }
+
+  // The mean over no sample is NaN, and says nothing.
+  bool LeavesOut(const at::Tensor& loss) const {
+    if (!options_.skip_step_if) return false;
+    const bool skips = !batch_->indices.empty() && options_.skip_step_if(loss);
+    return !all_agree(group_, !skips);
   }
 
   at::Tensor Scaled(const at::Tensor& loss, std::optional<int64_t> samples) {

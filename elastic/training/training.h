@@ -2,6 +2,7 @@
 #define DDP_ELASTIC_TRAINING_TRAINING_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -76,6 +77,11 @@ class Training {
 
     // ---- Loss ----
     LossReduction loss = LossReduction::kMean;
+    // Decides, from this rank's loss, that the step is to be left out: a loss that is not finite,
+    // for example. step() asks all ranks, at the cost of one small reduction. When it is true on
+    // any rank, no rank runs the backward or the optimizer; the batch counts as trained, and its
+    // loss is not in mean_loss(). Not asked on a rank without samples. Empty: no step is left out.
+    std::function<bool(const at::Tensor& loss)> skip_step_if;
 
     // ---- Checkpoints ----
     // The folder of all checkpoints of this job, on a file system that all ranks share. Empty: no
@@ -120,10 +126,10 @@ class Training {
 
   // Trains the batch: clears the gradients, runs backward of the scaled loss, the optimizer's step,
   // and commit(). `loss`: a scalar over this rank's samples, combined as Options::loss states.
-  // Collective.
+  // Collective. Leaves the step out on all ranks where Options::skip_step_if says so on one.
   //
-  // Throws std::logic_error when there is no batch. Passes on exceptions of backward and of the
-  // optimizer.
+  // Throws std::logic_error when there is no batch. Passes on exceptions of backward, of the
+  // optimizer and of skip_step_if.
   void step(const at::Tensor& loss);
 
   // The parts of step(), for a trainer that clips gradients or runs several backwards. Clip with

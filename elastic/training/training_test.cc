@@ -146,6 +146,28 @@ RANK_TEST(TrainingTest, TrainsLikeOneProcess, {1, 3, 4}) {
   }
 }
 
+// A step that one rank leaves out is left out by all, with the others' steps as they were.
+RANK_TEST(TrainingTest, AStepIsLeftOutOnAllRanks, {1, 2, 4}) {
+  const auto group = init_process_group();
+  int asked = 0;
+  Trainer trainer(group, {.epochs = 2, .skip_step_if = [&](const at::Tensor& loss) {
+                            EXPECT_TRUE(loss.isfinite().item<bool>()) << "asked without samples";
+                            return ++asked == 3 && group->rank() == group->size() - 1;
+                          }});
+  int left_out = 0;
+  while (trainer.training.next_epoch()) {
+    while (const auto batch = trainer.training.next_batch()) {
+      const torch::Tensor before = testing::Flatten(trainer.net->parameters()).clone();
+      trainer.training.step(trainer.Loss(batch->indices));
+      const torch::Tensor after = testing::Flatten(trainer.net->parameters());
+      left_out += torch::equal(before, after) ? 1 : 0;
+      EXPECT_TRUE(testing::SameOnAllRanks(*group, after));
+    }
+  }
+  EXPECT_EQ(left_out, 1);
+  EXPECT_EQ(trainer.training.steps(), 10);
+}
+
 // Trains with the parts of step(), over micro-batches of one sample.
 RANK_TEST(TrainingTest, AccumulatesLikeOneProcess, {1, 4}) {
   const auto group = init_process_group();
