@@ -1,3 +1,5 @@
+// Length: all events of a forward and a backward meet here, on the same parts.
+
 #include "ddp/model_synchronizer.h"
 
 #include <exception>
