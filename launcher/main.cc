@@ -72,6 +72,8 @@ DDPRUN_FLAG(heartbeat_ms);
 DDPRUN_FLAG(store_outage_timeout);
 DDPRUN_FLAG(max_restarts);
 DDPRUN_FLAG(max_node_losses);
+DDPRUN_FLAG(node_unit);
+DDPRUN_FLAG(scale_up_delay);
 DDPRUN_FLAG(no_progress_limit);
 DDPRUN_FLAG(quarantine_strikes);
 DDPRUN_FLAG(hang_timeout);

@@ -308,6 +308,7 @@ void WorkerGroup::LookAt(int local_rank, Worker& worker) {
   if (snapshot.generation != generation_) return;
   progress_known_ |= snapshot.worker != HealthPage::Worker::kNotAttached;
   LogFirstStep(worker, snapshot);
+  worker.max_world_size = snapshot.max_world_size;
   NodeStatusTracker::Progress progress;
   if (snapshot.has_step) {
     progress.step = snapshot.step;
@@ -375,6 +376,12 @@ NodeReport WorkerGroup::Report() {
   report.step = status_.highest_step();
   report.steps_per_second = std::max(0.0, status_.StepsPerSecond(now));
   report.busy_us = stragglers_.busy_us();
+  for (const auto& [local_rank, worker] : workers_) {
+    if (worker.max_world_size == 0) continue;
+    report.max_world_size = report.max_world_size == 0
+                                ? worker.max_world_size
+                                : std::min(report.max_world_size, worker.max_world_size);
+  }
   report.row = status_.RowText(now);
   return report;
 }

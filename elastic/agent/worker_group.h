@@ -111,6 +111,7 @@ class WorkerGroup {
     pid_t pid = 0;
     HealthPage page;
     bool first_step_seen = false;
+    int64_t max_world_size = 0;      // as in HealthPage::Snapshot
     bool signalled_to_stop = false;  // by signal, as it does not poll should_stop()
     std::string timer_ran_out;       // name of its timer that ran out; empty: none
   };

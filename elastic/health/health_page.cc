@@ -26,7 +26,7 @@ namespace ddp::elastic {
 namespace {
 
 constexpr uint64_t kMagic = 0x4547'4150'5044'4844;  // "DHDPPAGE", little-endian
-constexpr uint32_t kVersion = 3;
+constexpr uint32_t kVersion = 4;
 constexpr size_t kPageBytes = 4096;
 
 // A write takes some dozens of instructions. After this many torn reads the writer has died or been
@@ -73,6 +73,7 @@ struct HealthPage::Layout {
   std::atomic<int64_t> failed_saves;
   std::atomic<int64_t> failed_saves_in_a_row;
   SaveErrorWords save_error;  // ends at the first NUL, or with the array
+  std::atomic<int64_t> max_world_size;
 
   // Only the worker locks this mutex. The list pointers of a robust mutex are in the page. A
   // process that can write the page chooses what an unlock overwrites, so readers only look at the
@@ -255,7 +256,7 @@ void HealthPage::BeginGeneration(uint64_t generation) {
   for (std::atomic<int64_t>* value :
        {&layout_->commits, &layout_->step, &layout_->first_step, &layout_->first_commit_ns,
         &layout_->last_commit_ns, &layout_->longest_step_ns, &layout_->failed_saves,
-        &layout_->failed_saves_in_a_row}) {
+        &layout_->failed_saves_in_a_row, &layout_->max_world_size}) {
     Set(*value, 0);
   }
   SetText(layout_->save_error, "");
@@ -348,6 +349,12 @@ void HealthPage::RecordSave(absl::string_view error) {
   layout_->EndWrite();
 }
 
+void HealthPage::SetMaxWorldSize(int64_t ranks) {
+  layout_->BeginWrite();
+  Set(layout_->max_world_size, ranks);
+  layout_->EndWrite();
+}
+
 void HealthPage::TellWaits() {
   if ((layout_->marks.load(std::memory_order_relaxed) & kTellsWaits) != 0) return;
   layout_->marks.fetch_or(kTellsWaits, std::memory_order_release);
@@ -394,6 +401,7 @@ HealthPage::Snapshot HealthPage::Read() const {
     for (size_t i = 0; i < kPhaseCount; ++i) {
       snapshot.phase_total_us[i] = Microseconds(layout_->phase_total_ns[i]);
     }
+    snapshot.max_world_size = std::max<int64_t>(Get(layout_->max_world_size), 0);
     snapshot.failed_saves = std::max<int64_t>(Get(layout_->failed_saves), 0);
     snapshot.failed_saves_in_a_row = std::max<int64_t>(Get(layout_->failed_saves_in_a_row), 0);
     if (snapshot.failed_saves > 0) snapshot.save_error = GetText(layout_->save_error);

@@ -65,6 +65,8 @@ class HealthPage {
     int64_t failed_saves_in_a_row = 0;
     std::string save_error;
 
+    int64_t max_world_size = 0;  // most ranks that the program accepts; 0: it has not said
+
     Worker worker = Worker::kNotAttached;
     bool tells_waits = false;       // enters Phase::kSynchronize whenever it waits for peers
     bool stop_aware = false;        // has called ShouldStop() at least once
@@ -116,6 +118,9 @@ class HealthPage {
 
   // Worker: records a checkpoint save: empty `error` for a success, else its error.
   void RecordSave(absl::string_view error);
+
+  // Worker: tells the most ranks with which the program can run, >= 1.
+  void SetMaxWorldSize(int64_t ranks);
 
   // Worker: promises to enter Phase::kSynchronize whenever it waits for peers within a step.
   void TellWaits();

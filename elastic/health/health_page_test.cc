@@ -400,7 +400,7 @@ TEST(HealthPageTest, NamesBothVersionsWhenTheyDiffer) {
   ASSERT_EQ(pwrite(page.fd(), &newer, sizeof(newer), 8), 4);
   const absl::Status status = HealthPage::Map(dup(page.fd())).status();
   EXPECT_THAT(status.message(), HasSubstr("version 99"));
-  EXPECT_THAT(status.message(), HasSubstr("this program knows 3"));
+  EXPECT_THAT(status.message(), HasSubstr("this program knows 4"));
 }
 
 }  // namespace

@@ -27,6 +27,9 @@ struct RendezvousRules {
   int no_progress_limit = 3;   // charged failures in a row without a step; 0: no limit
   int quarantine_strikes = 3;  // charged failures and losses of one machine; 0: no quarantine
   int max_node_losses = 1000;  // generations of the job that the loss of a node may end, >= 0
+  // Nodes that come while the job runs are taken in together, so long after the last of them came.
+  absl::Duration scale_up_delay = absl::Seconds(30);
+  int node_unit = 1;  // the number of nodes is a multiple of it, and so are the limits; >= 1
   absl::Duration quarantine_cooldown = absl::Seconds(60);
   absl::Duration lease = absl::Seconds(3);  // a node that is silent for so long is lost
   absl::Duration heartbeat;                 // interval; zero: lease / kHeartbeatsPerLease

@@ -27,6 +27,7 @@ void HeartbeatPlan::Start(const Rhythm& rhythm, absl::Time now, double row_share
   rhythm_ = rhythm;
   report_.step = -1;
   busy_us_said_ = -1;
+  report_.max_world_size = max_world_said_ = 0;
   row_at_ = now + rhythm_.interval * row_share;
   // All nodes have just learned of the round: spread their first heartbeats.
   const absl::Duration first = std::max(
@@ -37,6 +38,7 @@ void HeartbeatPlan::Start(const Rhythm& rhythm, absl::Time now, double row_share
 void HeartbeatPlan::ForgetWhatWasSaid() {
   row_said_.clear();
   busy_us_said_ = -1;
+  max_world_said_ = 0;
 }
 
 std::vector<std::string> HeartbeatPlan::Compose(absl::Time now) {
@@ -50,15 +52,18 @@ std::vector<std::string> HeartbeatPlan::Compose(absl::Time now) {
       busy_us_sent_ = report_.busy_us;
     }
   }
+  max_world_sent_ = report_.max_world_size != max_world_said_ ? report_.max_world_size : 0;
   const double rate = std::isfinite(report_.steps_per_second)
                           ? std::clamp(report_.steps_per_second, 0.0, kStepsPerSecondMax)
                           : 0.0;
   return {absl::StrCat(std::max<int64_t>(-1, report_.step)), absl::StrFormat("%.3f", rate),
-          busy_us_sent_ >= 0 ? absl::StrCat(busy_us_sent_) : "", row_sent_};
+          busy_us_sent_ >= 0 ? absl::StrCat(busy_us_sent_) : "", row_sent_,
+          max_world_sent_ > 0 ? absl::StrCat(max_world_sent_) : ""};
 }
 
 void HeartbeatPlan::OnAnswer(absl::Time now, double share) {
   due_ = now + rhythm_.interval * (0.9 + 0.2 * share);
+  if (max_world_sent_ > 0) max_world_said_ = max_world_sent_;
   if (row_sent_.empty() && busy_us_sent_ < 0) return;
   if (!row_sent_.empty()) row_said_ = row_sent_;
   if (busy_us_sent_ >= 0) busy_us_said_ = busy_us_sent_;

@@ -39,7 +39,7 @@ class HeartbeatPlan {
   // Makes the next heartbeat due at `now`.
   void BeDueAt(absl::Time now) { due_ = now; }
 
-  // Returns ARGV 10 to 13 of heartbeat.lua, for a heartbeat that is sent at `now`.
+  // Returns ARGV 10 to 14 of heartbeat.lua, for a heartbeat that is sent at `now`.
   std::vector<std::string> Compose(absl::Time now);
 
   // Records the answer to the last heartbeat; the next one is due in about an interval.
@@ -53,10 +53,12 @@ class HeartbeatPlan {
   absl::Time row_at_ = absl::InfinitePast();  // earliest time to send the row and the busy time
   std::string row_said_;
   int64_t busy_us_said_ = -1;
+  int64_t max_world_said_ = 0;
 
   // Sent and not answered yet; empty and -1: not sent.
   std::string row_sent_;
   int64_t busy_us_sent_ = -1;
+  int64_t max_world_sent_ = 0;
 };
 
 }  // namespace ddp::elastic

@@ -38,6 +38,18 @@ TEST(HeartbeatPlanTest, BeatsOncePerIntervalOnAverage) {
   EXPECT_EQ(plan.due(), kStart + 1.1 * kInterval);
 }
 
+TEST(HeartbeatPlanTest, SaysOnceHowManyWorkersTheProgramAccepts) {
+  HeartbeatPlan plan;
+  plan.Start(RhythmOf(2), kStart, 0, 0);
+  plan.SetReport({.max_world_size = 12});
+  EXPECT_EQ(plan.Compose(kStart).back(), "12");
+  EXPECT_EQ(plan.Compose(kStart).back(), "12") << "not answered";
+  plan.OnAnswer(kStart, 0);
+  EXPECT_EQ(plan.Compose(kStart).back(), "");
+  plan.ForgetWhatWasSaid();
+  EXPECT_EQ(plan.Compose(kStart).back(), "12");
+}
+
 TEST(HeartbeatPlanTest, CanBeMadeDueAtOnce) {
   HeartbeatPlan plan;
   plan.Start(RhythmOf(2), kStart, 0, 0);
@@ -50,19 +62,19 @@ TEST(HeartbeatPlanTest, SaysHowFarItIsAndWhatHasChanged) {
   HeartbeatPlan plan;
   plan.Start(RhythmOf(2), kStart, 0, 0);
   plan.SetReport({.step = 5, .steps_per_second = 2.5, .busy_us = 1000, .row = "{1}"});
-  EXPECT_THAT(plan.Compose(kStart), ElementsAre("5", "2.500", "1000", "{1}"));
+  EXPECT_THAT(plan.Compose(kStart), ElementsAre("5", "2.500", "1000", "{1}", ""));
   // The heartbeat was not answered, so the next one repeats it.
-  EXPECT_THAT(plan.Compose(kStart), ElementsAre("5", "2.500", "1000", "{1}"));
+  EXPECT_THAT(plan.Compose(kStart), ElementsAre("5", "2.500", "1000", "{1}", ""));
   plan.OnAnswer(kStart, 0);
   const absl::Time later = kStart + absl::Seconds(2);
-  EXPECT_THAT(plan.Compose(later), ElementsAre("5", "2.500", "", ""));
+  EXPECT_THAT(plan.Compose(later), ElementsAre("5", "2.500", "", "", ""));
   plan.SetReport({.step = 6, .steps_per_second = 3, .busy_us = 1049, .row = "{1}"});
-  EXPECT_THAT(plan.Compose(later), ElementsAre("6", "3.000", "", "")) << "hardly changed";
+  EXPECT_THAT(plan.Compose(later), ElementsAre("6", "3.000", "", "", "")) << "hardly changed";
   plan.SetReport({.step = 6, .steps_per_second = 3, .busy_us = 1051, .row = "{2}"});
-  EXPECT_THAT(plan.Compose(later), ElementsAre("6", "3.000", "1051", "{2}"));
+  EXPECT_THAT(plan.Compose(later), ElementsAre("6", "3.000", "1051", "{2}", ""));
   plan.OnAnswer(later, 0);
   plan.ForgetWhatWasSaid();
-  EXPECT_THAT(plan.Compose(later + absl::Seconds(2)), ElementsAre("6", "3.000", "1051", "{2}"));
+  EXPECT_THAT(plan.Compose(later + absl::Seconds(2)), ElementsAre("6", "3.000", "1051", "{2}", ""));
 }
 
 TEST(HeartbeatPlanTest, RowsOfAllNodesStayUnderAThousandPerSecond) {
@@ -92,7 +104,7 @@ TEST(HeartbeatPlanTest, NonsenseOfAWorkerDoesNotReachTheServer) {
   for (const double rate :
        {std::numeric_limits<double>::quiet_NaN(), -std::numeric_limits<double>::infinity(), -1.0}) {
     plan.SetReport({.step = -7, .steps_per_second = rate, .busy_us = -3});
-    EXPECT_THAT(plan.Compose(kStart), ElementsAre("-1", "0.000", "", ""));
+    EXPECT_THAT(plan.Compose(kStart), ElementsAre("-1", "0.000", "", "", ""));
   }
 }
 

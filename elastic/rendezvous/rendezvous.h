@@ -57,8 +57,9 @@ struct News {
 struct NodeReport {
   int64_t step = -1;            // highest step that a local rank has committed; -1: none
   double steps_per_second = 0;  // 0: unknown
-  int64_t busy_us = -1;  // own time per step, without waits, of its slowest rank; -1: unknown
-  std::string row;       // JSON for people who watch the job; sent only when it changed
+  int64_t busy_us = -1;        // own time per step, without waits, of its slowest rank; -1: unknown
+  int64_t max_world_size = 0;  // most workers that the program accepts; 0: unknown
+  std::string row;             // JSON for people who watch the job; sent only when it changed
 };
 
 // The membership protocol of a job: its agents agree, through Redis, on the nodes that take part.

@@ -342,7 +342,9 @@ void RendezvousCore::SendOpen() {
        absl::StrCat(options_.job.rules.no_progress_limit),
        absl::StrCat(options_.job.rules.quarantine_strikes),
        Milliseconds(options_.job.rules.quarantine_cooldown),
-       absl::StrCat(options_.job.rules.max_node_losses)}});
+       absl::StrCat(options_.job.rules.max_node_losses),
+       Milliseconds(options_.job.rules.scale_up_delay),
+       absl::StrCat(options_.job.rules.node_unit)}});
 }
 
 void RendezvousCore::Send(ScriptName script, const GenerationId& about,

@@ -13,7 +13,7 @@
 //   fail NODE rank=N [victim] [unprompted] [step=N] [exit=N] CAUSE
 //   complete NODE   drain NODE WHY   leave NODE [in_order]   close NODE WHY
 //   takeback NODE                cancel its request, then take its last report back
-//   cancel NODE     report NODE step=N rate=N [busy=US]
+//   cancel NODE     report NODE step=N rate=N [busy=US] [max_world=N]
 //   wait D                       time passes
 //   kill NODE                    the node vanishes without a request
 //   stop NODE, continue NODE     as SIGSTOP and SIGCONT do
@@ -117,6 +117,9 @@ class Story final : public ::ddp::testing::StoryPlayer {
     if (const auto value = Take(words, "fingerprint")) options_.job.fingerprint = *value;
     if (const auto value = Take(words, "max_node_losses"))
       options_.job.rules.max_node_losses = Number(*value);
+    if (const auto value = Take(words, "scale_up_delay"))
+      options_.job.rules.scale_up_delay = Duration(*value);
+    if (const auto value = Take(words, "unit")) options_.job.rules.node_unit = Number(*value);
     if (const auto value = Take(words, "strikes"))
       options_.job.rules.quarantine_strikes = Number(*value);
     EXPECT_TRUE(words.empty()) << "unknown option " << words[0];
@@ -195,6 +198,7 @@ class Story final : public ::ddp::testing::StoryPlayer {
       if (const auto value = Take(words, "step")) report.step = Number(*value);
       if (const auto value = Take(words, "rate")) report.steps_per_second = Number(*value);
       if (const auto value = Take(words, "busy")) report.busy_us = Number(*value);
+      if (const auto value = Take(words, "max_world")) report.max_world_size = Number(*value);
       node.core->SetReport(report);
     } else {
       if (event == "fail") reported_[name] = generations_[name];
@@ -423,6 +427,7 @@ class Story final : public ::ddp::testing::StoryPlayer {
     Core::Options options;
     options.job.run_id = "digits";
     options.job.rules.lease = absl::Seconds(3);
+    options.job.rules.scale_up_delay = absl::ZeroDuration();
     return options;
   }();
   absl::Time now_ = absl::FromUnixSeconds(1'000'000);

@@ -68,7 +68,7 @@ class RefusedScriptsTest : public ::testing::Test {
     return {ScriptName::kOpenInstance,
             {absl::StrCat(kRun, "instance"), absl::StrCat(kRun, "opened:", token)},
             {kRun, "0", token, "0", "", "86400000", "600000", "3600000", "500000", "3", "1", "2",
-             "0", "3", "3", "60000", "1000"}};
+             "0", "3", "3", "60000", "1000", "0", "1"}};
   }
 
   // Returns a call of `node` about the current generation.
@@ -99,8 +99,8 @@ class RefusedScriptsTest : public ::testing::Test {
     return {Open("another"),
             Join("c"),
             Join("d"),
-            Transition(ScriptName::kHeartbeat, "a", {"7", "1", "100", "{}", ""}),
-            Transition(ScriptName::kHeartbeat, "a", {"7", "1", "", "", ""}),
+            Transition(ScriptName::kHeartbeat, "a", {"7", "1", "100", "{}", "8", ""}),
+            Transition(ScriptName::kHeartbeat, "a", {"7", "1", "", "", "", ""}),
             Transition(ScriptName::kReportFailure, "a",
                        {"0", "host-a", "why", "0", "7", "1", "1", "-1", "0"}),
             Transition(ScriptName::kComplete, "a", {}),

@@ -75,6 +75,11 @@ class Training::Impl {
         optimizer_(optimizer),
         sampler_(SamplerOptions(options_, model_.base_module()), group_->rank(), group_->size()) {
     CheckOptions(options_);
+    const ElasticSampler::Options data = SamplerOptions(options_, model_.base_module());
+    if (data.min_samples_per_rank > 0) {
+      session_.set_max_world_size(std::min(data.global_batch_size, data.dataset_size) /
+                                  data.min_samples_per_rank);
+    }
     state_ = {.model = &model_.base_module(), .optimizer = &optimizer_, .sampler = &sampler_};
     Restore();
   }

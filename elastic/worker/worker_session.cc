@@ -139,6 +139,10 @@ void WorkerSession::progress() {
   if (page_ != nullptr) page_->Progress();
 }
 
+void WorkerSession::set_max_world_size(int64_t ranks) {
+  if (page_ != nullptr) page_->SetMaxWorldSize(ranks);
+}
+
 void WorkerSession::report_save(const std::string& error) {
   if (page_ != nullptr) page_->RecordSave(error);
 }

@@ -134,6 +134,10 @@ class WorkerSession {
   // system call.
   void progress();
 
+  // Tells the agent the most ranks with which this program can run, >= 1. While it runs, a node
+  // with which there would be more waits as a spare. Training calls it. Costs no system call.
+  void set_max_world_size(int64_t ranks);
+
   // Tells the agent that a checkpoint was saved (`error` is empty), or the reason why it was not.
   // The agent counts failed saves for `ddprun status` and the metrics. Checkpointer calls it after
   // each save that it has tried. Costs no system call and never fails.

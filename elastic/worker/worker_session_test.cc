@@ -242,6 +242,19 @@ TEST_F(WithPageTest, FailedSavesReachTheAgent) {
   EXPECT_EQ(page_->Read().save_error, "disk still full");
 }
 
+TEST_F(WithPageTest, TheLargestWorldReachesTheAgentAndEndsWithTheGeneration) {
+  EXPECT_EQ(page_->Read().max_world_size, 0);
+  EXPECT_EQ(RunWith(variables_,
+                    [] {
+                      WorkerSession::from_environment().set_max_world_size(12);
+                      return 0;
+                    }),
+            0);
+  EXPECT_EQ(page_->Read().max_world_size, 12);
+  page_->BeginGeneration(99);
+  EXPECT_EQ(page_->Read().max_world_size, 0);
+}
+
 TEST_F(WithPageTest, StopsAfterTheStepThatTheAgentNames) {
   page_->RequestStop(12);
   EXPECT_EQ(RunWith(variables_,

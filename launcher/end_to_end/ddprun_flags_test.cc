@@ -414,6 +414,27 @@ TEST(DdprunFlagsTest, TheBudgetOfLostNodesEndsTheJob) {
   killed.Wait();
 }
 
+TEST(DdprunFlagsTest, ANodeThatTheProgramCannotTakeWaitsAsASpare) {
+  const Folder folder;
+  const auto redis = ::ddp::testing::RedisFixture::StartTcp();
+  const std::string go = folder / "go";
+  const DdprunDriver::Options options = {
+      .arguments = {"--nnodes=2:4", "--rdzv-id=full", "--rdzv-conf=last_call_timeout=0.05",
+                    absl::StrCat("--rdzv-endpoint=127.0.0.1:", redis->endpoint().port),
+                    "launcher/end_to_end/stepping_worker", "20", go, "2"}};
+  DdprunDriver first(options);
+  DdprunDriver second(options);
+  first.AwaitStdout("is at step 20");
+  second.AwaitStdout("is at step 20");
+  DdprunDriver third(options);
+  third.AwaitStderr(
+      "as a spare: the program takes at most 2 workers, 2 work, and this node offers 1");
+  std::ofstream(go) << "go";
+  EXPECT_EQ(first.Wait(), 0) << first.err();
+  EXPECT_EQ(second.Wait(), 0) << second.err();
+  EXPECT_EQ(third.Wait(), 0) << third.err();
+}
+
 TEST(DdprunFlagsTest, AnotherProgramUnderTheSameRunIdIsRefusedByName) {
   const auto redis = ::ddp::testing::RedisFixture::StartTcp();
   const auto options = [&redis](const std::string& conf, const std::string& script) {

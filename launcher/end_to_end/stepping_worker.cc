@@ -1,7 +1,9 @@
 // A minimal worker for tests of ddprun. It commits the steps 1 to STEPS of this generation to its
 // health page and prints a line. It ends when its agent tells it to or when FILE appears.
 //
-//   stepping_worker STEPS FILE
+//   stepping_worker STEPS FILE [MOST_RANKS]
+//
+// MOST_RANKS: the largest world that it accepts.
 
 #include <glog/logging.h>
 #include <poll.h>
@@ -32,11 +34,15 @@ int EnvironmentNumber(const char* name) {
 int main(int argc, char** argv) {
   google::InitGoogleLogging(argv[0]);
   int64_t steps = 0;
-  CHECK(argc == 3 && absl::SimpleAtoi(argv[1], &steps)) << "usage: stepping_worker STEPS FILE";
+  int64_t most_ranks = 1;
+  CHECK(argc >= 3 && absl::SimpleAtoi(argv[1], &steps) &&
+        (argc == 3 || absl::SimpleAtoi(argv[3], &most_ranks)))
+      << "usage: stepping_worker STEPS FILE [MOST_RANKS]";
   absl::StatusOr<ddp::elastic::HealthPage> page =
       ddp::elastic::HealthPage::Map(EnvironmentNumber(ddp::elastic::kHealthFdVariable));
   CHECK(page.ok()) << page.status();
   CHECK(page->Attach().ok());
+  if (argc > 3) page->SetMaxWorldSize(most_ranks);
   page->EnterPhase(ddp::elastic::Phase::kForward);
   for (int64_t step = 1; step <= steps; ++step) {
     ::poll(nullptr, 0, kStepMs);  // without a pause the steps have no speed

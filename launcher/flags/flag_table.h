@@ -40,6 +40,14 @@ inline constexpr FlagSpec kFlagTable[] = {
      elastic::LaunchConfig::kDefaultNprocPerNode, "N|cpu|gpu|auto",
      "Workers on this node: a number, one per CPU, one per GPU, or auto: GPUs where there are any,"
      " else CPUs. Nodes may differ."},
+    {"node-unit", 0, true, "node_unit", HelpGroup::kJob, elastic::RendezvousRules{}.node_unit, "N",
+     "The number of nodes is always a multiple of N; it divides MIN and MAX. The others wait as"
+     " spares."},
+    {"scale-up-delay", 0, true, "scale_up_delay", HelpGroup::kJob,
+     InSeconds{elastic::RendezvousRules{}.scale_up_delay}, "SECONDS",
+     "Nodes that come while the job runs are taken in together, so long after the last of them, "
+     "when"
+     " they fill all seats, or after 5 minutes; 0: each at once."},
     {"role", 0, true, "role", HelpGroup::kJob, elastic::JobSpec::kDefaultRole, "NAME",
      "ROLE_NAME of the workers and the start of their log prefix."},
     {"node-rank", 0, true, "node_rank", HelpGroup::kJob, "", "N",
@@ -101,7 +109,9 @@ inline constexpr FlagSpec kFlagTable[] = {
      "How often a node says that it lives. Default: a sixth of the lease."},
     {"store-outage-timeout", 0, true, "store_outage_timeout", HelpGroup::kRendezvous,
      InSeconds{elastic::AgentTimes{}.store_outage_timeout}, "SECONDS",
-     "Training goes on without the Redis server for so long."},
+     "Without the Redis server and without a step for so long, a job ends. Training goes on as "
+     "long as it"
+     " makes steps."},
 
     {"max-restarts", 0, true, "max_restarts", HelpGroup::kFailures,
      elastic::JobLimits{}.max_restarts, "N",

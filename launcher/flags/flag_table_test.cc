@@ -36,6 +36,8 @@ TEST(FlagTableTest, TheDefaultsOfAllFlags) {
       {"lease-ms", "3000"},
       {"store-outage-timeout", "600"},
       {"max-node-losses", "1000"},
+      {"node-unit", "1"},
+      {"scale-up-delay", "30"},
       {"max-restarts", "0"},
       {"no-progress-limit", "3"},
       {"quarantine-strikes", "3"},

@@ -341,6 +341,12 @@ absl::Status ReadFailures(const FlagReader& flags, LaunchOptions& options) {
   elastic::JobSpec& job = options.config.job;
   DDP_ASSIGN_OR_RETURN(const int64_t restarts, flags.Integer("max_restarts", {0, kMaxInt}));
   job.limits.max_restarts = static_cast<int>(restarts);
+  DDP_ASSIGN_OR_RETURN(job.rules.scale_up_delay, flags.Seconds("scale_up_delay"));
+  DDP_ASSIGN_OR_RETURN(const int64_t unit, flags.Integer("node_unit", {1, elastic::kNodesMax}));
+  job.rules.node_unit = static_cast<int>(unit);
+  if (job.limits.min_nodes % unit != 0 || job.limits.max_nodes % unit != 0) {
+    return flags.BadValue("node_unit", "expected a number that divides MIN and MAX of --nnodes");
+  }
   DDP_ASSIGN_OR_RETURN(const int64_t losses, flags.Integer("max_node_losses", {0, kMaxInt}));
   job.rules.max_node_losses = static_cast<int>(losses);
   DDP_ASSIGN_OR_RETURN(const int64_t limit, flags.Integer("no_progress_limit", {0, kMaxInt}));

@@ -294,6 +294,10 @@ TEST(LaunchOptionsTest, EveryKeyOfRdzvConfArrives) {
 TEST(LaunchOptionsTest, FailuresAndWatching) {
   const LaunchOptions options = Options({{"max_restarts", "7"},
                                          {"max_node_losses", "9"},
+                                         {"nnodes", "2:4"},
+                                         {"rdzv_endpoint", "head"},
+                                         {"node_unit", "2"},
+                                         {"scale_up_delay", "1.5"},
                                          {"no_progress_limit", "0"},
                                          {"quarantine_strikes", "5"},
                                          {"hang_timeout", "0"},
@@ -304,6 +308,8 @@ TEST(LaunchOptionsTest, FailuresAndWatching) {
                                          {"event_log_handler", "console"}});
   EXPECT_EQ(options.config.job.limits.max_restarts, 7);
   EXPECT_EQ(options.config.job.rules.max_node_losses, 9);
+  EXPECT_EQ(options.config.job.rules.node_unit, 2);
+  EXPECT_EQ(options.config.job.rules.scale_up_delay, absl::Seconds(1.5));
   EXPECT_EQ(options.config.job.rules.no_progress_limit, 0);
   EXPECT_EQ(options.config.job.rules.quarantine_strikes, 5);
   EXPECT_EQ(options.config.job.hangs.floor, absl::ZeroDuration());
@@ -396,6 +402,9 @@ TEST(LaunchOptionsTest, MistakesNameFlagValueAndWhatIsAllowed) {
       {"store_outage_timeout", "-1", "seconds from 0"},
       {"max_restarts", "-1", "a whole number"},
       {"max_node_losses", "-1", "a whole number"},
+      {"node_unit", "0", "a whole number"},
+      {"node_unit", "2", "divides MIN and MAX"},
+      {"scale_up_delay", "-1", "seconds from 0"},
       {"no_progress_limit", "x", "a whole number"},
       {"quarantine_strikes", "1.5", "a whole number"},
       {"hang_timeout", "-1", "seconds from 0"},

@@ -45,7 +45,7 @@ void JobChecker::OnRound(NodeId node, const Round& round, const NodeOffer& offer
     generation.round = round;
     generation.started_us = now_us;
     generation.memory_losses_at_start = memory_losses_;
-    CheckBudget(generation);
+    CheckBudget(generation, now_us);
     CheckReason(generation);
   }
   CheckAgreement(round, generation.round);
@@ -99,6 +99,10 @@ void JobChecker::CheckAgreement(const Round& told, const Round& known) {
   if (a.group_world_size < limits_.min_nodes || a.group_world_size > limits_.max_nodes) {
     Violate(absl::StrCat(name, " has ", a.group_world_size, " nodes, allowed are ",
                          limits_.min_nodes, " to ", limits_.max_nodes));
+  }
+  if (a.group_world_size % limits_.node_unit != 0) {
+    Violate(
+        absl::StrCat(name, " has ", a.group_world_size, " nodes, the unit is ", limits_.node_unit));
   }
   if (a.group_rank < 0 || a.group_rank >= a.group_world_size || a.first_rank < 0 ||
       a.first_rank + a.local_world_size > a.world_size) {
@@ -185,7 +189,7 @@ void JobChecker::CheckReason(const Generation& generation) {
       absl::StrCat(Name(round.generation), ": nothing happened to any node, yet ", round.reason));
 }
 
-void JobChecker::CheckBudget(const Generation& generation) {
+void JobChecker::CheckBudget(const Generation& generation, int64_t now_us) {
   const Round& round = generation.round;
   const std::string name = Name(round.generation);
   if (round.charged) ++charged_;
@@ -199,6 +203,11 @@ void JobChecker::CheckBudget(const Generation& generation) {
   }
   const Generation* const before = Before(generation);
   if (before == nullptr || before->memory_losses_at_start != memory_losses_) return;
+  const bool is_full = round.placement.group_world_size > limits_.max_nodes - limits_.node_unit;
+  if (is_quiet_ && !round.charged && absl::StrContains(round.reason, " join") && !is_full &&
+      now_us - before->started_us < limits_.scale_up_delay_us * 99 / 100) {
+    Violate(absl::StrCat(name, ": newcomers were not gathered: ", round.reason));
+  }
   const int charge = round.restarts - before->round.restarts;
   if (charge != (round.charged ? 1 : 0)) {
     Violate(absl::StrCat(name, " counts ", round.restarts, " restarts after ",

@@ -26,6 +26,9 @@ namespace ddp::testing {
 //   * a restart is charged although no worker failed by itself; or it is free although a worker did
 //     and nothing else happened
 //   * a node counts as lost, or workers are stopped, although no fault hit a node, only the store
+//   * the number of nodes is no multiple of the unit
+//   * nodes join a generation sooner after its start than the time for further ones, though there
+//     are free seats
 //   * workers of two generations are on one node, or workers start while strays are being killed
 //
 // "Runs whole" means that every rank of the generation runs. A node is one life of an agent: an
@@ -38,6 +41,8 @@ class JobChecker {
     int max_nodes = 1;
     int max_restarts = 0;
     int max_node_losses = 1000;
+    int node_unit = 1;
+    int64_t scale_up_delay_us = 0;  // 0: not checked
     bool ranks_are_wanted = false;  // nodes ask for group ranks, so a survivor may move
     // Longest time for which a node in contact with the store may run a generation that is over.
     int64_t fencing_us = 2000000;
@@ -153,7 +158,7 @@ class JobChecker {
   void CheckMembers(const Generation& generation);
   void CheckSequence(Node& node, const elastic::Round& round);
   void CheckReason(const Generation& generation);
-  void CheckBudget(const Generation& generation);
+  void CheckBudget(const Generation& generation, int64_t now_us);
   bool HearsTheStore(const Generation& generation, int64_t now_us);
   bool RunsWell(const Generation& generation) const;
   const Generation* Before(const Generation& generation) const;

@@ -193,6 +193,7 @@ void SimulatedNode::Report() {
   if (report.step >= 0 && stepping_since_us_ < 0) stepping_since_us_ = world_.queue->now_us();
   report.steps_per_second = report.step >= 0 ? world_.training->steps_per_second() : 0;
   report.busy_us = report.step >= 0 ? world_.training->busy_us(identity_.id) : -1;
+  report.max_world_size = world_.story->max_world;
   rendezvous_.SetReport(report);
 }
 

@@ -33,6 +33,7 @@ constexpr int64_t kSecond = 1000000;
 // Extra time for leases, heartbeats and retries, which the timeouts of a story do not include.
 constexpr int64_t kSlackUs = 60 * kSecond;
 constexpr int64_t kVanishUs = 3000;
+constexpr int kNewcomers = 100;
 // Longest time from a worker's end to the keeper's: it may be within the time for taking back a
 // report, or later.
 constexpr int64_t kKeeperEndsAfterUs = 80000;
@@ -131,15 +132,18 @@ class Simulation {
 JobChecker& Simulation::Checker(const std::string& job) {
   std::unique_ptr<JobChecker>& checker = checkers_[job];
   if (checker == nullptr) {
-    checker = std::make_unique<JobChecker>(
-        JobChecker::Limits{.min_nodes = story_.min_nodes,
-                           .max_nodes = story_.max_nodes,
-                           .max_restarts = story_.max_restarts,
-                           .max_node_losses = story_.max_node_losses,
-                           .ranks_are_wanted = story_.node_ranks,
-                           .fencing_us = story_.lease_us + 3 * kSecond,
-                           // Less than the story's, because a node's own clock drifts.
-                           .kill_timeout_us = story_.kill_timeout_us * 99 / 100});
+    checker = std::make_unique<JobChecker>(JobChecker::Limits{
+        .min_nodes = story_.min_nodes,
+        .max_nodes = story_.max_nodes,
+        .max_restarts = story_.max_restarts,
+        .max_node_losses = story_.max_node_losses,
+        .node_unit = story_.node_unit,
+        // A quarantine that ends lets a node join at once.
+        .scale_up_delay_us = story_.quarantine_strikes == 0 ? story_.scale_up_delay_us : 0,
+        .ranks_are_wanted = story_.node_ranks,
+        .fencing_us = story_.lease_us + 3 * kSecond,
+        // Less than the story's, because a node's own clock drifts.
+        .kill_timeout_us = story_.kill_timeout_us * 99 / 100});
     checker->OnDisturbance(disturbed_at_us_);
     if (node_was_in_trouble_) checker->OnNodeInTrouble();
     checker->SetQuiet(
@@ -298,6 +302,13 @@ void Simulation::Strike(const Fault& fault) {
       if (const SimulatedNode* const node = Draw(/*sound_only=*/true); node != nullptr) {
         ++result_.faults[static_cast<int>(fault.kind)];
         LoseAgain(node->identity().host, node->identity().nproc, fault.duration_us);
+      }
+      return;
+    case FaultKind::kNewcomers:
+      ++result_.faults[static_cast<int>(fault.kind)];
+      for (int i = 0; i < kNewcomers; ++i) {
+        AddNode(hosts_++, static_cast<int>(random_.Between(1, story_.nproc_max)),
+                queue_.now_us() + random_.Between(0, fault.duration_us));
       }
       return;
     case FaultKind::kNewcomer:

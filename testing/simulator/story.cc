@@ -139,6 +139,20 @@ void DrawGuards(Story& story, Random& random) {
                      .duration_us = 15 * 60 * kSecond});
     story.training_s = static_cast<double>(random.Between(2, 1200));
   }
+  if (random.Chance(0.5)) story.scale_up_delay_us = random.Between(1, 5) * kSecond;
+  if (story.min_nodes % 2 == 0 && story.max_nodes % 2 == 0 && random.Chance(0.2)) {
+    story.node_unit = 2;
+  }
+  if (random.Chance(0.1)) {
+    story.max_world = static_cast<int>(
+        random.Between(story.min_nodes * story.nproc_max, story.max_nodes * story.nproc_max));
+  }
+  if (story.hosts <= 64 && random.Chance(0.05)) {
+    AddFault(story, {.at_us = random.Between(0, story.faults_end_us),
+                     .kind = FaultKind::kNewcomers,
+                     .duration_us = random.Between(1, 10) * kSecond});
+    if (random.Chance(0.5)) story.max_nodes += 100;
+  }
   if (random.Chance(0.1)) {
     AddFault(story, {.at_us = random.Between(0, story.faults_end_us),
                      .kind = FaultKind::kHostLostForever,
@@ -150,10 +164,10 @@ void DrawGuards(Story& story, Random& random) {
 
 const char* FaultName(FaultKind kind) {
   static constexpr const char* kNames[kFaultKinds] = {
-      "worker crash",     "worker hangs",  "host slows",     "agent killed", "agent stopped",
-      "agent terminated", "family killed", "host lost",      "host frozen",  "host cut off",
-      "store paused",     "store restart", "store rollback", "store wiped",  "round forgotten",
-      "newcomer",         "store away",    "endless losses"};
+      "worker crash",     "worker hangs",  "host slows",     "agent killed",  "agent stopped",
+      "agent terminated", "family killed", "host lost",      "host frozen",   "host cut off",
+      "store paused",     "store restart", "store rollback", "store wiped",   "round forgotten",
+      "newcomer",         "newcomers",     "store away",     "endless losses"};
   return kNames[static_cast<int>(kind)];
 }
 
@@ -182,6 +196,8 @@ elastic::JobSpec JobOf(const Story& story) {
   job.rules.no_progress_limit = story.no_progress_limit;
   job.rules.quarantine_strikes = story.quarantine_strikes;
   job.rules.max_node_losses = story.max_node_losses;
+  job.rules.scale_up_delay = absl::Microseconds(story.scale_up_delay_us);
+  job.rules.node_unit = story.node_unit;
   job.rules.quarantine_cooldown = absl::Microseconds(story.quarantine_cooldown_us);
   job.rules.lease = absl::Microseconds(story.lease_us);
   job.times.rendezvous_timeout = absl::Microseconds(story.rendezvous_timeout_us);

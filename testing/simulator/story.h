@@ -28,10 +28,11 @@ enum class FaultKind {
   kStoreWiped,       // comes back empty
   kRoundForgotten,   // comes back without the next round; its last joiner got no reply
   kNewcomer,         // another host joins
+  kNewcomers,        // many hosts join, one after the other
   kStoreAway,        // for 15 minutes, with all data
   kHostLostForever,  // a host is lost, comes back, and is lost again, until the faults end
 };
-inline constexpr int kFaultKinds = 18;
+inline constexpr int kFaultKinds = 19;
 const char* FaultName(FaultKind kind);
 
 struct Fault {
@@ -55,6 +56,9 @@ struct Story {
   int no_progress_limit = 3;
   int quarantine_strikes = 3;
   int max_node_losses = 1000;
+  int64_t scale_up_delay_us = 0;
+  int node_unit = 1;
+  int max_world = 0;  // most workers that the program accepts; 0: any number
   int64_t quarantine_cooldown_us = 10000000;
   int64_t lease_us = 3000000;
   int64_t last_call_us = 2000000;

@@ -3,7 +3,8 @@
 --
 -- ARGV  10 highest step, -1 for none; 11 steps per second
 --       12 us of own work per step, 13 the node's row for people: '' where unchanged
---       14 '1': the node's workers have all succeeded, repeated in case the server forgot it
+--       14 most workers that the program accepts, '' where unchanged or unknown
+--       15 '1': the node's workers have all succeeded, repeated in case the server forgot it
 -- Outcomes: ok + the job's median of ARGV 12
 --           drain + the step to stop after + cause
 --           over + cause      the generation is over
@@ -25,7 +26,7 @@ redis.call('ZADD', leases, text(now + lease_ms), node)
 if J.state == 'forming' then
   return reply('over', J.over)
 end
-if ARGV[14] == '1' and redis.call('HEXISTS', joined, node) == 0 and
+if ARGV[15] == '1' and redis.call('HEXISTS', joined, node) == 0 and
   redis.call('SADD', completed, node) == 1 then
   try_success()
   try_round()
@@ -37,6 +38,9 @@ if ARGV[14] == '1' and redis.call('HEXISTS', joined, node) == 0 and
   end
 end
 if tonumber(ARGV[10]) > num('max_step') then
+  if num('max_step') < 0 then
+    set('first_step', ARGV[10])
+  end
   set('max_step', ARGV[10], 'rate', ARGV[11])
 end
 if ARGV[12] ~= '' then
@@ -46,6 +50,9 @@ end
 if ARGV[13] ~= '' then
   redis.call('HSET', rows, node, ARGV[13])
   redis.call('PEXPIRE', rows, J.ttl_ms)
+end
+if ARGV[14] ~= '' then
+  set('max_world', ARGV[14])
 end
 if J.drain ~= '' then
   return reply('drain', J.drain_stop, J.drain)

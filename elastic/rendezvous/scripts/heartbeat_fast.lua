@@ -6,7 +6,7 @@
 -- slow path: its lease may exist while its membership does not. Permissions are checked before the
 -- lease is renewed.
 if brief[2] ~= 'ended' and brief[3] == my_generation and brief[4] == my_nonce and
-  brief[13] == '0' and ARGV[12] == '' and ARGV[13] == '' and (ARGV[14] == '' or
+  brief[13] == '0' and ARGV[12] == '' and ARGV[13] == '' and ARGV[14] == '' and (ARGV[15] == '' or
   redis.call('SISMEMBER', string.sub(job_key, 1, -4) .. 'completed', node) == 1) then
   local since_tick = now - tonumber(brief[7])
   local may = redis.acl_check_cmd
@@ -17,7 +17,8 @@ if brief[2] ~= 'ended' and brief[3] == my_generation and brief[4] == my_nonce an
       return {'over', brief[3], brief[4], brief[5], brief[12]}
     end
     if tonumber(ARGV[10]) > tonumber(brief[8]) then
-      redis.call('HSET', job_key, 'max_step', ARGV[10], 'rate', ARGV[11])
+      redis.call('HSET', job_key, 'max_step', ARGV[10], 'rate', ARGV[11],
+        brief[8] == '-1' and 'first_step' or 'max_step', ARGV[10])
     end
     if brief[10] ~= '' then
       return {'drain', brief[3], brief[4], brief[5], brief[11], brief[10]}

@@ -42,6 +42,12 @@ local function enter()
   local earlier = redis.call('HGET', joined, node)
   local arrival = earlier and string.match(earlier, '^%d+') or text(now)
   redis.call('HSET', joined, node, arrival .. ' ' .. offer)
+  if not earlier and J.state == 'running' and not my_members_row then
+    set('newcomer_at', text(now))
+    if num('newcomers_since') == 0 then
+      set('newcomers_since', text(now))
+    end
+  end
   redis.call('SREM', awaited, node)
   redis.call('SREM', completed, node)
   redis.call('ZADD', leases, text(now + lease_ms), node)
@@ -72,6 +78,24 @@ local function kept_out()
   if is_quarantined(host) and has_other_machines() then
     return 'as a spare: ' .. host .. ' is in quarantine after repeated failures or losses'
   end
+  local limit, nproc = num('max_world'), tonumber(string.match(offer, '^%d+'))
+  if limit > 0 and num('world_size') + nproc > limit then
+    return string.format('as a spare: the program takes at most %d workers, %s work, and this' ..
+      ' node offers %d', limit, J.world_size, nproc)
+  end
+  if redis.call('HLEN', joined) < num('node_unit') then
+    return 'as a spare: nodes take part in multiples of ' .. J.node_unit .. ' (--node-unit)'
+  end
+end
+
+-- Returns why nodes that the running generation will take in still wait.
+local function gathers()
+  if made_steps_since_drain() then
+    return string.format('new nodes join together, %g s after the last one (--scale-up-delay)',
+      num('scale_up_delay_ms') / 1000)
+  end
+  return string.format('new nodes join when the job has made %d steps since its last change',
+    steps_between_drains)
 end
 
 -- True where this node waits alone for a job to begin, and an older job of the same fingerprint has
@@ -152,8 +176,8 @@ if J.state == 'running' and J.drain == '' then
     local cause = 'node ' .. host .. ' starts again'
     change_unannounced(cause)
     over(cause)
-  elseif not kept_out() then
-    start_drain('node ' .. host .. ' joins')
+  else
+    try_scale_up()
   end
 end
 try_round()
@@ -167,6 +191,6 @@ if row and num('generation') > tonumber(ARGV[3]) then
 end
 local how_many_wait = text(redis.call('HLEN', joined))
 if J.state == 'running' and J.drain == '' then
-  return reply('spare', kept_out() or 'its turn', how_many_wait)
+  return reply('spare', kept_out() or gathers(), how_many_wait)
 end
 return reply('waiting', waiting_for(), how_many_wait, text(held_ms))

@@ -68,6 +68,7 @@ local function tick()
     reap()
   end
   find_median()
+  try_scale_up()
   try_round()
 end
 

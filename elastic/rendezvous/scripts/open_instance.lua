@@ -12,7 +12,7 @@
 --       5 fingerprint, '' for none; 6 time to live of the keys in ms, 7 of the request in ms
 --       8 lease in ms, 9 heartbeat in ms, 10 max_restarts, 11 min_nodes, 12 max_nodes
 --       13 last call in ms, 14 no_progress_limit, 15 quarantine_strikes, 16 its cooldown in ms
---       17 max_node_losses
+--       17 max_node_losses, 18 scale-up delay in ms, 19 node_unit
 -- Reply: {instance, token, lease in ms, max_restarts, min_nodes, max_nodes}: the job's own. The
 --        token is '' where the wanted instance does not exist.
 local server_time = redis.call('TIME')
@@ -50,13 +50,14 @@ local function create(instance)
     'ttl_ms', ARGV[6], 'lease_ms', ARGV[8], 'heartbeat_ms', ARGV[9], 'max_restarts', ARGV[10],
     'min_nodes', ARGV[11], 'max_nodes', ARGV[12], 'last_call_ms', ARGV[13],
     'no_progress_limit', ARGV[14], 'quarantine_strikes', ARGV[15], 'cooldown_ms', ARGV[16],
-    'max_node_losses', ARGV[17])
+    'max_node_losses', ARGV[17], 'scale_up_delay_ms', ARGV[18], 'node_unit', ARGV[19])
   redis.call('HSET', job, 'state', 'forming', 'generation', '0', 'nonce', '', 'restarts', '0',
     'drain', '', 'drain_stop', '-1', 'change', '', 'excused', '', 'lost_host', '', 'losses', '0',
     'over', '', 'reason', '', 'charged', '0',
     'max_step', '-1', 'rate', '0', 'median', '-1', 'unknown', '0', 'adopted', '0',
     'frozen_until', '0', 'last_call_at', '0', 'expired_at', '0', 'no_progress', '0',
-    'counts_steps', '0',
+    'counts_steps', '0', 'first_step', '-1', 'after_drain', '0', 'newcomer_at', '0',
+    'newcomers_since', '0', 'max_world', '0',
     'fail_cause', '', 'fail_host', '', 'fail_rank', '', 'fail_exit', '', 'fail_victim', '',
     'fail_at', '', 'fail_progress', '', 'fail_step', '-1', 'world_size', '0',
     'end_kind', '', 'end_exit', '0', 'end_reason', '')

@@ -14,6 +14,24 @@ local function parse_offer(name, value)
     wanted = tonumber(wanted), role = role, host = host, address = address}
 end
 
+-- Returns the first of `offers` that get a seat beside `nodes` nodes with `world` workers. `min`
+-- nodes get one whatever the program accepts.
+local function fitting(offers, nodes, world, min)
+  local found, limit = {}, num('max_world')
+  for _, offer in ipairs(offers) do
+    local count = nodes + #found
+    if count < num('max_nodes') and
+      (count < min or limit == 0 or world + offer.nproc <= limit) then
+      found[#found + 1] = offer
+      world = world + offer.nproc
+    end
+  end
+  for i = #found, #found - (nodes + #found) % num('node_unit') + 1, -1 do
+    found[i] = nil
+  end
+  return found
+end
+
 -- Chooses the nodes that get a seat: survivors first, then by arrival. A machine in quarantine gets
 -- a seat only where the round would have fewer than min_nodes without it.
 local function choose()
@@ -42,15 +60,60 @@ local function choose()
   end
   table.sort(free, comes_first)
   table.sort(held, comes_first)
-  local chosen, min, max = free, num('min_nodes'), num('max_nodes')
+  local min = num('min_nodes')
   for _, offer in ipairs(held) do
-    if #chosen >= min then break end
-    chosen[#chosen + 1] = offer
+    if #free >= min then break end
+    free[#free + 1] = offer
   end
-  for i = #chosen, max + 1, -1 do
-    chosen[i] = nil
+  return fitting(free, 0, 0, min)
+end
+
+-- Newcomers wait at most so long for further ones.
+local gather_ms_max = 300000
+
+-- A generation makes so many steps after a drain before nodes that join drain it again.
+local steps_between_drains = 50
+
+local function made_steps_since_drain()
+  return J.after_drain ~= '1' or not counts_steps() or
+    num('max_step') - num('first_step') >= steps_between_drains
+end
+
+-- Returns the waiting nodes that the running generation could take in, by arrival.
+local function takeable()
+  local found = {}
+  local all = redis.call('HGETALL', joined)
+  for i = 1, #all, 2 do
+    local offer = parse_offer(all[i], all[i + 1])
+    if not is_quarantined(offer.host) then found[#found + 1] = offer end
   end
-  return chosen
+  table.sort(found, function(a, b)
+    if a.arrival ~= b.arrival then return a.arrival < b.arrival end
+    return a.name < b.name
+  end)
+  return fitting(found, redis.call('HLEN', members), num('world_size'), 0)
+end
+
+-- Drains the running generation for nodes that wait, when all that come soon have come.
+local function try_scale_up()
+  local waiting = redis.call('HLEN', joined)
+  if J.state ~= 'running' or J.drain ~= '' or waiting == 0 or num('unknown') > 0 or is_frozen() or
+    redis.call('SCARD', completed) > 0 then
+    return
+  end
+  local nodes, delay = redis.call('HLEN', members), num('scale_up_delay_ms')
+  local has_gathered = now - num('newcomer_at') >= delay or
+    now - num('newcomers_since') >= gather_ms_max or nodes + waiting >= num('max_nodes')
+  if nodes >= num('max_nodes') or not has_gathered or
+    (delay > 0 and not made_steps_since_drain()) then
+    return
+  end
+  local taken = takeable()
+  if #taken == 1 then
+    start_drain('node ' .. taken[1].host .. ' joins')
+  elseif #taken > 1 then
+    start_drain(#taken .. ' nodes join')
+  end
 end
 
 -- Assigns group ranks from 0 and returns the list of offers by rank. Order: wanted ranks, survivors
@@ -113,13 +176,15 @@ local function start_generation()
   if num('generation') > 0 and not settle() then
     return
   end
+  local was_drained = J.change ~= '' and J.excused ~= '1'
   local by_rank = seat(choose())
   local world = write_rows(by_rank)
   forget_failure()
   set('state', 'running', 'generation', text(num('generation') + 1), 'nonce', ARGV[9],
     'world_size', text(world), 'drain', '', 'change', '', 'excused', '', 'lost_host', '',
     'over', '', 'max_step', '-1', 'rate', '0', 'median', '-1', 'unknown', '0', 'adopted', '0',
-    'last_call_at', '0')
+    'last_call_at', '0', 'first_step', '-1', 'after_drain', was_drained and '1' or '0',
+    'newcomer_at', '0', 'newcomers_since', '0')
   expire_all()
   publish('round')
 end
