@@ -18,10 +18,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "base/clock.h"
 #include "launcher/end_to_end/ddprun_case.h"
 #include "launcher/end_to_end/ddprun_driver.h"
-#include "launcher/flags/exit_code.h"
 #include "launcher/meeting/network_server.h"
 #include "launcher/process/cpu_topology.h"
 #include "launcher/process/numa_plan.h"
@@ -345,114 +343,6 @@ TEST(DdprunFlagsTest, JobsOfOneNodeWithoutAnIdShareNothing) {
   EXPECT_EQ(jobs.size(), 2u) << first.out() << second.out();
   for (const auto& [id, ranks] : jobs) EXPECT_THAT(ranks, UnorderedElementsAre("1 0")) << id;
   EXPECT_EQ(Count(first.err() + second.err(), "started Redis"), 0) << "a server of both";
-}
-
-TEST(DdprunFlagsTest, ANodeThatJoinsCostsNoRestartAndNoLogFile) {
-  const Folder folder;
-  const auto redis = ::ddp::testing::RedisFixture::StartTcp("secret");
-  const DdprunDriver::Options options = {
-      .arguments = Shell({"--nnodes=1:2", "--rdzv-id=grows", "--rdzv-conf=last_call_timeout=0.05",
-                          absl::StrCat("--rdzv-endpoint=127.0.0.1:", redis->endpoint().port), "-r1",
-                          "--log-dir=" + folder.path()},
-                         "echo $WORLD_SIZE in attempt $TORCHELASTIC_RESTART_COUNT; "
-                         "[ $WORLD_SIZE = 2 ] && exit 0; echo ready >&2; exec sleep 1000"),
-      .environment = {{"DDP_REDIS_PASSWORD", "secret"}}};
-  DdprunDriver first(options);
-  first.AwaitStderr("ready");
-  const std::filesystem::path attempt = RunFolder(folder.path()) / "attempt_0";
-  DdprunDriver second(options);
-  EXPECT_EQ(first.Wait(), 0) << first.err();
-  EXPECT_EQ(second.Wait(), 0) << second.err();
-  EXPECT_EQ(Slurp(attempt / "0/stdout.log"), "1 in attempt 0\n");
-  EXPECT_EQ(Slurp(attempt.string() + ".g2/0/stdout.log"), "2 in attempt 0\n");
-}
-
-// The agent, left alone for a moment, sees both ends in one look: no failure is charged.
-TEST(DdprunFlagsTest, ADdprunThatIsKilledWithItsWorkersIsALostNode) {
-  for (int i = 0; i < 4; ++i) {
-    const auto redis = ::ddp::testing::RedisFixture::StartTcp();
-    const DdprunDriver::Options options = {
-        .arguments =
-            Shell({"--nnodes=1:2", "--rdzv-id=killed", "--max-restarts=0", "--lease-ms=900",
-                   absl::StrCat("--rdzv-endpoint=127.0.0.1:", redis->endpoint().port)},
-                  "echo up $WORLD_SIZE >&2; [ $WORLD_SIZE = 1 ] && exit 0; exec sleep 1000")};
-    DdprunDriver survivor(options);
-    DdprunDriver killed(options);
-    survivor.AwaitStderr("up 2");
-    killed.AwaitStderr("up 2");
-    const pid_t agent = killed.AgentPid();
-    const HeldProcess keeper(killed.pid());
-    ASSERT_EQ(::kill(agent, SIGSTOP), 0);
-    const std::vector<pid_t> tree = killed.Tree();
-    ASSERT_EQ(::kill(killed.pid(), SIGKILL), 0);
-    for (const pid_t pid : tree) {
-      if (pid != agent && pid != killed.pid()) ::kill(pid, SIGKILL);
-    }
-    ASSERT_TRUE(keeper.AwaitEnd(MonotonicClock().Now() + DdprunDriver::kDeadline));
-    ASSERT_EQ(::kill(agent, SIGCONT), 0);
-    EXPECT_EQ(survivor.Wait(), 0) << survivor.err();
-    EXPECT_THAT(survivor.err(), HasSubstr("was lost"));
-    killed.Wait();
-  }
-}
-
-TEST(DdprunFlagsTest, TheBudgetOfLostNodesEndsTheJob) {
-  const auto redis = ::ddp::testing::RedisFixture::StartTcp();
-  const DdprunDriver::Options options = {
-      .arguments = Shell({"--nnodes=1:2", "--rdzv-id=lost", "--max-node-losses=0", "--lease-ms=900",
-                          "--exit-code=reason",
-                          absl::StrCat("--rdzv-endpoint=127.0.0.1:", redis->endpoint().port)},
-                         "echo up $WORLD_SIZE >&2; exec sleep 1000")};
-  DdprunDriver survivor(options);
-  DdprunDriver killed(options);
-  survivor.AwaitStderr("up 2");
-  killed.AwaitStderr("up 2");
-  ASSERT_EQ(::kill(killed.pid(), SIGKILL), 0);
-  EXPECT_EQ(survivor.Wait(), kReasonBudgetSpent) << survivor.err();
-  EXPECT_THAT(survivor.err(), HasSubstr("was lost, and losses have ended 0 generations before "
-                                        "(--max-node-losses=0)"));
-  killed.Wait();
-}
-
-TEST(DdprunFlagsTest, ANodeThatTheProgramCannotTakeWaitsAsASpare) {
-  const Folder folder;
-  const auto redis = ::ddp::testing::RedisFixture::StartTcp();
-  const std::string go = folder / "go";
-  const DdprunDriver::Options options = {
-      .arguments = {"--nnodes=2:4", "--rdzv-id=full", "--rdzv-conf=last_call_timeout=0.05",
-                    absl::StrCat("--rdzv-endpoint=127.0.0.1:", redis->endpoint().port),
-                    "launcher/end_to_end/stepping_worker", "20", go, "2"}};
-  DdprunDriver first(options);
-  DdprunDriver second(options);
-  first.AwaitStdout("is at step 20");
-  second.AwaitStdout("is at step 20");
-  DdprunDriver third(options);
-  third.AwaitStderr(
-      "as a spare: the program takes at most 2 workers, 2 work, and this node offers 1");
-  std::ofstream(go) << "go";
-  EXPECT_EQ(first.Wait(), 0) << first.err();
-  EXPECT_EQ(second.Wait(), 0) << second.err();
-  EXPECT_EQ(third.Wait(), 0) << third.err();
-}
-
-TEST(DdprunFlagsTest, AnotherProgramUnderTheSameRunIdIsRefusedByName) {
-  const auto redis = ::ddp::testing::RedisFixture::StartTcp();
-  const auto options = [&redis](const std::string& conf, const std::string& script) {
-    return DdprunDriver::Options{
-        .arguments = Shell({"--nnodes=2", "--rdzv-id=mine", "--rdzv-conf=" + conf,
-                            absl::StrCat("--rdzv-endpoint=127.0.0.1:", redis->endpoint().port)},
-                           script)};
-  };
-  DdprunDriver first(options("any_program=0", "echo one"));
-  first.AwaitStderr("only 1 of 2 nodes have joined");
-  DdprunDriver other(options("any_program=0", "echo two"));
-  EXPECT_EQ(other.Wait(), 1) << other.err();
-  EXPECT_THAT(other.err(),
-              HasSubstr("run id mine is taken by another program: its nodes run `sh -c echo one`, "
-                        "this one `sh -c echo two`"));
-  DdprunDriver allowed(options("any_program=1", "echo two"));
-  EXPECT_EQ(first.Wait(), 0) << first.err();
-  EXPECT_EQ(allowed.Wait(), 0) << allowed.err();
 }
 
 TEST(DdprunFlagsTest, WhatMeansSomethingElseHereIsSaidOnce) {
