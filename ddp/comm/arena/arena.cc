@@ -9,6 +9,8 @@
 #include <algorithm>
 #include <bit>
 #include <cerrno>
+#include <fstream>
+#include <optional>
 #include <utility>
 
 #include <glog/logging.h>
@@ -23,17 +25,14 @@ namespace {
 
 // A smaller reservation is not worth another attempt.
 constexpr size_t kLeastReservation = size_t{64} << 20;
-// Every peer maps the whole reservation, and a process has 128 TiB of addresses: enough for two
-// groups of 256 members at once, as a group and its successor are.
+// A process maps the whole reservation of every peer, once, and has 128 TiB of addresses: enough
+// for 256 ranks of a host three times over.
 #ifdef __SANITIZE_THREAD__
 // ThreadSanitizer leaves 1.5 TiB to all mappings.
 constexpr size_t kMostReservation = size_t{1} << 33;
 #else
 constexpr size_t kMostReservation = size_t{1} << 37;
 #endif
-// A resource limit on the address space or on file sizes leaves this part to the arena.
-constexpr size_t kShareOfLimit = 8;
-
 // Twice the physical memory: the memory can never be used up by lack of a contiguous range.
 size_t ReservationOfProcess() {
   const size_t physical = static_cast<size_t>(std::max(sysconf(_SC_PHYS_PAGES), 1L)) *
@@ -41,16 +40,23 @@ size_t ReservationOfProcess() {
   return std::min(std::bit_ceil(2 * physical), kMostReservation);
 }
 
+std::optional<size_t> LimitOf(__rlimit_resource resource) {
+  rlimit limit;
+  if (getrlimit(resource, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return std::nullopt;
+  return limit.rlim_cur;
+}
+
 // Returns `bytes`, or less where a resource limit allows less. ftruncate() beyond RLIMIT_FSIZE
-// would raise SIGXFSZ.
-size_t WithinLimits(size_t bytes) {
-  for (const int resource : {RLIMIT_AS, RLIMIT_FSIZE}) {
-    rlimit limit;
-    if (getrlimit(static_cast<__rlimit_resource>(resource), &limit) != 0 ||
-        limit.rlim_cur == RLIM_INFINITY) {
-      continue;
-    }
-    bytes = std::min(bytes, std::bit_floor(static_cast<size_t>(limit.rlim_cur) / kShareOfLimit));
+// would raise SIGXFSZ. Of the addresses that are left, half is for the arenas of all ranks and a
+// second mapping of this process's own.
+size_t WithinLimits(size_t bytes, int ranks) {
+  if (const auto file = LimitOf(RLIMIT_FSIZE)) bytes = std::min(bytes, std::bit_floor(*file));
+  if (const auto addresses = LimitOf(RLIMIT_AS)) {
+    size_t used_pages = 0;
+    std::ifstream("/proc/self/statm") >> used_pages;
+    const size_t used = used_pages * static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    const size_t left = *addresses - std::min(*addresses, used);
+    bytes = std::min(bytes, std::bit_floor(left / (2 * (static_cast<size_t>(ranks) + 1))));
   }
   return bytes;
 }
@@ -105,15 +111,15 @@ class ArenaForkGuard {
   std::vector<Arena*> arenas_ ABSL_GUARDED_BY(mutex_);
 };
 
-Arena& Arena::OfProcess() {
-  static Arena& arena = *new Arena(ReservationOfProcess());
+Arena& Arena::OfProcess(int ranks) {
+  static Arena& arena = *new Arena(ReservationOfProcess(), ranks);
   return arena;
 }
 
-Arena::Arena(size_t reservation_bytes)
+Arena::Arena(size_t reservation_bytes, int ranks)
     : page_(static_cast<size_t>(sysconf(_SC_PAGESIZE))),
       classes_(std::make_unique<SizeClass[]>(kClasses)) {
-  status_ = Reserve(std::max(reservation_bytes, kSmallestBlock));
+  status_ = Reserve(std::max(reservation_bytes, kSmallestBlock), ranks);
   if (status_.ok()) ArenaForkGuard::OfProcess().Add(this);
 }
 
@@ -124,9 +130,13 @@ Arena::~Arena() {
   munmap(slots_, (reservation_ >> kSlotShift) * sizeof(Slot));
 }
 
-absl::Status Arena::Reserve(size_t bytes) {
-  bytes = WithinLimits(std::bit_ceil(std::max(bytes, page_)));
-  if (bytes < page_) return absl::UnavailableError("a resource limit leaves the arena no memory");
+absl::Status Arena::Reserve(size_t bytes, int ranks) {
+  bytes = WithinLimits(std::bit_ceil(std::max(bytes, page_)), ranks);
+  if (bytes < page_) {
+    return absl::UnavailableError(
+        "a limit of the address space (ulimit -v) or of file sizes (ulimit -f) leaves the arena of "
+        "shared memory nothing");
+  }
   UniqueFd fd(memfd_create("ddp-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd.valid()) return absl::UnavailableError(ErrnoStatus("memfd_create").message());
   void* base = MAP_FAILED;
@@ -284,13 +294,20 @@ void Arena::Withdraw(const std::map<size_t, size_t>& gradients, size_t capacity)
   if (forked_.load(std::memory_order_relaxed)) return;
   MutexLock lock(mutex_);
   statistics_.capacity -= capacity;
+  ++withdrawals_;
   for (const auto& [bytes, count] : gradients) {
     SizeClass& size_class = *Find(bytes);
+    // Which of the allocated blocks are the demand's is unknown. Free() corrects an estimate that
+    // is too high.
+    size_class.withdrawals = withdrawals_;
+    const size_t outliving = std::min(count, size_class.in_use - size_class.outliving);
+    size_class.outliving += outliving;
+    statistics_.outliving += outliving * Rounded(bytes);
     if (size_class.demands.fetch_sub(count, std::memory_order_relaxed) != count) continue;
     for (uint64_t offset; (offset = PopFree(size_class)) != kNoBlock;) Release(size_class, offset);
   }
-  for (size_t i = 0; i < kClasses && statistics_.bytes_touched > statistics_.capacity; ++i) {
-    while (statistics_.bytes_touched > statistics_.capacity) {
+  for (size_t i = 0; i < kClasses && statistics_.bytes_touched > Limit(); ++i) {
+    while (statistics_.bytes_touched > Limit()) {
       const uint64_t offset = PopFree(classes_[i]);
       if (offset == kNoBlock) break;
       Release(classes_[i], offset);
@@ -311,16 +328,18 @@ void* Arena::Allocate(size_t bytes) {
     return nullptr;
   }
   uint64_t offset = PopFree(*size_class);
-  if (offset == kNoBlock && statistics_.bytes_touched + Rounded(bytes) <= statistics_.capacity) {
+  if (offset == kNoBlock && statistics_.bytes_touched + Rounded(bytes) <= Limit()) {
     offset = Cut(*size_class);
   }
   if (offset == kNoBlock) {
     ++statistics_.refusals;
     return nullptr;
   }
+  ++size_class->in_use;
   statistics_.bytes_in_use += Rounded(bytes);
   Slot& slot = SlotOf(offset);
   slot.claim.store(0, std::memory_order_relaxed);
+  slot.withdrawals = withdrawals_;
   slot.live.store(Live(offset, bytes), std::memory_order_release);
   return base_ + offset;
 }
@@ -335,9 +354,14 @@ void Arena::Free(void* block) {
   CHECK(live != 0 && offset % kUnit == 0 && live == Live(offset, bytes))
       << "no block is allocated at offset " << offset;
   SizeClass& size_class = *Find(bytes);
+  --size_class.in_use;
   statistics_.bytes_in_use -= Rounded(bytes);
+  if (size_class.outliving > 0 && SlotOf(offset).withdrawals < size_class.withdrawals) {
+    --size_class.outliving;
+    statistics_.outliving -= Rounded(bytes);
+  }
   if (size_class.demands.load(std::memory_order_relaxed) == 0 ||
-      statistics_.bytes_touched > statistics_.capacity) {
+      statistics_.bytes_touched > Limit()) {
     Release(size_class, offset);
   } else {
     PushFree(size_class, offset);

@@ -10,7 +10,8 @@
 //
 // Demands. A model adds a demand with the sizes of its gradients. A demand raises the capacity and
 // makes memory present for the gradients, so that no backward takes page faults. The destruction of
-// the demand undoes both. A block may outlive its demand.
+// the demand undoes both. A block may outlive its demand: it takes no capacity from the demands
+// that are left.
 //
 // Lifetime of a block. The owner must keep a block allocated until every peer has finished with it.
 // A write of a peer into a freed block may land in the next tensor, or may bring released memory
@@ -63,18 +64,24 @@ class Arena {
   struct Statistics {
     size_t bytes_in_use = 0;   // of the allocated blocks
     size_t bytes_touched = 0;  // of the allocated and the free blocks: memory that the arena holds
-    size_t capacity = 0;       // the limit of bytes_touched
+    size_t capacity = 0;       // of the demands. The limit of bytes_touched is `outliving` higher.
+    size_t outliving = 0;      // of allocated blocks whose demand has been withdrawn
     uint64_t refusals = 0;     // calls of Allocate() for a served size that found no room
   };
 
   // Returns the arena of this process. LibTorch has one CPU allocator for a process, and the arena
   // feeds that allocator. The arena is never destroyed, because tensors may outlive all statics.
-  // The first call makes the arena. A failure stands in status().
-  static Arena& OfProcess();
+  // The first call makes the arena. A failure stands in status(). `ranks`: see the constructor.
+  static Arena& OfProcess(int ranks = kRanks);
+
+  // How many ranks a host is thought to have, until a group says it.
+  static constexpr int kRanks = 8;
 
   // Reserves at most `reservation_bytes` of address space: less when the system or a resource limit
-  // refuses. A test makes its own arena. The arena outlives its blocks and its demands.
-  explicit Arena(size_t reservation_bytes);
+  // refuses. A limit of the address space (ulimit -v) leaves room for the arenas of `ranks`
+  // processes, each as large as this one. A test makes its own arena. The arena outlives its blocks
+  // and its demands.
+  explicit Arena(size_t reservation_bytes, int ranks = kRanks);
   ~Arena();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
@@ -151,7 +158,9 @@ class Arena {
   struct Slot {
     std::atomic<uint64_t> live;   // Live() of the allocated block; 0: none
     std::atomic<uint64_t> claim;  // the last pass; 0: none
-    uint64_t next_free;           // guarded by mutex_: the next free block of the size, or kNoBlock
+    // Guarded by mutex_.
+    uint64_t next_free;    // of a free block: the next one of the size, or kNoBlock
+    uint64_t withdrawals;  // of an allocated block: withdrawals_ at the allocation
   };
 
   // A size. Entries are found by hashing, without the lock. `bytes` and `demands` are written under
@@ -160,6 +169,9 @@ class Arena {
     std::atomic<size_t> bytes{0};    // 0: the entry has never been used
     std::atomic<size_t> demands{0};  // the gradients of this size in all demands
     size_t blocks = 0;               // allocated and free; those of a running AddDemand() too
+    size_t in_use = 0;               // allocated
+    size_t outliving = 0;            // allocated; the demand has been withdrawn
+    uint64_t withdrawals = 0;        // withdrawals_ after the last demand with this size
     uint64_t first_free = kNoBlock;
   };
 
@@ -171,7 +183,7 @@ class Arena {
 
   Slot& SlotOf(uint64_t offset) const { return slots_[offset >> kSlotShift]; }
 
-  absl::Status Reserve(size_t bytes);
+  absl::Status Reserve(size_t bytes, int ranks);
   SizeClass* Find(size_t bytes) const;
   // Returns null when all entries near the hash are in use.
   SizeClass* FindOrAdd(size_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -182,8 +194,11 @@ class Arena {
   // Gives the memory of a block that is neither allocated nor in a list back to the system.
   void Release(SizeClass& size_class, uint64_t offset) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Undoes a demand: lowers the capacity, and releases free blocks. All free blocks of sizes
-  // without a demand are released, and others while the arena holds more than its capacity.
+  // without a demand are released, and others while the arena holds more than its limit.
   void Withdraw(const std::map<size_t, size_t>& gradients, size_t capacity);
+  size_t Limit() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return statistics_.capacity + statistics_.outliving;
+  }
   // Makes the memory of `range` present.
   absl::Status Populate(const ArenaRange& range) const;
   // The child's part of fork().
@@ -204,6 +219,7 @@ class Arena {
   mutable Mutex mutex_;
   FreeRanges ranges_ ABSL_GUARDED_BY(mutex_);
   Statistics statistics_ ABSL_GUARDED_BY(mutex_);
+  uint64_t withdrawals_ ABSL_GUARDED_BY(mutex_) = 0;  // of demands, so far
 };
 
 // The demand of one model. Move-only. The destruction withdraws the demand and gives the memory of

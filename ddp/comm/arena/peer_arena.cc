@@ -6,12 +6,31 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <map>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/mutex.h"
 #include "ddp/comm/arena/huge_pages.h"
 
 namespace ddp::internal {
+namespace {
+
+// The mappings of this process. A mapping keeps its file, so no other file has the same number.
+struct Mappings {
+  using File = std::tuple<dev_t, ino_t, size_t>;  // the last: how many bytes are mapped
+
+  static Mappings& OfProcess() {
+    static Mappings& mappings = *new Mappings();  // groups may outlive all statics
+    return mappings;
+  }
+
+  Mutex mutex;
+  std::map<File, std::weak_ptr<const PeerArena>> by_file ABSL_GUARDED_BY(mutex);
+};
+
+}  // namespace
 
 absl::StatusOr<PeerArena> PeerArena::Map(UniqueFd fd, size_t reservation) {
   struct stat status;
@@ -35,6 +54,23 @@ absl::StatusOr<PeerArena> PeerArena::Map(UniqueFd fd, size_t reservation) {
   }
   madvise(base, reservation, MADV_DONTDUMP);  // a dump would fill the holes
   return arena;
+}
+
+absl::StatusOr<std::shared_ptr<const PeerArena>> PeerArena::OfProcess(UniqueFd fd,
+                                                                      size_t reservation) {
+  struct stat status {};
+  if (fstat(fd.get(), &status) != 0) return absl::ErrnoToStatus(errno, "fstat of a peer's arena");
+  Mappings& mappings = Mappings::OfProcess();
+  MutexLock lock(mappings.mutex);
+  std::erase_if(mappings.by_file, [](const auto& entry) { return entry.second.expired(); });
+  std::weak_ptr<const PeerArena>& known =
+      mappings.by_file[{status.st_dev, status.st_ino, reservation}];
+  if (auto mapped = known.lock()) return mapped;
+  absl::StatusOr<PeerArena> arena = Map(std::move(fd), reservation);
+  if (!arena.ok()) return arena.status();
+  auto mapped = std::make_shared<const PeerArena>(*std::move(arena));
+  known = mapped;
+  return mapped;
 }
 
 PeerArena::PeerArena(std::byte* base, size_t size) : base_(base), size_(size), process_(getpid()) {}

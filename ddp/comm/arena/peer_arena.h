@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -27,6 +28,11 @@ class PeerArena {
   //     shorter, or is not sealed against shrinking, so that an access could raise SIGBUS.
   //   kUnavailable: the mapping failed, for example for lack of address space.
   static absl::StatusOr<PeerArena> Map(UniqueFd fd, size_t reservation);
+
+  // As Map(). The groups of a process share one mapping of an arena: it is mapped when the first
+  // group asks for it, and unmapped with the last pointer. Thread: any.
+  static absl::StatusOr<std::shared_ptr<const PeerArena>> OfProcess(UniqueFd fd,
+                                                                    size_t reservation);
 
   PeerArena(PeerArena&& other) noexcept;
   PeerArena& operator=(PeerArena&& other) noexcept;

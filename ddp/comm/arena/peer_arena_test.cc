@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <memory>
 #include <utility>
 
 #include <gtest/gtest.h>
@@ -88,6 +89,21 @@ TEST_F(PeerArenaTest, ReleasedMemoryLeavesThePeersMappingToo) {
     std::memset(peer->base(), 5, kMiB);
   }
   EXPECT_EQ(peer->base()[0], std::byte{0});
+}
+
+TEST_F(PeerArenaTest, AProcessMapsAnArenaOnce) {
+  Arena other(kMiB);
+  auto first = PeerArena::OfProcess(CopyOf(arena_.fd()), arena_.reservation());
+  auto second = PeerArena::OfProcess(CopyOf(arena_.fd()), arena_.reservation());
+  auto of_other = PeerArena::OfProcess(CopyOf(other.fd()), other.reservation());
+  ASSERT_TRUE(first.ok() && second.ok() && of_other.ok());
+  EXPECT_EQ(*first, *second);
+  EXPECT_NE(*first, *of_other);
+  const std::weak_ptr<const PeerArena> mapped = *first;
+  first = second = of_other;
+  EXPECT_TRUE(mapped.expired()) << "unmapped with the last group";
+  EXPECT_FALSE(PeerArena::OfProcess(CopyOf(arena_.fd()), 2 * arena_.reservation()).ok());
+  EXPECT_FALSE(PeerArena::OfProcess(UniqueFd(), kMiB).ok());
 }
 
 TEST_F(PeerArenaTest, OtherDescriptorsAreRefused) {

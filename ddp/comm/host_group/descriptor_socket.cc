@@ -113,9 +113,9 @@ absl::Status CheckSameUser(int socket) {
   if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0)
     return Error("SO_PEERCRED");
   if (peer.uid == ::geteuid() || peer.uid == 0) return absl::OkStatus();
-  return absl::PermissionDeniedError(absl::StrCat("process ", peer.pid, " of user ", peer.uid,
-                                                  " has connected; this process is of user ",
-                                                  ::geteuid()));
+  return absl::PermissionDeniedError(
+      absl::StrCat("process ", peer.pid, " at the other end of a unix socket is of user ", peer.uid,
+                   ", and this process is of user ", ::geteuid()));
 }
 
 absl::Status SendAll(int socket, std::span<const std::byte> bytes, std::span<const int> descriptors,

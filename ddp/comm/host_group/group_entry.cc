@@ -235,8 +235,8 @@ absl::Status Entry::SendMemory(const Segment& segment) {
 absl::StatusOr<GroupEntry::Result> Entry::Assemble(Segment segment) {
   GroupEntry::Result result{.member = place_.member, .segment = std::move(segment), .arenas = {}};
   for (int member = 0; member < place_.size; ++member) {
-    DDP_ASSIGN_OR_RETURN(PeerArena arena,
-                         PeerArena::Map(std::move(arenas_[member]), arena_bytes_[member]));
+    DDP_ASSIGN_OR_RETURN(auto arena,
+                         PeerArena::OfProcess(std::move(arenas_[member]), arena_bytes_[member]));
     result.arenas.push_back(std::move(arena));
   }
   return result;
@@ -265,7 +265,7 @@ absl::StatusOr<GroupEntry::Result> Entry::Lead() {
   const std::string token = absl::BytesToHexString({door.token.data(), door.token.size()});
   auto listener = ListenAt(name, SOMAXCONN);
   auto segment = Segment::Make(place_.size);
-  const Arena& arena = Arena::OfProcess();
+  const Arena& arena = Arena::OfProcess(place_.size);
   UniqueFd arena_fd(::fcntl(arena.fd(), F_DUPFD_CLOEXEC, 0));
   absl::Status begun = arena.status();
   begun.Update(listener.status());
@@ -318,9 +318,12 @@ absl::StatusOr<UniqueFd> Entry::Enter(const std::string& door) const {
   }
   const std::string token = absl::HexStringToBytes(door.substr(space + 1));
   if (token.size() != kTokenBytes) return absl::DataLossError("the token is damaged");
-  const Arena& arena = Arena::OfProcess();
+  const Arena& arena = Arena::OfProcess(place_.size);
   DDP_RETURN_IF_ERROR(arena.status());
   DDP_ASSIGN_OR_RETURN(UniqueFd socket, ConnectTo(door.substr(3, space - 3), Left()));
+  // The token and the arena, which the receiver may write, are for ranks of this user alone. The
+  // kernel gives the user of the process that listens.
+  DDP_RETURN_IF_ERROR(CheckSameUser(socket.get()));
   Hello hello{.member = place_.member, .arena_bytes = arena.reservation()};
   std::copy(token.begin(), token.end(), hello.token.begin());
   const int fd = arena.fd();

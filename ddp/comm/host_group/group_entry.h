@@ -1,6 +1,7 @@
 #ifndef DDP_COMM_HOST_GROUP_GROUP_ENTRY_H_
 #define DDP_COMM_HOST_GROUP_GROUP_ENTRY_H_
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -19,7 +20,8 @@ namespace ddp::internal {
 // Member 0 listens at an abstract unix socket with a random name and publishes name and token in
 // the store. Each member connects and sends the token, its number and its arena's descriptor.
 // Member 0 refuses a process of another user, and closes the connection of a stranger. A stranger
-// that sends nothing holds up nobody. Abstract sockets belong to a network namespace, and the
+// that sends nothing holds up nobody. A member sends nothing to a process of another user that
+// listens in the place of member 0. Abstract sockets belong to a network namespace, and the
 // members must have one in common.
 //
 // All members succeed, or all fail; but a member may end just when the last word goes out. So the
@@ -39,8 +41,8 @@ class GroupEntry {
   struct Result {
     int member = 0;
     Segment segment;
-    std::vector<PeerArena> arenas;  // by member
-    std::vector<Link> links = {};   // of member 0: with all others; of any other: with member 0
+    std::vector<std::shared_ptr<const PeerArena>> arenas;  // by member
+    std::vector<Link> links = {};  // of member 0: with all others; of any other: with member 0
   };
 
   // Blocks until all members have come. Throws what the store throws. Errors: kDeadlineExceeded: a

@@ -160,8 +160,8 @@ TEST_F(GroupEntryTest, TheMembersShareTheSegmentAndTheArenas) {
     const Results results = Enter(store, size, size);
     ExpectAllShareMemory(results);
     for (const auto& result : results) {
-      for (const PeerArena& peer : result->arenas) {
-        EXPECT_EQ(*peer.At(block - arena.base(), 1), std::byte{42});
+      for (const auto& peer : result->arenas) {
+        EXPECT_EQ(*peer->At(block - arena.base(), 1), std::byte{42});
       }
     }
     for (const std::string& key : GroupEntry::Keys()) store.Delete(key);
@@ -242,6 +242,23 @@ TEST_F(GroupEntryTest, AMemberThatEndsFailsAll) {
   });
   ExpectAllFailWith(results, "rank 2 of the host");
   EXPECT_LT(MonotonicClock().Now() - start, kTimeout);  // nobody waits for rank 3
+}
+
+// A process of another user that listens in the place of member 0 gets neither token nor arena.
+TEST_F(GroupEntryTest, AMemberSendsNothingToAnotherUser) {
+  const std::string name = absl::StrCat("ddp-test-", ::getpid());
+  if (::seteuid(65534) != 0) GTEST_SKIP() << "only root outside a sandbox can be another user";
+  auto listener = ListenAt(name, 1);
+  ASSERT_EQ(::seteuid(0), 0);
+  ASSERT_TRUE(listener.ok()) << listener.status();
+  store_.Set("door", absl::StrCat("at ", name, " ", std::string(32, '0')));
+  const auto result = GroupEntry::Run(store_, {.member = 1, .size = 2, .timeout = kTimeout});
+  EXPECT_TRUE(absl::IsPermissionDenied(result.status())) << result.status();
+  EXPECT_THAT(result.status().message(), HasSubstr("is of user 65534"));
+  auto socket = Accept(listener->get(), kTimeout);
+  ASSERT_TRUE(socket.ok());
+  std::byte first;
+  EXPECT_TRUE(absl::IsUnavailable(ReceiveAll(socket->get(), {&first, 1}, 0, kTimeout).status()));
 }
 
 TEST_F(GroupEntryTest, StrangersHoldUpNobody) {

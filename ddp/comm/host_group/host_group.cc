@@ -37,11 +37,11 @@ HostGroup::HostGroup(GroupEntry::Result entry)
     : member_(entry.member),
       size_(entry.segment.size()),
       process_(::getpid()),
-      segment_(std::move(entry.segment)),
+      segment_(std::make_shared<const Segment>(std::move(entry.segment))),
       arenas_(std::move(entry.arenas)),
       links_(std::move(entry.links)) {
-  segment_.Prefault(member_);
-  MemberRow& row = segment_.row(member_);
+  segment_->Prefault(member_);
+  MemberRow& row = segment_->row(member_);
   cpu_set_t allowed;
   CPU_ZERO(&allowed);
   if (::sched_getaffinity(0, sizeof allowed, &allowed) == 0) {
@@ -56,27 +56,7 @@ HostGroup::HostGroup(GroupEntry::Result entry)
   }
 }
 
-HostGroup::~HostGroup() {
-  Leave();
-  if (in_forked_child()) return;
-  for (int member = 0; member < size_; ++member) {
-    MemberRow& row = segment_.row(member);
-    const bool gone =
-        row.state.load(std::memory_order_acquire) == static_cast<uint32_t>(MemberState::kLeft) ||
-        (LifeWord(row).load(std::memory_order_acquire) & FUTEX_OWNER_DIED) != 0;
-    if (!gone) return;
-  }
-  for (const Kept& kept : kept_) kept.free();
-}
-
-void HostGroup::FreeWhen(std::function<bool()> unused, std::function<void()> free) {
-  kept_.push_back({.unused = std::move(unused), .free = std::move(free)});
-  std::erase_if(kept_, [](const Kept& kept) {
-    const bool over = kept.unused();
-    if (over) kept.free();
-    return over;
-  });
-}
+HostGroup::~HostGroup() { Leave(); }
 
 void HostGroup::Leave() {
   if (!thread_.joinable()) return;
@@ -92,7 +72,7 @@ void HostGroup::Leave() {
 bool HostGroup::in_forked_child() const { return ::getpid() != process_; }
 
 std::byte* HostGroup::InArena(int member, uint64_t offset, uint64_t bytes) const {
-  return arenas_[member].At(offset, bytes);
+  return arenas_[member]->At(offset, bytes);
 }
 
 // ---- The end.
@@ -103,7 +83,7 @@ std::atomic<uint32_t>& HostGroup::LifeWord(MemberRow& row) {
 }
 
 HostGroup::End HostGroup::end() const {
-  const uint32_t word = segment_.header().end.load(std::memory_order_acquire);
+  const uint32_t word = segment_->header().end.load(std::memory_order_acquire);
   return {.kind = static_cast<GroupEnd>(word & kEndKindMask),
           .member = static_cast<int>(word >> 8)};
 }
@@ -111,7 +91,7 @@ HostGroup::End HostGroup::end() const {
 void HostGroup::SetEnd(GroupEnd kind, int member) {
   uint32_t none = 0;
   const uint32_t end = static_cast<uint32_t>(kind) | static_cast<uint32_t>(member) << 8;
-  segment_.header().end.compare_exchange_strong(none, end, std::memory_order_seq_cst);
+  segment_->header().end.compare_exchange_strong(none, end, std::memory_order_seq_cst);
   RingAll();
 }
 
@@ -121,14 +101,15 @@ void HostGroup::Abort() {
 
 void HostGroup::TellOfDeath(void* group) {
   auto* const self = static_cast<HostGroup*>(group);
-  if (self->segment_.row(self->member_).state.load() != static_cast<uint32_t>(MemberState::kLeft)) {
+  if (self->segment_->row(self->member_).state.load() !=
+      static_cast<uint32_t>(MemberState::kLeft)) {
     self->SetEnd(GroupEnd::kDied, self->member_);
   }
 }
 
 void HostGroup::RingAll() {
   for (int member = 0; member < size_; ++member) {
-    std::atomic<uint32_t>& bell = segment_.row(member).bell;
+    std::atomic<uint32_t>& bell = segment_->row(member).bell;
     bell.fetch_add(1, std::memory_order_seq_cst);
     FutexWake(bell);
   }
@@ -137,7 +118,7 @@ void HostGroup::RingAll() {
 bool HostGroup::NoticeEnds() {
   if (ended()) return true;
   for (int member = 0; member < size_; ++member) {
-    MemberRow& row = segment_.row(member);
+    MemberRow& row = segment_->row(member);
     if (member != member_ &&
         (LifeWord(row).load(std::memory_order_acquire) & FUTEX_OWNER_DIED) != 0) {
       SetEnd(GroupEnd::kDied, member);
@@ -148,20 +129,20 @@ bool HostGroup::NoticeEnds() {
 }
 
 bool HostGroup::BeginTouch() {
-  segment_.row(member_).touching.fetch_add(1, std::memory_order_seq_cst);
-  if (segment_.header().end.load(std::memory_order_seq_cst) == 0) return true;
+  segment_->row(member_).touching.fetch_add(1, std::memory_order_seq_cst);
+  if (segment_->header().end.load(std::memory_order_seq_cst) == 0) return true;
   EndTouch();
   return false;
 }
 
 void HostGroup::EndTouch() {
-  segment_.row(member_).touching.fetch_sub(1, std::memory_order_release);
+  segment_->row(member_).touching.fetch_sub(1, std::memory_order_release);
 }
 
 bool HostGroup::Quiesce(absl::Duration timeout) const {
   const int64_t until = MonotonicNanoseconds() + absl::ToInt64Nanoseconds(timeout);
   for (int member = 0; member < size_; ++member) {
-    MemberRow& row = segment_.row(member);
+    MemberRow& row = segment_->row(member);
     if (member == member_) continue;
     while (row.touching.load(std::memory_order_seq_cst) != 0 &&
            (LifeWord(row).load(std::memory_order_acquire) & FUTEX_OWNER_DIED) == 0) {
@@ -197,7 +178,7 @@ std::atomic<uint64_t>* FindSlot(MemberRow& row, const Matches& matches) {
 
 bool HostGroup::ShowBoard(uint64_t number, uint64_t offset) {
   std::atomic<uint64_t>* const slot =
-      FindSlot(segment_.row(member_), [](uint64_t shown) { return shown == 0; });
+      FindSlot(segment_->row(member_), [](uint64_t shown) { return shown == 0; });
   if (slot == nullptr) return false;
   slot->store((number << kBoardPlaceBits) | (offset / 64 + 1), std::memory_order_seq_cst);
   Notify();
@@ -206,18 +187,27 @@ bool HostGroup::ShowBoard(uint64_t number, uint64_t offset) {
 
 void HostGroup::HideBoard(uint64_t number) {
   std::atomic<uint64_t>* const slot =
-      FindSlot(segment_.row(member_), [&](uint64_t shown) { return IsBoard(shown, number); });
+      FindSlot(segment_->row(member_), [&](uint64_t shown) { return IsBoard(shown, number); });
   if (slot != nullptr) slot->store(0, std::memory_order_seq_cst);
 }
 
 std::optional<uint64_t> HostGroup::FindBoard(int member, uint64_t number) const {
   uint64_t found = 0;
-  FindSlot(segment_.row(member), [&](uint64_t shown) {
+  FindSlot(segment_->row(member), [&](uint64_t shown) {
     found = shown;
     return IsBoard(shown, number);
   });
   if (!IsBoard(found, number)) return std::nullopt;
   return ((found & kBoardPlaceMask) - 1) * 64;
+}
+
+std::function<bool()> HostGroup::BoardIsGone(int member, uint64_t number) const {
+  return [segment = segment_, arena = arenas_[member], member, number] {
+    MemberRow& row = segment->row(member);
+    return FindSlot(row, [&](uint64_t shown) { return IsBoard(shown, number); }) == nullptr ||
+           row.state.load(std::memory_order_acquire) == static_cast<uint32_t>(MemberState::kLeft) ||
+           (LifeWord(row).load(std::memory_order_acquire) & FUTEX_OWNER_DIED) != 0;
+  };
 }
 
 // ---- Waiting.
@@ -243,14 +233,14 @@ void WakeSleepers(MemberRow& row) {
 
 void HostGroup::Notify() {
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  for (int member = 0; member < size_; ++member) WakeSleepers(segment_.row(member));
+  for (int member = 0; member < size_; ++member) WakeSleepers(segment_->row(member));
 }
 
-void HostGroup::NotifyOwn() { WakeSleepers(segment_.row(member_)); }
+void HostGroup::NotifyOwn() { WakeSleepers(segment_->row(member_)); }
 
 bool HostGroup::Sleep(const std::function<bool()>& done, const std::function<bool()>& stop,
                       int64_t deadline_ns) {
-  MemberRow& row = segment_.row(member_);
+  MemberRow& row = segment_->row(member_);
   while (true) {
     row.sleepers.fetch_add(1, std::memory_order_seq_cst);
     // Pairs with the fence in Notify(): either the notifier sees the sleeper, or done() sees the
@@ -272,7 +262,7 @@ void HostGroup::MeasureCores() {
   int cores = 0;
   for (size_t word = 0; word < kMaxCores / 64; ++word) {
     uint64_t all = 0;
-    for (int member = 0; member < size_; ++member) all |= segment_.row(member).cores[word];
+    for (int member = 0; member < size_; ++member) all |= segment_->row(member).cores[word];
     cores += __builtin_popcountll(all);
   }
   const double usable = std::min(static_cast<double>(cores), CpuQuota());
@@ -281,7 +271,7 @@ void HostGroup::MeasureCores() {
 }
 
 void HostGroup::AwaitRing(uint32_t bell, absl::Duration timeout) const {
-  FutexWait(segment_.row(member_).bell, bell, timeout);
+  FutexWait(segment_->row(member_).bell, bell, timeout);
 }
 
 // ---- The thread.
@@ -303,7 +293,7 @@ void HostGroup::SetOnEnd(std::function<void()> on_end) {
 }
 
 void HostGroup::Kick() {
-  std::atomic<uint32_t>& bell = segment_.row(member_).bell;
+  std::atomic<uint32_t>& bell = segment_->row(member_).bell;
   bell.fetch_add(1, std::memory_order_seq_cst);
   FutexWake(bell);
 }
@@ -313,7 +303,7 @@ void HostGroup::RunThread() {
   sigset_t all;
   ::sigfillset(&all);
   ::pthread_sigmask(SIG_BLOCK, &all, nullptr);
-  MemberRow& row = segment_.row(member_);
+  MemberRow& row = segment_->row(member_);
   const int locked = ::pthread_mutex_lock(&row.life);
   CHECK(locked == 0) << "the place of member " << member_ << " was taken: " << locked;
   row.state.store(static_cast<uint32_t>(MemberState::kJoined), std::memory_order_seq_cst);
@@ -367,7 +357,7 @@ void HostGroup::CheckLinks() {
     pollfd entry = {.fd = link.socket.get(), .events = POLLRDHUP, .revents = 0};
     if (::poll(&entry, 1, 0) <= 0) continue;
     // A member that has joined closes its links when all have. Its mutex tells of its death.
-    if (segment_.row(link.member).state.load(std::memory_order_acquire) ==
+    if (segment_->row(link.member).state.load(std::memory_order_acquire) ==
         static_cast<uint32_t>(MemberState::kAbsent)) {
       SetEnd(GroupEnd::kDied, link.member);
     }
@@ -380,7 +370,7 @@ bool HostGroup::WatchPeers(std::vector<FutexWord>& words) {
   if (NoticeEnds()) return false;
   bool all_joined = true;
   for (int member = 0; member < size_; ++member) {
-    MemberRow& row = segment_.row(member);
+    MemberRow& row = segment_->row(member);
     if (row.state.load(std::memory_order_acquire) == static_cast<uint32_t>(MemberState::kAbsent)) {
       all_joined = false;
       continue;
@@ -410,7 +400,7 @@ void HostGroup::SleepOn(const std::vector<FutexWord>& words, const Nap& nap) con
   LOG_FIRST_N(INFO, 1)
       << "the kernel has no futex_waitv (Linux 5.16): the deaths of other ranks are "
          "looked for, twice in a millisecond while this rank waits";
-  const bool waits = segment_.row(member_).sleepers.load(std::memory_order_relaxed) != 0;
+  const bool waits = segment_->row(member_).sleepers.load(std::memory_order_relaxed) != 0;
   FutexWait(*words.front().word, words.front().expected,
             std::min(longest, waits ? kLookForDeath : kLook));
 }

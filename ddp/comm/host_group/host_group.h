@@ -83,7 +83,7 @@ class HostGroup {
 
   int member() const { return member_; }
   int size() const { return size_; }
-  const Segment& segment() const { return segment_; }
+  const Segment& segment() const { return *segment_; }
   bool in_forked_child() const;
 
   // Returns the address in this process of `bytes` at `offset` of a member's arena. Null when they
@@ -96,10 +96,10 @@ class HostGroup {
     int member = -1;
   };
   End end() const;
-  bool ended() const { return segment_.header().end.load(std::memory_order_acquire) != 0; }
+  bool ended() const { return segment_->header().end.load(std::memory_order_acquire) != 0; }
   // Returns true when a member has left in order. What it published before stays.
   bool has_left(int member) const {
-    return segment_.row(member).state.load(std::memory_order_acquire) ==
+    return segment_->row(member).state.load(std::memory_order_acquire) ==
            static_cast<uint32_t>(MemberState::kLeft);
   }
 
@@ -124,10 +124,9 @@ class HostGroup {
   bool ShowBoard(uint64_t number, uint64_t offset);
   void HideBoard(uint64_t number);
   std::optional<uint64_t> FindBoard(int member, uint64_t number) const;
-  // Calls `free` when `unused()` is true: at once, or in a later call of FreeWhen(). The destructor
-  // calls what is left when all other members have left or died. Otherwise other members may still
-  // read that memory, and it lasts as long as the process.
-  void FreeWhen(std::function<bool()> unused, std::function<void()> free);
+  // Returns a function that is true when `member` does not show the board, has left, or has died.
+  // The function may be called after the destruction of the group. It keeps the memory mapped.
+  std::function<bool()> BoardIsGone(int member, uint64_t number) const;
 
   // Wakes the sleeping threads of all members, because words of this member have changed. Call it
   // after the store.
@@ -148,7 +147,7 @@ class HostGroup {
 
   // Blocks until the bell of this member has rung since it had the value `bell`, or `timeout`. May
   // return early. The end of the group and Kick() ring it; Notify() need not.
-  uint32_t bell() const { return segment_.row(member_).bell.load(std::memory_order_seq_cst); }
+  uint32_t bell() const { return segment_->row(member_).bell.load(std::memory_order_seq_cst); }
   void AwaitRing(uint32_t bell, absl::Duration timeout) const;
 
   // Sets the background function, and calls it soon. Null: none from the return on.
@@ -197,18 +196,13 @@ class HostGroup {
   const int member_;
   const int size_;
   const pid_t process_;
-  Segment segment_;
-  std::vector<PeerArena> arenas_;        // by member
+  const std::shared_ptr<const Segment> segment_;
+  const std::vector<std::shared_ptr<const PeerArena>> arenas_;  // by member
   std::vector<GroupEntry::Link> links_;  // of the thread; none when all members have joined
   std::atomic<int> spins_ = kShortSpin;
   std::atomic<bool> cores_to_spare_ = false;
 
   uint64_t next_board_ = 0;
-  struct Kept {
-    std::function<bool()> unused;
-    std::function<void()> free;
-  };
-  std::vector<Kept> kept_;
 
   std::atomic<bool> stop_thread_ = false;
   Mutex background_mutex_;

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <cerrno>
@@ -71,6 +72,13 @@ absl::StatusOr<Segment> Segment::Make(int size) {
   UniqueFd fd(::memfd_create("ddp-group", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd.valid()) return Error("memfd_create");
   Segment segment(std::move(fd), size);
+  // ftruncate() would raise SIGXFSZ.
+  rlimit limit = {};
+  if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < segment.bytes_) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the limit of file sizes (ulimit -f) is ", limit.rlim_cur, " bytes, and ",
+                     size, " ranks of a host share ", segment.bytes_, " bytes of memory"));
+  }
   if (::ftruncate(segment.fd(), static_cast<off_t>(segment.bytes_)) != 0) {
     return Error("sizing the memory of a group");
   }

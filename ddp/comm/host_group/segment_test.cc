@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -13,6 +14,19 @@
 
 namespace ddp::internal {
 namespace {
+
+// `ulimit -f 1024`: no SIGXFSZ.
+TEST(SegmentTest, ALimitOfFileSizesIsAnError) {
+  rlimit before = {};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+  rlimit limit = before;
+  limit.rlim_cur = 1 << 20;
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &limit), 0);
+  const auto segment = Segment::Make(2);
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
+  EXPECT_EQ(segment.status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_NE(segment.status().message().find("ulimit -f"), absl::string_view::npos);
+}
 
 UniqueFd Duplicate(const Segment& segment) {
   return UniqueFd(::fcntl(segment.fd(), F_DUPFD_CLOEXEC, 0));

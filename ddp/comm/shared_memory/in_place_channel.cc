@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <new>
 #include <utility>
 
 #include "absl/time/time.h"
+#include "ddp/comm/arena/deferred_frees.h"
 
 namespace ddp::internal {
 namespace {
@@ -53,8 +55,11 @@ absl::StatusOr<std::unique_ptr<InPlaceChannel>> InPlaceChannel::Make(
     std::shared_ptr<HostGroup> group, Layout layout) {
   const size_t small =
       RoundUp(layout.small_floats * sizeof(float)) + RoundUp(layout.small_doubles * sizeof(double));
+  // An odd number: no gradient has that size, so none takes the block.
   const size_t bytes =
-      std::max(Arena::kSmallestBlock, kUnit + 2 * BytesOfWords(layout.large.size()) + 2 * small);
+      std::max(Arena::kSmallestBlock, kUnit + 2 * BytesOfWords(layout.large.size()) + 2 * small) |
+      1;
+  DeferredFrees::OfProcess().Sweep();
   Arena& arena = Arena::OfProcess();
   auto demand = arena.AddDemand({.gradient_bytes = {bytes}, .capacity_bytes = bytes});
   if (!demand.ok()) return demand.status();
@@ -96,25 +101,28 @@ InPlaceChannel::~InPlaceChannel() {
   (void)Abandon();
   group_->HideBoard(number_);
   // A member that shows no board now has not found this one, and never will.
-  std::vector<std::pair<int, const Board*>> readers;
+  struct Reader {
+    std::function<bool()> is_gone;
+    const Board* board;
+  };
+  std::vector<Reader> readers;
   for (int member = 0; shown_ && member < size_; ++member) {
     const bool shows = member != member_ && group_->FindBoard(member, number_).has_value();
     if (const Board* const board = shows ? BoardOf(member) : nullptr) {
-      readers.emplace_back(member, board);
+      readers.push_back({.is_gone = group_->BoardIsGone(member, number_), .board = board});
     }
   }
   // A member reads until it has finished the last pass, or has destroyed its channel. A board that
   // is destroyed meanwhile may show any number.
-  const auto unused = [group = group_.get(), number = number_, pass = pass_, readers] {
-    return std::all_of(readers.begin(), readers.end(), [&](const auto& reader) {
-      return reader.second->finished.load(std::memory_order_acquire) >= pass ||
-             !group->FindBoard(reader.first, number).has_value();
+  const auto unused = [pass = pass_, readers = std::move(readers)] {
+    return std::all_of(readers.begin(), readers.end(), [&](const Reader& reader) {
+      return reader.is_gone() || reader.board->finished.load(std::memory_order_acquire) >= pass;
     });
   };
-  group_->FreeWhen(unused,
-                   [block = block_, demand = std::make_shared<ArenaDemand>(std::move(demand_))] {
-                     Arena::OfProcess().Free(block);
-                   });
+  DeferredFrees::OfProcess().Add(
+      unused, [block = block_, demand = std::make_shared<ArenaDemand>(std::move(demand_))] {
+        Arena::OfProcess().Free(block);
+      });
 }
 
 bool InPlaceChannel::Abandon() {
