@@ -34,6 +34,7 @@
 #include "ddp/comm/communicator.h"
 #include "ddp/comm/debug_level.h"
 #include "ddp/comm/group_error.h"
+#include "ddp/comm/hierarchical/host_meeting.h"
 #include "ddp/comm/news/attempt_name.h"
 #include "ddp/comm/news/c10d_group_store.h"
 #include "ddp/comm/news/failure_monitor.h"
@@ -154,12 +155,20 @@ c10::intrusive_ptr<c10d::Store> ConnectStore(const WorkerEnvironment& env,
   }
 }
 
-// Returns how many groups this process has connected in the store at `location`.
-std::atomic<int>& GroupsInStore(const std::string& location) {
+// What this process keeps of the store at a location, until it ends.
+struct KnownStore {
+  std::atomic<int> groups = 0;  // that this process has connected
+  // The first connection, where this process serves the store. The server ends with the last
+  // connection of its process: without this one, a rank that is early with its next group would
+  // connect to the server of the group before, which then ends.
+  c10::intrusive_ptr<c10d::Store> first;
+};
+
+KnownStore& KnownStoreAt(const std::string& location) {
   static Mutex mutex;
-  static auto* const counts = new std::map<std::string, std::atomic<int>>;
+  static auto* const known = new std::map<std::string, KnownStore>;
   MutexLock lock(mutex);
-  return (*counts)[location];
+  return (*known)[location];
 }
 
 // Returns the part of `store` for a group after `earlier` groups of this process. The first group
@@ -171,6 +180,30 @@ c10::intrusive_ptr<c10d::Store> PartForGroup(const c10::intrusive_ptr<c10d::Stor
                                              int earlier) {
   if (earlier == 0) return store;
   return Prefixed(absl::StrCat("ddp/init/", earlier + 1), store);
+}
+
+// Returns the place of this rank. Where the launcher does not say which ranks stand on one host, as
+// mpirun and schedulers, the ranks find it out in `store`.
+ProcessGroup::Place PlaceFrom(const WorkerEnvironment& env,
+                              const c10::intrusive_ptr<c10d::Store>& store,
+                              std::chrono::milliseconds timeout) {
+  ProcessGroup::Place place{.rank = env.rank,
+                            .size = env.world_size,
+                            .local_rank = env.local_rank,
+                            .local_size = env.local_world_size};
+  if (env.local_world_size > 0) return place;
+  const auto hosts = ExchangeHosts(*MakeGroupStore(Prefixed("ddp/hosts", store)), env.rank,
+                                   env.world_size, HostIdentity(), absl::FromChrono(timeout));
+  if (!hosts.ok()) {
+    throw CommunicationError(
+        absl::StrCat("rank ", env.rank, " of ", env.world_size,
+                     ": the hosts of the ranks are unknown: ", hosts.status().message()));
+  }
+  const HostPlace found = HostPlaceOf(*hosts, env.rank);
+  if (!env.has_local_rank) place.local_rank = found.local_rank;
+  place.local_size = found.local.size();
+  if (place.local_size > 0) place.local_first = found.local.begin;
+  return place;
 }
 
 // Keeps `parts` until the process ends. Reachable, so that a leak check does not report them.
@@ -276,9 +309,13 @@ void ProcessGroup::Connect(std::chrono::milliseconds connect_timeout) {
     }
     now_->communicator = std::make_shared<Communicator>(std::move(connected.backend), monitor_,
                                                         options, std::move(check));
-  } catch (const std::exception&) {
+  } catch (const std::exception& error) {
     now_->communicator = std::make_shared<Communicator>(nullptr, monitor_, options);
-    throw;
+    const auto* const of_store = dynamic_cast<const c10::DistError*>(&error);
+    if (of_store == nullptr || dynamic_cast<const CommunicationError*>(&error) != nullptr) throw;
+    throw CommunicationError(absl::StrCat("rank ", rank(), " of ", size(),
+                                          ": the store failed while the ranks ",
+                                          "connected: ", of_store->what_without_backtrace()));
   }
 }
 
@@ -660,16 +697,14 @@ std::shared_ptr<ProcessGroup> init_process_group(const ProcessGroupOptions& opti
   }
   (void)ChooseFactory(options);  // before anything is connected
   const c10::intrusive_ptr<c10d::Store> store = ConnectStore(*env, options.timeout);
-  std::atomic<int>& groups = GroupsInStore(StoreLocation(*env));
-  auto group = std::make_shared<ProcessGroup>(
-      PartForGroup(store, groups),
-      ProcessGroup::Place{.rank = env->rank,
-                          .size = env->world_size,
-                          .local_rank = env->local_rank,
-                          .local_size = env->local_world_size,
-                          .store_is_rank_0 = env->store_url.empty() && !env->agent_store},
-      options);
-  ++groups;  // a call that throws may be repeated, in the part that its peers may still wait in
+  KnownStore& known = KnownStoreAt(StoreLocation(*env));
+  const bool store_is_rank_0 = env->store_url.empty() && !env->agent_store;
+  if (store_is_rank_0 && env->rank == 0 && known.first == nullptr) known.first = store;
+  const c10::intrusive_ptr<c10d::Store> part = PartForGroup(store, known.groups);
+  ProcessGroup::Place place = PlaceFrom(*env, part, options.timeout);
+  place.store_is_rank_0 = store_is_rank_0;
+  auto group = std::make_shared<ProcessGroup>(part, place, options);
+  ++known.groups;  // not after a throw: a repeated call uses the part in which its peers may wait
   return group;
 }
 

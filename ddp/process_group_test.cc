@@ -584,6 +584,17 @@ RANK_TEST(ProcessGroupTest, TheEnvironmentNamesTheBackend,
   EXPECT_EQ(init_process_group({.backend = "shm"})->backend(), "shm") << "the option counts";
 }
 
+// Rank 0, which serves a TCPStore, keeps its first group while rank 1 connects the second one.
+RANK_TEST(ProcessGroupTest, ARankIsEarlyWithTheNextGroup, InBothStores({2})) {
+  auto first = init_process_group();
+  if (first->rank() == 0) {
+    EXPECT_ANY_THROW(first->store()->wait({"nobody sets this"}, std::chrono::milliseconds(500)));
+  }
+  first.reset();
+  const auto second = init_process_group({.timeout = kDeadline});
+  ExpectSum(*second);
+}
+
 RANK_TEST(ProcessGroupTest, AnUnknownBackendInTheEnvironmentIsRefused,
           InBothStores({.world_size = 1, .environment = {{"DDP_BACKEND", "mpi"}}})) {
   EXPECT_THAT(ErrorOf<ConfigurationError>([] { init_process_group(); }),

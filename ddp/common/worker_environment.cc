@@ -78,10 +78,11 @@ absl::StatusOr<WorkerEnvironment> WorkerEnvironment::Parse(const VariableGetter&
   env.world_size = reader.Required<int>("WORLD_SIZE", 1, kMaxWorldSize);
   env.rank = reader.Required<int>("RANK", 0, kMaxWorldSize);
   env.local_rank = reader.Optional<int>("LOCAL_RANK", env.rank, 0, kMaxWorldSize);
-  env.local_world_size = reader.Optional<int>("LOCAL_WORLD_SIZE", env.world_size, 1, kMaxWorldSize);
+  env.has_local_rank = !reader.Text("LOCAL_RANK").empty();
+  env.local_world_size = reader.Optional<int>("LOCAL_WORLD_SIZE", 0, 1, kMaxWorldSize);
   reader.Check(env.rank < env.world_size || env.world_size <= 0,
                absl::StrCat("RANK=", env.rank, " must be below WORLD_SIZE=", env.world_size));
-  reader.Check(env.local_rank < env.local_world_size,
+  reader.Check(env.local_world_size == 0 || env.local_rank < env.local_world_size,
                absl::StrCat("LOCAL_RANK=", env.local_rank,
                             " must be below LOCAL_WORLD_SIZE=", env.local_world_size));
 

@@ -12,12 +12,12 @@ namespace ddp::internal {
 // The environment variables that a launcher sets for a worker: torchrun's names, and DDP_ names for
 // what torchrun does not have. A value; thread-compatible.
 struct WorkerEnvironment {
-  // The rank's place in the job. 0 <= rank < world_size and 0 <= local_rank < local_world_size
-  // hold.
-  int rank = 0;              // RANK
-  int world_size = 1;        // WORLD_SIZE
-  int local_rank = 0;        // LOCAL_RANK; RANK where that is unset
-  int local_world_size = 1;  // LOCAL_WORLD_SIZE; WORLD_SIZE where that is unset
+  // The rank's place in the job. 0 <= rank < world_size holds.
+  int rank = 0;                 // RANK
+  int world_size = 1;           // WORLD_SIZE
+  int local_rank = 0;           // LOCAL_RANK; RANK where that is unset
+  int local_world_size = 0;     // LOCAL_WORLD_SIZE, above local_rank; 0 where that is unset
+  bool has_local_rank = false;  // LOCAL_RANK is set
 
   // The store through which the ranks connect: a Redis store at DDP_STORE when ddprun has set that
   // variable, otherwise a TCPStore at master_addr:master_port.

@@ -40,12 +40,13 @@ TEST(WorkerEnvironmentTest, ReadsWhatTheLauncherSays) {
   EXPECT_EQ(env->health_fd, 7);
 }
 
-TEST(WorkerEnvironmentTest, LocalPlaceDefaultsToTheGlobalOne) {
+TEST(WorkerEnvironmentTest, ThePlaceOnTheHostIsNotAssumed) {
   const auto env = Parse(
       {{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "2950"}});
   ASSERT_TRUE(env.ok()) << env.status();
   EXPECT_EQ(env->local_rank, 1);
-  EXPECT_EQ(env->local_world_size, 2);
+  EXPECT_FALSE(env->has_local_rank);
+  EXPECT_EQ(env->local_world_size, 0);
   EXPECT_EQ(env->master_port, 2950);
   EXPECT_EQ(env->health_fd, -1);
 }

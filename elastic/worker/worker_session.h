@@ -69,6 +69,7 @@ class WorkerSession {
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
   int local_rank() const { return local_rank_; }
+  // 0: the launcher does not say.
   int local_world_size() const { return local_world_size_; }
 
   // Returns the number of the job's generation: of its set of workers between two restarts. Within

@@ -217,5 +217,42 @@ class JobTest(unittest.TestCase):
         self.finish(NAMES)
 
 
+@unittest.skipIf(hosts.why_not(), hosts.why_not())
+class RanksWithoutALauncherTest(unittest.TestCase):
+    """RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT alone, as under mpirun or a scheduler."""
+
+    def run_ranks(self, places, **more):
+        """Runs rank r on the host places[r] to its end. Returns what the ranks printed."""
+        folder = self.enterContext(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
+        network = self.enterContext(hosts.Network(sorted(set(places))))
+        program = [find_program("testing/hosts:summing_trainer")]
+        program += [f"--state={folder}/state", f"--until={folder}/until"]
+        open(f"{folder}/until", "w", encoding="ascii").close()
+        common = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", "MASTER_PORT": "29500"}
+        common |= {"WORLD_SIZE": str(len(places)), "MASTER_ADDR": network[places[0]].address}
+        processes = []
+        for rank, place in enumerate(places):
+            environment = common | {"RANK": str(rank)}
+            environment |= {name: value.format(rank=rank) for name, value in more.items()}
+            output = os.path.join(folder, f"output-{rank}")
+            processes.append(network[place].start(program, output, environment))
+        for process in processes:
+            self.assertEqual(process.wait(), 0, process.output())
+        return "".join(process.output() for process in processes)
+
+    def test_the_ranks_find_their_hosts(self):
+        self.assertIn("4 ranks on 2 hosts", self.run_ranks(["a", "a", "b", "b"]))
+
+    def test_ranks_of_hosts_in_turn_use_gloo(self):
+        self.assertNotIn(" hosts; sums", self.run_ranks(["a", "b", "a", "b"]))
+
+    def test_all_ranks_on_one_host_share_memory(self):
+        self.assertNotIn("uses Gloo", self.run_ranks(["a", "a"]))
+
+    def test_containers_that_are_called_one_host_connect_over_their_networks(self):
+        said = self.run_ranks(["a", "b"], LOCAL_WORLD_SIZE="2", LOCAL_RANK="{rank}")
+        self.assertIn("this group uses Gloo", said)
+
+
 if __name__ == "__main__":
     case_report.main()

@@ -1,5 +1,6 @@
 #include "ddp/comm/backend_factory/backend_factory.h"
 
+#include <algorithm>
 #include <atomic>
 #include <optional>
 #include <utility>
@@ -67,11 +68,11 @@ class GlooFactory : public BackendFactory {
   ConnectedBackend Connect(const BackendSite& site) override {
     const Membership& self = site.membership;
     if (self.size == 1) return Describe(nullptr, kGloo, at::kCPU);
-    auto gloo = MakeGlooBackend(PartOf(site.store, kGloo, self.incarnation),
-                                {.rank = self.rank,
-                                 .size = self.size,
-                                 .timeout = site.connect_timeout,
-                                 .single_host = self.IsOneHost()});
+    const StorePtr store = PartOf(site.store, kGloo, self.incarnation);
+    auto gloo = MakeGlooBackend(store, {.rank = self.rank,
+                                        .size = self.size,
+                                        .timeout = site.connect_timeout,
+                                        .single_host = AllSeenOnOneHost(store, site)});
     gloo->setTimeout(absl::ToChronoMilliseconds(site.timeout));
     return Describe(std::move(gloo), kGloo, at::kCPU);
   }
@@ -80,10 +81,26 @@ class GlooFactory : public BackendFactory {
     if (membership.size == 1) return;
     for (int64_t incarnation = 0; incarnation <= membership.incarnation; ++incarnation) {
       const StorePtr addresses = PartOf(store, kGloo, incarnation);
+      for (const std::string& key : ExchangeHostsKeys(membership.size)) addresses->deleteKey(key);
       for (int rank = 0; rank < membership.size; ++rank) {
         addresses->deleteKey(absl::StrCat("0/", rank));  // the name that LibTorch's Gloo gives it
       }
     }
+  }
+
+ private:
+  // The launcher's word is not enough: containers of one machine may have networks of their own,
+  // and a rank that listens at a loopback address is out of reach for the others.
+  static bool AllSeenOnOneHost(const StorePtr& store, const BackendSite& site) {
+    const Membership& self = site.membership;
+    const auto hosts = ExchangeHosts(*MakeGroupStore(store), self.rank, self.size, HostIdentity(),
+                                     site.connect_timeout);
+    if (!hosts.ok()) {
+      throw CommunicationError(
+          absl::StrCat("rank ", self.rank, " of ", self.size,
+                       ": Gloo could not connect the ranks: ", hosts.status().message()));
+    }
+    return std::count(hosts->begin(), hosts->end(), hosts->front()) == self.size;
   }
 };
 

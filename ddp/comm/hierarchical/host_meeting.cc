@@ -1,5 +1,10 @@
 #include "ddp/comm/hierarchical/host_meeting.h"
 
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <fstream>
 #include <utility>
 
 #include "absl/strings/numbers.h"
@@ -10,6 +15,7 @@
 namespace ddp::internal {
 namespace {
 
+std::string IdentityKey(int rank) { return absl::StrCat("identity/", rank); }
 std::string PlaceKey(int rank) { return absl::StrCat("place/", rank); }
 std::string SharesKey(int first_rank) { return absl::StrCat("shares/", first_rank); }
 std::string PrefixOf(int first_rank) { return absl::StrCat("host/", first_rank); }
@@ -25,20 +31,60 @@ RankRange ParseRange(const std::string& text) {
   return {};
 }
 
+// Writes this rank's text under its key, and returns the texts of all ranks. `keys`: by rank.
+absl::StatusOr<std::vector<std::string>> Exchange(GroupStore& store, int rank,
+                                                  const std::vector<std::string>& keys,
+                                                  const std::string& text, absl::Duration timeout) {
+  const MonotonicClock clock;
+  const absl::Time deadline = clock.Now() + timeout;
+  store.Set(keys[rank], text);
+  for (size_t other = 0; other < keys.size(); ++other) {
+    if (store.Wait(keys[other], deadline - clock.Now())) continue;
+    return absl::DeadlineExceededError(absl::StrCat("rank ", other, " has not come"));
+  }
+  return store.GetAll(keys);
+}
+
 }  // namespace
+
+std::string HostIdentity() {
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  struct stat network {};
+  (void)::stat("/proc/self/ns/net", &network);
+  std::array<char, 256> name = {};
+  (void)::gethostname(name.data(), name.size() - 1);
+  return absl::StrCat(boot, " ", network.st_ino, " ", name.data());
+}
+
+absl::StatusOr<std::vector<std::string>> ExchangeHosts(GroupStore& store, int rank, int size,
+                                                       const std::string& identity,
+                                                       absl::Duration timeout) {
+  return Exchange(store, rank, ExchangeHostsKeys(size), identity, timeout);
+}
+
+HostPlace HostPlaceOf(std::span<const std::string> identities, int rank) {
+  HostPlace place;
+  int on_host = 0;
+  int first = -1;
+  int last = -1;
+  for (int other = 0; other < static_cast<int>(identities.size()); ++other) {
+    if (identities[other] != identities[rank]) continue;
+    if (other == rank) place.local_rank = on_host;
+    if (on_host++ == 0) first = other;
+    last = other;
+  }
+  if (last - first + 1 == on_host) place.local = {.begin = first, .end = last + 1};
+  return place;
+}
 
 absl::StatusOr<std::vector<RankRange>> FindHosts(GroupStore& store, int rank, int size,
                                                  RankRange local, absl::Duration timeout) {
-  const MonotonicClock clock;
-  const absl::Time deadline = clock.Now() + timeout;
-  store.Set(PlaceKey(rank), absl::StrCat(local.begin, "-", local.end));
-  const std::vector<std::string> names = FindHostsKeys(size);
-  for (int other = 0; other < size; ++other) {
-    if (store.Wait(names[other], deadline - clock.Now())) continue;
-    return absl::DeadlineExceededError(absl::StrCat("rank ", other, " has not come"));
-  }
+  auto places = Exchange(store, rank, FindHostsKeys(size),
+                         absl::StrCat(local.begin, "-", local.end), timeout);
+  if (!places.ok()) return places.status();
   std::vector<RankRange> ranges;
-  for (const std::string& place : store.GetAll(names)) ranges.push_back(ParseRange(place));
+  for (const std::string& place : *places) ranges.push_back(ParseRange(place));
   auto hosts = HostsFrom(ranges);
   if (hosts.has_value()) return *std::move(hosts);
   return absl::FailedPreconditionError(
@@ -69,6 +115,12 @@ absl::StatusOr<GroupEntry::Result> ShareMemory(GroupStore& store, GroupStore& of
         absl::StrCat("on the host of rank ", host.begin, ": ", answer.substr(1)));
   }
   return entry;
+}
+
+std::vector<std::string> ExchangeHostsKeys(int size) {
+  std::vector<std::string> keys;
+  for (int rank = 0; rank < size; ++rank) keys.push_back(IdentityKey(rank));
+  return keys;
 }
 
 std::vector<std::string> FindHostsKeys(int size) {

@@ -3,6 +3,7 @@
 #ifndef DDP_COMM_HIERARCHICAL_HOST_MEETING_H_
 #define DDP_COMM_HIERARCHICAL_HOST_MEETING_H_
 
+#include <span>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,26 @@
 #include "ddp/comm/news/group_store.h"
 
 namespace ddp::internal {
+
+// Returns a text that is equal for two processes when they can share memory and reach each other
+// over the loopback address: the boot of the kernel, the network namespace and the host's name.
+// Containers of one machine with networks of their own are hosts of their own.
+std::string HostIdentity();
+
+// Returns the `identity` of each rank, by rank. All ranks call this at the same time with the same
+// `store`. Blocks until all have called.
+// - kDeadlineExceeded: a rank has not called within `timeout`.
+// - Throws what the store throws.
+absl::StatusOr<std::vector<std::string>> ExchangeHosts(GroupStore& store, int rank, int size,
+                                                       const std::string& identity,
+                                                       absl::Duration timeout);
+
+// The place of a rank among those of its host.
+struct HostPlace {
+  int local_rank = 0;
+  RankRange local = {};  // the ranks of the host; empty when they do not follow each other
+};
+HostPlace HostPlaceOf(std::span<const std::string> identities, int rank);
 
 // Finds out which ranks stand on which host. All ranks call this at the same time with the same
 // `store`, and get the same result. `local` are the ranks of this host; empty when unknown.
@@ -38,6 +59,7 @@ absl::StatusOr<GroupEntry::Result> ShareMemory(GroupStore& store, GroupStore& of
 
 // Return the keys that the functions above leave in the stores of a group of `size` ranks, for any
 // division of the ranks among hosts.
+std::vector<std::string> ExchangeHostsKeys(int size);
 std::vector<std::string> FindHostsKeys(int size);
 std::vector<std::string> ShareMemoryKeys(int size);
 

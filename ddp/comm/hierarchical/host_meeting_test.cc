@@ -6,6 +6,7 @@
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "testing/backend/test_threads.h"
@@ -16,6 +17,7 @@ namespace {
 
 using ::ddp::testing::FakeGroupStore;
 using ::ddp::testing::RunThreads;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsSubsetOf;
 
@@ -31,6 +33,35 @@ std::vector<absl::StatusOr<std::vector<RankRange>>> Find(const std::vector<RankR
              [&](int rank) { found[rank] = FindHosts(store, rank, size, places[rank], kTimeout); });
   EXPECT_THAT(store.Keys(), IsSubsetOf(FindHostsKeys(size)));
   return found;
+}
+
+// Returns "local rank: first-end" for each rank, when rank r stands on hosts[r].
+std::vector<std::string> PlacesOn(const std::vector<std::string>& hosts) {
+  FakeGroupStore store;
+  const int size = static_cast<int>(hosts.size());
+  std::vector<std::string> places(size);
+  RunThreads(size, [&](int rank) {
+    const auto identities = ExchangeHosts(store, rank, size, hosts[rank], kTimeout);
+    ASSERT_TRUE(identities.ok()) << identities.status();
+    const HostPlace place = HostPlaceOf(*identities, rank);
+    places[rank] = absl::StrCat(place.local_rank, ": ", place.local.begin, "-", place.local.end);
+  });
+  EXPECT_THAT(store.Keys(), IsSubsetOf(ExchangeHostsKeys(size)));
+  return places;
+}
+
+TEST(HostMeetingTest, RanksFindTheirPlacesByTheHostsThatTheyStandOn) {
+  EXPECT_THAT(PlacesOn({"a", "a", "b", "b", "b"}),
+              ElementsAre("0: 0-2", "1: 0-2", "0: 2-5", "1: 2-5", "2: 2-5"));
+  EXPECT_THAT(PlacesOn({"a", "a"}), ElementsAre("0: 0-2", "1: 0-2"));
+  EXPECT_THAT(PlacesOn({"a", "b"}), ElementsAre("0: 0-1", "0: 1-2"));
+  // As `mpirun --map-by node` numbers them.
+  EXPECT_THAT(PlacesOn({"a", "b", "a", "b"}), ElementsAre("0: 0-0", "0: 0-0", "1: 0-0", "1: 0-0"));
+}
+
+TEST(HostMeetingTest, TwoProcessesOfOneHostHaveOneIdentity) {
+  EXPECT_EQ(HostIdentity(), HostIdentity());
+  EXPECT_GT(HostIdentity().size(), 36) << "a boot's number and more";
 }
 
 TEST(HostMeetingTest, EveryRankFindsTheSameHosts) {
