@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/process/process_state.h"
 #include "elastic/agent/worker_environment_builder.h"
 #include "elastic/agent/worker_failure.h"
 #include "elastic/error_file/error_record.h"
@@ -335,11 +336,44 @@ void WorkerGroup::LogFirstStep(Worker& worker, const HealthPage::Snapshot& snaps
       generation_, {.rank = worker.rank, .step = snapshot.first_step, .monotonic_ns = stamp_ns});
 }
 
-void WorkerGroup::LookForHang() {
-  const std::optional<HangDetector::Hang> hang = hangs_.Check(clock_.Now());
+// Says once, halfway, what will become of a rank that makes no step.
+void WorkerGroup::WarnOfHang() {
+  const std::optional<HangDetector::Hang> hang = hangs_.Check(clock_.Now(), /*share=*/0.5);
   if (!hang.has_value()) return;
   const auto found = workers_.find(hang->local_rank);
-  if (found == workers_.end()) return;
+  if (found == workers_.end() || warned_of_hang_ == std::pair(hang->local_rank, hang->step)) return;
+  warned_of_hang_ = std::pair(hang->local_rank, hang->step);
+  say_(absl::StrCat("rank ", found->second.rank, " ", DescribeHang(*hang),
+                    "; it is ended as hung when it makes none for ",
+                    absl::FormatDuration(absl::Trunc(hang->limit, absl::Seconds(1))),
+                    " (--hang-timeout sets the least time; 0: never)"));
+}
+
+// A process that is stopped, or that the kernel lets wait, is not ended: a debugger or Ctrl-Z holds
+// it, and SIGKILL would not end an uninterruptible sleep.
+bool WorkerGroup::IsHeld(const Worker& worker, const HangDetector::Hang& hang) {
+  const char state = ProcessState(worker.pid);
+  const char* const why =
+      state == 'T'   ? "is stopped by a signal (state T)"
+      : state == 't' ? "is stopped by a debugger (state t)"
+      : state == 'D' ? "is in uninterruptible sleep (state D): it waits for a disk, a network file "
+                       "system or a device"
+                     : nullptr;
+  if (why == nullptr) return false;
+  hangs_.Excuse(clock_.Now());
+  const std::pair stall(hang.local_rank, hang.step);
+  if (told_of_held_ == stall) return true;
+  told_of_held_ = stall;
+  say_(absl::StrCat("rank ", worker.rank, " (pid ", worker.pid, ") ", why,
+                    ": it makes no step, and is not ended as hung"));
+  return true;
+}
+
+void WorkerGroup::LookForHang() {
+  const std::optional<HangDetector::Hang> hang = hangs_.Check(clock_.Now());
+  if (!hang.has_value()) return WarnOfHang();
+  const auto found = workers_.find(hang->local_rank);
+  if (found == workers_.end() || IsHeld(found->second, *hang)) return;
   looks_for_hangs_ = false;
   status_.WorkerHung();
   event_log_.WorkerHangs(generation_, {.rank = found->second.rank,

@@ -137,6 +137,8 @@ class WorkerGroup {
   void OnTimerExpired(const WorkerTimers::Expired& expired);
   void LookAt(int local_rank, Worker& worker);
   void LogFirstStep(Worker& worker, const HealthPage::Snapshot& snapshot);
+  void WarnOfHang();
+  bool IsHeld(const Worker& worker, const HangDetector::Hang& hang);
   void LookForHang();
   void LookForStragglers();
   void ScheduleLook();
@@ -163,6 +165,9 @@ class WorkerGroup {
   bool progress_known_ = false;
   int64_t median_busy_us_ = -1;
   HangDetector hangs_;
+  // The stalls that lines were printed of, by local rank and step.
+  std::optional<std::pair<int, int64_t>> warned_of_hang_;
+  std::optional<std::pair<int, int64_t>> told_of_held_;
   StragglerDetector stragglers_;
   std::unique_ptr<TimerPipe> timers_;
   EventLoop::TimerId look_timer_ = 0;

@@ -46,13 +46,20 @@ void HangDetector::Observe(int local_rank, const HealthPage::Snapshot& page, abs
   const bool was_slow = rank.is_slow;
   const absl::Time was_since = rank.since;
   const bool interrupts = !page.has_step || !IsPartOfStep(page.phase);
-  rank.is_slow = interrupts || page.stopped_as_asked;
+  rank.is_slow = interrupts || page.stopped_as_asked || page.phase == Phase::kData;
+  const absl::Time phase_start = Stamp(page.phase_start_monotonic_ns, now);
+  if (rank.is_slow && !was_slow) rank.slow_since = phase_start;
   const bool by_phase = page.has_step && interrupts;
   rank.since = Stamp(by_phase ? page.phase_start_monotonic_ns : page.step_start_monotonic_ns, now);
   // The others may have waited for this rank. From now on they wait for a step, or for the rest of
-  // its interruption.
+  // its interruption. The data of a usual step holds up nobody.
   const bool got_on = !rank.is_slow || rank.since > was_since;
-  if (was_slow && got_on) counted_since_ = std::max(counted_since_, rank.since);
+  const bool held_up =
+      rank.page.phase != Phase::kData || now - rank.slow_since > options_.floor * kStalledShare;
+  if (was_slow && got_on && held_up) {
+    counted_since_ =
+        std::max({counted_since_, rank.since, rank.is_slow ? rank.since : phase_start});
+  }
   rank.page = page;
 }
 
@@ -93,7 +100,7 @@ absl::Duration HangDetector::Limit(const Rank& rank) const {
   return std::max(floor, longest_step_ * options_.factor);
 }
 
-std::optional<HangDetector::Hang> HangDetector::Check(absl::Time now) const {
+std::optional<HangDetector::Hang> HangDetector::Check(absl::Time now, double share) const {
   if (!IsOn()) return std::nullopt;
   bool is_hung = false;
   const std::pair<const int, Rank>* suspect = nullptr;
@@ -105,7 +112,7 @@ std::optional<HangDetector::Hang> HangDetector::Check(absl::Time now) const {
   };
   for (const auto& entry : ranks_) {
     const absl::Duration stalled_for = now - std::max(entry.second.since, counted_since_);
-    const absl::Duration limit = Limit(entry.second);
+    const absl::Duration limit = Limit(entry.second) * share;
     if (stalled_for >= limit) is_hung = true;
     if (stalled_for < limit * kStalledShare) continue;
     if (suspect == nullptr || order(entry) < order(*suspect)) suspect = &entry;
@@ -115,6 +122,7 @@ std::optional<HangDetector::Hang> HangDetector::Check(absl::Time now) const {
   return Hang{.local_rank = suspect->first,
               .stalled_for = now - std::max(rank.since, counted_since_),
               .longest_step = longest_step_,
+              .limit = Limit(rank),
               .phase = rank.page.phase,
               .waits_for_peers = Waits(rank.page),
               .step = rank.page.has_step ? rank.page.step : -1};

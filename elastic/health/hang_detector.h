@@ -25,11 +25,12 @@ namespace ddp::elastic {
 // so a restarted job is watched from its start. A program that never attaches to its page is not
 // watched.
 //
-// Interruptions of training have a limit of their own, slow_floor: the start, checkpoints,
-// evaluations, and the end of a rank that was asked to stop. The other ranks of this node are
-// likely to wait for such a rank, so they get this limit too. Ranks that wait for peers on other
-// nodes, whose state is unknown here, get waiting_floor. HealthPage::Progress restarts the time of
-// an interruption, for the rank and for those that may wait for it.
+// Interruptions of training have a limit of their own, slow_floor: the start, a wait for data (a
+// file system may stall), checkpoints, evaluations, and the end of a rank that was asked to stop.
+// The other ranks of this node are likely to wait for such a rank, so they get this limit too.
+// Ranks that wait for peers on other nodes, whose state is unknown here, get waiting_floor.
+// HealthPage::Progress restarts the time of an interruption, for the rank and for those that may
+// wait for it.
 //
 // Times are those of MonotonicClock, as the stamps in the page. The worker writes the page, so
 // impossible stamps are replaced by bounds. If Observe was not called for most of a floor, the
@@ -40,10 +41,11 @@ class HangDetector {
  public:
   struct Options {
     absl::Duration floor = absl::Seconds(30);  // least limit for a step; zero: no detection
-    // Least limit for startup, checkpoint, evaluation and the end of a stopping rank.
+    // Least limit for startup, data, checkpoint, evaluation and the end of a stopping rank.
     absl::Duration slow_floor = absl::Minutes(10);
-    // Least limit for a rank that waits for peers in a job of several nodes.
-    absl::Duration waiting_floor = absl::Minutes(2);
+    // Least limit for a rank that waits for peers in a job of several nodes. The timeout of a
+    // collective: a rank of another node may evaluate or save for long, and that node watches it.
+    absl::Duration waiting_floor = absl::Minutes(30);
     double factor = 5;       // limit as a multiple of the longest step
     int64_t min_steps = 10;  // steps of the job before detection begins
     bool operator==(const Options&) const = default;
@@ -54,6 +56,7 @@ class HangDetector {
     int local_rank = 0;
     absl::Duration stalled_for;
     absl::Duration longest_step;  // of the job
+    absl::Duration limit;         // of the rank
     Phase phase = Phase::kOther;
     // True: this rank waits for peers, and so do all stalled ranks of this node. The cause may be
     // on another node.
@@ -68,17 +71,22 @@ class HangDetector {
 
   void Observe(int local_rank, const HealthPage::Snapshot& page, absl::Time now);
 
+  // Time before `now` does not count as a stall: the rank at fault was held from outside.
+  void Excuse(absl::Time now) { counted_since_ = now; }
+
   // Stops watching a rank whose process has ended, for this generation.
   void Forget(int local_rank);
 
   // Returns the hang at `now`, or nullopt. The answer does not change the detector's state.
-  std::optional<Hang> Check(absl::Time now) const;
+  // `share`: of the limits; half of them, for a warning.
+  std::optional<Hang> Check(absl::Time now, double share = 1) const;
 
  private:
   struct Rank {
     HealthPage::Snapshot page;
     absl::Time since;      // time of its last progress
     bool is_slow = false;  // slow_floor applies to its phase
+    absl::Time slow_since;
     absl::Time observed;
     absl::Time commit_after;  // lower bound of the time of its last commit
   };

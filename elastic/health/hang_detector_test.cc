@@ -85,17 +85,18 @@ TEST_F(HangDetectorTest, ARankThatMakesNoStepIsFoundAtTheFloor) {
   Train(20);
   const absl::Time last = now_;
   ranks_[0].Enter(Phase::kBackward, now_);
-  ranks_[1].Enter(Phase::kData, now_);
+  ranks_[1].Enter(Phase::kForward, now_);
   const auto hang = Wait(absl::Hours(1));
   ASSERT_TRUE(hang.has_value());
   EXPECT_EQ(now_ - last, absl::Seconds(30));
   EXPECT_EQ(hang->local_rank, 1);
-  EXPECT_EQ(hang->phase, Phase::kData);
+  EXPECT_EQ(hang->phase, Phase::kForward);
+  EXPECT_EQ(hang->limit, absl::Seconds(30));
   EXPECT_FALSE(hang->waits_for_peers);
   EXPECT_EQ(hang->stalled_for, absl::Seconds(30));
   EXPECT_EQ(hang->longest_step, absl::Seconds(1));
   EXPECT_EQ(hang->step, 20);
-  EXPECT_EQ(DescribeHang(*hang), "made no step for 30s, in data; the longest step took 1s");
+  EXPECT_EQ(DescribeHang(*hang), "made no step for 30s, in forward; the longest step took 1s");
 }
 
 TEST_F(HangDetectorTest, TheLimitIsLearnedFromTheLongestStep) {
@@ -179,6 +180,66 @@ TEST_F(HangDetectorTest, ACulpritThatStoppedALittleLaterIsStillTheCulprit) {
   EXPECT_LT(hang->stalled_for, absl::Seconds(30));
 }
 
+// A network file system may stall for minutes; the peers wait meanwhile, and get a limit of their
+// own only when the data has come.
+TEST_F(HangDetectorTest, AWaitForDataHasAFloorOfItsOwn) {
+  Begin();
+  Train(20);
+  ranks_[0].Enter(Phase::kBackward, now_);
+  ranks_[1].Enter(Phase::kData, now_);
+  EXPECT_EQ(Wait(absl::Minutes(9)), std::nullopt);
+  ranks_[1].Enter(Phase::kForward, now_);
+  EXPECT_EQ(Wait(absl::Seconds(28)), std::nullopt);
+  Train(5);
+  const absl::Time last = now_;
+  ranks_[1].Enter(Phase::kData, now_);
+  const auto hang = Wait(absl::Hours(1));
+  ASSERT_TRUE(hang.has_value());
+  EXPECT_EQ(now_ - last, absl::Minutes(10));
+  EXPECT_EQ(hang->local_rank, 1);
+}
+
+// A rank that trains on by itself does not excuse a hung one by the data of its steps.
+TEST_F(HangDetectorTest, TheDataOfAUsualStepExcusesNobody) {
+  Begin();
+  Train(20);
+  const absl::Time last = now_;
+  ranks_[1].Enter(Phase::kForward, now_);
+  std::optional<HangDetector::Hang> hang;
+  while (!hang.has_value() && now_ < last + absl::Minutes(5)) {
+    ranks_[0].Enter(Phase::kData, now_);
+    hang = Wait(absl::Milliseconds(500));
+    if (hang.has_value()) break;
+    ranks_[0].Enter(Phase::kForward, now_);
+    hang = Wait(absl::Milliseconds(500));
+    ranks_[0].Commit(++step_, now_);
+  }
+  ASSERT_TRUE(hang.has_value());
+  EXPECT_EQ(hang->local_rank, 1);
+  EXPECT_LE(now_ - last, absl::Seconds(32));
+}
+
+TEST_F(HangDetectorTest, AWarningComesAtHalfOfTheLimit) {
+  Begin();
+  Train(20);
+  ranks_[1].Enter(Phase::kForward, now_);
+  EXPECT_EQ(Wait(absl::Seconds(14)), std::nullopt);
+  EXPECT_EQ(detector_.Check(now_, 0.5), std::nullopt);
+  EXPECT_EQ(Wait(absl::Seconds(2)), std::nullopt);
+  const auto warning = detector_.Check(now_, 0.5);
+  ASSERT_TRUE(warning.has_value());
+  EXPECT_EQ(warning->limit, absl::Seconds(30));
+}
+
+TEST_F(HangDetectorTest, AnExcuseStartsTheTimeAgain) {
+  Begin();
+  Train(20);
+  ASSERT_TRUE(Wait(absl::Hours(1)).has_value());
+  detector_.Excuse(now_);
+  EXPECT_EQ(Wait(absl::Seconds(29)), std::nullopt);
+  EXPECT_TRUE(Wait(absl::Seconds(2)).has_value());
+}
+
 TEST_F(HangDetectorTest, RanksThatWaitForAnotherNodeGetMoreTime) {
   Begin(kTwoNodes);
   Train(20);
@@ -186,7 +247,7 @@ TEST_F(HangDetectorTest, RanksThatWaitForAnotherNodeGetMoreTime) {
   for (FakeRank& rank : ranks_) rank.Enter(Phase::kBackward, now_);
   const auto hang = Wait(absl::Hours(1));
   ASSERT_TRUE(hang.has_value());
-  EXPECT_EQ(now_ - last, absl::Minutes(2));
+  EXPECT_EQ(now_ - last, absl::Minutes(30));
   EXPECT_TRUE(hang->waits_for_peers);
   EXPECT_THAT(DescribeHang(*hang), HasSubstr("in backward (which waits for peers)"));
 }

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <vector>
@@ -138,6 +139,25 @@ TEST(DdprunReportTest, AHungWorkerIsOneFailureWithItsRealEnd) {
                     ContainsRegex("The worker made no step for .*: told to end, it was killed by "
                                   "SIGTERM\n"),
                     Not(HasSubstr("SIGKILL"))));
+  EXPECT_THAT(run.err(),
+              HasSubstr("it is ended as hung when it makes none for 1s (--hang-timeout"));
+}
+
+// A debugger and Ctrl-Z stop a worker for as long as somebody likes.
+TEST(DdprunReportTest, AStoppedWorkerIsNotHung) {
+  const Folder folder;
+  std::vector<std::string> arguments =
+      Shell({"--standalone", "--hang-timeout=1"},
+            "(until [ -e $STOP ]; do sleep 0.02; done; kill -STOP $$; "
+            "until [ -e $GO ]; do sleep 0.02; done; kill -CONT $$) & "
+            "exec launcher/end_to_end/stepping_worker 20 $GO");
+  DdprunDriver run({.arguments = std::move(arguments),
+                    .environment = {{"STOP", folder / "stop"}, {"GO", folder / "go"}}});
+  run.AwaitStdout("rank 0 is at step 20");
+  std::ofstream(folder / "stop").put('x');
+  run.AwaitStderr("is stopped by a signal (state T): it makes no step, and is not ended as hung");
+  std::ofstream(folder / "go").put('x');
+  EXPECT_EQ(run.Wait(), 0) << run.err();
 }
 
 // Returns a script that writes an error file as torch.distributed.elastic's @record does, for
