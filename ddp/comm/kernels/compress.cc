@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "ddp/comm/kernels/float_environment.h"
 #include "ddp/comm/kernels/kernel_table.h"
 #include "ddp/comm/kernels/supported_kernels.h"
 
@@ -29,26 +30,32 @@ const KernelTable& Kernels() { return *SupportedKernels().front(); }
 }  // namespace
 
 void ScaleToBfloat16(const float* from, float factor, size_t count, uint16_t* to) {
+  const DefaultFloatEnvironment environment;
   Kernels().bfloat16.scale(from, factor, count, to);
 }
 
 void ScaleToHalf(const float* from, float factor, size_t count, uint16_t* to) {
+  const DefaultFloatEnvironment environment;
   Kernels().half.scale(from, factor, count, to);
 }
 
 void DivideAsBfloat16(const float* from, float divisor, size_t count, uint16_t* to) {
+  const DefaultFloatEnvironment environment;
   Divide(Kernels().bfloat16, from, divisor, count, to);
 }
 
 void DivideAsHalf(const float* from, float divisor, size_t count, uint16_t* to) {
+  const DefaultFloatEnvironment environment;
   Divide(Kernels().half, from, divisor, count, to);
 }
 
 void Bfloat16ToFloat(const uint16_t* from, size_t count, float* to) {
+  const DefaultFloatEnvironment environment;
   Kernels().bfloat16.widen(from, count, to);
 }
 
 void HalfToFloat(const uint16_t* from, size_t count, float* to) {
+  const DefaultFloatEnvironment environment;
   Kernels().half.widen(from, count, to);
 }
 

@@ -29,7 +29,7 @@ namespace ddp::internal {
 //   is left.
 // - A NaN that a node of bfloat16 makes or passes on is 0x7FC0. In other types, a node with one NaN
 //   passes its payload on. When two NaNs are added or multiplied, the payload of either may pass.
-// - Denormals are kept, unless the calling thread has set its processor to flush them.
+// - Denormals are kept, also on a thread that has set its processor to flush them.
 //
 // Every supported processor computes the same bits (up to the payload of two NaNs), wherever an
 // element lies in the array.

@@ -15,6 +15,10 @@
 
 #include <gtest/gtest.h>
 
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
 #include "ddp/comm/kernels/element_type.h"
 #include "ddp/comm/kernels/kernel_table.h"
 #include "ddp/comm/kernels/scalar_reference.h"
@@ -369,6 +373,25 @@ TEST(ReduceTreeOrderTest, ZeroPlusANullInputIsPositive) {
   ReduceTree(ReduceKind::kSum, ElementType::kFloat, from, to, 1);
   EXPECT_EQ(std::bit_cast<uint32_t>(sum), 0u);
 }
+
+#if defined(__x86_64__)
+// at::set_flush_denormal(true) sets these bits for the calling thread alone.
+TEST(ReduceTreeOrderTest, AThreadThatFlushesDenormalsAddsTheSame) {
+  constexpr unsigned kFlush = 1U << 15 | 1U << 6;
+  const std::vector<float> denormals(100, 1e-40f);
+  std::vector<float> sums(denormals.size());
+  const std::byte* const inputs[] = {reinterpret_cast<const std::byte*>(denormals.data()),
+                                     reinterpret_cast<const std::byte*>(denormals.data())};
+  auto* const output = reinterpret_cast<std::byte*>(sums.data());
+  const unsigned before = _mm_getcsr();
+  _mm_setcsr(before | kFlush);
+  ReduceTree(ReduceKind::kSum, ElementType::kFloat, inputs, std::span(&output, 1), sums.size());
+  const unsigned after = _mm_getcsr();
+  _mm_setcsr(before);
+  EXPECT_EQ(after & kFlush, kFlush) << "the thread's own setting";
+  for (size_t i = 0; i < sums.size(); ++i) ASSERT_EQ(sums[i], denormals[i] * 2) << i;
+}
+#endif
 
 TEST(ReduceTreeOrderTest, NoElementsAndNoOutputsAreNothing) {
   const std::byte* const from[] = {nullptr, nullptr};
