@@ -286,6 +286,7 @@ void Agent::State::OnNews(const News& news) {
       event_log.StoreBack(generation, std::max(absl::ZeroDuration(), clock.Now() - store_lost_at));
       break;
     case News::Kind::kJobEnded:
+    case News::Kind::kStoreWarning:
     case News::Kind::kWaiting:
       break;
   }

@@ -444,6 +444,9 @@ void AgentCore::On(const NewsEvent& event) {
       decision_.reason = absl::StrCat("the rendezvous is out of reach",
                                       living_.empty() ? ": " : ", the workers go on: ", news.cause);
       break;
+    case News::Kind::kStoreWarning:
+      decision_.reason = news.cause;
+      break;
     case News::Kind::kBackInReach:
       if (std::exchange(store_deadline_, absl::InfiniteFuture()) != absl::InfiniteFuture()) {
         decision_.reason = "the rendezvous is in reach again";

@@ -42,6 +42,7 @@ struct News {
     kEvicted,
     kOutOfReach,   // the store does not answer, see `cause`; training goes on, membership is frozen
     kBackInReach,  // the store answers again
+    kStoreWarning,  // the store may lose keys of the job, or has lost some; see `cause`
     // Join still waits. `cause` names the condition: "1 of 2 nodes have joined", "as a spare: all 3
     // seats are taken". Notified when the text changes.
     kWaiting,

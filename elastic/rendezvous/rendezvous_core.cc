@@ -128,6 +128,8 @@ std::string DebugString(const RendezvousCore::Action& action) {
                 return absl::StrCat("news: out of reach: ", news.cause);
               case News::Kind::kBackInReach:
                 return std::string("news: back in reach");
+              case News::Kind::kStoreWarning:
+                return absl::StrCat("news: ", news.cause);
               case News::Kind::kWaiting:
                 return absl::StrCat("news: waiting: ", news.cause);
             }
@@ -486,6 +488,13 @@ void RendezvousCore::OnOpened(const store::RedisReply& reply) {
   forgotten_ = false;
   // The server may have lost what earlier heartbeats reported.
   heartbeats_.ForgetWhatWasSaid();
+  if (is_new && !opened_->evicting_policy.empty()) {
+    TellNews({.kind = News::Kind::kStoreWarning,
+              .cause = absl::StrCat("Redis at ", options_.endpoint.DebugString(),
+                                    " evicts keys when its memory is short (maxmemory-policy ",
+                                    OneLine(opened_->evicting_policy),
+                                    "), also those of this job: set it to noeviction")});
+  }
   if (is_new && !left_) {
     subscribe_at_ = absl::InfiniteFuture();
     was_heard_ = false;
@@ -547,6 +556,9 @@ void RendezvousCore::OnHeartbeat(const ScriptReply& reply) {
   if (!mine_.has_value()) return;
   if (reply.outcome == "ok") {
     median_busy_us_ = reply.number(0, -1);
+    if (!reply.text(1).empty()) {
+      TellNews({.kind = News::Kind::kStoreWarning, .cause = OneLine(reply.text(1))});
+    }
   } else if (reply.outcome == "drain") {
     TellDrain(reply.number(0, -1), reply.text(1));
   } else if (reply.outcome == "over") {

@@ -71,7 +71,7 @@ class RendezvousCoreTest : public ::testing::Test {
   }
   void Open() {
     EXPECT_EQ(Called(), ScriptName::kOpenInstance);
-    Reply({"1", "token", "3000", "3", "1", "2"});
+    Reply({"1", "token", "3000", "3", "1", "2", ""});
     Step(Core::Subscribed{});
   }
   void JoinAndRun(const std::string& row = kRow) {
@@ -92,7 +92,7 @@ TEST_F(RendezvousCoreTest, OpensItsJobBeforeTheFirstRequest) {
   Join();
   ASSERT_EQ(Called(), ScriptName::kOpenInstance);
   EXPECT_EQ(core_->instance(), 0);
-  Reply({"7", "token", "3000", "3", "1", "2"});
+  Reply({"7", "token", "3000", "3", "1", "2", ""});
   EXPECT_EQ(core_->instance(), 7);
   ASSERT_NE(Find<Core::Subscribe>(), nullptr);
   EXPECT_EQ(Find<Core::Subscribe>()->channel, "ddp:{digits}:i7:news");

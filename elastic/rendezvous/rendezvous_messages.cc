@@ -148,7 +148,7 @@ JobEnd ParseEndReply(const ScriptReply& reply) {
 
 absl::StatusOr<OpenedInstance> ParseOpenedInstance(const RedisReply& reply) {
   DDP_ASSIGN_OR_RETURN(const absl::Span<const RedisReply> parts, reply.AsArray());
-  if (parts.size() != 6) return Bad("an instance in other than six parts");
+  if (parts.size() != 7) return Bad("an instance in other than seven parts");
   OpenedInstance instance;
   DDP_ASSIGN_OR_RETURN(instance.number, parts[0].AsInteger());
   DDP_ASSIGN_OR_RETURN(instance.token, parts[1].AsString());
@@ -158,6 +158,7 @@ absl::StatusOr<OpenedInstance> ParseOpenedInstance(const RedisReply& reply) {
     DDP_ASSIGN_OR_RETURN(limits[i], parts[i + 3].AsInteger());
     if (limits[i] < 0 || limits[i] > std::numeric_limits<int>::max()) return Bad("a job's limits");
   }
+  DDP_ASSIGN_OR_RETURN(instance.evicting_policy, parts[6].AsString());
   instance.limits = {.max_restarts = static_cast<int>(limits[0]),
                      .min_nodes = static_cast<int>(limits[1]),
                      .max_nodes = static_cast<int>(limits[2])};

@@ -50,7 +50,8 @@ struct OpenedInstance {
   // number. Empty: there is no such instance.
   std::string token;
   int64_t lease_ms = 0;
-  JobLimits limits;  // as set by the node that opened the job
+  JobLimits limits;             // as set by the node that opened the job
+  std::string evicting_policy;  // the server's maxmemory-policy where it may evict keys; else empty
 };
 absl::StatusOr<OpenedInstance> ParseOpenedInstance(const store::RedisReply& reply);
 

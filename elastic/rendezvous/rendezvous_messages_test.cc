@@ -132,14 +132,14 @@ TEST(RendezvousMessagesTest, RefusesPushedNonsense) {
 
 TEST(RendezvousMessagesTest, ReadsAnInstance) {
   const absl::StatusOr<OpenedInstance> opened =
-      ParseOpenedInstance(Texts({"3", "tok", "3000", "5", "2", "4"}));
+      ParseOpenedInstance(Texts({"3", "tok", "3000", "5", "2", "4", ""}));
   ASSERT_TRUE(opened.ok());
   EXPECT_EQ(opened->number, 3);
   EXPECT_EQ(opened->token, "tok");
-  EXPECT_FALSE(ParseOpenedInstance(Texts({"0", "tok", "3000", "5", "2", "4"})).ok());
-  EXPECT_FALSE(ParseOpenedInstance(Texts({"1", "tok", "0", "5", "2", "4"})).ok());
+  EXPECT_FALSE(ParseOpenedInstance(Texts({"0", "tok", "3000", "5", "2", "4", ""})).ok());
+  EXPECT_FALSE(ParseOpenedInstance(Texts({"1", "tok", "0", "5", "2", "4", ""})).ok());
   EXPECT_EQ(opened->limits, (JobLimits{.max_restarts = 5, .min_nodes = 2, .max_nodes = 4}));
-  EXPECT_FALSE(ParseOpenedInstance(Texts({"1", "tok", "3000", "-1", "2", "4"})).ok());
+  EXPECT_FALSE(ParseOpenedInstance(Texts({"1", "tok", "3000", "-1", "2", "4", ""})).ok());
   EXPECT_FALSE(ParseOpenedInstance(Texts({"1", "tok"})).ok());
 }
 

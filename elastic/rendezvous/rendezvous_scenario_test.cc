@@ -23,6 +23,7 @@
 //   heal NODE                    ends all losses of the node
 //   repeat NODE SCRIPT           the network delivers its last such script once more
 //   store down|up|empty          out of reach, back with all data, back without data
+//   store evict KEY              the server evicts a key of the first job
 //   store remember|roll-back     the state that a fail-over goes back to
 //   clock store|NODE +D          the clock is set
 //   run NAME                     nodes that join from now on are agents of another run id
@@ -134,7 +135,7 @@ class Story final : public ::ddp::testing::StoryPlayer {
     if (event == "wait") {
       Wait(Duration(words.at(0)));
     } else if (event == "store") {
-      PlayStore(words.at(0));
+      PlayStore(words);
     } else if (event == "clock") {
       PlayClock(words);
     } else if (event == "run") {
@@ -260,7 +261,8 @@ class Story final : public ::ddp::testing::StoryPlayer {
     return request;
   }
 
-  void PlayStore(const std::string& what) {
+  void PlayStore(const Words& words) {
+    const std::string& what = words.at(0);
     if (what == "down") {
       SetStore(false);
     } else if (what == "up") {
@@ -268,6 +270,8 @@ class Story final : public ::ddp::testing::StoryPlayer {
     } else if (what == "empty") {
       redis_.database().Clear();
       SetStore(true);
+    } else if (what == "evict") {
+      redis_.Command({"DEL", absl::StrCat("ddp:{", options_.job.run_id, "}:i1:", words.at(1))});
     } else if (what == "remember") {
       remembered_ = redis_.database();
     } else if (what == "roll-back") {

@@ -210,6 +210,7 @@ TEST_F(RefusedScriptsTest, WithoutOneOfTheKeysNothingIsChanged) {
     }
     Rule(absl::StrCat("~", kRun, "instance"));
     Rule(absl::StrCat("~", kRun, "open:*"));
+    Rule(absl::StrCat("~", kJob, "g1.*"));
     Rule(absl::StrCat("~", kRun, "opened:*"));
     EXPECT_GT(RefusedOf(calls, missing), 0) << missing;
   }
@@ -219,6 +220,34 @@ TEST_F(RefusedScriptsTest, TheRefusalNamesTheCommandAndTheKey) {
   Rule("-publish");
   const absl::Status status = Run(Transition(ScriptName::kDrain, "a", {"why"}));
   EXPECT_TRUE(absl::StrContains(status.message(), "refuse PUBLISH ddp:{digits}:i1:news")) << status;
+}
+
+TEST_F(RefusedScriptsTest, AStoreOfAnEarlierGenerationIsDeletedInBatches) {
+  const std::string values = absl::StrCat(kJob, "g1.old:store:values");
+  for (int i = 0; i < 2500; ++i) Root({"HSET", values, absl::StrCat("key", i), "value"});
+  Root({"HSET", absl::StrCat(kJob, "job"), "old_stores", "1.old 2.older "});
+  int64_t left = 2500;
+  for (int calls = 0; calls < 20 && Job("old_stores") != ""; ++calls) {
+    Root({"HSET", absl::StrCat(kJob, "job"), "tick", "0"});
+    EXPECT_TRUE(Run(Transition(ScriptName::kHeartbeat, "a", {"7", "1", "", "", "", ""})).ok());
+    const int64_t now_left = *Root({"HLEN", values}).AsInteger();
+    EXPECT_LE(left - now_left, 1000);
+    left = now_left;
+  }
+  EXPECT_EQ(Job("old_stores"), "");
+  EXPECT_EQ(left, 0);
+}
+
+TEST_F(RefusedScriptsTest, AServerThatMayEvictKeysSaysSoToUsersWhoMayAsk) {
+  const auto policy = [this](const Call& call) {
+    return (*job_->Eval(scripts_[call.script], call.keys, call.args)->AsArray())[6].AsString();
+  };
+  Root({"CONFIG", "SET", "maxmemory-policy", "volatile-lru"});
+  EXPECT_EQ(*policy(Open("one")), "") << "this user may not ask";
+  Rule("+info");
+  EXPECT_EQ(*policy(Open("one")), "") << "no limit of memory";
+  Root({"CONFIG", "SET", "maxmemory", "1000000000"});
+  EXPECT_EQ(*policy(Open("one")), "volatile-lru");
 }
 
 }  // namespace

@@ -5,7 +5,7 @@
 --       12 us of own work per step, 13 the node's row for people: '' where unchanged
 --       14 most workers that the program accepts, '' where unchanged or unknown
 --       15 '1': the node's workers have all succeeded, repeated in case the server forgot it
--- Outcomes: ok + the job's median of ARGV 12
+-- Outcomes: ok + the job's median of ARGV 12 + a warning or ''
 --           drain + the step to stop after + cause
 --           over + cause      the generation is over
 --           evicted + cause   the node is not a member
@@ -57,4 +57,6 @@ end
 if J.drain ~= '' then
   return reply('drain', J.drain_stop, J.drain)
 end
-return reply('ok', J.median)
+return reply('ok', J.median, is_mended and
+  'Redis has evicted a key of this job, which was made again: set its maxmemory-policy to' ..
+  ' noeviction' or '')

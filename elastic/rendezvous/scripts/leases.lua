@@ -43,6 +43,24 @@ local function reap()
   end
 end
 
+-- Deletes the workers' stores of earlier generations, at most 1,000 values at a time.
+local function delete_old_store()
+  local first = string.match(J.old_stores or '', '^%S+')
+  if not first then
+    return
+  end
+  local values = key('g' .. first .. ':store:values')
+  if redis.call('HLEN', values) > 1000 then
+    local found = redis.call('HSCAN', values, '0', 'COUNT', 500)[2]
+    for i = 1, #found, 2 do
+      redis.call('HDEL', values, found[i])
+    end
+    return
+  end
+  redis.call('DEL', values)
+  set('old_stores', string.match(J.old_stores, '^%S+%s*(.*)$'))
+end
+
 local function tick()
   local since = now - num('tick')
   local is_back = since < -1000
@@ -68,14 +86,28 @@ local function tick()
     reap()
   end
   find_median()
+  delete_old_store()
   try_scale_up()
   try_round()
+end
+
+local is_mended = false
+
+-- The server has evicted the key of the members: the members register themselves again.
+local function mend_members()
+  local _, groups = string.match(ARGV[8], '^(%d+) (%d+) ')
+  if J.state == 'running' and num('unknown') == 0 and groups and my_generation == J.generation and
+    my_nonce == J.nonce and redis.call('EXISTS', members) == 0 then
+    set('adopted', '1', 'unknown', groups, 'frozen_until', text(now + lease_ms))
+    is_mended = true
+  end
 end
 
 -- Adopts the state that a node presents, where the server has lost all its memory or its last
 -- writes. A generation never goes back, and a charged restart stays charged. The members of the
 -- adopted generation register themselves.
 local function adopt()
+  mend_members()
   local seen = tonumber(ARGV[3])
   if tonumber(ARGV[5]) > num('restarts') then
     set('restarts', text(tonumber(ARGV[5])))

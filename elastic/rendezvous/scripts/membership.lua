@@ -136,9 +136,23 @@ local function change_unannounced(cause)
   set('excused', '1')
 end
 
+-- Adds to `awaited` the members that it lacks, where the server has evicted that key.
+local function mend_awaited()
+  if redis.call('SCARD', awaited) + redis.call('HLEN', joined) >= redis.call('HLEN', members) then
+    return
+  end
+  for _, name in ipairs(redis.call('HKEYS', members)) do
+    if redis.call('HEXISTS', joined, name) == 0 then
+      redis.call('SADD', awaited, name)
+    end
+  end
+  redis.call('PEXPIRE', awaited, J.ttl_ms)
+end
+
 -- Ends the current generation and notifies all nodes.
 local function over(cause)
   if J.state == 'running' then
+    mend_awaited()
     set('state', 'forming', 'drain', '', 'over', cause)
     publish('over', cause)
   end
@@ -151,6 +165,7 @@ local function start_drain(cause)
   if J.state ~= 'running' or J.drain ~= '' then
     return
   end
+  mend_awaited()
   local stop = -1
   if num('max_step') >= 0 then
     stop = num('max_step') + math.ceil(num('rate') * 3 * num('heartbeat_ms') / 1000) + 2

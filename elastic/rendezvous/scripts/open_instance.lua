@@ -13,7 +13,8 @@
 --       8 lease in ms, 9 heartbeat in ms, 10 max_restarts, 11 min_nodes, 12 max_nodes
 --       13 last call in ms, 14 no_progress_limit, 15 quarantine_strikes, 16 its cooldown in ms
 --       17 max_node_losses, 18 scale-up delay in ms, 19 node_unit
--- Reply: {instance, token, lease in ms, max_restarts, min_nodes, max_nodes}: the job's own. The
+-- Reply: {instance, token, lease in ms, max_restarts, min_nodes, max_nodes}: the job's own; and
+--        the policy by which the server evicts keys, or ''. The
 --        token is '' where the wanted instance does not exist.
 local server_time = redis.call('TIME')
 local now = string.format('%.0f', server_time[1] * 1000 + math.floor(server_time[2] / 1000))
@@ -66,11 +67,25 @@ local function create(instance)
   redis.call('PEXPIRE', open_key(prefix, ARGV[5]), ARGV[6])
 end
 
+-- Returns the server's policy where it evicts keys when its memory is short; '' where it evicts
+-- none, or where this user may not ask.
+local function evicting_policy()
+  if redis.acl_check_cmd and not redis.acl_check_cmd('INFO', 'memory') then
+    return ''
+  end
+  local info = redis.pcall('INFO', 'memory')
+  if type(info) ~= 'string' then
+    return ''
+  end
+  local policy = string.match(info, 'maxmemory_policy:(%S+)') or 'noeviction'
+  return string.match(info, 'maxmemory:0') == nil and policy ~= 'noeviction' and policy or ''
+end
+
 local function answer(instance)
   local found = redis.call('HMGET', job_of(instance), 'token', 'lease_ms', 'max_restarts',
     'min_nodes', 'max_nodes')
   return {instance, found[1] or '', found[2] or ARGV[8], found[3] or ARGV[10],
-    found[4] or ARGV[11], found[5] or ARGV[12]}
+    found[4] or ARGV[11], found[5] or ARGV[12], evicting_policy()}
 end
 
 -- A server that lost the counter must not give a number out twice.

@@ -176,6 +176,9 @@ local function start_generation()
   if num('generation') > 0 and not settle() then
     return
   end
+  if num('generation') > 0 then
+    set('old_stores', (J.old_stores or '') .. J.generation .. '.' .. J.nonce .. ' ')
+  end
   local was_drained = J.change ~= '' and J.excused ~= '1'
   local by_rank = seat(choose())
   local world = write_rows(by_rank)
