@@ -461,6 +461,37 @@ THREAD_RANK_TEST(BackwardModesTest, LossesBesideTheOutputsAreAveraged, 2) {
   }
 }
 
+// The gradient of a linear module by its input depends on the weight through nodes of the first
+// backward alone. PyTorch averages such a penalty too.
+THREAD_RANK_TEST(BackwardModesTest, AGradientPenaltyOfALinearModuleIsAveraged, 1, 2, 3, 4) {
+  for (const bool bias : {false, true}) {
+    torch::nn::Linear net(torch::nn::LinearOptions(4, 3).bias(bias));
+    torch::nn::init::constant_(net->weight, 0.5);
+    DistributedDataParallel model(net, group, {.find_unused_parameters = bias});
+    for (int step = 0; step < 3; ++step) {
+      net->zero_grad();
+      const torch::Tensor x = torch::ones({2, 4}).requires_grad_();
+      const torch::Tensor slope =
+          torch::autograd::grad({model.forward(x).sum()}, {x}, {}, {}, /*create_graph=*/true)[0];
+      ((group->rank() + 1) * slope.pow(2).sum()).backward();
+      model.check_finished();
+      const double average = 6 * (group->size() + 1) / 2.0;
+      EXPECT_TRUE(torch::allclose(net->weight.grad(), torch::full({3, 4}, average)))
+          << net->weight.grad();
+    }
+  }
+}
+
+THREAD_RANK_TEST(BackwardModesTest, AGradientPenaltyWithoutTheBiasNamesIt, 2) {
+  const torch::nn::Linear net(4, 3);
+  DistributedDataParallel model(net, group);
+  const torch::Tensor x = torch::ones({2, 4}).requires_grad_();
+  const auto slope =
+      torch::autograd::grad({model.forward(x).sum()}, {x}, {}, {}, /*create_graph=*/true)[0];
+  slope.pow(2).sum().backward();
+  EXPECT_THAT(ErrorOf<ReductionError>([&] { model.check_finished(); }), HasSubstr("bias"));
+}
+
 // ---- Static graph.
 
 THREAD_RANK_TEST(BackwardModesTest, StaticGraphLearnsOnce, 1, 2) {

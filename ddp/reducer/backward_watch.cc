@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <exception>
 
+#include <ATen/SequenceNumber.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/record_function.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
@@ -56,8 +59,7 @@ Forwards& AllForwards() {
 bool ReachesForward(const GradientContext& context, const ForwardRecord& record) {
   const auto& nodes = context.nodes();
   return std::any_of(nodes.begin(), nodes.end(), [&](const torch::autograd::Node* node) {
-    return node->thread_id() == record.thread && node->sequence_nr() >= record.first_node &&
-           node->sequence_nr() < record.end_node;
+    return record.Created(node->thread_id(), node->sequence_nr());
   });
 }
 
@@ -133,6 +135,9 @@ bool BackwardWatch::Watch(const std::vector<at::Tensor>& outputs,
 
 void BackwardWatch::Begin(int task) {
   current_ = {.task = task};
+  creates_graph_ = at::GradMode::is_enabled();
+  first_node_ = at::sequence_number::peek();
+  thread_ = at::RecordFunction::currentThreadId();
   const auto token = std::make_shared<Token>(self_, task);
   AtBackwardEnd([token] { token->End(); });
   observer_->OnBackwardBegin();
@@ -147,6 +152,15 @@ void BackwardWatch::Enter(const std::shared_ptr<ForwardRecord>& record, size_t o
   }
   current_.collectives |= record->collectives;
   if (record->synchronized) AddSynchronized(record);
+}
+
+// Autograd runs the backward of a CPU tensor on the thread that ends it.
+void BackwardWatch::RecordCreatedNodes() const {
+  if (!creates_graph_ || at::RecordFunction::currentThreadId() != thread_) return;
+  for (const std::shared_ptr<ForwardRecord>& record : current_.synchronized) {
+    record->of_gradients.push_back(
+        {.thread = thread_, .first = first_node_, .end = at::sequence_number::peek()});
+  }
 }
 
 void BackwardWatch::AddSynchronized(const std::shared_ptr<ForwardRecord>& record) {
@@ -188,6 +202,7 @@ void BackwardWatch::Leave(int task, bool with_exception) {
     current_ = {};
     return;
   }
+  RecordCreatedNodes();
   current_.task = -1;  // the work after this point belongs to another backward
   observer_->OnBackwardEnd();
   current_ = {};

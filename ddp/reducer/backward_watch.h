@@ -76,12 +76,18 @@ class BackwardWatch {
   // Throws ConfigurationError as CheckForwardInContext().
   void Enter(const std::shared_ptr<ForwardRecord>& record, size_t output);
   void AddSynchronized(const std::shared_ptr<ForwardRecord>& record);
+  void RecordCreatedNodes() const;
   static void OnContextFailure();
   void Leave(int task, bool with_exception);
 
   Observer* const observer_;
   const std::shared_ptr<BackwardWatch*> self_;  // held weakly by hooks that outlive the watch
   Backward current_;
+
+  // Of the current backward.
+  bool creates_graph_ = false;
+  uint64_t thread_ = 0;
+  uint64_t first_node_ = 0;
 };
 
 }  // namespace ddp::internal

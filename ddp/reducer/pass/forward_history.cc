@@ -19,10 +19,7 @@ void ForwardHistory::Add(const ForwardPtr& forward, bool seen) {
 
 const ForwardPtr* ForwardHistory::Find(uint64_t thread, uint64_t number) const {
   for (auto forward = recent_.rbegin(); forward != recent_.rend(); ++forward) {
-    const ForwardRecord& record = **forward;
-    if (number >= record.first_node && number < record.end_node && thread == record.thread) {
-      return &*forward;
-    }
+    if ((*forward)->Created(thread, number)) return &*forward;
   }
   return nullptr;
 }

@@ -59,8 +59,8 @@ class ForwardHistory {
   // reduced or the next forward ends.
   void Add(const ForwardPtr& forward, bool seen);
 
-  // Returns the forward that created the autograd node `number` of `thread`, among the last 32
-  // forwards; null when there is none.
+  // Returns the forward that created the autograd node `number` of `thread`, itself or by a
+  // backward with create_graph, among the last 32 forwards; null when there is none.
   const ForwardPtr* Find(uint64_t thread, uint64_t number) const;
 
   // Returns the origin of a gradient of `backward`.

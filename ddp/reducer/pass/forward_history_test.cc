@@ -44,6 +44,17 @@ TEST(ForwardHistoryTest, FindsTheForwardThatCreatedANodeAndForgetsOldOnes) {
   EXPECT_EQ(history.Find(7, 0), nullptr) << "more than 32 forwards ago";
 }
 
+TEST(ForwardHistoryTest, FindsTheForwardWhoseGradientsCreatedANode) {
+  ForwardHistory history(false);
+  const ForwardPtr forward = Forward(true);
+  *forward = {.thread = 7, .first_node = 10, .end_node = 12, .of_gradients = {{7, 20, 22}}};
+  history.Add(forward, true);
+  EXPECT_EQ(*history.Find(7, 21), forward);
+  EXPECT_EQ(history.Find(7, 15), nullptr) << "between the forward and the backward";
+  EXPECT_EQ(history.Find(7, 22), nullptr);
+  EXPECT_EQ(history.Find(8, 21), nullptr);
+}
+
 TEST(ForwardHistoryTest, AWatchedBackwardIsLocalReducedOrToBeReduced) {
   ForwardHistory history(false);
   const ForwardPtr forward = Forward(true);

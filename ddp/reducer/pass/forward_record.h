@@ -1,6 +1,7 @@
 #ifndef DDP_REDUCER_PASS_FORWARD_RECORD_H_
 #define DDP_REDUCER_PASS_FORWARD_RECORD_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -26,6 +27,22 @@ struct ForwardRecord {
   uint64_t thread = 0;
   uint64_t first_node = 0;
   uint64_t end_node = 0;
+
+  // The nodes that a backward with create_graph through this forward has created. The gradient of a
+  // linear module depends on its weights through these nodes alone.
+  struct Nodes {
+    uint64_t thread = 0;
+    uint64_t first = 0;
+    uint64_t end = 0;
+  };
+  std::vector<Nodes> of_gradients = {};
+
+  bool Created(uint64_t of_thread, uint64_t node) const {
+    if (node >= first_node && node < end_node && of_thread == thread) return true;
+    return std::any_of(of_gradients.begin(), of_gradients.end(), [&](const Nodes& nodes) {
+      return node >= nodes.first && node < nodes.end && of_thread == nodes.thread;
+    });
+  }
 };
 
 using ForwardPtr = std::shared_ptr<ForwardRecord>;
