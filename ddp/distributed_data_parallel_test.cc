@@ -810,6 +810,26 @@ RANK_TEST(DistributedDataParallelTest, ParameterRegisteredAfterWrappingIsRefused
                         "wrapped: construct a new DistributedDataParallel"));
 }
 
+// Its first backward already, also when one rank alone replaces it and the others have the average.
+RANK_TEST(DistributedDataParallelTest, ParameterReplacedUnderFindUnusedIsRefused, {2, 3}) {
+  const auto group = init_process_group();
+  for (const bool on_all : {true, false}) {
+    PlainNet net;
+    DistributedDataParallel model(net, group, {.find_unused_parameters = true});
+    const auto step = [&](int i) { model.forward(Batch(group->rank(), i)).sum().backward(); };
+    for (int i = 0; i < 15; ++i) step(i);  // past the iterations that read all names
+    MeetInStore(*group);
+    if (on_all || group->rank() == 1) {
+      net->first = net->replace_module("first", torch::nn::Linear(net->first->options));
+    }
+    // The others learn of it in their next iteration.
+    EXPECT_THAT(ErrorOf<c10::Error>([&] { step(15), step(16); }),
+                HasSubstr("first.weight requires a gradient and was not there when the model was "
+                          "wrapped: construct a new DistributedDataParallel"))
+        << on_all;
+  }
+}
+
 // A layout names all parameters that the model had when it was wrapped.
 RANK_TEST(DistributedDataParallelTest, BucketLayoutCountsParametersFrozenAfterWrapping, 2) {
   const auto group = init_process_group();

@@ -16,8 +16,8 @@ namespace ddp::internal {
 namespace {
 
 // Every rank reads the same texts, and so finds the same first difference.
-void ThrowFirstDifference(ProcessGroup& group, const ModelMetadata& metadata, const char* about,
-                          int sequence) {
+void ThrowFirstDifference(ProcessGroup& group, const ModelMetadata& metadata,
+                          const std::string& about, int sequence) {
   const auto key = [&](int rank) {
     return absl::StrCat("ddp/model/", group.incarnation(), "/", sequence, "/", rank);
   };
@@ -34,7 +34,7 @@ void ThrowFirstDifference(ProcessGroup& group, const ModelMetadata& metadata, co
 
 }  // namespace
 
-void AgreeOnModel(ProcessGroup& group, const ModelMetadata& metadata, const char* about) {
+void AgreeOnModel(ProcessGroup& group, const ModelMetadata& metadata, const std::string& about) {
   // The hashes are equal when their minimum equals their maximum, the negated minimum of the
   // negatives. Every rank gets the same answer.
   const auto [high, low] = metadata.Hash();

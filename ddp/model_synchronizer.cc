@@ -149,9 +149,11 @@ void ModelSynchronizer::BeginIteration() {
     if (statistics_->has_layers()) group_->communicator().EndBarrier();
     return;
   }
-  if (!agreed_) {
-    AgreeOnModel(*group_, MetadataOf(options_, Tensors()));
-    agreed_ = true;
+  if (!change_.empty()) {
+    AgreeOnModel(*group_, MetadataOf(options_, Tensors()),
+                 absl::StrCat("models after a change of parameter ", change_));
+    reducer_->Reset(ReducedOver());  // now all ranks may agree on the buckets
+    change_.clear();
   }
   const bool sampled = timer_.IsSampled(++iteration_);
   timer_.StartIteration(iteration_, sampled ? MonotonicNanoseconds() : 0);
@@ -185,9 +187,9 @@ void ModelSynchronizer::FollowParameters() {
         ": a parameter has changed its type, device or shape under a Join: finish the Join first"));
   }
   CheckPlacement(options_, Tensors(), *group_);
+  if (change_.empty()) change_ = reducer_->DescribeChange();
   reducer_->FollowParameters(GivenPlan(options_.bucket_layout, reducer_->parameters()));
   if (delayed_) delayed_->Reset(ReducedOver());
-  agreed_ = false;
 }
 
 bool ModelSynchronizer::SyncsBuffers() const {
@@ -261,8 +263,17 @@ void ModelSynchronizer::OnForwardException() {
       absl::StrCat("rank ", group_->rank(), ": the forward threw: ", text));
 }
 
+// A parameter that the program has replaced is unused from then on: find_unused_parameters would
+// let its successor train on this rank alone.
+void ModelSynchronizer::CheckUnused() {
+  if (reducer_->unused() == unused_) return;
+  unused_ = reducer_->unused();
+  wrapped_->CheckAll(*model_, options_.params_and_buffers_to_ignore);
+}
+
 void ModelSynchronizer::OnReductionComplete() {
   in_join_event_ = false;
+  CheckUnused();
   buffers_.Finish(*group_);
   if (delayed_ && !reducer_->parameters().empty()) delayed_->Complete(reducer_->divisor());
   if (!timer_.active()) return;

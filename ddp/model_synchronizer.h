@@ -139,6 +139,7 @@ class ModelSynchronizer : public Joinable {
   Reducer::PassStart StartOf(const JoinRound& round) const;
   void ShadowRound(const JoinRound& round);
   void FinishJoin(int last_joiner);
+  void CheckUnused();
   void OnReductionComplete();
   void WarnOfBareBackward(const std::string& parameter);
   void SetUpMixedPrecision(const ModelTensors& tensors);
@@ -156,8 +157,9 @@ class ModelSynchronizer : public Joinable {
   std::unique_ptr<Reducer> reducer_;
   std::unique_ptr<DelayedAllReduce> delayed_;
   bool synchronize_ = true;
-  bool agreed_ = true;  // false: the parameters have changed since the ranks were compared
+  std::string change_;  // of a parameter since the ranks were compared; empty: none
   bool warned_of_bare_backward_ = false;
+  std::vector<int> unused_;  // by this rank in the last pass
 
   Join* join_ = nullptr;
   JoinOptions join_options_;

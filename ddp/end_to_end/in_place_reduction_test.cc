@@ -1,8 +1,11 @@
 // Tests gradients that are reduced where they lie, through the wrapper: ranks of one host that
 // share memory, with parameters of 16 KiB and more. Each averaged gradient is compared with the
 // average that one process computes.
+#include <c10/core/CPUAllocator.h>
+#include <sys/resource.h>
 #include <torch/torch.h>
 
+#include <csignal>
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
@@ -166,6 +169,83 @@ RANK_TEST(InPlaceReductionTest, ModelsComeAndGoBesideOneThatStays, InSharedMemor
     EXPECT_THAT(goes.strategy(), HasSubstr("in place")) << round;
   }
   stays.Step(0);
+}
+
+// As `ulimit -f`: an arena without room for the model.
+void LimitFileSizes() {
+  std::signal(SIGXFSZ, SIG_IGN);
+  const rlimit limit{.rlim_cur = 1 << 20, .rlim_max = 1 << 20};
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
+}
+
+RANK_TEST(InPlaceReductionTest, ALimitOfFilesOnOneRankMakesAllFlat, InSharedMemory({{2, 3, 4}})) {
+  if (std::getenv("RANK") == std::string("1")) LimitFileSizes();
+  Trainer trainer(init_process_group());
+  EXPECT_EQ(trainer.group->backend(), "shm");
+  for (int step = 0; step < 4; ++step) trainer.Step(step);
+  EXPECT_EQ(trainer.strategy(), "flat buckets");
+}
+
+// The ranks agree for every model, and stay in step.
+RANK_TEST(InPlaceReductionTest, AnAllocatorOnOneRankMakesAllFlat, InSharedMemory({{2, 3}})) {
+  const auto group = init_process_group();
+  Trainer first(group);
+  first.Step(0);
+  c10::Allocator* const installed = c10::GetCPUAllocator();
+  for (const bool alone : {true, false, true}) {
+    if (group->rank() == 1) {
+      c10::SetCPUAllocator(alone ? c10::GetDefaultCPUAllocator() : installed, 255);
+      ::testing::internal::CaptureStderr();
+    }
+    Trainer trainer(group);
+    for (int step = 0; step < 3; ++step) trainer.Step(step);  // the second one rebuilds the buckets
+    EXPECT_THAT(trainer.strategy(), HasSubstr(alone ? "flat buckets" : "in place: 4"));
+    if (group->rank() != 1) continue;
+    const std::string told = ::testing::internal::GetCapturedStderr();
+    const std::string line = "rank 1 cannot reduce gradients in place, so all ranks use flat";
+    EXPECT_EQ(told.find(line) != std::string::npos, alone) << told;
+    EXPECT_EQ(told.find(line), told.rfind(line)) << "once: " << told;
+  }
+  first.Step(1);
+}
+
+void ChangeStridesOnOneRank() {
+  const auto group = init_process_group();
+  for (const int width : {8, 64}) {
+    torch::nn::Linear net(torch::nn::LinearOptions(width, width).bias(false));
+    DistributedDataParallel<torch::nn::LinearImpl> model(net, group);
+    const auto step = [&] { model.forward(torch::ones({2, width})).sum().backward(); };
+    step();
+    const auto turned = [&] { return net->weight.detach().t().contiguous().t(); };
+    net->weight.set_data(turned());  // on all ranks: they follow
+    step();
+    net->zero_grad();
+    if (group->rank() == 1) net->weight.set_data(net->weight.detach().contiguous());
+    std::string error = "none";
+    try {
+      step();
+      step();
+    } catch (const c10::Error& thrown) {
+      error = thrown.what_without_backtrace();
+    }
+    const std::string one = "strides [1, " + std::to_string(width) + "]";
+    const std::string other = "strides [" + std::to_string(width) + ", 1]";
+    EXPECT_THAT(error, HasSubstr("after a change of parameter weight (was Float on cpu")) << width;
+    EXPECT_THAT(error, HasSubstr(one + "; is Float on cpu")) << width;
+    EXPECT_THAT(error, HasSubstr(other + ")")) << width;
+    EXPECT_THAT(error,
+                HasSubstr("the program changed a parameter of the model on some ranks only"));
+    group->renew();
+  }
+}
+
+RANK_TEST(InPlaceReductionTest, StridesThatOneRankChangesAreNamed, InSharedMemory({{2, 3}})) {
+  ChangeStridesOnOneRank();
+}
+
+RANK_TEST(InPlaceReductionTest, StridesThatOneRankChangesAreNamedOverGloo, .world_size = {2, 3},
+          .environment = {{"DDP_BACKEND", "gloo"}}) {
+  ChangeStridesOnOneRank();
 }
 
 // ---- Parameters that several live models reduce in one backward.

@@ -3,12 +3,15 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <utility>
 
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "ddp/common/torch_versions.h"
 #include "ddp/reducer/buckets/gradient_context.h"
 
@@ -106,18 +109,37 @@ void GradientHooks::Remove() {
   sorted_.clear();
 }
 
+bool GradientHooks::Kept(size_t parameter) const {
+  const Hooked& hooked = hooked_[parameter];
+  const at::Tensor& tensor = hooked.parameter;
+  const bool same_hook =
+      hooked.accumulator ? HasAccumulator(tensor, hooked.accumulator) : !tensor.requires_grad();
+  return same_hook && tensor.scalar_type() == hooked.type && tensor.device() == hooked.device &&
+         layouts_.Matches(parameter, tensor);
+}
+
 bool GradientHooks::ParametersChanged() const {
   for (size_t i = 0; i < hooked_.size(); ++i) {
-    const Hooked& hooked = hooked_[i];
-    const at::Tensor& tensor = hooked.parameter;
-    const bool kept =
-        hooked.accumulator ? HasAccumulator(tensor, hooked.accumulator) : !tensor.requires_grad();
-    if (!kept || tensor.scalar_type() != hooked.type || tensor.device() != hooked.device ||
-        !layouts_.Matches(i, tensor)) {
-      return true;
-    }
+    if (!Kept(i)) return true;
   }
   return false;
+}
+
+std::string GradientHooks::ChangeOf(size_t parameter) const {
+  if (Kept(parameter)) return "";
+  const auto describe = [](at::ScalarType type, at::Device device, c10::IntArrayRef sizes,
+                           c10::IntArrayRef strides) {
+    return absl::StrCat(c10::toString(type), " on ", device.str(), ", shape [",
+                        absl::StrJoin(sizes, ", "), "], strides [", absl::StrJoin(strides, ", "),
+                        "]");
+  };
+  const Hooked& hooked = hooked_[parameter];
+  const at::Tensor& now = hooked.parameter;
+  const std::string before =
+      describe(hooked.type, hooked.device, layouts_.sizes(parameter), layouts_.strides(parameter));
+  const std::string after = describe(now.scalar_type(), now.device(), now.sizes(), now.strides());
+  if (before == after) return "has another gradient accumulator than when the model was wrapped";
+  return absl::StrCat("was ", before, "; is ", after);
 }
 
 }  // namespace ddp::internal

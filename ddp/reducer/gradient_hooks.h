@@ -1,6 +1,8 @@
 #ifndef DDP_REDUCER_GRADIENT_HOOKS_H_
 #define DDP_REDUCER_GRADIENT_HOOKS_H_
 
+#include <cstddef>
+#include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -45,6 +47,8 @@ class GradientHooks {
   // Set(): after the module's to(), or set_data(). Also returns true when a parameter without a
   // hook requires a gradient now. O(parameters), without an ATen operation.
   bool ParametersChanged() const;
+  // Describes the change of one parameter, before and after; empty: none.
+  std::string ChangeOf(size_t parameter) const;
 
   // The accumulators, by parameter and by address. Null for a parameter without a hook.
   const std::vector<const torch::autograd::Node*>& accumulators() const { return accumulators_; }
@@ -53,6 +57,8 @@ class GradientHooks {
  private:
   class Hook;
   struct Hooked;
+
+  bool Kept(size_t parameter) const;
 
   Observer* const observer_;
   std::vector<Hooked> hooked_;

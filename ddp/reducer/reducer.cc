@@ -89,7 +89,16 @@ void Reducer::FollowParameters(std::optional<BucketPlan> plan) {
   descriptions_ = DescribeTensors(tensors_, Sparse());
   given_plan_ = std::move(plan);
   gradient_hooks_.Set(tensors_);
-  Reset(group_);
+  Clear(group_, /*unsettled=*/false);
+  TakeFirstPlan(/*collective=*/false);
+}
+
+std::string Reducer::DescribeChange() const {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const std::string change = gradient_hooks_.ChangeOf(i);
+    if (!change.empty()) return absl::StrCat(parameters_[i].name, " (", change, ")");
+  }
+  return "";
 }
 
 std::vector<at::Tensor> Reducer::TensorsOf(const std::vector<Parameter>& parameters) {
@@ -129,7 +138,7 @@ BucketPlan Reducer::FirstPlan() const {
   return PlanOrThrow(BucketPlan::AssignReversed(descriptions_, options_.initial_limits_bytes));
 }
 
-void Reducer::SetPlan(BucketPlan plan) {
+void Reducer::SetPlan(BucketPlan plan, bool collective) {
   const bool hooked = hook_.registered() && options_.make_hook_buckets;
   const GradientBuckets::Factory& make = hooked ? options_.make_hook_buckets : make_buckets_;
   buckets_ =
@@ -138,6 +147,7 @@ void Reducer::SetPlan(BucketPlan plan) {
             .sparse = Sparse(),
             .sums_map = core_.finds_unused() && !options_.skip_unused_buckets,
             .communicator = [group = group_]() -> Communicator& { return group->communicator(); },
+            .collective = collective,
             .uses = &uses_});
   hook_.SetPlan(this->plan());
   core_.SetPlan(this->plan());
@@ -151,9 +161,9 @@ void Reducer::SetMapCarrier() {
   core_.SetMapCarrier(buckets_->carries_map() && !hook_.registered());
 }
 
-void Reducer::TakeFirstPlan() {
+void Reducer::TakeFirstPlan(bool collective) {
   choice_.reset();
-  SetPlan(FirstPlan());
+  SetPlan(FirstPlan(), collective);
   core_.SetFirstPlan(plan(), given_plan_.has_value());
 }
 

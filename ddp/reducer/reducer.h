@@ -110,9 +110,12 @@ class Reducer final : private BackwardWatch::Observer, private GradientHooks::Ob
   // See GradientHooks::ParametersChanged().
   bool ParametersChanged() const { return gradient_hooks_.ParametersChanged(); }
 
-  // Sets hooks and buckets again for the changed parameters, on all ranks before the same pass.
-  // Gradients follow the parameter's type and device; a gradient of another shape is dropped.
-  // `plan` as in Options.
+  // Describes a parameter whose change ParametersChanged() has found, before and after.
+  std::string DescribeChange() const;
+
+  // Sets hooks and buckets again for the changed parameters, on this rank. Gradients follow the
+  // parameter's type and device; a gradient of another shape is dropped. `plan` as in Options. All
+  // ranks have to call Reset() before the next pass.
   void FollowParameters(std::optional<BucketPlan> plan);
 
   // Called around the module's forward. `complete`: `outputs` are all tensors that the module
@@ -212,7 +215,8 @@ class Reducer final : private BackwardWatch::Observer, private GradientHooks::Ob
   const std::optional<std::string>& error() const { return core_.error(); }  // the last error
   int divisor() const { return core_.start().divisor; }                      // of the last pass
   int buckets_reduced() const { return core_.buckets_reduced(); }
-  std::vector<int> untouched() const;  // parameters that no rank used
+  std::vector<int> untouched() const;                                // parameters that no rank used
+  const std::vector<int>& unused() const { return core_.unused(); }  // by this rank
   bool finds_unused() const { return core_.finds_unused(); }
   // Returns true when the unused parameters were the same in all passes so far.
   bool can_set_static_graph() const { return core_.can_set_static_graph(); }
@@ -231,10 +235,10 @@ class Reducer final : private BackwardWatch::Observer, private GradientHooks::Ob
   std::vector<std::string> Names() const;
   std::vector<bool> Sparse() const;
   BucketPlan FirstPlan() const;
-  void TakeFirstPlan();
+  void TakeFirstPlan(bool collective = true);
   void ReturnToFirstPlan();
   void AgreeOnPlan();
-  void SetPlan(BucketPlan plan);
+  void SetPlan(BucketPlan plan, bool collective = true);
   void SetMapCarrier();
 
   void SearchGraph();

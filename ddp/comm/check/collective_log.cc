@@ -25,6 +25,7 @@ constexpr int64_t kShownComplete = 8;
 
 constexpr char kJoinExchange[] = "exchange of a Join";
 constexpr char kBatchNorm[] = "of a SyncBatchNorm";
+constexpr char kChange[] = "after a change of parameter";
 
 uint64_t Fingerprint(const CollectiveCall& call, int64_t sequence) {
   const std::string_view text = call.what.text();
@@ -56,6 +57,10 @@ std::string Advice(const RankPosition::Launched& a, const RankPosition::Launched
     return "only some ranks are in a SyncBatchNorm. Convert the model on every rank, call train() "
            "and eval() on every rank alike, run every forward in train() on every rank, and the "
            "same number of batches";
+  }
+  if (absl::StrContains(a.what, kChange) || absl::StrContains(b.what, kChange)) {
+    return "the program changed a parameter of the model on some ranks only, or differently. Give "
+           "every rank the same type, shape and strides before the same forward";
   }
   if (a.operation == b.operation && a.what == b.what) {
     return "the ranks run the same collective on tensors of different size, type or layout. Give "

@@ -53,6 +53,7 @@ struct InPlaceChannel::Board {
 
 absl::StatusOr<std::unique_ptr<InPlaceChannel>> InPlaceChannel::Make(
     std::shared_ptr<HostGroup> group, Layout layout) {
+  const uint64_t number = group->NextBoard();  // also without success: the others go on from here
   const size_t small =
       RoundUp(layout.small_floats * sizeof(float)) + RoundUp(layout.small_doubles * sizeof(double));
   // An odd number: no gradient has that size, so none takes the block.
@@ -67,7 +68,7 @@ absl::StatusOr<std::unique_ptr<InPlaceChannel>> InPlaceChannel::Make(
   if (block == nullptr) return absl::ResourceExhaustedError("the arena has no room for a board");
   std::memset(block, 0, bytes);
   std::unique_ptr<InPlaceChannel> channel(
-      new InPlaceChannel(group, std::move(layout), *std::move(demand), block));
+      new InPlaceChannel(group, number, std::move(layout), *std::move(demand), block));
   channel->shown_ = group->ShowBoard(channel->number_, static_cast<uint64_t>(block - arena.base()));
   if (!channel->shown_) {
     return absl::ResourceExhaustedError("the group has too many models at once");
@@ -75,13 +76,13 @@ absl::StatusOr<std::unique_ptr<InPlaceChannel>> InPlaceChannel::Make(
   return channel;
 }
 
-InPlaceChannel::InPlaceChannel(std::shared_ptr<HostGroup> group, Layout layout, ArenaDemand demand,
-                               std::byte* block)
+InPlaceChannel::InPlaceChannel(std::shared_ptr<HostGroup> group, uint64_t number, Layout layout,
+                               ArenaDemand demand, std::byte* block)
     : group_(std::move(group)),
       member_(group_->member()),
       size_(group_->size()),
       layout_(std::move(layout)),
-      number_(group_->NextBoard()),
+      number_(number),
       demand_(std::move(demand)),
       block_(block),
       small_at_(kUnit + 2 * BytesOfWords(layout_.large.size())),

@@ -108,8 +108,8 @@ class InPlaceChannel {
  private:
   struct Board;
   using Memory = absl::InlinedVector<std::byte*, 16>;  // an array, by member; null: zeros
-  InPlaceChannel(std::shared_ptr<HostGroup> group, Layout layout, ArenaDemand demand,
-                 std::byte* block);
+  InPlaceChannel(std::shared_ptr<HostGroup> group, uint64_t number, Layout layout,
+                 ArenaDemand demand, std::byte* block);
 
   void PublishWord(int array, uint64_t word);
   std::byte* OwnSmall() {

@@ -46,6 +46,7 @@ class GradientBuckets {
     bool sums_map = false;  // every pass sums a map of used parameters: see AttachMap()
     // Returns the group's current communicator: a group replaces it after a failure.
     std::function<Communicator&()> communicator;
+    bool collective = true;  // all ranks make these buckets now: they may agree on the kind
     // Of the model; outlives the buckets. Null: no parameter is shared.
     const ParameterUses* uses = nullptr;
   };

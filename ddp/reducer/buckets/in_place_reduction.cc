@@ -10,10 +10,13 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/tensor.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "ddp/comm/host_group/host_group.h"
 #include "ddp/comm/shared_memory/shared_memory_backend.h"
 #include "ddp/common/logging.h"
 #include "ddp/reducer/arena/arena_allocator.h"
@@ -71,17 +74,38 @@ absl::Status InPlaceReduction::Ensure(Demand& demand, const Setup& setup, const 
 std::unique_ptr<InPlaceReduction> InPlaceReduction::Make(Setup& setup, const Options& options,
                                                          Demand& demand) {
   c10d::Backend* const backend = setup.communicator().backend();
-  if (backend == nullptr || !IsSharedMemory(*backend) || !Fits(setup)) return nullptr;
+  if (!setup.collective || backend == nullptr || !IsSharedMemory(*backend) || !Fits(setup)) {
+    return nullptr;
+  }
   std::unique_ptr<InPlaceReduction> made;
+  const std::shared_ptr<HostGroup> group = HostGroupOf(*backend);
   absl::Status status = Ensure(demand, setup, options);
   if (status.ok()) {
     made.reset(new InPlaceReduction(setup, options, demand.held));
-    status = made->MakeChannel(HostGroupOf(*backend));
+    status = made->MakeChannel(group);
+  } else {
+    (void)group->NextBoard();  // as the ranks that make a channel
   }
-  if (status.ok()) return made;
-  LOG(WARNING) << "gradients are not reduced in place: " << status.message()
-               << ". When that is so on some ranks only, set reduce_in_place = false on all";
+  if (Agree(setup.communicator(), status, demand.told)) return made;
+  demand.held.reset();
   return nullptr;
+}
+
+bool InPlaceReduction::Agree(Communicator& communicator, const absl::Status& mine,
+                             std::string& told) {
+  const int rank = communicator.backend()->getRank();
+  const int none = communicator.size();
+  const at::Tensor lowest = at::tensor({mine.ok() ? none : rank}, at::kInt);
+  Communicator::Pending pending =
+      communicator.AllReduceMin(lowest, "the agreement to reduce gradients in place");
+  communicator.Wait(pending);
+  const int refuses = lowest.item<int>();
+  if (refuses == rank && told != mine.message()) {
+    told = std::string(mine.message());
+    LOG(WARNING) << "rank " << rank << " cannot reduce gradients in place, so all ranks use flat "
+                 << "buckets (reduce_in_place = false gives the same): " << told;
+  }
+  return refuses == none;
 }
 
 GradientBuckets::Factory InPlaceReduction::MakerOf(Options options) {

@@ -45,10 +45,11 @@ class InPlaceReduction final : public GradientBuckets {
     FlatBuckets::Options flat = {};
   };
 
-  // Returns a factory of these buckets where they are possible, else of FlatBuckets. They are
-  // possible when the communicator is one of SharedMemoryBackend and all dense parameters are
-  // of float or double (also complex) on the CPU without gaps. The buckets of one factory share the
-  // arena's memory for the model's gradients.
+  // Returns a factory of these buckets where they are possible on all ranks, else of FlatBuckets.
+  // They are possible when the communicator is one of SharedMemoryBackend and all dense parameters
+  // are of float or double (also complex) on the CPU without gaps. Then a call of the factory with
+  // Setup::collective is a collective: the ranks agree, and the lowest one that cannot says why.
+  // The buckets of one factory share the arena's memory for the model's gradients.
   static Factory MakerOf(Options options);
 
   ~InPlaceReduction() override;
@@ -92,15 +93,17 @@ class InPlaceReduction final : public GradientBuckets {
   struct Demand {
     std::vector<size_t> bytes;
     std::shared_ptr<ArenaDemand> held;
+    std::string told;  // the last refusal of this rank
   };
 
   InPlaceReduction(Setup setup, Options options, std::shared_ptr<ArenaDemand> demand);
 
-  // Returns null when the layout cannot be reduced in place.
+  // Returns null when the layout cannot be reduced in place, or a rank cannot.
   static std::unique_ptr<InPlaceReduction> Make(Setup& setup, const Options& options,
                                                 Demand& demand);
   static absl::Status Ensure(Demand& demand, const Setup& setup, const Options& options);
   static bool Fits(const Setup& setup);
+  static bool Agree(Communicator& communicator, const absl::Status& mine, std::string& told);
   absl::Status MakeChannel(std::shared_ptr<HostGroup> group);
   at::Tensor AllocateBlock(int index) const;
   void PublishLarge(int index, const at::Tensor& gradient, const at::Tensor& input);

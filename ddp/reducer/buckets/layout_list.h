@@ -33,6 +33,14 @@ class LayoutList {
     __builtin_prefetch(numbers_.data() + entries_[number].first);
   }
 
+  c10::IntArrayRef sizes(size_t number) const {
+    return {numbers_.data() + entries_[number].first, entries_[number].dimensions};
+  }
+  c10::IntArrayRef strides(size_t number) const {
+    const Entry& entry = entries_[number];
+    return {numbers_.data() + entry.first + entry.dimensions, entry.dimensions};
+  }
+
   // Returns true when the strided `tensor` has the sizes and strides of the tensor `number`.
   bool Matches(size_t number, const at::Tensor& tensor) const {
     const Entry& entry = entries_[number];
