@@ -16,8 +16,8 @@ namespace ddp::internal {
 namespace {
 
 // Every rank reads the same texts, and so finds the same first difference.
-void ThrowFirstDifference(ProcessGroup& group, const ModelMetadata& metadata,
-                          const std::string& about, int sequence) {
+void ThrowFirstDifference(ProcessGroup& group, const ModelMetadata& metadata, const char* about,
+                          int sequence) {
   const auto key = [&](int rank) {
     return absl::StrCat("ddp/model/", group.incarnation(), "/", sequence, "/", rank);
   };
@@ -34,7 +34,8 @@ void ThrowFirstDifference(ProcessGroup& group, const ModelMetadata& metadata,
 
 }  // namespace
 
-void AgreeOnModel(ProcessGroup& group, const ModelMetadata& metadata, const std::string& about) {
+void AgreeOnModel(ProcessGroup& group, const ModelMetadata& metadata, const char* about,
+                  const std::string& change) {
   // The hashes are equal when their minimum equals their maximum, the negated minimum of the
   // negatives. Every rank gets the same answer.
   const auto [high, low] = metadata.Hash();
@@ -42,8 +43,10 @@ void AgreeOnModel(ProcessGroup& group, const ModelMetadata& metadata, const std:
   const int64_t b = static_cast<int64_t>(low >> 1);
   const at::Tensor least = at::tensor({a, b, -a, -b}, at::kLong).to(group.device());
   const int sequence = group.next_sequence();  // counted also when the comparison fails
+  const std::string cause =
+      change.empty() ? "" : absl::StrCat(" after a change of parameter ", change);
   Communicator::Pending pending =
-      group.communicator().AllReduceMin(least, absl::StrCat("the comparison of ", about));
+      group.communicator().AllReduceMin(least, absl::StrCat("the comparison of ", about, cause));
   group.communicator().Wait(pending);
   const at::Tensor answer = least.to(at::kCPU);
   const int64_t* found = answer.const_data_ptr<int64_t>();

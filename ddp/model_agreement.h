@@ -15,10 +15,11 @@ class ModelMetadata;
 // differ, the ranks exchange the whole texts over the store. Then every rank throws
 // ConfigurationError with the same text, which names the first difference.
 //
-// `about` says what the metadata describe, for the message. The same on all ranks that compare the
-// same; another text counts as another collective.
-void AgreeOnModel(ProcessGroup& group, const ModelMetadata& metadata,
-                  const std::string& about = "models");
+// `about` says what the metadata describe, for the message. A string literal. `change` describes
+// the change of a parameter that leads to the comparison: ranks without a change show it in their
+// error.
+void AgreeOnModel(ProcessGroup& group, const ModelMetadata& metadata, const char* about = "models",
+                  const std::string& change = "");
 
 }  // namespace ddp::internal
 

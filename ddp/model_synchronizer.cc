@@ -150,8 +150,7 @@ void ModelSynchronizer::BeginIteration() {
     return;
   }
   if (!change_.empty()) {
-    AgreeOnModel(*group_, MetadataOf(options_, Tensors()),
-                 absl::StrCat("models after a change of parameter ", change_));
+    AgreeOnModel(*group_, MetadataOf(options_, Tensors()), "models", change_);
     reducer_->Reset(ReducedOver());  // now all ranks may agree on the buckets
     change_.clear();
   }

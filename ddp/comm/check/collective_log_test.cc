@@ -134,6 +134,15 @@ TEST(DescribeMismatchTest, TheRemedyFitsTheMistake) {
                    .what = "the batch statistics of a SyncBatchNorm"});
   EXPECT_THAT(DescribeMismatch({{0, normalizing.Position()}, {1, alone.Position()}}, 0, 0),
               HasSubstr("call train() and eval() on every rank alike"));
+  CollectiveLog changed;
+  CollectiveLog changed_too;
+  const std::string what = "the comparison of models after a change of parameter ";
+  changed.Add({.operation = "all-reduce (minimum)", .what = what + "w (was Float)"});
+  changed_too.Add({.operation = "all-reduce (minimum)", .what = what + "v (was Double)"});
+  EXPECT_THAT(DescribeMismatch({{0, changed.Position()}, {1, alone.Position()}}, 0, 0),
+              AllOf(HasSubstr("w (was Float)"), HasSubstr("changed a parameter of the model")));
+  EXPECT_EQ(DescribeMismatch({{0, changed.Position()}, {1, changed_too.Position()}}, 0, 0), "")
+      << "the comparison itself names the difference";
   CollectiveLog large;
   large.Add(Bucket(0, 77));
   EXPECT_THAT(DescribeMismatch({{0, large.Position()}, {1, alone.Position()}}, 0, 0),
