@@ -461,35 +461,48 @@ THREAD_RANK_TEST(BackwardModesTest, LossesBesideTheOutputsAreAveraged, 2) {
   }
 }
 
-// The gradient of a linear module by its input depends on the weight through nodes of the first
-// backward alone. PyTorch averages such a penalty too.
-THREAD_RANK_TEST(BackwardModesTest, AGradientPenaltyOfALinearModuleIsAveraged, 1, 2, 3, 4) {
+// The gradient by the input depends on the weight through a node of the first backward alone. (That
+// of torch::nn::Linear also goes through the forward's weight.t().)
+struct ProductImpl : torch::nn::Module {
+  explicit ProductImpl(bool with_bias) {
+    weight = register_parameter("weight", torch::full({4, 3}, 0.5));
+    if (with_bias) bias = register_parameter("bias", torch::zeros({3}));
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    const torch::Tensor y = x.mm(weight);
+    return bias.defined() ? y + bias : y;
+  }
+  torch::Tensor weight, bias;
+};
+TORCH_MODULE(Product);
+
+// Backward of the squared gradient by the input: PyTorch averages it too.
+void Penalize(DistributedDataParallel<ProductImpl>& model, double factor) {
+  const torch::Tensor x = torch::ones({2, 4}).requires_grad_();
+  const auto slope =
+      torch::autograd::grad({model.forward(x).sum()}, {x}, {}, {}, /*create_graph=*/true)[0];
+  (factor * slope.pow(2).sum()).backward();
+  model.check_finished();
+}
+
+THREAD_RANK_TEST(BackwardModesTest, AGradientPenaltyIsAveraged, 1, 2, 3, 4) {
   for (const bool bias : {false, true}) {
-    torch::nn::Linear net(torch::nn::LinearOptions(4, 3).bias(bias));
-    torch::nn::init::constant_(net->weight, 0.5);
+    Product net(bias);
     DistributedDataParallel model(net, group, {.find_unused_parameters = bias});
     for (int step = 0; step < 3; ++step) {
       net->zero_grad();
-      const torch::Tensor x = torch::ones({2, 4}).requires_grad_();
-      const torch::Tensor slope =
-          torch::autograd::grad({model.forward(x).sum()}, {x}, {}, {}, /*create_graph=*/true)[0];
-      ((group->rank() + 1) * slope.pow(2).sum()).backward();
-      model.check_finished();
+      Penalize(model, 1 + group->rank());
       const double average = 6 * (group->size() + 1) / 2.0;
-      EXPECT_TRUE(torch::allclose(net->weight.grad(), torch::full({3, 4}, average)))
+      EXPECT_TRUE(torch::allclose(net->weight.grad(), torch::full({4, 3}, average)))
           << net->weight.grad();
     }
   }
 }
 
 THREAD_RANK_TEST(BackwardModesTest, AGradientPenaltyWithoutTheBiasNamesIt, 2) {
-  const torch::nn::Linear net(4, 3);
+  Product net(true);
   DistributedDataParallel model(net, group);
-  const torch::Tensor x = torch::ones({2, 4}).requires_grad_();
-  const auto slope =
-      torch::autograd::grad({model.forward(x).sum()}, {x}, {}, {}, /*create_graph=*/true)[0];
-  slope.pow(2).sum().backward();
-  EXPECT_THAT(ErrorOf<ReductionError>([&] { model.check_finished(); }), HasSubstr("bias"));
+  EXPECT_THAT(ErrorOf<ReductionError>([&] { Penalize(model, 1); }), HasSubstr("bias"));
 }
 
 // ---- Static graph.

@@ -28,8 +28,8 @@ struct ForwardRecord {
   uint64_t first_node = 0;
   uint64_t end_node = 0;
 
-  // The nodes that a backward with create_graph through this forward has created. The gradient of a
-  // linear module depends on its weights through these nodes alone.
+  // The nodes that a backward with create_graph through this forward has created. The gradient of
+  // x.mm(weight) by x depends on the weight through these nodes alone.
   struct Nodes {
     uint64_t thread = 0;
     uint64_t first = 0;
