@@ -1,5 +1,6 @@
 #include "elastic/worker/run_worker.h"
 
+#include <signal.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -13,6 +14,15 @@
 
 namespace ddp::elastic {
 namespace {
+
+// Beyond RLIMIT_FSIZE (ulimit -f) a write then fails with EFBIG, which fails one checkpoint. The
+// signal would end the worker. A handler of the program stays.
+void IgnoreFileSizeSignal() {
+  struct sigaction action {};
+  if (::sigaction(SIGXFSZ, nullptr, &action) != 0 || action.sa_handler != SIG_DFL) return;
+  action.sa_handler = SIG_IGN;
+  ::sigaction(SIGXFSZ, &action, nullptr);
+}
 
 int RunBody(const std::function<int()>& body) {
   try {
@@ -28,6 +38,7 @@ int RunBody(const std::function<int()>& body) {
 int run_worker(const std::function<int()>& body, const RunOptions& options) {
   install_terminate_handler();
   install_fatal_signal_handlers();
+  IgnoreFileSizeSignal();
   if (options.keep_freed_memory) internal::KeepFreedMemory(&EnvironmentVariable);
   const int result = RunBody(body);
   if (!options.exit_at_once) return result;

@@ -36,6 +36,7 @@ struct RunOptions {
 // - An exception that cannot leave `body`, because it was thrown on another thread or out of a
 //   noexcept function, ends in std::terminate. It is written in the same way; the process aborts.
 // - A fault of the process (SIGSEGV, SIGFPE, ...) is written too: see fatal_signal.h.
+// - SIGXFSZ is ignored, unless the program handles it: a write beyond `ulimit -f` fails by EFBIG.
 int run_worker(const std::function<int()>& body, const RunOptions& options = {});
 
 }  // namespace ddp::elastic

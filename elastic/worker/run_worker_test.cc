@@ -1,7 +1,9 @@
 #include "elastic/worker/run_worker.h"
 
+#include <sys/resource.h>
 #include <sys/wait.h>
 
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -55,6 +57,19 @@ TEST_F(RunWorkerTest, FaultOfTheProcessIsReported) {
   EXPECT_TRUE(WIFSIGNALED(result.wait_status));
   EXPECT_EQ(WTERMSIG(result.wait_status), SIGFPE);
   EXPECT_THAT(Message(result), HasSubstr("SIGFPE"));
+}
+
+TEST_F(RunWorkerTest, AWriteBeyondTheLimitOfFileSizesFailsAndEndsNothing) {
+  const Result result = RunChild([] {
+    return run_worker([] {
+      const rlimit none{0, 0};
+      setrlimit(RLIMIT_FSIZE, &none);
+      FILE* const file = std::tmpfile();
+      std::fputs("x", file);
+      return std::fflush(file) == EOF && errno == EFBIG ? 7 : 8;
+    });
+  });
+  EXPECT_EQ(WIFEXITED(result.wait_status) ? WEXITSTATUS(result.wait_status) : -1, 7);
 }
 
 // A program that has unwritten output, and a function for the end of the process.

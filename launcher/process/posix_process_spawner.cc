@@ -82,10 +82,22 @@ struct WorkerSetup {
   std::optional<rlimit> open_files;
 };
 
+// Leaves ignored what the user ignored before ddprun (nohup, `trap '' XFSZ`). Some signals are
+// always reset: ddprun ignores SIGPIPE itself, a worker that ignores SIGCHLD could not wait for its
+// children, ddprun stops workers by SIGTERM, and shells ignore SIGINT and SIGQUIT for every job in
+// the background.
 void ResetSignals() {
   struct sigaction action {};
-  action.sa_handler = SIG_DFL;
-  for (int signal = 1; signal < NSIG; ++signal) ::sigaction(signal, &action, nullptr);
+  for (int signal = 1; signal < NSIG; ++signal) {
+    const bool always = signal == SIGPIPE || signal == SIGCHLD || signal == SIGTERM ||
+                        signal == SIGINT || signal == SIGQUIT;
+    if (!always && ::sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN) {
+      continue;
+    }
+    action = {};
+    action.sa_handler = SIG_DFL;
+    ::sigaction(signal, &action, nullptr);
+  }
   sigset_t none;
   sigemptyset(&none);
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
