@@ -1,5 +1,12 @@
 // Conformance tests of FileSystem on the real one and on the fake, and tests of the fake alone.
+#include <errno.h>
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -7,6 +14,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -328,6 +336,50 @@ TEST_F(MemoryFileSystemTest, FailsTheCallsItWasTold) {
   EXPECT_TRUE(file_system_.MakeDirectory("/d").ok());
   EXPECT_FALSE(file_system_.MakeDirectory("/e").ok());
   EXPECT_FALSE(file_system_.ListDirectory("/").ok());
+}
+
+// Makes calls of this thread fail as on a file system in user space over an object store:
+// renameat2() with EINVAL, linkat() with EPERM. Returns false when the sandbox forbids filters.
+bool TakeAwayLinks() {
+  const std::vector<sock_filter> filter = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_renameat2, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EINVAL),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_linkat, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+  const sock_fprog program = {.len = static_cast<unsigned short>(filter.size()),
+                              .filter = const_cast<sock_filter*>(filter.data())};
+  return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+         prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+}
+
+TEST(PosixFileSystemTest, WithoutHardLinksAFileIsRenamedAndReplacesNothing) {
+  const std::string root = FreshFolder("fs");
+  bool filtered = false;
+  std::thread([&] {
+    filtered = TakeAwayLinks();
+    if (!filtered) return;
+    elastic::PosixFileSystem file_system(root);
+    const auto path = [&root](const char* name) { return absl::StrCat(root, "/", name); };
+    for (const char* name : {"a", "b"}) {
+      auto file = file_system.CreateFile(path(name));
+      ASSERT_TRUE(file.ok()) << file.status();
+      ASSERT_TRUE((*file)->Append(name, 1).ok());
+    }
+    ASSERT_TRUE(file_system.MakeDirectory(path("folder")).ok());
+    EXPECT_EQ(file_system.Rename(path("a"), path("c")), absl::OkStatus());
+    EXPECT_TRUE(absl::IsAlreadyExists(file_system.Rename(path("b"), path("c"))));
+    EXPECT_EQ(file_system.Rename(path("folder"), path("moved")), absl::OkStatus());
+    EXPECT_THAT(*file_system.ListDirectory(root), UnorderedElementsAre("b", "c", "moved"));
+    char content = '?';
+    ASSERT_TRUE((*file_system.OpenFile(path("c")))->Read(0, &content, 1).ok());
+    EXPECT_EQ(content, 'a');
+    EXPECT_THAT(file_system.Rename(path("b"), path("none/c")).message(), HasSubstr("No such file"));
+    EXPECT_THAT(file_system.ReplaceFile(path("b"), path("moved")).message(),
+                HasSubstr("moved: rename: Is a directory"));
+  }).join();
+  if (!filtered) GTEST_SKIP() << "seccomp filters are not allowed here";
 }
 
 }  // namespace

@@ -15,12 +15,15 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
+#include "elastic/checkpoint/file_system/whole_file.h"
 
 namespace ddp::elastic {
 namespace {
 
 // Bounds one read or write, so that it stays interruptible. The kernel's own bound is 2 GiB.
 constexpr size_t kTransferBytesMax = size_t{64} << 20;
+// Bounds a file that Rename() copies: a claim's text.
+constexpr uint64_t kCopiedBytesMax = 1 << 20;
 
 absl::StatusCode CodeFor(int error) {
   switch (error) {
@@ -51,10 +54,19 @@ absl::StatusCode CodeFor(int error) {
   }
 }
 
-// Turns errno into a Status, for the whole file system.
-absl::Status Error(const std::string& action, const std::string& path, int error) {
-  return absl::Status(CodeFor(error),
-                      absl::StrCat("cannot ", action, " ", path, ": ", std::strerror(error)));
+// Turns errno into a Status, for the whole file system. `call`: the system call, where an action
+// has several.
+absl::Status Error(const std::string& action, const std::string& path, int error,
+                   const std::string& call = "") {
+  return absl::Status(CodeFor(error), absl::StrCat("cannot ", action, " ", path, ": ", call,
+                                                   call.empty() ? "" : ": ", std::strerror(error)));
+}
+
+// Returns true when a file system answers so to a call that it does not have: renameat2() with a
+// flag, or link().
+bool IsUnsupported(int error) {
+  return error == EINVAL || error == ENOSYS || error == EOPNOTSUPP || error == EPERM ||
+         error == EMLINK;
 }
 
 class PosixWritableFile final : public WritableFile {
@@ -243,23 +255,35 @@ absl::Status PosixFileSystem::Rename(const std::string& from, const std::string&
   if (renameat2(source.at(), source_name, target.at(), target_name, RENAME_NOREPLACE) == 0) {
     return absl::OkStatus();
   }
-  if (errno != EINVAL && errno != ENOSYS) return Error(action, to, errno);
+  if (!IsUnsupported(errno)) return Error(action, to, errno, "renameat2");
   struct stat info {};
   if (fstatat(source.at(), source_name, &info, AT_SYMLINK_NOFOLLOW) != 0) {
-    return Error(action, to, errno);
+    return Error(action, to, errno, "stat");
   }
-  if (S_ISREG(info.st_mode)) {
-    if (linkat(source.at(), source_name, target.at(), target_name, 0) != 0) {
-      return Error(action, to, errno);
+  if (!S_ISREG(info.st_mode)) {
+    if (fstatat(target.at(), target_name, &info, AT_SYMLINK_NOFOLLOW) == 0) {
+      return Error(action, to, EEXIST, "stat");
     }
-    if (unlinkat(source.at(), source_name, 0) == 0) return absl::OkStatus();
-    return Error(action, to, errno);
+    if (renameat(source.at(), source_name, target.at(), target_name) == 0) return absl::OkStatus();
+    return Error(action, to, errno, "rename");
   }
-  if (fstatat(target.at(), target_name, &info, AT_SYMLINK_NOFOLLOW) == 0) {
-    return Error(action, to, EEXIST);
+  if (linkat(source.at(), source_name, target.at(), target_name, 0) != 0) {
+    if (!IsUnsupported(errno)) return Error(action, to, errno, "link");
+    DDP_RETURN_IF_ERROR(CopyExclusively(from, to));
   }
-  if (renameat(source.at(), source_name, target.at(), target_name) == 0) return absl::OkStatus();
-  return Error(action, to, errno);
+  if (unlinkat(source.at(), source_name, 0) == 0) return absl::OkStatus();
+  return Error(action, to, errno, "unlink");
+}
+
+// Creates the file `to` with the content of the small file `from`, on a file system without hard
+// links. An object store may let two writers create one name: the writer whose content is there
+// afterwards has it.
+absl::Status PosixFileSystem::CopyExclusively(const std::string& from, const std::string& to) {
+  DDP_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(*this, from, kCopiedBytesMax));
+  DDP_RETURN_IF_ERROR(WriteWholeFile(*this, to, text));
+  DDP_ASSIGN_OR_RETURN(const std::string stored, ReadWholeFile(*this, to, kCopiedBytesMax));
+  if (stored == text) return absl::OkStatus();
+  return absl::AlreadyExistsError(absl::StrCat(to, " was created by another writer too"));
 }
 
 absl::Status PosixFileSystem::ReplaceFile(const std::string& from, const std::string& to) {
@@ -269,7 +293,7 @@ absl::Status PosixFileSystem::ReplaceFile(const std::string& from, const std::st
   if (renameat(source.at(), source.name.c_str(), target.at(), target.name.c_str()) == 0) {
     return absl::OkStatus();
   }
-  return Error(action, to, errno);
+  return Error(action, to, errno, "rename");
 }
 
 absl::Status PosixFileSystem::RemoveFile(const std::string& path) {

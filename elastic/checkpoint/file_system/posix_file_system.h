@@ -18,8 +18,9 @@ namespace ddp::elastic {
 // a call.
 //
 // Some network file systems have no exclusive rename. There, Rename() of a file is a hard link and
-// an unlink, which is exclusive too. Rename() of a folder checks the target first and then renames:
-// it does not exclude a concurrent rename to the same name.
+// an unlink, which is exclusive too. Without hard links Rename() of a file, of 1 MiB at most,
+// creates a copy (O_EXCL), reads it back, and unlinks the file. Rename() of a folder checks the
+// target first and then renames: it does not exclude a concurrent rename to the same name.
 class PosixFileSystem final : public FileSystem {
  public:
   // `root`: the folder of the checkpoints. Empty: there is no root. Every call then follows links
@@ -39,6 +40,7 @@ class PosixFileSystem final : public FileSystem {
   absl::Status RemoveDirectory(const std::string& path) override;
 
  private:
+  absl::Status CopyExclusively(const std::string& from, const std::string& to);
   struct Place;
   bool IsBelowRoot(const std::string& path) const;
   absl::StatusOr<Place> Find(const std::string& action, const std::string& path) const;
