@@ -18,6 +18,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "absl/time/clock.h"
 #include "base/clock.h"
@@ -34,6 +35,7 @@
 #include "elastic/checkpoint/format/content_hash.h"
 #include "elastic/checkpoint/group/agree_on.h"
 #include "elastic/checkpoint/group/checkpoint_group.h"
+#include "elastic/checkpoint/group/gather_group.h"
 #include "elastic/checkpoint/group/store_group.h"
 #include "elastic/checkpoint/save_load/checkpoint_lookup.h"
 #include "elastic/checkpoint/save_load/load_checkpoint.h"
@@ -58,14 +60,22 @@ std::shared_ptr<RendezvousCheck> MakeRendezvousCheck(const Checkpointer::Options
   return check.ok() ? *std::move(check) : nullptr;
 }
 
-AskRendezvous Asking(const std::shared_ptr<RendezvousCheck>& check) {
+// Returns a function that asks, unless `*store_is_away`: the rendezvous is on the store's server.
+AskRendezvous Asking(const std::shared_ptr<RendezvousCheck>& check, const bool* store_is_away) {
   if (check == nullptr) return nullptr;
-  return [check] { return check->Ask(); };
+  return [check, store_is_away]() -> absl::StatusOr<std::string> {
+    if (*store_is_away) return absl::UnavailableError("the store is away");
+    return check->Ask();
+  };
 }
 
-std::unique_ptr<CheckpointGroup> MakeGroup(const Checkpointer::Options& options) {
+// In place of a rank's error, when the rank has not asked the store in the pause after a failure.
+constexpr char kHeldBack[] = "held back after a failure";
+
+// Returns null for a world of one rank.
+std::unique_ptr<StoreGroup> MakeStoreGroup(const Checkpointer::Options& options) {
   const std::shared_ptr<WorkerSession> session = options.session;
-  if (options.world_size == 1) return std::make_unique<SoloGroup>();
+  if (options.world_size == 1) return nullptr;
   return std::make_unique<StoreGroup>(StoreGroup::Options{
       .store = options.store,
       .rank = options.rank,
@@ -215,7 +225,8 @@ class Checkpointer::Impl {
                .generation = options_.generation,
                .nonce = OwnerNonce(options_.generation, options_.generation_nonce),
                .instance = rendezvous_ == nullptr ? 0 : rendezvous_->instance()},
-        group_(MakeGroup(options_)),
+        store_group_(MakeStoreGroup(options_)),
+        gather_group_(options_.rank, options_.world_size, options_.gather),
         posix_(options_.folder),
         stall_watch_(options_.stall_warning_after,
                      [rank = options_.rank](const std::string& line) {
@@ -223,7 +234,7 @@ class Checkpointer::Impl {
                      }),
         file_system_(
             &posix_, [this] { OnProgress(); }, &stall_watch_),
-        storage_(&file_system_, options_.folder, Asking(rendezvous_)),
+        storage_(&file_system_, options_.folder, Asking(rendezvous_, &store_is_away_)),
         backoff_({.first = options_.retry_pause, .max = options_.retry_pause_max}) {}
 
   absl::StatusOr<std::string> Save(const TrainingState& state, Urgency urgency);
@@ -237,26 +248,39 @@ class Checkpointer::Impl {
   absl::StatusOr<std::string> TrySave(const TrainingState& state, Urgency urgency);
   void Record(const absl::Status& saved, int64_t step);
   void OnProgress();
+  absl::Time Now() const {
+    return options_.clock == nullptr ? clock_.Now() : options_.clock->Now();
+  }
+  absl::Status AgreeOnStore(Urgency urgency);
   absl::StatusOr<CheckpointContents> Collect(const PlainState& plain,
                                              std::vector<at::Tensor>& keep) const;
   void FillShare(const PlainState& plain, std::vector<at::Tensor>& keep,
                  absl::StatusOr<CheckpointContents>& contents) const;
   std::vector<std::string> Mismatches(const TrainingState& state, const ModelTensors& model,
                                       const Manifest& manifest) const;
+  absl::Status ChooseOptions(const torch::optim::Optimizer& optimizer, const ModelTensors& model,
+                             OptimizerRecord& record) const;
   absl::StatusOr<std::function<void()>> Prepare(const PlainState& plain, const ModelTensors& model,
                                                 const LoadedCheckpoint& loaded) const;
+  absl::Status ClaimFolder();
   absl::StatusOr<std::optional<RestoredCheckpoint>> TryRestore(TrainingState& state);
 
   const Options options_;
   const std::shared_ptr<RendezvousCheck> rendezvous_;  // may be null
+  bool store_is_away_ = false;                         // of some rank, when the ranks agreed last
   const CheckpointOwner owner_;
-  const std::unique_ptr<CheckpointGroup> group_;
+  const std::unique_ptr<StoreGroup> store_group_;  // null for a world of one rank
+  GatherGroup gather_group_;                       // used only with Options::gather
+  SoloGroup solo_group_;
+  // The group of the save or restore in progress.
+  CheckpointGroup* group_ =
+      store_group_ != nullptr ? static_cast<CheckpointGroup*>(&*store_group_) : &solo_group_;
   const MonotonicClock clock_;
   PosixFileSystem posix_;
   StallWatch stall_watch_;
   ProgressFileSystem file_system_;
   CheckpointStorage storage_;
-  SaveBackoff backoff_;  // only rank 0's is used
+  SaveBackoff backoff_;  // without Options::gather only rank 0's is used
   SaveStats stats_;
 };
 
@@ -326,14 +350,42 @@ void Checkpointer::Impl::FillShare(const PlainState& plain, std::vector<at::Tens
   }
 }
 
+// Returns OK on every rank when every rank reaches the store. kCancelled: a rank waits for the end
+// of the pause after a failure. kUnavailable: the error of the lowest rank that does not reach it.
+// Collective over Options::gather.
+absl::Status Checkpointer::Impl::AgreeOnStore(Urgency urgency) {
+  const bool may_ask = backoff_.MayTry(Now()) || (urgency == Urgency::kLast && !store_is_away_);
+  const std::string mine = may_ask ? std::string(store_group_->Probe().message()) : kHeldBack;
+  absl::Status agreed;
+  for (const std::string& text : options_.gather(mine)) {
+    if (text == kHeldBack) {
+      agreed = absl::CancelledError(kHeldBack);
+    } else if (!text.empty()) {
+      store_is_away_ = true;
+      return absl::UnavailableError(text);
+    }
+  }
+  if (agreed.ok()) store_is_away_ = false;
+  return agreed;
+}
+
 absl::StatusOr<std::string> Checkpointer::Impl::TrySave(const TrainingState& state,
                                                         Urgency urgency) {
+  if (store_group_ != nullptr && options_.gather != nullptr) {
+    const absl::Status reached = AgreeOnStore(urgency);
+    if (!reached.ok() && urgency == Urgency::kRoutine) return reached;
+    group_ = &gather_group_;
+    if (reached.ok()) group_ = store_group_.get();
+  }
   std::vector<at::Tensor> keep;
-  const SaveOptions options = {.owner = owner_, .hold_back = [this, urgency] {
-                                 if (urgency == Urgency::kLast || backoff_.MayTry(clock_.Now()))
-                                   return absl::OkStatus();
-                                 return absl::CancelledError("held back after a failure");
-                               }};
+  const SaveOptions options = {.owner = owner_,
+                               .hold_back =
+                                   [this, urgency] {
+                                     if (urgency == Urgency::kLast || backoff_.MayTry(Now()))
+                                       return absl::OkStatus();
+                                     return absl::CancelledError(kHeldBack);
+                                   },
+                               .folder_is_shared = stats_.saved > 0};
   const PlainState plain = PlainState::WithForms(state);
   absl::StatusOr<CheckpointContents> contents = absl::InternalError("nothing collected");
   try {
@@ -383,7 +435,7 @@ void Checkpointer::Impl::Record(const absl::Status& saved, int64_t step) {
   if (options_.session != nullptr) {
     options_.session->report_save(line.empty() ? "the save failed without a reason" : line);
   }
-  backoff_.Failed(clock_.Now());
+  backoff_.Failed(Now());
   if (options_.rank != 0 || options_.on_error == OnError::kThrow || !MayPass(saved)) return;
   LOG(ERROR) << "the checkpoint of step " << step << " was not saved; training goes on, and a save "
              << "is tried again after " << absl::FormatDuration(backoff_.pause()) << " ("
@@ -408,6 +460,24 @@ std::vector<std::string> Checkpointer::Impl::Mismatches(const TrainingState& sta
   return mismatches;
 }
 
+// Compares the options of the optimizer with those in the checkpoint's record, logs the
+// differences, and puts the program's into the record where they win.
+absl::Status Checkpointer::Impl::ChooseOptions(const torch::optim::Optimizer& optimizer,
+                                               const ModelTensors& model,
+                                               OptimizerRecord& record) const {
+  DDP_ASSIGN_OR_RETURN(const OptimizerState here, StateOf(optimizer, model));
+  const std::vector<std::string> lines = DifferentOptions(here.record, record);
+  const bool keeps_own = options_.optimizer_options == OptimizerOptions::kFromProgram;
+  LOG_IF(WARNING, options_.rank == 0 && !lines.empty())
+      << "options of the optimizer differ, and those of the "
+      << (keeps_own ? "program" : "checkpoint")
+      << " are used (Options::optimizer_options): " << absl::StrJoin(lines, "; ");
+  for (size_t i = 0; keeps_own && i < record.groups.size(); ++i) {
+    record.groups[i].options = here.record.groups[i].options;
+  }
+  return absl::OkStatus();
+}
+
 // Builds the new state of everything but the model's tensors, and returns the function that puts
 // it in place. Changes nothing before that.
 absl::StatusOr<std::function<void()>> Checkpointer::Impl::Prepare(
@@ -418,8 +488,10 @@ absl::StatusOr<std::function<void()>> Checkpointer::Impl::Prepare(
     DDP_ASSIGN_OR_RETURN(const std::function<void()> put_rng, PrepareRng(loaded, options_.rank));
     if (state.optimizer == nullptr) return put_rng;
     const bool sharded = plain.sharded != nullptr;  // then `state.optimizer` is a copy
-    std::function<void()> put_optimizer = PrepareOptimizer(
-        *state.optimizer, model, *loaded.manifest.optimizer, loaded.optimizer, sharded);
+    OptimizerRecord record = *loaded.manifest.optimizer;
+    DDP_RETURN_IF_ERROR(ChooseOptions(*state.optimizer, model, record));
+    std::function<void()> put_optimizer =
+        PrepareOptimizer(*state.optimizer, model, record, loaded.optimizer, sharded);
     if (sharded) {
       put_optimizer();
       put_optimizer = plain.sharded->PrepareState(*state.optimizer);
@@ -440,8 +512,24 @@ absl::StatusOr<std::optional<RestoredCheckpoint>> Checkpointer::Impl::Restore(
   return TryRestore(state);
 }
 
+// Claims the folder for this generation on rank 0. Collective. A folder that cannot be written is
+// no error: a program may only read it.
+absl::Status Checkpointer::Impl::ClaimFolder() {
+  group_->StartAttempt(CheckpointGroup::Patience::kLong);
+  absl::Status claimed;
+  if (options_.rank == 0) claimed = storage_.ClaimRoot(owner_);
+  if (!claimed.ok() && !absl::IsFailedPrecondition(claimed)) {
+    LOG(WARNING) << "the checkpoint folder is not claimed, so that a late rank of an earlier "
+                 << "generation may still save into it: " << claimed.message();
+    claimed = absl::OkStatus();
+  }
+  return AgreeOn(*group_, claimed);
+}
+
 absl::StatusOr<std::optional<RestoredCheckpoint>> Checkpointer::Impl::TryRestore(
     TrainingState& state) {
+  if (store_group_ != nullptr) group_ = store_group_.get();
+  if (options_.claim_in_restore || options_.generation > 1) DDP_RETURN_IF_ERROR(ClaimFolder());
   const ModelTensors model = TensorsOf(*state.model);
   const PlainState plain = PlainState::WithoutState(state);
   DDP_ASSIGN_OR_RETURN(std::optional<LoadedCheckpoint> loaded,
@@ -478,7 +566,8 @@ std::string Checkpointer::Impl::NewestRunId() const {
 }
 
 bool Checkpointer::Impl::HoldsOwnCheckpoints() const {
-  return ValueOrThrow(ddp::elastic::HoldsOwnCheckpoints(storage_, owner_, Asking(rendezvous_)));
+  return ValueOrThrow(
+      ddp::elastic::HoldsOwnCheckpoints(storage_, owner_, Asking(rendezvous_, &store_is_away_)));
 }
 
 Checkpointer::Options Checkpointer::options_for(const WorkerSession& session,

@@ -2,6 +2,7 @@
 #define DDP_ELASTIC_CHECKPOINT_CHECKPOINTER_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -18,6 +19,10 @@ class Module;
 namespace torch::optim {
 class Optimizer;
 }  // namespace torch::optim
+
+namespace ddp {
+class Clock;
+}  // namespace ddp
 
 namespace ddp::elastic {
 
@@ -100,9 +105,10 @@ struct RestoredCheckpoint {
 // damaged or incomplete.
 //
 // Faults of the environment (a full disk, an I/O error, an unreachable store) fail one save and not
-// the job. Rank 0 logs one line; stats() and the agent (`ddprun status`, metrics) count the
-// failure; training continues. Later saves are tried after a pause, which doubles with each
-// failure. With OnError::kThrow a failed save throws instead, and rank 0 logs no line.
+// the job. A save that cannot reach the store is skipped after some seconds. Rank 0 logs one line;
+// stats() and the agent (`ddprun status`, metrics) count the failure; training continues. Later
+// saves are tried after a pause, which doubles with each failure. With OnError::kThrow a failed
+// save throws instead, and rank 0 logs no line.
 //
 // Ownership. The last generation that claimed a folder owns it. A late writer of an earlier
 // generation is refused by its number, and by the job's rendezvous if there is one. Two jobs that
@@ -111,6 +117,7 @@ struct RestoredCheckpoint {
 // A save follows no link below the folder; the folder itself may be a link.
 //
 // Restoring. restore() loads the checkpoint of the highest (step, generation).
+// - A generation that follows another one first claims the folder (Options::claim_in_restore).
 // - A checkpoint that is damaged for a rank, or lacks a file for every rank, is passed over and
 //   listed in `passed_over`.
 // - Other obstacles (no descriptors, no permission, a file that one rank does not see, a newer
@@ -138,6 +145,10 @@ class Checkpointer {
   // same, for the save before the process ends.
   enum class Urgency { kRoutine, kLast };
 
+  // Who wins in restore() where the options of the optimizer differ: the checkpoint, or the
+  // program, as it has set them before restore(). Rank 0 logs one line with the differences.
+  enum class OptimizerOptions { kFromCheckpoint, kFromProgram };
+
   struct Options {
     std::string folder;  // of all checkpoints of the job; created by the first save
 
@@ -156,9 +167,23 @@ class Checkpointer {
     absl::Duration retry_pause = absl::Seconds(1);  // after the first failure; doubles with each
     absl::Duration retry_pause_max = absl::Minutes(5);
 
+    OptimizerOptions optimizer_options = OptimizerOptions::kFromCheckpoint;
+
+    // restore() claims the folder, and so makes it, before it reads. A rank of an earlier
+    // generation that was cut off can then no longer commit a checkpoint of a higher step. For a
+    // program that will save. A generation above 1 claims always: it has predecessors. The claim of
+    // another job ends the saves of the folder's owner.
+    bool claim_in_restore = false;
+
     // A call to the folder's file system that lasts longer is logged with its path, and once more
     // when it returns: a stalled mount gives no error. Infinite: no such lines.
     absl::Duration stall_warning_after = absl::Seconds(10);
+
+    // Returns the texts of all ranks, by rank. Collective, without the store. With it, the ranks
+    // agree before each save that all of them reach the store: otherwise they skip the save within
+    // seconds, together, or, for Urgency::kLast, save through this function. Training sets it.
+    // Null: each rank skips such a save by itself.
+    std::function<std::vector<std::string>(const std::string& mine)> gather = nullptr;
 
     // The session that reports phase and progress to the agent. Null: no reports.
     std::shared_ptr<WorkerSession> session;
@@ -166,6 +191,8 @@ class Checkpointer {
     // The address of the generation's store, as in DDP_STORE. A save asks the job's rendezvous, on
     // the same server, whether the generation is still the newest. Empty: no such question.
     std::string store_url;
+
+    const Clock* clock = nullptr;  // of the pauses; must outlive the Checkpointer; null: monotonic
   };
 
   // Returns the options for this worker. `store`: the store of its generation, from
@@ -209,6 +236,7 @@ class Checkpointer {
   // - the newest checkpoint cannot be read for another reason than damage;
   // - the checkpoint to load is of another model, optimizer or dataset; the text lists every
   //   difference.
+  // - the folder belongs to a later generation of the job.
   std::optional<RestoredCheckpoint> restore(TrainingState& state);
 
   // The next three look at the folder on this rank alone: they are no collectives. After an

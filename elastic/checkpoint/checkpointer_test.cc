@@ -9,6 +9,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdlib>
 #include <filesystem>
@@ -40,15 +42,20 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "ddp/optim/zero_redundancy_optimizer.h"
 #include "ddp/optim/zero_trainer.h"
 #include "ddp/process_group.h"
 #include "elastic/checkpoint/group/faulty_store.h"
+#include "elastic/checkpoint/group/in_process_group.h"
 #include "elastic/data/elastic_sampler.h"
 #include "elastic/worker/worker_session.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "testing/backend/test_threads.h"
 #include "testing/backend/thread_ranks.h"
+#include "testing/fake_clock.h"
 
 namespace ddp::elastic {
 namespace {
@@ -260,6 +267,25 @@ TEST_F(CheckpointerTest, OptionsOfTheOptimizerComeFromTheCheckpoint) {
   EXPECT_EQ(resumed.optimizer->param_groups()[0].options().get_lr(), 0.01);
 }
 
+TEST_F(CheckpointerTest, OptionsThatDifferAreListedAndTheProgramsMayWin) {
+  Trainer trainer(AdamW());
+  trainer.optimizer->param_groups()[1].options().set_lr(0.5);
+  Checkpointer(Options()).save(trainer.state);
+  using Wins = Checkpointer::OptimizerOptions;
+  for (const Wins wins : {Wins::kFromCheckpoint, Wins::kFromProgram}) {
+    Trainer resumed(AdamW());
+    Checkpointer::Options options = Options(2);
+    options.optimizer_options = wins;
+    Checkpointer checkpointer(options);
+    ::testing::internal::CaptureStderr();
+    checkpointer.restore(resumed.state);
+    EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+                HasSubstr("lr of group 1: 0.005 in the program, 0.5 in the checkpoint\n"));
+    EXPECT_EQ(resumed.optimizer->param_groups()[1].options().get_lr(),
+              wins == Wins::kFromProgram ? 0.005 : 0.5);
+  }
+}
+
 TEST_F(CheckpointerTest, MemoryOfTheModelStaysWhereItIs) {
   Trainer trainer(Sgd());
   trainer.Train(1);
@@ -432,7 +458,7 @@ TEST_F(CheckpointerTest, TiedWeightsAreSavedOnceAndStayTied) {
   const auto untied = make(3, false);
   state.model = untied.get();
   state.step = 1;
-  Checkpointer(Options()).save(state);
+  Checkpointer(Options(2)).save(state);
   state.model = saved.get();
   EXPECT_THAT(ErrorOfRestore(state), HasSubstr("output: one tensor with embedding in the model"));
 }
@@ -486,7 +512,7 @@ TEST_F(CheckpointerTest, AnExpandedBufferComesBackAndNothingIsHalfRestored) {
 
   const auto varied = make(6, torch::arange(4).to(torch::kFloat));
   state = {.model = varied.get(), .step = 1};
-  Checkpointer(Options()).save(state);
+  Checkpointer(Options(2)).save(state);
   const auto untouched = make(0, torch::zeros({1}).expand({4}));
   state.model = untouched.get();
   EXPECT_THAT(ErrorOfRestore(state), HasSubstr("tensor scale is expanded"));
@@ -650,6 +676,32 @@ TEST_F(CheckpointerTest, AnOlderGenerationCannotSaveAfterALaterOne) {
               AllOf(HasSubstr("generation 1"), HasSubstr("is older than generation 2")));
   ++trainer.state.step;
   EXPECT_NE(newer.save(trainer.state), "");
+}
+
+// A cut-off rank of generation 1 would otherwise commit a step that generation 2 has undone.
+TEST_F(CheckpointerTest, ARestoreEndsTheSavesOfTheGenerationBefore) {
+  Trainer trainer(Sgd());
+  Checkpointer older(Options(1));
+  older.save(trainer.state);
+  Trainer restored(Sgd());
+  Checkpointer newer(Options(2));
+  ASSERT_TRUE(newer.restore(restored.state).has_value());
+  trainer.Train(3);
+  EXPECT_THAT(ErrorOfSave(older, trainer.state), HasSubstr("now belongs to another generation"));
+  EXPECT_NE(newer.save(restored.state), "");
+  EXPECT_EQ(newer.restore(restored.state)->step, 0);
+}
+
+TEST_F(CheckpointerTest, ARestoreOfAnotherProgramClaimsNothing) {
+  Trainer trainer(Sgd());
+  Checkpointer writer(Options(1));
+  writer.save(trainer.state);
+  Checkpointer::Options options = Options(0);
+  options.run_id = "evaluation";
+  Trainer evaluated(Sgd());
+  ASSERT_TRUE(Checkpointer(options).restore(evaluated.state).has_value());
+  trainer.Train(1);
+  EXPECT_NE(writer.save(trainer.state), "");
 }
 
 // A launcher without generations gives all of its jobs the same nonces.
@@ -987,6 +1039,86 @@ TEST_F(CheckpointerTest, OneFaultOfTheStoreFailsOneSaveAtMost) {
     EXPECT_THAT(NamesIn(folder),
                 ::testing::UnorderedElementsAre(".owner", "step-000000000000.g0001"));
   }
+}
+
+// Two ranks whose store is away for 15 minutes of their clocks. A call to the store then takes 5 s
+// and throws. The ranks gather texts without the store.
+class OutageTest : public CheckpointerTest {
+ protected:
+  struct Rank {
+    testing::FakeClock clock;
+    std::vector<std::string> results;  // of its saves
+    absl::Duration longest_save;
+    SaveStats stats;
+  };
+  static constexpr absl::Duration kOutage = absl::Minutes(15);
+
+  // Trains `steps` steps of 1 s on each rank and saves every 25th. The last save is urgent. The
+  // store goes away after the 30th.
+  void Run(int steps) {
+    const auto shared = c10::make_intrusive<c10d::HashStore>();
+    InProcessMeeting meeting(2);
+    testing::RunThreads(2, [&](int rank) {
+      Rank& self = ranks_[rank];
+      const absl::Time gone = self.clock.Now() + absl::Seconds(30);
+      Checkpointer::Options options = Options();
+      options.rank = rank;
+      options.world_size = 2;
+      options.clock = &self.clock;
+      options.store = c10::make_intrusive<FaultyStore>(
+          shared, [&self, gone](const std::string&, const std::string&) {
+            const bool away = self.clock.Now() >= gone && self.clock.Now() < gone + kOutage;
+            if (away) self.clock.Advance(absl::Seconds(5));
+            return away;
+          });
+      options.gather = [&meeting, rank](const std::string& mine) {
+        const auto join = [](const std::vector<std::string>& all) {
+          return absl::StrJoin(all, "\x1e");
+        };
+        return std::vector<std::string>(absl::StrSplit(*meeting.Decide(rank, mine, join), '\x1e'));
+      };
+      Trainer trainer(Sgd());
+      Checkpointer checkpointer(options);
+      for (trainer.state.step = 1; trainer.state.step <= steps; ++trainer.state.step) {
+        self.clock.Advance(absl::Seconds(1));
+        if (trainer.state.step % 25 != 0) continue;
+        const bool last = trainer.state.step == steps;
+        const absl::Time start = self.clock.Now();
+        self.results.push_back(checkpointer.save(
+            trainer.state, last ? Checkpointer::Urgency::kLast : Checkpointer::Urgency::kRoutine));
+        self.longest_save = std::max(self.longest_save, self.clock.Now() - start);
+      }
+      self.stats = checkpointer.stats();
+    });
+  }
+
+  std::array<Rank, 2> ranks_;
+};
+
+TEST_F(OutageTest, SkipsSavesOnAllRanksTogetherAndSavesAfterwards) {
+  Run(/*steps=*/1500);
+  for (const Rank& rank : ranks_) {
+    EXPECT_EQ(rank.results, ranks_[0].results);
+    EXPECT_LE(rank.longest_save, absl::Seconds(10));
+    EXPECT_THAT(rank.results.front(), HasSubstr("step-000000000025"));
+    EXPECT_THAT(rank.results[1], "");
+    EXPECT_THAT(rank.results.back(), HasSubstr("step-000000001500"));
+    EXPECT_GE(rank.stats.failed, 3);
+    EXPECT_GE(rank.stats.held_back, 10);
+    EXPECT_EQ(rank.stats.failed_in_a_row, 0);
+    EXPECT_EQ(rank.stats.saved + rank.stats.failed + rank.stats.held_back, 60);
+    EXPECT_THAT(rank.stats.last_error, HasSubstr("cannot reach the others through the store"));
+  }
+}
+
+TEST_F(OutageTest, TheLastSaveNeedsNoStore) {
+  Run(/*steps=*/100);
+  for (const Rank& rank : ranks_) {
+    EXPECT_THAT(rank.results, ElementsAre(HasSubstr("step-000000000025"), "", "",
+                                          HasSubstr("step-000000000100")));
+  }
+  Trainer trainer(Sgd());
+  EXPECT_EQ(Checkpointer(Options(2)).restore(trainer.state)->step, 100);
 }
 
 TEST_F(CheckpointerTest, OptionsForASessionOutsideOfALauncher) {

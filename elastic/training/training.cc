@@ -52,8 +52,8 @@ void CheckOptions(const Training::Options& options) {
     throw std::invalid_argument(absl::StrCat("checkpoint_every is ", options.checkpoint_every,
                                              ": it must not be negative"));
   }
-  if (options.resume && options.checkpoint_folder.empty()) {
-    throw std::invalid_argument("resume is set without a checkpoint_folder to resume from");
+  if (options.resume == Training::Resume::kAny && options.checkpoint_folder.empty()) {
+    throw std::invalid_argument("resume is kAny without a checkpoint_folder to resume from");
   }
 }
 
@@ -175,6 +175,27 @@ class Training::Impl {
     return (totals[0] / totals[1]).item<double>();
   }
 
+  // Returns the texts of all ranks. Collective.
+  std::vector<std::string> Gather(const std::string& mine) {
+    const at::Device device = group_->device();
+    at::Tensor sizes = at::zeros({group_->size()}, at::kLong).to(device);
+    group_->all_gather(sizes, at::full({1}, static_cast<int64_t>(mine.size()), sizes.options()));
+    sizes = sizes.cpu();
+    const int64_t longest = sizes.max().item<int64_t>();
+    std::vector<std::string> texts(static_cast<size_t>(group_->size()));
+    if (longest == 0) return texts;
+    at::Tensor padded = at::zeros({longest}, at::kByte);
+    std::copy(mine.begin(), mine.end(), padded.data_ptr<uint8_t>());
+    at::Tensor bytes = at::zeros({group_->size(), longest}, at::kByte).to(device);
+    group_->all_gather(bytes, padded.to(device));
+    bytes = bytes.cpu();
+    for (size_t rank = 0; rank < texts.size(); ++rank) {
+      const uint8_t* begin = bytes.data_ptr<uint8_t>() + static_cast<int64_t>(rank) * longest;
+      texts[rank].assign(begin, begin + sizes.data_ptr<int64_t>()[rank]);
+    }
+    return texts;
+  }
+
   // Returns the sum of the ranks' counts. Collective.
   int64_t SumOverRanks(int64_t mine) {
     at::Tensor sum = at::full({1}, mine, at::kDouble).to(group_->device());
@@ -214,6 +235,9 @@ class Training::Impl {
     Checkpointer::Options checkpoints =
         Checkpointer::options_for(session_, group_->store(), options_.checkpoint_folder);
     checkpoints.on_error = options_.on_checkpoint_error;
+    checkpoints.optimizer_options = options_.optimizer_options;
+    checkpoints.claim_in_restore = true;
+    checkpoints.gather = [this](const std::string& mine) { return Gather(mine); };
     // Under torchrun each agent counts restarts by itself, so the ranks' counts may differ. Their
     // sum is the same on all ranks, and differs from that before the restart.
     const int64_t restarts = SumOverRanks(session_.restart_count());
@@ -222,9 +246,7 @@ class Training::Impl {
       checkpoints.generation_nonce = absl::StrCat("restart-", restarts);
     }
     checkpointer_.emplace(std::move(checkpoints));
-    // A restarted job finds its own checkpoints. The first generation of a job has none.
-    const bool may_load = options_.resume || (is_restart && checkpointer_->holds_own_checkpoints());
-    if (!may_load && checkpointer_->has_checkpoint()) {
+    if (!MayLoad(is_restart) && checkpointer_->has_checkpoint()) {
       throw std::invalid_argument(absl::StrCat(
           options_.checkpoint_folder,
           " holds checkpoints already: resume from them, or name another checkpoint folder"));
@@ -242,6 +264,19 @@ class Training::Impl {
     if (!state_.bucket_layout.empty()) model_.set_bucket_layout(state_.bucket_layout);
   }
 
+  // Returns true when the checkpoints in the folder may be loaded. A restarted job finds its own.
+  bool MayLoad(bool is_restart) {
+    if (options_.resume == Resume::kAny) return true;
+    // torchrun gives "none" to every job without an ID.
+    const std::string& run_id = session_.run_id();
+    const bool named = !run_id.empty() && run_id != "none";
+    if (options_.resume == Resume::kSameRunId && named &&
+        checkpointer_->newest_run_id() == run_id) {
+      return true;
+    }
+    return is_restart && checkpointer_->holds_own_checkpoints();
+  }
+
   void SaveIfDue() {
     if (save_due_ && !stop_) Save(Checkpointer::Urgency::kRoutine);
     save_due_ = false;
@@ -252,9 +287,16 @@ class Training::Impl {
   // because all ranks must take part in it.
   void SaveLast() {
     if (!checkpointer_ || SumOverRanks(saved_step_ == state_.step ? 0 : 1) == 0) return;
-    if (Save(Checkpointer::Urgency::kLast) || group_->rank() != 0) return;
-    LOG(ERROR) << "the last checkpoint was not saved: the steps after "
-               << std::max<int64_t>(saved_step_, 0) << " are lost";
+    const bool saved = Save(Checkpointer::Urgency::kLast);
+    if (SumOverRanks(saved ? 1 : 0) > 0) return;
+    const SaveStats& stats = checkpointer_->stats();
+    const std::string lost = absl::StrCat(
+        stats.saved == 0 ? absl::StrCat("no checkpoint was saved, all ", stats.failed,
+                                        stats.failed == 1 ? " save" : " saves", " failed")
+                         : "the last checkpoint was not saved",
+        ": the steps after ", std::max<int64_t>(saved_step_, 0), " are lost: ", stats.last_error);
+    if (options_.require_last_checkpoint) throw CheckpointError(lost);
+    if (group_->rank() == 0) LOG(ERROR) << lost;
   }
 
   // Returns true when the state is saved. The checkpointer logs the reason of a failure.

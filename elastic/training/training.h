@@ -35,7 +35,7 @@ namespace ddp::elastic {
 //
 // Training combines a WorkerSession, an ElasticSampler and a Checkpointer; each works alone too.
 // - The constructor restores the newest checkpoint of this job. A folder with checkpoints of
-//   another job is an error, unless Options::resume is set.
+//   another job is an error, unless Options::resume permits them.
 // - next_epoch() and next_batch() assign each sample to exactly one rank, once in each epoch, for
 //   any sequence of world sizes.
 // - step() scales the loss by this rank's share of the batch, runs backward and optimizer, and
@@ -64,6 +64,11 @@ class Training {
   // option `reduction`.
   enum class LossReduction { kMean, kSum };
 
+  // kNever: from none. kSameRunId: from those of a job of the same run ID, which the user gave
+  // (--rdzv-id): the same command continues after a requeue or a power cut. An ID that the launcher
+  // chose is new in every job. kAny: from anybody's.
+  enum class Resume { kNever, kSameRunId, kAny };
+
   struct Options {
     // ---- Data; see ElasticSampler::Options ----
     int64_t dataset_size = 0;       // samples, >= 1
@@ -90,19 +95,26 @@ class Training {
     // Steps between two checkpoints, >= 0. 0: a checkpoint only after the last step and when the
     // agent asks the generation to end.
     int64_t checkpoint_every = 100;
-    // Permission to continue from checkpoints that another job left in the folder. Without
-    // `resume`, such a folder is an error, so that a job never loads another job's weights
-    // unnoticed.
-    bool resume = false;
+    // The checkpoints in the folder from which a new job continues. All others are an error, so
+    // that a job never loads another job's weights unnoticed. A restart within a job always
+    // continues from the job's own.
+    Resume resume = Resume::kSameRunId;
+    // Who wins where the options of the optimizer (the learning rate ...) differ between the
+    // program and the checkpoint. Rank 0 logs each difference.
+    Checkpointer::OptimizerOptions optimizer_options =
+        Checkpointer::OptimizerOptions::kFromCheckpoint;
     // Behaviour when the disk or the store fails a save. kContinue: training continues, and a later
     // save is tried. kThrow: every rank throws.
     Checkpointer::OnError on_checkpoint_error = Checkpointer::OnError::kContinue;
+    // True: when the save before the end of the process fails, every rank throws CheckpointError,
+    // so that the process does not end with 0. False: rank 0 logs an error.
+    bool require_last_checkpoint = false;
   };
 
   // Restores the newest checkpoint, if there is one. Collective.
   //
   // Throws std::invalid_argument when an option is out of range, or when the folder holds another
-  // job's checkpoints and `resume` is not set.
+  // job's checkpoints and `resume` does not permit them.
   // Throws CheckpointError as Checkpointer::restore() does.
   // Throws std::runtime_error as WorkerSession::from_environment() does.
   Training(internal::DataParallelHandle model, torch::optim::Optimizer& optimizer, Options options);

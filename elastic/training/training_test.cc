@@ -2,7 +2,9 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/sgd.h>
 #include <torch/types.h>
@@ -28,6 +30,8 @@ namespace fs = std::filesystem;
 using ::ddp::testing::ErrorOf;
 using ::testing::HasSubstr;
 
+constexpr auto kAny = Training::Resume::kAny;
+constexpr auto kNever = Training::Resume::kNever;
 constexpr int64_t kSamples = 23;
 constexpr int64_t kBatch = 5;  // 5 steps per epoch, the last of 3 samples
 
@@ -194,7 +198,7 @@ RANK_TEST(TrainingTest, ContinuesWhereACheckpointLies, {1, 3}) {
   const auto group = init_process_group();
   const std::string folder = Folder(*group);
   const Training::Options options = {
-      .epochs = 3, .checkpoint_folder = folder, .checkpoint_every = 4, .resume = true};
+      .epochs = 3, .checkpoint_folder = folder, .checkpoint_every = 4, .resume = kAny};
   {
     Trainer stopped(group, options);
     EXPECT_FALSE(stopped.training.restored().has_value());
@@ -238,13 +242,13 @@ RANK_TEST(TrainingTest, AFaultOfTheStoreInTheLastSaveLosesNothing, 3) {
   struct Fault {
     int rank;
     std::string call;
-    std::string key;  // the end of it: attempt, round, name. Attempt 1 is the restore.
+    std::string key;  // the end of it: attempt, round, name. The restore is attempts 1 and 2.
   };
   const auto all = init_process_group();
   const std::string root = Folder(*all);
   int number = 0;
-  for (const Fault& fault : {Fault{1, "set", "/2/0/value/1"}, Fault{1, "multiGet", "/2/1/answer"},
-                             Fault{0, "set", "/2/1/answer"}}) {
+  for (const Fault& fault : {Fault{1, "set", "/3/0/value/1"}, Fault{1, "multiGet", "/3/1/answer"},
+                             Fault{0, "set", "/3/1/answer"}}) {
     const std::string folder = root + std::to_string(number);
     const auto part = c10::make_intrusive<c10d::PrefixStore>(std::to_string(number), all->store());
     ++number;
@@ -265,7 +269,7 @@ RANK_TEST(TrainingTest, AFaultOfTheStoreInTheLastSaveLosesNothing, 3) {
     }
     all->barrier();
     EXPECT_EQ(Checkpoints(folder), 1u);
-    options.resume = true;
+    options.resume = kAny;
     Trainer done(all, options);
     EXPECT_EQ(done.training.steps(), 5);
     EXPECT_FALSE(done.training.next_epoch());
@@ -304,9 +308,48 @@ RANK_TEST(TrainingTest, RefusesTheFolderOfAnotherJob, 1) {
   const std::string folder = Folder(*group);
   Trainer(group, {.epochs = 1, .checkpoint_folder = folder}).Run();
   const std::string text = ErrorOf<std::invalid_argument>(
-      [&] { Trainer other(group, {.epochs = 1, .checkpoint_folder = folder}); });
+      [&] { Trainer other(group, {.epochs = 1, .checkpoint_folder = folder, .resume = kNever}); });
   EXPECT_THAT(text, HasSubstr(folder + " holds checkpoints already: resume from them, or name "
                                        "another checkpoint folder"));
+}
+
+// The same command runs again under the same --rdzv-id: after a requeue, or a power cut.
+RANK_TEST(TrainingTest, ANewJobOfTheSameRunIdContinues, {1, 2}) {
+  const auto group = init_process_group();
+  Training::Options options = {
+      .epochs = 1, .checkpoint_folder = Folder(*group), .checkpoint_every = 3};
+  ASSERT_EQ(setenv("TORCHELASTIC_RUN_ID", "digits", 1), 0);
+  Trainer(group, options).Run(/*steps=*/4);
+  ASSERT_EQ(setenv("DDP_GENERATION_NONCE", "later", 1), 0);
+  EXPECT_EQ(Trainer(group, options).training.steps(), 3);
+  options.resume = kNever;
+  EXPECT_THAT(ErrorOf<std::invalid_argument>([&] { Trainer never(group, options); }),
+              HasSubstr("holds checkpoints already"));
+  options.resume = Training::Resume::kSameRunId;
+  for (const char* other : {"letters", "none", ""}) {
+    ASSERT_EQ(setenv("TORCHELASTIC_RUN_ID", other, 1), 0);
+    EXPECT_THAT(ErrorOf<std::invalid_argument>([&] { Trainer foreign(group, options); }),
+                HasSubstr("holds checkpoints already"));
+  }
+}
+
+// No file fits, so every save fails.
+RANK_TEST(TrainingTest, AJobWithoutAnyCheckpointSaysSoAtItsEnd, 1) {
+  const auto group = init_process_group();
+  Training::Options options = {
+      .epochs = 1, .checkpoint_folder = Folder(*group), .checkpoint_every = 2};
+  Trainer quiet(group, options);
+  options.require_last_checkpoint = true;
+  Trainer strict(group, options);
+  ASSERT_NE(signal(SIGXFSZ, SIG_IGN), SIG_ERR);
+  const rlimit small = {.rlim_cur = 3000, .rlim_max = RLIM_INFINITY};
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  ::testing::internal::CaptureStderr();
+  quiet.Run();
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              HasSubstr("no checkpoint was saved, all 2 saves failed: the steps after 0 are lost"));
+  EXPECT_THAT(ErrorOf<CheckpointError>([&] { strict.Run(); }),
+              HasSubstr("no checkpoint was saved"));
 }
 
 RANK_TEST(TrainingTest, MistakesAreNamed, 1) {
@@ -333,8 +376,8 @@ RANK_TEST(TrainingTest, MistakesAreNamed, 1) {
   EXPECT_THAT(
       ErrorOf<std::invalid_argument>([&] { Trainer none(group, {.checkpoint_every = -1}); }),
       HasSubstr("checkpoint_every is -1"));
-  EXPECT_THAT(ErrorOf<std::invalid_argument>([&] { Trainer none(group, {.resume = true}); }),
-              HasSubstr("resume is set without a checkpoint_folder"));
+  EXPECT_THAT(ErrorOf<std::invalid_argument>([&] { Trainer none(group, {.resume = kAny}); }),
+              HasSubstr("resume is kAny without a checkpoint_folder"));
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // A node is stopped, the job continues on another node, and the first node is continued. The test
 // runs the real ddprun twice, the real trainer and a real Redis. The first node must change no
-// checkpoint.
+// checkpoint. Also: the job's Redis ends, and the job goes on without it.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -23,6 +23,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "base/unique_fd.h"
@@ -244,9 +245,9 @@ TEST_F(StaleAgentTest, AWorkerThatStoodStillBeforeItsFirstClaimSavesNothing) {
   const std::vector<Node> nodes = StartJob();
   ASSERT_TRUE(Await([&] { return !Read(CommitLog(1, 1, 2)).empty(); })) << Read(nodes[1].event_log);
   Stop(nodes[0].worker);
-  EXPECT_THAT(Entries("."), IsEmpty());
+  EXPECT_THAT(Entries("."), ElementsAre(".owner"));
   ContinuesUndisturbed(nodes[0], nodes[1], &commit_log,
-                       "may not save: the job's rendezvous is at generation 2");
+                       "ddp::PeerFailedError: rank 0: stopped in an all-gather");
 }
 
 TEST_F(StaleAgentTest, AWorkerThatStoodStillInASaveDoesNotCommitIt) {
@@ -263,6 +264,33 @@ TEST_F(StaleAgentTest, AWorkerThatStoodStillInASaveDoesNotCommitIt) {
       /*pause_ms=*/0));
   ASSERT_TRUE(Await([&] { return IsSaving("extra-00001.safetensors"); }));
   ContinuesUndisturbed(nodes[0], nodes[1], nullptr, "was not saved; training goes on");
+}
+
+// Steps go on while Redis is away, saves are skipped, and the save of the last step needs no Redis.
+TEST_F(StaleAgentTest, AJobThatIsStoppedWhileRedisIsAwaySavesItsLastStep) {
+  DdprunDriver run(
+      {.arguments = {
+           absl::StrCat("--rdzv-endpoint=", redis_->endpoint().host, ":", redis_->endpoint().port),
+           "--rdzv-id=outage", "--nnodes=1", "--nproc-per-node=2", "examples/digits/train",
+           "--epochs=100000", "--checkpoint_every=25",
+           absl::StrCat("--checkpoint_dir=", Checkpoints().string()),
+           absl::StrCat("--commit_log=", folder_.string())}});
+  const auto steps = [this] {
+    const std::string log = Read(CommitLog(1, 0, 2));
+    return std::count(log.begin(), log.end(), '\n');
+  };
+  ASSERT_TRUE(Await([this] { return Saved(1) > 0; })) << run.err();
+  redis_->Kill();
+  run.AwaitStderr("the rendezvous is out of reach, the workers go on");
+  run.AwaitStderr("(2 failed in a row)");
+  const auto before = steps();
+  EXPECT_TRUE(Await([&] { return steps() >= before + 50; }));
+  EXPECT_THAT(Entries(".tmp-"), IsEmpty());
+
+  ASSERT_EQ(::kill(run.pid(), SIGTERM), 0);
+  EXPECT_EQ(run.Wait(), 1) << run.err();
+  EXPECT_THAT(run.err(), Not(HasSubstr("SIGKILL")));
+  EXPECT_TRUE(fs::exists(Checkpoints() / absl::StrFormat("step-%012d.g0001", steps())));
 }
 
 }  // namespace

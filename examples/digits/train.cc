@@ -35,12 +35,18 @@ DEFINE_int32(checkpoint_every, 50, "steps between checkpoints; 0: only one, at t
 DEFINE_string(commit_log, "",
               "existing folder for a file of each generation and rank: one line for each step, of "
               "its number, its epoch and the images that this rank used; empty: none");
-DEFINE_bool(resume, false, "let a new job go on from the checkpoints in --checkpoint_dir");
+DEFINE_string(resume, "same_run_id",
+              "whose checkpoints in --checkpoint_dir a new job continues: never, same_run_id "
+              "(--rdzv-id), any");
+DEFINE_bool(keep_lr, true, "continue with the checkpoint's learning rate, not with --lr");
+DEFINE_bool(require_checkpoint, false, "fail when the last checkpoint cannot be saved");
 
 namespace {
 
 namespace fs = std::filesystem;
+using ddp::elastic::Checkpointer;
 using ddp::elastic::ElasticSampler;
+using ddp::elastic::Training;
 using ddp::elastic::WorkerSession;
 using ddp::examples::IdxFile;
 using ddp::examples::MetricsLog;
@@ -60,7 +66,16 @@ void CheckFlags() {
   Require(FLAGS_lr > 0, "--lr=" + std::to_string(FLAGS_lr) + " must be above 0");
   Require(FLAGS_checkpoint_every >= 0,
           "--checkpoint_every=" + std::to_string(FLAGS_checkpoint_every) + " must not be negative");
-  Require(!FLAGS_resume || !FLAGS_checkpoint_dir.empty(), "--resume needs --checkpoint_dir");
+  Require(FLAGS_resume != "any" || !FLAGS_checkpoint_dir.empty(),
+          "--resume=any needs --checkpoint_dir");
+}
+
+Training::Resume ResumeFlag() {
+  if (FLAGS_resume == "never") return Training::Resume::kNever;
+  if (FLAGS_resume == "any") return Training::Resume::kAny;
+  Require(FLAGS_resume == "same_run_id",
+          "--resume=" + FLAGS_resume + " must be never, same_run_id or any");
+  return Training::Resume::kSameRunId;
 }
 
 // Returns --data_dir or, by default, examples/digits/data in the runfiles or in the current folder.
@@ -228,14 +243,18 @@ int Train() {
   torch::manual_seed(FLAGS_seed + 1 + group->rank());
   torch::optim::SGD optimizer(model->parameters(),
                               torch::optim::SGDOptions(FLAGS_lr).momentum(0.9));
-  ddp::elastic::Training training(model, optimizer,
-                                  {.dataset_size = train.size(),
-                                   .global_batch_size = FLAGS_batch_size,
-                                   .epochs = FLAGS_epochs,
-                                   .seed = FLAGS_seed,
-                                   .checkpoint_folder = FLAGS_checkpoint_dir,
-                                   .checkpoint_every = FLAGS_checkpoint_every,
-                                   .resume = FLAGS_resume});
+  ddp::elastic::Training training(
+      model, optimizer,
+      {.dataset_size = train.size(),
+       .global_batch_size = FLAGS_batch_size,
+       .epochs = FLAGS_epochs,
+       .seed = FLAGS_seed,
+       .checkpoint_folder = FLAGS_checkpoint_dir,
+       .checkpoint_every = FLAGS_checkpoint_every,
+       .resume = ResumeFlag(),
+       .optimizer_options = FLAGS_keep_lr ? Checkpointer::OptimizerOptions::kFromCheckpoint
+                                          : Checkpointer::OptimizerOptions::kFromProgram,
+       .require_last_checkpoint = FLAGS_require_checkpoint});
   Reports reports(training, training.session());
 
   while (training.next_epoch()) {

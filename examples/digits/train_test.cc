@@ -170,7 +170,7 @@ TEST_F(DigitsTest, AJobThatIsToldToLeaveSavesItsLastStep) {
   EXPECT_EQ(run.Wait(), 1) << run.err();
   EXPECT_THAT(Newest("preempted").filename().string(), ::testing::StartsWith("step-"));
 
-  DdprunDriver resumed(Job("preempted", {"--epochs=4", "--checkpoint_every=0", "--resume"}));
+  DdprunDriver resumed(Job("preempted", {"--epochs=4", "--checkpoint_every=0", "--resume=any"}));
   EXPECT_EQ(resumed.Wait(), 0) << resumed.err();
   EXPECT_THAT(resumed.err(), HasSubstr("goes on from "));
   EXPECT_TRUE(Tensors("preempted") == Tensors("peaceful"));
@@ -186,7 +186,7 @@ TEST_F(DigitsTest, ANewJobResumesOnlyWhenToldTo) {
                                         "name another checkpoint folder"));
   EXPECT_TRUE(Tensors("job") == before);
 
-  DdprunDriver resumed(Job("job", {"--epochs=2", "--resume"}));
+  DdprunDriver resumed(Job("job", {"--epochs=2", "--resume=any"}));
   EXPECT_EQ(resumed.Wait(), 0) << resumed.err();
   EXPECT_THAT(resumed.out(), Not(HasSubstr("epoch 0 ")));
   EXPECT_THAT(Epochs("job"), ElementsAre(0, 1));
@@ -197,7 +197,7 @@ TEST_F(DigitsTest, ANewJobResumesOnlyWhenToldTo) {
 }
 
 // With port 0 each job has a server of its own, which counts the jobs of an id from 1.
-TEST_F(DigitsTest, ANewJobUnderAnOldIdResumesInNoGenerationUnlessToldTo) {
+TEST_F(DigitsTest, ANewJobUnderAnOldIdContinuesUnlessToldNotTo) {
   const auto job = [this](const std::vector<std::string>& flags) {
     DdprunDriver::Options options = Job("job", flags);
     options.arguments[0] = "--rdzv-endpoint=localhost:0";  // in place of --standalone
@@ -207,7 +207,7 @@ TEST_F(DigitsTest, ANewJobUnderAnOldIdResumesInNoGenerationUnlessToldTo) {
   ASSERT_EQ(DdprunDriver(job({"--epochs=1"})).Wait(), 0);
   const auto before = Tensors("job");
 
-  DdprunDriver careless(job({"--epochs=2"}));
+  DdprunDriver careless(job({"--epochs=2", "--resume=never"}));
   EXPECT_EQ(careless.Wait(), 1);
   EXPECT_THAT(careless.err(), HasSubstr("restart 1 of 3"));
   EXPECT_THAT(careless.err(), HasSubstr("holds checkpoints already: resume from them, or "
@@ -215,7 +215,7 @@ TEST_F(DigitsTest, ANewJobUnderAnOldIdResumesInNoGenerationUnlessToldTo) {
   EXPECT_THAT(careless.err(), Not(HasSubstr("goes on from ")));
   EXPECT_TRUE(Tensors("job") == before);
 
-  DdprunDriver resumed(job({"--epochs=2", "--resume"}));
+  DdprunDriver resumed(job({"--epochs=2"}));
   EXPECT_EQ(resumed.Wait(), 0) << resumed.err();
   EXPECT_THAT(resumed.err(), HasSubstr("goes on from "));
 }

@@ -59,7 +59,7 @@ int Train(const std::string& checkpoint_folder, int64_t epochs, bool plain) {
                                    .epochs = epochs,
                                    .checkpoint_folder = checkpoint_folder,
                                    .checkpoint_every = 20,
-                                   .resume = true});  // a later job may continue this one
+                                   .resume = ddp::elastic::Training::Resume::kAny});
 
   while (training.next_epoch()) {
     while (const auto batch = training.next_batch()) {

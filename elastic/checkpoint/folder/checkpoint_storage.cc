@@ -109,14 +109,24 @@ absl::StatusOr<std::vector<CheckpointId>> CheckpointStorage::List() const {
   const absl::StatusOr<std::vector<std::string>> names = file_system_->ListDirectory(root_);
   if (absl::IsNotFound(names.status())) return std::vector<CheckpointId>();
   if (!names.ok()) return names.status();
+  for (const std::string& name : *names) {
+    if (!absl::StartsWith(name, "step-") || ParseFolderName(name).has_value()) continue;
+    NameOnce(Path(name), "its name is not that of a checkpoint");
+  }
   return NewestFirst(*names);
 }
 
 absl::StatusOr<CheckpointStorage::StoredManifest> CheckpointStorage::ReadManifest(
     const CheckpointId& id) const {
   const std::string path = absl::StrCat(Folder(id), "/", kManifestName);
-  DDP_ASSIGN_OR_RETURN(const std::string text,
-                       ReadWholeFile(*file_system_, path, kManifestBytesMax));
+  const absl::StatusOr<std::string> read = ReadWholeFile(*file_system_, path, kManifestBytesMax);
+  if (absl::IsFailedPrecondition(read.status())) {
+    const absl::StatusOr<EntryKind> kind = file_system_->KindOf(Folder(id));
+    if (kind.ok() && *kind == EntryKind::kFile) {
+      return absl::DataLossError(absl::StrCat(Folder(id), " is a file, and a checkpoint a folder"));
+    }
+  }
+  DDP_ASSIGN_OR_RETURN(const std::string text, read);
   absl::StatusOr<Manifest> manifest = ParseManifest(text);
   if (!manifest.ok()) return Prefixed(path, manifest.status());
   if (manifest->id != id) {
@@ -159,8 +169,7 @@ absl::Status CheckpointStorage::CheckWhole(const Manifest& manifest) const {
 
 // ---- Writing ----
 
-absl::StatusOr<std::string> CheckpointStorage::Begin(const CheckpointOwner& owner,
-                                                     const CheckpointId& id) {
+absl::Status CheckpointStorage::ClaimRoot(const CheckpointOwner& owner) {
   CHECK(IsPlainNonce(owner.nonce)) << "an owner without a nonce cannot be told from another";
   CheckpointOwner asked = owner;
   DDP_RETURN_IF_ERROR(CheckGeneration(asked));
@@ -177,6 +186,12 @@ absl::StatusOr<std::string> CheckpointStorage::Begin(const CheckpointOwner& owne
     DDP_RETURN_IF_ERROR(owned);
     RemoveLeftovers({leftovers_.begin(), leftovers_.end()});
   }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> CheckpointStorage::Begin(const CheckpointOwner& owner,
+                                                     const CheckpointId& id) {
+  DDP_RETURN_IF_ERROR(ClaimRoot(owner));
   const std::string name = WorkFolderName({.id = id, .nonce = owner.nonce});
   DDP_RETURN_IF_ERROR(MakeWorkFolder(name));
   const absl::Status synced = file_system_->SyncDirectory(root_);
@@ -274,7 +289,7 @@ void CheckpointStorage::Remember(const std::string& name, const absl::Status& er
   LOG(WARNING) << "the next save will try again: " << error.message();
 }
 
-void CheckpointStorage::NameOnce(const std::string& path, const std::string& reason) {
+void CheckpointStorage::NameOnce(const std::string& path, const std::string& reason) const {
   if (!named_.insert(path).second) return;
   LOG(WARNING) << path << " stays where it is: " << reason;
 }

@@ -61,6 +61,7 @@ class CheckpointStorage {
   std::string Folder(const CheckpointId& id) const;
 
   // Returns the committed checkpoints, complete or not, newest first. Empty when there is no root.
+  // Logs each other entry "step-..." once.
   absl::StatusOr<std::vector<CheckpointId>> List() const;
 
   struct StoredManifest {
@@ -80,7 +81,10 @@ class CheckpointStorage {
   bool IsMissing(const std::string& path) const;
 
   // Claims the root, and creates it where needed, unless `owner` has claimed it already. Logs a
-  // warning when this object has claimed the root and the root, or its claim, is gone. Creates the
+  // warning when this object has claimed the root and the root, or its claim, is gone.
+  absl::Status ClaimRoot(const CheckpointOwner& owner);
+
+  // Claims the root, as ClaimRoot() does. Creates the
   // work folder for checkpoint `id` and returns the work folder's path. After an error there is no
   // work folder, or a later Begin() removes it.
   absl::StatusOr<std::string> Begin(const CheckpointOwner& owner, const CheckpointId& id);
@@ -115,7 +119,7 @@ class CheckpointStorage {
     std::vector<std::string> foreign;  // everything else
   };
   absl::StatusOr<Contents> LookInto(const std::string& path) const;
-  void NameOnce(const std::string& path, const std::string& reason);
+  void NameOnce(const std::string& path, const std::string& reason) const;
   absl::Status CheckWhole(const Manifest& manifest) const;
   absl::Status CheckWritten(const std::string& folder, const Manifest& manifest) const;
   absl::StatusOr<bool> YieldToExisting(const Manifest& manifest);
@@ -125,7 +129,7 @@ class CheckpointStorage {
   const AskRendezvous ask_;
   OwnerFile owner_file_;
   std::optional<OwnerFile::Claim> claim_;  // the last claim of Begin()
-  std::set<std::string> named_;            // paths that the log has named
+  mutable std::set<std::string> named_;    // paths that the log has named
   std::set<std::string> leftovers_;        // names in the root that could not be removed
   bool rendezvous_is_silent_ = false;      // and the log has said so
 };

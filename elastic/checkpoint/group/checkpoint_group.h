@@ -25,9 +25,13 @@ class CheckpointGroup {
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
 
+  // kShort: a save, which is skipped when the ranks cannot be reached for a few seconds, because
+  // training waits for it. kLong: a restore, without which there is no training.
+  enum class Patience { kShort, kLong };
+
   // Begins a save or a restore. Decide() then ignores the texts and answers of earlier saves and
   // restores, failed or not.
-  virtual void StartAttempt() {}
+  virtual void StartAttempt(Patience /*patience*/) {}
 
   // Restarts the timeout of the ranks that wait for this rank. Cheap enough to be called for every
   // block that is written.

@@ -28,6 +28,9 @@ class FaultyStore final : public c10d::PrefixStore {
   FaultyStore(c10::intrusive_ptr<c10d::Store> store, Fails fails, Throws throws = Throws::kBefore)
       : PrefixStore("view", std::move(store)), fails_(std::move(fails)), throws_(throws) {}
 
+  c10::intrusive_ptr<c10d::Store> clone() override {
+    return c10::make_intrusive<FaultyStore>(store_->clone(), fails_, throws_);
+  }
   using PrefixStore::set;
   void set(const std::string& key, const std::vector<uint8_t>& value) override {
     Run("set", key, [&] { PrefixStore::set(key, value); });
@@ -48,6 +51,11 @@ class FaultyStore final : public c10d::PrefixStore {
     return deleted;
   }
   using PrefixStore::wait;
+  bool check(const std::vector<std::string>& keys) override {
+    bool present = false;
+    Run("check", keys.at(0), [&] { present = PrefixStore::check(keys); });
+    return present;
+  }
   void wait(const std::vector<std::string>& keys,
             const std::chrono::milliseconds& timeout) override {
     Run("wait", keys.at(0), [&] { PrefixStore::wait(keys, timeout); });

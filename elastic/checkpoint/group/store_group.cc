@@ -23,10 +23,9 @@ constexpr char kProgress[] = "progress";
 constexpr int kTellsPerTimeout = 16;
 constexpr int kLooksPerTimeout = 4;
 constexpr absl::Duration kTellIntervalMax = absl::Seconds(15);
-constexpr absl::Duration kLookIntervalMax = absl::Minutes(1);
-// Pauses between the tries to set an error.
-constexpr absl::Duration kFirstPause = absl::Milliseconds(50);
-constexpr absl::Duration kLongestPause = absl::Seconds(1);
+constexpr absl::Duration kLookIntervalMax = absl::Seconds(5);
+// Between the tries to set an error.
+constexpr absl::Duration kPause = absl::Milliseconds(100);
 // A bound. Keys accumulate only while the store refuses to delete them.
 constexpr size_t kStaleKeysMax = 1000;
 
@@ -44,7 +43,10 @@ void Wait(absl::Duration duration) {
 
 }  // namespace
 
-StoreGroup::StoreGroup(Options options) : options_(std::move(options)) {}
+StoreGroup::StoreGroup(Options options)
+    : options_(std::move(options)), store_(options_.store.get()) {}
+
+StoreGroup::~StoreGroup() { EndTelling(); }
 
 absl::Time StoreGroup::Now() const {
   return options_.clock != nullptr ? options_.clock->Now() : monotonic_clock_.Now();
@@ -67,7 +69,9 @@ std::string StoreGroup::OwnKey(int64_t round) const {
   return options_.rank == 0 ? RoundKey(round, kAnswer) : ValueKey(round, options_.rank);
 }
 
-void StoreGroup::StartAttempt() {
+void StoreGroup::StartAttempt(Patience patience) {
+  EndTelling();
+  patience_ = patience;
   // Rank 0 deletes the counter of progress, which all ranks share.
   if (attempt_ > 0 && instance_ > 0 && options_.rank == 0) {
     stale_keys_.push_back(AttemptKey(kProgress));
@@ -80,17 +84,18 @@ void StoreGroup::StartAttempt() {
 void StoreGroup::Progress() {
   const absl::Time now = Now();
   const absl::Duration interval = std::min(options_.timeout / kTellsPerTimeout, kTellIntervalMax);
-  if (instance_ == 0 || now - told_ < interval) return;
+  // After a failure the teller may run, and no rank waits for this one.
+  if (failed_ || instance_ == 0 || now - told_ < interval) return;
   told_ = now;
   try {
-    options_.store->add(AttemptKey(kProgress), 1);
+    store_->add(AttemptKey(kProgress), 1);
   } catch (const std::exception&) {
     // The store is unreachable. The next Decide() reports that, if it lasts.
   }
 }
 
 absl::StatusOr<std::string> StoreGroup::Decide(const std::string& value, const Decision& decide) {
-  if (attempt_ == 0 || failed_) StartAttempt();
+  if (attempt_ == 0 || failed_) StartAttempt(patience_);
   const absl::StatusOr<std::string> text = Exchange(value, decide);
   if (!text.ok()) {
     failed_ = true;
@@ -110,13 +115,37 @@ absl::StatusOr<std::string> StoreGroup::Decide(const std::string& value, const D
 // Returns the encoded answer of this round.
 absl::StatusOr<std::string> StoreGroup::Exchange(const std::string& value, const Decision& decide) {
   try {
+    store_ = patience_ == Patience::kShort ? &Hasty() : options_.store.get();
     StartInstance();
     return options_.rank == 0 ? Lead(value, decide) : Follow(value);
   } catch (const std::exception& error) {
-    return absl::UnavailableError(
-        absl::StrCat("rank ", options_.rank,
-                     " cannot reach the others through the store: ", FirstLine(error.what())));
+    return Unreachable(error);
   }
+}
+
+absl::Status StoreGroup::Unreachable(const std::exception& error) const {
+  return absl::UnavailableError(
+      absl::StrCat("rank ", options_.rank,
+                   " cannot reach the others through the store: ", FirstLine(error.what())));
+}
+
+absl::Status StoreGroup::Probe() {
+  try {
+    (void)Hasty().check({absl::StrCat(options_.prefix, "/instances/", options_.rank)});
+    return absl::OkStatus();
+  } catch (const std::exception& error) {
+    return Unreachable(error);
+  }
+}
+
+// Returns a view of the store with the short timeout. Throws when the store cannot be cloned now.
+c10d::Store& StoreGroup::Hasty() {
+  if (hasty_ == nullptr) {
+    c10::intrusive_ptr<c10d::Store> clone = options_.store->clone();
+    clone->setTimeout(absl::ToChronoMilliseconds(options_.store_patience));
+    hasty_ = std::move(clone);
+  }
+  return *hasty_;
 }
 
 // A store may outlive a group, so keys contain the group's number: a group never reads the keys of
@@ -126,8 +155,8 @@ absl::StatusOr<std::string> StoreGroup::Exchange(const std::string& value, const
 void StoreGroup::StartInstance() {
   if (instance_ > 0) return;
   const std::string key = absl::StrCat(options_.prefix, "/instances/", options_.rank);
-  if (wanted_instance_ == 0) wanted_instance_ = options_.store->add(key, 0) + 1;
-  options_.store->set(key, ToBytes(absl::StrCat(wanted_instance_)));
+  if (wanted_instance_ == 0) wanted_instance_ = store_->add(key, 0) + 1;
+  store_->set(key, ToBytes(absl::StrCat(wanted_instance_)));
   instance_ = wanted_instance_;
 }
 
@@ -175,12 +204,12 @@ absl::Status StoreGroup::Await(const std::vector<std::string>& keys) {
     const absl::Duration slice =
         std::min(look, std::max(deadline - start, absl::ZeroDuration())) + absl::Milliseconds(1);
     try {
-      options_.store->wait(keys, absl::ToChronoMilliseconds(slice));
+      store_->wait(keys, absl::ToChronoMilliseconds(slice));
       return absl::OkStatus();
     } catch (const std::exception&) {
       if (Now() - start < slice - absl::Milliseconds(1)) throw;  // failed before its timeout
     }
-    const int64_t progress = options_.store->add(AttemptKey(kProgress), 0);
+    const int64_t progress = store_->add(AttemptKey(kProgress), 0);
     const absl::Time now = Now();
     const bool moved = progress > std::max<int64_t>(seen, 0);
     seen = progress;
@@ -197,12 +226,12 @@ absl::Status StoreGroup::Await(const std::vector<std::string>& keys) {
 
 std::vector<std::string> StoreGroup::Read(const std::vector<std::string>& keys) {
   std::vector<std::string> values;
-  if (options_.store->hasExtendedApi()) {
-    for (const std::vector<uint8_t>& value : options_.store->multiGet(keys)) {
+  if (store_->hasExtendedApi()) {
+    for (const std::vector<uint8_t>& value : store_->multiGet(keys)) {
       values.push_back(ToText(value));
     }
   } else {
-    for (const std::string& key : keys) values.push_back(ToText(options_.store->get(key)));
+    for (const std::string& key : keys) values.push_back(ToText(store_->get(key)));
   }
   return values;
 }
@@ -212,36 +241,50 @@ void StoreGroup::Set(const std::string& key, const std::string& text) {
   if (std::find(stale_keys_.begin(), stale_keys_.end(), key) == stale_keys_.end()) {
     stale_keys_.push_back(key);
   }
-  options_.store->set(key, ToBytes(text));
+  store_->set(key, ToBytes(text));
 }
 
 // Sets `error` in place of this rank's value or answer, so that no other rank waits for this one.
 // A rank that has the answer of this round already, or has read this rank's value, finds the error
-// in the next round.
+// in the next round. A thread does it, because the store may be away: this rank goes on, and the
+// others learn of its error when the store is back.
 void StoreGroup::Tell(const absl::Status& error) {
-  const std::string text = EncodeResult(error);
   // One try after a timeout: the other ranks have waited for as long.
-  const absl::Time deadline =
-      absl::IsDeadlineExceeded(error) ? absl::InfinitePast() : Now() + options_.timeout / 2;
-  for (absl::Duration pause = kFirstPause;; pause = std::min(2 * pause, kLongestPause)) {
-    // This rank is not hung: it waits for the store.
-    if (options_.on_progress != nullptr) options_.on_progress();
-    try {
-      StartInstance();
-      for (const int64_t round : {round_, round_ + 1}) Set(OwnKey(round), text);
-      return;
-    } catch (const std::exception&) {
-      // The other ranks wait until their own timeouts.
-      if (Now() + pause > deadline) return;
-    }
-    Wait(pause);
+  const absl::Duration limit =
+      absl::IsDeadlineExceeded(error) ? absl::ZeroDuration() : options_.timeout / 2;
+  try {
+    store_ = &Hasty();
+    telling_ends_ = false;
+    teller_ = std::thread([this, text = EncodeResult(error), deadline = Now() + limit] {
+      while (!TrySetError(text) && !telling_ends_ && Now() + kPause <= deadline) Wait(kPause);
+    });
+  } catch (const std::exception&) {
+    // The store cannot be reached at all, or there is no thread. The others wait until their own
+    // timeouts.
   }
+}
+
+bool StoreGroup::TrySetError(const std::string& text) {
+  try {
+    StartInstance();
+    for (const int64_t round : {round_, round_ + 1}) Set(OwnKey(round), text);
+    return true;
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
+// Blocks for one call of the store at most. While the teller runs, no other thread uses the members
+// that it writes.
+void StoreGroup::EndTelling() {
+  telling_ends_ = true;
+  if (teller_.joinable()) teller_.join();
 }
 
 void StoreGroup::DeleteStaleKeys() {
   while (!stale_keys_.empty()) {
     try {
-      options_.store->deleteKey(stale_keys_.back());
+      store_->deleteKey(stale_keys_.back());
     } catch (const std::exception&) {
       // The next call tries again. The other keys are not tried: a store that is out of reach
       // would block once for each.
@@ -257,7 +300,7 @@ std::string StoreGroup::Missing() {
   std::vector<std::string> missing;
   for (int rank = 1; rank < options_.world_size; ++rank) {
     try {
-      if (!options_.store->check({ValueKey(round_, rank)})) missing.push_back(absl::StrCat(rank));
+      if (!store_->check({ValueKey(round_, rank)})) missing.push_back(absl::StrCat(rank));
     } catch (const std::exception&) {
       return "the other ranks, and the store does not answer";
     }

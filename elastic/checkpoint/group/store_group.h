@@ -1,9 +1,12 @@
 #ifndef DDP_ELASTIC_CHECKPOINT_GROUP_STORE_GROUP_H_
 #define DDP_ELASTIC_CHECKPOINT_GROUP_STORE_GROUP_H_
 
+#include <atomic>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -27,7 +30,10 @@ namespace ddp::elastic {
 // A rank whose Decide() fails sets its error in place of its text, for this round and the next.
 // Rank 0 then fails with that error too, and answers the other ranks with it: no rank waits for a
 // rank that has left the attempt. Rank 0 does the same with its answer. When the store refuses the
-// error too, the rank tries again for half of Options::timeout. Thread-compatible.
+// error too, a thread of its own tries again for half of Options::timeout: this rank goes on.
+//
+// Patience::kShort bounds each call of the store by Options::store_patience, and so the time until
+// a rank notices that the store is gone by twice as much. Thread-compatible.
 class StoreGroup final : public CheckpointGroup {
  public:
   struct Options {
@@ -35,24 +41,29 @@ class StoreGroup final : public CheckpointGroup {
     int rank = 0;
     int world_size = 1;
     std::string prefix;  // of all keys; equal on all ranks. Two groups at the same time need two.
-    absl::Duration timeout;  // of one wait without progress of any rank
-    // Called about once a minute in a wait while other ranks progress, and before this rank sets an
+    absl::Duration timeout;                            // of one wait without progress of any rank
+    absl::Duration store_patience = absl::Seconds(5);  // with Patience::kShort
+    // Called every few seconds in a wait while other ranks progress, and before this rank sets an
     // error. Null: no calls.
     std::function<void()> on_progress = nullptr;
     const Clock* clock = nullptr;  // must outlive the group; null: the monotonic clock
   };
 
   explicit StoreGroup(Options options);
+  ~StoreGroup() override;
 
   int rank() const override { return options_.rank; }
   int world_size() const override { return options_.world_size; }
 
-  void StartAttempt() override;
+  void StartAttempt(Patience patience) override;
   void Progress() override;
 
   // See CheckpointGroup. Exceptions of the store become kUnavailable. kDeadlineExceeded: the store
   // answers, and the others have made no progress for `timeout`.
   absl::StatusOr<std::string> Decide(const std::string& value, const Decision& decide) override;
+
+  // Returns OK when the store answers this rank within Options::store_patience. No collective.
+  absl::Status Probe();
 
  private:
   absl::Time Now() const;
@@ -60,6 +71,7 @@ class StoreGroup final : public CheckpointGroup {
   std::string RoundKey(int64_t round, const std::string& name) const;
   std::string ValueKey(int64_t round, int rank) const;
   std::string OwnKey(int64_t round) const;
+  c10d::Store& Hasty();
   void StartInstance();
   absl::StatusOr<std::string> Exchange(const std::string& value, const Decision& decide);
   absl::StatusOr<std::string> Lead(const std::string& value, const Decision& decide);
@@ -68,11 +80,19 @@ class StoreGroup final : public CheckpointGroup {
   std::vector<std::string> Read(const std::vector<std::string>& keys);
   void Set(const std::string& key, const std::string& text);
   void Tell(const absl::Status& error);
+  bool TrySetError(const std::string& text);
+  absl::Status Unreachable(const std::exception& error) const;
+  void EndTelling();
   void DeleteStaleKeys();
   std::string Missing();
 
   const Options options_;
   const MonotonicClock monotonic_clock_;
+  c10::intrusive_ptr<c10d::Store> hasty_;  // a clone with a short timeout; null: not made yet
+  Patience patience_ = Patience::kLong;    // of the attempt
+  c10d::Store* store_ = nullptr;           // hasty_ or Options::store, as the attempt wants
+  std::thread teller_;                     // sets this rank's error as soon as the store takes it
+  std::atomic<bool> telling_ends_ = false;
   int64_t wanted_instance_ = 0;  // the value for instance_; 0: not known yet
   int64_t instance_ = 0;  // the number of this group among those of its prefix; 0: not stored yet
   int64_t attempt_ = 0;   // of this group; 0: none has begun

@@ -169,7 +169,7 @@ absl::Status Failure(const Verdict& verdict) {
 }
 
 absl::StatusOr<std::optional<LoadedCheckpoint>> Loader::Run() {
-  group_.StartAttempt();
+  group_.StartAttempt(CheckpointGroup::Patience::kLong);
   // The loop ends: each round lowers the bound, and finitely many IDs lie below it, or is one of a
   // bounded number of retries.
   while (true) {

@@ -1,14 +1,17 @@
 #include "elastic/checkpoint/save_load/save_checkpoint.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <iterator>
 #include <set>
+#include <system_error>
 #include <tuple>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "elastic/checkpoint/format/safetensors_writer.h"
 #include "elastic/checkpoint/group/wire_status.h"
@@ -64,6 +67,45 @@ absl::StatusOr<std::string> WriteShare(FileSystem& file_system, const std::strin
   DDP_RETURN_IF_ERROR(WriteFile(file_system, folder, ExtraFileName(rank), contents.extra, records));
   DDP_RETURN_IF_ERROR(file_system.SyncDirectory(folder));
   return EncodeRecords(records);
+}
+
+std::string AbsolutePath(const std::string& path) {
+  std::error_code error;  // for instance when the current folder was removed
+  const std::filesystem::path absolute = std::filesystem::absolute(path, error);
+  return error ? path : absolute.string();
+}
+
+// Returns OK when this rank sees rank 0's new folder, soon or at once. kNotFound has the absolute
+// path. Other errors are left to the writing.
+absl::Status AwaitFolder(FileSystem& file_system, const std::string& folder,
+                         const LoadOptions& options) {
+  for (int retry = 0; absl::IsNotFound(file_system.KindOf(folder).status()); ++retry) {
+    if (retry > options.retries) return absl::NotFoundError(AbsolutePath(folder));
+    PauseBeforeRetry(options, retry);
+  }
+  return absl::OkStatus();
+}
+
+// Checks that all ranks see `folder`, which rank 0 has made. values: by rank, the share or its
+// error.
+absl::Status CheckFolderIsShared(FileSystem& file_system, const std::string& folder,
+                                 const std::vector<std::string>& values, bool was_shared) {
+  std::vector<size_t> blind;
+  std::string path;  // of the first of them
+  for (size_t rank = 0; rank < values.size(); ++rank) {
+    const absl::Status share = DecodeResult(values[rank]).status();
+    if (!absl::IsNotFound(share)) continue;
+    if (blind.empty()) path = std::string(share.message());
+    blind.push_back(rank);
+  }
+  // Another claim of the folder may have removed it, for rank 0 too.
+  if (blind.empty() || !file_system.KindOf(folder).ok()) return absl::OkStatus();
+  return absl::Status(
+      was_shared ? absl::StatusCode::kUnavailable : absl::StatusCode::kFailedPrecondition,
+      absl::StrCat("all ranks need the same checkpoint folder, on a file system that they share: "
+                   "rank 0 saves into ",
+                   AbsolutePath(folder), ", and ", blind.size() == 1 ? "rank " : "ranks ",
+                   absl::StrJoin(blind, ", "), " of ", values.size(), " cannot find ", path));
 }
 
 absl::StatusOr<Manifest> CompleteManifest(Manifest manifest,
@@ -127,9 +169,14 @@ absl::StatusOr<std::string> Save(FileSystem& file_system, CheckpointStorage& sto
   DDP_ASSIGN_OR_RETURN(const std::string begun, group.Decide(agreement, begin));
   DDP_ASSIGN_OR_RETURN(folder, DecodeResult(begun));
 
+  absl::Status seen;  // rank 0 has made the folder
+  if (group.rank() != 0) seen = AwaitFolder(file_system, folder, options.wait_for_folder);
   const absl::StatusOr<std::string> share =
-      WriteShare(file_system, folder, plan, *contents, group.rank());
+      seen.ok() ? WriteShare(file_system, folder, plan, *contents, group.rank()) : seen;
   const auto commit = [&](const std::vector<std::string>& values) {
+    const absl::Status shared =
+        CheckFolderIsShared(file_system, folder, values, options.folder_is_shared);
+    if (!shared.ok()) return EncodeResult(shared);
     absl::StatusOr<Manifest> manifest = CompleteManifest(contents->description, values);
     if (!manifest.ok()) return EncodeResult(manifest.status());
     return EncodeResult(storage.Commit(options.owner, folder, *manifest));
@@ -157,7 +204,7 @@ std::vector<bool> WrittenOptimizerTensors(const CheckpointContents& contents, in
 absl::StatusOr<std::string> SaveCheckpoint(FileSystem& file_system, CheckpointStorage& storage,
                                            CheckpointGroup& group, const SaveOptions& options,
                                            const absl::StatusOr<CheckpointContents>& contents) {
-  group.StartAttempt();
+  group.StartAttempt(CheckpointGroup::Patience::kShort);
   std::string folder;
   absl::StatusOr<std::string> saved = Save(file_system, storage, group, options, contents, folder);
   if (!saved.ok() && group.rank() == 0 && !folder.empty()) storage.Abandon(folder);

@@ -11,6 +11,7 @@
 #include "elastic/checkpoint/format/manifest.h"
 #include "elastic/checkpoint/format/tensor_view.h"
 #include "elastic/checkpoint/group/checkpoint_group.h"
+#include "elastic/checkpoint/save_load/load_checkpoint.h"
 
 namespace ddp::elastic {
 
@@ -33,6 +34,10 @@ struct SaveOptions {
   // Called on rank 0 after the ranks agree on the state. An error ends the save on every rank, with
   // nothing written. Null: no call.
   std::function<absl::Status()> hold_back = nullptr;
+  // True: earlier saves or loads have shown that all ranks have the same folder. False: ranks that
+  // do not see rank 0's folder are kFailedPrecondition, because a retry cannot help.
+  bool folder_is_shared = false;
+  LoadOptions wait_for_folder = {};  // until rank 0's new folder appears to this rank
 };
 
 // Returns which of `contents.optimizer` the rank `rank` of `world_size` writes. Depends on names,
@@ -46,7 +51,8 @@ std::vector<bool> WrittenOptimizerTensors(const CheckpointContents& contents, in
 // ranks return it. Only rank 0 uses `storage`.
 //
 // Errors: those of the storage, the file system, the group and `hold_back`; kInvalidArgument when
-// the ranks have different states; the error in any rank's `contents`.
+// the ranks have different states; kFailedPrecondition or kUnavailable when ranks do not see rank
+// 0's folder, with the ranks and absolute paths; the error in any rank's `contents`.
 // After an error there is no new checkpoint, or a complete one: when only rank 0's answer was lost,
 // or when the sync after the checkpoint's renaming failed.
 absl::StatusOr<std::string> SaveCheckpoint(FileSystem& file_system, CheckpointStorage& storage,

@@ -105,7 +105,11 @@ class RanksTest : public ::testing::Test {
       if (change != nullptr) change(group.rank(), contents);
       results[static_cast<size_t>(group.rank())] =
           SaveCheckpoint(file_system, storage, group,
-                         {.owner = Owner(generation), .file_bytes_max = 20}, contents);
+                         {.owner = Owner(generation),
+                          .file_bytes_max = 20,
+                          .folder_is_shared = folder_is_shared_,
+                          .wait_for_folder = AtOnce()},
+                         contents);
     });
     return results;
   }
@@ -142,6 +146,7 @@ class RanksTest : public ::testing::Test {
   }
 
   MemoryFileSystem file_system_;
+  bool folder_is_shared_ = false;
   std::map<int, std::string> hidden_;  // by rank: the text in the paths of hidden files
   absl::Status obstacle_;              // error of opening a hidden file; OK: kNotFound
   int tries_of_rank_0_ = -1;           // until rank 0 sees the hidden files; -1: never
@@ -250,6 +255,22 @@ TEST_F(RanksTest, FullDiskOnOneRankFailsTheSaveEverywhereAndLeavesNothing) {
   hidden_.clear();
   EXPECT_THAT(Names(file_system_), ElementsAre(".owner", "step-000000000004.g0001"));
   EXPECT_EQ(Load(3)[2].step, 4);
+}
+
+TEST_F(RanksTest, RanksWithAnotherFolderAreNamedInTheFirstSave) {
+  hidden_ = {{1, ".tmp-"}, {3, ".tmp-"}};
+  for (const auto& result : Save(4, 1, 1)) {
+    EXPECT_EQ(result.status().code(), absl::StatusCode::kFailedPrecondition) << result.status();
+    EXPECT_THAT(std::string(result.status().message()),
+                AllOf(HasSubstr("all ranks need the same checkpoint folder"),
+                      HasSubstr("ranks 1, 3 of 4 cannot find /jobs/digits/.tmp-")));
+  }
+  EXPECT_THAT(Names(file_system_), ElementsAre(".owner"));
+  // Later it may pass: a folder that all ranks have seen is away for a moment.
+  folder_is_shared_ = true;
+  for (const auto& result : Save(4, 1, 1)) {
+    EXPECT_EQ(result.status().code(), absl::StatusCode::kUnavailable) << result.status();
+  }
 }
 
 TEST_F(RanksTest, AllTakeTheNewestThatIsDamagedForNoRank) {

@@ -446,6 +446,17 @@ TEST(SaveLoadFaultTest, FolderThatWasEmptiedBetweenSavesIsFilledAgain) {
 }
 
 // Row 17: strange names and many entries in the folder.
+TEST_F(SaveLoadTest, AFileWithTheNameOfACheckpointIsNamedAndHidesNoOlderOne) {
+  const std::string litter = absl::StrCat(kRoot, "/step-000000000099.g0001");
+  ASSERT_TRUE(file_system_.CreateFile(litter).ok());
+  TestProcess process(&file_system_, 2);
+  const auto loaded = process.Load();
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  ASSERT_TRUE(loaded->has_value());
+  EXPECT_THAT((*loaded)->passed_over,
+              ElementsAre(absl::StrCat(litter, " is a file, and a checkpoint a folder")));
+}
+
 TEST_F(SaveLoadTest, StrangeNamesAndManyOldEntriesAreNoTrouble) {
   for (const char* name : {"step-00000000000\n3.g0001", "step-x.g0001", "LATEST", ".tmp"}) {
     ASSERT_TRUE(file_system_.MakeDirectory(absl::StrCat(kRoot, "/", name)).ok());

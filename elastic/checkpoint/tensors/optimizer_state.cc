@@ -274,6 +274,12 @@ std::vector<std::string> Compare(const Optimizer& optimizer, const ModelTensors&
   return mismatches;
 }
 
+std::string OptionText(const Option& option) {
+  if (const auto* number = std::get_if<double>(&option)) return absl::StrCat(*number);
+  if (const auto* flag = std::get_if<bool>(&option)) return *flag ? "true" : "false";
+  return absl::StrCat("(", absl::StrJoin(std::get<std::vector<double>>(option), ", "), ")");
+}
+
 // ---- Putting it in place ----
 
 using States = std::vector<std::pair<void*, std::unique_ptr<OptimizerParamState>>>;
@@ -350,6 +356,20 @@ std::vector<std::string> OptimizerMismatches(const Optimizer& optimizer, const M
     mismatches = Compare<Kind>(optimizer, model, *here, manifest);
   });
   return mismatches;
+}
+
+std::vector<std::string> DifferentOptions(const OptimizerRecord& program,
+                                          const OptimizerRecord& checkpoint) {
+  std::vector<std::string> lines;
+  for (size_t i = 0; i < program.groups.size(); ++i) {
+    for (const auto& [name, value] : program.groups[i].options) {
+      const Option& saved = checkpoint.groups[i].options.at(name);
+      if (value == saved) continue;
+      lines.push_back(absl::StrCat(name, " of group ", i, ": ", OptionText(value),
+                                   " in the program, ", OptionText(saved), " in the checkpoint"));
+    }
+  }
+  return lines;
 }
 
 std::function<void()> PrepareOptimizer(Optimizer& optimizer, const ModelTensors& model,

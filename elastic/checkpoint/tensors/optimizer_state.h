@@ -36,6 +36,11 @@ absl::StatusOr<OptimizerState> StateOf(const torch::optim::Optimizer& optimizer,
 std::vector<std::string> OptimizerMismatches(const torch::optim::Optimizer& optimizer,
                                              const ModelTensors& model, const Manifest& manifest);
 
+// Returns "lr of group 0: 0.0001 in the program, 0.05 in the checkpoint" for each option that
+// differs between two records of the same kind and groups.
+std::vector<std::string> DifferentOptions(const OptimizerRecord& program,
+                                          const OptimizerRecord& checkpoint);
+
 // Builds the optimizer's new state from a manifest without mismatches, and returns the function
 // that installs it. The function sets all options, learning rate included, and cannot fail: the
 // states and the room for them are allocated before. `optimizer` must outlive the function. The
