@@ -3,6 +3,7 @@
 #include "ddp/comm/communicator.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <iterator>
@@ -68,6 +69,12 @@ constexpr absl::Duration kSettledLook = absl::Microseconds(100);
 // How long a rank waits before it asks the others for their positions: at first, and at most.
 constexpr absl::Duration kFirstPatience = absl::Seconds(1);
 constexpr absl::Duration kLongestPatience = absl::Seconds(30);
+
+// Time without a question after the store has failed. A question to a store that is away blocks for
+// seconds. The others then wait for this rank and ask too: every step would take these seconds. All
+// communicators of a process have the same store.
+constexpr absl::Duration kPauseAfterStoreFailure = absl::Minutes(1);
+std::atomic<int64_t> ask_again_ns = 0;  // monotonic
 
 // Waits before each reading of the answers.
 constexpr absl::Duration kAnswerLooks[] = {absl::Milliseconds(50), absl::Milliseconds(200),
@@ -451,6 +458,7 @@ Inquiry::Awaited Communicator::Awaited(const Future& future, const OperationName
 // Returns when the future is complete, a failure is known, or the answers prove nothing. An error
 // of the store is logged and reported to no rank.
 void Communicator::Inquire(const Future& future, const OperationName& what, int64_t since_ns) {
+  if (MonotonicNanoseconds() < ask_again_ns) return;
   try {
     if (!inquiry_.Ask(since_ns)) return;
     for (const absl::Duration look : kAnswerLooks) {
@@ -465,6 +473,7 @@ void Communicator::Inquire(const Future& future, const OperationName& what, int6
       if (all || failure.has_value()) return;
     }
   } catch (const std::exception& error) {
+    ask_again_ns = MonotonicNanoseconds() + absl::ToInt64Nanoseconds(kPauseAfterStoreFailure);
     LOG(WARNING) << "rank " << options_.membership.rank
                  << ": could not ask the other ranks where they are: " << error.what();
   }
