@@ -291,9 +291,9 @@ class Training::Impl {
     if (SumOverRanks(saved ? 1 : 0) > 0) return;
     const SaveStats& stats = checkpointer_->stats();
     const std::string lost = absl::StrCat(
-        stats.saved == 0 ? absl::StrCat("no checkpoint was saved, all ", stats.failed,
-                                        stats.failed == 1 ? " save" : " saves", " failed")
-                         : "the last checkpoint was not saved",
+        stats.saved == 0
+            ? absl::StrCat("no checkpoint was saved, and ", stats.failed, " saves were tried")
+            : "the last checkpoint was not saved",
         ": the steps after ", std::max<int64_t>(saved_step_, 0), " are lost: ", stats.last_error);
     if (options_.require_last_checkpoint) throw CheckpointError(lost);
     if (group_->rank() == 0) LOG(ERROR) << lost;

@@ -347,7 +347,8 @@ RANK_TEST(TrainingTest, AJobWithoutAnyCheckpointSaysSoAtItsEnd, 1) {
   ::testing::internal::CaptureStderr();
   quiet.Run();
   EXPECT_THAT(::testing::internal::GetCapturedStderr(),
-              HasSubstr("no checkpoint was saved, all 2 saves failed: the steps after 0 are lost"));
+              HasSubstr("no checkpoint was saved, and 2 saves were tried: the steps after 0 are "
+                        "lost: rank 0: cannot write"));
   EXPECT_THAT(ErrorOf<CheckpointError>([&] { strict.Run(); }),
               HasSubstr("no checkpoint was saved"));
 }
