@@ -5,16 +5,28 @@
 #include <exception>
 #include <utility>
 
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "base/clock.h"
 
 namespace ddp::internal {
 namespace {
 
+// Bounds the time until a wait notices that the store is lost, and with it the end of a group.
+constexpr absl::Duration kWaitSlice = absl::Seconds(5);
+
+bool IsTcpStore(c10::intrusive_ptr<c10d::Store> store) {
+  auto* const prefix = dynamic_cast<c10d::PrefixStore*>(store.get());
+  if (prefix != nullptr) store = prefix->getUnderlyingNonPrefixStore();
+  return dynamic_cast<c10d::TCPStore*>(store.get()) != nullptr;
+}
+
 class C10dGroupStore : public GroupStore {
  public:
-  explicit C10dGroupStore(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
+  explicit C10dGroupStore(c10::intrusive_ptr<c10d::Store> store)
+      : store_(std::move(store)), is_tcp_store_(IsTcpStore(store_)) {}
 
   std::shared_ptr<GroupStore> Clone() override { return MakeGroupStore(store_->clone()); }
 
@@ -57,9 +69,22 @@ class C10dGroupStore : public GroupStore {
 
   void Delete(const std::string& key) override { store_->deleteKey(key); }
 
-  // The type of c10d's exception does not say whether the store is lost or the wait timed out, but
-  // the time does. A lost store throws again at the next command.
+  // Waits in slices, with a command between them: a lost store of Redis looks like a wait that
+  // timed out, and throws at the next command. A TCPStore throws at once when it is lost, and logs
+  // two warnings for each wait that times out, so it gets one slice.
   bool Wait(const std::string& key, absl::Duration timeout) override {
+    for (absl::Duration left = timeout;; left -= kWaitSlice) {
+      const absl::Duration slice = is_tcp_store_ ? left : std::min(left, kWaitSlice);
+      if (WaitOnce(key, slice)) return true;
+      if (slice == left) return false;
+      if (store_->check({key})) return true;
+    }
+  }
+
+ private:
+  // The type of c10d's exception does not say whether the store is lost or the wait timed out, but
+  // the time does.
+  bool WaitOnce(const std::string& key, absl::Duration timeout) {
     const std::chrono::milliseconds limit =
         std::max(absl::ToChronoMilliseconds(timeout), std::chrono::milliseconds(1));
     const int64_t start_ns = MonotonicNanoseconds();
@@ -73,8 +98,8 @@ class C10dGroupStore : public GroupStore {
     }
   }
 
- private:
   const c10::intrusive_ptr<c10d::Store> store_;
+  const bool is_tcp_store_;
 };
 
 }  // namespace
