@@ -13,6 +13,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "ddp/common/error.h"
+#include "ddp/common/logging.h"
 
 namespace ddp::internal {
 namespace {
@@ -54,10 +55,14 @@ WorkFuture FutureOfThread(std::function<void()> wait, std::vector<at::Tensor> te
       error = std::current_exception();
     }
     wait = nullptr;  // frees its captures before the future is complete
-    if (error) {
-      future->setErrorIfNeeded(error);
-    } else {
-      future->markCompleted(c10::IValue(std::move(tensors)));
+    try {
+      if (error) {
+        future->setErrorIfNeeded(error);
+      } else {
+        future->markCompleted(c10::IValue(std::move(tensors)));
+      }
+    } catch (const std::exception& thrown) {  // of a callback that the program has added
+      LOG(ERROR) << "a callback of a collective's future has thrown: " << thrown.what();
     }
   }).detach();
   return future;

@@ -1,5 +1,5 @@
 // Tests what a process holds while models with groups of their own come and go, and under limits of
-// resources. DDP_TEST_GROUPS says how many groups come and go.
+// resources. DDP_TEST_GROUPS=1000 and --gtest_filter='*Soak' give a long run.
 #include <torch/torch.h>
 
 #include <sys/mman.h>
@@ -17,6 +17,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "base/environment.h"
 #include "ddp/comm/arena/arena.h"
 #include "ddp/distributed_data_parallel.h"
@@ -28,6 +30,8 @@
 namespace ddp {
 namespace {
 
+using ::ddp::testing::NewStoreUrl;
+using ::ddp::testing::RanksSucceed;
 using ::ddp::testing::RankStore;
 using ::ddp::testing::RankTestOptions;
 using ::testing::HasSubstr;
@@ -181,6 +185,19 @@ RANK_TEST(ManyGroupsTest, GradientsOutliveTheirModels, InSharedMemory({3})) {
     kept.push_back(one.linear->weight.grad());
   }
   for (const Tensor& gradient : kept) EXPECT_EQ(gradient.min().item<float>(), 2);
+}
+
+TEST(ManyGroupsTest, Soak) {
+  const int count = Groups(0);
+  if (count == 0) GTEST_SKIP() << "DDP_TEST_GROUPS says how many groups";
+  for (const char* const body :
+       {"NewGroupsComeAndGo", "InitializedGroupsComeAndGo", "ManyLiveAtOnce"}) {
+    EXPECT_TRUE(RanksSucceed({.world_size = 3,
+                              .body = absl::StrCat("ManyGroupsTest.", body),
+                              .store_url = NewStoreUrl(),
+                              .environment = {{"DDP_BACKEND", "shm"}},
+                              .deadline = absl::Minutes(2) + count * absl::Seconds(2)}));
+  }
 }
 
 // ---- Limits of resources.

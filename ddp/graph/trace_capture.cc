@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <exception>
 #include <mutex>
 #include <set>
 #include <sstream>
@@ -221,10 +222,14 @@ class ValuesGuard {
     for (Saved& saved : saved_) {
       // A write would make the tensor useless for a backward that waits for it.
       if (saved.tensor._version() == saved.version) continue;
-      if (saved.tensor.sizes() == saved.value.sizes()) {
-        saved.tensor.copy_(saved.value);
-      } else {
-        saved.tensor.set_data(saved.value);
+      try {
+        if (saved.tensor.sizes() == saved.value.sizes()) {
+          saved.tensor.copy_(saved.value);
+        } else {
+          saved.tensor.set_data(saved.value);
+        }
+      } catch (const std::exception& error) {
+        LOG(ERROR) << "a value that a trace has changed cannot be put back: " << error.what();
       }
     }
   }

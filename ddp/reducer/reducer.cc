@@ -70,7 +70,11 @@ Reducer::Reducer(std::vector<Parameter> parameters, std::shared_ptr<ReducerGroup
 Reducer::~Reducer() {
   gradient_hooks_.Remove();
   core_.OnDestruction();
-  Run();
+  try {
+    Run();
+  } catch (const std::exception& error) {
+    LOG(ERROR) << "the end of a reducer on rank " << group_->rank() << ": " << error.what();
+  }
 }
 
 void Reducer::FollowParameters(std::optional<BucketPlan> plan) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <exception>
 #include <optional>
 #include <stdexcept>
 #include <tuple>
@@ -190,7 +191,13 @@ void Transport::AddOwnFunctions() {
                         });
 }
 
-Transport::~Transport() { Stop(/*together=*/false); }
+Transport::~Transport() {
+  try {
+    Stop(/*together=*/false);
+  } catch (const std::exception& error) {
+    LOG(WARNING) << "worker " << name_ << " could not end its connections: " << MessageOf(error);
+  }
+}
 
 std::shared_ptr<Transport> Transport::Find() { return std::atomic_load(&Current()); }
 

@@ -152,7 +152,11 @@ Workers::~Workers() {
                      ? "an exception ended its program"
                      : "it has left without shutdown()");
   internal::Transport::Set(nullptr);
-  TakeTransport()->Stop(/*together=*/false);
+  try {
+    TakeTransport()->Stop(/*together=*/false);
+  } catch (const std::exception& error) {
+    LOG(WARNING) << "the connections to other workers could not be ended: " << error.what();
+  }
 }
 
 std::shared_ptr<internal::Transport> Workers::transport() const {

@@ -14,6 +14,7 @@
 
 #include <torch/version.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -106,7 +107,38 @@ void EndOperations(c10d::Backend& backend) {
   }
 }
 
+constexpr char kConnected[] = "connected";         // how many ranks are connected
+constexpr char kAllConnected[] = "all_connected";  // "1", or the reason of a rank that is not
+
+// Blocks until all ranks are connected. A rank may be connected with a peer that is not yet
+// connected with it, and would fail when this rank left.
+void AwaitAllConnected(c10d::Store& store, const GlooBackendOptions& options) {
+  if (store.add(kConnected, 1) == options.size) store.set(kAllConnected, std::string("1"));
+  store.wait({kAllConnected}, absl::ToChronoMilliseconds(options.timeout));
+  const std::string verdict = store.get_to_str(kAllConnected);
+  if (verdict != "1") throw CommunicationError(verdict);
+}
+
+[[noreturn]] void FailAll(c10d::Store& store, const GlooBackendOptions& options,
+                          const std::string& reason) {
+  const std::string about = absl::StrCat("rank ", options.rank, " of ", options.size,
+                                         ": Gloo could not connect the ranks: ", reason);
+  try {
+    store.set(kAllConnected, about);
+  } catch (const std::exception&) {
+    // Without a store the others learn nothing, and their wait fails too.
+  }
+  throw CommunicationError(about);
+}
+
 }  // namespace
+
+std::vector<std::string> GlooKeys(int size) {
+  std::vector<std::string> keys = {kConnected, kAllConnected};
+  // The names that LibTorch's Gloo gives the addresses.
+  for (int rank = 0; rank < size; ++rank) keys.push_back(absl::StrCat("0/", rank));
+  return keys;
+}
 
 c10::intrusive_ptr<c10d::Backend> MakeGlooBackend(const c10::intrusive_ptr<c10d::Store>& store,
                                                   const GlooBackendOptions& options) {
@@ -116,14 +148,15 @@ c10::intrusive_ptr<c10d::Backend> MakeGlooBackend(const c10::intrusive_ptr<c10d:
   try {
     auto gloo = c10::make_intrusive<GlooOptions>(absl::ToChronoMilliseconds(options.timeout));
     AddDevices(options, *gloo);
-    return c10::make_intrusive<Gloo>(store, options.rank, options.size, gloo);
+    auto backend = c10::make_intrusive<Gloo>(store, options.rank, options.size, gloo);
+    AwaitAllConnected(*store, options);
+    return backend;
+  } catch (const CommunicationError&) {  // of another rank
+    throw;
   } catch (const c10::Error& error) {
-    throw CommunicationError(
-        absl::StrCat("rank ", options.rank, " of ", options.size,
-                     ": Gloo could not connect the ranks: ", error.what_without_backtrace()));
+    FailAll(*store, options, error.what_without_backtrace());
   } catch (const std::exception& error) {
-    throw CommunicationError(absl::StrCat("rank ", options.rank, " of ", options.size,
-                                          ": Gloo could not connect the ranks: ", error.what()));
+    FailAll(*store, options, error.what());
   }
 }
 

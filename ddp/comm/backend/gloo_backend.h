@@ -2,6 +2,7 @@
 #define DDP_COMM_BACKEND_GLOO_BACKEND_H_
 
 #include <string>
+#include <vector>
 
 #include <c10/util/intrusive_ptr.h>
 
@@ -32,6 +33,9 @@ struct GlooBackendOptions {
 // Throws CommunicationError, which names the store's or Gloo's reason.
 c10::intrusive_ptr<c10d::Backend> MakeGlooBackend(const c10::intrusive_ptr<c10d::Store>& store,
                                                   const GlooBackendOptions& options);
+
+// Returns the keys that MakeGlooBackend() leaves in the store of a group of `size` ranks.
+std::vector<std::string> GlooKeys(int size);
 
 // The warning about Gloo over a network in LibTorch major.minor.patch; "" when none is needed. Up
 // to LibTorch 2.14.0, Gloo takes the offset of a message from the peer without a check of its

@@ -96,6 +96,21 @@ TEST(GlooBackendTest, TagsMatchTheOperations) {
   }
 }
 
+// A rank that left earlier would take the connection from a peer that is not connected with it yet.
+TEST(GlooBackendTest, NoRankIsConnectedBeforeAllAre) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto connect_and_leave = [&](int rank) {
+    const BackendPtr backend = MakeGlooBackend(
+        store, {.rank = rank, .size = 2, .timeout = absl::Seconds(60), .single_host = true});
+    EXPECT_EQ(store->add("connected", 0), 2);
+  };
+  std::thread peer([&] { connect_and_leave(1); });
+  connect_and_leave(0);
+  peer.join();
+  for (const std::string& key : GlooKeys(2)) store->deleteKey(key);
+  EXPECT_EQ(store->getNumKeys(), 0);
+}
+
 TEST(GlooBackendTest, AMissingRankIsAnErrorInTime) {
   try {
     MakeGlooBackend(c10::make_intrusive<c10d::HashStore>(),

@@ -82,9 +82,7 @@ class GlooFactory : public BackendFactory {
     for (int64_t incarnation = 0; incarnation <= membership.incarnation; ++incarnation) {
       const StorePtr addresses = PartOf(store, kGloo, incarnation);
       for (const std::string& key : ExchangeHostsKeys(membership.size)) addresses->deleteKey(key);
-      for (int rank = 0; rank < membership.size; ++rank) {
-        addresses->deleteKey(absl::StrCat("0/", rank));  // the name that LibTorch's Gloo gives it
-      }
+      for (const std::string& key : GlooKeys(membership.size)) addresses->deleteKey(key);
     }
   }
 

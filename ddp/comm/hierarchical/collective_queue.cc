@@ -3,7 +3,10 @@
 #include <pthread.h>
 #include <signal.h>
 
+#include <exception>
 #include <utility>
+
+#include <glog/logging.h>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -76,8 +79,12 @@ void CollectiveQueue::Run(Collective& collective) {
     status = broken_;
   }
   if (status.ok()) {
-    status = parts_.engine->Agree(collective.header, collective.deadline);
-    if (status.ok()) status = collective.run(collective.deadline);
+    try {
+      status = parts_.engine->Agree(collective.header, collective.deadline);
+      if (status.ok()) status = collective.run(collective.deadline);
+    } catch (const std::exception& error) {
+      status = absl::InternalError(error.what());
+    }
     // A rank that gives up is seldom the cause: the reader of the text looks for another one.
     if (absl::EndsWith(status.message(), " has aborted the group")) {
       status = absl::UnavailableError(absl::StrCat("Connection closed: ", status.message()));
@@ -92,7 +99,11 @@ void CollectiveQueue::Run(Collective& collective) {
     }
   }
   collective.run = nullptr;
-  collective.done(status);
+  try {
+    collective.done(status);
+  } catch (const std::exception& error) {
+    LOG(ERROR) << "the end of a collective between hosts: " << error.what();
+  }
 }
 
 bool CollectiveQueue::Abort() {

@@ -4,6 +4,7 @@
 #include <functional>
 #include <latch>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -86,6 +87,20 @@ void RunRanks(int size, const std::function<void(Rank&)>& body) {
     Rank rank(*std::move(entry), member, size);
     body(rank);
     done.arrive_and_wait();
+  });
+}
+
+// An exception in the thread does not end the process: the collective fails on all ranks.
+TEST(CollectiveQueueTest, ACollectiveThatThrowsFails) {
+  RunRanks(2, [](Rank& self) {
+    absl::Status status;
+    const auto run = [&]() -> absl::Status {
+      if (self.rank == 1) throw std::runtime_error("no memory for the tensor");
+      return absl::OkStatus();
+    };
+    self.Push(1, &status, run)->wait();
+    EXPECT_EQ(status.message(), self.rank == 1 ? "no memory for the tensor" : "");
+    EXPECT_FALSE(self.RunOne(2).ok());
   });
 }
 

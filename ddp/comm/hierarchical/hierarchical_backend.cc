@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -37,6 +38,7 @@
 #include "ddp/comm/shared_memory/collective_engine.h"
 #include "ddp/comm/shared_memory/registered_memory.h"
 #include "ddp/comm/shared_memory/tensor_reduction.h"
+#include "ddp/common/logging.h"
 
 namespace ddp::internal {
 namespace {
@@ -136,7 +138,13 @@ class HierarchicalBackend final : public c10d::Backend {
     if (!parts_->queue.OnThread()) return;
     // A continuation on the queue's thread has held the last reference.
     (void)parts_->queue.Abort();
-    std::thread([parts = std::move(parts_)] {}).detach();
+    const auto parts = std::make_shared<std::unique_ptr<Parts>>(std::move(parts_));
+    try {
+      std::thread([parts] { parts->reset(); }).detach();
+    } catch (const std::exception& error) {  // the group ends with the process
+      LOG(ERROR) << "a group of several hosts cannot end without a thread: " << error.what();
+      (void)parts->release();
+    }
   }
 
   bool Abort() { return parts_->queue.Abort(); }
@@ -712,11 +720,8 @@ absl::StatusOr<BackendPtr> MakeHierarchicalBackend(const StorePtr& store,
 std::vector<std::string> HierarchicalKeys(int size) {
   std::vector<std::string> keys = FindHostsKeys(size);
   for (const std::string& key : ShareMemoryKeys(size)) keys.push_back(key);
-  for (int rank = 0; rank < size; ++rank) {
-    // The name that LibTorch's Gloo gives it.
-    for (const char* const gloo : {"flat", "hosts"}) {
-      keys.push_back(absl::StrCat(gloo, "/0/", rank));
-    }
+  for (const char* const gloo : {"flat", "hosts"}) {
+    for (const std::string& key : GlooKeys(size)) keys.push_back(absl::StrCat(gloo, "/", key));
   }
   return keys;
 }

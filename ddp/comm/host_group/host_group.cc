@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <exception>
 #include <utility>
 
 #include <glog/logging.h>
@@ -312,6 +313,16 @@ void HostGroup::RunThread() {
   bool measured = false;
   bool counted = false;  // among the sleepers, whom a notification wakes
   std::vector<FutexWord> words;
+  // An exception would end the process without a word to the peers.
+  const auto guarded = [this](const std::function<void()>& function) {
+    try {
+      function();
+    } catch (const std::exception& error) {
+      LOG(ERROR) << "a group in shared memory ends, because its thread in member " << member_
+                 << " caught: " << error.what();
+      SetEnd(GroupEnd::kAborted, member_);
+    }
+  };
   while (true) {
     // The bell is read before every word whose change rings it, stop_thread_ too: a ring after this
     // line ends the sleep below.
@@ -320,7 +331,9 @@ void HostGroup::RunThread() {
     Nap nap;
     {
       MutexLock lock(background_mutex_);
-      if (background_) nap = background_();
+      guarded([&] {
+        if (background_) nap = background_();
+      });
     }
     if (nap.wake_on_notify != counted) {
       counted = nap.wake_on_notify;
@@ -337,7 +350,7 @@ void HostGroup::RunThread() {
     if (ended()) {
       links_.clear();
       MutexLock lock(background_mutex_);
-      if (on_end_) std::exchange(on_end_, nullptr)();
+      if (on_end_) guarded(std::exchange(on_end_, nullptr));
     }
     if (!links_.empty()) {
       CheckLinks();

@@ -13,6 +13,7 @@
 #include <latch>
 #include <limits>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -208,6 +209,22 @@ TEST(HostGroupTest, TheBackgroundFunctionIsCalledWhenItIsKickedOrNotified) {
     group.Notify();
     ASSERT_TRUE(Meet(group, 101));
     EXPECT_EQ(calls, last);
+  });
+}
+
+// An exception in the thread does not end the process: the group ends for all.
+TEST(HostGroupTest, AnExceptionInTheBackgroundEndsTheGroup) {
+  RunMembers(2, [](HostGroup& group) {
+    if (group.member() == 1) {
+      group.SetBackground([]() -> HostGroup::Nap { throw std::runtime_error("no memory"); });
+    }
+    const auto ended = [&] { return group.ended(); };
+    EXPECT_TRUE(group.Wait(
+        ended, [] { return false; },
+        MonotonicNanoseconds() + absl::ToInt64Nanoseconds(absl::Seconds(60))));
+    EXPECT_EQ(group.end().kind, GroupEnd::kAborted);
+    EXPECT_EQ(group.end().member, 1);
+    group.SetBackground(nullptr);
   });
 }
 

@@ -28,6 +28,7 @@
 #include "ddp/comm/shared_memory/registered_memory.h"
 #include "ddp/comm/shared_memory/shared_memory_work.h"
 #include "ddp/comm/shared_memory/tensor_reduction.h"
+#include "ddp/common/logging.h"
 
 namespace ddp::internal {
 namespace {
@@ -64,10 +65,16 @@ class SharedMemoryBackend final : public c10d::Backend {
       shared->group->Leave();
     };
     // A continuation that ran on the group's thread may have held the last reference.
-    if (group()->OnThread()) {
-      std::thread(leave).detach();
-    } else {
+    if (!group()->OnThread()) {
       leave();
+      return;
+    }
+    try {
+      std::thread(leave).detach();
+    } catch (const std::exception& error) {  // the group ends with the process
+      LOG(ERROR) << "a group in shared memory cannot end without a thread: " << error.what();
+      static auto* const kept = new std::vector<std::shared_ptr<Shared>>;
+      kept->push_back(shared_);
     }
   }
 
