@@ -204,8 +204,8 @@ void JobChecker::CheckBudget(const Generation& generation, int64_t now_us) {
   const Generation* const before = Before(generation);
   if (before == nullptr || before->memory_losses_at_start != memory_losses_) return;
   const bool is_full = round.placement.group_world_size > limits_.max_nodes - limits_.node_unit;
-  if (is_quiet_ && !round.charged && absl::StrContains(round.reason, " join") && !is_full &&
-      now_us - before->started_us < limits_.scale_up_delay_us * 99 / 100) {
+  if (is_quiet_ && nodes_are_sound_ && !round.charged && absl::StrContains(round.reason, " join") &&
+      !is_full && now_us - before->started_us < limits_.scale_up_delay_us * 99 / 100) {
     Violate(absl::StrCat(name, ": newcomers were not gathered: ", round.reason));
   }
   const int charge = round.restarts - before->round.restarts;

@@ -83,6 +83,13 @@ class JobChecker {
     At(generation).hangs = true;
   }
 
+  // A worker of the generation waits too long for a peer while no store can tell whether the peer's
+  // host is lost: the end of the generation may be charged or free.
+  void OnHangWithoutStore(const elastic::GenerationId& generation) {
+    ++At(generation).own_failures;
+    At(generation).is_excused = true;
+  }
+
   // A node died, left, came, was stopped or was cut off. Membership may change and failures may go
   // unseen, so restarts at this time may be free.
   void OnDisturbance(int64_t now_us) { disturbed_at_us_ = now_us; }

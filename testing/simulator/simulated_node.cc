@@ -168,6 +168,9 @@ void SimulatedNode::Look() {
   }
   if (const auto hang = hangs_.Check(now); hang.has_value()) {
     ++look_serial_;
+    if (!world_.store->up()) {
+      world_.checker(job_of_workers_).OnHangWithoutStore(round_.generation);
+    }
     elastic::WorkerHungEvent event;
     event.local_rank = hang->local_rank;
     event.what = DescribeHang(*hang);

@@ -138,8 +138,9 @@ JobChecker& Simulation::Checker(const std::string& job) {
         .max_restarts = story_.max_restarts,
         .max_node_losses = story_.max_node_losses,
         .node_unit = story_.node_unit,
-        // A quarantine that ends lets a node join at once.
-        .scale_up_delay_us = story_.quarantine_strikes == 0 ? story_.scale_up_delay_us : 0,
+        // Quarantines end, and the program tells its largest world late.
+        .scale_up_delay_us =
+            story_.quarantine_strikes == 0 && story_.max_world == 0 ? story_.scale_up_delay_us : 0,
         .ranks_are_wanted = story_.node_ranks,
         .fencing_us = story_.lease_us + 3 * kSecond,
         // Less than the story's, because a node's own clock drifts.
