@@ -12,6 +12,7 @@
 #include <ATen/Context.h>
 #include <ATen/core/Generator.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/equal.h>
 #include <ATen/record_function.h>
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/GradMode.h>
@@ -220,14 +221,8 @@ class ValuesGuard {
   ~ValuesGuard() {
     const c10::NoGradGuard no_grad;
     for (Saved& saved : saved_) {
-      // A write would make the tensor useless for a backward that waits for it.
-      if (saved.tensor._version() == saved.version) continue;
       try {
-        if (saved.tensor.sizes() == saved.value.sizes()) {
-          saved.tensor.copy_(saved.value);
-        } else {
-          saved.tensor.set_data(saved.value);
-        }
+        PutBack(saved);
       } catch (const std::exception& error) {
         LOG(ERROR) << "a value that a trace has changed cannot be put back: " << error.what();
       }
@@ -241,6 +236,19 @@ class ValuesGuard {
     at::Tensor tensor, value;
     int64_t version;
   };
+
+  // A write would make the tensor useless for a backward that waits for it. A batch norm writes its
+  // running statistics without a new version, so they get their values back without one.
+  static void PutBack(Saved& saved) {
+    if (saved.tensor._version() == saved.version) {
+      if (!at::equal(saved.tensor, saved.value)) saved.tensor.variable_data().copy_(saved.value);
+    } else if (saved.tensor.sizes() == saved.value.sizes()) {
+      saved.tensor.copy_(saved.value);
+    } else {
+      saved.tensor.set_data(saved.value);
+    }
+  }
+
   std::vector<Saved> saved_;
 };
 

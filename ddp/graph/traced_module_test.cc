@@ -120,6 +120,17 @@ TEST(TracedModuleTest, SharesNamesTensorsAndModes) {
   EXPECT_EQ(graph->forward(Images().to(torch::kDouble)).dtype(), torch::kDouble);
 }
 
+// A batch norm writes its statistics without a new version of the tensors.
+TEST(TracedModuleTest, CaptureLeavesNothingInRunningStatistics) {
+  ConvNet net;
+  const torch::Tensor mean = net->norm->running_mean.clone();
+  const torch::Tensor variance = net->norm->running_var.clone();
+  const auto graph = optimize_graph(net, {.backend = interpreter_backend()}, Images());
+  EXPECT_EQ(graph->graphs(), 1u);
+  EXPECT_TRUE(torch::equal(net->norm->running_mean, mean));
+  EXPECT_TRUE(torch::equal(net->norm->running_var, variance));
+}
+
 // Capture changes no mode, no buffer and no random number; the modes of submodules select a graph.
 TEST(TracedModuleTest, ModesOfSubmodulesStayAndSelectTheGraph) {
   ConvNet net;
