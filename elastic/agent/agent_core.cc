@@ -37,6 +37,10 @@ constexpr absl::Duration kCompletedOutage = absl::Seconds(30);
 // A report and the keeper's end within this time have the same cause.
 constexpr absl::Duration kTakeBackWindow = absl::Milliseconds(50);
 
+// Signals within this time of the first are the same request: a wrapper and a terminal may both
+// send one, each of a kind of its own.
+constexpr absl::Duration kRepeatWindow = absl::Milliseconds(500);
+
 std::string Count(size_t count, const char* what) {
   return absl::StrCat(count, " ", what, count == 1 ? "" : "s");
 }
@@ -564,12 +568,13 @@ void AgentCore::On(const SignalEvent& event) {
       Leave(JobEndReason::kSucceeded, "");
       break;
     case Phase::kShuttingDown:
+      if (now_ - signalled_at_ < kRepeatWindow) break;
       if (event.signal == SIGINT || event.signal == SIGTERM) {
         decision_.reason =
             absl::StrCat("received ", SignalName(event.signal), " while stopping: killing ",
                          Count(living_.size(), "worker"));
         SignalAll(SIGKILL);
-      } else {
+      } else if (event.signal != SIGHUP) {  // the terminal of a stopped job may go away
         SignalAll(event.signal);
       }
       break;
@@ -583,6 +588,7 @@ void AgentCore::On(const SignalEvent& event) {
 void AgentCore::ShutDown(int signal) {
   const Phase phase = std::exchange(phase_, Phase::kShuttingDown);
   shutdown_signal_ = signal;
+  signalled_at_ = now_;
   const std::string received = absl::StrCat("received ", SignalName(signal));
   if (phase != Phase::kRunning) CancelRequest();
   if (living_.empty()) {

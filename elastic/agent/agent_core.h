@@ -205,6 +205,7 @@ class AgentCore {
   std::optional<JobEndReason> abandoned_;  // set when this node gives up; workers may still run
   std::string abandon_text_;
   int shutdown_signal_ = 0;
+  absl::Time signalled_at_ = absl::InfinitePast();  // when shutdown_signal_ came
 
   JobEndReason end_ = JobEndReason::kSucceeded;
   std::string end_text_;

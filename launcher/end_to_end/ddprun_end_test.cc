@@ -222,9 +222,10 @@ TEST_P(SignalTest, IsForwardedToTheWorkersWhichEndInOrder) {
 
 INSTANTIATE_TEST_SUITE_P(All, SignalTest, ::testing::Values(SIGTERM, SIGINT, SIGHUP, SIGQUIT));
 
+// The worker answers late: an earlier second signal would be the same request.
 TEST(DdprunEndTest, ASecondSignalKillsAtOnce) {
   DdprunDriver run({.arguments = Shell({"--shutdown-timeout=100000"},
-                                       "trap 'echo no' INT; echo ready; "
+                                       "trap 'sleep 0.6; echo no' INT; echo ready; "
                                        "while :; do sleep 0.05; done")});
   run.AwaitStdout("ready");
   ::kill(run.pid(), SIGINT);
@@ -232,6 +233,24 @@ TEST(DdprunEndTest, ASecondSignalKillsAtOnce) {
   ::kill(run.pid(), SIGINT);
   EXPECT_EQ(run.Wait(), 1);
   EXPECT_THAT(run.TemporaryEntries(), IsEmpty());
+}
+
+// A wrapper relays a signal that the terminal also sends, or sends another kind.
+TEST(DdprunEndTest, AStopThatArrivesTwiceLeavesTimeToSave) {
+  for (const std::vector<int>& signals : std::vector<std::vector<int>>{
+           {SIGTERM, SIGTERM}, {SIGINT, SIGTERM}, {SIGTERM, SIGHUP}, {SIGINT, SIGINT}}) {
+    DdprunDriver run(
+        {.arguments = Shell({"--nproc-per-node=2", "--shutdown-timeout=1000"},
+                            "save() { echo asked; i=0; while [ $i -lt 300000 ]; do i=$((i + 1)); "
+                            "done; echo saved; exit 0; }; trap save TERM INT HUP; "
+                            "echo ready; while :; do sleep 0.05; done")});
+    run.AwaitStdout("ready", 2);
+    for (const int signal : signals) ::kill(run.pid(), signal);
+    EXPECT_EQ(run.Wait(), 1);
+    EXPECT_EQ(Count(run.out(), "saved"), 2) << run.err();
+    EXPECT_EQ(Count(run.out(), "asked"), 2) << run.out();
+    EXPECT_THAT(run.err(), Not(HasSubstr("killing")));
+  }
 }
 
 // Schedulers and service managers signal every process. Two copies that reach the agent count as
