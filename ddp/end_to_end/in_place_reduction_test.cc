@@ -174,7 +174,7 @@ RANK_TEST(InPlaceReductionTest, ModelsComeAndGoBesideOneThatStays, InSharedMemor
 // As `ulimit -f`: an arena without room for the model.
 void LimitFileSizes() {
   std::signal(SIGXFSZ, SIG_IGN);
-  const rlimit limit{.rlim_cur = 1 << 20, .rlim_max = 1 << 20};
+  const rlimit limit{.rlim_cur = 128 << 10, .rlim_max = 128 << 10};
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
 }
 
