@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <deque>
 #include <map>
 #include <optional>
@@ -208,13 +209,20 @@ void Agent::State::GiveSignalsBack() {
 }
 
 void Agent::State::OnSignalReadable() {
-  signalfd_siginfo info;
-  while (!finished &&
-         read(signal_fd.get(), &info, sizeof(info)) == static_cast<ssize_t>(sizeof(info))) {
-    const int signal = static_cast<int>(info.ssi_signo);
-    if (!IsNews(signal, /*is_forwarded=*/static_cast<pid_t>(info.ssi_pid) == getppid())) continue;
-    event_log.SignalReceived(core.generation(), signal);
-    Post(SignalEvent{signal});
+  std::array<signalfd_siginfo, 16> infos;
+  ssize_t bytes = 0;
+  while (!finished && (bytes = read(signal_fd.get(), infos.data(), sizeof(infos))) > 0) {
+    const auto end = infos.begin() + bytes / static_cast<ssize_t>(sizeof(infos[0]));
+    // The kernel hands out the lowest number first. Of a stop and a hangup that come together, the
+    // stop is meant: workers save on it.
+    std::stable_partition(infos.begin(), end,
+                          [](const auto& info) { return info.ssi_signo != SIGHUP; });
+    for (auto info = infos.begin(); info != end && !finished; ++info) {
+      const int signal = static_cast<int>(info->ssi_signo);
+      if (!IsNews(signal, static_cast<pid_t>(info->ssi_pid) == getppid())) continue;
+      event_log.SignalReceived(core.generation(), signal);
+      Post(SignalEvent{signal});
+    }
   }
 }
 

@@ -568,7 +568,10 @@ void AgentCore::On(const SignalEvent& event) {
       Leave(JobEndReason::kSucceeded, "");
       break;
     case Phase::kShuttingDown:
-      if (now_ - signalled_at_ < kRepeatWindow) break;
+      if (now_ - signalled_at_ < kRepeatWindow) {
+        OnRepeatedSignal(event.signal);
+        break;
+      }
       if (event.signal == SIGINT || event.signal == SIGTERM) {
         decision_.reason =
             absl::StrCat("received ", SignalName(event.signal), " while stopping: killing ",
@@ -583,6 +586,14 @@ void AgentCore::On(const SignalEvent& event) {
     case Phase::kFinished:
       break;  // over within farewell_timeout
   }
+}
+
+// A repeat is the same request. After a hangup, which a worker may ignore, a stop is still sent on.
+void AgentCore::OnRepeatedSignal(int signal) {
+  const bool stops = signal == SIGINT || signal == SIGTERM;
+  if (shutdown_signal_ != SIGHUP || !stops) return;
+  shutdown_signal_ = signal;
+  if (stop_sent_ && !living_.empty()) StopWorkers(signal, std::nullopt);
 }
 
 void AgentCore::ShutDown(int signal) {

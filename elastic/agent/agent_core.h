@@ -146,6 +146,7 @@ class AgentCore {
   void OnDrain(const News& news);
   void OnEvicted(const News& news);
   void OnJobEnd(const JobEnd& end);
+  void OnRepeatedSignal(int signal);
   void ShutDown(int signal);
   void HurryShutDown();
   void StopWorkers(int signal, std::optional<int64_t> stop_at_step);

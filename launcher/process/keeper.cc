@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -188,10 +189,15 @@ AgentEnd KeepUntilEnd(pid_t agent, const UniqueFd& agent_pidfd, const UniqueFd& 
   while (true) {
     if (::poll(polled, std::size(polled), -1) < 0) continue;
     if ((polled[1].revents & POLLIN) != 0) {
-      signalfd_siginfo info{};
-      if (::read(signals.get(), &info, sizeof(info)) == sizeof(info)) {
-        ::kill(agent, static_cast<int>(info.ssi_signo));
-        end.forwarded.insert(static_cast<int>(info.ssi_signo));
+      std::array<signalfd_siginfo, 16> infos{};
+      const ssize_t bytes = ::read(signals.get(), infos.data(), sizeof(infos));
+      const auto last = infos.begin() + std::max<ssize_t>(bytes, 0) / sizeof(infos[0]);
+      // A hangup comes last, as in Agent.
+      std::stable_partition(infos.begin(), last,
+                            [](const auto& info) { return info.ssi_signo != SIGHUP; });
+      for (auto info = infos.begin(); info != last; ++info) {
+        ::kill(agent, static_cast<int>(info->ssi_signo));
+        end.forwarded.insert(static_cast<int>(info->ssi_signo));
       }
     }
     if ((polled[2].revents & POLLIN) != 0) {
