@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 
@@ -21,6 +22,10 @@ namespace {
 
 // Capacity of a pipe by default.
 constexpr size_t kReadBytes = 64 << 10;
+
+// A program that buffers its output writes blocks of this size or a multiple of it, which end in
+// the middle of a line. That is no prompt.
+constexpr ssize_t kStdioBlockBytes = 4096;
 
 // Writes to a file, blocking. Closes the file at an error and returns its text; returns ""
 // otherwise.
@@ -50,13 +55,21 @@ struct LogRouter::Open {
   Stream stream;
   FileWriter::FileId file = 0;  // id in the writer, which then owns the stream's descriptors
   FileWriter::FileId filtered_file = 0;
-  std::string line;  // incomplete line, without its newline
+  StreamId id = 0;
+  std::string line;  // the part of the last line that is not printed yet
+  // The whole last line, for filters. Empty without filters.
+  std::string whole;
+  bool has_timer = false;   // that prints `line`
+  bool is_busy = false;     // bytes came since the timer was set
+  bool ends_block = false;  // the last bytes were whole blocks of a buffered writer
   bool watched = false;
 };
 
-LogRouter::LogRouter(EventLoop* event_loop, int stdout_fd, int stderr_fd, FileWriter* writer)
+LogRouter::LogRouter(EventLoop* event_loop, int stdout_fd, int stderr_fd, FileWriter* writer,
+                     absl::Duration partial_line_delay)
     : event_loop_(event_loop),
       writer_(writer),
+      partial_line_delay_(partial_line_delay),
       stdout_console_(event_loop, stdout_fd, writer),
       stderr_console_(event_loop, stderr_fd, writer),
       one_console_(stdout_console_.SameAs(stderr_fd)) {
@@ -89,19 +102,26 @@ void LogRouter::SayAsItIs(const std::string& text) {
     return;
   }
   SayDropped();
-  OwnConsole().Write(text + "\n");
+  WriteOwn(text + "\n");
 }
 
 void LogRouter::SayAtTheEnd(const std::string& text) {
   SayDropped();
-  OwnConsole().Write(text + "\n");
+  WriteOwn(text + "\n");
+}
+
+// Prints lines of ddprun's own, below a worker's incomplete line.
+void LogRouter::WriteOwn(const std::string& lines) {
+  Cursor& cursor = one_console_ ? stdout_cursor_ : stderr_cursor_;
+  const bool is_open = std::exchange(cursor, {}).owner != 0;
+  OwnConsole().Write(is_open ? absl::StrCat("\n", lines) : lines);
 }
 
 void LogRouter::SayDropped() {
   const size_t dropped = std::exchange(dropped_, 0);
   if (dropped == 0) return;
-  OwnConsole().Write(absl::StrCat("ddprun: ", dropped, dropped == 1 ? " line" : " lines",
-                                  " of ddprun's were dropped here: nobody read them in time\n"));
+  WriteOwn(absl::StrCat("ddprun: ", dropped, dropped == 1 ? " line" : " lines",
+                        " of ddprun's were dropped here: nobody read them in time\n"));
 }
 
 void LogRouter::SayLost(const std::string& path, const std::string& why) {
@@ -147,6 +167,7 @@ absl::StatusOr<LogRouter::StreamId> LogRouter::AddStream(Stream stream) {
   }
   const StreamId id = next_id_++;
   auto open = std::make_unique<Open>();
+  open->id = id;
   open->stream = std::move(stream);
   Stream& taken = open->stream;
   if (writer_ != nullptr && taken.file.valid()) {
@@ -188,7 +209,8 @@ bool LogRouter::ReadSome(Open& open, size_t max_bytes) {
   if (count < 0) return errno == EAGAIN;
   if (count == 0) return false;
   AppendToFiles(open, buffer.data(), static_cast<size_t>(count));
-  Take(open, buffer.data(), static_cast<size_t>(count));
+  open.ends_block = count % kStdioBlockBytes == 0;
+  Take(open, absl::string_view(buffer.data(), static_cast<size_t>(count)));
   return true;
 }
 
@@ -206,36 +228,85 @@ void LogRouter::AppendMatching(Open& open, const std::string& lines) {
           WriteToFile(open.stream.filtered_file, lines.data(), lines.size()));
 }
 
-// Writes the lines that `data` completes to the console, and keeps the rest.
-void LogRouter::Take(Open& open, const char* data, size_t size) {
+LogRouter::Cursor& LogRouter::CursorOf(const Open& open) {
+  return open.stream.to_stderr && !one_console_ ? stderr_cursor_ : stdout_cursor_;
+}
+
+// Prints the lines that `data` completes, and keeps the rest. A carriage return waits for the next
+// byte, which may be a newline.
+void LogRouter::Take(Open& open, absl::string_view data) {
   std::string lines;
   std::string matching;
-  while (size > 0) {
-    const void* newline = std::memchr(data, '\n', size);
-    size_t part =
-        newline == nullptr ? size : static_cast<size_t>(static_cast<const char*>(newline) - data);
-    const size_t room = kMaxLineBytes - open.line.size();
-    const bool cut = part > room;
-    if (cut) part = room;
-    open.line.append(data, part);
-    data += part;
-    size -= part;
-    if (newline == nullptr && !cut) break;
-    if (!cut) ++data, --size;
-    AppendLine(open, &lines, &matching);
+  while (!data.empty()) {
+    if (data.front() == '\n') {
+      AppendLine(open, '\n', &lines, &matching);
+      data.remove_prefix(1);
+      continue;
+    }
+    if (absl::EndsWith(open.line, "\r")) {
+      open.line.pop_back();
+      AppendLine(open, '\r', &lines, &matching);
+    }
+    if (open.line.size() == kMaxLineBytes) AppendLine(open, '\n', &lines, &matching);
+    const absl::string_view room = data.substr(0, kMaxLineBytes - open.line.size());
+    const size_t end = room.find_first_of("\r\n");
+    const bool is_return = end != absl::string_view::npos && room[end] == '\r';
+    const size_t part = end == absl::string_view::npos ? room.size() : end + (is_return ? 1 : 0);
+    absl::StrAppend(&open.line, data.substr(0, part));
+    data.remove_prefix(part);
   }
   AppendMatching(open, matching);
   if (!lines.empty()) ConsoleOf(open).Write(lines);
+  open.is_busy = open.has_timer;
+  if (!open.line.empty() && !open.has_timer) AwaitRestOfLine(open);
 }
 
-// Completes the line in `open` and appends it to `lines`, and to `matching` if a filter selects it.
-void LogRouter::AppendLine(Open& open, std::string* lines, std::string* matching) {
+void LogRouter::AwaitRestOfLine(Open& open) {
+  if (partial_line_delay_ == absl::InfiniteDuration()) return;
+  open.has_timer = true;
+  event_loop_->AddTimer(partial_line_delay_,
+                        [this, id = open.id, alive = std::weak_ptr<const bool>(alive_)] {
+                          if (!alive.expired()) ShowPartialLine(id);
+                        });
+}
+
+// Appends the line in `open` to `lines`, and to `matching` if a filter selects it. `end`: '\n' or
+// '\r'; 0: more of the line will come.
+void LogRouter::AppendLine(Open& open, char end, std::string* lines, std::string* matching) {
   const Stream& stream = open.stream;
-  absl::StrAppend(lines, stream.prefix, open.line, "\n");
-  if (ContainsOneOf(open.line, stream.filters)) {
-    absl::StrAppend(matching, stream.prefix, open.line, "\n");
+  Cursor& cursor = CursorOf(open);
+  if (cursor.owner != 0 && cursor.owner != open.id) *lines += '\n';
+  // The newline after a carriage return that is printed ends the same line.
+  const bool ends_shown = cursor.owner == open.id && open.line.empty() && end == '\n';
+  if ((cursor.owner != open.id || cursor.at_start) && !ends_shown) *lines += stream.prefix;
+  *lines += open.line;
+  if (end != 0) *lines += end;
+  cursor = {.owner = end == '\n' ? 0 : open.id, .at_start = end == '\r'};
+  if (!stream.filters.empty()) {
+    open.whole += open.line;
+    if (end != 0 && ContainsOneOf(open.whole, stream.filters)) {
+      absl::StrAppend(matching, stream.prefix, open.whole, "\n");
+    }
+    if (end != 0) open.whole.clear();
   }
   open.line.clear();
+}
+
+void LogRouter::ShowPartialLine(StreamId id) {
+  const auto found = streams_.find(id);
+  if (found == streams_.end()) return;
+  Open& open = *found->second;
+  open.has_timer = false;
+  if (open.line.empty() || open.ends_block) return;
+  // The rest is on its way, or waits until the console has room.
+  if (std::exchange(open.is_busy, false) || !open.watched) return AwaitRestOfLine(open);
+  const bool is_return = open.line.back() == '\r';
+  if (is_return) open.line.pop_back();
+  std::string text;
+  std::string matching;
+  AppendLine(open, is_return ? '\r' : '\0', &text, &matching);
+  AppendMatching(open, matching);
+  ConsoleOf(open).Write(text);
 }
 
 void LogRouter::DrainStream(StreamId id) {
@@ -266,7 +337,7 @@ void LogRouter::End(StreamId id) {
   const auto found = streams_.find(id);
   if (found == streams_.end()) return;
   Open& open = *found->second;
-  if (!open.line.empty()) Take(open, "\n", 1);
+  if (!open.line.empty() || CursorOf(open).owner == id) Take(open, "\n");
   if (open.watched) event_loop_->Unwatch(open.stream.pipe.get());
   if (writer_ != nullptr) {
     writer_->Close(open.file);

@@ -9,6 +9,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "base/event_loop.h"
 #include "base/file_writer.h"
 #include "base/unique_fd.h"
@@ -31,19 +33,26 @@ namespace ddp::launcher {
 // Lines of ddprun's own never block. When kOwnBytes are queued beyond the limit for workers,
 // further lines are dropped. The console prints how many as soon as it takes lines again.
 //
-// An incomplete last line gets a newline on the console when its pipe is closed. A line longer than
-// kMaxLineBytes is cut on the console (not in the file); each piece has its prefix.
+// A carriage return ends a line too, as progress bars write it, and is printed. An incomplete line
+// (a prompt) is printed kPartialLineDelay after its last byte came, at most twice that, and goes on
+// without a second prefix; the end of a block of a buffered writer is no prompt. When another line
+// comes first, the incomplete one gets a newline, and its rest a prefix. It also gets a newline
+// when its pipe is closed. A line longer than kMaxLineBytes is cut on the console (not in the
+// file); each piece has its prefix.
 class LogRouter {
  public:
   using StreamId = uint64_t;
   static constexpr size_t kMaxLineBytes = 1 << 20;
   static constexpr size_t kOwnBytes = 1 << 20;
+  static constexpr absl::Duration kPartialLineDelay = absl::Milliseconds(100);
 
   // Writes the consoles to `stdout_fd` and `stderr_fd`; if both refer to the same place they are
   // one console. `writer` writes the files, and only the router may call its OnProgress(). Without
   // `writer` the router writes the files itself and blocks. Nothing is owned; all must outlive the
   // router.
-  LogRouter(EventLoop* event_loop, int stdout_fd, int stderr_fd, FileWriter* writer = nullptr);
+  // `partial_line_delay`: see above; infinite: incomplete lines are never printed.
+  LogRouter(EventLoop* event_loop, int stdout_fd, int stderr_fd, FileWriter* writer = nullptr,
+            absl::Duration partial_line_delay = kPartialLineDelay);
   LogRouter(const LogRouter&) = delete;
   LogRouter& operator=(const LogRouter&) = delete;
   ~LogRouter();
@@ -91,6 +100,13 @@ class LogRouter {
  private:
   struct Open;
 
+  // The end of a console's text. `owner`: the stream whose line has no newline yet; 0: none.
+  // `at_start`: a carriage return was its last character.
+  struct Cursor {
+    StreamId owner = 0;
+    bool at_start = false;
+  };
+
   Console& OwnConsole() { return one_console_ ? stdout_console_ : stderr_console_; }
   FileWriter::FileId AddFile(UniqueFd file, const std::string& path);
   void OnWritten();
@@ -103,19 +119,26 @@ class LogRouter {
   Console& ConsoleOf(const Open& open);
   void Read(StreamId id);
   bool ReadSome(Open& open, size_t max_bytes);
-  void Take(Open& open, const char* data, size_t size);
-  static void AppendLine(Open& open, std::string* lines, std::string* matching);
+  void Take(Open& open, absl::string_view data);
+  void AwaitRestOfLine(Open& open);
+  Cursor& CursorOf(const Open& open);
+  void WriteOwn(const std::string& lines);
+  void AppendLine(Open& open, char end, std::string* lines, std::string* matching);
+  void ShowPartialLine(StreamId id);
   void End(StreamId id);
   void PauseAndResume();
   absl::Status Watch(StreamId id, Open& open);
 
   EventLoop* const event_loop_;
   FileWriter* const writer_;
+  const absl::Duration partial_line_delay_;
   bool files_were_full_ = false;
   size_t dropped_ = 0;  // dropped lines of ddprun's own
   Console stdout_console_;
   Console stderr_console_;
   const bool one_console_;
+  Cursor stdout_cursor_;
+  Cursor stderr_cursor_;
   std::map<StreamId, std::unique_ptr<Open>> streams_;
   StreamId next_id_ = 1;
   // Token that expires with the router.

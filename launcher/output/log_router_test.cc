@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -92,8 +93,26 @@ class LogRouterTest : public ::testing::Test {
     return text;
   }
 
+  // Runs the loop until the console has got `text`, counted from the beginning of the test.
+  void AwaitConsole(const std::string& text) {
+    const auto look = [this, &text](uint32_t /*events*/) {
+      seen_ += Available(console_.read.get());
+      if (seen_.size() >= text.size()) loop_->Stop();
+    };
+    seen_ += Available(console_.read.get());
+    if (seen_.size() < text.size()) {
+      const auto deadline = loop_->AddTimer(kDeadline, [this] { loop_->Stop(); });
+      EXPECT_TRUE(loop_->Watch(console_.read.get(), EPOLLIN, look).ok());
+      EXPECT_TRUE(loop_->Run().ok());
+      loop_->Unwatch(console_.read.get());
+      loop_->CancelTimer(deadline);
+    }
+    EXPECT_EQ(seen_, text);
+  }
+
   std::unique_ptr<EventLoop> loop_;
   Pipe console_;
+  std::string seen_;
 };
 
 TEST_F(LogRouterTest, WholeLinesBehindThePrefixAndEveryByteInTheFile) {
@@ -161,6 +180,53 @@ TEST_F(LogRouterTest, AnEndlessLineIsCutOnTheConsole) {
                                               "\n[r0]:", std::string(10, 'x'), "\n"));
 }
 
+// A prompt has no newline; the answer to it, and what follows, stand on its line.
+TEST_F(LogRouterTest, AnIncompleteLineIsShownAndGoesOnWithoutASecondPrefix) {
+  LogRouter router(loop_.get(), console_.write.get(), console_.write.get());
+  Pipe pipe;
+  Pipe other;
+  const auto id = router.AddStream(MakeStream(pipe, "[r0]:", "/dev/null"));
+  const auto other_id = router.AddStream(MakeStream(other, "[r1]:", "/dev/null"));
+  WriteAll(pipe.write.get(), "go on? ");
+  AwaitConsole("[r0]:go on? ");
+  WriteAll(pipe.write.get(), "yes\n(Pdb) ");
+  AwaitConsole("[r0]:go on? yes\n[r0]:(Pdb) ");
+  WriteAll(other.write.get(), "step 1\n");
+  router.DrainStream(*other_id);
+  router.Say("a word");
+  WriteAll(pipe.write.get(), "quit\n");
+  router.CloseStream(*id);
+  AwaitConsole("[r0]:go on? yes\n[r0]:(Pdb) \n[r1]:step 1\nddprun: a word\n[r0]:quit\n");
+}
+
+// A buffered writer's block ends where it ends.
+TEST_F(LogRouterTest, TheEndOfABlockIsNoPrompt) {
+  LogRouter router(loop_.get(), console_.write.get(), console_.write.get());
+  Pipe pipe;
+  Pipe other;
+  const auto id = router.AddStream(MakeStream(pipe, "[r0]:", "/dev/null"));
+  const auto other_id = router.AddStream(MakeStream(other, "[r1]:", "/dev/null"));
+  WriteAll(pipe.write.get(), std::string(4096, 'x'));
+  router.DrainStream(*id);
+  WriteAll(other.write.get(), "go on? ");  // comes later, and is shown
+  AwaitConsole("[r1]:go on? ");
+  router.CloseStream(*other_id);
+  WriteAll(pipe.write.get(), "y\n");
+  router.CloseStream(*id);
+  AwaitConsole("[r1]:go on? \n[r0]:" + std::string(4096, 'x') + "y\n");
+}
+
+TEST_F(LogRouterTest, AProgressBarIsShownAtEachCarriageReturn) {
+  LogRouter router(loop_.get(), console_.write.get(), console_.write.get());
+  Pipe pipe;
+  const auto id = router.AddStream(MakeStream(pipe, "[r0]:", "/dev/null"));
+  WriteAll(pipe.write.get(), "10%\r20%\r");
+  AwaitConsole("[r0]:10%\r[r0]:20%\r");
+  WriteAll(pipe.write.get(), "\nfrom Windows\r\n99%\r100%");
+  router.CloseStream(*id);
+  AwaitConsole("[r0]:10%\r[r0]:20%\r\n[r0]:from Windows\r\n[r0]:99%\r[r0]:100%\n");
+}
+
 TEST_F(LogRouterTest, AConsoleThatIsGoneLosesNothingElse) {
   ::signal(SIGPIPE, SIG_IGN);
   LogRouter router(loop_.get(), console_.write.get(), console_.write.get());
@@ -219,7 +285,8 @@ std::string RunBusyWriters(EventLoop* loop, int console_fd, UniqueFd* console_ow
   std::string output;
   std::thread reader([&] { output = ReadToEnd(read_fd); });
   {
-    LogRouter router(loop, console_fd, console_fd);
+    LogRouter router(loop, console_fd, console_fd, /*writer=*/nullptr,
+                     /*partial_line_delay=*/absl::InfiniteDuration());
     std::vector<std::thread> writers;
     std::vector<LogRouter::StreamId> ids;
     for (int i = 0; i < BusyWriters::kWriters; ++i) {
