@@ -1,3 +1,4 @@
+// Length: all cases share the fixture with its pipes and its console.
 #include "launcher/output/log_router.h"
 
 #include <fcntl.h>
