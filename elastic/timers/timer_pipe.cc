@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <array>
+#include <set>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -21,6 +22,11 @@ namespace ddp::elastic {
 namespace {
 
 constexpr size_t kReadBytes = size_t{64} << 10;
+// A request waits for the report of its worker's start for up to a second.
+constexpr absl::Duration kLookPause = absl::Milliseconds(20);
+constexpr int kMaxLooks = 50;
+constexpr size_t kMaxEarly = 1000;
+
 constexpr int kMaxComplaints = 5;  // a worker must not fill the console
 
 absl::Status Failed(const std::string& path, const char* what) {
@@ -69,6 +75,7 @@ TimerPipe::TimerPipe(std::string path, UniqueFd fd, Dependencies dependencies)
 
 TimerPipe::~TimerPipe() {
   dependencies_.event_loop->CancelTimer(timer_);
+  dependencies_.event_loop->CancelTimer(early_timer_);
   dependencies_.event_loop->Unwatch(fd_.get());
   if (IsAt(path_, fd_.get())) ::unlink(path_.c_str());
 }
@@ -117,12 +124,37 @@ void TimerPipe::Read() {
 void TimerPipe::TakeLine(const std::string& line) {
   const absl::StatusOr<TimerRequest> request = ParseTimerRequest(line);
   if (!request.ok()) return Complain(std::string(request.status().message()));
-  const std::optional<int> owner = OwnerOf(static_cast<pid_t>(request->pid));
-  // The process has ended in the meantime, or belongs to no worker.
-  if (!owner.has_value()) return;
-  const absl::Status applied = timers_.Apply(
-      *owner, *request, dependencies_.clock->Now() + Until(request->expiration_unix_s));
-  if (!applied.ok()) Complain(std::string(applied.message()));
+  if (early_.size() >= kMaxEarly) early_.pop_front();
+  early_.push_back({*request});
+  TakeEarly();
+}
+
+// Applies the requests whose worker is known by now. The others wait for the next look: their
+// process may have ended, may be nobody's, or its start may not have been reported yet.
+void TimerPipe::TakeEarly() {
+  std::deque<Early> later;
+  std::set<int64_t> waiting;  // the requests of one process keep their order
+  for (Early& early : std::exchange(early_, {})) {
+    const TimerRequest& request = early.request;
+    const std::optional<int> owner =
+        waiting.contains(request.pid) ? std::nullopt : OwnerOf(static_cast<pid_t>(request.pid));
+    if (!owner.has_value()) {
+      if (++early.looks > kMaxLooks) continue;
+      waiting.insert(request.pid);
+      later.push_back(std::move(early));
+      continue;
+    }
+    const absl::Status applied = timers_.Apply(
+        *owner, request, dependencies_.clock->Now() + Until(request.expiration_unix_s));
+    if (!applied.ok()) Complain(std::string(applied.message()));
+  }
+  early_ = std::move(later);
+  if (early_.empty() || early_timer_ != 0) return;
+  early_timer_ = dependencies_.event_loop->AddTimer(kLookPause, [this] {
+    early_timer_ = 0;
+    TakeEarly();
+    ArmTimer();
+  });
 }
 
 // Finds the worker by the process's session: each worker leads one.

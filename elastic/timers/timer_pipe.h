@@ -3,6 +3,7 @@
 
 #include <sys/types.h>
 
+#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -20,8 +21,9 @@ namespace ddp::elastic {
 // and the watch over these timers. A worker whose timer runs out gets a signal. This class does the
 // work of torch's FileTimerServer; the workers use torch's FileTimerClient. WorkerGroup owns it.
 //
-// A process belongs to the worker whose session it is in. Requests of other processes and malformed
-// requests are dropped. Times in the pipe are by the host's clock. They are converted to the
+// A process belongs to the worker whose session it is in. Requests of other processes are dropped
+// after a second: a new worker may write before its agent knows it. Malformed requests are dropped
+// at once. Times in the pipe are by the host's clock. They are converted to the
 // monotonic clock when read, so a later change of the host's clock kills no worker.
 //
 // Thread: the event loop's.
@@ -54,6 +56,7 @@ class TimerPipe {
 
   void Read();
   void TakeLine(const std::string& line);
+  void TakeEarly();
   std::optional<int> OwnerOf(pid_t pid) const;
   void Complain(const std::string& what);
   void ArmTimer();
@@ -66,6 +69,14 @@ class TimerPipe {
   bool skips_line_ = false;  // the current line is too long
   int complaints_ = 0;
   EventLoop::TimerId timer_ = 0;
+
+  // Requests of processes that belong to no known worker, in order.
+  struct Early {
+    TimerRequest request;
+    int looks = 0;
+  };
+  std::deque<Early> early_;
+  EventLoop::TimerId early_timer_ = 0;
 };
 
 }  // namespace ddp::elastic

@@ -52,7 +52,8 @@ class TimerPipeTest : public ::testing::Test {
     return TimerPipe::Open(path_,
                            {.event_loop = loop_.get(),
                             .clock = clock_,
-                            .find_worker = [](pid_t pid) -> std::optional<int> {
+                            .find_worker = [this](pid_t pid) -> std::optional<int> {
+                              if (looks_before_start_-- > 0) return std::nullopt;
                               if (pid == ::getpid()) return kOwnRank;
                               return std::nullopt;
                             },
@@ -104,6 +105,7 @@ class TimerPipeTest : public ::testing::Test {
   std::vector<std::string> expired_;
   std::vector<std::string> lines_;
   bool stops_when_told_ = false;
+  int looks_before_start_ = 0;  // that find no worker
 };
 
 TEST_F(TimerPipeTest, ATimerRunsOut) {
@@ -115,6 +117,17 @@ TEST_F(TimerPipeTest, ATimerRunsOut) {
   RunUntilOneExpires();
   EXPECT_THAT(expired_, ElementsAre("3 short 9"));
   EXPECT_THAT(lines_, SizeIs(0));
+}
+
+// A quick worker sets a timer before the agent has read that its program was started.
+TEST_F(TimerPipeTest, ARequestMayComeBeforeItsWorkerIsKnown) {
+  ASSERT_TRUE(Open().ok());
+  looks_before_start_ = 6;
+  Set("released", absl::ZeroDuration());
+  Release("released");
+  Set("load", absl::ZeroDuration());
+  RunUntilOneExpires();
+  EXPECT_THAT(expired_, ElementsAre("3 load 9"));
 }
 
 TEST_F(TimerPipeTest, TimersOfOthersAndNonsenseAreVoid) {
