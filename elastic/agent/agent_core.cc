@@ -438,6 +438,7 @@ void AgentCore::On(const NewsEvent& event) {
       if (phase_ == Phase::kJoining) decision_.reason = absl::StrCat("waiting: ", news.cause);
       break;
     case News::Kind::kOutOfReach:
+      store_refuses_ = news.for_good;
       if (store_deadline_ != absl::InfiniteFuture()) break;
       store_lost_at_ = now_;
       store_deadline_ = now_ + job_.times.store_outage_timeout;
@@ -734,8 +735,10 @@ void AgentCore::OnStoreLost() {
   std::string text = absl::StrCat("the rendezvous was out of reach for ", lost_for);
   if (phase_ == Phase::kRunning && !living_.empty()) {
     if (GoesOnWithoutStore(lost_for)) return;
-    absl::StrAppend(&text, ", and the workers made no step for ",
-                    absl::FormatDuration(job_.times.store_outage_timeout));
+    if (stepped_at_ != absl::InfinitePast()) {
+      absl::StrAppend(&text, ", and the workers made no step for ",
+                      absl::FormatDuration(job_.times.store_outage_timeout));
+    }
     decision_.reason = absl::StrCat(text, ": stopping ", Count(living_.size(), "worker"));
     Abandon(JobEndReason::kStoreLost, text);
     deadline_ = now_ + job_.times.shutdown_timeout;
@@ -751,7 +754,7 @@ void AgentCore::OnStoreLost() {
 bool AgentCore::GoesOnWithoutStore(const std::string& lost_for) {
   const absl::Duration patience = job_.times.store_outage_timeout;
   const bool counts_steps = stepped_at_ != absl::InfinitePast();
-  if (counts_steps && now_ - stepped_at_ >= patience) return false;
+  if (counts_steps ? now_ - stepped_at_ >= patience : store_refuses_) return false;
   store_deadline_ = (counts_steps ? stepped_at_ : now_) + patience;
   if (now_ - store_lost_at_ < 2 * patience) {  // one line is enough
     decision_.reason =

@@ -174,6 +174,7 @@ class AgentCore {
   absl::Time now_ = absl::InfinitePast();               // of the current Step
   absl::Time deadline_ = absl::InfiniteFuture();        // of the phase
   absl::Time store_deadline_ = absl::InfiniteFuture();  // finite while the store does not answer
+  bool store_refuses_ = false;                          // News::for_good of the last kOutOfReach
   absl::Time store_lost_at_ = absl::InfinitePast();
   absl::Time stepped_at_ = absl::InfinitePast();  // last StepEvent of the generation
   // Finite while processes that workers left behind are being killed.

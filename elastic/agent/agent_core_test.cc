@@ -170,6 +170,7 @@ class Story final : public ::ddp::testing::StoryPlayer {
       news.kind = News::Kind::kWaiting;
     } else if (event == "lost") {
       news.kind = News::Kind::kOutOfReach;
+      news.for_good = news.cause == "refused for good";
     } else if (event == "back") {
       news.kind = News::Kind::kBackInReach;
     } else {

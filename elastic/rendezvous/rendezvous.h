@@ -52,6 +52,7 @@ struct News {
   std::string cause;
   int64_t stop_at_step = -1;  // of kDrain; -1: at once
   JobEnd end;
+  bool for_good = false;  // of kOutOfReach: the store refuses this node, and waiting may not help
 };
 
 // A node's progress, sent with its next heartbeats.

@@ -519,11 +519,14 @@ void RendezvousCore::OnContact(const absl::Status& status) {
     failures_in_a_row_ = 0;
     pause_until_ = absl::InfinitePast();
   }
-  if (status.ok() == in_contact_) return;
+  const bool for_good = !status.ok() && !IsPassing(status);
+  if (status.ok() == in_contact_ && (!for_good || told_for_good_)) return;
   // A short interruption is not notified: only the third failure in a row is.
   if (!status.ok() && IsPassing(status) && failures_in_a_row_ < kFailuresBeforeOutOfReach) return;
   in_contact_ = status.ok();
+  told_for_good_ = for_good;
   News news;
+  news.for_good = for_good;
   news.kind = in_contact_ ? News::Kind::kBackInReach : News::Kind::kOutOfReach;
   news.cause = OneLine(std::string(status.message()));
   TellNews(std::move(news));

@@ -265,6 +265,7 @@ class RendezvousCore {
   absl::Time pause_until_ = absl::InfinitePast();
   int failures_in_a_row_ = 0;
   bool in_contact_ = true;
+  bool told_for_good_ = false;  // of the last kOutOfReach
 
   absl::Time subscribe_at_ = absl::InfiniteFuture();
   int failed_subscriptions_ = 0;
