@@ -34,7 +34,7 @@ int Train(const std::string& fault) {
   for (int64_t step = 1; step <= kSteps; ++step) session.commit(step);
   if (session.is_restart()) return 0;
   if (session.rank() != 1) WaitIn(session, Phase::kBackward);
-  if (fault == "hang") WaitIn(session, Phase::kData);
+  if (fault == "hang") WaitIn(session, Phase::kForward);
   if (fault == "segv") *reinterpret_cast<volatile int*>(std::uintptr_t{0x10}) = 1;
   throw std::invalid_argument("no such fault: " + fault);
 }

@@ -29,7 +29,7 @@ TEST(WorkerUnderDdprunTest, ARankThatHangsIsFoundWithItsPhaseAndReplaced) {
   // Rank 0 has made no step for as long, but waits for a peer, so it is not named.
   EXPECT_THAT(run.err(),
               ContainsRegex("restart 1 of 1: generation 2: rank 1 made no step for [0-9.]+m?s, in "
-                            "data; the longest step took "));
+                            "forward; the longest step took "));
 }
 
 TEST(WorkerUnderDdprunTest, TheReportTellsWhereARankCrashed) {

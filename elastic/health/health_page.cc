@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <linux/futex.h>
 #include <pthread.h>
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 
@@ -32,6 +33,7 @@ constexpr size_t kPageBytes = 4096;
 // A write takes some dozens of instructions. After this many torn reads the writer has died or been
 // stopped inside a write, or the page is forged.
 constexpr int kReadTriesMax = 1000;
+constexpr int kReadTriesBeforeYield = 100;
 
 constexpr int64_t kNoStop = std::numeric_limits<int64_t>::max();
 
@@ -386,6 +388,7 @@ absl::Status HealthPage::Attach() {
 HealthPage::Snapshot HealthPage::Read() const {
   Snapshot snapshot;
   for (int tries = 0; tries < kReadTriesMax; ++tries) {
+    if (tries >= kReadTriesBeforeYield) ::sched_yield();  // the writer may wait for this core
     const uint64_t before = layout_->sequence.load(std::memory_order_acquire);
     snapshot.generation = layout_->generation.load(std::memory_order_relaxed);
     snapshot.commits = std::max<int64_t>(Get(layout_->commits), 0);

@@ -331,8 +331,9 @@ void HostGroup::RunThread() {
     Nap nap;
     {
       MutexLock lock(background_mutex_);
+      const Background& background = background_;  // for clang, which sees no lock in a lambda
       guarded([&] {
-        if (background_) nap = background_();
+        if (background) nap = background();
       });
     }
     if (nap.wake_on_notify != counted) {
