@@ -65,7 +65,7 @@ constexpr absl::Duration kShortestReach = absl::Seconds(1);
 
 std::string HostName() {
   std::array<char, HOST_NAME_MAX + 1> name{};
-  if (::gethostname(name.data(), name.size() - 1) != 0) return "unknown";
+  if (::gethostname(name.data(), name.size()) != 0) return "unknown";
   return name.data();
 }
 

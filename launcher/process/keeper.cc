@@ -266,8 +266,15 @@ absl::StatusOr<int> RunWithKeeper(const KeeperOptions& options,
   const std::set<pid_t> spared(children.begin(), children.end());
   UniqueFd keeper_pidfd = OpenPidfd(::getpid());  // the agent inherits it
   if (!keeper_pidfd.valid()) {
+    const int error = errno;
     return absl::UnimplementedError(
-        absl::StrCat("pidfd_open: ", std::strerror(errno), " (Linux 5.3 or newer is needed)"));
+        absl::StrCat("pidfd_open: ", std::strerror(error),
+                     error == ENOSYS ? " (Linux 5.3 or newer is needed)"
+                                     : " (a filter of system calls may refuse it)"));
+  }
+  if (!ProcShowsThisNamespace()) {
+    Say("/proc does not show this process as /proc/self (another PID namespace's, or not mounted): "
+        "processes that workers leave behind are not found");
   }
   const sigset_t set = SignalSet(options.signals);
   const UniqueFd signals(::signalfd(-1, &set, SFD_CLOEXEC));

@@ -110,8 +110,15 @@ void AwaitAnEnd(const std::vector<pid_t>& children) {
 
 }  // namespace
 
+bool ProcShowsThisNamespace() {
+  char self[16] = {};
+  const ssize_t length = ::readlink("/proc/self", self, sizeof(self) - 1);
+  return length > 0 && absl::StrCat(::getpid()) == self;
+}
+
 std::vector<pid_t> ChildrenOf(pid_t pid) {
   std::vector<pid_t> result;
+  if (!ProcShowsThisNamespace()) return result;
   const std::string tasks = absl::StrCat("/proc/", pid, "/task");
   bool readable = false;
   for (const pid_t task : NumericEntries(tasks)) {

@@ -15,9 +15,13 @@
 // children again and again until none is left.
 namespace ddp::launcher {
 
+// Returns true when /proc shows this process under its own number. In a PID namespace with the
+// /proc of another one, numbers read there mean other processes, and nothing may be done to them.
+bool ProcShowsThisNamespace();
+
 // Returns the children of `pid`, also those that have ended and are not yet reaped. Empty when
-// there is no such process. A child that is started or adopted at the same moment may be missing:
-// ask again.
+// there is no such process, and without ProcShowsThisNamespace(). A child that is started or
+// adopted at the same moment may be missing: ask again.
 std::vector<pid_t> ChildrenOf(pid_t pid);
 
 // Result of one call of KillChildrenOnce().
