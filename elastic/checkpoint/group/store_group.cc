@@ -64,6 +64,11 @@ std::string StoreGroup::ValueKey(int64_t round, int rank) const {
   return RoundKey(round, absl::StrCat("value/", rank));
 }
 
+// Returns the key of this rank's instance, which stays as long as the store does.
+std::string StoreGroup::InstanceKey() const {
+  return absl::StrCat(options_.prefix, "/instances/", options_.rank);
+}
+
 // Returns the key that this rank sets in `round`.
 std::string StoreGroup::OwnKey(int64_t round) const {
   return options_.rank == 0 ? RoundKey(round, kAnswer) : ValueKey(round, options_.rank);
@@ -131,7 +136,7 @@ absl::Status StoreGroup::Unreachable(const std::exception& error) const {
 
 absl::Status StoreGroup::Probe() {
   try {
-    (void)Hasty().check({absl::StrCat(options_.prefix, "/instances/", options_.rank)});
+    (void)Hasty().check({InstanceKey()});
     return absl::OkStatus();
   } catch (const std::exception& error) {
     return Unreachable(error);
@@ -154,7 +159,7 @@ c10d::Store& StoreGroup::Hasty() {
 // applied it.
 void StoreGroup::StartInstance() {
   if (instance_ > 0) return;
-  const std::string key = absl::StrCat(options_.prefix, "/instances/", options_.rank);
+  const std::string key = InstanceKey();
   if (wanted_instance_ == 0) wanted_instance_ = store_->add(key, 0) + 1;
   store_->set(key, ToBytes(absl::StrCat(wanted_instance_)));
   instance_ = wanted_instance_;
@@ -209,6 +214,12 @@ absl::Status StoreGroup::Await(const std::vector<std::string>& keys) {
     } catch (const std::exception&) {
       if (Now() - start < slice - absl::Milliseconds(1)) throw;  // failed before its timeout
     }
+    // A later generation of the job deletes the store of this one, and nobody will set the keys.
+    if (!store_->check({InstanceKey()})) {
+      return absl::UnavailableError(absl::StrCat(
+          "rank ", options_.rank, " cannot reach the others: the store's keys of this generation ",
+          "are gone, so a later one has begun"));
+    }
     const int64_t progress = store_->add(AttemptKey(kProgress), 0);
     const absl::Time now = Now();
     const bool moved = progress > std::max<int64_t>(seen, 0);
@@ -249,15 +260,16 @@ void StoreGroup::Set(const std::string& key, const std::string& text) {
 // in the next round. A thread does it, because the store may be away: this rank goes on, and the
 // others learn of its error when the store is back.
 void StoreGroup::Tell(const absl::Status& error) {
-  // One try after a timeout: the other ranks have waited for as long.
-  const absl::Duration limit =
-      absl::IsDeadlineExceeded(error) ? absl::ZeroDuration() : options_.timeout / 2;
   try {
     store_ = &Hasty();
+    // After a timeout the store answers, and one try is enough: the others have waited for as long.
+    // Done at once, so that a rank that comes next does not find this rank's value.
+    if (absl::IsDeadlineExceeded(error)) return void(TrySetError(EncodeResult(error)));
     telling_ends_ = false;
-    teller_ = std::thread([this, text = EncodeResult(error), deadline = Now() + limit] {
-      while (!TrySetError(text) && !telling_ends_ && Now() + kPause <= deadline) Wait(kPause);
-    });
+    teller_ =
+        std::thread([this, text = EncodeResult(error), deadline = Now() + options_.timeout / 2] {
+          while (!TrySetError(text) && !telling_ends_ && Now() + kPause <= deadline) Wait(kPause);
+        });
   } catch (const std::exception&) {
     // The store cannot be reached at all, or there is no thread. The others wait until their own
     // timeouts.

@@ -70,6 +70,7 @@ class StoreGroup final : public CheckpointGroup {
   std::string AttemptKey(const std::string& name) const;
   std::string RoundKey(int64_t round, const std::string& name) const;
   std::string ValueKey(int64_t round, int rank) const;
+  std::string InstanceKey() const;
   std::string OwnKey(int64_t round) const;
   c10d::Store& Hasty();
   void StartInstance();

@@ -174,6 +174,21 @@ TEST(StoreGroupTest, ARankZeroThatIsLateFindsTheErrorOfARankThatGaveUp) {
   EXPECT_EQ(zero.Decide("0", Joined).status(), gave_up);
 }
 
+// The next generation deletes the store of this one, in which nobody will answer.
+TEST(StoreGroupTest, ARankWhoseStoreIsDeletedWaitsForNobody) {
+  auto store = c10::make_intrusive<c10d::HashStore>();
+  std::thread next_generation([&] {
+    store->wait({"group/instances/0"}, std::chrono::seconds(60));
+    store->deleteKey("group/instances/0");
+  });
+  StoreGroup group(GroupOptions(store, 0, 2, absl::Seconds(8)));
+  const absl::Status status =
+      group.Decide("value", [](const std::vector<std::string>&) { return std::string(); }).status();
+  next_generation.join();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(status.message(), HasSubstr("so a later one has begun"));
+}
+
 TEST(StoreGroupTest, ALongTimeoutMakesNoLongSilence) {
   auto store = c10::make_intrusive<CountingStore>();
   ddp::testing::FakeClock clock;
