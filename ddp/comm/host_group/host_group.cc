@@ -314,14 +314,10 @@ void HostGroup::RunThread() {
   bool counted = false;  // among the sleepers, whom a notification wakes
   std::vector<FutexWord> words;
   // An exception would end the process without a word to the peers.
-  const auto guarded = [this](const std::function<void()>& function) {
-    try {
-      function();
-    } catch (const std::exception& error) {
-      LOG(ERROR) << "a group in shared memory ends, because its thread in member " << member_
-                 << " caught: " << error.what();
-      SetEnd(GroupEnd::kAborted, member_);
-    }
+  const auto end_by = [this](const std::exception& error) {
+    LOG(ERROR) << "a group in shared memory ends, because its thread in member " << member_
+               << " caught: " << error.what();
+    SetEnd(GroupEnd::kAborted, member_);
   };
   while (true) {
     // The bell is read before every word whose change rings it, stop_thread_ too: a ring after this
@@ -329,12 +325,11 @@ void HostGroup::RunThread() {
     const uint32_t bell = row.bell.load(std::memory_order_seq_cst);
     if (stop_thread_.load(std::memory_order_acquire)) break;
     Nap nap;
-    {
+    try {
       MutexLock lock(background_mutex_);
-      const Background& background = background_;  // for clang, which sees no lock in a lambda
-      guarded([&] {
-        if (background) nap = background();
-      });
+      if (background_) nap = background_();
+    } catch (const std::exception& error) {
+      end_by(error);
     }
     if (nap.wake_on_notify != counted) {
       counted = nap.wake_on_notify;
@@ -350,8 +345,12 @@ void HostGroup::RunThread() {
     }
     if (ended()) {
       links_.clear();
-      MutexLock lock(background_mutex_);
-      if (on_end_) guarded(std::exchange(on_end_, nullptr));
+      try {
+        MutexLock lock(background_mutex_);
+        if (on_end_) std::exchange(on_end_, nullptr)();
+      } catch (const std::exception& error) {
+        end_by(error);
+      }
     }
     if (!links_.empty()) {
       CheckLinks();
