@@ -362,10 +362,13 @@ enum class LeftOut : uint8_t { kContinue, kException, kConstantLoss };
 // Runs five iterations. `leaves_out`: this rank has no backward in iteration 3. Returns the number
 // of iterations that ended.
 int FiveIterations(DistributedDataParallel<torch::nn::LinearImpl>& model, int64_t width,
-                   bool leaves_out, LeftOut way, int* ended) {
+                   bool leaves_out, LeftOut way, int* ended, bool keeps_outputs = false) {
+  std::vector<torch::Tensor> kept;
   for (*ended = 0; *ended < 5; ++*ended) {
     model.zero_grad();
     const torch::Tensor output = model.forward(torch::ones({2, width}));
+    if (keeps_outputs) kept.push_back(output);
+    if (*ended == 3) kept.clear();
     if (leaves_out && *ended == 2) {
       if (way == LeftOut::kContinue) continue;
       try {
@@ -393,8 +396,11 @@ void ALeftOutBackwardIsNamed() {
       EXPECT_THAT(text, AllOf(HasSubstr("rank 1 is in collective"),
                               HasSubstr("1 iteration(s) without a backward before iteration 4"),
                               HasSubstr("leave it out on all ranks: see ddp::all_agree()")));
-      // What all ranks leave out together is no error.
-      EXPECT_EQ(FiveIterations(model, width, /*leaves_out=*/true, way, &ended), 5);
+      // A step that all ranks leave out together is no error, also when one of them keeps its
+      // output, or drops it later.
+      EXPECT_EQ(FiveIterations(model, width, /*leaves_out=*/true, way, &ended,
+                               /*keeps_outputs=*/group->rank() == 0),
+                5);
       EXPECT_TRUE(model->parameters()[0].grad().allclose(2 * torch::ones({width, width})));
     }
   }

@@ -542,13 +542,21 @@ void Reducer::LogUnused(DebugLevel least) const {
 // pass with this collective. Where all ranks have left out the same, all are here. Otherwise the
 // others are in the reduction of their gradients, and all ranks throw the error of different
 // collectives, with the name of this one. Under a Join, joined ranks have no forwards and could not
-// answer.
+// answer. A forward that this backward will pass only later is in the backward's graph, which is
+// searched where there is such a forward.
 void Reducer::AgreeOnSkipped() {
-  const int skipped = core_.TakeSkipped();
-  if (skipped == 0 || announce_ || group_->size() == 1) return;
+  std::vector<ForwardPtr> left_out = core_.forwards().Unpassed();
+  if (left_out.empty()) return;
+  ForEachNodeOfBackward([&left_out](const torch::autograd::Node& node) {
+    std::erase_if(left_out, [&node](const ForwardPtr& forward) {
+      return forward->Created(node.thread_id(), node.sequence_nr());
+    });
+  });
+  for (const ForwardPtr& forward : left_out) forward->skipped = true;
+  if (left_out.empty() || announce_ || group_->size() == 1) return;
   Communicator::Pending pending = group_->communicator().AllReduce(
       at::zeros({1}, group_->device()),
-      absl::StrCat("the agreement on ", skipped, " iteration(s) without a backward before ",
+      absl::StrCat("the agreement on ", left_out.size(), " iteration(s) without a backward before ",
                    "iteration ", iteration_,
                    " (to leave out a step, leave it out on all ranks: see ddp::all_agree())"));
   group_->communicator().Wait(pending);

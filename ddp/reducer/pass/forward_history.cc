@@ -109,22 +109,19 @@ void ForwardHistory::FinishPass() {
                      outstanding_.begin() + static_cast<std::ptrdiff_t>(keep_from));
 }
 
-int ForwardHistory::TakeSkipped() {
-  int skipped = 0;
+std::vector<ForwardPtr> ForwardHistory::Unpassed() const {
+  std::vector<ForwardPtr> unpassed;
   for (const ForwardPtr& forward : recent_) {
-    const bool counts = forward->synchronized && forward->training && !forward->skipped;
-    // The outputs of a forward, and the graphs that contain them, share the record.
-    if (!counts || forward.use_count() > 1) continue;
+    const bool counts = forward->synchronized && forward->training;
+    if (!counts || forward->reduced || forward->skipped) continue;
     const auto& outputs = forward->outputs;
-    if (!std::all_of(outputs.begin(), outputs.end(), [](ForwardRecord::Output output) {
+    if (std::all_of(outputs.begin(), outputs.end(), [](ForwardRecord::Output output) {
           return output == ForwardRecord::Output::kFresh;
         })) {
-      continue;
+      unpassed.push_back(forward);
     }
-    forward->skipped = true;
-    ++skipped;
   }
-  return skipped;
+  return unpassed;
 }
 
 void ForwardHistory::Clear() {

@@ -86,9 +86,10 @@ class ForwardHistory {
   // which are taken to have no backward.
   void FinishPass();
 
-  // Returns how many of the last 32 forwards can have no backward any more: synchronized ones in
-  // training mode, whose graph is gone and was passed by no backward. Counts each once.
-  int TakeSkipped();
+  // Returns those of the last 32 forwards that no backward has passed: synchronized ones in
+  // training mode that are neither reduced nor `skipped`. Does not ask whether their graphs still
+  // exist, since one rank may keep an output that the others drop.
+  std::vector<ForwardPtr> Unpassed() const;
 
   void Clear();
 

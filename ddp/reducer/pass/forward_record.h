@@ -19,7 +19,7 @@ struct ForwardRecord {
   bool collectives = false;   // its backward may have collectives of the model
   bool reduced = false;       // a complete reduction contains gradients of it
   bool training = false;      // of a module in training mode, whose every backward is seen
-  bool skipped = false;       // TakeSkipped() has counted it
+  bool skipped = false;       // counted as an iteration without a backward
   std::vector<Output> outputs;
 
   // Autograd numbers the nodes of a thread in the order of their creation. This forward created

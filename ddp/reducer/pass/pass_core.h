@@ -235,8 +235,6 @@ class PassCore {
   std::string Missing() const;
 
   const ForwardHistory& forwards() const { return forwards_; }
-  // See ForwardHistory. Call it when a pass begins.
-  int TakeSkipped() { return forwards_.TakeSkipped(); }
   const std::string& message() const { return message_; }  // of the last error that was thrown
   const std::optional<std::string>& error() const { return error_; }  // the last one of a pass
 
