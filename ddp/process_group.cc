@@ -155,7 +155,7 @@ c10::intrusive_ptr<c10d::Store> ConnectStore(const WorkerEnvironment& env,
   }
 }
 
-// What this process keeps of the store at a location, until it ends.
+// The record of a store at one location, which this process keeps until it ends.
 struct KnownStore {
   std::atomic<int> groups = 0;  // that this process has connected
   // The first connection, where this process serves the store. The server ends with the last

@@ -49,7 +49,7 @@ int Groups(int fewest) {
   return wanted.has_value() ? std::max(fewest, std::atoi(wanted->c_str())) : fewest;
 }
 
-// What this process holds at the moment.
+// The mappings, descriptors and threads of this process at the moment.
 struct Held {
   Held() {
     arena = internal::Arena::OfProcess().statistics();

@@ -145,8 +145,8 @@ class Checkpointer {
   // same, for the save before the process ends.
   enum class Urgency { kRoutine, kLast };
 
-  // Who wins in restore() where the options of the optimizer differ: the checkpoint, or the
-  // program, as it has set them before restore(). Rank 0 logs one line with the differences.
+  // The source of the optimizer's options after restore(), where they differ: the checkpoint, or
+  // the program, as it has set them before restore(). Rank 0 logs one line with the differences.
   enum class OptimizerOptions { kFromCheckpoint, kFromProgram };
 
   struct Options {

@@ -99,8 +99,8 @@ class Training {
     // that a job never loads another job's weights unnoticed. A restart within a job always
     // continues from the job's own.
     Resume resume = Resume::kSameRunId;
-    // Who wins where the options of the optimizer (the learning rate ...) differ between the
-    // program and the checkpoint. Rank 0 logs each difference.
+    // The source of the optimizer's options (the learning rate ...) where the program and the
+    // checkpoint differ. Rank 0 logs one line with the differences.
     Checkpointer::OptimizerOptions optimizer_options =
         Checkpointer::OptimizerOptions::kFromCheckpoint;
     // Behaviour when the disk or the store fails a save. kContinue: training continues, and a later

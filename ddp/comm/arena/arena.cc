@@ -297,8 +297,8 @@ void Arena::Withdraw(const std::map<size_t, size_t>& gradients, size_t capacity)
   ++withdrawals_;
   for (const auto& [bytes, count] : gradients) {
     SizeClass& size_class = *Find(bytes);
-    // Which of the allocated blocks are the demand's is unknown. Free() corrects an estimate that
-    // is too high.
+    // The arena does not know the demand's blocks among the allocated ones. Free() corrects an
+    // estimate that is too high.
     size_class.withdrawals = withdrawals_;
     const size_t outliving = std::min(count, size_class.in_use - size_class.outliving);
     size_class.outliving += outliving;

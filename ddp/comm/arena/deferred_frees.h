@@ -15,7 +15,7 @@ namespace ddp::internal {
 // have been destroyed. Thread-safe.
 class DeferredFrees {
  public:
-  // Those of this process. Never destroyed.
+  // Returns the deferred frees of this process, which are never destroyed.
   static DeferredFrees& OfProcess();
 
   // Calls `free` when `unused()` is true: at once, or in a later call of Add() or Sweep(). Both
