@@ -307,8 +307,9 @@ void Agent::State::Report() {
   const NodeReport report = workers.Report();
   rendezvous.SetReport(report);
   if (std::exchange(reported_step, report.step) != report.step && report.step >= 0) {
-    Post(StepEvent{});
+    Post(StepEvent{workers.longest_step()});
   }
+  if (workers.TakeProgress()) Post(ProgressEvent{});
 }
 
 void Agent::State::Do(const JoinAction& action) {

@@ -182,6 +182,7 @@ void AgentCore::OnRound(const Round& round) {
   over_ = evicted_ = stop_sent_ = kill_sent_ = hurried_ = in_order_ = false;
   work_done_ = true;
   stepped_at_ = absl::InfinitePast();
+  stop_limit_ = told_limit_ = absl::InfiniteFuture();
   phase_ = Phase::kRunning;
   if (!round_.reason.empty()) {
     decision_.reason =
@@ -291,7 +292,7 @@ void AgentCore::StopForFault() {
   deadline_ = absl::InfiniteFuture();
   if (living_.empty()) return;
   SignalAll(SIGTERM);
-  deadline_ = now_ + job_.times.fault_grace;
+  stop_limit_ = deadline_ = now_ + job_.times.fault_grace;
 }
 
 // The first reported failure ends the generation. After SIGKILL the exit status of a hanging worker
@@ -497,9 +498,9 @@ void AgentCore::OnDrain(const News& news) {
     decision_.reason =
         absl::StrCat(news.cause, ": stopping ", Count(living_.size(), "worker"),
                      news.stop_at_step < 0 ? "" : absl::StrCat(" after step ", news.stop_at_step),
-                     ", at most ", absl::FormatDuration(job_.times.shutdown_timeout));
+                     ", at most ", absl::FormatDuration(StopPatience()));
     if (living_.empty()) return;  // their remaining processes are being killed
-    deadline_ = now_ + job_.times.shutdown_timeout;
+    BeginStop(StopPatience(), job_.times.StopLimit());
     StopWorkers(SIGTERM, news.stop_at_step);
   }
 }
@@ -602,6 +603,10 @@ void AgentCore::ShutDown(int signal) {
   shutdown_signal_ = signal;
   signalled_at_ = now_;
   const std::string received = absl::StrCat("received ", SignalName(signal));
+  const bool knows_grace = job_.times.termination_grace > absl::ZeroDuration();
+  const absl::Duration limit =
+      knows_grace ? job_.times.WorkersShareOfGrace() : job_.times.StopLimit();
+  const absl::Duration patience = knows_grace ? limit : StopPatience();
   if (phase != Phase::kRunning) CancelRequest();
   if (living_.empty()) {
     decision_.reason = absl::StrCat(received, " while no worker runs: leaving");
@@ -611,6 +616,10 @@ void AgentCore::ShutDown(int signal) {
   if (phase == Phase::kStopping || phase == Phase::kDraining) {
     // The workers have been asked to stop, and keep their deadline.
     decision_.reason = absl::StrCat(received, ": no restart any more");
+    if (knows_grace && !kill_sent_) {
+      stop_limit_ = std::min(stop_limit_, now_ + limit);
+      deadline_ = std::min(deadline_, stop_limit_);
+    }
     return;
   }
   const bool others = round_.placement.group_world_size > 1;
@@ -619,14 +628,14 @@ void AgentCore::ShutDown(int signal) {
     Ask(DrainAction{absl::StrCat("node ", host_, " leaves (", SignalName(signal), ")"),
                     job_.times.farewell_timeout});
   }
-  if (job_.times.shutdown_timeout <= absl::ZeroDuration()) {
+  if (limit <= absl::ZeroDuration()) {
     decision_.reason = absl::StrCat(received, ": killing ", Count(living_.size(), "worker"));
     Kill();
     return;
   }
   decision_.reason = absl::StrCat(received, ": stopping ", Count(living_.size(), "worker"),
-                                  ", at most ", absl::FormatDuration(job_.times.shutdown_timeout));
-  deadline_ = now_ + job_.times.shutdown_timeout;
+                                  ", at most ", absl::FormatDuration(patience));
+  BeginStop(patience, limit);
   if (!others) StopWorkers(signal, std::nullopt);
 }
 
@@ -647,6 +656,37 @@ void AgentCore::HurryShutDown() {
   if (kill_sent_ || living_.empty() || std::exchange(hurried_, true)) return;
   StopWorkers(shutdown_signal_ == 0 ? SIGTERM : shutdown_signal_, kStopAtOnce);
   deadline_ = std::min(deadline_, now_ + job_.times.fault_grace);
+}
+
+// A stop takes at least the rest of the present step.
+absl::Duration AgentCore::StopPatience() const {
+  return std::min(std::max(job_.times.shutdown_timeout, 2 * longest_step_), job_.times.StopLimit());
+}
+
+void AgentCore::BeginStop(absl::Duration patience, absl::Duration limit) {
+  stop_limit_ = now_ + limit;
+  told_limit_ = deadline_ = now_ + patience;
+}
+
+void AgentCore::On(const StepEvent& event) {
+  stepped_at_ = now_;
+  // A stop may have begun before the length of the last step was known.
+  const absl::Duration before =
+      std::exchange(longest_step_, std::max(longest_step_, event.longest_step));
+  if (longest_step_ > before) ExtendStop();
+}
+
+void AgentCore::On(const ProgressEvent&) { ExtendStop(); }
+
+void AgentCore::ExtendStop() {
+  const bool stops = phase_ == Phase::kDraining || phase_ == Phase::kShuttingDown;
+  if (!stops || kill_sent_ || hurried_ || living_.empty()) return;
+  deadline_ = std::max(deadline_, std::min(now_ + StopPatience(), stop_limit_));
+  if (now_ < told_limit_ || deadline_ <= now_) return;
+  told_limit_ = absl::InfiniteFuture();
+  decision_.reason = absl::StrCat(Count(living_.size(), "worker"),
+                                  " did not end in time, but made progress: at most ",
+                                  DurationText(stop_limit_ - now_), " more");
 }
 
 void AgentCore::StopWorkers(int signal, std::optional<int64_t> stop_at_step) {
@@ -741,7 +781,7 @@ void AgentCore::OnStoreLost() {
     }
     decision_.reason = absl::StrCat(text, ": stopping ", Count(living_.size(), "worker"));
     Abandon(JobEndReason::kStoreLost, text);
-    deadline_ = now_ + job_.times.shutdown_timeout;
+    BeginStop(StopPatience(), job_.times.StopLimit());
     StopWorkers(SIGTERM, std::nullopt);
   } else if ((phase_ == Phase::kJoining || phase_ == Phase::kStopping) && living_.empty()) {
     Leave(JobEndReason::kStoreLost,

@@ -48,11 +48,13 @@ namespace ddp::elastic {
 // once.
 //
 // draining: members are about to change. The workers stop at one common step where they can, within
-// `shutdown_timeout`.
+// `shutdown_timeout`, or twice the longest step if that is longer. Each progress of a worker gives
+// them that time anew, up to AgentTimes::StopLimit().
 //
 // shutting down: a user's signal stops the workers in the same way, the other nodes are asked to
-// drain, and then the agent ends. A second SIGINT or SIGTERM kills at once. The agent also shuts
-// down when the program cannot be started (SIGKILL at once) or the store is lost for too long.
+// drain, and then the agent ends. A known `termination_grace` bounds the time of the workers in
+// place of the rule above. A second SIGINT or SIGTERM kills at once. The agent also shuts down when
+// the program cannot be started (SIGKILL at once) or the store is lost for too long.
 //
 // When the generation ends in draining or shutting down, the workers get at most `fault_grace`.
 //
@@ -118,7 +120,8 @@ class AgentCore {
   void On(const WorkerExitedEvent& event);
   void On(const StraysGoneEvent& event);
   void On(const WorkerHungEvent& event);
-  void On(const StepEvent&) { stepped_at_ = now_; }
+  void On(const StepEvent& event);
+  void On(const ProgressEvent& event);
   void On(const VerdictEvent& event);
   void On(const CompletedEvent& event);
   void On(const DrainedEvent& event);
@@ -149,6 +152,9 @@ class AgentCore {
   void OnRepeatedSignal(int signal);
   void ShutDown(int signal);
   void HurryShutDown();
+  absl::Duration StopPatience() const;
+  void BeginStop(absl::Duration patience, absl::Duration limit);
+  void ExtendStop();
   void StopWorkers(int signal, std::optional<int64_t> stop_at_step);
   void ConcludeShutDown();
   void OnDeadline();
@@ -177,6 +183,11 @@ class AgentCore {
   bool store_refuses_ = false;                          // News::for_good of the last kOutOfReach
   absl::Time store_lost_at_ = absl::InfinitePast();
   absl::Time stepped_at_ = absl::InfinitePast();  // last StepEvent of the generation
+  absl::Duration longest_step_;
+  // Of a stop in order: no progress extends the deadline beyond stop_limit_, and the first
+  // extension beyond told_limit_ is told.
+  absl::Time stop_limit_ = absl::InfiniteFuture();
+  absl::Time told_limit_ = absl::InfiniteFuture();
   // Finite while processes that workers left behind are being killed.
   absl::Time strays_deadline_ = absl::InfiniteFuture();
   Decision decision_;   // being built by the current Step

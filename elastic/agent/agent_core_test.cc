@@ -54,6 +54,8 @@ class Story final : public ::ddp::testing::StoryPlayer {
         job_.limits.max_restarts = Number(parts[1]);
       } else if (parts[0] == "shutdown_timeout") {
         job_.times.shutdown_timeout = Duration(parts[1]);
+      } else if (parts[0] == "termination_grace") {
+        job_.times.termination_grace = Duration(parts[1]);
       } else if (parts[0] == "slow_strays") {
         slow_strays_ = Number(parts[1]) != 0;
       } else {
@@ -200,7 +202,10 @@ class Story final : public ::ddp::testing::StoryPlayer {
       return started;
     }
     if (event == "gone") return StraysGoneEvent{};
-    if (event == "step") return StepEvent{};
+    if (event == "step") {
+      return StepEvent{words.size() > 1 ? Duration(words[1]) : absl::ZeroDuration()};
+    }
+    if (event == "progress") return ProgressEvent{};
     if (event == "exit") return MakeExit(words);
     if (event == "hung") {
       return WorkerHungEvent{.local_rank = Number(words.at(1)),

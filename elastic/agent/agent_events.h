@@ -82,7 +82,12 @@ struct WorkerHungEvent {
 };
 
 // A worker of this node has committed a step since the last such event.
-struct StepEvent {};
+struct StepEvent {
+  absl::Duration longest_step;  // of this node's workers so far
+};
+
+// A worker that was asked to stop has got on: with the steps up to the common one, or with a save.
+struct ProgressEvent {};
 
 struct NewsEvent {
   News news;
@@ -95,10 +100,11 @@ struct KeeperGoneEvent {};
 // The time of next_deadline() has come.
 struct TickEvent {};
 
-using AgentEvent = std::variant<StartEvent, JoinedEvent, WorkersStartedEvent, WorkerExitedEvent,
-                                StraysGoneEvent, WorkerHungEvent, StepEvent, VerdictEvent,
-                                CompletedEvent, DrainedEvent, ClosedEvent, TakenBackEvent,
-                                LeftEvent, NewsEvent, SignalEvent, KeeperGoneEvent, TickEvent>;
+using AgentEvent =
+    std::variant<StartEvent, JoinedEvent, WorkersStartedEvent, WorkerExitedEvent, StraysGoneEvent,
+                 WorkerHungEvent, StepEvent, ProgressEvent, VerdictEvent, CompletedEvent,
+                 DrainedEvent, ClosedEvent, TakenBackEvent, LeftEvent, NewsEvent, SignalEvent,
+                 KeeperGoneEvent, TickEvent>;
 
 // Actions of an agent, in the order in which to carry them out. ---------------------------------
 

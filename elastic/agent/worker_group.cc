@@ -104,6 +104,8 @@ void WorkerGroup::Start(const Round& round) {
   generation_ = round.generation.number;
   started_ns_ = MonotonicNanoseconds();
   progress_known_ = false;
+  stop_at_step_.reset();
+  got_on_ = false;
   Launch launch;
   launch.round = round;
   launch_ = std::move(launch);
@@ -251,6 +253,7 @@ void WorkerGroup::Stop(const StopWorkersAction& stop) {
   Look();
   looks_for_hangs_ = false;
   const int64_t step = stop.stop_at_step.value_or(NextCommonStep());
+  stop_at_step_ = step;
   for (int local_rank : stop.local_ranks) {
     const auto found = workers_.find(local_rank);
     if (found == workers_.end()) continue;
@@ -309,6 +312,7 @@ void WorkerGroup::LookAt(int local_rank, Worker& worker) {
   if (snapshot.generation != generation_) return;
   progress_known_ |= snapshot.worker != HealthPage::Worker::kNotAttached;
   LogFirstStep(worker, snapshot);
+  LookForStopProgress(worker, snapshot);
   worker.max_world_size = snapshot.max_world_size;
   NodeStatusTracker::Progress progress;
   if (snapshot.has_step) {
@@ -324,6 +328,19 @@ void WorkerGroup::LookAt(int local_rank, Worker& worker) {
   status_.Observe(local_rank, progress, clock_.Now());
   hangs_.Observe(local_rank, snapshot, clock_.Now());
   stragglers_.Observe(local_rank, snapshot, clock_.Now());
+}
+
+void WorkerGroup::LookForStopProgress(Worker& worker, const HealthPage::Snapshot& snapshot) {
+  StopProgress progress;
+  if (snapshot.has_step && !worker.signalled_to_stop) {
+    progress.step = std::min(snapshot.step, stop_at_step_.value_or(snapshot.step));
+  }
+  if (!IsPartOfStep(snapshot.phase)) {
+    progress.phase_start_monotonic_ns = snapshot.phase_start_monotonic_ns;
+  }
+  progress.stopped_as_asked = snapshot.stopped_as_asked;
+  if (std::exchange(worker.stop_progress, progress) == progress) return;
+  got_on_ |= stop_at_step_.has_value();
 }
 
 void WorkerGroup::LogFirstStep(Worker& worker, const HealthPage::Snapshot& snapshot) {

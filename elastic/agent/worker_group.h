@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -101,17 +102,32 @@ class WorkerGroup {
   // Returns the content of the next heartbeat, as of the last look.
   NodeReport Report();
 
+  // Returns true when a worker that was asked to stop has got on since the last call: by a step up
+  // to the common one, or in a phase that is not part of a step (a save).
+  bool TakeProgress() { return std::exchange(got_on_, false); }
+
+  absl::Duration longest_step() const { return hangs_.longest_step(); }
+
   // Returns true when a worker of this generation has attached to its page: only then does the page
   // show progress.
   bool progress_known() const { return progress_known_; }
 
  private:
+  // Changes when a worker gets nearer to its end in order.
+  struct StopProgress {
+    int64_t step = -1;                     // at most the one to stop after
+    int64_t phase_start_monotonic_ns = 0;  // of a phase that is not part of a step
+    bool stopped_as_asked = false;
+    bool operator==(const StopProgress&) const = default;
+  };
+
   struct Worker {
     int rank = 0;
     pid_t pid = 0;
     HealthPage page;
     bool first_step_seen = false;
     int64_t max_world_size = 0;      // as in HealthPage::Snapshot
+    StopProgress stop_progress;      // as of the last look
     bool signalled_to_stop = false;  // by signal, as it does not poll should_stop()
     std::string timer_ran_out;       // name of its timer that ran out; empty: none
   };
@@ -136,6 +152,7 @@ class WorkerGroup {
   std::optional<int> FindWorker(pid_t pid) const;
   void OnTimerExpired(const WorkerTimers::Expired& expired);
   void LookAt(int local_rank, Worker& worker);
+  void LookForStopProgress(Worker& worker, const HealthPage::Snapshot& snapshot);
   void LogFirstStep(Worker& worker, const HealthPage::Snapshot& snapshot);
   void WarnOfHang();
   bool IsHeld(const Worker& worker, const HangDetector::Hang& hang);
@@ -163,6 +180,8 @@ class WorkerGroup {
   int64_t started_ns_ = 0;
   bool looks_for_hangs_ = false;
   bool progress_known_ = false;
+  std::optional<int64_t> stop_at_step_;  // of the last request to stop
+  bool got_on_ = false;                  // see TakeProgress
   int64_t median_busy_us_ = -1;
   HangDetector hangs_;
   // The stalls that lines were printed of, by local rank and step.

@@ -77,6 +77,9 @@ class HangDetector {
   // Stops watching a rank whose process has ended, for this generation.
   void Forget(int local_rank);
 
+  // Of the job, as far as this node has seen.
+  absl::Duration longest_step() const { return longest_step_; }
+
   // Returns the hang at `now`, or nullopt. The answer does not change the detector's state.
   // `share`: of the limits; half of them, for a warning.
   std::optional<Hang> Check(absl::Time now, double share = 1) const;

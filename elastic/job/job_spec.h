@@ -1,6 +1,7 @@
 #ifndef DDP_ELASTIC_JOB_JOB_SPEC_H_
 #define DDP_ELASTIC_JOB_JOB_SPEC_H_
 
+#include <algorithm>
 #include <string>
 
 #include "absl/time/time.h"
@@ -46,13 +47,25 @@ struct RendezvousRules {
 struct AgentTimes {
   absl::Duration rendezvous_timeout = absl::Minutes(10);  // for enough nodes
   absl::Duration fault_grace = absl::Milliseconds(200);   // SIGTERM to SIGKILL after a fault
-  absl::Duration shutdown_timeout = absl::Seconds(30);    // the same after a user's signal
+  // To stop in order: after a user's signal, or when members are about to change. Progress of the
+  // workers extends it up to StopLimit().
+  absl::Duration shutdown_timeout = absl::Seconds(30);
+  // From a user's signal until its sender kills this agent; zero: unknown.
+  absl::Duration termination_grace;
   // For the kernel to end a process after SIGKILL. A process stuck in the kernel never ends.
   absl::Duration kill_timeout = absl::Seconds(10);
   absl::Duration exit_barrier_timeout = absl::Minutes(5);   // for the other nodes to succeed
   absl::Duration store_outage_timeout = absl::Minutes(10);  // of training without the store
   // For rendezvous requests whose answers hardly matter to this node, as it is about to leave.
   absl::Duration farewell_timeout = absl::Seconds(2);
+
+  absl::Duration StopLimit() const { return 10 * shutdown_timeout; }
+
+  // Of `termination_grace`, what the workers get: the agent keeps 2 s for its own report.
+  absl::Duration WorkersShareOfGrace() const {
+    return std::max(termination_grace - absl::Seconds(2), termination_grace / 2);
+  }
+
   bool operator==(const AgentTimes&) const = default;
 };
 

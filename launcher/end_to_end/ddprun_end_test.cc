@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <string>
@@ -274,6 +275,27 @@ TEST(DdprunEndTest, AStubbornWorkerIsKilledAfterTheShutdownTimeout) {
   run.AwaitStdout("ready");
   ::kill(run.pid(), SIGTERM);
   EXPECT_EQ(run.Wait(), 1);
+}
+
+// A step takes longer than the timeout, and so does the save. Both are progress.
+TEST(DdprunEndTest, WorkersThatGetOnHaveTimeForTheirStepsAndTheirSave) {
+  DdprunDriver run({.arguments = {"--nproc-per-node=2", "--shutdown-timeout=1",
+                                  std::filesystem::absolute("launcher/end_to_end/stepping_worker"),
+                                  "1000000", "no-such-file", "2", "1200", "2500"}});
+  run.AwaitStdout("did step 2", 2);
+  ::kill(run.pid(), SIGTERM);
+  EXPECT_EQ(run.Wait(), 1);
+  EXPECT_EQ(Count(run.out(), "saved"), 2) << run.err();
+  EXPECT_THAT(run.err(), AllOf(HasSubstr("made progress"), Not(HasSubstr("SIGKILL"))));
+}
+
+TEST(DdprunEndTest, OfAKnownGraceTheAgentKeepsTimeForItsReport) {
+  DdprunDriver run({.arguments = Shell({"--shutdown-timeout=1000", "--termination-grace=0.5"},
+                                       "trap '' TERM; echo ready; while :; do sleep 0.05; done")});
+  run.AwaitStdout("ready");
+  ::kill(run.pid(), SIGTERM);
+  EXPECT_EQ(run.Wait(), 1);
+  EXPECT_THAT(run.err(), HasSubstr("at most 250ms"));
 }
 
 // The workers have ended, and their output waits for a reader. The result stands.

@@ -142,9 +142,13 @@ inline constexpr FlagSpec kFlagTable[] = {
      "After a failure: time from SIGTERM to SIGKILL for the other workers."},
     {"shutdown-timeout", 0, true, "shutdown_timeout", HelpGroup::kFailures,
      InSeconds{elastic::AgentTimes{}.shutdown_timeout}, "SECONDS",
-     "After a signal to ddprun, which the workers get too: time until SIGKILL. A second SIGTERM or"
-     " SIGINT kills at once.",
+     "After a signal to ddprun, which the workers get too, and when nodes come or go: time until"
+     " SIGKILL. Progress of the workers extends it, up to 10 times. In a Kubernetes pod: 28. A"
+     " second SIGTERM or SIGINT kills at once.",
      "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"},
+    {"termination-grace", 0, true, "termination_grace", HelpGroup::kFailures, "", "SECONDS",
+     "From a signal to ddprun until its sender kills it, such as terminationGracePeriodSeconds of a"
+     " pod: the workers get 2 s less, instead of --shutdown-timeout. Default: unknown."},
     {"kill-timeout", 0, true, "kill_timeout", HelpGroup::kFailures,
      InSeconds{elastic::AgentTimes{}.kill_timeout}, "SECONDS",
      "How long the kernel may take to end a process by SIGKILL. After it a node leaves whose worker"

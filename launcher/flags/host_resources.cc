@@ -56,6 +56,7 @@ HostResources ReadHostResources() {
   std::optional<std::string> visible;
   if (const char* value = std::getenv("CUDA_VISIBLE_DEVICES")) visible = value;
   HostResources host;
+  host.is_kubernetes_pod = std::getenv("KUBERNETES_SERVICE_HOST") != nullptr;
   host.cpus = CountCpus();
   host.gpus = CountVisibleGpus(CountGpuDevices(), visible);
   if (visible.has_value()) {

@@ -6,17 +6,19 @@
 
 namespace ddp::launcher {
 
-// CPUs and GPUs of this host that workers can use.
+// CPUs and GPUs of this host that workers can use, and what else ddprun's defaults depend on.
 struct HostResources {
   int cpus = 1;  // CPUs that this process may run on
   int gpus = 0;  // GPUs that a worker would see
   // Number of devices that CUDA_VISIBLE_DEVICES names, whether they exist or not; nullopt when it
   // is unset.
   std::optional<int> named_devices = {};
+  bool is_kubernetes_pod = false;
 };
 
 // Reads the resources of this host: CPUs from this process's affinity mask, GPUs from
-// /dev/nvidia<number>, narrowed by CUDA_VISIBLE_DEVICES. Calls no driver, so it takes microseconds.
+// /dev/nvidia<number>, narrowed by CUDA_VISIBLE_DEVICES, a pod from KUBERNETES_SERVICE_HOST. Calls
+// no driver, so it takes microseconds.
 HostResources ReadHostResources();
 
 // Returns how many of `devices` GPUs a program sees under CUDA_VISIBLE_DEVICES; all when it is

@@ -43,15 +43,17 @@ elastic::JobEnd ClosedBecause(const std::string& host) {
 
 Farewell DecideFarewell(const elastic::JobRecord& job, uint64_t own_generation,
                         absl::Duration waited, absl::Duration lease,
-                        absl::Duration shutdown_timeout) {
+                        const elastic::AgentTimes& times) {
   const int64_t live = LiveNodes(job);
   if (live == 0) return Farewell::kGo;
   const bool goes_on = job.state == "running" || job.state == "draining";
   if (goes_on && job.generation > own_generation) return Farewell::kGo;
   if (job.state == "draining" || job.state == "forming") {
-    if (waited >= shutdown_timeout + TimeToHear(lease)) return Farewell::kClose;
     // A node that still drains may be saving a checkpoint; a node that forms a round has no
     // workers.
+    const absl::Duration limit =
+        job.state == "draining" ? times.StopLimit() : times.shutdown_timeout;
+    if (waited >= limit + TimeToHear(lease)) return Farewell::kClose;
     return job.state == "forming" && live < job.min_nodes ? Farewell::kClose : Farewell::kWait;
   }
   // The others learn that the job has ended; or they continue to work, and this node is done.
@@ -103,7 +105,7 @@ class Goodbye {
     if (!job.ok()) return event_loop_.Stop();
     const absl::Duration waited = hurried_ ? absl::InfiniteDuration() : clock_.Now() - start_;
     switch (DecideFarewell(*job, options_.own_generation, waited, options_.job.rules.lease,
-                           options_.job.times.shutdown_timeout)) {
+                           options_.job.times)) {
       case Farewell::kGo:
         return event_loop_.Stop();
       case Farewell::kWait:

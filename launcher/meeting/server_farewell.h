@@ -25,11 +25,11 @@ namespace ddp::launcher {
 enum class Farewell { kGo, kWait, kClose };
 
 // Decides the next step. `waited` is the time since the node began to wait. `lease` and
-// `shutdown_timeout` are this node's: those of others are unknown. `job` is without this node.
+// `times` are this node's: those of others are unknown. `job` is without this node.
 // Pure.
 Farewell DecideFarewell(const elastic::JobRecord& job, uint64_t own_generation,
                         absl::Duration waited, absl::Duration lease,
-                        absl::Duration shutdown_timeout);
+                        const elastic::AgentTimes& times);
 
 // Returns the pause before the next look at a job of so many nodes. Each look costs the server work
 // per node, and nodes that are still ending need the server too.
@@ -37,7 +37,7 @@ absl::Duration PauseBetweenLooks(int64_t nodes);
 
 struct FarewellOptions {
   store::RedisEndpoint endpoint;
-  elastic::JobSpec job;  // this node's: the lease and shutdown_timeout of others are unknown
+  elastic::JobSpec job;  // this node's: the lease and times of others are unknown
   int64_t instance = 0;
   uint64_t own_generation = 0;  // last generation of this node
   std::string host;             // name of this node in messages to others

@@ -27,7 +27,7 @@ elastic::JobRecord Job(const std::string& state, int live, uint64_t generation =
 }
 
 Farewell Decide(const elastic::JobRecord& job, absl::Duration waited = absl::ZeroDuration()) {
-  return DecideFarewell(job, kOurs, waited, kLease, kShutdownTimeout);
+  return DecideFarewell(job, kOurs, waited, kLease, {.shutdown_timeout = kShutdownTimeout});
 }
 
 TEST(ServerFarewellTest, NobodyIsLeft) {
@@ -44,7 +44,8 @@ TEST(ServerFarewellTest, OthersInAGenerationOfTheirOwnNeedNoStore) {
 TEST(ServerFarewellTest, WhoeverDrainsIsWaitedForAsLongAsItMayTake) {
   EXPECT_EQ(Decide(Job("draining", 1)), Farewell::kWait);
   EXPECT_EQ(Decide(Job("draining", 1), kShutdownTimeout), Farewell::kWait);
-  EXPECT_EQ(Decide(Job("draining", 1), kShutdownTimeout + 2 * kLease), Farewell::kClose);
+  EXPECT_EQ(Decide(Job("draining", 1), 10 * kShutdownTimeout), Farewell::kWait);  // a long save
+  EXPECT_EQ(Decide(Job("draining", 1), 10 * kShutdownTimeout + 2 * kLease), Farewell::kClose);
 }
 
 TEST(ServerFarewellTest, TooFewForAGenerationAreToldAtOnce) {
