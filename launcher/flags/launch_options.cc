@@ -17,6 +17,7 @@
 #include "elastic/agent/worker_failure.h"
 #include "elastic/rendezvous/round.h"
 #include "launcher/flags/rendezvous_conf.h"
+#include "launcher/flags/stop_times.h"
 
 namespace ddp::launcher {
 namespace {
@@ -337,29 +338,6 @@ absl::StatusOr<std::vector<int>> ReadSignals(const FlagReader& flags) {
   return signals;
 }
 
-absl::Status ReadTimes(const FlagReader& flags, const HostResources& host,
-                       elastic::AgentTimes& times) {
-  DDP_ASSIGN_OR_RETURN(times.fault_grace,
-                       flags.Milliseconds("fault_grace_ms", {0, kMaxMilliseconds}));
-  DDP_ASSIGN_OR_RETURN(times.shutdown_timeout, flags.Seconds("shutdown_timeout"));
-  if (flags.IsGiven("termination_grace")) {
-    DDP_ASSIGN_OR_RETURN(times.termination_grace, flags.Seconds("termination_grace"));
-    if (times.termination_grace <= absl::ZeroDuration()) {
-      return flags.BadValue("termination_grace", "expected seconds above 0");
-    }
-  } else if (host.is_kubernetes_pod && !flags.IsGiven("shutdown_timeout")) {
-    // The default of terminationGracePeriodSeconds is as long as that of the timeout.
-    const elastic::AgentTimes in_pod = {.termination_grace = times.shutdown_timeout};
-    times.shutdown_timeout = in_pod.WorkersShareOfGrace();
-  }
-  DDP_ASSIGN_OR_RETURN(times.kill_timeout, flags.Seconds("kill_timeout"));
-  if (times.kill_timeout <= absl::ZeroDuration()) {
-    return flags.BadValue("kill_timeout", "expected seconds above 0");
-  }
-  DDP_ASSIGN_OR_RETURN(times.exit_barrier_timeout, flags.Seconds("exit_barrier_timeout"));
-  return absl::OkStatus();
-}
-
 absl::Status ReadFailures(const FlagReader& flags, LaunchOptions& options) {
   elastic::JobSpec& job = options.config.job;
   DDP_ASSIGN_OR_RETURN(const int64_t restarts, flags.Integer("max_restarts", {0, kMaxInt}));
@@ -505,7 +483,7 @@ absl::StatusOr<LaunchOptions> ParseLaunchOptions(const FlagValues& values,
   options.config.job.role = flags.Text("role");
   DDP_RETURN_IF_ERROR(ReadProgram(flags, host, options));
   DDP_RETURN_IF_ERROR(ReadRendezvous(flags, options));
-  DDP_RETURN_IF_ERROR(ReadTimes(flags, host, options.config.job.times));
+  DDP_RETURN_IF_ERROR(ReadStopTimes(flags, host, options.config.job.times));
   DDP_RETURN_IF_ERROR(ReadFailures(flags, options));
   DDP_RETURN_IF_ERROR(ReadWatching(flags, options));
   DDP_RETURN_IF_ERROR(ReadOutput(flags, options));

@@ -61,24 +61,6 @@ std::string Error(const FlagValues& given, const HostResources& host = kHost) {
   return options.ok() ? "no error" : std::string(options.status().message());
 }
 
-TEST(LaunchOptionsTest, TheAgentKeepsTwoSecondsOfAGraceForItsReport) {
-  const auto times = [](const FlagValues& given, bool is_pod) {
-    HostResources host = kHost;
-    host.is_kubernetes_pod = is_pod;
-    const absl::StatusOr<LaunchOptions> options = Parse(given, host);
-    EXPECT_TRUE(options.ok()) << options.status();
-    return options.ok() ? options->config.job.times : elastic::AgentTimes();
-  };
-  const FlagValues grace = {{"termination_grace", "120"}};
-  EXPECT_EQ(times(grace, false).WorkersShareOfGrace(), absl::Seconds(118));
-  EXPECT_EQ(times(grace, true).shutdown_timeout, absl::Seconds(30));  // when nodes come or go
-  EXPECT_EQ(times({{"termination_grace", "3"}}, false).WorkersShareOfGrace(), absl::Seconds(1.5));
-  // A pod's grace is unknown, and the default is likely. Progress extends the timeout all the same.
-  EXPECT_EQ(times({}, true).shutdown_timeout, absl::Seconds(28));
-  EXPECT_EQ(times({}, true).termination_grace, absl::ZeroDuration());
-  EXPECT_EQ(times({{"shutdown_timeout", "30"}}, true).shutdown_timeout, absl::Seconds(30));
-}
-
 // The table takes its defaults from JobSpec and LaunchConfig; the parser must lead each back to the
 // field that it came from.
 TEST(LaunchOptionsTest, Defaults) {

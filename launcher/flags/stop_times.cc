@@ -1,0 +1,37 @@
+#include "launcher/flags/stop_times.h"
+
+#include <cstdint>
+
+#include "base/status_macros.h"
+
+namespace ddp::launcher {
+namespace {
+
+constexpr auto kMaxFlagMilliseconds = static_cast<int64_t>(kMaxFlagSeconds) * 1000;
+
+}  // namespace
+
+absl::Status ReadStopTimes(const FlagReader& flags, const HostResources& host,
+                           elastic::AgentTimes& times) {
+  DDP_ASSIGN_OR_RETURN(times.fault_grace,
+                       flags.Milliseconds("fault_grace_ms", {0, kMaxFlagMilliseconds}));
+  DDP_ASSIGN_OR_RETURN(times.shutdown_timeout, flags.Seconds("shutdown_timeout"));
+  if (flags.IsGiven("termination_grace")) {
+    DDP_ASSIGN_OR_RETURN(times.termination_grace, flags.Seconds("termination_grace"));
+    if (times.termination_grace <= absl::ZeroDuration()) {
+      return flags.BadValue("termination_grace", "expected seconds above 0");
+    }
+  } else if (host.is_kubernetes_pod && !flags.IsGiven("shutdown_timeout")) {
+    // The default of terminationGracePeriodSeconds is as long as that of the timeout.
+    const elastic::AgentTimes in_pod = {.termination_grace = times.shutdown_timeout};
+    times.shutdown_timeout = in_pod.WorkersShareOfGrace();
+  }
+  DDP_ASSIGN_OR_RETURN(times.kill_timeout, flags.Seconds("kill_timeout"));
+  if (times.kill_timeout <= absl::ZeroDuration()) {
+    return flags.BadValue("kill_timeout", "expected seconds above 0");
+  }
+  DDP_ASSIGN_OR_RETURN(times.exit_barrier_timeout, flags.Seconds("exit_barrier_timeout"));
+  return absl::OkStatus();
+}
+
+}  // namespace ddp::launcher
