@@ -31,6 +31,10 @@ namespace {
 using Core = RendezvousCore;
 using store::RedisReply;
 
+// A server that does not answer an attempt to connect may be far away. Attempts grow up to this
+// limit.
+constexpr absl::Duration kLongestAttempt = absl::Seconds(4);
+
 // Bounds the log lines about refusals: a server may word each refusal differently.
 constexpr size_t kMaxRefusalsTold = 10;
 
@@ -65,7 +69,9 @@ Core::Options CoreOptions(const RedisRendezvous::Options& given) {
 
 store::RedisConnectionOptions ConnectionOptions(const RedisRendezvous::Options& options) {
   store::RedisConnectionOptions connection;
-  connection.connect_timeout = std::min(options.reconnect_timeout, options.connect_timeout);
+  connection.first_connect_timeout = options.first_attempt;
+  connection.connect_timeout =
+      std::min(std::max(kLongestAttempt, options.first_attempt), options.connect_timeout);
   connection.command_timeout = options.reply_timeout;
   connection.total_timeout = options.connect_timeout;
   connection.resp3 = true;

@@ -36,8 +36,9 @@ class RedisRendezvous final : public Rendezvous {
 
     // Time for Open() to reach the server.
     absl::Duration connect_timeout = absl::Seconds(30);
-    // Time for one later try to connect.
-    absl::Duration reconnect_timeout = absl::Milliseconds(250);
+    // Time for the first attempt to connect, once the addresses of the server are known. Each
+    // attempt that is too short doubles the time of the next one, up to 4 seconds.
+    absl::Duration first_attempt = absl::Milliseconds(250);
     // Time for one later script. After it the connection counts as broken.
     absl::Duration reply_timeout = absl::Seconds(2);
 

@@ -24,6 +24,7 @@
 #include "store/redis/redis_endpoint.h"
 #include "store/redis/wire/redis_reply.h"
 #include "store/redis_server/private_redis_server.h"
+#include "testing/redis/delaying_proxy.h"
 #include "testing/redis/scripted_redis_server.h"
 
 namespace ddp::elastic {
@@ -486,10 +487,24 @@ TEST_F(RedisRendezvousTest, ARequestSurvivesAnOutage) {
   EXPECT_EQ(Report(*rendezvous, round.generation, 0)->decision, Decision::kRestart);
 }
 
+// The greeting takes 300 ms, which is longer than a first attempt.
+TEST_F(RedisRendezvousTest, AServerThatIsFarAwayIsReachedAtFirstAndAgain) {
+  const testing::DelayingProxy proxy(endpoint_.unix_path, absl::Milliseconds(150));
+  RedisRendezvous::Options options = MakeOptions();
+  options.endpoint = proxy.endpoint();
+  ASSERT_LT(options.first_attempt, absl::Milliseconds(300));
+  const std::unique_ptr<RedisRendezvous> rendezvous = Open(options);
+  const Round round = *Join(*rendezvous);
+  EXPECT_GE(*Redis({"CLIENT", "KILL", "TYPE", "normal"}).AsInteger() +
+                *Redis({"CLIENT", "KILL", "TYPE", "pubsub"}).AsInteger(),
+            1);
+  EXPECT_EQ(Report(*rendezvous, round.generation, 0)->decision, Decision::kRestart);
+}
+
 TEST_F(RedisRendezvousTest, AServerThatHangsDoesNotStopTheLoop) {
   RedisRendezvous::Options options = MakeOptions();
   options.reply_timeout = absl::Milliseconds(20);
-  options.reconnect_timeout = absl::Milliseconds(20);
+  options.first_attempt = absl::Milliseconds(20);
   const std::unique_ptr<RedisRendezvous> rendezvous = Open(options);
   ASSERT_EQ(kill(server_->pid(), SIGSTOP), 0);
   int turns = 0;

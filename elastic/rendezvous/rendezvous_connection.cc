@@ -37,7 +37,7 @@ RendezvousConnection::RendezvousConnection(const store::RedisEndpoint& endpoint,
       options_(WithPushes(options)),
       loop_(loop),
       callbacks_(std::move(callbacks)),
-      dialer_(endpoint, options_, loop),
+      dialer_(endpoint, options_),
       wire_(store::RedisWire::Pushes::kKept, options.limits) {}
 
 RendezvousConnection::~RendezvousConnection() { Close(); }
@@ -77,17 +77,21 @@ bool RendezvousConnection::Ready() {
   if (break_timer_ != 0) return false;
   if (fd_.valid()) return true;
   if (!std::exchange(dialing_, true)) {
-    dialer_.Dial([this](absl::StatusOr<UniqueFd> fd) {
+    dialer_.Dial(loop_, absl::InfiniteFuture(), [this](absl::StatusOr<UniqueFd> fd) {
       dialing_ = false;
-      fd.ok() ? Adopt(*std::move(fd)) : Break(fd.status());
+      fd.ok() ? Use(*std::move(fd)) : Break(fd.status());
     });
   }
   return false;
 }
 
 void RendezvousConnection::Adopt(UniqueFd fd) {
-  CHECK(!fd_.valid() && !dialing_) << "one connection at a time";
   dialer_.FoundAt(store::PeerAddress(fd.get()));
+  Use(std::move(fd));
+}
+
+void RendezvousConnection::Use(UniqueFd fd) {
+  CHECK(!fd_.valid() && !dialing_) << "one connection at a time";
   fd_ = std::move(fd);
   WatchFor(EPOLLIN);
   if (!channel_.empty()) AskForChannel();

@@ -48,7 +48,8 @@ class RendezvousConnection {
   };
 
   // Does not connect before the first Call() or Listen(). `loop` is not owned and must outlive this
-  // object. Used of `options`: connect_timeout (one try to connect); command_timeout (from a call
+  // object. Used of `options`: first_connect_timeout and connect_timeout
+  // (one try to connect); command_timeout (from a call
   // to its reply, and from Listen() to the server's confirmation); limits; client_name.
   RendezvousConnection(const store::RedisEndpoint& endpoint,
                        const store::RedisConnectionOptions& options, EventLoop* loop,
@@ -91,6 +92,7 @@ class RendezvousConnection {
   };
 
   bool Ready();
+  void Use(UniqueFd fd);
   void SendCall();
   void AskForChannel();
   void Send(Awaited awaited, const std::vector<std::string>& words);

@@ -18,11 +18,13 @@ namespace ddp::store {
 
 // The timeouts, limits and greeting of a connection.
 struct RedisConnectionOptions {
-  // Limit of one attempt to connect: socket, AUTH, SELECT, PING and HELLO together. It does not
-  // bound the lookup of a host name, which cannot be interrupted. (Once the server was reached,
-  // attempts use the address that it had. They look up the name only once in half a minute, and at
-  // once after a replica's refusal.)
+  // Limit of one attempt to connect to an address: socket, AUTH, SELECT, PING and HELLO together.
+  // The wait for the lookup of a host name before that has the same limit (see RedisDialer).
   absl::Duration connect_timeout = absl::Seconds(5);
+
+  // The limit of the first attempt. It doubles after each attempt that it ended, up to
+  // connect_timeout. Infinite: every attempt has connect_timeout.
+  absl::Duration first_connect_timeout = absl::InfiniteDuration();
 
   // Limit of one attempt at a command, from its first byte sent to the last byte of its reply.
   absl::Duration command_timeout = absl::Seconds(10);
@@ -65,9 +67,9 @@ struct RedisCallOptions {
 // threads).
 //
 // A call that finds the connection broken makes a new one and continues, within its deadline. It
-// blocks its caller for at most total_timeout (zero: for one attempt); only the lookup of a host
-// name may take longer. A server that answers READONLY or MASTERDOWN is a replica: the call leaves
-// it, looks up the server's name at once and tries there.
+// blocks its caller for at most total_timeout (zero: for one attempt). A server that answers
+// READONLY or MASTERDOWN is a replica: the call leaves it, looks up the server's name at once and
+// tries there.
 //
 // Errors, of every method that talks to the server:
 //   kUnavailable         no connection for total_timeout (the message has the server, the time, the

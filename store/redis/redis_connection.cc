@@ -9,9 +9,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "base/event_loop.h"
 #include "base/status_macros.h"
 #include "store/redis/redis_errors.h"
-#include "store/redis/redis_greeting.h"
 #include "store/redis/redis_socket.h"
 
 namespace ddp::store {
@@ -31,7 +31,7 @@ bool HasReplicaRefusal(const std::vector<RedisReply>& replies) {
 
 RedisConnection::RedisConnection(const RedisEndpoint& endpoint, const Options& options)
     : RedisCaller(endpoint, options),
-      locator_(endpoint, {}),
+      dialer_(endpoint, options),
       wire_(options.resp3 ? RedisWire::Pushes::kDropped : RedisWire::Pushes::kAreReplies,
             options.limits) {}
 
@@ -55,8 +55,19 @@ absl::Status RedisConnection::Reconnect(const RedisCallOptions& call) {
 }
 
 absl::StatusOr<UniqueFd> RedisConnection::Dial(absl::Time deadline) {
-  DDP_RETURN_IF_ERROR(MakeConnection(deadline));
-  return Release();
+  Disconnect();
+  absl::StatusOr<std::unique_ptr<EventLoop>> loop = EventLoop::Create();
+  if (!loop.ok()) return absl::UnavailableError(loop.status().message());
+  absl::StatusOr<UniqueFd> result = absl::UnavailableError("the event loop has ended");
+  dialer_.Dial(loop->get(), deadline, [&](absl::StatusOr<UniqueFd> fd) {
+    result = std::move(fd);
+    (*loop)->Stop();
+  });
+  const absl::Status ran = (*loop)->Run();
+  dialer_.Cancel();
+  DDP_RETURN_IF_ERROR(ran);
+  if (result.ok()) DDP_RETURN_IF_ERROR(LimitBlocking(result->get(), kBlockingReceive));
+  return result;
 }
 
 UniqueFd RedisConnection::Release() {
@@ -110,7 +121,7 @@ absl::StatusOr<std::vector<RedisReply>> RedisConnection::Exchange(const Request&
                                                                   absl::Time deadline, bool& sent) {
   // A command that may be sent twice needs no check of the connection before it.
   if (!connected() || (!request.call.idempotent && !StillOpen())) {
-    DDP_RETURN_IF_ERROR(MakeConnection(deadline));
+    DDP_ASSIGN_OR_RETURN(fd_, Dial(deadline));
   }
   const absl::Time attempt_deadline =
       std::min(deadline, clock_.Now() + request.call.command_timeout);
@@ -123,36 +134,6 @@ absl::StatusOr<std::vector<RedisReply>> RedisConnection::Exchange(const Request&
   return result;
 }
 
-// Connects a socket: at the known address, or by the name when it is due. The lookup of the name is
-// a part of ConnectSocket() and cannot be interrupted.
-absl::StatusOr<UniqueFd> RedisConnection::ConnectAgain(absl::Time deadline) {
-  const absl::Time now = clock_.Now();
-  const bool by_name = locator_.NameIsDue(now);
-  absl::StatusOr<UniqueFd> fd =
-      ConnectSocket(by_name ? endpoint() : locator_.NextTarget(), deadline);
-  if (fd.ok()) {
-    const std::string address = PeerAddress(fd->get());
-    // A server that resets the connection at once may be the wrong one: the name says which is
-    // right.
-    address.empty() ? locator_.Doubt() : locator_.Reached(address);
-  } else if (by_name) {
-    locator_.NameFailed(fd.status(), now);
-  } else {
-    locator_.Lost(now);
-  }
-  return fd;
-}
-
-absl::Status RedisConnection::MakeConnection(absl::Time deadline) {
-  Disconnect();
-  const absl::Time attempt_deadline = std::min(deadline, clock_.Now() + options().connect_timeout);
-  DDP_ASSIGN_OR_RETURN(fd_, ConnectAgain(attempt_deadline));
-  DDP_RETURN_IF_ERROR(LimitBlocking(fd_.get(), kBlockingReceive));
-  const absl::Status greeted = Greet(attempt_deadline);
-  if (!greeted.ok()) Disconnect();
-  return greeted;
-}
-
 // Returns false when the server has closed the connection, as a restarted server has. When this is
 // seen before sending, a command that must not be sent twice can still go on, on a new connection.
 bool RedisConnection::StillOpen() const {
@@ -161,18 +142,6 @@ bool RedisConnection::StillOpen() const {
       ReceiveSome(fd_.get(), absl::MakeSpan(&byte, 1), MSG_PEEK | MSG_DONTWAIT, endpoint());
   // Unrequested bytes (a message before closing) would be read as the next reply.
   return received.ok() && *received == 0;
-}
-
-absl::Status RedisConnection::Greet(absl::Time deadline) {
-  RedisGreeting greeting(endpoint(), options().client_name, options().resp3);
-  bool sent = false;
-  DDP_RETURN_IF_ERROR(Write(greeting.WireForm(), deadline, sent));
-  while (!greeting.done()) {
-    RedisReply reply;
-    DDP_RETURN_IF_ERROR(Read(deadline, reply));
-    DDP_RETURN_IF_ERROR(greeting.Take(reply));
-  }
-  return absl::OkStatus();
 }
 
 absl::Status RedisConnection::Write(const std::string& bytes, absl::Time deadline, bool& sent) {

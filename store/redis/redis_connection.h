@@ -12,8 +12,8 @@
 #include "base/clock.h"
 #include "base/unique_fd.h"
 #include "store/redis/redis_caller.h"
+#include "store/redis/redis_dialer.h"
 #include "store/redis/redis_endpoint.h"
-#include "store/redis/server_locator.h"
 #include "store/redis/wire/redis_reply.h"
 #include "store/redis/wire/redis_wire.h"
 
@@ -23,8 +23,7 @@ namespace ddp::store {
 // the connection is broken. RedisCaller says when they send a command again, and lists the errors.
 //
 // Not thread-safe: one thread at a time. These four block for at most total_timeout (zero: for one
-// attempt); only the lookup of a host name may take longer. Raises no SIGPIPE. Child programs do
-// not inherit the descriptor.
+// attempt). Raises no SIGPIPE. Child programs do not inherit the descriptor.
 //
 // A failed attempt closes the connection. Only Receive() keeps it open after kDeadlineExceeded. In
 // a call of these four, the refusal of a replica (READONLY, MASTERDOWN: the master is elsewhere)
@@ -75,9 +74,8 @@ class RedisConnection final : public RedisCaller {
   // replies are due.
   UniqueFd Release();
 
-  // Records that the server at the known address is not the master. The next attempt to connect
-  // looks up the host's name, however recent the last lookup is.
-  void Doubt() { locator_.Doubt(); }
+  // As RedisDialer::Doubt().
+  void Doubt() { dialer_.Doubt(); }
 
   // For a caller that speaks to the server itself. Closes this object's connection. Makes one
   // attempt, by `deadline`, to connect and greet (AUTH, SELECT, PING; with Options::resp3, HELLO),
@@ -93,9 +91,6 @@ class RedisConnection final : public RedisCaller {
 
   absl::StatusOr<std::vector<RedisReply>> Exchange(const Request& request, absl::Time deadline,
                                                    bool& sent);
-  absl::StatusOr<UniqueFd> ConnectAgain(absl::Time deadline);
-  absl::Status MakeConnection(absl::Time deadline);
-  absl::Status Greet(absl::Time deadline);
   absl::Status Write(const std::string& bytes, absl::Time deadline, bool& sent);
   absl::Status Read(absl::Time deadline, RedisReply& reply);
   absl::Status ReceiveBytes(bool may_block);
@@ -103,7 +98,7 @@ class RedisConnection final : public RedisCaller {
 
   const MonotonicClock clock_;
 
-  ServerLocator locator_;
+  RedisDialer dialer_;
   UniqueFd fd_;
   RedisWire wire_;
 };

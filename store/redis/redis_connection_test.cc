@@ -268,6 +268,19 @@ TEST(RedisFailOverTest, ANameThatFollowsLateIsWaitedFor) {
   EXPECT_EQ(servers.AskSecond({"GET", "k"}), "v");
 }
 
+TEST(RedisFailOverTest, AReplicaThatTheNameListsFirstHidesNoMaster) {
+  RedisFailOver servers;
+  if (!servers.has_host_name()) GTEST_SKIP() << "needs a name in /etc/hosts";
+  servers.ChangeRoles();
+  servers.NameBoth();
+  const auto connection = *RedisConnection::Connect(servers.endpoint());
+  for (const char* value : {"a", "b"}) {
+    ASSERT_TRUE(connection->Command({"SET", "k", value}).ok());
+    EXPECT_EQ(servers.AskSecond({"GET", "k"}), value);
+    connection->Disconnect();
+  }
+}
+
 TEST(RedisAuthTest, PasswordAndUser) {
   const auto redis = RedisFixture::StartTcp("open-sesame");
   const auto connection = redis->Connect();

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "base/status_macros.h"
 #include "glog/logging.h"
@@ -18,39 +19,48 @@ namespace ddp::store {
 namespace {
 
 constexpr size_t kReceiveBytes = 4096;
-// Pause while no address is known. Each lookup starts a thread.
-constexpr absl::Duration kFirstNamePause = absl::Seconds(1);
+// The time from the start of one address's socket to that of the next, at most.
+constexpr absl::Duration kHeadStart = absl::Milliseconds(200);
+constexpr int kMaxDoublings = 20;
 
 }  // namespace
 
-RedisDialer::RedisDialer(const RedisEndpoint& endpoint, const RedisConnectionOptions& options,
-                         EventLoop* loop)
-    : endpoint_(endpoint),
-      options_(options),
-      loop_(loop),
-      locator_(endpoint, {.first_name_pause = kFirstNamePause}),
+RedisDialer::Racer::Racer(UniqueFd socket, const RedisDialer& dialer)
+    : fd(std::move(socket)),
+      greeting(dialer.endpoint_, dialer.options_.client_name, dialer.options_.resp3,
+               /*asks_role=*/!dialer.is_only_address_),
       // Nothing is subscribed during the greeting, so there is no push to keep.
-      wire_(options.resp3 ? RedisWire::Pushes::kDropped : RedisWire::Pushes::kAreReplies,
-            options.limits) {}
+      wire(dialer.options_.resp3 ? RedisWire::Pushes::kDropped : RedisWire::Pushes::kAreReplies,
+           dialer.options_.limits) {}
+
+RedisDialer::RedisDialer(const RedisEndpoint& endpoint, const RedisConnectionOptions& options)
+    : endpoint_(endpoint), options_(options), locator_(endpoint) {}
 
 RedisDialer::~RedisDialer() { Cancel(); }
 
-void RedisDialer::Dial(Done done) {
-  CHECK(done_ == nullptr) << "one attempt at a time";
+void RedisDialer::Dial(EventLoop* loop, absl::Time deadline, Done done) {
+  CHECK(loop_ == nullptr) << "one attempt at a time";
+  loop_ = loop;
+  deadline_ = deadline;
   done_ = std::move(done);
-  last_ = ConnectionError("cannot reach", endpoint_, ETIMEDOUT);
-  timer_ = loop_->AddTimer(absl::ZeroDuration(), [this] {
-    timer_ = loop_->AddTimer(options_.connect_timeout, [this] { Fail(last_); });
-    Begin();
-  });
+  error_ = absl::OkStatus();
+  read_password_again_ = false;
+  limit_timer_ = loop_->AddTimer(absl::ZeroDuration(), [this] { Begin(); });
 }
 
 void RedisDialer::Cancel() {
-  StopWatching();
-  loop_->CancelTimer(std::exchange(timer_, 0));
-  fd_.reset();
+  if (loop_ == nullptr) return;
+  if (std::exchange(waits_for_name_, false)) loop_->Unwatch(lookup_->fd());
+  while (!racers_.empty()) TakeOut(racers_.begin());
+  to_try_.clear();
+  replica_.reset();
+  loop_->CancelTimer(std::exchange(limit_timer_, 0));
+  loop_->CancelTimer(std::exchange(next_timer_, 0));
   done_ = nullptr;
+  loop_ = nullptr;
 }
+
+// The name. --------------------------------------------------------------------------------------
 
 void RedisDialer::Begin() {
   if (lookup_ != nullptr && lookup_->done()) return TakeName();
@@ -60,7 +70,17 @@ void RedisDialer::Begin() {
   }
   if (locator_.knows_address()) return TryAddresses();
   if (lookup_ == nullptr) return Fail(locator_.name_error());
-  WatchFor(lookup_->fd(), EPOLLIN, &RedisDialer::TakeName);
+  const absl::Status watched = loop_->Watch(lookup_->fd(), EPOLLIN, [this](uint32_t) {
+    loop_->Unwatch(lookup_->fd());
+    waits_for_name_ = false;
+    TakeName();
+  });
+  if (!watched.ok()) return Fail(watched);
+  waits_for_name_ = true;
+  LimitTo(options_.connect_timeout, [this] {
+    Fail(absl::UnavailableError(absl::StrCat("cannot reach Redis at ", endpoint_.DebugString(),
+                                             ": the lookup of its host name has not ended yet")));
+  });
 }
 
 absl::Status RedisDialer::AskForName() {
@@ -69,94 +89,164 @@ absl::Status RedisDialer::AskForName() {
 }
 
 void RedisDialer::TakeName() {
-  StopWatching();
   const absl::StatusOr<std::vector<std::string>> found = lookup_->Result();
   lookup_.reset();
   if (found.ok()) {
     locator_.NameFound(*found, clock_.Now());
   } else {
-    locator_.NameFailed(found.status(), clock_.Now());
+    locator_.NameFailed(
+        absl::UnavailableError(absl::StrCat("cannot reach Redis at ", endpoint_.DebugString(), ": ",
+                                            found.status().message())),
+        clock_.Now());
   }
-  if (!locator_.knows_address()) return Fail(found.status());
+  if (!locator_.knows_address()) return Fail(locator_.name_error());
   TryAddresses();
 }
 
+// The addresses. ---------------------------------------------------------------------------------
+
 void RedisDialer::TryAddresses() {
-  left_to_try_ = locator_.address_count();
-  ConnectNext();
+  to_try_.assign(locator_.addresses().rbegin(), locator_.addresses().rend());
+  is_only_address_ = to_try_.size() == 1;
+  StartNext();
 }
 
-void RedisDialer::ConnectNext() {
-  while (left_to_try_ > 0) {
-    --left_to_try_;
-    absl::StatusOr<UniqueFd> fd = BeginConnecting(locator_.NextTarget());
-    if (!fd.ok()) {
-      last_ = fd.status();
+// Starts the socket to the next address, and the time that it has. Ends the attempt when no socket
+// and no address is left.
+void RedisDialer::StartNext() {
+  loop_->CancelTimer(std::exchange(next_timer_, 0));
+  while (!to_try_.empty()) {
+    const std::string address = std::move(to_try_.back());
+    to_try_.pop_back();
+    if (const absl::Status started = StartOne(address); !started.ok()) {
+      NoteError(started);
       continue;
     }
-    fd_ = *std::move(fd);
-    WatchFor(fd_.get(), EPOLLOUT, &RedisDialer::OnConnected);
+    const absl::Duration limit = TimeForAttempt();
+    LimitTo(limit, [this] {
+      ++timeouts_in_a_row_;
+      GiveUp();
+    });
+    if (!to_try_.empty()) {
+      next_timer_ = loop_->AddTimer(std::min(kHeadStart, limit / 2), [this] { StartNext(); });
+    }
     return;
   }
-  Fail(last_);
+  if (racers_.empty()) GiveUp();
 }
 
-void RedisDialer::OnConnected() {
-  StopWatching();
-  if (const absl::Status connected = FinishConnecting(fd_.get(), endpoint_); !connected.ok()) {
-    last_ = connected;
-    return ConnectNext();
+absl::Status RedisDialer::StartOne(const std::string& address) {
+  RedisEndpoint target = endpoint_;
+  target.host = address;
+  DDP_ASSIGN_OR_RETURN(UniqueFd fd, BeginConnecting(target));
+  const RacerPlace racer = racers_.emplace(racers_.end(), std::move(fd), *this);
+  const absl::Status watched =
+      loop_->Watch(racer->fd.get(), EPOLLOUT, [this, racer](uint32_t) { OnReady(racer); });
+  if (!watched.ok()) racers_.erase(racer);
+  return watched;
+}
+
+void RedisDialer::OnReady(RacerPlace racer) {
+  const absl::StatusOr<bool> greeted = Advance(racer);
+  if (greeted.ok() && !*greeted) return;
+  const bool is_replica = racer->greeting.is_replica();
+  UniqueFd fd = TakeOut(racer);
+  if (greeted.ok() && (!is_replica || is_only_address_)) {
+    timeouts_in_a_row_ = 0;
+    locator_.Reached(PeerAddress(fd.get()));
+    return Finish(std::move(fd));
   }
-  wire_.Reset();
-  greeting_.emplace(endpoint_, options_.client_name, options_.resp3);
-  const std::string bytes = greeting_->WireForm();
+  if (!greeted.ok()) {
+    NoteError(greeted.status());
+  } else if (!replica_.valid()) {
+    replica_ = std::move(fd);
+  }
+  StartNext();
+}
+
+// Takes the next step of a racer. Returns true when all replies to the greeting have come.
+absl::StatusOr<bool> RedisDialer::Advance(RacerPlace racer) {
+  if (racer->connected) return ReadGreeting(*racer);
+  const int fd = racer->fd.get();
+  DDP_RETURN_IF_ERROR(FinishConnecting(fd, endpoint_));
+  DDP_RETURN_IF_ERROR(SendGreeting(*racer));
+  racer->connected = true;
+  loop_->Unwatch(fd);
+  DDP_RETURN_IF_ERROR(loop_->Watch(fd, EPOLLIN, [this, racer](uint32_t) { OnReady(racer); }));
+  return false;
+}
+
+absl::Status RedisDialer::SendGreeting(const Racer& racer) const {
+  const std::string bytes = racer.greeting.WireForm();
   // The buffer of a new socket takes these few hundred bytes at once.
-  const absl::StatusOr<size_t> sent = SendSome(fd_.get(), bytes, endpoint_);
-  if (!sent.ok()) return Fail(sent.status());
-  if (*sent != bytes.size()) {
-    return Fail(ConnectionError("the connection broke to", endpoint_, EAGAIN));
-  }
-  WatchFor(fd_.get(), EPOLLIN, &RedisDialer::OnReadable);
+  DDP_ASSIGN_OR_RETURN(const size_t sent, SendSome(racer.fd.get(), bytes, endpoint_));
+  if (sent == bytes.size()) return absl::OkStatus();
+  return ConnectionError("the connection broke to", endpoint_, EAGAIN);
 }
 
-void RedisDialer::OnReadable() {
-  const absl::StatusOr<bool> greeted = ReadGreeting();
-  if (!greeted.ok()) return Fail(greeted.status());
-  if (!*greeted) return;
-  StopWatching();
-  locator_.Reached(PeerAddress(fd_.get()));
-  Finish(std::move(fd_));
-}
-
-// Returns true when all replies to the greeting have come.
-absl::StatusOr<bool> RedisDialer::ReadGreeting() {
+absl::StatusOr<bool> RedisDialer::ReadGreeting(Racer& racer) const {
   char buffer[kReceiveBytes];
-  DDP_ASSIGN_OR_RETURN(const size_t count,
-                       ReceiveSome(fd_.get(), absl::MakeSpan(buffer), MSG_DONTWAIT, endpoint_));
-  DDP_RETURN_IF_ERROR(wire_.Feed(buffer, count));
-  while (!greeting_->done()) {
+  DDP_ASSIGN_OR_RETURN(const size_t count, ReceiveSome(racer.fd.get(), absl::MakeSpan(buffer),
+                                                       MSG_DONTWAIT, endpoint_));
+  DDP_RETURN_IF_ERROR(racer.wire.Feed(buffer, count));
+  while (!racer.greeting.done()) {
     RedisReply reply;
-    DDP_ASSIGN_OR_RETURN(const bool complete, wire_.NextReply(reply));
+    DDP_ASSIGN_OR_RETURN(const bool complete, racer.wire.NextReply(reply));
     if (!complete) return false;
-    DDP_RETURN_IF_ERROR(greeting_->Take(reply));
+    DDP_RETURN_IF_ERROR(racer.greeting.Take(reply));
   }
   return true;
 }
 
-void RedisDialer::WatchFor(int fd, uint32_t events, void (RedisDialer::*then)()) {
-  StopWatching();
-  const absl::Status watched =
-      loop_->Watch(fd, events, [this, then](uint32_t) { (this->*then)(); });
-  if (!watched.ok()) return Fail(watched);
-  watched_fd_ = fd;
+UniqueFd RedisDialer::TakeOut(RacerPlace racer) {
+  loop_->Unwatch(racer->fd.get());
+  UniqueFd fd = std::move(racer->fd);
+  racers_.erase(racer);
+  return fd;
 }
 
-void RedisDialer::StopWatching() {
-  if (watched_fd_ >= 0) loop_->Unwatch(std::exchange(watched_fd_, -1));
+// Times and ends. --------------------------------------------------------------------------------
+
+// Keeps a refusal, which says more than an address that could not be reached.
+void RedisDialer::NoteError(const absl::Status& status) {
+  if (error_.ok() || IsPassing(error_)) error_ = status;
+}
+
+void RedisDialer::LimitTo(absl::Duration limit, std::function<void()> at_end) {
+  loop_->CancelTimer(limit_timer_);
+  limit_timer_ = loop_->AddTimer(std::min(limit, deadline_ - clock_.Now()), std::move(at_end));
+}
+
+absl::Duration RedisDialer::TimeForAttempt() const {
+  const int64_t factor = int64_t{1} << std::min(timeouts_in_a_row_, kMaxDoublings);
+  return std::min(options_.first_connect_timeout * factor, options_.connect_timeout);
+}
+
+// No address has a master that answered in time.
+void RedisDialer::GiveUp() {
+  if (replica_.valid()) {
+    locator_.Lost();
+    return Finish(std::move(replica_));
+  }
+  if (absl::IsUnauthenticated(error_) && HasNewPassword()) {
+    while (!racers_.empty()) TakeOut(racers_.begin());
+    error_ = absl::OkStatus();
+    return TryAddresses();
+  }
+  Fail(error_.ok() ? ConnectionError("cannot reach", endpoint_, ETIMEDOUT) : error_);
+}
+
+// Reads the password file again, once in an attempt.
+bool RedisDialer::HasNewPassword() {
+  if (endpoint_.password_file.empty() || std::exchange(read_password_again_, true)) return false;
+  absl::StatusOr<std::string> password = ReadRedisPasswordFile(endpoint_.password_file);
+  if (!password.ok() || *password == endpoint_.password) return false;
+  endpoint_.password = *std::move(password);
+  return true;
 }
 
 void RedisDialer::Fail(const absl::Status& status) {
-  locator_.Lost(clock_.Now());
+  locator_.Lost();
   Finish(status);
 }
 

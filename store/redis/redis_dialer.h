@@ -1,12 +1,11 @@
 #ifndef DDP_STORE_REDIS_REDIS_DIALER_H_
 #define DDP_STORE_REDIS_REDIS_DIALER_H_
 
-#include <cstddef>
-#include <cstdint>
 #include <functional>
+#include <list>
 #include <memory>
-#include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -25,19 +24,23 @@ namespace ddp::store {
 
 // Connects to a Redis server without blocking the event loop: neither the connecting, nor the
 // greeting, nor the lookup of the host's name blocks. NameLookup looks up the name on a thread of
-// its own.
+// its own. Every client of this repository connects through a dialer.
 //
-// Once the server was reached, the dialer uses the address that it had. While the server is away,
-// the name is looked up again only once in half a minute, and attempts continue meanwhile. While no
-// address is known, the name is looked up at most once a second; an attempt in between fails with
-// the last lookup's error.
+// The addresses of a name race, as in RFC 8305: a socket to the next address starts 200 ms after
+// the one before it, or at once when one of them has failed. The first server that passes the
+// greeting and is a master wins. A replica is taken only when all others have failed.
 //
-// Thread: the event loop's.
+// ServerLocator decides when the name is looked up. Attempts at the known addresses continue
+// meanwhile. While no address is known, an attempt waits for the lookup, and fails with the last
+// lookup's error where the next one is not due yet.
+//
+// After WRONGPASS or NOAUTH, the password is read again from RedisEndpoint::password_file. If it
+// has changed, the attempt begins anew.
+//
+// Thread-compatible. While an attempt runs: the thread of its event loop.
 class RedisDialer {
  public:
-  // `loop` is not owned and must outlive the dialer.
-  RedisDialer(const RedisEndpoint& endpoint, const RedisConnectionOptions& options,
-              EventLoop* loop);
+  RedisDialer(const RedisEndpoint& endpoint, const RedisConnectionOptions& options);
   ~RedisDialer();
   RedisDialer(const RedisDialer&) = delete;
   RedisDialer& operator=(const RedisDialer&) = delete;
@@ -46,51 +49,77 @@ class RedisDialer {
   // unix socket.
   void FoundAt(const std::string& address) { locator_.Reached(address); }
 
-  // Records that the server at the known address is not the master: it never was, or it has been
-  // demoted. The next attempt starts a lookup of the name and still tries the known address. The
-  // first attempt after the lookup's end uses the addresses of the name.
+  // Records that the server that was reached last is not the master: it never was, or it has been
+  // demoted. The next attempt starts a lookup of the name and tries that address last. The first
+  // attempt after the lookup's end uses the addresses of the name.
   void Doubt() { locator_.Doubt(); }
 
-  // Makes one attempt, for at most connect_timeout. CHECKs that no attempt is running. Calls `done`
-  // from the loop, never from within Dial(). `done` receives a greeted, non-blocking socket of
-  // which every reply was read. Errors: those of RedisCaller.
+  // Makes one attempt. It ends by `deadline`, or earlier: when the lookup of the name has taken
+  // connect_timeout while no address is known; or when, after the start of the last address's
+  // socket, the time for an attempt has passed. That is first_connect_timeout, twice as much after
+  // each attempt that was too short, and at most connect_timeout.
+  //
+  // CHECKs that no attempt is running. Calls `done` from `loop`, never from within Dial(). `done`
+  // receives a greeted, non-blocking socket of which every reply was read. Errors: those of
+  // RedisCaller. `loop` is not owned and must live until the attempt ends.
   using Done = std::function<void(absl::StatusOr<UniqueFd>)>;
-  void Dial(Done done);
+  void Dial(EventLoop* loop, absl::Time deadline, Done done);
 
   // Cancels the attempt, if there is one, without calling its `done`.
   void Cancel();
 
  private:
+  // A socket to one of the addresses.
+  struct Racer {
+    Racer(UniqueFd socket, const RedisDialer& dialer);
+
+    UniqueFd fd;
+    RedisGreeting greeting;
+    RedisWire wire;
+    bool connected = false;
+  };
+  using RacerPlace = std::list<Racer>::iterator;
+
   void Begin();
   absl::Status AskForName();
   void TakeName();
   void TryAddresses();
-  void ConnectNext();
-  void OnConnected();
-  void OnReadable();
-  absl::StatusOr<bool> ReadGreeting();
-  void WatchFor(int fd, uint32_t events, void (RedisDialer::*then)());
-  void StopWatching();
+  void StartNext();
+  absl::Status StartOne(const std::string& address);
+  void OnReady(RacerPlace racer);
+  absl::StatusOr<bool> Advance(RacerPlace racer);
+  absl::Status SendGreeting(const Racer& racer) const;
+  absl::StatusOr<bool> ReadGreeting(Racer& racer) const;
+  void NoteError(const absl::Status& status);
+  void LimitTo(absl::Duration limit, std::function<void()> at_end);
+  absl::Duration TimeForAttempt() const;
+  UniqueFd TakeOut(RacerPlace racer);
+  void GiveUp();
+  bool HasNewPassword();
   void Fail(const absl::Status& status);
   void Finish(absl::StatusOr<UniqueFd> result);
 
-  const RedisEndpoint endpoint_;
+  RedisEndpoint endpoint_;  // its password may change
   const RedisConnectionOptions options_;
-  EventLoop* const loop_;
   const MonotonicClock clock_;
 
   ServerLocator locator_;
   std::unique_ptr<NameLookup> lookup_;
+  int timeouts_in_a_row_ = 0;
 
   // State of the current attempt.
+  EventLoop* loop_ = nullptr;  // null: none
+  absl::Time deadline_;
   Done done_;
-  size_t left_to_try_ = 0;  // addresses
-  UniqueFd fd_;
-  int watched_fd_ = -1;
-  EventLoop::TimerId timer_ = 0;
-  absl::Status last_;  // error of the last address
-  std::optional<RedisGreeting> greeting_;
-  RedisWire wire_;
+  std::vector<std::string> to_try_;  // addresses without a racer yet, the next one last
+  bool is_only_address_ = false;
+  std::list<Racer> racers_;
+  UniqueFd replica_;  // the first one that passed the greeting
+  bool read_password_again_ = false;
+  bool waits_for_name_ = false;
+  EventLoop::TimerId limit_timer_ = 0;
+  EventLoop::TimerId next_timer_ = 0;
+  absl::Status error_;  // the most telling one
 };
 
 }  // namespace ddp::store

@@ -8,7 +8,9 @@
 #include <sys/un.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <memory>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -153,29 +155,6 @@ absl::StatusOr<RedisEndpoint> ParseWithoutQuery(const std::string& text,
   return endpoint;
 }
 
-absl::StatusOr<std::string> ReadPasswordFile(const std::string& path) {
-  const std::unique_ptr<FILE, int (*)(FILE*)> file(fopen(path.c_str(), "re"), &fclose);
-  std::string password(kMaxPasswordBytes + 1, '\0');
-  const size_t size = file ? fread(password.data(), 1, password.size(), file.get()) : 0;
-  if (!file || ferror(file.get())) {
-    const std::string message =
-        absl::StrCat("DDP_REDIS_PASSWORD_FILE: cannot read ", path, ": ", strerror(errno));
-    if (errno == ENOENT) return absl::NotFoundError(message);
-    return absl::PermissionDeniedError(message);
-  }
-  if (size > kMaxPasswordBytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("DDP_REDIS_PASSWORD_FILE: ", path, " is too large for a password"));
-  }
-  password.resize(size);
-  if (absl::EndsWith(password, "\n")) password.pop_back();
-  if (absl::EndsWith(password, "\r")) password.pop_back();
-  if (password.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat("DDP_REDIS_PASSWORD_FILE: ", path, " is empty"));
-  }
-  return password;
-}
-
 std::string FromEnvironment(const char* name) {
   const char* value = getenv(name);
   return value == nullptr ? "" : value;
@@ -211,6 +190,29 @@ absl::StatusOr<RedisEndpoint> ParseRedisEndpoint(const std::string& text, int de
   return ParseWithoutQuery(text, default_port);
 }
 
+absl::StatusOr<std::string> ReadRedisPasswordFile(const std::string& path) {
+  const std::unique_ptr<FILE, int (*)(FILE*)> file(fopen(path.c_str(), "re"), &fclose);
+  std::string password(kMaxPasswordBytes + 1, '\0');
+  const size_t size = file ? fread(password.data(), 1, password.size(), file.get()) : 0;
+  if (!file || ferror(file.get())) {
+    const std::string message =
+        absl::StrCat("DDP_REDIS_PASSWORD_FILE: cannot read ", path, ": ", strerror(errno));
+    if (errno == ENOENT) return absl::NotFoundError(message);
+    return absl::PermissionDeniedError(message);
+  }
+  if (size > kMaxPasswordBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("DDP_REDIS_PASSWORD_FILE: ", path, " is too large for a password"));
+  }
+  password.resize(size);
+  if (absl::EndsWith(password, "\n")) password.pop_back();
+  if (absl::EndsWith(password, "\r")) password.pop_back();
+  if (password.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("DDP_REDIS_PASSWORD_FILE: ", path, " is empty"));
+  }
+  return password;
+}
+
 absl::Status ApplyRedisCredentialsFromEnvironment(RedisEndpoint& endpoint) {
   const std::string user = FromEnvironment("DDP_REDIS_USER");
   std::string password = FromEnvironment("DDP_REDIS_PASSWORD");
@@ -220,7 +222,7 @@ absl::Status ApplyRedisCredentialsFromEnvironment(RedisEndpoint& endpoint) {
         "DDP_REDIS_PASSWORD and DDP_REDIS_PASSWORD_FILE are both set: unset one of them");
   }
   if (!file.empty()) {
-    DDP_ASSIGN_OR_RETURN(password, ReadPasswordFile(file));
+    DDP_ASSIGN_OR_RETURN(password, ReadRedisPasswordFile(file));
   }
   if (!user.empty() && password.empty()) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -230,6 +232,8 @@ absl::Status ApplyRedisCredentialsFromEnvironment(RedisEndpoint& endpoint) {
   if (password.empty()) return absl::OkStatus();
   endpoint.user = user;
   endpoint.password = password;
+  std::error_code none;  // without a path, the file is not read again
+  endpoint.password_file = file.empty() ? "" : std::filesystem::absolute(file, none).string();
   return absl::OkStatus();
 }
 

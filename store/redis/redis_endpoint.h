@@ -31,6 +31,9 @@ struct RedisEndpoint {
   std::string user;
   // Empty: no AUTH is sent.
   std::string password;
+  // The absolute path of the file that `password` was read from. A client that the server refuses
+  // reads it again, because the password may have been changed. Empty: no file.
+  std::string password_file;
 
   bool is_unix() const { return !unix_path.empty(); }
 
@@ -63,6 +66,10 @@ absl::StatusOr<RedisEndpoint> ParseRedisEndpoint(const std::string& text,
 // password, or the file is empty or too large. kNotFound, kPermissionDenied: the file cannot be
 // read; the message names its path.
 absl::Status ApplyRedisCredentialsFromEnvironment(RedisEndpoint& endpoint);
+
+// Returns the content of DDP_REDIS_PASSWORD_FILE at `path`. Errors: those of
+// ApplyRedisCredentialsFromEnvironment() about the file.
+absl::StatusOr<std::string> ReadRedisPasswordFile(const std::string& path);
 
 // The place of a store's keys: a server, and the prefix of each key. DDP_STORE carries it from the
 // agent to the workers.

@@ -13,12 +13,14 @@
 namespace ddp::store {
 
 // The greeting of one connection: AUTH and SELECT where needed, CLIENT SETNAME unless `client_name`
-// is empty, PING. With `resp3` also HELLO 3, whose reply is the first in that protocol.
+// is empty, PING. With `resp3` also HELLO 3, whose reply is the first in that protocol. Otherwise,
+// with `asks_role`, HELLO 2, which a server may refuse.
 //
 // Thread-compatible.
 class RedisGreeting {
  public:
-  RedisGreeting(const RedisEndpoint& endpoint, const std::string& client_name, bool resp3);
+  RedisGreeting(const RedisEndpoint& endpoint, const std::string& client_name, bool resp3,
+                bool asks_role = false);
 
   // Returns all commands, to be sent at once.
   std::string WireForm() const;
@@ -31,8 +33,13 @@ class RedisGreeting {
   // Returns true when all replies have been taken.
   bool done() const { return taken_ == commands_.size(); }
 
+  // Returns true when the server has said that it is a replica. HELLO needs no right, unlike ROLE.
+  bool is_replica() const { return is_replica_; }
+
  private:
   const RedisEndpoint endpoint_;
+  const bool resp3_;
+  bool is_replica_ = false;
   std::vector<std::vector<std::string>> commands_;  // constant after construction
   size_t taken_ = 0;                                // replies
 };

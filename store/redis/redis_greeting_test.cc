@@ -66,6 +66,23 @@ TEST(RedisGreetingTest, TheNameIsOptional) {
   EXPECT_TRUE(absl::IsPermissionDenied(greeting.Take(RedisReply::Error("NOPERM no right"))));
 }
 
+TEST(RedisGreetingTest, TheRoleIsAskedWhereItMatters) {
+  const RedisReply replica = RedisReply::Array(
+      {RedisReply::String("id"), RedisReply::Integer(7), RedisReply::String("role"),
+       RedisReply::String("replica"), RedisReply::String("modules"), RedisReply::Array({})});
+  for (const bool resp3 : {false, true}) {
+    RedisGreeting greeting(Server(), "", resp3, /*asks_role=*/true);
+    EXPECT_EQ(greeting.WireForm(), RedisWireForm({{"PING"}, {"HELLO", resp3 ? "3" : "2"}}));
+    EXPECT_TRUE(greeting.Take(RedisReply::Status("PONG")).ok());
+    EXPECT_TRUE(greeting.Take(replica).ok());
+    EXPECT_TRUE(greeting.is_replica());
+  }
+  RedisGreeting old(Server(), "", /*resp3=*/false, /*asks_role=*/true);
+  EXPECT_TRUE(old.Take(RedisReply::Status("PONG")).ok());
+  EXPECT_TRUE(old.Take(RedisReply::Error("ERR unknown command `HELLO`")).ok());
+  EXPECT_FALSE(old.is_replica());
+}
+
 TEST(RedisGreetingTest, AServerWithoutResp3IsNamedAsSuch) {
   for (const char* text : {"ERR unknown command `HELLO`", "NOPROTO unsupported version"}) {
     RedisGreeting greeting(Server(), "", true);

@@ -16,7 +16,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
 #include "base/host_addresses.h"
-#include "base/status_macros.h"
 #include "store/redis/redis_errors.h"
 
 namespace ddp::store {
@@ -58,30 +57,17 @@ absl::StatusOr<UniqueFd> BeginUnix(const RedisEndpoint& endpoint) {
   return BeginTo(reinterpret_cast<const sockaddr*>(&address), sizeof(address), endpoint);
 }
 
-absl::StatusOr<UniqueFd> AwaitConnected(absl::StatusOr<UniqueFd> fd, const RedisEndpoint& endpoint,
-                                        absl::Time deadline) {
-  if (!fd.ok()) return fd;
-  if (!AwaitSocket(fd->get(), POLLOUT, deadline)) {
-    return ConnectionError("cannot reach", endpoint, ETIMEDOUT);
-  }
-  DDP_RETURN_IF_ERROR(FinishConnecting(fd->get(), endpoint));
-  return fd;
-}
-
-absl::StatusOr<AddressList> AddressesOf(const RedisEndpoint& endpoint, bool is_numeric) {
-  absl::StatusOr<AddressList> found =
-      ResolveHost(endpoint.host, {.port = endpoint.port, .is_numeric = is_numeric});
-  if (found.ok()) return found;
-  return absl::UnavailableError(absl::StrCat("cannot reach Redis at ", endpoint.DebugString(),
-                                             ": host name: ", found.status().message()));
-}
-
 }  // namespace
 
 absl::StatusOr<UniqueFd> BeginConnecting(const RedisEndpoint& endpoint) {
   if (endpoint.is_unix()) return BeginUnix(endpoint);
-  DDP_ASSIGN_OR_RETURN(const AddressList address, AddressesOf(endpoint, /*is_numeric=*/true));
-  return BeginTo(address->ai_addr, address->ai_addrlen, endpoint);
+  const absl::StatusOr<AddressList> address =
+      ResolveHost(endpoint.host, {.port = endpoint.port, .is_numeric = true});
+  if (!address.ok()) {
+    return absl::UnavailableError(absl::StrCat("cannot reach Redis at ", endpoint.DebugString(),
+                                               ": ", address.status().message()));
+  }
+  return BeginTo((*address)->ai_addr, (*address)->ai_addrlen, endpoint);
 }
 
 absl::Status FinishConnecting(int fd, const RedisEndpoint& endpoint) {
@@ -91,19 +77,6 @@ absl::Status FinishConnecting(int fd, const RedisEndpoint& endpoint) {
   if (error_number != 0) return ConnectionError("cannot reach", endpoint, error_number);
   if (!endpoint.is_unix()) SetTcpOptions(fd);
   return absl::OkStatus();
-}
-
-absl::StatusOr<UniqueFd> ConnectSocket(const RedisEndpoint& endpoint, absl::Time deadline) {
-  if (endpoint.is_unix()) return AwaitConnected(BeginUnix(endpoint), endpoint, deadline);
-  DDP_ASSIGN_OR_RETURN(const AddressList addresses, AddressesOf(endpoint, /*is_numeric=*/false));
-  absl::Status last = ConnectionError("cannot reach", endpoint, EADDRNOTAVAIL);
-  for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
-    absl::StatusOr<UniqueFd> fd = AwaitConnected(
-        BeginTo(address->ai_addr, address->ai_addrlen, endpoint), endpoint, deadline);
-    if (fd.ok()) return fd;
-    last = fd.status();
-  }
-  return last;
 }
 
 std::string PeerAddress(int fd) {

@@ -15,17 +15,13 @@
 
 namespace ddp::store {
 
-// Returns a connected, non-blocking, close-on-exec socket. Tries the addresses of a name in turn. A
-// TCP socket sends small writes at once and detects a vanished peer within half a minute.
-// `deadline` is a time of MonotonicClock; it does not bound the lookup of a name.
+// Starts to connect a non-blocking, close-on-exec socket. `endpoint.host` must be a numeric
+// address, or the endpoint a unix socket. Once the socket is writable, FinishConnecting() returns
+// the result. A TCP socket then sends small writes at once and detects a vanished peer within half
+// a minute.
 //
-// kUnavailable: the server cannot be reached by `deadline`; the message has the reason.
+// kUnavailable: the server cannot be reached; the message has the reason.
 // kInvalidArgument: the path of the unix socket is too long.
-absl::StatusOr<UniqueFd> ConnectSocket(const RedisEndpoint& endpoint, absl::Time deadline);
-
-// ConnectSocket() in two steps, for a caller that must not block. BeginConnecting() starts to
-// connect; `endpoint.host` must be a numeric address, or the endpoint a unix socket. Once the
-// socket is writable, FinishConnecting() returns the result.
 absl::StatusOr<UniqueFd> BeginConnecting(const RedisEndpoint& endpoint);
 absl::Status FinishConnecting(int fd, const RedisEndpoint& endpoint);
 

@@ -1,5 +1,6 @@
 #include "store/redis/server_locator.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/name_lookup.h"
@@ -8,49 +9,57 @@
 namespace ddp::store {
 namespace {
 
-// Pause between two lookups of the name of a server that is away.
-constexpr absl::Duration kNamePause = absl::Seconds(30);
+constexpr absl::Duration kPauseMin = absl::Seconds(1);
+constexpr absl::Duration kPauseMax = absl::Seconds(30);
 
 }  // namespace
 
-ServerLocator::ServerLocator(const RedisEndpoint& endpoint, const Options& options)
-    : endpoint_(endpoint),
-      options_(options),
-      has_name_(!endpoint.is_unix() && !IsNumericAddress(endpoint.host)) {
+ServerLocator::ServerLocator(const RedisEndpoint& endpoint)
+    : has_name_(!endpoint.is_unix() && !IsNumericAddress(endpoint.host)) {
   if (!has_name_) addresses_ = {endpoint.host};
 }
 
 void ServerLocator::Reached(const std::string& address) {
-  if (address.empty()) return;
-  addresses_ = {address};
-  next_ = 0;
-  name_due_ = absl::InfiniteFuture();
+  is_sought_ = false;
+  pause_ = std::min(pause_, kPauseMin);
+  if (!has_name_ || address.empty()) return;
+  reached_ = address;
+  if (doubted_ == address) doubted_.clear();
+  if (std::count(addresses_.begin(), addresses_.end(), address) == 0) addresses_.push_back(address);
+  PutInOrder();
 }
 
-void ServerLocator::Lost(absl::Time now) {
-  if (name_due_ == absl::InfiniteFuture()) name_due_ = now + kNamePause;
+void ServerLocator::Doubt() {
+  is_sought_ = true;
+  pause_ = std::min(pause_, kPauseMin);
+  if (reached_.empty()) return;
+  doubted_ = std::exchange(reached_, "");
+  PutInOrder();
 }
-
-void ServerLocator::Doubt() { name_due_ = absl::InfinitePast(); }
 
 void ServerLocator::NameFound(std::vector<std::string> addresses, absl::Time now) {
   CHECK(!addresses.empty());
   addresses_ = std::move(addresses);
-  next_ = 0;
-  name_due_ = now + kNamePause;
+  PutInOrder();
+  NoteLookup(now);
 }
 
 void ServerLocator::NameFailed(const absl::Status& why, absl::Time now) {
   name_error_ = why;
-  name_due_ = now + (knows_address() ? kNamePause : options_.first_name_pause);
+  NoteLookup(now);
 }
 
-RedisEndpoint ServerLocator::NextTarget() {
-  CHECK(knows_address());
-  RedisEndpoint target = endpoint_;
-  target.host = addresses_[next_];
-  next_ = (next_ + 1) % addresses_.size();
-  return target;
+void ServerLocator::NoteLookup(absl::Time now) {
+  last_lookup_ = now;
+  pause_ = knows_address() ? std::clamp(2 * pause_, kPauseMin, kPauseMax) : kPauseMin;
+}
+
+void ServerLocator::PutInOrder() {
+  const auto rank = [&](const std::string& address) {
+    return address == reached_ ? 0 : address == doubted_ ? 2 : 1;
+  };
+  std::stable_sort(addresses_.begin(), addresses_.end(),
+                   [&](const std::string& a, const std::string& b) { return rank(a) < rank(b); });
 }
 
 }  // namespace ddp::store

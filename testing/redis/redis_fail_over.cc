@@ -68,12 +68,14 @@ bool RedisFailOver::MountHosts() {
          mount(hosts.c_str(), "/etc/hosts", nullptr, MS_BIND, nullptr) == 0;
 }
 
+void RedisFailOver::WriteHosts(const std::vector<std::string>& addresses) {
+  std::ofstream hosts(absl::StrCat(folder_, "/hosts"));
+  hosts << "127.0.0.1 localhost\n";
+  for (const std::string& address : addresses) hosts << address << " " << kName << "\n";
+}
+
 void RedisFailOver::PointTo(const std::string& address, const RedisFixture& server) {
-  if (has_host_name()) {
-    std::ofstream(absl::StrCat(folder_, "/hosts")) << "127.0.0.1 localhost\n"
-                                                   << address << " " << kName << "\n";
-    return;
-  }
+  if (has_host_name()) return WriteHosts({address});
   unlink(endpoint_.unix_path.c_str());
   const std::string socket = server.SocketEndpoint().unix_path;
   PCHECK(symlink(socket.c_str(), endpoint_.unix_path.c_str()) == 0);
@@ -85,6 +87,11 @@ void RedisFailOver::ChangeRoles() {
 }
 
 void RedisFailOver::MoveName() { PointTo(kSecondAddress, *second_server_); }
+
+void RedisFailOver::NameBoth() {
+  CHECK(has_host_name());
+  WriteHosts({kFirstAddress, kSecondAddress});
+}
 
 std::string RedisFailOver::Ask(store::RedisConnection& connection,
                                const std::vector<std::string>& command) {

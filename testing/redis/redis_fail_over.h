@@ -32,6 +32,8 @@ class RedisFailOver {
   void ChangeRoles();
   // Makes the name refer to the new master.
   void MoveName();
+  // Makes the name refer to both servers, the first one first. Needs has_host_name().
+  void NameBoth();
 
   // Return the reply to `command` of the first or second server, reached by its own address.
   std::string AskFirst(const std::vector<std::string>& command) { return Ask(*first_, command); }
@@ -41,6 +43,7 @@ class RedisFailOver {
   static std::string Ask(store::RedisConnection& connection,
                          const std::vector<std::string>& command);
   bool MountHosts();
+  void WriteHosts(const std::vector<std::string>& addresses);
   void PointTo(const std::string& address, const RedisFixture& server);
 
   std::string folder_;

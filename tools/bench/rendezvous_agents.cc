@@ -36,7 +36,7 @@ RendezvousAgents::RendezvousAgents(const Options& options, int commands, Shared*
   options_.job.rules.heartbeat = options.heartbeat;
   options_.job.rules.lease = options.lease;
   // Thousands of agents share a thread here, so an agent may have to wait for its turn.
-  options_.reconnect_timeout = absl::Seconds(5);
+  options_.first_attempt = absl::Seconds(5);
   options_.reply_timeout = absl::Seconds(10);
   for (int i = 0; i < options.count; ++i) Open(i);
 }
