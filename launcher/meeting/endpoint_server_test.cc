@@ -2,10 +2,14 @@
 
 #include "launcher/meeting/endpoint_server.h"
 
+#include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 
 #include <atomic>
@@ -21,6 +25,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/event_loop.h"
+#include "base/unique_fd.h"
 #include "elastic/rendezvous/rendezvous_scripts.h"
 #include "launcher/meeting/network_server.h"
 #include "launcher/process/private_folder.h"
@@ -170,6 +175,26 @@ TEST_F(EndpointServerTest, OtherMachinesAddressesAndSocketsAreNotOurs) {
   const auto socket = StartServerIfOurs(endpoint, folder_, kLong);
   ASSERT_TRUE(socket.ok()) << socket.status();
   EXPECT_EQ(*socket, nullptr);
+}
+
+// With this sysctl every node can bind the address, and each would start a server.
+TEST_F(EndpointServerTest, AnAddressThatCanBeBoundIsNotOursForThat) {
+  std::thread([] {
+    constexpr char kSysctl[] = "/proc/sys/net/ipv4/ip_nonlocal_bind";
+    if (unshare(CLONE_NEWNET) != 0 || !(std::ofstream(kSysctl) << "1" << std::flush)) {
+      GTEST_SKIP() << "needs a network namespace with the sysctl";
+    }
+    const UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    ASSERT_EQ(inet_pton(AF_INET, "192.0.2.1", &address.sin_addr), 1);
+    ASSERT_EQ(bind(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+    const auto probe = ProbeBind("192.0.2.1", 0);
+    ASSERT_TRUE(probe.ok()) << probe.status();
+    EXPECT_THAT(probe->ours, ::testing::IsEmpty());
+  }).join();
+  EXPECT_THAT(ProbeBind("127.0.0.2", 0)->ours, ::testing::ElementsAre("127.0.0.2"))
+      << "a loopback interface has its whole network";
 }
 
 TEST_F(EndpointServerTest, WhatCannotBeIsSaidInOneLine) {

@@ -45,6 +45,31 @@ std::string SourceAddressFor(const addrinfo& peer) {
   return Text(*address);
 }
 
+struct FreeAddresses {
+  void operator()(ifaddrs* list) const { freeifaddrs(list); }
+};
+using Interfaces = std::unique_ptr<ifaddrs, FreeAddresses>;
+
+// Returns null when the system does not tell them.
+Interfaces ListInterfaces() {
+  ifaddrs* list = nullptr;
+  return Interfaces(getifaddrs(&list) == 0 ? list : nullptr);
+}
+
+bool Has(const ifaddrs& entry, const sockaddr& address) {
+  if (entry.ifa_addr == nullptr || entry.ifa_addr->sa_family != address.sa_family) return false;
+  if (address.sa_family == AF_INET6) {
+    return IN6_ARE_ADDR_EQUAL(&reinterpret_cast<const sockaddr_in6&>(address).sin6_addr,
+                              &reinterpret_cast<const sockaddr_in6*>(entry.ifa_addr)->sin6_addr);
+  }
+  const auto bits = [](const sockaddr* of) {
+    return reinterpret_cast<const sockaddr_in*>(of)->sin_addr.s_addr;
+  };
+  const bool has_network = (entry.ifa_flags & IFF_LOOPBACK) != 0 && entry.ifa_netmask != nullptr;
+  const in_addr_t mask = has_network ? bits(entry.ifa_netmask) : ~in_addr_t{0};
+  return ((bits(&address) ^ bits(entry.ifa_addr)) & mask) == 0;
+}
+
 bool IsIpv4(const LocalAddress& address) { return address.address.find('.') != std::string::npos; }
 
 bool IsLoopbackText(const std::string& address) {
@@ -54,11 +79,9 @@ bool IsLoopbackText(const std::string& address) {
 }  // namespace
 
 std::vector<LocalAddress> LocalAddresses() {
-  ifaddrs* list = nullptr;
-  if (getifaddrs(&list) != 0) return {};
-  const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> owned(list, &freeifaddrs);
+  const Interfaces interfaces = ListInterfaces();
   std::vector<LocalAddress> addresses;
-  for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
+  for (const ifaddrs* entry = interfaces.get(); entry != nullptr; entry = entry->ifa_next) {
     const sockaddr* const address = entry->ifa_addr;
     if (address == nullptr || (entry->ifa_flags & IFF_UP) == 0 || IsLinkLocal(*address)) continue;
     if (address->sa_family != AF_INET && address->sa_family != AF_INET6) continue;
@@ -67,6 +90,15 @@ std::vector<LocalAddress> LocalAddresses() {
                          .is_loopback = (entry->ifa_flags & IFF_LOOPBACK) != 0});
   }
   return addresses;
+}
+
+bool IsOwnAddress(const sockaddr& address) {
+  const Interfaces interfaces = ListInterfaces();
+  if (interfaces == nullptr) return true;
+  for (const ifaddrs* entry = interfaces.get(); entry != nullptr; entry = entry->ifa_next) {
+    if ((entry->ifa_flags & IFF_UP) != 0 && Has(*entry, address)) return true;
+  }
+  return false;
 }
 
 std::string InterfaceOf(const std::string& address) {

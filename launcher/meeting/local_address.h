@@ -1,6 +1,8 @@
 #ifndef DDP_LAUNCHER_MEETING_LOCAL_ADDRESS_H_
 #define DDP_LAUNCHER_MEETING_LOCAL_ADDRESS_H_
 
+#include <sys/socket.h>
+
 #include <string>
 #include <vector>
 
@@ -19,6 +21,12 @@ struct LocalAddress {
 // Returns the addresses of this host's interfaces that are up, in the system's order. Link-local
 // IPv6 addresses are left out: without a scope they mean nothing to another host.
 std::vector<LocalAddress> LocalAddresses();
+
+// Returns true when an interface of this host that is up has `address`; a loopback interface has
+// its whole network. A successful bind is no proof: with the sysctl ip_nonlocal_bind, or on a host
+// that balances load by IPVS, it succeeds for addresses of other hosts. Also returns true when the
+// interfaces cannot be listed.
+bool IsOwnAddress(const sockaddr& address);
 
 // Returns the address by which other nodes reach this host: the one from which the kernel would
 // send to `peer`, a name or an address. Nothing is sent. No name of this host is looked up: a

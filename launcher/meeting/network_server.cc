@@ -16,6 +16,7 @@
 #include "base/status_macros.h"
 #include "base/unique_fd.h"
 #include "elastic/rendezvous/rendezvous_scripts.h"
+#include "launcher/meeting/local_address.h"
 #include "store/redis/redis_script.h"
 #include "store/redis_server/redis_acl.h"
 #include "store/redis_store/redis_key_value_store.h"
@@ -103,7 +104,7 @@ absl::StatusOr<BindProbe> ProbeBind(const std::string& host, int port) {
     UniqueFd fd;
     switch (const int error_number = TryBind(*address, fd)) {
       case 0:
-        probe.ours.push_back(text);
+        if (IsOwnAddress(*address->ai_addr)) probe.ours.push_back(text);
         break;
       case EADDRINUSE:
         probe.in_use = true;

@@ -15,7 +15,7 @@ namespace ddp::launcher {
 
 // Result of binding a port on each address of a name.
 struct BindProbe {
-  std::vector<std::string> ours;  // numeric addresses that could be bound
+  std::vector<std::string> ours;  // numeric addresses of this host that could be bound
   bool in_use = false;            // port is taken on another address of the name
   bool is_loopback = false;       // all of `ours` are loopback addresses, or `ours` is empty
 

@@ -1,7 +1,8 @@
 -- Transitions that time causes: a node whose lease has expired is lost here. The next script makes
 -- them, a dozen times per lease at most.
 
--- Restarts all leases after the server's clock was set back: else they would last that much longer.
+-- After the server's clock was set back, restarts all leases, and moves every time that has passed
+-- out of the future: else what waits for a time would wait that much longer.
 local function start_clock_anew()
   local all = redis.call('ZRANGE', leases, 0, -1)
   for _, name in ipairs(all) do
@@ -9,6 +10,11 @@ local function start_clock_anew()
   end
   if num('last_call_at') > 0 then
     set('last_call_at', text(now + num('last_call_ms')))
+  end
+  for _, name in ipairs({'reported_at', 'drain_at', 'newcomer_at', 'newcomers_since'}) do
+    if num(name) > now then
+      set(name, text(now))
+    end
   end
   redis.call('DEL', key('quarantine'))
   set('expired_at', '0')
