@@ -15,7 +15,7 @@
 #include <glog/logging.h>
 
 #include "base/clock.h"
-#include "ddp/comm/host_group/cpu_quota.h"
+#include "base/cpu_quota.h"
 
 namespace ddp::internal {
 namespace {

@@ -1,4 +1,4 @@
-#include "ddp/comm/host_group/cpu_quota.h"
+#include "base/cpu_quota.h"
 
 #include <filesystem>
 #include <fstream>
@@ -7,7 +7,7 @@
 #include "gtest/gtest.h"
 #include "testing/temporary_folder.h"
 
-namespace ddp::internal {
+namespace ddp {
 namespace {
 
 class CpuQuotaTest : public ::testing::Test {
@@ -57,4 +57,4 @@ TEST_F(CpuQuotaTest, FilesThatCannotBeReadAreNoQuota) {
 TEST_F(CpuQuotaTest, ThisProcessHasSome) { EXPECT_GT(CpuQuota(), 0); }
 
 }  // namespace
-}  // namespace ddp::internal
+}  // namespace ddp

@@ -1,9 +1,9 @@
-#include "ddp/comm/host_group/cpu_quota.h"
+#include "base/cpu_quota.h"
 
 #include <fstream>
 #include <limits>
 
-namespace ddp::internal {
+namespace ddp {
 namespace {
 
 constexpr double kNone = std::numeric_limits<double>::infinity();
@@ -25,4 +25,4 @@ double CpuQuota(const std::string& root) {
   return kNone;
 }
 
-}  // namespace ddp::internal
+}  // namespace ddp

@@ -1,9 +1,9 @@
-#ifndef DDP_COMM_HOST_GROUP_CPU_QUOTA_H_
-#define DDP_COMM_HOST_GROUP_CPU_QUOTA_H_
+#ifndef DDP_BASE_CPU_QUOTA_H_
+#define DDP_BASE_CPU_QUOTA_H_
 
 #include <string>
 
-namespace ddp::internal {
+namespace ddp {
 
 // Returns how many cores the control group of this process may use at once, on average: its CPU
 // quota over its period, in version 1 or 2 of the cgroup file system below `root`. Infinity when
@@ -11,6 +11,6 @@ namespace ddp::internal {
 // are unknown.
 double CpuQuota(const std::string& root = "/sys/fs/cgroup");
 
-}  // namespace ddp::internal
+}  // namespace ddp
 
-#endif  // DDP_COMM_HOST_GROUP_CPU_QUOTA_H_
+#endif  // DDP_BASE_CPU_QUOTA_H_
