@@ -13,12 +13,20 @@
 namespace ddp::launcher {
 namespace {
 
-constexpr size_t kMaxNameLength = 128;
 constexpr size_t kMaxShownLength = 200;
 
 bool IsPrintable(const std::string& text) {
   return std::none_of(text.begin(), text.end(),
                       [](unsigned char c) { return c < 0x20 || c == 0x7f; });
+}
+
+// Counts the characters of UTF-8: every byte but those that continue one. A byte is one character
+// in a text that is not UTF-8.
+size_t CountCharacters(const std::string& text) {
+  constexpr size_t kMaxBytesPerCharacter = 4;
+  const size_t begun = static_cast<size_t>(std::count_if(
+      text.begin(), text.end(), [](unsigned char c) { return (c & 0xC0) != 0x80; }));
+  return begun * kMaxBytesPerCharacter < text.size() ? text.size() : begun;
 }
 
 }  // namespace
@@ -103,10 +111,10 @@ absl::StatusOr<absl::Duration> FlagReader::Seconds(const std::string& gflag) con
   return value;
 }
 
-absl::Status FlagReader::CheckName(const std::string& gflag) const {
+absl::Status FlagReader::CheckName(const std::string& gflag, size_t max_characters) const {
   const std::string& text = Text(gflag);
-  if (text.empty() || text.size() > kMaxNameLength || !IsPrintable(text)) {
-    return BadValue(gflag, absl::StrCat("expected 1 to ", kMaxNameLength, " printable characters"));
+  if (text.empty() || CountCharacters(text) > max_characters || !IsPrintable(text)) {
+    return BadValue(gflag, absl::StrCat("expected 1 to ", max_characters, " printable characters"));
   }
   return absl::OkStatus();
 }

@@ -1,6 +1,7 @@
 #ifndef DDP_LAUNCHER_FLAGS_FLAG_READER_H_
 #define DDP_LAUNCHER_FLAGS_FLAG_READER_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -48,8 +49,8 @@ class FlagReader {
   // Returns the value as seconds, with or without a fraction, from 0 to a week.
   absl::StatusOr<absl::Duration> Seconds(const std::string& gflag) const;
   // Checks a value that is used in environment variables, key names, folder names and log prefixes:
-  // 1 to 128 characters, no control characters.
-  absl::Status CheckName(const std::string& gflag) const;
+  // 1 to `max_characters` characters of UTF-8, no control characters.
+  absl::Status CheckName(const std::string& gflag, size_t max_characters = 128) const;
 
   // Returns the name that the user wrote ("--nproc_per_node", "-t", "PET_NNODES"), or the name in
   // the help.

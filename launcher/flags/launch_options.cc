@@ -23,6 +23,7 @@ namespace ddp::launcher {
 namespace {
 
 constexpr int64_t kMaxPort = 65535;
+constexpr size_t kMaxAddressLength = 300;  // a name of the DNS has up to 253 characters
 constexpr int64_t kMaxInt = std::numeric_limits<int>::max();
 constexpr int64_t kMinLeaseMs = 100;
 constexpr int64_t kMaxMilliseconds = 24 * 3600 * 1000;
@@ -203,7 +204,7 @@ std::string WithoutBrackets(const std::string& address) {
 }
 
 absl::Status ReadStaticEndpoint(const FlagReader& flags, LaunchOptions& options) {
-  DDP_RETURN_IF_ERROR(flags.CheckName("rdzv_endpoint"));
+  DDP_RETURN_IF_ERROR(flags.CheckName("rdzv_endpoint", kMaxAddressLength));
   const std::string& text = flags.Text("rdzv_endpoint");
   const size_t colon = text.rfind(':');
   int64_t port = kStaticPort;
@@ -222,7 +223,7 @@ absl::Status ReadMaster(const FlagReader& flags, LaunchOptions& options) {
   elastic::LaunchConfig& config = options.config;
   const RendezvousKind kind = options.rendezvous.kind;
   const bool is_static = kind == RendezvousKind::kStatic;
-  if (flags.IsGiven("local_addr")) DDP_RETURN_IF_ERROR(flags.CheckName("local_addr"));
+  if (flags.IsGiven("local_addr")) DDP_RETURN_IF_ERROR(flags.CheckName("local_addr", kMaxAddressLength));
   options.local_addr = WithoutBrackets(flags.Text("local_addr"));
   if (is_static) config.master_port = kStaticPort;
   // Variables that a cluster sets on every node are not meant for a job of this node alone.
@@ -230,7 +231,7 @@ absl::Status ReadMaster(const FlagReader& flags, LaunchOptions& options) {
     return kind == RendezvousKind::kPrivate ? flags.IsGivenAsFlag(gflag) : flags.IsGiven(gflag);
   };
   if (is_meant("master_addr")) {
-    DDP_RETURN_IF_ERROR(flags.CheckName("master_addr"));
+    DDP_RETURN_IF_ERROR(flags.CheckName("master_addr", kMaxAddressLength));
     config.master_addr = WithoutBrackets(flags.Text("master_addr"));
   }
   if (is_meant("master_port")) {

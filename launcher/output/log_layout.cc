@@ -21,7 +21,11 @@ std::string FileName(std::string name) {
     const auto byte = static_cast<unsigned char>(c);
     if (std::isalnum(byte) == 0 && std::strchr("-_.+:@", c) == nullptr && byte < 0x80) c = '_';
   }
-  if (name.size() > kMaxName) name.resize(kMaxName);
+  if (name.size() > kMaxName) {
+    size_t end = kMaxName;  // between two characters of UTF-8
+    while (end > 0 && (static_cast<unsigned char>(name[end]) & 0xC0) == 0x80) --end;
+    name.resize(end);
+  }
   return name[0] == '.' ? absl::StrCat("_", name) : name;
 }
 

@@ -63,6 +63,15 @@ TEST(LogLayoutTest, ARunIdCannotLeaveTheFolder) {
   EXPECT_TRUE(LogLayout::Create(::testing::TempDir(), std::string(1000, 'x')).ok());
 }
 
+TEST(LogLayoutTest, ALongRunIdIsCutBetweenCharacters) {
+  std::string id = "a";
+  for (int i = 0; i < 128; ++i) id += "\U0001F916";
+  const auto layout = LogLayout::Create(::testing::TempDir(), id);
+  ASSERT_TRUE(layout.ok()) << layout.status();
+  const std::string name = std::filesystem::path(layout->root()).filename();
+  EXPECT_EQ(name.substr(0, 198), id.substr(0, 197) + "_");
+}
+
 TEST(LogLayoutTest, DevNullMeansNoFiles) {
   auto layout = LogLayout::Create("/dev/null", "run");
   ASSERT_TRUE(layout.ok());
