@@ -5,11 +5,10 @@
 
 namespace ddp {
 
-// Returns how many cores the control group of this process may use at once, on average: its CPU
-// quota over its period, in version 1 or 2 of the cgroup file system below `root`. Infinity when
-// there is no quota or the files cannot be read. Quotas of outer groups that the process cannot see
-// are unknown.
-double CpuQuota(const std::string& root = "/sys/fs/cgroup");
+// Returns how many cores this process may use at once, on average: the smallest CPU quota, over its
+// period, of its control group and of the outer groups that it can see. Infinity when there is no
+// quota or the files cannot be read. `root` is as in FindControlGroup().
+double CpuQuota(const std::string& root = "");
 
 }  // namespace ddp
 

@@ -1,56 +1,73 @@
 #include "base/cpu_quota.h"
 
-#include <filesystem>
-#include <fstream>
-#include <string>
-
 #include "gtest/gtest.h"
-#include "testing/temporary_folder.h"
+#include "testing/file_tree.h"
 
 namespace ddp {
 namespace {
 
 class CpuQuotaTest : public ::testing::Test {
  protected:
-  void Write(const std::string& file, const std::string& text) {
-    const std::filesystem::path path = std::filesystem::path(folder_.path()) / file;
-    std::filesystem::create_directories(path.parent_path());
-    std::ofstream(path) << text;
+  void UseVersion1() {
+    tree_.Write("proc/self/cgroup", "3:cpu,cpuacct:/pod/job\n0::/\n");
+    tree_.Write("proc/self/mountinfo", "31 25 0:28 / /cg/cpu rw - cgroup cgroup rw,cpu,cpuacct\n");
   }
-  double Quota() const { return CpuQuota(folder_.path()); }
+  void UseVersion2() {
+    tree_.Write("proc/self/cgroup", "0::/pod/job\n");
+    tree_.Write("proc/self/mountinfo", "30 23 0:26 / /cg rw - cgroup2 cgroup2 rw\n");
+  }
+  double Quota() const { return CpuQuota(tree_.root()); }
 
-  ::ddp::testing::TemporaryFolder folder_;
+  ::ddp::testing::FileTree tree_;
 };
 
 TEST_F(CpuQuotaTest, Version2) {
-  Write("cpu.max", "150000 100000\n");
+  UseVersion2();
+  tree_.Write("cg/pod/job/cpu.max", "150000 100000\n");
   EXPECT_EQ(Quota(), 1.5);
 }
 
 TEST_F(CpuQuotaTest, Version2WithoutAQuota) {
-  Write("cpu.max", "max 100000\n");
+  UseVersion2();
+  tree_.Write("cg/pod/job/cpu.max", "max 100000\n");
   EXPECT_GT(Quota(), 1e9);
 }
 
 TEST_F(CpuQuotaTest, Version1) {
-  Write("cpu/cpu.cfs_quota_us", "200000\n");
-  Write("cpu/cpu.cfs_period_us", "50000\n");
+  UseVersion1();
+  tree_.Write("cg/cpu/pod/job/cpu.cfs_quota_us", "200000\n");
+  tree_.Write("cg/cpu/pod/job/cpu.cfs_period_us", "50000\n");
   EXPECT_EQ(Quota(), 4);
 }
 
 TEST_F(CpuQuotaTest, Version1WithoutAQuota) {
-  Write("cpu/cpu.cfs_quota_us", "-1\n");
-  Write("cpu/cpu.cfs_period_us", "100000\n");
+  UseVersion1();
+  tree_.Write("cg/cpu/pod/job/cpu.cfs_quota_us", "-1\n");
+  tree_.Write("cg/cpu/pod/job/cpu.cfs_period_us", "100000\n");
   EXPECT_GT(Quota(), 1e9);
+}
+
+TEST_F(CpuQuotaTest, TheSmallestOfNestedGroupsCounts) {
+  UseVersion2();
+  tree_.Write("cg/pod/job/cpu.max", "max 100000\n");
+  tree_.Write("cg/pod/cpu.max", "300000 100000\n");
+  EXPECT_EQ(Quota(), 3);
+  tree_.Write("cg/pod/job/cpu.max", "200000 100000\n");
+  EXPECT_EQ(Quota(), 2);
+  tree_.Write("cg/pod/cpu.max", "100000 100000\n");
+  EXPECT_EQ(Quota(), 1);
 }
 
 TEST_F(CpuQuotaTest, FilesThatCannotBeReadAreNoQuota) {
   EXPECT_GT(Quota(), 1e9);
-  Write("cpu.max", "");
+  UseVersion2();
   EXPECT_GT(Quota(), 1e9);
-  Write("cpu/cpu.cfs_quota_us", "200000\n");
+  tree_.Write("cg/pod/job/cpu.max", "");
   EXPECT_GT(Quota(), 1e9);
-  Write("cpu/cpu.cfs_period_us", "0\n");
+  UseVersion1();
+  tree_.Write("cg/cpu/pod/job/cpu.cfs_quota_us", "200000\n");
+  EXPECT_GT(Quota(), 1e9);
+  tree_.Write("cg/cpu/pod/job/cpu.cfs_period_us", "0\n");
   EXPECT_GT(Quota(), 1e9);
 }
 

@@ -13,20 +13,28 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "base/cpu_quota.h"
 
 namespace ddp::launcher {
 namespace {
 
-int CountCpus() {
+int CountAllowedCpus() {
   cpu_set_t set;
   CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof(set), &set) == 0) return std::max(1, CPU_COUNT(&set));
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) return CPU_COUNT(&set);
   // sched_getaffinity() fails when there are more CPUs than a cpu_set_t holds.
-  return std::max(1, static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)));
+  return static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
 }
 
-int CountGpuDevices() {
-  const std::unique_ptr<DIR, int (*)(DIR*)> folder(opendir("/dev"), &closedir);
+// Rounds a quota down: two ranks on 1.5 cores would both stand still for a quarter of the time.
+int CountCpus(const std::string& root) {
+  const double quota = CpuQuota(root);
+  return std::max(1, static_cast<int>(std::min<double>(CountAllowedCpus(), quota)));
+}
+
+int CountGpuDevices(const std::string& root) {
+  const std::string devices = root + "/dev";
+  const std::unique_ptr<DIR, int (*)(DIR*)> folder(opendir(devices.c_str()), &closedir);
   if (folder == nullptr) return 0;
   int count = 0;
   while (const dirent* entry = readdir(folder.get())) {
@@ -52,13 +60,13 @@ int CountVisibleGpus(int devices, const std::optional<std::string>& cuda_visible
   return devices == 0 ? 0 : count;
 }
 
-HostResources ReadHostResources() {
+HostResources ReadHostResources(const std::string& root) {
   std::optional<std::string> visible;
   if (const char* value = std::getenv("CUDA_VISIBLE_DEVICES")) visible = value;
   HostResources host;
   host.is_kubernetes_pod = std::getenv("KUBERNETES_SERVICE_HOST") != nullptr;
-  host.cpus = CountCpus();
-  host.gpus = CountVisibleGpus(CountGpuDevices(), visible);
+  host.cpus = CountCpus(root);
+  host.gpus = CountVisibleGpus(CountGpuDevices(root), visible);
   if (visible.has_value()) {
     const std::vector<std::string> names = absl::StrSplit(*visible, ',', absl::SkipWhitespace());
     host.named_devices = static_cast<int>(names.size());
