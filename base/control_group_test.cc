@@ -50,8 +50,7 @@ TEST_F(ControlGroupTest, BothVersionsAreMounted) {
   EXPECT_THAT(Folders("memory"),
               ElementsAre("/sys/fs/cgroup/memory/jobs", "/sys/fs/cgroup/memory"));
   EXPECT_EQ(Version("pids"), 2);
-  EXPECT_THAT(Folders("pids"),
-              ElementsAre("/sys/fs/cgroup/unified/u", "/sys/fs/cgroup/unified"));
+  EXPECT_THAT(Folders("pids"), ElementsAre("/sys/fs/cgroup/unified/u", "/sys/fs/cgroup/unified"));
 }
 
 TEST_F(ControlGroupTest, AContainerSeesItsGroupAsTheTop) {

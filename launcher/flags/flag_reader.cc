@@ -24,8 +24,8 @@ bool IsPrintable(const std::string& text) {
 // in a text that is not UTF-8.
 size_t CountCharacters(const std::string& text) {
   constexpr size_t kMaxBytesPerCharacter = 4;
-  const size_t begun = static_cast<size_t>(std::count_if(
-      text.begin(), text.end(), [](unsigned char c) { return (c & 0xC0) != 0x80; }));
+  const size_t begun = static_cast<size_t>(
+      std::count_if(text.begin(), text.end(), [](unsigned char c) { return (c & 0xC0) != 0x80; }));
   return begun * kMaxBytesPerCharacter < text.size() ? text.size() : begun;
 }
 

@@ -223,7 +223,8 @@ absl::Status ReadMaster(const FlagReader& flags, LaunchOptions& options) {
   elastic::LaunchConfig& config = options.config;
   const RendezvousKind kind = options.rendezvous.kind;
   const bool is_static = kind == RendezvousKind::kStatic;
-  if (flags.IsGiven("local_addr")) DDP_RETURN_IF_ERROR(flags.CheckName("local_addr", kMaxAddressLength));
+  if (flags.IsGiven("local_addr"))
+    DDP_RETURN_IF_ERROR(flags.CheckName("local_addr", kMaxAddressLength));
   options.local_addr = WithoutBrackets(flags.Text("local_addr"));
   if (is_static) config.master_port = kStaticPort;
   // Variables that a cluster sets on every node are not meant for a job of this node alone.
