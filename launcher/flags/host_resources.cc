@@ -13,7 +13,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
-#include "base/cpu_quota.h"
+#include "base/process/cpu_quota.h"
 
 namespace ddp::launcher {
 namespace {

@@ -2,7 +2,6 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sched.h>
 #include <signal.h>
 
 #include <algorithm>
@@ -17,7 +16,6 @@
 #include "launcher/flags/flag_table.h"
 #include "launcher/flags/rendezvous_choice.h"
 #include "launcher/process/numa_plan.h"
-#include "testing/file_tree.h"
 
 namespace ddp::launcher {
 namespace {
@@ -189,23 +187,6 @@ TEST(LaunchOptionsTest, StaticRendezvous) {
   EXPECT_EQ(endpoint.config.master_port, 3000);
   EXPECT_THAT(Error({{"nnodes", "2"}, {"rdzv_backend", "static"}, {"rdzv_endpoint", "a\nb:1"}}),
               HasSubstr("--rdzv-endpoint=a?b:1: expected 1 to 300 printable characters"));
-}
-
-TEST(LaunchOptionsTest, NamesAreLimitedInCharactersNotInBytes) {
-  const auto repeat = [](const std::string& character, int times) {
-    std::string text;
-    for (int i = 0; i < times; ++i) text += character;
-    return text;
-  };
-  for (const std::string character : {"a", "\u00e9", "\u8a13", "\U0001F916"}) {
-    const std::string longest = repeat(character, 128);
-    EXPECT_EQ(Options({{"role", longest}}).config.job.role, longest);
-    EXPECT_EQ(Options({{"rdzv_endpoint", "h"}, {"rdzv_id", longest}}).config.job.run_id, longest);
-    EXPECT_THAT(Error({{"role", longest + character}}), HasSubstr("expected 1 to 128 printable"));
-  }
-  EXPECT_THAT(Error({{"role", std::string(129, '\x80')}}), HasSubstr("expected 1 to 128"));
-  const std::string host = repeat("a.", 126) + "a";  // the longest name that the DNS has
-  EXPECT_EQ(Options({{"nnodes", "2"}, {"master_addr", host}}).config.master_addr, host);
 }
 
 TEST(LaunchOptionsTest, ARankBeyondTheSeatsIsASpares) {
@@ -500,33 +481,6 @@ TEST(StreamMapTest, MistakesAreRefused) {
     EXPECT_FALSE(ParseStreamMap(bad).ok()) << bad;
   }
 }
-
-TEST(HostResourcesTest, VisibleGpusFollowCudasRule) {
-  EXPECT_EQ(CountVisibleGpus(4, std::nullopt), 4);
-  EXPECT_EQ(CountVisibleGpus(4, "0,2"), 2);
-  EXPECT_EQ(CountVisibleGpus(4, ""), 0);
-  EXPECT_EQ(CountVisibleGpus(4, "-1"), 0);
-  EXPECT_EQ(CountVisibleGpus(4, "0,7,1"), 1);
-  EXPECT_EQ(CountVisibleGpus(4, "GPU-abc, MIG-def"), 2);
-  EXPECT_EQ(CountVisibleGpus(0, "0,1"), 0);
-}
-
-TEST(HostResourcesTest, ACpuQuotaIsRoundedDownToAtLeastOne) {
-  ::ddp::testing::FileTree tree;
-  tree.Write("proc/self/cgroup", "3:cpu:/job\n");
-  tree.Write("proc/self/mountinfo", "31 25 0:28 / /cpu rw - cgroup cgroup rw,cpu\n");
-  tree.Write("cpu/job/cpu.cfs_period_us", "100000\n");
-  for (const char* quota : {"20000", "100000", "150000"}) {
-    tree.Write("cpu/job/cpu.cfs_quota_us", quota);
-    EXPECT_EQ(ReadHostResources(tree.root()).cpus, 1) << quota;
-  }
-  tree.Write("cpu/job/cpu.cfs_quota_us", "-1\n");
-  cpu_set_t set;
-  ASSERT_EQ(::sched_getaffinity(0, sizeof(set), &set), 0);
-  EXPECT_EQ(ReadHostResources(tree.root()).cpus, CPU_COUNT(&set));
-}
-
-TEST(HostResourcesTest, ThisHostHasACpu) { EXPECT_GE(ReadHostResources().cpus, 1); }
 
 }  // namespace
 }  // namespace ddp::launcher

@@ -15,7 +15,7 @@
 #include <glog/logging.h>
 
 #include "base/clock.h"
-#include "base/cpu_quota.h"
+#include "base/process/cpu_quota.h"
 
 namespace ddp::internal {
 namespace {

@@ -1,4 +1,4 @@
-#include "base/control_group.h"
+#include "base/process/control_group.h"
 
 #include <algorithm>
 #include <fstream>

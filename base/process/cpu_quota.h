@@ -1,5 +1,5 @@
-#ifndef DDP_BASE_CPU_QUOTA_H_
-#define DDP_BASE_CPU_QUOTA_H_
+#ifndef DDP_BASE_PROCESS_CPU_QUOTA_H_
+#define DDP_BASE_PROCESS_CPU_QUOTA_H_
 
 #include <string>
 
@@ -12,4 +12,4 @@ double CpuQuota(const std::string& root = "");
 
 }  // namespace ddp
 
-#endif  // DDP_BASE_CPU_QUOTA_H_
+#endif  // DDP_BASE_PROCESS_CPU_QUOTA_H_

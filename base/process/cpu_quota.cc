@@ -1,10 +1,10 @@
-#include "base/cpu_quota.h"
+#include "base/process/cpu_quota.h"
 
 #include <algorithm>
 #include <fstream>
 #include <limits>
 
-#include "base/control_group.h"
+#include "base/process/control_group.h"
 
 namespace ddp {
 namespace {

@@ -1,4 +1,4 @@
-#include "base/cpu_quota.h"
+#include "base/process/cpu_quota.h"
 
 #include "gtest/gtest.h"
 #include "testing/file_tree.h"

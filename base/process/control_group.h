@@ -1,5 +1,5 @@
-#ifndef DDP_BASE_CONTROL_GROUP_H_
-#define DDP_BASE_CONTROL_GROUP_H_
+#ifndef DDP_BASE_PROCESS_CONTROL_GROUP_H_
+#define DDP_BASE_PROCESS_CONTROL_GROUP_H_
 
 #include <string>
 #include <vector>
@@ -20,4 +20,4 @@ ControlGroup FindControlGroup(const std::string& controller, const std::string& 
 
 }  // namespace ddp
 
-#endif  // DDP_BASE_CONTROL_GROUP_H_
+#endif  // DDP_BASE_PROCESS_CONTROL_GROUP_H_
