@@ -234,6 +234,7 @@ absl::Status OpenRendezvous(const JobInput& input, absl::Time deadline, Parts& p
   options.job = parts.config.job;
   options.endpoint = parts.place.endpoint;
   options.reply_timeout = wanted.heartbeat_timeout;
+  options.retry_pause_max = wanted.retry_pause_max;
   const absl::Duration left = TimeToReach(wanted, deadline, parts.clock.Now());
   DDP_ASSIGN_OR_RETURN(parts.rendezvous, ReachRendezvous(options, left, parts.event_loop.get()));
   TakeLimits(parts.rendezvous->limits(), parts.config.job.limits);

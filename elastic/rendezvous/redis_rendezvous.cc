@@ -63,6 +63,7 @@ Core::Options CoreOptions(const RedisRendezvous::Options& given) {
   options.node = NodeName();
   options.endpoint = given.endpoint;
   options.instance = given.instance;
+  options.pause_max = given.retry_pause_max;
   options.seed = RandomBits();
   return options;
 }

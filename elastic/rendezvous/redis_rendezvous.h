@@ -41,6 +41,8 @@ class RedisRendezvous final : public Rendezvous {
     absl::Duration first_attempt = absl::Milliseconds(250);
     // Time for one later script. After it the connection counts as broken.
     absl::Duration reply_timeout = absl::Seconds(2);
+    // The longest pause before a failed script is sent again; see RendezvousCore::Options.
+    absl::Duration retry_pause_max = absl::InfiniteDuration();
 
     // Joins this instance of the run, which must exist; 0: chosen by the rules.
     int64_t instance = 0;

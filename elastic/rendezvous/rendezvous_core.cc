@@ -191,7 +191,8 @@ absl::Duration RendezvousCore::PaceOfWaiting(int64_t nodes) const {
 // Full jitter: the clients of a server that comes back must not all call at once.
 absl::Duration RendezvousCore::Pause(int failures) {
   const int doublings = std::min(failures - 1, kPauseDoublingsMax);
-  const absl::Duration longest = std::min(kPauseMin * (1 << doublings), lease() / 6);
+  const absl::Duration longest =
+      std::min({kPauseMin * (1 << doublings), lease() / 6, options_.pause_max});
   return std::max(absl::Milliseconds(1), longest * Share());
 }
 

@@ -42,7 +42,10 @@ class RendezvousCore {
     std::string node;               // unique among all agents that ever ran
     store::RedisEndpoint endpoint;  // for calls, and for the URL of the workers' store
     int64_t instance = 0;           // number of an existing instance to join; 0: the server chooses
-    uint64_t seed = 0;              // of the random numbers for nonces, tokens and pauses
+    // The longest pause before a failed script is sent again. It is never above a sixth of the
+    // lease.
+    absl::Duration pause_max = absl::InfiniteDuration();
+    uint64_t seed = 0;  // of the random numbers for nonces, tokens and pauses
   };
 
   // Events.

@@ -26,12 +26,15 @@ constexpr absl::Duration kLease = absl::Seconds(3);
 
 class RendezvousCoreTest : public ::testing::Test {
  protected:
-  RendezvousCoreTest() {
+  RendezvousCoreTest() { MakeCore(); }
+
+  void MakeCore(absl::Duration pause_max = absl::InfiniteDuration()) {
     Core::Options options;
     options.node = "a";
     options.job.run_id = "digits";
     options.endpoint.host = "redis";
     options.job.rules.lease = kLease;
+    options.pause_max = pause_max;
     core_.emplace(options);
   }
 
@@ -117,6 +120,20 @@ TEST_F(RendezvousCoreTest, PausesHaveFullJitterUpToASixthOfTheLease) {
   EXPECT_LE(longest, kLease / 6);
   EXPECT_GT(longest, kLease / 8);
   EXPECT_GT(short_ones, 50);
+}
+
+TEST_F(RendezvousCoreTest, PausesHaveTheirOwnLimitToo) {
+  MakeCore(/*pause_max=*/absl::Milliseconds(40));
+  JoinAndRun();
+  WaitForDeadline();
+  absl::Duration longest;
+  for (int i = 0; i < 200; ++i) {
+    Fail();
+    longest = std::max(longest, core_->next_deadline() - now_);
+    WaitForDeadline();
+  }
+  EXPECT_LE(longest, absl::Milliseconds(40));
+  EXPECT_GT(longest, absl::Milliseconds(30));
 }
 
 TEST_F(RendezvousCoreTest, OutOfReachIsToldOnceAfterThreeFailures) {

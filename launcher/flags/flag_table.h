@@ -99,7 +99,9 @@ inline constexpr FlagSpec kFlagTable[] = {
     {"rdzv-conf", 0, true, "rdzv_conf", HelpGroup::kRendezvous, "", "KEY=VALUE,...",
      "Seconds for join_timeout (600), last_call_timeout (30), close_timeout (2), read_timeout (as"
      " join_timeout), heartbeat_timeout, keep_alive_interval, timeout (join_timeout's other name);"
-     " keep_alive_max_attempt (its product with the interval is the lease); is_host=true|false;"
+     " keep_alive_max_attempt (its product with the interval is the lease);"
+     " cas_backoff_max_seconds, the longest random pause before a failed request is sent again;"
+     " is_host=true|false;"
      " any_program=true: nodes of one --rdzv-id may run different programs or arguments;"
      " rank (--node-rank's other name); store_type, which means nothing here."},
     {"lease-ms", 0, true, "lease_ms", HelpGroup::kRendezvous,

@@ -306,6 +306,10 @@ absl::Status ReadRendezvous(const FlagReader& flags, LaunchOptions& options) {
   job.times.farewell_timeout = conf.close_timeout.value_or(job.times.farewell_timeout);
   job.rules.last_call = conf.last_call_timeout.value_or(job.rules.last_call);
   rendezvous.read_timeout = conf.read_timeout.value_or(job.times.rendezvous_timeout);
+  // torchrun's 0 stands for no pause. Nodes that all try again at once would harm a server that
+  // comes back, so here it stands for the default.
+  const absl::Duration backoff = conf.cas_backoff_max.value_or(absl::ZeroDuration());
+  rendezvous.retry_pause_max = backoff > absl::ZeroDuration() ? backoff : absl::InfiniteDuration();
   rendezvous.is_host = conf.is_host;
   rendezvous.any_program = conf.any_program.value_or(false);
   return absl::OkStatus();

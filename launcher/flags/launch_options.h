@@ -28,6 +28,7 @@ struct RendezvousOptions {
   int default_port = 0;              // kRedis only: port of an endpoint that names none
   absl::Duration heartbeat_timeout;  // longest wait for an answer to a heartbeat; at most the lease
   absl::Duration read_timeout;       // longest wait for the rendezvous server at the start
+  absl::Duration retry_pause_max;    // longest pause before a failed request is sent again
   bool any_program = false;          // nodes of one run id may run different programs
   std::optional<bool> is_host;  // false: this node starts no server at the endpoint; unset: true
 };

@@ -263,6 +263,15 @@ TEST(LaunchOptionsTest, LeaseAndHeartbeat) {
               AllOf(HasSubstr("--rdzv-conf="), HasSubstr("half of the lease")));
 }
 
+TEST(LaunchOptionsTest, TheBackoffOfTorchrunLimitsThePausesOfRequests) {
+  const auto pause = [](const std::string& conf) {
+    return Options({{"rdzv_conf", conf}}).rendezvous.retry_pause_max;
+  };
+  EXPECT_EQ(pause("cas_backoff_max_seconds=0.25"), absl::Milliseconds(250));
+  EXPECT_EQ(pause("cas_backoff_max_seconds=0"), absl::InfiniteDuration()) << "ddprun's own";
+  EXPECT_EQ(pause(""), absl::InfiniteDuration());
+}
+
 TEST(LaunchOptionsTest, ThePlaceIsWaitedForAsLongAsForNodesUnlessItsOwnTimeIsGiven) {
   const auto timeout = [](const std::string& conf) {
     return Options({{"nnodes", "2"}, {"rdzv_endpoint", "h"}, {"rdzv_conf", conf}})

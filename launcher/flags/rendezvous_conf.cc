@@ -18,9 +18,10 @@ namespace {
 struct TimeKey {
   const char* name;
   std::optional<absl::Duration> RendezvousConf::*member;
+  bool may_be_zero = false;
 };
 
-constexpr std::array<TimeKey, 7> kTimeKeys = {{
+constexpr std::array<TimeKey, 8> kTimeKeys = {{
     {"join_timeout", &RendezvousConf::join_timeout},
     {"timeout", nullptr},  // stands for join_timeout, unless that is given
     {"last_call_timeout", &RendezvousConf::last_call_timeout},
@@ -28,6 +29,7 @@ constexpr std::array<TimeKey, 7> kTimeKeys = {{
     {"read_timeout", &RendezvousConf::read_timeout},
     {"keep_alive_interval", &RendezvousConf::keep_alive_interval},
     {"heartbeat_timeout", &RendezvousConf::heartbeat_timeout},
+    {"cas_backoff_max_seconds", &RendezvousConf::cas_backoff_max, /*may_be_zero=*/true},
 }};
 
 constexpr int64_t kMaxAttempts = 10'000;
@@ -71,8 +73,12 @@ absl::Status ReadPair(const std::string& key, const std::string& value, Rendezvo
   for (const TimeKey& time_key : kTimeKeys) {
     if (key != time_key.name) continue;
     absl::Duration duration;
-    if (!ParseSeconds(value, &duration) || duration <= absl::ZeroDuration()) {
-      return Bad(key, value, absl::StrCat("seconds above 0, up to ", kMaxFlagSeconds));
+    const bool is_time = ParseSeconds(value, &duration) && duration >= absl::ZeroDuration();
+    if (!is_time || (duration == absl::ZeroDuration() && !time_key.may_be_zero)) {
+      return Bad(
+          key, value,
+          absl::StrCat(time_key.may_be_zero ? "seconds from 0 to " : "seconds above 0, up to ",
+                       kMaxFlagSeconds));
     }
     (time_key.member == nullptr ? timeout : conf.*time_key.member) = duration;
     return absl::OkStatus();

@@ -20,8 +20,10 @@ struct RendezvousConf {
   std::optional<absl::Duration> keep_alive_interval;  // time between two heartbeats
   std::optional<int> keep_alive_max_attempt;          // heartbeats missed until a node is lost
   std::optional<absl::Duration> heartbeat_timeout;    // wait for the answer to one heartbeat
-  std::optional<bool> is_host;                        // false: start no server at the endpoint
-  std::optional<int> rank;                            // node rank, as --node-rank
+  // Longest random pause before a request that failed is sent again; zero: the default.
+  std::optional<absl::Duration> cas_backoff_max;
+  std::optional<bool> is_host;               // false: start no server at the endpoint
+  std::optional<int> rank;                   // node rank, as --node-rank
   std::optional<bool> any_program;           // true: nodes of one run id may run different programs
   std::vector<std::string> without_meaning;  // keys that were given and have no effect
 };

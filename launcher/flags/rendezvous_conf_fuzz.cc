@@ -37,6 +37,10 @@ std::string Format(const RendezvousConf& conf) {
     if (!(conf.*member).has_value()) continue;
     pairs.push_back(absl::StrFormat("%s=%.17g", key, absl::ToDoubleSeconds(*(conf.*member))));
   }
+  if (conf.cas_backoff_max.has_value()) {
+    pairs.push_back(absl::StrFormat("cas_backoff_max_seconds=%.17g",
+                                    absl::ToDoubleSeconds(*conf.cas_backoff_max)));
+  }
   if (conf.keep_alive_max_attempt.has_value()) {
     pairs.push_back(absl::StrCat("keep_alive_max_attempt=", *conf.keep_alive_max_attempt));
   }
@@ -54,6 +58,7 @@ void CheckConf(const RendezvousConf& conf) {
     const absl::Duration time = (conf.*member).value_or(absl::Seconds(1));
     CHECK(time > absl::ZeroDuration() && time <= absl::Seconds(kMaxFlagSeconds)) << key;
   }
+  CHECK_GE(conf.cas_backoff_max.value_or(absl::ZeroDuration()), absl::ZeroDuration());
   CHECK_GE(conf.keep_alive_max_attempt.value_or(1), 1);
   CHECK_GE(conf.rank.value_or(0), 0);
   const std::string text = Format(conf);
@@ -75,8 +80,10 @@ void FuzzOne(absl::string_view input) {
 }
 
 std::vector<std::string> FuzzSeeds() {
-  return {"", "join_timeout=600,last_call_timeout=30.5,close_timeout=1e-3,read_timeout=60",
+  return {"",
+          "join_timeout=600,last_call_timeout=30.5,close_timeout=1e-3,read_timeout=60",
           "timeout=5, keep_alive_interval=0.25 ,heartbeat_timeout=604800",
+          "cas_backoff_max_seconds=0",
           "keep_alive_max_attempt=10000,rank=1000000,is_host=False,store_type=tcp",
           "is_host=y,is_host=0,rank=-1"};
 }

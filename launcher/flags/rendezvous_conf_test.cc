@@ -25,9 +25,8 @@ std::string Error(const std::string& text) {
 TEST(RendezvousConfTest, EveryKeyOfTorchrun) {
   const RendezvousConf conf = Parsed(
       "join_timeout=60,last_call_timeout=1.5,close_timeout=3,read_timeout=4,"
-      "keep_alive_interval=0.5,keep_alive_max_attempt=7,heartbeat_timeout=2,is_host=1,any_program="
-      "1,"
-      "store_type=file,rank=3");
+      "keep_alive_interval=0.5,keep_alive_max_attempt=7,heartbeat_timeout=2,"
+      "cas_backoff_max_seconds=0.25,is_host=1,any_program=1,store_type=file,rank=3");
   EXPECT_EQ(conf.join_timeout, absl::Seconds(60));
   EXPECT_EQ(conf.last_call_timeout, absl::Seconds(1.5));
   EXPECT_EQ(conf.close_timeout, absl::Seconds(3));
@@ -35,6 +34,7 @@ TEST(RendezvousConfTest, EveryKeyOfTorchrun) {
   EXPECT_EQ(conf.keep_alive_interval, absl::Milliseconds(500));
   EXPECT_EQ(conf.keep_alive_max_attempt, 7);
   EXPECT_EQ(conf.heartbeat_timeout, absl::Seconds(2));
+  EXPECT_EQ(conf.cas_backoff_max, absl::Milliseconds(250));
   EXPECT_EQ(conf.is_host, true);
   EXPECT_EQ(conf.any_program, true);
   EXPECT_EQ(conf.rank, 3);
@@ -62,6 +62,14 @@ TEST(RendezvousConfTest, WaysToSayYesAndNo) {
   }
   for (const char* no : {"0", "false", "F", "no", "n"}) {
     EXPECT_EQ(Parsed(std::string("is_host=") + no).is_host, false) << no;
+  }
+}
+
+TEST(RendezvousConfTest, NoBackoffIsTorchrunsDefault) {
+  EXPECT_EQ(Parsed("cas_backoff_max_seconds=0.0").cas_backoff_max, absl::ZeroDuration());
+  for (const char* bad : {"-1", "x", "nan", "inf"}) {
+    EXPECT_THAT(Error(std::string("cas_backoff_max_seconds=") + bad),
+                HasSubstr(std::string(bad) + ": expected seconds from 0 to"));
   }
 }
 
