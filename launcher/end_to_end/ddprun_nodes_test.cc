@@ -15,6 +15,7 @@
 #include "launcher/end_to_end/ddprun_case.h"
 #include "launcher/end_to_end/ddprun_driver.h"
 #include "launcher/flags/exit_code.h"
+#include "testing/redis/delaying_proxy.h"
 #include "testing/redis/redis_fixture.h"
 
 namespace ddp::launcher {
@@ -40,6 +41,21 @@ TEST(DdprunNodesTest, ANodeThatJoinsCostsNoRestartAndNoLogFile) {
   EXPECT_EQ(second.Wait(), 0) << second.err();
   EXPECT_EQ(Slurp(attempt / "0/stdout.log"), "1 in attempt 0\n");
   EXPECT_EQ(Slurp(attempt.string() + ".g2/0/stdout.log"), "2 in attempt 0\n");
+}
+
+// A round trip takes 300 ms, longer than the first attempt to connect.
+TEST(DdprunNodesTest, NodesMeetAtAServerThatIsFarAway) {
+  const auto redis = ::ddp::testing::RedisFixture::StartTcp();
+  const ::ddp::testing::DelayingProxy far(redis->SocketEndpoint().unix_path,
+                                          absl::Milliseconds(150));
+  const DdprunDriver::Options options = {
+      .arguments = Shell({"--nnodes=2", "--rdzv-id=far",
+                          absl::StrCat("--rdzv-endpoint=localhost:", far.endpoint().port)},
+                         "[ $WORLD_SIZE = 2 ]")};
+  DdprunDriver first(options);
+  DdprunDriver second(options);
+  EXPECT_EQ(first.Wait(), 0) << first.err();
+  EXPECT_EQ(second.Wait(), 0) << second.err();
 }
 
 // The agent, left alone for a moment, sees both ends in one look: no failure is charged.

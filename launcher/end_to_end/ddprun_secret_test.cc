@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdio>
+#include <fstream>
 #include <map>
 #include <memory>
 #include <string>
@@ -22,6 +23,7 @@
 #include "store/tcp_store/tcp_store_server.h"
 #include "testing/loop_thread.h"
 #include "testing/network/loopback_socket.h"
+#include "testing/redis/redis_fixture.h"
 
 namespace ddp::launcher {
 namespace {
@@ -84,6 +86,29 @@ TEST(DdprunSecretTest, AStaticServerWithoutAUsersPasswordSaysSo) {
   EXPECT_EQ(one.Wait(), 0) << one.err();
   EXPECT_EQ(two.Wait(), 0) << two.err();
   EXPECT_THAT(one.err(), HasSubstr("guarded by a random password"));
+}
+
+TEST(DdprunSecretTest, APasswordThatIsChangedWhileTheJobRunsIsReadAgain) {
+  const Folder folder;
+  const auto redis = ::ddp::testing::RedisFixture::StartTcp("old");
+  const auto own = redis->Connect();
+  const std::string file = folder / "password";
+  std::ofstream(file) << "old\n";
+  DdprunDriver run(
+      {.arguments = Shell({absl::StrCat("--rdzv-endpoint=127.0.0.1:", redis->endpoint().port),
+                           "--rdzv-id=rotated", "--nnodes=1:2", "--max-restarts=1",
+                           "--rdzv-conf=last_call_timeout=0.05,cas_backoff_max_seconds=0.1"},
+                          "[ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; echo ready; "
+                          "while ! [ -e $MARK ]; do sleep 0.02; done; exit 1"),
+       .environment = {{"DDP_REDIS_PASSWORD_FILE", file}, {"MARK", folder / "mark"}}});
+  run.AwaitStdout("ready");
+  ASSERT_TRUE(own->Command({"CONFIG", "SET", "requirepass", "new"}).ok());
+  std::ofstream(file) << "new\n";
+  for (const char* type : {"normal", "pubsub"}) {
+    ASSERT_TRUE(own->Command({"CLIENT", "KILL", "TYPE", type}).ok());
+  }
+  std::ofstream(folder / "mark") << "go on";
+  EXPECT_EQ(run.Wait(), 0) << run.err();
 }
 
 TEST(DdprunSecretTest, ClientsOfTheServerThatItStartsSendItNoScripts) {

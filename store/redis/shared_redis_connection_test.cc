@@ -3,6 +3,7 @@
 #include <signal.h>
 
 #include <atomic>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <thread>
@@ -21,6 +22,7 @@
 #include "testing/redis/redis_fail_over.h"
 #include "testing/redis/redis_fixture.h"
 #include "testing/redis/scripted_redis_server.h"
+#include "testing/temporary_folder.h"
 
 namespace ddp::store {
 namespace {
@@ -291,6 +293,23 @@ TEST_F(SharedRedisConnectionTest, LargeRequestsAndRepliesPassEachOther) {
     });
   }
   for (std::thread& thread : threads) thread.join();
+}
+
+// As the store of a worker: its connection breaks after the operator has changed the password.
+TEST(SharedRedisConnectionAuthTest, AChangedPasswordIsReadAgain) {
+  const auto redis = RedisFixture::StartTcp("old");
+  const auto own = redis->Connect();
+  const ::ddp::testing::TemporaryFolder folder;
+  RedisEndpoint endpoint = redis->endpoint();
+  endpoint.password_file = folder.path() + "/password";
+  const auto shared = *SharedRedisConnection::Connect(endpoint, {});
+  ASSERT_TRUE(own->Command({"CONFIG", "SET", "requirepass", "new"}).ok());
+  std::ofstream(endpoint.password_file) << "new";
+  for (const char* type : {"normal", "pubsub"}) {
+    ASSERT_TRUE(own->Command({"CLIENT", "KILL", "TYPE", type}).ok());
+  }
+  const auto reply = shared->Command({"SET", "k", "v"}, Within(kLong, true));
+  EXPECT_TRUE(reply.ok()) << reply.status();
 }
 
 // A failover that breaks no connection, during requests that must not be sent twice.
