@@ -80,6 +80,7 @@ DDPRUN_FLAG(hang_timeout);
 DDPRUN_FLAG(fault_grace_ms);
 DDPRUN_FLAG(shutdown_timeout);
 DDPRUN_FLAG(termination_grace);
+DDPRUN_FLAG(uninterruptible_timeout);
 DDPRUN_FLAG(kill_timeout);
 DDPRUN_FLAG(exit_barrier_timeout);
 DDPRUN_FLAG(signals_to_handle);

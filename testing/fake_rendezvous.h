@@ -34,6 +34,8 @@ class FakeRendezvous final : public elastic::Rendezvous {
   void SetPlacement(elastic::NodePlacement placement) { placement_ = std::move(placement); }
   // Sets the result of median_busy_us().
   void SetMedianBusy(int64_t busy_us) { median_busy_us_ = busy_us; }
+  // Sets the result of at_work().
+  void SetAtWork(std::optional<elastic::RankAtWork> rank) { at_work_ = std::move(rank); }
 
   void Join(const elastic::NodeOffer& offer, absl::Duration timeout, JoinDone done) override;
   void ReportFailure(const Failure& failure, absl::Duration timeout, FailureDone done) override;
@@ -48,6 +50,7 @@ class FakeRendezvous final : public elastic::Rendezvous {
   void Cancel() override;
   void SetReport(const elastic::NodeReport& report) override { report_ = report; }
   int64_t median_busy_us() const override { return median_busy_us_; }
+  std::optional<elastic::RankAtWork> at_work() const override { return at_work_; }
   void Watch(std::function<void(const elastic::News&)> on_news) override {
     on_news_ = std::move(on_news);
   }
@@ -74,6 +77,7 @@ class FakeRendezvous final : public elastic::Rendezvous {
   bool charged_ = false;
   std::optional<elastic::NodePlacement> placement_;
   int64_t median_busy_us_ = -1;
+  std::optional<elastic::RankAtWork> at_work_;
   elastic::NodeReport report_;
   EventLoop::TimerId outstanding_ = 0;
   std::vector<std::string> requests_;

@@ -304,6 +304,7 @@ void Agent::State::OnNews(const News& news) {
 // Updates the content of the next heartbeat.
 void Agent::State::Report() {
   workers.SetMedianBusy(rendezvous.median_busy_us());
+  workers.SetAtWork(rendezvous.at_work());
   const NodeReport report = workers.Report();
   rendezvous.SetReport(report);
   if (std::exchange(reported_step, report.step) != report.step && report.step >= 0) {

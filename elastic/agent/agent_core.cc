@@ -280,6 +280,24 @@ void AgentCore::On(const WorkerHungEvent& event) {
              .instead = event.what});
 }
 
+// The node leaves, and its program is not started again here: the kernel may still hold a device
+// for the worker.
+void AgentCore::On(const WorkerStuckEvent& event) {
+  if (phase_ != Phase::kRunning || !living_.contains(event.local_rank)) return;
+  WorkerFailure failure = {.rank = round_.placement.first_rank + event.local_rank,
+                           .local_rank = event.local_rank,
+                           .pid = event.pid,
+                           .status = {.signal = SIGKILL},  // replaced if the worker ends before
+                           .wall_time = event.wall_time,
+                           .is_unprompted = true,
+                           .instead = event.what};
+  CancelRequest();
+  Abandon(JobEndReason::kWorkerFailed, Cause(failure));
+  decision_.reason = absl::StrCat(abandon_text_, ": killing ", Count(living_.size(), "worker"));
+  failures_.Add(std::move(failure));
+  Kill();
+}
+
 void AgentCore::OnFailure(WorkerFailure failure) {
   failures_.Add(std::move(failure));
   if (phase_ == Phase::kRunning || phase_ == Phase::kDraining) StopForFault();

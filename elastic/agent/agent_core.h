@@ -120,6 +120,7 @@ class AgentCore {
   void On(const WorkerExitedEvent& event);
   void On(const StraysGoneEvent& event);
   void On(const WorkerHungEvent& event);
+  void On(const WorkerStuckEvent& event);
   void On(const StepEvent& event);
   void On(const ProgressEvent& event);
   void On(const VerdictEvent& event);

@@ -205,6 +205,12 @@ class Story final : public ::ddp::testing::StoryPlayer {
     if (event == "step") {
       return StepEvent{words.size() > 1 ? Duration(words[1]) : absl::ZeroDuration()};
     }
+    if (event == "stuck") {
+      return WorkerStuckEvent{.local_rank = Number(words.at(1)),
+                              .pid = 100 + Number(words.at(1)),
+                              .what = "was in uninterruptible sleep",
+                              .wall_time = {}};
+    }
     if (event == "progress") return ProgressEvent{};
     if (event == "exit") return MakeExit(words);
     if (event == "hung") {

@@ -81,6 +81,14 @@ struct WorkerHungEvent {
   bool is_victim = false;  // it waits for its peers
 };
 
+// A worker has been in uninterruptible sleep for AgentTimes::uninterruptible_timeout.
+struct WorkerStuckEvent {
+  int local_rank = 0;
+  pid_t pid = 0;
+  std::string what;      // "was in uninterruptible sleep ..."
+  absl::Time wall_time;  // for people
+};
+
 // A worker of this node has committed a step since the last such event.
 struct StepEvent {
   absl::Duration longest_step;  // of this node's workers so far
@@ -102,9 +110,9 @@ struct TickEvent {};
 
 using AgentEvent =
     std::variant<StartEvent, JoinedEvent, WorkersStartedEvent, WorkerExitedEvent, StraysGoneEvent,
-                 WorkerHungEvent, StepEvent, ProgressEvent, VerdictEvent, CompletedEvent,
-                 DrainedEvent, ClosedEvent, TakenBackEvent, LeftEvent, NewsEvent, SignalEvent,
-                 KeeperGoneEvent, TickEvent>;
+                 WorkerHungEvent, WorkerStuckEvent, StepEvent, ProgressEvent, VerdictEvent,
+                 CompletedEvent, DrainedEvent, ClosedEvent, TakenBackEvent, LeftEvent, NewsEvent,
+                 SignalEvent, KeeperGoneEvent, TickEvent>;
 
 // Actions of an agent, in the order in which to carry them out. ---------------------------------
 

@@ -13,6 +13,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -475,6 +476,43 @@ TEST_F(AgentTest, AWorkerThatHangsIsAFailure) {
   EXPECT_EQ(Run().exit_code, 0);
   EXPECT_THAT(stderr_, HasSubstr("restart 1 of 2: generation 2: rank "));
   EXPECT_THAT(stderr_, HasSubstr("made no step for"));
+  EXPECT_EQ(Events("hang").size(), 1u);
+}
+
+// Rank 0 of another node works. When it does not any more, the wait counts.
+TEST_F(AgentTest, AWaitForARankOfAnotherNodeIsToldAndIsNoHang) {
+  ObeySignals();
+  config_.job.hangs.floor = absl::Milliseconds(600);
+  config_.job.hangs.waiting_floor = absl::Milliseconds(600);
+  config_.job.limits.max_nodes = 2;
+  rendezvous_->SetPlacement({.group_rank = 1,
+                             .group_world_size = 2,
+                             .local_world_size = 2,
+                             .first_rank = 1,
+                             .world_size = 3,
+                             .role_world_size = 3,
+                             .master_addr = "127.0.0.1",
+                             .master_port = 1});
+  rendezvous_->SetAtWork(RankAtWork{
+      .rank = 0, .phase = "evaluation", .stalled_for = absl::Seconds(90), .host = "other"});
+  OnStart([this](const Worker& worker) {
+    if (worker.pid > 1002) return spawner_.Exit(worker.pid, {});
+    absl::StatusOr<HealthPage> page = HealthPage::Map(dup(worker.spec.inherited_fds[0]));
+    ASSERT_TRUE(page.ok()) << page.status();
+    // Not this thread: it would keep a pointer into the page.
+    std::thread([&page] { ASSERT_TRUE(page->Attach().ok()); }).join();
+    for (int step = 1; step <= 100; ++step) page->CommitStep(step);
+    page->EnterPhase(Phase::kSynchronize);
+    pages_.push_back(*std::move(page));
+    loop_->AddTimer(absl::Seconds(2), [this] {
+      EXPECT_EQ(Events("hang").size(), 0u);
+      EXPECT_FALSE(rendezvous_->report().at_work.has_value());
+      rendezvous_->SetAtWork(std::nullopt);
+    });
+  });
+  EXPECT_EQ(Run().exit_code, 0);
+  EXPECT_THAT(stderr_, HasSubstr(" waits for rank 0 of node other, which is in evaluation and has "
+                                 "made no step for 1m30s; its own node watches it"));
   EXPECT_EQ(Events("hang").size(), 1u);
 }
 

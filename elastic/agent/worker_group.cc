@@ -289,6 +289,7 @@ void WorkerGroup::Look() {
     LookAt(local_rank, worker);
     all_first_steps_seen &= worker.first_step_seen;
   }
+  LookForStuck();
   if (looks_for_hangs_) {
     LookForStragglers();
     LookForHang();
@@ -353,10 +354,32 @@ void WorkerGroup::LogFirstStep(Worker& worker, const HealthPage::Snapshot& snaps
       generation_, {.rank = worker.rank, .step = snapshot.first_step, .monotonic_ns = stamp_ns});
 }
 
+void WorkerGroup::SetAtWork(const std::optional<RankAtWork>& rank) {
+  const auto is_it = [&rank](const auto& entry) { return entry.second.rank == rank->rank; };
+  const bool is_elsewhere =
+      rank.has_value() && std::none_of(workers_.begin(), workers_.end(), is_it);
+  at_work_elsewhere_ = is_elsewhere ? rank : std::nullopt;
+  hangs_.SetOthersAtWork(is_elsewhere, clock_.Now());
+}
+
+// Says once for whom a rank waits that is not ended, because another node watches the cause.
+void WorkerGroup::TellOfLongWait() {
+  const std::optional<HangDetector::Hang> wait = hangs_.FindLongWait(clock_.Now());
+  if (!wait.has_value()) return;
+  const auto found = workers_.find(wait->local_rank);
+  if (found == workers_.end() || warned_of_hang_ == std::pair(wait->local_rank, wait->step)) return;
+  warned_of_hang_ = std::pair(wait->local_rank, wait->step);
+  const RankAtWork& cause = *at_work_elsewhere_;
+  say_(absl::StrCat("rank ", found->second.rank, " waits for rank ", cause.rank, " of node ",
+                    cause.host, ", which is in ", cause.phase, " and has made no step for ",
+                    absl::FormatDuration(absl::Trunc(cause.stalled_for, absl::Seconds(1))),
+                    "; its own node watches it"));
+}
+
 // Says once, halfway, what will become of a rank that makes no step.
 void WorkerGroup::WarnOfHang() {
   const std::optional<HangDetector::Hang> hang = hangs_.Check(clock_.Now(), /*share=*/0.5);
-  if (!hang.has_value()) return;
+  if (!hang.has_value()) return TellOfLongWait();
   const auto found = workers_.find(hang->local_rank);
   if (found == workers_.end() || warned_of_hang_ == std::pair(hang->local_rank, hang->step)) return;
   warned_of_hang_ = std::pair(hang->local_rank, hang->step);
@@ -405,6 +428,24 @@ void WorkerGroup::LookForHang() {
                         .is_victim = hang->waits_for_peers});
 }
 
+void WorkerGroup::LookForStuck() {
+  const absl::Duration timeout = config_.job.times.uninterruptible_timeout;
+  if (timeout <= absl::ZeroDuration()) return;
+  const absl::Time now = clock_.Now();
+  for (auto& [local_rank, worker] : workers_) {
+    worker.sleeps_since = ProcessState(worker.pid) == 'D' ? std::min(worker.sleeps_since, now)
+                                                          : absl::InfiniteFuture();
+    if (now - worker.sleeps_since < timeout) continue;
+    const absl::Duration slept = absl::Trunc(now - worker.sleeps_since, absl::Milliseconds(100));
+    return post_(WorkerStuckEvent{
+        .local_rank = local_rank,
+        .pid = worker.pid,
+        .what = absl::StrCat("was in uninterruptible sleep (state D) for ",
+                             absl::FormatDuration(slept), " (--uninterruptible-timeout)"),
+        .wall_time = absl::Now()});
+  }
+}
+
 void WorkerGroup::LookForStragglers() {
   for (const auto& straggler : stragglers_.Check(clock_.Now(), median_busy_us_)) {
     const auto found = workers_.find(straggler.local_rank);
@@ -432,6 +473,14 @@ NodeReport WorkerGroup::Report() {
     report.max_world_size = report.max_world_size == 0
                                 ? worker.max_world_size
                                 : std::min(report.max_world_size, worker.max_world_size);
+  }
+  if (const auto work = hangs_.FindAtWork(now); work.has_value()) {
+    const auto found = workers_.find(work->local_rank);
+    if (found != workers_.end()) {
+      report.at_work = RankAtWork{.rank = found->second.rank,
+                                  .phase = std::string(PhaseName(work->phase)),
+                                  .stalled_for = work->stalled_for};
+    }
   }
   report.row = status_.RowText(now);
   return report;

@@ -99,6 +99,9 @@ class WorkerGroup {
   // Sets the job's median of NodeReport::busy_us; -1: unknown.
   void SetMedianBusy(int64_t median_busy_us) { median_busy_us_ = median_busy_us; }
 
+  // Sets the job's rank that works while others may wait for it, of this node or another one.
+  void SetAtWork(const std::optional<RankAtWork>& rank);
+
   // Returns the content of the next heartbeat, as of the last look.
   NodeReport Report();
 
@@ -126,8 +129,9 @@ class WorkerGroup {
     pid_t pid = 0;
     HealthPage page;
     bool first_step_seen = false;
-    int64_t max_world_size = 0;      // as in HealthPage::Snapshot
-    StopProgress stop_progress;      // as of the last look
+    int64_t max_world_size = 0;                        // as in HealthPage::Snapshot
+    StopProgress stop_progress;                        // as of the last look
+    absl::Time sleeps_since = absl::InfiniteFuture();  // uninterruptibly
     bool signalled_to_stop = false;  // by signal, as it does not poll should_stop()
     std::string timer_ran_out;       // name of its timer that ran out; empty: none
   };
@@ -155,8 +159,10 @@ class WorkerGroup {
   void LookForStopProgress(Worker& worker, const HealthPage::Snapshot& snapshot);
   void LogFirstStep(Worker& worker, const HealthPage::Snapshot& snapshot);
   void WarnOfHang();
+  void TellOfLongWait();
   bool IsHeld(const Worker& worker, const HangDetector::Hang& hang);
   void LookForHang();
+  void LookForStuck();
   void LookForStragglers();
   void ScheduleLook();
   int64_t NextCommonStep() const;
@@ -184,6 +190,7 @@ class WorkerGroup {
   bool got_on_ = false;                  // see TakeProgress
   int64_t median_busy_us_ = -1;
   HangDetector hangs_;
+  std::optional<RankAtWork> at_work_elsewhere_;
   // The stalls that lines were printed of, by local rank and step.
   std::optional<std::pair<int, int64_t>> warned_of_hang_;
   std::optional<std::pair<int, int64_t>> told_of_held_;

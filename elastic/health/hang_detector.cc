@@ -20,7 +20,8 @@ HangDetector::HangDetector(const Options& options) : options_(options) {}
 
 void HangDetector::Begin(absl::Time now, int nodes) {
   nodes_ = nodes;
-  begin_ = looked_ = counted_since_ = now;
+  begin_ = looked_ = counted_since_ = waits_counted_since_ = now;
+  others_at_work_ = false;
   ranks_.clear();
   earlier_steps_ += generation_steps_;
   generation_steps_ = 0;
@@ -78,6 +79,10 @@ void HangDetector::Learn(Rank& rank, const HealthPage::Snapshot& page, absl::Tim
   generation_steps_ = std::max(generation_steps_, std::min(page.commits, kManySteps));
 }
 
+void HangDetector::SetOthersAtWork(bool are_at_work, absl::Time now) {
+  if (std::exchange(others_at_work_, are_at_work) && !are_at_work) waits_counted_since_ = now;
+}
+
 void HangDetector::Forget(int local_rank) { ranks_.erase(local_rank); }
 
 bool HangDetector::IsOn() const {
@@ -91,6 +96,7 @@ bool HangDetector::SomebodyIsSlow() const {
 }
 
 absl::Duration HangDetector::Limit(const Rank& rank) const {
+  if (nodes_ > 1 && others_at_work_ && Waits(rank.page)) return absl::InfiniteDuration();
   absl::Duration floor = options_.floor;
   if (SomebodyIsSlow()) {
     floor = std::max(floor, options_.slow_floor);
@@ -111,21 +117,51 @@ std::optional<HangDetector::Hang> HangDetector::Check(absl::Time now, double sha
     return std::make_tuple(Waits(rank.page), step, rank.since, entry.first);
   };
   for (const auto& entry : ranks_) {
-    const absl::Duration stalled_for = now - std::max(entry.second.since, counted_since_);
+    const absl::Duration stalled_for = StalledFor(entry.second, now);
     const absl::Duration limit = Limit(entry.second) * share;
     if (stalled_for >= limit) is_hung = true;
     if (stalled_for < limit * kStalledShare) continue;
     if (suspect == nullptr || order(entry) < order(*suspect)) suspect = &entry;
   }
   if (!is_hung) return std::nullopt;
-  const Rank& rank = suspect->second;
-  return Hang{.local_rank = suspect->first,
-              .stalled_for = now - std::max(rank.since, counted_since_),
-              .longest_step = longest_step_,
-              .limit = Limit(rank),
-              .phase = rank.page.phase,
-              .waits_for_peers = Waits(rank.page),
-              .step = rank.page.has_step ? rank.page.step : -1};
+  return Describe(*suspect, now);
+}
+
+absl::Duration HangDetector::StalledFor(const Rank& rank, absl::Time now) const {
+  const absl::Time since = std::max(rank.since, counted_since_);
+  return now - (Waits(rank.page) ? std::max(since, waits_counted_since_) : since);
+}
+
+HangDetector::Hang HangDetector::Describe(const std::pair<const int, Rank>& entry,
+                                          absl::Time now) const {
+  const Rank& rank = entry.second;
+  return {.local_rank = entry.first,
+          .stalled_for = StalledFor(rank, now),
+          .longest_step = longest_step_,
+          .limit = Limit(rank),
+          .phase = rank.page.phase,
+          .waits_for_peers = Waits(rank.page),
+          .step = rank.page.has_step ? rank.page.step : -1};
+}
+
+std::optional<HangDetector::AtWork> HangDetector::FindAtWork(absl::Time now) const {
+  std::optional<AtWork> found;
+  for (const auto& [local_rank, rank] : ranks_) {
+    const absl::Duration stalled_for = now - rank.since;
+    if (Waits(rank.page) || stalled_for < kWorthTelling) continue;
+    if (found.has_value() && found->stalled_for >= stalled_for) continue;
+    found = AtWork{local_rank, rank.page.phase, stalled_for};
+  }
+  return found;
+}
+
+std::optional<HangDetector::Hang> HangDetector::FindLongWait(absl::Time now) const {
+  if (!IsOn() || !others_at_work_) return std::nullopt;
+  const absl::Duration least = std::min(options_.slow_floor, options_.waiting_floor) / 2;
+  for (const auto& entry : ranks_) {
+    if (Waits(entry.second.page) && now - entry.second.since >= least) return Describe(entry, now);
+  }
+  return std::nullopt;
 }
 
 std::string DescribeHang(const HangDetector::Hang& hang) {

@@ -6,6 +6,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 
 #include "absl/time/time.h"
 #include "elastic/health/health_page.h"
@@ -28,7 +29,8 @@ namespace ddp::elastic {
 // Interruptions of training have a limit of their own, slow_floor: the start, a wait for data (a
 // file system may stall), checkpoints, evaluations, and the end of a rank that was asked to stop.
 // The other ranks of this node are likely to wait for such a rank, so they get this limit too.
-// Ranks that wait for peers on other nodes, whose state is unknown here, get waiting_floor.
+// Ranks that wait for peers on other nodes get waiting_floor, and no limit at all while a rank of
+// another node is known to work (SetOthersAtWork).
 // HealthPage::Progress restarts the time of an interruption, for the rank and for those that may
 // wait for it.
 //
@@ -74,6 +76,24 @@ class HangDetector {
   // Time before `now` does not count as a stall: the rank at fault was held from outside.
   void Excuse(absl::Time now) { counted_since_ = now; }
 
+  // Tells whether a rank of another node works, so that the others may wait for it. Its own node
+  // watches it: no wait of this node counts as a hang meanwhile.
+  void SetOthersAtWork(bool are_at_work, absl::Time now);
+
+  // A local rank that has made no progress for a while, and does not wait for peers.
+  struct AtWork {
+    int local_rank = 0;
+    Phase phase = Phase::kOther;
+    absl::Duration stalled_for;
+  };
+  // Returns the one that has made none for longest, at least kWorthTelling.
+  static constexpr absl::Duration kWorthTelling = absl::Seconds(2);
+  std::optional<AtWork> FindAtWork(absl::Time now) const;
+
+  // Returns the rank that has waited for longest while another node's rank works, if half of the
+  // time that a wait may last has passed: to be told, not to be ended.
+  std::optional<Hang> FindLongWait(absl::Time now) const;
+
   // Stops watching a rank whose process has ended, for this generation.
   void Forget(int local_rank);
 
@@ -98,6 +118,8 @@ class HangDetector {
   // Returns true when a rank of this node interrupts training, so that the others may wait for it.
   bool SomebodyIsSlow() const;
   absl::Duration Limit(const Rank& rank) const;
+  absl::Duration StalledFor(const Rank& rank, absl::Time now) const;
+  Hang Describe(const std::pair<const int, Rank>& entry, absl::Time now) const;
   absl::Time Stamp(int64_t monotonic_ns, absl::Time now) const;
   void Learn(Rank& rank, const HealthPage::Snapshot& page, absl::Time now);
 
@@ -108,6 +130,9 @@ class HangDetector {
   // Time before this does not count as a stall: there was a gap in the calls of Observe, or a rank
   // interrupted training for all.
   absl::Time counted_since_ = absl::InfinitePast();
+  // The same for waits for peers: a rank of another node was at work.
+  absl::Time waits_counted_since_ = absl::InfinitePast();
+  bool others_at_work_ = false;
   std::map<int, Rank> ranks_;
   std::set<int> attached_;  // local ranks that have ever attached
 

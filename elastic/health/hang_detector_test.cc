@@ -252,6 +252,42 @@ TEST_F(HangDetectorTest, RanksThatWaitForAnotherNodeGetMoreTime) {
   EXPECT_THAT(DescribeHang(*hang), HasSubstr("in backward (which waits for peers)"));
 }
 
+// Rank 0 of the job evaluates alone on another node, for longer than a wait may last.
+TEST_F(HangDetectorTest, WhoWaitsForARankOfAnotherNodeThatWorksIsNotHung) {
+  Begin(kTwoNodes);
+  Train(20);
+  for (FakeRank& rank : ranks_) rank.Enter(Phase::kSynchronize, now_);
+  detector_.SetOthersAtWork(true, now_);
+  EXPECT_EQ(Wait(absl::Minutes(4)), std::nullopt);
+  EXPECT_EQ(detector_.FindLongWait(now_), std::nullopt);
+  EXPECT_EQ(Wait(absl::Minutes(40)), std::nullopt);
+  ASSERT_TRUE(detector_.FindLongWait(now_).has_value());
+  EXPECT_EQ(detector_.FindLongWait(now_)->stalled_for, absl::Minutes(44));
+  EXPECT_EQ(detector_.FindAtWork(now_), std::nullopt);
+  // From now on nobody works, as far as is known.
+  detector_.SetOthersAtWork(false, now_);
+  EXPECT_EQ(Wait(absl::Minutes(29)), std::nullopt);
+  EXPECT_TRUE(Wait(absl::Minutes(2)).has_value());
+}
+
+TEST_F(HangDetectorTest, WhoWorksIsWatchedByItsOwnNodeWhateverOthersDo) {
+  Begin(kTwoNodes);
+  Train(20);
+  ranks_[0].Enter(Phase::kSynchronize, now_);
+  ranks_[1].Enter(Phase::kForward, now_);
+  detector_.SetOthersAtWork(true, now_);
+  EXPECT_EQ(Wait(absl::Seconds(1)), std::nullopt);
+  EXPECT_EQ(detector_.FindAtWork(now_), std::nullopt);
+  EXPECT_EQ(Wait(absl::Seconds(20)), std::nullopt);
+  ASSERT_TRUE(detector_.FindAtWork(now_).has_value());
+  EXPECT_EQ(detector_.FindAtWork(now_)->local_rank, 1);
+  EXPECT_EQ(detector_.FindAtWork(now_)->stalled_for, absl::Seconds(21));
+  const auto hang = Wait(absl::Seconds(20));
+  ASSERT_TRUE(hang.has_value());
+  EXPECT_EQ(hang->local_rank, 1);
+  EXPECT_EQ(hang->stalled_for, absl::Seconds(30));
+}
+
 TEST_F(HangDetectorTest, BackwardIsWorkOfARankThatTellsItsWaits) {
   Begin(kTwoNodes);
   Train(20);

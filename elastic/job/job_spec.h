@@ -56,6 +56,8 @@ struct AgentTimes {
   absl::Duration kill_timeout = absl::Seconds(10);
   absl::Duration exit_barrier_timeout = absl::Minutes(5);   // for the other nodes to succeed
   absl::Duration store_outage_timeout = absl::Minutes(10);  // of training without the store
+  // Of a worker in uninterruptible sleep (state D); then this node leaves. Zero: no limit.
+  absl::Duration uninterruptible_timeout;
   // For rendezvous requests whose answers hardly matter to this node, as it is about to leave.
   absl::Duration farewell_timeout = absl::Seconds(2);
 

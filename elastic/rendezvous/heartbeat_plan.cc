@@ -28,6 +28,8 @@ void HeartbeatPlan::Start(const Rhythm& rhythm, absl::Time now, double row_share
   report_.step = -1;
   busy_us_said_ = -1;
   report_.max_world_size = max_world_said_ = 0;
+  report_.at_work.reset();
+  at_work_said_ = false;
   row_at_ = now + rhythm_.interval * row_share;
   // All nodes have just learned of the round: spread their first heartbeats.
   const absl::Duration first = std::max(
@@ -44,7 +46,16 @@ void HeartbeatPlan::ForgetWhatWasSaid() {
 std::vector<std::string> HeartbeatPlan::Compose(absl::Time now) {
   row_sent_.clear();
   busy_us_sent_ = -1;
+  at_work_sent_.clear();
   if (now >= row_at_) {
+    if (const auto& work = report_.at_work; work.has_value()) {
+      // Said again and again, because the server keeps one rank of the job only.
+      at_work_sent_ =
+          absl::StrCat(std::max<int64_t>(0, absl::ToInt64Milliseconds(work->stalled_for)), " ",
+                       work->rank, " ", work->phase);
+    } else if (at_work_said_) {
+      at_work_sent_ = "-";
+    }
     if (report_.row != row_said_) row_sent_ = report_.row;
     const int64_t change = std::abs(report_.busy_us - busy_us_said_);
     if (report_.busy_us >= 0 &&
@@ -64,7 +75,8 @@ std::vector<std::string> HeartbeatPlan::Compose(absl::Time now) {
 void HeartbeatPlan::OnAnswer(absl::Time now, double share) {
   due_ = now + rhythm_.interval * (0.9 + 0.2 * share);
   if (max_world_sent_ > 0) max_world_said_ = max_world_sent_;
-  if (row_sent_.empty() && busy_us_sent_ < 0) return;
+  if (row_sent_.empty() && busy_us_sent_ < 0 && at_work_sent_.empty()) return;
+  if (!at_work_sent_.empty()) at_work_said_ = at_work_sent_ != "-";
   if (!row_sent_.empty()) row_said_ = row_sent_;
   if (busy_us_sent_ >= 0) busy_us_said_ = busy_us_sent_;
   row_at_ = now + std::max(kRowIntervalMin, kRowIntervalPerNode * rhythm_.nodes);

@@ -42,6 +42,9 @@ class HeartbeatPlan {
   // Returns ARGV 10 to 14 of heartbeat.lua, for a heartbeat that is sent at `now`.
   std::vector<std::string> Compose(absl::Time now);
 
+  // Returns ARGV 16 of the same heartbeat.
+  const std::string& at_work() const { return at_work_sent_; }
+
   // Records the answer to the last heartbeat; the next one is due in about an interval.
   void OnAnswer(absl::Time now, double share);
 
@@ -54,11 +57,13 @@ class HeartbeatPlan {
   std::string row_said_;
   int64_t busy_us_said_ = -1;
   int64_t max_world_said_ = 0;
+  bool at_work_said_ = false;
 
   // Sent and not answered yet; empty and -1: not sent.
   std::string row_sent_;
   int64_t busy_us_sent_ = -1;
   int64_t max_world_sent_ = 0;
+  std::string at_work_sent_;
 };
 
 }  // namespace ddp::elastic

@@ -77,6 +77,26 @@ TEST(HeartbeatPlanTest, SaysHowFarItIsAndWhatHasChanged) {
   EXPECT_THAT(plan.Compose(later + absl::Seconds(2)), ElementsAre("6", "3.000", "1051", "{2}", ""));
 }
 
+TEST(HeartbeatPlanTest, SaysWhichRankWorksUntilNoneDoes) {
+  HeartbeatPlan plan;
+  plan.Start(RhythmOf(2), kStart, 0, 0);
+  const auto said = [&plan](absl::Duration after) {
+    plan.Compose(kStart + after);
+    const std::string text = plan.at_work();
+    plan.OnAnswer(kStart + after, 0);
+    return text;
+  };
+  EXPECT_EQ(said(absl::Seconds(0)), "") << "nobody has worked";
+  plan.SetReport(
+      {.at_work = RankAtWork{.rank = 3, .phase = "data", .stalled_for = absl::Seconds(2.5)}});
+  EXPECT_EQ(said(absl::Seconds(1)), "2500 3 data");
+  EXPECT_EQ(said(absl::Seconds(1.5)), "") << "not so soon";
+  EXPECT_EQ(said(absl::Seconds(2)), "2500 3 data");
+  plan.SetReport({});
+  EXPECT_EQ(said(absl::Seconds(3)), "-");
+  EXPECT_EQ(said(absl::Seconds(4)), "");
+}
+
 TEST(HeartbeatPlanTest, RowsOfAllNodesStayUnderAThousandPerSecond) {
   HeartbeatPlan plan;
   plan.Start(RhythmOf(4000), kStart, 0.5, 0);

@@ -312,6 +312,8 @@ void RedisRendezvous::Cancel() {
 
 void RedisRendezvous::SetReport(const NodeReport& report) { state_->core.SetReport(report); }
 
+std::optional<RankAtWork> RedisRendezvous::at_work() const { return state_->core.at_work(); }
+
 int64_t RedisRendezvous::median_busy_us() const { return state_->core.median_busy_us(); }
 
 void RedisRendezvous::Watch(std::function<void(const News&)> on_news) {

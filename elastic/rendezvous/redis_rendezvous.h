@@ -72,6 +72,7 @@ class RedisRendezvous final : public Rendezvous {
   void Cancel() override;
   void SetReport(const NodeReport& report) override;
   int64_t median_busy_us() const override;
+  std::optional<RankAtWork> at_work() const override;
   void Watch(std::function<void(const News&)> on_news) override;
 
  private:

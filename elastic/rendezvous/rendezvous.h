@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <variant>
 
@@ -55,13 +56,22 @@ struct News {
   bool for_good = false;  // of kOutOfReach: the store refuses this node, and waiting may not help
 };
 
+// A rank that has made no step for a while and does not wait for peers: others may wait for it.
+struct RankAtWork {
+  int rank = -1;
+  std::string phase;  // as from PhaseName()
+  absl::Duration stalled_for;
+  std::string host;  // empty in a node's own report
+};
+
 // A node's progress, sent with its next heartbeats.
 struct NodeReport {
   int64_t step = -1;            // highest step that a local rank has committed; -1: none
   double steps_per_second = 0;  // 0: unknown
   int64_t busy_us = -1;        // own time per step, without waits, of its slowest rank; -1: unknown
   int64_t max_world_size = 0;  // most workers that the program accepts; 0: unknown
-  std::string row;             // JSON for people who watch the job; sent only when it changed
+  std::optional<RankAtWork> at_work;  // of its ranks, the one that has made no step for longest
+  std::string row;  // JSON for people who watch the job; sent only when it changed
 };
 
 // The membership protocol of a job: its agents agree, through Redis, on the nodes that take part.
@@ -152,6 +162,9 @@ class Rendezvous {
 
   // Median of NodeReport::busy_us over the job's nodes, as of the last heartbeat; -1: unknown.
   virtual int64_t median_busy_us() const = 0;
+
+  // The same of the whole job, as of the last heartbeat.
+  virtual std::optional<RankAtWork> at_work() const = 0;
 
   // Sets the receiver of notifications, called from the event loop; nullptr: none.
   virtual void Watch(std::function<void(const News&)> on_news) = 0;

@@ -438,6 +438,7 @@ void RendezvousCore::SendHeartbeat() {
   in_flight_ = InFlight{.script = ScriptName::kHeartbeat};
   std::vector<std::string> said = heartbeats_.Compose(now_);
   said.push_back(mine_->completed ? "1" : "");
+  said.push_back(heartbeats_.at_work());
   Send(ScriptName::kHeartbeat, mine_->generation, std::move(said));
 }
 
@@ -560,6 +561,7 @@ void RendezvousCore::OnHeartbeat(const ScriptReply& reply) {
   if (!mine_.has_value()) return;
   if (reply.outcome == "ok") {
     median_busy_us_ = reply.number(0, -1);
+    at_work_ = ParseRankAtWork(reply.text(2));
     if (!reply.text(1).empty()) {
       TellNews({.kind = News::Kind::kStoreWarning, .cause = OneLine(reply.text(1))});
     }
@@ -618,6 +620,7 @@ void RendezvousCore::OnRound(const ScriptReply& reply) {
   seen_ = generation;
   mine_ = Membership{.generation = generation, .row = reply.text(0)};
   median_busy_us_ = -1;
+  at_work_.reset();
   const double row_share = Share();
   heartbeats_.Start(
       {.interval = heartbeat(), .lease = lease(), .nodes = round->placement.group_world_size}, now_,

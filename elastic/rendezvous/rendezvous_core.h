@@ -136,6 +136,7 @@ class RendezvousCore {
   // Sets the report that the next heartbeats carry.
   void SetReport(const NodeReport& report) { heartbeats_.SetReport(report); }
   int64_t median_busy_us() const { return median_busy_us_; }
+  const std::optional<RankAtWork>& at_work() const { return at_work_; }
 
   // The error of the last attempt to open the job; OK after a success.
   const absl::Status& open_status() const { return open_status_; }
@@ -275,6 +276,7 @@ class RendezvousCore {
   bool was_heard_ = false;  // a script was answered, so a push may have been missed
 
   int64_t median_busy_us_ = -1;
+  std::optional<RankAtWork> at_work_;
 };
 
 // Returns the action as one line, for traces.

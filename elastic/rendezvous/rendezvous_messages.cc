@@ -146,6 +146,18 @@ JobEnd ParseEndReply(const ScriptReply& reply) {
   return MakeEnd(reply.text(0), reply.text(1), reply.text(2), reply.text(3));
 }
 
+std::optional<RankAtWork> ParseRankAtWork(const std::string& text) {
+  const std::vector<std::string> parts = absl::StrSplit(text, absl::MaxSplits(' ', 3));
+  if (parts.size() != 4) return std::nullopt;
+  const absl::StatusOr<int64_t> stalled_ms = ParseNumber(parts[0], kNumberMax);
+  const absl::StatusOr<int64_t> rank = ParseNumber(parts[1], std::numeric_limits<int>::max());
+  if (!stalled_ms.ok() || !rank.ok()) return std::nullopt;
+  return RankAtWork{.rank = static_cast<int>(*rank),
+                    .phase = OneLine(parts[2]),
+                    .stalled_for = absl::Milliseconds(*stalled_ms),
+                    .host = OneLine(parts[3])};
+}
+
 absl::StatusOr<OpenedInstance> ParseOpenedInstance(const RedisReply& reply) {
   DDP_ASSIGN_OR_RETURN(const absl::Span<const RedisReply> parts, reply.AsArray());
   if (parts.size() != 7) return Bad("an instance in other than seven parts");

@@ -4,6 +4,7 @@
 #define DDP_ELASTIC_RENDEZVOUS_RENDEZVOUS_MESSAGES_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -42,6 +43,9 @@ absl::StatusOr<ScriptReply> ParseScriptReply(store::RedisReply reply);
 // Parse the further fields of the outcomes `round` and `ended`.
 absl::StatusOr<Round> ParseRoundReply(const ScriptReply& reply);
 JobEnd ParseEndReply(const ScriptReply& reply);
+
+// Parses "MILLISECONDS RANK PHASE HOST" of a heartbeat's reply; nullopt for anything else.
+std::optional<RankAtWork> ParseRankAtWork(const std::string& text);
 
 // The reply of open_instance.
 struct OpenedInstance {

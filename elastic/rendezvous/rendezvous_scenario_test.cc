@@ -13,7 +13,9 @@
 //   fail NODE rank=N [victim] [unprompted] [step=N] [exit=N] CAUSE
 //   complete NODE   drain NODE WHY   leave NODE [in_order]   close NODE WHY
 //   takeback NODE                cancel its request, then take its last report back
-//   cancel NODE     report NODE step=N rate=N [busy=US] [max_world=N]
+//   cancel NODE     report NODE step=N rate=N [busy=US] [max_world=N] [at_work=RANK]
+//                               [phase=P] [for=D]
+//   who NODE                     the rank at work, as the node knows
 //   wait D                       time passes
 //   kill NODE                    the node vanishes without a request
 //   stop NODE, continue NODE     as SIGSTOP and SIGCONT do
@@ -200,7 +202,19 @@ class Story final : public ::ddp::testing::StoryPlayer {
       if (const auto value = Take(words, "rate")) report.steps_per_second = Number(*value);
       if (const auto value = Take(words, "busy")) report.busy_us = Number(*value);
       if (const auto value = Take(words, "max_world")) report.max_world_size = Number(*value);
+      if (const auto value = Take(words, "at_work")) {
+        report.at_work = RankAtWork{.rank = Number(*value),
+                                    .phase = Take(words, "phase").value_or("evaluation"),
+                                    .stalled_for = Duration(Take(words, "for").value_or("2s"))};
+      }
       node.core->SetReport(report);
+    } else if (event == "who") {
+      const auto& work = node.core->at_work();
+      lines_.push_back(work.has_value() ? absl::StrCat(name, ": rank ", work->rank, " of ",
+                                                       work->host, " is in ", work->phase, " for ",
+                                                       absl::FormatDuration(absl::Trunc(
+                                                           work->stalled_for, absl::Seconds(1))))
+                                        : absl::StrCat(name, ": nobody"));
     } else {
       if (event == "fail") reported_[name] = generations_[name];
       if (event == "takeback") Post(name, node, Core::CancelRequest{});

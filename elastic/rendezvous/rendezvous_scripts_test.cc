@@ -99,8 +99,9 @@ class RefusedScriptsTest : public ::testing::Test {
     return {Open("another"),
             Join("c"),
             Join("d"),
-            Transition(ScriptName::kHeartbeat, "a", {"7", "1", "100", "{}", "8", ""}),
-            Transition(ScriptName::kHeartbeat, "a", {"7", "1", "", "", "", ""}),
+            Transition(ScriptName::kHeartbeat, "a",
+                       {"7", "1", "100", "{}", "8", "", "2500 0 evaluation"}),
+            Transition(ScriptName::kHeartbeat, "a", {"7", "1", "", "", "", "", ""}),
             Transition(ScriptName::kReportFailure, "a",
                        {"0", "host-a", "why", "0", "7", "1", "1", "-1", "0"}),
             Transition(ScriptName::kComplete, "a", {}),
@@ -229,7 +230,7 @@ TEST_F(RefusedScriptsTest, AStoreOfAnEarlierGenerationIsDeletedInBatches) {
   int64_t left = 2500;
   for (int calls = 0; calls < 20 && Job("old_stores") != ""; ++calls) {
     Root({"HSET", absl::StrCat(kJob, "job"), "tick", "0"});
-    EXPECT_TRUE(Run(Transition(ScriptName::kHeartbeat, "a", {"7", "1", "", "", "", ""})).ok());
+    EXPECT_TRUE(Run(Transition(ScriptName::kHeartbeat, "a", {"7", "1", "", "", "", "", ""})).ok());
     const int64_t now_left = *Root({"HLEN", values}).AsInteger();
     EXPECT_LE(left - now_left, 1000);
     left = now_left;

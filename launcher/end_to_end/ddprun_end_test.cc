@@ -298,6 +298,15 @@ TEST(DdprunEndTest, OfAKnownGraceTheAgentKeepsTimeForItsReport) {
   EXPECT_THAT(run.err(), HasSubstr("at most 250ms"));
 }
 
+TEST(DdprunEndTest, AWorkerInUninterruptibleSleepIsNotStartedAgain) {
+  DdprunDriver run({.arguments = {"--max-restarts=3", "--kill-timeout=20",
+                                  std::filesystem::absolute("launcher/end_to_end/sleeping_worker")},
+                    .environment = {{"TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT", "0.5"}}});
+  EXPECT_EQ(run.Wait(), 1);
+  EXPECT_THAT(run.err(), AllOf(HasSubstr("rank 0 was in uninterruptible sleep (state D)"),
+                               Not(HasSubstr("restart"))));
+}
+
 // The workers have ended, and their output waits for a reader. The result stands.
 TEST(DdprunEndTest, ASignalAfterTheEndOfTheWorkersEndsTheWaitForTheConsole) {
   std::array<int, 2> console{};

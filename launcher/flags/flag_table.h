@@ -155,6 +155,12 @@ inline constexpr FlagSpec kFlagTable[] = {
      InSeconds{elastic::AgentTimes{}.kill_timeout}, "SECONDS",
      "How long the kernel may take to end a process by SIGKILL. After it a node leaves whose worker"
      " is stuck, and what workers left behind is no longer waited for."},
+    {"uninterruptible-timeout", 0, true, "uninterruptible_timeout", HelpGroup::kFailures, "0",
+     "SECONDS",
+     "A node leaves when a worker of it is in uninterruptible sleep (state D) for so long; 0: "
+     "never."
+     " The kernel may still hold its GPU or network card, so it is not started again there.",
+     "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"},
     {"exit-barrier-timeout", 0, true, "exit_barrier_timeout", HelpGroup::kFailures,
      InSeconds{elastic::AgentTimes{}.exit_barrier_timeout}, "SECONDS",
      "A node that is done waits for the others so long, to take part in a restart.",

@@ -422,6 +422,7 @@ TEST(LaunchOptionsTest, MistakesNameFlagValueAndWhatIsAllowed) {
       {"shutdown_timeout", "-1", "seconds from 0"},
       {"termination_grace", "soon", "seconds from 0"},
       {"termination_grace", "0", "seconds above 0"},
+      {"uninterruptible_timeout", "nan", "0 or less: never"},
       {"kill_timeout", "-1", "seconds from 0"},
       {"kill_timeout", "0", "seconds above 0"},
       {"exit_barrier_timeout", "-1", "seconds from 0"},

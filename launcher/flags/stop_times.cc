@@ -1,7 +1,9 @@
 #include "launcher/flags/stop_times.h"
 
+#include <algorithm>
 #include <cstdint>
 
+#include "absl/strings/numbers.h"
 #include "base/status_macros.h"
 
 namespace ddp::launcher {
@@ -30,6 +32,13 @@ absl::Status ReadStopTimes(const FlagReader& flags, const HostResources& host,
   if (times.kill_timeout <= absl::ZeroDuration()) {
     return flags.BadValue("kill_timeout", "expected seconds above 0");
   }
+  double uninterruptible_s = 0;
+  if (!absl::SimpleAtod(flags.Text("uninterruptible_timeout"), &uninterruptible_s) ||
+      !(uninterruptible_s <= kMaxFlagSeconds)) {
+    return flags.BadValue("uninterruptible_timeout", "expected seconds; 0 or less: never");
+  }
+  // A negative number is torchrun's way to say never.
+  times.uninterruptible_timeout = absl::Seconds(std::max(0.0, uninterruptible_s));
   DDP_ASSIGN_OR_RETURN(times.exit_barrier_timeout, flags.Seconds("exit_barrier_timeout"));
   return absl::OkStatus();
 }

@@ -14,11 +14,9 @@ namespace ddp::launcher {
 namespace {
 
 elastic::AgentTimes Read(const FlagValues& given, const HostResources& host) {
-  FlagValues values = {{"fault_grace_ms", "200"},
-                       {"shutdown_timeout", "30"},
-                       {"termination_grace", ""},
-                       {"kill_timeout", "10"},
-                       {"exit_barrier_timeout", "300"}};
+  FlagValues values = {{"fault_grace_ms", "200"},       {"shutdown_timeout", "30"},
+                       {"termination_grace", ""},       {"kill_timeout", "10"},
+                       {"exit_barrier_timeout", "300"}, {"uninterruptible_timeout", "0"}};
   std::map<std::string, std::string> spelled;
   for (const auto& [name, value] : given) {
     values[name] = value;
@@ -47,6 +45,14 @@ TEST(StopTimesTest, InAPodTheTimeoutIsShorterThanTheDefaultGrace) {
   EXPECT_EQ(Read({}, pod).shutdown_timeout, absl::Seconds(28));
   EXPECT_EQ(Read({}, pod).termination_grace, absl::ZeroDuration());
   EXPECT_EQ(Read({{"shutdown_timeout", "30"}}, pod).shutdown_timeout, absl::Seconds(30));
+}
+
+TEST(StopTimesTest, AnUninterruptibleSleepMayBeEndless) {
+  EXPECT_EQ(Read({}, {}).uninterruptible_timeout, absl::ZeroDuration());
+  EXPECT_EQ(Read({{"uninterruptible_timeout", "-1"}}, {}).uninterruptible_timeout,
+            absl::ZeroDuration());
+  EXPECT_EQ(Read({{"uninterruptible_timeout", "1.5"}}, {}).uninterruptible_timeout,
+            absl::Seconds(1.5));
 }
 
 }  // namespace

@@ -61,6 +61,7 @@ class SimulatedRendezvous final : public elastic::Rendezvous {
   void Cancel() override;
   void SetReport(const elastic::NodeReport& report) override { core_.SetReport(report); }
   int64_t median_busy_us() const override { return core_.median_busy_us(); }
+  std::optional<elastic::RankAtWork> at_work() const override { return core_.at_work(); }
   void Watch(std::function<void(const elastic::News&)> on_news) override {
     on_news_ = std::move(on_news);
   }

@@ -5,7 +5,10 @@
 --       12 us of own work per step, 13 the node's row for people: '' where unchanged
 --       14 most workers that the program accepts, '' where unchanged or unknown
 --       15 '1': the node's workers have all succeeded, repeated in case the server forgot it
--- Outcomes: ok + the job's median of ARGV 12 + a warning or ''
+--       16 "ms rank phase" of the node's rank that has been at work for longest without a step; '-'
+--          where none is any more, '' where nothing is said
+-- Outcomes: ok + the job's median of ARGV 12 + a warning or '' + "ms rank phase host" of the job's
+--             rank that has been at work for longest, or ''
 --           drain + the step to stop after + cause
 --           over + cause      the generation is over
 --           evicted + cause   the node is not a member
@@ -54,9 +57,21 @@ end
 if ARGV[14] ~= '' then
   set('max_world', ARGV[14])
 end
+-- One rank of the job is kept. The nodes whose ranks work say so repeatedly.
+if ARGV[16] ~= '' then
+  local since, name = at_work(J.at_work, J.generation)
+  local ms, what = string.match(ARGV[16], '^(%d+) (.*)$')
+  if not ms then
+    if name == node then set('at_work', '') end
+  elseif name == node or not since or now - ms < since or
+    redis.call('HEXISTS', members, name) == 0 then
+    set('at_work', string.format('%s %.0f %s\n%s %s', J.generation, now - ms, node, what,
+      host_of(my_members_row)))
+  end
+end
 if J.drain ~= '' then
   return reply('drain', J.drain_stop, J.drain)
 end
 return reply('ok', J.median, is_mended and
   'Redis has evicted a key of this job, which was made again: set its maxmemory-policy to' ..
-  ' noeviction' or '')
+  ' noeviction' or '', at_work_reply(J.at_work, J.generation))

@@ -6,7 +6,8 @@
 -- slow path: its lease may exist while its membership does not. Permissions are checked before the
 -- lease is renewed.
 if brief[2] ~= 'ended' and brief[3] == my_generation and brief[4] == my_nonce and
-  brief[13] == '0' and ARGV[12] == '' and ARGV[13] == '' and ARGV[14] == '' and (ARGV[15] == '' or
+  brief[13] == '0' and ARGV[12] == '' and ARGV[13] == '' and ARGV[14] == '' and
+  ARGV[16] == '' and (ARGV[15] == '' or
   redis.call('SISMEMBER', string.sub(job_key, 1, -4) .. 'completed', node) == 1) then
   local since_tick = now - tonumber(brief[7])
   local may = redis.acl_check_cmd
@@ -23,6 +24,6 @@ if brief[2] ~= 'ended' and brief[3] == my_generation and brief[4] == my_nonce an
     if brief[10] ~= '' then
       return {'drain', brief[3], brief[4], brief[5], brief[11], brief[10]}
     end
-    return {'ok', brief[3], brief[4], brief[5], brief[9]}
+    return {'ok', brief[3], brief[4], brief[5], brief[9], '', at_work_reply(brief[14], brief[3])}
   end
 end

@@ -21,7 +21,22 @@ local server_time = redis.call('TIME')
 local now = server_time[1] * 1000 + math.floor(server_time[2] / 1000)
 
 local brief = redis.call('HMGET', job_key, 'token', 'state', 'generation', 'nonce', 'restarts',
-  'lease_ms', 'tick', 'max_step', 'median', 'drain', 'drain_stop', 'over', 'unknown')
+  'lease_ms', 'tick', 'max_step', 'median', 'drain', 'drain_stop', 'over', 'unknown', 'at_work')
 if brief[1] ~= token then
   return {brief[1] and 'foreign' or 'unknown', '0', '', '0'}
+end
+
+-- Returns since when, by the server's time in ms, a rank of the present generation has been at work
+-- without a step, its node, and "rank phase host"; or nil. The field is "generation since node\n"
+-- and that text.
+local function at_work(field, generation)
+  local of, since, name, text = string.match(field or '', '^(%d+) (%d+) ([^\n]*)\n([^\n]*)$')
+  if of == generation then
+    return tonumber(since), name, text
+  end
+end
+
+local function at_work_reply(field, generation)
+  local since, _, text = at_work(field, generation)
+  return since and string.format('%.0f %s', math.max(0, now - since), text) or ''
 end
