@@ -533,6 +533,29 @@ TEST_F(NodesTest, StepsOfTheJobDecideWhereADrainStops) {
   EXPECT_EQ(b->news.back().stop_at_step, 42);
 }
 
+TEST_F(NodesTest, EveryNodeKnowsWhichRankWorksWhileItsOwnWait) {
+  options_.job.rules.heartbeat = absl::Milliseconds(20);
+  const auto a = MakeNode("a"), b = MakeNode("b");
+  JoinAll({a.get(), b.get()});
+  const auto await = [this, &b](bool works) {
+    std::function<void()> look = [&] {
+      if (b->rendezvous->at_work().has_value() == works) return loop_->Stop();
+      loop_->AddTimer(absl::Milliseconds(1), look);
+    };
+    look();
+    ASSERT_TRUE(loop_->Run().ok());
+  };
+  a->rendezvous->SetReport(
+      {.at_work = RankAtWork{.rank = 1, .phase = "evaluation", .stalled_for = absl::Hours(1)}});
+  await(true);
+  EXPECT_EQ(b->rendezvous->at_work()->rank, 1);
+  EXPECT_EQ(b->rendezvous->at_work()->phase, "evaluation");
+  EXPECT_GE(b->rendezvous->at_work()->stalled_for, absl::Hours(1));
+  EXPECT_EQ(b->rendezvous->at_work()->host, a->host);
+  a->rendezvous->SetReport({});
+  await(false);
+}
+
 // Permissions of a job's Redis user.
 // --------------------------------------------------
 
