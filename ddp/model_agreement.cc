@@ -2,8 +2,6 @@
 
 #include <string>
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/tensor.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "absl/strings/str_cat.h"
@@ -11,6 +9,7 @@
 #include "ddp/common/error.h"
 #include "ddp/model/model_metadata.h"
 #include "ddp/process_group.h"
+#include "ddp/transfer/hash_agreement.h"
 
 namespace ddp::internal {
 namespace {
@@ -36,21 +35,11 @@ void ThrowFirstDifference(ProcessGroup& group, const ModelMetadata& metadata, co
 
 void AgreeOnModel(ProcessGroup& group, const ModelMetadata& metadata, const char* about,
                   const std::string& change) {
-  // The hashes are equal when their minimum equals their maximum, the negated minimum of the
-  // negatives. Every rank gets the same answer.
-  const auto [high, low] = metadata.Hash();
-  const int64_t a = static_cast<int64_t>(high >> 1);
-  const int64_t b = static_cast<int64_t>(low >> 1);
-  const at::Tensor least = at::tensor({a, b, -a, -b}, at::kLong).to(group.device());
   const int sequence = group.next_sequence();  // counted also when the comparison fails
   const std::string cause =
       change.empty() ? "" : absl::StrCat(" after a change of parameter ", change);
-  Communicator::Pending pending =
-      group.communicator().AllReduceMin(least, absl::StrCat("the comparison of ", about, cause));
-  group.communicator().Wait(pending);
-  const at::Tensor answer = least.to(at::kCPU);
-  const int64_t* found = answer.const_data_ptr<int64_t>();
-  if (found[0] == -found[2] && found[1] == -found[3]) return;
+  const OperationName what = absl::StrCat("the comparison of ", about, cause);
+  if (SameOnAllRanks(metadata.Hash(), group.device(), what, group.communicator())) return;
   ThrowFirstDifference(group, metadata, about, sequence);
 }
 

@@ -89,6 +89,9 @@ void CheckOptions(const DistributedDataParallelOptions& options) {
   if (options.arena_bytes.has_value() && *options.arena_bytes < 1) {
     fail("arena_bytes is the most memory of the arena: set it to 1 or more, or leave it unset");
   }
+  if (options.check_parameters_every < 0) {
+    fail("check_parameters_every is a number of forwards: set it to 1 or more, or to 0 for never");
+  }
   if (options.delay_all_reduce_named_params.empty() !=
       !options.param_to_hook_all_reduce.defined()) {
     fail("delay_all_reduce_named_params and param_to_hook_all_reduce go together: set both");

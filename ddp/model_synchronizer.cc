@@ -50,7 +50,8 @@ ModelSynchronizer::ModelSynchronizer(std::shared_ptr<const ModelView> model,
     : model_(std::move(model)),
       options_(std::move(options)),
       group_(GroupOf(options_)),
-      buffers_(model_, options_.params_and_buffers_to_ignore) {
+      buffers_(model_, options_.params_and_buffers_to_ignore),
+      replica_check_(options_.check_parameters_every) {
   if (!model_ || !group_) {
     throw ConfigurationError("DistributedDataParallel needs a module and a process group");
   }
@@ -159,7 +160,14 @@ void ModelSynchronizer::BeginIteration() {
   // A failure of this iteration must not reach a rank that is still in a constructor.
   group_->communicator().EndBarrier();
   if (sampled) wrapped_->CheckAll(*model_, options_.params_and_buffers_to_ignore);
+  CompareReplicas();
   SyncForward();
+}
+
+// Under a Join the ranks make different numbers of forwards.
+void ModelSynchronizer::CompareReplicas() {
+  if (join_ != nullptr || group_->size() == 1 || !replica_check_.Due()) return;
+  ReplicaCheck::Compare(Tensors().parameters, iteration_, group_->communicator());
 }
 
 void ModelSynchronizer::TellListeners(bool collective) const {
@@ -172,6 +180,7 @@ void ModelSynchronizer::FollowIncarnation() {
   if (group_->incarnation() == incarnation_) return;
   incarnation_ = group_->incarnation();
   statistics_->set_may_differ(true);
+  replica_check_.Restart();
   buffers_.Abandon();
   reducer_->ResetAfterFailure(ReducedOver());
   if (delayed_) delayed_->Reset(ReducedOver());
@@ -319,6 +328,7 @@ void ModelSynchronizer::UpdateProcessGroup(std::shared_ptr<ProcessGroup> group) 
   if (group_->incarnation() != incarnation_) statistics_->set_may_differ(true);
   TakeGroup(std::move(group), std::move(own_groups));
   incarnation_ = group_->incarnation();
+  replica_check_.Restart();
   buffers_.Abandon();
   reducer_->Reset(ReducedOver());
   if (delayed_) delayed_->Reset(ReducedOver());
@@ -471,6 +481,7 @@ void ModelSynchronizer::FinishJoin(int last_joiner) {
   BroadcastState(Tensors(), last_joiner);
   if (statistics_->has_layers() && !options_.broadcast_buffers) statistics_->Broadcast(last_joiner);
   statistics_->set_may_differ(false);
+  replica_check_.Restart();
   if (!options_.static_graph) return;
   // A rank that never had inputs has not counted the graph. Then all ranks count again.
   const at::Tensor counted =

@@ -15,6 +15,7 @@
 #include "ddp/join.h"
 #include "ddp/logging_data.h"
 #include "ddp/mixed_precision_parameters.h"
+#include "ddp/model/replica_check.h"
 #include "ddp/options.h"
 #include "ddp/reducer/delayed_all_reduce.h"
 #include "ddp/reducer/iteration_timer.h"
@@ -36,6 +37,7 @@ class WrappedParameters;
 // Shared by all copies of one wrapper.
 //
 // The constructor is a collective. So are the parts of a synchronized iteration, in this order:
+// - the comparison of parameters (ReplicaCheck) in BeforeForward(), where it is due;
 // - the running statistics of layers (see below) in BeforeForward(), the first time after a failure
 //   outside a Join;
 // - the buffers (or the buffer hook) in BeforeForward();
@@ -135,6 +137,7 @@ class ModelSynchronizer : public Joinable {
   void FollowParameters();
   DelayedAllReduce::When DelayedStart() const;
   [[noreturn]] void ThrowNoOutputs(bool complete);
+  void CompareReplicas();
   void SyncForward();
   Reducer::PassStart StartOf(const JoinRound& round) const;
   void ShadowRound(const JoinRound& round);
@@ -154,6 +157,7 @@ class ModelSynchronizer : public Joinable {
   BufferSync buffers_;
   std::unique_ptr<MixedPrecisionParameters> mixed_precision_;
   std::unique_ptr<WrappedParameters> wrapped_;
+  ReplicaCheck replica_check_;
   std::unique_ptr<Reducer> reducer_;
   std::unique_ptr<DelayedAllReduce> delayed_;
   bool synchronize_ = true;

@@ -125,6 +125,10 @@ constexpr OptionRow kRows[] = {
     {FIELD(device_mesh), .effect = "A one-dimensional mesh in place of `process_group`."},
     {COMPARED_FLAG(init_sync),
      .effect = "The constructor copies rank 0's parameters and buffers to all ranks."},
+    {FIELD(check_parameters_every), .items = Value<&Options::check_parameters_every>,
+     .agreement = "its value",
+     .effect =
+         "Every so many forwards, the parameters of all ranks are compared (not in PyTorch)."},
     {LOGGED_FLAG(broadcast_buffers),
      .effect = "Every synchronized forward first copies rank 0's buffers to all ranks."},
     {FIELD(forward_sync_buffers), .items = ForwardSyncBuffers,

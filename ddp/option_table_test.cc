@@ -43,6 +43,7 @@ std::map<std::string, std::function<void(Options&)>> Changes() {
       {"device_ids", [](Options& o) { o.device_ids = std::vector<int>{3}; }},
       {"output_device", [](Options& o) { o.output_device = 3; }},
       {"init_sync", [](Options& o) { o.init_sync = false; }},
+      {"check_parameters_every", [](Options& o) { o.check_parameters_every = 10; }},
       {"broadcast_buffers", [](Options& o) { o.broadcast_buffers = false; }},
       {"forward_sync_buffers", [](Options& o) { o.forward_sync_buffers = false; }},
       {"params_and_buffers_to_ignore",

@@ -1,6 +1,7 @@
 #ifndef DDP_OPTIONS_H_
 #define DDP_OPTIONS_H_
 
+#include <cstdint>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -55,6 +56,16 @@ struct DistributedDataParallelOptions {
   // When true, the constructor copies rank 0's parameters and buffers to all ranks. With false they
   // must be equal already, for example from a checkpoint; nothing checks that they are.
   DDP_OPTION(init_sync, bool) = true;
+
+  // Above 0: compares the parameters of all ranks, bit by bit, in the first synchronized forward
+  // and in every `check_parameters_every`-th one after it. When they differ, this forward throws
+  // ReductionError on all ranks; the text names the first parameter that differs and the ranks.
+  // Finds replicas that have drifted apart for reasons of the program: an optimizer that steps with
+  // a local value (the loss in the closure of LBFGS), a step on some ranks only, a random number.
+  // A failure, update_process_group() and the end of a Join make the next forward the first one
+  // again. A forward under a Join is not compared. Each comparison reads all parameters once on the
+  // host (XXH3) and sends 32 bytes. 0: never. (Not in PyTorch.)
+  DDP_OPTION(check_parameters_every, int64_t) = 0;
 
   // When true, every synchronized forward first copies rank 0's buffers (such as running statistics
   // of batch norms) to all ranks. The copy does not depend on train() or eval(), so ranks may

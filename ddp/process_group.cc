@@ -44,6 +44,7 @@
 #include "ddp/comm/work_future.h"
 #include "ddp/common/error.h"
 #include "ddp/common/membership.h"
+#include "ddp/common/name_list.h"
 #include "ddp/common/worker_environment.h"
 #include "ddp/health/group_failure.h"
 #include "ddp/health/group_health.h"

@@ -16,6 +16,11 @@ inline std::string NameList(const std::vector<std::string>& names, size_t limit 
                       " and ", names.size() - limit, " more");
 }
 
+// Returns ranks for a message: "rank 1" or "ranks 1, 3".
+inline std::string RankList(const std::vector<int>& ranks) {
+  return absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ", absl::StrJoin(ranks, ", "));
+}
+
 }  // namespace ddp::internal
 
 #endif  // DDP_COMMON_NAME_LIST_H_

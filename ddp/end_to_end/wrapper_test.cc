@@ -348,6 +348,7 @@ TEST(OptionsTest, EitherStyleSetsEveryField) {
       .device_ids = {0},
       .output_device = 0,
       .init_sync = false,
+      .check_parameters_every = 10,
       .broadcast_buffers = false,
       .forward_sync_buffers = false,
       .params_and_buffers_to_ignore = {"a", "b"},
@@ -373,6 +374,7 @@ TEST(OptionsTest, EitherStyleSetsEveryField) {
           .device_ids({0})
           .output_device(0)
           .init_sync(false)
+          .check_parameters_every(10)
           .broadcast_buffers(false)
           .forward_sync_buffers(false)
           .params_and_buffers_to_ignore({"a", "b"})
@@ -397,6 +399,7 @@ TEST(OptionsTest, EitherStyleSetsEveryField) {
     EXPECT_EQ(options.output_device, 0);
     EXPECT_FALSE(options.init_sync || options.broadcast_buffers || *options.forward_sync_buffers);
     EXPECT_THAT(options.params_and_buffers_to_ignore(), ElementsAre("a", "b"));
+    EXPECT_EQ(options.check_parameters_every, 10);
     EXPECT_TRUE(options.bucket_cap_mb.value_or(1) == 25 && *options.first_bucket_cap_mb == 0.5);
     EXPECT_THAT(options.bucket_cap_mb_list(), ElementsAre(1, 2.5));
     EXPECT_THAT(options.bucket_layout(), ElementsAre(ElementsAre("a", "b"), ElementsAre("c")));

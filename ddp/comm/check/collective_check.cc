@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "ddp/common/name_list.h"
 
 namespace ddp::internal {
 

@@ -16,6 +16,7 @@
 #include "ddp/comm/news/news_log.h"
 #include "ddp/comm/news/process_identity.h"
 #include "ddp/comm/news/store_meeting.h"
+#include "ddp/common/name_list.h"
 
 namespace ddp::internal {
 namespace {

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
 #include "ddp/comm/news/store_meeting.h"
+#include "ddp/common/name_list.h"
 
 namespace ddp::internal {
 namespace {

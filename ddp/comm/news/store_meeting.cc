@@ -87,8 +87,4 @@ MeetingEnd AttendMeeting(StoreMeeting& meeting, const std::string& value, absl::
   return end;
 }
 
-std::string RankList(const std::vector<int>& ranks) {
-  return absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ", absl::StrJoin(ranks, ", "));
-}
-
 }  // namespace ddp::internal

@@ -80,9 +80,6 @@ struct MeetingEnd {
 // a verdict that names the missing ranks. Throws what the store throws.
 MeetingEnd AttendMeeting(StoreMeeting& meeting, const std::string& value, absl::Duration timeout);
 
-// Returns "rank 1" or "ranks 1, 3", for messages.
-std::string RankList(const std::vector<int>& ranks);
-
 }  // namespace ddp::internal
 
 #endif  // DDP_COMM_NEWS_STORE_MEETING_H_

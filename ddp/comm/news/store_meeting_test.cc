@@ -75,10 +75,5 @@ TEST_F(StoreMeetingTest, MeetingsOfOtherNamesAreApart) {
   EXPECT_EQ(Seat(0, "second").AwaitVerdict(absl::ZeroDuration()), std::nullopt);
 }
 
-TEST(RankListTest, ReadsAsText) {
-  EXPECT_EQ(RankList({1}), "rank 1");
-  EXPECT_EQ(RankList({1, 3}), "ranks 1, 3");
-}
-
 }  // namespace
 }  // namespace ddp::internal
