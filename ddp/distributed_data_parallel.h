@@ -288,7 +288,8 @@ Parameters UniqueNamedParameters(const Parameters& all) {
 // Errors:
 // - ConfigurationError: a model, options or hooks that differ between the ranks or are not usable;
 //   mostly from the constructor.
-// - ReductionError: forward or backward was misused, see the rules.
+// - ReductionError: forward or backward was misused, see the rules; or check_parameters_every has
+//   found parameters that differ between the ranks.
 // - CommunicationError, PeerFailedError: any call; a collective or a peer failed.
 //
 // A failure on one rank is thrown once on every rank: by the collective that waits for that rank,

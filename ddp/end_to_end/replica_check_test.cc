@@ -109,8 +109,8 @@ RANK_TEST(ReplicaCheckTest, AJoinIsNotCompared, 2) {
               HasSubstr("the replicas have drifted apart"));
 }
 
-// What differs after a failure (one rank's optimizer has stepped, another's has not) is found by the
-// next forward.
+// What differs after a failure (one rank's optimizer has stepped, another's has not) is found by
+// the next forward.
 RANK_TEST(ReplicaCheckTest, AFailureIsFollowedByAComparison, 2) {
   const auto group = init_process_group();
   Trainer trainer(group, 64, {.check_parameters_every = 1000});

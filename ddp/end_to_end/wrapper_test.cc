@@ -339,6 +339,25 @@ RANK_TEST(WrapperTest, OptionsInEitherStyle, 2) {
   EXPECT_TRUE(third.logging_data().static_graph);
 }
 
+void ExpectEveryFieldSet(const DistributedDataParallelOptions& options,
+                         const torch::Tensor& tensor) {
+  EXPECT_FALSE(options.process_group || options.device_mesh.has_value());
+  EXPECT_THAT(options.device_ids(), ElementsAre(0));
+  EXPECT_TRUE(options.output_device == 0 && options.check_parameters_every == 10);
+  EXPECT_FALSE(options.init_sync || options.broadcast_buffers || *options.forward_sync_buffers);
+  EXPECT_THAT(options.params_and_buffers_to_ignore(), ElementsAre("a", "b"));
+  EXPECT_TRUE(options.bucket_cap_mb.value_or(1) == 25 && *options.first_bucket_cap_mb == 0.5);
+  EXPECT_THAT(options.bucket_cap_mb_list(), ElementsAre(1, 2.5));
+  EXPECT_THAT(options.bucket_layout(), ElementsAre(ElementsAre("a", "b"), ElementsAre("c")));
+  EXPECT_TRUE(options.gradient_as_bucket_view && options.batched_grad_copy() &&
+              options.lazy_bucket_allocation && options.find_unused_parameters &&
+              options.static_graph && options.skip_all_reduce_unused_params);
+  EXPECT_TRUE(!options.reduce_in_place && options.arena_bytes.value() == 1 << 20);
+  EXPECT_TRUE(options.delay_all_reduce_named_params.at(0).second.is_same(tensor));
+  EXPECT_TRUE(options.param_to_hook_all_reduce.is_same(tensor));
+  EXPECT_EQ(options.mixed_precision->param_dtype, torch::kHalf);
+}
+
 // Sets and reads every field in both styles.
 TEST(OptionsTest, EitherStyleSetsEveryField) {
   const torch::Tensor tensor = torch::ones({2});
@@ -393,24 +412,8 @@ TEST(OptionsTest, EitherStyleSetsEveryField) {
           .delay_all_reduce_named_params({{"a", tensor}})
           .param_to_hook_all_reduce(tensor)
           .mixed_precision(MixedPrecision().param_dtype(torch::kHalf));
-  for (const DistributedDataParallelOptions& options : {designated, built}) {
-    EXPECT_FALSE(options.process_group || options.device_mesh.has_value());
-    EXPECT_THAT(options.device_ids(), ElementsAre(0));
-    EXPECT_EQ(options.output_device, 0);
-    EXPECT_FALSE(options.init_sync || options.broadcast_buffers || *options.forward_sync_buffers);
-    EXPECT_THAT(options.params_and_buffers_to_ignore(), ElementsAre("a", "b"));
-    EXPECT_EQ(options.check_parameters_every, 10);
-    EXPECT_TRUE(options.bucket_cap_mb.value_or(1) == 25 && *options.first_bucket_cap_mb == 0.5);
-    EXPECT_THAT(options.bucket_cap_mb_list(), ElementsAre(1, 2.5));
-    EXPECT_THAT(options.bucket_layout(), ElementsAre(ElementsAre("a", "b"), ElementsAre("c")));
-    EXPECT_TRUE(options.gradient_as_bucket_view && options.batched_grad_copy() &&
-                options.lazy_bucket_allocation && options.find_unused_parameters &&
-                options.static_graph && options.skip_all_reduce_unused_params);
-    EXPECT_TRUE(!options.reduce_in_place && options.arena_bytes.value() == 1 << 20);
-    EXPECT_TRUE(options.delay_all_reduce_named_params.at(0).second.is_same(tensor));
-    EXPECT_TRUE(options.param_to_hook_all_reduce.is_same(tensor));
-    EXPECT_EQ(options.mixed_precision->param_dtype, torch::kHalf);
-  }
+  ExpectEveryFieldSet(designated, tensor);
+  ExpectEveryFieldSet(built, tensor);
   EXPECT_EQ(built.bucket_cap_mb, designated.bucket_cap_mb);
 }
 

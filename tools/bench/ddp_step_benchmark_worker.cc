@@ -11,7 +11,8 @@
 //   checkpoint FOLDER    answered by {"bytes": n, "save_ns": a, "restore_ns": b}: a checkpoint of
 //                        the plain model by all ranks, in a folder that does not exist
 //
-// MODE is plain (no DDP), default, or some of view, static, find_unused, noop, joined by "+".
+// MODE is plain (no DDP), default, or some of view, static, find_unused, check, noop, joined by
+// "+". With check, every forward compares the parameters of all ranks.
 //
 // For zero_step_benchmark.py, which PyTorch's side has not: the word adam adds the step of an Adam,
 // or of one over shards with zero, zero_whole, zero_scatter or zero_overlap. "gradient_sum" is then
@@ -273,6 +274,8 @@ Subject MakeSubject(const std::string& mode, const std::shared_ptr<ProcessGroup>
       options.static_graph = true;
     } else if (word == "find_unused") {
       options.find_unused_parameters = true;
+    } else if (word == "check") {
+      options.check_parameters_every = 1;
     } else if (word == "noop") {
       noop = true;
     } else {

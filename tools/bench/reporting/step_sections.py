@@ -15,9 +15,10 @@ from reporting.disturbance import Watch
 from reporting.document import Table
 from reporting.figures import Gate, Rounds
 
-OUR_MODES = ["default", "view", "static", "find_unused", "view+static"]
+SHARED_MODES = ["default", "view", "static", "find_unused", "view+static"]
+OUR_MODES = SHARED_MODES + ["check"]
 CAPS_MIB = [1, 5, 25, 100]
-THEIR_MODES = OUR_MODES + [f"view+static+cap{cap}" for cap in CAPS_MIB]
+THEIR_MODES = SHARED_MODES + [f"view+static+cap{cap}" for cap in CAPS_MIB]
 BATCHED = ["batched", "batched+view"]  # where the peer has batched_grad_copy
 # Model -> the most that a step may take of the plain step.
 STEP_LIMITS = {"small": 1.05, "medium": 1.05, "large": 1.15}
