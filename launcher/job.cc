@@ -25,6 +25,7 @@
 #include "base/duration_text.h"
 #include "base/event_loop.h"
 #include "base/file_writer.h"
+#include "base/process/oom_kills.h"
 #include "base/status_macros.h"
 #include "base/task_thread.h"
 #include "base/unique_fd.h"
@@ -87,6 +88,7 @@ struct Parts {
   std::unique_ptr<elastic::RedisRendezvous> rendezvous;
   std::unique_ptr<elastic::NodeStatusTracker> status;
   std::unique_ptr<MetricsServer> metrics;
+  OomKills oom_kills;
 };
 
 void FillAddresses(const JobInput& input, const MeetingPlace& place,
@@ -401,6 +403,7 @@ int Run(const JobInput& input, const AgentContext& context) {
        .say = [&parts](const std::string& line) { parts.router->Say(line); },
        .say_as_it_is = [&parts](const std::string& line) { parts.router->SayAsItIs(line); },
        .files = parts.files.get(),
+       .oom_kills = &parts.oom_kills,
        .keeper_fd = context.keeper_fd,
        .on_silent = [&context] { SayLastWord(context); },
        .worker_store = parts.place.worker_store.get()});

@@ -69,7 +69,8 @@ struct Agent::State {
                  .event_log = &event_log,
                  .status = &status,
                  .say = say,
-                 .files = dependencies.files},
+                 .files = dependencies.files,
+                 .oom_kills = dependencies.oom_kills},
                 [this](AgentEvent event) {
                   LookForKeeper();
                   Post(std::move(event));

@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/event_loop.h"
+#include "base/process/oom_kills.h"
 #include "base/task_thread.h"
 #include "elastic/agent/event_log.h"
 #include "elastic/agent/job_result.h"
@@ -57,6 +58,8 @@ class Agent {
     // Reads the workers' files, which may be on a stalled mount. Null: the thread of Run() reads
     // them, blocking.
     TaskThread* files = nullptr;
+    // Explains workers that the kernel ended. Null: their SIGKILL is not explained.
+    OomKills* oom_kills = nullptr;
     // Descriptor of the keeper, the process that the user started: readable once the keeper has
     // ended. This process and its descendants are being killed then, and no failure is reported any
     // more. -1: there is no keeper. Not owned.

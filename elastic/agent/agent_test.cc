@@ -19,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
 #include "base/event_loop.h"
+#include "base/process/oom_kills.h"
 #include "base/task_thread.h"
 #include "base/unique_fd.h"
 #include "elastic/agent/event_log.h"
@@ -33,12 +34,14 @@
 #include "testing/fake_clock.h"
 #include "testing/fake_process_spawner.h"
 #include "testing/fake_rendezvous.h"
+#include "testing/file_tree.h"
 
 namespace ddp::elastic {
 namespace {
 
 using ::ddp::testing::FakeProcessSpawner;
 using ::ddp::testing::FakeRendezvous;
+using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -95,7 +98,8 @@ class AgentTest : public ::testing::Test {
                           .clock = &clock_,
                           .event_log = &*log,
                           .status = &status,
-                          .files = files_});
+                          .files = files_,
+                          .oom_kills = oom_kills_});
     ::testing::internal::CaptureStderr();
     const JobResult result = agent.Run();
     stderr_ = ::testing::internal::GetCapturedStderr();
@@ -141,6 +145,7 @@ class AgentTest : public ::testing::Test {
   FakeProcessSpawner spawner_;
   std::unique_ptr<FakeRendezvous> rendezvous_;
   TaskThread* files_ = nullptr;
+  OomKills* oom_kills_ = nullptr;
   std::string stderr_;
   std::vector<int64_t> stopped_after_;
   std::vector<HealthPage> pages_;  // of workers that hang
@@ -196,6 +201,26 @@ TEST_F(AgentTest, AKilledRankStartsANewGeneration) {
   EXPECT_EQ(restart["max_restarts"], 2);
   EXPECT_EQ(restart["reason"], "rank 1 was killed by SIGKILL");
   EXPECT_EQ(Events("worker_exited").at(0)["signal"], SIGKILL);
+}
+
+TEST_F(AgentTest, ARankThatTheOomKillerEndedIsReportedAsThat) {
+  ::ddp::testing::FileTree tree;
+  tree.Write("proc/vmstat", "oom_kill 1\n");
+  OomKills kills(tree.root());
+  oom_kills_ = &kills;
+  ObeySignals();
+  OnStart([&](const Worker& worker) {
+    if (worker.spec.rank == 0) return;
+    // The first two, one of them behind a shell, are the kernel's; the last one is a user's.
+    if (worker.spec.attempt < 2) tree.Write("proc/vmstat", absl::StrCat("oom_kill ", worker.pid));
+    spawner_.Exit(worker.pid, worker.spec.attempt == 1 ? ExitStatus{.exit_code = 128 + SIGKILL}
+                                                       : ExitStatus{.signal = SIGKILL});
+  });
+  const JobResult result = Run();
+  EXPECT_THAT(stderr_, AllOf(HasSubstr("rank 1 was killed by SIGKILL, out of memory: that of"),
+                             HasSubstr("rank 1 exited with code 137, out of memory: that of")));
+  EXPECT_EQ(result.failures.at(0).status.cause, "");
+  EXPECT_THAT(Events("worker_exited").at(0)["cause"], HasSubstr("out of memory"));
 }
 
 // An agent with a keeper, the process that the user started, and a clock that stands still.

@@ -138,6 +138,7 @@ void EventLog::WorkerExited(uint64_t generation, const Worker& worker, const Exi
   } else {
     line.fields["exit_code"] = status.exit_code;
   }
+  if (!status.cause.empty()) line.fields["cause"] = status.cause;
   AddTorchelasticName(status.signal == 0 && status.exit_code == 0, "WORKER", line.fields);
   Write("worker_exited", generation, std::move(line));
 }

@@ -31,6 +31,7 @@ struct ExitStatus {
   int exit_code = 0;            // meaningful when signal == 0
   int signal = 0;               // the signal that killed it, or 0
   std::string error_file = {};  // error file given to the worker; may not exist
+  std::string cause = {};       // why, where the agent knows: "out of memory: ..."
   bool succeeded() const { return exit_code == 0 && signal == 0; }
 };
 

@@ -24,8 +24,10 @@ std::string SignalName(int signal) {
 }
 
 std::string DescribeExit(const ExitStatus& status) {
-  if (status.signal != 0) return absl::StrCat("was killed by ", SignalName(status.signal));
-  return absl::StrCat("exited with code ", status.exit_code);
+  const std::string end = status.signal != 0
+                              ? absl::StrCat("was killed by ", SignalName(status.signal))
+                              : absl::StrCat("exited with code ", status.exit_code);
+  return status.cause.empty() ? end : absl::StrCat(end, ", ", status.cause);
 }
 
 }  // namespace ddp::elastic

@@ -30,7 +30,7 @@ struct WorkerFailure {
   bool was_stopped = false;
 };
 
-// Returns "exited with code 3" or "was killed by SIGKILL".
+// Returns "exited with code 3" or "was killed by SIGKILL", and ExitStatus::cause.
 std::string DescribeExit(const ExitStatus& status);
 
 // Returns `instead` where it is set, else DescribeExit().

@@ -25,6 +25,12 @@ TEST(WorkerFailureTest, ExitIsDescribedByCodeOrSignal) {
   EXPECT_EQ(DescribeExit(KilledBy(SIGKILL)), "was killed by SIGKILL");
 }
 
+TEST(WorkerFailureTest, ACauseThatIsKnownIsTold) {
+  ExitStatus status = KilledBy(SIGKILL);
+  status.cause = "out of memory: no more";
+  EXPECT_EQ(DescribeExit(status), "was killed by SIGKILL, out of memory: no more");
+}
+
 TEST(WorkerFailureTest, FaultFoundByTheAgentReplacesTheExit) {
   WorkerFailure failure;
   failure.status = KilledBy(SIGKILL);

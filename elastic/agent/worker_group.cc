@@ -1,5 +1,6 @@
 #include "elastic/agent/worker_group.h"
 
+#include <signal.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -52,6 +53,7 @@ WorkerGroup::WorkerGroup(const LaunchConfig& config, Dependencies dependencies, 
       status_(*dependencies.status),
       say_(std::move(dependencies.say)),
       files_(dependencies.files),
+      oom_kills_(dependencies.oom_kills),
       post_(std::move(post)),
       inherited_environment_(InheritedEnvironment()),
       hangs_(config.job.hangs),
@@ -101,6 +103,7 @@ void WorkerGroup::Start(const Round& round) {
                       " workers gets 1, so that they do not crowd each other out"));
   }
   workers_.clear();
+  if (oom_kills_ != nullptr) oom_kills_->Forget();
   generation_ = round.generation.number;
   started_ns_ = MonotonicNanoseconds();
   progress_known_ = false;
@@ -191,9 +194,17 @@ absl::StatusOr<WorkerSpec> WorkerGroup::MakeSpec(const Round& round, int local_r
   return spec;
 }
 
-void WorkerGroup::OnExit(uint64_t generation, int local_rank, const ExitStatus& status) {
+// Explains a SIGKILL that the agent did not send. Shells report that of a child as exit code 137.
+std::string WorkerGroup::CauseOf(const Worker& worker, const ExitStatus& status) {
+  const bool by_kill = ShellExitCode(status) == 128 + SIGKILL;
+  if (!by_kill || worker.killed || !worker.timer_ran_out.empty()) return "";
+  return oom_kills_ == nullptr ? "" : oom_kills_->Explain();
+}
+
+void WorkerGroup::OnExit(uint64_t generation, int local_rank, ExitStatus status) {
   const auto found = workers_.find(local_rank);
   if (generation != generation_ || found == workers_.end()) return;
+  status.cause = CauseOf(found->second, status);
   LookAt(local_rank, found->second);
   WorkerExitedEvent event = {.local_rank = local_rank,
                              .pid = found->second.pid,
@@ -244,7 +255,9 @@ void WorkerGroup::Signal(int signal, const std::vector<int>& local_ranks) {
   looks_for_hangs_ = false;
   for (int local_rank : local_ranks) {
     const auto found = workers_.find(local_rank);
-    if (found != workers_.end()) spawner_.Signal(found->second.pid, signal);
+    if (found == workers_.end()) continue;
+    found->second.killed |= signal == SIGKILL;
+    spawner_.Signal(found->second.pid, signal);
   }
   CutStart(local_ranks);
 }

@@ -16,6 +16,7 @@
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "base/event_loop.h"
+#include "base/process/oom_kills.h"
 #include "base/task_thread.h"
 #include "elastic/agent/agent_events.h"
 #include "elastic/agent/event_log.h"
@@ -51,6 +52,7 @@ class WorkerGroup {
     NodeStatusTracker* status = nullptr;
     std::function<void(const std::string& line)> say;  // see Agent::Dependencies
     TaskThread* files = nullptr;                       // see Agent::Dependencies
+    OomKills* oom_kills = nullptr;                     // see Agent::Dependencies
   };
 
   // Receives WorkersStartedEvent, WorkerExitedEvent, WorkerHungEvent and StraysGoneEvent. Called
@@ -132,6 +134,7 @@ class WorkerGroup {
     int64_t max_world_size = 0;                        // as in HealthPage::Snapshot
     StopProgress stop_progress;                        // as of the last look
     absl::Time sleeps_since = absl::InfiniteFuture();  // uninterruptibly
+    bool killed = false;                               // the agent sent SIGKILL
     bool signalled_to_stop = false;  // by signal, as it does not poll should_stop()
     std::string timer_ran_out;       // name of its timer that ran out; empty: none
   };
@@ -151,7 +154,8 @@ class WorkerGroup {
   void CutStart(const std::vector<int>& local_ranks);
   void SayStartIsSlow();
   absl::StatusOr<WorkerSpec> MakeSpec(const Round& round, int local_rank);
-  void OnExit(uint64_t generation, int local_rank, const ExitStatus& status);
+  void OnExit(uint64_t generation, int local_rank, ExitStatus status);
+  std::string CauseOf(const Worker& worker, const ExitStatus& status);
   void PostFailure(WorkerExitedEvent event);
   std::optional<int> FindWorker(pid_t pid) const;
   void OnTimerExpired(const WorkerTimers::Expired& expired);
@@ -175,6 +179,7 @@ class WorkerGroup {
   NodeStatusTracker& status_;
   const std::function<void(const std::string&)> say_;
   TaskThread* const files_;
+  OomKills* const oom_kills_;
   const Post post_;
   const std::map<std::string, std::string> inherited_environment_;
   std::function<void()> after_look_;

@@ -51,8 +51,8 @@ std::string OwnWords(const elastic::ErrorRecord& error, bool is_victim) {
 
 // Returns the text about a worker that wrote no error file.
 std::string WithoutErrorFile(const elastic::WorkerFailure& failure) {
-  const bool is_exit =
-      failure.status.signal == 0 && !failure.was_stopped && failure.instead.empty();
+  const bool is_exit = failure.status.signal == 0 && failure.status.cause.empty() &&
+                       !failure.was_stopped && failure.instead.empty();
   return absl::StrCat(AgentsWords(failure),
                       is_exit ? " and wrote no error file; its own output says more" : "");
 }
@@ -87,10 +87,11 @@ std::string AgentsWords(const elastic::WorkerFailure& failure) {
                         : "";
     return absl::StrCat("The worker ", failure.instead, end);
   }
-  const std::string text = signal != 0
-                               ? absl::StrCat("Signal ", signal, " (", elastic::SignalName(signal),
-                                              ") received by PID ", failure.pid)
-                               : absl::StrCat("The worker ", elastic::DescribeExit(failure.status));
+  const std::string text =
+      signal != 0 ? absl::StrCat("Signal ", signal, " (", elastic::SignalName(signal),
+                                 ") received by PID ", failure.pid,
+                                 failure.status.cause.empty() ? "" : ", ", failure.status.cause)
+                  : absl::StrCat("The worker ", elastic::DescribeExit(failure.status));
   return failure.was_stopped ? absl::StrCat(text, ": stopped because of the root cause") : text;
 }
 

@@ -96,6 +96,9 @@ TEST(DescribeFailureTest, WithoutAnErrorFile) {
   const ReportedFailure killed = DescribeFailure(failure, kContext);
   EXPECT_EQ(killed.exit_code, -9);
   EXPECT_EQ(killed.text, "Signal 9 (SIGKILL) received by PID 42");
+  failure.status.cause = "out of memory: no more";
+  EXPECT_EQ(DescribeFailure(failure, kContext).text,
+            "Signal 9 (SIGKILL) received by PID 42, out of memory: no more");
 }
 
 TEST(DescribeFailureTest, TheStoppedAndTheHanging) {
