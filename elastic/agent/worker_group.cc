@@ -194,17 +194,14 @@ absl::StatusOr<WorkerSpec> WorkerGroup::MakeSpec(const Round& round, int local_r
   return spec;
 }
 
-// Explains a SIGKILL that the agent did not send. Shells report that of a child as exit code 137.
-std::string WorkerGroup::CauseOf(const Worker& worker, const ExitStatus& status) {
-  const bool by_kill = ShellExitCode(status) == 128 + SIGKILL;
-  if (!by_kill || worker.killed || !worker.timer_ran_out.empty()) return "";
-  return oom_kills_ == nullptr ? "" : oom_kills_->Explain();
-}
-
 void WorkerGroup::OnExit(uint64_t generation, int local_rank, ExitStatus status) {
   const auto found = workers_.find(local_rank);
   if (generation != generation_ || found == workers_.end()) return;
-  status.cause = CauseOf(found->second, status);
+  // Shells report the SIGKILL of a child as exit code 137.
+  const bool sent = found->second.killed || !found->second.timer_ran_out.empty();
+  if (oom_kills_ != nullptr && !sent && ShellExitCode(status) == 128 + SIGKILL) {
+    status.cause = oom_kills_->Explain();
+  }
   LookAt(local_rank, found->second);
   WorkerExitedEvent event = {.local_rank = local_rank,
                              .pid = found->second.pid,

@@ -155,7 +155,6 @@ class WorkerGroup {
   void SayStartIsSlow();
   absl::StatusOr<WorkerSpec> MakeSpec(const Round& round, int local_rank);
   void OnExit(uint64_t generation, int local_rank, ExitStatus status);
-  std::string CauseOf(const Worker& worker, const ExitStatus& status);
   void PostFailure(WorkerExitedEvent event);
   std::optional<int> FindWorker(pid_t pid) const;
   void OnTimerExpired(const WorkerTimers::Expired& expired);
