@@ -108,7 +108,10 @@ void DrawFaults(Story& story, Random& random) {
       // A short outage, so that a node that was not told of the round returns before the others.
       fault.duration_us = random.Between(1000, 60000);
     }
-    if (random.Chance(0.2)) fault.clock_jump_us = random.Between(0, 3600) * kSecond;
+    if (random.Chance(0.2)) {
+      const int64_t jump_s = random.Between(0, 3600);
+      fault.clock_jump_us = (jump_s % 2 == 0 ? jump_s : -jump_s) * kSecond;
+    }
     story.faults.push_back(fault);
   }
   std::sort(story.faults.begin(), story.faults.end(),
