@@ -345,6 +345,33 @@ RANK_TEST(SharedParameterTest, IsAveragedOnceOverGloo, .world_size = {1, 2, 3, 4
   TrainModelsOfOneModule();
 }
 
+// One model averages the shared layer outside of its buckets, the other in a bucket.
+RANK_TEST(SharedParameterTest, AParameterThatOneModelDelays, {1, 2, 3}) {
+  const auto group = init_process_group();
+  for (const int width : {8, 256}) {
+    const auto layer = torch::nn::LinearOptions(width, width).bias(false);
+    torch::nn::Linear first(layer), shared(layer);
+    torch::nn::Sequential net(first, shared);
+    {
+      const torch::NoGradGuard no_grad;
+      first->weight.copy_(torch::eye(width));
+    }
+    DistributedDataParallel a(net, group,
+                              {.delay_all_reduce_named_params = {{"1.weight", shared->weight}},
+                               .param_to_hook_all_reduce = first->weight});
+    LinearModel b(shared, group);
+    const Tensor x = torch::full({1, width}, 1.0 + group->rank());
+    for (int step = 0; step < 4; ++step) {
+      net->zero_grad(/*set_to_none=*/step % 2 == 0);
+      const Tensor loss = a.forward(x).sum();
+      (loss + b.forward(x).sum()).backward();
+      EXPECT_TRUE(
+          torch::allclose(shared->weight.grad(), torch::full({width, width}, group->size() + 1.0)))
+          << "width " << width << ", step " << step;
+    }
+  }
+}
+
 RANK_TEST(SharedParameterTest, AWrapperInAWrapperAveragesOnce, InSharedMemory({3})) {
   const auto group = init_process_group();
   torch::nn::Linear net(torch::nn::LinearOptions(64, 64).bias(false));
