@@ -29,18 +29,18 @@
 namespace ddp::elastic {
 namespace {
 
+bool IsIgnored(int signal) {
+  struct sigaction action {};
+  return sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN;
+}
+
 // Returns the signals to take over. A signal that is ignored from the start (nohup) is left out: a
 // signalfd would deliver it nevertheless.
 sigset_t SignalSet(const std::vector<int>& handled) {
   sigset_t signals;
   sigemptyset(&signals);
   for (int signal : handled) {
-    struct sigaction action {};
-    if (signal == SIGHUP && sigaction(signal, nullptr, &action) == 0 &&
-        action.sa_handler == SIG_IGN) {
-      continue;
-    }
-    sigaddset(&signals, signal);
+    if (signal != SIGHUP || !IsIgnored(signal)) sigaddset(&signals, signal);
   }
   return signals;
 }
@@ -134,6 +134,7 @@ struct Agent::State {
   std::map<int, Received> received_signals;
   UniqueFd signal_fd;
   sigset_t handled_signals{};
+  bool holds_workers = false;  // on SIGTSTP, until SIGCONT
   sigset_t earlier_mask{};
 
   absl::Time armed_deadline = absl::InfiniteFuture();
@@ -182,6 +183,12 @@ bool Agent::was_signalled() const { return !state_->received_signals.empty(); }
 
 absl::Status Agent::State::TakeSignals() {
   handled_signals = SignalSet(config.signals_to_handle);
+  holds_workers = sigismember(&handled_signals, SIGTSTP) == 0 &&
+                  sigismember(&handled_signals, SIGCONT) == 0 && !IsIgnored(SIGTSTP);
+  if (holds_workers) {
+    sigaddset(&handled_signals, SIGTSTP);
+    sigaddset(&handled_signals, SIGCONT);
+  }
   pthread_sigmask(SIG_BLOCK, &handled_signals, &earlier_mask);
   signal_fd.reset(signalfd(-1, &handled_signals, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!signal_fd.valid()) {
@@ -220,6 +227,11 @@ void Agent::State::OnSignalReadable() {
                           [](const auto& info) { return info.ssi_signo != SIGHUP; });
     for (auto info = infos.begin(); info != end && !finished; ++info) {
       const int signal = static_cast<int>(info->ssi_signo);
+      if (holds_workers && (signal == SIGTSTP || signal == SIGCONT)) {
+        event_log.SignalReceived(core.generation(), signal);
+        signal == SIGTSTP ? workers.Hold() : workers.Continue();
+        continue;
+      }
       if (!IsNews(signal, static_cast<pid_t>(info->ssi_pid) == getppid())) continue;
       event_log.SignalReceived(core.generation(), signal);
       Post(SignalEvent{signal});

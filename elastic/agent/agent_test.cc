@@ -504,6 +504,54 @@ TEST_F(AgentTest, AWorkerThatHangsIsAFailure) {
   EXPECT_EQ(Events("hang").size(), 1u);
 }
 
+// Ctrl-Z and fg: the workers hang only after they have continued.
+TEST_F(AgentTest, WorkersThatCtrlZStopsAreNotHung) {
+  config_.job.hangs.floor = absl::Milliseconds(600);
+  spawner_.OnSignal([this](const Worker& worker, int signal) {
+    if (signal == SIGSTOP || signal == SIGCONT) return;
+    Soon([this, pid = worker.pid, signal] { spawner_.Exit(pid, {.signal = signal}); });
+  });
+  OnStart([this](const Worker& worker) {
+    if (worker.pid > 1002) return spawner_.Exit(worker.pid, {});
+    absl::StatusOr<HealthPage> page = HealthPage::Map(dup(worker.spec.inherited_fds[0]));
+    ASSERT_TRUE(page.ok()) << page.status();
+    // Not this thread: it would keep a pointer into the page.
+    std::thread([&page] { ASSERT_TRUE(page->Attach().ok()); }).join();
+    for (int step = 1; step <= 100; ++step) page->CommitStep(step);
+    pages_.push_back(*std::move(page));
+    if (worker.spec.rank == 0) return;
+    kill(getpid(), SIGTSTP);
+    loop_->AddTimer(absl::Milliseconds(1500), [this] {
+      EXPECT_EQ(Events("hang").size(), 0u);
+      EXPECT_EQ(rendezvous_->report().at_work.value_or(RankAtWork()).phase, "stopped");
+      kill(getpid(), SIGCONT);
+    });
+  });
+  EXPECT_EQ(Run().exit_code, 0);
+  for (const int worker : {0, 1}) {
+    EXPECT_THAT(spawner_.workers().at(worker).signals, ElementsAre(SIGSTOP, SIGCONT, SIGTERM));
+  }
+  EXPECT_THAT(stderr_, AllOf(HasSubstr("received SIGTSTP: 2 workers are stopped"),
+                             HasSubstr("2 workers go on after 1"), HasSubstr("made no step for")));
+  EXPECT_EQ(Events("hang").size(), 1u);
+}
+
+// A stop reaches workers that Ctrl-Z holds: they can save.
+TEST_F(AgentTest, AStopContinuesWorkersThatCtrlZStopped) {
+  spawner_.OnSignal([this](const Worker& worker, int signal) {
+    if (signal == SIGSTOP && worker.spec.rank == 1) kill(getpid(), SIGTERM);
+    if (signal != SIGCONT) return;
+    Soon([this, pid = worker.pid] { spawner_.Exit(pid, {.signal = SIGTERM}); });
+  });
+  OnStart([](const Worker& worker) {
+    if (worker.spec.rank == 1) kill(getpid(), SIGTSTP);
+  });
+  EXPECT_EQ(Run().reason, "stopped by SIGTERM");
+  for (const Worker& worker : spawner_.workers()) {
+    EXPECT_THAT(worker.signals, ElementsAre(SIGSTOP, SIGTERM, SIGCONT));
+  }
+}
+
 // Rank 0 of another node works. When it does not any more, the wait counts.
 TEST_F(AgentTest, AWaitForARankOfAnotherNodeIsToldAndIsNoHang) {
   ObeySignals();

@@ -1,5 +1,8 @@
 #include "elastic/agent/worker_environment_builder.h"
 
+#include <string.h>
+#include <unistd.h>
+
 #include <vector>
 
 #include "absl/strings/ascii.h"
@@ -54,6 +57,15 @@ bool SetsOmpNumThreads(const LaunchConfig& config,
 
 std::string SubstituteLocalRank(const std::string& argument, int local_rank) {
   return absl::StrReplaceAll(argument, {{"${local_rank}", absl::StrCat(local_rank)}});
+}
+
+std::map<std::string, std::string> InheritedEnvironment() {
+  std::map<std::string, std::string> environment;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const char* equals = strchr(*entry, '=');
+    if (equals != nullptr) environment[std::string(*entry, equals - *entry)] = equals + 1;
+  }
+  return environment;
 }
 
 std::map<std::string, std::string> BuildWorkerEnvironment(

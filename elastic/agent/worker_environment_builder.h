@@ -9,6 +9,9 @@
 
 namespace ddp::elastic {
 
+// Returns this process's environment.
+std::map<std::string, std::string> InheritedEnvironment();
+
 // Returns the environment variables of one worker of a round, which override inherited ones:
 // torchrun's variables, and our DDP_STORE, DDP_GENERATION, DDP_GENERATION_NONCE and DDP_HEALTH_FD.
 // The spawner adds TORCHELASTIC_ERROR_FILE, because it knows the log folders.

@@ -1,8 +1,8 @@
+// Length: all parts work on one table of workers.
+
 #include "elastic/agent/worker_group.h"
 
 #include <signal.h>
-#include <string.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -24,15 +24,6 @@ constexpr absl::Duration kLookPauseMin = absl::Milliseconds(20);
 // The time from a look at the pages until every worker of this node can have seen a request to
 // stop.
 constexpr double kTellSeconds = 0.05;
-
-std::map<std::string, std::string> InheritedEnvironment() {
-  std::map<std::string, std::string> environment;
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    const char* equals = strchr(*entry, '=');
-    if (equals != nullptr) environment[std::string(*entry, equals - *entry)] = equals + 1;
-  }
-  return environment;
-}
 
 // Adds the content of the worker's error file to the event.
 void AddRecord(const std::string& error_file, WorkerExitedEvent& event) {
@@ -88,7 +79,7 @@ std::optional<int> WorkerGroup::FindWorker(pid_t pid) const {
 
 void WorkerGroup::OnTimerExpired(const WorkerTimers::Expired& expired) {
   const auto found = workers_.find(expired.local_rank);
-  if (found == workers_.end()) return;
+  if (found == workers_.end() || held_since_.has_value()) return;
   Worker& worker = found->second;
   worker.timer_ran_out = expired.scope;
   say_(absl::StrCat("rank ", worker.rank, " (pid ", worker.pid, ") let its timer '", expired.scope,
@@ -133,6 +124,7 @@ void WorkerGroup::OnStarted(int local_rank, const absl::StatusOr<pid_t>& pid) {
   const int rank = launch_->round.placement.first_rank + local_rank;
   workers_.emplace(local_rank,
                    Worker{.rank = rank, .pid = *pid, .page = *std::move(launch_->page)});
+  if (held_since_.has_value()) spawner_.Signal(*pid, SIGSTOP);
   launch_->started.push_back(local_rank);
   launch_->for_log.push_back({.rank = rank, .pid = *pid});
   status_.WorkerStarted(local_rank, rank, *pid, clock_.Now());
@@ -256,7 +248,27 @@ void WorkerGroup::Signal(int signal, const std::vector<int>& local_ranks) {
     found->second.killed |= signal == SIGKILL;
     spawner_.Signal(found->second.pid, signal);
   }
+  Continue();
   CutStart(local_ranks);
+}
+
+void WorkerGroup::Hold() {
+  if (held_since_.has_value() || stop_at_step_.has_value()) return;
+  held_since_ = clock_.Now();
+  for (const auto& [local_rank, worker] : workers_) spawner_.Signal(worker.pid, SIGSTOP);
+  say_(absl::StrCat("received SIGTSTP: ", workers_.size(),
+                    " workers are stopped until SIGCONT (fg). The agent renews the node's lease "
+                    "meanwhile. A collective fails when it lasts longer than its timeout "
+                    "(30 minutes unless the program sets another)"));
+}
+
+void WorkerGroup::Continue() {
+  if (!held_since_.has_value()) return;
+  for (const auto& [local_rank, worker] : workers_) spawner_.Signal(worker.pid, SIGCONT);
+  const absl::Duration held = clock_.Now() - *std::exchange(held_since_, std::nullopt);
+  hangs_.Excuse(clock_.Now());
+  say_(absl::StrCat(workers_.size(), " workers go on after ",
+                    absl::FormatDuration(absl::Trunc(held, absl::Milliseconds(100)))));
 }
 
 void WorkerGroup::Stop(const StopWorkersAction& stop) {
@@ -275,6 +287,7 @@ void WorkerGroup::Stop(const StopWorkersAction& stop) {
       spawner_.Signal(worker.pid, stop.signal);
     }
   }
+  Continue();
   CutStart(stop.local_ranks);
 }
 
@@ -300,7 +313,7 @@ void WorkerGroup::Look() {
     all_first_steps_seen &= worker.first_step_seen;
   }
   LookForStuck();
-  if (looks_for_hangs_) {
+  if (looks_for_hangs_ && !held_since_.has_value()) {
     LookForStragglers();
     LookForHang();
   }
@@ -491,6 +504,11 @@ NodeReport WorkerGroup::Report() {
                                   .phase = std::string(PhaseName(work->phase)),
                                   .stalled_for = work->stalled_for};
     }
+  }
+  if (held_since_.has_value() && !workers_.empty()) {
+    report.at_work = RankAtWork{.rank = workers_.begin()->second.rank,
+                                .phase = "stopped",
+                                .stalled_for = now - *held_since_};
   }
   report.row = status_.RowText(now);
   return report;

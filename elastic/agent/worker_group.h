@@ -87,6 +87,11 @@ class WorkerGroup {
   // workers that have ended.
   void Signal(int signal, const std::vector<int>& local_ranks);
 
+  // Stops all workers by SIGSTOP, also those that start from now on, until Continue(), Signal() or
+  // Stop(). No worker is hung or slow meanwhile. Does nothing after Stop(): they are about to save.
+  void Hold();
+  void Continue();
+
   // Carries out a StopWorkersAction, with the same skips. Stops the search for hangs.
   void Stop(const StopWorkersAction& stop);
 
@@ -201,6 +206,7 @@ class WorkerGroup {
   StragglerDetector stragglers_;
   std::unique_ptr<TimerPipe> timers_;
   EventLoop::TimerId look_timer_ = 0;
+  std::optional<absl::Time> held_since_;  // over generations
   absl::Duration look_pause_;
 
   bool told_of_omp_num_threads_ = false;

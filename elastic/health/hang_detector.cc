@@ -83,6 +83,11 @@ void HangDetector::SetOthersAtWork(bool are_at_work, absl::Time now) {
   if (std::exchange(others_at_work_, are_at_work) && !are_at_work) waits_counted_since_ = now;
 }
 
+void HangDetector::Excuse(absl::Time now) {
+  counted_since_ = now;
+  for (auto& [local_rank, rank] : ranks_) rank.commit_after = now;
+}
+
 void HangDetector::Forget(int local_rank) { ranks_.erase(local_rank); }
 
 bool HangDetector::IsOn() const {

@@ -73,8 +73,9 @@ class HangDetector {
 
   void Observe(int local_rank, const HealthPage::Snapshot& page, absl::Time now);
 
-  // Time before `now` does not count as a stall: the rank at fault was held from outside.
-  void Excuse(absl::Time now) { counted_since_ = now; }
+  // Time before `now` does not count, as a stall or as part of a step: ranks were held from
+  // outside.
+  void Excuse(absl::Time now);
 
   // Tells whether a rank of another node works, so that the others may wait for it. Its own node
   // watches it: no wait of this node counts as a hang meanwhile.

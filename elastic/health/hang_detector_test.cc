@@ -240,6 +240,21 @@ TEST_F(HangDetectorTest, AnExcuseStartsTheTimeAgain) {
   EXPECT_TRUE(Wait(absl::Seconds(2)).has_value());
 }
 
+TEST_F(HangDetectorTest, ExcusedTimeIsNoPartOfAStep) {
+  Begin();
+  Train(20);
+  const absl::Time continued = now_ + absl::Hours(1);
+  while (now_ < continued) {
+    now_ += kLookPeriod;
+    for (int i = 0; i < 2; ++i) detector_.Observe(i, ranks_[i].page, now_);
+  }
+  detector_.Excuse(now_);
+  EXPECT_EQ(Wait(absl::Seconds(1)), std::nullopt);
+  for (FakeRank& rank : ranks_) rank.Commit(++step_, now_, absl::Hours(1));
+  EXPECT_EQ(Wait(absl::ZeroDuration()), std::nullopt);
+  EXPECT_LE(detector_.longest_step(), absl::Seconds(2));
+}
+
 TEST_F(HangDetectorTest, RanksThatWaitForAnotherNodeGetMoreTime) {
   Begin(kTwoNodes);
   Train(20);

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
@@ -18,6 +19,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
+#include "base/process/process_state.h"
 #include "base/unique_fd.h"
 #include "launcher/end_to_end/ddprun_case.h"
 #include "launcher/end_to_end/ddprun_driver.h"
@@ -267,6 +269,34 @@ TEST(DdprunEndTest, ASignalToEveryProcessOfTheJobLeavesTimeToSave) {
   EXPECT_EQ(run.Wait(), 1);
   EXPECT_EQ(Count(run.out(), "saved"), 2) << run.err();
   EXPECT_THAT(run.err(), Not(HasSubstr("killing")));
+}
+
+// Ctrl-Z, then fg.
+TEST(DdprunEndTest, ACtrlZStopsTheWholeJobUntilItContinues) {
+  DdprunDriver run({.arguments = Shell({"--standalone", "--nproc-per-node=2"},
+                                       "echo worker $$; until [ -e $TMPDIR/end ]; do :; done")});
+  run.AwaitStdout("worker", 2);
+  std::vector<pid_t> workers;
+  for (const pid_t pid : run.Tree()) {
+    if (Count(run.out(), absl::StrCat("worker ", pid, "\n")) != 0) workers.push_back(pid);
+  }
+  ASSERT_EQ(workers.size(), 2U);
+  ::kill(run.pid(), SIGTSTP);
+  siginfo_t stopped{};
+  ASSERT_EQ(::waitid(P_PID, static_cast<id_t>(run.pid()), &stopped, WSTOPPED), 0);
+  EXPECT_EQ(stopped.si_status, SIGTSTP);
+  run.AwaitStderr("2 workers are stopped until SIGCONT (fg)");
+  for (const pid_t worker : workers) {
+    const absl::Time deadline = MonotonicClock().Now() + DdprunDriver::kDeadline;
+    while (ProcessState(worker) != 'T' && MonotonicClock().Now() < deadline) {
+    }
+    EXPECT_EQ(ProcessState(worker), 'T');
+  }
+  EXPECT_NE(ProcessState(run.AgentPid()), 'T');
+  ::kill(run.pid(), SIGCONT);
+  run.AwaitStderr("2 workers go on after");
+  std::ofstream(run.temporary_folder() + "/end");
+  EXPECT_EQ(run.Wait(), 0);
 }
 
 TEST(DdprunEndTest, AStubbornWorkerIsKilledAfterTheShutdownTimeout) {

@@ -162,6 +162,30 @@ class KeeperWatcher {
   std::exit(code);  // NOLINT(concurrency-mt-unsafe): the watcher uses nothing that exit() destroys
 }
 
+// Returns the signals that the keeper reads: the user's, and SIGTSTP unless the user ignores it.
+sigset_t KeeperSignals(const KeeperOptions& options) {
+  sigset_t set = SignalSet(options.signals);
+  struct sigaction action {};
+  ::sigaction(SIGTSTP, nullptr, &action);
+  if (action.sa_handler != SIG_IGN) sigaddset(&set, SIGTSTP);
+  return set;
+}
+
+bool IsOneOf(const std::vector<int>& signals, int signal) {
+  return std::find(signals.begin(), signals.end(), signal) != signals.end();
+}
+
+// Stops this process as Ctrl-Z does; returns once it continues. The kernel does not stop a process
+// group that no shell could continue.
+void StopAsByCtrlZ() {
+  sigset_t stop;
+  sigemptyset(&stop);
+  sigaddset(&stop, SIGTSTP);
+  ::raise(SIGTSTP);  // pending, so that a SIGCONT that comes first cancels it
+  ::pthread_sigmask(SIG_UNBLOCK, &stop, nullptr);
+  ::pthread_sigmask(SIG_BLOCK, &stop, nullptr);
+}
+
 // How the agent ended.
 struct AgentEnd {
   siginfo_t status{};
@@ -179,7 +203,8 @@ UniqueFd WatchChildren() {
 }
 
 // Forwards signals and reaps other children until the agent has ended.
-AgentEnd KeepUntilEnd(pid_t agent, const UniqueFd& agent_pidfd, const UniqueFd& signals) {
+AgentEnd KeepUntilEnd(pid_t agent, const UniqueFd& agent_pidfd, const UniqueFd& signals,
+                      const KeeperOptions& options) {
   AgentEnd end;
   const UniqueFd children = WatchChildren();
   pollfd polled[] = {{.fd = agent_pidfd.get(), .events = POLLIN, .revents = 0},
@@ -196,8 +221,14 @@ AgentEnd KeepUntilEnd(pid_t agent, const UniqueFd& agent_pidfd, const UniqueFd& 
       std::stable_partition(infos.begin(), last,
                             [](const auto& info) { return info.ssi_signo != SIGHUP; });
       for (auto info = infos.begin(); info != last; ++info) {
-        ::kill(agent, static_cast<int>(info->ssi_signo));
-        end.forwarded.insert(static_cast<int>(info->ssi_signo));
+        const int signal = static_cast<int>(info->ssi_signo);
+        ::kill(agent, signal);
+        if (IsOneOf(options.signals, signal)) {
+          end.forwarded.insert(signal);
+        } else {  // SIGTSTP: the agent stops the workers, and holds the node's place in the job
+          StopAsByCtrlZ();
+          ::kill(agent, SIGCONT);
+        }
       }
     }
     if ((polled[2].revents & POLLIN) != 0) {
@@ -276,7 +307,8 @@ absl::StatusOr<int> RunWithKeeper(const KeeperOptions& options,
     Say("/proc does not show this process as /proc/self (another PID namespace's, or not mounted): "
         "processes that workers leave behind are not found");
   }
-  const sigset_t set = SignalSet(options.signals);
+  const sigset_t set = KeeperSignals(options);
+  ::pthread_sigmask(SIG_BLOCK, &set, nullptr);  // the agent inherits it
   const UniqueFd signals(::signalfd(-1, &set, SFD_CLOEXEC));
   if (!signals.valid()) {
     return absl::ResourceExhaustedError(absl::StrCat("signalfd: ", std::strerror(errno)));
@@ -295,7 +327,7 @@ absl::StatusOr<int> RunWithKeeper(const KeeperOptions& options,
     ::waitpid(pid, nullptr, 0);
     return absl::ResourceExhaustedError(absl::StrCat("pidfd_open: ", std::strerror(errno)));
   }
-  return CleanUp(KeepUntilEnd(pid, agent_pidfd, signals), options, spared);
+  return CleanUp(KeepUntilEnd(pid, agent_pidfd, signals, options), options, spared);
 }
 
 }  // namespace ddp::launcher

@@ -37,6 +37,9 @@ namespace ddp::launcher {
 // The agent has a session of its own and the process name "ddp-agent". Neither a signal to the
 // terminal's process group nor a kill by name reaches both.
 //
+// Ctrl-Z (SIGTSTP): the keeper stops itself once it has told the agent, which then stops the
+// workers and stays alive. When the keeper continues, it sends SIGCONT to the agent.
+//
 // Known weakness: if the survivor is killed before it has finished, the rest stays.
 struct KeeperOptions {
   // Folder that is removed at the end in any case.
