@@ -78,6 +78,20 @@ void DataParallelHandle::RegisterBufferCommHook(BufferCommHook hook,
 
 void DataParallelHandle::check_finished() { Core().CheckFinished(); }
 
+bool DataParallelHandle::require_manual_backward_finalization() const {
+  return Core().reducer().manual_finalization();
+}
+
+void DataParallelHandle::set_require_manual_backward_finalization(bool required) {
+  Core().SetManualFinalization(required);
+}
+
+bool DataParallelHandle::should_finalize_after_backward() const {
+  return Core().FinalizesAfterBackward();
+}
+
+void DataParallelHandle::finalize_backward() { Core().FinalizeBackward(); }
+
 void DataParallelHandle::rebuild_buckets() { Core().RebuildBuckets(); }
 
 void DataParallelHandle::update_process_group(std::shared_ptr<ProcessGroup> group) {

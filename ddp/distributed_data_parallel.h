@@ -121,6 +121,19 @@ class DataParallelHandle {
   // to find the error earlier.
   void check_finished();
 
+  // Completes the last synchronized backward, see the option require_manual_backward_finalization:
+  // waits for the sums, and makes the averages the gradients. Collective: all ranks call it at the
+  // same place among their collectives, once for each synchronized backward, after backward() has
+  // returned. While should_finalize_after_backward() is false, a hook of the backward may call it
+  // too, once all gradients have come. Throws ReductionError when there is nothing to finalize.
+  void finalize_backward();
+  bool should_finalize_after_backward() const;
+
+  // Changes that option, on all ranks. Throws ReductionError between the first gradient of a
+  // backward and the end of its reduction.
+  void set_require_manual_backward_finalization(bool required);
+  bool require_manual_backward_finalization() const;
+
   // Makes the next synchronized backward record the order of gradients and assign new buckets at
   // its end. Use it after the graph has changed. Call it on all ranks before the same backward.
   void rebuild_buckets();
@@ -199,25 +212,19 @@ class DataParallelHandle {
   std::shared_ptr<torch::nn::Module> base_module_;  // null: the module has another type
 };
 
-// Finds the tensors that it has seen before. Undefined tensors are all new.
-class SeenTensors {
- public:
-  bool IsNew(const at::Tensor& tensor) {
-    return !tensor.defined() || seen_.insert(tensor.unsafeGetTensorImpl()).second;
-  }
-
- private:
-  std::unordered_set<const at::TensorImpl*> seen_;
-};
+// Adds `tensor` to `seen`. Returns false when it was there. Undefined tensors are all new.
+inline bool IsNew(std::unordered_set<const at::TensorImpl*>& seen, const at::Tensor& tensor) {
+  return !tensor.defined() || seen.insert(tensor.unsafeGetTensorImpl()).second;
+}
 
 // Return the parameters of a module without repeats, as PyTorch's Module.parameters() does. In
 // LibTorch, a tensor with several names (a tied weight) is in the list once for each name, and an
 // optimizer of that list steps it once for each. The first name stays.
 inline std::vector<at::Tensor> UniqueParameters(const std::vector<at::Tensor>& all) {
-  SeenTensors seen;
+  std::unordered_set<const at::TensorImpl*> seen;
   std::vector<at::Tensor> unique;
   for (const at::Tensor& tensor : all) {
-    if (seen.IsNew(tensor)) unique.push_back(tensor);
+    if (IsNew(seen, tensor)) unique.push_back(tensor);
   }
   return unique;
 }
@@ -225,10 +232,10 @@ inline std::vector<at::Tensor> UniqueParameters(const std::vector<at::Tensor>& a
 // `Parameters` is LibTorch's ordered dictionary from names to tensors.
 template <typename Parameters>
 Parameters UniqueNamedParameters(const Parameters& all) {
-  SeenTensors seen;
+  std::unordered_set<const at::TensorImpl*> seen;
   Parameters unique;
   for (const auto& item : all) {
-    if (seen.IsNew(item.value())) unique.insert(item.key(), item.value());
+    if (IsNew(seen, item.value())) unique.insert(item.key(), item.value());
   }
   return unique;
 }

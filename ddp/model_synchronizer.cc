@@ -79,6 +79,7 @@ void ModelSynchronizer::SetUp(const ModelTensors& tensors, std::vector<Reducer::
   reducer_->set_on_first_pass([this] { AgreeOnHooks(); });
   reducer_->set_on_complete([this] { OnReductionComplete(); });
   reducer_->set_on_bare_backward([this](const std::string& name) { WarnOfBareBackward(name); });
+  SetManualFinalization(options_.require_manual_backward_finalization);
   if (options_.mixed_precision.has_value()) SetUpMixedPrecision(tensors);
   if (!options_.delay_all_reduce_named_params.empty()) {
     delayed_ = std::make_unique<DelayedAllReduce>(options_.delay_all_reduce_named_params,
@@ -333,6 +334,20 @@ void ModelSynchronizer::UpdateProcessGroup(std::shared_ptr<ProcessGroup> group) 
   reducer_->Reset(ReducedOver());
   if (delayed_) delayed_->Reset(ReducedOver());
   group_->communicator().BeginBarrier(group_->device(), "the end of update_process_group");
+}
+
+void ModelSynchronizer::SetManualFinalization(bool manual) {
+  if (manual && reducer_->parameters().empty()) {
+    throw ConfigurationError(
+        "require_manual_backward_finalization needs a parameter that is not in "
+        "delay_all_reduce_named_params: the reduction of the others is what it finalizes");
+  }
+  reducer_->SetManualFinalization(manual);
+}
+
+bool ModelSynchronizer::FinalizesAfterBackward() const {
+  if (!reducer_->manual_finalization()) return false;
+  return options_.mixed_precision.has_value() || delayed_ || reducer_->ends_after_backward();
 }
 
 void ModelSynchronizer::SetBucketLayout(std::vector<std::vector<std::string>> layout) {

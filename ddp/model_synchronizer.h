@@ -86,6 +86,9 @@ class ModelSynchronizer : public Joinable {
     buffers_.RegisterHook(std::move(hook), location);
   }
   void RebuildBuckets() { reducer_->RequestRebuild(); }
+  void SetManualFinalization(bool manual);
+  bool FinalizesAfterBackward() const;
+  void FinalizeBackward() { reducer_->FinalizeBackward(/*within=*/!FinalizesAfterBackward()); }
   void SetBucketLayout(std::vector<std::vector<std::string>> layout);
   void UpdateProcessGroup(std::shared_ptr<ProcessGroup> group);
 

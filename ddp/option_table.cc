@@ -174,6 +174,8 @@ constexpr OptionRow kRows[] = {
      .effect = "Parameters whose gradients are averaged in one tensor outside of the buckets."},
     {FIELD(param_to_hook_all_reduce),
      .effect = "The parameter whose gradient starts that average."},
+    {COMPARED_FLAG(require_manual_backward_finalization),
+     .effect = "The backward does not wait for the averages; `finalize_backward()` does."},
     {FIELD(mixed_precision), .items = Precision, .agreement = "each of its fields",
      .effect = "Lower precision in forward and backward."},
     {FIELD(bucket_layout), .items = LayoutOfBuckets, .agreement = "the names, in order",
@@ -184,7 +186,7 @@ constexpr OptionRow kRows[] = {
 #undef COMPARED_FLAG
 #undef FIELD
 
-static_assert(std::size(kRows) == kFieldCount<Options>,
+static_assert(std::size(kRows) == aggregate::Count<Options>(),
               "each field of DistributedDataParallelOptions has one row in kRows");
 
 }  // namespace

@@ -69,6 +69,8 @@ std::map<std::string, std::function<void(Options&)>> Changes() {
              std::vector<std::pair<std::string, at::Tensor>>{{"a", at::Tensor()}};
        }},
       {"param_to_hook_all_reduce", [](Options& o) { o.param_to_hook_all_reduce = at::empty({1}); }},
+      {"require_manual_backward_finalization",
+       [](Options& o) { o.require_manual_backward_finalization = true; }},
       {"mixed_precision", [](Options& o) { o.mixed_precision = MixedPrecision(); }},
   };
 }
@@ -116,7 +118,7 @@ TEST(OptionTableTest, NamesTheFirstDifference) {
   EXPECT_EQ(Difference({.params_and_buffers_to_ignore = Names{"a", "b"}},
                        {.params_and_buffers_to_ignore = Names{"a"}}),
             "rank 0 has option params_and_buffers_to_ignore (b) where rank 1 has option "
-            "mixed_precision (not set)");
+            "require_manual_backward_finalization (0)");
   const std::vector<std::string> pair = {"a", "b"};
   EXPECT_EQ(Difference({.bucket_layout = {{pair}}}, {.bucket_layout = {{{"a"}}}}),
             "option bucket_layout is a b on rank 0 and a on rank 1");

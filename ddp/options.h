@@ -173,6 +173,13 @@ struct DistributedDataParallelOptions {
   DDP_OPTION(delay_all_reduce_named_params, std::vector<std::pair<std::string, at::Tensor>>) = {};
   DDP_OPTION(param_to_hook_all_reduce, at::Tensor) = {};
 
+  // When true, a synchronized backward returns without waiting for the sums of the gradients, and
+  // finalize_backward() waits for them. The program can do other work in between, such as the
+  // communication of another model. Until then the gradients are of no use: this rank's own, sums
+  // of some ranks, or undefined. A forward with gradients before finalize_backward() throws
+  // ReductionError. PyTorch has this as a property of the wrapper.
+  DDP_OPTION(require_manual_backward_finalization, bool) = false;
+
   // Lower precision in forward and backward; see mixed_precision.h. Unset: the module's own
   // precision.
   DDP_OPTION(mixed_precision, std::optional<MixedPrecision>) = {};

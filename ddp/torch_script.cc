@@ -124,10 +124,10 @@ std::vector<at::Tensor> DistributedDataParallel<torch::jit::Module>::parameters(
 
 std::vector<torch::jit::NameTensor> DistributedDataParallel<torch::jit::Module>::named_parameters(
     bool recurse) const {
-  internal::SeenTensors seen;
+  std::unordered_set<const at::TensorImpl*> seen;
   std::vector<torch::jit::NameTensor> parameters;
   for (const torch::jit::NameTensor& item : module().named_parameters(recurse)) {
-    if (seen.IsNew(item.value)) parameters.push_back(item);
+    if (internal::IsNew(seen, item.value)) parameters.push_back(item);
   }
   return parameters;
 }

@@ -5,11 +5,15 @@
 #include <torch/utils.h>
 
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "ddp/ddp.h"
+#include "ddp/default_hooks.h"
 #include "ddp/device_mesh.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "testing/backend/random_numbers.h"
 #include "testing/distributed_checks.h"
 #include "testing/ranks/rank_test.h"
 
@@ -18,6 +22,7 @@ namespace {
 
 using ::ddp::testing::ErrorOf;
 using ::ddp::testing::Gradients;
+using ::ddp::testing::Randomize;
 using ::ddp::testing::SameOnAllRanks;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -154,6 +159,223 @@ RANK_TEST(ParityTest, NeverUsedParameterKeepsNoGradientInViewMode, 2) {
     EXPECT_TRUE(net[0]->parameters()[0].grad().defined());
     EXPECT_FALSE(net[1]->parameters()[0].grad().defined());
   }
+}
+
+// ---- finalize_backward(), with what PyTorch 2.15 does in each case.
+
+// Two weights of 1 KiB or of 64 KiB, and two biases.
+torch::nn::Sequential TwoLayers(int width) {
+  torch::nn::Sequential net(torch::nn::Linear(width, width), torch::nn::Linear(width, width));
+  Randomize(*net, 1);
+  return net;
+}
+
+struct Manual {
+  Manual(const std::shared_ptr<ProcessGroup>& given, int width,
+         DistributedDataParallelOptions options, bool hooked = false)
+      : group(given),
+        x(torch::full({1, width}, 1.0 + given->rank())),
+        net(TwoLayers(width)),
+        plain(TwoLayers(width)),
+        by_itself(plain, group, options),
+        model(net, group, options.require_manual_backward_finalization(true)) {
+    if (!hooked) return;
+    by_itself.register_comm_hook(group, fp16_compress_hook);
+    model.register_comm_hook(group, fp16_compress_hook);
+  }
+
+  void Backward() { model.forward(x).pow(2).mean().backward(); }
+  // Steps both models. Rank 0's backward must return before the other ranks begin theirs.
+  void Step(ProcessGroup& others, bool waits) {
+    net->zero_grad();
+    plain->zero_grad();
+    by_itself.forward(x).pow(2).mean().backward();
+    const torch::Tensor loss = model.forward(x).pow(2).mean();
+    torch::Tensor token = torch::ones({1});
+    if (waits && group->rank() > 0) others.broadcast(token, 0);
+    loss.backward();
+    if (waits && group->rank() == 0) others.broadcast(token, 0);
+  }
+  void Expect(const std::string& when) const {
+    ASSERT_EQ(Gradients(*net).numel(), Gradients(*plain).numel()) << when;
+    EXPECT_TRUE(torch::equal(Gradients(*net), Gradients(*plain))) << when;
+    EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*net))) << when;
+  }
+  std::string ErrorOfFinalize() {
+    return ErrorOf<ReductionError>([this] { model.finalize_backward(); });
+  }
+
+  std::shared_ptr<ProcessGroup> group;
+  torch::Tensor x;
+  torch::nn::Sequential net, plain;
+  DistributedDataParallel<torch::nn::SequentialImpl> by_itself, model;
+};
+
+const std::vector<DistributedDataParallelOptions>& ManualOptions() {
+  static const auto* const all = new std::vector<DistributedDataParallelOptions>{
+      {},
+      {.bucket_cap_mb_list = {1e-3, 1e-2}},
+      {.gradient_as_bucket_view = true},
+      {.batched_grad_copy = true, .reduce_in_place = false},
+      {.lazy_bucket_allocation = true},
+      {.find_unused_parameters = true},
+      {.static_graph = true}};
+  return *all;
+}
+
+std::shared_ptr<ProcessGroup> AnotherGroupOf(ProcessGroup& group) {
+  std::vector<int> all;
+  for (int rank = 0; rank < group.size(); ++rank) all.push_back(rank);
+  return group.new_group(all);
+}
+
+void FinalizesByHand() {
+  const auto group = init_process_group();
+  const auto others = AnotherGroupOf(*group);
+  for (const int width : {16, 128}) {
+    for (size_t i = 0; i <= ManualOptions().size(); ++i) {
+      const bool hooked = i == ManualOptions().size();
+      const std::string about = "width " + std::to_string(width) + ", way " + std::to_string(i);
+      Manual run(group, width, hooked ? DistributedDataParallelOptions() : ManualOptions()[i],
+                 hooked);
+      const bool dynamic = !hooked && ManualOptions()[i].find_unused_parameters;
+      EXPECT_EQ(run.model.should_finalize_after_backward(), !dynamic) << about;
+      for (int step = 0; step < 3; ++step) {
+        run.Step(*others, /*waits=*/step > 0);  // the first pass of a model agrees on its hooks
+        run.model.finalize_backward();
+        run.Expect(about);
+        EXPECT_FALSE(run.model.should_finalize_after_backward()) << about;
+      }
+    }
+  }
+}
+
+RANK_TEST(ParityTest, FinalizesByHand, .world_size = {1, 2, 3},
+          .environment = {{"DDP_BACKEND", "shm"}}) {
+  FinalizesByHand();
+}
+RANK_TEST(ParityTest, FinalizesByHandOverGloo, .world_size = {1, 2, 3},
+          .environment = {{"DDP_BACKEND", "gloo"}}) {
+  FinalizesByHand();
+}
+
+void MisusesFinalizeBackward() {
+  const auto group = init_process_group();
+  const auto others = AnotherGroupOf(*group);
+  for (const int width : {16, 128}) {
+    for (const bool view : {false, true}) {
+      Manual run(group, width, {.gradient_as_bucket_view = view});
+      EXPECT_THAT(run.ErrorOfFinalize(), HasSubstr("without a reduction to finalize"));
+      EXPECT_THAT(ErrorOf<ReductionError>([&] { run.by_itself.finalize_backward(); }),
+                  HasSubstr("without the option require_manual_backward_finalization"));
+      // Not finalized before the next forward; in between, what PyTorch allows.
+      run.Step(*group, /*waits=*/false);
+      EXPECT_THAT(ErrorOf<ReductionError>([&] { run.model.forward(run.x); }),
+                  HasSubstr("the last backward is not finalized"));
+      {
+        const auto guard = run.model.no_sync();
+        EXPECT_THAT(ErrorOf<ReductionError>([&] { run.model.forward(run.x); }),
+                    HasSubstr("the last backward is not finalized"));
+      }
+      EXPECT_THAT(ErrorOf<ReductionError>(
+                      [&] { run.model.set_require_manual_backward_finalization(false); }),
+                  HasSubstr("cannot change"));
+      {
+        const torch::NoGradGuard no_grad;
+        run.model.forward(run.x);
+      }
+      run.net->zero_grad();
+      run.model.finalize_backward();
+      run.Expect("after an evaluation and zero_grad()");
+      EXPECT_THAT(run.ErrorOfFinalize(), HasSubstr("it was called already"));
+      {
+        const auto guard = run.model.no_sync();
+        run.Backward();
+        EXPECT_THAT(run.ErrorOfFinalize(), HasSubstr("under no_sync()"));
+      }
+      // Within a backward, behind all of its gradients.
+      run.net->zero_grad();
+      run.plain->zero_grad();
+      run.by_itself.forward(run.x).pow(2).mean().backward();
+      torch::Tensor input = run.x.clone().requires_grad_();
+      const torch::Tensor doubled = input * 2;
+      doubled.register_hook([&](const torch::Tensor&) {
+        run.model.finalize_backward();
+        run.Expect("within the backward");
+      });
+      run.model.forward(doubled / 2).pow(2).mean().backward();
+      EXPECT_THAT(run.ErrorOfFinalize(), HasSubstr("it was called already"));
+      // A gradient in between may have been added to a sum: an error on every rank.
+      run.Backward();
+      others->barrier();  // a rank still in its backward would hear of the error there
+      EXPECT_THAT(ErrorOf<ReductionError>([&] { run.net->forward(run.x).sum().backward(); }),
+                  HasSubstr("came before finalize_backward()"));
+      group->renew();
+      // The next forward starts again, and the reduction ends by itself.
+      run.model.set_require_manual_backward_finalization(false);
+      run.Step(*group, /*waits=*/false);
+      run.Expect("by itself");
+      run.model.set_require_manual_backward_finalization(true);
+    }
+  }
+}
+
+RANK_TEST(ParityTest, FinalizeBackwardIsCalledAtTheWrongPlace, .world_size = {1, 2},
+          .environment = {{"DDP_BACKEND", "shm"}}) {
+  MisusesFinalizeBackward();
+}
+RANK_TEST(ParityTest, FinalizeBackwardIsCalledAtTheWrongPlaceOverGloo, .world_size = 2,
+          .environment = {{"DDP_BACKEND", "gloo"}}) {
+  MisusesFinalizeBackward();
+}
+
+RANK_TEST(ParityTest, FinalizesByHandAJoinASharedParameterAndDelayedOnes, 2) {
+  const auto group = init_process_group();
+  // Delayed parameters need the end of the backward; all of them delayed are refused.
+  for (const int width : {16, 128}) {
+    auto net = TwoLayers(width);
+    auto plain = TwoLayers(width);
+    const auto named = [](const torch::nn::Sequential& of) {
+      return DistributedDataParallelOptions{
+          .delay_all_reduce_named_params = {{"1.bias", of->named_parameters()["1.bias"]}},
+          .param_to_hook_all_reduce = of->named_parameters()["0.weight"]};
+    };
+    DistributedDataParallel by_itself(plain, group, named(plain));
+    DistributedDataParallel model(net, group,
+                                  named(net).require_manual_backward_finalization(true));
+    const torch::Tensor x = torch::full({1, width}, 1.0 + group->rank());
+    for (int step = 0; step < 3; ++step) {
+      EXPECT_TRUE(model.should_finalize_after_backward());
+      by_itself.forward(x).pow(2).mean().backward();
+      model.forward(x).pow(2).mean().backward();
+      model.finalize_backward();
+      EXPECT_TRUE(torch::equal(Gradients(*net), Gradients(*plain))) << width;
+    }
+  }
+  // Two wrappers of one module, one of them finalized by hand.
+  torch::nn::Linear shared(torch::nn::LinearOptions(128, 128).bias(false));
+  DistributedDataParallel a(shared, group, {.require_manual_backward_finalization = true});
+  DistributedDataParallel b(shared, group);
+  const torch::Tensor x = torch::full({1, 128}, 1.0 + group->rank());
+  for (int step = 0; step < 3; ++step) {
+    shared->zero_grad();
+    EXPECT_TRUE(a.should_finalize_after_backward());
+    (a.forward(x).sum() + b.forward(x).sum()).backward();
+    a.finalize_backward();
+    EXPECT_TRUE(torch::allclose(shared->weight.grad(), torch::full({128, 128}, 3.0)));
+  }
+  // Under a Join.
+  torch::nn::Linear net(torch::nn::LinearOptions(128, 128).bias(false));
+  DistributedDataParallel model(net, group, {.require_manual_backward_finalization = true});
+  Join join({&model});
+  for (int step = 0; step < 1 + group->rank(); ++step) {
+    net->zero_grad();
+    model.forward(x).sum().backward();
+    model.finalize_backward();
+    const double average = step == 0 ? 1.5 : 1.0;  // rank 0 has joined: (0 + 2) / 2
+    EXPECT_TRUE(torch::allclose(net->weight.grad(), torch::full({128, 128}, average))) << step;
+  }
+  join.finish();
 }
 
 }  // namespace

@@ -385,6 +385,7 @@ TEST(OptionsTest, EitherStyleSetsEveryField) {
       .skip_all_reduce_unused_params = true,
       .delay_all_reduce_named_params = {{"a", tensor}},
       .param_to_hook_all_reduce = tensor,
+      .require_manual_backward_finalization = true,
       .mixed_precision = MixedPrecision{.param_dtype = torch::kHalf}};
   const DistributedDataParallelOptions built =
       DistributedDataParallelOptions()
@@ -411,6 +412,7 @@ TEST(OptionsTest, EitherStyleSetsEveryField) {
           .skip_all_reduce_unused_params(true)
           .delay_all_reduce_named_params({{"a", tensor}})
           .param_to_hook_all_reduce(tensor)
+          .require_manual_backward_finalization(true)
           .mixed_precision(MixedPrecision().param_dtype(torch::kHalf));
   ExpectEveryFieldSet(designated, tensor);
   ExpectEveryFieldSet(built, tensor);

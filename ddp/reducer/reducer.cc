@@ -35,11 +35,12 @@ namespace {
 const at::Tensor kNoInput;
 
 // Refuses what a backward in a distributed autograd context does not support.
-void CheckContext(bool lowers_types, bool joins, bool steps_in_backward) {
+void CheckContext(bool lowers_types, bool joins, bool steps_in_backward, bool manual) {
   if (GradientContext::running() == nullptr) return;
   const char* what = lowers_types        ? "mixed_precision with a param_dtype"
                      : joins             ? "a Join"
                      : steps_in_backward ? "an optimizer that steps in the backward"
+                     : manual            ? "require_manual_backward_finalization"
                                          : nullptr;
   if (what == nullptr) return;
   throw ConfigurationError(absl::StrCat(
@@ -240,6 +241,23 @@ void Reducer::CheckFinished() {
   Run();
 }
 
+void Reducer::SetManualFinalization(bool manual) {
+  core_.SetManual(manual);
+  Run();
+}
+
+bool Reducer::ends_after_backward() const {
+  // A hook of another model reads the gradient of a shared parameter later in the backward.
+  bool shared = false;
+  for (size_t i = 0; i < parameters_.size(); ++i) shared |= uses_.shared(i);
+  return shared || core_.ends_after_backward();
+}
+
+void Reducer::FinalizeBackward(bool within) {
+  core_.OnFinalize(within);
+  Run();
+}
+
 void Reducer::BeginForward() { first_node_ = at::sequence_number::peek(); }
 
 void Reducer::EndForward(const std::vector<at::Tensor>& outputs, const ForwardEnd& end) {
@@ -277,7 +295,8 @@ void Reducer::OnGradient(int parameter, const at::Tensor& input) {
                .cause = parameter});
   }
   if (core_.asks_backward()) {
-    CheckContext(callbacks_.begin != nullptr, announce_ != nullptr, on_bucket_complete_ != nullptr);
+    CheckContext(callbacks_.begin != nullptr, announce_ != nullptr, on_bucket_complete_ != nullptr,
+                 core_.manual());
     SearchGraph();
   }
   core_.OnGradient(parameter, defined, View());
@@ -323,7 +342,8 @@ BackwardView Reducer::ViewAtEnd() const {
 }
 
 void Reducer::OnBackwardBegin() {
-  CheckContext(callbacks_.begin != nullptr, announce_ != nullptr, on_bucket_complete_ != nullptr);
+  CheckContext(callbacks_.begin != nullptr, announce_ != nullptr, on_bucket_complete_ != nullptr,
+               core_.manual());
   if (core_.finds_unused()) reach_ = ReachOfBackward(gradient_hooks_.accumulators());
   buckets_->OnBackward(/*begins=*/true);
   if (callbacks_.begin) callbacks_.begin();
@@ -466,6 +486,9 @@ void Reducer::DoAtEnd(const PassAction& action) {
         core_.Finish();
         Run();
       });
+      return;
+    case PassAction::Kind::kHold:
+      buckets_->Hold();
       return;
     case PassAction::Kind::kWaitUsedMap:
       WaitUsedMap();

@@ -147,6 +147,16 @@ class Reducer final : private BackwardWatch::Observer, private GradientHooks::Ob
   // two passes.
   void UsePlan(BucketPlan plan);
 
+  // From now on, a pass is complete after FinalizeBackward() alone, or by itself at the end of the
+  // backward. Throws ReductionError within a pass. All ranks do the same.
+  void SetManualFinalization(bool manual);
+  bool manual_finalization() const { return core_.manual(); }
+  // Returns true when FinalizeBackward() for the next backward has to come after its end.
+  bool ends_after_backward() const;
+  // Completes the pass: waits for the sums, and makes them the gradients. `within`: also within the
+  // backward, once all gradients have come. Throws ReductionError when there is no such pass.
+  void FinalizeBackward(bool within);
+
   // Takes part in a pass of the other ranks with zeros, on a joined rank. `start` is that of the
   // other ranks: this rank may sum a part of their gradients for them.
   void Shadow(PassParts parts, PassStart start);

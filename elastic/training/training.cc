@@ -134,6 +134,7 @@ class Training::Impl {
     Enter(Phase::kBackward);
     optimizer_.zero_grad();
     Scaled(loss, std::nullopt).backward();
+    if (model_.require_manual_backward_finalization()) model_.finalize_backward();
     Enter(Phase::kOptimizer);
     optimizer_.step();
     Commit();

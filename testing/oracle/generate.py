@@ -103,6 +103,7 @@ def new_model(scenario, initial):
         model = DistributedDataParallel(net, **scenario.get("options", {}))
     if "hook" in scenario:
         model.register_comm_hook(None, HOOKS[scenario["hook"]])
+    model.require_manual_backward_finalization = scenario.get("finalize", False)
     return net, model, buckets[0]
 
 
@@ -126,6 +127,8 @@ def run_scenario(scenario, initial, rank, tensors):
     def backward(step, micro):
         loss = net.loss(model, x[step][micro], y[step][micro], rank, step)
         loss.backward()
+        if scenario.get("finalize", False) and micro == 0:
+            model.finalize_backward()
         return loss.detach()
 
     def train():

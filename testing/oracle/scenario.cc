@@ -46,6 +46,7 @@ absl::Status ParseScenario(const Json& object, Scenario& scenario) {
       {"hook", to(scenario.hook)},
       {"accumulate", to(scenario.accumulate)},
       {"set_to_none", to(scenario.set_to_none)},
+      {"finalize", to(scenario.finalize)},
       {"momentum", to(scenario.momentum)},
       {"zero", to(scenario.zero)},
       {"like", to(scenario.like)},

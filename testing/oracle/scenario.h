@@ -27,6 +27,7 @@ struct Scenario {
   std::string hook;         // name of a comm hook, or empty
   bool accumulate = false;  // runs a backward under no_sync() before each synchronized one
   bool set_to_none = true;  // argument of zero_grad()
+  bool finalize = false;    // require_manual_backward_finalization, and finalize_backward()
   double momentum = 0.9;
 
   // Shards the optimizer: "whole", "even", or "scatter" (even, with scattered gradients). Empty:

@@ -100,6 +100,7 @@ DistributedDataParallelOptions OptionsOf(const Scenario& scenario) {
   options.find_unused_parameters = scenario.find_unused_parameters;
   options.gradient_as_bucket_view = scenario.gradient_as_bucket_view;
   options.static_graph = scenario.static_graph;
+  options.require_manual_backward_finalization = scenario.finalize;
   return options;
 }
 
@@ -183,6 +184,7 @@ class Run {
     const at::Tensor outputs = model.forward(x_[step][micro], group_->rank(), step);
     const at::Tensor loss = net_->Loss(outputs, y_[step][micro]);
     loss.backward();
+    if (scenario_.finalize && micro == 0) model.finalize_backward();
     losses_.push_back(loss.detach());
   }
 

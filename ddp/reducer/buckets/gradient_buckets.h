@@ -26,6 +26,7 @@ class Communicator;
 // - CopyIn() for each parameter, in any order, then FinishCopyIn(). A joined rank calls Zero()
 //   instead.
 // - Launch(). With a comm hook, the Reducer calls HookBuffer() instead, once or more often.
+// - Hold() for all buckets together, where the program finalizes the pass itself.
 // - Wait(), after Launch() only. A second call returns at once.
 // - CopyOut() or Discard().
 // A bucket that no rank uses gets FinishCopyIn() without CopyIn(), or Zero() on a joined rank, and
@@ -106,6 +107,11 @@ class GradientBuckets {
 
   // Starts the sum of the bucket over all ranks. Does not block. Throws as Communicator::Start().
   virtual void Launch(int bucket) = 0;
+
+  // The backward has ended, and any time may pass until Wait(): the other ranks must not need this
+  // rank for the sums meanwhile. Whatever the program does with the parameters' gradients until
+  // CopyOut() must not change the sums, except with gradient_as_bucket_view.
+  virtual void Hold() {}
 
   // Blocks until the sum is complete, on a GPU in the order of the current stream. Throws as
   // Communicator::Wait().

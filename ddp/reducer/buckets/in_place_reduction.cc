@@ -208,6 +208,7 @@ void InPlaceReduction::set_factor(double factor) {
   channel_->Begin(factor);
   claim_ = NextClaim();
   counts_ = {};
+  sums_.reset();
   complete_ = false;
 }
 
@@ -316,19 +317,35 @@ void InPlaceReduction::Wait(int b) {
   if (!complete_) Complete();
 }
 
-void InPlaceReduction::Complete() {
+// The peers sum into a gradient in place, so the program must not find it in `.grad` meanwhile: a
+// zero_grad() would reach into the sums of all ranks.
+void InPlaceReduction::Hold() {
+  for (const int index : large_) {
+    const Slot& slot = slots_[index];
+    const bool is_sum = slot.in_place && GradientOf(parameter(index)).is_same(slot.memory);
+    if (is_sum) SetGradientOf(parameter(index), {});
+  }
+  Start();
+}
+
+void InPlaceReduction::Start() {
   channel_->Finish();
   // Two models of a group have different numbers, and so shapes that differ in a comparison.
   const auto number = static_cast<int64_t>(channel_->number());
   Collective described{
       .output = at::empty({1, 1}).expand({std::max<int64_t>(1, parameter_count()), number + 1})};
-  Communicator::Pending pending = communicator().StartOwn(
+  sums_ = communicator().StartOwn(
       described, {"the reduction of the gradients in place (reduce_in_place), of model", number},
       [channel = channel_](c10d::Backend& backend) {
         return StartAside(backend, {.advance = [channel] { return channel->Advance(); },
                                     .may_advance = [channel] { return channel->MayAdvance(); }});
       });
-  communicator().Wait(pending);
+}
+
+void InPlaceReduction::Complete() {
+  if (!sums_.has_value()) Start();
+  communicator().Wait(*sums_);
+  sums_.reset();
   channel_->SumSmall(floats_.data(), doubles_.data());
   complete_ = true;
   counts_.left_out = static_cast<int>(channel_->left_out().size());

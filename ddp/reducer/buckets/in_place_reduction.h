@@ -65,6 +65,7 @@ class InPlaceReduction final : public GradientBuckets {
   void FinishCopyIn(int /*bucket*/) override {}
   void Zero(int bucket) override;
   void Launch(int bucket) override;
+  void Hold() override;
   void Wait(int bucket) override;
   at::Tensor HookBuffer(int bucket) override;
   int CopyOut(int bucket, const at::Tensor& result, const uint8_t* untouched) override;
@@ -108,6 +109,7 @@ class InPlaceReduction final : public GradientBuckets {
   at::Tensor AllocateBlock(int index) const;
   void PublishLarge(int index, const at::Tensor& gradient, const at::Tensor& input);
   void PackSmall(int index, const at::Tensor& gradient);
+  void Start();
   void Complete();
   void SumLeftOut();
   void CopyOutLarge(int index);
@@ -125,8 +127,9 @@ class InPlaceReduction final : public GradientBuckets {
   std::vector<double> doubles_;
   std::vector<uint8_t> zeroed_;  // by bucket, from Zero() to Launch()
   double factor_ = 1;
-  uint64_t claim_ = 0;  // of the pass: see Arena::Claim()
-  Counts counts_;       // of the pass
+  uint64_t claim_ = 0;                         // of the pass: see Arena::Claim()
+  Counts counts_;                              // of the pass
+  std::optional<Communicator::Pending> sums_;  // started, and not waited for
   bool armed_ = false;
   bool warned_ = false;
   bool complete_ = true;  // of the pass

@@ -41,16 +41,19 @@ class LocalReduction final : public GradientBuckets {
   void AttachMap(const std::vector<uint8_t>& map) override { map_.assign(map.begin(), map.end()); }
   std::vector<int32_t> AttachedSums() const override { return map_; }
   void Launch(int /*bucket*/) override {}
+  void Hold() override;
   void Wait(int /*bucket*/) override {}
   at::Tensor HookBuffer(int bucket) override;
   int CopyOut(int bucket, const at::Tensor& result, const uint8_t* untouched) override;
-  void Discard(int /*bucket*/) override {}
+  void Discard(int bucket) override { Return(bucket); }
 
  private:
+  void Return(int bucket);
   void CopyOutOne(int parameter) const;
 
   double factor_ = 1;
   std::vector<int32_t> map_;
+  std::vector<at::Tensor> held_;  // the gradients, from Hold() on; empty: they are in place
 };
 
 inline LocalReduction::LocalReduction(Setup setup) : GradientBuckets(std::move(setup)) {}
@@ -72,6 +75,25 @@ inline void LocalReduction::CopyIn(int index, const at::Tensor& /*input*/) {
   }
 }
 
+// As in larger groups, a zero_grad() does not reach the gradients until finalize_backward().
+inline void LocalReduction::Hold() {
+  held_.resize(parameter_count());
+  for (int bucket = 0; bucket < count(); ++bucket) {
+    for (const int index : members(bucket)) {
+      held_[index] = GradientOf(parameter(index));
+      SetGradientOf(parameter(index), {});
+    }
+  }
+}
+
+inline void LocalReduction::Return(int bucket) {
+  if (held_.empty()) return;
+  for (const int index : members(bucket)) {
+    SetGradientOf(parameter(index), std::exchange(held_[index], {}));
+  }
+  if (bucket + 1 == count()) held_.clear();
+}
+
 inline at::Tensor LocalReduction::HookBuffer(int bucket) {
   LOG(FATAL) << "a comm hook needs flat buckets, and bucket " << bucket << " has none";
   return {};
@@ -80,6 +102,7 @@ inline at::Tensor LocalReduction::HookBuffer(int bucket) {
 inline int LocalReduction::CopyOut(int bucket, const at::Tensor& /*result*/,
                                    const uint8_t* untouched) {
   const at::NoGradGuard no_grad;
+  Return(bucket);
   for (const int index : members(bucket)) {
     if (untouched == nullptr || !untouched[index]) CopyOutOne(index);
   }

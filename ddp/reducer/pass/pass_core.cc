@@ -81,6 +81,16 @@ void PassCore::Reserve() {
   actions_.reserve(2 * names_.size() + (4 + rounds_) * members_.size() + 16);
 }
 
+void PassCore::SetManual(bool manual) {
+  if (!in_pass()) {
+    manual_ = manual;
+    return;
+  }
+  ThrowOnly(absl::StrCat("rank ", rank_,
+                         ": require_manual_backward_finalization cannot change between the first "
+                         "gradient of a backward and the end of its reduction"));
+}
+
 void PassCore::RequestRebuild() {
   rebuild_requested_ = true;
   ForgetCounts();
@@ -146,6 +156,7 @@ void PassCore::OnGradient(int parameter, bool defined, const BackwardView& backw
   cause_ = parameter;
   if (state_ == State::kReducing) return EnterGradient(parameter, defined);
   if (state_ == State::kGathering) return GatherGradient(parameter, defined);
+  if (state_ == State::kHeld) return FailSecondGradient(parameter);
   if (!asks_backward()) return CountGradient(parameter, defined);
   const Origin origin = forwards_.FindOrigin(backward);
   if (origin == Origin::kReduced) {
@@ -411,6 +422,7 @@ void PassCore::OnUsedMap(const std::vector<int32_t>& sums) {
 // ---- The end of a backward.
 
 void PassCore::OnBackwardEnd(const BackwardView& backward) {
+  if (state_ == State::kHeld) return forwards_.AddToPass(backward.forwards);
   if (reducing()) {
     forwards_.AddToPass(backward.forwards);
     if (state_ == State::kCounting) return ReduceCounted();
@@ -459,7 +471,38 @@ void PassCore::ReduceCounted() {
 }
 
 void PassCore::Finish() {
-  if (!reducing()) return;  // broken meanwhile
+  if (!reducing() || next_bucket_ < members_.size()) return;  // broken or finalized meanwhile
+  if (!manual_) return EndPass();
+  state_ = State::kHeld;
+  Add(Kind::kHold);
+}
+
+void PassCore::OnFinalize(bool within) {
+  part_ = Part::kBegin;
+  const std::string about = absl::StrCat("rank ", rank_, ": finalize_backward() was called ");
+  if (!manual_) {
+    return ThrowOnly(absl::StrCat(
+        about, "without the option require_manual_backward_finalization: set the option first"));
+  }
+  if (state_ == State::kHeld) return EndPass();
+  if (broken()) return ThrowOnly(absl::StrCat(about, "after a reduction that failed: ", *error_));
+  if (!in_pass()) {
+    return ThrowOnly(absl::StrCat(
+        about,
+        "without a reduction to finalize: it was called already for this backward, or the "
+        "backward was one under no_sync()"));
+  }
+  const std::string missing = Missing();
+  if (!missing.empty()) {
+    return ThrowOnly(absl::StrCat(about, "before all gradients had come: none yet for ", missing));
+  }
+  if (within && state_ == State::kReducing && next_action_ == actions_.size()) return EndPass();
+  ThrowOnly(absl::StrCat(about,
+                         "within a backward that has to end first, as "
+                         "should_finalize_after_backward() says"));
+}
+
+void PassCore::EndPass() {
   part_ = Part::kEnd;
   if (map_in_flight_) AddWaitForMap();
   AddFurtherRounds();
@@ -575,6 +618,11 @@ std::string PassCore::Missing() const {
 
 void PassCore::FailSecondGradient(int parameter) {
   const std::string& name = names_[parameter];
+  if (state_ == State::kHeld) {
+    return Fail(absl::StrCat("rank ", rank_, ": a gradient for parameter ", name,
+                             " came before finalize_backward() of the backward before it: call "
+                             "finalize_backward() once after each synchronized backward"));
+  }
   if (options_.static_graph) {
     return Fail(absl::StrCat(
         "rank ", rank_, ": the graph has changed: parameter ", name, " got more than the ",
@@ -596,6 +644,12 @@ void PassCore::FailSecondGradient(int parameter) {
 
 void PassCore::OnCheck() {
   if (!in_pass()) return;
+  if (state_ == State::kHeld) {
+    return ThrowOnly(absl::StrCat(
+        "rank ", rank_,
+        ": the last backward is not finalized: with require_manual_backward_finalization, call "
+        "finalize_backward() once after each synchronized backward, before the next forward"));
+  }
   const char* advice =
       "Every parameter that requires a gradient must contribute to the loss of every synchronized "
       "backward, on every rank: freeze those that never do (set_requires_grad(false)) before "

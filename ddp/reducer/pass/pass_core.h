@@ -37,6 +37,7 @@ struct PassAction {
     kAttachUsedMap,   // (bucket) used_map() travels with its kLaunch, which is the next action
     kTakeUsedMap,     // (bucket) wait for its reduction, and take the sum -> OnUsedMap()
     kFinishAtEnd,     // call Finish() when the backward under way has ended
+    kHold,            // the pass is complete only after OnFinalize(), at any later time
     kNextRound,       // (bucket) wait for its last round, and start its round `round`
     kWait,            // (bucket) wait for its reduction
     kWaitAndCopyOut,  // (bucket) the same, and make the sums the parameters' gradients
@@ -78,7 +79,11 @@ struct PassAction {
 //                                                           all gradients have come, else ->
 //                                                           gathered
 //   gathered   as in the state open                         continues -> gathering
+//   held       is an error                                  OnFinalize() -> idle
 //   broken     is an error                                  Reset() -> idle
+//
+// A pass that the program finalizes itself (SetManual()) is held where it would be complete: its
+// buckets are launched, and the backward has ended.
 //
 // The reducer calls an On...() function for each event. It then takes the actions from Next() until
 // there are none, and does each before it takes the next one. An action with an arrow above is a
@@ -144,6 +149,8 @@ class PassCore {
   void SetMapCarrier(bool carries) { map_carrier_ = carries; }
   // Passes are announced to joined ranks from now on, or no longer. Call it between passes.
   void SetAnnounced(bool announced) { announced_ = announced; }
+  // Passes end by OnFinalize() from now on, or by themselves. Adds an error within a pass.
+  void SetManual(bool manual);
   // Makes the next pass end with new buckets, and count a static graph anew.
   void RequestRebuild();
   void ForgetCounts() { counted_ = false; }
@@ -185,6 +192,9 @@ class PassCore {
   void OnRebuilt();
   // All gradients have come, and the backward has ended.
   void Finish();
+  // The program finalizes the pass. `within`: it may do so within the backward too, once all
+  // gradients have come. Adds an error when there is nothing to finalize.
+  void OnFinalize(bool within);
   // The pass is complete. To be called before the callback of kComplete; `passed`: the synchronized
   // forwards of a backward that is still under way.
   void OnComplete(const std::vector<ForwardPtr>& passed);
@@ -208,6 +218,12 @@ class PassCore {
 
   bool asks_backward() const { return state_ == State::kIdle || between_backwards(); }
   bool broken() const { return state_ == State::kBroken; }
+  bool manual() const { return manual_; }
+  // Returns true when the pass that is under way, or the next one, needs the end of its backward.
+  bool ends_after_backward() const {
+    const PassParts parts = in_pass() ? parts_ : PartsOfNextPass();
+    return parts.rebuild_after || must_count() || begins_at_end() || unsettled_;
+  }
   bool finds_unused() const { return options_.find_unused_parameters && !options_.static_graph; }
   int rounds() const { return rounds_; }
   bool must_count() const { return options_.static_graph && !counted_; }
@@ -246,6 +262,7 @@ class PassCore {
     kOpen,
     kGathering,
     kGathered,
+    kHeld,
     kBroken,
   };
   // The continuation of a pass after its beginning.
@@ -253,7 +270,7 @@ class PassCore {
 
   bool reducing() const { return state_ == State::kReducing || state_ == State::kCounting; }
   bool between_backwards() const { return state_ == State::kOpen || state_ == State::kGathered; }
-  bool in_pass() const { return reducing() || state_ == State::kGathering || between_backwards(); }
+  bool in_pass() const { return state_ != State::kIdle && state_ != State::kBroken; }
   bool begins_at_end() const {
     return options_.collectives_in_backward && (announced_ || unsettled_ || finds_unused());
   }
@@ -275,6 +292,7 @@ class PassCore {
   void MarkReady(int parameter);
   void LaunchReadyBuckets();
   void ReduceCounted();
+  void EndPass();
   void StartUsedMap();
   bool CarriesMap(size_t bucket) const;
   void LaunchBucket(size_t bucket);
@@ -304,6 +322,7 @@ class PassCore {
   bool unsettled_ = false;  // after a failure: other ranks may have other buckets
   bool announced_ = false;
   bool map_carrier_ = false;
+  bool manual_ = false;
 
   State state_ = State::kIdle;
   ForwardHistory forwards_;

@@ -63,6 +63,7 @@ struct World {
   std::vector<std::vector<int>> first_plan;
   bool announces = false;            // under a Join
   bool carries = false;              // the last bucket carries the map of used parameters
+  bool manual = false;               // the program finalizes each pass
   bool short_form = false;           // gradients come by OnPlainGradient(), as in the Reducer
   std::vector<PassParts> announced;  // the parts of each pass, for the rank that has joined
 
@@ -110,12 +111,18 @@ class Rank {
     core_->SetRounds(world.rounds);
     core_->SetAnnounced(world.announces);
     core_->SetMapCarrier(world.carries);
+    core_->SetManual(world.manual);
   }
 
   // Does the step's next event or action. Returns false when it has to wait for other ranks.
   bool Advance(const Step& step) {
-    if (const auto action = waiting_ ? waiting_ : core_->Next()) return Do(*action);
+    const auto action = waiting_ ? std::exchange(waiting_, std::nullopt) : core_->Next();
+    if (action.has_value()) return Do(*action);
     if (std::exchange(shadowing_, false)) return true;
+    if (calls_.empty() && std::exchange(held_, false)) {
+      core_->OnFinalize(/*within=*/world_.OneIn(2));
+      return true;
+    }
     if (!calls_.empty()) {
       const auto call = std::move(calls_.front());
       calls_.pop_front();
@@ -142,7 +149,7 @@ class Rank {
     at_end_.clear();
     calls_.clear();
     untouched_.clear();
-    rebuilding_ = agreeing_ = shadowing_ = false;
+    rebuilding_ = agreeing_ = shadowing_ = held_ = false;
     attached_.clear();
     next_collective_ = 0;
     done_ = true;
@@ -251,7 +258,6 @@ class Rank {
   }
 
   bool Do(const PassAction& action) {
-    waiting_.reset();
     switch (action.kind) {
       case Kind::kSearchForward:
         core_->OnForwardSearched(reaches_);
@@ -317,6 +323,7 @@ class Rank {
         thrown_ = core_->message();
         return true;
       default:
+        held_ |= action.kind == Kind::kHold;
         return true;
     }
   }
@@ -439,6 +446,7 @@ class Rank {
   std::optional<PassAction> waiting_;
   size_t shadowed_ = 0;
   bool shadowing_ = false;
+  bool held_ = false;
 
   size_t next_collective_ = 0;
   size_t map_ = 0;
@@ -470,6 +478,7 @@ class RandomStory {
     world_.announces = world_.OneIn(2);
     world_.rounds = world_.OneIn(3) ? 2 + world_.Draw(2) : 1;
     world_.carries = world_.rounds == 1 && world_.OneIn(2);
+    world_.manual = world_.OneIn(3);
     world_.short_form = world_.OneIn(2);
     world_.first_plan = Split(world_, Shuffled());
     repeated_ = mode == 1 && world_.OneIn(2) ? world_.Draw(world_.parameters) : -1;

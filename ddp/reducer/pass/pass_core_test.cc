@@ -69,6 +69,7 @@ std::string Name(const PassAction& action) {
       {Kind::kAttachUsedMap, "attach the used map to bucket "},
       {Kind::kTakeUsedMap, "wait for the used map of bucket "},
       {Kind::kFinishAtEnd, "finish at the end"},
+      {Kind::kHold, "hold"},
       {Kind::kNextRound, "next round of bucket "},
       {Kind::kWait, "wait for bucket "},
       {Kind::kWaitAndCopyOut, "copy out bucket "},
@@ -87,7 +88,7 @@ std::string Name(const PassAction& action) {
 // Stories of one rank. The player answers each question of the core itself.
 //
 //   options parameters=3 plan=0|1,2 [find_unused] [static_graph] [skip_unused] [given] [rounds=2]
-//           [collectives] [announced] [carrier]
+//           [collectives] [announced] [carrier] [manual]
 //   > forward f [outputs=2] [no_sync] [eval] [unseen] [unreachable]
 //   > backward f [output=1] [unreached=0,2] [limited]      through a watched output
 //   > backward of f | backward of bare                     through none
@@ -95,6 +96,8 @@ std::string Name(const PassAction& action) {
 //   > end | > throw                                        of the backward
 //   > others use 1                                         from now on; first: all of them
 //   > buckets differ                                       on another rank, after a failure
+//   > finalize [within]                                    of a story with the option manual
+//   > manual                                               from now on
 //   > check | > rebuild | > reset | > reset after failure | > destroy
 //   > shadow [rebuild] [map_after] [map_before]            a pass of the others, with these parts
 class Story : public testing::StoryPlayer {
@@ -114,6 +117,7 @@ class Story : public testing::StoryPlayer {
       if (word == "given") given_ = true;
     }
     const bool announced = std::find(words.begin(), words.end(), "announced") != words.end();
+    const bool manual = std::find(words.begin(), words.end(), "manual") != words.end();
     const bool carrier = std::find(words.begin(), words.end(), "carrier") != words.end();
     std::vector<std::string> names;
     for (int i = 0; i < parameters_; ++i) names.push_back(absl::StrCat("p", i));
@@ -124,6 +128,7 @@ class Story : public testing::StoryPlayer {
     core_->SetRounds(rounds);
     core_->SetAnnounced(announced);
     core_->SetMapCarrier(carrier);
+    core_->SetManual(manual);
   }
 
   std::vector<std::string> Play(const Words& words) override {
@@ -168,6 +173,8 @@ class Story : public testing::StoryPlayer {
     if (what == "throw") return core_->OnBackwardException(ViewAtEnd());
     if (what == "others") return void(others_use_ = Numbers(words.size() > 2 ? words[2] : ""));
     if (what == "buckets") return void(equal_ = false);
+    if (what == "finalize") return core_->OnFinalize(words.size() > 1);
+    if (what == "manual") return core_->SetManual(true);
     if (what == "check") return core_->OnCheck();
     if (what == "rebuild") return core_->RequestRebuild();
     if (what == "destroy") return core_->OnDestruction();
