@@ -238,21 +238,84 @@ TEST(DdprunEndTest, ASecondSignalKillsAtOnce) {
   EXPECT_THAT(run.TemporaryEntries(), IsEmpty());
 }
 
+// A worker that saves on any stop, until the file "late" exists. A test makes it when a signal that
+// comes late is sent.
+constexpr char kSaving[] =
+    "save() { echo asked; until [ -e $TMPDIR/late ]; do :; done; echo saved; exit 0; }; "
+    "trap save TERM INT HUP; echo ready; while :; do sleep 0.05; done";
+
+void ExpectOneStopAndTimeToSave(const DdprunDriver& run) {
+  EXPECT_EQ(Count(run.out(), "saved"), 2) << run.err();
+  EXPECT_EQ(Count(run.out(), "asked"), 2) << run.out();
+  EXPECT_THAT(run.out() + run.err(), Not(HasSubstr("killing")));
+}
+
 // A wrapper relays a signal that the terminal also sends, or sends another kind.
 TEST(DdprunEndTest, AStopThatArrivesTwiceLeavesTimeToSave) {
   for (const std::vector<int>& signals : std::vector<std::vector<int>>{
            {SIGTERM, SIGTERM}, {SIGINT, SIGTERM}, {SIGTERM, SIGHUP}, {SIGINT, SIGINT}}) {
+    for (const int gap_ms : {1, 20, 200}) {
+      SCOPED_TRACE(absl::StrCat(signals[0], " and ", signals[1], " after ", gap_ms, " ms"));
+      DdprunDriver run(
+          {.arguments = Shell({"--nproc-per-node=2", "--shutdown-timeout=1000"}, kSaving)});
+      run.AwaitStdout("ready", 2);
+      ::kill(run.pid(), signals[0]);
+      ::poll(nullptr, 0, gap_ms);
+      ::kill(run.pid(), signals[1]);
+      std::ofstream(run.temporary_folder() + "/late");
+      EXPECT_EQ(run.Wait(), 1);
+      ExpectOneStopAndTimeToSave(run);
+    }
+  }
+}
+
+// The same for workers that ddprun asks through their pages. The save outlasts the gap.
+TEST(DdprunEndTest, AStopThatArrivesTwiceLeavesTimeToSaveAfterTheCommonStep) {
+  for (const std::vector<int>& signals :
+       std::vector<std::vector<int>>{{SIGTERM, SIGTERM}, {SIGINT, SIGTERM}, {SIGTERM, SIGHUP}}) {
     DdprunDriver run(
-        {.arguments = Shell({"--nproc-per-node=2", "--shutdown-timeout=1000"},
-                            "save() { echo asked; i=0; while [ $i -lt 300000 ]; do i=$((i + 1)); "
-                            "done; echo saved; exit 0; }; trap save TERM INT HUP; "
-                            "echo ready; while :; do sleep 0.05; done")});
-    run.AwaitStdout("ready", 2);
-    for (const int signal : signals) ::kill(run.pid(), signal);
+        {.arguments = {"--nproc-per-node=2",
+                       std::filesystem::absolute("launcher/end_to_end/stepping_worker"), "1000000",
+                       "no-such-file", "2", "10", "500"}});
+    run.AwaitStdout("did step 2", 2);
+    ::kill(run.pid(), signals[0]);
+    ::poll(nullptr, 0, 200);
+    ::kill(run.pid(), signals[1]);
     EXPECT_EQ(run.Wait(), 1);
     EXPECT_EQ(Count(run.out(), "saved"), 2) << run.err();
-    EXPECT_EQ(Count(run.out(), "asked"), 2) << run.out();
-    EXPECT_THAT(run.err(), Not(HasSubstr("killing")));
+  }
+}
+
+// The terminal signals ddprun and the wrapper, and the wrapper relays the signal to ddprun.
+TEST(DdprunEndTest, CtrlCUnderAWrapperLeavesTimeToSave) {
+  constexpr char kTerminal[] = R"(
+import os, pty, sys
+pid, terminal = pty.fork()
+if pid == 0:
+    os.execvp(sys.argv[1], sys.argv[1:])
+output = b""
+while True:
+    try:
+        data = os.read(terminal, 4096)
+    except OSError:
+        break
+    output += data
+    os.write(1, data)
+    if output.count(b"ready") == 2 and b"ready" in data:
+        os.write(terminal, b"\x03")
+    if output.count(b"asked") == 2 and b"asked" in data:
+        open(os.environ["TMPDIR"] + "/late", "w")
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))";
+  for (const std::vector<std::string>& wrapper : std::vector<std::vector<std::string>>{
+           {"timeout", "--foreground", "600"}, {"timeout", "600"}}) {
+    SCOPED_TRACE(wrapper[1]);
+    std::vector<std::string> before = {"/usr/bin/env", "python3", "-c", kTerminal};
+    before.insert(before.end(), wrapper.begin(), wrapper.end());
+    DdprunDriver run(
+        {.arguments = Shell({"--nproc-per-node=2", "--shutdown-timeout=1000"}, kSaving),
+         .before = before});
+    EXPECT_EQ(run.Wait(), 1);
+    ExpectOneStopAndTimeToSave(run);
   }
 }
 
