@@ -2,18 +2,15 @@
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
-#include <signal.h>
 #include <sys/eventfd.h>
-#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <atomic>
-#include <system_error>
-#include <thread>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/detached_thread.h"
 #include "base/host_addresses.h"
 #include "base/unique_fd.h"
 #include "glog/logging.h"
@@ -54,25 +51,16 @@ absl::StatusOr<std::unique_ptr<NameLookup>> NameLookup::Start(const std::string&
   if (!state->event.valid()) {
     return absl::ResourceExhaustedError(absl::StrCat("host name ", host, ": no descriptor"));
   }
-  // The new thread blocks all signals: other threads handle them.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  absl::Status started;
-  try {
-    std::thread([state, host] {
-      prctl(PR_SET_NAME, "name-lookup");
-      state->result = LookUp(host);
-      state->done.store(true, std::memory_order_release);
-      const uint64_t one = 1;
-      (void)!write(state->event.get(), &one, sizeof(one));
-    }).detach();
-  } catch (const std::system_error&) {
-    started = absl::ResourceExhaustedError(absl::StrCat("host name ", host, ": no thread"));
+  const absl::Status started = StartDetachedThread("name-lookup", [state, host] {
+    state->result = LookUp(host);
+    state->done.store(true, std::memory_order_release);
+    const uint64_t one = 1;
+    (void)!write(state->event.get(), &one, sizeof(one));
+  });
+  if (!started.ok()) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("host name ", host, ": ", started.message()));
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  if (!started.ok()) return started;
   return std::unique_ptr<NameLookup>(new NameLookup(std::move(state)));
 }
 

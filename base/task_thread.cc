@@ -1,22 +1,19 @@
 #include "base/task_thread.h"
 
 #include <errno.h>
-#include <signal.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <cstdint>
 #include <deque>
-#include <system_error>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "base/detached_thread.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
 #include "base/unique_fd.h"
@@ -104,26 +101,10 @@ int TaskThread::fd() const { return state_->event.get(); }
 
 size_t TaskThread::pending() const { return pending_; }
 
-void TaskThread::StartThread() {
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  try {
-    std::thread([state = state_, name = name_] {
-      prctl(PR_SET_NAME, name.c_str());
-      state->RunTasks();
-    }).detach();
-    started_ = true;
-  } catch (const std::system_error&) {  // no thread can be started: see Run()
-  }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-}
-
 void TaskThread::Run(std::function<void()> task, std::function<void()> done) {
   ++pending_;
-  if (!started_) StartThread();
-  if (!started_) {
+  if (!started_) started_ = StartDetachedThread(name_, [state = state_] { state->RunTasks(); }).ok();
+  if (!started_) {  // no thread can be started
     task();
     state_->Finish(std::move(done));
     return;

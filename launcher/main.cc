@@ -237,6 +237,7 @@ int KeepJob(JobInput input, int argc, char** argv) {
                      .logs_hold_output = !output.redirects.empty() || !output.tee.empty(),
                      .signals = input.options.config.signals_to_handle,
                      .kill_timeout = input.options.config.job.times.kill_timeout,
+                     .cannot_start_exit_code = cannot_start,
                      .stopped_exit_code = ExitCodeOf(elastic::JobEndReason::kPreempted, style),
                      .agent_title = absl::StrCat("ddp-agent ", input.options.config.job.run_id),
                      .argc = argc,

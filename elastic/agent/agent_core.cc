@@ -16,9 +16,11 @@
 namespace ddp::elastic {
 namespace {
 
-// Returns true when no machine could start the program.
-bool IsThePrograms(const absl::Status& status) {
-  return absl::IsNotFound(status) || absl::IsPermissionDenied(status);
+// Returns true when another try would fail in the same way: no machine could start the program, or
+// this system refuses what a worker needs.
+bool IsForGood(const absl::Status& status) {
+  return absl::IsNotFound(status) || absl::IsPermissionDenied(status) ||
+         absl::IsFailedPrecondition(status);
 }
 
 // Returns true for an exit that the agent's own signal explains: no failure of the worker. Shells
@@ -209,7 +211,7 @@ void AgentCore::On(const WorkersStartedEvent& event) {
     if (living_.empty() && !strays_left()) OnAllEnded();
     return;
   }
-  if (!IsThePrograms(event.status)) {
+  if (!IsForGood(event.status)) {
     // The machine is at fault: descriptors, memory, a full disk. The fault may pass, or spare other
     // machines.
     const int local_rank = static_cast<int>(event.started.size());
@@ -224,7 +226,6 @@ void AgentCore::On(const WorkersStartedEvent& event) {
     if (living_.empty()) OnAllEnded();
     return;
   }
-  // Starting the program again would fail in the same way.
   CancelRequest();
   Abandon(JobEndReason::kCannotStart, std::string(event.status.message()));
   if (living_.empty()) {

@@ -47,8 +47,8 @@ class ProcessSpawner {
 
   // Called once per start: with the pid after exec has succeeded or the process has ended before
   // it; with an error when there is no process. Errors: kNotFound (no such program),
-  // kPermissionDenied (not executable), kResourceExhausted (fork, pipe), kInternal (log files),
-  // kCancelled (this process is being killed).
+  // kPermissionDenied (not executable), kResourceExhausted (fork, pipe), kFailedPrecondition (the
+  // system refuses a call), kInternal (log files), kCancelled (this process is being killed).
   using StartCallback = std::function<void(absl::StatusOr<pid_t> pid)>;
 
   // Called once per started worker, after its StartCallback. By then the worker has been reaped and

@@ -7,10 +7,12 @@
 #include <sched.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <new>
@@ -22,6 +24,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/clock.h"
+#include "base/status_macros.h"
 
 namespace ddp::elastic {
 namespace {
@@ -167,6 +170,36 @@ absl::Status InitializeLifeMutex(pthread_mutex_t* mutex) {
   return absl::InternalError(absl::StrCat("health page: no robust mutex: ", std::strerror(error)));
 }
 
+// Returns a deleted file in `folder`, with room for a page.
+UniqueFd MakeDeletedFile(const std::string& folder) {
+  std::string path = absl::StrCat(folder, "/ddp-health-XXXXXX");
+  UniqueFd fd(mkostemp(path.data(), O_CLOEXEC));
+  if (!fd.valid()) return fd;
+  unlink(path.c_str());
+  const int error = posix_fallocate(fd.get(), 0, kPageBytes);
+  if (error == 0) return fd;
+  errno = error;
+  return UniqueFd();
+}
+
+// Returns the file of a page. A worker cannot shrink it, which would end the agent by SIGBUS. Where
+// a filter of system calls refuses memfd_create(), the file is a deleted one without that guard.
+absl::StatusOr<UniqueFd> MakeFile() {
+  UniqueFd fd(memfd_create("ddp-health", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (fd.valid() && ftruncate(fd.get(), kPageBytes) == 0 &&
+      fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0) {
+    return fd;
+  }
+  std::string why = absl::StrCat("memfd_create: ", std::strerror(errno));
+  const char* const temporary = std::getenv("TMPDIR");
+  for (const char* const folder : {"/dev/shm", temporary == nullptr ? "/tmp" : temporary}) {
+    fd = MakeDeletedFile(folder);
+    if (fd.valid()) return fd;
+    absl::StrAppend(&why, "; a file in ", folder, ": ", std::strerror(errno));
+  }
+  return absl::FailedPreconditionError(absl::StrCat("no memory to share with a worker: ", why));
+}
+
 HealthPage::Worker ReadLife(const pthread_mutex_t& mutex) {
   // On every architecture of glibc the lock word is the first member. Its format is the kernel's:
   // the owner's thread id and the died flag.
@@ -199,11 +232,7 @@ HealthPage::~HealthPage() {
 }
 
 absl::StatusOr<HealthPage> HealthPage::Create() {
-  UniqueFd fd(memfd_create("ddp-health", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!fd.valid() || ftruncate(fd.get(), kPageBytes) != 0 ||
-      fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
-    return absl::ResourceExhaustedError(absl::StrCat("health page: ", std::strerror(errno)));
-  }
+  DDP_ASSIGN_OR_RETURN(UniqueFd fd, MakeFile());
   void* memory = mmap(nullptr, kPageBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
   if (memory == MAP_FAILED) {
     return absl::ResourceExhaustedError(absl::StrCat("health page: mmap: ", std::strerror(errno)));

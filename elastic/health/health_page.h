@@ -79,8 +79,8 @@ class HealthPage {
   // Maximal size of a save error. A longer text keeps its begin and its end.
   static constexpr size_t kSaveErrorBytes = 256;
 
-  // Creates an empty page in generation 0. Errors: kResourceExhausted (descriptors or memory),
-  // kInternal (no robust mutex).
+  // Creates an empty page in generation 0. Errors: kFailedPrecondition (the system gives no file for
+  // it: names the calls and the reasons), kResourceExhausted (mmap), kInternal (no robust mutex).
   static absl::StatusOr<HealthPage> Create();
 
   // Maps the page of `fd` and takes ownership of `fd`, even on an error. Errors: kInvalidArgument

@@ -4,6 +4,8 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -16,6 +18,7 @@
 #include "base/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "testing/refused_calls.h"
 
 namespace ddp::elastic {
 namespace {
@@ -392,6 +395,34 @@ TEST(HealthPageTest, RefusesWhatIsNoHealthPage) {
   const int short_file = memfd_create("other", MFD_CLOEXEC);
   ASSERT_EQ(ftruncate(short_file, 100), 0);
   EXPECT_EQ(HealthPage::Map(short_file).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST(HealthPageTest, WithoutMemfdCreateThePageIsADeletedFile) {
+  bool refused = false;
+  std::thread([&] {
+    refused = testing::RefuseCalls({{SYS_memfd_create, EPERM}});
+    const absl::StatusOr<HealthPage> page = HealthPage::Create();
+    ASSERT_TRUE(page.ok()) << page.status();
+    HealthPage mapped = MapAgain(*page);
+    mapped.CommitStep(7);
+    EXPECT_EQ(page->Read().step, 7);
+    struct stat info {};
+    EXPECT_EQ(fstat(page->fd(), &info), 0);
+    EXPECT_EQ(info.st_nlink, 0);
+  }).join();
+  if (!refused) GTEST_SKIP() << "filters of system calls are not allowed here";
+}
+
+TEST(HealthPageTest, WithoutAnyFileItNamesTheCalls) {
+  bool refused = false;
+  std::thread([&] {
+    refused = testing::RefuseCalls({{SYS_memfd_create, EMFILE}, {SYS_openat, EMFILE}});
+    const absl::Status status = HealthPage::Create().status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(status.message(), HasSubstr("memfd_create: Too many open files"));
+    EXPECT_THAT(status.message(), HasSubstr("a file in /dev/shm: Too many open files"));
+  }).join();
+  if (!refused) GTEST_SKIP() << "filters of system calls are not allowed here";
 }
 
 TEST(HealthPageTest, NamesBothVersionsWhenTheyDiffer) {

@@ -15,10 +15,10 @@
 #include <cstring>
 #include <iterator>
 #include <set>
-#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/detached_thread.h"
 #include "base/process/pidfd.h"
 #include "base/unique_fd.h"
 #include "elastic/agent/worker_failure.h"
@@ -100,19 +100,13 @@ struct Shared {
 // ends the process.
 class KeeperWatcher {
  public:
-  // Starts the thread, with all signals blocked. The thread ends only with the process.
-  KeeperWatcher(UniqueFd keeper_pidfd, const KeeperOptions& options, Shared* shared) {
-    sigset_t all;
-    sigset_t old;
-    sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, &old);
-    std::thread([keeper = std::move(keeper_pidfd), options, shared]() {
-      ::prctl(PR_SET_NAME, "keeper-watcher");
-      AwaitEnd(keeper.get());
+  // Starts the thread, which ends only with the process. `keeper` stays open until then.
+  static absl::Status Start(int keeper, const KeeperOptions& options, Shared* shared) {
+    return StartDetachedThread("keeper-watcher", [keeper, options, shared] {
+      AwaitEnd(keeper);
       shared->doomed.store(true);
       EndEverything(options, *shared);
-    }).detach();
-    ::pthread_sigmask(SIG_SETMASK, &old, nullptr);
+    });
   }
 
  private:
@@ -149,10 +143,14 @@ class KeeperWatcher {
   SetProcessTitle(options);
   static Shared shared;
   shared.said_fd = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  const int keeper_fd = keeper_pidfd.get();  // open for as long as the watcher lives
-  const KeeperWatcher watcher(std::move(keeper_pidfd), options, &shared);
+  const absl::Status watched = KeeperWatcher::Start(keeper_pidfd.get(), options, &shared);
+  if (!watched.ok()) {
+    SayError(watched, kConsoleStallTimeout);
+    RemoveFolders(options, kConsoleStallTimeout);
+    std::exit(options.cannot_start_exit_code);  // NOLINT(concurrency-mt-unsafe): the only thread
+  }
   const int code = agent({.doomed = &shared.doomed,
-                          .keeper_fd = keeper_fd,
+                          .keeper_fd = keeper_pidfd.get(),
                           .has_last_word = &shared.has_last_word,
                           .said_fd = shared.said_fd});
   if (shared.doomed.load()) {

@@ -60,8 +60,8 @@ struct KeeperOptions {
   // in the kernel needs more than a few milliseconds.
   absl::Duration kill_timeout = elastic::AgentTimes{}.kill_timeout;
 
-  // Exit code when a forwarded signal killed the agent.
-  int stopped_exit_code = 1;
+  int cannot_start_exit_code = 1;  // when no thread can be started
+  int stopped_exit_code = 1;       // when a forwarded signal killed the agent
 
   // Title of the agent in the process table, written over the arguments of main(). Without `argv`
   // only the short name is set.

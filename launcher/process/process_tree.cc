@@ -60,7 +60,7 @@ std::vector<pid_t> ChildrenByScan(pid_t parent) {
 void KillChildOf(pid_t parent, pid_t pid) {
   const UniqueFd pidfd = OpenPidfd(pid);
   if (!pidfd.valid() || ParentOf(pid) != parent) return;
-  (void)SignalPidfd(pidfd.get(), SIGKILL);
+  (void)SignalPidfd(pidfd.get(), pid, SIGKILL);
 }
 
 // Kills all processes below `root`, parents first, so that none of them starts a replacement.

@@ -311,7 +311,7 @@ std::string PrivateRedisServer::LogTail() const {
   return absl::StrCat("; it printed: ", absl::StrJoin(lines, " | "));
 }
 
-void PrivateRedisServer::Kill() { (void)SignalPidfd(pidfd_.get(), SIGKILL); }
+void PrivateRedisServer::Kill() { (void)SignalPidfd(pidfd_.get(), pid_, SIGKILL); }
 
 void PrivateRedisServer::Stop() {
   // The second call does nothing: by then the folder may hold the files of another server.
@@ -319,12 +319,10 @@ void PrivateRedisServer::Stop() {
   if (pid_ > 0) {
     // SIGKILL: the server has no data to save. The pidfd cannot hit another process, even if other
     // code has reaped the child.
-    if (pidfd_.valid()) {
-      (void)SignalPidfd(pidfd_.get(), SIGKILL);
-    } else {
-      kill(pid_, SIGKILL);
-    }
-    while (waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
+    const bool will_end = (pidfd_.valid() ? SignalPidfd(pidfd_.get(), pid_, SIGKILL)
+                                          : kill(pid_, SIGKILL) == 0) ||
+                          errno == ESRCH;
+    while (waitpid(pid_, nullptr, will_end ? 0 : WNOHANG) < 0 && errno == EINTR) {
     }
     pid_ = -1;
     pidfd_.reset();

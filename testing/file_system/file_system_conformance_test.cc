@@ -1,10 +1,5 @@
 // Conformance tests of FileSystem on the real one and on the fake, and tests of the fake alone.
 #include <errno.h>
-#include <linux/audit.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
-#include <stddef.h>
-#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -23,6 +18,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "testing/file_system/memory_file_system.h"
+#include "testing/refused_calls.h"
 
 namespace ddp::testing {
 namespace {
@@ -338,27 +334,12 @@ TEST_F(MemoryFileSystemTest, FailsTheCallsItWasTold) {
   EXPECT_FALSE(file_system_.ListDirectory("/").ok());
 }
 
-// Makes calls of this thread fail as on a file system in user space over an object store:
-// renameat2() with EINVAL, linkat() with EPERM. Returns false when the sandbox forbids filters.
-bool TakeAwayLinks() {
-  const std::vector<sock_filter> filter = {
-      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_renameat2, 0, 1),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EINVAL),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_linkat, 0, 1),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
-  const sock_fprog program = {.len = static_cast<unsigned short>(filter.size()),
-                              .filter = const_cast<sock_filter*>(filter.data())};
-  return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
-         prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
-}
-
+// As on a file system in user space over an object store.
 TEST(PosixFileSystemTest, WithoutHardLinksAFileIsRenamedAndReplacesNothing) {
   const std::string root = FreshFolder("fs");
   bool filtered = false;
   std::thread([&] {
-    filtered = TakeAwayLinks();
+    filtered = RefuseCalls({{SYS_renameat2, EINVAL}, {SYS_linkat, EPERM}});
     if (!filtered) return;
     elastic::PosixFileSystem file_system(root);
     const auto path = [&root](const char* name) { return absl::StrCat(root, "/", name); };
