@@ -27,10 +27,10 @@ absl::Status StartDetachedThread(const std::string& name, std::function<void()> 
     }).detach();
   } catch (const std::system_error& error) {
     const int code = error.code().value();
-    const char* const hint =
-        code == EAGAIN  ? " (a limit of processes, pids.max or ulimit -u, may be reached)"
-        : code == EPERM ? " (a filter of system calls may refuse clone3)"
-                        : "";
+    const char* const hint = code == EAGAIN
+                                 ? " (a limit of processes, pids.max or ulimit -u, may be reached)"
+                             : code == EPERM ? " (a filter of system calls may refuse clone3)"
+                                             : "";
     started = absl::ResourceExhaustedError(
         absl::StrCat("cannot start a thread: pthread_create: ", strerror(code), hint));
   }

@@ -58,8 +58,7 @@ absl::StatusOr<std::unique_ptr<NameLookup>> NameLookup::Start(const std::string&
     (void)!write(state->event.get(), &one, sizeof(one));
   });
   if (!started.ok()) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("host name ", host, ": ", started.message()));
+    return absl::ResourceExhaustedError(absl::StrCat("host name ", host, ": ", started.message()));
   }
   return std::unique_ptr<NameLookup>(new NameLookup(std::move(state)));
 }

@@ -103,7 +103,8 @@ size_t TaskThread::pending() const { return pending_; }
 
 void TaskThread::Run(std::function<void()> task, std::function<void()> done) {
   ++pending_;
-  if (!started_) started_ = StartDetachedThread(name_, [state = state_] { state->RunTasks(); }).ok();
+  if (!started_)
+    started_ = StartDetachedThread(name_, [state = state_] { state->RunTasks(); }).ok();
   if (!started_) {  // no thread can be started
     task();
     state_->Finish(std::move(done));

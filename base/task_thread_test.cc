@@ -1,9 +1,11 @@
 #include "base/task_thread.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <array>
@@ -12,9 +14,12 @@
 #include <thread>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "base/detached_thread.h"
 #include "base/event_loop.h"
 #include "base/unique_fd.h"
+#include "testing/refused_calls.h"
 
 namespace ddp {
 namespace {
@@ -83,6 +88,21 @@ TEST_F(TaskThreadTest, TheLoopGoesOnWhileATaskIsStalled) {
   tick();
   ASSERT_TRUE(loop_->Run().ok());
   EXPECT_EQ(ticks, 20);
+}
+
+TEST_F(TaskThreadTest, WithoutAThreadATaskRunsInTheCaller) {
+  bool refused = false;
+  std::thread([&] {
+    refused = testing::RefuseCalls({{SYS_clone3, EPERM}});
+    const absl::Status started = StartDetachedThread("it", [] {});
+    EXPECT_EQ(started.message(),
+              "cannot start a thread: pthread_create: Operation not permitted (a filter of system "
+              "calls may refuse clone3)");
+    std::thread::id ran_in;
+    thread_->Run([&] { ran_in = std::this_thread::get_id(); }, nullptr);
+    EXPECT_EQ(ran_in, std::this_thread::get_id());
+  }).join();
+  if (!refused) GTEST_SKIP() << "filters of system calls are not allowed here";
 }
 
 TEST_F(TaskThreadTest, TheDestructorWaitsForNothing) {

@@ -82,6 +82,7 @@ DDPRUN_FLAG(shutdown_timeout);
 DDPRUN_FLAG(termination_grace);
 DDPRUN_FLAG(uninterruptible_timeout);
 DDPRUN_FLAG(kill_timeout);
+DDPRUN_FLAG(stuck_timeout);
 DDPRUN_FLAG(exit_barrier_timeout);
 DDPRUN_FLAG(signals_to_handle);
 DDPRUN_FLAG(exit_code);

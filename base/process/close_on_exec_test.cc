@@ -19,8 +19,9 @@ namespace {
 constexpr int kFirst = 3;
 constexpr int kDescriptors = 300;  // more than one getdents64 returns
 
-// Forks a child in which `refused` calls fail, and which opens many descriptors without FD_CLOEXEC. Returns
-// the child's result: 0 success, 1 an open descriptor too many, 2 an error, 3 no seccomp here.
+// Forks a child in which `refused` calls fail, and which opens many descriptors without FD_CLOEXEC.
+// Returns the child's result: 0 success, 1 an open descriptor too many, 2 an error, 3 no seccomp
+// here.
 int TryWithout(const std::map<int, int>& refused) {
   const pid_t pid = fork();
   if (pid == 0) {

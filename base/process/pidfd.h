@@ -14,10 +14,10 @@ namespace ddp {
 // descriptor and sets errno. Thread: any.
 UniqueFd OpenPidfd(pid_t pid);
 
-// Sends `signal` to the process of `pidfd`, whose number is `pid`. Returns false and sets errno when
-// the signal cannot be sent: ESRCH after the process was reaped, EBADF for no descriptor.
-// Where a filter of system calls refuses pidfd_send_signal(), kill() sends the signal, provided that
-// the process has not ended, so that the number still means it. Thread: any.
+// Sends `signal` to the process of `pidfd`, whose number is `pid`. Returns false and sets errno
+// when the signal cannot be sent: ESRCH after the process was reaped, EBADF for no descriptor.
+// Where a filter of system calls refuses pidfd_send_signal(), kill() sends the signal, provided
+// that the process has not ended, so that the number still means it. Thread: any.
 bool SignalPidfd(int pidfd, pid_t pid, int signal);
 
 }  // namespace ddp

@@ -20,7 +20,7 @@ namespace {
 // this system refuses what a worker needs.
 bool IsForGood(const absl::Status& status) {
   return absl::IsNotFound(status) || absl::IsPermissionDenied(status) ||
-         absl::IsFailedPrecondition(status);
+         absl::IsUnimplemented(status);
 }
 
 // Returns true for an exit that the agent's own signal explains: no failure of the worker. Shells
@@ -639,6 +639,7 @@ void AgentCore::ShutDown(int signal) {
       stop_limit_ = std::min(stop_limit_, now_ + limit);
       deadline_ = std::min(deadline_, stop_limit_);
     }
+    if (kill_sent_) deadline_ = std::min(deadline_, now_ + job_.times.kill_timeout);
     return;
   }
   const bool others = round_.placement.group_world_size > 1;
@@ -747,7 +748,7 @@ void AgentCore::On(const TickEvent&) {
 
 void AgentCore::OnDeadline() {
   deadline_ = absl::InfiniteFuture();
-  if (kill_sent_ && phase_ != Phase::kCompleting) return LeaveStuck();
+  if (kill_sent_ && phase_ != Phase::kCompleting) return OnStuck();
   switch (phase_) {
     case Phase::kCompleting:
       decision_.reason =
@@ -773,16 +774,40 @@ void AgentCore::OnDeadline() {
 void AgentCore::Kill() {
   if (living_.empty()) return;
   kill_sent_ = true;
+  killed_at_ = now_;
+  ending_.clear();
   SignalAll(SIGKILL);
   deadline_ = now_ + job_.times.kill_timeout;
   ReportFailures();
 }
 
+void AgentCore::On(const EndingEvent& event) {
+  if (!kill_sent_ || living_.empty()) return;
+  ending_ = event.what;
+  const bool waits_longer = deadline_ > killed_at_ + job_.times.kill_timeout;
+  if (waits_longer && event.progress && goes_on()) {
+    deadline_ = std::max(deadline_, now_ + job_.times.kill_timeout);
+  }
+}
+
+// The node is healthy when the kernel only takes its time. A node that leaves anyway does not wait.
+void AgentCore::OnStuck() {
+  const absl::Time limit = killed_at_ + job_.times.stuck_timeout;
+  if (!goes_on() || ending_.empty() || now_ >= limit) return LeaveStuck();
+  deadline_ = limit;
+  decision_.reason =
+      absl::StrCat(Count(living_.size(), "worker"), " did not end by SIGKILL within ",
+                   DurationText(job_.times.kill_timeout), " (--kill-timeout): ", ending_,
+                   ": waiting ", DurationText(job_.times.stuck_timeout),
+                   " in all (--stuck-timeout), or as long as it gives back memory");
+}
+
 // Leave, so that the other nodes do not wait for this one.
 void AgentCore::LeaveStuck() {
+  const absl::Duration took =
+      std::max(job_.times.kill_timeout, absl::Trunc(now_ - killed_at_, absl::Seconds(1)));
   const std::string text = absl::StrCat(Count(living_.size(), "worker"), " of node ", host_,
-                                        " did not end by SIGKILL within ",
-                                        absl::FormatDuration(job_.times.kill_timeout));
+                                        " did not end by SIGKILL within ", DurationText(took));
   Leave(shutdown_signal_ != 0 ? JobEndReason::kPreempted : JobEndReason::kCannotStart, text);
 }
 

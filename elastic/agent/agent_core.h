@@ -122,6 +122,7 @@ class AgentCore {
   void On(const WorkerHungEvent& event);
   void On(const WorkerStuckEvent& event);
   void On(const StepEvent& event);
+  void On(const EndingEvent& event);
   void On(const ProgressEvent& event);
   void On(const VerdictEvent& event);
   void On(const CompletedEvent& event);
@@ -165,6 +166,11 @@ class AgentCore {
   void LeaveBecause(JobEnd end);
   void Leave(JobEndReason end, std::string text);
   void Kill();
+  // True while this node is to take part in the next generation.
+  bool goes_on() const {
+    return (phase_ == Phase::kStopping || phase_ == Phase::kDraining) && !job_end_.has_value();
+  }
+  void OnStuck();
   void LeaveStuck();
   void SignalAll(int signal);
   template <typename Action>
@@ -207,6 +213,8 @@ class AgentCore {
   bool evicted_ = false;    // the generation goes on without this node
   bool stop_sent_ = false;  // StopWorkersAction was sent
   bool kill_sent_ = false;
+  absl::Time killed_at_ = absl::InfinitePast();
+  std::string ending_;     // of the last EndingEvent since then
   bool hurried_ = false;   // HurryShutDown was called
   bool in_order_ = false;  // the workers were asked to stop by a drain, and none was killed
   bool work_done_ = true;  // false once a worker has ended before its work was done

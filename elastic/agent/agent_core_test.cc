@@ -195,8 +195,9 @@ class Story final : public ::ddp::testing::StoryPlayer {
       const int count = words.size() > 1 ? Number(words[1]) : nproc_;
       for (int i = 0; i < count; ++i) started.started.push_back(i);
       if (count < nproc_ && words.back() != "cut") {
-        started.status = words.back() == "full"
-                             ? absl::ResourceExhaustedError("the disk is full")
+        started.status = words.back() == "full" ? absl::ResourceExhaustedError("the disk is full")
+                         : words.back() == "refused"
+                             ? absl::UnimplementedError("memfd_create: not permitted")
                              : absl::NotFoundError("there is no program ./train");
       }
       return started;
@@ -212,6 +213,10 @@ class Story final : public ::ddp::testing::StoryPlayer {
                               .wall_time = {}};
     }
     if (event == "progress") return ProgressEvent{};
+    if (event == "ending") {
+      return EndingEvent{"rank 1 (pid 101) is in uninterruptible sleep (state D)",
+                         words.back() == "progress"};
+    }
     if (event == "exit") return MakeExit(words);
     if (event == "hung") {
       return WorkerHungEvent{.local_rank = Number(words.at(1)),

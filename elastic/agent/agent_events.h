@@ -97,6 +97,12 @@ struct StepEvent {
 // A worker that was asked to stop has got on: with the steps up to the common one, or with a save.
 struct ProgressEvent {};
 
+// A worker that got SIGKILL has not ended yet. Posted at each look.
+struct EndingEvent {
+  std::string what;       // the end of a line for the user
+  bool progress = false;  // it has fewer threads or less memory than at the last look
+};
+
 struct NewsEvent {
   News news;
 };
@@ -110,9 +116,9 @@ struct TickEvent {};
 
 using AgentEvent =
     std::variant<StartEvent, JoinedEvent, WorkersStartedEvent, WorkerExitedEvent, StraysGoneEvent,
-                 WorkerHungEvent, WorkerStuckEvent, StepEvent, ProgressEvent, VerdictEvent,
-                 CompletedEvent, DrainedEvent, ClosedEvent, TakenBackEvent, LeftEvent, NewsEvent,
-                 SignalEvent, KeeperGoneEvent, TickEvent>;
+                 WorkerHungEvent, WorkerStuckEvent, StepEvent, ProgressEvent, EndingEvent,
+                 VerdictEvent, CompletedEvent, DrainedEvent, ClosedEvent, TakenBackEvent, LeftEvent,
+                 NewsEvent, SignalEvent, KeeperGoneEvent, TickEvent>;
 
 // Actions of an agent, in the order in which to carry them out. ---------------------------------
 

@@ -47,7 +47,7 @@ class ProcessSpawner {
 
   // Called once per start: with the pid after exec has succeeded or the process has ended before
   // it; with an error when there is no process. Errors: kNotFound (no such program),
-  // kPermissionDenied (not executable), kResourceExhausted (fork, pipe), kFailedPrecondition (the
+  // kPermissionDenied (not executable), kResourceExhausted (fork, pipe), kUnimplemented (the
   // system refuses a call), kInternal (log files), kCancelled (this process is being killed).
   using StartCallback = std::function<void(absl::StatusOr<pid_t> pid)>;
 

@@ -190,7 +190,7 @@ void WorkerGroup::OnExit(uint64_t generation, int local_rank, ExitStatus status)
   const auto found = workers_.find(local_rank);
   if (generation != generation_ || found == workers_.end()) return;
   // Shells report the SIGKILL of a child as exit code 137.
-  const bool sent = found->second.killed || !found->second.timer_ran_out.empty();
+  const bool sent = killed_.Remove(found->second.pid) || !found->second.timer_ran_out.empty();
   if (oom_kills_ != nullptr && !sent && ShellExitCode(status) == 128 + SIGKILL) {
     status.cause = oom_kills_->Explain();
   }
@@ -199,8 +199,7 @@ void WorkerGroup::OnExit(uint64_t generation, int local_rank, ExitStatus status)
                              .pid = found->second.pid,
                              .status = status,
                              .wall_time = absl::Now()};
-  // A program may handle the signal and exit with 0 after saving its state. Its work is not done
-  // then.
+  // A program may handle the signal, save its state and exit with 0: its work is not done then.
   const HealthPage::Snapshot page = found->second.page.Read();
   event.stopped_as_asked = found->second.signalled_to_stop || page.stopped_as_asked;
   event.is_unprompted = page.stop_aware && !found->second.signalled_to_stop;
@@ -245,7 +244,8 @@ void WorkerGroup::Signal(int signal, const std::vector<int>& local_ranks) {
   for (int local_rank : local_ranks) {
     const auto found = workers_.find(local_rank);
     if (found == workers_.end()) continue;
-    found->second.killed |= signal == SIGKILL;
+    if (signal == SIGKILL)
+      killed_.Add(found->second.pid, absl::StrCat("rank ", found->second.rank));
     spawner_.Signal(found->second.pid, signal);
   }
   Continue();
@@ -317,6 +317,7 @@ void WorkerGroup::Look() {
     LookForStragglers();
     LookForHang();
   }
+  if (auto finding = killed_.Look()) post_(EndingEvent{finding->what, finding->progress});
   if (after_look_) after_look_();
   look_pause_ = all_first_steps_seen ? kLookPeriod : std::min(look_pause_ * 5 / 4, kLookPeriod);
   ScheduleLook();

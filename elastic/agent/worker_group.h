@@ -16,6 +16,7 @@
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "base/event_loop.h"
+#include "base/process/killed_processes.h"
 #include "base/process/oom_kills.h"
 #include "base/task_thread.h"
 #include "elastic/agent/agent_events.h"
@@ -139,7 +140,6 @@ class WorkerGroup {
     int64_t max_world_size = 0;                        // as in HealthPage::Snapshot
     StopProgress stop_progress;                        // as of the last look
     absl::Time sleeps_since = absl::InfiniteFuture();  // uninterruptibly
-    bool killed = false;                               // the agent sent SIGKILL
     bool signalled_to_stop = false;  // by signal, as it does not poll should_stop()
     std::string timer_ran_out;       // name of its timer that ran out; empty: none
   };
@@ -197,6 +197,7 @@ class WorkerGroup {
   bool progress_known_ = false;
   std::optional<int64_t> stop_at_step_;  // of the last request to stop
   bool got_on_ = false;                  // see TakeProgress
+  KilledProcesses killed_;               // workers that got SIGKILL
   int64_t median_busy_us_ = -1;
   HangDetector hangs_;
   std::optional<RankAtWork> at_work_elsewhere_;

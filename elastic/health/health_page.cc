@@ -197,7 +197,7 @@ absl::StatusOr<UniqueFd> MakeFile() {
     if (fd.valid()) return fd;
     absl::StrAppend(&why, "; a file in ", folder, ": ", std::strerror(errno));
   }
-  return absl::FailedPreconditionError(absl::StrCat("no memory to share with a worker: ", why));
+  return absl::UnimplementedError(absl::StrCat("no memory to share with a worker: ", why));
 }
 
 HealthPage::Worker ReadLife(const pthread_mutex_t& mutex) {

@@ -79,7 +79,7 @@ class HealthPage {
   // Maximal size of a save error. A longer text keeps its begin and its end.
   static constexpr size_t kSaveErrorBytes = 256;
 
-  // Creates an empty page in generation 0. Errors: kFailedPrecondition (the system gives no file for
+  // Creates an empty page in generation 0. Errors: kUnimplemented (the system gives no file for
   // it: names the calls and the reasons), kResourceExhausted (mmap), kInternal (no robust mutex).
   static absl::StatusOr<HealthPage> Create();
 

@@ -54,6 +54,8 @@ struct AgentTimes {
   absl::Duration termination_grace;
   // For the kernel to end a process after SIGKILL. A process stuck in the kernel never ends.
   absl::Duration kill_timeout = absl::Seconds(10);
+  // The same for a worker that the kernel still ends after kill_timeout. Pinned memory goes slowly.
+  absl::Duration stuck_timeout = absl::Minutes(2);
   absl::Duration exit_barrier_timeout = absl::Minutes(5);   // for the other nodes to succeed
   absl::Duration store_outage_timeout = absl::Minutes(10);  // of training without the store
   // Of a worker in uninterruptible sleep (state D); then this node leaves. Zero: no limit.

@@ -153,8 +153,12 @@ inline constexpr FlagSpec kFlagTable[] = {
      " pod: the workers get 2 s less, instead of --shutdown-timeout. Default: unknown."},
     {"kill-timeout", 0, true, "kill_timeout", HelpGroup::kFailures,
      InSeconds{elastic::AgentTimes{}.kill_timeout}, "SECONDS",
-     "How long the kernel may take to end a process by SIGKILL. After it a node leaves whose worker"
-     " is stuck, and what workers left behind is no longer waited for."},
+     "How long the kernel may take to end a process by SIGKILL. After it ddprun tells what a worker"
+     " waits for, and no longer waits for what workers left behind."},
+    {"stuck-timeout", 0, true, "stuck_timeout", HelpGroup::kFailures,
+     InSeconds{elastic::AgentTimes{}.stuck_timeout}, "SECONDS",
+     "After SIGKILL, time until a node leaves whose worker the kernel has not ended. A worker that"
+     " gives back memory gets more."},
     {"uninterruptible-timeout", 0, true, "uninterruptible_timeout", HelpGroup::kFailures, "0",
      "SECONDS",
      "A node leaves when a worker of it is in uninterruptible sleep (state D) for so long; 0: "

@@ -45,6 +45,7 @@ TEST(FlagTableTest, TheDefaultsOfAllFlags) {
       {"fault-grace-ms", "200"},
       {"shutdown-timeout", "30"},
       {"kill-timeout", "10"},
+      {"stuck-timeout", "120"},
       {"uninterruptible-timeout", "0"},
       {"exit-barrier-timeout", "300"},
       {"signals-to-handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT"},

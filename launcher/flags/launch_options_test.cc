@@ -425,6 +425,7 @@ TEST(LaunchOptionsTest, MistakesNameFlagValueAndWhatIsAllowed) {
       {"uninterruptible_timeout", "nan", "0 or less: never"},
       {"kill_timeout", "-1", "seconds from 0"},
       {"kill_timeout", "0", "seconds above 0"},
+      {"stuck_timeout", "-1", "seconds from 0"},
       {"exit_barrier_timeout", "-1", "seconds from 0"},
       {"signals_to_handle", "SIGKILL", "that a program may handle"},
       {"signals_to_handle", "", "names such as"},

@@ -39,6 +39,7 @@ absl::Status ReadStopTimes(const FlagReader& flags, const HostResources& host,
   }
   // A negative number is torchrun's way to say never.
   times.uninterruptible_timeout = absl::Seconds(std::max(0.0, uninterruptible_s));
+  DDP_ASSIGN_OR_RETURN(times.stuck_timeout, flags.Seconds("stuck_timeout"));
   DDP_ASSIGN_OR_RETURN(times.exit_barrier_timeout, flags.Seconds("exit_barrier_timeout"));
   return absl::OkStatus();
 }

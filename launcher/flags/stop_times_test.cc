@@ -16,7 +16,8 @@ namespace {
 elastic::AgentTimes Read(const FlagValues& given, const HostResources& host) {
   FlagValues values = {{"fault_grace_ms", "200"},       {"shutdown_timeout", "30"},
                        {"termination_grace", ""},       {"kill_timeout", "10"},
-                       {"exit_barrier_timeout", "300"}, {"uninterruptible_timeout", "0"}};
+                       {"exit_barrier_timeout", "300"}, {"uninterruptible_timeout", "0"},
+                       {"stuck_timeout", "120"}};
   std::map<std::string, std::string> spelled;
   for (const auto& [name, value] : given) {
     values[name] = value;

@@ -35,7 +35,7 @@ absl::Status ErrnoStatus(const std::string& what) {
   if (errno == EMFILE || errno == ENFILE || errno == EAGAIN || errno == ENOMEM) {
     return absl::ResourceExhaustedError(text);
   }
-  if (errno == EPERM || errno == ENOSYS) return absl::FailedPreconditionError(text);
+  if (errno == EPERM || errno == ENOSYS) return absl::UnimplementedError(text);
   return absl::InternalError(text);
 }
 

@@ -319,9 +319,9 @@ void PrivateRedisServer::Stop() {
   if (pid_ > 0) {
     // SIGKILL: the server has no data to save. The pidfd cannot hit another process, even if other
     // code has reaped the child.
-    const bool will_end = (pidfd_.valid() ? SignalPidfd(pidfd_.get(), pid_, SIGKILL)
-                                          : kill(pid_, SIGKILL) == 0) ||
-                          errno == ESRCH;
+    const bool will_end =
+        (pidfd_.valid() ? SignalPidfd(pidfd_.get(), pid_, SIGKILL) : kill(pid_, SIGKILL) == 0) ||
+        errno == ESRCH;
     while (waitpid(pid_, nullptr, will_end ? 0 : WNOHANG) < 0 && errno == EINTR) {
     }
     pid_ = -1;
