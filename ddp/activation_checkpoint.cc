@@ -22,6 +22,7 @@
 #include "absl/strings/str_join.h"
 #include "ddp/common/error.h"
 #include "ddp/common/torch_versions.h"
+#include "ddp/random/random_replay.h"
 #include "ddp/statistics/statistics_context.h"
 
 namespace ddp {
@@ -64,7 +65,7 @@ std::string Describe(const Tensors& tensors) {
   });
 }
 
-// The states of the random generators that a segment may use.
+// The states of the GPUs' random generators that a segment may use.
 class RandomState {
  public:
   static RandomState Now(std::vector<at::Device> devices) {
@@ -202,7 +203,9 @@ struct Recomputation : torch::CustomClassHolder {
   Function function;
   bool reentrant = false;
   Tensors parameters;  // leaves that require a gradient, each once; empty if reentrant
-  RandomState random;
+  bool repeats_random = false;
+  RandomNumbers random;  // of the CPU
+  RandomState gpu_random;
   Autocast autocast;
   std::vector<StatisticsRanks> ranks;  // of the layers that need them, in the order of the forward
   std::string outputs;                 // types and shapes of the forward's outputs
@@ -211,7 +214,8 @@ struct Recomputation : torch::CustomClassHolder {
   // Runs the function again, with gradients, and compares the form of its outputs. `markers`: see
   // StatisticsReplay.
   Tensors Run(const Tensors& inputs, Tensors* markers) const {
-    const Within<RandomState> as_then(random, RandomState::Now(random.devices()));
+    const RandomReplay random_as_then(repeats_random ? &random : nullptr);
+    const Within<RandomState> as_then(gpu_random, RandomState::Now(gpu_random.devices()));
     const Within<Autocast> cast_as_then(autocast.WithoutCache(), Autocast::Now());
     const StatisticsReplay ranks_as_then(ranks, markers);
     Tensors again = Unique(function(inputs));
@@ -352,6 +356,8 @@ class CheckpointFunction : public torch::autograd::Function<CheckpointFunction> 
       const Within<Autocast> uncached(recomputation->autocast.WithoutCache(),
                                       recomputation->autocast);
       const StatisticsRecording notes(&recomputation->ranks);
+      const RandomRecording numbers(recomputation->repeats_random ? &recomputation->random
+                                                                  : nullptr);
       outputs = Unique(recomputation->function(inputs.vec()), &recomputation->places);
     }
     for (size_t i = 0; i < versions.size(); ++i) {
@@ -398,10 +404,10 @@ Tensors TrainableParameters(const Tensors& parameters) {
   return trainable;
 }
 
-// Returns the devices of all generators that the segment may use, as far as its tensors show.
+// Returns the GPUs whose generators the segment may use, as far as its tensors show.
 std::vector<at::Device> RandomDevices(const CheckpointOptions& options, const Tensors& inputs) {
   if (!options.preserve_rng_state) return {};
-  std::vector<at::Device> devices = {at::Device(at::kCPU)};
+  std::vector<at::Device> devices;
   for (const Tensors* tensors : {&inputs, &options.parameters()}) {
     for (const at::Tensor& tensor : *tensors) {
       if (tensor.is_cuda() &&
@@ -433,7 +439,8 @@ Tensors Run(const CheckpointOptions& options, Function function, const Tensors& 
   }
   recomputation->function = std::move(function);
   recomputation->reentrant = options.use_reentrant;
-  recomputation->random = RandomState::Now(RandomDevices(options, inputs));
+  recomputation->repeats_random = options.preserve_rng_state;
+  recomputation->gpu_random = RandomState::Now(RandomDevices(options, inputs));
   recomputation->autocast = Autocast::Now();
   const Tensors outputs = CheckpointFunction::apply(
       at::TensorList(inputs), at::TensorList(recomputation->parameters), recomputation);

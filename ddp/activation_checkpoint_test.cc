@@ -5,10 +5,14 @@
 #include <ATen/autocast_mode.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include <atomic>
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <vector>
 
@@ -290,6 +294,75 @@ TEST_P(CheckpointTest, WithoutItsStateTheGeneratorGoesOn) {
   };
   EXPECT_EQ(gradient(true), 0);
   EXPECT_NE(gradient(false), 0);
+}
+
+// A loader, say, that draws from the process's generator all the time.
+class Drawer {
+ public:
+  ~Drawer() {
+    end_ = true;
+    thread_.join();
+  }
+  // Returns when the thread has drawn again.
+  void Await() const {
+    const int64_t before = count_;
+    while (count_ < before + 2) std::this_thread::yield();
+  }
+  // Ends the thread, and returns true when each number came once.
+  bool EachNumberOnce() {
+    end_ = true;
+    while (!ended_) std::this_thread::yield();
+    return std::set<int64_t>(drawn_.begin(), drawn_.end()).size() == drawn_.size();
+  }
+
+ private:
+  void Draw() {
+    while (!end_) {
+      drawn_.push_back(torch::empty({1}, torch::kLong).random_().item<int64_t>());
+      ++count_;
+    }
+    ended_ = true;
+  }
+
+  std::atomic<bool> end_{false};
+  std::atomic<bool> ended_{false};
+  std::atomic<int64_t> count_{0};
+  std::vector<int64_t> drawn_;  // 63 bits each
+  std::thread thread_{[this] { Draw(); }};
+};
+
+TEST_P(CheckpointTest, DrawsTheSameNumbersWhileAnotherThreadDraws) {
+  Drawer drawer;
+  std::vector<torch::Tensor> masks;
+  const auto segment = [&](const torch::Tensor& h) {
+    const torch::Tensor mask = torch::dropout(torch::ones_like(h), 0.5, /*train=*/true);
+    drawer.Await();
+    const torch::Tensor noise = torch::randn_like(h) + torch::rand(h.sizes());
+    masks.push_back((mask * noise).detach());
+    drawer.Await();
+    return h * mask * noise;
+  };
+  for (int step = 0; step < 20; ++step) {
+    masks.clear();
+    const torch::Tensor x = torch::ones({64, 64}, torch::requires_grad());
+    const auto inner = [&](const torch::Tensor& h) { return checkpoint(options_, segment, h); };
+    const torch::Tensor y = step % 2 == 0
+                                ? checkpoint(options_, segment, x)
+                                : checkpoint(options_, inner, checkpoint(options_, segment, x));
+    y.sum().backward();
+    if (step % 2 == 0) {
+      ASSERT_EQ(masks.size(), 2U);
+      EXPECT_TRUE(torch::equal(masks[0], masks[1]));
+      EXPECT_TRUE(torch::equal(x.grad(), masks[0]));
+    } else {
+      ASSERT_EQ(masks.size(), 5U);  // the segment in `inner` is recomputed twice
+      EXPECT_TRUE(torch::equal(masks[1], masks[2]));
+      EXPECT_TRUE(torch::equal(masks[1], masks[3]));
+      EXPECT_TRUE(torch::equal(masks[0], masks[4]));
+      EXPECT_TRUE(torch::allclose(x.grad(), masks[0] * masks[1]));
+    }
+  }
+  EXPECT_TRUE(drawer.EachNumberOnce());
 }
 
 TEST_P(CheckpointTest, RefusesWhatItCouldNotRepeat) {
