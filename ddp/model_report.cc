@@ -131,4 +131,14 @@ std::string BareBackwardMessage(int rank, const std::string& parameter) {
       "run the backward under no_sync()");
 }
 
+std::string StrangerMessage(int rank, const std::string& parameter, const std::string& leaf) {
+  return absl::StrCat(
+      "rank ", rank, ": a backward reached a tensor ", leaf,
+      " that is no parameter of the model, and not parameter ", parameter,
+      " of that shape. Where the program has assigned it to a member (net->weight = ...), it "
+      "trains "
+      "on this rank alone: give the registered parameter its values instead "
+      "(net->weight.set_data(...)), or register it and construct a new DistributedDataParallel");
+}
+
 }  // namespace ddp::internal

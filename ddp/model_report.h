@@ -38,6 +38,10 @@ std::string NoOutputsMessage(int rank, bool complete);
 // Returns the warning of a backward that reached `parameter` without a forward of the wrapper.
 std::string BareBackwardMessage(int rank, const std::string& parameter);
 
+// Returns the warning of a backward that left out `parameter` and reached a tensor of its shape,
+// which `leaf` describes.
+std::string StrangerMessage(int rank, const std::string& parameter, const std::string& leaf);
+
 }  // namespace ddp::internal
 
 #endif  // DDP_MODEL_REPORT_H_

@@ -10,6 +10,7 @@
 #include <ATen/ops/tensor.h>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/clock.h"
 #include "base/environment.h"
 #include "ddp/comm/communicator.h"
@@ -79,6 +80,8 @@ void ModelSynchronizer::SetUp(const ModelTensors& tensors, std::vector<Reducer::
   reducer_->set_on_first_pass([this] { AgreeOnHooks(); });
   reducer_->set_on_complete([this] { OnReductionComplete(); });
   reducer_->set_on_bare_backward([this](const std::string& name) { WarnOfBareBackward(name); });
+  reducer_->set_on_stranger(
+      [this](const std::string& name, const at::Tensor& leaf) { WarnOfStranger(name, leaf); });
   SetManualFinalization(options_.require_manual_backward_finalization);
   if (options_.mixed_precision.has_value()) SetUpMixedPrecision(tensors);
   if (!options_.delay_all_reduce_named_params.empty()) {
@@ -298,6 +301,17 @@ void ModelSynchronizer::WarnOfBareBackward(const std::string& parameter) {
   if (warned_of_bare_backward_ || !synchronize_ || !model_->is_training()) return;
   warned_of_bare_backward_ = true;
   LOG(WARNING) << BareBackwardMessage(group_->rank(), parameter);
+}
+
+void ModelSynchronizer::WarnOfStranger(const std::string& parameter, const at::Tensor& leaf) {
+  if (warned_of_stranger_ || !model_->is_training()) return;
+  for (const NamedTensor& item : model_->parameters()) {
+    if (item.tensor.is_same(leaf)) return;  // ignored, or an error of its own: see CheckUnused()
+  }
+  warned_of_stranger_ = true;
+  const std::string shape =
+      absl::StrCat(c10::toString(leaf.scalar_type()), "[", absl::StrJoin(leaf.sizes(), ", "), "]");
+  LOG(WARNING) << StrangerMessage(group_->rank(), parameter, shape);
 }
 
 // ---- Functions for users.

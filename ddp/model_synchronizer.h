@@ -148,6 +148,7 @@ class ModelSynchronizer : public Joinable {
   void CheckUnused();
   void OnReductionComplete();
   void WarnOfBareBackward(const std::string& parameter);
+  void WarnOfStranger(const std::string& parameter, const at::Tensor& leaf);
   void SetUpMixedPrecision(const ModelTensors& tensors);
 
   const std::shared_ptr<const ModelView> model_;
@@ -166,6 +167,7 @@ class ModelSynchronizer : public Joinable {
   bool synchronize_ = true;
   std::string change_;  // of a parameter since the ranks were compared; empty: none
   bool warned_of_bare_backward_ = false;
+  bool warned_of_stranger_ = false;
   std::vector<int> unused_;  // by this rank in the last pass
 
   Join* join_ = nullptr;

@@ -391,6 +391,24 @@ std::string ErrorOutputOf(const std::function<void()>& action) {
   return ::testing::internal::GetCapturedStderr();
 }
 
+// Without find_unused_parameters, the next forward throws.
+RANK_TEST(BackwardModesTest, AMemberThatIsAssignedAnewIsTold, 2) {
+  const auto group = init_process_group();
+  for (const int width : {4, 128}) {
+    torch::nn::Linear net(width, width);
+    DistributedDataParallel model(net, group, {.find_unused_parameters = true});
+    const torch::Tensor x = torch::ones({1, width}).set_requires_grad(true);
+    const torch::Tensor outside = torch::ones({width, width}).set_requires_grad(true);
+    const auto step = [&] { (model.forward(x).sum() + outside.sum()).backward(); };
+    EXPECT_THAT(ErrorOutputOf(step), Not(HasSubstr("is no parameter of the model")));
+    net->weight = torch::ones({width, width}).set_requires_grad(true);
+    const std::string shape = "Float[" + std::to_string(width) + ", " + std::to_string(width) + "]";
+    EXPECT_THAT(ErrorOutputOf(step), AllOf(HasSubstr(shape), HasSubstr("not parameter weight of"),
+                                           HasSubstr("net->weight.set_data")));
+    EXPECT_THAT(ErrorOutputOf(step), Not(HasSubstr("is no parameter of the model")));
+  }
+}
+
 RANK_TEST(BackwardModesTest, BareModuleInTrainingWarnsOnce, 2) {
   const auto group = init_process_group();
   TwoOutputs net;

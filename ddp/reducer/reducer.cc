@@ -473,6 +473,7 @@ bool Reducer::DoAtBeginning(const PassAction& action) {
       return true;
     case PassAction::Kind::kLogUnused:
       LogUnused(action.index == 0 ? DebugLevel::kInfo : DebugLevel::kDetail);
+      FindReplaced();
       return true;
     default:
       return false;
@@ -558,6 +559,14 @@ void Reducer::LogUnused(DebugLevel least) const {
   std::vector<std::string> names;
   for (const int parameter : core_.unused()) names.push_back(parameters_[parameter].name);
   LOG(INFO) << "rank " << group_->rank() << ": this iteration does not use " << NameList(names);
+}
+
+// Costs one comparison where the unused parameters are those of the pass before.
+void Reducer::FindReplaced() {
+  if (!on_stranger_ || core_.unused() == searched_unused_) return;
+  searched_unused_ = core_.unused();
+  const Stranger stranger = FindStranger(tensors_, searched_unused_);
+  if (stranger.leaf.defined()) on_stranger_(parameters_[stranger.like].name, stranger.leaf);
 }
 
 // A rank that leaves out one backward would pair this pass with an older one of the others, in this

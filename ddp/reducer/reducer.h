@@ -198,6 +198,13 @@ class Reducer final : private BackwardWatch::Observer, private GradientHooks::Ob
     on_bare_backward_ = std::move(on_bare_backward);
   }
 
+  // Called when a backward does not use a parameter, given by its name, that the one before used,
+  // and has a leaf that may have taken the parameter's place: see FindStranger().
+  void set_on_stranger(
+      std::function<void(const std::string&, const at::Tensor& leaf)> on_stranger) {
+    on_stranger_ = std::move(on_stranger);
+  }
+
   // `begin` is called when a backward reaches a forward's outputs, synchronized or not; `end` when
   // that backward ends, also by an exception, and before the sums are used. Both may be called
   // again within one backward.
@@ -264,6 +271,7 @@ class Reducer final : private BackwardWatch::Observer, private GradientHooks::Ob
   std::string About(const PassAction& action) const;
   void AgreeOnSkipped();
   void LogUnused(DebugLevel least) const;
+  void FindReplaced();
 
   void Launch(int bucket);
   void Wait(int bucket);
@@ -296,6 +304,8 @@ class Reducer final : private BackwardWatch::Observer, private GradientHooks::Ob
   std::function<void()> on_complete_;
   OnBucketComplete on_bucket_complete_;
   std::function<void(const std::string&)> on_bare_backward_;
+  std::function<void(const std::string&, const at::Tensor&)> on_stranger_;
+  std::vector<int> searched_unused_;  // the unused parameters of the last search for a stranger
   BackwardCallbacks callbacks_;
 
   std::unique_ptr<GradientBuckets> buckets_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -34,6 +35,24 @@ bool ReachesAny(const std::vector<at::Tensor>& outputs,
     for (const torch::autograd::Edge& edge : node->next_edges()) visit(edge.function.get());
   }
   return false;
+}
+
+Stranger FindStranger(const std::vector<at::Tensor>& parameters, const std::vector<int>& unused) {
+  const auto* const nodes = torch::autograd::get_current_graph_task_nodes_in_graph();
+  if (nodes == nullptr || GradientContext::running() != nullptr) return {};
+  for (const Node* node : *nodes) {
+    if (!node->next_edges().empty() || !node->post_hooks().empty()) continue;
+    const auto* const accumulator = dynamic_cast<const torch::autograd::AccumulateGrad*>(node);
+    if (accumulator == nullptr) continue;
+    const at::Tensor& leaf = accumulator->variable;
+    for (const int index : unused) {
+      const at::Tensor& parameter = parameters[index];
+      if (leaf.sizes() == parameter.sizes() && leaf.scalar_type() == parameter.scalar_type()) {
+        return {.like = index, .leaf = leaf};
+      }
+    }
+  }
+  return {};
 }
 
 BackwardReach ReachOfBackward(const std::vector<const Node*>& accumulators) {
