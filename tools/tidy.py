@@ -431,6 +431,7 @@ ROOMS = {
     "ddp/model": "the tensors of a module by name, and what ranks compare of them",
     "ddp/nn": "layers that take statistics over all ranks, and the conversion of models to them",
     "ddp/optim": "optimizers over all ranks: ZeroRedundancyOptimizer, its shards and their state",
+    "ddp/random": "random numbers that are drawn again",
     "ddp/reducer": "what happens to gradients: the reducer, and what it does for its core",
     "ddp/reducer/arena": "LibTorch's allocator on the arena: gradients in shared memory",
     "ddp/reducer/buckets": "where gradients lie, which of them are reduced together, and how",

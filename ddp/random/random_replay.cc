@@ -3,7 +3,6 @@
 #include <cstring>
 #include <exception>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -104,7 +103,8 @@ class RandomDraw {
   static void FromDefault(const Draw& draw) {
     static thread_local at::Generator copy = at::detail::createCPUGenerator();
     at::Generator generator = at::detail::getDefaultCPUGenerator();
-    const std::lock_guard<std::mutex> lock(generator.mutex());
+    generator.mutex().lock();
+    const auto unlock = absl::MakeCleanup([&generator] { generator.mutex().unlock(); });
     const at::Tensor before = generator.get_state();
     copy.set_state(before);
     draw(copy);
