@@ -531,8 +531,9 @@ TEST_F(AgentTest, WorkersThatCtrlZStopsAreNotHung) {
   for (const int worker : {0, 1}) {
     EXPECT_THAT(spawner_.workers().at(worker).signals, ElementsAre(SIGSTOP, SIGCONT, SIGTERM));
   }
-  EXPECT_THAT(stderr_, AllOf(HasSubstr("received SIGTSTP: 2 workers are stopped"),
-                             HasSubstr("2 workers go on after 1"), HasSubstr("made no step for")));
+  EXPECT_THAT(stderr_,
+              AllOf(HasSubstr("received SIGTSTP: the workers are stopped"),
+                    HasSubstr("the workers go on after 1"), HasSubstr("made no step for")));
   EXPECT_EQ(Events("hang").size(), 1u);
 }
 

@@ -256,10 +256,10 @@ void WorkerGroup::Hold() {
   if (held_since_.has_value() || stop_at_step_.has_value()) return;
   held_since_ = clock_.Now();
   for (const auto& [local_rank, worker] : workers_) spawner_.Signal(worker.pid, SIGSTOP);
-  say_(absl::StrCat("received SIGTSTP: ", workers_.size(),
-                    " workers are stopped until SIGCONT (fg). The agent renews the node's lease "
-                    "meanwhile. A collective fails when it lasts longer than its timeout "
-                    "(30 minutes unless the program sets another)"));
+  say_(
+      "received SIGTSTP: the workers are stopped until SIGCONT (fg). The agent renews the node's "
+      "lease meanwhile. A collective fails when it lasts longer than its timeout (30 minutes "
+      "unless the program sets another)");
 }
 
 void WorkerGroup::Continue() {
@@ -267,7 +267,7 @@ void WorkerGroup::Continue() {
   for (const auto& [local_rank, worker] : workers_) spawner_.Signal(worker.pid, SIGCONT);
   const absl::Duration held = clock_.Now() - *std::exchange(held_since_, std::nullopt);
   hangs_.Excuse(clock_.Now());
-  say_(absl::StrCat(workers_.size(), " workers go on after ",
+  say_(absl::StrCat("the workers go on after ",
                     absl::FormatDuration(absl::Trunc(held, absl::Milliseconds(100)))));
 }
 

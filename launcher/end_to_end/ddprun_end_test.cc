@@ -348,7 +348,7 @@ TEST(DdprunEndTest, ACtrlZStopsTheWholeJobUntilItContinues) {
   siginfo_t stopped{};
   ASSERT_EQ(::waitid(P_PID, static_cast<id_t>(run.pid()), &stopped, WSTOPPED), 0);
   EXPECT_EQ(stopped.si_status, SIGTSTP);
-  run.AwaitStderr("2 workers are stopped until SIGCONT (fg)");
+  run.AwaitStderr("the workers are stopped until SIGCONT (fg)");
   for (const pid_t worker : workers) {
     const absl::Time deadline = MonotonicClock().Now() + DdprunDriver::kDeadline;
     while (ProcessState(worker) != 'T' && MonotonicClock().Now() < deadline) {
@@ -357,7 +357,7 @@ TEST(DdprunEndTest, ACtrlZStopsTheWholeJobUntilItContinues) {
   }
   EXPECT_NE(ProcessState(run.AgentPid()), 'T');
   ::kill(run.pid(), SIGCONT);
-  run.AwaitStderr("2 workers go on after");
+  run.AwaitStderr("the workers go on after");
   std::ofstream(run.temporary_folder() + "/end");
   EXPECT_EQ(run.Wait(), 0);
 }
