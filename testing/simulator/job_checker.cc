@@ -35,7 +35,8 @@ void JobChecker::OnContact(NodeId node, bool in_contact, int64_t now_us) {
   if (!in_contact) self.group_rank = -1;
 }
 
-void JobChecker::OnRound(NodeId node, const Round& round, const NodeOffer& offer, int64_t now_us) {
+void JobChecker::OnRound(NodeId node, const Round& round, const NodeOffer& offer, int64_t now_us,
+                         int64_t joined_us) {
   const NodePlacement& placement = round.placement;
   const std::string name = Name(round.generation);
   const auto [found, is_first] =
@@ -49,6 +50,7 @@ void JobChecker::OnRound(NodeId node, const Round& round, const NodeOffer& offer
     CheckReason(generation);
   }
   CheckAgreement(round, generation.round);
+  if (nodes_[node].generation + 1 != round.generation.number) CheckGathering(generation, joined_us);
   CheckSequence(nodes_[node], round);
   if (placement.local_world_size != offer.nproc) {
     Violate(absl::StrCat(name, ": node ", node, " offered ", offer.nproc, " workers and got ",
@@ -203,11 +205,6 @@ void JobChecker::CheckBudget(const Generation& generation, int64_t now_us) {
   }
   const Generation* const before = Before(generation);
   if (before == nullptr || before->memory_losses_at_start != memory_losses_) return;
-  const bool is_full = round.placement.group_world_size > limits_.max_nodes - limits_.node_unit;
-  if (is_quiet_ && nodes_are_sound_ && !round.charged && absl::StrContains(round.reason, " join") &&
-      !is_full && now_us - before->started_us < limits_.scale_up_delay_us * 99 / 100) {
-    Violate(absl::StrCat(name, ": newcomers were not gathered: ", round.reason));
-  }
   const int charge = round.restarts - before->round.restarts;
   if (charge != (round.charged ? 1 : 0)) {
     Violate(absl::StrCat(name, " counts ", round.restarts, " restarts after ",
@@ -217,11 +214,31 @@ void JobChecker::CheckBudget(const Generation& generation, int64_t now_us) {
   if (round.charged && before->own_failures == 0) {
     Violate(absl::StrCat(name, ": a membership change was charged: ", round.reason));
   }
-  const bool is_excused = before->is_excused || (before->is_draining && before->hangs);
-  if (is_quiet_ && !round.charged && before->own_failures > 0 && !is_excused &&
+  if (is_quiet_ && !round.charged && before->own_failures > before->excused_failures &&
       before->started_us - disturbed_at_us_ > limits_.fencing_us) {
     Violate(absl::StrCat(name, ": a failure was not charged: ", round.reason));
   }
+}
+
+// Checks that the newcomer had waited for further ones when all were told to stop for it. It came
+// to the store after `joined_us`, and the store decided before the nodes were told, so the real
+// wait was even shorter.
+void JobChecker::CheckGathering(const Generation& generation, int64_t joined_us) {
+  const Generation* const before = Before(generation);
+  const bool is_full =
+      generation.round.placement.group_world_size > limits_.max_nodes - limits_.node_unit;
+  if (!is_quiet_ || !nodes_are_sound_ || before == nullptr || is_full ||
+      before->drained_for_newcomers_us == INT64_MAX) {
+    return;
+  }
+  const bool came_while_it_ran =
+      joined_us > std::max(before->started_us, store_since_us_) &&  // a restart may set the clock
+      joined_us < before->drained_for_newcomers_us;
+  const int64_t waited_us = before->drained_for_newcomers_us - joined_us;
+  if (!came_while_it_ran || waited_us >= limits_.scale_up_delay_us) return;
+  Violate(absl::StrCat(Name(generation.round.generation),
+                       ": newcomers were not gathered, one came ", waited_us / 1000,
+                       "ms before: ", generation.round.reason));
 }
 
 void JobChecker::OnWorkerStarted(NodeId node, const GenerationId& id, int rank, int64_t now_us) {
@@ -258,9 +275,11 @@ void JobChecker::OnWorkerEnded(NodeId node, const GenerationId& id, int rank, Ca
   const Key key(id.number, id.nonce);
   Generation& generation = generations_[key];
   generation.running.erase(rank);
-  if (cause == Cause::kOwnFailure) {
+  if (cause != Cause::kOther) {
     ++generation.own_failures;
-    generation.is_excused |= now_us >= generation.excuses_from_us;
+    // Nobody looks for hangs any more when the workers are asked to stop.
+    const bool is_unseen = cause == Cause::kHang && generation.is_draining;
+    if (is_unseen || now_us >= generation.excuses_from_us) ++generation.excused_failures;
   }
   --nodes_[node].living_workers;
   if (std::exchange(generation.whole_since_us, -1) >= 0) {

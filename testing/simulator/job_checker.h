@@ -27,8 +27,8 @@ namespace ddp::testing {
 //     and nothing else happened
 //   * a node counts as lost, or workers are stopped, although no fault hit a node, only the store
 //   * the number of nodes is no multiple of the unit
-//   * nodes join a generation sooner after its start than the time for further ones, though there
-//     are free seats
+//   * a generation is drained for newcomers sooner after one of them came than the time for further
+//     ones, though there are free seats
 //   * workers of two generations are on one node, or workers start while strays are being killed
 //
 // "Runs whole" means that every rank of the generation runs. A node is one life of an agent: an
@@ -57,8 +57,9 @@ class JobChecker {
   void Violate(const std::string& what);
 
   // The following calls report facts, in the order in which they happen.
+  // `joined_us`: when the node began to wait for the round; -1: unknown.
   void OnRound(NodeId node, const elastic::Round& round, const elastic::NodeOffer& offer,
-               int64_t now_us);
+               int64_t now_us, int64_t joined_us = -1);
   void OnWorkerStarted(NodeId node, const elastic::GenerationId& generation, int rank,
                        int64_t now_us);
   // The node is killing strays (`are_left`), or all of them have ended.
@@ -67,16 +68,20 @@ class JobChecker {
   }
   enum class Cause {
     kOwnFailure,  // the worker failed by itself
+    kHang,        // the worker hung, and was ended
     kOther,       // was asked to end, finished, or failed because a peer or its host was gone
   };
   void OnWorkerEnded(NodeId node, const elastic::GenerationId& generation, int rank, Cause cause,
                      int64_t now_us);
 
   // A node was told that all nodes of the generation will stop (OnDrain), or that a worker makes no
-  // progress (OnHang). The drain excuses failures from `excuses_from_us` on.
-  void OnDrain(const elastic::GenerationId& generation, int64_t excuses_from_us) {
+  // progress (OnHang). The drain, for newcomers or for a node that leaves, excuses failures from
+  // `excuses_from_us` on.
+  void OnDrain(const elastic::GenerationId& generation, bool for_newcomers, int64_t excuses_from_us,
+               int64_t now_us) {
     if (std::exchange(At(generation).is_draining, true)) return;
     At(generation).excuses_from_us = excuses_from_us;
+    if (for_newcomers) At(generation).drained_for_newcomers_us = now_us;
   }
   void OnHang(const elastic::GenerationId& generation, int64_t now_us) {
     ran_well_until_us_ = RanWellUntil(now_us);
@@ -87,10 +92,10 @@ class JobChecker {
   // host is lost: the end of the generation may be charged or free.
   void OnHangWithoutStore(const elastic::GenerationId& generation) {
     ++At(generation).own_failures;
-    At(generation).is_excused = true;
+    ++At(generation).excused_failures;
   }
 
-  // A node died, left, came, was stopped or was cut off. Membership may change and failures may go
+  // A node died, left, was stopped or was cut off. Membership may change and failures may go
   // unseen, so restarts at this time may be free.
   void OnDisturbance(int64_t now_us) { disturbed_at_us_ = now_us; }
   // A charge may be given back, so the job may have one restart more.
@@ -139,9 +144,10 @@ class JobChecker {
     std::map<int, NodeId> running;  // rank -> node
     int ranks_known = 0;
     int own_failures = 0;
+    int excused_failures = 0;  // of them: their restart may be free
     bool is_draining = false;
-    int64_t excuses_from_us = INT64_MAX;  // see OnDrain
-    bool is_excused = false;              // a failure happened after that
+    int64_t excuses_from_us = INT64_MAX;           // see OnDrain
+    int64_t drained_for_newcomers_us = INT64_MAX;  // when a node was told so
     bool hangs = false;
     int64_t started_us = 0;
     int memory_losses_at_start = 0;
@@ -166,6 +172,7 @@ class JobChecker {
   void CheckSequence(Node& node, const elastic::Round& round);
   void CheckReason(const Generation& generation);
   void CheckBudget(const Generation& generation, int64_t now_us);
+  void CheckGathering(const Generation& generation, int64_t joined_us);
   bool HearsTheStore(const Generation& generation, int64_t now_us);
   bool RunsWell(const Generation& generation) const;
   const Generation* Before(const Generation& generation) const;

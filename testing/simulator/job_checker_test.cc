@@ -157,6 +157,38 @@ TEST_F(JobCheckerTest, SeesAFailureForFree) {
   EXPECT_TRUE(Says("a failure was not charged"));
 }
 
+// A drain excuses failures after its first moments, and no other one.
+TEST_F(JobCheckerTest, AFailureBeforeADrainExcusesIsCharged) {
+  StartBoth(1, "a");
+  checker_.OnDrain({1, "a"}, /*for_newcomers=*/true, /*excuses_from_us=*/100, now_us_);
+  now_us_ = 50;
+  End(0, MakeRound(1, "a", 0, 2), Cause::kOwnFailure);
+  now_us_ = 150;
+  End(1, MakeRound(1, "a", 1, 2), Cause::kOwnFailure);
+  checker_.OnRound(0, MakeRound(2, "b", 0, 2), kOffer, now_us_);
+  EXPECT_TRUE(Says("a failure was not charged"));
+}
+
+TEST_F(JobCheckerTest, AHangThatADrainCutsShortMayBeFree) {
+  StartBoth(1, "a");
+  checker_.OnDrain({1, "a"}, /*for_newcomers=*/true, /*excuses_from_us=*/100, now_us_);
+  now_us_ = 50;
+  EndBoth(1, "a", Cause::kHang);
+  checker_.OnRound(0, MakeRound(2, "b", 0, 2), kOffer, now_us_);
+  EXPECT_EQ(checker_.violation(), std::nullopt);
+}
+
+TEST_F(JobCheckerTest, SeesNewcomersThatAreNotGathered) {
+  for (const int64_t drained_us : {1'040, 1'060}) {
+    JobChecker checker({.max_nodes = 4, .scale_up_delay_us = 50});
+    checker.OnRound(0, MakeRound(1, "a", 0, 1), kOffer, 0);
+    checker.OnDrain({1, "a"}, /*for_newcomers=*/true, /*excuses_from_us=*/0, drained_us);
+    checker.OnRound(0, MakeRound(2, "b", 0, 2), kOffer, 2'000, /*joined_us=*/1'500);
+    checker.OnRound(1, MakeRound(2, "b", 1, 2), kOffer, 2'000, /*joined_us=*/1'000);
+    EXPECT_EQ(checker.violation().has_value(), drained_us == 1'040);
+  }
+}
+
 TEST_F(JobCheckerTest, SeesTheBudgetExceeded) {
   Round round = MakeRound(1, "a", 0, 2);
   round.restarts = 2;

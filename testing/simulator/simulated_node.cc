@@ -9,6 +9,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "elastic/health/phase.h"
 
 namespace ddp::testing {
 
@@ -23,7 +24,8 @@ namespace {
 
 // Time from the keeper's end to the agent's, as in launcher/process/keeper.cc.
 constexpr int64_t kLastWordUs = 500'000;
-constexpr int64_t kSecond = 1'000'000;
+// Time from a worker's end until its agent has sent a report, without the network's.
+constexpr int64_t kVanishMaxUs = 50'000;
 
 int64_t DrawSkew(const Story& story, Random& random) {
   return story.clock_skew_us == 0 ? 0 : random.Between(-story.clock_skew_us, story.clock_skew_us);
@@ -59,8 +61,13 @@ void SimulatedNode::Start() {
     if (news.kind == News::Kind::kDrain) {
       const bool stops_at_a_step = world_.story->stop_aware_chance == 1 && news.stop_at_step >= 0;
       const int64_t window_us = stops_at_a_step ? world_.story->shutdown_timeout_us / 2 : 0;
-      world_.checker(job()).OnDrain(news.generation,
-                                    world_.queue->now_us() + window_us - kSecond / 2);
+      const int64_t now_us = world_.queue->now_us();
+      // A failure may be on its way to the store when the drain begins there.
+      const int64_t way_us =
+          kVanishMaxUs + 15 * static_cast<int64_t>(world_.story->network.delay_mean_us);
+      const bool for_newcomers = absl::StrContains(news.cause, " join");
+      world_.checker(job()).OnDrain(news.generation, for_newcomers, now_us + window_us - way_us,
+                                    now_us);
     }
     CheckNoSpare(news);
     Post(elastic::NewsEvent{news});
@@ -166,6 +173,10 @@ void SimulatedNode::Look() {
     page = world_.training->Page(identity_.id, local_rank).value_or(page);
     hangs_.Observe(local_rank, page, now);
   }
+  const std::optional<elastic::RankAtWork> work = rendezvous_.at_work();
+  const int local_rank = work.has_value() ? work->rank - round_.placement.first_rank : -1;
+  hangs_.SetOthersAtWork(work.has_value() && (local_rank < 0 || local_rank >= identity_.nproc),
+                         now);
   if (const auto hang = hangs_.Check(now); hang.has_value()) {
     ++look_serial_;
     if (!world_.store->up()) {
@@ -190,13 +201,21 @@ void SimulatedNode::Report() {
   report.step = world_.story->commits_steps ? world_.training->step(identity_.id) : -1;
   if (report.step > highest_step_) {
     stepped_us_ = world_.queue->now_us();
-    Post(elastic::StepEvent{});
+    Post(elastic::StepEvent{absl::Microseconds(busy_us())});
+    // Workers that poll for requests to stop end at the common step.
+    if (is_stopping_ && world_.story->stop_aware_chance == 1) Post(elastic::ProgressEvent{});
   }
   highest_step_ = std::max(highest_step_, report.step);
   if (report.step >= 0 && stepping_since_us_ < 0) stepping_since_us_ = world_.queue->now_us();
   report.steps_per_second = report.step >= 0 ? world_.training->steps_per_second() : 0;
   report.busy_us = report.step >= 0 ? world_.training->busy_us(identity_.id) : -1;
   report.max_world_size = world_.story->max_world;
+  if (const auto work = hangs_.FindAtWork(absl::FromUnixMicros(world_.queue->now_us()));
+      work.has_value() && !is_stopping_ && pages_.contains(work->local_rank)) {
+    report.at_work = elastic::RankAtWork{.rank = round_.placement.first_rank + work->local_rank,
+                                         .phase = std::string(elastic::PhaseName(work->phase)),
+                                         .stalled_for = work->stalled_for};
+  }
   rendezvous_.SetReport(report);
 }
 
@@ -213,6 +232,7 @@ elastic::NodeOffer SimulatedNode::Offer() const {
 }
 
 void SimulatedNode::Do(const elastic::JoinAction& action) {
+  joined_us_ = world_.queue->now_us();
   rendezvous_.Join(Offer(), action.timeout,
                    [this](absl::StatusOr<JoinAnswer> answer) { OnJoined(std::move(answer)); });
 }
@@ -224,7 +244,8 @@ void SimulatedNode::OnJoined(absl::StatusOr<JoinAnswer> answer) {
     highest_step_ = -1;
     stepping_since_us_ = -1;
     TellContact();
-    world_.checker(job()).OnRound(identity_.id, round_, Offer(), world_.queue->now_us());
+    world_.checker(job()).OnRound(identity_.id, round_, Offer(), world_.queue->now_us(),
+                                  joined_us_);
   }
   Post(elastic::JoinedEvent{std::move(answer)});
 }
@@ -306,6 +327,7 @@ void SimulatedNode::StartNext() {
 
 void SimulatedNode::EndStart(const absl::Status& status) {
   ++start_serial_;
+  is_stopping_ = false;
   elastic::WorkersStartedEvent event;
   event.status = status;
   event.started = *std::exchange(started_, std::nullopt);
@@ -354,6 +376,7 @@ void SimulatedNode::Do(const elastic::SignalWorkersAction& action) {
 
 void SimulatedNode::Do(const elastic::StopWorkersAction& action) {
   ++look_serial_;
+  is_stopping_ = true;
   world_.training->Stop(identity_.id, action.local_ranks, action.stop_at_step, action.signal);
   CutStart(action.local_ranks);
 }

@@ -151,6 +151,8 @@ class SimulatedNode {
   uint64_t strays_serial_ = 0;
   int64_t highest_step_ = -1;
   int64_t stepped_us_ = -1;
+  int64_t joined_us_ = -1;    // of the last join
+  bool is_stopping_ = false;  // the workers were asked to stop
 
   std::deque<elastic::AgentEvent> events_;
   bool stepping_ = false;

@@ -122,7 +122,7 @@ class Simulation {
   int64_t store_sound_since_us_ = 0;
   bool memory_was_lost_ = false;
   bool node_was_in_trouble_ = false;
-  int64_t disturbed_at_us_ = 0;
+  int64_t disturbed_at_us_ = INT64_MIN / 2;
   int64_t last_fault_us_ = 0;  // includes faults that change no membership
   uint64_t swallowed_ = 0;
   uint64_t fingerprint_ = 0xcbf29ce484222325;
@@ -132,19 +132,17 @@ class Simulation {
 JobChecker& Simulation::Checker(const std::string& job) {
   std::unique_ptr<JobChecker>& checker = checkers_[job];
   if (checker == nullptr) {
-    checker = std::make_unique<JobChecker>(JobChecker::Limits{
-        .min_nodes = story_.min_nodes,
-        .max_nodes = story_.max_nodes,
-        .max_restarts = story_.max_restarts,
-        .max_node_losses = story_.max_node_losses,
-        .node_unit = story_.node_unit,
-        // Quarantines end, and the program tells its largest world late.
-        .scale_up_delay_us =
-            story_.quarantine_strikes == 0 && story_.max_world == 0 ? story_.scale_up_delay_us : 0,
-        .ranks_are_wanted = story_.node_ranks,
-        .fencing_us = story_.lease_us + 3 * kSecond,
-        // Less than the story's, because a node's own clock drifts.
-        .kill_timeout_us = story_.kill_timeout_us * 99 / 100});
+    checker = std::make_unique<JobChecker>(
+        JobChecker::Limits{.min_nodes = story_.min_nodes,
+                           .max_nodes = story_.max_nodes,
+                           .max_restarts = story_.max_restarts,
+                           .max_node_losses = story_.max_node_losses,
+                           .node_unit = story_.node_unit,
+                           .scale_up_delay_us = story_.scale_up_delay_us,
+                           .ranks_are_wanted = story_.node_ranks,
+                           .fencing_us = story_.lease_us + 3 * kSecond,
+                           // Less than the story's, because a node's own clock drifts.
+                           .kill_timeout_us = story_.kill_timeout_us * 99 / 100});
     checker->OnDisturbance(disturbed_at_us_);
     if (node_was_in_trouble_) checker->OnNodeInTrouble();
     checker->SetQuiet(
@@ -269,7 +267,8 @@ void Simulation::AddNode(int host, int nproc, int64_t at_us) {
         .on_finished = [this](SimulatedNode& node) { OnFinished(node); }};
     nodes_.push_back(std::make_unique<SimulatedNode>(identity, world, random_.Fork()));
     if (trace_.on()) trace_.Add(nodes_.back()->name(), absl::StrCat("starts on host ", host));
-    Disturb();
+    // A newcomer excuses no failure, except by a drain, which the checkers are told of.
+    last_fault_us_ = queue_.now_us();
     nodes_.back()->Start();
   });
 }
@@ -488,7 +487,9 @@ void Simulation::OnWorkerExit(const TrainingModel::Exit& exit) {
   SimulatedNode& node = *nodes_[exit.node];
   Checker(node.job_of_workers())
       .OnWorkerEnded(exit.node, exit.generation, exit.rank,
-                     exit.by_itself ? JobChecker::Cause::kOwnFailure : JobChecker::Cause::kOther,
+                     exit.by_itself ? JobChecker::Cause::kOwnFailure
+                     : exit.hung    ? JobChecker::Cause::kHang
+                                    : JobChecker::Cause::kOther,
                      queue_.now_us());
   queue_.After(kVanishUs, [this, exit] { nodes_[exit.node]->OnWorkerExit(exit); });
 }
@@ -528,7 +529,11 @@ void Simulation::CheckEnd(const SimulatedNode& node) {
       break;
     case JobEndReason::kBudgetSpent:
       if (absl::StrContains(result.reason, "--max-node-losses")) {
+        // Each loss has ended a generation.
         if (!node_was_in_trouble_) wrong("no node was lost");
+        if (!memory_was_lost_ && checker.generations() <= story_.max_node_losses) {
+          wrong(absl::StrCat("there were only ", checker.generations(), " generations"));
+        }
       } else if (!memory_was_lost_ && checker.charged() < story_.max_restarts) {
         wrong(absl::StrCat("only ", checker.charged(), " restarts were charged"));
       }
@@ -545,6 +550,9 @@ void Simulation::CheckEnd(const SimulatedNode& node) {
       break;
     case JobEndReason::kNoProgress:
       if (story_.no_progress_limit == 0 || !story_.commits_steps) wrong("nobody can know");
+      if (!memory_was_lost_ && checker.generations() < story_.no_progress_limit) {
+        wrong(absl::StrCat("there were only ", checker.generations(), " generations"));
+      }
       break;
     case JobEndReason::kStoreLost:
       if (absl::StartsWith(result.reason, "the rendezvous was out of reach") &&

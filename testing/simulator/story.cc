@@ -135,8 +135,6 @@ void AddFault(Story& story, const Fault& fault) {
 
 // The faults and options that guards of the job are for.
 void DrawGuards(Story& story, Random& random) {
-  // The first stories have none: planted bugs are known to show in them.
-  if (story.seed < 300) return;
   if (random.Chance(0.3)) story.max_node_losses = static_cast<int>(random.Between(0, 4));
   if (story.hosts <= 64 && random.Chance(0.03)) {
     AddFault(story, {.at_us = random.Between(0, story.faults_end_us),
@@ -165,6 +163,20 @@ void DrawGuards(Story& story, Random& random) {
   }
 }
 
+// A worker fails while the job drains for a newcomer, on the way to the common step.
+void DrawFailureInADrain(Story& story, Random& random) {
+  if (!random.Chance(0.04) || story.node_unit > 1 || story.hosts > 64) return;
+  story.max_nodes = std::max(story.max_nodes, story.hosts + 2);
+  story.max_world = 0;
+  story.commits_steps = true;
+  story.stop_aware_chance = 1;
+  story.steps_per_second = static_cast<double>(random.Between(1, 3));
+  const int64_t at_us = random.Between(story.faults_end_us / 4, story.faults_end_us / 2);
+  AddFault(story, {.at_us = at_us, .kind = FaultKind::kNewcomer});
+  AddFault(story, {.at_us = at_us + story.scale_up_delay_us + random.Between(0, kSecond),
+                   .kind = FaultKind::kWorkerCrash});
+}
+
 }  // namespace
 
 const char* FaultName(FaultKind kind) {
@@ -187,6 +199,7 @@ Story MakeStory(uint64_t seed, int hosts) {
   DrawFaults(story, random);
   DrawSlowEffects(story, random);
   DrawGuards(story, random);
+  DrawFailureInADrain(story, random);
   return story;
 }
 

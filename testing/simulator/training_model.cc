@@ -150,7 +150,7 @@ TrainingModel::Exit TrainingModel::ExitOf(const Worker& worker) const {
           .rank = worker.rank,
           .pid = worker.pid,
           .generation = worker.generation->id,
-          .by_itself = worker.hangs,
+          .hung = worker.hangs,
           .is_unprompted = is_stop_aware_ && !worker.is_signalled,
           .step = StepOf(*worker.generation)};
 }

@@ -39,9 +39,10 @@ class TrainingModel {
     bool is_victim = false;         // failed because of a peer, and its error says so
     bool stopped_as_asked = false;  // before the work was done
     bool by_itself = false;         // failed by itself
-    bool is_unprompted = false;     // polls for requests to stop, and had got no signal
-    int64_t step = -1;              // last committed step of the generation
-    bool with_its_node = false;     // no agent is left to see the end
+    bool hung = false;
+    bool is_unprompted = false;  // polls for requests to stop, and had got no signal
+    int64_t step = -1;           // last committed step of the generation
+    bool with_its_node = false;  // no agent is left to see the end
   };
 
   // Calls `on_exit` when a worker is gone. The pointers are not owned.

@@ -139,7 +139,7 @@ TEST_F(TrainingModelTest, AWorkerThatHangsHoldsTheOthersUpAndItsPageTellsWhoItIs
   model.Signal(1, 0, SIGTERM);
   RunFor(kSecond);
   ASSERT_EQ(exits_.size(), 1);
-  EXPECT_TRUE(exits_[0].by_itself);
+  EXPECT_TRUE(exits_[0].hung);
 }
 
 TEST_F(TrainingModelTest, ASlowHostSlowsAll) {

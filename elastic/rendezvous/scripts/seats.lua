@@ -102,13 +102,16 @@ local function try_scale_up()
     return
   end
   local nodes, delay = redis.call('HLEN', members), num('scale_up_delay_ms')
-  local has_gathered = now - num('newcomer_at') >= delay or
-    now - num('newcomers_since') >= gather_ms_max or nodes + waiting >= num('max_nodes')
-  if nodes >= num('max_nodes') or not has_gathered or
-    (delay > 0 and not made_steps_since_drain()) then
+  local max = num('max_nodes')
+  if nodes >= max or (delay > 0 and not made_steps_since_drain()) then
     return
   end
-  local taken = takeable()
+  local has_gathered = now - num('newcomer_at') >= delay or
+    now - num('newcomers_since') >= gather_ms_max
+  local taken = (has_gathered or nodes + waiting >= max) and takeable() or {}
+  if not has_gathered and nodes + #taken < max then
+    return  -- some wait in quarantine, or have more workers than the program accepts
+  end
   if #taken == 1 then
     start_drain('node ' .. taken[1].host .. ' joins')
   elseif #taken > 1 then
